@@ -1,0 +1,2 @@
+//! ggml block formats, scalar.
+pub use gguf_rs_lite::TensorType;

@@ -1,0 +1,1 @@
+//! The model-level oracle, golden files and the built-in demo model.

@@ -1,0 +1,1 @@
+//! Octavo: a GGUF-loading LLM inference engine whose numbers can be proved.

@@ -1,0 +1,2 @@
+//! The `octavo` program.
+fn main() {}
