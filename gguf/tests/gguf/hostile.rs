@@ -446,3 +446,15 @@ fn walk_lightly(file: &Gguf) {
     }
     assert!(file.tensors().iter().all(|t| file.data(t).len() as u64 == t.bytes));
 }
+
+/// `cargo test -p gguf-rs-lite --test gguf fuzz_seeds -- --ignored` before fuzzing `gguf_open`.
+#[test]
+#[ignore = "writes fuzz/corpus/gguf_open"]
+fn fuzz_seeds() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/corpus/gguf_open");
+    std::fs::create_dir_all(folder).expect("a folder");
+    let small = corpus().into_iter().filter(|case| case.bytes.len() < 10_000);
+    for (i, case) in small.enumerate() {
+        std::fs::write(format!("{folder}/hostile-{i:04}"), case.bytes).expect("writes");
+    }
+}
