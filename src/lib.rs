@@ -1,1 +1,2 @@
 //! Octavo: a GGUF-loading LLM inference engine whose numbers can be proved.
+pub mod kv;
