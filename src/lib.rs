@@ -1,3 +1,4 @@
 //! Octavo: a GGUF-loading LLM inference engine whose numbers can be proved.
+pub mod backend;
 pub mod kv;
 pub mod model;
