@@ -1,1 +1,4 @@
 //! Octavo: a GGUF-loading LLM inference engine whose numbers can be proved.
+
+pub mod chat;
+pub mod tokenizer;
