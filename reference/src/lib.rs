@@ -1,1 +1,15 @@
-//! The model-level oracle, golden files and the built-in demo model.
+//! What Octavo's numbers are compared with.
+//!
+//! * [`golden`]: stock llama.cpp's logits, recorded once, with the command that made them;
+//! * [`metrics`]: how far two sets of logits are apart;
+//! * [`fixtures`]: where tests find the large fixtures, and what they do without them.
+//!
+//! Nothing here is fast on purpose, and nothing here is shared with the engine but the GGUF reader and the scalar
+//! dequantizers: a fault in the engine's graph, kernels or hyperparameters cannot hide in its own reference.
+
+mod error;
+pub mod fixtures;
+pub mod golden;
+pub mod metrics;
+
+pub use error::Error;
