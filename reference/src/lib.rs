@@ -1,5 +1,6 @@
 //! What Octavo's numbers are compared with.
 //!
+//! * [`Oracle`]: a plain f64 forward pass, written from the definition of each architecture;
 //! * [`golden`]: stock llama.cpp's logits, recorded once, with the command that made them;
 //! * [`metrics`]: how far two sets of logits are apart;
 //! * [`fixtures`]: where tests find the large fixtures, and what they do without them.
@@ -11,5 +12,7 @@ mod error;
 pub mod fixtures;
 pub mod golden;
 pub mod metrics;
+mod oracle;
 
 pub use error::Error;
+pub use oracle::{Oracle, Tap};
