@@ -2,6 +2,7 @@
 //!
 //! * [`Oracle`]: a plain f64 forward pass, written from the definition of each architecture;
 //! * [`golden`]: stock llama.cpp's logits, recorded once, with the command that made them;
+//! * [`results`]: the file that llama.cpp's `llama-results` writes, in and out;
 //! * [`metrics`]: how far two sets of logits are apart;
 //! * [`fixtures`]: where tests find the large fixtures, and what they do without them.
 //!
@@ -13,6 +14,7 @@ pub mod fixtures;
 pub mod golden;
 pub mod metrics;
 mod oracle;
+pub mod results;
 
 pub use error::Error;
 pub use oracle::{Oracle, Tap};
