@@ -1,1 +1,3 @@
 //! Octavo: a GGUF-loading LLM inference engine whose numbers can be proved.
+pub mod sample;
+pub mod stop;
