@@ -1,3 +1,44 @@
-//! GGUF files in and out.
+//! GGUF files in and out: versions 2 and 3, little-endian, split models, memory-mapped or read.
+//!
+//! This crate owns the container: header, keys, the list of tensors and where their bytes lie. It knows no model and
+//! decodes no block. Whatever bytes a file holds, opening it gives a directory in which every rule was checked, or an
+//! [`Error`]; it does not panic, and allocates no more than the file's size and a few tens of MiB.
+//!
+//! ```
+//! use gguf_rs_lite::{Gguf, OpenOptions};
+//! let empty = [b"GGUF".as_slice(), &3u32.to_le_bytes(), &[0; 16]].concat();
+//! let file = Gguf::from_bytes(empty, "empty.gguf", &OpenOptions::default())?;
+//! assert_eq!(file.tensors().len(), 0);
+//! # Ok::<(), gguf_rs_lite::Error>(())
+//! ```
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::cast_possible_truncation,
+        clippy::panic
+    )
+)]
+
+mod cursor;
+mod error;
+mod gguf;
+mod layout;
+mod map;
+mod owned;
+mod parse;
+mod replace;
+mod split;
 mod types;
+mod value;
+mod writer;
+
+pub use error::Error;
+pub use gguf::{Gguf, OpenOptions, TensorInfo};
+pub use owned::{OwnedArray, OwnedValue};
 pub use types::{TensorType, removed_type_name};
+pub use value::{Array, ArrayIter, Value, ValueType};
+pub use writer::{TensorData, Writer};

@@ -103,8 +103,9 @@ impl TensorType {
     }
 
     fn row(self) -> (T, &'static str, u32, u32) {
+        let [f32, ..] = TABLE;
         // every variant is in the table: asserted for all of them below
-        TABLE.iter().copied().find(|row| row.0 == self).unwrap_or(TABLE[0])
+        TABLE.into_iter().find(|row| row.0 == self).unwrap_or(f32)
     }
 
     /// The id stored in a GGUF file.
@@ -129,11 +130,11 @@ impl TensorType {
 
     /// Bytes of a row of `n` elements; `None` if `n` is not a whole number of blocks or the size overflows.
     pub fn row_bytes(self, n: u64) -> Option<u64> {
-        let len = u64::from(self.row().2);
-        if n % len != 0 {
+        let (_, _, len, bytes) = self.row();
+        if n.checked_rem(len.into())? != 0 {
             return None;
         }
-        (n / len).checked_mul(u64::from(self.row().3))
+        n.checked_div(len.into())?.checked_mul(bytes.into())
     }
 }
 

@@ -1,0 +1,288 @@
+//! An open model: the directory of all its parts and the bytes of its tensors.
+
+use crate::map::Bytes;
+use crate::parse::{Directory, Keys, limit, parse};
+use crate::{Array, Error, TensorType, Value, error, layout, split};
+use std::borrow::Cow;
+use std::path::Path;
+
+/// How to open a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenOptions {
+    /// Map the file instead of reading it into memory (default). A mapped file must not be changed while it is open:
+    /// other bytes would be read, and where it was made shorter the system ends the process (SIGBUS).
+    pub mmap: bool,
+    /// Demand the padding after the last tensor too, as llama.cpp does when it reads the data (default: no, because
+    /// writers exist that omit it).
+    pub strict: bool,
+}
+
+impl Default for OpenOptions {
+    fn default() -> OpenOptions {
+        OpenOptions { mmap: true, strict: false }
+    }
+}
+
+/// One tensor of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TensorInfo {
+    /// The name, unique in the model, at most 63 bytes.
+    pub name: String,
+    /// Up to four dimensions in ggml's order: `dims[0]` is the length of a row (input features of a weight matrix).
+    pub dims: Vec<u64>,
+    /// The element type.
+    pub ty: TensorType,
+    /// Where the data starts in the data section of its file.
+    pub offset: u64,
+    /// Bytes of data.
+    pub bytes: u64,
+    /// The number of the file that holds it, from 0.
+    pub part: usize,
+}
+
+impl TensorInfo {
+    /// The number of elements.
+    pub fn n_elements(&self) -> u64 {
+        // an info that came from a file has a size that was found to be representable
+        layout::elements(&self.dims).unwrap_or(u64::MAX)
+    }
+}
+
+struct Part {
+    name: String,
+    bytes: Bytes,
+    data_start: u64,
+}
+
+/// An open GGUF file, or all files of a split model.
+pub struct Gguf {
+    parts: Vec<Part>,
+    version: u32,
+    alignment: u32,
+    keys: Keys,
+    tensors: Vec<TensorInfo>,
+    /// Numbers of `tensors`, sorted by name.
+    sorted: Vec<u32>,
+}
+
+impl Gguf {
+    /// Opens a file and checks all of its directory. The first part of a split model opens every part.
+    ///
+    /// # Errors
+    /// Anything that is wrong with the file: see [`Error`].
+    pub fn open(path: &Path, opts: &OpenOptions) -> Result<Gguf, Error> {
+        let (first, dir) = open_part(path, 0, opts)?;
+        let count = split::part_count(&first.name, Some(path), &dir, &first.bytes)?;
+        let (mut parts, mut dir) = (vec![first], dir);
+        if count > 1 {
+            for no in 2..=count {
+                let path = split::part_path(path, no, count)?;
+                if let Ok(false) = path.try_exists() {
+                    return Err(Error::SplitMissing { file: error::label(&path), no, count });
+                }
+                let (part, more) = open_part(&path, parts.len(), opts)?;
+                split::check_part(&part.name, &more, &part.bytes, no, count)?;
+                dir.tensors.extend(more.tensors);
+                limit(&part.name, "tensors", dir.tensors.len() as u64, layout::MAX_TENSORS)?;
+                parts.push(part);
+            }
+            if let Some(first) = parts.first() {
+                split::check_total(&first.name, &dir, &first.bytes, dir.tensors.len() as u64)?;
+            }
+        }
+        Gguf::assemble(parts, dir)
+    }
+
+    /// Opens a file that is in memory already; `name` stands for it in messages.
+    ///
+    /// # Errors
+    /// Anything that is wrong with the bytes: see [`Error`]. A split model cannot be opened this way.
+    pub fn from_bytes(bytes: impl Into<Cow<'static, [u8]>>, name: &str, opts: &OpenOptions) -> Result<Gguf, Error> {
+        let (part, dir) = read_part(error::one_line(name), Bytes::Held(bytes.into()), 0, opts)?;
+        split::part_count(&part.name, None, &dir, &part.bytes)?;
+        Gguf::assemble(vec![part], dir)
+    }
+
+    fn assemble(parts: Vec<Part>, dir: Directory) -> Result<Gguf, Error> {
+        let Directory { version, alignment, keys, tensors, .. } = dir;
+        let sorted = sort_by_name(&tensors, &parts)?;
+        Ok(Gguf { parts, version, alignment, keys, tensors, sorted })
+    }
+
+    /// The path of the (first) file, for messages: control characters are escaped.
+    pub fn name(&self) -> &str {
+        self.parts.first().map_or("", |p| &p.name)
+    }
+
+    /// The paths of all files, for messages.
+    pub fn part_names(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.parts.iter().map(|p| p.name.as_str())
+    }
+
+    /// The GGUF version, 2 or 3.
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// The alignment of tensor data: what `general.alignment` says, 32 without it.
+    pub fn alignment(&self) -> u32 {
+        self.alignment
+    }
+
+    /// The bytes of all files together.
+    pub fn file_bytes(&self) -> u64 {
+        self.parts.iter().fold(0, |sum: u64, p| sum.saturating_add(p.bytes.len() as u64))
+    }
+
+    fn first_bytes(&self) -> &[u8] {
+        self.parts.first().map_or(&[], |p| &p.bytes)
+    }
+
+    /// The keys and values of the (first) file, in its order.
+    pub fn keys(&self) -> impl ExactSizeIterator<Item = (&str, Value<'_>)> {
+        self.keys.iter(self.first_bytes())
+    }
+
+    /// The value of a key.
+    pub fn get(&self, key: &str) -> Option<Value<'_>> {
+        self.keys.get(self.first_bytes(), key)
+    }
+
+    fn wrong_type(&self, key: &str, expected: &'static str, got: &Value<'_>) -> Error {
+        Error::KeyType { file: self.name().to_owned(), key: key.to_owned(), expected, got: got.kind() }
+    }
+
+    /// An integer of any type whose value fits; `None` without the key.
+    ///
+    /// # Errors
+    /// A value of another type, or one that does not fit.
+    pub fn u32(&self, key: &str) -> Result<Option<u32>, Error> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let Some(int) = value.as_int() else { return Err(self.wrong_type(key, "an integer", &value)) };
+        u32::try_from(int).map(Some).map_err(|_| Error::KeyRange {
+            file: self.name().to_owned(),
+            key: key.to_owned(),
+            expected: "u32",
+            got: int.to_string(),
+        })
+    }
+
+    /// A float; f64 is rounded. `None` without the key.
+    ///
+    /// # Errors
+    /// A value of another type.
+    pub fn f32(&self, key: &str) -> Result<Option<f32>, Error> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::F32(v)) => Ok(Some(v)),
+            #[allow(clippy::cast_possible_truncation)] // rounding is what is asked for
+            Some(Value::F64(v)) => Ok(Some(v as f32)),
+            Some(other) => Err(self.wrong_type(key, "a float", &other)),
+        }
+    }
+
+    /// A bool; `None` without the key.
+    ///
+    /// # Errors
+    /// A value of another type.
+    pub fn bool(&self, key: &str) -> Result<Option<bool>, Error> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::Bool(v)) => Ok(Some(v)),
+            Some(other) => Err(self.wrong_type(key, "bool", &other)),
+        }
+    }
+
+    /// A string; `None` without the key.
+    ///
+    /// # Errors
+    /// A value of another type, or bytes that are not UTF-8.
+    pub fn str(&self, key: &str) -> Result<Option<&str>, Error> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::Str(bytes)) => std::str::from_utf8(bytes).map(Some).map_err(|_| Error::NotUtf8 {
+                file: self.name().to_owned(),
+                what: "the value of",
+                text: key.to_owned(),
+            }),
+            Some(other) => Err(self.wrong_type(key, "string", &other)),
+        }
+    }
+
+    /// An array; `None` without the key.
+    ///
+    /// # Errors
+    /// A value of another type.
+    pub fn array(&self, key: &str) -> Result<Option<Array<'_>>, Error> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::Array(v)) => Ok(Some(v)),
+            Some(other) => Err(self.wrong_type(key, "array", &other)),
+        }
+    }
+
+    /// All tensors, in the order of the file and its parts.
+    pub fn tensors(&self) -> &[TensorInfo] {
+        &self.tensors
+    }
+
+    /// The tensor of this name.
+    pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
+        let tensor = |&i: &u32| self.tensors.get(i as usize);
+        let found = self.sorted.binary_search_by(|i| tensor(i).map(|t| t.name.as_str()).cmp(&Some(name)));
+        self.sorted.get(found.ok()?).and_then(tensor)
+    }
+
+    fn place(&self, tensor: &TensorInfo) -> Option<(&Part, usize, usize)> {
+        let part = self.parts.get(tensor.part)?;
+        let start = part.data_start.checked_add(tensor.offset)?;
+        let end = start.checked_add(tensor.bytes)?;
+        Some((part, usize::try_from(start).ok()?, usize::try_from(end).ok()?))
+    }
+
+    /// The bytes of one of this model's tensors, exactly `tensor.bytes` of them. They start at a multiple of
+    /// [`Gguf::alignment`] in the file, which may be 1. For an info that is not of this model: whatever lies there,
+    /// or nothing.
+    pub fn data(&self, tensor: &TensorInfo) -> &[u8] {
+        self.place(tensor).and_then(|(part, start, end)| part.bytes.get(start..end)).unwrap_or(&[])
+    }
+
+    /// Tells the system that the mapped pages that lie wholly in this tensor are not needed soon. They come back from
+    /// the file when they are read again. Does nothing for a file in memory.
+    pub fn release(&self, tensor: &TensorInfo) {
+        if let Some((part, start, end)) = self.place(tensor) {
+            part.bytes.release(start, end);
+        }
+    }
+}
+
+impl std::fmt::Debug for Gguf {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut s = f.debug_struct("Gguf");
+        s.field("name", &self.name()).field("version", &self.version).field("keys", &self.keys().len());
+        s.field("tensors", &self.tensors.len()).field("parts", &self.parts.len()).finish()
+    }
+}
+
+fn open_part(path: &Path, part: usize, opts: &OpenOptions) -> Result<(Part, Directory), Error> {
+    read_part(error::label(path), Bytes::open(path, opts.mmap)?, part, opts)
+}
+
+fn read_part(name: String, bytes: Bytes, part: usize, opts: &OpenOptions) -> Result<(Part, Directory), Error> {
+    let dir = parse(&name, &bytes, part, opts.strict)?;
+    Ok((Part { name, bytes, data_start: dir.data_start }, dir))
+}
+
+/// Sorts tensors by name, which finds duplicates, also those over two parts.
+fn sort_by_name(tensors: &[TensorInfo], parts: &[Part]) -> Result<Vec<u32>, Error> {
+    let mut sorted: Vec<(&TensorInfo, u32)> = tensors.iter().zip(0u32..).collect();
+    sorted.sort_unstable_by(|a, b| a.0.name.cmp(&b.0.name).then(a.1.cmp(&b.1)));
+    let pair = sorted.iter().zip(sorted.iter().skip(1)).find(|(a, b)| a.0.name == b.0.name);
+    if let Some(((first, _), (second, _))) = pair {
+        let file = |t: &TensorInfo| parts.get(t.part).map_or(String::new(), |p| p.name.clone());
+        let other = (first.part != second.part).then(|| file(first));
+        return Err(Error::DuplicateTensor { file: file(second), tensor: first.name.clone(), other });
+    }
+    Ok(sorted.into_iter().map(|(_, i)| i).collect())
+}
