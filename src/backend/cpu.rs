@@ -89,12 +89,8 @@ impl Cpu {
         let threads = options.threads;
         let mut pool = Pool::new(threads).map_err(|source| Error::Threads { threads, source })?;
         let h = &model.hparams;
-        let kv = KvShape {
-            n_layer: h.n_layer(),
-            n_head_kv: h.n_head_kv(),
-            head_dim: h.head_dim(),
-            ty: options.kv_type,
-        };
+        let kv =
+            KvShape { n_layer: h.n_layer(), n_head_kv: h.n_head_kv(), head_dim: h.head_dim(), ty: options.kv_type };
         // half of the address space, as an allocation's limit
         let fits = kv.page_bytes().and_then(|b| b.checked_mul(options.n_pages)).is_some_and(|b| b < usize::MAX / 2);
         if !fits {
