@@ -125,11 +125,12 @@ pub(crate) fn affine<const N: usize>(max: u8, x: &[f32; N], w: &[f32; N], search
         sum_w += w[i];
         sum_x += w[i] * x[i];
     }
-    lo = if lo > 0.0 { 0.0 } else { lo };
-    if hi <= lo {
-        return (0.0, -lo, [0; N]);
+    // the range that candidates are rounded in starts at the best minimum so far
+    let mut min = if lo > 0.0 { 0.0 } else { lo };
+    if hi <= min {
+        return (0.0, -min, [0; N]);
     }
-    let round = |iscale: f32| x.map(|v| nearest_int(iscale * (v - lo)).clamp(0, i32::from(max)) as u8);
+    let round = |iscale: f32, min: f32| x.map(|v| nearest_int(iscale * (v - min)).clamp(0, i32::from(max)) as u8);
     let error = |levels: &[u8; N], scale: f32, min: f32| {
         let mut sum = 0.0;
         for i in 0..N {
@@ -138,11 +139,11 @@ pub(crate) fn affine<const N: usize>(max: u8, x: &[f32; N], w: &[f32; N], search
         }
         sum
     };
-    let iscale = top / (hi - lo);
-    let (mut scale, mut min, mut levels) = (1.0 / iscale, lo, round(iscale));
+    let iscale = top / (hi - min);
+    let (mut scale, mut levels) = (1.0 / iscale, round(iscale, min));
     let mut best: f32 = error(&levels, scale, min);
     for i in 0..=search.steps {
-        let candidate = round((search.start + search.step * f32::from(i) + top) / (hi - lo));
+        let candidate = round((search.start + search.step * f32::from(i) + top) / (hi - min), min);
         let (mut sum_l, mut sum_l2, mut sum_xl) = (0.0f32, 0.0f32, 0.0f32);
         for i in 0..N {
             let l = f32::from(candidate[i]);

@@ -154,8 +154,9 @@ pub fn dot(ty: TensorType, row: &[u8], x: &[f32]) -> Result<f64, Error> {
 /// Appends the blocks of `x` (rows of `n_per_row` values) to `out`; on an error `out` is left as it was.
 ///
 /// `importance` has one weight per column, shared by all rows (llama.cpp's importance matrix); formats that make no
-/// use of it (F32 F16 BF16 Q8_0) only check its length. Bit-equal to ggml's `quantize_*` for finite input; NaN and
-/// infinities give some valid blocks.
+/// use of it (F32 F16 BF16 Q8_0) only check its length. Bit-equal to ggml's `quantize_*` wherever C defines its result:
+/// a block with NaNs, infinities or only subnormal values makes it convert infinities to integers, and gives some
+/// valid block here.
 ///
 /// # Errors
 /// [`Error::NoQuantizer`], [`Error::RowLength`], [`Error::PartialRow`], [`Error::Importance`].

@@ -2,7 +2,7 @@
 """Train tiny-qwen3, the small model that the demo and the tests use, and write it as an F16 GGUF.
 
     pip install numpy jax optax tokenizers gguf==0.19.0
-    ./train_tiny.py --out tiny-qwen3-f16.gguf            # about 700 steps, a few minutes on a CPU
+    ./train_tiny.py --out tiny-qwen3-f16.gguf            # 700 steps, under an hour on two cores
     llama-quantize tiny-qwen3-f16.gguf tiny-qwen3-Q4_K_M.gguf Q4_K_M
 
 Architecture qwen3: grouped-query attention 4:2, q/k norm per head, RoPE base 1e6, eps 1e-6, tied embeddings; 2.6 million

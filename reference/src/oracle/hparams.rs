@@ -142,9 +142,7 @@ fn read_rope(keys: &Keys<'_>, architecture: Architecture, head_dim: usize) -> Re
                 Some(length) => length,
                 None => keys.number("context_length")?.ok_or_else(|| keys.missing("context_length"))?,
             };
-            let beta_fast = keys.number("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0);
-            let beta_slow = keys.number("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0);
-            rope.set_yarn(factor, context, beta_fast, beta_slow);
+            rope.set_yarn(factor, context);
         }
         Some(other) => return Err(keys.bad("rope.scaling.type", "none, linear or yarn".into(), format!("{other:?}"))),
     }

@@ -34,14 +34,16 @@ pub(super) struct Rope {
 }
 
 impl Rope {
-    /// Adds YaRN's ramp for an original training context, and its magnitude `1 + 0.1 ln(factor)`.
-    pub(super) fn set_yarn(&mut self, factor: f64, context: f64, beta_fast: f64, beta_slow: f64) {
+    /// Adds YaRN's ramp for an original training context, and its magnitude `1 + 0.1 ln(factor)`. The ramp lies
+    /// between 32 turns and 1 turn: llama.cpp does not read `yarn_beta_fast` and `yarn_beta_slow` for the
+    /// architectures here.
+    pub(super) fn set_yarn(&mut self, factor: f64, context: f64) {
         // The pair index whose wave turns `turns` times within the original context.
         let pair_of = |turns: f64| {
             self.n_rot as f64 * (context / (turns * 2.0 * std::f64::consts::PI)).ln() / (2.0 * self.base.ln())
         };
-        let low = pair_of(beta_fast).floor().max(0.0);
-        let high = pair_of(beta_slow).ceil().min(self.n_rot as f64 - 1.0);
+        let low = pair_of(32.0).floor().max(0.0);
+        let high = pair_of(1.0).ceil().min(self.n_rot as f64 - 1.0);
         self.yarn = Some(Yarn { low, high });
         if factor > 1.0 {
             self.magnitude *= 1.0 + 0.1 * factor.ln();
@@ -112,7 +114,7 @@ mod tests {
     fn yarn_keeps_fast_pairs_and_stretches_slow_ones() {
         let mut rope = plain(RopePairs::Halves, 128);
         rope.scale = 0.25;
-        rope.set_yarn(4.0, 4096.0, 32.0, 1.0);
+        rope.set_yarn(4.0, 4096.0);
         let magnitude = 1.0 + 0.1 * 4f64.ln();
         let r = rope.rotation(3);
         assert!((r[0].0 - 3f64.cos() * magnitude).abs() < 1e-14);
