@@ -8,6 +8,7 @@ pub mod backend;
 pub mod chat;
 pub mod engine;
 mod error;
+pub mod generate;
 pub mod kv;
 pub mod model;
 pub mod sample;
