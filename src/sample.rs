@@ -252,14 +252,13 @@ impl Sampler {
         if self.config.penalty_window == 0 {
             return;
         }
-        if self.recent.len() == self.config.penalty_window {
-            if let Some(old) = self.recent.pop_front() {
-                if let Some(n) = self.counts.get_mut(&old) {
-                    *n -= 1;
-                    if *n == 0 {
-                        self.counts.remove(&old);
-                    }
-                }
+        if self.recent.len() == self.config.penalty_window
+            && let Some(old) = self.recent.pop_front()
+            && let Some(n) = self.counts.get_mut(&old)
+        {
+            *n -= 1;
+            if *n == 0 {
+                self.counts.remove(&old);
             }
         }
         self.recent.push_back(id);
