@@ -1,0 +1,267 @@
+//! Byte-pair encoding: inside each word, the adjacent pair whose merge has the lowest rank is joined first.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::hash::{BuildHasher, Hasher, RandomState};
+
+use gguf_rs_lite::{Array, Gguf};
+
+use super::error::Error;
+use super::pre::{Family, Splitter};
+use super::unicode::{announced_len, byte_alphabet, decode, push_utf8};
+use super::vocab::{Vocab, byte_text, escape_spaces, typed_array};
+
+const MERGES: &str = "tokenizer.ggml.merges";
+
+/// A text that neither the vocabulary nor a merge knows.
+const UNKNOWN_TEXT: u32 = u32::MAX;
+
+/// How many merges a file has: room to reserve for their texts.
+pub(super) fn merge_count(gguf: &Gguf) -> Result<usize, Error> {
+    Ok(gguf.array(MERGES)?.map_or(0, |array| array.len()))
+}
+
+/// A BPE model.
+pub(super) struct Bpe {
+    splitter: Splitter,
+    family: &'static Family,
+    /// (left text, right text) to (rank, joined text), all by number in `Vocab::texts`.
+    merges: HashMap<u64, (u32, u32), PairState>,
+    /// The text that starts as the symbol for each byte; unused with `raw_utf8`.
+    byte_symbols: Vec<u32>,
+    /// What a byte becomes when the symbol it ended up in is no token: usually one token, possibly none or two.
+    byte_fallback: Vec<Vec<u32>>,
+}
+
+impl Bpe {
+    /// Reads the merges; texts that only they know are added to the vocabulary's list of texts.
+    pub(super) fn read(gguf: &Gguf, vocab: &mut Vocab, family: &'static Family) -> Result<Bpe, Error> {
+        let Some(merges) = typed_array(gguf, MERGES, "string", Array::strings)? else {
+            return Err(Error::MissingKey { file: vocab.file.clone(), key: MERGES });
+        };
+        let byte_symbols = (0..=u8::MAX).map(|byte| {
+            let mut text = Vec::new();
+            byte_alphabet().push(byte, &mut text);
+            number(vocab, &text)
+        });
+        let byte_symbols = byte_symbols.collect();
+        let mut table = HashMap::with_capacity_and_hasher(merges.len(), PairState::new());
+        let mut joined = Vec::new();
+        for (rank, merge) in (0_u32..).zip(merges) {
+            // The first character may itself be a space.
+            let Some(space) = merge.iter().skip(1).position(|byte| *byte == b' ') else { continue };
+            let (first, second) = (&merge[..=space], &merge[space + 2..]);
+            if second.is_empty() {
+                continue;
+            }
+            joined.clear();
+            joined.extend_from_slice(first);
+            joined.extend_from_slice(second);
+            let pair = pair(number(vocab, first), number(vocab, second));
+            let joined = number(vocab, &joined);
+            table.entry(pair).or_insert((rank, joined));
+        }
+        let byte_fallback = (0..=u8::MAX).map(|byte| fallback(vocab, family, byte)).collect();
+        Ok(Bpe { splitter: Splitter::new(family), family, merges: table, byte_symbols, byte_fallback })
+    }
+
+    /// Tokenizes text without special tokens.
+    pub(super) fn encode(&self, vocab: &Vocab, text: &[u8], out: &mut Vec<u32>) {
+        let mut escaped = Vec::new();
+        let text = if self.family.escape_whitespaces {
+            escape_spaces(text, &mut escaped);
+            &escaped
+        } else {
+            text
+        };
+        let mut cps = Vec::new();
+        decode(text, &mut cps);
+        let mut work = Work::default();
+        let mut from = 0;
+        for to in self.splitter.split(&cps) {
+            work.word.clear();
+            for cp in cps.get(from..to).unwrap_or_default() {
+                push_utf8(*cp, &mut work.word);
+            }
+            from = to;
+            self.word(vocab, &mut work, out);
+        }
+    }
+
+    fn word(&self, vocab: &Vocab, work: &mut Work, out: &mut Vec<u32>) {
+        if let Some(id) = self.whole(vocab, work) {
+            out.push(id);
+            return;
+        }
+        self.start(vocab, work);
+        for right in 1..work.symbols.len() {
+            self.consider(right - 1, right, work);
+        }
+        while let Some(Reverse((_, left, right, len))) = work.queue.pop() {
+            let (left, right) = (left as usize, right as usize);
+            let (a, b) = (work.symbols[left], work.symbols[right]);
+            // Out of date: one of the two has been joined with another since.
+            if a.len == 0 || b.len == 0 || a.len + b.len != len {
+                continue;
+            }
+            let joined = self.merges.get(&pair(a.text, b.text)).map_or(UNKNOWN_TEXT, |(_, joined)| *joined);
+            work.symbols[left] = Symbol { text: joined, len, next: b.next, ..a };
+            work.symbols[right].len = 0;
+            if let Some(after) = work.symbols.get_mut(b.next as usize) {
+                after.prev = a_index(left);
+            }
+            if (a.prev as usize) < left {
+                self.consider(a.prev as usize, left, work);
+            }
+            if (b.next as usize) < work.symbols.len() {
+                self.consider(left, b.next as usize, work);
+            }
+        }
+        self.emit(vocab, work, out);
+    }
+
+    /// The token that is the whole word, where the family takes whole words.
+    fn whole(&self, vocab: &Vocab, work: &mut Work) -> Option<u32> {
+        let newlines = self.family.whole_newlines && work.word.iter().all(|byte| *byte == b'\n');
+        if !self.family.ignore_merges && !newlines {
+            return None;
+        }
+        if self.family.raw_utf8 {
+            return vocab.id(&work.word);
+        }
+        work.mapped.clear();
+        for byte in &work.word {
+            byte_alphabet().push(*byte, &mut work.mapped);
+        }
+        vocab.id(&work.mapped)
+    }
+
+    /// Cuts the word into its first symbols: bytes, or characters with `raw_utf8`.
+    fn start(&self, vocab: &Vocab, work: &mut Work) {
+        work.queue.clear();
+        work.symbols.clear();
+        let mut rest = work.word.as_slice();
+        while let Some(first) = rest.first() {
+            let len = if self.family.raw_utf8 { announced_len(*first).min(rest.len()) } else { 1 };
+            let (symbol, tail) = rest.split_at(len);
+            let text = if self.family.raw_utf8 {
+                vocab.texts.get(symbol).unwrap_or(UNKNOWN_TEXT)
+            } else {
+                self.byte_symbols.get(usize::from(*first)).copied().unwrap_or(UNKNOWN_TEXT)
+            };
+            let index = a_index(work.symbols.len());
+            work.symbols.push(Symbol { text, len: a_index(len), prev: index.wrapping_sub(1), next: index + 1 });
+            rest = tail;
+        }
+    }
+
+    /// Queues a pair if there is a merge for it.
+    fn consider(&self, left: usize, right: usize, work: &mut Work) {
+        let (a, b) = (work.symbols[left], work.symbols[right]);
+        if let Some((rank, _)) = self.merges.get(&pair(a.text, b.text)) {
+            work.queue.push(Reverse((*rank, a_index(left), a_index(right), a.len + b.len)));
+        }
+    }
+
+    fn emit(&self, vocab: &Vocab, work: &Work, out: &mut Vec<u32>) {
+        let mut at = 0;
+        for symbol in work.symbols.iter().filter(|symbol| symbol.len > 0) {
+            let end = at + symbol.len as usize;
+            if (symbol.text as usize) < vocab.n {
+                out.push(symbol.text);
+            } else {
+                // No token has this text: bytes, and those without a token of their own are lost, as in llama.cpp.
+                for byte in work.word.get(at..end).unwrap_or_default() {
+                    out.extend(self.byte_fallback.get(usize::from(*byte)).into_iter().flatten());
+                }
+            }
+            at = end;
+        }
+    }
+}
+
+/// A word is shorter than 2^32 bytes: texts are limited far below.
+#[expect(clippy::cast_possible_truncation, reason = "see above")]
+fn a_index(i: usize) -> u32 {
+    i as u32
+}
+
+fn pair(left: u32, right: u32) -> u64 {
+    u64::from(left) << 32 | u64::from(right)
+}
+
+/// The number of a text, which is added if need be.
+fn number(vocab: &mut Vocab, text: &[u8]) -> u32 {
+    vocab.texts.insert(text).unwrap_or_else(|id| id)
+}
+
+/// The tokens for a byte alone: in the byte alphabet its character is taken apart once more.
+fn fallback(vocab: &Vocab, family: &Family, byte: u8) -> Vec<u32> {
+    if family.raw_utf8 {
+        return vocab.id(byte_text(byte).as_bytes()).into_iter().collect();
+    }
+    let mut mapped = Vec::new();
+    byte_alphabet().push(byte, &mut mapped);
+    mapped.iter().filter_map(|part| vocab.id(std::slice::from_ref(part))).collect()
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Symbol {
+    /// Number of its text.
+    text: u32,
+    /// Bytes of the word it covers; 0 = joined into the one before.
+    len: u32,
+    /// Neighbours; beyond the list = none.
+    prev: u32,
+    next: u32,
+}
+
+/// Buffers reused from word to word.
+#[derive(Default)]
+struct Work {
+    word: Vec<u8>,
+    mapped: Vec<u8>,
+    symbols: Vec<Symbol>,
+    /// (rank, left, right, length), lowest rank first, leftmost on ties.
+    queue: BinaryHeap<Reverse<(u32, u32, u32, u32)>>,
+}
+
+/// Hashes pairs of numbers: two multiplications by a key drawn at start, so that a file cannot choose collisions.
+struct PairState {
+    keys: [u64; 2],
+}
+
+impl PairState {
+    fn new() -> PairState {
+        let random = RandomState::new();
+        PairState { keys: [random.hash_one(1) | 1, random.hash_one(2) | 1] }
+    }
+}
+
+impl BuildHasher for PairState {
+    type Hasher = PairHasher;
+
+    fn build_hasher(&self) -> PairHasher {
+        PairHasher { keys: self.keys, state: 0 }
+    }
+}
+
+struct PairHasher {
+    keys: [u64; 2],
+    state: u64,
+}
+
+impl Hasher for PairHasher {
+    fn finish(&self) -> u64 {
+        self.state
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        let mixed = (self.state ^ value).wrapping_mul(self.keys[0]);
+        self.state = (mixed ^ mixed >> 32).wrapping_mul(self.keys[1]).rotate_left(26);
+    }
+}

@@ -1,0 +1,317 @@
+//! Tokenizers from GGUF metadata alone: BPE (`gpt2`) and SPM (`llama`), the same ids as llama.cpp for the same bytes.
+//!
+//! Owns everything between bytes and token ids. Knows no model and no chat: templates are in `chat`.
+//! Every step is linear in the text, or n log n: texts come from strangers.
+
+mod bpe;
+mod detokenize;
+mod error;
+mod partition;
+mod pre;
+mod specials;
+mod spm;
+mod texts;
+mod unicode;
+mod utf8;
+mod vocab;
+
+use std::collections::BTreeSet;
+
+use gguf_rs_lite::Gguf;
+
+use bpe::Bpe;
+use partition::{Fragment, Partitioner};
+use spm::Spm;
+use vocab::{CONTROL, Pieces, UNKNOWN, Vocab};
+
+pub use detokenize::DetokenizeOptions;
+pub use error::Error;
+pub use specials::SpecialTokens;
+pub use utf8::Utf8Stream;
+
+/// The longest text that is tokenized in one call, in bytes.
+pub const MAX_TEXT_BYTES: usize = 1 << 30;
+
+/// How to encode a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct EncodeOptions {
+    /// Add BOS and EOS where the file asks for them.
+    pub add_special: bool,
+    /// Recognize control tokens written out in the text. User-defined tokens are always recognized.
+    pub parse_special: bool,
+}
+
+enum Kind {
+    Bpe(Bpe),
+    Spm(Spm),
+}
+
+/// A tokenizer.
+pub struct Tokenizer {
+    vocab: Vocab,
+    kind: Kind,
+    pieces: Pieces,
+    special: SpecialTokens,
+    ends: BTreeSet<u32>,
+    eog_ids: Vec<u32>,
+    /// With and without control tokens.
+    partitioners: [Partitioner; 2],
+    add_bos: bool,
+    add_eos: bool,
+    add_space_prefix: bool,
+    clean_spaces: bool,
+    model: &'static str,
+    pre: String,
+    warnings: Vec<String>,
+}
+
+impl Tokenizer {
+    /// Reads the tokenizer of a file and checks all of it.
+    pub fn from_gguf(gguf: &Gguf) -> Result<Tokenizer, Error> {
+        let key = "tokenizer.ggml.model";
+        let file = || gguf.name().to_owned();
+        match gguf.str(key)? {
+            None => Err(Error::MissingKey { file: file(), key }),
+            Some("gpt2") => Tokenizer::read_bpe(gguf),
+            Some("llama") => Tokenizer::read_spm(gguf),
+            Some(model) => Err(Error::UnsupportedModel { file: file(), model: error::printable(model.as_bytes()) }),
+        }
+    }
+
+    fn read_bpe(gguf: &Gguf) -> Result<Tokenizer, Error> {
+        let mut warnings = Vec::new();
+        let pre = match gguf.str("tokenizer.ggml.pre")? {
+            Some(pre) if !pre.is_empty() => pre,
+            _ => {
+                warnings.push("tokenizer.ggml.pre is missing: text is split by the rules of 'default'".to_owned());
+                "default"
+            }
+        };
+        let Some(family) = pre::family(pre) else {
+            return Err(Error::UnknownPre { file: gguf.name().to_owned(), pre: error::printable(pre.as_bytes()) });
+        };
+        let mut vocab = Vocab::read(gguf, bpe::merge_count(gguf)?)?;
+        let kind = Kind::Bpe(Bpe::read(gguf, &mut vocab, family)?);
+        let mut tokenizer = Tokenizer::assemble(gguf, vocab, kind, pre, warnings)?;
+        tokenizer.pieces = tokenizer.vocab.pieces(family.escape_whitespaces);
+        tokenizer.add_bos = family.always_bos || gguf.bool("tokenizer.ggml.add_bos_token")?.unwrap_or(family.add_bos);
+        tokenizer.clean_spaces = !family.keep_spaces;
+        tokenizer.finish(gguf)
+    }
+
+    fn read_spm(gguf: &Gguf) -> Result<Tokenizer, Error> {
+        let vocab = Vocab::read(gguf, 0)?;
+        if vocab.scores.is_empty() {
+            return Err(Error::MissingKey { file: vocab.file, key: "tokenizer.ggml.scores" });
+        }
+        let unknown = SpecialTokens::read(gguf, &vocab, true)?.unk;
+        let kind = Kind::Spm(Spm::new(&vocab, unknown));
+        let mut tokenizer = Tokenizer::assemble(gguf, vocab, kind, "default", Vec::new())?;
+        tokenizer.pieces = tokenizer.vocab.pieces(true);
+        tokenizer.add_bos = gguf.bool("tokenizer.ggml.add_bos_token")?.unwrap_or(true);
+        tokenizer.add_space_prefix = gguf.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+        tokenizer.finish(gguf)
+    }
+
+    /// Special tokens, and the flags that are the same for both models.
+    fn assemble(gguf: &Gguf, mut vocab: Vocab, kind: Kind, pre: &str, warnings: Vec<String>) -> Result<Self, Error> {
+        let spm = matches!(kind, Kind::Spm(_));
+        let mut special = SpecialTokens::read(gguf, &vocab, spm)?;
+        let ends = special.complete(&mut vocab);
+        Ok(Tokenizer {
+            pieces: Pieces::default(),
+            special,
+            eog_ids: ends.iter().copied().collect(),
+            ends,
+            partitioners: [Partitioner::default(), Partitioner::default()],
+            add_bos: false,
+            add_eos: gguf.bool("tokenizer.ggml.add_eos_token")?.unwrap_or(false),
+            add_space_prefix: gguf.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(false),
+            clean_spaces: false,
+            model: if spm { "llama" } else { "gpt2" },
+            pre: pre.to_owned(),
+            warnings,
+            vocab,
+            kind,
+        })
+    }
+
+    fn finish(mut self, gguf: &Gguf) -> Result<Tokenizer, Error> {
+        specials::set_strip(gguf, &mut self.vocab, &self.pre)?;
+        self.partitioners = [Partitioner::new(&self.vocab, false), Partitioner::new(&self.vocab, true)];
+        if self.special.eos.is_none() {
+            self.warnings.push("the vocabulary names no EOS token".to_owned());
+        }
+        for (wanted, token, name) in [(self.add_bos, self.special.bos, "BOS"), (self.add_eos, self.special.eos, "EOS")]
+        {
+            if wanted && token.is_none() {
+                self.warnings
+                    .push(format!("the file asks for a {name} token to be added but names none: none is added"));
+            }
+        }
+        let empty = self.vocab.ids().filter(|id| self.vocab.texts.text(*id).is_empty()).count();
+        if empty > 0 {
+            self.warnings.push(format!("{empty} tokens have no text: they never occur in a prompt and print nothing"));
+        }
+        Ok(self)
+    }
+
+    /// Token ids of a text, byte for byte as llama.cpp gives them, invalid UTF-8 included.
+    pub fn encode(&self, text: &[u8], options: EncodeOptions) -> Result<Vec<u32>, Error> {
+        if text.len() > MAX_TEXT_BYTES {
+            return Err(Error::TextTooLong { got: text.len(), limit: MAX_TEXT_BYTES });
+        }
+        let mut out = Vec::new();
+        if options.add_special && self.add_bos {
+            out.extend(self.special.bos);
+        }
+        let partitioner = &self.partitioners[usize::from(options.parse_special)];
+        let mut after_special = true;
+        for fragment in partitioner.split(text) {
+            match fragment {
+                Fragment::Token(id) => {
+                    out.push(id);
+                    after_special = true;
+                }
+                Fragment::Text(range) => {
+                    self.encode_fragment(text.get(range).unwrap_or_default(), after_special, &mut out)?;
+                    after_special = false;
+                }
+            }
+        }
+        if options.add_special && self.add_eos {
+            out.extend(self.special.eos);
+        }
+        Ok(out)
+    }
+
+    fn encode_fragment(&self, text: &[u8], after_special: bool, out: &mut Vec<u32>) -> Result<(), Error> {
+        match &self.kind {
+            Kind::Bpe(bpe) => {
+                bpe.encode(&self.vocab, text, out);
+                Ok(())
+            }
+            Kind::Spm(spm) => {
+                let mut escaped = Vec::with_capacity(text.len() + text.len() / 2);
+                if self.add_space_prefix && after_special {
+                    vocab::escape_spaces(b" ", &mut escaped);
+                }
+                vocab::escape_spaces(text, &mut escaped);
+                spm.encode(&self.vocab, &escaped, out)
+            }
+        }
+    }
+
+    /// The bytes a token decodes to, special tokens their text; `None` for an id outside the vocabulary.
+    pub fn piece(&self, id: u32) -> Option<&[u8]> {
+        self.pieces.get(id)
+    }
+
+    /// The pieces of `ids`, one after the other; without `with_special`, control and unknown tokens are left out.
+    /// Ids outside the vocabulary decode to nothing.
+    pub fn decode(&self, ids: &[u32], with_special: bool) -> Vec<u8> {
+        let shown = ids.iter().filter(|id| with_special || !self.is_special(**id));
+        shown.filter_map(|id| self.piece(*id)).flatten().copied().collect()
+    }
+
+    /// Number of tokens.
+    pub fn n_vocab(&self) -> usize {
+        self.vocab.n
+    }
+
+    /// All special tokens.
+    pub fn special(&self) -> &SpecialTokens {
+        &self.special
+    }
+
+    /// The token that begins a text.
+    pub fn bos(&self) -> Option<u32> {
+        self.special.bos
+    }
+
+    /// The token that ends a text.
+    pub fn eos(&self) -> Option<u32> {
+        self.special.eos
+    }
+
+    /// The token that ends a turn.
+    pub fn eot(&self) -> Option<u32> {
+        self.special.eot
+    }
+
+    /// The token for what the vocabulary lacks.
+    pub fn unk(&self) -> Option<u32> {
+        self.special.unk
+    }
+
+    /// The padding token.
+    pub fn pad(&self) -> Option<u32> {
+        self.special.pad
+    }
+
+    /// Whether a token ends the generation.
+    pub fn is_eog(&self, id: u32) -> bool {
+        self.ends.contains(&id)
+    }
+
+    /// The tokens that end a generation, ascending.
+    pub fn eog_ids(&self) -> &[u32] {
+        &self.eog_ids
+    }
+
+    /// Whether a token is a control or unknown token: not part of the text.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.vocab.attrs(id) & (CONTROL | UNKNOWN) != 0
+    }
+
+    /// Whether `add_special` puts a BOS token first.
+    pub fn add_bos(&self) -> bool {
+        self.add_bos && self.special.bos.is_some()
+    }
+
+    /// Whether `add_special` puts an EOS token last.
+    pub fn add_eos(&self) -> bool {
+        self.add_eos && self.special.eos.is_some()
+    }
+
+    /// The text of a token as the file has it; empty for an id outside the vocabulary.
+    pub fn token_text(&self, id: u32) -> &[u8] {
+        if (id as usize) < self.vocab.n { self.vocab.texts.text(id) } else { &[] }
+    }
+
+    /// The token with exactly this text (as the file has it: `Ġthe`, not ` the`).
+    pub fn token_to_id(&self, text: &[u8]) -> Option<u32> {
+        self.vocab.id(text)
+    }
+
+    /// `gpt2` or `llama`.
+    pub fn model_name(&self) -> &str {
+        self.model
+    }
+
+    /// The pre-tokenizer in use.
+    pub fn pre_name(&self) -> &str {
+        &self.pre
+    }
+
+    /// What is odd about this tokenizer but does not keep it from working.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// Every `tokenizer.ggml.pre` that is known.
+    pub fn pre_tokenizers() -> impl Iterator<Item = &'static str> {
+        pre::names()
+    }
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let n_vocab = self.n_vocab();
+        f.debug_struct("Tokenizer")
+            .field("model", &self.model)
+            .field("pre", &self.pre)
+            .field("n_vocab", &n_vocab)
+            .finish()
+    }
+}

@@ -1,0 +1,139 @@
+//! Pre-tokenizers: how text is cut into the words inside which BPE merges.
+//!
+//! The families and their patterns are data (`families.json`). The patterns of a family apply in turn, each inside the
+//! pieces the one before left; matches and the gaps between them both become pieces.
+
+mod parse;
+mod program;
+#[cfg(test)]
+mod tests;
+
+use std::sync::OnceLock;
+
+use serde::Deserialize;
+
+use super::unicode::{NUMBER, categories, is_whitespace};
+use program::{Program, Scratch};
+
+/// The rule that is no pattern: digits in groups of three, counted from the right.
+const DIGIT_TRIPLES: &str = "<digit triples>";
+
+/// One entry of `families.json`: names that share patterns and flags.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Family {
+    names: Vec<String>,
+    regexes: Vec<String>,
+    /// A whole word that is a token is taken as it is.
+    #[serde(default)]
+    pub(super) ignore_merges: bool,
+    /// A BOS token is added unless the file says otherwise.
+    #[serde(default)]
+    pub(super) add_bos: bool,
+    /// A BOS token is added even if the file says otherwise.
+    #[serde(default)]
+    pub(super) always_bos: bool,
+    /// Spaces become U+2581 before the split and spaces again in the output.
+    #[serde(default)]
+    pub(super) escape_whitespaces: bool,
+    /// The vocabulary holds plain UTF-8, not GPT-2's byte alphabet.
+    #[serde(default)]
+    pub(super) raw_utf8: bool,
+    /// A word of nothing but line feeds that is a token is taken as it is.
+    #[serde(default)]
+    pub(super) whole_newlines: bool,
+    /// Detokenizing leaves spaces before punctuation alone.
+    #[serde(default)]
+    pub(super) keep_spaces: bool,
+}
+
+fn families() -> &'static [Family] {
+    static FAMILIES: OnceLock<Vec<Family>> = OnceLock::new();
+    FAMILIES.get_or_init(|| {
+        serde_json::from_str(include_str!("families.json")).expect("the embedded list of families is valid")
+    })
+}
+
+/// The family of a `tokenizer.ggml.pre`.
+pub(super) fn family(name: &str) -> Option<&'static Family> {
+    families().iter().find(|family| family.names.iter().any(|n| n == name))
+}
+
+/// Every known `tokenizer.ggml.pre`.
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    families().iter().flat_map(|family| family.names.iter().map(String::as_str))
+}
+
+#[derive(Debug)]
+enum Rule {
+    Pattern(Box<Program>),
+    DigitTriples,
+}
+
+/// Cuts text into words.
+#[derive(Debug)]
+pub(super) struct Splitter {
+    rules: Vec<Rule>,
+}
+
+impl Splitter {
+    /// The splitter of a family.
+    pub(super) fn new(family: &Family) -> Splitter {
+        let rules = family.regexes.iter().map(|regex| match regex.as_str() {
+            DIGIT_TRIPLES => Rule::DigitTriples,
+            // A test compiles every pattern of the embedded list.
+            _ => Rule::Pattern(Box::new(program(regex).expect("the embedded patterns compile"))),
+        });
+        Splitter { rules: rules.collect() }
+    }
+
+    /// The end of each word, in order, none of them empty.
+    pub(super) fn split(&self, text: &[u32]) -> Vec<usize> {
+        // The patterns know white space by its ASCII members; a vertical tab stands for all others.
+        let text: Vec<u32> = text.iter().map(|cp| if *cp > 0x7F && is_whitespace(*cp) { 0x0B } else { *cp }).collect();
+        let mut ends = if text.is_empty() { Vec::new() } else { vec![text.len()] };
+        let mut scratch = Scratch::default();
+        for rule in &self.rules {
+            let mut cuts = Vec::with_capacity(ends.len());
+            let mut from = 0;
+            for to in ends {
+                match rule {
+                    Rule::Pattern(program) => program.split(&text, from, to, &mut scratch, &mut cuts),
+                    Rule::DigitTriples => digit_triples(&text, from, to, &mut cuts),
+                }
+                from = to;
+            }
+            ends = cuts;
+        }
+        ends
+    }
+}
+
+fn program(regex: &str) -> Result<Program, String> {
+    let ast = parse::parse(regex).map_err(|e| e.to_string())?;
+    Program::new(&ast).map_err(|e| format!("pattern '{regex}': {e}"))
+}
+
+/// Cuts runs of numbers after one or two, then after every three. What stands before a run stays with its first group:
+/// the later patterns of these families part them again.
+fn digit_triples(text: &[u32], from: usize, to: usize, cuts: &mut Vec<usize>) {
+    let categories = categories();
+    let is_number = |at: usize| text.get(at).is_some_and(|cp| categories.of(*cp) == NUMBER);
+    let mut at = from;
+    while at < to {
+        let start = at;
+        while at < to && is_number(at) {
+            at += 1;
+        }
+        let digits = at - start;
+        if digits > 0 {
+            let first = if digits.is_multiple_of(3) { 3 } else { digits % 3 };
+            cuts.extend((start + first..=at).step_by(3));
+        } else {
+            at += 1;
+        }
+    }
+    if cuts.last().copied().unwrap_or(0).max(from) < to {
+        cuts.push(to);
+    }
+}
