@@ -420,7 +420,7 @@ fn random_mutations_never_panic() {
     let base = base().bytes;
     let directory = base.len() as u64 - 418;
     let mut rng = Random(7);
-    for _ in 0..200_000 {
+    for _ in 0..50_000 {
         let mut bytes = base.clone();
         for _ in 0..1 + rng.below(4) {
             let at = rng.below(directory) as usize;

@@ -82,7 +82,13 @@ impl Raw {
     }
 
     pub(crate) fn fill(&mut self, n: usize) -> &mut Raw {
-        self.bytes.extend((0..n).map(|i| i as u8));
+        // whole periods at once: megabytes are written this way
+        let period: [u8; 256] = std::array::from_fn(|i| i as u8);
+        let end = self.bytes.len() + n;
+        while self.bytes.len() < end {
+            let left = end - self.bytes.len();
+            self.bytes.extend_from_slice(&period[..left.min(256)]);
+        }
         self
     }
 }
