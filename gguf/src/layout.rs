@@ -27,16 +27,13 @@ pub(crate) fn elements(dims: &[u64]) -> Option<u64> {
 
 /// The bytes of a tensor, without padding.
 pub(crate) fn tensor_bytes(file: &str, tensor: &str, dims: &[u64], ty: TensorType) -> Result<u64, Error> {
+    let too_big = || Error::TensorSize { file: file.into(), tensor: tensor.into(), dims: dims.to_vec(), ty };
+    let n = elements(dims).ok_or_else(too_big)?;
     let row = dims.first().copied().unwrap_or(1);
     if ty.row_bytes(row % BLOCK_PERIOD).is_none() {
         return Err(Error::TensorRow { file: file.into(), tensor: tensor.into(), ty, got: row });
     }
-    elements(dims).and_then(|n| ty.row_bytes(n)).ok_or_else(|| Error::TensorSize {
-        file: file.into(),
-        tensor: tensor.into(),
-        dims: dims.to_vec(),
-        ty,
-    })
+    ty.row_bytes(n).ok_or_else(too_big)
 }
 
 /// A multiple of every block length, so that the check of a row's divisibility cannot meet an overflow.

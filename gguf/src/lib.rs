@@ -28,12 +28,17 @@ mod error;
 mod gguf;
 mod layout;
 mod map;
+mod owned;
 mod parse;
+mod replace;
 mod split;
 mod types;
 mod value;
+mod writer;
 
 pub use error::Error;
 pub use gguf::{Gguf, OpenOptions, TensorInfo};
+pub use owned::{OwnedArray, OwnedValue};
 pub use types::{TensorType, removed_type_name};
 pub use value::{Array, ArrayIter, Value, ValueType};
+pub use writer::{TensorData, Writer};

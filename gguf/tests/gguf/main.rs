@@ -1,0 +1,10 @@
+//! The reader against files that are right, wrong and hostile, and the writer against the reader.
+
+mod allocations;
+mod hostile;
+mod llama_list;
+mod raw;
+mod real_files;
+mod round_trip;
+mod splits;
+mod writer;
