@@ -1,2 +1,9 @@
-//! The `octavo` program.
-fn main() {}
+//! The `octavo` program: everything it does is in `cli`.
+
+mod cli;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    cli::main(std::env::args_os())
+}

@@ -1,1 +1,31 @@
-//! Fast CPU kernels.
+//! Everything fast: CPU kernels for quantized matrix products, paged attention and the operations around them.
+//!
+//! This crate owns vectors, packed weight layouts, the thread pool and the execution of a [`Program`]: a flat list of
+//! operations over numbered buffers. It knows no model, no file and no request. It is the one crate with unsafe code
+//! (the memory map apart); every block says who guarantees what.
+#![allow(unsafe_code)]
+
+#[cfg(target_endian = "big")]
+compile_error!("weights are used as they lie in the file: little-endian");
+
+mod act;
+mod exec;
+mod formats;
+mod generic;
+mod isa;
+mod kv;
+mod matrix;
+mod pack;
+mod pool;
+mod program;
+mod simd;
+mod table;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+pub use exec::{Executor, TapFn};
+pub use isa::{Isa, IsaChoice, IsaError};
+pub use kv::{KvShape, KvStore, KvType, PAGE_POSITIONS};
+pub use matrix::{Bytes, Matrix, MatrixError, kernel_name};
+pub use pool::{Pool, Worker};
+pub use program::{Op, Program, Role, Rope, RowTable, Sequence, Slot, SlotInfo, Step};

@@ -1,2 +1,188 @@
-//! ggml block formats, scalar.
+//! Every ggml block format in readable scalar Rust: `dequantize`, `quantize`, `dot`.
+//!
+//! This crate is the oracle of the project, so it is written to be read and is never optimised. Its floats are ggml's
+//! bit for bit: a value is computed with the f32 operations of `ggml-quants.c` in their order (a multiplication, then an
+//! addition, each rounded; never fused), and a quantizer makes ggml's bytes. Bad lengths are typed errors, and no input
+//! bytes or floats make it panic.
+//!
+//! A format is one row of the table in `format.rs`; the family files hold the layouts:
+//! `plain` (F32 F16 BF16), `legacy` (Q4_0 .. Q8_1), `kquants` (Q2_K .. Q8_K), `iquants` (IQ1_S .. IQ4_XS), `low_bit`
+//! (Q1_0 Q2_0 TQ1_0 TQ2_0), `fp4` (MXFP4 NVFP4).
+#![forbid(unsafe_code)]
+
+mod bits;
+mod fit;
+mod format;
+mod fp4;
+pub mod grids;
+mod iquants;
+mod kquantize;
+mod kquants;
+mod legacy;
+mod low_bit;
+mod plain;
+
+pub use fp4::E2M1_DOUBLED;
 pub use gguf_rs_lite::TensorType;
+pub use iquants::IQ4_LEVELS;
+
+use format::{Format, format};
+
+/// Why a call was refused: always a wrong length or a type outside the tables, never the values themselves.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// The type is no block format of floats (I8 .. I64, F64).
+    #[error("{ty}: expected a float or quantized type to read, got {ty}")]
+    NoDequantizer {
+        /// The type asked for.
+        ty: TensorType,
+    },
+    /// Values can be read from this type but not written to it.
+    #[error("{ty}: expected a type that can be written (F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K .. Q6_K), got {ty}")]
+    NoQuantizer {
+        /// The type asked for.
+        ty: TensorType,
+    },
+    /// The bytes end inside a block.
+    #[error("{ty}: expected a multiple of {block_bytes} bytes (whole blocks), got {got} bytes")]
+    PartialBlock {
+        /// The type of the blocks.
+        ty: TensorType,
+        /// Bytes in one block.
+        block_bytes: usize,
+        /// Bytes given.
+        got: usize,
+    },
+    /// The floats are not as many as the blocks hold.
+    #[error("{ty}: expected {expected} floats for the blocks given, got {got}")]
+    Values {
+        /// The type of the blocks.
+        ty: TensorType,
+        /// Values in the blocks.
+        expected: usize,
+        /// Length of the float slice.
+        got: usize,
+    },
+    /// A row is not a whole number of blocks.
+    #[error("{ty}: expected rows of a positive multiple of {block_len} values, got rows of {got}")]
+    RowLength {
+        /// The type to write.
+        ty: TensorType,
+        /// Values in one block.
+        block_len: usize,
+        /// Values per row given.
+        got: usize,
+    },
+    /// The floats end inside a row.
+    #[error("{ty}: expected a multiple of {n_per_row} values (whole rows), got {got}")]
+    PartialRow {
+        /// The type to write.
+        ty: TensorType,
+        /// Values per row.
+        n_per_row: usize,
+        /// Values given.
+        got: usize,
+    },
+    /// There must be one importance weight for each column.
+    #[error("{ty}: expected {expected} importance weights (one per value of a row), got {got}")]
+    Importance {
+        /// The type to write.
+        ty: TensorType,
+        /// Values per row.
+        expected: usize,
+        /// Weights given.
+        got: usize,
+    },
+}
+
+/// Whether [`dequantize`] and [`dot`] know this type.
+pub fn can_dequantize(ty: TensorType) -> bool {
+    format(ty).is_some()
+}
+
+/// Whether [`quantize`] knows this type.
+pub fn can_quantize(ty: TensorType) -> bool {
+    format(ty).is_some_and(|f| f.quantize.is_some())
+}
+
+/// Values held by `bytes` bytes of whole blocks.
+fn values_in(f: &Format, bytes: usize) -> Result<usize, Error> {
+    if !bytes.is_multiple_of(f.block_bytes) {
+        return Err(Error::PartialBlock { ty: f.ty, block_bytes: f.block_bytes, got: bytes });
+    }
+    Ok(bytes / f.block_bytes * f.block_len)
+}
+
+/// Writes the values of `blocks` (any whole number of blocks) to `out`, which must be exactly as long.
+///
+/// Bit-equal to ggml's `dequantize_row_*`, except that which NaN comes out of NaN scales is the machine's choice.
+///
+/// # Errors
+/// [`Error::NoDequantizer`], [`Error::PartialBlock`], [`Error::Values`].
+pub fn dequantize(ty: TensorType, blocks: &[u8], out: &mut [f32]) -> Result<(), Error> {
+    let f = format(ty).ok_or(Error::NoDequantizer { ty })?;
+    let expected = values_in(f, blocks.len())?;
+    if out.len() != expected {
+        return Err(Error::Values { ty, expected, got: out.len() });
+    }
+    (f.dequantize)(blocks, out);
+    Ok(())
+}
+
+/// The dot product of a quantized row with `x`: each product and the sum, in order, in f64.
+///
+/// # Errors
+/// [`Error::NoDequantizer`], [`Error::PartialBlock`], [`Error::Values`].
+pub fn dot(ty: TensorType, row: &[u8], x: &[f32]) -> Result<f64, Error> {
+    let f = format(ty).ok_or(Error::NoDequantizer { ty })?;
+    let expected = values_in(f, row.len())?;
+    if x.len() != expected {
+        return Err(Error::Values { ty, expected, got: x.len() });
+    }
+    let mut w = [0.0f32; format::MAX_BLOCK_LEN];
+    let w = &mut w[..f.block_len];
+    let mut sum = 0.0;
+    for (block, x) in row.chunks_exact(f.block_bytes).zip(x.chunks_exact(f.block_len)) {
+        (f.dequantize)(block, w);
+        for (&w, &x) in w.iter().zip(x) {
+            sum += f64::from(w) * f64::from(x);
+        }
+    }
+    Ok(sum)
+}
+
+/// Appends the blocks of `x` (rows of `n_per_row` values) to `out`; on an error `out` is left as it was.
+///
+/// `importance` has one weight per column, shared by all rows (llama.cpp's importance matrix); formats that make no
+/// use of it (F32 F16 BF16 Q8_0) only check its length. Bit-equal to ggml's `quantize_*` wherever C defines the result.
+/// It does not for blocks with NaNs or infinities, or whose range is subnormal or overflows: there ggml converts
+/// infinities to integers, and some valid block is made here.
+///
+/// # Errors
+/// [`Error::NoQuantizer`], [`Error::RowLength`], [`Error::PartialRow`], [`Error::Importance`].
+pub fn quantize(
+    ty: TensorType,
+    x: &[f32],
+    n_per_row: usize,
+    importance: Option<&[f32]>,
+    out: &mut Vec<u8>,
+) -> Result<(), Error> {
+    let f = format(ty).ok_or(Error::NoQuantizer { ty })?;
+    let quantize_row = f.quantize.ok_or(Error::NoQuantizer { ty })?;
+    if n_per_row == 0 || !n_per_row.is_multiple_of(f.block_len) {
+        return Err(Error::RowLength { ty, block_len: f.block_len, got: n_per_row });
+    }
+    if !x.len().is_multiple_of(n_per_row) {
+        return Err(Error::PartialRow { ty, n_per_row, got: x.len() });
+    }
+    if let Some(w) = importance
+        && w.len() != n_per_row
+    {
+        return Err(Error::Importance { ty, expected: n_per_row, got: w.len() });
+    }
+    out.reserve(x.len() / f.block_len * f.block_bytes);
+    for row in x.chunks_exact(n_per_row) {
+        quantize_row(row, importance, out);
+    }
+    Ok(())
+}

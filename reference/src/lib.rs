@@ -1,1 +1,22 @@
-//! The model-level oracle, golden files and the built-in demo model.
+//! What Octavo's numbers are compared with.
+//!
+//! * [`Oracle`]: a plain f64 forward pass, written from the definition of each architecture;
+//! * [`golden`]: stock llama.cpp's logits, recorded once, with the command that made them;
+//! * [`results`]: the file that llama.cpp's `llama-results` writes, in and out;
+//! * [`metrics`]: how far two sets of logits are apart;
+//! * [`demo`]: the small trained model that is built into the binary;
+//! * [`fixtures`]: where tests find the large fixtures, and what they do without them.
+//!
+//! Nothing here is fast on purpose, and nothing here is shared with the engine but the GGUF reader and the scalar
+//! dequantizers: a fault in the engine's graph, kernels or hyperparameters cannot hide in its own reference.
+
+pub mod demo;
+mod error;
+pub mod fixtures;
+pub mod golden;
+pub mod metrics;
+mod oracle;
+pub mod results;
+
+pub use error::Error;
+pub use oracle::{Oracle, Tap};

@@ -1,0 +1,473 @@
+//! Runs a [`Program`] on the thread pool: all threads walk the whole list, a barrier after each operation.
+
+use crate::act::{ACT_GROUP, Act4, ActRow};
+use crate::generic::attention::{self, MAX_HEAD_DIM, PAGE};
+use crate::generic::gemm::{self, KC};
+use crate::isa::Isa;
+use crate::kv::{KvStore, KvType};
+use crate::matrix::{Matrix, Reads};
+use crate::pool::{Pool, Worker};
+use crate::program::{Op, Program, Role, Slot, Step};
+use crate::table::{Gemv, Table, table};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Positions of a generated token's attention that one thread takes: fixed, so that results do not depend on threads.
+const PIECE: usize = 512;
+/// Strips of a prompt product taken at a time.
+const STRIPS: usize = 2;
+/// Tokens of a prompt whose attention one thread takes at a time.
+const QUERY_BLOCK: usize = 16;
+
+/// What a tap sees: number of the operation, rows, width, values `[rows][width]`.
+pub type TapFn<'a> = dyn FnMut(usize, usize, usize, &[f32]) + Send + 'a;
+
+/// Runs one program. Buffers are kept and grow with the largest step so far, never inside one.
+pub struct Executor {
+    table: &'static Table,
+    program: Program,
+    pool: Pool,
+    buffers: Vec<Vec<f32>>,
+    act: Activations,
+    threads: Vec<Scratch>,
+    pieces: Vec<f32>,
+    angles: Vec<(f32, f32)>,
+    counters: Vec<AtomicUsize>,
+    /// Per operation, the form its input must be brought into first; by role.
+    prepare: [Vec<Option<Reads>>; 2],
+}
+
+/// Inputs of the next products, in the forms kernels read.
+#[derive(Default)]
+struct Activations {
+    q: Vec<Act4>,
+    scale: Vec<f32>,
+    isum: Vec<i32>,
+    fsum: Vec<f32>,
+    tiles: Vec<f32>,
+}
+
+/// What one thread needs to itself.
+struct Scratch {
+    panel: Vec<f32>,
+    q: Vec<f32>,
+    out: Vec<f32>,
+    strip: Vec<f32>,
+}
+
+/// Query rows handled at once, at most.
+const MAX_QUERIES: usize = 8;
+
+/// A pointer that threads share; every use says which part is whose.
+struct Shared<T>(*mut T);
+
+impl<T> Clone for Shared<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for Shared<T> {}
+
+// SAFETY: only a pointer; each dereference has its own reason.
+unsafe impl<T> Sync for Shared<T> {}
+// SAFETY: as above.
+unsafe impl<T> Send for Shared<T> {}
+
+impl<T> Shared<T> {
+    /// # Safety
+    /// The range is inside the allocation, and no other thread writes to it (or touches it, if this one writes).
+    unsafe fn part<'a>(self, at: usize, len: usize) -> &'a mut [T] {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.0.add(at), len) }
+    }
+}
+
+/// Everything the threads of one step read.
+struct Frame<'a> {
+    table: &'static Table,
+    program: &'a Program,
+    prepare: &'a [Option<Reads>],
+    step: &'a Step<'a>,
+    rows: &'a [Row],
+    wanted: &'a [usize],
+    kv: &'a KvStore,
+    kv_writer: crate::kv::KvWriter,
+    buffers: Vec<Shared<f32>>,
+    act: ActRow,
+    tiles: Shared<f32>,
+    threads: Shared<Scratch>,
+    pieces: Shared<f32>,
+    max_pieces: usize,
+    angles: Shared<(f32, f32)>,
+    counters: &'a [AtomicUsize],
+}
+
+// SAFETY: `ActRow` and the buffers are pointers into vectors that outlive the step; each operation divides what it
+// writes among the threads, and a barrier separates writers from readers.
+unsafe impl Sync for Frame<'_> {}
+
+/// One token of the step.
+#[derive(Clone, Copy)]
+struct Row {
+    seq: usize,
+    token: u32,
+    pos: usize,
+}
+
+impl Executor {
+    /// # Panics
+    /// If the program's numbers contradict each other: a bug in whoever compiled it.
+    pub fn new(isa: Isa, program: Program, pool: Pool) -> Executor {
+        check(&program);
+        let t = table(isa);
+        let scratch = || Scratch {
+            panel: vec![0.0; STRIPS * KC * t.strip],
+            q: vec![0.0; MAX_QUERIES * MAX_HEAD_DIM],
+            out: vec![0.0; MAX_QUERIES * attention::padded(MAX_HEAD_DIM)],
+            strip: vec![0.0; 16],
+        };
+        let prepare = [Role::Prompt, Role::Generated].map(|role| preparations(&program, role));
+        Executor {
+            table: t,
+            buffers: vec![Vec::new(); program.slots.len()],
+            act: Activations::default(),
+            threads: (0..pool.threads()).map(|_| scratch()).collect(),
+            pieces: Vec::new(),
+            angles: Vec::new(),
+            counters: program.ops.iter().map(|_| AtomicUsize::new(0)).collect(),
+            prepare,
+            program,
+            pool,
+        }
+    }
+
+    /// The instruction set whose kernels run.
+    pub fn isa(&self) -> Isa {
+        self.table.isa
+    }
+
+    /// The program.
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// Threads of the pool.
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    /// Bytes of buffers that a step of `rows` tokens, `wanted` of them with outputs, needs.
+    pub fn buffer_bytes(program: &Program, rows: usize, wanted: usize) -> usize {
+        let slots: usize = program.slots.iter().map(|s| s.width * if s.selected { wanted } else { rows }).sum();
+        let widest = program.matrices.iter().map(|m| m.cols).max().unwrap_or(0);
+        4 * (slots + rows * widest)
+    }
+
+    /// Runs a step and returns the outputs of the wanted rows, `[wanted][width of the output]`. `tap` sees the result
+    /// of every operation.
+    ///
+    /// # Panics
+    /// If the step does not fit the program or the store: tokens beyond the table, tables that do not cover the
+    /// positions, page numbers that do not exist.
+    pub fn step(&mut self, step: &Step<'_>, kv: &mut KvStore, tap: Option<&mut TapFn<'_>>) -> &[f32] {
+        let (rows, wanted) = self.check_step(step, kv);
+        let max_pieces = step.seqs.iter().map(|s| (s.start + s.tokens.len()).div_ceil(PIECE)).max().unwrap_or(0);
+        self.reserve(step, &rows, wanted.len(), max_pieces);
+        let tapped = tap.is_some();
+        let tap = Mutex::new(tap);
+        let frame = Frame {
+            table: self.table,
+            program: &self.program,
+            prepare: &self.prepare[usize::from(step.role == Role::Generated)],
+            step,
+            rows: &rows,
+            wanted: &wanted,
+            kv_writer: kv.writer(),
+            kv,
+            buffers: self.buffers.iter_mut().map(|b| Shared(b.as_mut_ptr())).collect(),
+            act: ActRow {
+                q: self.act.q.as_mut_ptr(),
+                scale: self.act.scale.as_mut_ptr(),
+                isum: self.act.isum.as_mut_ptr(),
+                fsum: self.act.fsum.as_mut_ptr(),
+            },
+            tiles: Shared(self.act.tiles.as_mut_ptr()),
+            threads: Shared(self.threads.as_mut_ptr()),
+            pieces: Shared(self.pieces.as_mut_ptr()),
+            max_pieces,
+            angles: Shared(self.angles.as_mut_ptr()),
+            counters: &self.counters,
+        };
+        let frame = &frame;
+        self.pool.run(&|w| {
+            // SAFETY: buffers were reserved for this step, and every thread of the pool runs the same list.
+            unsafe {
+                frame.angles(w);
+                w.barrier();
+                for at in 0..frame.program.ops.len() {
+                    frame.op(at, w);
+                    w.barrier();
+                    if tapped {
+                        if w.id == 0 {
+                            frame.tap(at, &tap);
+                        }
+                        // the next operation may write to the same slot
+                        w.barrier();
+                    }
+                }
+            }
+        });
+        let width = self.program.slots[self.program.output].width;
+        &self.buffers[self.program.output][..wanted.len() * width]
+    }
+
+    fn check_step(&self, step: &Step<'_>, kv: &KvStore) -> (Vec<Row>, Vec<usize>) {
+        assert_eq!(kv.shape, self.program.kv, "the cache belongs to another program");
+        let vocabulary = self.program.ops.iter().find_map(|op| match op {
+            Op::Embed { table, .. } => Some(table.rows),
+            _ => None,
+        });
+        let (mut rows, mut wanted) = (Vec::new(), Vec::new());
+        for (seq, s) in step.seqs.iter().enumerate() {
+            let end = s.start + s.tokens.len();
+            assert!(s.table.len() * PAGE >= end, "the block table ends before position {end}");
+            assert!(s.table.iter().all(|p| (*p as usize) < kv.n_pages), "a page that does not exist");
+            assert!(s.wanted.end <= s.tokens.len(), "outputs wanted of tokens that are not there");
+            wanted.extend(s.wanted.clone().map(|i| rows.len() + i));
+            for (i, token) in s.tokens.iter().enumerate() {
+                assert!(vocabulary.is_none_or(|n| (*token as usize) < n), "token {token} has no embedding");
+                rows.push(Row { seq, token: *token, pos: s.start + i });
+            }
+        }
+        (rows, wanted)
+    }
+
+    fn reserve(&mut self, step: &Step<'_>, rows: &[Row], wanted: usize, max_pieces: usize) {
+        fn grow<T: Clone + Default>(v: &mut Vec<T>, len: usize) {
+            if v.len() < len {
+                v.resize(len, T::default());
+            }
+        }
+        let n = rows.len();
+        for (buffer, slot) in self.buffers.iter_mut().zip(&self.program.slots) {
+            grow(buffer, slot.width * if slot.selected { wanted } else { n });
+        }
+        let most = n.max(wanted);
+        let widest = self.program.matrices.iter().map(|m| m.cols).max().unwrap_or(0);
+        if step.role == Role::Generated {
+            grow(&mut self.act.q, most * widest.div_ceil(4));
+            grow(&mut self.act.scale, most * widest.div_ceil(ACT_GROUP));
+            grow(&mut self.act.isum, most * widest.div_ceil(16));
+            grow(&mut self.act.fsum, most * widest.div_ceil(16));
+            let heads = self.program.slots.iter().map(|s| s.width).max().unwrap_or(0) / self.program.kv.head_dim;
+            grow(&mut self.pieces, n * heads * max_pieces * piece_len(self.program.kv.head_dim));
+        }
+        grow(&mut self.act.tiles, gemm::packed_len(most, widest, self.table.tile));
+        grow(&mut self.angles, n * self.program.rope.frequencies.len());
+        self.counters.iter_mut().for_each(|c| *c.get_mut() = 0);
+    }
+}
+
+/// Floats of one partial result: weighted sums, maximum, sum.
+const fn piece_len(head_dim: usize) -> usize {
+    attention::padded(head_dim) + 2
+}
+
+fn check(p: &Program) {
+    assert!(p.kv.head_dim.is_multiple_of(2) && p.kv.head_dim <= MAX_HEAD_DIM && p.kv.head_dim > 0);
+    let width = |s: Slot| p.slots[s].width;
+    for op in &p.ops {
+        match op {
+            Op::Embed { table, out } => assert_eq!(table.cols, width(*out)),
+            Op::RmsNorm { x, weight, out, .. } => {
+                assert!(x != out && width(*x) == width(*out) && width(*x).is_multiple_of(weight.len()));
+            }
+            Op::MatMul { x, w, out } => {
+                assert!(x != out && p.matrices[*w].cols == width(*x) && p.matrices[*w].rows == width(*out));
+            }
+            Op::AddBias { x, bias, out } => assert!(width(*x) == bias.len() && width(*out) == bias.len()),
+            Op::Rope { x, head_dim, out } => {
+                assert!(width(*x) == width(*out) && width(*x).is_multiple_of(*head_dim));
+                assert!(2 * p.rope.frequencies.len() <= *head_dim);
+            }
+            Op::KvWrite { k, v, layer } => {
+                let n = p.kv.n_head_kv * p.kv.head_dim;
+                assert!(width(*k) == n && width(*v) == n && *layer < p.kv.n_layer);
+            }
+            Op::Attention { q, layer, out, .. } => {
+                assert!(q != out && width(*q) == width(*out) && *layer < p.kv.n_layer);
+                assert!(width(*q).is_multiple_of(p.kv.n_head_kv * p.kv.head_dim));
+            }
+            Op::SwiGlu { gate: a, up: b, out } | Op::Add { a, b, out } => {
+                assert!(width(*a) == width(*out) && width(*b) == width(*out));
+            }
+            Op::SelectRows { x, out } => assert!(x != out && width(*x) == width(*out)),
+        }
+    }
+}
+
+/// Which products must bring their input into another form first: those whose input is not there in it yet.
+fn preparations(program: &Program, role: Role) -> Vec<Option<Reads>> {
+    let mut ready: Vec<(Slot, Reads)> = Vec::new();
+    let mut list = Vec::with_capacity(program.ops.len());
+    for op in &program.ops {
+        let mut needed = None;
+        if let Op::MatMul { x, w, .. } = *op {
+            let reads = program.matrices[w].reads(role == Role::Generated);
+            if reads != Reads::Floats && !ready.contains(&(x, reads)) {
+                // there is room for one input in each form
+                ready.retain(|(_, other)| *other != reads);
+                ready.push((x, reads));
+                needed = Some(reads);
+            }
+        }
+        if let Some(out) = op.out() {
+            ready.retain(|(slot, _)| *slot != out);
+        }
+        list.push(needed);
+    }
+    list
+}
+
+impl Frame<'_> {
+    fn n_rows(&self, slot: Slot) -> usize {
+        if self.program.slots[slot].selected { self.wanted.len() } else { self.rows.len() }
+    }
+
+    fn width(&self, slot: Slot) -> usize {
+        self.program.slots[slot].width
+    }
+
+    /// Row `r` of a buffer.
+    ///
+    /// # Safety
+    /// As [`Shared::part`].
+    unsafe fn row<'a>(&self, slot: Slot, r: usize) -> &'a mut [f32] {
+        let width = self.width(slot);
+        assert!(r < self.n_rows(slot));
+        // SAFETY: the buffer holds n_rows * width values; the caller keeps writers apart.
+        unsafe { self.buffers[slot].part(r * width, width) }
+    }
+
+    fn tap(&self, at: usize, tap: &Mutex<Option<&mut TapFn<'_>>>) {
+        let mut tap = tap.lock().expect("only this thread takes the lock");
+        if let (Some(tap), Some(out)) = (tap.as_mut(), self.program.ops[at].out()) {
+            let (rows, width) = (self.n_rows(out), self.width(out));
+            // SAFETY: the operation is complete, and the others wait at the barrier that follows this call.
+            let values = unsafe { self.buffers[out].part(0, rows * width) };
+            tap(at, rows, width, values);
+        }
+    }
+
+    /// Cosines and sines of all rows.
+    unsafe fn angles(&self, w: &Worker<'_>) {
+        let rope = &self.program.rope;
+        let n = rope.frequencies.len();
+        for r in w.share(self.rows.len(), 1) {
+            // SAFETY: each row belongs to one thread.
+            let out = unsafe { self.angles.part(r * n, n) };
+            for (out, f) in out.iter_mut().zip(&rope.frequencies) {
+                let (sin, cos) = (self.rows[r].pos as f64 * f).sin_cos();
+                let m = f64::from(rope.magnitude);
+                *out = ((cos * m) as f32, (sin * m) as f32);
+            }
+        }
+    }
+
+    /// Runs this thread's share of operation `at`.
+    ///
+    /// # Safety
+    /// Every thread of the pool runs the same operations with a barrier between them, over reserved buffers.
+    unsafe fn op(&self, at: usize, w: &Worker<'_>) {
+        // SAFETY: in every arm, rows (or parts of rows) are divided among threads by `share` or by a counter, inputs
+        // were finished before the last barrier, and lengths are those `check` compared.
+        unsafe {
+            match &self.program.ops[at] {
+                Op::Embed { table, out } => {
+                    let bytes = table.ty.row_bytes(table.cols as u64).expect("whole blocks, checked at load") as usize;
+                    for r in w.share(self.rows.len(), 1) {
+                        let from = self.rows[r].token as usize * bytes;
+                        let raw = &table.source.bytes()[from..from + bytes];
+                        octavo_quant::dequantize(table.ty, raw, self.row(*out, r)).expect("checked at load");
+                    }
+                }
+                Op::RmsNorm { x, weight, eps, out } => {
+                    let groups = self.width(*x) / weight.len();
+                    for i in w.share(self.n_rows(*x) * groups, 1) {
+                        let part = i % groups * weight.len()..(i % groups + 1) * weight.len();
+                        let from = &self.row(*x, i / groups)[part.clone()];
+                        let to = self.buffers[*out].part(i / groups * self.width(*out) + part.start, weight.len());
+                        (self.table.rms_norm)(from.as_ptr(), weight.as_ptr(), *eps, weight.len(), to.as_mut_ptr());
+                    }
+                }
+                Op::MatMul { x, w: matrix, out } => self.matmul(at, *x, &self.program.matrices[*matrix], *out, w),
+                Op::AddBias { x, bias, out } => {
+                    for r in w.share(self.n_rows(*x), 1) {
+                        let (x, y) = (self.row(*x, r), self.row(*out, r));
+                        (self.table.add)(x.as_ptr(), bias.as_ptr(), bias.len(), y.as_mut_ptr());
+                    }
+                }
+                Op::Rope { x, head_dim, out } => {
+                    let n = self.program.rope.frequencies.len();
+                    for r in w.share(self.rows.len(), 1) {
+                        let angles = &*self.angles.part(r * n, n);
+                        rotate(self.row(*x, r), *head_dim, angles, self.program.rope.neox, self.row(*out, r));
+                    }
+                }
+                Op::KvWrite { k, v, layer } => self.kv_write(*k, *v, *layer, w),
+                Op::Attention { q, layer, scale, out } => match self.step.role {
+                    Role::Prompt => self.attend_prompt(at, (*q, *out), *layer, *scale, w),
+                    Role::Generated => self.attend_generated((*q, *out), *layer, *scale, w),
+                },
+                Op::SwiGlu { gate: a, up: b, out } | Op::Add { a, b, out } => {
+                    let swiglu = matches!(&self.program.ops[at], Op::SwiGlu { .. });
+                    let f = if swiglu { self.table.swiglu } else { self.table.add };
+                    // rows of one length lie side by side: divide them as one, so that one row keeps all threads busy
+                    let part = w.share(self.n_rows(*out) * self.width(*out), 64);
+                    let a = self.buffers[*a].0.add(part.start);
+                    let b = self.buffers[*b].0.add(part.start);
+                    f(a, b, part.len(), self.buffers[*out].0.add(part.start));
+                }
+                Op::SelectRows { x, out } => {
+                    for r in w.share(self.wanted.len(), 1) {
+                        self.row(*out, r).copy_from_slice(self.row(*x, self.wanted[r]));
+                    }
+                }
+            }
+        }
+    }
+
+    unsafe fn kv_write(&self, k: Slot, v: Slot, layer: usize, w: &Worker<'_>) {
+        let shape = self.program.kv;
+        for i in w.share(self.rows.len() * shape.n_head_kv, 1) {
+            let (r, head) = (i / shape.n_head_kv, i % shape.n_head_kv);
+            let Row { seq, pos, .. } = self.rows[r];
+            let page = self.step.seqs[seq].table[pos / PAGE];
+            let part = head * shape.head_dim..(head + 1) * shape.head_dim;
+            // SAFETY: one thread has this row and head, sequences do not share pages they write to, and the store is
+            // read only after the next barrier.
+            unsafe {
+                let kv = (&self.row(k, r)[part.clone()], &self.row(v, r)[part]);
+                self.kv_writer.write(layer, head, page, pos % PAGE, kv);
+            }
+        }
+    }
+}
+
+/// Rotates the heads of one row.
+fn rotate(x: &[f32], head_dim: usize, angles: &[(f32, f32)], neox: bool, out: &mut [f32]) {
+    let n = angles.len();
+    out.copy_from_slice(x);
+    for (x, y) in x.chunks_exact(head_dim).zip(out.chunks_exact_mut(head_dim)) {
+        for (i, (cos, sin)) in angles.iter().enumerate() {
+            let (a, b) = if neox { (i, i + n) } else { (2 * i, 2 * i + 1) };
+            y[a] = x[a] * cos - x[b] * sin;
+            y[b] = x[a] * sin + x[b] * cos;
+        }
+    }
+}
+
+#[path = "exec_attention.rs"]
+mod attend;
+#[path = "exec_matmul.rs"]
+mod matmul;

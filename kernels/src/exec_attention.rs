@@ -1,0 +1,188 @@
+//! Attention of an operation list: which thread takes which rows, heads and positions.
+
+use super::{
+    Frame, KvType, MAX_QUERIES, Ordering, PAGE, PIECE, QUERY_BLOCK, Row, Scratch, Slot, Worker, attention, piece_len,
+};
+
+/// Some query rows of one KV head.
+struct Group<'a> {
+    layer: usize,
+    head_kv: usize,
+    table: &'a [u32],
+    /// (row of the step, query head)
+    rows: &'a [(usize, usize)],
+    scale: f32,
+    /// Positions to attend to.
+    from: usize,
+    to: usize,
+}
+
+/// Takes the rows just run (row of the step, head), their sums and their softmax states.
+type Done<'a> = dyn FnMut(&[(usize, usize)], &[f32], &[(f32, f32)]) + 'a;
+
+impl Frame<'_> {
+    /// Runs `group` (at most as many rows as the kernel takes) and leaves sums and states in the scratch.
+    ///
+    /// # Safety
+    /// As [`Frame::op`]; the scratch belongs to this thread.
+    unsafe fn attend(&self, q: Slot, group: &Group<'_>, scratch: &mut Scratch, states: &mut [(f32, f32); MAX_QUERIES]) {
+        let (n, d) = (group.rows.len(), self.program.kv.head_dim);
+        let kernel = self.table.attention.iter().find(|k| k.0 == n).expect("cut to the kernels' sizes");
+        let mut visible = [0; MAX_QUERIES];
+        for (j, (row, head)) in group.rows.iter().enumerate() {
+            visible[j] = self.rows[*row].pos + 1;
+            // SAFETY: the query buffer was finished before the last barrier.
+            let q = unsafe { &self.row(q, *row)[head * d..(head + 1) * d] };
+            for (i, x) in q.iter().enumerate() {
+                scratch.q[i * n + j] = x * group.scale;
+            }
+        }
+        attention::start(&mut scratch.out[..n * attention::padded(d)], &mut states[..n]);
+        let (k, v) = self.kv.base(group.layer, group.head_kv);
+        let mut rows = attention::Rows {
+            q: scratch.q.as_ptr(),
+            visible: &visible[..n],
+            first: group.from,
+            table: group.table,
+            k,
+            v,
+            page_stride: self.kv.page_stride(),
+            head_dim: d,
+            out: scratch.out.as_mut_ptr(),
+            state: &mut states[..n],
+        };
+        // SAFETY: the table covers all visible positions (`check_step`), the scratch holds n rows, and pages written
+        // in this step were finished before the last barrier.
+        unsafe {
+            match self.program.kv.ty {
+                KvType::F16 => (kernel.1)(&mut rows, group.to),
+                KvType::F32 => (kernel.2)(&mut rows, group.to),
+            }
+        }
+    }
+
+    /// Cuts `rows` to the sizes that kernels exist for and runs each piece, handing its results to `done`.
+    ///
+    /// # Safety
+    /// As [`Frame::attend`].
+    unsafe fn attend_all(&self, q: Slot, mut group: Group<'_>, w: &Worker<'_>, done: &mut Done<'_>) {
+        // SAFETY: the scratch at this thread's number is its own.
+        let scratch = unsafe { &mut self.threads.part(w.id, 1)[0] };
+        let mut states = [(0.0, 0.0); MAX_QUERIES];
+        let mut rest = group.rows;
+        while !rest.is_empty() {
+            let kernel = self.table.attention.iter().find(|k| k.0 <= rest.len()).expect("there is one for one row");
+            let (now, later) = rest.split_at(kernel.0);
+            group.rows = now;
+            // SAFETY: the caller's promise.
+            unsafe { self.attend(q, &group, scratch, &mut states) };
+            done(now, &scratch.out, &states[..now.len()]);
+            rest = later;
+        }
+    }
+
+    /// # Safety
+    /// As [`Frame::op`].
+    pub(super) unsafe fn attend_prompt(
+        &self,
+        at: usize,
+        (q, out): (Slot, Slot),
+        layer: usize,
+        scale: f32,
+        w: &Worker<'_>,
+    ) {
+        let d = self.program.kv.head_dim;
+        let heads = self.width(q) / d / self.program.kv.n_head_kv;
+        let blocks = self.rows.len().div_ceil(QUERY_BLOCK);
+        let mut rows = Vec::with_capacity(QUERY_BLOCK * heads);
+        loop {
+            // the last blocks see the most positions: start with them
+            let task = self.counters[at].fetch_add(1, Ordering::Relaxed);
+            if task >= blocks * self.program.kv.n_head_kv {
+                return;
+            }
+            let (block, head_kv) = (blocks - 1 - task / self.program.kv.n_head_kv, task % self.program.kv.n_head_kv);
+            let block = block * QUERY_BLOCK..((block + 1) * QUERY_BLOCK).min(self.rows.len());
+            let mut first = block.start;
+            while first < block.end {
+                // rows of one sequence at a time
+                let seq = self.rows[first].seq;
+                let end = (first..block.end).find(|r| self.rows[*r].seq != seq).unwrap_or(block.end);
+                rows.clear();
+                rows.extend((first..end).flat_map(|r| (0..heads).map(move |h| (r, head_kv * heads + h))));
+                let table = self.step.seqs[seq].table;
+                let group = Group { layer, head_kv, table, rows: &rows, scale, from: 0, to: usize::MAX };
+                // SAFETY: one thread has these rows and heads.
+                unsafe {
+                    self.attend_all(q, group, w, &mut |rows, sums, states| {
+                        for (j, (row, head)) in rows.iter().enumerate() {
+                            let to = &mut self.row(out, *row)[head * d..(head + 1) * d];
+                            let sums = &sums[j * attention::padded(d)..];
+                            to.iter_mut().zip(sums).for_each(|(to, sum)| *to = sum / states[j].1);
+                        }
+                    });
+                }
+                first = end;
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Frame::op`].
+    pub(super) unsafe fn attend_generated(&self, (q, out): (Slot, Slot), layer: usize, scale: f32, w: &Worker<'_>) {
+        let (d, n_kv) = (self.program.kv.head_dim, self.program.kv.n_head_kv);
+        let heads = self.width(q) / d / n_kv;
+        let len = piece_len(d);
+        let place =
+            |row: usize, head: usize, piece: usize| ((row * n_kv * heads + head) * self.max_pieces + piece) * len;
+        for task in w.share(self.rows.len() * n_kv * self.max_pieces, 1) {
+            let (rest, piece) = (task / self.max_pieces, task % self.max_pieces);
+            let (row, head_kv) = (rest / n_kv, rest % n_kv);
+            let Row { seq, pos, .. } = self.rows[row];
+            if piece * PIECE > pos {
+                continue;
+            }
+            let rows: Vec<(usize, usize)> = (0..heads).map(|h| (row, head_kv * heads + h)).collect();
+            let table = self.step.seqs[seq].table;
+            let (from, to) = (piece * PIECE, (piece + 1) * PIECE);
+            let group = Group { layer, head_kv, table, rows: &rows, scale, from, to };
+            // SAFETY: one thread has this row, head and piece, and so the place of its result.
+            unsafe {
+                self.attend_all(q, group, w, &mut |rows, sums, states| {
+                    for (j, (row, head)) in rows.iter().enumerate() {
+                        let to = self.pieces.part(place(*row, *head, piece), len);
+                        to[..d].copy_from_slice(&sums[j * attention::padded(d)..][..d]);
+                        (to[len - 2], to[len - 1]) = states[j];
+                    }
+                });
+            }
+        }
+        w.barrier();
+        for task in w.share(self.rows.len() * n_kv * heads, 1) {
+            let (row, head) = (task / (n_kv * heads), task % (n_kv * heads));
+            let n = self.rows[row].pos / PIECE + 1;
+            // SAFETY: all pieces are complete, and one thread has this row and head of the output.
+            unsafe {
+                let pieces: Vec<&[f32]> = (0..n).map(|p| &*self.pieces.part(place(row, head, p), len)).collect();
+                merge(&pieces, &mut self.row(out, row)[head * d..(head + 1) * d]);
+            }
+        }
+    }
+}
+
+/// Joins partial softmax sums, in the order of their positions.
+fn merge(pieces: &[&[f32]], out: &mut [f32]) {
+    let state = |p: &[f32]| (p[p.len() - 2], p[p.len() - 1]);
+    let max = pieces.iter().map(|p| state(p).0).fold(f32::NEG_INFINITY, f32::max);
+    let mut total = 0.0;
+    out.fill(0.0);
+    for p in pieces {
+        let (m, sum) = state(p);
+        let weight = (m - max).exp();
+        total += sum * weight;
+        out.iter_mut().zip(*p).for_each(|(o, x)| *o += x * weight);
+    }
+    out.iter_mut().for_each(|o| *o /= total);
+}
+
+const _: () = assert!(PIECE.is_multiple_of(PAGE));

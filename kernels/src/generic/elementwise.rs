@@ -1,0 +1,86 @@
+//! Norms and activations over rows.
+
+use crate::simd::{Simd, exp};
+
+/// `y = x / sqrt(mean(x^2) + eps) * weight`, over `n` values.
+///
+/// # Safety
+/// `x`, `weight` and `y` are `n` floats; `y` may be `x`.
+#[inline(always)]
+pub(crate) unsafe fn rms_norm<S: Simd>(x: *const f32, weight: *const f32, eps: f32, n: usize, y: *mut f32) {
+    // SAFETY: all indices are below n.
+    unsafe {
+        let whole = n - n % S::R;
+        let mut sums = [S::zero(); 2];
+        for i in (0..whole).step_by(S::R) {
+            let v = S::load(x.add(i));
+            let at = (i / S::R) % 2;
+            sums[at] = S::fma(v, v, sums[at]);
+        }
+        let mut sum = f64::from(S::sum(S::add(sums[0], sums[1])));
+        for i in whole..n {
+            sum += f64::from(x.add(i).read()) * f64::from(x.add(i).read());
+        }
+        let scale = (1.0 / (sum / n as f64 + f64::from(eps)).sqrt()) as f32;
+        for i in (0..whole).step_by(S::R) {
+            let v = S::mul(S::load(x.add(i)), S::set1(scale));
+            S::store(y.add(i), S::mul(v, S::load(weight.add(i))));
+        }
+        for i in whole..n {
+            y.add(i).write(x.add(i).read() * scale * weight.add(i).read());
+        }
+    }
+}
+
+/// `y = gate / (1 + e^-gate) * up`.
+///
+/// # Safety
+/// All three are `n` floats; `y` may be one of the others.
+#[inline(always)]
+pub(crate) unsafe fn swiglu<S: Simd>(gate: *const f32, up: *const f32, n: usize, y: *mut f32) {
+    // SAFETY: all indices are below n; the tail goes through whole local vectors.
+    unsafe {
+        let whole = n - n % S::R;
+        for i in (0..whole).step_by(S::R) {
+            S::store(y.add(i), gated::<S>(S::load(gate.add(i)), S::load(up.add(i))));
+        }
+        if whole < n {
+            let (mut g, mut u) = ([0f32; 16], [0f32; 16]);
+            for i in whole..n {
+                (g[i - whole], u[i - whole]) = (gate.add(i).read(), up.add(i).read());
+            }
+            S::store(g.as_mut_ptr(), gated::<S>(S::load(g.as_ptr()), S::load(u.as_ptr())));
+            for i in whole..n {
+                y.add(i).write(g[i - whole]);
+            }
+        }
+    }
+}
+
+/// One vector of [`swiglu`]. A function and not a closure: closures are compiled without the caller's target features.
+#[inline(always)]
+unsafe fn gated<S: Simd>(gate: S::F, up: S::F) -> S::F {
+    // SAFETY: no pointers; the instruction set is the caller's promise.
+    unsafe {
+        let e = exp::<S>(S::sub(S::zero(), gate));
+        S::mul(S::div(gate, S::add(S::set1(1.0), e)), up)
+    }
+}
+
+/// `y = a + b`.
+///
+/// # Safety
+/// All three are `n` floats; `y` may be one of the others.
+#[inline(always)]
+pub(crate) unsafe fn add<S: Simd>(a: *const f32, b: *const f32, n: usize, y: *mut f32) {
+    // SAFETY: all indices are below n.
+    unsafe {
+        let whole = n - n % S::R;
+        for i in (0..whole).step_by(S::R) {
+            S::store(y.add(i), S::add(S::load(a.add(i)), S::load(b.add(i))));
+        }
+        for i in whole..n {
+            y.add(i).write(a.add(i).read() + b.add(i).read());
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! One generated token against packed weights: every weight is read once, so memory is the limit.
+//!
+//! A strip of R rows is one contiguous stream, walked in address order with the next block prefetched. Codes are
+//! multiplied as integers with the two-plane activations; each group of 16 or 32 leaves the integer domain once, with
+//! the product of both scales.
+
+use crate::act::{ACT_GROUP, Act4, ActRow};
+use crate::formats::{Float, Format};
+use crate::simd::Simd;
+
+/// One strip times one row of activations -> R outputs.
+///
+/// # Safety
+/// `strip` holds `k / F::K` packed blocks, `x` a row of `k` activations, `out` R writable floats.
+#[inline(always)]
+pub(crate) unsafe fn strip<S: Simd, F: Format>(strip: *const u8, k: usize, x: &ActRow, out: *mut f32) {
+    let block_bytes = F::BLOCK_BYTES * S::R;
+    let groups = F::K / ACT_GROUP;
+    // cache lines of the next block to ask for in each group
+    let lines = (block_bytes / groups).div_ceil(64);
+    // SAFETY: all offsets below stay inside the strip and the activation row by the caller's promise; prefetches may
+    // point past the end, which is harmless.
+    unsafe {
+        let mut sum = S::zero();
+        for b in 0..k / F::K {
+            let block = strip.add(b * block_bytes);
+            let head = F::head::<S>(block);
+            for g in 0..groups {
+                let ahead = block.wrapping_add(block_bytes.max(2048) + g * (block_bytes / groups));
+                for line in 0..lines {
+                    S::prefetch(ahead.wrapping_add(64 * line));
+                }
+                let at = b * groups + g;
+                let xq = x.q.add(at * (ACT_GROUP / 4));
+                let xs = x.scale.add(at).read();
+                if F::GROUP == 32 {
+                    let acc = half::<S, F, 0>(S::acc_zero(), block, g, xq);
+                    let acc = half::<S, F, 1>(acc, block, g, xq.add(4));
+                    let isum = x.isum.add(2 * at).read() + x.isum.add(2 * at + 1).read();
+                    let fsum = x.fsum.add(2 * at).read() + x.fsum.add(2 * at + 1).read();
+                    sum = group::<S, F>(sum, acc, F::scales::<S>(head, block, g), (xs, isum, fsum));
+                } else {
+                    let acc = half::<S, F, 0>(S::acc_zero(), block, g, xq);
+                    let sums = (xs, x.isum.add(2 * at).read(), x.fsum.add(2 * at).read());
+                    sum = group::<S, F>(sum, acc, F::scales::<S>(head, block, 2 * g), sums);
+                    let acc = half::<S, F, 1>(S::acc_zero(), block, g, xq.add(4));
+                    let sums = (xs, x.isum.add(2 * at + 1).read(), x.fsum.add(2 * at + 1).read());
+                    sum = group::<S, F>(sum, acc, F::scales::<S>(head, block, 2 * g + 1), sums);
+                }
+            }
+        }
+        S::store(out, sum);
+    }
+}
+
+/// Adds 16 codes times 16 activations to the running integers.
+#[inline(always)]
+unsafe fn half<S: Simd, F: Format, const H: usize>(
+    mut acc: S::Acc,
+    block: *const u8,
+    g: usize,
+    x: *const Act4,
+) -> S::Acc {
+    // SAFETY: the caller's group lies inside the block and the activation row.
+    unsafe {
+        let c = F::codes::<S, H>(block, g);
+        acc = S::dot4(acc, c[0], x);
+        acc = S::dot4(acc, c[1], x.add(1));
+        acc = S::dot4(acc, c[2], x.add(2));
+        S::dot4(acc, c[3], x.add(3))
+    }
+}
+
+/// Takes one group's integers to floats: `sum + scale * xs * (acc - offset * isum) - min * fsum`.
+#[inline(always)]
+unsafe fn group<S: Simd, F: Format>(
+    sum: S::F,
+    acc: S::Acc,
+    (scale, min): (S::F, S::F),
+    (xs, isum, fsum): (f32, i32, f32),
+) -> S::F {
+    // SAFETY: no pointers; the instruction set is the caller's promise.
+    unsafe {
+        let mut dot = S::acc_sum(acc);
+        if F::OFFSET != 0 {
+            dot = S::isub(dot, S::iset1(F::OFFSET * isum));
+        }
+        let mut sum = S::fma(S::mul(scale, S::set1(xs)), S::to_f(dot), sum);
+        if F::MIN {
+            sum = S::fma(min, S::set1(-fsum), sum);
+        }
+        sum
+    }
+}
+
+/// As [`strip`], for float weights packed as [k][R] and activations as they are.
+///
+/// # Safety
+/// `strip` holds `k * R` elements, `x` is `k` floats, `out` R writable floats.
+#[inline(always)]
+pub(crate) unsafe fn strip_float<S: Simd, E: Float>(strip: *const u8, k: usize, x: *const f32, out: *mut f32) {
+    let row = E::BYTES * S::R;
+    // SAFETY: offsets stay inside the strip and `x` by the caller's promise; prefetches may point past the end.
+    unsafe {
+        // four sums hide the latency of the multiply-add
+        let mut sums = [S::zero(); 4];
+        let mut i = 0;
+        while i + 4 <= k {
+            let p = strip.add(i * row);
+            for line in 0..(4 * row) / 64 {
+                S::prefetch(p.wrapping_add(2048 + 64 * line));
+            }
+            for (j, sum) in sums.iter_mut().enumerate() {
+                *sum = S::fma(E::load::<S>(p.add(j * row)), S::set1(x.add(i + j).read()), *sum);
+            }
+            i += 4;
+        }
+        for i in i..k {
+            sums[i % 4] = S::fma(E::load::<S>(strip.add(i * row)), S::set1(x.add(i).read()), sums[i % 4]);
+        }
+        S::store(out, S::add(S::add(sums[0], sums[2]), S::add(sums[1], sums[3])));
+    }
+}
+
+/// Turns a row of `k` floats (a multiple of 32) into activations.
+///
+/// # Safety
+/// `x` is `k` floats; the parts of `out` have room for `k` values.
+#[inline(always)]
+pub(crate) unsafe fn quantize<S: Simd>(x: *const f32, k: usize, out: &ActRow) {
+    // SAFETY: offsets stay inside the row by the caller's promise; the parts of `out` do not overlap `x`.
+    unsafe {
+        for g in 0..k / ACT_GROUP {
+            let x = x.add(g * ACT_GROUP);
+            let mut largest = S::zero();
+            for i in (0..ACT_GROUP).step_by(S::R) {
+                let v = S::load(x.add(i));
+                largest = S::max(largest, S::max(v, S::sub(S::zero(), v)));
+            }
+            let largest = S::largest(largest);
+            let scale = largest / crate::act::ACT_MAX;
+            // a group of zeros, or one too small for its scale to have an inverse, is zero; what is not finite keeps
+            // its scale not finite, so that it reaches the logits instead of vanishing here
+            let inverse = if scale >= f32::MIN_POSITIVE { 1.0 / scale } else { 0.0 };
+            let finite = (0..ACT_GROUP).all(|i| x.add(i).read().is_finite());
+            let (scale, inverse) = if finite { (scale, inverse) } else { (f32::NAN, 0.0) };
+            let mut q = [0i32; ACT_GROUP];
+            for i in (0..ACT_GROUP).step_by(S::R) {
+                let v = S::to_f(S::to_i(S::mul(S::load(x.add(i)), S::set1(inverse))));
+                let mut lanes = [0f32; 16];
+                S::store(lanes.as_mut_ptr(), v);
+                for (q, l) in q[i..].iter_mut().zip(&lanes[..S::R]) {
+                    *q = *l as i32;
+                }
+            }
+            out.scale.cast_mut().add(g).write(scale);
+            for h in 0..2 {
+                let isum: i32 = q[16 * h..16 * h + 16].iter().sum();
+                out.isum.cast_mut().add(2 * g + h).write(isum);
+                out.fsum.cast_mut().add(2 * g + h).write(scale * isum as f32);
+            }
+            for (j, c) in q.chunks_exact(4).enumerate() {
+                let a = S::act4([c[0] as i16, c[1] as i16, c[2] as i16, c[3] as i16]);
+                out.q.cast_mut().add(g * (ACT_GROUP / 4) + j).write(a);
+            }
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! AVX2 + FMA + F16C: eight lanes.
+
+use super::ops;
+use crate::act::Act4;
+use crate::simd::Simd;
+use std::arch::x86_64::*;
+
+#[derive(Clone, Copy)]
+pub(crate) struct Avx2;
+
+/// Lane numbers, to build masks from.
+static LANES: [i32; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
+
+impl Simd for Avx2 {
+    const R: usize = 8;
+    type F = __m256;
+    type I = __m256i;
+    type Acc = __m256i;
+
+    ops! {
+        zero() -> __m256 { _mm256_setzero_ps() }
+        set1(x: f32) -> __m256 { _mm256_set1_ps(x) }
+        load(p: *const f32) -> __m256 { _mm256_loadu_ps(p) }
+        store(p: *mut f32, v: __m256) { _mm256_storeu_ps(p, v) }
+        load_f16(p: *const u16) -> __m256 { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
+        load_bf16(p: *const u16) -> __m256 {
+            _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast())), 16))
+        }
+        add(a: __m256, b: __m256) -> __m256 { _mm256_add_ps(a, b) }
+        sub(a: __m256, b: __m256) -> __m256 { _mm256_sub_ps(a, b) }
+        mul(a: __m256, b: __m256) -> __m256 { _mm256_mul_ps(a, b) }
+        div(a: __m256, b: __m256) -> __m256 { _mm256_div_ps(a, b) }
+        fma(a: __m256, b: __m256, c: __m256) -> __m256 { _mm256_fmadd_ps(a, b, c) }
+        min(a: __m256, b: __m256) -> __m256 { _mm256_min_ps(a, b) }
+        max(a: __m256, b: __m256) -> __m256 { _mm256_max_ps(a, b) }
+        first(n: usize, a: __m256, b: __m256) -> __m256 {
+            let mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(n as i32), _mm256_loadu_si256(LANES.as_ptr().cast()));
+            _mm256_blendv_ps(b, a, _mm256_castsi256_ps(mask))
+        }
+        sum(v: __m256) -> f32 {
+            let s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+            let s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+            _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)))
+        }
+        largest(v: __m256) -> f32 {
+            let s = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+            let s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+            _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)))
+        }
+        load_bytes(p: *const u8) -> __m256i { _mm256_loadu_si256(p.cast()) }
+        load_u8(p: *const u8) -> __m256i { _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast())) }
+        load_i8(p: *const u8) -> __m256i { _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast())) }
+        iset1(x: i32) -> __m256i { _mm256_set1_epi32(x) }
+        iadd(a: __m256i, b: __m256i) -> __m256i { _mm256_add_epi32(a, b) }
+        isub(a: __m256i, b: __m256i) -> __m256i { _mm256_sub_epi32(a, b) }
+        and(a: __m256i, b: __m256i) -> __m256i { _mm256_and_si256(a, b) }
+        or(a: __m256i, b: __m256i) -> __m256i { _mm256_or_si256(a, b) }
+        shr(a: __m256i, n: u32) -> __m256i { _mm256_srl_epi32(a, _mm_cvtsi32_si128(n as i32)) }
+        shl(a: __m256i, n: u32) -> __m256i { _mm256_sll_epi32(a, _mm_cvtsi32_si128(n as i32)) }
+        to_f(a: __m256i) -> __m256 { _mm256_cvtepi32_ps(a) }
+        to_i(a: __m256) -> __m256i { _mm256_cvtps_epi32(a) }
+        bits_f(a: __m256i) -> __m256 { _mm256_castsi256_ps(a) }
+        acc_zero() -> __m256i { _mm256_setzero_si256() }
+        // 16-bit multiply-adds hold any 8-bit code times any 16-bit activation; `maddubs` would saturate from 7 bits on
+        dot4(acc: __m256i, codes: __m256i, x: *const Act4) -> __m256i {
+            let x = x.cast::<i32>();
+            let even = _mm256_and_si256(codes, _mm256_set1_epi16(0xff));
+            let odd = _mm256_srli_epi16(codes, 8);
+            let acc = _mm256_add_epi32(acc, _mm256_madd_epi16(even, _mm256_set1_epi32(x.read())));
+            _mm256_add_epi32(acc, _mm256_madd_epi16(odd, _mm256_set1_epi32(x.add(1).read())))
+        }
+        acc_sum(acc: __m256i) -> __m256i { acc }
+        prefetch(p: *const u8) { _mm_prefetch(p.cast(), _MM_HINT_T0) }
+    }
+
+    #[inline(always)]
+    fn act4(x: [i16; 4]) -> Act4 {
+        Act4::even_odd(x)
+    }
+}

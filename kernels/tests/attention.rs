@@ -1,0 +1,202 @@
+//! Paged attention against a naive f64 softmax; pages in any order, prompts in any pieces, any number of threads:
+//! always the same bits.
+
+mod common;
+
+use common::{Rng, f32_bytes};
+use octavo_kernels::{
+    Executor, Isa, KvShape, KvStore, KvType, Matrix, Op, Pool, Program, Role, Rope, RowTable, Sequence, SlotInfo, Step,
+};
+use octavo_quant::TensorType;
+use std::sync::Arc;
+
+#[derive(Clone, Copy)]
+struct Case {
+    isa: Isa,
+    heads: usize,
+    heads_kv: usize,
+    head_dim: usize,
+    ty: KvType,
+    threads: usize,
+}
+
+/// Tokens look up q, k and v in tables and attend.
+fn executor(c: Case, q: &[f32], k: &[f32], v: &[f32], tokens: usize) -> Executor {
+    let table = |values: &[f32], cols: usize| RowTable {
+        ty: TensorType::F32,
+        rows: tokens,
+        cols,
+        source: Arc::new(f32_bytes(values)),
+    };
+    let (nq, nkv) = (c.heads * c.head_dim, c.heads_kv * c.head_dim);
+    let ops = vec![
+        Op::Embed { table: table(q, nq), out: 0 },
+        Op::Embed { table: table(k, nkv), out: 1 },
+        Op::Embed { table: table(v, nkv), out: 2 },
+        Op::KvWrite { k: 1, v: 2, layer: 1 },
+        Op::Attention { q: 0, layer: 1, scale: 0.37, out: 3 },
+    ];
+    let slots = [nq, nkv, nkv, nq].map(|width| SlotInfo { width, selected: false }).to_vec();
+    let kv = kv_shape(c);
+    let rope = Rope { frequencies: Vec::new(), magnitude: 1.0, neox: false };
+    let matrices: Vec<Matrix> = Vec::new();
+    let program = Program { ops, slots, matrices, rope, kv, output: 3 };
+    Executor::new(c.isa, program, Pool::new(c.threads).expect("threads"))
+}
+
+fn kv_shape(c: Case) -> KvShape {
+    KvShape { n_layer: 2, n_head_kv: c.heads_kv, head_dim: c.head_dim, ty: c.ty }
+}
+
+/// All outputs, the first `prompt` tokens in batches of `batch`, the rest one by one as generated tokens.
+fn run(
+    c: Case,
+    data: &(Vec<f32>, Vec<f32>, Vec<f32>),
+    n: usize,
+    prompt: usize,
+    batch: usize,
+    table: &[u32],
+) -> Vec<f32> {
+    let mut executor = executor(c, &data.0, &data.1, &data.2, n);
+    let mut kv = KvStore::new(kv_shape(c), table.len() + 3);
+    let mut all = Vec::new();
+    let mut at = 0;
+    while at < n {
+        let (role, len) = if at < prompt { (Role::Prompt, batch.min(prompt - at)) } else { (Role::Generated, 1) };
+        let tokens: Vec<u32> = (at as u32..(at + len) as u32).collect();
+        let seqs = [Sequence { tokens: &tokens, start: at, table, wanted: 0..len }];
+        all.extend_from_slice(executor.step(&Step { role, seqs: &seqs }, &mut kv, None));
+        at += len;
+    }
+    all
+}
+
+fn data(c: Case, n: usize) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
+    let mut rng = Rng(3);
+    let mut make = |heads: usize| -> Vec<f32> {
+        let x = rng.floats(n * heads * c.head_dim);
+        // values a half float holds, so that both cache types see the same numbers
+        x.into_iter().map(|v| half::f16::from_f32(2.0 * v).to_f32()).collect()
+    };
+    (make(c.heads), make(c.heads_kv), make(c.heads_kv))
+}
+
+fn naive(c: Case, (q, k, v): &(Vec<f32>, Vec<f32>, Vec<f32>), t: usize, h: usize) -> Vec<f64> {
+    let d = c.head_dim;
+    let hk = h / (c.heads / c.heads_kv);
+    let row = |x: &[f32], heads: usize, t: usize, h: usize| -> Vec<f64> {
+        x[(t * heads + h) * d..(t * heads + h + 1) * d].iter().map(|v| f64::from(*v)).collect()
+    };
+    let q = row(q, c.heads, t, h);
+    let scores: Vec<f64> = (0..=t)
+        .map(|p| row(k, c.heads_kv, p, hk).iter().zip(&q).map(|(a, b)| a * b).sum::<f64>() * f64::from(0.37f32))
+        .collect();
+    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
+    let total: f64 = weights.iter().sum();
+    let mut out = vec![0.0; d];
+    for (p, w) in weights.iter().enumerate() {
+        for (o, x) in out.iter_mut().zip(row(v, c.heads_kv, p, hk)) {
+            *o += w / total * x;
+        }
+    }
+    out
+}
+
+fn cases(threads: usize) -> Vec<Case> {
+    let mut all = Vec::new();
+    for isa in Isa::available() {
+        for (heads, heads_kv, head_dim) in [(4, 2, 64), (3, 1, 20), (14, 1, 10), (2, 2, 6), (16, 8, 128), (1, 1, 258)] {
+            for ty in [KvType::F16, KvType::F32] {
+                all.push(Case { isa, heads, heads_kv, head_dim, ty, threads });
+            }
+        }
+    }
+    all
+}
+
+fn identity(n: usize) -> Vec<u32> {
+    (0..n.div_ceil(16) as u32).collect()
+}
+
+#[test]
+fn matches_a_naive_softmax() {
+    for c in cases(2) {
+        let n = 40;
+        let data = data(c, n);
+        for prompt in [0, 17, n] {
+            let y = run(c, &data, n, prompt, 512, &identity(n));
+            for t in 0..n {
+                for h in 0..c.heads {
+                    let expected = naive(c, &data, t, h);
+                    let got = &y[(t * c.heads + h) * c.head_dim..][..c.head_dim];
+                    for (e, g) in expected.iter().zip(got) {
+                        // scores reach |q||k| <= 4 d in magnitude: their rounding, (d + 4) eps 4 d * 0.37, moves every
+                        // weight by that much relatively; values are at most 2
+                        let d = c.head_dim as f64;
+                        let bound = 2.0 * f64::from(f32::EPSILON) * (1.5 * d * (d.sqrt() + 4.0) + 64.0);
+                        assert!((e - f64::from(*g)).abs() <= bound, "{} t {t} h {h}: {e} {g} {bound:e}", c.isa);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn pages_batches_and_threads_do_not_change_a_bit() {
+    for c in cases(1) {
+        let n = 70;
+        let data = data(c, n);
+        let prompt = 45;
+        let expected = run(c, &data, n, prompt, 512, &identity(n));
+        // pages in another order, with gaps
+        let shuffled = [6, 0, 3, 7, 1];
+        assert!(run(c, &data, n, prompt, 512, &shuffled) == expected, "{}: page order matters", c.isa);
+        for batch in [1, 7, 16] {
+            assert!(run(c, &data, n, prompt, batch, &identity(n)) == expected, "{}: batch {batch} matters", c.isa);
+        }
+        for threads in [2, 3] {
+            let c = Case { threads, ..c };
+            assert!(run(c, &data, n, prompt, 512, &identity(n)) == expected, "{}: {threads} threads matter", c.isa);
+        }
+    }
+}
+
+#[test]
+fn long_contexts_are_merged_from_pieces() {
+    for isa in Isa::available() {
+        let c = Case { isa, heads: 2, heads_kv: 1, head_dim: 16, ty: KvType::F32, threads: 2 };
+        let n = 1100;
+        let data = data(c, n);
+        let y = run(c, &data, n, 1020, 512, &identity(n));
+        for t in [511, 512, 1019, 1020, 1023, 1024, 1025, 1099] {
+            let expected = naive(c, &data, t, 1);
+            let got = &y[(t * 2 + 1) * 16..][..16];
+            for (e, g) in expected.iter().zip(got) {
+                assert!((e - f64::from(*g)).abs() < 2e-5, "{isa} t {t}: {e} {g}");
+            }
+        }
+        let one = run(Case { threads: 1, ..c }, &data, n, 1020, 64, &identity(n));
+        assert!(one == y, "{isa}: threads or batches change a long context");
+    }
+}
+
+#[test]
+fn copied_pages_hold_the_same_keys_and_values() {
+    let c = Case { isa: Isa::best(), heads: 4, heads_kv: 2, head_dim: 16, ty: KvType::F16, threads: 1 };
+    let data = data(c, 20);
+    let expected = run(c, &data, 20, 20, 512, &[0, 1]);
+    let mut executor = executor(c, &data.0, &data.1, &data.2, 20);
+    let mut kv = KvStore::new(kv_shape(c), 4);
+    let tokens: Vec<u32> = (0..20).collect();
+    let seqs = [Sequence { tokens: &tokens[..18], start: 0, table: &[0, 1], wanted: 0..0 }];
+    executor.step(&Step { role: Role::Prompt, seqs: &seqs }, &mut kv, None);
+    kv.copy_page(1, 3);
+    // a second sequence writes over the original's last page; the copy must not notice
+    let seqs = [Sequence { tokens: &tokens[5..7], start: 16, table: &[0, 1], wanted: 0..0 }];
+    executor.step(&Step { role: Role::Prompt, seqs: &seqs }, &mut kv, None);
+    let seqs = [Sequence { tokens: &tokens[18..], start: 18, table: &[0, 3], wanted: 0..2 }];
+    let y = executor.step(&Step { role: Role::Prompt, seqs: &seqs }, &mut kv, None);
+    assert!(y == &expected[18 * 64..], "a copied page differs");
+}

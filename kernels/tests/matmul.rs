@@ -1,0 +1,228 @@
+//! Every (format, instruction set, role) against f64 products of the oracle's dequantized weights, at the edges of
+//! every block, strip and tile, within bounds that are derived, not tuned.
+
+mod common;
+
+use common::{Rng, f32_bytes, product, random_blocks};
+use octavo_kernels::{Isa, Role};
+use octavo_quant::TensorType as T;
+
+const PACKED: [T; 11] =
+    [T::F32, T::F16, T::BF16, T::Q4_0, T::Q4_1, T::Q5_0, T::Q5_1, T::Q8_0, T::Q4_K, T::Q5_K, T::Q6_K];
+const PANELS: [T; 19] = [
+    T::Q2_K,
+    T::Q3_K,
+    T::IQ1_S,
+    T::IQ1_M,
+    T::IQ2_XXS,
+    T::IQ2_XS,
+    T::IQ2_S,
+    T::IQ3_XXS,
+    T::IQ3_S,
+    T::IQ4_NL,
+    T::IQ4_XS,
+    T::TQ1_0,
+    T::TQ2_0,
+    T::MXFP4,
+    T::NVFP4,
+    T::Q1_0,
+    T::Q2_0,
+    T::Q8_1,
+    T::Q8_K,
+];
+
+fn instruction_sets() -> Vec<Isa> {
+    for isa in Isa::ALL {
+        if !isa.is_available() {
+            println!("skipped: {isa}: this CPU lacks it");
+        }
+    }
+    Isa::available()
+}
+
+/// One row times one token: exact value and how far a correct kernel may be from it.
+///
+/// Every path adds `k` products in f32 after at most four roundings of each weight: (k + 8) eps sum|w x| bounds the
+/// rounding of any order of summation. Minima are subtracted apart from `scale * code`, so |w| is not enough: `spread`,
+/// the largest |code * scale| + |min| of the group, bounds both parts. Generation kernels also round activations to
+/// 1/32639 of the largest of 32: half a step each.
+fn exact(w: &[f32], x: &[f32], spread: f64, codes: bool) -> (f64, f64) {
+    let eps = f64::from(f32::EPSILON);
+    let value = w.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum();
+    let mut bound = 0.0;
+    for (w, x) in w.chunks(32).zip(x.chunks(32)) {
+        let largest = x.iter().fold(0.0f64, |a, b| a.max(f64::from(b.abs())));
+        for (w, x) in w.iter().zip(x) {
+            let w = f64::from(w.abs());
+            bound += (w + spread) * f64::from(x.abs()) * eps * (32.0 + 8.0);
+            if codes {
+                bound += (w + spread * eps * 8.0) * largest * (0.5 / 32639.0 + 2.0 * eps);
+            }
+        }
+    }
+    (value, bound + f64::from(f32::MIN_POSITIVE))
+}
+
+struct Cell {
+    isa: Isa,
+    ty: T,
+    rows: usize,
+    cols: usize,
+    tokens: usize,
+    role: Role,
+    repack: bool,
+}
+
+fn check(cell: &Cell, raw: &[u8], x: &[f32]) -> String {
+    let &Cell { isa, ty, rows, cols, tokens, role, repack } = cell;
+    let mut w = vec![0.0; rows * cols];
+    octavo_quant::dequantize(ty, raw, &mut w).expect("whole rows");
+    // a group's minimum and scale cannot exceed twice its largest weight by more than the code range allows
+    let spread = 64.0 * f64::from(w.iter().fold(0.0f32, |a, b| a.max(b.abs())));
+    let (y, kernel) = product(isa, (ty, rows, cols), raw, x, role, repack, 2);
+    assert_eq!(y.len(), rows * tokens);
+    let codes = role == Role::Generated && kernel.contains("int16");
+    let (mut outside, mut worst) = (0, (0.0, String::new()));
+    for t in 0..tokens {
+        for r in 0..rows {
+            let (value, bound) = exact(&w[r * cols..(r + 1) * cols], &x[t * cols..(t + 1) * cols], spread, codes);
+            let got = f64::from(y[t * rows + r]);
+            let ratio = (got - value).abs() / bound;
+            if ratio.is_nan() || ratio > 1.0 {
+                outside += 1;
+            }
+            if ratio.is_nan() || ratio > worst.0 {
+                worst = (ratio, format!("row {r}, token {t}: expected {value}, got {got}, bound {bound:e}"));
+            }
+        }
+    }
+    assert_eq!(outside, 0, "{kernel}: {rows} x {cols}, {tokens} tokens, {role:?}: {} x bound: {}", worst.0, worst.1);
+    kernel
+}
+
+/// Runs a type over edge shapes on every instruction set, and returns the kernels that ran.
+fn edges(ty: T, repack: bool) -> Vec<String> {
+    let block = ty.block_len();
+    let mut kernels = Vec::new();
+    for isa in instruction_sets() {
+        let mut rng = Rng(ty.id().into());
+        for rows in [1, 7, 8, 9, 16, 17, 33, 48] {
+            for cols in [block.max(32), 3 * block.max(32), 256 + block.max(32), 1024] {
+                let cols = cols.next_multiple_of(block);
+                let raw = random_blocks(&mut rng, ty, rows * cols);
+                for (role, tokens) in [
+                    (Role::Prompt, 1),
+                    (Role::Prompt, 3),
+                    (Role::Prompt, 14),
+                    (Role::Prompt, 29),
+                    (Role::Generated, 1),
+                    (Role::Generated, 3),
+                ] {
+                    let x = rng.floats(tokens * cols);
+                    kernels.push(check(&Cell { isa, ty, rows, cols, tokens, role, repack }, &raw, &x));
+                }
+            }
+        }
+    }
+    kernels.dedup();
+    kernels
+}
+
+#[test]
+fn packed_formats_match_the_oracle() {
+    for ty in PACKED {
+        let kernels = edges(ty, true);
+        assert!(kernels.iter().all(|k| k.contains("strips")), "{ty}: {kernels:?}");
+    }
+}
+
+#[test]
+fn other_formats_match_the_oracle_through_panels() {
+    for ty in PANELS {
+        if octavo_quant::can_dequantize(ty) {
+            let kernels = edges(ty, true);
+            assert!(kernels.iter().all(|k| k.contains("panels from")), "{ty}: {kernels:?}");
+        }
+    }
+}
+
+#[test]
+fn without_repacking_rows_are_read_as_they_are() {
+    for ty in PACKED {
+        let kernels = edges(ty, false);
+        assert!(kernels.iter().all(|k| k.contains("panels from")), "{ty}: {kernels:?}");
+    }
+}
+
+#[test]
+fn float_weights_take_any_width() {
+    for isa in instruction_sets() {
+        let mut rng = Rng(5);
+        for cols in [1, 2, 3, 5, 31, 33, 255, 257, 300] {
+            let (rows, tokens) = (19, 5);
+            let raw = f32_bytes(&rng.floats(rows * cols));
+            let x = rng.floats(tokens * cols);
+            for role in [Role::Prompt, Role::Generated] {
+                check(&Cell { isa, ty: T::F32, rows, cols, tokens, role, repack: true }, &raw, &x);
+            }
+        }
+    }
+}
+
+#[test]
+fn results_do_not_depend_on_threads_or_batch() {
+    for isa in instruction_sets() {
+        let mut rng = Rng(9);
+        for ty in [T::Q4_K, T::Q6_K, T::Q8_0, T::F16, T::Q2_K] {
+            let (rows, cols, tokens) = (70, 512, 29);
+            let raw = random_blocks(&mut rng, ty, rows * cols);
+            let x = rng.floats(tokens * cols);
+            for role in [Role::Prompt, Role::Generated] {
+                let (all, _) = product(isa, (ty, rows, cols), &raw, &x, role, true, 1);
+                for threads in [2, 3] {
+                    let (other, _) = product(isa, (ty, rows, cols), &raw, &x, role, true, threads);
+                    assert!(all == other, "{isa} {ty} {role:?}: {threads} threads differ from one");
+                }
+                for t in 0..tokens {
+                    let (one, _) = product(isa, (ty, rows, cols), &raw, &x[t * cols..(t + 1) * cols], role, true, 1);
+                    assert!(one == all[t * rows..(t + 1) * rows], "{isa} {ty} {role:?}: token {t} alone differs");
+                }
+            }
+        }
+    }
+}
+
+/// Integer parts are bit-equal over instruction sets: with power-of-two scales and activations every float step is
+/// exact, so whole results must be equal.
+#[test]
+fn integer_parts_are_equal_on_every_instruction_set() {
+    let (rows, cols) = (33, 512);
+    let mut rng = Rng(21);
+    for ty in [T::Q4_0, T::Q5_0, T::Q8_0] {
+        let mut raw = random_blocks(&mut rng, ty, rows * cols);
+        for block in raw.chunks_exact_mut(ty.block_bytes()) {
+            block[..2].copy_from_slice(&half_one().to_le_bytes());
+        }
+        // the largest of each group of 32 is the largest integer, so every activation is an integer of 15 bits
+        let x: Vec<f32> =
+            (0..cols).map(|i| if i % 32 == 7 { 32639.0 } else { (rng.bits() % 65279) as f32 - 32639.0 }).collect();
+        let mut w = vec![0.0; rows * cols];
+        octavo_quant::dequantize(ty, &raw, &mut w).expect("whole rows");
+        for isa in instruction_sets() {
+            let (y, _) = product(isa, (ty, rows, cols), &raw, &x, Role::Generated, true, 1);
+            for (r, y) in y.iter().enumerate() {
+                // per group the integers are exact; groups are added in f32 in order
+                let groups = w[r * cols..(r + 1) * cols].chunks(32).zip(x.chunks(32));
+                let expected = groups.fold(0.0f32, |sum, (w, x)| {
+                    let dot: i64 = w.iter().zip(x).map(|(w, x)| *w as i64 * *x as i64).sum();
+                    sum + dot as f32
+                });
+                assert_eq!(*y, expected, "{isa} {ty} row {r}");
+            }
+        }
+    }
+}
+
+fn half_one() -> u16 {
+    0x3c00
+}

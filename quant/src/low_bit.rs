@@ -1,0 +1,51 @@
+//! Q1_0, Q2_0 and the ternary TQ1_0, TQ2_0: values are small integers times one f16 scale.
+//!
+//! | type | values | fields in file order (bytes) | value |
+//! |---|---|---|---|
+//! | Q1_0 | 128 | `d` f16, `qs` 16: bit `j % 8` of byte `j / 8` | `d` if set, else `-d` |
+//! | Q2_0 | 64 | `d` f16, `qs` 16: bits `2 * (j % 4)` up of byte `j / 4` | `(q - 1) * d` |
+//! | TQ1_0 | 256 | `qs` 48, `qh` 4, `d` f16: base-3 digits, see below | `(q - 1) * d` |
+//! | TQ2_0 | 256 | `qs` 64, `d` f16: as the 2 bits of Q2_K | `(q - 1) * d` |
+
+use crate::bits::f16_at;
+
+pub(crate) fn decode_q1_0(b: &[u8; 18], y: &mut [f32; 128]) {
+    let d = f16_at(b, 0);
+    for (j, y) in y.iter_mut().enumerate() {
+        *y = if b[2 + j / 8] >> (j % 8) & 1 == 1 { d } else { -d };
+    }
+}
+
+pub(crate) fn decode_q2_0(b: &[u8; 18], y: &mut [f32; 64]) {
+    let d = f16_at(b, 0);
+    for (j, y) in y.iter_mut().enumerate() {
+        *y = (f32::from(b[2 + j / 4] >> (2 * (j % 4)) & 3) - 1.0) * d;
+    }
+}
+
+/// A byte is a fraction of 256 whose base-3 digits are the values, first digit first: multiplying by 3^n modulo 256
+/// drops the first n digits, and the next one is what a further multiplication by 3 carries out of the byte.
+fn trit(byte: u8, n: u32) -> u8 {
+    let rest = byte.wrapping_mul(3u8.wrapping_pow(n));
+    ((u16::from(rest) * 3) >> 8) as u8
+}
+
+/// Values run digit by digit over the bytes of a part: 5 digits of 32 bytes, 5 of 16 bytes, 4 of the 4 bytes `qh`.
+pub(crate) fn decode_tq1_0(b: &[u8; 54], y: &mut [f32; 256]) {
+    let d = f16_at(b, 52);
+    for (i, y) in y.iter_mut().enumerate() {
+        let (byte, digit) = match i {
+            0..160 => (i % 32, i / 32),
+            160..240 => (32 + i % 16, (i - 160) / 16),
+            _ => (48 + i % 4, (i - 240) / 4),
+        };
+        *y = (f32::from(trit(b[byte], digit as u32)) - 1.0) * d;
+    }
+}
+
+pub(crate) fn decode_tq2_0(b: &[u8; 66], y: &mut [f32; 256]) {
+    let d = f16_at(b, 64);
+    for (i, y) in y.iter_mut().enumerate() {
+        *y = (f32::from(b[i / 128 * 32 + i % 32] >> (2 * (i % 128 / 32)) & 3) - 1.0) * d;
+    }
+}

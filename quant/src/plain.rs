@@ -1,0 +1,49 @@
+//! F32, F16, BF16: no blocks.
+
+use crate::bits::{f16_at, to_f16, u16_at};
+
+pub(crate) fn decode_f32(b: &[u8; 4], y: &mut [f32; 1]) {
+    *y = [f32::from_le_bytes(*b)];
+}
+
+pub(crate) fn decode_f16(b: &[u8; 2], y: &mut [f32; 1]) {
+    *y = [f16_at(b, 0)];
+}
+
+/// BF16 is the upper half of an f32. Shifted here rather than by `half`, which would quiet signalling NaNs.
+pub(crate) fn decode_bf16(b: &[u8; 2], y: &mut [f32; 1]) {
+    *y = [f32::from_bits(u32::from(u16_at(b, 0)) << 16)];
+}
+
+pub(crate) fn quantize_f32(row: &[f32], _importance: Option<&[f32]>, out: &mut Vec<u8>) {
+    out.extend(row.iter().flat_map(|v| v.to_le_bytes()));
+}
+
+pub(crate) fn quantize_f16(row: &[f32], _importance: Option<&[f32]>, out: &mut Vec<u8>) {
+    out.extend(row.iter().flat_map(|&v| to_f16(v).to_le_bytes()));
+}
+
+pub(crate) fn quantize_bf16(row: &[f32], _importance: Option<&[f32]>, out: &mut Vec<u8>) {
+    out.extend(row.iter().flat_map(|&v| half::bf16::from_f32(v).to_le_bytes()));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_bf16_is_the_upper_half_of_its_f32() {
+        for bits in 0..=u16::MAX {
+            let mut y = [0.0];
+            decode_bf16(&bits.to_le_bytes(), &mut y);
+            assert_eq!(y[0].to_bits(), u32::from(bits) << 16);
+            if y[0].is_finite() {
+                let mut out = Vec::new();
+                quantize_bf16(&[y[0], f32::from_bits(y[0].to_bits() | 0x8000), y[0].next_up()], None, &mut out);
+                assert_eq!(u16_at(&out, 0), bits);
+                // the midpoint goes to the even neighbour
+                assert_eq!(u16_at(&out, 2), bits + bits % 2);
+            }
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Rotary position embedding: plain, linearly scaled, YaRN, and with per-frequency divisors (`rope_freqs.weight`).
+
+/// Which two elements of a head form the pair that is rotated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RopePairs {
+    /// `2i` and `2i + 1` (llama.cpp's NORM; llama files have their rows permuted for it).
+    Adjacent,
+    /// `i` and `i + n_rot / 2` (llama.cpp's NEOX; the qwen family).
+    Halves,
+}
+
+/// YaRN (Peng et al. 2023, <https://arxiv.org/abs/2309.00071>): fast dimensions keep their frequency, slow ones are
+/// interpolated, with a linear ramp between the pair indices `low` and `high`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Yarn {
+    low: f64,
+    high: f64,
+}
+
+/// The rotation of a model.
+#[derive(Debug)]
+pub(super) struct Rope {
+    pub(super) pairs: RopePairs,
+    /// How many leading elements of each head are rotated.
+    pub(super) n_rot: usize,
+    pub(super) base: f64,
+    /// Multiplies positions: 1 / scaling factor.
+    pub(super) scale: f64,
+    /// Multiplies the rotated vector.
+    pub(super) magnitude: f64,
+    pub(super) yarn: Option<Yarn>,
+    /// Divides the angle of each pair; length `n_rot / 2`.
+    pub(super) divisors: Vec<f64>,
+}
+
+impl Rope {
+    /// Adds YaRN's ramp for an original training context, and its magnitude `1 + 0.1 ln(factor)`. The ramp lies
+    /// between 32 turns and 1 turn: llama.cpp does not read `yarn_beta_fast` and `yarn_beta_slow` for the
+    /// architectures here.
+    pub(super) fn set_yarn(&mut self, factor: f64, context: f64) {
+        // The pair index whose wave turns `turns` times within the original context.
+        let pair_of = |turns: f64| {
+            self.n_rot as f64 * (context / (turns * 2.0 * std::f64::consts::PI)).ln() / (2.0 * self.base.ln())
+        };
+        let low = pair_of(32.0).floor().max(0.0);
+        let high = pair_of(1.0).ceil().min(self.n_rot as f64 - 1.0);
+        self.yarn = Some(Yarn { low, high });
+        if factor > 1.0 {
+            self.magnitude *= 1.0 + 0.1 * factor.ln();
+        }
+    }
+
+    /// `(cos, sin)` of every pair at position `pos`, magnitude included.
+    pub(super) fn rotation(&self, pos: usize) -> Vec<(f64, f64)> {
+        (0..self.n_rot / 2)
+            .map(|i| {
+                let frequency = self.base.powf(-2.0 * i as f64 / self.n_rot as f64) / self.divisors[i];
+                let extrapolated = pos as f64 * frequency;
+                let interpolated = extrapolated * self.scale;
+                let angle = match self.yarn {
+                    None => interpolated,
+                    Some(Yarn { low, high }) => {
+                        let keep = 1.0 - ((i as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
+                        interpolated * (1.0 - keep) + extrapolated * keep
+                    }
+                };
+                (angle.cos() * self.magnitude, angle.sin() * self.magnitude)
+            })
+            .collect()
+    }
+
+    /// Rotates one head in place.
+    pub(super) fn rotate(&self, head: &mut [f64], rotation: &[(f64, f64)]) {
+        for (i, &(cos, sin)) in rotation.iter().enumerate() {
+            let (a, b) = match self.pairs {
+                RopePairs::Adjacent => (2 * i, 2 * i + 1),
+                RopePairs::Halves => (i, i + self.n_rot / 2),
+            };
+            let (x, y) = (head[a], head[b]);
+            head[a] = x * cos - y * sin;
+            head[b] = x * sin + y * cos;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plain(pairs: RopePairs, n_rot: usize) -> Rope {
+        Rope { pairs, n_rot, base: 10_000.0, scale: 1.0, magnitude: 1.0, yarn: None, divisors: vec![1.0; n_rot / 2] }
+    }
+
+    #[test]
+    fn position_zero_changes_nothing() {
+        let rope = plain(RopePairs::Halves, 4);
+        let mut head = [1.0, 2.0, 3.0, 4.0, 5.0];
+        rope.rotate(&mut head, &rope.rotation(0));
+        assert_eq!(head, [1.0, 2.0, 3.0, 4.0, 5.0]);
+    }
+
+    #[test]
+    fn pairs_are_those_of_the_definition() {
+        for (pairs, partner) in [(RopePairs::Adjacent, 1), (RopePairs::Halves, 2)] {
+            let rope = plain(pairs, 4);
+            let mut head = [1.0, 0.0, 0.0, 0.0];
+            rope.rotate(&mut head, &rope.rotation(1));
+            assert!((head[0] - 1f64.cos()).abs() < 1e-15);
+            assert!((head[partner] - 1f64.sin()).abs() < 1e-15, "{pairs:?}: {head:?}");
+        }
+    }
+
+    #[test]
+    fn yarn_keeps_fast_pairs_and_stretches_slow_ones() {
+        let mut rope = plain(RopePairs::Halves, 128);
+        rope.scale = 0.25;
+        rope.set_yarn(4.0, 4096.0);
+        let magnitude = 1.0 + 0.1 * 4f64.ln();
+        let r = rope.rotation(3);
+        assert!((r[0].0 - 3f64.cos() * magnitude).abs() < 1e-14);
+        let slow = 0.25 * 3.0 * 10_000f64.powf(-126.0 / 128.0);
+        assert!((r[63].1 - slow.sin() * magnitude).abs() < 1e-15);
+    }
+}

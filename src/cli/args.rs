@@ -1,0 +1,398 @@
+//! Groups of arguments that several commands share, and from them validated settings.
+
+use std::hash::{BuildHasher, RandomState};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use octavo_kernels::{IsaChoice, KvType};
+use octavo_llm::engine::EngineOptions;
+use octavo_llm::generate;
+use octavo_llm::sample::{SamplerConfig, Stage};
+
+use super::failure::Failure;
+
+/// Which model.
+#[derive(Debug, Args)]
+pub(super) struct ModelArgs {
+    /// GGUF file (of a split model, its first part); the built-in demo model if not given
+    #[arg(value_name = "MODEL", value_hint = clap::ValueHint::FilePath)]
+    positional: Option<PathBuf>,
+    /// The same as MODEL
+    #[arg(short = 'm', long = "model", value_name = "MODEL", conflicts_with = "positional")]
+    #[arg(value_hint = clap::ValueHint::FilePath)]
+    flag: Option<PathBuf>,
+}
+
+impl ModelArgs {
+    /// The file, if one was given.
+    pub(super) fn path(&self) -> Option<&Path> {
+        self.positional.as_deref().or(self.flag.as_deref())
+    }
+}
+
+/// How to run it; these mean the same on every command that runs a model.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Computing")]
+pub(super) struct ComputeArgs {
+    /// Threads [default: the CPUs that this process may use]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// Instruction set of the kernels: auto, scalar, avx2 or avx512
+    #[arg(long, value_name = "ISA", default_value = "auto")]
+    pub(super) isa: IsaChoice,
+    /// Type of the KV cache: f16 or f32 [default: f16]
+    #[arg(long, value_name = "TYPE", conflicts_with_all = ["cache_type_k", "cache_type_v"])]
+    kv_type: Option<KvType>,
+    /// Type of the K cache; must equal -ctv (also: -ctk TYPE)
+    #[arg(long, value_name = "TYPE")]
+    cache_type_k: Option<KvType>,
+    /// Type of the V cache; must equal -ctk (also: -ctv TYPE)
+    #[arg(long, value_name = "TYPE")]
+    cache_type_v: Option<KvType>,
+    /// Context in tokens; 0 is what the model was trained with [default: that, but at most 4096]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1 << 30))]
+    ctx_size: Option<u32>,
+    /// Prompt tokens computed at a time
+    #[arg(short, long, value_name = "N", default_value_t = 512)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=65536))]
+    batch_size: u32,
+    /// Read the file into memory instead of mapping it
+    #[arg(long)]
+    no_mmap: bool,
+    /// Run from the file's own rows instead of copying weights into the kernels' layout
+    #[arg(long)]
+    no_repack: bool,
+}
+
+impl ComputeArgs {
+    /// The KV cache's type: both halves are of one.
+    pub(super) fn kv_type(&self) -> Result<KvType, Failure> {
+        let unless_given = KvType::default();
+        let (k, v) = (self.cache_type_k.unwrap_or(unless_given), self.cache_type_v.unwrap_or(unless_given));
+        if k != v {
+            return Err(Failure::Usage(format!(
+                "-ctk {k} with -ctv {v}: expected the same type for both (unless given it is {unless_given}); \
+                 --kv-type sets both"
+            )));
+        }
+        Ok(self.kv_type.unwrap_or(k))
+    }
+
+    /// The engine's options; a context of 0 stays for the caller to look up.
+    pub(super) fn options(&self) -> Result<EngineOptions, Failure> {
+        Ok(EngineOptions {
+            threads: self.threads.map(usize::from),
+            isa: self.isa,
+            kv_type: self.kv_type()?,
+            ctx: self.ctx_size.map(|n| n as usize),
+            batch: self.batch_size as usize,
+            mmap: !self.no_mmap,
+            repack: !self.no_repack,
+            ..EngineOptions::default()
+        })
+    }
+}
+
+/// What is generated and how it ends.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Generation")]
+pub(super) struct GenerateArgs {
+    /// Tokens to generate at most; -1 or nothing: to the end of the text or of the context
+    #[arg(short = 'n', long, visible_alias = "predict", value_name = "N", allow_negative_numbers = true)]
+    #[arg(value_parser = clap::value_parser!(i64).range(-1..=1 << 31))]
+    n_predict: Option<i64>,
+    /// End before this string; may be given several times
+    #[arg(long, value_name = "STRING", allow_hyphen_values = true)]
+    stop: Vec<String>,
+    /// End at this token; may be given several times
+    #[arg(long, value_name = "ID")]
+    stop_id: Vec<u32>,
+    /// Never choose a token that ends the text
+    #[arg(long)]
+    ignore_eos: bool,
+    /// Write control tokens as their text
+    #[arg(long)]
+    special: bool,
+    #[command(flatten)]
+    sample: SampleArgs,
+}
+
+impl GenerateArgs {
+    /// Validated options of a generation.
+    pub(super) fn options(&self) -> Result<generate::Options, Failure> {
+        if let Some(index) = self.stop.iter().position(String::is_empty) {
+            return Err(Failure::Usage(format!("--stop {}: expected at least one character", index + 1)));
+        }
+        Ok(generate::Options {
+            max_tokens: self.n_predict.and_then(|n| usize::try_from(n).ok()),
+            sampler: self.sample.config()?,
+            stop: self.stop.clone(),
+            stop_ids: self.stop_id.clone(),
+            ignore_eos: self.ignore_eos,
+            show_special: self.special,
+            ..generate::Options::default()
+        })
+    }
+}
+
+const SAMPLING: &str = "Sampling (greedy unless one of --temp, --top-k, --top-p, --min-p, --seed, --samplers is given)";
+
+/// How tokens are chosen.
+#[derive(Debug, Args)]
+#[command(next_help_heading = SAMPLING)]
+pub(super) struct SampleArgs {
+    /// Always take the most likely token (after bias and penalties)
+    #[arg(long, conflicts_with_all = ["temp", "top_k", "top_p", "min_p", "seed", "samplers"])]
+    greedy: bool,
+    /// Temperature; 0 is greedy [default: 0.8]
+    #[arg(long, visible_alias = "temperature", value_name = "T", value_parser = temperature)]
+    #[arg(allow_negative_numbers = true)]
+    temp: Option<f32>,
+    /// Keep the K most likely tokens; 0 keeps all [default: 40]
+    #[arg(long, value_name = "K", allow_negative_numbers = true)]
+    top_k: Option<u32>,
+    /// Keep the most likely tokens until their probabilities reach P; 1 keeps all [default: 0.95]
+    #[arg(long, value_name = "P", value_parser = top_p, allow_negative_numbers = true)]
+    top_p: Option<f32>,
+    /// Keep tokens of at least P times the highest probability; 0 keeps all [default: 0.05]
+    #[arg(long, value_name = "P", value_parser = min_p, allow_negative_numbers = true)]
+    min_p: Option<f32>,
+    /// Seed of the draws; -1 picks one (--json reports it) [default: -1]
+    #[arg(short, long, value_name = "N", value_parser = seed, allow_negative_numbers = true)]
+    seed: Option<Seed>,
+    /// Divide positive and multiply negative logits of recent tokens; 1 does nothing
+    #[arg(long, value_name = "R", default_value_t = 1.0, value_parser = repeat_penalty)]
+    #[arg(allow_negative_numbers = true)]
+    repeat_penalty: f32,
+    /// Subtract from the logits of recent tokens
+    #[arg(long, value_name = "R", default_value_t = 0.0, value_parser = finite, allow_negative_numbers = true)]
+    presence_penalty: f32,
+    /// Subtract from the logits of recent tokens for each occurrence
+    #[arg(long, value_name = "R", default_value_t = 0.0, value_parser = finite, allow_negative_numbers = true)]
+    frequency_penalty: f32,
+    /// How many tokens are recent, the prompt's included; 0 switches penalties off
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    repeat_last_n: u32,
+    /// Add to a token's logit: ID+BIAS or ID-BIAS; ID-inf bans it; may be given several times
+    #[arg(short, long, value_name = "ID(+/-)BIAS", value_parser = logit_bias)]
+    logit_bias: Vec<(u32, f32)>,
+    /// Order of the samplers, separated by ; or , (one left out does not run)
+    ///
+    /// Default: penalties;temperature;min_p;top_k;top_p, after the logit bias. llama.cpp's default order differs:
+    /// penalties;top_k;top_p;min_p;temperature, so that its cut-offs see the distribution before the temperature.
+    #[arg(long, value_name = "LIST", value_parser = samplers)]
+    samplers: Option<Order>,
+}
+
+/// A newtype, so that clap takes the list as one value.
+#[derive(Clone, Debug)]
+struct Order(Vec<Stage>);
+
+#[derive(Clone, Copy, Debug)]
+enum Seed {
+    Fixed(u64),
+    Any,
+}
+
+impl SampleArgs {
+    fn config(&self) -> Result<SamplerConfig, Failure> {
+        let sampling = self.temp.is_some()
+            || self.top_k.is_some()
+            || self.top_p.is_some()
+            || self.min_p.is_some()
+            || self.seed.is_some()
+            || self.samplers.is_some();
+        let config = SamplerConfig {
+            repeat_penalty: self.repeat_penalty,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            penalty_window: self.repeat_last_n as usize,
+            logit_bias: self.logit_bias.clone(),
+            ..SamplerConfig::default()
+        };
+        if !sampling {
+            return Ok(config);
+        }
+        let order = self.samplers.clone().map_or_else(|| Stage::DEFAULT_ORDER.to_vec(), |order| order.0);
+        self.refuse_without_effect(&order)?;
+        Ok(SamplerConfig {
+            temperature: self.temp.unwrap_or(0.8),
+            top_k: self.top_k.unwrap_or(40) as usize,
+            top_p: self.top_p.unwrap_or(0.95),
+            min_p: self.min_p.unwrap_or(0.05),
+            seed: match self.seed {
+                Some(Seed::Fixed(seed)) => seed,
+                // the standard library's hasher is seeded by the system
+                Some(Seed::Any) | None => RandomState::new().hash_one(0),
+            },
+            order,
+            ..config
+        })
+    }
+
+    /// A setting whose sampler is not in the order would silently do nothing.
+    fn refuse_without_effect(&self, order: &[Stage]) -> Result<(), Failure> {
+        let penalties = self.repeat_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0;
+        let given = [
+            // a temperature of 0 means greedy, whatever runs
+            ("--temp", Stage::Temperature, self.temp.is_some_and(|t| t != 0.0)),
+            ("--min-p", Stage::MinP, self.min_p.is_some()),
+            ("--top-k", Stage::TopK, self.top_k.is_some()),
+            ("--top-p", Stage::TopP, self.top_p.is_some()),
+            ("penalties", Stage::Penalties, penalties),
+        ];
+        match given.iter().find(|(_, stage, set)| *set && !order.contains(stage)) {
+            Some((flag, stage, _)) => {
+                Err(Failure::Usage(format!("{flag} has no effect: expected {stage} in --samplers")))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+fn number(text: &str, expected: &str, ok: impl Fn(f32) -> bool) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(x) if ok(x) => Ok(x),
+        _ => Err(format!("expected {expected}")),
+    }
+}
+
+fn temperature(text: &str) -> Result<f32, String> {
+    number(text, "a finite number of at least 0", |x| x.is_finite() && x >= 0.0)
+}
+
+fn top_p(text: &str) -> Result<f32, String> {
+    number(text, "a number above 0 and up to 1", |x| x > 0.0 && x <= 1.0)
+}
+
+fn min_p(text: &str) -> Result<f32, String> {
+    number(text, "a number from 0 to 1", |x| (0.0..=1.0).contains(&x))
+}
+
+fn repeat_penalty(text: &str) -> Result<f32, String> {
+    number(text, "a finite number above 0", |x| x.is_finite() && x > 0.0)
+}
+
+fn finite(text: &str) -> Result<f32, String> {
+    number(text, "a finite number", f32::is_finite)
+}
+
+fn seed(text: &str) -> Result<Seed, String> {
+    match text.parse() {
+        Ok(seed) => Ok(Seed::Fixed(seed)),
+        Err(_) if text == "-1" => Ok(Seed::Any),
+        Err(_) => Err(format!("expected an integer from 0 to {}, or -1 for any", u64::MAX)),
+    }
+}
+
+fn samplers(text: &str) -> Result<Order, String> {
+    Stage::parse_order(text).map(Order).map_err(|e| format!("expected {}, got {}", e.expected, e.got))
+}
+
+/// `15043+1.5`, `15043-1.5`, `15043-inf`.
+fn logit_bias(text: &str) -> Result<(u32, f32), String> {
+    let parsed = text.find(['+', '-']).and_then(|at| {
+        let id = text[..at].parse().ok()?;
+        let bias: f32 = text[at..].parse().ok()?;
+        (bias < f32::INFINITY).then_some((id, bias))
+    });
+    parsed.ok_or_else(|| "expected a token id, + or -, and a finite number (or -inf)".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        compute: ComputeArgs,
+        #[command(flatten)]
+        generate: GenerateArgs,
+    }
+
+    fn parse(line: &str) -> Result<Line, clap::Error> {
+        Line::try_parse_from(std::iter::once("octavo").chain(line.split_whitespace()))
+    }
+
+    fn sampler(line: &str) -> SamplerConfig {
+        let line = parse(line).unwrap_or_else(|e| panic!("{e}"));
+        line.generate.options().expect("valid options").sampler
+    }
+
+    #[test]
+    fn greedy_unless_a_sampling_flag_is_given() {
+        assert_eq!(sampler(""), SamplerConfig::default());
+        assert!(sampler("--greedy --repeat-penalty 1.1").is_greedy());
+        assert!(sampler("--logit-bias 3-inf").is_greedy());
+        assert!(sampler("--temp 0 --top-k 5").is_greedy());
+        for line in ["--temp 0.5", "--top-k 3", "--top-p 0.5", "--min-p 0", "--seed 1", "--samplers top_k"] {
+            assert!(!sampler(line).is_greedy(), "{line}");
+        }
+        let config = sampler("--seed 7 --top-k 0");
+        assert_eq!((config.seed, config.top_k, config.temperature, config.top_p), (7, 0, 0.8, 0.95));
+        assert_ne!(sampler("--seed -1").seed, sampler("--seed -1").seed);
+    }
+
+    #[test]
+    fn numbers_out_of_range_are_refused() {
+        for line in [
+            "--temp -1",
+            "--temp nan",
+            "--temp inf",
+            "--top-p 0",
+            "--top-p 1.5",
+            "--min-p -0.1",
+            "--min-p 2",
+            "--top-k -1",
+            "--repeat-penalty 0",
+            "--repeat-penalty -1",
+            "--presence-penalty nan",
+            "--seed -2",
+            "--logit-bias 5",
+            "--logit-bias 5+inf",
+            "--logit-bias x+1",
+            "--samplers nonsense",
+            "-n -2",
+            "-t 0",
+            "--stop-id -1",
+            "-b 0",
+            "-c -1",
+            "--kv-type q8_0",
+            "--isa sse",
+            "--greedy --temp 1",
+            "--kv-type f16 --cache-type-k f16",
+        ] {
+            assert!(parse(line).is_err(), "{line} should be refused");
+        }
+        assert_eq!(parse("-l 5-2.5 -l 6+1").expect("valid").generate.sample.logit_bias, [(5, -2.5), (6, 1.0)]);
+    }
+
+    #[test]
+    fn settings_without_effect_are_refused() {
+        for line in
+            ["--top-k 5 --samplers temperature", "--temp 1 --samplers top_k", "--repeat-penalty 2 --samplers temp"]
+        {
+            let refused = parse(line).expect("parses").generate.options();
+            assert!(matches!(refused, Err(Failure::Usage(_))), "{line}");
+        }
+    }
+
+    #[test]
+    fn both_halves_of_the_cache_are_of_one_type() {
+        let kv = |line: &str| parse(line).expect("parses").compute.kv_type();
+        assert!(matches!(kv(""), Ok(KvType::F16)));
+        assert!(matches!(kv("--kv-type f32"), Ok(KvType::F32)));
+        assert!(matches!(kv("--cache-type-k f32 --cache-type-v f32"), Ok(KvType::F32)));
+        assert!(matches!(kv("--cache-type-k f16"), Ok(KvType::F16)));
+        assert!(matches!(kv("--cache-type-k f32"), Err(Failure::Usage(_))));
+        assert!(matches!(kv("--cache-type-v f32 --cache-type-k f16"), Err(Failure::Usage(_))));
+    }
+
+    #[test]
+    fn no_limit_is_spelled_two_ways() {
+        let most = |line: &str| parse(line).expect("parses").generate.options().expect("valid").max_tokens;
+        assert_eq!([most(""), most("-n -1"), most("-n 0"), most("--n-predict 5")], [None, None, Some(0), Some(5)]);
+    }
+}

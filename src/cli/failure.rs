@@ -1,0 +1,90 @@
+//! How a command ends: exit codes, and errors as one line.
+
+use std::error::Error;
+use std::io;
+use std::process::ExitCode;
+
+use super::terminal;
+
+/// How a command ended without an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Exit {
+    /// It did what was asked.
+    Done,
+    /// Ctrl-C ended it early; what there was has been printed.
+    Interrupted,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> ExitCode {
+        match exit {
+            Exit::Done => ExitCode::SUCCESS,
+            Exit::Interrupted => ExitCode::from(130),
+        }
+    }
+}
+
+/// Why a command failed.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// The arguments make no sense together: exit code 2.
+    Usage(String),
+    /// Bad input: exit code 1.
+    Input(String),
+    /// Whoever read stdout has gone away: nobody is left to tell.
+    Pipe,
+}
+
+impl Failure {
+    /// Prints the one line and gives the exit code.
+    pub(super) fn report(self) -> ExitCode {
+        let (message, code) = match self {
+            Failure::Pipe => return ExitCode::SUCCESS,
+            Failure::Usage(message) => (message, 2),
+            Failure::Input(message) => (message, 1),
+        };
+        terminal::note(&format!("octavo: error: {}", one_line(&message)));
+        ExitCode::from(code)
+    }
+}
+
+impl<E: Error + 'static> From<E> for Failure {
+    fn from(error: E) -> Failure {
+        let mut cause: Option<&(dyn Error + 'static)> = Some(&error);
+        while let Some(this) = cause {
+            if this.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe) {
+                return Failure::Pipe;
+            }
+            cause = this.source();
+        }
+        Failure::Input(error.to_string())
+    }
+}
+
+/// clap's own errors: help and version as they are, a mistake as one line.
+pub(super) fn usage(error: &clap::Error) -> ExitCode {
+    use clap::error::ErrorKind as Kind;
+    let text = error.render();
+    match error.kind() {
+        Kind::DisplayHelp | Kind::DisplayVersion => {
+            // nobody is left to tell if help cannot be printed
+            let _ = error.print();
+            return ExitCode::SUCCESS;
+        }
+        Kind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let _ = error.print();
+            return ExitCode::from(2);
+        }
+        _ => {}
+    }
+    let text = text.to_string();
+    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    let facts = text.lines().take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
+    let facts: Vec<&str> = facts.map(str::trim).filter(|line| !line.is_empty()).collect();
+    Failure::Usage(format!("{} (see --help)", facts.join(" "))).report()
+}
+
+/// Text that came from outside, fit for one line of a terminal.
+pub(super) fn one_line(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}

@@ -1,0 +1,53 @@
+//! The report for programs; its layout is described in the command's help.
+
+use serde_json::{Map, Value, json};
+
+use super::report::Report;
+
+/// One object.
+pub(super) fn render(report: &Report<'_>, tensors: bool) -> Result<Value, serde_json::Error> {
+    let mut object = Map::new();
+    for key in &report.keys {
+        object.insert(key.name.clone(), json!({"value": key.value, "source": key.source}));
+    }
+    let gguf = report.gguf;
+    let parts: Vec<&str> = gguf.part_names().collect();
+    let mut octavo = json!({
+        "file": {
+            "name": gguf.name(),
+            "parts": parts,
+            "version": gguf.version(),
+            "alignment": gguf.alignment(),
+            "bytes": gguf.file_bytes(),
+            "tensor_bytes": report.tensor_bytes(),
+            "tensors": gguf.tensors().len(),
+            "elements": report.elements(),
+        },
+        "isa": report.isa.name(),
+        "types": report.types,
+        "memory": report.memory,
+        "chat_template": report.chat_template,
+        "warnings": report.warnings,
+        "refusals": report.refusals,
+    });
+    if let Some(model) = &report.model {
+        octavo["structure"] = serde_json::to_value(model.structure())?;
+    }
+    if let Some(t) = &report.tokenizer {
+        octavo["tokenizer"] = json!({
+            "model": t.model_name(), "pre": t.pre_name(), "tokens": t.n_vocab(), "bos": t.bos(), "eos": t.eos(),
+            "eog": t.eog_ids(), "add_bos": t.add_bos(),
+        });
+    }
+    if tensors {
+        let list = gguf.tensors().iter().map(|t| {
+            json!({
+                "name": t.name, "type": t.ty.name(), "shape": t.dims, "bytes": t.bytes, "part": t.part,
+                "kernel": report.kernel(t),
+            })
+        });
+        octavo["tensors"] = list.collect();
+    }
+    object.insert("octavo".to_owned(), octavo);
+    Ok(Value::Object(object))
+}

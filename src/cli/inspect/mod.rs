@@ -1,0 +1,53 @@
+//! `octavo inspect`: what a file holds, what it would run as, and what keeps it from running.
+
+mod json;
+mod report;
+mod text;
+
+use clap::Args;
+
+use super::args::{ComputeArgs, ModelArgs};
+use super::failure::{Exit, Failure};
+use super::{load, terminal};
+use report::Report;
+
+/// Show a model's hyperparameters, structure, types, memory and kernels
+///
+/// Works on every sound GGUF file, those that hold only a vocabulary or would not run included: what would refuse to
+/// load is listed with its reason.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  octavo inspect model.gguf
+  octavo inspect model.gguf --tensors --isa avx2 -c 8192
+  octavo inspect model.gguf --json | jq '.\"qwen3.rope.freq_base\".value'
+
+--json prints one object: every GGUF key => {value, source}, where source is `file`, or `default` for what the file
+lacks; arrays of more than 32 values are {array: element type, len}. One more member, `octavo`, holds the rest:
+{file, structure?, types, memory, tokenizer?, tensors?, warnings, refusals: [{what, why}]}.")]
+pub(super) struct InspectArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// List every tensor: type, shape, size, kernel
+    #[arg(long)]
+    tensors: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    compute: ComputeArgs,
+}
+
+/// Runs the command.
+pub(super) fn run(args: &InspectArgs) -> Result<Exit, Failure> {
+    let options = args.compute.options()?;
+    let isa = options.isa.resolve()?;
+    let gguf = load::source(&args.model).open(options.mmap)?;
+    let report = Report::new(&gguf, &options, isa);
+    let out = match args.json {
+        true => format!("{}\n", json::render(&report, args.tensors)?),
+        false => text::render(&report, args.tensors),
+    };
+    terminal::print(out.as_bytes())?;
+    Ok(Exit::Done)
+}

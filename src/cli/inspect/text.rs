@@ -1,0 +1,214 @@
+//! The report for people.
+
+use std::fmt::Write;
+
+use octavo_llm::model::{Hparams, Source};
+
+use super::super::failure::one_line;
+use super::super::metrics::size;
+use super::report::{Key, Report};
+
+/// Longest value shown on a line.
+const MAX_VALUE: usize = 60;
+
+/// All sections.
+pub(super) fn render(report: &Report<'_>, tensors: bool) -> String {
+    let mut out = String::new();
+    // writing to a String cannot fail
+    let _ = sections(&mut out, report, tensors);
+    out
+}
+
+fn sections(out: &mut String, report: &Report<'_>, tensors: bool) -> std::fmt::Result {
+    let gguf = report.gguf;
+    writeln!(out, "{}", one_line(gguf.name()))?;
+    let parts = gguf.part_names().len();
+    let parts = if parts > 1 { format!(", {parts} parts") } else { String::new() };
+    writeln!(
+        out,
+        "  GGUF v{}{parts}, {}, {} keys, {} tensors, alignment {}",
+        gguf.version(),
+        size(gguf.file_bytes()),
+        gguf.keys().len(),
+        gguf.tensors().len(),
+        gguf.alignment(),
+    )?;
+    if let Some(h) = &report.hparams {
+        structure(out, report, h)?;
+    }
+    writeln!(out, "\nKeys (* = not in the file: the default in use)")?;
+    for key in &report.keys {
+        let mark = if key.source == Source::Default { "*" } else { " " };
+        writeln!(out, " {mark} {:<44} {}", one_line(&key.name), value(key))?;
+    }
+    types(out, report)?;
+    memory(out, report)?;
+    tokenizer(out, report)?;
+    if tensors {
+        tensor_list(out, report)?;
+    }
+    if !report.warnings.is_empty() {
+        writeln!(out, "\nWarnings")?;
+        for warning in &report.warnings {
+            writeln!(out, "  {}", one_line(warning))?;
+        }
+    }
+    verdict(out, report)
+}
+
+/// What the numbers say, and what the tensors say about the same.
+fn structure(out: &mut String, report: &Report<'_>, h: &Hparams) -> std::fmt::Result {
+    let has = |name: &str| report.gguf.tensor(name).is_some();
+    let present = |yes: bool| if yes { "present" } else { "absent" };
+    let (q_norm, k_norm) = (has("blk.0.attn_q_norm.weight"), has("blk.0.attn_k_norm.weight"));
+    let biases = ["q", "k", "v", "qkv"].iter().any(|x| has(&format!("blk.0.attn_{x}.bias")));
+    let gqa = match (h.n_head() / h.n_head_kv(), h.n_head_kv()) {
+        (1, _) => "MHA".to_owned(),
+        (n, 1) => format!("MQA: all {n} query heads share one KV head"),
+        (n, _) => format!("GQA: {n} query heads per KV head"),
+    };
+    writeln!(out, "\nStructure")?;
+    writeln!(
+        out,
+        "  {:<10} {}, {} layers, width {}, feed-forward {}, vocabulary {}, trained context {}",
+        "model",
+        h.arch.name(),
+        h.n_layer(),
+        h.n_embd(),
+        h.n_ff(),
+        h.n_vocab(),
+        h.n_ctx_train()
+    )?;
+    writeln!(
+        out,
+        "  {:<10} heads {}/{} ({gqa}), head_dim {}, q/k norm {}, biases {}",
+        "attention",
+        h.n_head(),
+        h.n_head_kv(),
+        h.head_dim(),
+        if q_norm == k_norm { present(q_norm) } else { "on one of the two only" },
+        present(biases)
+    )?;
+    let rope = &h.rope;
+    write!(
+        out,
+        "  {:<10} freq_base {}, dimensions {} of {}, pairing {}, scaling {}",
+        "rope",
+        rope.freq_base.value,
+        rope.n_rot.value,
+        h.head_dim(),
+        rope.pairing.name(),
+        rope.scaling.value.name()
+    )?;
+    if rope.factor.value != 1.0 {
+        write!(out, " x {} from {}", rope.factor.value, rope.original_context.value)?;
+    }
+    writeln!(out, ", frequency factors {}", present(has("rope_freqs.weight")))?;
+    writeln!(out, "  {:<10} RMS, eps {:e}", "norm", h.rms_eps())?;
+    writeln!(out, "  {:<10} {}", "output", if has("output.weight") { "own matrix" } else { "tied to the embedding" })
+}
+
+/// A value on one line: long strings are cut, long arrays are counted.
+fn value(key: &Key) -> String {
+    let text = match &key.value {
+        serde_json::Value::String(s) => one_line(s),
+        serde_json::Value::Object(o) => match (o.get("array").and_then(|v| v.as_str()), o.get("len")) {
+            (Some(of), Some(len)) => format!("{len} values of type {of}"),
+            _ => key.value.to_string(),
+        },
+        serde_json::Value::Number(n) => match n.as_f64() {
+            // whole numbers without ".0", small ones without a row of zeros
+            Some(x) if !n.is_i64() && !n.is_u64() && x != 0.0 && x.abs() < 1e-3 => format!("{x:e}"),
+            Some(x) if !n.is_i64() && !n.is_u64() => x.to_string(),
+            _ => n.to_string(),
+        },
+        other => other.to_string(),
+    };
+    match text.char_indices().nth(MAX_VALUE) {
+        Some((at, _)) => format!("{}... ({} characters)", &text[..at], text.chars().count()),
+        None => text,
+    }
+}
+
+fn types(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
+    let total = report.elements();
+    if total == 0 {
+        return writeln!(out, "\nTypes\n  no tensors");
+    }
+    let bits = report.tensor_bytes() as f64 * 8.0 / total as f64;
+    writeln!(out, "\nTypes ({total} weights, {}, {bits:.2} bits per weight)", size(report.tensor_bytes()))?;
+    for share in &report.types {
+        writeln!(
+            out,
+            "  {:<8} {:>5} tensors {:>14} weights {:>11}  {:>5.2} bits  {}",
+            share.ty,
+            share.tensors,
+            share.elements,
+            size(share.bytes),
+            share.bits_per_weight,
+            share.kernel.as_deref().unwrap_or("vectors: f32")
+        )?;
+    }
+    Ok(())
+}
+
+fn memory(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
+    let Some(m) = &report.memory else { return Ok(()) };
+    writeln!(
+        out,
+        "\nMemory (estimate)\n  weights {}, KV cache {} (context {}, {}), buffers {} (batch {}): {} in all",
+        size(m.weights),
+        size(m.kv_cache),
+        m.context,
+        m.kv_type,
+        size(m.buffers),
+        m.batch,
+        size(m.total)
+    )
+}
+
+fn tokenizer(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
+    let Some(t) = &report.tokenizer else { return Ok(()) };
+    let id = |id: Option<u32>| id.map_or("none".to_owned(), |id| id.to_string());
+    let ends: Vec<String> = t.eog_ids().iter().map(u32::to_string).collect();
+    writeln!(
+        out,
+        "\nTokenizer\n  {} / {}, {} tokens, bos {} ({}), eos {}, ends of generation [{}], chat template {}",
+        t.model_name(),
+        t.pre_name(),
+        t.n_vocab(),
+        id(t.bos()),
+        if t.add_bos() { "added" } else { "not added" },
+        id(t.eos()),
+        ends.join(", "),
+        if report.chat_template { "present" } else { "absent" }
+    )
+}
+
+fn tensor_list(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
+    writeln!(out, "\nTensors (shape: innermost dimension first)")?;
+    for t in report.gguf.tensors() {
+        let dims: Vec<String> = t.dims.iter().map(u64::to_string).collect();
+        writeln!(
+            out,
+            "  {:<32} {:<8} {:<18} {:>11}  {}",
+            one_line(&t.name),
+            t.ty.name(),
+            format!("[{}]", dims.join(", ")),
+            size(t.bytes),
+            report.kernel(t).as_deref().unwrap_or("-")
+        )?;
+    }
+    Ok(())
+}
+
+fn verdict(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
+    if report.refusals.is_empty() {
+        return writeln!(out, "\nThis file loads and runs on {}.", report.isa);
+    }
+    writeln!(out, "\nWould refuse to load")?;
+    for refusal in &report.refusals {
+        writeln!(out, "  {:<16} {}", refusal.what, one_line(&refusal.why))?;
+    }
+    Ok(())
+}

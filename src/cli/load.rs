@@ -1,0 +1,38 @@
+//! From arguments to a loaded engine, with a bar for what takes long and a note about what runs.
+
+use octavo_llm::engine::{Engine, ModelSource};
+use octavo_llm::model::Hparams;
+
+use super::args::{ComputeArgs, ModelArgs};
+use super::failure::Failure;
+use super::terminal::{self, Progress};
+
+/// What the built-in model is called in messages.
+pub(super) const DEMO_NOTE: &str =
+    "octavo: no MODEL given: this is the built-in demo model (tiny-qwen3, 2.6 million parameters)";
+
+/// The model's source; says on stderr if it is the built-in one.
+pub(super) fn source(model: &ModelArgs) -> ModelSource {
+    match model.path() {
+        Some(path) => ModelSource::Path(path.to_owned()),
+        None => {
+            terminal::note(DEMO_NOTE);
+            ModelSource::Demo
+        }
+    }
+}
+
+/// Loads the model and prints its warnings.
+pub(super) fn engine(model: &ModelArgs, compute: &ComputeArgs) -> Result<Engine, Failure> {
+    let mut options = compute.options()?;
+    let source = source(model);
+    if options.ctx == Some(0) {
+        options.ctx = Some(Hparams::from_gguf(&source.open(true)?)?.n_ctx_train());
+    }
+    let bar = Progress::bytes("loading");
+    let engine = Engine::load(&source, &options, &mut |done, total| bar.at(done, total));
+    bar.clear();
+    let engine = engine?;
+    terminal::warn(engine.warnings());
+    Ok(engine)
+}

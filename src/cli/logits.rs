@@ -1,0 +1,274 @@
+//! `octavo logits`: what the model computes, raw.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use clap::Args;
+use octavo_llm::backend::{Role, TapView};
+use octavo_llm::engine::{Engine, Wanted};
+use octavo_llm::sample::top_logits;
+use octavo_llm::tokenizer::EncodeOptions;
+use octavo_reference::results::Results;
+use regex::Regex;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::args::{ComputeArgs, ModelArgs};
+use super::failure::{Exit, Failure};
+use super::prompt::TextArgs;
+use super::run::piece;
+use super::{load, terminal};
+
+/// Show the logits that follow a text, raw and in full precision
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  octavo logits -p \"1+1=\"
+  octavo logits model.gguf -f text.txt --all --top 3 --json
+  octavo logits model.gguf --tokens 1,2,3 --kv-type f32 --dump out.gguf
+  octavo logits model.gguf -p \"Hello\" --taps '^(attn_norm|l_out)-0$'
+
+--json prints {tokens, positions: [{pos, top: [{id, piece, logit}]}], taps?}. --dump writes what llama.cpp's
+llama-results writes: the tensors `tokens` and `logits` of all positions, to be compared with it.
+--taps prints, per named tensor of the computation (llama.cpp's names; #n counts the ones of a name), its rows and
+width, the minimum, maximum, mean and Euclidean norm of the values that are numbers, and how many are not.")]
+pub(super) struct LogitsArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    text: TextArgs,
+    /// Token ids instead of a text, separated by commas
+    #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with_all = ["prompt", "file"])]
+    tokens: Option<Vec<u32>>,
+    /// Neither add special tokens nor recognize them in the text
+    #[arg(long, conflicts_with = "tokens")]
+    no_special: bool,
+    /// How many of the highest logits to show
+    #[arg(long, value_name = "K", default_value_t = 5)]
+    top: u32,
+    /// Show every position instead of the last
+    #[arg(long)]
+    all: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Write the tokens and all positions' logits to a GGUF file as llama-results does
+    #[arg(long, value_name = "OUT.gguf", value_hint = clap::ValueHint::FilePath)]
+    dump: Option<PathBuf>,
+    /// Show statistics of the tensors whose name this regular expression finds
+    #[arg(long, value_name = "REGEX")]
+    taps: Option<Regex>,
+    #[command(flatten)]
+    compute: ComputeArgs,
+}
+
+/// Position, and its highest logits.
+type Top = (usize, Vec<(u32, f32)>);
+
+/// Runs the command.
+pub(super) fn run(args: &LogitsArgs) -> Result<Exit, Failure> {
+    args.compute.kv_type()?;
+    let text = match &args.tokens {
+        Some(_) => None,
+        None => Some(args.text.read()?.ok_or_else(|| {
+            Failure::Usage("no text: expected -p TEXT, -f FILE (- is stdin) or --tokens IDS".to_owned())
+        })?),
+    };
+    let engine = load::engine(&args.model, &args.compute)?;
+    let tokens = match (&args.tokens, text) {
+        (Some(ids), _) => ids.clone(),
+        (None, text) => {
+            let special = !args.no_special;
+            let options = EncodeOptions { add_special: special, parse_special: special };
+            engine.tokenizer().encode(&text.unwrap_or_default(), options)?
+        }
+    };
+    if tokens.is_empty() {
+        return Err(Failure::Input("the text has no tokens: expected at least one".to_owned()));
+    }
+    if tokens.len() > engine.n_ctx() {
+        let (got, n_ctx) = (tokens.len(), engine.n_ctx());
+        let message = format!("the text has {got} tokens: expected at most the context of {n_ctx} (-c sets it)");
+        return Err(Failure::Input(message));
+    }
+    let taps = args.taps.as_ref().map(|pattern| Taps::new(pattern, &engine)).transpose()?;
+    compute(args, &engine, tokens, taps)
+}
+
+fn compute(args: &LogitsArgs, engine: &Engine, tokens: Vec<u32>, mut taps: Option<Taps>) -> Result<Exit, Failure> {
+    let wanted = if args.all || args.dump.is_some() { Wanted::All } else { Wanted::Last };
+    let last = tokens.len() - 1;
+    let mut tops: Vec<Top> = Vec::new();
+    let mut dumped: Vec<f32> = Vec::new();
+    let mut sink = |pos: usize, row: &[f32]| {
+        if args.all || pos == last {
+            tops.push((pos, top_logits(row, args.top as usize)));
+        }
+        if args.dump.is_some() {
+            dumped.extend_from_slice(row);
+        }
+    };
+    let mut session = engine.session();
+    match &mut taps {
+        Some(taps) => {
+            let mut look = |view: &TapView<'_>| taps.add(view);
+            session.eval_with(&tokens, Role::Prompt, wanted, Some(&mut look), &mut sink)?;
+        }
+        None => session.eval_with(&tokens, Role::Prompt, wanted, None, &mut sink)?,
+    }
+    if let Some(path) = &args.dump {
+        let path_model = args.model.path().map_or("built-in demo model".into(), |p| p.to_string_lossy());
+        let n_vocab = engine.hparams().n_vocab();
+        let results = Results { path_model: path_model.into_owned(), tokens: tokens.clone(), n_vocab, logits: dumped };
+        results.write(path)?;
+    }
+    let taps = taps.map(|taps| taps.rows);
+    let out = match args.json {
+        true => format!("{}\n", to_json(engine, &tokens, &tops, taps)?),
+        false => to_text(engine, &tokens, &tops, &taps.unwrap_or_default()),
+    };
+    terminal::print(out.as_bytes())?;
+    Ok(Exit::Done)
+}
+
+fn to_json(
+    engine: &Engine,
+    tokens: &[u32],
+    tops: &[Top],
+    taps: Option<Vec<TapStats>>,
+) -> Result<Value, serde_json::Error> {
+    let top = |(id, logit): &(u32, f32)| json!({"id": id, "piece": piece(engine.tokenizer(), *id), "logit": logit});
+    let positions: Vec<Value> =
+        tops.iter().map(|(pos, t)| json!({"pos": pos, "top": t.iter().map(top).collect::<Vec<_>>()})).collect();
+    let mut object = json!({"tokens": tokens, "positions": positions});
+    if let Some(taps) = taps {
+        object["taps"] = serde_json::to_value(taps)?;
+    }
+    Ok(object)
+}
+
+fn to_text(engine: &Engine, tokens: &[u32], tops: &[Top], taps: &[TapStats]) -> String {
+    let mut out = String::new();
+    let quoted = |id: u32| format!("{:?}", piece(engine.tokenizer(), id));
+    for tap in taps {
+        let _ = writeln!(out, "{tap}");
+    }
+    for (pos, top) in tops {
+        // a position is always one of the text's
+        let of = tokens.get(*pos).map_or(String::new(), |&id| format!("{id} {}", quoted(id)));
+        let _ = writeln!(out, "position {pos}, after token {of}:");
+        for (id, logit) in top {
+            let _ = writeln!(out, "  {id:>8} {:<20} {logit:?}", quoted(*id));
+        }
+    }
+    out
+}
+
+/// Statistics of one named tensor over all rows of the text, whatever batches it came in.
+#[derive(Clone, Debug, Serialize)]
+struct TapStats {
+    name: String,
+    occurrence: usize,
+    /// Rows (tokens) and width.
+    shape: [usize; 2],
+    min: Option<f32>,
+    max: Option<f32>,
+    mean: Option<f64>,
+    norm: f64,
+    nan: usize,
+    #[serde(skip)]
+    numbers: usize,
+    #[serde(skip)]
+    sum: f64,
+    #[serde(skip)]
+    squares: f64,
+}
+
+impl TapStats {
+    fn new(view: &TapView<'_>) -> TapStats {
+        TapStats {
+            name: view.tap.to_string(),
+            occurrence: view.occurrence,
+            shape: [0, view.width],
+            min: None,
+            max: None,
+            mean: None,
+            norm: 0.0,
+            nan: 0,
+            numbers: 0,
+            sum: 0.0,
+            squares: 0.0,
+        }
+    }
+
+    fn add(&mut self, rows: usize, data: &[f32]) {
+        self.shape[0] += rows;
+        for &x in data {
+            if x.is_nan() {
+                self.nan += 1;
+                continue;
+            }
+            self.numbers += 1;
+            self.min = Some(self.min.map_or(x, |m| m.min(x)));
+            self.max = Some(self.max.map_or(x, |m| m.max(x)));
+            self.sum += f64::from(x);
+            self.squares += f64::from(x) * f64::from(x);
+        }
+        self.mean = (self.numbers > 0).then(|| self.sum / self.numbers as f64);
+        self.norm = self.squares.sqrt();
+    }
+}
+
+impl std::fmt::Display for TapStats {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let name = match self.occurrence {
+            0 => self.name.clone(),
+            n => format!("{} #{}", self.name, n + 1),
+        };
+        let [rows, width] = self.shape;
+        write!(f, "{name:<22} [{rows}, {width}]")?;
+        if let (Some(min), Some(max), Some(mean)) = (self.min, self.max, self.mean) {
+            write!(f, "  min {min:e}  max {max:e}  mean {mean:.6e}  norm {:.6e}", self.norm)?;
+        }
+        write!(f, "  nan {}", self.nan)
+    }
+}
+
+/// The tensors asked for, in the order of the computation.
+struct Taps {
+    pattern: Regex,
+    rows: Vec<TapStats>,
+    index: HashMap<(String, usize), usize>,
+}
+
+impl Taps {
+    /// Refuses an expression that finds nothing, with the names there are.
+    fn new(pattern: &Regex, engine: &Engine) -> Result<Taps, Failure> {
+        let names: Vec<String> = engine.model().graph.tap_names().collect();
+        if !names.iter().any(|name| pattern.is_match(name)) {
+            // layers repeat the same names: those of the first say it all
+            let mut some: Vec<&str> = names.iter().map(String::as_str).filter(|n| !of_later_layer(n)).collect();
+            some.dedup();
+            return Err(Failure::Input(format!("--taps {pattern}: expected one of {}, ...", some.join(", "))));
+        }
+        Ok(Taps { pattern: pattern.clone(), rows: Vec::new(), index: HashMap::new() })
+    }
+
+    fn add(&mut self, view: &TapView<'_>) {
+        let key = (view.tap.to_string(), view.occurrence);
+        if !self.pattern.is_match(&key.0) {
+            return;
+        }
+        let rows = &mut self.rows;
+        let at = *self.index.entry(key).or_insert_with(|| {
+            rows.push(TapStats::new(view));
+            rows.len() - 1
+        });
+        rows[at].add(view.rows, view.data);
+    }
+}
+
+fn of_later_layer(name: &str) -> bool {
+    name.rsplit_once('-').is_some_and(|(_, layer)| layer.parse::<usize>().is_ok_and(|layer| layer > 0))
+}

@@ -1,0 +1,112 @@
+//! What a generation cost: one line for people, one object for programs.
+
+use octavo_llm::generate::{Finish, Stats};
+use serde::Serialize;
+
+/// Counts, times in seconds, rates in tokens per second, memory in bytes.
+#[derive(Debug, Serialize)]
+pub(super) struct Metrics {
+    prompt_tokens: usize,
+    cached_tokens: usize,
+    generated_tokens: usize,
+    prompt_seconds: f64,
+    generation_seconds: f64,
+    prompt_tokens_per_second: Option<f64>,
+    generation_tokens_per_second: Option<f64>,
+    time_to_first_token: Option<f64>,
+    time_per_output_token: Option<f64>,
+    peak_memory_bytes: Option<u64>,
+    /// Of the draws; none were made if greedy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seed: Option<u64>,
+    backend: String,
+}
+
+impl Metrics {
+    pub(super) fn new(stats: &Stats, seed: Option<u64>, backend: &str) -> Metrics {
+        Metrics {
+            prompt_tokens: stats.prompt_tokens,
+            cached_tokens: stats.cached_tokens,
+            generated_tokens: stats.generated_tokens,
+            prompt_seconds: stats.prompt.as_secs_f64(),
+            generation_seconds: stats.generation.as_secs_f64(),
+            prompt_tokens_per_second: stats.prompt_rate(),
+            generation_tokens_per_second: stats.generation_rate(),
+            time_to_first_token: stats.first_token.map(|t| t.as_secs_f64()),
+            time_per_output_token: stats.per_token(),
+            peak_memory_bytes: peak_memory(),
+            seed,
+            backend: backend.to_owned(),
+        }
+    }
+
+    /// The closing line.
+    pub(super) fn line(&self, finish: Finish) -> String {
+        let rate = |r: Option<f64>| r.map_or("-".to_owned(), |r| format!("{r:.1}"));
+        let ms = |t: Option<f64>| t.map_or("-".to_owned(), |t| format!("{:.1} ms", t * 1e3));
+        let cached = match self.cached_tokens {
+            0 => String::new(),
+            n => format!(" ({n} cached)"),
+        };
+        format!(
+            "prompt {} tokens{cached}, {} tokens/s | generated {} tokens, {} tokens/s | TTFT {} | TPOT {} | \
+             memory {} | {}",
+            self.prompt_tokens,
+            rate(self.prompt_tokens_per_second),
+            self.generated_tokens,
+            rate(self.generation_tokens_per_second),
+            ms(self.time_to_first_token),
+            ms(self.time_per_output_token),
+            self.peak_memory_bytes.map_or("unknown".to_owned(), |b| size(b) + " peak"),
+            finish.name(),
+        )
+    }
+}
+
+/// Bytes for people.
+pub(super) fn size(bytes: u64) -> String {
+    let mut value = bytes as f64;
+    for unit in ["B", "KiB", "MiB"] {
+        if value < 1024.0 {
+            return if unit == "B" { format!("{bytes} B") } else { format!("{value:.1} {unit}") };
+        }
+        value /= 1024.0;
+    }
+    format!("{value:.2} GiB")
+}
+
+/// The most memory that this process has had resident, where the system tells (Linux: `VmHWM`).
+fn peak_memory() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn sizes_and_the_closing_line() {
+        assert_eq!([size(0), size(1023), size(1024), size(1 << 20)], ["0 B", "1023 B", "1.0 KiB", "1.0 MiB"]);
+        assert_eq!(size(3 << 30), "3.00 GiB");
+        let stats = Stats {
+            prompt_tokens: 12,
+            cached_tokens: 2,
+            generated_tokens: 5,
+            prompt: Duration::from_millis(100),
+            first_token: Some(Duration::from_millis(101)),
+            generation: Duration::from_millis(400),
+        };
+        let line = Metrics { peak_memory_bytes: Some(1 << 20), ..Metrics::new(&stats, None, "cpu") }.line(Finish::Stop);
+        assert_eq!(
+            line,
+            "prompt 12 tokens (2 cached), 100.0 tokens/s | generated 5 tokens, 10.0 tokens/s | TTFT 101.0 ms | \
+             TPOT 100.0 ms | memory 1.0 MiB peak | stop"
+        );
+        let none = Metrics { peak_memory_bytes: None, ..Metrics::new(&Stats::default(), None, "cpu") };
+        let line = none.line(Finish::Cancelled);
+        assert!(line.ends_with("TTFT - | TPOT - | memory unknown | cancelled"), "{line}");
+    }
+}

@@ -1,0 +1,111 @@
+//! The command line: one file per subcommand. Owns arguments, terminals, signals and exit codes; sees no tensor.
+//!
+//! Text goes to stdout and nothing else does; notes, progress and errors go to stderr. An error is one line,
+//! `octavo: error: ...`. Exit codes: 0, 1 (bad input), 2 (usage), 101 (a fault of the program), 130 (Ctrl-C).
+
+mod args;
+mod argv;
+mod failure;
+mod inspect;
+mod load;
+mod logits;
+mod metrics;
+mod prompt;
+mod run;
+mod signal;
+mod terminal;
+mod tokenize;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
+
+use failure::{Exit, Failure};
+
+const EXAMPLES: &str = "\
+Examples:
+  octavo run -p \"1+1=\"                         the built-in demo model
+  octavo run model.gguf -p \"Once upon a time\" -n 64 --temp 0.8 --seed 1
+  octavo inspect model.gguf --tensors
+  octavo logits model.gguf -p \"Hello\" --top 10
+
+Every command runs the built-in demo model if no MODEL is given.";
+
+/// Runs GGUF language models, with numbers that can be checked.
+#[derive(Debug, Parser)]
+#[command(name = "octavo", version, after_help = EXAMPLES, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Run(Box<run::RunArgs>),
+    Inspect(inspect::InspectArgs),
+    Tokenize(tokenize::TokenizeArgs),
+    Logits(logits::LogitsArgs),
+    /// Print a script that completes octavo's commands and options in a shell
+    #[command(after_help = "Example:\n  octavo completions bash > ~/.local/share/bash-completion/completions/octavo")]
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+}
+
+/// Runs the program on these arguments, the program's name first.
+pub(crate) fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
+    install_panic_hook();
+    let result = match Cli::try_parse_from(argv::expand(args)) {
+        Ok(cli) => dispatch(cli.command),
+        Err(error) => return failure::usage(&error),
+    };
+    match result {
+        Ok(exit) => exit.into(),
+        Err(failure) => failure.report(),
+    }
+}
+
+fn dispatch(command: Command) -> Result<Exit, Failure> {
+    match command {
+        Command::Run(args) => run::run(&args),
+        Command::Inspect(args) => inspect::run(&args),
+        Command::Tokenize(args) => tokenize::run(&args),
+        Command::Logits(args) => logits::run(&args),
+        Command::Completions { shell } => completions(shell),
+    }
+}
+
+fn completions(shell: Shell) -> Result<Exit, Failure> {
+    // into memory first: the generator panics if it cannot write
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "octavo", &mut script);
+    terminal::print(&script)?;
+    Ok(Exit::Done)
+}
+
+/// A panic is a fault of the program: one line that says so, then the usual unwinding with exit code 101.
+fn install_panic_hook() {
+    std::panic::set_hook(Box::new(|info| {
+        let payload = info.payload();
+        let what = payload.downcast_ref::<&str>().copied().or(payload.downcast_ref::<String>().map(String::as_str));
+        let place = info.location().map(ToString::to_string).unwrap_or_default();
+        let what = failure::one_line(what.unwrap_or("unknown"));
+        terminal::note(&format!(
+            "octavo: internal error: {what} ({place}); this is a bug: please report it at {}/issues",
+            env!("CARGO_PKG_REPOSITORY")
+        ));
+    }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definition_of_the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

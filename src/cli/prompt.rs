@@ -1,0 +1,106 @@
+//! Where a text comes from: an argument taken literally, or a file or stdin byte for byte.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use octavo_llm::tokenizer::MAX_TEXT_BYTES;
+
+use super::failure::Failure;
+
+/// A text, from one place. A command that takes something else instead says so with `required_unless_present`.
+#[derive(Debug, Args)]
+pub(super) struct TextArgs {
+    /// The text, taken literally (see -e)
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true, conflicts_with = "file")]
+    pub(super) prompt: Option<OsString>,
+    /// Read the text from FILE, byte for byte; - is stdin
+    #[arg(short, long, value_name = "FILE", allow_hyphen_values = true, value_hint = clap::ValueHint::FilePath)]
+    pub(super) file: Option<PathBuf>,
+    /// Turn \n, \r, \t, \", \', \\ and \xHH in TEXT into what they stand for
+    #[arg(short, long, conflicts_with = "file")]
+    pub(super) escape: bool,
+}
+
+impl TextArgs {
+    /// The text's bytes, or `None` if neither option was given.
+    pub(super) fn read(&self) -> Result<Option<Vec<u8>>, Failure> {
+        match (&self.prompt, &self.file) {
+            (Some(text), _) if self.escape => Ok(Some(unescape(text.as_encoded_bytes()))),
+            (Some(text), _) => Ok(Some(text.as_encoded_bytes().to_vec())),
+            (None, _) if self.escape => Err(Failure::Usage("-e needs -p TEXT".to_owned())),
+            (None, Some(path)) => read(path).map(Some),
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// The text's bytes; one of the two options must have been given.
+    pub(super) fn require(&self) -> Result<Vec<u8>, Failure> {
+        self.read()?.ok_or_else(|| Failure::Usage("no text: expected -p TEXT or -f FILE (- is stdin)".to_owned()))
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, Failure> {
+    let failed = |error: io::Error| Failure::Input(format!("{}: {error}", path.display()));
+    let source: Box<dyn Read> = match path.as_os_str() == "-" {
+        true => Box::new(io::stdin().lock()),
+        false => Box::new(File::open(path).map_err(failed)?),
+    };
+    let mut bytes = Vec::new();
+    source.take(MAX_TEXT_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() > MAX_TEXT_BYTES {
+        return Err(Failure::Input(format!("{}: expected at most {MAX_TEXT_BYTES} bytes of text", path.display())));
+    }
+    Ok(bytes)
+}
+
+/// llama.cpp's escapes; a backslash before anything else stays.
+fn unescape(text: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((&byte, after)) = rest.split_first() {
+        let escape = if byte == b'\\' { escaped(after) } else { None };
+        let (byte, used) = escape.unwrap_or((byte, 0));
+        out.push(byte);
+        rest = &after[used..];
+    }
+    out
+}
+
+/// The byte that the characters after a backslash stand for, and how many they are.
+fn escaped(after: &[u8]) -> Option<(u8, usize)> {
+    let hex = |b: u8| char::from(b).to_digit(16).and_then(|d| u8::try_from(d).ok());
+    Some(match after {
+        [b'n', ..] => (b'\n', 1),
+        [b'r', ..] => (b'\r', 1),
+        [b't', ..] => (b'\t', 1),
+        [c @ (b'\\' | b'"' | b'\''), ..] => (*c, 1),
+        [b'x', high, low, ..] => (hex(*high)? * 16 + hex(*low)?, 3),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escapes() {
+        let cases: [(&[u8], &[u8]); 9] = [
+            (b"", b""),
+            (br"a\nb\tc\r", b"a\nb\tc\r"),
+            (br#"\\n \" \'"#, br#"\n " '"#),
+            (br"\x41\xff\x0a", b"A\xff\n"),
+            (br"\x4", br"\x4"),
+            (br"\xzz", br"\xzz"),
+            (br"\q", br"\q"),
+            (b"end\\", b"end\\"),
+            ("\\né".as_bytes(), "\né".as_bytes()),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(unescape(text), expected, "{:?}", String::from_utf8_lossy(text));
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! `octavo run`: continue one text.
+
+use std::cell::Cell;
+use std::io::{self, Write};
+
+use clap::Args;
+use octavo_llm::generate::{Finish, Generation, Observer, generate};
+use octavo_llm::sample::Logprobs;
+use octavo_llm::tokenizer::{EncodeOptions, Tokenizer};
+use serde_json::{Value, json};
+
+use super::args::{ComputeArgs, GenerateArgs, ModelArgs};
+use super::failure::{Exit, Failure};
+use super::load;
+use super::metrics::Metrics;
+use super::prompt::TextArgs;
+use super::signal::{self, Generating};
+use super::terminal::{self, Progress};
+
+/// Continue a text
+///
+/// The text alone goes to stdout as it is generated; a closing line with speeds and memory goes to stderr.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  octavo run -p \"1+1=\"
+  octavo run model.gguf -p \"Once upon a time\" -n 64 --temp 0.8 --seed 1
+  octavo run model.gguf -f prompt.txt --stop \"\\n\\n\" --json
+  cat prompt.txt | octavo run model.gguf -f -
+
+--json prints one object: {text, prompt_tokens: ids, tokens: ids, finish_reason: stop|length|cancelled, logprobs?,
+metrics}. `tokens` has every token chosen, one that ended the text included; `text` ends before it.
+Ctrl-C ends the generation: what there is has been printed, and the exit code is 130.")]
+pub(super) struct RunArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    text: TextArgs,
+    /// Print the prompt before the text
+    #[arg(long)]
+    echo: bool,
+    /// Print one JSON object when all is done
+    #[arg(long)]
+    json: bool,
+    /// Log-probabilities of every token, with the N most likely ones (with --json)
+    #[arg(long, value_name = "N", requires = "json", value_parser = clap::value_parser!(u16).range(0..=1000))]
+    logprobs: Option<u16>,
+    #[command(flatten)]
+    generate: GenerateArgs,
+    #[command(flatten)]
+    compute: ComputeArgs,
+}
+
+/// Runs the command.
+pub(super) fn run(args: &RunArgs) -> Result<Exit, Failure> {
+    let mut options = args.generate.options()?;
+    args.compute.kv_type()?;
+    options.logprobs = args.logprobs.map(usize::from);
+    let text = args.text.require()?;
+    signal::install()?;
+    let engine = load::engine(&args.model, &args.compute)?;
+    let ids = engine.tokenizer().encode(&text, EncodeOptions { add_special: true, parse_special: true })?;
+    let mut session = engine.session();
+    let generating = Generating::begin();
+    let mut output = Output::new(&generating, !args.json, "reading the prompt");
+    if args.echo && !args.json {
+        terminal::print(&text)?;
+    }
+    let result = generate(&mut session, engine.tokenizer(), &ids, &options, &mut output);
+    output.end_line(result.is_ok())?;
+    let out = result?;
+    drop(generating);
+    let seed = (!options.sampler.is_greedy()).then_some(options.sampler.seed);
+    let metrics = Metrics::new(&out.stats, seed, engine.describe());
+    let exit = if out.finish == Finish::Cancelled { Exit::Interrupted } else { Exit::Done };
+    if args.json {
+        let echo = if args.echo { String::from_utf8_lossy(&text).into_owned() } else { String::new() };
+        let object = report(&out, &echo, &ids, &metrics, engine.tokenizer())?;
+        terminal::print(format!("{object}\n").as_bytes())?;
+    } else {
+        terminal::note(&metrics.line(out.finish));
+    }
+    Ok(exit)
+}
+
+fn report(
+    out: &Generation,
+    echo: &str,
+    prompt: &[u32],
+    metrics: &Metrics,
+    tokenizer: &Tokenizer,
+) -> Result<Value, serde_json::Error> {
+    let mut object = json!({
+        "text": format!("{echo}{}", out.text),
+        "prompt_tokens": prompt,
+        "tokens": out.tokens,
+        "finish_reason": out.finish.name(),
+    });
+    if !out.logprobs.is_empty() {
+        object["logprobs"] = out.logprobs.iter().map(|l| logprobs(l, tokenizer)).collect();
+    }
+    object["metrics"] = serde_json::to_value(metrics)?;
+    Ok(object)
+}
+
+fn logprobs(l: &Logprobs, tokenizer: &Tokenizer) -> Value {
+    let one = |id: u32, logprob: f64| json!({"id": id, "piece": piece(tokenizer, id), "logprob": logprob});
+    let mut object = one(l.id, l.logprob);
+    object["top"] = l.top.iter().map(|&(id, logprob)| one(id, logprob)).collect();
+    object
+}
+
+/// A token as text; what is not UTF-8 by itself is shown as U+FFFD.
+pub(super) fn piece(tokenizer: &Tokenizer, id: u32) -> String {
+    String::from_utf8_lossy(tokenizer.piece(id).unwrap_or_default()).into_owned()
+}
+
+/// Streams text to stdout and listens to Ctrl-C.
+pub(super) struct Output<'a> {
+    generating: &'a Generating,
+    stream: bool,
+    bar: Progress,
+    /// The last byte written was not a line feed.
+    open_line: Cell<bool>,
+}
+
+impl<'a> Output<'a> {
+    pub(super) fn new(generating: &'a Generating, stream: bool, what: &'static str) -> Output<'a> {
+        Output { generating, stream, bar: Progress::tokens(what), open_line: Cell::new(false) }
+    }
+
+    /// Ends an unfinished line where a person reads it; `ok` is whether the generation went well.
+    pub(super) fn end_line(&self, ok: bool) -> io::Result<()> {
+        self.bar.clear();
+        let person = terminal::stdout_is_terminal();
+        if self.stream && self.open_line.take() && person {
+            let ended = terminal::print(b"\n");
+            // after an error that is what is reported
+            return if ok { ended } else { Ok(()) };
+        }
+        Ok(())
+    }
+}
+
+impl Observer for Output<'_> {
+    fn prompt(&mut self, done: usize, total: usize) {
+        // a short prompt is done before a bar could be seen
+        if total > 512 {
+            self.bar.at(done as u64, total as u64);
+        }
+    }
+
+    fn text(&mut self, text: &str) -> io::Result<()> {
+        if !self.stream {
+            return Ok(());
+        }
+        self.open_line.set(!text.ends_with('\n'));
+        let mut out = io::stdout().lock();
+        out.write_all(text.as_bytes())?;
+        out.flush()
+    }
+
+    fn cancelled(&self) -> bool {
+        self.generating.interrupted()
+    }
+}

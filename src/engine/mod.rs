@@ -1,0 +1,213 @@
+//! A loaded model and the timelines that run on it: the boundary that the command line sees. Nobody outside sees a
+//! tensor.
+
+mod session;
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use gguf_rs_lite::{Gguf, OpenOptions};
+use octavo_kernels::{IsaChoice, KvType, PAGE_POSITIONS};
+
+use crate::backend::{Executable, cpu};
+use crate::error::Error;
+use crate::kv::BlockPool;
+use crate::model::{Hparams, Model};
+use crate::tokenizer::Tokenizer;
+
+pub use session::{Logits, Session, Wanted};
+
+/// Context used unless asked for otherwise; a file's own may be shorter.
+pub const DEFAULT_CONTEXT: usize = 4096;
+
+/// Where a model comes from.
+#[derive(Clone, Debug)]
+pub enum ModelSource {
+    /// A GGUF file; of a split model, its first part.
+    Path(PathBuf),
+    /// The model inside the program.
+    Demo,
+}
+
+impl ModelSource {
+    /// Opens the container.
+    ///
+    /// # Errors
+    /// If it is not a sound GGUF file.
+    pub fn open(&self, mmap: bool) -> Result<Gguf, Error> {
+        let options = OpenOptions { mmap, ..OpenOptions::default() };
+        Ok(match self {
+            ModelSource::Path(path) => Gguf::open(path, &options)?,
+            ModelSource::Demo => {
+                Gguf::from_bytes(octavo_reference::demo::demo_model(), "built-in demo model", &options)?
+            }
+        })
+    }
+}
+
+/// How to run a model.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// Threads; the CPUs this process may use unless given.
+    pub threads: Option<usize>,
+    /// Whose kernels.
+    pub isa: IsaChoice,
+    /// Element type of the KV cache.
+    pub kv_type: KvType,
+    /// Positions of a session; the smaller of the file's own and 4096 unless given.
+    pub ctx: Option<usize>,
+    /// Prompt tokens taken at a time.
+    pub batch: usize,
+    /// Map the file instead of reading it.
+    pub mmap: bool,
+    /// Copy weights into the kernels' layout.
+    pub repack: bool,
+    /// Sessions of full length that the cache has pages for.
+    pub sessions: usize,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        EngineOptions {
+            threads: None,
+            isa: IsaChoice::Auto,
+            kv_type: KvType::F16,
+            ctx: None,
+            batch: 512,
+            mmap: true,
+            repack: true,
+            sessions: 1,
+        }
+    }
+}
+
+/// What a model takes, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryReport {
+    /// The file, mapped or read.
+    pub file: u64,
+    /// Weights in the kernels' layout.
+    pub packed: u64,
+    /// KV cache at full context.
+    pub kv: u64,
+}
+
+/// A loaded model.
+pub struct Engine {
+    gguf: Arc<Gguf>,
+    model: Model,
+    tokenizer: Tokenizer,
+    runtime: Arc<Mutex<Runtime>>,
+    n_ctx: usize,
+    batch: usize,
+    memory: MemoryReport,
+    description: String,
+    warnings: Vec<String>,
+}
+
+/// What sessions share: the device and its pages.
+struct Runtime {
+    executable: Box<dyn Executable>,
+    pool: BlockPool,
+}
+
+impl Engine {
+    /// Opens, checks and packs a model. `progress` is told (bytes of weights done, bytes in all).
+    ///
+    /// # Errors
+    /// [`enum@Error`], naming file, key or tensor.
+    pub fn load(
+        source: &ModelSource,
+        options: &EngineOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Engine, Error> {
+        let isa = options.isa.resolve()?;
+        let gguf = Arc::new(source.open(options.mmap)?);
+        let model = Model::load(&gguf)?;
+        let tokenizer = Tokenizer::from_gguf(&gguf)?;
+        let mut warnings = model.warnings().to_vec();
+        warnings.extend(tokenizer.warnings().iter().cloned());
+        let trained = model.hparams.n_ctx_train();
+        let n_ctx = options.ctx.unwrap_or_else(|| trained.min(DEFAULT_CONTEXT)).max(1);
+        if n_ctx > trained {
+            warnings.push(format!("context {n_ctx} is longer than the {trained} that the model was trained with"));
+        }
+        let threads = options.threads.unwrap_or_else(default_threads);
+        let n_pages = n_ctx.div_ceil(PAGE_POSITIONS).saturating_mul(options.sessions.max(1));
+        let capacity = u32::try_from(n_pages).map_err(|_| Error::TooLong(n_ctx))?;
+        let cpu_options = cpu::Options { isa, threads, kv_type: options.kv_type, n_pages, repack: options.repack };
+        let executable = cpu::Cpu::prepare(&gguf, &model, &cpu_options, progress)?;
+        let memory = MemoryReport {
+            file: gguf.file_bytes(),
+            packed: executable.packed_bytes() as u64,
+            kv: kv_bytes(&model.hparams, options.kv_type, n_pages * PAGE_POSITIONS),
+        };
+        let description = executable.describe();
+        Ok(Engine {
+            gguf,
+            model,
+            tokenizer,
+            runtime: Arc::new(Mutex::new(Runtime { executable: Box::new(executable), pool: BlockPool::new(capacity) })),
+            n_ctx,
+            batch: options.batch.max(1),
+            memory,
+            description,
+            warnings,
+        })
+    }
+
+    /// Starts a timeline.
+    pub fn session(&self) -> Session<'_> {
+        Session::new(self)
+    }
+
+    /// The file.
+    pub fn gguf(&self) -> &Gguf {
+        &self.gguf
+    }
+
+    /// Hyperparameters, weights and graph.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// The hyperparameters.
+    pub fn hparams(&self) -> &Hparams {
+        &self.model.hparams
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// Positions of a session.
+    pub fn n_ctx(&self) -> usize {
+        self.n_ctx
+    }
+
+    /// What was assumed, one line each.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// What it takes.
+    pub fn memory(&self) -> MemoryReport {
+        self.memory
+    }
+
+    /// Device, instruction set and threads, for people.
+    pub fn describe(&self) -> &str {
+        &self.description
+    }
+}
+
+/// Threads used unless asked for otherwise: the CPUs this process may use (affinity and cgroup quota).
+pub fn default_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Bytes of a KV cache of this many positions.
+pub fn kv_bytes(h: &Hparams, ty: KvType, positions: usize) -> u64 {
+    (h.kv_elements_per_position() as u64).saturating_mul(ty.bytes() as u64).saturating_mul(positions as u64)
+}

@@ -1,0 +1,15 @@
+//! Who owns which page of the KV cache: a free list with reference counts, and one page table per sequence.
+//!
+//! Pure bookkeeping, shared by all backends and tested without a model; where a page's bytes lie and how they are laid
+//! out inside is the backend's matter. A page holds [`PAGE`] positions of every layer and head. Pages are shared between
+//! sequences with a common beginning and copied when one of them is about to write (copy on write); everything a step
+//! needs is reserved before the step, all of it or nothing.
+
+mod pool;
+mod table;
+
+pub use pool::{BlockPool, OutOfPages, PageId};
+pub use table::{BlockTable, PageCopy};
+
+/// Positions in a page.
+pub const PAGE: usize = 16;

@@ -1,0 +1,219 @@
+//! Typed, ranged reading of one architecture's metadata keys; what was read, or defaulted, is remembered for `inspect`.
+
+use std::ops::RangeInclusive;
+
+use gguf_rs_lite::{Gguf, Value};
+use serde::Serialize;
+
+use super::Error;
+
+/// Where a value comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Source {
+    /// The file has the key.
+    File,
+    /// The file lacks the key; the value follows from documented rules.
+    Default,
+}
+
+/// A hyperparameter and where it comes from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sourced<T> {
+    /// The value in use.
+    pub value: T,
+    /// Whether the file says so.
+    pub source: Source,
+}
+
+impl<T> Sourced<T> {
+    pub(super) fn file(value: T) -> Sourced<T> {
+        Sourced { value, source: Source::File }
+    }
+
+    pub(super) fn default(value: T) -> Sourced<T> {
+        Sourced { value, source: Source::Default }
+    }
+}
+
+/// One line of the hyperparameter report.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Entry {
+    /// The key as GGUF spells it.
+    pub key: String,
+    /// The value in use.
+    pub value: serde_json::Value,
+    /// Whether the file says so.
+    pub source: Source,
+}
+
+/// Reader of `<arch>.*` keys.
+pub(super) struct Keys<'a> {
+    pub(super) gguf: &'a Gguf,
+    arch: &'static str,
+    pub(super) entries: Vec<Entry>,
+    pub(super) warnings: Vec<String>,
+}
+
+impl<'a> Keys<'a> {
+    pub(super) fn new(gguf: &'a Gguf, arch: &'static str) -> Keys<'a> {
+        Keys { gguf, arch, entries: Vec::new(), warnings: Vec::new() }
+    }
+
+    pub(super) fn full(&self, suffix: &str) -> String {
+        format!("{}.{suffix}", self.arch)
+    }
+
+    pub(super) fn get(&self, suffix: &str) -> Option<Value<'a>> {
+        self.gguf.get(&self.full(suffix))
+    }
+
+    pub(super) fn bad(&self, key: String, expected: impl Into<String>, got: impl Into<String>) -> Error {
+        Error::BadValue { file: self.gguf.name().to_owned(), key, expected: expected.into(), got: got.into() }
+    }
+
+    pub(super) fn missing(&self, key: String, expected: impl Into<String>) -> Error {
+        Error::MissingKey { file: self.gguf.name().to_owned(), key, expected: expected.into() }
+    }
+
+    pub(super) fn unsupported(&self, suffix: &str, expected: impl Into<String>, got: impl Into<String>) -> Error {
+        Error::Unsupported {
+            file: self.gguf.name().to_owned(),
+            key: self.full(suffix),
+            arch: self.arch,
+            expected: expected.into(),
+            got: got.into(),
+        }
+    }
+
+    pub(super) fn note(&mut self, key: String, value: impl Into<serde_json::Value>, source: Source) {
+        self.entries.push(Entry { key, value: value.into(), source });
+    }
+
+    pub(super) fn warn(&mut self, text: String) {
+        self.warnings.push(format!("{}: {text}", self.gguf.name()));
+    }
+
+    fn ranged(&self, key: &str, v: &Value<'_>, range: &RangeInclusive<usize>) -> Result<usize, Error> {
+        v.as_int()
+            .and_then(|i| usize::try_from(i).ok())
+            .filter(|i| range.contains(i))
+            .ok_or_else(|| self.bad(key.to_owned(), an_integer(range), show(v)))
+    }
+
+    /// A count or size; `default` is what an absent key means, `None` makes the key required.
+    pub(super) fn count(
+        &mut self,
+        suffix: &str,
+        range: RangeInclusive<usize>,
+        default: Option<usize>,
+    ) -> Result<Sourced<usize>, Error> {
+        let key = self.full(suffix);
+        let got = match (self.gguf.get(&key), default) {
+            (Some(v), _) => Sourced::file(self.ranged(&key, &v, &range)?),
+            (None, Some(d)) => Sourced::default(d),
+            (None, None) => return Err(self.missing(key, an_integer(&range))),
+        };
+        self.note(key, got.value, got.source);
+        Ok(got)
+    }
+
+    /// A count that some files store once per layer; only equal layers are supported.
+    pub(super) fn per_layer(
+        &mut self,
+        suffix: &str,
+        n_layer: usize,
+        range: RangeInclusive<usize>,
+        default: Option<usize>,
+    ) -> Result<Sourced<usize>, Error> {
+        let key = self.full(suffix);
+        let Some(Value::Array(array)) = self.gguf.get(&key) else {
+            return self.count(suffix, range, default);
+        };
+        if array.len() != n_layer {
+            let got = format!("an array of {}", array.len());
+            return Err(self.bad(key, format!("one value per layer ({n_layer})"), got));
+        }
+        let mut first = None;
+        for v in array.iter() {
+            let this = self.ranged(&key, &v, &range)?;
+            match first {
+                None => first = Some(this),
+                Some(f) if f != this => {
+                    let got = format!("both {f} and {this}");
+                    return Err(self.unsupported(suffix, "the same value for every layer", got));
+                }
+                Some(_) => {}
+            }
+        }
+        // n_layer is at least 1, so an array of that length had a first element
+        let value = first.ok_or_else(|| self.bad(key.clone(), "one value per layer", "an empty array"))?;
+        self.note(key, value, Source::File);
+        Ok(Sourced::file(value))
+    }
+
+    /// A finite positive number below `below`; `None` as default makes the key required.
+    pub(super) fn positive(&mut self, suffix: &str, below: f32, default: Option<f32>) -> Result<Sourced<f32>, Error> {
+        let key = self.full(suffix);
+        let expected = || match below {
+            f32::INFINITY => "a finite number above 0".to_owned(),
+            b => format!("a number above 0 and below {b}"),
+        };
+        let got = match (self.gguf.get(&key), default) {
+            (Some(v), _) => {
+                let x = float(&v).map(|x| x as f32).filter(|x| x.is_finite() && *x > 0.0 && *x < below);
+                Sourced::file(x.ok_or_else(|| self.bad(key.clone(), expected(), show(&v)))?)
+            }
+            (None, Some(d)) => Sourced::default(d),
+            (None, None) => return Err(self.missing(key, expected())),
+        };
+        self.note(key, json_f32(got.value), got.source);
+        Ok(got)
+    }
+
+    /// A string key.
+    pub(super) fn text(&self, suffix: &str) -> Result<Option<&'a str>, Error> {
+        let key = self.full(suffix);
+        match self.gguf.get(&key) {
+            None => Ok(None),
+            Some(Value::Str(s)) => match std::str::from_utf8(s) {
+                Ok(s) => Ok(Some(s)),
+                Err(_) => Err(self.bad(key, "a UTF-8 string", show(&Value::Str(s)))),
+            },
+            Some(v) => Err(self.bad(key, "a string", show(&v))),
+        }
+    }
+}
+
+fn an_integer(range: &RangeInclusive<usize>) -> String {
+    format!("an integer from {} to {}", range.start(), range.end())
+}
+
+/// The value as a number, if it is of a floating-point type.
+pub(super) fn float(v: &Value<'_>) -> Option<f64> {
+    match *v {
+        Value::F32(x) => Some(x.into()),
+        Value::F64(x) => Some(x),
+        _ => None,
+    }
+}
+
+/// A short picture of a value for an error message: at most 60 characters, on one line.
+pub(super) fn show(v: &Value<'_>) -> String {
+    let text = match v {
+        Value::Str(s) => format!("{:?}", String::from_utf8_lossy(&s[..s.len().min(60)])),
+        Value::Bool(b) => b.to_string(),
+        Value::Array(a) => format!("an array of {} values", a.len()),
+        v => match (v.as_int(), float(v)) {
+            (Some(i), _) => i.to_string(),
+            (None, Some(_)) if matches!(v, Value::F32(_)) => float(v).map_or(String::new(), |x| (x as f32).to_string()),
+            (None, x) => x.map_or(String::new(), |x| x.to_string()),
+        },
+    };
+    text.chars().take(60).collect()
+}
+
+/// A JSON number that prints as the f32 does (`1e-6`, not `9.999999974752427e-7`).
+pub(super) fn json_f32(x: f32) -> serde_json::Value {
+    x.to_string().parse::<f64>().ok().and_then(serde_json::Number::from_f64).map_or(serde_json::Value::Null, Into::into)
+}

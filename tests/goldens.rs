@@ -1,0 +1,214 @@
+//! Logits against stock llama.cpp's, for every recorded model, on every instruction set, for prompt and generation
+//! kernels.
+//!
+//! F32 models are held against llama.cpp itself. All others are held against the exact logits (llama.cpp on the file
+//! dequantized to F32), and our error is put beside llama.cpp's own.
+
+use std::path::{Path, PathBuf};
+
+use octavo_kernels::{Isa, IsaChoice, KvType};
+use octavo_llm::backend::Role;
+use octavo_llm::engine::{Engine, EngineOptions, ModelSource, Wanted};
+use octavo_reference::fixtures::{committed_goldens, shared_dir, workspace_root};
+use octavo_reference::golden::{Full, Golden, read_summary};
+use octavo_reference::metrics::{kl, nmse, top_order};
+
+/// llama.cpp's own error on F32 models is at most this against an f64 forward pass.
+const F32_NMSE: f64 = 1e-10;
+/// Errors below these are rounding noise of the recorded f32 logits themselves.
+const NMSE_FLOOR: f64 = 1e-9;
+const KL_FLOOR: f64 = 1e-7;
+
+/// A model file and the folder with its goldens.
+struct Recorded {
+    model: PathBuf,
+    goldens: PathBuf,
+}
+
+fn recorded() -> Vec<Recorded> {
+    let mut all = Vec::new();
+    let demo = workspace_root().join("reference/demo");
+    for models in [demo, workspace_root().join("reference/models")] {
+        add(&mut all, &models, &committed_goldens());
+    }
+    assert_eq!(all.len(), 3, "the committed goldens");
+    if let Some(shared) = shared_dir() {
+        let before = all.len();
+        add(&mut all, &shared.join("models"), &shared.join("goldens"));
+        assert!(all.len() - before >= 30, "goldens in the shared folder");
+    }
+    all
+}
+
+fn add(all: &mut Vec<Recorded>, models: &Path, goldens: &Path) {
+    let mut files: Vec<PathBuf> =
+        std::fs::read_dir(models).expect("a folder of models").map(|e| e.expect("an entry").path()).collect();
+    files.sort();
+    for model in files {
+        let name = model.file_stem().expect("a name").to_owned();
+        let goldens = goldens.join(name);
+        if model.extension().is_some_and(|e| e == "gguf") && goldens.is_dir() {
+            all.push(Recorded { model, goldens });
+        }
+    }
+}
+
+fn load(model: &Path, isa: Isa, repack: bool) -> Engine {
+    let options = EngineOptions {
+        isa: IsaChoice::Only(isa),
+        kv_type: KvType::F32,
+        threads: Some(2),
+        repack,
+        ..EngineOptions::default()
+    };
+    Engine::load(&ModelSource::Path(model.to_owned()), &options, &mut |_, _| {}).expect("the model loads")
+}
+
+/// All logits of a prompt; generation kernels run token by token, as a generation would.
+fn logits(engine: &Engine, tokens: &[u32], role: Role) -> Vec<f32> {
+    let mut session = engine.session();
+    match role {
+        Role::Prompt => session.eval(tokens, role, Wanted::All).expect("logits").data,
+        Role::Generated => {
+            tokens.iter().flat_map(|t| session.eval(&[*t], role, Wanted::Last).expect("logits").data).collect()
+        }
+    }
+}
+
+#[derive(Default)]
+struct Ratios {
+    nmse: Vec<f64>,
+    kl: Vec<f64>,
+}
+
+fn geometric_mean(x: &[f64]) -> f64 {
+    (x.iter().map(|r| r.ln()).sum::<f64>() / x.len().max(1) as f64).exp()
+}
+
+/// Runs every golden of one model and returns our errors as ratios to llama.cpp's (none for F32 models).
+fn check(recorded: &Recorded, isa: Isa, role: Role, repack: bool) -> Ratios {
+    let engine = load(&recorded.model, isa, repack);
+    let name = recorded.model.file_stem().expect("a name").to_string_lossy();
+    let is_f32 = name.ends_with("-F32");
+    let mut ratios = Ratios::default();
+    for (prompt, theirs) in read_summary(&recorded.goldens.join("summary.json")).expect("a summary") {
+        let path = recorded.goldens.join(format!("{prompt}.safetensors"));
+        if !path.is_file() {
+            continue; // of the committed goldens only the small ones are kept
+        }
+        let golden = Full::read(&path).expect("a golden");
+        let what = format!("{name} {prompt} {isa} {role:?}");
+        let own = engine.tokenizer().encode(theirs.text.as_bytes(), Default::default()).expect("text");
+        assert_eq!(own, golden.tokens, "{what}: tokens");
+        let ours = logits(&engine, &golden.tokens, role);
+        if is_f32 {
+            let error = nmse(&ours, &golden.logits).expect("same length");
+            assert!(error <= F32_NMSE, "{what}: NMSE {error:e} > {F32_NMSE:e}");
+            let order = top_order(&ours, &golden.logits, golden.n_vocab, 5, 1e-4).expect("same length");
+            assert!(order.judged > 0 && order.judged == order.equal, "{what}: {order:?}");
+            continue;
+        }
+        let error = nmse(&ours, &golden.exact).expect("same length");
+        let divergence = kl(&ours, &golden.exact, golden.n_vocab).expect("same length").mean;
+        let nmse_ratio = error.max(NMSE_FLOOR) / theirs.nmse.max(NMSE_FLOOR);
+        let kl_ratio = divergence.max(KL_FLOOR) / theirs.mean_kl.max(KL_FLOOR);
+        assert!(nmse_ratio <= 2.0, "{what}: NMSE {error:e}, llama.cpp's {:e}", theirs.nmse);
+        assert!(kl_ratio <= 2.0, "{what}: KL {divergence:e}, llama.cpp's {:e}", theirs.mean_kl);
+        ratios.nmse.push(nmse_ratio);
+        ratios.kl.push(kl_ratio);
+    }
+    ratios
+}
+
+fn every_model(isa: Isa, role: Role, repack: bool) {
+    if !isa.is_available() {
+        println!("skipped: {isa}: this CPU lacks it");
+        return;
+    }
+    let mut all = Ratios::default();
+    for model in recorded() {
+        let ratios = check(&model, isa, role, repack);
+        all.nmse.extend(ratios.nmse);
+        all.kl.extend(ratios.kl);
+    }
+    let (nmse, kl) = (geometric_mean(&all.nmse), geometric_mean(&all.kl));
+    let worst = |x: &[f64]| x.iter().copied().fold(0.0, f64::max);
+    println!(
+        "{isa} {role:?}: {} goldens; error as a ratio to llama.cpp's: NMSE mean {nmse:.4} worst {:.4}, KL mean {kl:.4} worst {:.4}",
+        all.nmse.len(),
+        worst(&all.nmse),
+        worst(&all.kl)
+    );
+    // asked for is 1; a tenth is what the kernels are designed for
+    assert!(nmse <= 0.1 && kl <= 0.1, "{isa} {role:?}: NMSE {nmse}, KL {kl}");
+}
+
+#[test]
+fn scalar_prompts() {
+    every_model(Isa::Scalar, Role::Prompt, true);
+}
+
+#[test]
+fn avx2_prompts() {
+    every_model(Isa::Avx2, Role::Prompt, true);
+}
+
+#[test]
+fn avx512_prompts() {
+    every_model(Isa::Avx512, Role::Prompt, true);
+}
+
+#[test]
+fn scalar_generation() {
+    every_model(Isa::Scalar, Role::Generated, true);
+}
+
+#[test]
+fn avx2_generation() {
+    every_model(Isa::Avx2, Role::Generated, true);
+}
+
+#[test]
+fn avx512_generation() {
+    every_model(Isa::Avx512, Role::Generated, true);
+}
+
+#[test]
+fn rows_as_in_the_file() {
+    every_model(Isa::best(), Role::Prompt, false);
+}
+
+/// The same comparison must fail for a model that is not quite the one recorded.
+#[test]
+fn a_wrong_token_is_seen() {
+    let model = workspace_root().join("reference/demo/tiny-qwen3-Q4_K_M.gguf");
+    let golden = Full::read(&committed_goldens().join("tiny-qwen3-Q4_K_M/capital.safetensors")).expect("a golden");
+    let engine = load(&model, Isa::best(), true);
+    let mut tokens = golden.tokens.clone();
+    tokens[3] ^= 1;
+    let error = nmse(&logits(&engine, &tokens, Role::Prompt), &golden.exact).expect("same length");
+    assert!(error > 1e-3, "NMSE {error:e}");
+}
+
+/// A real model, where it is at hand: `OCTAVO_SMOLLM2` names the file (README says how to get it).
+#[test]
+fn smollm2() {
+    let Some(shared) = shared_dir() else { return };
+    let Some(model) = std::env::var_os("OCTAVO_SMOLLM2").map(PathBuf::from) else {
+        println!("skipped: OCTAVO_SMOLLM2 does not name the SmolLM2 file");
+        return;
+    };
+    for isa in Isa::available().into_iter().rev() {
+        let engine = load(&model, isa, true);
+        for prompt in ["capital", "code", "story", "unicode", "licence"] {
+            let path = shared.join(format!("goldens/smollm2/{prompt}.safetensors"));
+            let Golden::Top(golden) = Golden::read(&path).expect("a golden") else { panic!("the top-k form") };
+            for role in [Role::Prompt, Role::Generated] {
+                let ours = golden.kl(&logits(&engine, &golden.tokens, role)).expect("same length").mean;
+                let theirs = golden.llama_cpp_kl().expect("a golden").mean;
+                println!("smollm2 {prompt} {isa} {role:?}: mean KL {ours:.3e}, llama.cpp's {theirs:.3e}");
+                assert!(ours <= 0.1 * theirs, "smollm2 {prompt} {isa} {role:?}: {ours:e} > a tenth of {theirs:e}");
+            }
+        }
+    }
+}
