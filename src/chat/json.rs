@@ -1,0 +1,146 @@
+//! `tojson` as transformers defines it: `json.dumps(value, ensure_ascii=False)`, not the HTML-safe form of Jinja.
+
+use minijinja::value::{Kwargs, ValueKind};
+use minijinja::{Error, ErrorKind, Value};
+
+use super::guard::Budget;
+
+const MAX_DEPTH: usize = 100;
+const MAX_INDENT: usize = 64;
+
+struct Style<'a> {
+    indent: Option<usize>,
+    item: &'a str,
+    key: &'a str,
+    sort: bool,
+    ascii: bool,
+}
+
+/// The filter.
+pub(super) fn tojson(budget: &Budget, value: &Value, indent: Option<Value>, options: &Kwargs) -> Result<Value, Error> {
+    let indent = indent.or(options.get::<Option<Value>>("indent")?).filter(|v| !v.is_none() && !v.is_undefined());
+    let indent = indent.map(usize::try_from).transpose()?;
+    if indent.is_some_and(|n| n > MAX_INDENT) {
+        return Err(Error::new(ErrorKind::InvalidOperation, "tojson: the indent is too large"));
+    }
+    let separators = options.get::<Option<Vec<String>>>("separators")?;
+    let (item, key) = match separators.as_deref() {
+        Some([item, key]) => (item.as_str(), key.as_str()),
+        Some(_) => return Err(Error::new(ErrorKind::InvalidOperation, "tojson: expected two separators")),
+        None => (if indent.is_some() { "," } else { ", " }, ": "),
+    };
+    let sort = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
+    let ascii = options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
+    options.assert_all_used()?;
+    let mut out = String::new();
+    write(budget, value, &Style { indent, item, key, sort, ascii }, 0, &mut out)?;
+    Ok(Value::from(out))
+}
+
+fn write(budget: &Budget, value: &Value, style: &Style<'_>, depth: usize, out: &mut String) -> Result<(), Error> {
+    if depth > MAX_DEPTH {
+        return Err(Error::new(ErrorKind::InvalidOperation, "tojson: values are nested too deep"));
+    }
+    let around = style.indent.unwrap_or(0) * depth + style.item.len() + style.key.len() + 8;
+    budget.charge(around as u64)?;
+    match value.kind() {
+        ValueKind::None => out.push_str("null"),
+        ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
+        ValueKind::Number => number(value, out)?,
+        ValueKind::String => string(budget, value.as_str().unwrap_or_default(), style, out)?,
+        ValueKind::Seq | ValueKind::Iterable => {
+            let items: Vec<Value> = sized(budget, value)?;
+            enclosed(style, depth, ('[', ']'), items.len(), out, |i, out| {
+                write(budget, &items[i], style, depth + 1, out)
+            })?;
+        }
+        ValueKind::Map => {
+            let mut keys: Vec<Value> = sized(budget, value)?;
+            if style.sort {
+                keys.sort();
+            }
+            enclosed(style, depth, ('{', '}'), keys.len(), out, |i, out| {
+                let text = keys[i].as_str().map_or_else(|| keys[i].to_string(), str::to_owned);
+                string(budget, &text, style, out)?;
+                out.push_str(style.key);
+                write(budget, &value.get_item(&keys[i])?, style, depth + 1, out)
+            })?;
+        }
+        kind => {
+            return Err(Error::new(ErrorKind::InvalidOperation, format!("tojson: {kind} has no JSON form")));
+        }
+    }
+    Ok(())
+}
+
+fn sized(budget: &Budget, value: &Value) -> Result<Vec<Value>, Error> {
+    budget.charge(64 * value.len().unwrap_or(1) as u64)?;
+    Ok(value.try_iter()?.collect())
+}
+
+fn enclosed(
+    style: &Style<'_>,
+    depth: usize,
+    (open, close): (char, char),
+    n: usize,
+    out: &mut String,
+    mut each: impl FnMut(usize, &mut String) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let new_line = |depth: usize, out: &mut String| {
+        if let Some(indent) = style.indent {
+            out.push('\n');
+            out.push_str(&" ".repeat(indent * depth));
+        }
+    };
+    out.push(open);
+    for i in 0..n {
+        out.push_str(if i > 0 { style.item } else { "" });
+        new_line(depth + 1, out);
+        each(i, out)?;
+    }
+    if n > 0 {
+        new_line(depth, out);
+    }
+    out.push(close);
+    Ok(())
+}
+
+fn number(value: &Value, out: &mut String) -> Result<(), Error> {
+    if value.is_integer() {
+        out.push_str(&value.to_string());
+        return Ok(());
+    }
+    let number = f64::try_from(value.clone())?;
+    let text = match number {
+        n if n.is_nan() => "NaN".to_owned(),
+        n if n.is_infinite() => if n > 0.0 { "Infinity" } else { "-Infinity" }.to_owned(),
+        n => format!("{n:?}"),
+    };
+    out.push_str(&text);
+    Ok(())
+}
+
+fn string(budget: &Budget, text: &str, style: &Style<'_>, out: &mut String) -> Result<(), Error> {
+    // Every character may become an escape of six.
+    budget.charge(text.len() as u64 * 2)?;
+    out.push('"');
+    for c in text.chars() {
+        match c {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            '\u{8}' => out.push_str("\\b"),
+            '\u{c}' => out.push_str("\\f"),
+            c if u32::from(c) < 0x20 || (style.ascii && !c.is_ascii()) || (style.ascii && c == '\u{7f}') => {
+                for unit in c.encode_utf16(&mut [0; 2]) {
+                    out.push_str(&format!("\\u{unit:04x}"));
+                }
+            }
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+    Ok(())
+}
