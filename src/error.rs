@@ -12,6 +12,9 @@ pub enum Error {
     /// The vocabulary, or a text that cannot be encoded.
     #[error(transparent)]
     Tokenizer(#[from] crate::tokenizer::Error),
+    /// The chat template.
+    #[error(transparent)]
+    Chat(#[from] crate::chat::Error),
     /// An instruction set that this CPU lacks.
     #[error(transparent)]
     Isa(#[from] octavo_kernels::IsaError),

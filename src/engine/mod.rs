@@ -10,6 +10,7 @@ use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_kernels::{IsaChoice, KvType, PAGE_POSITIONS};
 
 use crate::backend::{Executable, cpu};
+use crate::chat::ChatTemplate;
 use crate::error::Error;
 use crate::kv::BlockPool;
 use crate::model::{Hparams, Model};
@@ -97,6 +98,7 @@ pub struct Engine {
     gguf: Arc<Gguf>,
     model: Model,
     tokenizer: Tokenizer,
+    chat_template: Option<ChatTemplate>,
     runtime: Arc<Mutex<Runtime>>,
     n_ctx: usize,
     batch: usize,
@@ -125,6 +127,7 @@ impl Engine {
         let gguf = Arc::new(source.open(options.mmap)?);
         let model = Model::load(&gguf)?;
         let tokenizer = Tokenizer::from_gguf(&gguf)?;
+        let chat_template = ChatTemplate::from_gguf(&gguf, &tokenizer)?;
         let mut warnings = model.warnings().to_vec();
         warnings.extend(tokenizer.warnings().iter().cloned());
         let trained = model.hparams.n_ctx_train();
@@ -147,6 +150,7 @@ impl Engine {
             gguf,
             model,
             tokenizer,
+            chat_template,
             runtime: Arc::new(Mutex::new(Runtime { executable: Box::new(executable), pool: BlockPool::new(capacity) })),
             n_ctx,
             batch: options.batch.max(1),
@@ -179,6 +183,11 @@ impl Engine {
     /// The tokenizer.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
+    }
+
+    /// The file's chat template, if it has one.
+    pub fn chat_template(&self) -> Option<&ChatTemplate> {
+        self.chat_template.as_ref()
     }
 
     /// Positions of a session.
