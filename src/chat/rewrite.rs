@@ -66,7 +66,7 @@ pub(super) fn rewrite(source: &str) -> Result<String> {
     // As transformers sets up Jinja.
     let whitespace = || WhitespaceConfig { keep_trailing_newline: false, lstrip_blocks: true, trim_blocks: true };
     check_tokens(&source, whitespace())?;
-    let template = parse(&source, NAME, SyntaxConfig::default(), whitespace())?;
+    let template = parse(&source, NAME, SyntaxConfig, whitespace())?;
     let mut printer = Printer { out: String::with_capacity(source.len() * 2), line: 1, depth: 0 };
     printer.stmt(&template)?;
     Ok(printer.out)
@@ -78,7 +78,7 @@ fn unsupported(what: impl Into<String>) -> Error {
 
 fn check_tokens(source: &str, whitespace: WhitespaceConfig) -> Result<()> {
     let (mut in_tag, mut elifs) = (0, 0);
-    for token in tokenize(source, false, SyntaxConfig::default(), whitespace) {
+    for token in tokenize(source, false, SyntaxConfig, whitespace) {
         match token?.0 {
             Token::TemplateData(_) | Token::VariableStart | Token::BlockStart => in_tag = 0,
             Token::Ident("elif") if in_tag == 0 => elifs += 1,
