@@ -29,10 +29,10 @@ Examples:
   octavo logits model.gguf --tokens 1,2,3 --kv-type f32 --dump out.gguf
   octavo logits model.gguf -p \"Hello\" --taps '^(attn_norm|l_out)-0$'
 
---json prints {tokens, positions: [{pos, top: [{id, piece, logit}]}], taps?}. --dump writes what llama.cpp's
-llama-results writes: the tensors `tokens` and `logits` of all positions, to be compared with it.
---taps prints, per named tensor of the computation (llama.cpp's names; #n counts the ones of a name), its rows and
-width, the minimum, maximum, mean and Euclidean norm of the values that are numbers, and how many are not.")]
+--json prints {tokens, positions: [{pos, top: [{id, piece, logit}]}], taps?}.
+--dump writes the file of llama.cpp's llama-results: `tokens` and `logits` of all positions.
+--taps prints, for named tensors of the computation (llama.cpp's names; #2 is the second of a name),
+[rows, width], the minimum, maximum, mean and Euclidean norm, and how many values are NaN.")]
 pub(super) struct LogitsArgs {
     #[command(flatten)]
     model: ModelArgs,

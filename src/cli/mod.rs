@@ -5,6 +5,7 @@
 
 mod args;
 mod argv;
+mod chat;
 mod failure;
 mod inspect;
 mod load;
@@ -28,6 +29,8 @@ const EXAMPLES: &str = "\
 Examples:
   octavo run -p \"1+1=\"                         the built-in demo model
   octavo run model.gguf -p \"Once upon a time\" -n 64 --temp 0.8 --seed 1
+  octavo run model.gguf --chat -p \"What is the capital of France?\"
+  octavo chat model.gguf
   octavo inspect model.gguf --tensors
   octavo logits model.gguf -p \"Hello\" --top 10
 
@@ -44,6 +47,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(Box<run::RunArgs>),
+    Chat(Box<chat::ChatArgs>),
     Inspect(inspect::InspectArgs),
     Tokenize(tokenize::TokenizeArgs),
     Logits(logits::LogitsArgs),
@@ -71,6 +75,7 @@ pub(crate) fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
 fn dispatch(command: Command) -> Result<Exit, Failure> {
     match command {
         Command::Run(args) => run::run(&args),
+        Command::Chat(args) => chat::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Logits(args) => logits::run(&args),

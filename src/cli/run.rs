@@ -4,6 +4,8 @@ use std::cell::Cell;
 use std::io::{self, Write};
 
 use clap::Args;
+use octavo_llm::chat::Message;
+use octavo_llm::engine::Engine;
 use octavo_llm::generate::{Finish, Generation, Observer, generate};
 use octavo_llm::sample::Logprobs;
 use octavo_llm::tokenizer::{EncodeOptions, Tokenizer};
@@ -11,13 +13,13 @@ use serde_json::{Value, json};
 
 use super::args::{ComputeArgs, GenerateArgs, ModelArgs};
 use super::failure::{Exit, Failure};
-use super::load;
 use super::metrics::Metrics;
 use super::prompt::TextArgs;
 use super::signal::{self, Generating};
 use super::terminal::{self, Progress};
+use super::{chat, load};
 
-/// Continue a text
+/// Continue a text (or answer one message, with --chat)
 ///
 /// The text alone goes to stdout as it is generated; a closing line with speeds and memory goes to stderr.
 #[derive(Debug, Args)]
@@ -25,17 +27,25 @@ use super::terminal::{self, Progress};
 Examples:
   octavo run -p \"1+1=\"
   octavo run model.gguf -p \"Once upon a time\" -n 64 --temp 0.8 --seed 1
+  octavo run model.gguf --chat --system \"Be brief.\" -p \"What is the capital of France?\"
   octavo run model.gguf -f prompt.txt --stop \"\\n\\n\" --json
   cat prompt.txt | octavo run model.gguf -f -
 
---json prints one object: {text, prompt_tokens: ids, tokens: ids, finish_reason: stop|length|cancelled, logprobs?,
-metrics}. `tokens` has every token chosen, one that ended the text included; `text` ends before it.
+--json prints one object:
+  {text, prompt_tokens: ids, tokens: ids, finish_reason: stop|length|cancelled, logprobs?, metrics}
+`tokens` has every token chosen, one that ended the text included; `text` ends before it.
 Ctrl-C ends the generation: what there is has been printed, and the exit code is 130.")]
 pub(super) struct RunArgs {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
     text: TextArgs,
+    /// The text is a user's message: apply the model's chat template
+    #[arg(long)]
+    chat: bool,
+    /// System message (also: -sys TEXT)
+    #[arg(long, value_name = "TEXT", requires = "chat", allow_hyphen_values = true)]
+    system: Option<String>,
     /// Print the prompt before the text
     #[arg(long)]
     echo: bool,
@@ -59,7 +69,7 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Failure> {
     let text = args.text.require()?;
     signal::install()?;
     let engine = load::engine(&args.model, &args.compute)?;
-    let ids = engine.tokenizer().encode(&text, EncodeOptions { add_special: true, parse_special: true })?;
+    let (text, ids) = prepare(args, &engine, text)?;
     let mut session = engine.session();
     let generating = Generating::begin();
     let mut output = Output::new(&generating, !args.json, "reading the prompt");
@@ -81,6 +91,22 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Failure> {
         terminal::note(&metrics.line(out.finish));
     }
     Ok(exit)
+}
+
+/// The prompt's text, templated if asked for, and its tokens.
+fn prepare(args: &RunArgs, engine: &Engine, text: Vec<u8>) -> Result<(Vec<u8>, Vec<u32>), Failure> {
+    if !args.chat {
+        let options = EncodeOptions { add_special: true, parse_special: true };
+        let ids = engine.tokenizer().encode(&text, options)?;
+        return Ok((text, ids));
+    }
+    let content = String::from_utf8(text)
+        .map_err(|e| Failure::Input(format!("--chat: expected a message in UTF-8: {}", e.utf8_error())))?;
+    let mut messages: Vec<Message> = args.system.iter().map(|s| Message::new("system", s)).collect();
+    messages.push(Message::new("user", content));
+    let rendered = chat::template(engine)?.render(&messages, true)?;
+    let ids = chat::encode(engine.tokenizer(), &rendered)?;
+    Ok((rendered.into_bytes(), ids))
 }
 
 fn report(
@@ -139,6 +165,12 @@ impl<'a> Output<'a> {
             return if ok { ended } else { Ok(()) };
         }
         Ok(())
+    }
+
+    /// Ends an unfinished line whoever reads it: what comes next is another answer.
+    pub(super) fn end_answer(&self) -> io::Result<()> {
+        self.bar.clear();
+        if self.open_line.take() { terminal::print(b"\n") } else { Ok(()) }
     }
 }
 

@@ -22,9 +22,10 @@ Examples:
   octavo inspect model.gguf --tensors --isa avx2 -c 8192
   octavo inspect model.gguf --json | jq '.\"qwen3.rope.freq_base\".value'
 
---json prints one object: every GGUF key => {value, source}, where source is `file`, or `default` for what the file
-lacks; arrays of more than 32 values are {array: element type, len}. One more member, `octavo`, holds the rest:
-{file, structure?, types, memory, tokenizer?, tensors?, warnings, refusals: [{what, why}]}.")]
+--json prints one object: every GGUF key => {value, source}, where source is `file`, or `default`
+for what the file lacks; an array of more than 32 values is {array: element type, len}.
+One more member, `octavo`, holds the rest: {file, isa, structure?, types, memory, tokenizer?,
+chat_template, tensors?, warnings, refusals: [{what, why}]}.")]
 pub(super) struct InspectArgs {
     #[command(flatten)]
     model: ModelArgs,

@@ -2,6 +2,7 @@
 
 use gguf_rs_lite::{Array, Gguf, TensorInfo, TensorType, Value};
 use octavo_kernels::{Isa, KvType, kernel_name};
+use octavo_llm::chat::ChatTemplate;
 use octavo_llm::engine::{DEFAULT_CONTEXT, EngineOptions, kv_bytes};
 use octavo_llm::model::{Hparams, Model, Source};
 use octavo_llm::tokenizer::Tokenizer;
@@ -71,6 +72,9 @@ impl<'g> Report<'g> {
         // without hyperparameters the model fails for the same reason
         let model = hparams.as_ref().and_then(|_| keep("model", Model::load(gguf), &mut refusals));
         let tokenizer = keep("tokenizer", Tokenizer::from_gguf(gguf), &mut refusals);
+        let template = tokenizer.as_ref().and_then(|tokenizer| {
+            keep("chat template", ChatTemplate::from_gguf(gguf, tokenizer), &mut refusals).flatten()
+        });
         let mut warnings: Vec<String> = hparams.iter().flat_map(Hparams::warnings).cloned().collect();
         warnings.extend(tokenizer.iter().flat_map(Tokenizer::warnings).cloned());
         Report {
@@ -80,7 +84,7 @@ impl<'g> Report<'g> {
             keys: keys(gguf, hparams.as_ref()),
             memory: hparams.as_ref().map(|h| memory(gguf, h, options)),
             types: types(gguf, isa, options.repack),
-            chat_template: gguf.get("tokenizer.chat_template").is_some(),
+            chat_template: template.is_some(),
             hparams,
             model,
             tokenizer,

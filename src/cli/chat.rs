@@ -1,0 +1,270 @@
+//! `octavo chat`: turns with a model, each reading only what the cache does not hold yet.
+
+use std::io::{self, BufRead, IsTerminal};
+use std::path::PathBuf;
+
+use clap::Args;
+use octavo_llm::chat::{ChatTemplate, Message};
+use octavo_llm::engine::{Engine, Session};
+use octavo_llm::generate::{Finish, Options, generate};
+use octavo_llm::tokenizer::{EncodeOptions, Tokenizer};
+use rustyline::error::ReadlineError;
+use rustyline::{Config, DefaultEditor};
+
+use super::args::{ComputeArgs, GenerateArgs, ModelArgs};
+use super::failure::{Exit, Failure};
+use super::metrics::Metrics;
+use super::run::Output;
+use super::signal::{self, Generating};
+use super::{load, terminal};
+
+const COMMANDS: &str = "\
+/reset  forget the conversation
+/stats  speeds and memory of the last answer, and how full the context is
+/exit   leave (also: Ctrl-D)
+/help   this list
+Ctrl-C ends an answer that is under way; it stays part of the conversation.";
+
+/// Talk with a model, turn by turn
+///
+/// The model's own chat template is applied; the cache of earlier turns is reused. Where stdin is no terminal, every
+/// line is a message.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  octavo chat model.gguf
+  octavo chat model.gguf --system \"Answer in one sentence.\" --temp 0.7
+  printf 'Hi!\\nAnd again?\\n' | octavo chat model.gguf
+
+Commands: /reset forgets the conversation, /stats shows speeds and memory, /help lists all,
+/exit leaves.")]
+pub(super) struct ChatArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// System message (also: -sys TEXT)
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    system: Option<String>,
+    /// Do not read or write the file of earlier lines
+    #[arg(long)]
+    no_history: bool,
+    #[command(flatten)]
+    generate: GenerateArgs,
+    #[command(flatten)]
+    compute: ComputeArgs,
+}
+
+/// The model's chat template.
+pub(super) fn template(engine: &Engine) -> Result<&ChatTemplate, Failure> {
+    engine.chat_template().ok_or_else(|| {
+        Failure::Input(format!(
+            "{}: key tokenizer.chat_template: expected a chat template, got none (octavo run continues plain text)",
+            engine.gguf().name()
+        ))
+    })
+}
+
+/// Tokens of a rendered conversation. Most templates write the BOS token themselves; it is added only where it lacks.
+pub(super) fn encode(tokenizer: &Tokenizer, rendered: &str) -> Result<Vec<u32>, Failure> {
+    let options = EncodeOptions { add_special: false, parse_special: true };
+    let mut ids = tokenizer.encode(rendered.as_bytes(), options)?;
+    if let Some(bos) = tokenizer.bos().filter(|bos| tokenizer.add_bos() && ids.first() != Some(bos)) {
+        ids.insert(0, bos);
+    }
+    Ok(ids)
+}
+
+/// Runs the command.
+pub(super) fn run(args: &ChatArgs) -> Result<Exit, Failure> {
+    let options = args.generate.options()?;
+    args.compute.kv_type()?;
+    // in this order: the line editor takes Ctrl-C for itself when it is made, and would keep it
+    let mut input = Input::new(args.no_history)?;
+    signal::install()?;
+    let engine = load::engine(&args.model, &args.compute)?;
+    let template = template(&engine)?;
+    if input.is_terminal() {
+        terminal::note("/help lists the commands; Ctrl-D leaves.");
+    }
+    let mut talk = Conversation::new(&engine, template, args.system.as_deref(), options);
+    loop {
+        let line = match input.line()? {
+            Line::Text(line) => line,
+            Line::End => return Ok(Exit::Done),
+            Line::Interrupt => return Ok(Exit::Interrupted),
+        };
+        match line.trim() {
+            "" => {}
+            "/exit" | "/quit" => return Ok(Exit::Done),
+            "/help" => terminal::note(COMMANDS),
+            "/reset" => talk.reset(),
+            "/stats" => talk.stats(),
+            other if other.starts_with('/') && !other.contains(' ') => {
+                terminal::note(&format!("{other} is not a command: /help lists them"));
+            }
+            _ => match talk.turn(&line) {
+                Ok(Finish::Cancelled) if !input.is_terminal() => return Ok(Exit::Interrupted),
+                Ok(_) => {}
+                // a person can go on after a message that does not fit; a script cannot know
+                Err(Failure::Input(text)) if input.is_terminal() => {
+                    terminal::note(&format!("octavo: error: {} (/reset starts over)", super::failure::one_line(&text)));
+                }
+                Err(failure) => return Err(failure),
+            },
+        }
+    }
+}
+
+struct Conversation<'e> {
+    engine: &'e Engine,
+    template: &'e ChatTemplate,
+    session: Session<'e>,
+    system: Vec<Message>,
+    messages: Vec<Message>,
+    options: Options,
+    last: Option<String>,
+}
+
+impl<'e> Conversation<'e> {
+    fn new(engine: &'e Engine, template: &'e ChatTemplate, system: Option<&str>, options: Options) -> Conversation<'e> {
+        let system: Vec<Message> = system.into_iter().map(|s| Message::new("system", s)).collect();
+        Conversation {
+            engine,
+            template,
+            session: engine.session(),
+            messages: system.clone(),
+            system,
+            options,
+            last: None,
+        }
+    }
+
+    fn reset(&mut self) {
+        self.messages.clone_from(&self.system);
+        self.last = None;
+        terminal::note("The conversation is forgotten.");
+    }
+
+    fn stats(&self) {
+        terminal::note(self.last.as_deref().unwrap_or("Nothing has been generated yet."));
+        let turns = self.messages.iter().filter(|m| m.role == "user").count();
+        let (used, n_ctx) = (self.session.tokens().len(), self.session.n_ctx());
+        terminal::note(&format!("{turns} turns | context {used} of {n_ctx} tokens | {}", self.engine.describe()));
+    }
+
+    /// Answers one message. A message that cannot be answered is taken back.
+    fn turn(&mut self, text: &str) -> Result<Finish, Failure> {
+        self.messages.push(Message::new("user", text));
+        let answer = self.answer();
+        if answer.is_err() {
+            self.messages.pop();
+        }
+        answer
+    }
+
+    fn answer(&mut self) -> Result<Finish, Failure> {
+        let rendered = self.template.render(&self.messages, true)?;
+        let ids = encode(self.engine.tokenizer(), &rendered)?;
+        let generating = Generating::begin();
+        let mut output = Output::new(&generating, true, "reading");
+        let result = generate(&mut self.session, self.engine.tokenizer(), &ids, &self.options, &mut output);
+        let out = match result {
+            Ok(out) => out,
+            Err(error) => {
+                output.end_line(false)?;
+                return Err(error.into());
+            }
+        };
+        output.end_answer()?;
+        let seed = (!self.options.sampler.is_greedy()).then_some(self.options.sampler.seed);
+        self.last = Some(Metrics::new(&out.stats, seed, self.engine.describe()).line(out.finish));
+        self.messages.push(Message::new("assistant", &out.text));
+        // every turn draws anew: the same seed would choose alike in the same place of each answer
+        self.options.sampler.seed = self.options.sampler.seed.wrapping_add(1);
+        Ok(out.finish)
+    }
+}
+
+enum Line {
+    Text(String),
+    End,
+    Interrupt,
+}
+
+/// Lines from a person, with editing and history, or from a pipe.
+enum Input {
+    Person { editor: Box<DefaultEditor>, history: Option<PathBuf>, interrupted: bool },
+    Pipe,
+}
+
+impl Input {
+    fn new(no_history: bool) -> Result<Input, Failure> {
+        if !io::stdin().is_terminal() {
+            return Ok(Input::Pipe);
+        }
+        let config = Config::builder().max_history_size(1000)?.auto_add_history(true).build();
+        let mut editor = Box::new(DefaultEditor::with_config(config)?);
+        let history = if no_history { None } else { history_file() };
+        if let Some(path) = &history {
+            match editor.load_history(path) {
+                Err(ReadlineError::Io(e)) if e.kind() == io::ErrorKind::NotFound => {}
+                Err(e) => terminal::warn([format!("{}: {e}", path.display())]),
+                Ok(()) => {}
+            }
+        }
+        Ok(Input::Person { editor, history, interrupted: false })
+    }
+
+    fn is_terminal(&self) -> bool {
+        matches!(self, Input::Person { .. })
+    }
+
+    fn line(&mut self) -> Result<Line, Failure> {
+        let Input::Person { editor, history, interrupted } = self else {
+            return pipe_line();
+        };
+        loop {
+            match editor.readline("> ") {
+                Ok(line) => {
+                    *interrupted = false;
+                    if let Some(path) = history {
+                        save(editor, path);
+                    }
+                    return Ok(Line::Text(line));
+                }
+                Err(ReadlineError::Interrupted) if *interrupted => return Ok(Line::Interrupt),
+                Err(ReadlineError::Interrupted) => {
+                    *interrupted = true;
+                    terminal::note("(Ctrl-C again or /exit leaves)");
+                }
+                Err(ReadlineError::Eof) => return Ok(Line::End),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+/// A message from a pipe: one line, without its end.
+fn pipe_line() -> Result<Line, Failure> {
+    let mut line = Vec::new();
+    let read = io::stdin().lock().read_until(b'\n', &mut line)?;
+    if read == 0 {
+        return Ok(Line::End);
+    }
+    let text = std::str::from_utf8(&line)
+        .map_err(|error| Failure::Input(format!("stdin: expected a message in UTF-8: {error}")))?;
+    Ok(Line::Text(text.trim_end_matches(['\n', '\r']).to_owned()))
+}
+
+/// Where earlier lines are kept, by the XDG rules.
+fn history_file() -> Option<PathBuf> {
+    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let state = absolute("XDG_STATE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".local/state")))?;
+    Some(state.join("octavo").join("history"))
+}
+
+fn save(editor: &mut DefaultEditor, path: &mut PathBuf) {
+    let made = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+    if let Err(error) = made.map_err(ReadlineError::from).and_then(|()| editor.save_history(path)) {
+        terminal::warn([format!("{}: {error}", path.display())]);
+    }
+}
