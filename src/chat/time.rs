@@ -84,7 +84,7 @@ pub(super) fn strftime(format: &str, seconds: u64) -> String {
 
 /// Year, month, day of the month and day of the year (all but the year from 1) of a day counted from 1970-01-01.
 fn civil(day: u64) -> (u64, u64, u64, u64) {
-    let leap = |year: u64| year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
     // Whole 400-year cycles first, so that the loop stays short whatever the clock says.
     let (mut year, mut left) = (1970 + day / 146_097 * 400, day % 146_097);
     while left >= 365 + u64::from(leap(year)) {

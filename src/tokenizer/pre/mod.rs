@@ -127,7 +127,7 @@ fn digit_triples(text: &[u32], from: usize, to: usize, cuts: &mut Vec<usize>) {
         }
         let digits = at - start;
         if digits > 0 {
-            let first = if digits % 3 == 0 { 3 } else { digits % 3 };
+            let first = if digits.is_multiple_of(3) { 3 } else { digits % 3 };
             cuts.extend((start + first..=at).step_by(3));
         } else {
             at += 1;
