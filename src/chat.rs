@@ -7,6 +7,7 @@
 mod guard;
 mod json;
 mod rewrite;
+mod scan;
 mod time;
 
 use std::io::Write;

@@ -101,6 +101,16 @@ fn the_language_survives_the_rewriting() {
         ("{{ [3, 1, 2]|sort|first }}{{ [1, 2]|sum }}{{ 'abc'|list|join('.') }}{{ 'Ab'|lower }}", "13a.b.cab"),
         ("{{ undefined_thing }}{{ bos_token }}{{ eos_token }}", "<s></s>"),
         ("{% if 1 == 2 %}a{% elif 2 == 2 %}b{% else %}c{% endif %}", "b"),
+        ("{{ '{} {}'.format('a', 1) }}{{ '{0}{x}'.format('b', x=2) }}", "a 1b2"),
+        (
+            "{{ none is iterable }} {{ [] is iterable }} {{ nope is iterable }} {{ 3 is iterable }}",
+            "False True True False",
+        ),
+        (
+            "{{ ''[::-1] }}{{ [][::-1] }}{{ 'abcde'[::-2] }}{{ 'abcde'[-2:] }}{{ 'abcde'[10:] }}{{ 'abcde'[3:0:-1] }}",
+            "[]ecadedcb",
+        ),
+        ("{{ range(5, 0, -2)|list }}{{ range(3)[1:]|list }}{{ range(0)|length }}", "[5, 3, 1][1, 2]0"),
         ("{{ 5.to_nothing is defined }}", "False"),
     ] {
         assert_eq!(render(source), expected, "{source}");
@@ -227,6 +237,11 @@ fn hostile_templates_end_in_a_clean_error() {
         ("reserved names", "{% set __guard_deep = 1 %}{{ 'a' ~ 'b' }}"),
         ("unknown function", "{{ nope() }}"),
         ("unknown filter", "{{ 1|nope }}"),
+        ("range overflow", "{{ range(-9223372036854775807, 9223372036854775807, 1) }}"),
+        ("slice overflow", "{{ 'abc'[-9223372036854775807:9223372036854775807:9223372036854775807] }}{{ 'abc'[::0] }}"),
+        ("format", "{{ '{:>1000000000}'.format('a') }}"),
+        ("format of fields", "{{ ('{0}' * 100000).format('a' * 100000) }}"),
+        ("no arguments", "{% for i in [1] %}{{ loop.cycle() }}{% endfor %}{{ nope() }}"),
         ("integer overflow", "{{ 170141183460469231731687303715884105727 * 2 }}"),
         ("division by zero", "{{ 1 // 0 }}"),
         ("sum of 60000", &sum),

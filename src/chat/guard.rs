@@ -10,7 +10,7 @@ use minijinja_contrib::pycompat;
 use super::{json, rewrite, time};
 
 /// Bytes of work, plus a multiple of what the messages hold.
-const WORK: u64 = 64 << 20;
+const WORK: u64 = 24 << 20;
 const WORK_PER_INPUT_BYTE: u64 = 64;
 
 /// What a value inside another one counts, on top of its bytes.
@@ -150,10 +150,15 @@ fn install_guards(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
     environment.add_function(rewrite::ITEM, move |value: Value| b.item(&value).map(|()| value));
     let b = Arc::clone(budget);
     environment.add_function(rewrite::MUL, move |left: Value, right: Value| multiply(&b, &left, &right));
+    let b = Arc::clone(budget);
+    environment.add_function(rewrite::SLICE, move |value: Value, start: Value, stop: Value, step: Value| {
+        slice(&b, &value, &[start, stop, step])
+    });
 }
 
 fn install_functions(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
     environment.remove_global("debug");
+    environment.add_function("range", range);
     let b = Arc::clone(budget);
     environment.add_function("raise_exception", move |message: Value| -> Result<Value> {
         b.deep(&message, 0)?;
@@ -219,10 +224,70 @@ fn install_filters(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
             indent(&b, &text, width, first, blank, &options)
         },
     );
+    // Nothing can be taken from `none`: the engine would let it pass for an empty list.
+    environment.add_test("iterable", |value: Value| !value.is_none() && value.try_iter().is_ok());
     environment.add_filter("sum", |value: Value, start: Option<Value>| -> Result<Value> {
         let start = start.unwrap_or_else(|| Value::from(0));
         value.try_iter()?.try_fold(start, |sum, item| add_numbers(&sum, &item))
     });
+}
+
+/// Python's slices. The engine's own fail on an empty list that is read backwards.
+fn slice(budget: &Budget, value: &Value, bounds: &[Value; 3]) -> Result<Value> {
+    let text: Option<Vec<char>> = value.as_str().map(|text| text.chars().collect());
+    let items: Vec<Value> = match (&text, value.kind()) {
+        (Some(_), _) => Vec::new(),
+        (None, ValueKind::Seq | ValueKind::Iterable) => {
+            budget.charge_elements(value.len().unwrap_or(1))?;
+            value.try_iter()?.collect()
+        }
+        _ => return Err(invalid("only strings and lists have slices")),
+    };
+    let len = text.as_ref().map_or(items.len(), Vec::len);
+    budget.charge_string(len.checked_mul(4))?;
+    let len = i64::try_from(len).unwrap_or(i64::MAX);
+    let bound = |value: &Value| match value.is_none() {
+        true => Ok(None),
+        false => value.as_i64().map(Some).ok_or_else(|| invalid("the bounds of a slice must be integers")),
+    };
+    let [start, stop, step] = [bound(&bounds[0])?, bound(&bounds[1])?, bound(&bounds[2])?];
+    let step = step.unwrap_or(1);
+    // Where reading may begin and must end, for either direction.
+    let (low, high) = match step.signum() {
+        0 => return Err(invalid("the step of a slice must not be zero")),
+        1 => (0, len),
+        _ => (-1, len - 1),
+    };
+    let place = |bound: i64| (if bound < 0 { bound.saturating_add(len) } else { bound }).clamp(low, high);
+    let (first, end) = if step > 0 { (low, high) } else { (high, low) };
+    let (mut at, end) = (start.map_or(first, place), stop.map_or(end, place));
+    let mut taken = Vec::new();
+    while (step > 0 && at < end) || (step < 0 && at > end) {
+        taken.extend(usize::try_from(at));
+        at = at.saturating_add(step);
+    }
+    Ok(match text {
+        Some(text) => Value::from(taken.iter().filter_map(|at| text.get(*at)).collect::<String>()),
+        None => Value::from_iter(taken.iter().filter_map(|at| items.get(*at).cloned())),
+    })
+}
+
+/// Whole numbers, lazily, and not too many: each costs the instructions of a loop.
+fn range(first: i64, stop: Option<i64>, step: Option<i64>) -> Result<Value> {
+    const MOST: i128 = 100_000;
+    let (start, stop) = stop.map_or((0, first), |stop| (first, stop));
+    let (start, stop, step) = (i128::from(start), i128::from(stop), i128::from(step.unwrap_or(1)));
+    if step == 0 {
+        return Err(invalid("the step of a range must not be zero"));
+    }
+    let n = ((stop - start) * step.signum()).max(0);
+    let n = (n + step.abs() - 1) / step.abs();
+    if n > MOST {
+        return Err(invalid("a range of more than 100000 numbers"));
+    }
+    // Between two i64, like the bounds themselves.
+    let number = move |i: i128| i64::try_from(start + i * step).unwrap_or_default();
+    Ok(Value::make_iterable(move || (0..usize::try_from(n).unwrap_or_default()).map(move |i| number(i as i128))))
 }
 
 fn multiply(budget: &Budget, left: &Value, right: &Value) -> Result<Value> {
@@ -272,7 +337,7 @@ fn numbers(
 fn replace(budget: &Budget, text: &str, from: &str, to: &str, most: Option<usize>) -> Result<String> {
     budget.charge_string(Some(text.len()))?;
     let found = text.matches(from).take(most.unwrap_or(usize::MAX)).count();
-    budget.charge_string(found.checked_mul(to.len()))?;
+    budget.charge_string(found.checked_mul(to.len().saturating_add(8)))?;
     Ok(most.map_or_else(|| text.replace(from, to), |most| text.replacen(from, to, most)))
 }
 
@@ -370,7 +435,15 @@ fn method_call(
             }
             pycompat::unknown_method_callback(state, value, method, args)
         }
-        "format" => Err(Error::from(ErrorKind::UnknownMethod)),
+        "format" => {
+            // Widths and precisions come after a colon; without them each field costs what its argument is long.
+            if text.contains(':') {
+                return Err(invalid("format specifications are not supported"));
+            }
+            let fields = text.matches('{').count() as u64;
+            (0..=fields).try_for_each(|_| args.iter().try_for_each(|arg| budget.deep(arg, 0)))?;
+            pycompat::unknown_method_callback(state, value, method, args)
+        }
         _ => pycompat::unknown_method_callback(state, value, method, args),
     }
 }

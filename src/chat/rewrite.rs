@@ -1,17 +1,19 @@
 //! Writes a template anew with its expensive operations guarded.
 //!
-//! minijinja counts instructions, but one instruction can double a string. Neither `+`, `~` and slices nor text that is
-//! captured into a variable can be intercepted, so the parsed template is printed again with calls around operands:
+//! minijinja counts instructions, but one instruction can double a string. Neither operators nor text that is captured
+//! into a variable can be intercepted, so the parsed template is printed again with calls around operands:
 //! `a + b` becomes `flat(a)+flat(b)`, which charge the budget and return their argument, and literal text becomes an
 //! emitted string, which the formatter charges. Lines are kept, so messages name the right one.
 
 use std::fmt::Write;
 
 use minijinja::machinery::ast::{BinOpKind, CallArg, CompareOpKind, Expr, Macro, Stmt, UnaryOpKind};
-use minijinja::machinery::{Span, Token, WhitespaceConfig, parse, tokenize};
+use minijinja::machinery::{Span, WhitespaceConfig, parse};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::ValueKind;
-use minijinja::{Error, ErrorKind, Value};
+use minijinja::{Error, Value};
+
+use super::scan::{check_tokens, unsupported, without_generation_tags};
 
 /// What the template is called in messages of the engine.
 pub(super) const NAME: &str = "chat template";
@@ -24,11 +26,9 @@ pub(super) const FLAT: &str = "__guard_flat";
 pub(super) const ITEM: &str = "__guard_item";
 /// Multiplies.
 pub(super) const MUL: &str = "__guard_mul";
+/// Takes a slice.
+pub(super) const SLICE: &str = "__guard_slice";
 
-/// Tokens in one tag: bounds how deep an expression can be before anything recurses over it.
-const MAX_TOKENS_IN_TAG: usize = 4000;
-/// `elif` in all: each is nested in the one before.
-const MAX_ELIFS: usize = 500;
 /// How deep the parsed template may be.
 const MAX_DEPTH: usize = 400;
 
@@ -70,52 +70,6 @@ pub(super) fn rewrite(source: &str) -> Result<String> {
     let mut printer = Printer { out: String::with_capacity(source.len() * 2), line: 1, depth: 0 };
     printer.stmt(&template)?;
     Ok(printer.out)
-}
-
-fn unsupported(what: impl Into<String>) -> Error {
-    Error::new(ErrorKind::SyntaxError, what.into())
-}
-
-fn check_tokens(source: &str, whitespace: WhitespaceConfig) -> Result<()> {
-    let (mut in_tag, mut elifs) = (0, 0);
-    for token in tokenize(source, false, SyntaxConfig, whitespace) {
-        match token?.0 {
-            Token::TemplateData(_) | Token::VariableStart | Token::BlockStart => in_tag = 0,
-            Token::Ident("elif") if in_tag == 0 => elifs += 1,
-            Token::Ident(name) if name.starts_with("__guard") => {
-                return Err(unsupported(format!("the name {name} is reserved")));
-            }
-            _ => in_tag += 1,
-        }
-        if in_tag > MAX_TOKENS_IN_TAG {
-            return Err(unsupported(format!("a tag has more than {MAX_TOKENS_IN_TAG} tokens")));
-        }
-        if elifs > MAX_ELIFS {
-            return Err(unsupported(format!("there are more than {MAX_ELIFS} elif tags")));
-        }
-    }
-    Ok(())
-}
-
-/// transformers' own tags `{% generation %}` and `{% endgeneration %}` mark what the assistant said for training; in
-/// inference they do nothing. They become an `if` so that white space around them is treated alike.
-fn without_generation_tags(source: &str) -> String {
-    let mut out = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(start) = rest.find("{%") {
-        let (before, tag) = rest.split_at(start);
-        out.push_str(before);
-        let end = tag.find("%}").map_or(tag.len(), |end| end + 2);
-        let (tag, after) = tag.split_at(end);
-        let word = tag.trim_start_matches(['{', '%', '-', '+']).trim_end_matches(['}', '%', '-', '+']).trim();
-        match word {
-            "generation" => out.push_str(&tag.replace("generation", "if true")),
-            "endgeneration" => out.push_str(&tag.replace("endgeneration", "endif")),
-            _ => out.push_str(tag),
-        }
-        rest = after;
-    }
-    out + rest
 }
 
 struct Printer {
@@ -440,13 +394,17 @@ impl Printer {
     fn postfix(&mut self, expr: &Expr<'_>) -> Result<()> {
         match expr {
             Expr::Slice(s) => {
-                self.guarded(FLAT, &s.expr)?;
-                self.put("[");
-                for (i, bound) in [&s.start, &s.stop, &s.step].into_iter().enumerate() {
-                    self.put(if i > 0 { ":" } else { "" });
-                    bound.iter().try_for_each(|bound| self.expr(bound))?;
+                self.put(SLICE);
+                self.put("(");
+                self.expr(&s.expr)?;
+                for bound in [&s.start, &s.stop, &s.step] {
+                    self.put(",");
+                    match bound {
+                        Some(bound) => self.expr(bound)?,
+                        None => self.put("none"),
+                    }
                 }
-                self.put("]");
+                self.put(")");
             }
             Expr::Filter(s) => match &s.expr {
                 Some(value) => {
@@ -517,6 +475,10 @@ impl Printer {
         // A method of a string costs what the string is long; functions guard themselves and macros pay as they write.
         let guard = match callee {
             Expr::GetAttr(s) => {
+                // The engine's `loop.cycle` divides by the number of its arguments.
+                if s.name == "cycle" && !matches!(args.first(), Some(CallArg::Pos(_))) {
+                    return Err(unsupported("cycle needs an argument"));
+                }
                 self.guarded(FLAT, &s.expr)?;
                 self.put(".");
                 self.put(s.name);

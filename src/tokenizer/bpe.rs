@@ -1,12 +1,13 @@
 //! Byte-pair encoding: inside each word, the adjacent pair whose merge has the lowest rank is joined first.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
-use std::hash::{BuildHasher, Hasher, RandomState};
+use std::collections::HashMap;
+use std::hash::BuildHasherDefault;
 
 use gguf_rs_lite::{Array, Gguf};
 
+use super::agenda::Agenda;
 use super::error::Error;
+use super::hash::KeyedHasher;
 use super::pre::{Family, Splitter};
 use super::unicode::{announced_len, byte_alphabet, decode, push_utf8};
 use super::vocab::{Vocab, byte_text, escape_spaces, typed_array};
@@ -26,7 +27,7 @@ pub(super) struct Bpe {
     splitter: Splitter,
     family: &'static Family,
     /// (left text, right text) to (rank, joined text), all by number in `Vocab::texts`.
-    merges: HashMap<u64, (u32, u32), PairState>,
+    merges: HashMap<u64, (u32, u32), BuildHasherDefault<KeyedHasher>>,
     /// The text that starts as the symbol for each byte; unused with `raw_utf8`.
     byte_symbols: Vec<u32>,
     /// What a byte becomes when the symbol it ended up in is no token: usually one token, possibly none or two.
@@ -45,7 +46,7 @@ impl Bpe {
             number(vocab, &text)
         });
         let byte_symbols = byte_symbols.collect();
-        let mut table = HashMap::with_capacity_and_hasher(merges.len(), PairState::new());
+        let mut table = HashMap::with_capacity_and_hasher(merges.len(), BuildHasherDefault::default());
         let mut joined = Vec::new();
         for (rank, merge) in (0_u32..).zip(merges) {
             // The first character may itself be a space.
@@ -97,11 +98,13 @@ impl Bpe {
         for right in 1..work.symbols.len() {
             self.consider(right - 1, right, work);
         }
-        while let Some(Reverse((_, left, right, len))) = work.queue.pop() {
-            let (left, right) = (left as usize, right as usize);
-            let (a, b) = (work.symbols[left], work.symbols[right]);
+        while let Some((_, (left, len))) = work.agenda.pop() {
+            let left = left as usize;
+            let a = work.symbols[left];
+            let right = a.next as usize;
+            let Some(b) = work.symbols.get(right).copied() else { continue };
             // Out of date: one of the two has been joined with another since.
-            if a.len == 0 || b.len == 0 || a.len + b.len != len {
+            if a.len == 0 || a.len + b.len != len {
                 continue;
             }
             let joined = self.merges.get(&pair(a.text, b.text)).map_or(UNKNOWN_TEXT, |(_, joined)| *joined);
@@ -138,7 +141,7 @@ impl Bpe {
 
     /// Cuts the word into its first symbols: bytes, or characters with `raw_utf8`.
     fn start(&self, vocab: &Vocab, work: &mut Work) {
-        work.queue.clear();
+        work.agenda.clear();
         work.symbols.clear();
         let mut rest = work.word.as_slice();
         while let Some(first) = rest.first() {
@@ -159,7 +162,7 @@ impl Bpe {
     fn consider(&self, left: usize, right: usize, work: &mut Work) {
         let (a, b) = (work.symbols[left], work.symbols[right]);
         if let Some((rank, _)) = self.merges.get(&pair(a.text, b.text)) {
-            work.queue.push(Reverse((*rank, a_index(left), a_index(right), a.len + b.len)));
+            work.agenda.push(*rank, (a_index(left), a.len + b.len));
         }
     }
 
@@ -222,46 +225,6 @@ struct Work {
     word: Vec<u8>,
     mapped: Vec<u8>,
     symbols: Vec<Symbol>,
-    /// (rank, left, right, length), lowest rank first, leftmost on ties.
-    queue: BinaryHeap<Reverse<(u32, u32, u32, u32)>>,
-}
-
-/// Hashes pairs of numbers: two multiplications by a key drawn at start, so that a file cannot choose collisions.
-struct PairState {
-    keys: [u64; 2],
-}
-
-impl PairState {
-    fn new() -> PairState {
-        let random = RandomState::new();
-        PairState { keys: [random.hash_one(1) | 1, random.hash_one(2) | 1] }
-    }
-}
-
-impl BuildHasher for PairState {
-    type Hasher = PairHasher;
-
-    fn build_hasher(&self) -> PairHasher {
-        PairHasher { keys: self.keys, state: 0 }
-    }
-}
-
-struct PairHasher {
-    keys: [u64; 2],
-    state: u64,
-}
-
-impl Hasher for PairHasher {
-    fn finish(&self) -> u64 {
-        self.state
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
-    }
-
-    fn write_u64(&mut self, value: u64) {
-        let mixed = (self.state ^ value).wrapping_mul(self.keys[0]);
-        self.state = (mixed ^ mixed >> 32).wrapping_mul(self.keys[1]).rotate_left(26);
-    }
+    /// By rank.
+    agenda: Agenda,
 }

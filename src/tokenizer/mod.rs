@@ -3,9 +3,11 @@
 //! Owns everything between bytes and token ids. Knows no model and no chat: templates are in `chat`.
 //! Every step is linear in the text, or n log n: texts come from strangers.
 
+mod agenda;
 mod bpe;
 mod detokenize;
 mod error;
+mod hash;
 mod partition;
 mod pre;
 mod specials;

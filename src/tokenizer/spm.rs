@@ -1,9 +1,7 @@
 //! SentencePiece-style encoding: the adjacent pair whose concatenation is the token with the highest score is joined
 //! first; what remains unknown becomes byte tokens.
 
-use std::cmp::{Ordering, Reverse};
-use std::collections::BinaryHeap;
-
+use super::agenda::Agenda;
 use super::error::Error;
 use super::unicode::announced_len;
 use super::vocab::{Vocab, byte_text};
@@ -32,24 +30,27 @@ impl Spm {
     /// Tokenizes text in which spaces are U+2581 already.
     pub(super) fn encode(&self, vocab: &Vocab, text: &[u8], out: &mut Vec<u32>) -> Result<(), Error> {
         let mut symbols = characters(text);
-        let mut queue = BinaryHeap::new();
+        let mut agenda = Agenda::default();
         for right in 1..symbols.len() {
-            self.consider(vocab, text, &symbols, (right - 1, right), &mut queue);
+            self.consider(vocab, text, &symbols, (right - 1, right), &mut agenda);
         }
-        while let Some(Pair { left: Reverse(left), right, len, .. }) = queue.pop() {
-            let (a, b) = (symbols[left], symbols[right]);
+        while let Some((_, (left, len))) = agenda.pop() {
+            let left = left as usize;
+            let a = symbols[left];
+            let Some(right) = a.next else { continue };
+            let b = symbols[right];
             // Out of date: one of the two has been joined with another since.
-            if a.len == 0 || b.len == 0 || a.len + b.len != len {
+            if a.len == 0 || a.len + b.len != len as usize {
                 continue;
             }
-            symbols[left] = Symbol { len, next: b.next, ..a };
+            symbols[left] = Symbol { len: a.len + b.len, next: b.next, ..a };
             symbols[right].len = 0;
             if let Some(next) = b.next {
                 symbols[next].prev = Some(left);
-                self.consider(vocab, text, &symbols, (left, next), &mut queue);
+                self.consider(vocab, text, &symbols, (left, next), &mut agenda);
             }
             if let Some(prev) = a.prev {
-                self.consider(vocab, text, &symbols, (prev, left), &mut queue);
+                self.consider(vocab, text, &symbols, (prev, left), &mut agenda);
             }
         }
         for symbol in symbols.iter().filter(|symbol| symbol.len > 0) {
@@ -77,7 +78,7 @@ impl Spm {
         text: &[u8],
         symbols: &[Symbol],
         (left, right): (usize, usize),
-        queue: &mut BinaryHeap<Pair>,
+        agenda: &mut Agenda,
     ) {
         let len = symbols[left].len + symbols[right].len;
         if len > self.longest {
@@ -86,7 +87,7 @@ impl Spm {
         let at = symbols[left].at;
         if let Some(id) = text.get(at..at + len).and_then(|part| vocab.id(part)) {
             let score = vocab.scores.get(id as usize).copied().unwrap_or(0.0);
-            queue.push(Pair { score, left: Reverse(left), right, len });
+            agenda.push(descending(score), (narrow(left), narrow(len)));
         }
     }
 }
@@ -114,31 +115,28 @@ struct Symbol {
     next: Option<usize>,
 }
 
-/// A possible join; the greatest is the next to be done.
-struct Pair {
-    score: f32,
-    left: Reverse<usize>,
-    right: usize,
-    len: usize,
+/// A key that orders as the scores do, the highest first; the two zeros are one.
+fn descending(score: f32) -> u32 {
+    let bits = (score + 0.0).to_bits();
+    // Negative numbers order backwards by their bits, positive ones forwards and above them.
+    let ascending = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
+    !ascending
 }
 
-impl Ord for Pair {
-    fn cmp(&self, other: &Pair) -> Ordering {
-        // Scores are no NaN, so only the two zeros need care: equal, then the leftmost first.
-        self.score.partial_cmp(&other.score).unwrap_or(Ordering::Equal).then_with(|| self.left.cmp(&other.left))
+/// Texts are shorter than 2^32 bytes, escaped spaces included.
+#[expect(clippy::cast_possible_truncation, reason = "see above")]
+fn narrow(n: usize) -> u32 {
+    n as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_order_as_scores_do() {
+        let falling = [f32::INFINITY, 3.5, 1.0, f32::MIN_POSITIVE, 0.0, -1e-40, -1.0, -31_999.0, f32::NEG_INFINITY];
+        assert!(falling.windows(2).all(|w| descending(w[0]) < descending(w[1])));
+        assert_eq!(descending(0.0), descending(-0.0));
     }
 }
-
-impl PartialOrd for Pair {
-    fn partial_cmp(&self, other: &Pair) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Pair {
-    fn eq(&self, other: &Pair) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Pair {}
