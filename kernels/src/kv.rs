@@ -80,15 +80,42 @@ pub struct KvStore {
     v: Vec<u8>,
 }
 
+/// The system has no room for a cache of this size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("KV cache of {positions} positions: {} do not fit in memory", bytes.map_or("more bytes than can be counted".to_owned(), |b| format!("{} MiB", b >> 20)))]
+pub struct KvTooLarge {
+    /// Positions asked for.
+    pub positions: usize,
+    /// Bytes that takes, if that can be counted.
+    pub bytes: Option<usize>,
+}
+
+/// Zeroed memory that the system has not touched yet, or `None`.
+fn zeroed(bytes: usize) -> Option<Vec<u8>> {
+    let layout = std::alloc::Layout::array::<u8>(bytes).ok().filter(|l| l.size() > 0)?;
+    // SAFETY: the layout's size is not zero; the memory is zeroed, so all of it is initialised; its size and alignment
+    // are those of a `Vec<u8>` of this capacity, which frees it through the same allocator.
+    unsafe {
+        let memory = std::alloc::alloc_zeroed(layout);
+        (!memory.is_null()).then(|| Vec::from_raw_parts(memory, bytes, bytes))
+    }
+}
+
 /// Room behind the last page for kernels that read a whole vector.
 const SLACK: usize = 64;
 
 impl KvStore {
     /// Zeroed pages. The system hands out memory as pages are first written.
-    pub fn new(shape: KvShape, n_pages: usize) -> KvStore {
-        let bytes = shape.page_bytes().and_then(|b| (b / 2).checked_mul(n_pages));
-        let bytes = bytes.and_then(|b| b.checked_add(SLACK)).expect("the KV cache's size was checked before");
-        KvStore { shape, n_pages, k: vec![0; bytes], v: vec![0; bytes] }
+    ///
+    /// # Errors
+    /// [`KvTooLarge`] if the system does not have that much.
+    pub fn new(shape: KvShape, n_pages: usize) -> Result<KvStore, KvTooLarge> {
+        let bytes = shape.page_bytes().and_then(|b| (b / 2).checked_mul(n_pages)).and_then(|b| b.checked_add(SLACK));
+        let too_large =
+            KvTooLarge { positions: n_pages.saturating_mul(PAGE), bytes: bytes.map(|b| b.saturating_mul(2)) };
+        let store = || bytes.and_then(zeroed);
+        let (Some(k), Some(v)) = (store(), store()) else { return Err(too_large) };
+        Ok(KvStore { shape, n_pages, k, v })
     }
 
     /// Pages.

@@ -25,7 +25,7 @@ mod x86;
 
 pub use exec::{Executor, TapFn};
 pub use isa::{Isa, IsaChoice, IsaError};
-pub use kv::{KvShape, KvStore, KvType, PAGE_POSITIONS};
+pub use kv::{KvShape, KvStore, KvTooLarge, KvType, PAGE_POSITIONS};
 pub use matrix::{Bytes, Matrix, MatrixError, kernel_name};
 pub use pool::{Pool, Worker};
 pub use program::{Op, Program, Role, Rope, RowTable, Sequence, Slot, SlotInfo, Step};

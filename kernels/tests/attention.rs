@@ -58,7 +58,7 @@ fn run(
     table: &[u32],
 ) -> Vec<f32> {
     let mut executor = executor(c, &data.0, &data.1, &data.2, n);
-    let mut kv = KvStore::new(kv_shape(c), table.len() + 3);
+    let mut kv = KvStore::new(kv_shape(c), table.len() + 3).expect("memory");
     let mut all = Vec::new();
     let mut at = 0;
     while at < n {
@@ -188,7 +188,7 @@ fn copied_pages_hold_the_same_keys_and_values() {
     let data = data(c, 20);
     let expected = run(c, &data, 20, 20, 512, &[0, 1]);
     let mut executor = executor(c, &data.0, &data.1, &data.2, 20);
-    let mut kv = KvStore::new(kv_shape(c), 4);
+    let mut kv = KvStore::new(kv_shape(c), 4).expect("memory");
     let tokens: Vec<u32> = (0..20).collect();
     let seqs = [Sequence { tokens: &tokens[..18], start: 0, table: &[0, 1], wanted: 0..0 }];
     executor.step(&Step { role: Role::Prompt, seqs: &seqs }, &mut kv, None);

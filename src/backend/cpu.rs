@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
 use octavo_kernels::{
-    Bytes, Executor, Isa, KvShape, KvStore, KvType, Matrix, MatrixError, Op as KernelOp, PAGE_POSITIONS, Pool, Program,
+    Bytes, Executor, Isa, KvShape, KvStore, KvTooLarge, KvType, Matrix, MatrixError, Op as KernelOp, Pool, Program,
     Rope, RowTable, Slot, SlotInfo, Step,
 };
 
@@ -47,12 +47,9 @@ pub enum Error {
         /// The system's answer.
         source: std::io::Error,
     },
-    /// The cache does not fit an address space.
-    #[error("a KV cache of {positions} positions is too large for this machine's address space")]
-    KvSize {
-        /// Asked for.
-        positions: usize,
-    },
+    /// The cache does not fit.
+    #[error(transparent)]
+    Kv(#[from] KvTooLarge),
 }
 
 /// A weight's bytes, kept alive by the file.
@@ -91,11 +88,7 @@ impl Cpu {
         let h = &model.hparams;
         let kv =
             KvShape { n_layer: h.n_layer(), n_head_kv: h.n_head_kv(), head_dim: h.head_dim(), ty: options.kv_type };
-        // half of the address space, as an allocation's limit
-        let fits = kv.page_bytes().and_then(|b| b.checked_mul(options.n_pages)).is_some_and(|b| b < usize::MAX / 2);
-        if !fits {
-            return Err(Error::KvSize { positions: options.n_pages * PAGE_POSITIONS });
-        }
+        let store = KvStore::new(kv, options.n_pages)?;
         let mut compiler = Compiler::new(gguf, model);
         compiler.compile();
         let matrices = pack(gguf, model, &compiler.matrices, options, &mut pool, progress)?;
@@ -111,8 +104,7 @@ impl Cpu {
             kv,
             output: compiler.output,
         };
-        let kv = KvStore::new(kv, options.n_pages);
-        Ok(Cpu { executor: Executor::new(options.isa, program, pool), kv, taps: compiler.taps })
+        Ok(Cpu { executor: Executor::new(options.isa, program, pool), kv: store, taps: compiler.taps })
     }
 
     /// Bytes of packed weights.

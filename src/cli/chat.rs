@@ -54,8 +54,8 @@ pub(super) struct ChatArgs {
 }
 
 /// The model's chat template.
-pub(super) fn template(engine: &Engine) -> Result<&ChatTemplate, Failure> {
-    engine.chat_template().ok_or_else(|| {
+pub(super) fn template(engine: &Engine) -> Result<ChatTemplate, Failure> {
+    engine.chat_template()?.ok_or_else(|| {
         Failure::Input(format!(
             "{}: key tokenizer.chat_template: expected a chat template, got none (octavo run continues plain text)",
             engine.gguf().name()
@@ -85,7 +85,7 @@ pub(super) fn run(args: &ChatArgs) -> Result<Exit, Failure> {
     if input.is_terminal() {
         terminal::note("/help lists the commands; Ctrl-D leaves.");
     }
-    let mut talk = Conversation::new(&engine, template, args.system.as_deref(), options);
+    let mut talk = Conversation::new(&engine, &template, args.system.as_deref(), options);
     loop {
         let line = match input.line()? {
             Line::Text(line) => line,

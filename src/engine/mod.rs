@@ -98,7 +98,6 @@ pub struct Engine {
     gguf: Arc<Gguf>,
     model: Model,
     tokenizer: Tokenizer,
-    chat_template: Option<ChatTemplate>,
     runtime: Arc<Mutex<Runtime>>,
     n_ctx: usize,
     batch: usize,
@@ -127,7 +126,6 @@ impl Engine {
         let gguf = Arc::new(source.open(options.mmap)?);
         let model = Model::load(&gguf)?;
         let tokenizer = Tokenizer::from_gguf(&gguf)?;
-        let chat_template = ChatTemplate::from_gguf(&gguf, &tokenizer)?;
         let mut warnings = model.warnings().to_vec();
         warnings.extend(tokenizer.warnings().iter().cloned());
         let trained = model.hparams.n_ctx_train();
@@ -150,7 +148,6 @@ impl Engine {
             gguf,
             model,
             tokenizer,
-            chat_template,
             runtime: Arc::new(Mutex::new(Runtime { executable: Box::new(executable), pool: BlockPool::new(capacity) })),
             n_ctx,
             batch: options.batch.max(1),
@@ -185,9 +182,12 @@ impl Engine {
         &self.tokenizer
     }
 
-    /// The file's chat template, if it has one.
-    pub fn chat_template(&self) -> Option<&ChatTemplate> {
-        self.chat_template.as_ref()
+    /// The file's chat template, if it has one. Read when asked for: a broken one hinders nothing else.
+    ///
+    /// # Errors
+    /// If it is not a template.
+    pub fn chat_template(&self) -> Result<Option<ChatTemplate>, Error> {
+        Ok(ChatTemplate::from_gguf(&self.gguf, &self.tokenizer)?)
     }
 
     /// Positions of a session.

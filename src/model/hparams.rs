@@ -115,7 +115,10 @@ impl Hparams {
         let n_layer = k.count("block_count", 1..=MAX_LAYERS, None)?;
         let most = gguf.tensors().len() / MIN_TENSORS_PER_LAYER;
         if n_layer.value > most {
-            let expected = format!("at most {most} layers in a file of {} tensors", gguf.tensors().len());
+            let expected = match gguf.tensors().len() {
+                0 => "layers with tensors, but the file has no tensors (a vocabulary only)".to_owned(),
+                n => format!("at most {most} layers in a file of {n} tensors"),
+            };
             return Err(k.bad(k.full("block_count"), expected, n_layer.value.to_string()));
         }
         let n_ff = k.per_layer("feed_forward_length", n_layer.value, 1..=MAX_WIDTH, None)?;

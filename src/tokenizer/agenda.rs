@@ -49,7 +49,7 @@ impl Agenda {
             list.late.push(Reverse(join));
             return;
         }
-        list.sorted = list.joins.last().map_or(true, |last| list.sorted && last.0 <= join.0);
+        list.sorted = list.joins.last().is_none_or(|last| list.sorted && last.0 <= join.0);
         list.joins.push(join);
     }
 
