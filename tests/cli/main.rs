@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod facts;
+mod hostile;
 mod running;
 
 use std::path::PathBuf;
