@@ -6,6 +6,7 @@
 
 pub mod backend;
 pub mod chat;
+pub mod diff;
 pub mod engine;
 mod error;
 pub mod generate;
