@@ -71,7 +71,7 @@ fn changed(change: impl Fn(&str, &mut Vec<u8>), keys: &[(&str, f32)]) -> Arc<Ggu
         writer.set(key, value);
     }
     for (key, value) in keys {
-        writer.set(*key, *value);
+        writer.set(key, *value);
     }
     for t in demo.tensors() {
         let mut bytes = demo.data(t).to_vec();

@@ -6,6 +6,7 @@
 mod args;
 mod argv;
 mod chat;
+mod diff;
 mod failure;
 mod inspect;
 mod load;
@@ -33,6 +34,7 @@ Examples:
   octavo chat model.gguf
   octavo inspect model.gguf --tensors
   octavo logits model.gguf -p \"Hello\" --top 10
+  octavo diff f16.gguf q4_k_m.gguf -p \"Hello\"
 
 Every command runs the built-in demo model if no MODEL is given.";
 
@@ -51,6 +53,7 @@ enum Command {
     Inspect(inspect::InspectArgs),
     Tokenize(tokenize::TokenizeArgs),
     Logits(logits::LogitsArgs),
+    Diff(Box<diff::DiffArgs>),
     /// Print a script that completes octavo's commands and options in a shell
     #[command(after_help = "Example:\n  octavo completions bash > ~/.local/share/bash-completion/completions/octavo")]
     Completions {
@@ -79,6 +82,7 @@ fn dispatch(command: Command) -> Result<Exit, Failure> {
         Command::Inspect(args) => inspect::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Logits(args) => logits::run(&args),
+        Command::Diff(args) => diff::run(&args),
         Command::Completions { shell } => completions(shell),
     }
 }

@@ -204,7 +204,8 @@ impl<'a> Pairing<'a> {
         self.report.taps.push(tap);
         if a.key.name == LOGITS && a.data.len() == a.width * self.n_tokens {
             for (position, (a, b)) in a.data.chunks_exact(a.width).zip(b.data.chunks_exact(a.width)).enumerate() {
-                self.report.logits.add(position, a, b)?;
+                // the first is what the second is held against
+                self.report.logits.add(position, b, a)?;
             }
         }
         Ok(())
