@@ -8,12 +8,16 @@
 
 pub mod bounds;
 mod execution;
+mod llama_cpp;
 mod lockstep;
 mod logits;
+mod reference;
 
 pub use execution::{Backend, Execution, Fault, OracleExecution, Rounding, TapKey, TapOut};
+pub use llama_cpp::LlamaCpp;
 pub use lockstep::{Absent, Comparison, TapReport, Verdict, compare};
 pub use logits::{LogitComparison, PositionTop, TopPair};
+pub use reference::{Against, KINDS, Recorded, Reference, Tolerance};
 
 /// Why two computations could not be compared.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +45,22 @@ pub enum Error {
         a: String,
         /// In the second.
         b: String,
+    },
+    /// A program of llama.cpp that is absent or fails.
+    #[error("{program}: {what}")]
+    Program {
+        /// Its path.
+        program: String,
+        /// What happened.
+        what: String,
+    },
+    /// A file that is no reference.
+    #[error("{file}: not a reference: expected {expected}")]
+    Unknown {
+        /// The file.
+        file: String,
+        /// What it could have been.
+        expected: &'static str,
     },
     /// A row of logits of another length.
     #[error("a row of logits: expected {expected} values, got {got}")]
