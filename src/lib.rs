@@ -12,6 +12,7 @@ mod error;
 pub mod generate;
 pub mod kv;
 pub mod model;
+pub mod report;
 pub mod sample;
 pub mod stop;
 pub mod tokenizer;

@@ -1,10 +1,12 @@
 //! `octavo diff`: how far a computation is from another, and where they part ways.
 
 mod executions;
+mod html;
 mod print;
 mod recorded;
+mod suite;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use octavo_kernels::IsaChoice;
@@ -29,6 +31,7 @@ Examples:
   octavo diff f16.gguf q4_k_m.gguf -f text.txt             what a quantization does, layer by layer
   octavo diff model.gguf -p \"Hello\" --a-isa scalar --b-isa avx512
   octavo diff model.gguf -p \"Hello\" --a-exec oracle        engine against the f64 oracle
+  octavo diff --suite reference/suite.toml                 models x prompts x instruction sets against goldens
 
 Exit code: 0 within the bounds, 1 outside, 2 if it could not be compared.
 --json prints for two executions {verdict: identical|within|diverged, first_divergence: {name, layer, position,
@@ -47,6 +50,13 @@ pub(super) struct DiffArgs {
     /// Run the llama.cpp whose programs are in DIR on the same text, and compare the logits with its own
     #[arg(long, value_name = "DIR", conflicts_with = "b", value_hint = clap::ValueHint::DirPath)]
     llama_cpp: Option<PathBuf>,
+    /// Run a suite: models, prompts and instruction sets against stored goldens; prints what changed
+    #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["a", "b", "reference"])]
+    #[arg(value_hint = clap::ValueHint::FilePath)]
+    suite: Option<PathBuf>,
+    /// Make the suite's goldens anew, by this engine, or by llama.cpp with --llama-cpp
+    #[arg(long, requires = "suite")]
+    bless: bool,
     /// Where --llama-cpp keeps its command line, raw output and the report
     #[arg(long, value_name = "DIR", default_value = "octavo-diff", value_hint = clap::ValueHint::DirPath)]
     keep: PathBuf,
@@ -85,6 +95,9 @@ pub(super) struct DiffArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    /// Also write the report as one self-contained HTML page
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    html: Option<PathBuf>,
     #[command(flatten)]
     compute: ComputeArgs,
 }
@@ -134,13 +147,29 @@ impl DiffArgs {
     }
 }
 
+/// Writes a report's file.
+fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    std::fs::write(path, text).map_err(|error| Failure::Input(format!("{}: {error}", path.display())))
+}
+
 fn encoding(args: &DiffArgs) -> EncodeOptions {
     EncodeOptions { add_special: !args.no_special, parse_special: !args.no_special }
 }
 
 /// Runs the command. Whatever keeps it from comparing is exit code 2.
 pub(super) fn run(args: &DiffArgs) -> Result<Exit, Failure> {
-    let result = match () {
+    let result = match &args.suite {
+        Some(suite) => suite::diff(args, suite),
+        None => one(args),
+    };
+    result.map_err(|failure| match failure {
+        Failure::Input(message) => Failure::Usage(message),
+        other => other,
+    })
+}
+
+fn one(args: &DiffArgs) -> Result<Exit, Failure> {
+    match () {
         () if !args.reference.is_empty() || args.llama_cpp.is_some() => recorded::diff(args),
         () if args.same_twice() => Err(Failure::Usage(
             "nothing to compare with: expected --reference, --llama-cpp, a second model, --a-isa, --b-isa, --a-exec or \
@@ -148,9 +177,5 @@ pub(super) fn run(args: &DiffArgs) -> Result<Exit, Failure> {
                 .to_owned(),
         )),
         () => executions::diff(args),
-    };
-    result.map_err(|failure| match failure {
-        Failure::Input(message) => Failure::Usage(message),
-        other => other,
-    })
+    }
 }

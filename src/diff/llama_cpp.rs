@@ -28,6 +28,13 @@ impl LlamaCpp {
         }
     }
 
+    /// What llama-results says of its version, or nothing.
+    pub fn version(&self) -> String {
+        let output = Command::new(self.folder.join("llama-results")).arg("--version").stdin(Stdio::null()).output();
+        // an old program without the option is no reason to fail: the command line is recorded as well
+        output.map_or(String::new(), |out| String::from_utf8_lossy(&[out.stdout, out.stderr].concat()).into_owned())
+    }
+
     /// Logits of all positions of a text: runs llama-results with f32 KV, no flash attention and no repacking, so that
     /// its only rounding is that of its kernels. `keep` receives `llama-results.gguf` (the result, whose path is
     /// returned), `llama-results.log` (what it printed), `prompt.txt` and `commands.txt`.

@@ -83,3 +83,49 @@ fn instruction_sets_and_the_oracle_agree_within_bounds() {
     let out = json(&args);
     assert_eq!((&out["verdict"], &out["first_divergence"]), (&"identical".into(), &serde_json::Value::Null));
 }
+
+#[test]
+fn a_suite_is_blessed_holds_and_says_what_changed() {
+    compared(&["diff", "--suite", &path("reference/suite.toml")], 0);
+    let dir = folder();
+    let model = dir.path().join("model.gguf");
+    std::fs::copy(path(DEMO), &model).expect("copied");
+    let suite = dir.path().join("suite.toml");
+    let text = "models = [\"model.gguf\"]\ngoldens = \"goldens\"\nisa = [\"auto\", \"scalar\"]\ntol_nmse = 1e-9\n\
+                [prompts]\nsum = \"1+1=\"\nfox = \"the red fox\"\n";
+    std::fs::write(&suite, text).expect("written");
+    let args = ["diff", "--suite", suite.to_str().expect("UTF-8")];
+    let line = bad(&args, 2);
+    assert!(line.contains("model/fox.safetensors: no golden"), "{line}");
+    let blessed = compared(&[&args[..], &["--bless"]].concat(), 0);
+    assert_eq!(blessed.lines().count(), 2, "{blessed}");
+    let made_by = std::fs::read_to_string(dir.path().join("goldens/model/sum.cmd.txt")).expect("it is there");
+    assert!(made_by.starts_with(concat!("octavo ", env!("CARGO_PKG_VERSION"))), "{made_by}");
+    assert_eq!(compared(&args, 0), "4 comparisons, 0 changed\n");
+    let changed = variant(&dir, "changed.gguf", true, |w| {
+        w.set("qwen3.rope.freq_base", 10_000.0f32);
+    });
+    std::fs::rename(changed, &model).expect("renamed");
+    let out = compared(&args, 1);
+    assert!(out.starts_with("CHANGED model / fox / ") && out.ends_with("4 comparisons, 4 changed\n"), "{out}");
+    std::fs::write(&suite, "models = 3").expect("written");
+    assert!(bad(&args, 2).contains("suite.toml: TOML parse error"));
+    assert!(bad(&["diff", "--bless", "-p", "x"], 2).contains("--suite"));
+}
+
+#[test]
+fn the_page_is_complete_and_loads_nothing() {
+    let dir = folder();
+    let page = dir.path().join("page.html");
+    let page = page.to_str().expect("UTF-8");
+    let golden = committed_goldens().join("tiny-qwen3-Q4_K_M/sum.safetensors");
+    for args in [
+        &["diff", &path(DEMO), "--reference", golden.to_str().expect("UTF-8"), "--html", page][..],
+        &["diff", &path(DEMO), &path(DEMO), "-p", "<b>1+1=", "--html", page],
+    ] {
+        compared(args, 0);
+        let html = std::fs::read_to_string(page).expect("it is there");
+        assert!(html.starts_with("<!doctype html>") && html.contains("<svg") && html.ends_with("</html>\n"));
+        assert!(!html.contains("<script") && !html.contains("src=") && !html.contains("<b>"), "{html}");
+    }
+}

@@ -33,6 +33,9 @@ pub(super) fn diff(args: &DiffArgs) -> Result<Exit, Failure> {
     bar.clear();
     let comparison = comparison?;
     let report = print::Report { a: first.describe(), b: second.describe(), tokenizer: &tokenizer, comparison };
+    if let Some(path) = &args.html {
+        super::write(path, &super::html::executions(&report)?)?;
+    }
     let text = if args.json { report.json(&tokens)? } else { report.text(args.all) };
     terminal::print(text.as_bytes())?;
     Ok(exit(&report.comparison))

@@ -5,13 +5,16 @@ use std::path::{Path, PathBuf};
 
 use octavo_llm::diff::{LlamaCpp, LogitComparison, Reference, Tolerance};
 use octavo_llm::engine::{Engine, ModelSource, default_threads};
+use octavo_llm::report::{ChartError, Page};
 use octavo_llm::tokenizer::{EncodeOptions, Tokenizer};
 use serde_json::{Value, json};
 
-use super::{DiffArgs, print};
+use super::{DiffArgs, html, print};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::load;
 use crate::cli::terminal::{self, Progress};
+
+const COLUMNS: print::Columns = print::Columns { ours: "ours", theirs: "theirs", theirs_first: false };
 
 /// One reference, compared.
 struct Compared {
@@ -52,7 +55,10 @@ pub(super) fn diff(args: &DiffArgs) -> Result<Exit, Failure> {
     };
     if args.llama_cpp.is_some() {
         let path = args.keep.join(if args.json { "report.json" } else { "report.txt" });
-        std::fs::write(&path, &out).map_err(|error| Failure::Input(format!("{}: {error}", path.display())))?;
+        super::write(&path, &out)?;
+    }
+    if let Some(path) = &args.html {
+        super::write(path, &to_html(&engine, &tolerance, &all)?)?;
     }
     terminal::print(out.as_bytes())?;
     Ok(if all.iter().all(|c| tolerance.allows(&c.logits)) { Exit::Done } else { Exit::Outside })
@@ -170,21 +176,31 @@ fn first_outside(tolerance: &Tolerance, logits: &LogitComparison) -> Value {
 
 fn to_text(args: &DiffArgs, engine: &Engine, tolerance: &Tolerance, all: &[Compared]) -> String {
     let mut out = format!("{} on {}\n", engine.gguf().name(), engine.describe());
-    let columns = print::Columns { ours: "ours", theirs: "theirs", theirs_first: false };
     for c in all {
         let n = c.reference.tokens.len();
         let _ = writeln!(out, "\n{} ({}, {n} tokens)", c.path.display(), c.reference.kind);
-        print::logits(&mut out, &c.logits, engine.tokenizer(), &columns, args.all);
-        let word = if tolerance.allows(&c.logits) { "within" } else { "outside" };
-        let _ = write!(
-            out,
-            "verdict: {word} tolerance: NMSE {:.3e}, allowed {:e} ({})",
-            c.logits.nmse, tolerance.nmse, tolerance.reason
-        );
-        if let Some(kl) = tolerance.kl {
-            let _ = write!(out, "; mean KL {:.3e}, allowed {kl:e}", c.logits.mean_kl);
-        }
-        out.push('\n');
+        print::logits(&mut out, &c.logits, engine.tokenizer(), &COLUMNS, args.all);
+        let _ = writeln!(out, "{}", verdict(tolerance, &c.logits));
     }
     out
+}
+
+fn verdict(tolerance: &Tolerance, logits: &LogitComparison) -> String {
+    let word = if tolerance.allows(logits) { "within" } else { "outside" };
+    let (nmse, allowed, reason) = (logits.nmse, tolerance.nmse, &tolerance.reason);
+    let kl = |kl: f64| format!("; mean KL {:.3e}, allowed {kl:e}", logits.mean_kl);
+    let kl = tolerance.kl.map_or(String::new(), kl);
+    format!("verdict: {word} tolerance: NMSE {nmse:.3e}, allowed {allowed:e} ({reason}){kl}")
+}
+
+fn to_html(engine: &Engine, tolerance: &Tolerance, all: &[Compared]) -> Result<String, ChartError> {
+    let mut page = Page::new("octavo diff");
+    page.paragraph(&format!("{} on {}", engine.gguf().name(), engine.describe()), None);
+    for c in all {
+        page.heading(&format!("{} ({})", c.path.display(), c.reference.kind));
+        page.paragraph(&verdict(tolerance, &c.logits), Some(tolerance.allows(&c.logits)));
+        page.chart(&html::by_position(&c.logits)?);
+        html::logits(&mut page, &c.logits, engine.tokenizer(), &COLUMNS);
+    }
+    Ok(page.finish())
 }
