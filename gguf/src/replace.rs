@@ -26,8 +26,13 @@ impl Drop for Temporary {
     }
 }
 
-/// Calls `write` with a new file which then takes the place of `path`.
-pub(crate) fn replace<T>(path: &Path, write: impl FnOnce(&mut File) -> Result<T, Error>) -> Result<T, Error> {
+/// Calls `write` with a new file which then takes the place of `path`: whoever looks sees the file of before, or a whole
+/// new one. If `write` fails nothing is left behind. [`Writer`](crate::Writer) writes models this way; this is for other
+/// formats.
+///
+/// # Errors
+/// Those of `write`, or what kept the file from being created or renamed.
+pub fn replace<T, E: From<Error>>(path: &Path, write: impl FnOnce(&mut File) -> Result<T, E>) -> Result<T, E> {
     let failed = |action| move |source| Error::Io { file: label(path), action, source };
     let name = path.file_name().ok_or_else(|| Error::NotAFile { file: label(path) })?;
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -113,7 +118,7 @@ mod tests {
         fs::write(&orphan, "left by a killed process").unwrap();
         let failed = replace(&path, |file| {
             io::Write::write_all(file, b"half").unwrap();
-            Err::<(), _>(Error::NotAFile { file: "x".into() })
+            Err::<(), Error>(Error::NotAFile { file: "x".into() })
         });
         assert!(failed.is_err());
         assert_eq!(fs::read(&path).unwrap(), b"old");
@@ -123,12 +128,12 @@ mod tests {
             remove_left_over(folder.path(), OsStr::new("a.gguf"));
             assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
             io::Write::write_all(file, b"new").unwrap();
-            Ok(())
+            Ok::<(), Error>(())
         })
         .unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
-        assert!(replace(Path::new(".."), |_| Ok(())).is_err());
-        assert!(replace(&folder.path().join("none/a.gguf"), |_| Ok(())).is_err());
+        assert!(replace(Path::new(".."), |_| Ok::<(), Error>(())).is_err());
+        assert!(replace(&folder.path().join("none/a.gguf"), |_| Ok::<(), Error>(())).is_err());
     }
 }
