@@ -24,7 +24,7 @@ table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.9rem
 th,td{padding:.2rem .7rem;border-bottom:1px solid var(--line);text-align:right}\
 th:first-child,td:first-child{text-align:left}\
 .scroll{overflow-x:auto}.bad{color:var(--bad);font-weight:600}.good{color:var(--good);font-weight:600}\
-svg{max-width:100%;height:auto;background:#fff;border-radius:6px}code{font-size:.9em}details{margin:.5rem 0}";
+table.heat td{text-align:center;font-size:.75rem;padding:.2rem .35rem}svg{max-width:100%;height:auto;background:#fff;border-radius:6px}code{font-size:.9em}details{margin:.5rem 0}";
 
 /// Text as HTML takes it.
 pub fn escape(text: &str) -> String {
@@ -97,6 +97,32 @@ impl Page {
             "<!doctype html>\n<html lang=en><meta charset=utf-8><meta name=viewport content=\"width=device-width\">\
              <title>{title}</title><style>{STYLE}</style>\n<h1>{title}</h1>\n{body}</html>\n"
         )
+    }
+}
+
+impl Page {
+    /// A table of colours: how dark a cell is follows the logarithm of its value; `None` is empty. Rows have a name
+    /// each, columns a heading.
+    pub fn heat_map(&mut self, head: &[String], rows: &[(String, Vec<Option<f64>>)]) {
+        let values = || rows.iter().flat_map(|(_, row)| row.iter().flatten().copied()).filter(|v| *v > 0.0);
+        let (low, high) = values().fold((f64::INFINITY, 0.0f64), |(l, h), v| (l.min(v), h.max(v)));
+        let span = (high / low).ln().max(f64::MIN_POSITIVE);
+        self.body.push_str("<div class=scroll><table class=heat><tr><th></th>");
+        for cell in head {
+            let _ = write!(self.body, "<th>{}</th>", escape(cell));
+        }
+        for (name, row) in rows {
+            let _ = write!(self.body, "</tr>\n<tr><th>{}</th>", escape(name));
+            for cell in row {
+                let Some(value) = cell else {
+                    self.body.push_str("<td></td>");
+                    continue;
+                };
+                let part = if *value > 0.0 { ((value / low).ln() / span).clamp(0.0, 1.0) } else { 0.0 };
+                let _ = write!(self.body, "<td style=\"background:rgba(192,57,43,{part:.2})\">{value:.1e}</td>");
+            }
+        }
+        self.body.push_str("</tr></table></div>\n");
     }
 }
 
@@ -186,6 +212,61 @@ fn draw<'a>(
     root.present()
 }
 
+/// Points with a name each, joined from left to right, over a logarithmic y axis, as SVG.
+///
+/// # Errors
+/// If the drawing fails.
+pub fn named_points(axes: Axes<'_>, points: &[(f64, f64, &str)]) -> Result<String, ChartError> {
+    let mut sorted: Vec<(f64, f64, &str)> = points.iter().copied().filter(|p| p.1 > 0.0 && p.1.is_finite()).collect();
+    sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let fold = |of: fn(&(f64, f64, &str)) -> f64| {
+        sorted.iter().map(of).fold((f64::MAX, f64::MIN), |(l, h), v| (l.min(v), h.max(v)))
+    };
+    let ((left, right), (bottom, top)) =
+        if sorted.is_empty() { ((0.0, 1.0), (0.1, 1.0)) } else { (fold(|p| p.0), fold(|p| p.1)) };
+    let space = ((right - left) * 0.08).max(0.1);
+    let mut svg = String::new();
+    {
+        let root = SVGBackend::with_string(&mut svg, (900, 380)).into_drawing_area();
+        let area = ((left - space)..(right + 2.0 * space), (bottom / 2.0)..(top * 2.0));
+        draw_named(&root, axes, area, &sorted).map_err(|error| ChartError(error.to_string()))?;
+    }
+    Ok(svg)
+}
+
+fn draw_named<'a>(
+    root: &DrawingArea<SVGBackend<'a>, plotters::coord::Shift>,
+    axes: Axes<'_>,
+    (x, y): (std::ops::Range<f64>, std::ops::Range<f64>),
+    points: &[(f64, f64, &str)],
+) -> Result<(), Failed<'a>> {
+    root.fill(&WHITE)?;
+    let mut chart = ChartBuilder::on(root)
+        .caption(axes.title, ("sans-serif", 18))
+        .margin(10)
+        .x_label_area_size(40)
+        .y_label_area_size(70)
+        .build_cartesian_2d(x, y.log_scale())?;
+    let exponent = |y: &f64| format!("{y:.0e}");
+    let number = |x: &f64| format!("{x:.1}");
+    chart
+        .configure_mesh()
+        .x_desc(axes.x)
+        .y_desc(axes.y)
+        .y_label_formatter(&exponent)
+        .x_label_formatter(&number)
+        .label_style(("sans-serif", 14))
+        .light_line_style(TRANSPARENT)
+        .draw()?;
+    let color = Palette99::pick(0).to_rgba();
+    chart.draw_series(LineSeries::new(points.iter().map(|p| (p.0, p.1)), color.stroke_width(2)))?;
+    chart.draw_series(points.iter().map(|p| Circle::new((p.0, p.1), 4, color.filled())))?;
+    chart.draw_series(
+        points.iter().map(|p| EmptyElement::at((p.0, p.1)) + Text::new(p.2.to_owned(), (7, -14), ("sans-serif", 14))),
+    )?;
+    root.present()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -198,6 +279,19 @@ mod tests {
         let html = page.finish();
         assert!(html.contains("<title>&lt;a&gt; &amp; b</title>") && html.contains("&quot;x&quot;"));
         assert!(!html.contains("<script"));
+    }
+
+    #[test]
+    fn heat_maps_and_named_points_take_anything() {
+        let mut page = Page::new("x");
+        page.heat_map(&["0".into()], &[("<a>".into(), vec![Some(0.0)]), ("b".into(), vec![None, Some(1.0)])]);
+        let html = page.finish();
+        assert!(html.contains("&lt;a&gt;") && !html.contains("NaN"));
+        let axes = Axes { title: "t", x: "x", y: "y" };
+        for points in [&[][..], &[(1.0, 0.0, "zero")], &[(4.5, 1e-2, "Q4_K_M"), (8.5, 1e-4, "<Q8_0>")]] {
+            let svg = named_points(axes, points).expect("it is drawn");
+            assert!(svg.starts_with("<svg") && !svg.contains("NaN") && !svg.contains("<Q8"), "{svg}");
+        }
     }
 
     #[test]
