@@ -1,7 +1,7 @@
 //! The table of formats: one row each.
 
 use crate::bits::decode_blocks;
-use crate::{TensorType, fp4, iquants, kquantize, kquants, legacy, low_bit, plain};
+use crate::{TensorType, fp4, iq4, iquants, kquantize, kquants, legacy, low_bit, plain};
 use TensorType as T;
 
 /// Decodes whole blocks into as many values as they hold.
@@ -63,14 +63,14 @@ static FORMATS: [Format; 30] = [
     format!(IQ2_S, iquants::decode_iq2_s),
     format!(IQ3_XXS, iquants::decode_iq3_xxs),
     format!(IQ3_S, iquants::decode_iq3_s),
-    format!(IQ4_NL, iquants::decode_iq4_nl),
-    format!(IQ4_XS, iquants::decode_iq4_xs),
-    format!(TQ1_0, low_bit::decode_tq1_0),
-    format!(TQ2_0, low_bit::decode_tq2_0),
-    format!(Q1_0, low_bit::decode_q1_0),
-    format!(Q2_0, low_bit::decode_q2_0),
-    format!(MXFP4, fp4::decode_mxfp4),
-    format!(NVFP4, fp4::decode_nvfp4),
+    format!(IQ4_NL, iquants::decode_iq4_nl, iq4::quantize_iq4_nl),
+    format!(IQ4_XS, iquants::decode_iq4_xs, iq4::quantize_iq4_xs),
+    format!(TQ1_0, low_bit::decode_tq1_0, low_bit::quantize_tq1_0),
+    format!(TQ2_0, low_bit::decode_tq2_0, low_bit::quantize_tq2_0),
+    format!(Q1_0, low_bit::decode_q1_0, low_bit::quantize_q1_0),
+    format!(Q2_0, low_bit::decode_q2_0, low_bit::quantize_q2_0),
+    format!(MXFP4, fp4::decode_mxfp4, fp4::quantize_mxfp4),
+    format!(NVFP4, fp4::decode_nvfp4, fp4::quantize_nvfp4),
 ];
 
 /// The row of a type, `None` for the plain integers and F64.

@@ -7,11 +7,13 @@ mod args;
 mod argv;
 mod chat;
 mod failure;
+mod imatrix;
 mod inspect;
 mod load;
 mod logits;
 mod metrics;
 mod prompt;
+mod quantize;
 mod run;
 mod signal;
 mod terminal;
@@ -33,6 +35,7 @@ Examples:
   octavo chat model.gguf
   octavo inspect model.gguf --tensors
   octavo logits model.gguf -p \"Hello\" --top 10
+  octavo quantize model-f16.gguf model-q4.gguf Q4_K_M
 
 Every command runs the built-in demo model if no MODEL is given.";
 
@@ -51,6 +54,8 @@ enum Command {
     Inspect(inspect::InspectArgs),
     Tokenize(tokenize::TokenizeArgs),
     Logits(logits::LogitsArgs),
+    Quantize(Box<quantize::QuantizeArgs>),
+    Imatrix(imatrix::ImatrixArgs),
     /// Print a script that completes octavo's commands and options in a shell
     #[command(after_help = "Example:\n  octavo completions bash > ~/.local/share/bash-completion/completions/octavo")]
     Completions {
@@ -79,6 +84,8 @@ fn dispatch(command: Command) -> Result<Exit, Failure> {
         Command::Inspect(args) => inspect::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Logits(args) => logits::run(&args),
+        Command::Quantize(args) => quantize::run(&args),
+        Command::Imatrix(args) => imatrix::run(&args),
         Command::Completions { shell } => completions(shell),
     }
 }
