@@ -170,6 +170,9 @@ pub(crate) fn affine<const N: usize>(max: u8, x: &[f32; N], w: &[f32; N], search
 
 /// `x ~ scale * level` for values that are not negative (the scales and minima of a super-block), levels `0..=max`:
 /// nine scales by weighted squared error, then single moves as in [`symmetric_by_moves`].
+///
+/// A negative value (IQ2_XXS has them) gets the level 256 less the one it should have where levels are kept, as in ggml,
+/// which keeps them in bytes.
 pub(crate) fn positive<const N: usize>(max: u8, x: &[f32; N], w: &[f32; N]) -> (f32, [u8; N]) {
     let top = i32::from(max);
     let largest = x.iter().fold(0.0, |a: f32, &v| if a > v { a } else { v });
@@ -186,7 +189,8 @@ pub(crate) fn positive<const N: usize>(max: u8, x: &[f32; N], w: &[f32; N]) -> (
     };
     let round = |iscale: f32| x.map(|v| nearest_int(iscale * v).min(top));
     let mut iscale = f32::from(max) / largest;
-    let mut best: f32 = error(1.0 / iscale, &round(iscale));
+    let byte = |l: i32| i32::from(l as u8);
+    let mut best: f32 = error(1.0 / iscale, &round(iscale).map(byte));
     for step in (-4..=4).filter(|&s| s != 0) {
         let candidate = (0.1 * step as f32 + f32::from(max)) / largest;
         let err = error(1.0 / candidate, &round(candidate));
@@ -198,6 +202,7 @@ pub(crate) fn positive<const N: usize>(max: u8, x: &[f32; N], w: &[f32; N]) -> (
     let mut sums = Sums::default();
     for i in 0..N {
         sums.add(w[i], x[i], levels[i]);
+        levels[i] = byte(levels[i]);
     }
     for _ in 0..5 {
         let mut changed = false;
@@ -209,7 +214,7 @@ pub(crate) fn positive<const N: usize>(max: u8, x: &[f32; N], w: &[f32; N]) -> (
                 if moved != levels[i] {
                     s.add(w[i], x[i], moved);
                     if s.beats(sums) {
-                        levels[i] = moved;
+                        levels[i] = byte(moved);
                         sums = s;
                         changed = true;
                     }

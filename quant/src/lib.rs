@@ -8,8 +8,8 @@
 //!
 //! A format is one row of the table in `format.rs`; the family files hold the layouts:
 //! `plain` (F32 F16 BF16), `legacy` (Q4_0 .. Q8_1), `kquants` (Q2_K .. Q8_K), `iquants` (IQ1_S .. IQ4_XS), `low_bit`
-//! (Q1_0 Q2_0 TQ1_0 TQ2_0), `fp4` (MXFP4 NVFP4). `kquantize`, `iq4`, `iq_two`, `iq_three`, `iq_one` write what needs
-//! more than a few lines.
+//! (Q1_0 Q2_0 TQ1_0 TQ2_0), `fp4` (MXFP4 NVFP4). `kquantize`, `iq4`, `iq23`, `iq1` write what needs more than a few
+//! lines.
 #![forbid(unsafe_code)]
 
 mod bits;
@@ -18,7 +18,10 @@ mod fit;
 mod format;
 mod fp4;
 pub mod grids;
+mod iq1;
+mod iq23;
 mod iq4;
+mod iq_search;
 mod iquants;
 mod kquantize;
 mod kquants;

@@ -129,8 +129,8 @@ impl<'e> Collector<'e> {
         for (name, entry) in &self.entries {
             let sums: Vec<u8> = entry.squares.iter().flat_map(|&s| (s as f32).to_le_bytes()).collect();
             let count = (entry.tokens as f32).to_le_bytes().to_vec();
-            writer.tensor(&format!("{name}{SUMS}"), &[entry.squares.len() as u64, 1], TensorType::F32, sums);
-            writer.tensor(&format!("{name}{COUNTS}"), &[1, 1], TensorType::F32, count);
+            writer.tensor(&format!("{name}{SUMS}"), &[entry.squares.len() as u64], TensorType::F32, sums);
+            writer.tensor(&format!("{name}{COUNTS}"), &[1], TensorType::F32, count);
         }
         Ok(writer.write_file(path)?)
     }
