@@ -199,11 +199,11 @@ impl<const N: usize> Group<'_, N> {
     }
 }
 
-/// The signs of 8 values, which then are magnitudes: bit `i` for a value that is not at least zero.
+/// The signs of 8 values, which then are magnitudes: bit `i` for a value below zero (or NaN).
 pub(crate) fn take_signs(x: &mut [f32; 8]) -> u8 {
     let mut signs = 0;
     for (i, v) in x.iter_mut().enumerate() {
-        if !(*v >= 0.0) {
+        if *v < 0.0 || v.is_nan() {
             *v = -*v;
             signs |= 1 << i;
         }
