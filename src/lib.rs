@@ -6,6 +6,7 @@
 
 pub mod backend;
 pub mod chat;
+pub mod diff;
 pub mod engine;
 mod error;
 pub mod generate;
@@ -13,6 +14,7 @@ pub mod imatrix;
 pub mod kv;
 pub mod model;
 pub mod quantize;
+pub mod report;
 pub mod sample;
 pub mod stop;
 pub mod tokenizer;

@@ -3,8 +3,7 @@
 use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_llm::engine::{Engine, EngineOptions, ModelSource};
 use octavo_llm::imatrix::{Collector, Error, Importance, Options};
-
-mod shared;
+use octavo_reference::fixtures::shared;
 
 fn engine(source: &ModelSource, ctx: usize) -> Engine {
     let options = EngineOptions { ctx: Some(ctx), threads: Some(2), ..EngineOptions::default() };
@@ -22,7 +21,7 @@ fn floats(gguf: &Gguf, name: &str) -> Vec<f32> {
 /// sums over thousands of squares of values made from those may differ by twice that.
 #[test]
 fn the_shared_matrix_is_made_again() {
-    let (Some(models), Some(text)) = (shared::folder("models"), shared::folder("text")) else { return };
+    let (Some(models), Some(text)) = (shared("models"), shared("text")) else { return };
     let theirs = Gguf::open(&models.join("tiny-qwen3.imatrix.gguf"), &OpenOptions::default()).unwrap();
     let engine = engine(&ModelSource::Path(models.join("tiny-qwen3-f16.gguf")), 256);
     let options = Options { chunk: 256, max_chunks: Some(20), output: true };

@@ -2,12 +2,13 @@
 
 mod model_support;
 
+use approx::assert_relative_eq;
 use model_support::{File, Val, open_shared};
 use octavo_llm::model::{Model, Pairing, RopeTable};
 
 /// Two doubles that went through different but equivalent formulas: a few units in the last place each.
 fn close(got: f64, expected: f64) {
-    assert!((got - expected).abs() <= 1e-14 * expected.abs(), "{got} is not {expected}");
+    assert_relative_eq!(got, expected, max_relative = 1e-14);
 }
 
 fn table(f: &File) -> RopeTable {
@@ -145,7 +146,6 @@ fn rope_freqs_of_the_shared_model() {
         (20, 3.428102195952591e-5),
         (31, 3.7673226901739635e-7),
     ] {
-        let got = m.rope.inv_freq[i];
-        assert!((got - expected).abs() <= f64::from(f32::EPSILON) * expected, "pair {i}: {got} is not {expected}");
+        assert_relative_eq!(m.rope.inv_freq[i], expected, max_relative = f32::EPSILON.into());
     }
 }

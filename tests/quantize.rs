@@ -5,9 +5,8 @@ use std::path::{Path, PathBuf};
 use gguf_rs_lite::{Gguf, OpenOptions, OwnedValue, TensorType, Value, Writer};
 use octavo_llm::imatrix::Importance;
 use octavo_llm::quantize::{Error, Options, Plan, Progress, Target};
+use octavo_reference::fixtures::shared;
 use proptest::prelude::*;
-
-mod shared;
 
 fn open(path: &Path) -> Gguf {
     Gguf::open(path, &OpenOptions::default()).unwrap_or_else(|e| panic!("{e}"))
@@ -90,7 +89,7 @@ fn made_again(path: &Path, source: &Path, imatrix: &Path) -> usize {
 
 #[test]
 fn shared_models_are_made_again() {
-    let Some(folder) = shared::folder("models") else { return };
+    let Some(folder) = shared("models") else { return };
     let file = |name: &str| folder.join(name);
     let mut models: Vec<PathBuf> = std::fs::read_dir(&folder).unwrap().map(|e| e.unwrap().path()).collect();
     models.sort();
@@ -139,7 +138,7 @@ fn the_comparison_sees_one_bit() {
 
 #[test]
 fn thread_counts_leave_no_trace() {
-    let Some(folder) = shared::folder("models") else { return };
+    let Some(folder) = shared("models") else { return };
     let model = open(&folder.join("tiny-qwen3-f16.gguf"));
     let (_a, one) = quantize(&model, None, &Options { threads: 1, ..options(Target::Q4_K_M) }).unwrap();
     for threads in [2, 3, 16] {

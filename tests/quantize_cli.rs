@@ -3,8 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use assert_cmd::Command;
-
-mod shared;
+use octavo_reference::fixtures::shared;
 
 fn octavo(args: &[&str]) -> std::process::Output {
     Command::cargo_bin("octavo").unwrap().args(args).output().unwrap()
@@ -36,7 +35,7 @@ fn path(p: &Path) -> &str {
 
 #[test]
 fn a_model_is_quantized_and_refused_where_it_must_be() {
-    let Some(models) = shared::folder("models") else { return };
+    let Some(models) = shared("models") else { return };
     let folder = tempfile::tempdir().unwrap();
     let input = copy_of(&models.join("tiny-qwen3-f16.gguf"), folder.path());
     let out = folder.path().join("out.gguf");
@@ -74,7 +73,7 @@ fn a_model_is_quantized_and_refused_where_it_must_be() {
 
 #[test]
 fn a_dry_run_prints_a_table_and_writes_nothing() {
-    let Some(models) = shared::folder("models") else { return };
+    let Some(models) = shared("models") else { return };
     let model = models.join("tiny-qwen3-f16.gguf");
     let output = octavo(&["quantize", path(&model), "IQ2_M", "--dry-run"]);
     let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
@@ -99,7 +98,7 @@ fn an_importance_matrix_is_made_and_used() {
     assert!(text(&output.stderr).contains("2 chunks of 64 tokens"));
     let short = refused_line(&octavo(&["imatrix", "-p", "short", "-o", path(&out)]));
     assert!(short.contains("expected at least 1024 (two chunks of -c 512)"), "{short}");
-    let Some(models) = shared::folder("models") else { return };
+    let Some(models) = shared("models") else { return };
     let (model, small) = (models.join("tiny-qwen3-f16.gguf"), folder.path().join("small.gguf"));
     let output = octavo(&["quantize", path(&model), path(&small), "IQ2_XS", "--imatrix", path(&out)]);
     assert!(output.status.success(), "{}", text(&output.stderr));

@@ -3,7 +3,7 @@
 //! `golden/quantize_mix.txt` has one line for each model and target: how many tensors get each type, and a digest of
 //! which. It is what `llama-quantize --dry-run` (llama.cpp of October 2026) printed for these models. To make it again:
 //! `OCTAVO_LLAMA_CPP=FOLDER OCTAVO_BLESS=1 cargo test --release --test quantize_mix`, FOLDER being where llama-quantize
-//! is; without OCTAVO_BLESS its output is only compared with the file.
+//! is. Wherever the reference llama.cpp is built, its output is compared with the file.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,6 +12,7 @@ use std::path::Path;
 use gguf_rs_lite::{Gguf, OpenOptions, TensorType, Writer};
 use octavo_llm::imatrix::Importance;
 use octavo_llm::quantize::{Options, Plan, Target};
+use octavo_reference::fixtures::llama_cpp;
 
 /// A model without sense but with the keys that llama.cpp asks for.
 struct Case {
@@ -159,7 +160,7 @@ fn importance(folder: &Path) -> std::path::PathBuf {
 #[test]
 fn mixes_are_those_of_llama_quantize() {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/quantize_mix.txt");
-    let program = std::env::var_os("OCTAVO_LLAMA_CPP").map(|folder| Path::new(&folder).join("llama-quantize"));
+    let program = llama_cpp("llama-quantize");
     let folder = tempfile::tempdir().unwrap();
     let imatrix = importance(folder.path());
     let open = Importance::open(&imatrix).unwrap();

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io;
 
+use approx::assert_abs_diff_eq;
 use octavo_kernels::Role;
 use octavo_llm::generate::{Error, Finish, Generation, Lm, Observer, Options, Vocabulary, generate};
 use octavo_llm::sample::SamplerConfig;
@@ -297,9 +298,9 @@ fn logprobs_are_those_of_the_raw_logits() {
     // logits: 5 for token 2 and 0 for the three others
     let lse = (5f64.exp() + 3.0).ln();
     assert_eq!((out.logprobs.len(), out.logprobs[0].id), (1, 0));
-    assert!((out.logprobs[0].logprob + lse).abs() < 1e-12);
+    assert_abs_diff_eq!(out.logprobs[0].logprob, -lse, epsilon = 1e-12);
     assert_eq!(out.logprobs[0].top[0].0, 2);
-    assert!((out.logprobs[0].top[0].1 - (5.0 - lse)).abs() < 1e-12);
+    assert_abs_diff_eq!(out.logprobs[0].top[0].1, 5.0 - lse, epsilon = 1e-12);
 }
 
 proptest! {

@@ -1,13 +1,12 @@
 //! llama.cpp's own tokenizer tests: each vocabulary file with its `.inp` and `.out`, ids exact.
 
-mod shared;
-
 use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_llm::tokenizer::{EncodeOptions, Tokenizer};
+use octavo_reference::fixtures::shared;
 
 #[test]
 fn every_pair_of_every_vocabulary_is_exact() {
-    let Some(folder) = shared::folder("vocabs") else { return };
+    let Some(folder) = shared("vocabs") else { return };
     let (mut files, mut pairs) = (0, 0);
     for entry in std::fs::read_dir(&folder).expect("the folder of vocabularies can be read") {
         let path = entry.expect("an entry of the folder").path();

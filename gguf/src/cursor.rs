@@ -1,5 +1,7 @@
 //! Reads a file's bytes front to back; a length is compared with what is left before it is used.
 
+use byteorder::{ByteOrder, LittleEndian};
+
 use crate::{Error, error::Quoted, value::split_string};
 use std::fmt;
 
@@ -95,11 +97,11 @@ impl<'a> Cursor<'a> {
     }
 
     pub(crate) fn u32(&mut self, what: What<'_>) -> Result<u32, Error> {
-        Ok(u32::from_le_bytes(self.array(what)?))
+        Ok(LittleEndian::read_u32(&self.array::<4>(what)?))
     }
 
     pub(crate) fn u64(&mut self, what: What<'_>) -> Result<u64, Error> {
-        Ok(u64::from_le_bytes(self.array(what)?))
+        Ok(LittleEndian::read_u64(&self.array::<8>(what)?))
     }
 
     /// Passes over one string of an array of strings.

@@ -25,12 +25,14 @@ impl Act4 {
     }
 
     /// Even and odd positions apart, as 16-bit multiply-adds of split bytes want them (AVX2).
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub(crate) fn even_odd(x: [i16; 4]) -> Act4 {
         Act4::from_i16([x[0], x[2], x[1], x[3]])
     }
 
     /// Two planes of signed bytes, `x = 256 high + low` (VNNI).
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub(crate) fn planes(x: [i16; 4]) -> Act4 {
         let mut b = [0; 8];

@@ -42,22 +42,23 @@ fn instruction_sets() -> Vec<Isa> {
 
 /// One row times one token: exact value and how far a correct kernel may be from it.
 ///
-/// Every path adds `k` products in f32 after at most four roundings of each weight: (k + 8) eps sum|w x| bounds the
-/// rounding of any order of summation. Minima are subtracted apart from `scale * code`, so |w| is not enough: `spread`,
-/// the largest |code * scale| + |min| of the group, bounds both parts. Generation kernels also round activations to
-/// 1/32639 of the largest of 32: half a step each.
-fn exact(w: &[f32], x: &[f32], spread: f64, codes: bool) -> (f64, f64) {
+/// Every path decodes a weight in at most eight roundings and adds `k` products in f32; the roundings of a sum of `k`
+/// terms add up like a random walk, to `sqrt(k)` of them, and twice that leaves room for the longest of all walks here:
+/// `(2 sqrt(k) + 8) eps sum|w x|`. Formats with a minimum subtract it apart from `scale * code`, and both parts are
+/// larger than their difference: by what the codes of a group tell about its scale, at most four times the largest
+/// weight of the group. Generation kernels also round activations to 1/32639 of the largest of 32: half a step each.
+fn exact(w: &[f32], x: &[f32], has_minimum: bool, codes: bool) -> (f64, f64) {
     let eps = f64::from(f32::EPSILON);
+    let largest = |v: &[f32]| v.iter().fold(0.0f64, |a, b| a.max(f64::from(b.abs())));
     let value = w.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum();
+    let roundings = 2.0 * (w.len() as f64).sqrt() + 8.0;
     let mut bound = 0.0;
     for (w, x) in w.chunks(32).zip(x.chunks(32)) {
-        let largest = x.iter().fold(0.0f64, |a, b| a.max(f64::from(b.abs())));
+        let apart = if has_minimum { 4.0 * largest(w) } else { 0.0 };
+        let step = if codes { largest(x) * (0.5 / 32639.0 + 2.0 * eps) } else { 0.0 };
         for (w, x) in w.iter().zip(x) {
             let w = f64::from(w.abs());
-            bound += (w + spread) * f64::from(x.abs()) * eps * (32.0 + 8.0);
-            if codes {
-                bound += (w + spread * eps * 8.0) * largest * (0.5 / 32639.0 + 2.0 * eps);
-            }
+            bound += (w + apart) * f64::from(x.abs()) * eps * roundings + w * step;
         }
     }
     (value, bound + f64::from(f32::MIN_POSITIVE))
@@ -77,15 +78,14 @@ fn check(cell: &Cell, raw: &[u8], x: &[f32]) -> String {
     let &Cell { isa, ty, rows, cols, tokens, role, repack } = cell;
     let mut w = vec![0.0; rows * cols];
     octavo_quant::dequantize(ty, raw, &mut w).expect("whole rows");
-    // a group's minimum and scale cannot exceed twice its largest weight by more than the code range allows
-    let spread = 64.0 * f64::from(w.iter().fold(0.0f32, |a, b| a.max(b.abs())));
+    let has_minimum = matches!(ty, T::Q4_1 | T::Q5_1 | T::Q2_K | T::Q4_K | T::Q5_K);
     let (y, kernel) = product(isa, (ty, rows, cols), raw, x, role, repack, 2);
     assert_eq!(y.len(), rows * tokens);
     let codes = role == Role::Generated && kernel.contains("int16");
     let (mut outside, mut worst) = (0, (0.0, String::new()));
     for t in 0..tokens {
         for r in 0..rows {
-            let (value, bound) = exact(&w[r * cols..(r + 1) * cols], &x[t * cols..(t + 1) * cols], spread, codes);
+            let (value, bound) = exact(&w[r * cols..(r + 1) * cols], &x[t * cols..(t + 1) * cols], has_minimum, codes);
             let got = f64::from(y[t * rows + r]);
             let ratio = (got - value).abs() / bound;
             if ratio.is_nan() || ratio > 1.0 {

@@ -20,16 +20,24 @@ pub fn committed_goldens() -> PathBuf {
 /// # Panics
 /// There is none and `OCTAVO_REQUIRE_SHARED=1`.
 pub fn shared_dir() -> Option<PathBuf> {
-    let dir = std::env::var_os("OCTAVO_SHARED").map_or_else(|| workspace_root().join("../shared"), PathBuf::from);
-    let required = std::env::var_os("OCTAVO_REQUIRE_SHARED").is_some_and(|value| value == "1");
-    found(&dir, required).then_some(dir)
+    shared("models").and_then(|models| models.parent().map(Path::to_path_buf))
 }
 
-fn found(dir: &Path, required: bool) -> bool {
-    if dir.join("models").is_dir() && dir.join("goldens").is_dir() {
+/// A file or folder of the large fixtures, such as `vocabs`, or `None` (said on stderr) where it is absent.
+///
+/// # Panics
+/// It is absent and `OCTAVO_REQUIRE_SHARED=1`.
+pub fn shared(part: &str) -> Option<PathBuf> {
+    let dir = std::env::var_os("OCTAVO_SHARED").map_or_else(|| workspace_root().join("../shared"), PathBuf::from);
+    let required = std::env::var_os("OCTAVO_REQUIRE_SHARED").is_some_and(|value| value == "1");
+    found(&dir, part, required).then(|| dir.join(part))
+}
+
+fn found(dir: &Path, part: &str, required: bool) -> bool {
+    if dir.join(part).exists() {
         return true;
     }
-    let message = format!("the large fixtures (models, goldens) are not in {}", dir.display());
+    let message = format!("the large fixture {part} is not in {}", dir.display());
     assert!(!required, "{message}, and OCTAVO_REQUIRE_SHARED=1");
     eprintln!("skipped: {message}");
     false
@@ -62,12 +70,12 @@ mod tests {
 
     #[test]
     fn an_absent_folder_is_none() {
-        assert!(!found(Path::new("/nonexistent"), false));
+        assert!(!found(Path::new("/nonexistent"), "models", false));
     }
 
     #[test]
     #[should_panic(expected = "OCTAVO_REQUIRE_SHARED=1")]
     fn an_absent_folder_fails_where_it_is_required() {
-        found(Path::new("/nonexistent"), true);
+        found(Path::new("/nonexistent"), "models", true);
     }
 }

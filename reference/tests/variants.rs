@@ -114,12 +114,6 @@ const VARIANTS: &[Variant] = &[
         m.set("qwen2.rope.scaling.original_context_length", 64u32);
         m.set("qwen2.rope.scaling.attn_factor", 0.9f32);
     }),
-    ("qwen2, YaRN with a ramp that llama.cpp does not read", QWEN2, |m| {
-        yarn(m, "qwen2", 4.0);
-        m.set("qwen2.rope.scaling.original_context_length", 4096u32);
-        m.set("qwen2.rope.scaling.yarn_beta_fast", 400f32);
-        m.set("qwen2.rope.scaling.yarn_beta_slow", 100f32);
-    }),
     ("qwen3, YaRN over the whole context", QWEN3, |m| yarn(m, "qwen3", 8.0)),
 ];
 

@@ -78,6 +78,17 @@ impl ComputeArgs {
         Ok(self.kv_type.unwrap_or(k))
     }
 
+    /// As [`ComputeArgs::kv_type`], but f32 unless given: for comparisons.
+    pub(super) fn kv_type_or_f32(&self) -> Result<KvType, Failure> {
+        let given = self.kv_type.is_some() || self.cache_type_k.is_some() || self.cache_type_v.is_some();
+        if given { self.kv_type() } else { Ok(KvType::F32) }
+    }
+
+    /// Whether to map the file.
+    pub(super) fn mmap(&self) -> bool {
+        !self.no_mmap
+    }
+
     /// The context asked for; 0 stands for the model's own.
     pub(super) fn context(&self) -> Option<usize> {
         self.ctx_size.map(|n| n as usize)

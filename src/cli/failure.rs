@@ -11,6 +11,8 @@ use super::terminal;
 pub(super) enum Exit {
     /// It did what was asked.
     Done,
+    /// A comparison was made, and what it found is outside the bounds: exit code 1.
+    Outside,
     /// Ctrl-C ended it early; what there was has been printed.
     Interrupted,
 }
@@ -19,6 +21,7 @@ impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> ExitCode {
         match exit {
             Exit::Done => ExitCode::SUCCESS,
+            Exit::Outside => ExitCode::from(1),
             Exit::Interrupted => ExitCode::from(130),
         }
     }

@@ -6,6 +6,7 @@
 mod args;
 mod argv;
 mod chat;
+mod diff;
 mod failure;
 mod imatrix;
 mod inspect;
@@ -35,6 +36,7 @@ Examples:
   octavo chat model.gguf
   octavo inspect model.gguf --tensors
   octavo logits model.gguf -p \"Hello\" --top 10
+  octavo diff f16.gguf q4_k_m.gguf -p \"Hello\"
   octavo quantize model-f16.gguf model-q4.gguf Q4_K_M
 
 Every command runs the built-in demo model if no MODEL is given.";
@@ -54,6 +56,7 @@ enum Command {
     Inspect(inspect::InspectArgs),
     Tokenize(tokenize::TokenizeArgs),
     Logits(logits::LogitsArgs),
+    Diff(Box<diff::DiffArgs>),
     Quantize(Box<quantize::QuantizeArgs>),
     Imatrix(imatrix::ImatrixArgs),
     /// Print a script that completes octavo's commands and options in a shell
@@ -84,6 +87,7 @@ fn dispatch(command: Command) -> Result<Exit, Failure> {
         Command::Inspect(args) => inspect::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Logits(args) => logits::run(&args),
+        Command::Diff(args) => diff::run(&args),
         Command::Quantize(args) => quantize::run(&args),
         Command::Imatrix(args) => imatrix::run(&args),
         Command::Completions { shell } => completions(shell),

@@ -43,6 +43,11 @@ impl Progress {
         Progress::new(what, "{msg} {wide_bar} {pos}/{len} tokens")
     }
 
+    /// A bar in tensors.
+    pub(super) fn tensors(what: &'static str) -> Progress {
+        Progress::new(what, "{msg} {wide_bar} {pos}/{len} tensors")
+    }
+
     fn new(what: &'static str, template: &str) -> Progress {
         let target = match io::stderr().is_terminal() {
             true => ProgressDrawTarget::stderr(),

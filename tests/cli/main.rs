@@ -1,7 +1,9 @@
 //! The `octavo` program from outside: what it prints where, and how it exits.
 
 mod bad_input;
+mod diff;
 mod facts;
+mod hostile;
 mod running;
 
 use std::path::PathBuf;

@@ -1,8 +1,6 @@
 //! Small GGUF files in memory, made to be broken one way at a time, and the shared models.
 #![allow(dead_code, unreachable_pub)] // every test program includes this and uses its own part
 
-use std::path::PathBuf;
-
 use gguf_rs_lite::{Gguf, OpenOptions, TensorType, Writer};
 use octavo_llm::model::{Error, Model};
 
@@ -152,19 +150,7 @@ impl File {
     }
 }
 
-/// The folder of shared models, or `None` (with a note) where there is none.
-pub fn shared(what: &str) -> Option<PathBuf> {
-    let root = std::env::var_os("OCTAVO_SHARED")
-        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../shared"), PathBuf::from);
-    let path = root.join(what);
-    if path.exists() {
-        return Some(path);
-    }
-    let required = std::env::var_os("OCTAVO_REQUIRE_SHARED").is_some_and(|v| v == "1");
-    assert!(!required, "{} is required and absent", path.display());
-    println!("skipped: {} is absent", path.display());
-    None
-}
+pub use octavo_reference::fixtures::shared;
 
 pub fn open_shared(model: &str) -> Option<Gguf> {
     let path = shared(&format!("models/{model}.gguf"))?;

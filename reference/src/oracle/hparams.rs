@@ -142,7 +142,9 @@ fn read_rope(keys: &Keys<'_>, architecture: Architecture, head_dim: usize) -> Re
                 Some(length) => length,
                 None => keys.number("context_length")?.ok_or_else(|| keys.missing("context_length"))?,
             };
-            rope.set_yarn(factor, context);
+            let beta = |which: &str, usual| Ok::<_, Error>(keys.number(which)?.unwrap_or(usual));
+            let betas = (beta("rope.scaling.yarn_beta_fast", 32.0)?, beta("rope.scaling.yarn_beta_slow", 1.0)?);
+            rope.set_yarn(factor, context, betas);
         }
         Some(other) => return Err(keys.bad("rope.scaling.type", "none, linear or yarn".into(), format!("{other:?}"))),
     }

@@ -28,8 +28,8 @@ pub struct Oracle<'a> {
 }
 
 /// Receives every named intermediate: llama.cpp's name without the layer, the layer, the width of one row, and
-/// `(n_tokens, width)` values.
-pub type Tap<'t> = dyn FnMut(&str, Option<usize>, usize, &[f64]) + 't;
+/// `(n_tokens, width)` values. What it writes there is what the pass goes on with: so a fault is planted.
+pub type Tap<'t> = dyn FnMut(&str, Option<usize>, usize, &mut [f64]) + 't;
 
 impl<'a> Oracle<'a> {
     /// Reads the hyperparameters and checks that every tensor of the file is one that the forward pass applies, with
@@ -82,15 +82,15 @@ impl<'a> Oracle<'a> {
             let row = embedding.row(id as usize).ok_or(Error::Token { index, id, n_vocab: self.n_vocab })?;
             x.extend(row.iter().map(|&v| f64::from(v)));
         }
-        tap("inp_embd", None, hp.n_embd, &x);
+        tap("inp_embd", None, hp.n_embd, &mut x);
         for (il, dims) in hp.layers.iter().enumerate() {
             let mut layer = Layer { hp, weights, il, dims: *dims, tap: &mut *tap };
             layer.attention_block(&mut x)?;
             layer.ffn_block(&mut x)?;
-            tap("l_out", Some(il), hp.n_embd, &x);
+            tap("l_out", Some(il), hp.n_embd, &mut x);
         }
-        let x = rms_norm(&x, &weights.required_vector("output_norm.weight", hp.n_embd)?, hp.rms_eps);
-        tap("result_norm", None, hp.n_embd, &x);
+        let mut x = rms_norm(&x, &weights.required_vector("output_norm.weight", hp.n_embd)?, hp.rms_eps);
+        tap("result_norm", None, hp.n_embd, &mut x);
         let mut logits = match weights.optional_matrix("output.weight", hp.n_embd, self.n_vocab)? {
             Some(output) => output.times(&x),
             None => embedding.times(&x),
@@ -100,7 +100,7 @@ impl<'a> Oracle<'a> {
         {
             add_bias(&mut logits, &bias);
         }
-        tap("result_output", None, self.n_vocab, &logits);
+        tap("result_output", None, self.n_vocab, &mut logits);
         Ok(logits)
     }
 
@@ -132,7 +132,7 @@ struct Layer<'l, 't> {
 }
 
 impl Layer<'_, '_> {
-    fn tap(&mut self, name: &str, width: usize, x: &[f64]) {
+    fn tap(&mut self, name: &str, width: usize, x: &mut [f64]) {
         (self.tap)(name, Some(self.il), width, x);
     }
 
@@ -146,14 +146,14 @@ impl Layer<'_, '_> {
         let (n_embd, n_q) = (hp.n_embd, self.dims.n_head * hp.head_dim);
         let h = self.norm("attn_norm", x)?;
         let [q, k, v] = self.qkv(&h)?;
-        let mixed = attention(&q, &k, &v, hp.head_dim, self.dims.n_head, self.dims.n_head_kv);
-        self.tap("kqv_out", n_q, &mixed);
+        let mut mixed = attention(&q, &k, &v, hp.head_dim, self.dims.n_head, self.dims.n_head_kv);
+        self.tap("kqv_out", n_q, &mut mixed);
         let mut out = self.weights.matrix(&self.name("attn_output.weight"), n_q, n_embd)?.times(&mixed);
         if hp.architecture == Architecture::Llama {
             if let Some(bias) = self.weights.vector(&self.name("attn_output.bias"), n_embd)? {
                 add_bias(&mut out, &bias);
             }
-            self.tap("attn_out", n_embd, &out);
+            self.tap("attn_out", n_embd, &mut out);
         }
         add_into(x, &out);
         self.tap("ffn_inp", n_embd, x);
@@ -166,9 +166,9 @@ impl Layer<'_, '_> {
         let n_q = self.dims.n_head * hp.head_dim;
         let n_kv = self.dims.n_head_kv * hp.head_dim;
         if self.weights.has(&self.name("attn_qkv.weight")) {
-            let [mut q, mut k, v] = self.fused_qkv(h, n_q, n_kv)?;
+            let [mut q, mut k, mut v] = self.fused_qkv(h, n_q, n_kv)?;
             self.norm_and_rotate("Q", "attn_q_norm.weight", n_q, &mut q)?;
-            self.tap("Vcur", n_kv, &v);
+            self.tap("Vcur", n_kv, &mut v);
             self.norm_and_rotate("K", "attn_k_norm.weight", n_kv, &mut k)?;
             return Ok([q, k, v]);
         }
@@ -184,10 +184,10 @@ impl Layer<'_, '_> {
     fn project(&mut self, tap: &str, tensor: &str, width: usize, h: &[f64]) -> Result<Vec<f64>, Error> {
         let n_embd = self.hp.n_embd;
         let mut y = self.weights.matrix(&self.name(&format!("{tensor}.weight")), n_embd, width)?.times(h);
-        self.tap(tap, width, &y);
+        self.tap(tap, width, &mut y);
         if let Some(bias) = self.weights.vector(&self.name(&format!("{tensor}.bias")), width)? {
             add_bias(&mut y, &bias);
-            self.tap(tap, width, &y);
+            self.tap(tap, width, &mut y);
         }
         Ok(y)
     }
@@ -196,7 +196,7 @@ impl Layer<'_, '_> {
     fn fused_qkv(&mut self, h: &[f64], n_q: usize, n_kv: usize) -> Result<[Vec<f64>; 3], Error> {
         let (n_embd, width) = (self.hp.n_embd, n_q + 2 * n_kv);
         let mut qkv = self.weights.matrix(&self.name("attn_qkv.weight"), n_embd, width)?.times(h);
-        self.tap("wqkv", width, &qkv);
+        self.tap("wqkv", width, &mut qkv);
         let mut bias = self.weights.vector(&self.name("attn_qkv.bias"), width)?;
         if bias.is_none() {
             let parts = [("attn_q.bias", n_q), ("attn_k.bias", n_kv), ("attn_v.bias", n_kv)];
@@ -210,7 +210,7 @@ impl Layer<'_, '_> {
         }
         if let Some(bias) = bias {
             add_bias(&mut qkv, &bias);
-            self.tap("wqkv_b", width, &qkv);
+            self.tap("wqkv_b", width, &mut qkv);
         }
         let cut = |from: usize, to: usize| qkv.chunks(width).flat_map(|row| &row[from..to]).copied().collect();
         Ok([cut(0, n_q), cut(n_q, n_q + n_kv), cut(n_q + n_kv, width)])
@@ -237,16 +237,16 @@ impl Layer<'_, '_> {
         let h = self.norm("ffn_norm", x)?;
         let gate = self.ffn_product("ffn_gate", n_ff, &h)?;
         let up = self.ffn_product("ffn_up", n_ff, &h)?;
-        let gated = swiglu(&gate, &up);
-        self.tap("ffn_swiglu", n_ff, &gated);
+        let mut gated = swiglu(&gate, &up);
+        self.tap("ffn_swiglu", n_ff, &mut gated);
         let mut out = self.weights.matrix(&self.name("ffn_down.weight"), n_ff, n_embd)?.times(&gated);
         if self.hp.architecture == Architecture::Llama
             && let Some(bias) = self.weights.vector(&self.name("ffn_down.bias"), n_embd)?
         {
-            self.tap("ffn_down", n_embd, &out);
+            self.tap("ffn_down", n_embd, &mut out);
             add_bias(&mut out, &bias);
         }
-        self.tap("ffn_out", n_embd, &out);
+        self.tap("ffn_out", n_embd, &mut out);
         add_into(x, &out);
         Ok(())
     }
@@ -254,21 +254,21 @@ impl Layer<'_, '_> {
     fn ffn_product(&mut self, tensor: &str, width: usize, h: &[f64]) -> Result<Vec<f64>, Error> {
         let n_embd = self.hp.n_embd;
         let mut y = self.weights.matrix(&self.name(&format!("{tensor}.weight")), n_embd, width)?.times(h);
-        self.tap(tensor, width, &y);
+        self.tap(tensor, width, &mut y);
         if self.hp.architecture == Architecture::Llama
             && let Some(bias) = self.weights.vector(&self.name(&format!("{tensor}.bias")), width)?
         {
             add_bias(&mut y, &bias);
-            self.tap(&format!("{tensor}_b"), width, &y);
+            self.tap(&format!("{tensor}_b"), width, &mut y);
         }
         Ok(y)
     }
 
     fn norm(&mut self, tensor: &str, x: &[f64]) -> Result<Vec<f64>, Error> {
         let hp = self.hp;
-        let h =
+        let mut h =
             rms_norm(x, &self.weights.required_vector(&self.name(&format!("{tensor}.weight")), hp.n_embd)?, hp.rms_eps);
-        self.tap(tensor, hp.n_embd, &h);
+        self.tap(tensor, hp.n_embd, &mut h);
         Ok(h)
     }
 }

@@ -35,15 +35,14 @@ pub(super) struct Rope {
 
 impl Rope {
     /// Adds YaRN's ramp for an original training context, and its magnitude `1 + 0.1 ln(factor)`. The ramp lies
-    /// between 32 turns and 1 turn: llama.cpp does not read `yarn_beta_fast` and `yarn_beta_slow` for the
-    /// architectures here.
-    pub(super) fn set_yarn(&mut self, factor: f64, context: f64) {
+    /// between `beta_fast` turns and `beta_slow` turns.
+    pub(super) fn set_yarn(&mut self, factor: f64, context: f64, (beta_fast, beta_slow): (f64, f64)) {
         // The pair index whose wave turns `turns` times within the original context.
         let pair_of = |turns: f64| {
             self.n_rot as f64 * (context / (turns * 2.0 * std::f64::consts::PI)).ln() / (2.0 * self.base.ln())
         };
-        let low = pair_of(32.0).floor().max(0.0);
-        let high = pair_of(1.0).ceil().min(self.n_rot as f64 - 1.0);
+        let low = pair_of(beta_fast).floor().max(0.0);
+        let high = pair_of(beta_slow).ceil().min(self.n_rot as f64 - 1.0);
         self.yarn = Some(Yarn { low, high });
         if factor > 1.0 {
             self.magnitude *= 1.0 + 0.1 * factor.ln();
@@ -86,6 +85,7 @@ impl Rope {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use approx::assert_abs_diff_eq;
 
     fn plain(pairs: RopePairs, n_rot: usize) -> Rope {
         Rope { pairs, n_rot, base: 10_000.0, scale: 1.0, magnitude: 1.0, yarn: None, divisors: vec![1.0; n_rot / 2] }
@@ -105,8 +105,8 @@ mod tests {
             let rope = plain(pairs, 4);
             let mut head = [1.0, 0.0, 0.0, 0.0];
             rope.rotate(&mut head, &rope.rotation(1));
-            assert!((head[0] - 1f64.cos()).abs() < 1e-15);
-            assert!((head[partner] - 1f64.sin()).abs() < 1e-15, "{pairs:?}: {head:?}");
+            assert_abs_diff_eq!(head[0], 1f64.cos(), epsilon = 1e-15);
+            assert_abs_diff_eq!(head[partner], 1f64.sin(), epsilon = 1e-15);
         }
     }
 
@@ -114,11 +114,16 @@ mod tests {
     fn yarn_keeps_fast_pairs_and_stretches_slow_ones() {
         let mut rope = plain(RopePairs::Halves, 128);
         rope.scale = 0.25;
-        rope.set_yarn(4.0, 4096.0);
+        rope.set_yarn(4.0, 4096.0, (32.0, 1.0));
         let magnitude = 1.0 + 0.1 * 4f64.ln();
         let r = rope.rotation(3);
-        assert!((r[0].0 - 3f64.cos() * magnitude).abs() < 1e-14);
+        assert_abs_diff_eq!(r[0].0, 3f64.cos() * magnitude, epsilon = 1e-14);
         let slow = 0.25 * 3.0 * 10_000f64.powf(-126.0 / 128.0);
-        assert!((r[63].1 - slow.sin() * magnitude).abs() < 1e-15);
+        assert_abs_diff_eq!(r[63].1, slow.sin() * magnitude, epsilon = 1e-15);
+        // a ramp that begins and ends elsewhere: pair 40 lies on neither's flat parts alike
+        let usual = rope.rotation(3)[40];
+        rope.magnitude = 1.0;
+        rope.set_yarn(4.0, 4096.0, (16.0, 2.0));
+        assert!((rope.rotation(3)[40].1 - usual.1).abs() > 1e-6);
     }
 }

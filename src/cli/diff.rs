@@ -1,0 +1,181 @@
+//! `octavo diff`: how far a computation is from another, and where they part ways.
+
+mod executions;
+mod html;
+mod print;
+mod recorded;
+mod suite;
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use octavo_kernels::IsaChoice;
+use octavo_llm::diff::Against;
+use octavo_llm::tokenizer::EncodeOptions;
+
+use super::args::ComputeArgs;
+use super::failure::{Exit, Failure};
+use super::prompt::TextArgs;
+
+/// Compare with llama.cpp, or find the first tensor in which two computations differ
+///
+/// With --reference or --llama-cpp: the logits of a model against what another program recorded.
+/// Otherwise two model files, two instruction sets, or the engine and its f64 oracle: every named tensor is compared in
+/// the order of the computation, and held against a bound that follows from the errors measured in its inputs.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  octavo diff model.gguf --reference results.gguf          what llama-results -o wrote
+  octavo diff model.gguf --llama-cpp ~/llama.cpp/build/bin -p \"Hello\"
+  octavo diff model.gguf changed.gguf -p \"Hello\"           two files
+  octavo diff f16.gguf q4_k_m.gguf -f text.txt             what a quantization does, layer by layer
+  octavo diff model.gguf -p \"Hello\" --a-isa scalar --b-isa avx512
+  octavo diff model.gguf -p \"Hello\" --a-exec oracle        engine against the f64 oracle
+  octavo diff --suite reference/suite.toml                 models x prompts x instruction sets against goldens
+
+Exit code: 0 within the bounds, 1 outside, 2 if it could not be compared.
+--json prints for two executions {verdict: identical|within|diverged, first_divergence: {name, layer, position,
+channel, a, b, ...} or null, taps, absent, logits, a, b, tokens}; for references {verdict: within|outside, model,
+tolerance, references: [{file, kind, tokens, verdict, first_divergence, logits}]}.")]
+pub(super) struct DiffArgs {
+    /// The first model; the built-in demo model if not given
+    #[arg(value_name = "A", value_hint = clap::ValueHint::FilePath)]
+    a: Option<PathBuf>,
+    /// The second model [default: the first]
+    #[arg(value_name = "B", value_hint = clap::ValueHint::FilePath)]
+    b: Option<PathBuf>,
+    /// Compare the model's logits with recorded ones: the file of llama-results, or a golden (known by their content)
+    #[arg(long, value_name = "REF", num_args = 1.., conflicts_with = "b", value_hint = clap::ValueHint::FilePath)]
+    reference: Vec<PathBuf>,
+    /// Run the llama.cpp whose programs are in DIR on the same text, and compare the logits with its own
+    #[arg(long, value_name = "DIR", conflicts_with = "b", value_hint = clap::ValueHint::DirPath)]
+    llama_cpp: Option<PathBuf>,
+    /// Run a suite: models, prompts and instruction sets against stored goldens; prints what changed
+    #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["a", "b", "reference"])]
+    #[arg(value_hint = clap::ValueHint::FilePath)]
+    suite: Option<PathBuf>,
+    /// Make the suite's goldens anew, by this engine, or by llama.cpp with --llama-cpp
+    #[arg(long, requires = "suite")]
+    bless: bool,
+    /// Where --llama-cpp keeps its command line, raw output and the report
+    #[arg(long, value_name = "DIR", default_value = "octavo-diff", value_hint = clap::ValueHint::DirPath)]
+    keep: PathBuf,
+    /// Which of a golden's two recordings: llama.cpp's own logits, or those of the exact dequantization
+    #[arg(long, value_name = "WHICH", default_value = "logits")]
+    against: Which,
+    /// NMSE allowed against a reference [default: by the coarsest weights: F32 1e-9, F16 1e-6, BF16 2e-5, else 5e-3]
+    #[arg(long, value_name = "X", value_parser = tolerance)]
+    tol_nmse: Option<f64>,
+    /// Mean KL allowed against a reference, in nats [default: not judged]
+    #[arg(long, value_name = "X", value_parser = tolerance)]
+    tol_kl: Option<f64>,
+    #[command(flatten)]
+    text: TextArgs,
+    /// Token ids instead of a text, separated by commas
+    #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with_all = ["prompt", "file"])]
+    tokens: Option<Vec<u32>>,
+    /// Neither add special tokens nor recognize them in the text
+    #[arg(long, conflicts_with = "tokens")]
+    no_special: bool,
+    /// Instruction set of the first [default: that of --isa]
+    #[arg(long, value_name = "ISA")]
+    a_isa: Option<IsaChoice>,
+    /// Instruction set of the second [default: that of --isa]
+    #[arg(long, value_name = "ISA")]
+    b_isa: Option<IsaChoice>,
+    /// What computes the first
+    #[arg(long, value_name = "EXEC", default_value = "engine")]
+    a_exec: Exec,
+    /// What computes the second
+    #[arg(long, value_name = "EXEC", default_value = "engine")]
+    b_exec: Exec,
+    /// Show every tensor and every position, not only what matters
+    #[arg(long)]
+    all: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Also write the report as one self-contained HTML page
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    html: Option<PathBuf>,
+    #[command(flatten)]
+    compute: ComputeArgs,
+}
+
+/// What computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Exec {
+    /// The kernels
+    Engine,
+    /// The plain f64 forward pass (slow)
+    Oracle,
+}
+
+/// A side of a golden.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Which {
+    /// llama.cpp on the file itself
+    Logits,
+    /// llama.cpp on the file dequantized to F32
+    Exact,
+}
+
+impl From<Which> for Against {
+    fn from(which: Which) -> Against {
+        match which {
+            Which::Logits => Against::Logits,
+            Which::Exact => Against::Exact,
+        }
+    }
+}
+
+fn tolerance(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|x: &f64| x.is_finite() && *x >= 0.0);
+    number.ok_or_else(|| "expected a finite number of at least 0".to_owned())
+}
+
+const NO_TEXT: &str = "no text: expected -p TEXT, -f FILE (- is stdin) or --tokens IDS";
+
+impl DiffArgs {
+    fn isa(&self, own: Option<IsaChoice>) -> IsaChoice {
+        own.unwrap_or(self.compute.isa)
+    }
+
+    /// Nothing says what is different between the two.
+    fn same_twice(&self) -> bool {
+        self.b.is_none() && self.a_exec == self.b_exec && self.isa(self.a_isa) == self.isa(self.b_isa)
+    }
+}
+
+/// Writes a report's file.
+fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    std::fs::write(path, text).map_err(|error| Failure::Input(format!("{}: {error}", path.display())))
+}
+
+fn encoding(args: &DiffArgs) -> EncodeOptions {
+    EncodeOptions { add_special: !args.no_special, parse_special: !args.no_special }
+}
+
+/// Runs the command. Whatever keeps it from comparing is exit code 2.
+pub(super) fn run(args: &DiffArgs) -> Result<Exit, Failure> {
+    let result = match &args.suite {
+        Some(suite) => suite::diff(args, suite),
+        None => one(args),
+    };
+    result.map_err(|failure| match failure {
+        Failure::Input(message) => Failure::Usage(message),
+        other => other,
+    })
+}
+
+fn one(args: &DiffArgs) -> Result<Exit, Failure> {
+    match () {
+        () if !args.reference.is_empty() || args.llama_cpp.is_some() => recorded::diff(args),
+        () if args.same_twice() => Err(Failure::Usage(
+            "nothing to compare with: expected --reference, --llama-cpp, a second model, --a-isa, --b-isa, --a-exec or \
+             --b-exec"
+                .to_owned(),
+        )),
+        () => executions::diff(args),
+    }
+}

@@ -1,0 +1,144 @@
+//! A comparison, for people and for programs.
+
+use std::fmt::Write;
+
+use octavo_llm::diff::{Comparison, LogitComparison, PositionTop, TapReport, Verdict};
+use octavo_llm::tokenizer::Tokenizer;
+use serde_json::json;
+
+use crate::cli::run::piece;
+
+/// What was compared, and what came of it.
+pub(super) struct Report<'a> {
+    pub(super) a: String,
+    pub(super) b: String,
+    pub(super) tokenizer: &'a Tokenizer,
+    pub(super) comparison: Comparison,
+}
+
+impl Report<'_> {
+    /// One object on one line.
+    pub(super) fn json(&self, tokens: &[u32]) -> Result<String, serde_json::Error> {
+        let mut object = serde_json::to_value(&self.comparison)?;
+        object["a"] = json!(self.a);
+        object["b"] = json!(self.b);
+        object["tokens"] = json!(tokens);
+        Ok(format!("{object}\n"))
+    }
+
+    /// `all` shows every tensor and position.
+    pub(super) fn text(&self, all: bool) -> String {
+        let c = &self.comparison;
+        let mut out = format!("A  {}\nB  {}\n\n", self.a, self.b);
+        tensors(&mut out, c, all);
+        for absent in c.absent.iter().filter(|_| all) {
+            let _ = writeln!(out, "{:<18} absent in {}", absent.name, absent.absent_in.to_uppercase());
+        }
+        out.push('\n');
+        logits(&mut out, &c.logits, self.tokenizer, &Columns { ours: "B", theirs: "A", theirs_first: true }, all);
+        for line in self.first().into_iter().chain([self.verdict().to_owned()]) {
+            let _ = writeln!(out, "{line}");
+        }
+        out
+    }
+
+    /// Where the two part, if they do.
+    pub(super) fn first(&self) -> Option<String> {
+        self.comparison.first_divergence.as_ref().map(|first| {
+            let part = first.of_bound.map_or(String::new(), |part| format!("; {part:.4} times its bound"));
+            let (name, a, b) = (title(first), first.a, first.b);
+            let (position, channel) = (first.position, first.channel);
+            format!("first divergence: {name}, position {position}, channel {channel}: A {a:?}, B {b:?}{part}")
+        })
+    }
+
+    /// One line.
+    pub(super) fn verdict(&self) -> &'static str {
+        match self.comparison.verdict {
+            Verdict::Identical => "verdict: identical, bit for bit",
+            Verdict::Within => "verdict: within the bounds of every tensor",
+            Verdict::Diverged => "verdict: diverged",
+        }
+    }
+}
+
+/// A tensor's name, with its number where the name repeats.
+pub(super) fn title(tap: &TapReport) -> String {
+    match tap.occurrence {
+        0 => tap.name.clone(),
+        n => format!("{} #{}", tap.name, n + 1),
+    }
+}
+
+/// Without `all`: the ends of layers, the results, and what stands around the first divergence.
+fn tensors(out: &mut String, c: &Comparison, all: bool) {
+    let first = c.taps.iter().position(|tap| tap.outside);
+    let matters = |i: usize, tap: &TapReport| {
+        all || tap.name.starts_with("l_out")
+            || tap.layer.is_none()
+            || first.is_some_and(|first| (first.saturating_sub(3)..first + 2).contains(&i))
+    };
+    let _ = writeln!(out, "{:<18} {:>10} {:>10} {:>9}  worst", "tensor", "NMSE", "max |Δ|", "of bound");
+    for (_, tap) in c.taps.iter().enumerate().filter(|(i, tap)| matters(*i, tap)) {
+        let part = tap.of_bound.map_or("-".to_owned(), |part| format!("{part:.3}"));
+        let mark = if tap.outside { "  <- outside" } else { "" };
+        let _ = writeln!(
+            out,
+            "{:<18} {:>10.2e} {:>10.2e} {:>9}  position {}, channel {}{mark}",
+            title(tap),
+            tap.nmse,
+            tap.max_abs,
+            part,
+            tap.position,
+            tap.channel
+        );
+    }
+}
+
+/// The most likely tokens side by side and how far all logits are apart.
+pub(super) fn logits(out: &mut String, c: &LogitComparison, tokenizer: &Tokenizer, columns: &Columns, all: bool) {
+    let shown = if all { &c.by_position[..] } else { &c.by_position[c.by_position.len().saturating_sub(1)..] };
+    for position in shown {
+        top(out, position, tokenizer, columns);
+    }
+    let (at, id) = c.max_at;
+    let _ = writeln!(
+        out,
+        "logits of {} positions: NMSE {:.3e}, max |Δ| {:.3e} (position {at}, token {id}), KL mean {:.3e}, max {:.3e} \
+         (position {}), same top-1 {:.1} %, same top-5 {:.1} %",
+        c.positions,
+        c.nmse,
+        c.max_abs,
+        c.mean_kl,
+        c.max_kl,
+        c.max_kl_at,
+        100.0 * c.top1,
+        100.0 * c.top5
+    );
+}
+
+/// What the two sides of a table of logits are called.
+pub(super) struct Columns {
+    pub(super) ours: &'static str,
+    pub(super) theirs: &'static str,
+    pub(super) theirs_first: bool,
+}
+
+impl Columns {
+    /// Left and right.
+    pub(super) fn order<T>(&self, ours: T, theirs: T) -> (T, T) {
+        if self.theirs_first { (theirs, ours) } else { (ours, theirs) }
+    }
+}
+
+fn top(out: &mut String, position: &PositionTop, tokenizer: &Tokenizer, columns: &Columns) {
+    let (left, right) = columns.order(columns.ours, columns.theirs);
+    let quoted = |id: u32| format!("{:?}", piece(tokenizer, id));
+    let _ = writeln!(out, "position {}, after token {} {}:", position.position, position.token, quoted(position.token));
+    let _ = writeln!(out, "  {:>8} {:<20} {left:>12} {right:>12} {:>11}", "id", "piece", "Δ");
+    for pair in &position.top {
+        let (left, right) = columns.order(pair.ours, pair.theirs);
+        let _ =
+            writeln!(out, "  {:>8} {:<20} {left:>12.6} {right:>12.6} {:>11.2e}", pair.id, quoted(pair.id), pair.delta);
+    }
+}

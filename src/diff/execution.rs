@@ -1,0 +1,212 @@
+//! Something that computes a forward pass and shows its tensors.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use gguf_rs_lite::Gguf;
+use octavo_kernels::{KvType, PAGE_POSITIONS};
+use octavo_reference::Oracle;
+
+use super::Error;
+use crate::backend::{Executable, Role, Sequence, Step, TapView, cpu};
+use crate::model::Model;
+
+/// A named tensor of a pass: llama.cpp's name, the layer, and how often the name came before (`Qcur-0` is the product,
+/// then the rotated one).
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct TapKey {
+    /// Without the layer.
+    pub name: String,
+    /// The layer, for what repeats per layer.
+    pub layer: Option<usize>,
+    /// Earlier tensors of this name.
+    pub occurrence: usize,
+}
+
+impl std::fmt::Display for TapKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.layer {
+            Some(layer) => write!(f, "{}-{layer}", self.name),
+            None => f.write_str(&self.name),
+        }
+    }
+}
+
+/// A tensor, handed out: `[rows][width]`.
+#[derive(Clone, Debug)]
+pub struct TapOut {
+    /// Which.
+    pub key: TapKey,
+    /// Values of a row.
+    pub width: usize,
+    /// The values, one row per position.
+    pub data: Vec<f32>,
+}
+
+/// What an execution adds to f32 rounding on purpose, as relative errors of single values.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rounding {
+    /// Of keys and values in the cache.
+    pub kv: f64,
+    /// Of the inputs of matrix products.
+    pub activations: f64,
+}
+
+/// Half a step of 11 significant bits.
+const F16_ROUNDING: f64 = 1.0 / 2048.0;
+
+/// A model ready to compute all positions of a text in one pass.
+pub trait Execution: Send {
+    /// For people: which file, on what.
+    fn describe(&self) -> String;
+
+    /// The file.
+    fn gguf(&self) -> &Arc<Gguf>;
+
+    /// Its graph, weights and hyperparameters.
+    fn model(&self) -> &Model;
+
+    /// What it rounds beyond f32.
+    fn rounding(&self) -> Rounding;
+
+    /// Computes logits of all positions; shows every named tensor, in graph order. `sink` returns whether to go on
+    /// showing.
+    ///
+    /// # Errors
+    /// If the pass fails.
+    fn run(&mut self, tokens: &[u32], sink: &mut (dyn FnMut(TapOut) -> bool + Send)) -> Result<(), Error>;
+}
+
+/// A model on one of the engine's backends.
+pub struct Backend {
+    gguf: Arc<Gguf>,
+    model: Model,
+    executable: Box<dyn Executable>,
+    kv_type: KvType,
+}
+
+impl Backend {
+    /// Prepares `model` (of `gguf`) on the CPU for texts of up to `n_tokens` tokens.
+    ///
+    /// # Errors
+    /// As [`cpu::Cpu::prepare`].
+    pub fn cpu(
+        gguf: Arc<Gguf>,
+        model: Model,
+        options: &cpu::Options,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Backend, crate::Error> {
+        let executable = Box::new(cpu::Cpu::prepare(&gguf, &model, options, progress)?);
+        Ok(Backend { gguf, model, executable, kv_type: options.kv_type })
+    }
+}
+
+impl Execution for Backend {
+    fn describe(&self) -> String {
+        format!("{} on {}", self.gguf.name(), self.executable.describe())
+    }
+
+    fn gguf(&self) -> &Arc<Gguf> {
+        &self.gguf
+    }
+
+    fn model(&self) -> &Model {
+        &self.model
+    }
+
+    fn rounding(&self) -> Rounding {
+        // prompts run in f32
+        Rounding { kv: if self.kv_type == KvType::F16 { F16_ROUNDING } else { 0.0 }, activations: 0.0 }
+    }
+
+    fn run(&mut self, tokens: &[u32], sink: &mut (dyn FnMut(TapOut) -> bool + Send)) -> Result<(), Error> {
+        let n_vocab = self.model.hparams.n_vocab();
+        if let Some(&id) = tokens.iter().find(|id| **id as usize >= n_vocab) {
+            return Err(crate::Error::Token { id, n_vocab }.into());
+        }
+        let n_pages = tokens.len().div_ceil(PAGE_POSITIONS);
+        if n_pages > self.executable.n_pages() {
+            let n_ctx = self.executable.n_pages() * PAGE_POSITIONS;
+            return Err(crate::Error::Context { have: 0, new: tokens.len(), n_ctx }.into());
+        }
+        let table: Vec<u32> = (0..).take(n_pages).collect();
+        let seqs = [Sequence { tokens, start: 0, table: &table, wanted: 0..tokens.len() }];
+        let step = Step { role: Role::Prompt, seqs: &seqs };
+        let mut more = true;
+        let mut look = |view: &TapView<'_>| {
+            if more {
+                let key = TapKey { name: view.tap.name.to_owned(), layer: view.tap.layer, occurrence: view.occurrence };
+                more = sink(TapOut { key, width: view.width, data: view.data.to_vec() });
+            }
+        };
+        self.executable.step(&step, Some(&mut look));
+        Ok(())
+    }
+}
+
+/// Changes a tensor of the oracle's pass: name, layer, occurrence, width of a row, values.
+pub type Fault = dyn FnMut(&TapKey, usize, &mut [f64]) + Send;
+
+/// A model under the plain f64 forward pass; slow.
+pub struct OracleExecution {
+    gguf: Arc<Gguf>,
+    model: Model,
+    fault: Option<Box<Fault>>,
+}
+
+impl OracleExecution {
+    /// Takes an open model.
+    ///
+    /// # Errors
+    /// If it is not one that the oracle computes.
+    pub fn new(gguf: Arc<Gguf>) -> Result<OracleExecution, Error> {
+        let model = Model::load(&gguf).map_err(crate::Error::from)?;
+        Oracle::open(&gguf)?;
+        Ok(OracleExecution { gguf, model, fault: None })
+    }
+
+    /// As [`OracleExecution::new`], with a fault planted: `fault` may change any tensor before the pass goes on. This
+    /// is how the comparison itself is tested.
+    ///
+    /// # Errors
+    /// As [`OracleExecution::new`].
+    pub fn with_fault(gguf: Arc<Gguf>, fault: Box<Fault>) -> Result<OracleExecution, Error> {
+        Ok(OracleExecution { fault: Some(fault), ..OracleExecution::new(gguf)? })
+    }
+}
+
+impl Execution for OracleExecution {
+    fn describe(&self) -> String {
+        format!("{} on the f64 oracle", self.gguf.name())
+    }
+
+    fn gguf(&self) -> &Arc<Gguf> {
+        &self.gguf
+    }
+
+    fn model(&self) -> &Model {
+        &self.model
+    }
+
+    fn rounding(&self) -> Rounding {
+        Rounding { kv: 0.0, activations: 0.0 }
+    }
+
+    fn run(&mut self, tokens: &[u32], sink: &mut (dyn FnMut(TapOut) -> bool + Send)) -> Result<(), Error> {
+        let oracle = Oracle::open(&self.gguf)?;
+        let mut seen: HashMap<(String, Option<usize>), usize> = HashMap::new();
+        let mut more = true;
+        oracle.forward_tapped(tokens, &mut |name, layer, width, data| {
+            let count = seen.entry((name.to_owned(), layer)).or_default();
+            let key = TapKey { name: name.to_owned(), layer, occurrence: *count };
+            *count += 1;
+            if let Some(fault) = &mut self.fault {
+                fault(&key, width, data);
+            }
+            if more {
+                more = sink(TapOut { key, width, data: data.iter().map(|x| *x as f32).collect() });
+            }
+        })?;
+        Ok(())
+    }
+}

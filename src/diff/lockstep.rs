@@ -1,0 +1,268 @@
+//! Two executions side by side: each tensor is compared as soon as both have it, so that memory holds a few tensors
+//! and not two whole passes.
+
+use std::collections::HashMap;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+use serde::Serialize;
+
+use super::Error;
+use super::bounds::Bounds;
+use super::execution::{Execution, Rounding, TapKey, TapOut};
+use super::logits::LogitComparison;
+
+/// What came of a comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// Every tensor has the same bits.
+    Identical,
+    /// Every tensor is within its bound.
+    Within,
+    /// At least one is not.
+    Diverged,
+}
+
+/// One tensor of both.
+#[derive(Clone, Debug, Serialize)]
+pub struct TapReport {
+    /// With the layer: `ffn_up-1`.
+    pub name: String,
+    /// The layer.
+    pub layer: Option<usize>,
+    /// Earlier tensors of this name.
+    pub occurrence: usize,
+    /// The position whose error is the largest part of its bound.
+    pub position: usize,
+    /// The value there that differs most.
+    pub channel: usize,
+    /// The first's.
+    pub a: f32,
+    /// The second's.
+    pub b: f32,
+    /// Normalised mean squared error of the whole tensor, by the first's energy.
+    pub nmse: f64,
+    /// Largest difference.
+    pub max_abs: f64,
+    /// rms error as a part of the bound, at `position`; `None` where there is no bound.
+    pub of_bound: Option<f64>,
+    /// Outside its bound, or a number against no number.
+    pub outside: bool,
+}
+
+/// A tensor that only one of the two shows.
+#[derive(Clone, Debug, Serialize)]
+pub struct Absent {
+    /// With the layer.
+    pub name: String,
+    /// Earlier tensors of this name.
+    pub occurrence: usize,
+    /// Which of the two lacks it: `a` or `b`.
+    pub absent_in: &'static str,
+}
+
+/// What two executions made of a text.
+#[derive(Debug, Serialize)]
+pub struct Comparison {
+    /// In one word.
+    pub verdict: Verdict,
+    /// The first tensor, in graph order, that is outside its bound.
+    pub first_divergence: Option<TapReport>,
+    /// Every tensor, in graph order.
+    pub taps: Vec<TapReport>,
+    /// Tensors that one of the two does not show.
+    pub absent: Vec<Absent>,
+    /// The logits.
+    pub logits: LogitComparison,
+}
+
+/// The tensor with the logits.
+const LOGITS: &str = "result_output";
+
+/// Tensors that one side may be ahead of the other: more than a layer has.
+const AHEAD: usize = 64;
+
+/// Runs both over the same tokens and compares all named tensors, with bounds from the first's graph. `progress` is
+/// told (tensors compared, tensors in all).
+///
+/// # Errors
+/// If one of the two fails, or they are models of different shape.
+pub fn compare(
+    a: &mut dyn Execution,
+    b: &mut dyn Execution,
+    tokens: &[u32],
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Comparison, Error> {
+    same_shape(a, b)?;
+    let (gguf_a, model_a, model_b) = (a.gguf().clone(), a.model().clone(), b.model().clone());
+    let rounding = sum(a.rounding(), b.rounding());
+    let bounds = Bounds::new((&gguf_a, &model_a, &model_b), rounding, tokens.len());
+    let total = model_a.graph.tap_names().count() as u64;
+    let (send_a, receive_a) = sync_channel::<TapOut>(1);
+    let (send_b, receive_b) = sync_channel::<TapOut>(1);
+    std::thread::scope(|scope| {
+        let run = |execution: &mut dyn Execution, to: SyncSender<TapOut>| {
+            // the other end hangs up when the comparison has failed: then there is no more to show
+            execution.run(tokens, &mut |tap| to.send(tap).is_ok())
+        };
+        let first = scope.spawn(move || run(a, send_a));
+        let second = scope.spawn(move || run(b, send_b));
+        let mut pairing = Pairing::new(bounds, tokens, model_a.hparams.n_vocab());
+        let compared = pairing.pair(&receive_a, &receive_b, &mut |done| progress(done, total));
+        drop((receive_a, receive_b));
+        for thread in [first, second] {
+            match thread.join() {
+                Ok(result) => result?,
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        compared?;
+        Ok(pairing.finish())
+    })
+}
+
+fn sum(a: Rounding, b: Rounding) -> Rounding {
+    Rounding { kv: a.kv + b.kv, activations: a.activations + b.activations }
+}
+
+fn same_shape(a: &dyn Execution, b: &dyn Execution) -> Result<(), Error> {
+    let differ = |what, a: String, b: String| if a == b { Ok(()) } else { Err(Error::Differ { what, a, b }) };
+    let (x, y) = (&a.model().hparams, &b.model().hparams);
+    differ("architecture", x.arch.name().to_owned(), y.arch.name().to_owned())?;
+    for (what, x, y) in [
+        ("layers", x.n_layer(), y.n_layer()),
+        ("embedding width", x.n_embd(), y.n_embd()),
+        ("vocabulary", x.n_vocab(), y.n_vocab()),
+    ] {
+        differ(what, x.to_string(), y.to_string())?;
+    }
+    Ok(())
+}
+
+/// Finds the two versions of each tensor.
+struct Pairing<'a> {
+    bounds: Bounds<'a>,
+    n_tokens: usize,
+    report: Comparison,
+    identical: bool,
+}
+
+impl<'a> Pairing<'a> {
+    fn new(bounds: Bounds<'a>, tokens: &[u32], n_vocab: usize) -> Self {
+        let logits = LogitComparison::new(tokens, n_vocab);
+        let report = Comparison {
+            verdict: Verdict::Identical,
+            first_divergence: None,
+            taps: Vec::new(),
+            absent: Vec::new(),
+            logits,
+        };
+        Pairing { bounds, n_tokens: tokens.len(), report, identical: true }
+    }
+
+    fn pair(&mut self, a: &Receiver<TapOut>, b: &Receiver<TapOut>, progress: &mut dyn FnMut(u64)) -> Result<(), Error> {
+        let mut waiting: HashMap<TapKey, TapOut> = HashMap::new();
+        let mut order: Vec<TapKey> = Vec::new();
+        while let Ok(ours) = a.recv() {
+            while !waiting.contains_key(&ours.key) && waiting.len() < AHEAD {
+                let Ok(theirs) = b.recv() else { break };
+                order.push(theirs.key.clone());
+                waiting.insert(theirs.key.clone(), theirs);
+            }
+            match waiting.remove(&ours.key) {
+                Some(theirs) => self.compare(&ours, &theirs)?,
+                None => self.absent(&ours.key, "b"),
+            }
+            progress(self.report.taps.len() as u64);
+        }
+        order.extend(b.iter().map(|tap| {
+            let key = tap.key.clone();
+            waiting.insert(key.clone(), tap);
+            key
+        }));
+        for key in order.iter().filter(|key| waiting.contains_key(key)) {
+            self.absent(key, "a");
+        }
+        Ok(())
+    }
+
+    fn absent(&mut self, key: &TapKey, absent_in: &'static str) {
+        self.report.absent.push(Absent { name: key.to_string(), occurrence: key.occurrence, absent_in });
+    }
+
+    fn compare(&mut self, a: &TapOut, b: &TapOut) -> Result<(), Error> {
+        if a.width != b.width || a.data.len() != b.data.len() {
+            let shape = |t: &TapOut| format!("{} of {} x {}", t.key, t.data.len() / t.width.max(1), t.width);
+            return Err(Error::Differ { what: "tensor", a: shape(a), b: shape(b) });
+        }
+        let allowed = self.bounds.observe(&a.key, a.width, &a.data, &b.data)?;
+        let tap = report(a, b, allowed.as_deref());
+        self.identical &= a.data.iter().zip(&b.data).all(|(a, b)| a.to_bits() == b.to_bits());
+        if tap.outside && self.report.first_divergence.is_none() {
+            self.report.first_divergence = Some(tap.clone());
+        }
+        self.report.taps.push(tap);
+        if a.key.name == LOGITS && a.data.len() == a.width * self.n_tokens {
+            for (position, (a, b)) in a.data.chunks_exact(a.width).zip(b.data.chunks_exact(a.width)).enumerate() {
+                // the first is what the second is held against
+                self.report.logits.add(position, b, a)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> Comparison {
+        let verdict = match (&self.report.first_divergence, self.identical) {
+            (Some(_), _) => Verdict::Diverged,
+            (None, true) => Verdict::Identical,
+            (None, false) => Verdict::Within,
+        };
+        Comparison { verdict, ..self.report }
+    }
+}
+
+/// Compares one tensor; `allowed` is the rms error allowed at each position.
+fn report(a: &TapOut, b: &TapOut, allowed: Option<&[f64]>) -> TapReport {
+    let width = a.width.max(1);
+    let (mut squares, mut energy, mut max_abs) = (0.0, 0.0, 0.0f64);
+    let (mut worst, mut position, mut unlike) = (-1.0, 0, false);
+    for (row, (x, y)) in a.data.chunks_exact(width).zip(b.data.chunks_exact(width)).enumerate() {
+        let error: f64 = x.iter().zip(y).map(|(x, y)| (f64::from(*x) - f64::from(*y)).powi(2)).sum();
+        squares += error;
+        energy += x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
+        let rms = (error / width as f64).sqrt();
+        let part = match allowed.and_then(|a| a.get(row)) {
+            // equal values are within any bound, a bound of nothing too
+            _ if rms == 0.0 => 0.0,
+            Some(allowed) => rms / allowed,
+            None => rms,
+        };
+        unlike |= x.iter().zip(y).any(|(x, y)| x.is_finite() != y.is_finite());
+        if part > worst || part.is_nan() && !f64::is_nan(worst) {
+            (worst, position) = (part, row);
+        }
+    }
+    let row = position * width..(position + 1) * width;
+    let difference = |i: usize| {
+        let d = (f64::from(a.data[i]) - f64::from(b.data[i])).abs();
+        if d.is_nan() { f64::INFINITY } else { d }
+    };
+    for i in 0..a.data.len() {
+        max_abs = max_abs.max(difference(i));
+    }
+    let at = row.max_by(|i, j| difference(*i).total_cmp(&difference(*j))).unwrap_or(0);
+    let value = |x: &[f32]| x.get(at).copied().unwrap_or_default();
+    TapReport {
+        name: a.key.to_string(),
+        layer: a.key.layer,
+        occurrence: a.key.occurrence,
+        position,
+        channel: at % width,
+        a: value(&a.data),
+        b: value(&b.data),
+        nmse: if squares == 0.0 { 0.0 } else { squares / energy },
+        max_abs,
+        of_bound: allowed.map(|_| worst.max(0.0)),
+        outside: unlike || allowed.is_some() && (worst > 1.0 || worst.is_nan()),
+    }
+}

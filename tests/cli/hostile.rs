@@ -1,0 +1,90 @@
+//! Files broken at seeded places, through the whole program: it ends with 0 or with one line, soon, and never by a
+//! panic or a signal.
+
+use std::time::{Duration, Instant};
+
+use super::{folder, octavo, stderr};
+
+/// SplitMix64.
+struct Rng(u64);
+
+impl Rng {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        usize::try_from((z ^ (z >> 31)) % n as u64).expect("below n")
+    }
+}
+
+/// Numbers that sizes, counts and floats go wrong at.
+const NASTY: [[u8; 8]; 6] = [
+    [0xff; 8],
+    [0; 8],
+    (1u64 << 63).to_le_bytes(),
+    (1u64 << 31).to_le_bytes(),
+    [0, 0, 0xc0, 0x7f, 0, 0, 0xc0, 0x7f],
+    1u64.to_le_bytes(),
+];
+
+/// Cuts the file, flips a bit or writes a nasty number: in the first bytes, where the sizes are, or anywhere.
+fn mutate(rng: &mut Rng, file: &[u8]) -> Vec<u8> {
+    let mut bytes = file.to_vec();
+    if rng.below(8) == 0 {
+        bytes.truncate(rng.below(file.len()));
+        return bytes;
+    }
+    let reach = if rng.below(2) == 0 { 1500 } else { file.len() - 8 };
+    for _ in 0..[1, 1, 2, 8][rng.below(4)] {
+        let at = rng.below(reach);
+        match rng.below(3) {
+            0 => bytes[at] ^= 1 << rng.below(8),
+            1 => bytes[at..at + 8].copy_from_slice(&NASTY[rng.below(NASTY.len())]),
+            _ => bytes[at] = u8::try_from(rng.below(256)).expect("a byte"),
+        }
+    }
+    bytes
+}
+
+#[test]
+fn broken_files_give_one_line_and_no_crash() {
+    let dir = folder();
+    let path = dir.path().join("broken.gguf");
+    let file = path.to_str().expect("UTF-8");
+    let models = ["reference/demo/tiny-qwen3-Q4_K_M.gguf", "reference/models/rnd-llama-Q4_K_M.gguf"];
+    let commands = [
+        &["inspect", file][..],
+        &["inspect", file, "--json", "--tensors"],
+        &["tokenize", file, "-p", "hello world"],
+        &["logits", file, "-p", "hello", "--taps", "l_out"],
+        &["run", file, "-p", "hi there", "-n", "4", "--no-mmap"],
+        &["run", file, "--chat", "-p", "hi there", "-n", "4", "--no-repack"],
+    ];
+    let mut rng = Rng(2);
+    let (mut refused, mut slowest) = (0, Duration::ZERO);
+    for model in models {
+        let sound = std::fs::read(octavo_reference::fixtures::workspace_root().join(model)).expect("a committed model");
+        for case in 0..250 {
+            std::fs::write(&path, mutate(&mut rng, &sound)).expect("written");
+            let args = commands[rng.below(commands.len())];
+            let start = Instant::now();
+            let output = octavo(args).timeout(Duration::from_secs(60)).output().expect("it runs and ends");
+            slowest = slowest.max(start.elapsed());
+            let text = stderr(&output);
+            let errors: Vec<&str> = text.lines().filter(|line| line.contains("error")).collect();
+            let what = || format!("{model}, case {case}: {args:?}: {:?}: {text}", output.status);
+            match output.status.code() {
+                Some(0) => assert!(errors.is_empty(), "{}", what()),
+                Some(1) => {
+                    refused += 1;
+                    assert!(errors.len() == 1 && errors[0].starts_with("octavo: error: "), "{}", what());
+                    assert!(errors[0].chars().count() < 1000, "{}", what());
+                }
+                _ => panic!("{}", what()),
+            }
+        }
+    }
+    println!("{refused} of 500 refused; slowest {slowest:?}");
+    assert!((100..500).contains(&refused), "{refused} refused: the mutations are too mild or too wild");
+}

@@ -1,0 +1,157 @@
+//! The same bits, whatever the number of threads, the cut of the prompt into batches, the place of pages in the cache,
+//! and the history of a session.
+
+use octavo_kernels::{Isa, IsaChoice, KvType};
+use octavo_llm::backend::Role;
+use octavo_llm::engine::{Engine, EngineOptions, ModelSource, Session, Wanted};
+use octavo_llm::sample::top_logits;
+use octavo_reference::fixtures::{shared, workspace_root};
+
+/// 37 positions: more than two pages, and no multiple of 7, 16 or a kernel's tile.
+const PROMPT: usize = 37;
+const GENERATED: usize = 24;
+
+/// One model of each architecture, and one whose weights no packed kernel takes where it is at hand.
+fn models() -> Vec<ModelSource> {
+    let committed = |name: &str| workspace_root().join(format!("reference/models/{name}.gguf"));
+    let paths = ["rnd-llama-Q4_K_M", "rnd-qwen2-Q6_K"].map(committed);
+    let more = shared("models/tiny-qwen3-IQ4_XS.gguf");
+    std::iter::once(ModelSource::Demo).chain(paths.into_iter().chain(more).map(ModelSource::Path)).collect()
+}
+
+fn load(source: &ModelSource, options: &EngineOptions) -> Engine {
+    Engine::load(source, options, &mut |_, _| {}).expect("the model loads")
+}
+
+fn options(isa: Isa, threads: usize, batch: usize) -> EngineOptions {
+    let ctx = Some(PROMPT + GENERATED);
+    EngineOptions { isa: IsaChoice::Only(isa), threads: Some(threads), batch, ctx, ..EngineOptions::default() }
+}
+
+/// A prompt that depends on the vocabulary alone.
+fn prompt(engine: &Engine) -> Vec<u32> {
+    let n = engine.hparams().n_vocab();
+    (0..PROMPT).map(|i| u32::try_from((i * i * 7919 + 11) % n).expect("an id")).collect()
+}
+
+fn most_likely(logits: &[f32]) -> u32 {
+    top_logits(logits, 1)[0].0
+}
+
+/// All logits of a prompt and of a greedy generation after it, as bits.
+fn timeline(session: &mut Session<'_>, prompt: &[u32]) -> (Vec<u32>, Vec<u32>) {
+    let read = session.eval(prompt, Role::Prompt, Wanted::All).expect("logits");
+    let mut tokens = vec![most_likely(read.last().expect("a row"))];
+    let mut bits: Vec<u32> = read.data.iter().map(|x| x.to_bits()).collect();
+    while tokens.len() < GENERATED {
+        let next = session.eval(&tokens[tokens.len() - 1..], Role::Generated, Wanted::Last).expect("logits");
+        bits.extend(next.data.iter().map(|x| x.to_bits()));
+        tokens.push(most_likely(&next.data));
+    }
+    (tokens, bits)
+}
+
+#[test]
+fn threads_and_batches_change_nothing() {
+    for source in models() {
+        for isa in Isa::available() {
+            for (kv_type, repack) in [(KvType::F16, true), (KvType::F32, true), (KvType::F16, false)] {
+                let run = |threads, batch| {
+                    let engine = load(&source, &EngineOptions { kv_type, repack, ..options(isa, threads, batch) });
+                    let prompt = prompt(&engine);
+                    timeline(&mut engine.session(), &prompt)
+                };
+                let expected = run(1, 512);
+                for (threads, batch) in [(1, 1), (1, 7), (2, 512), (2, 1), (3, 7), (3, 512), (5, 16)] {
+                    let what =
+                        || format!("{source:?} {isa} {kv_type} repack {repack}: {threads} threads, batch {batch}");
+                    let (tokens, bits) = run(threads, batch);
+                    assert_eq!(tokens, expected.0, "{}", what());
+                    assert!(bits == expected.1, "{}: equal tokens, other bits", what());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_session_that_went_back_equals_a_fresh_one() {
+    for source in models() {
+        let engine = load(&source, &EngineOptions { sessions: 2, ..options(Isa::best(), 2, 7) });
+        let prompt = prompt(&engine);
+        let expected = timeline(&mut engine.session(), &prompt);
+        let mut session = engine.session();
+        // other tokens first, at the same positions
+        let other: Vec<u32> = prompt.iter().rev().copied().collect();
+        session.eval(&other, Role::Prompt, Wanted::None).expect("it fits");
+        for kept in [0, 1, 15, 16, 17, 36] {
+            session.truncate(0);
+            session.eval(&prompt[..kept], Role::Prompt, Wanted::None).expect("it fits");
+            session.eval(&other[kept..], Role::Prompt, Wanted::None).expect("it fits");
+            session.truncate(kept);
+            let rest = session.eval(&prompt[kept..], Role::Prompt, Wanted::All).expect("logits");
+            let bits: Vec<u32> = rest.data.iter().map(|x| x.to_bits()).collect();
+            let n_vocab = rest.n_vocab;
+            assert!(bits == expected.1[kept * n_vocab..PROMPT * n_vocab], "{source:?}: back to {kept}");
+        }
+    }
+}
+
+#[test]
+fn where_pages_lie_and_who_else_is_there_changes_nothing() {
+    for source in models() {
+        let engine = load(&source, &EngineOptions { sessions: 4, ..options(Isa::best(), 2, 16) });
+        let prompt = prompt(&engine);
+        let expected = timeline(&mut engine.session(), &prompt);
+        // two neighbours take and free pages by turns, so that this one's pages are scattered
+        let (mut left, mut right, mut middle) = (engine.session(), engine.session(), engine.session());
+        let mut bits = Vec::new();
+        for part in prompt.chunks(5) {
+            left.eval(part, Role::Prompt, Wanted::None).expect("it fits");
+            let logits = middle.eval(part, Role::Prompt, Wanted::All).expect("logits");
+            bits.extend(logits.data.iter().map(|x| x.to_bits()));
+            right.eval(part, Role::Prompt, Wanted::None).expect("it fits");
+            if left.tokens().len() > 20 {
+                left.truncate(3);
+            }
+        }
+        assert!(bits == expected.1[..bits.len()], "{source:?}: scattered pages");
+        let mut last = most_likely(
+            &bits[bits.len() - engine.hparams().n_vocab()..].iter().map(|b| f32::from_bits(*b)).collect::<Vec<_>>(),
+        );
+        for token in &expected.0[1..] {
+            left.truncate(2);
+            left.eval(&[last], Role::Generated, Wanted::None).expect("it fits");
+            let logits = middle.eval(&[last], Role::Generated, Wanted::Last).expect("logits");
+            last = most_likely(&logits.data);
+            assert_eq!(last, *token, "{source:?}: generation on scattered pages");
+        }
+    }
+}
+
+#[test]
+fn looking_at_tensors_changes_nothing() {
+    for source in models() {
+        let engine = load(&source, &options(Isa::best(), 2, 7));
+        let prompt = prompt(&engine);
+        let expected = engine.session().eval(&prompt, Role::Prompt, Wanted::All).expect("logits").data;
+        let (mut seen, mut got) = (0, Vec::new());
+        let mut look = |_: &octavo_llm::backend::TapView<'_>| seen += 1;
+        let mut session = engine.session();
+        let mut sink = |_: usize, row: &[f32]| got.extend_from_slice(row);
+        session.eval_with(&prompt, Role::Prompt, Wanted::All, Some(&mut look), &mut sink).expect("logits");
+        assert!(seen > 0 && got == expected, "{source:?}: {seen} tensors seen");
+    }
+}
+
+/// The mapped file and the file in memory are the same bytes.
+#[test]
+fn reading_instead_of_mapping_changes_nothing() {
+    let path = workspace_root().join("reference/demo/tiny-qwen3-Q4_K_M.gguf");
+    let run = |mmap| {
+        let source = ModelSource::Path(path.clone());
+        let engine = load(&source, &EngineOptions { mmap, ..options(Isa::best(), 2, 512) });
+        timeline(&mut engine.session(), &prompt(&engine))
+    };
+    assert!(run(true) == run(false));
+}
