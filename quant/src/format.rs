@@ -42,7 +42,7 @@ macro_rules! format {
 
 static FORMATS: [Format; 30] = [
     format!(F32, plain::decode_f32, plain::quantize_f32),
-    format!(F16, plain::decode_f16, plain::quantize_f16),
+    row(T::F16, plain::decode_f16, plain::decode_f16s, Some(plain::quantize_f16)),
     format!(BF16, plain::decode_bf16, plain::quantize_bf16),
     format!(Q4_0, legacy::decode_q4_0, legacy::quantize_q4_0),
     format!(Q4_1, legacy::decode_q4_1, legacy::quantize_q4_1),
