@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use octavo_llm::engine::{Engine, ModelSource};
+use octavo_llm::engine::{Engine, EngineOptions, ModelSource};
 use octavo_llm::model::Hparams;
 
 use super::args::{ComputeArgs, ModelArgs};
@@ -31,7 +31,16 @@ pub(super) fn source_at(path: Option<&Path>) -> ModelSource {
 
 /// Loads the model and prints its warnings.
 pub(super) fn engine(model: &ModelArgs, compute: &ComputeArgs) -> Result<Engine, Failure> {
-    let mut options = compute.options()?;
+    let options = compute.options()?;
+    load(model, options)
+}
+
+/// As [`engine`], with this context.
+pub(super) fn engine_with(model: &ModelArgs, compute: &ComputeArgs, ctx: usize) -> Result<Engine, Failure> {
+    load(model, EngineOptions { ctx: Some(ctx), ..compute.options()? })
+}
+
+fn load(model: &ModelArgs, mut options: EngineOptions) -> Result<Engine, Failure> {
     let source = source(model);
     if options.ctx == Some(0) {
         options.ctx = Some(Hparams::from_gguf(&source.open(true)?)?.n_ctx_train());

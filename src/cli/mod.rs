@@ -8,11 +8,13 @@ mod argv;
 mod chat;
 mod diff;
 mod failure;
+mod imatrix;
 mod inspect;
 mod load;
 mod logits;
 mod metrics;
 mod prompt;
+mod quantize;
 mod run;
 mod signal;
 mod terminal;
@@ -35,6 +37,7 @@ Examples:
   octavo inspect model.gguf --tensors
   octavo logits model.gguf -p \"Hello\" --top 10
   octavo diff f16.gguf q4_k_m.gguf -p \"Hello\"
+  octavo quantize model-f16.gguf model-q4.gguf Q4_K_M
 
 Every command runs the built-in demo model if no MODEL is given.";
 
@@ -54,6 +57,8 @@ enum Command {
     Tokenize(tokenize::TokenizeArgs),
     Logits(logits::LogitsArgs),
     Diff(Box<diff::DiffArgs>),
+    Quantize(Box<quantize::QuantizeArgs>),
+    Imatrix(imatrix::ImatrixArgs),
     /// Print a script that completes octavo's commands and options in a shell
     #[command(after_help = "Example:\n  octavo completions bash > ~/.local/share/bash-completion/completions/octavo")]
     Completions {
@@ -83,6 +88,8 @@ fn dispatch(command: Command) -> Result<Exit, Failure> {
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Logits(args) => logits::run(&args),
         Command::Diff(args) => diff::run(&args),
+        Command::Quantize(args) => quantize::run(&args),
+        Command::Imatrix(args) => imatrix::run(&args),
         Command::Completions { shell } => completions(shell),
     }
 }
