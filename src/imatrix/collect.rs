@@ -117,6 +117,12 @@ impl<'e> Collector<'e> {
         self.entries.len()
     }
 
+    /// Mean squares of the inputs of each matrix seen, by its name.
+    pub fn means(&self) -> impl Iterator<Item = (&str, Vec<f64>)> {
+        let mean = |entry: &Entry| entry.squares.iter().map(|s| s / (entry.tokens as f64).max(1.0)).collect();
+        self.entries.iter().map(move |(name, entry)| (name.as_str(), mean(entry)))
+    }
+
     /// Writes llama.cpp's GGUF form. `dataset` names the text.
     ///
     /// # Errors

@@ -14,6 +14,7 @@ pub struct Importance {
     file: String,
     datasets: Vec<Vec<u8>>,
     chunks: u32,
+    chunk_size: u32,
     entries: BTreeMap<String, Vec<f32>>,
 }
 
@@ -57,6 +58,11 @@ impl Importance {
         self.chunks
     }
 
+    /// Tokens of a chunk; 0 if the file does not say.
+    pub fn chunk_size(&self) -> usize {
+        self.chunk_size as usize
+    }
+
     /// Matrices.
     pub fn len(&self) -> usize {
         self.entries.len()
@@ -84,6 +90,7 @@ fn from_gguf(file: String, gguf: &Gguf) -> Result<Importance, Error> {
         _ => Vec::new(),
     };
     let chunks = gguf.u32(CHUNK_COUNT)?.unwrap_or(0);
+    let chunk_size = gguf.u32(CHUNK_SIZE)?.unwrap_or(0);
     let mut entries = BTreeMap::new();
     for t in gguf.tensors() {
         let both = t.name.strip_suffix(SUMS).map(|name| (name, Some(t), gguf.tensor(&format!("{name}{COUNTS}"))));
@@ -102,7 +109,7 @@ fn from_gguf(file: String, gguf: &Gguf) -> Result<Importance, Error> {
     if entries.is_empty() {
         return Err(Error::Empty { file });
     }
-    Ok(Importance { file, datasets, chunks, entries })
+    Ok(Importance { file, datasets, chunks, chunk_size, entries })
 }
 
 /// Sums over counts; a matrix that saw no token counts all its inputs alike.
@@ -177,7 +184,7 @@ fn from_dat(file: &str, bytes: &[u8]) -> Result<Importance, Error> {
         let len = dat.count("the length of the text's name", 0)?;
         datasets.push(dat.bytes(len, "the text's name")?.to_vec());
     }
-    Ok(Importance { file: file.to_owned(), datasets, chunks, entries })
+    Ok(Importance { file: file.to_owned(), datasets, chunks, chunk_size: 0, entries })
 }
 
 #[cfg(test)]

@@ -48,9 +48,9 @@ fn a_wrong_model_text_or_file_is_said_plainly() {
     let line = bad(&["diff", &path(DEMO), "--reference", golden, "-p", "1+2="], 2);
     assert!(line.contains("other tokens than the text: expected id 20 at position 2, got id 19"), "{line}");
     let line = bad(&["diff", &path(DEMO), "--reference", &path(DEMO)], 2);
-    assert!(line.contains("path_model"), "{line}");
+    assert!(line.contains("not a reference but a GGUF model"), "{line}");
     let line = bad(&["diff", &path(DEMO), "--reference", &path("README.md")], 2);
-    assert!(line.contains("README.md: not a reference"), "{line}");
+    assert!(line.contains("README.md: not a reference but none of these"), "{line}");
     assert!(bad(&["diff", &path(DEMO), "--reference", "/nonexistent"], 2).contains("/nonexistent"));
     assert!(bad(&["diff", "/nonexistent", "--reference", golden], 2).contains("/nonexistent"));
     assert!(bad(&["diff", &path(DEMO), "-p", "x"], 2).contains("nothing to compare with"));

@@ -1,6 +1,6 @@
 //! A comparison as one HTML page.
 
-use octavo_llm::diff::{Comparison, LogitComparison, PositionTop, Verdict};
+use octavo_llm::diff::{Comparison, LogitComparison, PositionTop, TensorComparison, Verdict};
 use octavo_llm::report::{Axes, ChartError, Page, line_chart};
 use octavo_llm::tokenizer::Tokenizer;
 
@@ -49,6 +49,13 @@ fn by_layer(c: &Comparison) -> Result<String, ChartError> {
         (name, of_name.filter_map(|tap| tap.layer.map(|layer| (layer as f64, tap.nmse))).collect())
     });
     line_chart(Axes { title: "NMSE of named tensors", x: "layer", y: "NMSE" }, &series)
+}
+
+/// NMSE of recorded tensors, in their order.
+pub(super) fn by_tensor(tensors: &[TensorComparison]) -> Result<String, ChartError> {
+    let points = tensors.iter().enumerate().map(|(i, t)| (i as f64, t.nmse)).collect();
+    let axes = Axes { title: "NMSE of recorded tensors", x: "tensor, in the order of the computation", y: "NMSE" };
+    line_chart(axes, &[("NMSE", points)])
 }
 
 /// KL and NMSE of the logits, position by position.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use octavo_kernels::{Isa, IsaChoice};
-use octavo_llm::diff::{LlamaCpp, Reference, Tolerance};
+use octavo_llm::diff::{LlamaCpp, Measured, Reference, Tolerance};
 use octavo_llm::engine::{Engine, EngineOptions, ModelSource, default_threads};
 use octavo_llm::tokenizer::EncodeOptions;
 use octavo_reference::results::Results;
@@ -142,19 +142,19 @@ fn run(
         let path = golden(suite, folder, model, prompt)?;
         references.push((prompt, text, Reference::read(&path, against)?, path));
     }
-    let longest = references.iter().map(|(_, _, reference, _)| reference.tokens.len()).max().unwrap_or(1);
+    let longest = references.iter().map(|(_, _, reference, _)| reference.n_ctx(None)).max().unwrap_or(1);
     let engine = load(args, &folder.join(model), IsaChoice::Only(isa), longest)?;
     let default = Tolerance::of(engine.model());
     let tolerance = Tolerance { nmse: suite.tol_nmse.unwrap_or(default.nmse), kl: suite.tol_kl, ..default };
     for (prompt, text, reference, path) in references {
         let tokens = engine.tokenizer().encode(text.as_bytes(), PLAIN)?;
-        if tokens != reference.tokens {
-            let (ours, theirs) = (tokens.len(), reference.tokens.len());
-            let path = path.display();
-            let message = format!("{path}: prompt {prompt:?}: other tokens than the golden ({ours} and {theirs})");
+        if reference.tokens.as_ref().is_some_and(|theirs| *theirs != tokens) {
+            let message = format!("{}: prompt {prompt:?}: other tokens than the golden's", path.display());
             return Err(Failure::Input(message));
         }
-        let logits = reference.compare(&engine)?;
+        let Measured::Logits(logits) = reference.compare(&engine, None, &tolerance)? else {
+            return Err(Failure::Input(format!("{}: expected a golden with logits", path.display())));
+        };
         cells.push(Cell {
             model: stem(model),
             prompt: prompt.clone(),
