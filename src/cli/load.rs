@@ -1,6 +1,6 @@
 //! From arguments to a loaded engine, with a bar for what takes long and a note about what runs.
 
-use octavo_llm::engine::{Engine, ModelSource};
+use octavo_llm::engine::{Engine, EngineOptions, ModelSource};
 use octavo_llm::model::Hparams;
 
 use super::args::{ComputeArgs, ModelArgs};
@@ -24,7 +24,11 @@ pub(super) fn source(model: &ModelArgs) -> ModelSource {
 
 /// Loads the model and prints its warnings.
 pub(super) fn engine(model: &ModelArgs, compute: &ComputeArgs) -> Result<Engine, Failure> {
-    let mut options = compute.options()?;
+    engine_with(model, compute.options()?)
+}
+
+/// As [`engine`], with options made from the arguments; a context of 0 is what the model was trained with.
+pub(super) fn engine_with(model: &ModelArgs, mut options: EngineOptions) -> Result<Engine, Failure> {
     let source = source(model);
     if options.ctx == Some(0) {
         options.ctx = Some(Hparams::from_gguf(&source.open(true)?)?.n_ctx_train());

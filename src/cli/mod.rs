@@ -12,6 +12,7 @@ mod inspect;
 mod load;
 mod logits;
 mod metrics;
+mod perplexity;
 mod prompt;
 mod run;
 mod signal;
@@ -34,6 +35,7 @@ Examples:
   octavo chat model.gguf
   octavo inspect model.gguf --tensors
   octavo logits model.gguf -p \"Hello\" --top 10
+  octavo perplexity model.gguf -f text.txt
   octavo diff f16.gguf q4_k_m.gguf -p \"Hello\"
 
 Every command runs the built-in demo model if no MODEL is given.";
@@ -53,6 +55,7 @@ enum Command {
     Inspect(inspect::InspectArgs),
     Tokenize(tokenize::TokenizeArgs),
     Logits(logits::LogitsArgs),
+    Perplexity(perplexity::PerplexityArgs),
     Diff(Box<diff::DiffArgs>),
     /// Print a script that completes octavo's commands and options in a shell
     #[command(after_help = "Example:\n  octavo completions bash > ~/.local/share/bash-completion/completions/octavo")]
@@ -82,6 +85,7 @@ fn dispatch(command: Command) -> Result<Exit, Failure> {
         Command::Inspect(args) => inspect::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Logits(args) => logits::run(&args),
+        Command::Perplexity(args) => perplexity::run(&args),
         Command::Diff(args) => diff::run(&args),
         Command::Completions { shell } => completions(shell),
     }
