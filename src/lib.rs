@@ -9,6 +9,7 @@ pub mod chat;
 pub mod diff;
 pub mod engine;
 mod error;
+pub mod eval;
 pub mod generate;
 pub mod imatrix;
 pub mod kv;

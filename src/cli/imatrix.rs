@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use octavo_llm::engine::EngineOptions;
 use octavo_llm::imatrix::{Collector, Options};
 
 use super::args::{ComputeArgs, ModelArgs};
@@ -46,7 +47,7 @@ pub(super) fn run(args: &ImatrixArgs) -> Result<Exit, Failure> {
         text.pop();
     }
     let chunk = args.compute.context().unwrap_or(Options::default().chunk);
-    let engine = load::engine_with(&args.model, &args.compute, chunk)?;
+    let engine = load::engine_with(&args.model, EngineOptions { ctx: Some(chunk), ..args.compute.options()? })?;
     let max_chunks = args.chunks.map(|n| n as usize);
     let mut collector = Collector::new(&engine, Options { chunk, max_chunks, output: args.process_output })?;
     let tokens = collector.tokens(&text)?;

@@ -31,16 +31,11 @@ pub(super) fn source_at(path: Option<&Path>) -> ModelSource {
 
 /// Loads the model and prints its warnings.
 pub(super) fn engine(model: &ModelArgs, compute: &ComputeArgs) -> Result<Engine, Failure> {
-    let options = compute.options()?;
-    load(model, options)
+    engine_with(model, compute.options()?)
 }
 
-/// As [`engine`], with this context.
-pub(super) fn engine_with(model: &ModelArgs, compute: &ComputeArgs, ctx: usize) -> Result<Engine, Failure> {
-    load(model, EngineOptions { ctx: Some(ctx), ..compute.options()? })
-}
-
-fn load(model: &ModelArgs, mut options: EngineOptions) -> Result<Engine, Failure> {
+/// As [`engine`], with options made from the arguments; a context of 0 is what the model was trained with.
+pub(super) fn engine_with(model: &ModelArgs, mut options: EngineOptions) -> Result<Engine, Failure> {
     let source = source(model);
     if options.ctx == Some(0) {
         options.ctx = Some(Hparams::from_gguf(&source.open(true)?)?.n_ctx_train());

@@ -13,6 +13,7 @@ mod inspect;
 mod load;
 mod logits;
 mod metrics;
+mod perplexity;
 mod prompt;
 mod quantize;
 mod run;
@@ -36,6 +37,7 @@ Examples:
   octavo chat model.gguf
   octavo inspect model.gguf --tensors
   octavo logits model.gguf -p \"Hello\" --top 10
+  octavo perplexity model.gguf -f text.txt
   octavo diff f16.gguf q4_k_m.gguf -p \"Hello\"
   octavo quantize model-f16.gguf model-q4.gguf Q4_K_M
 
@@ -56,6 +58,7 @@ enum Command {
     Inspect(inspect::InspectArgs),
     Tokenize(tokenize::TokenizeArgs),
     Logits(logits::LogitsArgs),
+    Perplexity(perplexity::PerplexityArgs),
     Diff(Box<diff::DiffArgs>),
     Quantize(Box<quantize::QuantizeArgs>),
     Imatrix(imatrix::ImatrixArgs),
@@ -87,6 +90,7 @@ fn dispatch(command: Command) -> Result<Exit, Failure> {
         Command::Inspect(args) => inspect::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Logits(args) => logits::run(&args),
+        Command::Perplexity(args) => perplexity::run(&args),
         Command::Diff(args) => diff::run(&args),
         Command::Quantize(args) => quantize::run(&args),
         Command::Imatrix(args) => imatrix::run(&args),

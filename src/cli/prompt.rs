@@ -42,7 +42,8 @@ impl TextArgs {
     }
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, Failure> {
+/// The bytes of a file, or of stdin for `-`.
+pub(super) fn read(path: &Path) -> Result<Vec<u8>, Failure> {
     let failed = |error: io::Error| Failure::Input(format!("{}: {error}", path.display()));
     let source: Box<dyn Read> = match path.as_os_str() == "-" {
         true => Box::new(io::stdin().lock()),

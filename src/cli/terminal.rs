@@ -48,6 +48,11 @@ impl Progress {
         Progress::new(what, "{msg} {wide_bar} {pos}/{len} tensors")
     }
 
+    /// A bar in chunks of a text, with the time left.
+    pub(super) fn chunks(what: &'static str) -> Progress {
+        Progress::new(what, "{msg} {wide_bar} {pos}/{len} chunks, ETA {eta}")
+    }
+
     fn new(what: &'static str, template: &str) -> Progress {
         let target = match io::stderr().is_terminal() {
             true => ProgressDrawTarget::stderr(),

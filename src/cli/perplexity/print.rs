@@ -1,0 +1,185 @@
+//! The figures: llama-perplexity's lines, and JSON.
+
+use std::fmt::Write;
+use std::fs::File;
+use std::path::Path;
+
+use octavo_llm::engine::Engine;
+use octavo_llm::eval::base::Reader;
+use octavo_llm::eval::{Divergence, Estimate, Perplexity, Sorted, Text};
+use serde_json::{Value, json};
+
+use super::about;
+
+/// Above the rows of [`divergence_row`].
+pub(super) const DIVERGENCE_HEADER: &str = "\nchunk             PPL               ln(PPL(Q)/PPL(base))          \
+                                            KL Divergence              Δp RMS            Same top p\n";
+
+/// A number as C prints it: `inf` and `nan` in lower case.
+pub(super) fn fixed(x: f64, width: usize, precision: usize) -> String {
+    match x.is_nan() {
+        true => format!("{:>width$}", "nan"),
+        false => format!("{x:width$.precision$}"),
+    }
+}
+
+/// What the first chunk says about the rest.
+pub(super) fn eta(seconds: f64, chunks: usize) -> String {
+    let total = (seconds * chunks as f64) as u64;
+    let hours = if total >= 3600 { format!("{} hours ", total / 3600) } else { String::new() };
+    format!("{seconds:.2} seconds per pass - ETA {hours}{:.2} minutes", (total % 3600) as f64 / 60.0)
+}
+
+pub(super) fn final_estimate(ppl: &Perplexity) -> String {
+    let Estimate { value, uncertainty } = ppl.ppl();
+    format!("Final estimate: PPL = {} +/- {}\n", fixed(value, 0, 4), fixed(uncertainty, 0, 5))
+}
+
+/// One row of the table: the figures up to a chunk.
+pub(super) fn divergence_row(d: &Divergence) -> String {
+    let pair = |e: Estimate, scale: f64, width: usize, precision: usize| {
+        format!("    {} ± {}", fixed(scale * e.value, width, precision), fixed(scale * e.uncertainty, width, precision))
+    };
+    format!(
+        "{:4}{}{}{}{} %{} %\n",
+        d.chunks(),
+        pair(d.ppl(), 1.0, 9, 4),
+        pair(d.ln_ratio(), 1.0, 10, 5),
+        pair(d.kld(), 1.0, 10, 5),
+        pair(d.rms_dp(), 100.0, 6, 3),
+        pair(d.same_top(), 100.0, 6, 3),
+    )
+}
+
+/// Scored tokens below which llama-perplexity states no statistics.
+const ENOUGH: usize = 100;
+
+const KLD_PERCENTILES: [(&str, f32); 8] = [
+    ("99.9%", 0.999),
+    ("99.0%", 0.99),
+    ("95.0%", 0.95),
+    ("90.0%", 0.9),
+    ("10.0%", 0.1),
+    (" 5.0%", 0.05),
+    (" 1.0%", 0.01),
+    (" 0.1%", 0.001),
+];
+
+const DP_PERCENTILES: [(&str, f32); 10] = [
+    ("99.9%", 0.999),
+    ("99.0%", 0.99),
+    ("95.0%", 0.95),
+    ("90.0%", 0.9),
+    ("75.0%", 0.75),
+    ("25.0%", 0.25),
+    ("10.0%", 0.1),
+    (" 5.0%", 0.05),
+    (" 1.0%", 0.01),
+    (" 0.1%", 0.001),
+];
+
+/// Maximum, percentiles with the median in their middle, minimum.
+fn distribution(values: &Sorted, percentiles: &[(&'static str, f32)]) -> Vec<(&'static str, f32)> {
+    let mut all: Vec<_> = percentiles.iter().map(|&(name, fraction)| (name, values.percentile(fraction))).collect();
+    all.insert(percentiles.len() / 2, ("Median", values.median()));
+    all.insert(0, ("Maximum", values.maximum()));
+    all.push(("Minimum", values.minimum()));
+    all
+}
+
+/// What follows the table.
+pub(super) fn divergence(d: &Divergence) -> String {
+    let mut out = String::from("\n");
+    if d.scored() >= ENOUGH {
+        // a String takes everything
+        let _ = statistics(&mut out, d);
+    }
+    out
+}
+
+fn statistics(out: &mut String, d: &Divergence) -> std::fmt::Result {
+    let pair = |e: Estimate| format!("{} ± {}", fixed(e.value, 10, 6), fixed(e.uncertainty, 10, 6));
+    let percent = |x: f64| fixed(100.0 * x, 6, 3);
+    let percents = |e: Estimate| format!("{} ± {} %", percent(e.value), fixed(100.0 * e.uncertainty, 5, 3));
+    writeln!(out, "====== Perplexity statistics ======")?;
+    writeln!(out, "Mean PPL(Q)                   : {}", pair(d.ppl()))?;
+    writeln!(out, "Mean PPL(base)                : {}", pair(d.ppl_base()))?;
+    writeln!(out, "Cor(ln(PPL(Q)), ln(PPL(base))): {}%", fixed(100.0 * d.correlation(), 6, 2))?;
+    writeln!(out, "Mean ln(PPL(Q)/PPL(base))     : {}", pair(d.ln_ratio()))?;
+    writeln!(out, "Mean PPL(Q)/PPL(base)         : {}", pair(d.ratio()))?;
+    writeln!(out, "Mean PPL(Q)-PPL(base)         : {}", pair(d.difference()))?;
+    writeln!(out, "\n====== KL divergence statistics ======")?;
+    writeln!(out, "Mean    KLD: {}", pair(d.kld()))?;
+    for (name, value) in distribution(&d.klds(), &KLD_PERCENTILES) {
+        writeln!(out, "{name:7} KLD: {}", fixed(value.into(), 10, 6))?;
+    }
+    writeln!(out, "\n====== Token probability statistics ======")?;
+    writeln!(out, "Mean    Δp: {}", percents(d.dp()))?;
+    for (name, value) in distribution(&d.dps(), &DP_PERCENTILES) {
+        writeln!(out, "{name:7} Δp: {}%", percent(value.into()))?;
+    }
+    writeln!(out, "RMS Δp    : {}", percents(d.rms_dp()))?;
+    writeln!(out, "Same top p: {}", percents(d.same_top()))
+}
+
+pub(super) fn perplexity_json(
+    ppl: &Perplexity,
+    text: &Text,
+    chunk_ppl: &[f64],
+    base: Option<&Path>,
+    engine: &Engine,
+) -> Result<String, serde_json::Error> {
+    let mut object = json!({
+        "ppl": ppl.ppl().value,
+        "ppl_uncertainty": ppl.ppl().uncertainty,
+        "mean_nll": ppl.mean_nll().value,
+        "n_ctx": text.shape().n_ctx,
+        "chunks": ppl.chunks(),
+        "scored": ppl.scored(),
+        "chunk_ppl": chunk_ppl,
+    });
+    if let Some(base) = base {
+        object["base"] = base.display().to_string().into();
+    }
+    finish(object, engine)
+}
+
+pub(super) fn divergence_json(
+    d: &Divergence,
+    base: &Reader<File>,
+    engine: &Engine,
+) -> Result<String, serde_json::Error> {
+    let estimate = |e: Estimate| json!({"value": e.value, "uncertainty": e.uncertainty});
+    let with = |e: Estimate, values: &Sorted, percentiles: &[(&'static str, f32)]| {
+        let mut object = estimate(e);
+        for (name, value) in distribution(values, percentiles) {
+            object[name.trim().to_lowercase()] = value.into();
+        }
+        object
+    };
+    let object = json!({
+        "ppl": estimate(d.ppl()),
+        "ppl_base": estimate(d.ppl_base()),
+        "correlation": d.correlation(),
+        "ln_ratio": estimate(d.ln_ratio()),
+        "ratio": estimate(d.ratio()),
+        "difference": estimate(d.difference()),
+        "kld": with(d.kld(), &d.klds(), &KLD_PERCENTILES),
+        "dp": with(d.dp(), &d.dps(), &DP_PERCENTILES),
+        "rms_dp": estimate(d.rms_dp()),
+        "same_top": estimate(d.same_top()),
+        "n_ctx": base.shape().n_ctx,
+        "chunks": d.chunks(),
+        "scored": d.scored(),
+        "base": base.file(),
+        "cut": base.cut(),
+    });
+    finish(object, engine)
+}
+
+fn finish(mut object: Value, engine: &Engine) -> Result<String, serde_json::Error> {
+    if let (Value::Object(object), Value::Object(about)) = (&mut object, about(engine)) {
+        object.extend(about);
+    }
+    Ok(serde_json::to_string(&object)? + "\n")
+}
