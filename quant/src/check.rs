@@ -14,10 +14,11 @@ fn bad(ty: T, blocks: &[u8], is_good: impl Fn(&[u8]) -> bool) -> Option<usize> {
 /// See [`crate::first_bad_block`].
 pub(crate) fn first_bad_block(ty: T, blocks: &[u8]) -> Option<usize> {
     match ty {
-        T::F32 => bad_word(blocks.as_chunks().0, |w| u32::from_le_bytes(w) & 0x7f80_0000 == 0x7f80_0000),
-        T::F16 => bad_word(blocks.as_chunks().0, |w| u16::from_le_bytes(w) & 0x7c00 == 0x7c00),
-        T::BF16 => bad_word(blocks.as_chunks().0, |w| u16::from_le_bytes(w) & 0x7f80 == 0x7f80),
-        T::F64 => bad_word(blocks.as_chunks().0, |w| !f64::from_le_bytes(w).is_finite()),
+        // exponents as signed integers, which every CPU has vectors of
+        T::F32 => bad_word(blocks.as_chunks().0, |w| i32::from_le_bytes(w) & 0x7f80_0000, 0x7f80_0000),
+        T::F16 => bad_word(blocks.as_chunks().0, |w| i16::from_le_bytes(w) & 0x7c00, 0x7c00),
+        T::BF16 => bad_word(blocks.as_chunks().0, |w| i16::from_le_bytes(w) & 0x7f80, 0x7f80),
+        T::F64 => bad_word(blocks.as_chunks().0, |w| i64::from_le_bytes(w) & (0x7ff << 52), 0x7ff << 52),
         T::Q4_0 | T::Q5_0 | T::Q8_0 | T::Q1_0 | T::Q2_0 | T::IQ4_NL => bad(ty, blocks, |b| finite16(b, 0)),
         T::IQ1_S | T::IQ2_XXS | T::IQ2_XS | T::IQ2_S | T::IQ3_XXS | T::IQ3_S | T::IQ4_XS => {
             bad(ty, blocks, |b| finite16(b, 0))
@@ -36,12 +37,17 @@ pub(crate) fn first_bad_block(ty: T, blocks: &[u8]) -> Option<usize> {
     }
 }
 
-/// The first word that is bad. Looked for in groups, so that the good case runs as vector instructions.
-fn bad_word<const N: usize>(words: &[[u8; N]], is_bad: impl Fn([u8; N]) -> bool) -> Option<usize> {
-    const GROUP: usize = 64;
-    let groups = words.chunks(GROUP);
-    let group = groups.into_iter().position(|g| g.iter().fold(false, |any, &w| any | is_bad(w)))?;
-    let within = words[group * GROUP..].iter().position(|&w| is_bad(w))?;
+/// The first word whose exponent is the largest there is. Looked for in groups, so that the good case is a maximum of
+/// many words, without a branch for each.
+fn bad_word<const N: usize, E: Ord + Copy + Default>(
+    words: &[[u8; N]],
+    exponent: impl Fn([u8; N]) -> E,
+    largest: E,
+) -> Option<usize> {
+    const GROUP: usize = 256;
+    let most = |group: &[[u8; N]]| group.iter().fold(E::default(), |most, &w| most.max(exponent(w)));
+    let group = words.chunks(GROUP).position(|group| most(group) == largest)?;
+    let within = words[group * GROUP..].iter().position(|&w| exponent(w) == largest)?;
     Some(group * GROUP + within)
 }
 

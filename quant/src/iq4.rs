@@ -6,21 +6,34 @@ use crate::iquants::IQ4_LEVELS;
 
 const LOWEST: i32 = IQ4_LEVELS[0] as i32;
 
-/// The index of the nearest level: as many as there are midpoints at or below `v`. NaN gives the last, as in ggml.
+/// For each integer from the lowest level on: how many levels are at or below it.
+const AT_OR_BELOW: [u8; 241] = {
+    let mut counts = [0; 241];
+    let mut i = 0;
+    while i < counts.len() {
+        let mut level = 0;
+        while level < 16 && IQ4_LEVELS[level] as i32 <= i as i32 + LOWEST {
+            level += 1;
+        }
+        counts[i] = level as u8;
+        i += 1;
+    }
+    counts
+};
+
+/// The index of the nearest level, the upper one on ties. NaN gives the last, as in ggml.
 fn nearest(v: f32) -> u8 {
-    if v.is_nan() {
+    const HIGHEST: f32 = IQ4_LEVELS[15] as f32;
+    if v <= LOWEST as f32 {
+        return 0;
+    }
+    if v >= HIGHEST || v.is_nan() {
         return 15;
     }
-    // v - low < high - v in f32 is not quite v < midpoint, so the search ends with it
-    let above = IQ4_LEVELS.iter().filter(|&&l| v >= f32::from(l)).count();
-    match above {
-        0 => 0,
-        16 => 15,
-        n => {
-            let (low, high) = (f32::from(IQ4_LEVELS[n - 1]), f32::from(IQ4_LEVELS[n]));
-            if v - low < high - v { n as u8 - 1 } else { n as u8 }
-        }
-    }
+    // the sum may round up to an integer that is a level: then `v` is nearest to that one from either side
+    let upper = AT_OR_BELOW[(v - LOWEST as f32) as usize].min(15);
+    let (low, high) = (f32::from(IQ4_LEVELS[usize::from(upper) - 1]), f32::from(IQ4_LEVELS[usize::from(upper)]));
+    upper - u8::from(v - low < high - v)
 }
 
 /// The scale of 32 values that leaves the least weighted error: 16 scales around the one that maps the extreme to the
@@ -105,4 +118,29 @@ pub(crate) fn quantize_iq4_xs(row: &[f32], importance: Option<&[f32]>, out: &mut
         b[2..4].copy_from_slice(&high.to_le_bytes());
         b
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By trying all levels, from below the lowest to above the highest, with the neighbours of every step.
+    #[test]
+    fn nearest_is_the_level_of_least_distance() {
+        let levels = IQ4_LEVELS.map(f32::from);
+        for i in -2200..2200 {
+            let v = i as f32 / 16.0;
+            for v in [v.next_down(), v, v.next_up()] {
+                let distance = |q: usize| (levels[q] - v).abs();
+                let mut best = 0;
+                for q in 1..16 {
+                    if distance(q) <= distance(best) {
+                        best = q;
+                    }
+                }
+                assert_eq!(usize::from(nearest(v)), best, "{v}");
+            }
+        }
+        assert_eq!([nearest(f32::NAN), nearest(f32::INFINITY), nearest(f32::NEG_INFINITY)], [15, 15, 0]);
+    }
 }

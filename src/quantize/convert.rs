@@ -46,6 +46,9 @@ impl Job<'_> {
     /// Writes the new data; `progress` hears of the source bytes dealt with.
     pub(super) fn run(&self, out: &mut dyn io::Write, progress: &mut dyn FnMut(u64)) -> Result<(), Error> {
         let pieces = self.pieces();
+        if !self.change.converts() {
+            return self.copy(&pieces, out, progress);
+        }
         let threads = self.threads.clamp(1, pieces.len().max(1));
         let ahead = 2 * threads;
         let state = State { next: 0, written: 0, done: BTreeMap::new(), stop: false };
@@ -62,6 +65,15 @@ impl Job<'_> {
             queue.stop();
             result
         })
+    }
+
+    /// Writes the tensor as it is, once it is found sound.
+    fn copy(&self, pieces: &[Piece], out: &mut dyn io::Write, progress: &mut dyn FnMut(u64)) -> Result<(), Error> {
+        for piece in pieces {
+            out.write_all(self.sound(*piece)?).map_err(failed)?;
+            progress(piece.rows * self.source_row());
+        }
+        Ok(())
     }
 
     fn work(&self, pieces: &[Piece], queue: &Queue, ahead: usize) {
@@ -96,30 +108,36 @@ impl Job<'_> {
         pieces
     }
 
-    fn piece(&self, piece: Piece, floats: &mut Vec<f32>) -> Result<Vec<u8>, Error> {
-        let t = &self.change.tensor;
-        let row_bytes = self.source_row();
+    /// The number in the tensor of a block of `ty` in a piece.
+    fn block(&self, piece: Piece, ty: TensorType, block: usize) -> u64 {
+        piece.row * (self.row_len() / ty.block_len() as u64) + block as u64
+    }
+
+    /// A piece of the source, all finite.
+    fn sound(&self, piece: Piece) -> Result<&[u8], Error> {
+        let (t, row_bytes) = (&self.change.tensor, self.source_row());
         // within a slice in memory, so it fits
         let (start, len) = ((piece.row * row_bytes) as usize, (piece.rows * row_bytes) as usize);
         let source = &self.source[start..start + len];
-        let block = |ty: TensorType, block: usize| piece.row * (self.row_len() / ty.block_len() as u64) + block as u64;
-        if let Some(bad) = first_bad_block(t.ty, source) {
-            return Err(Error::NotFinite { tensor: t.name.clone(), ty: t.ty, block: block(t.ty, bad) });
+        match first_bad_block(t.ty, source) {
+            None => Ok(source),
+            Some(bad) => {
+                Err(Error::NotFinite { tensor: t.name.clone(), ty: t.ty, block: self.block(piece, t.ty, bad) })
+            }
         }
-        if !self.change.converts() {
-            return Ok(source.to_vec());
-        }
+    }
+
+    fn piece(&self, piece: Piece, floats: &mut Vec<f32>) -> Result<Vec<u8>, Error> {
+        let (t, to) = (&self.change.tensor, self.change.to);
+        let source = self.sound(piece)?;
         let matrix = piece.row / t.dims.get(1).copied().unwrap_or(1).max(1);
         let n = self.row_len() as usize;
         let weights = self.weights.and_then(|w| w.chunks_exact(n).nth(matrix as usize));
-        let out = convert(t.ty, source, self.change.to, n, weights, floats)
+        let out = convert(t.ty, source, to, n, weights, floats)
             .map_err(|source| Error::Quant { tensor: t.name.clone(), source })?;
-        match first_bad_block(self.change.to, &out) {
+        match first_bad_block(to, &out) {
             None => Ok(out),
-            Some(bad) => {
-                let (tensor, ty) = (t.name.clone(), self.change.to);
-                Err(Error::Overflow { tensor, ty, block: block(ty, bad) })
-            }
+            Some(bad) => Err(Error::Overflow { tensor: t.name.clone(), ty: to, block: self.block(piece, to, bad) }),
         }
     }
 }
