@@ -14,6 +14,7 @@ pub mod generate;
 pub mod imatrix;
 pub mod kv;
 pub mod model;
+pub mod quant_report;
 pub mod quantize;
 pub mod report;
 pub mod sample;

@@ -21,7 +21,7 @@ const STYLE: &str = "\
 body{font:15px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem}\
 h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2rem}\
 table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.9rem}\
-th,td{padding:.2rem .7rem;border-bottom:1px solid var(--line);text-align:right}\
+td{white-space:nowrap}th,td{padding:.2rem .7rem;border-bottom:1px solid var(--line);text-align:right}\
 th:first-child,td:first-child{text-align:left}\
 .scroll{overflow-x:auto}.bad{color:var(--bad);font-weight:600}.good{color:var(--good);font-weight:600}\
 table.heat td{text-align:center;font-size:.75rem;padding:.2rem .35rem}svg{max-width:100%;height:auto;background:#fff;border-radius:6px}code{font-size:.9em}details{margin:.5rem 0}";

@@ -15,6 +15,7 @@ mod logits;
 mod metrics;
 mod perplexity;
 mod prompt;
+mod quant_report;
 mod quantize;
 mod run;
 mod signal;
@@ -60,6 +61,7 @@ enum Command {
     Logits(logits::LogitsArgs),
     Perplexity(perplexity::PerplexityArgs),
     Diff(Box<diff::DiffArgs>),
+    QuantReport(Box<quant_report::QuantReportArgs>),
     Quantize(Box<quantize::QuantizeArgs>),
     Imatrix(imatrix::ImatrixArgs),
     /// Print a script that completes octavo's commands and options in a shell
@@ -92,6 +94,7 @@ fn dispatch(command: Command) -> Result<Exit, Failure> {
         Command::Logits(args) => logits::run(&args),
         Command::Perplexity(args) => perplexity::run(&args),
         Command::Diff(args) => diff::run(&args),
+        Command::QuantReport(args) => quant_report::run(&args),
         Command::Quantize(args) => quantize::run(&args),
         Command::Imatrix(args) => imatrix::run(&args),
         Command::Completions { shell } => completions(shell),

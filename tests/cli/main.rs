@@ -4,6 +4,7 @@ mod bad_input;
 mod diff;
 mod facts;
 mod hostile;
+mod quant_report;
 mod references;
 mod running;
 
