@@ -136,6 +136,30 @@ fn the_comparison_sees_one_bit() {
     assert_eq!(difference(&a, &c).unwrap(), "tensor blk.0.attn_v.weight Q8_0: block 21");
 }
 
+/// The parts of a split model become one file without the keys of the split.
+#[test]
+fn split_models_become_one_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = source(|i| (i % 100) as f32, "whole");
+    let part = |n: u16| folder.path().join(format!("m-0000{}-of-00002.gguf", n + 1));
+    for n in [0u16, 1] {
+        let mut writer = Writer::new();
+        if n == 0 {
+            whole.keys().for_each(|(key, value)| {
+                writer.set(key, value);
+            });
+        }
+        writer.set("split.no", n).set("split.count", 2u16).set("split.tensors.count", 3i32);
+        for t in whole.tensors().iter().skip(usize::from(n) * 2).take(2) {
+            writer.tensor(&t.name, &t.dims, t.ty, whole.data(t));
+        }
+        writer.write_file(&part(n)).unwrap();
+    }
+    let (_a, from_parts) = quantize(&open(&part(0)), None, &options(Target::Q4_K_M)).unwrap();
+    let (_b, from_whole) = quantize(&whole, None, &options(Target::Q4_K_M)).unwrap();
+    assert_eq!(difference(&from_parts, &from_whole), None);
+}
+
 #[test]
 fn thread_counts_leave_no_trace() {
     let Some(folder) = shared("models") else { return };
