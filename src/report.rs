@@ -159,7 +159,7 @@ pub fn line_chart(axes: Axes<'_>, series: &[Series<'_>]) -> Result<String, Chart
     let mut svg = String::new();
     {
         let root = SVGBackend::with_string(&mut svg, (900, 340)).into_drawing_area();
-        draw(&root, axes, (left..right, bottom..top), series).map_err(|error| ChartError(error.to_string()))?;
+        draw(&root, axes, (left..right, bottom..top), (series, &[])).map_err(|error| ChartError(error.to_string()))?;
     }
     Ok(svg)
 }
@@ -170,7 +170,7 @@ fn draw<'a>(
     root: &DrawingArea<SVGBackend<'a>, plotters::coord::Shift>,
     axes: Axes<'_>,
     (x, y): (std::ops::Range<f64>, std::ops::Range<f64>),
-    series: &[Series<'_>],
+    (series, names): (&[Series<'_>], &[(f64, f64, &str)]),
 ) -> Result<(), Failed<'a>> {
     root.fill(&WHITE)?;
     let bottom = y.start;
@@ -198,8 +198,12 @@ fn draw<'a>(
             .draw_series(LineSeries::new(shown.iter().copied(), color.stroke_width(2)))?
             .label(*name)
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2)));
-        chart.draw_series(shown.iter().map(|point| Circle::new(*point, 2, color.filled())))?;
+        chart.draw_series(shown.iter().map(|point| Circle::new(*point, 3, color.filled())))?;
     }
+    let font = || ("sans-serif", 14).into_font();
+    chart.draw_series(
+        names.iter().map(|(x, y, name)| EmptyElement::at((*x, *y)) + Text::new((*name).to_owned(), (7, -14), font())),
+    )?;
     if series.len() > 1 {
         chart
             .configure_series_labels()
@@ -225,46 +229,14 @@ pub fn named_points(axes: Axes<'_>, points: &[(f64, f64, &str)]) -> Result<Strin
     let ((left, right), (bottom, top)) =
         if sorted.is_empty() { ((0.0, 1.0), (0.1, 1.0)) } else { (fold(|p| p.0), fold(|p| p.1)) };
     let space = ((right - left) * 0.08).max(0.1);
+    let line: Vec<(f64, f64)> = sorted.iter().map(|p| (p.0, p.1)).collect();
     let mut svg = String::new();
     {
         let root = SVGBackend::with_string(&mut svg, (900, 380)).into_drawing_area();
         let area = ((left - space)..(right + 2.0 * space), (bottom / 2.0)..(top * 2.0));
-        draw_named(&root, axes, area, &sorted).map_err(|error| ChartError(error.to_string()))?;
+        draw(&root, axes, area, (&[("", line)], &sorted)).map_err(|error| ChartError(error.to_string()))?;
     }
     Ok(svg)
-}
-
-fn draw_named<'a>(
-    root: &DrawingArea<SVGBackend<'a>, plotters::coord::Shift>,
-    axes: Axes<'_>,
-    (x, y): (std::ops::Range<f64>, std::ops::Range<f64>),
-    points: &[(f64, f64, &str)],
-) -> Result<(), Failed<'a>> {
-    root.fill(&WHITE)?;
-    let mut chart = ChartBuilder::on(root)
-        .caption(axes.title, ("sans-serif", 18))
-        .margin(10)
-        .x_label_area_size(40)
-        .y_label_area_size(70)
-        .build_cartesian_2d(x, y.log_scale())?;
-    let exponent = |y: &f64| format!("{y:.0e}");
-    let number = |x: &f64| format!("{x:.1}");
-    chart
-        .configure_mesh()
-        .x_desc(axes.x)
-        .y_desc(axes.y)
-        .y_label_formatter(&exponent)
-        .x_label_formatter(&number)
-        .label_style(("sans-serif", 14))
-        .light_line_style(TRANSPARENT)
-        .draw()?;
-    let color = Palette99::pick(0).to_rgba();
-    chart.draw_series(LineSeries::new(points.iter().map(|p| (p.0, p.1)), color.stroke_width(2)))?;
-    chart.draw_series(points.iter().map(|p| Circle::new((p.0, p.1), 4, color.filled())))?;
-    chart.draw_series(
-        points.iter().map(|p| EmptyElement::at((p.0, p.1)) + Text::new(p.2.to_owned(), (7, -14), ("sans-serif", 14))),
-    )?;
-    root.present()
 }
 
 #[cfg(test)]
