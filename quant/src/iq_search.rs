@@ -18,6 +18,8 @@ pub(crate) struct Grid<const D: usize> {
     /// By code (digits to base `levels`, lowest first): the index in the grid, or where the neighbours begin.
     lattice: Vec<Place>,
     neighbours: Vec<u16>,
+    /// What a fit takes the neighbours for, `2 * l + 1` at each position `l`: copies, so that they lie side by side.
+    values: Vec<[f32; D]>,
 }
 
 #[derive(Clone, Copy)]
@@ -33,7 +35,7 @@ impl<const D: usize> Grid<D> {
         let position = |v: i8| list.iter().position(|&l| l == v).map_or(0, |at| at as u8);
         let points: Vec<[u8; D]> = values.iter().map(|p| p.map(position)).collect();
         let levels = list.len() as u8;
-        let mut grid = Grid { levels, points, lattice: Vec::new(), neighbours: Vec::new() };
+        let mut grid = Grid { levels, points, lattice: Vec::new(), neighbours: Vec::new(), values: Vec::new() };
         for code in 0..usize::from(levels).pow(D as u32) {
             let at: [u8; D] = std::array::from_fn(|i| (code / usize::from(levels).pow(i as u32) % list.len()) as u8);
             let place = match grid.points.iter().position(|p| *p == at) {
@@ -42,6 +44,7 @@ impl<const D: usize> Grid<D> {
             };
             grid.lattice.push(place);
         }
+        grid.values = grid.neighbours.iter().map(|&n| grid.point(n).map(|l| f32::from(2 * l + 1))).collect();
         grid
     }
 
@@ -61,7 +64,11 @@ impl<const D: usize> Grid<D> {
     }
 
     fn place(&self, at: &[u8; D]) -> Place {
-        let code = at.iter().rev().fold(0, |code, &l| code * usize::from(self.levels) + usize::from(l));
+        // a multiplication by a constant is a shift; the searches spend much of their time here
+        let code = match self.levels {
+            8 => at.iter().rev().fold(0, |code, &l| code * 8 + usize::from(l)),
+            levels => at.iter().rev().fold(0, |code, &l| code * usize::from(levels) + usize::from(l)),
+        };
         self.lattice[code]
     }
 
@@ -81,20 +88,41 @@ impl<const D: usize> Grid<D> {
     /// The index of `at` itself, or of the neighbour with the least error; whether it was `at`. Errors that are NaN
     /// leave the first neighbour.
     pub(crate) fn nearest(&self, at: &[u8; D], error: impl Fn(&[u8; D]) -> f32) -> (u16, bool) {
+        match self.place(at) {
+            Place::On(index) => (index, true),
+            Place::Near { start, len } => {
+                let neighbours = &self.neighbours[start as usize..(start + len) as usize];
+                (neighbours[least(neighbours.iter().map(|&index| error(self.point(index))))], false)
+            }
+        }
+    }
+
+    /// As [`Grid::nearest`] with the error of `scale * (2 * l + 1)` for `x`, weighted by `w`.
+    fn nearest_scaled(&self, at: &[u8; D], scale: f32, x: &[f32; D], w: &[f32; D]) -> (u16, bool) {
         let (start, len) = match self.place(at) {
             Place::On(index) => return (index, true),
             Place::Near { start, len } => (start as usize, len as usize),
         };
-        let neighbours = &self.neighbours[start..start + len];
-        let (mut best, mut least) = (neighbours[0], f32::MAX);
-        for &index in neighbours {
-            let this = error(self.point(index));
-            if this < least {
-                (best, least) = (index, this);
-            }
-        }
-        (best, false)
+        let errors = self.values[start..start + len].iter().map(|value| {
+            let weighted: [f32; D] = std::array::from_fn(|i| {
+                let diff = scale * value[i] - x[i];
+                w[i] * diff * diff
+            });
+            weighted.iter().fold(0.0, |sum, e| sum + e)
+        });
+        (self.neighbours[start + least(errors)], false)
     }
+}
+
+/// The place of the first smallest number; 0 if all are NaN or too large.
+fn least(numbers: impl Iterator<Item = f32>) -> usize {
+    let (mut at, mut least) = (0, f32::MAX);
+    for (i, number) in numbers.enumerate() {
+        if number < least {
+            (at, least) = (i, number);
+        }
+    }
+    at
 }
 
 const IQ2_LEVELS: [i8; 3] = [8, 25, 43];
@@ -144,14 +172,7 @@ impl<const N: usize> Group<'_, N> {
         let (x, root) = (&self.x.as_chunks::<D>().0[k], &self.root.as_chunks::<D>().0[k]);
         let top = i32::from(grid.levels) - 1;
         let at = x.map(|v| nearest_int(0.5 * (id * v - 1.0)).clamp(0, top) as u8);
-        let (index, on) = grid.nearest(&at, |p| {
-            let mut sum = 0.0;
-            for i in 0..D {
-                let diff = scale * f32::from(2 * p[i] + 1) - x[i];
-                sum += root[i] * diff * diff;
-            }
-            sum
-        });
+        let (index, on) = grid.nearest_scaled(&at, scale, x, root);
         (*grid.point(index), on)
     }
 
