@@ -42,7 +42,7 @@ Examples:
   octavo diff f16.gguf q4_k_m.gguf -p \"Hello\"
   octavo quantize model-f16.gguf model-q4.gguf Q4_K_M
 
-Every command runs the built-in demo model if no MODEL is given.";
+Commands that run a model run the built-in demo model if no MODEL is given.";
 
 /// Runs GGUF language models, with numbers that can be checked.
 #[derive(Debug, Parser)]
