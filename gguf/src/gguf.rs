@@ -248,6 +248,11 @@ impl Gguf {
         self.place(tensor).and_then(|(part, start, end)| part.bytes.get(start..end)).unwrap_or(&[])
     }
 
+    /// Where the tensor's data starts in its file, in bytes.
+    pub fn file_offset(&self, tensor: &TensorInfo) -> Option<u64> {
+        self.parts.get(tensor.part)?.data_start.checked_add(tensor.offset)
+    }
+
     /// Tells the system that the mapped pages that lie wholly in this tensor are not needed soon. They come back from
     /// the file when they are read again. Does nothing for a file in memory.
     pub fn release(&self, tensor: &TensorInfo) {

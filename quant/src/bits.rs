@@ -40,6 +40,15 @@ pub(crate) fn nearest_int(v: f32) -> i32 {
     ((v + 12_582_912.0).to_bits() & 0x007f_ffff) as i32 - 0x0040_0000
 }
 
+/// Rounds to the nearest integer, ties away from zero, as C's `roundf`; for values below 2^22.
+///
+/// The adder rounds ties to even. The difference to that is exact, so a tie that went towards zero shows in it.
+pub(crate) fn round_away(v: f32) -> i32 {
+    let nearest = nearest_int(v);
+    let diff = v - nearest as f32;
+    nearest + i32::from(diff == 0.5 && v > 0.0) - i32::from(diff == -0.5 && v < 0.0)
+}
+
 /// Runs a block decoder over all blocks. The lengths were checked by the caller.
 pub(crate) fn decode_blocks<const B: usize, const N: usize>(
     bytes: &[u8],
@@ -81,6 +90,16 @@ mod tests {
         }
         for v in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN] {
             assert!(nearest_int(v).abs() <= 0x0040_0000, "{v}");
+        }
+    }
+
+    #[test]
+    fn round_away_is_round() {
+        for i in -4000..=4000 {
+            let v = i as f32 / 8.0;
+            for v in [v.next_down(), v, v.next_up()] {
+                assert_eq!(round_away(v), v.round() as i32, "{v}");
+            }
         }
     }
 

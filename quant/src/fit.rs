@@ -1,7 +1,8 @@
 //! Searches for the scale (and minimum) of a small group of values that round with the least weighted error.
 //!
 //! The results must be ggml's to the last bit, so the order of every f32 operation matters here: products associate to
-//! the left, sums run in index order, and nothing is fused.
+//! the left, sums run in index order, and nothing is fused. A sum in order cannot become vector instructions, but the
+//! groups of a block are independent: the searches go through all of them side by side, without branches.
 
 use crate::bits::nearest_int;
 
@@ -33,73 +34,139 @@ impl Sums {
     }
 }
 
-/// `x ~ scale * (level - half)` with levels `0..2 * half`: 19 scales around the one that maps the extreme to `-half`.
-///
-/// A negligible group gives scale 0 and levels 0 (which is not `half`).
-pub(crate) fn symmetric<const N: usize>(half: i32, x: &[f32; N], w: &[f32; N]) -> (f32, [u8; N]) {
-    let max = extreme(x);
-    if max.abs() < NEGLIGIBLE {
-        return (0.0, [0; N]);
-    }
-    let round = |iscale: f32| x.map(|v| nearest_int(iscale * v).clamp(-half, half - 1));
-    let sums = |levels: &[i32; N]| {
-        let mut sums = Sums::default();
-        for i in 0..N {
-            sums.add(w[i], x[i], levels[i]);
-        }
-        sums
-    };
-    let mut levels = round(-(half as f32) / max);
-    let first = sums(&levels);
-    let mut scale = if first.l2 != 0.0 { first.lx / first.l2 } else { 0.0 };
-    let mut best = scale * first.lx;
-    for step in (-9..=9).filter(|&s| s != 0) {
-        let candidate = round(-(half as f32 + 0.1 * step as f32) / max);
-        let s = sums(&candidate);
-        if s.l2 > 0.0 && s.lx * s.lx > best * s.l2 {
-            levels = candidate;
-            scale = s.lx / s.l2;
-            best = scale * s.lx;
-        }
-    }
-    (scale, levels.map(|l| (l + half) as u8))
+/// One number for each of `L` groups.
+pub(crate) type Lanes<const L: usize> = [f32; L];
+
+/// The values of `L` groups side by side: value `i` of every group, then value `i + 1`.
+pub(crate) fn side_by_side<const N: usize, const L: usize>(groups: &[[f32; N]; L]) -> [Lanes<L>; N] {
+    std::array::from_fn(|i| std::array::from_fn(|g| groups[g][i]))
 }
 
-/// Like [`symmetric`] with weights `x^2`, but instead of trying scales it moves one level at a time, five rounds at most.
-pub(crate) fn symmetric_by_moves<const N: usize>(half: i32, x: &[f32; N]) -> (f32, [u8; N]) {
-    let max = extreme(x);
-    if max.abs() < NEGLIGIBLE {
-        return (0.0, [0; N]);
+/// The levels of each group, from levels side by side.
+fn apart<const N: usize, const L: usize>(levels: &[Lanes<L>; N]) -> [[u8; N]; L] {
+    std::array::from_fn(|g| std::array::from_fn(|i| levels[i][g] as u8))
+}
+
+/// [`nearest_int`] within bounds, as a float.
+fn nearest_within(v: f32, low: i32, high: i32) -> f32 {
+    nearest_int(v).clamp(low, high) as f32
+}
+
+/// The same for values that are known to be below 2^22: the adder alone rounds them.
+fn nearest_small(v: f32, low: f32, high: f32) -> f32 {
+    let v = (v + 12_582_912.0) - 12_582_912.0;
+    let v = if v < low { low } else { v };
+    if v > high { high } else { v }
+}
+
+/// The extremes of the groups.
+fn extremes<const N: usize, const L: usize>(x: &[Lanes<L>; N]) -> Lanes<L> {
+    let mut best = [0.0f32; L];
+    for x in x {
+        for g in 0..L {
+            best[g] = if x[g].abs() > best[g].abs() { x[g] } else { best[g] };
+        }
     }
-    let iscale = -(half as f32) / max;
-    let mut levels = x.map(|v| nearest_int(iscale * v).clamp(-half, half - 1));
-    let mut sums = Sums::default();
-    for i in 0..N {
-        sums.add(x[i] * x[i], x[i], levels[i]);
+    best
+}
+
+/// Scales and levels of groups.
+pub(crate) struct Symmetric<const N: usize, const L: usize> {
+    pub(crate) scales: [f32; L],
+    pub(crate) levels: [[u8; N]; L],
+}
+
+impl<const N: usize, const L: usize> Symmetric<N, L> {
+    /// From levels around zero; negligible groups have scale 0 and levels 0 (which is not `half`).
+    fn new(max: &Lanes<L>, scales: Lanes<L>, half: i32, mut levels: [Lanes<L>; N]) -> Symmetric<N, L> {
+        let is_negligible = max.map(|m| m.abs() < NEGLIGIBLE);
+        for levels in &mut levels {
+            for g in 0..L {
+                levels[g] = if is_negligible[g] { 0.0 } else { levels[g] + half as f32 };
+            }
+        }
+        let scales = std::array::from_fn(|g| if is_negligible[g] { 0.0 } else { scales[g] });
+        Symmetric { scales, levels: apart(&levels) }
+    }
+}
+
+/// `x ~ scale * (level - half)` with levels `0..2 * half`: 19 scales around the one that maps the extreme to `-half`.
+pub(crate) fn symmetric_groups<const N: usize, const L: usize>(
+    half: i32,
+    x: &[Lanes<L>; N],
+    w: &[Lanes<L>; N],
+) -> Symmetric<N, L> {
+    let (low, high) = (-(half as f32), half as f32 - 1.0);
+    let max = extremes(x);
+    let mut inverse = [0.0; L];
+    let (mut scales, mut best, mut best_inverse) = ([0.0; L], [0.0; L], [0.0; L]);
+    for step in [0, -9, -8, -7, -6, -5, -4, -3, -2, -1, 1, 2, 3, 4, 5, 6, 7, 8, 9] {
+        let (mut lx, mut l2) = ([0.0f32; L], [0.0f32; L]);
+        for g in 0..L {
+            inverse[g] = -(half as f32 + 0.1 * step as f32) / max[g];
+        }
+        for (x, w) in x.iter().zip(w) {
+            for g in 0..L {
+                let l = nearest_small(inverse[g] * x[g], low, high);
+                lx[g] += w[g] * x[g] * l;
+                l2[g] += w[g] * l * l;
+            }
+        }
+        for g in 0..L {
+            let better = step == 0 || (l2[g] > 0.0 && lx[g] * lx[g] > best[g] * l2[g]);
+            let scale = if l2[g] != 0.0 { lx[g] / l2[g] } else { 0.0 };
+            scales[g] = if better { scale } else { scales[g] };
+            best[g] = if better { scale * lx[g] } else { best[g] };
+            best_inverse[g] = if better { inverse[g] } else { best_inverse[g] };
+        }
+    }
+    let levels = x.map(|x| std::array::from_fn(|g| nearest_small(best_inverse[g] * x[g], low, high)));
+    Symmetric::new(&max, scales, half, levels)
+}
+
+/// [`symmetric_groups`] of one group.
+pub(crate) fn symmetric<const N: usize>(half: i32, x: &[f32; N], w: &[f32; N]) -> (f32, [u8; N]) {
+    let Symmetric { scales: [scale], levels: [levels] } = symmetric_groups(half, &x.map(|v| [v]), &w.map(|v| [v]));
+    (scale, levels)
+}
+
+/// Like [`symmetric_groups`] with weights `x^2`, but instead of trying scales it moves one level at a time, five rounds
+/// at most. A group in which a round has moved nothing stays as it is in further rounds.
+pub(crate) fn symmetric_by_moves<const N: usize, const L: usize>(half: i32, x: &[Lanes<L>; N]) -> Symmetric<N, L> {
+    let max = extremes(x);
+    let inverse = max.map(|m| -(half as f32) / m);
+    let mut levels: [Lanes<L>; N] =
+        x.map(|x| std::array::from_fn(|g| nearest_within(inverse[g] * x[g], -half, half - 1)));
+    let (mut lx, mut l2) = ([0.0f32; L], [0.0f32; L]);
+    for (x, l) in x.iter().zip(&levels) {
+        for g in 0..L {
+            let w = x[g] * x[g];
+            lx[g] += w * x[g] * l[g];
+            l2[g] += w * l[g] * l[g];
+        }
     }
     for _ in 0..5 {
         let mut changed = false;
-        for i in 0..N {
-            let (w, l) = (x[i] * x[i], levels[i] as f32);
-            let mut s = Sums { lx: sums.lx - w * x[i] * l, l2: sums.l2 - w * l * l };
-            if s.lx > 0.0 {
-                let moved = nearest_int(x[i] * s.l2 / s.lx).clamp(-half, half - 1);
-                if moved != levels[i] {
-                    s.add(w, x[i], moved);
-                    if s.l2 > 0.0 && s.beats(sums) {
-                        levels[i] = moved;
-                        sums = s;
-                        changed = true;
-                    }
-                }
+        for (x, l) in x.iter().zip(&mut levels) {
+            for g in 0..L {
+                let (w, old) = (x[g] * x[g], l[g]);
+                let (rest_lx, rest_l2) = (lx[g] - w * x[g] * old, l2[g] - w * old * old);
+                let moved = nearest_within(x[g] * rest_l2 / rest_lx, -half, half - 1);
+                let (new_lx, new_l2) = (rest_lx + w * x[g] * moved, rest_l2 + w * moved * moved);
+                let beats = new_lx * new_lx * l2[g] > lx[g] * lx[g] * new_l2;
+                let better = (rest_lx > 0.0) & (moved != old) & (new_l2 > 0.0) & beats;
+                l[g] = if better { moved } else { old };
+                lx[g] = if better { new_lx } else { lx[g] };
+                l2[g] = if better { new_l2 } else { l2[g] };
+                changed |= better;
             }
         }
         if !changed {
             break;
         }
     }
-    let scale = if sums.l2 > 0.0 { sums.lx / sums.l2 } else { 0.0 };
-    (scale, levels.map(|l| (l + half) as u8))
+    let scales = std::array::from_fn(|g| if l2[g] > 0.0 { lx[g] / l2[g] } else { 0.0 });
+    Symmetric::new(&max, scales, half, levels)
 }
 
 /// Which inverse scales [`affine`] tries: `(max + start + step * i) / range` for `i` in `0..=steps`.
@@ -111,65 +178,122 @@ pub(crate) struct Search {
     pub(crate) absolute: bool,
 }
 
+/// Scales, minima (their signs changed) and levels of groups.
+pub(crate) struct Affine<const N: usize, const L: usize> {
+    pub(crate) scales: [f32; L],
+    pub(crate) mins: [f32; L],
+    pub(crate) levels: [[u8; N]; L],
+}
+
+/// A scale and minimum for each group, and what its levels come from.
+struct AffineFit<const L: usize> {
+    scale: Lanes<L>,
+    /// The range that candidates are rounded in starts at the best minimum so far.
+    min: Lanes<L>,
+    error: Lanes<L>,
+    inverse: Lanes<L>,
+    /// The minimum that the levels were rounded with, which may not be the one fitted to them.
+    origin: Lanes<L>,
+}
+
+/// The weighted error of levels.
+fn affine_error<const N: usize, const L: usize>(
+    (x, w): (&[Lanes<L>; N], &[Lanes<L>; N]),
+    levels: &[Lanes<L>; N],
+    (scale, min): (&Lanes<L>, &Lanes<L>),
+    absolute: bool,
+) -> Lanes<L> {
+    let mut sum = [0.0; L];
+    for ((x, w), l) in x.iter().zip(w).zip(levels) {
+        for g in 0..L {
+            let diff = scale[g] * l[g] + min[g] - x[g];
+            sum[g] += w[g] * if absolute { diff.abs() } else { diff * diff };
+        }
+    }
+    sum
+}
+
 /// `x ~ scale * level - minus_min` with levels `0..=max` and a minimum that is never above zero.
 ///
-/// Returns `(scale, minus_min, levels)`. For each candidate rounding the scale and minimum follow from weighted least
-/// squares; the best one is kept.
-pub(crate) fn affine<const N: usize>(max: u8, x: &[f32; N], w: &[f32; N], search: &Search) -> (f32, f32, [u8; N]) {
+/// For each candidate rounding the scale and minimum follow from weighted least squares; the best one is kept.
+pub(crate) fn affine_groups<const N: usize, const L: usize>(
+    max: u8,
+    x: &[Lanes<L>; N],
+    w: &[Lanes<L>; N],
+    search: &Search,
+) -> Affine<N, L> {
     let top = f32::from(max);
-    let (mut lo, mut hi) = (x[0], x[0]);
-    let (mut sum_w, mut sum_x) = (w[0], w[0] * x[0]);
-    for i in 1..N {
-        lo = if x[i] < lo { x[i] } else { lo };
-        hi = if x[i] > hi { x[i] } else { hi };
-        sum_w += w[i];
-        sum_x += w[i] * x[i];
-    }
-    // the range that candidates are rounded in starts at the best minimum so far
-    let mut min = if lo > 0.0 { 0.0 } else { lo };
-    if hi <= min {
-        return (0.0, -min, [0; N]);
-    }
-    let round = |iscale: f32, min: f32| x.map(|v| nearest_int(iscale * (v - min)).clamp(0, i32::from(max)) as u8);
-    let error = |levels: &[u8; N], scale: f32, min: f32| {
-        let mut sum = 0.0;
-        for i in 0..N {
-            let diff = scale * f32::from(levels[i]) + min - x[i];
-            sum += w[i] * if search.absolute { diff.abs() } else { diff * diff };
+    let (mut lo, mut hi, mut sum_w) = (x[0], x[0], w[0]);
+    let mut sum_x: Lanes<L> = std::array::from_fn(|g| w[0][g] * x[0][g]);
+    for (x, w) in x.iter().zip(w).skip(1) {
+        for g in 0..L {
+            lo[g] = if x[g] < lo[g] { x[g] } else { lo[g] };
+            hi[g] = if x[g] > hi[g] { x[g] } else { hi[g] };
+            sum_w[g] += w[g];
+            sum_x[g] += w[g] * x[g];
         }
-        sum
+    }
+    let first_min = lo.map(|lo| if lo > 0.0 { 0.0 } else { lo });
+    let round = |inverse: &Lanes<L>, min: &Lanes<L>| -> [Lanes<L>; N] {
+        x.map(|x| std::array::from_fn(|g| nearest_within(inverse[g] * (x[g] - min[g]), 0, i32::from(max))))
     };
-    let iscale = top / (hi - min);
-    let (mut scale, mut levels) = (1.0 / iscale, round(iscale, min));
-    let mut best: f32 = error(&levels, scale, min);
+    let inverse = std::array::from_fn(|g| top / (hi[g] - first_min[g]));
+    let scale = inverse.map(|i| 1.0 / i);
+    let error = affine_error((x, w), &round(&inverse, &first_min), (&scale, &first_min), search.absolute);
+    let mut fit = AffineFit { scale, min: first_min, error, inverse, origin: first_min };
     for i in 0..=search.steps {
-        let candidate = round((search.start + search.step * f32::from(i) + top) / (hi - min), min);
-        let (mut sum_l, mut sum_l2, mut sum_xl) = (0.0f32, 0.0f32, 0.0f32);
-        for i in 0..N {
-            let l = f32::from(candidate[i]);
-            sum_l += w[i] * l;
-            sum_l2 += w[i] * l * l;
-            sum_xl += w[i] * l * x[i];
+        let wanted = search.start + search.step * f32::from(i) + top;
+        let inverse = std::array::from_fn(|g| wanted / (hi[g] - fit.min[g]));
+        let levels = round(&inverse, &fit.min);
+        let (mut sum_l, mut sum_l2, mut sum_xl) = ([0.0f32; L], [0.0f32; L], [0.0f32; L]);
+        for ((x, w), l) in x.iter().zip(w).zip(&levels) {
+            for g in 0..L {
+                sum_l[g] += w[g] * l[g];
+                sum_l2[g] += w[g] * l[g] * l[g];
+                sum_xl[g] += w[g] * l[g] * x[g];
+            }
         }
-        let det = sum_w * sum_l2 - sum_l * sum_l;
-        if det > 0.0 {
-            let mut this_scale = (sum_w * sum_xl - sum_x * sum_l) / det;
-            let mut this_min = (sum_l2 * sum_x - sum_l * sum_xl) / det;
-            if this_min > 0.0 {
-                this_min = 0.0;
-                this_scale = sum_xl / sum_l2;
-            }
-            let err = error(&candidate, this_scale, this_min);
-            if err < best {
-                (best, scale, min, levels) = (err, this_scale, this_min, candidate);
-            }
+        let (mut det, mut scale, mut min) = ([0.0; L], [0.0; L], [0.0; L]);
+        for g in 0..L {
+            det[g] = sum_w[g] * sum_l2[g] - sum_l[g] * sum_l[g];
+            scale[g] = (sum_w[g] * sum_xl[g] - sum_x[g] * sum_l[g]) / det[g];
+            min[g] = (sum_l2[g] * sum_x[g] - sum_l[g] * sum_xl[g]) / det[g];
+            scale[g] = if min[g] > 0.0 { sum_xl[g] / sum_l2[g] } else { scale[g] };
+            min[g] = if min[g] > 0.0 { 0.0 } else { min[g] };
+        }
+        let error = affine_error((x, w), &levels, (&scale, &min), search.absolute);
+        for g in 0..L {
+            let better = (det[g] > 0.0) & (error[g] < fit.error[g]);
+            let keep = |new: f32, old: f32| if better { new } else { old };
+            fit.origin[g] = keep(fit.min[g], fit.origin[g]);
+            fit.inverse[g] = keep(inverse[g], fit.inverse[g]);
+            fit.error[g] = keep(error[g], fit.error[g]);
+            fit.scale[g] = keep(scale[g], fit.scale[g]);
+            fit.min[g] = keep(min[g], fit.min[g]);
         }
     }
-    (scale, -min, levels)
+    let mut levels = apart(&round(&fit.inverse, &fit.origin));
+    for g in 0..L {
+        // a group without a range
+        if hi[g] <= first_min[g] {
+            (fit.scale[g], fit.min[g], levels[g]) = (0.0, first_min[g], [0; N]);
+        }
+    }
+    Affine { scales: fit.scale, mins: fit.min.map(|min| -min), levels }
+}
+
+/// [`affine_groups`] of one group.
+pub(crate) fn affine<const N: usize>(max: u8, x: &[f32; N], w: &[f32; N], search: &Search) -> (f32, f32, [u8; N]) {
+    let fit = affine_groups(max, &x.map(|v| [v]), &w.map(|v| [v]), search);
+    let Affine { scales: [scale], mins: [minus_min], levels: [levels] } = fit;
+    (scale, minus_min, levels)
 }
 
 /// `x ~ scale * level` for values that are not negative (the scales and minima of a super-block), levels `0..=max`:
 /// nine scales by weighted squared error, then single moves as in [`symmetric_by_moves`].
+///
+/// A negative value (IQ2_XXS has them) gets the level 256 less the one it should have where levels are kept, as in ggml,
+/// which keeps them in bytes.
 pub(crate) fn positive<const N: usize>(max: u8, x: &[f32; N], w: &[f32; N]) -> (f32, [u8; N]) {
     let top = i32::from(max);
     let largest = x.iter().fold(0.0, |a: f32, &v| if a > v { a } else { v });
@@ -186,7 +310,8 @@ pub(crate) fn positive<const N: usize>(max: u8, x: &[f32; N], w: &[f32; N]) -> (
     };
     let round = |iscale: f32| x.map(|v| nearest_int(iscale * v).min(top));
     let mut iscale = f32::from(max) / largest;
-    let mut best: f32 = error(1.0 / iscale, &round(iscale));
+    let byte = |l: i32| i32::from(l as u8);
+    let mut best: f32 = error(1.0 / iscale, &round(iscale).map(byte));
     for step in (-4..=4).filter(|&s| s != 0) {
         let candidate = (0.1 * step as f32 + f32::from(max)) / largest;
         let err = error(1.0 / candidate, &round(candidate));
@@ -198,6 +323,7 @@ pub(crate) fn positive<const N: usize>(max: u8, x: &[f32; N], w: &[f32; N]) -> (
     let mut sums = Sums::default();
     for i in 0..N {
         sums.add(w[i], x[i], levels[i]);
+        levels[i] = byte(levels[i]);
     }
     for _ in 0..5 {
         let mut changed = false;
@@ -209,7 +335,7 @@ pub(crate) fn positive<const N: usize>(max: u8, x: &[f32; N], w: &[f32; N]) -> (
                 if moved != levels[i] {
                     s.add(w[i], x[i], moved);
                     if s.beats(sums) {
-                        levels[i] = moved;
+                        levels[i] = byte(moved);
                         sums = s;
                         changed = true;
                     }

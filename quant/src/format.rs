@@ -1,7 +1,7 @@
 //! The table of formats: one row each.
 
 use crate::bits::decode_blocks;
-use crate::{TensorType, fp4, iquants, kquantize, kquants, legacy, low_bit, plain};
+use crate::{TensorType, fp4, iq1, iq4, iq23, iquants, kquantize, kquants, legacy, low_bit, plain};
 use TensorType as T;
 
 /// Decodes whole blocks into as many values as they hold.
@@ -42,7 +42,7 @@ macro_rules! format {
 
 static FORMATS: [Format; 30] = [
     format!(F32, plain::decode_f32, plain::quantize_f32),
-    format!(F16, plain::decode_f16, plain::quantize_f16),
+    row(T::F16, plain::decode_f16, plain::decode_f16s, Some(plain::quantize_f16)),
     format!(BF16, plain::decode_bf16, plain::quantize_bf16),
     format!(Q4_0, legacy::decode_q4_0, legacy::quantize_q4_0),
     format!(Q4_1, legacy::decode_q4_1, legacy::quantize_q4_1),
@@ -56,21 +56,21 @@ static FORMATS: [Format; 30] = [
     format!(Q5_K, kquants::decode_q5_k, kquantize::quantize_q5_k),
     format!(Q6_K, kquants::decode_q6_k, kquantize::quantize_q6_k),
     format!(Q8_K, kquants::decode_q8_k),
-    format!(IQ1_S, iquants::decode_iq1_s),
-    format!(IQ1_M, iquants::decode_iq1_m),
-    format!(IQ2_XXS, iquants::decode_iq2_xxs),
-    format!(IQ2_XS, iquants::decode_iq2_xs),
-    format!(IQ2_S, iquants::decode_iq2_s),
-    format!(IQ3_XXS, iquants::decode_iq3_xxs),
-    format!(IQ3_S, iquants::decode_iq3_s),
-    format!(IQ4_NL, iquants::decode_iq4_nl),
-    format!(IQ4_XS, iquants::decode_iq4_xs),
-    format!(TQ1_0, low_bit::decode_tq1_0),
-    format!(TQ2_0, low_bit::decode_tq2_0),
-    format!(Q1_0, low_bit::decode_q1_0),
-    format!(Q2_0, low_bit::decode_q2_0),
-    format!(MXFP4, fp4::decode_mxfp4),
-    format!(NVFP4, fp4::decode_nvfp4),
+    format!(IQ1_S, iquants::decode_iq1_s, iq1::quantize_iq1_s),
+    format!(IQ1_M, iquants::decode_iq1_m, iq1::quantize_iq1_m),
+    format!(IQ2_XXS, iquants::decode_iq2_xxs, iq23::quantize_iq2_xxs),
+    format!(IQ2_XS, iquants::decode_iq2_xs, iq23::quantize_iq2_xs),
+    format!(IQ2_S, iquants::decode_iq2_s, iq23::quantize_iq2_s),
+    format!(IQ3_XXS, iquants::decode_iq3_xxs, iq23::quantize_iq3_xxs),
+    format!(IQ3_S, iquants::decode_iq3_s, iq23::quantize_iq3_s),
+    format!(IQ4_NL, iquants::decode_iq4_nl, iq4::quantize_iq4_nl),
+    format!(IQ4_XS, iquants::decode_iq4_xs, iq4::quantize_iq4_xs),
+    format!(TQ1_0, low_bit::decode_tq1_0, low_bit::quantize_tq1_0),
+    format!(TQ2_0, low_bit::decode_tq2_0, low_bit::quantize_tq2_0),
+    format!(Q1_0, low_bit::decode_q1_0, low_bit::quantize_q1_0),
+    format!(Q2_0, low_bit::decode_q2_0, low_bit::quantize_q2_0),
+    format!(MXFP4, fp4::decode_mxfp4, fp4::quantize_mxfp4),
+    format!(NVFP4, fp4::decode_nvfp4, fp4::quantize_nvfp4),
 ];
 
 /// The row of a type, `None` for the plain integers and F64.

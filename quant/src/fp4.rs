@@ -9,7 +9,7 @@
 //! E2M1 values doubled, which makes them integers, so the scales here are halved; both are exact, except that the
 //! smallest MXFP4 scales become subnormal.
 
-use crate::bits::nibble32;
+use crate::bits::{encode_blocks, nibble32};
 
 /// The values of E2M1 times two: bit 3 is the sign, bits 1..3 the exponent, bit 0 the mantissa.
 pub const E2M1_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
@@ -50,6 +50,72 @@ pub(crate) fn decode_nvfp4(b: &[u8; 36], y: &mut [f32; 64]) {
     }
 }
 
+/// The value nearest to `v` in units of `d`; the first one on ties.
+fn nearest(v: f32, d: f32) -> u8 {
+    let (mut best, mut error) = (0, f32::INFINITY);
+    for (q, level) in (0..).zip(E2M1_DOUBLED) {
+        let this = (f32::from(level) * d - v).abs();
+        if this < error {
+            (best, error) = (q, this);
+        }
+    }
+    best
+}
+
+/// The largest magnitude of a group.
+fn magnitude(x: &[f32]) -> f32 {
+    x.iter().fold(0.0, |most: f32, v| if most < v.abs() { v.abs() } else { most })
+}
+
+/// Byte `j` gets values `j` and `j + n` of a group of 2n.
+fn put_group(qs: &mut [u8], x: &[f32], d: f32) {
+    let (low, high) = x.split_at(qs.len());
+    for ((q, &low), &high) in qs.iter_mut().zip(low).zip(high) {
+        *q = nearest(low, d) | nearest(high, d) << 4;
+    }
+}
+
+/// The scale is the power of two that brings the largest magnitude to 4 .. 8, though 6 is the largest value there is.
+pub(crate) fn quantize_mxfp4(row: &[f32], importance: Option<&[f32]>, out: &mut Vec<u8>) {
+    encode_blocks(row, importance, out, |x: &[f32; 32], _| {
+        let most = magnitude(x);
+        let mut b = [0; 17];
+        b[0] = if most > 0.0 { (most.log2().floor() - 2.0 + 127.0) as u8 } else { 0 };
+        let d = half_e8m0(b[0]);
+        put_group(&mut b[1..], x, d);
+        b
+    });
+}
+
+/// The nearest E4M3 float without a sign; ties go up. All from 248 on becomes 448, the largest: ggml has no scales in
+/// between.
+fn to_e4m3(v: f32) -> u8 {
+    if v.is_nan() || v <= 0.0 {
+        return 0;
+    }
+    let bits = v.min(448.0).to_bits();
+    let exponent = (bits >> 23) as i32 - 127 + 7;
+    if exponent <= 0 {
+        return ((v * 512.0 + 0.5) as u8).min(7);
+    }
+    // a mantissa that overflows carries into the exponent
+    let rounded = ((exponent as u32) << 3 | (bits >> 20 & 7)) + (bits >> 19 & 1);
+    if rounded < 0x78 { rounded as u8 } else { 0x7e }
+}
+
+/// The largest magnitude of each group becomes 6, the largest value there is.
+pub(crate) fn quantize_nvfp4(row: &[f32], importance: Option<&[f32]>, out: &mut Vec<u8>) {
+    encode_blocks(row, importance, out, |x: &[f32; 64], _| {
+        let mut b = [0; 36];
+        for (g, x) in x.as_chunks::<16>().0.iter().enumerate() {
+            b[g] = to_e4m3(magnitude(x) / 6.0);
+            let d = half_e4m3(b[g]);
+            put_group(&mut b[4 + 8 * g..12 + 8 * g], x, d);
+        }
+        b
+    });
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -66,6 +132,16 @@ mod tests {
         }
         assert_eq!(half_e4m3(0x7f), 0.0);
         assert_eq!(half_e4m3(0xff), 240.0);
+    }
+
+    #[test]
+    fn e4m3_scales_are_read_back() {
+        for x in 0..0x78_u8 {
+            let v = 2.0 * half_e4m3(x);
+            assert_eq!(to_e4m3(v), x, "{x:#x}");
+            assert_eq!(to_e4m3(v.next_up()), x, "{x:#x}");
+        }
+        assert_eq!([f32::NAN, -1.0, 1e-9, f32::INFINITY, 248.0, 247.9].map(to_e4m3), [0, 0, 0, 0x7e, 0x7e, 0x77]);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! and between having an importance matrix or not, is how the fits are weighted.
 
 use crate::bits::{encode_blocks, nearest_int, put_f16, sum_squares};
-use crate::fit::{self, Search};
+use crate::fit::{self, Affine, Search, Symmetric, side_by_side};
 use crate::kquants::{q3_k_scale, q4_k_scale_min};
 use crate::legacy::WEIGHTED;
 
@@ -48,12 +48,9 @@ fn put_crumbs(qs: &mut [u8], levels: &[u8]) {
     }
 }
 
-/// The fits of a block's sub-blocks of `N` values.
-struct Affine<const N: usize, const S: usize> {
-    scales: [f32; S],
-    mins: [f32; S],
-    levels: [[u8; N]; S],
-    /// Sum of each sub-block's weights.
+/// The fits of a block's sub-blocks of `N` values, and the sum of each one's weights.
+struct Fits<const N: usize, const S: usize> {
+    fit: Affine<N, S>,
     weights: [f32; S],
 }
 
@@ -63,14 +60,17 @@ fn fit_affine<const N: usize, const S: usize>(
     max: u8,
     search: &Search,
     weigh: impl Fn(usize, &[f32; N]) -> [f32; N],
-) -> Affine<N, S> {
-    let mut fits = Affine { scales: [0.0; S], mins: [0.0; S], levels: [[0; N]; S], weights: [0.0; S] };
-    for (j, x) in x.as_chunks::<N>().0.iter().enumerate() {
-        let w = weigh(j, x);
-        fits.weights[j] = sum(&w);
-        (fits.scales[j], fits.mins[j], fits.levels[j]) = fit::affine(max, x, &w, search);
-    }
-    fits
+) -> Fits<N, S> {
+    let x = groups(x);
+    let w: [[f32; N]; S] = std::array::from_fn(|j| weigh(j, &x[j]));
+    let fit = fit::affine_groups(max, &side_by_side(x), &side_by_side(&w), search);
+    Fits { fit, weights: w.map(|w| sum(&w)) }
+}
+
+/// A block's sub-blocks.
+fn groups<const N: usize, const S: usize>(x: &[f32; 256]) -> &[[f32; N]; S] {
+    const { assert!(N * S == 256) };
+    x.as_chunks::<N>().0.as_array().unwrap_or_else(|| unreachable!("256 values are S groups of N"))
 }
 
 /// Quantizes scales (or minima) to `0..=max` by their largest. Returns the super-block scale and the levels.
@@ -82,21 +82,22 @@ fn by_largest<const S: usize>(x: &[f32; S], max: u8) -> (f32, [u8; S]) {
 
 /// The levels of all scales and minima with their super-block scales.
 fn quantize_scales<const N: usize, const S: usize>(
-    fits: &Affine<N, S>,
+    fits: &Fits<N, S>,
     max: u8,
     weighted: bool,
 ) -> ((f32, [u8; S]), (f32, [u8; S])) {
+    let (scales, mins) = (&fits.fit.scales, &fits.fit.mins);
     if weighted {
-        (fit::positive(max, &fits.scales, &fits.weights), fit::positive(max, &fits.mins, &fits.weights))
+        (fit::positive(max, scales, &fits.weights), fit::positive(max, mins, &fits.weights))
     } else {
-        (by_largest(&fits.scales, max), by_largest(&fits.mins, max))
+        (by_largest(scales, max), by_largest(mins, max))
     }
 }
 
 pub(crate) fn quantize_q2_k(row: &[f32], importance: Option<&[f32]>, out: &mut Vec<u8>) {
     const PLAIN: Search = Search { start: -0.5, step: 0.1, steps: 15, absolute: true };
     encode_blocks(row, importance, out, |x: &[f32; 256], importance: Option<&[f32; 256]>| {
-        let mut fits: Affine<16, 16> = match importance {
+        let mut fits: Fits<16, 16> = match importance {
             None => fit_affine(x, 3, &PLAIN, |_, x| x.map(f32::abs)),
             Some(importance) => {
                 let sigma2 = sum_squares(x) / 256.0;
@@ -109,9 +110,9 @@ pub(crate) fn quantize_q2_k(row: &[f32], importance: Option<&[f32]>, out: &mut V
         let (d, dmin) = (put_f16(&mut b, 80, d), put_f16(&mut b, 82, dmin));
         for (j, x) in x.as_chunks::<16>().0.iter().enumerate() {
             b[j] = sc[j] | m[j] << 4;
-            round_affine(&mut fits.levels[j], x, d * f32::from(sc[j]), dmin * f32::from(m[j]), 3);
+            round_affine(&mut fits.fit.levels[j], x, d * f32::from(sc[j]), dmin * f32::from(m[j]), 3);
         }
-        put_crumbs(&mut b[16..80], fits.levels.as_flattened());
+        put_crumbs(&mut b[16..80], fits.fit.levels.as_flattened());
         b
     });
 }
@@ -124,7 +125,7 @@ struct FourOrFive {
 }
 
 fn four_or_five_bits(x: &[f32; 256], importance: Option<&[f32; 256]>, max: u8, plain: &Search) -> FourOrFive {
-    let mut fits: Affine<32, 8> = match importance {
+    let mut fits: Fits<32, 8> = match importance {
         None => fit_affine(x, max, plain, |_, x| {
             let rms = (sum_squares(x) / 32.0).sqrt();
             x.map(|v| rms + v.abs())
@@ -151,9 +152,9 @@ fn four_or_five_bits(x: &[f32; 256], importance: Option<&[f32; 256]>, max: u8, p
     }
     for (j, x) in x.as_chunks::<32>().0.iter().enumerate() {
         let (sc, m) = q4_k_scale_min(s, j);
-        round_affine(&mut fits.levels[j], x, d * f32::from(sc), dmin * f32::from(m), max);
+        round_affine(&mut fits.fit.levels[j], x, d * f32::from(sc), dmin * f32::from(m), max);
     }
-    FourOrFive { head, levels: fits.levels }
+    FourOrFive { head, levels: fits.fit.levels }
 }
 
 /// Stores the low 4 bits of each level of Q4_K and Q5_K.
@@ -205,18 +206,17 @@ fn q3_k_scales(scales: &[f32; 16], weights: Option<&[f32; 16]>) -> (f32, [u8; 16
 pub(crate) fn quantize_q3_k(row: &[f32], importance: Option<&[f32]>, out: &mut Vec<u8>) {
     encode_blocks(row, importance, out, |x: &[f32; 256], importance: Option<&[f32; 256]>| {
         let sigma2 = 2.0 * sum_squares(x) / 256.0;
-        let groups = x.as_chunks::<16>().0;
-        let (mut scales, mut weight_sums, mut levels) = ([0.0; 16], [0.0; 16], [[0; 16]; 16]);
-        for (j, x) in groups.iter().enumerate() {
-            (scales[j], levels[j]) = match importance {
-                None => fit::symmetric_by_moves(4, x),
-                Some(importance) => {
-                    let w = weights(&importance.as_chunks::<16>().0[j], sigma2, x);
-                    weight_sums[j] = sum(&w);
-                    fit::symmetric(4, x, &w)
-                }
-            };
-        }
+        let groups: &[[f32; 16]; 16] = groups(x);
+        let mut weight_sums = [0.0; 16];
+        let Symmetric { scales, mut levels } = match importance {
+            None => fit::symmetric_by_moves(4, &side_by_side(groups)),
+            Some(importance) => {
+                let importance = importance.as_chunks::<16>().0;
+                let w = std::array::from_fn(|j| weights(&importance[j], sigma2, &groups[j]));
+                weight_sums = w.map(|w| sum(&w));
+                fit::symmetric_groups(4, &side_by_side(groups), &side_by_side(&w))
+            }
+        };
         let (d, sc) = q3_k_scales(&scales, importance.map(|_| &weight_sums));
         let mut b = [0; 110];
         let d = put_f16(&mut b, 108, d);
@@ -238,13 +238,12 @@ pub(crate) fn quantize_q3_k(row: &[f32], importance: Option<&[f32]>, out: &mut V
 
 pub(crate) fn quantize_q6_k(row: &[f32], importance: Option<&[f32]>, out: &mut Vec<u8>) {
     encode_blocks(row, importance, out, |x: &[f32; 256], importance: Option<&[f32; 256]>| {
-        let groups = x.as_chunks::<16>().0;
-        let (mut scales, mut levels) = ([0.0; 16], [[0; 16]; 16]);
-        for (j, x) in groups.iter().enumerate() {
-            // the importance is taken as it is, without the factor of the other formats
-            let w = importance.map_or_else(|| x.map(|v| v * v), |w| w.as_chunks::<16>().0[j]);
-            (scales[j], levels[j]) = fit::symmetric(32, x, &w);
-        }
+        let groups: &[[f32; 16]; 16] = groups(x);
+        let w = importance.map(|w| fit::side_by_side::<16, 16>(self::groups(w)));
+        let x = side_by_side(groups);
+        // the importance is taken as it is, without the factor of the other formats
+        let w = w.unwrap_or_else(|| x.map(|x| x.map(|v| v * v)));
+        let Symmetric { scales, mut levels } = fit::symmetric_groups(32, &x, &w);
         let mut b = [0; 210];
         let max = fit::extreme(&scales);
         if max.abs() < fit::NEGLIGIBLE {

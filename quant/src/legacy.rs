@@ -12,7 +12,7 @@
 //! `qs[j % 16]` has the low 4 bits of value `j`: bits 0..4 for `j < 16`, bits 4..8 from there on. Bit `j` of `qh` is
 //! the fifth bit of value `j`.
 
-use crate::bits::{encode_blocks, f16_at, nibble32, put_f16, sum_squares, u32_at};
+use crate::bits::{encode_blocks, f16_at, nibble32, put_f16, round_away, sum_squares, u32_at};
 use crate::fit;
 
 /// The 5 bits of value `j`: `qh` starts at byte `at`, `qs` follows it.
@@ -164,14 +164,26 @@ fn weighted_affine(max: u8, x: &[f32; 32], w: &[f32; 32]) -> (f32, f32, [u8; 32]
     (d, -minus_min, levels)
 }
 
+/// The largest magnitude, NaNs aside. The eighths of a block are gone through side by side: for magnitudes the order is
+/// of no account.
+fn magnitude(x: &[f32; 32]) -> f32 {
+    let mut most = [0.0f32; 8];
+    for x in x.as_chunks::<8>().0 {
+        for (most, v) in most.iter_mut().zip(x) {
+            *most = if v.abs() > *most { v.abs() } else { *most };
+        }
+    }
+    most.into_iter().fold(0.0, f32::max)
+}
+
 pub(crate) fn quantize_q8_0(row: &[f32], importance: Option<&[f32]>, out: &mut Vec<u8>) {
     encode_blocks(row, importance, out, |x: &[f32; 32], _| {
-        let d = fit::extreme(x).abs() / 127.0;
+        let d = magnitude(x) / 127.0;
         let id = if d != 0.0 { 1.0 / d } else { 0.0 };
         let mut b = [0; 34];
         put_f16(&mut b, 0, d);
         for (q, v) in b[2..].iter_mut().zip(x) {
-            *q = (v * id).round() as i32 as i8 as u8;
+            *q = round_away(v * id) as u8;
         }
         b
     });

@@ -1,20 +1,27 @@
 //! Every ggml block format in readable scalar Rust: `dequantize`, `quantize`, `dot`.
 //!
-//! This crate is the oracle of the project, so it is written to be read and is never optimised. Its floats are ggml's
-//! bit for bit: a value is computed with the f32 operations of `ggml-quants.c` in their order (a multiplication, then an
-//! addition, each rounded; never fused), and a quantizer makes ggml's bytes. Bad lengths are typed errors, and no input
-//! bytes or floats make it panic.
+//! This crate is the oracle of the project, so it is written to be read. Its floats are ggml's bit for bit: a value is
+//! computed with the f32 operations of `ggml-quants.c` in their order (a multiplication, then an addition, each rounded;
+//! never fused), and a quantizer makes ggml's bytes. Sums keep their order too, so the searches of the quantizers go
+//! through several groups side by side (`fit`), which the compiler turns into vector instructions. Bad lengths are
+//! typed errors, and no input bytes or floats make it panic.
 //!
 //! A format is one row of the table in `format.rs`; the family files hold the layouts:
 //! `plain` (F32 F16 BF16), `legacy` (Q4_0 .. Q8_1), `kquants` (Q2_K .. Q8_K), `iquants` (IQ1_S .. IQ4_XS), `low_bit`
-//! (Q1_0 Q2_0 TQ1_0 TQ2_0), `fp4` (MXFP4 NVFP4).
+//! (Q1_0 Q2_0 TQ1_0 TQ2_0), `fp4` (MXFP4 NVFP4). `kquantize`, `iq4`, `iq23`, `iq1` write what needs more than a few
+//! lines.
 #![forbid(unsafe_code)]
 
 mod bits;
+mod check;
 mod fit;
 mod format;
 mod fp4;
 pub mod grids;
+mod iq1;
+mod iq23;
+mod iq4;
+mod iq_search;
 mod iquants;
 mod kquantize;
 mod kquants;
@@ -38,7 +45,7 @@ pub enum Error {
         ty: TensorType,
     },
     /// Values can be read from this type but not written to it.
-    #[error("{ty}: expected a type that can be written (F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K .. Q6_K), got {ty}")]
+    #[error("{ty}: expected a float or quantized type to write, got {ty}")]
     NoQuantizer {
         /// The type asked for.
         ty: TensorType,
@@ -93,6 +100,12 @@ pub enum Error {
         /// Weights given.
         got: usize,
     },
+    /// So few bits are useless without importance weights, and ggml has no rule for them.
+    #[error("{ty}: expected importance weights, got none")]
+    NoImportance {
+        /// The type to write.
+        ty: TensorType,
+    },
 }
 
 /// Whether [`dequantize`] and [`dot`] know this type.
@@ -103,6 +116,17 @@ pub fn can_dequantize(ty: TensorType) -> bool {
 /// Whether [`quantize`] knows this type.
 pub fn can_quantize(ty: TensorType) -> bool {
     format(ty).is_some_and(|f| f.quantize.is_some())
+}
+
+/// Whether [`quantize`] refuses to write this type without importance weights, as ggml does.
+pub fn needs_importance(ty: TensorType) -> bool {
+    matches!(ty, TensorType::IQ1_S | TensorType::IQ2_XXS | TensorType::IQ2_XS)
+}
+
+/// The first block with a scale (or, in formats without, a value) that is NaN or infinite: what llama.cpp refuses.
+/// Types without floats have none; bytes after the last whole block are not looked at.
+pub fn first_bad_block(ty: TensorType, blocks: &[u8]) -> Option<usize> {
+    check::first_bad_block(ty, blocks)
 }
 
 /// Values held by `bytes` bytes of whole blocks.
@@ -154,12 +178,13 @@ pub fn dot(ty: TensorType, row: &[u8], x: &[f32]) -> Result<f64, Error> {
 /// Appends the blocks of `x` (rows of `n_per_row` values) to `out`; on an error `out` is left as it was.
 ///
 /// `importance` has one weight per column, shared by all rows (llama.cpp's importance matrix); formats that make no
-/// use of it (F32 F16 BF16 Q8_0) only check its length. Bit-equal to ggml's `quantize_*` wherever C defines the result.
+/// use of it (F32 F16 BF16 Q1_0 Q2_0 Q8_0 TQ1_0 TQ2_0 MXFP4 NVFP4) only check its length, [`needs_importance`] says
+/// which do not go without. Bit-equal to ggml's `quantize_*` wherever C defines the result.
 /// It does not for blocks with NaNs or infinities, or whose range is subnormal or overflows: there ggml converts
 /// infinities to integers, and some valid block is made here.
 ///
 /// # Errors
-/// [`Error::NoQuantizer`], [`Error::RowLength`], [`Error::PartialRow`], [`Error::Importance`].
+/// [`Error::NoQuantizer`], [`Error::RowLength`], [`Error::PartialRow`], [`Error::Importance`], [`Error::NoImportance`].
 pub fn quantize(
     ty: TensorType,
     x: &[f32],
@@ -175,10 +200,10 @@ pub fn quantize(
     if !x.len().is_multiple_of(n_per_row) {
         return Err(Error::PartialRow { ty, n_per_row, got: x.len() });
     }
-    if let Some(w) = importance
-        && w.len() != n_per_row
-    {
-        return Err(Error::Importance { ty, expected: n_per_row, got: w.len() });
+    match importance {
+        Some(w) if w.len() != n_per_row => return Err(Error::Importance { ty, expected: n_per_row, got: w.len() }),
+        None if needs_importance(ty) => return Err(Error::NoImportance { ty }),
+        _ => {}
     }
     out.reserve(x.len() / f.block_len * f.block_bytes);
     for row in x.chunks_exact(n_per_row) {

@@ -7,7 +7,7 @@
 //! | TQ1_0 | 256 | `qs` 48, `qh` 4, `d` f16: base-3 digits, see below | `(q - 1) * d` |
 //! | TQ2_0 | 256 | `qs` 64, `d` f16: as the 2 bits of Q2_K | `(q - 1) * d` |
 
-use crate::bits::f16_at;
+use crate::bits::{encode_blocks, f16_at, put_f16, round_away};
 
 pub(crate) fn decode_q1_0(b: &[u8; 18], y: &mut [f32; 128]) {
     let d = f16_at(b, 0);
@@ -48,4 +48,80 @@ pub(crate) fn decode_tq2_0(b: &[u8; 66], y: &mut [f32; 256]) {
     for (i, y) in y.iter_mut().enumerate() {
         *y = (f32::from(b[i / 128 * 32 + i % 32] >> (2 * (i % 128 / 32)) & 3) - 1.0) * d;
     }
+}
+
+/// The largest magnitude of a block.
+fn magnitude(x: &[f32]) -> f32 {
+    x.iter().fold(0.0, |most: f32, v| if v.abs() > most { v.abs() } else { most })
+}
+
+/// The largest magnitude and its inverse, 0 for a block of zeros.
+fn scale(x: &[f32]) -> (f32, f32) {
+    let d = magnitude(x);
+    (d, if d != 0.0 { 1.0 / d } else { 0.0 })
+}
+
+/// The scale is the mean magnitude.
+pub(crate) fn quantize_q1_0(row: &[f32], importance: Option<&[f32]>, out: &mut Vec<u8>) {
+    encode_blocks(row, importance, out, |x: &[f32; 128], _| {
+        let mut b = [0; 18];
+        put_f16(&mut b, 0, x.iter().fold(0.0, |sum: f32, v| sum + v.abs()) / 128.0);
+        for (j, &v) in x.iter().enumerate() {
+            b[2 + j / 8] |= u8::from(v >= 0.0) << (j % 8);
+        }
+        b
+    });
+}
+
+pub(crate) fn quantize_q2_0(row: &[f32], importance: Option<&[f32]>, out: &mut Vec<u8>) {
+    encode_blocks(row, importance, out, |x: &[f32; 64], _| {
+        let (d, id) = scale(x);
+        let mut b = [0; 18];
+        put_f16(&mut b, 0, d);
+        for (j, &v) in x.iter().enumerate() {
+            b[2 + j / 4] |= ((round_away(v * id) + 1).clamp(0, 3) as u8) << (2 * (j % 4));
+        }
+        b
+    });
+}
+
+/// -1, 0 or 1 as 0, 1, 2.
+fn ternary(v: f32, id: f32) -> u8 {
+    (round_away(v * id) + 1).clamp(0, 2) as u8
+}
+
+/// Digits, first digit first, as the fraction of 256 that [`trit`] reads: a division that rounds up.
+fn put_trits(digits: impl Iterator<Item = u8>) -> u8 {
+    let (n, value) = digits.fold((0, 0u32), |(n, value), digit| (n + 1, 3 * value + u32::from(digit)));
+    let value = value * 3u32.pow(5 - n);
+    (value * 256).div_ceil(243) as u8
+}
+
+pub(crate) fn quantize_tq1_0(row: &[f32], importance: Option<&[f32]>, out: &mut Vec<u8>) {
+    encode_blocks(row, importance, out, |x: &[f32; 256], _| {
+        let (d, id) = scale(x);
+        let mut b = [0; 54];
+        // (first value, bytes, digits of each byte) of the parts
+        let mut at = 0;
+        for (start, bytes, digits) in [(0, 32, 5), (160, 16, 5), (240, 4, 4)] {
+            for m in 0..bytes {
+                b[at] = put_trits((0..digits).map(|n| ternary(x[start + m + n * bytes], id)));
+                at += 1;
+            }
+        }
+        put_f16(&mut b, 52, d);
+        b
+    });
+}
+
+pub(crate) fn quantize_tq2_0(row: &[f32], importance: Option<&[f32]>, out: &mut Vec<u8>) {
+    encode_blocks(row, importance, out, |x: &[f32; 256], _| {
+        let (d, id) = scale(x);
+        let mut b = [0; 66];
+        for (i, &v) in x.iter().enumerate() {
+            b[i / 128 * 32 + i % 32] |= ternary(v, id) << (2 * (i % 128 / 32));
+        }
+        put_f16(&mut b, 64, d);
+        b
+    });
 }

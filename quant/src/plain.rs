@@ -1,5 +1,8 @@
 //! F32, F16, BF16: no blocks.
 
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+
 use crate::bits::{f16_at, to_f16, u16_at};
 
 pub(crate) fn decode_f32(b: &[u8; 4], y: &mut [f32; 1]) {
@@ -8,6 +11,17 @@ pub(crate) fn decode_f32(b: &[u8; 4], y: &mut [f32; 1]) {
 
 pub(crate) fn decode_f16(b: &[u8; 2], y: &mut [f32; 1]) {
     *y = [f16_at(b, 0)];
+}
+
+/// All of them: in groups, since a CPU that converts f16 converts eight at a time.
+pub(crate) fn decode_f16s(bytes: &[u8], out: &mut [f32]) {
+    const GROUP: usize = 64;
+    let (halves, mut group) = (bytes.as_chunks::<2>().0, [f16::ZERO; GROUP]);
+    for (halves, out) in halves.chunks(GROUP).zip(out.chunks_mut(GROUP)) {
+        let group = &mut group[..out.len()];
+        group.iter_mut().zip(halves).for_each(|(h, b)| *h = f16::from_le_bytes(*b));
+        group.convert_to_f32_slice(out);
+    }
 }
 
 /// BF16 is the upper half of an f32. Shifted here rather than by `half`, which would quiet signalling NaNs.
@@ -30,6 +44,20 @@ pub(crate) fn quantize_bf16(row: &[f32], _importance: Option<&[f32]>, out: &mut 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn groups_of_f16_decode_as_single_ones() {
+        let bytes: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
+        for n in [0, 1, 63, 64, 65, 65536] {
+            let mut all = vec![1.0; n];
+            decode_f16s(&bytes[..2 * n], &mut all);
+            for (i, v) in all.into_iter().enumerate() {
+                let mut one = [0.0];
+                decode_f16(&[bytes[2 * i], bytes[2 * i + 1]], &mut one);
+                assert_eq!(v.to_bits(), one[0].to_bits(), "{i:#06x}");
+            }
+        }
+    }
 
     #[test]
     fn every_bf16_is_the_upper_half_of_its_f32() {

@@ -5,7 +5,7 @@
 //! bytes that the functions below generate: `ggml_get_type_traits(ty)->to_float` (`dequantize_row_q8_K` for Q8_K) for
 //! the first table, `ggml_quantize_chunk` for the second.
 
-use octavo_quant::{TensorType, can_dequantize, can_quantize, dequantize, quantize};
+use octavo_quant::{Error, TensorType, can_dequantize, can_quantize, dequantize, needs_importance, quantize};
 
 /// splitmix64.
 struct Random(u64);
@@ -84,6 +84,10 @@ fn random_rows_quantize_as_in_ggml() {
         let (x, importance) = random_rows(ty);
         for (importance, want) in [(None, plain), (Some(&importance[..]), weighted)] {
             let mut out = Vec::new();
+            if importance.is_none() && needs_importance(ty) {
+                assert_eq!(quantize(ty, &x, ROW, None, &mut out), Err(Error::NoImportance { ty }));
+                continue;
+            }
             quantize(ty, &x, ROW, importance, &mut out).unwrap();
             let got = digest(out.into_iter().map(u32::from));
             assert_eq!(got, want, "{ty}, importance: {}", importance.is_some());
@@ -124,8 +128,8 @@ const DEQUANTIZED: [(&str, u64); 29] = [
     ("Q2_0", 0xbd2c_0493_0470_4325),
 ];
 
-/// Type, digest without and with importance weights.
-const QUANTIZED: [(&str, u64, u64); 13] = [
+/// Type, digest without and with importance weights; 0 where ggml refuses to go without.
+const QUANTIZED: [(&str, u64, u64); 28] = [
     ("F32", 0x490b_8714_4b86_c538, 0x490b_8714_4b86_c538),
     ("F16", 0xae99_31db_84bf_6e70, 0xae99_31db_84bf_6e70),
     ("Q4_0", 0x5e0f_4a11_4fde_0b67, 0xd3c2_6d23_d6eb_0241),
@@ -138,5 +142,20 @@ const QUANTIZED: [(&str, u64, u64); 13] = [
     ("Q4_K", 0xf150_7fd5_ce9d_149c, 0xc7e5_03dc_1997_b08c),
     ("Q5_K", 0xf944_faad_9144_6445, 0x0dcc_8882_4d67_bee0),
     ("Q6_K", 0xcf4a_67e1_48d3_34ef, 0x3609_039e_0bfc_2725),
+    ("IQ2_XXS", 0x0000_0000_0000_0000, 0x358c_f19b_e3f9_512a),
+    ("IQ2_XS", 0x0000_0000_0000_0000, 0xad45_5b73_8ef2_f6a0),
+    ("IQ3_XXS", 0xf3f9_74be_7e23_1f9e, 0xb5b6_24b7_e642_2fb0),
+    ("IQ1_S", 0x0000_0000_0000_0000, 0x00c6_08bf_f4fd_ff8e),
+    ("IQ4_NL", 0x1c1e_7862_1e0e_46a5, 0xa63c_c7b0_5f63_b3ba),
+    ("IQ3_S", 0x8b1a_d0ff_c239_60e6, 0x2938_7c57_484b_cd8c),
+    ("IQ2_S", 0x2e92_02c6_5358_f838, 0x8265_5877_3268_d267),
+    ("IQ4_XS", 0xd0e1_c7d3_2484_93d3, 0x1688_ba3b_07b4_b77a),
+    ("IQ1_M", 0x4019_b8b6_a51c_4608, 0x73a0_4f53_b501_98b8),
     ("BF16", 0x5d7d_e0f5_428d_cedc, 0x5d7d_e0f5_428d_cedc),
+    ("TQ1_0", 0x3e6c_b6da_f704_3bee, 0x3e6c_b6da_f704_3bee),
+    ("TQ2_0", 0x679f_9c18_ded8_d4d3, 0x679f_9c18_ded8_d4d3),
+    ("MXFP4", 0x26ed_997a_8517_36c7, 0x26ed_997a_8517_36c7),
+    ("NVFP4", 0xa569_b3a4_8f96_2da6, 0xa569_b3a4_8f96_2da6),
+    ("Q1_0", 0xc0d1_8222_d615_20df, 0xc0d1_8222_d615_20df),
+    ("Q2_0", 0xcc7c_2ae1_c66a_abcf, 0xcc7c_2ae1_c66a_abcf),
 ];

@@ -1,6 +1,8 @@
 //! Lengths, hostile bits, dot products, and the loss of a round trip: what must hold for every format.
 
-use octavo_quant::{Error, TensorType, can_dequantize, can_quantize, dequantize, dot, quantize};
+use octavo_quant::{
+    Error, TensorType, can_dequantize, can_quantize, dequantize, dot, first_bad_block, needs_importance, quantize,
+};
 use proptest::prelude::*;
 
 fn formats() -> impl Iterator<Item = TensorType> {
@@ -9,6 +11,11 @@ fn formats() -> impl Iterator<Item = TensorType> {
 
 fn writable() -> impl Iterator<Item = TensorType> {
     TensorType::all().filter(|&t| can_quantize(t))
+}
+
+/// Without weights, unless the type needs them, and with them.
+fn both(ty: TensorType, weights: &[f32]) -> impl Iterator<Item = Option<&[f32]>> {
+    [None, Some(weights)].into_iter().filter(move |w| w.is_some() || !needs_importance(ty))
 }
 
 #[test]
@@ -41,6 +48,9 @@ fn quantize_checks_rows_and_importance_and_leaves_the_output_on_errors() {
         let (block_len, n) = (ty.block_len(), 2 * ty.block_len());
         let x = vec![1.0; 2 * n];
         let mut out = vec![7];
+        if needs_importance(ty) {
+            assert_eq!(quantize(ty, &x, n, None, &mut out), Err(Error::NoImportance { ty }));
+        }
         for got in [0, block_len - 1, block_len + 1].into_iter().filter(|&n| n == 0 || n % block_len != 0) {
             assert_eq!(quantize(ty, &x, got, None, &mut out), Err(Error::RowLength { ty, block_len, got }));
         }
@@ -49,7 +59,7 @@ fn quantize_checks_rows_and_importance_and_leaves_the_output_on_errors() {
         let error = Err(Error::Importance { ty, expected: n, got: 2 * n });
         assert_eq!(quantize(ty, &x, n, Some(&x), &mut out), error);
         assert_eq!(out, [7], "{ty}");
-        assert_eq!(quantize(ty, &[], n, None, &mut out), Ok(()));
+        assert_eq!(quantize(ty, &[], n, Some(&x[..n]), &mut out), Ok(()));
         assert_eq!(quantize(ty, &x, n, Some(&x[..n]), &mut out), Ok(()));
         assert_eq!(out.len(), 1 + 4 * ty.block_bytes(), "{ty}");
         assert_eq!(out[0], 7, "{ty}");
@@ -108,6 +118,49 @@ fn every_value_of_every_byte_decodes() {
     }
 }
 
+/// Zeros, with weights of any kind, are read back as zeros (Q1_0 and MXFP4 have no zero scale but a tiny one).
+#[test]
+fn zeros_stay_zeros() {
+    for ty in writable() {
+        for weight in [0.0, 1.0] {
+            for importance in both(ty, &[weight; 512]) {
+                let (mut out, mut y) = (Vec::new(), vec![1.0; 512]);
+                quantize(ty, &[0.0; 512], 512, importance, &mut out).unwrap();
+                dequantize(ty, &out, &mut y).unwrap();
+                assert!(y.iter().all(|v| v.abs() < 1e-36), "{ty}: {y:?}");
+                assert_eq!(first_bad_block(ty, &out), None, "{ty}");
+            }
+        }
+    }
+}
+
+/// One float of a block made NaN or infinite is found in that block; so is an f16 scale that overflows.
+#[test]
+fn bad_blocks_are_found_where_they_are() {
+    use TensorType as T;
+    for ty in [T::F32, T::F16, T::BF16] {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for at in [0, 1, 63, 64, 200] {
+                let mut x = vec![f32::MIN_POSITIVE; 201];
+                x[at] = bad;
+                let mut out = Vec::new();
+                quantize(ty, &x, 201, None, &mut out).unwrap();
+                assert_eq!(first_bad_block(ty, &out), Some(at), "{ty} {bad}");
+            }
+        }
+    }
+    let (mut x, weights) = (vec![1.0; 1024], [1.0; 1024]);
+    x[600] = 1e12;
+    let no_f16_scale = [T::F32, T::BF16, T::MXFP4, T::NVFP4];
+    for ty in writable().filter(|ty| !no_f16_scale.contains(ty)) {
+        for importance in both(ty, &weights) {
+            let mut out = Vec::new();
+            quantize(ty, &x, 1024, importance, &mut out).unwrap();
+            assert_eq!(first_bad_block(ty, &out), Some(600 / ty.block_len()), "{ty}");
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..Default::default() })]
 
@@ -140,7 +193,7 @@ proptest! {
         let x: Vec<f32> = bits.iter().map(|b| f32::from_bits(b & mask)).collect();
         let w: Vec<f32> = weights.iter().map(|b| f32::from_bits(b & mask & 0x7fff_ffff)).collect();
         for ty in writable() {
-            for importance in [None, Some(&w[..])] {
+            for importance in both(ty, &w) {
                 let mut out = Vec::new();
                 quantize(ty, &x, 256, importance, &mut out).unwrap();
                 prop_assert_eq!(out.len(), 512 / ty.block_len() * ty.block_bytes());
@@ -168,6 +221,22 @@ fn round_trip_error_is_that_of_uniform_rounding() {
         (T::Q4_K, 0.002, 4.0 / 15.0),
         (T::Q5_K, 0.002, 4.0 / 31.0),
         (T::Q6_K, 0.002, 2.1 / 32.0),
+        (T::IQ4_NL, 0.002, 2.1 * 24.0 / 127.0),
+        (T::IQ4_XS, 0.002, 2.1 * 24.0 / 127.0),
+        // grids leave out most points, so their rounding is not uniform: llama.cpp's limits, and four times the lattice's step
+        (T::IQ3_S, 0.004, 4.0 * 2.1 * 2.0 / 15.0),
+        (T::IQ3_XXS, 0.005, 4.0 * 2.1 * 2.0 / 15.0),
+        (T::IQ2_S, 0.0075, 4.0 * 2.1 * 2.0 / 5.0),
+        (T::IQ2_XS, 0.0075, 4.0 * 2.1 * 2.0 / 5.0),
+        (T::IQ2_XXS, 0.0075, 4.0 * 2.1 * 2.0 / 5.0),
+        (T::IQ1_S, 0.01, 4.0 * 2.1),
+        (T::IQ1_M, 0.0125, 4.0 * 2.1), // llama.cpp's 0.01 is for weighted fits: without weights it misses it too
+        (T::MXFP4, 0.003, 1.0),
+        (T::NVFP4, 0.003, 0.7),
+        (T::TQ1_0, 0.01, 2.1),
+        (T::TQ2_0, 0.01, 2.1),
+        (T::Q2_0, 0.01, 2.1),
+        (T::Q1_0, 0.02, 4.0),
         (T::F16, 0.002, 2f64.powi(-10)),
         (T::BF16, 0.002, 2f64.powi(-7)),
         (T::F32, 0.0, 0.0),
@@ -176,7 +245,7 @@ fn round_trip_error_is_that_of_uniform_rounding() {
     let x: Vec<f32> = (0..N).map(|i| 0.1 + 2.0 * (i as f32).cos()).collect();
     let uniform = vec![1.0; N];
     for (ty, limit, step) in limits {
-        for importance in [None, Some(&uniform[..])] {
+        for importance in both(ty, &uniform) {
             let (mut raw, mut y) = (Vec::new(), vec![0.0; N]);
             quantize(ty, &x, N, importance, &mut raw).unwrap();
             dequantize(ty, &raw, &mut y).unwrap();

@@ -27,6 +27,30 @@ pub enum Error {
         /// The architecture found.
         got: String,
     },
+    /// A file that is no reference.
+    #[error(
+        "{file}: not a reference but {got}: expected the file of llama-results, llama-debug --save-logits, \
+         llama-perplexity --kl-divergence-base, llama-completion --prompt-cache, llama-imatrix, the text of \
+         llama-eval-callback, a completion of llama-server with probabilities, or a golden"
+    )]
+    NoReference {
+        /// The file.
+        file: String,
+        /// What it seems to be.
+        got: String,
+    },
+    /// A field of another program's file.
+    #[error("{file}: {field}: expected {expected}, got {got}")]
+    Field {
+        /// The file.
+        file: String,
+        /// What is wrong.
+        field: String,
+        /// What it should be.
+        expected: String,
+        /// What it is.
+        got: String,
+    },
     /// A key that the forward pass needs is absent.
     #[error("{file}: key {key:?}: expected {expected}, got nothing")]
     MissingKey {

@@ -4,6 +4,7 @@
 //! * [`golden`]: stock llama.cpp's logits, recorded once, with the command that made them;
 //! * [`results`]: the file that llama.cpp's `llama-results` writes, in and out;
 //! * [`kld_base`]: the file of log-probabilities that `llama-perplexity --kl-divergence-base` writes, in and out;
+//! * [`formats`]: what other llama.cpp programs write, and how such files are recognised;
 //! * [`metrics`]: how far two sets of logits are apart;
 //! * [`demo`]: the small trained model that is built into the binary;
 //! * [`fixtures`]: where tests find the large fixtures, and what they do without them.
@@ -14,6 +15,7 @@
 pub mod demo;
 mod error;
 pub mod fixtures;
+pub mod formats;
 pub mod golden;
 pub mod kld_base;
 pub mod metrics;

@@ -89,6 +89,11 @@ impl ComputeArgs {
         !self.no_mmap
     }
 
+    /// The context asked for; 0 stands for the model's own.
+    pub(super) fn context(&self) -> Option<usize> {
+        self.ctx_size.map(|n| n as usize)
+    }
+
     /// The engine's options; a context of 0 stays for the caller to look up.
     pub(super) fn options(&self) -> Result<EngineOptions, Failure> {
         Ok(EngineOptions {

@@ -1,39 +1,42 @@
-//! `octavo diff`: where two computations of one text part ways.
+//! `octavo diff`: how far a computation is from another, and where they part ways.
 
+mod executions;
+mod html;
 mod print;
+mod recorded;
+mod suite;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
-use gguf_rs_lite::Gguf;
-use octavo_kernels::{IsaChoice, PAGE_POSITIONS};
-use octavo_llm::backend::cpu;
-use octavo_llm::diff::{Backend, Comparison, Execution, OracleExecution, Verdict, compare};
-use octavo_llm::engine::{ModelSource, default_threads};
-use octavo_llm::model::Model;
-use octavo_llm::tokenizer::{EncodeOptions, Tokenizer};
+use octavo_kernels::IsaChoice;
+use octavo_llm::diff::Against;
+use octavo_llm::tokenizer::EncodeOptions;
 
 use super::args::ComputeArgs;
 use super::failure::{Exit, Failure};
 use super::prompt::TextArgs;
-use super::terminal::{self, Progress};
 
-/// Find the first tensor in which two computations of a text differ
+/// Compare with llama.cpp, or find the first tensor in which two computations differ
 ///
-/// Two model files, two instruction sets, or the engine and its f64 oracle: every named tensor is compared in the order
-/// of the computation, and held against a bound that follows from the errors measured in its inputs.
+/// With --reference or --llama-cpp: the logits of a model against what another program recorded.
+/// Otherwise two model files, two instruction sets, or the engine and its f64 oracle: every named tensor is compared in
+/// the order of the computation, and held against a bound that follows from the errors measured in its inputs.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
+  octavo diff model.gguf --reference results.gguf          what llama-results -o wrote
+  octavo diff model.gguf --llama-cpp ~/llama.cpp/build/bin -p \"Hello\"
   octavo diff model.gguf changed.gguf -p \"Hello\"           two files
   octavo diff f16.gguf q4_k_m.gguf -f text.txt             what a quantization does, layer by layer
   octavo diff model.gguf -p \"Hello\" --a-isa scalar --b-isa avx512
   octavo diff model.gguf -p \"Hello\" --a-exec oracle        engine against the f64 oracle
+  octavo diff --suite reference/suite.toml                 models x prompts x instruction sets against goldens
 
 Exit code: 0 within the bounds, 1 outside, 2 if it could not be compared.
---json prints {verdict: identical|within|diverged, first_divergence: {name, layer, position, channel, a, b, ...} or
-null, taps, absent, logits, a, b, tokens}.")]
+--json prints for two executions {verdict: identical|within|diverged, first_divergence: {name, layer, position,
+channel, a, b, ...} or null, taps, absent, logits, a, b, tokens}; for references {verdict: within|outside, model,
+tolerance, references: [{file, kind, tokens, verdict, first_divergence, logits}]}.")]
 pub(super) struct DiffArgs {
     /// The first model; the built-in demo model if not given
     #[arg(value_name = "A", value_hint = clap::ValueHint::FilePath)]
@@ -41,6 +44,31 @@ pub(super) struct DiffArgs {
     /// The second model [default: the first]
     #[arg(value_name = "B", value_hint = clap::ValueHint::FilePath)]
     b: Option<PathBuf>,
+    /// Compare the model's logits with recorded ones: the file of llama-results, or a golden (known by their content)
+    #[arg(long, value_name = "REF", num_args = 1.., conflicts_with = "b", value_hint = clap::ValueHint::FilePath)]
+    reference: Vec<PathBuf>,
+    /// Run the llama.cpp whose programs are in DIR on the same text, and compare the logits with its own
+    #[arg(long, value_name = "DIR", conflicts_with = "b", value_hint = clap::ValueHint::DirPath)]
+    llama_cpp: Option<PathBuf>,
+    /// Run a suite: models, prompts and instruction sets against stored goldens; prints what changed
+    #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["a", "b", "reference"])]
+    #[arg(value_hint = clap::ValueHint::FilePath)]
+    suite: Option<PathBuf>,
+    /// Make the suite's goldens anew, by this engine, or by llama.cpp with --llama-cpp
+    #[arg(long, requires = "suite")]
+    bless: bool,
+    /// Where --llama-cpp keeps its command line, raw output and the report
+    #[arg(long, value_name = "DIR", default_value = "octavo-diff", value_hint = clap::ValueHint::DirPath)]
+    keep: PathBuf,
+    /// Which of a golden's two recordings: llama.cpp's own logits, or those of the exact dequantization
+    #[arg(long, value_name = "WHICH", default_value = "logits")]
+    against: Which,
+    /// NMSE allowed against a reference [default: by the coarsest weights: F32 1e-9, F16 1e-6, BF16 2e-5, else 5e-3]
+    #[arg(long, value_name = "X", value_parser = tolerance)]
+    tol_nmse: Option<f64>,
+    /// Mean KL allowed against a reference, in nats [default: not judged]
+    #[arg(long, value_name = "X", value_parser = tolerance)]
+    tol_kl: Option<f64>,
     #[command(flatten)]
     text: TextArgs,
     /// Token ids instead of a text, separated by commas
@@ -67,6 +95,9 @@ pub(super) struct DiffArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    /// Also write the report as one self-contained HTML page
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    html: Option<PathBuf>,
     #[command(flatten)]
     compute: ComputeArgs,
 }
@@ -80,121 +111,71 @@ enum Exec {
     Oracle,
 }
 
-/// Runs the command. Whatever keeps it from comparing is exit code 2.
-pub(super) fn run(args: &DiffArgs) -> Result<Exit, Failure> {
-    diff(args).map_err(|failure| match failure {
-        Failure::Input(message) => Failure::Usage(message),
-        other => other,
-    })
+/// A side of a golden.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Which {
+    /// llama.cpp on the file itself
+    Logits,
+    /// llama.cpp on the file dequantized to F32
+    Exact,
 }
 
-fn diff(args: &DiffArgs) -> Result<Exit, Failure> {
-    let one_thing = args.b.is_none() && args.a_exec == args.b_exec && args.isa(args.a_isa) == args.isa(args.b_isa);
-    if one_thing {
-        let message = "nothing to compare with: expected a second model, --a-isa, --b-isa, --a-exec or --b-exec";
-        return Err(Failure::Usage(message.to_owned()));
+impl From<Which> for Against {
+    fn from(which: Which) -> Against {
+        match which {
+            Which::Logits => Against::Logits,
+            Which::Exact => Against::Exact,
+        }
     }
-    let a = open(args.a.as_deref(), args.compute.mmap())?;
-    let b = match &args.b {
-        Some(path) => open(Some(path), args.compute.mmap())?,
-        None => a.clone(),
-    };
-    let tokenizer = Tokenizer::from_gguf(&a)?;
-    let tokens = tokens(args, &tokenizer)?;
-    same_tokens(args, &tokens, &b)?;
-    let mut first = execution(args, (a, args.a_exec, args.a_isa), tokens.len())?;
-    let mut second = execution(args, (b, args.b_exec, args.b_isa), tokens.len())?;
-    let bar = Progress::tensors("comparing");
-    let comparison = compare(&mut *first, &mut *second, &tokens, &mut |done, total| bar.at(done, total));
-    bar.clear();
-    let comparison = comparison?;
-    let report = print::Report { a: first.describe(), b: second.describe(), tokenizer: &tokenizer, comparison };
-    let text = if args.json { report.json(&tokens)? } else { report.text(args.all) };
-    terminal::print(text.as_bytes())?;
-    Ok(exit(&report.comparison))
 }
 
-fn exit(comparison: &Comparison) -> Exit {
-    match comparison.verdict {
-        Verdict::Identical | Verdict::Within => Exit::Done,
-        Verdict::Diverged => Exit::Outside,
-    }
+fn tolerance(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|x: &f64| x.is_finite() && *x >= 0.0);
+    number.ok_or_else(|| "expected a finite number of at least 0".to_owned())
 }
+
+const NO_TEXT: &str = "no text: expected -p TEXT, -f FILE (- is stdin) or --tokens IDS";
 
 impl DiffArgs {
     fn isa(&self, own: Option<IsaChoice>) -> IsaChoice {
         own.unwrap_or(self.compute.isa)
     }
-}
 
-fn open(path: Option<&Path>, mmap: bool) -> Result<Arc<Gguf>, Failure> {
-    let source = match path {
-        Some(path) => ModelSource::Path(path.to_owned()),
-        None => {
-            terminal::note(super::load::DEMO_NOTE);
-            ModelSource::Demo
-        }
-    };
-    Ok(Arc::new(source.open(mmap)?))
-}
-
-fn tokens(args: &DiffArgs, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failure> {
-    let tokens = match (&args.tokens, args.text.read()?) {
-        (Some(ids), _) => ids.clone(),
-        (None, Some(text)) => tokenizer.encode(&text, encoding(args))?,
-        (None, None) => {
-            let message = "no text: expected -p TEXT, -f FILE (- is stdin) or --tokens IDS";
-            return Err(Failure::Usage(message.to_owned()));
-        }
-    };
-    match tokens.is_empty() {
-        true => Err(Failure::Input("the text has no tokens: expected at least one".to_owned())),
-        false => Ok(tokens),
+    /// Nothing says what is different between the two.
+    fn same_twice(&self) -> bool {
+        self.b.is_none() && self.a_exec == self.b_exec && self.isa(self.a_isa) == self.isa(self.b_isa)
     }
+}
+
+/// Writes a report's file.
+fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    std::fs::write(path, text).map_err(|error| Failure::Input(format!("{}: {error}", path.display())))
 }
 
 fn encoding(args: &DiffArgs) -> EncodeOptions {
     EncodeOptions { add_special: !args.no_special, parse_special: !args.no_special }
 }
 
-/// Another file must cut a text the same way, or the comparison would be of two texts.
-fn same_tokens(args: &DiffArgs, tokens: &[u32], b: &Gguf) -> Result<(), Failure> {
-    let (Some(path), Some(text)) = (&args.b, &args.text.prompt) else { return Ok(()) };
-    if args.text.escape {
-        return Ok(());
-    }
-    let theirs = Tokenizer::from_gguf(b)?.encode(text.as_encoded_bytes(), encoding(args))?;
-    if theirs == tokens {
-        return Ok(());
-    }
-    let message = format!(
-        "{}: cuts the text into {} tokens, the first model into {}: expected the same tokens (--tokens gives ids)",
-        path.display(),
-        theirs.len(),
-        tokens.len()
-    );
-    Err(Failure::Input(message))
+/// Runs the command. Whatever keeps it from comparing is exit code 2.
+pub(super) fn run(args: &DiffArgs) -> Result<Exit, Failure> {
+    let result = match &args.suite {
+        Some(suite) => suite::diff(args, suite),
+        None => one(args),
+    };
+    result.map_err(|failure| match failure {
+        Failure::Input(message) => Failure::Usage(message),
+        other => other,
+    })
 }
 
-fn execution(
-    args: &DiffArgs,
-    (gguf, exec, isa): (Arc<Gguf>, Exec, Option<IsaChoice>),
-    n_tokens: usize,
-) -> Result<Box<dyn Execution>, Failure> {
-    if exec == Exec::Oracle {
-        return Ok(Box::new(OracleExecution::new(gguf)?));
+fn one(args: &DiffArgs) -> Result<Exit, Failure> {
+    match () {
+        () if !args.reference.is_empty() || args.llama_cpp.is_some() => recorded::diff(args),
+        () if args.same_twice() => Err(Failure::Usage(
+            "nothing to compare with: expected --reference, --llama-cpp, a second model, --a-isa, --b-isa, --a-exec or \
+             --b-exec"
+                .to_owned(),
+        )),
+        () => executions::diff(args),
     }
-    let model = Model::load(&gguf)?;
-    let compute = args.compute.options()?;
-    let options = cpu::Options {
-        isa: args.isa(isa).resolve()?,
-        threads: compute.threads.unwrap_or_else(default_threads),
-        kv_type: args.compute.kv_type_or_f32()?,
-        n_pages: n_tokens.div_ceil(PAGE_POSITIONS),
-        repack: compute.repack,
-    };
-    let bar = Progress::bytes("loading");
-    let backend = Backend::cpu(gguf, model, &options, &mut |done, total| bar.at(done, total));
-    bar.clear();
-    Ok(Box::new(backend?))
 }

@@ -1,5 +1,7 @@
 //! From arguments to a loaded engine, with a bar for what takes long and a note about what runs.
 
+use std::path::Path;
+
 use octavo_llm::engine::{Engine, EngineOptions, ModelSource};
 use octavo_llm::model::Hparams;
 
@@ -13,7 +15,12 @@ pub(super) const DEMO_NOTE: &str =
 
 /// The model's source; says on stderr if it is the built-in one.
 pub(super) fn source(model: &ModelArgs) -> ModelSource {
-    match model.path() {
+    source_at(model.path())
+}
+
+/// As [`source`], from a path.
+pub(super) fn source_at(path: Option<&Path>) -> ModelSource {
+    match path {
         Some(path) => ModelSource::Path(path.to_owned()),
         None => {
             terminal::note(DEMO_NOTE);

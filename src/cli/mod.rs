@@ -8,12 +8,15 @@ mod argv;
 mod chat;
 mod diff;
 mod failure;
+mod imatrix;
 mod inspect;
 mod load;
 mod logits;
 mod metrics;
 mod perplexity;
 mod prompt;
+mod quant_report;
+mod quantize;
 mod run;
 mod signal;
 mod terminal;
@@ -37,6 +40,7 @@ Examples:
   octavo logits model.gguf -p \"Hello\" --top 10
   octavo perplexity model.gguf -f text.txt
   octavo diff f16.gguf q4_k_m.gguf -p \"Hello\"
+  octavo quantize model-f16.gguf model-q4.gguf Q4_K_M
 
 Every command runs the built-in demo model if no MODEL is given.";
 
@@ -57,6 +61,9 @@ enum Command {
     Logits(logits::LogitsArgs),
     Perplexity(perplexity::PerplexityArgs),
     Diff(Box<diff::DiffArgs>),
+    QuantReport(Box<quant_report::QuantReportArgs>),
+    Quantize(Box<quantize::QuantizeArgs>),
+    Imatrix(imatrix::ImatrixArgs),
     /// Print a script that completes octavo's commands and options in a shell
     #[command(after_help = "Example:\n  octavo completions bash > ~/.local/share/bash-completion/completions/octavo")]
     Completions {
@@ -87,6 +94,9 @@ fn dispatch(command: Command) -> Result<Exit, Failure> {
         Command::Logits(args) => logits::run(&args),
         Command::Perplexity(args) => perplexity::run(&args),
         Command::Diff(args) => diff::run(&args),
+        Command::QuantReport(args) => quant_report::run(&args),
+        Command::Quantize(args) => quantize::run(&args),
+        Command::Imatrix(args) => imatrix::run(&args),
         Command::Completions { shell } => completions(shell),
     }
 }

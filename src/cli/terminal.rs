@@ -74,6 +74,12 @@ impl Progress {
         }
     }
 
+    /// A line on stderr, above the bar where there is one.
+    pub(super) fn line(&self, line: &str) {
+        let line = super::failure::one_line(line);
+        if self.0.is_hidden() { note(&line) } else { self.0.println(line) }
+    }
+
     /// Takes the bar away.
     pub(super) fn clear(&self) {
         self.0.finish_and_clear();

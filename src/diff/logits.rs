@@ -1,6 +1,6 @@
 //! How far two sets of logits are apart, row by row, so that memory does not grow with the text.
 
-use octavo_reference::metrics::{kl_row, top_k};
+use octavo_reference::metrics::{TopRow, kl_row, kl_top, top_k};
 use serde::Serialize;
 
 use super::Error;
@@ -78,6 +78,14 @@ struct Sums {
     top5: usize,
 }
 
+/// One position's sums, and the reference's most likely tokens.
+struct Row {
+    squares: f64,
+    energy: f64,
+    kl: f64,
+    other: Vec<u32>,
+}
+
 impl LogitComparison {
     /// Nothing compared yet of a text.
     pub fn new(tokens: &[u32], n_vocab: usize) -> LogitComparison {
@@ -108,17 +116,56 @@ impl LogitComparison {
                 return Err(Error::Row { expected: self.n_vocab, got: row.len() });
             }
         }
+        let (squares, energy) = self.differences(position, (0..).zip(ours.iter().copied().zip(theirs.iter().copied())));
+        let of_other = |id: u32| theirs[id as usize];
+        let row = Row { squares, energy, kl: kl_row(ours, theirs)?, other: top_k(theirs, TOP) };
+        self.take(position, ours, &row, &of_other);
+        Ok(())
+    }
+
+    /// As [`LogitComparison::add`], for a reference that keeps a position's most likely tokens only: `theirs` has
+    /// their ids, logits and the log-sum-exp of all logits; `ours` all logits and theirs. NMSE is over the kept logits,
+    /// KL a lower bound ([`octavo_reference::metrics::kl_top`]).
+    ///
+    /// # Errors
+    /// A row that is not as long as the vocabulary.
+    pub fn add_top(
+        &mut self,
+        position: usize,
+        (ours, lse): (&[f32], f64),
+        (ids, theirs, their_lse): (&[u32], &[f32], f64),
+    ) -> Result<(), Error> {
+        if ours.len() != self.n_vocab {
+            return Err(Error::Row { expected: self.n_vocab, got: ours.len() });
+        }
+        let picked: Vec<f32> = ids.iter().map(|id| ours[*id as usize]).collect();
+        let pairs = ids.iter().copied().zip(picked.iter().copied().zip(theirs.iter().copied()));
+        let (squares, energy) = self.differences(position, pairs);
+        let kl = kl_top(TopRow { logits: &picked, lse }, TopRow { logits: theirs, lse: their_lse })?;
+        // what is not kept is not known
+        let of_other = |id: u32| ids.iter().position(|kept| *kept == id).map_or(f32::NAN, |i| theirs[i]);
+        let other = ids.iter().take(TOP).copied().collect();
+        self.take(position, ours, &Row { squares, energy, kl, other }, &of_other);
+        Ok(())
+    }
+
+    /// Sums of squares of differences and of theirs; remembers the largest difference.
+    fn differences(&mut self, position: usize, pairs: impl Iterator<Item = (u32, (f32, f32))>) -> (f64, f64) {
         let (mut squares, mut energy) = (0.0, 0.0);
-        for (id, (x, y)) in (0..).zip(ours.iter().zip(theirs)) {
-            let difference = f64::from(*x) - f64::from(*y);
+        for (id, (x, y)) in pairs {
+            let difference = f64::from(x) - f64::from(y);
             squares += difference * difference;
-            energy += f64::from(*y).powi(2);
+            energy += f64::from(y).powi(2);
             if difference.abs() > self.max_abs || difference.is_nan() && !self.max_abs.is_nan() {
                 (self.max_abs, self.max_at) = (difference.abs(), (position, id));
             }
         }
-        let kl = kl_row(ours, theirs)?;
-        let (mine, other) = (top_k(ours, TOP), top_k(theirs, TOP));
+        (squares, energy)
+    }
+
+    fn take(&mut self, position: usize, ours: &[f32], row: &Row, of_other: &dyn Fn(u32) -> f32) {
+        let &Row { squares, energy, kl, ref other } = row;
+        let mine = top_k(ours, TOP);
         self.positions += 1;
         let n = self.positions as f64;
         let s = &mut self.sums;
@@ -126,7 +173,7 @@ impl LogitComparison {
         s.energy += energy;
         s.kl += kl;
         s.top1 += usize::from(mine.first() == other.first());
-        s.top5 += usize::from(mine == other);
+        s.top5 += usize::from(mine == *other);
         self.nmse = if s.squares == 0.0 { 0.0 } else { s.squares / s.energy };
         self.mean_kl = s.kl / n;
         (self.top1, self.top5) = (s.top1 as f64 / n, s.top5 as f64 / n);
@@ -135,13 +182,12 @@ impl LogitComparison {
         }
         let extra: Vec<u32> = mine.iter().copied().filter(|id| !other.contains(id)).collect();
         let pair = |id: u32| {
-            let (x, y) = (ours[id as usize], theirs[id as usize]);
+            let (x, y) = (ours[id as usize], of_other(id));
             TopPair { id, ours: x, theirs: y, delta: x - y }
         };
-        let top = other.into_iter().chain(extra).map(pair).collect();
+        let top = other.iter().copied().chain(extra).map(pair).collect();
         let token = self.tokens.get(position).copied().unwrap_or_default();
         let nmse = if squares == 0.0 { 0.0 } else { squares / energy };
         self.by_position.push(PositionTop { position, token, ours: mine, top, kl, nmse });
-        Ok(())
     }
 }

@@ -8,12 +8,20 @@
 
 pub mod bounds;
 mod execution;
+mod llama_cpp;
 mod lockstep;
 mod logits;
+mod probabilities;
+mod reference;
+mod tensors;
 
 pub use execution::{Backend, Execution, Fault, OracleExecution, Rounding, TapKey, TapOut};
+pub use llama_cpp::LlamaCpp;
 pub use lockstep::{Absent, Comparison, TapReport, Verdict, compare};
 pub use logits::{LogitComparison, PositionTop, TopPair};
+pub use probabilities::TokenComparison;
+pub use reference::{Against, Measured, Reference, Tolerance, mean_kl};
+pub use tensors::TensorComparison;
 
 /// Why two computations could not be compared.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +49,26 @@ pub enum Error {
         a: String,
         /// In the second.
         b: String,
+    },
+    /// A program of llama.cpp that is absent or fails.
+    #[error("{program}: {what}")]
+    Program {
+        /// Its path.
+        program: String,
+        /// What happened.
+        what: String,
+    },
+    /// Scoring a text against a base.
+    #[error(transparent)]
+    Eval(#[from] crate::eval::Error),
+    /// An importance matrix, or the collection of ours.
+    #[error(transparent)]
+    Imatrix(#[from] crate::imatrix::Error),
+    /// A reference without its text.
+    #[error("the file of {kind} has no text: expected -p TEXT or -f FILE, the same as it was made from")]
+    NoText {
+        /// The program that wrote it.
+        kind: &'static str,
     },
     /// A row of logits of another length.
     #[error("a row of logits: expected {expected} values, got {got}")]

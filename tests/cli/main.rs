@@ -1,8 +1,11 @@
 //! The `octavo` program from outside: what it prints where, and how it exits.
 
 mod bad_input;
+mod diff;
 mod facts;
 mod hostile;
+mod quant_report;
+mod references;
 mod running;
 
 use std::path::PathBuf;

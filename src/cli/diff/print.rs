@@ -36,28 +36,34 @@ impl Report<'_> {
         }
         out.push('\n');
         logits(&mut out, &c.logits, self.tokenizer, &Columns { ours: "B", theirs: "A", theirs_first: true }, all);
-        if let Some(first) = &c.first_divergence {
-            let _ = writeln!(
-                out,
-                "first divergence: {}, position {}, channel {}: A {:?}, B {:?}{}",
-                title(first),
-                first.position,
-                first.channel,
-                first.a,
-                first.b,
-                first.of_bound.map_or(String::new(), |part| format!("; {part:.4} times its bound"))
-            );
+        for line in self.first().into_iter().chain([self.verdict().to_owned()]) {
+            let _ = writeln!(out, "{line}");
         }
-        out.push_str(match c.verdict {
-            Verdict::Identical => "verdict: identical, bit for bit\n",
-            Verdict::Within => "verdict: within the bounds of every tensor\n",
-            Verdict::Diverged => "verdict: diverged\n",
-        });
         out
+    }
+
+    /// Where the two part, if they do.
+    pub(super) fn first(&self) -> Option<String> {
+        self.comparison.first_divergence.as_ref().map(|first| {
+            let part = first.of_bound.map_or(String::new(), |part| format!("; {part:.4} times its bound"));
+            let (name, a, b) = (title(first), first.a, first.b);
+            let (position, channel) = (first.position, first.channel);
+            format!("first divergence: {name}, position {position}, channel {channel}: A {a:?}, B {b:?}{part}")
+        })
+    }
+
+    /// One line.
+    pub(super) fn verdict(&self) -> &'static str {
+        match self.comparison.verdict {
+            Verdict::Identical => "verdict: identical, bit for bit",
+            Verdict::Within => "verdict: within the bounds of every tensor",
+            Verdict::Diverged => "verdict: diverged",
+        }
     }
 }
 
-fn title(tap: &TapReport) -> String {
+/// A tensor's name, with its number where the name repeats.
+pub(super) fn title(tap: &TapReport) -> String {
     match tap.occurrence {
         0 => tap.name.clone(),
         n => format!("{} #{}", tap.name, n + 1),
@@ -118,14 +124,20 @@ pub(super) struct Columns {
     pub(super) theirs_first: bool,
 }
 
+impl Columns {
+    /// Left and right.
+    pub(super) fn order<T>(&self, ours: T, theirs: T) -> (T, T) {
+        if self.theirs_first { (theirs, ours) } else { (ours, theirs) }
+    }
+}
+
 fn top(out: &mut String, position: &PositionTop, tokenizer: &Tokenizer, columns: &Columns) {
-    let order = |ours, theirs| if columns.theirs_first { (theirs, ours) } else { (ours, theirs) };
-    let (left, right) = order(columns.ours, columns.theirs);
+    let (left, right) = columns.order(columns.ours, columns.theirs);
     let quoted = |id: u32| format!("{:?}", piece(tokenizer, id));
     let _ = writeln!(out, "position {}, after token {} {}:", position.position, position.token, quoted(position.token));
     let _ = writeln!(out, "  {:>8} {:<20} {left:>12} {right:>12} {:>11}", "id", "piece", "Δ");
     for pair in &position.top {
-        let (left, right) = if columns.theirs_first { (pair.theirs, pair.ours) } else { (pair.ours, pair.theirs) };
+        let (left, right) = columns.order(pair.ours, pair.theirs);
         let _ =
             writeln!(out, "  {:>8} {:<20} {left:>12.6} {right:>12.6} {:>11.2e}", pair.id, quoted(pair.id), pair.delta);
     }

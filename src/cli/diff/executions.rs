@@ -1,0 +1,107 @@
+//! Two executions of a text.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use gguf_rs_lite::Gguf;
+use octavo_kernels::{IsaChoice, PAGE_POSITIONS};
+use octavo_llm::backend::cpu;
+use octavo_llm::diff::{Backend, Comparison, Execution, OracleExecution, Verdict, compare};
+use octavo_llm::engine::default_threads;
+use octavo_llm::model::Model;
+use octavo_llm::tokenizer::Tokenizer;
+
+use super::{DiffArgs, Exec, encoding, print};
+use crate::cli::failure::{Exit, Failure};
+use crate::cli::load;
+use crate::cli::terminal::{self, Progress};
+
+/// Compares two files, instruction sets or executors.
+pub(super) fn diff(args: &DiffArgs) -> Result<Exit, Failure> {
+    let a = open(args.a.as_deref(), args.compute.mmap())?;
+    let b = match &args.b {
+        Some(path) => open(Some(path), args.compute.mmap())?,
+        None => a.clone(),
+    };
+    let tokenizer = Tokenizer::from_gguf(&a)?;
+    let tokens = tokens(args, &tokenizer)?;
+    same_tokens(args, &tokens, &b)?;
+    let mut first = execution(args, (a, args.a_exec, args.a_isa), tokens.len())?;
+    let mut second = execution(args, (b, args.b_exec, args.b_isa), tokens.len())?;
+    let bar = Progress::tensors("comparing");
+    let comparison = compare(&mut *first, &mut *second, &tokens, &mut |done, total| bar.at(done, total));
+    bar.clear();
+    let comparison = comparison?;
+    let report = print::Report { a: first.describe(), b: second.describe(), tokenizer: &tokenizer, comparison };
+    if let Some(path) = &args.html {
+        super::write(path, &super::html::executions(&report)?)?;
+    }
+    let text = if args.json { report.json(&tokens)? } else { report.text(args.all) };
+    terminal::print(text.as_bytes())?;
+    Ok(exit(&report.comparison))
+}
+
+fn exit(comparison: &Comparison) -> Exit {
+    match comparison.verdict {
+        Verdict::Identical | Verdict::Within => Exit::Done,
+        Verdict::Diverged => Exit::Outside,
+    }
+}
+
+fn open(path: Option<&Path>, mmap: bool) -> Result<Arc<Gguf>, Failure> {
+    Ok(Arc::new(load::source_at(path).open(mmap)?))
+}
+
+fn tokens(args: &DiffArgs, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failure> {
+    let tokens = match (&args.tokens, args.text.read()?) {
+        (Some(ids), _) => ids.clone(),
+        (None, Some(text)) => tokenizer.encode(&text, encoding(args))?,
+        (None, None) => return Err(Failure::Usage(super::NO_TEXT.to_owned())),
+    };
+    match tokens.is_empty() {
+        true => Err(Failure::Input("the text has no tokens: expected at least one".to_owned())),
+        false => Ok(tokens),
+    }
+}
+
+/// Another file must cut a text the same way, or the comparison would be of two texts.
+fn same_tokens(args: &DiffArgs, tokens: &[u32], b: &Gguf) -> Result<(), Failure> {
+    let (Some(path), Some(text)) = (&args.b, &args.text.prompt) else { return Ok(()) };
+    if args.text.escape {
+        return Ok(());
+    }
+    let theirs = Tokenizer::from_gguf(b)?.encode(text.as_encoded_bytes(), encoding(args))?;
+    if theirs == tokens {
+        return Ok(());
+    }
+    let message = format!(
+        "{}: cuts the text into {} tokens, the first model into {}: expected the same tokens (--tokens gives ids)",
+        path.display(),
+        theirs.len(),
+        tokens.len()
+    );
+    Err(Failure::Input(message))
+}
+
+fn execution(
+    args: &DiffArgs,
+    (gguf, exec, isa): (Arc<Gguf>, Exec, Option<IsaChoice>),
+    n_tokens: usize,
+) -> Result<Box<dyn Execution>, Failure> {
+    if exec == Exec::Oracle {
+        return Ok(Box::new(OracleExecution::new(gguf)?));
+    }
+    let model = Model::load(&gguf)?;
+    let compute = args.compute.options()?;
+    let options = cpu::Options {
+        isa: args.isa(isa).resolve()?,
+        threads: compute.threads.unwrap_or_else(default_threads),
+        kv_type: args.compute.kv_type_or_f32()?,
+        n_pages: n_tokens.div_ceil(PAGE_POSITIONS),
+        repack: compute.repack,
+    };
+    let bar = Progress::bytes("loading");
+    let backend = Backend::cpu(gguf, model, &options, &mut |done, total| bar.at(done, total));
+    bar.clear();
+    Ok(Box::new(backend?))
+}

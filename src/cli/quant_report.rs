@@ -1,0 +1,292 @@
+//! `octavo quant-report`: what each quantization of a model costs in accuracy.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use clap::Args;
+use octavo_llm::engine::ModelSource;
+use octavo_llm::eval;
+use octavo_llm::imatrix::Importance;
+use octavo_llm::quant_report::{Base, Error, Row, Sensitivity, Setup, Watch, base, quantized, sensitivity};
+use octavo_llm::quantize::Target;
+use octavo_llm::report::{Axes, ChartError, Page, named_points};
+use octavo_llm::tokenizer::Tokenizer;
+use serde_json::json;
+
+use super::args::ComputeArgs;
+use super::failure::{Exit, Failure};
+use super::signal::Generating;
+use super::terminal::{self, Progress};
+
+/// Measure what each quantization of a model costs: size, perplexity, KL divergence, speed
+///
+/// Every type is made as `octavo quantize` makes it, in a temporary folder, and scored on the text against the model
+/// itself, as `octavo perplexity --kl-divergence` does.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  octavo quant-report model-f16.gguf -f text.txt
+  octavo quant-report model-f16.gguf -f text.txt --types Q8_0,Q4_K_M,IQ4_XS --chunks 20 --html report.html
+  octavo quant-report model-f16.gguf -f text.txt --types Q4_K_M --sensitivity Q2_K --html report.html
+
+--sensitivity TYPE quantizes one tensor at a time and ranks them by the KL divergence that each causes alone; with
+--by-role all layers of a tensor together.
+--json prints {model, base: {ppl, ...}, types: [{name, bytes, bits_per_weight, ppl, mean_kl, kl_99, ...}],
+sensitivity?: [{name, layer, role, mean_kl, ...}]}.")]
+pub(super) struct QuantReportArgs {
+    /// GGUF file in F16, BF16 or F32
+    #[arg(value_name = "MODEL", value_hint = clap::ValueHint::FilePath)]
+    model: PathBuf,
+    /// The text to score (- is stdin)
+    #[arg(short, long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    file: PathBuf,
+    /// Types to measure, separated by commas
+    #[arg(long, value_name = "TYPES", value_delimiter = ',')]
+    #[arg(default_value = "Q8_0,Q6_K,Q5_K_M,Q4_K_M,Q4_0,Q3_K_M,Q2_K")]
+    types: Vec<String>,
+    /// Chunks of text to score at most
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    chunks: Option<u32>,
+    /// Importance matrix for the quantizers
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    imatrix: Option<PathBuf>,
+    /// Also quantize one tensor at a time to this type, and rank them
+    #[arg(long, value_name = "TYPE")]
+    sensitivity: Option<String>,
+    /// With --sensitivity: all layers of a tensor together
+    #[arg(long, requires = "sensitivity")]
+    by_role: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Also write the report as one self-contained HTML page
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    html: Option<PathBuf>,
+    #[command(flatten)]
+    compute: ComputeArgs,
+}
+
+/// A bar for each part of the work.
+struct Bars<'a> {
+    bar: Progress,
+    generating: &'a Generating,
+}
+
+impl Watch for Bars<'_> {
+    fn begin(&mut self, what: &str) {
+        self.bar.clear();
+        terminal::note(&format!("octavo: scoring {what}"));
+        self.bar = Progress::chunks("scoring");
+    }
+    fn at(&mut self, done: usize, total: usize) {
+        self.bar.at(done as u64, total as u64);
+    }
+    fn cancelled(&self) -> bool {
+        self.generating.interrupted()
+    }
+}
+
+struct Report {
+    model: String,
+    base: Base,
+    rows: Vec<Row>,
+    ranking: Option<(String, Vec<Sensitivity>)>,
+}
+
+/// Runs the command.
+pub(super) fn run(args: &QuantReportArgs) -> Result<Exit, Failure> {
+    let usage = |error: octavo_llm::quantize::UnknownTarget| Failure::Usage(error.to_string());
+    let targets = args.types.iter().map(|name| name.parse()).collect::<Result<Vec<Target>, _>>().map_err(usage)?;
+    let ranked_to = args.sensitivity.as_deref().map(str::parse::<Target>).transpose().map_err(usage)?;
+    let mut text = super::prompt::read(&args.file)?;
+    if text.last() == Some(&b'\n') {
+        // as llama-perplexity's -f
+        text.pop();
+    }
+    let gguf = ModelSource::Path(args.model.clone()).open(true)?;
+    let tokens = eval::encode(&Tokenizer::from_gguf(&gguf)?, &text)?;
+    drop(gguf);
+    let importance = args.imatrix.as_deref().map(Importance::open).transpose()?;
+    let folder = tempfile::tempdir()?;
+    let mut engine = args.compute.options()?;
+    let n_ctx = engine.ctx.filter(|n| *n > 0).unwrap_or(512);
+    engine.ctx = Some(n_ctx);
+    let setup = Setup {
+        model: &args.model,
+        engine,
+        tokens,
+        n_ctx,
+        chunks: args.chunks.map(|n| n as usize),
+        importance: importance.as_ref(),
+        folder: folder.path(),
+    };
+    let generating = Generating::begin();
+    let mut bars = Bars { bar: Progress::chunks("scoring"), generating: &generating };
+    let report = measure(args, &setup, (targets, ranked_to), &mut bars);
+    bars.bar.clear();
+    let report = match report {
+        Err(Error::Eval(eval::Error::Cancelled)) => return Ok(Exit::Interrupted),
+        report => report?,
+    };
+    if let Some(path) = &args.html {
+        std::fs::write(path, report.html()?).map_err(|error| Failure::Input(format!("{}: {error}", path.display())))?;
+    }
+    terminal::print(if args.json { report.json()? } else { report.text() }.as_bytes())?;
+    Ok(Exit::Done)
+}
+
+fn measure(
+    args: &QuantReportArgs,
+    setup: &Setup<'_>,
+    (targets, ranked_to): (Vec<Target>, Option<Target>),
+    bars: &mut Bars<'_>,
+) -> Result<Report, Error> {
+    let base = base(setup, bars)?;
+    let rows = targets.into_iter().map(|target| quantized(setup, &base, target, bars)).collect::<Result<_, _>>()?;
+    let ranking = match ranked_to {
+        Some(target) => {
+            let to = target.default_type();
+            Some((to.to_string(), sensitivity(setup, &base, (to, args.by_role), bars)?))
+        }
+        None => None,
+    };
+    Ok(Report { model: args.model.display().to_string(), base, rows, ranking })
+}
+
+const HEAD: [&str; 10] = [
+    "type",
+    "MiB",
+    "bits/weight",
+    "PPL",
+    "ln PPL ratio",
+    "mean KL",
+    "99 % KL",
+    "same top",
+    "prompt t/s",
+    "generation t/s",
+];
+
+impl Report {
+    /// The base and every type, as cells.
+    fn cells(&self) -> Vec<[String; 10]> {
+        let mib = |bytes: u64| format!("{:.1}", bytes as f64 / f64::from(1 << 20));
+        let b = &self.base;
+        let none = || "-".to_owned();
+        let base = [
+            "base".to_owned(),
+            mib(b.bytes),
+            format!("{:.2}", b.bits),
+            format!("{:.4}", b.ppl),
+            none(),
+            none(),
+            none(),
+            none(),
+            format!("{:.0}", b.prompt_rate),
+            format!("{:.1}", b.generation_rate),
+        ];
+        let row = |r: &Row| {
+            [
+                r.name.to_owned(),
+                mib(r.bytes),
+                format!("{:.2}", r.bits_per_weight),
+                format!("{:.4}", r.ppl),
+                format!("{:+.5} ± {:.5}", r.ln_ppl_ratio.0, r.ln_ppl_ratio.1),
+                format!("{:.6} ± {:.6}", r.mean_kl.0, r.mean_kl.1),
+                format!("{:.5}", r.kl_99),
+                format!("{:.2} %", 100.0 * r.same_top),
+                format!("{:.0}", r.prompt_rate),
+                format!("{:.1}", r.generation_rate),
+            ]
+        };
+        std::iter::once(base).chain(self.rows.iter().map(row)).collect()
+    }
+
+    fn text(&self) -> String {
+        let cells = self.cells();
+        let head = HEAD.map(str::to_owned);
+        let width =
+            |i: usize| std::iter::once(&head).chain(&cells).map(|row| row[i].chars().count()).max().unwrap_or(0);
+        let line = |row: &[String; 10]| {
+            let cell = |(i, text): (usize, &String)| match i {
+                0 => format!("{text:<width$}", width = width(i)),
+                _ => format!("  {text:>width$}", width = width(i)),
+            };
+            row.iter().enumerate().map(cell).collect::<String>().trim_end().to_owned() + "\n"
+        };
+        let mut out = line(&head) + &cells.iter().map(line).collect::<String>();
+        if let Some((to, ranking)) = &self.ranking {
+            out += &format!("\nOne tensor at a time in {to}, by the KL divergence that it causes:\n");
+            for s in ranking {
+                let mega = s.weights as f64 / 1e6;
+                out += &format!(
+                    "{:<28} {mega:>9.2} M weights  mean KL {:.3e}  same top {:.2} %\n",
+                    s.name,
+                    s.mean_kl,
+                    100.0 * s.same_top
+                );
+            }
+        }
+        out
+    }
+
+    fn json(&self) -> Result<String, serde_json::Error> {
+        let b = &self.base;
+        let mut object = json!({
+            "model": self.model,
+            "base": {"ppl": b.ppl, "bytes": b.bytes, "bits_per_weight": b.bits,
+                     "prompt_rate": b.prompt_rate, "generation_rate": b.generation_rate},
+            "types": serde_json::to_value(&self.rows)?,
+        });
+        if let Some((to, ranking)) = &self.ranking {
+            object["sensitivity_type"] = json!(to);
+            object["sensitivity"] = serde_json::to_value(ranking)?;
+        }
+        Ok(format!("{object}\n"))
+    }
+
+    fn html(&self) -> Result<String, ChartError> {
+        let mut page = Page::new("octavo quant-report");
+        page.paragraph(&self.model, None);
+        page.heading("Types");
+        page.table(&HEAD, self.cells().into_iter().map(|row| (false, row.to_vec())));
+        page.heading("KL divergence against size");
+        let points: Vec<(f64, f64, &str)> =
+            self.rows.iter().map(|r| (r.bits_per_weight, r.mean_kl.0, r.name)).collect();
+        let axes =
+            Axes { title: "Mean KL divergence from the model itself", x: "bits per weight", y: "mean KL (nats)" };
+        page.chart(&named_points(axes, &points)?);
+        if let Some((to, ranking)) = &self.ranking {
+            page.heading(&format!("One tensor at a time in {to}"));
+            page.paragraph(
+                "Mean KL divergence that a tensor causes when it alone is quantized; rows are tensors, columns layers.",
+                None,
+            );
+            heat_map(&mut page, ranking);
+            page.fold("Ranked");
+            let row = |s: &Sensitivity| {
+                let cells = vec![
+                    s.name.clone(),
+                    s.weights.to_string(),
+                    format!("{:.3e}", s.mean_kl),
+                    format!("{:.2} %", 100.0 * s.same_top),
+                ];
+                (false, cells)
+            };
+            page.table(&["tensor", "weights", "mean KL", "same top"], ranking.iter().map(row));
+            page.end_fold();
+        }
+        Ok(page.finish())
+    }
+}
+
+fn heat_map(page: &mut Page, ranking: &[Sensitivity]) {
+    let roles: BTreeSet<&str> = ranking.iter().map(|s| s.role.as_str()).collect();
+    let layers: BTreeSet<Option<usize>> = ranking.iter().map(|s| s.layer).collect();
+    let head: Vec<String> = layers.iter().map(|layer| layer.map_or("-".to_owned(), |l| l.to_string())).collect();
+    let of = |role: &str, layer: &Option<usize>| {
+        ranking.iter().find(|s| s.role == role && s.layer == *layer).map(|s| s.mean_kl)
+    };
+    let rows: Vec<(String, Vec<Option<f64>>)> =
+        roles.iter().map(|role| ((*role).to_owned(), layers.iter().map(|layer| of(role, layer)).collect())).collect();
+    page.heat_map(&head, &rows);
+}

@@ -1,0 +1,214 @@
+//! `octavo quantize`: a model file with fewer bits.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use gguf_rs_lite::{Gguf, OpenOptions, TensorType};
+use octavo_llm::imatrix::Importance;
+use octavo_llm::quantize::{Change, Options, Plan, Progress, Target};
+use regex::{Regex, RegexBuilder};
+
+use super::failure::{Exit, Failure};
+use super::terminal::{self, note};
+
+/// Write a model file with fewer bits per weight
+///
+/// Takes llama-quantize's types, mixes and options; the tensors are the same as its, byte for byte.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  octavo quantize model-f16.gguf model-q4.gguf Q4_K_M
+  octavo quantize model-f16.gguf model-iq2.gguf IQ2_M --imatrix imatrix.gguf
+  octavo quantize model-f16.gguf --dry-run Q3_K_M
+  octavo quantize model-f16.gguf mine.gguf Q4_K_M --tensor-type 'ffn_down=Q6_K' --output-tensor-type Q8_0
+
+TYPE is one of F32 F16 BF16 Q8_0 Q6_K Q5_K_M Q5_K_S Q5_1 Q5_0 Q4_K_M Q4_K_S Q4_1 Q4_0 IQ4_NL IQ4_XS
+Q3_K_L Q3_K_M Q3_K_S IQ3_M IQ3_S IQ3_XS IQ3_XXS Q2_K Q2_K_S IQ2_M IQ2_S IQ2_XS IQ2_XXS IQ1_M IQ1_S
+Q2_0 Q1_0 TQ2_0 TQ1_0 MXFP4_MOE, or COPY. Q2_K_S, IQ1_*, IQ2_* and IQ3_XXS need --imatrix.")]
+pub(super) struct QuantizeArgs {
+    /// The model (of a split model, its first part)
+    #[arg(value_name = "IN", value_hint = clap::ValueHint::FilePath)]
+    input: PathBuf,
+    /// The new file; left out with --dry-run
+    #[arg(value_name = "OUT", value_hint = clap::ValueHint::FilePath)]
+    output: PathBuf,
+    /// What to make
+    #[arg(value_name = "TYPE")]
+    target: Option<String>,
+    /// Threads [default: the CPUs that this process may use]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// Importance matrix: which inputs matter (octavo imatrix and llama-imatrix make it)
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    imatrix: Option<PathBuf>,
+    /// Give every matrix the same type instead of TYPE's mix
+    #[arg(long)]
+    pure: bool,
+    /// Give the tensors whose name this regular expression finds another type; may be given several times
+    #[arg(long, value_name = "NAME=TYPE", value_parser = tensor_type)]
+    tensor_type: Vec<(Regex, TensorType)>,
+    /// The type of output.weight
+    #[arg(long, value_name = "TYPE", value_parser = element_type)]
+    output_tensor_type: Option<TensorType>,
+    /// The type of the token embeddings
+    #[arg(long, value_name = "TYPE", value_parser = element_type)]
+    token_embedding_type: Option<TensorType>,
+    /// Leave output.weight as it is
+    #[arg(long)]
+    leave_output_tensor: bool,
+    /// Convert tensors that are quantized already; that loses more than to start from the original
+    #[arg(long)]
+    allow_requantize: bool,
+    /// Replace OUT if it is there
+    #[arg(long)]
+    force: bool,
+    /// Show what would be written, and write nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+fn element_type(text: &str) -> Result<TensorType, String> {
+    TensorType::from_name(&text.to_uppercase()).ok_or_else(|| {
+        let names: Vec<&str> = TensorType::all().map(TensorType::name).collect();
+        format!("expected one of {}", names.join(" "))
+    })
+}
+
+fn tensor_type(text: &str) -> Result<(Regex, TensorType), String> {
+    let (name, ty) = text.rsplit_once('=').filter(|(name, _)| !name.is_empty()).ok_or("expected NAME=TYPE")?;
+    let pattern = RegexBuilder::new(name).case_insensitive(true).build();
+    Ok((pattern.map_err(|e| e.to_string().replace('\n', " "))?, element_type(ty)?))
+}
+
+impl QuantizeArgs {
+    /// OUT and TYPE: with one argument after IN it is the type, which only a dry run can do with.
+    fn output_and_target(&self) -> Result<(Option<&Path>, Target), Failure> {
+        let usage = |error: octavo_llm::quantize::UnknownTarget| Failure::Usage(error.to_string());
+        match &self.target {
+            Some(target) => Ok((Some(&self.output), target.parse().map_err(usage)?)),
+            None if self.dry_run => Ok((None, self.output.to_string_lossy().parse().map_err(usage)?)),
+            None => Err(Failure::Usage("no TYPE: expected IN OUT TYPE (see --help)".to_owned())),
+        }
+    }
+
+    fn options(&self, target: Target) -> Options {
+        let mut options = Options::new(target);
+        options.threads = self.threads.map_or(options.threads, usize::from);
+        options.allow_requantize = self.allow_requantize;
+        options.choices.pure = self.pure;
+        options.choices.output = self.output_tensor_type;
+        options.choices.embedding = self.token_embedding_type;
+        options.choices.keep_output = self.leave_output_tensor;
+        options.choices.overrides.clone_from(&self.tensor_type);
+        options
+    }
+}
+
+/// Runs the command.
+pub(super) fn run(args: &QuantizeArgs) -> Result<Exit, Failure> {
+    let (output, target) = args.output_and_target()?;
+    let gguf = Gguf::open(&args.input, &OpenOptions::default())?;
+    if let (Some(output), false) = (output, args.dry_run) {
+        refuse(args, output, &gguf)?;
+    }
+    let importance = args.imatrix.as_deref().map(Importance::open).transpose()?;
+    let plan = Plan::new(&gguf, importance.as_ref(), &args.options(target))?;
+    match output {
+        Some(output) if !args.dry_run => write(&plan, output),
+        _ => dry_run(&plan),
+    }
+}
+
+/// An output that is a part of the input, or is there already.
+fn refuse(args: &QuantizeArgs, output: &Path, gguf: &Gguf) -> Result<(), Failure> {
+    // what cannot be resolved is not there, or writing it will say why
+    let real = output.canonicalize().ok();
+    let folder = args.input.parent().unwrap_or(Path::new(""));
+    let parts = gguf.part_names().map(|part| folder.join(Path::new(part).file_name().unwrap_or_default()));
+    for part in parts.chain([args.input.clone()]) {
+        if real.is_some() && part.canonicalize().ok() == real {
+            return Err(Failure::Input(format!("{}: is the input itself: expected another file", output.display())));
+        }
+    }
+    if real.is_some() && !args.force {
+        return Err(Failure::Input(format!("{}: is there already: --force replaces it", output.display())));
+    }
+    Ok(())
+}
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+/// Name, shape, from, to, size.
+fn row(change: &Change) -> String {
+    let t = &change.tensor;
+    let shape: Vec<String> = t.dims.iter().map(u64::to_string).collect();
+    let to = match (change.converts(), change.instead_of) {
+        (false, _) => "as it is".to_owned(),
+        (true, None) => format!("-> {}", change.to),
+        (true, Some(wanted)) => format!("-> {} (rows do not fit {wanted})", change.to),
+    };
+    format!("{:<32} {:<16} {:<5} {to:<10} {:>9.2} MiB", t.name, shape.join(" x "), t.ty.name(), mib(change.bytes))
+}
+
+fn summary(plan: &Plan<'_>) -> String {
+    let totals = plan.totals();
+    let (before, after) = totals.bits_per_weight();
+    format!(
+        "{:.2} MiB, {before:.2} bits per weight -> {:.2} MiB, {after:.2} bits per weight",
+        mib(totals.before),
+        mib(totals.after)
+    )
+}
+
+fn warn_of_fallbacks(plan: &Plan<'_>) {
+    let n = plan.totals().fallbacks;
+    if n > 0 {
+        let of = plan.changes().len();
+        terminal::warn([format!("{n} of {of} tensors have rows that do not fit their type and get another one")]);
+    }
+}
+
+fn dry_run(plan: &Plan<'_>) -> Result<Exit, Failure> {
+    let mut out: String = plan.changes().iter().map(|change| row(change) + "\n").collect();
+    out += &summary(plan);
+    out.push('\n');
+    terminal::print(out.as_bytes())?;
+    warn_of_fallbacks(plan);
+    if let Some(change) = plan.lacks_importance() {
+        let line = format!("tensor {}: {} needs an importance matrix (--imatrix)", change.tensor.name, change.to);
+        terminal::warn([line]);
+    }
+    Ok(Exit::Done)
+}
+
+fn write(plan: &Plan<'_>, output: &Path) -> Result<Exit, Failure> {
+    let start = std::time::Instant::now();
+    warn_of_fallbacks(plan);
+    let (n, total) = (plan.changes().len(), plan.totals().before);
+    let bar = terminal::Progress::bytes("quantizing");
+    let mut done = 0;
+    let result = plan.write(output, &mut |progress| match progress {
+        Progress::Tensor { index, change, unweighted } => {
+            bar.line(&format!("[{:>4}/{n}] {}", index + 1, row(change)));
+            if unweighted && change.tensor.dims.len() > 1 {
+                bar.line(&format!("octavo: warning: {}: the importance matrix has no weights", change.tensor.name));
+            }
+        }
+        Progress::Bytes(bytes) => {
+            done += bytes;
+            bar.at(done, total);
+        }
+    });
+    bar.clear();
+    let bytes = result?;
+    note(&format!("octavo: {}", summary(plan)));
+    note(&format!(
+        "octavo: wrote {} ({:.2} MiB) in {:.1} s",
+        output.display(),
+        mib(bytes),
+        start.elapsed().as_secs_f64()
+    ));
+    Ok(Exit::Done)
+}

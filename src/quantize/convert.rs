@@ -1,0 +1,227 @@
+//! Converts the rows of a tensor on several threads and writes them in order.
+//!
+//! Threads take pieces of whole rows; the calling thread writes what they make, in order. A thread that is too far
+//! ahead of the writing waits, so what is in memory is a few pieces, however large the tensor.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Condvar, Mutex};
+
+use octavo_quant::{TensorType, dequantize, first_bad_block, quantize};
+
+use super::{Change, Error};
+
+/// Values in a piece of work.
+const PIECE: usize = 256 * 1024;
+
+/// The conversion of one tensor.
+pub(super) struct Job<'a> {
+    pub(super) change: &'a Change,
+    pub(super) source: &'a [u8],
+    pub(super) weights: Option<&'a [f32]>,
+    pub(super) threads: usize,
+}
+
+/// Rows that are converted together: they lie in one matrix of a stack.
+#[derive(Clone, Copy)]
+struct Piece {
+    row: u64,
+    rows: u64,
+}
+
+/// What the threads share.
+struct Queue {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    next: usize,
+    written: usize,
+    done: BTreeMap<usize, Result<Vec<u8>, Error>>,
+    stop: bool,
+}
+
+impl Job<'_> {
+    /// Writes the new data; `progress` hears of the source bytes dealt with.
+    pub(super) fn run(&self, out: &mut dyn io::Write, progress: &mut dyn FnMut(u64)) -> Result<(), Error> {
+        let pieces = self.pieces();
+        if !self.change.converts() {
+            return self.copy(&pieces, out, progress);
+        }
+        let threads = self.threads.clamp(1, pieces.len().max(1));
+        let ahead = 2 * threads;
+        let state = State { next: 0, written: 0, done: BTreeMap::new(), stop: false };
+        let queue = Queue { state: Mutex::new(state), changed: Condvar::new() };
+        std::thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(|| self.work(&pieces, &queue, ahead));
+            }
+            let result = pieces.iter().enumerate().try_for_each(|(i, piece)| {
+                out.write_all(&queue.take(i)?).map_err(failed)?;
+                progress(piece.rows * self.source_row());
+                Ok(())
+            });
+            queue.stop();
+            result
+        })
+    }
+
+    /// Writes the tensor as it is, once it is found sound.
+    fn copy(&self, pieces: &[Piece], out: &mut dyn io::Write, progress: &mut dyn FnMut(u64)) -> Result<(), Error> {
+        for piece in pieces {
+            out.write_all(self.sound(*piece)?).map_err(failed)?;
+            progress(piece.rows * self.source_row());
+        }
+        Ok(())
+    }
+
+    fn work(&self, pieces: &[Piece], queue: &Queue, ahead: usize) {
+        let _stop = StopOnPanic(queue);
+        let mut floats = Vec::new();
+        while let Some(i) = queue.next(pieces.len(), ahead) {
+            queue.put(i, self.piece(pieces[i], &mut floats));
+        }
+    }
+
+    fn row_len(&self) -> u64 {
+        self.change.tensor.dims.first().copied().unwrap_or(1).max(1)
+    }
+
+    /// Bytes of a row in the source; the file's own check found the tensor's size representable.
+    fn source_row(&self) -> u64 {
+        self.change.tensor.ty.row_bytes(self.row_len()).unwrap_or(0)
+    }
+
+    fn pieces(&self) -> Vec<Piece> {
+        let t = &self.change.tensor;
+        let total = t.n_elements() / self.row_len();
+        let per_matrix = t.dims.get(1).copied().unwrap_or(1).max(1);
+        let most = (PIECE as u64 / self.row_len()).max(1);
+        let mut pieces = Vec::new();
+        let mut row = 0;
+        while row < total {
+            let rows = most.min(per_matrix - row % per_matrix).min(total - row);
+            pieces.push(Piece { row, rows });
+            row += rows;
+        }
+        pieces
+    }
+
+    /// The number in the tensor of a block of `ty` in a piece.
+    fn block(&self, piece: Piece, ty: TensorType, block: usize) -> u64 {
+        piece.row * (self.row_len() / ty.block_len() as u64) + block as u64
+    }
+
+    /// A piece of the source, all finite.
+    fn sound(&self, piece: Piece) -> Result<&[u8], Error> {
+        let (t, row_bytes) = (&self.change.tensor, self.source_row());
+        // within a slice in memory, so it fits
+        let (start, len) = ((piece.row * row_bytes) as usize, (piece.rows * row_bytes) as usize);
+        let source = &self.source[start..start + len];
+        match first_bad_block(t.ty, source) {
+            None => Ok(source),
+            Some(bad) => {
+                Err(Error::NotFinite { tensor: t.name.clone(), ty: t.ty, block: self.block(piece, t.ty, bad) })
+            }
+        }
+    }
+
+    fn piece(&self, piece: Piece, floats: &mut Vec<f32>) -> Result<Vec<u8>, Error> {
+        let (t, to) = (&self.change.tensor, self.change.to);
+        let source = self.sound(piece)?;
+        let matrix = piece.row / t.dims.get(1).copied().unwrap_or(1).max(1);
+        let n = self.row_len() as usize;
+        let weights = self.weights.and_then(|w| w.chunks_exact(n).nth(matrix as usize));
+        let out = convert(t.ty, source, to, n, weights, floats)
+            .map_err(|source| Error::Quant { tensor: t.name.clone(), source })?;
+        match first_bad_block(to, &out) {
+            None => Ok(out),
+            Some(bad) => Err(Error::Overflow { tensor: t.name.clone(), ty: to, block: self.block(piece, to, bad) }),
+        }
+    }
+}
+
+/// Rows of one type as another: blocks of `from` in, blocks of `to` out. `floats` is room for the values between.
+///
+/// # Errors
+/// Lengths and types that do not fit, see [`octavo_quant::Error`].
+pub fn convert(
+    from: TensorType,
+    source: &[u8],
+    to: TensorType,
+    row_len: usize,
+    weights: Option<&[f32]>,
+    floats: &mut Vec<f32>,
+) -> Result<Vec<u8>, octavo_quant::Error> {
+    floats.resize(source.len() / from.block_bytes() * from.block_len(), 0.0);
+    dequantize(from, source, floats)?;
+    let mut out = Vec::new();
+    quantize(to, floats, row_len, weights, &mut out)?;
+    Ok(out)
+}
+
+fn failed(source: io::Error) -> Error {
+    Error::Gguf(gguf_rs_lite::Error::Io { file: "output".to_owned(), action: "write it", source })
+}
+
+impl Queue {
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        // a thread that panicked ends the whole conversion when the scope joins it
+        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn wait<'m>(&self, state: std::sync::MutexGuard<'m, State>) -> std::sync::MutexGuard<'m, State> {
+        self.changed.wait(state).unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// The next piece to convert, once it is not too far ahead.
+    fn next(&self, total: usize, ahead: usize) -> Option<usize> {
+        let mut state = self.lock();
+        while !state.stop && state.next < total && state.next >= state.written + ahead {
+            state = self.wait(state);
+        }
+        if state.stop || state.next >= total {
+            return None;
+        }
+        state.next += 1;
+        Some(state.next - 1)
+    }
+
+    fn put(&self, i: usize, result: Result<Vec<u8>, Error>) {
+        self.lock().done.insert(i, result);
+        self.changed.notify_all();
+    }
+
+    /// Waits for piece `i`, which all before it were taken of.
+    fn take(&self, i: usize) -> Result<Vec<u8>, Error> {
+        let mut state = self.lock();
+        loop {
+            if let Some(result) = state.done.remove(&i) {
+                state.written = i + 1;
+                drop(state);
+                self.changed.notify_all();
+                return result;
+            }
+            // nobody will make this piece; the scope passes the thread's own panic on
+            assert!(!state.stop, "a thread that converts has panicked");
+            state = self.wait(state);
+        }
+    }
+
+    fn stop(&self) {
+        self.lock().stop = true;
+        self.changed.notify_all();
+    }
+}
+
+/// Keeps the writing thread from waiting for a thread that is gone.
+struct StopOnPanic<'a>(&'a Queue);
+
+impl Drop for StopOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.stop();
+        }
+    }
+}
