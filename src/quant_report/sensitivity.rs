@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::{Base, Error, Setup, Watch, io, score};
 use crate::engine::ModelSource;
+use crate::quantize::mix::fallback;
 
 /// What one tensor costs when it alone is quantized.
 #[derive(Clone, Debug, Serialize)]
@@ -36,12 +37,18 @@ fn role(name: &str) -> (String, Option<usize>) {
     }
 }
 
-fn can_be_ranked(t: &TensorInfo, to: TensorType) -> bool {
+/// The type that a tensor gets: `to`, or what `quantize` takes where its rows do not fit it; `None` for what is not
+/// quantized at all.
+fn goes_to(t: &TensorInfo, to: TensorType) -> Option<TensorType> {
     let float = matches!(t.ty, TensorType::F32 | TensorType::F16 | TensorType::BF16);
-    float && t.dims.len() == 2 && t.dims[0].is_multiple_of(to.block_len() as u64)
+    let fits = |ty: &TensorType| t.dims[0].is_multiple_of(ty.block_len() as u64);
+    if !float || t.dims.len() != 2 {
+        return None;
+    }
+    Some(to).filter(fits).or_else(|| fallback(to, t.dims[0])).filter(fits)
 }
 
-/// Quantizes one tensor after the other to `to` (all layers of a role together if `by_role`), and ranks them by the KL
+/// Quantizes one tensor after the other to `to`, or to what stands in for it where rows do not fit (all layers of a role together if `by_role`), and ranks them by the KL
 /// divergence that each causes, largest first.
 ///
 /// The model is copied once; a tensor's values are replaced by what they become in `to`, in the file's own type, scored,
@@ -56,7 +63,7 @@ pub fn sensitivity(
     watch: &mut dyn Watch,
 ) -> Result<Vec<Sensitivity>, Error> {
     let gguf = ModelSource::Path(setup.model.to_owned()).open(true)?;
-    let ranked: Vec<&TensorInfo> = gguf.tensors().iter().filter(|t| can_be_ranked(t, to)).collect();
+    let ranked: Vec<&TensorInfo> = gguf.tensors().iter().filter(|t| goes_to(t, to).is_some()).collect();
     let mut groups: Vec<(String, Option<usize>, Vec<&TensorInfo>)> = Vec::new();
     for t in ranked {
         let (role, layer) = role(&t.name);
@@ -83,7 +90,7 @@ pub fn sensitivity(
             file.seek(SeekFrom::Start(at)).and_then(|_| file.write_all(bytes)).map_err(io(&copy))
         };
         for (t, at) in tensors.iter().zip(&places[done]) {
-            put(*at, &rounded(&gguf, t, to)?)?;
+            put(*at, &rounded(&gguf, t, goes_to(t, to).unwrap_or(to))?)?;
         }
         let engine = setup.load(&copy)?;
         let d = score(setup, base, &engine, watch)?;

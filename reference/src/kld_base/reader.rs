@@ -109,7 +109,7 @@ impl<R: Read + Seek> Reader<R> {
         Ok(bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect())
     }
 
-    /// Some rows of a chunk into `out`, as [`Row::new`] takes them, `Shape::row_bytes` each.
+    /// Some rows of a chunk into `out`, as [`super::Row::new`] takes them, `Shape::row_bytes` each.
     ///
     /// # Errors
     /// If they cannot be read or do not hold log-probabilities.

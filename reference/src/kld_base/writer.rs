@@ -42,7 +42,7 @@ impl<W: Write> Writer<W> {
         self.shape
     }
 
-    /// Writes rows that [`encode`] made, in order.
+    /// Writes rows that [`super::encode`] made, in order.
     ///
     /// # Errors
     /// More rows than the file has, or a failed write.
