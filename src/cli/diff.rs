@@ -19,7 +19,7 @@ use super::prompt::TextArgs;
 
 /// Compare with llama.cpp, or find the first tensor in which two computations differ
 ///
-/// With --reference or --llama-cpp: the logits of a model against what another program recorded.
+/// With --reference or --llama-cpp: a model against what another program recorded.
 /// Otherwise two model files, two instruction sets, or the engine and its f64 oracle: every named tensor is compared in
 /// the order of the computation, and held against a bound that follows from the errors measured in its inputs.
 #[derive(Debug, Args)]
@@ -36,7 +36,9 @@ Examples:
 Exit code: 0 within the bounds, 1 outside, 2 if it could not be compared.
 --json prints for two executions {verdict: identical|within|diverged, first_divergence: {name, layer, position,
 channel, a, b, ...} or null, taps, absent, logits, a, b, tokens}; for references {verdict: within|outside, model,
-tolerance, references: [{file, kind, tokens, verdict, first_divergence, logits}]}.")]
+tolerance, references: [{file, kind, tokens, verdict, first_divergence, and one of logits, tensors, generated,
+divergence}]}.
+With a reference, -f drops one newline at the end of the file, as llama.cpp's -f does.")]
 pub(super) struct DiffArgs {
     /// The first model; the built-in demo model if not given
     #[arg(value_name = "A", value_hint = clap::ValueHint::FilePath)]
@@ -44,7 +46,9 @@ pub(super) struct DiffArgs {
     /// The second model [default: the first]
     #[arg(value_name = "B", value_hint = clap::ValueHint::FilePath)]
     b: Option<PathBuf>,
-    /// Compare the model's logits with recorded ones: the file of llama-results, or a golden (known by their content)
+    /// Compare the model with what was recorded, known by its content: files of llama-results, llama-debug,
+    /// llama-eval-callback, llama-perplexity (bases), llama-completion (prompt caches), llama-imatrix, llama-server
+    /// (probabilities), and goldens
     #[arg(long, value_name = "REF", num_args = 1.., conflicts_with = "b", value_hint = clap::ValueHint::FilePath)]
     reference: Vec<PathBuf>,
     /// Run the llama.cpp whose programs are in DIR on the same text, and compare the logits with its own
@@ -66,7 +70,8 @@ pub(super) struct DiffArgs {
     /// NMSE allowed against a reference [default: by the coarsest weights: F32 1e-9, F16 1e-6, BF16 2e-5, else 5e-3]
     #[arg(long, value_name = "X", value_parser = tolerance)]
     tol_nmse: Option<f64>,
-    /// Mean KL allowed against a reference, in nats [default: not judged]
+    /// Mean KL allowed against a reference, in nats [default: not judged; where there are probabilities only: as
+    /// --tol-nmse, at least 1e-6]
     #[arg(long, value_name = "X", value_parser = tolerance)]
     tol_kl: Option<f64>,
     #[command(flatten)]
