@@ -32,7 +32,7 @@ impl Act4 {
     }
 
     /// Two planes of signed bytes, `x = 256 high + low` (VNNI).
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(test, target_arch = "x86_64"))]
     #[inline(always)]
     pub(crate) fn planes(x: [i16; 4]) -> Act4 {
         let mut b = [0; 8];

@@ -18,7 +18,7 @@ use tempfile::TempDir;
 /// The program, away from any configuration of the user's.
 fn octavo(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_octavo"));
-    command.args(args).env("XDG_STATE_HOME", "/nonexistent").env_remove("RUST_BACKTRACE");
+    command.args(args).env("XDG_STATE_HOME", "/dev/null/none").env_remove("RUST_BACKTRACE");
     command
 }
 
