@@ -6,7 +6,8 @@
 //! writes: to a file that llama-perplexity can read, or to memory.
 //!
 //! Memory does not grow with the text: chunks are read one after the other, and of a chunk a few rows of logits at a
-//! time. What is kept is the text's tokens and, for the percentiles of a divergence, two f32 for each scored token.
+//! time. What is kept is the text's tokens (a base's stay in its file) and, for the percentiles of a divergence, two f32
+//! for each scored token.
 //! Sums are f64 and taken in the text's order, so that no figure depends on the number of threads.
 
 mod divergence;
