@@ -15,6 +15,7 @@ mod generic;
 mod isa;
 mod kv;
 mod matrix;
+mod memory;
 mod pack;
 mod pool;
 mod program;
@@ -24,7 +25,7 @@ mod table;
 mod x86;
 
 pub use exec::{Executor, TapFn};
-pub use isa::{Isa, IsaChoice, IsaError};
+pub use isa::{Isa, IsaChoice, IsaError, Rounding};
 pub use kv::{KvShape, KvStore, KvTooLarge, KvType, PAGE_POSITIONS};
 pub use matrix::{Bytes, Matrix, MatrixError, kernel_name};
 pub use pool::{Pool, Worker};

@@ -84,3 +84,24 @@ pub(crate) unsafe fn add<S: Simd>(a: *const f32, b: *const f32, n: usize, y: *mu
         }
     }
 }
+
+/// Rounds `n` floats to IEEE halves.
+///
+/// # Safety
+/// `x` is `n` floats, `y` has room for `n` halves.
+#[inline(always)]
+pub(crate) unsafe fn to_f16<S: Simd>(x: *const f32, n: usize, y: *mut u16) {
+    // SAFETY: all indices are below n; the tail goes through whole local vectors.
+    unsafe {
+        let whole = n - n % S::R;
+        for i in (0..whole).step_by(S::R) {
+            S::store_f16(y.add(i), S::load(x.add(i)));
+        }
+        if whole < n {
+            let (mut from, mut to) = ([0f32; 16], [0u16; 16]);
+            std::ptr::copy_nonoverlapping(x.add(whole), from.as_mut_ptr(), n - whole);
+            S::store_f16(to.as_mut_ptr(), S::load(from.as_ptr()));
+            std::ptr::copy_nonoverlapping(to.as_ptr(), y.add(whole), n - whole);
+        }
+    }
+}

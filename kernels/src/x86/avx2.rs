@@ -23,6 +23,9 @@ impl Simd for Avx2 {
         load(p: *const f32) -> __m256 { _mm256_loadu_ps(p) }
         store(p: *mut f32, v: __m256) { _mm256_storeu_ps(p, v) }
         load_f16(p: *const u16) -> __m256 { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
+        store_f16(p: *mut u16, v: __m256) {
+            _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v))
+        }
         load_bf16(p: *const u16) -> __m256 {
             _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast())), 16))
         }
@@ -48,11 +51,13 @@ impl Simd for Avx2 {
             _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)))
         }
         load_bytes(p: *const u8) -> __m256i { _mm256_loadu_si256(p.cast()) }
+        store_bytes(p: *mut u8, v: __m256i) { _mm256_storeu_si256(p.cast(), v) }
         load_u8(p: *const u8) -> __m256i { _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast())) }
         load_i8(p: *const u8) -> __m256i { _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast())) }
         iset1(x: i32) -> __m256i { _mm256_set1_epi32(x) }
         iadd(a: __m256i, b: __m256i) -> __m256i { _mm256_add_epi32(a, b) }
         isub(a: __m256i, b: __m256i) -> __m256i { _mm256_sub_epi32(a, b) }
+        sub16(a: __m256i, b: __m256i) -> __m256i { _mm256_sub_epi16(a, b) }
         and(a: __m256i, b: __m256i) -> __m256i { _mm256_and_si256(a, b) }
         or(a: __m256i, b: __m256i) -> __m256i { _mm256_or_si256(a, b) }
         shr(a: __m256i, n: u32) -> __m256i { _mm256_srl_epi32(a, _mm_cvtsi32_si128(n as i32)) }
@@ -70,6 +75,9 @@ impl Simd for Avx2 {
             _mm256_add_epi32(acc, _mm256_madd_epi16(odd, _mm256_set1_epi32(x.add(1).read())))
         }
         acc_sum(acc: __m256i) -> __m256i { acc }
+        dot2(acc: __m256i, w: __m256i, x: *const i32) -> __m256i {
+            _mm256_add_epi32(acc, _mm256_madd_epi16(w, _mm256_set1_epi32(x.read_unaligned())))
+        }
         prefetch(p: *const u8) { _mm_prefetch(p.cast(), _MM_HINT_T0) }
     }
 
