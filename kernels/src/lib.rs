@@ -17,6 +17,7 @@ mod kv;
 mod matrix;
 mod pack;
 mod pool;
+pub mod probe;
 mod program;
 mod simd;
 mod table;

@@ -5,6 +5,7 @@ use crate::formats::{self, Format};
 use crate::generic::{attention, elementwise, gemm, gemv};
 use crate::isa::Isa;
 use crate::pack::Shape;
+use crate::probe;
 use crate::simd::{Portable, Simd};
 use octavo_quant::TensorType;
 
@@ -48,6 +49,10 @@ pub(crate) struct Table {
     pub(crate) rms_norm: unsafe fn(*const f32, *const f32, f32, usize, *mut f32),
     pub(crate) swiglu: unsafe fn(*const f32, *const f32, usize, *mut f32),
     pub(crate) add: unsafe fn(*const f32, *const f32, usize, *mut f32),
+    /// Measures memory: without and with prefetch.
+    pub(crate) read: [unsafe fn(*const f32, usize) -> f32; 2],
+    /// Measures arithmetic: with few and with many accumulators.
+    pub(crate) multiply: [unsafe fn(usize) -> f32; 2],
 }
 
 /// The kernels of `isa`, which the caller got from [`Isa::available`].
@@ -130,6 +135,16 @@ macro_rules! instantiate {
                 // SAFETY: as gemv.
                 unsafe { elementwise::add::<$simd>(a, b, n, y) }
             }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn read<const PREFETCH: bool>(p: *const f32, n: usize) -> f32 {
+                // SAFETY: as gemv.
+                unsafe { probe::read::<$simd, PREFETCH>(p, n) }
+            }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn multiply<const ACCS: usize>(turns: usize) -> f32 {
+                // SAFETY: as gemv.
+                unsafe { probe::multiply::<$simd, ACCS>(turns) }
+            }
 
             fn codes<F: Format>() -> Packed {
                 Packed { shape: shape::<F>(), gemv: Gemv::Codes(gemv::<F>), panel: panel::<F> }
@@ -166,6 +181,8 @@ macro_rules! instantiate {
                 rms_norm,
                 swiglu,
                 add,
+                read: [read::<false>, read::<true>],
+                multiply: [multiply::<{ probe::FEW }>, multiply::<{ probe::MANY }>],
             };
         }
     };
