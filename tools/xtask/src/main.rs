@@ -2,6 +2,8 @@
 
 mod check;
 mod compare_llama;
+mod model;
+mod random;
 
 use std::process::ExitCode;
 
@@ -20,12 +22,14 @@ enum Task {
     /// Formatting, lints, tests and documentation
     Check,
     CompareLlama(Box<compare_llama::CompareArgs>),
+    Model(model::ModelArgs),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().task {
         Task::Check => check::run(),
         Task::CompareLlama(args) => compare_llama::run(&args),
+        Task::Model(args) => model::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
