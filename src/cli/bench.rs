@@ -26,6 +26,8 @@ Examples:
 -p, -n, -d and -t take lists, separated by commas; a length of 0 leaves its test out.
 -o json prints an array of objects with llama-bench's field names, then ours: isa, kernels, read_gb_s, read_gb_s_best,
 read_percent, gflops, gflops_peak, flops_percent, token_hash. -o csv prints the same fields.
+More than 100 % of the best means that the model fits into the caches, or that other work ran while the limits were
+measured.
 The hash is of the tokens chosen (greedily): it does not depend on threads, batches or repetitions.")]
 pub(super) struct BenchArgs {
     #[command(flatten)]

@@ -18,7 +18,10 @@ use serde_json::Value;
 #[command(after_help = "\
 Examples:
   cargo xtask compare-llama --llama-cpp ~/llama.cpp/build model.gguf
-  cargo xtask compare-llama --llama-cpp ~/llama.cpp/build model.gguf -d 0,4096 --csv tools/bench/my-machine.csv")]
+  cargo xtask compare-llama --llama-cpp ~/llama.cpp/build model.gguf -d 0,4096 --csv tools/bench/my-machine.csv
+
+No other work should run: with more threads than free CPUs both programs wait at barriers, and ratios mean nothing. The
+spread shows it.")]
 pub(crate) struct CompareArgs {
     /// GGUF file
     model: PathBuf,
