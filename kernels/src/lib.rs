@@ -18,6 +18,7 @@ mod matrix;
 mod memory;
 mod pack;
 mod pool;
+pub mod probe;
 mod program;
 mod simd;
 mod table;

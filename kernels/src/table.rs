@@ -6,6 +6,7 @@ use crate::generic::{attention, elementwise, gemm, gemv, pairs};
 use crate::isa::Isa;
 use crate::matrix::Reads;
 use crate::pack::Shape;
+use crate::probe;
 use crate::simd::{Portable, Simd};
 use octavo_quant::TensorType;
 
@@ -104,6 +105,10 @@ pub(crate) struct Table {
     pub(crate) swiglu: unsafe fn(*const f32, *const f32, usize, *mut f32),
     pub(crate) add: unsafe fn(*const f32, *const f32, usize, *mut f32),
     pub(crate) to_f16: unsafe fn(*const f32, usize, *mut u16),
+    /// Measures memory: without and with prefetch.
+    pub(crate) read: [unsafe fn(*const f32, usize) -> f32; 2],
+    /// Measures arithmetic: with few and with many accumulators.
+    pub(crate) multiply: [unsafe fn(usize) -> f32; 2],
 }
 
 /// The kernels of `isa`, which the caller got from [`Isa::available`].
@@ -258,6 +263,16 @@ macro_rules! instantiate {
                 // SAFETY: as gemv.
                 unsafe { elementwise::add::<$simd>(a, b, n, y) }
             }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn read<const PREFETCH: bool>(p: *const f32, n: usize) -> f32 {
+                // SAFETY: as gemv.
+                unsafe { probe::read::<$simd, PREFETCH>(p, n) }
+            }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn multiply<const ACCS: usize>(turns: usize) -> f32 {
+                // SAFETY: as gemv.
+                unsafe { probe::multiply::<$simd, ACCS>(turns) }
+            }
 
             $(#[target_feature(enable = $features)])?
             unsafe fn to_f16(x: *const f32, n: usize, y: *mut u16) {
@@ -320,6 +335,8 @@ macro_rules! instantiate {
                 swiglu,
                 add,
                 to_f16,
+                read: [read::<false>, read::<true>],
+                multiply: [multiply::<{ probe::FEW }>, multiply::<{ probe::MANY }>],
             };
         }
     };
