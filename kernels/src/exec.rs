@@ -34,7 +34,8 @@ pub struct Executor {
     act: Activations,
     threads: Vec<Scratch>,
     pieces: Vec<f32>,
-    angles: Vec<(f32, f32)>,
+    /// Cosines, then sines, of each row.
+    angles: Vec<f32>,
     counters: Vec<AtomicUsize>,
     /// Per operation, by role.
     plans: [Vec<Plan>; 2],
@@ -122,7 +123,7 @@ struct Frame<'a> {
     threads: Shared<Scratch>,
     pieces: Shared<f32>,
     max_pieces: usize,
-    angles: Shared<(f32, f32)>,
+    angles: Shared<f32>,
     counters: &'a [AtomicUsize],
 }
 
@@ -303,7 +304,7 @@ impl Executor {
                 thread.unit.grow((unit.scratch)(self.program.kv.head_dim) / 4);
             }
         }
-        grow(&mut self.angles, n * self.program.rope.frequencies.len());
+        grow(&mut self.angles, n * 2 * self.program.rope.frequencies.len());
         self.counters.iter_mut().for_each(|c| *c.get_mut() = 0);
     }
 }
@@ -436,11 +437,11 @@ impl Frame<'_> {
         let n = rope.frequencies.len();
         for r in w.share(self.rows.len(), 1) {
             // SAFETY: each row belongs to one thread.
-            let out = unsafe { self.angles.part(r * n, n) };
-            for (out, f) in out.iter_mut().zip(&rope.frequencies) {
+            let (cosines, sines) = unsafe { self.angles.part(r * 2 * n, 2 * n) }.split_at_mut(n);
+            for (i, f) in rope.frequencies.iter().enumerate() {
                 let (sin, cos) = (self.rows[r].pos as f64 * f).sin_cos();
                 let m = f64::from(rope.magnitude);
-                *out = ((cos * m) as f32, (sin * m) as f32);
+                (cosines[i], sines[i]) = ((cos * m) as f32, (sin * m) as f32);
             }
         }
     }
@@ -481,8 +482,17 @@ impl Frame<'_> {
                 Op::Rope { x, head_dim, out } => {
                     let n = self.program.rope.frequencies.len();
                     for r in w.share(self.rows.len(), 1) {
-                        let angles = &*self.angles.part(r * n, n);
-                        rotate(self.row(*x, r), *head_dim, angles, self.program.rope.neox, self.row(*out, r));
+                        let (cosines, sines) = self.angles.part(r * 2 * n, 2 * n).split_at(n);
+                        let (x, y) = (self.row(*x, r), self.row(*out, r));
+                        y.copy_from_slice(x);
+                        for (x, y) in x.chunks_exact(*head_dim).zip(y.chunks_exact_mut(*head_dim)) {
+                            if self.program.rope.neox {
+                                let (cos, sin) = (cosines.as_ptr(), sines.as_ptr());
+                                (self.table.rotate)(x.as_ptr(), cos, sin, n, y.as_mut_ptr());
+                            } else {
+                                rotate_pairs(x, cosines, sines, y);
+                            }
+                        }
                     }
                 }
                 Op::KvWrite { k, v, layer } => self.kv_write(*k, *v, *layer, w),
@@ -525,16 +535,11 @@ impl Frame<'_> {
     }
 }
 
-/// Rotates the heads of one row.
-fn rotate(x: &[f32], head_dim: usize, angles: &[(f32, f32)], neox: bool, out: &mut [f32]) {
-    let n = angles.len();
-    out.copy_from_slice(x);
-    for (x, y) in x.chunks_exact(head_dim).zip(out.chunks_exact_mut(head_dim)) {
-        for (i, (cos, sin)) in angles.iter().enumerate() {
-            let (a, b) = if neox { (i, i + n) } else { (2 * i, 2 * i + 1) };
-            y[a] = x[a] * cos - x[b] * sin;
-            y[b] = x[a] * sin + x[b] * cos;
-        }
+/// Rotates neighbouring values.
+fn rotate_pairs(x: &[f32], cosines: &[f32], sines: &[f32], y: &mut [f32]) {
+    for (((x, y), cos), sin) in x.chunks_exact(2).zip(y.chunks_exact_mut(2)).zip(cosines).zip(sines) {
+        y[0] = x[0] * cos - x[1] * sin;
+        y[1] = x[0] * sin + x[1] * cos;
     }
 }
 

@@ -4,7 +4,7 @@ use memmap2::MmapMut;
 use std::ops::{Deref, DerefMut};
 
 /// Bytes from which on the system is asked for large pages.
-const LARGE: usize = 4 << 20;
+const LARGE: usize = 2 << 20;
 
 /// Zeroed memory at the start of a page. The system hands pages out as they are first written.
 pub(crate) struct Memory {

@@ -105,6 +105,7 @@ pub(crate) struct Table {
     pub(crate) swiglu: unsafe fn(*const f32, *const f32, usize, *mut f32),
     pub(crate) add: unsafe fn(*const f32, *const f32, usize, *mut f32),
     pub(crate) to_f16: unsafe fn(*const f32, usize, *mut u16),
+    pub(crate) rotate: unsafe fn(*const f32, *const f32, *const f32, usize, *mut f32),
     /// Measures memory: without and with prefetch.
     pub(crate) read: [unsafe fn(*const f32, usize) -> f32; 2],
     /// Measures arithmetic: with few and with many accumulators.
@@ -281,6 +282,11 @@ macro_rules! instantiate {
             }
 
             $(#[target_feature(enable = $features)])?
+            unsafe fn rotate(x: *const f32, cos: *const f32, sin: *const f32, n: usize, y: *mut f32) {
+                // SAFETY: as gemv.
+                unsafe { elementwise::rotate::<$simd>(x, cos, sin, n, y) }
+            }
+            $(#[target_feature(enable = $features)])?
             unsafe fn ask_for(p: *const u8, bytes: usize) {
                 for i in (0..bytes).step_by(64) {
                     // SAFETY: as gemv.
@@ -335,6 +341,7 @@ macro_rules! instantiate {
                 swiglu,
                 add,
                 to_f16,
+                rotate,
                 read: [read::<false>, read::<true>],
                 multiply: [multiply::<{ probe::FEW }>, multiply::<{ probe::MANY }>],
             };

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! panel   per strip: pairs [kc / 2][R], then per group scales [R] and, if the format has them, minima [R]
-//! tile    per slice: pairs [kc / 2][W], then sums of 16 values [kc / 16][W], then scales [W]
+//! tile    per slice: pairs [kc / 2][W], sums of 16 values [kc / 16][W], sums of 32 [kc / 32][W], scales [W]
 //! ```
 //! Of four k the first pair holds 0 and 2, the second 1 and 3: what masking packed bytes yields.
 
@@ -18,7 +18,12 @@ use crate::simd::Simd;
 
 /// Words of a tile's slice of `kc`, for each token.
 const fn slice_words(kc: usize) -> usize {
-    kc / 2 + kc / 16 + 1
+    kc / 2 + kc / 16 + kc / 32 + 1
+}
+
+/// Where a tile's slice has the negated sums of groups of `group` values, in words for each token.
+const fn sums_at(kc: usize, group: usize) -> usize {
+    if group == 16 { kc / 2 } else { kc / 2 + kc / 16 }
 }
 
 /// Writes tokens `t..t + width` of `x` (`[m][k]`) as a tile, zeros where there is no token.
@@ -31,25 +36,27 @@ pub(crate) unsafe fn pack_tokens<S: Simd>(x: *const f32, m: usize, k: usize, t: 
     let mut tile = tile;
     while k0 < k {
         let kc = KC.min(k - k0);
-        let (pairs, sums, scales) = (tile.cast::<[i16; 2]>(), tile.wrapping_add(kc / 2 * width), kc / 16 * width);
+        let pairs = tile.cast::<i32>();
         for j in 0..width {
             // SAFETY: tokens below m are read; each slice writes `slice_words(kc) * width` words, and those of all
             // slices are at most k * width.
             unsafe {
-                let mut q = [0f32; KC];
+                let mut q = [0i32; KC];
                 let mut scale = 0.0;
                 if t + j < m {
                     scale = integers::<S>(x.add((t + j) * k + k0), kc, &mut q);
                 }
                 for (i, q) in q[..kc].chunks_exact(4).enumerate() {
-                    pairs.add(2 * i * width + j).write([q[0] as i16, q[2] as i16]);
-                    pairs.add((2 * i + 1) * width + j).write([q[1] as i16, q[3] as i16]);
+                    pairs.add(2 * i * width + j).write((q[0] & 0xffff) | q[2] << 16);
+                    pairs.add((2 * i + 1) * width + j).write((q[1] & 0xffff) | q[3] << 16);
                 }
-                for (i, q) in q[..kc].chunks_exact(16).enumerate() {
-                    let sum: f32 = q.iter().sum();
-                    sums.add(i * width + j).write(sum);
+                for group in [16, 32] {
+                    let sums = tile.add(sums_at(kc, group) * width);
+                    for (i, q) in q[..kc].chunks_exact(group).enumerate() {
+                        sums.add(i * width + j).write(-q.iter().sum::<i32>() as f32);
+                    }
                 }
-                sums.add(scales + j).write(scale);
+                tile.add((slice_words(kc) - 1) * width + j).write(scale);
             }
         }
         tile = tile.wrapping_add(slice_words(kc) * width);
@@ -63,7 +70,7 @@ pub(crate) unsafe fn pack_tokens<S: Simd>(x: *const f32, m: usize, k: usize, t: 
 /// # Safety
 /// `x` is `n` floats, a multiple of 16.
 #[inline(always)]
-unsafe fn integers<S: Simd>(x: *const f32, n: usize, q: &mut [f32; KC]) -> f32 {
+unsafe fn integers<S: Simd>(x: *const f32, n: usize, q: &mut [i32; KC]) -> f32 {
     // SAFETY: all offsets are below n, which is at most KC.
     unsafe {
         let mut largest = S::zero();
@@ -80,7 +87,7 @@ unsafe fn integers<S: Simd>(x: *const f32, n: usize, q: &mut [f32; KC]) -> f32 {
         let inverse = if finite && scale >= f32::MIN_POSITIVE { 1.0 / scale } else { 0.0 };
         for i in (0..n).step_by(S::R) {
             let v = if finite { S::load(x.add(i)) } else { S::zero() };
-            S::store(q.as_mut_ptr().add(i), S::to_f(S::to_i(S::mul(v, S::set1(inverse)))));
+            S::store_bytes(q.as_mut_ptr().add(i).cast(), S::to_i(S::mul(v, S::set1(inverse))));
         }
         if finite { scale } else { f32::NAN }
     }
@@ -168,10 +175,12 @@ unsafe fn tile<S: Simd, const GROUP: usize, const MIN: bool, const MS: usize, co
         let mut sums = [[S::zero(); W]; MS];
         // slices before this one are whole
         let x = x.add(a.k0 / KC * slice_words(KC) * W);
-        let fsums = x.add(a.kc / 2 * W);
+        let fsums = x.add(sums_at(a.kc, GROUP) * W);
+        // known to the processor, not to the compiler, which would unroll the loop until registers run out
+        let pairs = std::hint::black_box(GROUP / 2);
         for g in 0..a.kc / GROUP {
             let mut dots = [[S::iset1(0); W]; MS];
-            for p in g * GROUP / 2..(g + 1) * GROUP / 2 {
+            for p in g * pairs..(g + 1) * pairs {
                 let w: [S::I; MS] = std::array::from_fn(
                     #[inline(always)]
                     |s| S::load_bytes(a.panel.add((s * a.kc + p) * S::R).cast()),
@@ -192,17 +201,13 @@ unsafe fn tile<S: Simd, const GROUP: usize, const MIN: bool, const MS: usize, co
                 if MIN {
                     let min = S::load(scales.add(S::R));
                     for j in 0..W {
-                        let mut fsum = 0.0;
-                        for i in 0..GROUP / 16 {
-                            fsum -= fsums.add((g * (GROUP / 16) + i) * W + j).read();
-                        }
-                        sums[s][j] = S::fma(min, S::set1(fsum), sums[s][j]);
+                        sums[s][j] = S::fma(min, S::set1(fsums.add(g * W + j).read()), sums[s][j]);
                     }
                 }
             }
         }
         for j in 0..W.min(a.m - t) {
-            let scale = S::set1(x.add((a.kc / 2 + a.kc / 16) * W + j).read());
+            let scale = S::set1(x.add((slice_words(a.kc) - 1) * W + j).read());
             for s in 0..MS {
                 store::<S, MS>(a, s, t + j, S::mul(sums[s][j], scale));
             }
