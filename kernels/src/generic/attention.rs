@@ -89,7 +89,6 @@ type Span<const NQ: usize> = [[f32; SPAN * PAGE]; NQ];
 #[inline(always)]
 pub(crate) unsafe fn run<S: Simd, E: Float, const NQ: usize>(a: &mut Rows<'_>, end: usize) {
     let last = a.visible[..NQ].iter().copied().max().unwrap_or(0).min(end);
-    let bytes = PAGE * a.head_dim * E::BYTES;
     let mut p = [[0f32; SPAN * PAGE]; NQ];
     let mut at = a.first;
     while at < last {
@@ -98,9 +97,9 @@ pub(crate) unsafe fn run<S: Simd, E: Float, const NQ: usize>(a: &mut Rows<'_>, e
         unsafe {
             for i in 0..positions.div_ceil(PAGE) {
                 let (page, next) = (a.page(at / PAGE + i), a.page(at / PAGE + i + 1));
-                ahead::<S>(a.k.wrapping_add(next), bytes);
-                ahead::<S>(a.v.wrapping_add(page), bytes);
-                scores::<S, E, NQ>(a, a.k.add(page), i * PAGE, &mut p);
+                // the values of this page are read when the span's scores are complete
+                let soon = [a.k.wrapping_add(next), a.v.wrapping_add(page)];
+                scores::<S, E, NQ>(a, a.k.add(page), soon, i * PAGE, &mut p);
             }
             let correction = softmax::<S, NQ>(a, at, positions, &mut p);
             let mut d = 0;
@@ -124,15 +123,6 @@ impl Rows<'_> {
     }
 }
 
-/// Asks for memory that will be read soon.
-#[inline(always)]
-unsafe fn ahead<S: Simd>(p: *const u8, bytes: usize) {
-    for i in (0..bytes).step_by(64) {
-        // SAFETY: a hint; any address will do.
-        unsafe { S::prefetch(p.wrapping_add(i)) }
-    }
-}
-
 /// Prepares sums and softmax state of `n` rows.
 pub(crate) fn start(out: &mut [f32], state: &mut [(f32, f32)]) {
     out.fill(0.0);
@@ -141,13 +131,26 @@ pub(crate) fn start(out: &mut [f32], state: &mut [(f32, f32)]) {
 
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // an index keeps the sums in registers
-unsafe fn scores<S: Simd, E: Float, const NQ: usize>(a: &Rows<'_>, k: *const u8, at: usize, p: &mut Span<NQ>) {
+unsafe fn scores<S: Simd, E: Float, const NQ: usize>(
+    a: &Rows<'_>,
+    k: *const u8,
+    soon: [*const u8; 2],
+    at: usize,
+    p: &mut Span<NQ>,
+) {
     // SAFETY: a K page is head_dim * 16 elements, `q` head_dim * NQ floats.
     unsafe {
         for half in 0..PAGE / S::R {
             // even and odd positions of the head apart: one chain of sums would wait for each multiply-add
             let mut sums = [[S::zero(); NQ]; 2];
             for d in (0..a.head_dim).step_by(2) {
+                if half == 0 {
+                    // two rows of a page at a time, never many at once: those that wait would hold up everything else
+                    for line in (0..2 * PAGE * E::BYTES).step_by(64) {
+                        S::prefetch(soon[0].wrapping_add(d * PAGE * E::BYTES + line));
+                        S::prefetch(soon[1].wrapping_add(d * PAGE * E::BYTES + line));
+                    }
+                }
                 for odd in 0..2 {
                     let kv = E::load::<S>(k.add(((d + odd) * PAGE + half * S::R) * E::BYTES));
                     for (r, sum) in sums[odd].iter_mut().enumerate() {
