@@ -165,6 +165,16 @@ fn avx512_prompts() {
 }
 
 #[test]
+fn avxvnni_prompts() {
+    every_model(Isa::AvxVnni, Role::Prompt, true);
+}
+
+#[test]
+fn avxvnni_generation() {
+    every_model(Isa::AvxVnni, Role::Generated, true);
+}
+
+#[test]
 fn amx_prompts() {
     every_model(Isa::Amx, Role::Prompt, true);
 }

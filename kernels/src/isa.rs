@@ -10,6 +10,8 @@ pub enum Isa {
     Scalar,
     /// AVX2 with FMA and F16C.
     Avx2,
+    /// The same with AVX-VNNI, which CPUs without AVX-512 have.
+    AvxVnni,
     /// AVX-512 F, BW, VL, DQ and VNNI.
     Avx512,
     /// AVX-512 as above, and AMX with bf16 for prompts.
@@ -27,16 +29,22 @@ pub struct Rounding {
 
 impl Isa {
     /// Every instruction set of this build, coarsest first.
-    pub const ALL: [Isa; 4] = [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Amx];
+    pub const ALL: [Isa; 5] = [Isa::Scalar, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Amx];
 
     /// The name that `--isa` takes.
     pub fn name(self) -> &'static str {
         match self {
             Isa::Scalar => "scalar",
             Isa::Avx2 => "avx2",
+            Isa::AvxVnni => "avxvnni",
             Isa::Avx512 => "avx512",
             Isa::Amx => "amx",
         }
+    }
+
+    /// What its fastest multiply-adds work on, for people.
+    pub fn arithmetic(self) -> &'static str {
+        if self == Isa::Amx { "bf16 tiles" } else { "f32" }
     }
 
     /// What its prompt kernels round beyond f32, for models of quantized weights.
@@ -59,6 +67,8 @@ impl Isa {
             Isa::Avx2 => {
                 is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
             }
+            #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => Isa::Avx2.is_available() && is_x86_feature_detected!("avxvnni"),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => {
                 Isa::Avx2.is_available()
@@ -114,7 +124,7 @@ pub enum IsaError {
         offered: Vec<Isa>,
     },
     /// No kernels of this name.
-    #[error("--isa {0}: unknown; expected one of auto, scalar, avx2, avx512, amx")]
+    #[error("--isa {0}: unknown; expected one of auto, scalar, avx2, avxvnni, avx512, amx")]
     Unknown(String),
 }
 

@@ -108,7 +108,8 @@ fn best_read(isa: Isa, pool: &mut Pool, bytes: usize) -> f64 {
     best
 }
 
-/// GFLOP/s (a multiply-add is two) that all threads of the pool together reach in f32 with the vectors of `isa`.
+/// GFLOP/s (a multiply-add is two) that all threads of the pool together reach: in f32 with the vectors of `isa`, or in
+/// bf16 on its matrix unit.
 ///
 /// # Panics
 /// If the CPU lacks `isa`.
@@ -119,6 +120,19 @@ pub fn flops_peak(isa: Isa, pool: &mut Pool) -> f64 {
 fn best_multiply(isa: Isa, pool: &mut Pool, turns: usize) -> f64 {
     let table = table(isa);
     let mut best = 0f64;
+    if let Some((busy, per_turn)) = table.unit.as_ref().map(|u| u.busy) {
+        for _ in 0..PASSES {
+            // SAFETY: the table is one of this CPU, and the unit is set up around its use.
+            let seconds = slowest(pool, &|_| unsafe {
+                (table.enter)();
+                busy(turns);
+                (table.leave)();
+                0.0
+            });
+            best = best.max((2 * turns * per_turn * pool.threads()) as f64 / seconds / 1e9);
+        }
+        return best;
+    }
     for _ in 0..PASSES {
         for (multiply, accumulators) in table.multiply.into_iter().zip([FEW, MANY]) {
             let turns = turns * MANY / accumulators;

@@ -65,6 +65,8 @@ pub(crate) trait Simd: Copy {
     unsafe fn sub16(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn and(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn or(a: Self::I, b: Self::I) -> Self::I;
+    /// Every byte, below 16, replaced by that entry of the table.
+    unsafe fn lookup(a: Self::I, table: &[u8; 16]) -> Self::I;
     /// Logical shift of each 32-bit lane, `n < 32`.
     unsafe fn shr(a: Self::I, n: u32) -> Self::I;
     unsafe fn shl(a: Self::I, n: u32) -> Self::I;
@@ -235,6 +237,10 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn or(a: I8, b: I8) -> I8 {
         lanes!(I8, |i| a.0[i] | b.0[i])
+    }
+    #[inline(always)]
+    unsafe fn lookup(a: I8, table: &[u8; 16]) -> I8 {
+        lanes!(I8, |i| i32::from_le_bytes(a.0[i].to_le_bytes().map(|b| table[usize::from(b & 15)])))
     }
     #[inline(always)]
     unsafe fn shr(a: I8, n: u32) -> I8 {

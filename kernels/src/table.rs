@@ -76,6 +76,8 @@ pub(crate) struct Unit {
     /// f16 and f32 pages.
     pub(crate) f16: unsafe fn(&attention::Block<'_>, *mut u8),
     pub(crate) f32: unsafe fn(&attention::Block<'_>, *mut u8),
+    /// Measures arithmetic, and the multiply-adds of a turn of it.
+    pub(crate) busy: (unsafe fn(usize), usize),
 }
 
 /// One run of `NQ` query rows over pages.
@@ -120,6 +122,8 @@ pub(crate) fn table(isa: Isa) -> &'static Table {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => &avx2::TABLE,
         #[cfg(target_arch = "x86_64")]
+        Isa::AvxVnni => &avxvnni::TABLE,
+        #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => &avx512::TABLE,
         #[cfg(target_arch = "x86_64")]
         Isa::Amx => &amx::TABLE,
@@ -130,7 +134,7 @@ pub(crate) fn table(isa: Isa) -> &'static Table {
 
 fn shape<F: Format>() -> Option<Shape> {
     assert_eq!(F::BLOCK_BYTES, F::TYPE.block_bytes(), "{}: packed blocks must not grow", F::TYPE);
-    Some(Shape { ty: F::TYPE, k: F::K, meta: F::META, low: F::LOW, high: F::HIGH })
+    Some(Shape { ty: F::TYPE, k: F::K, meta: F::META, low: F::LOW, high: F::HIGH, top: F::TOP })
 }
 
 /// What a thread does before and after a step where nothing needs doing.
@@ -180,6 +184,7 @@ macro_rules! by_tiles {
             scratch: unit_attention::scratch_bytes,
             f16: unit_attention::attend::<formats::F16>,
             f32: unit_attention::attend::<formats::F32>,
+            busy: (unit::busy, unit::BUSY),
         })
     };
     (enter) => {
@@ -318,6 +323,11 @@ macro_rules! instantiate {
                     TensorType::Q5_0 => codes::<formats::Q5_0>(),
                     TensorType::Q5_1 => codes::<formats::Q5_1>(),
                     TensorType::Q8_0 => codes::<formats::Q8_0>(),
+                    TensorType::Q2_K => codes::<formats::Q2_K>(),
+                    TensorType::Q3_K => codes::<formats::Q3_K>(),
+                    TensorType::IQ4_NL => codes::<formats::IQ4_NL>(),
+                    TensorType::IQ4_XS => codes::<formats::IQ4_XS>(),
+                    TensorType::MXFP4 => codes::<formats::MXFP4>(),
                     TensorType::Q4_K => codes::<formats::Q4_K>(),
                     TensorType::Q5_K => codes::<formats::Q5_K>(),
                     TensorType::Q6_K => codes::<formats::Q6_K>(),
@@ -353,10 +363,13 @@ instantiate!(portable, Isa::Scalar, Portable, floats 2, pairs 2, queries [2, 1],
 #[cfg(target_arch = "x86_64")]
 use crate::x86::{amx as unit, amx_attention as unit_attention, avx2::Avx2, avx512::Avx512};
 #[cfg(target_arch = "x86_64")]
-instantiate!(avx2, Isa::Avx2, Avx2, floats 6, pairs 4, queries [4, 2, 1], prompts by_pairs,
+instantiate!(avx2, Isa::Avx2, Avx2<false>, floats 6, pairs 4, queries [4, 2, 1], prompts by_pairs,
     features "avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
-instantiate!(avx512, Isa::Avx512, Avx512, floats 12, pairs 6, queries [8, 4, 2, 1], prompts by_pairs,
+instantiate!(avxvnni, Isa::AvxVnni, Avx2<true>, floats 6, pairs 5, queries [4, 2, 1], prompts by_pairs,
+    features "avx2,fma,f16c,avxvnni");
+#[cfg(target_arch = "x86_64")]
+instantiate!(avx512, Isa::Avx512, Avx512, floats 12, pairs 10, queries [8, 4, 2, 1], prompts by_pairs,
     features "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni");
 #[cfg(target_arch = "x86_64")]
 instantiate!(amx, Isa::Amx, Avx512, floats 12, pairs 6, queries [8, 4, 2, 1], prompts by_tiles,

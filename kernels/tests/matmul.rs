@@ -7,11 +7,25 @@ use common::{Rng, f32_bytes, product, random_blocks};
 use octavo_kernels::{Isa, Role};
 use octavo_quant::TensorType as T;
 
-const PACKED: [T; 11] =
-    [T::F32, T::F16, T::BF16, T::Q4_0, T::Q4_1, T::Q5_0, T::Q5_1, T::Q8_0, T::Q4_K, T::Q5_K, T::Q6_K];
-const PANELS: [T; 19] = [
+const PACKED: [T; 16] = [
+    T::F32,
+    T::F16,
+    T::BF16,
+    T::Q4_0,
+    T::Q4_1,
+    T::Q5_0,
+    T::Q5_1,
+    T::Q8_0,
     T::Q2_K,
     T::Q3_K,
+    T::Q4_K,
+    T::Q5_K,
+    T::Q6_K,
+    T::IQ4_NL,
+    T::IQ4_XS,
+    T::MXFP4,
+];
+const PANELS: [T; 14] = [
     T::IQ1_S,
     T::IQ1_M,
     T::IQ2_XXS,
@@ -19,11 +33,8 @@ const PANELS: [T; 19] = [
     T::IQ2_S,
     T::IQ3_XXS,
     T::IQ3_S,
-    T::IQ4_NL,
-    T::IQ4_XS,
     T::TQ1_0,
     T::TQ2_0,
-    T::MXFP4,
     T::NVFP4,
     T::Q1_0,
     T::Q2_0,

@@ -24,7 +24,7 @@ pub use work::Work;
 pub struct Limits {
     /// GB/s (1e9 bytes) read from memory.
     pub read: f64,
-    /// GFLOP/s in f32.
+    /// GFLOP/s in f32, or on the matrix unit.
     pub flops: f64,
 }
 

@@ -70,7 +70,9 @@ pub struct Record {
     pub read_percent: Option<f64>,
     /// Of a prompt's matrix products, from the average rate.
     pub gflops: Option<f64>,
-    /// What the threads can compute in f32.
+    /// What `gflops_peak` counts.
+    pub arithmetic: &'static str,
+    /// What the threads can compute, in f32 or on the matrix unit.
     pub gflops_peak: f64,
     /// The one in percent of the other.
     pub flops_percent: Option<f64>,
@@ -122,6 +124,7 @@ impl Record {
             read_gb_s_best: limits.read,
             read_percent: read.map(|r| 100.0 * r / limits.read),
             gflops,
+            arithmetic: setting.isa.arithmetic(),
             gflops_peak: limits.flops,
             flops_percent: gflops.map(|f| 100.0 * f / limits.flops),
             token_hash: samples.token_hash.clone(),

@@ -55,7 +55,7 @@ pub(super) struct BenchArgs {
     #[arg(short, long, value_name = "N", default_value_t = 512)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=65536))]
     batch_size: u32,
-    /// Instruction set of the kernels: auto, scalar, avx2, avx512 or amx
+    /// Instruction set of the kernels: auto, scalar, avx2, avxvnni, avx512 or amx
     #[arg(long, value_name = "ISA", default_value = "auto")]
     isa: IsaChoice,
     /// Type of the KV cache: f16 or f32
@@ -183,8 +183,8 @@ impl Printer {
             Format::Csv => csv(&value, first),
             Format::Md => {
                 let limits = format!(
-                    "{}, {} threads: {:.1} GB/s read, {:.1} GFLOP/s in f32",
-                    record.isa, record.n_threads, record.read_gb_s_best, record.gflops_peak
+                    "{}, {} threads: {:.1} GB/s read, {:.1} GFLOP/s in {}",
+                    record.isa, record.n_threads, record.read_gb_s_best, record.gflops_peak, record.arithmetic
                 );
                 if !self.limits.contains(&limits) {
                     self.limits.push(limits);

@@ -384,3 +384,21 @@ pub(super) unsafe fn multiply(
         ),
     }
 }
+
+/// Multiply-adds of one turn of [`busy`].
+pub(crate) const BUSY: usize = 4 * 16 * 16 * K;
+
+/// Keeps the unit busy, reading no memory.
+///
+/// # Safety
+/// Tiles are configured.
+pub(crate) unsafe fn busy(turns: usize) {
+    for _ in 0..turns {
+        // SAFETY: the caller's promise; every register written is declared.
+        unsafe {
+            asm!("tdpbf16ps tmm0, tmm4, tmm6", "tdpbf16ps tmm1, tmm4, tmm7", "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, options(nostack, nomem));
+        }
+    }
+}

@@ -56,6 +56,9 @@ impl Simd for Avx512 {
         sub16(a: __m512i, b: __m512i) -> __m512i { _mm512_sub_epi16(a, b) }
         and(a: __m512i, b: __m512i) -> __m512i { _mm512_and_si512(a, b) }
         or(a: __m512i, b: __m512i) -> __m512i { _mm512_or_si512(a, b) }
+        lookup(a: __m512i, table: &[u8; 16]) -> __m512i {
+            _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), a)
+        }
         shr(a: __m512i, n: u32) -> __m512i { _mm512_srl_epi32(a, _mm_cvtsi32_si128(n as i32)) }
         shl(a: __m512i, n: u32) -> __m512i { _mm512_sll_epi32(a, _mm_cvtsi32_si128(n as i32)) }
         to_f(a: __m512i) -> __m512 { _mm512_cvtepi32_ps(a) }
