@@ -325,7 +325,8 @@ fn a_coarser_model_is_as_far_from_its_base_as_llama_perplexity_says() {
     let ours = good(&[&[&coarse[..], "--kl-divergence"][..], &exact].concat());
     let recorded = workspace_root().join("tests/perplexity/tiny-qwen3-Q2_K.txt");
     let theirs = std::fs::read_to_string(recorded).expect("the recorded figures");
-    same_lines(&ours, &theirs, 2e-4);
+    // our activations are rounded to 15 bits, those of the recorded run to none
+    same_lines(&ours, &theirs, 1e-3);
 }
 
 #[test]
