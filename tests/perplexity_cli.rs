@@ -319,12 +319,14 @@ fn a_coarser_model_is_as_far_from_its_base_as_llama_perplexity_says() {
     let (fine, coarse, text) = (utf8(&fine), utf8(&coarse), utf8(&text));
     let folder = Folder::new();
     let base = folder.name("base.kld");
-    let exact = ["--kv-type", "f32", "--kl-divergence-base", &base];
+    // on any machine: a matrix unit rounds prompts to bf16
+    let exact = ["--kv-type", "f32", "--isa", "scalar", "--kl-divergence-base", &base];
     good(&[&[&fine[..], "-f", &text, "-c", "64", "--chunks", "20"][..], &exact].concat());
     let ours = good(&[&[&coarse[..], "--kl-divergence"][..], &exact].concat());
     let recorded = workspace_root().join("tests/perplexity/tiny-qwen3-Q2_K.txt");
     let theirs = std::fs::read_to_string(recorded).expect("the recorded figures");
-    same_lines(&ours, &theirs, 2e-4);
+    // our activations are rounded to 15 bits, those of the recorded run to none
+    same_lines(&ours, &theirs, 1e-3);
 }
 
 #[test]

@@ -29,6 +29,8 @@ pub(crate) trait Simd: Copy {
     unsafe fn store(p: *mut f32, v: Self::F);
     /// Reads `R` IEEE half floats.
     unsafe fn load_f16(p: *const u16) -> Self::F;
+    /// Writes `R` IEEE half floats, rounded to nearest, ties to even.
+    unsafe fn store_f16(p: *mut u16, v: Self::F);
     /// Reads `R` bfloat16.
     unsafe fn load_bf16(p: *const u16) -> Self::F;
     unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
@@ -50,6 +52,8 @@ pub(crate) trait Simd: Copy {
 
     /// Reads `4 R` bytes.
     unsafe fn load_bytes(p: *const u8) -> Self::I;
+    /// Writes `4 R` bytes.
+    unsafe fn store_bytes(p: *mut u8, v: Self::I);
     /// Reads `R` bytes, widened without sign.
     unsafe fn load_u8(p: *const u8) -> Self::I;
     /// Reads `R` bytes, widened with sign.
@@ -57,8 +61,12 @@ pub(crate) trait Simd: Copy {
     unsafe fn iset1(x: i32) -> Self::I;
     unsafe fn iadd(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn isub(a: Self::I, b: Self::I) -> Self::I;
+    /// Subtracts 16-bit halves of lanes.
+    unsafe fn sub16(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn and(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn or(a: Self::I, b: Self::I) -> Self::I;
+    /// Every byte, below 16, replaced by that entry of the table.
+    unsafe fn lookup(a: Self::I, table: &[u8; 16]) -> Self::I;
     /// Logical shift of each 32-bit lane, `n < 32`.
     unsafe fn shr(a: Self::I, n: u32) -> Self::I;
     unsafe fn shl(a: Self::I, n: u32) -> Self::I;
@@ -72,6 +80,8 @@ pub(crate) trait Simd: Copy {
     /// Adds to every lane the dot product of its four unsigned codes with four activations.
     unsafe fn dot4(acc: Self::Acc, codes: Self::I, x: *const Act4) -> Self::Acc;
     unsafe fn acc_sum(acc: Self::Acc) -> Self::I;
+    /// Adds to every lane the products of its two 16-bit halves with the two halves of `x`.
+    unsafe fn dot2(acc: Self::I, w: Self::I, x: *const i32) -> Self::I;
     /// Four 16-bit activations in the form `dot4` reads.
     fn act4(x: [i16; 4]) -> Act4;
     unsafe fn prefetch(p: *const u8);
@@ -124,6 +134,11 @@ impl Simd for Portable {
         // SAFETY: the caller has 8 readable u16 at `p`.
         let h = unsafe { p.cast::<[u16; 8]>().read_unaligned() };
         lanes!(F8, |i| f16_to_f32(h[i]))
+    }
+    #[inline(always)]
+    unsafe fn store_f16(p: *mut u16, v: F8) {
+        // SAFETY: the caller has 8 writable u16 at `p`.
+        unsafe { p.cast::<[u16; 8]>().write_unaligned(v.0.map(|x| half::f16::from_f32(x).to_bits())) }
     }
     #[inline(always)]
     unsafe fn load_bf16(p: *const u16) -> F8 {
@@ -180,6 +195,11 @@ impl Simd for Portable {
         lanes!(I8, |i| i32::from_le_bytes(w[i]))
     }
     #[inline(always)]
+    unsafe fn store_bytes(p: *mut u8, v: I8) {
+        // SAFETY: the caller has 32 writable bytes at `p`.
+        unsafe { p.cast::<[[u8; 4]; 8]>().write_unaligned(v.0.map(i32::to_le_bytes)) }
+    }
+    #[inline(always)]
     unsafe fn load_u8(p: *const u8) -> I8 {
         // SAFETY: the caller has 8 readable bytes at `p`.
         let b = unsafe { p.cast::<[u8; 8]>().read_unaligned() };
@@ -204,12 +224,23 @@ impl Simd for Portable {
         lanes!(I8, |i| a.0[i].wrapping_sub(b.0[i]))
     }
     #[inline(always)]
+    unsafe fn sub16(a: I8, b: I8) -> I8 {
+        lanes!(I8, |i| {
+            let (low, high) = ((a.0[i] as i16).wrapping_sub(b.0[i] as i16), (a.0[i] >> 16) - (b.0[i] >> 16));
+            (i32::from(low) & 0xffff) | high << 16
+        })
+    }
+    #[inline(always)]
     unsafe fn and(a: I8, b: I8) -> I8 {
         lanes!(I8, |i| a.0[i] & b.0[i])
     }
     #[inline(always)]
     unsafe fn or(a: I8, b: I8) -> I8 {
         lanes!(I8, |i| a.0[i] | b.0[i])
+    }
+    #[inline(always)]
+    unsafe fn lookup(a: I8, table: &[u8; 16]) -> I8 {
+        lanes!(I8, |i| i32::from_le_bytes(a.0[i].to_le_bytes().map(|b| table[usize::from(b & 15)])))
     }
     #[inline(always)]
     unsafe fn shr(a: I8, n: u32) -> I8 {
@@ -253,6 +284,15 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn acc_sum(acc: I8) -> I8 {
         acc
+    }
+    #[inline(always)]
+    unsafe fn dot2(acc: I8, w: I8, x: *const i32) -> I8 {
+        // SAFETY: the caller has one readable word at `x`.
+        let x = unsafe { x.read_unaligned() };
+        lanes!(I8, |i| {
+            let (low, high) = (i32::from(w.0[i] as i16), w.0[i] >> 16);
+            acc.0[i].wrapping_add(low * i32::from(x as i16)).wrapping_add(high * (x >> 16))
+        })
     }
     #[inline(always)]
     fn act4(x: [i16; 4]) -> Act4 {

@@ -1,6 +1,7 @@
 //! The `octavo` program from outside: what it prints where, and how it exits.
 
 mod bad_input;
+mod bench;
 mod diff;
 mod facts;
 mod hostile;

@@ -8,48 +8,73 @@ use crate::act::{ACT_GROUP, Act4, ActRow};
 use crate::formats::{Float, Format};
 use crate::simd::Simd;
 
-/// One strip times one row of activations -> R outputs.
+/// Bytes of a stream asked for before they are read, at least.
+const AHEAD: usize = 2048;
+
+/// `N` neighbouring strips times one row of activations -> N R outputs.
+///
+/// Two strips are two streams for the memory to bring, and more of them in flight is what a thread is limited by.
 ///
 /// # Safety
-/// `strip` holds `k / F::K` packed blocks, `x` a row of `k` activations, `out` R writable floats.
+/// `strips` holds `N * k / F::K` packed blocks, `x` a row of `k` activations, `out` N R writable floats.
 #[inline(always)]
-pub(crate) unsafe fn strip<S: Simd, F: Format>(strip: *const u8, k: usize, x: &ActRow, out: *mut f32) {
+#[allow(clippy::needless_range_loop)] // an index keeps the sums in registers, an iterator passes them by memory
+pub(crate) unsafe fn strips<S: Simd, F: Format, const N: usize>(
+    strips: *const u8,
+    k: usize,
+    x: &ActRow,
+    out: *mut f32,
+) {
     let block_bytes = F::BLOCK_BYTES * S::R;
     let groups = F::K / ACT_GROUP;
-    // cache lines of the next block to ask for in each group
-    let lines = (block_bytes / groups).div_ceil(64);
-    // SAFETY: all offsets below stay inside the strip and the activation row by the caller's promise; prefetches may
+    let blocks = k / F::K;
+    let strip_bytes = blocks * block_bytes;
+    // SAFETY: all offsets below stay inside the strips and the activation row by the caller's promise; prefetches may
     // point past the end, which is harmless.
     unsafe {
-        let mut sum = S::zero();
-        for b in 0..k / F::K {
-            let block = strip.add(b * block_bytes);
-            let head = F::head::<S>(block);
+        let mut sums = [S::zero(); N];
+        for b in 0..blocks {
+            let block = strips.add(b * block_bytes);
+            // what will be read so many bytes from now: after a strip's end comes the next one that is not being read
+            let end = if b + AHEAD.div_ceil(block_bytes) < blocks { 0 } else { (N - 1) * strip_bytes };
+            let ahead = block.wrapping_add(AHEAD.next_multiple_of(block_bytes) + end);
+            let mut asked = 0;
+            let mut heads = [F::head::<S>(block); N];
+            for n in 1..N {
+                heads[n] = F::head::<S>(block.add(n * strip_bytes));
+            }
             for g in 0..groups {
-                let ahead = block.wrapping_add(block_bytes.max(2048) + g * (block_bytes / groups));
-                for line in 0..lines {
-                    S::prefetch(ahead.wrapping_add(64 * line));
+                while asked < (g + 1) * block_bytes / groups {
+                    for n in 0..N {
+                        S::prefetch(ahead.wrapping_add(n * strip_bytes + asked));
+                    }
+                    asked += 64;
                 }
                 let at = b * groups + g;
                 let xq = x.q.add(at * (ACT_GROUP / 4));
                 let xs = x.scale.add(at).read();
-                if F::GROUP == 32 {
-                    let acc = half::<S, F, 0>(S::acc_zero(), block, g, xq);
-                    let acc = half::<S, F, 1>(acc, block, g, xq.add(4));
-                    let isum = x.isum.add(2 * at).read() + x.isum.add(2 * at + 1).read();
-                    let fsum = x.fsum.add(2 * at).read() + x.fsum.add(2 * at + 1).read();
-                    sum = group::<S, F>(sum, acc, F::scales::<S>(head, block, g), (xs, isum, fsum));
-                } else {
-                    let acc = half::<S, F, 0>(S::acc_zero(), block, g, xq);
-                    let sums = (xs, x.isum.add(2 * at).read(), x.fsum.add(2 * at).read());
-                    sum = group::<S, F>(sum, acc, F::scales::<S>(head, block, 2 * g), sums);
-                    let acc = half::<S, F, 1>(S::acc_zero(), block, g, xq.add(4));
-                    let sums = (xs, x.isum.add(2 * at + 1).read(), x.fsum.add(2 * at + 1).read());
-                    sum = group::<S, F>(sum, acc, F::scales::<S>(head, block, 2 * g + 1), sums);
+                for n in 0..N {
+                    let (block, head) = (block.add(n * strip_bytes), heads[n]);
+                    if F::GROUP == 32 {
+                        let acc = half::<S, F, 0>(S::acc_zero(), block, g, xq);
+                        let acc = half::<S, F, 1>(acc, block, g, xq.add(4));
+                        let isum = x.isum.add(2 * at).read() + x.isum.add(2 * at + 1).read();
+                        let fsum = x.fsum.add(2 * at).read() + x.fsum.add(2 * at + 1).read();
+                        sums[n] = group::<S, F>(sums[n], acc, F::scales::<S>(head, block, g), (xs, isum, fsum));
+                    } else {
+                        let acc = half::<S, F, 0>(S::acc_zero(), block, g, xq);
+                        let first = (xs, x.isum.add(2 * at).read(), x.fsum.add(2 * at).read());
+                        sums[n] = group::<S, F>(sums[n], acc, F::scales::<S>(head, block, 2 * g), first);
+                        let acc = half::<S, F, 1>(S::acc_zero(), block, g, xq.add(4));
+                        let second = (xs, x.isum.add(2 * at + 1).read(), x.fsum.add(2 * at + 1).read());
+                        sums[n] = group::<S, F>(sums[n], acc, F::scales::<S>(head, block, 2 * g + 1), second);
+                    }
                 }
             }
         }
-        S::store(out, sum);
+        for n in 0..N {
+            S::store(out.add(n * S::R), sums[n]);
+        }
     }
 }
 
