@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use gguf_rs_lite::TensorType;
-use model_support::running::Rng;
+use model_support::breaking::{Rng, damage};
 use model_support::{File, Val};
 use octavo_kernels::{Isa, IsaChoice, KvType};
 use octavo_llm::backend::Role;
@@ -167,14 +167,6 @@ fn every_cut_is_refused() {
 
 #[test]
 fn flipped_bits_and_nasty_numbers_end_well() {
-    const NASTY: [[u8; 8]; 6] = [
-        [0xff; 8],
-        [0; 8],
-        (1u64 << 63).to_le_bytes(),
-        (1u64 << 31).to_le_bytes(),
-        [0, 0, 0xc0, 0x7f, 0, 0, 0xc0, 0x7f],
-        (1u64 << 24).to_le_bytes(),
-    ];
     let mut bench = Bench::new();
     let mut rng = Rng(1);
     for arch in ARCHS {
@@ -185,11 +177,7 @@ fn flipped_bits_and_nasty_numbers_end_well() {
         for place in places.collect::<Vec<_>>() {
             let mut bytes = sound.clone();
             let at = if place < header { place } else { rng.below(bytes.len() - 8) };
-            match rng.below(3) {
-                0 => bytes[at] ^= 1 << rng.below(8),
-                1 => bytes[at..at + 8].copy_from_slice(&NASTY[rng.below(NASTY.len())]),
-                _ => bytes[at] = u8::try_from(rng.below(256)).expect("a byte"),
-            }
+            damage(&mut rng, &mut bytes, at);
             bench.examine(&bytes, &|| format!("{arch}, byte {at}, {:?}", &bytes[at..at + 8]));
         }
     }

@@ -51,8 +51,6 @@ struct Plan {
     prepare: Option<Reads>,
     /// Whether all threads must have finished what they did since the last barrier.
     barrier: bool,
-    /// The next product, whose weights are asked for while threads wait for each other.
-    next_product: Option<usize>,
 }
 
 /// Inputs of the next products, in the forms kernels read.
@@ -390,13 +388,6 @@ fn plan(program: &Program, role: Role) -> Vec<Plan> {
             written.extend(writes);
         }
         list.push(plan);
-    }
-    let mut next = None;
-    for (at, op) in program.ops.iter().enumerate().rev() {
-        list[at].next_product = next;
-        if matches!(op, Op::MatMul { .. }) {
-            next = Some(at);
-        }
     }
     list
 }

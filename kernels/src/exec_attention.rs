@@ -1,6 +1,6 @@
 //! Attention of an operation list: which thread takes which rows, heads and positions.
 
-use super::attention::{Block, Query, ROWS};
+use super::attention::{Block, Pages, Query, ROWS};
 use super::{
     Frame, KvType, MAX_QUERIES, Ordering, PAGE, PIECE, QUERY_BLOCK, Row, Scratch, Slot, Unit, Worker, attention,
     piece_len,
@@ -23,6 +23,11 @@ struct Group<'a> {
 type Done<'a> = dyn FnMut(&[(usize, usize)], &[f32], &[(f32, f32)]) + 'a;
 
 impl Frame<'_> {
+    fn pages<'g>(&self, group: &Group<'g>) -> Pages<'g> {
+        let (k, v) = self.kv.base(group.layer, group.head_kv);
+        Pages { table: group.table, k, v, stride: self.kv.page_stride(), head_dim: self.program.kv.head_dim }
+    }
+
     /// Runs `group` (at most as many rows as the kernel takes) and leaves sums and states in the scratch.
     ///
     /// # Safety
@@ -40,16 +45,11 @@ impl Frame<'_> {
             }
         }
         attention::start(&mut scratch.out[..n * attention::padded(d)], &mut states[..n]);
-        let (k, v) = self.kv.base(group.layer, group.head_kv);
         let mut rows = attention::Rows {
+            pages: self.pages(group),
             q: scratch.q.as_ptr(),
             visible: &visible[..n],
             first: group.from,
-            table: group.table,
-            k,
-            v,
-            page_stride: self.kv.page_stride(),
-            head_dim: d,
             out: scratch.out.as_mut_ptr(),
             state: &mut states[..n],
         };
@@ -142,7 +142,6 @@ impl Frame<'_> {
     /// As [`Frame::op`]; this thread has these rows and heads of the output.
     unsafe fn attend_unit(&self, unit: &Unit, (q, out): (Slot, Slot), group: &Group<'_>, w: &Worker<'_>) {
         let d = self.program.kv.head_dim;
-        let (k, v) = self.kv.base(group.layer, group.head_kv);
         for rows in group.rows.chunks(ROWS) {
             let none = Query { q: std::ptr::null(), out: std::ptr::null_mut(), visible: 0 };
             let mut queries = [none; ROWS];
@@ -153,15 +152,7 @@ impl Frame<'_> {
                 query.out = out[head * d..(head + 1) * d].as_mut_ptr();
                 query.visible = self.rows[*row].pos + 1;
             }
-            let block = Block {
-                rows: &queries[..rows.len()],
-                scale: group.scale,
-                table: group.table,
-                k,
-                v,
-                page_stride: self.kv.page_stride(),
-                head_dim: d,
-            };
+            let block = Block { rows: &queries[..rows.len()], scale: group.scale, pages: self.pages(group) };
             let kernel = if self.program.kv.ty == KvType::F16 { unit.f16 } else { unit.f32 };
             // SAFETY: the table covers all visible positions (`check_step`), pages written in this step were finished
             // before the last barrier, and the scratch at this thread's number is its own and has the room.

@@ -1,21 +1,8 @@
 //! Products of an operation list: bring the input into the kernel's form, then divide strips among threads.
 
 use super::{
-    ACT_GROUP, ActRow, Frame, Gemv, Matrix, Op, Ordering, Reads, Role, STRIPS, Scratch, Shared, Slot, Tokens, Worker,
-    gemm,
+    ACT_GROUP, ActRow, Frame, Gemv, Matrix, Ordering, Reads, Role, STRIPS, Scratch, Shared, Slot, Tokens, Worker, gemm,
 };
-
-/// Bytes of a strip asked for early.
-const ASK_BYTES: usize = 8192;
-
-/// Strips of a product for one token that are divided beforehand.
-fn fixed_strips(matrix: &Matrix, threads: usize) -> usize {
-    if threads == 1 {
-        return matrix.strips();
-    }
-    // whole pairs
-    matrix.strips() * 15 / 16 / 2 * 2
-}
 
 impl Frame<'_> {
     /// # Safety
@@ -37,10 +24,7 @@ impl Frame<'_> {
                 w.barrier();
             }
             match matrix.reads(generated) {
-                Reads::Codes | Reads::Floats => {
-                    self.gemv(at, matrix, (x, m), out, w);
-                    self.ask_for_next(at, w);
-                }
+                Reads::Codes | Reads::Floats => self.gemv(at, matrix, (x, m), out, w),
                 Reads::Tiles | Reads::Pairs | Reads::Bf16 => self.gemm(at, matrix, m, out, w),
             }
         }
@@ -88,7 +72,7 @@ impl Frame<'_> {
 
     unsafe fn gemv(&self, at: usize, matrix: &Matrix, (x, m): (Slot, usize), out: Slot, w: &Worker<'_>) {
         // Each thread has one long stream. The last strips go to whoever is first: no two CPUs are equally fast.
-        let fixed = fixed_strips(matrix, w.n);
+        let fixed = if w.n == 1 { matrix.strips() } else { matrix.strips() * 15 / 16 / 2 * 2 };
         let share = w.share(fixed, 2);
         let mut s = share.start;
         while s < share.end {
@@ -138,23 +122,6 @@ impl Frame<'_> {
                         y.copy_from_slice(&scratch[..rows]);
                     }
                 }
-            }
-        }
-    }
-
-    /// Asks for the first weights of this thread's share of the next product, so that memory is busy while threads wait
-    /// for each other.
-    unsafe fn ask_for_next(&self, at: usize, w: &Worker<'_>) {
-        let Some(Op::MatMul { w: next, .. }) = self.plan[at].next_product.map(|at| &self.program.ops[at]) else {
-            return;
-        };
-        let matrix = &self.program.matrices[*next];
-        let share = w.share(fixed_strips(matrix, w.n), 2);
-        if matrix.is_packed() && !share.is_empty() {
-            // the first two strips are read at once
-            for s in share.take(2) {
-                // SAFETY: a hint; any address will do.
-                unsafe { (self.table.ask_for)(matrix.strip(s), ASK_BYTES) }
             }
         }
     }

@@ -72,21 +72,18 @@ impl Deref for Floats {
     type Target = [f32];
 
     fn deref(&self) -> &[f32] {
+        let Some(m) = self.0.as_ref().filter(|m| m.len() > 0) else { return &[] };
         // SAFETY: that many initialised floats, aligned, borrowed from their owner.
-        self.0
-            .as_ref()
-            .filter(|m| m.len() > 0)
-            .map_or(&[], |m| unsafe { std::slice::from_raw_parts(m.as_ptr().cast(), m.len() / 4) })
+        unsafe { std::slice::from_raw_parts(m.as_ptr().cast(), m.len() / 4) }
     }
 }
 
 impl DerefMut for Floats {
     fn deref_mut(&mut self) -> &mut [f32] {
-        // SAFETY: as above.
-        self.0.as_mut().filter(|m| m.len() > 0).map_or(&mut [], |m| unsafe {
-            let len = m.len() / 4;
-            std::slice::from_raw_parts_mut(m.as_mut_ptr().cast(), len)
-        })
+        let Some(m) = self.0.as_mut().filter(|m| m.len() > 0) else { return &mut [] };
+        let len = m.len() / 4;
+        // SAFETY: that many initialised floats, aligned, borrowed from their only owner.
+        unsafe { std::slice::from_raw_parts_mut(m.as_mut_ptr().cast(), len) }
     }
 }
 

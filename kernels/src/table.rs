@@ -94,8 +94,6 @@ pub(crate) struct Table {
     /// Quantized weights without a packed form, for prompts.
     pub(crate) quantized_rows: Rows,
     pub(crate) quantize: unsafe fn(*const f32, usize, &ActRow),
-    /// Prefetches so many bytes.
-    pub(crate) ask_for: unsafe fn(*const u8, usize),
     /// Sets the calling thread up before its first kernel of a step, and tidies up after the last.
     pub(crate) enter: unsafe fn(),
     pub(crate) leave: unsafe fn(),
@@ -142,6 +140,25 @@ unsafe fn nothing() {}
 
 /// Quantized prompts in 16-bit integers: what vectors do best.
 macro_rules! by_pairs {
+    (kernels $simd:ty, $width:literal $(, $features:literal)?) => {
+        $(#[target_feature(enable = $features)])?
+        unsafe fn pack_pairs(x: *const f32, m: usize, k: usize, t: usize, width: usize, tile: *mut f32) {
+            // SAFETY: as gemv.
+            unsafe { pairs::pack_tokens::<$simd>(x, m, k, t, width, tile) }
+        }
+        $(#[target_feature(enable = $features)])?
+        unsafe fn pair_panel<F: Format>(strip: *const u8, k0: usize, k1: usize, out: *mut f32) {
+            // SAFETY: as gemv.
+            unsafe { pairs::panel::<$simd, F>(strip, k0, k1, out) }
+        }
+        $(#[target_feature(enable = $features)])?
+        unsafe fn pair_tiles<const GROUP: usize, const MIN: bool, const MS: usize>(a: &gemm::Tiles) {
+            // SAFETY: as gemv.
+            unsafe { pairs::tiles::<$simd, GROUP, MIN, MS, $width>(a) }
+        }
+        static PAIRS: Tokens =
+            Tokens { form: Reads::Pairs, tile: $width, slice: gemm::KC, bytes: 4, narrow: true, pack: pack_pairs };
+    };
     (prompt $format:ident) => {
         Prompt {
             tokens: &PAIRS,
@@ -168,6 +185,7 @@ macro_rules! by_pairs {
 /// Quantized prompts in bf16 on the matrix unit.
 #[cfg(target_arch = "x86_64")]
 macro_rules! by_tiles {
+    (kernels $($rest:tt)*) => {};
     (prompt $format:ident) => {
         Prompt {
             tokens: &unit::BF16,
@@ -197,8 +215,8 @@ macro_rules! by_tiles {
 
 /// Stamps the outermost functions of one instruction set. They alone carry target features.
 macro_rules! instantiate {
-    ($module:ident, $isa:expr, $simd:ty, floats $nt:literal, pairs $np:literal, queries [$($nq:literal),*],
-        prompts $prompts:ident $(, features $features:literal)?) => {
+    ($module:ident, $isa:expr, $simd:ty, floats $nt:literal, queries [$($nq:literal),*],
+        prompts $prompts:ident $($width:literal)? $(, features $features:literal)?) => {
         mod $module {
             use super::*;
 
@@ -227,23 +245,7 @@ macro_rules! instantiate {
                 // SAFETY: as gemv.
                 unsafe { gemm::pack_tokens(x, m, k, t, width, tile) }
             }
-            $(#[target_feature(enable = $features)])?
-            unsafe fn pack_pairs(x: *const f32, m: usize, k: usize, t: usize, width: usize, tile: *mut f32) {
-                // SAFETY: as gemv.
-                unsafe { pairs::pack_tokens::<$simd>(x, m, k, t, width, tile) }
-            }
-            #[allow(dead_code)] // a matrix unit has a form of its own
-            $(#[target_feature(enable = $features)])?
-            unsafe fn pair_panel<F: Format>(strip: *const u8, k0: usize, k1: usize, out: *mut f32) {
-                // SAFETY: as gemv.
-                unsafe { pairs::panel::<$simd, F>(strip, k0, k1, out) }
-            }
-            #[allow(dead_code)]
-            $(#[target_feature(enable = $features)])?
-            unsafe fn pair_tiles<const GROUP: usize, const MIN: bool, const MS: usize>(a: &gemm::Tiles) {
-                // SAFETY: as gemv.
-                unsafe { pairs::tiles::<$simd, GROUP, MIN, MS, $np>(a) }
-            }
+            $prompts!(kernels $simd, $($width)? $(, $features)?);
             $(#[target_feature(enable = $features)])?
             unsafe fn tiles<const MS: usize>(a: &gemm::Tiles) {
                 // SAFETY: as gemv.
@@ -291,19 +293,9 @@ macro_rules! instantiate {
                 // SAFETY: as gemv.
                 unsafe { elementwise::rotate::<$simd>(x, cos, sin, n, y) }
             }
-            $(#[target_feature(enable = $features)])?
-            unsafe fn ask_for(p: *const u8, bytes: usize) {
-                for i in (0..bytes).step_by(64) {
-                    // SAFETY: as gemv.
-                    unsafe { <$simd as Simd>::prefetch(p.wrapping_add(i)) }
-                }
-            }
 
             static FLOATS: Tokens =
                 Tokens { form: Reads::Tiles, tile: $nt, slice: gemm::KC, bytes: 4, narrow: true, pack: pack_floats };
-            #[allow(dead_code)]
-            static PAIRS: Tokens =
-                Tokens { form: Reads::Pairs, tile: $np, slice: gemm::KC, bytes: 4, narrow: true, pack: pack_pairs };
             static FLOAT_ROWS: Rows = Rows { tokens: &FLOATS, convert: None, tiles: [tiles::<1>, tiles::<2>] };
 
             fn codes<F: Format>() -> Packed {
@@ -342,7 +334,6 @@ macro_rules! instantiate {
                 float_rows: FLOAT_ROWS,
                 quantized_rows: $prompts!(rows),
                 quantize,
-                ask_for,
                 enter: $prompts!(enter),
                 leave: $prompts!(leave),
                 attention: &[$(($nq, attend::<formats::F16, $nq>, attend::<formats::F32, $nq>)),*],
@@ -359,18 +350,18 @@ macro_rules! instantiate {
     };
 }
 
-instantiate!(portable, Isa::Scalar, Portable, floats 2, pairs 2, queries [2, 1], prompts by_pairs);
+instantiate!(portable, Isa::Scalar, Portable, floats 2, queries [2, 1], prompts by_pairs 2);
 #[cfg(target_arch = "x86_64")]
 use crate::x86::{amx as unit, amx_attention as unit_attention, avx2::Avx2, avx512::Avx512};
 #[cfg(target_arch = "x86_64")]
-instantiate!(avx2, Isa::Avx2, Avx2<false>, floats 6, pairs 4, queries [4, 2, 1], prompts by_pairs,
+instantiate!(avx2, Isa::Avx2, Avx2<false>, floats 6, queries [4, 2, 1], prompts by_pairs 4,
     features "avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
-instantiate!(avxvnni, Isa::AvxVnni, Avx2<true>, floats 6, pairs 5, queries [4, 2, 1], prompts by_pairs,
+instantiate!(avxvnni, Isa::AvxVnni, Avx2<true>, floats 6, queries [4, 2, 1], prompts by_pairs 5,
     features "avx2,fma,f16c,avxvnni");
 #[cfg(target_arch = "x86_64")]
-instantiate!(avx512, Isa::Avx512, Avx512, floats 12, pairs 10, queries [8, 4, 2, 1], prompts by_pairs,
+instantiate!(avx512, Isa::Avx512, Avx512, floats 12, queries [8, 4, 2, 1], prompts by_pairs 10,
     features "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni");
 #[cfg(target_arch = "x86_64")]
-instantiate!(amx, Isa::Amx, Avx512, floats 12, pairs 6, queries [8, 4, 2, 1], prompts by_tiles,
+instantiate!(amx, Isa::Amx, Avx512, floats 12, queries [8, 4, 2, 1], prompts by_tiles,
     features "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni");

@@ -1,6 +1,7 @@
 //! Small GGUF files in memory, made to be broken one way at a time, and the shared models.
 #![allow(dead_code, unreachable_pub)] // every test program includes this and uses its own part
 
+pub mod breaking;
 pub mod running;
 
 use gguf_rs_lite::{Gguf, OpenOptions, TensorType, Writer};

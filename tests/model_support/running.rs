@@ -2,28 +2,15 @@
 
 use gguf_rs_lite::TensorType;
 
+use super::breaking::Rng;
 use super::{File, Val};
 
-/// SplitMix64.
-pub struct Rng(pub u64);
-
-impl Rng {
-    /// A number below `n`.
-    pub fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        usize::try_from((z ^ (z >> 31)) % n as u64).expect("below n")
-    }
-
-    /// A number in -0.2 to 0.2.
-    fn weight(&mut self) -> f32 {
-        (self.below(4001) as f32 - 2000.0) * 1e-4
-    }
-}
-
 const TEMPLATE: &str = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|end|>";
+
+/// A number in -0.2 to 0.2.
+fn weight(rng: &mut Rng) -> f32 {
+    (rng.below(4001) as f32 - 2000.0) * 1e-4
+}
 
 impl File {
     /// A model of two layers with random weights, a vocabulary (SentencePiece for llama, else BPE) and a chat template.
@@ -38,7 +25,7 @@ impl File {
             }
             let n: u64 = t.dims.iter().product();
             let norm = t.name.contains("norm");
-            t.values = Some((0..n).map(|_| if norm { 1.0 + rng.weight() } else { rng.weight() }).collect());
+            t.values = Some((0..n).map(|_| if norm { 1.0 + weight(&mut rng) } else { weight(&mut rng) }).collect());
         }
         // the largest two as bytes: quantized rows are read too, and the file stays small
         f.tensors.iter_mut().filter(|t| t.name.ends_with("ffn_up.weight")).for_each(|t| {

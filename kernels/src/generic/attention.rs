@@ -15,24 +15,30 @@ pub(crate) const PAGE: usize = 16;
 /// Longest head: the scratch below is sized by it.
 pub(crate) const MAX_HEAD_DIM: usize = 1024;
 
-/// Query rows against a run of pages of one layer and KV head.
+/// A sequence's pages of one layer and KV head.
+#[derive(Clone, Copy)]
+pub(crate) struct Pages<'a> {
+    /// Page numbers of the sequence, from position 0; covers all that is visible.
+    pub(crate) table: &'a [u32],
+    /// The layer's K pages of this head: page `p` starts at `k + p * stride` bytes.
+    pub(crate) k: *const u8,
+    /// Likewise for V.
+    pub(crate) v: *const u8,
+    /// Bytes from one page to the next.
+    pub(crate) stride: usize,
+    /// Values of a head: a multiple of 2, and of what a matrix unit takes.
+    pub(crate) head_dim: usize,
+}
+
+/// Query rows against a run of pages.
 pub(crate) struct Rows<'a> {
+    pub(crate) pages: Pages<'a>,
     /// Scaled query values, `[head_dim][NQ]`.
     pub(crate) q: *const f32,
     /// Positions visible to each row, counted from position 0; at least one more than `first`.
     pub(crate) visible: &'a [usize],
     /// First position of the run; a multiple of 16.
     pub(crate) first: usize,
-    /// Page numbers of the sequence, from position 0.
-    pub(crate) table: &'a [u32],
-    /// The layer's K pages of this head: page `p` starts at `k + p * page_stride` elements.
-    pub(crate) k: *const u8,
-    /// Likewise for V.
-    pub(crate) v: *const u8,
-    /// Bytes from one page to the next.
-    pub(crate) page_stride: usize,
-    /// A multiple of 2.
-    pub(crate) head_dim: usize,
     /// Weighted sums, `[NQ][head_dim rounded up to 16]`, not divided yet.
     pub(crate) out: *mut f32,
     /// Maximum and sum of the softmax so far, per row.
@@ -59,16 +65,7 @@ pub(crate) struct Block<'a> {
     pub(crate) rows: &'a [Query],
     /// Multiplies the scores.
     pub(crate) scale: f32,
-    /// Page numbers of the sequence, from position 0; covers all that is visible.
-    pub(crate) table: &'a [u32],
-    /// The layer's K pages of this head.
-    pub(crate) k: *const u8,
-    /// Likewise for V.
-    pub(crate) v: *const u8,
-    /// Bytes from one page to the next.
-    pub(crate) page_stride: usize,
-    /// A multiple of 32.
-    pub(crate) head_dim: usize,
+    pub(crate) pages: Pages<'a>,
 }
 
 /// Room of one row of `out`.
@@ -96,10 +93,10 @@ pub(crate) unsafe fn run<S: Simd, E: Float, const NQ: usize>(a: &mut Rows<'_>, e
         // SAFETY: the table covers every visible position, and pages are whole.
         unsafe {
             for i in 0..positions.div_ceil(PAGE) {
-                let (page, next) = (a.page(at / PAGE + i), a.page(at / PAGE + i + 1));
+                let (page, next) = (a.pages.at(at / PAGE + i), a.pages.at(at / PAGE + i + 1));
                 // the values of this page are read when the span's scores are complete
-                let soon = [a.k.wrapping_add(next), a.v.wrapping_add(page)];
-                scores::<S, E, NQ>(a, a.k.add(page), soon, i * PAGE, &mut p);
+                let soon = [a.pages.k.wrapping_add(next), a.pages.v.wrapping_add(page)];
+                scores::<S, E, NQ>(a, a.pages.k.add(page), soon, i * PAGE, &mut p);
             }
             let correction = softmax::<S, NQ>(a, at, positions, &mut p);
             let mut d = 0;
@@ -115,11 +112,11 @@ pub(crate) unsafe fn run<S: Simd, E: Float, const NQ: usize>(a: &mut Rows<'_>, e
     }
 }
 
-impl Rows<'_> {
+impl Pages<'_> {
     /// Where the sequence's `i`th page starts; the last one there is, beyond it.
     #[inline(always)]
-    fn page(&self, i: usize) -> usize {
-        self.table[i.min(self.table.len() - 1)] as usize * self.page_stride
+    pub(crate) fn at(&self, i: usize) -> usize {
+        self.table[i.min(self.table.len() - 1)] as usize * self.stride
     }
 }
 
@@ -143,7 +140,7 @@ unsafe fn scores<S: Simd, E: Float, const NQ: usize>(
         for half in 0..PAGE / S::R {
             // even and odd positions of the head apart: one chain of sums would wait for each multiply-add
             let mut sums = [[S::zero(); NQ]; 2];
-            for d in (0..a.head_dim).step_by(2) {
+            for d in (0..a.pages.head_dim).step_by(2) {
                 if half == 0 {
                     // two rows of a page at a time, never many at once: those that wait would hold up everything else
                     for line in (0..2 * PAGE * E::BYTES).step_by(64) {
@@ -218,11 +215,11 @@ unsafe fn weigh<S: Simd, E: Float, const NQ: usize, const DV: usize>(
     p: &Span<NQ>,
     correction: &[f32; NQ],
 ) -> usize {
-    let stride = padded(a.head_dim);
+    let stride = padded(a.pages.head_dim);
     // SAFETY: a V page is 16 rows of head_dim elements, padded at the end of the store so that a whole vector can be
     // read; rows of `out` are padded to a multiple of 16.
     unsafe {
-        while d + (DV - 1) * S::R < a.head_dim {
+        while d + (DV - 1) * S::R < a.pages.head_dim {
             // not `from_fn`: for wide arrays it is a call, compiled without the caller's target features
             let mut sums = [[S::zero(); DV]; NQ];
             for r in 0..NQ {
@@ -232,10 +229,10 @@ unsafe fn weigh<S: Simd, E: Float, const NQ: usize, const DV: usize>(
                 }
             }
             for page in 0..positions.div_ceil(PAGE) {
-                let v = a.v.add(a.page(at / PAGE + page));
+                let v = a.pages.v.add(a.pages.at(at / PAGE + page));
                 for j in 0..PAGE.min(positions - page * PAGE) {
                     for i in 0..DV {
-                        let value = E::load::<S>(v.add((j * a.head_dim + d + i * S::R) * E::BYTES));
+                        let value = E::load::<S>(v.add((j * a.pages.head_dim + d + i * S::R) * E::BYTES));
                         for r in 0..NQ {
                             sums[r][i] = S::fma(value, S::set1(p[r][page * PAGE + j]), sums[r][i]);
                         }

@@ -97,7 +97,7 @@ pub(crate) unsafe fn tiles<S: Simd, const MS: usize, const NT: usize>(a: &Tiles)
 }
 
 #[inline(always)]
-#[allow(clippy::needless_range_loop)] // see unpack
+#[allow(clippy::needless_range_loop)] // an index keeps the sums in registers
 unsafe fn tile<S: Simd, const MS: usize, const W: usize>(a: &Tiles, x: *const f32, t: usize) {
     // SAFETY: panel, tile and output cover the indices used, by the promises of `Tiles`.
     unsafe {

@@ -4,7 +4,7 @@
 //! multiplied as integers with the two-plane activations; each group of 16 or 32 leaves the integer domain once, with
 //! the product of both scales.
 
-use crate::act::{ACT_GROUP, Act4, ActRow};
+use crate::act::{self, ACT_GROUP, Act4, ActRow};
 use crate::formats::{Float, Format};
 use crate::simd::Simd;
 
@@ -118,7 +118,7 @@ unsafe fn group<S: Simd, F: Format>(
     }
 }
 
-/// As [`strip`], for float weights packed as [k][R] and activations as they are.
+/// As [`strips`], of one strip, for float weights packed as [k][R] and activations as they are.
 ///
 /// # Safety
 /// `strip` holds `k * R` elements, `x` is `k` floats, `out` R writable floats.
@@ -156,28 +156,8 @@ pub(crate) unsafe fn quantize<S: Simd>(x: *const f32, k: usize, out: &ActRow) {
     // SAFETY: offsets stay inside the row by the caller's promise; the parts of `out` do not overlap `x`.
     unsafe {
         for g in 0..k / ACT_GROUP {
-            let x = x.add(g * ACT_GROUP);
-            let mut largest = S::zero();
-            for i in (0..ACT_GROUP).step_by(S::R) {
-                let v = S::load(x.add(i));
-                largest = S::max(largest, S::max(v, S::sub(S::zero(), v)));
-            }
-            let largest = S::largest(largest);
-            let scale = largest / crate::act::ACT_MAX;
-            // a group of zeros, or one too small for its scale to have an inverse, is zero; what is not finite keeps
-            // its scale not finite, so that it reaches the logits instead of vanishing here
-            let inverse = if scale >= f32::MIN_POSITIVE { 1.0 / scale } else { 0.0 };
-            let finite = (0..ACT_GROUP).all(|i| x.add(i).read().is_finite());
-            let (scale, inverse) = if finite { (scale, inverse) } else { (f32::NAN, 0.0) };
             let mut q = [0i32; ACT_GROUP];
-            for i in (0..ACT_GROUP).step_by(S::R) {
-                let v = S::to_f(S::to_i(S::mul(S::load(x.add(i)), S::set1(inverse))));
-                let mut lanes = [0f32; 16];
-                S::store(lanes.as_mut_ptr(), v);
-                for (q, l) in q[i..].iter_mut().zip(&lanes[..S::R]) {
-                    *q = *l as i32;
-                }
-            }
+            let scale = act::integers::<S>(x.add(g * ACT_GROUP), &mut q);
             out.scale.cast_mut().add(g).write(scale);
             for h in 0..2 {
                 let isum: i32 = q[16 * h..16 * h + 16].iter().sum();

@@ -12,7 +12,7 @@
 //! Of four k the first pair holds 0 and 2, the second 1 and 3: what masking packed bytes yields.
 
 use super::gemm::{KC, Tiles, store, tile_width};
-use crate::act::ACT_MAX;
+use crate::act;
 use crate::formats::Format;
 use crate::simd::Simd;
 
@@ -44,7 +44,7 @@ pub(crate) unsafe fn pack_tokens<S: Simd>(x: *const f32, m: usize, k: usize, t: 
                 let mut q = [0i32; KC];
                 let mut scale = 0.0;
                 if t + j < m {
-                    scale = integers::<S>(x.add((t + j) * k + k0), kc, &mut q);
+                    scale = act::integers::<S>(x.add((t + j) * k + k0), &mut q[..kc]);
                 }
                 for (i, q) in q[..kc].chunks_exact(4).enumerate() {
                     pairs.add(2 * i * width + j).write((q[0] & 0xffff) | q[2] << 16);
@@ -61,35 +61,6 @@ pub(crate) unsafe fn pack_tokens<S: Simd>(x: *const f32, m: usize, k: usize, t: 
         }
         tile = tile.wrapping_add(slice_words(kc) * width);
         k0 += kc;
-    }
-}
-
-/// Rounds `n` values to integers up to [`ACT_MAX`] and returns their scale. Values that are not finite make the scale
-/// so, so that they reach the logits.
-///
-/// # Safety
-/// `x` is `n` floats, a multiple of 16.
-#[inline(always)]
-unsafe fn integers<S: Simd>(x: *const f32, n: usize, q: &mut [i32; KC]) -> f32 {
-    // SAFETY: all offsets are below n, which is at most KC.
-    unsafe {
-        let mut largest = S::zero();
-        // adds up to NaN where a value is not finite, to zero otherwise
-        let mut wrong = S::zero();
-        for i in (0..n).step_by(S::R) {
-            let v = S::load(x.add(i));
-            largest = S::max(largest, S::max(v, S::sub(S::zero(), v)));
-            wrong = S::add(wrong, S::sub(v, v));
-        }
-        let scale = S::largest(largest) / ACT_MAX;
-        let finite = S::sum(wrong) == 0.0;
-        // values too small for their scale to have an inverse are zero
-        let inverse = if finite && scale >= f32::MIN_POSITIVE { 1.0 / scale } else { 0.0 };
-        for i in (0..n).step_by(S::R) {
-            let v = if finite { S::load(x.add(i)) } else { S::zero() };
-            S::store_bytes(q.as_mut_ptr().add(i).cast(), S::to_i(S::mul(v, S::set1(inverse))));
-        }
-        if finite { scale } else { f32::NAN }
     }
 }
 

@@ -181,7 +181,7 @@ pub(super) unsafe fn pair(even: __m512, odd: __m512) -> __m512i {
 /// Converts k in `k0..k1` of a packed strip to B tiles.
 ///
 /// # Safety
-/// As [`crate::generic::gemm::panel`].
+/// As [`crate::generic::pairs::panel`].
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16")]
 pub(crate) unsafe fn panel<F: Format>(strip: *const u8, k0: usize, k1: usize, out: *mut f32) {
     type S = Avx512;
@@ -290,16 +290,6 @@ pub(super) unsafe fn multiply(
     to: (*mut f32, usize),
 ) {
     let (x0, x1, w1) = (x.0, x.0.wrapping_add(x.1), panel.wrapping_add(steps * TILE));
-    if false {
-        // lines of the output come in while the sums are made
-        for t in 0..16 * blocks {
-            for strip in 0..strips {
-                let line = to.0.wrapping_add(t * to.1 + strip * 16);
-                // SAFETY: a hint; any address will do.
-                unsafe { asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags, readonly)) }
-            }
-        }
-    }
     macro_rules! run {
         ([$($load:literal),*], [$($zero:literal),*], [$($step:literal),*], [$($store:literal),*]) => {
             // SAFETY: tiles are configured and addresses cover what they say by the caller's promise; every register

@@ -39,7 +39,7 @@ pub(crate) const fn takes(d: usize) -> bool {
 /// As the fields of [`Block`] say; `scratch` is [`scratch_bytes`], at a cache line; tiles are configured.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16")]
 pub(crate) unsafe fn attend<E: Float>(a: &Block<'_>, scratch: *mut u8) {
-    let d = a.head_dim;
+    let d = a.pages.head_dim;
     let blocks = a.rows.len().div_ceil(16);
     let q = scratch;
     let k = q.wrapping_add(TERMS * 2 * ROWS * d);
@@ -59,8 +59,8 @@ pub(crate) unsafe fn attend<E: Float>(a: &Block<'_>, scratch: *mut u8) {
             // positions come in tiles of 32
             let steps = pages.div_ceil(2);
             for p in 0..2 * steps {
-                let page = if p < pages { a.table[at / PAGE + p] as usize * a.page_stride } else { 0 };
-                let from = (p < pages).then(|| (a.k.wrapping_add(page), a.v.wrapping_add(page)));
+                let page = a.pages.at(at / PAGE + p);
+                let from = (p < pages).then(|| (a.pages.k.wrapping_add(page), a.pages.v.wrapping_add(page)));
                 pack_page::<E>(from, d, (p, steps), k, v);
             }
             for i in (0..blocks).step_by(2) {
@@ -104,7 +104,7 @@ pub(crate) unsafe fn attend<E: Float>(a: &Block<'_>, scratch: *mut u8) {
 /// Scaled queries as A tiles `[blocks][TERMS][head_dim / 32]`, zeros where there is no row.
 #[inline(always)]
 unsafe fn pack_queries(a: &Block<'_>, blocks: usize, q: *mut u8) {
-    let steps = a.head_dim / K;
+    let steps = a.pages.head_dim / K;
     for r in 0..blocks * 16 {
         for step in 0..steps {
             // SAFETY: row r % 16 of tile `step` of its block; queries are head_dim floats.
