@@ -5,7 +5,7 @@ use crate::generic::attention::{self, MAX_HEAD_DIM, PAGE};
 use crate::generic::elementwise::Operands;
 use crate::generic::gemm;
 use crate::isa::Isa;
-use crate::kv::{KvStore, KvType};
+use crate::kv::KvStore;
 use crate::matrix::{Matrix, Reads};
 use crate::memory::Floats;
 use crate::pool::{Pool, Worker};
@@ -349,7 +349,12 @@ const fn piece_len(head_dim: usize) -> usize {
 }
 
 fn check(p: &Program) {
-    assert!(p.kv.head_dim.is_multiple_of(2) && p.kv.head_dim <= MAX_HEAD_DIM && p.kv.head_dim > 0);
+    assert!(
+        p.kv.ty.takes(p.kv.head_dim)
+            && p.kv.head_dim.is_multiple_of(2)
+            && p.kv.head_dim <= MAX_HEAD_DIM
+            && p.kv.head_dim > 0
+    );
     let width = |s: Slot| p.slots[s].width;
     for op in &p.ops {
         match op {

@@ -4,6 +4,7 @@ use crate::act::ActRow;
 use crate::formats::{self, Format};
 use crate::generic::{attention, elementwise, gemm, gemv, pairs};
 use crate::isa::Isa;
+use crate::kv::KvType;
 use crate::matrix::Reads;
 use crate::pack::Shape;
 use crate::probe;
@@ -73,9 +74,8 @@ pub(crate) struct Unit {
     pub(crate) takes: fn(usize) -> bool,
     /// Bytes of scratch, for heads of so many values.
     pub(crate) scratch: fn(usize) -> usize,
-    /// f16 and f32 pages.
-    pub(crate) f16: unsafe fn(&attention::Block<'_>, *mut u8),
-    pub(crate) f32: unsafe fn(&attention::Block<'_>, *mut u8),
+    /// By [`KvType`].
+    pub(crate) attend: fn(KvType) -> unsafe fn(&attention::Block<'_>, *mut u8),
     /// Measures arithmetic, and the multiply-adds of a turn of it.
     pub(crate) busy: (unsafe fn(usize), usize),
 }
@@ -97,8 +97,10 @@ pub(crate) struct Table {
     /// Sets the calling thread up before its first kernel of a step, and tidies up after the last.
     pub(crate) enter: unsafe fn(),
     pub(crate) leave: unsafe fn(),
-    /// Most query rows first: (rows, f16 pages, f32 pages).
-    pub(crate) attention: &'static [(usize, AttentionRun, AttentionRun)],
+    /// Query rows taken at a time, most first.
+    pub(crate) queries: &'static [usize],
+    /// For so many query rows, one of `queries`, of pages of a type.
+    pub(crate) attention: fn(usize, KvType) -> AttentionRun,
     /// Instead of the former, for prompts.
     pub(crate) unit: Option<Unit>,
     pub(crate) rms_norm: unsafe fn(*const f32, *const f32, f32, usize, *mut f32),
@@ -200,8 +202,12 @@ macro_rules! by_tiles {
         Some(Unit {
             takes: unit_attention::takes,
             scratch: unit_attention::scratch_bytes,
-            f16: unit_attention::attend::<formats::F16>,
-            f32: unit_attention::attend::<formats::F32>,
+            attend: |ty| match ty {
+                KvType::F16 => unit_attention::attend::<formats::F16>,
+                KvType::F32 => unit_attention::attend::<formats::F32>,
+                KvType::Bf16 => unit_attention::attend::<formats::BF16>,
+                KvType::Q8_0 => unit_attention::attend::<attention::Q8>,
+            },
             busy: (unit::busy, unit::BUSY),
         })
     };
@@ -252,7 +258,7 @@ macro_rules! instantiate {
                 unsafe { gemm::tiles::<$simd, MS, $nt>(a) }
             }
             $(#[target_feature(enable = $features)])?
-            unsafe fn attend<E: formats::Float, const NQ: usize>(a: &mut attention::Rows<'_>, end: usize) {
+            unsafe fn attend<E: attention::Stored, const NQ: usize>(a: &mut attention::Rows<'_>, end: usize) {
                 // SAFETY: as gemv.
                 unsafe { attention::run::<$simd, E, NQ>(a, end) }
             }
@@ -336,7 +342,14 @@ macro_rules! instantiate {
                 quantize,
                 enter: $prompts!(enter),
                 leave: $prompts!(leave),
-                attention: &[$(($nq, attend::<formats::F16, $nq>, attend::<formats::F32, $nq>)),*],
+                queries: &[$($nq),*],
+                attention: |rows, ty| match (rows, ty) {
+                    $(($nq, KvType::F16) => attend::<formats::F16, $nq>,
+                    ($nq, KvType::F32) => attend::<formats::F32, $nq>,
+                    ($nq, KvType::Bf16) => attend::<formats::BF16, $nq>,
+                    ($nq, KvType::Q8_0) => attend::<attention::Q8, $nq>,)*
+                    _ => unreachable!("{rows} query rows: not one of `queries`"),
+                },
                 unit: $prompts!(attention),
                 rms_norm,
                 swiglu,

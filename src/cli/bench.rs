@@ -58,7 +58,7 @@ pub(super) struct BenchArgs {
     /// Instruction set of the kernels: auto, scalar, avx2, avxvnni, avx512 or amx
     #[arg(long, value_name = "ISA", default_value = "auto")]
     isa: IsaChoice,
-    /// Type of the KV cache: f16 or f32
+    /// Type of the KV cache: f16, f32, bf16 or q8_0
     #[arg(long, value_name = "TYPE", default_value_t)]
     kv_type: KvType,
     /// Read the file into memory instead of mapping it

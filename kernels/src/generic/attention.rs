@@ -8,6 +8,7 @@
 //! does not depend on its neighbours: pages beyond a row's last position leave its sums as they are, bit for bit.
 
 use crate::formats::Float;
+use crate::kv::Q8_GROUP;
 use crate::simd::{Simd, exp};
 
 /// Positions in a page.
@@ -28,6 +29,67 @@ pub(crate) struct Pages<'a> {
     pub(crate) stride: usize,
     /// Values of a head: a multiple of 2, and of what a matrix unit takes.
     pub(crate) head_dim: usize,
+}
+
+/// How keys and values lie in a page of one head; see [`crate::KvStore`].
+pub(crate) trait Stored {
+    /// Bytes of an element, scales left out.
+    const BYTES: usize;
+    /// Value `d` of `S::R` keys from position `at` of the page on.
+    ///
+    /// # Safety
+    /// `page` is a whole page of heads of `head_dim`, `d` is below that and `at + S::R` at most [`PAGE`].
+    unsafe fn keys<S: Simd>(page: *const u8, head_dim: usize, d: usize, at: usize) -> S::F;
+    /// Values from `d` on of position `at`, `S::R` of them.
+    ///
+    /// # Safety
+    /// As [`Stored::keys`]; `d` is a multiple of `S::R`, and a whole vector can be read.
+    unsafe fn values<S: Simd>(page: *const u8, head_dim: usize, at: usize, d: usize) -> S::F;
+}
+
+impl<E: Float> Stored for E {
+    const BYTES: usize = E::BYTES;
+    #[inline(always)]
+    unsafe fn keys<S: Simd>(page: *const u8, _: usize, d: usize, at: usize) -> S::F {
+        // SAFETY: the caller's promise.
+        unsafe { E::load::<S>(page.add((d * PAGE + at) * E::BYTES)) }
+    }
+    #[inline(always)]
+    unsafe fn values<S: Simd>(page: *const u8, head_dim: usize, at: usize, d: usize) -> S::F {
+        // SAFETY: the caller's promise.
+        unsafe { E::load::<S>(page.add((at * head_dim + d) * E::BYTES)) }
+    }
+}
+
+/// Bytes with scales.
+pub(crate) struct Q8;
+
+impl Stored for Q8 {
+    const BYTES: usize = 1;
+    #[inline(always)]
+    unsafe fn keys<S: Simd>(page: *const u8, head_dim: usize, d: usize, at: usize) -> S::F {
+        // SAFETY: the caller's promise; scales `[head_dim / 32][PAGE]` follow the codes.
+        unsafe {
+            let scales = page.add(PAGE * head_dim).cast::<u16>().add(d / Q8_GROUP * PAGE + at);
+            S::mul(S::load_f16(scales), S::to_f(S::load_i8(page.add(d * PAGE + at))))
+        }
+    }
+    #[inline(always)]
+    unsafe fn values<S: Simd>(page: *const u8, head_dim: usize, at: usize, d: usize) -> S::F {
+        // SAFETY: the caller's promise; scales `[PAGE][head_dim / 32]` follow the codes.
+        unsafe {
+            let scales = page.add(PAGE * head_dim).cast::<u16>();
+            let scale = scale(scales.add((at * head_dim + d) / Q8_GROUP).read());
+            S::mul(S::set1(scale), S::to_f(S::load_i8(page.add(at * head_dim + d))))
+        }
+    }
+}
+
+/// An f16 that is not negative, as f32.
+#[inline(always)]
+fn scale(bits: u16) -> f32 {
+    // the exponent is 112 too low, for subnormals as well; what is not finite stays so
+    if bits < 0x7c00 { f32::from_bits(u32::from(bits) << 13) * f32::from_bits(0x7780_0000) } else { f32::NAN }
 }
 
 /// Query rows against a run of pages.
@@ -84,7 +146,7 @@ type Span<const NQ: usize> = [[f32; SPAN * PAGE]; NQ];
 /// # Safety
 /// As the fields of [`Rows`] say; `out` and `state` are initialised by [`start`] and belong to the caller alone.
 #[inline(always)]
-pub(crate) unsafe fn run<S: Simd, E: Float, const NQ: usize>(a: &mut Rows<'_>, end: usize) {
+pub(crate) unsafe fn run<S: Simd, E: Stored, const NQ: usize>(a: &mut Rows<'_>, end: usize) {
     let last = a.visible[..NQ].iter().copied().max().unwrap_or(0).min(end);
     let mut p = [[0f32; SPAN * PAGE]; NQ];
     let mut at = a.first;
@@ -128,7 +190,7 @@ pub(crate) fn start(out: &mut [f32], state: &mut [(f32, f32)]) {
 
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // an index keeps the sums in registers
-unsafe fn scores<S: Simd, E: Float, const NQ: usize>(
+unsafe fn scores<S: Simd, E: Stored, const NQ: usize>(
     a: &Rows<'_>,
     k: *const u8,
     soon: [*const u8; 2],
@@ -149,7 +211,7 @@ unsafe fn scores<S: Simd, E: Float, const NQ: usize>(
                     }
                 }
                 for odd in 0..2 {
-                    let kv = E::load::<S>(k.add(((d + odd) * PAGE + half * S::R) * E::BYTES));
+                    let kv = E::keys::<S>(k, a.pages.head_dim, d + odd, half * S::R);
                     for (r, sum) in sums[odd].iter_mut().enumerate() {
                         *sum = S::fma(kv, S::set1(a.q.add((d + odd) * NQ + r).read()), *sum);
                     }
@@ -207,7 +269,7 @@ unsafe fn softmax<S: Simd, const NQ: usize>(
 /// Adds the weighted values of a span, `DV` vectors of the head at once from value `d` on; returns where it ended.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // one position of every row at a time
-unsafe fn weigh<S: Simd, E: Float, const NQ: usize, const DV: usize>(
+unsafe fn weigh<S: Simd, E: Stored, const NQ: usize, const DV: usize>(
     a: &Rows<'_>,
     mut d: usize,
     at: usize,
@@ -232,7 +294,7 @@ unsafe fn weigh<S: Simd, E: Float, const NQ: usize, const DV: usize>(
                 let v = a.pages.v.add(a.pages.at(at / PAGE + page));
                 for j in 0..PAGE.min(positions - page * PAGE) {
                     for i in 0..DV {
-                        let value = E::load::<S>(v.add((j * a.pages.head_dim + d + i * S::R) * E::BYTES));
+                        let value = E::values::<S>(v, a.pages.head_dim, j, d + i * S::R);
                         for r in 0..NQ {
                             sums[r][i] = S::fma(value, S::set1(p[r][page * PAGE + j]), sums[r][i]);
                         }

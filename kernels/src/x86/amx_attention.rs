@@ -12,8 +12,7 @@
 
 use super::amx::{K, TILE, multiply, pair};
 use super::avx512::Avx512;
-use crate::formats::Float;
-use crate::generic::attention::{Block, PAGE, ROWS};
+use crate::generic::attention::{Block, PAGE, ROWS, Stored};
 use crate::simd::{Simd, exp};
 use std::arch::x86_64::*;
 
@@ -38,7 +37,7 @@ pub(crate) const fn takes(d: usize) -> bool {
 /// # Safety
 /// As the fields of [`Block`] say; `scratch` is [`scratch_bytes`], at a cache line; tiles are configured.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16")]
-pub(crate) unsafe fn attend<E: Float>(a: &Block<'_>, scratch: *mut u8) {
+pub(crate) unsafe fn attend<E: Stored>(a: &Block<'_>, scratch: *mut u8) {
     let d = a.pages.head_dim;
     let blocks = a.rows.len().div_ceil(16);
     let q = scratch;
@@ -156,7 +155,7 @@ unsafe fn narrow(low: __m512, high: __m512) -> __m512i {
 /// Page `p` of a span as B tiles: keys `[page][TERMS][head_dim / 32]`, values
 /// `[head_dim / 16][step of 32 positions]`.
 #[inline(always)]
-unsafe fn pack_page<E: Float>(
+unsafe fn pack_page<E: Stored>(
     page: Option<(*const u8, *const u8)>,
     d: usize,
     (p, steps): (usize, usize),
@@ -170,8 +169,7 @@ unsafe fn pack_page<E: Float>(
         for i in 0..d / 2 {
             let mut rows = [_mm512_setzero_si512(); 2];
             if let Some((k, _)) = page {
-                let from = k.add(2 * i * PAGE * E::BYTES);
-                let x = [E::load::<S>(from), E::load::<S>(from.add(PAGE * E::BYTES))];
+                let x = [E::keys::<S>(k, d, 2 * i, 0), E::keys::<S>(k, d, 2 * i + 1, 0)];
                 let high = [bf16_part(x[0]), bf16_part(x[1])];
                 rows[0] = pair(high[0], high[1]);
                 rows[1] = pair(_mm512_sub_ps(x[0], high[0]), _mm512_sub_ps(x[1], high[1]));
@@ -185,8 +183,7 @@ unsafe fn pack_page<E: Float>(
             for i in 0..PAGE / 2 {
                 let mut row = _mm512_setzero_si512();
                 if let Some((_, v)) = page {
-                    let from = v.add((2 * i * d + n * 16) * E::BYTES);
-                    row = pair(E::load::<S>(from), E::load::<S>(from.add(d * E::BYTES)));
+                    row = pair(E::values::<S>(v, d, 2 * i, n * 16), E::values::<S>(v, d, 2 * i + 1, n * 16));
                 }
                 values.add(i).write_unaligned(row);
             }
