@@ -159,6 +159,11 @@ fn avx512_prompts() {
 }
 
 #[test]
+fn neon_prompts() {
+    every_model(Isa::Neon, Role::Prompt, true);
+}
+
+#[test]
 fn scalar_generation() {
     every_model(Isa::Scalar, Role::Generated, true);
 }
@@ -171,6 +176,21 @@ fn avx2_generation() {
 #[test]
 fn avx512_generation() {
     every_model(Isa::Avx512, Role::Generated, true);
+}
+
+#[test]
+fn neon_generation() {
+    every_model(Isa::Neon, Role::Generated, true);
+}
+
+#[test]
+fn dotprod_generation() {
+    every_model(Isa::NeonDot, Role::Generated, true);
+}
+
+#[test]
+fn i8mm_generation() {
+    every_model(Isa::NeonI8mm, Role::Generated, true);
 }
 
 #[test]

@@ -12,11 +12,17 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, VL, DQ and VNNI; AMX is not used.
     Avx512,
+    /// NEON as in every 64-bit Arm CPU.
+    Neon,
+    /// NEON with `sdot` (Armv8.2 `dotprod`).
+    NeonDot,
+    /// NEON with `usdot` (Armv8.6 `i8mm`).
+    NeonI8mm,
 }
 
 impl Isa {
-    /// Every instruction set of this build, coarsest first.
-    pub const ALL: [Isa; 3] = [Isa::Scalar, Isa::Avx2, Isa::Avx512];
+    /// Every instruction set that has kernels, on whatever CPU; within one architecture coarsest first.
+    pub const ALL: [Isa; 6] = [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Neon, Isa::NeonDot, Isa::NeonI8mm];
 
     /// The name that `--isa` takes.
     pub fn name(self) -> &'static str {
@@ -24,6 +30,9 @@ impl Isa {
             Isa::Scalar => "scalar",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Neon => "neon",
+            Isa::NeonDot => "dotprod",
+            Isa::NeonI8mm => "i8mm",
         }
     }
 
@@ -44,7 +53,13 @@ impl Isa {
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vnni")
             }
-            #[cfg(not(target_arch = "x86_64"))]
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => std::arch::is_aarch64_feature_detected!("neon"),
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonDot => Isa::Neon.is_available() && std::arch::is_aarch64_feature_detected!("dotprod"),
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonI8mm => Isa::NeonDot.is_available() && std::arch::is_aarch64_feature_detected!("i8mm"),
+            // those of other architectures
             _ => false,
         }
     }
@@ -88,7 +103,7 @@ pub enum IsaError {
         offered: Vec<Isa>,
     },
     /// No kernels of this name.
-    #[error("--isa {0}: unknown; expected one of auto, scalar, avx2, avx512")]
+    #[error("--isa {0}: unknown; expected one of auto, scalar, avx2, avx512, neon, dotprod, i8mm")]
     Unknown(String),
 }
 
@@ -142,5 +157,7 @@ mod tests {
         assert_eq!("auto".parse::<IsaChoice>(), Ok(IsaChoice::Auto));
         assert!("sse9".parse::<IsaChoice>().is_err());
         assert_eq!(IsaChoice::Only(Isa::Scalar).resolve(), Ok(Isa::Scalar));
+        let foreign = if cfg!(target_arch = "aarch64") { Isa::Avx2 } else { Isa::Neon };
+        assert!(matches!(IsaChoice::Only(foreign).resolve(), Err(IsaError::Missing { .. })));
     }
 }

@@ -71,11 +71,34 @@ pub(crate) trait Simd: Copy {
     unsafe fn acc_zero() -> Self::Acc;
     /// Adds to every lane the dot product of its four unsigned codes with four activations.
     unsafe fn dot4(acc: Self::Acc, codes: Self::I, x: *const Act4) -> Self::Acc;
+    /// As [`Simd::dot4`], for codes below 128, which a signed byte holds as well.
+    #[inline(always)]
+    unsafe fn dot4_small(acc: Self::Acc, codes: Self::I, x: *const Act4) -> Self::Acc {
+        // SAFETY: the same contract.
+        unsafe { Self::dot4(acc, codes, x) }
+    }
     unsafe fn acc_sum(acc: Self::Acc) -> Self::I;
     /// Four 16-bit activations in the form `dot4` reads.
     fn act4(x: [i16; 4]) -> Act4;
     unsafe fn prefetch(p: *const u8);
 }
+
+/// Stamps trait operations whose bodies are intrinsics. The one SAFETY text for all of them is inside.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+macro_rules! ops {
+    ($($(#[$meta:meta])* $name:ident($($a:ident: $t:ty),*) $(-> $r:ty)? $body:block)*) => {$(
+        $(#[$meta])*
+        #[inline(always)]
+        #[allow(unused_unsafe)] // not every body has an intrinsic that needs it
+        unsafe fn $name($($a: $t),*) $(-> $r)? {
+            // SAFETY: the outermost kernel carries the target features, its caller has checked the CPU, and pointers
+            // cover what `Simd` says (head of simd.rs).
+            unsafe { $body }
+        }
+    )*};
+}
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub(crate) use ops;
 
 /// Eight lanes in plain Rust: the path of every CPU without kernels of its own.
 #[derive(Clone, Copy)]

@@ -1,5 +1,7 @@
 //! Which kernel runs for (operation, format, instruction set): one table of functions per instruction set.
 
+#[cfg(target_arch = "aarch64")]
+use crate::aarch64::neon::{MixedDot, Neon, SignedDot, Widening};
 use crate::act::ActRow;
 use crate::formats::{self, Format};
 use crate::generic::{attention, elementwise, gemm, gemv};
@@ -59,7 +61,12 @@ pub(crate) fn table(isa: Isa) -> &'static Table {
         Isa::Avx2 => &avx2::TABLE,
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => &avx512::TABLE,
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => &neon::TABLE,
+        #[cfg(target_arch = "aarch64")]
+        Isa::NeonDot => &neon_dot::TABLE,
+        #[cfg(target_arch = "aarch64")]
+        Isa::NeonI8mm => &neon_i8mm::TABLE,
         other => unreachable!("{other} is never available here"),
     }
 }
@@ -177,3 +184,10 @@ instantiate!(avx2, Isa::Avx2, crate::x86::avx2::Avx2, tile 6, queries [4, 2, 1],
 #[cfg(target_arch = "x86_64")]
 instantiate!(avx512, Isa::Avx512, crate::x86::avx512::Avx512, tile 12, queries [8, 4, 2, 1],
     features "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni");
+// two strips of six tokens are 24 of the 32 registers
+#[cfg(target_arch = "aarch64")]
+instantiate!(neon, Isa::Neon, Neon<Widening>, tile 6, queries [8, 4, 2, 1], features "neon");
+#[cfg(target_arch = "aarch64")]
+instantiate!(neon_dot, Isa::NeonDot, Neon<SignedDot>, tile 6, queries [8, 4, 2, 1], features "neon,dotprod");
+#[cfg(target_arch = "aarch64")]
+instantiate!(neon_i8mm, Isa::NeonI8mm, Neon<MixedDot>, tile 6, queries [8, 4, 2, 1], features "neon,dotprod,i8mm");

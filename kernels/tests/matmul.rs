@@ -40,6 +40,20 @@ fn instruction_sets() -> Vec<Isa> {
     Isa::available()
 }
 
+/// Where the machine is known, `OCTAVO_EXPECT_ISA` lists what must run on it: a set that is not detected is not tested.
+#[test]
+fn the_expected_instruction_sets_run() {
+    let Ok(expected) = std::env::var("OCTAVO_EXPECT_ISA") else { return };
+    let mut ran = Vec::new();
+    for isa in instruction_sets() {
+        let (y, kernel) = product(isa, (T::Q8_0, 9, 32), &[0; 9 * 34], &[1.0; 32], Role::Generated, true, 1);
+        assert_eq!(y, [0.0; 9]);
+        println!("ran {kernel}");
+        ran.push(kernel.split(':').next().expect("a name").to_owned());
+    }
+    assert_eq!(ran.join(","), expected, "instruction sets that ran, and those of OCTAVO_EXPECT_ISA");
+}
+
 /// One row times one token: exact value and how far a correct kernel may be from it.
 ///
 /// Every path decodes a weight in at most eight roundings and adds `k` products in f32; the roundings of a sum of `k`
