@@ -144,11 +144,13 @@ impl Dot for Widening {
     ops! {
         acc_zero() -> [int32x4_t; 8] { [vdupq_n_s32(0); 8] }
         dot4(acc: [int32x4_t; 8], codes: I, x: *const Act4) -> [int32x4_t; 8] {
-            let x = vld1_s16(x.cast());
+            // by hand, or the compiler sees equal halves and moves every upper half of codes down instead of using `smlal2`
+            let halves: int16x8_t;
+            asm!("ld1r {{{:v}.2d}}, [{}]", out(vreg) halves, in(reg) x, options(pure, readonly, nostack, preserves_flags));
+            let (x, xx) = (vget_low_s16(halves), halves);
             let (a, b) = (vreinterpretq_u8_s32(codes[0]), vreinterpretq_u8_s32(codes[1]));
             let (r01, r23) = (vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(a))), vreinterpretq_s16_u16(vmovl_high_u8(a)));
             let (r45, r67) = (vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(b))), vreinterpretq_s16_u16(vmovl_high_u8(b)));
-            let xx = vcombine_s16(x, x);
             [
                 vmlal_s16(acc[0], vget_low_s16(r01), x),
                 vmlal_high_s16(acc[1], r01, xx),
