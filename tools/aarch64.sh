@@ -26,5 +26,5 @@ on() {
 on max scalar,neon,dotprod,i8mm \
   -p octavo-quant -p octavo-kernels -p octavo-llm --lib --test matmul --test attention --test goldens
 # a kernel that used more than its name says would stop here with an illegal instruction
-on cortex-a53 scalar,neon -p octavo-kernels --test matmul -- instruction_set
-on cortex-a76 scalar,neon,dotprod -p octavo-kernels --test matmul -- instruction_set
+on cortex-a53 scalar,neon -p octavo-kernels --test matmul --test attention -- instruction_set results naive
+on cortex-a76 scalar,neon,dotprod -p octavo-kernels --test matmul -- instruction_set results

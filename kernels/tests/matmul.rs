@@ -54,28 +54,38 @@ fn the_expected_instruction_sets_run() {
     assert_eq!(ran.join(","), expected, "instruction sets that ran, and those of OCTAVO_EXPECT_ISA");
 }
 
-/// One row times one token: exact value and how far a correct kernel may be from it.
+/// One row times one token: exact value and how far a correct kernel may be from it, on floats and on codes.
 ///
 /// Every path decodes a weight in at most eight roundings and adds `k` products in f32; the roundings of a sum of `k`
 /// terms add up like a random walk, to `sqrt(k)` of them, and twice that leaves room for the longest of all walks here:
 /// `(2 sqrt(k) + 8) eps sum|w x|`. Formats with a minimum subtract it apart from `scale * code`, and both parts are
 /// larger than their difference: by what the codes of a group tell about its scale, at most four times the largest
 /// weight of the group. Generation kernels also round activations to 1/32639 of the largest of 32: half a step each.
-fn exact(w: &[f32], x: &[f32], has_minimum: bool, codes: bool) -> (f64, f64) {
+fn exact(w: &[f32], x: &[f32], has_minimum: bool) -> (f64, [f64; 2]) {
     let eps = f64::from(f32::EPSILON);
     let largest = |v: &[f32]| v.iter().fold(0.0f64, |a, b| a.max(f64::from(b.abs())));
     let value = w.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum();
     let roundings = 2.0 * (w.len() as f64).sqrt() + 8.0;
-    let mut bound = 0.0;
+    let (mut bound, mut codes) = (f64::from(f32::MIN_POSITIVE), 0.0);
     for (w, x) in w.chunks(32).zip(x.chunks(32)) {
         let apart = if has_minimum { 4.0 * largest(w) } else { 0.0 };
-        let step = if codes { largest(x) * (0.5 / 32639.0 + 2.0 * eps) } else { 0.0 };
+        let step = largest(x) * (0.5 / 32639.0 + 2.0 * eps);
         for (w, x) in w.iter().zip(x) {
             let w = f64::from(w.abs());
-            bound += (w + apart) * f64::from(x.abs()) * eps * roundings + w * step;
+            bound += (w + apart) * f64::from(x.abs()) * eps * roundings;
+            codes += w * step;
         }
     }
-    (value, bound + f64::from(f32::MIN_POSITIVE))
+    (value, [bound, bound + codes])
+}
+
+/// [`exact`] of every token and row.
+fn all_exact(ty: T, cols: usize, raw: &[u8], x: &[f32]) -> Vec<(f64, [f64; 2])> {
+    let mut w = vec![0.0; raw.len() / ty.block_bytes() * ty.block_len()];
+    octavo_quant::dequantize(ty, raw, &mut w).expect("whole rows");
+    let has_minimum = matches!(ty, T::Q4_1 | T::Q5_1 | T::Q2_K | T::Q4_K | T::Q5_K);
+    let rows = |x| w.chunks_exact(cols).map(move |w| exact(w, x, has_minimum));
+    x.chunks_exact(cols).flat_map(rows).collect()
 }
 
 struct Cell {
@@ -88,18 +98,17 @@ struct Cell {
     repack: bool,
 }
 
-fn check(cell: &Cell, raw: &[u8], x: &[f32]) -> String {
+fn check(cell: &Cell, raw: &[u8], x: &[f32], exact: &[(f64, [f64; 2])]) -> String {
     let &Cell { isa, ty, rows, cols, tokens, role, repack } = cell;
-    let mut w = vec![0.0; rows * cols];
-    octavo_quant::dequantize(ty, raw, &mut w).expect("whole rows");
-    let has_minimum = matches!(ty, T::Q4_1 | T::Q5_1 | T::Q2_K | T::Q4_K | T::Q5_K);
-    let (y, kernel) = product(isa, (ty, rows, cols), raw, x, role, repack, 2);
+    // one thread: that others change nothing is a test of its own
+    let (y, kernel) = product(isa, (ty, rows, cols), raw, x, role, repack, 1);
     assert_eq!(y.len(), rows * tokens);
     let codes = role == Role::Generated && kernel.contains("int16");
     let (mut outside, mut worst) = (0, (0.0, String::new()));
     for t in 0..tokens {
         for r in 0..rows {
-            let (value, bound) = exact(&w[r * cols..(r + 1) * cols], &x[t * cols..(t + 1) * cols], has_minimum, codes);
+            let (value, bounds) = exact[t * rows + r];
+            let bound = bounds[usize::from(codes)];
             let got = f64::from(y[t * rows + r]);
             let ratio = (got - value).abs() / bound;
             if ratio.is_nan() || ratio > 1.0 {
@@ -118,26 +127,30 @@ fn check(cell: &Cell, raw: &[u8], x: &[f32]) -> String {
 fn edges(ty: T, repack: bool) -> Vec<String> {
     let block = ty.block_len();
     let mut kernels = Vec::new();
-    for isa in instruction_sets() {
-        let mut rng = Rng(ty.id().into());
-        for rows in [1, 7, 8, 9, 16, 17, 33, 48] {
-            for cols in [block.max(32), 3 * block.max(32), 256 + block.max(32), 1024] {
-                let cols = cols.next_multiple_of(block);
-                let raw = random_blocks(&mut rng, ty, rows * cols);
-                for (role, tokens) in [
-                    (Role::Prompt, 1),
-                    (Role::Prompt, 3),
-                    (Role::Prompt, 14),
-                    (Role::Prompt, 29),
-                    (Role::Generated, 1),
-                    (Role::Generated, 3),
-                ] {
-                    let x = rng.floats(tokens * cols);
-                    kernels.push(check(&Cell { isa, ty, rows, cols, tokens, role, repack }, &raw, &x));
+    let isas = instruction_sets();
+    let mut rng = Rng(ty.id().into());
+    for rows in [1, 7, 8, 9, 16, 17, 33, 48] {
+        for cols in [block.max(32), 3 * block.max(32), 256 + block.max(32), 1024] {
+            let cols = cols.next_multiple_of(block);
+            let raw = random_blocks(&mut rng, ty, rows * cols);
+            for (role, tokens) in [
+                (Role::Prompt, 1),
+                (Role::Prompt, 3),
+                (Role::Prompt, 14),
+                (Role::Prompt, 29),
+                (Role::Generated, 1),
+                (Role::Generated, 3),
+            ] {
+                let x = rng.floats(tokens * cols);
+                // the same numbers for all: the exact products take longer than any kernel
+                let exact = all_exact(ty, cols, &raw, &x);
+                for &isa in &isas {
+                    kernels.push(check(&Cell { isa, ty, rows, cols, tokens, role, repack }, &raw, &x, &exact));
                 }
             }
         }
     }
+    kernels.sort();
     kernels.dedup();
     kernels
 }
@@ -177,7 +190,8 @@ fn float_weights_take_any_width() {
             let raw = f32_bytes(&rng.floats(rows * cols));
             let x = rng.floats(tokens * cols);
             for role in [Role::Prompt, Role::Generated] {
-                check(&Cell { isa, ty: T::F32, rows, cols, tokens, role, repack: true }, &raw, &x);
+                let exact = all_exact(T::F32, cols, &raw, &x);
+                check(&Cell { isa, ty: T::F32, rows, cols, tokens, role, repack: true }, &raw, &x, &exact);
             }
         }
     }
