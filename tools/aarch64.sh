@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# aarch64.sh: builds the tests for 64-bit Arm and runs them under qemu: the portable kernels and NEON's, on the best CPU
-# that qemu has and the dot products on two older ones, which lack the later instructions. Installs the target, a linker
-# and qemu where they are missing (Debian).
+# aarch64.sh: builds the tests for 64-bit Arm and runs them under qemu: all of them on the best CPU that qemu has, the
+# integer dot products also on two older ones, which lack the later instructions. Installs the target, a linker and qemu
+# where they are missing (Debian).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=aarch64-unknown-linux-gnu
@@ -20,11 +20,10 @@ on() {
   shift 2
   printf '\n-- %s: %s\n' "$cpu" "$isas"
   OCTAVO_EXPECT_ISA=$isas CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -cpu $cpu -L /usr/aarch64-linux-gnu" \
-    cargo test --release --target $target "$@"
+    cargo test --release --target $target -p octavo-quant -p octavo-kernels -p octavo-llm "$@"
 }
 
-on max scalar,neon,dotprod,i8mm \
-  -p octavo-quant -p octavo-kernels -p octavo-llm --lib --test matmul --test attention --test goldens
+on max scalar,neon,dotprod,i8mm --lib --test matmul --test attention --test goldens
 # a kernel that used more than its name says would stop here with an illegal instruction
-on cortex-a53 scalar,neon -p octavo-kernels --test matmul --test attention -- instruction_set results naive
-on cortex-a76 scalar,neon,dotprod -p octavo-kernels --test matmul -- instruction_set results
+on cortex-a53 scalar,neon --test matmul --test attention -- instruction_set results naive
+on cortex-a76 scalar,neon,dotprod --test matmul -- instruction_set results

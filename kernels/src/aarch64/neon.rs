@@ -189,9 +189,9 @@ pub(crate) struct Planes {
 impl Planes {
     ops! {
         zero() -> Planes { Planes { high: [vdupq_n_s32(0); 2], low: [vdupq_n_s32(0); 2], sums: vdup_n_s32(0) } }
-        join(self_: Planes) -> I {
-            let [a, b] = self_.high;
-            [vaddq_s32(vshlq_n_s32::<8>(a), self_.low[0]), vaddq_s32(vshlq_n_s32::<8>(b), self_.low[1])]
+        join(p: Planes) -> I {
+            let [a, b] = p.high;
+            [vaddq_s32(vshlq_n_s32::<8>(a), p.low[0]), vaddq_s32(vshlq_n_s32::<8>(b), p.low[1])]
         }
     }
 }
