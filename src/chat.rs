@@ -8,7 +8,7 @@ mod guard;
 mod json;
 mod rewrite;
 mod scan;
-mod time;
+pub(crate) mod time;
 
 use std::io::Write;
 use std::sync::Arc;

@@ -5,6 +5,7 @@
 //! flows backwards: the model knows no backend, the backend no request.
 
 pub mod backend;
+pub mod bench;
 pub mod chat;
 pub mod diff;
 pub mod engine;

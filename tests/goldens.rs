@@ -120,6 +120,12 @@ fn check(recorded: &Recorded, isa: Isa, role: Role, repack: bool) -> Ratios {
     ratios
 }
 
+/// The error that kernels are designed for, as a ratio to llama.cpp's. Asked for is 1.
+fn designed_for(isa: Isa, role: Role) -> f64 {
+    // bf16 has 8 bits, integer kernels have 15
+    if isa == Isa::Amx && role == Role::Prompt { 0.25 } else { 0.1 }
+}
+
 fn every_model(isa: Isa, role: Role, repack: bool) {
     if !isa.is_available() {
         println!("skipped: {isa}: this CPU lacks it");
@@ -139,8 +145,8 @@ fn every_model(isa: Isa, role: Role, repack: bool) {
         worst(&all.nmse),
         worst(&all.kl)
     );
-    // asked for is 1; a tenth is what the kernels are designed for
-    assert!(nmse <= 0.1 && kl <= 0.1, "{isa} {role:?}: NMSE {nmse}, KL {kl}");
+    let limit = designed_for(isa, role);
+    assert!(nmse <= limit && kl <= limit, "{isa} {role:?}: NMSE {nmse}, KL {kl}");
 }
 
 #[test]
@@ -159,8 +165,18 @@ fn avx512_prompts() {
 }
 
 #[test]
-fn neon_prompts() {
-    every_model(Isa::Neon, Role::Prompt, true);
+fn avxvnni_prompts() {
+    every_model(Isa::AvxVnni, Role::Prompt, true);
+}
+
+#[test]
+fn avxvnni_generation() {
+    every_model(Isa::AvxVnni, Role::Generated, true);
+}
+
+#[test]
+fn amx_prompts() {
+    every_model(Isa::Amx, Role::Prompt, true);
 }
 
 #[test]
@@ -179,13 +195,33 @@ fn avx512_generation() {
 }
 
 #[test]
+fn amx_generation() {
+    every_model(Isa::Amx, Role::Generated, true);
+}
+
+#[test]
+fn neon_prompts() {
+    every_model(Isa::Neon, Role::Prompt, true);
+}
+
+#[test]
 fn neon_generation() {
     every_model(Isa::Neon, Role::Generated, true);
 }
 
 #[test]
+fn dotprod_prompts() {
+    every_model(Isa::NeonDot, Role::Prompt, true);
+}
+
+#[test]
 fn dotprod_generation() {
     every_model(Isa::NeonDot, Role::Generated, true);
+}
+
+#[test]
+fn i8mm_prompts() {
+    every_model(Isa::NeonI8mm, Role::Prompt, true);
 }
 
 #[test]
@@ -227,7 +263,8 @@ fn smollm2() {
                 let ours = golden.kl(&logits(&engine, &golden.tokens, role)).expect("same length").mean;
                 let theirs = golden.llama_cpp_kl().expect("a golden").mean;
                 println!("smollm2 {prompt} {isa} {role:?}: mean KL {ours:.3e}, llama.cpp's {theirs:.3e}");
-                assert!(ours <= 0.1 * theirs, "smollm2 {prompt} {isa} {role:?}: {ours:e} > a tenth of {theirs:e}");
+                let limit = designed_for(isa, role) * theirs;
+                assert!(ours <= limit, "smollm2 {prompt} {isa} {role:?}: {ours:e} > {limit:e}, llama.cpp's {theirs:e}");
             }
         }
     }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # aarch64.sh: builds the tests for 64-bit Arm and runs them under qemu: all of them on the best CPU that qemu has, the
-# integer dot products also on two older ones, which lack the later instructions. Installs the target, a linker and qemu
+# packed kernels also on two older ones, which lack the later instructions. Installs the target, a linker and qemu
 # where they are missing (Debian).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -25,5 +25,5 @@ on() {
 
 on max scalar,neon,dotprod,i8mm --lib --test matmul --test attention --test goldens
 # a kernel that used more than its name says would stop here with an illegal instruction
-on cortex-a53 scalar,neon --test matmul --test attention -- instruction_set results naive
-on cortex-a76 scalar,neon,dotprod --test matmul -- instruction_set results
+on cortex-a53 scalar,neon --lib --test matmul --test attention -- instruction_set results naive packed
+on cortex-a76 scalar,neon,dotprod --lib --test matmul --test attention -- instruction_set results naive packed

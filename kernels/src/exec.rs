@@ -2,13 +2,14 @@
 
 use crate::act::{ACT_GROUP, Act4, ActRow};
 use crate::generic::attention::{self, MAX_HEAD_DIM, PAGE};
-use crate::generic::gemm::{self, KC};
+use crate::generic::gemm;
 use crate::isa::Isa;
 use crate::kv::{KvStore, KvType};
 use crate::matrix::{Matrix, Reads};
+use crate::memory::Floats;
 use crate::pool::{Pool, Worker};
-use crate::program::{Op, Program, Role, Slot, Step};
-use crate::table::{Gemv, Table, table};
+use crate::program::{Op, Program, Resource, Role, Slot, Step};
+use crate::table::{Gemv, MAX_R, Table, Tokens, Unit, table};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -16,6 +17,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const PIECE: usize = 512;
 /// Strips of a prompt product taken at a time.
 const STRIPS: usize = 2;
+/// Floats of a strip's panel, in any form.
+const PANEL_FLOATS: usize = 512 * MAX_R;
 /// Tokens of a prompt whose attention one thread takes at a time.
 const QUERY_BLOCK: usize = 16;
 
@@ -27,14 +30,27 @@ pub struct Executor {
     table: &'static Table,
     program: Program,
     pool: Pool,
-    buffers: Vec<Vec<f32>>,
+    buffers: Vec<Floats>,
     act: Activations,
     threads: Vec<Scratch>,
     pieces: Vec<f32>,
-    angles: Vec<(f32, f32)>,
+    /// Cosines, then sines, of each row.
+    angles: Vec<f32>,
     counters: Vec<AtomicUsize>,
-    /// Per operation, the form its input must be brought into first; by role.
-    prepare: [Vec<Option<Reads>>; 2],
+    /// Per operation, by role.
+    plans: [Vec<Plan>; 2],
+    /// What attends for prompts instead of the vector kernels. Models of float weights keep their accuracy: they get
+    /// it where products are in bf16 as well.
+    unit: Option<&'static Unit>,
+}
+
+/// What an operation needs beside its own work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Plan {
+    /// The form its input must be brought into first.
+    prepare: Option<Reads>,
+    /// Whether all threads must have finished what they did since the last barrier.
+    barrier: bool,
 }
 
 /// Inputs of the next products, in the forms kernels read.
@@ -44,16 +60,22 @@ struct Activations {
     scale: Vec<f32>,
     isum: Vec<i32>,
     fsum: Vec<f32>,
-    tiles: Vec<f32>,
+    tiles: Floats,
 }
 
 /// What one thread needs to itself.
 struct Scratch {
-    panel: Vec<f32>,
-    q: Vec<f32>,
-    out: Vec<f32>,
-    strip: Vec<f32>,
+    panel: Floats,
+    sums: Floats,
+    q: Floats,
+    out: Floats,
+    strip: Floats,
+    /// Of the matrix unit's attention.
+    unit: Floats,
 }
+
+/// Tokens of the widest tile, at least. No form takes more than a float for each value of a tile.
+const MAX_TILE: usize = 16;
 
 /// Query rows handled at once, at most.
 const MAX_QUERIES: usize = 8;
@@ -86,7 +108,8 @@ impl<T> Shared<T> {
 struct Frame<'a> {
     table: &'static Table,
     program: &'a Program,
-    prepare: &'a [Option<Reads>],
+    plan: &'a [Plan],
+    unit: Option<&'static Unit>,
     step: &'a Step<'a>,
     rows: &'a [Row],
     wanted: &'a [usize],
@@ -98,7 +121,7 @@ struct Frame<'a> {
     threads: Shared<Scratch>,
     pieces: Shared<f32>,
     max_pieces: usize,
-    angles: Shared<(f32, f32)>,
+    angles: Shared<f32>,
     counters: &'a [AtomicUsize],
 }
 
@@ -121,21 +144,26 @@ impl Executor {
         check(&program);
         let t = table(isa);
         let scratch = || Scratch {
-            panel: vec![0.0; STRIPS * KC * t.strip],
-            q: vec![0.0; MAX_QUERIES * MAX_HEAD_DIM],
-            out: vec![0.0; MAX_QUERIES * attention::padded(MAX_HEAD_DIM)],
-            strip: vec![0.0; 16],
+            panel: Floats::new(STRIPS * PANEL_FLOATS),
+            sums: Floats::default(),
+            q: Floats::new(MAX_QUERIES * MAX_HEAD_DIM),
+            out: Floats::new(MAX_QUERIES * attention::padded(MAX_HEAD_DIM)),
+            strip: Floats::new(2 * MAX_R),
+            unit: Floats::default(),
         };
-        let prepare = [Role::Prompt, Role::Generated].map(|role| preparations(&program, role));
+        let in_bf16 = program.matrices.iter().any(|m| m.reads(false) == Reads::Bf16);
+        let unit = t.unit.as_ref().filter(|u| in_bf16 && (u.takes)(program.kv.head_dim));
+        let plans = [Role::Prompt, Role::Generated].map(|role| plan(&program, role));
         Executor {
             table: t,
-            buffers: vec![Vec::new(); program.slots.len()],
+            buffers: program.slots.iter().map(|_| Floats::default()).collect(),
             act: Activations::default(),
             threads: (0..pool.threads()).map(|_| scratch()).collect(),
             pieces: Vec::new(),
             angles: Vec::new(),
             counters: program.ops.iter().map(|_| AtomicUsize::new(0)).collect(),
-            prepare,
+            plans,
+            unit,
             program,
             pool,
         }
@@ -178,7 +206,8 @@ impl Executor {
         let frame = Frame {
             table: self.table,
             program: &self.program,
-            prepare: &self.prepare[usize::from(step.role == Role::Generated)],
+            plan: &self.plans[usize::from(step.role == Role::Generated)],
+            unit: self.unit,
             step,
             rows: &rows,
             wanted: &wanted,
@@ -202,12 +231,15 @@ impl Executor {
         self.pool.run(&|w| {
             // SAFETY: buffers were reserved for this step, and every thread of the pool runs the same list.
             unsafe {
+                (frame.table.enter)();
                 frame.angles(w);
-                w.barrier();
-                for at in 0..frame.program.ops.len() {
+                for (at, plan) in frame.plan.iter().enumerate() {
+                    if plan.barrier {
+                        w.barrier();
+                    }
                     frame.op(at, w);
-                    w.barrier();
                     if tapped {
+                        w.barrier();
                         if w.id == 0 {
                             frame.tap(at, &tap);
                         }
@@ -215,6 +247,7 @@ impl Executor {
                         w.barrier();
                     }
                 }
+                (frame.table.leave)();
             }
         });
         let width = self.program.slots[self.program.output].width;
@@ -250,7 +283,7 @@ impl Executor {
         }
         let n = rows.len();
         for (buffer, slot) in self.buffers.iter_mut().zip(&self.program.slots) {
-            grow(buffer, slot.width * if slot.selected { wanted } else { n });
+            buffer.grow(slot.width * if slot.selected { wanted } else { n });
         }
         let most = n.max(wanted);
         let widest = self.program.matrices.iter().map(|m| m.cols).max().unwrap_or(0);
@@ -262,8 +295,14 @@ impl Executor {
             let heads = self.program.slots.iter().map(|s| s.width).max().unwrap_or(0) / self.program.kv.head_dim;
             grow(&mut self.pieces, n * heads * max_pieces * piece_len(self.program.kv.head_dim));
         }
-        grow(&mut self.act.tiles, gemm::packed_len(most, widest, self.table.tile));
-        grow(&mut self.angles, n * self.program.rope.frequencies.len());
+        self.act.tiles.grow((most + MAX_TILE) * widest);
+        for thread in &mut self.threads {
+            thread.sums.grow((most + MAX_TILE) * STRIPS * MAX_R);
+            if let Some(unit) = self.unit {
+                thread.unit.grow((unit.scratch)(self.program.kv.head_dim) / 4);
+            }
+        }
+        grow(&mut self.angles, n * 2 * self.program.rope.frequencies.len());
         self.counters.iter_mut().for_each(|c| *c.get_mut() = 0);
     }
 }
@@ -306,25 +345,49 @@ fn check(p: &Program) {
     }
 }
 
-/// Which products must bring their input into another form first: those whose input is not there in it yet.
-fn preparations(program: &Program, role: Role) -> Vec<Option<Reads>> {
+/// Which products must bring their input into another form first: those whose input is not there in it yet. And where
+/// threads must wait for each other: where one may read what another writes.
+fn plan(program: &Program, role: Role) -> Vec<Plan> {
     let mut ready: Vec<(Slot, Reads)> = Vec::new();
     let mut list = Vec::with_capacity(program.ops.len());
+    // since the last barrier; the angles are made at the start
+    let (mut read, mut written) = (Vec::new(), vec![Resource::Angles]);
     for op in &program.ops {
-        let mut needed = None;
+        let mut plan = Plan::default();
         if let Op::MatMul { x, w, .. } = *op {
             let reads = program.matrices[w].reads(role == Role::Generated);
             if reads != Reads::Floats && !ready.contains(&(x, reads)) {
-                // there is room for one input in each form
-                ready.retain(|(_, other)| *other != reads);
+                // there is room for one input as codes, and for one in tiles of any form
+                ready.retain(|(_, other)| (*other == Reads::Codes) != (reads == Reads::Codes));
                 ready.push((x, reads));
-                needed = Some(reads);
+                plan.prepare = Some(reads);
             }
         }
         if let Some(out) = op.out() {
             ready.retain(|(slot, _)| *slot != out);
         }
-        list.push(needed);
+        // an operation has one phase, or two with a barrier of its own between them
+        let inputs = op.inputs();
+        let out: Vec<Resource> = op.writes();
+        let phases = match op {
+            Op::MatMul { .. } if plan.prepare.is_some() => {
+                vec![(inputs.clone(), vec![Resource::Inputs]), ([inputs, vec![Resource::Inputs]].concat(), out)]
+            }
+            Op::MatMul { .. } => vec![([inputs, vec![Resource::Inputs]].concat(), out)],
+            Op::Attention { .. } if role == Role::Generated => vec![(inputs, vec![]), (vec![], out)],
+            _ => vec![(inputs, out)],
+        };
+        for (i, (reads, writes)) in phases.into_iter().enumerate() {
+            let waits = |r: &Resource| written.contains(r);
+            plan.barrier |= i == 0 && (reads.iter().any(waits) || writes.iter().any(|r| waits(r) || read.contains(r)));
+            if i > 0 || plan.barrier {
+                read.clear();
+                written.clear();
+            }
+            read.extend(reads);
+            written.extend(writes);
+        }
+        list.push(plan);
     }
     list
 }
@@ -365,11 +428,11 @@ impl Frame<'_> {
         let n = rope.frequencies.len();
         for r in w.share(self.rows.len(), 1) {
             // SAFETY: each row belongs to one thread.
-            let out = unsafe { self.angles.part(r * n, n) };
-            for (out, f) in out.iter_mut().zip(&rope.frequencies) {
+            let (cosines, sines) = unsafe { self.angles.part(r * 2 * n, 2 * n) }.split_at_mut(n);
+            for (i, f) in rope.frequencies.iter().enumerate() {
                 let (sin, cos) = (self.rows[r].pos as f64 * f).sin_cos();
                 let m = f64::from(rope.magnitude);
-                *out = ((cos * m) as f32, (sin * m) as f32);
+                (cosines[i], sines[i]) = ((cos * m) as f32, (sin * m) as f32);
             }
         }
     }
@@ -377,7 +440,7 @@ impl Frame<'_> {
     /// Runs this thread's share of operation `at`.
     ///
     /// # Safety
-    /// Every thread of the pool runs the same operations with a barrier between them, over reserved buffers.
+    /// Every thread of the pool runs the same operations, with the plan's barriers, over reserved buffers.
     unsafe fn op(&self, at: usize, w: &Worker<'_>) {
         // SAFETY: in every arm, rows (or parts of rows) are divided among threads by `share` or by a counter, inputs
         // were finished before the last barrier, and lengths are those `check` compared.
@@ -410,8 +473,17 @@ impl Frame<'_> {
                 Op::Rope { x, head_dim, out } => {
                     let n = self.program.rope.frequencies.len();
                     for r in w.share(self.rows.len(), 1) {
-                        let angles = &*self.angles.part(r * n, n);
-                        rotate(self.row(*x, r), *head_dim, angles, self.program.rope.neox, self.row(*out, r));
+                        let (cosines, sines) = self.angles.part(r * 2 * n, 2 * n).split_at(n);
+                        let (x, y) = (self.row(*x, r), self.row(*out, r));
+                        y.copy_from_slice(x);
+                        for (x, y) in x.chunks_exact(*head_dim).zip(y.chunks_exact_mut(*head_dim)) {
+                            if self.program.rope.neox {
+                                let (cos, sin) = (cosines.as_ptr(), sines.as_ptr());
+                                (self.table.rotate)(x.as_ptr(), cos, sin, n, y.as_mut_ptr());
+                            } else {
+                                rotate_pairs(x, cosines, sines, y);
+                            }
+                        }
                     }
                 }
                 Op::KvWrite { k, v, layer } => self.kv_write(*k, *v, *layer, w),
@@ -448,22 +520,17 @@ impl Frame<'_> {
             // read only after the next barrier.
             unsafe {
                 let kv = (&self.row(k, r)[part.clone()], &self.row(v, r)[part]);
-                self.kv_writer.write(layer, head, page, pos % PAGE, kv);
+                self.kv_writer.write((layer, head, page, pos % PAGE), kv, self.table.to_f16);
             }
         }
     }
 }
 
-/// Rotates the heads of one row.
-fn rotate(x: &[f32], head_dim: usize, angles: &[(f32, f32)], neox: bool, out: &mut [f32]) {
-    let n = angles.len();
-    out.copy_from_slice(x);
-    for (x, y) in x.chunks_exact(head_dim).zip(out.chunks_exact_mut(head_dim)) {
-        for (i, (cos, sin)) in angles.iter().enumerate() {
-            let (a, b) = if neox { (i, i + n) } else { (2 * i, 2 * i + 1) };
-            y[a] = x[a] * cos - x[b] * sin;
-            y[b] = x[a] * sin + x[b] * cos;
-        }
+/// Rotates neighbouring values.
+fn rotate_pairs(x: &[f32], cosines: &[f32], sines: &[f32], y: &mut [f32]) {
+    for (((x, y), cos), sin) in x.chunks_exact(2).zip(y.chunks_exact_mut(2)).zip(cosines).zip(sines) {
+        y[0] = x[0] * cos - x[1] * sin;
+        y[1] = x[0] * sin + x[1] * cos;
     }
 }
 

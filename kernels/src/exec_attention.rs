@@ -1,7 +1,9 @@
 //! Attention of an operation list: which thread takes which rows, heads and positions.
 
+use super::attention::{Block, Pages, Query, ROWS};
 use super::{
-    Frame, KvType, MAX_QUERIES, Ordering, PAGE, PIECE, QUERY_BLOCK, Row, Scratch, Slot, Worker, attention, piece_len,
+    Frame, KvType, MAX_QUERIES, Ordering, PAGE, PIECE, QUERY_BLOCK, Row, Scratch, Slot, Unit, Worker, attention,
+    piece_len,
 };
 
 /// Some query rows of one KV head.
@@ -21,6 +23,11 @@ struct Group<'a> {
 type Done<'a> = dyn FnMut(&[(usize, usize)], &[f32], &[(f32, f32)]) + 'a;
 
 impl Frame<'_> {
+    fn pages<'g>(&self, group: &Group<'g>) -> Pages<'g> {
+        let (k, v) = self.kv.base(group.layer, group.head_kv);
+        Pages { table: group.table, k, v, stride: self.kv.page_stride(), head_dim: self.program.kv.head_dim }
+    }
+
     /// Runs `group` (at most as many rows as the kernel takes) and leaves sums and states in the scratch.
     ///
     /// # Safety
@@ -38,16 +45,11 @@ impl Frame<'_> {
             }
         }
         attention::start(&mut scratch.out[..n * attention::padded(d)], &mut states[..n]);
-        let (k, v) = self.kv.base(group.layer, group.head_kv);
         let mut rows = attention::Rows {
+            pages: self.pages(group),
             q: scratch.q.as_ptr(),
             visible: &visible[..n],
             first: group.from,
-            table: group.table,
-            k,
-            v,
-            page_stride: self.kv.page_stride(),
-            head_dim: d,
             out: scratch.out.as_mut_ptr(),
             state: &mut states[..n],
         };
@@ -93,8 +95,10 @@ impl Frame<'_> {
     ) {
         let d = self.program.kv.head_dim;
         let heads = self.width(q) / d / self.program.kv.n_head_kv;
-        let blocks = self.rows.len().div_ceil(QUERY_BLOCK);
-        let mut rows = Vec::with_capacity(QUERY_BLOCK * heads);
+        let unit = self.unit;
+        let block_tokens = if unit.is_some() { (ROWS / heads).max(1) } else { QUERY_BLOCK };
+        let blocks = self.rows.len().div_ceil(block_tokens);
+        let mut rows = Vec::with_capacity(block_tokens * heads);
         loop {
             // the last blocks see the most positions: start with them
             let task = self.counters[at].fetch_add(1, Ordering::Relaxed);
@@ -102,7 +106,7 @@ impl Frame<'_> {
                 return;
             }
             let (block, head_kv) = (blocks - 1 - task / self.program.kv.n_head_kv, task % self.program.kv.n_head_kv);
-            let block = block * QUERY_BLOCK..((block + 1) * QUERY_BLOCK).min(self.rows.len());
+            let block = block * block_tokens..((block + 1) * block_tokens).min(self.rows.len());
             let mut first = block.start;
             while first < block.end {
                 // rows of one sequence at a time
@@ -112,7 +116,13 @@ impl Frame<'_> {
                 rows.extend((first..end).flat_map(|r| (0..heads).map(move |h| (r, head_kv * heads + h))));
                 let table = self.step.seqs[seq].table;
                 let group = Group { layer, head_kv, table, rows: &rows, scale, from: 0, to: usize::MAX };
-                // SAFETY: one thread has these rows and heads.
+                first = end;
+                if let Some(unit) = unit {
+                    // SAFETY: one thread has these rows and heads.
+                    unsafe { self.attend_unit(unit, (q, out), &group, w) };
+                    continue;
+                }
+                // SAFETY: as above.
                 unsafe {
                     self.attend_all(q, group, w, &mut |rows, sums, states| {
                         for (j, (row, head)) in rows.iter().enumerate() {
@@ -122,8 +132,31 @@ impl Frame<'_> {
                         }
                     });
                 }
-                first = end;
             }
+        }
+    }
+
+    /// Runs `group` on the matrix unit and writes its results.
+    ///
+    /// # Safety
+    /// As [`Frame::op`]; this thread has these rows and heads of the output.
+    unsafe fn attend_unit(&self, unit: &Unit, (q, out): (Slot, Slot), group: &Group<'_>, w: &Worker<'_>) {
+        let d = self.program.kv.head_dim;
+        for rows in group.rows.chunks(ROWS) {
+            let none = Query { q: std::ptr::null(), out: std::ptr::null_mut(), visible: 0 };
+            let mut queries = [none; ROWS];
+            for (query, (row, head)) in queries.iter_mut().zip(rows) {
+                // SAFETY: the query buffer was finished before the last barrier, the output is the caller's promise.
+                let (q, out) = unsafe { (self.row(q, *row), self.row(out, *row)) };
+                query.q = q[head * d..(head + 1) * d].as_ptr();
+                query.out = out[head * d..(head + 1) * d].as_mut_ptr();
+                query.visible = self.rows[*row].pos + 1;
+            }
+            let block = Block { rows: &queries[..rows.len()], scale: group.scale, pages: self.pages(group) };
+            let kernel = if self.program.kv.ty == KvType::F16 { unit.f16 } else { unit.f32 };
+            // SAFETY: the table covers all visible positions (`check_step`), pages written in this step were finished
+            // before the last barrier, and the scratch at this thread's number is its own and has the room.
+            unsafe { kernel(&block, self.threads.part(w.id, 1)[0].unit.as_mut_ptr().cast()) }
         }
     }
 

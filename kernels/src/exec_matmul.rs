@@ -1,6 +1,8 @@
 //! Products of an operation list: bring the input into the kernel's form, then divide strips among threads.
 
-use super::{ACT_GROUP, ActRow, Frame, Gemv, KC, Matrix, Ordering, Reads, Role, STRIPS, Shared, Slot, Worker, gemm};
+use super::{
+    ACT_GROUP, ActRow, Frame, Gemv, Matrix, Ordering, Reads, Role, STRIPS, Scratch, Shared, Slot, Tokens, Worker, gemm,
+};
 
 impl Frame<'_> {
     /// # Safety
@@ -12,17 +14,18 @@ impl Frame<'_> {
         }
         // SAFETY: every thread takes the same branches, so the barrier is met by all; see `op`.
         unsafe {
-            if let Some(form) = self.prepare[at] {
+            let generated = self.step.role == Role::Generated;
+            if let Some(form) = self.plan[at].prepare {
                 match form {
                     Reads::Codes => self.quantize(x, m, w),
-                    Reads::Tiles => self.tile(x, m, w),
                     Reads::Floats => {}
+                    Reads::Tiles | Reads::Pairs | Reads::Bf16 => self.tile(x, m, matrix.prompt(generated).0, w),
                 }
                 w.barrier();
             }
-            match matrix.reads(self.step.role == Role::Generated) {
-                Reads::Tiles => self.gemm(at, matrix, m, out, w),
-                Reads::Codes | Reads::Floats => self.gemv(matrix, (x, m), out, w),
+            match matrix.reads(generated) {
+                Reads::Codes | Reads::Floats => self.gemv(at, matrix, (x, m), out, w),
+                Reads::Tiles | Reads::Pairs | Reads::Bf16 => self.gemm(at, matrix, m, out, w),
             }
         }
     }
@@ -54,36 +57,68 @@ impl Frame<'_> {
         }
     }
 
-    unsafe fn tile(&self, x: Slot, m: usize, w: &Worker<'_>) {
-        let (k, nt) = (self.width(x), self.table.tile);
+    unsafe fn tile(&self, x: Slot, m: usize, tokens: &Tokens, w: &Worker<'_>) {
+        let (k, nt) = (self.width(x), tokens.tile);
         for i in w.share(m.div_ceil(nt), 1) {
             let t = i * nt;
-            let width = gemm::tile_width(m - t, nt);
+            let width = if tokens.narrow { gemm::tile_width(m - t, nt) } else { nt };
             // SAFETY: one thread has this tile, whose place is reserved: tiles before it are full.
             unsafe {
-                let tile = self.tiles.part(t * k, width * k);
-                (self.table.pack_tokens)(self.buffers[x].0, m, k, t, width, tile.as_mut_ptr());
+                let tile = self.tiles.part(t * k * tokens.bytes / 4, width * k * tokens.bytes / 4);
+                (tokens.pack)(self.buffers[x].0, m, k, t, width, tile.as_mut_ptr());
             }
         }
     }
 
-    unsafe fn gemv(&self, matrix: &Matrix, (x, m): (Slot, usize), out: Slot, w: &Worker<'_>) {
+    unsafe fn gemv(&self, at: usize, matrix: &Matrix, (x, m): (Slot, usize), out: Slot, w: &Worker<'_>) {
+        // Each thread has one long stream. The last strips go to whoever is first: no two CPUs are equally fast.
+        let fixed = if w.n == 1 { matrix.strips() } else { matrix.strips() * 15 / 16 / 2 * 2 };
+        let share = w.share(fixed, 2);
+        let mut s = share.start;
+        while s < share.end {
+            let n = (share.end - s).min(2);
+            // SAFETY: one thread has these strips; see `op`.
+            unsafe { self.gemv_strips(matrix, s..s + n, (x, m), out, w) };
+            s += n;
+        }
+        loop {
+            let s = fixed + 2 * self.counters[at].fetch_add(1, Ordering::Relaxed);
+            if s >= matrix.strips() {
+                return;
+            }
+            // SAFETY: as above: the counter gives each pair to one thread.
+            unsafe { self.gemv_strips(matrix, s..(s + 2).min(matrix.strips()), (x, m), out, w) };
+        }
+    }
+
+    /// One or two strips times all rows.
+    unsafe fn gemv_strips(
+        &self,
+        matrix: &Matrix,
+        strips: std::ops::Range<usize>,
+        (x, m): (Slot, usize),
+        out: Slot,
+        w: &Worker<'_>,
+    ) {
         let r = self.table.strip;
         let kernel = matrix.gemv().expect("`reads` says that it is packed");
-        for s in w.share(matrix.strips(), 1) {
+        let at_once = if matches!(kernel, Gemv::Codes(_)) { strips.len() } else { 1 };
+        for s in strips.step_by(at_once) {
+            let rows = (at_once * r).min(matrix.rows - s * r);
             for row in 0..m {
-                // SAFETY: one thread has strip `s`, so rows s * r .. of the output; a strip that is not full goes
+                // SAFETY: one thread has these strips, so rows s * r .. of the output; strips that are not full go
                 // through this thread's scratch.
                 unsafe {
-                    let rows = r.min(matrix.rows - s * r);
                     let y = self.buffers[out].part(row * matrix.rows + s * r, rows);
                     let scratch = &mut self.threads.part(w.id, 1)[0].strip;
-                    let to = if rows == r { y.as_mut_ptr() } else { scratch.as_mut_ptr() };
+                    let to = if rows == at_once * r { y.as_mut_ptr() } else { scratch.as_mut_ptr() };
                     match kernel {
-                        Gemv::Codes(f) => f(matrix.strip(s), matrix.cols, &self.act_row(row, matrix.cols), to),
+                        Gemv::Codes(f) => {
+                            (f[at_once - 1])(matrix.strip(s), matrix.cols, &self.act_row(row, matrix.cols), to);
+                        }
                         Gemv::Float(f) => f(matrix.strip(s), matrix.cols, self.row(x, row).as_ptr(), to),
                     }
-                    if rows < r {
+                    if rows < at_once * r {
                         y.copy_from_slice(&scratch[..rows]);
                     }
                 }
@@ -93,6 +128,8 @@ impl Frame<'_> {
 
     unsafe fn gemm(&self, at: usize, matrix: &Matrix, m: usize, out: Slot, w: &Worker<'_>) {
         let r = self.table.strip;
+        let generated = self.step.role == Role::Generated;
+        let (tokens, kernels) = matrix.prompt(generated);
         let tasks = matrix.strips().div_ceil(STRIPS);
         loop {
             let task = self.counters[at].fetch_add(1, Ordering::Relaxed);
@@ -104,12 +141,13 @@ impl Frame<'_> {
             let y = Shared(self.buffers[out].0.wrapping_add(first * r));
             let mut k0 = 0;
             while k0 < matrix.cols {
-                let kc = KC.min(matrix.cols - k0);
+                let kc = tokens.slice.min(matrix.cols - k0);
                 // SAFETY: one thread has these strips and so these columns of the output; its scratch holds the panel.
                 unsafe {
-                    let panel = &mut self.threads.part(w.id, 1)[0].panel;
+                    let Scratch { panel, sums, .. } = &mut self.threads.part(w.id, 1)[0];
+                    let floats = kc * r * tokens.bytes / 4;
                     for s in 0..strips {
-                        matrix.panel(first + s, k0, k0 + kc, &mut panel[s * kc * r..(s + 1) * kc * r]);
+                        matrix.panel(generated, first + s, k0, k0 + kc, &mut panel[s * floats..(s + 1) * floats]);
                     }
                     let tiles = gemm::Tiles {
                         panel: panel.as_ptr(),
@@ -118,11 +156,12 @@ impl Frame<'_> {
                         k: matrix.cols,
                         x: self.tiles.0,
                         m,
+                        sums: sums.as_mut_ptr(),
                         y: y.0,
                         n: matrix.rows,
                         rows: matrix.rows - first * r,
                     };
-                    (self.table.tiles[strips - 1])(&tiles);
+                    (kernels[strips - 1])(&tiles);
                 }
                 k0 += kc;
             }

@@ -10,8 +10,12 @@ pub enum Isa {
     Scalar,
     /// AVX2 with FMA and F16C.
     Avx2,
-    /// AVX-512 F, BW, VL, DQ and VNNI; AMX is not used.
+    /// The same with AVX-VNNI, which CPUs without AVX-512 have.
+    AvxVnni,
+    /// AVX-512 F, BW, VL, DQ and VNNI.
     Avx512,
+    /// AVX-512 as above, and AMX with bf16 for prompts.
+    Amx,
     /// NEON as in every 64-bit Arm CPU.
     Neon,
     /// NEON with `sdot` (Armv8.2 `dotprod`).
@@ -20,19 +24,48 @@ pub enum Isa {
     NeonI8mm,
 }
 
+/// Relative rms errors of single values, made on purpose.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rounding {
+    /// Of the inputs of products with quantized weights.
+    pub products: f64,
+    /// Of attention's weights and values.
+    pub attention: f64,
+}
+
 impl Isa {
     /// Every instruction set that has kernels, on whatever CPU; within one architecture coarsest first.
-    pub const ALL: [Isa; 6] = [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Neon, Isa::NeonDot, Isa::NeonI8mm];
+    pub const ALL: [Isa; 8] =
+        [Isa::Scalar, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Amx, Isa::Neon, Isa::NeonDot, Isa::NeonI8mm];
 
     /// The name that `--isa` takes.
     pub fn name(self) -> &'static str {
         match self {
             Isa::Scalar => "scalar",
             Isa::Avx2 => "avx2",
+            Isa::AvxVnni => "avxvnni",
             Isa::Avx512 => "avx512",
+            Isa::Amx => "amx",
             Isa::Neon => "neon",
             Isa::NeonDot => "dotprod",
             Isa::NeonI8mm => "i8mm",
+        }
+    }
+
+    /// What its fastest multiply-adds work on, for people.
+    pub fn arithmetic(self) -> &'static str {
+        if self == Isa::Amx { "bf16 tiles" } else { "f32" }
+    }
+
+    /// What its prompt kernels round beyond f32, for models of quantized weights.
+    pub fn prompt_rounding(self) -> Rounding {
+        // half a step of bf16's 8 bits, evenly spread
+        let bf16 = 1.0 / 512.0 / 3f64.sqrt();
+        match self {
+            // factors are both rounded
+            Isa::Amx => Rounding { products: bf16 * 2f64.sqrt(), attention: bf16 * 2f64.sqrt() },
+            // half a step of 15 bits below the largest of 256, which is at most 16 times their rms
+            _ => Rounding { products: 16.0 / 32_639.0 / 12f64.sqrt(), attention: 0.0 },
         }
     }
 
@@ -45,6 +78,8 @@ impl Isa {
                 is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
             }
             #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => Isa::Avx2.is_available() && is_x86_feature_detected!("avxvnni"),
+            #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => {
                 Isa::Avx2.is_available()
                     && is_x86_feature_detected!("avx512f")
@@ -53,6 +88,8 @@ impl Isa {
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vnni")
             }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => Isa::Avx512.is_available() && crate::x86::amx::is_available(),
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => std::arch::is_aarch64_feature_detected!("neon"),
             #[cfg(target_arch = "aarch64")]
@@ -103,7 +140,7 @@ pub enum IsaError {
         offered: Vec<Isa>,
     },
     /// No kernels of this name.
-    #[error("--isa {0}: unknown; expected one of auto, scalar, avx2, avx512, neon, dotprod, i8mm")]
+    #[error("--isa {0}: unknown; expected one of auto, scalar, avx2, avxvnni, avx512, amx, neon, dotprod, i8mm")]
     Unknown(String),
 }
 

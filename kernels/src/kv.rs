@@ -1,7 +1,7 @@
 //! Storage of keys and values in pages of 16 positions. Who owns which page is decided elsewhere.
 
-use crate::generic::attention::PAGE;
-use half::f16;
+use crate::generic::attention::{MAX_HEAD_DIM, PAGE};
+use crate::memory::Memory;
 use std::fmt;
 use std::str::FromStr;
 
@@ -76,8 +76,8 @@ impl KvShape {
 pub struct KvStore {
     pub(crate) shape: KvShape,
     pub(crate) n_pages: usize,
-    k: Vec<u8>,
-    v: Vec<u8>,
+    k: Memory,
+    v: Memory,
 }
 
 /// The system has no room for a cache of this size.
@@ -88,17 +88,6 @@ pub struct KvTooLarge {
     pub positions: usize,
     /// Bytes that takes, if that can be counted.
     pub bytes: Option<usize>,
-}
-
-/// Zeroed memory that the system has not touched yet, or `None`.
-fn zeroed(bytes: usize) -> Option<Vec<u8>> {
-    let layout = std::alloc::Layout::array::<u8>(bytes).ok().filter(|l| l.size() > 0)?;
-    // SAFETY: the layout's size is not zero; the memory is zeroed, so all of it is initialised; its size and alignment
-    // are those of a `Vec<u8>` of this capacity, which frees it through the same allocator.
-    unsafe {
-        let memory = std::alloc::alloc_zeroed(layout);
-        (!memory.is_null()).then(|| Vec::from_raw_parts(memory, bytes, bytes))
-    }
 }
 
 /// Room behind the last page for kernels that read a whole vector.
@@ -113,7 +102,7 @@ impl KvStore {
         let bytes = shape.page_bytes().and_then(|b| (b / 2).checked_mul(n_pages)).and_then(|b| b.checked_add(SLACK));
         let too_large =
             KvTooLarge { positions: n_pages.saturating_mul(PAGE), bytes: bytes.map(|b| b.saturating_mul(2)) };
-        let store = || bytes.and_then(zeroed);
+        let store = || bytes.and_then(Memory::zeroed);
         let (Some(k), Some(v)) = (store(), store()) else { return Err(too_large) };
         Ok(KvStore { shape, n_pages, k, v })
     }
@@ -131,7 +120,7 @@ impl KvStore {
         for layer in 0..self.shape.n_layer {
             let base = layer * self.n_pages * stride;
             for store in [&mut self.k, &mut self.v] {
-                store.copy_within(base + from * stride..base + (from + 1) * stride, base + to * stride);
+                store.bytes_mut().copy_within(base + from * stride..base + (from + 1) * stride, base + to * stride);
             }
         }
     }
@@ -149,7 +138,8 @@ impl KvStore {
     /// Page 0 of a layer and head: keys, values.
     pub(crate) fn base(&self, layer: usize, head: usize) -> (*const u8, *const u8) {
         let at = layer * self.n_pages * self.page_stride() + head * self.head_bytes();
-        (self.k[at..].as_ptr(), self.v[at..].as_ptr())
+        assert!(at <= self.k.len());
+        (self.k.as_ptr().wrapping_add(at), self.v.as_ptr().wrapping_add(at))
     }
 
     /// Pointers for concurrent writers of different positions or heads.
@@ -175,25 +165,37 @@ impl KvWriter {
     ///
     /// # Safety
     /// The store outlives the writer and nobody else reads or writes this layer, head, page and slot meanwhile.
-    pub(crate) unsafe fn write(&self, layer: usize, head: usize, page: u32, slot: usize, kv: (&[f32], &[f32])) {
+    /// `to_f16` rounds so many floats to halves.
+    pub(crate) unsafe fn write(
+        &self,
+        (layer, head, page, slot): (usize, usize, u32, usize),
+        (k, v): (&[f32], &[f32]),
+        to_f16: unsafe fn(*const f32, usize, *mut u16),
+    ) {
         let s = &self.shape;
-        let page = page as usize;
+        let (d, page) = (s.head_dim, page as usize);
         assert!(layer < s.n_layer && head < s.n_head_kv && page < self.n_pages && slot < PAGE);
-        assert!(kv.0.len() == s.head_dim && kv.1.len() == s.head_dim);
-        let base = ((layer * self.n_pages + page) * s.n_head_kv + head) * PAGE * s.head_dim;
-        for (d, (k, v)) in kv.0.iter().zip(kv.1).enumerate() {
-            let (k_at, v_at) = (base + d * PAGE + slot, base + slot * s.head_dim + d);
-            // SAFETY: both indices are inside the stores by the asserts; the elements belong to the caller.
-            unsafe {
-                match s.ty {
-                    KvType::F16 => {
-                        self.k.cast::<[u8; 2]>().add(k_at).write(f16::from_f32(*k).to_le_bytes());
-                        self.v.cast::<[u8; 2]>().add(v_at).write(f16::from_f32(*v).to_le_bytes());
+        assert!(k.len() == d && v.len() == d);
+        let base = ((layer * self.n_pages + page) * s.n_head_kv + head) * PAGE * d;
+        // SAFETY: keys go to elements `base + i * PAGE + slot`, values to those from `base + slot * d` on, all inside
+        // the stores by the asserts; the elements belong to the caller.
+        unsafe {
+            match s.ty {
+                KvType::F16 => {
+                    let mut halves = [0u16; MAX_HEAD_DIM];
+                    to_f16(k.as_ptr(), d, halves.as_mut_ptr());
+                    let to = self.k.cast::<u16>().add(base + slot);
+                    for (i, h) in halves[..d].iter().enumerate() {
+                        to.add(i * PAGE).write(*h);
                     }
-                    KvType::F32 => {
-                        self.k.cast::<[u8; 4]>().add(k_at).write(k.to_le_bytes());
-                        self.v.cast::<[u8; 4]>().add(v_at).write(v.to_le_bytes());
+                    to_f16(v.as_ptr(), d, self.v.cast::<u16>().add(base + slot * d));
+                }
+                KvType::F32 => {
+                    let to = self.k.cast::<f32>().add(base + slot);
+                    for (i, x) in k.iter().enumerate() {
+                        to.add(i * PAGE).write(*x);
                     }
+                    std::ptr::copy_nonoverlapping(v.as_ptr(), self.v.cast::<f32>().add(base + slot * d), d);
                 }
             }
         }

@@ -1,10 +1,11 @@
 //! A weight matrix in the layout its kernel reads.
 
-use crate::generic::gemm::KC;
+use crate::generic::gemm::{KC, Tiles};
 use crate::isa::Isa;
+use crate::memory::Memory;
 use crate::pack;
 use crate::pool::Pool;
-use crate::table::{Gemv, Packed, table};
+use crate::table::{Gemv, MAX_R, Packed, Rows, Tokens, table};
 use octavo_quant::TensorType;
 use std::sync::{Arc, Mutex};
 
@@ -42,14 +43,9 @@ pub enum MatrixError {
     Type(TensorType),
 }
 
-/// 64-byte aligned storage.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
-
 enum Data {
     /// Strips, one after the other.
-    Packed(Vec<Line>),
+    Packed(Memory),
     /// Rows as in the file.
     Rows(Arc<dyn Bytes>),
 }
@@ -75,8 +71,13 @@ pub(crate) enum Reads {
     Codes,
     /// The row itself.
     Floats,
-    /// Tiles of tokens.
+    /// Tiles of tokens in f32.
     Tiles,
+    /// Tiles of tokens in pairs of 16-bit integers.
+    Pairs,
+    /// Tiles of tokens in bf16.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the matrix unit there is so far is of x86"))]
+    Bf16,
 }
 
 impl Matrix {
@@ -120,7 +121,7 @@ impl Matrix {
     /// Bytes held apart from the source.
     pub fn packed_bytes(&self) -> usize {
         match &self.data {
-            Data::Packed(lines) => lines.len() * 64,
+            Data::Packed(memory) => memory.len(),
             Data::Rows(_) => 0,
         }
     }
@@ -134,8 +135,27 @@ impl Matrix {
         match self.kernels {
             Some(Packed { gemv: Gemv::Codes(_), .. }) if generated => Reads::Codes,
             Some(Packed { gemv: Gemv::Float(_), .. }) if generated => Reads::Floats,
-            _ => Reads::Tiles,
+            _ => self.prompt(generated).0.form,
         }
+    }
+
+    /// The form of a prompt's tokens and the kernels for one and two strips. Generated tokens come here where there is
+    /// no packed form, and keep to f32.
+    pub(crate) fn prompt(&self, generated: bool) -> (&'static Tokens, [unsafe fn(&Tiles); 2]) {
+        match &self.kernels {
+            Some(kernels) => (kernels.prompt.tokens, kernels.prompt.tiles),
+            None => {
+                let rows = self.rows_kernels(generated);
+                (rows.tokens, rows.tiles)
+            }
+        }
+    }
+
+    fn rows_kernels(&self, generated: bool) -> &'static Rows {
+        let table = table(self.isa);
+        // rows of floats keep their accuracy
+        let quantized = self.ty.block_len() >= 32 && self.cols.is_multiple_of(32);
+        if quantized && !generated { &table.quantized_rows } else { &table.float_rows }
     }
 
     /// Strips, the last one perhaps not full.
@@ -149,21 +169,41 @@ impl Matrix {
 
     /// Start of strip `s`.
     pub(crate) fn strip(&self, s: usize) -> *const u8 {
-        let Data::Packed(lines) = &self.data else { unreachable!("strips are asked for of packed matrices only") };
+        let Data::Packed(memory) = &self.data else { unreachable!("strips are asked for of packed matrices only") };
         assert!(s < self.strips());
-        lines.as_ptr().cast::<u8>().wrapping_add(s * self.strip_bytes)
+        memory.as_ptr().wrapping_add(s * self.strip_bytes)
     }
 
-    /// Writes k in `k0..k1` of strip `s` as `[k1 - k0][R]` floats; rows beyond the last are zero.
-    pub(crate) fn panel(&self, s: usize, k0: usize, k1: usize, out: &mut [f32]) {
+    /// Writes k in `k0..k1` of strip `s` as a panel of the form `prompt` says; rows beyond the last are zero.
+    pub(crate) fn panel(&self, generated: bool, s: usize, k0: usize, k1: usize, out: &mut [f32]) {
         let r = table(self.isa).strip;
-        assert!(k0 <= k1 && k1 <= self.cols && out.len() >= (k1 - k0) * r && k1 - k0 <= KC);
+        let tokens = self.prompt(generated).0;
+        assert!(k0 <= k1 && k1 <= self.cols && k0.is_multiple_of(tokens.slice) && k1 - k0 <= tokens.slice);
+        assert!(out.len() * 4 >= (k1 - k0) * r * tokens.bytes);
         if let Some(kernels) = &self.kernels {
-            // SAFETY: strip `s` is whole (checked by `strip`), k1 <= cols, the slices of k that `exec` takes start at
-            // multiples of KC and so of every block, and `out` was checked.
-            return unsafe { (kernels.panel)(self.strip(s), k0, k1, out.as_mut_ptr()) };
+            // SAFETY: strip `s` is whole (checked by `strip`), k1 <= cols, slices of k start at multiples of the slice
+            // and so of every block, and `out` was checked.
+            return unsafe { (kernels.prompt.panel)(self.strip(s), k0, k1, out.as_mut_ptr()) };
         }
+        let Some(convert) = self.rows_kernels(generated).convert else {
+            return self.float_panel(s, k0, k1, out);
+        };
+        for k in (k0..k1).step_by(KC) {
+            let end = k1.min(k + KC);
+            let mut floats = [0f32; KC * MAX_R];
+            self.float_panel(s, k, end, &mut floats);
+            // SAFETY: a panel of floats goes to its place in `out`, which was checked; k is a multiple of 32.
+            unsafe {
+                let at = out.as_mut_ptr().cast::<u8>().add((k - k0) * r * tokens.bytes);
+                convert(floats.as_ptr(), end - k, at.cast());
+            }
+        }
+    }
+
+    /// Rows as `[k1 - k0][R]` floats.
+    fn float_panel(&self, s: usize, k0: usize, k1: usize, out: &mut [f32]) {
         let Data::Rows(source) = &self.data else { unreachable!("unpacked") };
+        let r = table(self.isa).strip;
         let row_bytes = self.strip_bytes / r;
         let (len, bytes) = (self.ty.block_len(), self.ty.block_bytes());
         let mut row = [0f32; KC];
@@ -182,33 +222,33 @@ impl Matrix {
 /// The kernels that run for a tensor of type `ty` on `isa`.
 pub fn kernel_name(isa: Isa, ty: TensorType, packed: bool) -> String {
     let table = table(isa);
+    let form = |tokens: &Tokens| match tokens.form {
+        Reads::Pairs => "int16 panels",
+        Reads::Bf16 => "bf16 tiles",
+        _ => "f32 panels",
+    };
     match (table.packed)(ty).filter(|_| packed) {
-        Some(Packed { gemv: Gemv::Codes(_), .. }) => {
-            format!("{isa}: {ty} x int16 strips of {}, f32 panels for prompts", table.strip)
+        Some(Packed { gemv, prompt, .. }) => {
+            let activations = if matches!(gemv, Gemv::Codes(_)) { "int16" } else { "f32" };
+            let form = form(prompt.tokens);
+            format!("{isa}: {ty} x {activations} strips of {}, {form} for prompts", table.strip)
         }
-        Some(Packed { gemv: Gemv::Float(_), .. }) => {
-            format!("{isa}: {ty} x f32 strips of {}, f32 panels for prompts", table.strip)
+        None if ty.block_len() >= 32 && form(table.quantized_rows.tokens) != form(table.float_rows.tokens) => {
+            let (one, other) = (form(table.float_rows.tokens), form(table.quantized_rows.tokens));
+            format!("{isa}: {one} from {ty} rows, {other} for prompts")
         }
-        None => format!("{isa}: f32 panels from {ty} rows"),
+        None => format!("{isa}: {} from {ty} rows", form(table.float_rows.tokens)),
     }
 }
 
-fn pack_strips(
-    kernels: &Packed,
-    ty: TensorType,
-    source: &[u8],
-    row_bytes: usize,
-    r: usize,
-    pool: &mut Pool,
-) -> Vec<Line> {
+fn pack_strips(kernels: &Packed, ty: TensorType, source: &[u8], row_bytes: usize, r: usize, pool: &mut Pool) -> Memory {
     let rows = source.len().checked_div(row_bytes).unwrap_or(0);
     let strip_bytes = row_bytes * r;
     let bytes = rows.div_ceil(r) * strip_bytes;
-    let mut lines = vec![Line([0; 64]); bytes.div_ceil(64)];
-    // SAFETY: `Line` is 64 plain bytes without padding, so the same memory is `64 * len` initialised bytes.
-    let all = unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast::<u8>(), lines.len() * 64) };
+    // the weights are in memory already, mapped: a system without room for a copy ends the program as for any `Vec`
+    let mut memory = Memory::zeroed(bytes).unwrap_or_else(|| panic!("no memory for {bytes} bytes of packed weights"));
     if strip_bytes > 0 {
-        let work = Mutex::new(source.chunks(strip_bytes).zip(all[..bytes].chunks_exact_mut(strip_bytes)));
+        let work = Mutex::new(source.chunks(strip_bytes).zip(memory.bytes_mut().chunks_exact_mut(strip_bytes)));
         pool.run(&|_| {
             loop {
                 // a panic in `pack` is a broken invariant that the pool passes on; the lock is not held then
@@ -221,5 +261,5 @@ fn pack_strips(
             }
         });
     }
-    lines
+    memory
 }

@@ -12,6 +12,7 @@ pub(crate) struct Shape {
     pub(crate) meta: usize,
     pub(crate) low: usize,
     pub(crate) high: usize,
+    pub(crate) top: usize,
 }
 
 /// Packs `rows` (at most `r`, each a whole number of blocks) into one strip. Rows that are missing are zero.
@@ -25,66 +26,107 @@ pub(crate) fn strip(shape: Shape, rows: &[&[u8]], r: usize, out: &mut [u8]) {
             pack_meta(shape.ty, raw, i, r, meta);
             let codes = &mut codes[..shape.k];
             unpack_codes(shape.ty, raw, codes);
-            let (low, high) = planes.split_at_mut(shape.k * shape.low / 8 * r);
-            pack_planes(codes, shape, i, r, low, high);
+            let (low, planes) = planes.split_at_mut(shape.k * shape.low / 8 * r);
+            let (high, top) = planes.split_at_mut(shape.k * shape.high / 8 * r);
+            pack_planes(codes, shape, i, r, [low, high, top]);
         }
     }
 }
 
-fn pack_planes(codes: &[u8], shape: Shape, i: usize, r: usize, low: &mut [u8], high: &mut [u8]) {
+fn pack_planes(codes: &[u8], shape: Shape, i: usize, r: usize, [low, high, top]: [&mut [u8]; 3]) {
     // vectors of 4 r bytes; row i has bytes 4 i .. 4 i + 4 of each
     let lane = |plane: &mut [u8], j: usize, bytes: [u8; 4]| {
         plane[(j * r + i) * 4..(j * r + i) * 4 + 4].copy_from_slice(&bytes);
     };
-    if shape.low == 8 {
-        for (j, c) in codes.chunks_exact(4).enumerate() {
-            lane(low, j, [c[0], c[1], c[2], c[3]]);
+    match shape.low {
+        0 => {}
+        8 => {
+            for (j, c) in codes.chunks_exact(4).enumerate() {
+                lane(low, j, [c[0], c[1], c[2], c[3]]);
+            }
         }
-    } else {
-        for (j, c) in codes.chunks_exact(8).enumerate() {
-            lane(low, j, std::array::from_fn(|b| (c[b] & 15) | (c[4 + b] & 15) << 4));
+        _ => {
+            for (j, c) in codes.chunks_exact(8).enumerate() {
+                lane(low, j, std::array::from_fn(|b| (c[b] & 15) | (c[4 + b] & 15) << 4));
+            }
         }
     }
-    // k-groups of four in one vector of the high plane, if there is one
-    if let Some(groups) = 8usize.checked_div(shape.high) {
-        let mask = (1u8 << shape.high) - 1;
+    for (plane, bits, from) in [(high, shape.high, shape.low), (top, shape.top, shape.low + shape.high)] {
+        // k-groups of four in one vector of the plane, if there is one
+        let Some(groups) = 8usize.checked_div(bits) else { continue };
+        let mask = (1u8 << bits) - 1;
         for (j, c) in codes.chunks_exact(4 * groups).enumerate() {
             let mut bytes = [0; 4];
             for (at, c) in c.chunks_exact(4).enumerate() {
                 for (byte, c) in bytes.iter_mut().zip(c) {
-                    *byte |= ((c >> 4) & mask) << (at * shape.high);
+                    *byte |= ((c >> from) & mask) << (at * bits);
                 }
             }
-            lane(high, j, bytes);
+            lane(plane, j, bytes);
         }
     }
 }
 
 /// The block's scales, transposed: see the formats' own comments.
 fn pack_meta(ty: TensorType, raw: &[u8], i: usize, r: usize, meta: &mut [u8]) {
-    let mut half = |at: usize, h: &[u8]| meta[(at * r + i) * 2..(at * r + i) * 2 + 2].copy_from_slice(h);
+    let mut meta = Transposed { meta, i, r };
     match ty {
-        TensorType::Q4_0 | TensorType::Q5_0 | TensorType::Q8_0 => half(0, &raw[..2]),
+        TensorType::Q4_0 | TensorType::Q5_0 | TensorType::Q8_0 | TensorType::IQ4_NL => meta.half(0, &raw[..2]),
+        TensorType::MXFP4 => meta.bytes(0, &raw[..1]),
+        TensorType::Q2_K => {
+            meta.half(0, &raw[80..82]);
+            meta.half(1, &raw[82..84]);
+            meta.bytes(4, &raw[..16]);
+        }
+        TensorType::Q3_K => {
+            meta.half(0, &raw[108..110]);
+            meta.bytes(2, &raw[96..108]);
+        }
+        TensorType::IQ4_XS => {
+            meta.half(0, &raw[..2]);
+            meta.bytes(2, &raw[4..8]);
+            meta.bytes(6, &raw[2..4]);
+        }
         TensorType::Q4_1 | TensorType::Q5_1 => {
-            half(0, &raw[..2]);
-            half(1, &raw[2..4]);
+            meta.half(0, &raw[..2]);
+            meta.half(1, &raw[2..4]);
         }
         TensorType::Q4_K | TensorType::Q5_K => {
-            half(0, &raw[..2]);
-            half(1, &raw[2..4]);
+            meta.half(0, &raw[..2]);
+            meta.half(1, &raw[2..4]);
             for g in 0..8 {
                 let (scale, min) = scale_min(&raw[4..16], g);
-                meta[(4 + g) * r + i] = (scale & 15) | (min & 15) << 4;
-                meta[(12 + g / 2) * r + i] |= ((scale >> 4) | (min >> 4) << 2) << (4 * (g % 2));
+                meta.meta[(4 + g) * r + i] = (scale & 15) | (min & 15) << 4;
+                meta.meta[(12 + g / 2) * r + i] |= ((scale >> 4) | (min >> 4) << 2) << (4 * (g % 2));
             }
         }
         TensorType::Q6_K => {
-            half(0, &raw[208..210]);
-            for (g, scale) in raw[192..208].iter().enumerate() {
-                meta[(2 + g) * r + i] = *scale;
-            }
+            meta.half(0, &raw[208..210]);
+            meta.bytes(2, &raw[192..208]);
         }
         other => unreachable!("no packed form of {other}"),
+    }
+}
+
+/// Row `i` of `r` rows' scales.
+struct Transposed<'a> {
+    meta: &'a mut [u8],
+    i: usize,
+    r: usize,
+}
+
+impl Transposed<'_> {
+    /// The half float that `at` rows of halves come before.
+    fn half(&mut self, at: usize, half: &[u8]) {
+        let place = (at * self.r + self.i) * 2;
+        self.meta[place..place + 2].copy_from_slice(half);
+    }
+
+    /// Bytes, the first of which `at` rows of bytes come before.
+    fn bytes(&mut self, at: usize, bytes: &[u8]) {
+        for (g, byte) in bytes.iter().enumerate() {
+            self.meta[(at + g) * self.r + self.i] = *byte;
+        }
     }
 }
 
@@ -135,7 +177,30 @@ fn unpack_codes(ty: TensorType, raw: &[u8], codes: &mut [u8]) {
                 }
             }
         }
+        TensorType::Q2_K => two_bits(&raw[16..80], codes),
+        TensorType::Q3_K => {
+            two_bits(&raw[32..96], codes);
+            for (at, c) in codes.iter_mut().enumerate() {
+                *c |= (raw[at % 32] >> (at / 32) & 1) << 2;
+            }
+        }
+        TensorType::IQ4_NL => nibbles(&raw[2..], codes),
+        TensorType::MXFP4 => nibbles(&raw[1..], codes),
+        TensorType::IQ4_XS => {
+            for (c, q) in codes.chunks_exact_mut(32).zip(raw[8..].chunks_exact(16)) {
+                nibbles(q, c);
+            }
+        }
         other => unreachable!("no packed form of {other}"),
+    }
+}
+
+/// 32 bytes for 128 codes: bits 0 and 1 are the first 32.
+fn two_bits(q: &[u8], codes: &mut [u8]) {
+    for (c, q) in codes.chunks_exact_mut(128).zip(q.chunks_exact(32)) {
+        for (j, c) in c.chunks_exact_mut(32).enumerate() {
+            c.iter_mut().zip(q).for_each(|(c, q)| *c = q >> (2 * j) & 3);
+        }
     }
 }
 

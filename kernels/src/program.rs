@@ -144,6 +144,41 @@ impl Op {
             Op::KvWrite { .. } => None,
         }
     }
+
+    /// What is read of what other operations write.
+    pub(crate) fn inputs(&self) -> Vec<Resource> {
+        match *self {
+            Op::Embed { .. } => vec![],
+            Op::RmsNorm { x, .. } | Op::MatMul { x, .. } | Op::AddBias { x, .. } | Op::SelectRows { x, .. } => {
+                vec![Resource::Slot(x)]
+            }
+            Op::Rope { x, .. } => vec![Resource::Slot(x), Resource::Angles],
+            Op::KvWrite { k, v, .. } => vec![Resource::Slot(k), Resource::Slot(v)],
+            Op::Attention { q, layer, .. } => vec![Resource::Slot(q), Resource::Kv(layer)],
+            Op::SwiGlu { gate: a, up: b, .. } | Op::Add { a, b, .. } => vec![Resource::Slot(a), Resource::Slot(b)],
+        }
+    }
+
+    /// What is written.
+    pub(crate) fn writes(&self) -> Vec<Resource> {
+        match *self {
+            Op::KvWrite { layer, .. } => vec![Resource::Kv(layer)],
+            _ => self.out().map(Resource::Slot).into_iter().collect(),
+        }
+    }
+}
+
+/// What threads share, for the order of reading and writing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Resource {
+    /// A buffer.
+    Slot(Slot),
+    /// Keys and values of a layer.
+    Kv(usize),
+    /// Inputs of products in their own form.
+    Inputs,
+    /// Cosines and sines.
+    Angles,
 }
 
 /// A buffer's width, and whether it exists for wanted rows only.

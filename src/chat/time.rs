@@ -22,12 +22,12 @@ const MONTHS: [&str; 12] = [
 const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
 /// Seconds since 1970.
-pub(super) fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// Writes a time (seconds since 1970) like C's `strftime` in the C locale; unknown fields are copied.
-pub(super) fn strftime(format: &str, seconds: u64) -> String {
+pub(crate) fn strftime(format: &str, seconds: u64) -> String {
     let (day, second) = (seconds / 86_400, seconds % 86_400);
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
     let (year, month, date, day_of_year) = civil(day);

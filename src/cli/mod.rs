@@ -5,6 +5,7 @@
 
 mod args;
 mod argv;
+mod bench;
 mod chat;
 mod diff;
 mod failure;
@@ -39,6 +40,7 @@ Examples:
   octavo inspect model.gguf --tensors
   octavo logits model.gguf -p \"Hello\" --top 10
   octavo perplexity model.gguf -f text.txt
+  octavo bench model.gguf -p 512 -n 128
   octavo diff f16.gguf q4_k_m.gguf -p \"Hello\"
   octavo quantize model-f16.gguf model-q4.gguf Q4_K_M
 
@@ -60,6 +62,7 @@ enum Command {
     Tokenize(tokenize::TokenizeArgs),
     Logits(logits::LogitsArgs),
     Perplexity(perplexity::PerplexityArgs),
+    Bench(bench::BenchArgs),
     Diff(Box<diff::DiffArgs>),
     QuantReport(Box<quant_report::QuantReportArgs>),
     Quantize(Box<quantize::QuantizeArgs>),
@@ -93,6 +96,7 @@ fn dispatch(command: Command) -> Result<Exit, Failure> {
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Logits(args) => logits::run(&args),
         Command::Perplexity(args) => perplexity::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Diff(args) => diff::run(&args),
         Command::QuantReport(args) => quant_report::run(&args),
         Command::Quantize(args) => quantize::run(&args),

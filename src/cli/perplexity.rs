@@ -33,12 +33,14 @@ Examples:
   octavo perplexity f16.gguf -f text.txt --kl-divergence-base base.kld       writes the base
   octavo perplexity q4.gguf --kl-divergence-base base.kld --kl-divergence    compares with it
 
-Base files are llama-perplexity's, either program reads the other's; ik_llama.cpp's are read too. One that is cut off,
-of another vocabulary or (where -f is given) of another text is refused. Percentiles are stated from 100 scored tokens
-on. Memory does not grow with the text, but for 4 bytes for each token and, with --kl-divergence, 8 for each scored one.
+Base files are llama-perplexity's: either program reads the other's, and ik_llama.cpp's are read
+too. One that is cut off, of another vocabulary or (where -f is given) of another text is refused.
+Percentiles are stated from 100 scored tokens on. Memory does not grow with the text, but for 4
+bytes for each token and, with --kl-divergence, 8 for each scored one.
 
---json prints {ppl, ppl_uncertainty, mean_nll, chunk_ppl, ...}, or with --kl-divergence {ppl, ppl_base, ln_ratio, kld,
-dp, rms_dp, same_top: {value, uncertainty, and of kld and dp the percentiles}, ...}; dp, rms_dp, same_top as fractions."
+--json prints {ppl, ppl_uncertainty, mean_nll, chunk_ppl, ...}, with --kl-divergence {ppl, ppl_base,
+ln_ratio, kld, dp, rms_dp, same_top: {value, uncertainty}, ...}; kld and dp have their percentiles
+too, and dp, rms_dp and same_top are fractions."
 )]
 pub(super) struct PerplexityArgs {
     #[command(flatten)]

@@ -48,6 +48,11 @@ impl Progress {
         Progress::new(what, "{msg} {wide_bar} {pos}/{len} tensors")
     }
 
+    /// A bar in runs of a test.
+    pub(super) fn runs(what: &'static str) -> Progress {
+        Progress::new(what, "{msg} {wide_bar} {pos}/{len} runs")
+    }
+
     /// A bar in chunks of a text, with the time left.
     pub(super) fn chunks(what: &'static str) -> Progress {
         Progress::new(what, "{msg} {wide_bar} {pos}/{len} chunks, ETA {eta}")

@@ -3,7 +3,7 @@
 //! Errors are Euclidean, per position, and divided by the square root of the width ("rms"). For each op the error that
 //! its inputs explain follows from what the op does to a small change of them, plus what the op itself rounds:
 //!
-//! * products: a change `e` of the input that points nowhere in particular becomes `e * |W|_F / sqrt(rows)`; the sum
+//! * products (beyond what kernels round on purpose): a change `e` of the input that points nowhere in particular becomes `e * |W|_F / sqrt(rows)`; the sum
 //!   of `k` products in f32 rounds like a random walk, `(2 sqrt(k) + 8) u |x| |W|_F / sqrt(rows)`; two different
 //!   quantizations of W differ by the step of their codes;
 //! * norms divide by the norm of the group: by the smallest one of the row, where heads are normed;
@@ -131,7 +131,9 @@ impl<'a> Bounds<'a> {
             }
             Op::MatMul { x, w } => {
                 let (gain, cols) = (self.gain(w)?, model.weights.matrix(w).cols as f64);
-                let own = (2.0 * cols.sqrt() + 8.0) * U + self.rounding.activations + self.other_type(w);
+                let quantized = model.weights.matrix(w).ty.block_len() > 1;
+                let rounded = if quantized { self.rounding.activations } else { 0.0 };
+                let own = (2.0 * cols.sqrt() + 8.0) * U + rounded + self.other_type(w);
                 let x = &self.stats[x.index()];
                 let error = rows.clone().map(|r| gain * (x.error[r] + own * x.size[r]));
                 (error.collect(), rows.clone().map(|r| gain * x.size[r]).collect())
@@ -178,7 +180,7 @@ impl<'a> Bounds<'a> {
             (k_size, v_size) = (k_size.max(k.size[r]), v_size.max(v.size[r]));
             k_error = k_error.max(k.error[r] + self.rounding.kv * k.size[r]);
             v_error = v_error.max(v.error[r] + self.rounding.kv * v.size[r]);
-            let own = 4.0 * U * (r as f64 + 1.0).sqrt();
+            let own = 4.0 * U * (r as f64 + 1.0).sqrt() + self.rounding.attention;
             let logit = scale * head_dim.sqrt() * (q.error[r] * k_size + q.size[r] * k_error);
             let logit_own = scale * head_dim * 4.0 * U * q.size[r] * k_size;
             errors.push(v_error + (2.0 * (logit + logit_own) + own) * v_size);

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
-use octavo_kernels::{KvType, PAGE_POSITIONS};
+use octavo_kernels::{Isa, KvType, PAGE_POSITIONS};
 use octavo_reference::Oracle;
 
 use super::Error;
@@ -48,8 +48,10 @@ pub struct TapOut {
 pub struct Rounding {
     /// Of keys and values in the cache.
     pub kv: f64,
-    /// Of the inputs of matrix products.
+    /// Of the inputs of matrix products with quantized weights.
     pub activations: f64,
+    /// Of attention's weights and values.
+    pub attention: f64,
 }
 
 /// Half a step of 11 significant bits.
@@ -83,6 +85,7 @@ pub struct Backend {
     model: Model,
     executable: Box<dyn Executable>,
     kv_type: KvType,
+    isa: Isa,
 }
 
 impl Backend {
@@ -97,7 +100,7 @@ impl Backend {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Backend, crate::Error> {
         let executable = Box::new(cpu::Cpu::prepare(&gguf, &model, options, progress)?);
-        Ok(Backend { gguf, model, executable, kv_type: options.kv_type })
+        Ok(Backend { gguf, model, executable, kv_type: options.kv_type, isa: options.isa })
     }
 }
 
@@ -115,8 +118,9 @@ impl Execution for Backend {
     }
 
     fn rounding(&self) -> Rounding {
-        // prompts run in f32
-        Rounding { kv: if self.kv_type == KvType::F16 { F16_ROUNDING } else { 0.0 }, activations: 0.0 }
+        let kernels = self.isa.prompt_rounding();
+        let kv = if self.kv_type == KvType::F16 { F16_ROUNDING } else { 0.0 };
+        Rounding { kv, activations: kernels.products, attention: kernels.attention }
     }
 
     fn run(&mut self, tokens: &[u32], sink: &mut (dyn FnMut(TapOut) -> bool + Send)) -> Result<(), Error> {
@@ -189,7 +193,7 @@ impl Execution for OracleExecution {
     }
 
     fn rounding(&self) -> Rounding {
-        Rounding { kv: 0.0, activations: 0.0 }
+        Rounding { kv: 0.0, activations: 0.0, attention: 0.0 }
     }
 
     fn run(&mut self, tokens: &[u32], sink: &mut (dyn FnMut(TapOut) -> bool + Send)) -> Result<(), Error> {

@@ -122,7 +122,7 @@ pub fn compare(
 }
 
 fn sum(a: Rounding, b: Rounding) -> Rounding {
-    Rounding { kv: a.kv + b.kv, activations: a.activations + b.activations }
+    Rounding { kv: a.kv + b.kv, activations: a.activations + b.activations, attention: a.attention + b.attention }
 }
 
 fn same_shape(a: &dyn Execution, b: &dyn Execution) -> Result<(), Error> {

@@ -1,15 +1,20 @@
 //! The `octavo` program from outside: what it prints where, and how it exits.
 
 mod bad_input;
+mod bench;
+#[path = "../model_support/breaking.rs"]
+mod breaking;
 mod diff;
 mod facts;
 mod hostile;
+mod perplexity;
 mod quant_report;
+mod quantize;
 mod references;
 mod running;
 
 use std::path::PathBuf;
-use std::process::Output;
+use std::process::{Output, Stdio};
 
 use assert_cmd::Command;
 use gguf_rs_lite::{Gguf, OpenOptions, Writer};
@@ -53,6 +58,20 @@ fn bad(args: &[&str], code: i32) -> String {
     assert_eq!(errors.len(), 1, "{args:?}: expected one line, got {text}");
     assert!(errors[0].starts_with("octavo: error: "), "{text}");
     errors[0].to_owned()
+}
+
+/// Runs a command whose output nobody reads: that is no error.
+fn ends_well_unread(args: &[&str]) {
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_octavo"))
+        .args(args)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("starts");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("ends");
+    assert_eq!(output.status.code(), Some(0), "{args:?}");
+    assert!(!stderr(&output).contains("error"), "{args:?}: {}", stderr(&output));
 }
 
 /// A file with the demo model's keys, changed by `change`, and its tensors if `tensors`.

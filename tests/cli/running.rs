@@ -6,7 +6,7 @@ use std::process::{Command as Plain, Stdio};
 use octavo_reference::results::Results;
 use serde_json::Value;
 
-use super::{bad, folder, good, json, octavo, stderr, stdout, variant};
+use super::{bad, ends_well_unread, folder, good, json, octavo, stderr, stdout, variant};
 
 fn ids(value: &Value) -> Vec<u64> {
     value.as_array().expect("an array").iter().map(|id| id.as_u64().expect("an id")).collect()
@@ -113,6 +113,27 @@ fn how_it_is_computed_changes_no_greedy_text() {
     assert_eq!(good(&["run", "-m", file, "-p", "The capital of France is"]), text);
 }
 
+/// The files with the logits of every position are equal to the last byte.
+#[test]
+fn threads_and_batches_change_no_logit() {
+    let dir = folder();
+    let path = dir.path().join("out.gguf");
+    let dump = |args: &[&str]| {
+        let fixed = ["logits", "-p", "12+30=42\n1+1=2\nThe capital of France is Paris", "--no-special"];
+        good(&[&fixed[..], &["--dump", path.to_str().expect("UTF-8")], args].concat());
+        std::fs::read(&path).expect("a dump")
+    };
+    for way in [&["--isa", "auto"][..], &["--isa", "scalar", "--kv-type", "f32"], &["--isa", "auto", "--no-repack"]] {
+        let expected = dump(&[way, &["-t", "1", "-b", "512"]].concat());
+        for (threads, batch) in [("1", "1"), ("1", "7"), ("2", "512"), ("2", "1"), ("3", "7"), ("8", "16")] {
+            let got = dump(&[way, &["-t", threads, "-b", batch]].concat());
+            assert!(got == expected, "{way:?} -t {threads} -b {batch}");
+        }
+        // taps make the computation stop after every op
+        assert!(dump(&[way, &["--taps", "."]].concat()) == expected, "{way:?} with taps");
+    }
+}
+
 #[test]
 fn chat_applies_the_template() {
     let object = json(&["run", "--chat", "-p", "Hi", "--json", "--echo", "-n", "1"]);
@@ -217,16 +238,7 @@ fn taps_show_named_tensors_whatever_the_batch() {
 
 #[test]
 fn a_closed_pipe_is_no_error() {
-    let mut child = Plain::new(env!("CARGO_BIN_EXE_octavo"))
-        .args(["run", "-p", "The", "--ignore-eos", "-n", "400"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("starts");
-    drop(child.stdout.take());
-    let output = child.wait_with_output().expect("ends");
-    assert_eq!(output.status.code(), Some(0));
-    assert!(!stderr(&output).contains("error"), "{}", stderr(&output));
+    ends_well_unread(&["run", "-p", "The", "--ignore-eos", "-n", "400"]);
 }
 
 #[cfg(unix)]

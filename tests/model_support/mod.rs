@@ -1,6 +1,9 @@
 //! Small GGUF files in memory, made to be broken one way at a time, and the shared models.
 #![allow(dead_code, unreachable_pub)] // every test program includes this and uses its own part
 
+pub mod breaking;
+pub mod running;
+
 use gguf_rs_lite::{Gguf, OpenOptions, TensorType, Writer};
 use octavo_llm::model::{Error, Model};
 
@@ -111,8 +114,21 @@ impl File {
         self.tensors.iter_mut().find(|t| t.name == name).expect("a tensor of the file")
     }
 
+    /// Gives a tensor another type, with zeros for its values.
+    pub fn retype(&mut self, i: usize, ty: TensorType) {
+        let tensor = &mut self.tensors[i];
+        (tensor.ty, tensor.values) = (ty, None);
+        // rows are whole blocks
+        tensor.dims[0] = tensor.dims[0].next_multiple_of(ty.block_len() as u64);
+    }
+
     /// The file's bytes.
     pub fn bytes(&self) -> Vec<u8> {
+        self.try_bytes().expect("a writable file")
+    }
+
+    /// The file's bytes, or `None` if the writer refuses them.
+    pub fn try_bytes(&self) -> Option<Vec<u8>> {
         let mut writer = Writer::new();
         for (key, value) in &self.kv {
             writer.set(key, value.clone());
@@ -129,8 +145,8 @@ impl File {
             writer.tensor(&t.name, &t.dims, t.ty, data);
         }
         let mut out = Vec::new();
-        writer.write_to(&mut out).expect("a writable file");
-        out
+        writer.write_to(&mut out).ok()?;
+        Some(out)
     }
 
     pub fn gguf(&self) -> Gguf {

@@ -1,4 +1,4 @@
-//! Attention over pages: 16 positions of one KV head at a time, an online softmax in f32.
+//! Attention over pages of 16 positions of one KV head, an online softmax in f32 over 8 pages at a time.
 //!
 //! ```text
 //! K page [head_dim][16 positions]   scores of 16 positions sit in lanes: no horizontal sums
@@ -15,34 +15,70 @@ pub(crate) const PAGE: usize = 16;
 /// Longest head: the scratch below is sized by it.
 pub(crate) const MAX_HEAD_DIM: usize = 1024;
 
-/// Query rows against a run of pages of one layer and KV head.
+/// A sequence's pages of one layer and KV head.
+#[derive(Clone, Copy)]
+pub(crate) struct Pages<'a> {
+    /// Page numbers of the sequence, from position 0; covers all that is visible.
+    pub(crate) table: &'a [u32],
+    /// The layer's K pages of this head: page `p` starts at `k + p * stride` bytes.
+    pub(crate) k: *const u8,
+    /// Likewise for V.
+    pub(crate) v: *const u8,
+    /// Bytes from one page to the next.
+    pub(crate) stride: usize,
+    /// Values of a head: a multiple of 2, and of what a matrix unit takes.
+    pub(crate) head_dim: usize,
+}
+
+/// Query rows against a run of pages.
 pub(crate) struct Rows<'a> {
+    pub(crate) pages: Pages<'a>,
     /// Scaled query values, `[head_dim][NQ]`.
     pub(crate) q: *const f32,
     /// Positions visible to each row, counted from position 0; at least one more than `first`.
     pub(crate) visible: &'a [usize],
     /// First position of the run; a multiple of 16.
     pub(crate) first: usize,
-    /// Page numbers of the sequence, from position 0.
-    pub(crate) table: &'a [u32],
-    /// The layer's K pages of this head: page `p` starts at `k + p * page_stride` elements.
-    pub(crate) k: *const u8,
-    /// Likewise for V.
-    pub(crate) v: *const u8,
-    /// Bytes from one page to the next.
-    pub(crate) page_stride: usize,
-    /// A multiple of 2.
-    pub(crate) head_dim: usize,
     /// Weighted sums, `[NQ][head_dim rounded up to 16]`, not divided yet.
     pub(crate) out: *mut f32,
     /// Maximum and sum of the softmax so far, per row.
     pub(crate) state: &'a mut [(f32, f32)],
 }
 
+/// Query rows of a [`Block`], at most.
+pub(crate) const ROWS: usize = 64;
+
+/// One query row: a head of a token.
+#[derive(Clone, Copy)]
+pub(crate) struct Query {
+    /// head_dim floats.
+    pub(crate) q: *const f32,
+    /// Likewise, for the result.
+    pub(crate) out: *mut f32,
+    /// Positions it sees, from 0.
+    pub(crate) visible: usize,
+}
+
+/// Query rows of one sequence and KV head, for a matrix unit.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the matrix unit there is so far is of x86"))]
+pub(crate) struct Block<'a> {
+    /// 1 to [`ROWS`].
+    pub(crate) rows: &'a [Query],
+    /// Multiplies the scores.
+    pub(crate) scale: f32,
+    pub(crate) pages: Pages<'a>,
+}
+
 /// Room of one row of `out`.
 pub(crate) const fn padded(head_dim: usize) -> usize {
     head_dim.next_multiple_of(16)
 }
+
+/// Pages whose scores are made together: one softmax for all of them.
+const SPAN: usize = 8;
+
+/// Scores, then weights, of a span for each row.
+type Span<const NQ: usize> = [[f32; SPAN * PAGE]; NQ];
 
 /// Runs `NQ` rows over the pages from `first` to the last one visible, or to `end` positions.
 ///
@@ -51,17 +87,37 @@ pub(crate) const fn padded(head_dim: usize) -> usize {
 #[inline(always)]
 pub(crate) unsafe fn run<S: Simd, E: Float, const NQ: usize>(a: &mut Rows<'_>, end: usize) {
     let last = a.visible[..NQ].iter().copied().max().unwrap_or(0).min(end);
-    let mut p = [[0f32; PAGE]; NQ];
+    let mut p = [[0f32; SPAN * PAGE]; NQ];
     let mut at = a.first;
     while at < last {
+        let positions = (last - at).min(SPAN * PAGE);
         // SAFETY: the table covers every visible position, and pages are whole.
         unsafe {
-            let page = a.table[at / PAGE] as usize * a.page_stride;
-            scores::<S, E, NQ>(a, a.k.add(page), &mut p);
-            let correction = softmax::<S, NQ>(a, at, &mut p);
-            weigh::<S, E, NQ>(a, a.v.add(page), PAGE.min(last - at), &p, &correction);
+            for i in 0..positions.div_ceil(PAGE) {
+                let (page, next) = (a.pages.at(at / PAGE + i), a.pages.at(at / PAGE + i + 1));
+                // the values of this page are read when the span's scores are complete
+                let soon = [a.pages.k.wrapping_add(next), a.pages.v.wrapping_add(page)];
+                scores::<S, E, NQ>(a, a.pages.k.add(page), soon, i * PAGE, &mut p);
+            }
+            let correction = softmax::<S, NQ>(a, at, positions, &mut p);
+            let mut d = 0;
+            // as many of the head's vectors at once as there are registers for
+            if NQ <= 2 {
+                d = weigh::<S, E, NQ, 4>(a, d, at, positions, &p, &correction);
+            } else if NQ <= 4 {
+                d = weigh::<S, E, NQ, 2>(a, d, at, positions, &p, &correction);
+            }
+            weigh::<S, E, NQ, 1>(a, d, at, positions, &p, &correction);
         }
-        at += PAGE;
+        at += SPAN * PAGE;
+    }
+}
+
+impl Pages<'_> {
+    /// Where the sequence's `i`th page starts; the last one there is, beyond it.
+    #[inline(always)]
+    pub(crate) fn at(&self, i: usize) -> usize {
+        self.table[i.min(self.table.len() - 1)] as usize * self.stride
     }
 }
 
@@ -72,50 +128,70 @@ pub(crate) fn start(out: &mut [f32], state: &mut [(f32, f32)]) {
 }
 
 #[inline(always)]
-unsafe fn scores<S: Simd, E: Float, const NQ: usize>(a: &Rows<'_>, k: *const u8, p: &mut [[f32; PAGE]; NQ]) {
+#[allow(clippy::needless_range_loop)] // an index keeps the sums in registers
+unsafe fn scores<S: Simd, E: Float, const NQ: usize>(
+    a: &Rows<'_>,
+    k: *const u8,
+    soon: [*const u8; 2],
+    at: usize,
+    p: &mut Span<NQ>,
+) {
     // SAFETY: a K page is head_dim * 16 elements, `q` head_dim * NQ floats.
     unsafe {
         for half in 0..PAGE / S::R {
-            let mut sums = [S::zero(); NQ];
-            for d in 0..a.head_dim {
-                let kv = E::load::<S>(k.add((d * PAGE + half * S::R) * E::BYTES));
-                for (r, sum) in sums.iter_mut().enumerate() {
-                    *sum = S::fma(kv, S::set1(a.q.add(d * NQ + r).read()), *sum);
+            // even and odd positions of the head apart: one chain of sums would wait for each multiply-add
+            let mut sums = [[S::zero(); NQ]; 2];
+            for d in (0..a.pages.head_dim).step_by(2) {
+                if half == 0 {
+                    // two rows of a page at a time, never many at once: those that wait would hold up everything else
+                    for line in (0..2 * PAGE * E::BYTES).step_by(64) {
+                        S::prefetch(soon[0].wrapping_add(d * PAGE * E::BYTES + line));
+                        S::prefetch(soon[1].wrapping_add(d * PAGE * E::BYTES + line));
+                    }
+                }
+                for odd in 0..2 {
+                    let kv = E::load::<S>(k.add(((d + odd) * PAGE + half * S::R) * E::BYTES));
+                    for (r, sum) in sums[odd].iter_mut().enumerate() {
+                        *sum = S::fma(kv, S::set1(a.q.add((d + odd) * NQ + r).read()), *sum);
+                    }
                 }
             }
-            for (p, sum) in p.iter_mut().zip(sums) {
-                S::store(p.as_mut_ptr().add(half * S::R), sum);
+            for (r, p) in p.iter_mut().enumerate() {
+                S::store(p.as_mut_ptr().add(at + half * S::R), S::add(sums[0][r], sums[1][r]));
             }
         }
     }
 }
 
-/// Scores to weights in place; returns what each row's earlier sums are multiplied with.
+/// Scores of `positions` from `at` on to weights in place; returns what each row's earlier sums are multiplied with.
 #[inline(always)]
-unsafe fn softmax<S: Simd, const NQ: usize>(a: &mut Rows<'_>, at: usize, p: &mut [[f32; PAGE]; NQ]) -> [f32; NQ] {
+unsafe fn softmax<S: Simd, const NQ: usize>(
+    a: &mut Rows<'_>,
+    at: usize,
+    positions: usize,
+    p: &mut Span<NQ>,
+) -> [f32; NQ] {
     let mut correction = [1.0; NQ];
-    // SAFETY: every pointer is to one of the 16-float rows of `p` or a local array.
+    // SAFETY: every pointer is to one of the rows of `p`, which are whole vectors, or a local array.
     unsafe {
         for (r, p) in p.iter_mut().enumerate() {
-            let seen = a.visible[r].saturating_sub(at).min(PAGE);
+            let seen = a.visible[r].saturating_sub(at).min(positions);
             if seen == 0 {
-                *p = [0.0; PAGE];
+                p[..positions].fill(0.0);
                 continue;
             }
             let (max, sum) = a.state[r];
             let mut top = S::set1(max);
-            for half in 0..PAGE / S::R {
-                let n = seen.saturating_sub(half * S::R).min(S::R);
-                let v = S::load(p.as_ptr().add(half * S::R));
-                top = S::max(top, S::first(n, v, S::set1(f32::NEG_INFINITY)));
+            for i in (0..seen).step_by(S::R) {
+                let v = S::load(p.as_ptr().add(i));
+                top = S::max(top, S::first(seen - i, v, S::set1(f32::NEG_INFINITY)));
             }
             let new = S::largest(top);
             let mut total = S::zero();
-            for half in 0..PAGE / S::R {
-                let n = seen.saturating_sub(half * S::R).min(S::R);
-                let v = exp::<S>(S::sub(S::load(p.as_ptr().add(half * S::R)), S::set1(new)));
-                let v = S::first(n, v, S::zero());
-                S::store(p.as_mut_ptr().add(half * S::R), v);
+            for i in (0..positions).step_by(S::R) {
+                let v = exp::<S>(S::sub(S::load(p.as_ptr().add(i)), S::set1(new)));
+                let v = S::first(seen.saturating_sub(i), v, S::zero());
+                S::store(p.as_mut_ptr().add(i), v);
                 total = S::add(total, v);
             }
             if new > max {
@@ -129,35 +205,48 @@ unsafe fn softmax<S: Simd, const NQ: usize>(a: &mut Rows<'_>, at: usize, p: &mut
     correction
 }
 
+/// Adds the weighted values of a span, `DV` vectors of the head at once from value `d` on; returns where it ended.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // one position of every row at a time
-unsafe fn weigh<S: Simd, E: Float, const NQ: usize>(
+unsafe fn weigh<S: Simd, E: Float, const NQ: usize, const DV: usize>(
     a: &Rows<'_>,
-    v: *const u8,
-    n: usize,
-    p: &[[f32; PAGE]; NQ],
+    mut d: usize,
+    at: usize,
+    positions: usize,
+    p: &Span<NQ>,
     correction: &[f32; NQ],
-) {
-    let stride = padded(a.head_dim);
+) -> usize {
+    let stride = padded(a.pages.head_dim);
     // SAFETY: a V page is 16 rows of head_dim elements, padded at the end of the store so that a whole vector can be
     // read; rows of `out` are padded to a multiple of 16.
     unsafe {
-        let mut d = 0;
-        while d < a.head_dim {
-            let mut sums: [S::F; NQ] = std::array::from_fn(
-                #[inline(always)]
-                |r| S::mul(S::load(a.out.add(r * stride + d)), S::set1(correction[r])),
-            );
-            for j in 0..n {
-                let value = E::load::<S>(v.add((j * a.head_dim + d) * E::BYTES));
-                for (r, sum) in sums.iter_mut().enumerate() {
-                    *sum = S::fma(value, S::set1(p[r][j]), *sum);
+        while d + (DV - 1) * S::R < a.pages.head_dim {
+            // not `from_fn`: for wide arrays it is a call, compiled without the caller's target features
+            let mut sums = [[S::zero(); DV]; NQ];
+            for r in 0..NQ {
+                for i in 0..DV {
+                    let so_far = S::load(a.out.add(r * stride + d + i * S::R));
+                    sums[r][i] = S::mul(so_far, S::set1(correction[r]));
                 }
             }
-            for (r, sum) in sums.into_iter().enumerate() {
-                S::store(a.out.add(r * stride + d), sum);
+            for page in 0..positions.div_ceil(PAGE) {
+                let v = a.pages.v.add(a.pages.at(at / PAGE + page));
+                for j in 0..PAGE.min(positions - page * PAGE) {
+                    for i in 0..DV {
+                        let value = E::load::<S>(v.add((j * a.pages.head_dim + d + i * S::R) * E::BYTES));
+                        for r in 0..NQ {
+                            sums[r][i] = S::fma(value, S::set1(p[r][page * PAGE + j]), sums[r][i]);
+                        }
+                    }
+                }
             }
-            d += S::R;
+            for r in 0..NQ {
+                for i in 0..DV {
+                    S::store(a.out.add(r * stride + d + i * S::R), sums[r][i]);
+                }
+            }
+            d += DV * S::R;
         }
     }
+    d
 }

@@ -84,3 +84,48 @@ pub(crate) unsafe fn add<S: Simd>(a: *const f32, b: *const f32, n: usize, y: *mu
         }
     }
 }
+
+/// Rotates values `i` and `i + n` by angle `i`: `y` differs from `x` in the first `2 n`.
+///
+/// # Safety
+/// `cos` and `sin` are `n` floats, `x` and `y` are `2 n` and do not overlap.
+#[inline(always)]
+pub(crate) unsafe fn rotate<S: Simd>(x: *const f32, cos: *const f32, sin: *const f32, n: usize, y: *mut f32) {
+    // SAFETY: all indices are below 2 n.
+    unsafe {
+        let whole = n - n % S::R;
+        for i in (0..whole).step_by(S::R) {
+            let (a, b) = (S::load(x.add(i)), S::load(x.add(n + i)));
+            let (c, s) = (S::load(cos.add(i)), S::load(sin.add(i)));
+            S::store(y.add(i), S::sub(S::mul(a, c), S::mul(b, s)));
+            S::store(y.add(n + i), S::add(S::mul(a, s), S::mul(b, c)));
+        }
+        for i in whole..n {
+            let (a, b) = (x.add(i).read(), x.add(n + i).read());
+            let (c, s) = (cos.add(i).read(), sin.add(i).read());
+            y.add(i).write(a * c - b * s);
+            y.add(n + i).write(a * s + b * c);
+        }
+    }
+}
+
+/// Rounds `n` floats to IEEE halves.
+///
+/// # Safety
+/// `x` is `n` floats, `y` has room for `n` halves.
+#[inline(always)]
+pub(crate) unsafe fn to_f16<S: Simd>(x: *const f32, n: usize, y: *mut u16) {
+    // SAFETY: all indices are below n; the tail goes through whole local vectors.
+    unsafe {
+        let whole = n - n % S::R;
+        for i in (0..whole).step_by(S::R) {
+            S::store_f16(y.add(i), S::load(x.add(i)));
+        }
+        if whole < n {
+            let (mut from, mut to) = ([0f32; 16], [0u16; 16]);
+            std::ptr::copy_nonoverlapping(x.add(whole), from.as_mut_ptr(), n - whole);
+            S::store_f16(to.as_mut_ptr(), S::load(from.as_ptr()));
+            std::ptr::copy_nonoverlapping(to.as_ptr(), y.add(whole), n - whole);
+        }
+    }
+}

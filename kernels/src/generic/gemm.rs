@@ -9,7 +9,7 @@
 //! The sum over k of one output runs in the same order whatever the number of tokens: slices of KC in order, within
 //! a slice k in order. So a result does not depend on how a prompt is cut into batches.
 
-use crate::formats::{Float, Format};
+use crate::formats::Float;
 use crate::simd::Simd;
 
 /// Slice of k held as one panel; a multiple of every block length.
@@ -29,12 +29,22 @@ pub(crate) struct Tiles {
     pub(crate) x: *const f32,
     /// Tokens.
     pub(crate) m: usize,
-    /// `[m][n]`, at this panel's first row.
+    /// Sums of the slices so far, `[m, whole tiles][MS][R]`: together in the cache, where rows of `y` lie apart.
+    pub(crate) sums: *mut f32,
+    /// `[m][n]`, at this panel's first row; written by the last slice.
     pub(crate) y: *mut f32,
     /// Row stride of `y`.
     pub(crate) n: usize,
     /// Rows of this panel that exist: up to `MS * R`.
     pub(crate) rows: usize,
+}
+
+impl Tiles {
+    /// Whether no slice follows.
+    #[inline(always)]
+    pub(crate) fn is_last(&self) -> bool {
+        self.k0 + self.kc == self.k
+    }
 }
 
 /// Tokens in the tile that starts with `left` tokens to go: the widest, or the narrowest that holds them all.
@@ -46,11 +56,6 @@ pub(crate) const fn tile_width(left: usize, nt: usize) -> usize {
     } else {
         nt
     }
-}
-
-/// Floats needed for `m` tokens of `k` values in tiles.
-pub(crate) const fn packed_len(m: usize, k: usize, nt: usize) -> usize {
-    m.div_ceil(nt) * nt * k
 }
 
 /// Copies tokens `t..t + width` of `x` (`[m][k]`) to a tile `[k][width]`, zeros where there is no token.
@@ -92,7 +97,7 @@ pub(crate) unsafe fn tiles<S: Simd, const MS: usize, const NT: usize>(a: &Tiles)
 }
 
 #[inline(always)]
-#[allow(clippy::needless_range_loop)] // see unpack
+#[allow(clippy::needless_range_loop)] // an index keeps the sums in registers
 unsafe fn tile<S: Simd, const MS: usize, const W: usize>(a: &Tiles, x: *const f32, t: usize) {
     // SAFETY: panel, tile and output cover the indices used, by the promises of `Tiles`.
     unsafe {
@@ -112,72 +117,41 @@ unsafe fn tile<S: Simd, const MS: usize, const W: usize>(a: &Tiles, x: *const f3
         }
         for j in 0..W.min(a.m - t) {
             for (s, sums) in sums.iter().enumerate() {
-                let rows = a.rows.saturating_sub(s * S::R).min(S::R);
-                let y = a.y.add((t + j) * a.n + s * S::R);
-                if rows == S::R {
-                    let sum = if a.k0 == 0 { sums[j] } else { S::add(S::load(y), sums[j]) };
-                    S::store(y, sum);
-                } else {
-                    let mut lanes = [0f32; 16];
-                    S::store(lanes.as_mut_ptr(), sums[j]);
-                    for (r, lane) in lanes.iter().enumerate().take(rows) {
-                        let y = y.add(r);
-                        y.write(if a.k0 == 0 { *lane } else { y.read() + lane });
-                    }
-                }
+                store::<S, MS>(a, s, t + j, sums[j]);
             }
         }
     }
 }
 
-/// Converts k in `k0..k1` of a packed strip to `[k1 - k0][R]` floats.
+/// Adds strip `s` of one token's sums to those of the slices before, and after the last slice writes the output.
 ///
 /// # Safety
-/// `strip` holds the blocks up to `k1`; `k0` and `k1` are multiples of the block length; `out` has the room.
+/// As the fields of [`Tiles`] say; `t < a.m`.
 #[inline(always)]
-pub(crate) unsafe fn panel<S: Simd, F: Format>(strip: *const u8, k0: usize, k1: usize, out: *mut f32) {
-    // SAFETY: blocks k0 / K .. k1 / K are in the strip, and each writes K * R floats.
+pub(crate) unsafe fn store<S: Simd, const MS: usize>(a: &Tiles, s: usize, t: usize, sums: S::F) {
+    // SAFETY: row t of y has `rows` values from this strip's first on, row t of the sums MS * R.
     unsafe {
-        let mut out = out;
-        for b in k0 / F::K..k1 / F::K {
-            let block = strip.add(b * F::BLOCK_BYTES * S::R);
-            let head = F::head::<S>(block);
-            for g in 0..F::K / 32 {
-                let first = F::scales::<S>(head, block, if F::GROUP == 32 { g } else { 2 * g });
-                unpack::<S, F>(F::codes::<S, 0>(block, g), first, out);
-                let second = if F::GROUP == 32 { first } else { F::scales::<S>(head, block, 2 * g + 1) };
-                unpack::<S, F>(F::codes::<S, 1>(block, g), second, out.add(16 * S::R));
-                out = out.add(32 * S::R);
-            }
+        let so_far = a.sums.add((t * MS + s) * S::R);
+        let sums = if a.k0 == 0 { sums } else { S::add(S::load(so_far), sums) };
+        if !a.is_last() {
+            return S::store(so_far, sums);
+        }
+        let rows = a.rows.saturating_sub(s * S::R).min(S::R);
+        let y = a.y.add(t * a.n + s * S::R);
+        if rows == S::R {
+            S::store(y, sums);
+        } else {
+            let mut lanes = [0f32; 16];
+            S::store(lanes.as_mut_ptr(), sums);
+            std::ptr::copy_nonoverlapping(lanes.as_ptr(), y, rows);
         }
     }
 }
 
-/// Four vectors of codes to sixteen vectors of floats.
-#[inline(always)]
-#[allow(clippy::needless_range_loop)] // an index keeps the vectors in registers, an iterator passes them by memory
-unsafe fn unpack<S: Simd, F: Format>(codes: [S::I; 4], (scale, min): (S::F, S::F), out: *mut f32) {
-    // SAFETY: `out` has room for 16 R floats by the caller's promise.
-    unsafe {
-        let (byte, offset) = (S::iset1(255), S::iset1(F::OFFSET));
-        for j in 0..4 {
-            for b in 0..4 {
-                let mut code = S::and(S::shr(codes[j], 8 * b as u32), byte);
-                if F::OFFSET != 0 {
-                    code = S::isub(code, offset);
-                }
-                let w = S::mul(scale, S::to_f(code));
-                let w = if F::MIN { S::sub(w, min) } else { w };
-                S::store(out.add((4 * j + b) * S::R), w);
-            }
-        }
-    }
-}
-
-/// As [`panel`], for float weights.
+/// Converts k in `k0..k1` of a strip of floats to `[k1 - k0][R]` floats.
 ///
 /// # Safety
-/// As [`panel`].
+/// `strip` holds the weights up to `k1`; `k0` is a multiple of the slice; `out` has the room.
 #[inline(always)]
 pub(crate) unsafe fn panel_float<S: Simd, E: Float>(strip: *const u8, k0: usize, k1: usize, out: *mut f32) {
     // SAFETY: rows k0..k1 of [k][R] elements are in the strip.

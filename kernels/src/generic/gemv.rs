@@ -4,52 +4,77 @@
 //! multiplied as integers with the two-plane activations; each group of 16 or 32 leaves the integer domain once, with
 //! the product of both scales.
 
-use crate::act::{ACT_GROUP, Act4, ActRow};
+use crate::act::{self, ACT_GROUP, Act4, ActRow};
 use crate::formats::{Float, Format};
 use crate::simd::Simd;
 
-/// One strip times one row of activations -> R outputs.
+/// Bytes of a stream asked for before they are read, at least.
+const AHEAD: usize = 2048;
+
+/// `N` neighbouring strips times one row of activations -> N R outputs.
+///
+/// Two strips are two streams for the memory to bring, and more of them in flight is what a thread is limited by.
 ///
 /// # Safety
-/// `strip` holds `k / F::K` packed blocks, `x` a row of `k` activations, `out` R writable floats.
+/// `strips` holds `N * k / F::K` packed blocks, `x` a row of `k` activations, `out` N R writable floats.
 #[inline(always)]
-pub(crate) unsafe fn strip<S: Simd, F: Format>(strip: *const u8, k: usize, x: &ActRow, out: *mut f32) {
+#[allow(clippy::needless_range_loop)] // an index keeps the sums in registers, an iterator passes them by memory
+pub(crate) unsafe fn strips<S: Simd, F: Format, const N: usize>(
+    strips: *const u8,
+    k: usize,
+    x: &ActRow,
+    out: *mut f32,
+) {
     let block_bytes = F::BLOCK_BYTES * S::R;
     let groups = F::K / ACT_GROUP;
-    // cache lines of the next block to ask for in each group
-    let lines = (block_bytes / groups).div_ceil(64);
-    // SAFETY: all offsets below stay inside the strip and the activation row by the caller's promise; prefetches may
+    let blocks = k / F::K;
+    let strip_bytes = blocks * block_bytes;
+    // SAFETY: all offsets below stay inside the strips and the activation row by the caller's promise; prefetches may
     // point past the end, which is harmless.
     unsafe {
-        let mut sum = S::zero();
-        for b in 0..k / F::K {
-            let block = strip.add(b * block_bytes);
-            let head = F::head::<S>(block);
+        let mut sums = [S::zero(); N];
+        for b in 0..blocks {
+            let block = strips.add(b * block_bytes);
+            // what will be read so many bytes from now: after a strip's end comes the next one that is not being read
+            let end = if b + AHEAD.div_ceil(block_bytes) < blocks { 0 } else { (N - 1) * strip_bytes };
+            let ahead = block.wrapping_add(AHEAD.next_multiple_of(block_bytes) + end);
+            let mut asked = 0;
+            let mut heads = [F::head::<S>(block); N];
+            for n in 1..N {
+                heads[n] = F::head::<S>(block.add(n * strip_bytes));
+            }
             for g in 0..groups {
-                let ahead = block.wrapping_add(block_bytes.max(2048) + g * (block_bytes / groups));
-                for line in 0..lines {
-                    S::prefetch(ahead.wrapping_add(64 * line));
+                while asked < (g + 1) * block_bytes / groups {
+                    for n in 0..N {
+                        S::prefetch(ahead.wrapping_add(n * strip_bytes + asked));
+                    }
+                    asked += 64;
                 }
                 let at = b * groups + g;
                 let xq = x.q.add(at * (ACT_GROUP / 4));
                 let xs = x.scale.add(at).read();
-                if F::GROUP == 32 {
-                    let acc = half::<S, F, 0>(S::acc_zero(), block, g, xq);
-                    let acc = half::<S, F, 1>(acc, block, g, xq.add(4));
-                    let isum = x.isum.add(2 * at).read() + x.isum.add(2 * at + 1).read();
-                    let fsum = x.fsum.add(2 * at).read() + x.fsum.add(2 * at + 1).read();
-                    sum = group::<S, F>(sum, acc, F::scales::<S>(head, block, g), (xs, isum, fsum));
-                } else {
-                    let acc = half::<S, F, 0>(S::acc_zero(), block, g, xq);
-                    let sums = (xs, x.isum.add(2 * at).read(), x.fsum.add(2 * at).read());
-                    sum = group::<S, F>(sum, acc, F::scales::<S>(head, block, 2 * g), sums);
-                    let acc = half::<S, F, 1>(S::acc_zero(), block, g, xq.add(4));
-                    let sums = (xs, x.isum.add(2 * at + 1).read(), x.fsum.add(2 * at + 1).read());
-                    sum = group::<S, F>(sum, acc, F::scales::<S>(head, block, 2 * g + 1), sums);
+                for n in 0..N {
+                    let (block, head) = (block.add(n * strip_bytes), heads[n]);
+                    if F::GROUP == 32 {
+                        let acc = half::<S, F, 0>(S::acc_zero(), block, g, xq);
+                        let acc = half::<S, F, 1>(acc, block, g, xq.add(4));
+                        let isum = x.isum.add(2 * at).read() + x.isum.add(2 * at + 1).read();
+                        let fsum = x.fsum.add(2 * at).read() + x.fsum.add(2 * at + 1).read();
+                        sums[n] = group::<S, F>(sums[n], acc, F::scales::<S>(head, block, g), (xs, isum, fsum));
+                    } else {
+                        let acc = half::<S, F, 0>(S::acc_zero(), block, g, xq);
+                        let first = (xs, x.isum.add(2 * at).read(), x.fsum.add(2 * at).read());
+                        sums[n] = group::<S, F>(sums[n], acc, F::scales::<S>(head, block, 2 * g), first);
+                        let acc = half::<S, F, 1>(S::acc_zero(), block, g, xq.add(4));
+                        let second = (xs, x.isum.add(2 * at + 1).read(), x.fsum.add(2 * at + 1).read());
+                        sums[n] = group::<S, F>(sums[n], acc, F::scales::<S>(head, block, 2 * g + 1), second);
+                    }
                 }
             }
         }
-        S::store(out, sum);
+        for n in 0..N {
+            S::store(out.add(n * S::R), sums[n]);
+        }
     }
 }
 
@@ -75,7 +100,7 @@ unsafe fn half<S: Simd, F: Format, const H: usize>(
 #[inline(always)]
 unsafe fn dot4<S: Simd, F: Format>(acc: S::Acc, codes: S::I, x: *const Act4) -> S::Acc {
     // SAFETY: passed on.
-    unsafe { if F::LOW + F::HIGH < 8 { S::dot4_small(acc, codes, x) } else { S::dot4(acc, codes, x) } }
+    unsafe { if F::SMALL { S::dot4_small(acc, codes, x) } else { S::dot4(acc, codes, x) } }
 }
 
 /// Takes one group's integers to floats: `sum + scale * xs * (acc - offset * isum) - min * fsum`.
@@ -100,7 +125,7 @@ unsafe fn group<S: Simd, F: Format>(
     }
 }
 
-/// As [`strip`], for float weights packed as [k][R] and activations as they are.
+/// As [`strips`], of one strip, for float weights packed as [k][R] and activations as they are.
 ///
 /// # Safety
 /// `strip` holds `k * R` elements, `x` is `k` floats, `out` R writable floats.
@@ -138,28 +163,8 @@ pub(crate) unsafe fn quantize<S: Simd>(x: *const f32, k: usize, out: &ActRow) {
     // SAFETY: offsets stay inside the row by the caller's promise; the parts of `out` do not overlap `x`.
     unsafe {
         for g in 0..k / ACT_GROUP {
-            let x = x.add(g * ACT_GROUP);
-            let mut largest = S::zero();
-            for i in (0..ACT_GROUP).step_by(S::R) {
-                let v = S::load(x.add(i));
-                largest = S::max(largest, S::max(v, S::sub(S::zero(), v)));
-            }
-            let largest = S::largest(largest);
-            let scale = largest / crate::act::ACT_MAX;
-            // a group of zeros, or one too small for its scale to have an inverse, is zero; what is not finite keeps
-            // its scale not finite, so that it reaches the logits instead of vanishing here
-            let inverse = if scale >= f32::MIN_POSITIVE { 1.0 / scale } else { 0.0 };
-            let finite = (0..ACT_GROUP).all(|i| x.add(i).read().is_finite());
-            let (scale, inverse) = if finite { (scale, inverse) } else { (f32::NAN, 0.0) };
             let mut q = [0i32; ACT_GROUP];
-            for i in (0..ACT_GROUP).step_by(S::R) {
-                let v = S::to_f(S::to_i(S::mul(S::load(x.add(i)), S::set1(inverse))));
-                let mut lanes = [0f32; 16];
-                S::store(lanes.as_mut_ptr(), v);
-                for (q, l) in q[i..].iter_mut().zip(&lanes[..S::R]) {
-                    *q = *l as i32;
-                }
-            }
+            let scale = act::integers::<S>(x.add(g * ACT_GROUP), &mut q);
             out.scale.cast_mut().add(g).write(scale);
             for h in 0..2 {
                 let isum: i32 = q[16 * h..16 * h + 16].iter().sum();

@@ -6,3 +6,4 @@ pub(crate) mod attention;
 pub(crate) mod elementwise;
 pub(crate) mod gemm;
 pub(crate) mod gemv;
+pub(crate) mod pairs;

@@ -27,6 +27,9 @@ impl Simd for Avx512 {
         load(p: *const f32) -> __m512 { _mm512_loadu_ps(p) }
         store(p: *mut f32, v: __m512) { _mm512_storeu_ps(p, v) }
         load_f16(p: *const u16) -> __m512 { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+        store_f16(p: *mut u16, v: __m512) {
+            _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v))
+        }
         load_bf16(p: *const u16) -> __m512 {
             _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast())), 16))
         }
@@ -44,13 +47,18 @@ impl Simd for Avx512 {
         sum(v: __m512) -> f32 { _mm512_reduce_add_ps(v) }
         largest(v: __m512) -> f32 { _mm512_reduce_max_ps(v) }
         load_bytes(p: *const u8) -> __m512i { _mm512_loadu_si512(p.cast()) }
+        store_bytes(p: *mut u8, v: __m512i) { _mm512_storeu_si512(p.cast(), v) }
         load_u8(p: *const u8) -> __m512i { _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast())) }
         load_i8(p: *const u8) -> __m512i { _mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())) }
         iset1(x: i32) -> __m512i { _mm512_set1_epi32(x) }
         iadd(a: __m512i, b: __m512i) -> __m512i { _mm512_add_epi32(a, b) }
         isub(a: __m512i, b: __m512i) -> __m512i { _mm512_sub_epi32(a, b) }
+        sub16(a: __m512i, b: __m512i) -> __m512i { _mm512_sub_epi16(a, b) }
         and(a: __m512i, b: __m512i) -> __m512i { _mm512_and_si512(a, b) }
         or(a: __m512i, b: __m512i) -> __m512i { _mm512_or_si512(a, b) }
+        lookup(a: __m512i, table: &[u8; 16]) -> __m512i {
+            _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), a)
+        }
         shr(a: __m512i, n: u32) -> __m512i { _mm512_srl_epi32(a, _mm_cvtsi32_si128(n as i32)) }
         shl(a: __m512i, n: u32) -> __m512i { _mm512_sll_epi32(a, _mm_cvtsi32_si128(n as i32)) }
         to_f(a: __m512i) -> __m512 { _mm512_cvtepi32_ps(a) }
@@ -65,6 +73,9 @@ impl Simd for Avx512 {
             }
         }
         acc_sum(acc: Planes) -> __m512i { _mm512_add_epi32(_mm512_slli_epi32(acc.high, 8), acc.low) }
+        dot2(acc: __m512i, w: __m512i, x: *const i32) -> __m512i {
+            _mm512_dpwssd_epi32(acc, w, _mm512_set1_epi32(x.read_unaligned()))
+        }
         prefetch(p: *const u8) { _mm_prefetch(p.cast(), _MM_HINT_T0) }
     }
 

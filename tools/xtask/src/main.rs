@@ -1,48 +1,56 @@
 //! Developer tasks: `cargo xtask check` is what CI runs, the second architecture apart.
 
-use std::process::{Command, ExitCode};
+mod check;
+mod compare_llama;
+mod model;
+mod random;
 
-const USAGE: &str = "usage: cargo xtask check    formatting, lints, tests and documentation";
+use std::process::ExitCode;
 
-/// One step: what it is called, Cargo's arguments, extra environment.
-type Step = (&'static str, &'static [&'static str], &'static [(&'static str, &'static str)]);
+use clap::{Parser, Subcommand};
 
-const CHECK: [Step; 4] = [
-    ("formatting", &["fmt", "--all", "--check"], &[]),
-    ("lints", &["clippy", "--workspace", "--all-targets", "--release", "--", "-D", "warnings"], &[]),
-    ("tests", &["test", "--release", "--workspace"], &[]),
-    ("documentation", &["doc", "--workspace", "--no-deps", "--release"], &[("RUSTDOCFLAGS", "-D warnings")]),
-];
+/// Octavo's developer tasks.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Formatting, lints, tests and documentation
+    Check,
+    CompareLlama(Box<compare_llama::CompareArgs>),
+    Model(model::ModelArgs),
+}
 
 fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["check"] => check(),
-        ["help" | "--help" | "-h"] => {
-            println!("{USAGE}");
-            ExitCode::SUCCESS
-        }
-        _ => {
-            eprintln!("{USAGE}");
-            ExitCode::from(2)
+    let result = match Cli::parse().task {
+        Task::Check => check::run(),
+        Task::CompareLlama(args) => compare_llama::run(&args),
+        Task::Model(args) => model::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("xtask: error: {message}");
+            ExitCode::FAILURE
         }
     }
 }
 
-/// Runs every step and stops at the first that fails.
-fn check() -> ExitCode {
-    // set by Cargo for `cargo run`
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    for (name, args, env) in CHECK {
-        println!("== {name}");
-        match Command::new(&cargo).args(args).envs(env.iter().copied()).status() {
-            Ok(status) if status.success() => {}
-            Ok(_) => return ExitCode::FAILURE,
-            Err(error) => {
-                eprintln!("cannot start {}: {error}", cargo.display());
-                return ExitCode::FAILURE;
-            }
-        }
+/// Cargo, as the one that runs this.
+fn cargo() -> std::process::Command {
+    std::process::Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
+/// Runs a command that must succeed.
+fn must(command: &mut std::process::Command) -> Result<(), String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    match command.status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("{name}: {status}")),
+        Err(error) => Err(format!("cannot start {name}: {error}")),
     }
-    ExitCode::SUCCESS
 }

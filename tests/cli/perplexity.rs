@@ -2,7 +2,7 @@
 
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Command as Plain, Output, Stdio};
+use std::process::{Command as Plain, Stdio};
 
 use assert_cmd::Command;
 use octavo_reference::fixtures::{llama_cpp, shared, workspace_root};
@@ -11,43 +11,22 @@ use regex::Regex;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use super::{ends_well_unread, stderr, stdout};
+
 fn octavo(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_octavo"));
-    command.arg("perplexity").args(args).env_remove("RUST_BACKTRACE");
-    command
+    super::octavo(&[&["perplexity"], args].concat())
 }
 
-fn text_of(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).expect("UTF-8")
-}
-
-/// What a command that must succeed prints.
 fn good(args: &[&str]) -> String {
-    let output = octavo(args).output().expect("the program runs");
-    assert!(output.status.success(), "{args:?}: {}", text_of(&output.stderr));
-    text_of(&output.stdout)
+    super::good(&[&["perplexity"], args].concat())
 }
 
 fn json(args: &[&str]) -> Value {
-    let text = good(&[args, &["--json"]].concat());
-    assert_eq!(text.lines().count(), 1, "{text}");
-    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"))
+    super::json(&[&["perplexity"], args, &["--json"]].concat())
 }
 
-/// The one line of error of a command that must fail with this code.
 fn bad(args: &[&str], code: i32) -> String {
-    let output = octavo(args).output().expect("the program runs");
-    refused(args, &output, code)
-}
-
-fn refused(args: &[&str], output: &Output, code: i32) -> String {
-    let text = text_of(&output.stderr);
-    assert_eq!(output.status.code(), Some(code), "{args:?}: {text}");
-    assert_eq!(text_of(&output.stdout), "", "{args:?}");
-    let errors: Vec<&str> = text.lines().filter(|line| !line.starts_with("octavo: no MODEL given")).collect();
-    assert_eq!(errors.len(), 1, "{args:?}: expected one line, got {text}");
-    assert!(errors[0].starts_with("octavo: error: "), "{text}");
-    errors[0].to_owned()
+    super::bad(&[&["perplexity"], args].concat(), code)
 }
 
 struct Folder(TempDir);
@@ -91,7 +70,7 @@ fn demo() -> String {
 fn the_figures_are_printed_as_llama_perplexity_prints_them() {
     let licence = licence();
     let output = octavo(&["-f", &licence, "-c", "64", "--chunks", "3"]).output().expect("runs");
-    let text = text_of(&output.stdout);
+    let text = stdout(&output);
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines.len(), 2, "{text}");
     let chunks = Regex::new(r"^\[1\](\d+\.\d{4}),\[2\](\d+\.\d{4}),\[3\](\d+\.\d{4}),$").expect("a pattern");
@@ -99,7 +78,7 @@ fn the_figures_are_printed_as_llama_perplexity_prints_them() {
     let last = Regex::new(r"^Final estimate: PPL = (\d+\.\d{4}) \+/- (\d+\.\d{5})$").expect("a pattern");
     let last = last.captures(lines[1]).unwrap_or_else(|| panic!("{text}"));
     assert_eq!(chunks[3], last[1]);
-    let notes = text_of(&output.stderr);
+    let notes = stderr(&output);
     let eta = Regex::new(r"octavo: 3 chunks, \d+\.\d\d seconds per pass - ETA \d+\.\d\d minutes\n").expect("a pattern");
     assert!(eta.is_match(&notes), "{notes}");
 
@@ -128,7 +107,7 @@ fn one_line_feed_at_the_end_is_no_part_of_the_text() {
     assert_eq!(ppl(&[base, &b"\n"[..]].concat()), plain);
     assert_ne!(ppl(&[base, &b"\n\n\n\n\n"[..]].concat()), plain);
     let output = octavo(&["-f", "-", "-c", "3"]).write_stdin([base, &b"\n"[..]].concat()).output().expect("runs");
-    assert_eq!(text_of(&output.stdout), plain, "{}", text_of(&output.stderr));
+    assert_eq!(stdout(&output), plain, "{}", stderr(&output));
 }
 
 #[test]
@@ -256,7 +235,7 @@ fn ctrl_c_ends_it_and_leaves_no_half_base() {
     let mut rest = String::new();
     out.read_to_string(&mut rest).expect("the rest");
     let output = child.wait_with_output().expect("ends");
-    assert_eq!(output.status.code(), Some(130), "{}", text_of(&output.stderr));
+    assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
     assert!(rest.ends_with(",\n") && !rest.contains("Final"), "{rest}");
     assert_eq!(folder.files(), ["long"]);
 }
@@ -265,19 +244,7 @@ fn ctrl_c_ends_it_and_leaves_no_half_base() {
 #[test]
 fn a_reader_that_goes_away_ends_it_unless_a_base_is_written() {
     let (folder, licence) = (Folder::new(), licence());
-    let run = |more: &[&str]| {
-        let mut child = Plain::new(env!("CARGO_BIN_EXE_octavo"))
-            .args(["perplexity", "-f", &licence, "-c", "32"])
-            .args(more)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("starts");
-        drop(child.stdout.take());
-        let output = child.wait_with_output().expect("ends");
-        assert_eq!(output.status.code(), Some(0));
-        assert!(!text_of(&output.stderr).contains("error"), "{}", text_of(&output.stderr));
-    };
+    let run = |more: &[&str]| ends_well_unread(&[&["perplexity", "-f", &licence, "-c", "32"], more].concat());
     run(&[]);
     run(&["--kl-divergence-base", &folder.name("base.kld")]);
     assert_eq!(folder.files(), ["base.kld"]);
@@ -319,12 +286,14 @@ fn a_coarser_model_is_as_far_from_its_base_as_llama_perplexity_says() {
     let (fine, coarse, text) = (utf8(&fine), utf8(&coarse), utf8(&text));
     let folder = Folder::new();
     let base = folder.name("base.kld");
-    let exact = ["--kv-type", "f32", "--kl-divergence-base", &base];
+    // on any machine: a matrix unit rounds prompts to bf16
+    let exact = ["--kv-type", "f32", "--isa", "scalar", "--kl-divergence-base", &base];
     good(&[&[&fine[..], "-f", &text, "-c", "64", "--chunks", "20"][..], &exact].concat());
     let ours = good(&[&[&coarse[..], "--kl-divergence"][..], &exact].concat());
     let recorded = workspace_root().join("tests/perplexity/tiny-qwen3-Q2_K.txt");
     let theirs = std::fs::read_to_string(recorded).expect("the recorded figures");
-    same_lines(&ours, &theirs, 2e-4);
+    // our activations are rounded to 15 bits, those of the recorded run to none
+    same_lines(&ours, &theirs, 1e-3);
 }
 
 #[test]
@@ -344,8 +313,8 @@ fn llama_perplexity_reads_our_bases_and_we_read_its() {
             .args(args)
             .output()
             .expect("llama-perplexity runs");
-        assert!(output.status.success(), "{}", text_of(&output.stderr));
-        text_of(&output.stdout)
+        assert!(output.status.success(), "{}", stderr(&output));
+        stdout(&output)
     };
     let exact = [&model[..], "--kv-type", "f32"];
     let write = ["-f", &text, "--chunks", "5", "--kl-divergence-base"];

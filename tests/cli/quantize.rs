@@ -1,26 +1,19 @@
 //! `octavo quantize` and `octavo imatrix` from outside: what is written, printed and refused.
 
 use std::path::{Path, PathBuf};
+use std::process::Output;
 
-use assert_cmd::Command;
 use octavo_reference::fixtures::shared;
 
-fn octavo(args: &[&str]) -> std::process::Output {
-    Command::cargo_bin("octavo").unwrap().args(args).output().unwrap()
+use super::{bad, stderr, stdout};
+
+fn octavo(args: &[&str]) -> Output {
+    super::octavo(args).output().expect("the program runs")
 }
 
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).unwrap()
-}
-
-/// The one line that a failure prints.
+/// What a failure says.
 fn refused(args: &[&str], code: i32) -> String {
-    let output = octavo(args);
-    let stderr = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(code), "{args:?}: {stderr}");
-    assert!(output.stdout.is_empty());
-    assert_eq!(stderr.lines().count(), 1, "{args:?}: {stderr}");
-    stderr.trim_end().strip_prefix("octavo: error: ").unwrap_or_else(|| panic!("{stderr}")).to_owned()
+    bad(args, code)["octavo: error: ".len()..].to_owned()
 }
 
 fn copy_of(model: &Path, folder: &Path) -> PathBuf {
@@ -42,7 +35,7 @@ fn a_model_is_quantized_and_refused_where_it_must_be() {
     let (i, o) = (path(&input), path(&out));
 
     let output = octavo(&["quantize", i, o, "q4_k_m", "-t", "2"]);
-    let stderr = text(&output.stderr);
+    let stderr = stderr(&output);
     assert!(output.status.success() && output.stdout.is_empty(), "{stderr}");
     assert_eq!(std::fs::read(&out).unwrap(), std::fs::read(models.join("tiny-qwen3-Q4_K_M.gguf")).unwrap());
     let tensors = stderr.lines().filter(|line| line.starts_with('[')).count();
@@ -76,7 +69,7 @@ fn a_dry_run_prints_a_table_and_writes_nothing() {
     let Some(models) = shared("models") else { return };
     let model = models.join("tiny-qwen3-f16.gguf");
     let output = octavo(&["quantize", path(&model), "IQ2_M", "--dry-run"]);
-    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+    let (stdout, stderr) = (stdout(&output), stderr(&output));
     assert!(output.status.success(), "{stderr}");
     assert_eq!(stdout.lines().count(), 47, "{stdout}");
     assert!(stdout.lines().next().unwrap().starts_with("output_norm.weight "), "{stdout}");
@@ -94,18 +87,12 @@ fn an_importance_matrix_is_made_and_used() {
     let (text_file, out) = (folder.path().join("text"), folder.path().join("im.gguf"));
     std::fs::write(&text_file, "It was the best of times, it was the worst of times.\n".repeat(60)).unwrap();
     let output = octavo(&["imatrix", "-f", path(&text_file), "-o", path(&out), "-c", "64", "--chunks", "2"]);
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    assert!(text(&output.stderr).contains("2 chunks of 64 tokens"));
-    let short = refused_line(&octavo(&["imatrix", "-p", "short", "-o", path(&out)]));
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stderr(&output).contains("2 chunks of 64 tokens"));
+    let short = refused(&["imatrix", "-p", "short", "-o", path(&out)], 1);
     assert!(short.contains("expected at least 1024 (two chunks of -c 512)"), "{short}");
     let Some(models) = shared("models") else { return };
     let (model, small) = (models.join("tiny-qwen3-f16.gguf"), folder.path().join("small.gguf"));
     let output = octavo(&["quantize", path(&model), path(&small), "IQ2_XS", "--imatrix", path(&out)]);
-    assert!(output.status.success(), "{}", text(&output.stderr));
-}
-
-/// The last line, since a note about the built-in model comes before it.
-fn refused_line(output: &std::process::Output) -> String {
-    assert_eq!(output.status.code(), Some(1));
-    text(&output.stderr).lines().last().unwrap_or_default().to_owned()
+    assert!(output.status.success(), "{}", stderr(&output));
 }

@@ -1,0 +1,202 @@
+//! What this machine can do at most: how fast threads read memory, and how many multiplications they finish.
+//!
+//! Both loops are generic over `Simd` and stamped by `table.rs` for each instruction set, so that a kernel is held
+//! against what its own vectors can reach. The best of a few passes counts: a limit is what was reached once.
+
+use std::hint::black_box;
+use std::sync::Mutex;
+use std::time::Instant;
+
+use crate::isa::Isa;
+use crate::pool::Pool;
+use crate::simd::Simd;
+use crate::table::table;
+
+/// Bytes that are read in a pass, by all threads together: far more than a core's own caches.
+const READ_BYTES: usize = 512 << 20;
+/// Bytes ahead of the load that are asked for.
+const AHEAD: usize = 1024;
+/// Vectors in one turn of the reading loop.
+const READS: usize = 8;
+/// Passes, of which the best counts.
+const PASSES: usize = 4;
+/// Turns of the multiplying loop in a pass: some milliseconds.
+const TURNS: usize = 1 << 20;
+
+/// Reads `n` floats (a multiple of [`READS`] vectors) and folds them, so that no load can be left out.
+///
+/// # Safety
+/// As the head of `simd.rs` says; `n` floats at `p` are readable.
+#[inline(always)]
+pub(crate) unsafe fn read<S: Simd, const PREFETCH: bool>(p: *const f32, n: usize) -> f32 {
+    // SAFETY: every load is below `n` by the loop's bound; a prefetch may point past the end.
+    unsafe {
+        let mut folded = [S::iset1(0); READS];
+        let mut at = 0;
+        while at + READS * S::R <= n {
+            if PREFETCH {
+                for line in 0..READS * S::R * 4 / 64 {
+                    S::prefetch(p.wrapping_add(at).cast::<u8>().wrapping_add(AHEAD + 64 * line));
+                }
+            }
+            for (i, all) in folded.iter_mut().enumerate() {
+                *all = S::or(*all, S::load_bytes(p.add(at + i * S::R).cast()));
+            }
+            at += READS * S::R;
+        }
+        let all = folded.into_iter().reduce(|a, b| S::or(a, b)).unwrap_or(S::iset1(0));
+        S::sum(S::bits_f(all))
+    }
+}
+
+/// `turns` times `ACCS` independent multiply-adds of a vector.
+///
+/// # Safety
+/// As the head of `simd.rs` says.
+#[inline(always)]
+pub(crate) unsafe fn multiply<S: Simd, const ACCS: usize>(turns: usize) -> f32 {
+    // SAFETY: no pointers here.
+    unsafe {
+        // x / 2 + 1 goes to 2: neither an overflow nor a denormal number, which would cost time of their own
+        let (half, one) = (S::set1(black_box(0.5)), S::set1(black_box(1.0)));
+        let mut x = [one; ACCS];
+        for (i, x) in x.iter_mut().enumerate() {
+            *x = S::set1(black_box(i as f32));
+        }
+        for _ in 0..turns {
+            for x in &mut x {
+                *x = S::fma(*x, half, one);
+            }
+        }
+        S::sum(x.into_iter().reduce(|a, b| S::add(a, b)).unwrap_or(one))
+    }
+}
+
+/// Accumulators of the two forms of [`multiply`]: few, for vectors that are several registers; and many, to keep two
+/// units busy over their latency.
+pub(crate) const FEW: usize = 4;
+/// See [`FEW`].
+pub(crate) const MANY: usize = 12;
+
+/// GB/s (1e9 bytes) that all threads of the pool together read from memory with the vectors of `isa`, each its own
+/// contiguous part; with or without software prefetch, whichever is faster.
+///
+/// # Panics
+/// If the CPU lacks `isa`.
+pub fn read_bandwidth(isa: Isa, pool: &mut Pool) -> f64 {
+    best_read(isa, pool, READ_BYTES)
+}
+
+fn best_read(isa: Isa, pool: &mut Pool, bytes: usize) -> f64 {
+    let table = table(isa);
+    let turn = READS * table.strip;
+    let part = (bytes / 4 / pool.threads()).next_multiple_of(turn);
+    let parts: Vec<Mutex<Vec<f32>>> = (0..pool.threads()).map(|_| Mutex::new(Vec::new())).collect();
+    // the thread that reads a page is the first to touch it, which decides on whose memory it lies
+    pool.run(&|w| *lock(&parts[w.id]) = vec![1.0; part]);
+    let mut best = 0f64;
+    for _ in 0..PASSES {
+        for read in table.read {
+            let seconds = slowest(pool, &|id| {
+                let part = lock(&parts[id]);
+                // SAFETY: the table is one of this CPU, and the slice has `len` floats.
+                unsafe { read(part.as_ptr(), part.len()) }
+            });
+            best = best.max((4 * part * pool.threads()) as f64 / seconds / 1e9);
+        }
+    }
+    best
+}
+
+/// GFLOP/s (a multiply-add is two) that all threads of the pool together reach: in f32 with the vectors of `isa`, or in
+/// bf16 on its matrix unit.
+///
+/// # Panics
+/// If the CPU lacks `isa`.
+pub fn flops_peak(isa: Isa, pool: &mut Pool) -> f64 {
+    best_multiply(isa, pool, TURNS)
+}
+
+fn best_multiply(isa: Isa, pool: &mut Pool, turns: usize) -> f64 {
+    let table = table(isa);
+    let mut best = 0f64;
+    if let Some((busy, per_turn)) = table.unit.as_ref().map(|u| u.busy) {
+        for _ in 0..PASSES {
+            // SAFETY: the table is one of this CPU, and the unit is set up around its use.
+            let seconds = slowest(pool, &|_| unsafe {
+                (table.enter)();
+                busy(turns);
+                (table.leave)();
+                0.0
+            });
+            best = best.max((2 * turns * per_turn * pool.threads()) as f64 / seconds / 1e9);
+        }
+        return best;
+    }
+    for _ in 0..PASSES {
+        for (multiply, accumulators) in table.multiply.into_iter().zip([FEW, MANY]) {
+            let turns = turns * MANY / accumulators;
+            // SAFETY: the table is one of this CPU.
+            let seconds = slowest(pool, &|_| unsafe { multiply(turns) });
+            best = best.max((2 * turns * accumulators * table.strip * pool.threads()) as f64 / seconds / 1e9);
+        }
+    }
+    best
+}
+
+/// Seconds until the last thread is done, all starting together.
+fn slowest(pool: &mut Pool, work: &(dyn Fn(usize) -> f32 + Sync)) -> f64 {
+    let times: Vec<Mutex<f64>> = (0..pool.threads()).map(|_| Mutex::new(0.0)).collect();
+    pool.run(&|w| {
+        w.barrier();
+        let start = Instant::now();
+        black_box(work(w.id));
+        *lock(&times[w.id]) = start.elapsed().as_secs_f64();
+    });
+    times.iter().map(|t| *lock(t)).fold(f64::MIN_POSITIVE, f64::max)
+}
+
+/// A panic under a lock is passed on by the pool, so that nobody sees half a value.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_forms_of_both_loops_compute_what_they_say() {
+        for isa in Isa::available() {
+            let table = table(isa);
+            let turn = READS * table.strip;
+            // every element counts: one with other bits anywhere changes the result
+            let mut x = vec![0f32; 3 * turn];
+            for read in table.read {
+                // SAFETY: available, and the length is the slice's.
+                let all = |x: &[f32]| unsafe { read(x.as_ptr(), x.len()) };
+                assert_eq!(all(&x), 0.0, "{isa}");
+                for at in 0..x.len() {
+                    x[at] = 3.0;
+                    assert_eq!(all(&x), 3.0, "{isa}: element {at}");
+                    x[at] = 0.0;
+                }
+            }
+            for (multiply, accumulators) in table.multiply.into_iter().zip([FEW, MANY]) {
+                // SAFETY: available.
+                let sum = unsafe { multiply(200) };
+                assert_eq!(sum, 2.0 * (accumulators * table.strip) as f32, "{isa}");
+            }
+        }
+    }
+
+    #[test]
+    fn limits_are_positive_numbers() {
+        let mut pool = Pool::new(2).expect("threads");
+        for isa in Isa::available() {
+            // small: emulators run this too
+            let (read, flops) = (best_read(isa, &mut pool, 1 << 20), best_multiply(isa, &mut pool, 1 << 10));
+            assert!([read, flops].iter().all(|x| x.is_finite() && *x > 0.0), "{isa}: {read} {flops}");
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! AMX: attention of a prompt, scores and weighted sums both as bf16 tiles.
+//!
+//! ```text
+//! for every 128 positions                        K and V pages become B tiles, shared by all rows
+//!   scores  = Q K^T                              A: 16 query rows x 32 of head_dim, B: a page
+//!   softmax of every row, running                f32; what came before is rescaled where the maximum rises
+//!   sums   += P V                                A: 16 query rows x 32 positions
+//! ```
+//! Pages of K lie as `[head_dim][16 positions]` and pages of V as `[16 positions][head_dim]`: neighbouring rows of
+//! either become one row of a B tile. A row's result does not depend on its neighbours: positions it does not see have
+//! weight zero, and spans of 128 are counted from position 0.
+
+use super::amx::{K, TILE, multiply, pair};
+use super::avx512::Avx512;
+use crate::formats::Float;
+use crate::generic::attention::{Block, PAGE, ROWS};
+use crate::simd::{Simd, exp};
+use std::arch::x86_64::*;
+
+/// Positions at a time.
+const SPAN: usize = 128;
+/// Products that make a score: queries and keys are each the sum of two bf16, and the product of the lower ones is left
+/// out. Rounded to one, a score of 20 would be off by a twentieth, and its weight by as much.
+const TERMS: usize = 3;
+
+/// Bytes of scratch for a head of `d`: queries, keys, values, scores, weights, sums.
+pub(crate) const fn scratch_bytes(d: usize) -> usize {
+    TERMS * (2 * ROWS * d + 2 * SPAN * d) + 2 * SPAN * d + 4 * ROWS * SPAN + 2 * ROWS * SPAN + 4 * ROWS * d
+}
+
+/// Whether a head of `d` values is cut into whole tiles.
+pub(crate) const fn takes(d: usize) -> bool {
+    d.is_multiple_of(32)
+}
+
+/// Attends and writes the results.
+///
+/// # Safety
+/// As the fields of [`Block`] say; `scratch` is [`scratch_bytes`], at a cache line; tiles are configured.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16")]
+pub(crate) unsafe fn attend<E: Float>(a: &Block<'_>, scratch: *mut u8) {
+    let d = a.pages.head_dim;
+    let blocks = a.rows.len().div_ceil(16);
+    let q = scratch;
+    let k = q.wrapping_add(TERMS * 2 * ROWS * d);
+    let v = k.wrapping_add(TERMS * 2 * SPAN * d);
+    let scores = v.wrapping_add(2 * SPAN * d).cast::<f32>();
+    let weights = scores.wrapping_add(ROWS * SPAN).cast::<u8>();
+    let sums = weights.wrapping_add(2 * ROWS * SPAN).cast::<f32>();
+    let mut states = [(f32::NEG_INFINITY, 0f32); ROWS];
+    let last = a.rows.iter().map(|r| r.visible).max().unwrap_or(0);
+    // SAFETY: every part of the scratch has the room its loops use; pages of all visible positions are in the table.
+    unsafe {
+        pack_queries(a, blocks, q);
+        std::ptr::write_bytes(sums, 0, blocks * 16 * d);
+        let mut at = 0;
+        while at < last {
+            let pages = (last - at).min(SPAN).div_ceil(PAGE);
+            // positions come in tiles of 32
+            let steps = pages.div_ceil(2);
+            for p in 0..2 * steps {
+                let page = a.pages.at(at / PAGE + p);
+                let from = (p < pages).then(|| (a.pages.k.wrapping_add(page), a.pages.v.wrapping_add(page)));
+                pack_page::<E>(from, d, (p, steps), k, v);
+            }
+            for i in (0..blocks).step_by(2) {
+                for p in (0..2 * steps).step_by(2) {
+                    let tiles = TERMS * d / K;
+                    let x = (q.add(i * tiles * TILE).cast_const(), tiles * TILE);
+                    let to = scores.add(i * 16 * SPAN + p * 16);
+                    multiply(((blocks - i).min(2), 2), x, k.add(p * tiles * TILE), tiles, None, (to, SPAN));
+                }
+            }
+            for (r, row) in a.rows.iter().enumerate() {
+                let seen = row.visible.saturating_sub(at).min(SPAN);
+                let tile = weights.add((r / 16 * steps) * TILE + r % 16 * 64);
+                softmax(scores.add(r * SPAN), seen, steps, tile, &mut states[r], sums.add(r * d), d);
+            }
+            for r in a.rows.len()..blocks * 16 {
+                for step in 0..steps {
+                    let row = weights.add((r / 16 * steps + step) * TILE + r % 16 * 64);
+                    row.cast::<__m512i>().write_unaligned(_mm512_setzero_si512());
+                }
+            }
+            for i in (0..blocks).step_by(2) {
+                for n in (0..d / 16).step_by(2) {
+                    let x = weights.add(i * steps * TILE);
+                    let to = (sums.add(i * 16 * d + n * 16), d);
+                    let size = ((blocks - i).min(2), 2);
+                    multiply(size, (x, steps * TILE), v.add(n * steps * TILE), steps, Some(to), to);
+                }
+            }
+            at += SPAN;
+        }
+        for (r, row) in a.rows.iter().enumerate() {
+            let inverse = _mm512_set1_ps(1.0 / states[r].1);
+            for i in (0..d).step_by(16) {
+                _mm512_storeu_ps(row.out.add(i), _mm512_mul_ps(_mm512_loadu_ps(sums.add(r * d + i)), inverse));
+            }
+        }
+    }
+}
+
+/// Scaled queries as A tiles `[blocks][TERMS][head_dim / 32]`, zeros where there is no row.
+#[inline(always)]
+unsafe fn pack_queries(a: &Block<'_>, blocks: usize, q: *mut u8) {
+    let steps = a.pages.head_dim / K;
+    for r in 0..blocks * 16 {
+        for step in 0..steps {
+            // SAFETY: row r % 16 of tile `step` of its block; queries are head_dim floats.
+            unsafe {
+                let to = q.add((r / 16 * TERMS * steps + step) * TILE + r % 16 * 64);
+                let mut rows = [_mm512_setzero_si512(); 2];
+                if let Some(query) = a.rows.get(r) {
+                    let from = query.q.add(step * K);
+                    let scale = _mm512_set1_ps(a.scale);
+                    let x = [_mm512_loadu_ps(from), _mm512_loadu_ps(from.add(16))];
+                    let x = [_mm512_mul_ps(x[0], scale), _mm512_mul_ps(x[1], scale)];
+                    let high = [bf16_part(x[0]), bf16_part(x[1])];
+                    rows[0] = narrow(high[0], high[1]);
+                    rows[1] = narrow(_mm512_sub_ps(x[0], high[0]), _mm512_sub_ps(x[1], high[1]));
+                }
+                // high with high, low with high, high with low
+                for (term, row) in [rows[0], rows[1], rows[0]].into_iter().enumerate() {
+                    to.add(term * steps * TILE).cast::<__m512i>().write_unaligned(row);
+                }
+            }
+        }
+    }
+}
+
+/// Rounded to bf16, as floats.
+#[inline(always)]
+unsafe fn bf16_part(x: __m512) -> __m512 {
+    // SAFETY: no pointers; the instruction set is the caller's promise.
+    unsafe {
+        let rounded = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000));
+        _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(0xffff_0000_u32 as i32)))
+    }
+}
+
+/// 32 floats in order to bf16.
+#[inline(always)]
+unsafe fn narrow(low: __m512, high: __m512) -> __m512i {
+    // SAFETY: no pointers; the instruction set is the caller's promise. Both types are 64 bytes.
+    unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) }
+}
+
+/// Page `p` of a span as B tiles: keys `[page][TERMS][head_dim / 32]`, values
+/// `[head_dim / 16][step of 32 positions]`.
+#[inline(always)]
+unsafe fn pack_page<E: Float>(
+    page: Option<(*const u8, *const u8)>,
+    d: usize,
+    (p, steps): (usize, usize),
+    k: *mut u8,
+    v: *mut u8,
+) {
+    type S = Avx512;
+    // SAFETY: pages are 16 * head_dim elements; places are those the products read.
+    unsafe {
+        let keys = k.add(p * TERMS * d / K * TILE).cast::<__m512i>();
+        for i in 0..d / 2 {
+            let mut rows = [_mm512_setzero_si512(); 2];
+            if let Some((k, _)) = page {
+                let from = k.add(2 * i * PAGE * E::BYTES);
+                let x = [E::load::<S>(from), E::load::<S>(from.add(PAGE * E::BYTES))];
+                let high = [bf16_part(x[0]), bf16_part(x[1])];
+                rows[0] = pair(high[0], high[1]);
+                rows[1] = pair(_mm512_sub_ps(x[0], high[0]), _mm512_sub_ps(x[1], high[1]));
+            }
+            for (term, row) in [rows[0], rows[0], rows[1]].into_iter().enumerate() {
+                keys.add(term * d / 2 + i).write_unaligned(row);
+            }
+        }
+        for n in 0..d / 16 {
+            let values = v.add((n * steps + p / 2) * TILE).cast::<__m512i>().add(p % 2 * (PAGE / 2));
+            for i in 0..PAGE / 2 {
+                let mut row = _mm512_setzero_si512();
+                if let Some((_, v)) = page {
+                    let from = v.add((2 * i * d + n * 16) * E::BYTES);
+                    row = pair(E::load::<S>(from), E::load::<S>(from.add(d * E::BYTES)));
+                }
+                values.add(i).write_unaligned(row);
+            }
+        }
+    }
+}
+
+/// Turns a row of scores into weights, a row of each of `steps` A tiles, and rescales the row's sums where its maximum
+/// rose.
+#[inline(always)]
+unsafe fn softmax(
+    scores: *const f32,
+    seen: usize,
+    steps: usize,
+    tile: *mut u8,
+    state: &mut (f32, f32),
+    sums: *mut f32,
+    d: usize,
+) {
+    type S = Avx512;
+    let (max, sum) = *state;
+    // SAFETY: scores are `32 * steps` floats, sums `d`; row of tile `step` at `tile + step * TILE`.
+    unsafe {
+        if seen == 0 {
+            for step in 0..steps {
+                tile.add(step * TILE).cast::<__m512i>().write_unaligned(_mm512_setzero_si512());
+            }
+            return;
+        }
+        let mut top = S::set1(max);
+        for i in 0..seen.div_ceil(16) {
+            let v = S::load(scores.add(16 * i));
+            top = S::max(top, S::first(seen - 16 * i, v, S::set1(f32::NEG_INFINITY)));
+        }
+        let new = S::largest(top);
+        let minus = S::set1(new);
+        let mut total = S::zero();
+        for step in 0..steps {
+            let at = 32 * step;
+            let mut parts = [S::zero(); 2];
+            for (half, part) in parts.iter_mut().enumerate() {
+                let left = seen.saturating_sub(at + 16 * half);
+                if left > 0 {
+                    let e = exp::<S>(S::sub(S::load(scores.add(at + 16 * half)), minus));
+                    *part = S::first(left, e, S::zero());
+                    total = S::add(total, *part);
+                }
+            }
+            tile.add(step * TILE).cast::<__m512i>().write_unaligned(narrow(parts[0], parts[1]));
+        }
+        let mut correction = 1.0;
+        if new > max {
+            let mut e = [0f32; 16];
+            S::store(e.as_mut_ptr(), exp::<S>(S::set1(max - new)));
+            correction = if max == f32::NEG_INFINITY { 0.0 } else { e[0] };
+            for i in (0..d).step_by(16) {
+                S::store(sums.add(i), S::mul(S::load(sums.add(i)), S::set1(correction)));
+            }
+        }
+        *state = (new, sum * correction + S::sum(total));
+    }
+}

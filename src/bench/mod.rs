@@ -1,0 +1,210 @@
+//! How fast a model runs, as a part of what the machine can do: llama-bench's two tests, on a [`Session`].
+//!
+//! A prompt test reads so many tokens at once, a generation test takes one greedy token after the other, both after a
+//! given number of tokens that are not timed. Each runs once to warm up and then as often as asked. What was computed
+//! is part of the result, as a hash: a speed of other tokens is not comparable.
+
+mod record;
+mod work;
+
+use std::time::{Duration, Instant};
+
+use octavo_kernels::{Isa, Pool, probe};
+
+use crate::backend::Role;
+use crate::engine::{Engine, Session, Wanted};
+use crate::error::Error as EngineError;
+use crate::sample::argmax;
+
+pub use record::{Record, Setting};
+pub use work::Work;
+
+/// What this machine reaches with an instruction set and a number of threads.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Limits {
+    /// GB/s (1e9 bytes) read from memory.
+    pub read: f64,
+    /// GFLOP/s in f32, or on the matrix unit.
+    pub flops: f64,
+}
+
+impl Limits {
+    /// Measures for about a second. No other work should run.
+    ///
+    /// # Errors
+    /// If the system refuses threads.
+    pub fn measure(isa: Isa, threads: usize) -> Result<Limits, std::io::Error> {
+        let mut pool = Pool::new(threads)?;
+        Ok(Limits { flops: probe::flops_peak(isa, &mut pool), read: probe::read_bandwidth(isa, &mut pool) })
+    }
+}
+
+/// One test: a prompt, or a generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Test {
+    /// What runs.
+    pub role: Role,
+    /// Tokens read or generated.
+    pub n: usize,
+    /// Tokens in the cache before.
+    pub depth: usize,
+}
+
+impl Test {
+    /// Every prompt and every generation length at every depth, in llama-bench's order; lengths of 0 are left out.
+    pub fn all(prompts: &[usize], generations: &[usize], depths: &[usize]) -> Vec<Test> {
+        let mut tests = Vec::new();
+        for &depth in depths {
+            let prompts = prompts.iter().map(|&n| Test { role: Role::Prompt, n, depth });
+            let generations = generations.iter().map(|&n| Test { role: Role::Generated, n, depth });
+            tests.extend(prompts.chain(generations).filter(|test| test.n > 0));
+        }
+        tests
+    }
+
+    /// Positions it needs.
+    pub fn positions(&self) -> usize {
+        self.n.saturating_add(self.depth)
+    }
+}
+
+impl std::fmt::Display for Test {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let kind = match self.role {
+            Role::Prompt => "pp",
+            Role::Generated => "tg",
+        };
+        let depth = if self.depth > 0 { format!(" @ d{}", self.depth) } else { String::new() };
+        f.pad(&format!("{kind}{}{depth}", self.n))
+    }
+}
+
+/// Why there is no measurement.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A step failed.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// Repetitions must compute the same.
+    #[error("{test}: repetition {repetition} computed other tokens (hash {got}) than the one before (hash {expected})")]
+    Drift {
+        /// The test's name.
+        test: String,
+        /// Counted from 1.
+        repetition: usize,
+        /// Of the warm-up.
+        expected: String,
+        /// Of this repetition.
+        got: String,
+    },
+}
+
+/// What a test measured.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Samples {
+    /// Of each repetition.
+    pub times: Vec<Duration>,
+    /// FNV-1a of the tokens chosen: those generated, or the one that follows the prompt.
+    pub token_hash: String,
+}
+
+/// Runs a test: once to warm up, then `repetitions` times. `progress` is told (runs done, runs in all).
+///
+/// # Errors
+/// [`enum@Error`].
+pub fn run(
+    session: &mut Session<'_>,
+    test: Test,
+    repetitions: usize,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Samples, Error> {
+    let tokens = prompt_tokens(session.engine(), test.positions());
+    let (before, after) = tokens.split_at(test.depth);
+    if session.tokens() != before {
+        session.truncate(0);
+        session.eval(before, Role::Prompt, Wanted::None)?;
+    }
+    let mut times = Vec::with_capacity(repetitions);
+    let mut expected = String::new();
+    for repetition in 0..=repetitions {
+        progress(repetition, repetitions + 1);
+        session.truncate(test.depth);
+        let start = Instant::now();
+        let chosen = once(session, test.role, after)?;
+        let time = start.elapsed();
+        let got = hash(&chosen);
+        if repetition == 0 {
+            expected = got;
+        } else if got == expected {
+            times.push(time);
+        } else {
+            return Err(Error::Drift { test: test.to_string(), repetition, expected, got });
+        }
+    }
+    progress(repetitions + 1, repetitions + 1);
+    session.truncate(test.depth);
+    Ok(Samples { times, token_hash: expected })
+}
+
+/// The timed part; gives the tokens chosen. A generation starts with the first of `tokens` and goes on with its own.
+fn once(session: &mut Session<'_>, role: Role, tokens: &[u32]) -> Result<Vec<u32>, EngineError> {
+    let mut chosen = Vec::with_capacity(tokens.len());
+    let mut step = |tokens: &[u32]| -> Result<u32, EngineError> {
+        let mut next = 0;
+        // the logits stay where they are: copying them would be timed too
+        let mut best = |_: usize, row: &[f32]| next = argmax(row).unwrap_or(0);
+        session.eval_with(tokens, role, Wanted::Last, None, &mut best)?;
+        chosen.push(next);
+        Ok(next)
+    };
+    match role {
+        Role::Prompt => {
+            step(tokens)?;
+        }
+        Role::Generated => {
+            let mut token = tokens.first().copied().unwrap_or(0);
+            for _ in tokens {
+                token = step(&[token])?;
+            }
+        }
+    }
+    Ok(chosen)
+}
+
+/// Token ids that look random and are always the same (splitmix64).
+fn prompt_tokens(engine: &Engine, n: usize) -> Vec<u32> {
+    let n_vocab = engine.hparams().n_vocab() as u64;
+    let one = |i: u64| {
+        let mut z = i.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        // below the vocabulary's size, which is a u32
+        ((z ^ (z >> 31)) % n_vocab) as u32
+    };
+    (1..=n as u64).map(one).collect()
+}
+
+/// FNV-1a over the ids' bytes, 64 bits in hexadecimal.
+fn hash(tokens: &[u32]) -> String {
+    let mix = |h: u64, byte: u8| (h ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    let hash = tokens.iter().flat_map(|t| t.to_le_bytes()).fold(0xcbf2_9ce4_8422_2325, mix);
+    format!("{hash:016x}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_order_are_llama_benchs() {
+        let names: Vec<String> = Test::all(&[512, 0], &[128], &[0, 4096]).iter().map(Test::to_string).collect();
+        assert_eq!(names, ["pp512", "tg128", "pp512 @ d4096", "tg128 @ d4096"]);
+    }
+
+    #[test]
+    fn the_hash_is_fnv_1a() {
+        assert_eq!(hash(&[]), "cbf29ce484222325");
+        // "foob", one of the test vectors of FNV's authors
+        assert_eq!(hash(&[u32::from_le_bytes(*b"foob")]), "dd120e790c2512af");
+    }
+}

@@ -1,0 +1,268 @@
+//! `octavo bench`: llama-bench's measurements, each as a part of what the machine can do.
+
+use clap::{Args, ValueEnum};
+use octavo_kernels::{IsaChoice, KvType};
+use octavo_llm::bench::{self, Limits, Record, Setting, Test};
+use octavo_llm::engine::{Engine, EngineOptions, ModelSource, default_threads};
+use serde_json::Value;
+
+use super::args::ModelArgs;
+use super::failure::{Exit, Failure};
+use super::terminal::{self, Progress};
+use super::{load, signal};
+
+/// Measure a model's speed, as llama-bench does, and how much of the machine's it is
+///
+/// Every test runs once to warm up, then -r times. GB/s counts what a generated token has to read (weights, keys and
+/// values), GFLOP/s the matrix products of a prompt; the limits they are held against are measured first.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  octavo bench
+  octavo bench model.gguf
+  octavo bench model.gguf -p 128,512 -n 64 -d 0,4096 -t 1,2 -r 3
+  octavo bench model.gguf -n 0 --isa avx2 -o json
+
+-p, -n, -d and -t take lists, separated by commas; a length of 0 leaves its test out.
+-o json prints an array of objects with llama-bench's field names, then ours: isa, kernels, read_gb_s, read_gb_s_best,
+read_percent, gflops, gflops_peak, flops_percent, token_hash. -o csv prints the same fields.
+More than 100 % of the best means that the model fits into the caches, or that other work ran while the limits were
+measured.
+The hash is of the tokens chosen (greedily): it does not depend on threads, batches or repetitions.")]
+pub(super) struct BenchArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Prompt lengths
+    #[arg(short = 'p', long, value_name = "N", value_delimiter = ',', default_value = "512")]
+    #[arg(value_parser = clap::value_parser!(u32).range(0..=1 << 20))]
+    n_prompt: Vec<u32>,
+    /// Numbers of tokens to generate
+    #[arg(short = 'n', long, value_name = "N", value_delimiter = ',', default_value = "128")]
+    #[arg(value_parser = clap::value_parser!(u32).range(0..=1 << 20))]
+    n_gen: Vec<u32>,
+    /// Numbers of tokens already in the cache
+    #[arg(short = 'd', long, value_name = "N", value_delimiter = ',', default_value = "0")]
+    #[arg(value_parser = clap::value_parser!(u32).range(0..=1 << 24))]
+    n_depth: Vec<u32>,
+    /// Repetitions
+    #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    repetitions: u32,
+    /// Numbers of threads [default: the CPUs that this process may use]
+    #[arg(short, long, value_name = "N", value_delimiter = ',')]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Vec<u16>,
+    /// Prompt tokens computed at a time
+    #[arg(short, long, value_name = "N", default_value_t = 512)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=65536))]
+    batch_size: u32,
+    /// Instruction set of the kernels: auto, scalar, avx2, avxvnni, avx512 or amx
+    #[arg(long, value_name = "ISA", default_value = "auto")]
+    isa: IsaChoice,
+    /// Type of the KV cache: f16 or f32
+    #[arg(long, value_name = "TYPE", default_value_t)]
+    kv_type: KvType,
+    /// Read the file into memory instead of mapping it
+    #[arg(long)]
+    no_mmap: bool,
+    /// Run from the file's own rows instead of copying weights into the kernels' layout
+    #[arg(long)]
+    no_repack: bool,
+    /// What to print
+    #[arg(short, long, value_name = "FORMAT", default_value = "md")]
+    output: Format,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// A table
+    Md,
+    /// An array of objects
+    Json,
+    /// A line of names, then a line for each test
+    Csv,
+}
+
+/// Runs the command.
+pub(super) fn run(args: &BenchArgs) -> Result<Exit, Failure> {
+    let lengths = |list: &[u32]| list.iter().map(|n| *n as usize).collect::<Vec<_>>();
+    let tests = Test::all(&lengths(&args.n_prompt), &lengths(&args.n_gen), &lengths(&args.n_depth));
+    if tests.is_empty() {
+        return Err(Failure::Usage("-p 0 with -n 0: expected something to measure".to_owned()));
+    }
+    signal::install()?;
+    let isa = args.isa.resolve()?;
+    let threads = match args.threads[..] {
+        [] => vec![default_threads()],
+        ref given => given.iter().map(|n| usize::from(*n)).collect(),
+    };
+    let source = load::source(&args.model);
+    // a file that cannot be run is refused before anything takes time
+    octavo_llm::model::Model::load(&source.open(!args.no_mmap)?)?;
+    let mut printer = Printer::new(args.output);
+    for threads in threads {
+        let setting = Setting {
+            model: args.model.path().map_or_else(|| "built-in".to_owned(), |p| p.display().to_string()),
+            isa,
+            threads,
+            batch: args.batch_size as usize,
+            kv_type: args.kv_type,
+            repack: !args.no_repack,
+            limits: Limits::measure(isa, threads)?,
+        };
+        measure(args, &source, &setting, &tests, &mut printer)?;
+    }
+    printer.finish()?;
+    Ok(Exit::Done)
+}
+
+fn measure(
+    args: &BenchArgs,
+    source: &ModelSource,
+    setting: &Setting,
+    tests: &[Test],
+    printer: &mut Printer,
+) -> Result<(), Failure> {
+    let options = EngineOptions {
+        threads: Some(setting.threads),
+        isa: args.isa,
+        kv_type: setting.kv_type,
+        ctx: tests.iter().map(Test::positions).max(),
+        batch: setting.batch,
+        mmap: !args.no_mmap,
+        repack: setting.repack,
+        ..EngineOptions::default()
+    };
+    let bar = Progress::bytes("loading");
+    let engine = Engine::load(source, &options, &mut |done, total| bar.at(done, total));
+    bar.clear();
+    let engine = engine?;
+    terminal::warn(engine.warnings());
+    let mut session = engine.session();
+    for &test in tests {
+        let bar = Progress::runs("measuring");
+        let samples = bench::run(&mut session, test, args.repetitions as usize, &mut |d, t| bar.at(d as u64, t as u64));
+        bar.clear();
+        printer.row(test, Record::new(&engine, setting, test, &samples?))?;
+    }
+    Ok(())
+}
+
+/// Column names and widths of the table; a negative width is flush left.
+const COLUMNS: [(&str, i32); 12] = [
+    ("model", -24),
+    ("size", 10),
+    ("params", 10),
+    ("backend", -11),
+    ("threads", 7),
+    ("test", 15),
+    ("t/s", 20),
+    ("GB/s", 6),
+    ("% of best", 9),
+    ("GFLOP/s", 7),
+    ("% of peak", 9),
+    ("token hash", 16),
+];
+
+/// Rows of a table or lines of CSV as they come, an array at the end.
+struct Printer {
+    format: Format,
+    records: Vec<Value>,
+    limits: Vec<String>,
+}
+
+impl Printer {
+    fn new(format: Format) -> Printer {
+        Printer { format, records: Vec::new(), limits: Vec::new() }
+    }
+
+    fn row(&mut self, test: Test, record: Record) -> Result<(), Failure> {
+        let first = self.records.is_empty();
+        let value = serde_json::to_value(&record)?;
+        let lines = match self.format {
+            Format::Json => String::new(),
+            Format::Csv => csv(&value, first),
+            Format::Md => {
+                let limits = format!(
+                    "{}, {} threads: {:.1} GB/s read, {:.1} GFLOP/s in {}",
+                    record.isa, record.n_threads, record.read_gb_s_best, record.gflops_peak, record.arithmetic
+                );
+                if !self.limits.contains(&limits) {
+                    self.limits.push(limits);
+                }
+                let head = if first { table_head() } else { String::new() };
+                head + &table_row(test, &record)
+            }
+        };
+        self.records.push(value);
+        Ok(terminal::print(lines.as_bytes())?)
+    }
+
+    fn finish(self) -> Result<(), Failure> {
+        let text = match self.format {
+            Format::Json => serde_json::to_string_pretty(&self.records)? + "\n",
+            Format::Csv => String::new(),
+            Format::Md => format!("\nMeasured limits: {}\n", self.limits.join("; ")),
+        };
+        Ok(terminal::print(text.as_bytes())?)
+    }
+}
+
+fn table_line(cells: impl Iterator<Item = String>) -> String {
+    let cell = |((_, width), text): (&(&str, i32), String)| {
+        let to = width.unsigned_abs() as usize;
+        if *width < 0 { format!(" {text:<to$} |") } else { format!(" {text:>to$} |") }
+    };
+    "|".to_owned() + &COLUMNS.iter().zip(cells).map(cell).collect::<String>() + "\n"
+}
+
+fn table_head() -> String {
+    let rule = |(_, width): &(&str, i32)| {
+        let dashes = "-".repeat(width.unsigned_abs() as usize - usize::from(*width > 0));
+        if *width < 0 { dashes } else { dashes + ":" }
+    };
+    table_line(COLUMNS.iter().map(|c| c.0.to_owned())) + &table_line(COLUMNS.iter().map(rule))
+}
+
+fn table_row(test: Test, r: &Record) -> String {
+    let size = |bytes: u64| match bytes as f64 {
+        b if b >= f64::from(1 << 30) => format!("{:.2} GiB", b / f64::from(1 << 30)),
+        b => format!("{:.2} MiB", b / f64::from(1 << 20)),
+    };
+    let count = |n: u64| match n as f64 {
+        n if n >= 1e9 => format!("{:.2} B", n / 1e9),
+        n => format!("{:.2} M", n / 1e6),
+    };
+    let or_dash = |x: Option<f64>| x.map_or("-".to_owned(), |x| format!("{x:.1}"));
+    let cells = [
+        r.model_type.clone(),
+        size(r.model_size),
+        count(r.model_n_params),
+        format!("CPU {}", r.isa),
+        r.n_threads.to_string(),
+        test.to_string(),
+        format!("{:.2} ± {:.2}", r.avg_ts, r.stddev_ts),
+        or_dash(r.read_gb_s),
+        or_dash(r.read_percent),
+        or_dash(r.gflops),
+        or_dash(r.flops_percent),
+        r.token_hash.clone(),
+    ];
+    table_line(cells.into_iter())
+}
+
+/// A record as a line, every field quoted as llama-bench does; the names before the first one.
+fn csv(record: &Value, first: bool) -> String {
+    let Value::Object(fields) = record else { return String::new() };
+    let line = |cells: &mut dyn Iterator<Item = String>| cells.collect::<Vec<_>>().join(",") + "\n";
+    let cell = |value: &Value| {
+        let text = match value {
+            Value::String(text) => text.clone(),
+            Value::Null => String::new(),
+            // lists keep their commas inside the quotes
+            other => other.to_string(),
+        };
+        format!("\"{}\"", text.replace('"', "\"\""))
+    };
+    let names = if first { line(&mut fields.keys().cloned()) } else { String::new() };
+    names + &line(&mut fields.values().map(cell))
+}

@@ -1,0 +1,294 @@
+//! `cargo xtask compare-llama`: Octavo and llama.cpp side by side.
+//!
+//! Both programs measure the same tests, one after the other, several rounds of it, so that a machine that slows down
+//! or speeds up does so for both. llama.cpp runs with every setting that may be its best on a CPU, and its best one
+//! counts. Speeds are medians over the rounds; the spread is that of the rounds' own ratios.
+
+use std::fmt::Write as _;
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use clap::Args;
+use serde_json::Value;
+
+/// Measure Octavo and llama.cpp side by side
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  cargo xtask compare-llama --llama-cpp ~/llama.cpp/build model.gguf
+  cargo xtask compare-llama --llama-cpp ~/llama.cpp/build model.gguf -d 0,4096 --csv tools/bench/my-machine.csv
+
+No other work should run: with more threads than free CPUs both programs wait at barriers, and ratios mean nothing. The
+spread shows it.")]
+pub(crate) struct CompareArgs {
+    /// GGUF file
+    model: PathBuf,
+    /// Folder with llama-bench, or the build folder above its bin
+    #[arg(long, value_name = "DIR")]
+    llama_cpp: PathBuf,
+    /// Threads; lists as for octavo bench
+    #[arg(short, long, value_name = "N", default_value = "2")]
+    threads: String,
+    /// Prompt lengths
+    #[arg(short = 'p', long, value_name = "N", default_value = "512")]
+    n_prompt: String,
+    /// Numbers of tokens to generate
+    #[arg(short = 'n', long, value_name = "N", default_value = "64")]
+    n_gen: String,
+    /// Numbers of tokens already in the cache
+    #[arg(short = 'd', long, value_name = "N", default_value = "0")]
+    n_depth: String,
+    /// Repetitions of each test in a round
+    #[arg(short, long, value_name = "N", default_value = "3")]
+    repetitions: String,
+    /// Octavo's instruction set; llama.cpp's is the one it was built for
+    #[arg(long, value_name = "ISA", default_value = "auto")]
+    isa: String,
+    /// Rounds
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Append the results to this file
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    /// The program to measure [default: built first, in release mode]
+    #[arg(long, value_name = "FILE")]
+    octavo: Option<PathBuf>,
+}
+
+/// What one program measured in one round.
+#[derive(Clone, Debug, PartialEq)]
+struct Sample {
+    round: u32,
+    test: String,
+    /// llama.cpp's setting; nothing for Octavo.
+    setting: String,
+    rate: f64,
+}
+
+/// One test's result.
+#[derive(Clone, Debug, PartialEq)]
+struct Line {
+    test: String,
+    ours: f64,
+    theirs: f64,
+    ratio: f64,
+    least: f64,
+    most: f64,
+    setting: String,
+}
+
+/// Runs the task.
+pub(crate) fn run(args: &CompareArgs) -> Result<(), String> {
+    let llama = find(&args.llama_cpp)?;
+    let octavo = args.octavo.clone().map_or_else(build, Ok)?;
+    let (mut ours, mut theirs, mut about) = (Vec::new(), Vec::new(), Value::Null);
+    for round in 1..=args.rounds {
+        eprintln!("round {round} of {}", args.rounds);
+        // each program is first as often as the other
+        for turn in [round % 2 == 1, round.is_multiple_of(2)] {
+            let mut command = Command::new(if turn { &octavo } else { &llama });
+            if turn {
+                command.arg("bench").args(["--isa", &args.isa]);
+            } else {
+                command.args(["-fa", "0,1", "--repack", "0,1"]);
+            }
+            let records = measure(common(&mut command, args))?;
+            if turn {
+                about = records[0].clone();
+                samples(&records, round, |_| String::new(), &mut ours)?;
+            } else {
+                let setting = |r: &Value| format!("fa {}, repack {}", r["flash_attn"], u8::from(r["repack"] == true));
+                samples(&records, round, setting, &mut theirs)?;
+            }
+        }
+    }
+    let lines = compare(&ours, &theirs)?;
+    print!("{}", table(&lines, &about, args.rounds));
+    match &args.csv {
+        Some(path) => append(path, &lines, &about).map_err(|error| format!("{}: {error}", path.display())),
+        None => Ok(()),
+    }
+}
+
+/// The arguments that both programs spell alike.
+fn common<'c>(command: &'c mut Command, args: &CompareArgs) -> &'c mut Command {
+    command.arg("-m").arg(&args.model).args(["-t", &args.threads, "-p", &args.n_prompt, "-n", &args.n_gen]);
+    command.args(["-d", &args.n_depth, "-r", &args.repetitions, "-o", "json"])
+}
+
+fn find(dir: &Path) -> Result<PathBuf, String> {
+    let places = [dir.join("llama-bench"), dir.join("bin/llama-bench"), dir.join("build/bin/llama-bench")];
+    let found = places.into_iter().find(|place| place.is_file());
+    found.ok_or_else(|| format!("{}: expected llama-bench here, in bin or in build/bin", dir.display()))
+}
+
+/// Builds the program beside this one.
+fn build() -> Result<PathBuf, String> {
+    crate::must(crate::cargo().args(["build", "--release", "--quiet", "-p", "octavo-llm", "--bin", "octavo"]))?;
+    let this = std::env::current_exe().map_err(|error| error.to_string())?;
+    Ok(this.with_file_name(format!("octavo{}", std::env::consts::EXE_SUFFIX)))
+}
+
+/// Runs a program that prints an array of records.
+fn measure(command: &mut Command) -> Result<Vec<Value>, String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().map_err(|error| format!("cannot start {name}: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("{name}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim_end()));
+    }
+    let records: Vec<Value> = serde_json::from_slice(&output.stdout).map_err(|error| format!("{name}: {error}"))?;
+    if records.is_empty() { Err(format!("{name}: nothing was measured")) } else { Ok(records) }
+}
+
+/// Appends the rates of a round.
+fn samples(
+    records: &[Value],
+    round: u32,
+    setting: impl Fn(&Value) -> String,
+    to: &mut Vec<Sample>,
+) -> Result<(), String> {
+    for r in records {
+        let rate = r["avg_ts"].as_f64().filter(|rate| *rate > 0.0);
+        let rate = rate.ok_or_else(|| format!("expected a rate in avg_ts, got {}", r["avg_ts"]))?;
+        to.push(Sample { round, test: test(r), setting: setting(r), rate });
+    }
+    Ok(())
+}
+
+/// The test's name, with its threads where there could be several.
+fn test(r: &Value) -> String {
+    let number = |name: &str| r[name].as_u64().unwrap_or(0);
+    let (kind, n) = if number("n_prompt") > 0 { ("pp", number("n_prompt")) } else { ("tg", number("n_gen")) };
+    let depth = if number("n_depth") > 0 { format!(" @ d{}", number("n_depth")) } else { String::new() };
+    format!("{kind}{n}{depth}, {} threads", number("n_threads"))
+}
+
+fn compare(ours: &[Sample], theirs: &[Sample]) -> Result<Vec<Line>, String> {
+    let mut lines: Vec<Line> = Vec::new();
+    for first in ours.iter().filter(|s| s.round == 1) {
+        let of = |all: &[Sample], setting: &str| -> Vec<f64> {
+            all.iter().filter(|s| s.test == first.test && s.setting == setting).map(|s| s.rate).collect()
+        };
+        let mine = of(ours, "");
+        let mut settings: Vec<&str> =
+            theirs.iter().filter(|s| s.test == first.test).map(|s| s.setting.as_str()).collect();
+        settings.sort_unstable();
+        settings.dedup();
+        let best = settings.iter().max_by(|a, b| median(&of(theirs, a)).total_cmp(&median(&of(theirs, b))));
+        let setting = (*best.ok_or_else(|| format!("llama-bench did not measure {}", first.test))?).to_owned();
+        let yours = of(theirs, &setting);
+        let ratios: Vec<f64> = mine.iter().zip(&yours).map(|(a, b)| a / b).collect();
+        lines.push(Line {
+            test: first.test.clone(),
+            ours: median(&mine),
+            theirs: median(&yours),
+            ratio: median(&mine) / median(&yours),
+            least: ratios.iter().copied().fold(f64::INFINITY, f64::min),
+            most: ratios.iter().copied().fold(0.0, f64::max),
+            setting,
+        });
+    }
+    Ok(lines)
+}
+
+/// The middle one, or the mean of the two in the middle.
+fn median(x: &[f64]) -> f64 {
+    let mut x = x.to_vec();
+    x.sort_by(f64::total_cmp);
+    match x.len() {
+        0 => 0.0,
+        n => (x[(n - 1) / 2] + x[n / 2]) / 2.0,
+    }
+}
+
+fn text(about: &Value, name: &str) -> String {
+    about[name].as_str().unwrap_or("?").to_owned()
+}
+
+fn table(lines: &[Line], about: &Value, rounds: u32) -> String {
+    let mut out = format!(
+        "{}, {}, {}; tokens per second, medians of {rounds} rounds\n",
+        text(about, "model_type"),
+        text(about, "isa"),
+        text(about, "cpu_info")
+    );
+    out += &format!("{:<28} {:>9} {:>9}  ratio (min - max)    llama.cpp's best\n", "test", "octavo", "llama.cpp");
+    for l in lines {
+        let spread = format!("{:.2} ({:.2} - {:.2})", l.ratio, l.least, l.most);
+        // writing to a string cannot fail
+        let _ = writeln!(out, "{:<28} {:>9.1} {:>9.1}  {spread:<19}  {}", l.test, l.ours, l.theirs, l.setting);
+    }
+    out
+}
+
+/// Adds a line for each test, below the names if the file is new.
+fn append(path: &Path, lines: &[Line], about: &Value) -> std::io::Result<()> {
+    let mut file = OpenOptions::new().append(true).create(true).open(path)?;
+    if file.metadata()?.len() == 0 {
+        writeln!(file, "date,cpu,model,test,isa,ours,theirs,ratio,min,max,llama_cpp")?;
+    }
+    for l in lines {
+        let rates = format!("{:.2},{:.2},{:.3},{:.3},{:.3}", l.ours, l.theirs, l.ratio, l.least, l.most);
+        let [date, cpu, model, isa] = ["test_time", "cpu_info", "model_type", "isa"].map(|name| text(about, name));
+        writeln!(file, "{date},\"{cpu}\",\"{model}\",\"{}\",{isa},{rates},\"{}\"", l.test, l.setting)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn their_best_setting_counts_and_ratios_are_of_one_round() {
+        let sample = |round, setting: &str, rate| Sample { round, test: "tg".into(), setting: setting.into(), rate };
+        let ours = [sample(1, "", 30.0), sample(2, "", 20.0), sample(3, "", 40.0)];
+        let theirs = [(1, 10.0, 11.0), (2, 10.0, 5.0), (3, 10.0, 20.0)];
+        let theirs: Vec<Sample> =
+            theirs.iter().flat_map(|&(r, a, b)| [sample(r, "fa 0", a), sample(r, "fa 1", b)]).collect();
+        let lines = compare(&ours, &theirs).expect("measured");
+        let line = &lines[0];
+        assert_eq!((lines.len(), line.setting.as_str()), (1, "fa 1"));
+        assert_eq!((line.ours, line.theirs, line.least, line.most), (30.0, 11.0, 2.0, 4.0));
+        assert_eq!(line.ratio, 30.0 / 11.0);
+        assert!(compare(&ours, &[]).is_err());
+    }
+
+    #[test]
+    fn records_become_samples() {
+        let r = json!({"n_prompt": 0, "n_gen": 64, "n_depth": 9, "n_threads": 2, "avg_ts": 1.5});
+        let mut all = Vec::new();
+        samples(&[r], 1, |_| String::new(), &mut all).expect("a rate");
+        assert_eq!(all[0], Sample { round: 1, test: "tg64 @ d9, 2 threads".into(), setting: String::new(), rate: 1.5 });
+        assert!(samples(&[json!({})], 1, |_| String::new(), &mut all).is_err());
+    }
+
+    #[test]
+    fn files_get_one_head() {
+        let path = std::env::temp_dir().join(format!("octavo-compare-{}.csv", std::process::id()));
+        let line = Line {
+            test: "tg64, 2 threads".into(),
+            ours: 30.0,
+            theirs: 20.0,
+            ratio: 1.5,
+            least: 1.4,
+            most: 1.6,
+            setting: "fa 1, repack 1".into(),
+        };
+        let about = json!({"test_time": "2026-01-01T00:00:00Z", "cpu_info": "c", "model_type": "m", "isa": "avx2"});
+        for _ in 0..2 {
+            append(&path, std::slice::from_ref(&line), &about).expect("written");
+        }
+        let text = std::fs::read_to_string(&path).expect("there");
+        std::fs::remove_file(&path).expect("removed");
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!((lines.len(), lines[1]), (3, lines[2]));
+        assert_eq!(
+            lines[1],
+            "2026-01-01T00:00:00Z,\"c\",\"m\",\"tg64, 2 threads\",avx2,30.00,20.00,1.500,1.400,1.600,\"fa 1, repack 1\""
+        );
+    }
+}

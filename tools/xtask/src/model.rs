@@ -1,0 +1,400 @@
+//! `cargo xtask model`: a model of a real shape with random weights, for measurements where no trained one is at hand.
+//!
+//! Weights are normal with deviation 1 / sqrt(inputs), so that activations keep their size through the layers. Blocks
+//! are quantized as any others, but only some thousand of them for each type and deviation; a tensor is drawn from
+//! those block by block. So a file of any type takes hardly longer than writing it, and little memory.
+
+use std::collections::HashMap;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use clap::{Args, ValueEnum};
+use gguf_rs_lite::{Gguf, OpenOptions, OwnedValue, TensorData, TensorType, Writer};
+use octavo_llm::quantize::Target;
+use octavo_llm::quantize::mix::{self, Choices, Facts, Mix};
+
+use crate::random::Random;
+
+/// Write a GGUF file of a real shape with random weights
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  cargo xtask model --arch qwen3 --preset 0.6b --type Q4_K_M --out model.gguf
+  cargo xtask model --arch llama --preset tiny --type IQ2_XXS --seed 7 --out tiny.gguf")]
+pub(crate) struct ModelArgs {
+    /// Architecture
+    #[arg(long, default_value = "qwen3")]
+    arch: Arch,
+    /// Size: Qwen3's shapes, or a tiny one
+    #[arg(long)]
+    preset: Preset,
+    /// A name that octavo quantize takes, with its mix of types; or a type of ggml, for all matrices
+    #[arg(long = "type", value_name = "TYPE")]
+    ty: String,
+    /// All matrices get the type's default, none of its mix
+    #[arg(long)]
+    pure: bool,
+    /// Seed of the weights
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// The file to write
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Arch {
+    Llama,
+    Qwen2,
+    Qwen3,
+}
+
+impl Arch {
+    fn name(self) -> &'static str {
+        match self {
+            Arch::Llama => "llama",
+            Arch::Qwen2 => "qwen2",
+            Arch::Qwen3 => "qwen3",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Preset {
+    Tiny,
+    #[value(name = "0.6b")]
+    B0_6,
+    #[value(name = "1.7b")]
+    B1_7,
+    #[value(name = "4b")]
+    B4,
+    #[value(name = "8b")]
+    B8,
+}
+
+/// A model's numbers.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    arch: Arch,
+    n_embd: u32,
+    n_ff: u32,
+    n_layer: u32,
+    n_head: u32,
+    n_head_kv: u32,
+    head_dim: u32,
+    n_vocab: u32,
+    tied: bool,
+}
+
+impl Shape {
+    fn of(arch: Arch, preset: Preset) -> Shape {
+        let (n_embd, n_ff, n_layer, n_head, n_head_kv, head_dim, n_vocab) = match preset {
+            Preset::Tiny => (256, 768, 4, 4, 2, 64, 1024),
+            Preset::B0_6 => (1024, 3072, 28, 16, 8, 128, 151_936),
+            Preset::B1_7 => (2048, 6144, 28, 16, 8, 128, 151_936),
+            Preset::B4 => (2560, 9728, 36, 32, 8, 128, 151_936),
+            Preset::B8 => (4096, 12_288, 36, 32, 8, 128, 151_936),
+        };
+        // only Qwen3's heads are wider than the model
+        let head_dim = if arch == Arch::Qwen3 { head_dim } else { n_embd / n_head };
+        let tied = preset != Preset::B8 && arch != Arch::Llama;
+        Shape { arch, n_embd, n_ff, n_layer, n_head, n_head_kv, head_dim, n_vocab, tied }
+    }
+
+    /// Names and dimensions, in the order that llama-quantize's rules go through them.
+    fn tensors(&self) -> Vec<(String, Vec<u64>)> {
+        let [d, ff, vocab, head] = [self.n_embd, self.n_ff, self.n_vocab, self.head_dim].map(u64::from);
+        let (q, kv) = (head * u64::from(self.n_head), head * u64::from(self.n_head_kv));
+        let mut all = vec![("token_embd".to_owned(), vec![d, vocab]), ("output_norm".to_owned(), vec![d])];
+        if !self.tied {
+            all.push(("output".to_owned(), vec![d, vocab]));
+        }
+        let layer: [(&str, &[u64]); 9] = [
+            ("attn_norm", &[d]),
+            ("attn_q", &[d, q]),
+            ("attn_k", &[d, kv]),
+            ("attn_v", &[d, kv]),
+            ("attn_output", &[q, d]),
+            ("ffn_norm", &[d]),
+            ("ffn_gate", &[d, ff]),
+            ("ffn_up", &[d, ff]),
+            ("ffn_down", &[ff, d]),
+        ];
+        let norms: [(&str, &[u64]); 2] = [("attn_q_norm", &[head]), ("attn_k_norm", &[head])];
+        for i in 0..self.n_layer {
+            let more: &[(&str, &[u64])] = if self.arch == Arch::Qwen3 { &norms } else { &[] };
+            all.extend(layer.iter().chain(more).map(|(name, dims)| (format!("blk.{i}.{name}"), dims.to_vec())));
+        }
+        let mut all: Vec<_> = all.into_iter().map(|(name, dims)| (name + ".weight", dims)).collect();
+        if self.arch == Arch::Qwen2 {
+            for (name, n) in [("attn_q", q), ("attn_k", kv), ("attn_v", kv)] {
+                all.extend((0..self.n_layer).map(|i| (format!("blk.{i}.{name}.bias"), vec![n])));
+            }
+        }
+        all.sort_by(|a, b| mix::order(&a.0, &b.0));
+        all
+    }
+
+    fn set_keys(&self, writer: &mut Writer<'_>, file_type: Option<u32>) {
+        let arch = self.arch.name();
+        writer.set("general.architecture", arch).set("general.name", format!("random {arch}"));
+        let mut put = |name: &str, value: OwnedValue| {
+            writer.set(&format!("{arch}.{name}"), value);
+        };
+        put("context_length", 40_960u32.into());
+        put("embedding_length", self.n_embd.into());
+        put("block_count", self.n_layer.into());
+        put("feed_forward_length", self.n_ff.into());
+        put("attention.head_count", self.n_head.into());
+        put("attention.head_count_kv", self.n_head_kv.into());
+        let llama = self.arch == Arch::Llama;
+        put("attention.layer_norm_rms_epsilon", if llama { 1e-5f32 } else { 1e-6 }.into());
+        put("rope.freq_base", if llama { 5e5f32 } else { 1e6 }.into());
+        match self.arch {
+            Arch::Llama => put("rope.dimension_count", self.head_dim.into()),
+            Arch::Qwen2 => {}
+            Arch::Qwen3 => {
+                put("attention.key_length", self.head_dim.into());
+                put("attention.value_length", self.head_dim.into());
+            }
+        }
+        writer.set("general.quantization_version", 2u32);
+        if let Some(number) = file_type {
+            writer.set("general.file_type", number);
+        }
+    }
+}
+
+/// The demo model's tokenizer, its vocabulary filled up with tokens that no text becomes.
+fn set_tokenizer(writer: &mut Writer<'_>, n_vocab: u32) -> Result<(), String> {
+    let demo = Gguf::from_bytes(octavo_reference::demo::demo_model(), "demo", &OpenOptions::default());
+    let demo = demo.map_err(|error| error.to_string())?;
+    for (key, value) in demo.keys().filter(|(key, _)| key.starts_with("tokenizer.")) {
+        let mut value = OwnedValue::from(value);
+        if let OwnedValue::Array(array) = &mut value {
+            match (key, array) {
+                ("tokenizer.ggml.tokens", gguf_rs_lite::OwnedArray::Str(tokens)) => {
+                    tokens.extend((tokens.len() as u32..n_vocab).map(|id| format!("[PAD{id}]").into_bytes()));
+                }
+                // 5: unused
+                ("tokenizer.ggml.token_type", gguf_rs_lite::OwnedArray::I32(types)) => {
+                    types.resize(n_vocab as usize, 5);
+                }
+                _ => {}
+            }
+        }
+        writer.set(key, value);
+    }
+    Ok(())
+}
+
+/// Which type each tensor gets.
+enum Types {
+    Mix(Target, Choices),
+    One(TensorType),
+}
+
+impl Types {
+    fn parse(name: &str, pure: bool) -> Result<Types, String> {
+        // requires_importance of the mixes asks for it; the weights drawn here matter alike
+        let choices = Choices { pure, has_importance: true, ..Choices::default() };
+        match name.parse::<Target>() {
+            Ok(Target::COPY) => Err("COPY: expected a type, there is no file to copy from".to_owned()),
+            Ok(target) => Ok(Types::Mix(target, choices)),
+            Err(unknown) => {
+                let usable = |ty: &TensorType| octavo_quant::can_quantize(*ty) && octavo_quant::can_dequantize(*ty);
+                let ty = TensorType::from_name(name).filter(usable);
+                ty.map(Types::One).ok_or_else(|| format!("{unknown}, or a type of ggml that holds floats"))
+            }
+        }
+    }
+
+    /// The type of each tensor, in order.
+    fn of(&self, shape: &Shape, tensors: &[(String, Vec<u64>)]) -> Result<Vec<TensorType>, String> {
+        let facts = Facts {
+            architecture: shape.arch.name().to_owned(),
+            n_layer: shape.n_layer,
+            n_head: shape.n_head,
+            n_head_kv: shape.n_head_kv,
+            n_expert: 0,
+        };
+        let mut mix = match self {
+            Types::Mix(target, choices) => {
+                Some(Mix::new(&facts, *target, choices, tensors.iter().map(|(name, _)| name.as_str())))
+            }
+            Types::One(_) => None,
+        };
+        let one = |(name, dims): &(String, Vec<u64>)| {
+            let wanted = match (&mut mix, self) {
+                (Some(mix), _) => mix.wanted(name, dims).map_err(|error| error.to_string())?,
+                (None, Types::One(ty)) if mix::is_quantizable(&facts.architecture, name, dims) => Some(*ty),
+                _ => None,
+            };
+            let wanted = wanted.unwrap_or(TensorType::F32);
+            mix::fallback(wanted, dims[0]).ok_or_else(|| format!("{name}: {wanted} does not fit rows of {}", dims[0]))
+        };
+        tensors.iter().map(one).collect()
+    }
+
+    fn file_type(&self) -> Option<u32> {
+        match self {
+            Types::Mix(target, _) => Some(target.file_type()),
+            Types::One(_) => None,
+        }
+    }
+}
+
+/// Values that are quantized for each type and deviation.
+const POOL: usize = 1 << 18;
+/// Values in a row of those.
+const ROW: usize = 4096;
+
+/// Blocks to draw from.
+struct Pool {
+    bytes: Vec<u8>,
+    /// Bytes that are drawn together: a block, or several small ones.
+    group_bytes: usize,
+    /// Values in them.
+    group: usize,
+}
+
+impl Pool {
+    fn new(ty: TensorType, deviation: f32, seed: u64) -> Result<Pool, String> {
+        let mut random = Random::new(seed, &format!("{ty} {deviation}"));
+        let values: Vec<f32> = (0..POOL).map(|_| deviation * random.normal()).collect();
+        let mut bytes = Vec::new();
+        // every column matters alike
+        octavo_quant::quantize(ty, &values, ROW, Some(&[1.0; ROW]), &mut bytes).map_err(|error| error.to_string())?;
+        // all block lengths are powers of two
+        let group = ty.block_len().max(64);
+        Ok(Pool { group_bytes: group / ty.block_len() * ty.block_bytes(), group, bytes })
+    }
+
+    /// Writes `n` values.
+    fn draw(&self, n: u64, mut random: Random, out: &mut dyn Write) -> io::Result<()> {
+        let groups = self.bytes.len() / self.group_bytes;
+        let mut buffer = Vec::with_capacity(1 << 20);
+        for _ in 0..n / self.group as u64 {
+            let at = random.below(groups) * self.group_bytes;
+            buffer.extend_from_slice(&self.bytes[at..at + self.group_bytes]);
+            if buffer.len() + self.group_bytes > 1 << 20 {
+                out.write_all(&buffer)?;
+                buffer.clear();
+            }
+        }
+        out.write_all(&buffer)
+    }
+}
+
+/// Norms near 1, biases near 0.
+fn vector(name: &str, n: u64, mut random: Random) -> Vec<u8> {
+    let mut one = || if name.ends_with(".bias") { 0.1 * random.normal() } else { 0.9 + 0.2 * random.uniform() };
+    (0..n).flat_map(|_| one().to_le_bytes()).collect()
+}
+
+/// Runs the task.
+pub(crate) fn run(args: &ModelArgs) -> Result<(), String> {
+    let shape = Shape::of(args.arch, args.preset);
+    let types = Types::parse(&args.ty, args.pure)?;
+    let tensors = shape.tensors();
+    let mut writer = Writer::new();
+    shape.set_keys(&mut writer, types.file_type());
+    set_tokenizer(&mut writer, shape.n_vocab)?;
+    let mut pools: HashMap<(TensorType, u64), Rc<Pool>> = HashMap::new();
+    let mut weights = 0;
+    for ((name, dims), ty) in tensors.iter().zip(types.of(&shape, &tensors)?) {
+        let n: u64 = dims.iter().product();
+        weights += n;
+        let random = Random::new(args.seed, name);
+        if dims.len() == 1 {
+            writer.tensor(name, dims, ty, vector(name, n, random));
+            continue;
+        }
+        let pool = match pools.get(&(ty, dims[0])) {
+            Some(pool) => pool.clone(),
+            None => {
+                let pool = Rc::new(Pool::new(ty, 1.0 / (dims[0] as f32).sqrt(), args.seed)?);
+                pools.insert((ty, dims[0]), pool.clone());
+                pool
+            }
+        };
+        assert!(n.is_multiple_of(pool.group as u64), "{name}: presets have whole groups");
+        writer.tensor(name, dims, ty, TensorData::stream(move |out| pool.draw(n, random, out)));
+    }
+    let bytes = writer.write_file(&args.out).map_err(|error| error.to_string())?;
+    let (mega, mib) = (weights as f64 / 1e6, bytes as f64 / f64::from(1 << 20));
+    println!("{}: {} {}, {mega:.1} M weights, {mib:.1} MiB", args.out.display(), args.arch.name(), args.ty);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use octavo_llm::bench::{self, Test};
+    use octavo_llm::engine::{Engine, EngineOptions, ModelSource};
+
+    fn made(dir: &tempfile::TempDir, arch: Arch, ty: &str, seed: u64) -> Result<PathBuf, String> {
+        let out = dir.path().join(format!("{}-{ty}-{seed}.gguf", arch.name()));
+        run(&ModelArgs { arch, preset: Preset::Tiny, ty: ty.to_owned(), pure: false, seed, out: out.clone() })?;
+        Ok(out)
+    }
+
+    /// The hash of a few tokens generated; the logits were finite.
+    fn generated(path: &std::path::Path) -> String {
+        let options = EngineOptions { threads: Some(1), ctx: Some(64), ..EngineOptions::default() };
+        let source = ModelSource::Path(path.to_owned());
+        let engine = Engine::load(&source, &options, &mut |_, _| {}).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(engine.warnings(), <[String; 0]>::default());
+        let tests = Test::all(&[], &[12], &[8]);
+        let samples = bench::run(&mut engine.session(), tests[0], 1, &mut |_, _| {});
+        samples.unwrap_or_else(|e| panic!("{}: {e}", path.display())).token_hash
+    }
+
+    #[test]
+    fn every_architecture_loads_runs_and_is_deterministic() {
+        let dir = tempfile::tempdir().expect("a folder");
+        for arch in [Arch::Llama, Arch::Qwen2, Arch::Qwen3] {
+            let one = made(&dir, arch, "Q4_K_M", 1).expect("written");
+            let bytes = std::fs::read(&one).expect("there");
+            let hash = generated(&one);
+            assert_eq!(std::fs::read(made(&dir, arch, "Q4_K_M", 1).expect("written")).expect("there"), bytes);
+            assert_eq!(generated(&one), hash);
+            let other = made(&dir, arch, "Q4_K_M", 2).expect("written");
+            assert_ne!(std::fs::read(&other).expect("there"), bytes);
+            assert_ne!(generated(&other), hash, "{}", arch.name());
+        }
+    }
+
+    #[test]
+    fn every_type_can_be_had_and_weights_have_their_deviation() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let names = Target::all().map(Target::name).chain(["MXFP4", "NVFP4"]).filter(|name| *name != "COPY");
+        for name in names {
+            let path = made(&dir, Arch::Qwen3, name, 0).unwrap_or_else(|e| panic!("{name}: {e}"));
+            generated(&path);
+            let gguf = Gguf::open(&path, &OpenOptions::default()).expect("sound");
+            let t = gguf.tensor("blk.0.ffn_gate.weight").expect("there");
+            let mut x = vec![0f32; t.n_elements() as usize];
+            octavo_quant::dequantize(t.ty, gguf.data(t), &mut x).expect("whole blocks");
+            let variance = x.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / x.len() as f64;
+            // two bits lose some of it
+            let deviation = (variance * 256.0).sqrt();
+            assert!((0.7..1.2).contains(&deviation), "{name}: {deviation}");
+        }
+        for name in ["COPY", "Q9", "I32"] {
+            assert!(made(&dir, Arch::Qwen3, name, 0).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn presets_are_qwen3s_shapes() {
+        let count = |preset| {
+            let tensors = Shape::of(Arch::Qwen3, preset).tensors();
+            tensors.iter().map(|(_, dims)| dims.iter().product::<u64>()).sum::<u64>()
+        };
+        // as published: 0.6B and 1.7B, 4B; 8B has an output of its own
+        let counts = [Preset::B0_6, Preset::B1_7, Preset::B4, Preset::B8].map(count);
+        assert_eq!(counts, [596_049_920, 1_720_574_976, 4_022_468_096, 8_190_735_360]);
+    }
+}
