@@ -370,7 +370,7 @@ instantiate!(avx512, Isa::Avx512, Avx512, floats 12, queries [8, 4, 2, 1], promp
 #[cfg(target_arch = "x86_64")]
 instantiate!(amx, Isa::Amx, Avx512, floats 12, queries [8, 4, 2, 1], prompts by_tiles,
     features "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni");
-// two strips of six tokens are 24 of the 32 registers
+// two strips of six tokens are 24 of the 32 registers; weights and tokens take the others
 #[cfg(target_arch = "aarch64")]
 use crate::aarch64::neon::{MixedDot, Neon, SignedDot, Widening};
 #[cfg(target_arch = "aarch64")]
