@@ -29,7 +29,7 @@ pub(crate) struct Prompt {
     /// Slice of a strip as a panel.
     pub(crate) panel: unsafe fn(*const u8, usize, usize, *mut f32),
     /// One strip, and a pair of them, against all tokens.
-    pub(crate) tiles: [unsafe fn(&gemm::Tiles); 2],
+    pub(crate) tiles: [unsafe fn(&gemm::Tiles<'_>); 2],
 }
 
 /// A form of prompt activations.
@@ -52,7 +52,7 @@ pub(crate) struct Rows {
     pub(crate) tokens: &'static Tokens,
     /// From `[kc][R]` floats to the panel, if that is another form.
     pub(crate) convert: Option<unsafe fn(*const f32, usize, *mut f32)>,
-    pub(crate) tiles: [unsafe fn(&gemm::Tiles); 2],
+    pub(crate) tiles: [unsafe fn(&gemm::Tiles<'_>); 2],
 }
 
 /// Generation kernels differ in what they read.
@@ -102,8 +102,8 @@ pub(crate) struct Table {
     /// Instead of the former, for prompts.
     pub(crate) unit: Option<Unit>,
     pub(crate) rms_norm: unsafe fn(*const f32, *const f32, f32, usize, *mut f32),
-    pub(crate) swiglu: unsafe fn(*const f32, *const f32, usize, *mut f32),
-    pub(crate) add: unsafe fn(*const f32, *const f32, usize, *mut f32),
+    pub(crate) swiglu: unsafe fn(&elementwise::Operands),
+    pub(crate) add: unsafe fn(&elementwise::Operands),
     pub(crate) to_f16: unsafe fn(*const f32, usize, *mut u16),
     pub(crate) rotate: unsafe fn(*const f32, *const f32, *const f32, usize, *mut f32),
     /// Measures memory: without and with prefetch.
@@ -157,7 +157,7 @@ macro_rules! by_pairs {
             unsafe { pairs::panel::<$simd, F>(strip, k0, k1, out) }
         }
         $(#[target_feature(enable = $features)])?
-        unsafe fn pair_tiles<const GROUP: usize, const MIN: bool, const MS: usize>(a: &gemm::Tiles) {
+        unsafe fn pair_tiles<const GROUP: usize, const MIN: bool, const MS: usize>(a: &gemm::Tiles<'_>) {
             // SAFETY: as gemv.
             unsafe { pairs::tiles::<$simd, GROUP, MIN, MS, $width>(a) }
         }
@@ -252,7 +252,7 @@ macro_rules! instantiate {
             }
             $prompts!(kernels $simd, $($width)? $(, $features)?);
             $(#[target_feature(enable = $features)])?
-            unsafe fn tiles<const MS: usize>(a: &gemm::Tiles) {
+            unsafe fn tiles<const MS: usize>(a: &gemm::Tiles<'_>) {
                 // SAFETY: as gemv.
                 unsafe { gemm::tiles::<$simd, MS, $nt>(a) }
             }
@@ -267,14 +267,14 @@ macro_rules! instantiate {
                 unsafe { elementwise::rms_norm::<$simd>(x, weight, eps, n, y) }
             }
             $(#[target_feature(enable = $features)])?
-            unsafe fn swiglu(gate: *const f32, up: *const f32, n: usize, y: *mut f32) {
+            unsafe fn swiglu(rows: &elementwise::Operands) {
                 // SAFETY: as gemv.
-                unsafe { elementwise::swiglu::<$simd>(gate, up, n, y) }
+                unsafe { elementwise::swiglu::<$simd>(rows) }
             }
             $(#[target_feature(enable = $features)])?
-            unsafe fn add(a: *const f32, b: *const f32, n: usize, y: *mut f32) {
+            unsafe fn add(rows: &elementwise::Operands) {
                 // SAFETY: as gemv.
-                unsafe { elementwise::add::<$simd>(a, b, n, y) }
+                unsafe { elementwise::add::<$simd>(rows) }
             }
             $(#[target_feature(enable = $features)])?
             unsafe fn read<const PREFETCH: bool>(p: *const f32, n: usize) -> f32 {

@@ -46,7 +46,7 @@ pub(crate) struct Rows<'a> {
 }
 
 /// Query rows of a [`Block`], at most.
-pub(crate) const ROWS: usize = 64;
+pub(crate) const ROWS: usize = 128;
 
 /// One query row: a head of a token.
 #[derive(Clone, Copy)]

@@ -63,12 +63,19 @@ pub(crate) unsafe fn attend<E: Float>(a: &Block<'_>, scratch: *mut u8) {
                 let from = (p < pages).then(|| (a.pages.k.wrapping_add(page), a.pages.v.wrapping_add(page)));
                 pack_page::<E>(from, d, (p, steps), k, v);
             }
+            // steps of positions that any row of a pair of blocks sees: what is beyond would add zeros
+            let seen = |i: usize| {
+                let rows = &a.rows[i * 16..a.rows.len().min((i + 2) * 16)];
+                let seen = rows.iter().map(|r| r.visible).max().unwrap_or(0);
+                seen.saturating_sub(at).div_ceil(K).min(steps)
+            };
             for i in (0..blocks).step_by(2) {
-                for p in (0..2 * steps).step_by(2) {
+                for p in (0..2 * seen(i)).step_by(2) {
                     let tiles = TERMS * d / K;
                     let x = (q.add(i * tiles * TILE).cast_const(), tiles * TILE);
                     let to = scores.add(i * 16 * SPAN + p * 16);
-                    multiply(((blocks - i).min(2), 2), x, k.add(p * tiles * TILE), tiles, None, (to, SPAN));
+                    let keys = (k.add(p * tiles * TILE).cast_const(), tiles * TILE);
+                    multiply(((blocks - i).min(2), 2), x, keys, tiles, None, (to, SPAN));
                 }
             }
             for (r, row) in a.rows.iter().enumerate() {
@@ -82,12 +89,12 @@ pub(crate) unsafe fn attend<E: Float>(a: &Block<'_>, scratch: *mut u8) {
                     row.cast::<__m512i>().write_unaligned(_mm512_setzero_si512());
                 }
             }
-            for i in (0..blocks).step_by(2) {
+            for i in (0..blocks).step_by(2).filter(|i| seen(*i) > 0) {
                 for n in (0..d / 16).step_by(2) {
-                    let x = weights.add(i * steps * TILE);
+                    let x = (weights.add(i * steps * TILE).cast_const(), steps * TILE);
+                    let values = (v.add(n * steps * TILE).cast_const(), steps * TILE);
                     let to = (sums.add(i * 16 * d + n * 16), d);
-                    let size = ((blocks - i).min(2), 2);
-                    multiply(size, (x, steps * TILE), v.add(n * steps * TILE), steps, Some(to), to);
+                    multiply(((blocks - i).min(2), 2), x, values, seen(i), Some(to), to);
                 }
             }
             at += SPAN;
