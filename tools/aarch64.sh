@@ -23,7 +23,7 @@ on() {
     cargo test --release --target $target -p octavo-quant -p octavo-kernels -p octavo-llm "$@"
 }
 
-on max scalar,neon,dotprod,i8mm --lib --test matmul --test attention --test goldens
+on max scalar,neon,dotprod,i8mm --lib --test matmul --test attention --test absorbed --test goldens
 # a kernel that used more than its name says would stop here with an illegal instruction
 on cortex-a53 scalar,neon --lib --test matmul --test attention -- instruction_set results naive packed
 on cortex-a76 scalar,neon,dotprod --lib --test matmul --test attention -- instruction_set results naive packed
