@@ -21,7 +21,7 @@ const STRIPS: usize = 2;
 /// Units that go through a slice of activations together, at most.
 const UNITS: usize = 8;
 /// Floats of a strip's panel, in any form.
-const PANEL_FLOATS: usize = 512 * MAX_R;
+const PANEL_FLOATS: usize = gemm::KC * MAX_R;
 /// Tokens of a prompt whose attention one thread takes at a time.
 const QUERY_BLOCK: usize = 16;
 

@@ -127,7 +127,12 @@ pub(crate) fn table(isa: Isa) -> &'static Table {
         Isa::Avx512 => &avx512::TABLE,
         #[cfg(target_arch = "x86_64")]
         Isa::Amx => &amx::TABLE,
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => &neon::TABLE,
+        #[cfg(target_arch = "aarch64")]
+        Isa::NeonDot => &neon_dot::TABLE,
+        #[cfg(target_arch = "aarch64")]
+        Isa::NeonI8mm => &neon_i8mm::TABLE,
         other => unreachable!("{other} is never available here"),
     }
 }
@@ -378,3 +383,14 @@ instantiate!(avx512, Isa::Avx512, Avx512, floats 12, queries [8, 4, 2, 1], promp
 #[cfg(target_arch = "x86_64")]
 instantiate!(amx, Isa::Amx, Avx512, floats 12, queries [8, 4, 2, 1], prompts by_tiles,
     features "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni");
+// two strips of six tokens are 24 of the 32 registers; weights and tokens take the others
+#[cfg(target_arch = "aarch64")]
+use crate::aarch64::neon::{MixedDot, Neon, SignedDot, Widening};
+#[cfg(target_arch = "aarch64")]
+instantiate!(neon, Isa::Neon, Neon<Widening>, floats 6, queries [8, 4, 2, 1], prompts by_pairs 6, features "neon");
+#[cfg(target_arch = "aarch64")]
+instantiate!(neon_dot, Isa::NeonDot, Neon<SignedDot>, floats 6, queries [8, 4, 2, 1], prompts by_pairs 6,
+    features "neon,dotprod");
+#[cfg(target_arch = "aarch64")]
+instantiate!(neon_i8mm, Isa::NeonI8mm, Neon<MixedDot>, floats 6, queries [8, 4, 2, 1], prompts by_pairs 6,
+    features "neon,dotprod,i8mm");

@@ -37,7 +37,7 @@ pub(super) struct ComputeArgs {
     /// Threads [default: the CPUs that this process may use]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// Instruction set of the kernels: auto, scalar, avx2, avxvnni, avx512 or amx
+    /// Instruction set of the kernels: auto, scalar, avx2, avxvnni, avx512, amx, neon, dotprod or i8mm
     #[arg(long, value_name = "ISA", default_value = "auto")]
     pub(super) isa: IsaChoice,
     /// Type of the KV cache: f16, f32, bf16 or q8_0 [default: f16]
