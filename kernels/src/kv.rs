@@ -104,7 +104,7 @@ impl KvShape {
 /// The pages of all layers.
 ///
 /// `[layer][page][KV head]`, and in each 16 positions: keys `[head_dim][16]`, values `[16][head_dim]`; of bytes, scales
-/// follow in f16: for keys `[head_dim / 32][16]`, for values `[16][head_dim / 32]`.
+/// follow in f16, `[head_dim / 32][16]`.
 pub struct KvStore {
     pub(crate) shape: KvShape,
     pub(crate) n_pages: usize,
@@ -253,7 +253,7 @@ impl KvWriter {
                             to_k.cast::<i8>().add((g * Q8_GROUP + i) * PAGE + slot).write(code);
                         }
                         let (scale, codes) = q8_0(&v[values]);
-                        to_v.add(scales).cast::<u16>().add(slot * groups + g).write(scale);
+                        to_v.add(scales).cast::<u16>().add(g * PAGE + slot).write(scale);
                         to_v.cast::<[i8; Q8_GROUP]>().byte_add(slot * d + g * Q8_GROUP).write(codes);
                     }
                 }

@@ -169,7 +169,11 @@ unsafe fn pack_page<E: Stored>(
         for i in 0..d / 2 {
             let mut rows = [_mm512_setzero_si512(); 2];
             if let Some((k, _)) = page {
-                let x = [E::keys::<S>(k, d, 2 * i, 0), E::keys::<S>(k, d, 2 * i + 1, 0)];
+                let mut x = [E::keys::<S>(k, 2 * i, 0), E::keys::<S>(k, 2 * i + 1, 0)];
+                if E::GROUP.is_some() {
+                    let scales = E::scales::<S>(k, d, 2 * i, 0);
+                    x = [S::mul(x[0], scales), S::mul(x[1], scales)];
+                }
                 let high = [bf16_part(x[0]), bf16_part(x[1])];
                 rows[0] = pair(high[0], high[1]);
                 rows[1] = pair(_mm512_sub_ps(x[0], high[0]), _mm512_sub_ps(x[1], high[1]));
@@ -180,10 +184,18 @@ unsafe fn pack_page<E: Stored>(
         }
         for n in 0..d / 16 {
             let values = v.add((n * steps + p / 2) * TILE).cast::<__m512i>().add(p % 2 * (PAGE / 2));
+            let mut scales = [1f32; PAGE];
+            if let (Some((_, v)), Some(_)) = (page, E::GROUP) {
+                S::store(scales.as_mut_ptr(), E::scales::<S>(v, d, n * 16, 0));
+            }
             for i in 0..PAGE / 2 {
                 let mut row = _mm512_setzero_si512();
                 if let Some((_, v)) = page {
-                    row = pair(E::values::<S>(v, d, 2 * i, n * 16), E::values::<S>(v, d, 2 * i + 1, n * 16));
+                    let mut x = [E::values::<S>(v, d, 2 * i, n * 16), E::values::<S>(v, d, 2 * i + 1, n * 16)];
+                    if E::GROUP.is_some() {
+                        x = [S::mul(x[0], S::set1(scales[2 * i])), S::mul(x[1], S::set1(scales[2 * i + 1]))];
+                    }
+                    row = pair(x[0], x[1]);
                 }
                 values.add(i).write_unaligned(row);
             }
