@@ -176,7 +176,7 @@ impl Executor {
             sums: Floats::default(),
             q: Floats::new(MAX_QUERIES * MAX_HEAD_DIM),
             out: Floats::new(MAX_QUERIES * attention::padded(MAX_HEAD_DIM)),
-            strip: Floats::new(2 * MAX_R),
+            strip: Floats::new(2 * STRIPS * MAX_R),
             unit: Floats::default(),
         };
         let in_bf16 = program.matrices.iter().any(|m| m.reads(false) == Reads::Bf16);
@@ -402,8 +402,8 @@ fn plan(program: &Program, role: Role, absorb: bool) -> Vec<Plan> {
             list.push(Plan { absorbed: true, ..plan });
             continue;
         }
-        if absorb && role == Role::Prompt {
-            (plan.then, absorbed) = then(program, at);
+        if absorb {
+            (plan.then, absorbed) = then(program, role, at);
         }
         if let Op::MatMul { x, w, .. } = *op {
             let reads = program.matrices[w].reads(role == Role::Generated);
@@ -447,7 +447,10 @@ fn plan(program: &Program, role: Role, absorb: bool) -> Vec<Plan> {
 }
 
 /// What can be done by the product at `at`, and how many operations after it that is.
-fn then(program: &Program, at: usize) -> (Option<Then>, usize) {
+fn then(program: &Program, role: Role, at: usize) -> (Option<Then>, usize) {
+    // what follows may be written over the input, unless products of other rows still read it as it is
+    let apart =
+        |x: Slot, w: usize, out: Slot| x != out || program.matrices[w].reads(role == Role::Generated) != Reads::Floats;
     // nobody reads the slot from operation `from` on before it is written
     let unread = |slot: Slot, from: usize| {
         for op in &program.ops[from..] {
@@ -475,12 +478,13 @@ fn then(program: &Program, at: usize) -> (Option<Then>, usize) {
             && (a, b) == (gate, other)
             && a != b
             && [a, b].iter().all(|slot| *slot == out || unread(*slot, at + 3))
-            && like(w) == like(up) =>
+            && like(w) == like(up)
+            && apart(x, w, out) =>
         {
             (Some(Then::SwiGlu { up, out }), 2)
         }
-        [Op::MatMul { out: y, .. }, Op::Add { a, b, out }, ..]
-            if (a == y) != (b == y) && (y == out || unread(y, at + 2)) =>
+        [Op::MatMul { x, w, out: y }, Op::Add { a, b, out }, ..]
+            if (a == y) != (b == y) && (y == out || unread(y, at + 2)) && apart(x, w, out) =>
         {
             (Some(Then::Add { to: if a == y { b } else { a }, out }), 1)
         }

@@ -82,7 +82,7 @@ impl Frame<'_> {
         while s < share.end {
             let n = (share.end - s).min(2);
             // SAFETY: one thread has these strips; see `op`.
-            unsafe { self.gemv_strips(matrix, s..s + n, (x, m), out, w) };
+            unsafe { self.gemv_strips((at, matrix), s..s + n, (x, m), out, w) };
             s += n;
         }
         loop {
@@ -91,14 +91,14 @@ impl Frame<'_> {
                 return;
             }
             // SAFETY: as above: the counter gives each pair to one thread.
-            unsafe { self.gemv_strips(matrix, s..(s + 2).min(matrix.strips()), (x, m), out, w) };
+            unsafe { self.gemv_strips((at, matrix), s..(s + 2).min(matrix.strips()), (x, m), out, w) };
         }
     }
 
-    /// One or two strips times all rows.
+    /// One or two strips times all rows, and what follows.
     unsafe fn gemv_strips(
         &self,
-        matrix: &Matrix,
+        (at, matrix): (usize, &Matrix),
         strips: std::ops::Range<usize>,
         (x, m): (Slot, usize),
         out: Slot,
@@ -110,21 +110,36 @@ impl Frame<'_> {
         for s in strips.step_by(at_once) {
             let rows = (at_once * r).min(matrix.rows - s * r);
             for row in 0..m {
-                // SAFETY: one thread has these strips, so rows s * r .. of the output; strips that are not full go
-                // through this thread's scratch.
+                let place = |slot: Slot| self.buffers[slot].0.wrapping_add(row * matrix.rows + s * r);
+                // SAFETY: one thread has these strips, so rows s * r .. of the output; strips that are not full, and what
+                // is not the output yet, go through this thread's scratch.
                 unsafe {
-                    let y = self.buffers[out].part(row * matrix.rows + s * r, rows);
-                    let scratch = &mut self.threads.part(w.id, 1)[0].strip;
-                    let to = if rows == at_once * r { y.as_mut_ptr() } else { scratch.as_mut_ptr() };
-                    match kernel {
+                    let product = |matrix: &Matrix, to: *mut f32| match kernel {
                         Gemv::Codes(f) => {
                             (f[at_once - 1])(matrix.strip(s), matrix.cols, &self.act_row(row, matrix.cols), to);
                         }
                         Gemv::Float(f) => f(matrix.strip(s), matrix.cols, self.row(x, row).as_ptr(), to),
-                    }
-                    if rows < at_once * r {
-                        y.copy_from_slice(&scratch[..rows]);
-                    }
+                    };
+                    let scratch = &mut self.threads.part(w.id, 1)[0].strip;
+                    let [near, other] = [0, STRIPS * r].map(|i| scratch.as_mut_ptr().wrapping_add(i));
+                    let Some(then) = self.plan[at].then else {
+                        let whole = rows == at_once * r;
+                        product(matrix, if whole { place(out) } else { near });
+                        if !whole {
+                            std::ptr::copy_nonoverlapping(near, place(out), rows);
+                        }
+                        continue;
+                    };
+                    product(matrix, near);
+                    let (f, b) = match then {
+                        Then::SwiGlu { up, .. } => {
+                            product(&self.program.matrices[up], other);
+                            (self.table.swiglu, other)
+                        }
+                        Then::Add { to, .. } => (self.table.add, place(to)),
+                    };
+                    let (a, b) = ((near.cast_const(), 0), (b.cast_const(), 0));
+                    f(&Operands { a, b, y: (place(then.out()), 0), rows: 1, n: rows });
                 }
             }
         }

@@ -47,14 +47,14 @@ fn executor(case: &Case, isa: Isa, threads: usize, repack: bool, x: &[f32], raw:
 }
 
 /// The output with a tap, which sees every result, so that nothing is absorbed.
-fn one_by_one(executor: &mut Executor, m: usize) -> (Vec<f32>, usize) {
+fn one_by_one(executor: &mut Executor, role: Role, m: usize) -> (Vec<f32>, usize) {
     let tokens: Vec<u32> = (0..m as u32).collect();
     let table: Vec<u32> = (0..m.div_ceil(16) as u32).collect();
     let seqs = [Sequence { tokens: &tokens, start: 0, table: &table, wanted: 0..m }];
     let mut seen = 0;
     let mut tap = |_: usize, _: usize, _: usize, _: &[f32]| seen += 1;
     let mut kv = KvStore::new(KV, table.len()).expect("memory");
-    let out = executor.step(&Step { role: Role::Prompt, seqs: &seqs }, &mut kv, Some(&mut tap)).to_vec();
+    let out = executor.step(&Step { role, seqs: &seqs }, &mut kv, Some(&mut tap)).to_vec();
     (out, seen)
 }
 
@@ -71,6 +71,8 @@ fn absorbed_operations_give_the_same_bits() {
         Case { up: T::Q6_K, ..base },
         Case { gate: T::Q8_0, up: T::Q4_K, down: T::F16, ..base },
         Case { gate: T::F32, up: T::F32, down: T::BF16, m: 3, ..base },
+        Case { gate: T::F32, up: T::F32, down: T::F16, m: 2, slots: [1, 2, 0, 4, 4], ff: D },
+        Case { gate: T::F32, up: T::F32, down: T::F16, m: 2, slots: [1, 2, 3, 4, 3], ff: D },
         Case { gate: T::Q2_K, up: T::Q2_K, down: T::IQ4_NL, m: 1, ..base },
         // several units at once, and a number of tokens that fills no tile
         Case { ff: 3072, m: 530, ..base },
@@ -83,12 +85,15 @@ fn absorbed_operations_give_the_same_bits() {
         for isa in Isa::available().into_iter().filter(|isa| case.m < 100 || *isa != Isa::Scalar) {
             for (threads, repack) in [(1, true), (3, true), (2, false)] {
                 let mut executor = executor(case, isa, threads, repack, &x, &raw);
-                let near = run(&mut executor, KV, Role::Prompt, case.m);
-                let (apart, seen) = one_by_one(&mut executor, case.m);
-                assert_eq!(seen, 7, "every operation is seen");
-                let what = format!("{isa} {} {} {} m {} repack {repack}", case.gate, case.up, case.down, case.m);
-                assert!(near.iter().all(|v| v.is_finite()) && near.iter().any(|v| *v != 0.0), "{what}");
-                assert!(near.iter().zip(&apart).all(|(a, b)| a.to_bits() == b.to_bits()), "{what}: {:?}", case.slots);
+                for role in [Role::Prompt, Role::Generated].into_iter().filter(|r| case.m < 100 || *r == Role::Prompt) {
+                    let near = run(&mut executor, KV, role, case.m);
+                    let (apart, seen) = one_by_one(&mut executor, role, case.m);
+                    assert_eq!(seen, 7, "every operation is seen");
+                    let types = (case.gate, case.up, case.down);
+                    let what = format!("{isa} {role:?} {types:?} m {} repack {repack} {:?}", case.m, case.slots);
+                    assert!(near.iter().all(|v| v.is_finite()) && near.iter().any(|v| *v != 0.0), "{what}");
+                    assert!(near.iter().zip(&apart).all(|(a, b)| a.to_bits() == b.to_bits()), "{what}");
+                }
             }
         }
     }
@@ -116,8 +121,10 @@ fn what_is_read_again_is_not_absorbed() {
                 last,
             ];
             let mut executor = Executor::new(isa, program(ops, &[D, ff, ff, ff, ff], matrices, KV), pool);
-            let near = run(&mut executor, KV, Role::Prompt, m);
-            assert!(near == one_by_one(&mut executor, m).0, "{isa}");
+            for role in [Role::Prompt, Role::Generated] {
+                let near = run(&mut executor, KV, role, m);
+                assert!(near == one_by_one(&mut executor, role, m).0, "{isa} {role:?}");
+            }
         }
     }
 }
