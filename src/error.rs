@@ -6,6 +6,9 @@ pub enum Error {
     /// The container.
     #[error(transparent)]
     Gguf(#[from] gguf_rs_lite::Error),
+    /// A Hugging Face folder.
+    #[error(transparent)]
+    Hf(#[from] crate::hf::Error),
     /// Hyperparameters or weights.
     #[error(transparent)]
     Model(#[from] crate::model::Error),

@@ -12,6 +12,7 @@ pub mod engine;
 mod error;
 pub mod eval;
 pub mod generate;
+pub mod hf;
 pub mod imatrix;
 pub mod kv;
 pub mod model;

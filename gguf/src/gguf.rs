@@ -49,10 +49,10 @@ impl TensorInfo {
     }
 }
 
-struct Part {
-    name: String,
-    bytes: Bytes,
-    data_start: u64,
+pub(crate) struct Part {
+    pub(crate) name: String,
+    pub(crate) bytes: Bytes,
+    pub(crate) data_start: u64,
 }
 
 /// An open GGUF file, or all files of a split model.
@@ -104,7 +104,7 @@ impl Gguf {
         Gguf::assemble(vec![part], dir)
     }
 
-    fn assemble(parts: Vec<Part>, dir: Directory) -> Result<Gguf, Error> {
+    pub(crate) fn assemble(parts: Vec<Part>, dir: Directory) -> Result<Gguf, Error> {
         let Directory { version, alignment, keys, tensors, .. } = dir;
         let sorted = sort_by_name(&tensors, &parts)?;
         Ok(Gguf { parts, version, alignment, keys, tensors, sorted })
@@ -116,8 +116,14 @@ impl Gguf {
     }
 
     /// The paths of all files, for messages.
-    pub fn part_names(&self) -> impl ExactSizeIterator<Item = &str> {
-        self.parts.iter().map(|p| p.name.as_str())
+    pub fn part_names(&self) -> impl Iterator<Item = &str> {
+        let mut last = None;
+        self.parts.iter().map(|p| p.name.as_str()).filter(move |name| last.replace(*name) != Some(*name))
+    }
+
+    /// Whether this is a [`View`](crate::View) of other files.
+    pub fn is_view(&self) -> bool {
+        self.parts.iter().any(|p| matches!(p.bytes, Bytes::Shared(..) | Bytes::Made { .. }))
     }
 
     /// The GGUF version, 2 or 3.
@@ -136,7 +142,7 @@ impl Gguf {
     }
 
     fn first_bytes(&self) -> &[u8] {
-        self.parts.first().map_or(&[], |p| &p.bytes)
+        self.parts.first().map_or(&[], |p| p.bytes.whole())
     }
 
     /// The keys and values of the (first) file, in its order.
@@ -245,7 +251,22 @@ impl Gguf {
     /// [`Gguf::alignment`] in the file, which may be 1. For an info that is not of this model: whatever lies there,
     /// or nothing.
     pub fn data(&self, tensor: &TensorInfo) -> &[u8] {
-        self.place(tensor).and_then(|(part, start, end)| part.bytes.get(start..end)).unwrap_or(&[])
+        self.place(tensor).and_then(|(part, start, end)| part.bytes.whole().get(start..end)).unwrap_or(&[])
+    }
+
+    /// Whether the tensor's rows are made from something else ([`View::made`](crate::View::made)): [`Gguf::data`] makes
+    /// all of them, and keeps them.
+    pub fn is_made(&self, tensor: &TensorInfo) -> bool {
+        self.parts.get(tensor.part).is_some_and(|part| matches!(part.bytes, Bytes::Made { .. }))
+    }
+
+    /// Copies a tensor's bytes from byte `at` on, where a row of it starts, to `out`, which ends with a row. Of a tensor
+    /// whose rows are made when they are wanted ([`View::made`](crate::View::made)) this makes no others.
+    pub fn read(&self, tensor: &TensorInfo, at: usize, out: &mut [u8]) {
+        let row = tensor.dims.first().and_then(|n| tensor.ty.row_bytes(*n)).and_then(|n| usize::try_from(n).ok());
+        if let (Some((part, start, _)), Some(row)) = (self.place(tensor), row) {
+            part.bytes.read(start.saturating_add(at), row, out);
+        }
     }
 
     /// Where the tensor's data starts in its file, in bytes.

@@ -34,6 +34,7 @@ mod replace;
 mod split;
 mod types;
 mod value;
+mod view;
 mod writer;
 
 pub use error::Error;
@@ -42,4 +43,5 @@ pub use owned::{OwnedArray, OwnedValue};
 pub use replace::replace as replace_file;
 pub use types::{TensorType, removed_type_name};
 pub use value::{Array, ArrayIter, Value, ValueType};
+pub use view::{RowSource, SharedFile, View};
 pub use writer::{TensorData, Writer};

@@ -1,17 +1,27 @@
 //! A file's bytes: memory-mapped, or in memory. The one file of this crate with `unsafe`.
 #![allow(unsafe_code)] // a memory map cannot be made without it
 
-use crate::{Error, error::label};
+use crate::{Error, RowSource, error::label};
 use memmap2::{Mmap, MmapOptions};
 use std::borrow::Cow;
 use std::fs::{self, File};
 use std::io::Read;
+use std::ops::Range;
 use std::path::Path;
+use std::sync::{Arc, OnceLock};
 
 /// Bytes that do not move while this lives.
 pub(crate) enum Bytes {
     Mapped(Mmap),
     Held(Cow<'static, [u8]>),
+    /// A part of others.
+    Shared(Arc<Bytes>, Range<usize>),
+    /// Made from something else, when all of them are asked for.
+    Made {
+        rows: Arc<dyn RowSource>,
+        len: usize,
+        held: OnceLock<Vec<u8>>,
+    },
 }
 
 impl Bytes {
@@ -42,6 +52,14 @@ impl Bytes {
 
     /// Tells the system that the whole pages inside `start..end` are not needed soon. Does nothing for bytes in memory.
     pub(crate) fn release(&self, start: usize, end: usize) {
+        match self {
+            Bytes::Shared(whole, range) => {
+                let at = |i: usize| range.start.saturating_add(i).min(range.end);
+                return whole.release(at(start), at(end));
+            }
+            Bytes::Made { rows, .. } => return rows.release(),
+            Bytes::Mapped(_) | Bytes::Held(_) => {}
+        }
         #[cfg(unix)]
         if let Bytes::Mapped(map) = self {
             let Some(start) = start.checked_next_multiple_of(PAGE) else { return };
@@ -62,12 +80,46 @@ impl Bytes {
 #[cfg(unix)]
 const PAGE: usize = if cfg!(target_arch = "x86_64") { 4096 } else { 65_536 };
 
-impl std::ops::Deref for Bytes {
-    type Target = [u8];
-    fn deref(&self) -> &[u8] {
+impl Bytes {
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Bytes::Made { len, .. } => *len,
+            other => other.whole().len(),
+        }
+    }
+
+    /// All of them.
+    pub(crate) fn whole(&self) -> &[u8] {
         match self {
             Bytes::Mapped(map) => map,
             Bytes::Held(held) => held,
+            Bytes::Shared(whole, range) => whole.whole().get(range.clone()).unwrap_or(&[]),
+            Bytes::Made { rows, len, held } => held.get_or_init(|| {
+                let mut all = vec![0; *len];
+                rows.fill(0, &mut all);
+                all
+            }),
         }
+    }
+
+    /// Copies the bytes from `start` on, which is where a row of `row` bytes starts, without making all.
+    pub(crate) fn read(&self, start: usize, row: usize, out: &mut [u8]) {
+        match self {
+            Bytes::Made { rows, held, .. } if held.get().is_none() => {
+                rows.fill(start.checked_div(row).unwrap_or(0) as u64, out);
+            }
+            other => {
+                let from = other.whole().get(start..).unwrap_or(&[]);
+                out.iter_mut().zip(from).for_each(|(to, from)| *to = *from);
+            }
+        }
+    }
+}
+
+impl std::ops::Deref for Bytes {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        self.whole()
     }
 }

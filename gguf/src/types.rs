@@ -2,6 +2,8 @@
 
 /// A tensor's element type. The discriminant is the id in the file.
 ///
+/// The last three are in no file: groups of AWQ checkpoints, which [`View`](crate::View) shows as blocks of rows.
+///
 /// Block shapes are those of ggml (`ggml-common.h`); ids that ggml removed have no variant here and are
 /// named by [`removed_type_name`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -43,12 +45,15 @@ pub enum TensorType {
     NVFP4 = 40,
     Q1_0 = 41,
     Q2_0 = 42,
+    AWQ_G32 = 0x4157_5120,
+    AWQ_G64 = 0x4157_5140,
+    AWQ_G128 = 0x4157_5180,
 }
 
 use TensorType as T;
 
 /// Every tensor type with its name, elements per block and bytes per block.
-const TABLE: [(T, &str, u32, u32); 35] = [
+const TABLE: [(T, &str, u32, u32); 38] = [
     (T::F32, "F32", 1, 4),
     (T::F16, "F16", 1, 2),
     (T::Q4_0, "Q4_0", 32, 18),
@@ -84,17 +89,23 @@ const TABLE: [(T, &str, u32, u32); 35] = [
     (T::NVFP4, "NVFP4", 64, 36),
     (T::Q1_0, "Q1_0", 128, 18),
     (T::Q2_0, "Q2_0", 64, 18),
+    (T::AWQ_G32, "AWQ_G32", 32, 19),
+    (T::AWQ_G64, "AWQ_G64", 64, 35),
+    (T::AWQ_G128, "AWQ_G128", 128, 67),
 ];
 
 impl TensorType {
-    /// Every type, in the order of their ids.
+    /// The types of AWQ groups, which files do not have.
+    pub const AWQ: [TensorType; 3] = [T::AWQ_G32, T::AWQ_G64, T::AWQ_G128];
+
+    /// Every type that a file can have, in the order of their ids.
     pub fn all() -> impl Iterator<Item = TensorType> {
-        TABLE.iter().map(|row| row.0)
+        TABLE.iter().map(|row| row.0).filter(|ty| !T::AWQ.contains(ty))
     }
 
     /// The type with this id in a GGUF file, or `None` (see [`removed_type_name`]).
     pub fn from_id(id: u32) -> Option<TensorType> {
-        TABLE.iter().map(|row| row.0).find(|&t| t as u32 == id)
+        TensorType::all().find(|&t| t as u32 == id)
     }
 
     /// The type of this name, upper or lower case (`q4_k` and `Q4_K`).

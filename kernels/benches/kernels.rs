@@ -25,7 +25,7 @@ use octavo_kernels::{
 use octavo_quant::{TensorType as T, quantize};
 
 /// Types with packed forms.
-const TYPES: [T; 16] = [
+const TYPES: [T; 17] = [
     T::Q4_0,
     T::Q4_1,
     T::Q5_0,
@@ -38,6 +38,7 @@ const TYPES: [T; 16] = [
     T::Q6_K,
     T::IQ4_NL,
     T::IQ4_XS,
+    T::AWQ_G128,
     T::MXFP4,
     T::F16,
     T::BF16,

@@ -295,6 +295,21 @@ format! {
     }
 }
 
+/// A group of an AWQ checkpoint: an f16 scale and a whole zero point for all of it.
+macro_rules! awq {
+    ($name:ident, $k:literal) => {
+        format! {
+            /// One f16 scale and one zero point for a group of a row.
+            $name: $k weights, meta 3, low 4, high 0, top 0, group 32, offset 0, min true, table None,
+            head [0], scales S([d], meta, _) { (d, S::mul(d, S::to_f(S::load_u8(meta.add(2 * S::R))))) }
+        }
+    };
+}
+
+awq!(AWQ_G32, 32);
+awq!(AWQ_G64, 64);
+awq!(AWQ_G128, 128);
+
 /// A plain float type, packed as [k][R].
 pub(crate) trait Float {
     const BYTES: usize;

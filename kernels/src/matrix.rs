@@ -7,12 +7,23 @@ use crate::pack;
 use crate::pool::Pool;
 use crate::table::{Gemv, MAX_R, Packed, Rows, Tokens, table};
 use octavo_quant::TensorType;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 /// Bytes that somebody else owns: a mapped file, usually.
 pub trait Bytes: Send + Sync {
     /// Always the same bytes.
     fn bytes(&self) -> &[u8];
+
+    /// How many there are.
+    fn n_bytes(&self) -> usize {
+        self.bytes().len()
+    }
+
+    /// The bytes of some whole rows, in `room` where they are made for the occasion: packing needs each row once.
+    fn rows<'a>(&'a self, range: Range<usize>, _room: &'a mut Vec<u8>) -> &'a [u8] {
+        &self.bytes()[range]
+    }
 }
 
 impl Bytes for Vec<u8> {
@@ -98,7 +109,7 @@ impl Matrix {
         }
         let row_bytes = ty.row_bytes(cols as u64).and_then(|b| usize::try_from(b).ok());
         let expected = row_bytes.and_then(|b| b.checked_mul(rows));
-        let got = source.bytes().len();
+        let got = source.n_bytes();
         let Some(row_bytes) = row_bytes.filter(|_| expected == Some(got)) else {
             let expected = expected.map_or("a whole number of blocks a row".to_owned(), |b| b.to_string());
             return Err(MatrixError::Size { ty, rows, cols, expected, got });
@@ -107,7 +118,7 @@ impl Matrix {
         let kernels = (table.packed)(ty).filter(|_| repack);
         let strip_bytes = row_bytes * table.strip;
         let data = match kernels {
-            Some(kernels) => Data::Packed(pack_strips(&kernels, ty, source.bytes(), row_bytes, table.strip, pool)),
+            Some(kernels) => Data::Packed(pack_strips(&kernels, ty, &*source, row_bytes, table.strip, pool)),
             None => Data::Rows(source),
         };
         Ok(Matrix { ty, rows, cols, isa, data, kernels, strip_bytes })
@@ -248,18 +259,28 @@ pub fn kernel_name(isa: Isa, ty: TensorType, packed: bool) -> String {
     }
 }
 
-fn pack_strips(kernels: &Packed, ty: TensorType, source: &[u8], row_bytes: usize, r: usize, pool: &mut Pool) -> Memory {
-    let rows = source.len().checked_div(row_bytes).unwrap_or(0);
+fn pack_strips(
+    kernels: &Packed,
+    ty: TensorType,
+    source: &dyn Bytes,
+    row_bytes: usize,
+    r: usize,
+    pool: &mut Pool,
+) -> Memory {
+    let n = source.n_bytes();
+    let rows = n.checked_div(row_bytes).unwrap_or(0);
     let strip_bytes = row_bytes * r;
     let bytes = rows.div_ceil(r) * strip_bytes;
     // the weights are in memory already, mapped: a system without room for a copy ends the program as for any `Vec`
     let mut memory = Memory::lasting(bytes).unwrap_or_else(|| panic!("no memory for {bytes} bytes of packed weights"));
     if strip_bytes > 0 {
-        let work = Mutex::new(source.chunks(strip_bytes).zip(memory.bytes_mut().chunks_exact_mut(strip_bytes)));
+        let work = Mutex::new((0..n).step_by(strip_bytes).zip(memory.bytes_mut().chunks_exact_mut(strip_bytes)));
         pool.run(&|_| {
+            let mut room = Vec::new();
             loop {
                 // a panic in `pack` is a broken invariant that the pool passes on; the lock is not held then
-                let Some((from, to)) = work.lock().expect("no panic under the lock").next() else { break };
+                let Some((at, to)) = work.lock().expect("no panic under the lock").next() else { break };
+                let from = source.rows(at..n.min(at + strip_bytes), &mut room);
                 let rows: Vec<&[u8]> = from.chunks_exact(row_bytes).collect();
                 match kernels.shape {
                     Some(shape) => pack::strip(shape, &rows, r, to),

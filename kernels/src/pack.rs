@@ -72,6 +72,10 @@ fn pack_meta(ty: TensorType, raw: &[u8], i: usize, r: usize, meta: &mut [u8]) {
     let mut meta = Transposed { meta, i, r };
     match ty {
         TensorType::Q4_0 | TensorType::Q5_0 | TensorType::Q8_0 | TensorType::IQ4_NL => meta.half(0, &raw[..2]),
+        TensorType::AWQ_G32 | TensorType::AWQ_G64 | TensorType::AWQ_G128 => {
+            meta.half(0, &raw[..2]);
+            meta.bytes(2, &raw[2..3]);
+        }
         TensorType::MXFP4 => meta.bytes(0, &raw[..1]),
         TensorType::Q2_K => {
             meta.half(0, &raw[80..82]);
@@ -186,11 +190,8 @@ fn unpack_codes(ty: TensorType, raw: &[u8], codes: &mut [u8]) {
         }
         TensorType::IQ4_NL => nibbles(&raw[2..], codes),
         TensorType::MXFP4 => nibbles(&raw[1..], codes),
-        TensorType::IQ4_XS => {
-            for (c, q) in codes.chunks_exact_mut(32).zip(raw[8..].chunks_exact(16)) {
-                nibbles(q, c);
-            }
-        }
+        TensorType::IQ4_XS => nibbles_of_32(&raw[8..], codes),
+        TensorType::AWQ_G32 | TensorType::AWQ_G64 | TensorType::AWQ_G128 => nibbles_of_32(&raw[3..], codes),
         other => unreachable!("no packed form of {other}"),
     }
 }
@@ -201,6 +202,13 @@ fn two_bits(q: &[u8], codes: &mut [u8]) {
         for (j, c) in c.chunks_exact_mut(32).enumerate() {
             c.iter_mut().zip(q).for_each(|(c, q)| *c = q >> (2 * j) & 3);
         }
+    }
+}
+
+/// 16 bytes for each 32 codes.
+fn nibbles_of_32(q: &[u8], codes: &mut [u8]) {
+    for (c, q) in codes.chunks_exact_mut(32).zip(q.chunks_exact(16)) {
+        nibbles(q, c);
     }
 }
 

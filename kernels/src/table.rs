@@ -334,6 +334,9 @@ macro_rules! instantiate {
                     TensorType::Q4_K => codes::<formats::Q4_K>(),
                     TensorType::Q5_K => codes::<formats::Q5_K>(),
                     TensorType::Q6_K => codes::<formats::Q6_K>(),
+                    TensorType::AWQ_G32 => codes::<formats::AWQ_G32>(),
+                    TensorType::AWQ_G64 => codes::<formats::AWQ_G64>(),
+                    TensorType::AWQ_G128 => codes::<formats::AWQ_G128>(),
                     _ => return None,
                 })
             }

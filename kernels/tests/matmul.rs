@@ -7,7 +7,7 @@ use common::{Rng, f32_bytes, product, random_blocks};
 use octavo_kernels::{Isa, Role};
 use octavo_quant::TensorType as T;
 
-const PACKED: [T; 16] = [
+const PACKED: [T; 19] = [
     T::F32,
     T::F16,
     T::BF16,
@@ -24,6 +24,9 @@ const PACKED: [T; 16] = [
     T::IQ4_NL,
     T::IQ4_XS,
     T::MXFP4,
+    T::AWQ_G32,
+    T::AWQ_G64,
+    T::AWQ_G128,
 ];
 const PANELS: [T; 14] = [
     T::IQ1_S,
@@ -137,7 +140,7 @@ impl<'a> Exact<'a> {
     fn new(ty: T, cols: usize, raw: &[u8], x: &'a [f32]) -> Exact<'a> {
         let mut w = vec![0.0; raw.len() / ty.block_bytes() * ty.block_len()];
         octavo_quant::dequantize(ty, raw, &mut w).expect("whole rows");
-        let has_minimum = matches!(ty, T::Q4_1 | T::Q5_1 | T::Q2_K | T::Q4_K | T::Q5_K);
+        let has_minimum = matches!(ty, T::Q4_1 | T::Q5_1 | T::Q2_K | T::Q4_K | T::Q5_K) || T::AWQ.contains(&ty);
         Exact { w, x, cols, has_minimum, forms: Vec::new() }
     }
 

@@ -20,6 +20,7 @@ pub(crate) fn first_bad_block(ty: T, blocks: &[u8]) -> Option<usize> {
         T::BF16 => bad_word(blocks.as_chunks().0, |w| i16::from_le_bytes(w) & 0x7f80, 0x7f80),
         T::F64 => bad_word(blocks.as_chunks().0, |w| i64::from_le_bytes(w) & (0x7ff << 52), 0x7ff << 52),
         T::Q4_0 | T::Q5_0 | T::Q8_0 | T::Q1_0 | T::Q2_0 | T::IQ4_NL => bad(ty, blocks, |b| finite16(b, 0)),
+        T::AWQ_G32 | T::AWQ_G64 | T::AWQ_G128 => bad(ty, blocks, |b| finite16(b, 0)),
         T::IQ1_S | T::IQ2_XXS | T::IQ2_XS | T::IQ2_S | T::IQ3_XXS | T::IQ3_S | T::IQ4_XS => {
             bad(ty, blocks, |b| finite16(b, 0))
         }

@@ -1,7 +1,7 @@
 //! The table of formats: one row each.
 
 use crate::bits::decode_blocks;
-use crate::{TensorType, fp4, iq1, iq4, iq23, iquants, kquantize, kquants, legacy, low_bit, plain};
+use crate::{TensorType, awq, fp4, iq1, iq4, iq23, iquants, kquantize, kquants, legacy, low_bit, plain};
 use TensorType as T;
 
 /// Decodes whole blocks into as many values as they hold.
@@ -40,7 +40,7 @@ macro_rules! format {
     };
 }
 
-static FORMATS: [Format; 30] = [
+static FORMATS: [Format; 33] = [
     format!(F32, plain::decode_f32, plain::quantize_f32),
     row(T::F16, plain::decode_f16, plain::decode_f16s, Some(plain::quantize_f16)),
     format!(BF16, plain::decode_bf16, plain::quantize_bf16),
@@ -71,6 +71,9 @@ static FORMATS: [Format; 30] = [
     format!(Q2_0, low_bit::decode_q2_0, low_bit::quantize_q2_0),
     format!(MXFP4, fp4::decode_mxfp4, fp4::quantize_mxfp4),
     format!(NVFP4, fp4::decode_nvfp4, fp4::quantize_nvfp4),
+    format!(AWQ_G32, awq::decode::<19, 32>, awq::quantize::<19, 32>),
+    format!(AWQ_G64, awq::decode::<35, 64>, awq::quantize::<35, 64>),
+    format!(AWQ_G128, awq::decode::<67, 128>, awq::quantize::<67, 128>),
 ];
 
 /// The row of a type, `None` for the plain integers and F64.
@@ -93,6 +96,6 @@ mod tests {
     fn only_plain_integers_and_f64_have_no_row() {
         let without: Vec<_> = TensorType::all().filter(|&t| format(t).is_none()).collect();
         assert_eq!(without, [T::I8, T::I16, T::I32, T::I64, T::F64]);
-        assert_eq!(FORMATS.len() + without.len(), TensorType::all().count());
+        assert_eq!(FORMATS.len() + without.len(), TensorType::all().count() + TensorType::AWQ.len());
     }
 }

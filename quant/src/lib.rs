@@ -8,10 +8,11 @@
 //!
 //! A format is one row of the table in `format.rs`; the family files hold the layouts:
 //! `plain` (F32 F16 BF16), `legacy` (Q4_0 .. Q8_1), `kquants` (Q2_K .. Q8_K), `iquants` (IQ1_S .. IQ4_XS), `low_bit`
-//! (Q1_0 Q2_0 TQ1_0 TQ2_0), `fp4` (MXFP4 NVFP4). `kquantize`, `iq4`, `iq23`, `iq1` write what needs more than a few
+//! (Q1_0 Q2_0 TQ1_0 TQ2_0), `fp4` (MXFP4 NVFP4), `awq` (the groups of AWQ checkpoints). `kquantize`, `iq4`, `iq23`, `iq1` write what needs more than a few
 //! lines.
 #![forbid(unsafe_code)]
 
+pub mod awq;
 mod bits;
 mod check;
 mod fit;

@@ -2,6 +2,7 @@
 //! at the same time.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
@@ -70,6 +71,14 @@ impl Bytes for FileBytes {
     fn bytes(&self) -> &[u8] {
         self.weight.bytes(&self.gguf)
     }
+
+    fn n_bytes(&self) -> usize {
+        self.weight.n_bytes()
+    }
+
+    fn rows<'a>(&'a self, range: Range<usize>, room: &'a mut Vec<u8>) -> &'a [u8] {
+        self.weight.read(&self.gguf, range, room)
+    }
 }
 
 /// The model on the CPU.
@@ -134,7 +143,7 @@ fn pack(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Vec<Matrix>, Error> {
     let weights: Vec<&WeightRef> = ids.iter().map(|id| model.weights.matrix(*id)).collect();
-    let total: u64 = weights.iter().map(|w| w.bytes(gguf).len() as u64).sum();
+    let total: u64 = weights.iter().map(|w| w.n_bytes() as u64).sum();
     let mut done = 0;
     progress(0, total);
     let mut matrices = Vec::with_capacity(weights.len());
@@ -147,7 +156,7 @@ fn pack(
             gguf.release(&gguf.tensors()[weight.tensor]);
         }
         matrices.push(matrix);
-        done += weight.bytes(gguf).len() as u64;
+        done += weight.n_bytes() as u64;
         progress(done, total);
     }
     Ok(matrices)

@@ -1,5 +1,6 @@
 //! A measurement with all that it depends on, under llama-bench's names.
 
+use gguf_rs_lite::TensorType;
 use octavo_kernels::{Isa, KvType, kernel_name};
 use serde::Serialize;
 
@@ -156,7 +157,9 @@ fn model_type(engine: &Engine) -> String {
     };
     let number = engine.gguf().u32("general.file_type").ok().flatten();
     let target = Target::all().find(|t| *t != Target::COPY && Some(t.file_type()) == number);
-    format!("{} {size} {}", engine.hparams().arch.name(), target.map_or("mixed", Target::name))
+    let awq = || engine.gguf().tensors().iter().any(|t| TensorType::AWQ.contains(&t.ty)).then_some("AWQ");
+    let name = target.map(Target::name).or_else(awq).unwrap_or("mixed");
+    format!("{} {size} {name}", engine.hparams().arch.name())
 }
 
 /// The kernels of every type that matrices have, the most frequent type first.

@@ -14,7 +14,7 @@ use super::failure::Failure;
 /// Which model.
 #[derive(Debug, Args)]
 pub(super) struct ModelArgs {
-    /// GGUF file (of a split model, its first part); the built-in demo model if not given
+    /// GGUF file (of a split model, its first part) or Hugging Face folder; the built-in demo model if not given
     #[arg(value_name = "MODEL", value_hint = clap::ValueHint::FilePath)]
     positional: Option<PathBuf>,
     /// The same as MODEL

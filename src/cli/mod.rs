@@ -7,6 +7,7 @@ mod args;
 mod argv;
 mod bench;
 mod chat;
+mod convert;
 mod diff;
 mod failure;
 mod imatrix;
@@ -42,8 +43,10 @@ Examples:
   octavo perplexity model.gguf -f text.txt
   octavo bench model.gguf -p 512 -n 128
   octavo diff f16.gguf q4_k_m.gguf -p \"Hello\"
+  octavo convert Qwen3-0.6B-AWQ qwen3-0.6b.gguf
   octavo quantize model-f16.gguf model-q4.gguf Q4_K_M
 
+MODEL is a GGUF file or a Hugging Face folder (safetensors, plain or AWQ).
 Commands that run a model run the built-in demo model if no MODEL is given.";
 
 /// Runs GGUF language models, with numbers that can be checked.
@@ -65,6 +68,7 @@ enum Command {
     Bench(bench::BenchArgs),
     Diff(Box<diff::DiffArgs>),
     QuantReport(Box<quant_report::QuantReportArgs>),
+    Convert(convert::ConvertArgs),
     Quantize(Box<quantize::QuantizeArgs>),
     Imatrix(imatrix::ImatrixArgs),
     /// Print a script that completes octavo's commands and options in a shell
@@ -99,6 +103,7 @@ fn dispatch(command: Command) -> Result<Exit, Failure> {
         Command::Bench(args) => bench::run(&args),
         Command::Diff(args) => diff::run(&args),
         Command::QuantReport(args) => quant_report::run(&args),
+        Command::Convert(args) => convert::run(&args),
         Command::Quantize(args) => quantize::run(&args),
         Command::Imatrix(args) => imatrix::run(&args),
         Command::Completions { shell } => completions(shell),

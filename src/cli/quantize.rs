@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use gguf_rs_lite::{Gguf, OpenOptions, TensorType};
+use gguf_rs_lite::{Gguf, TensorType};
+use octavo_llm::engine::ModelSource;
 use octavo_llm::imatrix::Importance;
 use octavo_llm::quantize::{Change, Options, Plan, Progress, Target};
 use regex::{Regex, RegexBuilder};
@@ -26,7 +27,7 @@ TYPE is one of F32 F16 BF16 Q8_0 Q6_K Q5_K_M Q5_K_S Q5_1 Q5_0 Q4_K_M Q4_K_S Q4_1
 Q3_K_L Q3_K_M Q3_K_S IQ3_M IQ3_S IQ3_XS IQ3_XXS Q2_K Q2_K_S IQ2_M IQ2_S IQ2_XS IQ2_XXS IQ1_M IQ1_S
 Q2_0 Q1_0 TQ2_0 TQ1_0 MXFP4_MOE, or COPY. Q2_K_S, IQ1_*, IQ2_* and IQ3_XXS need --imatrix.")]
 pub(super) struct QuantizeArgs {
-    /// The model (of a split model, its first part)
+    /// The model: a GGUF file (of a split model, its first part) or a Hugging Face folder
     #[arg(value_name = "IN", value_hint = clap::ValueHint::FilePath)]
     input: PathBuf,
     /// The new file; left out with --dry-run
@@ -107,7 +108,7 @@ impl QuantizeArgs {
 /// Runs the command.
 pub(super) fn run(args: &QuantizeArgs) -> Result<Exit, Failure> {
     let (output, target) = args.output_and_target()?;
-    let gguf = Gguf::open(&args.input, &OpenOptions::default())?;
+    let gguf = ModelSource::Path(args.input.clone()).open(true)?;
     if let (Some(output), false) = (output, args.dry_run) {
         refuse(args, output, &gguf)?;
     }

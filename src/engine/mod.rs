@@ -12,6 +12,7 @@ use octavo_kernels::{IsaChoice, KvType, PAGE_POSITIONS};
 use crate::backend::{Executable, cpu};
 use crate::chat::ChatTemplate;
 use crate::error::Error;
+use crate::hf;
 use crate::kv::BlockPool;
 use crate::model::{Hparams, Model};
 use crate::tokenizer::Tokenizer;
@@ -24,7 +25,7 @@ pub const DEFAULT_CONTEXT: usize = 4096;
 /// Where a model comes from.
 #[derive(Clone, Debug)]
 pub enum ModelSource {
-    /// A GGUF file; of a split model, its first part.
+    /// A GGUF file, of a split model its first part; or a Hugging Face folder.
     Path(PathBuf),
     /// The model inside the program.
     Demo,
@@ -34,10 +35,11 @@ impl ModelSource {
     /// Opens the container.
     ///
     /// # Errors
-    /// If it is not a sound GGUF file.
+    /// If it is not a sound GGUF file or folder.
     pub fn open(&self, mmap: bool) -> Result<Gguf, Error> {
         let options = OpenOptions { mmap, ..OpenOptions::default() };
         Ok(match self {
+            ModelSource::Path(path) if path.is_dir() => hf::open(path, &options)?,
             ModelSource::Path(path) => Gguf::open(path, &options)?,
             ModelSource::Demo => {
                 Gguf::from_bytes(octavo_reference::demo::demo_model(), "built-in demo model", &options)?

@@ -3,6 +3,7 @@
 //! Matrices stay in the file (a [`WeightRef`] says where); norms, biases and `rope_freqs` are small and are read.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use gguf_rs_lite::{Gguf, TensorInfo, TensorType};
 
@@ -41,15 +42,37 @@ impl WeightRef {
         self.ty.row_bytes(self.cols).map_or(0, |b| b as usize)
     }
 
-    /// The rows' bytes, `rows * row_bytes()` of them.
+    /// Bytes of all rows.
+    pub fn n_bytes(&self) -> usize {
+        self.rows as usize * self.row_bytes()
+    }
+
+    /// The rows' bytes, all [`WeightRef::n_bytes`].
     ///
     /// # Panics
     /// If `gguf` is not the file the weight was bound from.
     pub fn bytes<'a>(&self, gguf: &'a Gguf) -> &'a [u8] {
-        let info = gguf.tensors().get(self.tensor).filter(|t| t.name == self.name);
-        let info = info.unwrap_or_else(|| panic!("{} has no tensor {} at {}", gguf.name(), self.name, self.tensor));
         let start = self.row_start as usize * self.row_bytes();
-        &gguf.data(info)[start..start + self.rows as usize * self.row_bytes()]
+        &gguf.data(self.info(gguf))[start..start + self.n_bytes()]
+    }
+
+    /// A range of the bytes, which is whole rows; in `room`, if the file does not have them as they are.
+    ///
+    /// # Panics
+    /// As [`WeightRef::bytes`].
+    pub fn read<'a>(&self, gguf: &'a Gguf, range: Range<usize>, room: &'a mut Vec<u8>) -> &'a [u8] {
+        let info = self.info(gguf);
+        if !gguf.is_made(info) {
+            return &self.bytes(gguf)[range];
+        }
+        room.resize(range.len(), 0);
+        gguf.read(info, self.row_start as usize * self.row_bytes() + range.start, room);
+        room
+    }
+
+    fn info<'a>(&self, gguf: &'a Gguf) -> &'a TensorInfo {
+        let info = gguf.tensors().get(self.tensor).filter(|t| t.name == self.name);
+        info.unwrap_or_else(|| panic!("{} has no tensor {} at {}", gguf.name(), self.name, self.tensor))
     }
 
     /// Whether the weight is the whole tensor, so that its pages may be released once it is packed.

@@ -301,6 +301,18 @@ impl Tokenizer {
         &self.warnings
     }
 
+    /// The patterns by which a `tokenizer.ggml.pre` cuts text, each inside the pieces of the one before, and whether whole
+    /// words that are tokens are taken as they are; `None` for an unknown one, or one that cuts by more than patterns.
+    pub fn patterns_of_pre(name: &str) -> Option<(&'static [String], bool)> {
+        pre::patterns(name)
+    }
+
+    /// The `tokenizer.ggml.pre` of a Hugging Face tokenizer that cuts text by these patterns, each inside the pieces of the
+    /// one before; `None` where none is known to cut so.
+    pub fn recognise_pre(regexes: &[String], ignore_merges: bool) -> Option<&'static str> {
+        pre::recognise(regexes, ignore_merges)
+    }
+
     /// Every `tokenizer.ggml.pre` that is known.
     pub fn pre_tokenizers() -> impl Iterator<Item = &'static str> {
         pre::names()

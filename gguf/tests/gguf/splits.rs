@@ -67,7 +67,7 @@ fn good() -> [Part; 3] {
 fn the_first_part_opens_all() {
     let (folder, file) = open_all(&good());
     let file = file.expect("opens");
-    assert_eq!(file.part_names().len(), 3);
+    assert_eq!(file.part_names().count(), 3);
     assert_eq!(file.name(), name(folder.path(), 1, 3).to_string_lossy());
     let names: Vec<_> = file.tensors().iter().map(|t| (t.name.as_str(), t.part)).collect();
     assert_eq!(names, [("a", 0), ("b", 1), ("c", 1)]);

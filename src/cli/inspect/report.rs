@@ -135,7 +135,7 @@ fn kernel(isa: Isa, ty: TensorType, repack: bool) -> String {
 
 fn types(gguf: &Gguf, isa: Isa, repack: bool) -> Vec<TypeShare> {
     let mut shares: Vec<TypeShare> = Vec::new();
-    for ty in TensorType::all() {
+    for ty in TensorType::all().chain(TensorType::AWQ) {
         let of_type: Vec<&TensorInfo> = gguf.tensors().iter().filter(|t| t.ty == ty).collect();
         if of_type.is_empty() {
             continue;

@@ -22,17 +22,14 @@ pub(super) fn render(report: &Report<'_>, tensors: bool) -> String {
 fn sections(out: &mut String, report: &Report<'_>, tensors: bool) -> std::fmt::Result {
     let gguf = report.gguf;
     writeln!(out, "{}", one_line(gguf.name()))?;
-    let parts = gguf.part_names().len();
-    let parts = if parts > 1 { format!(", {parts} parts") } else { String::new() };
-    writeln!(
-        out,
-        "  GGUF v{}{parts}, {}, {} keys, {} tensors, alignment {}",
-        gguf.version(),
-        size(gguf.file_bytes()),
-        gguf.keys().len(),
-        gguf.tensors().len(),
-        gguf.alignment(),
-    )?;
+    let container = match gguf.part_names().count() {
+        parts if gguf.is_view() => format!("Hugging Face folder, {} files of weights", parts - 1),
+        1 => format!("GGUF v{}", gguf.version()),
+        parts => format!("GGUF v{}, {parts} parts", gguf.version()),
+    };
+    let (keys, n) = (gguf.keys().len(), gguf.tensors().len());
+    let (bytes, alignment) = (size(gguf.file_bytes()), gguf.alignment());
+    writeln!(out, "  {container}, {bytes}, {keys} keys, {n} tensors, alignment {alignment}")?;
     if let Some(h) = &report.hparams {
         structure(out, report, h)?;
     }

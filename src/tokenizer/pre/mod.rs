@@ -59,6 +59,43 @@ pub(super) fn family(name: &str) -> Option<&'static Family> {
     families().iter().find(|family| family.names.iter().any(|n| n == name))
 }
 
+/// Families whose rules are those of a Hugging Face tokenizer of the same patterns. Of several that cut alike, the one
+/// that llama.cpp's converter names models of our architectures after.
+const RECOGNISED: [&str; 10] = [
+    "qwen2",
+    "llama-bpe",
+    "dbrx",
+    "gpt-2",
+    "smollm",
+    "tekken",
+    "qwen35",
+    "deepseek-llm",
+    "deepseek-coder",
+    "deepseek-v3",
+];
+
+/// The name of the family with these patterns, as Hugging Face writes them, one inside the pieces of the one before.
+pub(super) fn recognise(regexes: &[String], ignore_merges: bool) -> Option<&'static str> {
+    let spelled = |regex: &str| {
+        // letters of either case, which llama.cpp spells; and white space that becomes a piece whether or not it matches
+        let any_case = "(?i:'s|'t|'re|'ve|'m|'ll|'d)";
+        let regex = regex.replace(any_case, "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])");
+        regex.strip_suffix(r"|\s+").map(str::to_owned).unwrap_or(regex)
+    };
+    let wanted: Vec<String> = regexes.iter().map(|r| spelled(r)).collect();
+    RECOGNISED.into_iter().find(|name| {
+        family(name).is_some_and(|f| {
+            f.ignore_merges == ignore_merges && f.regexes.iter().map(|r| spelled(r)).eq(wanted.iter().cloned())
+        })
+    })
+}
+
+/// The patterns of a family that has nothing but patterns and merges, and whether it ignores merges for whole words.
+pub(super) fn patterns(name: &str) -> Option<(&'static [String], bool)> {
+    let plain = |f: &&Family| !(f.escape_whitespaces || f.raw_utf8 || f.regexes.iter().any(|r| r == DIGIT_TRIPLES));
+    family(name).filter(plain).map(|f| (f.regexes.as_slice(), f.ignore_merges))
+}
+
 /// Every known `tokenizer.ggml.pre`.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     families().iter().flat_map(|family| family.names.iter().map(String::as_str))

@@ -7,20 +7,22 @@
 use std::collections::HashMap;
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
-use gguf_rs_lite::{Gguf, OpenOptions, OwnedValue, TensorData, TensorType, Writer};
+use gguf_rs_lite::{Gguf, OpenOptions, OwnedValue, RowSource, TensorData, TensorType, View, Writer};
+use octavo_llm::hf;
 use octavo_llm::quantize::Target;
 use octavo_llm::quantize::mix::{self, Choices, Facts, Mix};
 
 use crate::random::Random;
 
-/// Write a GGUF file of a real shape with random weights
+/// Write a GGUF file, or an AWQ folder, of a real shape with random weights
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   cargo xtask model --arch qwen3 --preset 0.6b --type Q4_K_M --out model.gguf
+  cargo xtask model --arch qwen3 --preset 0.6b --type awq --out model-awq
   cargo xtask model --arch llama --preset tiny --type IQ2_XXS --seed 7 --out tiny.gguf")]
 pub(crate) struct ModelArgs {
     /// Architecture
@@ -29,7 +31,8 @@ pub(crate) struct ModelArgs {
     /// Size: Qwen3's shapes, or a tiny one
     #[arg(long)]
     preset: Preset,
-    /// A name that octavo quantize takes, with its mix of types; or a type of ggml, for all matrices
+    /// A name that octavo quantize takes, with its mix of types; a type of ggml, for all matrices; or awq, for a folder
+    /// with 4-bit groups of 128
     #[arg(long = "type", value_name = "TYPE")]
     ty: String,
     /// All matrices get the type's default, none of its mix
@@ -38,7 +41,7 @@ pub(crate) struct ModelArgs {
     /// Seed of the weights
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// The file to write
+    /// The file or folder to write
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
 }
@@ -193,12 +196,17 @@ fn set_tokenizer(writer: &mut Writer<'_>, n_vocab: u32) -> Result<(), String> {
 enum Types {
     Mix(Target, Choices),
     One(TensorType),
+    /// What lies outside of layers is F16 in such folders.
+    Awq,
 }
 
 impl Types {
     fn parse(name: &str, pure: bool) -> Result<Types, String> {
         // requires_importance of the mixes asks for it; the weights drawn here matter alike
         let choices = Choices { pure, has_importance: true, ..Choices::default() };
+        if name.eq_ignore_ascii_case("awq") {
+            return Ok(Types::Awq);
+        }
         match name.parse::<Target>() {
             Ok(Target::COPY) => Err("COPY: expected a type, there is no file to copy from".to_owned()),
             Ok(target) => Ok(Types::Mix(target, choices)),
@@ -223,11 +231,13 @@ impl Types {
             Types::Mix(target, choices) => {
                 Some(Mix::new(&facts, *target, choices, tensors.iter().map(|(name, _)| name.as_str())))
             }
-            Types::One(_) => None,
+            Types::One(_) | Types::Awq => None,
         };
         let one = |(name, dims): &(String, Vec<u64>)| {
             let wanted = match (&mut mix, self) {
                 (Some(mix), _) => mix.wanted(name, dims).map_err(|error| error.to_string())?,
+                (None, Types::Awq) if dims.len() == 2 && name.starts_with("blk.") => return Ok(TensorType::AWQ_G128),
+                (None, Types::Awq) if dims.len() == 2 => return Ok(TensorType::F16),
                 (None, Types::One(ty)) if mix::is_quantizable(&facts.architecture, name, dims) => Some(*ty),
                 _ => None,
             };
@@ -240,7 +250,7 @@ impl Types {
     fn file_type(&self) -> Option<u32> {
         match self {
             Types::Mix(target, _) => Some(target.file_type()),
-            Types::One(_) => None,
+            Types::One(_) | Types::Awq => None,
         }
     }
 }
@@ -287,10 +297,52 @@ impl Pool {
     }
 }
 
+/// Rows of a tensor in a folder, each of its own seed.
+struct Drawn {
+    pool: Arc<Pool>,
+    seed: u64,
+    name: String,
+    cols: u64,
+    row_bytes: usize,
+}
+
+impl RowSource for Drawn {
+    fn fill(&self, first: u64, out: &mut [u8]) {
+        for (row, mut out) in (first..).zip(out.chunks_exact_mut(self.row_bytes)) {
+            let random = Random::new(self.seed, &format!("{} {row}", self.name));
+            self.pool.draw(self.cols, random, &mut out).expect("rows are as long as their values");
+        }
+    }
+}
+
+/// A vector of a folder.
+struct Vector(Vec<u8>);
+
+impl RowSource for Vector {
+    fn fill(&self, _: u64, out: &mut [u8]) {
+        out.copy_from_slice(&self.0);
+    }
+}
+
 /// Norms near 1, biases near 0.
 fn vector(name: &str, n: u64, mut random: Random) -> Vec<u8> {
     let mut one = || if name.ends_with(".bias") { 0.1 * random.normal() } else { 0.9 + 0.2 * random.uniform() };
     (0..n).flat_map(|_| one().to_le_bytes()).collect()
+}
+
+/// Blocks to draw from, by type and length of rows.
+#[derive(Default)]
+struct Pools(HashMap<(TensorType, u64), Arc<Pool>>);
+
+impl Pools {
+    fn get(&mut self, ty: TensorType, cols: u64, seed: u64) -> Result<Arc<Pool>, String> {
+        if let Some(pool) = self.0.get(&(ty, cols)) {
+            return Ok(pool.clone());
+        }
+        let pool = Arc::new(Pool::new(ty, 1.0 / (cols as f32).sqrt(), seed)?);
+        self.0.insert((ty, cols), pool.clone());
+        Ok(pool)
+    }
 }
 
 /// Runs the task.
@@ -301,31 +353,62 @@ pub(crate) fn run(args: &ModelArgs) -> Result<(), String> {
     let mut writer = Writer::new();
     shape.set_keys(&mut writer, types.file_type());
     set_tokenizer(&mut writer, shape.n_vocab)?;
-    let mut pools: HashMap<(TensorType, u64), Rc<Pool>> = HashMap::new();
-    let mut weights = 0;
-    for ((name, dims), ty) in tensors.iter().zip(types.of(&shape, &tensors)?) {
-        let n: u64 = dims.iter().product();
-        weights += n;
-        let random = Random::new(args.seed, name);
+    let weights: u64 = tensors.iter().map(|(_, dims)| dims.iter().product::<u64>()).sum();
+    let all: Vec<_> =
+        tensors.iter().zip(types.of(&shape, &tensors)?).map(|((name, dims), ty)| (name, dims, ty)).collect();
+    match types {
+        Types::Awq => write_folder(args, writer, &all)?,
+        _ => write_file(args, writer, &all)?,
+    }
+    let mega = weights as f64 / 1e6;
+    let bytes = match std::fs::metadata(&args.out).map_err(|error| error.to_string())? {
+        file if file.is_file() => file.len(),
+        _ => std::fs::metadata(args.out.join("model.safetensors")).map_err(|error| error.to_string())?.len(),
+    };
+    let mib = bytes as f64 / f64::from(1 << 20);
+    println!("{}: {} {}, {mega:.1} M weights, {mib:.1} MiB", args.out.display(), args.arch.name(), args.ty);
+    Ok(())
+}
+
+/// A tensor's name, dimensions and type.
+type Planned<'a> = (&'a String, &'a Vec<u64>, TensorType);
+
+fn write_file(args: &ModelArgs, mut writer: Writer<'_>, tensors: &[Planned<'_>]) -> Result<(), String> {
+    let mut pools = Pools::default();
+    for &(name, dims, ty) in tensors {
+        let (n, random) = (dims.iter().product::<u64>(), Random::new(args.seed, name));
         if dims.len() == 1 {
             writer.tensor(name, dims, ty, vector(name, n, random));
             continue;
         }
-        let pool = match pools.get(&(ty, dims[0])) {
-            Some(pool) => pool.clone(),
-            None => {
-                let pool = Rc::new(Pool::new(ty, 1.0 / (dims[0] as f32).sqrt(), args.seed)?);
-                pools.insert((ty, dims[0]), pool.clone());
-                pool
-            }
-        };
+        let pool = pools.get(ty, dims[0], args.seed)?;
         assert!(n.is_multiple_of(pool.group as u64), "{name}: presets have whole groups");
         writer.tensor(name, dims, ty, TensorData::stream(move |out| pool.draw(n, random, out)));
     }
-    let bytes = writer.write_file(&args.out).map_err(|error| error.to_string())?;
-    let (mega, mib) = (weights as f64 / 1e6, bytes as f64 / f64::from(1 << 20));
-    println!("{}: {} {}, {mega:.1} M weights, {mib:.1} MiB", args.out.display(), args.arch.name(), args.ty);
-    Ok(())
+    writer.write_file(&args.out).map(drop).map_err(|error| error.to_string())
+}
+
+fn write_folder(args: &ModelArgs, keys: Writer<'_>, tensors: &[Planned<'_>]) -> Result<(), String> {
+    let text = |error: gguf_rs_lite::Error| error.to_string();
+    let mut head = Vec::new();
+    keys.write_to(&mut head).map_err(text)?;
+    let keys = Gguf::from_bytes(head, "keys", &OpenOptions::default()).map_err(text)?;
+    let mut view = View::new(&args.out);
+    for (key, value) in keys.keys() {
+        view.set(key, value);
+    }
+    let mut pools = Pools::default();
+    for &(name, dims, ty) in tensors {
+        let rows: Arc<dyn RowSource> = if dims.len() == 1 {
+            Arc::new(Vector(vector(name, dims[0], Random::new(args.seed, name))))
+        } else {
+            let row_bytes = ty.row_bytes(dims[0]).ok_or_else(|| format!("{name}: presets have whole groups"))? as usize;
+            let pool = pools.get(ty, dims[0], args.seed)?;
+            Arc::new(Drawn { pool, seed: args.seed, name: name.clone(), cols: dims[0], row_bytes })
+        };
+        view.made(name, dims, ty, "random weights", rows).map_err(text)?;
+    }
+    hf::write(&view.open().map_err(text)?, &args.out).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

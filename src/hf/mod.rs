@@ -1,0 +1,62 @@
+//! Hugging Face folders: `config.json`, safetensors, `tokenizer.json`, seen as the GGUF file that they would become.
+//!
+//! One container for everything behind it: hyperparameters, weights, tokenizer, diff and reports read a folder as they
+//! read a file, under the names and in the order of llama.cpp's converter (the rows of LLaMA's queries and keys, which
+//! its rotary embedding pairs differently, change places). Plain weights stay where they are, mapped. AWQ weights become
+//! rows of 4-bit blocks ([`gguf_rs_lite::TensorType::AWQ_G128`] and its siblings) a few at a time, when a kernel packs them.
+
+mod awq;
+mod config;
+mod convert;
+mod error;
+mod rows;
+mod tensors;
+mod tokenizer;
+mod write;
+
+use std::path::Path;
+
+use gguf_rs_lite::{Gguf, OpenOptions, View};
+use serde_json::Value;
+
+pub use convert::{Converted, convert};
+pub use error::Error;
+pub use write::write;
+
+/// The largest `config.json`, and other files of settings.
+const MAX_SETTINGS: u64 = 16 << 20;
+/// The largest `tokenizer.json`: the largest vocabularies take 30 MB.
+const MAX_TOKENIZER: u64 = 512 << 20;
+
+/// Opens a folder.
+///
+/// # Errors
+/// [`enum@Error`] for anything missing, unsupported or unsound, with the file and what was expected of it.
+pub fn open(dir: &Path, options: &OpenOptions) -> Result<Gguf, Error> {
+    let config = config::Config::read(dir)?;
+    let mut view = View::new(dir);
+    let name = dir.canonicalize().ok().and_then(|d| d.file_name().map(|n| n.to_string_lossy().into_owned()));
+    if let Some(name) = name {
+        view.set("general.name", name.as_str());
+    }
+    config.declare(&mut view)?;
+    tokenizer::declare(dir, &config, &mut view)?;
+    tensors::declare(dir, &config, options, &mut view)?;
+    Ok(view.open()?)
+}
+
+/// A file of the folder as JSON, `None` if it is not there.
+fn read_json(dir: &Path, name: &str, most: u64) -> Result<Option<Value>, Error> {
+    let path = dir.join(name);
+    let file = path.display().to_string();
+    let text = match std::fs::metadata(&path) {
+        Ok(meta) if meta.len() > most => return Err(Error::TooLarge { file, most, got: meta.len() }),
+        Ok(_) => std::fs::read(&path),
+        Err(error) => Err(error),
+    };
+    match text {
+        Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|source| Error::Json { file, source }),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(Error::Io { file, source }),
+    }
+}

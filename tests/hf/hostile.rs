@@ -1,0 +1,214 @@
+//! Folders with one thing wrong: one line that says where.
+
+use super::*;
+use serde_json::{Value, json};
+
+struct Folder {
+    _dir: TempDir,
+    path: PathBuf,
+}
+
+impl Folder {
+    /// A sound AWQ folder.
+    fn new() -> Folder {
+        let dir = TempDir::new().expect("a folder");
+        let path = dir.path().join("model");
+        hf::write(&with_matrices(&open(&models()[0]), &dir, TensorType::AWQ_G128), &path).expect("written");
+        Folder { _dir: dir, path }
+    }
+
+    fn open(&self) -> Result<Engine, String> {
+        let options = EngineOptions { isa: IsaChoice::Only(Isa::Scalar), threads: Some(1), ..EngineOptions::default() };
+        let source = ModelSource::Path(self.path.clone());
+        Engine::load(&source, &options, &mut |_, _| {}).map_err(|error| error.to_string())
+    }
+
+    fn json(&self, name: &str) -> Value {
+        serde_json::from_slice(&std::fs::read(self.path.join(name)).expect("there")).expect("JSON")
+    }
+
+    /// Opens with a file changed, and puts it back.
+    fn with(&self, name: &str, change: impl FnOnce(&mut Value)) -> Result<Engine, String> {
+        let before = std::fs::read(self.path.join(name)).expect("there");
+        let mut value = self.json(name);
+        change(&mut value);
+        std::fs::write(self.path.join(name), value.to_string()).expect("written");
+        let result = self.open();
+        std::fs::write(self.path.join(name), before).expect("written");
+        result
+    }
+
+    #[track_caller]
+    fn refuses(&self, name: &str, says: &[&str], change: impl FnOnce(&mut Value)) {
+        let error = self.with(name, change).map(drop).expect_err("wrong");
+        for part in says.iter().chain(&[name]) {
+            assert!(error.contains(part), "{error:?} does not say {part:?}");
+        }
+        assert!(!error.contains('\n'), "{error}");
+    }
+}
+
+#[test]
+fn what_is_not_supported_is_refused_by_name() {
+    let folder = Folder::new();
+    folder.open().expect("sound");
+    let config = |says: &[&str], change: &dyn Fn(&mut Value)| folder.refuses("config.json", says, change);
+    config(&["version", "gemm", "gemv"], &|c| c["quantization_config"]["version"] = json!("gemv"));
+    config(&["version", "marlin"], &|c| c["quantization_config"]["version"] = json!("marlin"));
+    config(&["quant_method", "gptq"], &|c| c["quantization_config"]["quant_method"] = json!("gptq"));
+    config(&["bits", "8"], &|c| c["quantization_config"]["bits"] = json!(8));
+    config(&["group_size", "0"], &|c| c["quantization_config"]["group_size"] = json!(0));
+    config(&["model_type", "llama, mistral, qwen2, qwen3", "phi3"], &|c| c["model_type"] = json!("phi3"));
+    config(&["hidden_act", "gelu"], &|c| c["hidden_act"] = json!("gelu"));
+    config(&["rope_type", "longrope"], &|c| c["rope_scaling"] = json!({ "rope_type": "longrope" }));
+    config(&["num_attention_heads", "positive"], &|c| c["num_attention_heads"] = json!(-1));
+    config(&["rms_norm_eps", "nothing"], &|c| c["rms_norm_eps"] = Value::Null);
+    config(&["vocab_size"], &|c| c["vocab_size"] = json!(4_000_000_000_u32));
+    let tokenizer = |says: &[&str], change: &dyn Fn(&mut Value)| folder.refuses("tokenizer.json", says, change);
+    tokenizer(&["model.type", "BPE", "Unigram"], &|t| t["model"]["type"] = json!("Unigram"));
+    tokenizer(&["pre_tokenizer"], &|t| t["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = json!("a|b"));
+    tokenizer(&["pre_tokenizer", "Metaspace"], &|t| t["pre_tokenizer"] = json!({ "type": "Metaspace" }));
+    tokenizer(&["model.merges"], &|t| t["model"]["merges"][3] = json!("abc"));
+    tokenizer(&["vocabulary", "below"], &|t| t["model"]["vocab"]["zzz"] = json!(1_000_000));
+    tokenizer(&["one token for an id"], &|t| t["model"]["vocab"]["zzz"] = json!(5));
+    tokenizer(&["normalizer", "NFKC"], &|t| t["normalizer"] = json!({ "type": "NFKC" }));
+}
+
+/// Modules that are to stay plain, and are not; or are to be quantized, and are not.
+#[test]
+fn modules_are_what_the_settings_say() {
+    let folder = Folder::new();
+    let list = |names: Value| {
+        folder.with("config.json", |c| c["quantization_config"]["modules_to_not_convert"] = names).map(drop)
+    };
+    list(json!(["lm_head"])).expect("there is none");
+    let error = list(json!(["layers.1.mlp"])).expect_err("it is quantized");
+    assert!(error.contains("model.layers.1.mlp.") && error.contains("plain weight"), "{error}");
+    folder.refuses("config.json", &["modules_to_not_convert", "list"], |c| {
+        c["quantization_config"]["modules_to_not_convert"] = json!("lm_head");
+    });
+    let plain = Folder { _dir: TempDir::new().expect("a folder"), path: folder.path.with_file_name("plain") };
+    let dir = TempDir::new().expect("a folder");
+    hf::write(&with_matrices(&open(&models()[0]), &dir, TensorType::F16), &plain.path).expect("written");
+    plain.open().expect("sound");
+    let quantization = folder.json("config.json")["quantization_config"].clone();
+    let error =
+        plain.with("config.json", |c| c["quantization_config"] = quantization).map(drop).expect_err("it is plain");
+    assert!(error.contains("qweight") && error.contains("_proj.weight"), "{error}");
+}
+
+#[test]
+fn files_that_are_missing_or_elsewhere_are_named() {
+    for (name, says) in [
+        ("config.json", "or give a GGUF file"),
+        ("tokenizer.json", "the vocabulary"),
+        ("model.safetensors", "model.safetensors.index.json"),
+    ] {
+        let folder = Folder::new();
+        std::fs::remove_file(folder.path.join(name)).expect("there");
+        let error = folder.open().map(drop).expect_err("missing");
+        assert!(error.contains(name) && error.contains(says), "{error}");
+    }
+    let folder = Folder::new();
+    let index = "model.safetensors.index.json";
+    let write = |value: Value| std::fs::write(folder.path.join(index), value.to_string()).expect("written");
+    for outside in ["../model.safetensors", "/etc/passwd", "a/b.safetensors", "..", "C:\\x.safetensors", ".safetensors"]
+    {
+        write(json!({ "weight_map": { "lm_head.weight": outside } }));
+        let error = folder.open().map(drop).expect_err("outside");
+        assert!(error.contains(index) && error.contains("same folder"), "{outside}: {error}");
+    }
+    for (value, says) in [
+        (json!({}), "weight_map"),
+        (json!({ "weight_map": { "x": "other.safetensors" } }), "other.safetensors"),
+        (json!({ "weight_map": { "x": "model.safetensors" } }), "does not put there"),
+    ] {
+        write(value);
+        let error = folder.open().map(drop).expect_err("wrong");
+        assert!(error.contains(says), "{error}");
+    }
+}
+
+/// The header of the safetensors file, changed and put back with the data behind it.
+fn with_header(folder: &Folder, change: impl FnOnce(&mut Value)) {
+    let path = folder.path.join("model.safetensors");
+    let bytes = std::fs::read(&path).expect("there");
+    let n = u64::from_le_bytes(bytes[..8].try_into().expect("eight")) as usize;
+    let mut header: Value = serde_json::from_slice(&bytes[8..8 + n]).expect("JSON");
+    change(&mut header);
+    let text = header.to_string();
+    let new = [&(text.len() as u64).to_le_bytes(), text.as_bytes(), &bytes[8 + n..]].concat();
+    std::fs::write(&path, new).expect("written");
+}
+
+/// What is done to a header, and what the error says.
+type Case<'a> = (&'a dyn Fn(&mut Value), &'a [&'a str]);
+
+#[test]
+fn tensors_of_other_shapes_types_or_places_are_refused() {
+    const Q: &str = "model.layers.1.mlp.up_proj.qweight";
+    let cases: [Case<'_>; 7] = [
+        (&|h| h[Q]["shape"] = json!([512, 32]), &[]),
+        (&|h| h[Q]["dtype"] = json!("F32"), &["up_proj.qweight", "I32", "F32"]),
+        (&|h| h[Q]["data_offsets"] = json!([0, 65536]), &["safetensors"]),
+        (&|h| h[Q]["data_offsets"] = json!([u64::MAX - 7, u64::MAX]), &["safetensors"]),
+        (&|h| h["model.layers.1.mlp.down_proj.scales"]["dtype"] = json!("BF16"), &["down_proj.scales", "F16", "BF16"]),
+        (
+            &|h| {
+                let tensor = h.as_object_mut().expect("a map").remove(Q).expect("there");
+                h["model.layers.1.mlp.other.qweight"] = tensor;
+            },
+            &["mlp.other.qweight", "a tensor of qwen3"],
+        ),
+        (
+            &|h| {
+                let tensor = h.as_object_mut().expect("a map").remove("model.norm.weight").expect("there");
+                h["model.other.weight"] = tensor;
+            },
+            &["model.other.weight", "a tensor of qwen3"],
+        ),
+    ];
+    for (change, says) in cases {
+        let folder = Folder::new();
+        with_header(&folder, change);
+        let error = folder.open().map(drop).expect_err("wrong");
+        assert!(says.iter().all(|part| error.contains(part)), "{error:?} does not say {says:?}");
+        assert!(!error.contains('\n'), "{error}");
+    }
+}
+
+/// Bytes at seeded places of every file: an error of one line, or a model that runs.
+#[test]
+fn damage_ends_well() {
+    let folder = Folder::new();
+    let mut state = 7u64;
+    let mut below = |n: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % n
+    };
+    for name in
+        ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "model.safetensors"]
+    {
+        let path = folder.path.join(name);
+        let sound = std::fs::read(&path).expect("there");
+        for turn in 0..60 {
+            let mut bytes = sound.clone();
+            // the head of the weights: what follows are numbers
+            let reach = bytes.len().min(9000);
+            match turn % 3 {
+                0 => bytes.truncate(below(bytes.len())),
+                1 => bytes[below(reach)] ^= 1 << below(8),
+                _ => {
+                    let at = below(reach);
+                    bytes[at] = b"0123456789-{}[]\",.:ef"[below(21)];
+                }
+            }
+            std::fs::write(&path, &bytes).expect("written");
+            if let Err(error) = folder.open() {
+                assert!(!error.contains('\n') && error.len() < 600, "{name}: {error}");
+            }
+        }
+        std::fs::write(&path, sound).expect("written");
+    }
+    folder.open().expect("sound again");
+}
