@@ -1,0 +1,30 @@
+// Rows of a packed matrix by number, as floats: token embeddings. The values are the oracle's, bit for bit.
+#ifndef OCTAVO_EMBED
+#define OCTAVO_EMBED
+
+#include "formats.cuh"
+
+struct EmbedParams {
+    Matrix table;
+    const u32* tokens;  // (columns)
+    float* out;         // (columns, cols)
+    u32 columns;
+    u32 unused;
+};
+static_assert(sizeof(EmbedParams) == 72, "kernels/src/cuda/params.rs has the same");
+
+constexpr u32 EMBED_THREADS = 128;
+
+template <class F>
+DEVICE void embed(const EmbedParams& p) {
+    const u32 half = blockIdx.x * EMBED_THREADS + threadIdx.x, token = p.tokens[blockIdx.y];
+    if (half >= 2 * p.table.units || token >= p.table.rows) return;
+    float v[16];
+    decode_half<F>(v, p.table, token, half / 2, half % 2);
+    float* out = p.out + static_cast<u64>(blockIdx.y) * p.table.cols;
+#pragma unroll
+    for (u32 i = 0; i < 16; ++i)
+        if (half * 16 + i < p.table.cols) out[half * 16 + i] = v[i];
+}
+
+#endif
