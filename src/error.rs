@@ -21,6 +21,9 @@ pub enum Error {
     /// The CPU backend.
     #[error(transparent)]
     Cpu(#[from] crate::backend::cpu::Error),
+    /// A GPU was demanded.
+    #[error(transparent)]
+    Cuda(#[from] crate::backend::cuda::Error),
     /// More tokens than positions.
     #[error("context full: {have} tokens there, {new} more do not fit {n_ctx} positions (see -c)")]
     Context {

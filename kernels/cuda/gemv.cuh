@@ -44,7 +44,7 @@ DEVICE void gemv_codes(float (&acc)[STRIP][N], const GemvParams& p, u32 strip, u
     }
 #pragma unroll
     for (int n = 0; n < N; ++n) {
-        if (n >= static_cast<int>(p.columns)) break;
+        if (n >= static_cast<int>(p.columns)) continue;
         u32 x[16];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -96,7 +96,7 @@ DEVICE void gemv_floats(float (&acc)[STRIP][N], const GemvParams& p, u32 strip, 
             w[r] = load16_once(piece_at(p.w.low, strip, F::LOW, r * pieces + piece, p.w.units, unit));
 #pragma unroll
         for (int n = 0; n < N; ++n) {
-            if (n >= static_cast<int>(p.columns)) break;
+            if (n >= static_cast<int>(p.columns)) continue;
 #pragma unroll
             for (int j = 0; j < values; j += 4) {
                 const int at = (piece * values + j) / 4;

@@ -2,6 +2,7 @@
 //! pages it is told to use; it knows no request and no file format.
 
 pub mod cpu;
+pub mod cuda;
 
 pub use octavo_kernels::{Role, Sequence, Step};
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use octavo_kernels::{IsaChoice, KvType};
-use octavo_llm::engine::EngineOptions;
+use octavo_llm::engine::{DeviceChoice, EngineOptions};
 use octavo_llm::generate;
 use octavo_llm::sample::{SamplerConfig, Stage};
 
@@ -34,6 +34,12 @@ impl ModelArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Computing")]
 pub(super) struct ComputeArgs {
+    /// What computes: auto, cpu or cuda (an NVIDIA GPU) [default: auto, the best that works]
+    #[arg(long, value_name = "DEVICE", hide_default_value = true, default_value = "auto")]
+    device: Device,
+    /// Which GPU, by its number in `octavo inspect --devices` [default: 0]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16))]
+    gpu: Option<u16>,
     /// Threads [default: the CPUs that this process may use]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
@@ -64,7 +70,26 @@ pub(super) struct ComputeArgs {
     no_repack: bool,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Device {
+    Auto,
+    Cpu,
+    Cuda,
+}
+
 impl ComputeArgs {
+    /// What computes.
+    pub(super) fn device(&self) -> Result<DeviceChoice, Failure> {
+        match (self.device, self.gpu) {
+            (Device::Cpu, Some(gpu)) => {
+                Err(Failure::Usage(format!("--gpu {gpu} has no effect: expected --device auto or cuda with it")))
+            }
+            (Device::Cpu, None) => Ok(DeviceChoice::Cpu),
+            (Device::Auto, _) => Ok(DeviceChoice::Auto),
+            (Device::Cuda, gpu) => Ok(DeviceChoice::Cuda(gpu.map_or(0, usize::from))),
+        }
+    }
+
     /// The KV cache's type: both halves are of one.
     pub(super) fn kv_type(&self) -> Result<KvType, Failure> {
         let unless_given = KvType::default();
@@ -97,6 +122,7 @@ impl ComputeArgs {
     /// The engine's options; a context of 0 stays for the caller to look up.
     pub(super) fn options(&self) -> Result<EngineOptions, Failure> {
         Ok(EngineOptions {
+            device: self.device()?,
             threads: self.threads.map(usize::from),
             isa: self.isa,
             kv_type: self.kv_type()?,
@@ -377,6 +403,8 @@ mod tests {
             "-c -1",
             "--kv-type q8_0",
             "--isa sse",
+            "--device gpu",
+            "--gpu -1",
             "--greedy --temp 1",
             "--kv-type f16 --cache-type-k f16",
         ] {

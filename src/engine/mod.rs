@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_kernels::{IsaChoice, KvType, PAGE_POSITIONS};
 
-use crate::backend::{Executable, cpu};
+use crate::backend::{Executable, cpu, cuda};
 use crate::chat::ChatTemplate;
 use crate::error::Error;
 use crate::kv::BlockPool;
@@ -46,9 +46,23 @@ impl ModelSource {
     }
 }
 
+/// What computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// The best that works: the CPU, until models run on GPUs.
+    #[default]
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// The GPU of this number, or an error.
+    Cuda(usize),
+}
+
 /// How to run a model.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
+    /// What computes.
+    pub device: DeviceChoice,
     /// Threads; the CPUs this process may use unless given.
     pub threads: Option<usize>,
     /// Whose kernels.
@@ -70,6 +84,7 @@ pub struct EngineOptions {
 impl Default for EngineOptions {
     fn default() -> Self {
         EngineOptions {
+            device: DeviceChoice::Auto,
             threads: None,
             isa: IsaChoice::Auto,
             kv_type: KvType::F16,
@@ -122,6 +137,9 @@ impl Engine {
         options: &EngineOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Engine, Error> {
+        if let DeviceChoice::Cuda(gpu) = options.device {
+            return Err(cuda::refusal(gpu).into());
+        }
         let isa = options.isa.resolve()?;
         let gguf = Arc::new(source.open(options.mmap)?);
         let model = Model::load(&gguf)?;

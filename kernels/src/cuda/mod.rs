@@ -6,12 +6,17 @@
 //!
 //! Nothing here needs CUDA when it is built, or when the program starts: libraries are opened when they are asked for.
 
+mod cache;
+mod driver;
 pub mod launch;
 mod modules;
+pub mod nvrtc;
 pub mod pack;
 pub mod params;
 pub mod shim;
 
+pub use cache::{Cache, Delivered};
+pub use driver::{Gpu, GpuInfo, gpus};
 pub use launch::Launch;
 pub use modules::{FORMATS, HEAD_DIMS, HEADERS, Module};
 

@@ -3,6 +3,7 @@
 mod check;
 mod compare_llama;
 mod model;
+mod nvrtc;
 mod random;
 
 use std::process::ExitCode;
@@ -23,6 +24,7 @@ enum Task {
     Check,
     CompareLlama(Box<compare_llama::CompareArgs>),
     Model(model::ModelArgs),
+    Nvrtc(nvrtc::NvrtcArgs),
 }
 
 fn main() -> ExitCode {
@@ -30,6 +32,7 @@ fn main() -> ExitCode {
         Task::Check => check::run(),
         Task::CompareLlama(args) => compare_llama::run(&args),
         Task::Model(args) => model::run(&args),
+        Task::Nvrtc(args) => nvrtc::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
