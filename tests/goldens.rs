@@ -200,6 +200,36 @@ fn amx_generation() {
 }
 
 #[test]
+fn neon_prompts() {
+    every_model(Isa::Neon, Role::Prompt, true);
+}
+
+#[test]
+fn neon_generation() {
+    every_model(Isa::Neon, Role::Generated, true);
+}
+
+#[test]
+fn dotprod_prompts() {
+    every_model(Isa::NeonDot, Role::Prompt, true);
+}
+
+#[test]
+fn dotprod_generation() {
+    every_model(Isa::NeonDot, Role::Generated, true);
+}
+
+#[test]
+fn i8mm_prompts() {
+    every_model(Isa::NeonI8mm, Role::Prompt, true);
+}
+
+#[test]
+fn i8mm_generation() {
+    every_model(Isa::NeonI8mm, Role::Generated, true);
+}
+
+#[test]
 fn rows_as_in_the_file() {
     every_model(Isa::best(), Role::Prompt, false);
 }

@@ -166,6 +166,20 @@ fn every_cut_is_refused() {
 }
 
 #[test]
+fn a_cache_of_bytes_wants_heads_of_whole_groups() {
+    let dir = tempfile::TempDir::new().expect("a temporary folder");
+    let path = dir.path().join("model.gguf");
+    std::fs::write(&path, File::running("llama").bytes()).expect("written");
+    let load = |kv_type| {
+        let options = EngineOptions { kv_type, threads: Some(1), ..EngineOptions::default() };
+        Engine::load(&ModelSource::Path(path.clone()), &options, &mut |_, _| {}).map(|_| ())
+    };
+    assert!(load(KvType::Bf16).is_ok());
+    let error = load(KvType::Q8_0).expect_err("heads are narrower").to_string();
+    assert!(error.starts_with("KV cache of q8_0: expected heads of a multiple of 32 values, got "), "{error}");
+}
+
+#[test]
 fn flipped_bits_and_nasty_numbers_end_well() {
     let mut bench = Bench::new();
     let mut rng = Rng(1);

@@ -3,6 +3,8 @@
 
 KERNEL(JOIN(attend_F16, HEAD_DIM, 1), AttentionParams, ATTEND_THREADS) { attend_split<KvF16, HEAD_DIM, 1>(p); }
 KERNEL(JOIN(attend_F16, HEAD_DIM, 4), AttentionParams, ATTEND_THREADS) { attend_split<KvF16, HEAD_DIM, 4>(p); }
+KERNEL(JOIN(attend_BF16, HEAD_DIM, 1), AttentionParams, ATTEND_THREADS) { attend_split<KvBF16, HEAD_DIM, 1>(p); }
+KERNEL(JOIN(attend_BF16, HEAD_DIM, 4), AttentionParams, ATTEND_THREADS) { attend_split<KvBF16, HEAD_DIM, 4>(p); }
 KERNEL(JOIN(attend_F32, HEAD_DIM, 1), AttentionParams, ATTEND_THREADS) { attend_split<KvF32, HEAD_DIM, 1>(p); }
 KERNEL(JOIN(attend_F32, HEAD_DIM, 4), AttentionParams, ATTEND_THREADS) { attend_split<KvF32, HEAD_DIM, 4>(p); }
 KERNEL(JOIN(attend, HEAD_DIM, merge), AttentionParams, ATTEND_THREADS) { attend_merge<HEAD_DIM>(p); }

@@ -19,7 +19,7 @@ typedef unsigned long long u64;
 
 #define DEVICE __device__ __forceinline__
 // A kernel takes one struct by value; its Rust twin is in kernels/src/cuda/params.rs.
-#define KERNEL(name, Params, threads) extern "C" __global__ void __launch_bounds__(threads) name(const Params p)
+#define KERNEL(name, Params, threads) extern "C" __global__ void __launch_bounds__(threads, 1) name(const Params p)
 #define SHARED(type, name, dims) __shared__ __align__(16) type name dims
 
 #else

@@ -20,7 +20,11 @@ DEVICE void embed(const EmbedParams& p) {
     const u32 half = blockIdx.x * EMBED_THREADS + threadIdx.x, token = p.tokens[blockIdx.y];
     if (half >= 2 * p.table.units || token >= p.table.rows) return;
     float v[16];
-    decode_half<F>(v, p.table, token, half / 2, half % 2);
+    if (half % 2 == 0) {
+        decode_half<F, 0>(v, p.table, token, half / 2);
+    } else {
+        decode_half<F, 1>(v, p.table, token, half / 2);
+    }
     float* out = p.out + static_cast<u64>(blockIdx.y) * p.table.cols;
 #pragma unroll
     for (u32 i = 0; i < 16; ++i)

@@ -87,6 +87,15 @@ DEVICE void load_scales(u32* to, const u8* plane, u64 at) {
     if constexpr (bytes > 0) load_words<bytes>(to, plane + at * STRIP * bytes);
 }
 
+// The bytes of one row, as those of row 0.
+template <int bytes>
+DEVICE u32 load_scale(const u8* plane, u64 at) {
+    if constexpr (bytes == 4) return load_vector<u32>(plane + at * bytes);
+    if constexpr (bytes == 2) return load_vector<u16>(plane + at * bytes);
+    if constexpr (bytes == 1) return plane[at];
+    return 0;
+}
+
 // The 32 codes of a unit, four to a word in the order of columns.
 template <class F>
 DEVICE void unit_codes(u32 (&c)[8], const u32* low, const u32* high) {
@@ -248,34 +257,35 @@ struct F32 : Floats<32> {
     DEVICE static float value(u32 word, int) { return as_float(word); }
 };
 
-// Sixteen columns of one row as floats: half `half` of a unit.
-template <class F>
-DEVICE void decode_half(float (&v)[16], const Matrix& w, u32 row, u32 unit, u32 half) {
+// Sixteen columns of one row as floats: one half of a unit. Which one is known to the compiler, or registers that are
+// picked by it would be memory.
+template <class F, int HALF>
+DEVICE void decode_half(float (&v)[16], const Matrix& w, u32 row, u32 unit) {
     const u32 strip = row / STRIP, r = row % STRIP;
     if constexpr (F::FLOAT) {
         constexpr int words = F::LOW / 2;
 #pragma unroll
         for (int j = 0; j < words; j += 4) {
-            const u32 word = r * F::LOW + half * words + j;
+            const u32 word = r * F::LOW + HALF * words + j;
             const Words piece = load16_once(piece_at(w.low, strip, F::LOW, word / 4, w.units, unit));
 #pragma unroll
             for (int i = 0; i < 4 * F::IN_WORD; ++i)
                 v[j * F::IN_WORD + i] = F::value(piece.w[i / F::IN_WORD], i % F::IN_WORD);
         }
     } else {
-        u32 low[F::LOW], high[F::HIGH > 0 ? F::HIGH : 1], s[F::SCALES], d[F::SUPERS > 0 ? F::SUPERS : 1], c[8];
+        u32 low[F::LOW], high[F::HIGH > 0 ? F::HIGH : 1], c[8];
         load_row<F::LOW>(low, w.low, strip, r, w.units, unit);
         if constexpr (F::HIGH > 0) load_row<F::HIGH>(high, w.high, strip, r, w.units, unit);
-        load_scales<F::SCALES>(s, w.scales, static_cast<u64>(strip) * w.units + unit);
         const u32 supers = (w.units + SUPER_UNITS - 1) / SUPER_UNITS;
-        load_scales<F::SUPERS>(d, w.supers, static_cast<u64>(strip) * supers + unit / SUPER_UNITS);
+        const u32 s = load_scale<F::SCALES>(w.scales, (static_cast<u64>(strip) * w.units + unit) * STRIP + r);
+        const u64 super = (static_cast<u64>(strip) * supers + unit / SUPER_UNITS) * STRIP + r;
+        const u32 d = load_scale<F::SUPERS>(w.supers, super);
         unit_codes<F>(c, low, high);
-        const Scales scales = F::scales(s, d, r);
-        const float scale = scales.scale[half], min = scales.min[half];
+        const Scales scales = F::scales(&s, &d, 0);
+        const float scale = scales.scale[HALF], min = scales.min[HALF];
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
-            const u32 word = half == 0 ? c[i / 4] : c[4 + i / 4];
-            const i32 code = static_cast<i8>(word >> (8 * (i % 4)) & 255) - F::OFFSET;
+            const i32 code = static_cast<i8>(c[4 * HALF + i / 4] >> (8 * (i % 4)) & 255) - F::OFFSET;
             v[i] = scale * static_cast<float>(code);
             if constexpr (F::MIN) v[i] = v[i] - min;
         }

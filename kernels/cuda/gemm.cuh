@@ -27,22 +27,25 @@ constexpr u32 SLICE = 2 * UNIT;
 // Eight halves more than a slice: the rows that one `ldmatrix` reads then lie in different banks.
 constexpr u32 TILE_STRIDE = SLICE + 8;
 
+template <class F, int HALF>
+DEVICE void half_to_shared(u16* to, const Matrix& w, u32 row, u32 unit) {
+    float v[16] = {};
+    if (row < w.rows && unit < w.units) decode_half<F, HALF>(v, w, row, unit);
+#pragma unroll
+    for (u32 i = 0; i < 2; ++i) {
+        Words words;
+#pragma unroll
+        for (u32 j = 0; j < 4; ++j) words.w[j] = pack_halves(v[8 * i + 2 * j], v[8 * i + 2 * j + 1]);
+        store16(to + 16 * HALF + 8 * i, words);
+    }
+}
+
 // Decodes one unit of one row for each thread.
 template <class F>
 DEVICE void weights_to_shared(u16 (&to)[TILE][TILE_STRIDE], const Matrix& w, u32 first_row, u32 first_unit) {
-    const u32 r = threadIdx.x / 2, row = first_row + r, unit = first_unit + threadIdx.x % 2;
-#pragma unroll
-    for (u32 half = 0; half < 2; ++half) {
-        float v[16] = {};
-        if (row < w.rows && unit < w.units) decode_half<F>(v, w, row, unit, half);
-#pragma unroll
-        for (u32 i = 0; i < 2; ++i) {
-            Words words;
-#pragma unroll
-            for (u32 j = 0; j < 4; ++j) words.w[j] = pack_halves(v[8 * i + 2 * j], v[8 * i + 2 * j + 1]);
-            store16(&to[r][threadIdx.x % 2 * UNIT + 16 * half + 8 * i], words);
-        }
-    }
+    const u32 r = threadIdx.x / 2, u = threadIdx.x % 2;
+    half_to_shared<F, 0>(&to[r][u * UNIT], w, first_row + r, first_unit + u);
+    half_to_shared<F, 1>(&to[r][u * UNIT], w, first_row + r, first_unit + u);
 }
 
 DEVICE void tokens_to_shared(u16 (&to)[TILE][TILE_STRIDE], const GemmParams& p, u32 first_token, u32 first_unit) {

@@ -30,4 +30,5 @@ DEVICE void kv_write(const KvWriteParams& p) {
 }
 
 KERNEL(kv_write_F16, KvWriteParams, THREADS) { kv_write<KvF16>(p); }
+KERNEL(kv_write_BF16, KvWriteParams, THREADS) { kv_write<KvBF16>(p); }
 KERNEL(kv_write_F32, KvWriteParams, THREADS) { kv_write<KvF32>(p); }

@@ -37,6 +37,24 @@ struct KvF16 {
     DEVICE static u16 from(float x) { return float_to_half(x); }
 };
 
+struct KvBF16 {
+    typedef u16 Element;
+    DEVICE static void load8(float (&v)[8], const u16* at) {
+        const Words words = load16(at);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            v[2 * i] = as_float(words.w[i] << 16);
+            v[2 * i + 1] = as_float(words.w[i] & 0xffff0000u);
+        }
+    }
+    // To the nearest, ties to even; what is not a number stays none.
+    DEVICE static u16 from(float x) {
+        const u32 bits = as_bits(x);
+        if (x != x) return static_cast<u16>(bits >> 16 | 0x40u);
+        return static_cast<u16>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+    }
+};
+
 struct KvF32 {
     typedef float Element;
     DEVICE static void load8(float (&v)[8], const float* at) {

@@ -33,8 +33,8 @@ impl Act4 {
         Act4::from_i16([x[0], x[2], x[1], x[3]])
     }
 
-    /// Two planes of signed bytes, `x = 256 high + low` (VNNI).
-    #[cfg(any(test, target_arch = "x86_64"))]
+    /// Two planes of signed bytes, `x = 256 high + low` (VNNI, Arm's dot products).
+    #[cfg(any(test, target_arch = "x86_64", target_arch = "aarch64"))]
     #[inline(always)]
     pub(crate) fn planes(x: [i16; 4]) -> Act4 {
         let mut b = [0; 8];

@@ -2,9 +2,10 @@
 
 use crate::act::{ACT_GROUP, Act4, ActRow};
 use crate::generic::attention::{self, MAX_HEAD_DIM, PAGE};
+use crate::generic::elementwise::Operands;
 use crate::generic::gemm;
 use crate::isa::Isa;
-use crate::kv::{KvStore, KvType};
+use crate::kv::KvStore;
 use crate::matrix::{Matrix, Reads};
 use crate::memory::Floats;
 use crate::pool::{Pool, Worker};
@@ -15,10 +16,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Positions of a generated token's attention that one thread takes: fixed, so that results do not depend on threads.
 const PIECE: usize = 512;
-/// Strips of a prompt product taken at a time.
+/// Strips of a prompt product multiplied at a time: a unit.
 const STRIPS: usize = 2;
+/// Units that go through a slice of activations together, at most.
+const UNITS: usize = 8;
 /// Floats of a strip's panel, in any form.
-const PANEL_FLOATS: usize = 512 * MAX_R;
+const PANEL_FLOATS: usize = gemm::KC * MAX_R;
 /// Tokens of a prompt whose attention one thread takes at a time.
 const QUERY_BLOCK: usize = 16;
 
@@ -37,8 +40,8 @@ pub struct Executor {
     /// Cosines, then sines, of each row.
     angles: Vec<f32>,
     counters: Vec<AtomicUsize>,
-    /// Per operation, by role.
-    plans: [Vec<Plan>; 2],
+    /// Per operation: of prompts, of generated tokens, and of both where every result is looked at.
+    plans: [Vec<Plan>; 4],
     /// What attends for prompts instead of the vector kernels. Models of float weights keep their accuracy: they get
     /// it where products are in bf16 as well.
     unit: Option<&'static Unit>,
@@ -51,6 +54,31 @@ struct Plan {
     prepare: Option<Reads>,
     /// Whether all threads must have finished what they did since the last barrier.
     barrier: bool,
+    /// What a product does with its results while they are near.
+    then: Option<Then>,
+    /// Done by an operation before.
+    absorbed: bool,
+}
+
+/// An operation whose inputs nobody else reads, done by the product that makes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Then {
+    /// SwiGLU of this product, the gate, and the product of the same input with another matrix.
+    SwiGlu {
+        /// Index into [`Program::matrices`].
+        up: usize,
+        out: Slot,
+    },
+    /// Adds what is in `to`.
+    Add { to: Slot, out: Slot },
+}
+
+impl Then {
+    fn out(self) -> Slot {
+        match self {
+            Then::SwiGlu { out, .. } | Then::Add { out, .. } => out,
+        }
+    }
 }
 
 /// Inputs of the next products, in the forms kernels read.
@@ -148,12 +176,15 @@ impl Executor {
             sums: Floats::default(),
             q: Floats::new(MAX_QUERIES * MAX_HEAD_DIM),
             out: Floats::new(MAX_QUERIES * attention::padded(MAX_HEAD_DIM)),
-            strip: Floats::new(2 * MAX_R),
+            strip: Floats::new(2 * STRIPS * MAX_R),
             unit: Floats::default(),
         };
         let in_bf16 = program.matrices.iter().any(|m| m.reads(false) == Reads::Bf16);
         let unit = t.unit.as_ref().filter(|u| in_bf16 && (u.takes)(program.kv.head_dim));
-        let plans = [Role::Prompt, Role::Generated].map(|role| plan(&program, role));
+        let roles = [Role::Prompt, Role::Generated];
+        let [prompt, generated] = roles.map(|role| plan(&program, role, true));
+        let [seen_prompt, seen_generated] = roles.map(|role| plan(&program, role, false));
+        let plans = [prompt, generated, seen_prompt, seen_generated];
         Executor {
             table: t,
             buffers: program.slots.iter().map(|_| Floats::default()).collect(),
@@ -206,7 +237,7 @@ impl Executor {
         let frame = Frame {
             table: self.table,
             program: &self.program,
-            plan: &self.plans[usize::from(step.role == Role::Generated)],
+            plan: &self.plans[usize::from(step.role == Role::Generated) + 2 * usize::from(tapped)],
             unit: self.unit,
             step,
             rows: &rows,
@@ -233,7 +264,7 @@ impl Executor {
             unsafe {
                 (frame.table.enter)();
                 frame.angles(w);
-                for (at, plan) in frame.plan.iter().enumerate() {
+                for (at, plan) in frame.plan.iter().enumerate().filter(|(_, plan)| !plan.absorbed) {
                     if plan.barrier {
                         w.barrier();
                     }
@@ -297,7 +328,7 @@ impl Executor {
         }
         self.act.tiles.grow((most + MAX_TILE) * widest);
         for thread in &mut self.threads {
-            thread.sums.grow((most + MAX_TILE) * STRIPS * MAX_R);
+            thread.sums.grow(UNITS * sums_len(most));
             if let Some(unit) = self.unit {
                 thread.unit.grow((unit.scratch)(self.program.kv.head_dim) / 4);
             }
@@ -307,13 +338,23 @@ impl Executor {
     }
 }
 
+/// Floats of one unit's sums for `m` tokens.
+const fn sums_len(m: usize) -> usize {
+    (m + MAX_TILE) * STRIPS * MAX_R
+}
+
 /// Floats of one partial result: weighted sums, maximum, sum.
 const fn piece_len(head_dim: usize) -> usize {
     attention::padded(head_dim) + 2
 }
 
 fn check(p: &Program) {
-    assert!(p.kv.head_dim.is_multiple_of(2) && p.kv.head_dim <= MAX_HEAD_DIM && p.kv.head_dim > 0);
+    assert!(
+        p.kv.ty.takes(p.kv.head_dim)
+            && p.kv.head_dim.is_multiple_of(2)
+            && p.kv.head_dim <= MAX_HEAD_DIM
+            && p.kv.head_dim > 0
+    );
     let width = |s: Slot| p.slots[s].width;
     for op in &p.ops {
         match op {
@@ -346,14 +387,24 @@ fn check(p: &Program) {
 }
 
 /// Which products must bring their input into another form first: those whose input is not there in it yet. And where
-/// threads must wait for each other: where one may read what another writes.
-fn plan(program: &Program, role: Role) -> Vec<Plan> {
+/// threads must wait for each other: where one may read what another writes. With `absorb`, operations that can be are
+/// done by the product before.
+fn plan(program: &Program, role: Role, absorb: bool) -> Vec<Plan> {
     let mut ready: Vec<(Slot, Reads)> = Vec::new();
     let mut list = Vec::with_capacity(program.ops.len());
     // since the last barrier; the angles are made at the start
     let (mut read, mut written) = (Vec::new(), vec![Resource::Angles]);
-    for op in &program.ops {
+    let mut absorbed = 0;
+    for (at, op) in program.ops.iter().enumerate() {
         let mut plan = Plan::default();
+        if absorbed > 0 {
+            absorbed -= 1;
+            list.push(Plan { absorbed: true, ..plan });
+            continue;
+        }
+        if absorb {
+            (plan.then, absorbed) = then(program, role, at);
+        }
         if let Op::MatMul { x, w, .. } = *op {
             let reads = program.matrices[w].reads(role == Role::Generated);
             if reads != Reads::Floats && !ready.contains(&(x, reads)) {
@@ -363,12 +414,15 @@ fn plan(program: &Program, role: Role) -> Vec<Plan> {
                 plan.prepare = Some(reads);
             }
         }
-        if let Some(out) = op.out() {
+        if let Some(out) = plan.then.map(Then::out).or(op.out()) {
             ready.retain(|(slot, _)| *slot != out);
         }
         // an operation has one phase, or two with a barrier of its own between them
-        let inputs = op.inputs();
-        let out: Vec<Resource> = op.writes();
+        let mut inputs = op.inputs();
+        if let Some(Then::Add { to, .. }) = plan.then {
+            inputs.push(Resource::Slot(to));
+        }
+        let out: Vec<Resource> = plan.then.map_or_else(|| op.writes(), |then| vec![Resource::Slot(then.out())]);
         let phases = match op {
             Op::MatMul { .. } if plan.prepare.is_some() => {
                 vec![(inputs.clone(), vec![Resource::Inputs]), ([inputs, vec![Resource::Inputs]].concat(), out)]
@@ -390,6 +444,52 @@ fn plan(program: &Program, role: Role) -> Vec<Plan> {
         list.push(plan);
     }
     list
+}
+
+/// What can be done by the product at `at`, and how many operations after it that is.
+fn then(program: &Program, role: Role, at: usize) -> (Option<Then>, usize) {
+    // what follows may be written over the input, unless products of other rows still read it as it is
+    let apart =
+        |x: Slot, w: usize, out: Slot| x != out || program.matrices[w].reads(role == Role::Generated) != Reads::Floats;
+    // nobody reads the slot from operation `from` on before it is written
+    let unread = |slot: Slot, from: usize| {
+        for op in &program.ops[from..] {
+            if op.inputs().contains(&Resource::Slot(slot)) {
+                return false;
+            }
+            if op.out() == Some(slot) {
+                return true;
+            }
+        }
+        slot != program.output
+    };
+    // both go through one kernel
+    let like = |w: usize| {
+        let matrix = &program.matrices[w];
+        (matrix.ty, matrix.rows, matrix.is_packed())
+    };
+    match program.ops[at..] {
+        [
+            Op::MatMul { x, w, out: a },
+            Op::MatMul { x: same, w: up, out: b },
+            Op::SwiGlu { gate, up: other, out },
+            ..,
+        ] if x == same
+            && (a, b) == (gate, other)
+            && a != b
+            && [a, b].iter().all(|slot| *slot == out || unread(*slot, at + 3))
+            && like(w) == like(up)
+            && apart(x, w, out) =>
+        {
+            (Some(Then::SwiGlu { up, out }), 2)
+        }
+        [Op::MatMul { x, w, out: y }, Op::Add { a, b, out }, ..]
+            if (a == y) != (b == y) && (y == out || unread(y, at + 2)) && apart(x, w, out) =>
+        {
+            (Some(Then::Add { to: if a == y { b } else { a }, out }), 1)
+        }
+        _ => (None, 0),
+    }
 }
 
 impl Frame<'_> {
@@ -467,7 +567,8 @@ impl Frame<'_> {
                 Op::AddBias { x, bias, out } => {
                     for r in w.share(self.n_rows(*x), 1) {
                         let (x, y) = (self.row(*x, r), self.row(*out, r));
-                        (self.table.add)(x.as_ptr(), bias.as_ptr(), bias.len(), y.as_mut_ptr());
+                        let (a, b) = ((x.as_ptr(), 0), (bias.as_ptr(), 0));
+                        (self.table.add)(&Operands { a, b, y: (y.as_mut_ptr(), 0), rows: 1, n: bias.len() });
                     }
                 }
                 Op::Rope { x, head_dim, out } => {
@@ -496,9 +597,9 @@ impl Frame<'_> {
                     let f = if swiglu { self.table.swiglu } else { self.table.add };
                     // rows of one length lie side by side: divide them as one, so that one row keeps all threads busy
                     let part = w.share(self.n_rows(*out) * self.width(*out), 64);
-                    let a = self.buffers[*a].0.add(part.start);
-                    let b = self.buffers[*b].0.add(part.start);
-                    f(a, b, part.len(), self.buffers[*out].0.add(part.start));
+                    let at = |slot: Slot| (self.buffers[slot].0.add(part.start), 0);
+                    let (a, b) = ((at(*a).0.cast_const(), 0), (at(*b).0.cast_const(), 0));
+                    f(&Operands { a, b, y: at(*out), rows: 1, n: part.len() });
                 }
                 Op::SelectRows { x, out } => {
                     for r in w.share(self.wanted.len(), 1) {

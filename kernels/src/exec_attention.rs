@@ -2,8 +2,7 @@
 
 use super::attention::{Block, Pages, Query, ROWS};
 use super::{
-    Frame, KvType, MAX_QUERIES, Ordering, PAGE, PIECE, QUERY_BLOCK, Row, Scratch, Slot, Unit, Worker, attention,
-    piece_len,
+    Frame, MAX_QUERIES, Ordering, PAGE, PIECE, QUERY_BLOCK, Row, Scratch, Slot, Unit, Worker, attention, piece_len,
 };
 
 /// Some query rows of one KV head.
@@ -34,7 +33,6 @@ impl Frame<'_> {
     /// As [`Frame::op`]; the scratch belongs to this thread.
     unsafe fn attend(&self, q: Slot, group: &Group<'_>, scratch: &mut Scratch, states: &mut [(f32, f32); MAX_QUERIES]) {
         let (n, d) = (group.rows.len(), self.program.kv.head_dim);
-        let kernel = self.table.attention.iter().find(|k| k.0 == n).expect("cut to the kernels' sizes");
         let mut visible = [0; MAX_QUERIES];
         for (j, (row, head)) in group.rows.iter().enumerate() {
             visible[j] = self.rows[*row].pos + 1;
@@ -55,12 +53,7 @@ impl Frame<'_> {
         };
         // SAFETY: the table covers all visible positions (`check_step`), the scratch holds n rows, and pages written
         // in this step were finished before the last barrier.
-        unsafe {
-            match self.program.kv.ty {
-                KvType::F16 => (kernel.1)(&mut rows, group.to),
-                KvType::F32 => (kernel.2)(&mut rows, group.to),
-            }
-        }
+        unsafe { (self.table.attention)(n, self.program.kv.ty)(&mut rows, group.to) }
     }
 
     /// Cuts `rows` to the sizes that kernels exist for and runs each piece, handing its results to `done`.
@@ -73,8 +66,8 @@ impl Frame<'_> {
         let mut states = [(0.0, 0.0); MAX_QUERIES];
         let mut rest = group.rows;
         while !rest.is_empty() {
-            let kernel = self.table.attention.iter().find(|k| k.0 <= rest.len()).expect("there is one for one row");
-            let (now, later) = rest.split_at(kernel.0);
+            let n = self.table.queries.iter().find(|n| **n <= rest.len()).expect("there is one for one row");
+            let (now, later) = rest.split_at(*n);
             group.rows = now;
             // SAFETY: the caller's promise.
             unsafe { self.attend(q, &group, scratch, &mut states) };
@@ -153,7 +146,7 @@ impl Frame<'_> {
                 query.visible = self.rows[*row].pos + 1;
             }
             let block = Block { rows: &queries[..rows.len()], scale: group.scale, pages: self.pages(group) };
-            let kernel = if self.program.kv.ty == KvType::F16 { unit.f16 } else { unit.f32 };
+            let kernel = (unit.attend)(self.program.kv.ty);
             // SAFETY: the table covers all visible positions (`check_step`), pages written in this step were finished
             // before the last barrier, and the scratch at this thread's number is its own and has the room.
             unsafe { kernel(&block, self.threads.part(w.id, 1)[0].unit.as_mut_ptr().cast()) }

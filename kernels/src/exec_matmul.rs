@@ -1,8 +1,12 @@
 //! Products of an operation list: bring the input into the kernel's form, then divide strips among threads.
 
 use super::{
-    ACT_GROUP, ActRow, Frame, Gemv, Matrix, Ordering, Reads, Role, STRIPS, Scratch, Shared, Slot, Tokens, Worker, gemm,
+    ACT_GROUP, ActRow, Frame, Gemv, Matrix, Operands, Ordering, Reads, Role, STRIPS, Scratch, Slot, Then, Tokens,
+    UNITS, Worker, gemm, sums_len,
 };
+
+/// Bytes of activations that stay near beside everything else.
+const NEAR_BYTES: usize = 1 << 19;
 
 impl Frame<'_> {
     /// # Safety
@@ -78,7 +82,7 @@ impl Frame<'_> {
         while s < share.end {
             let n = (share.end - s).min(2);
             // SAFETY: one thread has these strips; see `op`.
-            unsafe { self.gemv_strips(matrix, s..s + n, (x, m), out, w) };
+            unsafe { self.gemv_strips((at, matrix), s..s + n, (x, m), out, w) };
             s += n;
         }
         loop {
@@ -87,14 +91,14 @@ impl Frame<'_> {
                 return;
             }
             // SAFETY: as above: the counter gives each pair to one thread.
-            unsafe { self.gemv_strips(matrix, s..(s + 2).min(matrix.strips()), (x, m), out, w) };
+            unsafe { self.gemv_strips((at, matrix), s..(s + 2).min(matrix.strips()), (x, m), out, w) };
         }
     }
 
-    /// One or two strips times all rows.
+    /// One or two strips times all rows, and what follows.
     unsafe fn gemv_strips(
         &self,
-        matrix: &Matrix,
+        (at, matrix): (usize, &Matrix),
         strips: std::ops::Range<usize>,
         (x, m): (Slot, usize),
         out: Slot,
@@ -106,21 +110,36 @@ impl Frame<'_> {
         for s in strips.step_by(at_once) {
             let rows = (at_once * r).min(matrix.rows - s * r);
             for row in 0..m {
-                // SAFETY: one thread has these strips, so rows s * r .. of the output; strips that are not full go
-                // through this thread's scratch.
+                let place = |slot: Slot| self.buffers[slot].0.wrapping_add(row * matrix.rows + s * r);
+                // SAFETY: one thread has these strips, so rows s * r .. of the output; strips that are not full, and what
+                // is not the output yet, go through this thread's scratch.
                 unsafe {
-                    let y = self.buffers[out].part(row * matrix.rows + s * r, rows);
-                    let scratch = &mut self.threads.part(w.id, 1)[0].strip;
-                    let to = if rows == at_once * r { y.as_mut_ptr() } else { scratch.as_mut_ptr() };
-                    match kernel {
+                    let product = |matrix: &Matrix, to: *mut f32| match kernel {
                         Gemv::Codes(f) => {
                             (f[at_once - 1])(matrix.strip(s), matrix.cols, &self.act_row(row, matrix.cols), to);
                         }
                         Gemv::Float(f) => f(matrix.strip(s), matrix.cols, self.row(x, row).as_ptr(), to),
-                    }
-                    if rows < at_once * r {
-                        y.copy_from_slice(&scratch[..rows]);
-                    }
+                    };
+                    let scratch = &mut self.threads.part(w.id, 1)[0].strip;
+                    let [near, other] = [0, STRIPS * r].map(|i| scratch.as_mut_ptr().wrapping_add(i));
+                    let Some(then) = self.plan[at].then else {
+                        let whole = rows == at_once * r;
+                        product(matrix, if whole { place(out) } else { near });
+                        if !whole {
+                            std::ptr::copy_nonoverlapping(near, place(out), rows);
+                        }
+                        continue;
+                    };
+                    product(matrix, near);
+                    let (f, b) = match then {
+                        Then::SwiGlu { up, .. } => {
+                            product(&self.program.matrices[up], other);
+                            (self.table.swiglu, other)
+                        }
+                        Then::Add { to, .. } => (self.table.add, place(to)),
+                    };
+                    let (a, b) = ((near.cast_const(), 0), (b.cast_const(), 0));
+                    f(&Operands { a, b, y: (place(then.out()), 0), rows: 1, n: rows });
                 }
             }
         }
@@ -130,25 +149,43 @@ impl Frame<'_> {
         let r = self.table.strip;
         let generated = self.step.role == Role::Generated;
         let (tokens, kernels) = matrix.prompt(generated);
-        let tasks = matrix.strips().div_ceil(STRIPS);
+        let then = self.plan[at].then;
+        // a unit is two neighbouring strips, or one of the gate and one of the up projection
+        let up = match then {
+            Some(Then::SwiGlu { up, .. }) => Some(&self.program.matrices[up]),
+            _ => None,
+        };
+        let units = if up.is_some() { matrix.strips() } else { matrix.strips().div_ceil(STRIPS) };
+        let strips = |unit: usize| match up {
+            Some(up) => [Some((matrix, unit)), Some((up, unit))],
+            None => [0, 1].map(|i| Some((matrix, unit * STRIPS + i)).filter(|s| s.1 < matrix.strips())),
+        };
+        // a slice of many activations serves several units once it is there
+        let many = m * matrix.cols * tokens.bytes > NEAR_BYTES && matrix.cols > tokens.slice;
+        let at_once = if many { (units / (3 * w.n)).clamp(1, UNITS) } else { 1 };
+        let tasks = units.div_ceil(at_once);
         loop {
             let task = self.counters[at].fetch_add(1, Ordering::Relaxed);
             if task >= tasks {
                 return;
             }
-            let first = task * STRIPS;
-            let strips = STRIPS.min(matrix.strips() - first);
-            let y = Shared(self.buffers[out].0.wrapping_add(first * r));
-            let mut k0 = 0;
-            while k0 < matrix.cols {
+            let mine = task * at_once..((task + 1) * at_once).min(units);
+            // SAFETY: the scratch at this thread's number is its own.
+            let Scratch { panel, sums, .. } = unsafe { &mut self.threads.part(w.id, 1)[0] };
+            for k0 in (0..matrix.cols).step_by(tokens.slice) {
                 let kc = tokens.slice.min(matrix.cols - k0);
-                // SAFETY: one thread has these strips and so these columns of the output; its scratch holds the panel.
-                unsafe {
-                    let Scratch { panel, sums, .. } = &mut self.threads.part(w.id, 1)[0];
+                for (unit, sums) in mine.clone().zip(sums.chunks_exact_mut(sums_len(m))) {
                     let floats = kc * r * tokens.bytes / 4;
-                    for s in 0..strips {
-                        matrix.panel(generated, first + s, k0, k0 + kc, &mut panel[s * floats..(s + 1) * floats]);
+                    let mut n = 0;
+                    for (matrix, s) in strips(unit).into_iter().flatten() {
+                        matrix.panel(generated, s, k0, k0 + kc, &mut panel[n * floats..(n + 1) * floats]);
+                        n += 1;
                     }
+                    // what the next turn of these loops reads
+                    let (next, k) = if unit + 1 < mine.end { (unit + 1, k0) } else { (mine.start, k0 + kc) };
+                    let end = matrix.cols.min(k + tokens.slice);
+                    let soon = strips(next).map(|s| s.map_or(&[][..], |(matrix, s)| matrix.packed(s, k, end)));
+                    let first = strips(unit)[0].map_or(0, |s| s.1) * r;
                     let tiles = gemm::Tiles {
                         panel: panel.as_ptr(),
                         kc,
@@ -157,13 +194,47 @@ impl Frame<'_> {
                         x: self.tiles.0,
                         m,
                         sums: sums.as_mut_ptr(),
-                        y: y.0,
-                        n: matrix.rows,
-                        rows: matrix.rows - first * r,
+                        y: then.is_none().then(|| (self.buffers[out].0.wrapping_add(first), matrix.rows)),
+                        rows: matrix.rows - first,
+                        soon,
                     };
-                    (kernels[strips - 1])(&tiles);
+                    // SAFETY: one thread has these strips and so these columns of the output; its scratch holds the
+                    // panel and the sums.
+                    unsafe { (kernels[n - 1])(&tiles) };
                 }
-                k0 += kc;
+            }
+            let Some(then) = then else { continue };
+            for (unit, sums) in mine.zip(sums.chunks_exact(sums_len(m))) {
+                // SAFETY: one thread has these columns of the output, whose other inputs were finished before the last
+                // barrier.
+                unsafe { self.follow(then, matrix, unit, sums, m) };
+            }
+        }
+    }
+
+    /// Does what follows a product with the sums of one unit.
+    ///
+    /// # Safety
+    /// As [`Frame::op`]; this thread has the unit's columns of the output.
+    unsafe fn follow(&self, then: Then, matrix: &Matrix, unit: usize, sums: &[f32], m: usize) {
+        let r = self.table.strip;
+        let column = |slot: Slot, first: usize| self.buffers[slot].0.wrapping_add(first);
+        // SAFETY: sums are `[m][strips][r]`, and columns end with the matrix's rows.
+        unsafe {
+            match then {
+                Then::SwiGlu { out, .. } => {
+                    let first = unit * r;
+                    let n = r.min(matrix.rows - first);
+                    let (a, b) = ((sums.as_ptr(), 2 * r), (sums.as_ptr().add(r), 2 * r));
+                    (self.table.swiglu)(&Operands { a, b, y: (column(out, first), matrix.rows), rows: m, n });
+                }
+                Then::Add { to, out } => {
+                    let first = unit * STRIPS * r;
+                    let n = (STRIPS * r).min(matrix.rows - first);
+                    let width = STRIPS.min(matrix.strips() - unit * STRIPS) * r;
+                    let (a, b) = ((sums.as_ptr(), width), (column(to, first).cast_const(), matrix.rows));
+                    (self.table.add)(&Operands { a, b, y: (column(out, first), matrix.rows), rows: m, n });
+                }
             }
         }
     }

@@ -52,6 +52,9 @@ pub(crate) trait Format {
     /// As [`Format::head`].
     unsafe fn scales<S: Simd>(head: Self::Head<S>, meta: *const u8, g: usize) -> (S::F, S::F);
 
+    /// Whether every code is below 128.
+    const SMALL: bool = all_small(Self::TABLE, Self::LOW + Self::HIGH + Self::TOP);
+
     /// Bytes of one block of one row, packed or not.
     const BLOCK_BYTES: usize = Self::META + Self::K * (Self::LOW + Self::HIGH + Self::TOP) / 8;
 
@@ -106,6 +109,18 @@ pub(crate) trait Format {
             c
         }
     }
+}
+
+const fn all_small(table: Option<[u8; 16]>, bits: usize) -> bool {
+    let mut small = bits < 8;
+    if let Some(table) = table {
+        let mut i = 0;
+        while i < 16 {
+            small &= table[i] < 128;
+            i += 1;
+        }
+    }
+    small
 }
 
 /// Puts bit `4 H + j` of each byte at `plane` to bit `to` of codes `j`.

@@ -16,6 +16,12 @@ pub enum Isa {
     Avx512,
     /// AVX-512 as above, and AMX with bf16 for prompts.
     Amx,
+    /// NEON as in every 64-bit Arm CPU.
+    Neon,
+    /// NEON with `sdot` (Armv8.2 `dotprod`).
+    NeonDot,
+    /// NEON with `usdot` (Armv8.6 `i8mm`).
+    NeonI8mm,
 }
 
 /// Relative rms errors of single values, made on purpose.
@@ -28,8 +34,9 @@ pub struct Rounding {
 }
 
 impl Isa {
-    /// Every instruction set of this build, coarsest first.
-    pub const ALL: [Isa; 5] = [Isa::Scalar, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Amx];
+    /// Every instruction set that has kernels, on whatever CPU; within one architecture coarsest first.
+    pub const ALL: [Isa; 8] =
+        [Isa::Scalar, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Amx, Isa::Neon, Isa::NeonDot, Isa::NeonI8mm];
 
     /// The name that `--isa` takes.
     pub fn name(self) -> &'static str {
@@ -39,6 +46,9 @@ impl Isa {
             Isa::AvxVnni => "avxvnni",
             Isa::Avx512 => "avx512",
             Isa::Amx => "amx",
+            Isa::Neon => "neon",
+            Isa::NeonDot => "dotprod",
+            Isa::NeonI8mm => "i8mm",
         }
     }
 
@@ -80,7 +90,13 @@ impl Isa {
             }
             #[cfg(target_arch = "x86_64")]
             Isa::Amx => Isa::Avx512.is_available() && crate::x86::amx::is_available(),
-            #[cfg(not(target_arch = "x86_64"))]
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => std::arch::is_aarch64_feature_detected!("neon"),
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonDot => Isa::Neon.is_available() && std::arch::is_aarch64_feature_detected!("dotprod"),
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonI8mm => Isa::NeonDot.is_available() && std::arch::is_aarch64_feature_detected!("i8mm"),
+            // those of other architectures
             _ => false,
         }
     }
@@ -124,7 +140,7 @@ pub enum IsaError {
         offered: Vec<Isa>,
     },
     /// No kernels of this name.
-    #[error("--isa {0}: unknown; expected one of auto, scalar, avx2, avxvnni, avx512, amx")]
+    #[error("--isa {0}: unknown; expected one of auto, scalar, avx2, avxvnni, avx512, amx, neon, dotprod, i8mm")]
     Unknown(String),
 }
 
@@ -178,5 +194,7 @@ mod tests {
         assert_eq!("auto".parse::<IsaChoice>(), Ok(IsaChoice::Auto));
         assert!("sse9".parse::<IsaChoice>().is_err());
         assert_eq!(IsaChoice::Only(Isa::Scalar).resolve(), Ok(Isa::Scalar));
+        let foreign = if cfg!(target_arch = "aarch64") { Isa::Avx2 } else { Isa::Neon };
+        assert!(matches!(IsaChoice::Only(foreign).resolve(), Err(IsaError::Missing { .. })));
     }
 }

@@ -5,6 +5,9 @@ use crate::memory::Memory;
 use std::fmt;
 use std::str::FromStr;
 
+/// Values of a head that share a scale.
+pub(crate) const Q8_GROUP: usize = 32;
+
 /// Positions in a page.
 pub const PAGE_POSITIONS: usize = PAGE;
 
@@ -16,24 +19,55 @@ pub enum KvType {
     F16,
     /// Exact.
     F32,
+    /// The upper half of a float.
+    Bf16,
+    /// Bytes, with an f16 scale for every 32 values of a head: ggml's Q8_0.
+    Q8_0,
 }
 
 impl KvType {
-    /// Bytes of an element.
-    pub fn bytes(self) -> usize {
+    /// All of them.
+    pub const ALL: [KvType; 4] = [KvType::F16, KvType::F32, KvType::Bf16, KvType::Q8_0];
+
+    /// Bytes of so many values, whole heads that the type [takes](KvType::takes).
+    pub fn bytes(self, values: usize) -> Option<usize> {
         match self {
-            KvType::F16 => 2,
-            KvType::F32 => 4,
+            KvType::F16 | KvType::Bf16 => values.checked_mul(2),
+            KvType::F32 => values.checked_mul(4),
+            KvType::Q8_0 => (values / Q8_GROUP).checked_mul(Q8_GROUP + 2),
+        }
+    }
+
+    /// Whether heads of so many values can be stored.
+    pub fn takes(self, head_dim: usize) -> bool {
+        self != KvType::Q8_0 || head_dim.is_multiple_of(Q8_GROUP)
+    }
+
+    /// What storing changes, as a part of the root mean square of a head's values: half a unit in the last place; for
+    /// bytes, the rms of a uniform error of up to 1 / 254 of a largest value that is the square root of 32 times the
+    /// rms at most.
+    pub fn rounding(self) -> f64 {
+        match self {
+            KvType::F16 => 1.0 / 2048.0,
+            KvType::F32 => 0.0,
+            KvType::Bf16 => 1.0 / 512.0,
+            KvType::Q8_0 => 32f64.sqrt() / 254.0 / 3f64.sqrt() + 1.0 / 2048.0,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            KvType::F16 => "f16",
+            KvType::F32 => "f32",
+            KvType::Bf16 => "bf16",
+            KvType::Q8_0 => "q8_0",
         }
     }
 }
 
 impl fmt::Display for KvType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            KvType::F16 => "f16",
-            KvType::F32 => "f32",
-        })
+        f.pad(self.name())
     }
 }
 
@@ -41,11 +75,8 @@ impl FromStr for KvType {
     type Err = String;
 
     fn from_str(s: &str) -> Result<Self, String> {
-        match s {
-            "f16" => Ok(KvType::F16),
-            "f32" => Ok(KvType::F32),
-            other => Err(format!("KV type {other}: unknown; expected f16 or f32")),
-        }
+        let known = KvType::ALL.into_iter().find(|ty| ty.name() == s);
+        known.ok_or_else(|| format!("KV type {s}: unknown; expected f16, f32, bf16 or q8_0"))
     }
 }
 
@@ -65,14 +96,15 @@ pub struct KvShape {
 impl KvShape {
     /// Bytes of one page of every layer and head, keys and values; `None` if that overflows.
     pub fn page_bytes(&self) -> Option<usize> {
-        let per_head = self.head_dim.checked_mul(PAGE * self.ty.bytes())?.checked_mul(2)?;
+        let per_head = self.ty.bytes(self.head_dim)?.checked_mul(PAGE)?.checked_mul(2)?;
         per_head.checked_mul(self.n_head_kv)?.checked_mul(self.n_layer)
     }
 }
 
 /// The pages of all layers.
 ///
-/// `[layer][page][KV head]`, and in each 16 positions: keys `[head_dim][16]`, values `[16][head_dim]`.
+/// `[layer][page][KV head]`, and in each 16 positions: keys `[head_dim][16]`, values `[16][head_dim]`; of bytes, scales
+/// follow in f16, `[head_dim / 32][16]`.
 pub struct KvStore {
     pub(crate) shape: KvShape,
     pub(crate) n_pages: usize,
@@ -90,6 +122,19 @@ pub struct KvTooLarge {
     pub bytes: Option<usize>,
 }
 
+/// ggml's Q8_0: an f16 scale, 127 of which are the largest value, and codes. What is not finite makes the scale so.
+fn q8_0(x: &[f32]) -> (u16, [i8; Q8_GROUP]) {
+    let largest = x.iter().fold(0f32, |m, v| m.max(v.abs()));
+    let finite = x.iter().all(|v| v.is_finite());
+    let scale = if finite { largest / 127.0 } else { f32::NAN };
+    let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+    let mut codes = [0; Q8_GROUP];
+    for (code, v) in codes.iter_mut().zip(x) {
+        *code = (v * inverse).round() as i8;
+    }
+    (half::f16::from_f32(scale).to_bits(), codes)
+}
+
 /// Room behind the last page for kernels that read a whole vector.
 const SLACK: usize = 64;
 
@@ -98,7 +143,11 @@ impl KvStore {
     ///
     /// # Errors
     /// [`KvTooLarge`] if the system does not have that much.
+    ///
+    /// # Panics
+    /// If the type does not [take](KvType::takes) such heads.
     pub fn new(shape: KvShape, n_pages: usize) -> Result<KvStore, KvTooLarge> {
+        assert!(shape.ty.takes(shape.head_dim), "{} keys and values of heads of {}", shape.ty, shape.head_dim);
         let bytes = shape.page_bytes().and_then(|b| (b / 2).checked_mul(n_pages)).and_then(|b| b.checked_add(SLACK));
         let too_large =
             KvTooLarge { positions: n_pages.saturating_mul(PAGE), bytes: bytes.map(|b| b.saturating_mul(2)) };
@@ -132,7 +181,7 @@ impl KvStore {
 
     /// Bytes of one head's part of a page.
     pub(crate) fn head_bytes(&self) -> usize {
-        PAGE * self.shape.head_dim * self.shape.ty.bytes()
+        PAGE * self.shape.ty.bytes(self.shape.head_dim).expect("pages of it were made")
     }
 
     /// Page 0 of a layer and head: keys, values.
@@ -176,11 +225,38 @@ impl KvWriter {
         let (d, page) = (s.head_dim, page as usize);
         assert!(layer < s.n_layer && head < s.n_head_kv && page < self.n_pages && slot < PAGE);
         assert!(k.len() == d && v.len() == d);
-        let base = ((layer * self.n_pages + page) * s.n_head_kv + head) * PAGE * d;
-        // SAFETY: keys go to elements `base + i * PAGE + slot`, values to those from `base + slot * d` on, all inside
-        // the stores by the asserts; the elements belong to the caller.
+        let of = (layer * self.n_pages + page) * s.n_head_kv + head;
+        let base = of * PAGE * d;
+        // SAFETY: keys go to elements `base + i * PAGE + slot`, values to those from `base + slot * d` on (of bytes, in a
+        // part of the store that is as long as codes and scales), all inside the stores by the asserts; the elements
+        // belong to the caller.
         unsafe {
             match s.ty {
+                KvType::Bf16 => {
+                    let (to_k, to_v) =
+                        (self.k.cast::<u16>().add(base + slot), self.v.cast::<u16>().add(base + slot * d));
+                    for (i, (k, v)) in k.iter().zip(v).enumerate() {
+                        to_k.add(i * PAGE).write(half::bf16::from_f32(*k).to_bits());
+                        to_v.add(i).write(half::bf16::from_f32(*v).to_bits());
+                    }
+                }
+                KvType::Q8_0 => {
+                    let groups = d / Q8_GROUP;
+                    let part = of * PAGE * groups * (Q8_GROUP + 2);
+                    let (to_k, to_v) = (self.k.add(part), self.v.add(part));
+                    let scales = PAGE * d;
+                    for g in 0..groups {
+                        let values = g * Q8_GROUP..(g + 1) * Q8_GROUP;
+                        let (scale, codes) = q8_0(&k[values.clone()]);
+                        to_k.add(scales).cast::<u16>().add(g * PAGE + slot).write(scale);
+                        for (i, code) in codes.into_iter().enumerate() {
+                            to_k.cast::<i8>().add((g * Q8_GROUP + i) * PAGE + slot).write(code);
+                        }
+                        let (scale, codes) = q8_0(&v[values]);
+                        to_v.add(scales).cast::<u16>().add(g * PAGE + slot).write(scale);
+                        to_v.cast::<[i8; Q8_GROUP]>().byte_add(slot * d + g * Q8_GROUP).write(codes);
+                    }
+                }
                 KvType::F16 => {
                     let mut halves = [0u16; MAX_HEAD_DIM];
                     to_f16(k.as_ptr(), d, halves.as_mut_ptr());

@@ -9,6 +9,8 @@
 #[cfg(target_endian = "big")]
 compile_error!("weights are used as they lie in the file: little-endian");
 
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
 mod act;
 pub mod cuda;
 mod exec;

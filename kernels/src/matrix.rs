@@ -141,7 +141,7 @@ impl Matrix {
 
     /// The form of a prompt's tokens and the kernels for one and two strips. Generated tokens come here where there is
     /// no packed form, and keep to f32.
-    pub(crate) fn prompt(&self, generated: bool) -> (&'static Tokens, [unsafe fn(&Tiles); 2]) {
+    pub(crate) fn prompt(&self, generated: bool) -> (&'static Tokens, [unsafe fn(&Tiles<'_>); 2]) {
         match &self.kernels {
             Some(kernels) => (kernels.prompt.tokens, kernels.prompt.tiles),
             None => {
@@ -172,6 +172,13 @@ impl Matrix {
         let Data::Packed(memory) = &self.data else { unreachable!("strips are asked for of packed matrices only") };
         assert!(s < self.strips());
         memory.as_ptr().wrapping_add(s * self.strip_bytes)
+    }
+
+    /// The packed weights k in `k0..k1` of strip `s`: none if they are not packed.
+    pub(crate) fn packed(&self, s: usize, k0: usize, k1: usize) -> &[u8] {
+        let Data::Packed(memory) = &self.data else { return &[] };
+        let at = |k: usize| k / self.ty.block_len() * self.ty.block_bytes() * table(self.isa).strip;
+        &memory.bytes()[s * self.strip_bytes..][at(k0)..at(k1.max(k0))]
     }
 
     /// Writes k in `k0..k1` of strip `s` as a panel of the form `prompt` says; rows beyond the last are zero.

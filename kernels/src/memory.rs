@@ -38,6 +38,10 @@ impl Memory {
         self.map.as_mut().map_or(std::ptr::null_mut(), |m| m.as_mut_ptr())
     }
 
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.map.as_deref().unwrap_or_default()
+    }
+
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         self.map.as_deref_mut().unwrap_or_default()
     }

@@ -79,6 +79,12 @@ pub(crate) trait Simd: Copy {
     unsafe fn acc_zero() -> Self::Acc;
     /// Adds to every lane the dot product of its four unsigned codes with four activations.
     unsafe fn dot4(acc: Self::Acc, codes: Self::I, x: *const Act4) -> Self::Acc;
+    /// As [`Simd::dot4`], for codes below 128, which a signed byte holds as well.
+    #[inline(always)]
+    unsafe fn dot4_small(acc: Self::Acc, codes: Self::I, x: *const Act4) -> Self::Acc {
+        // SAFETY: the same contract.
+        unsafe { Self::dot4(acc, codes, x) }
+    }
     unsafe fn acc_sum(acc: Self::Acc) -> Self::I;
     /// Adds to every lane the products of its two 16-bit halves with the two halves of `x`.
     unsafe fn dot2(acc: Self::I, w: Self::I, x: *const i32) -> Self::I;
@@ -86,6 +92,23 @@ pub(crate) trait Simd: Copy {
     fn act4(x: [i16; 4]) -> Act4;
     unsafe fn prefetch(p: *const u8);
 }
+
+/// Stamps trait operations whose bodies are intrinsics. The one SAFETY text for all of them is inside.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+macro_rules! ops {
+    ($($(#[$meta:meta])* $name:ident($($a:ident: $t:ty),*) $(-> $r:ty)? $body:block)*) => {$(
+        $(#[$meta])*
+        #[inline(always)]
+        #[allow(unused_unsafe)] // not every body has an intrinsic that needs it
+        unsafe fn $name($($a: $t),*) $(-> $r)? {
+            // SAFETY: the outermost kernel carries the target features, its caller has checked the CPU, and pointers
+            // cover what `Simd` says (head of simd.rs).
+            unsafe { $body }
+        }
+    )*};
+}
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub(crate) use ops;
 
 /// Eight lanes in plain Rust: the path of every CPU without kernels of its own.
 #[derive(Clone, Copy)]
@@ -338,12 +361,107 @@ pub(crate) unsafe fn exp<S: Simd>(x: S::F) -> S::F {
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[cfg(target_arch = "aarch64")]
+    use crate::aarch64::neon;
+    use crate::isa::Isa;
+    use std::collections::BTreeMap;
 
     #[test]
     fn every_half_float_converts_exactly() {
         for bits in 0..=u16::MAX {
             let (ours, theirs) = (f16_to_f32(bits), half::f16::from_bits(bits).to_f32());
             assert!(ours.to_bits() == theirs.to_bits() || (ours.is_nan() && theirs.is_nan()), "{bits:#x}");
+        }
+    }
+
+    /// What `S` makes of 16 lanes, by operation; `x` holds numbers that halves can come near.
+    fn results<S: Simd>(a: &[i32; 16], b: &[i32; 16], x: &[f32; 16]) -> BTreeMap<&'static str, [i32; 16]> {
+        let mut all = BTreeMap::new();
+        let table = std::array::from_fn(|i| (a[i] >> 9) as u8);
+        let act = S::act4([b[0], b[1], b[2], b[3]].map(|b| (b % 32_640) as i16));
+        for at in (0..16).step_by(S::R) {
+            // SAFETY: the caller asks only for what this CPU has; every pointer has R elements behind it.
+            unsafe {
+                let mut is = |name, v: S::I| {
+                    let y: &mut [i32; 16] = all.entry(name).or_insert([0; 16]);
+                    S::store_bytes(y[at..].as_mut_ptr().cast(), v);
+                };
+                let bytes = a.as_ptr().cast::<u8>().add(at);
+                let (v, w) = (S::load_bytes(a[at..].as_ptr().cast()), S::load_bytes(b[at..].as_ptr().cast()));
+                let f = S::load(x[at..].as_ptr());
+                is("load_u8", S::load_u8(bytes));
+                is("load_i8", S::load_i8(bytes));
+                is("iadd", S::iadd(v, w));
+                is("isub", S::isub(v, w));
+                is("sub16", S::sub16(v, w));
+                is("and, or", S::or(S::and(v, w), S::iset1(b[1] & 0xff)));
+                is("lookup", S::lookup(S::and(v, S::iset1(0x0f0f_0f0f)), &table));
+                for (n, name) in [(0, "shift by 0"), (4, "shift by 4"), (23, "shift by 23"), (31, "shift by 31")] {
+                    is(name, S::isub(S::shr(v, n), S::shl(v, n)));
+                }
+                is("dot2", S::dot2(v, w, &b[5]));
+                is("dot4", S::acc_sum(S::dot4(S::dot4(S::acc_zero(), v, &act), w, &act)));
+                let small = S::iset1(0x7f7f_7f7f);
+                let acc = S::dot4_small(S::dot4(S::acc_zero(), v, &act), S::and(w, small), &act);
+                is("dot4_small", S::acc_sum(acc));
+                is("to_i", S::to_i(f));
+                let mut half = [0u16; 16];
+                S::store_f16(half.as_mut_ptr(), f);
+                let back = |v: S::F| {
+                    let mut y = [0f32; 16];
+                    S::store(y.as_mut_ptr(), v);
+                    S::load_bytes(y.as_ptr().cast())
+                };
+                is("store_f16, load_f16", back(S::load_f16(half.as_ptr())));
+                is("load_bf16", back(S::load_bf16(a.as_ptr().cast::<u16>().add(at))));
+                is("to_f", back(S::to_f(v)));
+                is("bits_f", back(S::bits_f(v)));
+                is("min, max", back(S::max(S::set1(-3.0), S::min(f, S::set1(2.5)))));
+                is("first", back(S::first(5usize.saturating_sub(at), f, S::zero())));
+                is("add to div", back(S::div(S::sub(S::add(f, f), S::set1(1.0)), S::mul(f, f))));
+            }
+        }
+        all
+    }
+
+    fn agrees<S: Simd>(isa: Isa) {
+        let mut bits = 1u32;
+        let mut random = || {
+            bits = bits.wrapping_mul(0x9e37_79b1).rotate_left(13) ^ 0x85eb_ca6b;
+            bits as i32
+        };
+        for turn in 0..500 {
+            let (a, b): ([i32; 16], [i32; 16]) = (std::array::from_fn(|_| random()), std::array::from_fn(|_| random()));
+            // at first halves, between which integers and, above 1024, f16 must choose
+            let x = std::array::from_fn(|_| match turn {
+                0..100 => (random() % 4001) as f32 * 0.5,
+                _ => (random() >> 8) as f32 * 0.000_123,
+            });
+            let expected = results::<Portable>(&a, &b, &x);
+            for (name, got) in results::<S>(&a, &b, &x) {
+                assert_eq!(got, expected[name], "{isa}: {name} of {a:x?}, {b:x?}, {x:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_instruction_set_does_what_the_portable_form_does() {
+        for isa in Isa::available() {
+            match isa {
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx2 => agrees::<crate::x86::avx2::Avx2<false>>(isa),
+                #[cfg(target_arch = "x86_64")]
+                Isa::AvxVnni => agrees::<crate::x86::avx2::Avx2<true>>(isa),
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx512 => agrees::<crate::x86::avx512::Avx512>(isa),
+                #[cfg(target_arch = "aarch64")]
+                Isa::Neon => agrees::<neon::Neon<neon::Widening>>(isa),
+                #[cfg(target_arch = "aarch64")]
+                Isa::NeonDot => agrees::<neon::Neon<neon::SignedDot>>(isa),
+                #[cfg(target_arch = "aarch64")]
+                Isa::NeonI8mm => agrees::<neon::Neon<neon::MixedDot>>(isa),
+                _ => {} // portable vectors, or others' (AMX)
+            }
         }
     }
 

@@ -4,6 +4,7 @@ use crate::act::ActRow;
 use crate::formats::{self, Format};
 use crate::generic::{attention, elementwise, gemm, gemv, pairs};
 use crate::isa::Isa;
+use crate::kv::KvType;
 use crate::matrix::Reads;
 use crate::pack::Shape;
 use crate::probe;
@@ -29,7 +30,7 @@ pub(crate) struct Prompt {
     /// Slice of a strip as a panel.
     pub(crate) panel: unsafe fn(*const u8, usize, usize, *mut f32),
     /// One strip, and a pair of them, against all tokens.
-    pub(crate) tiles: [unsafe fn(&gemm::Tiles); 2],
+    pub(crate) tiles: [unsafe fn(&gemm::Tiles<'_>); 2],
 }
 
 /// A form of prompt activations.
@@ -52,7 +53,7 @@ pub(crate) struct Rows {
     pub(crate) tokens: &'static Tokens,
     /// From `[kc][R]` floats to the panel, if that is another form.
     pub(crate) convert: Option<unsafe fn(*const f32, usize, *mut f32)>,
-    pub(crate) tiles: [unsafe fn(&gemm::Tiles); 2],
+    pub(crate) tiles: [unsafe fn(&gemm::Tiles<'_>); 2],
 }
 
 /// Generation kernels differ in what they read.
@@ -73,9 +74,8 @@ pub(crate) struct Unit {
     pub(crate) takes: fn(usize) -> bool,
     /// Bytes of scratch, for heads of so many values.
     pub(crate) scratch: fn(usize) -> usize,
-    /// f16 and f32 pages.
-    pub(crate) f16: unsafe fn(&attention::Block<'_>, *mut u8),
-    pub(crate) f32: unsafe fn(&attention::Block<'_>, *mut u8),
+    /// By [`KvType`].
+    pub(crate) attend: fn(KvType) -> unsafe fn(&attention::Block<'_>, *mut u8),
     /// Measures arithmetic, and the multiply-adds of a turn of it.
     pub(crate) busy: (unsafe fn(usize), usize),
 }
@@ -97,13 +97,15 @@ pub(crate) struct Table {
     /// Sets the calling thread up before its first kernel of a step, and tidies up after the last.
     pub(crate) enter: unsafe fn(),
     pub(crate) leave: unsafe fn(),
-    /// Most query rows first: (rows, f16 pages, f32 pages).
-    pub(crate) attention: &'static [(usize, AttentionRun, AttentionRun)],
+    /// Query rows taken at a time, most first.
+    pub(crate) queries: &'static [usize],
+    /// For so many query rows, one of `queries`, of pages of a type.
+    pub(crate) attention: fn(usize, KvType) -> AttentionRun,
     /// Instead of the former, for prompts.
     pub(crate) unit: Option<Unit>,
     pub(crate) rms_norm: unsafe fn(*const f32, *const f32, f32, usize, *mut f32),
-    pub(crate) swiglu: unsafe fn(*const f32, *const f32, usize, *mut f32),
-    pub(crate) add: unsafe fn(*const f32, *const f32, usize, *mut f32),
+    pub(crate) swiglu: unsafe fn(&elementwise::Operands),
+    pub(crate) add: unsafe fn(&elementwise::Operands),
     pub(crate) to_f16: unsafe fn(*const f32, usize, *mut u16),
     pub(crate) rotate: unsafe fn(*const f32, *const f32, *const f32, usize, *mut f32),
     /// Measures memory: without and with prefetch.
@@ -125,7 +127,12 @@ pub(crate) fn table(isa: Isa) -> &'static Table {
         Isa::Avx512 => &avx512::TABLE,
         #[cfg(target_arch = "x86_64")]
         Isa::Amx => &amx::TABLE,
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => &neon::TABLE,
+        #[cfg(target_arch = "aarch64")]
+        Isa::NeonDot => &neon_dot::TABLE,
+        #[cfg(target_arch = "aarch64")]
+        Isa::NeonI8mm => &neon_i8mm::TABLE,
         other => unreachable!("{other} is never available here"),
     }
 }
@@ -152,7 +159,7 @@ macro_rules! by_pairs {
             unsafe { pairs::panel::<$simd, F>(strip, k0, k1, out) }
         }
         $(#[target_feature(enable = $features)])?
-        unsafe fn pair_tiles<const GROUP: usize, const MIN: bool, const MS: usize>(a: &gemm::Tiles) {
+        unsafe fn pair_tiles<const GROUP: usize, const MIN: bool, const MS: usize>(a: &gemm::Tiles<'_>) {
             // SAFETY: as gemv.
             unsafe { pairs::tiles::<$simd, GROUP, MIN, MS, $width>(a) }
         }
@@ -200,8 +207,12 @@ macro_rules! by_tiles {
         Some(Unit {
             takes: unit_attention::takes,
             scratch: unit_attention::scratch_bytes,
-            f16: unit_attention::attend::<formats::F16>,
-            f32: unit_attention::attend::<formats::F32>,
+            attend: |ty| match ty {
+                KvType::F16 => unit_attention::attend::<formats::F16>,
+                KvType::F32 => unit_attention::attend::<formats::F32>,
+                KvType::Bf16 => unit_attention::attend::<formats::BF16>,
+                KvType::Q8_0 => unit_attention::attend::<attention::Q8>,
+            },
             busy: (unit::busy, unit::BUSY),
         })
     };
@@ -247,12 +258,12 @@ macro_rules! instantiate {
             }
             $prompts!(kernels $simd, $($width)? $(, $features)?);
             $(#[target_feature(enable = $features)])?
-            unsafe fn tiles<const MS: usize>(a: &gemm::Tiles) {
+            unsafe fn tiles<const MS: usize>(a: &gemm::Tiles<'_>) {
                 // SAFETY: as gemv.
                 unsafe { gemm::tiles::<$simd, MS, $nt>(a) }
             }
             $(#[target_feature(enable = $features)])?
-            unsafe fn attend<E: formats::Float, const NQ: usize>(a: &mut attention::Rows<'_>, end: usize) {
+            unsafe fn attend<E: attention::Stored, const NQ: usize>(a: &mut attention::Rows<'_>, end: usize) {
                 // SAFETY: as gemv.
                 unsafe { attention::run::<$simd, E, NQ>(a, end) }
             }
@@ -262,14 +273,14 @@ macro_rules! instantiate {
                 unsafe { elementwise::rms_norm::<$simd>(x, weight, eps, n, y) }
             }
             $(#[target_feature(enable = $features)])?
-            unsafe fn swiglu(gate: *const f32, up: *const f32, n: usize, y: *mut f32) {
+            unsafe fn swiglu(rows: &elementwise::Operands) {
                 // SAFETY: as gemv.
-                unsafe { elementwise::swiglu::<$simd>(gate, up, n, y) }
+                unsafe { elementwise::swiglu::<$simd>(rows) }
             }
             $(#[target_feature(enable = $features)])?
-            unsafe fn add(a: *const f32, b: *const f32, n: usize, y: *mut f32) {
+            unsafe fn add(rows: &elementwise::Operands) {
                 // SAFETY: as gemv.
-                unsafe { elementwise::add::<$simd>(a, b, n, y) }
+                unsafe { elementwise::add::<$simd>(rows) }
             }
             $(#[target_feature(enable = $features)])?
             unsafe fn read<const PREFETCH: bool>(p: *const f32, n: usize) -> f32 {
@@ -336,7 +347,14 @@ macro_rules! instantiate {
                 quantize,
                 enter: $prompts!(enter),
                 leave: $prompts!(leave),
-                attention: &[$(($nq, attend::<formats::F16, $nq>, attend::<formats::F32, $nq>)),*],
+                queries: &[$($nq),*],
+                attention: |rows, ty| match (rows, ty) {
+                    $(($nq, KvType::F16) => attend::<formats::F16, $nq>,
+                    ($nq, KvType::F32) => attend::<formats::F32, $nq>,
+                    ($nq, KvType::Bf16) => attend::<formats::BF16, $nq>,
+                    ($nq, KvType::Q8_0) => attend::<attention::Q8, $nq>,)*
+                    _ => unreachable!("{rows} query rows: not one of `queries`"),
+                },
                 unit: $prompts!(attention),
                 rms_norm,
                 swiglu,
@@ -365,3 +383,14 @@ instantiate!(avx512, Isa::Avx512, Avx512, floats 12, queries [8, 4, 2, 1], promp
 #[cfg(target_arch = "x86_64")]
 instantiate!(amx, Isa::Amx, Avx512, floats 12, queries [8, 4, 2, 1], prompts by_tiles,
     features "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni");
+// two strips of six tokens are 24 of the 32 registers; weights and tokens take the others
+#[cfg(target_arch = "aarch64")]
+use crate::aarch64::neon::{MixedDot, Neon, SignedDot, Widening};
+#[cfg(target_arch = "aarch64")]
+instantiate!(neon, Isa::Neon, Neon<Widening>, floats 6, queries [8, 4, 2, 1], prompts by_pairs 6, features "neon");
+#[cfg(target_arch = "aarch64")]
+instantiate!(neon_dot, Isa::NeonDot, Neon<SignedDot>, floats 6, queries [8, 4, 2, 1], prompts by_pairs 6,
+    features "neon,dotprod");
+#[cfg(target_arch = "aarch64")]
+instantiate!(neon_i8mm, Isa::NeonI8mm, Neon<MixedDot>, floats 6, queries [8, 4, 2, 1], prompts by_pairs 6,
+    features "neon,dotprod,i8mm");

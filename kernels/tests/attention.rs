@@ -74,9 +74,16 @@ fn run(
 fn data(c: Case, n: usize) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
     let mut rng = Rng(3);
     let mut make = |heads: usize| -> Vec<f32> {
-        let x = rng.floats(n * heads * c.head_dim);
-        // values a half float holds, so that both cache types see the same numbers
-        x.into_iter().map(|v| half::f16::from_f32(2.0 * v).to_f32()).collect()
+        let mut x = rng.floats(n * heads * c.head_dim);
+        if c.ty == KvType::Q8_0 {
+            // 64ths, with the largest code in every group: what bytes and their scale hold
+            let code = |(i, v): (usize, &mut f32)| *v = if i % 32 == 0 { 127.0 } else { (127.0 * *v).round() } / 64.0;
+            x.iter_mut().enumerate().for_each(code);
+        } else {
+            // values that all other types hold, so that they see the same numbers
+            x.iter_mut().for_each(|v| *v = half::bf16::from_f32(2.0 * *v).to_f32());
+        }
+        x
     };
     (make(c.heads), make(c.heads_kv), make(c.heads_kv))
 }
@@ -107,7 +114,7 @@ fn cases(threads: usize) -> Vec<Case> {
     let mut all = Vec::new();
     for isa in Isa::available() {
         for (heads, heads_kv, head_dim) in [(4, 2, 64), (3, 1, 20), (14, 1, 10), (2, 2, 6), (16, 8, 128), (1, 1, 258)] {
-            for ty in [KvType::F16, KvType::F32] {
+            for ty in KvType::ALL.into_iter().filter(|ty| ty.takes(head_dim)) {
                 all.push(Case { isa, heads, heads_kv, head_dim, ty, threads });
             }
         }

@@ -50,6 +50,14 @@ pub enum Error {
     /// The cache does not fit.
     #[error(transparent)]
     Kv(#[from] KvTooLarge),
+    /// A cache type that comes in groups of values.
+    #[error("KV cache of {ty}: expected heads of a multiple of 32 values, got {head_dim} (see --kv-type)")]
+    KvType {
+        /// The type.
+        ty: KvType,
+        /// Values of the model's heads.
+        head_dim: usize,
+    },
 }
 
 /// A weight's bytes, kept alive by the file.
@@ -88,6 +96,9 @@ impl Cpu {
         let h = &model.hparams;
         let kv =
             KvShape { n_layer: h.n_layer(), n_head_kv: h.n_head_kv(), head_dim: h.head_dim(), ty: options.kv_type };
+        if !kv.ty.takes(kv.head_dim) {
+            return Err(Error::KvType { ty: kv.ty, head_dim: kv.head_dim });
+        }
         let store = KvStore::new(kv, options.n_pages)?;
         let mut compiler = Compiler::new(gguf, model);
         compiler.compile();

@@ -43,10 +43,10 @@ pub(super) struct ComputeArgs {
     /// Threads [default: the CPUs that this process may use]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// Instruction set of the kernels: auto, scalar, avx2, avxvnni, avx512 or amx
+    /// Instruction set of the kernels: auto, scalar, avx2, avxvnni, avx512, amx, neon, dotprod or i8mm
     #[arg(long, value_name = "ISA", default_value = "auto")]
     pub(super) isa: IsaChoice,
-    /// Type of the KV cache: f16 or f32 [default: f16]
+    /// Type of the KV cache: f16, f32, bf16 or q8_0 [default: f16]
     #[arg(long, value_name = "TYPE", conflicts_with_all = ["cache_type_k", "cache_type_v"])]
     kv_type: Option<KvType>,
     /// Type of the K cache; must equal -ctv (also: -ctk TYPE)
@@ -401,7 +401,7 @@ mod tests {
             "--stop-id -1",
             "-b 0",
             "-c -1",
-            "--kv-type q8_0",
+            "--kv-type q4_0",
             "--isa sse",
             "--device gpu",
             "--gpu -1",
@@ -428,6 +428,8 @@ mod tests {
         let kv = |line: &str| parse(line).expect("parses").compute.kv_type();
         assert!(matches!(kv(""), Ok(KvType::F16)));
         assert!(matches!(kv("--kv-type f32"), Ok(KvType::F32)));
+        assert!(matches!(kv("--kv-type bf16"), Ok(KvType::Bf16)));
+        assert!(matches!(kv("-ctk q8_0 -ctv q8_0".replace("-ct", "--cache-type-").as_str()), Ok(KvType::Q8_0)));
         assert!(matches!(kv("--cache-type-k f32 --cache-type-v f32"), Ok(KvType::F32)));
         assert!(matches!(kv("--cache-type-k f16"), Ok(KvType::F16)));
         assert!(matches!(kv("--cache-type-k f32"), Err(Failure::Usage(_))));

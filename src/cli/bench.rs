@@ -55,10 +55,10 @@ pub(super) struct BenchArgs {
     #[arg(short, long, value_name = "N", default_value_t = 512)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=65536))]
     batch_size: u32,
-    /// Instruction set of the kernels: auto, scalar, avx2, avxvnni, avx512 or amx
+    /// Instruction set of the kernels: auto, scalar, avx2, avxvnni, avx512, amx, neon, dotprod or i8mm
     #[arg(long, value_name = "ISA", default_value = "auto")]
     isa: IsaChoice,
-    /// Type of the KV cache: f16 or f32
+    /// Type of the KV cache: f16, f32, bf16 or q8_0
     #[arg(long, value_name = "TYPE", default_value_t)]
     kv_type: KvType,
     /// Read the file into memory instead of mapping it

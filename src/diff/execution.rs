@@ -54,9 +54,6 @@ pub struct Rounding {
     pub attention: f64,
 }
 
-/// Half a step of 11 significant bits.
-const F16_ROUNDING: f64 = 1.0 / 2048.0;
-
 /// A model ready to compute all positions of a text in one pass.
 pub trait Execution: Send {
     /// For people: which file, on what.
@@ -119,7 +116,7 @@ impl Execution for Backend {
 
     fn rounding(&self) -> Rounding {
         let kernels = self.isa.prompt_rounding();
-        let kv = if self.kv_type == KvType::F16 { F16_ROUNDING } else { 0.0 };
+        let kv = self.kv_type.rounding();
         Rounding { kv, activations: kernels.products, attention: kernels.attention }
     }
 

@@ -236,5 +236,6 @@ pub fn default_threads() -> usize {
 
 /// Bytes of a KV cache of this many positions.
 pub fn kv_bytes(h: &Hparams, ty: KvType, positions: usize) -> u64 {
-    (h.kv_elements_per_position() as u64).saturating_mul(ty.bytes() as u64).saturating_mul(positions as u64)
+    let position = ty.bytes(h.kv_elements_per_position()).unwrap_or(usize::MAX);
+    (position as u64).saturating_mul(positions as u64)
 }

@@ -16,6 +16,19 @@ fn compared(args: &[&str], code: i32) -> String {
     stdout(&output)
 }
 
+/// What each type of cache rounds is in the bounds, and no more than that.
+#[test]
+fn every_type_of_cache_keeps_to_its_bounds() {
+    let nmse = |ty: &str| {
+        let args = ["diff", &path(DEMO), "-p", "The capital of France", "--isa", "scalar", "--b-exec", "oracle"];
+        let out = compared(&[&args[..], &["--kv-type", ty, "--json"]].concat(), 0);
+        let out: serde_json::Value = serde_json::from_str(&out).expect("JSON");
+        out["logits"]["nmse"].as_f64().unwrap_or_else(|| panic!("{out}"))
+    };
+    let [f32, f16, bf16, q8_0] = ["f32", "f16", "bf16", "q8_0"].map(nmse);
+    assert!(f32 < f16 && f16 < bf16 && bf16 < q8_0 && q8_0 < 1e-4, "{f32:e} {f16:e} {bf16:e} {q8_0:e}");
+}
+
 #[test]
 fn committed_goldens_are_within_tolerance_and_exact_is_closer() {
     for model in [DEMO, "reference/models/rnd-llama-Q4_K_M.gguf", "reference/models/rnd-qwen2-Q6_K.gguf"] {

@@ -159,9 +159,16 @@ pub fn attend_prompt(head_dim: usize, p: &Attention, tiles: u32) -> Launch {
     launch(Module::Attention(head_dim), name, [tiles, p.heads_kv, 1], 128, p)
 }
 
+/// Whether the cache's kernels store this type.
+pub fn takes_kv(kv: KvType) -> bool {
+    kv != KvType::Q8_0
+}
+
 fn kv_name(kv: KvType) -> &'static str {
     match kv {
         KvType::F16 => "F16",
         KvType::F32 => "F32",
+        KvType::Bf16 => "BF16",
+        KvType::Q8_0 => panic!("KV type {kv}: see `takes_kv`"),
     }
 }

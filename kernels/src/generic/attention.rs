@@ -8,6 +8,7 @@
 //! does not depend on its neighbours: pages beyond a row's last position leave its sums as they are, bit for bit.
 
 use crate::formats::Float;
+use crate::kv::Q8_GROUP;
 use crate::simd::{Simd, exp};
 
 /// Positions in a page.
@@ -30,6 +31,71 @@ pub(crate) struct Pages<'a> {
     pub(crate) head_dim: usize,
 }
 
+/// How keys and values lie in a page of one head; see [`crate::KvStore`].
+pub(crate) trait Stored {
+    /// Bytes of an element, scales left out.
+    const BYTES: usize;
+    /// Values of a position that share a scale, if elements are to be multiplied with one.
+    const GROUP: Option<usize>;
+    /// Element `d` of `S::R` keys from position `at` of the page on.
+    ///
+    /// # Safety
+    /// `page` is a whole page of heads of `head_dim`, `d` is below that and `at + S::R` at most [`PAGE`].
+    unsafe fn keys<S: Simd>(page: *const u8, d: usize, at: usize) -> S::F;
+    /// Elements from `d` on of the value at position `at`, `S::R` of them.
+    ///
+    /// # Safety
+    /// As [`Stored::keys`]; `d` is a multiple of `S::R`, and a whole vector can be read.
+    unsafe fn values<S: Simd>(page: *const u8, head_dim: usize, at: usize, d: usize) -> S::F;
+    /// Scales at `d`, of keys or of values, of `S::R` positions from `at` on.
+    ///
+    /// # Safety
+    /// As [`Stored::keys`]; there is a [`Stored::GROUP`].
+    unsafe fn scales<S: Simd>(page: *const u8, head_dim: usize, d: usize, at: usize) -> S::F;
+}
+
+impl<E: Float> Stored for E {
+    const BYTES: usize = E::BYTES;
+    const GROUP: Option<usize> = None;
+    #[inline(always)]
+    unsafe fn keys<S: Simd>(page: *const u8, d: usize, at: usize) -> S::F {
+        // SAFETY: the caller's promise.
+        unsafe { E::load::<S>(page.add((d * PAGE + at) * E::BYTES)) }
+    }
+    #[inline(always)]
+    unsafe fn values<S: Simd>(page: *const u8, head_dim: usize, at: usize, d: usize) -> S::F {
+        // SAFETY: the caller's promise.
+        unsafe { E::load::<S>(page.add((at * head_dim + d) * E::BYTES)) }
+    }
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(_: *const u8, _: usize, _: usize, _: usize) -> S::F {
+        unreachable!("floats have none")
+    }
+}
+
+/// Bytes with scales.
+pub(crate) struct Q8;
+
+impl Stored for Q8 {
+    const BYTES: usize = 1;
+    const GROUP: Option<usize> = Some(Q8_GROUP);
+    #[inline(always)]
+    unsafe fn keys<S: Simd>(page: *const u8, d: usize, at: usize) -> S::F {
+        // SAFETY: the caller's promise.
+        unsafe { S::to_f(S::load_i8(page.add(d * PAGE + at))) }
+    }
+    #[inline(always)]
+    unsafe fn values<S: Simd>(page: *const u8, head_dim: usize, at: usize, d: usize) -> S::F {
+        // SAFETY: the caller's promise.
+        unsafe { S::to_f(S::load_i8(page.add(at * head_dim + d))) }
+    }
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(page: *const u8, head_dim: usize, d: usize, at: usize) -> S::F {
+        // SAFETY: the caller's promise; scales `[head_dim / 32][PAGE]` follow the codes.
+        unsafe { S::load_f16(page.add(PAGE * head_dim).cast::<u16>().add(d / Q8_GROUP * PAGE + at)) }
+    }
+}
+
 /// Query rows against a run of pages.
 pub(crate) struct Rows<'a> {
     pub(crate) pages: Pages<'a>,
@@ -46,7 +112,7 @@ pub(crate) struct Rows<'a> {
 }
 
 /// Query rows of a [`Block`], at most.
-pub(crate) const ROWS: usize = 64;
+pub(crate) const ROWS: usize = 128;
 
 /// One query row: a head of a token.
 #[derive(Clone, Copy)]
@@ -60,6 +126,7 @@ pub(crate) struct Query {
 }
 
 /// Query rows of one sequence and KV head, for a matrix unit.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the matrix unit there is so far is of x86"))]
 pub(crate) struct Block<'a> {
     /// 1 to [`ROWS`].
     pub(crate) rows: &'a [Query],
@@ -84,7 +151,7 @@ type Span<const NQ: usize> = [[f32; SPAN * PAGE]; NQ];
 /// # Safety
 /// As the fields of [`Rows`] say; `out` and `state` are initialised by [`start`] and belong to the caller alone.
 #[inline(always)]
-pub(crate) unsafe fn run<S: Simd, E: Float, const NQ: usize>(a: &mut Rows<'_>, end: usize) {
+pub(crate) unsafe fn run<S: Simd, E: Stored, const NQ: usize>(a: &mut Rows<'_>, end: usize) {
     let last = a.visible[..NQ].iter().copied().max().unwrap_or(0).min(end);
     let mut p = [[0f32; SPAN * PAGE]; NQ];
     let mut at = a.first;
@@ -128,35 +195,48 @@ pub(crate) fn start(out: &mut [f32], state: &mut [(f32, f32)]) {
 
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // an index keeps the sums in registers
-unsafe fn scores<S: Simd, E: Float, const NQ: usize>(
+unsafe fn scores<S: Simd, E: Stored, const NQ: usize>(
     a: &Rows<'_>,
     k: *const u8,
     soon: [*const u8; 2],
     at: usize,
     p: &mut Span<NQ>,
 ) {
+    let head_dim = a.pages.head_dim;
+    // elements that share a scale are summed before it counts
+    let group = E::GROUP.unwrap_or(head_dim);
     // SAFETY: a K page is head_dim * 16 elements, `q` head_dim * NQ floats.
     unsafe {
         for half in 0..PAGE / S::R {
-            // even and odd positions of the head apart: one chain of sums would wait for each multiply-add
-            let mut sums = [[S::zero(); NQ]; 2];
-            for d in (0..a.pages.head_dim).step_by(2) {
-                if half == 0 {
-                    // two rows of a page at a time, never many at once: those that wait would hold up everything else
-                    for line in (0..2 * PAGE * E::BYTES).step_by(64) {
-                        S::prefetch(soon[0].wrapping_add(d * PAGE * E::BYTES + line));
-                        S::prefetch(soon[1].wrapping_add(d * PAGE * E::BYTES + line));
+            let mut scaled = [S::zero(); NQ];
+            for g in (0..head_dim).step_by(group) {
+                // even and odd positions of the head apart: one chain of sums would wait for each multiply-add
+                let mut sums = [[S::zero(); NQ]; 2];
+                for d in (g..g + group).step_by(2) {
+                    if half == 0 {
+                        // two rows of a page at a time, never many at once: those that wait would hold up everything else
+                        for line in (0..2 * PAGE * E::BYTES).step_by(64) {
+                            S::prefetch(soon[0].wrapping_add(d * PAGE * E::BYTES + line));
+                            S::prefetch(soon[1].wrapping_add(d * PAGE * E::BYTES + line));
+                        }
+                    }
+                    for odd in 0..2 {
+                        let kv = E::keys::<S>(k, d + odd, half * S::R);
+                        for (r, sum) in sums[odd].iter_mut().enumerate() {
+                            *sum = S::fma(kv, S::set1(a.q.add((d + odd) * NQ + r).read()), *sum);
+                        }
                     }
                 }
-                for odd in 0..2 {
-                    let kv = E::load::<S>(k.add(((d + odd) * PAGE + half * S::R) * E::BYTES));
-                    for (r, sum) in sums[odd].iter_mut().enumerate() {
-                        *sum = S::fma(kv, S::set1(a.q.add((d + odd) * NQ + r).read()), *sum);
-                    }
+                for (r, scaled) in scaled.iter_mut().enumerate() {
+                    let sum = S::add(sums[0][r], sums[1][r]);
+                    *scaled = match E::GROUP {
+                        Some(_) => S::fma(E::scales::<S>(k, head_dim, g, half * S::R), sum, *scaled),
+                        None => sum,
+                    };
                 }
             }
             for (r, p) in p.iter_mut().enumerate() {
-                S::store(p.as_mut_ptr().add(at + half * S::R), S::add(sums[0][r], sums[1][r]));
+                S::store(p.as_mut_ptr().add(at + half * S::R), scaled[r]);
             }
         }
     }
@@ -207,7 +287,7 @@ unsafe fn softmax<S: Simd, const NQ: usize>(
 /// Adds the weighted values of a span, `DV` vectors of the head at once from value `d` on; returns where it ended.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // one position of every row at a time
-unsafe fn weigh<S: Simd, E: Float, const NQ: usize, const DV: usize>(
+unsafe fn weigh<S: Simd, E: Stored, const NQ: usize, const DV: usize>(
     a: &Rows<'_>,
     mut d: usize,
     at: usize,
@@ -230,9 +310,21 @@ unsafe fn weigh<S: Simd, E: Float, const NQ: usize, const DV: usize>(
             }
             for page in 0..positions.div_ceil(PAGE) {
                 let v = a.pages.v.add(a.pages.at(at / PAGE + page));
+                let mut scales = [[1f32; PAGE]; DV];
+                if E::GROUP.is_some() {
+                    for i in 0..DV {
+                        for half in (0..PAGE).step_by(S::R) {
+                            let scale = E::scales::<S>(v, a.pages.head_dim, d + i * S::R, half);
+                            S::store(scales[i].as_mut_ptr().add(half), scale);
+                        }
+                    }
+                }
                 for j in 0..PAGE.min(positions - page * PAGE) {
                     for i in 0..DV {
-                        let value = E::load::<S>(v.add((j * a.pages.head_dim + d + i * S::R) * E::BYTES));
+                        let mut value = E::values::<S>(v, a.pages.head_dim, j, d + i * S::R);
+                        if E::GROUP.is_some() {
+                            value = S::mul(value, S::set1(scales[i][j]));
+                        }
                         for r in 0..NQ {
                             sums[r][i] = S::fma(value, S::set1(p[r][page * PAGE + j]), sums[r][i]);
                         }

@@ -32,12 +32,42 @@ pub(crate) unsafe fn rms_norm<S: Simd>(x: *const f32, weight: *const f32, eps: f
     }
 }
 
-/// `y = gate / (1 + e^-gate) * up`.
+/// Rows of two operands and of a result, each an address and the floats from one row to the next.
+pub(crate) struct Operands {
+    pub(crate) a: (*const f32, usize),
+    pub(crate) b: (*const f32, usize),
+    pub(crate) y: (*mut f32, usize),
+    pub(crate) rows: usize,
+    /// Values of a row.
+    pub(crate) n: usize,
+}
+
+/// `y = gate / (1 + e^-gate) * up` in every row.
 ///
 /// # Safety
-/// All three are `n` floats; `y` may be one of the others.
+/// As the fields of [`Operands`] say; `y` may be one of the others.
 #[inline(always)]
-pub(crate) unsafe fn swiglu<S: Simd>(gate: *const f32, up: *const f32, n: usize, y: *mut f32) {
+pub(crate) unsafe fn swiglu<S: Simd>(p: &Operands) {
+    for r in 0..p.rows {
+        // SAFETY: the caller's rows.
+        unsafe { swiglu_row::<S>(p.a.0.add(r * p.a.1), p.b.0.add(r * p.b.1), p.n, p.y.0.add(r * p.y.1)) }
+    }
+}
+
+/// `y = a + b` in every row.
+///
+/// # Safety
+/// As [`swiglu`].
+#[inline(always)]
+pub(crate) unsafe fn add<S: Simd>(p: &Operands) {
+    for r in 0..p.rows {
+        // SAFETY: the caller's rows.
+        unsafe { add_row::<S>(p.a.0.add(r * p.a.1), p.b.0.add(r * p.b.1), p.n, p.y.0.add(r * p.y.1)) }
+    }
+}
+
+#[inline(always)]
+unsafe fn swiglu_row<S: Simd>(gate: *const f32, up: *const f32, n: usize, y: *mut f32) {
     // SAFETY: all indices are below n; the tail goes through whole local vectors.
     unsafe {
         let whole = n - n % S::R;
@@ -57,7 +87,7 @@ pub(crate) unsafe fn swiglu<S: Simd>(gate: *const f32, up: *const f32, n: usize,
     }
 }
 
-/// One vector of [`swiglu`]. A function and not a closure: closures are compiled without the caller's target features.
+/// One vector of SwiGLU. A function and not a closure: closures are compiled without the caller's target features.
 #[inline(always)]
 unsafe fn gated<S: Simd>(gate: S::F, up: S::F) -> S::F {
     // SAFETY: no pointers; the instruction set is the caller's promise.
@@ -67,12 +97,8 @@ unsafe fn gated<S: Simd>(gate: S::F, up: S::F) -> S::F {
     }
 }
 
-/// `y = a + b`.
-///
-/// # Safety
-/// All three are `n` floats; `y` may be one of the others.
 #[inline(always)]
-pub(crate) unsafe fn add<S: Simd>(a: *const f32, b: *const f32, n: usize, y: *mut f32) {
+unsafe fn add_row<S: Simd>(a: *const f32, b: *const f32, n: usize, y: *mut f32) {
     // SAFETY: all indices are below n.
     unsafe {
         let whole = n - n % S::R;

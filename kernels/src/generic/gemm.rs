@@ -16,7 +16,7 @@ use crate::simd::Simd;
 pub(crate) const KC: usize = 256;
 
 /// One panel against all tokens of a step.
-pub(crate) struct Tiles {
+pub(crate) struct Tiles<'a> {
     /// `[MS][kc][R]`
     pub(crate) panel: *const f32,
     /// k in this slice, at most [`KC`].
@@ -31,19 +31,36 @@ pub(crate) struct Tiles {
     pub(crate) m: usize,
     /// Sums of the slices so far, `[m, whole tiles][MS][R]`: together in the cache, where rows of `y` lie apart.
     pub(crate) sums: *mut f32,
-    /// `[m][n]`, at this panel's first row; written by the last slice.
-    pub(crate) y: *mut f32,
-    /// Row stride of `y`.
-    pub(crate) n: usize,
+    /// `[m][n]`, at this panel's first row, with its row stride `n`; written by the last slice. Without it the sums stay
+    /// where they are.
+    pub(crate) y: Option<(*mut f32, usize)>,
     /// Rows of this panel that exist: up to `MS * R`.
     pub(crate) rows: usize,
+    /// Packed weights that will be read next: kernels ask for them on the way.
+    pub(crate) soon: [&'a [u8]; 2],
 }
 
-impl Tiles {
+impl Tiles<'_> {
     /// Whether no slice follows.
     #[inline(always)]
     pub(crate) fn is_last(&self) -> bool {
         self.k0 + self.kc == self.k
+    }
+
+    /// Asks for the part of `soon` that falls to `n` tokens from `t` on: a few lines at a time, since many at once would
+    /// hold up everything else.
+    ///
+    /// # Safety
+    /// Of the instruction set only: prefetches are hints.
+    #[inline(always)]
+    pub(crate) unsafe fn ask<S: Simd>(&self, t: usize, n: usize) {
+        for soon in self.soon {
+            let lines = soon.len().div_ceil(64);
+            for line in lines * t / self.m..lines * (t + n).min(self.m) / self.m {
+                // SAFETY: the caller's promise.
+                unsafe { S::prefetch(soon.as_ptr().wrapping_add(64 * line)) }
+            }
+        }
     }
 }
 
@@ -80,12 +97,13 @@ pub(crate) unsafe fn pack_tokens(x: *const f32, m: usize, k: usize, t: usize, wi
 /// # Safety
 /// As the fields of [`Tiles`] say; `y` rows may not be touched by anyone else.
 #[inline(always)]
-pub(crate) unsafe fn tiles<S: Simd, const MS: usize, const NT: usize>(a: &Tiles) {
+pub(crate) unsafe fn tiles<S: Simd, const MS: usize, const NT: usize>(a: &Tiles<'_>) {
     let mut t = 0;
     while t < a.m {
         // SAFETY: tile `t` starts at `t * k` floats, because all tiles before it are full.
         unsafe {
             let x = a.x.add(t * a.k);
+            a.ask::<S>(t, NT);
             match tile_width(a.m - t, NT) {
                 1 => tile::<S, MS, 1>(a, x, t),
                 4 => tile::<S, MS, 4>(a, x, t),
@@ -98,7 +116,7 @@ pub(crate) unsafe fn tiles<S: Simd, const MS: usize, const NT: usize>(a: &Tiles)
 
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // an index keeps the sums in registers
-unsafe fn tile<S: Simd, const MS: usize, const W: usize>(a: &Tiles, x: *const f32, t: usize) {
+unsafe fn tile<S: Simd, const MS: usize, const W: usize>(a: &Tiles<'_>, x: *const f32, t: usize) {
     // SAFETY: panel, tile and output cover the indices used, by the promises of `Tiles`.
     unsafe {
         let mut sums = [[S::zero(); W]; MS];
@@ -128,16 +146,14 @@ unsafe fn tile<S: Simd, const MS: usize, const W: usize>(a: &Tiles, x: *const f3
 /// # Safety
 /// As the fields of [`Tiles`] say; `t < a.m`.
 #[inline(always)]
-pub(crate) unsafe fn store<S: Simd, const MS: usize>(a: &Tiles, s: usize, t: usize, sums: S::F) {
+pub(crate) unsafe fn store<S: Simd, const MS: usize>(a: &Tiles<'_>, s: usize, t: usize, sums: S::F) {
     // SAFETY: row t of y has `rows` values from this strip's first on, row t of the sums MS * R.
     unsafe {
         let so_far = a.sums.add((t * MS + s) * S::R);
         let sums = if a.k0 == 0 { sums } else { S::add(S::load(so_far), sums) };
-        if !a.is_last() {
-            return S::store(so_far, sums);
-        }
+        let Some((y, n)) = a.y.filter(|_| a.is_last()) else { return S::store(so_far, sums) };
         let rows = a.rows.saturating_sub(s * S::R).min(S::R);
-        let y = a.y.add(t * a.n + s * S::R);
+        let y = y.add(t * n + s * S::R);
         if rows == S::R {
             S::store(y, sums);
         } else {

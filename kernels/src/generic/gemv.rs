@@ -89,11 +89,18 @@ unsafe fn half<S: Simd, F: Format, const H: usize>(
     // SAFETY: the caller's group lies inside the block and the activation row.
     unsafe {
         let c = F::codes::<S, H>(block, g);
-        acc = S::dot4(acc, c[0], x);
-        acc = S::dot4(acc, c[1], x.add(1));
-        acc = S::dot4(acc, c[2], x.add(2));
-        S::dot4(acc, c[3], x.add(3))
+        acc = dot4::<S, F>(acc, c[0], x);
+        acc = dot4::<S, F>(acc, c[1], x.add(1));
+        acc = dot4::<S, F>(acc, c[2], x.add(2));
+        dot4::<S, F>(acc, c[3], x.add(3))
     }
+}
+
+/// The cheaper of both dot products that holds the format's codes.
+#[inline(always)]
+unsafe fn dot4<S: Simd, F: Format>(acc: S::Acc, codes: S::I, x: *const Act4) -> S::Acc {
+    // SAFETY: passed on.
+    unsafe { if F::SMALL { S::dot4_small(acc, codes, x) } else { S::dot4(acc, codes, x) } }
 }
 
 /// Takes one group's integers to floats: `sum + scale * xs * (acc - offset * isum) - min * fsum`.

@@ -116,12 +116,15 @@ unsafe fn widen<S: Simd, F: Format>(codes: [S::I; 4], out: *mut u8) {
 /// # Safety
 /// As the fields of [`Tiles`] say; `y` rows may not be touched by anyone else.
 #[inline(always)]
-pub(crate) unsafe fn tiles<S: Simd, const GROUP: usize, const MIN: bool, const MS: usize, const NT: usize>(a: &Tiles) {
+pub(crate) unsafe fn tiles<S: Simd, const GROUP: usize, const MIN: bool, const MS: usize, const NT: usize>(
+    a: &Tiles<'_>,
+) {
     let mut t = 0;
     while t < a.m {
         // SAFETY: tile `t` starts at `t * k` words, because all tiles before it are full.
         unsafe {
             let x = a.x.add(t * a.k);
+            a.ask::<S>(t, NT);
             match tile_width(a.m - t, NT) {
                 1 => tile::<S, GROUP, MIN, MS, 1>(a, x, t),
                 4 => tile::<S, GROUP, MIN, MS, 4>(a, x, t),
@@ -135,7 +138,7 @@ pub(crate) unsafe fn tiles<S: Simd, const GROUP: usize, const MIN: bool, const M
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // see widen
 unsafe fn tile<S: Simd, const GROUP: usize, const MIN: bool, const MS: usize, const W: usize>(
-    a: &Tiles,
+    a: &Tiles<'_>,
     x: *const f32,
     t: usize,
 ) {

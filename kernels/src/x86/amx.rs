@@ -12,7 +12,7 @@
 
 use super::avx512::Avx512;
 use crate::formats::Format;
-use crate::generic::gemm::Tiles;
+use crate::generic::gemm::{KC, Tiles};
 use crate::matrix::Reads;
 use crate::simd::Simd;
 use crate::table::Tokens;
@@ -20,9 +20,10 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 use std::sync::OnceLock;
 
-/// Activations in A tiles; a panel of 1024 k is 64 KiB for two strips, and so are 32 tokens.
+/// Activations in A tiles. A panel of 256 k is 16 KiB for two strips, and so are 32 tokens: both stay in the first cache
+/// while a step of 2 x 2 tiles reads two of each.
 pub(crate) static BF16: Tokens =
-    Tokens { form: Reads::Bf16, tile: TOKENS, slice: 1024, bytes: 2, narrow: false, pack: pack_tokens };
+    Tokens { form: Reads::Bf16, tile: TOKENS, slice: KC, bytes: 2, narrow: false, pack: pack_tokens };
 
 /// Tokens of an A tile.
 const TOKENS: usize = 16;
@@ -94,9 +95,9 @@ fn works() -> bool {
         x: a.as_ptr().cast(),
         m: 16,
         sums: sums.as_mut_ptr(),
-        y: y.as_mut_ptr(),
-        n: 16,
+        y: Some((y.as_mut_ptr(), 16)),
         rows: 16,
+        soon: [&[]; 2],
     };
     // SAFETY: the CPU has AMX and the system's permission was given; all arrays are one tile.
     unsafe {
@@ -248,7 +249,7 @@ pub(crate) unsafe fn narrow(from: *const f32, kc: usize, out: *mut f32) {
 /// # Safety
 /// As the fields of [`Tiles`] say; `y` rows may not be touched by anyone else; tiles are configured.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16")]
-pub(crate) unsafe fn tiles_bf16<const MS: usize>(a: &Tiles) {
+pub(crate) unsafe fn tiles_bf16<const MS: usize>(a: &Tiles<'_>) {
     let steps = a.kc / K;
     let mut t = 0;
     while t < a.m {
@@ -257,17 +258,18 @@ pub(crate) unsafe fn tiles_bf16<const MS: usize>(a: &Tiles) {
         // SAFETY: blocks of tokens and the sums are padded to 16 tokens, strips to 16 rows; sums that do not fill their
         // tiles go to the output through the scratch.
         unsafe {
+            a.ask::<Avx512>(t, left);
             let x = a.x.cast::<u8>().add(t * a.k * 2 + a.k0 / K * TILE);
             let sums = (a.sums.add(t * MS * 16), MS * 16);
-            let y = (a.y.add(t * a.n), a.n);
+            let y = a.y.filter(|_| a.is_last()).map(|(y, n)| (y.add(t * n), n));
             let whole = left == blocks * TOKENS && a.rows >= MS * 16;
-            let to = if a.is_last() && whole { y } else { sums };
+            let to = y.filter(|_| whole).unwrap_or(sums);
             let from = (a.k0 > 0).then_some(sums);
-            multiply((blocks, MS), (x, a.k / K * TILE), a.panel.cast(), steps, from, to);
-            if a.is_last() && !whole {
+            multiply((blocks, MS), (x, a.k / K * TILE), (a.panel.cast(), steps * TILE), steps, from, to);
+            if let Some((y, n)) = y.filter(|_| !whole) {
                 let rows = a.rows.min(MS * 16);
                 for j in 0..left {
-                    std::ptr::copy_nonoverlapping(sums.0.add(j * sums.1), y.0.add(j * y.1), rows);
+                    std::ptr::copy_nonoverlapping(sums.0.add(j * sums.1), y.add(j * n), rows);
                 }
             }
         }
@@ -275,21 +277,21 @@ pub(crate) unsafe fn tiles_bf16<const MS: usize>(a: &Tiles) {
     }
 }
 
-/// `blocks` x `strips` tiles of sums (1 or 2 each) over `steps` tiles of k, added to those at `from`, written to `to`:
-/// each an address and the floats from one row to the next.
+/// `blocks` x `strips` tiles of sums (1 or 2 each) over `steps` tiles of k (1 or more), added to those at `from`, written
+/// to `to`: each an address and the floats from one row to the next.
 ///
 /// # Safety
-/// The second block of tokens is `x.1` bytes after the first, strips are `steps` tiles apart.
+/// The second block of tokens is `x.1` bytes after the first, the second strip `panel.1` bytes.
 #[inline(always)]
 pub(super) unsafe fn multiply(
     (blocks, strips): (usize, usize),
     x: (*const u8, usize),
-    panel: *const u8,
+    panel: (*const u8, usize),
     steps: usize,
     from: Option<(*mut f32, usize)>,
     to: (*mut f32, usize),
 ) {
-    let (x0, x1, w1) = (x.0, x.0.wrapping_add(x.1), panel.wrapping_add(steps * TILE));
+    let (x0, x1, w0, w1) = (x.0, x.0.wrapping_add(x.1), panel.0, panel.0.wrapping_add(panel.1));
     macro_rules! run {
         ([$($load:literal),*], [$($zero:literal),*], [$($step:literal),*], [$($store:literal),*]) => {
             // SAFETY: tiles are configured and addresses cover what they say by the caller's promise; every register
@@ -306,7 +308,7 @@ pub(super) unsafe fn multiply(
                     $($step),*,
                     "add {a}, 1024", "add {b}, 1024", "add {e}, 1024", "add {f}, 1024",
                     "dec {k}", "jnz 2b",
-                    a = inout(reg) x0 => _, e = inout(reg) x1 => _, b = inout(reg) panel => _, f = inout(reg) w1 => _,
+                    a = inout(reg) x0 => _, e = inout(reg) x1 => _, b = inout(reg) w0 => _, f = inout(reg) w1 => _,
                     k = inout(reg) steps => _, s = in(reg) 64usize,
                     out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                     out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _, options(nostack, readonly));

@@ -12,8 +12,7 @@
 
 use super::amx::{K, TILE, multiply, pair};
 use super::avx512::Avx512;
-use crate::formats::Float;
-use crate::generic::attention::{Block, PAGE, ROWS};
+use crate::generic::attention::{Block, PAGE, ROWS, Stored};
 use crate::simd::{Simd, exp};
 use std::arch::x86_64::*;
 
@@ -38,7 +37,7 @@ pub(crate) const fn takes(d: usize) -> bool {
 /// # Safety
 /// As the fields of [`Block`] say; `scratch` is [`scratch_bytes`], at a cache line; tiles are configured.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16")]
-pub(crate) unsafe fn attend<E: Float>(a: &Block<'_>, scratch: *mut u8) {
+pub(crate) unsafe fn attend<E: Stored>(a: &Block<'_>, scratch: *mut u8) {
     let d = a.pages.head_dim;
     let blocks = a.rows.len().div_ceil(16);
     let q = scratch;
@@ -63,12 +62,19 @@ pub(crate) unsafe fn attend<E: Float>(a: &Block<'_>, scratch: *mut u8) {
                 let from = (p < pages).then(|| (a.pages.k.wrapping_add(page), a.pages.v.wrapping_add(page)));
                 pack_page::<E>(from, d, (p, steps), k, v);
             }
+            // steps of positions that any row of a pair of blocks sees: what is beyond would add zeros
+            let seen = |i: usize| {
+                let rows = &a.rows[i * 16..a.rows.len().min((i + 2) * 16)];
+                let seen = rows.iter().map(|r| r.visible).max().unwrap_or(0);
+                seen.saturating_sub(at).div_ceil(K).min(steps)
+            };
             for i in (0..blocks).step_by(2) {
-                for p in (0..2 * steps).step_by(2) {
+                for p in (0..2 * seen(i)).step_by(2) {
                     let tiles = TERMS * d / K;
                     let x = (q.add(i * tiles * TILE).cast_const(), tiles * TILE);
                     let to = scores.add(i * 16 * SPAN + p * 16);
-                    multiply(((blocks - i).min(2), 2), x, k.add(p * tiles * TILE), tiles, None, (to, SPAN));
+                    let keys = (k.add(p * tiles * TILE).cast_const(), tiles * TILE);
+                    multiply(((blocks - i).min(2), 2), x, keys, tiles, None, (to, SPAN));
                 }
             }
             for (r, row) in a.rows.iter().enumerate() {
@@ -82,12 +88,12 @@ pub(crate) unsafe fn attend<E: Float>(a: &Block<'_>, scratch: *mut u8) {
                     row.cast::<__m512i>().write_unaligned(_mm512_setzero_si512());
                 }
             }
-            for i in (0..blocks).step_by(2) {
+            for i in (0..blocks).step_by(2).filter(|i| seen(*i) > 0) {
                 for n in (0..d / 16).step_by(2) {
-                    let x = weights.add(i * steps * TILE);
+                    let x = (weights.add(i * steps * TILE).cast_const(), steps * TILE);
+                    let values = (v.add(n * steps * TILE).cast_const(), steps * TILE);
                     let to = (sums.add(i * 16 * d + n * 16), d);
-                    let size = ((blocks - i).min(2), 2);
-                    multiply(size, (x, steps * TILE), v.add(n * steps * TILE), steps, Some(to), to);
+                    multiply(((blocks - i).min(2), 2), x, values, seen(i), Some(to), to);
                 }
             }
             at += SPAN;
@@ -149,7 +155,7 @@ unsafe fn narrow(low: __m512, high: __m512) -> __m512i {
 /// Page `p` of a span as B tiles: keys `[page][TERMS][head_dim / 32]`, values
 /// `[head_dim / 16][step of 32 positions]`.
 #[inline(always)]
-unsafe fn pack_page<E: Float>(
+unsafe fn pack_page<E: Stored>(
     page: Option<(*const u8, *const u8)>,
     d: usize,
     (p, steps): (usize, usize),
@@ -163,8 +169,11 @@ unsafe fn pack_page<E: Float>(
         for i in 0..d / 2 {
             let mut rows = [_mm512_setzero_si512(); 2];
             if let Some((k, _)) = page {
-                let from = k.add(2 * i * PAGE * E::BYTES);
-                let x = [E::load::<S>(from), E::load::<S>(from.add(PAGE * E::BYTES))];
+                let mut x = [E::keys::<S>(k, 2 * i, 0), E::keys::<S>(k, 2 * i + 1, 0)];
+                if E::GROUP.is_some() {
+                    let scales = E::scales::<S>(k, d, 2 * i, 0);
+                    x = [S::mul(x[0], scales), S::mul(x[1], scales)];
+                }
                 let high = [bf16_part(x[0]), bf16_part(x[1])];
                 rows[0] = pair(high[0], high[1]);
                 rows[1] = pair(_mm512_sub_ps(x[0], high[0]), _mm512_sub_ps(x[1], high[1]));
@@ -175,11 +184,18 @@ unsafe fn pack_page<E: Float>(
         }
         for n in 0..d / 16 {
             let values = v.add((n * steps + p / 2) * TILE).cast::<__m512i>().add(p % 2 * (PAGE / 2));
+            let mut scales = [1f32; PAGE];
+            if let (Some((_, v)), Some(_)) = (page, E::GROUP) {
+                S::store(scales.as_mut_ptr(), E::scales::<S>(v, d, n * 16, 0));
+            }
             for i in 0..PAGE / 2 {
                 let mut row = _mm512_setzero_si512();
                 if let Some((_, v)) = page {
-                    let from = v.add((2 * i * d + n * 16) * E::BYTES);
-                    row = pair(E::load::<S>(from), E::load::<S>(from.add(d * E::BYTES)));
+                    let mut x = [E::values::<S>(v, d, 2 * i, n * 16), E::values::<S>(v, d, 2 * i + 1, n * 16)];
+                    if E::GROUP.is_some() {
+                        x = [S::mul(x[0], S::set1(scales[2 * i])), S::mul(x[1], S::set1(scales[2 * i + 1]))];
+                    }
+                    row = pair(x[0], x[1]);
                 }
                 values.add(i).write_unaligned(row);
             }

@@ -1,6 +1,6 @@
 //! Writing the cache, and attention over it.
 
-use half::f16;
+use half::{bf16, f16};
 use octavo_kernels::KvType;
 use octavo_kernels::cuda::params::{Attention, KvWrite, Paging};
 use octavo_kernels::cuda::shim::Schedule;
@@ -29,7 +29,11 @@ impl Scene {
     fn new(kv: KvType, dim: usize, (heads, heads_kv): (usize, usize), lengths: &[usize], new: usize) -> Scene {
         let mut rng = Rng((dim * heads + lengths.len()) as u64);
         let width = heads_kv * dim;
-        let round = |x: f32| if kv == KvType::F16 { f16::from_f32(x).to_f32() } else { x };
+        let round = |x: f32| match kv {
+            KvType::F16 => f16::from_f32(x).to_f32(),
+            KvType::Bf16 => bf16::from_f32(x).to_f32(),
+            _ => x,
+        };
         let mut all = |scale: f32| -> Vec<Vec<f32>> {
             lengths.iter().map(|n| rng.floats(n * width).into_iter().map(|x| round(scale * x)).collect()).collect()
         };
@@ -56,7 +60,7 @@ impl Scene {
         let mut pages: Vec<u32> = (0..n_pages as u32).collect();
         (1..n_pages).rev().for_each(|i| pages.swap(i, rng.bits() as usize % (i + 1)));
         let tables = cpu.integers(&pages[..self.lengths.len() * max_pages]);
-        let page_bytes = 16 * width * self.kv.bytes();
+        let page_bytes = self.kv.bytes(16 * width).expect("few");
         let (pages_k, pages_v) = (cpu.alloc(n_pages * page_bytes), cpu.alloc(n_pages * page_bytes));
         let paging = |cpu: &mut Cpu, rows: &[Option<(usize, usize)>]| Paging {
             positions: cpu.integers(&rows.iter().map(|r| r.map_or(-1i32, |r| r.1 as i32) as u32).collect::<Vec<_>>()),
@@ -166,7 +170,7 @@ impl Scene {
 fn attention_matches_f64_over_every_head_size_and_split() {
     let Some(mut cpu) = device() else { return };
     for (i, dim) in HEAD_DIMS.into_iter().enumerate() {
-        for (j, kv) in [KvType::F16, KvType::F32].into_iter().enumerate() {
+        for (j, kv) in [KvType::F16, KvType::F32, KvType::Bf16].into_iter().enumerate() {
             for (n, heads) in [(2, 2), (4, 1), (10, 2), (3, 1)].into_iter().enumerate() {
                 cpu.0.schedule = Schedule::ALL[(i + j + n) % 3];
                 let lengths = [[1, 17, 100], [16, 15, 230], [33, 2, 64]][(i + n) % 3];

@@ -1,7 +1,5 @@
 //! `octavo inspect --devices`: what could compute here, and what keeps it from computing.
 
-use std::fmt::Write;
-
 use octavo_llm::backend::cuda;
 use octavo_llm::engine::{EngineOptions, default_threads};
 use serde_json::{Value, json};
@@ -17,20 +15,18 @@ pub(super) fn render(options: &EngineOptions, as_json: bool) -> Result<String, F
         return Ok(format!("{}\n", object(isa.name(), threads, &gpus)));
     }
     let mut text = format!("cpu    {isa}, {threads} threads\n");
-    // writing to a string cannot fail
     match &gpus {
-        Err(error) => drop(writeln!(text, "cuda   none: {error}")),
+        Err(error) => text += &format!("cuda   none: {error}\n"),
         Ok(all) => {
             for (gpu, wrong) in all {
                 let ((major, minor), gib) = (gpu.capability, gpu.memory as f64 / f64::from(1 << 30));
                 let state =
                     wrong.as_ref().map_or_else(|| "runs the kernels' self-test".to_owned(), ToString::to_string);
-                drop(writeln!(
-                    text,
+                text += &format!(
                     "cuda {} {}, compute capability {major}.{minor}, {} multiprocessors, {gib:.1} GiB, driver of CUDA \
-                     {}.{}: {state}",
+                     {}.{}: {state}\n",
                     gpu.ordinal, gpu.name, gpu.multiprocessors, gpu.driver.0, gpu.driver.1
-                ));
+                );
             }
         }
     }

@@ -1,0 +1,228 @@
+//! Every kernel by itself, as a part of what the machine can do: `cargo bench -p octavo-kernels`. With names it runs
+//! those alone, such as `cargo bench -p octavo-kernels -- avx512/prompt/Q4_K`; `OCTAVO_KERNELS_CSV=FILE` adds the results
+//! to a file.
+//!
+//! Products of generated tokens are held against the read bandwidth, products and attention of prompts against the peak
+//! of the vectors or the matrix unit, both measured first with the same threads. Elementwise operations read and write
+//! caches: no limit is given.
+
+#[path = "../tests/common/mod.rs"]
+mod common;
+
+use std::cell::RefCell;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::{Rng, embed, program, random_blocks};
+use criterion::measurement::WallTime;
+use criterion::{BenchmarkGroup, Criterion, Throughput};
+use octavo_kernels::{
+    Executor, Isa, KvShape, KvStore, KvType, Matrix, Op, Pool, Program, Role, Rope, Sequence, SlotInfo, Step,
+    probe::{flops_peak, read_bandwidth},
+};
+use octavo_quant::TensorType as T;
+
+/// Types with packed forms.
+const TYPES: [T; 16] = [
+    T::Q4_0,
+    T::Q4_1,
+    T::Q5_0,
+    T::Q5_1,
+    T::Q8_0,
+    T::Q2_K,
+    T::Q3_K,
+    T::Q4_K,
+    T::Q5_K,
+    T::Q6_K,
+    T::IQ4_NL,
+    T::IQ4_XS,
+    T::MXFP4,
+    T::F16,
+    T::BF16,
+    T::F32,
+];
+
+/// Bytes that a generated token reads: more than caches hold.
+const BYTES: usize = 256 << 20;
+/// Tokens of a prompt.
+const TOKENS: usize = 512;
+
+/// What a result is held against: its name, and its value in 1e9 a second.
+#[derive(Clone, Copy)]
+struct Limit(&'static str, f64);
+
+struct Bench<'a> {
+    group: BenchmarkGroup<'a, WallTime>,
+    isa: Isa,
+    threads: usize,
+}
+
+impl Bench<'_> {
+    /// Times `run`, which moves bytes or makes floating-point operations: so many, and the limit, if there is one.
+    fn run(&mut self, name: &str, work: &Throughput, limit: Option<Limit>, mut run: impl FnMut()) {
+        let samples = RefCell::new(Vec::new());
+        self.group.throughput(work.clone());
+        self.group.bench_function(name, |b| {
+            b.iter_custom(|n| {
+                let start = Instant::now();
+                (0..n).for_each(|_| run());
+                let took = start.elapsed();
+                samples.borrow_mut().push(took.as_secs_f64() / n as f64);
+                took
+            });
+        });
+        let mut samples = samples.into_inner();
+        samples.sort_by(f64::total_cmp);
+        let Some(median) = samples.get(samples.len() / 2) else { return }; // not among the names asked for
+        let (Throughput::Bytes(amount) | Throughput::Elements(amount)) = *work else { unreachable!("one of both") };
+        let rate = amount as f64 / median / 1e9;
+        let unit = if matches!(work, Throughput::Bytes(_)) { "GB/s" } else { "GFLOP/s" };
+        let part = limit.map_or(String::new(), |l| format!("{:.1}", 100.0 * rate / l.1));
+        let of = limit.map_or(String::new(), |l| format!(" = {part} % of {:.1} {unit} {}", l.1, l.0));
+        println!("{}/{name}: {rate:.1} {unit}{of}", self.isa);
+        if let Some(path) = std::env::var_os("OCTAVO_KERNELS_CSV") {
+            let mut file = OpenOptions::new().create(true).append(true).open(path).expect("OCTAVO_KERNELS_CSV opens");
+            let line = format!("{},{},{name},{rate:.2},{unit},{part}", self.isa, self.threads);
+            writeln!(file, "{line}").expect("OCTAVO_KERNELS_CSV is written");
+        }
+    }
+}
+
+/// Runs the program on `m` tokens from position `start` on.
+fn step(executor: &mut Executor, store: &mut KvStore, role: Role, start: usize, m: usize) {
+    let table: Vec<u32> = (0..(start + m).div_ceil(16) as u32).collect();
+    let tokens: Vec<u32> = (0..m as u32).collect();
+    let seqs = [Sequence { tokens: &tokens, start, table: &table, wanted: 0..m }];
+    executor.step(&Step { role, seqs: &seqs }, store, None);
+}
+
+/// Does so over and over.
+fn repeat(mut executor: Executor, mut store: KvStore, role: Role, start: usize, m: usize) -> impl FnMut() {
+    move || step(&mut executor, &mut store, role, start, m)
+}
+
+fn no_cache(m: usize) -> KvStore {
+    KvStore::new(common::KV, m.div_ceil(16)).expect("memory")
+}
+
+fn weights(ty: T, n: usize) -> Vec<u8> {
+    let some = random_blocks(&mut Rng(1), ty, 1 << 16);
+    some.iter().copied().cycle().take(n / ty.block_len() * ty.block_bytes()).collect()
+}
+
+fn products(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
+    for ty in TYPES {
+        let rows = BYTES / ty.block_bytes() * ty.block_len() / 4096;
+        for (role, m, cols, rows) in [(Role::Generated, 1, 4096, rows), (Role::Prompt, TOKENS, 1024, 2048)] {
+            let raw = weights(ty, rows * cols);
+            let bytes = raw.len() as u64;
+            let mut pool = Pool::new(bench.threads).expect("threads");
+            let matrix = Matrix::new(bench.isa, (ty, rows, cols), Arc::new(raw), true, &mut pool).expect("a matrix");
+            let x = Rng(2).floats(m * cols);
+            let ops = vec![embed(m, cols, &x, 0), Op::MatMul { x: 0, w: 0, out: 1 }];
+            let executor = Executor::new(bench.isa, program(ops, &[cols, rows], vec![matrix], common::KV), pool);
+            let run = repeat(executor, no_cache(m), role, 0, m);
+            match role {
+                Role::Generated => {
+                    bench.run(&format!("generated/{ty}"), &Throughput::Bytes(bytes), Some(read), run);
+                }
+                Role::Prompt => {
+                    let work = Throughput::Elements((2 * m * rows * cols) as u64);
+                    bench.run(&format!("prompt/{ty}"), &work, Some(flops), run);
+                }
+            }
+        }
+    }
+}
+
+fn attention(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
+    let (heads, heads_kv, d) = (16, 8, 128);
+    for ty in KvType::ALL {
+        let position = 2 * ty.bytes(heads_kv * d).expect("small");
+        let deep = BYTES / (4096 * position);
+        for (role, start, m, layers) in [(Role::Generated, 4095, 1, deep), (Role::Prompt, 0, TOKENS, 1)] {
+            let kv = KvShape { n_layer: layers, n_head_kv: heads_kv, head_dim: d, ty };
+            let x = Rng(3).floats(TOKENS * heads * d);
+            let executor = |attend: bool| {
+                let mut pool = Pool::new(bench.threads).expect("threads");
+                let mut ops = vec![embed(TOKENS, heads * d, &x, 0), embed(TOKENS, heads_kv * d, &x, 1)];
+                for layer in 0..layers {
+                    ops.push(Op::KvWrite { k: 1, v: 1, layer });
+                    if attend {
+                        ops.push(Op::Attention { q: 0, layer, scale: 0.09, out: 2 });
+                    }
+                }
+                // a matrix unit attends for models with quantized weights
+                let raw = Arc::new(weights(T::Q8_0, 32 * 32));
+                let matrix = Matrix::new(bench.isa, (T::Q8_0, 32, 32), raw, true, &mut pool).expect("a matrix");
+                let program = program(ops, &[heads * d, heads_kv * d, heads * d], vec![matrix], kv);
+                Executor::new(bench.isa, program, pool)
+            };
+            // pages never written would all be one page of zeros
+            let mut store = KvStore::new(kv, (start + m).div_ceil(16)).expect("memory");
+            for at in (0..start).step_by(TOKENS) {
+                step(&mut executor(false), &mut store, Role::Prompt, at, TOKENS.min(start - at));
+            }
+            let run = repeat(executor(true), store, role, start, m);
+            match role {
+                Role::Generated => {
+                    let bytes = layers * (start + m) * position;
+                    bench.run(&format!("attend 4096/{ty}"), &Throughput::Bytes(bytes as u64), Some(read), run);
+                }
+                Role::Prompt => {
+                    // scores and weighted sums, of half the square
+                    let flops_made = 2 * 2 * layers * heads * d * m * (m + 1) / 2;
+                    let work = Throughput::Elements(flops_made as u64);
+                    bench.run(&format!("attend prompt/{ty}"), &work, Some(flops), run);
+                }
+            }
+        }
+    }
+}
+
+fn elementwise(bench: &mut Bench<'_>) {
+    let n = 4096;
+    let x = Rng(4).floats(TOKENS * n);
+    let ones: Arc<[f32]> = vec![1.0; n].into();
+    let cases = [
+        ("rms_norm", 2, Op::RmsNorm { x: 0, weight: ones, eps: 1e-6, out: 1 }),
+        ("rope", 2, Op::Rope { x: 0, head_dim: 128, out: 1 }),
+        ("swiglu", 3, Op::SwiGlu { gate: 0, up: 0, out: 1 }),
+        ("add", 3, Op::Add { a: 0, b: 0, out: 1 }),
+    ];
+    for (name, moved, op) in cases {
+        // once to read, so that the embedding does not count much
+        let mut ops = vec![embed(TOKENS, n, &x, 0)];
+        ops.extend(std::iter::repeat_n(op, 16));
+        let slots = vec![SlotInfo { width: n, selected: false }; 2];
+        let frequencies = (0..64).map(|i| 1e6f64.powf(-f64::from(i) / 64.0)).collect();
+        let rope = Rope { frequencies, magnitude: 1.0, neox: true };
+        let program = Program { ops, slots, matrices: Vec::new(), rope, kv: common::KV, output: 1 };
+        let executor = Executor::new(bench.isa, program, Pool::new(bench.threads).expect("threads"));
+        let bytes = (16 * moved * TOKENS * n * 4) as u64;
+        bench.run(name, &Throughput::Bytes(bytes), None, repeat(executor, no_cache(TOKENS), Role::Prompt, 0, TOKENS));
+    }
+}
+
+fn main() {
+    let mut criterion = Criterion::default()
+        .sample_size(10)
+        .warm_up_time(Duration::from_millis(100))
+        .measurement_time(Duration::from_millis(500))
+        .configure_from_args();
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    for isa in Isa::available() {
+        let mut pool = Pool::new(threads).expect("threads");
+        let read = Limit("read", read_bandwidth(isa, &mut pool));
+        let flops = Limit("peak", flops_peak(isa, &mut pool));
+        drop(pool);
+        let mut bench = Bench { group: criterion.benchmark_group(isa.name()), isa, threads };
+        products(&mut bench, read, flops);
+        attention(&mut bench, read, flops);
+        elementwise(&mut bench);
+        bench.group.finish();
+    }
+    criterion.final_summary();
+}
