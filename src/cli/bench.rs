@@ -132,10 +132,7 @@ fn measure(
         repack: setting.repack,
         ..EngineOptions::default()
     };
-    let bar = Progress::bytes("loading");
-    let engine = Engine::load(source, &options, &mut |done, total| bar.at(done, total));
-    bar.clear();
-    let engine = engine?;
+    let engine = load::shown(|sink| Engine::load(source, &options, sink))?;
     terminal::warn(engine.warnings());
     let mut session = engine.session();
     for &test in tests {

@@ -9,11 +9,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use cudarc::driver::result::{self, DriverError};
-use cudarc::driver::{CudaContext, CudaStream, sys};
+use cudarc::driver::{CudaContext, CudaGraph, CudaStream, sys};
 
 use super::nvrtc::Nvrtc;
 use super::params::Pair;
-use super::{Cache, Device, Error, Launch, Module, Ptr, launch};
+use super::{Cache, Device, Error, Launch, Module, Ptr, Recording, launch};
 
 /// Oldest generation with everything that the kernels use: Ampere.
 const OLDEST: (i32, i32) = (8, 0);
@@ -74,7 +74,7 @@ fn guarded<T>(f: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
 pub fn gpus() -> Result<Vec<GpuInfo>, Error> {
     // SAFETY: opens the driver's library, whose start-up code is NVIDIA's.
     if !unsafe { sys::is_culib_present() } {
-        return Err(Error::Unavailable("NVIDIA's driver (libcuda.so.1) was not found".to_owned()));
+        return Err(Error::NoDriver);
     }
     guarded(|| {
         let none = |what: String| Error::Unavailable(format!("NVIDIA's driver offers no GPU ({what})"));
@@ -115,9 +115,14 @@ pub struct Gpu {
     functions: HashMap<String, sys::CUfunction>,
     /// Address and length.
     memory: Vec<(Ptr, usize)>,
+    recordings: Vec<CudaGraph>,
     stream: Arc<CudaStream>,
     context: Arc<CudaContext>,
 }
+
+// SAFETY: modules, functions and graphs belong to the context and not to a thread; each call binds the context first, and
+// takes the whole struct, so that no two happen at the same time.
+unsafe impl Send for Gpu {}
 
 impl Gpu {
     /// Opens a GPU and runs a small kernel on it, whose results are checked.
@@ -139,8 +144,9 @@ impl Gpu {
             // recorded inside of captures.
             unsafe { context.disable_event_tracking() };
             let stream = context.new_stream().map_err(driver_error("cuStreamCreate"))?;
-            let (modules, functions, memory) = (HashMap::new(), HashMap::new(), Vec::new());
-            let mut gpu = Gpu { info, nvrtc, cache, modules, functions, memory, stream, context };
+            let (modules, functions) = (HashMap::new(), HashMap::new());
+            let (memory, recordings) = (Vec::new(), Vec::new());
+            let mut gpu = Gpu { info, nvrtc, cache, modules, functions, memory, recordings, stream, context };
             gpu.self_test()?;
             Ok(gpu)
         })
@@ -191,6 +197,19 @@ impl Gpu {
         Ok(loaded)
     }
 
+    fn function(&mut self, launch: &Launch) -> Result<sys::CUfunction, Error> {
+        if let Some(function) = self.functions.get(&launch.kernel) {
+            return Ok(*function);
+        }
+        let module = self.module(launch.module)?;
+        let name = CString::new(launch.kernel.as_str()).expect("kernels' names have no zero bytes");
+        // SAFETY: the module is loaded, and stays so.
+        let function =
+            unsafe { result::module::get_function(module, name) }.map_err(driver_error("cuModuleGetFunction"))?;
+        self.functions.insert(launch.kernel.clone(), function);
+        Ok(function)
+    }
+
     fn inside(&self, at: Ptr, len: usize) -> Result<(), Error> {
         let inside = |(base, n): &(Ptr, usize)| at.0 >= base.0 && at.0 + len as u64 <= base.0 + *n as u64;
         match self.memory.iter().any(inside) {
@@ -201,6 +220,20 @@ impl Gpu {
 }
 
 impl Device for Gpu {
+    fn describe(&self) -> String {
+        format!("GPU {} ({})", self.info.ordinal, self.info.name)
+    }
+
+    fn multiprocessors(&self) -> u32 {
+        self.info.multiprocessors
+    }
+
+    fn free_bytes(&self) -> Result<u64, Error> {
+        self.bind()?;
+        let (free, _) = result::mem_get_info().map_err(driver_error("cuMemGetInfo"))?;
+        Ok(free as u64)
+    }
+
     fn alloc(&mut self, bytes: usize) -> Result<Ptr, Error> {
         self.bind()?;
         // SAFETY: a size; the driver refuses none at all.
@@ -226,20 +259,23 @@ impl Device for Gpu {
         self.stream.synchronize().map_err(driver_error("cuStreamSynchronize"))
     }
 
+    fn copy(&mut self, from: Ptr, to: Ptr, bytes: usize) -> Result<(), Error> {
+        self.inside(from, bytes)?;
+        self.inside(to, bytes)?;
+        self.bind()?;
+        // SAFETY: both inside allocations.
+        unsafe { result::memcpy_dtod_async(to.0, from.0, bytes, self.stream.cu_stream()) }
+            .map_err(driver_error("cuMemcpyDtoDAsync"))
+    }
+
+    fn build(&mut self, module: Module) -> Result<(), Error> {
+        self.bind()?;
+        self.module(module).map(|_| ())
+    }
+
     unsafe fn launch(&mut self, launch: &Launch) -> Result<(), Error> {
         self.bind()?;
-        let function = match self.functions.get(&launch.kernel) {
-            Some(function) => *function,
-            None => {
-                let module = self.module(launch.module)?;
-                let name = CString::new(launch.kernel.as_str()).expect("kernels' names have no zero bytes");
-                // SAFETY: the module is loaded, and stays so.
-                let function = unsafe { result::module::get_function(module, name) }
-                    .map_err(driver_error("cuModuleGetFunction"))?;
-                self.functions.insert(launch.kernel.clone(), function);
-                function
-            }
-        };
+        let function = self.function(launch)?;
         let [x, y, z] = launch.grid;
         let mut params = [launch.params.as_ptr().cast_mut().cast()];
         // SAFETY: the launch table gives a kernel its own struct; the addresses in it are the caller's promise.
@@ -248,6 +284,32 @@ impl Device for Gpu {
             result::launch_kernel(function, (x, y, z), (launch.threads, 1, 1), 0, stream, &mut params)
         }
         .map_err(driver_error("cuLaunchKernel"))
+    }
+
+    unsafe fn record(&mut self, launches: Vec<Launch>) -> Result<Recording, Error> {
+        self.bind()?;
+        // a capture cannot load code
+        for launch in &launches {
+            self.function(launch)?;
+        }
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        self.stream.begin_capture(mode).map_err(driver_error("cuStreamBeginCapture"))?;
+        // SAFETY: the caller's promise.
+        let launched = launches.iter().try_for_each(|launch| unsafe { self.launch(launch) });
+        // whatever happened: a stream that goes on capturing refuses everything else
+        let graph = self.stream.end_capture(sys::CUgraphInstantiate_flags(0));
+        launched?;
+        let graph = graph.map_err(driver_error("cuStreamEndCapture"))?.ok_or_else(|| Error::Driver {
+            call: "cuStreamEndCapture",
+            message: "no launch was captured".to_owned(),
+        })?;
+        graph.upload().map_err(driver_error("cuGraphUpload"))?;
+        self.recordings.push(graph);
+        Ok(Recording(self.recordings.len() - 1))
+    }
+
+    unsafe fn replay(&mut self, recording: Recording) -> Result<(), Error> {
+        self.recordings[recording.0].launch().map_err(driver_error("cuGraphLaunch"))
     }
 }
 
@@ -258,6 +320,7 @@ impl Drop for Gpu {
         if self.bind().is_err() {
             return;
         }
+        self.recordings.clear();
         for (at, _) in self.memory.drain(..) {
             // SAFETY: allocated here, freed once, and nothing uses it: the stream is idle.
             let _ = unsafe { result::free_sync(at.0) };

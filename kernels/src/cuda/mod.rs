@@ -1,13 +1,15 @@
-//! The CUDA backend's foundations: kernels, how they are built, found and launched.
+//! The CUDA backend: kernels, how they are built, found and launched, and programs that run on them.
 //!
 //! The kernels are `cuda/*.cu`: C++ without headers that NVRTC compiles for the very device, at run time, and any host
 //! compiler for the CPU, in tests (`shim`). What a launch is ([`Launch`]) is worked out once, in `launch`, and handed to
 //! a [`Device`]: a GPU behind cudarc, or the shim. Everything that changes from step to step is read from device memory.
+//! [`Executor`] runs programs on either.
 //!
 //! Nothing here needs CUDA when it is built, or when the program starts: libraries are opened when they are asked for.
 
 mod cache;
 mod driver;
+mod exec;
 pub mod launch;
 mod modules;
 pub mod nvrtc;
@@ -17,10 +19,13 @@ pub mod shim;
 
 pub use cache::{Cache, Delivered};
 pub use driver::{Gpu, GpuInfo, gpus};
+pub use exec::{Executor, Limits, Needs, Source};
 pub use launch::Launch;
 pub use modules::{FORMATS, HEAD_DIMS, HEADERS, Module};
 
 use std::path::PathBuf;
+
+use crate::kv::KvType;
 
 /// Address in a device's memory; 0 is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,6 +46,9 @@ impl Ptr {
 /// Why something could not be done on a GPU: one line each.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// The machine has nothing of NVIDIA's.
+    #[error("NVIDIA's driver (libcuda.so.1) was not found")]
+    NoDriver,
     /// There is no usable GPU; says why.
     #[error("{0}")]
     Unavailable(String),
@@ -76,6 +84,32 @@ pub enum Error {
         /// Its answer.
         message: String,
     },
+    /// A weight that no kernel takes.
+    #[error("tensor {name}: expected {expected}, got {got}")]
+    Weight {
+        /// Its name.
+        name: String,
+        /// What the kernels take.
+        expected: String,
+        /// Its shape and type.
+        got: String,
+    },
+    /// A type of the cache without kernels.
+    #[error("KV cache of {0}: expected f16, f32 or bf16 on a GPU (see --kv-type)")]
+    KvType(KvType),
+    /// Heads without kernels.
+    #[error("attention heads of {0} values: expected a multiple of 8, at most 256, on a GPU")]
+    HeadDim(usize),
+    /// No room.
+    #[error("{device}: the model takes {needs}, and {} MiB are free (see -c, -b and --kv-type)", free >> 20)]
+    TooLarge {
+        /// Which device.
+        device: String,
+        /// What the model takes.
+        needs: Needs,
+        /// What there is, in bytes.
+        free: u64,
+    },
     /// A file.
     #[error("{}: {source}", path.display())]
     Io {
@@ -94,10 +128,26 @@ pub enum Error {
     },
 }
 
+/// A list of launches that a device keeps, by its number there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Recording(usize);
+
 /// Memory and launches: a GPU, or the CPU pretending to be one.
 ///
 /// Operations happen in the order in which they are asked for.
-pub trait Device {
+pub trait Device: Send {
+    /// What it is, for people.
+    fn describe(&self) -> String;
+
+    /// How many blocks run at a time, as far as grids follow from it.
+    fn multiprocessors(&self) -> u32;
+
+    /// Bytes of memory that are free.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn free_bytes(&self) -> Result<u64, Error>;
+
     /// Memory of so many bytes at a multiple of 256, with any contents. It lives as long as the device.
     ///
     /// # Errors
@@ -116,6 +166,18 @@ pub trait Device {
     /// If the range is not inside an allocation of this device, or something before failed.
     fn download(&mut self, from: Ptr, bytes: &mut [u8]) -> Result<(), Error>;
 
+    /// Copies inside of the device, between ranges that do not overlap.
+    ///
+    /// # Errors
+    /// If a range is not inside an allocation of this device.
+    fn copy(&mut self, from: Ptr, to: Ptr, bytes: usize) -> Result<(), Error>;
+
+    /// Builds a module's kernels, which otherwise happens when one of them is launched.
+    ///
+    /// # Errors
+    /// If the module cannot be built.
+    fn build(&mut self, module: Module) -> Result<(), Error>;
+
     /// Runs a kernel.
     ///
     /// # Safety
@@ -125,4 +187,22 @@ pub trait Device {
     /// # Errors
     /// If the kernel cannot be built or launched.
     unsafe fn launch(&mut self, launch: &Launch) -> Result<(), Error>;
+
+    /// Keeps launches, to be replayed with one call. Nothing runs.
+    ///
+    /// # Safety
+    /// As [`Device::launch`] for each of them, whenever they are replayed.
+    ///
+    /// # Errors
+    /// If a kernel cannot be built, or the device cannot keep the list.
+    unsafe fn record(&mut self, launches: Vec<Launch>) -> Result<Recording, Error>;
+
+    /// Runs launches that this device keeps, in their order.
+    ///
+    /// # Safety
+    /// As for [`Device::record`], now.
+    ///
+    /// # Errors
+    /// If the device fails.
+    unsafe fn replay(&mut self, recording: Recording) -> Result<(), Error>;
 }

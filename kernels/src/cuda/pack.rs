@@ -58,23 +58,41 @@ pub fn has_codes(ty: TensorType) -> bool {
     shape(ty).is_some_and(|s| s.low < 16)
 }
 
-/// A matrix in planes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Packed {
-    /// All planes, each from a multiple of 256 bytes on.
-    pub bytes: Vec<u8>,
+/// Where the planes of a matrix are, each from a multiple of 256 bytes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    shape: Shape,
     /// Where the high plane, the scales and the supers begin.
     at: [usize; 3],
+    /// Bytes of all planes.
+    pub bytes: usize,
     rows: usize,
     cols: usize,
     units: usize,
 }
 
-impl Packed {
-    /// As the kernels take it, when `bytes` are at `base`.
+impl Layout {
+    /// Of a tensor of `rows` rows of `cols` values; `None` if no kernel reads the type, a row is not whole blocks, or
+    /// there are 2^31 rows or columns.
+    pub fn new(ty: TensorType, rows: usize, cols: usize) -> Option<Layout> {
+        let shape = shape(ty)?;
+        if cols == 0 || !cols.is_multiple_of(ty.block_len()) || rows.max(cols) >= 1 << 31 {
+            return None;
+        }
+        let (units, strips) = (cols.div_ceil(UNIT), rows.div_ceil(STRIP));
+        let supers = units.div_ceil(SUPER_UNITS);
+        let plane = |n: usize, bytes: usize| n.checked_mul(strips)?.checked_mul(bytes)?.checked_next_multiple_of(256);
+        let high = plane(units, 16 * shape.low)?;
+        let scales = high.checked_add(plane(units, 16 * shape.high)?)?;
+        let super_plane = scales.checked_add(plane(units, STRIP * shape.scales)?)?;
+        let bytes = super_plane.checked_add(plane(supers, STRIP * shape.supers)?)?;
+        Some(Layout { shape, at: [high, scales, super_plane], bytes, rows, cols, units })
+    }
+
+    /// As the kernels take it, when the planes are at `base`.
     pub fn matrix(&self, base: Ptr) -> Matrix {
         let at = |i: usize| base.offset(self.at[i] as u64);
-        // every length was checked to be far below this when it was packed
+        // every length was checked to be far below this
         let n = |n: usize| u32::try_from(n).expect("dimensions were checked");
         Matrix {
             low: base,
@@ -89,24 +107,26 @@ impl Packed {
     }
 }
 
-/// Packs a tensor of `rows` rows of `cols` values; `None` if no kernel reads the type, a row is not whole blocks, the
-/// source is not as long, or there are 2^31 rows or columns.
+/// A matrix in planes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Packed {
+    /// All planes.
+    pub bytes: Vec<u8>,
+    /// Where they are.
+    pub layout: Layout,
+}
+
+/// Packs a tensor of `rows` rows of `cols` values; `None` where [`Layout::new`] has none, or the source is not as long.
 pub fn pack(ty: TensorType, rows: usize, cols: usize, source: &[u8]) -> Option<Packed> {
-    let shape = shape(ty)?;
+    let layout = Layout::new(ty, rows, cols)?;
+    let Layout { shape, at: [at_high, at_scales, at_supers], units, .. } = layout;
     let (len, block) = (ty.block_len(), ty.block_bytes());
     let row_bytes = (cols / len).checked_mul(block)?;
-    let sizes = cols.is_multiple_of(len) && row_bytes.checked_mul(rows)? == source.len();
-    if !sizes || cols == 0 || rows.max(cols) >= 1 << 31 {
+    if row_bytes.checked_mul(rows)? != source.len() {
         return None;
     }
-    let (units, strips) = (cols.div_ceil(UNIT), rows.div_ceil(STRIP));
     let supers = units.div_ceil(SUPER_UNITS);
-    let plane = |bytes: usize| bytes.next_multiple_of(256);
-    let at_high = plane(strips * units * 16 * shape.low);
-    let at_scales = at_high + plane(strips * units * 16 * shape.high);
-    let at_supers = at_scales + plane(strips * units * STRIP * shape.scales);
-    let end = at_supers + plane(strips * supers * STRIP * shape.supers);
-    let mut bytes = vec![0; end];
+    let mut bytes = vec![0; layout.bytes];
     let (low, rest) = bytes.split_at_mut(at_high);
     let (high, rest) = rest.split_at_mut(at_scales - at_high);
     let (scales, super_plane) = rest.split_at_mut(at_supers - at_scales);
@@ -136,7 +156,7 @@ pub fn pack(ty: TensorType, rows: usize, cols: usize, source: &[u8]) -> Option<P
             }
         }
     }
-    Some(Packed { bytes, at: [at_high, at_scales, at_supers], rows, cols, units })
+    Some(Packed { bytes, layout })
 }
 
 /// A unit of a row.

@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use libloading::Library;
 use sha2::{Digest, Sha256};
 
-use super::{Device, Error, FORMATS, HEAD_DIMS, HEADERS, Launch, Module, Ptr};
+use super::{Device, Error, FORMATS, HEAD_DIMS, HEADERS, Launch, Module, Ptr, Recording};
 
 /// In which order the threads of a block run, and the lanes of a warp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,8 +114,11 @@ pub struct Shim {
     dir: PathBuf,
     built: HashMap<&'static str, Built>,
     memory: Vec<Block>,
+    recordings: Vec<Vec<Launch>>,
     /// Of the launches from now on.
     pub schedule: Schedule,
+    /// Bytes that allocations may take, all together.
+    pub capacity: u64,
 }
 
 /// An allocation between fences that nothing may write; everything is NaN at first.
@@ -148,12 +151,14 @@ impl Shim {
             dir: dir.to_owned(),
             built: HashMap::new(),
             memory: Vec::new(),
+            recordings: Vec::new(),
             schedule: Schedule::Forward,
+            capacity: 1 << 32,
         })
     }
 
-    /// The library with the modules of a file, built if it is not there.
-    fn build(&mut self, module: Module) -> Result<(), Error> {
+    /// The library with the modules of a file, opened if it is not yet.
+    fn open(&mut self, module: Module) -> Result<(), Error> {
         let (file, _) = module.file();
         if self.built.contains_key(file) {
             return Ok(());
@@ -244,6 +249,18 @@ impl Shim {
 }
 
 impl Device for Shim {
+    fn describe(&self) -> String {
+        format!("the CPU as a GPU ({})", self.compiler)
+    }
+
+    fn multiprocessors(&self) -> u32 {
+        2
+    }
+
+    fn free_bytes(&self) -> Result<u64, Error> {
+        Ok(self.capacity.saturating_sub(self.memory.iter().map(|block| block.len as u64).sum()))
+    }
+
     fn alloc(&mut self, bytes: usize) -> Result<Ptr, Error> {
         let mut all: Vec<u8> = (0..bytes + 2 * FENCE + 256).map(fence).collect();
         let start = all.as_ptr() as usize;
@@ -268,8 +285,31 @@ impl Device for Shim {
         Ok(())
     }
 
+    fn copy(&mut self, from: Ptr, to: Ptr, bytes: usize) -> Result<(), Error> {
+        let mut copied = vec![0; bytes];
+        self.download(from, &mut copied)?;
+        self.upload(to, &copied)
+    }
+
+    fn build(&mut self, module: Module) -> Result<(), Error> {
+        self.open(module)
+    }
+
+    unsafe fn record(&mut self, launches: Vec<Launch>) -> Result<Recording, Error> {
+        self.recordings.push(launches);
+        Ok(Recording(self.recordings.len() - 1))
+    }
+
+    unsafe fn replay(&mut self, recording: Recording) -> Result<(), Error> {
+        let launches = std::mem::take(&mut self.recordings[recording.0]);
+        // SAFETY: the caller's promise.
+        let result = launches.iter().try_for_each(|launch| unsafe { self.launch(launch) });
+        self.recordings[recording.0] = launches;
+        result
+    }
+
     unsafe fn launch(&mut self, launch: &Launch) -> Result<(), Error> {
-        self.build(launch.module)?;
+        self.open(launch.module)?;
         let built = &self.built[launch.module.file().0];
         let failed = |message: String| Error::Kernel { kernel: launch.kernel.clone(), message };
         let name = format!("{}\0", launch.kernel);

@@ -134,9 +134,9 @@ pub(crate) fn no_rope() -> Rope {
 pub(crate) const KV: KvShape = KvShape { n_layer: 1, n_head_kv: 1, head_dim: 2, ty: KvType::F32 };
 
 /// A program over slots of these widths, the last one being the output.
-pub(crate) fn program(ops: Vec<Op>, widths: &[usize], matrices: Vec<Matrix>, kv: KvShape) -> Program {
+pub(crate) fn program(ops: Vec<Op>, widths: &[usize], kv: KvShape) -> Program {
     let slots = widths.iter().map(|width| SlotInfo { width: *width, selected: false }).collect();
-    Program { ops, slots, matrices, rope: no_rope(), kv, output: widths.len() - 1 }
+    Program { ops, slots, rope: no_rope(), kv, output: widths.len() - 1 }
 }
 
 /// Runs `m` tokens 0, 1, … of one sequence and returns the outputs of all.
@@ -164,6 +164,6 @@ pub(crate) fn product(
     let kernel = matrix.kernel();
     let m = x.len() / cols;
     let ops = vec![embed(m, cols, x, 0), Op::MatMul { x: 0, w: 0, out: 1 }];
-    let mut executor = Executor::new(isa, program(ops, &[cols, rows], vec![matrix], KV), pool);
+    let mut executor = Executor::new(isa, program(ops, &[cols, rows], KV), vec![matrix], pool);
     (run(&mut executor, KV, role, m), kernel)
 }

@@ -84,7 +84,7 @@ impl Cpu {
     fn matrix(&mut self, (ty, rows, cols): (T, usize, usize), raw: &[u8]) -> Matrix {
         let packed = pack(ty, rows, cols, raw).expect("whole rows");
         let base = self.bytes(&packed.bytes);
-        packed.matrix(base)
+        packed.layout.matrix(base)
     }
 
     /// `W x (+ add)` for rows of `x`, by the generation kernels.

@@ -6,7 +6,6 @@ mod report;
 mod text;
 
 use clap::Args;
-use octavo_llm::backend::cuda;
 use octavo_llm::engine::DeviceChoice;
 
 use super::args::{ComputeArgs, ModelArgs};
@@ -53,8 +52,9 @@ pub(super) fn run(args: &InspectArgs) -> Result<Exit, Failure> {
         terminal::print(devices::render(&options, args.json)?.as_bytes())?;
         return Ok(Exit::Done);
     }
-    if let DeviceChoice::Cuda(gpu) = options.device {
-        return Err(cuda::refusal(gpu).into());
+    if let DeviceChoice::Cuda(_) = options.device {
+        let message = "--device cuda: a file is described as the CPU runs it; expected --devices to see GPUs";
+        return Err(Failure::Usage(message.to_owned()));
     }
     let isa = options.isa.resolve()?;
     let gguf = load::source(&args.model).open(options.mmap)?;
