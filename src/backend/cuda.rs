@@ -102,11 +102,6 @@ impl<D: Device> Cuda<D> {
     pub fn device(&self) -> &D {
         self.executor.device()
     }
-
-    /// The device, for what tests plant in it.
-    pub fn device_mut(&mut self) -> &mut D {
-        self.executor.device_mut()
-    }
 }
 
 impl<D: Device> Executable for Cuda<D> {

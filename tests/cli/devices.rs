@@ -26,7 +26,9 @@ fn devices_are_listed_for_people_and_programs() {
 #[test]
 fn a_gpu_that_is_demanded_and_missing_is_one_line() {
     let Some(why) = missing() else { return println!("skipped: there is a GPU") };
-    assert_eq!(bad(&["run", "-p", "1+1=", "--device", "cuda"], 1), format!("octavo: error: CUDA: {why}"));
+    for args in [&["run", "-p", "1+1=", "--device", "cuda"][..], &["bench", "--device", "cuda"]] {
+        assert_eq!(bad(args, 1), format!("octavo: error: CUDA: {why}"));
+    }
     assert_eq!(bad(&["diff", "-p", "1", "--b-device", "cuda"], 2), format!("octavo: error: CUDA: {why}"));
     let output = octavo(&["run", "-p", "1+1=", "-n", "1", "--device", "auto"]).output().expect("the program runs");
     assert!(output.status.success() && !stderr(&output).contains("error"), "{}", stderr(&output));

@@ -10,7 +10,7 @@ use octavo_reference::fixtures::{committed_goldens, shared_dir, workspace_root};
 use octavo_reference::golden::{Full, Summary, read_summary};
 use octavo_reference::metrics::{kl, nmse};
 
-use crate::{Sequences, limits, open, prepare, shim};
+use crate::{Sequences, device, limits, open, prepare};
 
 /// As for the CPU's kernels, whose integers these have: a tenth of llama.cpp's error, or what the recorded f32 logits
 /// themselves are off.
@@ -30,10 +30,10 @@ fn of_halves(model: &Model) -> f64 {
 }
 
 fn check(path: &Path, folder: &Path, prompt: &str, theirs: &Summary, role: Role) {
-    let Some(shim) = shim() else { return };
+    let Some(device) = device() else { return };
     let golden = Full::read(&folder.join(format!("{prompt}.safetensors"))).expect("a golden");
     let (n, model) = (golden.tokens.len(), open(path));
-    let mut cuda = prepare(shim, &model, KvType::F32, limits(n, 1, n), true);
+    let mut cuda = prepare(device, &model, KvType::F32, limits(n, 1, n), true);
     let ours = match role {
         Role::Prompt => Sequences::new(1, n).run(&mut cuda, role, &[&golden.tokens]).remove(0),
         Role::Generated => {

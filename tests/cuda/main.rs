@@ -1,8 +1,10 @@
-//! Models on the CUDA backend, whose kernels run on the CPU here (`octavo_kernels::cuda::shim`): logits against the
-//! goldens, pages, neighbours, captured generation.
+//! Models on the CUDA backend, whose kernels run on the CPU here (or on a GPU, see `kernels/tests/common/device.rs`):
+//! logits against the goldens, pages, neighbours, captured generation.
 
 #![allow(unsafe_code)] // `watched`: a device passes promises on
 
+#[path = "../../kernels/tests/common/device.rs"]
+mod machine;
 #[path = "../model_support/mod.rs"]
 mod model_support;
 
@@ -22,16 +24,14 @@ use octavo_llm::backend::cuda::{Cuda, Limits, Options};
 use octavo_llm::backend::{Executable, Role, Sequence, Step};
 use octavo_llm::model::Model;
 
+/// What tests run on, if there is any.
+fn device() -> Option<Box<dyn Device>> {
+    machine::machine(env!("CARGO_TARGET_TMPDIR")).map(machine::Machine::boxed)
+}
+
 /// The CPU as a GPU, if there is a C++ compiler.
 fn shim() -> Option<Shim> {
-    match Shim::new(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("shim"), Sources::default()) {
-        Ok(shim) => Some(shim),
-        Err(error) => {
-            assert!(std::env::var_os("OCTAVO_REQUIRE_CXX").is_none(), "{error}");
-            println!("skipped: {error}");
-            None
-        }
-    }
+    machine::shim(env!("CARGO_TARGET_TMPDIR"), Sources::default())
 }
 
 fn open(model: &Path) -> (Arc<Gguf>, Model) {

@@ -10,7 +10,7 @@ use octavo_llm::model::Model;
 
 use crate::model_support::File;
 use crate::watched::Watched;
-use crate::{Sequences, limits, prepare, shim};
+use crate::{Sequences, device, limits, prepare, shim};
 
 /// A model of two layers.
 fn small(arch: &'static str) -> (Arc<Gguf>, Model) {
@@ -26,9 +26,9 @@ fn text(n: usize) -> Vec<u32> {
 
 #[test]
 fn logits_depend_on_no_page_order() {
-    let Some(shim) = shim() else { return };
+    let Some(device) = device() else { return };
     let (prompt, generated) = (text(37), text(12));
-    let mut cuda = prepare(shim, &small("qwen3"), KvType::F16, limits(37, 1, 64), true);
+    let mut cuda = prepare(device, &small("qwen3"), KvType::F16, limits(37, 1, 64), true);
     let mut run = |table: [u32; 4]| {
         let mut sequence = Sequences { lengths: vec![0], tables: vec![table.to_vec()] };
         let mut all = sequence.run(&mut cuda, Role::Prompt, &[&prompt]);
@@ -42,10 +42,10 @@ fn logits_depend_on_no_page_order() {
 
 #[test]
 fn logits_depend_on_no_neighbour_and_no_cut() {
-    let Some(shim) = shim() else { return };
+    let Some(device) = device() else { return };
     for kv in [KvType::F16, KvType::Bf16] {
-        let device = crate::shim().expect("there was one");
-        let mut cuda = prepare(device, &small("llama"), kv, limits(64, 3, 48), false);
+        let another = crate::device().expect("there was one");
+        let mut cuda = prepare(another, &small("llama"), kv, limits(64, 3, 48), false);
         let prompts = [text(21), text(33)[5..].to_vec(), text(9)[2..].to_vec()];
         let mut together = Sequences::new(3, 48);
         let all = together.run(&mut cuda, Role::Prompt, &[&prompts[0], &prompts[1], &prompts[2]]);
@@ -60,23 +60,23 @@ fn logits_depend_on_no_neighbour_and_no_cut() {
             assert!(alone.run(&mut cuda, Role::Generated, &[&[token]])[0] == next[i], "{kv}: token {i} alone");
         }
     }
-    drop(shim);
+    drop(device);
 }
 
 /// A generation over ten page boundaries: captured for one sequence and, of another length, for two in one of four
 /// places; and never captured.
 #[test]
 fn captured_generation_crosses_page_boundaries_like_any_other() {
-    let Some(shim) = shim() else { return };
+    let Some(device) = device() else { return };
     let model = small("llama");
     let n = 170;
     let tokens = text(n);
-    let mut plain = prepare(shim, &model, KvType::F16, limits(4, 4, 192), false);
+    let mut plain = prepare(device, &model, KvType::F16, limits(4, 4, 192), false);
     let mut sequence = Sequences::new(1, 192);
     let expected: Vec<Vec<f32>> =
         tokens.iter().flat_map(|t| sequence.run(&mut plain, Role::Generated, &[&[*t]])).collect();
 
-    let watched = Watched::new(crate::shim().expect("there was one"));
+    let watched = Watched::new(crate::device().expect("there was one"));
     let mut captured = prepare(watched, &model, KvType::F16, limits(4, 4, 192), true);
     assert_eq!(captured.device().allocations, 1, "one arena");
     let loaded = captured.device().uploads;
@@ -103,11 +103,11 @@ fn captured_generation_crosses_page_boundaries_like_any_other() {
 /// The fault that captured generation is known for: block tables that stay what they were at the capture.
 #[test]
 fn a_stale_block_table_is_seen_at_the_first_new_page() {
-    let Some(shim) = shim() else { return };
+    let Some(device) = device() else { return };
     let model = small("llama");
     let tokens = text(36);
     let generate = |stale: Option<usize>| {
-        let mut watched = Watched::new(crate::shim().expect("there was one"));
+        let mut watched = Watched::new(crate::device().expect("there was one"));
         watched.stale = stale;
         let mut cuda = prepare(watched, &model, KvType::F16, limits(1, 1, 48), true);
         let mut sequence = Sequences { lengths: vec![0], tables: vec![vec![0, 2, 1]] };
@@ -116,13 +116,13 @@ fn a_stale_block_table_is_seen_at_the_first_new_page() {
     let (right, wrong) = (generate(None), generate(Some(4 * 3)));
     let first = right.iter().zip(&wrong).position(|(a, b)| a != b);
     assert_eq!(first, Some(16));
-    drop(shim);
+    drop(device);
 }
 
 #[test]
 fn a_copied_page_is_the_page() {
-    let Some(shim) = shim() else { return };
-    let mut cuda = prepare(shim, &small("qwen2"), KvType::F32, limits(20, 1, 48), true);
+    let Some(device) = device() else { return };
+    let mut cuda = prepare(device, &small("qwen2"), KvType::F32, limits(20, 1, 48), true);
     let tokens = text(20);
     let mut sequence = Sequences { lengths: vec![0], tables: vec![vec![0, 1]] };
     sequence.run(&mut cuda, Role::Prompt, &[&tokens]);

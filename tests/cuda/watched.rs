@@ -1,11 +1,10 @@
 //! A device that counts what is asked of it, and one with a fault.
 
-use octavo_kernels::cuda::shim::Shim;
 use octavo_kernels::cuda::{Device, Error, Launch, Module, Ptr, Recording};
 
-/// The shim under observation.
+/// A device under observation.
 pub(crate) struct Watched {
-    pub(crate) shim: Shim,
+    pub(crate) device: Box<dyn Device>,
     pub(crate) allocations: usize,
     pub(crate) uploads: usize,
     pub(crate) recordings: usize,
@@ -20,9 +19,9 @@ pub(crate) struct Watched {
 }
 
 impl Watched {
-    pub(crate) fn new(shim: Shim) -> Watched {
+    pub(crate) fn new(device: Box<dyn Device>) -> Watched {
         Watched {
-            shim,
+            device,
             allocations: 0,
             uploads: 0,
             recordings: 0,
@@ -37,20 +36,20 @@ impl Watched {
 
 impl Device for Watched {
     fn describe(&self) -> String {
-        self.shim.describe()
+        self.device.describe()
     }
 
     fn multiprocessors(&self) -> u32 {
-        self.shim.multiprocessors()
+        self.device.multiprocessors()
     }
 
     fn free_bytes(&self) -> Result<u64, Error> {
-        self.shim.free_bytes()
+        self.device.free_bytes()
     }
 
     fn alloc(&mut self, bytes: usize) -> Result<Ptr, Error> {
         self.allocations += 1;
-        self.shim.alloc(bytes)
+        self.device.alloc(bytes)
     }
 
     fn upload(&mut self, to: Ptr, bytes: &[u8]) -> Result<(), Error> {
@@ -60,33 +59,33 @@ impl Device for Watched {
             let from = bytes.len() - n;
             bytes[from..].copy_from_slice(&self.captured[from..]);
         }
-        self.shim.upload(to, &bytes)?;
+        self.device.upload(to, &bytes)?;
         self.last = bytes;
         Ok(())
     }
 
     fn download(&mut self, from: Ptr, bytes: &mut [u8]) -> Result<(), Error> {
-        self.shim.download(from, bytes)
+        self.device.download(from, bytes)
     }
 
     fn copy(&mut self, from: Ptr, to: Ptr, bytes: usize) -> Result<(), Error> {
-        self.shim.copy(from, to, bytes)
+        self.device.copy(from, to, bytes)
     }
 
     fn build(&mut self, module: Module) -> Result<(), Error> {
-        self.shim.build(module)
+        self.device.build(module)
     }
 
     unsafe fn launch(&mut self, launch: &Launch) -> Result<(), Error> {
         // SAFETY: the caller's promise.
-        unsafe { self.shim.launch(launch) }
+        unsafe { self.device.launch(launch) }
     }
 
     unsafe fn record(&mut self, launches: Vec<Launch>) -> Result<Recording, Error> {
         self.recordings += 1;
         self.captured.clone_from(&self.last);
         // SAFETY: the caller's promise.
-        unsafe { self.shim.record(launches) }
+        unsafe { self.device.record(launches) }
     }
 
     unsafe fn replay(&mut self, recording: Recording) -> Result<(), Error> {
@@ -94,6 +93,6 @@ impl Device for Watched {
         self.replayed_after = self.uploads;
         self.replays += 1;
         // SAFETY: the caller's promise.
-        unsafe { self.shim.replay(recording) }
+        unsafe { self.device.replay(recording) }
     }
 }

@@ -157,6 +157,21 @@ impl Gpu {
         &self.info
     }
 
+    /// Frees everything that was allocated, and what was recorded over it.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn clear(&mut self) -> Result<(), Error> {
+        self.bind()?;
+        self.stream.synchronize().map_err(driver_error("cuStreamSynchronize"))?;
+        self.recordings.clear();
+        for (at, _) in self.memory.drain(..) {
+            // SAFETY: allocated here, freed once, and nothing uses it: the stream is idle.
+            unsafe { result::free_sync(at.0) }.map_err(driver_error("cuMemFree"))?;
+        }
+        Ok(())
+    }
+
     fn self_test(&mut self) -> Result<(), Error> {
         let x: Vec<f32> = (0..1000u16).map(f32::from).collect();
         let bytes: Vec<u8> = x.iter().flat_map(|v| v.to_le_bytes()).collect();
@@ -316,14 +331,9 @@ impl Device for Gpu {
 impl Drop for Gpu {
     fn drop(&mut self) {
         // an error cannot be told to anybody any more, and the driver frees everything with the context
-        let _ = self.stream.synchronize();
+        let _ = self.clear();
         if self.bind().is_err() {
             return;
-        }
-        self.recordings.clear();
-        for (at, _) in self.memory.drain(..) {
-            // SAFETY: allocated here, freed once, and nothing uses it: the stream is idle.
-            let _ = unsafe { result::free_sync(at.0) };
         }
         for (_, module) in self.modules.drain() {
             // SAFETY: loaded here, unloaded once; its functions go with this struct.

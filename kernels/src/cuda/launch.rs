@@ -5,7 +5,7 @@
 
 use super::Module;
 use super::pack::UNIT;
-use super::params::{Argmax, Arrange, Attention, Embed, Gemm, Gemv, KvWrite, Norm, Pair, Params, Rope, Select};
+use super::params::{Argmax, Arrange, Attention, Embed, Gemm, Gemv, KvWrite, Norm, Pair, Params, Peak, Rope, Select};
 use crate::kv::KvType;
 use octavo_quant::TensorType;
 
@@ -157,6 +157,24 @@ pub fn attend(kv: KvType, head_dim: usize, p: &Attention) -> [Launch; 2] {
 pub fn attend_prompt(head_dim: usize, p: &Attention, tiles: u32) -> Launch {
     let name = format!("attend_prompt_{head_dim}_F16");
     launch(Module::Attention(head_dim), name, [tiles, p.heads_kv, 1], 128, p)
+}
+
+/// Threads of an `mma_peak` block.
+pub const PEAK_THREADS: u32 = 256;
+/// Sums of its threads.
+pub const PEAK_SUMS: u32 = 8;
+
+/// Products on tensor cores, for their own sake.
+pub fn mma_peak(p: &Peak, blocks: u32) -> Launch {
+    launch(Module::Probe, "mma_peak", [blocks, 1, 1], PEAK_THREADS, p)
+}
+
+/// The kernels that multiply weights of type `ty`, for people: of generated tokens, of prompts.
+pub fn kernel_names(ty: TensorType) -> String {
+    match super::pack::is_packed(ty) {
+        true => format!("gemv_{ty}, gemm_{ty}_f16"),
+        false => format!("gemv_F32, gemm_F32_f16 from {ty} as floats"),
+    }
 }
 
 /// Whether the cache's kernels store this type.

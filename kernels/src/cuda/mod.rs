@@ -15,6 +15,7 @@ mod modules;
 pub mod nvrtc;
 pub mod pack;
 pub mod params;
+pub mod probe;
 pub mod shim;
 
 pub use cache::{Cache, Delivered};
@@ -205,4 +206,53 @@ pub trait Device: Send {
     /// # Errors
     /// If the device fails.
     unsafe fn replay(&mut self, recording: Recording) -> Result<(), Error>;
+}
+
+impl<D: Device + ?Sized> Device for Box<D> {
+    fn describe(&self) -> String {
+        (**self).describe()
+    }
+
+    fn multiprocessors(&self) -> u32 {
+        (**self).multiprocessors()
+    }
+
+    fn free_bytes(&self) -> Result<u64, Error> {
+        (**self).free_bytes()
+    }
+
+    fn alloc(&mut self, bytes: usize) -> Result<Ptr, Error> {
+        (**self).alloc(bytes)
+    }
+
+    fn upload(&mut self, to: Ptr, bytes: &[u8]) -> Result<(), Error> {
+        (**self).upload(to, bytes)
+    }
+
+    fn download(&mut self, from: Ptr, bytes: &mut [u8]) -> Result<(), Error> {
+        (**self).download(from, bytes)
+    }
+
+    fn copy(&mut self, from: Ptr, to: Ptr, bytes: usize) -> Result<(), Error> {
+        (**self).copy(from, to, bytes)
+    }
+
+    fn build(&mut self, module: Module) -> Result<(), Error> {
+        (**self).build(module)
+    }
+
+    unsafe fn launch(&mut self, launch: &Launch) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        unsafe { (**self).launch(launch) }
+    }
+
+    unsafe fn record(&mut self, launches: Vec<Launch>) -> Result<Recording, Error> {
+        // SAFETY: the caller's promise.
+        unsafe { (**self).record(launches) }
+    }
+
+    unsafe fn replay(&mut self, recording: Recording) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        unsafe { (**self).replay(recording) }
+    }
 }

@@ -12,6 +12,8 @@ pub enum Module {
     Activations,
     /// Writing the cache.
     Kv,
+    /// How fast the tensor cores are.
+    Probe,
     /// Rows of weights as floats.
     Embed(TensorType),
     /// Generation's products.
@@ -56,7 +58,7 @@ pub const HEADERS: [(&str, &str); 8] = [
 ];
 
 /// The files of modules: name, text.
-const FILES: [(&str, &str); 7] = [
+const FILES: [(&str, &str); 8] = [
     ("rows.cu", include_str!("../../cuda/rows.cu")),
     ("activations.cu", include_str!("../../cuda/activations.cu")),
     ("kv.cu", include_str!("../../cuda/kv.cu")),
@@ -64,12 +66,13 @@ const FILES: [(&str, &str); 7] = [
     ("gemv.cu", include_str!("../../cuda/gemv.cu")),
     ("gemm.cu", include_str!("../../cuda/gemm.cu")),
     ("attention.cu", include_str!("../../cuda/attention.cu")),
+    ("probe.cu", include_str!("../../cuda/probe.cu")),
 ];
 
 impl Module {
     /// Every module, every format and the usual head sizes.
     pub fn all() -> Vec<Module> {
-        let mut all = vec![Module::Rows, Module::Activations, Module::Kv];
+        let mut all = vec![Module::Rows, Module::Activations, Module::Kv, Module::Probe];
         for ty in FORMATS {
             all.extend([Module::Embed(ty), Module::Gemv(ty), Module::Gemm(ty)]);
         }
@@ -87,13 +90,14 @@ impl Module {
             Module::Gemv(_) => 4,
             Module::Gemm(_) => 5,
             Module::Attention(_) => 6,
+            Module::Probe => 7,
         }]
     }
 
     /// The word that specialises it, and what for.
     pub fn define(self) -> Option<(&'static str, String)> {
         match self {
-            Module::Rows | Module::Activations | Module::Kv => None,
+            Module::Rows | Module::Activations | Module::Kv | Module::Probe => None,
             Module::Embed(ty) | Module::Gemv(ty) | Module::Gemm(ty) => Some(("FORMAT", ty.to_string())),
             Module::Attention(dim) => Some(("HEAD_DIM", dim.to_string())),
         }

@@ -63,6 +63,8 @@ params! {
     Argmax, 32 { x: Ptr, parts: Ptr, out: Ptr, n: u32, parts_n: u32 }
     /// `kv.cu`.
     KvWrite, 72 { k: Ptr, v: Ptr, pages_k: Ptr, pages_v: Ptr, paging: Paging, heads: u32, head_dim: u32 }
+    /// `probe.cu`.
+    Peak, 16 { out: Ptr, rounds: u32, unused: u32 }
     /// `attention.cuh`.
     Attention, 104 {
         q: Ptr, pages_k: Ptr, pages_v: Ptr, sums: Ptr, states: Ptr, out: Ptr, tiles: Ptr, paging: Paging,

@@ -63,6 +63,7 @@ impl Default for Sources {
             Module::Rows,
             Module::Activations,
             Module::Kv,
+            Module::Probe,
             Module::Embed(FORMATS[0]),
             Module::Gemv(FORMATS[0]),
             Module::Gemm(FORMATS[0]),

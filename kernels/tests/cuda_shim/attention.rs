@@ -7,7 +7,7 @@ use octavo_kernels::cuda::shim::Schedule;
 use octavo_kernels::cuda::{HEAD_DIMS, Ptr, launch};
 
 use crate::common::Rng;
-use crate::{Cpu, Worst, device};
+use crate::{Bench, Worst, device};
 
 /// A cache and the rows of one step.
 struct Scene {
@@ -52,19 +52,19 @@ impl Scene {
 
     /// Writes the cache with the kernel under test, all positions of all sequences in one launch, to pages in an order
     /// that `seed` shuffles. Returns the parameters of attention.
-    fn prepare(&self, cpu: &mut Cpu, seed: u64, splits: usize) -> Attention {
+    fn prepare(&self, bench: &mut Bench, seed: u64, splits: usize) -> Attention {
         let mut rng = Rng(seed);
         let width = self.heads_kv * self.dim;
         let max_pages = self.lengths.iter().map(|n| n.div_ceil(16)).max().unwrap_or(0) + 1;
         let n_pages = self.lengths.len() * max_pages + 3;
         let mut pages: Vec<u32> = (0..n_pages as u32).collect();
         (1..n_pages).rev().for_each(|i| pages.swap(i, rng.bits() as usize % (i + 1)));
-        let tables = cpu.integers(&pages[..self.lengths.len() * max_pages]);
+        let tables = bench.integers(&pages[..self.lengths.len() * max_pages]);
         let page_bytes = self.kv.bytes(16 * width).expect("few");
-        let (pages_k, pages_v) = (cpu.alloc(n_pages * page_bytes), cpu.alloc(n_pages * page_bytes));
-        let paging = |cpu: &mut Cpu, rows: &[Option<(usize, usize)>]| Paging {
-            positions: cpu.integers(&rows.iter().map(|r| r.map_or(-1i32, |r| r.1 as i32) as u32).collect::<Vec<_>>()),
-            sequences: cpu.integers(&rows.iter().map(|r| r.map_or(0, |r| r.0 as u32)).collect::<Vec<_>>()),
+        let (pages_k, pages_v) = (bench.alloc(n_pages * page_bytes), bench.alloc(n_pages * page_bytes));
+        let paging = |bench: &mut Bench, rows: &[Option<(usize, usize)>]| Paging {
+            positions: bench.integers(&rows.iter().map(|r| r.map_or(-1i32, |r| r.1 as i32) as u32).collect::<Vec<_>>()),
+            sequences: bench.integers(&rows.iter().map(|r| r.map_or(0, |r| r.0 as u32)).collect::<Vec<_>>()),
             tables,
             max_pages: max_pages as u32,
             rows: rows.len() as u32,
@@ -76,20 +76,20 @@ impl Scene {
         let values = |store: &[Vec<f32>]| -> Vec<f32> {
             all.iter().flat_map(|r| r.map_or(&padding[..], |(s, p)| &store[s][p * width..][..width])).copied().collect()
         };
-        let (k, v) = (cpu.floats(&values(&self.k)), cpu.floats(&values(&self.v)));
+        let (k, v) = (bench.floats(&values(&self.k)), bench.floats(&values(&self.v)));
         let (heads, head_dim) = (self.heads_kv as u32, self.dim as u32);
-        let write = KvWrite { k, v, pages_k, pages_v, paging: paging(cpu, &all), heads, head_dim };
-        cpu.run(&launch::kv_write(self.kv, &write));
+        let write = KvWrite { k, v, pages_k, pages_v, paging: paging(bench, &all), heads, head_dim };
+        bench.run(&launch::kv_write(self.kv, &write));
         let states = self.rows.len() * self.heads * splits;
         Attention {
-            q: cpu.floats(&self.q),
+            q: bench.floats(&self.q),
             pages_k,
             pages_v,
-            sums: cpu.alloc(4 * states * self.dim),
-            states: cpu.alloc(8 * states),
-            out: cpu.alloc(4 * self.q.len()),
+            sums: bench.alloc(4 * states * self.dim),
+            states: bench.alloc(8 * states),
+            out: bench.alloc(4 * self.q.len()),
             tiles: Ptr::NULL,
-            paging: paging(cpu, &self.rows),
+            paging: paging(bench, &self.rows),
             heads: self.heads as u32,
             heads_kv: self.heads_kv as u32,
             splits: splits as u32,
@@ -97,14 +97,14 @@ impl Scene {
         }
     }
 
-    fn attend(&self, cpu: &mut Cpu, seed: u64, splits: usize) -> Vec<f32> {
-        let p = self.prepare(cpu, seed, splits);
-        launch::attend(self.kv, self.dim, &p).iter().for_each(|launch| cpu.run(launch));
-        cpu.read(p.out, self.q.len())
+    fn attend(&self, bench: &mut Bench, seed: u64, splits: usize) -> Vec<f32> {
+        let p = self.prepare(bench, seed, splits);
+        launch::attend(self.kv, self.dim, &p).iter().for_each(|launch| bench.run(launch));
+        bench.read(p.out, self.q.len())
     }
 
-    fn attend_prompt(&self, cpu: &mut Cpu, seed: u64) -> Vec<f32> {
-        let p = self.prepare(cpu, seed, 1);
+    fn attend_prompt(&self, bench: &mut Bench, seed: u64) -> Vec<f32> {
+        let p = self.prepare(bench, seed, 1);
         let at_most = launch::TILE_QUERIES / (self.heads / self.heads_kv);
         let mut tiles = Vec::new();
         let mut first = 0;
@@ -114,9 +114,9 @@ impl Scene {
             tiles.extend([first as u32, n as u32]);
             first += n;
         }
-        let p = Attention { tiles: cpu.integers(&tiles), ..p };
-        cpu.run(&launch::attend_prompt(self.dim, &p, tiles.len() as u32 / 2));
-        cpu.read(p.out, self.q.len())
+        let p = Attention { tiles: bench.integers(&tiles), ..p };
+        bench.run(&launch::attend_prompt(self.dim, &p, tiles.len() as u32 / 2));
+        bench.read(p.out, self.q.len())
     }
 
     /// In f64. A score is off by the roundings of its sum, and of its query where that is two halves; a weight by as much
@@ -168,16 +168,16 @@ impl Scene {
 
 #[test]
 fn attention_matches_f64_over_every_head_size_and_split() {
-    let Some(mut cpu) = device() else { return };
+    let Some(mut bench) = device() else { return };
     for (i, dim) in HEAD_DIMS.into_iter().enumerate() {
         for (j, kv) in [KvType::F16, KvType::F32, KvType::Bf16].into_iter().enumerate() {
             for (n, heads) in [(2, 2), (4, 1), (10, 2), (3, 1)].into_iter().enumerate() {
-                cpu.0.schedule = Schedule::ALL[(i + j + n) % 3];
+                bench.0.schedule(Schedule::ALL[(i + j + n) % 3]);
                 let lengths = [[1, 17, 100], [16, 15, 230], [33, 2, 64]][(i + n) % 3];
                 let scene = Scene::new(kv, dim, heads, &lengths, 1);
                 let splits = [1, 3, 16][(i + j + n) % 3];
-                scene.check(&scene.attend(&mut cpu, 5, splits), false);
-                cpu.0.clear();
+                scene.check(&scene.attend(&mut bench, 5, splits), false);
+                bench.0.clear();
             }
         }
     }
@@ -185,17 +185,17 @@ fn attention_matches_f64_over_every_head_size_and_split() {
 
 #[test]
 fn prompts_attend_on_tensor_cores_and_without() {
-    let Some(mut cpu) = device() else { return };
+    let Some(mut bench) = device() else { return };
     for (i, dim) in HEAD_DIMS.into_iter().enumerate() {
         for (n, (heads, heads_kv)) in [(1, 1), (4, 1), (10, 2)].into_iter().enumerate() {
-            cpu.0.schedule = Schedule::ALL[(i + n) % 3];
+            bench.0.schedule(Schedule::ALL[(i + n) % 3]);
             for (lengths, new) in [(&[40][..], 40), (&[70, 5, 130], 23)] {
                 let scene = Scene::new(KvType::F16, dim, (heads, heads_kv), lengths, new);
-                scene.check(&scene.attend(&mut cpu, 9, 4), false);
+                scene.check(&scene.attend(&mut bench, 9, 4), false);
                 if launch::takes_prompt(KvType::F16, dim, heads / heads_kv) {
-                    scene.check(&scene.attend_prompt(&mut cpu, 9), true);
+                    scene.check(&scene.attend_prompt(&mut bench, 9), true);
                 }
-                cpu.0.clear();
+                bench.0.clear();
             }
         }
     }
@@ -203,13 +203,13 @@ fn prompts_attend_on_tensor_cores_and_without() {
 
 #[test]
 fn attention_depends_on_no_page_order_and_no_neighbour() {
-    let Some(mut cpu) = device() else { return };
+    let Some(mut bench) = device() else { return };
     let all = Scene::new(KvType::F16, 64, (4, 2), &[100, 49, 7], 3);
-    let (out, prompt) = (all.attend(&mut cpu, 1, 8), all.attend_prompt(&mut cpu, 1));
+    let (out, prompt) = (all.attend(&mut bench, 1, 8), all.attend_prompt(&mut bench, 1));
     for (seed, schedule) in [(2, Schedule::Forward), (3, Schedule::Backward), (4, Schedule::Random(9))] {
-        cpu.0.schedule = schedule;
-        assert_eq!(all.attend(&mut cpu, seed, 8), out, "pages in another order, {schedule:?}");
-        assert_eq!(all.attend_prompt(&mut cpu, seed), prompt, "pages in another order, {schedule:?}");
+        bench.0.schedule(schedule);
+        assert_eq!(all.attend(&mut bench, seed, 8), out, "pages in another order, {schedule:?}");
+        assert_eq!(all.attend_prompt(&mut bench, seed), prompt, "pages in another order, {schedule:?}");
     }
     for s in 0..3 {
         let (width, first) = (4 * 64, 3 * s);
@@ -221,7 +221,11 @@ fn attention_depends_on_no_page_order_and_no_neighbour() {
             rows: all.rows[first..first + 3].iter().map(|r| r.map(|(_, p)| (0, p))).collect(),
             ..Scene::new(KvType::F16, 64, (4, 2), &[1], 1)
         };
-        assert_eq!(alone.attend(&mut cpu, 7, 8), out[first * width..(first + 3) * width], "sequence {s} alone");
-        assert_eq!(alone.attend_prompt(&mut cpu, 7), prompt[first * width..(first + 3) * width], "sequence {s} alone");
+        assert_eq!(alone.attend(&mut bench, 7, 8), out[first * width..(first + 3) * width], "sequence {s} alone");
+        assert_eq!(
+            alone.attend_prompt(&mut bench, 7),
+            prompt[first * width..(first + 3) * width],
+            "sequence {s} alone"
+        );
     }
 }

@@ -10,13 +10,14 @@ use crate::device_of;
 fn planted(file: &str, from: &str, to: &str, schedule: Schedule) -> Option<Result<Vec<f32>, String>> {
     let mut sources = Sources::default();
     sources.replace(file, from, to);
-    let mut cpu = device_of(sources)?;
-    cpu.0.schedule = schedule;
+    let mut bench = device_of(sources)?;
+    bench.0.schedule(schedule);
     let (ty, rows, cols, tokens) = (T::Q8_0, 64, 256, 60);
     let mut rng = Rng(12);
     let raw = random_blocks(&mut rng, ty, rows * cols);
     let x = rng.floats(tokens * cols);
-    let product = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| cpu.gemm((ty, rows, cols), &raw, &x, None)));
+    let product =
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| bench.gemm((ty, rows, cols), &raw, &x, None)));
     Some(product.map_err(|panic| panic.downcast_ref::<String>().cloned().unwrap_or_default()))
 }
 

@@ -1,45 +1,41 @@
-//! The CUDA kernels on the CPU, against the oracle: every kernel, odd shapes, three orders of threads. And the shim
+//! The CUDA kernels on the CPU (or on a GPU, see `common/device.rs`), against the oracle: every kernel, odd shapes, three orders of threads. And the shim
 //! itself: faults that are planted must be seen.
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/device.rs"]
+mod machine;
 
 mod attention;
 mod faults;
+mod probe;
 mod products;
 mod rows;
 
-use std::path::Path;
-
 use common::f32_bytes;
+use machine::{Machine, machine, shim};
 use octavo_kernels::cuda::pack::pack;
 use octavo_kernels::cuda::params::{Arrange, Gemm, Gemv, Matrix};
-use octavo_kernels::cuda::shim::{Shim, Sources};
-use octavo_kernels::cuda::{Device, Error, Launch, Ptr, launch};
+use octavo_kernels::cuda::shim::Sources;
+use octavo_kernels::cuda::{Error, Launch, Ptr, launch};
 use octavo_quant::TensorType as T;
 
-/// The CPU as a GPU, if there is a C++ compiler.
-fn device_of(sources: Sources) -> Option<Cpu> {
-    match Shim::new(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("shim"), sources) {
-        Ok(shim) => Some(Cpu(shim)),
-        Err(error) => {
-            assert!(std::env::var_os("OCTAVO_REQUIRE_CXX").is_none(), "{error}");
-            println!("skipped: {error}");
-            None
-        }
-    }
+/// What tests run on, if there is any.
+fn device() -> Option<Bench> {
+    machine(env!("CARGO_TARGET_TMPDIR")).map(Bench)
 }
 
-fn device() -> Option<Cpu> {
-    device_of(Sources::default())
+/// The CPU with changed sources.
+fn device_of(sources: Sources) -> Option<Bench> {
+    shim(env!("CARGO_TARGET_TMPDIR"), sources).map(|shim| Bench(Machine::Shim(shim)))
 }
 
-struct Cpu(Shim);
+struct Bench(Machine);
 
-impl Cpu {
+impl Bench {
     fn bytes(&mut self, bytes: &[u8]) -> Ptr {
-        let at = self.0.alloc(bytes.len()).expect("memory");
-        self.0.upload(at, bytes).expect("its own memory");
+        let at = self.0.device().alloc(bytes.len()).expect("memory");
+        self.0.device().upload(at, bytes).expect("its own memory");
         at
     }
 
@@ -52,12 +48,12 @@ impl Cpu {
     }
 
     fn alloc(&mut self, bytes: usize) -> Ptr {
-        self.0.alloc(bytes).expect("memory")
+        self.0.device().alloc(bytes).expect("memory")
     }
 
     fn words(&mut self, from: Ptr, n: usize) -> Vec<[u8; 4]> {
         let mut bytes = vec![0; 4 * n];
-        self.0.download(from, &mut bytes).expect("its own memory");
+        self.0.device().download(from, &mut bytes).expect("its own memory");
         bytes.as_chunks::<4>().0.to_vec()
     }
 
@@ -73,7 +69,7 @@ impl Cpu {
         // SAFETY: the tests allocate what the kernels' comments say; fences and NaNs show where they do not.
         #[allow(unsafe_code)]
         unsafe {
-            self.0.launch(launch)
+            self.0.device().launch(launch)
         }
     }
 

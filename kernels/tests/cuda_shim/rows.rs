@@ -9,15 +9,15 @@ use crate::{Worst, device};
 
 #[test]
 fn norms_match() {
-    let Some(mut cpu) = device() else { return };
+    let Some(mut bench) = device() else { return };
     let mut rng = Rng(1);
     for schedule in Schedule::ALL {
-        cpu.0.schedule = schedule;
+        bench.0.schedule(schedule);
         for (groups, n) in [(1, 1), (3, 31), (6, 64), (5, 128), (2, 257), (3, 1000)] {
             let (x, weight, eps) = (rng.floats(groups * n), rng.floats(n), 1e-5f32);
-            let (at_x, at_weight, out) = (cpu.floats(&x), cpu.floats(&weight), cpu.alloc(4 * groups * n));
-            cpu.run(&launch::rms_norm(&Norm { x: at_x, weight: at_weight, out, eps, n: n as u32 }, groups as u32));
-            let got = cpu.read(out, groups * n);
+            let (at_x, at_weight, out) = (bench.floats(&x), bench.floats(&weight), bench.alloc(4 * groups * n));
+            bench.run(&launch::rms_norm(&Norm { x: at_x, weight: at_weight, out, eps, n: n as u32 }, groups as u32));
+            let got = bench.read(out, groups * n);
             let mut worst = Worst::default();
             for (g, x) in x.chunks_exact(n).enumerate() {
                 let square: f64 = x.iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
@@ -36,7 +36,7 @@ fn norms_match() {
 
 #[test]
 fn rotations_are_f32s_own() {
-    let Some(mut cpu) = device() else { return };
+    let Some(mut bench) = device() else { return };
     let mut rng = Rng(2);
     for neox in [false, true] {
         for (rows, heads, head_dim, pairs) in [(1, 1, 2, 1), (3, 5, 64, 32), (4, 2, 80, 16), (2, 3, 6, 0)] {
@@ -45,11 +45,11 @@ fn rotations_are_f32s_own() {
             let positions: Vec<i32> = (0..rows).map(|r| [8, 0, -1, 5][r]).collect();
             let x = rng.floats(rows * heads * head_dim);
             let p = Rope {
-                x: cpu.floats(&x),
-                out: cpu.alloc(4 * x.len()),
-                cosines: cpu.floats(&cosines),
-                sines: cpu.floats(&sines),
-                positions: cpu.integers(&positions.iter().map(|p| *p as u32).collect::<Vec<_>>()),
+                x: bench.floats(&x),
+                out: bench.alloc(4 * x.len()),
+                cosines: bench.floats(&cosines),
+                sines: bench.floats(&sines),
+                positions: bench.integers(&positions.iter().map(|p| *p as u32).collect::<Vec<_>>()),
                 rows: rows as u32,
                 heads: heads as u32,
                 head_dim: head_dim as u32,
@@ -57,7 +57,7 @@ fn rotations_are_f32s_own() {
                 neox: neox.into(),
                 unused: 0,
             };
-            cpu.run(&launch::rope(&p));
+            bench.run(&launch::rope(&p));
             let mut expected = x.clone();
             for (at, y) in expected.chunks_exact_mut(head_dim).enumerate() {
                 let position = positions[at / heads];
@@ -68,31 +68,31 @@ fn rotations_are_f32s_own() {
                     (y[a], y[b]) = (y[a] * c - y[b] * s, y[a] * s + y[b] * c);
                 }
             }
-            assert_eq!(cpu.read(p.out, x.len()), expected, "neox {neox}, {head_dim} values, {pairs} pairs");
+            assert_eq!(bench.read(p.out, x.len()), expected, "neox {neox}, {head_dim} values, {pairs} pairs");
         }
     }
 }
 
 #[test]
 fn element_by_element_operations_match() {
-    let Some(mut cpu) = device() else { return };
+    let Some(mut bench) = device() else { return };
     let mut rng = Rng(3);
     for (rows, width) in [(1, 1), (2, 255), (3, 257)] {
         let n = rows * width;
         let (a, b) = (rng.floats(n), rng.floats(n));
-        let (at_a, at_b, out) = (cpu.floats(&a), cpu.floats(&b), cpu.alloc(4 * n));
+        let (at_a, at_b, out) = (bench.floats(&a), bench.floats(&b), bench.alloc(4 * n));
         let pair = |period: usize| Pair { a: at_a, b: at_b, out, n: n as u64, period: period as u64 };
-        cpu.run(&launch::add(&pair(n)));
-        assert_eq!(cpu.read(out, n), a.iter().zip(&b).map(|(a, b)| a + b).collect::<Vec<_>>());
-        cpu.run(&launch::add(&pair(width)));
+        bench.run(&launch::add(&pair(n)));
+        assert_eq!(bench.read(out, n), a.iter().zip(&b).map(|(a, b)| a + b).collect::<Vec<_>>());
+        bench.run(&launch::add(&pair(width)));
         let bias = b[..width].iter().cycle();
-        assert_eq!(cpu.read(out, n), a.iter().zip(bias).map(|(a, b)| a + b).collect::<Vec<_>>());
+        assert_eq!(bench.read(out, n), a.iter().zip(bias).map(|(a, b)| a + b).collect::<Vec<_>>());
 
         let gate: Vec<f32> = a.iter().map(|v| v * 120.0).collect();
-        let at_gate = cpu.floats(&gate);
-        cpu.run(&launch::swiglu(&Pair { a: at_gate, ..pair(n) }));
+        let at_gate = bench.floats(&gate);
+        bench.run(&launch::swiglu(&Pair { a: at_gate, ..pair(n) }));
         let mut worst = Worst::default();
-        for (i, got) in cpu.read(out, n).into_iter().enumerate() {
+        for (i, got) in bench.read(out, n).into_iter().enumerate() {
             let (g, u) = (f64::from(gate[i]), f64::from(b[i]));
             let y = g / (1.0 + (-g).exp()) * u;
             // two units in the last place of `expf`, three roundings; e^88 is where floats end
@@ -101,19 +101,19 @@ fn element_by_element_operations_match() {
         worst.check("swiglu");
 
         let wanted: Vec<u32> = (0..rows as u32).rev().collect();
-        let p = Select { x: at_a, wanted: cpu.integers(&wanted), out, rows: rows as u32, width: width as u32 };
-        cpu.run(&launch::select_rows(&p));
+        let p = Select { x: at_a, wanted: bench.integers(&wanted), out, rows: rows as u32, width: width as u32 };
+        bench.run(&launch::select_rows(&p));
         let expected: Vec<f32> = wanted.iter().flat_map(|r| &a[*r as usize * width..][..width]).copied().collect();
-        assert_eq!(cpu.read(out, n), expected);
+        assert_eq!(bench.read(out, n), expected);
     }
 }
 
 #[test]
 fn the_first_of_the_largest_is_found() {
-    let Some(mut cpu) = device() else { return };
+    let Some(mut bench) = device() else { return };
     let mut rng = Rng(6);
     for schedule in Schedule::ALL {
-        cpu.0.schedule = schedule;
+        bench.0.schedule(schedule);
         for (rows, n) in [(1, 1), (2, 255), (3, 20_000)] {
             let mut x = rng.floats(rows * n);
             x[n / 2] = 2.0;
@@ -124,19 +124,19 @@ fn the_first_of_the_largest_is_found() {
             }
             let parts_n = launch::ARGMAX_PARTS;
             let p = Argmax {
-                x: cpu.floats(&x),
-                parts: cpu.alloc(rows * parts_n as usize * launch::ARGMAX_PART_BYTES),
-                out: cpu.alloc(4 * rows),
+                x: bench.floats(&x),
+                parts: bench.alloc(rows * parts_n as usize * launch::ARGMAX_PART_BYTES),
+                out: bench.alloc(4 * rows),
                 n: n as u32,
                 parts_n,
             };
-            launch::argmax(&p, rows as u32).iter().for_each(|launch| cpu.run(launch));
+            launch::argmax(&p, rows as u32).iter().for_each(|launch| bench.run(launch));
             let first_of_largest = |x: &[f32]| {
                 let best = x.iter().fold(f32::NEG_INFINITY, |a, b| a.max(*b));
                 x.iter().position(|v| *v == best).expect("there is one") as u32
             };
             let expected: Vec<u32> = x.chunks_exact(n).map(first_of_largest).collect();
-            assert_eq!(cpu.read_integers(p.out, rows), expected);
+            assert_eq!(bench.read_integers(p.out, rows), expected);
         }
     }
 }

@@ -119,11 +119,6 @@ impl<D: Device> Executor<D> {
         &self.device
     }
 
-    /// The device, for what tests plant in it.
-    pub fn device_mut(&mut self) -> &mut D {
-        &mut self.device
-    }
-
     /// What it takes of the device's memory.
     pub fn memory(&self) -> Needs {
         self.plan.needs
