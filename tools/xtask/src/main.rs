@@ -2,6 +2,7 @@
 
 mod check;
 mod compare_llama;
+mod gpu;
 mod model;
 mod nvrtc;
 mod random;
@@ -23,6 +24,7 @@ enum Task {
     /// Formatting, lints, tests and documentation
     Check,
     CompareLlama(Box<compare_llama::CompareArgs>),
+    Gpu(gpu::GpuArgs),
     Model(model::ModelArgs),
     Nvrtc(nvrtc::NvrtcArgs),
 }
@@ -31,6 +33,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().task {
         Task::Check => check::run(),
         Task::CompareLlama(args) => compare_llama::run(&args),
+        Task::Gpu(args) => gpu::run(&args),
         Task::Model(args) => model::run(&args),
         Task::Nvrtc(args) => nvrtc::run(&args),
     };
