@@ -253,7 +253,7 @@ fn pack_strips(kernels: &Packed, ty: TensorType, source: &[u8], row_bytes: usize
     let strip_bytes = row_bytes * r;
     let bytes = rows.div_ceil(r) * strip_bytes;
     // the weights are in memory already, mapped: a system without room for a copy ends the program as for any `Vec`
-    let mut memory = Memory::zeroed(bytes).unwrap_or_else(|| panic!("no memory for {bytes} bytes of packed weights"));
+    let mut memory = Memory::lasting(bytes).unwrap_or_else(|| panic!("no memory for {bytes} bytes of packed weights"));
     if strip_bytes > 0 {
         let work = Mutex::new(source.chunks(strip_bytes).zip(memory.bytes_mut().chunks_exact_mut(strip_bytes)));
         pool.run(&|_| {
