@@ -17,7 +17,7 @@ constexpr u32 EMBED_THREADS = 128;
 
 template <class F>
 DEVICE void embed(const EmbedParams& p) {
-    const u32 half = blockIdx.x * EMBED_THREADS + threadIdx.x, token = p.tokens[blockIdx.y];
+    const u32 half = blockIdx.y * EMBED_THREADS + threadIdx.x, token = p.tokens[blockIdx.x];
     if (half >= 2 * p.table.units || token >= p.table.rows) return;
     float v[16];
     if (half % 2 == 0) {
@@ -25,7 +25,7 @@ DEVICE void embed(const EmbedParams& p) {
     } else {
         decode_half<F, 1>(v, p.table, token, half / 2);
     }
-    float* out = p.out + static_cast<u64>(blockIdx.y) * p.table.cols;
+    float* out = p.out + static_cast<u64>(blockIdx.x) * p.table.cols;
 #pragma unroll
     for (u32 i = 0; i < 16; ++i)
         if (half * 16 + i < p.table.cols) out[half * 16 + i] = v[i];

@@ -15,6 +15,8 @@ use super::nvrtc::Nvrtc;
 use super::params::Pair;
 use super::{Cache, Device, Error, Launch, Module, Ptr, Recording, launch};
 
+/// Bytes that are not given to models: code, captured launches, and what the driver wants later.
+const RESERVED: u64 = 256 << 20;
 /// Oldest generation with everything that the kernels use: Ampere.
 const OLDEST: (i32, i32) = (8, 0);
 
@@ -246,7 +248,7 @@ impl Device for Gpu {
     fn free_bytes(&self) -> Result<u64, Error> {
         self.bind()?;
         let (free, _) = result::mem_get_info().map_err(driver_error("cuMemGetInfo"))?;
-        Ok(free as u64)
+        Ok((free as u64).saturating_sub(RESERVED))
     }
 
     fn alloc(&mut self, bytes: usize) -> Result<Ptr, Error> {

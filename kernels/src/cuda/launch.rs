@@ -84,7 +84,8 @@ pub fn argmax(p: &Argmax, rows: u32) -> [Launch; 2] {
 
 /// Rows of a packed table.
 pub fn embed(ty: TensorType, p: &Embed) -> Launch {
-    let grid = [blocks(2 * u64::from(p.table.units), 128), p.columns, 1];
+    // rows first: only that side of a grid is never too short
+    let grid = [p.columns, blocks(2 * u64::from(p.table.units), 128), 1];
     launch(Module::Embed(ty), format!("embed_{ty}_rows"), grid, 128, p)
 }
 
