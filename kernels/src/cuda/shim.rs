@@ -10,6 +10,7 @@ use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
 use libloading::Library;
+use octavo_quant::TensorType;
 use sha2::{Digest, Sha256};
 
 use super::{Device, Error, FORMATS, HEAD_DIMS, HEADERS, Launch, Module, Ptr, Recording};
@@ -51,6 +52,8 @@ const FLAGS: [&str; 9] = [
 pub struct Sources {
     /// File name, relative to `cuda/`, and text.
     pub files: Vec<(String, String)>,
+    /// Which formats' kernels are built, where a test needs few of them.
+    pub formats: Vec<TensorType>,
 }
 
 impl Default for Sources {
@@ -70,7 +73,8 @@ impl Default for Sources {
             Module::Attention(HEAD_DIMS[0]),
         ];
         let files = HEADERS.into_iter().chain(shim).chain(modules.map(Module::file));
-        Sources { files: files.map(|(name, text)| (name.to_owned(), text.to_owned())).collect() }
+        let files = files.map(|(name, text)| (name.to_owned(), text.to_owned())).collect();
+        Sources { files, formats: FORMATS.to_vec() }
     }
 }
 
@@ -179,7 +183,11 @@ impl Shim {
 
     fn compile(&self, file: &'static str) -> Result<PathBuf, Error> {
         let mut unit = "#include \"host/shim.cpp\"\n".to_owned();
-        for module in Module::all().into_iter().filter(|m| m.file().0 == file) {
+        let wanted = |module: &Module| match module {
+            Module::Embed(ty) | Module::Gemv(ty) | Module::Gemm(ty) => self.sources.formats.contains(ty),
+            _ => true,
+        };
+        for module in Module::all().into_iter().filter(|m| m.file().0 == file && wanted(m)) {
             match module.define() {
                 Some((name, value)) => {
                     unit += &format!("#define {name} {value}\n#include \"{file}\"\n#undef {name}\n");

@@ -8,11 +8,12 @@ use crate::device_of;
 
 /// What a prompt product makes of changed sources: an error of the shim, or numbers.
 fn planted(file: &str, from: &str, to: &str, schedule: Schedule) -> Option<Result<Vec<f32>, String>> {
-    let mut sources = Sources::default();
+    let ty = T::Q8_0;
+    let mut sources = Sources { formats: vec![ty], ..Sources::default() };
     sources.replace(file, from, to);
     let mut bench = device_of(sources)?;
     bench.0.schedule(schedule);
-    let (ty, rows, cols, tokens) = (T::Q8_0, 64, 256, 60);
+    let (rows, cols, tokens) = (64, 256, 60);
     let mut rng = Rng(12);
     let raw = random_blocks(&mut rng, ty, rows * cols);
     let x = rng.floats(tokens * cols);
