@@ -1,6 +1,6 @@
 // Paged attention.
 //
-// `attend_split`: any rows, float arithmetic, pages of halves or floats. Blocks take (KV head, row, split): a fixed
+// `attend_split`: any rows, float arithmetic, pages of any type. Blocks take (KV head, row, split): a fixed
 // number of splits shares a row's pages by the length that is read from device memory, so that few rows keep the whole
 // device busy and a captured launch serves every length. A warp takes a page at a time; neighbouring lanes have a
 // position's values, eight each, and every group of lanes keeps its own softmax until the end. Partial sums are
@@ -62,8 +62,8 @@ DEVICE void attend_split(const AttentionParams& p) {
     const u32 pages = (visible + PAGE - 1) / PAGE;
     const u32 begin = split * pages / p.splits, end = (split + 1) * pages / p.splits;
     const u32* table = p.paging.tables + static_cast<u64>(p.paging.sequences[row]) * p.paging.max_pages;
-    const typename Kv::Element* all_k = static_cast<const typename Kv::Element*>(p.pages_k);
-    const typename Kv::Element* all_v = static_cast<const typename Kv::Element*>(p.pages_v);
+    const u8* all_k = static_cast<const u8*>(p.pages_k);
+    const u8* all_v = static_cast<const u8*>(p.pages_v);
 
     float q[HEADS][8];
 #pragma unroll
@@ -82,14 +82,14 @@ DEVICE void attend_split(const AttentionParams& p) {
     }
 
     for (u32 page = begin + warp; page < end; page += ATTEND_WARPS) {
-        const u64 base = page_start(table[page], p.heads_kv, head_kv, DIM) + group * DIM + 8 * piece;
+        const u64 base = page_start<Kv>(table[page], p.heads_kv, head_kv, DIM);
         // at least the first position of a page is visible
         const u32 in_page = least(visible - page * PAGE, PAGE);
         float score[HEADS][steps];
 #pragma unroll
         for (int s = 0; s < steps; ++s) {
             float k[8] = {};
-            if (active) Kv::load8(k, all_k + base + s * groups * DIM);
+            if (active) Kv::load8(k, all_k + base, s * groups + group, 8 * piece, DIM);
 #pragma unroll
             for (int h = 0; h < HEADS; ++h) {
                 float dot = 0.0f;
@@ -121,7 +121,7 @@ DEVICE void attend_split(const AttentionParams& p) {
         for (int s = 0; s < steps; ++s) {
             // what lies behind the last position was never written: zero times that may be no number
             float v[8] = {};
-            if (active && s * groups + group < in_page) Kv::load8(v, all_v + base + s * groups * DIM);
+            if (active && s * groups + group < in_page) Kv::load8(v, all_v + base, s * groups + group, 8 * piece, DIM);
 #pragma unroll
             for (int h = 0; h < HEADS; ++h) {
 #pragma unroll
@@ -194,8 +194,8 @@ DEVICE void attend_prompt(const AttentionParams& p) {
     const u32 first_row = p.tiles[2 * blockIdx.x], n_rows = p.tiles[2 * blockIdx.x + 1];
     const u32 head_kv = blockIdx.y, per_kv = p.heads / p.heads_kv, n_queries = n_rows * per_kv;
     const u32* table = p.paging.tables + static_cast<u64>(p.paging.sequences[first_row]) * p.paging.max_pages;
-    const u16* all_k = static_cast<const u16*>(p.pages_k);
-    const u16* all_v = static_cast<const u16*>(p.pages_v);
+    const u8* all_k = static_cast<const u8*>(p.pages_k);
+    const u8* all_v = static_cast<const u8*>(p.pages_v);
 
     // queries through shared memory into registers: their leading halves through `keys`, the rest through `values`
     for (u32 i = threadIdx.x; i < QUERIES * DIM; i += ATTEND_THREADS) {
@@ -234,7 +234,8 @@ DEVICE void attend_prompt(const AttentionParams& p) {
             // nothing was written behind the last position: zero times that may be no number
             Words k = {}, v = {};
             if (at < visible) {
-                const u64 from = page_start(table[at / PAGE], p.heads_kv, head_kv, DIM) + at % PAGE * DIM + d;
+                const u32 in_page = 2 * (at % PAGE * DIM + d);
+                const u64 from = page_start<KvF16>(table[at / PAGE], p.heads_kv, head_kv, DIM) + in_page;
                 k = load16(all_k + from);
                 v = load16(all_v + from);
             }

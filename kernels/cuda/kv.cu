@@ -24,11 +24,13 @@ DEVICE void kv_write(const KvWriteParams& p) {
     if (position < 0) return;
     const u64 line = static_cast<u64>(p.paging.sequences[row]) * p.paging.max_pages;
     const u32 page = p.paging.tables[line + position / PAGE];
-    const u64 to = page_start(page, p.heads, head, p.head_dim) + position % PAGE * p.head_dim + at % p.head_dim;
-    static_cast<typename Kv::Element*>(p.pages_k)[to] = Kv::from(p.k[at]);
-    static_cast<typename Kv::Element*>(p.pages_v)[to] = Kv::from(p.v[at]);
+    const u64 to = page_start<Kv>(page, p.heads, head, p.head_dim);
+    const u32 d = static_cast<u32>(at % p.head_dim);
+    Kv::store(static_cast<u8*>(p.pages_k) + to, position % PAGE, d, p.head_dim, p.k[at]);
+    Kv::store(static_cast<u8*>(p.pages_v) + to, position % PAGE, d, p.head_dim, p.v[at]);
 }
 
 KERNEL(kv_write_F16, KvWriteParams, THREADS) { kv_write<KvF16>(p); }
 KERNEL(kv_write_BF16, KvWriteParams, THREADS) { kv_write<KvBF16>(p); }
 KERNEL(kv_write_F32, KvWriteParams, THREADS) { kv_write<KvF32>(p); }
+KERNEL(kv_write_Q8_0, KvWriteParams, THREADS) { kv_write<KvQ8_0>(p); }

@@ -20,33 +20,41 @@ struct Paging {
 };
 static_assert(sizeof(Paging) == 32, "kernels/src/cuda/params.rs has the same");
 
+// Bytes before a head's part of a page, in a cache of `Kv`.
+template <class Kv>
 DEVICE u64 page_start(u32 page, u32 heads, u32 head, u32 head_dim) {
-    return (static_cast<u64>(page) * heads + head) * PAGE * head_dim;
+    return (static_cast<u64>(page) * heads + head) * Kv::page_bytes(head_dim);
 }
 
-struct KvF16 {
-    typedef u16 Element;
-    DEVICE static void load8(float (&v)[8], const u16* at) {
-        const Words words = load16(at);
+// A type of the cache says how large a head's part of a page is, reads eight neighbouring values of a position from it,
+// and writes one. Where values share a scale, the 32 lanes of a warp write 32 neighbouring values together.
+
+// Types of 16 bits, one behind the other.
+template <class Half>
+struct KvHalves {
+    DEVICE static u64 page_bytes(u32 head_dim) { return static_cast<u64>(PAGE) * head_dim * 2; }
+    DEVICE static void load8(float (&v)[8], const u8* page, u32 position, u32 d, u32 head_dim) {
+        const Words words = load16(page + 2 * (position * head_dim + d));
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            v[2 * i] = low_half(words.w[i]);
-            v[2 * i + 1] = high_half(words.w[i]);
+            v[2 * i] = Half::low(words.w[i]);
+            v[2 * i + 1] = Half::high(words.w[i]);
         }
     }
+    DEVICE static void store(u8* page, u32 position, u32 d, u32 head_dim, float x) {
+        store_vector<u16>(page + 2 * (position * head_dim + d), Half::from(x));
+    }
+};
+
+struct KvF16 : KvHalves<KvF16> {
+    DEVICE static float low(u32 pair) { return low_half(pair); }
+    DEVICE static float high(u32 pair) { return high_half(pair); }
     DEVICE static u16 from(float x) { return float_to_half(x); }
 };
 
-struct KvBF16 {
-    typedef u16 Element;
-    DEVICE static void load8(float (&v)[8], const u16* at) {
-        const Words words = load16(at);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            v[2 * i] = as_float(words.w[i] << 16);
-            v[2 * i + 1] = as_float(words.w[i] & 0xffff0000u);
-        }
-    }
+struct KvBF16 : KvHalves<KvBF16> {
+    DEVICE static float low(u32 pair) { return as_float(pair << 16); }
+    DEVICE static float high(u32 pair) { return as_float(pair & 0xffff0000u); }
     // To the nearest, ties to even; what is not a number stays none.
     DEVICE static u16 from(float x) {
         const u32 bits = as_bits(x);
@@ -56,16 +64,42 @@ struct KvBF16 {
 };
 
 struct KvF32 {
-    typedef float Element;
-    DEVICE static void load8(float (&v)[8], const float* at) {
+    DEVICE static u64 page_bytes(u32 head_dim) { return static_cast<u64>(PAGE) * head_dim * 4; }
+    DEVICE static void load8(float (&v)[8], const u8* page, u32 position, u32 d, u32 head_dim) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const Words words = load16(at + 4 * i);
+            const Words words = load16(page + 4 * (position * head_dim + d + 4 * i));
 #pragma unroll
             for (int j = 0; j < 4; ++j) v[4 * i + j] = as_float(words.w[j]);
         }
     }
-    DEVICE static float from(float x) { return x; }
+    DEVICE static void store(u8* page, u32 position, u32 d, u32 head_dim, float x) {
+        store_vector<float>(page + 4 * (position * head_dim + d), x);
+    }
+};
+
+// ggml's Q8_0: bytes, and behind those of all positions a half for every 32 of them.
+struct KvQ8_0 {
+    DEVICE static u64 page_bytes(u32 head_dim) { return static_cast<u64>(PAGE) * (head_dim + head_dim / 32 * 2); }
+    DEVICE static u32 scale_at(u32 position, u32 d, u32 head_dim) {
+        return PAGE * head_dim + 2 * (position * (head_dim / 32) + d / 32);
+    }
+    DEVICE static void load8(float (&v)[8], const u8* page, u32 position, u32 d, u32 head_dim) {
+        const u64 codes = load_vector<u64>(page + position * head_dim + d);
+        const float scale = half_to_float(load_vector<u16>(page + scale_at(position, d, head_dim)));
+#pragma unroll
+        for (int i = 0; i < 8; ++i) v[i] = scale * static_cast<float>(static_cast<i8>(codes >> (8 * i) & 255));
+    }
+    // What is not finite makes the scale so.
+    DEVICE static void store(u8* page, u32 position, u32 d, u32 head_dim, float x) {
+        const bool finite = lanes_sum<32>(x - x) == 0.0f;
+        const float scale = lanes_max<32>(fabsf(x)) / 127.0f;
+        const float inverse = finite && scale > 0.0f ? 1.0f / scale : 0.0f;
+        const i32 code = static_cast<i32>(roundf((finite ? x : 0.0f) * inverse));
+        page[position * head_dim + d] = static_cast<u8>(code);
+        const float stored = finite ? scale : as_float(0x7fc00000u);
+        if (d % 32 == 0) store_vector<u16>(page + scale_at(position, d, head_dim), float_to_half(stored));
+    }
 };
 
 #endif

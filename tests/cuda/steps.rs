@@ -26,18 +26,20 @@ fn text(n: usize) -> Vec<u32> {
 
 #[test]
 fn logits_depend_on_no_page_order() {
-    let Some(device) = device() else { return };
     let (prompt, generated) = (text(37), text(12));
-    let mut cuda = prepare(device, &small("qwen3"), KvType::F16, limits(37, 1, 64), true);
-    let mut run = |table: [u32; 4]| {
-        let mut sequence = Sequences { lengths: vec![0], tables: vec![table.to_vec()] };
-        let mut all = sequence.run(&mut cuda, Role::Prompt, &[&prompt]);
-        all.extend(generated.iter().flat_map(|t| sequence.run(&mut cuda, Role::Generated, &[&[*t]])));
-        all
-    };
-    let contiguous = run([0, 1, 2, 3]);
-    assert_eq!(run([4, 1, 3, 0]), contiguous);
-    assert_eq!(run([2, 0, 4, 1]), contiguous);
+    for kv in KvType::ALL {
+        let Some(device) = device() else { return };
+        let mut cuda = prepare(device, &small("qwen3"), kv, limits(37, 1, 64), true);
+        let mut run = |table: [u32; 4]| {
+            let mut sequence = Sequences { lengths: vec![0], tables: vec![table.to_vec()] };
+            let mut all = sequence.run(&mut cuda, Role::Prompt, &[&prompt]);
+            all.extend(generated.iter().flat_map(|t| sequence.run(&mut cuda, Role::Generated, &[&[*t]])));
+            all
+        };
+        let contiguous = run([0, 1, 2, 3]);
+        assert_eq!(run([4, 1, 3, 0]), contiguous);
+        assert_eq!(run([2, 0, 4, 1]), contiguous);
+    }
 }
 
 #[test]
@@ -159,6 +161,9 @@ fn what_does_not_fit_is_refused_with_numbers() {
     assert!(error.to_string().contains(&format!("the model takes {needs}, and 1 MiB are free")), "{error}");
 
     let (error, announced) = refused(crate::shim().expect("there was one"), KvType::Q8_0);
-    assert_eq!(error.to_string(), "KV cache of q8_0: expected f16, f32 or bf16 on a GPU (see --kv-type)");
+    assert_eq!(
+        error.to_string(),
+        "KV cache of q8_0: expected heads of a multiple of 32 values, got 16 (see --kv-type)"
+    );
     assert_eq!(announced, "");
 }

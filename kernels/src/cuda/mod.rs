@@ -95,9 +95,14 @@ pub enum Error {
         /// Its shape and type.
         got: String,
     },
-    /// A type of the cache without kernels.
-    #[error("KV cache of {0}: expected f16, f32 or bf16 on a GPU (see --kv-type)")]
-    KvType(KvType),
+    /// A cache type that comes in groups of values.
+    #[error("KV cache of {ty}: expected heads of a multiple of 32 values, got {head_dim} (see --kv-type)")]
+    KvType {
+        /// The type.
+        ty: KvType,
+        /// Values of the model's heads.
+        head_dim: usize,
+    },
     /// Heads without kernels.
     #[error("attention heads of {0} values: expected a multiple of 8, at most 256, on a GPU")]
     HeadDim(usize),

@@ -5,6 +5,7 @@ use octavo_kernels::KvType;
 use octavo_kernels::cuda::params::{Attention, KvWrite, Paging};
 use octavo_kernels::cuda::shim::Schedule;
 use octavo_kernels::cuda::{HEAD_DIMS, Ptr, launch};
+use octavo_quant::TensorType;
 
 use crate::common::Rng;
 use crate::{Bench, Worst, device};
@@ -25,17 +26,28 @@ struct Scene {
     rows: Vec<Option<(usize, usize)>>,
 }
 
+/// Whole heads, as the cache stores them.
+fn rounded(kv: KvType, mut x: Vec<f32>) -> Vec<f32> {
+    match kv {
+        KvType::F32 => {}
+        KvType::F16 => x.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32()),
+        KvType::Bf16 => x.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32()),
+        KvType::Q8_0 => {
+            let mut bytes = Vec::new();
+            octavo_quant::quantize(TensorType::Q8_0, &x, x.len(), None, &mut bytes).expect("whole blocks");
+            octavo_quant::dequantize(TensorType::Q8_0, &bytes, &mut x).expect("as many");
+        }
+    }
+    x
+}
+
 impl Scene {
     fn new(kv: KvType, dim: usize, (heads, heads_kv): (usize, usize), lengths: &[usize], new: usize) -> Scene {
         let mut rng = Rng((dim * heads + lengths.len()) as u64);
         let width = heads_kv * dim;
-        let round = |x: f32| match kv {
-            KvType::F16 => f16::from_f32(x).to_f32(),
-            KvType::Bf16 => bf16::from_f32(x).to_f32(),
-            _ => x,
-        };
         let mut all = |scale: f32| -> Vec<Vec<f32>> {
-            lengths.iter().map(|n| rng.floats(n * width).into_iter().map(|x| round(scale * x)).collect()).collect()
+            let mut scaled = |n: usize| rng.floats(n).into_iter().map(|x| scale * x).collect();
+            lengths.iter().map(|n| rounded(kv, scaled(n * width))).collect()
         };
         let (k, v) = (all(3.0), all(1.0));
         let mut rows: Vec<Option<(usize, usize)>> = lengths
@@ -170,7 +182,7 @@ impl Scene {
 fn attention_matches_f64_over_every_head_size_and_split() {
     let Some(mut bench) = device() else { return };
     for (i, dim) in HEAD_DIMS.into_iter().enumerate() {
-        for (j, kv) in [KvType::F16, KvType::F32, KvType::Bf16].into_iter().enumerate() {
+        for (j, kv) in KvType::ALL.into_iter().enumerate().filter(|(_, kv)| kv.takes(dim)) {
             for (n, heads) in [(2, 2), (4, 1), (10, 2), (3, 1)].into_iter().enumerate() {
                 bench.0.schedule(Schedule::ALL[(i + j + n) % 3]);
                 let lengths = [[1, 17, 100], [16, 15, 230], [33, 2, 64]][(i + n) % 3];

@@ -165,8 +165,8 @@ impl Plan {
     /// For what the kernels do not take: a weight, the cache's type, the size of heads.
     pub(super) fn new(program: &Program, sources: &[Source], limits: &Limits) -> Result<Plan, Error> {
         let kv = program.kv;
-        if !launch::takes_kv(kv.ty) {
-            return Err(Error::KvType(kv.ty));
+        if !kv.ty.takes(kv.head_dim) {
+            return Err(Error::KvType { ty: kv.ty, head_dim: kv.head_dim });
         }
         if !launch::takes_head_dim(kv.head_dim) {
             return Err(Error::HeadDim(kv.head_dim));
