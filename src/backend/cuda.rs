@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
-use octavo_kernels::cuda::{Cache, Device, Executor, Gpu, GpuInfo, Source, gpus};
+use octavo_kernels::cuda::{Cache, Device, Executor, Gpu, GpuInfo, Setup, Source, gpus};
 use octavo_kernels::{KvType, Step};
 
 pub use octavo_kernels::cuda::{Error, Limits};
@@ -94,7 +94,8 @@ impl<D: Device> Cuda<D> {
             sink(Loading::Weights { done, total });
         };
         let Options { limits, graphs, threads, .. } = *options;
-        let executor = Executor::new(device, program, &sources, limits, graphs, threads, &mut told)?;
+        let setup = Setup { limits, capture: graphs, threads };
+        let executor = Executor::new(device, program, &sources, setup, &mut told)?;
         Ok(Cuda { executor, taps, graphs })
     }
 

@@ -20,7 +20,7 @@ pub mod shim;
 
 pub use cache::{Cache, Delivered};
 pub use driver::{Gpu, GpuInfo, gpus};
-pub use exec::{Executor, Limits, Needs, Source};
+pub use exec::{Executor, Limits, Needs, Setup, Source};
 pub use launch::Launch;
 pub use modules::{FORMATS, HEAD_DIMS, HEADERS, Module};
 

@@ -29,6 +29,17 @@ enum Seen {
     Recorded(Recording),
 }
 
+/// How a program is prepared, and runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Setup {
+    /// The largest step, and the cache.
+    pub limits: Limits,
+    /// Record the launches of generated tokens and replay them.
+    pub capture: bool,
+    /// Threads that pack weights.
+    pub threads: usize,
+}
+
 /// Runs one program on one device.
 pub struct Executor<D: Device> {
     device: D,
@@ -55,9 +66,8 @@ impl<D: Device> Executor<D> {
         Ok(Plan::new(program, sources, limits)?.needs)
     }
 
-    /// Packs and uploads the weights, on `threads` threads, and builds every kernel. `progress` is told which weight is
-    /// done (by its number in `sources`), bytes of the file done, and bytes in all. With `capture`, launches of generated
-    /// tokens are captured and replayed.
+    /// Packs and uploads the weights and builds every kernel. `progress` is told which weight is done (by its number in
+    /// `sources`), bytes of the file done, and bytes in all.
     ///
     /// # Errors
     /// [`Error::Weight`], [`Error::KvType`] or [`Error::HeadDim`] for what the kernels do not take, [`Error::TooLarge`]
@@ -69,11 +79,10 @@ impl<D: Device> Executor<D> {
         mut device: D,
         program: Program,
         sources: &[Source],
-        limits: Limits,
-        capture: bool,
-        threads: usize,
+        setup: Setup,
         progress: &mut dyn FnMut(Option<usize>, u64, u64),
     ) -> Result<Executor<D>, Error> {
+        let Setup { limits, capture, threads } = setup;
         program.check(&sources.iter().map(|s| (s.rows, s.cols)).collect::<Vec<_>>());
         let plan = Plan::new(&program, sources, &limits)?;
         let (needs, free) = (plan.needs, device.free_bytes()?);
