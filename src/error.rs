@@ -24,6 +24,9 @@ pub enum Error {
     /// The CPU backend.
     #[error(transparent)]
     Cpu(#[from] crate::backend::cpu::Error),
+    /// A GPU was demanded, or failed.
+    #[error("CUDA: {0}")]
+    Cuda(#[from] crate::backend::cuda::Error),
     /// More tokens than positions.
     #[error("context full: {have} tokens there, {new} more do not fit {n_ctx} positions (see -c)")]
     Context {

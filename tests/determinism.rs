@@ -27,7 +27,7 @@ fn models() -> Vec<ModelSource> {
 }
 
 fn load(source: &ModelSource, options: &EngineOptions) -> Engine {
-    Engine::load(source, options, &mut |_, _| {}).expect("the model loads")
+    Engine::load(source, options, &mut |_| {}).expect("the model loads")
 }
 
 fn options(isa: Isa, threads: usize, batch: usize) -> EngineOptions {

@@ -61,7 +61,7 @@ fn load(model: &Path, isa: Isa, repack: bool) -> Engine {
         repack,
         ..EngineOptions::default()
     };
-    Engine::load(&ModelSource::Path(model.to_owned()), &options, &mut |_, _| {}).expect("the model loads")
+    Engine::load(&ModelSource::Path(model.to_owned()), &options, &mut |_| {}).expect("the model loads")
 }
 
 /// All logits of a prompt; generation kernels run token by token, as a generation would.

@@ -97,7 +97,7 @@ fn examine(path: &Path, turn: usize) -> Vec<String> {
         repack: !turn.is_multiple_of(4),
         ..EngineOptions::default()
     };
-    let Some(engine) = keep(Engine::load(&source, &options, &mut |_, _| {}), &mut errors) else { return errors };
+    let Some(engine) = keep(Engine::load(&source, &options, &mut |_| {}), &mut errors) else { return errors };
     if let Some(Some(template)) = keep(engine.chat_template(), &mut errors) {
         keep(template.render(&[Message::new("user", "hello")], true), &mut errors);
     }
@@ -172,7 +172,7 @@ fn a_cache_of_bytes_wants_heads_of_whole_groups() {
     std::fs::write(&path, File::running("llama").bytes()).expect("written");
     let load = |kv_type| {
         let options = EngineOptions { kv_type, threads: Some(1), ..EngineOptions::default() };
-        Engine::load(&ModelSource::Path(path.clone()), &options, &mut |_, _| {}).map(|_| ())
+        Engine::load(&ModelSource::Path(path.clone()), &options, &mut |_| {}).map(|_| ())
     };
     assert!(load(KvType::Bf16).is_ok());
     let error = load(KvType::Q8_0).expect_err("heads are narrower").to_string();

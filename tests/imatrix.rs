@@ -7,7 +7,7 @@ use octavo_reference::fixtures::shared;
 
 fn engine(source: &ModelSource, ctx: usize) -> Engine {
     let options = EngineOptions { ctx: Some(ctx), threads: Some(2), ..EngineOptions::default() };
-    Engine::load(source, &options, &mut |_, _| {}).unwrap()
+    Engine::load(source, &options, &mut |_| {}).unwrap()
 }
 
 fn floats(gguf: &Gguf, name: &str) -> Vec<f32> {
@@ -58,7 +58,7 @@ fn chunks_add_up_whatever_the_batches() {
     let text: Vec<u8> = (0..4000u32).map(|i| b"the quick brown fox. 0123456789\n"[(i * i % 32) as usize]).collect();
     let collect = |batch: usize, from: usize| {
         let options = EngineOptions { ctx: Some(64), threads: Some(2), batch, ..EngineOptions::default() };
-        let engine = Engine::load(&ModelSource::Demo, &options, &mut |_, _| {}).unwrap();
+        let engine = Engine::load(&ModelSource::Demo, &options, &mut |_| {}).unwrap();
         let mut collector = Collector::new(&engine, Options { chunk: 64, max_chunks: Some(3), output: false }).unwrap();
         let tokens = collector.tokens(&text).unwrap();
         assert_eq!(tokens.len(), 3 * 64);

@@ -29,7 +29,7 @@ fn engine(source: &ModelSource, ctx: usize) -> Engine {
         threads: Some(2),
         ..EngineOptions::default()
     };
-    Engine::load(source, &options, &mut |_, _| ()).expect("loads")
+    Engine::load(source, &options, &mut |_| {}).expect("loads")
 }
 
 /// A model that asks for a BOS.

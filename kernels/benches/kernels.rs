@@ -125,7 +125,8 @@ fn products(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
             let matrix = Matrix::new(bench.isa, (ty, rows, cols), Arc::new(raw), true, &mut pool).expect("a matrix");
             let x = Rng(2).floats(m * cols);
             let ops = vec![embed(m, cols, &x, 0), Op::MatMul { x: 0, w: 0, out: 1 }];
-            let executor = Executor::new(bench.isa, program(ops, &[cols, rows], vec![matrix], common::KV), pool);
+            let program = program(ops, &[cols, rows], common::KV);
+            let executor = Executor::new(bench.isa, program, vec![matrix], pool);
             let run = repeat(executor, no_cache(m), role, 0, m);
             match role {
                 Role::Generated => {
@@ -160,8 +161,8 @@ fn attention(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
                 // a matrix unit attends for models with quantized weights
                 let raw = Arc::new(weights(T::Q8_0, 32 * 32));
                 let matrix = Matrix::new(bench.isa, (T::Q8_0, 32, 32), raw, true, &mut pool).expect("a matrix");
-                let program = program(ops, &[heads * d, heads_kv * d, heads * d], vec![matrix], kv);
-                Executor::new(bench.isa, program, pool)
+                let program = program(ops, &[heads * d, heads_kv * d, heads * d], kv);
+                Executor::new(bench.isa, program, vec![matrix], pool)
             };
             // pages never written would all be one page of zeros
             let mut store = KvStore::new(kv, (start + m).div_ceil(16)).expect("memory");
@@ -202,8 +203,8 @@ fn elementwise(bench: &mut Bench<'_>) {
         let slots = vec![SlotInfo { width: n, selected: false }; 2];
         let frequencies = (0..64).map(|i| 1e6f64.powf(-f64::from(i) / 64.0)).collect();
         let rope = Rope { frequencies, magnitude: 1.0, neox: true };
-        let program = Program { ops, slots, matrices: Vec::new(), rope, kv: common::KV, output: 1 };
-        let executor = Executor::new(bench.isa, program, Pool::new(bench.threads).expect("threads"));
+        let program = Program { ops, slots, rope, kv: common::KV, output: 1 };
+        let executor = Executor::new(bench.isa, program, Vec::new(), Pool::new(bench.threads).expect("threads"));
         let bytes = (16 * moved * TOKENS * n * 4) as u64;
         bench.run(name, &Throughput::Bytes(bytes), None, repeat(executor, no_cache(TOKENS), Role::Prompt, 0, TOKENS));
     }

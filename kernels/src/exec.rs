@@ -9,7 +9,7 @@ use crate::kv::KvStore;
 use crate::matrix::{Matrix, Reads};
 use crate::memory::Floats;
 use crate::pool::{Pool, Worker};
-use crate::program::{Op, Program, Resource, Role, Slot, Step};
+use crate::program::{Op, Program, Resource, Role, Row, Slot, Step};
 use crate::table::{Gemv, MAX_R, Table, Tokens, Unit, table};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -32,6 +32,8 @@ pub type TapFn<'a> = dyn FnMut(usize, usize, usize, &[f32]) + Send + 'a;
 pub struct Executor {
     table: &'static Table,
     program: Program,
+    /// Indexed by `Op::MatMul::w`.
+    matrices: Vec<Matrix>,
     pool: Pool,
     buffers: Vec<Floats>,
     act: Activations,
@@ -65,7 +67,7 @@ struct Plan {
 enum Then {
     /// SwiGLU of this product, the gate, and the product of the same input with another matrix.
     SwiGlu {
-        /// Index into [`Program::matrices`].
+        /// Which of the matrices.
         up: usize,
         out: Slot,
     },
@@ -136,6 +138,7 @@ impl<T> Shared<T> {
 struct Frame<'a> {
     table: &'static Table,
     program: &'a Program,
+    matrices: &'a [Matrix],
     plan: &'a [Plan],
     unit: Option<&'static Unit>,
     step: &'a Step<'a>,
@@ -157,19 +160,14 @@ struct Frame<'a> {
 // writes among the threads, and a barrier separates writers from readers.
 unsafe impl Sync for Frame<'_> {}
 
-/// One token of the step.
-#[derive(Clone, Copy)]
-struct Row {
-    seq: usize,
-    token: u32,
-    pos: usize,
-}
-
 impl Executor {
+    /// Takes a program and the matrices that its products name by number.
+    ///
     /// # Panics
     /// If the program's numbers contradict each other: a bug in whoever compiled it.
-    pub fn new(isa: Isa, program: Program, pool: Pool) -> Executor {
-        check(&program);
+    pub fn new(isa: Isa, program: Program, matrices: Vec<Matrix>, pool: Pool) -> Executor {
+        program.check(&matrices.iter().map(|m| (m.rows, m.cols)).collect::<Vec<_>>());
+        assert!(program.kv.ty.takes(program.kv.head_dim) && program.kv.head_dim <= MAX_HEAD_DIM);
         let t = table(isa);
         let scratch = || Scratch {
             panel: Floats::new(STRIPS * PANEL_FLOATS),
@@ -179,11 +177,11 @@ impl Executor {
             strip: Floats::new(2 * STRIPS * MAX_R),
             unit: Floats::default(),
         };
-        let in_bf16 = program.matrices.iter().any(|m| m.reads(false) == Reads::Bf16);
+        let in_bf16 = matrices.iter().any(|m| m.reads(false) == Reads::Bf16);
         let unit = t.unit.as_ref().filter(|u| in_bf16 && (u.takes)(program.kv.head_dim));
         let roles = [Role::Prompt, Role::Generated];
-        let [prompt, generated] = roles.map(|role| plan(&program, role, true));
-        let [seen_prompt, seen_generated] = roles.map(|role| plan(&program, role, false));
+        let [prompt, generated] = roles.map(|role| plan(&program, &matrices, role, true));
+        let [seen_prompt, seen_generated] = roles.map(|role| plan(&program, &matrices, role, false));
         let plans = [prompt, generated, seen_prompt, seen_generated];
         Executor {
             table: t,
@@ -196,6 +194,7 @@ impl Executor {
             plans,
             unit,
             program,
+            matrices,
             pool,
         }
     }
@@ -205,21 +204,14 @@ impl Executor {
         self.table.isa
     }
 
-    /// The program.
-    pub fn program(&self) -> &Program {
-        &self.program
+    /// The matrices, indexed as by the program.
+    pub fn matrices(&self) -> &[Matrix] {
+        &self.matrices
     }
 
     /// Threads of the pool.
     pub fn threads(&self) -> usize {
         self.pool.threads()
-    }
-
-    /// Bytes of buffers that a step of `rows` tokens, `wanted` of them with outputs, needs.
-    pub fn buffer_bytes(program: &Program, rows: usize, wanted: usize) -> usize {
-        let slots: usize = program.slots.iter().map(|s| s.width * if s.selected { wanted } else { rows }).sum();
-        let widest = program.matrices.iter().map(|m| m.cols).max().unwrap_or(0);
-        4 * (slots + rows * widest)
     }
 
     /// Runs a step and returns the outputs of the wanted rows, `[wanted][width of the output]`. `tap` sees the result
@@ -229,7 +221,8 @@ impl Executor {
     /// If the step does not fit the program or the store: tokens beyond the table, tables that do not cover the
     /// positions, page numbers that do not exist.
     pub fn step(&mut self, step: &Step<'_>, kv: &mut KvStore, tap: Option<&mut TapFn<'_>>) -> &[f32] {
-        let (rows, wanted) = self.check_step(step, kv);
+        assert_eq!(kv.shape, self.program.kv, "the cache belongs to another program");
+        let (rows, wanted) = self.program.rows(step, kv.n_pages);
         let max_pieces = step.seqs.iter().map(|s| (s.start + s.tokens.len()).div_ceil(PIECE)).max().unwrap_or(0);
         self.reserve(step, &rows, wanted.len(), max_pieces);
         let tapped = tap.is_some();
@@ -237,6 +230,7 @@ impl Executor {
         let frame = Frame {
             table: self.table,
             program: &self.program,
+            matrices: &self.matrices,
             plan: &self.plans[usize::from(step.role == Role::Generated) + 2 * usize::from(tapped)],
             unit: self.unit,
             step,
@@ -285,27 +279,6 @@ impl Executor {
         &self.buffers[self.program.output][..wanted.len() * width]
     }
 
-    fn check_step(&self, step: &Step<'_>, kv: &KvStore) -> (Vec<Row>, Vec<usize>) {
-        assert_eq!(kv.shape, self.program.kv, "the cache belongs to another program");
-        let vocabulary = self.program.ops.iter().find_map(|op| match op {
-            Op::Embed { table, .. } => Some(table.rows),
-            _ => None,
-        });
-        let (mut rows, mut wanted) = (Vec::new(), Vec::new());
-        for (seq, s) in step.seqs.iter().enumerate() {
-            let end = s.start + s.tokens.len();
-            assert!(s.table.len() * PAGE >= end, "the block table ends before position {end}");
-            assert!(s.table.iter().all(|p| (*p as usize) < kv.n_pages), "a page that does not exist");
-            assert!(s.wanted.end <= s.tokens.len(), "outputs wanted of tokens that are not there");
-            wanted.extend(s.wanted.clone().map(|i| rows.len() + i));
-            for (i, token) in s.tokens.iter().enumerate() {
-                assert!(vocabulary.is_none_or(|n| (*token as usize) < n), "token {token} has no embedding");
-                rows.push(Row { seq, token: *token, pos: s.start + i });
-            }
-        }
-        (rows, wanted)
-    }
-
     fn reserve(&mut self, step: &Step<'_>, rows: &[Row], wanted: usize, max_pieces: usize) {
         fn grow<T: Clone + Default>(v: &mut Vec<T>, len: usize) {
             if v.len() < len {
@@ -317,7 +290,7 @@ impl Executor {
             buffer.grow(slot.width * if slot.selected { wanted } else { n });
         }
         let most = n.max(wanted);
-        let widest = self.program.matrices.iter().map(|m| m.cols).max().unwrap_or(0);
+        let widest = self.matrices.iter().map(|m| m.cols).max().unwrap_or(0);
         if step.role == Role::Generated {
             grow(&mut self.act.q, most * widest.div_ceil(4));
             grow(&mut self.act.scale, most * widest.div_ceil(ACT_GROUP));
@@ -348,48 +321,10 @@ const fn piece_len(head_dim: usize) -> usize {
     attention::padded(head_dim) + 2
 }
 
-fn check(p: &Program) {
-    assert!(
-        p.kv.ty.takes(p.kv.head_dim)
-            && p.kv.head_dim.is_multiple_of(2)
-            && p.kv.head_dim <= MAX_HEAD_DIM
-            && p.kv.head_dim > 0
-    );
-    let width = |s: Slot| p.slots[s].width;
-    for op in &p.ops {
-        match op {
-            Op::Embed { table, out } => assert_eq!(table.cols, width(*out)),
-            Op::RmsNorm { x, weight, out, .. } => {
-                assert!(x != out && width(*x) == width(*out) && width(*x).is_multiple_of(weight.len()));
-            }
-            Op::MatMul { x, w, out } => {
-                assert!(x != out && p.matrices[*w].cols == width(*x) && p.matrices[*w].rows == width(*out));
-            }
-            Op::AddBias { x, bias, out } => assert!(width(*x) == bias.len() && width(*out) == bias.len()),
-            Op::Rope { x, head_dim, out } => {
-                assert!(width(*x) == width(*out) && width(*x).is_multiple_of(*head_dim));
-                assert!(2 * p.rope.frequencies.len() <= *head_dim);
-            }
-            Op::KvWrite { k, v, layer } => {
-                let n = p.kv.n_head_kv * p.kv.head_dim;
-                assert!(width(*k) == n && width(*v) == n && *layer < p.kv.n_layer);
-            }
-            Op::Attention { q, layer, out, .. } => {
-                assert!(q != out && width(*q) == width(*out) && *layer < p.kv.n_layer);
-                assert!(width(*q).is_multiple_of(p.kv.n_head_kv * p.kv.head_dim));
-            }
-            Op::SwiGlu { gate: a, up: b, out } | Op::Add { a, b, out } => {
-                assert!(width(*a) == width(*out) && width(*b) == width(*out));
-            }
-            Op::SelectRows { x, out } => assert!(x != out && width(*x) == width(*out)),
-        }
-    }
-}
-
 /// Which products must bring their input into another form first: those whose input is not there in it yet. And where
 /// threads must wait for each other: where one may read what another writes. With `absorb`, operations that can be are
 /// done by the product before.
-fn plan(program: &Program, role: Role, absorb: bool) -> Vec<Plan> {
+fn plan(program: &Program, matrices: &[Matrix], role: Role, absorb: bool) -> Vec<Plan> {
     let mut ready: Vec<(Slot, Reads)> = Vec::new();
     let mut list = Vec::with_capacity(program.ops.len());
     // since the last barrier; the angles are made at the start
@@ -403,10 +338,10 @@ fn plan(program: &Program, role: Role, absorb: bool) -> Vec<Plan> {
             continue;
         }
         if absorb {
-            (plan.then, absorbed) = then(program, role, at);
+            (plan.then, absorbed) = then(program, matrices, role, at);
         }
         if let Op::MatMul { x, w, .. } = *op {
-            let reads = program.matrices[w].reads(role == Role::Generated);
+            let reads = matrices[w].reads(role == Role::Generated);
             if reads != Reads::Floats && !ready.contains(&(x, reads)) {
                 // there is room for one input as codes, and for one in tiles of any form
                 ready.retain(|(_, other)| (*other == Reads::Codes) != (reads == Reads::Codes));
@@ -447,25 +382,12 @@ fn plan(program: &Program, role: Role, absorb: bool) -> Vec<Plan> {
 }
 
 /// What can be done by the product at `at`, and how many operations after it that is.
-fn then(program: &Program, role: Role, at: usize) -> (Option<Then>, usize) {
+fn then(program: &Program, matrices: &[Matrix], role: Role, at: usize) -> (Option<Then>, usize) {
     // what follows may be written over the input, unless products of other rows still read it as it is
-    let apart =
-        |x: Slot, w: usize, out: Slot| x != out || program.matrices[w].reads(role == Role::Generated) != Reads::Floats;
-    // nobody reads the slot from operation `from` on before it is written
-    let unread = |slot: Slot, from: usize| {
-        for op in &program.ops[from..] {
-            if op.inputs().contains(&Resource::Slot(slot)) {
-                return false;
-            }
-            if op.out() == Some(slot) {
-                return true;
-            }
-        }
-        slot != program.output
-    };
+    let apart = |x: Slot, w: usize, out: Slot| x != out || matrices[w].reads(role == Role::Generated) != Reads::Floats;
     // both go through one kernel
     let like = |w: usize| {
-        let matrix = &program.matrices[w];
+        let matrix = &matrices[w];
         (matrix.ty, matrix.rows, matrix.is_packed())
     };
     match program.ops[at..] {
@@ -477,14 +399,14 @@ fn then(program: &Program, role: Role, at: usize) -> (Option<Then>, usize) {
         ] if x == same
             && (a, b) == (gate, other)
             && a != b
-            && [a, b].iter().all(|slot| *slot == out || unread(*slot, at + 3))
+            && [a, b].iter().all(|slot| *slot == out || program.unread(*slot, at + 3))
             && like(w) == like(up)
             && apart(x, w, out) =>
         {
             (Some(Then::SwiGlu { up, out }), 2)
         }
         [Op::MatMul { x, w, out: y }, Op::Add { a, b, out }, ..]
-            if (a == y) != (b == y) && (y == out || unread(y, at + 2)) && apart(x, w, out) =>
+            if (a == y) != (b == y) && (y == out || program.unread(y, at + 2)) && apart(x, w, out) =>
         {
             (Some(Then::Add { to: if a == y { b } else { a }, out }), 1)
         }
@@ -529,10 +451,8 @@ impl Frame<'_> {
         for r in w.share(self.rows.len(), 1) {
             // SAFETY: each row belongs to one thread.
             let (cosines, sines) = unsafe { self.angles.part(r * 2 * n, 2 * n) }.split_at_mut(n);
-            for (i, f) in rope.frequencies.iter().enumerate() {
-                let (sin, cos) = (self.rows[r].pos as f64 * f).sin_cos();
-                let m = f64::from(rope.magnitude);
-                (cosines[i], sines[i]) = ((cos * m) as f32, (sin * m) as f32);
+            for (i, angle) in rope.angles(self.rows[r].pos).enumerate() {
+                (cosines[i], sines[i]) = angle;
             }
         }
     }
@@ -563,7 +483,7 @@ impl Frame<'_> {
                         (self.table.rms_norm)(from.as_ptr(), weight.as_ptr(), *eps, weight.len(), to.as_mut_ptr());
                     }
                 }
-                Op::MatMul { x, w: matrix, out } => self.matmul(at, *x, &self.program.matrices[*matrix], *out, w),
+                Op::MatMul { x, w: matrix, out } => self.matmul(at, *x, &self.matrices[*matrix], *out, w),
                 Op::AddBias { x, bias, out } => {
                     for r in w.share(self.n_rows(*x), 1) {
                         let (x, y) = (self.row(*x, r), self.row(*out, r));

@@ -133,7 +133,7 @@ impl Frame<'_> {
                     product(matrix, near);
                     let (f, b) = match then {
                         Then::SwiGlu { up, .. } => {
-                            product(&self.program.matrices[up], other);
+                            product(&self.matrices[up], other);
                             (self.table.swiglu, other)
                         }
                         Then::Add { to, .. } => (self.table.add, place(to)),
@@ -152,7 +152,7 @@ impl Frame<'_> {
         let then = self.plan[at].then;
         // a unit is two neighbouring strips, or one of the gate and one of the up projection
         let up = match then {
-            Some(Then::SwiGlu { up, .. }) => Some(&self.program.matrices[up]),
+            Some(Then::SwiGlu { up, .. }) => Some(&self.matrices[up]),
             _ => None,
         };
         let units = if up.is_some() { matrix.strips() } else { matrix.strips().div_ceil(STRIPS) };

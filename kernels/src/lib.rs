@@ -1,4 +1,5 @@
-//! Everything fast: CPU kernels for quantized matrix products, paged attention and the operations around them.
+//! Everything fast: kernels for quantized matrix products, paged attention and the operations around them, on CPUs and
+//! (`cuda`) on NVIDIA's GPUs.
 //!
 //! This crate owns vectors, packed weight layouts, the thread pool and the execution of a [`Program`]: a flat list of
 //! operations over numbered buffers. It knows no model, no file and no request. It is the one crate with unsafe code
@@ -11,6 +12,7 @@ compile_error!("weights are used as they lie in the file: little-endian");
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
 mod act;
+pub mod cuda;
 mod exec;
 mod formats;
 mod generic;

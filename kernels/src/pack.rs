@@ -135,7 +135,7 @@ impl Transposed<'_> {
 }
 
 /// Group `g`'s 6-bit scale and minimum out of the 12 bytes of Q4_K and Q5_K.
-fn scale_min(s: &[u8], g: usize) -> (u8, u8) {
+pub(crate) fn scale_min(s: &[u8], g: usize) -> (u8, u8) {
     if g < 4 {
         (s[g] & 63, s[g + 4] & 63)
     } else {
@@ -144,7 +144,7 @@ fn scale_min(s: &[u8], g: usize) -> (u8, u8) {
 }
 
 /// A block's codes in the order of k, unsigned.
-fn unpack_codes(ty: TensorType, raw: &[u8], codes: &mut [u8]) {
+pub(crate) fn unpack_codes(ty: TensorType, raw: &[u8], codes: &mut [u8]) {
     match ty {
         TensorType::Q4_0 => nibbles(&raw[2..], codes),
         TensorType::Q4_1 => nibbles(&raw[4..], codes),

@@ -1,7 +1,8 @@
 //! What a step executes: a flat list of operations over numbered buffers.
 
+use crate::generic::attention::PAGE;
 use crate::kv::KvShape;
-use crate::matrix::{Bytes, Matrix};
+use crate::matrix::Bytes;
 use octavo_quant::TensorType;
 use std::ops::Range;
 use std::sync::Arc;
@@ -33,6 +34,17 @@ pub struct Rope {
     pub neox: bool,
 }
 
+impl Rope {
+    /// Cosine and sine of every pair at a position, in f64 until the end.
+    pub(crate) fn angles(&self, position: usize) -> impl Iterator<Item = (f32, f32)> + '_ {
+        let m = f64::from(self.magnitude);
+        self.frequencies.iter().map(move |f| {
+            let (sin, cos) = (position as f64 * f).sin_cos();
+            ((cos * m) as f32, (sin * m) as f32)
+        })
+    }
+}
+
 /// One operation. Widths are those of the slots; an output slot is never an input of the same operation.
 #[derive(Clone)]
 pub enum Op {
@@ -58,7 +70,7 @@ pub enum Op {
     MatMul {
         /// Input.
         x: Slot,
-        /// Index into [`Program::matrices`].
+        /// Which of the matrices that the executor owns.
         w: usize,
         /// Output.
         out: Slot,
@@ -190,20 +202,102 @@ pub struct SlotInfo {
     pub selected: bool,
 }
 
-/// A compiled model.
+/// A compiled model, without the weights of its products: whoever executes it has them in a layout of its own.
 pub struct Program {
     /// In order.
     pub ops: Vec<Op>,
     /// Indexed by [`Slot`].
     pub slots: Vec<SlotInfo>,
-    /// Indexed by `Op::MatMul::w`.
-    pub matrices: Vec<Matrix>,
     /// Positions.
     pub rope: Rope,
     /// The cache.
     pub kv: KvShape,
     /// The slot that holds the logits.
     pub output: Slot,
+}
+
+/// One token of a step.
+#[derive(Clone, Copy)]
+pub(crate) struct Row {
+    /// Which of the step's sequences.
+    pub(crate) seq: usize,
+    pub(crate) token: u32,
+    pub(crate) pos: usize,
+}
+
+impl Program {
+    /// Whether its numbers fit each other and matrices of these `shapes` (rows, columns).
+    ///
+    /// # Panics
+    /// If they do not: a bug in whoever compiled it.
+    pub(crate) fn check(&self, shapes: &[(usize, usize)]) {
+        assert!(self.kv.head_dim > 0 && self.kv.head_dim.is_multiple_of(2));
+        let width = |s: Slot| self.slots[s].width;
+        for op in &self.ops {
+            match op {
+                Op::Embed { table, out } => assert_eq!(table.cols, width(*out)),
+                Op::RmsNorm { x, weight, out, .. } => {
+                    assert!(x != out && width(*x) == width(*out) && width(*x).is_multiple_of(weight.len()));
+                }
+                Op::MatMul { x, w, out } => assert!(x != out && shapes[*w] == (width(*out), width(*x))),
+                Op::AddBias { x, bias, out } => assert!(width(*x) == bias.len() && width(*out) == bias.len()),
+                Op::Rope { x, head_dim, out } => {
+                    assert!(width(*x) == width(*out) && width(*x).is_multiple_of(*head_dim));
+                    assert!(2 * self.rope.frequencies.len() <= *head_dim);
+                }
+                Op::KvWrite { k, v, layer } => {
+                    let n = self.kv.n_head_kv * self.kv.head_dim;
+                    assert!(width(*k) == n && width(*v) == n && *layer < self.kv.n_layer);
+                }
+                Op::Attention { q, layer, out, .. } => {
+                    assert!(q != out && width(*q) == width(*out) && *layer < self.kv.n_layer);
+                    assert!(width(*q).is_multiple_of(self.kv.n_head_kv * self.kv.head_dim));
+                }
+                Op::SwiGlu { gate: a, up: b, out } | Op::Add { a, b, out } => {
+                    assert!(width(*a) == width(*out) && width(*b) == width(*out));
+                }
+                Op::SelectRows { x, out } => assert!(x != out && width(*x) == width(*out)),
+            }
+        }
+    }
+
+    /// Whether nobody reads from a slot what is there before operation `from`.
+    pub(crate) fn unread(&self, slot: Slot, from: usize) -> bool {
+        for op in &self.ops[from..] {
+            if op.inputs().contains(&Resource::Slot(slot)) {
+                return false;
+            }
+            if op.out() == Some(slot) {
+                return true;
+            }
+        }
+        slot != self.output
+    }
+
+    /// The tokens of a step on a cache of `n_pages`, and the rows with outputs.
+    ///
+    /// # Panics
+    /// If the step does not fit: tokens beyond the table, tables that do not cover the positions, page numbers that do
+    /// not exist.
+    pub(crate) fn rows(&self, step: &Step<'_>, n_pages: usize) -> (Vec<Row>, Vec<usize>) {
+        let vocabulary = self.ops.iter().find_map(|op| match op {
+            Op::Embed { table, .. } => Some(table.rows),
+            _ => None,
+        });
+        let (mut rows, mut wanted) = (Vec::new(), Vec::new());
+        for (seq, s) in step.seqs.iter().enumerate() {
+            let end = s.start + s.tokens.len();
+            assert!(s.table.len() * PAGE >= end, "the block table ends before position {end}");
+            assert!(s.table.iter().all(|p| (*p as usize) < n_pages), "a page that does not exist");
+            assert!(s.wanted.end <= s.tokens.len(), "outputs wanted of tokens that are not there");
+            wanted.extend(s.wanted.clone().map(|i| rows.len() + i));
+            for (i, token) in s.tokens.iter().enumerate() {
+                assert!(vocabulary.is_none_or(|n| (*token as usize) < n), "token {token} has no embedding");
+                rows.push(Row { seq, token: *token, pos: s.start + i });
+            }
+        }
+        (rows, wanted)
+    }
 }
 
 /// How a token came to be: decides the kernels, so that results do not depend on batch sizes.

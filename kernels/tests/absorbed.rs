@@ -43,7 +43,7 @@ fn executor(case: &Case, isa: Isa, threads: usize, repack: bool, x: &[f32], raw:
     let matrices = matrices
         .map(|(shape, raw)| Matrix::new(isa, *shape, Arc::new(raw.clone()), repack, &mut pool).expect("a matrix"))
         .collect();
-    Executor::new(isa, program(ops(case, x), &[D, case.ff, case.ff, case.ff, D, D], matrices, KV), pool)
+    Executor::new(isa, program(ops(case, x), &[D, case.ff, case.ff, case.ff, D, D], KV), matrices, pool)
 }
 
 /// The output with a tap, which sees every result, so that nothing is absorbed.
@@ -120,7 +120,7 @@ fn what_is_read_again_is_not_absorbed() {
                 Op::SwiGlu { gate: 1, up: 2, out: 3 },
                 last,
             ];
-            let mut executor = Executor::new(isa, program(ops, &[D, ff, ff, ff, ff], matrices, KV), pool);
+            let mut executor = Executor::new(isa, program(ops, &[D, ff, ff, ff, ff], KV), matrices, pool);
             for role in [Role::Prompt, Role::Generated] {
                 let near = run(&mut executor, KV, role, m);
                 assert!(near == one_by_one(&mut executor, role, m).0, "{isa} {role:?}");

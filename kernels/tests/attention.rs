@@ -5,7 +5,7 @@ mod common;
 
 use common::{Rng, f32_bytes};
 use octavo_kernels::{
-    Executor, Isa, KvShape, KvStore, KvType, Matrix, Op, Pool, Program, Role, Rope, RowTable, Sequence, SlotInfo, Step,
+    Executor, Isa, KvShape, KvStore, KvType, Op, Pool, Program, Role, Rope, RowTable, Sequence, SlotInfo, Step,
 };
 use octavo_quant::TensorType;
 use std::sync::Arc;
@@ -39,9 +39,8 @@ fn executor(c: Case, q: &[f32], k: &[f32], v: &[f32], tokens: usize) -> Executor
     let slots = [nq, nkv, nkv, nq].map(|width| SlotInfo { width, selected: false }).to_vec();
     let kv = kv_shape(c);
     let rope = Rope { frequencies: Vec::new(), magnitude: 1.0, neox: false };
-    let matrices: Vec<Matrix> = Vec::new();
-    let program = Program { ops, slots, matrices, rope, kv, output: 3 };
-    Executor::new(c.isa, program, Pool::new(c.threads).expect("threads"))
+    let program = Program { ops, slots, rope, kv, output: 3 };
+    Executor::new(c.isa, program, Vec::new(), Pool::new(c.threads).expect("threads"))
 }
 
 fn kv_shape(c: Case) -> KvShape {

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Rng, f32_bytes, product, random_blocks};
+use common::{Form, Rng, exact, f32_bytes, product, random_blocks};
 use octavo_kernels::{Isa, Role};
 use octavo_quant::TensorType as T;
 
@@ -66,64 +66,6 @@ fn the_expected_instruction_sets_run() {
         ran.push(kernel.split(':').next().expect("a name").to_owned());
     }
     assert_eq!(ran.join(","), expected, "instruction sets that ran, and those of OCTAVO_EXPECT_ISA");
-}
-
-/// One row times one token: exact value and how far a correct kernel may be from it.
-///
-/// Every path decodes a weight in at most eight roundings and adds `k` products in f32; the roundings of a sum of `k`
-/// terms add up like a random walk, to `sqrt(k)` of them, and twice that leaves room for the longest of all walks here:
-/// `(2 sqrt(k) + 8) eps sum|w x|`. Formats with a minimum subtract it apart from `scale * code`, and both parts are
-/// larger than their difference: by what the codes of a group tell about its scale, at most four times the largest
-/// weight of the group. Integer kernels also round activations to 1/32639 of the largest that share a scale: half a
-/// step each. In bf16, weights and activations are both rounded to 8 bits, half of the last one at most, and factors
-/// and products below the smallest normal number are zero.
-fn exact(w: &[f32], x: &[f32], has_minimum: bool, form: Form) -> (f64, f64) {
-    let eps = f64::from(f32::EPSILON);
-    let narrow = if form == Form::Bf16 { 2.0 * f64::from(2f32.powi(-9)) + f64::from(2f32.powi(-18)) } else { 0.0 };
-    let shared = if let Form::Integers(n) = form { n } else { 32 };
-    let scale =
-        |at: usize| x[at / shared * shared..].iter().take(shared).fold(0.0f64, |a, b| a.max(f64::from(b.abs())));
-    let largest = |v: &[f32]| v.iter().fold(0.0f64, |a, b| a.max(f64::from(b.abs())));
-    let value = w.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum();
-    let roundings = 2.0 * (w.len() as f64).sqrt() + 8.0;
-    let mut bound = 0.0;
-    for (g, (w, x)) in w.chunks(32).zip(x.chunks(32)).enumerate() {
-        let apart = if has_minimum { 4.0 * largest(w) } else { 0.0 };
-        let step = if form.is_integers() { scale(32 * g) * (0.5 / 32639.0 + 2.0 * eps) } else { 0.0 };
-        for (w, x) in w.iter().zip(x) {
-            let (w, x) = (f64::from(w.abs()), f64::from(x.abs()));
-            bound += (w + apart) * x * eps * roundings + w * step + w * x * narrow;
-            if form == Form::Bf16 {
-                bound += (w + x + 1.0) * f64::from(f32::MIN_POSITIVE);
-            }
-        }
-    }
-    (value, bound + f64::from(f32::MIN_POSITIVE))
-}
-
-/// What activations are rounded to.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Form {
-    Floats,
-    /// Integers with one scale for so many.
-    Integers(usize),
-    Bf16,
-}
-
-impl Form {
-    fn is_integers(self) -> bool {
-        matches!(self, Form::Integers(_))
-    }
-
-    /// From the name of the kernel that ran.
-    fn of(kernel: &str, role: Role) -> Form {
-        match role {
-            Role::Generated if kernel.contains("x int16 strips") => Form::Integers(32),
-            Role::Prompt if kernel.contains("int16 panels") => Form::Integers(256),
-            Role::Prompt if kernel.contains("bf16 tiles") => Form::Bf16,
-            _ => Form::Floats,
-        }
-    }
 }
 
 /// The exact products of all tokens and rows, with their bounds, for each form that was asked for: they take longer than

@@ -2,9 +2,12 @@
 //! pages it is told to use; it knows no request and no file format.
 
 pub mod cpu;
+pub mod cuda;
+mod lower;
 
 pub use octavo_kernels::{Role, Sequence, Step};
 
+use crate::error::Error;
 use crate::model::Tap;
 
 /// The result of one op, seen while taps are on.
@@ -25,18 +28,44 @@ pub struct TapView<'a> {
 /// Receives every named value of a step, in graph order.
 pub type TapSink<'a> = dyn FnMut(&TapView<'_>) + Send + 'a;
 
+/// What happens while a model is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loading<'a> {
+    /// A line for people: what is used and why, what memory it takes.
+    Note(&'a str),
+    /// Weights are brought where they are needed.
+    Weights {
+        /// Bytes of the file done.
+        done: u64,
+        /// Bytes in all.
+        total: u64,
+    },
+}
+
+/// Is told what happens.
+pub type LoadingSink<'a> = dyn FnMut(Loading<'_>) + 'a;
+
 /// A model prepared for one device, with its KV pages.
 pub trait Executable: Send {
     /// Runs new tokens and returns the logits of the wanted rows, `[wanted][n_vocab]`.
     ///
     /// The caller has allocated every page that the tables name; nothing is allocated for the cache here.
-    fn step(&mut self, step: &Step<'_>, tap: Option<&mut TapSink<'_>>) -> &[f32];
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn step(&mut self, step: &Step<'_>, tap: Option<&mut TapSink<'_>>) -> Result<&[f32], Error>;
 
     /// Copies page `from` to page `to` in every layer.
-    fn copy_page(&mut self, from: u32, to: u32);
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn copy_page(&mut self, from: u32, to: u32) -> Result<(), Error>;
 
     /// Pages of the cache.
     fn n_pages(&self) -> usize;
+
+    /// Bytes of weights in the device's own layout.
+    fn weight_bytes(&self) -> u64;
 
     /// What runs where, for people: device, instruction set, threads.
     fn describe(&self) -> String;

@@ -9,7 +9,9 @@ mod work;
 
 use std::time::{Duration, Instant};
 
-use octavo_kernels::{Isa, Pool, probe};
+use octavo_kernels::cuda::{self, GpuInfo, launch};
+use octavo_kernels::{Isa, Pool, kernel_name, probe};
+use octavo_quant::TensorType;
 
 use crate::backend::Role;
 use crate::engine::{Engine, Session, Wanted};
@@ -19,12 +21,55 @@ use crate::sample::argmax;
 pub use record::{Record, Setting};
 pub use work::Work;
 
-/// What this machine reaches with an instruction set and a number of threads.
+/// What computes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Processor {
+    /// The CPU, with these kernels.
+    Cpu(Isa),
+    /// A GPU.
+    Gpu(GpuInfo),
+}
+
+impl Processor {
+    /// llama-bench's name of what runs there.
+    pub fn backend(&self) -> &'static str {
+        match self {
+            Processor::Cpu(_) => "CPU",
+            Processor::Gpu(_) => "CUDA",
+        }
+    }
+
+    /// Whose instructions: `avx512`, `sm_90`.
+    pub fn name(&self) -> String {
+        match self {
+            Processor::Cpu(isa) => isa.to_string(),
+            Processor::Gpu(gpu) => gpu.arch(),
+        }
+    }
+
+    /// What the measured peak counts.
+    pub fn arithmetic(&self) -> &'static str {
+        match self {
+            Processor::Cpu(isa) => isa.arithmetic(),
+            Processor::Gpu(_) => "f16 mma",
+        }
+    }
+
+    /// The kernels that multiply weights of type `ty`, in their own layout if `repack`.
+    pub fn kernel(&self, ty: TensorType, repack: bool) -> String {
+        match self {
+            Processor::Cpu(isa) => kernel_name(*isa, ty, repack),
+            Processor::Gpu(_) => launch::kernel_names(ty),
+        }
+    }
+}
+
+/// What a processor reaches.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
-    /// GB/s (1e9 bytes) read from memory.
+    /// GB/s (1e9 bytes) read from memory; on a GPU, read and written by a copy.
     pub read: f64,
-    /// GFLOP/s in f32, or on the matrix unit.
+    /// GFLOP/s in f32, or on the matrix unit or the tensor cores.
     pub flops: f64,
 }
 
@@ -32,10 +77,21 @@ impl Limits {
     /// Measures for about a second. No other work should run.
     ///
     /// # Errors
-    /// If the system refuses threads.
-    pub fn measure(isa: Isa, threads: usize) -> Result<Limits, std::io::Error> {
-        let mut pool = Pool::new(threads)?;
-        Ok(Limits { flops: probe::flops_peak(isa, &mut pool), read: probe::read_bandwidth(isa, &mut pool) })
+    /// If the system refuses threads, or the GPU fails.
+    pub fn measure(processor: &Processor, threads: usize) -> Result<Limits, EngineError> {
+        match processor {
+            Processor::Cpu(isa) => {
+                let refused = |source| crate::backend::cpu::Error::Threads { threads, source };
+                let mut pool = Pool::new(threads).map_err(refused)?;
+                Ok(Limits { flops: probe::flops_peak(*isa, &mut pool), read: probe::read_bandwidth(*isa, &mut pool) })
+            }
+            Processor::Gpu(gpu) => {
+                // its memory is free again before a model is loaded
+                let mut gpu = crate::backend::cuda::open(gpu.ordinal)?;
+                let read = cuda::probe::copy_bandwidth(&mut gpu, 1 << 28)?;
+                Ok(Limits { flops: cuda::probe::flops_peak(&mut gpu, 4096)?, read })
+            }
+        }
     }
 }
 

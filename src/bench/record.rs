@@ -1,10 +1,10 @@
 //! A measurement with all that it depends on, under llama-bench's names.
 
 use gguf_rs_lite::TensorType;
-use octavo_kernels::{Isa, KvType, kernel_name};
+use octavo_kernels::KvType;
 use serde::Serialize;
 
-use super::{Limits, Samples, Test, Work};
+use super::{Limits, Processor, Samples, Test, Work};
 use crate::backend::Role;
 use crate::chat::time;
 use crate::engine::Engine;
@@ -15,8 +15,8 @@ use crate::quantize::Target;
 pub struct Setting {
     /// The file as it was named.
     pub model: String,
-    /// Whose kernels.
-    pub isa: Isa,
+    /// What computes.
+    pub processor: Processor,
     /// Threads.
     pub threads: usize,
     /// Prompt tokens taken at a time.
@@ -36,6 +36,7 @@ pub struct Record {
     pub build_commit: &'static str,
     pub build_number: u32,
     pub cpu_info: String,
+    pub gpu_info: String,
     pub backends: &'static str,
     pub model_filename: String,
     pub model_type: String,
@@ -57,7 +58,7 @@ pub struct Record {
     pub samples_ts: Vec<f64>,
     /// Of the program.
     pub version: &'static str,
-    /// The instruction set.
+    /// The instruction set, or the GPU's architecture.
     pub isa: String,
     /// Which kernels run, by weight type.
     pub kernels: String,
@@ -98,7 +99,11 @@ impl Record {
             build_commit: option_env!("OCTAVO_BUILD_COMMIT").unwrap_or("unknown"),
             build_number: 0,
             cpu_info: cpu(),
-            backends: "CPU",
+            gpu_info: match &setting.processor {
+                Processor::Cpu(_) => String::new(),
+                Processor::Gpu(gpu) => gpu.name.clone(),
+            },
+            backends: setting.processor.backend(),
             model_filename: setting.model.clone(),
             model_type: model_type(engine),
             model_size: gguf.tensors().iter().map(|t| t.bytes).sum(),
@@ -118,14 +123,14 @@ impl Record {
             samples_ns: samples.times.iter().map(|t| u64::try_from(t.as_nanos()).unwrap_or(u64::MAX)).collect(),
             samples_ts,
             version: env!("CARGO_PKG_VERSION"),
-            isa: setting.isa.to_string(),
+            isa: setting.processor.name(),
             kernels: kernels(engine, setting),
             repack: setting.repack,
             read_gb_s: read,
             read_gb_s_best: limits.read,
             read_percent: read.map(|r| 100.0 * r / limits.read),
             gflops,
-            arithmetic: setting.isa.arithmetic(),
+            arithmetic: setting.processor.arithmetic(),
             gflops_peak: limits.flops,
             flops_percent: gflops.map(|f| 100.0 * f / limits.flops),
             token_hash: samples.token_hash.clone(),
@@ -172,7 +177,7 @@ fn kernels(engine: &Engine, setting: &Setting) -> String {
         }
     }
     types.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
-    let name = |&(ty, _): &(_, usize)| kernel_name(setting.isa, ty, setting.repack);
+    let name = |&(ty, _): &(_, usize)| setting.processor.kernel(ty, setting.repack);
     types.iter().map(name).collect::<Vec<_>>().join("; ")
 }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use octavo_kernels::{IsaChoice, KvType};
-use octavo_llm::engine::EngineOptions;
+use octavo_llm::engine::{DeviceChoice, EngineOptions};
 use octavo_llm::generate;
 use octavo_llm::sample::{SamplerConfig, Stage};
 
@@ -30,10 +30,68 @@ impl ModelArgs {
     }
 }
 
+/// What computes.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Computing")]
+pub(super) struct DeviceArgs {
+    /// What computes: auto, cpu or cuda (an NVIDIA GPU) [default: auto, a GPU that works and has room for the model; the
+    /// CPU with --isa]
+    #[arg(long, value_name = "DEVICE", hide_default_value = true, default_value = "auto")]
+    device: Device,
+    /// Which GPU, by its number in `octavo inspect --devices` [default: 0]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16))]
+    gpu: Option<u16>,
+    /// On a GPU, launch every kernel by itself instead of replaying captured launches
+    #[arg(long)]
+    no_cuda_graph: bool,
+}
+
+/// A device, or the best.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Device {
+    Auto,
+    Cpu,
+    Cuda,
+}
+
+impl DeviceArgs {
+    /// What computes, with kernels of `isa` on the CPU.
+    pub(super) fn choice(&self, isa: IsaChoice) -> Result<DeviceChoice, Failure> {
+        self.choice_of(self.device, isa)
+    }
+
+    /// As [`DeviceArgs::choice`], for another device than the one given.
+    pub(super) fn choice_of(&self, device: Device, isa: IsaChoice) -> Result<DeviceChoice, Failure> {
+        let gpu = self.gpu.map_or(0, usize::from);
+        let useless = |what: String, expected: &str| {
+            Err(Failure::Usage(format!("{what} has no effect: expected {expected} with it")))
+        };
+        match (device, isa) {
+            (Device::Cpu, _) if self.gpu.is_some() => useless(format!("--gpu {gpu}"), "--device auto or cuda"),
+            (Device::Cuda, IsaChoice::Only(isa)) => useless(format!("--isa {isa}"), "--device auto or cpu"),
+            (Device::Cpu, _) | (Device::Auto, IsaChoice::Only(_)) => Ok(DeviceChoice::Cpu),
+            (Device::Auto, IsaChoice::Auto) => Ok(DeviceChoice::Auto(gpu)),
+            (Device::Cuda, IsaChoice::Auto) => Ok(DeviceChoice::Cuda(gpu)),
+        }
+    }
+
+    /// The device given.
+    pub(super) fn device(&self) -> Device {
+        self.device
+    }
+
+    /// Whether to capture the launches of generated tokens.
+    pub(super) fn graphs(&self) -> bool {
+        !self.no_cuda_graph
+    }
+}
+
 /// How to run it; these mean the same on every command that runs a model.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Computing")]
 pub(super) struct ComputeArgs {
+    #[command(flatten)]
+    pub(super) device: DeviceArgs,
     /// Threads [default: the CPUs that this process may use]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
@@ -97,6 +155,7 @@ impl ComputeArgs {
     /// The engine's options; a context of 0 stays for the caller to look up.
     pub(super) fn options(&self) -> Result<EngineOptions, Failure> {
         Ok(EngineOptions {
+            device: self.device.choice(self.isa)?,
             threads: self.threads.map(usize::from),
             isa: self.isa,
             kv_type: self.kv_type()?,
@@ -104,6 +163,7 @@ impl ComputeArgs {
             batch: self.batch_size as usize,
             mmap: !self.no_mmap,
             repack: !self.no_repack,
+            graphs: self.device.graphs(),
             ..EngineOptions::default()
         })
     }
@@ -377,6 +437,8 @@ mod tests {
             "-c -1",
             "--kv-type q4_0",
             "--isa sse",
+            "--device gpu",
+            "--gpu -1",
             "--greedy --temp 1",
             "--kv-type f16 --cache-type-k f16",
         ] {

@@ -2,11 +2,12 @@
 
 use clap::{Args, ValueEnum};
 use octavo_kernels::{IsaChoice, KvType};
-use octavo_llm::bench::{self, Limits, Record, Setting, Test};
-use octavo_llm::engine::{Engine, EngineOptions, ModelSource, default_threads};
+use octavo_llm::backend::cuda;
+use octavo_llm::bench::{self, Limits, Processor, Record, Setting, Test};
+use octavo_llm::engine::{DeviceChoice, Engine, EngineOptions, ModelSource, default_threads};
 use serde_json::Value;
 
-use super::args::ModelArgs;
+use super::args::{DeviceArgs, ModelArgs};
 use super::failure::{Exit, Failure};
 use super::terminal::{self, Progress};
 use super::{load, signal};
@@ -22,6 +23,7 @@ Examples:
   octavo bench model.gguf
   octavo bench model.gguf -p 128,512 -n 64 -d 0,4096 -t 1,2 -r 3
   octavo bench model.gguf -n 0 --isa avx2 -o json
+  octavo bench model.gguf --device cuda -d 0,4096
 
 -p, -n, -d and -t take lists, separated by commas; a length of 0 leaves its test out.
 -o json prints an array of objects with llama-bench's field names, then ours: isa, kernels, read_gb_s, read_gb_s_best,
@@ -47,6 +49,8 @@ pub(super) struct BenchArgs {
     /// Repetitions
     #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repetitions: u32,
+    #[command(flatten)]
+    device: DeviceArgs,
     /// Numbers of threads [default: the CPUs that this process may use]
     #[arg(short, long, value_name = "N", value_delimiter = ',')]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -90,7 +94,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<Exit, Failure> {
         return Err(Failure::Usage("-p 0 with -n 0: expected something to measure".to_owned()));
     }
     signal::install()?;
-    let isa = args.isa.resolve()?;
+    let processor = processor(args)?;
     let threads = match args.threads[..] {
         [] => vec![default_threads()],
         ref given => given.iter().map(|n| usize::from(*n)).collect(),
@@ -102,17 +106,33 @@ pub(super) fn run(args: &BenchArgs) -> Result<Exit, Failure> {
     for threads in threads {
         let setting = Setting {
             model: args.model.path().map_or_else(|| "built-in".to_owned(), |p| p.display().to_string()),
-            isa,
+            processor: processor.clone(),
             threads,
             batch: args.batch_size as usize,
             kv_type: args.kv_type,
             repack: !args.no_repack,
-            limits: Limits::measure(isa, threads)?,
+            limits: Limits::measure(&processor, threads)?,
         };
         measure(args, &source, &setting, &tests, &mut printer)?;
     }
     printer.finish()?;
     Ok(Exit::Done)
+}
+
+/// What the arguments say that computes: a GPU that works if none is named.
+fn processor(args: &BenchArgs) -> Result<Processor, Failure> {
+    let open = |gpu: usize| cuda::open(gpu).map(|gpu| Processor::Gpu(gpu.info().clone()));
+    let cpu = || Ok(Processor::Cpu(args.isa.resolve()?));
+    match args.device.choice(args.isa)? {
+        DeviceChoice::Cpu => cpu(),
+        DeviceChoice::Cuda(gpu) => Ok(open(gpu).map_err(octavo_llm::Error::from)?),
+        DeviceChoice::Auto(gpu) => open(gpu).or_else(|error| {
+            if !matches!(error, cuda::Error::NoDriver) {
+                terminal::note(&format!("octavo: on the CPU: {error}"));
+            }
+            cpu()
+        }),
+    }
 }
 
 fn measure(
@@ -122,7 +142,13 @@ fn measure(
     tests: &[Test],
     printer: &mut Printer,
 ) -> Result<(), Failure> {
+    let device = match &setting.processor {
+        Processor::Cpu(_) => DeviceChoice::Cpu,
+        Processor::Gpu(gpu) => DeviceChoice::Cuda(gpu.ordinal),
+    };
     let options = EngineOptions {
+        device,
+        graphs: args.device.graphs(),
         threads: Some(setting.threads),
         isa: args.isa,
         kv_type: setting.kv_type,
@@ -132,10 +158,7 @@ fn measure(
         repack: setting.repack,
         ..EngineOptions::default()
     };
-    let bar = Progress::bytes("loading");
-    let engine = Engine::load(source, &options, &mut |done, total| bar.at(done, total));
-    bar.clear();
-    let engine = engine?;
+    let engine = load::shown(|sink| Engine::load(source, &options, sink))?;
     terminal::warn(engine.warnings());
     let mut session = engine.session();
     for &test in tests {
@@ -237,7 +260,7 @@ fn table_row(test: Test, r: &Record) -> String {
         r.model_type.clone(),
         size(r.model_size),
         count(r.model_n_params),
-        format!("CPU {}", r.isa),
+        format!("{} {}", r.backends, r.isa),
         r.n_threads.to_string(),
         test.to_string(),
         format!("{:.2} ± {:.2}", r.avg_ts, r.stddev_ts),

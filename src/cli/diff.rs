@@ -13,7 +13,7 @@ use octavo_kernels::IsaChoice;
 use octavo_llm::diff::Against;
 use octavo_llm::tokenizer::EncodeOptions;
 
-use super::args::ComputeArgs;
+use super::args::{ComputeArgs, Device};
 use super::failure::{Exit, Failure};
 use super::prompt::TextArgs;
 
@@ -30,6 +30,7 @@ Examples:
   octavo diff model.gguf changed.gguf -p \"Hello\"           two files
   octavo diff f16.gguf q4_k_m.gguf -f text.txt             what a quantization does, layer by layer
   octavo diff model.gguf -p \"Hello\" --a-isa scalar --b-isa avx512
+  octavo diff model.gguf -p \"Hello\" --b-device cuda        CPU against GPU
   octavo diff model.gguf -p \"Hello\" --a-exec oracle        engine against the f64 oracle
   octavo diff --suite reference/suite.toml                 models x prompts x instruction sets against goldens
 
@@ -88,6 +89,12 @@ pub(super) struct DiffArgs {
     /// Instruction set of the second [default: that of --isa]
     #[arg(long, value_name = "ISA")]
     b_isa: Option<IsaChoice>,
+    /// Device of the first: cpu or cuda [default: that of --device, auto being the CPU]
+    #[arg(long, value_name = "DEVICE")]
+    a_device: Option<Device>,
+    /// Device of the second [default: that of --device, auto being the CPU]
+    #[arg(long, value_name = "DEVICE")]
+    b_device: Option<Device>,
     /// What computes the first
     #[arg(long, value_name = "EXEC", default_value = "engine")]
     a_exec: Exec,
@@ -146,9 +153,21 @@ impl DiffArgs {
         own.unwrap_or(self.compute.isa)
     }
 
+    /// Which of two devices: what is compared with goldens or another computation is the CPU's unless a GPU is asked
+    /// for.
+    fn device(&self, own: Option<Device>) -> Device {
+        match own.unwrap_or(self.compute.device.device()) {
+            Device::Auto => Device::Cpu,
+            given => given,
+        }
+    }
+
     /// Nothing says what is different between the two.
     fn same_twice(&self) -> bool {
-        self.b.is_none() && self.a_exec == self.b_exec && self.isa(self.a_isa) == self.isa(self.b_isa)
+        self.b.is_none()
+            && self.a_exec == self.b_exec
+            && self.isa(self.a_isa) == self.isa(self.b_isa)
+            && self.device(self.a_device) == self.device(self.b_device)
     }
 }
 
@@ -177,8 +196,8 @@ fn one(args: &DiffArgs) -> Result<Exit, Failure> {
     match () {
         () if !args.reference.is_empty() || args.llama_cpp.is_some() => recorded::diff(args),
         () if args.same_twice() => Err(Failure::Usage(
-            "nothing to compare with: expected --reference, --llama-cpp, a second model, --a-isa, --b-isa, --a-exec or \
-             --b-exec"
+            "nothing to compare with: expected --reference, --llama-cpp, a second model, or different --a-isa and \
+             --b-isa, --a-device and --b-device, --a-exec and --b-exec"
                 .to_owned(),
         )),
         () => executions::diff(args),

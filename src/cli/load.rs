@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use octavo_llm::engine::{Engine, EngineOptions, ModelSource};
+use octavo_llm::engine::{Engine, EngineOptions, Loading, LoadingSink, ModelSource};
 use octavo_llm::model::Hparams;
 
 use super::args::{ComputeArgs, ModelArgs};
@@ -40,10 +40,18 @@ pub(super) fn engine_with(model: &ModelArgs, mut options: EngineOptions) -> Resu
     if options.ctx == Some(0) {
         options.ctx = Some(Hparams::from_gguf(&source.open(true)?)?.n_ctx_train());
     }
-    let bar = Progress::bytes("loading");
-    let engine = Engine::load(&source, &options, &mut |done, total| bar.at(done, total));
-    bar.clear();
-    let engine = engine?;
+    let engine = shown(|sink| Engine::load(&source, &options, sink))?;
     terminal::warn(engine.warnings());
     Ok(engine)
+}
+
+/// Runs what loads a model, and shows on stderr what happens meanwhile.
+pub(super) fn shown<T>(load: impl FnOnce(&mut LoadingSink<'_>) -> T) -> T {
+    let bar = Progress::bytes("loading");
+    let loaded = load(&mut |event| match event {
+        Loading::Note(line) => bar.line(&format!("octavo: {line}")),
+        Loading::Weights { done, total } => bar.at(done, total),
+    });
+    bar.clear();
+    loaded
 }

@@ -4,11 +4,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
-use octavo_kernels::{Isa, KvType, PAGE_POSITIONS};
+use octavo_kernels::cuda::Device;
+use octavo_kernels::{KvType, PAGE_POSITIONS};
 use octavo_reference::Oracle;
 
 use super::Error;
-use crate::backend::{Executable, Role, Sequence, Step, TapView, cpu};
+use crate::backend::{Executable, LoadingSink, Role, Sequence, Step, TapView, cpu, cuda};
 use crate::model::Model;
 
 /// A named tensor of a pass: llama.cpp's name, the layer, and how often the name came before (`Qcur-0` is the product,
@@ -82,7 +83,7 @@ pub struct Backend {
     model: Model,
     executable: Box<dyn Executable>,
     kv_type: KvType,
-    isa: Isa,
+    kernels: octavo_kernels::Rounding,
 }
 
 impl Backend {
@@ -97,7 +98,22 @@ impl Backend {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Backend, crate::Error> {
         let executable = Box::new(cpu::Cpu::prepare(&gguf, &model, options, progress)?);
-        Ok(Backend { gguf, model, executable, kv_type: options.kv_type, isa: options.isa })
+        Ok(Backend { gguf, model, executable, kv_type: options.kv_type, kernels: options.isa.prompt_rounding() })
+    }
+
+    /// Prepares `model` (of `gguf`) on a GPU.
+    ///
+    /// # Errors
+    /// As [`cuda::Cuda::prepare`].
+    pub fn cuda<D: Device + 'static>(
+        device: D,
+        gguf: Arc<Gguf>,
+        model: Model,
+        options: &cuda::Options,
+        sink: &mut LoadingSink<'_>,
+    ) -> Result<Backend, crate::Error> {
+        let executable = Box::new(cuda::Cuda::prepare(device, &gguf, &model, options, sink)?);
+        Ok(Backend { gguf, model, executable, kv_type: options.kv_type, kernels: cuda::prompt_rounding() })
     }
 }
 
@@ -115,8 +131,7 @@ impl Execution for Backend {
     }
 
     fn rounding(&self) -> Rounding {
-        let kernels = self.isa.prompt_rounding();
-        let kv = self.kv_type.rounding();
+        let (kernels, kv) = (self.kernels, self.kv_type.rounding());
         Rounding { kv, activations: kernels.products, attention: kernels.attention }
     }
 
@@ -140,7 +155,7 @@ impl Execution for Backend {
                 more = sink(TapOut { key, width: view.width, data: view.data.to_vec() });
             }
         };
-        self.executable.step(&step, Some(&mut look));
+        self.executable.step(&step, Some(&mut look))?;
         Ok(())
     }
 }

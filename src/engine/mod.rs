@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex};
 use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_kernels::{IsaChoice, KvType, PAGE_POSITIONS};
 
-use crate::backend::{Executable, cpu};
+use crate::backend::cuda::Limits;
+use crate::backend::{Executable, cpu, cuda};
 use crate::chat::ChatTemplate;
 use crate::error::Error;
 use crate::hf;
@@ -17,6 +18,7 @@ use crate::kv::BlockPool;
 use crate::model::{Hparams, Model};
 use crate::tokenizer::Tokenizer;
 
+pub use crate::backend::{Loading, LoadingSink};
 pub use session::{Logits, Session, Wanted};
 
 /// Context used unless asked for otherwise; a file's own may be shorter.
@@ -48,9 +50,26 @@ impl ModelSource {
     }
 }
 
+/// What computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// The GPU of this number where it works and has room for the model, otherwise the CPU.
+    Auto(usize),
+    /// The CPU.
+    #[default]
+    Cpu,
+    /// The GPU of this number, or an error.
+    Cuda(usize),
+}
+
+/// Logits of a step are held at once: at most this many bytes of them.
+const MAX_LOGIT_BYTES: usize = 64 << 20;
+
 /// How to run a model.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
+    /// What computes.
+    pub device: DeviceChoice,
     /// Threads; the CPUs this process may use unless given.
     pub threads: Option<usize>,
     /// Whose kernels.
@@ -67,11 +86,14 @@ pub struct EngineOptions {
     pub repack: bool,
     /// Sessions of full length that the cache has pages for.
     pub sessions: usize,
+    /// On a GPU, capture the launches of generated tokens and replay them.
+    pub graphs: bool,
 }
 
 impl Default for EngineOptions {
     fn default() -> Self {
         EngineOptions {
+            device: DeviceChoice::default(),
             threads: None,
             isa: IsaChoice::Auto,
             kv_type: KvType::F16,
@@ -80,6 +102,7 @@ impl Default for EngineOptions {
             mmap: true,
             repack: true,
             sessions: 1,
+            graphs: true,
         }
     }
 }
@@ -102,7 +125,7 @@ pub struct Engine {
     tokenizer: Tokenizer,
     runtime: Arc<Mutex<Runtime>>,
     n_ctx: usize,
-    batch: usize,
+    limits: Limits,
     memory: MemoryReport,
     description: String,
     warnings: Vec<String>,
@@ -115,16 +138,25 @@ struct Runtime {
 }
 
 impl Engine {
-    /// Opens, checks and packs a model. `progress` is told (bytes of weights done, bytes in all).
+    /// Opens, checks and prepares a model on the device of the options.
     ///
     /// # Errors
     /// [`enum@Error`], naming file, key or tensor.
-    pub fn load(
+    pub fn load(source: &ModelSource, options: &EngineOptions, sink: &mut LoadingSink<'_>) -> Result<Engine, Error> {
+        // before anything takes time
+        options.isa.resolve()?;
+        Engine::load_on(source, options, |gguf, model, limits| prepare(gguf, model, options, limits, sink))
+    }
+
+    /// As [`Engine::load`], on whatever `prepare` makes of the model for steps and a cache of these limits.
+    ///
+    /// # Errors
+    /// As [`Engine::load`], and what `prepare` says.
+    pub fn load_on(
         source: &ModelSource,
         options: &EngineOptions,
-        progress: &mut dyn FnMut(u64, u64),
+        prepare: impl FnOnce(&Arc<Gguf>, &Model, &Limits) -> Result<Box<dyn Executable>, Error>,
     ) -> Result<Engine, Error> {
-        let isa = options.isa.resolve()?;
         let gguf = Arc::new(source.open(options.mmap)?);
         let model = Model::load(&gguf)?;
         let tokenizer = Tokenizer::from_gguf(&gguf)?;
@@ -135,14 +167,17 @@ impl Engine {
         if n_ctx > trained {
             warnings.push(format!("context {n_ctx} is longer than the {trained} that the model was trained with"));
         }
-        let threads = options.threads.unwrap_or_else(default_threads);
-        let n_pages = n_ctx.div_ceil(PAGE_POSITIONS).saturating_mul(options.sessions.max(1));
+        let sessions = options.sessions.max(1);
+        let n_pages = n_ctx.div_ceil(PAGE_POSITIONS).saturating_mul(sessions);
         let capacity = u32::try_from(n_pages).map_err(|_| Error::TooLong(n_ctx))?;
-        let cpu_options = cpu::Options { isa, threads, kv_type: options.kv_type, n_pages, repack: options.repack };
-        let executable = cpu::Cpu::prepare(&gguf, &model, &cpu_options, progress)?;
+        // no step is longer than a context
+        let rows = options.batch.clamp(1, n_ctx.max(sessions));
+        let wanted = rows.min((MAX_LOGIT_BYTES / 4 / model.hparams.n_vocab()).max(1));
+        let limits = Limits { rows, wanted, sequences: sessions, positions: n_ctx, n_pages };
+        let executable = prepare(&gguf, &model, &limits)?;
         let memory = MemoryReport {
             file: gguf.file_bytes(),
-            packed: executable.packed_bytes() as u64,
+            packed: executable.weight_bytes(),
             kv: kv_bytes(&model.hparams, options.kv_type, n_pages * PAGE_POSITIONS),
         };
         let description = executable.describe();
@@ -150,9 +185,9 @@ impl Engine {
             gguf,
             model,
             tokenizer,
-            runtime: Arc::new(Mutex::new(Runtime { executable: Box::new(executable), pool: BlockPool::new(capacity) })),
+            runtime: Arc::new(Mutex::new(Runtime { executable, pool: BlockPool::new(capacity) })),
             n_ctx,
-            batch: options.batch.max(1),
+            limits,
             memory,
             description,
             warnings,
@@ -211,6 +246,47 @@ impl Engine {
     pub fn describe(&self) -> &str {
         &self.description
     }
+}
+
+/// Prepares a model on the device of the options.
+fn prepare(
+    gguf: &Arc<Gguf>,
+    model: &Model,
+    options: &EngineOptions,
+    limits: &Limits,
+    sink: &mut LoadingSink<'_>,
+) -> Result<Box<dyn Executable>, Error> {
+    let threads = options.threads.unwrap_or_else(default_threads);
+    let (ordinal, demanded) = match options.device {
+        DeviceChoice::Cpu => (None, false),
+        DeviceChoice::Auto(ordinal) => (Some(ordinal), false),
+        DeviceChoice::Cuda(ordinal) => (Some(ordinal), true),
+    };
+    if let Some(ordinal) = ordinal {
+        let cuda_options = cuda::Options { kv_type: options.kv_type, limits: *limits, graphs: options.graphs, threads };
+        match on_gpu(ordinal, gguf, model, &cuda_options, sink) {
+            Ok(executable) => return Ok(executable),
+            Err(error) if demanded => return Err(error.into()),
+            // most machines are like that, and need not be told so each time
+            Err(cuda::Error::NoDriver) => {}
+            Err(error) => sink(Loading::Note(&format!("on the CPU: {error}"))),
+        }
+    }
+    let isa = options.isa.resolve()?;
+    let (kv_type, repack) = (options.kv_type, options.repack);
+    let cpu_options = cpu::Options { isa, threads, kv_type, n_pages: limits.n_pages, repack };
+    let mut progress = |done: u64, total: u64| sink(Loading::Weights { done, total });
+    Ok(Box::new(cpu::Cpu::prepare(gguf, model, &cpu_options, &mut progress)?))
+}
+
+fn on_gpu(
+    ordinal: usize,
+    gguf: &Arc<Gguf>,
+    model: &Model,
+    options: &cuda::Options,
+    sink: &mut LoadingSink<'_>,
+) -> Result<Box<dyn Executable>, cuda::Error> {
+    Ok(Box::new(cuda::Cuda::prepare(cuda::open(ordinal)?, gguf, model, options, sink)?))
 }
 
 /// Threads used unless asked for otherwise: the CPUs this process may use (affinity and cgroup quota).

@@ -44,9 +44,6 @@ impl Logits {
     }
 }
 
-/// Logits of a step are held at once: at most this many bytes of them.
-const MAX_LOGIT_BYTES: usize = 64 << 20;
-
 /// One timeline of a loaded model. Dropping it frees its pages.
 pub struct Session<'e> {
     engine: &'e Engine,
@@ -114,10 +111,7 @@ impl<'e> Session<'e> {
         if let Some(&id) = tokens.iter().find(|t| **t as usize >= n_vocab) {
             return Err(Error::Token { id, n_vocab });
         }
-        let mut batch = self.engine.batch;
-        if wanted == Wanted::All {
-            batch = batch.min((MAX_LOGIT_BYTES / 4 / n_vocab).max(1));
-        }
+        let batch = if wanted == Wanted::All { self.engine.limits.wanted } else { self.engine.limits.rows };
         let mut left = tokens.len();
         for part in tokens.chunks(batch) {
             left -= part.len();
@@ -147,17 +141,17 @@ impl<'e> Session<'e> {
         let mut runtime = lock(self.engine);
         let Runtime { executable, pool } = &mut *runtime;
         for copy in self.table.reserve(pool, start + part.len())? {
-            executable.copy_page(copy.from.0, copy.to.0);
+            executable.copy_page(copy.from.0, copy.to.0)?;
         }
         self.pages.clear();
         self.pages.extend(self.table.pages().iter().map(|page| page.0));
         let seqs = [Sequence { tokens: part, start, table: &self.pages, wanted: wanted.clone() }];
         let step = Step { role, seqs: &seqs };
-        let logits = executable.step(&step, tap.as_mut().map(|t| &mut **t as &mut TapSink<'_>));
+        let logits = executable.step(&step, tap.as_mut().map(|t| &mut **t as &mut TapSink<'_>))?;
         let n_vocab = self.engine.hparams().n_vocab();
         let bad = logits.iter().position(|x| !x.is_finite());
         if let Some(at) = bad {
-            return Err(first_not_finite(&mut **executable, &step, start + wanted.start + at / n_vocab));
+            return Err(first_not_finite(&mut **executable, &step, start + wanted.start + at / n_vocab)?);
         }
         for (i, row) in logits.chunks_exact(n_vocab).enumerate() {
             sink(start + wanted.start + i, row);
@@ -170,15 +164,19 @@ impl<'e> Session<'e> {
 
 /// Runs the step again with taps on, to name the op that produced the first value that is not finite. The cache is
 /// written with the same values once more.
-fn first_not_finite(executable: &mut dyn crate::backend::Executable, step: &Step<'_>, position: usize) -> Error {
+fn first_not_finite(
+    executable: &mut dyn crate::backend::Executable,
+    step: &Step<'_>,
+    position: usize,
+) -> Result<Error, Error> {
     let mut first = None;
     let mut look = |view: &TapView<'_>| {
         if first.is_none() && view.data.iter().any(|x| !x.is_finite()) {
             first = Some(view.tap.to_string());
         }
     };
-    executable.step(step, Some(&mut look));
-    Error::NotFinite { position, tap: first.unwrap_or_else(|| "an unnamed value".to_owned()) }
+    executable.step(step, Some(&mut look))?;
+    Ok(Error::NotFinite { position, tap: first.unwrap_or_else(|| "an unnamed value".to_owned()) })
 }
 
 fn lock(engine: &Engine) -> std::sync::MutexGuard<'_, Runtime> {

@@ -158,7 +158,7 @@ impl Observer<Divergence> for Scoring<'_> {
 
 impl Setup<'_> {
     fn load(&self, path: &Path) -> Result<Engine, Error> {
-        Ok(Engine::load(&ModelSource::Path(path.to_owned()), &self.engine, &mut |_, _| {})?)
+        Ok(Engine::load(&ModelSource::Path(path.to_owned()), &self.engine, &mut |_| {})?)
     }
 
     fn options(&self) -> eval::Options {

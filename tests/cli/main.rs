@@ -4,6 +4,7 @@ mod bad_input;
 mod bench;
 #[path = "../model_support/breaking.rs"]
 mod breaking;
+mod devices;
 mod diff;
 mod facts;
 mod hostile;
@@ -54,7 +55,8 @@ fn bad(args: &[&str], code: i32) -> String {
     let text = stderr(&output);
     assert_eq!(output.status.code(), Some(code), "{args:?}: {text}");
     assert_eq!(stdout(&output), "", "{args:?}");
-    let errors: Vec<&str> = text.lines().filter(|line| !line.starts_with("octavo: no MODEL given")).collect();
+    let notes = ["octavo: no MODEL given", "octavo: on the CPU: "];
+    let errors: Vec<&str> = text.lines().filter(|line| !notes.iter().any(|note| line.starts_with(note))).collect();
     assert_eq!(errors.len(), 1, "{args:?}: expected one line, got {text}");
     assert!(errors[0].starts_with("octavo: error: "), "{text}");
     errors[0].to_owned()

@@ -20,7 +20,7 @@ impl Folder {
     fn open(&self) -> Result<Engine, String> {
         let options = EngineOptions { isa: IsaChoice::Only(Isa::Scalar), threads: Some(1), ..EngineOptions::default() };
         let source = ModelSource::Path(self.path.clone());
-        Engine::load(&source, &options, &mut |_, _| {}).map_err(|error| error.to_string())
+        Engine::load(&source, &options, &mut |_| {}).map_err(|error| error.to_string())
     }
 
     fn json(&self, name: &str) -> Value {

@@ -133,7 +133,7 @@ fn same_keys(gguf: &Gguf, back: &Gguf, what: &str) {
 fn engine(path: &Path, isa: Isa, repack: bool) -> Engine {
     let isa = IsaChoice::Only(isa);
     let options = EngineOptions { isa, kv_type: KvType::F32, threads: Some(2), repack, ..EngineOptions::default() };
-    Engine::load(&ModelSource::Path(path.to_owned()), &options, &mut |_, _| {}).expect("the folder loads")
+    Engine::load(&ModelSource::Path(path.to_owned()), &options, &mut |_| {}).expect("the folder loads")
 }
 
 fn logits(engine: &Engine, tokens: &[u32], role: Role) -> Vec<f32> {

@@ -48,6 +48,75 @@ pub(crate) fn random_blocks(rng: &mut Rng, ty: TensorType, n: usize) -> Vec<u8> 
     all
 }
 
+/// One row times one token: exact value and how far a correct kernel may be from it.
+///
+/// Every path decodes a weight in at most eight roundings and adds `k` products in f32; the roundings of a sum of `k`
+/// terms add up like a random walk, to `sqrt(k)` of them, and twice that leaves room for the longest of all walks here:
+/// `(2 sqrt(k) + 8) eps sum|w x|`. Formats with a minimum subtract it apart from `scale * code`, and both parts are
+/// larger than their difference: by what the codes of a group tell about its scale, at most four times the largest
+/// weight of the group. Integer kernels also round activations to 1/32639 of the largest that share a scale: half a
+/// step each. In bf16, weights and activations are both rounded to 8 bits, half of the last one at most, and factors
+/// and products below the smallest normal number are zero. In halves they are rounded to 11 bits, or to multiples of
+/// 2^-24 where they are small: weights as they are, activations brought to 2^13 and more for the largest of the row.
+pub(crate) fn exact(w: &[f32], x: &[f32], has_minimum: bool, form: Form) -> (f64, f64) {
+    let eps = f64::from(f32::EPSILON);
+    let narrow = match form {
+        Form::Bf16 => 2.0 * 2f64.powi(-9) + 2f64.powi(-18),
+        Form::Halves => 2.0 * 2f64.powi(-11) + 2f64.powi(-22),
+        _ => 0.0,
+    };
+    let shared = if let Form::Integers(n) = form { n } else { 32 };
+    let scale =
+        |at: usize| x[at / shared * shared..].iter().take(shared).fold(0.0f64, |a, b| a.max(f64::from(b.abs())));
+    let largest = |v: &[f32]| v.iter().fold(0.0f64, |a, b| a.max(f64::from(b.abs())));
+    let most = largest(x);
+    let value = w.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum();
+    let roundings = 2.0 * (w.len() as f64).sqrt() + 8.0;
+    let mut bound = 0.0;
+    for (g, (w, x)) in w.chunks(32).zip(x.chunks(32)).enumerate() {
+        let apart = if has_minimum { 4.0 * largest(w) } else { 0.0 };
+        let step = if form.is_integers() { scale(32 * g) * (0.5 / 32639.0 + 2.0 * eps) } else { 0.0 };
+        for (w, x) in w.iter().zip(x) {
+            let (w, x) = (f64::from(w.abs()), f64::from(x.abs()));
+            bound += (w + apart) * x * eps * roundings + w * step + w * x * narrow;
+            if form == Form::Bf16 {
+                bound += (w + x + 1.0) * f64::from(f32::MIN_POSITIVE);
+            }
+            if form == Form::Halves {
+                bound += x * 2f64.powi(-25) + w * most * 2f64.powi(-38);
+            }
+        }
+    }
+    (value, bound + f64::from(f32::MIN_POSITIVE))
+}
+
+/// What activations are rounded to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Form {
+    Floats,
+    /// Integers with one scale for so many.
+    Integers(usize),
+    Bf16,
+    /// The GPU's prompts.
+    Halves,
+}
+
+impl Form {
+    pub(crate) fn is_integers(self) -> bool {
+        matches!(self, Form::Integers(_))
+    }
+
+    /// From the name of the kernel that ran.
+    pub(crate) fn of(kernel: &str, role: Role) -> Form {
+        match role {
+            Role::Generated if kernel.contains("x int16 strips") => Form::Integers(32),
+            Role::Prompt if kernel.contains("int16 panels") => Form::Integers(256),
+            Role::Prompt if kernel.contains("bf16 tiles") => Form::Bf16,
+            _ => Form::Floats,
+        }
+    }
+}
+
 pub(crate) fn f32_bytes(x: &[f32]) -> Vec<u8> {
     x.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
@@ -65,9 +134,9 @@ pub(crate) fn no_rope() -> Rope {
 pub(crate) const KV: KvShape = KvShape { n_layer: 1, n_head_kv: 1, head_dim: 2, ty: KvType::F32 };
 
 /// A program over slots of these widths, the last one being the output.
-pub(crate) fn program(ops: Vec<Op>, widths: &[usize], matrices: Vec<Matrix>, kv: KvShape) -> Program {
+pub(crate) fn program(ops: Vec<Op>, widths: &[usize], kv: KvShape) -> Program {
     let slots = widths.iter().map(|width| SlotInfo { width: *width, selected: false }).collect();
-    Program { ops, slots, matrices, rope: no_rope(), kv, output: widths.len() - 1 }
+    Program { ops, slots, rope: no_rope(), kv, output: widths.len() - 1 }
 }
 
 /// Runs `m` tokens 0, 1, … of one sequence and returns the outputs of all.
@@ -95,6 +164,6 @@ pub(crate) fn product(
     let kernel = matrix.kernel();
     let m = x.len() / cols;
     let ops = vec![embed(m, cols, x, 0), Op::MatMul { x: 0, w: 0, out: 1 }];
-    let mut executor = Executor::new(isa, program(ops, &[cols, rows], vec![matrix], KV), pool);
+    let mut executor = Executor::new(isa, program(ops, &[cols, rows], KV), vec![matrix], pool);
     (run(&mut executor, KV, role, m), kernel)
 }

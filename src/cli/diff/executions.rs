@@ -5,15 +5,16 @@ use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
 use octavo_kernels::{IsaChoice, PAGE_POSITIONS};
-use octavo_llm::backend::cpu;
+use octavo_llm::backend::{cpu, cuda};
 use octavo_llm::diff::{Backend, Comparison, Execution, OracleExecution, Verdict, compare};
-use octavo_llm::engine::default_threads;
+use octavo_llm::engine::{DeviceChoice, Loading, default_threads};
 use octavo_llm::model::Model;
 use octavo_llm::tokenizer::Tokenizer;
 
 use super::{DiffArgs, Exec, encoding, print};
+use crate::cli::args::Device;
 use crate::cli::failure::{Exit, Failure};
-use crate::cli::load;
+use crate::cli::load::{self, shown};
 use crate::cli::terminal::{self, Progress};
 
 /// Compares two files, instruction sets or executors.
@@ -26,8 +27,10 @@ pub(super) fn diff(args: &DiffArgs) -> Result<Exit, Failure> {
     let tokenizer = Tokenizer::from_gguf(&a)?;
     let tokens = tokens(args, &tokenizer)?;
     same_tokens(args, &tokens, &b)?;
-    let mut first = execution(args, (a, args.a_exec, args.a_isa), tokens.len())?;
-    let mut second = execution(args, (b, args.b_exec, args.b_isa), tokens.len())?;
+    let of_a = Side { exec: args.a_exec, isa: args.isa(args.a_isa), device: args.device(args.a_device) };
+    let of_b = Side { exec: args.b_exec, isa: args.isa(args.b_isa), device: args.device(args.b_device) };
+    let mut first = execution(args, a, &of_a, tokens.len())?;
+    let mut second = execution(args, b, &of_b, tokens.len())?;
     let bar = Progress::tensors("comparing");
     let comparison = compare(&mut *first, &mut *second, &tokens, &mut |done, total| bar.at(done, total));
     bar.clear();
@@ -83,25 +86,32 @@ fn same_tokens(args: &DiffArgs, tokens: &[u32], b: &Gguf) -> Result<(), Failure>
     Err(Failure::Input(message))
 }
 
-fn execution(
-    args: &DiffArgs,
-    (gguf, exec, isa): (Arc<Gguf>, Exec, Option<IsaChoice>),
-    n_tokens: usize,
-) -> Result<Box<dyn Execution>, Failure> {
-    if exec == Exec::Oracle {
+/// What computes one of the two.
+struct Side {
+    exec: Exec,
+    isa: IsaChoice,
+    device: Device,
+}
+
+fn execution(args: &DiffArgs, gguf: Arc<Gguf>, side: &Side, n_tokens: usize) -> Result<Box<dyn Execution>, Failure> {
+    if side.exec == Exec::Oracle {
         return Ok(Box::new(OracleExecution::new(gguf)?));
     }
     let model = Model::load(&gguf)?;
     let compute = args.compute.options()?;
-    let options = cpu::Options {
-        isa: args.isa(isa).resolve()?,
-        threads: compute.threads.unwrap_or_else(default_threads),
-        kv_type: args.compute.kv_type_or_f32()?,
-        n_pages: n_tokens.div_ceil(PAGE_POSITIONS),
-        repack: compute.repack,
-    };
-    let bar = Progress::bytes("loading");
-    let backend = Backend::cpu(gguf, model, &options, &mut |done, total| bar.at(done, total));
-    bar.clear();
+    let threads = compute.threads.unwrap_or_else(default_threads);
+    let kv_type = args.compute.kv_type_or_f32()?;
+    let n_pages = n_tokens.div_ceil(PAGE_POSITIONS);
+    if side.device == Device::Cuda
+        && let DeviceChoice::Cuda(gpu) = args.compute.device.choice_of(side.device, side.isa)?
+    {
+        let gpu = cuda::open(gpu).map_err(octavo_llm::Error::from)?;
+        let limits = cuda::Limits { rows: n_tokens, wanted: n_tokens, sequences: 1, positions: n_tokens, n_pages };
+        let options = cuda::Options { kv_type, limits, graphs: compute.graphs, threads };
+        return Ok(Box::new(shown(|sink| Backend::cuda(gpu, gguf, model, &options, sink))?));
+    }
+    let options = cpu::Options { isa: side.isa.resolve()?, threads, kv_type, n_pages, repack: compute.repack };
+    let backend =
+        shown(|sink| Backend::cpu(gguf, model, &options, &mut |done, total| sink(Loading::Weights { done, total })));
     Ok(Box::new(backend?))
 }

@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 
 use super::{DiffArgs, html, print};
 use crate::cli::failure::{Exit, Failure};
-use crate::cli::load;
+use crate::cli::load::{self, shown};
 use crate::cli::run::piece;
-use crate::cli::terminal::{self, Progress};
+use crate::cli::terminal;
 
 const COLUMNS: print::Columns = print::Columns { ours: "ours", theirs: "theirs", theirs_first: false };
 
@@ -126,10 +126,7 @@ fn load_for(
     let longest = references.iter().map(|r| r.n_ctx(given)).max().unwrap_or(1);
     // positions beyond what the model was trained with were computed there too
     options.ctx = Some(longest.max(1));
-    let bar = Progress::bytes("loading");
-    let engine = Engine::load(source, &options, &mut |done, total| bar.at(done, total));
-    bar.clear();
-    let engine = engine?;
+    let engine = shown(|sink| Engine::load(source, &options, sink))?;
     terminal::warn(engine.warnings());
     Ok(engine)
 }

@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 
 use super::{DiffArgs, Which};
 use crate::cli::failure::{Exit, Failure, one_line};
-use crate::cli::terminal::{self, Progress};
+use crate::cli::load::shown;
+use crate::cli::terminal;
 
 /// A suite's file. Paths are relative to it.
 #[derive(Debug, Deserialize)]
@@ -112,10 +113,7 @@ fn stem(model: &Path) -> String {
 fn load(args: &DiffArgs, model: &Path, isa: IsaChoice, ctx: usize) -> Result<Engine, Failure> {
     let kv_type = args.compute.kv_type_or_f32()?;
     let options = EngineOptions { isa, kv_type, ctx: Some(ctx.max(1)), ..args.compute.options()? };
-    let bar = Progress::bytes("loading");
-    let engine = Engine::load(&ModelSource::Path(model.to_owned()), &options, &mut |done, total| bar.at(done, total));
-    bar.clear();
-    Ok(engine?)
+    Ok(shown(|sink| Engine::load(&ModelSource::Path(model.to_owned()), &options, sink))?)
 }
 
 /// The golden of a model and a prompt.

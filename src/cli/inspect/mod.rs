@@ -1,10 +1,12 @@
 //! `octavo inspect`: what a file holds, what it would run as, and what keeps it from running.
 
+mod devices;
 mod json;
 mod report;
 mod text;
 
 use clap::Args;
+use octavo_llm::engine::DeviceChoice;
 
 use super::args::{ComputeArgs, ModelArgs};
 use super::failure::{Exit, Failure};
@@ -20,6 +22,7 @@ use report::Report;
 Examples:
   octavo inspect model.gguf
   octavo inspect model.gguf --tensors --isa avx2 -c 8192
+  octavo inspect --devices
   octavo inspect model.gguf --json | jq '.\"qwen3.rope.freq_base\".value'
 
 --json prints one object: every GGUF key => {value, source}, where source is `file`, or `default`
@@ -32,6 +35,9 @@ pub(super) struct InspectArgs {
     /// List every tensor: type, shape, size, kernel
     #[arg(long)]
     tensors: bool,
+    /// Show what could compute here instead of a model
+    #[arg(long, conflicts_with_all = ["positional", "flag", "tensors"])]
+    devices: bool,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -42,6 +48,14 @@ pub(super) struct InspectArgs {
 /// Runs the command.
 pub(super) fn run(args: &InspectArgs) -> Result<Exit, Failure> {
     let options = args.compute.options()?;
+    if args.devices {
+        terminal::print(devices::render(&options, args.json)?.as_bytes())?;
+        return Ok(Exit::Done);
+    }
+    if let DeviceChoice::Cuda(_) = options.device {
+        let message = "--device cuda: a file is described as the CPU runs it; expected --devices to see GPUs";
+        return Err(Failure::Usage(message.to_owned()));
+    }
     let isa = options.isa.resolve()?;
     let gguf = load::source(&args.model).open(options.mmap)?;
     let report = Report::new(&gguf, &options, isa);

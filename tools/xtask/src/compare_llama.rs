@@ -90,7 +90,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), String> {
         for turn in [round % 2 == 1, round.is_multiple_of(2)] {
             let mut command = Command::new(if turn { &octavo } else { &llama });
             if turn {
-                command.arg("bench").args(["--isa", &args.isa]);
+                command.arg("bench").args(["--device", "cpu", "--isa", &args.isa]);
             } else {
                 command.args(["-fa", "0,1", "--repack", "0,1"]);
             }

@@ -2,7 +2,9 @@
 
 mod check;
 mod compare_llama;
+mod gpu;
 mod model;
+mod nvrtc;
 mod random;
 
 use std::process::ExitCode;
@@ -22,14 +24,18 @@ enum Task {
     /// Formatting, lints, tests and documentation
     Check,
     CompareLlama(Box<compare_llama::CompareArgs>),
+    Gpu(gpu::GpuArgs),
     Model(model::ModelArgs),
+    Nvrtc(nvrtc::NvrtcArgs),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().task {
         Task::Check => check::run(),
         Task::CompareLlama(args) => compare_llama::run(&args),
+        Task::Gpu(args) => gpu::run(&args),
         Task::Model(args) => model::run(&args),
+        Task::Nvrtc(args) => nvrtc::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -427,7 +427,7 @@ mod tests {
     fn generated(path: &std::path::Path) -> String {
         let options = EngineOptions { threads: Some(1), ctx: Some(64), ..EngineOptions::default() };
         let source = ModelSource::Path(path.to_owned());
-        let engine = Engine::load(&source, &options, &mut |_, _| {}).unwrap_or_else(|e| panic!("{e}"));
+        let engine = Engine::load(&source, &options, &mut |_| {}).unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(engine.warnings(), <[String; 0]>::default());
         let tests = Test::all(&[], &[12], &[8]);
         let samples = bench::run(&mut engine.session(), tests[0], 1, &mut |_, _| {});

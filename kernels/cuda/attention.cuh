@@ -1,0 +1,325 @@
+// Paged attention.
+//
+// `attend_split`: any rows, float arithmetic, pages of any type. Blocks take (KV head, row, split): a fixed
+// number of splits shares a row's pages by the length that is read from device memory, so that few rows keep the whole
+// device busy and a captured launch serves every length. A warp takes a page at a time; neighbouring lanes have a
+// position's values, eight each, and every group of lanes keeps its own softmax until the end. Partial sums are
+// joined in the order of warps and lanes, then of splits: never by who is first.
+//
+// `attend_prompt`: 64 (token, head) rows of one KV head on the tensor cores, pages of halves. Queries are two halves
+// each, the second holding what the first rounded away: scores then have the cache's accuracy. Probabilities are halves.
+#ifndef OCTAVO_ATTENTION
+#define OCTAVO_ATTENTION
+
+#include "paging.cuh"
+
+struct AttentionParams {
+    const float* q;       // (rows, heads, head_dim)
+    const void* pages_k;  // of this layer
+    const void* pages_v;
+    float* sums;    // (rows, heads, splits, head_dim): of split rows only
+    float* states;  // (rows, heads, splits, 2): maximum and sum
+    float* out;     // (rows, heads, head_dim)
+    const u32* tiles;  // (tiles, 2): first row and number of rows, of prompts only
+    Paging paging;
+    u32 heads;     // of queries
+    u32 heads_kv;
+    u32 splits;
+    float scale;
+};
+static_assert(sizeof(AttentionParams) == 104, "kernels/src/cuda/params.rs has the same");
+
+constexpr u32 ATTEND_THREADS = 128;
+constexpr u32 ATTEND_WARPS = ATTEND_THREADS / WARP;
+
+DEVICE constexpr int power_of_two(int n) {
+    int p = 2;
+    while (p < n) p *= 2;
+    return p;
+}
+
+// `HEADS`: query heads of a KV head that a block takes at a time.
+template <class Kv, int DIM, int HEADS>
+DEVICE void attend_split(const AttentionParams& p) {
+    static_assert(DIM % 8 == 0 && DIM <= 256, "a lane has eight values");
+    constexpr int lanes = power_of_two(DIM / 8);
+    constexpr u32 groups = WARP / lanes;  // positions at a time
+    constexpr int steps = PAGE / groups;
+    constexpr u32 parts = ATTEND_WARPS * groups;
+    SHARED(float, part_sums, [parts][HEADS][DIM]);
+    SHARED(float, part_states, [parts][HEADS][2]);
+
+    const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const u32 piece = lane % lanes, group = lane / lanes;
+    const bool active = piece < DIM / 8;
+    const u32 per_kv = p.heads / p.heads_kv, chunks = (per_kv + HEADS - 1) / HEADS;
+    const u32 head_kv = blockIdx.x / chunks, chunk = blockIdx.x % chunks;
+    const u32 first_head = head_kv * per_kv + chunk * HEADS;
+    const u32 n_heads = least<u32>(HEADS, per_kv - chunk * HEADS);
+    const u32 row = blockIdx.y, split = blockIdx.z;
+
+    const u32 visible = static_cast<u32>(p.paging.positions[row] + 1);  // none for padding
+    const u32 pages = (visible + PAGE - 1) / PAGE;
+    const u32 begin = split * pages / p.splits, end = (split + 1) * pages / p.splits;
+    const u32* table = p.paging.tables + static_cast<u64>(p.paging.sequences[row]) * p.paging.max_pages;
+    const u8* all_k = static_cast<const u8*>(p.pages_k);
+    const u8* all_v = static_cast<const u8*>(p.pages_v);
+
+    float q[HEADS][8];
+#pragma unroll
+    for (int h = 0; h < HEADS; ++h) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const u64 at = (static_cast<u64>(row) * p.heads + first_head + h) * DIM + 8 * piece + i;
+            q[h][i] = active && static_cast<u32>(h) < n_heads ? p.q[at] * p.scale : 0.0f;
+        }
+    }
+    float max[HEADS], total[HEADS], sum[HEADS][8] = {};
+#pragma unroll
+    for (int h = 0; h < HEADS; ++h) {
+        max[h] = minus_infinity();
+        total[h] = 0.0f;
+    }
+
+    for (u32 page = begin + warp; page < end; page += ATTEND_WARPS) {
+        const u64 base = page_start<Kv>(table[page], p.heads_kv, head_kv, DIM);
+        // at least the first position of a page is visible
+        const u32 in_page = least(visible - page * PAGE, PAGE);
+        float score[HEADS][steps];
+#pragma unroll
+        for (int s = 0; s < steps; ++s) {
+            float k[8] = {};
+            if (active) Kv::load8(k, all_k + base, s * groups + group, 8 * piece, DIM);
+#pragma unroll
+            for (int h = 0; h < HEADS; ++h) {
+                float dot = 0.0f;
+#pragma unroll
+                for (int i = 0; i < 8; ++i) dot = fmaf(q[h][i], k[i], dot);
+                dot = lanes_sum<lanes>(dot);
+                score[h][s] = s * groups + group < in_page ? dot : minus_infinity();
+            }
+        }
+        if (group >= in_page) continue;
+#pragma unroll
+        for (int h = 0; h < HEADS; ++h) {
+            float top = max[h];
+#pragma unroll
+            for (int s = 0; s < steps; ++s) top = fmaxf(top, score[h][s]);
+            const float shrink = total[h] == 0.0f ? 0.0f : expf(max[h] - top);
+            max[h] = top;
+            total[h] *= shrink;
+#pragma unroll
+            for (int i = 0; i < 8; ++i) sum[h][i] *= shrink;
+#pragma unroll
+            for (int s = 0; s < steps; ++s) {
+                // not `expf(-inf)`, which would be the same: a score that is not a number must stay one
+                score[h][s] = s * groups + group < in_page ? expf(score[h][s] - top) : 0.0f;
+                total[h] += score[h][s];
+            }
+        }
+#pragma unroll
+        for (int s = 0; s < steps; ++s) {
+            // what lies behind the last position was never written: zero times that may be no number
+            float v[8] = {};
+            if (active && s * groups + group < in_page) Kv::load8(v, all_v + base, s * groups + group, 8 * piece, DIM);
+#pragma unroll
+            for (int h = 0; h < HEADS; ++h) {
+#pragma unroll
+                for (int i = 0; i < 8; ++i) sum[h][i] = fmaf(score[h][s], v[i], sum[h][i]);
+            }
+        }
+    }
+
+    const u32 part = warp * groups + group;
+#pragma unroll
+    for (int h = 0; h < HEADS; ++h) {
+        if (active) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) part_sums[part][h][8 * piece + i] = sum[h][i];
+        }
+        if (piece == 0) {
+            part_states[part][h][0] = max[h];
+            part_states[part][h][1] = total[h];
+        }
+    }
+    __syncthreads();
+    for (u32 e = threadIdx.x; e < n_heads * DIM; e += ATTEND_THREADS) {
+        const u32 h = e / DIM, d = e % DIM;
+        float top = minus_infinity(), joined = 0.0f, value = 0.0f;
+        for (u32 i = 0; i < parts; ++i) top = fmaxf(top, part_states[i][h][0]);
+        for (u32 i = 0; i < parts; ++i) {
+            // parts without positions have no maximum
+            const float n = part_states[i][h][1], weight = n == 0.0f ? 0.0f : expf(part_states[i][h][0] - top);
+            joined = fmaf(n, weight, joined);
+            value = fmaf(part_sums[i][h][d], weight, value);
+        }
+        const u64 to = (static_cast<u64>(row) * p.heads + first_head + h) * p.splits + split;
+        p.sums[to * DIM + d] = value;
+        if (d == 0) {
+            p.states[2 * to] = top;
+            p.states[2 * to + 1] = joined;
+        }
+    }
+}
+
+// Joins the splits of one row and head (blockIdx.x), in their order.
+template <int DIM>
+DEVICE void attend_merge(const AttentionParams& p) {
+    const u64 first = static_cast<u64>(blockIdx.x) * p.splits;
+    for (u32 d = threadIdx.x; d < DIM; d += ATTEND_THREADS) {
+        float top = minus_infinity(), joined = 0.0f, value = 0.0f;
+        for (u32 i = 0; i < p.splits; ++i) top = fmaxf(top, p.states[2 * (first + i)]);
+        for (u32 i = 0; i < p.splits; ++i) {
+            const float n = p.states[2 * (first + i) + 1];
+            const float weight = n == 0.0f ? 0.0f : expf(p.states[2 * (first + i)] - top);
+            joined = fmaf(n, weight, joined);
+            value = fmaf(p.sums[(first + i) * DIM + d], weight, value);
+        }
+        p.out[static_cast<u64>(blockIdx.x) * DIM + d] = joined == 0.0f ? 0.0f : value / joined;
+    }
+}
+
+constexpr u32 QUERIES = 64;
+constexpr u32 KEYS = 64;
+
+// Blocks are (tile of rows, KV head). A tile's rows are neighbours in one sequence, at most QUERIES / (heads of a KV
+// head); its 64 queries are (row, head) in that order, 16 to a warp.
+template <int DIM>
+DEVICE void attend_prompt(const AttentionParams& p) {
+    static_assert(DIM % 16 == 0 && DIM <= 128, "the tensor cores take 16 values at a time, and registers are few");
+    constexpr u32 stride = DIM + 8;  // eight more, for the banks: see gemm.cuh
+    SHARED(u16, keys, [KEYS][stride]);
+    SHARED(u16, values, [KEYS][stride]);
+    const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const u32 first_row = p.tiles[2 * blockIdx.x], n_rows = p.tiles[2 * blockIdx.x + 1];
+    const u32 head_kv = blockIdx.y, per_kv = p.heads / p.heads_kv, n_queries = n_rows * per_kv;
+    const u32* table = p.paging.tables + static_cast<u64>(p.paging.sequences[first_row]) * p.paging.max_pages;
+    const u8* all_k = static_cast<const u8*>(p.pages_k);
+    const u8* all_v = static_cast<const u8*>(p.pages_v);
+
+    // queries through shared memory into registers: their leading halves through `keys`, the rest through `values`
+    for (u32 i = threadIdx.x; i < QUERIES * DIM; i += ATTEND_THREADS) {
+        const u32 query = i / DIM, d = i % DIM;
+        float x = 0.0f;
+        if (query < n_queries) {
+            const u64 head = static_cast<u64>(first_row + query / per_kv) * p.heads + head_kv * per_kv + query % per_kv;
+            x = p.q[head * DIM + d] * p.scale;
+        }
+        const u16 leading = float_to_half(x);
+        keys[query][d] = leading;
+        values[query][d] = float_to_half(x - half_to_float(leading));
+    }
+    __syncthreads();
+    u32 q[DIM / 16][4], rest[DIM / 16][4];
+#pragma unroll
+    for (u32 k = 0; k < DIM / 16; ++k) {
+        load_matrices(q[k], &keys[warp * 16 + lane % 16][16 * k + lane / 16 * 8]);
+        load_matrices(rest[k], &values[warp * 16 + lane % 16][16 * k + lane / 16 * 8]);
+    }
+    __syncthreads();
+
+    // the two queries of which this lane has scores
+    i32 position[2];
+    u32 query[2];
+#pragma unroll
+    for (u32 i = 0; i < 2; ++i) {
+        query[i] = warp * 16 + lane / 4 + 8 * i;
+        position[i] = query[i] < n_queries ? p.paging.positions[first_row + query[i] / per_kv] : -1;
+    }
+    float max[2] = {minus_infinity(), minus_infinity()}, total[2] = {}, sum[DIM / 8][4] = {};
+    const u32 visible = static_cast<u32>(p.paging.positions[first_row + n_rows - 1] + 1);
+    for (u32 first_key = 0; first_key < visible; first_key += KEYS) {
+        for (u32 i = threadIdx.x; i < KEYS * DIM / 8; i += ATTEND_THREADS) {
+            const u32 key = i / (DIM / 8), d = i % (DIM / 8) * 8, at = first_key + key;
+            // nothing was written behind the last position: zero times that may be no number
+            Words k = {}, v = {};
+            if (at < visible) {
+                const u32 in_page = 2 * (at % PAGE * DIM + d);
+                const u64 from = page_start<KvF16>(table[at / PAGE], p.heads_kv, head_kv, DIM) + in_page;
+                k = load16(all_k + from);
+                v = load16(all_v + from);
+            }
+            store16(&keys[key][d], k);
+            store16(&values[key][d], v);
+        }
+        __syncthreads();
+
+        float score[KEYS / 8][4] = {};
+#pragma unroll
+        for (u32 k = 0; k < DIM / 16; ++k) {
+#pragma unroll
+            for (u32 n = 0; n < KEYS / 16; ++n) {
+                u32 b[4];
+                load_matrices(b, &keys[16 * n + lane / 16 * 8 + lane % 8][16 * k + lane / 8 % 2 * 8]);
+#pragma unroll
+                for (u32 i = 0; i < 2; ++i) {
+                    mma_f16(score[2 * n + i], q[k], b[2 * i], b[2 * i + 1]);
+                    mma_f16(score[2 * n + i], rest[k], b[2 * i], b[2 * i + 1]);
+                }
+            }
+        }
+#pragma unroll
+        for (u32 i = 0; i < 2; ++i) {
+            float top = max[i];
+#pragma unroll
+            for (u32 n = 0; n < KEYS / 8; ++n) {
+#pragma unroll
+                for (u32 e = 0; e < 2; ++e) {
+                    const i32 key = static_cast<i32>(first_key + 8 * n + lane % 4 * 2 + e);
+                    if (key > position[i]) score[n][2 * i + e] = minus_infinity();
+                    top = fmaxf(top, score[n][2 * i + e]);
+                }
+            }
+            top = lanes_max<4>(top);
+            const float shrink = total[i] == 0.0f ? 0.0f : expf(max[i] - top);
+            max[i] = top;
+            total[i] *= shrink;
+#pragma unroll
+            for (u32 d = 0; d < DIM / 8; ++d) {
+                sum[d][2 * i] *= shrink;
+                sum[d][2 * i + 1] *= shrink;
+            }
+            float added = 0.0f;
+#pragma unroll
+            for (u32 n = 0; n < KEYS / 8; ++n) {
+#pragma unroll
+                for (u32 e = 0; e < 2; ++e) {
+                    const i32 key = static_cast<i32>(first_key + 8 * n + lane % 4 * 2 + e);
+                    float& s = score[n][2 * i + e];
+                    s = key > position[i] ? 0.0f : expf(s - top);
+                    added += s;
+                }
+            }
+            total[i] += lanes_sum<4>(added);
+        }
+#pragma unroll
+        for (u32 n = 0; n < KEYS / 16; ++n) {
+            // what a lane has of two tiles of scores is what it needs of a left factor
+            const u32 a[4] = {pack_halves(score[2 * n][0], score[2 * n][1]),
+                              pack_halves(score[2 * n][2], score[2 * n][3]),
+                              pack_halves(score[2 * n + 1][0], score[2 * n + 1][1]),
+                              pack_halves(score[2 * n + 1][2], score[2 * n + 1][3])};
+#pragma unroll
+            for (u32 d = 0; d < DIM / 16; ++d) {
+                u32 b[4];
+                load_matrices_transposed(b, &values[16 * n + lane % 16][16 * d + lane / 16 * 8]);
+                mma_f16(sum[2 * d], a, b[0], b[1]);
+                mma_f16(sum[2 * d + 1], a, b[2], b[3]);
+            }
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (u32 i = 0; i < 2; ++i) {
+        if (query[i] >= n_queries) continue;
+        const u64 head = static_cast<u64>(first_row + query[i] / per_kv) * p.heads + head_kv * per_kv + query[i] % per_kv;
+#pragma unroll
+        for (u32 d = 0; d < DIM / 8; ++d) {
+#pragma unroll
+            for (u32 e = 0; e < 2; ++e)
+                p.out[head * DIM + 8 * d + lane % 4 * 2 + e] = total[i] == 0.0f ? 0.0f : sum[d][2 * i + e] / total[i];
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,295 @@
+// Weight formats, as kernels/src/cuda/pack.rs lays them out for the device.
+//
+// Rows go in strips of four, columns in units of 32. A strip has, for each unit, in four planes,
+//
+//   low     LOW bits a weight      the low bits of the codes, or whole floats
+//   high    HIGH bits a weight     the bits above them
+//   scales  SCALES bytes a row     the scales of the unit's group, or of its two groups
+//   supers  SUPERS bytes a row     what multiplies the scales of 256 columns
+//
+// and a plane keeps the four rows' bytes of a unit together, cut to pieces of 16: [strip][piece][unit][16]. So 32 lanes
+// with 32 neighbouring units read 512 neighbouring bytes each time, and in one such read there are scales of four rows.
+// Missing rows and columns are zero.
+//
+// In words of code bits, byte b has column b of a group of four: of eight such groups in a unit, 4 bits keep group 2 j in
+// the low and 2 j + 1 in the high nibbles of word j; 1 and 2 bits keep following groups in ever higher bits of a word.
+//
+// A format says what its numbers are and turns scale bytes into floats; everything else is here once. The floats are the
+// oracle's (quant/), operation by operation: scale * (code - OFFSET) - minimum.
+#ifndef OCTAVO_FORMATS
+#define OCTAVO_FORMATS
+
+#include "compat.cuh"
+
+constexpr u32 UNIT = 32;
+constexpr u32 STRIP = 4;
+constexpr u32 SUPER_UNITS = 8;
+
+// A packed matrix; the planes are 256-byte aligned.
+struct Matrix {
+    const u8* low;
+    const u8* high;
+    const u8* scales;
+    const u8* supers;
+    u32 rows;
+    u32 cols;
+    u32 units;
+    u32 strips;
+};
+static_assert(sizeof(Matrix) == 48, "kernels/src/cuda/params.rs has the same");
+
+// Scales and minima of a unit's two halves of 16 columns.
+struct Scales {
+    float scale[2];
+    float min[2];
+};
+
+template <int n>
+struct Bytes {
+    u32 w[n > 0 ? n : 1];
+};
+
+// `n` words that one thread reads together.
+template <int n>
+DEVICE void load_words(u32* to, const u8* at) {
+    if constexpr (n == 1) {
+        to[0] = load_vector<u32>(at);
+    } else if constexpr (n == 2) {
+        const u64 v = load_vector<u64>(at);
+        to[0] = static_cast<u32>(v);
+        to[1] = static_cast<u32>(v >> 32);
+    } else if constexpr (n == 4) {
+        const Words v = load16_once(at);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) to[i] = v.w[i];
+    }
+}
+
+// Piece `piece` of `pieces` of a unit.
+DEVICE const u8* piece_at(const u8* plane, u32 strip, int pieces, int piece, u32 units, u32 unit) {
+    return plane + ((static_cast<u64>(strip) * pieces + piece) * units + unit) * 16;
+}
+
+// The words of one row out of a plane of `bits` bits a weight: word j of row r is word r * bits + j of the unit.
+template <int bits>
+DEVICE void load_row(u32* to, const u8* plane, u32 strip, u32 row, u32 units, u32 unit) {
+    constexpr int at_once = bits < 4 ? bits : 4;
+#pragma unroll
+    for (int j = 0; j < bits; j += at_once) {
+        const u32 word = row * bits + j;
+        load_words<at_once>(to + j, piece_at(plane, strip, bits, word / 4, units, unit) + word % 4 * 4);
+    }
+}
+
+// The bytes of four rows, of `bytes` bytes each, in a plane of scales.
+template <int bytes>
+DEVICE void load_scales(u32* to, const u8* plane, u64 at) {
+    if constexpr (bytes > 0) load_words<bytes>(to, plane + at * STRIP * bytes);
+}
+
+// The bytes of one row, as those of row 0.
+template <int bytes>
+DEVICE u32 load_scale(const u8* plane, u64 at) {
+    if constexpr (bytes == 4) return load_vector<u32>(plane + at * bytes);
+    if constexpr (bytes == 2) return load_vector<u16>(plane + at * bytes);
+    if constexpr (bytes == 1) return plane[at];
+    return 0;
+}
+
+// The 32 codes of a unit, four to a word in the order of columns.
+template <class F>
+DEVICE void unit_codes(u32 (&c)[8], const u32* low, const u32* high) {
+    if constexpr (F::LOW == 8) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) c[i] = low[i];
+    } else if constexpr (F::LOW == 4) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) c[i] = low[i / 2] >> (4 * (i % 2)) & 0x0f0f0f0fu;
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) c[i] = low[i / 4] >> (2 * (i % 4)) & 0x03030303u;
+    }
+    if constexpr (F::HIGH == 1) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) c[i] |= (high[0] >> i & 0x01010101u) << F::LOW;
+    } else if constexpr (F::HIGH == 2) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) c[i] |= (high[i / 4] >> (2 * (i % 4)) & 0x03030303u) << F::LOW;
+    }
+    if constexpr (F::TABLE) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) c[i] = F::lookup(c[i]);
+    }
+}
+
+// Formats of integer codes.
+template <int low, int high, int group, int offset>
+struct Codes {
+    static constexpr bool FLOAT = false;
+    static constexpr bool TABLE = false;
+    static constexpr int LOW = low;
+    static constexpr int HIGH = high;
+    static constexpr int GROUP = group;
+    static constexpr int OFFSET = offset;
+    static constexpr bool MIN = false;
+    DEVICE static u32 lookup(u32 codes) { return codes; }
+};
+
+// A half for every unit.
+template <int low, int high, int offset>
+struct Halves : Codes<low, high, 32, offset> {
+    static constexpr int SCALES = 2;
+    static constexpr int SUPERS = 0;
+    DEVICE static Scales scales(const u32* s, const u32*, u32 row) {
+        const float d = half_to_float(static_cast<u16>(s[row / 2] >> (16 * (row % 2))));
+        return {{d, d}, {0, 0}};
+    }
+};
+typedef Halves<4, 0, 8> Q4_0;
+typedef Halves<4, 1, 16> Q5_0;
+typedef Halves<8, 0, 0> Q8_0;
+
+// A scale and what is added, halves both.
+template <int low, int high>
+struct HalfPairs : Codes<low, high, 32, 0> {
+    static constexpr int SCALES = 4;
+    static constexpr int SUPERS = 0;
+    static constexpr bool MIN = true;
+    DEVICE static Scales scales(const u32* s, const u32*, u32 row) {
+        const float d = low_half(s[row]), m = -high_half(s[row]);
+        return {{d, d}, {m, m}};
+    }
+};
+typedef HalfPairs<4, 0> Q4_1;
+typedef HalfPairs<4, 1> Q5_1;
+
+// Two bytes for every unit, and halves for every 256 columns.
+template <int low, int high, int group, int offset>
+struct Supers : Codes<low, high, group, offset> {
+    static constexpr int SCALES = 2;
+    DEVICE static u32 first(const u32* s, u32 row) { return s[row / 2] >> (16 * (row % 2)) & 255; }
+    DEVICE static u32 second(const u32* s, u32 row) { return s[row / 2] >> (16 * (row % 2) + 8) & 255; }
+};
+
+// The bytes are a scale and a minimum, each with its own half.
+template <int high>
+struct ScaleAndMinimum : Supers<4, high, 32, 0> {
+    static constexpr int SUPERS = 4;
+    static constexpr bool MIN = true;
+    DEVICE static Scales scales(const u32* s, const u32* d, u32 row) {
+        typedef ScaleAndMinimum F;
+        const float scale = low_half(d[row]) * static_cast<float>(F::first(s, row));
+        const float min = high_half(d[row]) * static_cast<float>(F::second(s, row));
+        return {{scale, scale}, {min, min}};
+    }
+};
+typedef ScaleAndMinimum<0> Q4_K;
+typedef ScaleAndMinimum<1> Q5_K;
+
+// The bytes are signed scales of 16 columns each.
+template <int low, int high, int offset>
+struct SignedPairs : Supers<low, high, 16, offset> {
+    static constexpr int SUPERS = 2;
+    DEVICE static Scales scales(const u32* s, const u32* d, u32 row) {
+        typedef SignedPairs F;
+        const float super = half_to_float(static_cast<u16>(d[row / 2] >> (16 * (row % 2))));
+        return {{super * static_cast<float>(static_cast<i8>(F::first(s, row))),
+                 super * static_cast<float>(static_cast<i8>(F::second(s, row)))},
+                {0, 0}};
+    }
+};
+typedef SignedPairs<2, 1, 4> Q3_K;
+typedef SignedPairs<4, 2, 32> Q6_K;
+
+// The bytes are a scale and a minimum of 4 bits for 16 columns each.
+struct Q2_K : Supers<2, 0, 16, 0> {
+    static constexpr int SUPERS = 4;
+    static constexpr bool MIN = true;
+    DEVICE static Scales scales(const u32* s, const u32* d, u32 row) {
+        const float scale = low_half(d[row]), min = high_half(d[row]);
+        const u32 a = first(s, row), b = second(s, row);
+        return {{scale * static_cast<float>(a & 15), scale * static_cast<float>(b & 15)},
+                {min * static_cast<float>(a >> 4), min * static_cast<float>(b >> 4)}};
+    }
+};
+
+// A signed byte for every unit; codes are places in a table.
+struct IQ4_XS : Codes<4, 0, 32, 0> {
+    static constexpr int SCALES = 1;
+    static constexpr int SUPERS = 2;
+    static constexpr bool TABLE = true;
+    // Four places at once. A byte permutation picks from eight bytes by three bits: once from the negative and once from
+    // the positive half of the table, then bit 3 of each place chooses.
+    DEVICE static u32 lookup(u32 codes) {
+        // -127 -104 -83 -65, -49 -35 -22 -10, 1 13 25 38, 53 69 89 113
+        const u32 picks = codes & 0x07070707u;
+        const u32 selector = (picks | picks >> 4) & 0x00ff00ffu;
+        const u32 select = (selector | selector >> 8) & 0xffffu;
+        const u32 negative = __byte_perm(0xbfad9881u, 0xf6eaddcfu, select);
+        const u32 positive = __byte_perm(0x26190d01u, 0x71594535u, select);
+        const u32 upper = (codes >> 3 & 0x01010101u) * 255u;
+        return (negative & ~upper) | (positive & upper);
+    }
+    DEVICE static Scales scales(const u32* s, const u32* d, u32 row) {
+        const float super = half_to_float(static_cast<u16>(d[row / 2] >> (16 * (row % 2))));
+        const float scale = super * static_cast<float>(static_cast<i8>(s[0] >> (8 * row) & 255));
+        return {{scale, scale}, {0, 0}};
+    }
+};
+
+// Formats of floats: `LOW` bits each, `in_word` of them in a word.
+template <int low>
+struct Floats {
+    static constexpr bool FLOAT = true;
+    static constexpr int LOW = low;
+    static constexpr int HIGH = 0;
+    static constexpr int SCALES = 0;
+    static constexpr int SUPERS = 0;
+    static constexpr int IN_WORD = 32 / low;
+};
+struct F16 : Floats<16> {
+    DEVICE static float value(u32 word, int i) { return i == 0 ? low_half(word) : high_half(word); }
+};
+struct BF16 : Floats<16> {
+    DEVICE static float value(u32 word, int i) { return as_float(i == 0 ? word << 16 : word & 0xffff0000u); }
+};
+struct F32 : Floats<32> {
+    DEVICE static float value(u32 word, int) { return as_float(word); }
+};
+
+// Sixteen columns of one row as floats: one half of a unit. Which one is known to the compiler, or registers that are
+// picked by it would be memory.
+template <class F, int HALF>
+DEVICE void decode_half(float (&v)[16], const Matrix& w, u32 row, u32 unit) {
+    const u32 strip = row / STRIP, r = row % STRIP;
+    if constexpr (F::FLOAT) {
+        constexpr int words = F::LOW / 2;
+#pragma unroll
+        for (int j = 0; j < words; j += 4) {
+            const u32 word = r * F::LOW + HALF * words + j;
+            const Words piece = load16_once(piece_at(w.low, strip, F::LOW, word / 4, w.units, unit));
+#pragma unroll
+            for (int i = 0; i < 4 * F::IN_WORD; ++i)
+                v[j * F::IN_WORD + i] = F::value(piece.w[i / F::IN_WORD], i % F::IN_WORD);
+        }
+    } else {
+        u32 low[F::LOW], high[F::HIGH > 0 ? F::HIGH : 1], c[8];
+        load_row<F::LOW>(low, w.low, strip, r, w.units, unit);
+        if constexpr (F::HIGH > 0) load_row<F::HIGH>(high, w.high, strip, r, w.units, unit);
+        const u32 supers = (w.units + SUPER_UNITS - 1) / SUPER_UNITS;
+        const u32 s = load_scale<F::SCALES>(w.scales, (static_cast<u64>(strip) * w.units + unit) * STRIP + r);
+        const u64 super = (static_cast<u64>(strip) * supers + unit / SUPER_UNITS) * STRIP + r;
+        const u32 d = load_scale<F::SUPERS>(w.supers, super);
+        unit_codes<F>(c, low, high);
+        const Scales scales = F::scales(&s, &d, 0);
+        const float scale = scales.scale[HALF], min = scales.min[HALF];
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+            const i32 code = static_cast<i8>(c[4 * HALF + i / 4] >> (8 * (i % 4)) & 255) - F::OFFSET;
+            v[i] = scale * static_cast<float>(code);
+            if constexpr (F::MIN) v[i] = v[i] - min;
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,105 @@
+// Keys and values in pages of 16 positions: [page][KV head][16][head_dim] for each layer, both alike, so that a head's
+// part of a page is one piece of memory.
+//
+// Everything that changes from step to step is read from device memory: launches that were captured once serve for
+// good.
+#ifndef OCTAVO_PAGING
+#define OCTAVO_PAGING
+
+#include "compat.cuh"
+
+constexpr u32 PAGE = 16;
+
+// The rows of a step.
+struct Paging {
+    const i32* positions;  // (rows), below zero: the row is padding
+    const u32* sequences;  // (rows): line of the table
+    const u32* tables;     // (sequences, max_pages): pages by position / 16
+    u32 max_pages;
+    u32 rows;
+};
+static_assert(sizeof(Paging) == 32, "kernels/src/cuda/params.rs has the same");
+
+// Bytes before a head's part of a page, in a cache of `Kv`.
+template <class Kv>
+DEVICE u64 page_start(u32 page, u32 heads, u32 head, u32 head_dim) {
+    return (static_cast<u64>(page) * heads + head) * Kv::page_bytes(head_dim);
+}
+
+// A type of the cache says how large a head's part of a page is, reads eight neighbouring values of a position from it,
+// and writes one. Where values share a scale, the 32 lanes of a warp write 32 neighbouring values together.
+
+// Types of 16 bits, one behind the other.
+template <class Half>
+struct KvHalves {
+    DEVICE static u64 page_bytes(u32 head_dim) { return static_cast<u64>(PAGE) * head_dim * 2; }
+    DEVICE static void load8(float (&v)[8], const u8* page, u32 position, u32 d, u32 head_dim) {
+        const Words words = load16(page + 2 * (position * head_dim + d));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            v[2 * i] = Half::low(words.w[i]);
+            v[2 * i + 1] = Half::high(words.w[i]);
+        }
+    }
+    DEVICE static void store(u8* page, u32 position, u32 d, u32 head_dim, float x) {
+        store_vector<u16>(page + 2 * (position * head_dim + d), Half::from(x));
+    }
+};
+
+struct KvF16 : KvHalves<KvF16> {
+    DEVICE static float low(u32 pair) { return low_half(pair); }
+    DEVICE static float high(u32 pair) { return high_half(pair); }
+    DEVICE static u16 from(float x) { return float_to_half(x); }
+};
+
+struct KvBF16 : KvHalves<KvBF16> {
+    DEVICE static float low(u32 pair) { return as_float(pair << 16); }
+    DEVICE static float high(u32 pair) { return as_float(pair & 0xffff0000u); }
+    // To the nearest, ties to even; what is not a number stays none.
+    DEVICE static u16 from(float x) {
+        const u32 bits = as_bits(x);
+        if (x != x) return static_cast<u16>(bits >> 16 | 0x40u);
+        return static_cast<u16>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+    }
+};
+
+struct KvF32 {
+    DEVICE static u64 page_bytes(u32 head_dim) { return static_cast<u64>(PAGE) * head_dim * 4; }
+    DEVICE static void load8(float (&v)[8], const u8* page, u32 position, u32 d, u32 head_dim) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const Words words = load16(page + 4 * (position * head_dim + d + 4 * i));
+#pragma unroll
+            for (int j = 0; j < 4; ++j) v[4 * i + j] = as_float(words.w[j]);
+        }
+    }
+    DEVICE static void store(u8* page, u32 position, u32 d, u32 head_dim, float x) {
+        store_vector<float>(page + 4 * (position * head_dim + d), x);
+    }
+};
+
+// ggml's Q8_0: bytes, and behind those of all positions a half for every 32 of them.
+struct KvQ8_0 {
+    DEVICE static u64 page_bytes(u32 head_dim) { return static_cast<u64>(PAGE) * (head_dim + head_dim / 32 * 2); }
+    DEVICE static u32 scale_at(u32 position, u32 d, u32 head_dim) {
+        return PAGE * head_dim + 2 * (position * (head_dim / 32) + d / 32);
+    }
+    DEVICE static void load8(float (&v)[8], const u8* page, u32 position, u32 d, u32 head_dim) {
+        const u64 codes = load_vector<u64>(page + position * head_dim + d);
+        const float scale = half_to_float(load_vector<u16>(page + scale_at(position, d, head_dim)));
+#pragma unroll
+        for (int i = 0; i < 8; ++i) v[i] = scale * static_cast<float>(static_cast<i8>(codes >> (8 * i) & 255));
+    }
+    // What is not finite makes the scale so.
+    DEVICE static void store(u8* page, u32 position, u32 d, u32 head_dim, float x) {
+        const bool finite = lanes_sum<32>(x - x) == 0.0f;
+        const float scale = lanes_max<32>(fabsf(x)) / 127.0f;
+        const float inverse = finite && scale > 0.0f ? 1.0f / scale : 0.0f;
+        const i32 code = static_cast<i32>(roundf((finite ? x : 0.0f) * inverse));
+        page[position * head_dim + d] = static_cast<u8>(code);
+        const float stored = finite ? scale : as_float(0x7fc00000u);
+        if (d % 32 == 0) store_vector<u16>(page + scale_at(position, d, head_dim), float_to_half(stored));
+    }
+};
+
+#endif

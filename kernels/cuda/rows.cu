@@ -1,0 +1,154 @@
+// Operations over rows of floats: norms, rotations, activations, sums, and the place of the largest value.
+#include "compat.cuh"
+
+struct NormParams {
+    const float* x;       // (groups, n)
+    const float* weight;  // (n)
+    float* out;           // (groups, n)
+    float eps;
+    u32 n;
+};
+static_assert(sizeof(NormParams) == 32, "kernels/src/cuda/params.rs has the same");
+
+constexpr u32 NORM_THREADS = 256;
+
+// x / rms(x) * weight, a block for each group of n: a row, or a head of it. How many threads a block has follows from n.
+KERNEL(rms_norm, NormParams, NORM_THREADS) {
+    SHARED(float, sums, [NORM_THREADS / WARP]);
+    const u64 base = static_cast<u64>(blockIdx.x) * p.n;
+    float sum = 0.0f;
+    for (u32 i = threadIdx.x; i < p.n; i += blockDim.x) sum = fmaf(p.x[base + i], p.x[base + i], sum);
+    sum = lanes_sum<32>(sum);
+    if (threadIdx.x % WARP == 0) sums[threadIdx.x / WARP] = sum;
+    __syncthreads();
+    sum = 0.0f;
+    for (u32 i = 0; i < blockDim.x / WARP; ++i) sum += sums[i];
+    const float scale = 1.0f / sqrtf(sum / static_cast<float>(p.n) + p.eps);
+    for (u32 i = threadIdx.x; i < p.n; i += blockDim.x) p.out[base + i] = p.x[base + i] * scale * p.weight[i];
+}
+
+struct RopeParams {
+    const float* x;        // (rows, heads, head_dim)
+    float* out;            // the same, elsewhere
+    const float* cosines;  // (positions, pairs)
+    const float* sines;    // (positions, pairs)
+    const i32* positions;  // (rows), below zero: the row is padding
+    u32 rows;
+    u32 heads;
+    u32 head_dim;
+    u32 pairs;
+    u32 neox;  // pairs are (i, i + pairs), otherwise (2 i, 2 i + 1)
+    u32 unused;
+};
+static_assert(sizeof(RopeParams) == 64, "kernels/src/cuda/params.rs has the same");
+
+constexpr u32 THREADS = 256;
+
+// A thread for each value. The angles are a table, computed in f64 where there is time for that.
+KERNEL(rope, RopeParams, THREADS) {
+    const u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
+    const u32 width = p.heads * p.head_dim;
+    if (at >= static_cast<u64>(p.rows) * width) return;
+    const i32 position = p.positions[at / width];
+    const u32 i = static_cast<u32>(at % p.head_dim);
+    const float x = p.x[at];
+    if (position < 0 || i >= 2 * p.pairs) {
+        p.out[at] = x;
+        return;
+    }
+    const u32 pair = p.neox ? i % p.pairs : i / 2;
+    const bool second = p.neox ? i >= p.pairs : i % 2 == 1;
+    const u32 apart = p.neox ? p.pairs : 1;
+    const float other = p.x[second ? at - apart : at + apart];
+    const u64 angle = static_cast<u64>(position) * p.pairs + pair;
+    const float c = p.cosines[angle], s = p.sines[angle];
+    p.out[at] = second ? other * s + x * c : x * c - other * s;
+}
+
+struct PairParams {
+    const float* a;
+    const float* b;
+    float* out;
+    u64 n;
+    u64 period;  // b starts again after so many
+};
+static_assert(sizeof(PairParams) == 40, "kernels/src/cuda/params.rs has the same");
+
+// a + b, where b may be one row for all.
+KERNEL(add, PairParams, THREADS) {
+    const u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
+    if (at < p.n) p.out[at] = p.a[at] + p.b[at % p.period];
+}
+
+// a / (1 + e^-a) * b
+KERNEL(swiglu, PairParams, THREADS) {
+    const u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
+    if (at < p.n) p.out[at] = p.a[at] / (1.0f + expf(-p.a[at])) * p.b[at];
+}
+
+struct SelectParams {
+    const float* x;     // (any, width)
+    const u32* wanted;  // (rows)
+    float* out;         // (rows, width)
+    u32 rows;
+    u32 width;
+};
+static_assert(sizeof(SelectParams) == 32, "kernels/src/cuda/params.rs has the same");
+
+KERNEL(select_rows, SelectParams, THREADS) {
+    const u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
+    if (at >= static_cast<u64>(p.rows) * p.width) return;
+    p.out[at] = p.x[static_cast<u64>(p.wanted[at / p.width]) * p.width + at % p.width];
+}
+
+struct Best {
+    float value;
+    u32 at;
+};
+
+struct ArgmaxParams {
+    const float* x;  // (rows, n)
+    Best* parts;     // (rows, parts)
+    u32* out;        // (rows)
+    u32 n;
+    u32 parts_n;
+};
+static_assert(sizeof(ArgmaxParams) == 32, "kernels/src/cuda/params.rs has the same");
+
+// The larger value, of equal ones the first; what is not a number loses. No order of comparing changes the outcome.
+DEVICE Best better(Best a, Best b) { return b.value > a.value || (b.value == a.value && b.at < a.at) ? b : a; }
+
+// The best of a block's values, in its first thread.
+DEVICE Best block_best(Best best) {
+    SHARED(Best, warps, [THREADS / WARP]);
+#pragma unroll
+    for (int o = 16; o > 0; o /= 2) {
+        Best other;
+        other.value = __shfl_xor_sync(ALL_LANES, best.value, o);
+        other.at = __shfl_xor_sync(ALL_LANES, best.at, o);
+        best = better(best, other);
+    }
+    if (threadIdx.x % WARP == 0) warps[threadIdx.x / WARP] = best;
+    __syncthreads();
+    for (u32 i = 0; i < THREADS / WARP; ++i) best = better(best, warps[i]);
+    return best;
+}
+
+// Rows of a vocabulary are long: blocks (x) take parts of a row (y), then one block takes the parts.
+KERNEL(argmax_parts, ArgmaxParams, THREADS) {
+    const u32 row = blockIdx.y;
+    Best best = {minus_infinity(), p.n};
+    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < p.n; i += gridDim.x * THREADS)
+        best = better(best, Best{p.x[static_cast<u64>(row) * p.n + i], i});
+    best = block_best(best);
+    if (threadIdx.x == 0) p.parts[static_cast<u64>(row) * p.parts_n + blockIdx.x] = best;
+}
+
+KERNEL(argmax_merge, ArgmaxParams, THREADS) {
+    const u32 row = blockIdx.x;
+    Best best = {minus_infinity(), p.n};
+    for (u32 i = threadIdx.x; i < p.parts_n; i += THREADS)
+        best = better(best, p.parts[static_cast<u64>(row) * p.parts_n + i]);
+    best = block_best(best);
+    if (threadIdx.x == 0) p.out[row] = best.at < p.n ? best.at : 0;
+}

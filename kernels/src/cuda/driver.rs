@@ -1,0 +1,375 @@
+//! GPUs behind NVIDIA's driver: which there are, what keeps them from being used, and one as a [`Device`].
+//!
+//! cudarc panics where the driver's library is missing, so everything starts with a look whether it is there, and no
+//! failure is more than one line.
+
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::{CudaContext, CudaGraph, CudaStream, sys};
+
+use super::nvrtc::Nvrtc;
+use super::params::Pair;
+use super::{Cache, Device, Error, Launch, Module, Ptr, Recording, launch};
+
+/// Bytes that are not given to models: code, captured launches, and what the driver wants later.
+const RESERVED: u64 = 256 << 20;
+/// Oldest generation with everything that the kernels use: Ampere.
+const OLDEST: (i32, i32) = (8, 0);
+
+/// What a GPU is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuInfo {
+    /// Number, as for `--gpu`.
+    pub ordinal: usize,
+    /// The vendor's name.
+    pub name: String,
+    /// Compute capability.
+    pub capability: (i32, i32),
+    /// Bytes of memory.
+    pub memory: u64,
+    /// Multiprocessors.
+    pub multiprocessors: u32,
+    /// CUDA version of the driver.
+    pub driver: (i32, i32),
+}
+
+impl GpuInfo {
+    /// The architecture to compile for.
+    pub fn arch(&self) -> String {
+        format!("sm_{}{}", self.capability.0, self.capability.1)
+    }
+
+    /// Whether the kernels run on it at all.
+    fn check(&self) -> Result<(), Error> {
+        if self.capability < OLDEST {
+            let ((major, minor), (needed, _)) = (self.capability, OLDEST);
+            return Err(Error::Unavailable(format!(
+                "GPU {} ({}) has compute capability {major}.{minor}: expected {needed}.0 or newer",
+                self.ordinal, self.name
+            )));
+        }
+        Ok(())
+    }
+}
+
+fn driver_error(call: &'static str) -> impl Fn(DriverError) -> Error {
+    move |error| {
+        let message = error.error_string().map_or_else(|_| format!("{error:?}"), |s| s.to_string_lossy().into_owned());
+        Error::Driver { call, message }
+    }
+}
+
+/// What happens inside of cudarc when a library lacks a function is a panic; here it is an error.
+fn guarded<T>(f: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    catch_unwind(AssertUnwindSafe(f))
+        .unwrap_or_else(|_| Err(Error::Unavailable("NVIDIA's driver lacks a function that is needed".to_owned())))
+}
+
+/// Every GPU that the driver offers, usable or not.
+///
+/// # Errors
+/// [`Error::Unavailable`] if there is no driver or no GPU.
+pub fn gpus() -> Result<Vec<GpuInfo>, Error> {
+    // SAFETY: opens the driver's library, whose start-up code is NVIDIA's.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(Error::NoDriver);
+    }
+    guarded(|| {
+        let none = |what: String| Error::Unavailable(format!("NVIDIA's driver offers no GPU ({what})"));
+        let count = CudaContext::device_count().map_err(|error| none(driver_error("cuInit")(error).to_string()))?;
+        if count <= 0 {
+            return Err(none("it counts none".to_owned()));
+        }
+        let mut version = 0;
+        // SAFETY: one integer is written.
+        unsafe { sys::cuDriverGetVersion(&raw mut version) }.result().map_err(driver_error("cuDriverGetVersion"))?;
+        let driver = (version / 1000, version % 1000 / 10);
+        (0..count as usize).map(|ordinal| info(ordinal, driver).map_err(driver_error("cuDeviceGet"))).collect()
+    })
+}
+
+fn info(ordinal: usize, driver: (i32, i32)) -> Result<GpuInfo, DriverError> {
+    use sys::CUdevice_attribute_enum as Attribute;
+    let device = result::device::get(ordinal as i32)?;
+    // SAFETY: the device was just given to us.
+    let attribute = |attribute| unsafe { result::device::get_attribute(device, attribute) };
+    let capability = (
+        attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+        attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+    );
+    let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1) as u32;
+    // SAFETY: as above.
+    let memory = unsafe { result::device::total_mem(device)? } as u64;
+    let name = result::device::get_name(device)?;
+    Ok(GpuInfo { ordinal, name, capability, memory, multiprocessors, driver })
+}
+
+/// A GPU that passed its self-test.
+pub struct Gpu {
+    info: GpuInfo,
+    nvrtc: Nvrtc,
+    cache: Option<Cache>,
+    modules: HashMap<Module, sys::CUmodule>,
+    functions: HashMap<String, sys::CUfunction>,
+    /// Address and length.
+    memory: Vec<(Ptr, usize)>,
+    recordings: Vec<CudaGraph>,
+    stream: Arc<CudaStream>,
+    context: Arc<CudaContext>,
+}
+
+// SAFETY: modules, functions and graphs belong to the context and not to a thread; each call binds the context first, and
+// takes the whole struct, so that no two happen at the same time.
+unsafe impl Send for Gpu {}
+
+impl Gpu {
+    /// Opens a GPU and runs a small kernel on it, whose results are checked.
+    ///
+    /// # Errors
+    /// One line that says what is missing.
+    pub fn open(ordinal: usize, cache: Option<Cache>) -> Result<Gpu, Error> {
+        let all = gpus()?;
+        let n = all.len();
+        let info = all
+            .into_iter()
+            .nth(ordinal)
+            .ok_or_else(|| Error::Unavailable(format!("GPU {ordinal}: expected a number below {n}")))?;
+        info.check()?;
+        let nvrtc = Nvrtc::find(info.driver.0)?;
+        guarded(|| {
+            let context = CudaContext::new(ordinal).map_err(driver_error("cuDevicePrimaryCtxRetain"))?;
+            // SAFETY: there is one stream, and it is ours: nothing needs ordering across streams, and events would be
+            // recorded inside of captures.
+            unsafe { context.disable_event_tracking() };
+            let stream = context.new_stream().map_err(driver_error("cuStreamCreate"))?;
+            let (modules, functions) = (HashMap::new(), HashMap::new());
+            let (memory, recordings) = (Vec::new(), Vec::new());
+            let mut gpu = Gpu { info, nvrtc, cache, modules, functions, memory, recordings, stream, context };
+            gpu.self_test()?;
+            Ok(gpu)
+        })
+    }
+
+    /// What it is.
+    pub fn info(&self) -> &GpuInfo {
+        &self.info
+    }
+
+    /// Frees everything that was allocated, and what was recorded over it.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn clear(&mut self) -> Result<(), Error> {
+        self.bind()?;
+        self.stream.synchronize().map_err(driver_error("cuStreamSynchronize"))?;
+        self.recordings.clear();
+        for (at, _) in self.memory.drain(..) {
+            // SAFETY: allocated here, freed once, and nothing uses it: the stream is idle.
+            unsafe { result::free_sync(at.0) }.map_err(driver_error("cuMemFree"))?;
+        }
+        Ok(())
+    }
+
+    fn self_test(&mut self) -> Result<(), Error> {
+        let x: Vec<f32> = (0..1000u16).map(f32::from).collect();
+        let bytes: Vec<u8> = x.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let (a, out) = (self.alloc(bytes.len())?, self.alloc(bytes.len())?);
+        self.upload(a, &bytes)?;
+        let launch = launch::add(&Pair { a, b: a, out, n: x.len() as u64, period: x.len() as u64 });
+        let mut got = vec![0; bytes.len()];
+        // SAFETY: both allocations have 1000 floats, and the first was written.
+        unsafe { self.launch(&launch)? };
+        self.download(out, &mut got)?;
+        let right = got.chunks_exact(4).zip(&x).all(|(y, x)| y == (x + x).to_le_bytes());
+        if !right {
+            let name = &self.info.name;
+            return Err(Error::Unavailable(format!("GPU {} ({name}) failed its self-test", self.info.ordinal)));
+        }
+        Ok(())
+    }
+
+    fn bind(&self) -> Result<(), Error> {
+        self.context.bind_to_thread().map_err(driver_error("cuCtxSetCurrent"))
+    }
+
+    fn module(&mut self, module: Module) -> Result<sys::CUmodule, Error> {
+        if let Some(loaded) = self.modules.get(&module) {
+            return Ok(*loaded);
+        }
+        let arch = self.info.arch();
+        let compile = || self.nvrtc.compile(module, &arch).map(|c| c.cubin);
+        // SAFETY: an image that NVRTC made; the driver checks what it is given.
+        let load = |image: &[u8]| unsafe {
+            result::module::load_data(image.as_ptr().cast()).map_err(driver_error("cuModuleLoadData"))
+        };
+        let loaded = match &self.cache {
+            Some(cache) => Cache::get(&cache.path(module, &self.nvrtc.key(&arch)), compile, load)?.0,
+            None => load(&compile()?)?,
+        };
+        self.modules.insert(module, loaded);
+        Ok(loaded)
+    }
+
+    fn function(&mut self, launch: &Launch) -> Result<sys::CUfunction, Error> {
+        if let Some(function) = self.functions.get(&launch.kernel) {
+            return Ok(*function);
+        }
+        let module = self.module(launch.module)?;
+        let name = CString::new(launch.kernel.as_str()).expect("kernels' names have no zero bytes");
+        // SAFETY: the module is loaded, and stays so.
+        let function =
+            unsafe { result::module::get_function(module, name) }.map_err(driver_error("cuModuleGetFunction"))?;
+        self.functions.insert(launch.kernel.clone(), function);
+        Ok(function)
+    }
+
+    fn inside(&self, at: Ptr, len: usize) -> Result<(), Error> {
+        let inside = |(base, n): &(Ptr, usize)| at.0 >= base.0 && at.0 + len as u64 <= base.0 + *n as u64;
+        match self.memory.iter().any(inside) {
+            true => Ok(()),
+            false => Err(Error::Driver { call: "copy", message: format!("{len} bytes at {:#x}: not allocated", at.0) }),
+        }
+    }
+}
+
+impl Device for Gpu {
+    fn describe(&self) -> String {
+        format!("GPU {} ({})", self.info.ordinal, self.info.name)
+    }
+
+    fn multiprocessors(&self) -> u32 {
+        self.info.multiprocessors
+    }
+
+    fn free_bytes(&self) -> Result<u64, Error> {
+        self.bind()?;
+        let (free, _) = result::mem_get_info().map_err(driver_error("cuMemGetInfo"))?;
+        Ok((free as u64).saturating_sub(RESERVED))
+    }
+
+    fn alloc(&mut self, bytes: usize) -> Result<Ptr, Error> {
+        self.bind()?;
+        // SAFETY: a size; the driver refuses none at all.
+        let at = unsafe { result::malloc_sync(bytes.max(1)) }.map_err(driver_error("cuMemAlloc"))?;
+        self.memory.push((Ptr(at), bytes));
+        Ok(Ptr(at))
+    }
+
+    fn upload(&mut self, to: Ptr, bytes: &[u8]) -> Result<(), Error> {
+        self.inside(to, bytes.len())?;
+        self.bind()?;
+        // SAFETY: inside an allocation; the bytes are not pinned, so the driver has copied them when it returns.
+        unsafe { result::memcpy_htod_async(to.0, bytes, self.stream.cu_stream()) }
+            .map_err(driver_error("cuMemcpyHtoDAsync"))
+    }
+
+    fn download(&mut self, from: Ptr, bytes: &mut [u8]) -> Result<(), Error> {
+        self.inside(from, bytes.len())?;
+        self.bind()?;
+        // SAFETY: inside an allocation; the stream is waited for below, while `bytes` lives.
+        unsafe { result::memcpy_dtoh_async(bytes, from.0, self.stream.cu_stream()) }
+            .map_err(driver_error("cuMemcpyDtoHAsync"))?;
+        self.stream.synchronize().map_err(driver_error("cuStreamSynchronize"))
+    }
+
+    fn copy(&mut self, from: Ptr, to: Ptr, bytes: usize) -> Result<(), Error> {
+        self.inside(from, bytes)?;
+        self.inside(to, bytes)?;
+        self.bind()?;
+        // SAFETY: both inside allocations.
+        unsafe { result::memcpy_dtod_async(to.0, from.0, bytes, self.stream.cu_stream()) }
+            .map_err(driver_error("cuMemcpyDtoDAsync"))
+    }
+
+    fn build(&mut self, module: Module) -> Result<(), Error> {
+        self.bind()?;
+        self.module(module).map(|_| ())
+    }
+
+    unsafe fn launch(&mut self, launch: &Launch) -> Result<(), Error> {
+        self.bind()?;
+        let function = self.function(launch)?;
+        let [x, y, z] = launch.grid;
+        let mut params = [launch.params.as_ptr().cast_mut().cast()];
+        // SAFETY: the launch table gives a kernel its own struct; the addresses in it are the caller's promise.
+        unsafe {
+            let stream = self.stream.cu_stream();
+            result::launch_kernel(function, (x, y, z), (launch.threads, 1, 1), 0, stream, &mut params)
+        }
+        .map_err(driver_error("cuLaunchKernel"))
+    }
+
+    unsafe fn record(&mut self, launches: Vec<Launch>) -> Result<Recording, Error> {
+        self.bind()?;
+        // a capture cannot load code
+        for launch in &launches {
+            self.function(launch)?;
+        }
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        self.stream.begin_capture(mode).map_err(driver_error("cuStreamBeginCapture"))?;
+        // SAFETY: the caller's promise.
+        let launched = launches.iter().try_for_each(|launch| unsafe { self.launch(launch) });
+        // whatever happened: a stream that goes on capturing refuses everything else
+        let graph = self.stream.end_capture(sys::CUgraphInstantiate_flags(0));
+        launched?;
+        let graph = graph.map_err(driver_error("cuStreamEndCapture"))?.ok_or_else(|| Error::Driver {
+            call: "cuStreamEndCapture",
+            message: "no launch was captured".to_owned(),
+        })?;
+        graph.upload().map_err(driver_error("cuGraphUpload"))?;
+        self.recordings.push(graph);
+        Ok(Recording(self.recordings.len() - 1))
+    }
+
+    unsafe fn replay(&mut self, recording: Recording) -> Result<(), Error> {
+        self.recordings[recording.0].launch().map_err(driver_error("cuGraphLaunch"))
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        // an error cannot be told to anybody any more, and the driver frees everything with the context
+        let _ = self.clear();
+        if self.bind().is_err() {
+            return;
+        }
+        for (_, module) in self.modules.drain() {
+            // SAFETY: loaded here, unloaded once; its functions go with this struct.
+            let _ = unsafe { result::module::unload(module) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_one_line() {
+        if let Err(error) = gpus() {
+            let line = error.to_string();
+            assert!(line.starts_with("NVIDIA's driver") && !line.contains('\n'), "{line}");
+            assert!(Gpu::open(0, None).is_err());
+        }
+    }
+
+    #[test]
+    fn old_generations_are_refused_by_number() {
+        let info = |capability| GpuInfo {
+            ordinal: 1,
+            name: "Old".to_owned(),
+            capability,
+            memory: 0,
+            multiprocessors: 1,
+            driver: (12, 0),
+        };
+        assert!(info((8, 0)).check().is_ok() && info((9, 0)).check().is_ok() && info((8, 7)).check().is_ok());
+        let error = info((7, 5)).check().expect_err("too old").to_string();
+        assert_eq!(error, "GPU 1 (Old) has compute capability 7.5: expected 8.0 or newer");
+        assert_eq!(info((9, 0)).arch(), "sm_90");
+    }
+}

@@ -1,0 +1,88 @@
+//! Fills an executor's memory: weights are packed by several threads while others are uploaded.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::thread;
+
+use super::plan::{Placed, Plan, Source};
+use crate::cuda::pack::{Packed, is_packed, pack};
+use crate::cuda::{Device, Error, Ptr};
+use crate::program::{Op, Program};
+use octavo_quant::TensorType;
+
+/// Brings every weight into its place; see [`Executor::new`](super::Executor::new) for `progress`.
+pub(super) fn weights(
+    device: &mut impl Device,
+    plan: &Plan,
+    base: Ptr,
+    sources: &[Source],
+    threads: usize,
+    progress: &mut dyn FnMut(Option<usize>, u64, u64),
+) -> Result<(), Error> {
+    let total = plan.placed.iter().map(|p| p.source.bytes.n_bytes() as u64).sum();
+    let mut done = 0;
+    progress(None, done, total);
+    let next = AtomicUsize::new(0);
+    // a weight waits until it is fetched: no more of them are in memory than there are threads, and one
+    let (sender, receiver) = mpsc::sync_channel(0);
+    thread::scope(|scope| {
+        for _ in 0..threads.max(1) {
+            let (sender, next) = (sender.clone(), &next);
+            scope.spawn(move || {
+                while let Some(placed) = plan.placed.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    // nobody listens any more after an error
+                    if sender.send((placed, packed(placed))).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        drop(sender);
+        // owned here, so that it is gone, and threads that wait are free, when an error ends this
+        let receiver = receiver;
+        for (placed, packed) in &receiver {
+            device.upload(base.offset(placed.at), &packed.bytes)?;
+            done += placed.source.bytes.n_bytes() as u64;
+            let same = |s: &Source| std::ptr::eq(s.bytes.bytes(), placed.source.bytes.bytes());
+            progress(sources.iter().position(same), done, total);
+        }
+        Ok(())
+    })
+}
+
+fn packed(placed: &Placed) -> Packed {
+    let Source { ty, rows, cols, ref bytes, .. } = placed.source;
+    let packed = if is_packed(ty) {
+        pack(ty, rows, cols, bytes.bytes())
+    } else {
+        let mut values = vec![0f32; rows * cols];
+        octavo_quant::dequantize(ty, bytes.bytes(), &mut values).expect("the plan checked type and size");
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        pack(TensorType::F32, rows, cols, &bytes)
+    };
+    packed.expect("the plan checked type and size")
+}
+
+/// Norm weights, biases, and the cosines and sines of every position.
+pub(super) fn constants(
+    device: &mut impl Device,
+    program: &Program,
+    plan: &Plan,
+    base: Ptr,
+    max_pages: usize,
+) -> Result<(), Error> {
+    let mut put = |at: u64, values: &[f32]| {
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        device.upload(base.offset(at), &bytes)
+    };
+    for (at, op) in program.ops.iter().enumerate() {
+        if let Op::RmsNorm { weight: values, .. } | Op::AddBias { bias: values, .. } = op {
+            put(plan.vectors[&at], values)?;
+        }
+    }
+    let positions = max_pages * crate::PAGE_POSITIONS;
+    let angles = (0..positions).flat_map(|p| program.rope.angles(p)).collect::<Vec<_>>();
+    let (cosines, sines): (Vec<f32>, Vec<f32>) = angles.into_iter().unzip();
+    put(plan.cosines, &cosines)?;
+    put(plan.sines, &sines)
+}

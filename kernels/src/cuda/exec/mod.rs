@@ -1,0 +1,266 @@
+//! Runs a [`Program`] on a [`Device`].
+//!
+//! Everything a model needs lies in one allocation that is made when it is loaded: weights, cache, buffers for the largest
+//! step. A step writes the step record (`record`), runs launches that follow from its shape alone (`launches`), and reads
+//! the outputs. Nothing is allocated in between, and no address ever changes; so the launches of generated tokens are
+//! captured once for each number of sequences, and replayed.
+
+mod launches;
+mod load;
+mod plan;
+mod record;
+
+use std::collections::HashMap;
+
+pub use plan::{Limits, Needs, Source};
+
+use self::launches::{Part, Scene, half_of_layer};
+use self::plan::Plan;
+use self::record::{Record, Shape, tile_rows};
+use super::{Device, Error, Launch, Ptr, Recording};
+use crate::exec::TapFn;
+use crate::program::{Op, Program, Step};
+
+/// How often a shape of generated tokens has come.
+enum Seen {
+    /// Its launches ran one by one: what a device loads when a kernel first runs is there.
+    Once,
+    /// They are replayed.
+    Recorded(Recording),
+}
+
+/// How a program is prepared, and runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Setup {
+    /// The largest step, and the cache.
+    pub limits: Limits,
+    /// Record the launches of generated tokens and replay them.
+    pub capture: bool,
+    /// Threads that pack weights.
+    pub threads: usize,
+}
+
+/// Runs one program on one device.
+pub struct Executor<D: Device> {
+    device: D,
+    program: Program,
+    limits: Limits,
+    plan: Plan,
+    /// The arena.
+    base: Ptr,
+    record: Record,
+    tile_rows: usize,
+    /// Whether generation is captured.
+    capture: bool,
+    seen: HashMap<Shape, Seen>,
+    /// The outputs of the last step, or what a tap sees.
+    values: Vec<f32>,
+}
+
+impl<D: Device> Executor<D> {
+    /// What a model takes on a device.
+    ///
+    /// # Errors
+    /// As [`Executor::new`], for what the kernels do not take.
+    pub fn needs(program: &Program, sources: &[Source], limits: &Limits) -> Result<Needs, Error> {
+        Ok(Plan::new(program, sources, limits)?.needs)
+    }
+
+    /// Packs and uploads the weights and builds every kernel. `progress` is told which weight is done (by its number in
+    /// `sources`), bytes of the file done, and bytes in all.
+    ///
+    /// # Errors
+    /// [`Error::Weight`], [`Error::KvType`] or [`Error::HeadDim`] for what the kernels do not take, [`Error::TooLarge`]
+    /// if the device has not the room, and the device's own errors.
+    ///
+    /// # Panics
+    /// If the program's numbers contradict each other: a bug in whoever compiled it.
+    pub fn new(
+        mut device: D,
+        program: Program,
+        sources: &[Source],
+        setup: Setup,
+        progress: &mut dyn FnMut(Option<usize>, u64, u64),
+    ) -> Result<Executor<D>, Error> {
+        let Setup { limits, capture, threads } = setup;
+        program.check(&sources.iter().map(|s| (s.rows, s.cols)).collect::<Vec<_>>());
+        let plan = Plan::new(&program, sources, &limits)?;
+        let (needs, free) = (plan.needs, device.free_bytes()?);
+        let bytes = usize::try_from(needs.total()).ok().filter(|_| needs.total() <= free);
+        let bytes = bytes.ok_or_else(|| Error::TooLarge { device: device.describe(), needs, free })?;
+        let base = device.alloc(bytes)?;
+        load::weights(&mut device, &plan, base, sources, threads, progress)?;
+        load::constants(&mut device, &program, &plan, base, limits.max_pages())?;
+        let query_width = program.ops.iter().find_map(|op| match op {
+            Op::Attention { q, .. } => Some(program.slots[*q].width),
+            _ => None,
+        });
+        let heads_per_kv = query_width.unwrap_or(0) / (program.kv.n_head_kv * program.kv.head_dim).max(1);
+        let mut executor = Executor {
+            device,
+            record: Record::new(&limits),
+            tile_rows: tile_rows(heads_per_kv),
+            program,
+            limits,
+            plan,
+            base,
+            capture,
+            seen: HashMap::new(),
+            values: Vec::new(),
+        };
+        executor.build()?;
+        Ok(executor)
+    }
+
+    /// Builds every kernel that a step may need, so that the first one does not wait for a compiler.
+    fn build(&mut self) -> Result<(), Error> {
+        for generated in [false, true] {
+            let shape = Shape { generated, rows: 1, wanted: 1, sequences: 1, tiles: usize::from(!generated) };
+            for launch in self.parts(shape, false).into_iter().flat_map(|part| part.launches) {
+                self.device.build(launch.module)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The device.
+    pub fn device(&self) -> &D {
+        &self.device
+    }
+
+    /// What it takes of the device's memory.
+    pub fn memory(&self) -> Needs {
+        self.plan.needs
+    }
+
+    /// The largest step.
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// Runs a step and returns the outputs of the wanted rows, `[wanted][width of the output]`. `tap` sees the result
+    /// of every operation.
+    ///
+    /// # Errors
+    /// If the device fails.
+    ///
+    /// # Panics
+    /// If the step does not fit the program, the cache or the limits.
+    pub fn step(&mut self, step: &Step<'_>, tap: Option<&mut TapFn<'_>>) -> Result<&[f32], Error> {
+        let (rows, wanted) = self.program.rows(step, self.limits.n_pages);
+        let Limits { rows: most, wanted: most_wanted, sequences, positions, .. } = self.limits;
+        assert!(rows.len() <= most && wanted.len() <= most_wanted && step.seqs.len() <= sequences, "a step too large");
+        assert!(rows.iter().all(|row| row.pos < positions), "a position beyond the longest sequence");
+        self.values.clear();
+        if rows.is_empty() {
+            return Ok(&self.values);
+        }
+        let bucket = Shape::bucket(rows.len());
+        let whole = step.seqs.len() == rows.len() && wanted.len() == rows.len();
+        let fits = bucket.rows <= most.min(most_wanted).min(sequences);
+        let exact = Shape::of(step, self.tile_rows);
+        let replayed = self.capture && tap.is_none() && exact.generated && whole && fits;
+        let shape = if replayed { bucket } else { exact };
+        let bytes = self.record.fill(&shape, step, &rows, &wanted, self.tile_rows);
+        self.device.upload(self.base.offset(self.plan.record), bytes)?;
+        match tap {
+            Some(tap) => self.run_tapped(shape, tap)?,
+            None if replayed => self.replay(shape)?,
+            None => self.run(shape)?,
+        }
+        self.read(self.program.output, wanted.len())?;
+        Ok(&self.values)
+    }
+
+    /// Copies a page of every layer, keys and values.
+    ///
+    /// # Errors
+    /// If the device fails.
+    ///
+    /// # Panics
+    /// If a page does not exist.
+    pub fn copy_page(&mut self, from: u32, to: u32) -> Result<(), Error> {
+        let n_pages = self.limits.n_pages;
+        assert!((from as usize) < n_pages && (to as usize) < n_pages, "a page that does not exist");
+        let halves = 2 * self.program.kv.n_layer;
+        let bytes = self.program.kv.page_bytes().expect("it was allocated") / halves.max(1);
+        for half in 0..halves {
+            let start = self.plan.pages + half_of_layer(&self.program, n_pages, half);
+            let at = |page: u32| self.base.offset(start + bytes as u64 * u64::from(page));
+            self.device.copy(at(from), at(to), bytes)?;
+        }
+        Ok(())
+    }
+
+    fn parts(&self, shape: Shape, absorb: bool) -> Vec<Part> {
+        let scene = Scene {
+            program: &self.program,
+            plan: &self.plan,
+            base: self.base,
+            n_pages: self.limits.n_pages,
+            multiprocessors: self.device.multiprocessors(),
+            shape,
+            record: self.record.addresses(&shape, self.base.offset(self.plan.record)),
+        };
+        scene.all(absorb)
+    }
+
+    fn list(&self, shape: Shape) -> Vec<Launch> {
+        self.parts(shape, true).into_iter().flat_map(|part| part.launches).collect()
+    }
+
+    fn run(&mut self, shape: Shape) -> Result<(), Error> {
+        for launch in self.list(shape) {
+            // SAFETY: every address is in the arena, whose pieces were measured for the limits that `step` checked;
+            // buffers are written by the operations before those that read them, and the record before all of them.
+            unsafe { self.device.launch(&launch)? }
+        }
+        Ok(())
+    }
+
+    fn replay(&mut self, shape: Shape) -> Result<(), Error> {
+        match self.seen.get(&shape) {
+            None => {
+                self.seen.insert(shape, Seen::Once);
+                return self.run(shape);
+            }
+            Some(Seen::Once) => {
+                let launches = self.list(shape);
+                // SAFETY: as in `run`, for every replay: the arena stays where it is as long as the device.
+                let recording = unsafe { self.device.record(launches)? };
+                self.seen.insert(shape, Seen::Recorded(recording));
+            }
+            Some(Seen::Recorded(_)) => {}
+        }
+        let Some(Seen::Recorded(recording)) = self.seen.get(&shape) else { unreachable!("just recorded") };
+        // SAFETY: as above; the step record was written.
+        unsafe { self.device.replay(*recording) }
+    }
+
+    fn run_tapped(&mut self, shape: Shape, tap: &mut TapFn<'_>) -> Result<(), Error> {
+        for Part { op, launches } in self.parts(shape, false) {
+            for launch in launches {
+                // SAFETY: as in `run`.
+                unsafe { self.device.launch(&launch)? }
+            }
+            let Some(out) = self.program.ops[op].out() else { continue };
+            let info = self.program.slots[out];
+            let rows = if info.selected { shape.wanted } else { shape.rows };
+            self.read(out, rows)?;
+            tap(op, rows, info.width, &self.values);
+        }
+        Ok(())
+    }
+
+    /// Reads the first rows of a slot.
+    fn read(&mut self, slot: usize, rows: usize) -> Result<(), Error> {
+        self.values.resize(rows * self.program.slots[slot].width, 0.0);
+        if self.values.is_empty() {
+            return Ok(());
+        }
+        let n = 4 * self.values.len();
+        // SAFETY: the bytes of these floats, for which all bits are values.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(self.values.as_mut_ptr().cast::<u8>(), n) };
+        self.device.download(self.base.offset(self.plan.slots[slot]), bytes)
+    }
+}

@@ -1,0 +1,246 @@
+//! What an executor keeps on its device, and where: worked out before anything is allocated, so that a model that does
+//! not fit is refused with numbers.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use octavo_quant::TensorType;
+
+use super::record::Record;
+use crate::cuda::pack::{Layout, is_packed};
+use crate::cuda::{Error, FORMATS, launch};
+use crate::matrix::Bytes;
+use crate::program::{Op, Program};
+
+/// Rows whose attention is split and merged at a time: what the partial sums of all rows would take is too much.
+pub(super) const ATTEND_ROWS: usize = 64;
+/// Parts of a row's positions that blocks take: fixed, so that a row's numbers depend on nothing but its length, and so
+/// many that one row of a usual model keeps a large device busy.
+pub(super) const SPLITS: usize = 16;
+/// Every piece of the arena begins at such a multiple.
+const ALIGNMENT: u64 = 256;
+
+/// The largest step, and the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Tokens of a step.
+    pub rows: usize,
+    /// Tokens of a step with outputs.
+    pub wanted: usize,
+    /// Sequences of a step.
+    pub sequences: usize,
+    /// Positions of a sequence.
+    pub positions: usize,
+    /// Pages of the cache.
+    pub n_pages: usize,
+}
+
+impl Limits {
+    /// Pages of the longest sequence.
+    pub(super) fn max_pages(&self) -> usize {
+        self.positions.div_ceil(crate::PAGE_POSITIONS)
+    }
+}
+
+/// A weight as it lies in the file.
+#[derive(Clone)]
+pub struct Source {
+    /// Its name there.
+    pub name: String,
+    /// Element type.
+    pub ty: TensorType,
+    /// Outputs.
+    pub rows: usize,
+    /// Inputs.
+    pub cols: usize,
+    /// `rows` rows of whole blocks.
+    pub bytes: Arc<dyn Bytes>,
+}
+
+impl Source {
+    /// The type of the kernels that multiply it: its own, or floats where it has none.
+    pub(super) fn stored(&self) -> TensorType {
+        if is_packed(self.ty) { self.ty } else { TensorType::F32 }
+    }
+
+    fn layout(&self) -> Result<Layout, Error> {
+        let unusable = |expected: String| {
+            let (name, got) = (self.name.clone(), format!("{} x {} {}", self.rows, self.cols, self.ty));
+            Error::Weight { name, expected, got }
+        };
+        if !octavo_quant::can_dequantize(self.ty) {
+            let own: Vec<String> = FORMATS.iter().map(ToString::to_string).collect();
+            return Err(unusable(format!("one of {}, or a type that can be read as floats", own.join(" "))));
+        }
+        let bytes = self.ty.row_bytes(self.cols as u64).and_then(|b| b.checked_mul(self.rows as u64));
+        let got = self.bytes.n_bytes();
+        match Layout::new(self.stored(), self.rows, self.cols) {
+            Some(layout) if bytes == Some(got as u64) => Ok(layout),
+            _ => Err(unusable(format!("rows of whole blocks in {got} bytes"))),
+        }
+    }
+}
+
+/// Bytes that a model takes on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Needs {
+    /// Weights, in the kernels' layout.
+    pub weights: u64,
+    /// Keys and values.
+    pub kv: u64,
+    /// Everything that a step writes.
+    pub buffers: u64,
+}
+
+impl Needs {
+    /// All of them.
+    pub fn total(&self) -> u64 {
+        self.weights.saturating_add(self.kv).saturating_add(self.buffers)
+    }
+}
+
+impl fmt::Display for Needs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+        let Needs { weights, kv, buffers } = *self;
+        write!(
+            f,
+            "{} MiB (weights {}, KV cache {}, buffers {})",
+            mib(self.total()),
+            mib(weights),
+            mib(kv),
+            mib(buffers)
+        )
+    }
+}
+
+/// Hands out pieces of a range that begins at 0.
+#[derive(Default)]
+struct Arena(u64);
+
+impl Arena {
+    /// As many bytes as the product of `factors`; more than can be counted is at least more than there is.
+    fn take(&mut self, factors: &[usize]) -> u64 {
+        let bytes = factors.iter().fold(1, |a: u64, b| a.saturating_mul(*b as u64));
+        let at = self.0;
+        self.0 = at.saturating_add(bytes).checked_next_multiple_of(ALIGNMENT).unwrap_or(u64::MAX);
+        at
+    }
+}
+
+/// A weight's place.
+pub(super) struct Placed {
+    pub(super) source: Source,
+    pub(super) layout: Layout,
+    pub(super) at: u64,
+}
+
+/// Places of everything, as distances from the arena's beginning.
+pub(super) struct Plan {
+    /// Every weight once.
+    pub(super) placed: Vec<Placed>,
+    /// Which of them a product multiplies with.
+    pub(super) weights: Vec<usize>,
+    /// Which of them an operation looks rows up in.
+    pub(super) tables: HashMap<usize, usize>,
+    /// Norm weights and biases, by operation.
+    pub(super) vectors: HashMap<usize, u64>,
+    pub(super) cosines: u64,
+    pub(super) sines: u64,
+    pub(super) pages: u64,
+    pub(super) slots: Vec<u64>,
+    /// Inputs of products in the kernels' form, and their scales.
+    pub(super) activations: u64,
+    pub(super) scales: u64,
+    /// Partial sums of attention, and their maxima and totals.
+    pub(super) sums: u64,
+    pub(super) states: u64,
+    pub(super) record: u64,
+    pub(super) needs: Needs,
+}
+
+impl Plan {
+    /// # Errors
+    /// For what the kernels do not take: a weight, the cache's type, the size of heads.
+    pub(super) fn new(program: &Program, sources: &[Source], limits: &Limits) -> Result<Plan, Error> {
+        let kv = program.kv;
+        if !kv.ty.takes(kv.head_dim) {
+            return Err(Error::KvType { ty: kv.ty, head_dim: kv.head_dim });
+        }
+        if !launch::takes_head_dim(kv.head_dim) {
+            return Err(Error::HeadDim(kv.head_dim));
+        }
+        let mut arena = Arena::default();
+        let mut placed: Vec<Placed> = Vec::new();
+        let mut place = |arena: &mut Arena, source: &Source| -> Result<usize, Error> {
+            // an output that is the embedding once more is one weight
+            let same = |p: &Placed| std::ptr::eq(p.source.bytes.bytes(), source.bytes.bytes());
+            if let Some(at) = placed.iter().position(same) {
+                return Ok(at);
+            }
+            let layout = source.layout()?;
+            placed.push(Placed { source: source.clone(), layout, at: arena.take(&[layout.bytes]) });
+            Ok(placed.len() - 1)
+        };
+        let weights = sources.iter().map(|s| place(&mut arena, s)).collect::<Result<Vec<_>, _>>()?;
+        let (mut tables, mut vectors) = (HashMap::new(), HashMap::new());
+        for (at, op) in program.ops.iter().enumerate() {
+            match op {
+                Op::Embed { table, .. } => {
+                    let (name, bytes) = ("token embeddings".to_owned(), table.source.clone());
+                    let source = Source { name, ty: table.ty, rows: table.rows, cols: table.cols, bytes };
+                    tables.insert(at, place(&mut arena, &source)?);
+                }
+                Op::RmsNorm { weight: values, .. } | Op::AddBias { bias: values, .. } => {
+                    vectors.insert(at, arena.take(&[4, values.len()]));
+                }
+                _ => {}
+            }
+        }
+        let angles = [4, limits.max_pages(), crate::PAGE_POSITIONS, program.rope.frequencies.len()];
+        let (cosines, sines) = (arena.take(&angles), arena.take(&angles));
+        let weight_bytes = arena.0;
+        let pages = arena.take(&[kv.page_bytes().unwrap_or(usize::MAX), limits.n_pages]);
+        let kv_bytes = arena.0 - weight_bytes;
+
+        let rows_of = |slot: usize| if program.slots[slot].selected { limits.wanted } else { limits.rows };
+        let slots = program.slots.iter().enumerate().map(|(i, s)| arena.take(&[4, s.width, rows_of(i)])).collect();
+        let (mut activation_bytes, mut query_width) = (0, 0);
+        for op in &program.ops {
+            match *op {
+                Op::MatMul { x, w, .. } => {
+                    let (rows, source) = (rows_of(x), &placed[weights[w]].source);
+                    let generated = launch::gemv_activation_bytes(source.stored(), rows, source.cols);
+                    let prompt = launch::gemm_activation_bytes(rows, source.cols);
+                    activation_bytes = activation_bytes.max(generated).max(prompt);
+                }
+                Op::Attention { q, .. } => query_width = query_width.max(program.slots[q].width),
+                _ => {}
+            }
+        }
+        let activations = arena.take(&[activation_bytes]);
+        let scales = arena.take(&[4, limits.rows.max(limits.wanted)]);
+        let split = [4, ATTEND_ROWS.min(limits.rows), SPLITS, query_width];
+        let (sums, states) = (arena.take(&split), arena.take(&[&split[..], &[2]].concat()));
+        let record = arena.take(&[Record::most_bytes(limits)]);
+        let needs =
+            Needs { weights: weight_bytes, kv: kv_bytes, buffers: arena.0.saturating_sub(weight_bytes + kv_bytes) };
+        Ok(Plan {
+            placed,
+            weights,
+            tables,
+            vectors,
+            cosines,
+            sines,
+            pages,
+            slots,
+            activations,
+            scales,
+            sums,
+            states,
+            record,
+            needs,
+        })
+    }
+}

@@ -1,0 +1,147 @@
+//! The step record: everything that changes from step to step, in one piece of device memory that is written before each
+//! of them. Launches know only where it is, so that those which were captured once serve for good.
+
+use super::plan::Limits;
+use crate::cuda::Ptr;
+use crate::cuda::launch::TILE_QUERIES;
+use crate::cuda::params::Paging;
+use crate::program::{Role, Row, Step};
+
+/// What decides a step's launches: sizes, and nothing of the contents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Shape {
+    pub(super) generated: bool,
+    pub(super) rows: usize,
+    pub(super) wanted: usize,
+    pub(super) sequences: usize,
+    /// Of a prompt's attention on tensor cores.
+    pub(super) tiles: usize,
+}
+
+impl Shape {
+    /// Of a step as it is, its prompts' attention being cut to tiles of `tile_rows` rows.
+    pub(super) fn of(step: &Step<'_>, tile_rows: usize) -> Shape {
+        let generated = step.role == Role::Generated;
+        let tiles = step.seqs.iter().map(|s| s.tokens.len().div_ceil(tile_rows)).sum();
+        let (rows, wanted, sequences) = (step.rows(), step.wanted_rows(), step.seqs.len());
+        Shape { generated, rows, wanted, sequences, tiles: if generated { 0 } else { tiles } }
+    }
+
+    /// The shape that serves generated tokens of `n` sequences, one each, all with outputs: exactly so many up to 8,
+    /// then the next power of two.
+    pub(super) fn bucket(n: usize) -> Shape {
+        let rows = if n <= 8 { n } else { n.next_power_of_two() };
+        Shape { generated: true, rows, wanted: rows, sequences: rows, tiles: 0 }
+    }
+}
+
+/// Rows of a tile of attention on tensor cores, for so many query heads of a KV head.
+pub(super) fn tile_rows(heads_per_kv: usize) -> usize {
+    (TILE_QUERIES / heads_per_kv.max(1)).max(1)
+}
+
+/// Bytes of a step record, and where its arrays are for a shape.
+pub(super) struct Record {
+    bytes: Vec<u8>,
+    max_pages: usize,
+}
+
+/// Words before each array of a shape's record.
+struct Arrays {
+    positions: usize,
+    sequences: usize,
+    wanted: usize,
+    tiles: usize,
+    tables: usize,
+    end: usize,
+}
+
+fn arrays(shape: &Shape, max_pages: usize) -> Arrays {
+    let Shape { rows, wanted, sequences, tiles, .. } = *shape;
+    let at_tiles = 3 * rows + wanted;
+    let tables = at_tiles + 2 * tiles;
+    let end = tables + sequences * max_pages;
+    Arrays { positions: rows, sequences: 2 * rows, wanted: 3 * rows, tiles: at_tiles, tables, end }
+}
+
+/// Addresses of a record's arrays.
+pub(super) struct Addresses {
+    pub(super) tokens: Ptr,
+    pub(super) wanted: Ptr,
+    pub(super) tiles: Ptr,
+    pub(super) paging: Paging,
+}
+
+impl Record {
+    pub(super) fn new(limits: &Limits) -> Record {
+        Record { bytes: Vec::with_capacity(Record::most_bytes(limits)), max_pages: limits.max_pages() }
+    }
+
+    /// Bytes of the largest.
+    pub(super) fn most_bytes(limits: &Limits) -> usize {
+        let &Limits { rows, wanted, sequences, .. } = limits;
+        let tables = sequences.saturating_mul(limits.max_pages());
+        // a tile has at least a row
+        (5 * rows + wanted).saturating_add(tables).saturating_mul(4)
+    }
+
+    /// Where the arrays of a record of this shape are, when it is at `base`.
+    pub(super) fn addresses(&self, shape: &Shape, base: Ptr) -> Addresses {
+        let a = arrays(shape, self.max_pages);
+        let at = |words: usize| base.offset(4 * words as u64);
+        let small = |n: usize| u32::try_from(n).expect("far below the largest grid");
+        Addresses {
+            tokens: base,
+            wanted: at(a.wanted),
+            tiles: at(a.tiles),
+            paging: Paging {
+                positions: at(a.positions),
+                sequences: at(a.sequences),
+                tables: at(a.tables),
+                max_pages: small(self.max_pages),
+                rows: small(shape.rows),
+            },
+        }
+    }
+
+    /// Writes down a step in a shape that has room for it. Rows that the step does not have are padding: position -1,
+    /// whose keys and values go nowhere and which attends to nothing.
+    pub(super) fn fill(
+        &mut self,
+        shape: &Shape,
+        step: &Step<'_>,
+        rows: &[Row],
+        wanted: &[usize],
+        tile_rows: usize,
+    ) -> &[u8] {
+        let a = arrays(shape, self.max_pages);
+        self.bytes.clear();
+        self.bytes.resize(4 * a.end, 0);
+        let mut put = |at: usize, value: u32| self.bytes[4 * at..4 * at + 4].copy_from_slice(&value.to_le_bytes());
+        let small = |n: usize| u32::try_from(n).expect("rows and positions are numbered in 31 bits");
+        for (r, row) in rows.iter().enumerate() {
+            put(r, row.token);
+            put(a.positions + r, small(row.pos));
+            put(a.sequences + r, small(row.seq));
+        }
+        for r in rows.len()..shape.rows {
+            put(a.positions + r, u32::MAX);
+        }
+        for (i, row) in wanted.iter().copied().chain(wanted.len()..shape.wanted).enumerate() {
+            put(a.wanted + i, small(row));
+        }
+        let (mut tile, mut first) = (0, 0);
+        for (s, seq) in step.seqs.iter().enumerate() {
+            for (i, page) in seq.table.iter().take(self.max_pages).enumerate() {
+                put(a.tables + s * self.max_pages + i, *page);
+            }
+            for at in (0..seq.tokens.len()).step_by(tile_rows).filter(|_| shape.tiles > 0) {
+                put(a.tiles + 2 * tile, small(first + at));
+                put(a.tiles + 2 * tile + 1, small(tile_rows.min(seq.tokens.len() - at)));
+                tile += 1;
+            }
+            first += seq.tokens.len();
+        }
+        &self.bytes
+    }
+}

@@ -1,0 +1,188 @@
+//! The launch table: which kernel runs for an operation, and with how many threads.
+//!
+//! Sizes of blocks and how work is cut follow from shapes, never from what else is in a batch; grids that a device's
+//! size decides (`gemv`) only say who does a piece of work.
+
+use super::Module;
+use super::pack::UNIT;
+use super::params::{Argmax, Arrange, Attention, Embed, Gemm, Gemv, KvWrite, Norm, Pair, Params, Peak, Rope, Select};
+use crate::kv::KvType;
+use octavo_quant::TensorType;
+
+/// One launch of one kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// Where the kernel is.
+    pub module: Module,
+    /// Its name, which is what profilers show.
+    pub kernel: String,
+    /// Blocks.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub threads: u32,
+    /// Its parameters.
+    pub params: Vec<u64>,
+}
+
+/// Most columns of activations that `gemv` takes.
+pub const GEMV_COLUMNS: usize = 8;
+/// Queries of a tile of `attend_prompt`.
+pub const TILE_QUERIES: usize = 64;
+/// Parts of a row that `argmax` looks through at the same time.
+pub const ARGMAX_PARTS: u32 = 64;
+/// Bytes of one of them.
+pub const ARGMAX_PART_BYTES: usize = 8;
+/// Warps of a `gemv` block, and strips of a warp at a time: one.
+const GEMV_WARPS: u32 = 4;
+/// `gemv` blocks for each multiprocessor: enough that reads of some wait while others multiply.
+const GEMV_BLOCKS: u32 = 4;
+/// Tokens and rows of a `gemm` tile.
+const GEMM_TILE: u32 = 64;
+
+fn launch(module: Module, kernel: impl Into<String>, grid: [u32; 3], threads: u32, params: &impl Params) -> Launch {
+    Launch { module, kernel: kernel.into(), grid, threads, params: params.words() }
+}
+
+/// Blocks of `threads` for `n` threads.
+fn blocks(n: u64, threads: u32) -> u32 {
+    u32::try_from(n.div_ceil(u64::from(threads))).expect("no step is larger than a grid")
+}
+
+/// `rms_norm` of so many groups of `p.n` values. Short groups, the heads, have one warp each.
+pub fn rms_norm(p: &Norm, groups: u32) -> Launch {
+    launch(Module::Rows, "rms_norm", [groups, 1, 1], if p.n <= 256 { 32 } else { 256 }, p)
+}
+
+/// Rotates queries or keys.
+pub fn rope(p: &Rope) -> Launch {
+    let n = u64::from(p.rows) * u64::from(p.heads) * u64::from(p.head_dim);
+    launch(Module::Rows, "rope", [blocks(n, 256), 1, 1], 256, p)
+}
+
+/// `a + b`.
+pub fn add(p: &Pair) -> Launch {
+    launch(Module::Rows, "add", [blocks(p.n, 256), 1, 1], 256, p)
+}
+
+/// `a / (1 + e^-a) * b`.
+pub fn swiglu(p: &Pair) -> Launch {
+    launch(Module::Rows, "swiglu", [blocks(p.n, 256), 1, 1], 256, p)
+}
+
+/// Keeps rows by number.
+pub fn select_rows(p: &Select) -> Launch {
+    launch(Module::Rows, "select_rows", [blocks(u64::from(p.rows) * u64::from(p.width), 256), 1, 1], 256, p)
+}
+
+/// Where the largest value of each of `rows` rows is: two launches, `p.parts_n` being [`ARGMAX_PARTS`].
+pub fn argmax(p: &Argmax, rows: u32) -> [Launch; 2] {
+    [
+        launch(Module::Rows, "argmax_parts", [p.parts_n, rows, 1], 256, p),
+        launch(Module::Rows, "argmax_merge", [rows, 1, 1], 256, p),
+    ]
+}
+
+/// Rows of a packed table.
+pub fn embed(ty: TensorType, p: &Embed) -> Launch {
+    // rows first: only that side of a grid is never too short
+    let grid = [p.columns, blocks(2 * u64::from(p.table.units), 128), 1];
+    launch(Module::Embed(ty), format!("embed_{ty}_rows"), grid, 128, p)
+}
+
+/// Activations for `gemv`, in the form that weights of type `ty` are multiplied with.
+pub fn gemv_activations(ty: TensorType, p: &Arrange) -> Launch {
+    let units = u64::from(p.rows) * u64::from(p.units);
+    let name = if super::pack::has_codes(ty) { "activations_integers" } else { "activations_floats" };
+    launch(Module::Activations, name, [blocks(32 * units, 128), 1, 1], 128, p)
+}
+
+/// Bytes of `rows` rows in that form.
+pub fn gemv_activation_bytes(ty: TensorType, rows: usize, cols: usize) -> usize {
+    rows * cols.div_ceil(UNIT) * if super::pack::has_codes(ty) { 5 * 16 } else { 8 * 16 }
+}
+
+/// Activations for `gemm`.
+pub fn gemm_activations(p: &Arrange) -> Launch {
+    launch(Module::Activations, "activations_halves", [p.rows, 1, 1], 256, p)
+}
+
+/// Bytes of `rows` rows in that form.
+pub fn gemm_activation_bytes(rows: usize, cols: usize) -> usize {
+    rows * cols.next_multiple_of(2 * UNIT) * 2
+}
+
+/// A product with up to [`GEMV_COLUMNS`] rows of activations, on a device of so many multiprocessors.
+pub fn gemv(ty: TensorType, p: &Gemv, multiprocessors: u32) -> Launch {
+    let columns = p.columns.max(1).next_power_of_two();
+    assert!(columns as usize <= GEMV_COLUMNS, "{columns} columns: expected at most {GEMV_COLUMNS}");
+    let blocks = p.w.strips.div_ceil(GEMV_WARPS).min(multiprocessors * GEMV_BLOCKS).max(1);
+    launch(Module::Gemv(ty), format!("gemv_{ty}_{columns}"), [blocks, 1, 1], 32 * GEMV_WARPS, p)
+}
+
+/// A product with any number of rows of activations.
+pub fn gemm(ty: TensorType, p: &Gemm) -> Launch {
+    let grid = [p.w.rows.div_ceil(GEMM_TILE), p.tokens.div_ceil(GEMM_TILE), 1];
+    launch(Module::Gemm(ty), format!("gemm_{ty}_f16"), grid, 128, p)
+}
+
+/// Stores keys and values.
+pub fn kv_write(kv: KvType, p: &KvWrite) -> Launch {
+    let n = u64::from(p.paging.rows) * u64::from(p.heads) * u64::from(p.head_dim);
+    launch(Module::Kv, format!("kv_write_{}", kv_name(kv)), [blocks(n, 256), 1, 1], 256, p)
+}
+
+/// Whether attention has kernels for heads of so many values.
+pub fn takes_head_dim(head_dim: usize) -> bool {
+    head_dim.is_multiple_of(8) && (8..=256).contains(&head_dim)
+}
+
+/// Whether [`attend_prompt`] has a kernel for this; otherwise [`attend`] does for prompts too.
+pub fn takes_prompt(kv: KvType, head_dim: usize, heads_per_kv: usize) -> bool {
+    kv == KvType::F16 && head_dim.is_multiple_of(16) && (16..=128).contains(&head_dim) && heads_per_kv <= TILE_QUERIES
+}
+
+/// Attention of any rows, for heads of `head_dim` values: two launches.
+pub fn attend(kv: KvType, head_dim: usize, p: &Attention) -> [Launch; 2] {
+    assert!(takes_head_dim(head_dim), "heads of {head_dim} values: see `takes_head_dim`");
+    let per_kv = p.heads / p.heads_kv;
+    let at_once = if per_kv == 1 { 1 } else { 4 };
+    let grid = [p.heads_kv * per_kv.div_ceil(at_once), p.paging.rows, p.splits];
+    let module = Module::Attention(head_dim);
+    [
+        launch(module, format!("attend_{}_{head_dim}_{at_once}", kv_name(kv)), grid, 128, p),
+        launch(module, format!("attend_{head_dim}_merge"), [p.heads * p.paging.rows, 1, 1], 128, p),
+    ]
+}
+
+/// Attention of prompts in so many tiles (see `cuda/attention.cuh`).
+pub fn attend_prompt(head_dim: usize, p: &Attention, tiles: u32) -> Launch {
+    let name = format!("attend_prompt_{head_dim}_F16");
+    launch(Module::Attention(head_dim), name, [tiles, p.heads_kv, 1], 128, p)
+}
+
+/// Threads of an `mma_peak` block.
+pub const PEAK_THREADS: u32 = 256;
+/// Sums of its threads.
+pub const PEAK_SUMS: u32 = 8;
+
+/// Products on tensor cores, for their own sake.
+pub fn mma_peak(p: &Peak, blocks: u32) -> Launch {
+    launch(Module::Probe, "mma_peak", [blocks, 1, 1], PEAK_THREADS, p)
+}
+
+/// The kernels that multiply weights of type `ty`, for people: of generated tokens, of prompts.
+pub fn kernel_names(ty: TensorType) -> String {
+    match super::pack::is_packed(ty) {
+        true => format!("gemv_{ty}, gemm_{ty}_f16"),
+        false => format!("gemv_F32, gemm_F32_f16 from {ty} as floats"),
+    }
+}
+
+fn kv_name(kv: KvType) -> &'static str {
+    match kv {
+        KvType::F16 => "F16",
+        KvType::F32 => "F32",
+        KvType::Bf16 => "BF16",
+        KvType::Q8_0 => "Q8_0",
+    }
+}

@@ -1,0 +1,263 @@
+//! The CUDA backend: kernels, how they are built, found and launched, and programs that run on them.
+//!
+//! The kernels are `cuda/*.cu`: C++ without headers that NVRTC compiles for the very device, at run time, and any host
+//! compiler for the CPU, in tests (`shim`). What a launch is ([`Launch`]) is worked out once, in `launch`, and handed to
+//! a [`Device`]: a GPU behind cudarc, or the shim. Everything that changes from step to step is read from device memory.
+//! [`Executor`] runs programs on either.
+//!
+//! Nothing here needs CUDA when it is built, or when the program starts: libraries are opened when they are asked for.
+
+mod cache;
+mod driver;
+mod exec;
+pub mod launch;
+mod modules;
+pub mod nvrtc;
+pub mod pack;
+pub mod params;
+pub mod probe;
+pub mod shim;
+
+pub use cache::{Cache, Delivered};
+pub use driver::{Gpu, GpuInfo, gpus};
+pub use exec::{Executor, Limits, Needs, Setup, Source};
+pub use launch::Launch;
+pub use modules::{FORMATS, HEAD_DIMS, HEADERS, Module};
+
+use std::path::PathBuf;
+
+use crate::kv::KvType;
+
+/// Address in a device's memory; 0 is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct Ptr(pub u64);
+
+impl Ptr {
+    /// No address.
+    pub const NULL: Ptr = Ptr(0);
+
+    /// So many bytes further.
+    #[must_use]
+    pub fn offset(self, bytes: u64) -> Ptr {
+        Ptr(self.0 + bytes)
+    }
+}
+
+/// Why something could not be done on a GPU: one line each.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The machine has nothing of NVIDIA's.
+    #[error("NVIDIA's driver (libcuda.so.1) was not found")]
+    NoDriver,
+    /// There is no usable GPU; says why.
+    #[error("{0}")]
+    Unavailable(String),
+    /// A kernel that does not compile: a fault of the program, or of a compiler too old for it.
+    #[error("{module}: {compiler} does not compile it: {log}")]
+    Compile {
+        /// The module.
+        module: String,
+        /// Which compiler.
+        compiler: String,
+        /// What it said.
+        log: String,
+    },
+    /// No C++ compiler, for the shim.
+    #[error("no C++ compiler: none of {tried} runs")]
+    NoCompiler {
+        /// Names that were tried.
+        tried: &'static str,
+    },
+    /// A kernel did what it must not.
+    #[error("kernel {kernel}: {message}")]
+    Kernel {
+        /// Its name.
+        kernel: String,
+        /// What happened.
+        message: String,
+    },
+    /// The driver refused a call.
+    #[error("{call}: {message}")]
+    Driver {
+        /// What was asked for.
+        call: &'static str,
+        /// Its answer.
+        message: String,
+    },
+    /// A weight that no kernel takes.
+    #[error("tensor {name}: expected {expected}, got {got}")]
+    Weight {
+        /// Its name.
+        name: String,
+        /// What the kernels take.
+        expected: String,
+        /// Its shape and type.
+        got: String,
+    },
+    /// A cache type that comes in groups of values.
+    #[error("KV cache of {ty}: expected heads of a multiple of 32 values, got {head_dim} (see --kv-type)")]
+    KvType {
+        /// The type.
+        ty: KvType,
+        /// Values of the model's heads.
+        head_dim: usize,
+    },
+    /// Heads without kernels.
+    #[error("attention heads of {0} values: expected a multiple of 8, at most 256, on a GPU")]
+    HeadDim(usize),
+    /// No room.
+    #[error("{device}: the model takes {needs}, and {} MiB are free (see -c, -b and --kv-type)", free >> 20)]
+    TooLarge {
+        /// Which device.
+        device: String,
+        /// What the model takes.
+        needs: Needs,
+        /// What there is, in bytes.
+        free: u64,
+    },
+    /// A file.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// Which.
+        path: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// A library.
+    #[error("{library}: {message}")]
+    Library {
+        /// Which.
+        library: String,
+        /// The loader's answer.
+        message: String,
+    },
+}
+
+/// A list of launches that a device keeps, by its number there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Recording(usize);
+
+/// Memory and launches: a GPU, or the CPU pretending to be one.
+///
+/// Operations happen in the order in which they are asked for.
+pub trait Device: Send {
+    /// What it is, for people.
+    fn describe(&self) -> String;
+
+    /// How many blocks run at a time, as far as grids follow from it.
+    fn multiprocessors(&self) -> u32;
+
+    /// Bytes of memory that are free.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn free_bytes(&self) -> Result<u64, Error>;
+
+    /// Memory of so many bytes at a multiple of 256, with any contents. It lives as long as the device.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] if there is no room.
+    fn alloc(&mut self, bytes: usize) -> Result<Ptr, Error>;
+
+    /// Copies to the device.
+    ///
+    /// # Errors
+    /// If the range is not inside an allocation of this device.
+    fn upload(&mut self, to: Ptr, bytes: &[u8]) -> Result<(), Error>;
+
+    /// Copies from the device, when everything before has happened.
+    ///
+    /// # Errors
+    /// If the range is not inside an allocation of this device, or something before failed.
+    fn download(&mut self, from: Ptr, bytes: &mut [u8]) -> Result<(), Error>;
+
+    /// Copies inside of the device, between ranges that do not overlap.
+    ///
+    /// # Errors
+    /// If a range is not inside an allocation of this device.
+    fn copy(&mut self, from: Ptr, to: Ptr, bytes: usize) -> Result<(), Error>;
+
+    /// Builds a module's kernels, which otherwise happens when one of them is launched.
+    ///
+    /// # Errors
+    /// If the module cannot be built.
+    fn build(&mut self, module: Module) -> Result<(), Error>;
+
+    /// Runs a kernel.
+    ///
+    /// # Safety
+    /// The addresses in the parameters are allocations of this device and as large as the kernel's comments say for
+    /// these sizes, and what is read was written.
+    ///
+    /// # Errors
+    /// If the kernel cannot be built or launched.
+    unsafe fn launch(&mut self, launch: &Launch) -> Result<(), Error>;
+
+    /// Keeps launches, to be replayed with one call. Nothing runs.
+    ///
+    /// # Safety
+    /// As [`Device::launch`] for each of them, whenever they are replayed.
+    ///
+    /// # Errors
+    /// If a kernel cannot be built, or the device cannot keep the list.
+    unsafe fn record(&mut self, launches: Vec<Launch>) -> Result<Recording, Error>;
+
+    /// Runs launches that this device keeps, in their order.
+    ///
+    /// # Safety
+    /// As for [`Device::record`], now.
+    ///
+    /// # Errors
+    /// If the device fails.
+    unsafe fn replay(&mut self, recording: Recording) -> Result<(), Error>;
+}
+
+impl<D: Device + ?Sized> Device for Box<D> {
+    fn describe(&self) -> String {
+        (**self).describe()
+    }
+
+    fn multiprocessors(&self) -> u32 {
+        (**self).multiprocessors()
+    }
+
+    fn free_bytes(&self) -> Result<u64, Error> {
+        (**self).free_bytes()
+    }
+
+    fn alloc(&mut self, bytes: usize) -> Result<Ptr, Error> {
+        (**self).alloc(bytes)
+    }
+
+    fn upload(&mut self, to: Ptr, bytes: &[u8]) -> Result<(), Error> {
+        (**self).upload(to, bytes)
+    }
+
+    fn download(&mut self, from: Ptr, bytes: &mut [u8]) -> Result<(), Error> {
+        (**self).download(from, bytes)
+    }
+
+    fn copy(&mut self, from: Ptr, to: Ptr, bytes: usize) -> Result<(), Error> {
+        (**self).copy(from, to, bytes)
+    }
+
+    fn build(&mut self, module: Module) -> Result<(), Error> {
+        (**self).build(module)
+    }
+
+    unsafe fn launch(&mut self, launch: &Launch) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        unsafe { (**self).launch(launch) }
+    }
+
+    unsafe fn record(&mut self, launches: Vec<Launch>) -> Result<Recording, Error> {
+        // SAFETY: the caller's promise.
+        unsafe { (**self).record(launches) }
+    }
+
+    unsafe fn replay(&mut self, recording: Recording) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        unsafe { (**self).replay(recording) }
+    }
+}

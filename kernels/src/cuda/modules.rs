@@ -1,0 +1,115 @@
+//! What is compiled: a file, and for most of them a word that specialises it.
+
+use octavo_quant::TensorType;
+use std::fmt;
+
+/// A unit of compilation: one `.cu` file, for one format or head size where it has those.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Module {
+    /// Operations over rows of floats.
+    Rows,
+    /// Forms of activations.
+    Activations,
+    /// Writing the cache.
+    Kv,
+    /// How fast the tensor cores are.
+    Probe,
+    /// Rows of weights as floats.
+    Embed(TensorType),
+    /// Generation's products.
+    Gemv(TensorType),
+    /// Prompts' products.
+    Gemm(TensorType),
+    /// Attention, for heads of so many values.
+    Attention(usize),
+}
+
+/// Weight types with kernels of their own.
+pub const FORMATS: [TensorType; 14] = [
+    TensorType::F32,
+    TensorType::F16,
+    TensorType::BF16,
+    TensorType::Q4_0,
+    TensorType::Q4_1,
+    TensorType::Q5_0,
+    TensorType::Q5_1,
+    TensorType::Q8_0,
+    TensorType::Q2_K,
+    TensorType::Q3_K,
+    TensorType::Q4_K,
+    TensorType::Q5_K,
+    TensorType::Q6_K,
+    TensorType::IQ4_XS,
+];
+
+/// Head sizes that are compiled in tests; any multiple of 8 up to 256 can be asked for.
+pub const HEAD_DIMS: [usize; 9] = [8, 16, 32, 64, 80, 96, 128, 192, 256];
+
+/// What the kernels include: name, text.
+pub const HEADERS: [(&str, &str); 8] = [
+    ("compat.cuh", include_str!("../../cuda/compat.cuh")),
+    ("formats.cuh", include_str!("../../cuda/formats.cuh")),
+    ("activations.cuh", include_str!("../../cuda/activations.cuh")),
+    ("embed.cuh", include_str!("../../cuda/embed.cuh")),
+    ("gemv.cuh", include_str!("../../cuda/gemv.cuh")),
+    ("gemm.cuh", include_str!("../../cuda/gemm.cuh")),
+    ("paging.cuh", include_str!("../../cuda/paging.cuh")),
+    ("attention.cuh", include_str!("../../cuda/attention.cuh")),
+];
+
+/// The files of modules: name, text.
+const FILES: [(&str, &str); 8] = [
+    ("rows.cu", include_str!("../../cuda/rows.cu")),
+    ("activations.cu", include_str!("../../cuda/activations.cu")),
+    ("kv.cu", include_str!("../../cuda/kv.cu")),
+    ("embed.cu", include_str!("../../cuda/embed.cu")),
+    ("gemv.cu", include_str!("../../cuda/gemv.cu")),
+    ("gemm.cu", include_str!("../../cuda/gemm.cu")),
+    ("attention.cu", include_str!("../../cuda/attention.cu")),
+    ("probe.cu", include_str!("../../cuda/probe.cu")),
+];
+
+impl Module {
+    /// Every module, every format and the usual head sizes.
+    pub fn all() -> Vec<Module> {
+        let mut all = vec![Module::Rows, Module::Activations, Module::Kv, Module::Probe];
+        for ty in FORMATS {
+            all.extend([Module::Embed(ty), Module::Gemv(ty), Module::Gemm(ty)]);
+        }
+        all.extend(HEAD_DIMS.map(Module::Attention));
+        all
+    }
+
+    /// Its file's name and text.
+    pub fn file(self) -> (&'static str, &'static str) {
+        FILES[match self {
+            Module::Rows => 0,
+            Module::Activations => 1,
+            Module::Kv => 2,
+            Module::Embed(_) => 3,
+            Module::Gemv(_) => 4,
+            Module::Gemm(_) => 5,
+            Module::Attention(_) => 6,
+            Module::Probe => 7,
+        }]
+    }
+
+    /// The word that specialises it, and what for.
+    pub fn define(self) -> Option<(&'static str, String)> {
+        match self {
+            Module::Rows | Module::Activations | Module::Kv | Module::Probe => None,
+            Module::Embed(ty) | Module::Gemv(ty) | Module::Gemm(ty) => Some(("FORMAT", ty.to_string())),
+            Module::Attention(dim) => Some(("HEAD_DIM", dim.to_string())),
+        }
+    }
+}
+
+impl fmt::Display for Module {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (file, _) = self.file();
+        match self.define() {
+            Some((name, value)) => write!(f, "{file} -D{name}={value}"),
+            None => f.write_str(file),
+        }
+    }
+}

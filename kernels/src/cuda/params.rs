@@ -1,0 +1,73 @@
+//! What kernels are given: each struct is the twin of the one of that name in `cuda/*.cu`, which asserts its size.
+//!
+//! Shapes and meanings stand there. No struct has padding, so that a launch is plain words.
+
+use super::Ptr;
+
+/// A struct of whole 8-byte words, as a kernel takes it.
+///
+/// # Safety
+/// `#[repr(C)]`, no padding, any bits are a value, at most 8-byte aligned, a multiple of 8 bytes long.
+pub unsafe trait Params: Copy {
+    /// The words.
+    fn words(&self) -> Vec<u64> {
+        let n = size_of::<Self>() / 8;
+        let mut words = vec![0u64; n];
+        // SAFETY: as many bytes on both sides, all of them initialised: there is no padding.
+        unsafe { std::ptr::copy_nonoverlapping((&raw const *self).cast::<u8>(), words.as_mut_ptr().cast(), 8 * n) };
+        words
+    }
+}
+
+macro_rules! params {
+    ($($(#[$doc:meta])* $name:ident, $bytes:literal { $($field:ident: $ty:ty),* $(,)? })*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq)]
+        #[repr(C)]
+        #[allow(missing_docs)] // the fields' comments are the kernels'
+        pub struct $name { $(pub $field: $ty),* }
+
+        const _: () = assert!(size_of::<$name>() == $bytes && $bytes % 8 == 0);
+        const _: () = assert!(0 $(+ size_of::<$ty>())* == $bytes, "no padding");
+
+        // SAFETY: checked above; addresses, integers and floats take any bits.
+        unsafe impl Params for $name {}
+    )*};
+}
+
+params! {
+    /// `formats.cuh`: a packed matrix.
+    Matrix, 48 { low: Ptr, high: Ptr, scales: Ptr, supers: Ptr, rows: u32, cols: u32, units: u32, strips: u32 }
+    /// `paging.cuh`: the rows of a step.
+    Paging, 32 { positions: Ptr, sequences: Ptr, tables: Ptr, max_pages: u32, rows: u32 }
+    /// `activations.cu`.
+    Arrange, 40 { x: Ptr, out: Ptr, scales: Ptr, rows: u32, cols: u32, units: u32, unused: u32 }
+    /// `gemv.cuh`.
+    Gemv, 80 { w: Matrix, x: Ptr, add: Ptr, out: Ptr, columns: u32, unused: u32 }
+    /// `gemm.cuh`.
+    Gemm, 88 { w: Matrix, x: Ptr, scales: Ptr, add: Ptr, out: Ptr, tokens: u32, unused: u32 }
+    /// `embed.cuh`.
+    Embed, 72 { table: Matrix, tokens: Ptr, out: Ptr, columns: u32, unused: u32 }
+    /// `rows.cu`.
+    Norm, 32 { x: Ptr, weight: Ptr, out: Ptr, eps: f32, n: u32 }
+    /// `rows.cu`.
+    Rope, 64 {
+        x: Ptr, out: Ptr, cosines: Ptr, sines: Ptr, positions: Ptr,
+        rows: u32, heads: u32, head_dim: u32, pairs: u32, neox: u32, unused: u32,
+    }
+    /// `rows.cu`: two operands, element by element.
+    Pair, 40 { a: Ptr, b: Ptr, out: Ptr, n: u64, period: u64 }
+    /// `rows.cu`.
+    Select, 32 { x: Ptr, wanted: Ptr, out: Ptr, rows: u32, width: u32 }
+    /// `rows.cu`.
+    Argmax, 32 { x: Ptr, parts: Ptr, out: Ptr, n: u32, parts_n: u32 }
+    /// `kv.cu`.
+    KvWrite, 72 { k: Ptr, v: Ptr, pages_k: Ptr, pages_v: Ptr, paging: Paging, heads: u32, head_dim: u32 }
+    /// `probe.cu`.
+    Peak, 16 { out: Ptr, rounds: u32, unused: u32 }
+    /// `attention.cuh`.
+    Attention, 104 {
+        q: Ptr, pages_k: Ptr, pages_v: Ptr, sums: Ptr, states: Ptr, out: Ptr, tiles: Ptr, paging: Paging,
+        heads: u32, heads_kv: u32, splits: u32, scale: f32,
+    }
+}

@@ -1,0 +1,354 @@
+//! The kernels on the CPU: compiled by the system's C++ compiler, run thread by thread. For tests.
+//!
+//! `cuda/host/shim.h` says what this proves and what it cannot.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_void};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+
+use libloading::Library;
+use octavo_quant::TensorType;
+use sha2::{Digest, Sha256};
+
+use super::{Device, Error, FORMATS, HEAD_DIMS, HEADERS, Launch, Module, Ptr, Recording};
+
+/// In which order the threads of a block run, and the lanes of a warp.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Schedule {
+    /// First thread first.
+    Forward,
+    /// Last thread first.
+    Backward,
+    /// Another order each time, from a seed.
+    Random(u64),
+}
+
+impl Schedule {
+    /// One of each.
+    pub const ALL: [Schedule; 3] = [Schedule::Forward, Schedule::Backward, Schedule::Random(1)];
+}
+
+/// Compilers in the order in which they are tried.
+const COMPILERS: [&str; 3] = ["c++", "g++", "clang++"];
+const TRIED: &str = "c++, g++, clang++";
+/// Contraction off as on the device; every warning but the one about pragmas, which are NVRTC's.
+const FLAGS: [&str; 9] = [
+    "-std=c++17",
+    "-O2",
+    "-ffp-contract=off",
+    "-fPIC",
+    "-shared",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-Wno-unknown-pragmas",
+];
+
+/// The kernels' sources and the shim's, which a test may change before they are compiled.
+#[derive(Clone, Debug)]
+pub struct Sources {
+    /// File name, relative to `cuda/`, and text.
+    pub files: Vec<(String, String)>,
+    /// Which formats' kernels are built, where a test needs few of them.
+    pub formats: Vec<TensorType>,
+}
+
+impl Default for Sources {
+    fn default() -> Self {
+        let shim = [
+            ("host/shim.h", include_str!("../../cuda/host/shim.h")),
+            ("host/shim.cpp", include_str!("../../cuda/host/shim.cpp")),
+        ];
+        let modules = [
+            Module::Rows,
+            Module::Activations,
+            Module::Kv,
+            Module::Probe,
+            Module::Embed(FORMATS[0]),
+            Module::Gemv(FORMATS[0]),
+            Module::Gemm(FORMATS[0]),
+            Module::Attention(HEAD_DIMS[0]),
+        ];
+        let files = HEADERS.into_iter().chain(shim).chain(modules.map(Module::file));
+        let files = files.map(|(name, text)| (name.to_owned(), text.to_owned())).collect();
+        Sources { files, formats: FORMATS.to_vec() }
+    }
+}
+
+impl Sources {
+    /// Replaces a text that stands exactly once in a file.
+    ///
+    /// # Panics
+    /// If it does not.
+    pub fn replace(&mut self, file: &str, from: &str, to: &str) {
+        let (_, text) = self.files.iter_mut().find(|f| f.0 == file).expect("no such file");
+        assert_eq!(text.matches(from).count(), 1, "{file} has this once: {from}");
+        *text = text.replace(from, to);
+    }
+}
+
+/// All modules of one file in one library: they share its includes, and a library is compiled in about a second.
+struct Built {
+    library: Library,
+    running: &'static Mutex<()>,
+    launch: unsafe extern "C" fn(*const c_void, *const c_void, *const u32, u32, u32, u64) -> *const c_char,
+}
+
+/// One library is built once, and runs one launch at a time: the threads of a block are its globals. A library is opened
+/// once, however many devices there are.
+static RUNNING: Mutex<Vec<(PathBuf, &'static Mutex<()>)>> = Mutex::new(Vec::new());
+
+fn running(path: &Path) -> &'static Mutex<()> {
+    let mut all = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, one)) = all.iter().find(|(p, _)| p == path) {
+        return one;
+    }
+    // as long-lived as the library, of which there are a handful
+    let one: &'static Mutex<()> = Box::leak(Box::default());
+    all.push((path.to_owned(), one));
+    one
+}
+
+/// A device that is the CPU.
+pub struct Shim {
+    compiler: &'static str,
+    sources: Sources,
+    dir: PathBuf,
+    built: HashMap<&'static str, Built>,
+    memory: Vec<Block>,
+    recordings: Vec<Vec<Launch>>,
+    /// Of the launches from now on.
+    pub schedule: Schedule,
+    /// Bytes that allocations may take, all together.
+    pub capacity: u64,
+}
+
+/// An allocation between fences that nothing may write; everything is NaN at first.
+struct Block {
+    bytes: Vec<u8>,
+    at: usize,
+    len: usize,
+}
+
+const FENCE: usize = 512;
+const POISON: u8 = 0xff;
+
+/// Byte `i` around allocations: words that are NaN as floats and as pairs of halves, but each another one. A kernel that
+/// reads one where it should not, and writes what comes of it, would otherwise write what is there.
+fn fence(i: usize) -> u8 {
+    [(i / 4) as u8, 0x7f, 0xff, 0xff][i % 4]
+}
+
+impl Shim {
+    /// A device whose libraries are kept in `dir`.
+    ///
+    /// # Errors
+    /// [`Error::NoCompiler`] if there is no C++ compiler.
+    pub fn new(dir: &Path, sources: Sources) -> Result<Shim, Error> {
+        let runs = |name: &&str| Command::new(name).arg("--version").output().is_ok_and(|o| o.status.success());
+        let compiler = COMPILERS.into_iter().find(runs).ok_or(Error::NoCompiler { tried: TRIED })?;
+        Ok(Shim {
+            compiler,
+            sources,
+            dir: dir.to_owned(),
+            built: HashMap::new(),
+            memory: Vec::new(),
+            recordings: Vec::new(),
+            schedule: Schedule::Forward,
+            capacity: 1 << 32,
+        })
+    }
+
+    /// The library with the modules of a file, opened if it is not yet.
+    fn open(&mut self, module: Module) -> Result<(), Error> {
+        let (file, _) = module.file();
+        if self.built.contains_key(file) {
+            return Ok(());
+        }
+        let path = self.compile(file)?;
+        let wrong = |error: libloading::Error| Error::Library {
+            library: path.display().to_string(),
+            message: error.to_string(),
+        };
+        // SAFETY: the library was made by `compile` from our sources and does nothing when it is opened.
+        let library = unsafe { Library::new(&path) }.map_err(wrong)?;
+        // SAFETY: the type is that of the function in shim.cpp.
+        let launch = *unsafe { library.get(b"octavo_shim_launch\0") }.map_err(wrong)?;
+        self.built.insert(file, Built { library, running: running(&path), launch });
+        Ok(())
+    }
+
+    fn compile(&self, file: &'static str) -> Result<PathBuf, Error> {
+        let mut unit = "#include \"host/shim.cpp\"\n".to_owned();
+        let wanted = |module: &Module| match module {
+            Module::Embed(ty) | Module::Gemv(ty) | Module::Gemm(ty) => self.sources.formats.contains(ty),
+            _ => true,
+        };
+        for module in Module::all().into_iter().filter(|m| m.file().0 == file && wanted(m)) {
+            match module.define() {
+                Some((name, value)) => {
+                    unit += &format!("#define {name} {value}\n#include \"{file}\"\n#undef {name}\n");
+                }
+                None => unit += &format!("#include \"{file}\"\n"),
+            }
+        }
+        let mut hash = Sha256::new();
+        hash.update(self.compiler);
+        hash.update(&unit);
+        for (name, text) in &self.sources.files {
+            hash.update(name);
+            hash.update(text);
+        }
+        let name: String = hash.finalize().iter().take(16).map(|b| format!("{b:02x}")).collect();
+        let path = self.dir.join(format!("{name}.so"));
+        let _one = running(&path).lock().unwrap_or_else(PoisonError::into_inner);
+        if path.exists() {
+            return Ok(path);
+        }
+        let io = |path: &Path| {
+            let path = path.to_owned();
+            move |source| Error::Io { path, source }
+        };
+        fs::create_dir_all(&self.dir).map_err(io(&self.dir))?;
+        let work = tempfile::tempdir_in(&self.dir).map_err(io(&self.dir))?;
+        for (name, text) in &self.sources.files {
+            let to = work.path().join(name);
+            if let Some(parent) = to.parent() {
+                fs::create_dir_all(parent).map_err(io(parent))?;
+            }
+            fs::write(&to, text).map_err(io(&to))?;
+        }
+        let (source, out) = (work.path().join("unit.cpp"), work.path().join("unit.so"));
+        fs::write(&source, unit).map_err(io(&source))?;
+        let mut command = Command::new(self.compiler);
+        command.args(FLAGS).arg("-o").arg(&out).arg(&source);
+        if cfg!(target_arch = "x86_64") && std::arch::is_x86_feature_detected!("fma") {
+            // or every `fmaf` is a call
+            command.arg("-mfma");
+        }
+        let output = command.output().map_err(io(Path::new(self.compiler)))?;
+        if !output.status.success() {
+            let log = String::from_utf8_lossy(&output.stderr).into_owned();
+            return Err(Error::Compile { module: file.to_owned(), compiler: self.compiler.to_owned(), log });
+        }
+        // renamed, so that tests that run beside this one see all of it or nothing
+        fs::rename(&out, &path).map_err(io(&path))?;
+        Ok(path)
+    }
+
+    /// The allocation that has this range.
+    fn find(&mut self, at: Ptr, len: usize) -> Result<(&mut Block, usize), Error> {
+        let wrong = || Error::Driver { call: "copy", message: format!("{len} bytes at {:#x}: not allocated", at.0) };
+        for block in &mut self.memory {
+            let base = block.bytes.as_ptr() as u64 + block.at as u64;
+            if at.0 >= base && at.0 + len as u64 <= base + block.len as u64 {
+                return Ok((block, (at.0 - base) as usize));
+            }
+        }
+        Err(wrong())
+    }
+
+    /// Frees everything.
+    pub fn clear(&mut self) {
+        self.memory.clear();
+    }
+}
+
+impl Device for Shim {
+    fn describe(&self) -> String {
+        format!("the CPU as a GPU ({})", self.compiler)
+    }
+
+    fn multiprocessors(&self) -> u32 {
+        2
+    }
+
+    fn free_bytes(&self) -> Result<u64, Error> {
+        Ok(self.capacity.saturating_sub(self.memory.iter().map(|block| block.len as u64).sum()))
+    }
+
+    fn alloc(&mut self, bytes: usize) -> Result<Ptr, Error> {
+        let mut all: Vec<u8> = (0..bytes + 2 * FENCE + 256).map(fence).collect();
+        let start = all.as_ptr() as usize;
+        let at = (start + FENCE).next_multiple_of(256) - start;
+        all[at..at + bytes].fill(POISON);
+        let ptr = Ptr((start + at) as u64);
+        self.memory.push(Block { bytes: all, at, len: bytes });
+        Ok(ptr)
+    }
+
+    fn upload(&mut self, to: Ptr, bytes: &[u8]) -> Result<(), Error> {
+        let (block, offset) = self.find(to, bytes.len())?;
+        let at = block.at + offset;
+        block.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn download(&mut self, from: Ptr, bytes: &mut [u8]) -> Result<(), Error> {
+        let (block, offset) = self.find(from, bytes.len())?;
+        let at = block.at + offset;
+        bytes.copy_from_slice(&block.bytes[at..at + bytes.len()]);
+        Ok(())
+    }
+
+    fn copy(&mut self, from: Ptr, to: Ptr, bytes: usize) -> Result<(), Error> {
+        let mut copied = vec![0; bytes];
+        self.download(from, &mut copied)?;
+        self.upload(to, &copied)
+    }
+
+    fn build(&mut self, module: Module) -> Result<(), Error> {
+        self.open(module)
+    }
+
+    unsafe fn record(&mut self, launches: Vec<Launch>) -> Result<Recording, Error> {
+        self.recordings.push(launches);
+        Ok(Recording(self.recordings.len() - 1))
+    }
+
+    unsafe fn replay(&mut self, recording: Recording) -> Result<(), Error> {
+        let launches = std::mem::take(&mut self.recordings[recording.0]);
+        // SAFETY: the caller's promise.
+        let result = launches.iter().try_for_each(|launch| unsafe { self.launch(launch) });
+        self.recordings[recording.0] = launches;
+        result
+    }
+
+    unsafe fn launch(&mut self, launch: &Launch) -> Result<(), Error> {
+        self.open(launch.module)?;
+        let built = &self.built[launch.module.file().0];
+        let failed = |message: String| Error::Kernel { kernel: launch.kernel.clone(), message };
+        let name = format!("{}\0", launch.kernel);
+        // SAFETY: only its address is used, and handed to the shim, which knows its type.
+        let kernel: libloading::Symbol<'_, *const c_void> =
+            unsafe { built.library.get(name.as_bytes()) }.map_err(|error| failed(error.to_string()))?;
+        let (schedule, seed) = match self.schedule {
+            Schedule::Forward => (0, 0),
+            Schedule::Backward => (1, 0),
+            Schedule::Random(seed) => (2, seed),
+        };
+        let message = {
+            let _one = built.running.lock().unwrap_or_else(PoisonError::into_inner);
+            // SAFETY: the kernel is of this library and its parameters are of its own struct, by the launch table; the
+            // addresses in them are the caller's promise.
+            unsafe {
+                let params = launch.params.as_ptr().cast();
+                let message = (built.launch)(*kernel, params, launch.grid.as_ptr(), launch.threads, schedule, seed);
+                (!message.is_null()).then(|| CStr::from_ptr(message).to_string_lossy().into_owned())
+            }
+        };
+        if let Some(message) = message {
+            return Err(failed(message));
+        }
+        for block in &self.memory {
+            let mut around = (0..block.at).chain(block.at + block.len..block.bytes.len());
+            if around.any(|i| block.bytes[i] != fence(i)) {
+                return Err(failed("memory was written outside of an allocation".to_owned()));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,69 @@
+//! The device that CUDA tests run on: the CPU as a GPU, or a GPU where `OCTAVO_TEST_DEVICE=gpu` asks for one.
+#![allow(dead_code)] // every test program uses a part
+
+use std::path::Path;
+
+use octavo_kernels::cuda::shim::{Schedule, Shim, Sources};
+use octavo_kernels::cuda::{Cache, Device, Gpu};
+
+/// One of the two.
+pub(crate) enum Machine {
+    Shim(Shim),
+    Gpu(Box<Gpu>),
+}
+
+impl Machine {
+    pub(crate) fn device(&mut self) -> &mut dyn Device {
+        match self {
+            Machine::Shim(shim) => shim,
+            Machine::Gpu(gpu) => gpu,
+        }
+    }
+
+    pub(crate) fn boxed(self) -> Box<dyn Device> {
+        match self {
+            Machine::Shim(shim) => Box::new(shim),
+            Machine::Gpu(gpu) => gpu,
+        }
+    }
+
+    /// The order of threads, where it can be chosen.
+    pub(crate) fn schedule(&mut self, schedule: Schedule) {
+        if let Machine::Shim(shim) = self {
+            shim.schedule = schedule;
+        }
+    }
+
+    /// Frees everything.
+    pub(crate) fn clear(&mut self) {
+        match self {
+            Machine::Shim(shim) => shim.clear(),
+            Machine::Gpu(gpu) => gpu.clear().expect("it is freed"),
+        }
+    }
+}
+
+/// The CPU as a GPU, if there is a C++ compiler; libraries are kept in `dir`.
+pub(crate) fn shim(dir: &str, sources: Sources) -> Option<Shim> {
+    match Shim::new(&Path::new(dir).join("shim"), sources) {
+        Ok(shim) => Some(shim),
+        Err(error) => {
+            assert!(std::env::var_os("OCTAVO_REQUIRE_CXX").is_none(), "{error}");
+            println!("skipped: {error}");
+            None
+        }
+    }
+}
+
+/// What tests run on, if there is any. A GPU that is asked for and missing is a failure.
+pub(crate) fn machine(dir: &str) -> Option<Machine> {
+    match std::env::var("OCTAVO_TEST_DEVICE").as_deref() {
+        Ok("gpu") => {
+            let cache = Cache::new(Path::new(dir).join("cubins"));
+            let gpu = Gpu::open(0, Some(cache)).unwrap_or_else(|error| panic!("OCTAVO_TEST_DEVICE=gpu: {error}"));
+            Some(Machine::Gpu(Box::new(gpu)))
+        }
+        Ok(other) => panic!("OCTAVO_TEST_DEVICE={other}: expected gpu, or nothing"),
+        Err(_) => shim(dir, Sources::default()).map(Machine::Shim),
+    }
+}

@@ -1,0 +1,155 @@
+//! Embeddings, and products of both kinds.
+
+use octavo_kernels::cuda::pack::has_codes;
+use octavo_kernels::cuda::params::Embed;
+use octavo_kernels::cuda::shim::Schedule;
+use octavo_kernels::cuda::{FORMATS, launch};
+use octavo_quant::TensorType as T;
+
+use crate::common::{Form, Rng, exact, random_blocks};
+use crate::{Bench, Worst, device};
+
+fn has_minimum(ty: T) -> bool {
+    matches!(ty, T::Q4_1 | T::Q5_1 | T::Q2_K | T::Q4_K | T::Q5_K)
+}
+
+/// Columns at the edges of blocks, units, and what 32 lanes take at a time.
+fn widths(ty: T) -> Vec<usize> {
+    let block = ty.block_len();
+    match block {
+        1 => vec![1, 31, 33, 100, 1056],
+        _ => [block, 3 * block, 1024 + block].map(|n| n.next_multiple_of(block)).to_vec(),
+    }
+}
+
+#[test]
+fn embeddings_are_the_oracles_bit_for_bit() {
+    let Some(mut bench) = device() else { return };
+    for ty in FORMATS {
+        let mut rng = Rng(ty.id().into());
+        for cols in widths(ty) {
+            let rows = 7;
+            let raw = random_blocks(&mut rng, ty, rows * cols);
+            let mut values = vec![0.0; rows * cols];
+            octavo_quant::dequantize(ty, &raw, &mut values).expect("whole rows");
+            let tokens = [6, 0, 3, 3, 5, 1];
+            let table = bench.matrix((ty, rows, cols), &raw);
+            let (numbers, out) = (bench.integers(&tokens), bench.alloc(4 * tokens.len() * cols));
+            let p = Embed { table, tokens: numbers, out, columns: tokens.len() as u32, unused: 0 };
+            bench.run(&launch::embed(ty, &p));
+            let got = bench.read(out, tokens.len() * cols);
+            for (token, got) in tokens.iter().zip(got.chunks_exact(cols)) {
+                let expected = &values[*token as usize * cols..][..cols];
+                let same = expected.iter().zip(got).all(|(a, b)| a.to_bits() == b.to_bits());
+                assert!(same, "{ty}, {cols} columns, row {token}: expected {expected:?}, got {got:?}");
+            }
+            bench.0.clear();
+        }
+    }
+}
+
+type Product = fn(&mut Bench, (T, usize, usize), &[u8], &[f32], Option<&[f32]>) -> Vec<f32>;
+
+/// Holds a product against f64 sums of the oracle's weights.
+fn check_product(bench: &mut Bench, product: Product, form: Form, (ty, rows, cols): (T, usize, usize), tokens: usize) {
+    let mut rng = Rng((rows * 7 + cols * 3 + tokens) as u64);
+    let raw = random_blocks(&mut rng, ty, rows * cols);
+    let (x, add) = (rng.floats(tokens * cols), rng.floats(tokens * rows));
+    let mut w = vec![0.0; rows * cols];
+    octavo_quant::dequantize(ty, &raw, &mut w).expect("whole rows");
+    let mut worst = Worst::default();
+    for add in [None, Some(&add)] {
+        let y = product(bench, (ty, rows, cols), &raw, &x, add.map(Vec::as_slice));
+        for t in 0..tokens {
+            for r in 0..rows {
+                let (w, x) = (&w[r * cols..(r + 1) * cols], &x[t * cols..(t + 1) * cols]);
+                let (value, bound) = exact(w, x, has_minimum(ty), form);
+                let add = add.map_or(0.0, |add| f64::from(add[t * rows + r]));
+                let bound = bound + f64::from(f32::EPSILON) * (value + add).abs();
+                worst.see(|| format!("row {r}, token {t}"), value + add, y[t * rows + r], bound);
+            }
+        }
+        bench.0.clear();
+    }
+    worst.check(&format!("{ty}, {rows} x {cols}, {tokens} tokens"));
+}
+
+#[test]
+fn generation_products_match_the_oracle() {
+    let Some(mut bench) = device() else { return };
+    for ty in FORMATS {
+        let form = if has_codes(ty) { Form::Integers(32) } else { Form::Floats };
+        for (i, cols) in widths(ty).into_iter().enumerate() {
+            for (j, rows) in [1, 4, 19, 37].into_iter().enumerate() {
+                bench.0.schedule(Schedule::ALL[(i + j) % 3]);
+                let tokens = [1, 2, 3, 8, 5][(i + 2 * j) % 5];
+                check_product(&mut bench, Bench::gemv, form, (ty, rows, cols), tokens);
+            }
+        }
+    }
+}
+
+#[test]
+fn prompt_products_match_the_oracle() {
+    let Some(mut bench) = device() else { return };
+    for ty in FORMATS {
+        for (i, cols) in widths(ty).into_iter().enumerate() {
+            for (j, (rows, tokens)) in [(1, 1), (64, 3), (67, 65), (20, 17)].into_iter().enumerate() {
+                bench.0.schedule(Schedule::ALL[(i + j) % 3]);
+                check_product(&mut bench, Bench::gemm, Form::Halves, (ty, rows, cols), tokens);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_tokens_product_depends_on_nothing_beside_it() {
+    let Some(mut bench) = device() else { return };
+    let mut rng = Rng(4);
+    for ty in [T::Q4_K, T::Q6_K, T::Q3_K, T::Q5_1, T::F16] {
+        let (rows, cols, tokens) = (21, 1280, 8);
+        let raw = random_blocks(&mut rng, ty, rows * cols);
+        let x = rng.floats(tokens * cols);
+        for product in [Bench::gemv as Product, Bench::gemm] {
+            let all = product(&mut bench, (ty, rows, cols), &raw, &x, None);
+            for schedule in Schedule::ALL {
+                bench.0.schedule(schedule);
+                for first in [0, 3, 7] {
+                    for n in [1, 2, 4].into_iter().filter(|n| first + n <= tokens) {
+                        let part = &x[first * cols..(first + n) * cols];
+                        let some = product(&mut bench, (ty, rows, cols), &raw, part, None);
+                        assert!(some == all[first * rows..(first + n) * rows], "{ty}: {n} tokens from {first}");
+                        bench.0.clear();
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Any size of activations goes through halves and integers; what is not a number comes out.
+#[test]
+fn activations_keep_their_size_and_their_faults() {
+    let Some(mut bench) = device() else { return };
+    let (ty, rows, cols) = (T::Q8_0, 3, 96);
+    let mut rng = Rng(8);
+    let raw = random_blocks(&mut rng, ty, rows * cols);
+    let x = rng.floats(cols);
+    for product in [Bench::gemv as Product, Bench::gemm] {
+        let plain = product(&mut bench, (ty, rows, cols), &raw, &x, None);
+        for exponent in [-90, -40, 0, 17, 60, 100] {
+            let factor = 2f32.powi(exponent);
+            let scaled: Vec<f32> = x.iter().map(|v| v * factor).collect();
+            let y = product(&mut bench, (ty, rows, cols), &raw, &scaled, None);
+            let expected: Vec<f32> = plain.iter().map(|v| v * factor).collect();
+            assert_eq!(y, expected, "activations times 2^{exponent}");
+        }
+        assert_eq!(product(&mut bench, (ty, rows, cols), &raw, &vec![0.0; cols], None), vec![0.0; rows]);
+        for wrong in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut x = x.clone();
+            x[40] = wrong;
+            let y = product(&mut bench, (ty, rows, cols), &raw, &x, None);
+            assert!(y.iter().all(|v| v.is_nan()), "{wrong}: {y:?}");
+        }
+    }
+}

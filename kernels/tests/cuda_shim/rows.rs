@@ -1,0 +1,142 @@
+//! Operations over rows of floats.
+
+use octavo_kernels::cuda::launch;
+use octavo_kernels::cuda::params::{Argmax, Norm, Pair, Rope, Select};
+use octavo_kernels::cuda::shim::Schedule;
+
+use crate::common::Rng;
+use crate::{Worst, device};
+
+#[test]
+fn norms_match() {
+    let Some(mut bench) = device() else { return };
+    let mut rng = Rng(1);
+    for schedule in Schedule::ALL {
+        bench.0.schedule(schedule);
+        for (groups, n) in [(1, 1), (3, 31), (6, 64), (5, 128), (2, 257), (3, 1000)] {
+            let (x, weight, eps) = (rng.floats(groups * n), rng.floats(n), 1e-5f32);
+            let (at_x, at_weight, out) = (bench.floats(&x), bench.floats(&weight), bench.alloc(4 * groups * n));
+            bench.run(&launch::rms_norm(&Norm { x: at_x, weight: at_weight, out, eps, n: n as u32 }, groups as u32));
+            let got = bench.read(out, groups * n);
+            let mut worst = Worst::default();
+            for (g, x) in x.chunks_exact(n).enumerate() {
+                let square: f64 = x.iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
+                let scale = 1.0 / (square / n as f64 + f64::from(eps)).sqrt();
+                for (i, v) in x.iter().enumerate() {
+                    let y = f64::from(*v) * scale * f64::from(weight[i]);
+                    // half of the sum's relative error, five more roundings
+                    let bound = y.abs() * f64::from(f32::EPSILON) * ((n as f64).sqrt() + 5.0) + 1e-37;
+                    worst.see(|| format!("group {g}, value {i}"), y, got[g * n + i], bound);
+                }
+            }
+            worst.check("rms_norm");
+        }
+    }
+}
+
+#[test]
+fn rotations_are_f32s_own() {
+    let Some(mut bench) = device() else { return };
+    let mut rng = Rng(2);
+    for neox in [false, true] {
+        for (rows, heads, head_dim, pairs) in [(1, 1, 2, 1), (3, 5, 64, 32), (4, 2, 80, 16), (2, 3, 6, 0)] {
+            let n_positions = 9;
+            let (cosines, sines) = (rng.floats(n_positions * pairs + 1), rng.floats(n_positions * pairs + 1));
+            let positions: Vec<i32> = (0..rows).map(|r| [8, 0, -1, 5][r]).collect();
+            let x = rng.floats(rows * heads * head_dim);
+            let p = Rope {
+                x: bench.floats(&x),
+                out: bench.alloc(4 * x.len()),
+                cosines: bench.floats(&cosines),
+                sines: bench.floats(&sines),
+                positions: bench.integers(&positions.iter().map(|p| *p as u32).collect::<Vec<_>>()),
+                rows: rows as u32,
+                heads: heads as u32,
+                head_dim: head_dim as u32,
+                pairs: pairs as u32,
+                neox: neox.into(),
+                unused: 0,
+            };
+            bench.run(&launch::rope(&p));
+            let mut expected = x.clone();
+            for (at, y) in expected.chunks_exact_mut(head_dim).enumerate() {
+                let position = positions[at / heads];
+                for i in (0..pairs).filter(|_| position >= 0) {
+                    let (a, b) = if neox { (i, i + pairs) } else { (2 * i, 2 * i + 1) };
+                    let angle = position as usize * pairs + i;
+                    let (c, s) = (cosines[angle], sines[angle]);
+                    (y[a], y[b]) = (y[a] * c - y[b] * s, y[a] * s + y[b] * c);
+                }
+            }
+            assert_eq!(bench.read(p.out, x.len()), expected, "neox {neox}, {head_dim} values, {pairs} pairs");
+        }
+    }
+}
+
+#[test]
+fn element_by_element_operations_match() {
+    let Some(mut bench) = device() else { return };
+    let mut rng = Rng(3);
+    for (rows, width) in [(1, 1), (2, 255), (3, 257)] {
+        let n = rows * width;
+        let (a, b) = (rng.floats(n), rng.floats(n));
+        let (at_a, at_b, out) = (bench.floats(&a), bench.floats(&b), bench.alloc(4 * n));
+        let pair = |period: usize| Pair { a: at_a, b: at_b, out, n: n as u64, period: period as u64 };
+        bench.run(&launch::add(&pair(n)));
+        assert_eq!(bench.read(out, n), a.iter().zip(&b).map(|(a, b)| a + b).collect::<Vec<_>>());
+        bench.run(&launch::add(&pair(width)));
+        let bias = b[..width].iter().cycle();
+        assert_eq!(bench.read(out, n), a.iter().zip(bias).map(|(a, b)| a + b).collect::<Vec<_>>());
+
+        let gate: Vec<f32> = a.iter().map(|v| v * 120.0).collect();
+        let at_gate = bench.floats(&gate);
+        bench.run(&launch::swiglu(&Pair { a: at_gate, ..pair(n) }));
+        let mut worst = Worst::default();
+        for (i, got) in bench.read(out, n).into_iter().enumerate() {
+            let (g, u) = (f64::from(gate[i]), f64::from(b[i]));
+            let y = g / (1.0 + (-g).exp()) * u;
+            // two units in the last place of `expf`, three roundings; e^88 is where floats end
+            worst.see(|| format!("gate {g}"), y, got, y.abs() * 4.0 * f64::from(f32::EPSILON) + 1e-36);
+        }
+        worst.check("swiglu");
+
+        let wanted: Vec<u32> = (0..rows as u32).rev().collect();
+        let p = Select { x: at_a, wanted: bench.integers(&wanted), out, rows: rows as u32, width: width as u32 };
+        bench.run(&launch::select_rows(&p));
+        let expected: Vec<f32> = wanted.iter().flat_map(|r| &a[*r as usize * width..][..width]).copied().collect();
+        assert_eq!(bench.read(out, n), expected);
+    }
+}
+
+#[test]
+fn the_first_of_the_largest_is_found() {
+    let Some(mut bench) = device() else { return };
+    let mut rng = Rng(6);
+    for schedule in Schedule::ALL {
+        bench.0.schedule(schedule);
+        for (rows, n) in [(1, 1), (2, 255), (3, 20_000)] {
+            let mut x = rng.floats(rows * n);
+            x[n / 2] = 2.0;
+            x[n - 1] = 2.0;
+            if n > 10 {
+                x[3] = f32::NAN;
+                x[n + 5] = f32::NEG_INFINITY;
+            }
+            let parts_n = launch::ARGMAX_PARTS;
+            let p = Argmax {
+                x: bench.floats(&x),
+                parts: bench.alloc(rows * parts_n as usize * launch::ARGMAX_PART_BYTES),
+                out: bench.alloc(4 * rows),
+                n: n as u32,
+                parts_n,
+            };
+            launch::argmax(&p, rows as u32).iter().for_each(|launch| bench.run(launch));
+            let first_of_largest = |x: &[f32]| {
+                let best = x.iter().fold(f32::NEG_INFINITY, |a, b| a.max(*b));
+                x.iter().position(|v| *v == best).expect("there is one") as u32
+            };
+            let expected: Vec<u32> = x.chunks_exact(n).map(first_of_largest).collect();
+            assert_eq!(bench.read_integers(p.out, rows), expected);
+        }
+    }
+}

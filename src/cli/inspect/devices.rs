@@ -1,0 +1,57 @@
+//! `octavo inspect --devices`: what could compute here, and what keeps it from computing.
+
+use octavo_llm::backend::cuda;
+use octavo_llm::engine::{EngineOptions, default_threads};
+use serde_json::{Value, json};
+
+use crate::cli::failure::Failure;
+
+/// The report, as text or as one JSON object.
+pub(super) fn render(options: &EngineOptions, as_json: bool) -> Result<String, Failure> {
+    let isa = options.isa.resolve()?;
+    let threads = options.threads.unwrap_or_else(default_threads);
+    let gpus = cuda::devices();
+    if as_json {
+        return Ok(format!("{}\n", object(isa.name(), threads, &gpus)));
+    }
+    let mut text = format!("cpu    {isa}, {threads} threads\n");
+    match &gpus {
+        Err(error) => text += &format!("cuda   none: {error}\n"),
+        Ok(all) => {
+            for (gpu, wrong) in all {
+                let ((major, minor), gib) = (gpu.capability, gpu.memory as f64 / f64::from(1 << 30));
+                let state =
+                    wrong.as_ref().map_or_else(|| "runs the kernels' self-test".to_owned(), ToString::to_string);
+                text += &format!(
+                    "cuda {} {}, compute capability {major}.{minor}, {} multiprocessors, {gib:.1} GiB, driver of CUDA \
+                     {}.{}: {state}\n",
+                    gpu.ordinal, gpu.name, gpu.multiprocessors, gpu.driver.0, gpu.driver.1
+                );
+            }
+        }
+    }
+    Ok(text)
+}
+
+fn object(
+    isa: &str,
+    threads: usize,
+    gpus: &Result<Vec<(octavo_kernels::cuda::GpuInfo, Option<cuda::Error>)>, cuda::Error>,
+) -> Value {
+    let version = |(major, minor): (i32, i32)| format!("{major}.{minor}");
+    let mut object = json!({"cpu": {"isa": isa, "threads": threads}, "gpus": []});
+    match gpus {
+        Err(error) => object["cuda"] = json!({"why": error.to_string()}),
+        Ok(all) => {
+            let gpu = |(gpu, wrong): &(octavo_kernels::cuda::GpuInfo, Option<cuda::Error>)| {
+                json!({
+                    "ordinal": gpu.ordinal, "name": gpu.name, "compute_capability": version(gpu.capability),
+                    "multiprocessors": gpu.multiprocessors, "memory": gpu.memory, "driver": version(gpu.driver),
+                    "why": wrong.as_ref().map(ToString::to_string),
+                })
+            };
+            object["gpus"] = all.iter().map(gpu).collect();
+        }
+    }
+    object
+}

@@ -1,0 +1,45 @@
+//! `--device`, `--gpu` and `inspect --devices`, with and without a GPU.
+
+use super::{bad, good, json, octavo, stderr};
+
+/// Why there is no GPU, as `inspect --devices` says it; none where there is one.
+fn missing() -> Option<String> {
+    let text = good(&["inspect", "--devices"]);
+    let mut lines = text.lines();
+    assert!(lines.next().is_some_and(|line| line.starts_with("cpu    ") && line.ends_with(" threads")), "{text}");
+    let why = lines.next().expect("a line about GPUs").strip_prefix("cuda   none: ").map(str::to_owned);
+    assert!(why.is_none() || lines.next().is_none(), "{text}");
+    why
+}
+
+#[test]
+fn devices_are_listed_for_people_and_programs() {
+    let object = json(&["inspect", "--devices", "--json"]);
+    assert!(object["cpu"]["threads"].as_u64().is_some_and(|n| n > 0), "{object}");
+    let listed = object["gpus"].as_array().expect("a list").len();
+    match missing() {
+        Some(why) => assert_eq!((listed, object["cuda"]["why"].as_str()), (0, Some(&*why))),
+        None => assert!(listed > 0, "{object}"),
+    }
+}
+
+#[test]
+fn a_gpu_that_is_demanded_and_missing_is_one_line() {
+    let Some(why) = missing() else { return println!("skipped: there is a GPU") };
+    for args in [&["run", "-p", "1+1=", "--device", "cuda"][..], &["bench", "--device", "cuda"]] {
+        assert_eq!(bad(args, 1), format!("octavo: error: CUDA: {why}"));
+    }
+    assert_eq!(bad(&["diff", "-p", "1", "--b-device", "cuda"], 2), format!("octavo: error: CUDA: {why}"));
+    let output = octavo(&["run", "-p", "1+1=", "-n", "1", "--device", "auto"]).output().expect("the program runs");
+    assert!(output.status.success() && !stderr(&output).contains("error"), "{}", stderr(&output));
+}
+
+#[test]
+fn options_that_would_do_nothing_are_refused() {
+    let line = bad(&["run", "-p", "x", "--device", "cpu", "--gpu", "1"], 2);
+    assert_eq!(line, "octavo: error: --gpu 1 has no effect: expected --device auto or cuda with it");
+    let line = bad(&["run", "-p", "x", "--device", "cuda", "--isa", "scalar"], 2);
+    assert_eq!(line, "octavo: error: --isa scalar has no effect: expected --device auto or cpu with it");
+    let line = bad(&["inspect", "--device", "cuda"], 2);
+    assert!(line.contains("--device cuda: a file is described as the CPU runs it"), "{line}");
+}

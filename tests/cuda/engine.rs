@@ -1,0 +1,55 @@
+//! The engine and `diff` on top of the backend.
+
+use octavo_kernels::{Isa, KvType};
+use octavo_llm::backend::{cpu, cuda};
+use octavo_llm::diff::{Backend, Verdict, compare};
+use octavo_llm::engine::{Engine, EngineOptions, ModelSource};
+use octavo_llm::generate::{Observer, Options, generate};
+use octavo_reference::fixtures::workspace_root;
+
+use crate::{device, limits, open};
+
+struct Nobody;
+
+impl Observer for Nobody {
+    fn text(&mut self, _: &str) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The built-in model's answer, through sessions, pages and sampling.
+#[test]
+fn the_demo_model_generates() {
+    let Some(device) = device() else { return };
+    let options = EngineOptions { ctx: Some(64), ..EngineOptions::default() };
+    let engine = Engine::load_on(&ModelSource::Demo, &options, |gguf, model, limits| {
+        let options = cuda::Options { kv_type: KvType::F16, limits: *limits, graphs: true, threads: 2 };
+        Ok(Box::new(cuda::Cuda::prepare(device, gguf, model, &options, &mut |_| {})?))
+    });
+    let engine = engine.expect("it loads");
+    assert!(engine.describe().starts_with("cuda, "), "{}", engine.describe());
+    let prompt = engine.tokenizer().encode(b"1+1=", Default::default()).expect("a text");
+    let options = Options { max_tokens: Some(4), ..Options::default() };
+    let out = generate(&mut engine.session(), engine.tokenizer(), &prompt, &options, &mut Nobody).expect("it runs");
+    assert!(out.text.starts_with('2'), "{}", out.text);
+}
+
+/// Tensor by tensor, and every tensor: within the bounds that follow from what halves round.
+#[test]
+fn every_tensor_is_within_its_bound_of_the_cpus() {
+    for name in ["demo/tiny-qwen3-Q4_K_M", "models/rnd-llama-Q4_K_M", "models/rnd-qwen2-Q6_K"] {
+        let Some(device) = device() else { return };
+        let tokens = [11, 502, 33, 4, 905, 66, 7];
+        let (gguf, model) = open(&workspace_root().join(format!("reference/{name}.gguf")));
+        let (_, same) = open(&workspace_root().join(format!("reference/{name}.gguf")));
+        let options = cpu::Options { isa: Isa::best(), threads: 2, kv_type: KvType::F32, n_pages: 1, repack: true };
+        let mut a = Backend::cpu(gguf.clone(), same, &options, &mut |_, _| {}).expect("it is prepared");
+        let options = cuda::Options { kv_type: KvType::F32, limits: limits(7, 1, 7), graphs: true, threads: 2 };
+        let mut b = Backend::cuda(device, gguf, model, &options, &mut |_| {}).expect("it is prepared");
+        let comparison = compare(&mut a, &mut b, &tokens, &mut |_, _| {}).expect("both run");
+        let worst = comparison.taps.iter().filter_map(|tap| tap.of_bound).fold(0.0, f64::max);
+        println!("{name}: {} tensors, the worst at {worst:.3} of its bound", comparison.taps.len());
+        assert_eq!(comparison.verdict, Verdict::Within, "{name}: {:?}", comparison.first_divergence);
+        assert!(comparison.absent.is_empty(), "{name}: {:?}", comparison.absent);
+    }
+}

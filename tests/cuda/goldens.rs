@@ -1,0 +1,89 @@
+//! Logits against the exact ones (llama.cpp on the file dequantized to F32), our error beside llama.cpp's own.
+
+use std::path::{Path, PathBuf};
+
+use octavo_kernels::KvType;
+use octavo_llm::backend::Role;
+use octavo_llm::backend::cuda::prompt_rounding;
+use octavo_llm::model::{Model, Op};
+use octavo_reference::fixtures::{committed_goldens, shared_dir, workspace_root};
+use octavo_reference::golden::{Full, Summary, read_summary};
+use octavo_reference::metrics::{kl, nmse};
+
+use crate::{Sequences, device, limits, open, prepare};
+
+/// As for the CPU's kernels, whose integers these have: a tenth of llama.cpp's error, or what the recorded f32 logits
+/// themselves are off.
+const OF_THEIRS: f64 = 0.1;
+const NMSE_FLOOR: f64 = 1e-9;
+const KL_FLOOR: f64 = 1e-7;
+/// llama.cpp's own error on F32 models is at most this against an f64 forward pass.
+const F32_NMSE: f64 = 1e-10;
+
+/// What halves may add to a prompt's logits: every product's output is off by the rounding of its inputs, independently
+/// of the others, and the residual stream keeps what each of them adds. Attention's queries and weights are rounded like
+/// one more product.
+fn of_halves(model: &Model) -> f64 {
+    let rounded = |op: &Op| matches!(op, Op::MatMul { .. } | Op::Attention { .. });
+    let products = model.graph.nodes.iter().filter(|node| rounded(&node.op)).count();
+    products as f64 * prompt_rounding().products.powi(2)
+}
+
+fn check(path: &Path, folder: &Path, prompt: &str, theirs: &Summary, role: Role) {
+    let Some(device) = device() else { return };
+    let golden = Full::read(&folder.join(format!("{prompt}.safetensors"))).expect("a golden");
+    let (n, model) = (golden.tokens.len(), open(path));
+    let mut cuda = prepare(device, &model, KvType::F32, limits(n, 1, n), true);
+    let ours = match role {
+        Role::Prompt => Sequences::new(1, n).run(&mut cuda, role, &[&golden.tokens]).remove(0),
+        Role::Generated => {
+            let mut sequence = Sequences::new(1, n);
+            golden.tokens.iter().flat_map(|t| sequence.run(&mut cuda, role, &[&[*t]]).remove(0)).collect()
+        }
+    };
+    let what = format!("{} {prompt} {role:?}", path.display());
+    let is_f32 = path.to_string_lossy().ends_with("-F32.gguf");
+    let exact = if is_f32 { &golden.logits } else { &golden.exact };
+    let error = nmse(&ours, exact).expect("same length");
+    let divergence = kl(&ours, exact, golden.n_vocab).expect("same length").mean;
+    println!(
+        "{what}: NMSE {error:.2e}, llama.cpp's {:.2e}; KL {divergence:.2e}, llama.cpp's {:.2e}",
+        theirs.nmse, theirs.mean_kl
+    );
+    let exact_limit = if is_f32 { F32_NMSE } else { (OF_THEIRS * theirs.nmse).max(NMSE_FLOOR) };
+    let limit = if role == Role::Prompt { of_halves(&model.1) } else { exact_limit };
+    assert!(error <= limit, "{what}: NMSE {error:e} > {limit:e}");
+    if !is_f32 {
+        let limit = (OF_THEIRS * theirs.mean_kl).max(KL_FLOOR);
+        assert!(divergence <= limit, "{what}: KL {divergence:e} > {limit:e}, llama.cpp's {:e}", theirs.mean_kl);
+    }
+}
+
+/// Both roles on the short prompts of a model.
+fn every_prompt(model: &Path, goldens: &Path, prompts: &[&str]) {
+    let folder = goldens.join(model.file_stem().expect("a name"));
+    let summary = read_summary(&folder.join("summary.json")).expect("a summary");
+    for prompt in prompts {
+        let theirs = summary.get(*prompt).expect("a prompt of the summary");
+        for role in [Role::Prompt, Role::Generated] {
+            check(model, &folder, prompt, theirs, role);
+        }
+    }
+}
+
+#[test]
+fn the_committed_goldens_hold() {
+    for model in ["demo/tiny-qwen3-Q4_K_M", "models/rnd-llama-Q4_K_M", "models/rnd-qwen2-Q6_K"] {
+        let path: PathBuf = workspace_root().join(format!("reference/{model}.gguf"));
+        every_prompt(&path, &committed_goldens(), &["sum", "capital"]);
+    }
+}
+
+/// Floats, types of every plane, and types that have no kernels of their own.
+#[test]
+fn the_shared_goldens_hold() {
+    let Some(shared) = shared_dir() else { return };
+    for model in ["rnd-llama-F32", "rnd-qwen3-Q8_0", "tiny-qwen3-IQ2_S"] {
+        every_prompt(&shared.join(format!("models/{model}.gguf")), &shared.join("goldens"), &["sum"]);
+    }
+}

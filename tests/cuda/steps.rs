@@ -1,0 +1,169 @@
+//! What a step may depend on, and what not: pages, neighbours, how a prompt is cut, whether launches are captured.
+
+use std::sync::Arc;
+
+use gguf_rs_lite::Gguf;
+use octavo_kernels::KvType;
+use octavo_llm::backend::cuda::{Cuda, Error, Options};
+use octavo_llm::backend::{Executable, Loading, Role};
+use octavo_llm::model::Model;
+
+use crate::model_support::File;
+use crate::watched::Watched;
+use crate::{Sequences, device, limits, prepare, shim};
+
+/// A model of two layers.
+fn small(arch: &'static str) -> (Arc<Gguf>, Model) {
+    let gguf = Arc::new(File::running(arch).gguf());
+    let model = Model::load(&gguf).expect("a model");
+    (gguf, model)
+}
+
+/// Token ids that repeat late.
+fn text(n: usize) -> Vec<u32> {
+    (0..n as u32).map(|i| (i * i + 3 * i + 7) % 251).collect()
+}
+
+#[test]
+fn logits_depend_on_no_page_order() {
+    let (prompt, generated) = (text(37), text(12));
+    for kv in KvType::ALL {
+        let Some(device) = device() else { return };
+        let mut cuda = prepare(device, &small("qwen3"), kv, limits(37, 1, 64), true);
+        let mut run = |table: [u32; 4]| {
+            let mut sequence = Sequences { lengths: vec![0], tables: vec![table.to_vec()] };
+            let mut all = sequence.run(&mut cuda, Role::Prompt, &[&prompt]);
+            all.extend(generated.iter().flat_map(|t| sequence.run(&mut cuda, Role::Generated, &[&[*t]])));
+            all
+        };
+        let contiguous = run([0, 1, 2, 3]);
+        assert_eq!(run([4, 1, 3, 0]), contiguous);
+        assert_eq!(run([2, 0, 4, 1]), contiguous);
+    }
+}
+
+#[test]
+fn logits_depend_on_no_neighbour_and_no_cut() {
+    let Some(device) = device() else { return };
+    for kv in [KvType::F16, KvType::Bf16] {
+        let another = crate::device().expect("there was one");
+        let mut cuda = prepare(another, &small("llama"), kv, limits(64, 3, 48), false);
+        let prompts = [text(21), text(33)[5..].to_vec(), text(9)[2..].to_vec()];
+        let mut together = Sequences::new(3, 48);
+        let all = together.run(&mut cuda, Role::Prompt, &[&prompts[0], &prompts[1], &prompts[2]]);
+        let next = together.run(&mut cuda, Role::Generated, &[&[5], &[6], &[7]]);
+        for (i, prompt) in prompts.iter().enumerate() {
+            let mut alone = Sequences::new(1, 48);
+            let (first, second) = prompt.split_at(prompt.len() / 2);
+            let mut logits = alone.run(&mut cuda, Role::Prompt, &[first]).remove(0);
+            logits.extend(alone.run(&mut cuda, Role::Prompt, &[second]).remove(0));
+            assert!(logits == all[i], "{kv}: prompt {i} alone, in two parts");
+            let token = 5 + i as u32;
+            assert!(alone.run(&mut cuda, Role::Generated, &[&[token]])[0] == next[i], "{kv}: token {i} alone");
+        }
+    }
+    drop(device);
+}
+
+/// A generation over ten page boundaries: captured for one sequence and, of another length, for two in one of four
+/// places; and never captured.
+#[test]
+fn captured_generation_crosses_page_boundaries_like_any_other() {
+    let Some(device) = device() else { return };
+    let model = small("llama");
+    let n = 170;
+    let tokens = text(n);
+    let mut plain = prepare(device, &model, KvType::F16, limits(4, 4, 192), false);
+    let mut sequence = Sequences::new(1, 192);
+    let expected: Vec<Vec<f32>> =
+        tokens.iter().flat_map(|t| sequence.run(&mut plain, Role::Generated, &[&[*t]])).collect();
+
+    let watched = Watched::new(crate::device().expect("there was one"));
+    let mut captured = prepare(watched, &model, KvType::F16, limits(4, 4, 192), true);
+    assert_eq!(captured.device().allocations, 1, "one arena");
+    let loaded = captured.device().uploads;
+    let mut sequence = Sequences::new(1, 192);
+    for (i, (t, expected)) in tokens.iter().zip(&expected).enumerate() {
+        let got = sequence.run(&mut captured, Role::Generated, &[&[*t]]);
+        assert!(got[0] == *expected, "token {i}");
+    }
+    let device = captured.device();
+    assert_eq!(
+        (device.allocations, device.uploads - loaded),
+        (1, n),
+        "one step record for each step, and nothing else"
+    );
+    assert_eq!((device.recordings, device.replays), (1, n - 1), "all but the first step are replayed");
+
+    let mut several = Sequences::new(3, 192);
+    for (i, t) in tokens.iter().take(40).enumerate() {
+        let got = several.run(&mut captured, Role::Generated, &[&[*t], &[*t], &[*t]]);
+        assert!(got.iter().all(|got| *got == expected[i]), "token {i} of three sequences");
+    }
+}
+
+/// The fault that captured generation is known for: block tables that stay what they were at the capture.
+#[test]
+fn a_stale_block_table_is_seen_at_the_first_new_page() {
+    let Some(device) = device() else { return };
+    let model = small("llama");
+    let tokens = text(36);
+    let generate = |stale: Option<usize>| {
+        let mut watched = Watched::new(crate::device().expect("there was one"));
+        watched.stale = stale;
+        let mut cuda = prepare(watched, &model, KvType::F16, limits(1, 1, 48), true);
+        let mut sequence = Sequences { lengths: vec![0], tables: vec![vec![0, 2, 1]] };
+        tokens.iter().flat_map(|t| sequence.run(&mut cuda, Role::Generated, &[&[*t]])).collect::<Vec<_>>()
+    };
+    let (right, wrong) = (generate(None), generate(Some(4 * 3)));
+    let first = right.iter().zip(&wrong).position(|(a, b)| a != b);
+    assert_eq!(first, Some(16));
+    drop(device);
+}
+
+#[test]
+fn a_copied_page_is_the_page() {
+    let Some(device) = device() else { return };
+    let mut cuda = prepare(device, &small("qwen2"), KvType::F32, limits(20, 1, 48), true);
+    let tokens = text(20);
+    let mut sequence = Sequences { lengths: vec![0], tables: vec![vec![0, 1]] };
+    sequence.run(&mut cuda, Role::Prompt, &[&tokens]);
+    let expected = sequence.run(&mut cuda, Role::Generated, &[&[9]]);
+    cuda.copy_page(0, 3).expect("it copies");
+    let mut other = Sequences { lengths: vec![20], tables: vec![vec![3, 1]] };
+    assert_eq!(other.run(&mut cuda, Role::Generated, &[&[9]]), expected);
+    cuda.copy_page(2, 0).expect("it copies");
+    let mut sequence = Sequences { lengths: vec![20], tables: vec![vec![0, 1]] };
+    assert_ne!(sequence.run(&mut cuda, Role::Generated, &[&[9]]), expected, "what was there is gone");
+}
+
+#[test]
+fn what_does_not_fit_is_refused_with_numbers() {
+    let Some(mut shim) = shim() else { return };
+    let (gguf, model) = small("llama");
+    shim.capacity = 1 << 20;
+    let options = |kv_type| Options { kv_type, limits: limits(512, 1, 4096), graphs: true, threads: 1 };
+    let refused = |shim, kv_type| {
+        let mut announced = String::new();
+        let mut sink = |event: Loading<'_>| match event {
+            Loading::Note(line) => announced += line,
+            Loading::Weights { .. } => panic!("nothing is loaded"),
+        };
+        let error = Cuda::prepare(shim, &gguf, &model, &options(kv_type), &mut sink).err().expect("it is refused");
+        (error, announced)
+    };
+    let (error, announced) = refused(shim, KvType::F16);
+    let Error::TooLarge { needs, free, .. } = &error else { panic!("{error}") };
+    assert_eq!(*free, 1 << 20);
+    assert!(announced.ends_with(&format!("the model takes {needs}")), "{announced}");
+    // two layers, 2 KV heads of 16 values, keys and values in halves, for 256 pages and one
+    assert_eq!(needs.kv, 2 * 2 * 2 * 16 * 2 * 16 * 257);
+    assert!(error.to_string().contains(&format!("the model takes {needs}, and 1 MiB are free")), "{error}");
+
+    let (error, announced) = refused(crate::shim().expect("there was one"), KvType::Q8_0);
+    assert_eq!(
+        error.to_string(),
+        "KV cache of q8_0: expected heads of a multiple of 32 values, got 16 (see --kv-type)"
+    );
+    assert_eq!(announced, "");
+}

@@ -1,0 +1,98 @@
+//! A device that counts what is asked of it, and one with a fault.
+
+use octavo_kernels::cuda::{Device, Error, Launch, Module, Ptr, Recording};
+
+/// A device under observation.
+pub(crate) struct Watched {
+    pub(crate) device: Box<dyn Device>,
+    pub(crate) allocations: usize,
+    pub(crate) uploads: usize,
+    pub(crate) recordings: usize,
+    pub(crate) replays: usize,
+    /// Uploads when the last replay began.
+    replayed_after: usize,
+    /// Whether the block tables of later steps are lost: so many last bytes of what is uploaded stay what they were when
+    /// the launches were captured.
+    pub(crate) stale: Option<usize>,
+    captured: Vec<u8>,
+    last: Vec<u8>,
+}
+
+impl Watched {
+    pub(crate) fn new(device: Box<dyn Device>) -> Watched {
+        Watched {
+            device,
+            allocations: 0,
+            uploads: 0,
+            recordings: 0,
+            replays: 0,
+            replayed_after: 0,
+            stale: None,
+            captured: Vec::new(),
+            last: Vec::new(),
+        }
+    }
+}
+
+impl Device for Watched {
+    fn describe(&self) -> String {
+        self.device.describe()
+    }
+
+    fn multiprocessors(&self) -> u32 {
+        self.device.multiprocessors()
+    }
+
+    fn free_bytes(&self) -> Result<u64, Error> {
+        self.device.free_bytes()
+    }
+
+    fn alloc(&mut self, bytes: usize) -> Result<Ptr, Error> {
+        self.allocations += 1;
+        self.device.alloc(bytes)
+    }
+
+    fn upload(&mut self, to: Ptr, bytes: &[u8]) -> Result<(), Error> {
+        self.uploads += 1;
+        let mut bytes = bytes.to_vec();
+        if let Some(n) = self.stale.filter(|_| self.captured.len() == bytes.len()) {
+            let from = bytes.len() - n;
+            bytes[from..].copy_from_slice(&self.captured[from..]);
+        }
+        self.device.upload(to, &bytes)?;
+        self.last = bytes;
+        Ok(())
+    }
+
+    fn download(&mut self, from: Ptr, bytes: &mut [u8]) -> Result<(), Error> {
+        self.device.download(from, bytes)
+    }
+
+    fn copy(&mut self, from: Ptr, to: Ptr, bytes: usize) -> Result<(), Error> {
+        self.device.copy(from, to, bytes)
+    }
+
+    fn build(&mut self, module: Module) -> Result<(), Error> {
+        self.device.build(module)
+    }
+
+    unsafe fn launch(&mut self, launch: &Launch) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.device.launch(launch) }
+    }
+
+    unsafe fn record(&mut self, launches: Vec<Launch>) -> Result<Recording, Error> {
+        self.recordings += 1;
+        self.captured.clone_from(&self.last);
+        // SAFETY: the caller's promise.
+        unsafe { self.device.record(launches) }
+    }
+
+    unsafe fn replay(&mut self, recording: Recording) -> Result<(), Error> {
+        assert!(self.uploads > self.replayed_after, "a replay without a step record of its own");
+        self.replayed_after = self.uploads;
+        self.replays += 1;
+        // SAFETY: the caller's promise.
+        unsafe { self.device.replay(recording) }
+    }
+}
