@@ -4,6 +4,7 @@
 //! ops), a [`backend`] executes it, an [`engine::Session`] is one timeline, and [`sample`] chooses tokens. Nothing
 //! flows backwards: the model knows no backend, the backend no request.
 
+pub mod awq;
 pub mod backend;
 pub mod bench;
 pub mod chat;

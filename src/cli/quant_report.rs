@@ -7,7 +7,7 @@ use clap::Args;
 use octavo_llm::engine::ModelSource;
 use octavo_llm::eval;
 use octavo_llm::imatrix::Importance;
-use octavo_llm::quant_report::{Base, Error, Row, Sensitivity, Setup, Watch, base, quantized, sensitivity};
+use octavo_llm::quant_report::{Base, Error, Row, Sensitivity, Setup, Watch, base, existing, quantized, sensitivity};
 use octavo_llm::quantize::Target;
 use octavo_llm::report::{Axes, ChartError, Page, named_points};
 use octavo_llm::tokenizer::Tokenizer;
@@ -28,13 +28,14 @@ Examples:
   octavo quant-report model-f16.gguf -f text.txt
   octavo quant-report model-f16.gguf -f text.txt --types Q8_0,Q4_K_M,IQ4_XS --chunks 20 --html report.html
   octavo quant-report model-f16.gguf -f text.txt --types Q4_K_M --sensitivity Q2_K --html report.html
+  octavo quant-report model-f16.gguf -f text.txt --types Q4_0,Q4_1 --also model-awq
 
 --sensitivity TYPE quantizes one tensor at a time and ranks them by the KL divergence that each causes alone; with
 --by-role all layers of a tensor together.
 --json prints {model, base: {ppl, ...}, types: [{name, bytes, bits_per_weight, ppl, mean_kl, kl_99, ...}],
 sensitivity?: [{name, layer, role, mean_kl, ...}]}.")]
 pub(super) struct QuantReportArgs {
-    /// GGUF file in F16, BF16 or F32
+    /// GGUF file or Hugging Face folder in F16, BF16 or F32
     #[arg(value_name = "MODEL", value_hint = clap::ValueHint::FilePath)]
     model: PathBuf,
     /// The text to score (- is stdin)
@@ -44,6 +45,9 @@ pub(super) struct QuantReportArgs {
     #[arg(long, value_name = "TYPES", value_delimiter = ',')]
     #[arg(default_value = "Q8_0,Q6_K,Q5_K_M,Q4_K_M,Q4_0,Q3_K_M,Q2_K")]
     types: Vec<String>,
+    /// Also score this file or folder, of the same vocabulary; may be given several times
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::AnyPath)]
+    also: Vec<PathBuf>,
     /// Chunks of text to score at most
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     chunks: Option<u32>,
@@ -142,7 +146,11 @@ fn measure(
     bars: &mut Bars<'_>,
 ) -> Result<Report, Error> {
     let base = base(setup, bars)?;
-    let rows = targets.into_iter().map(|target| quantized(setup, &base, target, bars)).collect::<Result<_, _>>()?;
+    let mut rows: Vec<Row> =
+        targets.into_iter().map(|target| quantized(setup, &base, target, bars)).collect::<Result<_, _>>()?;
+    for path in &args.also {
+        rows.push(existing(setup, &base, path, bars)?);
+    }
     let ranking = match ranked_to {
         Some(target) => {
             let to = target.default_type();
@@ -251,7 +259,7 @@ impl Report {
         page.table(&HEAD, self.cells().into_iter().map(|row| (false, row.to_vec())));
         page.heading("KL divergence against size");
         let points: Vec<(f64, f64, &str)> =
-            self.rows.iter().map(|r| (r.bits_per_weight, r.mean_kl.0, r.name)).collect();
+            self.rows.iter().map(|r| (r.bits_per_weight, r.mean_kl.0, r.name.as_str())).collect();
         let axes =
             Axes { title: "Mean KL divergence from the model itself", x: "bits per weight", y: "mean KL (nats)" };
         page.chart(&named_points(axes, &points)?);

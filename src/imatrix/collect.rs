@@ -155,7 +155,7 @@ fn squares(view: &TapView<'_>) -> Vec<f64> {
 
 /// For every named value the layers' matrices (and the output) that multiply it, each once: the parts of a fused tensor
 /// have one name.
-fn readers(engine: &Engine, output: bool) -> HashMap<Key, Vec<String>> {
+pub(crate) fn readers(engine: &Engine, output: bool) -> HashMap<Key, Vec<String>> {
     let model = engine.model();
     let mut seen: HashMap<Tap, usize> = HashMap::new();
     let mut key_of = HashMap::new();

@@ -8,6 +8,7 @@ mod file;
 
 use gguf_rs_lite::TensorType;
 
+pub(crate) use collect::readers;
 pub use collect::{Collector, Options};
 pub use file::Importance;
 

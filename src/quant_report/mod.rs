@@ -11,6 +11,7 @@ use std::io::{BufReader, BufWriter};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use gguf_rs_lite::{Gguf, TensorInfo};
 use octavo_kernels::Role;
 use serde::Serialize;
 
@@ -101,8 +102,8 @@ pub struct Base {
 /// One quantization.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// The kind of file, by llama-quantize's name.
-    pub name: &'static str,
+    /// The kind of file, by llama-quantize's name; or the name of a file or folder that was there.
+    pub name: String,
     /// Bytes of tensors.
     pub bytes: u64,
     /// Bits per weight.
@@ -188,12 +189,8 @@ pub fn base(setup: &Setup<'_>, watch: &mut dyn Watch) -> Result<Base, Error> {
     writer.finish().map_err(eval::Error::from)?;
     let prompt_rate = text.tokens().len() as f64 / start.elapsed().as_secs_f64();
     let generation_rate = generation_rate(&engine)?;
-    let sizes: (u64, u64) =
-        engine.gguf().tensors().iter().fold((0, 0), |(bytes, n), t| {
-            (bytes + engine.gguf().data(t).len() as u64, n + t.dims.iter().product::<u64>())
-        });
-    let bits = sizes.0 as f64 * 8.0 / (sizes.1 as f64).max(1.0);
-    Ok(Base { ppl: ppl.ppl().value, file, prompt_rate, generation_rate, bytes: sizes.0, bits })
+    let (bytes, bits) = size(engine.gguf());
+    Ok(Base { ppl: ppl.ppl().value, file, prompt_rate, generation_rate, bytes, bits })
 }
 
 /// Tokens of the measured generation: enough to leave the first ones' noise behind, little beside the scoring.
@@ -224,16 +221,44 @@ pub fn quantized(setup: &Setup<'_>, base: &Base, target: Target, watch: &mut dyn
     let plan = Plan::new(&gguf, setup.importance, &options)?;
     let (path, totals) = (setup.folder.join("quantized.gguf"), plan.totals());
     plan.write(&path, &mut |_| {})?;
-    let engine = setup.load(&path)?;
+    row(setup, base, (target.name(), &path), (totals.after, totals.bits_per_weight().1), watch)
+}
+
+/// Scores another model of the same vocabulary: a GGUF file or a folder.
+///
+/// # Errors
+/// [`enum@Error`].
+pub fn existing(setup: &Setup<'_>, base: &Base, path: &Path, watch: &mut dyn Watch) -> Result<Row, Error> {
+    let name = path.file_name().map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned());
+    watch.begin(&name);
+    let gguf = ModelSource::Path(path.to_owned()).open(true)?;
+    row(setup, base, (&name, path), size(&gguf), watch)
+}
+
+/// Bytes of all tensors, and bits per weight.
+fn size(gguf: &Gguf) -> (u64, f64) {
+    let sum = |(bytes, n): (u64, u64), t: &TensorInfo| (bytes + t.bytes, n + t.n_elements());
+    let (bytes, n) = gguf.tensors().iter().fold((0, 0), sum);
+    (bytes, bytes as f64 * 8.0 / (n as f64).max(1.0))
+}
+
+fn row(
+    setup: &Setup<'_>,
+    base: &Base,
+    (name, path): (&str, &Path),
+    (bytes, bits_per_weight): (u64, f64),
+    watch: &mut dyn Watch,
+) -> Result<Row, Error> {
+    let engine = setup.load(path)?;
     let start = Instant::now();
     let d = score(setup, base, &engine, watch)?;
     let tokens = d.chunks() * setup.n_ctx;
     let prompt_rate = tokens as f64 / start.elapsed().as_secs_f64();
     let klds = d.klds();
     Ok(Row {
-        name: target.name(),
-        bytes: totals.after,
-        bits_per_weight: totals.bits_per_weight().1,
+        name: name.to_owned(),
+        bytes,
+        bits_per_weight,
         ppl: d.ppl().value,
         // the base's rows are cut off where tokens are hopeless; its own perplexity is not
         ln_ppl_ratio: ((d.ppl().value / base.ppl).ln(), d.ln_ratio().uncertainty),

@@ -7,6 +7,7 @@ mod breaking;
 mod devices;
 mod diff;
 mod facts;
+mod folders;
 mod hostile;
 mod perplexity;
 mod quant_report;

@@ -1,6 +1,7 @@
 //! Hugging Face folders: the same model as the GGUF file, AWQ's numbers, and folders that are broken.
 
 mod hostile;
+mod make;
 
 use std::path::{Path, PathBuf};
 
@@ -83,6 +84,25 @@ fn a_folder_is_the_file_that_it_was_made_of() {
                 assert_eq!((&t.dims, t.ty), (&other.dims, other.ty), "{what}: {}", t.name);
                 assert!(gguf.data(t) == back.data(other), "{what}: {} differs", t.name);
             }
+        }
+    }
+}
+
+/// The tokenizer.json that is written means the same to the library that such files are made for.
+#[test]
+fn the_tokenizers_library_reads_the_same_tokens() {
+    for model in models() {
+        let dir = TempDir::new().expect("a folder");
+        let folder = dir.path().join("model");
+        hf::write(&with_matrices(&open(&model), &dir, TensorType::F16), &folder).expect("written");
+        let theirs = tokenizers::Tokenizer::from_file(folder.join("tokenizer.json")).expect("their library reads it");
+        let ours = Tokenizer::from_gguf(&open(&model)).expect("a tokenizer");
+        for text in
+            [TEXT, "", " ", "a\r\n\tb", "<|im_start|>user\n3+4=7<|im_end|>", "l'été’s   naïve — ½ ７８９\u{301}"]
+        {
+            let ids = ours.encode(text.as_bytes(), EncodeOptions { add_special: false, parse_special: true });
+            let encoding = theirs.encode(text, false).expect("their library encodes");
+            assert_eq!(ids.expect("tokens"), encoding.get_ids(), "{}: {text:?}", model.display());
         }
     }
 }

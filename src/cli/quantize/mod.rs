@@ -1,5 +1,7 @@
 //! `octavo quantize`: a model file with fewer bits.
 
+mod awq;
+
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -22,10 +24,11 @@ Examples:
   octavo quantize model-f16.gguf model-iq2.gguf IQ2_M --imatrix imatrix.gguf
   octavo quantize model-f16.gguf --dry-run Q3_K_M
   octavo quantize model-f16.gguf mine.gguf Q4_K_M --tensor-type 'ffn_down=Q6_K' --output-tensor-type Q8_0
+  octavo quantize model-f16.gguf model-awq awq -f calibration.txt --group 64
 
 TYPE is one of F32 F16 BF16 Q8_0 Q6_K Q5_K_M Q5_K_S Q5_1 Q5_0 Q4_K_M Q4_K_S Q4_1 Q4_0 IQ4_NL IQ4_XS
 Q3_K_L Q3_K_M Q3_K_S IQ3_M IQ3_S IQ3_XS IQ3_XXS Q2_K Q2_K_S IQ2_M IQ2_S IQ2_XS IQ2_XXS IQ1_M IQ1_S
-Q2_0 Q1_0 TQ2_0 TQ1_0 MXFP4_MOE, or COPY. Q2_K_S, IQ1_*, IQ2_* and IQ3_XXS need --imatrix.")]
+Q2_0 Q1_0 TQ2_0 TQ1_0 MXFP4_MOE, or COPY; or awq, which writes a Hugging Face folder. Q2_K_S, IQ1_*, IQ2_* and IQ3_XXS need --imatrix.")]
 pub(super) struct QuantizeArgs {
     /// The model: a GGUF file (of a split model, its first part) or a Hugging Face folder
     #[arg(value_name = "IN", value_hint = clap::ValueHint::FilePath)]
@@ -66,6 +69,8 @@ pub(super) struct QuantizeArgs {
     /// Show what would be written, and write nothing
     #[arg(long)]
     dry_run: bool,
+    #[command(flatten)]
+    awq: awq::AwqArgs,
 }
 
 fn element_type(text: &str) -> Result<TensorType, String> {
@@ -92,6 +97,25 @@ impl QuantizeArgs {
         }
     }
 
+    /// Refuses what awq does not look at.
+    fn only_awq(&self) -> Result<(), Failure> {
+        let given = [
+            ("--imatrix", self.imatrix.is_some()),
+            ("--pure", self.pure),
+            ("--tensor-type", !self.tensor_type.is_empty()),
+            ("--output-tensor-type", self.output_tensor_type.is_some()),
+            ("--token-embedding-type", self.token_embedding_type.is_some()),
+            ("--leave-output-tensor", self.leave_output_tensor),
+            ("--allow-requantize", self.allow_requantize),
+            ("--force", self.force),
+            ("--dry-run", self.dry_run),
+        ];
+        match given.iter().find(|option| option.1) {
+            Some((name, _)) => Err(Failure::Usage(format!("{name} has no effect with awq"))),
+            None => Ok(()),
+        }
+    }
+
     fn options(&self, target: Target) -> Options {
         let mut options = Options::new(target);
         options.threads = self.threads.map_or(options.threads, usize::from);
@@ -107,6 +131,13 @@ impl QuantizeArgs {
 
 /// Runs the command.
 pub(super) fn run(args: &QuantizeArgs) -> Result<Exit, Failure> {
+    if args.target.as_deref().is_some_and(|name| name.eq_ignore_ascii_case("awq")) {
+        args.only_awq()?;
+        return awq::run(&args.awq, &args.input, &args.output, args.threads);
+    }
+    if args.awq.given() {
+        return Err(Failure::Usage("--group, --file and --no-search: expected the type awq with them".to_owned()));
+    }
     let (output, target) = args.output_and_target()?;
     let gguf = ModelSource::Path(args.input.clone()).open(true)?;
     if let (Some(output), false) = (output, args.dry_run) {

@@ -1,0 +1,82 @@
+//! `octavo quantize … awq`: a folder with 4-bit groups.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use clap::Args;
+use octavo_llm::awq::{Activations, Options, Scaled, quantized};
+use octavo_llm::engine::{Engine, EngineOptions, ModelSource};
+use octavo_llm::hf;
+
+use super::super::failure::{Exit, Failure};
+use super::super::load;
+use super::super::prompt;
+use super::super::terminal::{Progress, note};
+
+/// What only awq takes.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "With awq")]
+pub(super) struct AwqArgs {
+    /// Weights that share a scale and a zero point: 32, 64 or 128 [default: 128]
+    #[arg(long, value_name = "N")]
+    group: Option<usize>,
+    /// The text on which scales are searched (- is stdin)
+    #[arg(short, long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    file: Option<PathBuf>,
+    /// Tokens of the text at most [default: 8192]
+    #[arg(long, value_name = "N", requires = "file", value_parser = clap::value_parser!(u32).range(256..))]
+    tokens: Option<u32>,
+    /// Round weights as they are, without a text
+    #[arg(long, conflicts_with = "file")]
+    no_search: bool,
+}
+
+impl AwqArgs {
+    /// Whether any of them was given.
+    pub(super) fn given(&self) -> bool {
+        self.group.is_some() || self.file.is_some() || self.no_search
+    }
+}
+
+/// Runs the command.
+pub(super) fn run(args: &AwqArgs, input: &Path, output: &Path, threads: Option<u16>) -> Result<Exit, Failure> {
+    let text = match (&args.file, args.no_search) {
+        (Some(file), _) => Some(prompt::read(file)?),
+        (None, true) => None,
+        (None, false) => {
+            return Err(Failure::Usage("awq: expected -f FILE, a text to search scales on, or --no-search".to_owned()));
+        }
+    };
+    if output.exists() {
+        return Err(Failure::Input(format!("{}: is there already: expected a new folder", output.display())));
+    }
+    let start = Instant::now();
+    let source = ModelSource::Path(input.to_owned());
+    let options = EngineOptions { ctx: Some(512), threads: threads.map(usize::from), ..EngineOptions::default() };
+    let engine = load::shown(|sink| Engine::load(&source, &options, sink))?;
+    let activations = match &text {
+        Some(text) => {
+            let bar = Progress::tokens("calibrating");
+            let most = args.tokens.unwrap_or(8192) as usize;
+            let activations = Activations::of_text(&engine, text, most, &mut |done, total| bar.at(done, total));
+            bar.clear();
+            Some(activations?)
+        }
+        None => None,
+    };
+    let threads = options.threads.unwrap_or_else(octavo_llm::engine::default_threads);
+    let options = Options { group: args.group.unwrap_or(128), threads };
+    let view = quantized(&engine, activations.as_ref(), options, &mut |scaled| note(&row(scaled)))?;
+    hf::write(&view, output)?;
+    note(&format!("octavo: wrote {} in {:.1} s", output.display(), start.elapsed().as_secs_f64()));
+    Ok(Exit::Done)
+}
+
+/// Matrices, ratio, errors.
+fn row(scaled: &Scaled) -> String {
+    let (first, rest) = scaled.tensors.split_first().map_or(("", 0), |(first, rest)| (first.as_str(), rest.len()));
+    let more = if rest == 0 { String::new() } else { format!(" and {rest} more") };
+    let what = format!("{first}{more}");
+    let (error, unscaled) = (scaled.error, scaled.unscaled);
+    format!("{what:<36} ratio {:.2}  error {error:.2e}, without scales {unscaled:.2e}", scaled.ratio)
+}

@@ -1,0 +1,105 @@
+//! Folders that are made here: scales that were searched for cost less than rounding.
+
+use super::*;
+use octavo_llm::awq::{Activations, Error, Options, quantized};
+use octavo_reference::metrics::kl;
+
+/// Text of the kind that the demo model was trained on, none of it twice.
+fn text(seed: u32, sentences: usize) -> String {
+    let animals = ["fox", "dog", "cat", "bird", "frog", "horse"];
+    let colours = ["red", "blue", "small", "old", "white"];
+    let things = ["some honey", "a carrot", "the tree", "a red ball", "the river"];
+    let mut state = seed;
+    let mut pick = |n: usize| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 16) as usize % n
+    };
+    let mut all = String::new();
+    for _ in 0..sentences {
+        let (animal, colour, thing) = (animals[pick(6)], colours[pick(5)], things[pick(5)]);
+        let (a, b) = (pick(10), pick(10));
+        all += &format!("Once there was a {colour} {animal}. One day the {animal} found {thing}.\n{a}+{b}={}\n", a + b);
+    }
+    all
+}
+
+fn base(dir: &TempDir) -> (PathBuf, Engine) {
+    let path = dir.path().join("f16");
+    hf::write(&with_matrices(&open(&models()[0]), dir, TensorType::F16), &path).expect("written");
+    let engine = engine(&path, Isa::Scalar, true);
+    (path, engine)
+}
+
+#[test]
+fn searched_scales_cost_less_than_rounding() {
+    let dir = TempDir::new().expect("a folder");
+    let (_, base) = base(&dir);
+    let activations = Activations::of_text(&base, text(1, 30).as_bytes(), 600, &mut |_, _| {}).expect("inputs");
+    let tokens = base.tokenizer().encode(text(2, 12).as_bytes(), EncodeOptions::default()).expect("tokens");
+    let exact = logits(&base, &tokens, Role::Prompt);
+    let n_vocab = base.hparams().n_vocab();
+    let cost = |name: &str, activations: Option<&Activations>, threads: usize| {
+        let mut improved = 0;
+        let options = Options { group: 128, threads };
+        let view = quantized(&base, activations, options, &mut |scaled| {
+            assert!(scaled.error <= scaled.unscaled, "{scaled:?}");
+            improved += usize::from(scaled.error < scaled.unscaled);
+        });
+        let path = dir.path().join(name);
+        hf::write(&view.expect("quantized"), &path).expect("written");
+        let ours = logits(&engine(&path, Isa::Scalar, true), &tokens, Role::Prompt);
+        let bytes = std::fs::read(path.join("model.safetensors")).expect("there");
+        (kl(&ours, &exact, n_vocab).expect("as many logits").mean, improved, bytes)
+    };
+    let (rounded, searched) = (cost("rounded", None, 2), cost("searched", Some(&activations), 2));
+    println!("mean KL {:.5} rounded, {:.5} searched, {} groups improved", rounded.0, searched.0, searched.1);
+    assert!(searched.0 < 0.9 * rounded.0, "KL {} searched, {} rounded", searched.0, rounded.0);
+    assert!(rounded.1 == 0 && searched.1 >= 8, "of 12 groups");
+    assert!(searched.2 == cost("again", Some(&activations), 1).2, "threads leave no trace");
+}
+
+/// Without rounding, scales change nothing but the last digits: what divides is what was multiplied.
+#[test]
+fn scales_cancel() {
+    let dir = TempDir::new().expect("a folder");
+    let (_, base) = base(&dir);
+    let activations = Activations::of_text(&base, text(1, 20).as_bytes(), 400, &mut |_, _| {}).expect("inputs");
+    let options = Options { group: 32, threads: 2 };
+    let [plain, scaled] =
+        [None, Some(&activations)].map(|a| quantized(&base, a, options, &mut |_| {}).expect("quantized"));
+    let mut moved = 0;
+    for l in 0..base.hparams().n_layer() {
+        for (norm, matrix) in [("attn_norm", "attn_k"), ("ffn_norm", "ffn_gate")] {
+            let values = |gguf: &Gguf, name: &str| {
+                let t = gguf.tensor(&format!("blk.{l}.{name}.weight")).expect("there");
+                let mut values = vec![0.0; t.n_elements() as usize];
+                octavo_quant::dequantize(t.ty, gguf.data(t), &mut values).expect("whole blocks");
+                values
+            };
+            let [a, b] = [&plain, &scaled].map(|gguf| (values(gguf, norm), values(gguf, matrix)));
+            moved += usize::from(a.0 != b.0);
+            // a column times its norm is the same, but for rounding to sixteen steps of a group
+            let width = a.0.len();
+            let product = |(norm, w): &(Vec<f32>, Vec<f32>)| -> Vec<f32> {
+                w.chunks_exact(width).flat_map(|row| row.iter().zip(norm).map(|(w, n)| w * n)).collect()
+            };
+            let error = nmse(&product(&b), &product(&a)).expect("as many");
+            assert!(error < 0.02, "layer {l} {matrix}: NMSE {error}");
+        }
+    }
+    assert!(moved > 0, "some scales are not 1");
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let dir = TempDir::new().expect("a folder");
+    let (path, base) = base(&dir);
+    let make = |group: usize| quantized(&base, None, Options { group, threads: 1 }, &mut |_| {}).map(drop);
+    assert!(matches!(make(48), Err(Error::Group { got: 48 })));
+    make(64).expect("fits");
+    let short = Activations::of_text(&base, b"too short", 1000, &mut |_, _| {}).map(drop);
+    assert!(matches!(short, Err(Error::TooShort { .. })));
+    let view = quantized(&base, None, Options { group: 128, threads: 1 }, &mut |_| {}).expect("fits");
+    let error = hf::write(&view, &path).expect_err("it is there").to_string();
+    assert!(error.contains("is there already"), "{error}");
+}
