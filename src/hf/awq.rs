@@ -113,3 +113,71 @@ impl RowSource for Awq {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gguf_rs_lite::OpenOptions;
+
+    /// A file with these parts one behind the other.
+    fn parts(dir: &tempfile::TempDir, all: [&[u8]; 3]) -> [Part; 3] {
+        let path = dir.path().join("weights");
+        std::fs::write(&path, all.concat()).expect("written");
+        let file = SharedFile::open(&path, &OpenOptions::default()).expect("there");
+        let mut at = 0;
+        all.map(|bytes| {
+            at += bytes.len();
+            Part { file: file.clone(), range: at - bytes.len()..at }
+        })
+    }
+
+    #[test]
+    fn every_weight_is_its_code_less_the_zero_point_times_the_scale() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let (cols, rows) = (192, 48);
+        let code = |k: usize, row: usize| ((k * 5 + row * 3) % 16) as u8;
+        let zero = |group: usize, row: usize| ((group * 7 + row) % 16) as u8;
+        // 1, 2, 4, ... : exact whatever they multiply
+        let scale = |group: usize, row: usize| half::f16::from_f32(f32::from(1u16 << ((group + row) % 8)));
+        let words = |lines: usize, of: &dyn Fn(usize, usize) -> u8| -> Vec<u8> {
+            let eight = |line: usize, word: usize| awq::pack(std::array::from_fn(|i| of(line, 8 * word + i)));
+            (0..lines)
+                .flat_map(|l| (0..rows / 8).map(move |w| (l, w)))
+                .flat_map(|(l, w)| eight(l, w).to_le_bytes())
+                .collect()
+        };
+        for (group, zero_point, order) in [
+            (192, true, None), // a whole row, as -1 says
+            (64, true, None),
+            (96, false, None),
+            (32, true, Some(HeadOrder { head_dim: 24 })),
+        ] {
+            let groups = cols / group;
+            let scales: Vec<u8> = (0..groups)
+                .flat_map(|g| (0..rows).map(move |row| (g, row)))
+                .flat_map(|(g, row)| scale(g, row).to_le_bytes())
+                .collect();
+            let [qweight, qzeros, scales] = parts(&dir, [&words(cols, &code), &words(groups, &zero), &scales]);
+            let qzeros = zero_point.then_some(qzeros);
+            let ty = block_type(group).expect("a multiple of 32");
+            let source = Awq { qweight, qzeros, scales, cols, rows, group, ty, order };
+            let row_bytes = cols / ty.block_len() * ty.block_bytes();
+            // from the fourth row on, more than are made together
+            let mut bytes = vec![0; (rows - 3) * row_bytes];
+            source.fill(3, &mut bytes);
+            let mut values = vec![0.0; (rows - 3) * cols];
+            octavo_quant::dequantize(ty, &bytes, &mut values).expect("whole blocks");
+            for (i, value) in values.into_iter().enumerate() {
+                let (row, k) = (3 + i / cols, i % cols);
+                let row = order.map_or(row, |o| o.source(row));
+                let zero = if zero_point { zero(k / group, row) } else { 8 };
+                let expected = (f32::from(code(k, row)) - f32::from(zero)) * scale(k / group, row).to_f32();
+                assert_eq!(value, expected, "row {row}, column {k}, groups of {group}");
+            }
+        }
+        assert_eq!(
+            [96, 64, 100, 0].map(block_type),
+            [Some(TensorType::AWQ_G32), Some(TensorType::AWQ_G64), None, Some(TensorType::AWQ_G128)]
+        );
+    }
+}
