@@ -225,8 +225,9 @@ impl Shim {
         fs::write(&source, unit).map_err(io(&source))?;
         let mut command = Command::new(self.compiler);
         command.args(FLAGS).arg("-o").arg(&out).arg(&source);
-        if cfg!(target_arch = "x86_64") && std::arch::is_x86_feature_detected!("fma") {
-            // or every `fmaf` is a call
+        // or every `fmaf` is a call
+        #[cfg(target_arch = "x86_64")]
+        if std::arch::is_x86_feature_detected!("fma") {
             command.arg("-mfma");
         }
         let output = command.output().map_err(io(Path::new(self.compiler)))?;
