@@ -237,6 +237,30 @@ struct IQ4_XS : Codes<4, 0, 32, 0> {
     }
 };
 
+// A scale and a zero point for all of a unit's group: a half and a byte.
+struct AWQ_G32 : Codes<4, 0, 32, 0> {
+    static constexpr int SCALES = 4;
+    static constexpr int SUPERS = 0;
+    static constexpr bool MIN = true;
+    DEVICE static Scales scales(const u32* s, const u32*, u32 row) {
+        const float d = low_half(s[row]), min = d * static_cast<float>(s[row] >> 16 & 15);
+        return {{d, d}, {min, min}};
+    }
+};
+
+// Groups of 128: the byte is the zero point, and its highest bit says which of two halves is the scale.
+struct AWQ_G128 : Codes<4, 0, 32, 0> {
+    static constexpr int SCALES = 1;
+    static constexpr int SUPERS = 4;
+    static constexpr bool MIN = true;
+    DEVICE static Scales scales(const u32* s, const u32* d, u32 row) {
+        const u32 byte = s[0] >> (8 * row) & 255;
+        const float scale = byte & 128 ? high_half(d[row]) : low_half(d[row]);
+        const float min = scale * static_cast<float>(byte & 15);
+        return {{scale, scale}, {min, min}};
+    }
+};
+
 // Formats of floats: `LOW` bits each, `in_word` of them in a word.
 template <int low>
 struct Floats {

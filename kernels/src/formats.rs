@@ -301,7 +301,10 @@ macro_rules! awq {
         format! {
             /// One f16 scale and one zero point for a group of a row.
             $name: $k weights, meta 3, low 4, high 0, top 0, group 32, offset 0, min true, table None,
-            head [0], scales S([d], meta, _) { (d, S::mul(d, S::to_f(S::load_u8(meta.add(2 * S::R))))) }
+            head [0], scales S([d], meta, _) {
+                let zero = S::and(S::load_u8(meta.add(2 * S::R)), S::iset1(15));
+                (d, S::mul(d, S::to_f(zero)))
+            }
         }
     };
 }

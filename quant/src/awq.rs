@@ -6,10 +6,10 @@
 //! | bytes | |
 //! |---|---|
 //! | `d` f16 | the scale |
-//! | `z` u8 | the zero point |
+//! | `z` u8 | the zero point, in its lower four bits |
 //! | `qs` | codes, 16 bytes for 32: byte `j % 16` of group `j / 32` has code `j`, bits 0..4 for `j % 32 < 16` |
 //!
-//! and value `j` is `(q - z) * d`, which f32 holds exactly. No GGUF file has such blocks.
+//! and value `j` is `q * d - z * d`: `(q - z) * d`, which f32 holds exactly. No GGUF file has such blocks.
 
 use crate::bits::{encode_blocks, f16_at, nibble32, put_f16};
 
@@ -73,9 +73,10 @@ pub fn round<const N: usize>(x: &[f32; N]) -> (u16, u8, [u8; N]) {
 }
 
 pub(crate) fn decode<const B: usize, const N: usize>(b: &[u8; B], y: &mut [f32; N]) {
-    let (d, z) = (f16_at(b, 0), f32::from(b[2]));
+    let d = f16_at(b, 0);
+    let min = f32::from(b[2] & 15) * d;
     for (j, y) in y.iter_mut().enumerate() {
-        *y = (f32::from(nibble32(&b[3 + j / 32 * 16..], j % 32)) - z) * d;
+        *y = f32::from(nibble32(&b[3 + j / 32 * 16..], j % 32)) * d - min;
     }
 }
 

@@ -149,7 +149,7 @@ fn q4_1(ty: TensorType, groups: &[u8], out: &mut Vec<u8>) -> Result<f32, f32> {
     for group in groups.chunks_exact(ty.block_bytes()) {
         let (head, codes) = group.split_at(3);
         let scale = f16::from_le_bytes([head[0], head[1]]).to_f32();
-        let exact = -f32::from(head[2]) * scale;
+        let exact = -f32::from(head[2] & 15) * scale;
         let min = f16::from_f32(exact);
         if !min.is_finite() {
             return Err(exact);

@@ -3,7 +3,7 @@
 //! Sizes of blocks and how work is cut follow from shapes, never from what else is in a batch; grids that a device's
 //! size decides (`gemv`) only say who does a piece of work.
 
-use super::Module;
+use super::modules::{Module, kernels_of};
 use super::pack::UNIT;
 use super::params::{Argmax, Arrange, Attention, Embed, Gemm, Gemv, KvWrite, Norm, Pair, Params, Peak, Rope, Select};
 use crate::kv::KvType;
@@ -84,6 +84,7 @@ pub fn argmax(p: &Argmax, rows: u32) -> [Launch; 2] {
 
 /// Rows of a packed table.
 pub fn embed(ty: TensorType, p: &Embed) -> Launch {
+    let ty = kernels_of(ty);
     // rows first: only that side of a grid is never too short
     let grid = [p.columns, blocks(2 * u64::from(p.table.units), 128), 1];
     launch(Module::Embed(ty), format!("embed_{ty}_rows"), grid, 128, p)
@@ -116,12 +117,14 @@ pub fn gemv(ty: TensorType, p: &Gemv, multiprocessors: u32) -> Launch {
     let columns = p.columns.max(1).next_power_of_two();
     assert!(columns as usize <= GEMV_COLUMNS, "{columns} columns: expected at most {GEMV_COLUMNS}");
     let blocks = p.w.strips.div_ceil(GEMV_WARPS).min(multiprocessors * GEMV_BLOCKS).max(1);
+    let ty = kernels_of(ty);
     launch(Module::Gemv(ty), format!("gemv_{ty}_{columns}"), [blocks, 1, 1], 32 * GEMV_WARPS, p)
 }
 
 /// A product with any number of rows of activations.
 pub fn gemm(ty: TensorType, p: &Gemm) -> Launch {
     let grid = [p.w.rows.div_ceil(GEMM_TILE), p.tokens.div_ceil(GEMM_TILE), 1];
+    let ty = kernels_of(ty);
     launch(Module::Gemm(ty), format!("gemm_{ty}_f16"), grid, 128, p)
 }
 
@@ -173,7 +176,7 @@ pub fn mma_peak(p: &Peak, blocks: u32) -> Launch {
 /// The kernels that multiply weights of type `ty`, for people: of generated tokens, of prompts.
 pub fn kernel_names(ty: TensorType) -> String {
     match super::pack::is_packed(ty) {
-        true => format!("gemv_{ty}, gemm_{ty}_f16"),
+        true => format!("gemv_{0}, gemm_{0}_f16", kernels_of(ty)),
         false => format!("gemv_F32, gemm_F32_f16 from {ty} as floats"),
     }
 }

@@ -25,7 +25,7 @@ pub enum Module {
 }
 
 /// Weight types with kernels of their own.
-pub const FORMATS: [TensorType; 14] = [
+pub const FORMATS: [TensorType; 16] = [
     TensorType::F32,
     TensorType::F16,
     TensorType::BF16,
@@ -40,7 +40,17 @@ pub const FORMATS: [TensorType; 14] = [
     TensorType::Q5_K,
     TensorType::Q6_K,
     TensorType::IQ4_XS,
+    TensorType::AWQ_G32,
+    TensorType::AWQ_G128,
 ];
+
+/// The type whose kernels a type takes: groups of 64 lie in memory as two of 32.
+pub(super) fn kernels_of(ty: TensorType) -> TensorType {
+    match ty {
+        TensorType::AWQ_G64 => TensorType::AWQ_G32,
+        ty => ty,
+    }
+}
 
 /// Head sizes that are compiled in tests; any multiple of 8 up to 256 can be asked for.
 pub const HEAD_DIMS: [usize; 9] = [8, 16, 32, 64, 80, 96, 128, 192, 256];

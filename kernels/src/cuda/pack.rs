@@ -43,6 +43,8 @@ fn shape(ty: TensorType) -> Option<Shape> {
         TensorType::Q5_K => (4, 1, 2, 4),
         TensorType::Q6_K => (4, 2, 2, 2),
         TensorType::IQ4_XS => (4, 0, 1, 2),
+        TensorType::AWQ_G32 | TensorType::AWQ_G64 => (4, 0, 4, 0),
+        TensorType::AWQ_G128 => (4, 0, 1, 4),
         _ => return None,
     };
     Some(Shape { low, high, scales, supers })
@@ -144,15 +146,18 @@ pub fn pack(ty: TensorType, rows: usize, cols: usize, source: &[u8]) -> Option<P
         let mut codes = [0u8; 256];
         for (b, raw) in raw.chunks_exact(block).enumerate() {
             pack::unpack_codes(ty, raw, &mut codes[..len]);
+            // blocks that are in a super together, and which of them this one is
+            let (together, which) = (SUPER_UNITS * UNIT / len, b % (SUPER_UNITS * UNIT / len));
             for (u, codes) in codes[..len].chunks_exact(UNIT).enumerate() {
                 let place = place(b * len / UNIT + u);
                 put_codes(place, ty, shape, codes, low, high);
                 let at = ((place.strip * units + place.unit) * STRIP + place.row) * shape.scales;
-                unit_scales(ty, raw, u, &mut scales[at..at + shape.scales]);
+                unit_scales(ty, raw, (u, which), &mut scales[at..at + shape.scales]);
             }
             if shape.supers > 0 {
-                let at = ((row / STRIP * supers + b) * STRIP + row % STRIP) * shape.supers;
-                super_plane[at..at + shape.supers].copy_from_slice(super_scales(ty, raw));
+                let halves = super_scales(ty, raw);
+                let at = ((row / STRIP * supers + b / together) * STRIP + row % STRIP) * shape.supers;
+                super_plane[at + which * halves.len()..][..halves.len()].copy_from_slice(halves);
             }
         }
     }
@@ -212,9 +217,12 @@ fn put_bits(place: Place, plane: &mut [u8], bits: usize, from: usize, codes: &[u
     }
 }
 
-/// The bytes that `scales` of the format in `cuda/formats.cuh` takes for unit `u` of a block.
-fn unit_scales(ty: TensorType, raw: &[u8], u: usize, out: &mut [u8]) {
+/// The bytes that `scales` of the format in `cuda/formats.cuh` takes for unit `u` of a block, which is number `which` of
+/// those in its super.
+fn unit_scales(ty: TensorType, raw: &[u8], (u, which): (usize, usize), out: &mut [u8]) {
     match ty {
+        TensorType::AWQ_G32 | TensorType::AWQ_G64 => out[..3].copy_from_slice(&raw[..3]),
+        TensorType::AWQ_G128 => out[0] = raw[2] & 15 | (which as u8) << 7,
         TensorType::Q4_0 | TensorType::Q5_0 | TensorType::Q8_0 => out.copy_from_slice(&raw[..2]),
         TensorType::Q4_1 | TensorType::Q5_1 => out.copy_from_slice(&raw[..4]),
         TensorType::Q4_K | TensorType::Q5_K => (out[0], out[1]) = pack::scale_min(&raw[4..16], u),
@@ -243,7 +251,7 @@ fn super_scales(ty: TensorType, raw: &[u8]) -> &[u8] {
         TensorType::Q6_K => &raw[208..210],
         TensorType::Q2_K => &raw[80..84],
         TensorType::Q3_K => &raw[108..110],
-        TensorType::IQ4_XS => &raw[..2],
+        TensorType::IQ4_XS | TensorType::AWQ_G128 => &raw[..2],
         other => unreachable!("no scales of scales of {other}"),
     }
 }
@@ -270,7 +278,9 @@ mod tests {
             let (rows, cols) = (64, 4096);
             let file = cols / ty.block_len() * ty.block_bytes() * rows;
             let packed = pack(ty, rows, cols, &vec![0; file]).expect("whole blocks").bytes.len();
-            assert!(packed >= file && packed as f64 <= file as f64 * 1.04, "{ty}: {file} bytes became {packed}");
+            // a zero point stands beside each unit of 32, not of 128, and an odd byte beside each of AWQ's smallest groups
+            let most = if TensorType::AWQ.contains(&ty) { 1.06 } else { 1.04 };
+            assert!(packed >= file && packed as f64 <= file as f64 * most, "{ty}: {file} bytes became {packed}");
         }
     }
 }

@@ -9,8 +9,13 @@ use octavo_quant::TensorType as T;
 use crate::common::{Form, Rng, exact, random_blocks};
 use crate::{Bench, Worst, device};
 
+/// Every type that kernels read, also those that share a kernel.
+fn types() -> impl Iterator<Item = T> {
+    FORMATS.into_iter().chain([T::AWQ_G64])
+}
+
 fn has_minimum(ty: T) -> bool {
-    matches!(ty, T::Q4_1 | T::Q5_1 | T::Q2_K | T::Q4_K | T::Q5_K)
+    matches!(ty, T::Q4_1 | T::Q5_1 | T::Q2_K | T::Q4_K | T::Q5_K) || T::AWQ.contains(&ty)
 }
 
 /// Columns at the edges of blocks, units, and what 32 lanes take at a time.
@@ -25,7 +30,7 @@ fn widths(ty: T) -> Vec<usize> {
 #[test]
 fn embeddings_are_the_oracles_bit_for_bit() {
     let Some(mut bench) = device() else { return };
-    for ty in FORMATS {
+    for ty in types() {
         let mut rng = Rng(ty.id().into());
         for cols in widths(ty) {
             let rows = 7;
@@ -77,7 +82,7 @@ fn check_product(bench: &mut Bench, product: Product, form: Form, (ty, rows, col
 #[test]
 fn generation_products_match_the_oracle() {
     let Some(mut bench) = device() else { return };
-    for ty in FORMATS {
+    for ty in types() {
         let form = if has_codes(ty) { Form::Integers(32) } else { Form::Floats };
         for (i, cols) in widths(ty).into_iter().enumerate() {
             for (j, rows) in [1, 4, 19, 37].into_iter().enumerate() {
@@ -92,7 +97,7 @@ fn generation_products_match_the_oracle() {
 #[test]
 fn prompt_products_match_the_oracle() {
     let Some(mut bench) = device() else { return };
-    for ty in FORMATS {
+    for ty in types() {
         for (i, cols) in widths(ty).into_iter().enumerate() {
             for (j, (rows, tokens)) in [(1, 1), (64, 3), (67, 65), (20, 17)].into_iter().enumerate() {
                 bench.0.schedule(Schedule::ALL[(i + j) % 3]);
