@@ -4,6 +4,7 @@ use crate::map::Bytes;
 use crate::parse::{Directory, Keys, limit, parse};
 use crate::{Array, Error, TensorType, Value, error, layout, split};
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::path::Path;
 
 /// How to open a file.
@@ -117,8 +118,8 @@ impl Gguf {
 
     /// The paths of all files, for messages.
     pub fn part_names(&self) -> impl Iterator<Item = &str> {
-        let mut last = None;
-        self.parts.iter().map(|p| p.name.as_str()).filter(move |name| last.replace(*name) != Some(*name))
+        let mut seen = HashSet::new();
+        self.parts.iter().map(|p| p.name.as_str()).filter(move |name| seen.insert(*name))
     }
 
     /// Whether this is a [`View`](crate::View) of other files.

@@ -107,6 +107,34 @@ fn the_tokenizers_library_reads_the_same_tokens() {
     }
 }
 
+/// Weights in several files with an index are those of one.
+#[test]
+fn several_files_are_one_model() {
+    let dir = TempDir::new().expect("a folder");
+    let [one, two] = ["one", "two"].map(|name| dir.path().join(name));
+    for folder in [&one, &two] {
+        hf::write(&with_matrices(&open(&models()[0]), &dir, TensorType::AWQ_G64), folder).expect("written");
+    }
+    let bytes = std::fs::read(two.join("model.safetensors")).expect("there");
+    std::fs::remove_file(two.join("model.safetensors")).expect("there");
+    let all = safetensors::SafeTensors::deserialize(&bytes).expect("sound");
+    let mut map = serde_json::Map::new();
+    for part in 0..2 {
+        let name = format!("model-{part}.safetensors");
+        // every other tensor: the parts of a weight lie in different files
+        let tensors: Vec<_> = all.tensors().into_iter().enumerate().filter(|t| t.0 % 2 == part).map(|t| t.1).collect();
+        map.extend(tensors.iter().map(|t| (t.0.clone(), name.clone().into())));
+        safetensors::serialize_to_file(tensors, None, &two.join(name)).expect("written");
+    }
+    let index = serde_json::json!({ "weight_map": map }).to_string();
+    std::fs::write(two.join("model.safetensors.index.json"), index).expect("written");
+    let [one, two] = [&one, &two].map(|folder| hf::open(folder, &OpenOptions::default()).expect("read"));
+    assert_eq!(two.part_names().count(), 3, "the folder and two files");
+    for t in one.tensors() {
+        assert!(one.data(t) == two.data(two.tensor(&t.name).expect("there")), "{}", t.name);
+    }
+}
+
 /// LLaMA 3's frequencies are settings in a folder and a tensor in a file, the same numbers either way.
 #[test]
 fn frequencies_come_back() {
