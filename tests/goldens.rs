@@ -4,11 +4,14 @@
 //! F32 models are held against llama.cpp itself. All others are held against the exact logits (llama.cpp on the file
 //! dequantized to F32), and our error is put beside llama.cpp's own.
 
+#[path = "model_support/logits.rs"]
+mod model_logits;
+
 use std::path::{Path, PathBuf};
 
-use octavo_kernels::{Isa, IsaChoice, KvType};
+use model_logits::{load, logits};
+use octavo_kernels::Isa;
 use octavo_llm::backend::Role;
-use octavo_llm::engine::{Engine, EngineOptions, ModelSource, Wanted};
 use octavo_reference::fixtures::{committed_goldens, shared_dir, workspace_root};
 use octavo_reference::golden::{Full, Golden, read_summary};
 use octavo_reference::metrics::{kl, nmse, top_order};
@@ -49,28 +52,6 @@ fn add(all: &mut Vec<Recorded>, models: &Path, goldens: &Path) {
         let goldens = goldens.join(name);
         if model.extension().is_some_and(|e| e == "gguf") && goldens.is_dir() {
             all.push(Recorded { model, goldens });
-        }
-    }
-}
-
-fn load(model: &Path, isa: Isa, repack: bool) -> Engine {
-    let options = EngineOptions {
-        isa: IsaChoice::Only(isa),
-        kv_type: KvType::F32,
-        threads: Some(2),
-        repack,
-        ..EngineOptions::default()
-    };
-    Engine::load(&ModelSource::Path(model.to_owned()), &options, &mut |_| {}).expect("the model loads")
-}
-
-/// All logits of a prompt; generation kernels run token by token, as a generation would.
-fn logits(engine: &Engine, tokens: &[u32], role: Role) -> Vec<f32> {
-    let mut session = engine.session();
-    match role {
-        Role::Prompt => session.eval(tokens, role, Wanted::All).expect("logits").data,
-        Role::Generated => {
-            tokens.iter().flat_map(|t| session.eval(&[*t], role, Wanted::Last).expect("logits").data).collect()
         }
     }
 }

@@ -15,7 +15,7 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{Rng, embed, program};
+use common::{PACKED, Rng, embed, program};
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, Throughput};
 use octavo_kernels::{
@@ -23,27 +23,6 @@ use octavo_kernels::{
     probe::{flops_peak, read_bandwidth},
 };
 use octavo_quant::{TensorType as T, quantize};
-
-/// Types with packed forms.
-const TYPES: [T; 17] = [
-    T::Q4_0,
-    T::Q4_1,
-    T::Q5_0,
-    T::Q5_1,
-    T::Q8_0,
-    T::Q2_K,
-    T::Q3_K,
-    T::Q4_K,
-    T::Q5_K,
-    T::Q6_K,
-    T::IQ4_NL,
-    T::IQ4_XS,
-    T::AWQ_G128,
-    T::MXFP4,
-    T::F16,
-    T::BF16,
-    T::F32,
-];
 
 /// Bytes that a generated token reads: more than caches hold.
 const BYTES: usize = 256 << 20;
@@ -116,7 +95,7 @@ fn weights(ty: T, n: usize) -> Vec<u8> {
 }
 
 fn products(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
-    for ty in TYPES {
+    for ty in PACKED {
         let rows = BYTES / ty.block_bytes() * ty.block_len() / 4096;
         for (role, m, cols, rows) in [(Role::Generated, 1, 4096, rows), (Role::Prompt, TOKENS, 1024, 2048)] {
             let raw = weights(ty, rows * cols);

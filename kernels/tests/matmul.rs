@@ -3,31 +3,10 @@
 
 mod common;
 
-use common::{Form, Rng, exact, f32_bytes, product, random_blocks};
+use common::{Form, PACKED, Rng, exact, f32_bytes, has_minimum, product, random_blocks};
 use octavo_kernels::{Isa, Role};
 use octavo_quant::TensorType as T;
 
-const PACKED: [T; 19] = [
-    T::F32,
-    T::F16,
-    T::BF16,
-    T::Q4_0,
-    T::Q4_1,
-    T::Q5_0,
-    T::Q5_1,
-    T::Q8_0,
-    T::Q2_K,
-    T::Q3_K,
-    T::Q4_K,
-    T::Q5_K,
-    T::Q6_K,
-    T::IQ4_NL,
-    T::IQ4_XS,
-    T::MXFP4,
-    T::AWQ_G32,
-    T::AWQ_G64,
-    T::AWQ_G128,
-];
 const PANELS: [T; 14] = [
     T::IQ1_S,
     T::IQ1_M,
@@ -82,7 +61,7 @@ impl<'a> Exact<'a> {
     fn new(ty: T, cols: usize, raw: &[u8], x: &'a [f32]) -> Exact<'a> {
         let mut w = vec![0.0; raw.len() / ty.block_bytes() * ty.block_len()];
         octavo_quant::dequantize(ty, raw, &mut w).expect("whole rows");
-        let has_minimum = matches!(ty, T::Q4_1 | T::Q5_1 | T::Q2_K | T::Q4_K | T::Q5_K) || T::AWQ.contains(&ty);
+        let has_minimum = has_minimum(ty);
         Exact { w, x, cols, has_minimum, forms: Vec::new() }
     }
 

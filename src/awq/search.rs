@@ -45,17 +45,19 @@ pub(super) fn best_scales(
     inputs: &Inputs,
     threads: usize,
 ) -> Result<Found, octavo_quant::Error> {
+    let over_all = |row: &Row<'_>| -> Result<f64, octavo_quant::Error> {
+        linears.iter().try_fold(0.0, |sum, linear| Ok(sum + squares(linear, inputs, threads, row)?))
+    };
+    let energy = over_all(&|_, w, out| {
+        out.copy_from_slice(w);
+        Ok(())
+    })?;
     let mut found: Option<Found> = None;
     let mut unscaled = 0.0;
     for step in 0..STEPS {
         let ratio = step as f32 / STEPS as f32;
         let scales = scales(inputs, ratio);
-        let (mut error, mut energy) = (0.0, 0.0);
-        for linear in linears {
-            let sums = outputs(linear, inputs, &scales, threads)?;
-            error += sums.0;
-            energy += sums.1;
-        }
+        let error = over_all(&|ty, w, out| rounding(ty, w, &scales, out))?;
         let error = if energy > 0.0 { error / energy } else { 0.0 };
         if step == 0 {
             unscaled = error;
@@ -67,36 +69,36 @@ pub(super) fn best_scales(
     Ok(found.expect("the first is better than none"))
 }
 
-/// The squared differences of a matrix's outputs on the sample when its scaled weights are rounded, and the squares of the
-/// outputs, both summed.
-fn outputs(
-    linear: &Linear<'_>,
-    inputs: &Inputs,
-    scales: &[f32],
-    threads: usize,
-) -> Result<(f64, f64), octavo_quant::Error> {
+/// Makes of a row of weights, whose type is given, the row that inputs are multiplied with.
+type Row<'a> = dyn Fn(TensorType, &[f32], &mut [f32]) -> Result<(), octavo_quant::Error> + Sync + 'a;
+
+/// How rounding scaled weights changes them.
+fn rounding(ty: TensorType, w: &[f32], scales: &[f32], out: &mut [f32]) -> Result<(), octavo_quant::Error> {
+    let scaled: Vec<f32> = w.iter().zip(scales).map(|(w, s)| w * s).collect();
+    let mut blocks = Vec::new();
+    quantize(ty, &scaled, w.len(), None, &mut blocks)?;
+    dequantize(ty, &blocks, out)?;
+    out.iter_mut().zip(w).zip(scales).for_each(|((q, w), s)| *q = *q / s - w);
+    Ok(())
+}
+
+/// The squared outputs on the sample of what `row` makes of a matrix's rows, summed.
+fn squares(linear: &Linear<'_>, inputs: &Inputs, threads: usize, row: &Row<'_>) -> Result<f64, octavo_quant::Error> {
     let width = inputs.width;
     let (next, sums) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let work = || {
-        let (mut scaled, mut rounded, mut blocks) = (Vec::new(), vec![0.0; width], Vec::new());
+        let mut made = vec![0.0; width];
         loop {
             let part = next.fetch_add(1, Ordering::Relaxed);
             let rows = linear.weights.chunks(ROWS * width).nth(part)?;
-            let mut sum = (0.0, 0.0);
+            let mut sum = 0.0;
             for w in rows.chunks_exact(width) {
-                scaled.clear();
-                scaled.extend(w.iter().zip(scales).map(|(w, s)| w * s));
-                blocks.clear();
-                let result = quantize(linear.ty, &scaled, width, None, &mut blocks)
-                    .and_then(|()| dequantize(linear.ty, &blocks, &mut rounded));
-                if let Err(error) = result {
+                if let Err(error) = row(linear.ty, w, &mut made) {
                     return Some(error);
                 }
-                rounded.iter_mut().zip(w).zip(scales).for_each(|((q, w), s)| *q = *q / s - w);
                 for x in inputs.sample.chunks_exact(width) {
-                    let (d, y) = (dot(&rounded, x), dot(w, x));
-                    sum.0 += f64::from(d) * f64::from(d);
-                    sum.1 += f64::from(y) * f64::from(y);
+                    let y = f64::from(dot(&made, x));
+                    sum += y * y;
                 }
             }
             sums.lock().expect("no panic under the lock").push((part, sum));
@@ -115,7 +117,7 @@ fn outputs(
     // in order, so that the number of threads leaves no trace
     let mut sums = sums.into_inner().expect("no panic under the lock");
     sums.sort_unstable_by_key(|s| s.0);
-    Ok(sums.iter().fold((0.0, 0.0), |(a, b), s| (a + s.1.0, b + s.1.1)))
+    Ok(sums.iter().map(|s| s.1).sum())
 }
 
 /// A product of vectors in as many sums as a compiler makes a vector of.

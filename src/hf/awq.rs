@@ -25,9 +25,9 @@ impl Part {
         &self.file.bytes()[self.range.clone()]
     }
 
-    fn word(&self, at: usize) -> u32 {
-        let b = &self.bytes()[4 * at..4 * at + 4];
-        u32::from_le_bytes([b[0], b[1], b[2], b[3]])
+    /// Its little-endian words.
+    fn words(&self) -> &[[u8; 4]] {
+        self.bytes().as_chunks().0
     }
 }
 
@@ -59,6 +59,7 @@ impl Awq {
         let mut columns: Vec<usize> = rows.iter().map(|row| row / 8).collect();
         columns.sort_unstable();
         columns.dedup();
+        let words = self.qweight.words();
         for column in columns {
             let of: Vec<(usize, usize)> = rows
                 .iter()
@@ -67,7 +68,7 @@ impl Awq {
                 .map(|(i, row)| (i * self.cols, row % 8))
                 .collect();
             for k in 0..self.cols {
-                let eight = awq::unpack(self.qweight.word(k * (self.rows / 8) + column));
+                let eight = awq::unpack(u32::from_le_bytes(words[k * (self.rows / 8) + column]));
                 for (at, feature) in &of {
                     codes[at + k] = eight[*feature];
                 }
@@ -78,7 +79,7 @@ impl Awq {
 
     fn zero(&self, group: usize, row: usize) -> u8 {
         let Some(qzeros) = &self.qzeros else { return 8 };
-        awq::unpack(qzeros.word(group * (self.rows / 8) + row / 8))[row % 8]
+        awq::unpack(u32::from_le_bytes(qzeros.words()[group * (self.rows / 8) + row / 8]))[row % 8]
     }
 
     fn scale(&self, group: usize, row: usize) -> u16 {

@@ -2,19 +2,23 @@
 
 mod hostile;
 mod make;
+#[path = "../model_support/logits.rs"]
+mod model_logits;
 
 use std::path::{Path, PathBuf};
 
 use gguf_rs_lite::{Gguf, OpenOptions, TensorInfo, TensorType, View};
-use octavo_kernels::{Isa, IsaChoice, KvType};
+use octavo_kernels::{Isa, IsaChoice};
 use octavo_llm::backend::Role;
-use octavo_llm::engine::{Engine, EngineOptions, ModelSource, Wanted};
+use octavo_llm::engine::{Engine, EngineOptions, ModelSource};
 use octavo_llm::hf;
 use octavo_llm::tokenizer::{EncodeOptions, Tokenizer};
 use octavo_reference::fixtures::{shared, workspace_root};
 use octavo_reference::golden::Full;
 use octavo_reference::metrics::{nmse, top_k};
 use tempfile::TempDir;
+
+use model_logits::{load, logits};
 
 const TEXT: &str = "Tell me about a red fox: it's 12345 miles away,\n\n  isn't it? Über façade 你好 🙂 <|im_end|>";
 
@@ -178,22 +182,6 @@ fn same_keys(gguf: &Gguf, back: &Gguf, what: &str) {
     assert_eq!(gguf.str("tokenizer.chat_template").expect("text"), back.str("tokenizer.chat_template").expect("text"));
 }
 
-fn engine(path: &Path, isa: Isa, repack: bool) -> Engine {
-    let isa = IsaChoice::Only(isa);
-    let options = EngineOptions { isa, kv_type: KvType::F32, threads: Some(2), repack, ..EngineOptions::default() };
-    Engine::load(&ModelSource::Path(path.to_owned()), &options, &mut |_| {}).expect("the folder loads")
-}
-
-fn logits(engine: &Engine, tokens: &[u32], role: Role) -> Vec<f32> {
-    let mut session = engine.session();
-    match role {
-        Role::Prompt => session.eval(tokens, role, Wanted::All).expect("logits").data,
-        Role::Generated => {
-            tokens.iter().flat_map(|t| session.eval(&[*t], role, Wanted::Last).expect("logits").data).collect()
-        }
-    }
-}
-
 /// NMSE, and positions whose first choice is another.
 fn against(engine: &Engine, golden: &Full, role: Role) -> (f64, usize) {
     let ours = logits(engine, &golden.tokens, role);
@@ -212,7 +200,7 @@ fn awq_is_what_llama_cpp_makes_of_its_exact_numbers() {
         .map(|name| Full::read(&goldens.join(format!("logits/{name}.safetensors"))).expect("a golden"))
         .into();
     for isa in Isa::available() {
-        let engine = engine(&folder, isa, true);
+        let engine = load(&folder, isa, true);
         for role in [Role::Prompt, Role::Generated] {
             let (mut positions, mut wrong) = (0, 0);
             for golden in &goldens {
@@ -228,7 +216,7 @@ fn awq_is_what_llama_cpp_makes_of_its_exact_numbers() {
     let path = dir.path().join("f32.gguf");
     let view = hf::open(&folder, &OpenOptions::default()).expect("read");
     hf::convert(&view, Some(TensorType::F32), &path, &mut |_| {}).expect("converted");
-    let exact = engine(&path, Isa::Scalar, true);
+    let exact = load(&path, Isa::Scalar, true);
     for golden in &goldens {
         let (error, other) = against(&exact, golden, Role::Prompt);
         assert!(error <= 1e-9 && other == 0, "F32: NMSE {error}");
@@ -272,7 +260,7 @@ fn conversions_keep_the_numbers() {
                 }
                 assert_eq!(rounding.is_some(), from.ty == TensorType::AWQ_G32 && to.is_none(), "{name}");
             }
-            let greedy = |path: &Path| logits(&engine(path, Isa::Scalar, true), &[3, 1, 4, 1, 5], Role::Prompt);
+            let greedy = |path: &Path| logits(&load(path, Isa::Scalar, true), &[3, 1, 4, 1, 5], Role::Prompt);
             let error = nmse(&greedy(&path), &greedy(&folder)).expect("as many logits");
             assert!(error < 1e-3, "{} to {to:?}: NMSE {error}", model.display());
         }

@@ -26,7 +26,7 @@ fn text(seed: u32, sentences: usize) -> String {
 fn base(dir: &TempDir) -> (PathBuf, Engine) {
     let path = dir.path().join("f16");
     hf::write(&with_matrices(&open(&models()[0]), dir, TensorType::F16), &path).expect("written");
-    let engine = engine(&path, Isa::Scalar, true);
+    let engine = load(&path, Isa::Scalar, true);
     (path, engine)
 }
 
@@ -47,7 +47,7 @@ fn searched_scales_cost_less_than_rounding() {
         });
         let path = dir.path().join(name);
         hf::write(&view.expect("quantized"), &path).expect("written");
-        let ours = logits(&engine(&path, Isa::Scalar, true), &tokens, Role::Prompt);
+        let ours = logits(&load(&path, Isa::Scalar, true), &tokens, Role::Prompt);
         let bytes = std::fs::read(path.join("model.safetensors")).expect("there");
         (kl(&ours, &exact, n_vocab).expect("as many logits").mean, improved, bytes)
     };

@@ -6,16 +6,12 @@ use octavo_kernels::cuda::shim::Schedule;
 use octavo_kernels::cuda::{FORMATS, launch};
 use octavo_quant::TensorType as T;
 
-use crate::common::{Form, Rng, exact, random_blocks};
+use crate::common::{Form, Rng, exact, has_minimum, random_blocks};
 use crate::{Bench, Worst, device};
 
 /// Every type that kernels read, also those that share a kernel.
 fn types() -> impl Iterator<Item = T> {
     FORMATS.into_iter().chain([T::AWQ_G64])
-}
-
-fn has_minimum(ty: T) -> bool {
-    matches!(ty, T::Q4_1 | T::Q5_1 | T::Q2_K | T::Q4_K | T::Q5_K) || T::AWQ.contains(&ty)
 }
 
 /// Columns at the edges of blocks, units, and what 32 lanes take at a time.
