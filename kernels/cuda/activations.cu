@@ -1,43 +1,58 @@
 // Brings activations into the forms that the matrix kernels read.
 #include "activations.cuh"
+#include "norm.cuh"
 
 struct ArrangeParams {
-    const float* x;  // (rows, cols)
+    const float* x;       // (rows, cols)
+    const float* weight;  // (cols) of an RMS norm that comes first, in the kernels that have one
     u8* out;
     float* scales;  // (rows), of halves only
     u32 rows;
     u32 cols;
     u32 units;
-    u32 unused;
+    float eps;
 };
-static_assert(sizeof(ArrangeParams) == 40, "kernels/src/cuda/params.rs has the same");
+static_assert(sizeof(ArrangeParams) == 48, "kernels/src/cuda/params.rs has the same");
 
-// The largest integer: 127 * 256 + 127 fits both planes.
-constexpr float LARGEST = 32639.0f;
-constexpr float SMALLEST_NORMAL = 1.17549435e-38f;
+// A row as it is, or normed; zero behind its end. A value is what `rms_norm` writes.
+struct Plain {
+    const float* x;
+    DEVICE float operator[](u32 i) const { return x[i]; }
+};
+struct Normed {
+    const float* x;
+    const float* weight;
+    float scale;
+    DEVICE float operator[](u32 i) const { return x[i] * scale * weight[i]; }
+};
+DEVICE Plain plain(const ArrangeParams& p, u32 row) { return {p.x + static_cast<u64>(row) * p.cols}; }
+DEVICE Normed normed(const ArrangeParams& p, u32 row) {
+    const float* x = p.x + static_cast<u64>(row) * p.cols;
+    return {x, p.weight, norm_scale(x, p.cols, p.eps)};
+}
 
-// One warp for a unit, a lane for a value. What is not finite makes the scale so, and so reaches the logits.
+// A warp for each unit.
 KERNEL(activations_integers, ArrangeParams, 128) {
-    const u32 lane = threadIdx.x % WARP;
     const u64 warp = static_cast<u64>(blockIdx.x) * (128 / WARP) + threadIdx.x / WARP;
     if (warp >= static_cast<u64>(p.rows) * p.units) return;
     const u32 row = static_cast<u32>(warp / p.units), unit = static_cast<u32>(warp % p.units);
-    const u32 col = unit * UNIT + lane;
-    float v = col < p.cols ? p.x[static_cast<u64>(row) * p.cols + col] : 0.0f;
-    const bool finite = lanes_sum<32>(v - v) == 0.0f;
-    const float scale = lanes_max<32>(fabsf(v)) / LARGEST;
-    const float inverse = finite && scale >= SMALLEST_NORMAL ? 1.0f / scale : 0.0f;
-    const i32 q = __float2int_rn((finite ? v : 0.0f) * inverse);
-    const i32 low = static_cast<i8>(q & 255), high = (q - low) >> 8;
-    const u32 half = lane / 16;
-    activation_piece(p.out, row, INTEGER_PIECES, half, p.units, unit)[lane % 16] = static_cast<u8>(high);
-    activation_piece(p.out, row, INTEGER_PIECES, 2 + half, p.units, unit)[lane % 16] = static_cast<u8>(low);
-    const i32 sum = lanes_sum<16>(q);
-    const i32 second = __shfl_sync(ALL_LANES, sum, 16);
-    if (lane == 0) {
-        const UnitSums sums = {finite ? scale : as_float(0x7fc00000u), sum, second, 0};
-        store_vector<UnitSums>(activation_piece(p.out, row, INTEGER_PIECES, 4, p.units, unit), sums);
+    const u32 col = unit * UNIT + threadIdx.x % WARP;
+    store_integers(p.out, row, p.units, unit, col < p.cols ? plain(p, row)[col] : 0.0f);
+}
+
+// A block for each row.
+KERNEL(norm_integers, ArrangeParams, NORM_THREADS) {
+    const u32 row = blockIdx.x;
+    const Normed x = normed(p, row);
+    for (u32 unit = threadIdx.x / WARP; unit < p.units; unit += blockDim.x / WARP) {
+        const u32 col = unit * UNIT + threadIdx.x % WARP;
+        store_integers(p.out, row, p.units, unit, col < p.cols ? x[col] : 0.0f);
     }
+}
+
+DEVICE void store_float(const ArrangeParams& p, u32 row, u32 col, float v) {
+    u8* piece = activation_piece(p.out, row, FLOAT_PIECES, col % UNIT / 4, p.units, col / UNIT);
+    reinterpret_cast<float*>(piece)[col % 4] = v;
 }
 
 KERNEL(activations_floats, ArrangeParams, 128) {
@@ -45,22 +60,29 @@ KERNEL(activations_floats, ArrangeParams, 128) {
     const u32 padded = p.units * UNIT;
     if (at >= static_cast<u64>(p.rows) * padded) return;
     const u32 row = static_cast<u32>(at / padded), col = static_cast<u32>(at % padded);
-    u8* piece = activation_piece(p.out, row, FLOAT_PIECES, col % UNIT / 4, p.units, col / UNIT);
-    reinterpret_cast<float*>(piece)[col % 4] = col < p.cols ? p.x[static_cast<u64>(row) * p.cols + col] : 0.0f;
+    store_float(p, row, col, col < p.cols ? plain(p, row)[col] : 0.0f);
+}
+
+KERNEL(norm_floats, ArrangeParams, NORM_THREADS) {
+    const u32 row = blockIdx.x;
+    const Normed x = normed(p, row);
+    for (u32 col = threadIdx.x; col < p.units * UNIT; col += blockDim.x)
+        store_float(p, row, col, col < p.cols ? x[col] : 0.0f);
 }
 
 // Rows of halves, and for each a power of two that multiplies it: the largest value becomes 2^13 to 2^14, so that none
 // overflows and those 2^-27 as large still have all their bits. Rows are padded with zeros to whole units, and to an even
 // number of them.
-KERNEL(activations_halves, ArrangeParams, 256) {
-    SHARED(float, largest, [256 / WARP]);
-    SHARED(float, wrong, [256 / WARP]);
-    const u32 row = blockIdx.x, padded = (p.units + 1) / 2 * 2 * UNIT;
-    const float* x = p.x + static_cast<u64>(row) * p.cols;
+template <class Row>
+DEVICE void store_halves(const ArrangeParams& p, u32 row, const Row& x) {
+    SHARED(float, largest, [NORM_THREADS / WARP]);
+    SHARED(float, wrong, [NORM_THREADS / WARP]);
+    const u32 padded = (p.units + 1) / 2 * 2 * UNIT;
     float max = 0.0f, bad = 0.0f;
-    for (u32 i = threadIdx.x; i < p.cols; i += 256) {
-        max = fmaxf(max, fabsf(x[i]));
-        bad += x[i] - x[i];
+    for (u32 i = threadIdx.x; i < p.cols; i += blockDim.x) {
+        const float v = x[i];
+        max = fmaxf(max, fabsf(v));
+        bad += v - v;
     }
     max = lanes_max<32>(max);
     bad = lanes_sum<32>(bad);
@@ -69,7 +91,7 @@ KERNEL(activations_halves, ArrangeParams, 256) {
         wrong[threadIdx.x / WARP] = bad;
     }
     __syncthreads();
-    for (u32 i = 0; i < 256 / WARP; ++i) {
+    for (u32 i = 0; i < blockDim.x / WARP; ++i) {
         max = fmaxf(max, largest[i]);
         bad += wrong[i];
     }
@@ -77,6 +99,10 @@ KERNEL(activations_halves, ArrangeParams, 256) {
     const u32 exponent = most(as_bits(max) >> 23, 14u);
     const float inverse = finite ? as_float((267u - exponent) << 23) : 0.0f;
     u16* out = reinterpret_cast<u16*>(p.out) + static_cast<u64>(row) * padded;
-    for (u32 i = threadIdx.x; i < padded; i += 256) out[i] = i < p.cols && finite ? float_to_half(x[i] * inverse) : 0;
+    for (u32 i = threadIdx.x; i < padded; i += blockDim.x)
+        out[i] = i < p.cols && finite ? float_to_half(x[i] * inverse) : 0;
     if (threadIdx.x == 0) p.scales[row] = finite ? as_float((exponent - 13u) << 23) : as_float(0x7fc00000u);
 }
+
+KERNEL(activations_halves, ArrangeParams, NORM_THREADS) { store_halves(p, blockIdx.x, plain(p, blockIdx.x)); }
+KERNEL(norm_halves, ArrangeParams, NORM_THREADS) { store_halves(p, blockIdx.x, normed(p, blockIdx.x)); }

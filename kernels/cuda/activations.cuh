@@ -7,8 +7,9 @@
 #ifndef OCTAVO_ACTIVATIONS
 #define OCTAVO_ACTIVATIONS
 
-#include "formats.cuh"
+#include "compat.cuh"
 
+constexpr u32 UNIT = 32;
 constexpr int INTEGER_PIECES = 5;
 constexpr int FLOAT_PIECES = 8;
 
@@ -25,6 +26,30 @@ DEVICE u8* activation_piece(u8* x, u32 row, int pieces, int piece, u32 units, u3
 }
 DEVICE const u8* activation_piece(const u8* x, u32 row, int pieces, int piece, u32 units, u32 unit) {
     return x + ((static_cast<u64>(row) * pieces + piece) * units + unit) * 16;
+}
+
+// The largest integer: 127 * 256 + 127 fits both planes.
+constexpr float LARGEST = 32639.0f;
+constexpr float SMALLEST_NORMAL = 1.17549435e-38f;
+
+// Stores a unit of integers, of which each lane of a warp has one value. What is not finite makes the scale so, and so
+// reaches the logits.
+DEVICE void store_integers(u8* to, u32 row, u32 units, u32 unit, float v) {
+    const u32 lane = threadIdx.x % WARP;
+    const bool finite = lanes_sum<32>(v - v) == 0.0f;
+    const float scale = lanes_max<32>(fabsf(v)) / LARGEST;
+    const float inverse = finite && scale >= SMALLEST_NORMAL ? 1.0f / scale : 0.0f;
+    const i32 q = __float2int_rn((finite ? v : 0.0f) * inverse);
+    const i32 low = static_cast<i8>(q & 255), high = (q - low) >> 8;
+    const u32 half = lane / 16;
+    activation_piece(to, row, INTEGER_PIECES, half, units, unit)[lane % 16] = static_cast<u8>(high);
+    activation_piece(to, row, INTEGER_PIECES, 2 + half, units, unit)[lane % 16] = static_cast<u8>(low);
+    const i32 sum = lanes_sum<16>(q);
+    const i32 second = __shfl_sync(ALL_LANES, sum, 16);
+    if (lane == 0) {
+        const UnitSums sums = {finite ? scale : as_float(0x7fc00000u), sum, second, 0};
+        store_vector<UnitSums>(activation_piece(to, row, INTEGER_PIECES, 4, units, unit), sums);
+    }
 }
 
 #endif

@@ -11,6 +11,7 @@
 #ifndef OCTAVO_ATTENTION
 #define OCTAVO_ATTENTION
 
+#include "activations.cuh"
 #include "paging.cuh"
 
 struct AttentionParams {
@@ -20,6 +21,7 @@ struct AttentionParams {
     float* sums;    // (rows, heads, splits, head_dim): of split rows only
     float* states;  // (rows, heads, splits, 2): maximum and sum
     float* out;     // (rows, heads, head_dim)
+    u8* integers;      // instead of `out` if not null: (rows, units), see activations.cuh
     const u32* tiles;  // (tiles, 2): first row and number of rows, of prompts only
     Paging paging;
     u32 heads;     // of queries
@@ -27,7 +29,7 @@ struct AttentionParams {
     u32 splits;
     float scale;
 };
-static_assert(sizeof(AttentionParams) == 104, "kernels/src/cuda/params.rs has the same");
+static_assert(sizeof(AttentionParams) == 128, "kernels/src/cuda/params.rs has the same");
 
 constexpr u32 ATTEND_THREADS = 128;
 constexpr u32 ATTEND_WARPS = ATTEND_THREADS / WARP;
@@ -61,7 +63,7 @@ DEVICE void attend_split(const AttentionParams& p) {
     const u32 visible = static_cast<u32>(p.paging.positions[row] + 1);  // none for padding
     const u32 pages = (visible + PAGE - 1) / PAGE;
     const u32 begin = split * pages / p.splits, end = (split + 1) * pages / p.splits;
-    const u32* table = p.paging.tables + static_cast<u64>(p.paging.sequences[row]) * p.paging.max_pages;
+    const u32* table = table_of(p.paging, row);
     const u8* all_k = static_cast<const u8*>(p.pages_k);
     const u8* all_v = static_cast<const u8*>(p.pages_v);
 
@@ -82,7 +84,9 @@ DEVICE void attend_split(const AttentionParams& p) {
     }
 
     for (u32 page = begin + warp; page < end; page += ATTEND_WARPS) {
-        const u64 base = page_start<Kv>(table[page], p.heads_kv, head_kv, DIM);
+        const u32 number = page_of(p.paging, row, table, page);
+        if (number >= p.paging.n_pages) continue;
+        const u64 base = page_start<Kv>(number, p.heads_kv, head_kv, DIM);
         // at least the first position of a page is visible
         const u32 in_page = least(visible - page * PAGE, PAGE);
         float score[HEADS][steps];
@@ -175,7 +179,15 @@ DEVICE void attend_merge(const AttentionParams& p) {
             joined = fmaf(n, weight, joined);
             value = fmaf(p.sums[(first + i) * DIM + d], weight, value);
         }
-        p.out[static_cast<u64>(blockIdx.x) * DIM + d] = joined == 0.0f ? 0.0f : value / joined;
+        value = joined == 0.0f ? 0.0f : value / joined;
+        if constexpr (DIM % UNIT == 0) {
+            if (p.integers != nullptr) {
+                const u32 units = p.heads * (DIM / UNIT), unit = blockIdx.x % p.heads * (DIM / UNIT) + d / UNIT;
+                store_integers(p.integers, blockIdx.x / p.heads, units, unit, value);
+                continue;
+            }
+        }
+        p.out[static_cast<u64>(blockIdx.x) * DIM + d] = value;
     }
 }
 
@@ -193,7 +205,7 @@ DEVICE void attend_prompt(const AttentionParams& p) {
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const u32 first_row = p.tiles[2 * blockIdx.x], n_rows = p.tiles[2 * blockIdx.x + 1];
     const u32 head_kv = blockIdx.y, per_kv = p.heads / p.heads_kv, n_queries = n_rows * per_kv;
-    const u32* table = p.paging.tables + static_cast<u64>(p.paging.sequences[first_row]) * p.paging.max_pages;
+    const u32* table = table_of(p.paging, first_row);
     const u8* all_k = static_cast<const u8*>(p.pages_k);
     const u8* all_v = static_cast<const u8*>(p.pages_v);
 
@@ -233,9 +245,10 @@ DEVICE void attend_prompt(const AttentionParams& p) {
             const u32 key = i / (DIM / 8), d = i % (DIM / 8) * 8, at = first_key + key;
             // nothing was written behind the last position: zero times that may be no number
             Words k = {}, v = {};
-            if (at < visible) {
+            const u32 page = at < visible ? page_of(p.paging, first_row, table, at / PAGE) : p.paging.n_pages;
+            if (page < p.paging.n_pages) {
                 const u32 in_page = 2 * (at % PAGE * DIM + d);
-                const u64 from = page_start<KvF16>(table[at / PAGE], p.heads_kv, head_kv, DIM) + in_page;
+                const u64 from = page_start<KvF16>(page, p.heads_kv, head_kv, DIM) + in_page;
                 k = load16(all_k + from);
                 v = load16(all_v + from);
             }

@@ -19,9 +19,8 @@
 #ifndef OCTAVO_FORMATS
 #define OCTAVO_FORMATS
 
-#include "compat.cuh"
+#include "activations.cuh"
 
-constexpr u32 UNIT = 32;
 constexpr u32 STRIP = 4;
 constexpr u32 SUPER_UNITS = 8;
 

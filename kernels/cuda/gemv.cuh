@@ -2,45 +2,69 @@
 // it takes to read the weights once.
 //
 // A warp takes a strip of four rows, its lanes neighbouring units. For a unit a lane issues all of the strip's 16-byte
-// reads before it uses any of them, decodes once, and multiplies with every column of activations, which L1 holds. Sums
-// stay in the lane until the end of the rows; then one fixed tree over the lanes. Nothing in a column's arithmetic
-// depends on how many columns there are.
+// reads before it uses any of them (with few columns, those of its next unit too), decodes once, and multiplies with
+// every column of activations, which L1 holds. Sums stay in the lane until the end of the rows; then one fixed tree over
+// the lanes. Nothing in a column's arithmetic depends on how many columns there are.
+//
+// One launch has up to three matrices of the same type and input, one beside the other; or two of the same shape, a gate
+// and what it gates. Eight strips are a unit of the next product's input: a block can leave it in that form.
 #ifndef OCTAVO_GEMV
 #define OCTAVO_GEMV
 
-#include "activations.cuh"
+#include "formats.cuh"
+#include "gate.cuh"
 
-struct GemvParams {
+struct GemvPart {
     Matrix w;
-    const u8* x;
     const float* add;  // (columns, rows), or null: added to the product
     float* out;        // (columns, rows)
+};
+struct GemvParams {
+    GemvPart parts[3];
+    const u8* x;
+    u8* integers;  // instead of `out` if not null: (columns, units of rows), see activations.cuh
+    u32 strips;    // of all parts that are one beside the other
     u32 columns;
+    u32 gated;  // parts[0].out = gate(parts[0].w x) * parts[1].w x
     u32 unused;
 };
-static_assert(sizeof(GemvParams) == 80, "kernels/src/cuda/params.rs has the same");
+static_assert(sizeof(GemvParams) == 224, "kernels/src/cuda/params.rs has the same");
 
-constexpr u32 GEMV_THREADS = 128;
+constexpr u32 GEMV_WARPS = 8;
+constexpr u32 GEMV_THREADS = GEMV_WARPS * WARP;
+constexpr u32 GEMV_COLUMNS = 8;
+static_assert(GEMV_WARPS * STRIP == UNIT, "a block makes a unit");
+
+// What a lane reads of one unit of a strip.
+template <class F>
+struct Raw {
+    u32 low[4 * F::LOW];
+    u32 high[4 * (F::HIGH > 0 ? F::HIGH : 1)];
+    u32 scales[F::SCALES];
+    u32 supers[F::SUPERS > 0 ? F::SUPERS : 1];
+};
+
+template <class F>
+DEVICE void load_unit(Raw<F>& raw, const Matrix& w, u32 strip, u32 unit) {
+#pragma unroll
+    for (int i = 0; i < F::LOW; ++i) load_words<4>(raw.low + 4 * i, piece_at(w.low, strip, F::LOW, i, w.units, unit));
+#pragma unroll
+    for (int i = 0; i < F::HIGH; ++i)
+        load_words<4>(raw.high + 4 * i, piece_at(w.high, strip, F::HIGH, i, w.units, unit));
+    load_scales<F::SCALES>(raw.scales, w.scales, static_cast<u64>(strip) * w.units + unit);
+    const u32 supers = (w.units + SUPER_UNITS - 1) / SUPER_UNITS;
+    load_scales<F::SUPERS>(raw.supers, w.supers, static_cast<u64>(strip) * supers + unit / SUPER_UNITS);
+}
 
 // One unit of four rows against the integer activations of all columns.
 template <class F, int N>
-DEVICE void gemv_codes(float (&acc)[STRIP][N], const GemvParams& p, u32 strip, u32 unit) {
-    const u32 units = p.w.units;
-    u32 low[4 * F::LOW], high[4 * (F::HIGH > 0 ? F::HIGH : 1)], s[F::SCALES], d[F::SUPERS > 0 ? F::SUPERS : 1];
-#pragma unroll
-    for (int i = 0; i < F::LOW; ++i) load_words<4>(low + 4 * i, piece_at(p.w.low, strip, F::LOW, i, units, unit));
-#pragma unroll
-    for (int i = 0; i < F::HIGH; ++i) load_words<4>(high + 4 * i, piece_at(p.w.high, strip, F::HIGH, i, units, unit));
-    load_scales<F::SCALES>(s, p.w.scales, static_cast<u64>(strip) * units + unit);
-    const u32 supers = (units + SUPER_UNITS - 1) / SUPER_UNITS;
-    load_scales<F::SUPERS>(d, p.w.supers, static_cast<u64>(strip) * supers + unit / SUPER_UNITS);
-
+DEVICE void gemv_codes(float (&acc)[STRIP][N], const Raw<F>& raw, const GemvParams& p, u32 units, u32 unit) {
     u32 codes[STRIP][8];
     Scales scales[STRIP];
 #pragma unroll
     for (u32 r = 0; r < STRIP; ++r) {
-        unit_codes<F>(codes[r], low + r * F::LOW, high + r * F::HIGH);
-        scales[r] = F::scales(s, d, r);
+        unit_codes<F>(codes[r], raw.low + r * F::LOW, raw.high + r * F::HIGH);
+        scales[r] = F::scales(raw.scales, raw.supers, r);
     }
 #pragma unroll
     for (int n = 0; n < N; ++n) {
@@ -86,26 +110,26 @@ DEVICE void gemv_codes(float (&acc)[STRIP][N], const GemvParams& p, u32 strip, u
 
 // One unit of four rows of floats. A piece of 16 bytes at a time: whole units would not fit in registers.
 template <class F, int N>
-DEVICE void gemv_floats(float (&acc)[STRIP][N], const GemvParams& p, u32 strip, u32 unit) {
+DEVICE void gemv_floats(float (&acc)[STRIP][N], const Matrix& w, const GemvParams& p, u32 strip, u32 unit) {
     constexpr int pieces = F::LOW / 4, values = 4 * F::IN_WORD;
 #pragma unroll 2
     for (int piece = 0; piece < pieces; ++piece) {
-        Words w[STRIP];
+        Words words[STRIP];
 #pragma unroll
         for (u32 r = 0; r < STRIP; ++r)
-            w[r] = load16_once(piece_at(p.w.low, strip, F::LOW, r * pieces + piece, p.w.units, unit));
+            words[r] = load16_once(piece_at(w.low, strip, F::LOW, r * pieces + piece, w.units, unit));
 #pragma unroll
         for (int n = 0; n < N; ++n) {
             if (n >= static_cast<int>(p.columns)) continue;
 #pragma unroll
             for (int j = 0; j < values; j += 4) {
                 const int at = (piece * values + j) / 4;
-                const Words x = load16(activation_piece(p.x, n, FLOAT_PIECES, at, p.w.units, unit));
+                const Words x = load16(activation_piece(p.x, n, FLOAT_PIECES, at, w.units, unit));
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
 #pragma unroll
                     for (u32 r = 0; r < STRIP; ++r) {
-                        const float v = F::value(w[r].w[(j + i) / F::IN_WORD], (j + i) % F::IN_WORD);
+                        const float v = F::value(words[r].w[(j + i) / F::IN_WORD], (j + i) % F::IN_WORD);
                         acc[r][n] = fmaf(v, as_float(x.w[i]), acc[r][n]);
                     }
                 }
@@ -114,31 +138,79 @@ DEVICE void gemv_floats(float (&acc)[STRIP][N], const GemvParams& p, u32 strip, 
     }
 }
 
+// A strip's product with all columns: lane 4 n + r of the warp gets that of row r and column n.
+template <class F, int N>
+DEVICE float strip_product(const Matrix& w, const GemvParams& p, u32 strip) {
+    const u32 lane = threadIdx.x % WARP;
+    float acc[STRIP][N] = {};
+    u32 unit = lane;
+    if constexpr (F::FLOAT) {
+        for (; unit < w.units; unit += WARP) gemv_floats<F, N>(acc, w, p, strip, unit);
+    } else if constexpr (N > 2) {
+        for (; unit < w.units; unit += WARP) {
+            Raw<F> raw;
+            load_unit(raw, w, strip, unit);
+            gemv_codes<F, N>(acc, raw, p, w.units, unit);
+        }
+    } else {
+        Raw<F> raw;
+        if (unit < w.units) load_unit(raw, w, strip, unit);
+        while (unit < w.units) {
+            Raw<F> next;
+            if (unit + WARP < w.units) load_unit(next, w, strip, unit + WARP);
+            gemv_codes<F, N>(acc, raw, p, w.units, unit);
+            raw = next;
+            unit += WARP;
+        }
+    }
+    float mine = 0.0f;
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+#pragma unroll
+        for (u32 r = 0; r < STRIP; ++r) {
+            const float sum = lanes_sum<32>(acc[r][n]);
+            if (lane == n * STRIP + r) mine = sum;
+        }
+    }
+    return mine;
+}
+
 template <class F, int N>
 DEVICE void gemv(const GemvParams& p) {
-    constexpr u32 warps = GEMV_THREADS / WARP;
-    const u32 lane = threadIdx.x % WARP;
-    for (u32 strip = blockIdx.x * warps + threadIdx.x / WARP; strip < p.w.strips; strip += gridDim.x * warps) {
-        float acc[STRIP][N] = {};
-        for (u32 unit = lane; unit < p.w.units; unit += WARP) {
-            if constexpr (F::FLOAT) {
-                gemv_floats<F, N>(acc, p, strip, unit);
-            } else {
-                gemv_codes<F, N>(acc, p, strip, unit);
-            }
+    static_assert(N * STRIP <= WARP, "a lane for each result");
+    SHARED(float, results, [N][UNIT]);
+    const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const u32 column = lane / STRIP, in_strip = lane % STRIP;
+    for (u32 first = blockIdx.x * GEMV_WARPS; first < p.strips; first += gridDim.x * GEMV_WARPS) {
+        u32 strip = first + warp, part = 0;
+        const bool there = strip < p.strips;
+        if (p.gated == 0) {
+            while (part < 2 && strip >= p.parts[part].w.strips && there) strip -= p.parts[part++].w.strips;
         }
-#pragma unroll
-        for (int n = 0; n < N; ++n) {
-#pragma unroll
-            for (u32 r = 0; r < STRIP; ++r) {
-                const float sum = lanes_sum<32>(acc[r][n]);
-                const u32 row = strip * STRIP + r;
-                if (lane == 0 && row < p.w.rows && n < static_cast<int>(p.columns)) {
-                    const u64 at = static_cast<u64>(n) * p.w.rows + row;
-                    p.out[at] = p.add != nullptr ? p.add[at] + sum : sum;
-                }
+        float value = 0.0f, gate = 0.0f;
+        if (there) {
+#pragma unroll 1
+            for (u32 round = 0; round <= p.gated; ++round) {
+                gate = value;
+                value = strip_product<F, N>(p.parts[part + round].w, p, strip);
             }
+            if (p.gated != 0) value = gated(gate, value);
         }
+        const GemvPart& to = p.parts[part];
+        const u32 row = strip * STRIP + in_strip;
+        if (p.integers == nullptr) {
+            if (there && row < to.w.rows && column < p.columns) {
+                const u64 at = static_cast<u64>(column) * to.w.rows + row;
+                to.out[at] = to.add != nullptr ? to.add[at] + value : value;
+            }
+            continue;
+        }
+        if (column < N) results[column][warp * STRIP + in_strip] = there && row < to.w.rows ? value : 0.0f;
+        __syncthreads();
+        // column by column, so that all lanes of a warp are there
+        if (warp < p.columns)
+            store_integers(p.integers, warp, (p.strips + GEMV_WARPS - 1) / GEMV_WARPS, first / GEMV_WARPS, results[warp][lane]);
+        __syncthreads();
     }
 }
 

@@ -1,5 +1,8 @@
-// Stores keys and values at their rows' positions: one token's or a whole prompt's in one launch.
+// Stores keys and values at their rows' positions, one token's or a whole prompt's in one launch: as they are, or with
+// everything that is done to queries, keys and values between their products and attention.
+#include "norm.cuh"
 #include "paging.cuh"
+#include "turn.cuh"
 
 struct KvWriteParams {
     const float* k;  // (rows, heads, head_dim)
@@ -10,7 +13,7 @@ struct KvWriteParams {
     u32 heads;
     u32 head_dim;
 };
-static_assert(sizeof(KvWriteParams) == 72, "kernels/src/cuda/params.rs has the same");
+static_assert(sizeof(KvWriteParams) == 88, "kernels/src/cuda/params.rs has the same");
 
 constexpr u32 THREADS = 256;
 
@@ -22,8 +25,8 @@ DEVICE void kv_write(const KvWriteParams& p) {
     const u32 row = static_cast<u32>(at / width), head = static_cast<u32>(at % width) / p.head_dim;
     const i32 position = p.paging.positions[row];
     if (position < 0) return;
-    const u64 line = static_cast<u64>(p.paging.sequences[row]) * p.paging.max_pages;
-    const u32 page = p.paging.tables[line + position / PAGE];
+    const u32 page = page_of(p.paging, row, table_of(p.paging, row), position / PAGE);
+    if (page >= p.paging.n_pages) return;
     const u64 to = page_start<Kv>(page, p.heads, head, p.head_dim);
     const u32 d = static_cast<u32>(at % p.head_dim);
     Kv::store(static_cast<u8*>(p.pages_k) + to, position % PAGE, d, p.head_dim, p.k[at]);
@@ -34,3 +37,66 @@ KERNEL(kv_write_F16, KvWriteParams, THREADS) { kv_write<KvF16>(p); }
 KERNEL(kv_write_BF16, KvWriteParams, THREADS) { kv_write<KvBF16>(p); }
 KERNEL(kv_write_F32, KvWriteParams, THREADS) { kv_write<KvF32>(p); }
 KERNEL(kv_write_Q8_0, KvWriteParams, THREADS) { kv_write<KvQ8_0>(p); }
+
+// Queries, keys or values.
+struct HeadGroup {
+    const float* x;     // (rows, n, head_dim)
+    const float* bias;  // (n, head_dim), or null
+    const float* norm;  // (head_dim), or null
+    u32 n;
+    float eps;
+};
+static_assert(sizeof(HeadGroup) == 32, "kernels/src/cuda/params.rs has the same");
+
+struct HeadsParams {
+    HeadGroup q;
+    HeadGroup k;
+    HeadGroup v;
+    float* out;     // (rows, q.n, head_dim): queries
+    void* pages_k;  // of this layer
+    void* pages_v;
+    Turn turn;  // of queries and keys
+    Paging paging;
+    u32 head_dim;
+    u32 unused;
+};
+static_assert(sizeof(HeadsParams) == 200, "kernels/src/cuda/params.rs has the same");
+
+constexpr u32 LARGEST_HEAD = 256;
+
+// Bias, norm, rotation, and where a head goes; a block of one warp for each head of a row. Every value is what `add`,
+// `rms_norm`, `rope` and `kv_write` make of it.
+template <class Kv>
+DEVICE void heads(const HeadsParams& p) {
+    SHARED(float, head, [LARGEST_HEAD]);
+    const u32 lane = threadIdx.x, row = blockIdx.x;
+    u32 h = blockIdx.y;
+    const bool query = h < p.q.n, value = h >= p.q.n + p.k.n;
+    const HeadGroup& from = query ? p.q : value ? p.v : p.k;
+    if (!query) h -= value ? p.q.n + p.k.n : p.q.n;
+    const float* x = from.x + (static_cast<u64>(row) * from.n + h) * p.head_dim;
+    for (u32 i = lane; i < p.head_dim; i += WARP) head[i] = from.bias == nullptr ? x[i] : x[i] + from.bias[h * p.head_dim + i];
+    __syncthreads();
+    if (from.norm != nullptr) {
+        const float scale = norm_scale(head, p.head_dim, from.eps);
+        for (u32 i = lane; i < p.head_dim; i += WARP) head[i] = head[i] * scale * from.norm[i];
+        __syncthreads();
+    }
+    const i32 position = p.paging.positions[row];
+    if (query) {
+        float* out = p.out + (static_cast<u64>(row) * p.q.n + h) * p.head_dim;
+        for (u32 i = lane; i < p.head_dim; i += WARP) out[i] = rotated(head, i, position, p.turn);
+        return;
+    }
+    if (position < 0) return;
+    const u32 page = page_of(p.paging, row, table_of(p.paging, row), position / PAGE);
+    if (page >= p.paging.n_pages) return;
+    u8* to = static_cast<u8*>(value ? p.pages_v : p.pages_k) + page_start<Kv>(page, p.k.n, h, p.head_dim);
+    for (u32 i = lane; i < p.head_dim; i += WARP)
+        Kv::store(to, position % PAGE, i, p.head_dim, value ? head[i] : rotated(head, i, position, p.turn));
+}
+
+KERNEL(heads_F16, HeadsParams, WARP) { heads<KvF16>(p); }
+KERNEL(heads_BF16, HeadsParams, WARP) { heads<KvBF16>(p); }
+KERNEL(heads_F32, HeadsParams, WARP) { heads<KvF32>(p); }
+KERNEL(heads_Q8_0, HeadsParams, WARP) { heads<KvQ8_0>(p); }

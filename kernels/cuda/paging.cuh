@@ -15,10 +15,25 @@ struct Paging {
     const i32* positions;  // (rows), below zero: the row is padding
     const u32* sequences;  // (rows): line of the table
     const u32* tables;     // (sequences, max_pages): pages by position / 16
+    u32* missing;          // a row, counted from 1, whose table lacks a page that it needs
     u32 max_pages;
     u32 rows;
+    u32 n_pages;
+    u32 unused;
 };
-static_assert(sizeof(Paging) == 32, "kernels/src/cuda/params.rs has the same");
+static_assert(sizeof(Paging) == 48, "kernels/src/cuda/params.rs has the same");
+
+DEVICE const u32* table_of(const Paging& p, u32 row) {
+    return p.tables + static_cast<u64>(p.sequences[row]) * p.max_pages;
+}
+
+// Page `i` of a row's table, which may be none of the cache's: then the row is told, and nothing may be read there. So a
+// table from before a page was allocated ends the step with an error, not with another page's keys.
+DEVICE u32 page_of(const Paging& p, u32 row, const u32* table, u32 i) {
+    const u32 page = table[i];
+    if (page >= p.n_pages) *p.missing = row + 1;
+    return page;
+}
 
 // Bytes before a head's part of a page, in a cache of `Kv`.
 template <class Kv>

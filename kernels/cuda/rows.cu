@@ -1,5 +1,7 @@
 // Operations over rows of floats: norms, rotations, activations, sums, and the place of the largest value.
-#include "compat.cuh"
+#include "gate.cuh"
+#include "norm.cuh"
+#include "turn.cuh"
 
 struct NormParams {
     const float* x;       // (groups, n)
@@ -10,34 +12,21 @@ struct NormParams {
 };
 static_assert(sizeof(NormParams) == 32, "kernels/src/cuda/params.rs has the same");
 
-constexpr u32 NORM_THREADS = 256;
-
-// x / rms(x) * weight, a block for each group of n: a row, or a head of it. How many threads a block has follows from n.
+// x / rms(x) * weight, a block for each group of n: a row, or a head of it.
 KERNEL(rms_norm, NormParams, NORM_THREADS) {
-    SHARED(float, sums, [NORM_THREADS / WARP]);
     const u64 base = static_cast<u64>(blockIdx.x) * p.n;
-    float sum = 0.0f;
-    for (u32 i = threadIdx.x; i < p.n; i += blockDim.x) sum = fmaf(p.x[base + i], p.x[base + i], sum);
-    sum = lanes_sum<32>(sum);
-    if (threadIdx.x % WARP == 0) sums[threadIdx.x / WARP] = sum;
-    __syncthreads();
-    sum = 0.0f;
-    for (u32 i = 0; i < blockDim.x / WARP; ++i) sum += sums[i];
-    const float scale = 1.0f / sqrtf(sum / static_cast<float>(p.n) + p.eps);
+    const float scale = norm_scale(p.x + base, p.n, p.eps);
     for (u32 i = threadIdx.x; i < p.n; i += blockDim.x) p.out[base + i] = p.x[base + i] * scale * p.weight[i];
 }
 
 struct RopeParams {
     const float* x;        // (rows, heads, head_dim)
     float* out;            // the same, elsewhere
-    const float* cosines;  // (positions, pairs)
-    const float* sines;    // (positions, pairs)
     const i32* positions;  // (rows), below zero: the row is padding
+    Turn turn;
     u32 rows;
     u32 heads;
     u32 head_dim;
-    u32 pairs;
-    u32 neox;  // pairs are (i, i + pairs), otherwise (2 i, 2 i + 1)
     u32 unused;
 };
 static_assert(sizeof(RopeParams) == 64, "kernels/src/cuda/params.rs has the same");
@@ -49,20 +38,8 @@ KERNEL(rope, RopeParams, THREADS) {
     const u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
     const u32 width = p.heads * p.head_dim;
     if (at >= static_cast<u64>(p.rows) * width) return;
-    const i32 position = p.positions[at / width];
     const u32 i = static_cast<u32>(at % p.head_dim);
-    const float x = p.x[at];
-    if (position < 0 || i >= 2 * p.pairs) {
-        p.out[at] = x;
-        return;
-    }
-    const u32 pair = p.neox ? i % p.pairs : i / 2;
-    const bool second = p.neox ? i >= p.pairs : i % 2 == 1;
-    const u32 apart = p.neox ? p.pairs : 1;
-    const float other = p.x[second ? at - apart : at + apart];
-    const u64 angle = static_cast<u64>(position) * p.pairs + pair;
-    const float c = p.cosines[angle], s = p.sines[angle];
-    p.out[at] = second ? other * s + x * c : x * c - other * s;
+    p.out[at] = rotated(p.x + (at - i), i, p.positions[at / width], p.turn);
 }
 
 struct PairParams {
@@ -83,7 +60,7 @@ KERNEL(add, PairParams, THREADS) {
 // a / (1 + e^-a) * b
 KERNEL(swiglu, PairParams, THREADS) {
     const u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
-    if (at < p.n) p.out[at] = p.a[at] / (1.0f + expf(-p.a[at])) * p.b[at];
+    if (at < p.n) p.out[at] = gated(p.a[at], p.b[at]);
 }
 
 struct SelectParams {

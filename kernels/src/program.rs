@@ -157,6 +157,11 @@ impl Op {
         }
     }
 
+    /// Whether a slot is one of its inputs.
+    pub(crate) fn reads(&self, slot: Slot) -> bool {
+        self.inputs().contains(&Resource::Slot(slot))
+    }
+
     /// What is read of what other operations write.
     pub(crate) fn inputs(&self) -> Vec<Resource> {
         match *self {
@@ -264,7 +269,7 @@ impl Program {
     /// Whether nobody reads from a slot what is there before operation `from`.
     pub(crate) fn unread(&self, slot: Slot, from: usize) -> bool {
         for op in &self.ops[from..] {
-            if op.inputs().contains(&Resource::Slot(slot)) {
+            if op.reads(slot) {
                 return false;
             }
             if op.out() == Some(slot) {

@@ -22,6 +22,8 @@ pub struct Options {
     pub limits: Limits,
     /// Capture the launches of generated tokens and replay them.
     pub graphs: bool,
+    /// Let kernels check every page number that they use.
+    pub check_pages: bool,
     /// Threads that pack weights.
     pub threads: usize,
 }
@@ -93,8 +95,8 @@ impl<D: Device> Cuda<D> {
             }
             sink(Loading::Weights { done, total });
         };
-        let Options { limits, graphs, threads, .. } = *options;
-        let setup = Setup { limits, capture: graphs, threads };
+        let Options { limits, graphs, check_pages, threads, .. } = *options;
+        let setup = Setup { limits, capture: graphs, check_pages, threads };
         let executor = Executor::new(device, program, &sources, setup, &mut told)?;
         Ok(Cuda { executor, taps, graphs })
     }

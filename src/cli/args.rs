@@ -44,6 +44,9 @@ pub(super) struct DeviceArgs {
     /// On a GPU, launch every kernel by itself instead of replaying captured launches
     #[arg(long)]
     no_cuda_graph: bool,
+    /// On a GPU, do not let kernels check page numbers of the KV cache
+    #[arg(long)]
+    no_paged_check: bool,
 }
 
 /// A device, or the best.
@@ -83,6 +86,11 @@ impl DeviceArgs {
     /// Whether to capture the launches of generated tokens.
     pub(super) fn graphs(&self) -> bool {
         !self.no_cuda_graph
+    }
+
+    /// Whether kernels check page numbers.
+    pub(super) fn check_pages(&self) -> bool {
+        !self.no_paged_check
     }
 }
 
@@ -164,6 +172,7 @@ impl ComputeArgs {
             mmap: !self.no_mmap,
             repack: !self.no_repack,
             graphs: self.device.graphs(),
+            check_pages: self.device.check_pages(),
             ..EngineOptions::default()
         })
     }

@@ -149,6 +149,7 @@ fn measure(
     let options = EngineOptions {
         device,
         graphs: args.device.graphs(),
+        check_pages: args.device.check_pages(),
         threads: Some(setting.threads),
         isa: args.isa,
         kv_type: setting.kv_type,

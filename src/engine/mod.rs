@@ -88,6 +88,8 @@ pub struct EngineOptions {
     pub sessions: usize,
     /// On a GPU, capture the launches of generated tokens and replay them.
     pub graphs: bool,
+    /// On a GPU, let kernels check every page number of the KV cache that they use.
+    pub check_pages: bool,
 }
 
 impl Default for EngineOptions {
@@ -103,6 +105,7 @@ impl Default for EngineOptions {
             repack: true,
             sessions: 1,
             graphs: true,
+            check_pages: true,
         }
     }
 }
@@ -263,7 +266,8 @@ fn prepare(
         DeviceChoice::Cuda(ordinal) => (Some(ordinal), true),
     };
     if let Some(ordinal) = ordinal {
-        let cuda_options = cuda::Options { kv_type: options.kv_type, limits: *limits, graphs: options.graphs, threads };
+        let EngineOptions { kv_type, graphs, check_pages, .. } = *options;
+        let cuda_options = cuda::Options { kv_type, limits: *limits, graphs, check_pages, threads };
         match on_gpu(ordinal, gguf, model, &cuda_options, sink) {
             Ok(executable) => return Ok(executable),
             Err(error) if demanded => return Err(error.into()),

@@ -23,7 +23,8 @@ fn the_demo_model_generates() {
     let Some(device) = device() else { return };
     let options = EngineOptions { ctx: Some(64), ..EngineOptions::default() };
     let engine = Engine::load_on(&ModelSource::Demo, &options, |gguf, model, limits| {
-        let options = cuda::Options { kv_type: KvType::F16, limits: *limits, graphs: true, threads: 2 };
+        let options =
+            cuda::Options { kv_type: KvType::F16, limits: *limits, graphs: true, check_pages: true, threads: 2 };
         Ok(Box::new(cuda::Cuda::prepare(device, gguf, model, &options, &mut |_| {})?))
     });
     let engine = engine.expect("it loads");
@@ -44,7 +45,13 @@ fn every_tensor_is_within_its_bound_of_the_cpus() {
         let (_, same) = open(&workspace_root().join(format!("reference/{name}.gguf")));
         let options = cpu::Options { isa: Isa::best(), threads: 2, kv_type: KvType::F32, n_pages: 1, repack: true };
         let mut a = Backend::cpu(gguf.clone(), same, &options, &mut |_, _| {}).expect("it is prepared");
-        let options = cuda::Options { kv_type: KvType::F32, limits: limits(7, 1, 7), graphs: true, threads: 2 };
+        let options = cuda::Options {
+            kv_type: KvType::F32,
+            limits: limits(7, 1, 7),
+            graphs: true,
+            check_pages: true,
+            threads: 2,
+        };
         let mut b = Backend::cuda(device, gguf, model, &options, &mut |_| {}).expect("it is prepared");
         let comparison = compare(&mut a, &mut b, &tokens, &mut |_, _| {}).expect("both run");
         let worst = comparison.taps.iter().filter_map(|tap| tap.of_bound).fold(0.0, f64::max);

@@ -54,7 +54,7 @@ fn prepare<D: Device>(
     limits: Limits,
     graphs: bool,
 ) -> Cuda<D> {
-    let options = Options { kv_type, limits, graphs, threads: 2 };
+    let options = Options { kv_type, limits, graphs, check_pages: true, threads: 2 };
     Cuda::prepare(device, gguf, model, &options, &mut |_| {}).expect("it is prepared")
 }
 

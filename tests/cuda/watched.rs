@@ -16,6 +16,8 @@ pub(crate) struct Watched {
     pub(crate) stale: Option<usize>,
     captured: Vec<u8>,
     last: Vec<u8>,
+    /// Names of the kernels of the last recording.
+    pub(crate) recorded: Vec<String>,
 }
 
 impl Watched {
@@ -30,6 +32,7 @@ impl Watched {
             stale: None,
             captured: Vec::new(),
             last: Vec::new(),
+            recorded: Vec::new(),
         }
     }
 }
@@ -84,6 +87,7 @@ impl Device for Watched {
     unsafe fn record(&mut self, launches: Vec<Launch>) -> Result<Recording, Error> {
         self.recordings += 1;
         self.captured.clone_from(&self.last);
+        self.recorded = launches.iter().map(|launch| launch.kernel.clone()).collect();
         // SAFETY: the caller's promise.
         unsafe { self.device.record(launches) }
     }

@@ -5,7 +5,9 @@
 
 use super::modules::{Module, kernels_of};
 use super::pack::UNIT;
-use super::params::{Argmax, Arrange, Attention, Embed, Gemm, Gemv, KvWrite, Norm, Pair, Params, Peak, Rope, Select};
+use super::params::{
+    Argmax, Arrange, Attention, Embed, Gemm, Gemv, Heads, KvWrite, Norm, Pair, Params, Peak, Rope, Select,
+};
 use crate::kv::KvType;
 use octavo_quant::TensorType;
 
@@ -33,7 +35,7 @@ pub const ARGMAX_PARTS: u32 = 64;
 /// Bytes of one of them.
 pub const ARGMAX_PART_BYTES: usize = 8;
 /// Warps of a `gemv` block, and strips of a warp at a time: one.
-const GEMV_WARPS: u32 = 4;
+const GEMV_WARPS: u32 = 8;
 /// `gemv` blocks for each multiprocessor: enough that reads of some wait while others multiply.
 const GEMV_BLOCKS: u32 = 4;
 /// Tokens and rows of a `gemm` tile.
@@ -48,9 +50,18 @@ fn blocks(n: u64, threads: u32) -> u32 {
     u32::try_from(n.div_ceil(u64::from(threads))).expect("no step is larger than a grid")
 }
 
-/// `rms_norm` of so many groups of `p.n` values. Short groups, the heads, have one warp each.
+/// Threads that norm a group of `n` values: a warp for the short ones, the heads.
+fn norm_threads(n: u32) -> u32 {
+    match n {
+        0..=256 => 32,
+        257..=2048 => 256,
+        _ => 1024,
+    }
+}
+
+/// `rms_norm` of so many groups of `p.n` values.
 pub fn rms_norm(p: &Norm, groups: u32) -> Launch {
-    launch(Module::Rows, "rms_norm", [groups, 1, 1], if p.n <= 256 { 32 } else { 256 }, p)
+    launch(Module::Rows, "rms_norm", [groups, 1, 1], norm_threads(p.n), p)
 }
 
 /// Rotates queries or keys.
@@ -90,33 +101,60 @@ pub fn embed(ty: TensorType, p: &Embed) -> Launch {
     launch(Module::Embed(ty), format!("embed_{ty}_rows"), grid, 128, p)
 }
 
-/// Activations for `gemv`, in the form that weights of type `ty` are multiplied with.
-pub fn gemv_activations(ty: TensorType, p: &Arrange) -> Launch {
+/// The form that an input of products is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// For `gemv`, with codes.
+    Integers,
+    /// For `gemv`, with floats.
+    Floats,
+    /// For `gemm`.
+    Halves,
+}
+
+impl Form {
+    /// What `gemv` multiplies weights of type `ty` with.
+    pub fn of_gemv(ty: TensorType) -> Form {
+        if super::pack::has_codes(ty) { Form::Integers } else { Form::Floats }
+    }
+}
+
+/// Activations in the form that products read.
+pub fn activations(form: Form, p: &Arrange) -> Launch {
     let units = u64::from(p.rows) * u64::from(p.units);
-    let name = if super::pack::has_codes(ty) { "activations_integers" } else { "activations_floats" };
-    launch(Module::Activations, name, [blocks(32 * units, 128), 1, 1], 128, p)
+    let (name, grid, threads) = match form {
+        Form::Integers => ("activations_integers", blocks(32 * units, 128), 128),
+        Form::Floats => ("activations_floats", blocks(32 * units, 128), 128),
+        Form::Halves => ("activations_halves", p.rows, norm_threads(p.cols)),
+    };
+    launch(Module::Activations, name, [grid, 1, 1], threads, p)
 }
 
-/// Bytes of `rows` rows in that form.
-pub fn gemv_activation_bytes(ty: TensorType, rows: usize, cols: usize) -> usize {
-    rows * cols.div_ceil(UNIT) * if super::pack::has_codes(ty) { 5 * 16 } else { 8 * 16 }
+/// The same of rows that `rms_norm` has to come before.
+pub fn normed_activations(form: Form, p: &Arrange) -> Launch {
+    let name = match form {
+        Form::Integers => "norm_integers",
+        Form::Floats => "norm_floats",
+        Form::Halves => "norm_halves",
+    };
+    launch(Module::Activations, name, [p.rows, 1, 1], norm_threads(p.cols), p)
 }
 
-/// Activations for `gemm`.
-pub fn gemm_activations(p: &Arrange) -> Launch {
-    launch(Module::Activations, "activations_halves", [p.rows, 1, 1], 256, p)
+/// Bytes of `rows` rows of activations in a form.
+pub fn activation_bytes(form: Form, rows: usize, cols: usize) -> usize {
+    match form {
+        Form::Integers => rows * cols.div_ceil(UNIT) * 5 * 16,
+        Form::Floats => rows * cols.div_ceil(UNIT) * 8 * 16,
+        Form::Halves => rows * cols.next_multiple_of(2 * UNIT) * 2,
+    }
 }
 
-/// Bytes of `rows` rows in that form.
-pub fn gemm_activation_bytes(rows: usize, cols: usize) -> usize {
-    rows * cols.next_multiple_of(2 * UNIT) * 2
-}
-
-/// A product with up to [`GEMV_COLUMNS`] rows of activations, on a device of so many multiprocessors.
+/// Products with up to [`GEMV_COLUMNS`] rows of activations, on a device of so many multiprocessors. All matrices are of
+/// the same type.
 pub fn gemv(ty: TensorType, p: &Gemv, multiprocessors: u32) -> Launch {
     let columns = p.columns.max(1).next_power_of_two();
     assert!(columns as usize <= GEMV_COLUMNS, "{columns} columns: expected at most {GEMV_COLUMNS}");
-    let blocks = p.w.strips.div_ceil(GEMV_WARPS).min(multiprocessors * GEMV_BLOCKS).max(1);
+    let blocks = p.strips.div_ceil(GEMV_WARPS).min(multiprocessors * GEMV_BLOCKS).max(1);
     let ty = kernels_of(ty);
     launch(Module::Gemv(ty), format!("gemv_{ty}_{columns}"), [blocks, 1, 1], 32 * GEMV_WARPS, p)
 }
@@ -132,6 +170,12 @@ pub fn gemm(ty: TensorType, p: &Gemm) -> Launch {
 pub fn kv_write(kv: KvType, p: &KvWrite) -> Launch {
     let n = u64::from(p.paging.rows) * u64::from(p.heads) * u64::from(p.head_dim);
     launch(Module::Kv, format!("kv_write_{}", kv_name(kv)), [blocks(n, 256), 1, 1], 256, p)
+}
+
+/// What is done to queries, keys and values between their products and attention, the cache's part included.
+pub fn heads(kv: KvType, p: &Heads) -> Launch {
+    let grid = [p.paging.rows, p.q.n + p.k.n + p.v.n, 1];
+    launch(Module::Kv, format!("heads_{}", kv_name(kv)), grid, 32, p)
 }
 
 /// Whether attention has kernels for heads of so many values.

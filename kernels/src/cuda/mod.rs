@@ -42,6 +42,12 @@ impl Ptr {
     pub fn offset(self, bytes: u64) -> Ptr {
         Ptr(self.0 + bytes)
     }
+
+    /// So many bytes further, or none if it is none.
+    #[must_use]
+    pub fn or_offset(self, bytes: u64) -> Ptr {
+        if self == Ptr::NULL { self } else { self.offset(bytes) }
+    }
 }
 
 /// Why something could not be done on a GPU: one line each.
@@ -106,6 +112,14 @@ pub enum Error {
     /// Heads without kernels.
     #[error("attention heads of {0} values: expected a multiple of 8, at most 256, on a GPU")]
     HeadDim(usize),
+    /// A block table without a page that a step needs, as kernels saw it: a bug.
+    #[error("sequence {sequence}, position {position}: the block table on the GPU lacks one of its pages")]
+    MissingPage {
+        /// Which of the step's sequences.
+        sequence: usize,
+        /// Of the token.
+        position: usize,
+    },
     /// No room.
     #[error("{device}: the model takes {needs}, and {} MiB are free (see -c, -b and --kv-type)", free >> 20)]
     TooLarge {

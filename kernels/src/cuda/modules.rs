@@ -56,8 +56,11 @@ pub(super) fn kernels_of(ty: TensorType) -> TensorType {
 pub const HEAD_DIMS: [usize; 9] = [8, 16, 32, 64, 80, 96, 128, 192, 256];
 
 /// What the kernels include: name, text.
-pub const HEADERS: [(&str, &str); 8] = [
+pub const HEADERS: [(&str, &str); 11] = [
     ("compat.cuh", include_str!("../../cuda/compat.cuh")),
+    ("gate.cuh", include_str!("../../cuda/gate.cuh")),
+    ("norm.cuh", include_str!("../../cuda/norm.cuh")),
+    ("turn.cuh", include_str!("../../cuda/turn.cuh")),
     ("formats.cuh", include_str!("../../cuda/formats.cuh")),
     ("activations.cuh", include_str!("../../cuda/activations.cuh")),
     ("embed.cuh", include_str!("../../cuda/embed.cuh")),

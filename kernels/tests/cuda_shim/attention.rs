@@ -78,8 +78,11 @@ impl Scene {
             positions: bench.integers(&rows.iter().map(|r| r.map_or(-1i32, |r| r.1 as i32) as u32).collect::<Vec<_>>()),
             sequences: bench.integers(&rows.iter().map(|r| r.map_or(0, |r| r.0 as u32)).collect::<Vec<_>>()),
             tables,
+            missing: bench.integers(&[0]),
             max_pages: max_pages as u32,
             rows: rows.len() as u32,
+            n_pages: n_pages as u32,
+            unused: 0,
         };
         let mut all: Vec<Option<(usize, usize)>> =
             self.lengths.iter().enumerate().flat_map(|(s, n)| (0..*n).map(move |p| Some((s, p)))).collect();
@@ -100,6 +103,7 @@ impl Scene {
             sums: bench.alloc(4 * states * self.dim),
             states: bench.alloc(8 * states),
             out: bench.alloc(4 * self.q.len()),
+            integers: Ptr::NULL,
             tiles: Ptr::NULL,
             paging: paging(bench, &self.rows),
             heads: self.heads as u32,

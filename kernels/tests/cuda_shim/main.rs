@@ -8,14 +8,16 @@ mod machine;
 
 mod attention;
 mod faults;
+mod fused;
 mod probe;
 mod products;
 mod rows;
 
 use common::f32_bytes;
 use machine::{Machine, machine, shim};
-use octavo_kernels::cuda::pack::pack;
-use octavo_kernels::cuda::params::{Arrange, Gemm, Gemv, Matrix};
+use octavo_kernels::cuda::launch::Form;
+use octavo_kernels::cuda::pack::{UNIT, pack};
+use octavo_kernels::cuda::params::{Arrange, Gemm, Gemv, GemvPart, Matrix};
 use octavo_kernels::cuda::shim::Sources;
 use octavo_kernels::cuda::{Error, Launch, Ptr, launch};
 use octavo_quant::TensorType as T;
@@ -87,36 +89,49 @@ impl Bench {
     fn gemv(&mut self, (ty, rows, cols): (T, usize, usize), raw: &[u8], x: &[f32], add: Option<&[f32]>) -> Vec<f32> {
         let columns = x.len() / cols;
         let w = self.matrix((ty, rows, cols), raw);
-        let arranged = self.alloc(launch::gemv_activation_bytes(ty, columns, cols));
-        let x = self.floats(x);
-        let arrange =
-            Arrange { x, out: arranged, rows: columns as u32, cols: cols as u32, units: w.units, ..Arrange::default() };
-        self.run(&launch::gemv_activations(ty, &arrange));
+        let x = self.arranged(Form::of_gemv(ty), x, cols);
         let add = add.map_or(Ptr::NULL, |add| self.floats(add));
         let out = self.alloc(4 * columns * rows);
-        self.run(&launch::gemv(ty, &Gemv { w, x: arranged, add, out, columns: columns as u32, unused: 0 }, 2));
+        let parts = [GemvPart { w, add, out }, GemvPart::default(), GemvPart::default()];
+        self.run(&launch::gemv(
+            ty,
+            &Gemv { parts, x, strips: w.strips, columns: columns as u32, ..Gemv::default() },
+            2,
+        ));
         self.read(out, columns * rows)
+    }
+
+    /// Rows in a form that products read.
+    fn arranged(&mut self, form: Form, x: &[f32], cols: usize) -> Ptr {
+        let p = self.arrangement(form, x, cols);
+        self.run(&launch::activations(form, &p));
+        p.out
+    }
+
+    /// The parameters for that.
+    fn arrangement(&mut self, form: Form, x: &[f32], cols: usize) -> Arrange {
+        let rows = x.len() / cols;
+        Arrange {
+            x: self.floats(x),
+            out: self.alloc(launch::activation_bytes(form, rows, cols)),
+            scales: self.alloc(4 * rows),
+            rows: rows as u32,
+            cols: cols as u32,
+            units: cols.div_ceil(UNIT) as u32,
+            ..Arrange::default()
+        }
     }
 
     /// The same by the prompt kernels.
     fn gemm(&mut self, (ty, rows, cols): (T, usize, usize), raw: &[u8], x: &[f32], add: Option<&[f32]>) -> Vec<f32> {
         let tokens = x.len() / cols;
         let w = self.matrix((ty, rows, cols), raw);
-        let arranged = self.alloc(launch::gemm_activation_bytes(tokens, cols));
-        let (x, scales) = (self.floats(x), self.alloc(4 * tokens));
-        let (rows_n, cols_n) = (tokens as u32, cols as u32);
-        self.run(&launch::gemm_activations(&Arrange {
-            x,
-            out: arranged,
-            scales,
-            rows: rows_n,
-            cols: cols_n,
-            units: w.units,
-            unused: 0,
-        }));
+        let arrange = self.arrangement(Form::Halves, x, cols);
+        self.run(&launch::activations(Form::Halves, &arrange));
+        let (arranged, scales) = (arrange.out, arrange.scales);
         let add = add.map_or(Ptr::NULL, |add| self.floats(add));
         let out = self.alloc(4 * tokens * rows);
-        self.run(&launch::gemm(ty, &Gemm { w, x: arranged, scales, add, out, tokens: rows_n, unused: 0 }));
+        self.run(&launch::gemm(ty, &Gemm { w, x: arranged, scales, add, out, tokens: tokens as u32, unused: 0 }));
         self.read(out, tokens * rows)
     }
 }

@@ -1,7 +1,7 @@
 //! Operations over rows of floats.
 
 use octavo_kernels::cuda::launch;
-use octavo_kernels::cuda::params::{Argmax, Norm, Pair, Rope, Select};
+use octavo_kernels::cuda::params::{Argmax, Norm, Pair, Rope, Select, Turn};
 use octavo_kernels::cuda::shim::Schedule;
 
 use crate::common::Rng;
@@ -13,7 +13,7 @@ fn norms_match() {
     let mut rng = Rng(1);
     for schedule in Schedule::ALL {
         bench.0.schedule(schedule);
-        for (groups, n) in [(1, 1), (3, 31), (6, 64), (5, 128), (2, 257), (3, 1000)] {
+        for (groups, n) in [(1, 1), (3, 31), (6, 64), (5, 128), (2, 257), (3, 1000), (2, 3000)] {
             let (x, weight, eps) = (rng.floats(groups * n), rng.floats(n), 1e-5f32);
             let (at_x, at_weight, out) = (bench.floats(&x), bench.floats(&weight), bench.alloc(4 * groups * n));
             bench.run(&launch::rms_norm(&Norm { x: at_x, weight: at_weight, out, eps, n: n as u32 }, groups as u32));
@@ -47,14 +47,16 @@ fn rotations_are_f32s_own() {
             let p = Rope {
                 x: bench.floats(&x),
                 out: bench.alloc(4 * x.len()),
-                cosines: bench.floats(&cosines),
-                sines: bench.floats(&sines),
                 positions: bench.integers(&positions.iter().map(|p| *p as u32).collect::<Vec<_>>()),
+                turn: Turn {
+                    cosines: bench.floats(&cosines),
+                    sines: bench.floats(&sines),
+                    pairs: pairs as u32,
+                    neox: neox.into(),
+                },
                 rows: rows as u32,
                 heads: heads as u32,
                 head_dim: head_dim as u32,
-                pairs: pairs as u32,
-                neox: neox.into(),
                 unused: 0,
             };
             bench.run(&launch::rope(&p));

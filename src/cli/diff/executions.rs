@@ -7,7 +7,7 @@ use gguf_rs_lite::Gguf;
 use octavo_kernels::{IsaChoice, PAGE_POSITIONS};
 use octavo_llm::backend::{cpu, cuda};
 use octavo_llm::diff::{Backend, Comparison, Execution, OracleExecution, Verdict, compare};
-use octavo_llm::engine::{DeviceChoice, Loading, default_threads};
+use octavo_llm::engine::{DeviceChoice, EngineOptions, Loading, default_threads};
 use octavo_llm::model::Model;
 use octavo_llm::tokenizer::Tokenizer;
 
@@ -107,7 +107,8 @@ fn execution(args: &DiffArgs, gguf: Arc<Gguf>, side: &Side, n_tokens: usize) -> 
     {
         let gpu = cuda::open(gpu).map_err(octavo_llm::Error::from)?;
         let limits = cuda::Limits { rows: n_tokens, wanted: n_tokens, sequences: 1, positions: n_tokens, n_pages };
-        let options = cuda::Options { kv_type, limits, graphs: compute.graphs, threads };
+        let EngineOptions { graphs, check_pages, .. } = compute;
+        let options = cuda::Options { kv_type, limits, graphs, check_pages, threads };
         return Ok(Box::new(shown(|sink| Backend::cuda(gpu, gguf, model, &options, sink))?));
     }
     let options = cpu::Options { isa: side.isa.resolve()?, threads, kv_type, n_pages, repack: compute.repack };

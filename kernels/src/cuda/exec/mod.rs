@@ -19,7 +19,7 @@ use self::plan::Plan;
 use self::record::{Record, Shape, tile_rows};
 use super::{Device, Error, Launch, Ptr, Recording};
 use crate::exec::TapFn;
-use crate::program::{Op, Program, Step};
+use crate::program::{Op, Program, Row, Step};
 
 /// How often a shape of generated tokens has come.
 enum Seen {
@@ -36,6 +36,8 @@ pub struct Setup {
     pub limits: Limits,
     /// Record the launches of generated tokens and replay them.
     pub capture: bool,
+    /// Let kernels check every page number, and end a step whose tables lack a page with an error.
+    pub check_pages: bool,
     /// Threads that pack weights.
     pub threads: usize,
 }
@@ -52,6 +54,7 @@ pub struct Executor<D: Device> {
     tile_rows: usize,
     /// Whether generation is captured.
     capture: bool,
+    check_pages: bool,
     seen: HashMap<Shape, Seen>,
     /// The outputs of the last step, or what a tap sees.
     values: Vec<f32>,
@@ -82,7 +85,7 @@ impl<D: Device> Executor<D> {
         setup: Setup,
         progress: &mut dyn FnMut(Option<usize>, u64, u64),
     ) -> Result<Executor<D>, Error> {
-        let Setup { limits, capture, threads } = setup;
+        let Setup { limits, capture, check_pages, threads } = setup;
         program.check(&sources.iter().map(|s| (s.rows, s.cols)).collect::<Vec<_>>());
         let plan = Plan::new(&program, sources, &limits)?;
         let (needs, free) = (plan.needs, device.free_bytes()?);
@@ -98,13 +101,14 @@ impl<D: Device> Executor<D> {
         let heads_per_kv = query_width.unwrap_or(0) / (program.kv.n_head_kv * program.kv.head_dim).max(1);
         let mut executor = Executor {
             device,
-            record: Record::new(&limits),
+            record: Record::new(&limits, check_pages),
             tile_rows: tile_rows(heads_per_kv),
             program,
             limits,
             plan,
             base,
             capture,
+            check_pages,
             seen: HashMap::new(),
             values: Vec::new(),
         };
@@ -116,8 +120,10 @@ impl<D: Device> Executor<D> {
     fn build(&mut self) -> Result<(), Error> {
         for generated in [false, true] {
             let shape = Shape { generated, rows: 1, wanted: 1, sequences: 1, tiles: usize::from(!generated) };
-            for launch in self.parts(shape, false).into_iter().flat_map(|part| part.launches) {
-                self.device.build(launch.module)?;
+            for fuse in [false, true] {
+                for launch in self.parts(shape, fuse).into_iter().flat_map(|part| part.launches) {
+                    self.device.build(launch.module)?;
+                }
             }
         }
         Ok(())
@@ -169,7 +175,21 @@ impl<D: Device> Executor<D> {
             None => self.run(shape)?,
         }
         self.read(self.program.output, wanted.len())?;
+        self.check_pages(&rows)?;
         Ok(&self.values)
+    }
+
+    /// Whether every page that the step's rows needed was in the tables that the kernels saw.
+    fn check_pages(&mut self, rows: &[Row]) -> Result<(), Error> {
+        if !self.check_pages {
+            return Ok(());
+        }
+        let mut word = [0; 4];
+        self.device.download(self.base.offset(self.plan.record), &mut word)?;
+        match (u32::from_le_bytes(word) as usize).checked_sub(1).and_then(|row| rows.get(row)) {
+            None => Ok(()),
+            Some(row) => Err(Error::MissingPage { sequence: row.seq, position: row.pos }),
+        }
     }
 
     /// Copies a page of every layer, keys and values.
@@ -192,7 +212,7 @@ impl<D: Device> Executor<D> {
         Ok(())
     }
 
-    fn parts(&self, shape: Shape, absorb: bool) -> Vec<Part> {
+    fn parts(&self, shape: Shape, fuse: bool) -> Vec<Part> {
         let scene = Scene {
             program: &self.program,
             plan: &self.plan,
@@ -202,7 +222,7 @@ impl<D: Device> Executor<D> {
             shape,
             record: self.record.addresses(&shape, self.base.offset(self.plan.record)),
         };
-        scene.all(absorb)
+        scene.all(fuse)
     }
 
     fn list(&self, shape: Shape) -> Vec<Launch> {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use octavo_quant::TensorType;
 
 use super::record::Record;
+use crate::cuda::launch::Form;
 use crate::cuda::pack::{Layout, is_packed};
 use crate::cuda::{Error, FORMATS, launch};
 use crate::matrix::Bytes;
@@ -153,6 +154,10 @@ pub(super) struct Plan {
     /// Inputs of products in the kernels' form, and their scales.
     pub(super) activations: u64,
     pub(super) scales: u64,
+    /// Integers of what is gated.
+    pub(super) gated: u64,
+    /// Products on their way to be queries, keys and values.
+    pub(super) heads: u64,
     /// Partial sums of attention, and their maxima and totals.
     pub(super) sums: u64,
     pub(super) states: u64,
@@ -206,14 +211,18 @@ impl Plan {
 
         let rows_of = |slot: usize| if program.slots[slot].selected { limits.wanted } else { limits.rows };
         let slots = program.slots.iter().enumerate().map(|(i, s)| arena.take(&[4, s.width, rows_of(i)])).collect();
-        let (mut activation_bytes, mut query_width) = (0, 0);
+        let (mut activation_bytes, mut gated_bytes, mut query_width) = (0, 0, 0);
         for op in &program.ops {
             match *op {
                 Op::MatMul { x, w, .. } => {
                     let (rows, source) = (rows_of(x), &placed[weights[w]].source);
-                    let generated = launch::gemv_activation_bytes(source.stored(), rows, source.cols);
-                    let prompt = launch::gemm_activation_bytes(rows, source.cols);
-                    activation_bytes = activation_bytes.max(generated).max(prompt);
+                    for form in [Form::of_gemv(source.stored()), Form::Halves] {
+                        activation_bytes = activation_bytes.max(launch::activation_bytes(form, rows, source.cols));
+                    }
+                }
+                Op::SwiGlu { out, .. } => {
+                    let width = program.slots[out].width;
+                    gated_bytes = gated_bytes.max(launch::activation_bytes(Form::Integers, rows_of(out), width));
                 }
                 Op::Attention { q, .. } => query_width = query_width.max(program.slots[q].width),
                 _ => {}
@@ -221,6 +230,8 @@ impl Plan {
         }
         let activations = arena.take(&[activation_bytes]);
         let scales = arena.take(&[4, limits.rows.max(limits.wanted)]);
+        let gated = arena.take(&[gated_bytes]);
+        let heads = arena.take(&[4, limits.rows, query_width + 2 * kv.n_head_kv * kv.head_dim]);
         let split = [4, ATTEND_ROWS.min(limits.rows), SPLITS, query_width];
         let (sums, states) = (arena.take(&split), arena.take(&[&split[..], &[2]].concat()));
         let record = arena.take(&[Record::most_bytes(limits)]);
@@ -237,6 +248,8 @@ impl Plan {
             slots,
             activations,
             scales,
+            gated,
+            heads,
             sums,
             states,
             record,

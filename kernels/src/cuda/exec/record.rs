@@ -44,10 +44,16 @@ pub(super) fn tile_rows(heads_per_kv: usize) -> usize {
 pub(super) struct Record {
     bytes: Vec<u8>,
     max_pages: usize,
+    /// Pages there are, if kernels are to check them.
+    n_pages: Option<u32>,
 }
+
+/// Words before everything else: what kernels say of missing pages.
+const MISSING: usize = 1;
 
 /// Words before each array of a shape's record.
 struct Arrays {
+    tokens: usize,
     positions: usize,
     sequences: usize,
     wanted: usize,
@@ -58,10 +64,14 @@ struct Arrays {
 
 fn arrays(shape: &Shape, max_pages: usize) -> Arrays {
     let Shape { rows, wanted, sequences, tiles, .. } = *shape;
-    let at_tiles = 3 * rows + wanted;
+    let tokens = MISSING;
+    let positions = tokens + rows;
+    let of_rows = positions + rows;
+    let at_wanted = of_rows + rows;
+    let at_tiles = at_wanted + wanted;
     let tables = at_tiles + 2 * tiles;
     let end = tables + sequences * max_pages;
-    Arrays { positions: rows, sequences: 2 * rows, wanted: 3 * rows, tiles: at_tiles, tables, end }
+    Arrays { tokens, positions, sequences: of_rows, wanted: at_wanted, tiles: at_tiles, tables, end }
 }
 
 /// Addresses of a record's arrays.
@@ -73,8 +83,10 @@ pub(super) struct Addresses {
 }
 
 impl Record {
-    pub(super) fn new(limits: &Limits) -> Record {
-        Record { bytes: Vec::with_capacity(Record::most_bytes(limits)), max_pages: limits.max_pages() }
+    /// For steps of these limits. With `check`, kernels compare every page number with the number of pages.
+    pub(super) fn new(limits: &Limits, check: bool) -> Record {
+        let n_pages = check.then(|| u32::try_from(limits.n_pages).expect("pages are numbered in 32 bits"));
+        Record { bytes: Vec::with_capacity(Record::most_bytes(limits)), max_pages: limits.max_pages(), n_pages }
     }
 
     /// Bytes of the largest.
@@ -82,7 +94,7 @@ impl Record {
         let &Limits { rows, wanted, sequences, .. } = limits;
         let tables = sequences.saturating_mul(limits.max_pages());
         // a tile has at least a row
-        (5 * rows + wanted).saturating_add(tables).saturating_mul(4)
+        (MISSING + 5 * rows + wanted).saturating_add(tables).saturating_mul(4)
     }
 
     /// Where the arrays of a record of this shape are, when it is at `base`.
@@ -91,15 +103,18 @@ impl Record {
         let at = |words: usize| base.offset(4 * words as u64);
         let small = |n: usize| u32::try_from(n).expect("far below the largest grid");
         Addresses {
-            tokens: base,
+            tokens: at(a.tokens),
             wanted: at(a.wanted),
             tiles: at(a.tiles),
             paging: Paging {
                 positions: at(a.positions),
                 sequences: at(a.sequences),
                 tables: at(a.tables),
+                missing: base,
                 max_pages: small(self.max_pages),
                 rows: small(shape.rows),
+                n_pages: self.n_pages.unwrap_or(u32::MAX),
+                unused: 0,
             },
         }
     }
@@ -117,10 +132,12 @@ impl Record {
         let a = arrays(shape, self.max_pages);
         self.bytes.clear();
         self.bytes.resize(4 * a.end, 0);
+        // what no sequence has is no page
+        self.bytes[4 * a.tables..].fill(if self.n_pages.is_some() { u8::MAX } else { 0 });
         let mut put = |at: usize, value: u32| self.bytes[4 * at..4 * at + 4].copy_from_slice(&value.to_le_bytes());
         let small = |n: usize| u32::try_from(n).expect("rows and positions are numbered in 31 bits");
         for (r, row) in rows.iter().enumerate() {
-            put(r, row.token);
+            put(a.tokens + r, row.token);
             put(a.positions + r, small(row.pos));
             put(a.sequences + r, small(row.seq));
         }

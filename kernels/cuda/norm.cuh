@@ -1,0 +1,23 @@
+// What an RMS norm multiplies a group of values with, by all threads of a block: how many those are follows from the
+// group's size (`norm_threads` in kernels/src/cuda/launch.rs), so that a group's numbers are the same wherever it is
+// normed.
+#ifndef OCTAVO_NORM
+#define OCTAVO_NORM
+
+#include "compat.cuh"
+
+constexpr u32 NORM_THREADS = 1024;
+
+DEVICE float norm_scale(const float* x, u32 n, float eps) {
+    SHARED(float, sums, [NORM_THREADS / WARP]);
+    float sum = 0.0f;
+    for (u32 i = threadIdx.x; i < n; i += blockDim.x) sum = fmaf(x[i], x[i], sum);
+    sum = lanes_sum<32>(sum);
+    if (threadIdx.x % WARP == 0) sums[threadIdx.x / WARP] = sum;
+    __syncthreads();
+    sum = 0.0f;
+    for (u32 i = 0; i < blockDim.x / WARP; ++i) sum += sums[i];
+    return 1.0f / sqrtf(sum / static_cast<float>(n) + eps);
+}
+
+#endif
