@@ -19,7 +19,10 @@ typedef unsigned long long u64;
 
 #define DEVICE __device__ __forceinline__
 // A kernel takes one struct by value; its Rust twin is in kernels/src/cuda/params.rs.
-#define KERNEL(name, Params, threads) extern "C" __global__ void __launch_bounds__(threads, 1) name(const Params p)
+#define KERNEL(name, Params, threads) KERNEL_OF(name, Params, threads, 1)
+// One that leaves registers for so many blocks of itself beside each other.
+#define KERNEL_OF(name, Params, threads, blocks) \
+    extern "C" __global__ void __launch_bounds__(threads, blocks) name(const Params p)
 #define SHARED(type, name, dims) __shared__ __align__(16) type name dims
 
 #else
@@ -28,6 +31,7 @@ typedef unsigned long long u64;
 
 #define DEVICE inline
 #define KERNEL(name, Params, threads) KERNEL_(name, Params)
+#define KERNEL_OF(name, Params, threads, blocks) KERNEL_(name, Params)
 #define KERNEL_(name, Params)                                                                                      \
     static void name##_body(const Params& p);                                                                      \
     extern "C" void name(const void* params) { name##_body(*static_cast<const Params*>(params)); }                 \

@@ -280,38 +280,58 @@ struct F32 : Floats<32> {
     DEVICE static float value(u32 word, int) { return as_float(word); }
 };
 
-// Sixteen columns of one row as floats: one half of a unit. Which one is known to the compiler, or registers that are
-// picked by it would be memory.
+// One unit of one row of codes, as it lies in memory.
+template <class F>
+struct RowUnit {
+    u32 low[F::LOW];
+    u32 high[F::HIGH > 0 ? F::HIGH : 1];
+    u32 scale;
+    u32 super;
+};
+
+template <class F>
+DEVICE void load_row_unit(RowUnit<F>& u, const Matrix& w, u32 row, u32 unit) {
+    const u32 strip = row / STRIP, r = row % STRIP;
+    load_row<F::LOW>(u.low, w.low, strip, r, w.units, unit);
+    if constexpr (F::HIGH > 0) load_row<F::HIGH>(u.high, w.high, strip, r, w.units, unit);
+    const u32 supers = (w.units + SUPER_UNITS - 1) / SUPER_UNITS;
+    u.scale = load_scale<F::SCALES>(w.scales, (static_cast<u64>(strip) * w.units + unit) * STRIP + r);
+    u.super = load_scale<F::SUPERS>(w.supers, (static_cast<u64>(strip) * supers + unit / SUPER_UNITS) * STRIP + r);
+}
+
+// Sixteen columns of it as floats: one half. Which one is known to the compiler, or registers that are picked by it would
+// be memory.
+template <class F, int HALF>
+DEVICE void decode_codes(float (&v)[16], const RowUnit<F>& u) {
+    u32 c[8];
+    unit_codes<F>(c, u.low, u.high);
+    const Scales scales = F::scales(&u.scale, &u.super, 0);
+    const float scale = scales.scale[HALF], min = scales.min[HALF];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+        const i32 code = static_cast<i8>(c[4 * HALF + i / 4] >> (8 * (i % 4)) & 255) - F::OFFSET;
+        v[i] = scale * static_cast<float>(code);
+        if constexpr (F::MIN) v[i] = v[i] - min;
+    }
+}
+
+// The same out of memory, of any format.
 template <class F, int HALF>
 DEVICE void decode_half(float (&v)[16], const Matrix& w, u32 row, u32 unit) {
-    const u32 strip = row / STRIP, r = row % STRIP;
     if constexpr (F::FLOAT) {
         constexpr int words = F::LOW / 2;
 #pragma unroll
         for (int j = 0; j < words; j += 4) {
-            const u32 word = r * F::LOW + HALF * words + j;
-            const Words piece = load16_once(piece_at(w.low, strip, F::LOW, word / 4, w.units, unit));
+            const u32 word = row % STRIP * F::LOW + HALF * words + j;
+            const Words piece = load16_once(piece_at(w.low, row / STRIP, F::LOW, word / 4, w.units, unit));
 #pragma unroll
             for (int i = 0; i < 4 * F::IN_WORD; ++i)
                 v[j * F::IN_WORD + i] = F::value(piece.w[i / F::IN_WORD], i % F::IN_WORD);
         }
     } else {
-        u32 low[F::LOW], high[F::HIGH > 0 ? F::HIGH : 1], c[8];
-        load_row<F::LOW>(low, w.low, strip, r, w.units, unit);
-        if constexpr (F::HIGH > 0) load_row<F::HIGH>(high, w.high, strip, r, w.units, unit);
-        const u32 supers = (w.units + SUPER_UNITS - 1) / SUPER_UNITS;
-        const u32 s = load_scale<F::SCALES>(w.scales, (static_cast<u64>(strip) * w.units + unit) * STRIP + r);
-        const u64 super = (static_cast<u64>(strip) * supers + unit / SUPER_UNITS) * STRIP + r;
-        const u32 d = load_scale<F::SUPERS>(w.supers, super);
-        unit_codes<F>(c, low, high);
-        const Scales scales = F::scales(&s, &d, 0);
-        const float scale = scales.scale[HALF], min = scales.min[HALF];
-#pragma unroll
-        for (int i = 0; i < 16; ++i) {
-            const i32 code = static_cast<i8>(c[4 * HALF + i / 4] >> (8 * (i % 4)) & 255) - F::OFFSET;
-            v[i] = scale * static_cast<float>(code);
-            if constexpr (F::MIN) v[i] = v[i] - min;
-        }
+        RowUnit<F> u;
+        load_row_unit(u, w, row, unit);
+        decode_codes<F, HALF>(v, u);
     }
 }
 

@@ -1,8 +1,10 @@
 // Products of a packed matrix with many rows of activations: prompts.
 //
-// A block makes a tile of 64 tokens by 64 rows of weights. Two units of 64 weight rows are decoded to halves and laid
-// beside as many columns of the tokens' halves in shared memory; four warps, each with a quarter of the tile, multiply
-// them on the tensor cores and add up in floats. A token's numbers do not depend on its place in a tile.
+// A block makes a tile of tokens by rows of weights. Two units of the weights' rows are decoded to halves and laid beside
+// as many columns of the tokens' halves in shared memory; eight warps, each with its part of the tile, multiply them on
+// the tensor cores and add up in floats, while the next two units are on their way to registers. Large tiles decode
+// less for each product, small ones keep a device busy when there are few: a token's numbers depend neither on its place
+// in a tile nor on the tile's size.
 //
 // Weights are rounded to 11 bits here, activations too, relative to the largest of their token.
 #ifndef OCTAVO_GEMM
@@ -21,16 +23,23 @@ struct GemmParams {
 };
 static_assert(sizeof(GemmParams) == 88, "kernels/src/cuda/params.rs has the same");
 
-constexpr u32 GEMM_THREADS = 128;
-constexpr u32 TILE = 64;
+constexpr u32 GEMM_THREADS = 256;
 constexpr u32 SLICE = 2 * UNIT;
 // Eight halves more than a slice: the rows that one `ldmatrix` reads then lie in different banks.
 constexpr u32 TILE_STRIDE = SLICE + 8;
 
-template <class F, int HALF>
-DEVICE void half_to_shared(u16* to, const Matrix& w, u32 row, u32 unit) {
-    float v[16] = {};
-    if (row < w.rows && unit < w.units) decode_half<F, HALF>(v, w, row, unit);
+// Blocks of large tiles beside each other: two, but for formats that take too many registers to be read.
+template <class F>
+DEVICE constexpr int blocks_of() {
+    if constexpr (F::FLOAT) {
+        return 1;
+    } else {
+        return F::TABLE ? 1 : 2;
+    }
+}
+
+template <int HALF>
+DEVICE void half_to_shared(u16* to, const float (&v)[16]) {
 #pragma unroll
     for (u32 i = 0; i < 2; ++i) {
         Words words;
@@ -40,57 +49,103 @@ DEVICE void half_to_shared(u16* to, const Matrix& w, u32 row, u32 unit) {
     }
 }
 
-// Decodes one unit of one row for each thread.
+// One unit of one row of weights, which a thread reads early and decodes late. Floats are as large here as there, so
+// they are read late.
 template <class F>
-DEVICE void weights_to_shared(u16 (&to)[TILE][TILE_STRIDE], const Matrix& w, u32 first_row, u32 first_unit) {
-    const u32 r = threadIdx.x / 2, u = threadIdx.x % 2;
-    half_to_shared<F, 0>(&to[r][u * UNIT], w, first_row + r, first_unit + u);
-    half_to_shared<F, 1>(&to[r][u * UNIT], w, first_row + r, first_unit + u);
-}
+struct WeightUnit {
+    const Matrix& w;
+    u32 row;
+    u32 unit;
+    bool there;
+    RowUnit<F> raw;
 
-DEVICE void tokens_to_shared(u16 (&to)[TILE][TILE_STRIDE], const GemmParams& p, u32 first_token, u32 first_unit) {
-    const u32 stride = (p.w.units + 1) / 2 * SLICE;
-    for (u32 i = threadIdx.x; i < TILE * SLICE / 8; i += GEMM_THREADS) {
-        const u32 t = i / (SLICE / 8), at = i % (SLICE / 8) * 8, token = first_token + t;
-        Words words = {};
-        if (token < p.tokens) words = load16(p.x + static_cast<u64>(token) * stride + first_unit * UNIT + at);
-        store16(&to[t][at], words);
+    DEVICE void load(u32 next) {
+        unit = next;
+        there = row < w.rows && unit < w.units;
+        if constexpr (!F::FLOAT) {
+            if (there) load_row_unit(raw, w, row, unit);
+        }
     }
-}
+    template <int HALF>
+    DEVICE void store_half(u16* to) const {
+        float v[16] = {};
+        if (there) {
+            if constexpr (F::FLOAT) {
+                decode_half<F, HALF>(v, w, row, unit);
+            } else {
+                decode_codes<F, HALF>(v, raw);
+            }
+        }
+        half_to_shared<HALF>(to, v);
+    }
+    DEVICE void store(u16* to) const {
+        store_half<0>(to);
+        store_half<1>(to);
+    }
+};
 
-template <class F>
+// `ACROSS` of the eight warps are beside each other along the tokens.
+template <class F, u32 TOKENS, u32 ROWS, u32 ACROSS>
 DEVICE void gemm(const GemmParams& p) {
-    SHARED(u16, tokens, [TILE][TILE_STRIDE]);
-    SHARED(u16, weights, [TILE][TILE_STRIDE]);
+    SHARED(u16, tokens, [TOKENS][TILE_STRIDE]);
+    SHARED(u16, weights, [ROWS][TILE_STRIDE]);
+    constexpr u32 along = GEMM_THREADS / WARP / ACROSS, t_tiles = TOKENS / ACROSS / 16, r_tiles = ROWS / along / 16;
+    constexpr u32 pieces = TOKENS * SLICE / 8 / GEMM_THREADS;
+    static_assert(2 * ROWS <= GEMM_THREADS, "a unit for each thread, at most");
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const u32 first_row = blockIdx.x * TILE, first_token = blockIdx.y * TILE;
-    // this warp's quarter
-    const u32 t0 = warp / 2 * 32, r0 = warp % 2 * 32;
-    float acc[2][4][4] = {};
+    const u32 first_row = blockIdx.x * ROWS, first_token = blockIdx.y * TOKENS;
+    // this warp's part
+    const u32 t0 = warp / along * (16 * t_tiles), r0 = warp % along * (16 * r_tiles);
+    const u32 stride = (p.w.units + 1) / 2 * SLICE;
+
+    // what this thread brings: one unit of weights, some pieces of tokens
+    const u32 weight_row = threadIdx.x / 2, weight_unit = threadIdx.x % 2;
+    WeightUnit<F> weight = {p.w, weight_row < ROWS ? first_row + weight_row : p.w.rows, 0, false, {}};
+    Words piece[pieces];
+    const auto load = [&](u32 unit) {
+        weight.load(unit + weight_unit);
+#pragma unroll
+        for (u32 i = 0; i < pieces; ++i) {
+            const u32 at = i * GEMM_THREADS + threadIdx.x, token = first_token + at / (SLICE / 8);
+            piece[i] = {};
+            if (token < p.tokens)
+                piece[i] = load16(p.x + static_cast<u64>(token) * stride + unit * UNIT + at % (SLICE / 8) * 8);
+        }
+    };
+
+    float acc[t_tiles][2 * r_tiles][4] = {};
+    load(0);
     for (u32 unit = 0; unit < p.w.units; unit += 2) {
-        weights_to_shared<F>(weights, p.w, first_row, unit);
-        tokens_to_shared(tokens, p, first_token, unit);
+        if (weight_row < ROWS) weight.store(&weights[weight_row][weight_unit * UNIT]);
+#pragma unroll
+        for (u32 i = 0; i < pieces; ++i) {
+            const u32 at = i * GEMM_THREADS + threadIdx.x;
+            store16(&tokens[at / (SLICE / 8)][at % (SLICE / 8) * 8], piece[i]);
+        }
         __syncthreads();
+        if (unit + 2 < p.w.units) load(unit + 2);
 #pragma unroll
         for (u32 k = 0; k < SLICE; k += 16) {
-            u32 a[2][4], b[2][4];
+            u32 b[r_tiles][4];
 #pragma unroll
-            for (u32 i = 0; i < 2; ++i) {
-                load_matrices(a[i], &tokens[t0 + 16 * i + lane % 16][k + lane / 16 * 8]);
-                load_matrices(b[i], &weights[r0 + 16 * i + lane / 16 * 8 + lane % 8][k + lane / 8 % 2 * 8]);
-            }
+            for (u32 j = 0; j < r_tiles; ++j)
+                load_matrices(b[j], &weights[r0 + 16 * j + lane / 16 * 8 + lane % 8][k + lane / 8 % 2 * 8]);
 #pragma unroll
-            for (u32 i = 0; i < 2; ++i) {
+            for (u32 i = 0; i < t_tiles; ++i) {
+                // nothing is there for most of a tile when a prompt is short
+                if (first_token + t0 + 16 * i >= p.tokens) continue;
+                u32 a[4];
+                load_matrices(a, &tokens[t0 + 16 * i + lane % 16][k + lane / 16 * 8]);
 #pragma unroll
-                for (u32 j = 0; j < 4; ++j) mma_f16(acc[i][j], a[i], b[j / 2][2 * (j % 2)], b[j / 2][2 * (j % 2) + 1]);
+                for (u32 j = 0; j < 2 * r_tiles; ++j) mma_f16(acc[i][j], a, b[j / 2][2 * (j % 2)], b[j / 2][2 * (j % 2) + 1]);
             }
         }
         __syncthreads();
     }
 #pragma unroll
-    for (u32 i = 0; i < 2; ++i) {
+    for (u32 i = 0; i < t_tiles; ++i) {
 #pragma unroll
-        for (u32 j = 0; j < 4; ++j) {
+        for (u32 j = 0; j < 2 * r_tiles; ++j) {
 #pragma unroll
             for (u32 e = 0; e < 4; ++e) {
                 const u32 token = first_token + t0 + 16 * i + lane / 4 + e / 2 * 8;

@@ -38,8 +38,8 @@ pub const ARGMAX_PART_BYTES: usize = 8;
 const GEMV_WARPS: u32 = 8;
 /// `gemv` blocks for each multiprocessor: enough that reads of some wait while others multiply.
 const GEMV_BLOCKS: u32 = 4;
-/// Tokens and rows of a `gemm` tile.
-const GEMM_TILE: u32 = 64;
+/// Tokens and rows of `gemm` tiles, small and large.
+const GEMM_TILES: [u32; 2] = [64, 128];
 
 fn launch(module: Module, kernel: impl Into<String>, grid: [u32; 3], threads: u32, params: &impl Params) -> Launch {
     Launch { module, kernel: kernel.into(), grid, threads, params: params.words() }
@@ -159,11 +159,15 @@ pub fn gemv(ty: TensorType, p: &Gemv, multiprocessors: u32) -> Launch {
     launch(Module::Gemv(ty), format!("gemv_{ty}_{columns}"), [blocks, 1, 1], 32 * GEMV_WARPS, p)
 }
 
-/// A product with any number of rows of activations.
-pub fn gemm(ty: TensorType, p: &Gemm) -> Launch {
-    let grid = [p.w.rows.div_ceil(GEMM_TILE), p.tokens.div_ceil(GEMM_TILE), 1];
+/// A product with any number of rows of activations, on a device of so many multiprocessors: in large tiles where each
+/// of them then gets two.
+pub fn gemm(ty: TensorType, p: &Gemm, multiprocessors: u32) -> Launch {
+    let grid = |tile: u32| [p.w.rows.div_ceil(tile), p.tokens.div_ceil(tile), 1];
+    let [small, large] = GEMM_TILES;
+    let [x, y, _] = grid(large);
+    let tile = if u64::from(x) * u64::from(y) >= 2 * u64::from(multiprocessors) { large } else { small };
     let ty = kernels_of(ty);
-    launch(Module::Gemm(ty), format!("gemm_{ty}_f16"), grid, 128, p)
+    launch(Module::Gemm(ty), format!("gemm_{ty}_{tile}"), grid(tile), 256, p)
 }
 
 /// Stores keys and values.
@@ -220,8 +224,8 @@ pub fn mma_peak(p: &Peak, blocks: u32) -> Launch {
 /// The kernels that multiply weights of type `ty`, for people: of generated tokens, of prompts.
 pub fn kernel_names(ty: TensorType) -> String {
     match super::pack::is_packed(ty) {
-        true => format!("gemv_{0}, gemm_{0}_f16", kernels_of(ty)),
-        false => format!("gemv_F32, gemm_F32_f16 from {ty} as floats"),
+        true => format!("gemv_{0}, gemm_{0}", kernels_of(ty)),
+        false => format!("gemv_F32, gemm_F32 from {ty} as floats"),
     }
 }
 

@@ -22,12 +22,13 @@ fn planted(file: &str, from: &str, to: &str, schedule: Schedule) -> Option<Resul
     Some(product.map_err(|panic| panic.downcast_ref::<String>().cloned().unwrap_or_default()))
 }
 
-const BEFORE_USE: &str = "        __syncthreads();\n#pragma unroll\n        for (u32 k = 0;";
-const AFTER_USE: &str = "        __syncthreads();\n    }\n#pragma unroll\n    for (u32 i = 0; i < 2; ++i) {\n";
+const BEFORE_USE: &str = "        __syncthreads();\n        if (unit + 2";
+const AFTER_USE: &str = "        __syncthreads();\n    }\n#pragma unroll\n    for (u32 i = 0; i < t_tiles; ++i) {\n";
 
 #[test]
 fn a_barrier_that_is_missing_is_seen_in_every_order() {
-    let Some(right) = planted("gemm.cuh", "constexpr u32 TILE = 64;", "constexpr u32 TILE = 64u;", Schedule::Forward)
+    let Some(right) =
+        planted("gemm.cuh", "constexpr u32 SLICE = 2 * UNIT;", "constexpr u32 SLICE = 2u * UNIT;", Schedule::Forward)
     else {
         return;
     };
@@ -56,11 +57,16 @@ fn other_faults_are_seen() {
     barrier("one warp alone", "if (warp == 0) __syncthreads();", "barrier: thread 0 waits at");
     barrier("one ends", "if (warp == 3) return;\n__syncthreads();", "thread 127 has ended");
     let lanes = "if (lane == 5) {\n__syncthreads();\n} else {\nlanes_sum<32>(1.0f);\n}";
-    barrier("lanes apart", lanes, "deadlock: thread 101 waits for its block at");
+    barrier("lanes apart", lanes, "deadlock: thread 229 waits for its block at");
 
-    let stored = "&to[t][at], words";
-    seen("misaligned", stored, "&to[t][at] + 1, words", "misaligned access of 16 bytes");
-    seen("behind an array", stored, "&to[t + 1][at], words", "written outside of its arrays");
+    let stored = "&tokens[at / (SLICE / 8)][at % (SLICE / 8) * 8], piece[i]";
+    seen("misaligned", stored, &stored.replace("* 8]", "* 8] + 1"), "misaligned access of 16 bytes");
+    seen(
+        "behind an array",
+        stored,
+        &stored.replace("(SLICE / 8)][", "(SLICE / 8) + 1]["),
+        "written outside of its arrays",
+    );
     let stride = "constexpr u32 TILE_STRIDE = SLICE + 8;";
     seen("too much", stride, "constexpr u32 TILE_STRIDE = SLICE + 200;", "bytes of shared memory: expected at most");
     let guard = "token < p.tokens && row < p.w.rows";

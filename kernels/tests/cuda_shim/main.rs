@@ -122,8 +122,25 @@ impl Bench {
         }
     }
 
-    /// The same by the prompt kernels.
-    fn gemm(&mut self, (ty, rows, cols): (T, usize, usize), raw: &[u8], x: &[f32], add: Option<&[f32]>) -> Vec<f32> {
+    /// The same by the prompt kernels, in small tiles.
+    fn gemm(&mut self, shape: (T, usize, usize), raw: &[u8], x: &[f32], add: Option<&[f32]>) -> Vec<f32> {
+        self.gemm_on(1 << 20, shape, raw, x, add)
+    }
+
+    /// In large tiles.
+    fn gemm_large(&mut self, shape: (T, usize, usize), raw: &[u8], x: &[f32], add: Option<&[f32]>) -> Vec<f32> {
+        self.gemm_on(0, shape, raw, x, add)
+    }
+
+    /// In tiles for a device of so many multiprocessors.
+    fn gemm_on(
+        &mut self,
+        multiprocessors: u32,
+        (ty, rows, cols): (T, usize, usize),
+        raw: &[u8],
+        x: &[f32],
+        add: Option<&[f32]>,
+    ) -> Vec<f32> {
         let tokens = x.len() / cols;
         let w = self.matrix((ty, rows, cols), raw);
         let arrange = self.arrangement(Form::Halves, x, cols);
@@ -131,7 +148,11 @@ impl Bench {
         let (arranged, scales) = (arrange.out, arrange.scales);
         let add = add.map_or(Ptr::NULL, |add| self.floats(add));
         let out = self.alloc(4 * tokens * rows);
-        self.run(&launch::gemm(ty, &Gemm { w, x: arranged, scales, add, out, tokens: tokens as u32, unused: 0 }));
+        self.run(&launch::gemm(
+            ty,
+            &Gemm { w, x: arranged, scales, add, out, tokens: tokens as u32, unused: 0 },
+            multiprocessors,
+        ));
         self.read(out, tokens * rows)
     }
 }

@@ -104,6 +104,24 @@ fn prompt_products_match_the_oracle() {
 }
 
 #[test]
+fn large_tiles_are_small_ones() {
+    let Some(mut bench) = device() else { return };
+    for (i, ty) in types().enumerate() {
+        bench.0.schedule(Schedule::ALL[i % 3]);
+        let mut rng = Rng(u64::from(ty.id()) + 5);
+        let cols = if ty.block_len() == 1 { 100 } else { 256 };
+        for (rows, tokens) in [(150, 130), (128, 20)] {
+            let raw = random_blocks(&mut rng, ty, rows * cols);
+            let (x, add) = (rng.floats(tokens * cols), rng.floats(tokens * rows));
+            let [small, large] = [Bench::gemm as Product, Bench::gemm_large]
+                .map(|product| product(&mut bench, (ty, rows, cols), &raw, &x, Some(&add)));
+            assert!(small == large, "{ty}, {rows} x {cols}, {tokens} tokens");
+            bench.0.clear();
+        }
+    }
+}
+
+#[test]
 fn a_tokens_product_depends_on_nothing_beside_it() {
     let Some(mut bench) = device() else { return };
     let mut rng = Rng(4);
@@ -111,7 +129,7 @@ fn a_tokens_product_depends_on_nothing_beside_it() {
         let (rows, cols, tokens) = (21, 1280, 8);
         let raw = random_blocks(&mut rng, ty, rows * cols);
         let x = rng.floats(tokens * cols);
-        for product in [Bench::gemv as Product, Bench::gemm] {
+        for product in [Bench::gemv as Product, Bench::gemm, Bench::gemm_large] {
             let all = product(&mut bench, (ty, rows, cols), &raw, &x, None);
             for schedule in Schedule::ALL {
                 bench.0.schedule(schedule);

@@ -24,6 +24,17 @@ pub(crate) struct NvrtcArgs {
     /// List every kernel's registers
     #[arg(long)]
     list: bool,
+    /// Only what has all of these words in its name, such as "13.0 sm_90 gemv.cu Q4_K"
+    #[arg(long, value_name = "WORDS")]
+    only: Option<String>,
+}
+
+impl NvrtcArgs {
+    fn wants(&self, (compiler, module, arch): Job) -> bool {
+        let name = format!("{} {arch} {module}", VERSIONS[compiler].0).replace([' ', '='], "  ");
+        let has = |word: &str| name.split_whitespace().any(|part| part == word);
+        self.only.as_deref().is_none_or(|words| words.split_whitespace().all(has))
+    }
 }
 
 /// Ampere, its small sibling of the Orin boards, Hopper, and Hopper with what only Hopper has.
@@ -52,6 +63,10 @@ pub(crate) fn run(args: &NvrtcArgs) -> Result<(), String> {
         for arch in ARCHITECTURES {
             jobs.extend(Module::all().into_iter().map(|module| (compiler, module, arch)));
         }
+    }
+    jobs.retain(|job| args.wants(*job));
+    if jobs.is_empty() {
+        return Err(format!("--only {}: no kernel is called that", args.only.as_deref().unwrap_or_default()));
     }
     let started = Instant::now();
     let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));

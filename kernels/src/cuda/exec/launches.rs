@@ -336,7 +336,7 @@ impl Scene<'_> {
                 let Product { w, add, out } = left.remove(0);
                 let (w, scales) = (self.matrix(self.plan.weights[w]).1, self.at(self.plan.scales));
                 let p = Gemm { w, x: input, scales, add, out, tokens: small(rows), unused: 0 };
-                list.launches.push(launch::gemm(ty, &p));
+                list.launches.push(launch::gemm(ty, &p, self.multiprocessors));
                 continue;
             }
             let (together, others): (Vec<_>, Vec<_>) = left.into_iter().partition(|p| self.stored(p.w) == ty);
