@@ -1,28 +1,13 @@
 //! What a step may depend on, and what not: pages, neighbours, how a prompt is cut, whether launches are captured.
 
-use std::sync::Arc;
+use std::fmt::Display;
 
-use gguf_rs_lite::Gguf;
 use octavo_kernels::KvType;
 use octavo_llm::backend::cuda::{Cuda, Error, Options};
 use octavo_llm::backend::{Executable, Loading, Role};
-use octavo_llm::model::Model;
 
-use crate::model_support::File;
 use crate::watched::Watched;
-use crate::{Sequences, device, limits, prepare, shim};
-
-/// A model of two layers.
-fn small(arch: &'static str) -> (Arc<Gguf>, Model) {
-    let gguf = Arc::new(File::running(arch).gguf());
-    let model = Model::load(&gguf).expect("a model");
-    (gguf, model)
-}
-
-/// Token ids that repeat late.
-fn text(n: usize) -> Vec<u32> {
-    (0..n as u32).map(|i| (i * i + 3 * i + 7) % 251).collect()
-}
+use crate::{Sequences, device, limits, prepare, shim, small, text};
 
 #[test]
 fn logits_depend_on_no_page_order() {
@@ -42,25 +27,30 @@ fn logits_depend_on_no_page_order() {
     }
 }
 
+/// Three prompts and a token for each, together, one by one, and in two parts.
+pub(crate) fn no_neighbour_and_no_cut(executable: &mut dyn Executable, what: impl Display) {
+    let prompts = [text(21), text(33)[5..].to_vec(), text(9)[2..].to_vec()];
+    let mut together = Sequences::new(3, 48);
+    let all = together.run(executable, Role::Prompt, &[&prompts[0], &prompts[1], &prompts[2]]);
+    let next = together.run(executable, Role::Generated, &[&[5], &[6], &[7]]);
+    for (i, prompt) in prompts.iter().enumerate() {
+        let mut alone = Sequences::new(1, 48);
+        let (first, second) = prompt.split_at(prompt.len() / 2);
+        let mut logits = alone.run(executable, Role::Prompt, &[first]).remove(0);
+        logits.extend(alone.run(executable, Role::Prompt, &[second]).remove(0));
+        assert!(logits == all[i], "{what}: prompt {i} alone, in two parts");
+        let token = 5 + i as u32;
+        assert!(alone.run(executable, Role::Generated, &[&[token]])[0] == next[i], "{what}: token {i} alone");
+    }
+}
+
 #[test]
 fn logits_depend_on_no_neighbour_and_no_cut() {
     let Some(device) = device() else { return };
     for kv in [KvType::F16, KvType::Bf16] {
         let another = crate::device().expect("there was one");
         let mut cuda = prepare(another, &small("llama"), kv, limits(64, 3, 48), false);
-        let prompts = [text(21), text(33)[5..].to_vec(), text(9)[2..].to_vec()];
-        let mut together = Sequences::new(3, 48);
-        let all = together.run(&mut cuda, Role::Prompt, &[&prompts[0], &prompts[1], &prompts[2]]);
-        let next = together.run(&mut cuda, Role::Generated, &[&[5], &[6], &[7]]);
-        for (i, prompt) in prompts.iter().enumerate() {
-            let mut alone = Sequences::new(1, 48);
-            let (first, second) = prompt.split_at(prompt.len() / 2);
-            let mut logits = alone.run(&mut cuda, Role::Prompt, &[first]).remove(0);
-            logits.extend(alone.run(&mut cuda, Role::Prompt, &[second]).remove(0));
-            assert!(logits == all[i], "{kv}: prompt {i} alone, in two parts");
-            let token = 5 + i as u32;
-            assert!(alone.run(&mut cuda, Role::Generated, &[&[token]])[0] == next[i], "{kv}: token {i} alone");
-        }
+        no_neighbour_and_no_cut(&mut cuda, kv);
     }
     drop(device);
 }
