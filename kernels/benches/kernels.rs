@@ -75,7 +75,7 @@ fn step(executor: &mut Executor, store: &mut KvStore, role: Role, start: usize, 
     let table: Vec<u32> = (0..(start + m).div_ceil(16) as u32).collect();
     let tokens: Vec<u32> = (0..m as u32).collect();
     let seqs = [Sequence { tokens: &tokens, start, table: &table, wanted: 0..m }];
-    executor.step(&Step { role, seqs: &seqs }, store, None);
+    executor.step(&Step { role, seqs: &seqs, input: &[] }, store, None);
 }
 
 /// Does so over and over.

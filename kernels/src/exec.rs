@@ -214,8 +214,8 @@ impl Executor {
         self.pool.threads()
     }
 
-    /// Runs a step and returns the outputs of the wanted rows, `[wanted][width of the output]`. `tap` sees the result
-    /// of every operation.
+    /// Runs a step and returns the outputs of the wanted rows, `[wanted][width of the output]`; of all rows, if the
+    /// program does not select any. `tap` sees the result of every operation.
     ///
     /// # Panics
     /// If the step does not fit the program or the store: tokens beyond the table, tables that do not cover the
@@ -275,8 +275,9 @@ impl Executor {
                 (frame.table.leave)();
             }
         });
-        let width = self.program.slots[self.program.output].width;
-        &self.buffers[self.program.output][..wanted.len() * width]
+        let output = self.program.output;
+        let n = self.program.rows_of(output, rows.len(), wanted.len());
+        &self.buffers[output][..n * self.program.slots[output].width]
     }
 
     fn reserve(&mut self, step: &Step<'_>, rows: &[Row], wanted: usize, max_pieces: usize) {
@@ -416,7 +417,7 @@ fn then(program: &Program, matrices: &[Matrix], role: Role, at: usize) -> (Optio
 
 impl Frame<'_> {
     fn n_rows(&self, slot: Slot) -> usize {
-        if self.program.slots[slot].selected { self.wanted.len() } else { self.rows.len() }
+        self.program.rows_of(slot, self.rows.len(), self.wanted.len())
     }
 
     fn width(&self, slot: Slot) -> usize {
@@ -472,6 +473,12 @@ impl Frame<'_> {
                         let from = self.rows[r].token as usize * bytes;
                         let raw = &table.source.bytes()[from..from + bytes];
                         octavo_quant::dequantize(table.ty, raw, self.row(*out, r)).expect("checked at load");
+                    }
+                }
+                Op::Input { out } => {
+                    let width = self.width(*out);
+                    for r in w.share(self.rows.len(), 1) {
+                        self.row(*out, r).copy_from_slice(&self.step.input[r * width..(r + 1) * width]);
                     }
                 }
                 Op::RmsNorm { x, weight, eps, out } => {

@@ -55,6 +55,11 @@ pub enum Op {
         /// `[rows][cols]`
         out: Slot,
     },
+    /// Rows that come with the step, where another program computed what is before this one.
+    Input {
+        /// `[rows][width]`
+        out: Slot,
+    },
     /// `x / rms(x) * weight`, over `weight.len()` values at a time.
     RmsNorm {
         /// Input.
@@ -145,6 +150,7 @@ impl Op {
     pub fn out(&self) -> Option<Slot> {
         match *self {
             Op::Embed { out, .. }
+            | Op::Input { out }
             | Op::RmsNorm { out, .. }
             | Op::MatMul { out, .. }
             | Op::AddBias { out, .. }
@@ -165,7 +171,7 @@ impl Op {
     /// What is read of what other operations write.
     pub(crate) fn inputs(&self) -> Vec<Resource> {
         match *self {
-            Op::Embed { .. } => vec![],
+            Op::Embed { .. } | Op::Input { .. } => vec![],
             Op::RmsNorm { x, .. } | Op::MatMul { x, .. } | Op::AddBias { x, .. } | Op::SelectRows { x, .. } => {
                 vec![Resource::Slot(x)]
             }
@@ -217,7 +223,7 @@ pub struct Program {
     pub rope: Rope,
     /// The cache.
     pub kv: KvShape,
-    /// The slot that holds the logits.
+    /// The slot that holds the outputs: the logits, or what another program goes on with.
     pub output: Slot,
 }
 
@@ -241,6 +247,7 @@ impl Program {
         for op in &self.ops {
             match op {
                 Op::Embed { table, out } => assert_eq!(table.cols, width(*out)),
+                Op::Input { out } => assert!(!self.slots[*out].selected, "a step brings all rows"),
                 Op::RmsNorm { x, weight, out, .. } => {
                     assert!(x != out && width(*x) == width(*out) && width(*x).is_multiple_of(weight.len()));
                 }
@@ -279,11 +286,24 @@ impl Program {
         slot != self.output
     }
 
+    /// Rows that a step of so many has in a slot, of which so many are wanted.
+    pub(crate) fn rows_of(&self, slot: Slot, rows: usize, wanted: usize) -> usize {
+        if self.slots[slot].selected { wanted } else { rows }
+    }
+
+    /// Where a step's own rows go, if this program begins with them.
+    pub(crate) fn input(&self) -> Option<Slot> {
+        self.ops.iter().find_map(|op| match *op {
+            Op::Input { out } => Some(out),
+            _ => None,
+        })
+    }
+
     /// The tokens of a step on a cache of `n_pages`, and the rows with outputs.
     ///
     /// # Panics
-    /// If the step does not fit: tokens beyond the table, tables that do not cover the positions, page numbers that do
-    /// not exist.
+    /// If the step does not fit: tokens beyond the table (where there is one), tables that do not cover the positions,
+    /// page numbers that do not exist, an input of another size.
     pub(crate) fn rows(&self, step: &Step<'_>, n_pages: usize) -> (Vec<Row>, Vec<usize>) {
         let vocabulary = self.ops.iter().find_map(|op| match op {
             Op::Embed { table, .. } => Some(table.rows),
@@ -301,6 +321,8 @@ impl Program {
                 rows.push(Row { seq, token: *token, pos: s.start + i });
             }
         }
+        let width = self.input().map_or(0, |slot| self.slots[slot].width);
+        assert_eq!(step.input.len(), rows.len() * width, "an input of other rows, or for another program");
         (rows, wanted)
     }
 }
@@ -334,6 +356,8 @@ pub struct Step<'a> {
     pub role: Role,
     /// Every sequence at most once.
     pub seqs: &'a [Sequence<'a>],
+    /// What [`Op::Input`] gives, `[rows][width]`; empty for programs without one.
+    pub input: &'a [f32],
 }
 
 impl Step<'_> {

@@ -54,7 +54,7 @@ fn one_by_one(executor: &mut Executor, role: Role, m: usize) -> (Vec<f32>, usize
     let mut seen = 0;
     let mut tap = |_: usize, _: usize, _: usize, _: &[f32]| seen += 1;
     let mut kv = KvStore::new(KV, table.len()).expect("memory");
-    let out = executor.step(&Step { role, seqs: &seqs }, &mut kv, Some(&mut tap)).to_vec();
+    let out = executor.step(&Step { role, seqs: &seqs, input: &[] }, &mut kv, Some(&mut tap)).to_vec();
     (out, seen)
 }
 

@@ -64,7 +64,7 @@ fn run(
         let (role, len) = if at < prompt { (Role::Prompt, batch.min(prompt - at)) } else { (Role::Generated, 1) };
         let tokens: Vec<u32> = (at as u32..(at + len) as u32).collect();
         let seqs = [Sequence { tokens: &tokens, start: at, table, wanted: 0..len }];
-        all.extend_from_slice(executor.step(&Step { role, seqs: &seqs }, &mut kv, None));
+        all.extend_from_slice(executor.step(&Step { role, seqs: &seqs, input: &[] }, &mut kv, None));
         at += len;
     }
     all
@@ -202,12 +202,12 @@ fn copied_pages_hold_the_same_keys_and_values() {
     let mut kv = KvStore::new(kv_shape(c), 4).expect("memory");
     let tokens: Vec<u32> = (0..20).collect();
     let seqs = [Sequence { tokens: &tokens[..18], start: 0, table: &[0, 1], wanted: 0..0 }];
-    executor.step(&Step { role: Role::Prompt, seqs: &seqs }, &mut kv, None);
+    executor.step(&Step { role: Role::Prompt, seqs: &seqs, input: &[] }, &mut kv, None);
     kv.copy_page(1, 3);
     // a second sequence writes over the original's last page; the copy must not notice
     let seqs = [Sequence { tokens: &tokens[5..7], start: 16, table: &[0, 1], wanted: 0..0 }];
-    executor.step(&Step { role: Role::Prompt, seqs: &seqs }, &mut kv, None);
+    executor.step(&Step { role: Role::Prompt, seqs: &seqs, input: &[] }, &mut kv, None);
     let seqs = [Sequence { tokens: &tokens[18..], start: 18, table: &[0, 3], wanted: 0..2 }];
-    let y = executor.step(&Step { role: Role::Prompt, seqs: &seqs }, &mut kv, None);
+    let y = executor.step(&Step { role: Role::Prompt, seqs: &seqs, input: &[] }, &mut kv, None);
     assert!(y == &expected[18 * 64..], "a copied page differs");
 }

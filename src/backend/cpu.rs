@@ -1,11 +1,12 @@
 //! The CPU backend: packs weights for an instruction set and runs the graph's operations on threads.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
 use octavo_kernels::{Executor, Isa, KvStore, KvTooLarge, KvType, Matrix, MatrixError, Pool, Step};
 
-use super::lower::{FileBytes, Lowered, Taps, kv_shape, lower};
+use super::lower::{FileBytes, Lowered, Taps, lower};
 use super::{Executable, TapSink};
 use crate::model::{Model, WeightId, WeightRef};
 
@@ -74,14 +75,25 @@ impl Cpu {
         options: &Options,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Cpu, Error> {
+        Cpu::prepare_part(gguf, model, 0..model.hparams.n_layer(), options, progress)
+    }
+
+    /// As [`Cpu::prepare`], of some layers.
+    pub(super) fn prepare_part(
+        gguf: &Arc<Gguf>,
+        model: &Model,
+        layers: Range<usize>,
+        options: &Options,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Cpu, Error> {
         let threads = options.threads;
         let mut pool = Pool::new(threads).map_err(|source| Error::Threads { threads, source })?;
-        let kv = kv_shape(&model.hparams, options.kv_type);
+        let Lowered { program, weights, taps } = lower(gguf, model, &layers, options.kv_type);
+        let kv = program.kv;
         if !kv.ty.takes(kv.head_dim) {
             return Err(Error::KvType { ty: kv.ty, head_dim: kv.head_dim });
         }
         let store = KvStore::new(kv, options.n_pages)?;
-        let Lowered { program, weights, taps } = lower(gguf, model, kv);
         let matrices = pack(gguf, model, &weights, options, &mut pool, progress)?;
         Ok(Cpu { executor: Executor::new(options.isa, program, matrices, pool), kv: store, taps })
     }

@@ -1,17 +1,19 @@
 //! The CUDA backend: uploads weights to a GPU and runs the graph's operations there. Kernels, their delivery and their
 //! launches are in `octavo_kernels::cuda`.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
-use octavo_kernels::cuda::{Cache, Device, Executor, Gpu, GpuInfo, Setup, Source, gpus};
+use octavo_kernels::cuda::{Cache, Device, Executor, Gpu, GpuInfo, Needs, Setup, Source, gpus};
 use octavo_kernels::{KvType, Step};
 
+use octavo_kernels::cuda::takes;
 pub use octavo_kernels::cuda::{Error, Limits};
 
-use super::lower::{FileBytes, Lowered, Taps, kv_shape, lower};
+use super::lower::{FileBytes, Lowered, Taps, lower};
 use super::{Executable, Loading, LoadingSink, TapSink};
-use crate::model::Model;
+use crate::model::{Model, WeightRef};
 
 /// How to run on a GPU.
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +59,34 @@ pub fn open(ordinal: usize) -> Result<Gpu, Error> {
     Gpu::open(ordinal, Cache::of_user())
 }
 
+/// Layers of a model, lowered, with their weights as they are in the file.
+struct Part {
+    lowered: Lowered,
+    sources: Vec<Source>,
+}
+
+impl Part {
+    fn new(gguf: &Arc<Gguf>, model: &Model, layers: &Range<usize>, options: &Options) -> Part {
+        let lowered = lower(gguf, model, layers, options.kv_type);
+        let source = |weight: &WeightRef| Source {
+            name: weight.name.clone(),
+            ty: weight.ty,
+            rows: weight.rows as usize,
+            cols: weight.cols as usize,
+            bytes: Arc::new(FileBytes { gguf: gguf.clone(), weight: weight.clone() }),
+        };
+        let sources = lowered.weights.iter().map(|id| source(model.weights.matrix(*id))).collect();
+        Part { lowered, sources }
+    }
+}
+
+/// What the last `n` layers of a model take.
+fn needs_of_last(gguf: &Arc<Gguf>, model: &Model, n: usize, options: &Options) -> Result<Needs, Error> {
+    let n_layer = model.hparams.n_layer();
+    let Part { lowered, sources } = Part::new(gguf, model, &(n_layer - n..n_layer), options);
+    Executor::<Gpu>::needs(&lowered.program, &sources, &options.limits)
+}
+
 /// The model on a GPU, or on what runs its kernels instead.
 pub struct Cuda<D: Device> {
     executor: Executor<D>,
@@ -77,18 +107,23 @@ impl<D: Device> Cuda<D> {
         options: &Options,
         sink: &mut LoadingSink<'_>,
     ) -> Result<Cuda<D>, Error> {
-        let Lowered { program, weights, taps } = lower(gguf, model, kv_shape(&model.hparams, options.kv_type));
+        Cuda::prepare_part(device, gguf, model, 0..model.hparams.n_layer(), options, sink)
+    }
+
+    /// As [`Cuda::prepare`], of some layers.
+    pub(super) fn prepare_part(
+        device: D,
+        gguf: &Arc<Gguf>,
+        model: &Model,
+        layers: Range<usize>,
+        options: &Options,
+        sink: &mut LoadingSink<'_>,
+    ) -> Result<Cuda<D>, Error> {
+        let Part { lowered: Lowered { program, weights, taps }, sources } = Part::new(gguf, model, &layers, options);
         let weights: Vec<_> = weights.into_iter().map(|id| model.weights.matrix(id)).collect();
-        let source = |weight: &&crate::model::WeightRef| Source {
-            name: weight.name.clone(),
-            ty: weight.ty,
-            rows: weight.rows as usize,
-            cols: weight.cols as usize,
-            bytes: Arc::new(FileBytes { gguf: gguf.clone(), weight: (*weight).clone() }),
-        };
-        let sources: Vec<Source> = weights.iter().map(source).collect();
         let needs = Executor::<D>::needs(&program, &sources, &options.limits)?;
-        sink(Loading::Note(&format!("{}: the model takes {needs}", device.describe())));
+        let part = (layers.len() < model.hparams.n_layer()).then_some(layers.len());
+        sink(Loading::Note(&format!("{}: {} {needs}", device.describe(), takes(part))));
         let mut told = |weight: Option<usize>, done: u64, total: u64| {
             if let Some(weight) = weight {
                 gguf.release(&gguf.tensors()[weights[weight].tensor]);
@@ -97,7 +132,14 @@ impl<D: Device> Cuda<D> {
         };
         let Options { limits, graphs, check_pages, threads, .. } = *options;
         let setup = Setup { limits, capture: graphs, check_pages, threads };
-        let executor = Executor::new(device, program, &sources, setup, &mut told)?;
+        let executor = Executor::new(device, program, &sources, setup, &mut told).map_err(|error| match error {
+            Error::TooLarge { device, needs: all, free, .. } => {
+                let fits = |n: &usize| needs_of_last(gguf, model, *n, options).is_ok_and(|n| n.total() <= free);
+                let fitting = (1..layers.len()).rev().find(fits);
+                Error::TooLarge { device, part, needs: all, free, fitting }
+            }
+            other => other,
+        })?;
         Ok(Cuda { executor, taps, graphs })
     }
 

@@ -1,5 +1,5 @@
 //! From a model's graph to the list of operations that executors take, with buffers shared by values that never live at
-//! the same time.
+//! the same time. A part of the layers is a program too: what comes before it is given with each step.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -9,7 +9,7 @@ use gguf_rs_lite::Gguf;
 use octavo_kernels::{Bytes, KvShape, KvType, Op as KernelOp, Program, Rope, RowTable, Slot, SlotInfo};
 
 use super::{TapSink, TapView};
-use crate::model::{Graph, Hparams, Model, Op, Pairing, Rows, Tap, ValueId, VecId, WeightId, WeightRef};
+use crate::model::{Graph, Hparams, Model, Node, Op, Pairing, Rows, Tap, ValueId, VecId, WeightId, WeightRef};
 
 /// A graph as a program.
 pub(super) struct Lowered {
@@ -33,15 +33,37 @@ impl Taps {
     }
 }
 
-/// A model's cache in elements of `ty`.
-pub(super) fn kv_shape(h: &Hparams, ty: KvType) -> KvShape {
-    KvShape { n_layer: h.n_layer(), n_head_kv: h.n_head_kv(), head_dim: h.head_dim(), ty }
+/// The cache of so many of a model's layers in elements of `ty`.
+fn kv_shape(h: &Hparams, n_layer: usize, ty: KvType) -> KvShape {
+    KvShape { n_layer, n_head_kv: h.n_head_kv(), head_dim: h.head_dim(), ty }
 }
 
-/// Lowers the graph of a model.
-pub(super) fn lower(gguf: &Arc<Gguf>, model: &Model, kv: KvShape) -> Lowered {
+/// The nodes of these layers, of what comes before the first layer and behind the last.
+fn nodes(graph: &Graph, layers: &Range<usize>) -> Range<usize> {
+    let behind = |layer: usize| {
+        let last = |node: &Node| node.out == graph.layers[layer];
+        1 + graph.nodes.iter().position(last).expect("the graph was validated: layers hand on what was written")
+    };
+    let start = if layers.start == 0 { 0 } else { behind(layers.start - 1) };
+    let end = if layers.end == graph.n_layer { graph.nodes.len() } else { behind(layers.end - 1) };
+    start..end
+}
+
+/// Bytes in the file of what products of these layers multiply with, as progress counts them.
+pub(super) fn weight_bytes(model: &Model, layers: &Range<usize>) -> u64 {
+    let bytes = |node: &Node| match node.op {
+        Op::MatMul { w, .. } => model.weights.matrix(w).n_bytes() as u64,
+        _ => 0,
+    };
+    model.graph.nodes[nodes(&model.graph, layers)].iter().map(bytes).sum()
+}
+
+/// Lowers these layers of a model, the first with the embeddings, the last with the output: all that there are, or those
+/// up to one, or those from one on. The cache is of type `kv`.
+pub(super) fn lower(gguf: &Arc<Gguf>, model: &Model, layers: &Range<usize>, kv: KvType) -> Lowered {
+    let kv = kv_shape(&model.hparams, layers.len(), kv);
     let mut compiler = Compiler::new(gguf, model);
-    compiler.compile();
+    compiler.compile(layers);
     let rope = Rope {
         frequencies: model.rope.inv_freq.clone(),
         magnitude: model.rope.magnitude as f32,
@@ -82,6 +104,8 @@ struct Compiler<'a> {
     free: Vec<Slot>,
     slot_of: Vec<Option<Slot>>,
     matrices: Vec<WeightId>,
+    /// The first layer, which is the cache's first.
+    first: usize,
     output: Slot,
 }
 
@@ -96,11 +120,12 @@ impl<'a> Compiler<'a> {
             free: Vec::new(),
             slot_of: vec![None; model.graph.values.len()],
             matrices: Vec::new(),
+            first: 0,
             output: 0,
         }
     }
 
-    fn compile(&mut self) {
+    fn compile(&mut self, layers: &Range<usize>) {
         let graph: &Graph = &self.model.graph;
         let last_use = graph.liveness();
         // values by the node after which their slot is free
@@ -109,7 +134,15 @@ impl<'a> Compiler<'a> {
             dying.entry(*node).or_default().push(ValueId(i as u32));
         }
         let mut seen: HashMap<Tap, usize> = HashMap::new();
-        for (i, node) in graph.nodes.iter().enumerate() {
+        let nodes = nodes(graph, layers);
+        self.first = layers.start;
+        if let Some(before) = layers.start.checked_sub(1) {
+            let out = self.allocate(graph.layers[before]);
+            self.ops.push(KernelOp::Input { out });
+            // the part before has shown it
+            self.taps.push(None);
+        }
+        for (i, node) in graph.nodes.iter().enumerate().take(nodes.end).skip(nodes.start) {
             let writes = !matches!(node.op, Op::KvWrite { .. });
             let out = if writes { self.allocate(node.out) } else { 0 };
             let op = self.op(&node.op, out);
@@ -123,7 +156,8 @@ impl<'a> Compiler<'a> {
                 self.free.extend(self.slot_of[value.index()]);
             }
         }
-        self.output = self.slot(graph.logits);
+        let whole = layers.end == graph.n_layer;
+        self.output = self.slot(if whole { graph.logits } else { graph.layers[layers.end - 1] });
     }
 
     /// A slot for a value: one that is free and has its shape, or a new one. An op's inputs are still alive here, so
@@ -167,8 +201,12 @@ impl<'a> Compiler<'a> {
             }
             Op::AddBias { x, bias } => KernelOp::AddBias { x: self.slot(x), bias: self.vector(bias), out },
             Op::Rope { x, head_dim } => KernelOp::Rope { x: self.slot(x), head_dim, out },
-            Op::KvWrite { k, v, layer } => KernelOp::KvWrite { k: self.slot(k), v: self.slot(v), layer },
-            Op::Attention { q, layer, scale } => KernelOp::Attention { q: self.slot(q), layer, scale, out },
+            Op::KvWrite { k, v, layer } => {
+                KernelOp::KvWrite { k: self.slot(k), v: self.slot(v), layer: layer - self.first }
+            }
+            Op::Attention { q, layer, scale } => {
+                KernelOp::Attention { q: self.slot(q), layer: layer - self.first, scale, out }
+            }
             Op::SwiGlu { gate, up } => KernelOp::SwiGlu { gate: self.slot(gate), up: self.slot(up), out },
             Op::Add { a, b } => KernelOp::Add { a: self.slot(a), b: self.slot(b), out },
             Op::SelectRows { x } => KernelOp::SelectRows { x: self.slot(x), out },

@@ -4,6 +4,7 @@
 pub mod cpu;
 pub mod cuda;
 mod lower;
+pub mod split;
 
 pub use octavo_kernels::{Role, Sequence, Step};
 

@@ -17,6 +17,8 @@ pub struct Setting {
     pub model: String,
     /// What computes.
     pub processor: Processor,
+    /// How many of the last layers a GPU takes, if not all.
+    pub gpu_layers: Option<usize>,
     /// Threads.
     pub threads: usize,
     /// Prompt tokens taken at a time.
@@ -46,6 +48,7 @@ pub struct Record {
     pub n_threads: usize,
     pub type_k: String,
     pub type_v: String,
+    pub n_gpu_layers: usize,
     pub n_prompt: usize,
     pub n_gen: usize,
     pub n_depth: usize,
@@ -68,7 +71,7 @@ pub struct Record {
     pub read_gb_s: Option<f64>,
     /// What the threads can read.
     pub read_gb_s_best: f64,
-    /// The one in percent of the other.
+    /// The one in percent of the other, where all of the model runs on the processor measured.
     pub read_percent: Option<f64>,
     /// Of a prompt's matrix products, from the average rate.
     pub gflops: Option<f64>,
@@ -76,7 +79,7 @@ pub struct Record {
     pub arithmetic: &'static str,
     /// What the threads can compute, in f32 or on the matrix unit.
     pub gflops_peak: f64,
-    /// The one in percent of the other.
+    /// The one in percent of the other, likewise.
     pub flops_percent: Option<f64>,
     /// FNV-1a of the tokens chosen.
     pub token_hash: String,
@@ -93,6 +96,13 @@ impl Record {
         let work = Work::of(engine.model(), gguf, setting.kv_type, test);
         let rate = |work: u64| work as f64 * avg_ts / test.n as f64 / 1e9;
         let prompt = test.role == Role::Prompt;
+        let n_layer = engine.hparams().n_layer();
+        let n_gpu_layers = match setting.processor {
+            Processor::Cpu(_) => 0,
+            Processor::Gpu(_) => setting.gpu_layers.unwrap_or(n_layer).min(n_layer),
+        };
+        // a limit of one is none of two together
+        let percent = |rate: f64, best: f64| [0, n_layer].contains(&n_gpu_layers).then_some(100.0 * rate / best);
         let read = (!prompt).then(|| rate(work.read_bytes));
         let gflops = prompt.then(|| rate(work.flops));
         Record {
@@ -112,6 +122,7 @@ impl Record {
             n_threads: setting.threads,
             type_k: setting.kv_type.to_string(),
             type_v: setting.kv_type.to_string(),
+            n_gpu_layers,
             n_prompt: if prompt { test.n } else { 0 },
             n_gen: if prompt { 0 } else { test.n },
             n_depth: test.depth,
@@ -128,11 +139,11 @@ impl Record {
             repack: setting.repack,
             read_gb_s: read,
             read_gb_s_best: limits.read,
-            read_percent: read.map(|r| 100.0 * r / limits.read),
+            read_percent: read.and_then(|r| percent(r, limits.read)),
             gflops,
             arithmetic: setting.processor.arithmetic(),
             gflops_peak: limits.flops,
-            flops_percent: gflops.map(|f| 100.0 * f / limits.flops),
+            flops_percent: gflops.and_then(|f| percent(f, limits.flops)),
             token_hash: samples.token_hash.clone(),
         }
     }

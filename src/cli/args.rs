@@ -34,13 +34,17 @@ impl ModelArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Computing")]
 pub(super) struct DeviceArgs {
-    /// What computes: auto, cpu or cuda (an NVIDIA GPU) [default: auto, a GPU that works and has room for the model; the
-    /// CPU with --isa]
+    /// What computes: auto, cpu or cuda (an NVIDIA GPU) [default: auto, a GPU that works and has room for the model or
+    /// its --gpu-layers; the CPU with --isa and no --gpu-layers]
     #[arg(long, value_name = "DEVICE", hide_default_value = true, default_value = "auto")]
     device: Device,
     /// Which GPU, by its number in `octavo inspect --devices` [default: 0]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16))]
     gpu: Option<u16>,
+    /// How many of the last layers a GPU takes, the output with them; the CPU keeps the others and the embeddings, or
+    /// all if 0 (also: -ngl N) [default: all]
+    #[arg(long, visible_alias = "n-gpu-layers", value_name = "N", value_parser = clap::value_parser!(u32))]
+    gpu_layers: Option<u32>,
     /// On a GPU, launch every kernel by itself instead of replaying captured launches
     #[arg(long)]
     no_cuda_graph: bool,
@@ -69,18 +73,27 @@ impl DeviceArgs {
         let useless = |what: String, expected: &str| {
             Err(Failure::Usage(format!("{what} has no effect: expected {expected} with it")))
         };
-        match (device, isa) {
-            (Device::Cpu, _) if self.gpu.is_some() => useless(format!("--gpu {gpu}"), "--device auto or cuda"),
-            (Device::Cuda, IsaChoice::Only(isa)) => useless(format!("--isa {isa}"), "--device auto or cpu"),
-            (Device::Cpu, _) | (Device::Auto, IsaChoice::Only(_)) => Ok(DeviceChoice::Cpu),
-            (Device::Auto, IsaChoice::Auto) => Ok(DeviceChoice::Auto(gpu)),
-            (Device::Cuda, IsaChoice::Auto) => Ok(DeviceChoice::Cuda(gpu)),
+        match (device, isa, self.gpu_layers) {
+            (Device::Cpu, ..) if self.gpu.is_some() => useless(format!("--gpu {gpu}"), "--device auto or cuda"),
+            (Device::Cpu, _, Some(n @ 1..)) => useless(format!("--gpu-layers {n}"), "--device auto or cuda"),
+            (Device::Cuda, IsaChoice::Only(isa), None) => {
+                useless(format!("--isa {isa}"), "--device auto or cpu, or --gpu-layers,")
+            }
+            (Device::Cpu, ..) | (_, _, Some(0)) | (Device::Auto, IsaChoice::Only(_), None) => Ok(DeviceChoice::Cpu),
+            // with a part on the CPU, its instruction set matters there
+            (Device::Auto, ..) => Ok(DeviceChoice::Auto(gpu)),
+            (Device::Cuda, ..) => Ok(DeviceChoice::Cuda(gpu)),
         }
     }
 
     /// The device given.
     pub(super) fn device(&self) -> Device {
         self.device
+    }
+
+    /// How many layers a GPU takes, if not all.
+    pub(super) fn gpu_layers(&self) -> Option<usize> {
+        self.gpu_layers.map(|n| n as usize)
     }
 
     /// Whether to capture the launches of generated tokens.
@@ -164,6 +177,7 @@ impl ComputeArgs {
     pub(super) fn options(&self) -> Result<EngineOptions, Failure> {
         Ok(EngineOptions {
             device: self.device.choice(self.isa)?,
+            gpu_layers: self.device.gpu_layers(),
             threads: self.threads.map(usize::from),
             isa: self.isa,
             kv_type: self.kv_type()?,
@@ -448,6 +462,8 @@ mod tests {
             "--isa sse",
             "--device gpu",
             "--gpu -1",
+            "--gpu-layers -1",
+            "--gpu-layers all",
             "--greedy --temp 1",
             "--kv-type f16 --cache-type-k f16",
         ] {

@@ -3,7 +3,8 @@
 use std::ffi::{OsStr, OsString};
 
 /// llama.cpp's spelling, and the option it stands for.
-const SPELLINGS: [(&str, &str); 3] = [("-ctk", "--cache-type-k"), ("-ctv", "--cache-type-v"), ("-sys", "--system")];
+const SPELLINGS: [(&str, &str); 4] =
+    [("-ctk", "--cache-type-k"), ("-ctv", "--cache-type-v"), ("-ngl", "--gpu-layers"), ("-sys", "--system")];
 
 /// Options whose value is free text: what follows them is never an option.
 const FREE_TEXT: [&str; 6] = ["-p", "--prompt", "--system", "--stop", "-sys", "-f"];
@@ -40,5 +41,6 @@ mod tests {
         assert_eq!(expanded("octavo run -p -ctk -ctk f32"), "octavo run -p -ctk --cache-type-k f32");
         assert_eq!(expanded("octavo run -- -ctk"), "octavo run -- -ctk");
         assert_eq!(expanded("octavo run -sys -ctk"), "octavo run --system -ctk");
+        assert_eq!(expanded("octavo run -ngl 20"), "octavo run --gpu-layers 20");
     }
 }

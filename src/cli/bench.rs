@@ -107,6 +107,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<Exit, Failure> {
         let setting = Setting {
             model: args.model.path().map_or_else(|| "built-in".to_owned(), |p| p.display().to_string()),
             processor: processor.clone(),
+            gpu_layers: args.device.gpu_layers(),
             threads,
             batch: args.batch_size as usize,
             kv_type: args.kv_type,
@@ -148,6 +149,7 @@ fn measure(
     };
     let options = EngineOptions {
         device,
+        gpu_layers: setting.gpu_layers,
         graphs: args.device.graphs(),
         check_pages: args.device.check_pages(),
         threads: Some(setting.threads),

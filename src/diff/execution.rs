@@ -9,7 +9,7 @@ use octavo_kernels::{KvType, PAGE_POSITIONS};
 use octavo_reference::Oracle;
 
 use super::Error;
-use crate::backend::{Executable, LoadingSink, Role, Sequence, Step, TapView, cpu, cuda};
+use crate::backend::{Executable, LoadingSink, Role, Sequence, Step, TapView, cpu, cuda, split};
 use crate::model::Model;
 
 /// A named tensor of a pass: llama.cpp's name, the layer, and how often the name came before (`Qcur-0` is the product,
@@ -101,19 +101,26 @@ impl Backend {
         Ok(Backend { gguf, model, executable, kv_type: options.kv_type, kernels: options.isa.prompt_rounding() })
     }
 
-    /// Prepares `model` (of `gguf`) on a GPU.
+    /// Prepares `model` (of `gguf`) on a GPU, all of it or its last layers.
     ///
     /// # Errors
-    /// As [`cuda::Cuda::prepare`].
+    /// As [`split::prepare`].
     pub fn cuda<D: Device + 'static>(
         device: D,
         gguf: Arc<Gguf>,
         model: Model,
-        options: &cuda::Options,
+        options: &split::Options,
         sink: &mut LoadingSink<'_>,
     ) -> Result<Backend, crate::Error> {
-        let executable = Box::new(cuda::Cuda::prepare(device, &gguf, &model, options, sink)?);
-        Ok(Backend { gguf, model, executable, kv_type: options.kv_type, kernels: cuda::prompt_rounding() })
+        let executable = split::prepare(device, &gguf, &model, options, sink)?;
+        let (cpu, gpu) = (options.cpu.isa.prompt_rounding(), cuda::prompt_rounding());
+        // a part's rounding is allowed to both: bounds follow a tensor's inputs, and know no parts
+        let either = |a: f64, b: f64| if options.gpu_layers < model.hparams.n_layer() { a.max(b) } else { b };
+        let kernels = octavo_kernels::Rounding {
+            products: either(cpu.products, gpu.products),
+            attention: either(cpu.attention, gpu.attention),
+        };
+        Ok(Backend { gguf, model, executable, kv_type: options.cuda.kv_type, kernels })
     }
 }
 
@@ -147,7 +154,7 @@ impl Execution for Backend {
         }
         let table: Vec<u32> = (0..).take(n_pages).collect();
         let seqs = [Sequence { tokens, start: 0, table: &table, wanted: 0..tokens.len() }];
-        let step = Step { role: Role::Prompt, seqs: &seqs };
+        let step = Step { role: Role::Prompt, seqs: &seqs, input: &[] };
         let mut more = true;
         let mut look = |view: &TapView<'_>| {
             if more {

@@ -10,7 +10,7 @@ use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_kernels::{IsaChoice, KvType, PAGE_POSITIONS};
 
 use crate::backend::cuda::Limits;
-use crate::backend::{Executable, cpu, cuda};
+use crate::backend::{Executable, cpu, cuda, split};
 use crate::chat::ChatTemplate;
 use crate::error::Error;
 use crate::hf;
@@ -70,6 +70,8 @@ const MAX_LOGIT_BYTES: usize = 64 << 20;
 pub struct EngineOptions {
     /// What computes.
     pub device: DeviceChoice,
+    /// On a GPU, how many of the last layers run there, the output with them; all that there are unless given.
+    pub gpu_layers: Option<usize>,
     /// Threads; the CPUs this process may use unless given.
     pub threads: Option<usize>,
     /// Whose kernels.
@@ -96,6 +98,7 @@ impl Default for EngineOptions {
     fn default() -> Self {
         EngineOptions {
             device: DeviceChoice::default(),
+            gpu_layers: None,
             threads: None,
             isa: IsaChoice::Auto,
             kv_type: KvType::F16,
@@ -260,37 +263,39 @@ fn prepare(
     sink: &mut LoadingSink<'_>,
 ) -> Result<Box<dyn Executable>, Error> {
     let threads = options.threads.unwrap_or_else(default_threads);
+    let gpu_layers = options.gpu_layers.unwrap_or(usize::MAX);
     let (ordinal, demanded) = match options.device {
         DeviceChoice::Cpu => (None, false),
+        _ if gpu_layers == 0 => (None, false),
         DeviceChoice::Auto(ordinal) => (Some(ordinal), false),
         DeviceChoice::Cuda(ordinal) => (Some(ordinal), true),
     };
+    let isa = options.isa.resolve()?;
+    let EngineOptions { kv_type, repack, graphs, check_pages, .. } = *options;
+    let cpu = cpu::Options { isa, threads, kv_type, n_pages: limits.n_pages, repack };
     if let Some(ordinal) = ordinal {
-        let EngineOptions { kv_type, graphs, check_pages, .. } = *options;
-        let cuda_options = cuda::Options { kv_type, limits: *limits, graphs, check_pages, threads };
-        match on_gpu(ordinal, gguf, model, &cuda_options, sink) {
+        let cuda = cuda::Options { kv_type, limits: *limits, graphs, check_pages, threads };
+        match on_gpu(ordinal, gguf, model, &split::Options { gpu_layers, cpu, cuda }, sink) {
             Ok(executable) => return Ok(executable),
-            Err(error) if demanded => return Err(error.into()),
+            Err(error) if demanded => return Err(error),
             // most machines are like that, and need not be told so each time
-            Err(cuda::Error::NoDriver) => {}
-            Err(error) => sink(Loading::Note(&format!("on the CPU: {error}"))),
+            Err(Error::Cuda(cuda::Error::NoDriver)) => {}
+            Err(Error::Cuda(error)) => sink(Loading::Note(&format!("on the CPU: {error}"))),
+            Err(error) => return Err(error),
         }
     }
-    let isa = options.isa.resolve()?;
-    let (kv_type, repack) = (options.kv_type, options.repack);
-    let cpu_options = cpu::Options { isa, threads, kv_type, n_pages: limits.n_pages, repack };
     let mut progress = |done: u64, total: u64| sink(Loading::Weights { done, total });
-    Ok(Box::new(cpu::Cpu::prepare(gguf, model, &cpu_options, &mut progress)?))
+    Ok(Box::new(cpu::Cpu::prepare(gguf, model, &cpu, &mut progress)?))
 }
 
 fn on_gpu(
     ordinal: usize,
     gguf: &Arc<Gguf>,
     model: &Model,
-    options: &cuda::Options,
+    options: &split::Options,
     sink: &mut LoadingSink<'_>,
-) -> Result<Box<dyn Executable>, cuda::Error> {
-    Ok(Box::new(cuda::Cuda::prepare(cuda::open(ordinal)?, gguf, model, options, sink)?))
+) -> Result<Box<dyn Executable>, Error> {
+    split::prepare(cuda::open(ordinal)?, gguf, model, options, sink)
 }
 
 /// Threads used unless asked for otherwise: the CPUs this process may use (affinity and cgroup quota).

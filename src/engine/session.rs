@@ -146,7 +146,7 @@ impl<'e> Session<'e> {
         self.pages.clear();
         self.pages.extend(self.table.pages().iter().map(|page| page.0));
         let seqs = [Sequence { tokens: part, start, table: &self.pages, wanted: wanted.clone() }];
-        let step = Step { role, seqs: &seqs };
+        let step = Step { role, seqs: &seqs, input: &[] };
         let logits = executable.step(&step, tap.as_mut().map(|t| &mut **t as &mut TapSink<'_>))?;
         let n_vocab = self.engine.hparams().n_vocab();
         let bad = logits.iter().position(|x| !x.is_finite());

@@ -129,12 +129,12 @@ impl<'a> Builder<'a> {
         self.add(out, input, at("l_out", l))
     }
 
-    /// Final norm and logits.
-    pub(super) fn head(mut self, x: ValueId) -> Graph {
+    /// Final norm and logits, of what the last of the layers hands on.
+    pub(super) fn head(mut self, x: ValueId, layers: Vec<ValueId>) -> Graph {
         let hidden = self.norm(x, self.w.output_norm, Some(Tap { name: "result_norm", layer: None }));
         let tap = Some(Tap { name: "result_output", layer: None });
         let logits = self.affine(hidden, self.w.output, self.w.output_bias, tap);
-        Graph { nodes: self.nodes, values: self.values, n_layer: self.h.n_layer(), hidden, logits }
+        Graph { nodes: self.nodes, values: self.values, n_layer: self.h.n_layer(), layers, hidden, logits }
     }
 }
 

@@ -121,6 +121,8 @@ pub struct Graph {
     pub values: Vec<ValueInfo>,
     /// Layers.
     pub n_layer: usize,
+    /// What each layer hands on, (rows, n_embd).
+    pub layers: Vec<ValueId>,
     /// The final norm's result, (wanted rows, n_embd).
     pub hidden: ValueId,
     /// The logits, (wanted rows, n_vocab).
@@ -187,7 +189,8 @@ impl Graph {
         if let Some(layer) = check.cached.iter().position(|c| !c) {
             return Err(GraphError::Cache { node: self.nodes.len(), layer });
         }
-        match [self.hidden, self.logits].iter().find(|v| check.written.get(v.index()) != Some(&true)) {
+        let results = [self.hidden, self.logits];
+        match self.layers.iter().chain(&results).find(|v| check.written.get(v.index()) != Some(&true)) {
             Some(v) => Err(GraphError::NoResult { value: v.0 }),
             None => Ok(()),
         }

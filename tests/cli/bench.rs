@@ -55,6 +55,7 @@ fn json_has_llama_benchs_fields_and_ours() {
             assert!(r[text].as_str().is_some_and(|t| !t.is_empty()), "{text}: {r}");
         }
         assert_eq!([&r["isa"], &r["type_k"], &r["type_v"]], ["scalar", "f32", "f32"]);
+        assert_eq!(r["n_gpu_layers"], 0);
         assert_eq!((&r["model_n_params"], r["n_depth"].as_u64()), (&2_624_256.into(), Some(0)));
         let prompt = r["n_prompt"] == 8;
         assert_eq!(r["n_gen"], if prompt { 0 } else { 4 });

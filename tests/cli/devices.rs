@@ -39,7 +39,27 @@ fn options_that_would_do_nothing_are_refused() {
     let line = bad(&["run", "-p", "x", "--device", "cpu", "--gpu", "1"], 2);
     assert_eq!(line, "octavo: error: --gpu 1 has no effect: expected --device auto or cuda with it");
     let line = bad(&["run", "-p", "x", "--device", "cuda", "--isa", "scalar"], 2);
-    assert_eq!(line, "octavo: error: --isa scalar has no effect: expected --device auto or cpu with it");
+    assert_eq!(
+        line,
+        "octavo: error: --isa scalar has no effect: expected --device auto or cpu, or --gpu-layers, with it"
+    );
+    let line = bad(&["run", "-p", "x", "--device", "cpu", "-ngl", "3"], 2);
+    assert_eq!(line, "octavo: error: --gpu-layers 3 has no effect: expected --device auto or cuda with it");
+    let line = bad(&["run", "-p", "x", "-ngl", "some"], 2);
+    assert!(line.contains("--gpu-layers <N>"), "{line}");
     let line = bad(&["inspect", "--device", "cuda"], 2);
     assert!(line.contains("--device cuda: a file is described as the CPU runs it"), "{line}");
+}
+
+/// llama.cpp's spellings of a split; none of the layers is for a GPU, and none is looked for.
+#[test]
+fn no_layers_for_a_gpu_are_the_cpu() {
+    for spelling in ["-ngl", "--gpu-layers", "--n-gpu-layers"] {
+        let text = good(&["run", "-p", "1+1=", "-n", "1", "--device", "cuda", spelling, "0"]);
+        assert!(text.contains('2'), "{spelling}: {text}");
+    }
+    for command in ["run", "chat", "bench", "diff", "logits", "perplexity"] {
+        let help = good(&[command, "--help"]);
+        assert!(help.contains("--gpu-layers <N>") && help.contains("-ngl N"), "{command}: {help}");
+    }
 }

@@ -7,7 +7,7 @@ use octavo_llm::engine::{Engine, EngineOptions, ModelSource};
 use octavo_llm::generate::{Observer, Options, generate};
 use octavo_reference::fixtures::workspace_root;
 
-use crate::{device, limits, open};
+use crate::{both, device, limits, open};
 
 struct Nobody;
 
@@ -45,13 +45,7 @@ fn every_tensor_is_within_its_bound_of_the_cpus() {
         let (_, same) = open(&workspace_root().join(format!("reference/{name}.gguf")));
         let options = cpu::Options { isa: Isa::best(), threads: 2, kv_type: KvType::F32, n_pages: 1, repack: true };
         let mut a = Backend::cpu(gguf.clone(), same, &options, &mut |_, _| {}).expect("it is prepared");
-        let options = cuda::Options {
-            kv_type: KvType::F32,
-            limits: limits(7, 1, 7),
-            graphs: true,
-            check_pages: true,
-            threads: 2,
-        };
+        let options = both(usize::MAX, KvType::F32, limits(7, 1, 7), true);
         let mut b = Backend::cuda(device, gguf, model, &options, &mut |_| {}).expect("it is prepared");
         let comparison = compare(&mut a, &mut b, &tokens, &mut |_, _| {}).expect("both run");
         let worst = comparison.taps.iter().filter_map(|tap| tap.of_bound).fold(0.0, f64::max);

@@ -3,19 +3,19 @@
 use std::path::{Path, PathBuf};
 
 use octavo_kernels::KvType;
-use octavo_llm::backend::Role;
 use octavo_llm::backend::cuda::prompt_rounding;
+use octavo_llm::backend::{Role, split};
 use octavo_llm::model::{Model, Op};
 use octavo_reference::fixtures::{committed_goldens, shared_dir, workspace_root};
 use octavo_reference::golden::{Full, Summary, read_summary};
 use octavo_reference::metrics::{kl, nmse};
 
-use crate::{Sequences, device, limits, open, prepare};
+use crate::{Sequences, both, device, limits, open};
 
 /// As for the CPU's kernels, whose integers these have: a tenth of llama.cpp's error, or what the recorded f32 logits
 /// themselves are off.
 const OF_THEIRS: f64 = 0.1;
-const NMSE_FLOOR: f64 = 1e-9;
+pub(crate) const NMSE_FLOOR: f64 = 1e-9;
 const KL_FLOOR: f64 = 1e-7;
 /// llama.cpp's own error on F32 models is at most this against an f64 forward pass.
 const F32_NMSE: f64 = 1e-10;
@@ -23,25 +23,26 @@ const F32_NMSE: f64 = 1e-10;
 /// What halves may add to a prompt's logits: every product's output is off by the rounding of its inputs, independently
 /// of the others, and the residual stream keeps what each of them adds. Attention's queries and weights are rounded like
 /// one more product.
-fn of_halves(model: &Model) -> f64 {
+pub(crate) fn of_halves(model: &Model) -> f64 {
     let rounded = |op: &Op| matches!(op, Op::MatMul { .. } | Op::Attention { .. });
     let products = model.graph.nodes.iter().filter(|node| rounded(&node.op)).count();
     products as f64 * prompt_rounding().products.powi(2)
 }
 
-fn check(path: &Path, folder: &Path, prompt: &str, theirs: &Summary, role: Role) {
+fn check(path: &Path, folder: &Path, prompt: &str, theirs: &Summary, (role, gpu_layers): (Role, usize)) {
     let Some(device) = device() else { return };
     let golden = Full::read(&folder.join(format!("{prompt}.safetensors"))).expect("a golden");
     let (n, model) = (golden.tokens.len(), open(path));
-    let mut cuda = prepare(device, &model, KvType::F32, limits(n, 1, n), true);
+    let options = both(gpu_layers, KvType::F32, limits(n, 1, n), true);
+    let mut model_on = split::prepare(device, &model.0, &model.1, &options, &mut |_| {}).expect("it is prepared");
     let ours = match role {
-        Role::Prompt => Sequences::new(1, n).run(&mut cuda, role, &[&golden.tokens]).remove(0),
+        Role::Prompt => Sequences::new(1, n).run(&mut *model_on, role, &[&golden.tokens]).remove(0),
         Role::Generated => {
             let mut sequence = Sequences::new(1, n);
-            golden.tokens.iter().flat_map(|t| sequence.run(&mut cuda, role, &[&[*t]]).remove(0)).collect()
+            golden.tokens.iter().flat_map(|t| sequence.run(&mut *model_on, role, &[&[*t]]).remove(0)).collect()
         }
     };
-    let what = format!("{} {prompt} {role:?}", path.display());
+    let what = format!("{} {prompt} {role:?}, {}", path.display(), model_on.describe());
     let is_f32 = path.to_string_lossy().ends_with("-F32.gguf");
     let exact = if is_f32 { &golden.logits } else { &golden.exact };
     let error = nmse(&ours, exact).expect("same length");
@@ -59,14 +60,14 @@ fn check(path: &Path, folder: &Path, prompt: &str, theirs: &Summary, role: Role)
     }
 }
 
-/// Both roles on the short prompts of a model.
-fn every_prompt(model: &Path, goldens: &Path, prompts: &[&str]) {
+/// Both roles on the short prompts of a model, whose last `gpu_layers` run on the device.
+fn every_prompt(model: &Path, goldens: &Path, prompts: &[&str], gpu_layers: usize) {
     let folder = goldens.join(model.file_stem().expect("a name"));
     let summary = read_summary(&folder.join("summary.json")).expect("a summary");
     for prompt in prompts {
         let theirs = summary.get(*prompt).expect("a prompt of the summary");
         for role in [Role::Prompt, Role::Generated] {
-            check(model, &folder, prompt, theirs, role);
+            check(model, &folder, prompt, theirs, (role, gpu_layers));
         }
     }
 }
@@ -75,7 +76,19 @@ fn every_prompt(model: &Path, goldens: &Path, prompts: &[&str]) {
 fn the_committed_goldens_hold() {
     for model in ["demo/tiny-qwen3-Q4_K_M", "models/rnd-llama-Q4_K_M", "models/rnd-qwen2-Q6_K"] {
         let path: PathBuf = workspace_root().join(format!("reference/{model}.gguf"));
-        every_prompt(&path, &committed_goldens(), &["sum", "capital"]);
+        every_prompt(&path, &committed_goldens(), &["sum", "capital"], usize::MAX);
+    }
+}
+
+/// On two devices, at every layer where a model can be cut.
+#[test]
+fn the_goldens_hold_for_every_split() {
+    for (model, n_layer) in [("demo/tiny-qwen3-Q4_K_M", 4), ("models/rnd-llama-Q4_K_M", 3)] {
+        let path: PathBuf = workspace_root().join(format!("reference/{model}.gguf"));
+        assert_eq!(open(&path).1.hparams.n_layer(), n_layer);
+        for gpu_layers in 1..n_layer {
+            every_prompt(&path, &committed_goldens(), &["sum"], gpu_layers);
+        }
     }
 }
 
@@ -84,6 +97,6 @@ fn the_committed_goldens_hold() {
 fn the_shared_goldens_hold() {
     let Some(shared) = shared_dir() else { return };
     for model in ["rnd-llama-F32", "rnd-qwen3-Q8_0", "tiny-qwen3-IQ2_S"] {
-        every_prompt(&shared.join(format!("models/{model}.gguf")), &shared.join("goldens"), &["sum"]);
+        every_prompt(&shared.join(format!("models/{model}.gguf")), &shared.join("goldens"), &["sum"], usize::MAX);
     }
 }

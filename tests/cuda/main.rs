@@ -11,6 +11,7 @@ mod model_support;
 mod engine;
 mod goldens;
 mod steps;
+mod two_devices;
 mod watched;
 
 use std::path::Path;
@@ -19,10 +20,12 @@ use std::sync::Arc;
 use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_kernels::cuda::Device;
 use octavo_kernels::cuda::shim::{Shim, Sources};
-use octavo_kernels::{KvType, PAGE_POSITIONS};
+use octavo_kernels::{Isa, KvType, PAGE_POSITIONS};
 use octavo_llm::backend::cuda::{Cuda, Limits, Options};
-use octavo_llm::backend::{Executable, Role, Sequence, Step};
+use octavo_llm::backend::{Executable, Role, Sequence, Step, cpu, cuda, split};
 use octavo_llm::model::Model;
+
+use crate::model_support::File;
 
 /// What tests run on, if there is any.
 fn device() -> Option<Box<dyn Device>> {
@@ -46,6 +49,18 @@ fn limits(rows: usize, sequences: usize, positions: usize) -> Limits {
     Limits { rows, wanted: rows, sequences, positions, n_pages }
 }
 
+/// The CPU's kernels in models on two devices: the best of those that are as exact as a device's.
+fn isa() -> Isa {
+    let exact = |isa: &Isa| isa.prompt_rounding().products < cuda::prompt_rounding().products;
+    Isa::available().into_iter().filter(exact).max().expect("the portable kernels are")
+}
+
+/// For both parts of a model whose last `gpu_layers` run on a device.
+fn both(gpu_layers: usize, kv_type: KvType, limits: Limits, graphs: bool) -> split::Options {
+    let cpu = cpu::Options { isa: isa(), threads: 2, kv_type, n_pages: limits.n_pages, repack: true };
+    split::Options { gpu_layers, cpu, cuda: Options { kv_type, limits, graphs, check_pages: true, threads: 2 } }
+}
+
 /// A model on a device.
 fn prepare<D: Device>(
     device: D,
@@ -56,6 +71,18 @@ fn prepare<D: Device>(
 ) -> Cuda<D> {
     let options = Options { kv_type, limits, graphs, check_pages: true, threads: 2 };
     Cuda::prepare(device, gguf, model, &options, &mut |_| {}).expect("it is prepared")
+}
+
+/// A model of two layers.
+fn small(arch: &'static str) -> (Arc<Gguf>, Model) {
+    let gguf = Arc::new(File::running(arch).gguf());
+    let model = Model::load(&gguf).expect("a model");
+    (gguf, model)
+}
+
+/// Token ids that repeat late.
+fn text(n: usize) -> Vec<u32> {
+    (0..n as u32).map(|i| (i * i + 3 * i + 7) % 251).collect()
 }
 
 /// Timelines on one executable: how long they are, and which pages they have.
@@ -82,7 +109,7 @@ impl Sequences {
             .iter()
             .map(|(tokens, start, table)| Sequence { tokens, start: *start, table, wanted: 0..tokens.len() })
             .collect();
-        let logits = executable.step(&Step { role, seqs: &seqs }, None).expect("it runs");
+        let logits = executable.step(&Step { role, seqs: &seqs, input: &[] }, None).expect("it runs");
         let n: usize = tokens.iter().map(|t| t.len()).sum();
         let n_vocab = logits.len() / n;
         let mut at = 0;

@@ -1,30 +1,16 @@
 //! What a step may depend on, and what not: pages, neighbours, how a prompt is cut, whether launches are captured.
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::fmt::Display;
 
-use gguf_rs_lite::Gguf;
 use octavo_kernels::{KvType, PAGE_POSITIONS};
 use octavo_llm::backend::cuda::{Cuda, Error, Options};
 use octavo_llm::backend::{Executable, Loading, Role, Sequence, Step};
-use octavo_llm::model::{Model, WeightId};
+use octavo_llm::model::WeightId;
 use octavo_reference::fixtures::workspace_root;
 
-use crate::model_support::File;
 use crate::watched::Watched;
-use crate::{Sequences, device, limits, open, prepare, shim};
-
-/// A model of two layers.
-fn small(arch: &'static str) -> (Arc<Gguf>, Model) {
-    let gguf = Arc::new(File::running(arch).gguf());
-    let model = Model::load(&gguf).expect("a model");
-    (gguf, model)
-}
-
-/// Token ids that repeat late.
-fn text(n: usize) -> Vec<u32> {
-    (0..n as u32).map(|i| (i * i + 3 * i + 7) % 251).collect()
-}
+use crate::{Sequences, device, limits, open, prepare, shim, small, text};
 
 #[test]
 fn logits_depend_on_no_page_order() {
@@ -44,25 +30,30 @@ fn logits_depend_on_no_page_order() {
     }
 }
 
+/// Three prompts and a token for each, together, one by one, and in two parts.
+pub(crate) fn no_neighbour_and_no_cut(executable: &mut dyn Executable, what: impl Display) {
+    let prompts = [text(21), text(33)[5..].to_vec(), text(9)[2..].to_vec()];
+    let mut together = Sequences::new(3, 48);
+    let all = together.run(executable, Role::Prompt, &[&prompts[0], &prompts[1], &prompts[2]]);
+    let next = together.run(executable, Role::Generated, &[&[5], &[6], &[7]]);
+    for (i, prompt) in prompts.iter().enumerate() {
+        let mut alone = Sequences::new(1, 48);
+        let (first, second) = prompt.split_at(prompt.len() / 2);
+        let mut logits = alone.run(executable, Role::Prompt, &[first]).remove(0);
+        logits.extend(alone.run(executable, Role::Prompt, &[second]).remove(0));
+        assert!(logits == all[i], "{what}: prompt {i} alone, in two parts");
+        let token = 5 + i as u32;
+        assert!(alone.run(executable, Role::Generated, &[&[token]])[0] == next[i], "{what}: token {i} alone");
+    }
+}
+
 #[test]
 fn logits_depend_on_no_neighbour_and_no_cut() {
     let Some(device) = device() else { return };
     for kv in [KvType::F16, KvType::Bf16] {
         let another = crate::device().expect("there was one");
         let mut cuda = prepare(another, &small("llama"), kv, limits(64, 3, 48), false);
-        let prompts = [text(21), text(33)[5..].to_vec(), text(9)[2..].to_vec()];
-        let mut together = Sequences::new(3, 48);
-        let all = together.run(&mut cuda, Role::Prompt, &[&prompts[0], &prompts[1], &prompts[2]]);
-        let next = together.run(&mut cuda, Role::Generated, &[&[5], &[6], &[7]]);
-        for (i, prompt) in prompts.iter().enumerate() {
-            let mut alone = Sequences::new(1, 48);
-            let (first, second) = prompt.split_at(prompt.len() / 2);
-            let mut logits = alone.run(&mut cuda, Role::Prompt, &[first]).remove(0);
-            logits.extend(alone.run(&mut cuda, Role::Prompt, &[second]).remove(0));
-            assert!(logits == all[i], "{kv}: prompt {i} alone, in two parts");
-            let token = 5 + i as u32;
-            assert!(alone.run(&mut cuda, Role::Generated, &[&[token]])[0] == next[i], "{kv}: token {i} alone");
-        }
+        no_neighbour_and_no_cut(&mut cuda, kv);
     }
     drop(device);
 }
@@ -120,7 +111,7 @@ fn a_stale_block_table_is_seen_at_the_first_new_page() {
         for (i, token) in tokens.iter().enumerate() {
             let table = &[0, 2, 1][..=i / PAGE_POSITIONS];
             let seqs = [Sequence { tokens: &[*token], start: i, table, wanted: 0..1 }];
-            match cuda.step(&Step { role: Role::Generated, seqs: &seqs }, None) {
+            match cuda.step(&Step { role: Role::Generated, seqs: &seqs, input: &[] }, None) {
                 Ok(logits) => all.push(logits.to_vec()),
                 Err(error) => return Some((all, error.to_string())),
             }
@@ -151,7 +142,7 @@ fn what_is_done_together_changes_no_number() {
             let length = if role == Role::Prompt { 5 } else { 1 };
             let one = |s: usize| Sequence { tokens: &tokens[s..s + length], start: 0, table: &tables[s], wanted: 0..1 };
             let seqs: Vec<Sequence<'_>> = (0..n).map(one).collect();
-            let step = Step { role, seqs: &seqs };
+            let step = Step { role, seqs: &seqs, input: &[] };
             let together = cuda.step(&step, None).expect("it runs").to_vec();
             let mut taps = 0;
             let apart = cuda.step(&step, Some(&mut |_| taps += 1)).expect("it runs");

@@ -15,7 +15,8 @@ pub(crate) struct Watched {
     /// the launches were captured.
     pub(crate) stale: Option<usize>,
     captured: Vec<u8>,
-    last: Vec<u8>,
+    /// What was uploaded last.
+    pub(crate) last: Vec<u8>,
     /// Names of the kernels of the last recording.
     pub(crate) recorded: Vec<String>,
 }

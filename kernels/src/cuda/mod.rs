@@ -121,14 +121,18 @@ pub enum Error {
         position: usize,
     },
     /// No room.
-    #[error("{device}: the model takes {needs}, and {} MiB are free (see -c, -b and --kv-type)", free >> 20)]
+    #[error("{device}: {} {needs}, and {} MiB are free ({})", takes(*part), free >> 20, instead(*fitting))]
     TooLarge {
         /// Which device.
         device: String,
-        /// What the model takes.
+        /// How many of the model's layers, if not the whole.
+        part: Option<usize>,
+        /// What they take.
         needs: Needs,
         /// What there is, in bytes.
         free: u64,
+        /// How many layers would fit, as far as that is known.
+        fitting: Option<usize>,
     },
     /// A file.
     #[error("{}: {source}", path.display())]
@@ -146,6 +150,23 @@ pub enum Error {
         /// The loader's answer.
         message: String,
     },
+}
+
+/// Who takes memory, to be followed by how much: the model, or so many of its layers.
+pub fn takes(layers: Option<usize>) -> String {
+    match layers {
+        None => "the model takes".to_owned(),
+        Some(1) => "the last layer and the output take".to_owned(),
+        Some(n) => format!("the last {n} layers and the output take"),
+    }
+}
+
+/// What could be done instead where a model does not fit.
+fn instead(fitting: Option<usize>) -> String {
+    match fitting {
+        Some(n) => format!("--gpu-layers {n} would fit; see also -c, -b and --kv-type"),
+        None => "see -c, -b and --kv-type".to_owned(),
+    }
 }
 
 /// A list of launches that a device keeps, by its number there.

@@ -174,7 +174,7 @@ pub(crate) fn run(executor: &mut Executor, kv: KvShape, role: Role, m: usize) ->
     let table: Vec<u32> = (0..pages as u32).collect();
     let tokens: Vec<u32> = (0..m as u32).collect();
     let seqs = [Sequence { tokens: &tokens, start: 0, table: &table, wanted: 0..m }];
-    executor.step(&Step { role, seqs: &seqs }, &mut KvStore::new(kv, pages).expect("memory"), None).to_vec()
+    executor.step(&Step { role, seqs: &seqs, input: &[] }, &mut KvStore::new(kv, pages).expect("memory"), None).to_vec()
 }
 
 /// `y = W x` for rows 0..m of `x`, by the kernels of `isa`.

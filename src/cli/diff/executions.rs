@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
 use octavo_kernels::{IsaChoice, PAGE_POSITIONS};
-use octavo_llm::backend::{cpu, cuda};
+use octavo_llm::backend::{cpu, cuda, split};
 use octavo_llm::diff::{Backend, Comparison, Execution, OracleExecution, Verdict, compare};
 use octavo_llm::engine::{DeviceChoice, EngineOptions, Loading, default_threads};
 use octavo_llm::model::Model;
@@ -102,17 +102,19 @@ fn execution(args: &DiffArgs, gguf: Arc<Gguf>, side: &Side, n_tokens: usize) -> 
     let threads = compute.threads.unwrap_or_else(default_threads);
     let kv_type = args.compute.kv_type_or_f32()?;
     let n_pages = n_tokens.div_ceil(PAGE_POSITIONS);
+    let on_cpu = cpu::Options { isa: side.isa.resolve()?, threads, kv_type, n_pages, repack: compute.repack };
     if side.device == Device::Cuda
         && let DeviceChoice::Cuda(gpu) = args.compute.device.choice_of(side.device, side.isa)?
     {
         let gpu = cuda::open(gpu).map_err(octavo_llm::Error::from)?;
         let limits = cuda::Limits { rows: n_tokens, wanted: n_tokens, sequences: 1, positions: n_tokens, n_pages };
         let EngineOptions { graphs, check_pages, .. } = compute;
-        let options = cuda::Options { kv_type, limits, graphs, check_pages, threads };
+        let on_gpu = cuda::Options { kv_type, limits, graphs, check_pages, threads };
+        let gpu_layers = compute.gpu_layers.unwrap_or(usize::MAX);
+        let options = split::Options { gpu_layers, cpu: on_cpu, cuda: on_gpu };
         return Ok(Box::new(shown(|sink| Backend::cuda(gpu, gguf, model, &options, sink))?));
     }
-    let options = cpu::Options { isa: side.isa.resolve()?, threads, kv_type, n_pages, repack: compute.repack };
     let backend =
-        shown(|sink| Backend::cpu(gguf, model, &options, &mut |done, total| sink(Loading::Weights { done, total })));
+        shown(|sink| Backend::cpu(gguf, model, &on_cpu, &mut |done, total| sink(Loading::Weights { done, total })));
     Ok(Box::new(backend?))
 }

@@ -88,10 +88,12 @@ impl Arch {
 pub(super) fn build(h: &Hparams, w: &Weights) -> Graph {
     let mut b = Builder::new(h, w);
     let mut x = b.embed();
+    let mut layers = Vec::with_capacity(h.n_layer());
     for l in 0..h.n_layer() {
         x = (h.arch.spec().block)(&mut b, x, l);
+        layers.push(x);
     }
-    b.head(x)
+    b.head(x, layers)
 }
 
 /// The weights that every architecture's layer has, without its optional ones.

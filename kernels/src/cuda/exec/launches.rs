@@ -420,6 +420,8 @@ impl Scene<'_> {
             return Vec::new();
         }
         let one = match *op {
+            // written before the launches
+            Op::Input { .. } => return Vec::new(),
             Op::Embed { out, .. } => {
                 let (ty, table) = self.matrix(self.plan.tables[&at]);
                 let (tokens, columns) = (self.record.tokens, small(self.shape.rows));

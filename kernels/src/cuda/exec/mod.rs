@@ -90,7 +90,13 @@ impl<D: Device> Executor<D> {
         let plan = Plan::new(&program, sources, &limits)?;
         let (needs, free) = (plan.needs, device.free_bytes()?);
         let bytes = usize::try_from(needs.total()).ok().filter(|_| needs.total() <= free);
-        let bytes = bytes.ok_or_else(|| Error::TooLarge { device: device.describe(), needs, free })?;
+        let bytes = bytes.ok_or_else(|| Error::TooLarge {
+            device: device.describe(),
+            part: None,
+            needs,
+            free,
+            fitting: None,
+        })?;
         let base = device.alloc(bytes)?;
         load::weights(&mut device, &plan, base, sources, threads, progress)?;
         load::constants(&mut device, &program, &plan, base, limits.max_pages())?;
@@ -144,8 +150,8 @@ impl<D: Device> Executor<D> {
         self.limits
     }
 
-    /// Runs a step and returns the outputs of the wanted rows, `[wanted][width of the output]`. `tap` sees the result
-    /// of every operation.
+    /// Runs a step and returns the outputs of the wanted rows, `[wanted][width of the output]`; of all rows, if the
+    /// program does not select any. `tap` sees the result of every operation.
     ///
     /// # Errors
     /// If the device fails.
@@ -169,12 +175,16 @@ impl<D: Device> Executor<D> {
         let shape = if replayed { bucket } else { exact };
         let bytes = self.record.fill(&shape, step, &rows, &wanted, self.tile_rows);
         self.device.upload(self.base.offset(self.plan.record), bytes)?;
+        if let Some(slot) = self.program.input() {
+            self.put(slot, step.input, shape.rows)?;
+        }
         match tap {
             Some(tap) => self.run_tapped(shape, tap)?,
             None if replayed => self.replay(shape)?,
             None => self.run(shape)?,
         }
-        self.read(self.program.output, wanted.len())?;
+        let output = self.program.output;
+        self.read(output, self.program.rows_of(output, rows.len(), wanted.len()))?;
         self.check_pages(&rows)?;
         Ok(&self.values)
     }
@@ -264,12 +274,28 @@ impl<D: Device> Executor<D> {
                 unsafe { self.device.launch(&launch)? }
             }
             let Some(out) = self.program.ops[op].out() else { continue };
-            let info = self.program.slots[out];
-            let rows = if info.selected { shape.wanted } else { shape.rows };
+            let rows = self.program.rows_of(out, shape.rows, shape.wanted);
             self.read(out, rows)?;
-            tap(op, rows, info.width, &self.values);
+            tap(op, rows, self.program.slots[out].width, &self.values);
         }
         Ok(())
+    }
+
+    /// Writes a step's own rows to a slot, and zeros to those behind them, of `rows` in all: what a bucket has too many
+    /// is computed like the others, and must be numbers. Not a launch, so that captured ones find new rows there.
+    fn put(&mut self, slot: usize, input: &[f32], rows: usize) -> Result<(), Error> {
+        let mut padded = Vec::new();
+        let n = rows * self.program.slots[slot].width;
+        let input = if input.len() == n {
+            input
+        } else {
+            padded.extend_from_slice(input);
+            padded.resize(n, 0.0);
+            &padded
+        };
+        // SAFETY: the bytes of these floats; bytes have no alignment.
+        let bytes = unsafe { std::slice::from_raw_parts(input.as_ptr().cast::<u8>(), 4 * n) };
+        self.device.upload(self.base.offset(self.plan.slots[slot]), bytes)
     }
 
     /// Reads the first rows of a slot.
