@@ -5,10 +5,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
-use octavo_kernels::cuda::{Cache, Device, Executor, Gpu, GpuInfo, Needs, Setup, Source, gpus};
+use octavo_kernels::cuda::{Cache, Device, Executor, Gpu, GpuInfo, Needs, Setup, Source, gpus, takes};
 use octavo_kernels::{KvType, Step};
 
-use octavo_kernels::cuda::takes;
 pub use octavo_kernels::cuda::{Error, Limits};
 
 use super::lower::{FileBytes, Lowered, Taps, lower};

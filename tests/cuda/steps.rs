@@ -84,6 +84,7 @@ fn captured_generation_crosses_page_boundaries_like_any_other() {
         "one step record for each step, and nothing else"
     );
     assert_eq!((device.recordings, device.replays), (1, n - 1), "all but the first step are replayed");
+    assert_eq!((device.downloads, device.host_buffers), (n, 1), "one wait for each step, and one place for outputs");
 
     let mut several = Sequences::new(3, 192);
     for (i, t) in tokens.iter().take(40).enumerate() {

@@ -17,7 +17,7 @@ pub use plan::{Limits, Needs, Source};
 use self::launches::{Part, Scene, half_of_layer};
 use self::plan::Plan;
 use self::record::{Record, Shape, tile_rows};
-use super::{Device, Error, Launch, Ptr, Recording};
+use super::{Device, Error, HostBuffer, Launch, Ptr, Recording};
 use crate::exec::TapFn;
 use crate::program::{Op, Program, Step};
 
@@ -53,8 +53,9 @@ pub struct Executor<D: Device> {
     /// Whether generation is captured.
     capture: bool,
     seen: HashMap<Shape, Seen>,
-    /// The outputs of the last step, or what a tap sees.
-    values: Vec<f32>,
+    /// The outputs of the last step, or what a tap sees. It has room for generated tokens from the beginning, and grows
+    /// where more is asked for.
+    values: HostBuffer,
 }
 
 impl<D: Device> Executor<D> {
@@ -97,6 +98,8 @@ impl<D: Device> Executor<D> {
         let base = device.alloc(bytes)?;
         load::weights(&mut device, &plan, base, sources, threads, progress)?;
         load::constants(&mut device, &program, &plan, base, limits.max_pages())?;
+        let of_generated = program.slots[program.output].width * limits.wanted.min(limits.sequences);
+        let values = device.host_buffer(of_generated)?;
         let query_width = program.ops.iter().find_map(|op| match op {
             Op::Attention { q, .. } => Some(program.slots[*q].width),
             _ => None,
@@ -112,7 +115,7 @@ impl<D: Device> Executor<D> {
             base,
             capture,
             seen: HashMap::new(),
-            values: Vec::new(),
+            values,
         };
         executor.build()?;
         Ok(executor)
@@ -157,9 +160,8 @@ impl<D: Device> Executor<D> {
         let Limits { rows: most, wanted: most_wanted, sequences, positions, .. } = self.limits;
         assert!(rows.len() <= most && wanted.len() <= most_wanted && step.seqs.len() <= sequences, "a step too large");
         assert!(rows.iter().all(|row| row.pos < positions), "a position beyond the longest sequence");
-        self.values.clear();
         if rows.is_empty() {
-            return Ok(&self.values);
+            return Ok(&[]);
         }
         let bucket = Shape::bucket(rows.len());
         let whole = step.seqs.len() == rows.len() && wanted.len() == rows.len();
@@ -178,8 +180,7 @@ impl<D: Device> Executor<D> {
             None => self.run(shape)?,
         }
         let output = self.program.output;
-        self.read(output, self.program.rows_of(output, rows.len(), wanted.len()))?;
-        Ok(&self.values)
+        self.read(output, self.program.rows_of(output, rows.len(), wanted.len()))
     }
 
     /// Copies a page of every layer, keys and values.
@@ -255,8 +256,8 @@ impl<D: Device> Executor<D> {
             }
             let Some(out) = self.program.ops[op].out() else { continue };
             let rows = self.program.rows_of(out, shape.rows, shape.wanted);
-            self.read(out, rows)?;
-            tap(op, rows, self.program.slots[out].width, &self.values);
+            let width = self.program.slots[out].width;
+            tap(op, rows, width, self.read(out, rows)?);
         }
         Ok(())
     }
@@ -279,14 +280,14 @@ impl<D: Device> Executor<D> {
     }
 
     /// Reads the first rows of a slot.
-    fn read(&mut self, slot: usize, rows: usize) -> Result<(), Error> {
-        self.values.resize(rows * self.program.slots[slot].width, 0.0);
-        if self.values.is_empty() {
-            return Ok(());
+    fn read(&mut self, slot: usize, rows: usize) -> Result<&[f32], Error> {
+        let n = rows * self.program.slots[slot].width;
+        if n > self.values.len() {
+            self.values = self.device.host_buffer(n)?;
         }
-        let n = 4 * self.values.len();
-        // SAFETY: the bytes of these floats, for which all bits are values.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(self.values.as_mut_ptr().cast::<u8>(), n) };
-        self.device.download(self.base.offset(self.plan.slots[slot]), bytes)
+        if n > 0 {
+            self.device.download(self.base.offset(self.plan.slots[slot]), self.values.bytes_mut(n))?;
+        }
+        Ok(&self.values.floats()[..n])
     }
 }
