@@ -27,11 +27,22 @@ pub trait Lm {
     /// Forgets all but the first `n` tokens.
     fn truncate(&mut self, n: usize);
 
-    /// Appends tokens; writes the last one's logits to `logits` if they are wanted.
+    /// Appends tokens, and says what is wanted of the last one.
     ///
     /// # Errors
     /// If a step fails; the tokens before it stay.
-    fn eval(&mut self, tokens: &[u32], role: Role, logits: Option<&mut Vec<f32>>) -> Result<(), Self::Error>;
+    fn eval(&mut self, tokens: &[u32], role: Role, next: Next<'_>) -> Result<(), Self::Error>;
+}
+
+/// What is wanted of what may come next.
+#[derive(Debug)]
+pub enum Next<'a> {
+    /// Nothing: more tokens follow.
+    Nothing,
+    /// Every token's logit.
+    Logits(&'a mut Vec<f32>),
+    /// The most likely token, the lowest id of equals.
+    Best(&'a mut u32),
 }
 
 impl Lm for crate::engine::Session<'_> {
@@ -53,14 +64,18 @@ impl Lm for crate::engine::Session<'_> {
         self.truncate(n);
     }
 
-    fn eval(&mut self, tokens: &[u32], role: Role, logits: Option<&mut Vec<f32>>) -> Result<(), Self::Error> {
+    fn eval(&mut self, tokens: &[u32], role: Role, next: Next<'_>) -> Result<(), Self::Error> {
         use crate::engine::Wanted;
-        match logits {
-            None => self.eval_with(tokens, role, Wanted::None, None, &mut |_, _| {}),
-            Some(logits) => self.eval_with(tokens, role, Wanted::Last, None, &mut |_, row| {
+        match next {
+            Next::Nothing => self.eval_with(tokens, role, Wanted::None, None, &mut |_, _| {}),
+            Next::Logits(logits) => self.eval_with(tokens, role, Wanted::Last, None, &mut |_, row| {
                 logits.clear();
                 logits.extend_from_slice(row);
             }),
+            Next::Best(best) => {
+                *best = self.eval_best(tokens, role)?;
+                Ok(())
+            }
         }
     }
 }
@@ -285,6 +300,9 @@ struct Run<'a, L: Lm> {
     utf8: Utf8Stream,
     stops: StopMatcher,
     start: Instant,
+    /// Only the most likely token is asked for, and this is it; otherwise these are the logits.
+    plain: bool,
+    best: u32,
     logits: Vec<f32>,
     out: Generation,
 }
@@ -319,7 +337,8 @@ impl<'a, L: Lm> Run<'a, L> {
         let out =
             Generation { text: String::new(), tokens: Vec::new(), finish: Finish::Length, logprobs: Vec::new(), stats };
         let (utf8, start, logits) = (Utf8Stream::new(), Instant::now(), Vec::new());
-        Ok(Run { lm, vocabulary, options, observer, sampler, utf8, stops, start, logits, out })
+        let (plain, best) = (sampler.takes_the_largest() && options.logprobs.is_none(), 0);
+        Ok(Run { lm, vocabulary, options, observer, sampler, utf8, stops, start, plain, best, logits, out })
     }
 
     fn generate(mut self, prompt: &[u32]) -> Result<Generation, Error<L::Error>> {
@@ -348,8 +367,8 @@ impl<'a, L: Lm> Run<'a, L> {
                 return Ok(false);
             }
             done += part.len();
-            let wanted = (done == new.len()).then_some(&mut self.logits);
-            self.lm.eval(part, Role::Prompt, wanted).map_err(Error::Model)?;
+            let last = done == new.len();
+            self.step(part, Role::Prompt, last)?;
         }
         self.observer.prompt(done, new.len());
         self.out.stats.prompt = self.start.elapsed();
@@ -362,7 +381,7 @@ impl<'a, L: Lm> Run<'a, L> {
             if self.observer.cancelled() {
                 return Ok(Finish::Cancelled);
             }
-            let id = self.sampler.sample(&self.logits)?;
+            let id = if self.plain { self.best } else { self.sampler.sample(&self.logits)? };
             if let Some(n) = self.options.logprobs {
                 self.out.logprobs.push(logprobs(&self.logits, id, n)?);
             }
@@ -376,9 +395,19 @@ impl<'a, L: Lm> Run<'a, L> {
             if self.out.tokens.len() == most || self.lm.tokens().len() == self.lm.n_ctx() {
                 break;
             }
-            self.lm.eval(&[id], Role::Generated, Some(&mut self.logits)).map_err(Error::Model)?;
+            self.step(&[id], Role::Generated, true)?;
         }
         Ok(Finish::Length)
+    }
+
+    /// Appends tokens; if they are the last for now, with what the next one is chosen from.
+    fn step(&mut self, tokens: &[u32], role: Role, last: bool) -> Result<(), Error<L::Error>> {
+        let next = match (last, self.plain) {
+            (false, _) => Next::Nothing,
+            (true, true) => Next::Best(&mut self.best),
+            (true, false) => Next::Logits(&mut self.logits),
+        };
+        self.lm.eval(tokens, role, next).map_err(Error::Model)
     }
 
     fn clock(&mut self) {

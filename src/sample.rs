@@ -265,13 +265,18 @@ impl Sampler {
         *self.counts.entry(id).or_insert(0) += 1;
     }
 
+    /// Whether nothing but the place of the largest logit decides.
+    pub fn takes_the_largest(&self) -> bool {
+        self.config.is_greedy() && self.config.logit_bias.is_empty() && !self.config.penalises()
+    }
+
     /// Chooses a token from the raw logits, one per token of the vocabulary. Does not [`accept`](Sampler::accept) it.
     ///
     /// # Errors
     /// [`SampleError`] if a logit is not finite, their number is wrong, or bias bans every token.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, SampleError> {
         check(logits, self.n_vocab)?;
-        if self.config.is_greedy() && self.config.logit_bias.is_empty() && !self.config.penalises() {
+        if self.takes_the_largest() {
             return argmax(logits).ok_or(SampleError::NothingLeft);
         }
         self.candidates.clear();

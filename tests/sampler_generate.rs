@@ -6,7 +6,7 @@ use std::io;
 
 use approx::assert_abs_diff_eq;
 use octavo_kernels::Role;
-use octavo_llm::generate::{Error, Finish, Generation, Lm, Observer, Options, Vocabulary, generate};
+use octavo_llm::generate::{Error, Finish, Generation, Lm, Next, Observer, Options, Vocabulary, generate};
 use octavo_llm::sample::SamplerConfig;
 use proptest::prelude::*;
 
@@ -52,7 +52,7 @@ impl Lm for Script {
         self.tokens.truncate(n);
     }
 
-    fn eval(&mut self, tokens: &[u32], role: Role, logits: Option<&mut Vec<f32>>) -> Result<(), Broken> {
+    fn eval(&mut self, tokens: &[u32], role: Role, next: Next<'_>) -> Result<(), Broken> {
         if self.fail_at == Some(self.calls.len()) {
             return Err(Broken);
         }
@@ -62,10 +62,14 @@ impl Lm for Script {
         if role == Role::Prompt {
             self.prompt_len = self.tokens.len();
         }
-        if let Some(logits) = logits {
-            let at = (self.tokens.len() - self.prompt_len).min(self.script.len() - 1);
-            *logits = vec![0.0; self.n_vocab];
-            logits[self.script[at] as usize] = 5.0;
+        let at = (self.tokens.len() - self.prompt_len).min(self.script.len() - 1);
+        match next {
+            Next::Nothing => {}
+            Next::Logits(logits) => {
+                *logits = vec![0.0; self.n_vocab];
+                logits[self.script[at] as usize] = 5.0;
+            }
+            Next::Best(best) => *best = self.script[at],
         }
         Ok(())
     }

@@ -81,51 +81,63 @@ KERNEL(select_rows, SelectParams, THREADS) {
 struct Best {
     float value;
     u32 at;
+    u32 odd;  // how many values are not finite
+    u32 unused;
 };
 
 struct ArgmaxParams {
     const float* x;  // (rows, n)
     Best* parts;     // (rows, parts)
-    u32* out;        // (rows)
+    u32* out;        // (rows): the place, or NOT_FINITE
     u32 n;
     u32 parts_n;
 };
 static_assert(sizeof(ArgmaxParams) == 32, "kernels/src/cuda/params.rs has the same");
 
-// The larger value, of equal ones the first; what is not a number loses. No order of comparing changes the outcome.
-DEVICE Best better(Best a, Best b) { return b.value > a.value || (b.value == a.value && b.at < a.at) ? b : a; }
+constexpr u32 NOT_FINITE = 0xffffffffu;
+
+// The larger value, of equal ones the first. No order of comparing changes the outcome.
+DEVICE Best better(Best a, Best b) {
+    Best best = b.value > a.value || (b.value == a.value && b.at < a.at) ? b : a;
+    best.odd = a.odd + b.odd;
+    return best;
+}
 
 // The best of a block's values, in its first thread.
 DEVICE Best block_best(Best best) {
     SHARED(Best, warps, [THREADS / WARP]);
 #pragma unroll
     for (int o = 16; o > 0; o /= 2) {
-        Best other;
+        Best other = {};
         other.value = __shfl_xor_sync(ALL_LANES, best.value, o);
         other.at = __shfl_xor_sync(ALL_LANES, best.at, o);
+        other.odd = __shfl_xor_sync(ALL_LANES, best.odd, o);
         best = better(best, other);
     }
     if (threadIdx.x % WARP == 0) warps[threadIdx.x / WARP] = best;
     __syncthreads();
-    for (u32 i = 0; i < THREADS / WARP; ++i) best = better(best, warps[i]);
+    best = warps[0];
+    for (u32 i = 1; i < THREADS / WARP; ++i) best = better(best, warps[i]);
     return best;
 }
 
 // Rows of a vocabulary are long: blocks (x) take parts of a row (y), then one block takes the parts.
 KERNEL(argmax_parts, ArgmaxParams, THREADS) {
     const u32 row = blockIdx.y;
-    Best best = {minus_infinity(), p.n};
-    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < p.n; i += gridDim.x * THREADS)
-        best = better(best, Best{p.x[static_cast<u64>(row) * p.n + i], i});
+    Best best = {minus_infinity(), p.n, 0, 0};
+    for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < p.n; i += gridDim.x * THREADS) {
+        const float v = p.x[static_cast<u64>(row) * p.n + i];
+        best = better(best, Best{v, i, v - v == 0.0f ? 0u : 1u, 0});
+    }
     best = block_best(best);
     if (threadIdx.x == 0) p.parts[static_cast<u64>(row) * p.parts_n + blockIdx.x] = best;
 }
 
 KERNEL(argmax_merge, ArgmaxParams, THREADS) {
     const u32 row = blockIdx.x;
-    Best best = {minus_infinity(), p.n};
+    Best best = {minus_infinity(), p.n, 0, 0};
     for (u32 i = threadIdx.x; i < p.parts_n; i += THREADS)
         best = better(best, p.parts[static_cast<u64>(row) * p.parts_n + i]);
     best = block_best(best);
-    if (threadIdx.x == 0) p.out[row] = best.at < p.n ? best.at : 0;
+    if (threadIdx.x == 0) p.out[row] = best.odd == 0 ? best.at : NOT_FINITE;
 }

@@ -29,6 +29,8 @@ pub enum Isa {
 pub struct Rounding {
     /// Of the inputs of products with quantized weights.
     pub products: f64,
+    /// Of the inputs of products with float weights.
+    pub floats: f64,
     /// Of attention's weights and values.
     pub attention: f64,
 }
@@ -63,9 +65,9 @@ impl Isa {
         let bf16 = 1.0 / 512.0 / 3f64.sqrt();
         match self {
             // factors are both rounded
-            Isa::Amx => Rounding { products: bf16 * 2f64.sqrt(), attention: bf16 * 2f64.sqrt() },
+            Isa::Amx => Rounding { products: bf16 * 2f64.sqrt(), floats: 0.0, attention: bf16 * 2f64.sqrt() },
             // half a step of 15 bits below the largest of 256, which is at most 16 times their rms
-            _ => Rounding { products: 16.0 / 32_639.0 / 12f64.sqrt(), attention: 0.0 },
+            _ => Rounding { products: 16.0 / 32_639.0 / 12f64.sqrt(), floats: 0.0, attention: 0.0 },
         }
     }
 

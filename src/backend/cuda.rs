@@ -5,10 +5,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
-use octavo_kernels::cuda::{Cache, Device, Executor, Gpu, GpuInfo, Needs, Setup, Source, gpus};
+use octavo_kernels::cuda::{Cache, Device, Executor, Gpu, GpuInfo, Needs, Setup, Source, gpus, takes};
 use octavo_kernels::{KvType, Step};
 
-use octavo_kernels::cuda::takes;
 pub use octavo_kernels::cuda::{Error, Limits};
 
 use super::lower::{FileBytes, Lowered, Taps, lower};
@@ -36,7 +35,7 @@ const HALVES: f64 = 1.0 / 2048.0 / 1.732_050_807_568_877_2 * std::f64::consts::S
 
 /// What prompt kernels round beyond f32: the inputs of products, and attention's weights.
 pub fn prompt_rounding() -> octavo_kernels::Rounding {
-    octavo_kernels::Rounding { products: HALVES, attention: HALVES }
+    octavo_kernels::Rounding { products: HALVES, floats: HALVES, attention: HALVES }
 }
 
 /// Every GPU, and for each why it cannot be used, if so.
@@ -156,6 +155,10 @@ impl<D: Device> Executable for Cuda<D> {
             self.taps.show(sink, op, rows, width, data);
         };
         Ok(self.executor.step(step, Some(&mut view))?)
+    }
+
+    fn best(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, crate::Error> {
+        Ok(self.executor.best(step)?)
     }
 
     fn copy_page(&mut self, from: u32, to: u32) -> Result<(), crate::Error> {

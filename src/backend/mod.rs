@@ -10,6 +10,7 @@ pub use octavo_kernels::{Role, Sequence, Step};
 
 use crate::error::Error;
 use crate::model::Tap;
+use crate::sample::argmax;
 
 /// The result of one op, seen while taps are on.
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +56,18 @@ pub trait Executable: Send {
     /// # Errors
     /// If the device fails.
     fn step(&mut self, step: &Step<'_>, tap: Option<&mut TapSink<'_>>) -> Result<&[f32], Error>;
+
+    /// As [`Executable::step`], but for each wanted row only where its largest logit is, the first of equal ones; none if
+    /// a logit is not finite.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn best(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, Error> {
+        let wanted = step.wanted_rows();
+        let logits = self.step(step, None)?;
+        let best = |row: &[f32]| argmax(row).filter(|_| row.iter().all(|x| x.is_finite()));
+        Ok(logits.chunks_exact((logits.len() / wanted.max(1)).max(1)).map(best).collect())
+    }
 
     /// Copies page `from` to page `to` in every layer.
     ///

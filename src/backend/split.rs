@@ -96,6 +96,11 @@ impl<D: Device> Executable for Split<D> {
         self.second.step(&Step { input, ..*step }, tap)
     }
 
+    fn best(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, Error> {
+        let input = self.first.step(step, None)?;
+        self.second.best(&Step { input, ..*step })
+    }
+
     fn copy_page(&mut self, from: u32, to: u32) -> Result<(), Error> {
         self.first.copy_page(from, to)?;
         self.second.copy_page(from, to)

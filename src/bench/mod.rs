@@ -16,7 +16,6 @@ use octavo_quant::TensorType;
 use crate::backend::Role;
 use crate::engine::{Engine, Session, Wanted};
 use crate::error::Error as EngineError;
-use crate::sample::argmax;
 
 pub use record::{Record, Setting};
 pub use work::Work;
@@ -206,10 +205,7 @@ pub fn run(
 fn once(session: &mut Session<'_>, role: Role, tokens: &[u32]) -> Result<Vec<u32>, EngineError> {
     let mut chosen = Vec::with_capacity(tokens.len());
     let mut step = |tokens: &[u32]| -> Result<u32, EngineError> {
-        let mut next = 0;
-        // the logits stay where they are: copying them would be timed too
-        let mut best = |_: usize, row: &[f32]| next = argmax(row).unwrap_or(0);
-        session.eval_with(tokens, role, Wanted::Last, None, &mut best)?;
+        let next = session.eval_best(tokens, role)?;
         chosen.push(next);
         Ok(next)
     };

@@ -132,7 +132,7 @@ impl<'a> Bounds<'a> {
             Op::MatMul { x, w } => {
                 let (gain, cols) = (self.gain(w)?, model.weights.matrix(w).cols as f64);
                 let quantized = model.weights.matrix(w).ty.block_len() > 1;
-                let rounded = if quantized { self.rounding.activations } else { 0.0 };
+                let rounded = if quantized { self.rounding.activations } else { self.rounding.floats };
                 let own = (2.0 * cols.sqrt() + 8.0) * U + rounded + self.other_type(w);
                 let x = &self.stats[x.index()];
                 let error = rows.clone().map(|r| gain * (x.error[r] + own * x.size[r]));

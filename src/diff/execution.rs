@@ -51,6 +51,8 @@ pub struct Rounding {
     pub kv: f64,
     /// Of the inputs of matrix products with quantized weights.
     pub activations: f64,
+    /// Of the inputs of matrix products with float weights.
+    pub floats: f64,
     /// Of attention's weights and values.
     pub attention: f64,
 }
@@ -118,6 +120,7 @@ impl Backend {
         let either = |a: f64, b: f64| if options.gpu_layers < model.hparams.n_layer() { a.max(b) } else { b };
         let kernels = octavo_kernels::Rounding {
             products: either(cpu.products, gpu.products),
+            floats: either(cpu.floats, gpu.floats),
             attention: either(cpu.attention, gpu.attention),
         };
         Ok(Backend { gguf, model, executable, kv_type: options.cuda.kv_type, kernels })
@@ -139,7 +142,7 @@ impl Execution for Backend {
 
     fn rounding(&self) -> Rounding {
         let (kernels, kv) = (self.kernels, self.kv_type.rounding());
-        Rounding { kv, activations: kernels.products, attention: kernels.attention }
+        Rounding { kv, activations: kernels.products, floats: kernels.floats, attention: kernels.attention }
     }
 
     fn run(&mut self, tokens: &[u32], sink: &mut (dyn FnMut(TapOut) -> bool + Send)) -> Result<(), Error> {
@@ -212,7 +215,7 @@ impl Execution for OracleExecution {
     }
 
     fn rounding(&self) -> Rounding {
-        Rounding { kv: 0.0, activations: 0.0, attention: 0.0 }
+        Rounding { kv: 0.0, activations: 0.0, floats: 0.0, attention: 0.0 }
     }
 
     fn run(&mut self, tokens: &[u32], sink: &mut (dyn FnMut(TapOut) -> bool + Send)) -> Result<(), Error> {

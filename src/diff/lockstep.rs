@@ -122,7 +122,12 @@ pub fn compare(
 }
 
 fn sum(a: Rounding, b: Rounding) -> Rounding {
-    Rounding { kv: a.kv + b.kv, activations: a.activations + b.activations, attention: a.attention + b.attention }
+    Rounding {
+        kv: a.kv + b.kv,
+        activations: a.activations + b.activations,
+        floats: a.floats + b.floats,
+        attention: a.attention + b.attention,
+    }
 }
 
 fn same_shape(a: &dyn Execution, b: &dyn Execution) -> Result<(), Error> {

@@ -101,8 +101,33 @@ impl<'e> Session<'e> {
         tokens: &[u32],
         role: Role,
         wanted: Wanted,
-        mut tap: Option<&mut TapSink<'_>>,
+        tap: Option<&mut TapSink<'_>>,
         sink: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), Error> {
+        self.run(tokens, role, wanted, tap, &mut Outputs::Rows(sink))
+    }
+
+    /// Appends tokens and returns the most likely next one, the lowest id of equals. A device that finds it by itself
+    /// does not hand its logits over.
+    ///
+    /// # Errors
+    /// As [`Session::eval`].
+    ///
+    /// # Panics
+    /// If there are no tokens.
+    pub fn eval_best(&mut self, tokens: &[u32], role: Role) -> Result<u32, Error> {
+        let mut best = None;
+        self.run(tokens, role, Wanted::Last, None, &mut Outputs::Best(&mut best))?;
+        Ok(best.expect("expected at least one token"))
+    }
+
+    fn run(
+        &mut self,
+        tokens: &[u32],
+        role: Role,
+        wanted: Wanted,
+        mut tap: Option<&mut TapSink<'_>>,
+        outputs: &mut Outputs<'_>,
     ) -> Result<(), Error> {
         let (have, n_ctx, n_vocab) = (self.tokens.len(), self.n_ctx(), self.engine.hparams().n_vocab());
         if have + tokens.len() > n_ctx {
@@ -120,7 +145,7 @@ impl<'e> Session<'e> {
                 Wanted::Last if left == 0 => part.len() - 1..part.len(),
                 _ => 0..0,
             };
-            let result = self.step(part, role, rows, &mut tap, sink);
+            let result = self.step(part, role, rows, &mut tap, outputs);
             if let Err(error) = result {
                 self.truncate(have);
                 return Err(error);
@@ -135,7 +160,7 @@ impl<'e> Session<'e> {
         role: Role,
         wanted: std::ops::Range<usize>,
         tap: &mut Option<&mut TapSink<'_>>,
-        sink: &mut dyn FnMut(usize, &[f32]),
+        outputs: &mut Outputs<'_>,
     ) -> Result<(), Error> {
         let start = self.tokens.len();
         let mut runtime = lock(self.engine);
@@ -147,19 +172,38 @@ impl<'e> Session<'e> {
         self.pages.extend(self.table.pages().iter().map(|page| page.0));
         let seqs = [Sequence { tokens: part, start, table: &self.pages, wanted: wanted.clone() }];
         let step = Step { role, seqs: &seqs, input: &[] };
-        let logits = executable.step(&step, tap.as_mut().map(|t| &mut **t as &mut TapSink<'_>))?;
-        let n_vocab = self.engine.hparams().n_vocab();
-        let bad = logits.iter().position(|x| !x.is_finite());
-        if let Some(at) = bad {
-            return Err(first_not_finite(&mut **executable, &step, start + wanted.start + at / n_vocab)?);
-        }
-        for (i, row) in logits.chunks_exact(n_vocab).enumerate() {
-            sink(start + wanted.start + i, row);
+        let first = start + wanted.start;
+        let bad = match outputs {
+            Outputs::Rows(sink) => {
+                let logits = executable.step(&step, tap.as_mut().map(|t| &mut **t as &mut TapSink<'_>))?;
+                let n_vocab = self.engine.hparams().n_vocab();
+                let bad = logits.iter().position(|x| !x.is_finite()).map(|at| at / n_vocab);
+                for (i, row) in logits.chunks_exact(n_vocab).enumerate().filter(|_| bad.is_none()) {
+                    sink(first + i, row);
+                }
+                bad
+            }
+            Outputs::Best(best) => {
+                let all = executable.best(&step)?;
+                **best = all.last().copied().flatten().or(**best);
+                all.iter().position(Option::is_none)
+            }
+        };
+        if let Some(row) = bad {
+            return Err(first_not_finite(&mut **executable, &step, first + row)?);
         }
         self.tokens.extend_from_slice(part);
         self.table.advance(self.tokens.len());
         Ok(())
     }
+}
+
+/// What becomes of the wanted rows' logits.
+enum Outputs<'a> {
+    /// Each goes there, with its position.
+    Rows(&'a mut dyn FnMut(usize, &[f32])),
+    /// Only the place of the last row's largest.
+    Best(&'a mut Option<u32>),
 }
 
 /// Runs the step again with taps on, to name the op that produced the first value that is not finite. The cache is

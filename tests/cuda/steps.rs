@@ -7,6 +7,7 @@ use octavo_kernels::{KvType, PAGE_POSITIONS};
 use octavo_llm::backend::cuda::{Cuda, Error, Options};
 use octavo_llm::backend::{Executable, Loading, Role, Sequence, Step};
 use octavo_llm::model::WeightId;
+use octavo_llm::sample::argmax;
 use octavo_reference::fixtures::workspace_root;
 
 use crate::watched::Watched;
@@ -87,6 +88,7 @@ fn captured_generation_crosses_page_boundaries_like_any_other() {
         "one step record for each step, and nothing else"
     );
     assert_eq!((device.recordings, device.replays), (1, n - 1), "all but the first step are replayed");
+    assert_eq!((device.downloads, device.host_buffers), (n, 2), "one wait for each step, places for outputs and words");
 
     let mut several = Sequences::new(3, 192);
     for (i, t) in tokens.iter().take(40).enumerate() {
@@ -147,6 +149,35 @@ fn what_is_done_together_changes_no_number() {
             let mut taps = 0;
             let apart = cuda.step(&step, Some(&mut |_| taps += 1)).expect("it runs");
             assert!(taps > 20 && *apart == together, "{arch}, {kv}, {role:?}, {n} sequences");
+        }
+    }
+}
+
+/// What is found on the device is what a look at all logits finds, captured or not, and logits stay what they are.
+#[test]
+fn the_largest_logit_is_found_where_it_is() {
+    for graphs in [false, true] {
+        let Some(device) = device() else { return };
+        let mut cuda = prepare(device, &small("qwen3"), KvType::F16, limits(20, 4, 40), graphs);
+        let tokens = text(20);
+        let tables: Vec<[u32; 1]> = (0..4).map(|s| [s]).collect();
+        for (role, n) in [(Role::Prompt, 2), (Role::Generated, 1), (Role::Generated, 3)] {
+            for at in 0..4 {
+                let length = if role == Role::Prompt { 5 } else { 1 };
+                let wanted = length - 1..length;
+                let one = |s: usize| Sequence {
+                    tokens: &tokens[s + at..s + at + length],
+                    start: at,
+                    table: &tables[s],
+                    wanted: wanted.clone(),
+                };
+                let seqs: Vec<Sequence<'_>> = (0..n).map(one).collect();
+                let step = Step { role, seqs: &seqs, input: &[] };
+                let best = cuda.best(&step).expect("it runs");
+                let logits = cuda.step(&step, None).expect("it runs");
+                let expected: Vec<_> = logits.chunks_exact(logits.len() / n).map(argmax).collect();
+                assert_eq!(best, expected, "{role:?}, {n} sequences, position {at}, graphs {graphs}");
+            }
         }
     }
 }

@@ -1,12 +1,15 @@
 //! A device that counts what is asked of it, and one with a fault.
 
-use octavo_kernels::cuda::{Device, Error, Launch, Module, Ptr, Recording};
+use octavo_kernels::cuda::{Device, Error, HostBuffer, Launch, Module, Ptr, Recording};
 
 /// A device under observation.
 pub(crate) struct Watched {
     pub(crate) device: Box<dyn Device>,
     pub(crate) allocations: usize,
     pub(crate) uploads: usize,
+    /// How often something was waited for.
+    pub(crate) downloads: usize,
+    pub(crate) host_buffers: usize,
     pub(crate) recordings: usize,
     pub(crate) replays: usize,
     /// Uploads when the last replay began.
@@ -27,6 +30,8 @@ impl Watched {
             device,
             allocations: 0,
             uploads: 0,
+            downloads: 0,
+            host_buffers: 0,
             recordings: 0,
             replays: 0,
             replayed_after: 0,
@@ -68,8 +73,14 @@ impl Device for Watched {
         Ok(())
     }
 
-    fn download(&mut self, from: Ptr, bytes: &mut [u8]) -> Result<(), Error> {
-        self.device.download(from, bytes)
+    fn download_all(&mut self, copies: &mut [(Ptr, &mut [u8])]) -> Result<(), Error> {
+        self.downloads += 1;
+        self.device.download_all(copies)
+    }
+
+    fn host_buffer(&mut self, floats: usize) -> Result<HostBuffer, Error> {
+        self.host_buffers += 1;
+        self.device.host_buffer(floats)
     }
 
     fn copy(&mut self, from: Ptr, to: Ptr, bytes: usize) -> Result<(), Error> {

@@ -13,10 +13,18 @@ use cudarc::driver::{CudaContext, CudaGraph, CudaStream, sys};
 
 use super::nvrtc::Nvrtc;
 use super::params::Pair;
-use super::{Cache, Device, Error, Launch, Module, Ptr, Recording, launch};
+use super::pinned::{Ring, Staged};
+use super::{Cache, Device, Error, HostBuffer, Launch, Module, Ptr, Recording, launch};
 
 /// Bytes that are not given to models: code, captured launches, and what the driver wants later.
 const RESERVED: u64 = 256 << 20;
+/// Buffers that small uploads pass through, step records above all, and their bytes: a step may be written down while
+/// those before it wait for their turn.
+const SMALL: (usize, usize) = (4, 256 << 10);
+/// Likewise for pieces of all others: one is filled while the other is copied.
+const LARGE: (usize, usize) = (2, 8 << 20);
+/// Bytes of the largest buffer for downloads that is pinned: memory that is locked is missing elsewhere.
+const MOST_PINNED: usize = 256 << 20;
 /// Oldest generation with everything that the kernels use: Ampere.
 const OLDEST: (i32, i32) = (8, 0);
 
@@ -56,7 +64,7 @@ impl GpuInfo {
     }
 }
 
-fn driver_error(call: &'static str) -> impl Fn(DriverError) -> Error {
+pub(super) fn driver_error(call: &'static str) -> impl Fn(DriverError) -> Error {
     move |error| {
         let message = error.error_string().map_or_else(|_| format!("{error:?}"), |s| s.to_string_lossy().into_owned());
         Error::Driver { call, message }
@@ -118,6 +126,9 @@ pub struct Gpu {
     /// Address and length.
     memory: Vec<(Ptr, usize)>,
     recordings: Vec<CudaGraph>,
+    /// What uploads pass through, from the first of each kind on.
+    small: Option<Ring<Staged>>,
+    large: Option<Ring<Staged>>,
     stream: Arc<CudaStream>,
     context: Arc<CudaContext>,
 }
@@ -148,7 +159,9 @@ impl Gpu {
             let stream = context.new_stream().map_err(driver_error("cuStreamCreate"))?;
             let (modules, functions) = (HashMap::new(), HashMap::new());
             let (memory, recordings) = (Vec::new(), Vec::new());
-            let mut gpu = Gpu { info, nvrtc, cache, modules, functions, memory, recordings, stream, context };
+            let (small, large) = (None, None);
+            let mut gpu =
+                Gpu { info, nvrtc, cache, modules, functions, memory, recordings, small, large, stream, context };
             gpu.self_test()?;
             Ok(gpu)
         })
@@ -262,18 +275,40 @@ impl Device for Gpu {
     fn upload(&mut self, to: Ptr, bytes: &[u8]) -> Result<(), Error> {
         self.inside(to, bytes.len())?;
         self.bind()?;
-        // SAFETY: inside an allocation; the bytes are not pinned, so the driver has copied them when it returns.
-        unsafe { result::memcpy_htod_async(to.0, bytes, self.stream.cu_stream()) }
-            .map_err(driver_error("cuMemcpyHtoDAsync"))
+        // never inside of a capture: `record` captures launches and nothing else
+        let (ring, (n, size)) = match bytes.len() <= SMALL.1 {
+            true => (&mut self.small, SMALL),
+            false => (&mut self.large, LARGE),
+        };
+        let ring = match ring {
+            Some(ring) => ring,
+            None => {
+                let buffers = (0..n).map(|_| Staged::new(&self.context, &self.stream, size));
+                ring.insert(Ring::new(buffers.collect::<Result<_, _>>()?))
+            }
+        };
+        ring.upload(to, bytes)
     }
 
-    fn download(&mut self, from: Ptr, bytes: &mut [u8]) -> Result<(), Error> {
-        self.inside(from, bytes.len())?;
+    fn download_all(&mut self, copies: &mut [(Ptr, &mut [u8])]) -> Result<(), Error> {
+        copies.iter().try_for_each(|(from, bytes)| self.inside(*from, bytes.len()))?;
         self.bind()?;
-        // SAFETY: inside an allocation; the stream is waited for below, while `bytes` lives.
-        unsafe { result::memcpy_dtoh_async(bytes, from.0, self.stream.cu_stream()) }
-            .map_err(driver_error("cuMemcpyDtoHAsync"))?;
-        self.stream.synchronize().map_err(driver_error("cuStreamSynchronize"))
+        let mut copied = Ok(());
+        for (from, bytes) in copies.iter_mut().filter(|(_, bytes)| !bytes.is_empty()) {
+            // SAFETY: inside an allocation; the stream is waited for below, while the bytes are borrowed.
+            let copy = unsafe { result::memcpy_dtoh_async(bytes, from.0, self.stream.cu_stream()) };
+            copied = copied.and(copy.map_err(driver_error("cuMemcpyDtoHAsync")));
+        }
+        // whatever happened: copies that were begun write to the caller's memory
+        let waited = self.stream.synchronize().map_err(driver_error("cuStreamSynchronize"));
+        copied.and(waited)
+    }
+
+    fn host_buffer(&mut self, floats: usize) -> Result<HostBuffer, Error> {
+        if floats > MOST_PINNED / 4 {
+            return Ok(HostBuffer::plain(floats));
+        }
+        HostBuffer::pinned(&self.context, floats)
     }
 
     fn copy(&mut self, from: Ptr, to: Ptr, bytes: usize) -> Result<(), Error> {

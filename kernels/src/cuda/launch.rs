@@ -33,7 +33,7 @@ pub const TILE_QUERIES: usize = 64;
 /// Parts of a row that `argmax` looks through at the same time.
 pub const ARGMAX_PARTS: u32 = 64;
 /// Bytes of one of them.
-pub const ARGMAX_PART_BYTES: usize = 8;
+pub const ARGMAX_PART_BYTES: usize = 16;
 /// Warps of a `gemv` block, and strips of a warp at a time: one.
 const GEMV_WARPS: u32 = 8;
 /// `gemv` blocks for each multiprocessor: enough that reads of some wait while others multiply.
@@ -85,7 +85,11 @@ pub fn select_rows(p: &Select) -> Launch {
     launch(Module::Rows, "select_rows", [blocks(u64::from(p.rows) * u64::from(p.width), 256), 1, 1], 256, p)
 }
 
-/// Where the largest value of each of `rows` rows is: two launches, `p.parts_n` being [`ARGMAX_PARTS`].
+/// What `argmax` says of a row that has a value that is not finite.
+pub const NOT_FINITE: u32 = u32::MAX;
+
+/// Where the largest value of each of `rows` rows is, or [`NOT_FINITE`]: two launches, `p.parts_n` being
+/// [`ARGMAX_PARTS`].
 pub fn argmax(p: &Argmax, rows: u32) -> [Launch; 2] {
     [
         launch(Module::Rows, "argmax_parts", [p.parts_n, rows, 1], 256, p),

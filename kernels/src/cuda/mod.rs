@@ -15,6 +15,7 @@ mod modules;
 pub mod nvrtc;
 pub mod pack;
 pub mod params;
+mod pinned;
 pub mod probe;
 pub mod shim;
 
@@ -23,6 +24,7 @@ pub use driver::{Gpu, GpuInfo, gpus};
 pub use exec::{Executor, Limits, Needs, Setup, Source};
 pub use launch::Launch;
 pub use modules::{FORMATS, HEAD_DIMS, HEADERS, Module};
+pub use pinned::HostBuffer;
 
 use std::path::PathBuf;
 
@@ -195,17 +197,34 @@ pub trait Device: Send {
     /// [`Error::Driver`] if there is no room.
     fn alloc(&mut self, bytes: usize) -> Result<Ptr, Error>;
 
-    /// Copies to the device.
+    /// Copies to the device. The bytes may change when this returns.
     ///
     /// # Errors
     /// If the range is not inside an allocation of this device.
     fn upload(&mut self, to: Ptr, bytes: &[u8]) -> Result<(), Error>;
 
-    /// Copies from the device, when everything before has happened.
+    /// Copies from the device, when everything before has happened: from each address as many bytes as there is room for.
+    /// Waits once for all of them.
     ///
     /// # Errors
-    /// If the range is not inside an allocation of this device, or something before failed.
-    fn download(&mut self, from: Ptr, bytes: &mut [u8]) -> Result<(), Error>;
+    /// If a range is not inside an allocation of this device, or something before failed.
+    fn download_all(&mut self, copies: &mut [(Ptr, &mut [u8])]) -> Result<(), Error>;
+
+    /// As [`Device::download_all`], of one range.
+    ///
+    /// # Errors
+    /// As there.
+    fn download(&mut self, from: Ptr, bytes: &mut [u8]) -> Result<(), Error> {
+        self.download_all(&mut [(from, bytes)])
+    }
+
+    /// Memory of the host for so many floats that downloads are fast into.
+    ///
+    /// # Errors
+    /// If the driver has none.
+    fn host_buffer(&mut self, floats: usize) -> Result<HostBuffer, Error> {
+        Ok(HostBuffer::plain(floats))
+    }
 
     /// Copies inside of the device, between ranges that do not overlap.
     ///
@@ -269,8 +288,12 @@ impl<D: Device + ?Sized> Device for Box<D> {
         (**self).upload(to, bytes)
     }
 
-    fn download(&mut self, from: Ptr, bytes: &mut [u8]) -> Result<(), Error> {
-        (**self).download(from, bytes)
+    fn download_all(&mut self, copies: &mut [(Ptr, &mut [u8])]) -> Result<(), Error> {
+        (**self).download_all(copies)
+    }
+
+    fn host_buffer(&mut self, floats: usize) -> Result<HostBuffer, Error> {
+        (**self).host_buffer(floats)
     }
 
     fn copy(&mut self, from: Ptr, to: Ptr, bytes: usize) -> Result<(), Error> {

@@ -288,10 +288,12 @@ impl Device for Shim {
         Ok(())
     }
 
-    fn download(&mut self, from: Ptr, bytes: &mut [u8]) -> Result<(), Error> {
-        let (block, offset) = self.find(from, bytes.len())?;
-        let at = block.at + offset;
-        bytes.copy_from_slice(&block.bytes[at..at + bytes.len()]);
+    fn download_all(&mut self, copies: &mut [(Ptr, &mut [u8])]) -> Result<(), Error> {
+        for (from, bytes) in copies {
+            let (block, offset) = self.find(*from, bytes.len())?;
+            let at = block.at + offset;
+            bytes.copy_from_slice(&block.bytes[at..at + bytes.len()]);
+        }
         Ok(())
     }
 

@@ -7,6 +7,7 @@ mod common;
 mod machine;
 
 mod attention;
+mod copies;
 mod faults;
 mod fused;
 mod probe;

@@ -4,7 +4,8 @@ use super::plan::{ATTEND_ROWS, Plan, SPLITS};
 use super::record::{Addresses, Shape};
 use crate::cuda::launch::Form;
 use crate::cuda::params::{
-    Arrange, Attention, Embed, Gemm, Gemv, GemvPart, HeadGroup, Heads, KvWrite, Matrix, Norm, Pair, Rope, Select, Turn,
+    Argmax, Arrange, Attention, Embed, Gemm, Gemv, GemvPart, HeadGroup, Heads, KvWrite, Matrix, Norm, Pair, Rope,
+    Select, Turn,
 };
 use crate::cuda::{Launch, Ptr, launch};
 use crate::program::{Op, Program, Slot};
@@ -91,6 +92,17 @@ impl Scene<'_> {
             at = last + 1;
         }
         parts
+    }
+
+    /// Where each row's largest output is.
+    pub(super) fn best(&self) -> Vec<Launch> {
+        let (slot, rows) = (self.program.output, self.shape.wanted);
+        if rows == 0 {
+            return Vec::new();
+        }
+        let (parts, out, n) = (self.at(self.plan.parts), self.record.best, small(self.width(slot)));
+        let p = Argmax { x: self.slot(slot), parts, out, n, parts_n: launch::ARGMAX_PARTS };
+        launch::argmax(&p, small(rows)).into()
     }
 
     /// One operation.

@@ -17,7 +17,7 @@ pub use plan::{Limits, Needs, Source};
 use self::launches::{Part, Scene, half_of_layer};
 use self::plan::Plan;
 use self::record::{Record, Shape, tile_rows};
-use super::{Device, Error, Launch, Ptr, Recording};
+use super::{Device, Error, HostBuffer, Launch, Ptr, Recording, launch};
 use crate::exec::TapFn;
 use crate::program::{Op, Program, Row, Step};
 
@@ -55,10 +55,16 @@ pub struct Executor<D: Device> {
     /// Whether generation is captured.
     capture: bool,
     check_pages: bool,
-    seen: HashMap<Shape, Seen>,
-    /// The outputs of the last step, or what a tap sees.
-    values: Vec<f32>,
+    seen: HashMap<Work, Seen>,
+    /// The outputs of the last step, or what a tap sees. It has room for generated tokens from the beginning, and grows
+    /// where more is asked for.
+    values: HostBuffer,
+    /// What kernels say in the step record, words as floats.
+    told: HostBuffer,
 }
+
+/// What decides a step's launches: its shape, and whether the largest outputs are looked for.
+type Work = (Shape, bool);
 
 impl<D: Device> Executor<D> {
     /// What a model takes on a device.
@@ -100,6 +106,9 @@ impl<D: Device> Executor<D> {
         let base = device.alloc(bytes)?;
         load::weights(&mut device, &plan, base, sources, threads, progress)?;
         load::constants(&mut device, &program, &plan, base, limits.max_pages())?;
+        let of_generated = program.slots[program.output].width * limits.wanted.min(limits.sequences);
+        let values = device.host_buffer(of_generated)?;
+        let told = device.host_buffer(1 + limits.wanted)?;
         let query_width = program.ops.iter().find_map(|op| match op {
             Op::Attention { q, .. } => Some(program.slots[*q].width),
             _ => None,
@@ -116,7 +125,8 @@ impl<D: Device> Executor<D> {
             capture,
             check_pages,
             seen: HashMap::new(),
-            values: Vec::new(),
+            values,
+            told,
         };
         executor.build()?;
         Ok(executor)
@@ -126,10 +136,9 @@ impl<D: Device> Executor<D> {
     fn build(&mut self) -> Result<(), Error> {
         for generated in [false, true] {
             let shape = Shape { generated, rows: 1, wanted: 1, sequences: 1, tiles: usize::from(!generated) };
-            for fuse in [false, true] {
-                for launch in self.parts(shape, fuse).into_iter().flat_map(|part| part.launches) {
-                    self.device.build(launch.module)?;
-                }
+            let apart = self.scene(shape).all(false).into_iter().flat_map(|part| part.launches);
+            for launch in apart.chain(self.list((shape, true))).collect::<Vec<_>>() {
+                self.device.build(launch.module)?;
             }
         }
         Ok(())
@@ -159,13 +168,39 @@ impl<D: Device> Executor<D> {
     /// # Panics
     /// If the step does not fit the program, the cache or the limits.
     pub fn step(&mut self, step: &Step<'_>, tap: Option<&mut TapFn<'_>>) -> Result<&[f32], Error> {
+        let (rows, wanted) = self.start(step, tap, false)?;
+        let output = self.program.output;
+        let n = self.program.rows_of(output, rows.len(), wanted);
+        self.read(output, n, usize::from(self.check_pages))?;
+        self.check_pages(&rows)?;
+        Ok(&self.values.floats()[..n * self.program.slots[output].width])
+    }
+
+    /// Runs a step and returns where each wanted row's largest output is, the first of equal ones; none of a row with an
+    /// output that is not finite. The outputs stay on the device.
+    ///
+    /// # Errors
+    /// If the device fails.
+    ///
+    /// # Panics
+    /// As [`Executor::step`], and for a program that selects no rows.
+    pub fn best(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, Error> {
+        assert!(self.program.slots[self.program.output].selected, "outputs of no row in particular");
+        let (rows, wanted) = self.start(step, None, true)?;
+        self.read(self.program.output, 0, 1 + wanted)?;
+        self.check_pages(&rows)?;
+        let best = self.told.floats()[1..=wanted].iter().map(|word| word.to_bits());
+        Ok(best.map(|at| (at != launch::NOT_FINITE).then_some(at)).collect())
+    }
+
+    /// Writes a step's record and begins to run it; its rows, and how many of them are wanted.
+    fn start(&mut self, step: &Step<'_>, tap: Option<&mut TapFn<'_>>, best: bool) -> Result<(Vec<Row>, usize), Error> {
         let (rows, wanted) = self.program.rows(step, self.limits.n_pages);
         let Limits { rows: most, wanted: most_wanted, sequences, positions, .. } = self.limits;
         assert!(rows.len() <= most && wanted.len() <= most_wanted && step.seqs.len() <= sequences, "a step too large");
         assert!(rows.iter().all(|row| row.pos < positions), "a position beyond the longest sequence");
-        self.values.clear();
         if rows.is_empty() {
-            return Ok(&self.values);
+            return Ok((rows, 0));
         }
         let bucket = Shape::bucket(rows.len());
         let whole = step.seqs.len() == rows.len() && wanted.len() == rows.len();
@@ -180,23 +215,17 @@ impl<D: Device> Executor<D> {
         }
         match tap {
             Some(tap) => self.run_tapped(shape, tap)?,
-            None if replayed => self.replay(shape)?,
-            None => self.run(shape)?,
+            None if replayed => self.replay((shape, best))?,
+            None => self.run((shape, best))?,
         }
-        let output = self.program.output;
-        self.read(output, self.program.rows_of(output, rows.len(), wanted.len()))?;
-        self.check_pages(&rows)?;
-        Ok(&self.values)
+        Ok((rows, wanted.len()))
     }
 
-    /// Whether every page that the step's rows needed was in the tables that the kernels saw.
-    fn check_pages(&mut self, rows: &[Row]) -> Result<(), Error> {
-        if !self.check_pages {
-            return Ok(());
-        }
-        let mut word = [0; 4];
-        self.device.download(self.base.offset(self.plan.record), &mut word)?;
-        match (u32::from_le_bytes(word) as usize).checked_sub(1).and_then(|row| rows.get(row)) {
+    /// Whether every page that the step's rows needed was in the tables that the kernels saw; what they said was read.
+    fn check_pages(&self, rows: &[Row]) -> Result<(), Error> {
+        // one more than a row that needed a page which no table had
+        let missing = self.told.floats()[0].to_bits() as usize;
+        match missing.checked_sub(1).filter(|_| self.check_pages).and_then(|row| rows.get(row)) {
             None => Ok(()),
             Some(row) => Err(Error::MissingPage { sequence: row.seq, position: row.pos }),
         }
@@ -222,8 +251,8 @@ impl<D: Device> Executor<D> {
         Ok(())
     }
 
-    fn parts(&self, shape: Shape, fuse: bool) -> Vec<Part> {
-        let scene = Scene {
+    fn scene(&self, shape: Shape) -> Scene<'_> {
+        Scene {
             program: &self.program,
             plan: &self.plan,
             base: self.base,
@@ -231,52 +260,58 @@ impl<D: Device> Executor<D> {
             multiprocessors: self.device.multiprocessors(),
             shape,
             record: self.record.addresses(&shape, self.base.offset(self.plan.record)),
-        };
-        scene.all(fuse)
+        }
     }
 
-    fn list(&self, shape: Shape) -> Vec<Launch> {
-        self.parts(shape, true).into_iter().flat_map(|part| part.launches).collect()
+    /// Everything that a step launches.
+    fn list(&self, (shape, best): Work) -> Vec<Launch> {
+        let scene = self.scene(shape);
+        let mut list: Vec<Launch> = scene.all(true).into_iter().flat_map(|part| part.launches).collect();
+        if best {
+            list.extend(scene.best());
+        }
+        list
     }
 
-    fn run(&mut self, shape: Shape) -> Result<(), Error> {
-        for launch in self.list(shape) {
-            // SAFETY: every address is in the arena, whose pieces were measured for the limits that `step` checked;
+    fn run(&mut self, work: Work) -> Result<(), Error> {
+        for launch in self.list(work) {
+            // SAFETY: every address is in the arena, whose pieces were measured for the limits that `start` checked;
             // buffers are written by the operations before those that read them, and the record before all of them.
             unsafe { self.device.launch(&launch)? }
         }
         Ok(())
     }
 
-    fn replay(&mut self, shape: Shape) -> Result<(), Error> {
-        match self.seen.get(&shape) {
+    fn replay(&mut self, work: Work) -> Result<(), Error> {
+        match self.seen.get(&work) {
             None => {
-                self.seen.insert(shape, Seen::Once);
-                return self.run(shape);
+                self.seen.insert(work, Seen::Once);
+                return self.run(work);
             }
             Some(Seen::Once) => {
-                let launches = self.list(shape);
+                let launches = self.list(work);
                 // SAFETY: as in `run`, for every replay: the arena stays where it is as long as the device.
                 let recording = unsafe { self.device.record(launches)? };
-                self.seen.insert(shape, Seen::Recorded(recording));
+                self.seen.insert(work, Seen::Recorded(recording));
             }
             Some(Seen::Recorded(_)) => {}
         }
-        let Some(Seen::Recorded(recording)) = self.seen.get(&shape) else { unreachable!("just recorded") };
+        let Some(Seen::Recorded(recording)) = self.seen.get(&work) else { unreachable!("just recorded") };
         // SAFETY: as above; the step record was written.
         unsafe { self.device.replay(*recording) }
     }
 
     fn run_tapped(&mut self, shape: Shape, tap: &mut TapFn<'_>) -> Result<(), Error> {
-        for Part { op, launches } in self.parts(shape, false) {
+        for Part { op, launches } in self.scene(shape).all(false) {
             for launch in launches {
                 // SAFETY: as in `run`.
                 unsafe { self.device.launch(&launch)? }
             }
             let Some(out) = self.program.ops[op].out() else { continue };
             let rows = self.program.rows_of(out, shape.rows, shape.wanted);
-            self.read(out, rows)?;
-            tap(op, rows, self.program.slots[out].width, &self.values);
+            let width = self.program.slots[out].width;
+            self.read(out, rows, 0)?;
+            tap(op, rows, width, &self.values.floats()[..rows * width]);
         }
         Ok(())
     }
@@ -298,15 +333,20 @@ impl<D: Device> Executor<D> {
         self.device.upload(self.base.offset(self.plan.slots[slot]), bytes)
     }
 
-    /// Reads the first rows of a slot.
-    fn read(&mut self, slot: usize, rows: usize) -> Result<(), Error> {
-        self.values.resize(rows * self.program.slots[slot].width, 0.0);
-        if self.values.is_empty() {
-            return Ok(());
+    /// Reads the first rows of a slot, and the first words of the step record, in which kernels say something.
+    fn read(&mut self, slot: usize, rows: usize, words: usize) -> Result<(), Error> {
+        let n = rows * self.program.slots[slot].width;
+        if n > self.values.len() {
+            self.values = self.device.host_buffer(n)?;
         }
-        let n = 4 * self.values.len();
-        // SAFETY: the bytes of these floats, for which all bits are values.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(self.values.as_mut_ptr().cast::<u8>(), n) };
-        self.device.download(self.base.offset(self.plan.slots[slot]), bytes)
+        let slot = self.base.offset(self.plan.slots[slot]);
+        let record = self.base.offset(self.plan.record);
+        let mut copies = [(slot, self.values.bytes_mut(n)), (record, self.told.bytes_mut(words))];
+        match (n, words) {
+            (0, 0) => Ok(()),
+            (0, _) => self.device.download_all(&mut copies[1..]),
+            (_, 0) => self.device.download_all(&mut copies[..1]),
+            _ => self.device.download_all(&mut copies),
+        }
     }
 }

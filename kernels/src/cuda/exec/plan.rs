@@ -161,6 +161,8 @@ pub(super) struct Plan {
     /// Partial sums of attention, and their maxima and totals.
     pub(super) sums: u64,
     pub(super) states: u64,
+    /// Parts of the search for the largest outputs.
+    pub(super) parts: u64,
     pub(super) record: u64,
     pub(super) needs: Needs,
 }
@@ -234,6 +236,7 @@ impl Plan {
         let heads = arena.take(&[4, limits.rows, query_width + 2 * kv.n_head_kv * kv.head_dim]);
         let split = [4, ATTEND_ROWS.min(limits.rows), SPLITS, query_width];
         let (sums, states) = (arena.take(&split), arena.take(&[&split[..], &[2]].concat()));
+        let parts = arena.take(&[limits.wanted, launch::ARGMAX_PARTS as usize, launch::ARGMAX_PART_BYTES]);
         let record = arena.take(&[Record::most_bytes(limits)]);
         let needs =
             Needs { weights: weight_bytes, kv: kv_bytes, buffers: arena.0.saturating_sub(weight_bytes + kv_bytes) };
@@ -252,6 +255,7 @@ impl Plan {
             heads,
             sums,
             states,
+            parts,
             record,
             needs,
         })

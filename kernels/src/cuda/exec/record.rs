@@ -48,11 +48,13 @@ pub(super) struct Record {
     n_pages: Option<u32>,
 }
 
-/// Words before everything else: what kernels say of missing pages.
+/// Words before everything else: what kernels say of missing pages. Behind it is where they say which outputs are
+/// largest, so that both are read together.
 const MISSING: usize = 1;
 
 /// Words before each array of a shape's record.
 struct Arrays {
+    best: usize,
     tokens: usize,
     positions: usize,
     sequences: usize,
@@ -64,18 +66,21 @@ struct Arrays {
 
 fn arrays(shape: &Shape, max_pages: usize) -> Arrays {
     let Shape { rows, wanted, sequences, tiles, .. } = *shape;
-    let tokens = MISSING;
+    let best = MISSING;
+    let tokens = best + wanted;
     let positions = tokens + rows;
     let of_rows = positions + rows;
     let at_wanted = of_rows + rows;
     let at_tiles = at_wanted + wanted;
     let tables = at_tiles + 2 * tiles;
     let end = tables + sequences * max_pages;
-    Arrays { tokens, positions, sequences: of_rows, wanted: at_wanted, tiles: at_tiles, tables, end }
+    Arrays { best, tokens, positions, sequences: of_rows, wanted: at_wanted, tiles: at_tiles, tables, end }
 }
 
 /// Addresses of a record's arrays.
 pub(super) struct Addresses {
+    /// The largest of each wanted row's outputs, and the word before it: a row, counted from 1, without a page.
+    pub(super) best: Ptr,
     pub(super) tokens: Ptr,
     pub(super) wanted: Ptr,
     pub(super) tiles: Ptr,
@@ -94,7 +99,7 @@ impl Record {
         let &Limits { rows, wanted, sequences, .. } = limits;
         let tables = sequences.saturating_mul(limits.max_pages());
         // a tile has at least a row
-        (MISSING + 5 * rows + wanted).saturating_add(tables).saturating_mul(4)
+        (MISSING + 5 * rows + 2 * wanted).saturating_add(tables).saturating_mul(4)
     }
 
     /// Where the arrays of a record of this shape are, when it is at `base`.
@@ -103,6 +108,7 @@ impl Record {
         let at = |words: usize| base.offset(4 * words as u64);
         let small = |n: usize| u32::try_from(n).expect("far below the largest grid");
         Addresses {
+            best: at(a.best),
             tokens: at(a.tokens),
             wanted: at(a.wanted),
             tiles: at(a.tiles),
