@@ -36,8 +36,8 @@ impl ModelArgs {
 pub(super) struct DeviceArgs {
     /// What computes: auto, cpu or cuda (an NVIDIA GPU) [default: auto, a GPU that works and has room for the model or
     /// its --gpu-layers; the CPU with --isa and no --gpu-layers]
-    #[arg(long, value_name = "DEVICE", hide_default_value = true, default_value = "auto")]
-    device: Device,
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<Device>,
     /// Which GPU, by its number in `octavo inspect --devices` [default: 0]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16))]
     gpu: Option<u16>,
@@ -64,7 +64,7 @@ pub(super) enum Device {
 impl DeviceArgs {
     /// What computes, with kernels of `isa` on the CPU.
     pub(super) fn choice(&self, isa: IsaChoice) -> Result<DeviceChoice, Failure> {
-        self.choice_of(self.device, isa)
+        self.choice_of(self.device(), isa)
     }
 
     /// As [`DeviceArgs::choice`], for another device than the one given.
@@ -81,14 +81,17 @@ impl DeviceArgs {
             }
             (Device::Cpu, ..) | (_, _, Some(0)) | (Device::Auto, IsaChoice::Only(_), None) => Ok(DeviceChoice::Cpu),
             // with a part on the CPU, its instruction set matters there
-            (Device::Auto, ..) => Ok(DeviceChoice::Auto(gpu)),
+            (Device::Auto, ..) => {
+                let asked = self.device.is_some() || self.gpu.is_some() || self.gpu_layers.is_some();
+                Ok(DeviceChoice::Auto { gpu, asked })
+            }
             (Device::Cuda, ..) => Ok(DeviceChoice::Cuda(gpu)),
         }
     }
 
-    /// The device given.
+    /// The device given, or the best.
     pub(super) fn device(&self) -> Device {
-        self.device
+        self.device.unwrap_or(Device::Auto)
     }
 
     /// How many layers a GPU takes, if not all.

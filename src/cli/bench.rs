@@ -127,8 +127,8 @@ fn processor(args: &BenchArgs) -> Result<Processor, Failure> {
     match args.device.choice(args.isa)? {
         DeviceChoice::Cpu => cpu(),
         DeviceChoice::Cuda(gpu) => Ok(open(gpu).map_err(octavo_llm::Error::from)?),
-        DeviceChoice::Auto(gpu) => open(gpu).or_else(|error| {
-            if !matches!(error, cuda::Error::NoDriver) {
+        DeviceChoice::Auto { gpu, asked } => open(gpu).or_else(|error| {
+            if asked || !matches!(error, cuda::Error::NoDriver) {
                 terminal::note(&format!("octavo: on the CPU: {error}"));
             }
             cpu()

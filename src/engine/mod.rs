@@ -53,8 +53,14 @@ impl ModelSource {
 /// What computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// The GPU of this number where it works and has room for the model, otherwise the CPU.
-    Auto(usize),
+    /// A GPU where it works and has room for the model, otherwise the CPU.
+    Auto {
+        /// Its number.
+        gpu: usize,
+        /// Somebody asked for this, and is told even where there is no driver: most machines have none, and need not be
+        /// told so each time.
+        asked: bool,
+    },
     /// The CPU.
     #[default]
     Cpu,
@@ -264,11 +270,11 @@ fn prepare(
 ) -> Result<Box<dyn Executable>, Error> {
     let threads = options.threads.unwrap_or_else(default_threads);
     let gpu_layers = options.gpu_layers.unwrap_or(usize::MAX);
-    let (ordinal, demanded) = match options.device {
-        DeviceChoice::Cpu => (None, false),
-        _ if gpu_layers == 0 => (None, false),
-        DeviceChoice::Auto(ordinal) => (Some(ordinal), false),
-        DeviceChoice::Cuda(ordinal) => (Some(ordinal), true),
+    let (ordinal, demanded, asked) = match options.device {
+        DeviceChoice::Cpu => (None, false, false),
+        _ if gpu_layers == 0 => (None, false, false),
+        DeviceChoice::Auto { gpu, asked } => (Some(gpu), false, asked),
+        DeviceChoice::Cuda(gpu) => (Some(gpu), true, true),
     };
     let isa = options.isa.resolve()?;
     let EngineOptions { kv_type, repack, graphs, check_pages, .. } = *options;
@@ -278,8 +284,7 @@ fn prepare(
         match on_gpu(ordinal, gguf, model, &split::Options { gpu_layers, cpu, cuda }, sink) {
             Ok(executable) => return Ok(executable),
             Err(error) if demanded => return Err(error),
-            // most machines are like that, and need not be told so each time
-            Err(Error::Cuda(cuda::Error::NoDriver)) => {}
+            Err(Error::Cuda(cuda::Error::NoDriver)) if !asked => {}
             Err(Error::Cuda(error)) => sink(Loading::Note(&format!("on the CPU: {error}"))),
             Err(error) => return Err(error),
         }
