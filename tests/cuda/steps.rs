@@ -199,8 +199,8 @@ fn layers_take_few_launches() {
             sequence.run(&mut cuda, Role::Generated, &[&[token]]);
         }
         let recorded = &cuda.device().recorded;
-        // embeddings, the rows with outputs of two values and their sum, the last norm, the last product
-        let around = 1 + 3 + 1 + 1;
+        // embeddings, the last norm, the last product
+        let around = 3;
         println!("{name}: {} launches, expected at most {}", recorded.len(), around + most);
         assert!(recorded.len() <= around + most, "{name}: {recorded:#?}");
     }

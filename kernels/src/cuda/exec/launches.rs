@@ -140,6 +140,21 @@ impl Scene<'_> {
                 self.gated(x, [gate, up], out, self.only_form(out, at + 3), list);
                 Some(at + 2)
             }
+            // rows keep their order: as many as there are, are they themselves
+            [
+                Op::MatMul { x, w, out: y },
+                Op::SelectRows { x: z, out: c },
+                Op::SelectRows { x: other, out: d },
+                Op::Add { a, b, out },
+                ..,
+            ] if self.shape.rows == self.shape.wanted
+                && (y, c, d) == (z, a, b)
+                && c != d
+                && [y, c, d].iter().all(|slot| unread(*slot, out, at + 3)) =>
+            {
+                self.products(x, &[Product { w, add: self.slot(other), out: self.slot(out) }], list);
+                Some(at + 3)
+            }
             [Op::MatMul { .. }, ..] => self.heads(at, list),
             [Op::RmsNorm { x, ref weight, eps, out }, ..] if weight.len() == self.width(x) => {
                 let form = self.only_form(out, at + 1)?;
