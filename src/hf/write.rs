@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::config::Llama3;
 use super::rows::HeadOrder;
-use super::{Error, tensors, tokenizer};
+use super::{Error, pretty, tensors, tokenizer};
 use crate::model::Hparams;
 
 /// The tensor of divisors of rotary frequencies: settings, in a folder.
@@ -34,13 +34,10 @@ pub fn write(gguf: &Gguf, dir: &Path) -> Result<(), Error> {
     let parent = dir.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     // beside it first: whoever looks sees all of the folder, or nothing
     let new = tempfile::Builder::new().prefix(".octavo-").tempdir_in(parent).map_err(io)?;
-    let put = |name: &str, value: &Value| {
-        let text = serde_json::to_string_pretty(value).expect("no map has keys that are no strings");
-        std::fs::write(new.path().join(name), text).map_err(io)
-    };
-    put("config.json", &config(gguf, &h)?)?;
-    for (name, value) in tokenizer::files(gguf)? {
-        put(name, &value)?;
+    let put = |name: &str, content: &[u8]| std::fs::write(new.path().join(name), content).map_err(io);
+    put("config.json", &pretty(&config(gguf, &h)?))?;
+    for (name, content) in tokenizer::files(gguf)? {
+        put(name, &content)?;
     }
     let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     let path = new.path().join("model.safetensors");

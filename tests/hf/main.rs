@@ -4,6 +4,7 @@ mod hostile;
 mod make;
 #[path = "../model_support/logits.rs"]
 mod model_logits;
+mod spm;
 
 use std::path::{Path, PathBuf};
 
