@@ -63,9 +63,17 @@ fn tokenizer(folder: &Path) -> Tokenizer {
 pub(super) fn small() -> Gguf {
     let mut tokens: Vec<String> = ["<unk>", "<s>", "</s>"].map(str::to_owned).into();
     tokens.extend((0..=255).map(|byte| format!("<0x{byte:02X}>")));
-    tokens.extend(["▁▁", "▁▁▁", "▁a", "ab", "▁ab", "bc", "abc", "▁abc", "▁", "a", "b", "c"].map(str::to_owned));
-    let types: Vec<i32> =
-        (0..tokens.len()).map(|id| [2, 3, 3].get(id).copied().unwrap_or(if id < 259 { 6 } else { 1 })).collect();
+    tokens.extend(
+        ["▁▁", "▁▁▁", "▁a", "ab", "▁ab", "bc", "abc", "▁abc", "▁", "a", "b", "c", "[PAD271]"].map(str::to_owned),
+    );
+    let ty = |id: usize| match id {
+        0 => 2,
+        1 | 2 => 3,
+        3..259 => 6,
+        271 => 5,
+        _ => 1,
+    };
+    let types: Vec<i32> = (0..tokens.len()).map(ty).collect();
     let scores: Vec<f32> = (0..tokens.len()).map(|id| if id < 259 { 0.0 } else { 259.0 - id as f32 }).collect();
     let mut view = View::new(Path::new("vocabulary"));
     view.set("general.architecture", "llama").set("tokenizer.ggml.model", "llama");
@@ -255,6 +263,7 @@ fn what_scores_and_spaces_cannot_express_is_refused_by_name() {
             json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": "second", "split": false });
     });
     refuses(&["added_tokens", "inside of words"], &|t| t["added_tokens"][1]["single_word"] = json!(true));
+    refuses(&["added_tokens", "not normalized", "</s>"], &|t| t["added_tokens"][2]["normalized"] = json!(true));
     refuses(&["at most 512 bytes"], &|t| {
         t["model"]["vocab"].as_object_mut().expect("a map").shift_remove("▁abc");
         t["model"]["merges"]
@@ -279,7 +288,7 @@ fn models_of_another_kind_are_refused_by_name() {
     let folder = Folder::of(&small());
     let path = folder.path.join("tokenizer.model");
     let sound = std::fs::read(&path).expect("there");
-    let cases: [(u8, &[u8], &str); 9] = [
+    let cases: [(u8, &[u8], &str); 10] = [
         (TRAINER, &[0x18, 1], "trainer_spec.model_type: expected BPE, got UNIGRAM"),
         (TRAINER, &[0x18, 4], "trainer_spec.model_type: expected BPE, got CHAR"),
         (TRAINER, &[0x18, 99], "trainer_spec.model_type: expected BPE, got 99"),
@@ -288,6 +297,7 @@ fn models_of_another_kind_are_refused_by_name() {
         (NORMALIZER, &[0x12, 1, 7], "normalizer_spec: expected identity"),
         (NORMALIZER, &[0x20, 1], "remove_extra_whitespaces: expected false"),
         (NORMALIZER, &[0x28, 0], "escape_whitespaces: expected true"),
+        (0x0A, &[0x0A, 1, b'u', 0x18, 4], "pieces: expected user-defined tokens that other files add"),
         (0x0A, &[0x0A, 1, b'x', 0x18, 9], "pieces: expected types from 1 to 6, got 9 of token 271"),
     ];
     for (field, message, says) in cases {
@@ -297,9 +307,9 @@ fn models_of_another_kind_are_refused_by_name() {
         assert!(error.contains("tokenizer.model: ") && error.contains(says), "{error}");
     }
     // one token more than the embedding has rows
-    std::fs::write(&path, [&sound[..], &[0x0A, 3, 0x0A, 1, b'x']].concat()).expect("written");
+    std::fs::write(&path, [&sound[..], &[0x0A, 3, 0x0A, 1, b'x'].repeat(2)].concat()).expect("written");
     let error = folder.open().map(drop).expect_err("too many");
-    assert!(error.contains("tokenizer.model: vocabulary: expected ids below config.json's vocab_size, 271"), "{error}");
+    assert!(error.contains("tokenizer.model: vocabulary: expected ids below config.json's vocab_size, 272"), "{error}");
     // the file that LLaMA 3 has under this name
     std::fs::remove_file(folder.path.join("tokenizer.json")).expect("there");
     std::fs::write(&path, "IQ== 0\nIg== 1\n").expect("written");

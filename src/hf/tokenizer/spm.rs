@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::super::config::Config;
 use super::super::{Error, MAX_SETTINGS, read_json};
 use super::order::{LONGEST, Ranks, Token, places};
-use super::proto::{self, ModelProto};
+use super::proto::{self, ModelProto, Piece};
 use super::{BYTE, CONTROL, Files, NORMAL, SPACE, Specials, Tokens, UNKNOWN, USER_DEFINED, bad, padding};
 use crate::tokenizer::SpacePrefix;
 
@@ -40,6 +40,9 @@ pub(super) fn declare(dir: &Path, files: &Files, config: &Config, view: &mut Vie
         None => scores_of_merges(files, &tokens)?,
     };
     let prefix = if json { prefix_of(files)? } else { prefix_of_settings(files, model.as_ref()) };
+    if prefix == SpacePrefix::Every {
+        no_space_behind(dir, files, model.as_ref(), &tokens)?;
+    }
     view.set("tokenizer.ggml.model", "llama").set("tokenizer.ggml.pre", "default");
     view.set("tokenizer.ggml.scores", scores);
     view.set("tokenizer.ggml.add_space_prefix", prefix != SpacePrefix::Never);
@@ -159,6 +162,25 @@ fn add(dir: &Path, files: &Files, tokens: &mut Tokens) -> Result<(), Error> {
         token.0 = token.0.replace(SPACE, " ");
     }
     Ok(())
+}
+
+/// Refuses tokens that are found when spaces are in place already: behind them GGUF's SPM would put one more.
+fn no_space_behind(dir: &Path, files: &Files, model: Option<&ModelProto>, tokens: &Tokens) -> Result<(), Error> {
+    let Some(model) = model else {
+        let mut added = files.tokenizer["added_tokens"].as_array().into_iter().flatten();
+        return match added.find(|token| token["normalized"] == true) {
+            Some(token) => Err(files.bad("added_tokens", "tokens that are not normalized", &token["content"])),
+            None => Ok(()),
+        };
+    };
+    let own = |(id, piece): &(u32, &Piece)| piece.ty == Some(USER_DEFINED) && !tokens.added.contains(id);
+    match (0..).zip(&model.pieces).find(own) {
+        Some((_, piece)) => {
+            let file = dir.join(proto::FILE).display().to_string();
+            Err(bad(&file, "pieces", "user-defined tokens that other files add, too", format!("{:?}", piece.text)))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Scores that join what merges join, in their order.
