@@ -7,7 +7,6 @@
 
 mod awq;
 mod config;
-mod convert;
 mod error;
 mod rows;
 mod tensors;
@@ -19,7 +18,6 @@ use std::path::Path;
 use gguf_rs_lite::{Gguf, OpenOptions, View};
 use serde_json::Value;
 
-pub use convert::{Converted, convert};
 pub use error::Error;
 pub use write::write;
 
