@@ -86,6 +86,14 @@ fn groups(layer: usize, gqa: bool) -> Vec<Group> {
     all
 }
 
+/// A tensor as floats.
+fn values(gguf: &Gguf, t: &TensorInfo) -> Result<Vec<f32>, Error> {
+    let mut values = vec![0.0; t.n_elements() as usize];
+    dequantize(t.ty, gguf.data(t), &mut values)?;
+    gguf.release(t);
+    Ok(values)
+}
+
 /// Weights of one layer as floats, by name.
 struct Layer<'a> {
     tensors: Vec<(&'a TensorInfo, Vec<f32>)>,
@@ -96,10 +104,7 @@ impl<'a> Layer<'a> {
         let prefix = format!("blk.{layer}.");
         let mut tensors = Vec::new();
         for t in gguf.tensors().iter().filter(|t| t.name.starts_with(&prefix)) {
-            let mut values = vec![0.0; t.n_elements() as usize];
-            dequantize(t.ty, gguf.data(t), &mut values)?;
-            gguf.release(t);
-            tensors.push((t, values));
+            tensors.push((t, values(gguf, t)?));
         }
         Ok(Layer { tensors })
     }
@@ -164,22 +169,26 @@ pub fn quantized(
     for (key, value) in gguf.keys() {
         view.set(key, value);
     }
-    let mut put = |t: &TensorInfo, values: &[f32]| -> Result<(), Error> {
-        let to = match t.dims.len() {
-            2 if is_matrix(t) => ty,
-            2 => TensorType::F16,
-            _ => TensorType::F32,
-        };
-        let mut bytes = Vec::new();
-        quantize(to, values, t.dims[0] as usize, None, &mut bytes)?;
+    let target = |t: &TensorInfo| match t.dims.len() {
+        2 if is_matrix(t) => ty,
+        2 => TensorType::F16,
+        _ => TensorType::F32,
+    };
+    let mut put = |t: &TensorInfo, bytes: Vec<u8>| -> Result<(), Error> {
+        let to = target(t);
         let row_bytes = to.row_bytes(t.dims[0]).map_or(0, |n| n as usize);
         view.made(&t.name, &t.dims, to, gguf.name(), Arc::new(Held { bytes, row_bytes }))?;
         Ok(())
     };
+    let rounded = |t: &TensorInfo, values: &[f32]| -> Result<Vec<u8>, Error> {
+        let mut bytes = Vec::new();
+        quantize(target(t), values, t.dims[0] as usize, None, &mut bytes)?;
+        Ok(bytes)
+    };
     for t in gguf.tensors().iter().filter(|t| !t.name.starts_with("blk.")) {
-        let mut values = vec![0.0; t.n_elements() as usize];
-        dequantize(t.ty, gguf.data(t), &mut values)?;
-        put(t, &values)?;
+        // embeddings are large: those of the type they are to have are not widened on the way
+        let bytes = if t.ty == target(t) { gguf.data(t).to_vec() } else { rounded(t, &values(gguf, t)?)? };
+        put(t, bytes)?;
     }
     let h = engine.hparams();
     for l in 0..h.n_layer() {
@@ -202,7 +211,7 @@ pub fn quantized(
             layer.scale(&group, &found.scales);
         }
         for (t, values) in &layer.tensors {
-            put(t, values)?;
+            put(t, rounded(t, values)?)?;
         }
     }
     Ok(view.open()?)
