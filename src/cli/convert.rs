@@ -21,7 +21,7 @@ Examples:
   octavo convert Qwen3-0.6B qwen3-0.6b-f16.gguf --type f16
   octavo quantize qwen3-0.6b-f16.gguf qwen3-0.6b-q4.gguf Q4_K_M
 
-A folder has config.json, tokenizer.json and safetensors. octavo runs folders as they are, too.")]
+A folder has config.json, safetensors, and tokenizer.json or tokenizer.model. octavo runs folders as they are, too.")]
 pub(super) struct ConvertArgs {
     /// The folder
     #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
