@@ -32,8 +32,8 @@ const BYTE: i32 = 6;
 /// What stands for a space in SentencePiece's tokens.
 const SPACE: char = '\u{2581}';
 
-/// The most entries of a vocabulary: memory is taken for all of them before any is read.
-const MAX_TOKENS: usize = 1 << 24;
+/// The most entries of a vocabulary, sixteen times the largest: memory is taken for all of them before any is read.
+const MAX_TOKENS: usize = 1 << 22;
 
 /// A token id, or a list of them.
 pub(super) fn ids(value: &Value) -> Option<Vec<u32>> {
