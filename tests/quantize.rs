@@ -32,6 +32,7 @@ fn quantize(
             tensors += 1;
         }
         Progress::Bytes(n) => bytes += n,
+        Progress::Done { rounding, .. } => assert_eq!(rounding, None, "no groups"),
     })?;
     assert_eq!((tensors, bytes), (plan.changes().len(), plan.totals().before));
     let gguf = Gguf::open(&path, &OpenOptions { strict: true, ..OpenOptions::default() })?;

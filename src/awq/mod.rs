@@ -16,6 +16,7 @@ use gguf_rs_lite::{Gguf, RowSource, TensorInfo, TensorType, View};
 use octavo_quant::{dequantize, quantize};
 
 use crate::engine::Engine;
+use crate::model::Hparams;
 pub use activations::{Activations, Inputs};
 use search::{Linear, best_scales};
 
@@ -86,25 +87,48 @@ fn groups(layer: usize, gqa: bool) -> Vec<Group> {
     all
 }
 
-/// Weights of one layer as floats, by name.
-struct Layer<'a> {
-    tensors: Vec<(&'a TensorInfo, Vec<f32>)>,
+/// A tensor as floats.
+fn values(gguf: &Gguf, t: &TensorInfo) -> Result<Vec<f32>, Error> {
+    let mut values = vec![0.0; t.n_elements() as usize];
+    dequantize(t.ty, gguf.data(t), &mut values)?;
+    gguf.release(t);
+    Ok(values)
 }
 
-impl<'a> Layer<'a> {
-    fn read(gguf: &'a Gguf, layer: usize) -> Result<Layer<'a>, Error> {
+/// A tensor, or Q, K and V of one that has the rows of all three: folders have them apart.
+fn apart(t: &TensorInfo, h: &Hparams) -> Vec<TensorInfo> {
+    let Some((stem, end)) = t.name.split_once(".attn_qkv.") else { return vec![t.clone()] };
+    let part = |(name, rows): (&str, usize)| {
+        let mut part = t.clone();
+        part.name = format!("{stem}.{name}.{end}");
+        if let Some(all) = part.dims.last_mut() {
+            *all = rows as u64;
+        }
+        part
+    };
+    [("attn_q", h.q_width()), ("attn_k", h.kv_width()), ("attn_v", h.kv_width())].map(part).into()
+}
+
+/// Weights of one layer as floats, by name.
+struct Layer {
+    tensors: Vec<(TensorInfo, Vec<f32>)>,
+}
+
+impl Layer {
+    fn read(gguf: &Gguf, layer: usize, h: &Hparams) -> Result<Layer, Error> {
         let prefix = format!("blk.{layer}.");
         let mut tensors = Vec::new();
         for t in gguf.tensors().iter().filter(|t| t.name.starts_with(&prefix)) {
-            let mut values = vec![0.0; t.n_elements() as usize];
-            dequantize(t.ty, gguf.data(t), &mut values)?;
-            gguf.release(t);
-            tensors.push((t, values));
+            let mut all = values(gguf, t)?;
+            for part in apart(t, h).into_iter().rev() {
+                let values = all.split_off(all.len() - part.n_elements() as usize);
+                tensors.push((part, values));
+            }
         }
         Ok(Layer { tensors })
     }
 
-    fn get(&mut self, name: &str) -> Option<&mut (&'a TensorInfo, Vec<f32>)> {
+    fn get(&mut self, name: &str) -> Option<&mut (TensorInfo, Vec<f32>)> {
         self.tensors.iter_mut().find(|t| t.0.name == name)
     }
 
@@ -151,7 +175,8 @@ pub fn quantized(
     let ty = TensorType::AWQ.into_iter().find(|ty| ty.block_len() == options.group);
     let ty = ty.ok_or(Error::Group { got: options.group })?;
     let is_matrix = |t: &TensorInfo| t.name.starts_with("blk.") && t.dims.len() == 2;
-    for t in gguf.tensors().iter().filter(|t| is_matrix(t)) {
+    let h = engine.hparams();
+    for t in gguf.tensors().iter().filter(|t| is_matrix(t)).flat_map(|t| apart(t, h)) {
         let (tensor, group) = (t.name.clone(), options.group);
         if !t.dims[0].is_multiple_of(group as u64) {
             return Err(Error::Rows { tensor, group, got: t.dims[0] });
@@ -164,28 +189,33 @@ pub fn quantized(
     for (key, value) in gguf.keys() {
         view.set(key, value);
     }
-    let mut put = |t: &TensorInfo, values: &[f32]| -> Result<(), Error> {
-        let to = match t.dims.len() {
-            2 if is_matrix(t) => ty,
-            2 => TensorType::F16,
-            _ => TensorType::F32,
-        };
-        let mut bytes = Vec::new();
-        quantize(to, values, t.dims[0] as usize, None, &mut bytes)?;
+    let target = |t: &TensorInfo| match t.dims.len() {
+        2 if is_matrix(t) => ty,
+        2 => TensorType::F16,
+        _ => TensorType::F32,
+    };
+    let mut put = |t: &TensorInfo, bytes: Vec<u8>| -> Result<(), Error> {
+        let to = target(t);
         let row_bytes = to.row_bytes(t.dims[0]).map_or(0, |n| n as usize);
         view.made(&t.name, &t.dims, to, gguf.name(), Arc::new(Held { bytes, row_bytes }))?;
         Ok(())
     };
+    let rounded = |t: &TensorInfo, values: &[f32]| -> Result<Vec<u8>, Error> {
+        let mut bytes = Vec::new();
+        quantize(target(t), values, t.dims[0] as usize, None, &mut bytes)?;
+        Ok(bytes)
+    };
     for t in gguf.tensors().iter().filter(|t| !t.name.starts_with("blk.")) {
-        let mut values = vec![0.0; t.n_elements() as usize];
-        dequantize(t.ty, gguf.data(t), &mut values)?;
-        put(t, &values)?;
+        // embeddings are large: those of the type they are to have are not widened on the way
+        let bytes = if t.ty == target(t) { gguf.data(t).to_vec() } else { rounded(t, &values(gguf, t)?)? };
+        put(t, bytes)?;
     }
-    let h = engine.hparams();
     for l in 0..h.n_layer() {
-        let mut layer = Layer::read(gguf, l)?;
+        let mut layer = Layer::read(gguf, l, h)?;
         for group in groups(l, h.n_head() != h.n_head_kv()) {
-            let Some(inputs) = activations.and_then(|a| a.of(&group.matrices[0])) else { continue };
+            let first = &group.matrices[0];
+            let fused = || first.replace(".attn_q.", ".attn_qkv.");
+            let Some(inputs) = activations.and_then(|a| a.of(first).or_else(|| a.of(&fused()))) else { continue };
             let linears: Vec<Linear<'_>> = layer
                 .tensors
                 .iter()
@@ -202,7 +232,7 @@ pub fn quantized(
             layer.scale(&group, &found.scales);
         }
         for (t, values) in &layer.tensors {
-            put(t, values)?;
+            put(t, rounded(t, values)?)?;
         }
     }
     Ok(view.open()?)

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use gguf_rs_lite::{OpenOptions, TensorType};
-use octavo_llm::hf::{self, Converted};
+use octavo_llm::hf;
+use octavo_llm::quantize::{Change, Plan, Progress};
 
 use super::failure::{Exit, Failure};
 use super::terminal::{self, note};
@@ -20,7 +21,7 @@ Examples:
   octavo convert Qwen3-0.6B qwen3-0.6b-f16.gguf --type f16
   octavo quantize qwen3-0.6b-f16.gguf qwen3-0.6b-q4.gguf Q4_K_M
 
-A folder has config.json, tokenizer.json and safetensors. octavo runs folders as they are, too.")]
+A folder has config.json, safetensors, and tokenizer.json or tokenizer.model. octavo runs folders as they are, too.")]
 pub(super) struct ConvertArgs {
     /// The folder
     #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
@@ -31,6 +32,9 @@ pub(super) struct ConvertArgs {
     /// The type of matrices: q4_1 (of AWQ weights only), f16, bf16 or f32 [default: q4_1, or what the folder has]
     #[arg(long = "type", value_name = "TYPE", value_parser = matrix_type)]
     to: Option<TensorType>,
+    /// Threads [default: the CPUs that this process may use]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
     /// Replace OUT if it is there
     #[arg(long)]
     force: bool,
@@ -54,26 +58,31 @@ pub(super) fn run(args: &ConvertArgs) -> Result<Exit, Failure> {
     }
     let start = std::time::Instant::now();
     let gguf = hf::open(&args.input, &OpenOptions::default()).map_err(octavo_llm::Error::from)?;
-    let (total, mut done) = (gguf.tensors().iter().map(|t| t.bytes).sum(), 0);
+    let threads = args.threads.map_or_else(octavo_llm::engine::default_threads, usize::from);
+    let plan = Plan::of_folder(&gguf, args.to, threads)?;
+    let (total, mut done) = (plan.totals().before, 0);
     let bar = terminal::Progress::bytes("converting");
-    let result = hf::convert(&gguf, args.to, &args.output, &mut |converted| {
-        bar.line(&row(converted));
-        done += converted.tensor.bytes;
-        bar.at(done, total);
+    let result = plan.write(&args.output, &mut |progress| match progress {
+        Progress::Tensor { .. } => {}
+        Progress::Bytes(bytes) => {
+            done += bytes;
+            bar.at(done, total);
+        }
+        Progress::Done { change, rounding } => bar.line(&row(change, rounding)),
     });
     bar.clear();
-    let bytes = result.map_err(octavo_llm::Error::from)?;
+    let bytes = result?;
     let mib = bytes as f64 / f64::from(1 << 20);
     note(&format!("octavo: wrote {} ({mib:.2} MiB) in {:.1} s", shown(&args.output), start.elapsed().as_secs_f64()));
     Ok(Exit::Done)
 }
 
 /// Name, shape, types, rounding.
-fn row(converted: &Converted<'_>) -> String {
-    let t = converted.tensor;
+fn row(change: &Change, rounding: Option<f32>) -> String {
+    let t = &change.tensor;
     let shape: Vec<String> = t.dims.iter().map(u64::to_string).collect();
-    let to = if converted.to == t.ty { "as it is".to_owned() } else { format!("-> {}", converted.to) };
-    let rounding = converted.rounding.map_or(String::new(), |r| format!("  zero points within {r:.5} of a step"));
+    let to = if change.converts() { format!("-> {}", change.to) } else { "as it is".to_owned() };
+    let rounding = rounding.map_or(String::new(), |r| format!("  zero points within {r:.5} of a step"));
     let row = format!("{:<32} {:<16} {:<8} {to:<9}{rounding}", t.name, shape.join(" x "), t.ty.name());
     row.trim_end().to_owned()
 }

@@ -12,6 +12,8 @@ pub enum Error {
     TooLarge { file: String, most: u64, got: u64 },
     #[error("{file}: not JSON: {source}")]
     Json { file: String, source: serde_json::Error },
+    #[error("{file}: not a SentencePiece model: {error}")]
+    SentencePiece { file: String, error: String },
     #[error("{file}: {key}: expected {expected}, got {got}")]
     Value { file: String, key: String, expected: String, got: String },
     #[error("{file}: not a sound safetensors file: {source}")]

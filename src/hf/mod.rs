@@ -1,4 +1,4 @@
-//! Hugging Face folders: `config.json`, safetensors, `tokenizer.json`, seen as the GGUF file that they would become.
+//! Hugging Face folders: `config.json`, safetensors, `tokenizer.json` or `tokenizer.model`, seen as the GGUF file that they would become.
 //!
 //! One container for everything behind it: hyperparameters, weights, tokenizer, diff and reports read a folder as they
 //! read a file, under the names and in the order of llama.cpp's converter (the rows of LLaMA's queries and keys, which
@@ -7,7 +7,6 @@
 
 mod awq;
 mod config;
-mod convert;
 mod error;
 mod rows;
 mod tensors;
@@ -19,7 +18,6 @@ use std::path::Path;
 use gguf_rs_lite::{Gguf, OpenOptions, View};
 use serde_json::Value;
 
-pub use convert::{Converted, convert};
 pub use error::Error;
 pub use write::write;
 
@@ -45,18 +43,30 @@ pub fn open(dir: &Path, options: &OpenOptions) -> Result<Gguf, Error> {
     Ok(view.open()?)
 }
 
-/// A file of the folder as JSON, `None` if it is not there.
-fn read_json(dir: &Path, name: &str, most: u64) -> Result<Option<Value>, Error> {
+/// A file of the folder, `None` if it is not there.
+fn read_bytes(dir: &Path, name: &str, most: u64) -> Result<Option<Vec<u8>>, Error> {
     let path = dir.join(name);
     let file = path.display().to_string();
-    let text = match std::fs::metadata(&path) {
+    let bytes = match std::fs::metadata(&path) {
         Ok(meta) if meta.len() > most => return Err(Error::TooLarge { file, most, got: meta.len() }),
         Ok(_) => std::fs::read(&path),
         Err(error) => Err(error),
     };
-    match text {
-        Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|source| Error::Json { file, source }),
+    match bytes {
+        Ok(bytes) => Ok(Some(bytes)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(source) => Err(Error::Io { file, source }),
     }
+}
+
+/// A file of the folder as JSON, `None` if it is not there.
+fn read_json(dir: &Path, name: &str, most: u64) -> Result<Option<Value>, Error> {
+    let Some(text) = read_bytes(dir, name, most)? else { return Ok(None) };
+    let file = || dir.join(name).display().to_string();
+    serde_json::from_slice(&text).map(Some).map_err(|source| Error::Json { file: file(), source })
+}
+
+/// JSON as files have it.
+fn pretty(value: &Value) -> Vec<u8> {
+    serde_json::to_vec_pretty(value).expect("no map has keys that are no strings")
 }

@@ -1,8 +1,10 @@
 //! A model as a Hugging Face folder.
 
 use std::borrow::Cow;
+use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::path::Path;
+use std::rc::Rc;
 
 use gguf_rs_lite::{Gguf, TensorInfo, TensorType};
 use octavo_quant::awq;
@@ -12,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::config::Llama3;
 use super::rows::HeadOrder;
-use super::{Error, tensors, tokenizer};
+use super::{Error, pretty, tensors, tokenizer};
 use crate::model::Hparams;
 
 /// The tensor of divisors of rotary frequencies: settings, in a folder.
@@ -34,13 +36,10 @@ pub fn write(gguf: &Gguf, dir: &Path) -> Result<(), Error> {
     let parent = dir.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     // beside it first: whoever looks sees all of the folder, or nothing
     let new = tempfile::Builder::new().prefix(".octavo-").tempdir_in(parent).map_err(io)?;
-    let put = |name: &str, value: &Value| {
-        let text = serde_json::to_string_pretty(value).expect("no map has keys that are no strings");
-        std::fs::write(new.path().join(name), text).map_err(io)
-    };
-    put("config.json", &config(gguf, &h)?)?;
-    for (name, value) in tokenizer::files(gguf)? {
-        put(name, &value)?;
+    let put = |name: &str, content: &[u8]| std::fs::write(new.path().join(name), content).map_err(io);
+    put("config.json", &pretty(&config(gguf, &h)?))?;
+    for (name, content) in tokenizer::files(gguf)? {
+        put(name, &content)?;
     }
     let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     let path = new.path().join("model.safetensors");
@@ -151,6 +150,14 @@ struct Weight<'a> {
     shape: Vec<usize>,
     /// The order of rows in the GGUF file, if it is another.
     order: Option<HeadOrder>,
+    /// What is known of the groups once one of their parts was made: codes are written first, and all rows read once.
+    small: Rc<OnceCell<Small>>,
+}
+
+/// The small parts of AWQ groups.
+struct Small {
+    qzeros: Vec<u8>,
+    scales: Vec<u8>,
 }
 
 /// What is written of a tensor.
@@ -192,9 +199,10 @@ fn weights<'a>(gguf: &'a Gguf, h: &Hparams) -> Result<Vec<(String, Weight<'a>)>,
         };
         let turns = stem.ends_with(".attn_q") || stem.ends_with(".attn_k");
         let order = (h.arch.name() == "llama" && turns).then_some(HeadOrder { head_dim: h.head_dim() });
+        let small = Rc::new(OnceCell::new());
         let part = |name: &str, part: Part| {
-            let shape = part.shape(tensor);
-            (format!("{module}.{name}"), Weight { gguf, tensor, part, shape, order })
+            let (shape, small) = (part.shape(tensor), Rc::clone(&small));
+            (format!("{module}.{name}"), Weight { gguf, tensor, part, shape, order, small })
         };
         match tensor.ty {
             TensorType::F32 => all.push(part(suffix, Part::Plain(Dtype::F32))),
@@ -239,24 +247,32 @@ impl Weight<'_> {
         (0..n).flat_map(|row| &from[self.place(row) * bytes..][..bytes]).copied().collect()
     }
 
-    /// Hands every group to `take`: its row in the folder, its number in the row, and the block.
-    fn each_group(&self, mut take: impl FnMut(usize, usize, &[u8])) {
-        let (bytes, n) = (self.tensor.ty.block_bytes(), self.groups());
-        let mut row_bytes = vec![0; n * bytes];
-        for row in 0..rows(self.tensor) {
+    /// All three parts of the groups, the codes apart.
+    fn parts(&self) -> (Vec<u8>, Small) {
+        let (len, bytes, n) = (self.tensor.ty.block_len(), self.tensor.ty.block_bytes(), self.groups());
+        let rows = rows(self.tensor);
+        // eight rows to a word
+        let mut qweight = vec![[0u8; 8]; cols(self.tensor) * rows / 8];
+        let mut qzeros = vec![[0u8; 8]; n * rows / 8];
+        let mut scales = vec![0; n * rows * 2];
+        let (mut row_bytes, mut codes) = (vec![0; n * bytes], vec![0; len]);
+        for row in 0..rows {
             self.gguf.read(self.tensor, self.place(row) * row_bytes.len(), &mut row_bytes);
-            row_bytes.chunks_exact(bytes).enumerate().for_each(|(group, block)| take(row, group, block));
+            let word = |line: usize| line * (rows / 8) + row / 8;
+            for (group, block) in row_bytes.chunks_exact(bytes).enumerate() {
+                awq::codes(block, &mut codes);
+                codes.iter().enumerate().for_each(|(k, code)| qweight[word(group * len + k)][row % 8] = *code);
+                qzeros[word(group)][row % 8] = block[2];
+                scales[2 * (group * rows + row)..][..2].copy_from_slice(&block[..2]);
+            }
         }
+        let packed =
+            |eights: Vec<[u8; 8]>| eights.into_iter().flat_map(|eight| awq::pack(eight).to_le_bytes()).collect();
+        (packed(qweight), Small { qzeros: packed(qzeros), scales })
     }
 
-    /// Codes or zero points, eight rows to a word: `lines` of them.
-    fn words(&self, lines: usize, mut take: impl FnMut(usize, &[u8], &mut dyn FnMut(usize, u8))) -> Vec<u8> {
-        let width = rows(self.tensor) / 8;
-        let mut eights = vec![[0u8; 8]; lines * width];
-        self.each_group(|row, group, block| {
-            take(group, block, &mut |line, code| eights[line * width + row / 8][row % 8] = code);
-        });
-        eights.into_iter().flat_map(|eight| awq::pack(eight).to_le_bytes()).collect()
+    fn small(&self) -> &Small {
+        self.small.get_or_init(|| self.parts().1)
     }
 }
 
@@ -274,25 +290,17 @@ impl View for Weight<'_> {
     }
 
     fn data(&self) -> Cow<'_, [u8]> {
-        let len = self.tensor.ty.block_len();
-        let data = match self.part {
-            Part::Plain(_) => self.plain(),
-            Part::Qweight => self.words(cols(self.tensor), |group, block, put| {
-                let mut codes = vec![0; len];
-                awq::codes(block, &mut codes);
-                codes.into_iter().enumerate().for_each(|(k, code)| put(group * len + k, code));
-            }),
-            Part::Qzeros => self.words(self.groups(), |group, block, put| put(group, block[2])),
-            Part::Scales => {
-                let width = rows(self.tensor);
-                let mut scales = vec![0; self.groups() * width * 2];
-                self.each_group(|row, group, block| {
-                    scales[2 * (group * width + row)..][..2].copy_from_slice(&block[..2]);
-                });
-                scales
+        match self.part {
+            Part::Plain(_) => self.plain().into(),
+            Part::Qweight => {
+                let (qweight, small) = self.parts();
+                // set already where another part came first: the same
+                let _ = self.small.set(small);
+                qweight.into()
             }
-        };
-        Cow::Owned(data)
+            Part::Qzeros => self.small().qzeros.as_slice().into(),
+            Part::Scales => self.small().scales.as_slice().into(),
+        }
     }
 
     fn data_len(&self) -> usize {

@@ -3,21 +3,23 @@
 //! Threads take pieces of whole rows; the calling thread writes what they make, in order. A thread that is too far
 //! ahead of the writing waits, so what is in memory is a few pieces, however large the tensor.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Condvar, Mutex};
 
+use gguf_rs_lite::Gguf;
 use octavo_quant::{TensorType, dequantize, first_bad_block, quantize};
 
-use super::{Change, Error};
+use super::{Change, Error, groups};
 
 /// Values in a piece of work.
 const PIECE: usize = 256 * 1024;
 
 /// The conversion of one tensor.
 pub(super) struct Job<'a> {
+    pub(super) gguf: &'a Gguf,
     pub(super) change: &'a Change,
-    pub(super) source: &'a [u8],
     pub(super) weights: Option<&'a [f32]>,
     pub(super) threads: usize,
 }
@@ -29,6 +31,13 @@ struct Piece {
     rows: u64,
 }
 
+/// What became of a piece.
+struct Made {
+    bytes: Vec<u8>,
+    /// See [`super::Progress::Done`].
+    rounding: Option<f32>,
+}
+
 /// What the threads share.
 struct Queue {
     state: Mutex<State>,
@@ -38,16 +47,16 @@ struct Queue {
 struct State {
     next: usize,
     written: usize,
-    done: BTreeMap<usize, Result<Vec<u8>, Error>>,
+    done: BTreeMap<usize, Result<Made, Error>>,
     stop: bool,
 }
 
 impl Job<'_> {
-    /// Writes the new data; `progress` hears of the source bytes dealt with.
-    pub(super) fn run(&self, out: &mut dyn io::Write, progress: &mut dyn FnMut(u64)) -> Result<(), Error> {
+    /// Writes the new data; `progress` hears of the source bytes dealt with. Returns the largest rounding of a piece.
+    pub(super) fn run(&self, out: &mut dyn io::Write, progress: &mut dyn FnMut(u64)) -> Result<Option<f32>, Error> {
         let pieces = self.pieces();
         if !self.change.converts() {
-            return self.copy(&pieces, out, progress);
+            return self.copy(&pieces, out, progress).map(|()| None);
         }
         let threads = self.threads.clamp(1, pieces.len().max(1));
         let ahead = 2 * threads;
@@ -57,10 +66,11 @@ impl Job<'_> {
             for _ in 0..threads {
                 scope.spawn(|| self.work(&pieces, &queue, ahead));
             }
-            let result = pieces.iter().enumerate().try_for_each(|(i, piece)| {
-                out.write_all(&queue.take(i)?).map_err(failed)?;
+            let result = pieces.iter().enumerate().try_fold(None, |rounding: Option<f32>, (i, piece)| {
+                let made = queue.take(i)?;
+                out.write_all(&made.bytes).map_err(failed)?;
                 progress(piece.rows * self.source_row());
-                Ok(())
+                Ok(made.rounding.map(|r| rounding.map_or(r, |most| most.max(r))).or(rounding))
             });
             queue.stop();
             result
@@ -70,7 +80,7 @@ impl Job<'_> {
     /// Writes the tensor as it is, once it is found sound.
     fn copy(&self, pieces: &[Piece], out: &mut dyn io::Write, progress: &mut dyn FnMut(u64)) -> Result<(), Error> {
         for piece in pieces {
-            out.write_all(self.sound(*piece)?).map_err(failed)?;
+            out.write_all(&self.sound(*piece)?).map_err(failed)?;
             progress(piece.rows * self.source_row());
         }
         Ok(())
@@ -114,12 +124,18 @@ impl Job<'_> {
     }
 
     /// A piece of the source, all finite.
-    fn sound(&self, piece: Piece) -> Result<&[u8], Error> {
+    fn sound(&self, piece: Piece) -> Result<Cow<'_, [u8]>, Error> {
         let (t, row_bytes) = (&self.change.tensor, self.source_row());
-        // within a slice in memory, so it fits
+        // within what a file has, so it fits
         let (start, len) = ((piece.row * row_bytes) as usize, (piece.rows * row_bytes) as usize);
-        let source = &self.source[start..start + len];
-        match first_bad_block(t.ty, source) {
+        let source = if self.gguf.is_made(t) {
+            let mut rows = vec![0; len];
+            self.gguf.read(t, start, &mut rows);
+            Cow::Owned(rows)
+        } else {
+            Cow::Borrowed(&self.gguf.data(t)[start..start + len])
+        };
+        match first_bad_block(t.ty, &source) {
             None => Ok(source),
             Some(bad) => {
                 Err(Error::NotFinite { tensor: t.name.clone(), ty: t.ty, block: self.block(piece, t.ty, bad) })
@@ -127,16 +143,21 @@ impl Job<'_> {
         }
     }
 
-    fn piece(&self, piece: Piece, floats: &mut Vec<f32>) -> Result<Vec<u8>, Error> {
+    fn piece(&self, piece: Piece, floats: &mut Vec<f32>) -> Result<Made, Error> {
         let (t, to) = (&self.change.tensor, self.change.to);
         let source = self.sound(piece)?;
         let matrix = piece.row / t.dims.get(1).copied().unwrap_or(1).max(1);
         let n = self.row_len() as usize;
         let weights = self.weights.and_then(|w| w.chunks_exact(n).nth(matrix as usize));
-        let out = convert(t.ty, source, to, n, weights, floats)
-            .map_err(|source| Error::Quant { tensor: t.name.clone(), source })?;
-        match first_bad_block(to, &out) {
-            None => Ok(out),
+        let (bytes, rounding) = if groups::become_blocks(t.ty, to) {
+            let (blocks, rounding) = groups::q4_1(t.ty, &source);
+            (blocks, Some(rounding))
+        } else {
+            let converted = convert(t.ty, &source, to, n, weights, floats);
+            (converted.map_err(|source| Error::Quant { tensor: t.name.clone(), source })?, None)
+        };
+        match first_bad_block(to, &bytes) {
+            None => Ok(Made { bytes, rounding }),
             Some(bad) => Err(Error::Overflow { tensor: t.name.clone(), ty: to, block: self.block(piece, to, bad) }),
         }
     }
@@ -188,13 +209,13 @@ impl Queue {
         Some(state.next - 1)
     }
 
-    fn put(&self, i: usize, result: Result<Vec<u8>, Error>) {
+    fn put(&self, i: usize, result: Result<Made, Error>) {
         self.lock().done.insert(i, result);
         self.changed.notify_all();
     }
 
     /// Waits for piece `i`, which all before it were taken of.
-    fn take(&self, i: usize) -> Result<Vec<u8>, Error> {
+    fn take(&self, i: usize) -> Result<Made, Error> {
         let mut state = self.lock();
         loop {
             if let Some(result) = state.done.remove(&i) {

@@ -6,6 +6,7 @@
 
 mod convert;
 mod error;
+mod groups;
 pub mod mix;
 mod target;
 
@@ -77,6 +78,10 @@ pub struct Plan<'a> {
     importance: Option<&'a Importance>,
     options: Options,
     changes: Vec<Change>,
+    /// `general.file_type`.
+    file_type: Option<u32>,
+    /// It has no keys that say how it was made.
+    from_folder: bool,
 }
 
 /// Sizes before and after.
@@ -114,6 +119,14 @@ pub enum Progress<'a> {
     },
     /// Bytes of source data dealt with.
     Bytes(u64),
+    /// A tensor is complete.
+    Done {
+        /// What became of it.
+        change: &'a Change,
+        /// For AWQ groups that became Q4_1 blocks, the largest difference that rounding `-zero * scale` to f16 made, in
+        /// steps of the group's scale. Scales and codes are the same.
+        rounding: Option<f32>,
+    },
 }
 
 impl<'a> Plan<'a> {
@@ -132,7 +145,12 @@ impl<'a> Plan<'a> {
         tensors.sort_by(|a, b| mix::order(&a.name, &b.name));
         let mut mix = Mix::new(&facts, options.target, &options.choices, tensors.iter().map(|t| t.name.as_str()));
         let changes = tensors.iter().map(|t| change(t, &mut mix, options.target)).collect::<Result<_, _>>()?;
-        Ok(Plan { gguf, importance, options, changes })
+        let own = || gguf.get("general.file_type").and_then(|v| v.as_int()).and_then(|v| u32::try_from(v).ok());
+        let file_type = match options.target {
+            Target::COPY => own().unwrap_or(0),
+            target => target.file_type(),
+        };
+        Ok(Plan { gguf, importance, options, changes, file_type: Some(file_type), from_folder: false })
     }
 
     /// What becomes of every tensor, in the order of the new file.
@@ -235,11 +253,11 @@ impl<'a> Plan<'a> {
         out: &mut dyn io::Write,
         progress: &mut dyn FnMut(Progress<'_>),
     ) -> Result<(), Error> {
-        let source = self.gguf.data(&change.tensor);
-        let job = convert::Job { change, source, weights, threads: self.options.threads };
-        let result = job.run(out, &mut |bytes| progress(Progress::Bytes(bytes)));
+        let job = convert::Job { gguf: self.gguf, change, weights, threads: self.options.threads };
+        let rounding = job.run(out, &mut |bytes| progress(Progress::Bytes(bytes)))?;
         self.gguf.release(&change.tensor);
-        result
+        progress(Progress::Done { change, rounding });
+        Ok(())
     }
 
     /// The keys of the file, and those that say how it was made, in llama-quantize's order.
@@ -251,13 +269,17 @@ impl<'a> Plan<'a> {
             writer.remove(key);
             writer.set(key, value);
         };
-        put("general.quantization_version", QUANTIZATION_VERSION.into());
-        let own = || self.gguf.get("general.file_type").and_then(|v| v.as_int()).and_then(|v| u32::try_from(v).ok());
-        let file_type = match self.options.target {
-            Target::COPY => own().unwrap_or(0),
-            target => target.file_type(),
-        };
-        put("general.file_type", file_type.into());
+        let mut made =
+            [("general.quantization_version", Some(QUANTIZATION_VERSION)), ("general.file_type", self.file_type)];
+        if self.from_folder {
+            // llama.cpp's converter has them in another order than llama-quantize
+            made.reverse();
+        }
+        for (key, number) in made {
+            if let Some(number) = number {
+                put(key, number.into());
+            }
+        }
         if let Some(importance) = self.importance {
             put("quantize.imatrix.file", note(importance.file().as_bytes()));
             if let Some(dataset) = importance.datasets().first() {
@@ -299,9 +321,13 @@ fn facts(gguf: &Gguf) -> Result<Facts, Error> {
 }
 
 fn change(t: &TensorInfo, mix: &mut Mix<'_>, target: Target) -> Result<Change, Error> {
+    let wanted = mix.wanted(&t.name, &t.dims)?.unwrap_or(t.ty);
+    change_to(t, wanted, |to| mix::requires_importance(target, &t.name, to))
+}
+
+fn change_to(t: &TensorInfo, wanted: TensorType, requires: impl Fn(TensorType) -> bool) -> Result<Change, Error> {
     let tensor = || t.name.clone();
     let row = t.dims.first().copied().unwrap_or(1);
-    let wanted = mix.wanted(&t.name, &t.dims)?.unwrap_or(t.ty);
     let to = match wanted {
         ty if ty == t.ty => ty,
         ty => mix::fallback(ty, row).ok_or_else(|| Error::Row { tensor: tensor(), row, ty })?,
@@ -315,11 +341,6 @@ fn change(t: &TensorInfo, mix: &mut Mix<'_>, target: Target) -> Result<Change, E
     let rows = t.n_elements().checked_div(row).unwrap_or(0);
     let bytes = to.row_bytes(row).and_then(|bytes| bytes.checked_mul(rows));
     let bytes = bytes.ok_or_else(|| Error::Row { tensor: tensor(), row, ty: to })?;
-    Ok(Change {
-        tensor: t.clone(),
-        to,
-        bytes,
-        instead_of: (wanted != to).then_some(wanted),
-        requires_importance: mix::requires_importance(target, &t.name, to),
-    })
+    let instead_of = (wanted != to).then_some(wanted);
+    Ok(Change { tensor: t.clone(), to, bytes, instead_of, requires_importance: requires(to) })
 }

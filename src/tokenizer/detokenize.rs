@@ -1,6 +1,6 @@
 //! Whole texts out of token ids, the way llama.cpp's `llama_detokenize` writes them.
 
-use super::Tokenizer;
+use super::{SpacePrefix, Tokenizer};
 
 /// How to detokenize.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -16,7 +16,7 @@ impl Tokenizer {
     /// it lose spaces before punctuation.
     pub fn detokenize(&self, ids: &[u32], options: DetokenizeOptions) -> Vec<u8> {
         let mut ids = ids;
-        let mut drop_space = self.add_space_prefix;
+        let mut drop_space = self.space_prefix != SpacePrefix::Never;
         if options.remove_special
             && self.add_bos
             && let Some(rest) = ids.split_first().filter(|(first, _)| Some(**first) == self.bos())

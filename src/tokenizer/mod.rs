@@ -8,6 +8,7 @@ mod bpe;
 mod detokenize;
 mod error;
 mod hash;
+mod joins;
 mod partition;
 mod pre;
 mod specials;
@@ -24,10 +25,12 @@ use gguf_rs_lite::Gguf;
 use bpe::Bpe;
 use partition::{Fragment, Partitioner};
 use spm::Spm;
-use vocab::{CONTROL, Pieces, UNKNOWN, Vocab};
+use vocab::{CONTROL, LSTRIP, Pieces, RSTRIP, UNKNOWN, Vocab};
 
 pub use detokenize::DetokenizeOptions;
 pub use error::Error;
+pub(crate) use joins::last_join;
+pub(crate) use specials::STRIP_KEYS;
 pub use specials::SpecialTokens;
 pub use utf8::Utf8Stream;
 
@@ -41,6 +44,57 @@ pub struct EncodeOptions {
     pub add_special: bool,
     /// Recognize control tokens written out in the text. User-defined tokens are always recognized.
     pub parse_special: bool,
+}
+
+/// Where SPM puts a space that is not in the text.
+///
+/// GGUF's `tokenizer.ggml.add_space_prefix` knows the first two. Newer Hugging Face tokenizers have the others, which
+/// [`SpacePrefix::KEY`] keeps beside it; llama.cpp takes them for [`SpacePrefix::Every`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SpacePrefix {
+    /// Nowhere.
+    Never,
+    /// Before the text and after special tokens.
+    Every,
+    /// There, but not before a space.
+    Always,
+    /// Before a text that begins neither with a space nor with a special token.
+    First,
+}
+
+impl SpacePrefix {
+    /// `always` or `first`, as Hugging Face's `prepend_scheme` has it.
+    pub(crate) const KEY: &str = "tokenizer.octavo.prepend_scheme";
+
+    /// What a file says; `default` is for one that does not.
+    pub(crate) fn read(gguf: &Gguf, default: bool) -> Result<SpacePrefix, gguf_rs_lite::Error> {
+        let add = gguf.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(default);
+        Ok(match gguf.str(SpacePrefix::KEY)? {
+            _ if !add => SpacePrefix::Never,
+            Some("always") => SpacePrefix::Always,
+            Some("first") => SpacePrefix::First,
+            _ => SpacePrefix::Every,
+        })
+    }
+
+    /// The `prepend_scheme` that says so, where `add_space_prefix` does not.
+    pub(crate) fn scheme(self) -> Option<&'static str> {
+        match self {
+            SpacePrefix::Never | SpacePrefix::Every => None,
+            SpacePrefix::Always => Some("always"),
+            SpacePrefix::First => Some("first"),
+        }
+    }
+
+    fn comes_before(self, part: &[u8], first: bool, after_special: bool) -> bool {
+        let space = part.starts_with(b" ") || part.starts_with("\u{2581}".as_bytes());
+        match self {
+            SpacePrefix::Never => false,
+            SpacePrefix::Every => after_special,
+            SpacePrefix::Always => after_special && !space,
+            SpacePrefix::First => first && !space,
+        }
+    }
 }
 
 enum Kind {
@@ -60,7 +114,7 @@ pub struct Tokenizer {
     partitioners: [Partitioner; 2],
     add_bos: bool,
     add_eos: bool,
-    add_space_prefix: bool,
+    space_prefix: SpacePrefix,
     clean_spaces: bool,
     model: &'static str,
     pre: String,
@@ -111,7 +165,7 @@ impl Tokenizer {
         let mut tokenizer = Tokenizer::assemble(gguf, vocab, kind, "default", Vec::new())?;
         tokenizer.pieces = tokenizer.vocab.pieces(true);
         tokenizer.add_bos = gguf.bool("tokenizer.ggml.add_bos_token")?.unwrap_or(true);
-        tokenizer.add_space_prefix = gguf.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+        tokenizer.space_prefix = SpacePrefix::read(gguf, true)?;
         tokenizer.finish(gguf)
     }
 
@@ -128,7 +182,7 @@ impl Tokenizer {
             partitioners: [Partitioner::default(), Partitioner::default()],
             add_bos: false,
             add_eos: gguf.bool("tokenizer.ggml.add_eos_token")?.unwrap_or(false),
-            add_space_prefix: gguf.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(false),
+            space_prefix: SpacePrefix::read(gguf, false)?,
             clean_spaces: false,
             model: if spm { "llama" } else { "gpt2" },
             pre: pre.to_owned(),
@@ -176,7 +230,10 @@ impl Tokenizer {
                     after_special = true;
                 }
                 Fragment::Text(range) => {
-                    self.encode_fragment(text.get(range).unwrap_or_default(), after_special, &mut out)?;
+                    let first = range.start == 0;
+                    let part = text.get(range).unwrap_or_default();
+                    let prefix = self.space_prefix.comes_before(part, first, after_special);
+                    self.encode_fragment(part, prefix, &mut out)?;
                     after_special = false;
                 }
             }
@@ -187,7 +244,7 @@ impl Tokenizer {
         Ok(out)
     }
 
-    fn encode_fragment(&self, text: &[u8], after_special: bool, out: &mut Vec<u32>) -> Result<(), Error> {
+    fn encode_fragment(&self, text: &[u8], prefix: bool, out: &mut Vec<u32>) -> Result<(), Error> {
         match &self.kind {
             Kind::Bpe(bpe) => {
                 bpe.encode(&self.vocab, text, out);
@@ -195,7 +252,7 @@ impl Tokenizer {
             }
             Kind::Spm(spm) => {
                 let mut escaped = Vec::with_capacity(text.len() + text.len() / 2);
-                if self.add_space_prefix && after_special {
+                if prefix {
                     vocab::escape_spaces(b" ", &mut escaped);
                 }
                 vocab::escape_spaces(text, &mut escaped);
@@ -264,6 +321,17 @@ impl Tokenizer {
     /// Whether a token is a control or unknown token: not part of the text.
     pub fn is_special(&self, id: u32) -> bool {
         self.vocab.attrs(id) & (CONTROL | UNKNOWN) != 0
+    }
+
+    /// Whether a special token eats the white space before and behind it.
+    pub(crate) fn strips(&self, id: u32) -> (bool, bool) {
+        let attrs = self.vocab.attrs(id);
+        (attrs & LSTRIP != 0, attrs & RSTRIP != 0)
+    }
+
+    /// Where SPM puts a space that is not in the text.
+    pub(crate) fn space_prefix(&self) -> SpacePrefix {
+        self.space_prefix
     }
 
     /// Whether `add_special` puts a BOS token first.

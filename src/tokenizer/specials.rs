@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use gguf_rs_lite::Gguf;
 
 use super::error::Error;
-use super::vocab::{CONTROL, LSTRIP, NORMAL, RSTRIP, UNKNOWN, UNUSED, USER_DEFINED, Vocab};
+use super::vocab::{CONTROL, LSTRIP, NORMAL, RSTRIP, UNKNOWN, UNUSED, USER_DEFINED, Vocab, typed_array};
 
 /// The special tokens of a vocabulary; `None` = it has no such token.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -254,8 +254,23 @@ fn withdraw(vocab: &mut Vocab, ends: &mut BTreeSet<u32>) {
     }
 }
 
-/// Which tokens eat white space: no file says it, so it follows from the names of a few models.
+/// Ids of tokens that eat the white space before and behind them: Hugging Face's flags, which no key of llama.cpp's has.
+pub(crate) const STRIP_KEYS: [&str; 2] = ["tokenizer.octavo.lstrip", "tokenizer.octavo.rstrip"];
+
+/// Which tokens eat white space. llama.cpp's files do not say it: there it follows from the names of a few models.
 pub(super) fn set_strip(gguf: &Gguf, vocab: &mut Vocab, pre: &str) -> Result<(), Error> {
+    if STRIP_KEYS.iter().any(|key| gguf.get(key).is_some()) {
+        for (key, attr) in STRIP_KEYS.into_iter().zip([LSTRIP, RSTRIP]) {
+            let ids = typed_array(gguf, key, "u32", |a| a.u32s().map(Iterator::collect::<Vec<u32>>))?;
+            for got in ids.unwrap_or_default() {
+                if got as usize >= vocab.n {
+                    return Err(Error::SpecialId { file: vocab.file.clone(), key, n_vocab: vocab.n, got });
+                }
+                add(vocab, got, attr);
+            }
+        }
+        return Ok(());
+    }
     let name = gguf.str("general.name")?.unwrap_or_default().to_ascii_lowercase();
     let arch = gguf.str("general.architecture")?.unwrap_or_default();
     let any = |text: &str, parts: &[&str]| parts.iter().any(|part| text.contains(part));

@@ -1,9 +1,8 @@
 //! SentencePiece-style encoding: the adjacent pair whose concatenation is the token with the highest score is joined
 //! first; what remains unknown becomes byte tokens.
 
-use super::agenda::Agenda;
 use super::error::Error;
-use super::unicode::announced_len;
+use super::joins::join;
 use super::vocab::{Vocab, byte_text};
 
 /// An SPM model.
@@ -29,31 +28,11 @@ impl Spm {
 
     /// Tokenizes text in which spaces are U+2581 already.
     pub(super) fn encode(&self, vocab: &Vocab, text: &[u8], out: &mut Vec<u32>) -> Result<(), Error> {
-        let mut symbols = characters(text);
-        let mut agenda = Agenda::default();
-        for right in 1..symbols.len() {
-            self.consider(vocab, text, &symbols, (right - 1, right), &mut agenda);
-        }
-        while let Some((_, (left, len))) = agenda.pop() {
-            let left = left as usize;
-            let a = symbols[left];
-            let Some(right) = a.next else { continue };
-            let b = symbols[right];
-            // Out of date: one of the two has been joined with another since.
-            if a.len == 0 || a.len + b.len != len as usize {
-                continue;
-            }
-            symbols[left] = Symbol { len: a.len + b.len, next: b.next, ..a };
-            symbols[right].len = 0;
-            if let Some(next) = b.next {
-                symbols[next].prev = Some(left);
-                self.consider(vocab, text, &symbols, (left, next), &mut agenda);
-            }
-            if let Some(prev) = a.prev {
-                self.consider(vocab, text, &symbols, (prev, left), &mut agenda);
-            }
-        }
-        for symbol in symbols.iter().filter(|symbol| symbol.len > 0) {
+        let key = |part: &[u8], _| {
+            let id = if part.len() <= self.longest { vocab.id(part) } else { None };
+            id.map(|id| descending(vocab.scores.get(id as usize).copied().unwrap_or(0.0)))
+        };
+        for symbol in join(text, key, |_, _| {}) {
             let part = text.get(symbol.at..symbol.at + symbol.len).unwrap_or_default();
             match vocab.id(part) {
                 Some(id) => out.push(id),
@@ -70,49 +49,6 @@ impl Spm {
         }
         Ok(())
     }
-
-    /// Queues a pair if its concatenation is a token.
-    fn consider(
-        &self,
-        vocab: &Vocab,
-        text: &[u8],
-        symbols: &[Symbol],
-        (left, right): (usize, usize),
-        agenda: &mut Agenda,
-    ) {
-        let len = symbols[left].len + symbols[right].len;
-        if len > self.longest {
-            return;
-        }
-        let at = symbols[left].at;
-        if let Some(id) = text.get(at..at + len).and_then(|part| vocab.id(part)) {
-            let score = vocab.scores.get(id as usize).copied().unwrap_or(0.0);
-            agenda.push(descending(score), (narrow(left), narrow(len)));
-        }
-    }
-}
-
-/// Splits by the lengths that first bytes announce; invalid bytes are symbols too.
-fn characters(text: &[u8]) -> Vec<Symbol> {
-    let mut symbols: Vec<Symbol> = Vec::with_capacity(text.len());
-    let mut at = 0;
-    while let Some(first) = text.get(at) {
-        let len = announced_len(*first).min(text.len() - at);
-        let index = symbols.len();
-        let next = (at + len < text.len()).then_some(index + 1);
-        symbols.push(Symbol { at, len, prev: index.checked_sub(1), next });
-        at += len;
-    }
-    symbols
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Symbol {
-    at: usize,
-    /// Bytes; 0 = joined into the one before.
-    len: usize,
-    prev: Option<usize>,
-    next: Option<usize>,
 }
 
 /// A key that orders as the scores do, the highest first; the two zeros are one.
@@ -121,12 +57,6 @@ fn descending(score: f32) -> u32 {
     // Negative numbers order backwards by their bits, positive ones forwards and above them.
     let ascending = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
     !ascending
-}
-
-/// Texts are shorter than 2^32 bytes, escaped spaces included.
-#[expect(clippy::cast_possible_truncation, reason = "see above")]
-fn narrow(n: usize) -> u32 {
-    n as u32
 }
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! Hugging Face folders from outside: made, run, looked at, converted, and refused.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use gguf_rs_lite::{Gguf, OpenOptions};
 
 use super::{bad, folder, good, octavo, stderr, variant};
 
@@ -48,4 +50,58 @@ fn a_folder_is_made_run_and_converted() {
     let empty = dir.path().join("empty");
     std::fs::create_dir(&empty).expect("a folder");
     assert!(bad(&["run", path(&empty), "-p", "x"], 1).contains("or give a GGUF file instead of a folder"));
+}
+
+/// A model whose vocabulary is SentencePiece's: bytes, a few tokens, and rows without one.
+fn sentencepiece(dir: &tempfile::TempDir) -> PathBuf {
+    variant(dir, "spm.gguf", true, |writer| {
+        let demo =
+            Gguf::from_bytes(octavo_reference::demo::demo_model(), "demo", &OpenOptions::default()).expect("sound");
+        let n = demo.array("tokenizer.ggml.tokens").expect("an array").expect("tokens").len();
+        let mut tokens: Vec<String> = ["<unk>", "<s>", "</s>"].map(str::to_owned).into();
+        tokens.extend((0..=255).map(|byte| format!("<0x{byte:02X}>")));
+        tokens.extend(["▁a", "ab", "▁ab", "▁", "a", "b"].map(str::to_owned));
+        let known = tokens.len();
+        tokens.extend((known..n).map(|id| format!("[PAD{id}]")));
+        let ty = |id: usize| match id {
+            0 => 2,
+            1 | 2 => 3,
+            3..259 => 6,
+            id if id < known => 1,
+            _ => 5,
+        };
+        let scores: Vec<f32> = (0..n).map(|id| if id < 259 { 0.0 } else { 258.0 - id as f32 }).collect();
+        for key in ["merges", "eot_token_id", "eom_token_id", "padding_token_id", "add_bos_token", "add_eos_token"] {
+            writer.remove(&format!("tokenizer.ggml.{key}"));
+        }
+        writer.set("tokenizer.ggml.model", "llama").set("tokenizer.ggml.pre", "default");
+        writer.set("tokenizer.ggml.tokens", tokens).set("tokenizer.ggml.scores", scores);
+        writer.set("tokenizer.ggml.token_type", (0..n).map(ty).collect::<Vec<i32>>());
+        writer.set("tokenizer.ggml.bos_token_id", 1_u32).set("tokenizer.ggml.eos_token_id", 2_u32);
+    })
+}
+
+#[test]
+fn sentencepiece_goes_into_folders_and_back() {
+    let dir = folder();
+    let (model, made, file) = (sentencepiece(&dir), dir.path().join("made"), dir.path().join("back.gguf"));
+    let (m, a, f) = (path(&model), path(&made), path(&file));
+    good(&["quantize", m, a, "awq", "--no-search", "--group", "64"]);
+    let ids = |model: &str| good(&["tokenize", model, "-p", "ab  aé</s>a", "--ids"]);
+    assert_eq!(ids(m), "[1, 261, 262, 259, 198, 172, 2, 259]\n");
+    let text = good(&["run", a, "-p", "ab", "-n", "4"]);
+    for without in ["", "tokenizer.model", "tokenizer.json"] {
+        let (hidden, from) = (dir.path().join("hidden"), made.join(without));
+        if !without.is_empty() {
+            std::fs::rename(&from, &hidden).expect("there");
+        }
+        assert_eq!(ids(a), ids(m), "without {without:?}");
+        good(&["convert", a, f, "--force", "-t", "2"]);
+        assert_eq!(ids(f), ids(m), "without {without:?}");
+        assert_eq!(good(&["run", a, "-p", "ab", "-n", "4"]), text, "without {without:?}");
+        if !without.is_empty() {
+            std::fs::rename(&hidden, &from).expect("there");
+        }
+    }
+    assert!(good(&["inspect", f]).contains("llama / default"));
 }

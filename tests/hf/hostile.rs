@@ -3,32 +3,37 @@
 use super::*;
 use serde_json::{Value, json};
 
-struct Folder {
+pub(super) struct Folder {
     _dir: TempDir,
-    path: PathBuf,
+    pub(super) path: PathBuf,
 }
 
 impl Folder {
     /// A sound AWQ folder.
     fn new() -> Folder {
         let dir = TempDir::new().expect("a folder");
+        Folder::of(&with_matrices(&open(&models()[0]), &dir, TensorType::AWQ_G128))
+    }
+
+    pub(super) fn of(model: &Gguf) -> Folder {
+        let dir = TempDir::new().expect("a folder");
         let path = dir.path().join("model");
-        hf::write(&with_matrices(&open(&models()[0]), &dir, TensorType::AWQ_G128), &path).expect("written");
+        hf::write(model, &path).expect("written");
         Folder { _dir: dir, path }
     }
 
-    fn open(&self) -> Result<Engine, String> {
+    pub(super) fn open(&self) -> Result<Engine, String> {
         let options = EngineOptions { isa: IsaChoice::Only(Isa::Scalar), threads: Some(1), ..EngineOptions::default() };
         let source = ModelSource::Path(self.path.clone());
         Engine::load(&source, &options, &mut |_| {}).map_err(|error| error.to_string())
     }
 
-    fn json(&self, name: &str) -> Value {
+    pub(super) fn json(&self, name: &str) -> Value {
         serde_json::from_slice(&std::fs::read(self.path.join(name)).expect("there")).expect("JSON")
     }
 
     /// Opens with a file changed, and puts it back.
-    fn with(&self, name: &str, change: impl FnOnce(&mut Value)) -> Result<Engine, String> {
+    pub(super) fn with(&self, name: &str, change: impl FnOnce(&mut Value)) -> Result<Engine, String> {
         let before = std::fs::read(self.path.join(name)).expect("there");
         let mut value = self.json(name);
         change(&mut value);
@@ -39,7 +44,7 @@ impl Folder {
     }
 
     #[track_caller]
-    fn refuses(&self, name: &str, says: &[&str], change: impl FnOnce(&mut Value)) {
+    pub(super) fn refuses(&self, name: &str, says: &[&str], change: impl FnOnce(&mut Value)) {
         let error = self.with(name, change).map(drop).expect_err("wrong");
         for part in says.iter().chain(&[name]) {
             assert!(error.contains(part), "{error:?} does not say {part:?}");
@@ -180,18 +185,26 @@ fn tensors_of_other_shapes_types_or_places_are_refused() {
 /// Bytes at seeded places of every file: an error of one line, or a model that runs.
 #[test]
 fn damage_ends_well() {
-    let folder = Folder::new();
+    let names =
+        ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "model.safetensors"];
+    damage(&Folder::new(), &names, 60);
+    damage(&Folder::of(&super::spm::small()), &["tokenizer.json", "tokenizer_config.json"], 60);
+    let folder = Folder::of(&super::spm::small());
+    damage(&folder, &["tokenizer.model"], 300);
+    std::fs::remove_file(folder.path.join("tokenizer.json")).expect("there");
+    damage(&folder, &["tokenizer.model"], 600);
+}
+
+fn damage(folder: &Folder, names: &[&str], turns: usize) {
     let mut state = 7u64;
     let mut below = |n: usize| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) as usize % n
     };
-    for name in
-        ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "model.safetensors"]
-    {
+    for name in names {
         let path = folder.path.join(name);
         let sound = std::fs::read(&path).expect("there");
-        for turn in 0..60 {
+        for turn in 0..turns {
             let mut bytes = sound.clone();
             // the head of the weights: what follows are numbers
             let reach = bytes.len().min(9000);
@@ -211,4 +224,29 @@ fn damage_ends_well() {
         std::fs::write(&path, sound).expect("written");
     }
     folder.open().expect("sound again");
+}
+
+/// Lengths beyond the file, numbers of too many bytes, groups in groups, and a file of nothing but tokens.
+#[test]
+fn models_of_tokens_that_lie_about_lengths_are_refused() {
+    let folder = Folder::of(&super::spm::small());
+    std::fs::remove_file(folder.path.join("tokenizer.json")).expect("there");
+    let cases: [(&str, Vec<u8>); 7] = [
+        ("a long list", vec![0x0A, 0xFF, 0xFF, 0xFF, 0xFF, 0x0F]),
+        ("a longer one", [&[0x0A][..], &[0xFF; 9], &[1]].concat()),
+        ("a text of 4 GB", vec![0x0A, 8, 0x0A, 0xFF, 0xFF, 0xFF, 0xFF, 0x0F, 0, 0]),
+        ("eleven bytes of a number", [&[0x0A][..], &[0xFF; 11]].concat()),
+        ("groups in groups", vec![0x0B; 100_000]),
+        ("no UTF-8", vec![0x0A, 4, 0x0A, 2, 0xC3, 0x28]),
+        ("tokens without a text", [0x0A, 0].repeat(4_000_000)),
+    ];
+    for (what, bytes) in cases {
+        std::fs::write(folder.path.join("tokenizer.model"), bytes).expect("written");
+        let error = folder.open().map(drop).expect_err(what);
+        assert!(error.contains("tokenizer.model: ") && !error.contains('\n') && error.len() < 600, "{what}: {error}");
+    }
+    let file = std::fs::File::create(folder.path.join("tokenizer.model")).expect("created");
+    file.set_len(1 << 40).expect("a file with a hole");
+    let error = folder.open().map(drop).expect_err("too large");
+    assert!(error.contains("expected at most"), "{error}");
 }

@@ -4,6 +4,7 @@ mod hostile;
 mod make;
 #[path = "../model_support/logits.rs"]
 mod model_logits;
+mod spm;
 
 use std::path::{Path, PathBuf};
 
@@ -12,6 +13,7 @@ use octavo_kernels::{Isa, IsaChoice};
 use octavo_llm::backend::Role;
 use octavo_llm::engine::{Engine, EngineOptions, ModelSource};
 use octavo_llm::hf;
+use octavo_llm::quantize::{Plan, Progress};
 use octavo_llm::tokenizer::{EncodeOptions, Tokenizer};
 use octavo_reference::fixtures::{shared, workspace_root};
 use octavo_reference::golden::Full;
@@ -215,12 +217,25 @@ fn awq_is_what_llama_cpp_makes_of_its_exact_numbers() {
     let dir = TempDir::new().expect("a folder");
     let path = dir.path().join("f32.gguf");
     let view = hf::open(&folder, &OpenOptions::default()).expect("read");
-    hf::convert(&view, Some(TensorType::F32), &path, &mut |_| {}).expect("converted");
+    convert(&view, Some(TensorType::F32), &path, 2);
     let exact = load(&path, Isa::Scalar, true);
     for golden in &goldens {
         let (error, other) = against(&exact, golden, Role::Prompt);
         assert!(error <= 1e-9 && other == 0, "F32: NMSE {error}");
     }
+}
+
+/// Writes a folder as a file; gives the tensors and their rounding.
+fn convert(view: &Gguf, to: Option<TensorType>, path: &Path, threads: usize) -> Vec<(String, Option<f32>)> {
+    let mut rounded = Vec::new();
+    let plan = Plan::of_folder(view, to, threads).expect("a plan");
+    let written = plan.write(path, &mut |progress| {
+        if let Progress::Done { change, rounding } = progress {
+            rounded.push((change.tensor.name.clone(), rounding));
+        }
+    });
+    written.expect("converted");
+    rounded
 }
 
 /// Q4_1 keeps codes and scales and rounds nothing but minima, by what it reports; F32 is exact; F16 rounds.
@@ -233,9 +248,13 @@ fn conversions_keep_the_numbers() {
         let view = hf::open(&folder, &OpenOptions::default()).expect("read");
         for to in [None, Some(TensorType::F32), Some(TensorType::F16)] {
             let path = dir.path().join(format!("{to:?}.gguf"));
-            let mut rounding = Vec::new();
-            hf::convert(&view, to, &path, &mut |c| rounding.push((c.tensor.name.clone(), c.rounding)))
-                .expect("converted");
+            let rounding = convert(&view, to, &path, 3);
+            let again = dir.path().join("again.gguf");
+            convert(&view, to, &again, 1);
+            assert!(
+                std::fs::read(&path).expect("there") == std::fs::read(&again).expect("there"),
+                "threads leave a trace"
+            );
             let file = Gguf::open(&path, &OpenOptions { strict: true, ..OpenOptions::default() }).expect("sound");
             for (name, rounding) in rounding {
                 let (t, from) = (file.tensor(&name).expect("there"), view.tensor(&name).expect("there"));

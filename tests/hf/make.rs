@@ -1,6 +1,7 @@
 //! Folders that are made here: scales that were searched for cost less than rounding.
 
 use super::*;
+use gguf_rs_lite::Writer;
 use octavo_llm::awq::{Activations, Error, Options, quantized};
 use octavo_reference::metrics::kl;
 
@@ -88,6 +89,53 @@ fn scales_cancel() {
         }
     }
     assert!(moved > 0, "some scales are not 1");
+}
+
+/// The model with the rows of Q, K and V in one tensor.
+fn fused(model: &Gguf, path: &Path) {
+    let mut writer = Writer::new();
+    for (key, value) in model.keys() {
+        writer.set(key, value);
+    }
+    for t in model.tensors() {
+        let three = |part: &str| {
+            let of = |name: &str| model.tensor(&t.name.replace(part, name)).expect("all three");
+            ["attn_q.", "attn_k.", "attn_v."].map(of)
+        };
+        if t.name.contains("attn_q.") {
+            let parts = three("attn_q.");
+            let mut dims = t.dims.clone();
+            *dims.last_mut().expect("a dimension") = parts.iter().filter_map(|p| p.dims.last()).sum();
+            let data: Vec<u8> = parts.iter().flat_map(|p| model.data(p).to_vec()).collect();
+            writer.tensor(&t.name.replace("attn_q.", "attn_qkv."), &dims, t.ty, data);
+        } else if !t.name.contains("attn_k.") && !t.name.contains("attn_v.") {
+            writer.tensor(&t.name, &t.dims, t.ty, model.data(t).to_vec());
+        }
+    }
+    writer.write_file(path).expect("written");
+}
+
+#[test]
+fn fused_queries_keys_and_values_come_apart() {
+    for model in &models()[1..] {
+        let dir = TempDir::new().expect("a folder");
+        let plain = with_matrices(&open(model), &dir, TensorType::F16);
+        let (apart, together) = (dir.path().join("apart"), dir.path().join("together.gguf"));
+        hf::write(&plain, &apart).expect("written");
+        fused(&plain, &together);
+        let made = [(&apart, "a"), (&together, "b")].map(|(path, name)| {
+            let engine = load(path, Isa::Scalar, true);
+            let activations =
+                Activations::of_text(&engine, text(1, 20).as_bytes(), 300, &mut |_, _| {}).expect("inputs");
+            let options = Options { group: 32, threads: 2 };
+            let mut scaled = 0;
+            let view = quantized(&engine, Some(&activations), options, &mut |_| scaled += 1).expect("quantized");
+            let folder = dir.path().join(name);
+            hf::write(&view, &folder).expect("written");
+            (scaled, std::fs::read(folder.join("model.safetensors")).expect("there"))
+        });
+        assert!(made[0] == made[1], "{}: {} and {} groups", model.display(), made[0].0, made[1].0);
+    }
 }
 
 #[test]

@@ -232,6 +232,7 @@ fn write(plan: &Plan<'_>, output: &Path) -> Result<Exit, Failure> {
             done += bytes;
             bar.at(done, total);
         }
+        Progress::Done { .. } => {}
     });
     bar.clear();
     let bytes = result?;

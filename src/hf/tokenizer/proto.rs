@@ -1,0 +1,120 @@
+//! `tokenizer.model`: the part of SentencePiece's `ModelProto` that says how a BPE model cuts text.
+
+use std::path::Path;
+
+use prost::Message;
+
+use super::super::{Error, MAX_SETTINGS, read_bytes};
+
+/// The file's name.
+pub(super) const FILE: &str = "tokenizer.model";
+
+/// The model.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct ModelProto {
+    #[prost(message, repeated, tag = "1")]
+    pub(super) pieces: Vec<Piece>,
+    #[prost(message, optional, tag = "2")]
+    pub(super) trainer: Option<TrainerSpec>,
+    #[prost(message, optional, tag = "3")]
+    pub(super) normalizer: Option<NormalizerSpec>,
+}
+
+/// A token. GGUF's numbers of types are these.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Piece {
+    #[prost(string, tag = "1")]
+    pub(super) text: String,
+    #[prost(float, tag = "2")]
+    pub(super) score: f32,
+    #[prost(int32, optional, tag = "3")]
+    pub(super) ty: Option<i32>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct TrainerSpec {
+    /// 1 unigram, 2 BPE, 3 word, 4 char.
+    #[prost(int32, optional, tag = "3")]
+    pub(super) model_type: Option<i32>,
+    #[prost(int32, optional, tag = "4")]
+    pub(super) vocab_size: Option<i32>,
+    #[prost(bool, optional, tag = "24")]
+    pub(super) treat_whitespace_as_suffix: Option<bool>,
+    #[prost(bool, optional, tag = "35")]
+    pub(super) byte_fallback: Option<bool>,
+    #[prost(int32, optional, tag = "40")]
+    pub(super) unk_id: Option<i32>,
+    #[prost(int32, optional, tag = "41")]
+    pub(super) bos_id: Option<i32>,
+    #[prost(int32, optional, tag = "42")]
+    pub(super) eos_id: Option<i32>,
+    #[prost(int32, optional, tag = "43")]
+    pub(super) pad_id: Option<i32>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct NormalizerSpec {
+    #[prost(string, optional, tag = "1")]
+    pub(super) name: Option<String>,
+    #[prost(bytes = "vec", optional, tag = "2")]
+    pub(super) precompiled_charsmap: Option<Vec<u8>>,
+    #[prost(bool, optional, tag = "3")]
+    pub(super) add_dummy_prefix: Option<bool>,
+    #[prost(bool, optional, tag = "4")]
+    pub(super) remove_extra_whitespaces: Option<bool>,
+    #[prost(bool, optional, tag = "5")]
+    pub(super) escape_whitespaces: Option<bool>,
+}
+
+/// BPE's number.
+pub(super) const BPE: i32 = 2;
+
+impl ModelProto {
+    /// The folder's, if it has one. What SPM in GGUF cannot do is refused.
+    pub(super) fn read(dir: &Path) -> Result<Option<ModelProto>, Error> {
+        let Some(bytes) = read_bytes(dir, FILE, MAX_SETTINGS)? else { return Ok(None) };
+        let file = dir.join(FILE).display().to_string();
+        let unsound = |error: String| Error::SentencePiece { file: file.clone(), error };
+        let model = ModelProto::decode(bytes.as_slice()).map_err(|error| unsound(error.to_string()))?;
+        if model.pieces.is_empty() {
+            // other tokenizers have text under this name, which happens to be fields that nobody knows
+            return Err(unsound("no tokens".to_owned()));
+        }
+        let bad = |key: &str, expected: &str, got: String| {
+            let got = got.chars().take(80).collect();
+            Err(Error::Value { file: file.clone(), key: key.to_owned(), expected: expected.to_owned(), got })
+        };
+        let trainer = model.trainer.clone().unwrap_or_default();
+        let normalizer = model.normalizer.clone().unwrap_or_default();
+        let kind = trainer.model_type.unwrap_or(1);
+        if kind != BPE {
+            let name = usize::try_from(kind)
+                .ok()
+                .and_then(|kind| ["UNIGRAM", "BPE", "WORD", "CHAR"].get(kind.checked_sub(1)?));
+            return bad("trainer_spec.model_type", "BPE", name.map_or(kind.to_string(), |name| (*name).to_owned()));
+        }
+        if trainer.treat_whitespace_as_suffix == Some(true) {
+            return bad("trainer_spec.treat_whitespace_as_suffix", "false", "true".to_owned());
+        }
+        let name = normalizer.name.unwrap_or_default();
+        if normalizer.precompiled_charsmap.is_some_and(|map| !map.is_empty()) || !["identity", ""].contains(&&*name) {
+            return bad("normalizer_spec", "identity: text as it is", format!("{name:?}, with rules"));
+        }
+        // the numbers that files leave out are true
+        if normalizer.remove_extra_whitespaces != Some(false) {
+            return bad("normalizer_spec.remove_extra_whitespaces", "false", "true".to_owned());
+        }
+        if normalizer.escape_whitespaces == Some(false) {
+            return bad("normalizer_spec.escape_whitespaces", "true", "false".to_owned());
+        }
+        for (id, piece) in model.pieces.iter().enumerate() {
+            if !piece.score.is_finite() {
+                return bad("pieces", "finite scores", format!("{} of token {id}", piece.score));
+            }
+            if !(1..=6).contains(&piece.ty.unwrap_or(1)) {
+                return bad("pieces", "types from 1 to 6", format!("{} of token {id}", piece.ty.unwrap_or(1)));
+            }
+        }
+        Ok(Some(model))
+    }
+}
