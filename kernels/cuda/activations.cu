@@ -40,14 +40,35 @@ KERNEL(activations_integers, ArrangeParams, 128) {
     store_integers(p.out, row, p.units, unit, col < p.cols ? plain(p, row)[col] : 0.0f);
 }
 
-// A block for each row.
+// A block for each row. Values that are few enough stay in registers between the norm and their units, with the weights,
+// which come from far away, on their way while the norm is worked out.
+constexpr int KEPT = 4;
 KERNEL(norm_integers, ArrangeParams, NORM_THREADS) {
-    const u32 row = blockIdx.x;
-    const Normed x = normed(p, row);
-    for (u32 unit = threadIdx.x / WARP; unit < p.units; unit += blockDim.x / WARP) {
-        const u32 col = unit * UNIT + threadIdx.x % WARP;
-        store_integers(p.out, row, p.units, unit, col < p.cols ? x[col] : 0.0f);
+    const u32 row = blockIdx.x, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
+    if (p.cols > KEPT * blockDim.x) {
+        const Normed x = normed(p, row);
+        for (u32 unit = warp; unit < p.units; unit += warps) {
+            const u32 col = unit * UNIT + lane;
+            store_integers(p.out, row, p.units, unit, col < p.cols ? x[col] : 0.0f);
+        }
+        return;
     }
+    const float* x = p.x + static_cast<u64>(row) * p.cols;
+    float v[KEPT], weight[KEPT], sum = 0.0f;
+    u32 unit[KEPT];
+#pragma unroll
+    for (int i = 0; i < KEPT; ++i) {
+        unit[i] = i * warps + warp;
+        const u32 col = unit[i] * UNIT + lane;
+        v[i] = col < p.cols ? x[col] : 0.0f;
+        weight[i] = col < p.cols ? p.weight[col] : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < KEPT; ++i) sum = fmaf(v[i], v[i], sum);
+    const float scale = norm_scale_of(sum, p.cols, p.eps);
+#pragma unroll
+    for (int i = 0; i < KEPT; ++i) v[i] = unit[i] * UNIT + lane < p.cols ? v[i] * scale * weight[i] : 0.0f;
+    store_integers<KEPT>(p.out, row, p.units, unit, v);
 }
 
 DEVICE void store_float(const ArrangeParams& p, u32 row, u32 col, float v) {

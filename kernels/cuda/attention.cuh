@@ -33,6 +33,7 @@ static_assert(sizeof(AttentionParams) == 128, "kernels/src/cuda/params.rs has th
 
 constexpr u32 ATTEND_THREADS = 128;
 constexpr u32 ATTEND_WARPS = ATTEND_THREADS / WARP;
+constexpr u32 MOST_SPLITS = 16;
 
 DEVICE constexpr int power_of_two(int n) {
     int p = 2;
@@ -47,6 +48,8 @@ DEVICE void attend_split(const AttentionParams& p) {
     constexpr int lanes = power_of_two(DIM / 8);
     constexpr u32 groups = WARP / lanes;  // positions at a time
     constexpr int steps = PAGE / groups;
+    // whether a page's values fit in 32 registers: then they are fetched while its keys are on their way
+    constexpr bool early = steps * sizeof(typename Kv::Eight) <= 128;
     constexpr u32 parts = ATTEND_WARPS * groups;
     SHARED(float, part_sums, [parts][HEADS][DIM]);
     SHARED(float, part_states, [parts][HEADS][2]);
@@ -89,11 +92,27 @@ DEVICE void attend_split(const AttentionParams& p) {
         const u64 base = page_start<Kv>(number, p.heads_kv, head_kv, DIM);
         // at least the first position of a page is visible
         const u32 in_page = least(visible - page * PAGE, PAGE);
+        typename Kv::Eight keys[early ? steps : 1] = {}, values[early ? steps : 1] = {};
+        if constexpr (early) {
+#pragma unroll
+            for (int s = 0; s < steps; ++s) {
+                const u32 at = s * groups + group;
+                if (active) keys[s] = Kv::fetch(all_k + base, at, 8 * piece, DIM);
+                // what lies behind the last position was never written: zero times that may be no number
+                if (active && at < in_page) values[s] = Kv::fetch(all_v + base, at, 8 * piece, DIM);
+            }
+        }
         float score[HEADS][steps];
 #pragma unroll
         for (int s = 0; s < steps; ++s) {
             float k[8] = {};
-            if (active) Kv::load8(k, all_k + base, s * groups + group, 8 * piece, DIM);
+            if (active) {
+                if constexpr (early) {
+                    Kv::decode(k, keys[s]);
+                } else {
+                    Kv::decode(k, Kv::fetch(all_k + base, s * groups + group, 8 * piece, DIM));
+                }
+            }
 #pragma unroll
             for (int h = 0; h < HEADS; ++h) {
                 float dot = 0.0f;
@@ -123,9 +142,14 @@ DEVICE void attend_split(const AttentionParams& p) {
         }
 #pragma unroll
         for (int s = 0; s < steps; ++s) {
-            // what lies behind the last position was never written: zero times that may be no number
             float v[8] = {};
-            if (active && s * groups + group < in_page) Kv::load8(v, all_v + base, s * groups + group, 8 * piece, DIM);
+            if (active && s * groups + group < in_page) {
+                if constexpr (early) {
+                    Kv::decode(v, values[s]);
+                } else {
+                    Kv::decode(v, Kv::fetch(all_v + base, s * groups + group, 8 * piece, DIM));
+                }
+            }
 #pragma unroll
             for (int h = 0; h < HEADS; ++h) {
 #pragma unroll
@@ -171,13 +195,23 @@ template <int DIM>
 DEVICE void attend_merge(const AttentionParams& p) {
     const u64 first = static_cast<u64>(blockIdx.x) * p.splits;
     for (u32 d = threadIdx.x; d < DIM; d += ATTEND_THREADS) {
+        // all reads at once, then the sums in their order
+        float tops[MOST_SPLITS], totals[MOST_SPLITS], sums[MOST_SPLITS];
+#pragma unroll
+        for (u32 i = 0; i < MOST_SPLITS; ++i) {
+            const bool there = i < p.splits;
+            tops[i] = there ? p.states[2 * (first + i)] : minus_infinity();
+            totals[i] = there ? p.states[2 * (first + i) + 1] : 0.0f;
+            sums[i] = there ? p.sums[(first + i) * DIM + d] : 0.0f;
+        }
         float top = minus_infinity(), joined = 0.0f, value = 0.0f;
-        for (u32 i = 0; i < p.splits; ++i) top = fmaxf(top, p.states[2 * (first + i)]);
-        for (u32 i = 0; i < p.splits; ++i) {
-            const float n = p.states[2 * (first + i) + 1];
-            const float weight = n == 0.0f ? 0.0f : expf(p.states[2 * (first + i)] - top);
-            joined = fmaf(n, weight, joined);
-            value = fmaf(p.sums[(first + i) * DIM + d], weight, value);
+#pragma unroll
+        for (u32 i = 0; i < MOST_SPLITS; ++i) top = fmaxf(top, tops[i]);
+#pragma unroll
+        for (u32 i = 0; i < MOST_SPLITS; ++i) {
+            const float weight = totals[i] == 0.0f ? 0.0f : expf(tops[i] - top);
+            joined = fmaf(totals[i], weight, joined);
+            value = fmaf(sums[i], weight, value);
         }
         value = joined == 0.0f ? 0.0f : value / joined;
         if constexpr (DIM % UNIT == 0) {

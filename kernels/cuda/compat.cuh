@@ -72,6 +72,12 @@ DEVICE u16 float_to_half(float x) {
     return h;
 }
 
+DEVICE u32 pack_halves(float low, float high) {
+    u32 pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
 // Weights are read once, by one thread: past L1, which is kept for activations.
 DEVICE Words load16_once(const void* at) {
     Words v;
@@ -129,6 +135,9 @@ DEVICE u32 as_bits(float x) { return shim::bit_cast<u32>(x); }
 DEVICE float minus_infinity() { return as_float(0xff800000u); }
 DEVICE float half_to_float(u16 h) { return shim::half_to_float(h); }
 DEVICE u16 float_to_half(float x) { return shim::float_to_half(x); }
+DEVICE u32 pack_halves(float low, float high) {
+    return static_cast<u32>(float_to_half(low)) | static_cast<u32>(float_to_half(high)) << 16;
+}
 
 template <class T>
 DEVICE T load_vector(const void* at) {
@@ -152,19 +161,16 @@ DEVICE void mma_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { shim::mm
 DEVICE Words load16(const void* at) { return load_vector<Words>(at); }
 DEVICE void store16(void* at, Words v) { store_vector<Words>(at, v); }
 
-DEVICE u32 pack_halves(float low, float high) {
-    return static_cast<u32>(float_to_half(low)) | static_cast<u32>(float_to_half(high)) << 16;
-}
 DEVICE float low_half(u32 pair) { return half_to_float(static_cast<u16>(pair)); }
 DEVICE float high_half(u32 pair) { return half_to_float(static_cast<u16>(pair >> 16)); }
 DEVICE float bf16_to_float(u16 b) { return as_float(static_cast<u32>(b) << 16); }
 
 template <class T>
-DEVICE T least(T a, T b) {
+DEVICE constexpr T least(T a, T b) {
     return b < a ? b : a;
 }
 template <class T>
-DEVICE T most(T a, T b) {
+DEVICE constexpr T most(T a, T b) {
     return a < b ? b : a;
 }
 

@@ -299,6 +299,19 @@ DEVICE void load_row_unit(RowUnit<F>& u, const Matrix& w, u32 row, u32 unit) {
     u.super = load_scale<F::SUPERS>(w.supers, (static_cast<u64>(strip) * supers + unit / SUPER_UNITS) * STRIP + r);
 }
 
+// Byte `i` of a word of codes, less the offset. Unsigned ones become the last bits of 2^23, which is a permutation of bytes
+// and a subtraction of small integers where a conversion would take longer.
+template <class F>
+DEVICE float code_value(u32 word, int i) {
+    constexpr int bits = F::LOW + F::HIGH;
+    if constexpr (F::TABLE || bits == 8) {
+        return static_cast<float>(static_cast<i8>(word >> (8 * i) & 255) - F::OFFSET);
+    } else {
+        const float of_bits = as_float(__byte_perm(word, 0x4b000000u, 0x7440u | static_cast<u32>(i)));
+        return of_bits - (8388608.0f + static_cast<float>(F::OFFSET));
+    }
+}
+
 // Sixteen columns of it as floats: one half. Which one is known to the compiler, or registers that are picked by it would
 // be memory.
 template <class F, int HALF>
@@ -309,8 +322,7 @@ DEVICE void decode_codes(float (&v)[16], const RowUnit<F>& u) {
     const float scale = scales.scale[HALF], min = scales.min[HALF];
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
-        const i32 code = static_cast<i8>(c[4 * HALF + i / 4] >> (8 * (i % 4)) & 255) - F::OFFSET;
-        v[i] = scale * static_cast<float>(code);
+        v[i] = scale * code_value<F>(c[4 * HALF + i / 4], i % 4);
         if constexpr (F::MIN) v[i] = v[i] - min;
     }
 }

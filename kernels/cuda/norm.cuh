@@ -8,16 +8,21 @@
 
 constexpr u32 NORM_THREADS = 1024;
 
-DEVICE float norm_scale(const float* x, u32 n, float eps) {
+// From what each thread has of the sum of squares: those of values threadIdx.x, threadIdx.x + blockDim.x and so on.
+DEVICE float norm_scale_of(float sum, u32 n, float eps) {
     SHARED(float, sums, [NORM_THREADS / WARP]);
-    float sum = 0.0f;
-    for (u32 i = threadIdx.x; i < n; i += blockDim.x) sum = fmaf(x[i], x[i], sum);
     sum = lanes_sum<32>(sum);
     if (threadIdx.x % WARP == 0) sums[threadIdx.x / WARP] = sum;
     __syncthreads();
     sum = 0.0f;
     for (u32 i = 0; i < blockDim.x / WARP; ++i) sum += sums[i];
     return 1.0f / sqrtf(sum / static_cast<float>(n) + eps);
+}
+
+DEVICE float norm_scale(const float* x, u32 n, float eps) {
+    float sum = 0.0f;
+    for (u32 i = threadIdx.x; i < n; i += blockDim.x) sum = fmaf(x[i], x[i], sum);
+    return norm_scale_of(sum, n, eps);
 }
 
 #endif

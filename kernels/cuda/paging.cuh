@@ -19,7 +19,7 @@ struct Paging {
     u32 max_pages;
     u32 rows;
     u32 n_pages;
-    u32 unused;
+    u32 first_row;  // of the step, where these are not all of its rows
 };
 static_assert(sizeof(Paging) == 48, "kernels/src/cuda/params.rs has the same");
 
@@ -31,7 +31,7 @@ DEVICE const u32* table_of(const Paging& p, u32 row) {
 // table from before a page was allocated ends the step with an error, not with another page's keys.
 DEVICE u32 page_of(const Paging& p, u32 row, const u32* table, u32 i) {
     const u32 page = table[i];
-    if (page >= p.n_pages) *p.missing = row + 1;
+    if (page >= p.n_pages) *p.missing = p.first_row + row + 1;
     return page;
 }
 
@@ -41,15 +41,18 @@ DEVICE u64 page_start(u32 page, u32 heads, u32 head, u32 head_dim) {
     return (static_cast<u64>(page) * heads + head) * Kv::page_bytes(head_dim);
 }
 
-// A type of the cache says how large a head's part of a page is, reads eight neighbouring values of a position from it,
-// and writes one. Where values share a scale, the 32 lanes of a warp write 32 neighbouring values together.
+// A type of the cache says how large a head's part of a page is, fetches eight neighbouring values of a position from it
+// and decodes them, and writes one. Where values share a scale, the 32 lanes of a warp write 32 neighbouring values together.
 
 // Types of 16 bits, one behind the other.
 template <class Half>
 struct KvHalves {
     DEVICE static u64 page_bytes(u32 head_dim) { return static_cast<u64>(PAGE) * head_dim * 2; }
-    DEVICE static void load8(float (&v)[8], const u8* page, u32 position, u32 d, u32 head_dim) {
-        const Words words = load16(page + 2 * (position * head_dim + d));
+    typedef Words Eight;
+    DEVICE static Eight fetch(const u8* page, u32 position, u32 d, u32 head_dim) {
+        return load16(page + 2 * (position * head_dim + d));
+    }
+    DEVICE static void decode(float (&v)[8], const Eight& words) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             v[2 * i] = Half::low(words.w[i]);
@@ -80,13 +83,16 @@ struct KvBF16 : KvHalves<KvBF16> {
 
 struct KvF32 {
     DEVICE static u64 page_bytes(u32 head_dim) { return static_cast<u64>(PAGE) * head_dim * 4; }
-    DEVICE static void load8(float (&v)[8], const u8* page, u32 position, u32 d, u32 head_dim) {
+    struct Eight {
+        Words half[2];
+    };
+    DEVICE static Eight fetch(const u8* page, u32 position, u32 d, u32 head_dim) {
+        const u8* at = page + 4 * (position * head_dim + d);
+        return {{load16(at), load16(at + 16)}};
+    }
+    DEVICE static void decode(float (&v)[8], const Eight& words) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const Words words = load16(page + 4 * (position * head_dim + d + 4 * i));
-#pragma unroll
-            for (int j = 0; j < 4; ++j) v[4 * i + j] = as_float(words.w[j]);
-        }
+        for (int i = 0; i < 8; ++i) v[i] = as_float(words.half[i / 4].w[i % 4]);
     }
     DEVICE static void store(u8* page, u32 position, u32 d, u32 head_dim, float x) {
         store_vector<float>(page + 4 * (position * head_dim + d), x);
@@ -99,11 +105,18 @@ struct KvQ8_0 {
     DEVICE static u32 scale_at(u32 position, u32 d, u32 head_dim) {
         return PAGE * head_dim + 2 * (position * (head_dim / 32) + d / 32);
     }
-    DEVICE static void load8(float (&v)[8], const u8* page, u32 position, u32 d, u32 head_dim) {
+    struct Eight {
+        u64 codes;
+        u32 scale;
+    };
+    DEVICE static Eight fetch(const u8* page, u32 position, u32 d, u32 head_dim) {
         const u64 codes = load_vector<u64>(page + position * head_dim + d);
-        const float scale = half_to_float(load_vector<u16>(page + scale_at(position, d, head_dim)));
+        return {codes, load_vector<u16>(page + scale_at(position, d, head_dim))};
+    }
+    DEVICE static void decode(float (&v)[8], const Eight& eight) {
+        const float scale = low_half(eight.scale);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) v[i] = scale * static_cast<float>(static_cast<i8>(codes >> (8 * i) & 255));
+        for (int i = 0; i < 8; ++i) v[i] = scale * static_cast<float>(static_cast<i8>(eight.codes >> (8 * i) & 255));
     }
     // What is not finite makes the scale so.
     DEVICE static void store(u8* page, u32 position, u32 d, u32 head_dim, float x) {

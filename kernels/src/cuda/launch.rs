@@ -186,6 +186,9 @@ pub fn heads(kv: KvType, p: &Heads) -> Launch {
     launch(Module::Kv, format!("heads_{}", kv_name(kv)), grid, 32, p)
 }
 
+/// Parts of a row's positions, at most.
+pub const MOST_SPLITS: u32 = 16;
+
 /// Whether attention has kernels for heads of so many values.
 pub fn takes_head_dim(head_dim: usize) -> bool {
     head_dim.is_multiple_of(8) && (8..=256).contains(&head_dim)
@@ -199,6 +202,7 @@ pub fn takes_prompt(kv: KvType, head_dim: usize, heads_per_kv: usize) -> bool {
 /// Attention of any rows, for heads of `head_dim` values: two launches.
 pub fn attend(kv: KvType, head_dim: usize, p: &Attention) -> [Launch; 2] {
     assert!(takes_head_dim(head_dim), "heads of {head_dim} values: see `takes_head_dim`");
+    assert!(p.splits <= MOST_SPLITS, "{} splits: expected at most {MOST_SPLITS}", p.splits);
     let per_kv = p.heads / p.heads_kv;
     let at_once = if per_kv == 1 { 1 } else { 4 };
     let grid = [p.heads_kv * per_kv.div_ceil(at_once), p.paging.rows, p.splits];

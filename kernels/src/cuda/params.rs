@@ -40,7 +40,7 @@ params! {
     Matrix, 48 { low: Ptr, high: Ptr, scales: Ptr, supers: Ptr, rows: u32, cols: u32, units: u32, strips: u32 }
     /// `paging.cuh`: the rows of a step.
     Paging, 48 {
-        positions: Ptr, sequences: Ptr, tables: Ptr, missing: Ptr, max_pages: u32, rows: u32, n_pages: u32, unused: u32,
+        positions: Ptr, sequences: Ptr, tables: Ptr, missing: Ptr, max_pages: u32, rows: u32, n_pages: u32, first_row: u32,
     }
     /// `activations.cu`.
     Arrange, 48 { x: Ptr, weight: Ptr, out: Ptr, scales: Ptr, rows: u32, cols: u32, units: u32, eps: f32 }

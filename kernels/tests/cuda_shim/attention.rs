@@ -82,7 +82,7 @@ impl Scene {
             max_pages: max_pages as u32,
             rows: rows.len() as u32,
             n_pages: n_pages as u32,
-            unused: 0,
+            first_row: 0,
         };
         let mut all: Vec<Option<(usize, usize)>> =
             self.lengths.iter().enumerate().flat_map(|(s, n)| (0..*n).map(move |p| Some((s, p)))).collect();

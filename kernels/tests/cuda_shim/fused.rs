@@ -135,7 +135,7 @@ fn paging(bench: &mut Bench, tables: &[u32], n_pages: u32) -> Paging {
         max_pages: 2,
         rows: 4,
         n_pages,
-        unused: 0,
+        first_row: 0,
     }
 }
 
@@ -307,8 +307,11 @@ fn a_missing_page_is_told() {
             splits,
             scale,
         };
-        launch::attend(KvType::F16, dim, &p).iter().for_each(|launch| bench.run(launch));
-        assert!(expected.contains(&seen(&mut bench, &paging)), "attend, {tables:?}");
+        let mut behind = p;
+        behind.paging.first_row = 100;
+        launch::attend(KvType::F16, dim, &behind).iter().for_each(|launch| bench.run(launch));
+        let expected_behind: Vec<u32> = expected.iter().map(|row| if *row == 0 { 0 } else { row + 100 }).collect();
+        assert!(expected_behind.contains(&seen(&mut bench, &paging)), "attend, {tables:?}");
         bench.0.device().upload(paging.missing, &[0; 4]).expect("its own memory");
         bench.run(&launch::attend_prompt(dim, &p, 3));
         assert!(expected.contains(&seen(&mut bench, &paging)), "attend_prompt, {tables:?}");

@@ -536,6 +536,7 @@ impl Scene<'_> {
         p.integers = p.integers.or_offset(launch::activation_bytes(Form::Integers, first, self.width(q)) as u64);
         p.paging.positions = p.paging.positions.offset(words);
         p.paging.sequences = p.paging.sequences.offset(words);
+        p.paging.first_row = small(first);
         p.paging.rows = small(ATTEND_ROWS.min(self.shape.rows - first));
         p
     }

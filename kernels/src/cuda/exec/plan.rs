@@ -18,7 +18,7 @@ use crate::program::{Op, Program};
 pub(super) const ATTEND_ROWS: usize = 64;
 /// Parts of a row's positions that blocks take: fixed, so that a row's numbers depend on nothing but its length, and so
 /// many that one row of a usual model keeps a large device busy.
-pub(super) const SPLITS: usize = 16;
+pub(super) const SPLITS: usize = launch::MOST_SPLITS as usize;
 /// Every piece of the arena begins at such a multiple.
 const ALIGNMENT: u64 = 256;
 

@@ -120,7 +120,7 @@ impl Record {
                 max_pages: small(self.max_pages),
                 rows: small(shape.rows),
                 n_pages: self.n_pages.unwrap_or(u32::MAX),
-                unused: 0,
+                first_row: 0,
             },
         }
     }
