@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use octavo_kernels::{IsaChoice, KvType};
-use octavo_llm::engine::{DeviceChoice, EngineOptions};
+use octavo_llm::engine::{DeviceChoice, EngineOptions, default_batch};
 use octavo_llm::generate;
 use octavo_llm::sample::{SamplerConfig, Stage};
 
@@ -134,10 +134,9 @@ pub(super) struct ComputeArgs {
     /// Context in tokens; 0 is what the model was trained with [default: that, but at most 4096]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1 << 30))]
     ctx_size: Option<u32>,
-    /// Prompt tokens computed at a time
-    #[arg(short, long, value_name = "N", default_value_t = 512)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=65536))]
-    batch_size: u32,
+    /// Prompt tokens computed at a time [default: 512; 2048 on a GPU]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    batch_size: Option<u32>,
     /// Read the file into memory instead of mapping it
     #[arg(long)]
     no_mmap: bool,
@@ -178,14 +177,15 @@ impl ComputeArgs {
 
     /// The engine's options; a context of 0 stays for the caller to look up.
     pub(super) fn options(&self) -> Result<EngineOptions, Failure> {
+        let device = self.device.choice(self.isa)?;
         Ok(EngineOptions {
-            device: self.device.choice(self.isa)?,
+            device,
             gpu_layers: self.device.gpu_layers(),
             threads: self.threads.map(usize::from),
             isa: self.isa,
             kv_type: self.kv_type()?,
             ctx: self.ctx_size.map(|n| n as usize),
-            batch: self.batch_size as usize,
+            batch: self.batch_size.map_or_else(|| default_batch(device), |n| n as usize),
             mmap: !self.no_mmap,
             repack: !self.no_repack,
             graphs: self.device.graphs(),

@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 use octavo_kernels::{IsaChoice, KvType};
 use octavo_llm::backend::cuda;
 use octavo_llm::bench::{self, Limits, Processor, Record, Setting, Test};
-use octavo_llm::engine::{DeviceChoice, Engine, EngineOptions, ModelSource, default_threads};
+use octavo_llm::engine::{DeviceChoice, Engine, EngineOptions, ModelSource, default_batch, default_threads};
 use serde_json::Value;
 
 use super::args::{DeviceArgs, ModelArgs};
@@ -55,10 +55,9 @@ pub(super) struct BenchArgs {
     #[arg(short, long, value_name = "N", value_delimiter = ',')]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Vec<u16>,
-    /// Prompt tokens computed at a time
-    #[arg(short, long, value_name = "N", default_value_t = 512)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=65536))]
-    batch_size: u32,
+    /// Prompt tokens computed at a time [default: 512; 2048 on a GPU]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    batch_size: Option<u32>,
     /// Instruction set of the kernels: auto, scalar, avx2, avxvnni, avx512, amx, neon, dotprod or i8mm
     #[arg(long, value_name = "ISA", default_value = "auto")]
     isa: IsaChoice,
@@ -109,7 +108,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<Exit, Failure> {
             processor: processor.clone(),
             gpu_layers: args.device.gpu_layers(),
             threads,
-            batch: args.batch_size as usize,
+            batch: args.batch_size.map_or_else(|| default_batch(choice(&processor)), |n| n as usize),
             kv_type: args.kv_type,
             repack: !args.no_repack,
             limits: Limits::measure(&processor, threads)?,
@@ -136,6 +135,13 @@ fn processor(args: &BenchArgs) -> Result<Processor, Failure> {
     }
 }
 
+fn choice(processor: &Processor) -> DeviceChoice {
+    match processor {
+        Processor::Cpu(_) => DeviceChoice::Cpu,
+        Processor::Gpu(gpu) => DeviceChoice::Cuda(gpu.ordinal),
+    }
+}
+
 fn measure(
     args: &BenchArgs,
     source: &ModelSource,
@@ -143,12 +149,8 @@ fn measure(
     tests: &[Test],
     printer: &mut Printer,
 ) -> Result<(), Failure> {
-    let device = match &setting.processor {
-        Processor::Cpu(_) => DeviceChoice::Cpu,
-        Processor::Gpu(gpu) => DeviceChoice::Cuda(gpu.ordinal),
-    };
     let options = EngineOptions {
-        device,
+        device: choice(&setting.processor),
         gpu_layers: setting.gpu_layers,
         graphs: args.device.graphs(),
         check_pages: args.device.check_pages(),

@@ -75,12 +75,13 @@ pub(super) fn encode(tokenizer: &Tokenizer, rendered: &str) -> Result<Vec<u32>, 
 
 /// Runs the command.
 pub(super) fn run(args: &ChatArgs) -> Result<Exit, Failure> {
-    let options = args.generate.options()?;
+    let mut options = args.generate.options()?;
     args.compute.kv_type()?;
     // in this order: the line editor takes Ctrl-C for itself when it is made, and would keep it
     let mut input = Input::new(args.no_history)?;
     signal::install()?;
     let engine = load::engine(&args.model, &args.compute)?;
+    options.chunk = engine.batch();
     let template = template(&engine)?;
     if input.is_terminal() {
         terminal::note("/help lists the commands; Ctrl-D leaves.");

@@ -69,6 +69,7 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Failure> {
     let text = args.text.require()?;
     signal::install()?;
     let engine = load::engine(&args.model, &args.compute)?;
+    options.chunk = engine.batch();
     let (text, ids) = prepare(args, &engine, text)?;
     let mut session = engine.session();
     let generating = Generating::begin();

@@ -244,6 +244,11 @@ impl Engine {
         self.n_ctx
     }
 
+    /// Prompt tokens taken at a time.
+    pub fn batch(&self) -> usize {
+        self.limits.rows
+    }
+
     /// What was assumed, one line each.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
@@ -301,6 +306,16 @@ fn on_gpu(
     sink: &mut LoadingSink<'_>,
 ) -> Result<Box<dyn Executable>, Error> {
     split::prepare(cuda::open(ordinal)?, gguf, model, options, sink)
+}
+
+/// Prompt tokens taken at a time unless asked for otherwise: as many as keep the device busy.
+pub fn default_batch(device: DeviceChoice) -> usize {
+    let on_gpu = match device {
+        DeviceChoice::Cpu => false,
+        DeviceChoice::Auto { .. } => octavo_kernels::cuda::gpus().is_ok(),
+        DeviceChoice::Cuda(_) => true,
+    };
+    if on_gpu { 2048 } else { 512 }
 }
 
 /// Threads used unless asked for otherwise: the CPUs this process may use (affinity and cgroup quota).
