@@ -1,7 +1,8 @@
 //! The device that CUDA tests run on: the CPU as a GPU, or a GPU where `OCTAVO_TEST_DEVICE=gpu` asks for one.
 #![allow(dead_code)] // every test program uses a part
 
-use std::path::Path;
+use std::path::PathBuf;
+use std::sync::{Mutex, OnceLock};
 
 use octavo_kernels::cuda::shim::{Schedule, Shim, Sources};
 use octavo_kernels::cuda::{Cache, Device, Gpu};
@@ -27,6 +28,14 @@ impl Machine {
         }
     }
 
+    /// Every order of threads that there is to choose from: a GPU has its own.
+    pub(crate) fn schedules(&self) -> &'static [Schedule] {
+        match self {
+            Machine::Shim(_) => &Schedule::ALL,
+            Machine::Gpu(_) => &Schedule::ALL[..1],
+        }
+    }
+
     /// The order of threads, where it can be chosen.
     pub(crate) fn schedule(&mut self, schedule: Schedule) {
         if let Machine::Shim(shim) = self {
@@ -43,9 +52,14 @@ impl Machine {
     }
 }
 
+/// Where libraries and code are kept: Cargo's folder, unless whoever runs the tests without Cargo names another.
+fn kept(dir: &str) -> PathBuf {
+    std::env::var_os("CARGO_TARGET_TMPDIR").map_or_else(|| dir.into(), PathBuf::from)
+}
+
 /// The CPU as a GPU, if there is a C++ compiler; libraries are kept in `dir`.
 pub(crate) fn shim(dir: &str, sources: Sources) -> Option<Shim> {
-    match Shim::new(&Path::new(dir).join("shim"), sources) {
+    match Shim::new(&kept(dir).join("shim"), sources) {
         Ok(shim) => Some(shim),
         Err(error) => {
             assert!(std::env::var_os("OCTAVO_REQUIRE_CXX").is_none(), "{error}");
@@ -55,13 +69,20 @@ pub(crate) fn shim(dir: &str, sources: Sources) -> Option<Shim> {
     }
 }
 
+/// A GPU that stays open and does nothing: as long as it is there the others share its context, which would otherwise be
+/// made anew for almost every test.
+static FIRST: OnceLock<Mutex<Gpu>> = OnceLock::new();
+
 /// What tests run on, if there is any. A GPU that is asked for and missing is a failure.
 pub(crate) fn machine(dir: &str) -> Option<Machine> {
     match std::env::var("OCTAVO_TEST_DEVICE").as_deref() {
         Ok("gpu") => {
-            let cache = Cache::new(Path::new(dir).join("cubins"));
-            let gpu = Gpu::open(0, Some(cache)).unwrap_or_else(|error| panic!("OCTAVO_TEST_DEVICE=gpu: {error}"));
-            Some(Machine::Gpu(Box::new(gpu)))
+            let open = || {
+                let cache = Cache::new(kept(dir).join("cubins"));
+                Gpu::open(0, Some(cache)).unwrap_or_else(|error| panic!("OCTAVO_TEST_DEVICE=gpu: {error}"))
+            };
+            FIRST.get_or_init(|| Mutex::new(open()));
+            Some(Machine::Gpu(Box::new(open())))
         }
         Ok(other) => panic!("OCTAVO_TEST_DEVICE={other}: expected gpu, or nothing"),
         Err(_) => shim(dir, Sources::default()).map(Machine::Shim),

@@ -11,8 +11,8 @@ use crate::{Worst, device};
 fn norms_match() {
     let Some(mut bench) = device() else { return };
     let mut rng = Rng(1);
-    for schedule in Schedule::ALL {
-        bench.0.schedule(schedule);
+    for schedule in bench.0.schedules() {
+        bench.0.schedule(*schedule);
         for (groups, n) in [(1, 1), (3, 31), (6, 64), (5, 128), (2, 257), (3, 1000), (2, 3000)] {
             let (x, weight, eps) = (rng.floats(groups * n), rng.floats(n), 1e-5f32);
             let (at_x, at_weight, out) = (bench.floats(&x), bench.floats(&weight), bench.alloc(4 * groups * n));

@@ -1,0 +1,170 @@
+//! The programs that run on a GPU, built here, or built elsewhere and brought in a folder.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use octavo_reference::fixtures::workspace_root;
+use serde_json::Value;
+
+/// The tests that run on a device: package, name. The first are the kernels' own.
+const TESTS: [(&str, &str); 2] = [("octavo-kernels", "cuda_shim"), ("octavo-llm", "cuda")];
+/// What tests read: from the repository's root here, from the folder there. The first is how they know it.
+const FILES: [&str; 4] = ["Cargo.lock", "reference/demo", "reference/models", "reference/goldens"];
+
+/// What is run.
+pub(super) struct Programs {
+    pub(super) octavo: PathBuf,
+    /// Programs of [`TESTS`].
+    pub(super) tests: [PathBuf; 2],
+    /// Where tests find their files.
+    root: PathBuf,
+}
+
+impl Programs {
+    /// Builds them.
+    pub(super) fn built() -> Result<Programs, String> {
+        let octavo = built(&["build", "--package", "octavo-llm", "--bin"], "octavo")?;
+        let test = |(package, test)| built(&["test", "--no-run", "--package", package, "--test"], test);
+        let tests = [test(TESTS[0])?, test(TESTS[1])?];
+        Ok(Programs { octavo, tests, root: workspace_root() })
+    }
+
+    /// Those that [`pack`] left in a folder.
+    pub(super) fn packed(dir: &Path) -> Result<Programs, String> {
+        let root = dir.canonicalize().map_err(|error| format!("{}: {error}", dir.display()))?;
+        let program = |name: &str| match root.join(name) {
+            path if path.is_file() => Ok(path),
+            path => Err(format!("{}: expected a program that cargo xtask gpu --pack leaves", path.display())),
+        };
+        let tests = [program(TESTS[0].1)?, program(TESTS[1].1)?];
+        Ok(Programs { octavo: program("octavo")?, tests, root })
+    }
+
+    /// Readies a test program, or what runs it, for the GPU. Cubins are kept in a folder of `dir`.
+    pub(super) fn on_gpu<'a>(&self, command: &'a mut Command, dir: &Path) -> &'a mut Command {
+        command
+            .env("OCTAVO_TEST_DEVICE", "gpu")
+            .env("CARGO_MANIFEST_DIR", &self.root)
+            .env("CARGO_TARGET_TMPDIR", dir.join("tests"))
+    }
+}
+
+/// Builds a program with cargo; where it is.
+fn built(arguments: &[&str], name: &str) -> Result<PathBuf, String> {
+    let mut command = crate::cargo();
+    command.args(arguments).args([name, "--release", "--quiet", "--message-format", "json-render-diagnostics"]);
+    let output = command.stderr(std::process::Stdio::inherit()).output().map_err(|error| error.to_string())?;
+    if !output.status.success() {
+        return Err(format!("cargo {} {name}: {}", arguments.join(" "), output.status));
+    }
+    executable(&String::from_utf8_lossy(&output.stdout), name)
+        .ok_or_else(|| format!("cargo {} {name}: it did not say where the program is", arguments.join(" ")))
+}
+
+/// A program in cargo's messages, which also tell of those that it needs.
+fn executable(messages: &str, name: &str) -> Option<PathBuf> {
+    let all = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let mut named = all.filter(|message| message["target"]["name"] == name);
+    named.find_map(|message| message["executable"].as_str().map(PathBuf::from))
+}
+
+/// Builds everything and puts it into a folder, with what tests read and a word on how to run it.
+pub(super) fn pack(dir: &Path) -> Result<(), String> {
+    let programs = Programs::built()?;
+    let xtask = built(&["build", "--package"], "xtask")?;
+    let wrong = |error: std::io::Error| format!("{}: {error}", dir.display());
+    fs::create_dir_all(dir).map_err(wrong)?;
+    let [kernels, backend] = &programs.tests;
+    for (name, program) in
+        [("octavo", &programs.octavo), ("xtask", &xtask), (TESTS[0].1, kernels), (TESTS[1].1, backend)]
+    {
+        crate::must(Command::new("strip").arg("-o").arg(dir.join(name)).arg(program))?;
+    }
+    for file in FILES {
+        copy(&programs.root.join(file), &dir.join(file))?;
+    }
+    fs::write(dir.join("README.md"), readme()).map_err(wrong)?;
+    let mib = bytes(dir).map_err(wrong)? as f64 / f64::from(1 << 20);
+    println!("{}: {mib:.1} MiB; on a machine with a GPU: {0}/xtask gpu --packed {0}", dir.display());
+    Ok(())
+}
+
+fn readme() -> String {
+    let (arch, os) = (std::env::consts::ARCH, std::env::consts::OS);
+    format!(
+        "Octavo's programs and tests for a machine with an NVIDIA GPU ({arch}, {os}) and without Rust. In this folder,\n\
+         \n\
+         \x20   ./xtask gpu --packed .\n\
+         \n\
+         runs all that only a GPU can show, and `./xtask gpu --help` says how to run a part. Models and code go to\n\
+         `target/gpu` (17 GiB; `--presets 0.6b` 1 GiB). NVIDIA's driver is needed, and NVRTC of CUDA 12 or 13, which\n\
+         is looked for beside these programs, in toolkits, and near `nvcc` and `python3`.\n"
+    )
+}
+
+/// Copies a file, or a folder with all that is in it.
+fn copy(from: &Path, to: &Path) -> Result<(), String> {
+    let wrong = |error: std::io::Error| format!("{}: {error}", from.display());
+    if !from.is_dir() {
+        return fs::copy(from, to).map(drop).map_err(wrong);
+    }
+    fs::create_dir_all(to).map_err(wrong)?;
+    for entry in from.read_dir().map_err(wrong)? {
+        let name = entry.map_err(wrong)?.file_name();
+        copy(&from.join(&name), &to.join(&name))?;
+    }
+    Ok(())
+}
+
+/// Of a file, or of all that is in a folder.
+fn bytes(path: &Path) -> std::io::Result<u64> {
+    match path.is_dir() {
+        true => path.read_dir()?.map(|entry| bytes(&entry?.path())).sum(),
+        false => Ok(path.metadata()?.len()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn programs_are_known_by_their_names() {
+        let line = |name: &str, path: Value| json!({"target": {"name": name}, "executable": path}).to_string();
+        let lines = [
+            line("cuda", Value::Null),
+            "not json".to_owned(),
+            line("cuda", json!("/a")),
+            // which the tests run
+            line("octavo", json!("/b")),
+            "{\"reason\":\"build-finished\"}".to_owned(),
+        ];
+        assert_eq!(executable(&lines.join("\n"), "cuda"), Some("/a".into()));
+        assert_eq!(executable(&lines.join("\n"), "xtask"), None);
+    }
+
+    #[test]
+    fn a_folder_without_programs_says_which_is_missing() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let error = Programs::packed(dir.path()).err().expect("nothing is there");
+        assert!(error.contains("/cuda_shim: expected a program that"), "{error}");
+        assert!(Programs::packed(&dir.path().join("absent")).is_err());
+    }
+
+    #[test]
+    fn folders_are_copied_with_what_is_in_them() {
+        let dir = tempfile::tempdir().expect("a folder");
+        fs::create_dir_all(dir.path().join("a/b")).expect("a folder");
+        fs::write(dir.path().join("a/b/c"), "text").expect("a file");
+        copy(&dir.path().join("a"), &dir.path().join("x")).expect("it is copied");
+        assert_eq!(fs::read_to_string(dir.path().join("x/b/c")).expect("it is there"), "text");
+        assert_eq!(bytes(dir.path()).expect("files"), 8);
+    }
+
+    #[test]
+    fn what_tests_read_is_in_the_repository() {
+        assert!(FILES.iter().all(|file| workspace_root().join(file).exists()));
+    }
+}
