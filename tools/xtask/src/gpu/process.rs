@@ -76,7 +76,7 @@ mod tests {
         assert_eq!(sh("echo a; echo b", 60).text(), Ok("a\nb\n".to_owned()));
         let failed = sh("echo a; exit 3", 60);
         assert_eq!((failed.text.as_str(), failed.result), ("a\n", Err("sh: exit status: 3".to_owned())));
-        let hung = sh("echo a; sleep 600", 1);
+        let hung = sh("echo a; exec sleep 600", 1);
         assert_eq!((hung.text.as_str(), hung.result), ("a\n", Err("sh: stopped after 1 s".to_owned())));
         let absent = run(&mut Command::new("/absent/x"), Duration::from_secs(1), false).result;
         assert!(absent.is_err_and(|error| error.starts_with("cannot start x: ")));
