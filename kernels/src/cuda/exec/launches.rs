@@ -3,6 +3,7 @@
 use super::plan::{ATTEND_ROWS, Plan, SPLITS};
 use super::record::{Addresses, Shape};
 use crate::cuda::launch::Form;
+use crate::cuda::pack::UNIT;
 use crate::cuda::params::{
     Argmax, Arrange, Attention, Embed, Gemm, Gemv, GemvPart, HeadGroup, Heads, KvWrite, Matrix, Norm, Pair, Rope,
     Select, Turn,
@@ -10,8 +11,6 @@ use crate::cuda::params::{
 use crate::cuda::{Launch, Ptr, launch};
 use crate::program::{Op, Program, Slot};
 use octavo_quant::TensorType;
-
-use crate::cuda::pack::UNIT;
 
 /// Matrices of a launch of `gemv`, at most.
 const GEMV_PARTS: usize = 3;
@@ -213,8 +212,7 @@ impl Scene<'_> {
         let head_dim = self.program.kv.head_dim;
         let Some(&Op::MatMul { x, w, out }) = ops.get(at) else { return None };
         let mut chain = Chain { x, w, bias: None, norm: None, turned: false, out, end: at + 1 };
-        if let Some(&Op::AddBias { x, out, .. }) = ops.get(chain.end).filter(|op| op.reads(chain.out)) {
-            debug_assert_eq!(x, chain.out);
+        if let Some(&Op::AddBias { out, .. }) = ops.get(chain.end).filter(|op| op.reads(chain.out)) {
             (chain.bias, chain.out, chain.end) = (Some(chain.end), out, chain.end + 1);
         }
         if let Some(Op::RmsNorm { weight, out, .. }) = ops.get(chain.end).filter(|op| op.reads(chain.out))
@@ -241,13 +239,13 @@ impl Scene<'_> {
         let of = |slot: Slot| chains.iter().find(|chain| chain.out == slot);
         let (k, v) = (*of(k)?, *of(v)?);
         let q = *chains.iter().find(|chain| chain.out != k.out && chain.out != v.out)?;
-        let written = self.program.ops[at..last].iter().filter_map(Op::out);
+        let mut written = self.program.ops[at..last].iter().filter_map(Op::out);
         let kv = self.program.kv;
         let wide = kv.n_head_kv * kv.head_dim;
         let fits = chains.iter().all(|chain| chain.x == a.x)
             && (q.turned && k.turned && !v.turned && k.out != v.out)
             && (self.width(k.out) == wide && self.width(v.out) == wide)
-            && written.into_iter().all(|slot| slot == q.out || self.program.unread(slot, last + 1));
+            && written.all(|slot| slot == q.out || self.program.unread(slot, last + 1));
         if !fits {
             return None;
         }
@@ -300,7 +298,7 @@ impl Scene<'_> {
     }
 
     fn rows(&self, slot: Slot) -> usize {
-        if self.program.slots[slot].selected { self.shape.wanted } else { self.shape.rows }
+        self.program.rows_of(slot, self.shape.rows, self.shape.wanted)
     }
 
     fn matrix(&self, placed: usize) -> (TensorType, Matrix) {
@@ -350,63 +348,52 @@ impl Scene<'_> {
 
     /// Products of one input: those of the same type together, where that is one reading of weights after the other.
     fn products(&self, x: Slot, products: &[Product], list: &mut List) {
-        let rows = self.rows(x);
-        if rows == 0 {
+        if self.rows(x) == 0 {
             return;
+        }
+        if !self.shape.generated {
+            return products.iter().for_each(|product| self.gemm(x, product, list));
         }
         let mut left = products.to_vec();
         while let Some(first) = left.first() {
             let ty = self.stored(first.w);
-            let form = self.form(ty);
-            let input = self.input(x, form, list);
-            if form == Form::Halves {
-                let Product { w, add, out } = left.remove(0);
-                let (w, scales) = (self.matrix(self.plan.weights[w]).1, self.at(self.plan.scales));
-                let p = Gemm { w, x: input, scales, add, out, tokens: small(rows), unused: 0 };
-                list.launches.push(launch::gemm(ty, &p, self.multiprocessors));
-                continue;
-            }
             let (together, others): (Vec<_>, Vec<_>) = left.into_iter().partition(|p| self.stored(p.w) == ty);
             left = others;
             for together in together.chunks(GEMV_PARTS) {
-                self.gemv(ty, form, rows, input, together, None, list);
+                self.gemv(x, together, None, list);
             }
         }
     }
 
+    fn gemm(&self, x: Slot, &Product { w, add, out }: &Product, list: &mut List) {
+        let (ty, w) = self.matrix(self.plan.weights[w]);
+        let (input, scales) = (self.input(x, self.form(ty), list), self.at(self.plan.scales));
+        let p = Gemm { w, x: input, scales, add, out, tokens: small(self.rows(x)), unused: 0 };
+        list.launches.push(launch::gemm(ty, &p, self.multiprocessors));
+    }
+
     /// SwiGLU of two products of one input, in the form that is wanted of it.
     fn gated(&self, x: Slot, [gate, up]: [usize; 2], out: Slot, wanted: Option<Form>, list: &mut List) {
-        let rows = self.rows(x);
-        if rows == 0 {
+        if self.rows(x) == 0 {
             return;
         }
-        let ty = self.stored(gate);
-        let form = self.form(ty);
-        let input = self.input(x, form, list);
         let to = self.slot(out);
         let pair = [gate, up].map(|w| Product { w, add: Ptr::NULL, out: to });
         // the other buffer: while some blocks write it, others still read their input
         let integers = self.at(self.plan.gated);
         let wanted = wanted.filter(|wanted| *wanted == Form::Integers);
-        self.gemv(ty, form, rows, input, &pair, Some(wanted.map_or(Ptr::NULL, |_| integers)), list);
+        self.gemv(x, &pair, Some(wanted.map_or(Ptr::NULL, |_| integers)), list);
         if let Some(form) = wanted {
             list.ready = Some(Ready { slot: out, form, at: integers, new: true });
         }
     }
 
-    /// Launches of `gemv` for any number of rows. `gated`: the two products are a gate and what it gates, and integers
-    /// go there, if anywhere.
-    #[allow(clippy::too_many_arguments)] // what a launch is
-    fn gemv(
-        &self,
-        ty: TensorType,
-        form: Form,
-        rows: usize,
-        input: Ptr,
-        products: &[Product],
-        gated: Option<Ptr>,
-        list: &mut List,
-    ) {
+    /// Launches of `gemv` for any number of rows, of products with weights of one type. `gated`: the two products are a
+    /// gate and what it gates, and integers go there, if anywhere.
+    fn gemv(&self, x: Slot, products: &[Product], gated: Option<Ptr>, list: &mut List) {
+        let (rows, ty) = (self.rows(x), self.stored(products[0].w));
+        let form = self.form(ty);
+        let input = self.input(x, form, list);
         let matrices: Vec<Matrix> = products.iter().map(|p| self.matrix(self.plan.weights[p.w]).1).collect();
         let all = matrices.iter().map(|w| w.strips).sum();
         for first in (0..rows).step_by(launch::GEMV_COLUMNS) {

@@ -211,7 +211,7 @@ impl Plan {
         let pages = arena.take(&[kv.page_bytes().unwrap_or(usize::MAX), limits.n_pages]);
         let kv_bytes = arena.0 - weight_bytes;
 
-        let rows_of = |slot: usize| if program.slots[slot].selected { limits.wanted } else { limits.rows };
+        let rows_of = |slot: usize| program.rows_of(slot, limits.rows, limits.wanted);
         let slots = program.slots.iter().enumerate().map(|(i, s)| arena.take(&[4, s.width, rows_of(i)])).collect();
         let (mut activation_bytes, mut gated_bytes, mut query_width) = (0, 0, 0);
         for op in &program.ops {
