@@ -35,6 +35,21 @@ pub struct Rounding {
     pub attention: f64,
 }
 
+impl Rounding {
+    /// Nothing is rounded.
+    pub const NONE: Rounding = Rounding { products: 0.0, floats: 0.0, attention: 0.0 };
+
+    /// Each error of this and of another, made one by `f`.
+    #[must_use]
+    pub fn with(self, other: Rounding, f: fn(f64, f64) -> f64) -> Rounding {
+        Rounding {
+            products: f(self.products, other.products),
+            floats: f(self.floats, other.floats),
+            attention: f(self.attention, other.attention),
+        }
+    }
+}
+
 impl Isa {
     /// Every instruction set that has kernels, on whatever CPU; within one architecture coarsest first.
     pub const ALL: [Isa; 8] =

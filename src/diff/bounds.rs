@@ -132,7 +132,8 @@ impl<'a> Bounds<'a> {
             Op::MatMul { x, w } => {
                 let (gain, cols) = (self.gain(w)?, model.weights.matrix(w).cols as f64);
                 let quantized = model.weights.matrix(w).ty.block_len() > 1;
-                let rounded = if quantized { self.rounding.activations } else { self.rounding.floats };
+                let kernels = self.rounding.kernels;
+                let rounded = if quantized { kernels.products } else { kernels.floats };
                 let own = (2.0 * cols.sqrt() + 8.0) * U + rounded + self.other_type(w);
                 let x = &self.stats[x.index()];
                 let error = rows.clone().map(|r| gain * (x.error[r] + own * x.size[r]));
@@ -180,7 +181,7 @@ impl<'a> Bounds<'a> {
             (k_size, v_size) = (k_size.max(k.size[r]), v_size.max(v.size[r]));
             k_error = k_error.max(k.error[r] + self.rounding.kv * k.size[r]);
             v_error = v_error.max(v.error[r] + self.rounding.kv * v.size[r]);
-            let own = 4.0 * U * (r as f64 + 1.0).sqrt() + self.rounding.attention;
+            let own = 4.0 * U * (r as f64 + 1.0).sqrt() + self.rounding.kernels.attention;
             let logit = scale * head_dim.sqrt() * (q.error[r] * k_size + q.size[r] * k_error);
             let logit_own = scale * head_dim * 4.0 * U * q.size[r] * k_size;
             errors.push(v_error + (2.0 * (logit + logit_own) + own) * v_size);

@@ -49,12 +49,8 @@ pub struct TapOut {
 pub struct Rounding {
     /// Of keys and values in the cache.
     pub kv: f64,
-    /// Of the inputs of matrix products with quantized weights.
-    pub activations: f64,
-    /// Of the inputs of matrix products with float weights.
-    pub floats: f64,
-    /// Of attention's weights and values.
-    pub attention: f64,
+    /// Of what prompt kernels read.
+    pub kernels: octavo_kernels::Rounding,
 }
 
 /// A model ready to compute all positions of a text in one pass.
@@ -117,12 +113,7 @@ impl Backend {
         let executable = split::prepare(device, &gguf, &model, options, sink)?;
         let (cpu, gpu) = (options.cpu.isa.prompt_rounding(), cuda::prompt_rounding());
         // a part's rounding is allowed to both: bounds follow a tensor's inputs, and know no parts
-        let either = |a: f64, b: f64| if options.gpu_layers < model.hparams.n_layer() { a.max(b) } else { b };
-        let kernels = octavo_kernels::Rounding {
-            products: either(cpu.products, gpu.products),
-            floats: either(cpu.floats, gpu.floats),
-            attention: either(cpu.attention, gpu.attention),
-        };
+        let kernels = if options.gpu_layers < model.hparams.n_layer() { cpu.with(gpu, f64::max) } else { gpu };
         Ok(Backend { gguf, model, executable, kv_type: options.cuda.kv_type, kernels })
     }
 }
@@ -141,8 +132,7 @@ impl Execution for Backend {
     }
 
     fn rounding(&self) -> Rounding {
-        let (kernels, kv) = (self.kernels, self.kv_type.rounding());
-        Rounding { kv, activations: kernels.products, floats: kernels.floats, attention: kernels.attention }
+        Rounding { kv: self.kv_type.rounding(), kernels: self.kernels }
     }
 
     fn run(&mut self, tokens: &[u32], sink: &mut (dyn FnMut(TapOut) -> bool + Send)) -> Result<(), Error> {
@@ -215,7 +205,7 @@ impl Execution for OracleExecution {
     }
 
     fn rounding(&self) -> Rounding {
-        Rounding { kv: 0.0, activations: 0.0, floats: 0.0, attention: 0.0 }
+        Rounding { kv: 0.0, kernels: octavo_kernels::Rounding::NONE }
     }
 
     fn run(&mut self, tokens: &[u32], sink: &mut (dyn FnMut(TapOut) -> bool + Send)) -> Result<(), Error> {

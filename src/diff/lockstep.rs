@@ -122,12 +122,7 @@ pub fn compare(
 }
 
 fn sum(a: Rounding, b: Rounding) -> Rounding {
-    Rounding {
-        kv: a.kv + b.kv,
-        activations: a.activations + b.activations,
-        floats: a.floats + b.floats,
-        attention: a.attention + b.attention,
-    }
+    Rounding { kv: a.kv + b.kv, kernels: a.kernels.with(b.kernels, |a, b| a + b) }
 }
 
 fn same_shape(a: &dyn Execution, b: &dyn Execution) -> Result<(), Error> {
