@@ -2,8 +2,11 @@
 
 use crate::generic::attention::{MAX_HEAD_DIM, PAGE};
 use crate::memory::Memory;
+use memmap2::MmapRaw;
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// Values of a head that share a scale.
 pub(crate) const Q8_GROUP: usize = 32;
@@ -94,6 +97,11 @@ pub struct KvShape {
 }
 
 impl KvShape {
+    /// Bytes of one head's part of a page.
+    pub(crate) fn head_bytes(&self) -> usize {
+        PAGE * self.ty.bytes(self.head_dim).expect("pages of it were made")
+    }
+
     /// Bytes of one page of every layer and head, keys and values; `None` if that overflows.
     pub fn page_bytes(&self) -> Option<usize> {
         let per_head = self.ty.bytes(self.head_dim)?.checked_mul(PAGE)?.checked_mul(2)?;
@@ -110,6 +118,8 @@ pub struct KvStore {
     pub(crate) n_pages: usize,
     k: Memory,
     v: Memory,
+    /// Shared by all [`KvPages`] of this store.
+    users: Arc<()>,
 }
 
 /// The system has no room for a cache of this size.
@@ -153,7 +163,7 @@ impl KvStore {
             KvTooLarge { positions: n_pages.saturating_mul(PAGE), bytes: bytes.map(|b| b.saturating_mul(2)) };
         let store = || bytes.and_then(Memory::zeroed);
         let (Some(k), Some(v)) = (store(), store()) else { return Err(too_large) };
-        Ok(KvStore { shape, n_pages, k, v })
+        Ok(KvStore { shape, n_pages, k, v, users: Arc::new(()) })
     }
 
     /// Pages.
@@ -163,6 +173,10 @@ impl KvStore {
 
     /// Copies a page of every layer, for copy-on-write.
     pub fn copy_page(&mut self, from: u32, to: u32) {
+        // a thread that was left behind in a step may still read, for as long as it takes to get back to its CPU
+        while Arc::get_mut(&mut self.users).is_none() {
+            std::thread::sleep(Duration::from_micros(50));
+        }
         let (from, to) = (from as usize, to as usize);
         assert!(from < self.n_pages && to < self.n_pages);
         let stride = self.page_stride();
@@ -174,46 +188,53 @@ impl KvStore {
         }
     }
 
+    /// The pages as threads share them.
+    pub(crate) fn pages(&mut self) -> KvPages {
+        let (k, v) = (self.k.as_mut_ptr(), self.v.as_mut_ptr());
+        let keep = [self.k.keep(), self.v.keep()];
+        KvPages { k, v, shape: self.shape, n_pages: self.n_pages, _keep: keep, _user: self.users.clone() }
+    }
+
     /// Bytes from a page to the next one of the same layer.
-    pub(crate) fn page_stride(&self) -> usize {
-        self.shape.n_head_kv * self.head_bytes()
-    }
-
-    /// Bytes of one head's part of a page.
-    pub(crate) fn head_bytes(&self) -> usize {
-        PAGE * self.shape.ty.bytes(self.shape.head_dim).expect("pages of it were made")
-    }
-
-    /// Page 0 of a layer and head: keys, values.
-    pub(crate) fn base(&self, layer: usize, head: usize) -> (*const u8, *const u8) {
-        let at = layer * self.n_pages * self.page_stride() + head * self.head_bytes();
-        assert!(at <= self.k.len());
-        (self.k.as_ptr().wrapping_add(at), self.v.as_ptr().wrapping_add(at))
-    }
-
-    /// Pointers for concurrent writers of different positions or heads.
-    pub(crate) fn writer(&mut self) -> KvWriter {
-        KvWriter { k: self.k.as_mut_ptr(), v: self.v.as_mut_ptr(), shape: self.shape, n_pages: self.n_pages }
+    fn page_stride(&self) -> usize {
+        self.shape.n_head_kv * self.shape.head_bytes()
     }
 }
 
-/// See [`KvStore::writer`].
-#[derive(Clone, Copy)]
-pub(crate) struct KvWriter {
+/// Pointers into a [`KvStore`] for concurrent readers, and writers of different positions or heads. Its memory stays
+/// for as long as they do.
+pub(crate) struct KvPages {
     k: *mut u8,
     v: *mut u8,
     shape: KvShape,
     n_pages: usize,
+    _keep: [Option<Arc<MmapRaw>>; 2],
+    _user: Arc<()>,
 }
 
-// SAFETY: the pointers are used only through `write`, whose callers write disjoint elements.
-unsafe impl Sync for KvWriter {}
+// SAFETY: nothing is read or written but by kernels that get pointers from `base`, and by `write`, whose callers write
+// elements that nobody else touches.
+unsafe impl Sync for KvPages {}
+// SAFETY: as for `Sync`: the pointers belong to no thread.
+unsafe impl Send for KvPages {}
 
-impl KvWriter {
+impl KvPages {
+    /// Bytes from a page to the next one of the same layer.
+    pub(crate) fn page_stride(&self) -> usize {
+        self.shape.n_head_kv * self.shape.head_bytes()
+    }
+
+    /// Page 0 of a layer and head: keys, values.
+    pub(crate) fn base(&self, layer: usize, head: usize) -> (*const u8, *const u8) {
+        assert!(layer < self.shape.n_layer && head < self.shape.n_head_kv);
+        let at = layer * self.n_pages * self.page_stride() + head * self.shape.head_bytes();
+        (self.k.wrapping_add(at), self.v.wrapping_add(at))
+    }
+
     /// Stores one head's key and value at a position.
     ///
     /// # Safety
-    /// The store outlives the writer and nobody else reads or writes this layer, head, page and slot meanwhile.
+    /// Nobody else reads or writes this layer, head, page and slot meanwhile.
     /// `to_f16` rounds so many floats to halves.
     pub(crate) unsafe fn write(
         &self,

@@ -12,6 +12,7 @@ compile_error!("weights are used as they lie in the file: little-endian");
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
 mod act;
+mod clock;
 pub mod cuda;
 mod exec;
 mod formats;
@@ -33,5 +34,5 @@ pub use exec::{Executor, TapFn};
 pub use isa::{Isa, IsaChoice, IsaError, Rounding};
 pub use kv::{KvShape, KvStore, KvTooLarge, KvType, PAGE_POSITIONS};
 pub use matrix::{Bytes, Matrix, MatrixError, kernel_name};
-pub use pool::{Pool, Worker};
+pub use pool::Pool;
 pub use program::{Op, Program, Role, Rope, RowTable, Sequence, Slot, SlotInfo, Step};

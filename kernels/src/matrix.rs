@@ -275,7 +275,7 @@ fn pack_strips(
     let mut memory = Memory::lasting(bytes).unwrap_or_else(|| panic!("no memory for {bytes} bytes of packed weights"));
     if strip_bytes > 0 {
         let work = Mutex::new((0..n).step_by(strip_bytes).zip(memory.bytes_mut().chunks_exact_mut(strip_bytes)));
-        pool.run(&|_| {
+        pool.run_tasks(&|_| {
             let mut room = Vec::new();
             loop {
                 // a panic in `pack` is a broken invariant that the pool passes on; the lock is not held then

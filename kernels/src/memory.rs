@@ -52,6 +52,11 @@ impl Memory {
         self.len
     }
 
+    /// What keeps the memory there.
+    pub(crate) fn keep(&self) -> Option<Arc<MmapRaw>> {
+        self.map.clone()
+    }
+
     pub(crate) fn as_ptr(&self) -> *const u8 {
         self.map.as_ref().map_or(std::ptr::null(), |m| m.as_ptr().wrapping_add(self.at))
     }
@@ -94,12 +99,6 @@ fn mapping(bytes: usize) -> Option<MmapRaw> {
 pub(crate) struct Floats(Option<Memory>);
 
 impl Floats {
-    pub(crate) fn new(len: usize) -> Floats {
-        let mut floats = Floats(None);
-        floats.grow(len);
-        floats
-    }
-
     /// Makes room for `len` floats.
     ///
     /// # Panics

@@ -93,7 +93,7 @@ fn best_read(isa: Isa, pool: &mut Pool, bytes: usize) -> f64 {
     let part = (bytes / 4 / pool.threads()).next_multiple_of(turn);
     let parts: Vec<Mutex<Vec<f32>>> = (0..pool.threads()).map(|_| Mutex::new(Vec::new())).collect();
     // the thread that reads a page is the first to touch it, which decides on whose memory it lies
-    pool.run(&|w| *lock(&parts[w.id]) = vec![1.0; part]);
+    pool.run_everywhere(&|id| *lock(&parts[id]) = vec![1.0; part]);
     let mut best = 0f64;
     for _ in 0..PASSES {
         for read in table.read {
@@ -147,11 +147,10 @@ fn best_multiply(isa: Isa, pool: &mut Pool, turns: usize) -> f64 {
 /// Seconds until the last thread is done, all starting together.
 fn slowest(pool: &mut Pool, work: &(dyn Fn(usize) -> f32 + Sync)) -> f64 {
     let times: Vec<Mutex<f64>> = (0..pool.threads()).map(|_| Mutex::new(0.0)).collect();
-    pool.run(&|w| {
-        w.barrier();
+    pool.run_everywhere(&|id| {
         let start = Instant::now();
-        black_box(work(w.id));
-        *lock(&times[w.id]) = start.elapsed().as_secs_f64();
+        black_box(work(id));
+        *lock(&times[id]) = start.elapsed().as_secs_f64();
     });
     times.iter().map(|t| *lock(t)).fold(f64::MIN_POSITIVE, f64::max)
 }

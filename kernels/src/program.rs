@@ -198,8 +198,12 @@ pub(crate) enum Resource {
     Slot(Slot),
     /// Keys and values of a layer.
     Kv(usize),
-    /// Inputs of products in their own form.
-    Inputs,
+    /// The input of products as integers.
+    Codes,
+    /// The input of products in tiles of any form.
+    Tiles,
+    /// Partial results of attention.
+    Pieces,
     /// Cosines and sines.
     Angles,
 }

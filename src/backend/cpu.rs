@@ -153,6 +153,6 @@ impl Executable for Cpu {
     }
 
     fn describe(&self) -> String {
-        format!("cpu, {}, {} threads", self.executor.isa(), self.executor.threads())
+        format!("cpu, {}, {} threads", self.executor.isa(), self.executor.pool().threads())
     }
 }

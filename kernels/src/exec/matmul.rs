@@ -1,53 +1,77 @@
 //! Products of an operation list: bring the input into the kernel's form, then divide strips among threads.
 
+use std::ops::Range;
+
 use super::{
-    ACT_GROUP, ActRow, Frame, Gemv, Matrix, Operands, Ordering, Reads, Role, STRIPS, Scratch, Slot, Then, Tokens,
-    UNITS, Worker, gemm, sums_len,
+    ACT_GROUP, ActRow, Epilogue, Gemv, Matrix, Operands, Ordering, Part, Reads, Role, STRIP_PAIR, Scratch, Slot,
+    Tokens, UNITS, gemm, sums_len,
 };
 
 /// Bytes of activations that stay near beside everything else.
 const NEAR_BYTES: usize = 1 << 19;
 
-impl Frame<'_> {
+/// A product of an operation list.
+pub(super) struct Product<'a> {
+    /// Number of the operation.
+    pub(super) at: usize,
+    pub(super) x: Slot,
+    pub(super) matrix: &'a Matrix,
+    pub(super) out: Slot,
+    pub(super) then: Option<Epilogue>,
+}
+
+impl Part<'_> {
+    /// Brings the input of a product into the form that its kernel reads.
+    ///
     /// # Safety
-    /// As [`Frame::op`].
-    pub(super) unsafe fn matmul(&self, at: usize, x: Slot, matrix: &Matrix, out: Slot, w: &Worker<'_>) {
-        let m = self.n_rows(x);
+    /// As [`Part::run`].
+    pub(super) unsafe fn prepare(&self, form: Reads, x: Slot, matrix: &Matrix) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match form {
+                Reads::Codes => self.quantize(x),
+                Reads::Floats => {}
+                Reads::Tiles | Reads::Pairs | Reads::Bf16 => self.tile(x, matrix.prompt(self.is_generated()).0),
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Part::run`].
+    pub(super) unsafe fn matmul(&self, product: &Product<'_>) {
+        let m = self.n_rows(product.x);
         if m == 0 {
             return;
         }
-        // SAFETY: every thread takes the same branches, so the barrier is met by all; see `op`.
+        // SAFETY: the caller's promise.
         unsafe {
-            let generated = self.step.role == Role::Generated;
-            if let Some(form) = self.plan[at].prepare {
-                match form {
-                    Reads::Codes => self.quantize(x, m, w),
-                    Reads::Floats => {}
-                    Reads::Tiles | Reads::Pairs | Reads::Bf16 => self.tile(x, m, matrix.prompt(generated).0, w),
-                }
-                w.barrier();
-            }
-            match matrix.reads(generated) {
-                Reads::Codes | Reads::Floats => self.gemv(at, matrix, (x, m), out, w),
-                Reads::Tiles | Reads::Pairs | Reads::Bf16 => self.gemm(at, matrix, m, out, w),
+            match product.matrix.reads(self.is_generated()) {
+                Reads::Codes | Reads::Floats => self.gemv(product, m),
+                Reads::Tiles | Reads::Pairs | Reads::Bf16 => self.gemm(product, m),
             }
         }
+    }
+
+    fn is_generated(&self) -> bool {
+        self.extent.role == Role::Generated
     }
 
     /// Row `r` of the quantized activations of width `k`.
     fn act_row(&self, r: usize, k: usize) -> ActRow {
         ActRow {
-            q: self.act.q.wrapping_add(r * k / 4),
-            scale: self.act.scale.wrapping_add(r * k / ACT_GROUP),
-            isum: self.act.isum.wrapping_add(r * k / 16),
-            fsum: self.act.fsum.wrapping_add(r * k / 16),
+            q: self.view.act.q.wrapping_add(r * k / 4),
+            scale: self.view.act.scale.wrapping_add(r * k / ACT_GROUP),
+            isum: self.view.act.isum.wrapping_add(r * k / 16),
+            fsum: self.view.act.fsum.wrapping_add(r * k / 16),
         }
     }
 
-    unsafe fn quantize(&self, x: Slot, m: usize, w: &Worker<'_>) {
-        let k = self.width(x);
+    /// # Safety
+    /// As [`Part::run`].
+    unsafe fn quantize(&self, x: Slot) {
+        let (m, k) = (self.n_rows(x), self.width(x));
         // parts of rows, so that one row keeps all threads busy
-        for i in w.share(m * k / ACT_GROUP, 8) {
+        for i in self.w.share(m * k / ACT_GROUP, 8) {
             let (r, g) = (i / (k / ACT_GROUP), i % (k / ACT_GROUP));
             let row = self.act_row(r, k);
             let part = ActRow {
@@ -57,86 +81,89 @@ impl Frame<'_> {
                 fsum: row.fsum.wrapping_add(2 * g),
             };
             // SAFETY: one thread has this group; k is a multiple of 32 because the weights come in such blocks.
-            unsafe { (self.table.quantize)(self.row(x, r)[g * ACT_GROUP..].as_ptr(), ACT_GROUP, &part) }
+            unsafe { (self.model.table.quantize)(self.row(x, r)[g * ACT_GROUP..].as_ptr(), ACT_GROUP, &part) }
         }
     }
 
-    unsafe fn tile(&self, x: Slot, m: usize, tokens: &Tokens, w: &Worker<'_>) {
-        let (k, nt) = (self.width(x), tokens.tile);
-        for i in w.share(m.div_ceil(nt), 1) {
-            let t = i * nt;
+    /// # Safety
+    /// As [`Part::run`].
+    unsafe fn tile(&self, x: Slot, tokens: &Tokens) {
+        let (m, k, nt) = (self.n_rows(x), self.width(x), tokens.tile);
+        for t in self.w.share(m, nt).step_by(nt) {
             let width = if tokens.narrow { gemm::tile_width(m - t, nt) } else { nt };
             // SAFETY: one thread has this tile, whose place is reserved: tiles before it are full.
             unsafe {
-                let tile = self.tiles.part(t * k * tokens.bytes / 4, width * k * tokens.bytes / 4);
-                (tokens.pack)(self.buffers[x].0, m, k, t, width, tile.as_mut_ptr());
+                let tile = self.view.tiles.part(t * k * tokens.bytes / 4, width * k * tokens.bytes / 4);
+                (tokens.pack)(self.view.buffers[x].0, m, k, t, width, tile.as_mut_ptr());
             }
         }
     }
 
-    unsafe fn gemv(&self, at: usize, matrix: &Matrix, (x, m): (Slot, usize), out: Slot, w: &Worker<'_>) {
+    /// # Safety
+    /// As [`Part::run`].
+    unsafe fn gemv(&self, product: &Product<'_>, m: usize) {
         // Each thread has one long stream. The last strips go to whoever is first: no two CPUs are equally fast.
-        let fixed = if w.n == 1 { matrix.strips() } else { matrix.strips() * 15 / 16 / 2 * 2 };
-        let share = w.share(fixed, 2);
-        let mut s = share.start;
-        while s < share.end {
-            let n = (share.end - s).min(2);
-            // SAFETY: one thread has these strips; see `op`.
-            unsafe { self.gemv_strips((at, matrix), s..s + n, (x, m), out, w) };
-            s += n;
-        }
-        loop {
-            let s = fixed + 2 * self.counters[at].fetch_add(1, Ordering::Relaxed);
-            if s >= matrix.strips() {
+        let strips = product.matrix.strips();
+        let fixed = if self.w.size == 1 { strips } else { strips * 15 / 16 / 2 * 2 };
+        let share = self.w.share(fixed, 2);
+        for s in share.clone().step_by(2) {
+            if self.w.is_left_behind() {
                 return;
             }
-            // SAFETY: as above: the counter gives each pair to one thread.
-            unsafe { self.gemv_strips((at, matrix), s..(s + 2).min(matrix.strips()), (x, m), out, w) };
+            // SAFETY: one thread has these strips.
+            unsafe { self.gemv_strips(product, s..(s + 2).min(share.end), m) };
+        }
+        loop {
+            let s = fixed + 2 * self.counters[product.at].fetch_add(1, Ordering::Relaxed);
+            if s >= strips || self.w.is_left_behind() {
+                return;
+            }
+            // SAFETY: the counter gives each pair to one thread.
+            unsafe { self.gemv_strips(product, s..(s + 2).min(strips), m) };
         }
     }
 
     /// One or two strips times all rows, and what follows.
-    unsafe fn gemv_strips(
-        &self,
-        (at, matrix): (usize, &Matrix),
-        strips: std::ops::Range<usize>,
-        (x, m): (Slot, usize),
-        out: Slot,
-        w: &Worker<'_>,
-    ) {
-        let r = self.table.strip;
+    ///
+    /// # Safety
+    /// As [`Part::run`]; one thread has these strips.
+    unsafe fn gemv_strips(&self, product: &Product<'_>, strips: Range<usize>, m: usize) {
+        let &Product { x, matrix, out, then, .. } = product;
+        let table = self.model.table;
+        let r = table.strip;
         let kernel = matrix.gemv().expect("`reads` says that it is packed");
         let at_once = if matches!(kernel, Gemv::Codes(_)) { strips.len() } else { 1 };
+        // SAFETY: the scratch at this thread's number is its own, and nothing below borrows it again.
+        let scratch = unsafe { &mut self.scratches.of(self.w.thread).strip };
+        let [near, other] = [0, STRIP_PAIR * r].map(|i| scratch.as_mut_ptr().wrapping_add(i));
         for s in strips.step_by(at_once) {
             let rows = (at_once * r).min(matrix.rows - s * r);
             for row in 0..m {
-                let place = |slot: Slot| self.buffers[slot].0.wrapping_add(row * matrix.rows + s * r);
+                let place = |slot: Slot| self.view.buffers[slot].0.wrapping_add(row * matrix.rows + s * r);
                 // SAFETY: one thread has these strips, so rows s * r .. of the output; strips that are not full, and what
                 // is not the output yet, go through this thread's scratch.
                 unsafe {
-                    let product = |matrix: &Matrix, to: *mut f32| match kernel {
+                    let multiply = |matrix: &Matrix, to: *mut f32| match kernel {
                         Gemv::Codes(f) => {
                             (f[at_once - 1])(matrix.strip(s), matrix.cols, &self.act_row(row, matrix.cols), to);
                         }
                         Gemv::Float(f) => f(matrix.strip(s), matrix.cols, self.row(x, row).as_ptr(), to),
                     };
-                    let scratch = &mut self.threads.part(w.id, 1)[0].strip;
-                    let [near, other] = [0, STRIPS * r].map(|i| scratch.as_mut_ptr().wrapping_add(i));
-                    let Some(then) = self.plan[at].then else {
+                    let Some(then) = then else {
                         let whole = rows == at_once * r;
-                        product(matrix, if whole { place(out) } else { near });
+                        multiply(matrix, if whole { place(out) } else { near });
                         if !whole {
                             std::ptr::copy_nonoverlapping(near, place(out), rows);
                         }
                         continue;
                     };
-                    product(matrix, near);
+                    multiply(matrix, near);
                     let (f, b) = match then {
-                        Then::SwiGlu { up, .. } => {
-                            product(&self.matrices[up], other);
-                            (self.table.swiglu, other)
+                        Epilogue::SwiGlu { up, .. } => {
+                            multiply(&self.model.matrices[up], other);
+                            (table.swiglu, other)
                         }
-                        Then::Add { to, .. } => (self.table.add, place(to)),
+                        Epilogue::Add { to, .. } => (table.add, place(to)),
                     };
                     let (a, b) = ((near.cast_const(), 0), (b.cast_const(), 0));
                     f(&Operands { a, b, y: (place(then.out()), 0), rows: 1, n: rows });
@@ -145,33 +172,35 @@ impl Frame<'_> {
         }
     }
 
-    unsafe fn gemm(&self, at: usize, matrix: &Matrix, m: usize, out: Slot, w: &Worker<'_>) {
-        let r = self.table.strip;
-        let generated = self.step.role == Role::Generated;
+    /// # Safety
+    /// As [`Part::run`].
+    unsafe fn gemm(&self, product: &Product<'_>, m: usize) {
+        let &Product { at, matrix, out, then, .. } = product;
+        let r = self.model.table.strip;
+        let generated = self.is_generated();
         let (tokens, kernels) = matrix.prompt(generated);
-        let then = self.plan[at].then;
         // a unit is two neighbouring strips, or one of the gate and one of the up projection
         let up = match then {
-            Some(Then::SwiGlu { up, .. }) => Some(&self.matrices[up]),
+            Some(Epilogue::SwiGlu { up, .. }) => Some(&self.model.matrices[up]),
             _ => None,
         };
-        let units = if up.is_some() { matrix.strips() } else { matrix.strips().div_ceil(STRIPS) };
+        let units = if up.is_some() { matrix.strips() } else { matrix.strips().div_ceil(STRIP_PAIR) };
         let strips = |unit: usize| match up {
             Some(up) => [Some((matrix, unit)), Some((up, unit))],
-            None => [0, 1].map(|i| Some((matrix, unit * STRIPS + i)).filter(|s| s.1 < matrix.strips())),
+            None => [0, 1].map(|i| Some((matrix, unit * STRIP_PAIR + i)).filter(|s| s.1 < matrix.strips())),
         };
         // a slice of many activations serves several units once it is there
         let many = m * matrix.cols * tokens.bytes > NEAR_BYTES && matrix.cols > tokens.slice;
-        let at_once = if many { (units / (3 * w.n)).clamp(1, UNITS) } else { 1 };
+        let at_once = if many { (units / (3 * self.w.size)).clamp(1, UNITS) } else { 1 };
         let tasks = units.div_ceil(at_once);
         loop {
             let task = self.counters[at].fetch_add(1, Ordering::Relaxed);
-            if task >= tasks {
+            if task >= tasks || self.w.is_left_behind() {
                 return;
             }
             let mine = task * at_once..((task + 1) * at_once).min(units);
             // SAFETY: the scratch at this thread's number is its own.
-            let Scratch { panel, sums, .. } = unsafe { &mut self.threads.part(w.id, 1)[0] };
+            let Scratch { panel, sums, .. } = unsafe { self.scratches.of(self.w.thread) };
             for k0 in (0..matrix.cols).step_by(tokens.slice) {
                 let kc = tokens.slice.min(matrix.cols - k0);
                 for (unit, sums) in mine.clone().zip(sums.chunks_exact_mut(sums_len(m))) {
@@ -191,10 +220,10 @@ impl Frame<'_> {
                         kc,
                         k0,
                         k: matrix.cols,
-                        x: self.tiles.0,
+                        x: self.view.tiles.0,
                         m,
                         sums: sums.as_mut_ptr(),
-                        y: then.is_none().then(|| (self.buffers[out].0.wrapping_add(first), matrix.rows)),
+                        y: then.is_none().then(|| (self.view.buffers[out].0.wrapping_add(first), matrix.rows)),
                         rows: matrix.rows - first,
                         soon,
                     };
@@ -215,25 +244,25 @@ impl Frame<'_> {
     /// Does what follows a product with the sums of one unit.
     ///
     /// # Safety
-    /// As [`Frame::op`]; this thread has the unit's columns of the output.
-    unsafe fn follow(&self, then: Then, matrix: &Matrix, unit: usize, sums: &[f32], m: usize) {
-        let r = self.table.strip;
-        let column = |slot: Slot, first: usize| self.buffers[slot].0.wrapping_add(first);
+    /// As [`Part::run`]; this thread has the unit's columns of the output.
+    unsafe fn follow(&self, then: Epilogue, matrix: &Matrix, unit: usize, sums: &[f32], m: usize) {
+        let r = self.model.table.strip;
+        let column = |slot: Slot, first: usize| self.view.buffers[slot].0.wrapping_add(first);
         // SAFETY: sums are `[m][strips][r]`, and columns end with the matrix's rows.
         unsafe {
             match then {
-                Then::SwiGlu { out, .. } => {
+                Epilogue::SwiGlu { out, .. } => {
                     let first = unit * r;
                     let n = r.min(matrix.rows - first);
                     let (a, b) = ((sums.as_ptr(), 2 * r), (sums.as_ptr().add(r), 2 * r));
-                    (self.table.swiglu)(&Operands { a, b, y: (column(out, first), matrix.rows), rows: m, n });
+                    (self.model.table.swiglu)(&Operands { a, b, y: (column(out, first), matrix.rows), rows: m, n });
                 }
-                Then::Add { to, out } => {
-                    let first = unit * STRIPS * r;
-                    let n = (STRIPS * r).min(matrix.rows - first);
-                    let width = STRIPS.min(matrix.strips() - unit * STRIPS) * r;
+                Epilogue::Add { to, out } => {
+                    let first = unit * STRIP_PAIR * r;
+                    let n = (STRIP_PAIR * r).min(matrix.rows - first);
+                    let width = STRIP_PAIR.min(matrix.strips() - unit * STRIP_PAIR) * r;
                     let (a, b) = ((sums.as_ptr(), width), (column(to, first).cast_const(), matrix.rows));
-                    (self.table.add)(&Operands { a, b, y: (column(out, first), matrix.rows), rows: m, n });
+                    (self.model.table.add)(&Operands { a, b, y: (column(out, first), matrix.rows), rows: m, n });
                 }
             }
         }

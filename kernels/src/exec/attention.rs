@@ -1,9 +1,7 @@
 //! Attention of an operation list: which thread takes which rows, heads and positions.
 
-use super::attention::{Block, Pages, Query, ROWS};
-use super::{
-    Frame, MAX_QUERIES, Ordering, PAGE, PIECE, QUERY_BLOCK, Row, Scratch, Slot, Unit, Worker, attention, piece_len,
-};
+use super::{MAX_QUERIES, Ordering, PAGE, PIECE, Part, QUERY_BLOCK, Row, Scratch, Slot, Unit, piece_len};
+use crate::generic::attention::{self, Block, Pages, Query, ROWS};
 
 /// Some query rows of one KV head.
 struct Group<'a> {
@@ -21,18 +19,18 @@ struct Group<'a> {
 /// Takes the rows just run (row of the step, head), their sums and their softmax states.
 type Done<'a> = dyn FnMut(&[(usize, usize)], &[f32], &[(f32, f32)]) + 'a;
 
-impl Frame<'_> {
+impl Part<'_> {
     fn pages<'g>(&self, group: &Group<'g>) -> Pages<'g> {
         let (k, v) = self.kv.base(group.layer, group.head_kv);
-        Pages { table: group.table, k, v, stride: self.kv.page_stride(), head_dim: self.program.kv.head_dim }
+        Pages { table: group.table, k, v, stride: self.kv.page_stride(), head_dim: self.model.program.kv.head_dim }
     }
 
     /// Runs `group` (at most as many rows as the kernel takes) and leaves sums and states in the scratch.
     ///
     /// # Safety
-    /// As [`Frame::op`]; the scratch belongs to this thread.
+    /// As [`Part::run`]; the scratch belongs to this thread.
     unsafe fn attend(&self, q: Slot, group: &Group<'_>, scratch: &mut Scratch, states: &mut [(f32, f32); MAX_QUERIES]) {
-        let (n, d) = (group.rows.len(), self.program.kv.head_dim);
+        let (n, d) = (group.rows.len(), self.model.program.kv.head_dim);
         let mut visible = [0; MAX_QUERIES];
         for (j, (row, head)) in group.rows.iter().enumerate() {
             visible[j] = self.rows[*row].pos + 1;
@@ -51,22 +49,22 @@ impl Frame<'_> {
             out: scratch.out.as_mut_ptr(),
             state: &mut states[..n],
         };
-        // SAFETY: the table covers all visible positions (`check_step`), the scratch holds n rows, and pages written
+        // SAFETY: the table covers all visible positions (`Program::rows`), the scratch holds n rows, and pages written
         // in this step were finished before the last barrier.
-        unsafe { (self.table.attention)(n, self.program.kv.ty)(&mut rows, group.to) }
+        unsafe { (self.model.table.attention)(n, self.model.program.kv.ty)(&mut rows, group.to) }
     }
 
     /// Cuts `rows` to the sizes that kernels exist for and runs each piece, handing its results to `done`.
     ///
     /// # Safety
-    /// As [`Frame::attend`].
-    unsafe fn attend_all(&self, q: Slot, mut group: Group<'_>, w: &Worker<'_>, done: &mut Done<'_>) {
+    /// As [`Part::attend`].
+    unsafe fn attend_all(&self, q: Slot, mut group: Group<'_>, done: &mut Done<'_>) {
         // SAFETY: the scratch at this thread's number is its own.
-        let scratch = unsafe { &mut self.threads.part(w.id, 1)[0] };
+        let scratch = unsafe { self.scratches.of(self.w.thread) };
         let mut states = [(0.0, 0.0); MAX_QUERIES];
         let mut rest = group.rows;
         while !rest.is_empty() {
-            let n = self.table.queries.iter().find(|n| **n <= rest.len()).expect("there is one for one row");
+            let n = self.model.table.queries.iter().find(|n| **n <= rest.len()).expect("there is one for one row");
             let (now, later) = rest.split_at(*n);
             group.rows = now;
             // SAFETY: the caller's promise.
@@ -77,28 +75,22 @@ impl Frame<'_> {
     }
 
     /// # Safety
-    /// As [`Frame::op`].
-    pub(super) unsafe fn attend_prompt(
-        &self,
-        at: usize,
-        (q, out): (Slot, Slot),
-        layer: usize,
-        scale: f32,
-        w: &Worker<'_>,
-    ) {
-        let d = self.program.kv.head_dim;
-        let heads = self.width(q) / d / self.program.kv.n_head_kv;
-        let unit = self.unit;
+    /// As [`Part::run`].
+    pub(super) unsafe fn attend_prompt(&self, at: usize, (q, out): (Slot, Slot), layer: usize, scale: f32) {
+        let d = self.model.program.kv.head_dim;
+        let heads = self.width(q) / d / self.model.program.kv.n_head_kv;
+        let unit = self.model.unit;
         let block_tokens = if unit.is_some() { (ROWS / heads).max(1) } else { QUERY_BLOCK };
         let blocks = self.rows.len().div_ceil(block_tokens);
         let mut rows = Vec::with_capacity(block_tokens * heads);
         loop {
             // the last blocks see the most positions: start with them
             let task = self.counters[at].fetch_add(1, Ordering::Relaxed);
-            if task >= blocks * self.program.kv.n_head_kv {
+            if task >= blocks * self.model.program.kv.n_head_kv || self.w.is_left_behind() {
                 return;
             }
-            let (block, head_kv) = (blocks - 1 - task / self.program.kv.n_head_kv, task % self.program.kv.n_head_kv);
+            let (block, head_kv) =
+                (blocks - 1 - task / self.model.program.kv.n_head_kv, task % self.model.program.kv.n_head_kv);
             let block = block * block_tokens..((block + 1) * block_tokens).min(self.rows.len());
             let mut first = block.start;
             while first < block.end {
@@ -107,19 +99,19 @@ impl Frame<'_> {
                 let end = (first..block.end).find(|r| self.rows[*r].seq != seq).unwrap_or(block.end);
                 rows.clear();
                 rows.extend((first..end).flat_map(|r| (0..heads).map(move |h| (r, head_kv * heads + h))));
-                let table = self.step.seqs[seq].table;
+                let table = &self.tables[seq];
                 let group = Group { layer, head_kv, table, rows: &rows, scale, from: 0, to: usize::MAX };
                 first = end;
                 if let Some(unit) = unit {
                     // SAFETY: one thread has these rows and heads.
-                    unsafe { self.attend_unit(unit, (q, out), &group, w) };
+                    unsafe { self.attend_unit(unit, (q, out), &group) };
                     continue;
                 }
                 // SAFETY: as above.
                 unsafe {
-                    self.attend_all(q, group, w, &mut |rows, sums, states| {
+                    self.attend_all(q, group, &mut |rows, sums, states| {
                         for (j, (row, head)) in rows.iter().enumerate() {
-                            let to = &mut self.row(out, *row)[head * d..(head + 1) * d];
+                            let to = self.row_mut(out, *row, head * d..(head + 1) * d);
                             let sums = &sums[j * attention::padded(d)..];
                             to.iter_mut().zip(sums).for_each(|(to, sum)| *to = sum / states[j].1);
                         }
@@ -132,65 +124,85 @@ impl Frame<'_> {
     /// Runs `group` on the matrix unit and writes its results.
     ///
     /// # Safety
-    /// As [`Frame::op`]; this thread has these rows and heads of the output.
-    unsafe fn attend_unit(&self, unit: &Unit, (q, out): (Slot, Slot), group: &Group<'_>, w: &Worker<'_>) {
-        let d = self.program.kv.head_dim;
+    /// As [`Part::run`]; this thread has these rows and heads of the output.
+    unsafe fn attend_unit(&self, unit: &Unit, (q, out): (Slot, Slot), group: &Group<'_>) {
+        let d = self.model.program.kv.head_dim;
         for rows in group.rows.chunks(ROWS) {
             let none = Query { q: std::ptr::null(), out: std::ptr::null_mut(), visible: 0 };
             let mut queries = [none; ROWS];
             for (query, (row, head)) in queries.iter_mut().zip(rows) {
+                let part = head * d..(head + 1) * d;
                 // SAFETY: the query buffer was finished before the last barrier, the output is the caller's promise.
-                let (q, out) = unsafe { (self.row(q, *row), self.row(out, *row)) };
-                query.q = q[head * d..(head + 1) * d].as_ptr();
-                query.out = out[head * d..(head + 1) * d].as_mut_ptr();
+                let (q, out) = unsafe { (&self.row(q, *row)[part.clone()], self.row_mut(out, *row, part)) };
+                query.q = q.as_ptr();
+                query.out = out.as_mut_ptr();
                 query.visible = self.rows[*row].pos + 1;
             }
             let block = Block { rows: &queries[..rows.len()], scale: group.scale, pages: self.pages(group) };
-            let kernel = (unit.attend)(self.program.kv.ty);
-            // SAFETY: the table covers all visible positions (`check_step`), pages written in this step were finished
+            let kernel = (unit.attend)(self.model.program.kv.ty);
+            // SAFETY: the table covers all visible positions (`Program::rows`), pages written in this step were finished
             // before the last barrier, and the scratch at this thread's number is its own and has the room.
-            unsafe { kernel(&block, self.threads.part(w.id, 1)[0].unit.as_mut_ptr().cast()) }
+            unsafe { kernel(&block, self.scratches.of(self.w.thread).unit.as_mut_ptr().cast()) }
         }
     }
 
+    /// Attention of generated tokens in pieces of [`PIECE`] positions, each one thread's.
+    ///
     /// # Safety
-    /// As [`Frame::op`].
-    pub(super) unsafe fn attend_generated(&self, (q, out): (Slot, Slot), layer: usize, scale: f32, w: &Worker<'_>) {
-        let (d, n_kv) = (self.program.kv.head_dim, self.program.kv.n_head_kv);
+    /// As [`Part::run`].
+    pub(super) unsafe fn attend_pieces(&self, q: Slot, layer: usize, scale: f32) {
+        let (d, n_kv, max_pieces) =
+            (self.model.program.kv.head_dim, self.model.program.kv.n_head_kv, self.extent.pieces);
         let heads = self.width(q) / d / n_kv;
-        let len = piece_len(d);
-        let place =
-            |row: usize, head: usize, piece: usize| ((row * n_kv * heads + head) * self.max_pieces + piece) * len;
-        for task in w.share(self.rows.len() * n_kv * self.max_pieces, 1) {
-            let (rest, piece) = (task / self.max_pieces, task % self.max_pieces);
+        for task in self.w.share(self.rows.len() * n_kv * max_pieces, 1) {
+            let (rest, piece) = (task / max_pieces, task % max_pieces);
             let (row, head_kv) = (rest / n_kv, rest % n_kv);
             let Row { seq, pos, .. } = self.rows[row];
             if piece * PIECE > pos {
                 continue;
             }
+            if self.w.is_left_behind() {
+                return;
+            }
             let rows: Vec<(usize, usize)> = (0..heads).map(|h| (row, head_kv * heads + h)).collect();
-            let table = self.step.seqs[seq].table;
+            let table = &self.tables[seq];
             let (from, to) = (piece * PIECE, (piece + 1) * PIECE);
             let group = Group { layer, head_kv, table, rows: &rows, scale, from, to };
             // SAFETY: one thread has this row, head and piece, and so the place of its result.
             unsafe {
-                self.attend_all(q, group, w, &mut |rows, sums, states| {
+                self.attend_all(q, group, &mut |rows, sums, states| {
                     for (j, (row, head)) in rows.iter().enumerate() {
-                        let to = self.pieces.part(place(*row, *head, piece), len);
+                        let len = piece_len(d);
+                        let to = self.view.pieces.part(self.piece_at(heads, *row, *head, piece), len);
                         to[..d].copy_from_slice(&sums[j * attention::padded(d)..][..d]);
                         (to[len - 2], to[len - 1]) = states[j];
                     }
                 });
             }
         }
-        w.barrier();
-        for task in w.share(self.rows.len() * n_kv * heads, 1) {
+    }
+
+    /// Where the result of a piece is, for a row and one of all its heads, of which so many share one of keys.
+    fn piece_at(&self, heads: usize, row: usize, head: usize, piece: usize) -> usize {
+        let kv = &self.model.program.kv;
+        ((row * kv.n_head_kv * heads + head) * self.extent.pieces + piece) * piece_len(kv.head_dim)
+    }
+
+    /// Joins the pieces of all rows and heads.
+    ///
+    /// # Safety
+    /// As [`Part::run`].
+    pub(super) unsafe fn merge_pieces(&self, q: Slot, out: Slot) {
+        let (d, n_kv) = (self.model.program.kv.head_dim, self.model.program.kv.n_head_kv);
+        let heads = self.width(q) / d / n_kv;
+        for task in self.w.share(self.rows.len() * n_kv * heads, 1) {
             let (row, head) = (task / (n_kv * heads), task % (n_kv * heads));
             let n = self.rows[row].pos / PIECE + 1;
             // SAFETY: all pieces are complete, and one thread has this row and head of the output.
             unsafe {
-                let pieces: Vec<&[f32]> = (0..n).map(|p| &*self.pieces.part(place(row, head, p), len)).collect();
-                merge(&pieces, &mut self.row(out, row)[head * d..(head + 1) * d]);
+                let piece = |p| self.view.pieces.read(self.piece_at(heads, row, head, p), piece_len(d));
+                let pieces: Vec<&[f32]> = (0..n).map(piece).collect();
+                merge(&pieces, self.row_mut(out, row, head * d..(head + 1) * d));
             }
         }
     }

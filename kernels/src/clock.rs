@@ -1,0 +1,99 @@
+//! How much time other threads have had on a CPU: tells a thread that is at work from one that has been taken off.
+
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+/// The clock of one thread, which others may read.
+pub(crate) struct ThreadClock(AtomicI64);
+
+/// No clock.
+const NONE: i64 = i64::MIN;
+
+impl ThreadClock {
+    /// Nobody's yet.
+    pub(crate) fn new() -> ThreadClock {
+        ThreadClock(AtomicI64::new(NONE))
+    }
+
+    /// Makes this the calling thread's.
+    pub(crate) fn attach(&self) {
+        self.0.store(own_clock().unwrap_or(NONE), Ordering::Relaxed);
+    }
+
+    /// Time that the thread has spent on CPUs; `None` where the system does not tell.
+    pub(crate) fn elapsed(&self) -> Option<Duration> {
+        let clock = self.0.load(Ordering::Relaxed);
+        if clock == NONE { None } else { read(clock) }
+    }
+}
+
+#[cfg(all(any(target_os = "linux", target_os = "android"), not(miri)))]
+fn own_clock() -> Option<i64> {
+    let mut clock = 0;
+    // SAFETY: the calling thread exists, and the clock's number is written to a variable of its type.
+    let refused = unsafe { libc::pthread_getcpuclockid(libc::pthread_self(), &raw mut clock) };
+    (refused == 0).then_some(i64::from(clock))
+}
+
+#[cfg(all(any(target_os = "linux", target_os = "android"), not(miri)))]
+fn read(clock: i64) -> Option<Duration> {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the time is written to a variable of its type; the clock of a thread that has ended is an error.
+    let refused = unsafe { libc::clock_gettime(clock as libc::clockid_t, &raw mut time) };
+    (refused == 0).then(|| Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
+}
+
+#[cfg(not(all(any(target_os = "linux", target_os = "android"), not(miri))))]
+fn own_clock() -> Option<i64> {
+    None
+}
+
+#[cfg(not(all(any(target_os = "linux", target_os = "android"), not(miri))))]
+fn read(_clock: i64) -> Option<Duration> {
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+    use std::time::Instant;
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_sleeping_thread_s_clock_stands_and_a_working_one_s_goes() {
+        let clock = ThreadClock::new();
+        assert!(clock.elapsed().is_none());
+        let (works, done) = (AtomicBool::new(false), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                clock.attach();
+                while !done.load(Ordering::Relaxed) {
+                    if works.load(Ordering::Relaxed) {
+                        std::hint::spin_loop();
+                    } else {
+                        std::thread::sleep(Duration::from_millis(50));
+                    }
+                }
+            });
+            let until = |wanted: &dyn Fn() -> bool| {
+                let start = Instant::now();
+                while !wanted() {
+                    assert!(start.elapsed() < Duration::from_secs(60), "the clock does not do what it should");
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+            };
+            let over = |time| {
+                let before = clock.elapsed().expect("attached");
+                std::thread::sleep(Duration::from_millis(time));
+                clock.elapsed().expect("attached") - before
+            };
+            until(&|| clock.elapsed().is_some());
+            until(&|| over(20) < Duration::from_micros(500));
+            works.store(true, Ordering::Relaxed);
+            // on a busy machine it has to wait for its turn
+            until(&|| over(20) > Duration::from_millis(2));
+            done.store(true, Ordering::Relaxed);
+        });
+    }
+}

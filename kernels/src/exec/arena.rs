@@ -1,0 +1,304 @@
+//! Buffers of a step. There are several sets of them, the pool's places: whoever is left behind finishes in the old set
+//! what it was doing, while the others have gone on in another.
+
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::plan::{Ready, Section};
+use super::{Model, Reads, Role, piece_len};
+use crate::act::{ACT_GROUP, Act4, ActRow};
+use crate::generic::attention::MAX_HEAD_DIM;
+use crate::memory::Floats;
+use crate::pool::PLACES;
+use crate::program::Resource;
+use crate::table::MAX_R;
+
+use super::{MAX_QUERIES, PANEL_FLOATS, STRIP_PAIR, UNITS};
+
+/// Tokens of the widest tile, at least. No form takes more than a float for each value of a tile.
+pub(super) const MAX_TILE: usize = 16;
+
+/// A pointer that threads share; every use says which part is whose.
+pub(super) struct Shared<T>(pub(super) *mut T);
+
+impl<T> Clone for Shared<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for Shared<T> {}
+
+// SAFETY: only a pointer; each dereference has its own reason.
+unsafe impl<T> Sync for Shared<T> {}
+// SAFETY: only a pointer, which belongs to no thread.
+unsafe impl<T> Send for Shared<T> {}
+
+impl<T> Shared<T> {
+    /// # Safety
+    /// The range is inside the allocation, and nobody writes to it meanwhile.
+    pub(super) unsafe fn read<'a>(self, at: usize, len: usize) -> &'a [T] {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.0.add(at), len) }
+    }
+
+    /// # Safety
+    /// The range is inside the allocation, and nobody else reads or writes it meanwhile.
+    pub(super) unsafe fn part<'a>(self, at: usize, len: usize) -> &'a mut [T] {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.0.add(at), len) }
+    }
+}
+
+/// How much a step needs.
+#[derive(Clone, Copy)]
+pub(super) struct Extent {
+    pub(super) role: Role,
+    pub(super) rows: usize,
+    /// Rows with outputs.
+    pub(super) wanted: usize,
+    /// Pieces that attention of generated tokens is cut into, at most.
+    pub(super) pieces: usize,
+}
+
+impl Extent {
+    fn most_rows(&self) -> usize {
+        self.rows.max(self.wanted)
+    }
+}
+
+/// One set of buffers.
+#[derive(Default)]
+struct Arena {
+    buffers: Vec<Floats>,
+    q: Vec<Act4>,
+    scale: Vec<f32>,
+    isum: Vec<i32>,
+    fsum: Vec<f32>,
+    tiles: Floats,
+    pieces: Vec<f32>,
+    /// Cosines, then sines, of each row.
+    angles: Vec<f32>,
+    view: View,
+}
+
+/// Where the buffers of an arena are.
+#[derive(Clone)]
+pub(super) struct View {
+    /// By slot.
+    pub(super) buffers: Vec<Shared<f32>>,
+    /// Inputs of products, as integers.
+    pub(super) act: ActRow,
+    /// Inputs of products, in tiles.
+    pub(super) tiles: Shared<f32>,
+    /// Partial results of attention.
+    pub(super) pieces: Shared<f32>,
+    pub(super) angles: Shared<f32>,
+}
+
+// SAFETY: pointers into an arena, which the executor and all frames keep; every use says which part is whose.
+unsafe impl Sync for View {}
+// SAFETY: as for `Sync`: the pointers belong to no thread.
+unsafe impl Send for View {}
+
+impl Default for View {
+    fn default() -> View {
+        let none = Shared(std::ptr::null_mut());
+        let act =
+            ActRow { q: std::ptr::null(), scale: std::ptr::null(), isum: std::ptr::null(), fsum: std::ptr::null() };
+        View { buffers: Vec::new(), act, tiles: none, pieces: none, angles: none }
+    }
+}
+
+fn grow<T: Clone + Default>(v: &mut Vec<T>, len: usize) {
+    if v.len() < len {
+        v.resize(len, T::default());
+    }
+}
+
+impl Arena {
+    /// Makes room for a step. What was there may be lost.
+    fn reserve(&mut self, model: &Model, extent: &Extent) {
+        let program = &model.program;
+        self.buffers.resize_with(program.slots.len(), Floats::default);
+        for (buffer, slot) in self.buffers.iter_mut().zip(&program.slots) {
+            buffer.grow(slot.width * if slot.selected { extent.wanted } else { extent.rows });
+        }
+        let (most, widest) = (extent.most_rows(), model.widest());
+        if extent.role == Role::Generated {
+            grow(&mut self.q, most * widest.div_ceil(4));
+            grow(&mut self.scale, most * widest.div_ceil(ACT_GROUP));
+            grow(&mut self.isum, most * widest.div_ceil(16));
+            grow(&mut self.fsum, most * widest.div_ceil(16));
+            grow(&mut self.pieces, extent.rows * model.heads() * extent.pieces * piece_len(program.kv.head_dim));
+        }
+        self.tiles.grow((most + MAX_TILE) * widest);
+        grow(&mut self.angles, extent.rows * 2 * program.rope.frequencies.len());
+        self.view = View {
+            buffers: self.buffers.iter_mut().map(|b| Shared(b.as_mut_ptr())).collect(),
+            act: ActRow {
+                q: self.q.as_mut_ptr(),
+                scale: self.scale.as_mut_ptr(),
+                isum: self.isum.as_mut_ptr(),
+                fsum: self.fsum.as_mut_ptr(),
+            },
+            tiles: Shared(self.tiles.as_mut_ptr()),
+            pieces: Shared(self.pieces.as_mut_ptr()),
+            angles: Shared(self.angles.as_mut_ptr()),
+        };
+    }
+}
+
+/// All sets, and for each the counters by which tasks are handed out.
+pub(super) struct Arenas {
+    arenas: [UnsafeCell<Arena>; PLACES],
+    /// By operation.
+    counters: [Box<[AtomicUsize]>; PLACES],
+}
+
+// SAFETY: an arena is only changed by a thread that is alone in its place, see `reserve`; what it points to is divided
+// among the members of the team.
+unsafe impl Sync for Arenas {}
+
+impl Arenas {
+    pub(super) fn new(n_ops: usize) -> Arenas {
+        Arenas {
+            arenas: std::array::from_fn(|_| UnsafeCell::new(Arena::default())),
+            counters: std::array::from_fn(|_| (0..n_ops).map(|_| AtomicUsize::new(0)).collect()),
+        }
+    }
+
+    /// Makes room for a step in a place.
+    ///
+    /// # Safety
+    /// No other thread is in that place.
+    pub(super) unsafe fn reserve(&self, place: usize, model: &Model, extent: &Extent) {
+        let (arena, counters) = (&self.arenas[place], &self.counters[place]);
+        for counter in counters.iter() {
+            counter.store(0, Ordering::Relaxed);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { (*arena.get()).reserve(model, extent) }
+    }
+
+    /// Where the buffers of a place are.
+    ///
+    /// # Safety
+    /// Nobody reserves room in that place while the result is used: this thread is in it.
+    pub(super) unsafe fn view(&self, place: usize) -> &View {
+        let arena = &self.arenas[place];
+        // SAFETY: the caller's promise.
+        unsafe { &(*arena.get()).view }
+    }
+
+    pub(super) fn counters(&self, place: usize) -> &[AtomicUsize] {
+        &self.counters[place]
+    }
+
+    /// Brings what a section needs of earlier ones from one place to another.
+    ///
+    /// # Safety
+    /// No other thread is in the place `to`. Whoever is in `from` writes nothing but what the section writes, which can
+    /// be repeated.
+    pub(super) unsafe fn carry(&self, model: &Model, extent: &Extent, section: &Section, from: usize, to: usize) {
+        // SAFETY: the caller's promise: this thread is alone there, and reads from the other place what nobody writes.
+        // Both have room for the whole step.
+        unsafe {
+            self.reserve(to, model, extent);
+            let (from, to) = (self.view(from), self.view(to));
+            let copy =
+                |from: Shared<f32>, to: Shared<f32>, len: usize| to.part(0, len).copy_from_slice(from.read(0, len));
+            let program = &model.program;
+            let rows = |slot| program.rows_of(slot, extent.rows, extent.wanted);
+            let width = |slot: usize| program.slots[slot].width;
+            for resource in &section.carried {
+                match *resource {
+                    Resource::Slot(slot) => copy(from.buffers[slot], to.buffers[slot], rows(slot) * width(slot)),
+                    Resource::Angles => {
+                        copy(from.angles, to.angles, extent.rows * 2 * program.rope.frequencies.len());
+                    }
+                    Resource::Pieces => {
+                        let len = extent.rows * model.heads() * extent.pieces * piece_len(program.kv.head_dim);
+                        copy(from.pieces, to.pieces, len);
+                    }
+                    Resource::Codes => {
+                        let Some(slot) = ready_as(section, |form| form == Reads::Codes) else { continue };
+                        copy_codes(&from.act, &to.act, rows(slot) * width(slot));
+                    }
+                    Resource::Tiles => {
+                        let Some(slot) = ready_as(section, |form| form != Reads::Codes) else { continue };
+                        copy(from.tiles, to.tiles, (rows(slot) + MAX_TILE) * width(slot));
+                    }
+                    // the cache is the same in all places
+                    Resource::Kv(_) => {}
+                }
+            }
+        }
+    }
+}
+
+/// The slot that stands ready in such a form.
+fn ready_as(section: &Section, form: impl Fn(Reads) -> bool) -> Option<usize> {
+    section.ready.iter().find(|Ready { form: is, .. }| form(*is)).map(|ready| ready.slot)
+}
+
+/// Copies quantized activations of so many values.
+///
+/// # Safety
+/// Both are as long as that; nobody writes the one or touches the other.
+unsafe fn copy_codes(from: &ActRow, to: &ActRow, values: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        std::ptr::copy_nonoverlapping(from.q, to.q.cast_mut(), values / 4);
+        std::ptr::copy_nonoverlapping(from.scale, to.scale.cast_mut(), values / ACT_GROUP);
+        std::ptr::copy_nonoverlapping(from.isum, to.isum.cast_mut(), values / 16);
+        std::ptr::copy_nonoverlapping(from.fsum, to.fsum.cast_mut(), values / 16);
+    }
+}
+
+/// What one thread needs to itself.
+#[derive(Default)]
+pub(super) struct Scratch {
+    pub(super) panel: Floats,
+    pub(super) sums: Floats,
+    pub(super) q: Floats,
+    pub(super) out: Floats,
+    pub(super) strip: Floats,
+    /// Of the matrix unit's attention.
+    pub(super) unit: Floats,
+}
+
+/// The scratch of each thread of the pool.
+pub(super) struct Scratches(Box<[UnsafeCell<Scratch>]>);
+
+// SAFETY: each is used by the thread of its number only, see `of`.
+unsafe impl Sync for Scratches {}
+
+impl Scratches {
+    pub(super) fn new(threads: usize) -> Scratches {
+        Scratches((0..threads).map(|_| UnsafeCell::default()).collect())
+    }
+
+    /// The scratch of a thread.
+    ///
+    /// # Safety
+    /// The calling thread is that of the number, and has no other reference to its scratch.
+    #[allow(clippy::mut_from_ref, reason = "each thread has its own")]
+    pub(super) unsafe fn of(&self, thread: usize) -> &mut Scratch {
+        // SAFETY: the caller's promise.
+        unsafe { &mut *self.0[thread].get() }
+    }
+}
+
+impl Scratch {
+    /// Makes room for a step.
+    pub(super) fn reserve(&mut self, model: &Model, extent: &Extent) {
+        self.panel.grow(STRIP_PAIR * PANEL_FLOATS);
+        self.sums.grow(UNITS * super::sums_len(extent.most_rows()));
+        self.q.grow(MAX_QUERIES * MAX_HEAD_DIM);
+        self.out.grow(MAX_QUERIES * crate::generic::attention::padded(MAX_HEAD_DIM));
+        self.strip.grow(2 * STRIP_PAIR * MAX_R);
+        if let Some(unit) = model.unit {
+            self.unit.grow((unit.scratch)(model.program.kv.head_dim) / 4);
+        }
+    }
+}

@@ -1,0 +1,489 @@
+//! Runs a [`Program`] on the thread pool: its operations in sections (`plan.rs`), each divided among the threads that
+//! are there.
+
+mod arena;
+mod attention;
+mod epilogue;
+mod matmul;
+mod plan;
+
+use std::ops::{Deref, Range};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+
+use crate::act::{ACT_GROUP, ActRow};
+use crate::generic::attention::{MAX_HEAD_DIM, PAGE, padded};
+use crate::generic::elementwise::Operands;
+use crate::generic::gemm;
+use crate::isa::Isa;
+use crate::kv::{KvPages, KvStore};
+use crate::matrix::{Matrix, Reads};
+use crate::pool::{Member, Pool, Work};
+use crate::program::{Op, Program, Resource, Role, Row, Slot, Step};
+use crate::table::{Gemv, MAX_R, Table, Tokens, Unit, table};
+use arena::{Arenas, Extent, MAX_TILE, Scratch, Scratches, View};
+use epilogue::Epilogue;
+use matmul::Product;
+use plan::{Phase, Plan, Section, Task};
+
+/// Positions of a generated token's attention that one thread takes: fixed, so that results do not depend on threads.
+const PIECE: usize = 512;
+/// Strips of a prompt product multiplied at a time.
+const STRIP_PAIR: usize = 2;
+/// Pairs of strips that go through a slice of activations together, at most.
+const UNITS: usize = 8;
+/// Floats of a strip's panel, in any form.
+const PANEL_FLOATS: usize = gemm::KC * MAX_R;
+/// Tokens of a prompt whose attention one thread takes at a time.
+const QUERY_BLOCK: usize = 16;
+/// Query rows handled at once, at most.
+const MAX_QUERIES: usize = 8;
+
+/// What a tap sees: number of the operation, rows, width, values `[rows][width]`.
+pub type TapFn<'a> = dyn FnMut(usize, usize, usize, &[f32]) + Send + 'a;
+
+/// Runs one program. Buffers are kept and grow with the largest step so far, never inside one.
+pub struct Executor {
+    model: Arc<Model>,
+    pool: Pool,
+    arenas: Arc<Arenas>,
+    scratches: Arc<Scratches>,
+    /// Steps in which a thread was left behind that may still be reading.
+    unfinished: Vec<Weak<Frame>>,
+}
+
+/// What stays the same in all steps.
+struct Model {
+    table: &'static Table,
+    program: Program,
+    /// Indexed by `Op::MatMul::w`.
+    matrices: Vec<Matrix>,
+    /// See [`Model::plan`].
+    plans: [Plan; 4],
+    /// What attends for prompts instead of the vector kernels. Models of float weights keep their accuracy: they get
+    /// it where products are in bf16 as well.
+    unit: Option<&'static Unit>,
+}
+
+impl Model {
+    fn plan(&self, role: Role, tapped: bool) -> &Plan {
+        &self.plans[usize::from(role == Role::Generated) + 2 * usize::from(tapped)]
+    }
+
+    /// Columns of the widest matrix.
+    fn widest(&self) -> usize {
+        self.matrices.iter().map(|m| m.cols).max().unwrap_or(0)
+    }
+
+    /// Heads of the widest slot.
+    fn heads(&self) -> usize {
+        self.program.slots.iter().map(|s| s.width).max().unwrap_or(0) / self.program.kv.head_dim
+    }
+}
+
+/// A step, as long as any thread is at it.
+struct Frame {
+    model: Arc<Model>,
+    arenas: Arc<Arenas>,
+    scratches: Arc<Scratches>,
+    kv: KvPages,
+    extent: Extent,
+    tapped: bool,
+    rows: Vec<Row>,
+    /// Rows with outputs.
+    wanted: Vec<usize>,
+    /// Block tables of the sequences.
+    tables: Vec<Vec<u32>>,
+    /// Positions of the sequences at the end of the step.
+    ends: Vec<usize>,
+    /// What [`Op::Input`] gives.
+    input: Vec<f32>,
+}
+
+impl Frame {
+    fn section(&self, section: usize) -> &Section {
+        &self.model.plan(self.extent.role, self.tapped).sections[section]
+    }
+
+    /// Whether this step writes keys and values where another one may read them.
+    fn writes_what_is_read_by(&self, other: &Frame) -> bool {
+        self.rows.iter().any(|row| {
+            let (index, slot) = (row.pos / PAGE, row.pos % PAGE);
+            let page = self.tables[row.seq][index];
+            other.tables.iter().zip(&other.ends).any(|(table, end)| {
+                let seen = table.iter().take(end.div_ceil(PAGE));
+                seen.enumerate().any(|(i, p)| *p == page && i * PAGE + slot < *end)
+            })
+        })
+    }
+}
+
+impl Work for Frame {
+    fn sections(&self) -> usize {
+        self.model.plan(self.extent.role, self.tapped).sections.len()
+    }
+
+    fn run(&self, member: &Member<'_>) {
+        // SAFETY: this thread is in that place, where nobody makes room before it has left; and the scratch of its
+        // number is its own.
+        let view = unsafe {
+            self.scratches.of(member.thread).reserve(&self.model, &self.extent);
+            self.arenas.view(member.place)
+        };
+        let part = Part { frame: self, view, counters: self.arenas.counters(member.place), w: member };
+        for task in &self.section(member.section).tasks {
+            // SAFETY: the place has room for this step, and all members run the same sections with the same shares,
+            // one after the other.
+            unsafe { part.run(task) }
+        }
+    }
+
+    fn can_repeat(&self, section: usize) -> bool {
+        self.section(section).can_repeat
+    }
+
+    fn carry(&self, section: usize, from: usize, to: usize) {
+        // SAFETY: the pool has found that nobody is in `to`, and that the section is being worked on in `from`, which
+        // writes nothing that it reads, or else it could not be repeated.
+        unsafe { self.arenas.carry(&self.model, &self.extent, self.section(section), from, to) }
+    }
+
+    fn enter(&self) {
+        // SAFETY: the table is one of this CPU; `leave` follows on this thread.
+        unsafe { (self.model.table.enter)() }
+    }
+
+    fn leave(&self) {
+        // SAFETY: the table is one of this CPU, and this thread has entered.
+        unsafe { (self.model.table.leave)() }
+    }
+}
+
+/// One member's part of a section.
+struct Part<'a> {
+    frame: &'a Frame,
+    view: &'a View,
+    counters: &'a [AtomicUsize],
+    w: &'a Member<'a>,
+}
+
+impl Deref for Part<'_> {
+    type Target = Frame;
+
+    fn deref(&self) -> &Frame {
+        self.frame
+    }
+}
+
+impl Executor {
+    /// Takes a program and the matrices that its products name by number.
+    ///
+    /// # Panics
+    /// If the program's numbers contradict each other: a bug in whoever compiled it.
+    pub fn new(isa: Isa, program: Program, matrices: Vec<Matrix>, pool: Pool) -> Executor {
+        program.check(&matrices.iter().map(|m| (m.rows, m.cols)).collect::<Vec<_>>());
+        assert!(program.kv.ty.takes(program.kv.head_dim) && program.kv.head_dim <= MAX_HEAD_DIM);
+        let table = table(isa);
+        let in_bf16 = matrices.iter().any(|m| m.reads(false) == Reads::Bf16);
+        let unit = table.unit.as_ref().filter(|u| in_bf16 && (u.takes)(program.kv.head_dim));
+        let plan = |role, tapped| Plan::new(&program, &matrices, role, tapped);
+        let plans = [
+            plan(Role::Prompt, false),
+            plan(Role::Generated, false),
+            plan(Role::Prompt, true),
+            plan(Role::Generated, true),
+        ];
+        Executor {
+            arenas: Arc::new(Arenas::new(program.ops.len())),
+            scratches: Arc::new(Scratches::new(pool.threads())),
+            model: Arc::new(Model { table, program, matrices, plans, unit }),
+            pool,
+            unfinished: Vec::new(),
+        }
+    }
+
+    /// The instruction set whose kernels run.
+    pub fn isa(&self) -> Isa {
+        self.model.table.isa
+    }
+
+    /// The matrices, indexed as by the program.
+    pub fn matrices(&self) -> &[Matrix] {
+        &self.model.matrices
+    }
+
+    /// The threads that it runs on.
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// Runs a step and returns the outputs of the wanted rows, `[wanted][width of the output]`; of all rows, if the
+    /// program does not select any. `tap` sees the result of every operation.
+    ///
+    /// # Panics
+    /// If the step does not fit the program or the store: tokens beyond the table, tables that do not cover the
+    /// positions, page numbers that do not exist.
+    pub fn step(&mut self, step: &Step<'_>, kv: &mut KvStore, mut tap: Option<&mut TapFn<'_>>) -> &[f32] {
+        assert_eq!(kv.shape, self.model.program.kv, "the cache belongs to another program");
+        let (rows, wanted) = self.model.program.rows(step, kv.n_pages);
+        let pieces = step.seqs.iter().map(|s| (s.start + s.tokens.len()).div_ceil(PIECE)).max().unwrap_or(0);
+        let extent = Extent { role: step.role, rows: rows.len(), wanted: wanted.len(), pieces };
+        let frame = Arc::new(Frame {
+            model: self.model.clone(),
+            arenas: self.arenas.clone(),
+            scratches: self.scratches.clone(),
+            kv: kv.pages(),
+            extent,
+            tapped: tap.is_some(),
+            rows,
+            wanted,
+            tables: step.seqs.iter().map(|s| s.table.to_vec()).collect(),
+            ends: step.seqs.iter().map(|s| s.start + s.tokens.len()).collect(),
+            input: step.input.to_vec(),
+        });
+        self.keep_clear_of(&frame);
+        // SAFETY: between steps nobody is in the pool's place.
+        unsafe { self.arenas.reserve(self.pool.place(), &self.model, &extent) };
+        let (shown, place) = (frame.clone(), self.pool.place());
+        let mut after = |section: usize| {
+            let (Some(tap), [task]) = (tap.as_mut(), &shown.section(section).tasks[..]) else { return };
+            if task.phase == Phase::Tap {
+                // SAFETY: the others have nothing to do in this section but to wait for this thread, and no section of
+                // a step with taps is done in another place.
+                unsafe { shown.show(task.op, place, *tap) }
+            }
+        };
+        self.pool.run(frame.clone(), &mut after);
+        self.unfinished.push(Arc::downgrade(&frame));
+        let output = self.model.program.output;
+        let len = frame.n_rows(output) * frame.width(output);
+        // SAFETY: the step has ended in this place, where nobody is at work before the next one.
+        unsafe { self.arenas.view(self.pool.place()).buffers[output].read(0, len) }
+    }
+
+    /// Lets no thread that was left behind in an earlier step read what this one writes.
+    fn keep_clear_of(&mut self, frame: &Frame) {
+        if self.pool.is_together() {
+            self.unfinished.clear();
+        } else if self.unfinished.iter().filter_map(Weak::upgrade).any(|old| frame.writes_what_is_read_by(&old)) {
+            self.pool.settle();
+            self.unfinished.clear();
+        }
+    }
+}
+
+/// Floats of the sums of a pair of strips for `m` tokens.
+const fn sums_len(m: usize) -> usize {
+    (m + MAX_TILE) * STRIP_PAIR * MAX_R
+}
+
+/// Floats of one partial result: weighted sums, maximum, sum.
+const fn piece_len(head_dim: usize) -> usize {
+    padded(head_dim) + 2
+}
+
+impl Frame {
+    fn n_rows(&self, slot: Slot) -> usize {
+        self.model.program.rows_of(slot, self.extent.rows, self.extent.wanted)
+    }
+
+    fn width(&self, slot: Slot) -> usize {
+        self.model.program.slots[slot].width
+    }
+
+    /// Shows the result of an operation.
+    ///
+    /// # Safety
+    /// The operation is complete in that place, and nobody writes there meanwhile.
+    unsafe fn show(&self, at: usize, place: usize, tap: &mut TapFn<'_>) {
+        let Some(out) = self.model.program.ops[at].out() else { return };
+        let (rows, width) = (self.n_rows(out), self.width(out));
+        // SAFETY: the caller's promise; the buffer holds that many values.
+        tap(at, rows, width, unsafe { self.arenas.view(place).buffers[out].read(0, rows * width) });
+    }
+}
+
+impl Part<'_> {
+    /// Row `r` of a buffer.
+    ///
+    /// # Safety
+    /// Nobody writes to it meanwhile.
+    unsafe fn row(&self, slot: Slot, r: usize) -> &[f32] {
+        let width = self.width(slot);
+        assert!(r < self.n_rows(slot));
+        // SAFETY: the buffer holds n_rows * width values; the caller keeps writers away.
+        unsafe { self.view.buffers[slot].read(r * width, width) }
+    }
+
+    /// Values `part` of row `r` of a buffer.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes them meanwhile.
+    #[allow(clippy::mut_from_ref, reason = "the values belong to the caller, not to this")]
+    unsafe fn row_mut(&self, slot: Slot, r: usize, part: Range<usize>) -> &mut [f32] {
+        let width = self.width(slot);
+        assert!(r < self.n_rows(slot) && part.start <= part.end && part.end <= width);
+        // SAFETY: the buffer holds n_rows * width values; the caller keeps others away from these.
+        unsafe { self.view.buffers[slot].part(r * width + part.start, part.len()) }
+    }
+
+    /// Cosines and sines of all rows.
+    ///
+    /// # Safety
+    /// As [`Part::run`].
+    unsafe fn angles(&self) {
+        let rope = &self.model.program.rope;
+        let n = rope.frequencies.len();
+        for r in self.w.share(self.rows.len(), 1) {
+            // SAFETY: each row belongs to one thread.
+            let (cosines, sines) = unsafe { self.view.angles.part(r * 2 * n, 2 * n) }.split_at_mut(n);
+            for (i, angle) in rope.angles(self.rows[r].pos).enumerate() {
+                (cosines[i], sines[i]) = angle;
+            }
+        }
+    }
+
+    /// Runs this member's share of a task.
+    ///
+    /// # Safety
+    /// Every member of the team runs the same tasks, section by section, in a place that has room for the step. What a
+    /// task reads was finished in earlier sections, or by this member where tasks divide their values alike.
+    unsafe fn run(&self, task: &Task) {
+        let at = task.op;
+        // SAFETY: the caller's promise.
+        unsafe {
+            match (task.phase, &self.model.program.ops[at]) {
+                (Phase::Angles, _) => self.angles(),
+                // thread 0 shows it, see `Executor::step`
+                (Phase::Tap, _) => {}
+                (Phase::Prepare(form), Op::MatMul { x, w, .. }) => self.prepare(form, *x, &self.model.matrices[*w]),
+                (Phase::Whole(then), Op::MatMul { x, w, out }) => {
+                    self.matmul(&Product { at, x: *x, matrix: &self.model.matrices[*w], out: *out, then });
+                }
+                (Phase::Pieces, Op::Attention { q, layer, scale, .. }) => self.attend_pieces(*q, *layer, *scale),
+                (Phase::Merge, Op::Attention { q, out, .. }) => self.merge_pieces(*q, *out),
+                (Phase::Whole(_), Op::Attention { q, layer, scale, out }) => {
+                    self.attend_prompt(at, (*q, *out), *layer, *scale);
+                }
+                (_, op) => self.rowwise(op, task.grain),
+            }
+        }
+    }
+
+    /// An operation on rows, or on heads of rows, each of which is one thread's.
+    ///
+    /// # Safety
+    /// As [`Part::run`].
+    unsafe fn rowwise(&self, op: &Op, grain: usize) {
+        let table = self.model.table;
+        let all = |slot: Slot| 0..self.width(slot);
+        // SAFETY: rows, or parts of rows, are divided among threads by `share`; inputs are finished by the caller's
+        // promise, and lengths are those that `Program::check` compared.
+        unsafe {
+            match op {
+                Op::Embed { table, out } => {
+                    let bytes = table.ty.row_bytes(table.cols as u64).expect("whole blocks, checked at load") as usize;
+                    for r in self.w.share(self.rows.len(), 1) {
+                        let from = self.rows[r].token as usize * bytes;
+                        let raw = &table.source.bytes()[from..from + bytes];
+                        let to = self.row_mut(*out, r, all(*out));
+                        octavo_quant::dequantize(table.ty, raw, to).expect("checked at load");
+                    }
+                }
+                Op::Input { out } => {
+                    let width = self.width(*out);
+                    for r in self.w.share(self.rows.len(), 1) {
+                        self.row_mut(*out, r, 0..width).copy_from_slice(&self.input[r * width..(r + 1) * width]);
+                    }
+                }
+                Op::RmsNorm { x, weight, eps, out } => {
+                    let n = weight.len();
+                    let groups = self.width(*x) / n;
+                    for i in self.w.share(self.n_rows(*x) * groups, grain) {
+                        let part = i % groups * n..(i % groups + 1) * n;
+                        let from = &self.row(*x, i / groups)[part.clone()];
+                        let to = self.row_mut(*out, i / groups, part);
+                        (table.rms_norm)(from.as_ptr(), weight.as_ptr(), *eps, n, to.as_mut_ptr());
+                    }
+                }
+                Op::AddBias { x, bias, out } => {
+                    let head_dim = self.model.program.kv.head_dim;
+                    let n = if bias.len().is_multiple_of(head_dim) { head_dim } else { bias.len() };
+                    let parts = bias.len() / n;
+                    for i in self.w.share(self.n_rows(*x) * parts, 1) {
+                        let at = (i / parts) * bias.len() + i % parts * n;
+                        let a = (self.view.buffers[*x].0.add(at).cast_const(), 0);
+                        let b = (bias[i % parts * n..].as_ptr(), 0);
+                        (table.add)(&Operands { a, b, y: (self.view.buffers[*out].0.add(at), 0), rows: 1, n });
+                    }
+                }
+                Op::Rope { x, head_dim, out } => self.rope(*x, *head_dim, *out),
+                Op::KvWrite { k, v, layer } => self.kv_write(*k, *v, *layer),
+                Op::SwiGlu { gate: a, up: b, out } | Op::Add { a, b, out } => {
+                    let f = if matches!(op, Op::SwiGlu { .. }) { table.swiglu } else { table.add };
+                    // rows of one length lie side by side: divide them as one, so that one row keeps all threads busy
+                    let part = self.w.share(self.n_rows(*out) * self.width(*out), 64);
+                    let at = |slot: Slot| (self.view.buffers[slot].0.add(part.start), 0);
+                    let (a, b) = ((at(*a).0.cast_const(), 0), (at(*b).0.cast_const(), 0));
+                    f(&Operands { a, b, y: at(*out), rows: 1, n: part.len() });
+                }
+                Op::SelectRows { x, out } => {
+                    for r in self.w.share(self.wanted.len(), 1) {
+                        self.row_mut(*out, r, all(*out)).copy_from_slice(self.row(*x, self.wanted[r]));
+                    }
+                }
+                Op::MatMul { .. } | Op::Attention { .. } => unreachable!("these have tasks of their own"),
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Part::run`].
+    unsafe fn rope(&self, x: Slot, head_dim: usize, out: Slot) {
+        let n = self.model.program.rope.frequencies.len();
+        let heads = self.width(x) / head_dim;
+        for i in self.w.share(self.n_rows(x) * heads, 1) {
+            let (r, part) = (i / heads, i % heads * head_dim..(i % heads + 1) * head_dim);
+            // SAFETY: one thread has this row and head; angles were finished in an earlier section.
+            unsafe {
+                let (cosines, sines) = self.view.angles.read(r * 2 * n, 2 * n).split_at(n);
+                let x = &self.row(x, r)[part.clone()];
+                let y = self.row_mut(out, r, part);
+                y.copy_from_slice(x);
+                if self.model.program.rope.neox {
+                    let (cos, sin) = (cosines.as_ptr(), sines.as_ptr());
+                    (self.model.table.rotate)(x.as_ptr(), cos, sin, n, y.as_mut_ptr());
+                } else {
+                    rotate_pairs(x, cosines, sines, y);
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Part::run`].
+    unsafe fn kv_write(&self, k: Slot, v: Slot, layer: usize) {
+        let shape = self.model.program.kv;
+        for i in self.w.share(self.rows.len() * shape.n_head_kv, 1) {
+            let (r, head) = (i / shape.n_head_kv, i % shape.n_head_kv);
+            let Row { seq, pos, .. } = self.rows[r];
+            let page = self.tables[seq][pos / PAGE];
+            let part = head * shape.head_dim..(head + 1) * shape.head_dim;
+            // SAFETY: one thread has this row and head, sequences do not share pages they write to, and the store is
+            // read only in later sections: nobody is left behind in this one, and who was in an earlier step does not
+            // read what this one writes (`Executor::keep_clear_of`).
+            unsafe {
+                let kv = (&self.row(k, r)[part.clone()], &self.row(v, r)[part]);
+                self.kv.write((layer, head, page, pos % PAGE), kv, self.model.table.to_f16);
+            }
+        }
+    }
+}
+
+/// Rotates neighbouring values.
+fn rotate_pairs(x: &[f32], cosines: &[f32], sines: &[f32], y: &mut [f32]) {
+    for (((x, y), cos), sin) in x.chunks_exact(2).zip(y.chunks_exact_mut(2)).zip(cosines).zip(sines) {
+        y[0] = x[0] * cos - x[1] * sin;
+        y[1] = x[0] * sin + x[1] * cos;
+    }
+}

@@ -1,0 +1,47 @@
+//! Sleeping until something that other threads publish has changed.
+//!
+//! Whoever publishes rings afterwards; whoever waits looks again once it has said that it sleeps. Between the two steps
+//! of each there is a sequentially consistent fence, so that either the ringing thread sees the sleeper, or the sleeper
+//! sees what was published: no wake-up is lost. Ringing costs a fence and a load where nobody sleeps.
+
+use super::sync::{AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, fence};
+
+/// A place to sleep at.
+pub(super) struct Bell {
+    sleepers: AtomicUsize,
+    lock: Mutex<()>,
+    rung: Condvar,
+}
+
+impl Bell {
+    pub(super) fn new() -> Bell {
+        Bell { sleepers: AtomicUsize::new(0), lock: Mutex::new(()), rung: Condvar::new() }
+    }
+
+    /// Sleeps until `done` says so, which is asked again after every [`ring`](Bell::ring).
+    pub(super) fn sleep_until(&self, done: impl Fn() -> bool) {
+        self.sleepers.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let mut guard = held(&self.lock);
+        while !done() {
+            guard = self.rung.wait(guard).unwrap_or_else(std::sync::PoisonError::into_inner);
+        }
+        drop(guard);
+        self.sleepers.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Wakes all sleepers, which look whether what they wait for has come.
+    pub(super) fn ring(&self) {
+        fence(Ordering::SeqCst);
+        if self.sleepers.load(Ordering::Relaxed) != 0 {
+            // a sleeper that has looked, but does not wait yet, holds the lock: it must not miss this
+            drop(held(&self.lock));
+            self.rung.notify_all();
+        }
+    }
+}
+
+fn held(lock: &Mutex<()>) -> MutexGuard<'_, ()> {
+    // nothing panics under the lock but a thread that is ending anyway, and there is nothing behind it to be half done
+    lock.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -1,0 +1,393 @@
+//! A persistent pool of threads that does [`Work`] section by section, on quiet machines and on busy ones.
+//!
+//! On a quiet machine all threads take part in everything, and whoever waits for another spins: a section takes
+//! microseconds, waking a sleeping thread tens of them. On a busy one a thread may be taken off its CPU at any moment,
+//! for as long as a hundred sections. Those that wait see it by its clock, which stands still, and go on without it
+//! (`team.rs` has the rules); it takes part again when it is back. Who cannot go on sleeps, so that the CPU is free for
+//! the one that is waited for. Nothing here ever yields: that would hand a whole time slice to somebody else.
+//!
+//! No result may depend on who did what, so that all of this is about time alone.
+
+mod bell;
+mod team;
+mod wait;
+
+/// What the rules of the team are made of; tests put a model checker's twins in their place.
+mod sync {
+    pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+    pub(super) use std::sync::{Condvar, Mutex, MutexGuard};
+}
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::clock::ThreadClock;
+use bell::Bell;
+pub(crate) use team::PLACES;
+use team::{MOST_SECTIONS, MOST_THREADS, Membership, Next, Team};
+
+/// What a pool does: sections, one after the other, each divided among the members of the team.
+pub(crate) trait Work: Send + Sync {
+    /// How many there are; at least one.
+    fn sections(&self) -> usize;
+
+    /// A member's part of its section. All members of the team run this, and nobody runs the next section before they
+    /// have; but for members that were left behind, who do it in a place where nobody else is.
+    fn run(&self, member: &Member<'_>);
+
+    /// Whether a section can be done again from the beginning, in another place, while late members are still at it.
+    fn can_repeat(&self, section: usize) -> bool;
+
+    /// Brings what a section and those after it read from one place to another where nobody is. Late members are still
+    /// writing what the section writes: that must not be read.
+    fn carry(&self, section: usize, from: usize, to: usize);
+
+    /// A thread takes part from now on, and is about to run its first section.
+    fn enter(&self) {}
+
+    /// The thread that entered does not take part any more.
+    fn leave(&self) {}
+}
+
+/// A member of the team, and the section it has to do a part of.
+pub(crate) struct Member<'a> {
+    team: &'a Team,
+    membership: Membership,
+    /// The thread's number in the pool: no other thread has it.
+    pub(crate) thread: usize,
+    /// Which section.
+    pub(crate) section: usize,
+    /// Number among the members, below `size`.
+    pub(crate) rank: usize,
+    /// Members.
+    pub(crate) size: usize,
+    /// The set of buffers to work in.
+    pub(crate) place: usize,
+}
+
+impl Member<'_> {
+    /// This member's share of `items`, as a contiguous range; shares differ by one `grain` at most.
+    pub(crate) fn share(&self, items: usize, grain: usize) -> std::ops::Range<usize> {
+        let grains = items.div_ceil(grain);
+        let at = |i: usize| (grains * i / self.size * grain).min(items);
+        at(self.rank)..at(self.rank + 1)
+    }
+
+    /// Whether the team has gone on without this member, whose results are of no use any more: it may stop where it is.
+    pub(crate) fn is_left_behind(&self) -> bool {
+        self.team.has_left(&self.membership)
+    }
+}
+
+/// What all threads of a pool see.
+struct Shared {
+    team: Team,
+    /// One for each thread, of which the first is whoever calls the pool.
+    clocks: Box<[ThreadClock]>,
+    job: Mutex<Job>,
+    /// Steps begun.
+    steps: AtomicU64,
+    /// Where threads sleep between steps.
+    idle: Bell,
+    stop: AtomicBool,
+    /// How long it is worth to spin between steps, in nanoseconds.
+    idle_spin: AtomicU64,
+    /// Sections that were taken over.
+    taken_over: AtomicU64,
+    /// For tests: how threads go missing.
+    absences: Option<Absences>,
+}
+
+#[derive(Default)]
+struct Job {
+    /// The first epoch of the step that it belongs to.
+    epoch: u64,
+    work: Option<Arc<dyn Work>>,
+    /// All threads are wanted in the next step: nobody goes to sleep before it.
+    gathers: bool,
+}
+
+/// Threads that go missing now and then, as on a busy machine.
+struct Absences {
+    /// Of a sequence of pseudo-random numbers.
+    state: AtomicU64,
+    /// One of so many sections is late.
+    one_of: u64,
+}
+
+impl Absences {
+    /// A thread is about to finish a section: it may be late for it.
+    fn pass(&self) {
+        let n = self.state.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+        let n = (n ^ n >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let n = (n ^ n >> 27).wrapping_mul(0x94d0_49bb_1331_11eb) >> 32;
+        if n.is_multiple_of(self.one_of) {
+            std::thread::sleep(Duration::from_micros(100 + n % 2000));
+        }
+    }
+}
+
+/// The pool. Dropping it ends the threads.
+pub struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+    /// When the last step ended.
+    last_end: Instant,
+    /// Time between steps lately.
+    gap: Duration,
+}
+
+impl Pool {
+    /// A pool of `n` threads, the caller of whatever uses it being one of them.
+    ///
+    /// # Errors
+    /// If the system refuses a thread, or there are more than 1,023.
+    pub fn new(n: usize) -> std::io::Result<Pool> {
+        Pool::with(n, None)
+    }
+
+    /// A pool whose threads go missing at pseudo-random moments for up to two milliseconds, one of `one_of` times that
+    /// they finish a section: a busy machine for tests.
+    ///
+    /// # Errors
+    /// As [`Pool::new`].
+    pub fn unreliable(n: usize, seed: u64, one_of: u64) -> std::io::Result<Pool> {
+        Pool::with(n, Some(Absences { state: AtomicU64::new(seed), one_of: one_of.max(1) }))
+    }
+
+    fn with(n: usize, absences: Option<Absences>) -> std::io::Result<Pool> {
+        let n = n.max(1);
+        if n > MOST_THREADS {
+            let message = format!("{MOST_THREADS} threads are the most there can be");
+            return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, message));
+        }
+        let shared = Arc::new(Shared {
+            team: Team::new(n),
+            clocks: (0..n).map(|_| ThreadClock::new()).collect(),
+            job: Mutex::default(),
+            steps: AtomicU64::new(0),
+            idle: Bell::new(),
+            stop: AtomicBool::new(false),
+            idle_spin: AtomicU64::new(wait::IDLE_SPIN.as_nanos() as u64),
+            taken_over: AtomicU64::new(0),
+            absences,
+        });
+        let mut pool =
+            Pool { shared: shared.clone(), workers: Vec::new(), last_end: Instant::now(), gap: wait::IDLE_GAP };
+        for id in 1..n {
+            let shared = shared.clone();
+            let work = move || {
+                shared.clocks[id].attach();
+                while let Some(membership) = shared.wait_for_seat(id) {
+                    shared.take_part(id, membership, &mut |_| {});
+                }
+            };
+            pool.workers.push(std::thread::Builder::new().name(format!("octavo-{id}")).spawn(work)?);
+        }
+        Ok(pool)
+    }
+
+    /// Threads.
+    pub fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// How often so far threads went on without a late one.
+    pub fn taken_over(&self) -> u64 {
+        self.shared.taken_over.load(Ordering::Relaxed)
+    }
+
+    /// The place where the next step begins and the last one ended.
+    pub(crate) fn place(&self) -> usize {
+        self.shared.team.place()
+    }
+
+    /// Does all sections and returns when they are done; `after` is called on this thread when it has done its part of
+    /// a section, with its number. Threads that were left behind may still be at work, in another place.
+    ///
+    /// # Panics
+    /// If `work` panics on any thread; the pool stays usable.
+    pub(crate) fn run(&mut self, work: Arc<dyn Work>, after: &mut dyn FnMut(usize)) {
+        assert!((1..MOST_SECTIONS).contains(&work.sections()));
+        self.adapt_to_gap();
+        let s = &*self.shared;
+        s.clocks[0].attach();
+        (locked(&s.job).epoch, locked(&s.job).work) = (s.team.next_epoch(), Some(work));
+        let mut membership = Some(s.team.begin());
+        locked(&s.job).gathers = false;
+        s.steps.fetch_add(1, Ordering::SeqCst);
+        s.idle.ring();
+        let mut panic = None;
+        while let Some(member) = membership {
+            panic = panic.or(s.take_part(0, member, after));
+            membership = s.wait_for_seat(0);
+        }
+        locked(&s.job).work = None;
+        let poisoned = s.team.poisoned.load(Ordering::SeqCst);
+        if poisoned {
+            s.team.abandon();
+        }
+        self.last_end = Instant::now();
+        if let Some(panic) = panic {
+            resume_unwind(panic);
+        }
+        assert!(!poisoned, "a worker thread panicked");
+    }
+
+    /// Whether no thread is left behind.
+    pub(crate) fn is_together(&self) -> bool {
+        self.shared.team.is_alone(0)
+    }
+
+    /// Waits until no thread is left behind.
+    pub(crate) fn settle(&mut self) {
+        let team = &self.shared.team;
+        if !team.is_alone(0) {
+            team.bell.sleep_until(|| team.is_alone(0));
+        }
+    }
+
+    /// Runs `work` on whatever threads are there. It must see to it that all is done whoever comes, for example by
+    /// handing out tasks; it gets the number of the thread.
+    ///
+    /// # Panics
+    /// If `work` panics on any thread; the pool stays usable.
+    pub(crate) fn run_tasks(&mut self, work: &(dyn Fn(usize) + Sync)) {
+        self.run_borrowed(Borrowed { work: lasting(work), everybody: false });
+    }
+
+    /// Runs `work` once on every thread, with the thread's number, all at the same time.
+    ///
+    /// # Panics
+    /// If `work` panics on any thread; the pool stays usable.
+    pub(crate) fn run_everywhere(&mut self, work: &(dyn Fn(usize) + Sync)) {
+        self.shared.gather();
+        self.run_borrowed(Borrowed { work: lasting(work), everybody: true });
+    }
+
+    fn run_borrowed(&mut self, work: Borrowed) {
+        let result = catch_unwind(AssertUnwindSafe(|| self.run(Arc::new(work), &mut |_| {})));
+        // members may still hold `work` here, but do not call it any more: no section of it can be taken over, so that
+        // the step has not ended before all of them had returned from it. Of a step that panicked, all have left.
+        result.unwrap_or_else(|panic| resume_unwind(panic));
+    }
+
+    /// Threads spin between steps if that has been worth it lately.
+    fn adapt_to_gap(&mut self) {
+        self.gap = wait::smoothed(self.gap, self.last_end.elapsed());
+        self.shared.idle_spin.store(wait::idle_spin(self.gap).as_nanos() as u64, Ordering::Relaxed);
+    }
+}
+
+/// Work on what the caller of the pool has borrowed.
+struct Borrowed {
+    work: &'static (dyn Fn(usize) + Sync),
+    /// Every thread is in the team, and they begin together.
+    everybody: bool,
+}
+
+/// Makes a borrow look as if it lasted; see [`Pool::run_borrowed`].
+fn lasting<'a>(work: &'a (dyn Fn(usize) + Sync + 'a)) -> &'static (dyn Fn(usize) + Sync) {
+    // SAFETY: only the lifetime changes. `Pool::run_borrowed`, which gets it, does not return before the last call.
+    unsafe { std::mem::transmute::<&'a (dyn Fn(usize) + Sync + 'a), &'static (dyn Fn(usize) + Sync)>(work) }
+}
+
+impl Work for Borrowed {
+    fn sections(&self) -> usize {
+        if self.everybody { 2 } else { 1 }
+    }
+
+    fn run(&self, member: &Member<'_>) {
+        if member.section + 1 == self.sections() {
+            (self.work)(member.thread);
+        }
+    }
+
+    fn can_repeat(&self, _section: usize) -> bool {
+        false
+    }
+
+    fn carry(&self, _section: usize, _from: usize, _to: usize) {}
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.idle.ring();
+        for worker in self.workers.drain(..) {
+            // a worker catches the panics of its work, so there is no error to see here
+            let _ = worker.join();
+        }
+    }
+}
+
+impl Shared {
+    /// Takes part in a step until it is done or this thread is left behind. Returns what `work` panicked with.
+    fn take_part(
+        &self,
+        id: usize,
+        mut membership: Membership,
+        after: &mut dyn FnMut(usize),
+    ) -> Option<Box<dyn Any + Send>> {
+        let Some(work) = locked(&self.job).of_epoch(membership.epoch()) else {
+            // left behind before it began, and the step is over
+            self.team.leave(id);
+            return None;
+        };
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            work.enter();
+            loop {
+                let Membership { section, rank, size, place, .. } = membership;
+                work.run(&Member { team: &self.team, membership, thread: id, section, rank, size, place });
+                after(section);
+                if let Some(absences) = &self.absences {
+                    absences.pass();
+                }
+                let mut next = self.team.arrive(id, &membership, section + 1 == work.sections());
+                loop {
+                    next = match next {
+                        Next::Work(go_on) => {
+                            membership = go_on;
+                            break;
+                        }
+                        Next::Wait => self.wait_for_others(id, &membership, &*work),
+                        Next::ArriveAgain => {
+                            self.wait_for_changes();
+                            self.team.arrive(id, &membership, section + 1 == work.sections())
+                        }
+                        Next::LeftBehind | Next::Done => {
+                            work.leave();
+                            return;
+                        }
+                    };
+                }
+            }
+        }));
+        let panic = result.err();
+        if panic.is_some() {
+            self.team.poisoned.store(true, Ordering::SeqCst);
+            self.team.leave(id);
+            self.team.bell.ring();
+        }
+        panic
+    }
+}
+
+impl Job {
+    /// The work of the step that an epoch belongs to, if that is still this one.
+    fn of_epoch(&self, epoch: u64) -> Option<Arc<dyn Work>> {
+        self.work.clone().filter(|_| Membership::is_since(epoch, self.epoch))
+    }
+}
+
+fn locked(job: &Mutex<Job>) -> MutexGuard<'_, Job> {
+    // no code panics while holding the lock, and a half-written job is not possible
+    job.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,529 @@
+//! Who works on a step, which section of it, and where: the rules by which threads join, meet and are left behind.
+//!
+//! A step is a list of *sections*. The *team* divides the tasks of a section among its members; when the last member
+//! has arrived, the team goes on to the next. A machine that is busy with something else takes a member off its CPU
+//! for milliseconds, and sections last microseconds: to wait for it would cost nearly all the time there is. So a
+//! member that is late is left behind. The others *take over*: they do the section once more in another *place* (a set
+//! of buffers), where the late member cannot disturb them, and carry on without it. It finishes what it was at in the
+//! old place, finds that the team has left, and joins again at the end of a section. A place with a late member in it
+//! is not entered by anybody.
+//!
+//! All of this hangs on one word, the *gate*: an epoch that changes whenever the members change, the section, how many
+//! members there are and how many have arrived. Who changes members sets a flag in it first, which keeps everybody else
+//! from changing the gate; then writes the *seats* (who belongs to which epoch, with which rank); then the new gate.
+//! A thread is a member while its seat names the gate's epoch.
+
+use super::bell::Bell;
+use super::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+/// Places, at most: the team's own, and two with late members in them.
+pub(crate) const PLACES: usize = 3;
+/// Threads of a pool, at most.
+pub(super) const MOST_THREADS: usize = 1023;
+/// Sections of a step, at most.
+pub(super) const MOST_SECTIONS: usize = END as usize;
+/// Stands in the gate where a section would: no step is running.
+const END: u64 = 0xffff;
+
+/// Keeps values that different threads write on different cache lines (pairs of lines are fetched together).
+#[repr(align(128))]
+struct CachePadded<T>(T);
+
+/// What the gate says. As a word: changing 1, epoch 27, section 16, size 10, arrived 10 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Gate {
+    /// Somebody is changing who the members are; nobody else may touch the gate.
+    changing: bool,
+    /// Changes with the members. 27 bits do: a thread would have to miss 134 million changes to mistake one for another,
+    /// and what it compares is its own last membership.
+    epoch: u64,
+    section: u64,
+    /// Members.
+    size: u64,
+    /// Members that have finished their part of the section.
+    arrived: u64,
+}
+
+const EPOCHS: u64 = 1 << 27;
+
+impl Gate {
+    fn word(self) -> u64 {
+        u64::from(self.changing) << 63
+            | (self.epoch % EPOCHS) << 36
+            | self.section << 20
+            | self.size << 10
+            | self.arrived
+    }
+
+    fn of(word: u64) -> Gate {
+        Gate {
+            changing: word >> 63 != 0,
+            epoch: word >> 36 & (EPOCHS - 1),
+            section: word >> 20 & 0xffff,
+            size: word >> 10 & 0x3ff,
+            arrived: word & 0x3ff,
+        }
+    }
+}
+
+/// A thread's part in the team.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Membership {
+    epoch: u64,
+    /// Number among the members, below `size`.
+    pub(super) rank: usize,
+    /// Members.
+    pub(super) size: usize,
+    /// Which set of buffers.
+    pub(super) place: usize,
+    /// What to do next.
+    pub(super) section: usize,
+}
+
+impl Membership {
+    /// As a seat's word, which is never zero: section and size stand in the gate.
+    fn seat(&self) -> u64 {
+        1 << 63 | self.epoch << 32 | (self.rank as u64) << 8 | self.place as u64
+    }
+
+    /// The number that changes with the members.
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Whether an epoch is not before another.
+    pub(super) fn is_since(epoch: u64, other: u64) -> bool {
+        epoch.wrapping_sub(other) % EPOCHS < EPOCHS / 2
+    }
+
+    /// The place in a seat's word, unless the seat is empty.
+    fn place_of(seat: u64) -> Option<usize> {
+        (seat != 0).then_some((seat & 0xff) as usize)
+    }
+
+    fn epoch_of(seat: u64) -> Option<u64> {
+        (seat != 0).then_some(seat >> 32 & (EPOCHS - 1))
+    }
+}
+
+/// What one thread says of itself, and what the team says of it.
+struct Seat {
+    /// The last [`Membership`], or zero: this thread touches no place.
+    membership: AtomicU64,
+    /// The section that this thread has finished, as a gate's word with neither size nor arrivals.
+    finished: AtomicU64,
+    /// It would like to be a member.
+    wants: AtomicBool,
+}
+
+impl Seat {
+    fn epoch(&self) -> Option<u64> {
+        Membership::epoch_of(self.membership.load(Ordering::SeqCst))
+    }
+}
+
+/// What there is to do after a section.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// This.
+    Work(Membership),
+    /// Others have not arrived yet, or members are being changed.
+    Wait,
+    /// To arrive once more: members were being changed.
+    ArriveAgain,
+    /// The team has left this thread behind.
+    LeftBehind,
+    /// Nothing: the step is done.
+    Done,
+}
+
+/// A section that could be taken over.
+#[derive(Clone, Copy)]
+pub(super) struct Overdue {
+    gate: Gate,
+    /// Which.
+    pub(super) section: usize,
+}
+
+impl Overdue {
+    /// The epoch it belongs to.
+    pub(super) fn epoch(&self) -> u64 {
+        self.gate.epoch
+    }
+}
+
+/// See the head of this file.
+pub(super) struct Team {
+    gate: CachePadded<AtomicU64>,
+    /// The gate without arrivals, for those who wait: they would slow the arrivals down by looking at the gate.
+    turn: CachePadded<AtomicU64>,
+    seats: Box<[CachePadded<Seat>]>,
+    /// The team's place, written by who changes members.
+    place: AtomicUsize,
+    /// Threads that want to be members.
+    joining: CachePadded<AtomicUsize>,
+    /// Where threads sleep until the gate changes, or a seat is given up.
+    pub(super) bell: Bell,
+    /// A thread panicked: nobody may wait for it.
+    pub(super) poisoned: AtomicBool,
+}
+
+/// Identifies a section of an epoch.
+fn turn(gate: Gate) -> u64 {
+    Gate { changing: false, size: 0, arrived: 0, ..gate }.word()
+}
+
+impl Team {
+    /// For `n` threads, numbered from 0.
+    pub(super) fn new(n: usize) -> Team {
+        assert!((1..=MOST_THREADS).contains(&n));
+        let seat = || Seat {
+            membership: AtomicU64::new(0),
+            finished: AtomicU64::new(u64::MAX),
+            wants: AtomicBool::new(false),
+        };
+        let gate = Gate { changing: false, epoch: 0, section: END, size: 0, arrived: 0 };
+        Team {
+            gate: CachePadded(AtomicU64::new(gate.word())),
+            turn: CachePadded(AtomicU64::new(turn(gate))),
+            seats: (0..n).map(|_| CachePadded(seat())).collect(),
+            place: AtomicUsize::new(0),
+            joining: CachePadded(AtomicUsize::new(0)),
+            bell: Bell::new(),
+            poisoned: AtomicBool::new(false),
+        }
+    }
+
+    fn gate(&self) -> Gate {
+        Gate::of(self.gate.0.load(Ordering::SeqCst))
+    }
+
+    /// Writes the gate while nobody else may, and tells those who wait.
+    fn open(&self, gate: Gate) {
+        self.gate.0.store(gate.word(), Ordering::SeqCst);
+        self.tell(gate);
+    }
+
+    fn tell(&self, gate: Gate) {
+        self.turn.0.store(turn(gate), Ordering::Release);
+        self.bell.ring();
+    }
+
+    /// The epoch that the next step begins with, between steps.
+    pub(super) fn next_epoch(&self) -> u64 {
+        (self.gate().epoch + 1) % EPOCHS
+    }
+
+    /// Whether no step is running.
+    pub(super) fn is_idle(&self) -> bool {
+        self.gate().section == END
+    }
+
+    /// Where the team is, or was when the last step ended. Nobody else is there.
+    pub(super) fn place(&self) -> usize {
+        self.place.load(Ordering::Relaxed)
+    }
+
+    /// Begins a step with thread 0 and all who have [asked](Team::ask_in). Only between steps.
+    pub(super) fn begin(&self) -> Membership {
+        let (last, place) = (self.gate(), self.place());
+        assert!(last.section == END && !last.changing, "the last step is done");
+        // nobody else changes the gate between steps, but those who ask look at it beside their seats
+        self.gate.0.store(Gate { changing: true, ..last }.word(), Ordering::SeqCst);
+        for seat in &self.seats {
+            // these arrived at the end of the last step, whether they know it yet or not, and are in no place any more
+            let membership = seat.0.membership.load(Ordering::SeqCst);
+            if Membership::epoch_of(membership) == Some(last.epoch) {
+                self.give_up(seat, membership);
+            }
+        }
+        let gate = Gate { epoch: (last.epoch + 1) % EPOCHS, section: 0, ..last };
+        let size = self.seat_all(gate.epoch, place, |id, _| id == 0);
+        self.open(Gate { size, arrived: 0, ..gate });
+        Membership { epoch: gate.epoch, rank: 0, size: size as usize, place, section: 0 }
+    }
+
+    /// Gives those a seat who `stay`, by number and present membership, and those who have asked; returns how many.
+    fn seat_all(&self, epoch: u64, place: usize, stay: impl Fn(usize, &Seat) -> bool) -> u64 {
+        let mut rank = 0;
+        for (id, CachePadded(seat)) in self.seats.iter().enumerate() {
+            let asked = seat.wants.load(Ordering::Relaxed) && seat.wants.swap(false, Ordering::SeqCst);
+            if asked {
+                self.joining.0.fetch_sub(1, Ordering::SeqCst);
+            }
+            if asked || stay(id, seat) {
+                let membership = Membership { epoch, rank, size: 0, place, section: 0 };
+                seat.membership.store(membership.seat(), Ordering::SeqCst);
+                rank += 1;
+            }
+        }
+        rank as u64
+    }
+
+    /// Asks for a seat, which this thread must not have.
+    pub(super) fn ask_in(&self, id: usize) {
+        self.joining.0.fetch_add(1, Ordering::SeqCst);
+        self.seats[id].0.wants.store(true, Ordering::SeqCst);
+    }
+
+    /// Takes [`ask_in`](Team::ask_in) back. `false` if it is too late: there is a seat, or will be in a moment.
+    pub(super) fn withdraw(&self, id: usize) -> bool {
+        let withdrawn = self.seats[id].0.wants.swap(false, Ordering::SeqCst);
+        if withdrawn {
+            self.joining.0.fetch_sub(1, Ordering::SeqCst);
+        }
+        withdrawn
+    }
+
+    /// What a thread that has asked for a seat has to do.
+    pub(super) fn answer(&self, id: usize) -> Next {
+        let gate = self.gate();
+        if gate.changing {
+            return Next::Wait;
+        }
+        let seat = self.seats[id].0.membership.load(Ordering::SeqCst);
+        let now = self.gate();
+        if now.changing || now.epoch != gate.epoch {
+            // the seat may be of an epoch that began after the gate was read
+            return Next::Wait;
+        }
+        match Membership::epoch_of(seat) {
+            Some(epoch) if epoch == gate.epoch && gate.section != END => Next::Work(self.membership(seat, gate)),
+            Some(_) => {
+                self.leave(id);
+                Next::LeftBehind
+            }
+            None => Next::Wait,
+        }
+    }
+
+    fn membership(&self, seat: u64, gate: Gate) -> Membership {
+        Membership {
+            epoch: gate.epoch,
+            rank: (seat >> 8 & 0xffff) as usize,
+            size: gate.size as usize,
+            place: (seat & 0xff) as usize,
+            section: gate.section as usize,
+        }
+    }
+
+    /// Whether the team has gone on without this member, so that what it is doing is of no use any more.
+    pub(super) fn has_left(&self, member: &Membership) -> bool {
+        Gate::of(self.gate.0.load(Ordering::Relaxed)).epoch != member.epoch
+    }
+
+    /// A member has finished its part of its section, the step's `last` or not. It touches no place before it is told
+    /// to go on.
+    pub(super) fn arrive(&self, id: usize, member: &Membership, last: bool) -> Next {
+        let here = Gate { changing: false, epoch: member.epoch, section: member.section as u64, size: 0, arrived: 0 };
+        // released: who takes over counts this thread as arrived by this alone, and others may then use its place
+        self.seats[id].0.finished.store(turn(here), Ordering::Release);
+        let mut gate = self.gate();
+        loop {
+            if self.poisoned.load(Ordering::SeqCst) {
+                self.leave(id);
+                return Next::LeftBehind;
+            }
+            if gate.changing {
+                return Next::ArriveAgain;
+            }
+            if gate.epoch != member.epoch {
+                return self.look(id, member);
+            }
+            debug_assert_eq!(gate.section, here.section, "nobody goes on without this member");
+            let next = if gate.arrived + 1 < gate.size {
+                Gate { arrived: gate.arrived + 1, ..gate }
+            } else if last {
+                Gate { section: END, size: 0, arrived: 0, ..gate }
+            } else if self.joining.0.load(Ordering::Relaxed) > 0 {
+                Gate { changing: true, ..gate }
+            } else {
+                Gate { section: gate.section + 1, arrived: 0, ..gate }
+            };
+            if let Err(now) = self.swap(gate, next) {
+                gate = now;
+                continue;
+            }
+            if next.changing {
+                self.admit(gate);
+            } else if next.arrived == 0 {
+                self.tell(next);
+            } else {
+                return Next::Wait;
+            }
+            return self.look(id, member);
+        }
+    }
+
+    fn swap(&self, from: Gate, to: Gate) -> Result<(), Gate> {
+        let swapped = self.gate.0.compare_exchange(from.word(), to.word(), Ordering::SeqCst, Ordering::SeqCst);
+        swapped.map(|_| ()).map_err(Gate::of)
+    }
+
+    /// All have arrived: goes on to the next section with those who have asked as well.
+    fn admit(&self, gate: Gate) {
+        let epoch = (gate.epoch + 1) % EPOCHS;
+        let stays = |_: usize, seat: &Seat| seat.epoch() == Some(gate.epoch);
+        let size = self.seat_all(epoch, self.place(), stays);
+        self.open(Gate { changing: false, epoch, section: gate.section + 1, size, arrived: 0 });
+    }
+
+    /// What a member that was told to wait has to do now.
+    pub(super) fn look(&self, id: usize, member: &Membership) -> Next {
+        if self.poisoned.load(Ordering::SeqCst) {
+            self.leave(id);
+            return Next::LeftBehind;
+        }
+        if !self.has_changed(member) {
+            return Next::Wait;
+        }
+        // the seat fits the gate that was read before it: a member's seat is not given away before it has arrived
+        let gate = self.gate();
+        if gate.changing {
+            return Next::Wait;
+        }
+        let seat = self.seats[id].0.membership.load(Ordering::SeqCst);
+        if Membership::epoch_of(seat) != Some(gate.epoch) {
+            self.leave(id);
+            return Next::LeftBehind;
+        }
+        if gate.section == END {
+            self.leave(id);
+            return Next::Done;
+        }
+        Next::Work(self.membership(seat, gate))
+    }
+
+    /// Whether a member that was told to wait has something else to do now.
+    pub(super) fn has_changed(&self, member: &Membership) -> bool {
+        let gate = self.gate();
+        let stands = gate.epoch == member.epoch && gate.section == member.section as u64;
+        !gate.changing && !stands || self.poisoned.load(Ordering::SeqCst)
+    }
+
+    /// A number that changes with every section.
+    pub(super) fn turn(&self) -> u64 {
+        turn(self.gate())
+    }
+
+    /// Whether a thread that has asked has a seat, of whatever epoch, and members are not being changed.
+    pub(super) fn is_seated(&self, id: usize) -> bool {
+        !self.is_changing() && self.seats[id].0.membership.load(Ordering::SeqCst) != 0
+    }
+
+    /// Whether all threads but the first have asked for a seat.
+    pub(super) fn all_have_asked(&self) -> bool {
+        self.seats[1..].iter().all(|seat| seat.0.wants.load(Ordering::SeqCst))
+    }
+
+    /// Whether somebody is changing who the members are.
+    pub(super) fn is_changing(&self) -> bool {
+        self.gate().changing
+    }
+
+    /// Whether the turn that a member waits for may have come: cheap, and late by a moment at times.
+    pub(super) fn may_go_on(&self, member: &Membership) -> bool {
+        let here = Gate { changing: false, epoch: member.epoch, section: member.section as u64, size: 0, arrived: 0 };
+        self.turn.0.load(Ordering::Acquire) != turn(here)
+    }
+
+    /// Gives up the seat of a thread that touches no place any more.
+    pub(super) fn leave(&self, id: usize) {
+        let seat = &self.seats[id];
+        let membership = seat.0.membership.load(Ordering::SeqCst);
+        if membership != 0 {
+            self.give_up(seat, membership);
+        }
+    }
+
+    fn give_up(&self, seat: &CachePadded<Seat>, membership: u64) {
+        // if somebody else was faster, then it was the same that they did
+        let _ = seat.0.membership.compare_exchange(membership, 0, Ordering::SeqCst, Ordering::SeqCst);
+        self.bell.ring();
+    }
+
+    /// Whether all seats are given up but that of thread `id`.
+    pub(super) fn is_alone(&self, id: usize) -> bool {
+        let empty = |seat: &CachePadded<Seat>| seat.0.membership.load(Ordering::SeqCst) == 0;
+        self.seats.iter().enumerate().all(|(other, seat)| other == id || empty(seat))
+    }
+
+    /// Members that the others wait for, of the section that runs.
+    pub(super) fn late(&self) -> impl Iterator<Item = usize> + '_ {
+        let gate = self.gate();
+        let running = !gate.changing && gate.section != END;
+        self.seats.iter().enumerate().filter_map(move |(id, CachePadded(seat))| {
+            let member = seat.epoch() == Some(gate.epoch);
+            (running && member && seat.finished.load(Ordering::Relaxed) != turn(gate)).then_some(id)
+        })
+    }
+
+    /// The section that runs, if late members can be left behind: there is a place that nobody is in.
+    pub(super) fn overdue(&self) -> Option<Overdue> {
+        let gate = self.gate();
+        let running = !gate.changing && gate.section != END;
+        (running && self.free_place().is_some()).then(|| Overdue { gate, section: gate.section as usize })
+    }
+
+    fn free_place(&self) -> Option<usize> {
+        let mut taken = [false; PLACES];
+        for CachePadded(seat) in &self.seats {
+            if let Some(place) = Membership::place_of(seat.membership.load(Ordering::SeqCst)) {
+                taken[place] = true;
+            }
+        }
+        taken[self.place()] = true;
+        taken.iter().position(|taken| !taken)
+    }
+
+    /// Leaves all late members behind. The caller waits, as a member that has arrived or as one that has asked for a
+    /// seat; the section can be done again. `carry(from, to)` brings what it and those after it read into another
+    /// place, before anybody works there. `false` if nothing was done: others were faster, or there is no place for it.
+    pub(super) fn take_over(&self, id: usize, overdue: &Overdue, carry: impl FnOnce(usize, usize)) -> bool {
+        let gate = self.gate();
+        if gate.changing || turn(gate) != turn(overdue.gate) || self.poisoned.load(Ordering::SeqCst) {
+            return false;
+        }
+        // the gate may have gone on since this thread was told to wait
+        let CachePadded(own) = &self.seats[id];
+        let has_arrived = own.epoch() == Some(gate.epoch) && own.finished.load(Ordering::Relaxed) == turn(gate);
+        if !has_arrived && !own.wants.load(Ordering::SeqCst) {
+            return false;
+        }
+        // places are only taken by who changes the gate: if it is the same below, this one is still free
+        let (from, Some(to)) = (self.place(), self.free_place()) else { return false };
+        if self.swap(gate, Gate { changing: true, ..gate }).is_err() {
+            return false;
+        }
+        let carried = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| carry(from, to)));
+        if let Err(panic) = carried {
+            self.open(gate);
+            std::panic::resume_unwind(panic);
+        }
+        let epoch = (gate.epoch + 1) % EPOCHS;
+        let arrived = |other: usize, seat: &Seat| {
+            other == id && has_arrived
+                || seat.epoch() == Some(gate.epoch) && seat.finished.load(Ordering::Acquire) == turn(gate)
+        };
+        self.place.store(to, Ordering::Relaxed);
+        let size = self.seat_all(epoch, to, arrived);
+        self.open(Gate { changing: false, epoch, section: gate.section, size, arrived: 0 });
+        true
+    }
+
+    /// Ends a step in which a thread panicked, once every thread has given up its seat.
+    pub(super) fn abandon(&self) {
+        self.leave(0);
+        // nobody gets a seat from here on
+        let gate = loop {
+            let gate = self.gate();
+            if !gate.changing && self.swap(gate, Gate { changing: true, ..gate }).is_ok() {
+                break gate;
+            }
+            std::hint::spin_loop();
+        };
+        self.bell.sleep_until(|| self.is_alone(0));
+        self.poisoned.store(false, Ordering::SeqCst);
+        self.open(Gate { changing: false, epoch: (gate.epoch + 1) % EPOCHS, section: END, size: 0, arrived: 0 });
+    }
+}

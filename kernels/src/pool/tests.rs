@@ -1,0 +1,206 @@
+use std::sync::atomic::AtomicUsize;
+
+use super::*;
+
+/// Threads and steps of a test: few where an interpreter runs it.
+const STEPS: usize = if cfg!(miri) { 3 } else { 50 };
+
+/// Every section makes, for each of its items, the sum of all items of the section before. In three places, and with
+/// plain values, so that an interpreter sees every race.
+struct Sums {
+    places: Vec<[Vec<Cell>; 2]>,
+    sections: usize,
+    can_repeat: bool,
+    /// A thread and a section in which it stays away for a while.
+    missing: Option<(usize, usize)>,
+    entered: AtomicUsize,
+}
+
+struct Cell(std::cell::UnsafeCell<u64>);
+
+// SAFETY: threads of a team write different cells, and read those of the section before; that is what is tested.
+unsafe impl Sync for Cell {}
+
+const ITEMS: usize = 7;
+
+impl Sums {
+    fn new(sections: usize, can_repeat: bool, missing: Option<(usize, usize)>) -> Sums {
+        let cells = || (0..ITEMS).map(|_| Cell(std::cell::UnsafeCell::new(1))).collect();
+        let places = (0..PLACES).map(|_| [cells(), cells()]).collect();
+        Sums { places, sections, can_repeat, missing, entered: AtomicUsize::new(0) }
+    }
+
+    fn get(&self, place: usize, section: usize, item: usize) -> u64 {
+        // SAFETY: written in an earlier section, or carried.
+        unsafe { *self.places[place][section % 2][item].0.get() }
+    }
+
+    /// What the last section leaves in every item.
+    fn expected(&self) -> u64 {
+        (0..self.sections).fold(1, |value, section| {
+            (0..ITEMS as u64).fold(0u64, |sum, item| sum.wrapping_add(value ^ item)).wrapping_add(section as u64)
+        })
+    }
+}
+
+impl Work for Sums {
+    fn sections(&self) -> usize {
+        self.sections
+    }
+
+    fn run(&self, member: &Member<'_>) {
+        let s = member.section;
+        for item in member.share(ITEMS, 1) {
+            let sum = (0..ITEMS).fold(0u64, |sum, i| sum.wrapping_add(self.get(member.place, s, i) ^ i as u64));
+            if self.missing == Some((member.thread, s)) && item % 2 == 0 {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            // SAFETY: this item is this member's.
+            unsafe { *self.places[member.place][(s + 1) % 2][item].0.get() = sum.wrapping_add(s as u64) };
+        }
+    }
+
+    fn can_repeat(&self, _section: usize) -> bool {
+        self.can_repeat
+    }
+
+    fn carry(&self, section: usize, from: usize, to: usize) {
+        for item in 0..ITEMS {
+            // SAFETY: nobody is in `to`.
+            unsafe { *self.places[to][section % 2][item].0.get() = self.get(from, section, item) };
+        }
+    }
+
+    fn enter(&self) {
+        self.entered.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Runs a step and looks at what it leaves.
+fn check(pool: &mut Pool, work: Sums) -> usize {
+    let work = Arc::new(work);
+    let begin = pool.place();
+    for item in 0..ITEMS {
+        // SAFETY: no step is running, and nobody is in this place.
+        unsafe { *work.places[begin][0][item].0.get() = 1 };
+    }
+    let mut seen = Vec::new();
+    pool.run(work.clone(), &mut |section| seen.push(section));
+    assert!(seen.is_sorted(), "this thread goes forward only: {seen:?}");
+    let values: Vec<u64> = (0..ITEMS).map(|item| work.get(pool.place(), work.sections, item)).collect();
+    assert_eq!(values, [work.expected(); ITEMS]);
+    work.entered.load(Ordering::Relaxed)
+}
+
+#[test]
+fn sections_see_what_the_ones_before_have_written() {
+    for n in [1, 2, 3, 5] {
+        let mut pool = Pool::new(n).expect("threads");
+        for step in 0..STEPS {
+            check(&mut pool, Sums::new(1 + step % 12, step % 3 > 0, None));
+        }
+    }
+}
+
+#[test]
+fn a_late_thread_is_left_behind_and_comes_back() {
+    for n in [2, 3] {
+        for missing in 0..n {
+            let mut pool = Pool::new(n).expect("threads");
+            for _ in 0..if cfg!(miri) { 1 } else { 10 } {
+                pool.shared.gather();
+                check(&mut pool, Sums::new(8, true, Some((missing, 3))));
+                check(&mut pool, Sums::new(5, true, None));
+            }
+            pool.settle();
+            assert!(pool.is_together());
+            // a machine may be so busy that the others were not there either, but not every time
+            assert!(cfg!(miri) || pool.taken_over() > 0, "{n} threads never went on without thread {missing}");
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_repeated_waits() {
+    let mut pool = Pool::new(3).expect("threads");
+    for missing in 0..3 {
+        pool.shared.gather();
+        check(&mut pool, Sums::new(6, false, Some((missing, 2))));
+    }
+    assert_eq!(pool.taken_over(), 0);
+}
+
+#[test]
+fn unreliable_threads_change_nothing() {
+    for n in [1, 2, 4] {
+        let mut pool = Pool::unreliable(n, 7, 5).expect("threads");
+        for step in 0..STEPS {
+            check(&mut pool, Sums::new(1 + step % 9, step % 4 > 0, None));
+        }
+    }
+}
+
+#[test]
+fn everywhere_means_all_threads_once_and_tasks_whoever_is_there() {
+    for n in [1, 2, 5] {
+        let mut pool = Pool::new(n).expect("threads");
+        for _ in 0..STEPS {
+            let count: Vec<AtomicUsize> = (0..n).map(|_| AtomicUsize::new(0)).collect();
+            pool.run_everywhere(&|id| {
+                count[id].fetch_add(1, Ordering::Relaxed);
+            });
+            assert!(count.iter().all(|c| c.load(Ordering::Relaxed) == 1));
+            let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+            pool.run_tasks(&|_| {
+                while next.fetch_add(1, Ordering::Relaxed) < 10 {
+                    done.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            assert_eq!(done.load(Ordering::Relaxed), 10);
+        }
+    }
+}
+
+#[test]
+fn a_panic_reaches_the_caller_and_leaves_the_pool_usable() {
+    let mut pool = Pool::new(3).expect("threads");
+    for culprit in 0..3 {
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            pool.run_everywhere(&|id| assert!(id != culprit, "planted"));
+        }));
+        assert!(result.is_err());
+        check(&mut pool, Sums::new(4, true, None));
+    }
+}
+
+#[test]
+fn sleeping_threads_come_when_there_is_work() {
+    let mut pool = Pool::new(2).expect("threads");
+    for pause in [0, 1, 5, 20] {
+        std::thread::sleep(Duration::from_millis(pause));
+        check(&mut pool, Sums::new(30, true, None));
+    }
+    // all of them, sooner or later
+    pool.run_everywhere(&|_| {});
+}
+
+#[test]
+fn too_many_threads_are_refused() {
+    assert!(Pool::new(MOST_THREADS + 1).is_err());
+}
+
+#[test]
+fn shares_cover_everything_once() {
+    let team = Team::new(1);
+    let membership = team.begin();
+    for (items, grain) in [(0, 1), (1, 4), (100, 8), (7, 2), (64, 32)] {
+        let mut next = 0;
+        for rank in 0..3 {
+            let member = Member { team: &team, membership, thread: rank, section: 0, rank, size: 3, place: 0 };
+            let share = member.share(items, grain);
+            assert!(share.start == next && (share.end == items || share.end % grain == 0));
+            next = share.end;
+        }
+        assert_eq!(next, items);
+    }
+}

@@ -1,0 +1,236 @@
+//! How threads of a pool wait: they spin while that is likely to be short, look whether those they wait for are at
+//! work, take over from those that are not, and sleep where nothing else can be done.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::team::{Membership, Next, Overdue};
+use super::{Shared, Work, locked};
+
+/// Turns of a spinning loop between two looks at the time: about a microsecond.
+const TURNS: usize = 32;
+/// After so long it is time to look at the clocks of those that are late: many times what a member is behind the others
+/// where all of them run, and a hundredth of the time slice that it may be gone for.
+const LOOK: Duration = Duration::from_micros(30);
+/// Between two looks at a clock. A thread is at work if its clock went for a quarter of that.
+const BETWEEN_LOOKS: Duration = Duration::from_micros(20);
+/// A look after so long says nothing: this thread was gone itself.
+const OLD_LOOK: Duration = Duration::from_micros(200);
+/// Where the system has no clocks of threads: one that is so late is taken for gone.
+const WITHOUT_CLOCKS: Duration = Duration::from_millis(1);
+/// One that is at work is waited for so long before this thread sleeps.
+const SPIN: Duration = Duration::from_millis(2);
+/// How long threads spin between steps at first: a few times what a caller takes to choose a token.
+pub(super) const IDLE_SPIN: Duration = Duration::from_micros(400);
+/// What that follows from.
+pub(super) const IDLE_GAP: Duration = Duration::from_micros(100);
+/// Between steps so far apart, spinning is a waste.
+const LONG_GAP: Duration = Duration::from_micros(500);
+/// Where it is a waste, it is still done for so long, which is what a wake-up costs.
+const SHORT_SPIN: Duration = Duration::from_micros(50);
+
+/// The usual time between steps, with one more that was seen.
+pub(super) fn smoothed(usual: Duration, seen: Duration) -> Duration {
+    // one long pause says little about the next
+    (usual * 7 + seen.min(4 * LONG_GAP)) / 8
+}
+
+/// How long to spin between steps that are so far apart usually.
+pub(super) fn idle_spin(usual: Duration) -> Duration {
+    if usual > LONG_GAP { SHORT_SPIN } else { (4 * usual).max(SHORT_SPIN) }
+}
+
+/// What one thread has seen of those it waits for.
+struct Patience {
+    since: Instant,
+    last_look: Option<Instant>,
+    /// What clocks said at the last look, by thread.
+    clocks: Vec<(usize, Option<Duration>)>,
+}
+
+/// What waiting has come to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Spin,
+    /// None of those that are waited for is at work.
+    Gone,
+    /// Somebody is at work, but it takes long.
+    Long,
+}
+
+impl Patience {
+    fn new() -> Patience {
+        Patience { since: Instant::now(), last_look: None, clocks: Vec::new() }
+    }
+
+    fn again(&mut self) {
+        (self.since, self.last_look) = (Instant::now(), None);
+    }
+
+    fn judge(&mut self, shared: &Shared) -> Verdict {
+        let now = Instant::now();
+        let waited = now - self.since;
+        let since_look = self.last_look.map(|look| now - look);
+        if waited < LOOK || since_look.is_some_and(|time| time < BETWEEN_LOOKS) {
+            return Verdict::Spin;
+        }
+        let before = std::mem::take(&mut self.clocks);
+        self.clocks.extend(shared.team.late().map(|id| (id, shared.clocks[id].elapsed())));
+        self.last_look = Some(now);
+        let at_work = |&(id, clock): &(usize, Option<Duration>)| {
+            let Some(clock) = clock else { return waited < WITHOUT_CLOCKS };
+            let last = before.iter().find_map(|(other, clock)| clock.filter(|_| *other == id));
+            match (last, since_look) {
+                (Some(last), Some(time)) if time < OLD_LOOK => clock.saturating_sub(last) >= time / 4,
+                // not seen before, or too long ago
+                _ => true,
+            }
+        };
+        if !self.clocks.is_empty() && !self.clocks.iter().any(at_work) {
+            Verdict::Gone
+        } else if waited > SPIN {
+            Verdict::Long
+        } else {
+            Verdict::Spin
+        }
+    }
+}
+
+impl Shared {
+    /// A member that has arrived waits for the others, or goes on without them.
+    pub(super) fn wait_for_others(&self, id: usize, member: &Membership, work: &dyn Work) -> Next {
+        let mut patience = None;
+        loop {
+            for _ in 0..TURNS {
+                if self.team.may_go_on(member) {
+                    break;
+                }
+                std::hint::spin_loop();
+            }
+            let next = self.team.look(id, member);
+            if next != Next::Wait {
+                return next;
+            }
+            // most waits are over before this
+            let patience = patience.get_or_insert_with(Patience::new);
+            match patience.judge(self) {
+                Verdict::Spin => {}
+                Verdict::Gone if self.take_over(id, work) => {}
+                Verdict::Gone | Verdict::Long => {
+                    let can = || self.team.overdue().is_some_and(|overdue| work.can_repeat(overdue.section));
+                    let could = can();
+                    let freed = || !could && can();
+                    self.team.bell.sleep_until(|| self.team.has_changed(member) || freed());
+                    patience.again();
+                }
+            }
+        }
+    }
+
+    fn take_over(&self, id: usize, work: &dyn Work) -> bool {
+        self.team.overdue().is_some_and(|overdue| self.take_over_if_possible(id, &overdue, work))
+    }
+
+    fn take_over_if_possible(&self, id: usize, overdue: &Overdue, work: &dyn Work) -> bool {
+        let section = overdue.section;
+        let done =
+            work.can_repeat(section) && self.team.take_over(id, overdue, |from, to| work.carry(section, from, to));
+        if done {
+            self.taken_over.fetch_add(1, Ordering::Relaxed);
+        }
+        done
+    }
+
+    /// Waits while somebody changes who the members are.
+    pub(super) fn wait_for_changes(&self) {
+        let start = Instant::now();
+        let over = || !self.team.is_changing() || self.team.poisoned.load(Ordering::SeqCst);
+        while !over() {
+            std::hint::spin_loop();
+            if start.elapsed() > LOOK {
+                self.team.bell.sleep_until(over);
+            }
+        }
+    }
+
+    /// Waits until this thread is a member. `None` when there is no use in that: for a worker when the pool ends, for
+    /// thread 0 when the step has.
+    pub(super) fn wait_for_seat(&self, id: usize) -> Option<Membership> {
+        if id == 0 && (self.team.is_idle() || self.team.poisoned.load(Ordering::SeqCst)) {
+            return None;
+        }
+        self.team.ask_in(id);
+        let mut patience = Patience::new();
+        let mut was_idle = false;
+        loop {
+            let steps = self.steps.load(Ordering::SeqCst);
+            match self.team.answer(id) {
+                Next::Work(membership) => return Some(membership),
+                Next::LeftBehind => self.team.ask_in(id),
+                _ => {}
+            }
+            let over = self.team.is_idle() || self.team.poisoned.load(Ordering::SeqCst);
+            if (id == 0 && over || self.stop.load(Ordering::SeqCst)) && self.team.withdraw(id) {
+                return None;
+            }
+            if over != was_idle {
+                patience.again();
+                was_idle = over;
+            }
+            if over {
+                let spin = Duration::from_nanos(self.idle_spin.load(Ordering::Relaxed));
+                if patience.since.elapsed() > spin && self.may_sleep(id) {
+                    self.idle
+                        .sleep_until(|| self.steps.load(Ordering::SeqCst) != steps || self.stop.load(Ordering::SeqCst));
+                    self.team.ask_in(id);
+                    patience.again();
+                }
+            } else {
+                self.wait_to_join(id, &mut patience);
+            }
+            for _ in 0..TURNS {
+                std::hint::spin_loop();
+            }
+        }
+    }
+
+    /// A turn of waiting for a seat in a step that runs: the end of a section, or nobody at work.
+    fn wait_to_join(&self, id: usize, patience: &mut Patience) {
+        let verdict = patience.judge(self);
+        if verdict == Verdict::Spin {
+            return;
+        }
+        if verdict == Verdict::Gone
+            && let Some(overdue) = self.team.overdue()
+            && let Some(work) = locked(&self.job).of_epoch(overdue.epoch())
+            && self.take_over_if_possible(id, &overdue, &*work)
+        {
+            return;
+        }
+        let turn = self.team.turn();
+        self.team.bell.sleep_until(|| {
+            self.team.turn() != turn
+                || self.team.is_seated(id)
+                || self.team.is_idle()
+                || self.team.poisoned.load(Ordering::SeqCst)
+        });
+        patience.again();
+    }
+
+    /// Whether a thread that has asked for a seat may sleep until the next step; it does not ask any more then.
+    fn may_sleep(&self, id: usize) -> bool {
+        // under the lock, so that nobody who was counted as waiting withdraws after that
+        let job = locked(&self.job);
+        !job.gathers && self.team.withdraw(id)
+    }
+
+    /// Waits until every thread has asked for a seat, so that the next step begins with all of them.
+    pub(super) fn gather(&self) {
+        locked(&self.job).gathers = true;
+        self.steps.fetch_add(1, Ordering::SeqCst);
+        self.idle.ring();
+        while !self.team.all_have_asked() {
+            std::thread::sleep(Duration::from_micros(20));
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! The rules by which threads work in a team, under a model checker: every order in which their steps can happen, up to
+//! a number of preemptions. It sees races, deadlocks and wrong results; one test plants a wake-up that gets lost.
+#![allow(dead_code, reason = "the sources are shared with the pool, which uses more of them")]
+#![allow(unsafe_code, reason = "the cells that the model checker watches")]
+
+#[path = "../src/pool/bell.rs"]
+mod bell;
+#[path = "../src/pool/team.rs"]
+mod team;
+
+/// What the rules are made of, as the model checker knows it.
+mod sync {
+    pub(super) use loom::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+    pub(super) use loom::sync::{Condvar, Mutex, MutexGuard};
+}
+
+use bell::Bell;
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::thread;
+use sync::{AtomicBool, Ordering};
+use team::{Membership, Next, PLACES, Team};
+
+fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.max_branches = 100_000;
+    builder.check(model);
+}
+
+fn ring_and_sleep(ring_first: bool) {
+    check(3, move || {
+        let shared = Arc::new((Bell::new(), AtomicBool::new(false)));
+        let other = shared.clone();
+        let sleeper = thread::spawn(move || other.0.sleep_until(|| other.1.load(Ordering::Acquire)));
+        if ring_first {
+            shared.0.ring();
+        }
+        shared.1.store(true, Ordering::Release);
+        if !ring_first {
+            shared.0.ring();
+        }
+        sleeper.join().expect("it wakes up");
+    });
+}
+
+#[test]
+fn no_wake_up_is_lost() {
+    ring_and_sleep(false);
+}
+
+/// In a program of its own: the checker's deadlock ends it.
+#[test]
+fn a_lost_wake_up_is_seen() {
+    const PLANTED: &str = "OCTAVO_PLANT_A_LOST_WAKE_UP";
+    if std::env::var_os(PLANTED).is_some() {
+        ring_and_sleep(true);
+        return;
+    }
+    let mut child = std::process::Command::new(std::env::current_exe().expect("this program"));
+    let child = child.args(["--exact", "a_lost_wake_up_is_seen", "--nocapture"]).env(PLANTED, "1");
+    let output = child.output().expect("it runs");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && errors.contains("deadlock"), "{errors}");
+}
+
+/// A step of two items a section, each the sum of both items of the section before.
+struct Step {
+    team: Team,
+    places: [[[UnsafeCell<u64>; 2]; 2]; PLACES],
+    sections: usize,
+    /// Whether who waits goes on without the others at once.
+    takes_over: bool,
+    done: AtomicBool,
+}
+
+impl Step {
+    fn new(threads: usize, sections: usize, takes_over: bool) -> Step {
+        let cells = || [UnsafeCell::new(1), UnsafeCell::new(1)];
+        let places = std::array::from_fn(|_| [cells(), cells()]);
+        Step { team: Team::new(threads), places, sections, takes_over, done: AtomicBool::new(false) }
+    }
+
+    fn get(&self, place: usize, section: usize, item: usize) -> u64 {
+        // SAFETY: the checker sees whether anybody writes it meanwhile.
+        self.places[place][section % 2][item].with(|x| unsafe { *x })
+    }
+
+    fn set(&self, place: usize, section: usize, item: usize, value: u64) {
+        // SAFETY: the checker sees whether anybody else touches it meanwhile.
+        self.places[place][section % 2][item].with_mut(|x| unsafe { *x = value });
+    }
+
+    fn carry(&self, section: usize, from: usize, to: usize) {
+        for item in 0..2 {
+            self.set(to, section, item, self.get(from, section, item));
+        }
+    }
+
+    fn take_over(&self, id: usize) -> bool {
+        self.takes_over
+            && self.team.overdue().is_some_and(|overdue| {
+                self.team.take_over(id, &overdue, |from, to| self.carry(overdue.section, from, to))
+            })
+    }
+
+    fn take_part(&self, id: usize, mut member: Membership) {
+        loop {
+            let s = member.section;
+            let sum = self.get(member.place, s, 0) + self.get(member.place, s, 1);
+            for item in 2 * member.rank / member.size..2 * (member.rank + 1) / member.size {
+                self.set(member.place, s + 1, item, sum);
+            }
+            let arrive = || self.team.arrive(id, &member, s + 1 == self.sections);
+            let mut next = arrive();
+            member = loop {
+                next = match next {
+                    Next::Work(go_on) => break go_on,
+                    Next::Wait => {
+                        if !self.take_over(id) {
+                            self.team.bell.sleep_until(|| self.team.has_changed(&member));
+                        }
+                        self.team.look(id, &member)
+                    }
+                    Next::ArriveAgain => {
+                        self.team.bell.sleep_until(|| !self.team.is_changing());
+                        arrive()
+                    }
+                    Next::LeftBehind | Next::Done => return,
+                }
+            };
+        }
+    }
+
+    /// Takes part until the step is done.
+    fn attend(&self, id: usize) {
+        loop {
+            self.team.ask_in(id);
+            loop {
+                match self.team.answer(id) {
+                    Next::Work(member) => {
+                        self.take_part(id, member);
+                        break;
+                    }
+                    Next::LeftBehind => break,
+                    _ => {}
+                }
+                let over = || self.done.load(Ordering::Acquire) || id == 0 && self.team.is_idle();
+                if over() && self.team.withdraw(id) {
+                    return;
+                }
+                let turn = self.team.turn();
+                self.team.bell.sleep_until(|| self.team.turn() != turn || self.team.is_seated(id) || over());
+            }
+        }
+    }
+}
+
+fn steps(threads: usize, sections: usize, takes_over: bool, preemptions: usize) {
+    check(preemptions, move || {
+        let step = Arc::new(Step::new(threads, sections, takes_over));
+        let others: Vec<_> = (1..threads)
+            .map(|id| {
+                let step = step.clone();
+                thread::spawn(move || step.attend(id))
+            })
+            .collect();
+        for _ in 0..2 {
+            let place = step.team.place();
+            (0..2).for_each(|item| step.set(place, 0, item, 1));
+            let member = step.team.begin();
+            step.take_part(0, member);
+            if !step.team.is_idle() {
+                step.attend(0);
+            }
+            let place = step.team.place();
+            for item in 0..2 {
+                assert_eq!(step.get(place, sections, item), 1 << sections);
+            }
+        }
+        step.done.store(true, Ordering::Release);
+        step.team.bell.ring();
+        for other in others {
+            other.join().expect("it ends");
+        }
+        assert!(step.team.is_alone(0));
+    });
+}
+
+#[test]
+fn a_team_of_two_meets_after_every_section() {
+    steps(2, 2, false, 2);
+}
+
+#[test]
+fn who_is_late_is_left_behind_and_disturbs_nobody() {
+    steps(2, 2, true, 2);
+}
