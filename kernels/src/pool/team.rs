@@ -462,7 +462,8 @@ impl Team {
     pub(super) fn overdue(&self) -> Option<Overdue> {
         let gate = self.gate();
         let running = !gate.changing && gate.section != END;
-        (running && self.free_place().is_some()).then(|| Overdue { gate, section: gate.section as usize })
+        let overdue = Overdue { gate, section: gate.section as usize };
+        (running && self.free_place().is_some()).then_some(overdue)
     }
 
     fn free_place(&self) -> Option<usize> {

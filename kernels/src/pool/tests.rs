@@ -198,7 +198,7 @@ fn shares_cover_everything_once() {
         for rank in 0..3 {
             let member = Member { team: &team, membership, thread: rank, section: 0, rank, size: 3, place: 0 };
             let share = member.share(items, grain);
-            assert!(share.start == next && (share.end == items || share.end % grain == 0));
+            assert!(share.start == next && (share.end == items || share.end.is_multiple_of(grain)));
             next = share.end;
         }
         assert_eq!(next, items);
