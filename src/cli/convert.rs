@@ -8,6 +8,8 @@ use octavo_llm::hf;
 use octavo_llm::quantize::{Change, Plan, Progress};
 
 use super::failure::{Exit, Failure};
+use super::output::{Inputs, Kind, Output};
+use super::signal;
 use super::terminal::{self, note};
 
 /// Write a Hugging Face folder as a GGUF file
@@ -35,7 +37,7 @@ pub(super) struct ConvertArgs {
     /// Threads [default: the CPUs that this process may use]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// Replace OUT if it is there
+    /// Replace OUT if it is there, unless it is an input
     #[arg(long)]
     force: bool,
 }
@@ -53,13 +55,15 @@ pub(super) fn run(args: &ConvertArgs) -> Result<Exit, Failure> {
         let instead = "expected a Hugging Face folder; octavo quantize changes the type of a GGUF file";
         return Err(Failure::Input(format!("{}: {instead}", shown(&args.input))));
     }
-    if args.output.exists() && !args.force {
-        return Err(Failure::Input(format!("{}: is there already: --force replaces it", shown(&args.output))));
-    }
+    let inputs = Inputs::default().model(Some(&args.input));
+    let output = Output { path: &args.output, kind: Kind::Model, force: args.force, inputs: &inputs };
+    output.check()?;
+    signal::install()?;
     let start = std::time::Instant::now();
     let gguf = hf::open(&args.input, &OpenOptions::default()).map_err(octavo_llm::Error::from)?;
     let threads = args.threads.map_or_else(octavo_llm::engine::default_threads, usize::from);
     let plan = Plan::of_folder(&gguf, args.to, threads)?;
+    output.check()?;
     let (total, mut done) = (plan.totals().before, 0);
     let bar = terminal::Progress::bytes("converting");
     let result = plan.write(&args.output, &mut |progress| match progress {

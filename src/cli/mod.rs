@@ -1,7 +1,8 @@
 //! The command line: one file per subcommand. Owns arguments, terminals, signals and exit codes; sees no tensor.
 //!
 //! Text goes to stdout and nothing else does; notes, progress and errors go to stderr. An error is one line,
-//! `octavo: error: ...`. Exit codes: 0, 1 (bad input), 2 (usage), 101 (a fault of the program), 130 (Ctrl-C).
+//! `octavo: error: ...`. Exit codes: 0, 1 (bad input), 2 (usage), 101 (a fault of the program), 130 (Ctrl-C),
+//! 143 and 129 (SIGTERM and SIGHUP).
 
 mod args;
 mod argv;
@@ -15,6 +16,7 @@ mod inspect;
 mod load;
 mod logits;
 mod metrics;
+mod output;
 mod perplexity;
 mod prompt;
 mod quant_report;

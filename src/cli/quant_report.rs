@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use clap::Args;
+use gguf_rs_lite::Temporary;
 use octavo_llm::engine::ModelSource;
 use octavo_llm::eval;
 use octavo_llm::imatrix::Importance;
@@ -15,7 +16,8 @@ use serde_json::json;
 
 use super::args::ComputeArgs;
 use super::failure::{Exit, Failure};
-use super::signal::Generating;
+use super::output::{Inputs, Kind, Output};
+use super::signal;
 use super::terminal::{self, Progress};
 
 /// Measure what each quantization of a model costs: size, perplexity, KL divergence, speed
@@ -66,27 +68,31 @@ pub(super) struct QuantReportArgs {
     /// Also write the report as one self-contained HTML page
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     html: Option<PathBuf>,
+    /// Replace --html's file whatever it is, unless it is an input
+    #[arg(long, requires = "html")]
+    force: bool,
     #[command(flatten)]
     compute: ComputeArgs,
 }
 
-/// A bar for each part of the work.
-struct Bars<'a> {
-    bar: Progress,
-    generating: &'a Generating,
-}
+/// Of the page.
+const TITLE: &str = "octavo quant-report";
 
-impl Watch for Bars<'_> {
+/// A bar for each part of the work.
+struct Bars(Progress);
+
+impl Watch for Bars {
     fn begin(&mut self, what: &str) {
-        self.bar.clear();
+        self.0.clear();
         terminal::note(&format!("octavo: scoring {what}"));
-        self.bar = Progress::chunks("scoring");
+        self.0 = Progress::chunks("scoring");
     }
     fn at(&mut self, done: usize, total: usize) {
-        self.bar.at(done as u64, total as u64);
+        self.0.at(done as u64, total as u64);
     }
     fn cancelled(&self) -> bool {
-        self.generating.interrupted()
+        // there is nothing to show before the end: Ctrl-C ends the program at once
+        false
     }
 }
 
@@ -102,6 +108,14 @@ pub(super) fn run(args: &QuantReportArgs) -> Result<Exit, Failure> {
     let usage = |error: octavo_llm::quantize::UnknownTarget| Failure::Usage(error.to_string());
     let targets = args.types.iter().map(|name| name.parse()).collect::<Result<Vec<Target>, _>>().map_err(usage)?;
     let ranked_to = args.sensitivity.as_deref().map(str::parse::<Target>).transpose().map_err(usage)?;
+    let inputs = Inputs::default().model(Some(&args.model)).file(Some(&args.file)).file(args.imatrix.as_deref());
+    let inputs = args.also.iter().fold(inputs, |inputs, path| inputs.model(Some(path)));
+    let page = args.html.as_deref();
+    let page = page.map(|path| Output { path, kind: Kind::Page(TITLE), force: args.force, inputs: &inputs });
+    if let Some(page) = &page {
+        page.check()?;
+    }
+    signal::install()?;
     let mut text = super::prompt::read(&args.file)?;
     if text.last() == Some(&b'\n') {
         // as llama-perplexity's -f
@@ -111,7 +125,7 @@ pub(super) fn run(args: &QuantReportArgs) -> Result<Exit, Failure> {
     let tokens = eval::encode(&Tokenizer::from_gguf(&gguf)?, &text)?;
     drop(gguf);
     let importance = args.imatrix.as_deref().map(Importance::open).transpose()?;
-    let folder = tempfile::tempdir()?;
+    let folder = Temporary::new(tempfile::tempdir()?.keep());
     let mut engine = args.compute.options()?;
     let n_ctx = engine.ctx.filter(|n| *n > 0).unwrap_or(512);
     engine.ctx = Some(n_ctx);
@@ -124,16 +138,12 @@ pub(super) fn run(args: &QuantReportArgs) -> Result<Exit, Failure> {
         importance: importance.as_ref(),
         folder: folder.path(),
     };
-    let generating = Generating::begin();
-    let mut bars = Bars { bar: Progress::chunks("scoring"), generating: &generating };
+    let mut bars = Bars(Progress::chunks("scoring"));
     let report = measure(args, &setup, (targets, ranked_to), &mut bars);
-    bars.bar.clear();
-    let report = match report {
-        Err(Error::Eval(eval::Error::Cancelled)) => return Ok(Exit::Interrupted),
-        report => report?,
-    };
-    if let Some(path) = &args.html {
-        std::fs::write(path, report.html()?).map_err(|error| Failure::Input(format!("{}: {error}", path.display())))?;
+    bars.0.clear();
+    let report = report?;
+    if let Some(page) = &page {
+        page.write(report.html()?.as_bytes())?;
     }
     terminal::print(if args.json { report.json()? } else { report.text() }.as_bytes())?;
     Ok(Exit::Done)
@@ -143,7 +153,7 @@ fn measure(
     args: &QuantReportArgs,
     setup: &Setup<'_>,
     (targets, ranked_to): (Vec<Target>, Option<Target>),
-    bars: &mut Bars<'_>,
+    bars: &mut Bars,
 ) -> Result<Report, Error> {
     let base = base(setup, bars)?;
     let mut rows: Vec<Row> =
@@ -253,7 +263,7 @@ impl Report {
     }
 
     fn html(&self) -> Result<String, ChartError> {
-        let mut page = Page::new("octavo quant-report");
+        let mut page = Page::new(TITLE);
         page.paragraph(&self.model, None);
         page.heading("Types");
         page.table(&HEAD, self.cells().into_iter().map(|row| (false, row.to_vec())));

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::rc::Rc;
 
-use gguf_rs_lite::{Gguf, TensorInfo, TensorType};
+use gguf_rs_lite::{Gguf, Temporary, TensorInfo, TensorType, behind_links};
 use octavo_quant::awq;
 use safetensors::tensor::View;
 use safetensors::{Dtype, serialize_to_file};
@@ -28,6 +28,7 @@ const FREQUENCIES: &str = "rope_freqs.weight";
 pub fn write(gguf: &Gguf, dir: &Path) -> Result<(), Error> {
     let file = || dir.display().to_string();
     let io = |source| Error::Io { file: file(), source };
+    let dir = &behind_links(dir)?;
     if dir.exists() {
         return Err(Error::Exists { file: file() });
     }
@@ -35,7 +36,7 @@ pub fn write(gguf: &Gguf, dir: &Path) -> Result<(), Error> {
     let weights = weights(gguf, &h)?;
     let parent = dir.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     // beside it first: whoever looks sees all of the folder, or nothing
-    let new = tempfile::Builder::new().prefix(".octavo-").tempdir_in(parent).map_err(io)?;
+    let new = Temporary::new(tempfile::Builder::new().prefix(".octavo-").tempdir_in(parent).map_err(io)?.keep());
     let put = |name: &str, content: &[u8]| std::fs::write(new.path().join(name), content).map_err(io);
     put("config.json", &pretty(&config(gguf, &h)?))?;
     for (name, content) in tokenizer::files(gguf)? {
@@ -45,7 +46,7 @@ pub fn write(gguf: &Gguf, dir: &Path) -> Result<(), Error> {
     let path = new.path().join("model.safetensors");
     serialize_to_file(weights, Some(metadata), &path)
         .map_err(|source| Error::Safetensors { file: path.display().to_string(), source })?;
-    std::fs::rename(new.keep(), dir).map_err(io)
+    new.rename(dir).map_err(io)
 }
 
 /// `config.json`.

@@ -9,9 +9,9 @@ use octavo_llm::engine::{Engine, EngineOptions, ModelSource};
 use octavo_llm::hf;
 
 use super::super::failure::{Exit, Failure};
-use super::super::load;
-use super::super::prompt;
+use super::super::output::check_new_folder;
 use super::super::terminal::{Progress, note};
+use super::super::{load, prompt, signal};
 
 /// What only awq takes.
 #[derive(Debug, Args)]
@@ -40,16 +40,12 @@ impl AwqArgs {
 
 /// Runs the command.
 pub(super) fn run(args: &AwqArgs, input: &Path, output: &Path, threads: Option<u16>) -> Result<Exit, Failure> {
-    let text = match (&args.file, args.no_search) {
-        (Some(file), _) => Some(prompt::read(file)?),
-        (None, true) => None,
-        (None, false) => {
-            return Err(Failure::Usage("awq: expected -f FILE, a text to search scales on, or --no-search".to_owned()));
-        }
-    };
-    if output.exists() {
-        return Err(Failure::Input(format!("{}: is there already: expected a new folder", output.display())));
+    if args.file.is_none() && !args.no_search {
+        return Err(Failure::Usage("awq: expected -f FILE, a text to search scales on, or --no-search".to_owned()));
     }
+    check_new_folder(output)?;
+    signal::install()?;
+    let text = args.file.as_deref().map(prompt::read).transpose()?;
     let start = Instant::now();
     let source = ModelSource::Path(input.to_owned());
     let options = EngineOptions { ctx: Some(512), threads: threads.map(usize::from), ..EngineOptions::default() };

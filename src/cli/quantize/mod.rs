@@ -5,13 +5,15 @@ mod awq;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use gguf_rs_lite::{Gguf, TensorType};
+use gguf_rs_lite::TensorType;
 use octavo_llm::engine::ModelSource;
 use octavo_llm::imatrix::Importance;
 use octavo_llm::quantize::{Change, Options, Plan, Progress, Target};
 use regex::{Regex, RegexBuilder};
 
 use super::failure::{Exit, Failure};
+use super::output::{Inputs, Kind, Output};
+use super::signal;
 use super::terminal::{self, note};
 
 /// Write a model file with fewer bits per weight
@@ -63,7 +65,7 @@ pub(super) struct QuantizeArgs {
     /// Convert tensors that are quantized already; that loses more than to start from the original
     #[arg(long)]
     allow_requantize: bool,
-    /// Replace OUT if it is there
+    /// Replace OUT if it is there, unless it is an input
     #[arg(long)]
     force: bool,
     /// Show what would be written, and write nothing
@@ -140,32 +142,19 @@ pub(super) fn run(args: &QuantizeArgs) -> Result<Exit, Failure> {
     }
     let (output, target) = args.output_and_target()?;
     let gguf = ModelSource::Path(args.input.clone()).open(true)?;
-    if let (Some(output), false) = (output, args.dry_run) {
-        refuse(args, output, &gguf)?;
+    let inputs = Inputs::default().model(Some(&args.input)).file(args.imatrix.as_deref());
+    let output = output.filter(|_| !args.dry_run);
+    let output = output.map(|path| Output { path, kind: Kind::Model, force: args.force, inputs: &inputs });
+    if let Some(output) = &output {
+        output.check()?;
+        signal::install()?;
     }
     let importance = args.imatrix.as_deref().map(Importance::open).transpose()?;
     let plan = Plan::new(&gguf, importance.as_ref(), &args.options(target))?;
     match output {
-        Some(output) if !args.dry_run => write(&plan, output),
-        _ => dry_run(&plan),
+        Some(output) => write(&plan, &output),
+        None => dry_run(&plan),
     }
-}
-
-/// An output that is a part of the input, or is there already.
-fn refuse(args: &QuantizeArgs, output: &Path, gguf: &Gguf) -> Result<(), Failure> {
-    // what cannot be resolved is not there, or writing it will say why
-    let real = output.canonicalize().ok();
-    let folder = args.input.parent().unwrap_or(Path::new(""));
-    let parts = gguf.part_names().map(|part| folder.join(Path::new(part).file_name().unwrap_or_default()));
-    for part in parts.chain([args.input.clone()]) {
-        if real.is_some() && part.canonicalize().ok() == real {
-            return Err(Failure::Input(format!("{}: is the input itself: expected another file", output.display())));
-        }
-    }
-    if real.is_some() && !args.force {
-        return Err(Failure::Input(format!("{}: is there already: --force replaces it", output.display())));
-    }
-    Ok(())
 }
 
 fn mib(bytes: u64) -> f64 {
@@ -215,13 +204,14 @@ fn dry_run(plan: &Plan<'_>) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-fn write(plan: &Plan<'_>, output: &Path) -> Result<Exit, Failure> {
+fn write(plan: &Plan<'_>, output: &Output<'_>) -> Result<Exit, Failure> {
     let start = std::time::Instant::now();
     warn_of_fallbacks(plan);
     let (n, total) = (plan.changes().len(), plan.totals().before);
     let bar = terminal::Progress::bytes("quantizing");
     let mut done = 0;
-    let result = plan.write(output, &mut |progress| match progress {
+    output.check()?;
+    let result = plan.write(output.path, &mut |progress| match progress {
         Progress::Tensor { index, change, unweighted } => {
             bar.line(&format!("[{:>4}/{n}] {}", index + 1, row(change)));
             if unweighted && change.tensor.dims.len() > 1 {
@@ -239,7 +229,7 @@ fn write(plan: &Plan<'_>, output: &Path) -> Result<Exit, Failure> {
     note(&format!("octavo: {}", summary(plan)));
     note(&format!(
         "octavo: wrote {} ({:.2} MiB) in {:.1} s",
-        output.display(),
+        output.path.display(),
         mib(bytes),
         start.elapsed().as_secs_f64()
     ));
