@@ -9,11 +9,14 @@ mod diff;
 mod facts;
 mod folders;
 mod hostile;
+mod kept;
+mod outputs;
 mod perplexity;
 mod quant_report;
 mod quantize;
 mod references;
 mod running;
+mod signals;
 
 use std::path::PathBuf;
 use std::process::{Output, Stdio};
