@@ -9,10 +9,12 @@ mod diff;
 mod facts;
 mod folders;
 mod hostile;
+mod options;
 mod perplexity;
 mod quant_report;
 mod quantize;
 mod references;
+mod refusals;
 mod running;
 
 use std::path::PathBuf;
