@@ -44,6 +44,9 @@ pub(super) struct ChatArgs {
     /// System message (also: -sys TEXT)
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     system: Option<String>,
+    /// Turn \n, \r, \t, \", \', \\ and \xHH in --stop into what they stand for
+    #[arg(short, long, requires = "stop")]
+    escape: bool,
     /// Do not read or write the file of earlier lines
     #[arg(long)]
     no_history: bool,
@@ -75,7 +78,7 @@ pub(super) fn encode(tokenizer: &Tokenizer, rendered: &str) -> Result<Vec<u32>, 
 
 /// Runs the command.
 pub(super) fn run(args: &ChatArgs) -> Result<Exit, Failure> {
-    let mut options = args.generate.options()?;
+    let mut options = args.generate.options(args.escape)?;
     args.compute.kv_type()?;
     // in this order: the line editor takes Ctrl-C for itself when it is made, and would keep it
     let mut input = Input::new(args.no_history)?;

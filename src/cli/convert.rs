@@ -11,6 +11,7 @@ use super::failure::{Exit, Failure};
 use super::output::{Inputs, Kind, Output};
 use super::signal;
 use super::terminal::{self, note};
+use super::values::Named;
 
 /// Write a Hugging Face folder as a GGUF file
 ///
@@ -32,7 +33,7 @@ pub(super) struct ConvertArgs {
     #[arg(value_name = "OUT", value_hint = clap::ValueHint::FilePath)]
     output: PathBuf,
     /// The type of matrices: q4_1 (of AWQ weights only), f16, bf16 or f32 [default: q4_1, or what the folder has]
-    #[arg(long = "type", value_name = "TYPE", value_parser = matrix_type)]
+    #[arg(long = "type", value_name = "TYPE", value_parser = matrix_type(), hide_possible_values = true)]
     to: Option<TensorType>,
     /// Threads [default: the CPUs that this process may use]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -42,10 +43,13 @@ pub(super) struct ConvertArgs {
     force: bool,
 }
 
-fn matrix_type(text: &str) -> Result<TensorType, String> {
-    let types = [TensorType::Q4_1, TensorType::F16, TensorType::BF16, TensorType::F32];
-    let of_name = TensorType::from_name(text).filter(|ty| types.contains(ty));
-    of_name.ok_or_else(|| "expected q4_1, f16, bf16 or f32".to_owned())
+fn matrix_type() -> Named<TensorType> {
+    let names = || vec!["q4_1", "f16", "bf16", "f32"];
+    Named::new(names, |text| {
+        let types = [TensorType::Q4_1, TensorType::F16, TensorType::BF16, TensorType::F32];
+        let of_name = TensorType::from_name(text).filter(|ty| types.contains(ty));
+        of_name.ok_or_else(|| "expected q4_1, f16, bf16 or f32".to_owned())
+    })
 }
 
 /// Runs the command.

@@ -18,6 +18,7 @@ use super::failure::{Exit, Failure};
 use super::output::{Inputs, Kind, Output, all_different};
 use super::prompt::TextArgs;
 use super::signal;
+use super::values;
 
 /// Compare with llama.cpp, or find the first tensor in which two computations differ
 ///
@@ -86,10 +87,10 @@ pub(super) struct DiffArgs {
     #[arg(long, conflicts_with = "tokens")]
     no_special: bool,
     /// Instruction set of the first [default: that of --isa]
-    #[arg(long, value_name = "ISA")]
+    #[arg(long, value_name = "ISA", value_parser = values::isa(), hide_possible_values = true)]
     a_isa: Option<IsaChoice>,
     /// Instruction set of the second [default: that of --isa]
-    #[arg(long, value_name = "ISA")]
+    #[arg(long, value_name = "ISA", value_parser = values::isa(), hide_possible_values = true)]
     b_isa: Option<IsaChoice>,
     /// Device of the first: cpu or cuda [default: that of --device, auto being the CPU]
     #[arg(long, value_name = "DEVICE")]

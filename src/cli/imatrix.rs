@@ -10,7 +10,7 @@ use super::args::{ComputeArgs, ModelArgs};
 use super::failure::{Exit, Failure};
 use super::output::{Inputs, Kind, Output};
 use super::prompt::TextArgs;
-use super::{load, signal, terminal};
+use super::{load, signal, terminal, values};
 
 /// Make an importance matrix from a text
 ///
@@ -33,9 +33,9 @@ pub(super) struct ImatrixArgs {
     /// Replace OUT whatever it is, unless it is an input
     #[arg(long)]
     force: bool,
-    /// Chunks at most
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    chunks: Option<u32>,
+    /// Chunks at most; -1 is all
+    #[arg(long, value_name = "N", default_value_t = -1, value_parser = values::chunks)]
+    chunks: i64,
     /// Also look at the inputs of output.weight
     #[arg(long)]
     process_output: bool,
@@ -56,7 +56,7 @@ pub(super) fn run(args: &ImatrixArgs) -> Result<Exit, Failure> {
     }
     let chunk = args.compute.context().unwrap_or(Options::default().chunk);
     let engine = load::engine_with(&args.model, EngineOptions { ctx: Some(chunk), ..args.compute.options()? })?;
-    let max_chunks = args.chunks.map(|n| n as usize);
+    let max_chunks = usize::try_from(args.chunks).ok();
     let mut collector = Collector::new(&engine, Options { chunk, max_chunks, output: args.process_output })?;
     let tokens = collector.tokens(&text)?;
     let bar = terminal::Progress::tokens("imatrix");

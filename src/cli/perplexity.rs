@@ -16,7 +16,7 @@ use super::failure::{Exit, Failure};
 use super::output::{Inputs, Kind, Output};
 use super::signal::{self, Generating};
 use super::terminal::{self, Progress};
-use super::{load, prompt};
+use super::{load, prompt, values};
 
 /// Tokens of a chunk unless given, as in llama-perplexity.
 const CHUNK: usize = 512;
@@ -51,7 +51,7 @@ pub(super) struct PerplexityArgs {
     #[arg(required_unless_present = "kl_divergence")]
     file: Option<PathBuf>,
     /// Read at most N chunks; -1 is all
-    #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true, value_parser = chunks)]
+    #[arg(long, value_name = "N", default_value_t = -1, value_parser = values::chunks)]
     chunks: i64,
     /// Write the predictions for every scored token to FILE; with --kl-divergence, read them
     #[arg(long, alias = "save-all-logits", value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
@@ -67,13 +67,6 @@ pub(super) struct PerplexityArgs {
     json: bool,
     #[command(flatten)]
     compute: ComputeArgs,
-}
-
-fn chunks(text: &str) -> Result<i64, String> {
-    match text.parse() {
-        Ok(n) if n == -1 || n >= 1 => Ok(n),
-        _ => Err("expected a number of at least 1, or -1 for all".to_owned()),
-    }
 }
 
 /// Runs the command.

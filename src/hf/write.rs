@@ -12,7 +12,7 @@ use safetensors::tensor::View;
 use safetensors::{Dtype, serialize_to_file};
 use serde_json::{Value, json};
 
-use super::config::Llama3;
+use super::config::{Config, Llama3};
 use super::rows::HeadOrder;
 use super::{Error, pretty, tensors, tokenizer};
 use crate::model::Hparams;
@@ -39,6 +39,10 @@ pub fn write(gguf: &Gguf, dir: &Path) -> Result<(), Error> {
     let new = Temporary::new(tempfile::Builder::new().prefix(".octavo-").tempdir_in(parent).map_err(io)?.keep());
     let put = |name: &str, content: &[u8]| std::fs::write(new.path().join(name), content).map_err(io);
     put("config.json", &pretty(&config(gguf, &h)?))?;
+    // what such folders cannot say of biases is known now, and not when somebody opens it
+    let mut settings = Config::read(new.path())?;
+    settings.file = gguf.name().to_owned();
+    tensors::promised(&settings, |name| weights.iter().any(|weight| weight.0 == name))?;
     for (name, content) in tokenizer::files(gguf)? {
         put(name, &content)?;
     }
@@ -91,6 +95,7 @@ fn config(gguf: &Gguf, h: &Hparams) -> Result<Value, Error> {
         "rope_theta": number(h.rope.freq_base.value),
         "rope_scaling": scaling,
         "attention_bias": gguf.tensor("blk.0.attn_q.bias").is_some(),
+        "mlp_bias": gguf.tensor("blk.0.ffn_up.bias").is_some(),
         "hidden_act": "silu",
         "tie_word_embeddings": gguf.tensor("output.weight").is_none(),
         "torch_dtype": "float16",

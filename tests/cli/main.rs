@@ -10,11 +10,13 @@ mod facts;
 mod folders;
 mod hostile;
 mod kept;
+mod options;
 mod outputs;
 mod perplexity;
 mod quant_report;
 mod quantize;
 mod references;
+mod refusals;
 mod running;
 mod signals;
 

@@ -18,8 +18,8 @@ use super::super::{load, prompt, signal};
 #[command(next_help_heading = "With awq")]
 pub(super) struct AwqArgs {
     /// Weights that share a scale and a zero point: 32, 64 or 128 [default: 128]
-    #[arg(long, value_name = "N")]
-    group: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32))]
+    group: Option<u32>,
     /// The text on which scales are searched (- is stdin)
     #[arg(short, long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     file: Option<PathBuf>,
@@ -61,7 +61,7 @@ pub(super) fn run(args: &AwqArgs, input: &Path, output: &Path, threads: Option<u
         None => None,
     };
     let threads = options.threads.unwrap_or_else(octavo_llm::engine::default_threads);
-    let options = Options { group: args.group.unwrap_or(128), threads };
+    let options = Options { group: args.group.map_or(128, |n| n as usize), threads };
     let view = quantized(&engine, activations.as_ref(), options, &mut |scaled| note(&row(scaled)))?;
     hf::write(&view, output)?;
     note(&format!("octavo: wrote {} in {:.1} s", output.display(), start.elapsed().as_secs_f64()));

@@ -7,14 +7,16 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use gguf_rs_lite::TensorType;
 use octavo_llm::engine::ModelSource;
+use octavo_llm::hf;
 use octavo_llm::imatrix::Importance;
-use octavo_llm::quantize::{Change, Options, Plan, Progress, Target};
+use octavo_llm::quantize::{self, Change, Options, Plan, Progress, Target};
 use regex::{Regex, RegexBuilder};
 
 use super::failure::{Exit, Failure};
 use super::output::{Inputs, Kind, Output};
 use super::signal;
 use super::terminal::{self, note};
+use super::values::{self, Named};
 
 /// Write a model file with fewer bits per weight
 ///
@@ -39,7 +41,7 @@ pub(super) struct QuantizeArgs {
     #[arg(value_name = "OUT", value_hint = clap::ValueHint::FilePath)]
     output: PathBuf,
     /// What to make
-    #[arg(value_name = "TYPE")]
+    #[arg(value_name = "TYPE", value_parser = values::target_or_awq(), hide_possible_values = true)]
     target: Option<String>,
     /// Threads [default: the CPUs that this process may use]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -54,10 +56,10 @@ pub(super) struct QuantizeArgs {
     #[arg(long, value_name = "NAME=TYPE", value_parser = tensor_type)]
     tensor_type: Vec<(Regex, TensorType)>,
     /// The type of output.weight
-    #[arg(long, value_name = "TYPE", value_parser = element_type)]
+    #[arg(long, value_name = "TYPE", value_parser = element_types(), hide_possible_values = true)]
     output_tensor_type: Option<TensorType>,
     /// The type of the token embeddings
-    #[arg(long, value_name = "TYPE", value_parser = element_type)]
+    #[arg(long, value_name = "TYPE", value_parser = element_types(), hide_possible_values = true)]
     token_embedding_type: Option<TensorType>,
     /// Leave output.weight as it is
     #[arg(long)]
@@ -80,6 +82,23 @@ fn element_type(text: &str) -> Result<TensorType, String> {
         let names: Vec<&str> = TensorType::all().map(TensorType::name).collect();
         format!("expected one of {}", names.join(" "))
     })
+}
+
+/// The types of tensors that can be written.
+fn element_types() -> Named<TensorType> {
+    let names = || TensorType::all().filter(|ty| octavo_quant::can_quantize(*ty)).map(TensorType::name).collect();
+    Named::new(names, element_type)
+}
+
+/// What the quantizer refuses, with the option that helps.
+pub(super) fn refused(error: quantize::Error) -> Failure {
+    match error {
+        quantize::Error::Requantize { tensor, ty } => {
+            Failure::Input(format!("tensor {tensor} is {ty} already: quantizing it again needs --allow-requantize"))
+        }
+        quantize::Error::NeedsImportance { .. } => Failure::Input(format!("{error} (--imatrix)")),
+        error => error.into(),
+    }
 }
 
 fn tensor_type(text: &str) -> Result<(Regex, TensorType), String> {
@@ -149,6 +168,9 @@ pub(super) fn run(args: &QuantizeArgs) -> Result<Exit, Failure> {
         output.check()?;
         signal::install()?;
     }
+    if args.input.is_dir() {
+        hf::check(&gguf)?;
+    }
     let importance = args.imatrix.as_deref().map(Importance::open).transpose()?;
     let plan = Plan::new(&gguf, importance.as_ref(), &args.options(target))?;
     match output {
@@ -192,6 +214,7 @@ fn warn_of_fallbacks(plan: &Plan<'_>) {
 }
 
 fn dry_run(plan: &Plan<'_>) -> Result<Exit, Failure> {
+    plan.check_importance()?;
     let mut out: String = plan.changes().iter().map(|change| row(change) + "\n").collect();
     out += &summary(plan);
     out.push('\n');
@@ -225,7 +248,7 @@ fn write(plan: &Plan<'_>, output: &Output<'_>) -> Result<Exit, Failure> {
         Progress::Done { .. } => {}
     });
     bar.clear();
-    let bytes = result?;
+    let bytes = result.map_err(refused)?;
     note(&format!("octavo: {}", summary(plan)));
     note(&format!(
         "octavo: wrote {} ({:.2} MiB) in {:.1} s",
