@@ -45,7 +45,16 @@ pub fn escape(text: &str) -> String {
 impl Page {
     /// An empty page.
     pub fn new(title: &str) -> Page {
-        Page { body: String::new(), title: escape(title) }
+        Page { body: String::new(), title: title.to_owned() }
+    }
+
+    /// How every page with this title begins, also those of earlier versions: they are known by it.
+    pub fn beginning(title: &str) -> String {
+        let title = escape(title);
+        format!(
+            "<!doctype html>\n<html lang=en><meta charset=utf-8><meta name=viewport content=\"width=device-width\">\
+             <title>{title}</title>"
+        )
     }
 
     /// A heading of the second level.
@@ -92,11 +101,8 @@ impl Page {
 
     /// The whole page.
     pub fn finish(self) -> String {
-        let Page { body, title } = self;
-        format!(
-            "<!doctype html>\n<html lang=en><meta charset=utf-8><meta name=viewport content=\"width=device-width\">\
-             <title>{title}</title><style>{STYLE}</style>\n<h1>{title}</h1>\n{body}</html>\n"
-        )
+        let (beginning, title, body) = (Page::beginning(&self.title), escape(&self.title), self.body);
+        format!("{beginning}<style>{STYLE}</style>\n<h1>{title}</h1>\n{body}</html>\n")
     }
 }
 

@@ -12,6 +12,10 @@ pub enum Error {
     Io { file: String, action: &'static str, source: std::io::Error },
     #[error("{file}: not a regular file")]
     NotAFile { file: String },
+    #[error("{file}: expected {expected} to write to, got {got}")]
+    Target { file: String, expected: &'static str, got: &'static str },
+    #[error("{file}: another file took this name meanwhile, and stays: expected none")]
+    NameTaken { file: String },
     #[error("{file}: {bytes} bytes of memory are not to be had; open it memory-mapped")]
     NoMemory { file: String, bytes: u64 },
     #[error("{file}: truncated: {what} needs {needed} bytes, the file has {left} left at offset {at}")]

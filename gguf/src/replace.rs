@@ -1,51 +1,237 @@
-//! Replaces a file as a whole: a temporary file in the same folder, flushed to the disk, then renamed.
+//! Writes a file as a whole: a temporary file in the same folder, flushed to the disk, then renamed.
 //!
-//! A killed process leaves its temporary file behind. Each is locked while its writer lives, so the next writer of the
-//! same file can tell the left-over ones by their free lock and removes them.
+//! A link is followed: what it leads to is replaced. What is no file is never replaced: pipes and character devices are
+//! written to, all else is refused. A killed process leaves its temporary file behind. Each is locked while its writer
+//! lives, so the next writer of the same file can tell the left-over ones by their free lock and removes them.
 
+use crate::temporary::Temporary;
 use crate::{Error, error::label};
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File, TryLockError};
-use std::io;
+use std::fs::{self, File, FileType, Metadata, OpenOptions, TryLockError};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Removes the temporary file unless it was renamed.
-struct Temporary {
-    path: PathBuf,
-    file: File,
-    renamed: bool,
-}
+/// Links that lead to one another, at most: as many as Linux follows.
+const MAX_LINKS: usize = 40;
 
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        if !self.renamed {
-            // the error that brought us here matters more than this one, and the next writer tries again
-            let _ = fs::remove_file(&self.path);
+/// Calls `write` with what becomes the file `path`: whoever looks sees the file of before, or a whole new one. If `write`
+/// fails nothing is left behind. An older file's permissions are kept. A pipe or a character device gets the bytes as
+/// they come. [`Writer`](crate::Writer) writes models this way; this is for other formats.
+///
+/// # Errors
+/// Those of `write`, something else at `path` ([`Error::Target`]), a file that came there meanwhile
+/// ([`Error::NameTaken`]), or what kept the file from being created or renamed.
+pub fn replace<T, E: From<Error>>(path: &Path, write: impl FnOnce(&mut dyn Write) -> Result<T, E>) -> Result<T, E> {
+    match place(path)? {
+        Place::Stream => {
+            let failed = |source| Error::Io { file: label(path), action: "write to it", source };
+            let mut stream = Stream(OpenOptions::new().write(true).open(path).map_err(failed)?);
+            let result = write(&mut stream)?;
+            stream.flush().map_err(failed)?;
+            Ok(result)
+        }
+        Place::File(found) => {
+            let mut new = NewFile::of(path, found)?;
+            let result = write(&mut new.file)?;
+            new.publish()?;
+            Ok(result)
         }
     }
 }
 
-/// Calls `write` with a new file which then takes the place of `path`: whoever looks sees the file of before, or a whole
-/// new one. If `write` fails nothing is left behind. [`Writer`](crate::Writer) writes models this way; this is for other
-/// formats.
+/// What would keep [`replace`] from writing `path`, as far as that can be told before: a new file is made in its folder
+/// and removed.
 ///
 /// # Errors
-/// Those of `write`, or what kept the file from being created or renamed.
-pub fn replace<T, E: From<Error>>(path: &Path, write: impl FnOnce(&mut File) -> Result<T, E>) -> Result<T, E> {
-    let failed = |action| move |source| Error::Io { file: label(path), action, source };
-    let name = path.file_name().ok_or_else(|| Error::NotAFile { file: label(path) })?;
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    remove_left_over(folder, name);
-    let mut temporary = create(folder, name).map_err(failed("create a temporary file beside it"))?;
-    let result = write(&mut temporary.file)?;
-    temporary.file.sync_all().map_err(failed("write it to the disk"))?;
-    fs::rename(&temporary.path, path).map_err(failed("give it its name"))?;
-    temporary.renamed = true;
-    // only Unix can flush a folder
+/// Something that is neither a file nor written to, or a folder that takes no new file.
+pub fn check_replaceable(path: &Path) -> Result<(), Error> {
+    match place(path)? {
+        Place::Stream => Ok(()),
+        Place::File(found) => NewFile::of(path, found).map(drop),
+    }
+}
+
+/// A file that is still under a temporary name beside its own, for writers that take a path. See [`replace`].
+#[derive(Debug)]
+pub struct NewFile {
+    label: String,
+    found: Found,
+    temporary: Temporary,
+    file: File,
+}
+
+impl NewFile {
+    /// Makes the temporary file for `path`.
+    ///
+    /// # Errors
+    /// Something at `path` that is no file, or a folder that takes no new file.
+    pub fn beside(path: &Path) -> Result<NewFile, Error> {
+        match place(path)? {
+            Place::Stream => Err(Error::Target { file: label(path), expected: "a file", got: "a device or a pipe" }),
+            Place::File(found) => NewFile::of(path, found),
+        }
+    }
+
+    fn of(path: &Path, found: Found) -> Result<NewFile, Error> {
+        let label = label(path);
+        let failed = |source| Error::Io { file: label.clone(), action: "create a temporary file beside it", source };
+        let name = found.path.file_name().ok_or_else(|| Error::NotAFile { file: label.clone() })?;
+        let folder = folder(&found.path);
+        remove_left_over(folder, name);
+        let (temporary, file) = create(folder, name).map_err(failed)?;
+        if let Some(there) = &found.there {
+            // before it holds anything: it may be for its owner's eyes only
+            keep_owner(&file, there);
+            file.set_permissions(there.permissions()).map_err(failed)?;
+        }
+        Ok(NewFile { label, found, temporary, file })
+    }
+
+    /// Where it is now.
+    pub fn path(&self) -> &Path {
+        self.temporary.path()
+    }
+
+    /// Flushes it to the disk and gives it its name.
+    ///
+    /// # Errors
+    /// Another file that came there meanwhile, and whatever keeps it from being flushed or renamed; it is removed then.
+    pub fn publish(self) -> Result<(), Error> {
+        let failed = |action| {
+            let file = self.label.clone();
+            move |source| Error::Io { file, action, source }
+        };
+        self.file.sync_all().map_err(failed("write it to the disk"))?;
+        if self.found.path.metadata().is_ok_and(|now| !self.found.there.as_ref().is_some_and(|m| same_file(m, &now))) {
+            return Err(Error::NameTaken { file: self.label });
+        }
+        let (renamed, flushed) = (failed("give it its name"), failed("write its folder to the disk"));
+        self.temporary.rename(&self.found.path).map_err(renamed)?;
+        // only Unix can flush a folder
+        if cfg!(unix) {
+            File::open(folder(&self.found.path)).and_then(|f| f.sync_all()).map_err(flushed)?;
+        }
+        Ok(())
+    }
+}
+
+/// Where the bytes for a path go.
+enum Place {
+    /// To a file of this name.
+    File(Found),
+    /// To what is there: a pipe or a character device.
+    Stream,
+}
+
+/// A file's own name, behind all links, and what is there.
+#[derive(Debug)]
+struct Found {
+    path: PathBuf,
+    there: Option<Metadata>,
+}
+
+fn place(path: &Path) -> Result<Place, Error> {
+    let there = match path.metadata() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        other => Some(other.map_err(|source| Error::Io { file: label(path), action: "look at it", source })?),
+    };
+    match there.as_ref().map(Metadata::file_type) {
+        Some(found) if is_stream(found) => return Ok(Place::Stream),
+        Some(found) if !found.is_file() => {
+            let (expected, got) = ("a file, a pipe or a character device", what(found));
+            return Err(Error::Target { file: label(path), expected, got });
+        }
+        _ => {}
+    }
+    Ok(Place::File(Found { path: behind_links(path)?, there }))
+}
+
+/// The name that a path of symbolic links leads to in the end, whether or not anything is there.
+///
+/// # Errors
+/// Links that lead nowhere but to one another, or cannot be read.
+pub fn behind_links(path: &Path) -> Result<PathBuf, Error> {
+    let failed = |source| Error::Io { file: label(path), action: "follow the link", source };
+    let mut at = path.to_owned();
+    for _ in 0..MAX_LINKS {
+        match at.symlink_metadata() {
+            Ok(found) if found.is_symlink() => at = folder(&at).join(fs::read_link(&at).map_err(failed)?),
+            _ => return Ok(at),
+        }
+    }
+    Err(failed(io::Error::other("too many links")))
+}
+
+fn folder(path: &Path) -> &Path {
+    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Whatever it is, it takes bytes one after the other and keeps none that could be lost.
+fn is_stream(found: FileType) -> bool {
     #[cfg(unix)]
-    File::open(folder).and_then(|f| f.sync_all()).map_err(failed("write its folder to the disk"))?;
-    Ok(result)
+    {
+        use std::os::unix::fs::FileTypeExt;
+        found.is_fifo() || found.is_char_device()
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = found;
+        false
+    }
+}
+
+fn what(found: FileType) -> &'static str {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::FileTypeExt;
+        if found.is_block_device() {
+            return "a block device";
+        }
+        if found.is_socket() {
+            return "a socket";
+        }
+    }
+    if found.is_dir() { "a folder" } else { "something else" }
+}
+
+#[cfg(unix)]
+fn same_file(a: &Metadata, b: &Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    (a.dev(), a.ino()) == (b.dev(), b.ino())
+}
+
+/// Elsewhere files have no number that could be asked for.
+#[cfg(not(unix))]
+fn same_file(_: &Metadata, _: &Metadata) -> bool {
+    true
+}
+
+/// Best effort: only root can give files away.
+fn keep_owner(file: &File, there: &Metadata) {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::{MetadataExt, fchown};
+        let _ = fchown(file, Some(there.uid()), Some(there.gid()));
+    }
+    #[cfg(not(unix))]
+    let _ = (file, there);
+}
+
+/// A pipe or a device. That its reader went away must not be taken for a closed standard output, which is no error.
+struct Stream(File);
+
+impl Write for Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes).map_err(|error| match error.kind() {
+            io::ErrorKind::BrokenPipe => io::Error::other("whoever read it has gone away"),
+            _ => error,
+        })
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
 }
 
 /// `.model.gguf.<process>-<number>.tmp` for `model.gguf`.
@@ -62,23 +248,23 @@ fn is_temporary_of(name: &OsStr, other: &OsStr) -> bool {
     middle.is_some_and(|m| m.contains(&b'-') && m.iter().all(|&b| b.is_ascii_digit() || b == b'-'))
 }
 
-fn create(folder: &Path, name: &OsStr) -> io::Result<Temporary> {
+fn create(folder: &Path, name: &OsStr) -> io::Result<(Temporary, File)> {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     loop {
         let path = folder.join(temporary_name(name, NUMBER.fetch_add(1, Ordering::Relaxed)));
-        let file = match File::create_new(&path) {
+        let (temporary, file) = match Temporary::create(path) {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
             other => other?,
         };
         let taken = match file.try_lock() {
             // another writer took it for a left-over one before it was locked
             Err(TryLockError::WouldBlock) => true,
-            Ok(()) => !path.try_exists()?,
+            Ok(()) => !temporary.path().try_exists()?,
             // a file system without locks: nobody can take it for a left-over one
             Err(TryLockError::Error(_)) => false,
         };
         if !taken {
-            return Ok(Temporary { path, file, renamed: false });
+            return Ok((temporary, file));
         }
     }
 }
@@ -117,7 +303,7 @@ mod tests {
         let orphan = folder.path().join(".a.gguf.4000000000-0.tmp");
         fs::write(&orphan, "left by a killed process").unwrap();
         let failed = replace(&path, |file| {
-            io::Write::write_all(file, b"half").unwrap();
+            file.write_all(b"half").unwrap();
             Err::<(), Error>(Error::NotAFile { file: "x".into() })
         });
         assert!(failed.is_err());
@@ -127,7 +313,7 @@ mod tests {
             // a second writer must leave the first one's temporary file alone
             remove_left_over(folder.path(), OsStr::new("a.gguf"));
             assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
-            io::Write::write_all(file, b"new").unwrap();
+            file.write_all(b"new").unwrap();
             Ok::<(), Error>(())
         })
         .unwrap();
@@ -135,5 +321,55 @@ mod tests {
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
         assert!(replace(Path::new(".."), |_| Ok::<(), Error>(())).is_err());
         assert!(replace(&folder.path().join("none/a.gguf"), |_| Ok::<(), Error>(())).is_err());
+    }
+
+    #[test]
+    fn a_file_that_came_meanwhile_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        let written = replace(&path, |file| {
+            file.write_all(b"ours").unwrap();
+            fs::write(&path, "theirs").unwrap();
+            Ok::<(), Error>(())
+        });
+        assert!(matches!(written, Err(Error::NameTaken { .. })), "{written:?}");
+        assert_eq!(fs::read(&path).unwrap(), b"theirs");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_are_followed_and_permissions_kept() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let write = |name: &str| {
+            replace(&at(name), |file| {
+                file.write_all(b"new").unwrap();
+                Ok::<(), Error>(())
+            })
+        };
+        fs::create_dir(at("other")).unwrap();
+        fs::write(at("other/file"), "old").unwrap();
+        fs::set_permissions(at("other/file"), fs::Permissions::from_mode(0o600)).unwrap();
+        symlink("other/file", at("one")).unwrap();
+        symlink(at("one"), at("two")).unwrap();
+        write("two").unwrap();
+        assert_eq!(fs::read(at("other/file")).unwrap(), b"new");
+        assert_eq!(fs::metadata(at("other/file")).unwrap().permissions().mode() & 0o777, 0o600);
+        symlink("other/fresh", at("dangling")).unwrap();
+        write("dangling").unwrap();
+        assert_eq!(fs::read(at("other/fresh")).unwrap(), b"new");
+        symlink("circle", at("circle")).unwrap();
+        assert!(write("circle").is_err());
+        for link in ["one", "two", "dangling", "circle"] {
+            assert!(fs::symlink_metadata(at(link)).unwrap().is_symlink(), "{link}");
+        }
+        assert!(matches!(write("other"), Err(Error::Target { got: "a folder", .. })));
+        let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+        assert!(matches!(write("socket"), Err(Error::Target { got: "a socket", .. })));
+        assert!(matches!(check_replaceable(&at("socket")), Err(Error::Target { .. })));
+        check_replaceable(&at("new")).unwrap();
+        assert!(!at("new").exists());
     }
 }

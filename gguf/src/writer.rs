@@ -125,7 +125,8 @@ impl<'a> Writer<'a> {
     }
 
     /// Writes a file and returns the number of bytes. The data goes to a temporary file beside it, which takes the
-    /// name only when all of it is on the disk: whoever looks sees the file of before, or a whole new one.
+    /// name only when all of it is on the disk: whoever looks sees the file of before, or a whole new one. Links are
+    /// followed, and a pipe or a character device gets the bytes as they come.
     ///
     /// # Errors
     /// As [`Writer::write_to`].

@@ -10,6 +10,8 @@ use octavo_llm::generate;
 use octavo_llm::sample::{SamplerConfig, Stage};
 
 use super::failure::Failure;
+use super::prompt::unescape;
+use super::values;
 
 /// Which model.
 #[derive(Debug, Args)]
@@ -120,16 +122,17 @@ pub(super) struct ComputeArgs {
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
     /// Instruction set of the kernels: auto, scalar, avx2, avxvnni, avx512, amx, neon, dotprod or i8mm
-    #[arg(long, value_name = "ISA", default_value = "auto")]
+    #[arg(long, value_name = "ISA", default_value = "auto", value_parser = values::isa(), hide_possible_values = true)]
     pub(super) isa: IsaChoice,
     /// Type of the KV cache: f16, f32, bf16 or q8_0 [default: f16]
-    #[arg(long, value_name = "TYPE", conflicts_with_all = ["cache_type_k", "cache_type_v"])]
+    #[arg(long, value_name = "TYPE", value_parser = values::kv_type(), hide_possible_values = true)]
+    #[arg(conflicts_with_all = ["cache_type_k", "cache_type_v"])]
     kv_type: Option<KvType>,
     /// Type of the K cache; must equal -ctv (also: -ctk TYPE)
-    #[arg(long, value_name = "TYPE")]
+    #[arg(long, value_name = "TYPE", value_parser = values::kv_type(), hide_possible_values = true)]
     cache_type_k: Option<KvType>,
     /// Type of the V cache; must equal -ctk (also: -ctv TYPE)
-    #[arg(long, value_name = "TYPE")]
+    #[arg(long, value_name = "TYPE", value_parser = values::kv_type(), hide_possible_values = true)]
     cache_type_v: Option<KvType>,
     /// Context in tokens; 0 is what the model was trained with [default: that, but at most 4096]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1 << 30))]
@@ -200,10 +203,10 @@ impl ComputeArgs {
 #[command(next_help_heading = "Generation")]
 pub(super) struct GenerateArgs {
     /// Tokens to generate at most; -1 or nothing: to the end of the text or of the context
-    #[arg(short = 'n', long, visible_alias = "predict", value_name = "N", allow_negative_numbers = true)]
+    #[arg(short = 'n', long, visible_alias = "predict", value_name = "N")]
     #[arg(value_parser = clap::value_parser!(i64).range(-1..=1 << 31))]
     n_predict: Option<i64>,
-    /// End before this string; may be given several times
+    /// End before this string, taken literally (see -e); may be given several times
     #[arg(long, value_name = "STRING", allow_hyphen_values = true)]
     stop: Vec<String>,
     /// End at this token; may be given several times
@@ -220,15 +223,31 @@ pub(super) struct GenerateArgs {
 }
 
 impl GenerateArgs {
-    /// Validated options of a generation.
-    pub(super) fn options(&self) -> Result<generate::Options, Failure> {
-        if let Some(index) = self.stop.iter().position(String::is_empty) {
-            return Err(Failure::Usage(format!("--stop {}: expected at least one character", index + 1)));
-        }
+    /// Whether there are stop strings, which `-e` has something to say about.
+    pub(super) fn has_stops(&self) -> bool {
+        !self.stop.is_empty()
+    }
+
+    /// The stop strings; with `escape`, what their backslashes stand for.
+    fn stops(&self, escape: bool) -> Result<Vec<String>, Failure> {
+        let read = |(i, text): (usize, &String)| {
+            let bad = |expected| Failure::Usage(format!("--stop {}: expected {expected}", i + 1));
+            let bytes = if escape { unescape(text.as_bytes()) } else { text.clone().into_bytes() };
+            match String::from_utf8(bytes) {
+                Ok(text) if text.is_empty() => Err(bad("at least one character")),
+                Ok(text) => Ok(text),
+                Err(_) => Err(bad("UTF-8 once its escapes are read")),
+            }
+        };
+        self.stop.iter().enumerate().map(read).collect()
+    }
+
+    /// Validated options of a generation; with `escape`, escapes in stop strings are read.
+    pub(super) fn options(&self, escape: bool) -> Result<generate::Options, Failure> {
         Ok(generate::Options {
             max_tokens: self.n_predict.and_then(|n| usize::try_from(n).ok()),
             sampler: self.sample.config()?,
-            stop: self.stop.clone(),
+            stop: self.stops(escape)?,
             stop_ids: self.stop_id.clone(),
             ignore_eos: self.ignore_eos,
             show_special: self.special,
@@ -248,33 +267,31 @@ pub(super) struct SampleArgs {
     greedy: bool,
     /// Temperature; 0 is greedy [default: 0.8]
     #[arg(long, visible_alias = "temperature", value_name = "T", value_parser = temperature)]
-    #[arg(allow_negative_numbers = true)]
     temp: Option<f32>,
     /// Keep the K most likely tokens; 0 keeps all [default: 40]
-    #[arg(long, value_name = "K", allow_negative_numbers = true)]
+    #[arg(long, value_name = "K")]
     top_k: Option<u32>,
     /// Keep the most likely tokens until their probabilities reach P; 1 keeps all [default: 0.95]
-    #[arg(long, value_name = "P", value_parser = top_p, allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", value_parser = top_p)]
     top_p: Option<f32>,
     /// Keep tokens of at least P times the highest probability; 0 keeps all [default: 0.05]
-    #[arg(long, value_name = "P", value_parser = min_p, allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", value_parser = min_p)]
     min_p: Option<f32>,
     /// Seed of the draws; -1 picks one (--json reports it) [default: -1]
-    #[arg(short, long, value_name = "N", value_parser = seed, allow_negative_numbers = true)]
+    #[arg(short, long, value_name = "N", value_parser = seed)]
     seed: Option<Seed>,
     /// Divide positive and multiply negative logits of recent tokens; 1 does nothing
     #[arg(long, value_name = "R", default_value_t = 1.0, value_parser = repeat_penalty)]
-    #[arg(allow_negative_numbers = true)]
     repeat_penalty: f32,
     /// Subtract from the logits of recent tokens
-    #[arg(long, value_name = "R", default_value_t = 0.0, value_parser = finite, allow_negative_numbers = true)]
+    #[arg(long, value_name = "R", default_value_t = 0.0, value_parser = finite)]
     presence_penalty: f32,
     /// Subtract from the logits of recent tokens for each occurrence
-    #[arg(long, value_name = "R", default_value_t = 0.0, value_parser = finite, allow_negative_numbers = true)]
+    #[arg(long, value_name = "R", default_value_t = 0.0, value_parser = finite)]
     frequency_penalty: f32,
-    /// How many tokens are recent, the prompt's included; 0 switches penalties off
-    #[arg(long, value_name = "N", default_value_t = 64)]
-    repeat_last_n: u32,
+    /// How many tokens are recent, the prompt's included; 0 switches penalties off, -1 takes the whole context
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(i64).range(-1..=1 << 31))]
+    repeat_last_n: i64,
     /// Add to a token's logit: ID+BIAS or ID-BIAS; ID-inf bans it; may be given several times
     #[arg(short, long, value_name = "ID(+/-)BIAS", value_parser = logit_bias)]
     logit_bias: Vec<(u32, f32)>,
@@ -308,7 +325,8 @@ impl SampleArgs {
             repeat_penalty: self.repeat_penalty,
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,
-            penalty_window: self.repeat_last_n as usize,
+            // a window that nothing fills is the whole context
+            penalty_window: usize::try_from(self.repeat_last_n).unwrap_or(usize::MAX),
             logit_bias: self.logit_bias.clone(),
             ..SamplerConfig::default()
         };
@@ -404,7 +422,7 @@ fn logit_bias(text: &str) -> Result<(u32, f32), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
+    use clap::{CommandFactory, FromArgMatches, Parser};
 
     #[derive(Parser)]
     struct Line {
@@ -415,12 +433,14 @@ mod tests {
     }
 
     fn parse(line: &str) -> Result<Line, clap::Error> {
-        Line::try_parse_from(std::iter::once("octavo").chain(line.split_whitespace()))
+        let command = super::super::numbers_below_0(Line::command());
+        let words = std::iter::once("octavo").chain(line.split_whitespace());
+        command.try_get_matches_from(words).and_then(|matches| Line::from_arg_matches(&matches))
     }
 
     fn sampler(line: &str) -> SamplerConfig {
         let line = parse(line).unwrap_or_else(|e| panic!("{e}"));
-        line.generate.options().expect("valid options").sampler
+        line.generate.options(false).expect("valid options").sampler
     }
 
     #[test]
@@ -461,6 +481,8 @@ mod tests {
             "--stop-id -1",
             "-b 0",
             "-c -1",
+            "--repeat-last-n -2",
+            "--cache-type-k q4_0",
             "--kv-type q4_0",
             "--isa sse",
             "--device gpu",
@@ -476,11 +498,46 @@ mod tests {
     }
 
     #[test]
+    fn a_number_below_0_is_a_value_with_a_range() {
+        assert_eq!(sampler("--repeat-last-n -1").penalty_window, usize::MAX);
+        assert_eq!(sampler("--repeat-last-n 0").penalty_window, 0);
+        for line in [
+            "-t -1",
+            "-c -1",
+            "-b -1",
+            "-n -2",
+            "--top-k -1",
+            "--top-p -1",
+            "--temp -0.5",
+            "--seed -2",
+            "--stop-id -1",
+            "--repeat-last-n -2",
+            "--gpu -1",
+            "--gpu-layers -1",
+            "-l -5",
+        ] {
+            let error = parse(line).err().unwrap_or_else(|| panic!("{line} should be refused")).to_string();
+            let ranged = error.contains(" is not in ") || error.contains("expected ");
+            assert!(ranged && !error.contains("unexpected"), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn escapes_in_stop_strings_are_read_if_that_is_asked_for() {
+        let line = |text: &str| Line::try_parse_from(["octavo", "--stop", text]).expect("parses").generate;
+        assert_eq!(line(r"\n\n").options(false).expect("valid").stop, [r"\n\n"]);
+        assert_eq!(line(r"\n\n").options(true).expect("valid").stop, ["\n\n"]);
+        assert_eq!(line(r"\xc3\xa9").options(true).expect("valid").stop, ["é"]);
+        let refused = line(r"\xff").options(true);
+        assert!(matches!(refused, Err(Failure::Usage(text)) if text.starts_with("--stop 1: expected UTF-8")));
+    }
+
+    #[test]
     fn settings_without_effect_are_refused() {
         for line in
             ["--top-k 5 --samplers temperature", "--temp 1 --samplers top_k", "--repeat-penalty 2 --samplers temp"]
         {
-            let refused = parse(line).expect("parses").generate.options();
+            let refused = parse(line).expect("parses").generate.options(false);
             assert!(matches!(refused, Err(Failure::Usage(_))), "{line}");
         }
     }
@@ -500,7 +557,7 @@ mod tests {
 
     #[test]
     fn no_limit_is_spelled_two_ways() {
-        let most = |line: &str| parse(line).expect("parses").generate.options().expect("valid").max_tokens;
+        let most = |line: &str| parse(line).expect("parses").generate.options(false).expect("valid").max_tokens;
         assert_eq!([most(""), most("-n -1"), most("-n 0"), most("--n-predict 5")], [None, None, Some(0), Some(5)]);
     }
 }

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::args::{DeviceArgs, ModelArgs};
 use super::failure::{Exit, Failure};
 use super::terminal::{self, Progress};
-use super::{load, signal};
+use super::{load, signal, values};
 
 /// Measure a model's speed, as llama-bench does, and how much of the machine's it is
 ///
@@ -59,10 +59,10 @@ pub(super) struct BenchArgs {
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
     batch_size: Option<u32>,
     /// Instruction set of the kernels: auto, scalar, avx2, avxvnni, avx512, amx, neon, dotprod or i8mm
-    #[arg(long, value_name = "ISA", default_value = "auto")]
+    #[arg(long, value_name = "ISA", default_value = "auto", value_parser = values::isa(), hide_possible_values = true)]
     isa: IsaChoice,
     /// Type of the KV cache: f16, f32, bf16 or q8_0
-    #[arg(long, value_name = "TYPE", default_value_t)]
+    #[arg(long, value_name = "TYPE", default_value_t, value_parser = values::kv_type(), hide_possible_values = true)]
     kv_type: KvType,
     /// Read the file into memory instead of mapping it
     #[arg(long)]

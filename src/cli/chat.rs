@@ -1,7 +1,7 @@
 //! `octavo chat`: turns with a model, each reading only what the cache does not hold yet.
 
-use std::io::{self, BufRead, IsTerminal};
-use std::path::PathBuf;
+use std::io::{self, BufRead, IsTerminal, Read};
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use octavo_llm::chat::{ChatTemplate, Message};
@@ -44,6 +44,9 @@ pub(super) struct ChatArgs {
     /// System message (also: -sys TEXT)
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     system: Option<String>,
+    /// Turn \n, \r, \t, \", \', \\ and \xHH in --stop into what they stand for
+    #[arg(short, long, requires = "stop")]
+    escape: bool,
     /// Do not read or write the file of earlier lines
     #[arg(long)]
     no_history: bool,
@@ -75,7 +78,7 @@ pub(super) fn encode(tokenizer: &Tokenizer, rendered: &str) -> Result<Vec<u32>, 
 
 /// Runs the command.
 pub(super) fn run(args: &ChatArgs) -> Result<Exit, Failure> {
-    let mut options = args.generate.options()?;
+    let mut options = args.generate.options(args.escape)?;
     args.compute.kv_type()?;
     // in this order: the line editor takes Ctrl-C for itself when it is made, and would keep it
     let mut input = Input::new(args.no_history)?;
@@ -204,7 +207,7 @@ impl Input {
         }
         let config = Config::builder().max_history_size(1000)?.auto_add_history(true).build();
         let mut editor = Box::new(DefaultEditor::with_config(config)?);
-        let history = if no_history { None } else { history_file() };
+        let history = history_file().filter(|path| !no_history && is_history(path));
         if let Some(path) = &history {
             match editor.load_history(path) {
                 Err(ReadlineError::Io(e)) if e.kind() == io::ErrorKind::NotFound => {}
@@ -263,9 +266,42 @@ fn history_file() -> Option<PathBuf> {
     Some(state.join("octavo").join("history"))
 }
 
+/// How rustyline begins such files.
+const HISTORY: &[u8] = b"#V2\n";
+
+/// Whether earlier lines may be kept there: rustyline writes over whatever it finds. Says so if not.
+fn is_history(path: &Path) -> bool {
+    let Ok(found) = path.metadata() else { return true };
+    let mut start = Vec::new();
+    let begins = |file: std::fs::File| file.take(HISTORY.len() as u64).read_to_end(&mut start);
+    let readable = found.is_file() && std::fs::File::open(path).and_then(begins).is_ok();
+    let ours = readable && (start.is_empty() || start == HISTORY);
+    if !ours {
+        terminal::warn([format!("{}: expected earlier lines (it begins with #V2), it stays as it is", path.display())]);
+    }
+    ours
+}
+
 fn save(editor: &mut DefaultEditor, path: &mut PathBuf) {
     let made = path.parent().map_or(Ok(()), std::fs::create_dir_all);
     if let Err(error) = made.map_err(ReadlineError::from).and_then(|()| editor.save_history(path)) {
         terminal::warn([format!("{}: {error}", path.display())]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_earlier_lines_are_written_over() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("history");
+        assert!(is_history(&path));
+        for (content, ours) in [("", true), ("#V2\nhello\n", true), ("notes", false), ("#V", false)] {
+            std::fs::write(&path, content).expect("written");
+            assert_eq!(is_history(&path), ours, "{content:?}");
+        }
+        assert!(!is_history(dir.path()));
     }
 }

@@ -8,7 +8,10 @@ use octavo_llm::hf;
 use octavo_llm::quantize::{Change, Plan, Progress};
 
 use super::failure::{Exit, Failure};
+use super::output::{Inputs, Kind, Output};
+use super::signal;
 use super::terminal::{self, note};
+use super::values::Named;
 
 /// Write a Hugging Face folder as a GGUF file
 ///
@@ -30,20 +33,23 @@ pub(super) struct ConvertArgs {
     #[arg(value_name = "OUT", value_hint = clap::ValueHint::FilePath)]
     output: PathBuf,
     /// The type of matrices: q4_1 (of AWQ weights only), f16, bf16 or f32 [default: q4_1, or what the folder has]
-    #[arg(long = "type", value_name = "TYPE", value_parser = matrix_type)]
+    #[arg(long = "type", value_name = "TYPE", value_parser = matrix_type(), hide_possible_values = true)]
     to: Option<TensorType>,
     /// Threads [default: the CPUs that this process may use]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// Replace OUT if it is there
+    /// Replace OUT if it is there, unless it is an input
     #[arg(long)]
     force: bool,
 }
 
-fn matrix_type(text: &str) -> Result<TensorType, String> {
-    let types = [TensorType::Q4_1, TensorType::F16, TensorType::BF16, TensorType::F32];
-    let of_name = TensorType::from_name(text).filter(|ty| types.contains(ty));
-    of_name.ok_or_else(|| "expected q4_1, f16, bf16 or f32".to_owned())
+fn matrix_type() -> Named<TensorType> {
+    let names = || vec!["q4_1", "f16", "bf16", "f32"];
+    Named::new(names, |text| {
+        let types = [TensorType::Q4_1, TensorType::F16, TensorType::BF16, TensorType::F32];
+        let of_name = TensorType::from_name(text).filter(|ty| types.contains(ty));
+        of_name.ok_or_else(|| "expected q4_1, f16, bf16 or f32".to_owned())
+    })
 }
 
 /// Runs the command.
@@ -53,13 +59,15 @@ pub(super) fn run(args: &ConvertArgs) -> Result<Exit, Failure> {
         let instead = "expected a Hugging Face folder; octavo quantize changes the type of a GGUF file";
         return Err(Failure::Input(format!("{}: {instead}", shown(&args.input))));
     }
-    if args.output.exists() && !args.force {
-        return Err(Failure::Input(format!("{}: is there already: --force replaces it", shown(&args.output))));
-    }
+    let inputs = Inputs::default().model(Some(&args.input));
+    let output = Output { path: &args.output, kind: Kind::Model, force: args.force, inputs: &inputs };
+    output.check()?;
+    signal::install()?;
     let start = std::time::Instant::now();
     let gguf = hf::open(&args.input, &OpenOptions::default()).map_err(octavo_llm::Error::from)?;
     let threads = args.threads.map_or_else(octavo_llm::engine::default_threads, usize::from);
     let plan = Plan::of_folder(&gguf, args.to, threads)?;
+    output.check()?;
     let (total, mut done) = (plan.totals().before, 0);
     let bar = terminal::Progress::bytes("converting");
     let result = plan.write(&args.output, &mut |progress| match progress {

@@ -10,12 +10,15 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use octavo_kernels::IsaChoice;
-use octavo_llm::diff::Against;
+use octavo_llm::diff::{Against, LlamaCpp};
 use octavo_llm::tokenizer::EncodeOptions;
 
 use super::args::{ComputeArgs, Device};
 use super::failure::{Exit, Failure};
+use super::output::{Inputs, Kind, Output, all_different};
 use super::prompt::TextArgs;
+use super::signal;
+use super::values;
 
 /// Compare with llama.cpp, or find the first tensor in which two computations differ
 ///
@@ -84,10 +87,10 @@ pub(super) struct DiffArgs {
     #[arg(long, conflicts_with = "tokens")]
     no_special: bool,
     /// Instruction set of the first [default: that of --isa]
-    #[arg(long, value_name = "ISA")]
+    #[arg(long, value_name = "ISA", value_parser = values::isa(), hide_possible_values = true)]
     a_isa: Option<IsaChoice>,
     /// Instruction set of the second [default: that of --isa]
-    #[arg(long, value_name = "ISA")]
+    #[arg(long, value_name = "ISA", value_parser = values::isa(), hide_possible_values = true)]
     b_isa: Option<IsaChoice>,
     /// Device of the first: cpu or cuda [default: that of --device, auto being the CPU]
     #[arg(long, value_name = "DEVICE")]
@@ -110,6 +113,9 @@ pub(super) struct DiffArgs {
     /// Also write the report as one self-contained HTML page
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     html: Option<PathBuf>,
+    /// Replace the files of --html, --keep and --bless whatever they are, unless they are inputs
+    #[arg(long)]
+    force: bool,
     #[command(flatten)]
     compute: ComputeArgs,
 }
@@ -146,6 +152,9 @@ fn tolerance(text: &str) -> Result<f64, String> {
     number.ok_or_else(|| "expected a finite number of at least 0".to_owned())
 }
 
+/// Of the page.
+const TITLE: &str = "octavo diff";
+
 const NO_TEXT: &str = "no text: expected -p TEXT, -f FILE (- is stdin) or --tokens IDS";
 
 impl DiffArgs {
@@ -162,6 +171,38 @@ impl DiffArgs {
         }
     }
 
+    /// All that is read, but for what a suite names.
+    fn inputs(&self) -> Inputs {
+        let programs =
+            |folder: &PathBuf| ["", "bin", "build/bin"].map(|place| folder.join(place).join("llama-results"));
+        // raw floats have their tokens beside them
+        let beside = |path: &PathBuf| path.with_file_name(format!("{}-tokens.bin", suite::stem(path)));
+        Inputs::default()
+            .model(self.a.as_deref())
+            .model(self.b.as_deref())
+            .file(self.text.file.as_deref())
+            .file(self.suite.as_deref())
+            .files(&self.reference)
+            .files(&self.reference.iter().map(beside).collect::<Vec<_>>())
+            .files(self.llama_cpp.as_ref().map(programs).as_ref().into_iter().flatten())
+    }
+
+    /// An output of this run.
+    fn output<'a>(&self, path: &'a Path, kind: Kind, inputs: &'a Inputs) -> Output<'a> {
+        Output { path, kind, force: self.force, inputs }
+    }
+
+    /// Makes the folder of --keep and refuses it if it holds others' files under the names that are kept there.
+    fn check_kept(&self, report: Option<&str>, inputs: &Inputs) -> Result<(), Failure> {
+        let failed = |error| Failure::Input(format!("{}: {error}", self.keep.display()));
+        std::fs::create_dir_all(&self.keep).map_err(failed)?;
+        let paths: Vec<PathBuf> =
+            LlamaCpp::KEPT.iter().copied().chain(report).map(|name| self.keep.join(name)).collect();
+        paths.iter().try_for_each(|path| self.output(path, Kind::Kept, inputs).check())?;
+        let all: Vec<&Path> = paths.iter().map(PathBuf::as_path).chain(self.html.as_deref()).collect();
+        all_different(&all)
+    }
+
     /// Nothing says what is different between the two.
     fn same_twice(&self) -> bool {
         self.b.is_none()
@@ -169,11 +210,6 @@ impl DiffArgs {
             && self.isa(self.a_isa) == self.isa(self.b_isa)
             && self.device(self.a_device) == self.device(self.b_device)
     }
-}
-
-/// Writes a report's file.
-fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    std::fs::write(path, text).map_err(|error| Failure::Input(format!("{}: {error}", path.display())))
 }
 
 fn encoding(args: &DiffArgs) -> EncodeOptions {
@@ -193,13 +229,19 @@ pub(super) fn run(args: &DiffArgs) -> Result<Exit, Failure> {
 }
 
 fn one(args: &DiffArgs) -> Result<Exit, Failure> {
-    match () {
-        () if !args.reference.is_empty() || args.llama_cpp.is_some() => recorded::diff(args),
-        () if args.same_twice() => Err(Failure::Usage(
+    let recorded = !args.reference.is_empty() || args.llama_cpp.is_some();
+    if !recorded && args.same_twice() {
+        return Err(Failure::Usage(
             "nothing to compare with: expected --reference, --llama-cpp, a second model, or different --a-isa and \
              --b-isa, --a-device and --b-device, --a-exec and --b-exec"
                 .to_owned(),
-        )),
-        () => executions::diff(args),
+        ));
     }
+    let inputs = args.inputs();
+    let page = args.html.as_deref().map(|path| args.output(path, Kind::Page(TITLE), &inputs));
+    if let Some(page) = &page {
+        page.check()?;
+    }
+    signal::install()?;
+    if recorded { recorded::diff(args, page.as_ref(), &inputs) } else { executions::diff(args, page.as_ref()) }
 }

@@ -13,6 +13,8 @@ pub(super) enum Exit {
     Done,
     /// A comparison was made, and what it found is outside the bounds: exit code 1.
     Outside,
+    /// A part was done and printed; errors have said of the others why not: exit code 1.
+    Partly,
     /// Ctrl-C ended it early; what there was has been printed.
     Interrupted,
 }
@@ -21,7 +23,7 @@ impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> ExitCode {
         match exit {
             Exit::Done => ExitCode::SUCCESS,
-            Exit::Outside => ExitCode::from(1),
+            Exit::Outside | Exit::Partly => ExitCode::from(1),
             Exit::Interrupted => ExitCode::from(130),
         }
     }

@@ -8,8 +8,9 @@ use octavo_llm::imatrix::{Collector, Options};
 
 use super::args::{ComputeArgs, ModelArgs};
 use super::failure::{Exit, Failure};
+use super::output::{Inputs, Kind, Output};
 use super::prompt::TextArgs;
-use super::{load, terminal};
+use super::{load, signal, terminal, values};
 
 /// Make an importance matrix from a text
 ///
@@ -29,9 +30,12 @@ pub(super) struct ImatrixArgs {
     /// The new file
     #[arg(short, long, value_name = "OUT.gguf", value_hint = clap::ValueHint::FilePath)]
     output: PathBuf,
-    /// Chunks at most
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    chunks: Option<u32>,
+    /// Replace OUT whatever it is, unless it is an input
+    #[arg(long)]
+    force: bool,
+    /// Chunks at most; -1 is all
+    #[arg(long, value_name = "N", default_value_t = -1, value_parser = values::chunks)]
+    chunks: i64,
     /// Also look at the inputs of output.weight
     #[arg(long)]
     process_output: bool,
@@ -41,6 +45,10 @@ pub(super) struct ImatrixArgs {
 
 /// Runs the command.
 pub(super) fn run(args: &ImatrixArgs) -> Result<Exit, Failure> {
+    let inputs = Inputs::default().model(args.model.path()).file(args.text.file.as_deref());
+    let output = Output { path: &args.output, kind: Kind::Imatrix, force: args.force, inputs: &inputs };
+    output.check()?;
+    signal::install()?;
     let mut text = args.text.require()?;
     // as llama.cpp's -f does
     if args.text.file.is_some() && text.last() == Some(&b'\n') {
@@ -48,7 +56,7 @@ pub(super) fn run(args: &ImatrixArgs) -> Result<Exit, Failure> {
     }
     let chunk = args.compute.context().unwrap_or(Options::default().chunk);
     let engine = load::engine_with(&args.model, EngineOptions { ctx: Some(chunk), ..args.compute.options()? })?;
-    let max_chunks = args.chunks.map(|n| n as usize);
+    let max_chunks = usize::try_from(args.chunks).ok();
     let mut collector = Collector::new(&engine, Options { chunk, max_chunks, output: args.process_output })?;
     let tokens = collector.tokens(&text)?;
     let bar = terminal::Progress::tokens("imatrix");
@@ -58,6 +66,7 @@ pub(super) fn run(args: &ImatrixArgs) -> Result<Exit, Failure> {
     }
     bar.clear();
     let dataset = args.text.file.as_ref().map_or_else(String::new, |path| path.to_string_lossy().into_owned());
+    output.check()?;
     let bytes = collector.write(&args.output, &dataset)?;
     terminal::note(&format!(
         "octavo: wrote {} ({bytes} bytes): {} matrices, {} chunks of {chunk} tokens",

@@ -16,9 +16,10 @@ use serde_json::{Value, json};
 
 use super::args::{ComputeArgs, ModelArgs};
 use super::failure::{Exit, Failure};
+use super::output::{Inputs, Kind, Output};
 use super::prompt::TextArgs;
 use super::run::piece;
-use super::{load, terminal};
+use super::{load, signal, terminal};
 
 /// Show the logits that follow a text, raw and in full precision
 #[derive(Debug, Args)]
@@ -56,6 +57,9 @@ pub(super) struct LogitsArgs {
     /// Write the tokens and all positions' logits to a GGUF file as llama-results does
     #[arg(long, value_name = "OUT.gguf", value_hint = clap::ValueHint::FilePath)]
     dump: Option<PathBuf>,
+    /// Replace --dump's file whatever it is, unless it is an input
+    #[arg(long, requires = "dump")]
+    force: bool,
     /// Show statistics of the tensors whose name this regular expression finds
     #[arg(long, value_name = "REGEX")]
     taps: Option<Regex>,
@@ -69,6 +73,13 @@ type Top = (usize, Vec<(u32, f32)>);
 /// Runs the command.
 pub(super) fn run(args: &LogitsArgs) -> Result<Exit, Failure> {
     args.compute.kv_type()?;
+    let inputs = Inputs::default().model(args.model.path()).file(args.text.file.as_deref());
+    let dump = args.dump.as_deref();
+    let dump = dump.map(|path| Output { path, kind: Kind::Logits, force: args.force, inputs: &inputs });
+    if let Some(dump) = &dump {
+        dump.check()?;
+        signal::install()?;
+    }
     let text = match &args.tokens {
         Some(_) => None,
         None => Some(args.text.read()?.ok_or_else(|| {
@@ -93,11 +104,16 @@ pub(super) fn run(args: &LogitsArgs) -> Result<Exit, Failure> {
         return Err(Failure::Input(message));
     }
     let taps = args.taps.as_ref().map(|pattern| Taps::new(pattern, &engine)).transpose()?;
-    compute(args, &engine, tokens, taps)
+    compute(args, &engine, tokens, (taps, dump))
 }
 
-fn compute(args: &LogitsArgs, engine: &Engine, tokens: Vec<u32>, mut taps: Option<Taps>) -> Result<Exit, Failure> {
-    let wanted = if args.all || args.dump.is_some() { Wanted::All } else { Wanted::Last };
+fn compute(
+    args: &LogitsArgs,
+    engine: &Engine,
+    tokens: Vec<u32>,
+    (mut taps, dump): (Option<Taps>, Option<Output<'_>>),
+) -> Result<Exit, Failure> {
+    let wanted = if args.all || dump.is_some() { Wanted::All } else { Wanted::Last };
     let last = tokens.len() - 1;
     let mut tops: Vec<Top> = Vec::new();
     let mut dumped: Vec<f32> = Vec::new();
@@ -105,7 +121,7 @@ fn compute(args: &LogitsArgs, engine: &Engine, tokens: Vec<u32>, mut taps: Optio
         if args.all || pos == last {
             tops.push((pos, top_logits(row, args.top as usize)));
         }
-        if args.dump.is_some() {
+        if dump.is_some() {
             dumped.extend_from_slice(row);
         }
     };
@@ -117,11 +133,12 @@ fn compute(args: &LogitsArgs, engine: &Engine, tokens: Vec<u32>, mut taps: Optio
         }
         None => session.eval_with(&tokens, Role::Prompt, wanted, None, &mut sink)?,
     }
-    if let Some(path) = &args.dump {
+    if let Some(dump) = &dump {
         let path_model = args.model.path().map_or("built-in demo model".into(), |p| p.to_string_lossy());
         let n_vocab = engine.hparams().n_vocab();
         let results = Results { path_model: path_model.into_owned(), tokens: tokens.clone(), n_vocab, logits: dumped };
-        results.write(path)?;
+        dump.check()?;
+        results.write(dump.path)?;
     }
     let taps = taps.map(|taps| taps.rows);
     let out = match args.json {

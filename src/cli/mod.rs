@@ -1,7 +1,8 @@
 //! The command line: one file per subcommand. Owns arguments, terminals, signals and exit codes; sees no tensor.
 //!
 //! Text goes to stdout and nothing else does; notes, progress and errors go to stderr. An error is one line,
-//! `octavo: error: ...`. Exit codes: 0, 1 (bad input), 2 (usage), 101 (a fault of the program), 130 (Ctrl-C).
+//! `octavo: error: ...`. Exit codes: 0, 1 (bad input), 2 (usage), 101 (a fault of the program), 130 (Ctrl-C),
+//! 143 and 129 (SIGTERM and SIGHUP).
 
 mod args;
 mod argv;
@@ -15,6 +16,7 @@ mod inspect;
 mod load;
 mod logits;
 mod metrics;
+mod output;
 mod perplexity;
 mod prompt;
 mod quant_report;
@@ -23,11 +25,12 @@ mod run;
 mod signal;
 mod terminal;
 mod tokenize;
+mod values;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 
 use failure::{Exit, Failure};
@@ -82,7 +85,8 @@ enum Command {
 /// Runs the program on these arguments, the program's name first.
 pub(crate) fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
     install_panic_hook();
-    let result = match Cli::try_parse_from(argv::expand(args)) {
+    let parsed = command().try_get_matches_from(argv::expand(args)).and_then(|found| Cli::from_arg_matches(&found));
+    let result = match parsed {
         Ok(cli) => dispatch(cli.command),
         Err(error) => return failure::usage(&error),
     };
@@ -90,6 +94,20 @@ pub(crate) fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
         Ok(exit) => exit.into(),
         Err(failure) => failure.report(),
     }
+}
+
+/// The whole command line.
+fn command() -> clap::Command {
+    Cli::command().mut_subcommands(numbers_below_0)
+}
+
+/// Takes a number below 0 after an option as its value, so that the option says which numbers it takes: no option is
+/// called by a digit.
+fn numbers_below_0(command: clap::Command) -> clap::Command {
+    command.mut_args(|arg| match arg.get_action().takes_values() && !arg.is_positional() {
+        true => arg.allow_negative_numbers(true),
+        false => arg,
+    })
 }
 
 fn dispatch(command: Command) -> Result<Exit, Failure> {
@@ -113,7 +131,7 @@ fn dispatch(command: Command) -> Result<Exit, Failure> {
 fn completions(shell: Shell) -> Result<Exit, Failure> {
     // into memory first: the generator panics if it cannot write
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "octavo", &mut script);
+    clap_complete::generate(shell, &mut command(), "octavo", &mut script);
     terminal::print(&script)?;
     Ok(Exit::Done)
 }
@@ -138,6 +156,6 @@ mod tests {
 
     #[test]
     fn the_definition_of_the_command_line_is_consistent() {
-        Cli::command().debug_assert();
+        command().debug_assert();
     }
 }

@@ -13,9 +13,10 @@ use octavo_llm::eval::{self, Divergence, Error, Observer, Options, Perplexity, T
 
 use super::args::{ComputeArgs, ModelArgs};
 use super::failure::{Exit, Failure};
+use super::output::{Inputs, Kind, Output};
 use super::signal::{self, Generating};
 use super::terminal::{self, Progress};
-use super::{load, prompt};
+use super::{load, prompt, values};
 
 /// Tokens of a chunk unless given, as in llama-perplexity.
 const CHUNK: usize = 512;
@@ -50,11 +51,14 @@ pub(super) struct PerplexityArgs {
     #[arg(required_unless_present = "kl_divergence")]
     file: Option<PathBuf>,
     /// Read at most N chunks; -1 is all
-    #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true, value_parser = chunks)]
+    #[arg(long, value_name = "N", default_value_t = -1, value_parser = values::chunks)]
     chunks: i64,
     /// Write the predictions for every scored token to FILE; with --kl-divergence, read them
     #[arg(long, alias = "save-all-logits", value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     kl_divergence_base: Option<PathBuf>,
+    /// Replace the file of --kl-divergence-base whatever it is, unless it is an input
+    #[arg(long, requires = "kl_divergence_base", conflicts_with = "kl_divergence")]
+    force: bool,
     /// Compare with the predictions in the base; its text is read
     #[arg(long, requires = "kl_divergence_base")]
     kl_divergence: bool,
@@ -65,21 +69,21 @@ pub(super) struct PerplexityArgs {
     compute: ComputeArgs,
 }
 
-fn chunks(text: &str) -> Result<i64, String> {
-    match text.parse() {
-        Ok(n) if n == -1 || n >= 1 => Ok(n),
-        _ => Err("expected a number of at least 1, or -1 for all".to_owned()),
-    }
-}
-
 /// Runs the command.
 pub(super) fn run(args: &PerplexityArgs) -> Result<Exit, Failure> {
     let options = args.compute.options()?;
+    let inputs = Inputs::default().model(args.model.path()).file(args.file.as_deref());
+    let target = args.kl_divergence_base.as_deref().filter(|_| !args.kl_divergence);
+    let target = target.map(|path| Output { path, kind: Kind::Base, force: args.force, inputs: &inputs });
+    if let Some(target) = &target {
+        // before the work, not after it
+        target.check()?;
+    }
     let text = args.file.as_deref().map(read).transpose()?;
     signal::install()?;
     match &args.kl_divergence_base {
         Some(path) if args.kl_divergence => compare(args, options, path, text),
-        _ => score(args, options, text.unwrap_or_default()),
+        _ => score(args, options, text.unwrap_or_default(), target),
     }
 }
 
@@ -92,12 +96,12 @@ fn read(path: &Path) -> Result<Vec<u8>, Failure> {
     Ok(text)
 }
 
-fn score(args: &PerplexityArgs, mut options: EngineOptions, text: Vec<u8>) -> Result<Exit, Failure> {
-    let target = args.kl_divergence_base.as_deref();
-    if let Some(path) = target {
-        // before the work, not after it
-        base::check_target(path)?;
-    }
+fn score(
+    args: &PerplexityArgs,
+    mut options: EngineOptions,
+    text: Vec<u8>,
+    target: Option<Output<'_>>,
+) -> Result<Exit, Failure> {
     options.ctx = options.ctx.or(Some(CHUNK));
     let engine = load::engine_with(&args.model, options.clone())?;
     let tokenizer = engine.tokenizer();
@@ -106,13 +110,13 @@ fn score(args: &PerplexityArgs, mut options: EngineOptions, text: Vec<u8>) -> Re
     let mut watch = Watch::new(args, &generating, "scoring");
     let result = match target {
         None => eval::perplexity(&engine, &text, &options, &mut watch),
-        Some(path) => base::write_file(path, text.shape(), text.tokens(), |writer| {
+        Some(target) => base::write_file(target.path, text.shape(), text.tokens(), |writer| {
             eval::perplexity_with_base(&engine, &text, &options, &mut watch, writer)
         }),
     };
     let Some(ppl) = watch.end(result)? else { return Ok(Exit::Interrupted) };
     let out = match args.json {
-        true => print::perplexity_json(&ppl, &text, &watch.chunk_ppl, target, &engine)?,
+        true => print::perplexity_json(&ppl, &text, &watch.chunk_ppl, target.map(|t| t.path), &engine)?,
         false => print::final_estimate(&ppl),
     };
     terminal::print(out.as_bytes())?;

@@ -20,17 +20,24 @@ pub(super) struct TextArgs {
     #[arg(short, long, value_name = "FILE", allow_hyphen_values = true, value_hint = clap::ValueHint::FilePath)]
     pub(super) file: Option<PathBuf>,
     /// Turn \n, \r, \t, \", \', \\ and \xHH in TEXT into what they stand for
-    #[arg(short, long, conflicts_with = "file")]
+    #[arg(short, long)]
     pub(super) escape: bool,
 }
 
 impl TextArgs {
     /// The text's bytes, or `None` if neither option was given.
     pub(super) fn read(&self) -> Result<Option<Vec<u8>>, Failure> {
+        self.read_beside(false)
+    }
+
+    /// As [`TextArgs::read`]; `beside` says that the command has another string in which -e reads escapes.
+    fn read_beside(&self, beside: bool) -> Result<Option<Vec<u8>>, Failure> {
         match (&self.prompt, &self.file) {
             (Some(text), _) if self.escape => Ok(Some(unescape(text.as_encoded_bytes()))),
             (Some(text), _) => Ok(Some(text.as_encoded_bytes().to_vec())),
-            (None, _) if self.escape => Err(Failure::Usage("-e needs -p TEXT".to_owned())),
+            (None, _) if self.escape && !beside => {
+                Err(Failure::Usage("-e (--escape) has no effect: expected -p TEXT with it".to_owned()))
+            }
             (None, Some(path)) => read(path).map(Some),
             (None, None) => Ok(None),
         }
@@ -38,7 +45,13 @@ impl TextArgs {
 
     /// The text's bytes; one of the two options must have been given.
     pub(super) fn require(&self) -> Result<Vec<u8>, Failure> {
-        self.read()?.ok_or_else(|| Failure::Usage("no text: expected -p TEXT or -f FILE (- is stdin)".to_owned()))
+        self.require_beside(false)
+    }
+
+    /// As [`TextArgs::require`]; `beside` says that the command has another string in which -e reads escapes.
+    pub(super) fn require_beside(&self, beside: bool) -> Result<Vec<u8>, Failure> {
+        self.read_beside(beside)?
+            .ok_or_else(|| Failure::Usage("no text: expected -p TEXT or -f FILE (- is stdin)".to_owned()))
     }
 }
 
@@ -58,7 +71,7 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, Failure> {
 }
 
 /// llama.cpp's escapes; a backslash before anything else stays.
-fn unescape(text: &[u8]) -> Vec<u8> {
+pub(super) fn unescape(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text;
     while let Some((&byte, after)) = rest.split_first() {

@@ -4,19 +4,25 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use clap::Args;
+use gguf_rs_lite::{Temporary, TensorType};
 use octavo_llm::engine::ModelSource;
 use octavo_llm::eval;
 use octavo_llm::imatrix::Importance;
-use octavo_llm::quant_report::{Base, Error, Row, Sensitivity, Setup, Watch, base, existing, quantized, sensitivity};
+use octavo_llm::quant_report::{
+    Base, Error, Row, Sensitivity, Setup, Watch, base, check, existing, quantized, sensitivity,
+};
 use octavo_llm::quantize::Target;
 use octavo_llm::report::{Axes, ChartError, Page, named_points};
 use octavo_llm::tokenizer::Tokenizer;
 use serde_json::json;
 
 use super::args::ComputeArgs;
-use super::failure::{Exit, Failure};
-use super::signal::Generating;
+use super::failure::{Exit, Failure, one_line};
+use super::output::{Inputs, Kind, Output};
+use super::quantize;
+use super::signal;
 use super::terminal::{self, Progress};
+use super::values;
 
 /// Measure what each quantization of a model costs: size, perplexity, KL divergence, speed
 ///
@@ -33,7 +39,8 @@ Examples:
 --sensitivity TYPE quantizes one tensor at a time and ranks them by the KL divergence that each causes alone; with
 --by-role all layers of a tensor together.
 --json prints {model, base: {ppl, ...}, types: [{name, bytes, bits_per_weight, ppl, mean_kl, kl_99, ...}],
-sensitivity?: [{name, layer, role, mean_kl, ...}]}.")]
+sensitivity?: [{name, layer, role, mean_kl, ...}], failed?: [{name, error}]}.
+A type that cannot be made or scored is named on stderr and left out; the rest is printed, with exit code 1.")]
 pub(super) struct QuantReportArgs {
     /// GGUF file or Hugging Face folder in F16, BF16 or F32
     #[arg(value_name = "MODEL", value_hint = clap::ValueHint::FilePath)]
@@ -44,49 +51,57 @@ pub(super) struct QuantReportArgs {
     /// Types to measure, separated by commas
     #[arg(long, value_name = "TYPES", value_delimiter = ',')]
     #[arg(default_value = "Q8_0,Q6_K,Q5_K_M,Q4_K_M,Q4_0,Q3_K_M,Q2_K")]
-    types: Vec<String>,
+    #[arg(value_parser = values::target(), hide_possible_values = true)]
+    types: Vec<Target>,
     /// Also score this file or folder, of the same vocabulary; may be given several times
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::AnyPath)]
     also: Vec<PathBuf>,
-    /// Chunks of text to score at most
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    chunks: Option<u32>,
+    /// Chunks of text to score at most; -1 is all
+    #[arg(long, value_name = "N", default_value_t = -1, value_parser = values::chunks)]
+    chunks: i64,
     /// Importance matrix for the quantizers
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     imatrix: Option<PathBuf>,
     /// Also quantize one tensor at a time to this type, and rank them
-    #[arg(long, value_name = "TYPE")]
-    sensitivity: Option<String>,
+    #[arg(long, value_name = "TYPE", value_parser = values::target(), hide_possible_values = true)]
+    sensitivity: Option<Target>,
     /// With --sensitivity: all layers of a tensor together
     #[arg(long, requires = "sensitivity")]
     by_role: bool,
+    /// Take a model that is quantized already: figures then are of what is lost on top of that
+    #[arg(long)]
+    allow_requantize: bool,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
     /// Also write the report as one self-contained HTML page
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     html: Option<PathBuf>,
+    /// Replace --html's file whatever it is, unless it is an input
+    #[arg(long, requires = "html")]
+    force: bool,
     #[command(flatten)]
     compute: ComputeArgs,
 }
 
-/// A bar for each part of the work.
-struct Bars<'a> {
-    bar: Progress,
-    generating: &'a Generating,
-}
+/// Of the page.
+const TITLE: &str = "octavo quant-report";
 
-impl Watch for Bars<'_> {
+/// A bar for each part of the work.
+struct Bars(Progress);
+
+impl Watch for Bars {
     fn begin(&mut self, what: &str) {
-        self.bar.clear();
+        self.0.clear();
         terminal::note(&format!("octavo: scoring {what}"));
-        self.bar = Progress::chunks("scoring");
+        self.0 = Progress::chunks("scoring");
     }
     fn at(&mut self, done: usize, total: usize) {
-        self.bar.at(done as u64, total as u64);
+        self.0.at(done as u64, total as u64);
     }
     fn cancelled(&self) -> bool {
-        self.generating.interrupted()
+        // nothing is shown before the end: Ctrl-C ends the program at once
+        false
     }
 }
 
@@ -95,13 +110,20 @@ struct Report {
     base: Base,
     rows: Vec<Row>,
     ranking: Option<(String, Vec<Sensitivity>)>,
+    /// What could not be made or scored, and why.
+    failed: Vec<(String, String)>,
 }
 
 /// Runs the command.
 pub(super) fn run(args: &QuantReportArgs) -> Result<Exit, Failure> {
-    let usage = |error: octavo_llm::quantize::UnknownTarget| Failure::Usage(error.to_string());
-    let targets = args.types.iter().map(|name| name.parse()).collect::<Result<Vec<Target>, _>>().map_err(usage)?;
-    let ranked_to = args.sensitivity.as_deref().map(str::parse::<Target>).transpose().map_err(usage)?;
+    let inputs = Inputs::default().model(Some(&args.model)).file(Some(&args.file)).file(args.imatrix.as_deref());
+    let inputs = args.also.iter().fold(inputs, |inputs, path| inputs.model(Some(path)));
+    let page = args.html.as_deref();
+    let page = page.map(|path| Output { path, kind: Kind::Page(TITLE), force: args.force, inputs: &inputs });
+    if let Some(page) = &page {
+        page.check()?;
+    }
+    signal::install()?;
     let mut text = super::prompt::read(&args.file)?;
     if text.last() == Some(&b'\n') {
         // as llama-perplexity's -f
@@ -111,7 +133,7 @@ pub(super) fn run(args: &QuantReportArgs) -> Result<Exit, Failure> {
     let tokens = eval::encode(&Tokenizer::from_gguf(&gguf)?, &text)?;
     drop(gguf);
     let importance = args.imatrix.as_deref().map(Importance::open).transpose()?;
-    let folder = tempfile::tempdir()?;
+    let folder = Temporary::new(tempfile::tempdir()?.keep());
     let mut engine = args.compute.options()?;
     let n_ctx = engine.ctx.filter(|n| *n > 0).unwrap_or(512);
     engine.ctx = Some(n_ctx);
@@ -120,45 +142,63 @@ pub(super) fn run(args: &QuantReportArgs) -> Result<Exit, Failure> {
         engine,
         tokens,
         n_ctx,
-        chunks: args.chunks.map(|n| n as usize),
+        chunks: usize::try_from(args.chunks).ok(),
         importance: importance.as_ref(),
+        allow_requantize: args.allow_requantize,
         folder: folder.path(),
     };
-    let generating = Generating::begin();
-    let mut bars = Bars { bar: Progress::chunks("scoring"), generating: &generating };
-    let report = measure(args, &setup, (targets, ranked_to), &mut bars);
-    bars.bar.clear();
-    let report = match report {
-        Err(Error::Eval(eval::Error::Cancelled)) => return Ok(Exit::Interrupted),
-        report => report?,
-    };
-    if let Some(path) = &args.html {
-        std::fs::write(path, report.html()?).map_err(|error| Failure::Input(format!("{}: {error}", path.display())))?;
+    let ranking = args.sensitivity.map(|target| (target.default_type(), args.by_role));
+    check(&setup, &args.types, ranking, &args.also).map_err(refused)?;
+    let mut bars = Bars(Progress::chunks("scoring"));
+    let report = measure(args, &setup, ranking, &mut bars);
+    bars.0.clear();
+    let report = report?;
+    if let Some(page) = &page {
+        page.write(report.html()?.as_bytes())?;
     }
     terminal::print(if args.json { report.json()? } else { report.text() }.as_bytes())?;
-    Ok(Exit::Done)
+    Ok(if report.failed.is_empty() { Exit::Done } else { Exit::Partly })
 }
 
+/// What stands against the report before it begins, with the option that helps.
+fn refused(error: Error) -> Failure {
+    let within = |what: String, source| match quantize::refused(source) {
+        Failure::Input(text) => Failure::Input(format!("{what}: {text}")),
+        other => other,
+    };
+    match error {
+        Error::Target { target, source } => within(target.to_string(), source),
+        Error::Quantize(source) => within("--sensitivity".to_owned(), source),
+        error => error.into(),
+    }
+}
+
+/// The base, then one row after the other; what fails after the base does not take the others with it.
 fn measure(
     args: &QuantReportArgs,
     setup: &Setup<'_>,
-    (targets, ranked_to): (Vec<Target>, Option<Target>),
-    bars: &mut Bars<'_>,
+    ranking: Option<(TensorType, bool)>,
+    bars: &mut Bars,
 ) -> Result<Report, Error> {
     let base = base(setup, bars)?;
-    let mut rows: Vec<Row> =
-        targets.into_iter().map(|target| quantized(setup, &base, target, bars)).collect::<Result<_, _>>()?;
-    for path in &args.also {
-        rows.push(existing(setup, &base, path, bars)?);
+    let model = args.model.display().to_string();
+    let mut report = Report { model, base, rows: Vec::new(), ranking: None, failed: Vec::new() };
+    for &target in &args.types {
+        let row = quantized(setup, &report.base, target, bars);
+        let row = report.keep(target.name(), row, bars);
+        report.rows.extend(row);
     }
-    let ranking = match ranked_to {
-        Some(target) => {
-            let to = target.default_type();
-            Some((to.to_string(), sensitivity(setup, &base, (to, args.by_role), bars)?))
-        }
-        None => None,
-    };
-    Ok(Report { model: args.model.display().to_string(), base, rows, ranking })
+    for path in &args.also {
+        let row = existing(setup, &report.base, path, bars);
+        let row = report.keep(&path.display().to_string(), row, bars);
+        report.rows.extend(row);
+    }
+    if let Some((to, by_role)) = ranking {
+        let ranked = sensitivity(setup, &report.base, (to, by_role), bars);
+        let kept = report.keep(&format!("one tensor at a time in {to}"), ranked, bars);
+        report.ranking = kept.map(|ranked| (to.to_string(), ranked));
+    }
+    Ok(report)
 }
 
 const HEAD: [&str; 10] = [
@@ -175,6 +215,20 @@ const HEAD: [&str; 10] = [
 ];
 
 impl Report {
+    /// What was measured; or notes why nothing was, and says so at once.
+    fn keep<T>(&mut self, name: &str, measured: Result<T, Error>, bars: &Bars) -> Option<T> {
+        match measured {
+            Ok(measured) => Some(measured),
+            Err(error) => {
+                bars.0.clear();
+                let error = one_line(&error.to_string());
+                terminal::note(&format!("octavo: error: {name}: {error}"));
+                self.failed.push((name.to_owned(), error));
+                None
+            }
+        }
+    }
+
     /// The base and every type, as cells.
     fn cells(&self) -> Vec<[String; 10]> {
         let mib = |bytes: u64| format!("{:.1}", bytes as f64 / f64::from(1 << 20));
@@ -249,20 +303,29 @@ impl Report {
             object["sensitivity_type"] = json!(to);
             object["sensitivity"] = serde_json::to_value(ranking)?;
         }
+        if !self.failed.is_empty() {
+            let failed = |(name, error): &(String, String)| json!({"name": name, "error": error});
+            object["failed"] = self.failed.iter().map(failed).collect();
+        }
         Ok(format!("{object}\n"))
     }
 
     fn html(&self) -> Result<String, ChartError> {
-        let mut page = Page::new("octavo quant-report");
+        let mut page = Page::new(TITLE);
         page.paragraph(&self.model, None);
         page.heading("Types");
         page.table(&HEAD, self.cells().into_iter().map(|row| (false, row.to_vec())));
-        page.heading("KL divergence against size");
-        let points: Vec<(f64, f64, &str)> =
-            self.rows.iter().map(|r| (r.bits_per_weight, r.mean_kl.0, r.name.as_str())).collect();
-        let axes =
-            Axes { title: "Mean KL divergence from the model itself", x: "bits per weight", y: "mean KL (nats)" };
-        page.chart(&named_points(axes, &points)?);
+        for (name, error) in &self.failed {
+            page.paragraph(&format!("{name} is missing: {error}"), None);
+        }
+        if !self.rows.is_empty() {
+            page.heading("KL divergence against size");
+            let points: Vec<(f64, f64, &str)> =
+                self.rows.iter().map(|r| (r.bits_per_weight, r.mean_kl.0, r.name.as_str())).collect();
+            let axes =
+                Axes { title: "Mean KL divergence from the model itself", x: "bits per weight", y: "mean KL (nats)" };
+            page.chart(&named_points(axes, &points)?);
+        }
         if let Some((to, ranking)) = &self.ranking {
             page.heading(&format!("One tensor at a time in {to}"));
             page.paragraph(

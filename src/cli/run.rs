@@ -23,12 +23,13 @@ use super::{chat, load};
 ///
 /// The text alone goes to stdout as it is generated; a closing line with speeds and memory goes to stderr.
 #[derive(Debug, Args)]
+#[command(mut_arg("escape", |a| a.help("Turn \\n, \\r, \\t, \\\", \\', \\\\ and \\xHH in TEXT and --stop into what they stand for")))]
 #[command(after_help = "\
 Examples:
   octavo run -p \"1+1=\"
   octavo run model.gguf -p \"Once upon a time\" -n 64 --temp 0.8 --seed 1
   octavo run model.gguf --chat --system \"Be brief.\" -p \"What is the capital of France?\"
-  octavo run model.gguf -f prompt.txt --stop \"\\n\\n\" --json
+  octavo run model.gguf -f prompt.txt -e --stop \"\\n\\n\" --json
   cat prompt.txt | octavo run model.gguf -f -
 
 --json prints one object:
@@ -63,10 +64,10 @@ pub(super) struct RunArgs {
 
 /// Runs the command.
 pub(super) fn run(args: &RunArgs) -> Result<Exit, Failure> {
-    let mut options = args.generate.options()?;
+    let mut options = args.generate.options(args.text.escape)?;
     args.compute.kv_type()?;
     options.logprobs = args.logprobs.map(usize::from);
-    let text = args.text.require()?;
+    let text = args.text.require_beside(args.generate.has_stops())?;
     signal::install()?;
     let engine = load::engine(&args.model, &args.compute)?;
     options.chunk = engine.batch();

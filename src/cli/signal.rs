@@ -1,6 +1,9 @@
-//! Ctrl-C: the first one ends a generation that is under way, any other ends the program at once, with code 130.
+//! Signals. Ctrl-C: the first one ends a generation that is under way, any other ends the program at once, with code
+//! 130. SIGTERM and SIGHUP end it at once, with 143 and 129. No temporary file stays, and no program that was started.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+
+use octavo_llm::diff::stop_llama_cpp;
 
 use super::failure::Failure;
 
@@ -8,15 +11,50 @@ use super::failure::Failure;
 static GENERATING: AtomicBool = AtomicBool::new(false);
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// Takes over Ctrl-C; once per process.
+/// Takes over Ctrl-C and the signals that ask a program to end; once per process.
 pub(super) fn install() -> Result<(), Failure> {
     ctrlc::set_handler(|| {
         let first = !INTERRUPTED.swap(true, Ordering::SeqCst);
         if !(first && GENERATING.load(Ordering::SeqCst)) {
-            std::process::exit(130);
+            end(130);
         }
     })?;
+    #[cfg(unix)]
+    unix::install()?;
     Ok(())
+}
+
+/// Ends the program from the thread that was told of a signal, whatever the others do.
+fn end(code: i32) -> ! {
+    stop_llama_cpp();
+    gguf_rs_lite::remove_temporaries();
+    std::process::exit(code)
+}
+
+#[cfg(unix)]
+mod unix {
+    use signal_hook::consts::{SIGHUP, SIGTERM};
+    use signal_hook::iterator::Signals;
+
+    /// A thread that waits for the signals. It says what ctrlc does not: which one it was.
+    pub(super) fn install() -> std::io::Result<()> {
+        let ignored = ignored();
+        let wanted = [SIGTERM, SIGHUP].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
+        let mut signals = Signals::new(wanted)?;
+        std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
+            if let Some(signal) = signals.forever().next() {
+                super::end(128 + signal);
+            }
+        })?;
+        Ok(())
+    }
+
+    /// Those that whoever started the program had it ignore, as `nohup` does; none where the system does not tell.
+    fn ignored() -> u64 {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+        mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+    }
 }
 
 /// While this lives, a first Ctrl-C only sets [`Generating::interrupted`].

@@ -1,8 +1,12 @@
 //! Runs a stock llama.cpp and keeps what it said.
 
-use std::fs::File;
+use std::ffi::OsString;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use gguf_rs_lite::{NewFile, replace_file};
 
 use super::Error;
 
@@ -13,6 +17,9 @@ pub struct LlamaCpp {
 }
 
 impl LlamaCpp {
+    /// The files that [`LlamaCpp::results`] leaves.
+    pub const KEPT: [&str; 4] = ["commands.txt", "prompt.txt", "llama-results.log", "llama-results.gguf"];
+
     /// Finds the programs in `folder` or in its `bin` or `build/bin`.
     ///
     /// # Errors
@@ -49,47 +56,80 @@ impl LlamaCpp {
         keep: &Path,
     ) -> Result<PathBuf, Error> {
         let io = |path: &Path, source| octavo_reference::Error::Io { path: path.into(), source };
-        let write = |name: &str, bytes: &[u8]| {
-            let path = keep.join(name);
-            std::fs::write(&path, bytes).map_err(|source| io(&path, source)).map(|()| path)
-        };
         std::fs::create_dir_all(keep).map_err(|source| io(keep, source))?;
-        // llama.cpp drops one newline at the end of a file
-        let prompt = write("prompt.txt", &[text, b"\n"].concat())?;
-        let out = keep.join("llama-results.gguf");
-        // one that is left from another run must not be taken for this one's
-        match std::fs::remove_file(&out) {
-            Err(source) if source.kind() != std::io::ErrorKind::NotFound => return Err(io(&out, source).into()),
-            _ => {}
-        }
+        let [commands, prompt, log, out] = Self::KEPT.map(|name| keep.join(name));
         let program = self.folder.join("llama-results");
         let size = (n_tokens + 1).next_multiple_of(256).max(512).to_string();
         let threads = threads.to_string();
-        let mut args: Vec<std::ffi::OsString> = vec!["-m".into(), model.into(), "-o".into(), out.clone().into()];
-        args.extend(["-f".into(), prompt.into()]);
-        let fixed = ["-ctk", "f32", "-ctv", "f32", "-fa", "off", "--no-repack", "--no-escape", "-ngl", "0"];
-        args.extend(fixed.iter().map(Into::into));
-        args.extend(["-c", &size, "-b", &size, "-ub", &size, "-t", &threads].iter().map(Into::into));
-        let line: Vec<String> = std::iter::once(program.as_os_str())
-            .chain(args.iter().map(std::ffi::OsString::as_os_str))
+        let args = |out: &Path| {
+            let mut args: Vec<OsString> = vec!["-m".into(), model.into(), "-o".into(), out.into()];
+            args.extend(["-f".into(), prompt.clone().into()]);
+            let fixed = ["-ctk", "f32", "-ctv", "f32", "-fa", "off", "--no-repack", "--no-escape", "-ngl", "0"];
+            args.extend(fixed.iter().map(Into::into));
+            args.extend(["-c", &size, "-b", &size, "-ub", &size, "-t", &threads].iter().map(Into::into));
+            args
+        };
+        let line: Vec<String> = std::iter::once(program.clone().into_os_string())
+            .chain(args(&out))
             .map(|word| quoted(&word.to_string_lossy()))
             .collect();
-        write("commands.txt", format!("{}\n", line.join(" ")).as_bytes())?;
-        let log_path = keep.join("llama-results.log");
-        let log = File::create(&log_path).map_err(|source| io(&log_path, source))?;
-        let log_too = log.try_clone().map_err(|source| io(&log_path, source))?;
+        // first of all: the others are known by it
+        write(&commands, format!("{}\n", line.join(" ")).as_bytes())?;
+        // llama.cpp drops one newline at the end of a file
+        write(&prompt, &[text, b"\n"].concat())?;
         let failed = |what| Error::Program { program: program.display().to_string(), what };
-        let mut command = Command::new(&program);
-        command.args(&args).stdin(Stdio::null()).stdout(log).stderr(log_too);
-        let status = command.status().map_err(|error| failed(error.to_string()))?;
-        if status.success() && out.is_file() {
+        // under another name until it is whole: one that is left from another run must not be taken for this one's
+        let new = NewFile::beside(&out).map_err(octavo_reference::Error::from)?;
+        let (status, said) = run(Command::new(&program).args(args(new.path()))).map_err(|e| failed(e.to_string()))?;
+        write(&log, &said)?;
+        let written = new.path().metadata().is_ok_and(|found| found.len() > 0);
+        if status.success() && written {
+            new.publish().map_err(octavo_reference::Error::from)?;
             return Ok(out);
         }
-        let said = std::fs::read(&log_path).map_err(|source| io(&log_path, source))?;
         let said = String::from_utf8_lossy(&said);
         let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("nothing");
-        Err(failed(format!("{status}; it last said: {last} (all of it is in {})", log_path.display())))
+        Err(failed(format!("{status}; it last said: {last} (all of it is in {})", log.display())))
     }
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    let written = replace_file(path, |file| {
+        let file = file.write_all(bytes);
+        file.map_err(|source| octavo_reference::Error::Io { path: path.into(), source })
+    });
+    Ok(written?)
+}
+
+/// The program that runs now. Whoever starts one holds this, so that a signal never comes in between.
+static RUNNING: Mutex<Option<Child>> = Mutex::new(None);
+
+fn running() -> MutexGuard<'static, Option<Child>> {
+    RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Stops the llama.cpp that runs, if one does. Whoever waits for it waits for ever: for a thread that was told of a
+/// signal and ends the program next.
+pub fn stop_llama_cpp() {
+    let mut running = running();
+    if let Some(child) = running.as_mut() {
+        // one that has just ended is as good
+        let _ = child.kill();
+    }
+    std::mem::forget(running);
+}
+
+/// Runs a program to its end; gives what it printed to both outputs, in its order.
+fn run(command: &mut Command) -> io::Result<(ExitStatus, Vec<u8>)> {
+    let (mut out, into) = io::pipe()?;
+    *running() = Some(command.stdin(Stdio::null()).stdout(into.try_clone()?).stderr(into).spawn()?);
+    // the pipe ends when the last of those who could write to it goes: not before ours do
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut said = Vec::new();
+    out.read_to_end(&mut said)?;
+    let child = running().take();
+    let mut child = child.ok_or_else(|| io::Error::other("it is not there any more"))?;
+    Ok((child.wait()?, said))
 }
 
 /// A word as a shell takes it.

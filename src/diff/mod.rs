@@ -16,7 +16,7 @@ mod reference;
 mod tensors;
 
 pub use execution::{Backend, Execution, Fault, OracleExecution, Rounding, TapKey, TapOut};
-pub use llama_cpp::LlamaCpp;
+pub use llama_cpp::{LlamaCpp, stop_llama_cpp};
 pub use lockstep::{Absent, Comparison, TapReport, Verdict, compare};
 pub use logits::{LogitComparison, PositionTop, TopPair};
 pub use probabilities::TokenComparison;

@@ -37,6 +37,16 @@ pub(super) struct Config {
     pub(super) awq: Option<Awq>,
 }
 
+/// Modules of a layer that have biases all together or not at all.
+pub(super) struct Biases {
+    /// The setting that says so.
+    pub(super) key: &'static str,
+    /// The modules, inside `model.layers.N.`.
+    pub(super) modules: &'static [&'static str],
+    /// Whether they have them.
+    pub(super) there: bool,
+}
+
 /// `model_type`, and the architecture whose layers it has.
 const ARCHITECTURES: [(&str, &str); 4] =
     [("llama", "llama"), ("mistral", "llama"), ("qwen2", "qwen2"), ("qwen3", "qwen3")];
@@ -118,6 +128,23 @@ impl Config {
     /// The number of entries of the vocabulary, padding included.
     pub(super) fn vocab_size(&self) -> Result<usize, Error> {
         self.count("vocab_size")
+    }
+
+    /// Which biases the layers have. Qwen 2's queries, keys and values have some unless the settings say otherwise; those
+    /// of other models, and what else can have one, need a setting.
+    pub(super) fn biases(&self) -> Result<Vec<Biases>, Error> {
+        const QKV: &[&str] = &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"];
+        const ATTENTION: &[&str] = &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"];
+        const MLP: &[&str] = &["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"];
+        let (attention, mlp) = ("attention_bias", "mlp_bias");
+        let (in_attention, in_mlp) = (self.flag(attention)?, self.flag(mlp)?.unwrap_or(false));
+        Ok(match self.arch {
+            "qwen2" => vec![Biases { key: attention, modules: QKV, there: in_attention.unwrap_or(true) }],
+            _ => vec![
+                Biases { key: attention, modules: ATTENTION, there: in_attention.unwrap_or(false) },
+                Biases { key: mlp, modules: MLP, there: in_mlp },
+            ],
+        })
     }
 
     fn quantization(&self) -> Result<Option<Awq>, Error> {

@@ -18,6 +18,9 @@ use std::path::Path;
 use gguf_rs_lite::{Gguf, OpenOptions, View};
 use serde_json::Value;
 
+use crate::model::{self, Model};
+use crate::tokenizer::Tokenizer;
+
 pub use error::Error;
 pub use write::write;
 
@@ -41,6 +44,30 @@ pub fn open(dir: &Path, options: &OpenOptions) -> Result<Gguf, Error> {
     tokenizer::declare(dir, &config, &mut view)?;
     tensors::declare(dir, &config, options, &mut view)?;
     Ok(view.open()?)
+}
+
+/// Holds an opened folder against what loading a model asks of it: every setting, tensor and token.
+///
+/// # Errors
+/// The first setting, tensor or token that is missing, too many, or not as it must be.
+pub fn check(gguf: &Gguf) -> Result<(), Error> {
+    Model::load(gguf).map_err(|error| Error::Model { error: with_module(&error) })?;
+    Tokenizer::from_gguf(gguf).map_err(|error| Error::Model { error: error.to_string() })?;
+    Ok(())
+}
+
+/// The error, and what the tensor that it is about is called in folders.
+fn with_module(error: &model::Error) -> String {
+    use model::Error as E;
+    let module = match error {
+        E::MissingTensor { tensor, .. }
+        | E::TensorShape { tensor, .. }
+        | E::TensorType { tensor, .. }
+        | E::TensorValue { tensor, .. }
+        | E::UnexpectedTensor { tensor, .. } => tensors::module(tensor),
+        _ => None,
+    };
+    module.map_or_else(|| error.to_string(), |module| format!("{error}; in the folder it is of {module}"))
 }
 
 /// A file of the folder, `None` if it is not there.

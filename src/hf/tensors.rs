@@ -10,7 +10,7 @@ use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
 use super::awq::{Awq, Part, block_type};
-use super::config::Config;
+use super::config::{Biases, Config};
 use super::rows::{Computed, HeadOrder, Plain, Reordered, Widened};
 use super::{Error, MAX_SETTINGS, read_json};
 
@@ -50,6 +50,7 @@ pub(super) fn declare(dir: &Path, config: &Config, options: &OpenOptions, view: 
     // what checkpoints keep beside weights: frequencies that follow from the settings, and copies
     let spare = |name: &str| name.ends_with("rotary_emb.inv_freq") || config.tied && name == "lm_head.weight";
     sources.retain(|name, _| !spare(name));
+    promised(config, |name| sources.contains_key(name))?;
     let modules: BTreeSet<String> =
         sources.keys().filter_map(|name| Some(name.rsplit_once('.')?.0.to_owned())).collect();
     let mut folder = Folder { config, sources, view };
@@ -65,6 +66,31 @@ pub(super) fn declare(dir: &Path, config: &Config, options: &OpenOptions, view: 
     if let Some(divisors) = config.rope_freqs()? {
         let n = divisors.len() as u64;
         view.made("rope_freqs.weight", &[n], TensorType::F32, &config.file, Arc::new(Computed(divisors)))?;
+    }
+    Ok(())
+}
+
+/// Holds the tensors against what the settings say of an output matrix and of biases. A model without them would run,
+/// with the embedding for its output and zeros for its biases, and say something else than was trained.
+pub(super) fn promised(config: &Config, is_there: impl Fn(&str) -> bool) -> Result<(), Error> {
+    let broken = |tensor: String, expected: String, got: &str| {
+        Err(Error::Tensor { file: config.file.clone(), tensor, expected, got: got.to_owned() })
+    };
+    if !config.tied && !is_there("lm_head.weight") && !is_there("lm_head.qweight") {
+        let expected = "a tensor of that name, as tie_word_embeddings is not true".to_owned();
+        return broken("lm_head.weight".to_owned(), expected, "none");
+    }
+    let layers = config.count("num_hidden_layers")?;
+    for Biases { key, modules, there } in config.biases()? {
+        // no more layers than the files have: the number comes from outside
+        for layer in (0..layers).take_while(|l| is_there(&format!("model.layers.{l}.input_layernorm.weight"))) {
+            let name = |module: &&str| format!("model.layers.{layer}.{module}.bias");
+            match modules.iter().map(name).find(|name| is_there(name) != there) {
+                Some(name) if there => return broken(name, format!("a tensor of that name, as {key} says"), "none"),
+                Some(name) => return broken(name, format!("no tensor of that name, as {key} is not true"), "one"),
+                None => {}
+            }
+        }
     }
     Ok(())
 }

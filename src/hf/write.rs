@@ -6,13 +6,13 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::rc::Rc;
 
-use gguf_rs_lite::{Gguf, TensorInfo, TensorType};
+use gguf_rs_lite::{Gguf, Temporary, TensorInfo, TensorType, behind_links};
 use octavo_quant::awq;
 use safetensors::tensor::View;
 use safetensors::{Dtype, serialize_to_file};
 use serde_json::{Value, json};
 
-use super::config::Llama3;
+use super::config::{Config, Llama3};
 use super::rows::HeadOrder;
 use super::{Error, pretty, tensors, tokenizer};
 use crate::model::Hparams;
@@ -28,6 +28,7 @@ const FREQUENCIES: &str = "rope_freqs.weight";
 pub fn write(gguf: &Gguf, dir: &Path) -> Result<(), Error> {
     let file = || dir.display().to_string();
     let io = |source| Error::Io { file: file(), source };
+    let dir = &behind_links(dir)?;
     if dir.exists() {
         return Err(Error::Exists { file: file() });
     }
@@ -35,9 +36,13 @@ pub fn write(gguf: &Gguf, dir: &Path) -> Result<(), Error> {
     let weights = weights(gguf, &h)?;
     let parent = dir.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     // beside it first: whoever looks sees all of the folder, or nothing
-    let new = tempfile::Builder::new().prefix(".octavo-").tempdir_in(parent).map_err(io)?;
+    let new = Temporary::new(tempfile::Builder::new().prefix(".octavo-").tempdir_in(parent).map_err(io)?.keep());
     let put = |name: &str, content: &[u8]| std::fs::write(new.path().join(name), content).map_err(io);
     put("config.json", &pretty(&config(gguf, &h)?))?;
+    // what such folders cannot say of biases is known now, and not when somebody opens it
+    let mut settings = Config::read(new.path())?;
+    settings.file = gguf.name().to_owned();
+    tensors::promised(&settings, |name| weights.iter().any(|weight| weight.0 == name))?;
     for (name, content) in tokenizer::files(gguf)? {
         put(name, &content)?;
     }
@@ -45,7 +50,7 @@ pub fn write(gguf: &Gguf, dir: &Path) -> Result<(), Error> {
     let path = new.path().join("model.safetensors");
     serialize_to_file(weights, Some(metadata), &path)
         .map_err(|source| Error::Safetensors { file: path.display().to_string(), source })?;
-    std::fs::rename(new.keep(), dir).map_err(io)
+    new.rename(dir).map_err(io)
 }
 
 /// `config.json`.
@@ -90,6 +95,7 @@ fn config(gguf: &Gguf, h: &Hparams) -> Result<Value, Error> {
         "rope_theta": number(h.rope.freq_base.value),
         "rope_scaling": scaling,
         "attention_bias": gguf.tensor("blk.0.attn_q.bias").is_some(),
+        "mlp_bias": gguf.tensor("blk.0.ffn_up.bias").is_some(),
         "hidden_act": "silu",
         "tie_word_embeddings": gguf.tensor("output.weight").is_none(),
         "torch_dtype": "float16",

@@ -73,6 +73,11 @@ impl Importance {
         self.entries.is_empty()
     }
 
+    /// The names of the matrices.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.entries.keys().map(String::as_str)
+    }
+
     /// The weights for the tensor of this name: one for each value of a row, for each matrix of a stack.
     pub fn weights(&self, name: &str) -> Option<&[f32]> {
         self.entries.get(name).map(Vec::as_slice)

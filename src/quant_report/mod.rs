@@ -4,6 +4,7 @@
 //! it, into a temporary file, loaded, and scored against that base. [`sensitivity`] does the same with one tensor at a
 //! time: which of them pay for their bits.
 
+mod check;
 mod sensitivity;
 
 use std::fs::File;
@@ -21,6 +22,7 @@ use crate::eval::{self, Divergence, Observer, Perplexity, Text};
 use crate::imatrix::Importance;
 use crate::quantize::{self, Plan, Target};
 
+pub use check::check;
 pub use sensitivity::{Sensitivity, sensitivity};
 
 /// Why there is no report.
@@ -38,6 +40,40 @@ pub enum Error {
     /// Quantizing.
     #[error(transparent)]
     Quantize(#[from] quantize::Error),
+    /// A type that the model cannot be quantized to.
+    #[error("{target}: {source}")]
+    Target {
+        /// The type.
+        target: Target,
+        /// What stands against it.
+        source: quantize::Error,
+    },
+    /// A model of another vocabulary's size.
+    #[error("{file}: expected the {expected} tokens of {model}, got {got}")]
+    Vocabulary {
+        /// The other model.
+        file: String,
+        /// The model.
+        model: String,
+        /// The model's tokens.
+        expected: usize,
+        /// The other's.
+        got: usize,
+    },
+    /// A model with another vocabulary of the same size.
+    #[error("{file}: token {id}: expected {expected:?} as in {model}, got {got:?}")]
+    Token {
+        /// The other model.
+        file: String,
+        /// The model.
+        model: String,
+        /// The first token that differs.
+        id: usize,
+        /// The model's text.
+        expected: String,
+        /// The other's.
+        got: String,
+    },
     /// A weight that cannot be converted.
     #[error("tensor {name}: {source}")]
     Convert {
@@ -78,6 +114,8 @@ pub struct Setup<'a> {
     pub chunks: Option<usize>,
     /// Weights for the quantizers that use some.
     pub importance: Option<&'a Importance>,
+    /// Quantize tensors that are quantized already.
+    pub allow_requantize: bool,
     /// Where temporary files go.
     pub folder: &'a Path,
 }
@@ -158,6 +196,15 @@ impl Observer<Divergence> for Scoring<'_> {
 }
 
 impl Setup<'_> {
+    /// How one quantization is made.
+    fn quantizing(&self, target: Target) -> quantize::Options {
+        let mut options = quantize::Options::new(target);
+        options.threads = self.engine.threads.unwrap_or(options.threads);
+        options.choices.has_importance = self.importance.is_some();
+        options.allow_requantize = self.allow_requantize;
+        options
+    }
+
     fn load(&self, path: &Path) -> Result<Engine, Error> {
         Ok(Engine::load(&ModelSource::Path(path.to_owned()), &self.engine, &mut |_| {})?)
     }
@@ -215,10 +262,7 @@ fn generation_rate(engine: &Engine) -> Result<f64, Error> {
 pub fn quantized(setup: &Setup<'_>, base: &Base, target: Target, watch: &mut dyn Watch) -> Result<Row, Error> {
     watch.begin(target.name());
     let gguf = ModelSource::Path(setup.model.to_owned()).open(true)?;
-    let mut options = quantize::Options::new(target);
-    options.threads = setup.engine.threads.unwrap_or(options.threads);
-    options.choices.has_importance = setup.importance.is_some();
-    let plan = Plan::new(&gguf, setup.importance, &options)?;
+    let plan = Plan::new(&gguf, setup.importance, &setup.quantizing(target))?;
     let (path, totals) = (setup.folder.join("quantized.gguf"), plan.totals());
     plan.write(&path, &mut |_| {})?;
     row(setup, base, (target.name(), &path), (totals.after, totals.bits_per_weight().1), watch)

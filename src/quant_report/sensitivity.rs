@@ -4,11 +4,12 @@ use std::fs::OpenOptions as FileOptions;
 use std::io::{Seek, SeekFrom, Write};
 
 use gguf_rs_lite::{Gguf, TensorInfo, TensorType};
+use octavo_quant::needs_importance;
 use serde::Serialize;
 
 use super::{Base, Error, Setup, Watch, io, score};
 use crate::engine::ModelSource;
-use crate::quantize::mix::fallback;
+use crate::quantize::{self, mix::fallback};
 
 /// What one tensor costs when it alone is quantized.
 #[derive(Clone, Debug, Serialize)]
@@ -48,8 +49,44 @@ fn goes_to(t: &TensorInfo, to: TensorType) -> Option<TensorType> {
     Some(to).filter(fits).or_else(|| fallback(to, t.dims[0])).filter(fits)
 }
 
-/// Quantizes one tensor after the other to `to`, or to what stands in for it where rows do not fit (all layers of a role together if `by_role`), and ranks them by the KL
-/// divergence that each causes, largest first.
+/// Tensors that are quantized together: their role, their layer if they are of one, and they.
+type Group<'g> = (String, Option<usize>, Vec<&'g TensorInfo>);
+
+/// A tensor's importance weights, if there are any for it.
+fn weights<'s>(setup: &Setup<'s>, t: &TensorInfo) -> Option<&'s [f32]> {
+    setup.importance?.weights(&t.name).filter(|weights| weights.len() as u64 == t.dims[0])
+}
+
+/// What is quantized together to `to`, each tensor by itself or all layers of a role. With an importance matrix, tensors
+/// that need weights and have none (embeddings) are left out.
+///
+/// # Errors
+/// No tensor that can be quantized so.
+pub(super) fn groups<'g>(
+    gguf: &'g Gguf,
+    setup: &Setup<'_>,
+    (to, by_role): (TensorType, bool),
+) -> Result<Vec<Group<'g>>, Error> {
+    let can: Vec<(&TensorInfo, TensorType)> =
+        gguf.tensors().iter().filter_map(|t| Some((t, goes_to(t, to)?))).collect();
+    let weighted = |t: &TensorInfo, ty: TensorType| !needs_importance(ty) || weights(setup, t).is_some();
+    let mut groups: Vec<Group<'g>> = Vec::new();
+    for (t, _) in can.iter().copied().filter(|(t, ty)| weighted(t, *ty)) {
+        let (role, layer) = role(&t.name);
+        match groups.iter_mut().find(|(name, _, _)| by_role && *name == role) {
+            Some((_, _, tensors)) => tensors.push(t),
+            None => groups.push((role, if by_role { None } else { layer }, vec![t])),
+        }
+    }
+    match can.first() {
+        _ if !groups.is_empty() => Ok(groups),
+        Some((t, ty)) => Err(quantize::Error::NeedsImportance { tensor: t.name.clone(), ty: *ty }.into()),
+        None => Err(Error::NothingToRank { file: gguf.name().to_owned(), to: to.name() }),
+    }
+}
+
+/// Quantizes one tensor after the other to `to`, or to what stands in for it where rows do not fit (all layers of a role
+/// together if `by_role`), and ranks them by the KL divergence that each causes, largest first.
 ///
 /// The model is copied once; a tensor's values are replaced by what they become in `to`, in the file's own type, scored,
 /// and put back. In an F16 file that rounds them once more, which is far below what is measured.
@@ -63,18 +100,7 @@ pub fn sensitivity(
     watch: &mut dyn Watch,
 ) -> Result<Vec<Sensitivity>, Error> {
     let gguf = ModelSource::Path(setup.model.to_owned()).open(true)?;
-    let ranked: Vec<&TensorInfo> = gguf.tensors().iter().filter(|t| goes_to(t, to).is_some()).collect();
-    let mut groups: Vec<(String, Option<usize>, Vec<&TensorInfo>)> = Vec::new();
-    for t in ranked {
-        let (role, layer) = role(&t.name);
-        match groups.iter_mut().find(|(name, _, _)| by_role && *name == role) {
-            Some((_, _, tensors)) => tensors.push(t),
-            None => groups.push((role, if by_role { None } else { layer }, vec![t])),
-        }
-    }
-    if groups.is_empty() {
-        return Err(Error::NothingToRank { file: gguf.name().to_owned(), to: to.name() });
-    }
+    let groups = groups(&gguf, setup, (to, by_role))?;
     let copy = setup.folder.join("one-tensor.gguf");
     whole_copy(&gguf, &copy)?;
     let own = ModelSource::Path(copy.clone()).open(true)?;
@@ -90,7 +116,7 @@ pub fn sensitivity(
             file.seek(SeekFrom::Start(at)).and_then(|_| file.write_all(bytes)).map_err(io(&copy))
         };
         for (t, at) in tensors.iter().zip(&places[done]) {
-            put(*at, &rounded(&gguf, t, goes_to(t, to).unwrap_or(to))?)?;
+            put(*at, &rounded(&gguf, t, goes_to(t, to).unwrap_or(to), weights(setup, t))?)?;
         }
         let engine = setup.load(&copy)?;
         let d = score(setup, base, &engine, watch)?;
@@ -125,7 +151,7 @@ fn whole_copy(gguf: &Gguf, path: &std::path::Path) -> Result<(), Error> {
 }
 
 /// A tensor's values as `to` has them, in its own type again.
-fn rounded(gguf: &Gguf, t: &TensorInfo, to: TensorType) -> Result<Vec<u8>, Error> {
+fn rounded(gguf: &Gguf, t: &TensorInfo, to: TensorType, weights: Option<&[f32]>) -> Result<Vec<u8>, Error> {
     let convert = |source| Error::Convert { name: t.name.clone(), source };
     let data = gguf.data(t);
     let n = t.dims.iter().product::<u64>() as usize;
@@ -133,7 +159,7 @@ fn rounded(gguf: &Gguf, t: &TensorInfo, to: TensorType) -> Result<Vec<u8>, Error
     octavo_quant::dequantize(t.ty, data, &mut values).map_err(convert)?;
     let mut coarse = Vec::with_capacity(n / to.block_len() * to.block_bytes());
     let width = t.dims[0] as usize;
-    octavo_quant::quantize(to, &values, width, None, &mut coarse).map_err(convert)?;
+    octavo_quant::quantize(to, &values, width, weights, &mut coarse).map_err(convert)?;
     octavo_quant::dequantize(to, &coarse, &mut values).map_err(convert)?;
     let mut out = Vec::with_capacity(data.len());
     octavo_quant::quantize(t.ty, &values, width, None, &mut out).map_err(convert)?;

@@ -11,6 +11,9 @@ pub enum Error {
     /// The importance matrix.
     #[error(transparent)]
     Importance(#[from] crate::imatrix::Error),
+    /// A folder that would not load.
+    #[error(transparent)]
+    Folder(#[from] crate::hf::Error),
     /// A key that the rules need.
     #[error("{file}: key {key}: expected it to be there")]
     MissingKey {
@@ -51,7 +54,7 @@ pub enum Error {
         ty: TensorType,
     },
     /// A tensor that is quantized already.
-    #[error("tensor {tensor} is {ty} already: quantizing it again needs --allow-requantize")]
+    #[error("tensor {tensor} is {ty} already: expected F32, F16 or BF16, unless it may be quantized again")]
     Requantize {
         /// The tensor.
         tensor: String,
@@ -59,16 +62,50 @@ pub enum Error {
         ty: TensorType,
     },
     /// So few bits are useless without weights.
-    #[error("tensor {tensor}: {ty} needs an importance matrix (--imatrix)")]
+    #[error("tensor {tensor}: {ty} needs an importance matrix")]
     NeedsImportance {
         /// The tensor.
         tensor: String,
         /// The type it would get.
         ty: TensorType,
     },
-    /// The importance matrix was made for another model.
-    #[error("tensor {tensor}: expected {expected} importance weights, the importance matrix has {got}")]
+    /// An expression that nothing answers to.
+    #[error("{file}: {pattern:?} finds no tensor that can be quantized: expected a part of a name such as {example:?}")]
+    NoMatch {
+        /// The model.
+        file: String,
+        /// The expression.
+        pattern: String,
+        /// A name that there is.
+        example: String,
+    },
+    /// The importance matrix was made for another model: its entry has a name that the model lacks.
+    #[error("{file}: entry {entry}: expected names of tensors of {model}, which has none of this name")]
+    ImportanceName {
+        /// The importance matrix.
+        file: String,
+        /// The entry.
+        entry: String,
+        /// The model.
+        model: String,
+    },
+    /// The importance matrix was made for another model: it knows nothing of a layer.
+    #[error("{file}: expected entries for each layer of {model}, got none for layer {layer} (such as {tensor})")]
+    ImportanceLayer {
+        /// The importance matrix.
+        file: String,
+        /// The model.
+        model: String,
+        /// The layer.
+        layer: i64,
+        /// A matrix of it.
+        tensor: String,
+    },
+    /// The importance matrix was made for another model: rows have another length.
+    #[error("{file}: entry {tensor}: expected {expected} weights for this model, got {got}")]
     ImportanceSize {
+        /// The importance matrix.
+        file: String,
         /// The tensor.
         tensor: String,
         /// Values in a row, times matrices.

@@ -5,6 +5,7 @@ use half::f16;
 
 use super::mix::Choices;
 use super::{Error, Options, Plan, Target, change_to};
+use crate::hf;
 
 /// Whether [`q4_1`] makes the one of the other.
 pub(super) fn become_blocks(from: TensorType, to: TensorType) -> bool {
@@ -47,8 +48,9 @@ impl<'a> Plan<'a> {
     /// which all matrices get then. All else stays as it is.
     ///
     /// # Errors
-    /// Rows that do not fit the type.
+    /// What would keep the file from being loaded ([`hf::check`]), and rows that do not fit the type.
     pub fn of_folder(gguf: &'a Gguf, to: Option<TensorType>, threads: usize) -> Result<Plan<'a>, Error> {
+        hf::check(gguf)?;
         let changes =
             gguf.tensors().iter().map(|t| change_to(t, wanted(t, to), |_| false)).collect::<Result<Vec<_>, _>>()?;
         let groups = changes.iter().any(|c| c.to == TensorType::Q4_1);

@@ -456,7 +456,7 @@ pub(super) fn is_block_type(ty: T) -> bool {
 }
 
 /// The number after `blk.`.
-fn layer_of(name: &str) -> Option<i64> {
+pub(super) fn layer_of(name: &str) -> Option<i64> {
     let rest = name.strip_prefix("blk.")?;
     let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
     rest[..end].parse().ok()

@@ -11,6 +11,7 @@ pub mod mix;
 mod target;
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 
@@ -18,6 +19,7 @@ use gguf_rs_lite::{Gguf, OwnedValue, TensorData, TensorInfo, Value, Writer};
 use octavo_quant::{TensorType, can_dequantize, can_quantize};
 
 use crate::imatrix::Importance;
+use crate::model::Arch;
 pub use convert::convert;
 pub use error::Error;
 use mix::{Choices, Facts, Mix};
@@ -133,7 +135,8 @@ impl<'a> Plan<'a> {
     /// Decides the type of every tensor.
     ///
     /// # Errors
-    /// A model without architecture or layers, a type that cannot be read or written, rows that do not fit it.
+    /// A model without architecture or layers, an expression that finds no tensor, a type that cannot be read or
+    /// written, rows that do not fit it.
     pub fn new(gguf: &'a Gguf, importance: Option<&'a Importance>, options: &Options) -> Result<Plan<'a>, Error> {
         let facts = match options.target {
             Target::COPY => Facts::default(),
@@ -143,6 +146,7 @@ impl<'a> Plan<'a> {
         options.choices.has_importance = importance.is_some();
         let mut tensors: Vec<&TensorInfo> = gguf.tensors().iter().collect();
         tensors.sort_by(|a, b| mix::order(&a.name, &b.name));
+        all_found(gguf, &options.choices, &facts, &tensors)?;
         let mut mix = Mix::new(&facts, options.target, &options.choices, tensors.iter().map(|t| t.name.as_str()));
         let changes = tensors.iter().map(|t| change(t, &mut mix, options.target)).collect::<Result<_, _>>()?;
         let own = || gguf.get("general.file_type").and_then(|v| v.as_int()).and_then(|v| u32::try_from(v).ok());
@@ -178,12 +182,43 @@ impl<'a> Plan<'a> {
         change.converts() && (change.requires_importance || octavo_quant::needs_importance(change.to))
     }
 
+    /// Whether the importance matrix, if there is one, is of this model. One without entries for the output, the
+    /// embeddings or experts that saw no text is, as it is for llama-quantize.
+    ///
+    /// # Errors
+    /// An entry of a layer's tensor that the model lacks, or for rows of another length; a layer without entries in
+    /// architectures of which each layer sees the text (those that can be run here).
+    pub fn check_importance(&self) -> Result<(), Error> {
+        let Some(importance) = self.importance else { return Ok(()) };
+        let (file, model) = (|| importance.file().to_owned(), || self.gguf.name().to_owned());
+        let foreign = |name: &&str| name.starts_with("blk.") && self.gguf.tensor(name).is_none();
+        if let Some(entry) = importance.names().find(foreign) {
+            return Err(Error::ImportanceName { file: file(), entry: entry.to_owned(), model: model() });
+        }
+        for change in &self.changes {
+            self.weights(change)?;
+        }
+        let Ok(arch) = Arch::of_file(self.gguf) else { return Ok(()) };
+        let known: BTreeSet<i64> = importance.names().filter_map(mix::layer_of).collect();
+        let without = self.changes.iter().map(|c| &c.tensor).find(|t| {
+            mix::layer_of(&t.name).is_some_and(|layer| !known.contains(&layer))
+                && mix::is_quantizable(arch.name(), &t.name, &t.dims)
+        });
+        match without.and_then(|t| Some((t, mix::layer_of(&t.name)?))) {
+            Some((t, layer)) => {
+                Err(Error::ImportanceLayer { file: file(), model: model(), layer, tensor: t.name.clone() })
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Everything that would stop [`Plan::write`] and can be seen without reading weights.
     ///
     /// # Errors
-    /// The first tensor that may not be quantized again, that has importance weights of another model, or that needs
-    /// some and has none.
+    /// As [`Plan::check_importance`], and the first tensor that may not be quantized again, or that needs importance
+    /// weights and has none.
     pub fn check(&self) -> Result<(), Error> {
+        self.check_importance()?;
         for c in self.changes.iter().filter(|c| c.converts()) {
             let (tensor, ty) = (c.tensor.name.clone(), c.tensor.ty);
             if mix::is_block_type(ty) && !self.options.allow_requantize {
@@ -209,7 +244,8 @@ impl<'a> Plan<'a> {
         if mix::Role::of(&t.name) == mix::Role::Embedding {
             return Ok(None);
         }
-        Err(Error::ImportanceSize { tensor: t.name.clone(), expected, got: weights.len() })
+        let file = self.importance.map_or_else(String::new, |i| i.file().to_owned());
+        Err(Error::ImportanceSize { file, tensor: t.name.clone(), expected, got: weights.len() })
     }
 
     /// Writes the new model; `path` has it only when it is complete. Returns the size of the file.
@@ -318,6 +354,20 @@ fn facts(gguf: &Gguf) -> Result<Facts, Error> {
     let n_head_kv = number("attention.head_count_kv").unwrap_or(n_head);
     let n_expert = number("expert_count").unwrap_or(0);
     Ok(Facts { architecture, n_layer, n_head, n_head_kv, n_expert })
+}
+
+/// Refuses an expression that finds no tensor: whoever wrote it meant one.
+fn all_found(gguf: &Gguf, choices: &Choices, facts: &Facts, tensors: &[&TensorInfo]) -> Result<(), Error> {
+    let can_change = |t: &&&TensorInfo| mix::is_quantizable(&facts.architecture, &t.name, &t.dims);
+    let names: Vec<&str> = tensors.iter().filter(can_change).map(|t| t.name.as_str()).collect();
+    match choices.overrides.iter().find(|(pattern, _)| !names.iter().any(|name| pattern.is_match(name))) {
+        Some((pattern, _)) => Err(Error::NoMatch {
+            file: gguf.name().to_owned(),
+            pattern: pattern.as_str().to_owned(),
+            example: names.last().map_or_else(String::new, |name| (*name).to_owned()),
+        }),
+        None => Ok(()),
+    }
 }
 
 fn change(t: &TensorInfo, mix: &mut Mix<'_>, target: Target) -> Result<Change, Error> {

@@ -9,11 +9,16 @@ mod diff;
 mod facts;
 mod folders;
 mod hostile;
+mod kept;
+mod options;
+mod outputs;
 mod perplexity;
 mod quant_report;
 mod quantize;
 mod references;
+mod refusals;
 mod running;
+mod signals;
 
 use std::path::PathBuf;
 use std::process::{Output, Stdio};

@@ -23,14 +23,6 @@ pub enum Error {
         /// The file.
         file: String,
     },
-    /// It would take the place of something else.
-    #[error("{file}: expected a new name or that of an older file of log-probabilities, got {got}")]
-    Target {
-        /// The file.
-        file: String,
-        /// What is there.
-        got: &'static str,
-    },
     /// A number in the header makes no sense.
     #[error("{file}: {field}: expected {expected}, got {got}")]
     Header {

@@ -26,7 +26,7 @@ mod writer;
 pub use error::Error;
 pub use reader::Reader;
 pub use row::{CUT, Norm, Row, WIDE_CUT, encode};
-pub use writer::{Writer, check_target, write_file};
+pub use writer::{Writer, write_file};
 
 /// How every base file begins.
 pub const MAGIC: [u8; 8] = *b"_logits_";

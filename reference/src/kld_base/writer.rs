@@ -1,7 +1,6 @@
 //! Base files out.
 
-use std::fs::File;
-use std::io::{self, BufWriter, Read, Write};
+use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use super::{Error, MAGIC, Shape};
@@ -73,12 +72,12 @@ impl<W: Write> Writer<W> {
 /// is left behind.
 ///
 /// # Errors
-/// Those of `rows`, those of [`Writer`], and whatever [`check_target`] refuses.
+/// Those of `rows`, those of [`Writer`], and a file that cannot be replaced.
 pub fn write_file<T, E: From<Error>>(
     path: &Path,
     shape: Shape,
     tokens: &[u32],
-    rows: impl FnOnce(&mut Writer<BufWriter<&mut File>>) -> Result<T, E>,
+    rows: impl FnOnce(&mut Writer<BufWriter<&mut dyn Write>>) -> Result<T, E>,
 ) -> Result<T, E> {
     /// Lets the caller's error pass through the function that replaces the file.
     struct Either<E>(E);
@@ -87,7 +86,6 @@ pub fn write_file<T, E: From<Error>>(
             Either(Error::Replace(error).into())
         }
     }
-    check_target(path)?;
     let name = path.display().to_string();
     let written = gguf_rs_lite::replace_file(path, |file| {
         let to = BufWriter::with_capacity(1 << 20, file);
@@ -97,28 +95,4 @@ pub fn write_file<T, E: From<Error>>(
         Ok(result)
     });
     written.map_err(|Either(error)| error)
-}
-
-/// Refuses to put a base file in the place of anything but an older one (or an empty file): a model given by mistake
-/// would be lost.
-///
-/// # Errors
-/// If something else is there.
-pub fn check_target(path: &Path) -> Result<(), Error> {
-    let name = || path.display().to_string();
-    let metadata = match path.metadata() {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-        other => other.map_err(|source| Error::Io { file: name(), source })?,
-    };
-    if !metadata.is_file() {
-        let got = if metadata.is_dir() { "a folder" } else { "a device or pipe" };
-        return Err(Error::Target { file: name(), got });
-    }
-    if metadata.len() == 0 {
-        return Ok(());
-    }
-    let mut start = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(MAGIC.len() as u64).read_to_end(&mut start));
-    read.map_err(|source| Error::Io { file: name(), source })?;
-    if start == MAGIC { Ok(()) } else { Err(Error::Target { file: name(), got: "a file of another kind" }) }
 }

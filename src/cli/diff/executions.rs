@@ -15,10 +15,11 @@ use super::{DiffArgs, Exec, encoding, print};
 use crate::cli::args::Device;
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::load::{self, shown};
+use crate::cli::output::Output;
 use crate::cli::terminal::{self, Progress};
 
 /// Compares two files, instruction sets or executors.
-pub(super) fn diff(args: &DiffArgs) -> Result<Exit, Failure> {
+pub(super) fn diff(args: &DiffArgs, page: Option<&Output<'_>>) -> Result<Exit, Failure> {
     let a = open(args.a.as_deref(), args.compute.mmap())?;
     let b = match &args.b {
         Some(path) => open(Some(path), args.compute.mmap())?,
@@ -36,8 +37,8 @@ pub(super) fn diff(args: &DiffArgs) -> Result<Exit, Failure> {
     bar.clear();
     let comparison = comparison?;
     let report = print::Report { a: first.describe(), b: second.describe(), tokenizer: &tokenizer, comparison };
-    if let Some(path) = &args.html {
-        super::write(path, &super::html::executions(&report)?)?;
+    if let Some(page) = page {
+        page.write(super::html::executions(&report)?.as_bytes())?;
     }
     let text = if args.json { report.json(&tokens)? } else { report.text(args.all) };
     terminal::print(text.as_bytes())?;

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use super::{DiffArgs, html, print};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::load::{self, shown};
+use crate::cli::output::{Inputs, Kind, Output};
 use crate::cli::run::piece;
 use crate::cli::terminal;
 
@@ -25,7 +26,12 @@ struct Compared {
 }
 
 /// Compares the model with each reference.
-pub(super) fn diff(args: &DiffArgs) -> Result<Exit, Failure> {
+pub(super) fn diff(args: &DiffArgs, page: Option<&Output<'_>>, inputs: &Inputs) -> Result<Exit, Failure> {
+    let report = args.keep.join(if args.json { "report.json" } else { "report.txt" });
+    let report = args.llama_cpp.is_some().then(|| args.output(&report, Kind::Kept, inputs));
+    if let Some(report) = &report {
+        args.check_kept(report.path.file_name().and_then(|name| name.to_str()), inputs)?;
+    }
     let source = load::source_at(args.a.as_deref());
     let text = text(args)?;
     let mut paths = args.reference.clone();
@@ -61,12 +67,11 @@ pub(super) fn diff(args: &DiffArgs) -> Result<Exit, Failure> {
         true => to_json(&engine, &tolerance, &all)?,
         false => to_text(args, &engine, &tolerance, &all),
     };
-    if args.llama_cpp.is_some() {
-        let path = args.keep.join(if args.json { "report.json" } else { "report.txt" });
-        super::write(&path, &out)?;
+    if let Some(report) = &report {
+        report.write(out.as_bytes())?;
     }
-    if let Some(path) = &args.html {
-        super::write(path, &to_html(&engine, &tolerance, &all)?)?;
+    if let Some(page) = page {
+        page.write(to_html(&engine, &tolerance, &all)?.as_bytes())?;
     }
     terminal::print(out.as_bytes())?;
     Ok(if all.iter().all(|c| tolerance.holds(&c.measured)) { Exit::Done } else { Exit::Outside })
@@ -303,7 +308,7 @@ fn verdict(tolerance: &Tolerance, measured: &Measured) -> String {
 }
 
 fn to_html(engine: &Engine, tolerance: &Tolerance, all: &[Compared]) -> Result<String, ChartError> {
-    let mut page = Page::new("octavo diff");
+    let mut page = Page::new(super::TITLE);
     page.paragraph(&format!("{} on {}", engine.gguf().name(), engine.describe()), None);
     for c in all {
         page.heading(&format!("{} ({})", c.path.display(), c.reference.kind));

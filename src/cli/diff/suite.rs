@@ -14,6 +14,8 @@ use serde_json::{Value, json};
 use super::{DiffArgs, Which};
 use crate::cli::failure::{Exit, Failure, one_line};
 use crate::cli::load::shown;
+use crate::cli::output::{Inputs, Kind, Output};
+use crate::cli::signal;
 use crate::cli::terminal;
 
 /// A suite's file. Paths are relative to it.
@@ -77,6 +79,7 @@ pub(super) fn diff(args: &DiffArgs, path: &Path) -> Result<Exit, Failure> {
     }
     let isas = instruction_sets(args, &suite)?;
     if args.bless {
+        signal::install()?;
         return bless(args, &suite, folder);
     }
     let mut cells = Vec::new();
@@ -106,7 +109,7 @@ fn instruction_sets(args: &DiffArgs, suite: &Suite) -> Result<Vec<Isa>, Failure>
     Ok(isas)
 }
 
-fn stem(model: &Path) -> String {
+pub(super) fn stem(model: &Path) -> String {
     model.file_stem().unwrap_or_default().to_string_lossy().into_owned()
 }
 
@@ -173,10 +176,10 @@ const PLAIN: EncodeOptions = EncodeOptions { add_special: true, parse_special: f
 /// hold what one program cannot make alone, and stay.
 fn bless(args: &DiffArgs, suite: &Suite, folder: &Path) -> Result<Exit, Failure> {
     let llama = args.llama_cpp.as_deref().map(LlamaCpp::open).transpose()?;
-    let io = |path: &Path, error: std::io::Error| Failure::Input(format!("{}: {error}", path.display()));
+    let inputs = suite.models.iter().fold(args.inputs(), |inputs, model| inputs.model(Some(&folder.join(model))));
+    check_goldens(args, suite, folder, &inputs)?;
     for model in &suite.models {
         let goldens = folder.join(&suite.goldens).join(stem(model));
-        std::fs::create_dir_all(&goldens).map_err(|error| io(&goldens, error))?;
         let file = folder.join(model);
         for (prompt, text) in &suite.prompts {
             let kept = goldens.join(format!("{prompt}.safetensors"));
@@ -185,33 +188,62 @@ fn bless(args: &DiffArgs, suite: &Suite, folder: &Path) -> Result<Exit, Failure>
                 continue;
             }
             let out = goldens.join(format!("{prompt}.gguf"));
+            let golden = args.output(&out, Kind::Golden, &inputs);
             let made_by = match &llama {
-                Some(llama) => by_llama_cpp(args, llama, (&file, text), &out)?,
-                None => by_this_engine(args, (&file, model, text), &out)?,
+                Some(llama) => by_llama_cpp(args, llama, (&file, text), &golden)?,
+                None => by_this_engine(args, (&file, model, text), &golden)?,
             };
             let note = goldens.join(format!("{prompt}.cmd.txt"));
-            std::fs::write(&note, made_by).map_err(|error| io(&note, error))?;
+            args.output(&note, Kind::Note, &inputs).write(made_by.as_bytes())?;
             terminal::print(format!("blessed {}\n", out.display()).as_bytes())?;
         }
     }
     Ok(Exit::Done)
 }
 
-fn by_this_engine(args: &DiffArgs, (file, model, text): (&Path, &Path, &str), out: &Path) -> Result<String, Failure> {
+/// Before anything is computed: whether every golden and its note may be written.
+fn check_goldens(args: &DiffArgs, suite: &Suite, folder: &Path, inputs: &Inputs) -> Result<(), Failure> {
+    if args.llama_cpp.is_some() {
+        args.check_kept(None, inputs)?;
+    }
+    for model in &suite.models {
+        let goldens = folder.join(&suite.goldens).join(stem(model));
+        let failed = |error| Failure::Input(format!("{}: {error}", goldens.display()));
+        std::fs::create_dir_all(&goldens).map_err(failed)?;
+        for prompt in suite.prompts.keys().filter(|prompt| !goldens.join(format!("{prompt}.safetensors")).is_file()) {
+            args.output(&goldens.join(format!("{prompt}.gguf")), Kind::Golden, inputs).check()?;
+            args.output(&goldens.join(format!("{prompt}.cmd.txt")), Kind::Note, inputs).check()?;
+        }
+    }
+    Ok(())
+}
+
+fn by_this_engine(
+    args: &DiffArgs,
+    (file, model, text): (&Path, &Path, &str),
+    golden: &Output<'_>,
+) -> Result<String, Failure> {
     let engine = load(args, file, args.compute.isa, text.len() + 8)?;
     let tokens = engine.tokenizer().encode(text.as_bytes(), PLAIN)?;
     let logits = engine.session().eval(&tokens, octavo_llm::backend::Role::Prompt, octavo_llm::engine::Wanted::All)?;
+    golden.check()?;
     let path_model = model.to_string_lossy().into_owned();
-    Results { path_model, tokens, n_vocab: logits.n_vocab, logits: logits.data }.write(out)?;
+    Results { path_model, tokens, n_vocab: logits.n_vocab, logits: logits.data }.write(golden.path)?;
     let version = env!("CARGO_PKG_VERSION");
     let device = engine.describe();
     Ok(format!("octavo {version} ({device}): octavo diff --suite SUITE --bless, prompt {text:?}\n"))
 }
 
-fn by_llama_cpp(args: &DiffArgs, llama: &LlamaCpp, (file, text): (&Path, &str), out: &Path) -> Result<String, Failure> {
+fn by_llama_cpp(
+    args: &DiffArgs,
+    llama: &LlamaCpp,
+    (file, text): (&Path, &str),
+    golden: &Output<'_>,
+) -> Result<String, Failure> {
     let threads = args.compute.options()?.threads.unwrap_or_else(default_threads);
     let made = llama.results(file, text.as_bytes(), (text.len() + 8, threads), &args.keep)?;
-    std::fs::copy(&made, out).map_err(|error| Failure::Input(format!("{}: {error}", out.display())))?;
+    let made = std::fs::read(&made).map_err(|error| Failure::Input(format!("{}: {error}", made.display())))?;
+    golden.write(&made)?;
     let commands = args.keep.join("commands.txt");
     let line = std::fs::read_to_string(&commands)
         .map_err(|error| Failure::Input(format!("{}: {error}", commands.display())))?;

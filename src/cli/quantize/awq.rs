@@ -9,17 +9,17 @@ use octavo_llm::engine::{Engine, EngineOptions, ModelSource};
 use octavo_llm::hf;
 
 use super::super::failure::{Exit, Failure};
-use super::super::load;
-use super::super::prompt;
+use super::super::output::check_new_folder;
 use super::super::terminal::{Progress, note};
+use super::super::{load, prompt, signal};
 
 /// What only awq takes.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "With awq")]
 pub(super) struct AwqArgs {
     /// Weights that share a scale and a zero point: 32, 64 or 128 [default: 128]
-    #[arg(long, value_name = "N")]
-    group: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32))]
+    group: Option<u32>,
     /// The text on which scales are searched (- is stdin)
     #[arg(short, long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     file: Option<PathBuf>,
@@ -40,16 +40,12 @@ impl AwqArgs {
 
 /// Runs the command.
 pub(super) fn run(args: &AwqArgs, input: &Path, output: &Path, threads: Option<u16>) -> Result<Exit, Failure> {
-    let text = match (&args.file, args.no_search) {
-        (Some(file), _) => Some(prompt::read(file)?),
-        (None, true) => None,
-        (None, false) => {
-            return Err(Failure::Usage("awq: expected -f FILE, a text to search scales on, or --no-search".to_owned()));
-        }
-    };
-    if output.exists() {
-        return Err(Failure::Input(format!("{}: is there already: expected a new folder", output.display())));
+    if args.file.is_none() && !args.no_search {
+        return Err(Failure::Usage("awq: expected -f FILE, a text to search scales on, or --no-search".to_owned()));
     }
+    check_new_folder(output)?;
+    signal::install()?;
+    let text = args.file.as_deref().map(prompt::read).transpose()?;
     let start = Instant::now();
     let source = ModelSource::Path(input.to_owned());
     let options = EngineOptions { ctx: Some(512), threads: threads.map(usize::from), ..EngineOptions::default() };
@@ -65,7 +61,7 @@ pub(super) fn run(args: &AwqArgs, input: &Path, output: &Path, threads: Option<u
         None => None,
     };
     let threads = options.threads.unwrap_or_else(octavo_llm::engine::default_threads);
-    let options = Options { group: args.group.unwrap_or(128), threads };
+    let options = Options { group: args.group.map_or(128, |n| n as usize), threads };
     let view = quantized(&engine, activations.as_ref(), options, &mut |scaled| note(&row(scaled)))?;
     hf::write(&view, output)?;
     note(&format!("octavo: wrote {} in {:.1} s", output.display(), start.elapsed().as_secs_f64()));

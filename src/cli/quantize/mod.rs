@@ -5,14 +5,18 @@ mod awq;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use gguf_rs_lite::{Gguf, TensorType};
+use gguf_rs_lite::TensorType;
 use octavo_llm::engine::ModelSource;
+use octavo_llm::hf;
 use octavo_llm::imatrix::Importance;
-use octavo_llm::quantize::{Change, Options, Plan, Progress, Target};
+use octavo_llm::quantize::{self, Change, Options, Plan, Progress, Target};
 use regex::{Regex, RegexBuilder};
 
 use super::failure::{Exit, Failure};
+use super::output::{Inputs, Kind, Output};
+use super::signal;
 use super::terminal::{self, note};
+use super::values::{self, Named};
 
 /// Write a model file with fewer bits per weight
 ///
@@ -37,7 +41,7 @@ pub(super) struct QuantizeArgs {
     #[arg(value_name = "OUT", value_hint = clap::ValueHint::FilePath)]
     output: PathBuf,
     /// What to make
-    #[arg(value_name = "TYPE")]
+    #[arg(value_name = "TYPE", value_parser = values::target_or_awq(), hide_possible_values = true)]
     target: Option<String>,
     /// Threads [default: the CPUs that this process may use]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -52,10 +56,10 @@ pub(super) struct QuantizeArgs {
     #[arg(long, value_name = "NAME=TYPE", value_parser = tensor_type)]
     tensor_type: Vec<(Regex, TensorType)>,
     /// The type of output.weight
-    #[arg(long, value_name = "TYPE", value_parser = element_type)]
+    #[arg(long, value_name = "TYPE", value_parser = element_types(), hide_possible_values = true)]
     output_tensor_type: Option<TensorType>,
     /// The type of the token embeddings
-    #[arg(long, value_name = "TYPE", value_parser = element_type)]
+    #[arg(long, value_name = "TYPE", value_parser = element_types(), hide_possible_values = true)]
     token_embedding_type: Option<TensorType>,
     /// Leave output.weight as it is
     #[arg(long)]
@@ -63,7 +67,7 @@ pub(super) struct QuantizeArgs {
     /// Convert tensors that are quantized already; that loses more than to start from the original
     #[arg(long)]
     allow_requantize: bool,
-    /// Replace OUT if it is there
+    /// Replace OUT if it is there, unless it is an input
     #[arg(long)]
     force: bool,
     /// Show what would be written, and write nothing
@@ -78,6 +82,23 @@ fn element_type(text: &str) -> Result<TensorType, String> {
         let names: Vec<&str> = TensorType::all().map(TensorType::name).collect();
         format!("expected one of {}", names.join(" "))
     })
+}
+
+/// The types of tensors that can be written.
+fn element_types() -> Named<TensorType> {
+    let names = || TensorType::all().filter(|ty| octavo_quant::can_quantize(*ty)).map(TensorType::name).collect();
+    Named::new(names, element_type)
+}
+
+/// What the quantizer refuses, with the option that helps.
+pub(super) fn refused(error: quantize::Error) -> Failure {
+    match error {
+        quantize::Error::Requantize { tensor, ty } => {
+            Failure::Input(format!("tensor {tensor} is {ty} already: quantizing it again needs --allow-requantize"))
+        }
+        quantize::Error::NeedsImportance { .. } => Failure::Input(format!("{error} (--imatrix)")),
+        error => error.into(),
+    }
 }
 
 fn tensor_type(text: &str) -> Result<(Regex, TensorType), String> {
@@ -140,32 +161,22 @@ pub(super) fn run(args: &QuantizeArgs) -> Result<Exit, Failure> {
     }
     let (output, target) = args.output_and_target()?;
     let gguf = ModelSource::Path(args.input.clone()).open(true)?;
-    if let (Some(output), false) = (output, args.dry_run) {
-        refuse(args, output, &gguf)?;
+    let inputs = Inputs::default().model(Some(&args.input)).file(args.imatrix.as_deref());
+    let output = output.filter(|_| !args.dry_run);
+    let output = output.map(|path| Output { path, kind: Kind::Model, force: args.force, inputs: &inputs });
+    if let Some(output) = &output {
+        output.check()?;
+        signal::install()?;
+    }
+    if args.input.is_dir() {
+        hf::check(&gguf)?;
     }
     let importance = args.imatrix.as_deref().map(Importance::open).transpose()?;
     let plan = Plan::new(&gguf, importance.as_ref(), &args.options(target))?;
     match output {
-        Some(output) if !args.dry_run => write(&plan, output),
-        _ => dry_run(&plan),
+        Some(output) => write(&plan, &output),
+        None => dry_run(&plan),
     }
-}
-
-/// An output that is a part of the input, or is there already.
-fn refuse(args: &QuantizeArgs, output: &Path, gguf: &Gguf) -> Result<(), Failure> {
-    // what cannot be resolved is not there, or writing it will say why
-    let real = output.canonicalize().ok();
-    let folder = args.input.parent().unwrap_or(Path::new(""));
-    let parts = gguf.part_names().map(|part| folder.join(Path::new(part).file_name().unwrap_or_default()));
-    for part in parts.chain([args.input.clone()]) {
-        if real.is_some() && part.canonicalize().ok() == real {
-            return Err(Failure::Input(format!("{}: is the input itself: expected another file", output.display())));
-        }
-    }
-    if real.is_some() && !args.force {
-        return Err(Failure::Input(format!("{}: is there already: --force replaces it", output.display())));
-    }
-    Ok(())
 }
 
 fn mib(bytes: u64) -> f64 {
@@ -203,6 +214,7 @@ fn warn_of_fallbacks(plan: &Plan<'_>) {
 }
 
 fn dry_run(plan: &Plan<'_>) -> Result<Exit, Failure> {
+    plan.check_importance()?;
     let mut out: String = plan.changes().iter().map(|change| row(change) + "\n").collect();
     out += &summary(plan);
     out.push('\n');
@@ -215,13 +227,14 @@ fn dry_run(plan: &Plan<'_>) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-fn write(plan: &Plan<'_>, output: &Path) -> Result<Exit, Failure> {
+fn write(plan: &Plan<'_>, output: &Output<'_>) -> Result<Exit, Failure> {
     let start = std::time::Instant::now();
     warn_of_fallbacks(plan);
     let (n, total) = (plan.changes().len(), plan.totals().before);
     let bar = terminal::Progress::bytes("quantizing");
     let mut done = 0;
-    let result = plan.write(output, &mut |progress| match progress {
+    output.check()?;
+    let result = plan.write(output.path, &mut |progress| match progress {
         Progress::Tensor { index, change, unweighted } => {
             bar.line(&format!("[{:>4}/{n}] {}", index + 1, row(change)));
             if unweighted && change.tensor.dims.len() > 1 {
@@ -235,11 +248,11 @@ fn write(plan: &Plan<'_>, output: &Path) -> Result<Exit, Failure> {
         Progress::Done { .. } => {}
     });
     bar.clear();
-    let bytes = result?;
+    let bytes = result.map_err(refused)?;
     note(&format!("octavo: {}", summary(plan)));
     note(&format!(
         "octavo: wrote {} ({:.2} MiB) in {:.1} s",
-        output.display(),
+        output.path.display(),
         mib(bytes),
         start.elapsed().as_secs_f64()
     ));

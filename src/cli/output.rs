@@ -1,0 +1,255 @@
+//! What a command may write to: asked before it works, and again when it writes.
+//!
+//! A new name, an empty file, or an older output of the same kind, known by its content, may be written to. Any other
+//! file takes `--force`, and what this run reads is refused even so, whatever name or link leads to it. How bytes get
+//! there is [`gguf_rs_lite::replace_file`]'s affair: links are followed, pipes and devices written to, never replaced.
+
+use std::fs::{self, File, Metadata};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use gguf_rs_lite::{Gguf, OpenOptions, Value, behind_links, check_replaceable};
+use octavo_llm::eval::base;
+use octavo_llm::report::Page;
+
+use super::failure::Failure;
+
+/// Bytes that are enough to know a file by its beginning.
+const BEGINNING: u64 = 4096;
+
+/// What is written: decides which files are older ones of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A model. Nothing tells one that was made here from one that came from elsewhere: none is ever replaced unasked.
+    Model,
+    /// An importance matrix in GGUF form.
+    Imatrix,
+    /// What llama-results writes.
+    Logits,
+    /// A base of log-probabilities.
+    Base,
+    /// A page with this title.
+    Page(&'static str),
+    /// One of the files that a comparison with llama.cpp keeps in its folder.
+    Kept,
+    /// A golden of a suite.
+    Golden,
+    /// What tells how a golden was made.
+    Note,
+}
+
+impl Kind {
+    fn name(self) -> String {
+        match self {
+            Kind::Model => "model".to_owned(),
+            Kind::Imatrix => "importance matrix".to_owned(),
+            Kind::Logits => "file of logits".to_owned(),
+            Kind::Base => "file of log-probabilities".to_owned(),
+            Kind::Page(title) => format!("page of {title}"),
+            Kind::Kept => "comparison with llama.cpp".to_owned(),
+            Kind::Golden => "golden".to_owned(),
+            Kind::Note => "note of how a golden was made".to_owned(),
+        }
+    }
+
+    /// Whether the file is an older one of this kind. What cannot be read is not.
+    fn is_older(self, path: &Path) -> bool {
+        let gguf = || Gguf::open(path, &OpenOptions::default()).ok();
+        match self {
+            Kind::Model => false,
+            Kind::Imatrix => {
+                gguf().is_some_and(|g| matches!(g.get("general.type"), Some(Value::Str(name)) if name == b"imatrix"))
+            }
+            Kind::Logits | Kind::Golden => gguf().is_some_and(|g| {
+                g.get("path_model").is_some() && ["tokens", "logits"].iter().all(|name| g.tensor(name).is_some())
+            }),
+            Kind::Base => beginning(path).starts_with(&base::MAGIC),
+            Kind::Page(title) => beginning(path).starts_with(Page::beginning(title).as_bytes()),
+            // they lie beside the command line that they came from
+            Kind::Kept => ran_llama_results(&path.with_file_name("commands.txt")),
+            Kind::Note => {
+                ran_llama_results(path)
+                    || beginning(path).starts_with(b"octavo ") && says(path, "diff --suite SUITE --bless")
+            }
+        }
+    }
+
+    /// Whether something else reads it again, so that a pipe or a device will not do.
+    fn is_read_again(self) -> bool {
+        matches!(self, Kind::Kept | Kind::Golden | Kind::Note)
+    }
+}
+
+fn beginning(path: &Path) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(BEGINNING).read_to_end(&mut bytes));
+    if read.is_ok() { bytes } else { Vec::new() }
+}
+
+fn says(path: &Path, words: &str) -> bool {
+    String::from_utf8_lossy(&beginning(path)).contains(words)
+}
+
+/// Whether the file holds the command line that a comparison with llama.cpp runs.
+fn ran_llama_results(path: &Path) -> bool {
+    says(path, "llama-results") && says(path, " -ctk f32 -ctv f32 -fa off ")
+}
+
+/// A file, whatever name or link leads to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Identity {
+    #[cfg(unix)]
+    numbers: (u64, u64),
+    #[cfg(not(unix))]
+    path: PathBuf,
+}
+
+impl Identity {
+    /// `None` if nothing is there.
+    #[cfg(unix)]
+    fn of(path: &Path) -> Option<Identity> {
+        use std::os::unix::fs::MetadataExt;
+        path.metadata().ok().map(|m| Identity { numbers: (m.dev(), m.ino()) })
+    }
+
+    #[cfg(not(unix))]
+    fn of(path: &Path) -> Option<Identity> {
+        path.canonicalize().ok().map(|path| Identity { path })
+    }
+}
+
+/// What a run reads.
+#[derive(Debug, Default)]
+pub(super) struct Inputs(Vec<Identity>);
+
+impl Inputs {
+    /// A file, or stdin for `-`. One that is not there is somebody else's error.
+    pub(super) fn file(mut self, path: Option<&Path>) -> Inputs {
+        let path = path.map(|path| if path.as_os_str() == "-" { Path::new("/dev/stdin") } else { path });
+        self.0.extend(path.and_then(Identity::of));
+        self
+    }
+
+    /// A model: a file, all parts of a split one, or all files of a folder.
+    pub(super) fn model(mut self, path: Option<&Path>) -> Inputs {
+        let Some(path) = path else { return self };
+        self.0.extend(parts(path).iter().filter_map(|part| Identity::of(part)));
+        self.file(Some(path))
+    }
+
+    /// Several files.
+    pub(super) fn files<'p>(self, paths: impl IntoIterator<Item = &'p PathBuf>) -> Inputs {
+        paths.into_iter().fold(self, |inputs, path| inputs.file(Some(path)))
+    }
+
+    fn has(&self, path: &Path) -> bool {
+        Identity::of(path).is_some_and(|identity| self.0.contains(&identity))
+    }
+}
+
+/// Files beside the first part that are named like parts of the same model, or those in a folder.
+fn parts(path: &Path) -> Vec<PathBuf> {
+    let listed = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    if path.is_dir() {
+        return listed(path).collect();
+    }
+    let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    // NAME-00001-of-00003.gguf
+    let own = name(path);
+    let Some((stem, of)) = own.rsplit_once("-of-") else { return Vec::new() };
+    let Some((stem, _)) = stem.rsplit_once('-') else { return Vec::new() };
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let is_part = |path: &PathBuf| {
+        let name = name(path);
+        name.starts_with(&format!("{stem}-")) && name.ends_with(&format!("-of-{of}"))
+    };
+    listed(folder).filter(is_part).collect()
+}
+
+/// An output of a command.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Output<'a> {
+    pub(super) path: &'a Path,
+    pub(super) kind: Kind,
+    /// Any file may be replaced that this run does not read.
+    pub(super) force: bool,
+    pub(super) inputs: &'a Inputs,
+}
+
+impl Output<'_> {
+    /// Refuses to write where that would destroy something, or cannot work. Nothing is changed.
+    pub(super) fn check(&self) -> Result<(), Failure> {
+        let refused = |what: &str| Err(Failure::Input(format!("{}: {what}", self.path.display())));
+        if self.inputs.has(self.path) {
+            return refused("is the input itself: expected another file");
+        }
+        if let Ok(there) = self.path.metadata() {
+            if there.is_file() {
+                self.check_file(&there)?;
+            } else if self.kind.is_read_again() && !there.is_dir() {
+                return refused("expected a file, which is read again, got a device, a pipe or a socket");
+            }
+        }
+        Ok(check_replaceable(self.path)?)
+    }
+
+    fn check_file(&self, there: &Metadata) -> Result<(), Failure> {
+        let refused = |what: &str| Err(Failure::Input(format!("{}: {what}", self.path.display())));
+        if Identity::of(Path::new("/dev/stdout")) == Identity::of(self.path) && cfg!(unix) {
+            // the text would go to the file of before, which nothing leads to any more
+            return refused("is where the text goes that is printed: expected another file");
+        }
+        if self.force {
+            return Ok(());
+        }
+        if there.permissions().readonly() {
+            return refused("is write-protected: --force replaces it all the same");
+        }
+        if there.len() == 0 || self.kind.is_older(self.path) {
+            return Ok(());
+        }
+        match self.kind {
+            Kind::Model => refused("is there already: --force replaces it"),
+            kind => refused(&format!(
+                "expected a new name or that of an older {}, got a file of another kind: --force replaces it",
+                kind.name()
+            )),
+        }
+    }
+
+    /// Checks once more and writes all of it.
+    pub(super) fn write(&self, bytes: &[u8]) -> Result<(), Failure> {
+        self.check()?;
+        let file = || self.path.display().to_string();
+        gguf_rs_lite::replace_file(self.path, |out| {
+            out.write_all(bytes).map_err(|source| gguf_rs_lite::Error::Io { file: file(), action: "write it", source })
+        })?;
+        Ok(())
+    }
+}
+
+/// Refuses outputs that would take each other's place.
+pub(super) fn all_different(paths: &[&Path]) -> Result<(), Failure> {
+    let place = |path: &Path| -> Result<PathBuf, Failure> {
+        let path = behind_links(path)?;
+        let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        // a folder that is not there yet holds no links
+        let folder = folder.canonicalize().or_else(|_| std::path::absolute(folder))?;
+        Ok(folder.join(path.file_name().unwrap_or_default()))
+    };
+    let places = paths.iter().map(|path| place(path)).collect::<Result<Vec<_>, _>>()?;
+    for (i, path) in paths.iter().enumerate() {
+        if places[..i].contains(&places[i]) {
+            return Err(Failure::Input(format!("{}: is another output of this run: expected two", path.display())));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a folder that is there: one is only ever made, never replaced.
+pub(super) fn check_new_folder(path: &Path) -> Result<(), Failure> {
+    if path.exists() {
+        return Err(Failure::Input(format!("{}: is there already: expected a new folder", path.display())));
+    }
+    Ok(check_replaceable(path)?)
+}

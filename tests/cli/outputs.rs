@@ -1,0 +1,363 @@
+//! What every writing command does to what is there already: the table of outputs x (new name, older output, other file,
+//! input, link to an input, device, pipe, link). What must survive does so byte for byte.
+#![cfg(unix)]
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command as Plain;
+
+use octavo_reference::fixtures::{committed_goldens, workspace_root};
+use tempfile::TempDir;
+
+use super::{folder, octavo, stderr};
+
+const NOTES: &[u8] = b"<!doctype html>\n<title>notes</title> that nobody wants to lose\n";
+
+/// A folder with copies of everything that commands read.
+pub(super) struct Desk(TempDir);
+
+impl Desk {
+    pub(super) fn new() -> Desk {
+        let desk = Desk(folder());
+        let demo = workspace_root().join("reference/demo/tiny-qwen3-Q4_K_M.gguf");
+        fs::copy(demo, desk.at("model.gguf")).expect("copied");
+        fs::copy(committed_goldens().join("tiny-qwen3-Q4_K_M/sum.safetensors"), desk.at("golden")).expect("copied");
+        let text = "Once there was a red fox. The fox lived under the tree.\n3+4=7\n".repeat(30);
+        fs::write(desk.at("few"), "1+1=").expect("written");
+        fs::write(desk.at("text"), text).expect("written");
+        desk
+    }
+
+    pub(super) fn at(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    pub(super) fn name(&self, name: &str) -> String {
+        self.at(name).to_str().expect("UTF-8").to_owned()
+    }
+
+    /// An argument: what begins with `@` is a file here.
+    fn args(&self, args: &str, out: &str) -> Vec<String> {
+        let arg = |word: &str| match word.strip_prefix('@') {
+            Some("OUT") => self.name(out),
+            Some(name) => self.name(name),
+            None => word.to_owned(),
+        };
+        args.split_whitespace().map(arg).collect()
+    }
+
+    fn run(&self, args: &str, out: &str) -> (Option<i32>, String) {
+        let args = self.args(args, out);
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let output = octavo(&args).output().expect("the program runs");
+        (output.status.code(), stderr(&output))
+    }
+
+    pub(super) fn good(&self, args: &str, out: &str) {
+        let (code, text) = self.run(args, out);
+        assert_eq!(code, Some(0), "{args} to {out}: {text}");
+    }
+
+    /// Names of files that are neither there by intention nor listed in `known`.
+    pub(super) fn temporary_files(&self) -> Vec<String> {
+        let names = fs::read_dir(self.0.path()).expect("lists").map(|e| e.expect("an entry").file_name());
+        names.map(|name| name.to_string_lossy().into_owned()).filter(|name| name.starts_with('.')).collect()
+    }
+}
+
+/// A command that writes `@OUT`.
+struct Writer<'a> {
+    args: &'a str,
+    /// What it reads, under the names of the desk.
+    reads: &'a [&'a str],
+    /// The exit code of a refusal.
+    code: i32,
+    /// Older outputs are replaced unasked: not models, which nothing tells from others' models.
+    replaces_older: bool,
+    /// Equal runs write equal bytes.
+    same_bytes: bool,
+}
+
+impl Writer<'_> {
+    fn refused(&self, desk: &Desk, out: &str, force: bool, says: &str) {
+        let args = if force { format!("{} --force", self.args) } else { self.args.to_owned() };
+        let (code, text) = desk.run(&args, out);
+        assert_eq!(code, Some(self.code), "{args} to {out}: {text}");
+        let errors: Vec<&str> = text.lines().filter(|line| line.starts_with("octavo: error: ")).collect();
+        assert!(errors.len() == 1 && errors[0].contains(says) && errors[0].contains(out), "{args} to {out}: {text}");
+    }
+
+    fn forced(&self) -> String {
+        format!("{} --force", self.args)
+    }
+
+    /// The whole row of the table.
+    fn row(&self, desk: &Desk) {
+        desk.good(self.args, "new");
+        let made = fs::read(desk.at("new")).expect("it is there");
+        self.files(desk, &made);
+        self.inputs(desk);
+        self.links(desk, &made);
+        self.devices(desk, &made);
+        assert_eq!(desk.temporary_files(), [""; 0], "{}", self.args);
+    }
+
+    fn check(&self, path: &Path, made: &[u8]) {
+        let now = fs::read(path).expect("it is there");
+        let same = if self.same_bytes { now == made } else { now.starts_with(&made[..80]) };
+        assert!(same, "{}: {} is another", self.args, path.display());
+    }
+
+    fn files(&self, desk: &Desk, made: &[u8]) {
+        // older output
+        let older = desk.at("older");
+        fs::write(&older, made).expect("written");
+        fs::set_permissions(&older, fs::Permissions::from_mode(0o600)).expect("changed");
+        let before = fs::metadata(&older).expect("there").ino();
+        if self.replaces_older {
+            desk.good(self.args, "older");
+        } else {
+            self.refused(desk, "older", false, "is there already: --force replaces it");
+            assert_eq!(fs::metadata(&older).expect("there").ino(), before);
+            desk.good(&self.forced(), "older");
+        }
+        self.check(&older, made);
+        let after = fs::metadata(&older).expect("there");
+        assert!(
+            after.ino() != before && after.mode() & 0o777 == 0o600,
+            "{}: replaced, as private as before",
+            self.args
+        );
+        // write-protected
+        fs::set_permissions(&older, fs::Permissions::from_mode(0o444)).expect("changed");
+        self.refused(desk, "older", false, "is write-protected: --force replaces it");
+        assert_eq!(fs::metadata(&older).expect("there").ino(), after.ino());
+        // empty, as mktemp makes it
+        fs::write(desk.at("empty"), "").expect("written");
+        desk.good(self.args, "empty");
+        self.check(&desk.at("empty"), made);
+        // other file
+        fs::write(desk.at("notes"), NOTES).expect("written");
+        self.refused(desk, "notes", false, "--force replaces it");
+        assert_eq!(fs::read(desk.at("notes")).expect("there"), NOTES);
+        desk.good(&self.forced(), "notes");
+        self.check(&desk.at("notes"), made);
+        // what is no file
+        fs::create_dir(desk.at("folder")).expect("made");
+        self.refused(desk, "folder", true, "got a folder");
+        self.refused(desk, "none/file", false, "none/file");
+        let socket = std::os::unix::net::UnixListener::bind(desk.at("socket")).expect("bound");
+        self.refused(desk, "socket", true, "got a socket");
+        assert!(fs::symlink_metadata(desk.at("socket")).expect("there").file_type().is_socket());
+        drop(socket);
+    }
+
+    fn inputs(&self, desk: &Desk) {
+        for input in self.reads {
+            let before = fs::read(desk.at(input)).expect("there");
+            let [soft, far, hard] = ["soft", "far", "hard"].map(|kind| format!("{kind}-{}", input.replace('/', "-")));
+            symlink(desk.at(input), desk.at(&soft)).expect("linked");
+            symlink(&soft, desk.at(&far)).expect("linked");
+            fs::hard_link(desk.at(input), desk.at(&hard)).expect("linked");
+            let dotted = format!("./{input}");
+            for (name, force) in [*input, &soft, &far, &hard, &dotted].into_iter().flat_map(|n| [(n, false), (n, true)])
+            {
+                self.refused(desk, name, force, "is the input itself: expected another file");
+                assert_eq!(fs::read(desk.at(input)).expect("there"), before, "{}: {name}", self.args);
+            }
+            assert!(fs::symlink_metadata(desk.at(&far)).expect("there").is_symlink());
+            assert_eq!(fs::metadata(desk.at(&hard)).expect("there").nlink(), 2);
+            for link in [soft, far, hard] {
+                fs::remove_file(desk.at(&link)).expect("removed");
+            }
+        }
+    }
+
+    fn links(&self, desk: &Desk, made: &[u8]) {
+        fs::create_dir(desk.at("far away")).expect("made");
+        symlink("far away/fresh", desk.at("dangling")).expect("linked");
+        desk.good(self.args, "dangling");
+        self.check(&desk.at("far away/fresh"), made);
+        // what it leads to is an older output by now
+        if self.replaces_older {
+            desk.good(self.args, "dangling");
+        } else {
+            self.refused(desk, "dangling", false, "is there already");
+            desk.good(&self.forced(), "dangling");
+        }
+        self.check(&desk.at("far away/fresh"), made);
+        fs::write(desk.at("far away/fresh"), NOTES).expect("written");
+        self.refused(desk, "dangling", false, "--force replaces it");
+        assert_eq!(fs::read(desk.at("far away/fresh")).expect("there"), NOTES);
+        assert!(fs::symlink_metadata(desk.at("dangling")).expect("there").is_symlink());
+        assert_eq!(fs::read_dir(desk.at("far away")).expect("lists").count(), 1, "{}", self.args);
+    }
+
+    fn devices(&self, desk: &Desk, made: &[u8]) {
+        assert!(Plain::new("mkfifo").arg(desk.at("pipe")).status().expect("mkfifo runs").success());
+        let pipe = desk.at("pipe");
+        let reader = std::thread::spawn(move || fs::read(pipe).expect("readable"));
+        desk.good(self.args, "pipe");
+        fs::write(desk.at("from pipe"), reader.join().expect("read")).expect("written");
+        self.check(&desk.at("from pipe"), made);
+        assert!(fs::symlink_metadata(desk.at("pipe")).expect("there").file_type().is_fifo());
+        // the same as the system's null device and a loop device that nobody has, but ours
+        for (name, kind, major, minor) in [("null", "c", 1, 3), ("block", "b", 7, 251)] {
+            let (major_arg, minor_arg) = (major.to_string(), minor.to_string());
+            let made = Plain::new("mknod").arg(desk.at(name)).args([kind, &major_arg, &minor_arg]).output();
+            if !made.is_ok_and(|out| out.status.success()) {
+                println!("skipped: no devices can be made here");
+                return;
+            }
+        }
+        let still = |name: &str| fs::symlink_metadata(desk.at(name)).expect("there");
+        for args in [self.args, &self.forced()] {
+            desk.good(args, "null");
+            assert!(still("null").file_type().is_char_device(), "{args}");
+        }
+        symlink("null", desk.at("to null")).expect("linked");
+        desk.good(self.args, "to null");
+        assert!(still("null").file_type().is_char_device() && still("to null").is_symlink(), "{}", self.args);
+        self.refused(desk, "block", true, "got a block device");
+        assert!(still("block").file_type().is_block_device(), "{}", self.args);
+    }
+}
+
+#[test]
+fn quantize() {
+    let desk = Desk::new();
+    desk.good("imatrix @model.gguf -f @text -o @OUT -c 16 --chunks 2", "matrix");
+    let args = "quantize @model.gguf @OUT Q8_0 --allow-requantize --imatrix @matrix";
+    let reads = &["model.gguf", "matrix"];
+    Writer { args, reads, code: 1, replaces_older: false, same_bytes: true }.row(&desk);
+}
+
+#[test]
+fn quantize_to_a_pipe_whose_reader_goes_away() {
+    let desk = Desk::new();
+    assert!(Plain::new("mkfifo").arg(desk.at("pipe")).status().expect("mkfifo runs").success());
+    let pipe = desk.at("pipe");
+    let reader = std::thread::spawn(move || {
+        let mut some = [0; 9];
+        fs::File::open(pipe).and_then(|mut pipe| pipe.read_exact(&mut some)).expect("readable");
+    });
+    let (code, text) = desk.run("quantize @model.gguf @OUT Q8_0 --allow-requantize", "pipe");
+    reader.join().expect("read");
+    assert!(code == Some(1) && text.contains("pipe: cannot write it: whoever read it has gone away"), "{text}");
+}
+
+#[test]
+fn convert() {
+    let desk = Desk::new();
+    desk.good("quantize @model.gguf @OUT awq --no-search --group 64", "awq");
+    let reads = &["awq/model.safetensors", "awq/config.json"];
+    Writer { args: "convert @awq @OUT", reads, code: 1, replaces_older: false, same_bytes: true }.row(&desk);
+}
+
+#[test]
+fn imatrix() {
+    let args = "imatrix @model.gguf -f @text -o @OUT -c 16 --chunks 2";
+    let reads = &["model.gguf", "text"];
+    Writer { args, reads, code: 1, replaces_older: true, same_bytes: true }.row(&Desk::new());
+}
+
+#[test]
+fn logits() {
+    let reads = &["model.gguf", "few"];
+    let args = "logits @model.gguf -f @few --dump @OUT";
+    Writer { args, reads, code: 1, replaces_older: true, same_bytes: true }.row(&Desk::new());
+}
+
+#[test]
+fn perplexity() {
+    let args = "perplexity @model.gguf -f @text -c 16 --chunks 2 --kl-divergence-base @OUT";
+    let reads = &["model.gguf", "text"];
+    Writer { args, reads, code: 1, replaces_older: true, same_bytes: true }.row(&Desk::new());
+}
+
+#[test]
+fn diff_of_two_files() {
+    let desk = Desk::new();
+    fs::copy(desk.at("model.gguf"), desk.at("other.gguf")).expect("copied");
+    let args = "diff @model.gguf @other.gguf -f @few --html @OUT";
+    let reads = &["model.gguf", "other.gguf", "few"];
+    Writer { args, reads, code: 2, replaces_older: true, same_bytes: true }.row(&desk);
+}
+
+#[test]
+fn diff_with_a_reference() {
+    let args = "diff @model.gguf --reference @golden --html @OUT";
+    let reads = &["model.gguf", "golden"];
+    Writer { args, reads, code: 2, replaces_older: true, same_bytes: true }.row(&Desk::new());
+}
+
+#[test]
+fn quant_report() {
+    let desk = Desk::new();
+    desk.good("quantize @model.gguf @OUT F16 --allow-requantize", "f16.gguf");
+    let args = "quant-report @f16.gguf -f @text -c 16 --chunks 1 --types Q4_0 --also @model.gguf --html @OUT";
+    let reads = &["f16.gguf", "text", "model.gguf"];
+    // speeds are in it
+    Writer { args, reads, code: 1, replaces_older: true, same_bytes: false }.row(&desk);
+    // another command's page is another kind
+    desk.good("diff @model.gguf --reference @golden --html @OUT", "page");
+    let before = fs::read(desk.at("page")).expect("there");
+    let (code, text) = desk.run(args, "page");
+    assert!(code == Some(1) && text.contains("older page of octavo quant-report"), "{text}");
+    assert_eq!(fs::read(desk.at("page")).expect("there"), before);
+}
+
+#[test]
+fn every_part_of_a_split_model_is_an_input() {
+    let desk = Desk::new();
+    let parts = ["a-00001-of-00002.gguf", "a-00002-of-00002.gguf"];
+    for part in parts {
+        fs::copy(desk.at("model.gguf"), desk.at(part)).expect("copied");
+    }
+    for part in parts {
+        let (code, text) = desk.run("logits @a-00001-of-00002.gguf -p x --force --dump @OUT", part);
+        assert!(code == Some(1) && text.contains("is the input itself"), "{text}");
+    }
+}
+
+#[test]
+fn standard_input_is_an_input_and_standard_output_no_output() {
+    let desk = Desk::new();
+    let program = env!("CARGO_BIN_EXE_octavo");
+    let shell = |command: &str| {
+        let output = Plain::new("sh").arg("-c").arg(command).current_dir(desk.at("")).env("OCTAVO", program).output();
+        let output = output.expect("sh runs");
+        (output.status.code(), stderr(&output))
+    };
+    let before = fs::read(desk.at("text")).expect("there");
+    let (code, text) = shell("\"$OCTAVO\" logits -f - --dump text --force < text");
+    assert!(code == Some(1) && text.contains("text: is the input itself"), "{text}");
+    assert_eq!(fs::read(desk.at("text")).expect("there"), before);
+    let (code, text) = shell("\"$OCTAVO\" diff model.gguf --reference golden --html /dev/stdout > printed");
+    assert!(code == Some(2) && text.contains("/dev/stdout: is where the text goes that is printed"), "{text}");
+    let (code, text) = shell("\"$OCTAVO\" diff model.gguf --reference golden --html /dev/stdout | grep -q '</html>'");
+    assert_eq!(code, Some(0), "{text}");
+}
+
+#[test]
+fn an_awq_folder_is_only_ever_made() {
+    let desk = Desk::new();
+    let args = "quantize @model.gguf @OUT awq --no-search --group 64";
+    let refused = |out: &str| {
+        let (code, text) = desk.run(args, out);
+        assert!(code == Some(1) && text.contains("is there already: expected a new folder"), "{out}: {text}");
+    };
+    symlink("fresh", desk.at("link")).expect("linked");
+    desk.good(args, "link");
+    assert!(desk.at("fresh/model.safetensors").exists());
+    assert!(fs::symlink_metadata(desk.at("link")).expect("there").is_symlink());
+    assert!(Plain::new("mkfifo").arg(desk.at("pipe")).status().expect("mkfifo runs").success());
+    fs::write(desk.at("notes"), NOTES).expect("written");
+    for out in ["fresh", "link", "notes", "pipe", "model.gguf"] {
+        refused(out);
+    }
+    assert_eq!(fs::read(desk.at("notes")).expect("there"), NOTES);
+    assert_eq!(desk.temporary_files(), [""; 0]);
+}

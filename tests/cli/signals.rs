@@ -1,0 +1,183 @@
+//! No temporary file stays when a signal ends the program, whatever it was doing, and the exit code says which it was.
+#![cfg(unix)]
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use super::kept::program;
+use super::outputs::Desk;
+
+/// Signals and the exit codes that tell of them; not a hangup that whoever runs the tests has them ignore.
+fn signals() -> Vec<(&'static str, i32)> {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let hangup_ignored = ignored.is_some_and(|mask| mask.trim().ends_with(['1', '3', '5', '7', '9', 'b', 'd', 'f']));
+    let mut all = vec![("INT", 130), ("TERM", 143)];
+    if hangup_ignored {
+        println!("skipped: SIGHUP is ignored here");
+    } else {
+        all.push(("HUP", 129));
+    }
+    all
+}
+
+/// Longer than anything here takes, also where other work runs.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The program, which does not outlive its test.
+struct Started(Child);
+
+impl Started {
+    fn ended(&mut self) -> Option<ExitStatus> {
+        self.0.try_wait().expect("known")
+    }
+
+    fn send(&self, signal: &str) {
+        let command = format!("kill -{signal} {}", self.0.id());
+        assert!(Command::new("sh").args(["-c", &command]).status().expect("sh runs").success());
+    }
+
+    /// Its exit code, once it has ended.
+    fn code(&mut self) -> Option<i32> {
+        self.0.wait().expect("ends").code()
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        // one that has ended cannot be killed, and need not
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn start(desk: &Desk, args: &str) -> Started {
+    let args =
+        args.split_whitespace().map(|word| word.strip_prefix('@').map_or(word.to_owned(), |name| desk.name(name)));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_octavo"));
+    command.args(args).env("TMPDIR", desk.at("tmp")).stdout(Stdio::null()).stderr(Stdio::null());
+    Started(command.spawn().expect("starts"))
+}
+
+/// Files that were not there before, in the folder and in that of temporary files.
+fn new_files(desk: &Desk, before: &[String]) -> Vec<String> {
+    let mut names = Vec::new();
+    for folder in ["", "tmp", "keep"] {
+        let entries = fs::read_dir(desk.at(folder)).into_iter().flatten().flatten();
+        names.extend(entries.map(|entry| format!("{folder}/{}", entry.file_name().to_string_lossy())));
+    }
+    names.retain(|name| !before.contains(name));
+    names
+}
+
+fn wait_for(what: &str, mut there: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !there() {
+        assert!(start.elapsed() < PATIENCE, "{what} took too long");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Starts the command, waits until it has made a temporary file, and sends each signal.
+fn leaves_nothing(desk: &Desk, args: &str) {
+    fs::create_dir_all(desk.at("tmp")).expect("made");
+    fs::create_dir_all(desk.at("keep")).expect("made");
+    for (signal, code) in signals() {
+        let before = new_files(desk, &[]);
+        let mut child = start(desk, args);
+        // the check before the work makes one for a moment: one that stays, or is filled, is the work's
+        let mut seen = 0;
+        wait_for(args, || {
+            assert_eq!(child.ended(), None, "{args}: ended before the signal");
+            seen = if new_files(desk, &before).is_empty() { 0 } else { seen + 1 };
+            seen > 20
+        });
+        child.send(signal);
+        assert_eq!(child.code(), Some(code), "{args}: {signal}");
+        assert_eq!(new_files(desk, &before), [""; 0], "{args}: {signal}");
+    }
+}
+
+/// A text that keeps a command busy.
+fn long(desk: &Desk) {
+    let text = fs::read(desk.at("text")).expect("there").repeat(400);
+    fs::write(desk.at("long"), text).expect("written");
+}
+
+#[test]
+fn a_model_that_is_quantized() {
+    leaves_nothing(&Desk::new(), "quantize @model.gguf @out IQ3_S --pure --allow-requantize -t 1");
+}
+
+#[test]
+fn a_base_that_is_scored() {
+    let desk = Desk::new();
+    long(&desk);
+    leaves_nothing(&desk, "perplexity @model.gguf -f @long -c 64 -t 1 --kl-divergence-base @out");
+}
+
+#[test]
+fn the_models_of_a_report() {
+    let desk = Desk::new();
+    long(&desk);
+    desk.good("quantize @model.gguf @OUT F16 --allow-requantize", "f16.gguf");
+    leaves_nothing(&desk, "quant-report @f16.gguf -f @long -c 64 -t 1 --html @out");
+}
+
+#[test]
+fn a_comparison_with_llama_cpp_and_the_program_itself() {
+    let desk = Desk::new();
+    program(
+        &desk,
+        "test \"$1\" = --version && exit; echo $$ > \"${2%model.gguf}pid\"; echo half > \"$4\"; exec sleep 20",
+    );
+    let args = "diff @model.gguf --llama-cpp @ --keep @keep -p x";
+    for (signal, code) in signals() {
+        let mut child = start(&desk, args);
+        wait_for(args, || fs::read_to_string(desk.at("pid")).is_ok_and(|pid| pid.ends_with('\n')));
+        wait_for(args, || hidden(&desk.at("keep")) == 1);
+        child.send(signal);
+        assert_eq!(child.code(), Some(code), "{signal}");
+        assert_eq!(hidden(&desk.at("keep")), 0, "{signal}");
+        let pid = fs::read_to_string(desk.at("pid")).expect("there");
+        // one that ended is a zombie until init has seen it
+        let runs = || fs::read_to_string(format!("/proc/{}/cmdline", pid.trim())).is_ok_and(|line| !line.is_empty());
+        wait_for("the end of llama-results", || !runs());
+        fs::remove_file(desk.at("pid")).expect("removed");
+    }
+}
+
+fn hidden(folder: &Path) -> usize {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter(|entry| entry.file_name().to_string_lossy().starts_with('.')).count()
+}
+
+/// As `nohup` starts it.
+#[test]
+fn a_hangup_that_is_ignored_stays_ignored() {
+    let desk = Desk::new();
+    long(&desk);
+    let shell = "trap '' HUP; exec \"$0\" perplexity \"$1\" -f \"$2\" -c 64 -t 1 --kl-divergence-base \"$3\"";
+    let child = Command::new("sh")
+        .args(["-c", shell, env!("CARGO_BIN_EXE_octavo"), &desk.name("model.gguf"), &desk.name("long")])
+        .arg(desk.at("out"))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("starts");
+    let mut child = Started(child);
+    // the check before the work makes one for a moment
+    let mut seen = 0;
+    wait_for("a base", || {
+        seen = if desk.temporary_files().is_empty() { 0 } else { seen + 1 };
+        seen > 20
+    });
+    child.send("HUP");
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(child.ended(), None, "it goes on");
+    child.send("TERM");
+    assert_eq!(child.code(), Some(143));
+    assert_eq!(desk.temporary_files(), [""; 0]);
+}
