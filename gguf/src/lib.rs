@@ -39,6 +39,7 @@ mod writer;
 
 pub use error::Error;
 pub use gguf::{Gguf, OpenOptions, TensorInfo};
+pub use map::guard_maps;
 pub use owned::{OwnedArray, OwnedValue};
 pub use replace::replace as replace_file;
 pub use types::{TensorType, removed_type_name};

@@ -182,6 +182,7 @@ fn encoding(args: &DiffArgs) -> EncodeOptions {
 
 /// Runs the command. Whatever keeps it from comparing is exit code 2.
 pub(super) fn run(args: &DiffArgs) -> Result<Exit, Failure> {
+    super::guard_maps(2);
     let result = match &args.suite {
         Some(suite) => suite::diff(args, suite),
         None => one(args),

@@ -9,6 +9,7 @@ mod diff;
 mod facts;
 mod folders;
 mod hostile;
+mod lacking;
 mod perplexity;
 mod quant_report;
 mod quantize;
