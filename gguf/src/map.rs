@@ -310,7 +310,9 @@ mod guard {
             // SAFETY: both are plain structs of integers, for which zeros are valid.
             let (mut new, mut before): (libc::sigaction, libc::sigaction) = unsafe { std::mem::zeroed() };
             new.sa_sigaction = on_bus_error as *const () as usize;
-            new.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+            // on the thread's own stack: the other one, if there is any, has hardly room for the registers that the system
+            // keeps there where the matrix unit is in use, and this is no overflow of the stack
+            new.sa_flags = libc::SA_SIGINFO;
             // SAFETY: `before` and the mask are ours to write; `on_bus_error` has the signature that SA_SIGINFO asks
             // for. What was before is known to the handler before it can run: it is read first and set then.
             unsafe {
