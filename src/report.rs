@@ -413,7 +413,7 @@ mod tests {
             }
         }
         assert_eq!(ticks(&(4.0..9.0), 6, false), [4.0, 5.0, 6.0, 7.0, 8.0, 9.0]);
-        assert_eq!(ticks(&(4.3..5.2), 12, false).len(), 9);
+        assert_eq!(ticks(&(4.3..5.2), 12, false).len(), 10);
         let near = |range: Range<f64>| log_ticks(&range, 8).iter().map(|y| format!("{y:.0e}")).collect::<Vec<_>>();
         assert_eq!(near(6e-3..3e-1), ["1e-2", "2e-2", "5e-2", "1e-1", "2e-1"]);
         assert!((4..=9).contains(&near(1e-17..3e-1).len()));
