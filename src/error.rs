@@ -28,7 +28,7 @@ pub enum Error {
     #[error("CUDA: {0}")]
     Cuda(#[from] crate::backend::cuda::Error),
     /// More tokens than positions.
-    #[error("context full: {have} tokens there, {new} more do not fit {n_ctx} positions (see -c)")]
+    #[error("context full: {have} tokens there, {new} more do not fit {n_ctx} positions")]
     Context {
         /// Tokens cached.
         have: usize,

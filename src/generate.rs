@@ -166,8 +166,11 @@ impl Default for Options {
 pub enum Finish {
     /// A token or a string that ends the text.
     Stop,
-    /// The most tokens asked for, or the end of the context.
+    /// The most tokens asked for.
     Length,
+    /// Every position of the context holds a token.
+    #[serde(rename = "length")]
+    ContextFull,
     /// [`Observer::cancelled`].
     Cancelled,
 }
@@ -177,8 +180,17 @@ impl Finish {
     pub fn name(self) -> &'static str {
         match self {
             Finish::Stop => "stop",
-            Finish::Length => "length",
+            Finish::Length | Finish::ContextFull => "length",
             Finish::Cancelled => "cancelled",
+        }
+    }
+
+    /// Which limit a `length` is: other programs know that name for both, so the two are told apart beside it.
+    pub fn detail(self) -> Option<&'static str> {
+        match self {
+            Finish::Length => Some("max_tokens"),
+            Finish::ContextFull => Some("context_full"),
+            Finish::Stop | Finish::Cancelled => None,
         }
     }
 }
@@ -243,7 +255,7 @@ pub enum Error<E: std::error::Error + 'static> {
     #[error("the prompt has no tokens: expected at least one (this model puts no BOS token in front)")]
     EmptyPrompt,
     /// More prompt than context.
-    #[error("the prompt has {prompt} tokens: expected at most the context of {n_ctx} (-c sets it)")]
+    #[error("the prompt has {prompt} tokens: expected at most the context of {n_ctx}")]
     PromptTooLong {
         /// Tokens of the prompt.
         prompt: usize,
@@ -392,8 +404,11 @@ impl<'a, L: Lm> Run<'a, L> {
             if stopped {
                 return Ok(Finish::Stop);
             }
-            if self.out.tokens.len() == most || self.lm.tokens().len() == self.lm.n_ctx() {
+            if self.out.tokens.len() == most {
                 break;
+            }
+            if self.lm.tokens().len() == self.lm.n_ctx() {
+                return Ok(Finish::ContextFull);
             }
             self.step(&[id], Role::Generated, true)?;
         }

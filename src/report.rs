@@ -1,8 +1,11 @@
 //! Self-contained HTML pages: a few styles, tables, and charts as SVG. Nothing is loaded from anywhere.
 
 use std::fmt::{Display, Write};
+use std::ops::Range;
 
+use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
 use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 /// A chart that could not be drawn.
 #[derive(Debug, thiserror::Error)]
@@ -18,13 +21,25 @@ pub struct Page {
 
 const STYLE: &str = "\
 :root{color-scheme:light dark;--line:#8884;--bad:#c0392b;--good:#1e8449}\
-body{font:15px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem}\
+body{font:15px/1.5 system-ui,sans-serif;max-width:76rem;margin:2rem auto;padding:0 1rem;overflow-wrap:anywhere}\
 h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2rem}\
 table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.9rem}\
-td{white-space:nowrap}th,td{padding:.2rem .7rem;border-bottom:1px solid var(--line);text-align:right}\
-th:first-child,td:first-child{text-align:left}\
+td{white-space:nowrap}th,td{padding:.2rem .6rem;border-bottom:1px solid var(--line);text-align:right}\
+th{overflow-wrap:normal}th:first-child,td:first-child{text-align:left}\
 .scroll{overflow-x:auto}.bad{color:var(--bad);font-weight:600}.good{color:var(--good);font-weight:600}\
-table.heat td{text-align:center;font-size:.75rem;padding:.2rem .35rem}svg{max-width:100%;height:auto;background:#fff;border-radius:6px}code{font-size:.9em}details{margin:.5rem 0}";
+table.heat{table-layout:fixed;width:100%;max-width:56rem}table.heat td{text-align:center;font-size:.75rem;padding:.2rem 0}\
+table.heat th{padding:.2rem;width:2rem}table.heat th~th{width:auto;writing-mode:vertical-rl;text-align:left}\
+svg{max-width:100%;height:auto;background:#fff;border-radius:6px}.narrow{display:none}\
+code{font-size:.9em}details{margin:.5rem 0}\
+@media(max-width:40rem){.wide{display:none}.narrow{display:block}\
+table.heat td{font-size:.55rem}table.heat th{font-size:.7rem}\
+table.stack tr:first-child{display:none}table.stack,table.stack tbody,table.stack tr{display:block}\
+table.stack tr{padding:.4rem 0;border-bottom:1px solid var(--line)}\
+table.stack td,table.stack td:first-child{display:flex;justify-content:space-between;gap:1rem;border:0;padding:0;\
+white-space:normal;text-align:right}table.stack td::before{content:attr(data-of);opacity:.7;text-align:left}}";
+
+/// Columns of a table that still stand side by side on a narrow screen; a row of more becomes a list there.
+const SIDE_BY_SIDE: usize = 5;
 
 /// Text as HTML takes it.
 pub fn escape(text: &str) -> String {
@@ -42,19 +57,27 @@ pub fn escape(text: &str) -> String {
     out
 }
 
+/// What tells narrow screens to show a page as wide as they are.
+const VIEWPORT: &str = "width=device-width,initial-scale=1";
+
 impl Page {
     /// An empty page.
     pub fn new(title: &str) -> Page {
         Page { body: String::new(), title: title.to_owned() }
     }
 
-    /// How every page with this title begins, also those of earlier versions: they are known by it.
-    pub fn beginning(title: &str) -> String {
+    /// How a page with this title begins.
+    fn beginning(title: &str, viewport: &str) -> String {
         let title = escape(title);
         format!(
-            "<!doctype html>\n<html lang=en><meta charset=utf-8><meta name=viewport content=\"width=device-width\">\
+            "<!doctype html>\n<html lang=en><meta charset=utf-8><meta name=viewport content=\"{viewport}\">\
              <title>{title}</title>"
         )
+    }
+
+    /// Whether bytes are the beginning of a page with this title, also of one that an earlier version wrote.
+    pub fn is_beginning(title: &str, bytes: &[u8]) -> bool {
+        [VIEWPORT, "width=device-width"].iter().any(|v| bytes.starts_with(Page::beginning(title, v).as_bytes()))
     }
 
     /// A heading of the second level.
@@ -68,25 +91,29 @@ impl Page {
         let _ = writeln!(self.body, "<p{class}>{}</p>", escape(text));
     }
 
-    /// A table; the cells of marked rows stand out.
+    /// A table; the cells of marked rows stand out. Where there is no room for many columns, each row becomes a list of
+    /// its cells with their headings.
     pub fn table<C: Display>(&mut self, head: &[&str], rows: impl IntoIterator<Item = (bool, Vec<C>)>) {
-        self.body.push_str("<div class=scroll><table><tr>");
+        let stack = head.len() > SIDE_BY_SIDE;
+        let class = if stack { " class=stack" } else { "" };
+        let _ = write!(self.body, "<div class=scroll><table{class}><tr>");
         for cell in head {
             let _ = write!(self.body, "<th>{}</th>", escape(cell));
         }
         for (marked, cells) in rows {
             self.body.push_str(if marked { "</tr>\n<tr class=bad>" } else { "</tr>\n<tr>" });
-            for cell in cells {
-                let _ = write!(self.body, "<td>{}</td>", escape(&cell.to_string()));
+            for (i, cell) in cells.into_iter().enumerate() {
+                let of = head.get(i).filter(|_| stack).map(|of| format!(" data-of=\"{}\"", escape(of)));
+                let _ = write!(self.body, "<td{}>{}</td>", of.unwrap_or_default(), escape(&cell.to_string()));
             }
         }
         self.body.push_str("</tr></table></div>\n");
     }
 
-    /// A chart, as [`line_chart`] drew it.
-    pub fn chart(&mut self, svg: &str) {
-        self.body.push_str(svg);
-        self.body.push('\n');
+    /// A chart, as [`line_chart`] or [`named_points`] drew it: the screen's width decides which of the two is seen.
+    pub fn chart(&mut self, chart: &Chart) {
+        let Chart { wide, narrow } = chart;
+        let _ = writeln!(self.body, "<div class=wide>{wide}</div><div class=narrow>{narrow}</div>");
     }
 
     /// What follows, up to [`Page::end_fold`], is hidden until it is clicked.
@@ -101,7 +128,7 @@ impl Page {
 
     /// The whole page.
     pub fn finish(self) -> String {
-        let (beginning, title, body) = (Page::beginning(&self.title), escape(&self.title), self.body);
+        let (beginning, title, body) = (Page::beginning(&self.title, VIEWPORT), escape(&self.title), self.body);
         format!("{beginning}<style>{STYLE}</style>\n<h1>{title}</h1>\n{body}</html>\n")
     }
 }
@@ -146,14 +173,82 @@ pub struct Axes<'a> {
     pub y: &'a str,
 }
 
+/// A chart as SVG, drawn for a wide and for a narrow screen: one that is scaled down has letters that nobody can read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chart {
+    /// 900 pixels.
+    pub wide: String,
+    /// 400 pixels.
+    pub narrow: String,
+}
+
+/// How much room a chart has.
+#[derive(Clone, Copy)]
+struct Room {
+    size: (u32, u32),
+    /// Numbers at the x axis, at most.
+    ticks: usize,
+}
+
+const WIDE: Room = Room { size: (900, 360), ticks: 12 };
+const NARROW: Room = Room { size: (400, 320), ticks: 6 };
+
+/// Numbers in a range to stand at its axis, at most so many: 1, 2 or 5 times a power of ten apart; whole ones, if the
+/// axis counts something.
+fn ticks(range: &Range<f64>, most: usize, whole: bool) -> Vec<f64> {
+    let span = range.end - range.start;
+    let least = span / most.max(1) as f64;
+    let power = 10f64.powf(least.log10().floor());
+    let step = [1.0, 2.0, 5.0, 10.0].map(|n| n * power).into_iter().find(|step| *step >= least * (1.0 - 1e-9));
+    let step = step.unwrap_or(span).max(if whole { 1.0 } else { f64::MIN_POSITIVE });
+    let (first, last) = ((range.start / step).ceil() as i64, (range.end / step).floor() as i64);
+    (first..=last).map(|n| n as f64 * step).collect()
+}
+
+/// Powers of ten in a range above 0, at most so many, and where they are few also 2 and 5 times those.
+fn log_ticks(range: &Range<f64>, most: usize) -> Vec<f64> {
+    let (first, last) = (range.start.log10().floor() as i32, range.end.log10().ceil() as i32);
+    let every = ((last - first) as usize).div_ceil(most.max(1)).max(1);
+    let factors: &[f64] = if last - first <= 3 { &[1.0, 2.0, 5.0] } else { &[1.0] };
+    let all = (first..=last).step_by(every).flat_map(|n| factors.iter().map(move |f| f * 10f64.powi(n)));
+    all.filter(|y| range.contains(y)).collect()
+}
+
+/// A range with the numbers that stand at it: plotters' own may be halves of a layer, or too many to read.
+struct Axis {
+    range: Range<f64>,
+    ticks: Vec<f64>,
+    /// Equal steps are equal factors.
+    log: bool,
+}
+
+impl Ranged for Axis {
+    type FormatOption = DefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, (left, right): (i32, i32)) -> i32 {
+        let Range { start, end } = self.range;
+        let part = if self.log { (value / start).ln() / (end / start).ln() } else { (value - start) / (end - start) };
+        left + (part * f64::from(right - left)).round() as i32
+    }
+
+    fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
+        if hint.weight().allow_light_points() { Vec::new() } else { self.ticks.clone() }
+    }
+
+    fn range(&self) -> Range<f64> {
+        self.range.clone()
+    }
+}
+
 /// Decades shown below the largest value; zeros are drawn at the bottom.
 const DECADES: i32 = 18;
 
-/// Lines over a logarithmic y axis, as SVG. What is not above zero is drawn at the bottom.
+/// Lines over a logarithmic y axis; x counts layers, positions or tensors. What is not above zero is drawn at the bottom.
 ///
 /// # Errors
 /// If the drawing fails.
-pub fn line_chart(axes: Axes<'_>, series: &[Series<'_>]) -> Result<String, ChartError> {
+pub fn line_chart(axes: Axes<'_>, series: &[Series<'_>]) -> Result<Chart, ChartError> {
     let points = || series.iter().flat_map(|(_, points)| points.iter().copied());
     let finite = |y: f64| y.is_finite() && y > 0.0;
     let largest = points().map(|(_, y)| y).filter(|y| finite(*y)).fold(f64::MIN_POSITIVE, f64::max);
@@ -162,12 +257,29 @@ pub fn line_chart(axes: Axes<'_>, series: &[Series<'_>]) -> Result<String, Chart
     let top = (largest * 3.0).max(bottom * 10.0);
     let (left, right) = points().fold((f64::MAX, f64::MIN), |(l, r), (x, _)| (l.min(x), r.max(x)));
     let (left, right) = if left < right { (left, right) } else { (left.min(0.0), left.max(0.0) + 1.0) };
-    let mut svg = String::new();
-    {
-        let root = SVGBackend::with_string(&mut svg, (900, 340)).into_drawing_area();
-        draw(&root, axes, (left..right, bottom..top), (series, &[])).map_err(|error| ChartError(error.to_string()))?;
-    }
-    Ok(svg)
+    drawn(axes, (left..right, true), bottom..top, (series, &[]))
+}
+
+/// Lines, and points with names.
+type Content<'a> = (&'a [Series<'a>], &'a [(f64, f64, &'a str)]);
+
+/// Draws a chart for both widths; `whole` is whether x counts something.
+fn drawn(
+    axes: Axes<'_>,
+    (x, whole): (Range<f64>, bool),
+    y: Range<f64>,
+    content: Content<'_>,
+) -> Result<Chart, ChartError> {
+    let one = |room: Room| {
+        let mut svg = String::new();
+        {
+            let root = SVGBackend::with_string(&mut svg, room.size).into_drawing_area();
+            let ticks = ticks(&x, room.ticks, whole);
+            draw(&root, axes, (x.clone(), ticks, y.clone()), content).map_err(|error| ChartError(error.to_string()))?;
+        }
+        Ok(svg)
+    };
+    Ok(Chart { wide: one(WIDE)?, narrow: one(NARROW)? })
 }
 
 type Failed<'a> = DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>;
@@ -175,17 +287,20 @@ type Failed<'a> = DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::Error
 fn draw<'a>(
     root: &DrawingArea<SVGBackend<'a>, plotters::coord::Shift>,
     axes: Axes<'_>,
-    (x, y): (std::ops::Range<f64>, std::ops::Range<f64>),
-    (series, names): (&[Series<'_>], &[(f64, f64, &str)]),
+    (x, ticks, y): (Range<f64>, Vec<f64>, Range<f64>),
+    (series, names): Content<'_>,
 ) -> Result<(), Failed<'a>> {
     root.fill(&WHITE)?;
     let bottom = y.start;
     let mut chart = ChartBuilder::on(root)
-        .caption(axes.title, ("sans-serif", 18))
+        .caption(axes.title, ("sans-serif", 16))
         .margin(10)
         .x_label_area_size(40)
-        .y_label_area_size(70)
-        .build_cartesian_2d(x, y.log_scale())?;
+        .y_label_area_size(64)
+        .build_cartesian_2d(
+            Axis { range: x, ticks, log: false },
+            Axis { ticks: log_ticks(&y, 8), range: y, log: true },
+        )?;
     let exponent = |y: &f64| format!("{y:.0e}");
     let number = |x: &f64| if x.fract() == 0.0 { format!("{x:.0}") } else { format!("{x:.1}") };
     chart
@@ -206,10 +321,16 @@ fn draw<'a>(
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2)));
         chart.draw_series(shown.iter().map(|point| Circle::new(*point, 3, color.filled())))?;
     }
-    let font = || ("sans-serif", 14).into_font();
-    chart.draw_series(
-        names.iter().map(|(x, y, name)| EmptyElement::at((*x, *y)) + Text::new((*name).to_owned(), (7, -14), font())),
-    )?;
+    // by turns at the right above and at the left below: neighbours may be nearer than their names are long
+    let names = names.iter().enumerate().map(|(i, (x, y, name))| {
+        let (pos, at) = match i % 2 {
+            0 => (Pos::new(HPos::Left, VPos::Bottom), (6, -3)),
+            _ => (Pos::new(HPos::Right, VPos::Top), (-6, 3)),
+        };
+        EmptyElement::at((*x, *y))
+            + Text::new((*name).to_owned(), at, ("sans-serif", 14).into_font().color(&BLACK).pos(pos))
+    });
+    chart.draw_series(names)?;
     if series.len() > 1 {
         chart
             .configure_series_labels()
@@ -222,11 +343,11 @@ fn draw<'a>(
     root.present()
 }
 
-/// Points with a name each, joined from left to right, over a logarithmic y axis, as SVG.
+/// Points with a name each, joined from left to right, over a logarithmic y axis.
 ///
 /// # Errors
 /// If the drawing fails.
-pub fn named_points(axes: Axes<'_>, points: &[(f64, f64, &str)]) -> Result<String, ChartError> {
+pub fn named_points(axes: Axes<'_>, points: &[(f64, f64, &str)]) -> Result<Chart, ChartError> {
     let mut sorted: Vec<(f64, f64, &str)> = points.iter().copied().filter(|p| p.1 > 0.0 && p.1.is_finite()).collect();
     sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
     let fold = |of: fn(&(f64, f64, &str)) -> f64| {
@@ -234,20 +355,26 @@ pub fn named_points(axes: Axes<'_>, points: &[(f64, f64, &str)]) -> Result<Strin
     };
     let ((left, right), (bottom, top)) =
         if sorted.is_empty() { ((0.0, 1.0), (0.1, 1.0)) } else { (fold(|p| p.0), fold(|p| p.1)) };
-    let space = ((right - left) * 0.08).max(0.1);
+    let space = ((right - left) * 0.1).max(0.1);
     let line: Vec<(f64, f64)> = sorted.iter().map(|p| (p.0, p.1)).collect();
-    let mut svg = String::new();
-    {
-        let root = SVGBackend::with_string(&mut svg, (900, 380)).into_drawing_area();
-        let area = ((left - space)..(right + 2.0 * space), (bottom / 2.0)..(top * 2.0));
-        draw(&root, axes, area, (&[("", line)], &sorted)).map_err(|error| ChartError(error.to_string()))?;
-    }
-    Ok(svg)
+    let x = (left - 1.5 * space)..(right + 2.5 * space);
+    drawn(axes, (x, false), (bottom / 2.0)..(top * 2.0), (&[("", line)], &sorted))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pages_are_known_by_their_beginning() {
+        let page = Page::new("a & b").finish();
+        let older = page.replace(",initial-scale=1", "");
+        assert_ne!(page, older);
+        for page in [&page, &older] {
+            assert!(Page::is_beginning("a & b", page.as_bytes()) && !Page::is_beginning("b", page.as_bytes()));
+        }
+        assert!(!Page::is_beginning("a & b", b"<!doctype html>"));
+    }
 
     #[test]
     fn text_is_escaped_everywhere() {
@@ -267,8 +394,10 @@ mod tests {
         assert!(html.contains("&lt;a&gt;") && !html.contains("NaN"));
         let axes = Axes { title: "t", x: "x", y: "y" };
         for points in [&[][..], &[(1.0, 0.0, "zero")], &[(4.5, 1e-2, "Q4_K_M"), (8.5, 1e-4, "<Q8_0>")]] {
-            let svg = named_points(axes, points).expect("it is drawn");
-            assert!(svg.starts_with("<svg") && !svg.contains("NaN") && !svg.contains("<Q8"), "{svg}");
+            let Chart { wide, narrow } = named_points(axes, points).expect("it is drawn");
+            for svg in [wide, narrow] {
+                assert!(svg.starts_with("<svg") && !svg.contains("NaN") && !svg.contains("<Q8"), "{svg}");
+            }
         }
     }
 
@@ -277,9 +406,60 @@ mod tests {
         let axes = Axes { title: "t", x: "x", y: "y" };
         for points in [vec![], vec![(0.0, 0.0)], vec![(0.0, 1e-12), (1.0, 0.0), (2.0, f64::INFINITY), (3.0, f64::NAN)]]
         {
-            let svg = line_chart(axes, &[("a", points.clone()), ("b", points)]).expect("it is drawn");
-            assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
-            assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+            let Chart { wide, narrow } =
+                line_chart(axes, &[("a", points.clone()), ("b", points)]).expect("it is drawn");
+            for svg in [wide, narrow] {
+                assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+                assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+            }
         }
+    }
+
+    /// The texts of a chart.
+    fn texts(svg: &str) -> Vec<&str> {
+        let ends = svg.split("<text").skip(1).filter_map(|rest| rest.split_once('>'));
+        ends.filter_map(|(_, rest)| Some(rest.split_once("</text>")?.0.trim())).collect()
+    }
+
+    #[test]
+    fn layers_are_counted_in_whole_numbers() {
+        let axes = Axes { title: "t", x: "layer", y: "y" };
+        for n in [1, 2, 3, 4, 6, 11, 36, 80, 1000] {
+            let points: Vec<(f64, f64)> = (0..n).map(|x| (f64::from(x), 1e-6)).collect();
+            let Chart { wide, narrow } = line_chart(axes, &[("a", points)]).expect("it is drawn");
+            for (svg, most) in [(wide, WIDE.ticks), (narrow, NARROW.ticks)] {
+                let numbers: Vec<&str> = texts(&svg).into_iter().filter(|t| t.parse::<f64>().is_ok()).collect();
+                let at_x: Vec<&&str> = numbers.iter().filter(|t| !t.contains('e')).collect();
+                assert!(at_x.iter().all(|t| t.parse::<u32>().is_ok()), "{n} layers: {numbers:?}");
+                assert!((1..=most + 1).contains(&at_x.len()), "{n} layers: {numbers:?}");
+                let mut once = at_x.clone();
+                once.dedup();
+                assert_eq!(once, at_x, "{n} layers");
+            }
+        }
+        assert_eq!(ticks(&(4.0..9.0), 6, false), [4.0, 5.0, 6.0, 7.0, 8.0, 9.0]);
+        assert_eq!(ticks(&(4.3..5.2), 12, false).len(), 10);
+        let near = |range: Range<f64>| log_ticks(&range, 8).iter().map(|y| format!("{y:.0e}")).collect::<Vec<_>>();
+        assert_eq!(near(6e-3..3e-1), ["1e-2", "2e-2", "5e-2", "1e-1", "2e-1"]);
+        assert!((4..=9).contains(&near(1e-17..3e-1).len()));
+    }
+
+    #[test]
+    fn nothing_is_cut_off_on_a_narrow_screen() {
+        let mut page = Page::new("x");
+        let head = ["type", "MiB", "bits/weight", "PPL", "\"99 %\" KL", "same top"];
+        page.table(&head, [(false, vec!["Q4_0", "1", "4.5", "9", "0.1", "90 %"])]);
+        page.table(&head[..3], [(false, vec!["Q4_0", "1", "4.5"])]);
+        let axes = Axes { title: "t", x: "x", y: "y" };
+        page.chart(&named_points(axes, &[(4.5, 1e-2, "Q4_0")]).expect("it is drawn"));
+        let html = page.finish();
+        assert!(html.contains("name=viewport content=\"width=device-width,initial-scale=1\""));
+        assert_eq!(html.matches("<table").count(), html.matches("<div class=scroll><table").count());
+        // a row of many columns becomes a list, in which each cell has its heading
+        assert!(html.contains("<td data-of=\"&quot;99 %&quot; KL\">0.1</td>") && html.contains("<td>4.5</td>"));
+        assert!(
+            html.contains("<div class=wide><svg width=\"900\"")
+                && html.contains("<div class=narrow><svg width=\"400\"")
+        );
     }
 }

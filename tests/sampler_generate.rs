@@ -170,9 +170,9 @@ fn ends_at_the_end_of_the_context() {
     let v = Pieces::new(&[b"a"]);
     let mut lm = Script { n_ctx: 6, ..Script::new(&[2], v.len()) };
     let out = generate(&mut lm, &v, &[2, 2, 2], &Options::default(), &mut Seen::default()).expect("fits");
-    assert_eq!((out.tokens.len(), out.finish), (4, Finish::Length), "the last token needs no position");
+    assert_eq!((out.tokens.len(), out.finish), (4, Finish::ContextFull), "the last token needs no position");
     let error = generate(&mut lm, &v, &[2; 7], &Options::default(), &mut Seen::default()).expect_err("too long");
-    assert_eq!(error.to_string(), "the prompt has 7 tokens: expected at most the context of 6 (-c sets it)");
+    assert_eq!(error.to_string(), "the prompt has 7 tokens: expected at most the context of 6");
 }
 
 #[test]

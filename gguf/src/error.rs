@@ -18,6 +18,8 @@ pub enum Error {
     NameTaken { file: String },
     #[error("{file}: {bytes} bytes of memory are not to be had; open it memory-mapped")]
     NoMemory { file: String, bytes: u64 },
+    #[error("{file}: changed while it was in use: expected {expected} bytes{}", if got == expected { ", found others in their place".to_owned() } else { format!(", found {got}") })]
+    Changed { file: String, expected: u64, got: u64 },
     #[error("{file}: truncated: {what} needs {needed} bytes, the file has {left} left at offset {at}")]
     Truncated { file: String, what: String, needed: u64, left: u64, at: u64 },
     #[error("{file}: not a GGUF file: it starts with \"{}\", expected \"GGUF\"", got.escape_ascii())]

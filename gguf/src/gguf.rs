@@ -12,6 +12,8 @@ use std::path::Path;
 pub struct OpenOptions {
     /// Map the file instead of reading it into memory (default). A mapped file must not be changed while it is open:
     /// other bytes would be read, and where it was made shorter the system ends the process (SIGBUS).
+    /// [`Gguf::check`] finds such a change, if it is asked; [`guard_maps`](crate::guard_maps) makes one line of the
+    /// signal.
     pub mmap: bool,
     /// Demand the padding after the last tensor too, as llama.cpp does when it reads the data (default: no, because
     /// writers exist that omit it).
@@ -273,6 +275,21 @@ impl Gguf {
     /// Where the tensor's data starts in its file, in bytes.
     pub fn file_offset(&self, tensor: &TensorInfo) -> Option<u64> {
         self.parts.get(tensor.part)?.data_start.checked_add(tensor.offset)
+    }
+
+    /// Whether the file that holds a tensor still has the size and the time of its last change that it had when it was
+    /// opened. That is one question to the system, for moments before much is read: between it and the reading a file
+    /// may still change. Always well for a file in memory.
+    ///
+    /// # Errors
+    /// [`Error::Changed`].
+    pub fn check(&self, tensor: &TensorInfo) -> Result<(), Error> {
+        self.parts.get(tensor.part).map_or(Ok(()), |part| part.bytes.check())
+    }
+
+    /// The path of the file that holds a tensor, for messages.
+    pub fn part_name(&self, tensor: &TensorInfo) -> &str {
+        self.parts.get(tensor.part).map_or("", |part| &part.name)
     }
 
     /// Tells the system that the mapped pages that lie wholly in this tensor are not needed soon. They come back from

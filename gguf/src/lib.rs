@@ -40,6 +40,7 @@ mod writer;
 
 pub use error::Error;
 pub use gguf::{Gguf, OpenOptions, TensorInfo};
+pub use map::guard_maps;
 pub use owned::{OwnedArray, OwnedValue};
 pub use replace::{NewFile, behind_links, check_replaceable, replace as replace_file};
 pub use temporary::{Temporary, remove_temporaries};

@@ -34,6 +34,14 @@ impl SharedFile {
         self.bytes.whole()
     }
 
+    /// Whether it is still what it was when it was opened; see [`Gguf::check`].
+    ///
+    /// # Errors
+    /// [`Error::Changed`].
+    pub fn check(&self) -> Result<(), Error> {
+        self.bytes.check()
+    }
+
     /// Tells the system that the mapped pages inside `range` are not needed soon.
     pub fn release(&self, range: Range<usize>) {
         self.bytes.release(range.start, range.end);
@@ -47,6 +55,14 @@ pub trait RowSource: Send + Sync {
 
     /// Lets go of what [`RowSource::fill`] has read, for now.
     fn release(&self) {}
+
+    /// Whether what the rows are made from is still what it was.
+    ///
+    /// # Errors
+    /// [`Error::Changed`] if it is not.
+    fn check(&self) -> Result<(), Error> {
+        Ok(())
+    }
 }
 
 /// Collects keys and tensors; see [`View::open`].

@@ -1,7 +1,7 @@
 //! Storage of keys and values in pages of 16 positions. Who owns which page is decided elsewhere.
 
 use crate::generic::attention::{MAX_HEAD_DIM, PAGE};
-use crate::memory::Memory;
+use crate::memory::{Memory, Size};
 use memmap2::MmapRaw;
 use std::fmt;
 use std::str::FromStr;
@@ -124,7 +124,7 @@ pub struct KvStore {
 
 /// The system has no room for a cache of this size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("KV cache of {positions} positions: {} do not fit in memory", bytes.map_or("more bytes than can be counted".to_owned(), |b| format!("{} MiB", b >> 20)))]
+#[error("KV cache of {positions} positions: no memory for {}", Size(*bytes))]
 pub struct KvTooLarge {
     /// Positions asked for.
     pub positions: usize,

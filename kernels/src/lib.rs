@@ -34,5 +34,6 @@ pub use exec::{Executor, TapFn};
 pub use isa::{Isa, IsaChoice, IsaError, Rounding};
 pub use kv::{KvShape, KvStore, KvTooLarge, KvType, PAGE_POSITIONS};
 pub use matrix::{Bytes, Matrix, MatrixError, kernel_name};
+pub use memory::{NoMemory, room, with_memory};
 pub use pool::Pool;
 pub use program::{Op, Program, Role, Rope, RowTable, Sequence, Slot, SlotInfo, Step};

@@ -2,7 +2,7 @@
 
 use crate::generic::gemm::{KC, Tiles};
 use crate::isa::Isa;
-use crate::memory::Memory;
+use crate::memory::{Memory, Size};
 use crate::pack;
 use crate::pool::Pool;
 use crate::table::{Gemv, MAX_R, Packed, Rows, Tokens, table};
@@ -52,6 +52,18 @@ pub enum MatrixError {
     /// A type that holds no weights.
     #[error("{0}: no kernel multiplies this type")]
     Type(TensorType),
+    /// The system has no room for a copy in the kernels' layout.
+    #[error("{rows} x {cols} {ty}: no memory for {} of packed weights", Size(Some(*bytes)))]
+    NoMemory {
+        /// Element type.
+        ty: TensorType,
+        /// Outputs.
+        rows: usize,
+        /// Inputs.
+        cols: usize,
+        /// Bytes of the copy.
+        bytes: usize,
+    },
 }
 
 enum Data {
@@ -96,7 +108,8 @@ impl Matrix {
     /// own are copied into strips, by all threads of `pool`; the source's bytes are not needed after that.
     ///
     /// # Errors
-    /// [`MatrixError`] if the bytes do not have the shape or the type cannot be multiplied.
+    /// [`MatrixError`] if the bytes do not have the shape, the type cannot be multiplied, or there is no memory for a
+    /// copy.
     pub fn new(
         isa: Isa,
         (ty, rows, cols): (TensorType, usize, usize),
@@ -118,7 +131,11 @@ impl Matrix {
         let kernels = (table.packed)(ty).filter(|_| repack);
         let strip_bytes = row_bytes * table.strip;
         let data = match kernels {
-            Some(kernels) => Data::Packed(pack_strips(&kernels, ty, &*source, row_bytes, table.strip, pool)),
+            Some(kernels) => {
+                let bytes = rows.div_ceil(table.strip) * strip_bytes;
+                let memory = Memory::lasting(bytes).ok_or(MatrixError::NoMemory { ty, rows, cols, bytes })?;
+                Data::Packed(pack_strips(&kernels, (ty, row_bytes), &*source, table.strip, memory, pool))
+            }
             None => Data::Rows(source),
         };
         Ok(Matrix { ty, rows, cols, isa, data, kernels, strip_bytes })
@@ -259,20 +276,17 @@ pub fn kernel_name(isa: Isa, ty: TensorType, packed: bool) -> String {
     }
 }
 
+/// Fills `memory`, which has room for all strips of `r` rows.
 fn pack_strips(
     kernels: &Packed,
-    ty: TensorType,
+    (ty, row_bytes): (TensorType, usize),
     source: &dyn Bytes,
-    row_bytes: usize,
     r: usize,
+    mut memory: Memory,
     pool: &mut Pool,
 ) -> Memory {
     let n = source.n_bytes();
-    let rows = n.checked_div(row_bytes).unwrap_or(0);
     let strip_bytes = row_bytes * r;
-    let bytes = rows.div_ceil(r) * strip_bytes;
-    // the weights are in memory already, mapped: a system without room for a copy ends the program as for any `Vec`
-    let mut memory = Memory::lasting(bytes).unwrap_or_else(|| panic!("no memory for {bytes} bytes of packed weights"));
     if strip_bytes > 0 {
         let work = Mutex::new((0..n).step_by(strip_bytes).zip(memory.bytes_mut().chunks_exact_mut(strip_bytes)));
         pool.run_tasks(&|_| {

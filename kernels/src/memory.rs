@@ -3,12 +3,65 @@
 
 use memmap2::{MmapMut, MmapRaw};
 use std::ops::{Deref, DerefMut};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Bytes of a large page. The system puts mappings of a multiple of this at such a multiple.
 const LARGE: usize = 2 << 20;
 /// Bytes of a mapping that many weights share.
 const SHARED: usize = 32 * LARGE;
+
+/// What a mapping leaves to all that is small and allocated afterwards: a vector that cannot grow ends the program,
+/// while a mapping that is refused is an error that says what was wanted.
+const HEADROOM: usize = 16 << 20;
+/// Mappings from here on look whether they leave that.
+const SMALL: usize = 64 << 10;
+
+/// The system does not have the memory that a computation needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no memory for {}", Size(Some(*bytes)))]
+pub struct NoMemory {
+    /// What was refused.
+    pub bytes: usize,
+}
+
+/// Whether the system has this much memory now, and some more for all that is small. What cannot fail in an orderly
+/// way, as a thread that starts, comes after this question.
+///
+/// # Errors
+/// [`NoMemory`] if it has not.
+pub fn room(bytes: usize) -> Result<(), NoMemory> {
+    let whole = bytes.checked_add(HEADROOM);
+    // taken and given back at once: the system counts it, and hands out no page of it
+    whole.and_then(|whole| MmapMut::map_anon(whole).ok()).map(drop).ok_or(NoMemory { bytes })
+}
+
+/// Runs what prepares or executes a program. A buffer that the system refuses ends `work` where it stands.
+///
+/// Buffers grow deep inside, where nothing else can fail: they unwind to here, past the panic hook, because this is
+/// bad luck and no fault of the program.
+///
+/// # Errors
+/// [`NoMemory`] if a buffer was refused; what was being computed is lost, and nothing else.
+pub fn with_memory<T>(work: impl FnOnce() -> T) -> Result<T, NoMemory> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| match panic.downcast::<NoMemory>() {
+        Ok(refused) => *refused,
+        Err(other) => resume_unwind(other),
+    })
+}
+
+/// Bytes as an error shows them; `None` are more than can be counted.
+pub(crate) struct Size(pub(crate) Option<usize>);
+
+impl std::fmt::Display for Size {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            None => f.write_str("more bytes than can be counted"),
+            Some(bytes) if bytes < 10 << 20 => write!(f, "{bytes} bytes"),
+            Some(bytes) => write!(f, "{} MiB", bytes >> 20),
+        }
+    }
+}
 
 /// Zeroed memory at the start of a page. The system hands pages out as they are first written.
 pub(crate) struct Memory {
@@ -38,7 +91,12 @@ impl Memory {
         let map = match current.0.upgrade() {
             Some(map) if current.1 + bytes <= SHARED => map,
             _ => {
-                let map = Arc::new(mapping(SHARED)?);
+                // where a whole mapping is too much, this part may still have room
+                let Some(map) = mapping(SHARED).map(Arc::new) else {
+                    drop(current);
+                    room(bytes).ok()?;
+                    return Memory::zeroed(bytes);
+                };
                 *current = (Arc::downgrade(&map), 0);
                 map
             }
@@ -86,6 +144,9 @@ impl Memory {
 fn mapping(bytes: usize) -> Option<MmapRaw> {
     let whole = if bytes >= LARGE { bytes.checked_next_multiple_of(LARGE)? } else { bytes };
     let map = MmapMut::map_anon(whole).ok()?;
+    if bytes >= SMALL {
+        room(0).ok()?;
+    }
     #[cfg(target_os = "linux")]
     if bytes >= LARGE {
         // only a wish
@@ -102,13 +163,14 @@ impl Floats {
     /// Makes room for `len` floats.
     ///
     /// # Panics
-    /// If there is no memory, as any growing collection.
+    /// If there is no memory, with [`NoMemory`], which [`with_memory`] takes.
     pub(crate) fn grow(&mut self, len: usize) {
         if self.len() < len {
             // the old ones first, so that both are never there together
             self.0 = None;
             let memory = len.checked_mul(4).and_then(Memory::zeroed);
-            self.0 = Some(memory.unwrap_or_else(|| panic!("no memory for a buffer of {len} floats")));
+            let refused = || resume_unwind(Box::new(NoMemory { bytes: len.saturating_mul(4) }));
+            self.0 = Some(memory.unwrap_or_else(refused));
         }
     }
 }
@@ -161,6 +223,20 @@ mod tests {
         parts.push(Memory::lasting(1000).expect("memory"));
         parts[2].bytes_mut().fill(3);
         assert!(parts.iter().enumerate().all(|(i, part)| part.bytes().iter().all(|b| *b == i as u8 + 1)));
+    }
+
+    #[test]
+    fn a_buffer_without_memory_is_an_error_and_other_panics_go_on() {
+        let mut kept = Floats::default();
+        assert_eq!(with_memory(|| kept.grow(4)), Ok(()));
+        let refused = with_memory(|| kept.grow(usize::MAX / 8)).expect_err("more than there is");
+        assert_eq!(refused.bytes, usize::MAX / 8 * 4);
+        assert!(refused.to_string().starts_with("no memory for ") && refused.to_string().ends_with(" MiB"));
+        assert!(kept.is_empty());
+        kept.grow(3);
+        assert_eq!(kept.len(), 3, "it may grow again");
+        let other = catch_unwind(|| with_memory(|| assert!(std::hint::black_box(false), "planted")));
+        assert!(other.is_err());
     }
 
     #[test]

@@ -91,10 +91,11 @@ impl Step {
         self.places[place][section % 2][item].with_mut(|x| unsafe { *x = value });
     }
 
-    fn carry(&self, section: usize, from: usize, to: usize) {
+    fn carry(&self, section: usize, from: usize, to: usize) -> bool {
         for item in 0..2 {
             self.set(to, section, item, self.get(from, section, item));
         }
+        true
     }
 
     fn take_over(&self, id: usize) -> bool {

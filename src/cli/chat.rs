@@ -13,7 +13,7 @@ use rustyline::{Config, DefaultEditor};
 
 use super::args::{ComputeArgs, GenerateArgs, ModelArgs};
 use super::failure::{Exit, Failure};
-use super::metrics::Metrics;
+use super::metrics::{Metrics, note_full};
 use super::run::Output;
 use super::signal::{self, Generating};
 use super::{load, terminal};
@@ -179,6 +179,8 @@ impl<'e> Conversation<'e> {
             }
         };
         output.end_answer()?;
+        let used = (self.session.tokens().len(), self.session.n_ctx());
+        note_full(out.finish, used, "/reset starts over, and -c N makes room for more");
         let seed = (!self.options.sampler.is_greedy()).then_some(self.options.sampler.seed);
         self.last = Some(Metrics::new(&out.stats, seed, self.engine.describe()).line(out.finish));
         self.messages.push(Message::new("assistant", &out.text));

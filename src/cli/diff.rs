@@ -71,7 +71,8 @@ pub(super) struct DiffArgs {
     /// Which of a golden's two recordings: llama.cpp's own logits, or those of the exact dequantization
     #[arg(long, value_name = "WHICH", default_value = "logits")]
     against: Which,
-    /// NMSE allowed against a reference [default: by the coarsest weights: F32 1e-9, F16 1e-6, BF16 2e-5, else 5e-3]
+    /// NMSE allowed against a reference [default: by the coarsest weights: F32 1e-9, F16 4.3e-6, BF16
+    /// 2.8e-4, quantized 4.9e-3]
     #[arg(long, value_name = "X", value_parser = tolerance)]
     tol_nmse: Option<f64>,
     /// Mean KL allowed against a reference, in nats [default: not judged; where there are probabilities only: as
@@ -218,6 +219,7 @@ fn encoding(args: &DiffArgs) -> EncodeOptions {
 
 /// Runs the command. Whatever keeps it from comparing is exit code 2.
 pub(super) fn run(args: &DiffArgs) -> Result<Exit, Failure> {
+    super::guard_maps(2);
     let result = match &args.suite {
         Some(suite) => suite::diff(args, suite),
         None => one(args),

@@ -4,6 +4,8 @@ use std::error::Error;
 use std::io;
 use std::process::ExitCode;
 
+use octavo_kernels::{KvTooLarge, MatrixError, NoMemory};
+
 use super::terminal;
 
 /// How a command ended without an error.
@@ -56,13 +58,42 @@ impl Failure {
 impl<E: Error + 'static> From<E> for Failure {
     fn from(error: E) -> Failure {
         let mut cause: Option<&(dyn Error + 'static)> = Some(&error);
+        let mut advice = None;
         while let Some(this) = cause {
+            advice = advice.or_else(|| advise(this));
             if this.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe) {
                 return Failure::Pipe;
             }
             cause = this.source();
         }
-        Failure::Input(error.to_string())
+        Failure::Input(match advice {
+            Some(advice) => format!("{error} ({advice})"),
+            None => error.to_string(),
+        })
+    }
+}
+
+/// What would help, in the options' names, which nothing but the command line knows.
+fn advise(error: &(dyn Error + 'static)) -> Option<&'static str> {
+    use octavo_llm::{Error as Engine, backend::cpu, generate};
+    if let Some(MatrixError::NoMemory { .. }) = error.downcast_ref() {
+        return Some(
+            "--no-repack runs from the file's own rows, and a smaller -c N or --kv-type q8_0 makes the KV cache smaller",
+        );
+    }
+    if error.is::<KvTooLarge>() {
+        return Some("a smaller -c N or --kv-type q8_0 makes it smaller");
+    }
+    if error.is::<NoMemory>() {
+        return Some("smaller -b N, fewer threads with -t N, a smaller -c N and --no-repack take less");
+    }
+    if let Some(generate::Error::<Engine>::PromptTooLong { .. }) = error.downcast_ref() {
+        return Some("-c N sets it");
+    }
+    match error.downcast_ref() {
+        Some(Engine::Context { .. }) => Some("-c N sets how many"),
+        Some(Engine::Cpu(cpu::Error::KvType { .. })) => Some("--kv-type sets the type"),
+        _ => None,
     }
 }
 

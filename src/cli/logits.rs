@@ -100,7 +100,7 @@ pub(super) fn run(args: &LogitsArgs) -> Result<Exit, Failure> {
     }
     if tokens.len() > engine.n_ctx() {
         let (got, n_ctx) = (tokens.len(), engine.n_ctx());
-        let message = format!("the text has {got} tokens: expected at most the context of {n_ctx} (-c sets it)");
+        let message = format!("the text has {got} tokens: expected at most the context of {n_ctx} (-c N sets it)");
         return Err(Failure::Input(message));
     }
     let taps = args.taps.as_ref().map(|pattern| Taps::new(pattern, &engine)).transpose()?;

@@ -3,6 +3,8 @@
 use octavo_llm::generate::{Finish, Stats};
 use serde::Serialize;
 
+use super::terminal;
+
 /// Counts, times in seconds, rates in tokens per second, memory in bytes.
 #[derive(Debug, Serialize)]
 pub(super) struct Metrics {
@@ -58,8 +60,18 @@ impl Metrics {
             ms(self.time_to_first_token),
             ms(self.time_per_output_token),
             self.peak_memory_bytes.map_or("unknown".to_owned(), |b| size(b) + " peak"),
-            finish.name(),
+            match finish {
+                Finish::ContextFull => "context full",
+                other => other.name(),
+            },
         )
+    }
+}
+
+/// Says that a generation ended because of the context, and what can be done: nothing in the text shows it.
+pub(super) fn note_full(finish: Finish, (used, n_ctx): (usize, usize), more: &str) {
+    if finish == Finish::ContextFull {
+        terminal::note(&format!("octavo: context full: {used} of {n_ctx} positions used; {more}"));
     }
 }
 

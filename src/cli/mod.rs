@@ -82,9 +82,17 @@ enum Command {
     },
 }
 
+/// What parsing arguments, listening to Ctrl-C and opening a model take beside the file itself.
+const LEAST_MEMORY: usize = 8 << 20;
+
 /// Runs the program on these arguments, the program's name first.
 pub(crate) fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
     install_panic_hook();
+    guard_maps(1);
+    // below this nothing is certain, not even an error
+    if let Err(error) = octavo_kernels::room(LEAST_MEMORY) {
+        return Failure::Input(format!("{error}: expected a limit of memory that leaves more")).report();
+    }
     let parsed = command().try_get_matches_from(argv::expand(args)).and_then(|found| Cli::from_arg_matches(&found));
     let result = match parsed {
         Ok(cli) => dispatch(cli.command),
@@ -134,6 +142,13 @@ fn completions(shell: Shell) -> Result<Exit, Failure> {
     clap_complete::generate(shell, &mut command(), "octavo", &mut script);
     terminal::print(&script)?;
     Ok(Exit::Done)
+}
+
+/// From now on a model file that is made shorter while it is mapped ends the program with one line and this code.
+pub(crate) fn guard_maps(code: u8) {
+    if let Err(error) = gguf_rs_lite::guard_maps("octavo: error: ", code) {
+        terminal::warn([format!("a model file that changes while it is in use will end the program: {error}")]);
+    }
 }
 
 /// A panic is a fault of the program: one line that says so, then the usual unwinding with exit code 101.

@@ -64,7 +64,7 @@ impl Kind {
                 g.get("path_model").is_some() && ["tokens", "logits"].iter().all(|name| g.tensor(name).is_some())
             }),
             Kind::Base => beginning(path).starts_with(&base::MAGIC),
-            Kind::Page(title) => beginning(path).starts_with(Page::beginning(title).as_bytes()),
+            Kind::Page(title) => Page::is_beginning(title, &beginning(path)),
             // they lie beside the command line that they came from
             Kind::Kept => ran_llama_results(&path.with_file_name("commands.txt")),
             Kind::Note => {

@@ -329,7 +329,7 @@ impl Report {
         if let Some((to, ranking)) = &self.ranking {
             page.heading(&format!("One tensor at a time in {to}"));
             page.paragraph(
-                "Mean KL divergence that a tensor causes when it alone is quantized; rows are tensors, columns layers.",
+                "Mean KL divergence that a tensor causes when it alone is quantized; rows are layers, columns tensors.",
                 None,
             );
             heat_map(&mut page, ranking);
@@ -353,11 +353,15 @@ impl Report {
 fn heat_map(page: &mut Page, ranking: &[Sensitivity]) {
     let roles: BTreeSet<&str> = ranking.iter().map(|s| s.role.as_str()).collect();
     let layers: BTreeSet<Option<usize>> = ranking.iter().map(|s| s.layer).collect();
-    let head: Vec<String> = layers.iter().map(|layer| layer.map_or("-".to_owned(), |l| l.to_string())).collect();
+    // a model has many layers and few kinds of tensors: columns are what a screen has no room for
+    let head: Vec<String> = roles.iter().map(|role| (*role).to_owned()).collect();
     let of = |role: &str, layer: &Option<usize>| {
         ranking.iter().find(|s| s.role == role && s.layer == *layer).map(|s| s.mean_kl)
     };
-    let rows: Vec<(String, Vec<Option<f64>>)> =
-        roles.iter().map(|role| ((*role).to_owned(), layers.iter().map(|layer| of(role, layer)).collect())).collect();
+    let row = |layer: &Option<usize>| {
+        let name = layer.map_or("-".to_owned(), |l| l.to_string());
+        (name, roles.iter().map(|role| of(role, layer)).collect())
+    };
+    let rows: Vec<(String, Vec<Option<f64>>)> = layers.iter().map(row).collect();
     page.heat_map(&head, &rows);
 }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::args::{ComputeArgs, GenerateArgs, ModelArgs};
 use super::failure::{Exit, Failure};
-use super::metrics::Metrics;
+use super::metrics::{Metrics, note_full};
 use super::prompt::TextArgs;
 use super::signal::{self, Generating};
 use super::terminal::{self, Progress};
@@ -33,7 +33,8 @@ Examples:
   cat prompt.txt | octavo run model.gguf -f -
 
 --json prints one object:
-  {text, prompt_tokens: ids, tokens: ids, finish_reason: stop|length|cancelled, logprobs?, metrics}
+  {text, prompt_tokens: ids, tokens: ids, finish_reason: stop|length|cancelled, finish_detail?, logprobs?, metrics}
+finish_detail says which limit a length is: max_tokens (-n) or context_full (-c).
 `tokens` has every token chosen, one that ended the text included; `text` ends before it.
 Ctrl-C ends the generation: what there is has been printed, and the exit code is 130.")]
 pub(super) struct RunArgs {
@@ -82,6 +83,7 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Failure> {
     output.end_line(result.is_ok())?;
     let out = result?;
     drop(generating);
+    note_full(out.finish, (session.tokens().len(), session.n_ctx()), "-c N makes room for more");
     let seed = (!options.sampler.is_greedy()).then_some(options.sampler.seed);
     let metrics = Metrics::new(&out.stats, seed, engine.describe());
     let exit = if out.finish == Finish::Cancelled { Exit::Interrupted } else { Exit::Done };
@@ -124,6 +126,9 @@ fn report(
         "tokens": out.tokens,
         "finish_reason": out.finish.name(),
     });
+    if let Some(detail) = out.finish.detail() {
+        object["finish_detail"] = json!(detail);
+    }
     if !out.logprobs.is_empty() {
         object["logprobs"] = out.logprobs.iter().map(|l| logprobs(l, tokenizer)).collect();
     }

@@ -14,14 +14,16 @@ mod logits;
 mod probabilities;
 mod reference;
 mod tensors;
+mod tolerance;
 
 pub use execution::{Backend, Execution, Fault, OracleExecution, Rounding, TapKey, TapOut};
 pub use llama_cpp::{LlamaCpp, stop_llama_cpp};
 pub use lockstep::{Absent, Comparison, TapReport, Verdict, compare};
 pub use logits::{LogitComparison, PositionTop, TopPair};
 pub use probabilities::TokenComparison;
-pub use reference::{Against, Measured, Reference, Tolerance, mean_kl};
+pub use reference::{Against, Measured, Reference, mean_kl};
 pub use tensors::TensorComparison;
+pub use tolerance::Tolerance;
 
 /// Why two computations could not be compared.
 #[derive(Debug, thiserror::Error)]

@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use gguf_rs_lite::TensorType;
 use octavo_reference::formats::eval_callback::{self, Printed};
 use octavo_reference::formats::server::{self, Completion};
 use octavo_reference::formats::session::{self, Session};
@@ -16,11 +15,11 @@ use super::Error;
 use super::logits::LogitComparison;
 use super::probabilities::{TokenComparison, generated};
 use super::tensors::{self, TensorComparison};
+use super::tolerance::Tolerance;
 use crate::backend::Role;
 use crate::engine::{Engine, Wanted};
 use crate::eval;
 use crate::imatrix::{Collector, Importance, Options as ImatrixOptions};
-use crate::model::Model;
 use crate::tokenizer::EncodeOptions;
 
 /// Which of a golden's two computations is meant.
@@ -291,60 +290,6 @@ fn energies(
     }
     found.sort_by_key(|t| t.layer);
     Ok(found)
-}
-
-/// What is allowed between two computations of the same file.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Tolerance {
-    /// Of the NMSE of logits, or of each tensor.
-    pub nmse: f64,
-    /// Of the mean KL, if it is asked for; references that hold probabilities only are judged by it in any case.
-    pub kl: Option<f64>,
-    /// Where the first comes from.
-    pub reason: String,
-}
-
-/// Log-probabilities that went through f32 or 16 bits say no more than this.
-const KL_FLOOR: f64 = 1e-6;
-
-impl Tolerance {
-    /// By the coarsest type of the model's matrices: what programs that round activations differently are apart.
-    pub fn of(model: &Model) -> Tolerance {
-        let rank = |ty: TensorType| match ty {
-            TensorType::F32 | TensorType::F64 => 0,
-            TensorType::F16 => 1,
-            TensorType::BF16 => 2,
-            _ => 3,
-        };
-        let coarsest = model.weights.matrices.iter().map(|w| w.ty).max_by_key(|ty| rank(*ty));
-        let (nmse, reason) = match coarsest.map_or(0, rank) {
-            0 => (1e-9, "F32 weights"),
-            1 => (1e-6, "F16 weights"),
-            2 => (2e-5, "BF16 weights"),
-            _ => (5e-3, "quantized weights"),
-        };
-        Tolerance { nmse, kl: None, reason: format!("the default for {reason}") }
-    }
-
-    /// The mean KL allowed where there are probabilities only: as given, or as large as the NMSE.
-    pub fn kl_alone(&self) -> f64 {
-        self.kl.unwrap_or(self.nmse.max(KL_FLOOR))
-    }
-
-    /// Whether a comparison of logits is within it; what is not a number is not.
-    pub fn allows(&self, c: &LogitComparison) -> bool {
-        c.nmse <= self.nmse && self.kl.is_none_or(|kl| c.mean_kl <= kl)
-    }
-
-    /// Whether what was measured is within it. Nothing to compare is not.
-    pub fn holds(&self, measured: &Measured) -> bool {
-        match measured {
-            Measured::Logits(c) => self.allows(c),
-            Measured::Tensors(all) => !all.is_empty() && all.iter().all(|t| !t.outside),
-            Measured::Generated(all) => mean_kl(all) <= self.kl_alone(),
-            Measured::Divergence { mean_kl, .. } => *mean_kl <= self.kl_alone(),
-        }
-    }
 }
 
 /// Mean KL of generated tokens.

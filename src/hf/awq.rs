@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use gguf_rs_lite::{RowSource, SharedFile, TensorType};
+use gguf_rs_lite::{Error, RowSource, SharedFile, TensorType};
 use octavo_quant::awq;
 
 use super::rows::HeadOrder;
@@ -112,6 +112,10 @@ impl RowSource for Awq {
         for part in [&self.qweight, &self.scales].into_iter().chain(&self.qzeros) {
             part.file.release(part.range.clone());
         }
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        [&self.qweight, &self.scales].into_iter().chain(&self.qzeros).try_for_each(|part| part.file.check())
     }
 }
 

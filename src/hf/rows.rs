@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use gguf_rs_lite::{RowSource, SharedFile};
+use gguf_rs_lite::{Error, RowSource, SharedFile};
 use half::{bf16, f16};
 
 /// The order in which GGUF keeps the rows of LLaMA's queries and keys: in Hugging Face's, the two halves of a head turn
@@ -61,6 +61,10 @@ impl RowSource for Reordered {
 
     fn release(&self) {
         self.file.release(self.range.clone());
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        self.file.check()
     }
 }
 

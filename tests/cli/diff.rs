@@ -38,7 +38,7 @@ fn committed_goldens_are_within_tolerance_and_exact_is_closer() {
             let golden = committed_goldens().join(format!("{name}/{prompt}.safetensors"));
             let golden = golden.to_str().expect("UTF-8");
             let out = compared(&["diff", &model, "--reference", golden], 0);
-            assert!(out.ends_with("allowed 5e-3 (the default for quantized weights)\n"), "{out}");
+            assert!(out.contains("allowed 4.9e-3 (the default for Q"), "{out}");
             // every vector instruction set is this exact; a matrix unit rounds prompts to bf16
             let isa = ["--isa", "scalar", "--tol-nmse", "1e-7", "--tol-kl", "1e-6"];
             let exact = [&["diff", &model, "--against", "exact"][..], &isa].concat();

@@ -10,6 +10,7 @@ mod facts;
 mod folders;
 mod hostile;
 mod kept;
+mod lacking;
 mod options;
 mod outputs;
 mod perplexity;

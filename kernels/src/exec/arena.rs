@@ -2,13 +2,14 @@
 //! what it was doing, while the others have gone on in another.
 
 use std::cell::UnsafeCell;
+use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::plan::{Ready, Section};
 use super::{Model, Reads, Role, piece_len};
 use crate::act::{ACT_GROUP, Act4, ActRow};
 use crate::generic::attention::MAX_HEAD_DIM;
-use crate::memory::Floats;
+use crate::memory::{Floats, NoMemory, with_memory};
 use crate::pool::PLACES;
 use crate::program::Resource;
 use crate::table::MAX_R;
@@ -109,8 +110,13 @@ impl Default for View {
     }
 }
 
+/// As [`Floats::grow`], for other values.
 fn grow<T: Clone + Default>(v: &mut Vec<T>, len: usize) {
     if v.len() < len {
+        v.clear();
+        if v.try_reserve_exact(len).is_err() {
+            resume_unwind(Box::new(NoMemory { bytes: len.saturating_mul(size_of::<T>()) }));
+        }
         v.resize(len, T::default());
     }
 }
@@ -194,16 +200,26 @@ impl Arenas {
         &self.counters[place]
     }
 
-    /// Brings what a section needs of earlier ones from one place to another.
+    /// Brings what a section needs of earlier ones from one place to another. `false` if there is no memory for that.
     ///
     /// # Safety
     /// No other thread is in the place `to`. Whoever is in `from` writes nothing but what the section writes, which can
     /// be repeated.
-    pub(super) unsafe fn carry(&self, model: &Model, extent: &Extent, section: &Section, from: usize, to: usize) {
+    pub(super) unsafe fn carry(
+        &self,
+        model: &Model,
+        extent: &Extent,
+        section: &Section,
+        from: usize,
+        to: usize,
+    ) -> bool {
+        // SAFETY: the caller's promise: this thread is alone there.
+        if with_memory(|| unsafe { self.reserve(to, model, extent) }).is_err() {
+            return false;
+        }
         // SAFETY: the caller's promise: this thread is alone there, and reads from the other place what nobody writes.
         // Both have room for the whole step.
         unsafe {
-            self.reserve(to, model, extent);
             let (from, to) = (self.view(from), self.view(to));
             let copy =
                 |from: Shared<f32>, to: Shared<f32>, len: usize| to.part(0, len).copy_from_slice(from.read(0, len));
@@ -233,6 +249,7 @@ impl Arenas {
                 }
             }
         }
+        true
     }
 }
 

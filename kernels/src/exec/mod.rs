@@ -142,7 +142,7 @@ impl Work for Frame {
         self.section(section).can_repeat
     }
 
-    fn carry(&self, section: usize, from: usize, to: usize) {
+    fn carry(&self, section: usize, from: usize, to: usize) -> bool {
         // SAFETY: the pool has found that nobody is in `to`, and that the section is being worked on in `from`, which
         // writes nothing that it reads, or else it could not be repeated.
         unsafe { self.arenas.carry(&self.model, &self.extent, self.section(section), from, to) }

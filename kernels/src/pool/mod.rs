@@ -43,8 +43,8 @@ pub(crate) trait Work: Send + Sync {
     fn can_repeat(&self, section: usize) -> bool;
 
     /// Brings what a section and those after it read from one place to another where nobody is. Late members are still
-    /// writing what the section writes: that must not be read.
-    fn carry(&self, section: usize, from: usize, to: usize);
+    /// writing what the section writes: that must not be read. `false` if it cannot be done now.
+    fn carry(&self, section: usize, from: usize, to: usize) -> bool;
 
     /// A thread takes part from now on, and is about to run its first section.
     fn enter(&self) {}
@@ -98,6 +98,8 @@ struct Shared {
     idle_spin: AtomicU64,
     /// Sections that were taken over.
     taken_over: AtomicU64,
+    /// What a thread panicked with.
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
     /// For tests: how threads go missing.
     absences: Option<Absences>,
 }
@@ -174,6 +176,7 @@ impl Pool {
             stop: AtomicBool::new(false),
             idle_spin: AtomicU64::new(wait::IDLE_SPIN.as_nanos() as u64),
             taken_over: AtomicU64::new(0),
+            panic: Mutex::new(None),
             absences,
         });
         let mut pool =
@@ -221,9 +224,8 @@ impl Pool {
         locked(&s.job).gathers = false;
         s.steps.fetch_add(1, Ordering::SeqCst);
         s.idle.ring();
-        let mut panic = None;
         while let Some(member) = membership {
-            panic = panic.or(s.take_part(0, member, after));
+            s.take_part(0, member, after);
             membership = s.wait_for_seat(0);
         }
         locked(&s.job).work = None;
@@ -232,10 +234,15 @@ impl Pool {
             s.team.abandon();
         }
         self.last_end = Instant::now();
-        if let Some(panic) = panic {
+        let panic = s.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(panic) = panic.filter(|_| poisoned) {
             resume_unwind(panic);
         }
-        assert!(!poisoned, "a worker thread panicked");
+    }
+
+    /// Waits until every thread is up.
+    pub fn meet(&mut self) {
+        self.run_everywhere(&|_| {});
     }
 
     /// Whether no thread is left behind.
@@ -311,7 +318,9 @@ impl Work for Borrowed {
         false
     }
 
-    fn carry(&self, _section: usize, _from: usize, _to: usize) {}
+    fn carry(&self, _section: usize, _from: usize, _to: usize) -> bool {
+        false
+    }
 }
 
 impl Drop for Pool {
@@ -326,17 +335,12 @@ impl Drop for Pool {
 }
 
 impl Shared {
-    /// Takes part in a step until it is done or this thread is left behind. Returns what `work` panicked with.
-    fn take_part(
-        &self,
-        id: usize,
-        mut membership: Membership,
-        after: &mut dyn FnMut(usize),
-    ) -> Option<Box<dyn Any + Send>> {
+    /// Takes part in a step until it is done or this thread is left behind.
+    fn take_part(&self, id: usize, mut membership: Membership, after: &mut dyn FnMut(usize)) {
         let Some(work) = locked(&self.job).of_epoch(membership.epoch()) else {
             // left behind before it began, and the step is over
             self.team.leave(id);
-            return None;
+            return;
         };
         let result = catch_unwind(AssertUnwindSafe(|| {
             work.enter();
@@ -367,13 +371,12 @@ impl Shared {
                 }
             }
         }));
-        let panic = result.err();
-        if panic.is_some() {
+        if let Err(panic) = result {
+            *self.panic.lock().unwrap_or_else(PoisonError::into_inner) = Some(panic);
             self.team.poisoned.store(true, Ordering::SeqCst);
             self.team.leave(id);
             self.team.bell.ring();
         }
-        panic
     }
 }
 

@@ -479,8 +479,9 @@ impl Team {
 
     /// Leaves all late members behind. The caller waits, as a member that has arrived or as one that has asked for a
     /// seat; the section can be done again. `carry(from, to)` brings what it and those after it read into another
-    /// place, before anybody works there. `false` if nothing was done: others were faster, or there is no place for it.
-    pub(super) fn take_over(&self, id: usize, overdue: &Overdue, carry: impl FnOnce(usize, usize)) -> bool {
+    /// place, before anybody works there, if it can. `false` if nothing was done: others were faster, or there is no
+    /// place for it.
+    pub(super) fn take_over(&self, id: usize, overdue: &Overdue, carry: impl FnOnce(usize, usize) -> bool) -> bool {
         let gate = self.gate();
         if gate.changing || turn(gate) != turn(overdue.gate) || self.poisoned.load(Ordering::SeqCst) {
             return false;
@@ -497,9 +498,9 @@ impl Team {
             return false;
         }
         let carried = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| carry(from, to)));
-        if let Err(panic) = carried {
+        if !matches!(carried, Ok(true)) {
             self.open(gate);
-            std::panic::resume_unwind(panic);
+            return carried.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         }
         let epoch = (gate.epoch + 1) % EPOCHS;
         let arrived = |other: usize, seat: &Seat| {

@@ -1,7 +1,7 @@
 //! A comparison as one HTML page.
 
 use octavo_llm::diff::{Comparison, LogitComparison, PositionTop, TensorComparison, Verdict};
-use octavo_llm::report::{Axes, ChartError, Page, line_chart};
+use octavo_llm::report::{Axes, Chart, ChartError, Page, line_chart};
 use octavo_llm::tokenizer::Tokenizer;
 
 use super::print::{Columns, Report, title};
@@ -42,7 +42,7 @@ pub(super) fn executions(report: &Report<'_>) -> Result<String, ChartError> {
 }
 
 /// NMSE of the layer's main tensors, layer by layer.
-fn by_layer(c: &Comparison) -> Result<String, ChartError> {
+fn by_layer(c: &Comparison) -> Result<Chart, ChartError> {
     let shown = ["attn_norm", "kqv_out", "ffn_inp", "ffn_swiglu", "l_out"];
     let series = shown.map(|name| {
         let of_name = c.taps.iter().filter(|tap| tap.name.strip_prefix(name).is_some_and(|rest| rest.starts_with('-')));
@@ -52,14 +52,14 @@ fn by_layer(c: &Comparison) -> Result<String, ChartError> {
 }
 
 /// NMSE of recorded tensors, in their order.
-pub(super) fn by_tensor(tensors: &[TensorComparison]) -> Result<String, ChartError> {
+pub(super) fn by_tensor(tensors: &[TensorComparison]) -> Result<Chart, ChartError> {
     let points = tensors.iter().enumerate().map(|(i, t)| (i as f64, t.nmse)).collect();
     let axes = Axes { title: "NMSE of recorded tensors", x: "tensor, in the order of the computation", y: "NMSE" };
     line_chart(axes, &[("NMSE", points)])
 }
 
 /// KL and NMSE of the logits, position by position.
-pub(super) fn by_position(c: &LogitComparison) -> Result<String, ChartError> {
+pub(super) fn by_position(c: &LogitComparison) -> Result<Chart, ChartError> {
     let line = |of: fn(&PositionTop) -> f64| c.by_position.iter().map(|p| (p.position as f64, of(p))).collect();
     let series = [("KL", line(|p| p.kl)), ("NMSE", line(|p| p.nmse))];
     line_chart(Axes { title: "Logits", x: "position", y: "error" }, &series)

@@ -125,7 +125,7 @@ fn find(dir: &Path) -> Result<PathBuf, String> {
 }
 
 /// Builds the program beside this one.
-fn build() -> Result<PathBuf, String> {
+pub(crate) fn build() -> Result<PathBuf, String> {
     crate::must(crate::cargo().args(["build", "--release", "--quiet", "-p", "octavo-llm", "--bin", "octavo"]))?;
     let this = std::env::current_exe().map_err(|error| error.to_string())?;
     Ok(this.with_file_name(format!("octavo{}", std::env::consts::EXE_SUFFIX)))

@@ -6,6 +6,7 @@ mod gpu;
 mod model;
 mod nvrtc;
 mod random;
+mod tolerances;
 
 use std::process::ExitCode;
 
@@ -27,6 +28,7 @@ enum Task {
     Gpu(gpu::GpuArgs),
     Model(model::ModelArgs),
     Nvrtc(nvrtc::NvrtcArgs),
+    Tolerances(tolerances::TolerancesArgs),
 }
 
 fn main() -> ExitCode {
@@ -36,6 +38,7 @@ fn main() -> ExitCode {
         Task::Gpu(args) => gpu::run(&args),
         Task::Model(args) => model::run(&args),
         Task::Nvrtc(args) => nvrtc::run(&args),
+        Task::Tolerances(args) => tolerances::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

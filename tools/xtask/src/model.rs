@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
@@ -47,14 +47,14 @@ pub(crate) struct ModelArgs {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Arch {
+pub(crate) enum Arch {
     Llama,
     Qwen2,
     Qwen3,
 }
 
 impl Arch {
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Arch::Llama => "llama",
             Arch::Qwen2 => "qwen2",
@@ -78,16 +78,16 @@ enum Preset {
 
 /// A model's numbers.
 #[derive(Clone, Copy, Debug)]
-struct Shape {
-    arch: Arch,
-    n_embd: u32,
-    n_ff: u32,
-    n_layer: u32,
-    n_head: u32,
-    n_head_kv: u32,
-    head_dim: u32,
-    n_vocab: u32,
-    tied: bool,
+pub(crate) struct Shape {
+    pub(crate) arch: Arch,
+    pub(crate) n_embd: u32,
+    pub(crate) n_ff: u32,
+    pub(crate) n_layer: u32,
+    pub(crate) n_head: u32,
+    pub(crate) n_head_kv: u32,
+    pub(crate) head_dim: u32,
+    pub(crate) n_vocab: u32,
+    pub(crate) tied: bool,
 }
 
 impl Shape {
@@ -358,7 +358,7 @@ pub(crate) fn run(args: &ModelArgs) -> Result<(), String> {
         tensors.iter().zip(types.of(&shape, &tensors)?).map(|((name, dims), ty)| (name, dims, ty)).collect();
     match types {
         Types::Awq => write_folder(args, writer, &all)?,
-        _ => write_file(args, writer, &all)?,
+        _ => write_file((&args.out, args.seed), writer, &all)?,
     }
     let mega = weights as f64 / 1e6;
     let bytes = match std::fs::metadata(&args.out).map_err(|error| error.to_string())? {
@@ -373,19 +373,37 @@ pub(crate) fn run(args: &ModelArgs) -> Result<(), String> {
 /// A tensor's name, dimensions and type.
 type Planned<'a> = (&'a String, &'a Vec<u64>, TensorType);
 
-fn write_file(args: &ModelArgs, mut writer: Writer<'_>, tensors: &[Planned<'_>]) -> Result<(), String> {
+/// Writes a model of any shape; `change` may set keys anew.
+pub(crate) fn write_shape(
+    shape: &Shape,
+    ty: &str,
+    (out, seed): (&Path, u64),
+    change: impl FnOnce(&mut Writer<'_>),
+) -> Result<(), String> {
+    let types = Types::parse(ty, false)?;
+    let tensors = shape.tensors();
+    let mut writer = Writer::new();
+    shape.set_keys(&mut writer, types.file_type());
+    set_tokenizer(&mut writer, shape.n_vocab)?;
+    change(&mut writer);
+    let types = types.of(shape, &tensors)?;
+    let all: Vec<_> = tensors.iter().zip(types).map(|((name, dims), ty)| (name, dims, ty)).collect();
+    write_file((out, seed), writer, &all)
+}
+
+fn write_file((out, seed): (&Path, u64), mut writer: Writer<'_>, tensors: &[Planned<'_>]) -> Result<(), String> {
     let mut pools = Pools::default();
     for &(name, dims, ty) in tensors {
-        let (n, random) = (dims.iter().product::<u64>(), Random::new(args.seed, name));
+        let (n, random) = (dims.iter().product::<u64>(), Random::new(seed, name));
         if dims.len() == 1 {
             writer.tensor(name, dims, ty, vector(name, n, random));
             continue;
         }
-        let pool = pools.get(ty, dims[0], args.seed)?;
+        let pool = pools.get(ty, dims[0], seed)?;
         assert!(n.is_multiple_of(pool.group as u64), "{name}: presets have whole groups");
         writer.tensor(name, dims, ty, TensorData::stream(move |out| pool.draw(n, random, out)));
     }
-    writer.write_file(&args.out).map(drop).map_err(|error| error.to_string())
+    writer.write_file(out).map(drop).map_err(|error| error.to_string())
 }
 
 fn write_folder(args: &ModelArgs, keys: Writer<'_>, tensors: &[Planned<'_>]) -> Result<(), String> {
