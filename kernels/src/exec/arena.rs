@@ -3,8 +3,9 @@
 
 use std::cell::UnsafeCell;
 use std::panic::resume_unwind;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
+use super::items::Items;
 use super::plan::{Ready, Section};
 use super::{Model, Reads, Role, piece_len};
 use crate::act::{ACT_GROUP, Act4, ActRow};
@@ -51,7 +52,7 @@ impl<T> Shared<T> {
 }
 
 /// How much a step needs.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Extent {
     pub(super) role: Role,
     pub(super) rows: usize,
@@ -79,6 +80,10 @@ struct Arena {
     pieces: Vec<f32>,
     /// Cosines, then sines, of each row.
     angles: Vec<f32>,
+    /// See [`Arenas::done`].
+    done: Vec<AtomicU32>,
+    /// What there is room for, and where.
+    extent: Option<Extent>,
     view: View,
 }
 
@@ -122,8 +127,14 @@ fn grow<T: Clone + Default>(v: &mut Vec<T>, len: usize) {
 }
 
 impl Arena {
-    /// Makes room for a step. What was there may be lost.
+    /// Makes room for a step, of which nothing is done. What was there may be lost.
     fn reserve(&mut self, model: &Model, extent: &Extent) {
+        self.done.iter_mut().for_each(|done| *done.get_mut() = 0);
+        if self.extent == Some(*extent) {
+            return;
+        }
+        // if there is no memory for one of them, none of this holds
+        self.extent = None;
         let program = &model.program;
         self.buffers.resize_with(program.slots.len(), Floats::default);
         for (buffer, slot) in self.buffers.iter_mut().zip(&program.slots) {
@@ -136,6 +147,10 @@ impl Arena {
             grow(&mut self.isum, most * widest.div_ceil(16));
             grow(&mut self.fsum, most * widest.div_ceil(16));
             grow(&mut self.pieces, extent.rows * model.heads() * extent.pieces * piece_len(program.kv.head_dim));
+        }
+        let items = model.most_items(extent);
+        if self.done.len() < items {
+            self.done.resize_with(items, AtomicU32::default);
         }
         self.tiles.grow((most + MAX_TILE) * widest);
         grow(&mut self.angles, extent.rows * 2 * program.rope.frequencies.len());
@@ -151,6 +166,7 @@ impl Arena {
             pieces: Shared(self.pieces.as_mut_ptr()),
             angles: Shared(self.angles.as_mut_ptr()),
         };
+        self.extent = Some(*extent);
     }
 }
 
@@ -196,6 +212,17 @@ impl Arenas {
         unsafe { &(*arena.get()).view }
     }
 
+    /// By item of a section's tasks, see [`Items`]: the number of the last section, counted from 1, in which it was
+    /// finished in a place.
+    ///
+    /// # Safety
+    /// As [`Arenas::view`].
+    pub(super) unsafe fn done(&self, place: usize) -> &[AtomicU32] {
+        let arena = &self.arenas[place];
+        // SAFETY: the caller's promise.
+        unsafe { &(*arena.get()).done }
+    }
+
     pub(super) fn counters(&self, place: usize) -> &[AtomicUsize] {
         &self.counters[place]
     }
@@ -204,15 +231,9 @@ impl Arenas {
     ///
     /// # Safety
     /// No other thread is in the place `to`. Whoever is in `from` writes nothing but what the section writes, which can
-    /// be repeated.
-    pub(super) unsafe fn carry(
-        &self,
-        model: &Model,
-        extent: &Extent,
-        section: &Section,
-        from: usize,
-        to: usize,
-    ) -> bool {
+    /// be repeated, and of that no item that is done.
+    pub(super) unsafe fn carry(&self, model: &Model, extent: &Extent, number: usize, from: usize, to: usize) -> bool {
+        let section = &model.plan(extent.role, false).sections[number];
         // SAFETY: the caller's promise: this thread is alone there.
         if with_memory(|| unsafe { self.reserve(to, model, extent) }).is_err() {
             return false;
@@ -220,6 +241,7 @@ impl Arenas {
         // SAFETY: the caller's promise: this thread is alone there, and reads from the other place what nobody writes.
         // Both have room for the whole step.
         unsafe {
+            self.carry_items(model, extent, number, from, to);
             let (from, to) = (self.view(from), self.view(to));
             let copy =
                 |from: Shared<f32>, to: Shared<f32>, len: usize| to.part(0, len).copy_from_slice(from.read(0, len));
@@ -251,6 +273,41 @@ impl Arenas {
         }
         true
     }
+}
+
+impl Arenas {
+    /// Brings the items of a section that are done from one place to another, where they are done then.
+    ///
+    /// # Safety
+    /// As [`Arenas::carry`]; the place `to` has room.
+    unsafe fn carry_items(&self, model: &Model, extent: &Extent, number: usize, from: usize, to: usize) {
+        let mark = mark_of(number);
+        // SAFETY: the caller's promise: nobody writes what is done, or anything in the other place.
+        unsafe {
+            let (done, now_done) = (self.done(from), self.done(to));
+            let (from, to) = (self.view(from), self.view(to));
+            let mut first = 0;
+            for task in &model.plan(extent.role, false).sections[number].tasks {
+                let Some(items) = Items::of(model, extent, task) else { continue };
+                for item in (0..items.count).filter(|item| done[first + item].load(Ordering::Acquire) == mark) {
+                    let region = items.region(item);
+                    let buffers = |view: &View| region.slot.map_or(view.pieces, |slot| view.buffers[slot]);
+                    let (from, to) = (buffers(from), buffers(to));
+                    for row in 0..region.rows {
+                        let at = region.first + row * region.stride;
+                        to.part(at, region.len).copy_from_slice(from.read(at, region.len));
+                    }
+                    now_done[first + item].store(mark, Ordering::Release);
+                }
+                first += items.count;
+            }
+        }
+    }
+}
+
+/// What stands for a section where items are marked as done.
+pub(super) fn mark_of(section: usize) -> u32 {
+    section as u32 + 1
 }
 
 /// The slot that stands ready in such a form.

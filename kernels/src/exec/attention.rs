@@ -1,6 +1,7 @@
 //! Attention of an operation list: which thread takes which rows, heads and positions.
 
-use super::{MAX_QUERIES, Ordering, PAGE, PIECE, Part, QUERY_BLOCK, Row, Scratch, Slot, Unit, piece_len};
+use super::items::block_tokens;
+use super::{MAX_QUERIES, Ordering, PAGE, PIECE, Part, Row, Scratch, Slot, Unit, piece_len};
 use crate::generic::attention::{self, Block, Pages, Query, ROWS};
 
 /// Some query rows of one KV head.
@@ -80,7 +81,7 @@ impl Part<'_> {
         let d = self.model.program.kv.head_dim;
         let heads = self.width(q) / d / self.model.program.kv.n_head_kv;
         let unit = self.model.unit;
-        let block_tokens = if unit.is_some() { (ROWS / heads).max(1) } else { QUERY_BLOCK };
+        let block_tokens = block_tokens(&self.model, heads);
         let blocks = self.rows.len().div_ceil(block_tokens);
         let mut rows = Vec::with_capacity(block_tokens * heads);
         loop {
@@ -91,6 +92,10 @@ impl Part<'_> {
             }
             let (block, head_kv) =
                 (blocks - 1 - task / self.model.program.kv.n_head_kv, task % self.model.program.kv.n_head_kv);
+            let item = block * self.model.program.kv.n_head_kv + head_kv;
+            if self.is_done(item) {
+                continue;
+            }
             let block = block * block_tokens..((block + 1) * block_tokens).min(self.rows.len());
             let mut first = block.start;
             while first < block.end {
@@ -118,6 +123,7 @@ impl Part<'_> {
                     });
                 }
             }
+            self.note_done(item);
         }
     }
 
@@ -158,7 +164,7 @@ impl Part<'_> {
             let (rest, piece) = (task / max_pieces, task % max_pieces);
             let (row, head_kv) = (rest / n_kv, rest % n_kv);
             let Row { seq, pos, .. } = self.rows[row];
-            if piece * PIECE > pos {
+            if piece * PIECE > pos || self.is_done(task) {
                 continue;
             }
             if self.w.is_left_behind() {
@@ -179,6 +185,7 @@ impl Part<'_> {
                     }
                 });
             }
+            self.note_done(task);
         }
     }
 

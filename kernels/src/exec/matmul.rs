@@ -110,16 +110,22 @@ impl Part<'_> {
             if self.w.is_left_behind() {
                 return;
             }
-            // SAFETY: one thread has these strips.
-            unsafe { self.gemv_strips(product, s..(s + 2).min(share.end), m) };
+            if !self.is_done(s / 2) {
+                // SAFETY: one thread has these strips.
+                unsafe { self.gemv_strips(product, s..(s + 2).min(share.end), m) };
+                self.note_done(s / 2);
+            }
         }
         loop {
             let s = fixed + 2 * self.counters[product.at].fetch_add(1, Ordering::Relaxed);
             if s >= strips || self.w.is_left_behind() {
                 return;
             }
-            // SAFETY: the counter gives each pair to one thread.
-            unsafe { self.gemv_strips(product, s..(s + 2).min(strips), m) };
+            if !self.is_done(s / 2) {
+                // SAFETY: the counter gives each pair to one thread.
+                unsafe { self.gemv_strips(product, s..(s + 2).min(strips), m) };
+                self.note_done(s / 2);
+            }
         }
     }
 
@@ -199,6 +205,9 @@ impl Part<'_> {
                 return;
             }
             let mine = task * at_once..((task + 1) * at_once).min(units);
+            if mine.clone().all(|unit| self.is_done(unit)) {
+                continue;
+            }
             // SAFETY: the scratch at this thread's number is its own.
             let Scratch { panel, sums, .. } = unsafe { self.scratches.of(self.w.thread) };
             for k0 in (0..matrix.cols).step_by(tokens.slice) {
@@ -232,12 +241,14 @@ impl Part<'_> {
                     unsafe { (kernels[n - 1])(&tiles) };
                 }
             }
-            let Some(then) = then else { continue };
-            for (unit, sums) in mine.zip(sums.chunks_exact(sums_len(m))) {
-                // SAFETY: one thread has these columns of the output, whose other inputs were finished before the last
-                // barrier.
-                unsafe { self.follow(then, matrix, unit, sums, m) };
+            if let Some(then) = then {
+                for (unit, sums) in mine.clone().zip(sums.chunks_exact(sums_len(m))) {
+                    // SAFETY: one thread has these columns of the output, whose other inputs were finished before the
+                    // last barrier.
+                    unsafe { self.follow(then, matrix, unit, sums, m) };
+                }
             }
+            mine.for_each(|unit| self.note_done(unit));
         }
     }
 

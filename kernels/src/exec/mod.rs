@@ -4,11 +4,12 @@
 mod arena;
 mod attention;
 mod epilogue;
+mod items;
 mod matmul;
 mod plan;
 
 use std::ops::{Deref, Range};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use crate::act::{ACT_GROUP, ActRow};
@@ -21,8 +22,9 @@ use crate::matrix::{Matrix, Reads};
 use crate::pool::{Member, Pool, Work};
 use crate::program::{Op, Program, Resource, Role, Row, Slot, Step};
 use crate::table::{Gemv, MAX_R, Table, Tokens, Unit, table};
-use arena::{Arenas, Extent, MAX_TILE, Scratch, Scratches, View};
+use arena::{Arenas, Extent, MAX_TILE, Scratch, Scratches, View, mark_of};
 use epilogue::Epilogue;
+use items::Items;
 use matmul::Product;
 use plan::{Phase, Plan, Section, Task};
 
@@ -73,6 +75,14 @@ impl Model {
     /// Columns of the widest matrix.
     fn widest(&self) -> usize {
         self.matrices.iter().map(|m| m.cols).max().unwrap_or(0)
+    }
+
+    /// Items of the tasks of any section, at most.
+    fn most_items(&self, extent: &Extent) -> usize {
+        let of_section = |section: &Section| -> usize {
+            section.tasks.iter().filter_map(|task| Items::of(self, extent, task)).map(|items| items.count).sum()
+        };
+        self.plan(extent.role, false).sections.iter().map(of_section).max().unwrap_or(0)
     }
 
     /// Heads of the widest slot.
@@ -126,12 +136,18 @@ impl Work for Frame {
     fn run(&self, member: &Member<'_>) {
         // SAFETY: this thread is in that place, where nobody makes room before it has left; and the scratch of its
         // number is its own.
-        let view = unsafe {
+        let (view, done) = unsafe {
             self.scratches.of(member.thread).reserve(&self.model, &self.extent);
-            self.arenas.view(member.place)
+            (self.arenas.view(member.place), self.arenas.done(member.place))
         };
-        let part = Part { frame: self, view, counters: self.arenas.counters(member.place), w: member };
+        let counters = self.arenas.counters(member.place);
+        let mark = mark_of(member.section);
+        let mut rest = done;
         for task in &self.section(member.section).tasks {
+            let n_items = Items::of(&self.model, &self.extent, task).map_or(0, |items| items.count);
+            let done;
+            (done, rest) = if self.tapped { (&rest[..0], rest) } else { rest.split_at(n_items) };
+            let part = Part { frame: self, view, counters, done, mark, w: member };
             // SAFETY: the place has room for this step, and all members run the same sections with the same shares,
             // one after the other.
             unsafe { part.run(task) }
@@ -145,7 +161,7 @@ impl Work for Frame {
     fn carry(&self, section: usize, from: usize, to: usize) -> bool {
         // SAFETY: the pool has found that nobody is in `to`, and that the section is being worked on in `from`, which
         // writes nothing that it reads, or else it could not be repeated.
-        unsafe { self.arenas.carry(&self.model, &self.extent, self.section(section), from, to) }
+        unsafe { self.arenas.carry(&self.model, &self.extent, section, from, to) }
     }
 
     fn enter(&self) {
@@ -164,7 +180,24 @@ struct Part<'a> {
     frame: &'a Frame,
     view: &'a View,
     counters: &'a [AtomicUsize],
+    /// Which items of the task are done: those that have this section's `mark`. Of a step with taps nothing is noted.
+    done: &'a [AtomicU32],
+    mark: u32,
     w: &'a Member<'a>,
+}
+
+impl Part<'_> {
+    /// Whether an item of the task was done before this section was taken over.
+    fn is_done(&self, item: usize) -> bool {
+        self.done.get(item).is_some_and(|done| done.load(Ordering::Relaxed) == self.mark)
+    }
+
+    /// Notes that an item of the task is done: who takes this section over goes on from there.
+    fn note_done(&self, item: usize) {
+        if let Some(done) = self.done.get(item) {
+            done.store(self.mark, Ordering::Release);
+        }
+    }
 }
 
 impl Deref for Part<'_> {

@@ -57,6 +57,7 @@ pub(crate) trait Work: Send + Sync {
 pub(crate) struct Member<'a> {
     team: &'a Team,
     membership: Membership,
+    absences: Option<&'a Absences>,
     /// The thread's number in the pool: no other thread has it.
     pub(crate) thread: usize,
     /// Which section.
@@ -79,6 +80,10 @@ impl Member<'_> {
 
     /// Whether the team has gone on without this member, whose results are of no use any more: it may stop where it is.
     pub(crate) fn is_left_behind(&self) -> bool {
+        if let Some(absences) = self.absences {
+            // asked many times in a section
+            absences.pass(8);
+        }
         self.team.has_left(&self.membership)
     }
 }
@@ -122,12 +127,12 @@ struct Absences {
 }
 
 impl Absences {
-    /// A thread is about to finish a section: it may be late for it.
-    fn pass(&self) {
+    /// A thread is in the middle of something, and may be late for it; so much less often than one of `one_of`.
+    fn pass(&self, rarer: u64) {
         let n = self.state.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
         let n = (n ^ n >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let n = (n ^ n >> 27).wrapping_mul(0x94d0_49bb_1331_11eb) >> 32;
-        if n.is_multiple_of(self.one_of) {
+        if n.is_multiple_of(self.one_of * rarer) {
             std::thread::sleep(Duration::from_micros(100 + n % 2000));
         }
     }
@@ -346,10 +351,11 @@ impl Shared {
             work.enter();
             loop {
                 let Membership { section, rank, size, place, .. } = membership;
-                work.run(&Member { team: &self.team, membership, thread: id, section, rank, size, place });
+                let (team, absences) = (&self.team, self.absences.as_ref());
+                work.run(&Member { team, membership, absences, thread: id, section, rank, size, place });
                 after(section);
                 if let Some(absences) = &self.absences {
-                    absences.pass();
+                    absences.pass(1);
                 }
                 let mut next = self.team.arrive(id, &membership, section + 1 == work.sections());
                 loop {

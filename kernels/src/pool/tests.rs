@@ -198,7 +198,8 @@ fn shares_cover_everything_once() {
     for (items, grain) in [(0, 1), (1, 4), (100, 8), (7, 2), (64, 32)] {
         let mut next = 0;
         for rank in 0..3 {
-            let member = Member { team: &team, membership, thread: rank, section: 0, rank, size: 3, place: 0 };
+            let member =
+                Member { team: &team, membership, absences: None, thread: rank, section: 0, rank, size: 3, place: 0 };
             let share = member.share(items, grain);
             assert!(share.start == next && (share.end == items || share.end.is_multiple_of(grain)));
             next = share.end;
