@@ -14,9 +14,12 @@ mod outputs;
 mod perplexity;
 mod quant_report;
 mod quantize;
+#[path = "../../tools/xtask/src/busy/quota.rs"]
+mod quota;
 mod references;
 mod running;
 mod signals;
+mod threads;
 
 use std::path::PathBuf;
 use std::process::{Output, Stdio};

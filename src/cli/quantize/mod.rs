@@ -15,6 +15,7 @@ use super::failure::{Exit, Failure};
 use super::output::{Inputs, Kind, Output};
 use super::signal;
 use super::terminal::{self, note};
+use super::threads::ThreadsArgs;
 
 /// Write a model file with fewer bits per weight
 ///
@@ -41,9 +42,8 @@ pub(super) struct QuantizeArgs {
     /// What to make
     #[arg(value_name = "TYPE")]
     target: Option<String>,
-    /// Threads [default: the CPUs that this process may use]
-    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Option<u16>,
+    #[command(flatten)]
+    threads: ThreadsArgs,
     /// Importance matrix: which inputs matter (octavo imatrix and llama-imatrix make it)
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     imatrix: Option<PathBuf>,
@@ -120,7 +120,7 @@ impl QuantizeArgs {
 
     fn options(&self, target: Target) -> Options {
         let mut options = Options::new(target);
-        options.threads = self.threads.map_or(options.threads, usize::from);
+        options.threads = self.threads.count();
         options.allow_requantize = self.allow_requantize;
         options.choices.pure = self.pure;
         options.choices.output = self.output_tensor_type;
@@ -135,7 +135,7 @@ impl QuantizeArgs {
 pub(super) fn run(args: &QuantizeArgs) -> Result<Exit, Failure> {
     if args.target.as_deref().is_some_and(|name| name.eq_ignore_ascii_case("awq")) {
         args.only_awq()?;
-        return awq::run(&args.awq, &args.input, &args.output, args.threads);
+        return awq::run(&args.awq, &args.input, &args.output, args.threads.count());
     }
     if args.awq.given() {
         return Err(Failure::Usage("--group, --file and --no-search: expected the type awq with them".to_owned()));
