@@ -68,7 +68,7 @@ pub(crate) struct BusyArgs {
     #[arg(short = 'n', long, value_name = "N", default_value_t = 48, value_parser = clap::value_parser!(u32).range(1..))]
     n_gen: u32,
     /// Repetitions in a run, after one to warm up
-    #[arg(short, long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short, long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repetitions: u32,
     /// Rounds; the median counts
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
@@ -82,6 +82,13 @@ pub(crate) struct BusyArgs {
     /// Append the table to this file
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
+}
+
+impl BusyArgs {
+    /// Two at once must run long enough to be there together.
+    fn repetitions_at(&self, place: &Place) -> u32 {
+        self.repetitions * if *place == Place::Both { 4 } else { 1 }
+    }
 }
 
 /// What is measured.
@@ -148,8 +155,7 @@ impl Program {
             Test::Generation(n) => (0, n),
         };
         command.arg("-m").arg(&args.model).args(["-o", "json"]);
-        // two at once must run long enough to be there together
-        let repetitions = args.repetitions * if *place == Place::Both { 4 } else { 1 };
+        let repetitions = args.repetitions_at(place);
         for (flag, n) in [("-t", threads as u64), ("-p", p.into()), ("-n", n.into()), ("-r", repetitions.into())] {
             command.arg(flag).arg(n.to_string());
         }
@@ -161,7 +167,7 @@ impl Program {
         let ran = process::run(&mut self.command(args, place, test, threads), Duration::from_secs(args.limit), false);
         if ran.stopped {
             // the repetition that warms up had to be done as well
-            let tokens = f64::from(test.tokens()) * f64::from(args.repetitions + 1);
+            let tokens = f64::from(test.tokens()) * f64::from(args.repetitions_at(place) + 1);
             return Ok((Rate::Below(tokens / args.limit as f64), Value::Null));
         }
         let records = side::records(self.name, ran.text()?.as_bytes())?;
