@@ -22,6 +22,7 @@ pub mod quantize;
 pub mod report;
 pub mod sample;
 pub mod stop;
+pub mod threads;
 pub mod tokenizer;
 
 pub use error::Error;

@@ -9,6 +9,7 @@ use crate::backend::Role;
 use crate::chat::time;
 use crate::engine::Engine;
 use crate::quantize::Target;
+use crate::threads::Threads;
 
 /// What a measurement depends on besides the model.
 #[derive(Clone, Debug)]
@@ -19,16 +20,16 @@ pub struct Setting {
     pub processor: Processor,
     /// How many of the last layers a GPU takes, if not all.
     pub gpu_layers: Option<usize>,
-    /// Threads.
-    pub threads: usize,
+    /// Threads, and what decided their number.
+    pub threads: Threads,
     /// Prompt tokens taken at a time.
     pub batch: usize,
     /// Element type of the cache.
     pub kv_type: KvType,
     /// Weights are in the kernels' layout.
     pub repack: bool,
-    /// Measured with the same kernels and threads.
-    pub limits: Limits,
+    /// Measured with the same kernels and threads, if they were.
+    pub limits: Option<Limits>,
 }
 
 /// One test's result: llama-bench's fields first, then ours. Times in nanoseconds, rates in tokens per second.
@@ -61,6 +62,8 @@ pub struct Record {
     pub samples_ts: Vec<f64>,
     /// Of the program.
     pub version: &'static str,
+    /// What decided the number of threads.
+    pub threads_reason: String,
     /// The instruction set, or the GPU's architecture.
     pub isa: String,
     /// Which kernels run, by weight type.
@@ -69,16 +72,16 @@ pub struct Record {
     pub repack: bool,
     /// Read by a generation (weights, keys, values), from the average rate.
     pub read_gb_s: Option<f64>,
-    /// What the threads can read.
-    pub read_gb_s_best: f64,
+    /// What the threads can read, where it was measured.
+    pub read_gb_s_best: Option<f64>,
     /// The one in percent of the other, where all of the model runs on the processor measured.
     pub read_percent: Option<f64>,
     /// Of a prompt's matrix products, from the average rate.
     pub gflops: Option<f64>,
     /// What `gflops_peak` counts.
     pub arithmetic: &'static str,
-    /// What the threads can compute, in f32 or on the matrix unit.
-    pub gflops_peak: f64,
+    /// What the threads can compute, in f32 or on the matrix unit, where it was measured.
+    pub gflops_peak: Option<f64>,
     /// The one in percent of the other, likewise.
     pub flops_percent: Option<f64>,
     /// FNV-1a of the tokens chosen.
@@ -88,7 +91,8 @@ pub struct Record {
 impl Record {
     /// Puts a result together; the time is now.
     pub fn new(engine: &Engine, setting: &Setting, test: Test, samples: &Samples) -> Record {
-        let (gguf, limits) = (engine.gguf(), setting.limits);
+        let gguf = engine.gguf();
+        let (read_best, flops_best) = (setting.limits.map(|l| l.read), setting.limits.map(|l| l.flops));
         let seconds: Vec<f64> = samples.times.iter().map(|t| t.as_secs_f64().max(1e-9)).collect();
         let samples_ts: Vec<f64> = seconds.iter().map(|s| test.n as f64 / s).collect();
         let nanoseconds: Vec<f64> = seconds.iter().map(|s| s * 1e9).collect();
@@ -102,7 +106,8 @@ impl Record {
             Processor::Gpu(_) => setting.gpu_layers.unwrap_or(n_layer).min(n_layer),
         };
         // a limit of one is none of two together
-        let percent = |rate: f64, best: f64| [0, n_layer].contains(&n_gpu_layers).then_some(100.0 * rate / best);
+        let comparable = [0, n_layer].contains(&n_gpu_layers);
+        let percent = |rate: Option<f64>, best: Option<f64>| Some(100.0 * rate? / best?).filter(|_| comparable);
         let read = (!prompt).then(|| rate(work.read_bytes));
         let gflops = prompt.then(|| rate(work.flops));
         Record {
@@ -119,7 +124,7 @@ impl Record {
             model_size: gguf.tensors().iter().map(|t| t.bytes).sum(),
             model_n_params: gguf.tensors().iter().map(|t| t.n_elements()).sum(),
             n_batch: setting.batch,
-            n_threads: setting.threads,
+            n_threads: setting.threads.count,
             type_k: setting.kv_type.to_string(),
             type_v: setting.kv_type.to_string(),
             n_gpu_layers,
@@ -134,16 +139,17 @@ impl Record {
             samples_ns: samples.times.iter().map(|t| u64::try_from(t.as_nanos()).unwrap_or(u64::MAX)).collect(),
             samples_ts,
             version: env!("CARGO_PKG_VERSION"),
+            threads_reason: setting.threads.reason.to_string(),
             isa: setting.processor.name(),
             kernels: kernels(engine, setting),
             repack: setting.repack,
             read_gb_s: read,
-            read_gb_s_best: limits.read,
-            read_percent: read.and_then(|r| percent(r, limits.read)),
+            read_gb_s_best: read_best,
+            read_percent: percent(read, read_best),
             gflops,
             arithmetic: setting.processor.arithmetic(),
-            gflops_peak: limits.flops,
-            flops_percent: gflops.and_then(|f| percent(f, limits.flops)),
+            gflops_peak: flops_best,
+            flops_percent: percent(gflops, flops_best),
             token_hash: samples.token_hash.clone(),
         }
     }

@@ -11,6 +11,7 @@ use octavo_llm::sample::{SamplerConfig, Stage};
 
 use super::failure::Failure;
 use super::prompt::unescape;
+use super::threads::ThreadsArgs;
 use super::values;
 
 /// Which model.
@@ -118,9 +119,8 @@ impl DeviceArgs {
 pub(super) struct ComputeArgs {
     #[command(flatten)]
     pub(super) device: DeviceArgs,
-    /// Threads [default: the CPUs that this process may use]
-    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Option<u16>,
+    #[command(flatten)]
+    pub(super) threads: ThreadsArgs,
     /// Instruction set of the kernels: auto, scalar, avx2, avxvnni, avx512, amx, neon, dotprod or i8mm
     #[arg(long, value_name = "ISA", default_value = "auto", value_parser = values::isa(), hide_possible_values = true)]
     pub(super) isa: IsaChoice,
@@ -184,7 +184,7 @@ impl ComputeArgs {
         Ok(EngineOptions {
             device,
             gpu_layers: self.device.gpu_layers(),
-            threads: self.threads.map(usize::from),
+            threads: Some(self.threads.count()),
             isa: self.isa,
             kv_type: self.kv_type()?,
             ctx: self.ctx_size.map(|n| n as usize),

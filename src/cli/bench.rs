@@ -4,13 +4,15 @@ use clap::{Args, ValueEnum};
 use octavo_kernels::{IsaChoice, KvType};
 use octavo_llm::backend::cuda;
 use octavo_llm::bench::{self, Limits, Processor, Record, Setting, Test};
-use octavo_llm::engine::{DeviceChoice, Engine, EngineOptions, ModelSource, default_batch, default_threads};
+use octavo_llm::engine::{DeviceChoice, Engine, EngineOptions, ModelSource, default_batch};
+use octavo_llm::threads::Machine;
 use serde_json::Value;
 
 use super::args::{DeviceArgs, ModelArgs};
 use super::failure::{Exit, Failure};
 use super::terminal::{self, Progress};
-use super::{load, signal, values};
+use super::threads::DEFAULT;
+use super::{load, signal, threads, values};
 
 /// Measure a model's speed, as llama-bench does, and how much of the machine's it is
 ///
@@ -26,8 +28,8 @@ Examples:
   octavo bench model.gguf --device cuda -d 0,4096
 
 -p, -n, -d and -t take lists, separated by commas; a length of 0 leaves its test out.
--o json prints an array of objects with llama-bench's field names, then ours: isa, kernels, read_gb_s, read_gb_s_best,
-read_percent, gflops, gflops_peak, flops_percent, token_hash. -o csv prints the same fields.
+-o json prints an array of objects with llama-bench's field names, then ours: threads_reason, isa, kernels, read_gb_s,
+read_gb_s_best, read_percent, gflops, gflops_peak, flops_percent, token_hash. -o csv prints the same fields.
 More than 100 % of the best means that the model fits into the caches, or that other work ran while the limits were
 measured.
 The hash is of the tokens chosen (greedily): it does not depend on threads, batches or repetitions.")]
@@ -51,8 +53,8 @@ pub(super) struct BenchArgs {
     repetitions: u32,
     #[command(flatten)]
     device: DeviceArgs,
-    /// Numbers of threads [default: the CPUs that this process may use]
     #[arg(short, long, value_name = "N", value_delimiter = ',')]
+    #[arg(help = format!("Numbers of threads; each more than the CPUs that this process may use counts as so many {DEFAULT}"))]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Vec<u16>,
     /// Prompt tokens computed at a time [default: 512; 2048 on a GPU]
@@ -70,6 +72,9 @@ pub(super) struct BenchArgs {
     /// Run from the file's own rows instead of copying weights into the kernels' layout
     #[arg(long)]
     no_repack: bool,
+    /// Do not measure the machine's limits first; the columns of percentages stay empty
+    #[arg(long)]
+    no_limits: bool,
     /// What to print
     #[arg(short, long, value_name = "FORMAT", default_value = "md")]
     output: Format,
@@ -94,15 +99,17 @@ pub(super) fn run(args: &BenchArgs) -> Result<Exit, Failure> {
     }
     signal::install()?;
     let processor = processor(args)?;
-    let threads = match args.threads[..] {
-        [] => vec![default_threads()],
-        ref given => given.iter().map(|n| usize::from(*n)).collect(),
+    let numbers = match args.threads[..] {
+        [] => vec![Machine::here().threads()],
+        ref asked => asked.iter().map(|n| threads::given(*n)).collect(),
     };
     let source = load::source(&args.model);
     // a file that cannot be run is refused before anything takes time
     octavo_llm::model::Model::load(&source.open(!args.no_mmap)?)?;
     let mut printer = Printer::new(args.output);
-    for threads in threads {
+    for threads in numbers {
+        let measure_limits = || Limits::measure(&processor, threads.count);
+        let limits = (!args.no_limits).then(measure_limits).transpose()?;
         let setting = Setting {
             model: args.model.path().map_or_else(|| "built-in".to_owned(), |p| p.display().to_string()),
             processor: processor.clone(),
@@ -111,7 +118,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<Exit, Failure> {
             batch: args.batch_size.map_or_else(|| default_batch(choice(&processor)), |n| n as usize),
             kv_type: args.kv_type,
             repack: !args.no_repack,
-            limits: Limits::measure(&processor, threads)?,
+            limits,
         };
         measure(args, &source, &setting, &tests, &mut printer)?;
     }
@@ -154,7 +161,7 @@ fn measure(
         gpu_layers: setting.gpu_layers,
         graphs: args.device.graphs(),
         check_pages: args.device.check_pages(),
-        threads: Some(setting.threads),
+        threads: Some(setting.threads.count),
         isa: args.isa,
         kv_type: setting.kv_type,
         ctx: tests.iter().map(Test::positions).max(),
@@ -170,7 +177,7 @@ fn measure(
         let bar = Progress::runs("measuring");
         let samples = bench::run(&mut session, test, args.repetitions as usize, &mut |d, t| bar.at(d as u64, t as u64));
         bar.clear();
-        printer.row(test, Record::new(&engine, setting, test, &samples?))?;
+        printer.row(setting, test, Record::new(&engine, setting, test, &samples?))?;
     }
     Ok(())
 }
@@ -203,17 +210,21 @@ impl Printer {
         Printer { format, records: Vec::new(), limits: Vec::new() }
     }
 
-    fn row(&mut self, test: Test, record: Record) -> Result<(), Failure> {
+    fn row(&mut self, setting: &Setting, test: Test, record: Record) -> Result<(), Failure> {
         let first = self.records.is_empty();
         let value = serde_json::to_value(&record)?;
         let lines = match self.format {
             Format::Json => String::new(),
             Format::Csv => csv(&value, first),
             Format::Md => {
-                let limits = format!(
-                    "{}, {} threads: {:.1} GB/s read, {:.1} GFLOP/s in {}",
-                    record.isa, record.n_threads, record.read_gb_s_best, record.gflops_peak, record.arithmetic
-                );
+                let threads = setting.threads.in_brackets();
+                let limits = match setting.limits {
+                    Some(Limits { read, flops }) => {
+                        format!("{threads}: {read:.1} GB/s read, {flops:.1} GFLOP/s in {}", record.arithmetic)
+                    }
+                    None => format!("{threads}: not measured"),
+                };
+                let limits = format!("{}, {limits}", record.isa);
                 if !self.limits.contains(&limits) {
                     self.limits.push(limits);
                 }

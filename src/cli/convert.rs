@@ -11,6 +11,7 @@ use super::failure::{Exit, Failure};
 use super::output::{Inputs, Kind, Output};
 use super::signal;
 use super::terminal::{self, note};
+use super::threads::ThreadsArgs;
 use super::values::Named;
 
 /// Write a Hugging Face folder as a GGUF file
@@ -35,9 +36,8 @@ pub(super) struct ConvertArgs {
     /// The type of matrices: q4_1 (of AWQ weights only), f16, bf16 or f32 [default: q4_1, or what the folder has]
     #[arg(long = "type", value_name = "TYPE", value_parser = matrix_type(), hide_possible_values = true)]
     to: Option<TensorType>,
-    /// Threads [default: the CPUs that this process may use]
-    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Option<u16>,
+    #[command(flatten)]
+    threads: ThreadsArgs,
     /// Replace OUT if it is there, unless it is an input
     #[arg(long)]
     force: bool,
@@ -65,8 +65,7 @@ pub(super) fn run(args: &ConvertArgs) -> Result<Exit, Failure> {
     signal::install()?;
     let start = std::time::Instant::now();
     let gguf = hf::open(&args.input, &OpenOptions::default()).map_err(octavo_llm::Error::from)?;
-    let threads = args.threads.map_or_else(octavo_llm::engine::default_threads, usize::from);
-    let plan = Plan::of_folder(&gguf, args.to, threads)?;
+    let plan = Plan::of_folder(&gguf, args.to, args.threads.count())?;
     output.check()?;
     let (total, mut done) = (plan.totals().before, 0);
     let bar = terminal::Progress::bytes("converting");

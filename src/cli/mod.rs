@@ -24,6 +24,7 @@ mod quantize;
 mod run;
 mod signal;
 mod terminal;
+mod threads;
 mod tokenize;
 mod values;
 

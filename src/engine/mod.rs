@@ -78,7 +78,7 @@ pub struct EngineOptions {
     pub device: DeviceChoice,
     /// On a GPU, how many of the last layers run there, the output with them; all that there are unless given.
     pub gpu_layers: Option<usize>,
-    /// Threads; the CPUs this process may use unless given.
+    /// Threads; [`default_threads`] unless given. More than the CPUs run as well, but slower.
     pub threads: Option<usize>,
     /// Whose kernels.
     pub isa: IsaChoice,
@@ -318,9 +318,9 @@ pub fn default_batch(device: DeviceChoice) -> usize {
     if on_gpu { 2048 } else { 512 }
 }
 
-/// Threads used unless asked for otherwise: the CPUs this process may use (affinity and cgroup quota).
+/// Threads used unless asked for otherwise: see [`crate::threads`], which also says what decided.
 pub fn default_threads() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
+    crate::threads::Machine::here().threads().count
 }
 
 /// Bytes of a KV cache of this many positions.

@@ -6,7 +6,10 @@ use super::{bad, good, json, octavo, stderr};
 fn missing() -> Option<String> {
     let text = good(&["inspect", "--devices"]);
     let mut lines = text.lines();
-    assert!(lines.next().is_some_and(|line| line.starts_with("cpu    ") && line.ends_with(" threads")), "{text}");
+    assert!(
+        lines.next().is_some_and(|line| line.starts_with("cpu    ") && line.contains(" thread") && line.ends_with(')')),
+        "{text}"
+    );
     let why = lines.next().expect("a line about GPUs").strip_prefix("cuda   none: ").map(str::to_owned);
     assert!(why.is_none() || lines.next().is_none(), "{text}");
     why

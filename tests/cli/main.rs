@@ -16,10 +16,13 @@ mod outputs;
 mod perplexity;
 mod quant_report;
 mod quantize;
+#[path = "../../tools/xtask/src/busy/quota.rs"]
+mod quota;
 mod references;
 mod refusals;
 mod running;
 mod signals;
+mod threads;
 
 use std::path::PathBuf;
 use std::process::{Output, Stdio};

@@ -1,20 +1,20 @@
 //! `octavo inspect --devices`: what could compute here, and what keeps it from computing.
 
+use octavo_kernels::IsaChoice;
 use octavo_llm::backend::cuda;
-use octavo_llm::engine::{EngineOptions, default_threads};
+use octavo_llm::threads::Threads;
 use serde_json::{Value, json};
 
 use crate::cli::failure::Failure;
 
 /// The report, as text or as one JSON object.
-pub(super) fn render(options: &EngineOptions, as_json: bool) -> Result<String, Failure> {
-    let isa = options.isa.resolve()?;
-    let threads = options.threads.unwrap_or_else(default_threads);
+pub(super) fn render(isa: IsaChoice, threads: &Threads, as_json: bool) -> Result<String, Failure> {
+    let isa = isa.resolve()?;
     let gpus = cuda::devices();
     if as_json {
         return Ok(format!("{}\n", object(isa.name(), threads, &gpus)));
     }
-    let mut text = format!("cpu    {isa}, {threads} threads\n");
+    let mut text = format!("cpu    {isa}, {}\n", threads.in_brackets());
     match &gpus {
         Err(error) => text += &format!("cuda   none: {error}\n"),
         Ok(all) => {
@@ -35,11 +35,12 @@ pub(super) fn render(options: &EngineOptions, as_json: bool) -> Result<String, F
 
 fn object(
     isa: &str,
-    threads: usize,
+    threads: &Threads,
     gpus: &Result<Vec<(octavo_kernels::cuda::GpuInfo, Option<cuda::Error>)>, cuda::Error>,
 ) -> Value {
     let version = |(major, minor): (i32, i32)| format!("{major}.{minor}");
-    let mut object = json!({"cpu": {"isa": isa, "threads": threads}, "gpus": []});
+    let cpu = json!({"isa": isa, "threads": threads.count, "threads_reason": threads.reason.to_string()});
+    let mut object = json!({"cpu": cpu, "gpus": []});
     match gpus {
         Err(error) => object["cuda"] = json!({"why": error.to_string()}),
         Ok(all) => {

@@ -24,6 +24,8 @@ pub(super) fn render(report: &Report<'_>, tensors: bool) -> Result<Value, serde_
             "elements": report.elements(),
         },
         "isa": report.isa.name(),
+        "threads": report.threads.count,
+        "threads_reason": report.threads.reason.to_string(),
         "types": report.types,
         "memory": report.memory,
         "chat_template": report.chat_template,

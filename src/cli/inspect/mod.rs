@@ -27,7 +27,7 @@ Examples:
 
 --json prints one object: every GGUF key => {value, source}, where source is `file`, or `default`
 for what the file lacks; an array of more than 32 values is {array: element type, len}.
-One more member, `octavo`, holds the rest: {file, isa, structure?, types, memory, tokenizer?,
+One more member, `octavo`, holds the rest: {file, isa, threads, threads_reason, structure?, types, memory, tokenizer?,
 chat_template, tensors?, warnings, refusals: [{what, why}]}.")]
 pub(super) struct InspectArgs {
     #[command(flatten)]
@@ -49,7 +49,7 @@ pub(super) struct InspectArgs {
 pub(super) fn run(args: &InspectArgs) -> Result<Exit, Failure> {
     let options = args.compute.options()?;
     if args.devices {
-        terminal::print(devices::render(&options, args.json)?.as_bytes())?;
+        terminal::print(devices::render(options.isa, &args.compute.threads.decide(), args.json)?.as_bytes())?;
         return Ok(Exit::Done);
     }
     if let DeviceChoice::Cuda(_) = options.device {
@@ -58,7 +58,7 @@ pub(super) fn run(args: &InspectArgs) -> Result<Exit, Failure> {
     }
     let isa = options.isa.resolve()?;
     let gguf = load::source(&args.model).open(options.mmap)?;
-    let report = Report::new(&gguf, &options, isa);
+    let report = Report::new(&gguf, &options, (isa, args.compute.threads.decide()));
     let out = match args.json {
         true => format!("{}\n", json::render(&report, args.tensors)?),
         false => text::render(&report, args.tensors),

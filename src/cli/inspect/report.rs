@@ -5,6 +5,7 @@ use octavo_kernels::{Isa, KvType, kernel_name};
 use octavo_llm::chat::ChatTemplate;
 use octavo_llm::engine::{DEFAULT_CONTEXT, EngineOptions, kv_bytes};
 use octavo_llm::model::{Hparams, Model, Source};
+use octavo_llm::threads::Threads;
 use octavo_llm::tokenizer::Tokenizer;
 use serde::Serialize;
 
@@ -53,6 +54,7 @@ pub(super) struct Refusal {
 pub(super) struct Report<'g> {
     pub(super) gguf: &'g Gguf,
     pub(super) isa: Isa,
+    pub(super) threads: Threads,
     pub(super) repack: bool,
     pub(super) keys: Vec<Key>,
     pub(super) hparams: Option<Hparams>,
@@ -66,7 +68,7 @@ pub(super) struct Report<'g> {
 }
 
 impl<'g> Report<'g> {
-    pub(super) fn new(gguf: &'g Gguf, options: &EngineOptions, isa: Isa) -> Report<'g> {
+    pub(super) fn new(gguf: &'g Gguf, options: &EngineOptions, (isa, threads): (Isa, Threads)) -> Report<'g> {
         let mut refusals = Vec::new();
         let hparams = keep("hyperparameters", Hparams::from_gguf(gguf), &mut refusals);
         // without hyperparameters the model fails for the same reason
@@ -80,6 +82,7 @@ impl<'g> Report<'g> {
         Report {
             gguf,
             isa,
+            threads,
             repack: options.repack,
             keys: keys(gguf, hparams.as_ref()),
             memory: hparams.as_ref().map(|h| memory(gguf, h, options)),

@@ -201,7 +201,8 @@ fn tensor_list(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
 
 fn verdict(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
     if report.refusals.is_empty() {
-        return writeln!(out, "\nThis file loads and runs on {}.", report.isa);
+        let threads = report.threads.in_brackets();
+        return writeln!(out, "\nThis file loads and runs on {} with {threads}.", report.isa);
     }
     writeln!(out, "\nWould refuse to load")?;
     for refusal in &report.refusals {

@@ -39,7 +39,7 @@ impl AwqArgs {
 }
 
 /// Runs the command.
-pub(super) fn run(args: &AwqArgs, input: &Path, output: &Path, threads: Option<u16>) -> Result<Exit, Failure> {
+pub(super) fn run(args: &AwqArgs, input: &Path, output: &Path, threads: usize) -> Result<Exit, Failure> {
     if args.file.is_none() && !args.no_search {
         return Err(Failure::Usage("awq: expected -f FILE, a text to search scales on, or --no-search".to_owned()));
     }
@@ -48,7 +48,7 @@ pub(super) fn run(args: &AwqArgs, input: &Path, output: &Path, threads: Option<u
     let text = args.file.as_deref().map(prompt::read).transpose()?;
     let start = Instant::now();
     let source = ModelSource::Path(input.to_owned());
-    let options = EngineOptions { ctx: Some(512), threads: threads.map(usize::from), ..EngineOptions::default() };
+    let options = EngineOptions { ctx: Some(512), threads: Some(threads), ..EngineOptions::default() };
     let engine = load::shown(|sink| Engine::load(&source, &options, sink))?;
     let activations = match &text {
         Some(text) => {
@@ -60,7 +60,6 @@ pub(super) fn run(args: &AwqArgs, input: &Path, output: &Path, threads: Option<u
         }
         None => None,
     };
-    let threads = options.threads.unwrap_or_else(octavo_llm::engine::default_threads);
     let options = Options { group: args.group.map_or(128, |n| n as usize), threads };
     let view = quantized(&engine, activations.as_ref(), options, &mut |scaled| note(&row(scaled)))?;
     hf::write(&view, output)?;

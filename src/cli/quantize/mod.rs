@@ -16,6 +16,7 @@ use super::failure::{Exit, Failure};
 use super::output::{Inputs, Kind, Output};
 use super::signal;
 use super::terminal::{self, note};
+use super::threads::ThreadsArgs;
 use super::values::{self, Named};
 
 /// Write a model file with fewer bits per weight
@@ -43,9 +44,8 @@ pub(super) struct QuantizeArgs {
     /// What to make
     #[arg(value_name = "TYPE", value_parser = values::target_or_awq(), hide_possible_values = true)]
     target: Option<String>,
-    /// Threads [default: the CPUs that this process may use]
-    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Option<u16>,
+    #[command(flatten)]
+    threads: ThreadsArgs,
     /// Importance matrix: which inputs matter (octavo imatrix and llama-imatrix make it)
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     imatrix: Option<PathBuf>,
@@ -139,7 +139,7 @@ impl QuantizeArgs {
 
     fn options(&self, target: Target) -> Options {
         let mut options = Options::new(target);
-        options.threads = self.threads.map_or(options.threads, usize::from);
+        options.threads = self.threads.count();
         options.allow_requantize = self.allow_requantize;
         options.choices.pure = self.pure;
         options.choices.output = self.output_tensor_type;
@@ -154,7 +154,7 @@ impl QuantizeArgs {
 pub(super) fn run(args: &QuantizeArgs) -> Result<Exit, Failure> {
     if args.target.as_deref().is_some_and(|name| name.eq_ignore_ascii_case("awq")) {
         args.only_awq()?;
-        return awq::run(&args.awq, &args.input, &args.output, args.threads);
+        return awq::run(&args.awq, &args.input, &args.output, args.threads.count());
     }
     if args.awq.given() {
         return Err(Failure::Usage("--group, --file and --no-search: expected the type awq with them".to_owned()));

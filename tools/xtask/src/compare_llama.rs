@@ -5,13 +5,13 @@
 //! counts. Speeds are medians over the rounds; the spread is that of the rounds' own ratios.
 
 use std::fmt::Write as _;
-use std::fs::OpenOptions;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::Args;
 use serde_json::Value;
+
+use crate::side::{self, median, text};
 
 /// Measure Octavo and llama.cpp side by side
 #[derive(Debug, Args)]
@@ -21,7 +21,7 @@ Examples:
   cargo xtask compare-llama --llama-cpp ~/llama.cpp/build model.gguf -d 0,4096 --csv tools/bench/my-machine.csv
 
 No other work should run: with more threads than free CPUs both programs wait at barriers, and ratios mean nothing. The
-spread shows it.")]
+spread shows it; cargo xtask busy measures beside other work. Of more threads than CPUs Octavo takes as many as CPUs.")]
 pub(crate) struct CompareArgs {
     /// GGUF file
     model: PathBuf,
@@ -81,8 +81,8 @@ struct Line {
 
 /// Runs the task.
 pub(crate) fn run(args: &CompareArgs) -> Result<(), String> {
-    let llama = find(&args.llama_cpp)?;
-    let octavo = args.octavo.clone().map_or_else(build, Ok)?;
+    let llama = side::find(&args.llama_cpp)?;
+    let octavo = args.octavo.clone().map_or_else(side::build, Ok)?;
     let (mut ours, mut theirs, mut about) = (Vec::new(), Vec::new(), Value::Null);
     for round in 1..=args.rounds {
         eprintln!("round {round} of {}", args.rounds);
@@ -92,14 +92,14 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), String> {
             if turn {
                 command.arg("bench").args(["--device", "cpu", "--isa", &args.isa]);
             } else {
-                command.args(["-fa", "0,1", "--repack", "0,1"]);
+                command.args(side::LLAMA_SETTINGS);
             }
             let records = measure(common(&mut command, args))?;
             if turn {
                 about = records[0].clone();
                 samples(&records, round, |_| String::new(), &mut ours)?;
             } else {
-                let setting = |r: &Value| format!("fa {}, repack {}", r["flash_attn"], u8::from(r["repack"] == true));
+                let setting = |r: &Value| side::setting_name(side::llama_setting(r));
                 samples(&records, round, setting, &mut theirs)?;
             }
         }
@@ -107,7 +107,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), String> {
     let lines = compare(&ours, &theirs)?;
     print!("{}", table(&lines, &about, args.rounds));
     match &args.csv {
-        Some(path) => append(path, &lines, &about).map_err(|error| format!("{}: {error}", path.display())),
+        Some(path) => append(path, &lines, &about),
         None => Ok(()),
     }
 }
@@ -118,19 +118,6 @@ fn common<'c>(command: &'c mut Command, args: &CompareArgs) -> &'c mut Command {
     command.args(["-d", &args.n_depth, "-r", &args.repetitions, "-o", "json"])
 }
 
-fn find(dir: &Path) -> Result<PathBuf, String> {
-    let places = [dir.join("llama-bench"), dir.join("bin/llama-bench"), dir.join("build/bin/llama-bench")];
-    let found = places.into_iter().find(|place| place.is_file());
-    found.ok_or_else(|| format!("{}: expected llama-bench here, in bin or in build/bin", dir.display()))
-}
-
-/// Builds the program beside this one.
-pub(crate) fn build() -> Result<PathBuf, String> {
-    crate::must(crate::cargo().args(["build", "--release", "--quiet", "-p", "octavo-llm", "--bin", "octavo"]))?;
-    let this = std::env::current_exe().map_err(|error| error.to_string())?;
-    Ok(this.with_file_name(format!("octavo{}", std::env::consts::EXE_SUFFIX)))
-}
-
 /// Runs a program that prints an array of records.
 fn measure(command: &mut Command) -> Result<Vec<Value>, String> {
     let name = command.get_program().to_string_lossy().into_owned();
@@ -138,8 +125,7 @@ fn measure(command: &mut Command) -> Result<Vec<Value>, String> {
     if !output.status.success() {
         return Err(format!("{name}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim_end()));
     }
-    let records: Vec<Value> = serde_json::from_slice(&output.stdout).map_err(|error| format!("{name}: {error}"))?;
-    if records.is_empty() { Err(format!("{name}: nothing was measured")) } else { Ok(records) }
+    side::records(&name, &output.stdout)
 }
 
 /// Appends the rates of a round.
@@ -150,9 +136,7 @@ fn samples(
     to: &mut Vec<Sample>,
 ) -> Result<(), String> {
     for r in records {
-        let rate = r["avg_ts"].as_f64().filter(|rate| *rate > 0.0);
-        let rate = rate.ok_or_else(|| format!("expected a rate in avg_ts, got {}", r["avg_ts"]))?;
-        to.push(Sample { round, test: test(r), setting: setting(r), rate });
+        to.push(Sample { round, test: test(r), setting: setting(r), rate: side::rate(r)? });
     }
     Ok(())
 }
@@ -193,20 +177,6 @@ fn compare(ours: &[Sample], theirs: &[Sample]) -> Result<Vec<Line>, String> {
     Ok(lines)
 }
 
-/// The middle one, or the mean of the two in the middle.
-fn median(x: &[f64]) -> f64 {
-    let mut x = x.to_vec();
-    x.sort_by(f64::total_cmp);
-    match x.len() {
-        0 => 0.0,
-        n => (x[(n - 1) / 2] + x[n / 2]) / 2.0,
-    }
-}
-
-fn text(about: &Value, name: &str) -> String {
-    about[name].as_str().unwrap_or("?").to_owned()
-}
-
 fn table(lines: &[Line], about: &Value, rounds: u32) -> String {
     let mut out = format!(
         "{}, {}, {}; tokens per second, medians of {rounds} rounds\n",
@@ -223,18 +193,15 @@ fn table(lines: &[Line], about: &Value, rounds: u32) -> String {
     out
 }
 
-/// Adds a line for each test, below the names if the file is new.
-fn append(path: &Path, lines: &[Line], about: &Value) -> std::io::Result<()> {
-    let mut file = OpenOptions::new().append(true).create(true).open(path)?;
-    if file.metadata()?.len() == 0 {
-        writeln!(file, "date,cpu,model,test,isa,ours,theirs,ratio,min,max,llama_cpp")?;
-    }
-    for l in lines {
+/// Adds a line for each test.
+fn append(path: &Path, lines: &[Line], about: &Value) -> Result<(), String> {
+    let [date, cpu, model, isa] = ["test_time", "cpu_info", "model_type", "isa"].map(|name| text(about, name));
+    let line = |l: &Line| {
         let rates = format!("{:.2},{:.2},{:.3},{:.3},{:.3}", l.ours, l.theirs, l.ratio, l.least, l.most);
-        let [date, cpu, model, isa] = ["test_time", "cpu_info", "model_type", "isa"].map(|name| text(about, name));
-        writeln!(file, "{date},\"{cpu}\",\"{model}\",\"{}\",{isa},{rates},\"{}\"", l.test, l.setting)?;
-    }
-    Ok(())
+        format!("{date},\"{cpu}\",\"{model}\",\"{}\",{isa},{rates},\"{}\"", l.test, l.setting)
+    };
+    let lines: Vec<String> = lines.iter().map(line).collect();
+    side::append(path, "date,cpu,model,test,isa,ours,theirs,ratio,min,max,llama_cpp", &lines)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 
 mod legs;
 mod pack;
-mod process;
+pub(crate) mod process;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

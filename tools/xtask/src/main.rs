@@ -1,11 +1,13 @@
 //! Developer tasks: `cargo xtask check` is what CI runs, the second architecture apart.
 
+mod busy;
 mod check;
 mod compare_llama;
 mod gpu;
 mod model;
 mod nvrtc;
 mod random;
+mod side;
 mod tolerances;
 
 use std::process::ExitCode;
@@ -22,6 +24,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Task {
+    Busy(Box<busy::BusyArgs>),
     /// Formatting, lints, tests and documentation
     Check,
     CompareLlama(Box<compare_llama::CompareArgs>),
@@ -29,16 +32,21 @@ enum Task {
     Model(model::ModelArgs),
     Nvrtc(nvrtc::NvrtcArgs),
     Tolerances(tolerances::TolerancesArgs),
+    /// Keep a CPU busy until nobody holds the other end of stdin
+    #[command(hide = true)]
+    Spin,
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().task {
+        Task::Busy(args) => busy::run(&args),
         Task::Check => check::run(),
         Task::CompareLlama(args) => compare_llama::run(&args),
         Task::Gpu(args) => gpu::run(&args),
         Task::Model(args) => model::run(&args),
         Task::Nvrtc(args) => nvrtc::run(&args),
         Task::Tolerances(args) => tolerances::run(&args),
+        Task::Spin => busy::spin(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -10,9 +10,9 @@ use std::process::Command;
 use clap::{Args, ValueEnum};
 use serde_json::Value;
 
-use crate::compare_llama::build;
 use crate::model::{Arch, Shape, write_shape};
 use crate::random::Random;
+use crate::side::build;
 
 /// Hold the default tolerances of `octavo diff` against llama.cpp, on random models
 #[derive(Debug, Args)]

@@ -7,28 +7,32 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// What a program printed, and how it ended.
-pub(super) struct Ran {
-    pub(super) text: String,
-    pub(super) result: Result<(), String>,
+pub(crate) struct Ran {
+    pub(crate) text: String,
+    pub(crate) result: Result<(), String>,
+    /// It took longer than it had.
+    pub(crate) stopped: bool,
 }
 
 impl Ran {
     /// What it printed, if it ended well.
-    pub(super) fn text(self) -> Result<String, String> {
+    pub(crate) fn text(self) -> Result<String, String> {
         self.result.map(|()| self.text)
     }
 }
 
 /// Runs a program for so long at most. Each line is printed as it comes if `show`: whoever stops all of this has seen
 /// how far it went.
-pub(super) fn run(command: &mut Command, limit: Duration, show: bool) -> Ran {
+pub(crate) fn run(command: &mut Command, limit: Duration, show: bool) -> Ran {
     let name = command.get_program().to_string_lossy().into_owned();
     let name = name.rsplit('/').next().unwrap_or_default().to_owned();
     let end = Instant::now() + limit;
     let mut text = String::new();
     let mut child = match command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn() {
         Ok(child) => child,
-        Err(error) => return Ran { text, result: Err(format!("cannot start {name}: {error}")) },
+        Err(error) => {
+            return Ran { text, result: Err(format!("cannot start {name}: {error}")), stopped: false };
+        }
     };
     let stdout = child.stdout.take().expect("it is piped");
     // not waited for: programs that a stopped one started may keep the pipe open
@@ -51,7 +55,8 @@ pub(super) fn run(command: &mut Command, limit: Duration, show: bool) -> Ran {
                 // it may have ended by itself just now
                 let _ = child.kill();
                 let _ = child.wait();
-                return Ran { text, result: Err(format!("{name}: stopped after {} s", limit.as_secs())) };
+                let result = Err(format!("{name}: stopped after {} s", limit.as_secs()));
+                return Ran { text, result, stopped: true };
             }
         }
     }
@@ -60,7 +65,7 @@ pub(super) fn run(command: &mut Command, limit: Duration, show: bool) -> Ran {
         Ok(status) => Err(format!("{name}: {status}")),
         Err(error) => Err(format!("{name}: {error}")),
     };
-    Ran { text, result }
+    Ran { text, result, stopped: false }
 }
 
 #[cfg(all(test, unix))]

@@ -1,0 +1,147 @@
+//! What surrounds a measured program, and what share of the machine is fair then.
+
+use std::path::Path;
+use std::process::Command;
+
+use clap::ValueEnum;
+
+use super::quota::QuotaGroup;
+use super::spin::Spinners;
+
+/// A row of the table for each test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Scenario {
+    /// Nothing else runs
+    Quiet,
+    /// Beside one busy process
+    Busy1,
+    /// Beside two
+    Busy2,
+    /// Beside six
+    Busy6,
+    /// Niced by 10 beside one busy process for each CPU
+    Nice,
+    /// With a quota of 1.5 CPUs
+    Quota,
+    /// Twice the threads
+    Twice,
+    /// Two runs at once
+    Two,
+}
+
+impl Scenario {
+    pub(super) const ALL: [Scenario; 8] = [
+        Scenario::Quiet,
+        Scenario::Busy1,
+        Scenario::Busy2,
+        Scenario::Busy6,
+        Scenario::Nice,
+        Scenario::Quota,
+        Scenario::Twice,
+        Scenario::Two,
+    ];
+
+    /// Busy processes beside the one measured.
+    fn spinners(self, cpus: usize) -> usize {
+        match self {
+            Scenario::Busy1 => 1,
+            Scenario::Busy2 => 2,
+            Scenario::Busy6 => 6,
+            Scenario::Nice => cpus,
+            Scenario::Quiet | Scenario::Quota | Scenario::Twice | Scenario::Two => 0,
+        }
+    }
+
+    /// Threads that the program is told to take where `threads` are usual.
+    pub(super) fn threads(self, threads: usize) -> usize {
+        if self == Scenario::Twice { 2 * threads } else { threads }
+    }
+
+    /// The share of a quiet machine's speed that a scheduler which gives every thread its part leaves to the program.
+    pub(super) fn fair(self, cpus: usize, threads: usize) -> f64 {
+        let (cpus, running) = (cpus as f64, threads as f64);
+        // of so much CPU time, with as many threads as CPUs at most
+        let quiet = running.min(cpus);
+        let beside = |weight: f64, others: f64| {
+            let all = weight * running + others;
+            if running + others <= cpus { 1.0 } else { (cpus * weight * running / all / quiet).min(1.0) }
+        };
+        match self {
+            Scenario::Quiet | Scenario::Twice | Scenario::Two => 1.0,
+            Scenario::Quota => (1.5 / quiet).min(1.0),
+            // what Linux gives a thread niced by 10, in parts of one that is not
+            Scenario::Nice => beside(110.0 / 1024.0, self.spinners(cpus as usize) as f64),
+            Scenario::Busy1 | Scenario::Busy2 | Scenario::Busy6 => beside(1.0, self.spinners(cpus as usize) as f64),
+        }
+    }
+
+    /// Sets the scene, or says why it cannot be set here.
+    pub(super) fn surroundings(self, cpus: usize) -> Result<Surroundings, String> {
+        let place = match self {
+            Scenario::Nice if cfg!(unix) => Place::Niced,
+            Scenario::Nice => return Err("no nice on this system".to_owned()),
+            Scenario::Quota => Place::Within(QuotaGroup::new(150_000)?),
+            Scenario::Two => Place::Both,
+            _ => Place::Plain,
+        };
+        Ok(Surroundings { place, _spinners: Spinners::start(self.spinners(cpus))? })
+    }
+}
+
+impl std::fmt::Display for Scenario {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.to_possible_value().expect("none is skipped").get_name())
+    }
+}
+
+/// A scene, for as long as it lives.
+pub(super) struct Surroundings {
+    pub(super) place: Place,
+    _spinners: Spinners,
+}
+
+/// How the measured program is started.
+#[derive(PartialEq)]
+pub(super) enum Place {
+    Plain,
+    Niced,
+    Within(QuotaGroup),
+    /// Two at once.
+    Both,
+}
+
+impl Place {
+    /// A command that runs a program there; its arguments are still to be given.
+    pub(super) fn command(&self, program: &Path) -> Command {
+        match self {
+            Place::Plain | Place::Both => Command::new(program),
+            Place::Niced => {
+                let mut command = Command::new("nice");
+                command.args(["-n", "10"]).arg(program);
+                command
+            }
+            Place::Within(group) => group.command(program.as_os_str()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fair_shares() {
+        let fair = |scenario: Scenario, cpus, threads| (100.0 * scenario.fair(cpus, threads)).round();
+        let two_of_two = Scenario::ALL.map(|scenario| fair(scenario, 2, 2));
+        assert_eq!(two_of_two, [100.0, 67.0, 50.0, 25.0, 10.0, 75.0, 100.0, 100.0]);
+        // with CPUs to spare nobody waits
+        assert_eq!(fair(Scenario::Busy2, 8, 4), 100.0);
+        assert_eq!(fair(Scenario::Busy6, 8, 4), 80.0);
+        assert_eq!(fair(Scenario::Quota, 8, 1), 100.0);
+    }
+
+    #[test]
+    fn twice_the_threads_are_asked_for_in_one_scenario() {
+        assert_eq!(Scenario::ALL.map(|scenario| scenario.threads(2)), [2, 2, 2, 2, 2, 2, 4, 2]);
+    }
+}

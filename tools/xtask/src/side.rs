@@ -1,0 +1,74 @@
+//! What the tasks share that run octavo bench and llama-bench side by side: both print the same records.
+
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+/// Every setting of llama.cpp that may be its best on a CPU.
+pub(crate) const LLAMA_SETTINGS: [&str; 4] = ["-fa", "0,1", "--repack", "0,1"];
+
+/// llama-bench in a folder, a build folder or a source folder.
+pub(crate) fn find(dir: &Path) -> Result<PathBuf, String> {
+    let places = [dir.join("llama-bench"), dir.join("bin/llama-bench"), dir.join("build/bin/llama-bench")];
+    let found = places.into_iter().find(|place| place.is_file());
+    found.ok_or_else(|| format!("{}: expected llama-bench here, in bin or in build/bin", dir.display()))
+}
+
+/// Builds the program beside this one.
+pub(crate) fn build() -> Result<PathBuf, String> {
+    crate::must(crate::cargo().args(["build", "--release", "--quiet", "-p", "octavo-llm", "--bin", "octavo"]))?;
+    let this = std::env::current_exe().map_err(|error| error.to_string())?;
+    Ok(this.with_file_name(format!("octavo{}", std::env::consts::EXE_SUFFIX)))
+}
+
+/// The array of records that a program printed.
+pub(crate) fn records(name: &str, text: &[u8]) -> Result<Vec<Value>, String> {
+    let records: Vec<Value> = serde_json::from_slice(text).map_err(|error| format!("{name}: {error}"))?;
+    if records.is_empty() { Err(format!("{name}: nothing was measured")) } else { Ok(records) }
+}
+
+/// Tokens per second.
+pub(crate) fn rate(r: &Value) -> Result<f64, String> {
+    let rate = r["avg_ts"].as_f64().filter(|rate| *rate > 0.0);
+    rate.ok_or_else(|| format!("expected a rate in avg_ts, got {}", r["avg_ts"]))
+}
+
+/// Which of [`LLAMA_SETTINGS`] a record is of: flash attention and repacking.
+pub(crate) fn llama_setting(r: &Value) -> (bool, bool) {
+    let on = |name: &str| r[name] == true || r[name] == 1;
+    (on("flash_attn"), on("repack"))
+}
+
+/// The same for people.
+pub(crate) fn setting_name((flash_attention, repack): (bool, bool)) -> String {
+    format!("fa {}, repack {}", u8::from(flash_attention), u8::from(repack))
+}
+
+/// A record's text.
+pub(crate) fn text(about: &Value, name: &str) -> String {
+    about[name].as_str().unwrap_or("?").to_owned()
+}
+
+/// The middle one, or the mean of the two in the middle.
+pub(crate) fn median(x: &[f64]) -> f64 {
+    let mut x = x.to_vec();
+    x.sort_by(f64::total_cmp);
+    match x.len() {
+        0 => 0.0,
+        n => (x[(n - 1) / 2] + x[n / 2]) / 2.0,
+    }
+}
+
+/// Adds lines to a file, below the names of columns if it is new.
+pub(crate) fn append(path: &Path, names: &str, lines: &[String]) -> Result<(), String> {
+    let write = || -> std::io::Result<()> {
+        let mut file = OpenOptions::new().append(true).create(true).open(path)?;
+        if file.metadata()?.len() == 0 {
+            writeln!(file, "{names}")?;
+        }
+        lines.iter().try_for_each(|line| writeln!(file, "{line}"))
+    };
+    write().map_err(|error| format!("{}: {error}", path.display()))
+}
