@@ -11,6 +11,7 @@ mod plan;
 use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use crate::act::{ACT_GROUP, ActRow};
 use crate::generic::attention::{MAX_HEAD_DIM, PAGE, padded};
@@ -156,6 +157,19 @@ impl Work for Frame {
 
     fn can_repeat(&self, section: usize) -> bool {
         self.section(section).can_repeat
+    }
+
+    fn patience(&self, section: usize) -> Duration {
+        let values = |resource: &Resource| match *resource {
+            Resource::Slot(slot) => self.n_rows(slot) * self.width(slot),
+            Resource::Tiles => self.extent.rows * self.model.widest(),
+            // a token's are few, and others are never as many
+            Resource::Codes | Resource::Angles | Resource::Pieces | Resource::Kv(_) => 0,
+        };
+        let bytes: usize = self.section(section).carried.iter().map(|resource| 4 * values(resource)).sum();
+        // 1 GB/s: they are copied, then read again from other lines than those that are near; and who comes back soon
+        // has to wait for the end of the section
+        Duration::from_nanos(bytes as u64)
     }
 
     fn carry(&self, section: usize, from: usize, to: usize) -> bool {

@@ -46,6 +46,12 @@ pub(crate) trait Work: Send + Sync {
     /// writing what the section writes: that must not be read. `false` if it cannot be done now.
     fn carry(&self, section: usize, from: usize, to: usize) -> bool;
 
+    /// What it costs to carry a section elsewhere: as long as that a late member is waited for. Whoever waits a time for
+    /// what may never come, and then pays the same, has paid at most twice what was necessary.
+    fn patience(&self, _section: usize) -> Duration {
+        Duration::ZERO
+    }
+
     /// A thread takes part from now on, and is about to run its first section.
     fn enter(&self) {}
 

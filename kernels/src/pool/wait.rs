@@ -9,8 +9,8 @@ use super::{Shared, Work, locked};
 
 /// Turns of a spinning loop between two looks at the time: about a microsecond.
 const TURNS: usize = 32;
-/// After so long it is time to look at the clocks of those that are late: many times what a member is behind the others
-/// where all of them run, and a hundredth of the time slice that it may be gone for.
+/// After so long, or after [`Work::patience`], it is time to look at the clocks of those that are late: many times what
+/// a member is behind the others where all of them run, and a hundredth of the time slice that it may be gone for.
 const LOOK: Duration = Duration::from_micros(30);
 /// Between two looks at a clock. A thread is at work if its clock went for a quarter of that.
 const BETWEEN_LOOKS: Duration = Duration::from_micros(20);
@@ -18,8 +18,9 @@ const BETWEEN_LOOKS: Duration = Duration::from_micros(20);
 const OLD_LOOK: Duration = Duration::from_micros(200);
 /// Where the system has no clocks of threads: one that is so late is taken for gone.
 const WITHOUT_CLOCKS: Duration = Duration::from_millis(1);
-/// One that is at work is waited for so long before this thread sleeps.
-const SPIN: Duration = Duration::from_millis(2);
+/// One that is at work is waited for so long before this thread sleeps: longer than a section takes that one thread does
+/// alone. A thread that slept would be missing at the end of it: an idle CPU of a virtual machine takes long to wake.
+const SPIN: Duration = Duration::from_millis(50);
 /// How long threads spin between steps at first: a few times what a caller takes to choose a token.
 pub(super) const IDLE_SPIN: Duration = Duration::from_micros(400);
 /// What that follows from.
@@ -32,7 +33,7 @@ const SHORT_SPIN: Duration = Duration::from_micros(50);
 /// The usual time between steps, with one more that was seen.
 pub(super) fn smoothed(usual: Duration, seen: Duration) -> Duration {
     // one long pause says little about the next
-    (usual * 7 + seen.min(4 * LONG_GAP)) / 8
+    (usual * 7 + seen.min(2 * LONG_GAP)) / 8
 }
 
 /// How long to spin between steps that are so far apart usually.
@@ -67,11 +68,11 @@ impl Patience {
         (self.since, self.last_look) = (Instant::now(), None);
     }
 
-    fn judge(&mut self, shared: &Shared) -> Verdict {
+    fn judge(&mut self, shared: &Shared, patience: Duration) -> Verdict {
         let now = Instant::now();
         let waited = now - self.since;
         let since_look = self.last_look.map(|look| now - look);
-        if waited < LOOK || since_look.is_some_and(|time| time < BETWEEN_LOOKS) {
+        if waited < LOOK.max(patience) || since_look.is_some_and(|time| time < BETWEEN_LOOKS) {
             return Verdict::Spin;
         }
         let before = std::mem::take(&mut self.clocks);
@@ -113,7 +114,7 @@ impl Shared {
             }
             // most waits are over before this
             let patience = patience.get_or_insert_with(Patience::new);
-            match patience.judge(self) {
+            match patience.judge(self, work.patience(member.section)) {
                 Verdict::Spin => {}
                 Verdict::Gone if self.take_over(id, work) => {}
                 Verdict::Gone | Verdict::Long => {
@@ -196,16 +197,18 @@ impl Shared {
 
     /// A turn of waiting for a seat in a step that runs: the end of a section, or nobody at work.
     fn wait_to_join(&self, id: usize, patience: &mut Patience) {
-        let verdict = patience.judge(self);
+        let verdict = patience.judge(self, LOOK);
         if verdict == Verdict::Spin {
             return;
         }
         if verdict == Verdict::Gone
             && let Some(overdue) = self.team.overdue()
             && let Some(work) = locked(&self.job).of_epoch(overdue.epoch())
-            && self.take_over_if_possible(id, &overdue, &*work)
         {
-            return;
+            let too_early = patience.since.elapsed() < work.patience(overdue.section);
+            if too_early || self.take_over_if_possible(id, &overdue, &*work) {
+                return;
+            }
         }
         let turn = self.team.turn();
         self.team.bell.sleep_until(|| {
