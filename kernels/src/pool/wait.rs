@@ -10,8 +10,8 @@ use super::{Shared, Work, locked};
 /// Turns of a spinning loop between two looks at the time: about a microsecond.
 const TURNS: usize = 32;
 /// After so long, or after [`Work::patience`], it is time to look at the clocks of those that are late: many times what
-/// a member is behind the others where all of them run, and a hundredth of the time slice that it may be gone for.
-const LOOK: Duration = Duration::from_micros(30);
+/// a member is behind the others where all of them run, and a fortieth of the time slice that it may be gone for.
+const LOOK: Duration = Duration::from_micros(100);
 /// Between two looks at a clock. A thread is at work if its clock went for a quarter of that.
 const BETWEEN_LOOKS: Duration = Duration::from_micros(20);
 /// A look after so long says nothing: this thread was gone itself.
