@@ -358,15 +358,45 @@ fn check(logits: &[f32], n_vocab: usize) -> Result<(), SampleError> {
     }
 }
 
-/// The token with the highest logit, the lowest id of equals; `None` of nothing.
+/// Values compared side by side: a vector's worth on any CPU.
+const LANES: usize = 16;
+/// Values of which only the largest is kept at first.
+const BLOCK: usize = 64 * LANES;
+
+/// The token with the highest logit, the lowest id of equals; `None` of nothing. What is not a number is never chosen
+/// unless there is nothing else. Vocabularies are long, so this goes by blocks, of which only the best is searched.
 pub fn argmax(logits: &[f32]) -> Option<u32> {
-    let mut best: Option<(u32, f32)> = None;
-    for (id, &l) in (0u32..).zip(logits) {
-        if best.is_none_or(|(_, b)| l > b) {
-            best = Some((id, l));
+    let mut best = (0, f32::NEG_INFINITY);
+    for (block, values) in logits.chunks(BLOCK).enumerate() {
+        let largest = largest(values);
+        if largest > best.1 {
+            best = (block, largest);
         }
     }
-    best.map(|(id, _)| id)
+    let first = best.0 * BLOCK;
+    let place = logits.get(first..)?.iter().position(|l| *l == best.1);
+    u32::try_from(first + place.unwrap_or(0)).ok().filter(|_| !logits.is_empty())
+}
+
+fn largest(values: &[f32]) -> f32 {
+    let max = |a: f32, b: f32| if b > a { b } else { a };
+    let (lanes, rest) = values.as_chunks::<LANES>();
+    let mut most = [f32::NEG_INFINITY; LANES];
+    for lane in lanes {
+        most.iter_mut().zip(lane).for_each(|(most, value)| *most = max(*most, *value));
+    }
+    most.iter().chain(rest).copied().fold(f32::NEG_INFINITY, max)
+}
+
+/// Whether all values are numbers, and no infinite ones.
+pub(crate) fn are_finite(values: &[f32]) -> bool {
+    // zero, or not a number where the value is not finite
+    let (lanes, rest) = values.as_chunks::<LANES>();
+    let mut sums = [0.0f32; LANES];
+    for lane in lanes {
+        sums.iter_mut().zip(lane).for_each(|(sum, value)| *sum += value * 0.0);
+    }
+    sums.iter().all(|sum| *sum == 0.0) && rest.iter().all(|value| value.is_finite())
 }
 
 fn max_logit(candidates: &[Candidate]) -> f64 {
@@ -467,5 +497,41 @@ mod tests {
         let expected = [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423u64];
         assert_eq!([rng.next(), rng.next(), rng.next()], expected);
         assert!((0..1000).all(|_| (0.0..1.0).contains(&rng.unit())));
+    }
+
+    #[test]
+    fn the_largest_is_found_wherever_it_stands() {
+        assert_eq!(argmax(&[]), None);
+        for len in [1, 2, LANES, LANES + 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5] {
+            let mut values: Vec<f32> = (0..len).map(|i| -1.0 - (i % 7) as f32).collect();
+            assert_eq!(argmax(&values), Some(0), "the lowest id of equals, of {len}");
+            for at in [0, len / 2, len - 1] {
+                values[at] = 3.0;
+                // an equal one behind it
+                values[len - 1] = 3.0;
+                assert_eq!(argmax(&values), Some(at as u32), "of {len}");
+                values[len - 1] = -9.0;
+                values[at] = f32::NAN;
+                let other = values.iter().position(|v| *v == -1.0).or(values.iter().position(|v| !v.is_nan()));
+                assert_eq!(argmax(&values), Some(other.unwrap_or(0) as u32), "of {len}, without {at}");
+                values[at] = -9.0;
+            }
+            assert_eq!(argmax(&vec![f32::NEG_INFINITY; len]), Some(0));
+        }
+    }
+
+    #[test]
+    fn one_value_that_is_not_finite_is_seen() {
+        for len in [1, LANES, 3 * LANES + 5] {
+            let mut values = vec![f32::MAX; len];
+            assert!(are_finite(&values));
+            for at in 0..len {
+                for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                    values[at] = bad;
+                    assert!(!are_finite(&values), "{bad} at {at} of {len}");
+                }
+                values[at] = f32::MIN_POSITIVE;
+            }
+        }
     }
 }

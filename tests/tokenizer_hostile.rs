@@ -1,5 +1,6 @@
 //! Tokenizers made for the occasion: what is refused and how, what loads, and special tokens against a naive search.
 
+use cpu_time::ThreadTime;
 use gguf_rs_lite::{Gguf, OpenOptions, Writer};
 use octavo_llm::tokenizer::{EncodeOptions, Error, Tokenizer};
 use proptest::prelude::*;
@@ -362,8 +363,16 @@ fn a_long_run_of_nested_special_tokens_stays_linear() {
     let runs: Vec<String> = (2..32).map(|n| " ".repeat(n)).collect();
     let more: Vec<(&str, i32)> = runs.iter().map(|run| (run.as_str(), USER_DEFINED)).collect();
     let tokenizer = open(bpe(&more, &[])).expect("it loads");
-    let start = std::time::Instant::now();
-    let ids = ids(&tokenizer, &" ".repeat(1 << 20));
-    assert_eq!(ids.len(), (1 << 20) / 31 + 1);
-    assert!(start.elapsed().as_secs() < 4, "{:?}", start.elapsed());
+    let seconds = |n: usize| {
+        let start = ThreadTime::now();
+        let ids = ids(&tokenizer, &" ".repeat(n));
+        let took = start.elapsed();
+        assert_eq!(ids.len(), n / 31 + 1);
+        took.as_secs_f64()
+    };
+    // the best of some, each beside the other: a machine may be slower from one moment to the next
+    let times = [(); 3].map(|()| (seconds(1 << 16), seconds(1 << 18)));
+    let [part, whole] = [times.map(|t| t.0), times.map(|t| t.1)].map(|t| t.into_iter().fold(f64::INFINITY, f64::min));
+    // 4 times as long where it is linear, 16 times where it goes by the square
+    assert!(whole < 8.0 * part, "a quarter took {part} s, all {whole} s");
 }

@@ -67,6 +67,32 @@ pub(crate) struct ActRow {
     pub(crate) fsum: *const f32,
 }
 
+impl ActRow {
+    /// What begins so many groups later.
+    pub(crate) fn at_group(&self, group: usize) -> ActRow {
+        ActRow {
+            q: self.q.wrapping_add(group * ACT_GROUP / 4),
+            scale: self.scale.wrapping_add(group),
+            isum: self.isum.wrapping_add(group * ACT_GROUP / 16),
+            fsum: self.fsum.wrapping_add(group * ACT_GROUP / 16),
+        }
+    }
+
+    /// Copies so many groups from another place.
+    ///
+    /// # Safety
+    /// Both are as long as that; nobody writes the one or touches the other meanwhile.
+    pub(crate) unsafe fn copy_from(&self, from: &ActRow, groups: usize) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from.q, self.q.cast_mut(), groups * ACT_GROUP / 4);
+            std::ptr::copy_nonoverlapping(from.scale, self.scale.cast_mut(), groups);
+            std::ptr::copy_nonoverlapping(from.isum, self.isum.cast_mut(), groups * ACT_GROUP / 16);
+            std::ptr::copy_nonoverlapping(from.fsum, self.fsum.cast_mut(), groups * ACT_GROUP / 16);
+        }
+    }
+}
+
 /// Rounds values to integers up to [`ACT_MAX`] and returns their scale. Values too small for their scale to have an
 /// inverse are zero; values that are not finite make the scale so, so that they reach the logits.
 ///

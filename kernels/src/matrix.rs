@@ -5,7 +5,7 @@ use crate::isa::Isa;
 use crate::memory::{Memory, Size};
 use crate::pack;
 use crate::pool::Pool;
-use crate::table::{Gemv, MAX_R, Packed, Rows, Tokens, table};
+use crate::table::{Gemv, MAX_R, Packed, Rows, Table, Tokens, table};
 use octavo_quant::TensorType;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -81,7 +81,7 @@ pub struct Matrix {
     pub rows: usize,
     /// Inputs.
     pub cols: usize,
-    isa: Isa,
+    table: &'static Table,
     data: Data,
     kernels: Option<Packed>,
     strip_bytes: usize,
@@ -138,7 +138,7 @@ impl Matrix {
             }
             None => Data::Rows(source),
         };
-        Ok(Matrix { ty, rows, cols, isa, data, kernels, strip_bytes })
+        Ok(Matrix { ty, rows, cols, table, data, kernels, strip_bytes })
     }
 
     /// Whether the weights were copied, so that the source's pages may be released.
@@ -156,7 +156,7 @@ impl Matrix {
 
     /// The kernels that run for generated and for prompt tokens, for people and tests.
     pub fn kernel(&self) -> String {
-        kernel_name(self.isa, self.ty, self.is_packed())
+        kernel_name(self.table.isa, self.ty, self.is_packed())
     }
 
     pub(crate) fn reads(&self, generated: bool) -> Reads {
@@ -180,7 +180,7 @@ impl Matrix {
     }
 
     fn rows_kernels(&self, generated: bool) -> &'static Rows {
-        let table = table(self.isa);
+        let table = self.table;
         // rows of floats keep their accuracy
         let quantized = self.ty.block_len() >= 32 && self.cols.is_multiple_of(32);
         if quantized && !generated { &table.quantized_rows } else { &table.float_rows }
@@ -188,7 +188,7 @@ impl Matrix {
 
     /// Strips, the last one perhaps not full.
     pub(crate) fn strips(&self) -> usize {
-        self.rows.div_ceil(table(self.isa).strip)
+        self.rows.div_ceil(self.table.strip)
     }
 
     pub(crate) fn gemv(&self) -> Option<Gemv> {
@@ -205,13 +205,13 @@ impl Matrix {
     /// The packed weights k in `k0..k1` of strip `s`: none if they are not packed.
     pub(crate) fn packed(&self, s: usize, k0: usize, k1: usize) -> &[u8] {
         let Data::Packed(memory) = &self.data else { return &[] };
-        let at = |k: usize| k / self.ty.block_len() * self.ty.block_bytes() * table(self.isa).strip;
+        let at = |k: usize| k / self.ty.block_len() * self.ty.block_bytes() * self.table.strip;
         &memory.bytes()[s * self.strip_bytes..][at(k0)..at(k1.max(k0))]
     }
 
     /// Writes k in `k0..k1` of strip `s` as a panel of the form `prompt` says; rows beyond the last are zero.
     pub(crate) fn panel(&self, generated: bool, s: usize, k0: usize, k1: usize, out: &mut [f32]) {
-        let r = table(self.isa).strip;
+        let r = self.table.strip;
         let tokens = self.prompt(generated).0;
         assert!(k0 <= k1 && k1 <= self.cols && k0.is_multiple_of(tokens.slice) && k1 - k0 <= tokens.slice);
         assert!(out.len() * 4 >= (k1 - k0) * r * tokens.bytes);
@@ -238,7 +238,7 @@ impl Matrix {
     /// Rows as `[k1 - k0][R]` floats.
     fn float_panel(&self, s: usize, k0: usize, k1: usize, out: &mut [f32]) {
         let Data::Rows(source) = &self.data else { unreachable!("unpacked") };
-        let r = table(self.isa).strip;
+        let r = self.table.strip;
         let row_bytes = self.strip_bytes / r;
         let (len, bytes) = (self.ty.block_len(), self.ty.block_bytes());
         let mut row = [0f32; KC];

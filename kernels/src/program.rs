@@ -198,8 +198,8 @@ pub(crate) enum Resource {
     Slot(Slot),
     /// Keys and values of a layer.
     Kv(usize),
-    /// The input of products as integers.
-    Codes,
+    /// The input of products as integers, of which there is room for two.
+    Codes(usize),
     /// The input of products in tiles of any form.
     Tiles,
     /// Partial results of attention.

@@ -65,16 +65,19 @@ fn executor(isa: Isa, repack: bool, mut pool: Pool) -> Executor {
     let mut list = vec![embed(TOKENS, D, &rng.floats(TOKENS * D), 0)];
     list.extend(ops(&mut rng));
     let d_kv = HEADS_KV * HEAD_DIM;
-    let layer = [
-        (T::Q4_K, D, D),
-        (T::Q4_K, d_kv, D),
-        (T::Q6_K, d_kv, D),
-        (T::Q4_K, D, D),
-        (T::Q8_0, FF, D),
-        (T::Q8_0, FF, D),
-        (T::F16, D, FF),
-    ];
-    let shapes = [layer, layer].concat().into_iter().chain([(T::Q4_0, OUT, D)]);
+    // what comes down reads floats in the one layer, and integers in the other
+    let layer = |down| {
+        [
+            (T::Q4_K, D, D),
+            (T::Q4_K, d_kv, D),
+            (T::Q6_K, d_kv, D),
+            (T::Q4_K, D, D),
+            (T::Q8_0, FF, D),
+            (T::Q8_0, FF, D),
+            (down, D, FF),
+        ]
+    };
+    let shapes = [layer(T::F16), layer(T::Q6_K)].concat().into_iter().chain([(T::Q4_0, OUT, D)]);
     let matrices = shapes
         .map(|(ty, rows, cols)| {
             let raw = Arc::new(random_blocks(&mut rng, ty, rows * cols));
@@ -89,9 +92,9 @@ fn executor(isa: Isa, repack: bool, mut pool: Pool) -> Executor {
 }
 
 /// The logits of a prompt in batches and of generated tokens behind it, as bits; then once more from the middle, where
-/// the cache is written again.
+/// the cache is written again; then of two sequences at a time, one of which comes to its second piece of attention.
 fn timeline(executor: &mut Executor) -> Vec<u32> {
-    let mut kv = KvStore::new(KV, TOKENS / 16 + 1).expect("memory");
+    let mut kv = KvStore::new(KV, 40).expect("memory");
     let table = [3, 0, 4, 1];
     let mut bits = Vec::new();
     let mut step = |role, start: usize, n: usize| {
@@ -106,6 +109,16 @@ fn timeline(executor: &mut Executor) -> Vec<u32> {
     }
     for start in (PROMPT..TOKENS).chain(PROMPT - 8..PROMPT) {
         step(Role::Generated, start, 1);
+    }
+    // what is between has never been written: zeros
+    let long: Vec<u32> = (6..40).collect();
+    for i in 0..8 {
+        let tokens = [i, i + 1];
+        let sequence = |i: usize, start, table| Sequence { tokens: &tokens[i..=i], start, table, wanted: 0..1 };
+        let seqs = [sequence(0, 508 + i as usize, &long[..]), sequence(1, TOKENS - 8 + i as usize, &table)];
+        let out = executor.step(&Step { role: Role::Generated, seqs: &seqs, input: &[] }, &mut kv, None);
+        assert!(out.iter().all(|x| x.is_finite()));
+        bits.extend(out.iter().map(|x| x.to_bits()));
     }
     bits
 }

@@ -10,7 +10,7 @@ pub use octavo_kernels::{Role, Sequence, Step};
 
 use crate::error::Error;
 use crate::model::Tap;
-use crate::sample::argmax;
+use crate::sample::{are_finite, argmax};
 
 /// The result of one op, seen while taps are on.
 #[derive(Clone, Copy, Debug)]
@@ -65,7 +65,7 @@ pub trait Executable: Send {
     fn best(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, Error> {
         let wanted = step.wanted_rows();
         let logits = self.step(step, None)?;
-        let best = |row: &[f32]| argmax(row).filter(|_| row.iter().all(|x| x.is_finite()));
+        let best = |row: &[f32]| argmax(row).filter(|_| are_finite(row));
         Ok(logits.chunks_exact((logits.len() / wanted.max(1)).max(1)).map(best).collect())
     }
 

@@ -6,6 +6,7 @@ use super::{Engine, Runtime};
 use crate::backend::{Role, TapSink, TapView};
 use crate::error::Error;
 use crate::kv::BlockTable;
+use crate::sample::are_finite;
 
 /// Of which of the given tokens logits are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -177,7 +178,7 @@ impl<'e> Session<'e> {
             Outputs::Rows(sink) => {
                 let logits = executable.step(&step, tap.as_mut().map(|t| &mut **t as &mut TapSink<'_>))?;
                 let n_vocab = self.engine.hparams().n_vocab();
-                let bad = logits.iter().position(|x| !x.is_finite()).map(|at| at / n_vocab);
+                let bad = logits.chunks_exact(n_vocab).position(|row| !are_finite(row));
                 for (i, row) in logits.chunks_exact(n_vocab).enumerate().filter(|_| bad.is_none()) {
                     sink(first + i, row);
                 }

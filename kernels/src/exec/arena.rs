@@ -6,8 +6,8 @@ use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use super::items::Items;
-use super::plan::{Ready, Section};
-use super::{Model, Reads, Role, piece_len};
+use super::plan::{CODES, Phase, Section};
+use super::{Model, Role, piece_len};
 use crate::act::{ACT_GROUP, Act4, ActRow};
 use crate::generic::attention::MAX_HEAD_DIM;
 use crate::memory::{Floats, NoMemory, with_memory};
@@ -68,23 +68,70 @@ impl Extent {
     }
 }
 
-/// One set of buffers.
+/// Inputs of products as integers; see [`ActRow`].
 #[derive(Default)]
-struct Arena {
-    buffers: Vec<Floats>,
+struct Codes {
     q: Vec<Act4>,
     scale: Vec<f32>,
     isum: Vec<i32>,
     fsum: Vec<f32>,
+}
+
+impl Codes {
+    fn reserve(&mut self, groups: usize) {
+        grow(&mut self.q, groups * ACT_GROUP / 4);
+        grow(&mut self.scale, groups);
+        grow(&mut self.isum, groups * ACT_GROUP / 16);
+        grow(&mut self.fsum, groups * ACT_GROUP / 16);
+    }
+
+    fn view(&mut self) -> ActRow {
+        ActRow {
+            q: self.q.as_mut_ptr(),
+            scale: self.scale.as_mut_ptr(),
+            isum: self.isum.as_mut_ptr(),
+            fsum: self.fsum.as_mut_ptr(),
+        }
+    }
+}
+
+/// One set of buffers.
+#[derive(Default)]
+struct Arena {
+    buffers: Vec<Floats>,
+    codes: [Codes; CODES],
     tiles: Floats,
     pieces: Vec<f32>,
     /// Cosines, then sines, of each row.
     angles: Vec<f32>,
-    /// See [`Arenas::done`].
-    done: Vec<AtomicU32>,
+    progress: Progress,
     /// What there is room for, and where.
     extent: Option<Extent>,
     view: View,
+}
+
+/// How far the members of a place have come.
+#[derive(Default)]
+pub(super) struct Progress {
+    /// By item of a section's tasks, see [`Items`]: the [mark](mark_of) of the last section in which it was finished.
+    pub(super) done: Vec<AtomicU32>,
+    /// The mark of the section that was brought here from another place, with the items that were finished there.
+    pub(super) resumed: u32,
+    /// By row and KV head: pieces of attention finished in this step, of all layers.
+    pub(super) pieces: Vec<AtomicU32>,
+}
+
+impl Progress {
+    /// Makes room. Nothing is done.
+    fn reserve(&mut self, items: usize, groups: usize) {
+        self.resumed = 0;
+        for (counts, len) in [(&mut self.done, items), (&mut self.pieces, groups)] {
+            counts.iter_mut().for_each(|count| *count.get_mut() = 0);
+            if counts.len() < len {
+                counts.resize_with(len, AtomicU32::default);
+            }
+        }
+    }
 }
 
 /// Where the buffers of an arena are.
@@ -93,7 +140,7 @@ pub(super) struct View {
     /// By slot.
     pub(super) buffers: Vec<Shared<f32>>,
     /// Inputs of products, as integers.
-    pub(super) act: ActRow,
+    pub(super) codes: [ActRow; CODES],
     /// Inputs of products, in tiles.
     pub(super) tiles: Shared<f32>,
     /// Partial results of attention.
@@ -109,9 +156,9 @@ unsafe impl Send for View {}
 impl Default for View {
     fn default() -> View {
         let none = Shared(std::ptr::null_mut());
-        let act =
+        let codes =
             ActRow { q: std::ptr::null(), scale: std::ptr::null(), isum: std::ptr::null(), fsum: std::ptr::null() };
-        View { buffers: Vec::new(), act, tiles: none, pieces: none, angles: none }
+        View { buffers: Vec::new(), codes: [codes; CODES], tiles: none, pieces: none, angles: none }
     }
 }
 
@@ -129,8 +176,8 @@ fn grow<T: Clone + Default>(v: &mut Vec<T>, len: usize) {
 impl Arena {
     /// Makes room for a step, of which nothing is done. What was there may be lost.
     fn reserve(&mut self, model: &Model, extent: &Extent) {
-        self.done.iter_mut().for_each(|done| *done.get_mut() = 0);
         if self.extent == Some(*extent) {
+            self.progress.reserve(0, 0);
             return;
         }
         // if there is no memory for one of them, none of this holds
@@ -142,26 +189,15 @@ impl Arena {
         }
         let (most, widest) = (extent.most_rows(), model.widest());
         if extent.role == Role::Generated {
-            grow(&mut self.q, most * widest.div_ceil(4));
-            grow(&mut self.scale, most * widest.div_ceil(ACT_GROUP));
-            grow(&mut self.isum, most * widest.div_ceil(16));
-            grow(&mut self.fsum, most * widest.div_ceil(16));
+            self.codes.iter_mut().for_each(|codes| codes.reserve(most * widest.div_ceil(ACT_GROUP)));
             grow(&mut self.pieces, extent.rows * model.heads() * extent.pieces * piece_len(program.kv.head_dim));
         }
-        let items = model.most_items(extent);
-        if self.done.len() < items {
-            self.done.resize_with(items, AtomicU32::default);
-        }
+        self.progress.reserve(model.most_items(extent), extent.rows * program.kv.n_head_kv);
         self.tiles.grow((most + MAX_TILE) * widest);
         grow(&mut self.angles, extent.rows * 2 * program.rope.frequencies.len());
         self.view = View {
             buffers: self.buffers.iter_mut().map(|b| Shared(b.as_mut_ptr())).collect(),
-            act: ActRow {
-                q: self.q.as_mut_ptr(),
-                scale: self.scale.as_mut_ptr(),
-                isum: self.isum.as_mut_ptr(),
-                fsum: self.fsum.as_mut_ptr(),
-            },
+            codes: self.codes.each_mut().map(Codes::view),
             tiles: Shared(self.tiles.as_mut_ptr()),
             pieces: Shared(self.pieces.as_mut_ptr()),
             angles: Shared(self.angles.as_mut_ptr()),
@@ -212,15 +248,14 @@ impl Arenas {
         unsafe { &(*arena.get()).view }
     }
 
-    /// By item of a section's tasks, see [`Items`]: the number of the last section, counted from 1, in which it was
-    /// finished in a place.
+    /// How far the members of a place have come.
     ///
     /// # Safety
     /// As [`Arenas::view`].
-    pub(super) unsafe fn done(&self, place: usize) -> &[AtomicU32] {
+    pub(super) unsafe fn progress(&self, place: usize) -> &Progress {
         let arena = &self.arenas[place];
         // SAFETY: the caller's promise.
-        unsafe { &(*arena.get()).done }
+        unsafe { &(*arena.get()).progress }
     }
 
     pub(super) fn counters(&self, place: usize) -> &[AtomicUsize] {
@@ -254,20 +289,16 @@ impl Arenas {
                     Resource::Angles => {
                         copy(from.angles, to.angles, extent.rows * 2 * program.rope.frequencies.len());
                     }
-                    Resource::Pieces => {
-                        let len = extent.rows * model.heads() * extent.pieces * piece_len(program.kv.head_dim);
-                        copy(from.pieces, to.pieces, len);
-                    }
-                    Resource::Codes => {
-                        let Some(slot) = ready_as(section, |form| form == Reads::Codes) else { continue };
-                        copy_codes(&from.act, &to.act, rows(slot) * width(slot));
+                    Resource::Codes(i) => {
+                        let Some(slot) = ready_in(section, *resource) else { continue };
+                        to.codes[i].copy_from(&from.codes[i], rows(slot) * width(slot) / ACT_GROUP);
                     }
                     Resource::Tiles => {
-                        let Some(slot) = ready_as(section, |form| form != Reads::Codes) else { continue };
+                        let Some(slot) = ready_in(section, *resource) else { continue };
                         copy(from.tiles, to.tiles, (rows(slot) + MAX_TILE) * width(slot));
                     }
-                    // the cache is the same in all places
-                    Resource::Kv(_) => {}
+                    // pieces are joined in the section that makes them; the cache is the same in all places
+                    Resource::Pieces | Resource::Kv(_) => {}
                 }
             }
         }
@@ -284,7 +315,8 @@ impl Arenas {
         let mark = mark_of(number);
         // SAFETY: the caller's promise: nobody writes what is done, or anything in the other place.
         unsafe {
-            let (done, now_done) = (self.done(from), self.done(to));
+            (*self.arenas[to].get()).progress.resumed = mark;
+            let (done, now_done) = (&self.progress(from).done, &self.progress(to).done);
             let (from, to) = (self.view(from), self.view(to));
             let mut first = 0;
             for task in &model.plan(extent.role, false).sections[number].tasks {
@@ -292,10 +324,13 @@ impl Arenas {
                 for item in (0..items.count).filter(|item| done[first + item].load(Ordering::Acquire) == mark) {
                     let region = items.region(item);
                     let buffers = |view: &View| region.slot.map_or(view.pieces, |slot| view.buffers[slot]);
-                    let (from, to) = (buffers(from), buffers(to));
                     for row in 0..region.rows {
                         let at = region.first + row * region.stride;
-                        to.part(at, region.len).copy_from_slice(from.read(at, region.len));
+                        buffers(to).part(at, region.len).copy_from_slice(buffers(from).read(at, region.len));
+                        if let (Some(codes), Phase::Whole(_)) = (task.codes, task.phase) {
+                            let (from, to) = (from.codes[codes].at_group(at / ACT_GROUP), &to.codes[codes]);
+                            to.at_group(at / ACT_GROUP).copy_from(&from, region.len / ACT_GROUP);
+                        }
                     }
                     now_done[first + item].store(mark, Ordering::Release);
                 }
@@ -310,23 +345,9 @@ pub(super) fn mark_of(section: usize) -> u32 {
     section as u32 + 1
 }
 
-/// The slot that stands ready in such a form.
-fn ready_as(section: &Section, form: impl Fn(Reads) -> bool) -> Option<usize> {
-    section.ready.iter().find(|Ready { form: is, .. }| form(*is)).map(|ready| ready.slot)
-}
-
-/// Copies quantized activations of so many values.
-///
-/// # Safety
-/// Both are as long as that; nobody writes the one or touches the other.
-unsafe fn copy_codes(from: &ActRow, to: &ActRow, values: usize) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        std::ptr::copy_nonoverlapping(from.q, to.q.cast_mut(), values / 4);
-        std::ptr::copy_nonoverlapping(from.scale, to.scale.cast_mut(), values / ACT_GROUP);
-        std::ptr::copy_nonoverlapping(from.isum, to.isum.cast_mut(), values / 16);
-        std::ptr::copy_nonoverlapping(from.fsum, to.fsum.cast_mut(), values / 16);
-    }
+/// The slot that an earlier section has brought there in another form.
+fn ready_in(section: &Section, resource: Resource) -> Option<usize> {
+    section.ready.iter().find(|ready| ready.at == resource).map(|ready| ready.slot)
 }
 
 /// What one thread needs to itself.

@@ -1,7 +1,7 @@
 //! Attention of an operation list: which thread takes which rows, heads and positions.
 
 use super::items::block_tokens;
-use super::{MAX_QUERIES, Ordering, PAGE, PIECE, Part, Row, Scratch, Slot, Unit, piece_len};
+use super::{ACT_GROUP, MAX_QUERIES, Ordering, PAGE, PIECE, Part, Scratch, Slot, Unit, piece_len};
 use crate::generic::attention::{self, Block, Pages, Query, ROWS};
 
 /// Some query rows of one KV head.
@@ -152,40 +152,67 @@ impl Part<'_> {
         }
     }
 
-    /// Attention of generated tokens in pieces of [`PIECE`] positions, each one thread's.
+    /// Attention of generated tokens in pieces of [`PIECE`] positions, each one thread's. Whoever finishes the last one
+    /// of a row and KV head joins them, and brings them into integers if there is a place for these.
     ///
     /// # Safety
     /// As [`Part::run`].
-    pub(super) unsafe fn attend_pieces(&self, q: Slot, layer: usize, scale: f32) {
-        let (d, n_kv, max_pieces) =
-            (self.model.program.kv.head_dim, self.model.program.kv.n_head_kv, self.extent.pieces);
-        let heads = self.width(q) / d / n_kv;
+    pub(super) unsafe fn attend_pieces(&self, (q, out): (Slot, Slot), layer: usize, scale: f32, codes: Option<usize>) {
+        let (n_kv, max_pieces) = (self.model.program.kv.n_head_kv, self.extent.pieces);
+        let heads = self.width(q) / self.model.program.kv.head_dim / n_kv;
         for task in self.w.share(self.rows.len() * n_kv * max_pieces, 1) {
-            let (rest, piece) = (task / max_pieces, task % max_pieces);
-            let (row, head_kv) = (rest / n_kv, rest % n_kv);
-            let Row { seq, pos, .. } = self.rows[row];
-            if piece * PIECE > pos || self.is_done(task) {
+            let (group, piece) = (task / max_pieces, task % max_pieces);
+            let (row, head_kv) = (group / n_kv, group % n_kv);
+            let pieces = self.rows[row].pos / PIECE + 1;
+            if piece >= pieces {
                 continue;
             }
             if self.w.is_left_behind() {
                 return;
             }
-            let rows: Vec<(usize, usize)> = (0..heads).map(|h| (row, head_kv * heads + h)).collect();
-            let table = &self.tables[seq];
-            let (from, to) = (piece * PIECE, (piece + 1) * PIECE);
-            let group = Group { layer, head_kv, table, rows: &rows, scale, from, to };
-            // SAFETY: one thread has this row, head and piece, and so the place of its result.
-            unsafe {
-                self.attend_all(q, group, &mut |rows, sums, states| {
-                    for (j, (row, head)) in rows.iter().enumerate() {
-                        let len = piece_len(d);
-                        let to = self.view.pieces.part(self.piece_at(heads, *row, *head, piece), len);
-                        to[..d].copy_from_slice(&sums[j * attention::padded(d)..][..d]);
-                        (to[len - 2], to[len - 1]) = states[j];
-                    }
-                });
+            if !self.is_done(task) {
+                let rows: Vec<(usize, usize)> = (0..heads).map(|h| (row, head_kv * heads + h)).collect();
+                let table = &self.tables[self.rows[row].seq];
+                let (from, to) = (piece * PIECE, (piece + 1) * PIECE);
+                let of_piece = Group { layer, head_kv, table, rows: &rows, scale, from, to };
+                // SAFETY: one thread has this row, head and piece.
+                unsafe { self.attend_piece(q, of_piece, piece) };
+                self.note_done(task);
             }
-            self.note_done(task);
+            // acquired from those who have finished the others, and released to who finishes the last
+            let finished = self.finished_pieces[group].fetch_add(1, Ordering::AcqRel) + 1;
+            // all layers of a step have the same number of pieces
+            if (finished as usize).is_multiple_of(pieces) {
+                let groups = self.width(out) / n_kv / ACT_GROUP;
+                // SAFETY: all pieces are complete, and nobody else has finished the last one.
+                unsafe {
+                    for head in head_kv * heads..(head_kv + 1) * heads {
+                        self.merge_pieces(heads, out, (row, head));
+                    }
+                    if let Some(codes) = codes {
+                        self.quantize_groups(out, group * groups..(group + 1) * groups, codes);
+                    }
+                }
+            }
+        }
+    }
+
+    /// One piece of attention.
+    ///
+    /// # Safety
+    /// As [`Part::run`]; one thread has this piece of the rows and heads of the group.
+    unsafe fn attend_piece(&self, q: Slot, group: Group<'_>, piece: usize) {
+        let (d, heads) = (self.model.program.kv.head_dim, group.rows.len());
+        // SAFETY: one thread has this piece, and so the place of its result.
+        unsafe {
+            self.attend_all(q, group, &mut |rows, sums, states| {
+                for (j, (row, head)) in rows.iter().enumerate() {
+                    let len = piece_len(d);
+                    let to = self.view.pieces.part(self.piece_at(heads, *row, *head, piece), len);
+                    to[..d].copy_from_slice(&sums[j * attention::padded(d)..][..d]);
+                    (to[len - 2], to[len - 1]) = states[j];
+                }
+            });
         }
     }
 
@@ -195,22 +222,18 @@ impl Part<'_> {
         ((row * kv.n_head_kv * heads + head) * self.extent.pieces + piece) * piece_len(kv.head_dim)
     }
 
-    /// Joins the pieces of all rows and heads.
+    /// Joins the pieces of a row and head.
     ///
     /// # Safety
-    /// As [`Part::run`].
-    pub(super) unsafe fn merge_pieces(&self, q: Slot, out: Slot) {
-        let (d, n_kv) = (self.model.program.kv.head_dim, self.model.program.kv.n_head_kv);
-        let heads = self.width(q) / d / n_kv;
-        for task in self.w.share(self.rows.len() * n_kv * heads, 1) {
-            let (row, head) = (task / (n_kv * heads), task % (n_kv * heads));
-            let n = self.rows[row].pos / PIECE + 1;
-            // SAFETY: all pieces are complete, and one thread has this row and head of the output.
-            unsafe {
-                let piece = |p| self.view.pieces.read(self.piece_at(heads, row, head, p), piece_len(d));
-                let pieces: Vec<&[f32]> = (0..n).map(piece).collect();
-                merge(&pieces, self.row_mut(out, row, head * d..(head + 1) * d));
-            }
+    /// They are complete, and nobody else has this row and head of the output.
+    unsafe fn merge_pieces(&self, heads: usize, out: Slot, (row, head): (usize, usize)) {
+        let d = self.model.program.kv.head_dim;
+        let n = self.rows[row].pos / PIECE + 1;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let piece = |p| self.view.pieces.read(self.piece_at(heads, row, head, p), piece_len(d));
+            let pieces: Vec<&[f32]> = (0..n).map(piece).collect();
+            merge(&pieces, self.row_mut(out, row, head * d..(head + 1) * d));
         }
     }
 }

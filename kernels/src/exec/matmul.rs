@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::{
-    ACT_GROUP, ActRow, Epilogue, Gemv, Matrix, Operands, Ordering, Part, Reads, Role, STRIP_PAIR, Scratch, Slot,
-    Tokens, UNITS, gemm, sums_len,
+    ACT_GROUP, Division, Epilogue, Gemv, Matrix, Operands, Ordering, Part, Reads, Role, STRIP_PAIR, Scratch, Slot,
+    Task, Tokens, UNITS, gemm, sums_len,
 };
 
 /// Bytes of activations that stay near beside everything else.
@@ -12,8 +12,7 @@ const NEAR_BYTES: usize = 1 << 19;
 
 /// A product of an operation list.
 pub(super) struct Product<'a> {
-    /// Number of the operation.
-    pub(super) at: usize,
+    pub(super) task: &'a Task,
     pub(super) x: Slot,
     pub(super) matrix: &'a Matrix,
     pub(super) out: Slot,
@@ -25,11 +24,11 @@ impl Part<'_> {
     ///
     /// # Safety
     /// As [`Part::run`].
-    pub(super) unsafe fn prepare(&self, form: Reads, x: Slot, matrix: &Matrix) {
+    pub(super) unsafe fn prepare(&self, form: Reads, x: Slot, matrix: &Matrix, task: &Task) {
         // SAFETY: the caller's promise.
         unsafe {
             match form {
-                Reads::Codes => self.quantize(x),
+                Reads::Codes => self.quantize(x, task),
                 Reads::Floats => {}
                 Reads::Tiles | Reads::Pairs | Reads::Bf16 => self.tile(x, matrix.prompt(self.is_generated()).0),
             }
@@ -56,32 +55,36 @@ impl Part<'_> {
         self.extent.role == Role::Generated
     }
 
-    /// Row `r` of the quantized activations of width `k`.
-    fn act_row(&self, r: usize, k: usize) -> ActRow {
-        ActRow {
-            q: self.view.act.q.wrapping_add(r * k / 4),
-            scale: self.view.act.scale.wrapping_add(r * k / ACT_GROUP),
-            isum: self.view.act.isum.wrapping_add(r * k / 16),
-            fsum: self.view.act.fsum.wrapping_add(r * k / 16),
-        }
-    }
-
     /// # Safety
     /// As [`Part::run`].
-    unsafe fn quantize(&self, x: Slot) {
-        let (m, k) = (self.n_rows(x), self.width(x));
-        // parts of rows, so that one row keeps all threads busy
-        for i in self.w.share(m * k / ACT_GROUP, 8) {
-            let (r, g) = (i / (k / ACT_GROUP), i % (k / ACT_GROUP));
-            let row = self.act_row(r, k);
-            let part = ActRow {
-                q: row.q.wrapping_add(g * ACT_GROUP / 4),
-                scale: row.scale.wrapping_add(g),
-                isum: row.isum.wrapping_add(2 * g),
-                fsum: row.fsum.wrapping_add(2 * g),
-            };
-            // SAFETY: one thread has this group; k is a multiple of 32 because the weights come in such blocks.
-            unsafe { (self.model.table.quantize)(self.row(x, r)[g * ACT_GROUP..].as_ptr(), ACT_GROUP, &part) }
+    unsafe fn quantize(&self, x: Slot, task: &Task) {
+        let Some(codes) = task.codes else { unreachable!("the plan gives it a place") };
+        let (m, groups) = (self.n_rows(x), self.width(x) / ACT_GROUP);
+        let share = match task.division {
+            Division::Rows { grain } => {
+                let rows = self.w.share(m, grain);
+                rows.start * groups..rows.end * groups
+            }
+            // parts of rows, so that one row keeps all threads busy
+            _ => self.w.share(m * groups, 8),
+        };
+        // SAFETY: one thread has these groups, of inputs that are finished.
+        unsafe { self.quantize_groups(x, share, codes) }
+    }
+
+    /// Brings groups of a slot's values, counted over all rows, into integers at one of the places for these.
+    ///
+    /// # Safety
+    /// Nobody writes these values or touches their integers meanwhile.
+    pub(super) unsafe fn quantize_groups(&self, x: Slot, groups: Range<usize>, codes: usize) {
+        assert!(groups.end * ACT_GROUP <= self.n_rows(x) * self.width(x));
+        for group in groups {
+            let (from, to) = (group * ACT_GROUP, self.view.codes[codes].at_group(group));
+            // SAFETY: the caller's promise, and the slot has that many values, of which the integers have room for all.
+            unsafe {
+                let from = self.view.buffers[x].read(from, ACT_GROUP);
+                (self.model.table.quantize)(from.as_ptr(), ACT_GROUP, &to);
+            }
         }
     }
 
@@ -117,7 +120,7 @@ impl Part<'_> {
             }
         }
         loop {
-            let s = fixed + 2 * self.counters[product.at].fetch_add(1, Ordering::Relaxed);
+            let s = fixed + 2 * self.counters[product.task.op].fetch_add(1, Ordering::Relaxed);
             if s >= strips || self.w.is_left_behind() {
                 return;
             }
@@ -134,13 +137,14 @@ impl Part<'_> {
     /// # Safety
     /// As [`Part::run`]; one thread has these strips.
     unsafe fn gemv_strips(&self, product: &Product<'_>, strips: Range<usize>, m: usize) {
-        let &Product { x, matrix, out, then, .. } = product;
+        let &Product { task, x, matrix, out, then } = product;
         let table = self.model.table;
         let r = table.strip;
         let kernel = matrix.gemv().expect("`reads` says that it is packed");
         let at_once = if matches!(kernel, Gemv::Codes(_)) { strips.len() } else { 1 };
         // SAFETY: the scratch at this thread's number is its own, and nothing below borrows it again.
         let scratch = unsafe { &mut self.scratches.of(self.w.thread).strip };
+        let groups = matrix.cols / ACT_GROUP;
         let [near, other] = [0, STRIP_PAIR * r].map(|i| scratch.as_mut_ptr().wrapping_add(i));
         for s in strips.step_by(at_once) {
             let rows = (at_once * r).min(matrix.rows - s * r);
@@ -151,7 +155,8 @@ impl Part<'_> {
                 unsafe {
                     let multiply = |matrix: &Matrix, to: *mut f32| match kernel {
                         Gemv::Codes(f) => {
-                            (f[at_once - 1])(matrix.strip(s), matrix.cols, &self.act_row(row, matrix.cols), to);
+                            let x = self.view.codes[task.reads_codes].at_group(row * groups);
+                            (f[at_once - 1])(matrix.strip(s), matrix.cols, &x, to);
                         }
                         Gemv::Float(f) => f(matrix.strip(s), matrix.cols, self.row(x, row).as_ptr(), to),
                     };
@@ -173,6 +178,11 @@ impl Part<'_> {
                     };
                     let (a, b) = ((near.cast_const(), 0), (b.cast_const(), 0));
                     f(&Operands { a, b, y: (place(then.out()), 0), rows: 1, n: rows });
+                    if let Some(codes) = task.codes {
+                        // whole groups, or the plan would not have asked for them
+                        let first = (row * matrix.rows + s * r) / ACT_GROUP;
+                        self.quantize_groups(then.out(), first..first + rows / ACT_GROUP, codes);
+                    }
                 }
             }
         }
@@ -181,7 +191,7 @@ impl Part<'_> {
     /// # Safety
     /// As [`Part::run`].
     unsafe fn gemm(&self, product: &Product<'_>, m: usize) {
-        let &Product { at, matrix, out, then, .. } = product;
+        let &Product { task, matrix, out, then, .. } = product;
         let r = self.model.table.strip;
         let generated = self.is_generated();
         let (tokens, kernels) = matrix.prompt(generated);
@@ -198,13 +208,13 @@ impl Part<'_> {
         // a slice of many activations serves several units once it is there
         let many = m * matrix.cols * tokens.bytes > NEAR_BYTES && matrix.cols > tokens.slice;
         let at_once = if many { (units / (3 * self.w.size)).clamp(1, UNITS) } else { 1 };
-        let tasks = units.div_ceil(at_once);
+        let turns = units.div_ceil(at_once);
         loop {
-            let task = self.counters[at].fetch_add(1, Ordering::Relaxed);
-            if task >= tasks || self.w.is_left_behind() {
+            let turn = self.counters[task.op].fetch_add(1, Ordering::Relaxed);
+            if turn >= turns || self.w.is_left_behind() {
                 return;
             }
-            let mine = task * at_once..((task + 1) * at_once).min(units);
+            let mine = turn * at_once..((turn + 1) * at_once).min(units);
             if mine.clone().all(|unit| self.is_done(unit)) {
                 continue;
             }

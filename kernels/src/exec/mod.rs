@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use crate::act::{ACT_GROUP, ActRow};
+use crate::act::ACT_GROUP;
 use crate::generic::attention::{MAX_HEAD_DIM, PAGE, padded};
 use crate::generic::elementwise::Operands;
 use crate::generic::gemm;
@@ -27,7 +27,7 @@ use arena::{Arenas, Extent, MAX_TILE, Scratch, Scratches, View, mark_of};
 use epilogue::Epilogue;
 use items::Items;
 use matmul::Product;
-use plan::{Phase, Plan, Section, Task};
+use plan::{Division, Phase, Plan, Section, Task};
 
 /// Positions of a generated token's attention that one thread takes: fixed, so that results do not depend on threads.
 const PIECE: usize = 512;
@@ -137,18 +137,20 @@ impl Work for Frame {
     fn run(&self, member: &Member<'_>) {
         // SAFETY: this thread is in that place, where nobody makes room before it has left; and the scratch of its
         // number is its own.
-        let (view, done) = unsafe {
+        let (view, progress) = unsafe {
             self.scratches.of(member.thread).reserve(&self.model, &self.extent);
-            (self.arenas.view(member.place), self.arenas.done(member.place))
+            (self.arenas.view(member.place), self.arenas.progress(member.place))
         };
         let counters = self.arenas.counters(member.place);
         let mark = mark_of(member.section);
-        let mut rest = done;
+        let resumed = progress.resumed == mark;
+        let mut rest = &progress.done[..];
         for task in &self.section(member.section).tasks {
             let n_items = Items::of(&self.model, &self.extent, task).map_or(0, |items| items.count);
             let done;
             (done, rest) = if self.tapped { (&rest[..0], rest) } else { rest.split_at(n_items) };
-            let part = Part { frame: self, view, counters, done, mark, w: member };
+            let finished_pieces = &progress.pieces[..];
+            let part = Part { frame: self, view, counters, finished_pieces, done, resumed, mark, w: member };
             // SAFETY: the place has room for this step, and all members run the same sections with the same shares,
             // one after the other.
             unsafe { part.run(task) }
@@ -164,7 +166,7 @@ impl Work for Frame {
             Resource::Slot(slot) => self.n_rows(slot) * self.width(slot),
             Resource::Tiles => self.extent.rows * self.model.widest(),
             // a token's are few, and others are never as many
-            Resource::Codes | Resource::Angles | Resource::Pieces | Resource::Kv(_) => 0,
+            Resource::Codes(_) | Resource::Angles | Resource::Pieces | Resource::Kv(_) => 0,
         };
         let bytes: usize = self.section(section).carried.iter().map(|resource| 4 * values(resource)).sum();
         // 1 GB/s: they are copied, then read again from other lines than those that are near; and who comes back soon
@@ -194,8 +196,12 @@ struct Part<'a> {
     frame: &'a Frame,
     view: &'a View,
     counters: &'a [AtomicUsize],
+    /// See [`arena::Progress::pieces`].
+    finished_pieces: &'a [AtomicU32],
     /// Which items of the task are done: those that have this section's `mark`. Of a step with taps nothing is noted.
     done: &'a [AtomicU32],
+    /// Whether any can be done before this section begins here: it was brought from another place.
+    resumed: bool,
     mark: u32,
     w: &'a Member<'a>,
 }
@@ -203,7 +209,8 @@ struct Part<'a> {
 impl Part<'_> {
     /// Whether an item of the task was done before this section was taken over.
     fn is_done(&self, item: usize) -> bool {
-        self.done.get(item).is_some_and(|done| done.load(Ordering::Relaxed) == self.mark)
+        // what others note is not looked at without need: that would cost them the line
+        self.resumed && self.done.get(item).is_some_and(|done| done.load(Ordering::Relaxed) == self.mark)
     }
 
     /// Notes that an item of the task is done: who takes this section over goes on from there.
@@ -233,7 +240,7 @@ impl Executor {
         let table = table(isa);
         let in_bf16 = matrices.iter().any(|m| m.reads(false) == Reads::Bf16);
         let unit = table.unit.as_ref().filter(|u| in_bf16 && (u.takes)(program.kv.head_dim));
-        let plan = |role, tapped| Plan::new(&program, &matrices, role, tapped);
+        let plan = |role, tapped| Plan::new(table, &program, &matrices, role, tapped);
         let plans = [
             plan(Role::Prompt, false),
             plan(Role::Generated, false),
@@ -403,16 +410,20 @@ impl Part<'_> {
                 (Phase::Angles, _) => self.angles(),
                 // thread 0 shows it, see `Executor::step`
                 (Phase::Tap, _) => {}
-                (Phase::Prepare(form), Op::MatMul { x, w, .. }) => self.prepare(form, *x, &self.model.matrices[*w]),
-                (Phase::Whole(then), Op::MatMul { x, w, out }) => {
-                    self.matmul(&Product { at, x: *x, matrix: &self.model.matrices[*w], out: *out, then });
+                (Phase::Prepare(form), Op::MatMul { x, w, .. }) => {
+                    self.prepare(form, *x, &self.model.matrices[*w], task);
                 }
-                (Phase::Pieces, Op::Attention { q, layer, scale, .. }) => self.attend_pieces(*q, *layer, *scale),
-                (Phase::Merge, Op::Attention { q, out, .. }) => self.merge_pieces(*q, *out),
+                (Phase::Whole(then), Op::MatMul { x, w, out }) => {
+                    let (x, out) = (*x, *out);
+                    self.matmul(&Product { task, x, matrix: &self.model.matrices[*w], out, then });
+                }
+                (Phase::Pieces, Op::Attention { q, layer, scale, out }) => {
+                    self.attend_pieces((*q, *out), *layer, *scale, task.codes);
+                }
                 (Phase::Whole(_), Op::Attention { q, layer, scale, out }) => {
                     self.attend_prompt(at, (*q, *out), *layer, *scale);
                 }
-                (_, op) => self.rowwise(op, task.grain),
+                (_, op) => self.rowwise(op, task.division.grain()),
             }
         }
     }

@@ -4,7 +4,10 @@
 //! not end between operations that divide their rows in the same way: there each thread goes on with its own.
 
 use super::epilogue::{Epilogue, epilogue};
-use super::{Matrix, Op, Program, Reads, Resource, Role, Slot};
+use super::{ACT_GROUP, Matrix, Op, Program, Reads, Resource, Role, STRIP_PAIR, Slot, Table};
+
+/// Places for inputs of products as integers.
+pub(super) const CODES: usize = 2;
 
 /// All sections of a step.
 pub(super) struct Plan {
@@ -28,6 +31,8 @@ pub(super) struct Section {
 pub(super) struct Ready {
     pub(super) slot: Slot,
     pub(super) form: Reads,
+    /// Where it stands.
+    pub(super) at: Resource,
 }
 
 /// A part of an operation.
@@ -36,8 +41,12 @@ pub(super) struct Task {
     /// Number of the operation.
     pub(super) op: usize,
     pub(super) phase: Phase,
-    /// Rows that are not divided among threads, where whole rows are divided.
-    pub(super) grain: usize,
+    /// How its values are divided.
+    pub(super) division: Division,
+    /// Where a product finds its input, if it reads integers.
+    pub(super) reads_codes: usize,
+    /// Where the results are left as integers as well, for the product that follows.
+    pub(super) codes: Option<usize>,
 }
 
 /// Which part of an operation.
@@ -49,10 +58,8 @@ pub(super) enum Phase {
     Prepare(Reads),
     /// The operation itself.
     Whole(Option<Epilogue>),
-    /// Attention of generated tokens, in pieces of the positions.
+    /// Attention of generated tokens, in pieces of the positions; whoever finishes the last of a head joins them.
     Pieces,
-    /// Those joined.
-    Merge,
     /// The result is shown.
     Tap,
 }
@@ -60,7 +67,7 @@ pub(super) enum Phase {
 /// How a task's values are divided among threads. Tasks that divide in the same way follow each other without a barrier,
 /// because each thread reads nothing but what it wrote itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Division {
+pub(super) enum Division {
     /// By row and head of a width.
     Heads { width: usize },
     /// By so many rows.
@@ -69,12 +76,20 @@ enum Division {
     Own,
 }
 
+impl Division {
+    /// Rows that stay together, where whole rows are divided.
+    pub(super) fn grain(self) -> usize {
+        if let Division::Rows { grain } = self { grain } else { 1 }
+    }
+}
+
 /// A task with what it reads and writes.
 struct Step {
     task: Task,
     reads: Vec<Resource>,
     writes: Vec<Resource>,
-    division: Division,
+    /// What stands ready before it.
+    ready: Vec<Ready>,
 }
 
 /// What an open section reads and writes, and by which division.
@@ -83,14 +98,13 @@ type Uses = Vec<(Resource, Division)>;
 impl Plan {
     /// The sections of a program for tokens of a role. If `tapped`, every result is shown, nothing is fused, and
     /// nothing can be repeated.
-    pub(super) fn new(program: &Program, matrices: &[Matrix], role: Role, tapped: bool) -> Plan {
+    pub(super) fn new(table: &Table, program: &Program, matrices: &[Matrix], role: Role, tapped: bool) -> Plan {
         let mut sections: Vec<Section> = Vec::new();
         let (mut read, mut written): (Uses, Uses) = (Vec::new(), Vec::new());
-        let mut ready: Vec<Ready> = Vec::new();
         let mut uses: Vec<(Vec<Resource>, Vec<Resource>)> = Vec::new();
-        for step in steps(program, matrices, role, tapped) {
+        for step in steps(table, program, matrices, role, tapped) {
             let clashes = |with: &Uses, resource: &Resource| {
-                let apart = |division| division != step.division || division == Division::Own;
+                let apart = |division| division != step.task.division || division == Division::Own;
                 with.iter().any(|(used, division)| used == resource && apart(*division))
             };
             let waits = step.reads.iter().any(|r| clashes(&written, r))
@@ -100,10 +114,9 @@ impl Plan {
             if waits {
                 read.clear();
                 written.clear();
-                sections.push(Section { ready: ready.clone(), can_repeat: !tapped, ..Section::default() });
+                sections.push(Section { ready: step.ready, can_repeat: !tapped, ..Section::default() });
                 uses.push((Vec::new(), Vec::new()));
             }
-            note_ready(&mut ready, &step);
             let (section, (reads, writes)) = (sections.last_mut().expect("pushed"), uses.last_mut().expect("pushed"));
             // what an earlier task of the section has made is no input of the section
             reads.extend(step.reads.iter().filter(|r| !writes.contains(r)));
@@ -111,39 +124,23 @@ impl Plan {
             let overwrites = writes.iter().any(|r| reads.contains(r) || matches!(r, Resource::Kv(_)));
             section.can_repeat &= !overwrites;
             section.tasks.push(step.task);
-            read.extend(step.reads.iter().map(|r| (*r, step.division)));
-            written.extend(step.writes.iter().map(|r| (*r, step.division)));
+            read.extend(step.reads.iter().map(|r| (*r, step.task.division)));
+            written.extend(step.writes.iter().map(|r| (*r, step.task.division)));
         }
         let mut live = vec![Resource::Slot(program.output)];
         for (section, (reads, writes)) in sections.iter_mut().zip(&uses).rev() {
             live.retain(|r| !writes.contains(r));
             let news: Vec<Resource> = reads.iter().copied().filter(|r| !live.contains(r)).collect();
             live.extend(news);
-            live.dedup();
             section.carried = live.iter().copied().filter(|r| !matches!(r, Resource::Kv(_))).collect();
         }
         Plan { sections }
     }
 }
 
-/// Keeps the list of inputs that are ready in another form.
-fn note_ready(ready: &mut Vec<Ready>, step: &Step) {
-    ready.retain(|r| !step.writes.contains(&Resource::Slot(r.slot)));
-    if let Phase::Prepare(form) = step.task.phase {
-        let Some(&Resource::Slot(slot)) = step.reads.first() else { return };
-        ready.retain(|r| place_of(r.form) != place_of(form));
-        ready.push(Ready { slot, form });
-    }
-}
-
-/// Where inputs of a form stand: there is room for one as integers, and for one in tiles of any form.
-pub(super) fn place_of(form: Reads) -> Resource {
-    if form == Reads::Codes { Resource::Codes } else { Resource::Tiles }
-}
-
 /// All tasks in order.
-fn steps(program: &Program, matrices: &[Matrix], role: Role, tapped: bool) -> Vec<Step> {
-    let mut steps = Steps { program, matrices, role, ready: Vec::new(), list: Vec::new() };
+fn steps(table: &Table, program: &Program, matrices: &[Matrix], role: Role, tapped: bool) -> Vec<Step> {
+    let mut steps = Steps { program, matrices, table, role, ready: Vec::new(), list: Vec::new() };
     steps.push(0, Phase::Angles, vec![], vec![Resource::Angles], Division::Own);
     let mut fused = 0;
     for (at, op) in program.ops.iter().enumerate() {
@@ -157,9 +154,8 @@ fn steps(program: &Program, matrices: &[Matrix], role: Role, tapped: bool) -> Ve
         }
         match *op {
             Op::MatMul { x, w, out } => steps.product(at, x, w, out, then),
-            Op::Attention { .. } if role == Role::Generated => {
-                steps.push(at, Phase::Pieces, op.inputs(), vec![Resource::Pieces], Division::Own);
-                steps.push(at, Phase::Merge, vec![Resource::Pieces], op.writes(), Division::Own);
+            Op::Attention { out, .. } if role == Role::Generated => {
+                steps.push(at, Phase::Pieces, op.inputs(), vec![Resource::Slot(out), Resource::Pieces], Division::Own);
             }
             _ => steps.push(at, Phase::Whole(None), op.inputs(), op.writes(), steps.division(at)),
         }
@@ -174,41 +170,104 @@ fn steps(program: &Program, matrices: &[Matrix], role: Role, tapped: bool) -> Ve
 struct Steps<'a> {
     program: &'a Program,
     matrices: &'a [Matrix],
+    table: &'a Table,
     role: Role,
+    /// What stands ready after the last step.
     ready: Vec<Ready>,
     list: Vec<Step>,
 }
 
 impl Steps<'_> {
     fn push(&mut self, op: usize, phase: Phase, reads: Vec<Resource>, writes: Vec<Resource>, division: Division) {
-        let grain = if let Division::Rows { grain } = division { grain } else { 1 };
-        let step = Step { task: Task { op, phase, grain }, reads, writes, division };
-        note_ready(&mut self.ready, &step);
-        self.list.push(step);
+        let task = Task { op, phase, division, reads_codes: 0, codes: None };
+        let ready = self.ready.clone();
+        self.ready.retain(|r| !writes.contains(&Resource::Slot(r.slot)));
+        self.list.push(Step { task, reads, writes, ready });
+    }
+
+    fn last(&mut self) -> &mut Step {
+        self.list.last_mut().expect("the first step is pushed before all others")
     }
 
     fn product(&mut self, at: usize, x: Slot, w: usize, out: Slot, then: Option<Epilogue>) {
         let form = self.matrices[w].reads(self.role == Role::Generated);
-        let mut reads = vec![Resource::Slot(x)];
+        let mut input = Resource::Slot(x);
         if form != Reads::Floats {
-            if !self.ready.contains(&Ready { slot: x, form }) {
-                let division = self.preparation(w);
-                self.push(at, Phase::Prepare(form), reads.clone(), vec![place_of(form)], division);
-            }
-            reads = vec![place_of(form)];
+            input = self.prepared(at, x, w, form);
         }
+        let mut reads = vec![input];
         if let Some(Epilogue::Add { to, .. }) = then {
             reads.push(Resource::Slot(to));
         }
         let out = then.map_or(out, Epilogue::out);
         self.push(at, Phase::Whole(then), reads, vec![Resource::Slot(out)], Division::Own);
+        if let Resource::Codes(i) = input {
+            self.last().task.reads_codes = i;
+        }
+    }
+
+    /// Where the input of the product at `at` stands in the form that it reads, after a step for that if necessary.
+    fn prepared(&mut self, at: usize, x: Slot, w: usize, form: Reads) -> Resource {
+        if let Some(ready) = self.ready.iter().find(|ready| (ready.slot, ready.form) == (x, form)) {
+            return ready.at;
+        }
+        let place = self.free_place(form);
+        if form != Reads::Codes || !self.last_step_makes_groups_of(x) {
+            let division = self.division_of_preparation(x, w);
+            self.push(at, Phase::Prepare(form), vec![Resource::Slot(x)], Vec::new(), division);
+        }
+        self.last().writes.push(place);
+        if let Resource::Codes(i) = place {
+            self.last().task.codes = Some(i);
+        }
+        self.ready.retain(|ready| ready.at != place);
+        self.ready.push(Ready { slot: x, form, at: place });
+        place
+    }
+
+    /// Where there is room for an input in such a form. Integers go from one place to the other, so that a product can
+    /// read the ones while it makes the others.
+    fn free_place(&self, form: Reads) -> Resource {
+        if form != Reads::Codes {
+            return Resource::Tiles;
+        }
+        let last =
+            self.ready.iter().rev().find_map(|ready| if let Resource::Codes(i) = ready.at { Some(i) } else { None });
+        Resource::Codes(last.map_or(0, |i| (i + 1) % CODES))
+    }
+
+    /// Whether whoever writes values of `x` in the last step writes all the values that share a scale.
+    fn last_step_makes_groups_of(&self, x: Slot) -> bool {
+        let step = self.list.last().expect("the first step is pushed before all others");
+        let together = match (step.task.phase, &self.program.ops[step.task.op]) {
+            (Phase::Pieces, _) => self.program.slots[x].width / self.program.kv.n_head_kv,
+            // strips go in pairs there
+            (Phase::Whole(Some(Epilogue::SwiGlu { .. })), Op::MatMul { w, .. })
+                if self.matrices[*w].reads(self.role == Role::Generated) == Reads::Codes =>
+            {
+                STRIP_PAIR * self.table.strip
+            }
+            _ => return false,
+        };
+        step.writes.first() == Some(&Resource::Slot(x)) && together.is_multiple_of(ACT_GROUP)
     }
 
     /// How a product's input is divided while it is brought into its form.
-    fn preparation(&self, w: usize) -> Division {
+    fn division_of_preparation(&self, x: Slot, w: usize) -> Division {
+        let own_rows = self.rows_of_preparation(w);
+        let writer = self.list.iter().rfind(|step| step.writes.contains(&Resource::Slot(x)));
+        let by_rows = writer.is_some_and(|step| step.task.division == own_rows);
+        // integers are made of groups of values, so that one row keeps several threads busy where none has it already
+        let in_groups = self.matrices[w].reads(self.role == Role::Generated) == Reads::Codes;
+        if by_rows || !in_groups { own_rows } else { Division::Own }
+    }
+
+    /// How rows are divided by whoever makes a product's input, so that they can go on with them.
+    fn rows_of_preparation(&self, w: usize) -> Division {
         let generated = self.role == Role::Generated;
         match self.matrices[w].reads(generated) {
-            Reads::Codes | Reads::Floats => Division::Own,
+            Reads::Floats => Division::Own,
+            Reads::Codes => Division::Rows { grain: 1 },
             Reads::Tiles | Reads::Pairs | Reads::Bf16 => {
                 Division::Rows { grain: self.matrices[w].prompt(generated).0.tile }
             }
@@ -230,7 +289,7 @@ impl Steps<'_> {
                     Op::MatMul { x, w, .. } if x == *out => Some(w),
                     _ => None,
                 });
-                next.map_or(Division::Own, |w| self.preparation(w))
+                next.map_or(Division::Own, |w| self.rows_of_preparation(w))
             }
             Op::AddBias { x, .. } => heads(width(*x)),
             Op::Rope { x, head_dim: rotated, .. } if *rotated == head_dim => heads(width(*x)),

@@ -91,6 +91,17 @@ impl Membership {
         self.epoch
     }
 
+    /// The same, a section later.
+    fn next_section(&self) -> Membership {
+        Membership { section: self.section + 1, ..*self }
+    }
+
+    /// What identifies its section of its epoch.
+    fn turn(&self) -> u64 {
+        let (epoch, section) = (self.epoch, self.section as u64);
+        Gate { changing: false, epoch, section, size: 0, arrived: 0 }.word()
+    }
+
     /// Whether an epoch is not before another.
     pub(super) fn is_since(epoch: u64, other: u64) -> bool {
         epoch.wrapping_sub(other) % EPOCHS < EPOCHS / 2
@@ -205,8 +216,9 @@ impl Team {
     }
 
     fn tell(&self, gate: Gate) {
-        self.turn.0.store(turn(gate), Ordering::Release);
+        // sleepers look at the gate; the bell's fence would have to wait for the turn, whose line all others have
         self.bell.ring();
+        self.turn.0.store(turn(gate), Ordering::Release);
     }
 
     /// The epoch that the next step begins with, between steps.
@@ -309,16 +321,19 @@ impl Team {
 
     /// Whether the team has gone on without this member, so that what it is doing is of no use any more.
     pub(super) fn has_left(&self, member: &Membership) -> bool {
-        Gate::of(self.gate.0.load(Ordering::Relaxed)).epoch != member.epoch
+        let is_another = |word: &AtomicU64| Gate::of(word.load(Ordering::Relaxed)).epoch != member.epoch;
+        // the turn may be late, but to look at it does not take the gate's line from those who arrive
+        is_another(&self.turn.0) && is_another(&self.gate.0)
     }
 
     /// A member has finished its part of its section, the step's `last` or not. It touches no place before it is told
     /// to go on.
     pub(super) fn arrive(&self, id: usize, member: &Membership, last: bool) -> Next {
-        let here = Gate { changing: false, epoch: member.epoch, section: member.section as u64, size: 0, arrived: 0 };
+        let (section, size) = (member.section as u64, member.size as u64);
         // released: who takes over counts this thread as arrived by this alone, and others may then use its place
-        self.seats[id].0.finished.store(turn(here), Ordering::Release);
-        let mut gate = self.gate();
+        self.seats[id].0.finished.store(member.turn(), Ordering::Release);
+        // the first to arrive finds this; to look before would fetch the gate's line twice
+        let mut gate = Gate { changing: false, epoch: member.epoch, section, size, arrived: 0 };
         loop {
             if self.poisoned.load(Ordering::SeqCst) {
                 self.leave(id);
@@ -330,7 +345,7 @@ impl Team {
             if gate.epoch != member.epoch {
                 return self.look(id, member);
             }
-            debug_assert_eq!(gate.section, here.section, "nobody goes on without this member");
+            debug_assert_eq!(gate.section, section, "nobody goes on without this member");
             let next = if gate.arrived + 1 < gate.size {
                 Gate { arrived: gate.arrived + 1, ..gate }
             } else if last {
@@ -348,6 +363,9 @@ impl Team {
                 self.admit(gate);
             } else if next.arrived == 0 {
                 self.tell(next);
+                if !last {
+                    return Next::Work(member.next_section());
+                }
             } else {
                 return Next::Wait;
             }
@@ -370,6 +388,10 @@ impl Team {
 
     /// What a member that was told to wait has to do now.
     pub(super) fn look(&self, id: usize, member: &Membership) -> Next {
+        // the usual case, without the gate, whose line belongs to those who arrive: the same members go on
+        if self.turn.0.load(Ordering::Acquire) == member.next_section().turn() {
+            return Next::Work(member.next_section());
+        }
         if self.poisoned.load(Ordering::SeqCst) {
             self.leave(id);
             return Next::LeftBehind;
@@ -423,8 +445,7 @@ impl Team {
 
     /// Whether the turn that a member waits for may have come: cheap, and late by a moment at times.
     pub(super) fn may_go_on(&self, member: &Membership) -> bool {
-        let here = Gate { changing: false, epoch: member.epoch, section: member.section as u64, size: 0, arrived: 0 };
-        self.turn.0.load(Ordering::Acquire) != turn(here)
+        self.turn.0.load(Ordering::Acquire) != member.turn()
     }
 
     /// Gives up the seat of a thread that touches no place any more.

@@ -68,11 +68,13 @@ impl Patience {
         (self.since, self.last_look) = (Instant::now(), None);
     }
 
-    fn judge(&mut self, shared: &Shared, patience: Duration) -> Verdict {
+    /// What to do after so much waiting. There are no looks at clocks before `patience`, which is asked late.
+    fn judge(&mut self, shared: &Shared, patience: impl Fn() -> Duration) -> Verdict {
         let now = Instant::now();
         let waited = now - self.since;
         let since_look = self.last_look.map(|look| now - look);
-        if waited < LOOK.max(patience) || since_look.is_some_and(|time| time < BETWEEN_LOOKS) {
+        let too_early = waited < LOOK || since_look.is_some_and(|time| time < BETWEEN_LOOKS);
+        if too_early || waited < patience() {
             return Verdict::Spin;
         }
         let before = std::mem::take(&mut self.clocks);
@@ -108,13 +110,21 @@ impl Shared {
                 }
                 std::hint::spin_loop();
             }
-            let next = self.team.look(id, member);
-            if next != Next::Wait {
-                return next;
+            let mut verdict = Verdict::Spin;
+            let may_go_on = self.team.may_go_on(member) || self.team.poisoned.load(Ordering::Relaxed);
+            if !may_go_on {
+                // most waits are over before this
+                let patience = patience.get_or_insert_with(Patience::new);
+                verdict = patience.judge(self, || work.patience(member.section));
             }
-            // most waits are over before this
+            if may_go_on || verdict != Verdict::Spin {
+                let next = self.team.look(id, member);
+                if next != Next::Wait {
+                    return next;
+                }
+            }
             let patience = patience.get_or_insert_with(Patience::new);
-            match patience.judge(self, work.patience(member.section)) {
+            match verdict {
                 Verdict::Spin => {}
                 Verdict::Gone if self.take_over(id, work) => {}
                 Verdict::Gone | Verdict::Long => {
@@ -197,7 +207,7 @@ impl Shared {
 
     /// A turn of waiting for a seat in a step that runs: the end of a section, or nobody at work.
     fn wait_to_join(&self, id: usize, patience: &mut Patience) {
-        let verdict = patience.judge(self, LOOK);
+        let verdict = patience.judge(self, || LOOK);
         if verdict == Verdict::Spin {
             return;
         }
