@@ -5,6 +5,8 @@
 
 #[path = "../src/pool/bell.rs"]
 mod bell;
+#[path = "../src/pool/gate.rs"]
+mod gate;
 #[path = "../src/pool/team.rs"]
 mod team;
 
@@ -15,11 +17,12 @@ mod sync {
 }
 
 use bell::Bell;
+use gate::Membership;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
 use sync::{AtomicBool, Ordering};
-use team::{Membership, Next, PLACES, Team};
+use team::{Next, PLACES, Team};
 
 fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();

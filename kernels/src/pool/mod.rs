@@ -9,6 +9,7 @@
 //! No result may depend on who did what, so that all of this is about time alone.
 
 mod bell;
+mod gate;
 mod team;
 mod wait;
 
@@ -27,8 +28,9 @@ use std::time::{Duration, Instant};
 
 use crate::clock::ThreadClock;
 use bell::Bell;
+use gate::Membership;
 pub(crate) use team::PLACES;
-use team::{MOST_SECTIONS, MOST_THREADS, Membership, Next, Team};
+use team::{MOST_SECTIONS, MOST_THREADS, Next, Team};
 
 /// What a pool does: sections, one after the other, each divided among the members of the team.
 pub(crate) trait Work: Send + Sync {

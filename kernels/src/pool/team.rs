@@ -14,6 +14,7 @@
 //! A thread is a member while its seat names the gate's epoch.
 
 use super::bell::Bell;
+use super::gate::{END, EPOCHS, Gate, Membership};
 use super::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 /// Places, at most: the team's own, and two with late members in them.
@@ -22,100 +23,9 @@ pub(crate) const PLACES: usize = 3;
 pub(super) const MOST_THREADS: usize = 1023;
 /// Sections of a step, at most.
 pub(super) const MOST_SECTIONS: usize = END as usize;
-/// Stands in the gate where a section would: no step is running.
-const END: u64 = 0xffff;
-
 /// Keeps values that different threads write on different cache lines (pairs of lines are fetched together).
 #[repr(align(128))]
 struct CachePadded<T>(T);
-
-/// What the gate says. As a word: changing 1, epoch 27, section 16, size 10, arrived 10 bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Gate {
-    /// Somebody is changing who the members are; nobody else may touch the gate.
-    changing: bool,
-    /// Changes with the members. 27 bits do: a thread would have to miss 134 million changes to mistake one for another,
-    /// and what it compares is its own last membership.
-    epoch: u64,
-    section: u64,
-    /// Members.
-    size: u64,
-    /// Members that have finished their part of the section.
-    arrived: u64,
-}
-
-const EPOCHS: u64 = 1 << 27;
-
-impl Gate {
-    fn word(self) -> u64 {
-        u64::from(self.changing) << 63
-            | (self.epoch % EPOCHS) << 36
-            | self.section << 20
-            | self.size << 10
-            | self.arrived
-    }
-
-    fn of(word: u64) -> Gate {
-        Gate {
-            changing: word >> 63 != 0,
-            epoch: word >> 36 & (EPOCHS - 1),
-            section: word >> 20 & 0xffff,
-            size: word >> 10 & 0x3ff,
-            arrived: word & 0x3ff,
-        }
-    }
-}
-
-/// A thread's part in the team.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Membership {
-    epoch: u64,
-    /// Number among the members, below `size`.
-    pub(super) rank: usize,
-    /// Members.
-    pub(super) size: usize,
-    /// Which set of buffers.
-    pub(super) place: usize,
-    /// What to do next.
-    pub(super) section: usize,
-}
-
-impl Membership {
-    /// As a seat's word, which is never zero: section and size stand in the gate.
-    fn seat(&self) -> u64 {
-        1 << 63 | self.epoch << 32 | (self.rank as u64) << 8 | self.place as u64
-    }
-
-    /// The number that changes with the members.
-    pub(super) fn epoch(&self) -> u64 {
-        self.epoch
-    }
-
-    /// The same, a section later.
-    fn next_section(&self) -> Membership {
-        Membership { section: self.section + 1, ..*self }
-    }
-
-    /// What identifies its section of its epoch.
-    fn turn(&self) -> u64 {
-        let (epoch, section) = (self.epoch, self.section as u64);
-        Gate { changing: false, epoch, section, size: 0, arrived: 0 }.word()
-    }
-
-    /// Whether an epoch is not before another.
-    pub(super) fn is_since(epoch: u64, other: u64) -> bool {
-        epoch.wrapping_sub(other) % EPOCHS < EPOCHS / 2
-    }
-
-    /// The place in a seat's word, unless the seat is empty.
-    fn place_of(seat: u64) -> Option<usize> {
-        (seat != 0).then_some((seat & 0xff) as usize)
-    }
-
-    fn epoch_of(seat: u64) -> Option<u64> {
-        (seat != 0).then_some(seat >> 32 & (EPOCHS - 1))
-    }
-}
 
 /// What one thread says of itself, and what the team says of it.
 struct Seat {
@@ -179,11 +89,6 @@ pub(super) struct Team {
     pub(super) poisoned: AtomicBool,
 }
 
-/// Identifies a section of an epoch.
-fn turn(gate: Gate) -> u64 {
-    Gate { changing: false, size: 0, arrived: 0, ..gate }.word()
-}
-
 impl Team {
     /// For `n` threads, numbered from 0.
     pub(super) fn new(n: usize) -> Team {
@@ -196,7 +101,7 @@ impl Team {
         let gate = Gate { changing: false, epoch: 0, section: END, size: 0, arrived: 0 };
         Team {
             gate: CachePadded(AtomicU64::new(gate.word())),
-            turn: CachePadded(AtomicU64::new(turn(gate))),
+            turn: CachePadded(AtomicU64::new(gate.turn())),
             seats: (0..n).map(|_| CachePadded(seat())).collect(),
             place: AtomicUsize::new(0),
             joining: CachePadded(AtomicUsize::new(0)),
@@ -218,7 +123,7 @@ impl Team {
     fn tell(&self, gate: Gate) {
         // sleepers look at the gate; the bell's fence would have to wait for the turn, whose line all others have
         self.bell.ring();
-        self.turn.0.store(turn(gate), Ordering::Release);
+        self.turn.0.store(gate.turn(), Ordering::Release);
     }
 
     /// The epoch that the next step begins with, between steps.
@@ -425,7 +330,7 @@ impl Team {
 
     /// A number that changes with every section.
     pub(super) fn turn(&self) -> u64 {
-        turn(self.gate())
+        self.gate().turn()
     }
 
     /// Whether a thread that has asked has a seat, of whatever epoch, and members are not being changed.
@@ -475,7 +380,7 @@ impl Team {
         let running = !gate.changing && gate.section != END;
         self.seats.iter().enumerate().filter_map(move |(id, CachePadded(seat))| {
             let member = seat.epoch() == Some(gate.epoch);
-            (running && member && seat.finished.load(Ordering::Relaxed) != turn(gate)).then_some(id)
+            (running && member && seat.finished.load(Ordering::Relaxed) != gate.turn()).then_some(id)
         })
     }
 
@@ -504,12 +409,12 @@ impl Team {
     /// place for it.
     pub(super) fn take_over(&self, id: usize, overdue: &Overdue, carry: impl FnOnce(usize, usize) -> bool) -> bool {
         let gate = self.gate();
-        if gate.changing || turn(gate) != turn(overdue.gate) || self.poisoned.load(Ordering::SeqCst) {
+        if gate.changing || gate.turn() != overdue.gate.turn() || self.poisoned.load(Ordering::SeqCst) {
             return false;
         }
         // the gate may have gone on since this thread was told to wait
         let CachePadded(own) = &self.seats[id];
-        let has_arrived = own.epoch() == Some(gate.epoch) && own.finished.load(Ordering::Relaxed) == turn(gate);
+        let has_arrived = own.epoch() == Some(gate.epoch) && own.finished.load(Ordering::Relaxed) == gate.turn();
         if !has_arrived && !own.wants.load(Ordering::SeqCst) {
             return false;
         }
@@ -526,7 +431,7 @@ impl Team {
         let epoch = (gate.epoch + 1) % EPOCHS;
         let arrived = |other: usize, seat: &Seat| {
             other == id && has_arrived
-                || seat.epoch() == Some(gate.epoch) && seat.finished.load(Ordering::Acquire) == turn(gate)
+                || seat.epoch() == Some(gate.epoch) && seat.finished.load(Ordering::Acquire) == gate.turn()
         };
         self.place.store(to, Ordering::Relaxed);
         let size = self.seat_all(epoch, to, arrived);

@@ -4,7 +4,8 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::team::{Membership, Next, Overdue};
+use super::gate::Membership;
+use super::team::{Next, Overdue};
 use super::{Shared, Work, locked};
 
 /// Turns of a spinning loop between two looks at the time: about a microsecond.
