@@ -170,9 +170,9 @@ impl Work for Frame {
             Resource::Codes(_) | Resource::Angles | Resource::Pieces | Resource::Kv(_) => 0,
         };
         let bytes: usize = self.section(section).carried.iter().map(|resource| 4 * values(resource)).sum();
-        // 1 GB/s: they are copied, then read again from other lines than those that are near; and who comes back soon
-        // has to wait for the end of the section
-        Duration::from_nanos(bytes as u64)
+        // 4 GB/s: they are copied, then read again from other lines than those that are near. To wait longer costs more
+        // than it saves where two programs take turns: each spins in the time that the other's late thread needs.
+        Duration::from_nanos(bytes as u64 / 4)
     }
 
     fn carry(&self, section: usize, from: usize, to: usize) -> bool {

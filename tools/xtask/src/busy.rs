@@ -85,9 +85,14 @@ pub(crate) struct BusyArgs {
 }
 
 impl BusyArgs {
-    /// Two at once must run long enough to be there together.
+    /// Two at once must run long enough to be there together; a quota counts by periods of a tenth of a second, of which
+    /// a run must see many.
     fn repetitions_at(&self, place: &Place) -> u32 {
-        self.repetitions * if *place == Place::Both { 4 } else { 1 }
+        match place {
+            Place::Plain | Place::Niced => self.repetitions,
+            Place::Both => 4 * self.repetitions,
+            Place::Within(_) => 8 * self.repetitions,
+        }
     }
 }
 
