@@ -12,7 +12,7 @@ mod team;
 
 /// What the rules are made of, as the model checker knows it.
 mod sync {
-    pub(super) use loom::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+    pub(super) use loom::sync::atomic::{AtomicBool, AtomicIsize, AtomicU64, AtomicUsize, Ordering, fence};
     pub(super) use loom::sync::{Condvar, Mutex, MutexGuard};
 }
 
@@ -67,21 +67,32 @@ fn a_lost_wake_up_is_seen() {
     assert!(!output.status.success() && errors.contains("deadlock"), "{errors}");
 }
 
+/// What threads do beside meeting each other.
+#[derive(Clone, Copy, Default)]
+struct Rules {
+    /// Who waits goes on without the others at once.
+    takes_over: bool,
+    /// Who is alone shares the rest of a section with those who come.
+    divides: bool,
+}
+
 /// A step of two items a section, each the sum of both items of the section before.
 struct Step {
     team: Team,
     places: [[[UnsafeCell<u64>; 2]; 2]; PLACES],
+    /// By place: the section, plus one, that goes on there with its first item done.
+    resumed: [UnsafeCell<usize>; PLACES],
     sections: usize,
-    /// Whether who waits goes on without the others at once.
-    takes_over: bool,
+    rules: Rules,
     done: AtomicBool,
 }
 
 impl Step {
-    fn new(threads: usize, sections: usize, takes_over: bool) -> Step {
+    fn new(threads: usize, sections: usize, rules: Rules) -> Step {
         let cells = || [UnsafeCell::new(1), UnsafeCell::new(1)];
         let places = std::array::from_fn(|_| [cells(), cells()]);
-        Step { team: Team::new(threads), places, sections, takes_over, done: AtomicBool::new(false) }
+        let resumed = std::array::from_fn(|_| UnsafeCell::new(0));
+        Step { team: Team::new(threads), places, resumed, sections, rules, done: AtomicBool::new(false) }
     }
 
     fn get(&self, place: usize, section: usize, item: usize) -> u64 {
@@ -94,7 +105,13 @@ impl Step {
         self.places[place][section % 2][item].with_mut(|x| unsafe { *x = value });
     }
 
+    fn resume(&self, place: usize, section: usize) {
+        // SAFETY: the checker sees whether anybody else touches it meanwhile.
+        self.resumed[place].with_mut(|x| unsafe { *x = section });
+    }
+
     fn carry(&self, section: usize, from: usize, to: usize) -> bool {
+        self.resume(to, 0);
         for item in 0..2 {
             self.set(to, section, item, self.get(from, section, item));
         }
@@ -102,7 +119,7 @@ impl Step {
     }
 
     fn take_over(&self, id: usize) -> bool {
-        self.takes_over
+        self.rules.takes_over
             && self.team.overdue().is_some_and(|overdue| {
                 self.team.take_over(id, &overdue, |from, to| self.carry(overdue.section, from, to))
             })
@@ -112,11 +129,23 @@ impl Step {
         loop {
             let s = member.section;
             let sum = self.get(member.place, s, 0) + self.get(member.place, s, 1);
+            // SAFETY: the checker sees whether anybody writes it meanwhile.
+            let resumed = self.resumed[member.place].with(|x| unsafe { *x }) == s + 1;
+            let mut stopped = false;
             for item in 2 * member.rank / member.size..2 * (member.rank + 1) / member.size {
-                self.set(member.place, s + 1, item, sum);
+                if resumed && item == 0 {
+                    continue;
+                }
+                stopped = self.rules.divides && member.size == 1 && item == 1 && self.team.is_asked();
+                if !stopped {
+                    self.set(member.place, s + 1, item, sum);
+                }
             }
-            let arrive = || self.team.arrive(id, &member, s + 1 == self.sections);
-            let mut next = arrive();
+            let meet = || match stopped {
+                true => self.team.divide_again(id, &member, |place| self.resume(place, s + 1)),
+                false => self.team.arrive(id, &member, s + 1 == self.sections),
+            };
+            let mut next = meet();
             member = loop {
                 next = match next {
                     Next::Work(go_on) => break go_on,
@@ -128,7 +157,7 @@ impl Step {
                     }
                     Next::ArriveAgain => {
                         self.team.bell.sleep_until(|| !self.team.is_changing());
-                        arrive()
+                        meet()
                     }
                     Next::LeftBehind | Next::Done => return,
                 }
@@ -160,9 +189,9 @@ impl Step {
     }
 }
 
-fn steps(threads: usize, sections: usize, takes_over: bool, preemptions: usize) {
+fn steps(threads: usize, sections: usize, rules: Rules, preemptions: usize) {
     check(preemptions, move || {
-        let step = Arc::new(Step::new(threads, sections, takes_over));
+        let step = Arc::new(Step::new(threads, sections, rules));
         let others: Vec<_> = (1..threads)
             .map(|id| {
                 let step = step.clone();
@@ -172,6 +201,7 @@ fn steps(threads: usize, sections: usize, takes_over: bool, preemptions: usize) 
         for _ in 0..2 {
             let place = step.team.place();
             (0..2).for_each(|item| step.set(place, 0, item, 1));
+            step.resume(place, 0);
             let member = step.team.begin();
             step.take_part(0, member);
             if !step.team.is_idle() {
@@ -193,10 +223,16 @@ fn steps(threads: usize, sections: usize, takes_over: bool, preemptions: usize) 
 
 #[test]
 fn a_team_of_two_meets_after_every_section() {
-    steps(2, 2, false, 2);
+    steps(2, 2, Rules::default(), 2);
 }
 
 #[test]
 fn who_is_late_is_left_behind_and_disturbs_nobody() {
-    steps(2, 2, true, 2);
+    steps(2, 2, Rules { takes_over: true, ..Rules::default() }, 2);
+}
+
+#[test]
+fn who_is_alone_shares_the_rest_of_a_section() {
+    steps(2, 1, Rules { divides: true, ..Rules::default() }, 3);
+    steps(2, 2, Rules { divides: true, takes_over: true }, 2);
 }

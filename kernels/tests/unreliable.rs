@@ -125,7 +125,7 @@ fn timeline(executor: &mut Executor) -> Vec<u32> {
 
 #[test]
 fn missing_threads_change_no_bit() {
-    let mut taken_over = 0;
+    let (mut taken_over, mut divided_again) = (0, 0);
     for isa in Isa::available() {
         for repack in [true, false] {
             let expected = timeline(&mut executor(isa, repack, Pool::new(1).expect("a thread")));
@@ -136,10 +136,12 @@ fn missing_threads_change_no_bit() {
                     assert!(got == expected, "{isa} repack {repack} {threads} threads, round {round}");
                 }
                 taken_over += executor.pool().taken_over();
+                divided_again += executor.pool().divided_again();
             }
         }
     }
     // hundreds of times where there are several CPUs; never would mean that nothing was tested
     assert!(taken_over > 0, "nobody ever went on without a missing thread");
-    println!("taken over {taken_over} times");
+    assert!(divided_again > 0, "nobody ever shared the rest of a section with one who came back");
+    println!("taken over {taken_over} times, divided again {divided_again} times");
 }

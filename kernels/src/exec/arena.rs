@@ -115,7 +115,8 @@ struct Arena {
 pub(super) struct Progress {
     /// By item of a section's tasks, see [`Items`]: the [mark](mark_of) of the last section in which it was finished.
     pub(super) done: Vec<AtomicU32>,
-    /// The mark of the section that was brought here from another place, with the items that were finished there.
+    /// The mark of the section that goes on here with items that are done already: it was brought from another place
+    /// with them, or begun here by fewer members.
     pub(super) resumed: u32,
     /// By row and KV head: pieces of attention finished in this step, of all layers.
     pub(super) pieces: Vec<AtomicU32>,
@@ -258,6 +259,21 @@ impl Arenas {
         unsafe { &(*arena.get()).progress }
     }
 
+    /// Prepares a section, of which a part was done in this place, for being run here once more.
+    ///
+    /// # Safety
+    /// No thread is in that place but this.
+    pub(super) unsafe fn resume(&self, place: usize, number: usize, section: &Section) {
+        for task in &section.tasks {
+            self.counters[place][task.op].store(0, Ordering::Relaxed);
+        }
+        // SAFETY: the caller's promise.
+        let progress = unsafe { &mut (*self.arenas[place].get()).progress };
+        progress.resumed = mark_of(number);
+        // those that are complete are counted, and joined, once more
+        progress.pieces.iter_mut().for_each(|count| *count.get_mut() = 0);
+    }
+
     pub(super) fn counters(&self, place: usize) -> &[AtomicUsize] {
         &self.counters[place]
     }
@@ -280,23 +296,13 @@ impl Arenas {
             let (from, to) = (self.view(from), self.view(to));
             let copy =
                 |from: Shared<f32>, to: Shared<f32>, len: usize| to.part(0, len).copy_from_slice(from.read(0, len));
-            let program = &model.program;
-            let rows = |slot| program.rows_of(slot, extent.rows, extent.wanted);
-            let width = |slot: usize| program.slots[slot].width;
             for resource in &section.carried {
+                let values = model.carried_values(extent, section, *resource);
                 match *resource {
-                    Resource::Slot(slot) => copy(from.buffers[slot], to.buffers[slot], rows(slot) * width(slot)),
-                    Resource::Angles => {
-                        copy(from.angles, to.angles, extent.rows * 2 * program.rope.frequencies.len());
-                    }
-                    Resource::Codes(i) => {
-                        let Some(slot) = ready_in(section, *resource) else { continue };
-                        to.codes[i].copy_from(&from.codes[i], rows(slot) * width(slot) / ACT_GROUP);
-                    }
-                    Resource::Tiles => {
-                        let Some(slot) = ready_in(section, *resource) else { continue };
-                        copy(from.tiles, to.tiles, (rows(slot) + MAX_TILE) * width(slot));
-                    }
+                    Resource::Slot(slot) => copy(from.buffers[slot], to.buffers[slot], values),
+                    Resource::Angles => copy(from.angles, to.angles, values),
+                    Resource::Codes(i) => to.codes[i].copy_from(&from.codes[i], values / ACT_GROUP),
+                    Resource::Tiles => copy(from.tiles, to.tiles, values),
                     // pieces are joined in the section that makes them; the cache is the same in all places
                     Resource::Pieces | Resource::Kv(_) => {}
                 }
@@ -343,11 +349,6 @@ impl Arenas {
 /// What stands for a section where items are marked as done.
 pub(super) fn mark_of(section: usize) -> u32 {
     section as u32 + 1
-}
-
-/// The slot that an earlier section has brought there in another form.
-fn ready_in(section: &Section, resource: Resource) -> Option<usize> {
-    section.ready.iter().find(|ready| ready.at == resource).map(|ready| ready.slot)
 }
 
 /// What one thread needs to itself.

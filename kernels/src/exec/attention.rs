@@ -1,7 +1,7 @@
 //! Attention of an operation list: which thread takes which rows, heads and positions.
 
 use super::items::block_tokens;
-use super::{ACT_GROUP, MAX_QUERIES, Ordering, PAGE, PIECE, Part, Scratch, Slot, Unit, piece_len};
+use super::{ACT_GROUP, MAX_QUERIES, Ordering, PAGE, PIECE, Part, Scratch, Slot, Task, Unit, piece_len};
 use crate::generic::attention::{self, Block, Pages, Query, ROWS};
 
 /// Some query rows of one KV head.
@@ -84,17 +84,13 @@ impl Part<'_> {
         let block_tokens = block_tokens(&self.model, heads);
         let blocks = self.rows.len().div_ceil(block_tokens);
         let mut rows = Vec::with_capacity(block_tokens * heads);
-        loop {
+        let n_kv = self.model.program.kv.n_head_kv;
+        self.take_items(at, 0, blocks * n_kv, |task| {
             // the last blocks see the most positions: start with them
-            let task = self.counters[at].fetch_add(1, Ordering::Relaxed);
-            if task >= blocks * self.model.program.kv.n_head_kv || self.w.is_left_behind() {
-                return;
-            }
-            let (block, head_kv) =
-                (blocks - 1 - task / self.model.program.kv.n_head_kv, task % self.model.program.kv.n_head_kv);
-            let item = block * self.model.program.kv.n_head_kv + head_kv;
+            let (block, head_kv) = (blocks - 1 - task / n_kv, task % n_kv);
+            let item = block * n_kv + head_kv;
             if self.is_done(item) {
-                continue;
+                return;
             }
             let block = block * block_tokens..((block + 1) * block_tokens).min(self.rows.len());
             let mut first = block.start;
@@ -124,7 +120,7 @@ impl Part<'_> {
                 }
             }
             self.note_done(item);
-        }
+        });
     }
 
     /// Runs `group` on the matrix unit and writes its results.
@@ -157,27 +153,25 @@ impl Part<'_> {
     ///
     /// # Safety
     /// As [`Part::run`].
-    pub(super) unsafe fn attend_pieces(&self, (q, out): (Slot, Slot), layer: usize, scale: f32, codes: Option<usize>) {
+    pub(super) unsafe fn attend_pieces(&self, task: &Task, (q, out): (Slot, Slot), layer: usize, scale: f32) {
         let (n_kv, max_pieces) = (self.model.program.kv.n_head_kv, self.extent.pieces);
         let heads = self.width(q) / self.model.program.kv.head_dim / n_kv;
-        for task in self.w.share(self.rows.len() * n_kv * max_pieces, 1) {
-            let (group, piece) = (task / max_pieces, task % max_pieces);
+        let items = self.rows.len() * n_kv * max_pieces;
+        self.take_items(task.op, items, items, |item| {
+            let (group, piece) = (item / max_pieces, item % max_pieces);
             let (row, head_kv) = (group / n_kv, group % n_kv);
             let pieces = self.rows[row].pos / PIECE + 1;
             if piece >= pieces {
-                continue;
-            }
-            if self.w.is_left_behind() {
                 return;
             }
-            if !self.is_done(task) {
+            if !self.is_done(item) {
                 let rows: Vec<(usize, usize)> = (0..heads).map(|h| (row, head_kv * heads + h)).collect();
                 let table = &self.tables[self.rows[row].seq];
                 let (from, to) = (piece * PIECE, (piece + 1) * PIECE);
                 let of_piece = Group { layer, head_kv, table, rows: &rows, scale, from, to };
                 // SAFETY: one thread has this row, head and piece.
                 unsafe { self.attend_piece(q, of_piece, piece) };
-                self.note_done(task);
+                self.note_done(item);
             }
             // acquired from those who have finished the others, and released to who finishes the last
             let finished = self.finished_pieces[group].fetch_add(1, Ordering::AcqRel) + 1;
@@ -189,12 +183,12 @@ impl Part<'_> {
                     for head in head_kv * heads..(head_kv + 1) * heads {
                         self.merge_pieces(heads, out, (row, head));
                     }
-                    if let Some(codes) = codes {
+                    if let Some(codes) = task.codes {
                         self.quantize_groups(out, group * groups..(group + 1) * groups, codes);
                     }
                 }
             }
-        }
+        });
     }
 
     /// One piece of attention.

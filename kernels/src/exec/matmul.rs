@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::{
-    ACT_GROUP, Division, Epilogue, Gemv, Matrix, Operands, Ordering, Part, Reads, Role, STRIP_PAIR, Scratch, Slot,
-    Task, Tokens, UNITS, gemm, sums_len,
+    ACT_GROUP, Division, Epilogue, Gemv, Matrix, Operands, Part, Reads, Role, STRIP_PAIR, Scratch, Slot, Task, Tokens,
+    UNITS, gemm, sums_len,
 };
 
 /// Bytes of activations that stay near beside everything else.
@@ -107,29 +107,15 @@ impl Part<'_> {
     unsafe fn gemv(&self, product: &Product<'_>, m: usize) {
         // Each thread has one long stream. The last strips go to whoever is first: no two CPUs are equally fast.
         let strips = product.matrix.strips();
-        let fixed = if self.w.size == 1 { strips } else { strips * 15 / 16 / 2 * 2 };
-        let share = self.w.share(fixed, 2);
-        for s in share.clone().step_by(2) {
-            if self.w.is_left_behind() {
-                return;
-            }
-            if !self.is_done(s / 2) {
+        let pairs = strips.div_ceil(2);
+        let fixed = if self.w.size == 1 { pairs } else { strips * 15 / 16 / 2 };
+        self.take_items(product.task.op, fixed, pairs, |pair| {
+            if !self.is_done(pair) {
                 // SAFETY: one thread has these strips.
-                unsafe { self.gemv_strips(product, s..(s + 2).min(share.end), m) };
-                self.note_done(s / 2);
+                unsafe { self.gemv_strips(product, 2 * pair..(2 * pair + 2).min(strips), m) };
+                self.note_done(pair);
             }
-        }
-        loop {
-            let s = fixed + 2 * self.counters[product.task.op].fetch_add(1, Ordering::Relaxed);
-            if s >= strips || self.w.is_left_behind() {
-                return;
-            }
-            if !self.is_done(s / 2) {
-                // SAFETY: the counter gives each pair to one thread.
-                unsafe { self.gemv_strips(product, s..(s + 2).min(strips), m) };
-                self.note_done(s / 2);
-            }
-        }
+        });
     }
 
     /// One or two strips times all rows, and what follows.
@@ -208,32 +194,33 @@ impl Part<'_> {
         // a slice of many activations serves several units once it is there
         let many = m * matrix.cols * tokens.bytes > NEAR_BYTES && matrix.cols > tokens.slice;
         let at_once = if many { (units / (3 * self.w.size)).clamp(1, UNITS) } else { 1 };
-        let turns = units.div_ceil(at_once);
-        loop {
-            let turn = self.counters[task.op].fetch_add(1, Ordering::Relaxed);
-            if turn >= turns || self.w.is_left_behind() {
-                return;
+        self.take_items(task.op, 0, units.div_ceil(at_once), |turn| {
+            let turn = turn * at_once..((turn + 1) * at_once).min(units);
+            // nobody writes once more what is done: others may be reading it
+            let mut mine = [0; UNITS];
+            let mut n_mine = 0;
+            for unit in turn.filter(|unit| !self.is_done(*unit)) {
+                mine[n_mine] = unit;
+                n_mine += 1;
             }
-            let mine = turn * at_once..((turn + 1) * at_once).min(units);
-            if mine.clone().all(|unit| self.is_done(unit)) {
-                continue;
-            }
+            let mine = &mine[..n_mine];
+            let [first_of_mine, ..] = *mine else { return };
             // SAFETY: the scratch at this thread's number is its own.
             let Scratch { panel, sums, .. } = unsafe { self.scratches.of(self.w.thread) };
             for k0 in (0..matrix.cols).step_by(tokens.slice) {
                 let kc = tokens.slice.min(matrix.cols - k0);
-                for (unit, sums) in mine.clone().zip(sums.chunks_exact_mut(sums_len(m))) {
+                for (i, (unit, sums)) in mine.iter().zip(sums.chunks_exact_mut(sums_len(m))).enumerate() {
                     let floats = kc * r * tokens.bytes / 4;
                     let mut n = 0;
-                    for (matrix, s) in strips(unit).into_iter().flatten() {
+                    for (matrix, s) in strips(*unit).into_iter().flatten() {
                         matrix.panel(generated, s, k0, k0 + kc, &mut panel[n * floats..(n + 1) * floats]);
                         n += 1;
                     }
                     // what the next turn of these loops reads
-                    let (next, k) = if unit + 1 < mine.end { (unit + 1, k0) } else { (mine.start, k0 + kc) };
+                    let (next, k) = mine.get(i + 1).map_or((first_of_mine, k0 + kc), |next| (*next, k0));
                     let end = matrix.cols.min(k + tokens.slice);
                     let soon = strips(next).map(|s| s.map_or(&[][..], |(matrix, s)| matrix.packed(s, k, end)));
-                    let first = strips(unit)[0].map_or(0, |s| s.1) * r;
+                    let first = strips(*unit)[0].map_or(0, |s| s.1) * r;
                     let tiles = gemm::Tiles {
                         panel: panel.as_ptr(),
                         kc,
@@ -251,15 +238,15 @@ impl Part<'_> {
                     unsafe { (kernels[n - 1])(&tiles) };
                 }
             }
-            if let Some(then) = then {
-                for (unit, sums) in mine.clone().zip(sums.chunks_exact(sums_len(m))) {
+            for (unit, sums) in mine.iter().zip(sums.chunks_exact(sums_len(m))) {
+                if let Some(then) = then {
                     // SAFETY: one thread has these columns of the output, whose other inputs were finished before the
                     // last barrier.
-                    unsafe { self.follow(then, matrix, unit, sums, m) };
+                    unsafe { self.follow(then, matrix, *unit, sums, m) };
                 }
+                self.note_done(*unit);
             }
-            mine.for_each(|unit| self.note_done(unit));
-        }
+        });
     }
 
     /// Does what follows a product with the sums of one unit.

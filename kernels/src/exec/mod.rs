@@ -87,6 +87,21 @@ impl Model {
         self.plan(extent.role, false).sections.iter().map(of_section).max().unwrap_or(0)
     }
 
+    /// How many values stand in what is carried of a section.
+    fn carried_values(&self, extent: &Extent, section: &Section, resource: Resource) -> usize {
+        let rows = |slot| self.program.rows_of(slot, extent.rows, extent.wanted);
+        let width = |slot: Slot| self.program.slots[slot].width;
+        // the slot that an earlier section has brought there in another form
+        let ready = section.ready.iter().find(|ready| ready.at == resource).map(|ready| ready.slot);
+        match (resource, ready) {
+            (Resource::Slot(slot), _) | (Resource::Codes(_), Some(slot)) => rows(slot) * width(slot),
+            (Resource::Tiles, Some(slot)) => (rows(slot) + MAX_TILE) * width(slot),
+            (Resource::Angles, _) => extent.rows * 2 * self.program.rope.frequencies.len(),
+            // pieces are joined in the section that makes them; the cache is the same in all places
+            (Resource::Pieces | Resource::Kv(_), _) | (Resource::Codes(_) | Resource::Tiles, None) => 0,
+        }
+    }
+
     /// Heads of the widest slot.
     fn heads(&self) -> usize {
         self.program.slots.iter().map(|s| s.width).max().unwrap_or(0) / self.program.kv.head_dim
@@ -155,6 +170,9 @@ impl Work for Frame {
             // SAFETY: the place has room for this step, and all members run the same sections with the same shares,
             // one after the other.
             unsafe { part.run(task) }
+            if member.has_stopped() {
+                return;
+            }
         }
     }
 
@@ -163,13 +181,9 @@ impl Work for Frame {
     }
 
     fn patience(&self, section: usize) -> Duration {
-        let values = |resource: &Resource| match *resource {
-            Resource::Slot(slot) => self.n_rows(slot) * self.width(slot),
-            Resource::Tiles => self.extent.rows * self.model.widest(),
-            // a token's are few, and others are never as many
-            Resource::Codes(_) | Resource::Angles | Resource::Pieces | Resource::Kv(_) => 0,
-        };
-        let bytes: usize = self.section(section).carried.iter().map(|resource| 4 * values(resource)).sum();
+        let section = self.section(section);
+        let values = |resource: &Resource| self.model.carried_values(&self.extent, section, *resource);
+        let bytes: usize = section.carried.iter().map(|resource| 4 * values(resource)).sum();
         // 4 GB/s: they are copied, then read again from other lines than those that are near. To wait longer costs more
         // than it saves where two programs take turns: each spins in the time that the other's late thread needs.
         Duration::from_nanos(bytes as u64 / 4)
@@ -179,6 +193,11 @@ impl Work for Frame {
         // SAFETY: the pool has found that nobody is in `to`, and that the section is being worked on in `from`, which
         // writes nothing that it reads, or else it could not be repeated.
         unsafe { self.arenas.carry(&self.model, &self.extent, section, from, to) }
+    }
+
+    fn resume(&self, section: usize, place: usize) {
+        // SAFETY: the pool has found that this thread is alone there.
+        unsafe { self.arenas.resume(place, section, self.section(section)) }
     }
 
     fn enter(&self) {
@@ -201,14 +220,34 @@ struct Part<'a> {
     finished_pieces: &'a [AtomicU32],
     /// Which items of the task are done: those that have this section's `mark`. Of a step with taps nothing is noted.
     done: &'a [AtomicU32],
-    /// Whether any can be done before this section begins here: it was brought from another place.
+    /// Whether any can be done before this member begins; see [`arena::Progress::resumed`].
     resumed: bool,
     mark: u32,
     w: &'a Member<'a>,
 }
 
 impl Part<'_> {
-    /// Whether an item of the task was done before this section was taken over.
+    /// Takes items of an operation's task, `count` in all, until there are no more or this member has to stop. Of the
+    /// first ones, so many as `fixed`, every member has its share; the others go to whoever is first.
+    fn take_items(&self, op: usize, fixed: usize, count: usize, mut item: impl FnMut(usize)) {
+        // shares would be unequal where a part is done
+        let fixed = if self.resumed && self.w.size > 1 { 0 } else { fixed };
+        for i in self.w.share(fixed, 1) {
+            if self.w.must_stop() {
+                return;
+            }
+            item(i);
+        }
+        loop {
+            let i = fixed + self.counters[op].fetch_add(1, Ordering::Relaxed);
+            if i >= count || self.w.must_stop() {
+                return;
+            }
+            item(i);
+        }
+    }
+
+    /// Whether an item of the task was done before this member began.
     fn is_done(&self, item: usize) -> bool {
         // what others note is not looked at without need: that would cost them the line
         self.resumed && self.done.get(item).is_some_and(|done| done.load(Ordering::Relaxed) == self.mark)
@@ -403,7 +442,7 @@ impl Part<'_> {
                     self.matmul(&Product { task, x, matrix: &self.model.matrices[*w], out, then });
                 }
                 (Phase::Pieces, Op::Attention { q, layer, scale, out }) => {
-                    self.attend_pieces((*q, *out), *layer, *scale, task.codes);
+                    self.attend_pieces(task, (*q, *out), *layer, *scale);
                 }
                 (Phase::Whole(_), Op::Attention { q, layer, scale, out }) => {
                     self.attend_prompt(at, (*q, *out), *layer, *scale);

@@ -15,11 +15,12 @@ mod wait;
 
 /// What the rules of the team are made of; tests put a model checker's twins in their place.
 mod sync {
-    pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+    pub(super) use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU64, AtomicUsize, Ordering, fence};
     pub(super) use std::sync::{Condvar, Mutex, MutexGuard};
 }
 
 use std::any::Any;
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -38,7 +39,8 @@ pub(crate) trait Work: Send + Sync {
     fn sections(&self) -> usize;
 
     /// A member's part of its section. All members of the team run this, and nobody runs the next section before they
-    /// have; but for members that were left behind, who do it in a place where nobody else is.
+    /// have; but for members that were left behind, who do it in a place where nobody else is. It may return before it
+    /// has done all when [`Member::must_stop`] has said so.
     fn run(&self, member: &Member<'_>);
 
     /// Whether a section can be done again from the beginning, in another place, while late members are still at it.
@@ -47,6 +49,10 @@ pub(crate) trait Work: Send + Sync {
     /// Brings what a section and those after it read from one place to another where nobody is. Late members are still
     /// writing what the section writes: that must not be read. `false` if it cannot be done now.
     fn carry(&self, section: usize, from: usize, to: usize) -> bool;
+
+    /// The only member has stopped in the middle of a section, which can be repeated, and nobody else is in that place:
+    /// the section is run once more there, by more members. What is done need not be done again.
+    fn resume(&self, section: usize, place: usize);
 
     /// What it costs to carry a section elsewhere: as long as that a late member is waited for. Whoever waits a time for
     /// what may never come, and then pays the same, has paid at most twice what was necessary.
@@ -66,6 +72,9 @@ pub(crate) struct Member<'a> {
     team: &'a Team,
     membership: Membership,
     absences: Option<&'a Absences>,
+    /// It is the only one, and what is left of its section can be divided among more.
+    divides: bool,
+    stopped: Cell<bool>,
     /// The thread's number in the pool: no other thread has it.
     pub(crate) thread: usize,
     /// Which section.
@@ -86,13 +95,22 @@ impl Member<'_> {
         at(self.rank)..at(self.rank + 1)
     }
 
-    /// Whether the team has gone on without this member, whose results are of no use any more: it may stop where it is.
-    pub(crate) fn is_left_behind(&self) -> bool {
+    /// Whether to stop where it is: the team has gone on without this member, whose results are of no use any more, or
+    /// there is somebody to share the rest of the section with. To be asked between two parts of a section.
+    pub(crate) fn must_stop(&self) -> bool {
         if let Some(absences) = self.absences {
             // asked many times in a section
             absences.pass(8);
         }
-        self.team.has_left(&self.membership)
+        if self.team.has_left(&self.membership) || self.divides && self.team.is_asked() {
+            self.stopped.set(true);
+        }
+        self.stopped.get()
+    }
+
+    /// Whether it was told to stop.
+    pub(crate) fn has_stopped(&self) -> bool {
+        self.stopped.get()
     }
 }
 
@@ -111,6 +129,8 @@ struct Shared {
     idle_spin: AtomicU64,
     /// Sections that were taken over.
     taken_over: AtomicU64,
+    /// Sections that were divided again.
+    divided_again: AtomicU64,
     /// What a thread panicked with.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     /// For tests: how threads go missing.
@@ -189,6 +209,7 @@ impl Pool {
             stop: AtomicBool::new(false),
             idle_spin: AtomicU64::new(wait::IDLE_SPIN.as_nanos() as u64),
             taken_over: AtomicU64::new(0),
+            divided_again: AtomicU64::new(0),
             panic: Mutex::new(None),
             absences,
         });
@@ -215,6 +236,11 @@ impl Pool {
     /// How often so far threads went on without a late one.
     pub fn taken_over(&self) -> u64 {
         self.shared.taken_over.load(Ordering::Relaxed)
+    }
+
+    /// How often so far a thread that was alone at a section shared the rest of it with those who came.
+    pub fn divided_again(&self) -> u64 {
+        self.shared.divided_again.load(Ordering::Relaxed)
     }
 
     /// The place where the next step begins and the last one ended.
@@ -334,6 +360,8 @@ impl Work for Borrowed {
     fn carry(&self, _section: usize, _from: usize, _to: usize) -> bool {
         false
     }
+
+    fn resume(&self, _section: usize, _place: usize) {}
 }
 
 impl Drop for Pool {
@@ -348,6 +376,14 @@ impl Drop for Pool {
 }
 
 impl Shared {
+    fn member(&self, thread: usize, membership: Membership, work: &dyn Work) -> Member<'_> {
+        let Membership { section, rank, size, place, .. } = membership;
+        let (team, absences) = (&self.team, self.absences.as_ref());
+        let divides = size == 1 && work.can_repeat(section);
+        let stopped = Cell::new(false);
+        Member { team, membership, absences, divides, stopped, thread, section, rank, size, place }
+    }
+
     /// Takes part in a step until it is done or this thread is left behind.
     fn take_part(&self, id: usize, mut membership: Membership, after: &mut dyn FnMut(usize)) {
         let Some(work) = locked(&self.job).of_epoch(membership.epoch()) else {
@@ -358,14 +394,24 @@ impl Shared {
         let result = catch_unwind(AssertUnwindSafe(|| {
             work.enter();
             loop {
-                let Membership { section, rank, size, place, .. } = membership;
-                let (team, absences) = (&self.team, self.absences.as_ref());
-                work.run(&Member { team, membership, absences, thread: id, section, rank, size, place });
-                after(section);
+                let member = self.member(id, membership, &*work);
+                work.run(&member);
+                let section = membership.section;
+                let stopped = member.has_stopped();
+                if !stopped {
+                    after(section);
+                }
                 if let Some(absences) = &self.absences {
                     absences.pass(1);
                 }
-                let mut next = self.team.arrive(id, &membership, section + 1 == work.sections());
+                let meet = || match stopped {
+                    true => self.team.divide_again(id, &membership, |place| {
+                        work.resume(section, place);
+                        self.divided_again.fetch_add(1, Ordering::Relaxed);
+                    }),
+                    false => self.team.arrive(id, &membership, section + 1 == work.sections()),
+                };
+                let mut next = meet();
                 loop {
                     next = match next {
                         Next::Work(go_on) => {
@@ -375,7 +421,7 @@ impl Shared {
                         Next::Wait => self.wait_for_others(id, &membership, &*work),
                         Next::ArriveAgain => {
                             self.wait_for_changes();
-                            self.team.arrive(id, &membership, section + 1 == work.sections())
+                            meet()
                         }
                         Next::LeftBehind | Next::Done => {
                             work.leave();

@@ -6,7 +6,8 @@
 //! member that is late is left behind. The others *take over*: they do the section once more in another *place* (a set
 //! of buffers), where the late member cannot disturb them, and carry on without it. It finishes what it was at in the
 //! old place, finds that the team has left, and joins again at the end of a section. A place with a late member in it
-//! is not entered by anybody.
+//! is not entered by anybody. A member that works alone does not let others wait for the end of a section: it stops in
+//! the middle, and divides the rest among all.
 //!
 //! All of this hangs on one word, the *gate*: an epoch that changes whenever the members change, the section, how many
 //! members there are and how many have arrived. Who changes members sets a flag in it first, which keeps everybody else
@@ -15,7 +16,7 @@
 
 use super::bell::Bell;
 use super::gate::{END, EPOCHS, Gate, Membership};
-use super::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use super::sync::{AtomicBool, AtomicIsize, AtomicU64, AtomicUsize, Ordering};
 
 /// Places, at most: the team's own, and two with late members in them.
 pub(crate) const PLACES: usize = 3;
@@ -81,8 +82,8 @@ pub(super) struct Team {
     seats: Box<[CachePadded<Seat>]>,
     /// The team's place, written by who changes members.
     place: AtomicUsize,
-    /// Threads that want to be members.
-    joining: CachePadded<AtomicUsize>,
+    /// Threads that want to be members: never more than there are, for a moment fewer, or fewer than none.
+    joining: CachePadded<AtomicIsize>,
     /// Where threads sleep until the gate changes, or a seat is given up.
     pub(super) bell: Bell,
     /// A thread panicked: nobody may wait for it.
@@ -104,7 +105,7 @@ impl Team {
             turn: CachePadded(AtomicU64::new(gate.turn())),
             seats: (0..n).map(|_| CachePadded(seat())).collect(),
             place: AtomicUsize::new(0),
-            joining: CachePadded(AtomicUsize::new(0)),
+            joining: CachePadded(AtomicIsize::new(0)),
             bell: Bell::new(),
             poisoned: AtomicBool::new(false),
         }
@@ -179,15 +180,18 @@ impl Team {
 
     /// Asks for a seat, which this thread must not have.
     pub(super) fn ask_in(&self, id: usize) {
-        self.joining.0.fetch_add(1, Ordering::SeqCst);
+        // in this order, so that who counts askers finds one: a member that works alone would stop for nobody
         self.seats[id].0.wants.store(true, Ordering::SeqCst);
+        self.joining.0.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Takes [`ask_in`](Team::ask_in) back. `false` if it is too late: there is a seat, or will be in a moment.
     pub(super) fn withdraw(&self, id: usize) -> bool {
+        self.joining.0.fetch_sub(1, Ordering::SeqCst);
         let withdrawn = self.seats[id].0.wants.swap(false, Ordering::SeqCst);
-        if withdrawn {
-            self.joining.0.fetch_sub(1, Ordering::SeqCst);
+        if !withdrawn {
+            // whoever gave the seat has counted it as well
+            self.joining.0.fetch_add(1, Ordering::SeqCst);
         }
         withdrawn
     }
@@ -255,7 +259,7 @@ impl Team {
                 Gate { arrived: gate.arrived + 1, ..gate }
             } else if last {
                 Gate { section: END, size: 0, arrived: 0, ..gate }
-            } else if self.joining.0.load(Ordering::Relaxed) > 0 {
+            } else if self.is_asked() {
                 Gate { changing: true, ..gate }
             } else {
                 Gate { section: gate.section + 1, arrived: 0, ..gate }
@@ -265,7 +269,7 @@ impl Team {
                 continue;
             }
             if next.changing {
-                self.admit(gate);
+                self.seat_more(gate, gate.section + 1);
             } else if next.arrived == 0 {
                 self.tell(next);
                 if !last {
@@ -283,12 +287,36 @@ impl Team {
         swapped.map(|_| ()).map_err(Gate::of)
     }
 
-    /// All have arrived: goes on to the next section with those who have asked as well.
-    fn admit(&self, gate: Gate) {
+    /// Goes on to a section with all members and those who have asked as well. The gate is `changing`.
+    fn seat_more(&self, gate: Gate, section: u64) {
         let epoch = (gate.epoch + 1) % EPOCHS;
         let stays = |_: usize, seat: &Seat| seat.epoch() == Some(gate.epoch);
         let size = self.seat_all(epoch, self.place(), stays);
-        self.open(Gate { changing: false, epoch, section: gate.section + 1, size, arrived: 0 });
+        self.open(Gate { changing: false, epoch, section, size, arrived: 0 });
+    }
+
+    /// Whether anybody has asked for a seat.
+    pub(super) fn is_asked(&self) -> bool {
+        // who is on the way in or out may be counted too late or too early
+        self.joining.0.load(Ordering::Acquire) > 0
+    }
+
+    /// The only member has stopped in the middle of its section, which it does from here on with those who have asked
+    /// for a seat. Before them, `resume` gets the place to itself.
+    pub(super) fn divide_again(&self, id: usize, member: &Membership, resume: impl FnOnce(usize)) -> Next {
+        let gate = Gate { changing: false, epoch: member.epoch, section: member.section as u64, size: 1, arrived: 0 };
+        if self.poisoned.load(Ordering::SeqCst) {
+            self.leave(id);
+            return Next::LeftBehind;
+        }
+        match self.swap(gate, Gate { changing: true, ..gate }) {
+            Err(now) if now.changing => return Next::ArriveAgain,
+            Err(_) => return self.look(id, member),
+            Ok(()) => {}
+        }
+        resume(member.place);
+        self.seat_more(gate, gate.section);
+        self.look(id, member)
     }
 
     /// What a member that was told to wait has to do now.

@@ -8,7 +8,10 @@ const STEPS: usize = if cfg!(miri) { 3 } else { 50 };
 /// Every section makes, for each of its items, the sum of all items of the section before. In three places, and with
 /// plain values, so that an interpreter sees every race.
 struct Sums {
-    places: Vec<[Vec<Cell>; 2]>,
+    places: Vec<[Vec<Plain>; 2]>,
+    /// By place: the section after which each item was done, and the section that is run there once more.
+    done: Vec<Vec<Plain>>,
+    resumed: Vec<Plain>,
     sections: usize,
     can_repeat: bool,
     /// A thread and a section in which it stays away for a while.
@@ -16,18 +19,22 @@ struct Sums {
     entered: AtomicUsize,
 }
 
-struct Cell(std::cell::UnsafeCell<u64>);
+struct Plain(std::cell::UnsafeCell<u64>);
 
 // SAFETY: threads of a team write different cells, and read those of the section before; that is what is tested.
-unsafe impl Sync for Cell {}
+unsafe impl Sync for Plain {}
 
 const ITEMS: usize = 7;
+/// Stands for no section.
+const NEVER: u64 = u64::MAX;
 
 impl Sums {
     fn new(sections: usize, can_repeat: bool, missing: Option<(usize, usize)>) -> Sums {
-        let cells = || (0..ITEMS).map(|_| Cell(std::cell::UnsafeCell::new(1))).collect();
-        let places = (0..PLACES).map(|_| [cells(), cells()]).collect();
-        Sums { places, sections, can_repeat, missing, entered: AtomicUsize::new(0) }
+        let cells = |n, value| (0..n).map(|_| Plain(std::cell::UnsafeCell::new(value))).collect();
+        let places = (0..PLACES).map(|_| [cells(ITEMS, 1), cells(ITEMS, 1)]).collect();
+        let done = (0..PLACES).map(|_| cells(ITEMS, NEVER)).collect();
+        let resumed = cells(PLACES, NEVER);
+        Sums { places, done, resumed, sections, can_repeat, missing, entered: AtomicUsize::new(0) }
     }
 
     fn get(&self, place: usize, section: usize, item: usize) -> u64 {
@@ -50,13 +57,26 @@ impl Work for Sums {
 
     fn run(&self, member: &Member<'_>) {
         let s = member.section;
+        // SAFETY: written by who was alone in this place.
+        let resumed = unsafe { *self.resumed[member.place].0.get() } == s as u64;
         for item in member.share(ITEMS, 1) {
+            let done = self.done[member.place][item].0.get();
+            // SAFETY: this item is this member's, and was that of who was alone in this place.
+            if resumed && unsafe { *done } == s as u64 {
+                continue;
+            }
+            if member.must_stop() {
+                return;
+            }
             let sum = (0..ITEMS).fold(0u64, |sum, i| sum.wrapping_add(self.get(member.place, s, i) ^ i as u64));
             if self.missing == Some((member.thread, s)) && item % 2 == 0 {
                 std::thread::sleep(Duration::from_millis(20));
             }
             // SAFETY: this item is this member's.
-            unsafe { *self.places[member.place][(s + 1) % 2][item].0.get() = sum.wrapping_add(s as u64) };
+            unsafe {
+                *self.places[member.place][(s + 1) % 2][item].0.get() = sum.wrapping_add(s as u64);
+                *done = s as u64;
+            }
         }
     }
 
@@ -65,11 +85,18 @@ impl Work for Sums {
     }
 
     fn carry(&self, section: usize, from: usize, to: usize) -> bool {
+        // SAFETY: nobody is in `to`.
+        unsafe { *self.resumed[to].0.get() = NEVER };
         for item in 0..ITEMS {
             // SAFETY: nobody is in `to`.
             unsafe { *self.places[to][section % 2][item].0.get() = self.get(from, section, item) };
         }
         true
+    }
+
+    fn resume(&self, section: usize, place: usize) {
+        // SAFETY: nobody else is there.
+        unsafe { *self.resumed[place].0.get() = section as u64 };
     }
 
     fn enter(&self) {
@@ -119,6 +146,64 @@ fn a_late_thread_is_left_behind_and_comes_back() {
             assert!(cfg!(miri) || pool.taken_over() > 0, "{n} threads never went on without thread {missing}");
         }
     }
+}
+
+/// A section that a single member does not finish before somebody else wants to take part.
+#[derive(Default)]
+struct Patient {
+    stopped: AtomicBool,
+    /// By item, how often it was done.
+    done: [AtomicUsize; ITEMS],
+}
+
+impl Work for Patient {
+    fn sections(&self) -> usize {
+        1
+    }
+
+    fn run(&self, member: &Member<'_>) {
+        let begun = self.stopped.load(Ordering::Relaxed);
+        for item in member.share(ITEMS, 1) {
+            if begun && item == 0 {
+                continue;
+            }
+            self.done[item].fetch_add(1, Ordering::Relaxed);
+            let start = Instant::now();
+            while member.size == 1 && item == 0 && start.elapsed() < Duration::from_secs(20) {
+                if member.must_stop() {
+                    return;
+                }
+            }
+        }
+    }
+
+    fn can_repeat(&self, _section: usize) -> bool {
+        true
+    }
+
+    fn carry(&self, _section: usize, _from: usize, _to: usize) -> bool {
+        false
+    }
+
+    fn resume(&self, section: usize, place: usize) {
+        assert!((section, place) == (0, 0) && !self.stopped.swap(true, Ordering::Relaxed));
+    }
+}
+
+#[test]
+fn who_works_alone_shares_the_rest_of_a_section() {
+    let mut pool = Pool::new(2).expect("threads");
+    for _ in 0..100 {
+        // the other thread sleeps by now, as a rule, and is not there when the step begins
+        std::thread::sleep(Duration::from_millis(5));
+        let work = Arc::new(Patient::default());
+        pool.run(work.clone(), &mut |_| {});
+        assert!(work.done.iter().all(|done| done.load(Ordering::Relaxed) == 1), "every item is done once");
+        if work.stopped.load(Ordering::Relaxed) {
+            return;
+        }
+    }
+    panic!("nobody ever stopped");
 }
 
 #[test]
@@ -198,8 +283,11 @@ fn shares_cover_everything_once() {
     for (items, grain) in [(0, 1), (1, 4), (100, 8), (7, 2), (64, 32)] {
         let mut next = 0;
         for rank in 0..3 {
+            let (team, stopped) = (&team, Cell::new(false));
+            let (thread, size, section, place) = (rank, 3, 0, 0);
+            let absences = None;
             let member =
-                Member { team: &team, membership, absences: None, thread: rank, section: 0, rank, size: 3, place: 0 };
+                Member { team, membership, absences, divides: false, stopped, thread, section, rank, size, place };
             let share = member.share(items, grain);
             assert!(share.start == next && (share.end == items || share.end.is_multiple_of(grain)));
             next = share.end;
