@@ -1,6 +1,7 @@
-//! How much time other threads have had on a CPU: tells a thread that is at work from one that has been taken off.
+//! What threads can know of each other: how much time another one has had on a CPU, which tells a thread that is at work
+//! from one that has been taken off; and which CPU it was on last.
 
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicI64, Ordering};
 use std::time::Duration;
 
 /// The clock of one thread, which others may read.
@@ -25,6 +26,46 @@ impl ThreadClock {
         let clock = self.0.load(Ordering::Relaxed);
         if clock == NONE { None } else { read(clock) }
     }
+}
+
+/// Which CPU a thread was on when it last said so. Others look at it while they wait only: on lines of its own.
+#[repr(align(128))]
+pub(crate) struct LastCpu(AtomicI32);
+
+impl LastCpu {
+    /// Nobody's yet.
+    pub(crate) fn new() -> LastCpu {
+        LastCpu(AtomicI32::new(UNKNOWN))
+    }
+
+    /// Notes where the calling thread is.
+    pub(crate) fn note(&self) {
+        let cpu = own_cpu();
+        // usually the same, which is not written again: others may have looked at it
+        if self.0.load(Ordering::Relaxed) != cpu {
+            self.0.store(cpu, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether it is the one that the calling thread is on. `false` where the system does not tell.
+    pub(crate) fn is_here(&self) -> bool {
+        let cpu = self.0.load(Ordering::Relaxed);
+        cpu != UNKNOWN && cpu == own_cpu()
+    }
+}
+
+/// No CPU.
+const UNKNOWN: i32 = -1;
+
+#[cfg(all(any(target_os = "linux", target_os = "android"), not(miri)))]
+fn own_cpu() -> i32 {
+    // SAFETY: takes nothing and gives a number, or -1.
+    unsafe { libc::sched_getcpu() }
+}
+
+#[cfg(not(all(any(target_os = "linux", target_os = "android"), not(miri))))]
+fn own_cpu() -> i32 {
+    UNKNOWN
 }
 
 #[cfg(all(any(target_os = "linux", target_os = "android"), not(miri)))]
@@ -58,6 +99,20 @@ mod tests {
     use super::*;
     use std::sync::atomic::AtomicBool;
     use std::time::Instant;
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_thread_is_where_it_was_last() {
+        let cpu = LastCpu::new();
+        assert!(!cpu.is_here(), "nobody has said anything");
+        // it may be taken elsewhere between the two, but not every time
+        let stays = || {
+            cpu.note();
+            cpu.is_here()
+        };
+        assert!(cfg!(miri) || (0..1000).any(|_| stays()));
+        assert!(!cfg!(miri) || !stays());
+    }
 
     #[test]
     #[cfg(target_os = "linux")]

@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::clock::ThreadClock;
+use crate::clock::{LastCpu, ThreadClock};
 use bell::Bell;
 use gate::Membership;
 pub(crate) use team::PLACES;
@@ -119,6 +119,8 @@ struct Shared {
     team: Team,
     /// One for each thread, of which the first is whoever calls the pool.
     clocks: Box<[ThreadClock]>,
+    /// Where each was when it began its section.
+    cpus: Box<[LastCpu]>,
     job: Mutex<Job>,
     /// Steps begun.
     steps: AtomicU64,
@@ -203,6 +205,7 @@ impl Pool {
         let shared = Arc::new(Shared {
             team: Team::new(n),
             clocks: (0..n).map(|_| ThreadClock::new()).collect(),
+            cpus: (0..n).map(|_| LastCpu::new()).collect(),
             job: Mutex::default(),
             steps: AtomicU64::new(0),
             idle: Bell::new(),
@@ -394,6 +397,7 @@ impl Shared {
         let result = catch_unwind(AssertUnwindSafe(|| {
             work.enter();
             loop {
+                self.cpus[id].note();
                 let member = self.member(id, membership, &*work);
                 work.run(&member);
                 let section = membership.section;

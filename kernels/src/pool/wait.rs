@@ -17,6 +17,10 @@ const LOOK: Duration = Duration::from_micros(100);
 const BETWEEN_LOOKS: Duration = Duration::from_micros(20);
 /// A look after so long says nothing: this thread was gone itself.
 const OLD_LOOK: Duration = Duration::from_micros(200);
+/// What costs so much is not carried elsewhere because two threads have to take turns on one CPU: every time slice of
+/// three milliseconds would begin with waiting for so long and then carrying. Whoever sleeps instead leaves its share of
+/// the CPU to all who want it, which is a third of what the two have beside one other process.
+const DEAR: Duration = Duration::from_micros(400);
 /// Where the system has no clocks of threads: one that is so late is taken for gone.
 const WITHOUT_CLOCKS: Duration = Duration::from_millis(1);
 /// One that is at work is waited for so long before this thread sleeps: longer than a section takes that one thread does
@@ -56,6 +60,8 @@ enum Verdict {
     Spin,
     /// None of those that are waited for is at work.
     Gone,
+    /// The same, since this thread has their CPU: they come back once it sleeps, which is cheaper than to do without.
+    Displaced,
     /// Somebody is at work, but it takes long.
     Long,
 }
@@ -69,18 +75,23 @@ impl Patience {
         (self.since, self.last_look) = (Instant::now(), None);
     }
 
-    /// What to do after so much waiting. There are no looks at clocks before `patience`, which is asked late.
+    /// What to do after so much waiting. There are no looks at clocks before `patience`, which is asked late, but at
+    /// those whose CPU this thread has if it is cheaper to give that back.
     fn judge(&mut self, shared: &Shared, patience: impl Fn() -> Duration) -> Verdict {
         let now = Instant::now();
         let waited = now - self.since;
         let since_look = self.last_look.map(|look| now - look);
-        let too_early = waited < LOOK || since_look.is_some_and(|time| time < BETWEEN_LOOKS);
-        if too_early || waited < patience() {
+        if since_look.unwrap_or(waited) < BETWEEN_LOOKS {
             return Verdict::Spin;
         }
-        let before = std::mem::take(&mut self.clocks);
-        self.clocks.extend(shared.team.late().map(|id| (id, shared.clocks[id].elapsed())));
         self.last_look = Some(now);
+        let before = std::mem::take(&mut self.clocks);
+        let patience = patience();
+        let displaced = patience > DEAR && shared.late_are_here();
+        if waited < LOOK.max(patience) && !displaced {
+            return Verdict::Spin;
+        }
+        self.clocks.extend(shared.team.late().map(|id| (id, shared.clocks[id].elapsed())));
         let at_work = |&(id, clock): &(usize, Option<Duration>)| {
             let Some(clock) = clock else { return waited < WITHOUT_CLOCKS };
             let last = before.iter().find_map(|(other, clock)| clock.filter(|_| *other == id));
@@ -91,7 +102,7 @@ impl Patience {
             }
         };
         if !self.clocks.is_empty() && !self.clocks.iter().any(at_work) {
-            Verdict::Gone
+            if displaced { Verdict::Displaced } else { Verdict::Gone }
         } else if waited > SPIN {
             Verdict::Long
         } else {
@@ -128,7 +139,7 @@ impl Shared {
             match verdict {
                 Verdict::Spin => {}
                 Verdict::Gone if self.take_over(id, work) => {}
-                Verdict::Gone | Verdict::Long => {
+                Verdict::Gone | Verdict::Displaced | Verdict::Long => {
                     let can = || self.team.overdue().is_some_and(|overdue| work.can_repeat(overdue.section));
                     let could = can();
                     let freed = || !could && can();
@@ -137,6 +148,11 @@ impl Shared {
                 }
             }
         }
+    }
+
+    /// Whether all that are waited for began their section on the CPU that this thread is on.
+    fn late_are_here(&self) -> bool {
+        self.team.late().all(|id| self.cpus[id].is_here())
     }
 
     fn take_over(&self, id: usize, work: &dyn Work) -> bool {
@@ -208,18 +224,21 @@ impl Shared {
 
     /// A turn of waiting for a seat in a step that runs: the end of a section, or nobody at work.
     fn wait_to_join(&self, id: usize, patience: &mut Patience) {
-        let verdict = patience.judge(self, || LOOK);
+        let overdue = || {
+            let overdue = self.team.overdue()?;
+            let work = locked(&self.job).of_epoch(overdue.epoch())?;
+            Some((overdue, work))
+        };
+        let cost = || overdue().map_or(Duration::ZERO, |(overdue, work)| work.patience(overdue.section));
+        let verdict = patience.judge(self, cost);
         if verdict == Verdict::Spin {
             return;
         }
         if verdict == Verdict::Gone
-            && let Some(overdue) = self.team.overdue()
-            && let Some(work) = locked(&self.job).of_epoch(overdue.epoch())
+            && let Some((overdue, work)) = overdue()
+            && self.take_over_if_possible(id, &overdue, &*work)
         {
-            let too_early = patience.since.elapsed() < work.patience(overdue.section);
-            if too_early || self.take_over_if_possible(id, &overdue, &*work) {
-                return;
-            }
+            return;
         }
         let turn = self.team.turn();
         self.team.bell.sleep_until(|| {
