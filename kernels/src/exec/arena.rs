@@ -267,7 +267,7 @@ impl Arenas {
         for task in &section.tasks {
             self.counters[place][task.op].store(0, Ordering::Relaxed);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: no other thread is in this place, so that nobody else has a reference to its progress.
         let progress = unsafe { &mut (*self.arenas[place].get()).progress };
         progress.resumed = mark_of(number);
         // those that are complete are counted, and joined, once more

@@ -69,20 +69,20 @@ impl Membership {
         1 << 63 | self.epoch << 32 | (self.rank as u64) << 8 | self.place as u64
     }
 
-    /// The number that changes with the members.
-    pub(super) fn epoch(&self) -> u64 {
-        self.epoch
-    }
-
     /// The same, a section later.
     pub(super) fn next_section(&self) -> Membership {
         Membership { section: self.section + 1, ..*self }
     }
 
+    /// The gate as long as nobody has arrived.
+    pub(super) fn gate(&self) -> Gate {
+        let (section, size) = (self.section as u64, self.size as u64);
+        Gate { changing: false, epoch: self.epoch, section, size, arrived: 0 }
+    }
+
     /// What identifies its section of its epoch.
     pub(super) fn turn(&self) -> u64 {
-        let (epoch, section) = (self.epoch, self.section as u64);
-        Gate { changing: false, epoch, section, size: 0, arrived: 0 }.word()
+        self.gate().turn()
     }
 
     /// Whether an epoch is not before another.

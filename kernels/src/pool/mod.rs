@@ -389,7 +389,7 @@ impl Shared {
 
     /// Takes part in a step until it is done or this thread is left behind.
     fn take_part(&self, id: usize, mut membership: Membership, after: &mut dyn FnMut(usize)) {
-        let Some(work) = locked(&self.job).of_epoch(membership.epoch()) else {
+        let Some(work) = locked(&self.job).of_epoch(membership.epoch) else {
             // left behind before it began, and the step is over
             self.team.leave(id);
             return;

@@ -238,11 +238,10 @@ impl Team {
     /// A member has finished its part of its section, the step's `last` or not. It touches no place before it is told
     /// to go on.
     pub(super) fn arrive(&self, id: usize, member: &Membership, last: bool) -> Next {
-        let (section, size) = (member.section as u64, member.size as u64);
         // released: who takes over counts this thread as arrived by this alone, and others may then use its place
         self.seats[id].0.finished.store(member.turn(), Ordering::Release);
         // the first to arrive finds this; to look before would fetch the gate's line twice
-        let mut gate = Gate { changing: false, epoch: member.epoch, section, size, arrived: 0 };
+        let mut gate = member.gate();
         loop {
             if self.poisoned.load(Ordering::SeqCst) {
                 self.leave(id);
@@ -254,7 +253,7 @@ impl Team {
             if gate.epoch != member.epoch {
                 return self.look(id, member);
             }
-            debug_assert_eq!(gate.section, section, "nobody goes on without this member");
+            debug_assert_eq!(gate.section, member.section as u64, "nobody goes on without this member");
             let next = if gate.arrived + 1 < gate.size {
                 Gate { arrived: gate.arrived + 1, ..gate }
             } else if last {
@@ -304,7 +303,7 @@ impl Team {
     /// The only member has stopped in the middle of its section, which it does from here on with those who have asked
     /// for a seat. Before them, `resume` gets the place to itself.
     pub(super) fn divide_again(&self, id: usize, member: &Membership, resume: impl FnOnce(usize)) -> Next {
-        let gate = Gate { changing: false, epoch: member.epoch, section: member.section as u64, size: 1, arrived: 0 };
+        let gate = member.gate();
         if self.poisoned.load(Ordering::SeqCst) {
             self.leave(id);
             return Next::LeftBehind;
