@@ -429,6 +429,9 @@ impl Shared {
                         }
                         Next::LeftBehind | Next::Done => {
                             work.leave();
+                            if next == Next::LeftBehind {
+                                self.rest(work.patience(membership.section));
+                            }
                             return;
                         }
                     };

@@ -21,6 +21,14 @@ const OLD_LOOK: Duration = Duration::from_micros(200);
 /// three milliseconds would begin with waiting for so long and then carrying. Whoever sleeps instead leaves its share of
 /// the CPU to all who want it, which is a third of what the two have beside one other process.
 const DEAR: Duration = Duration::from_micros(400);
+/// A thread that was left behind stays away for a while where carrying a section elsewhere costs more than this.
+const WORTH_A_REST: Duration = Duration::from_micros(100);
+/// For so long: a few time slices. Where two programs want the CPUs at once, the threads of each are on a CPU at
+/// different times, and every change costs a wait and a carry; the rest leaves each program one thread that stays at
+/// work. Longer rests leave CPUs unused beside programs that take turns with this one.
+const REST: Duration = Duration::from_millis(10);
+/// How often a thread that rests looks whether the step has ended.
+const NAP: Duration = Duration::from_millis(1);
 /// Where the system has no clocks of threads: one that is so late is taken for gone.
 const WITHOUT_CLOCKS: Duration = Duration::from_millis(1);
 /// One that is at work is waited for so long before this thread sleeps: longer than a section takes that one thread does
@@ -178,6 +186,15 @@ impl Shared {
             if start.elapsed() > LOOK {
                 self.team.bell.sleep_until(over);
             }
+        }
+    }
+
+    /// A thread that was left behind stays away for a while, unless `cost`, that of carrying a section elsewhere, is so
+    /// low that it can be paid every time slice.
+    pub(super) fn rest(&self, cost: Duration) {
+        let start = Instant::now();
+        while cost > WORTH_A_REST && start.elapsed() < REST && !self.team.is_idle() {
+            std::thread::sleep(NAP);
         }
     }
 
