@@ -6,14 +6,15 @@ use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Bytes of a large page. The system puts mappings of a multiple of this at such a multiple.
-const LARGE: usize = 2 << 20;
+/// Bytes of a large page. The system puts mappings of a multiple of this at such a multiple. Under Miri there are none,
+/// and every byte that is mapped takes time.
+const LARGE: usize = if cfg!(miri) { 32 << 10 } else { 2 << 20 };
 /// Bytes of a mapping that many weights share.
 const SHARED: usize = 32 * LARGE;
 
 /// What a mapping leaves to all that is small and allocated afterwards: a vector that cannot grow ends the program,
 /// while a mapping that is refused is an error that says what was wanted.
-const HEADROOM: usize = 16 << 20;
+const HEADROOM: usize = if cfg!(miri) { 0 } else { 16 << 20 };
 /// Mappings from here on look whether they leave that.
 const SMALL: usize = 64 << 10;
 
@@ -147,7 +148,7 @@ fn mapping(bytes: usize) -> Option<MmapRaw> {
     if bytes >= SMALL {
         room(0).ok()?;
     }
-    #[cfg(target_os = "linux")]
+    #[cfg(all(target_os = "linux", not(miri)))]
     if bytes >= LARGE {
         // only a wish
         let _ = map.advise(memmap2::Advice::HugePage);

@@ -3,92 +3,20 @@
 
 mod common;
 
-use std::sync::Arc;
-
-use common::{Rng, embed, random_blocks};
-use octavo_kernels::{
-    Executor, Isa, KvShape, KvStore, KvType, Matrix, Op, Pool, Program, Role, Rope, Sequence, SlotInfo, Step,
-};
+use common::layers::Layers;
+use octavo_kernels::{Executor, Isa, KvShape, KvStore, KvType, Pool, Role, Sequence, Step};
 use octavo_quant::TensorType as T;
 
-const D: usize = 256;
-const FF: usize = 512;
-const HEAD_DIM: usize = 64;
-const HEADS_KV: usize = 2;
-const N_LAYER: usize = 2;
-/// Rows of the output: many, so that it takes a while.
-const OUT: usize = 2048;
 const TOKENS: usize = 64;
 const PROMPT: usize = 40;
 
-const KV: KvShape = KvShape { n_layer: N_LAYER, n_head_kv: HEADS_KV, head_dim: HEAD_DIM, ty: KvType::F16 };
+const KV: KvShape = KvShape { n_layer: 2, n_head_kv: 2, head_dim: 64, ty: KvType::F16 };
 
-/// Slots: 0 the residual, 1 normed, 2 q, 3 k, 4 v, 5 and 6 q and k normed, 7 and 8 those rotated, 9 attention, 10 its
-/// sum, 11 normed, 12 gate, 13 up, 14 gated, 15 selected, 16 normed, 17 the output.
-fn ops(rng: &mut Rng) -> Vec<Op> {
-    let mut weight = |n: usize| -> Arc<[f32]> { rng.floats(n).iter().map(|x| x * 0.2 + 1.0).collect() };
-    let norm = |x, weight, out| Op::RmsNorm { x, weight, eps: 1e-5, out };
-    let mut ops = Vec::new();
-    for layer in 0..N_LAYER {
-        let w = layer * 7;
-        ops.extend([
-            norm(0, weight(D), 1),
-            Op::MatMul { x: 1, w, out: 2 },
-            Op::MatMul { x: 1, w: w + 1, out: 3 },
-            Op::MatMul { x: 1, w: w + 2, out: 4 },
-            norm(2, weight(HEAD_DIM), 5),
-            norm(3, weight(HEAD_DIM), 6),
-            Op::Rope { x: 5, head_dim: HEAD_DIM, out: 7 },
-            Op::Rope { x: 6, head_dim: HEAD_DIM, out: 8 },
-            Op::KvWrite { k: 8, v: 4, layer },
-            Op::Attention { q: 7, layer, scale: 0.125, out: 9 },
-            Op::MatMul { x: 9, w: w + 3, out: 2 },
-            Op::Add { a: 0, b: 2, out: 10 },
-            norm(10, weight(D), 11),
-            Op::MatMul { x: 11, w: w + 4, out: 12 },
-            Op::MatMul { x: 11, w: w + 5, out: 13 },
-            Op::SwiGlu { gate: 12, up: 13, out: 14 },
-            Op::MatMul { x: 14, w: w + 6, out: 2 },
-            Op::Add { a: 10, b: 2, out: 0 },
-        ]);
-    }
-    ops.extend([
-        Op::SelectRows { x: 0, out: 15 },
-        norm(15, weight(D), 16),
-        Op::MatMul { x: 16, w: N_LAYER * 7, out: 17 },
-    ]);
-    ops
-}
-
-fn executor(isa: Isa, repack: bool, mut pool: Pool) -> Executor {
-    let mut rng = Rng(11);
-    let mut list = vec![embed(TOKENS, D, &rng.floats(TOKENS * D), 0)];
-    list.extend(ops(&mut rng));
-    let d_kv = HEADS_KV * HEAD_DIM;
+fn layers() -> Layers {
     // what comes down reads floats in the one layer, and integers in the other
-    let layer = |down| {
-        [
-            (T::Q4_K, D, D),
-            (T::Q4_K, d_kv, D),
-            (T::Q6_K, d_kv, D),
-            (T::Q4_K, D, D),
-            (T::Q8_0, FF, D),
-            (T::Q8_0, FF, D),
-            (down, D, FF),
-        ]
-    };
-    let shapes = [layer(T::F16), layer(T::Q6_K)].concat().into_iter().chain([(T::Q4_0, OUT, D)]);
-    let matrices = shapes
-        .map(|(ty, rows, cols)| {
-            let raw = Arc::new(random_blocks(&mut rng, ty, rows * cols));
-            Matrix::new(isa, (ty, rows, cols), raw, repack, &mut pool).expect("a matrix")
-        })
-        .collect();
-    let widths = [D, D, D, d_kv, d_kv, D, d_kv, D, d_kv, D, D, D, FF, FF, FF, D, D, OUT];
-    let slots = widths.iter().enumerate().map(|(i, width)| SlotInfo { width: *width, selected: i >= 15 }).collect();
-    let frequencies = (0..HEAD_DIM / 2).map(|i| 10_000f64.powf(-(i as f64) / 32.0)).collect();
-    let rope = Rope { frequencies, magnitude: 1.0, neox: true };
-    Executor::new(isa, Program { ops: list, slots, rope, kv: KV, output: 17 }, matrices, pool)
+    let layer = |down| [T::Q4_K, T::Q4_K, T::Q6_K, T::Q4_K, T::Q8_0, T::Q8_0, down];
+    let types = vec![layer(T::F16), layer(T::Q6_K)];
+    Layers { d: 256, ff: 512, kv: KV, out: 2048, tokens: TOKENS, types, out_type: T::Q4_0 }
 }
 
 /// The logits of a prompt in batches and of generated tokens behind it, as bits; then once more from the middle, where
@@ -128,9 +56,10 @@ fn missing_threads_change_no_bit() {
     let (mut taken_over, mut divided_again) = (0, 0);
     for isa in Isa::available() {
         for repack in [true, false] {
-            let expected = timeline(&mut executor(isa, repack, Pool::new(1).expect("a thread")));
+            let expected = timeline(&mut layers().executor(isa, repack, Pool::new(1).expect("a thread")));
             for (threads, one_of) in [(2, 20), (3, 40), (5, 60)] {
-                let mut executor = executor(isa, repack, Pool::unreliable(threads, 3, one_of).expect("threads"));
+                let mut executor =
+                    layers().executor(isa, repack, Pool::unreliable(threads, 3, one_of).expect("threads"));
                 for round in 0..3 {
                     let got = timeline(&mut executor);
                     assert!(got == expected, "{isa} repack {repack} {threads} threads, round {round}");

@@ -29,14 +29,14 @@ impl Part<'_> {
     /// Runs `group` (at most as many rows as the kernel takes) and leaves sums and states in the scratch.
     ///
     /// # Safety
-    /// As [`Part::run`]; the scratch belongs to this thread.
+    /// As [`Part::run`]: the queries are finished, and the scratch is this thread's.
     unsafe fn attend(&self, q: Slot, group: &Group<'_>, scratch: &mut Scratch, states: &mut [(f32, f32); MAX_QUERIES]) {
         let (n, d) = (group.rows.len(), self.model.program.kv.head_dim);
         let mut visible = [0; MAX_QUERIES];
         for (j, (row, head)) in group.rows.iter().enumerate() {
             visible[j] = self.rows[*row].pos + 1;
             // SAFETY: the query buffer was finished before the last barrier.
-            let q = unsafe { &self.row(q, *row)[head * d..(head + 1) * d] };
+            let q = unsafe { self.row(q, *row, head * d..(head + 1) * d) };
             for (i, x) in q.iter().enumerate() {
                 scratch.q[i * n + j] = x * group.scale;
             }
@@ -68,7 +68,7 @@ impl Part<'_> {
             let n = self.model.table.queries.iter().find(|n| **n <= rest.len()).expect("there is one for one row");
             let (now, later) = rest.split_at(*n);
             group.rows = now;
-            // SAFETY: the caller's promise.
+            // SAFETY: some of the same rows, and the scratch is this thread's.
             unsafe { self.attend(q, &group, scratch, &mut states) };
             done(now, &scratch.out, &states[..now.len()]);
             rest = later;
@@ -76,7 +76,7 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::run`].
+    /// As [`Part::run`]. *Items*: a block of rows and one KV head.
     pub(super) unsafe fn attend_prompt(&self, at: usize, (q, out): (Slot, Slot), layer: usize, scale: f32) {
         let d = self.model.program.kv.head_dim;
         let heads = self.width(q) / d / self.model.program.kv.n_head_kv;
@@ -135,7 +135,7 @@ impl Part<'_> {
             for (query, (row, head)) in queries.iter_mut().zip(rows) {
                 let part = head * d..(head + 1) * d;
                 // SAFETY: the query buffer was finished before the last barrier, the output is the caller's promise.
-                let (q, out) = unsafe { (&self.row(q, *row)[part.clone()], self.row_mut(out, *row, part)) };
+                let (q, out) = unsafe { (self.row(q, *row, part.clone()), self.row_mut(out, *row, part)) };
                 query.q = q.as_ptr();
                 query.out = out.as_mut_ptr();
                 query.visible = self.rows[*row].pos + 1;
@@ -152,7 +152,7 @@ impl Part<'_> {
     /// of a row and KV head joins them, and brings them into integers if there is a place for these.
     ///
     /// # Safety
-    /// As [`Part::run`].
+    /// As [`Part::run`]. *Items*: a row, a KV head and a piece; who finishes the last piece has the row's heads.
     pub(super) unsafe fn attend_pieces(&self, task: &Task, (q, out): (Slot, Slot), layer: usize, scale: f32) {
         let (n_kv, max_pieces) = (self.model.program.kv.n_head_kv, self.extent.pieces);
         let heads = self.width(q) / self.model.program.kv.head_dim / n_kv;
@@ -202,7 +202,7 @@ impl Part<'_> {
             self.attend_all(q, group, &mut |rows, sums, states| {
                 for (j, (row, head)) in rows.iter().enumerate() {
                     let len = piece_len(d);
-                    let to = self.view.pieces.part(self.piece_at(heads, *row, *head, piece), len);
+                    let to = self.view.pieces.write(self.piece_at(heads, *row, *head, piece), len);
                     to[..d].copy_from_slice(&sums[j * attention::padded(d)..][..d]);
                     (to[len - 2], to[len - 1]) = states[j];
                 }
@@ -223,7 +223,7 @@ impl Part<'_> {
     unsafe fn merge_pieces(&self, heads: usize, out: Slot, (row, head): (usize, usize)) {
         let d = self.model.program.kv.head_dim;
         let n = self.rows[row].pos / PIECE + 1;
-        // SAFETY: the caller's promise.
+        // SAFETY: the pieces are complete, and this thread has the row and head.
         unsafe {
             let piece = |p| self.view.pieces.read(self.piece_at(heads, row, head, p), piece_len(d));
             let pieces: Vec<&[f32]> = (0..n).map(piece).collect();

@@ -23,9 +23,9 @@ impl Part<'_> {
     /// Brings the input of a product into the form that its kernel reads.
     ///
     /// # Safety
-    /// As [`Part::run`].
+    /// As [`Part::run`]. *Shares* of groups or of tiles.
     pub(super) unsafe fn prepare(&self, form: Reads, x: Slot, matrix: &Matrix, task: &Task) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the same shares of the same finished input.
         unsafe {
             match form {
                 Reads::Codes => self.quantize(x, task),
@@ -35,14 +35,16 @@ impl Part<'_> {
         }
     }
 
+    /// A product, and what follows it.
+    ///
     /// # Safety
-    /// As [`Part::run`].
+    /// As [`Part::run`]. *Items*: strips.
     pub(super) unsafe fn matmul(&self, product: &Product<'_>) {
         let m = self.n_rows(product.x);
         if m == 0 {
             return;
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the same items of the same finished input.
         unsafe {
             match product.matrix.reads(self.is_generated()) {
                 Reads::Codes | Reads::Floats => self.gemv(product, m),
@@ -56,7 +58,7 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::run`].
+    /// As [`Part::run`]. *Shares* of groups: of whole rows where the operation before divides rows.
     unsafe fn quantize(&self, x: Slot, task: &Task) {
         let Some(codes) = task.codes else { unreachable!("the plan gives it a place") };
         let (m, groups) = (self.n_rows(x), self.width(x) / ACT_GROUP);
@@ -75,12 +77,13 @@ impl Part<'_> {
     /// Brings groups of a slot's values, counted over all rows, into integers at one of the places for these.
     ///
     /// # Safety
-    /// Nobody writes these values or touches their integers meanwhile.
+    /// These groups are the calling thread's, by whichever rule, and their values are finished.
     pub(super) unsafe fn quantize_groups(&self, x: Slot, groups: Range<usize>, codes: usize) {
         assert!(groups.end * ACT_GROUP <= self.n_rows(x) * self.width(x));
         for group in groups {
             let (from, to) = (group * ACT_GROUP, self.view.codes[codes].at_group(group));
-            // SAFETY: the caller's promise, and the slot has that many values, of which the integers have room for all.
+            // SAFETY: one thread has this group, and the slot has that many values, of which the integers have room for
+            // all.
             unsafe {
                 let from = self.view.buffers[x].read(from, ACT_GROUP);
                 (self.model.table.quantize)(from.as_ptr(), ACT_GROUP, &to);
@@ -89,21 +92,21 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::run`].
+    /// As [`Part::run`]. *Shares* of whole tiles.
     unsafe fn tile(&self, x: Slot, tokens: &Tokens) {
         let (m, k, nt) = (self.n_rows(x), self.width(x), tokens.tile);
         for t in self.w.share(m, nt).step_by(nt) {
             let width = if tokens.narrow { gemm::tile_width(m - t, nt) } else { nt };
             // SAFETY: one thread has this tile, whose place is reserved: tiles before it are full.
             unsafe {
-                let tile = self.view.tiles.part(t * k * tokens.bytes / 4, width * k * tokens.bytes / 4);
+                let tile = self.view.tiles.write(t * k * tokens.bytes / 4, width * k * tokens.bytes / 4);
                 (tokens.pack)(self.view.buffers[x].0, m, k, t, width, tile.as_mut_ptr());
             }
         }
     }
 
     /// # Safety
-    /// As [`Part::run`].
+    /// As [`Part::run`]. *Items*: pairs of strips.
     unsafe fn gemv(&self, product: &Product<'_>, m: usize) {
         // Each thread has one long stream. The last strips go to whoever is first: no two CPUs are equally fast.
         let strips = product.matrix.strips();
@@ -121,7 +124,7 @@ impl Part<'_> {
     /// One or two strips times all rows, and what follows.
     ///
     /// # Safety
-    /// As [`Part::run`]; one thread has these strips.
+    /// As [`Part::run`]; the strips are those of one of the *items*.
     unsafe fn gemv_strips(&self, product: &Product<'_>, strips: Range<usize>, m: usize) {
         let &Product { task, x, matrix, out, then } = product;
         let table = self.model.table;
@@ -131,7 +134,9 @@ impl Part<'_> {
         // SAFETY: the scratch at this thread's number is its own, and nothing below borrows it again.
         let scratch = unsafe { &mut self.scratches.of(self.w.thread).strip };
         let groups = matrix.cols / ACT_GROUP;
-        let [near, other] = [0, STRIP_PAIR * r].map(|i| scratch.as_mut_ptr().wrapping_add(i));
+        // both from one pointer: to borrow the scratch again would end what came of the first borrow
+        let near = scratch.as_mut_ptr();
+        let other = near.wrapping_add(STRIP_PAIR * r);
         for s in strips.step_by(at_once) {
             let rows = (at_once * r).min(matrix.rows - s * r);
             for row in 0..m {
@@ -144,7 +149,9 @@ impl Part<'_> {
                             let x = self.view.codes[task.reads_codes].at_group(row * groups);
                             (f[at_once - 1])(matrix.strip(s), matrix.cols, &x, to);
                         }
-                        Gemv::Float(f) => f(matrix.strip(s), matrix.cols, self.row(x, row).as_ptr(), to),
+                        Gemv::Float(f) => {
+                            f(matrix.strip(s), matrix.cols, self.row(x, row, 0..matrix.cols).as_ptr(), to)
+                        }
                     };
                     let Some(then) = then else {
                         let whole = rows == at_once * r;
@@ -175,7 +182,7 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::run`].
+    /// As [`Part::run`]. *Items*: turns of several units, each of which is finished by itself.
     unsafe fn gemm(&self, product: &Product<'_>, m: usize) {
         let &Product { task, matrix, out, then, .. } = product;
         let r = self.model.table.strip;
@@ -252,7 +259,7 @@ impl Part<'_> {
     /// Does what follows a product with the sums of one unit.
     ///
     /// # Safety
-    /// As [`Part::run`]; this thread has the unit's columns of the output.
+    /// As [`Part::run`]; the unit belongs to one of the *items*, and so do these columns of the output.
     unsafe fn follow(&self, then: Epilogue, matrix: &Matrix, unit: usize, sums: &[f32], m: usize) {
         let r = self.model.table.strip;
         let column = |slot: Slot, first: usize| self.view.buffers[slot].0.wrapping_add(first);

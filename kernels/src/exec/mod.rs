@@ -1,5 +1,19 @@
 //! Runs a [`Program`] on the thread pool: its operations in sections (`plan.rs`), each divided among the threads that
 //! are there.
+//!
+//! Threads write to the same buffers at the same time. These rules say who may touch what; every unsafe function here
+//! names the one that divides its work, and `tools/miri.sh` looks at every access of a small layer.
+//!
+//! - *Finished inputs*: what a task reads was written in an earlier section, or by this member in the same one, where
+//!   both tasks divide their values alike (`plan.rs` puts them into one section only then).
+//! - *Shares*: rows, heads of rows, groups or tiles are divided by [`Member::share`], so that each is one member's.
+//! - *Items*: strips of products, and blocks or pieces of attention, are handed out by [`Part::take_items`], so that each
+//!   is one member's; and its part of the output is that of no other item (`items.rs`).
+//! - *Scratch*: that of a thread's number is its own.
+//! - *Places*: a member that was left behind stays in a place where nobody else is; who takes over copies items from
+//!   there that are finished, which nobody writes again.
+//!
+//! Whoever borrows from a buffer borrows exactly the values that it reads or writes.
 
 mod arena;
 mod attention;
@@ -392,33 +406,33 @@ impl Frame {
     unsafe fn show(&self, at: usize, place: usize, tap: &mut TapFn<'_>) {
         let Some(out) = self.model.program.ops[at].out() else { return };
         let (rows, width) = (self.n_rows(out), self.width(out));
-        // SAFETY: the caller's promise; the buffer holds that many values.
+        // SAFETY: the operation is complete, and the buffer holds that many values.
         tap(at, rows, width, unsafe { self.arenas.view(place).buffers[out].read(0, rows * width) });
     }
 }
 
 impl Part<'_> {
-    /// Row `r` of a buffer.
+    /// Values `part` of row `r` of a buffer: no more than are needed, since other threads may be writing the others.
     ///
     /// # Safety
-    /// Nobody writes to it meanwhile.
-    unsafe fn row(&self, slot: Slot, r: usize) -> &[f32] {
+    /// These values are finished: nobody writes them while the result is used.
+    unsafe fn row(&self, slot: Slot, r: usize, part: Range<usize>) -> &[f32] {
         let width = self.width(slot);
-        assert!(r < self.n_rows(slot));
-        // SAFETY: the buffer holds n_rows * width values; the caller keeps writers away.
-        unsafe { self.view.buffers[slot].read(r * width, width) }
+        assert!(r < self.n_rows(slot) && part.start <= part.end && part.end <= width);
+        // SAFETY: the buffer holds n_rows * width values; the caller keeps writers away from these.
+        unsafe { self.view.buffers[slot].read(r * width + part.start, part.len()) }
     }
 
     /// Values `part` of row `r` of a buffer.
     ///
     /// # Safety
-    /// Nobody else reads or writes them meanwhile.
+    /// These values are the calling thread's: nobody else reads or writes them while the result is used.
     #[allow(clippy::mut_from_ref, reason = "the values belong to the caller, not to this")]
     unsafe fn row_mut(&self, slot: Slot, r: usize, part: Range<usize>) -> &mut [f32] {
         let width = self.width(slot);
         assert!(r < self.n_rows(slot) && part.start <= part.end && part.end <= width);
         // SAFETY: the buffer holds n_rows * width values; the caller keeps others away from these.
-        unsafe { self.view.buffers[slot].part(r * width + part.start, part.len()) }
+        unsafe { self.view.buffers[slot].write(r * width + part.start, part.len()) }
     }
 
     /// Runs this member's share of a task.
@@ -428,7 +442,7 @@ impl Part<'_> {
     /// task reads was finished in earlier sections, or by this member where tasks divide their values alike.
     unsafe fn run(&self, task: &Task) {
         let at = task.op;
-        // SAFETY: the caller's promise.
+        // SAFETY: all of these need finished inputs and a place with room, which the caller promises.
         unsafe {
             match (task.phase, &self.model.program.ops[at]) {
                 (Phase::Angles, _) => self.angles(),

@@ -6,27 +6,28 @@ impl Part<'_> {
     /// Cosines and sines of all rows.
     ///
     /// # Safety
-    /// As [`Part::run`].
+    /// As [`Part::run`]. *Shares* of rows.
     pub(super) unsafe fn angles(&self) {
         let rope = &self.model.program.rope;
         let n = rope.frequencies.len();
         for r in self.w.share(self.rows.len(), 1) {
-            // SAFETY: each row belongs to one thread.
-            let (cosines, sines) = unsafe { self.view.angles.part(r * 2 * n, 2 * n) }.split_at_mut(n);
+            // SAFETY: this row is of this member's share.
+            let (cosines, sines) = unsafe { self.view.angles.write(r * 2 * n, 2 * n) }.split_at_mut(n);
             for (i, angle) in rope.angles(self.rows[r].pos).enumerate() {
                 (cosines[i], sines[i]) = angle;
             }
         }
     }
+
     /// An operation on rows, or on heads of rows, each of which is one thread's.
     ///
     /// # Safety
-    /// As [`Part::run`].
+    /// As [`Part::run`]. *Shares* of rows, of groups of a row that are normed together, or of 64 values.
     pub(super) unsafe fn rowwise(&self, op: &Op, grain: usize) {
         let table = self.model.table;
         let all = |slot: Slot| 0..self.width(slot);
-        // SAFETY: rows, or parts of rows, are divided among threads by `share`; inputs are finished by the caller's
-        // promise, and lengths are those that `Program::check` compared.
+        // SAFETY: each of these parts of rows is in this member's share, inputs are finished, and lengths are those that
+        // `Program::check` compared.
         unsafe {
             match op {
                 Op::Embed { table, out } => {
@@ -49,7 +50,7 @@ impl Part<'_> {
                     let groups = self.width(*x) / n;
                     for i in self.w.share(self.n_rows(*x) * groups, grain) {
                         let part = i % groups * n..(i % groups + 1) * n;
-                        let from = &self.row(*x, i / groups)[part.clone()];
+                        let from = self.row(*x, i / groups, part.clone());
                         let to = self.row_mut(*out, i / groups, part);
                         (table.rms_norm)(from.as_ptr(), weight.as_ptr(), *eps, n, to.as_mut_ptr());
                     }
@@ -77,7 +78,8 @@ impl Part<'_> {
                 }
                 Op::SelectRows { x, out } => {
                     for r in self.w.share(self.wanted.len(), 1) {
-                        self.row_mut(*out, r, all(*out)).copy_from_slice(self.row(*x, self.wanted[r]));
+                        let from = self.row(*x, self.wanted[r], all(*x));
+                        self.row_mut(*out, r, all(*out)).copy_from_slice(from);
                     }
                 }
                 Op::MatMul { .. } | Op::Attention { .. } => unreachable!("these have tasks of their own"),
@@ -86,7 +88,7 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::run`].
+    /// As [`Part::run`]. *Shares* of heads of rows.
     unsafe fn rope(&self, x: Slot, head_dim: usize, out: Slot) {
         let n = self.model.program.rope.frequencies.len();
         let heads = self.width(x) / head_dim;
@@ -95,7 +97,7 @@ impl Part<'_> {
             // SAFETY: one thread has this row and head; angles were finished in an earlier section.
             unsafe {
                 let (cosines, sines) = self.view.angles.read(r * 2 * n, 2 * n).split_at(n);
-                let x = &self.row(x, r)[part.clone()];
+                let x = self.row(x, r, part.clone());
                 let y = self.row_mut(out, r, part);
                 y.copy_from_slice(x);
                 if self.model.program.rope.neox {
@@ -109,7 +111,7 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::run`].
+    /// As [`Part::run`]. *Shares* of heads of rows: no two rows of a step are at one position of one sequence.
     unsafe fn kv_write(&self, k: Slot, v: Slot, layer: usize) {
         let shape = self.model.program.kv;
         for i in self.w.share(self.rows.len() * shape.n_head_kv, 1) {
@@ -121,7 +123,7 @@ impl Part<'_> {
             // read only in later sections: nobody is left behind in this one, and who was in an earlier step does not
             // read what this one writes (`Executor::keep_clear_of`).
             unsafe {
-                let kv = (&self.row(k, r)[part.clone()], &self.row(v, r)[part]);
+                let kv = (self.row(k, r, part.clone()), self.row(v, r, part));
                 self.kv.write((layer, head, page, pos % PAGE), kv, self.model.table.to_f16);
             }
         }

@@ -1,6 +1,8 @@
 //! What the kernel tests share: seeded numbers, random weights of any type, one-operation programs.
 #![allow(dead_code)] // every test file uses a part
 
+pub(crate) mod layers;
+
 use std::sync::Arc;
 
 use octavo_kernels::{
@@ -62,16 +64,17 @@ impl Rng {
 /// Random bits as weights: every block whose values are finite and of ordinary size.
 pub(crate) fn random_blocks(rng: &mut Rng, ty: TensorType, n: usize) -> Vec<u8> {
     let (len, bytes) = (ty.block_len(), ty.block_bytes());
-    let mut all = Vec::with_capacity(n / len * bytes);
-    let mut values = vec![0.0; len];
-    for _ in 0..n / len {
-        loop {
-            let block: Vec<u8> = (0..bytes).map(|_| rng.bits() as u8).collect();
-            octavo_quant::dequantize(ty, &block, &mut values).expect("one block");
-            if values.iter().all(|v| v.is_finite() && v.abs() < 1e3) {
-                all.extend(block);
-                break;
-            }
+    let mut all = Vec::with_capacity(n / len * bytes + 8);
+    while all.len() < n / len * bytes {
+        all.extend(rng.bits().to_le_bytes());
+    }
+    all.truncate(n / len * bytes);
+    let mut values = vec![0.0; n];
+    octavo_quant::dequantize(ty, &all, &mut values).expect("whole blocks");
+    for (block, values) in all.chunks_exact_mut(bytes).zip(values.chunks_exact_mut(len)) {
+        while !values.iter().all(|v| v.is_finite() && v.abs() < 1e3) {
+            block.fill_with(|| rng.bits() as u8);
+            octavo_quant::dequantize(ty, block, values).expect("one block");
         }
     }
     all
