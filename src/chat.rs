@@ -1,8 +1,10 @@
-//! Chat templates: the Jinja template of a file, rendered as Hugging Face's transformers does, within bounds.
+//! Chat templates: the Jinja template of a file, rendered as Hugging Face's transformers does,
+//! within bounds.
 //!
-//! Templates come from strangers. Before one is compiled it is parsed and written anew (`rewrite`), so that every
-//! operation whose result could be large first pays for it from a budget (`guard`); the number of instructions is
-//! limited too, and all of it happens on a thread of its own with a known stack.
+//! Templates come from strangers. Before one is compiled it is parsed and written anew (`rewrite`),
+//! so that every operation whose result could be large first pays for it from a budget (`guard`);
+//! the number of instructions is limited too, and all of it happens on a thread of its own with a
+//! known stack.
 
 mod guard;
 mod json;
@@ -48,7 +50,10 @@ pub struct Message {
 impl Message {
     /// A message.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Message {
-        Message { role: role.into(), content: content.into() }
+        Message {
+            role: role.into(),
+            content: content.into(),
+        }
     }
 }
 
@@ -114,19 +119,36 @@ pub struct ChatTemplate {
 impl ChatTemplate {
     /// The template of a file; `None` where it has none.
     pub fn from_gguf(gguf: &Gguf, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>, Error> {
-        let Some(source) = gguf.str("tokenizer.chat_template")? else { return Ok(None) };
+        let Some(source) = gguf.str("tokenizer.chat_template")? else {
+            return Ok(None);
+        };
         let text = |id: Option<u32>| {
             let text = id.map(|id| tokenizer.token_text(id)).unwrap_or_default();
             String::from_utf8_lossy(text).into_owned()
         };
-        ChatTemplate::new(gguf.name(), source, text(tokenizer.bos()), text(tokenizer.eos())).map(Some)
+        ChatTemplate::new(
+            gguf.name(),
+            source,
+            text(tokenizer.bos()),
+            text(tokenizer.eos()),
+        )
+        .map(Some)
     }
 
     /// A template from its text. `file` names it in messages.
-    pub fn new(file: &str, source: &str, bos_token: String, eos_token: String) -> Result<ChatTemplate, Error> {
+    pub fn new(
+        file: &str,
+        source: &str,
+        bos_token: String,
+        eos_token: String,
+    ) -> Result<ChatTemplate, Error> {
         let (file, limit) = (file.to_owned(), MAX_TEMPLATE_BYTES);
         if source.len() > limit {
-            return Err(Error::TooLong { file, got: source.len(), limit });
+            return Err(Error::TooLong {
+                file,
+                got: source.len(),
+                limit,
+            });
         }
         let text = source.to_owned();
         let guarded = on_thread(move || {
@@ -136,10 +158,17 @@ impl ChatTemplate {
             Ok(guarded)
         })?;
         match guarded {
-            Ok(guarded) => {
-                Ok(ChatTemplate { file, source: source.to_owned(), guarded: guarded.into(), bos_token, eos_token })
-            }
-            Err(error) => Err(Error::Template { file, what: one_line(&error) }),
+            Ok(guarded) => Ok(ChatTemplate {
+                file,
+                source: source.to_owned(),
+                guarded: guarded.into(),
+                bos_token,
+                eos_token,
+            }),
+            Err(error) => Err(Error::Template {
+                file,
+                what: one_line(&error),
+            }),
         }
     }
 
@@ -148,9 +177,17 @@ impl ChatTemplate {
         &self.source
     }
 
-    /// The prompt for a conversation. `add_generation_prompt` = end it where the assistant's answer begins.
-    pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, Error> {
-        let input = messages.iter().map(|message| message.role.len() + message.content.len()).sum();
+    /// The prompt for a conversation. `add_generation_prompt` = end it where the assistant's answer
+    /// begins.
+    pub fn render(
+        &self,
+        messages: &[Message],
+        add_generation_prompt: bool,
+    ) -> Result<String, Error> {
+        let input = messages
+            .iter()
+            .map(|message| message.role.len() + message.content.len())
+            .sum();
         let budget = Arc::new(Budget::new(input));
         let fuel = FUEL + FUEL_PER_MESSAGE * messages.len() as u64;
         let nothing = Value::from(());
@@ -169,8 +206,13 @@ impl ChatTemplate {
             environment.set_recursion_limit(RECURSION_LIMIT);
             guard::install(&mut environment, &budget_there);
             let template = environment.template_from_named_str(rewrite::NAME, &guarded)?;
-            let mut output = Bounded { text: Vec::new(), left: MAX_OUTPUT_BYTES + 2 * input };
-            let result = template.render_captured_to(context, &mut output).map(|_| ());
+            let mut output = Bounded {
+                text: Vec::new(),
+                left: MAX_OUTPUT_BYTES + 2 * input,
+            };
+            let result = template
+                .render_captured_to(context, &mut output)
+                .map(|_| ());
             result.map(|()| String::from_utf8_lossy(&output.text).into_owned())
         })?;
         rendered.map_err(|error| self.explain(&error, &budget))
@@ -179,40 +221,63 @@ impl ChatTemplate {
     fn explain(&self, error: &minijinja::Error, budget: &Budget) -> Error {
         let file = self.file.clone();
         if let Some(message) = budget.refusal() {
-            return Error::Refused { file, message: shorten(&message) };
+            return Error::Refused {
+                file,
+                message: shorten(&message),
+            };
         }
         let limit = match error.kind() {
             ErrorKind::OutOfFuel => "it runs for too long",
             ErrorKind::WriteFailure => "its output is too long",
             _ if budget.is_spent() => "it uses too much memory",
-            _ => return Error::Template { file, what: one_line(error) },
+            _ => {
+                return Error::Template {
+                    file,
+                    what: one_line(error),
+                };
+            }
         };
         Error::Limit { file, limit }
     }
 }
 
-/// Runs `work` on a thread with a stack of known size. The engine has no known panics; should one occur, it is an error
-/// like any other.
+/// Runs `work` on a thread with a stack of known size. The engine has no known panics; should one
+/// occur, it is an error like any other.
 fn on_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, minijinja::Error> + Send + 'static,
 ) -> Result<Result<T, minijinja::Error>, Error> {
-    let thread = std::thread::Builder::new().name("chat template".to_owned()).stack_size(STACK_BYTES);
-    let handle = thread.spawn(work).map_err(|source| Error::Thread { source })?;
-    let failed = |_| minijinja::Error::new(ErrorKind::InvalidOperation, "the template engine failed");
+    let thread = std::thread::Builder::new()
+        .name("chat template".to_owned())
+        .stack_size(STACK_BYTES);
+    let handle = thread
+        .spawn(work)
+        .map_err(|source| Error::Thread { source })?;
+    let failed =
+        |_| minijinja::Error::new(ErrorKind::InvalidOperation, "the template engine failed");
     Ok(handle.join().map_err(failed).and_then(|result| result))
 }
 
 /// The error and what it stands on, without line breaks.
 fn one_line(error: &minijinja::Error) -> String {
-    let what = error.detail().map_or_else(|| error.kind().to_string(), |detail| format!("{}: {detail}", error.kind()));
-    let line = error.line().map(|line| format!(" (line {line})")).unwrap_or_default();
+    let what = error.detail().map_or_else(
+        || error.kind().to_string(),
+        |detail| format!("{}: {detail}", error.kind()),
+    );
+    let line = error
+        .line()
+        .map(|line| format!(" (line {line})"))
+        .unwrap_or_default();
     format!("{}{line}", shorten(&what))
 }
 
 fn shorten(text: &str) -> String {
     const LONGEST: usize = 300;
     let flat: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    if flat.chars().count() <= LONGEST { flat } else { flat.chars().take(LONGEST).chain(['…']).collect() }
+    if flat.chars().count() <= LONGEST {
+        flat
+    } else {
+        flat.chars().take(LONGEST).chain(['…']).collect()
+    }
 }
 
 /// A writer that fails when it has taken enough.

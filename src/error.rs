@@ -1,4 +1,5 @@
-//! Why something could not be done: one line each, with the file, key or tensor, what was expected and what was found.
+//! Why something could not be done: one line each, with the file, key or tensor, what was expected
+//! and what was found.
 
 /// Any failure of the engine.
 #[derive(Debug, thiserror::Error)]

@@ -1,4 +1,5 @@
-//! From a prompt to text: reads the prompt, samples, stops, and hands out text as soon as it is certain.
+//! From a prompt to text: reads the prompt, samples, stops, and hands out text as soon as it is
+//! certain.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -68,10 +69,12 @@ impl Lm for crate::engine::Session<'_> {
         use crate::engine::Wanted;
         match next {
             Next::Nothing => self.eval_with(tokens, role, Wanted::None, None, &mut |_, _| {}),
-            Next::Logits(logits) => self.eval_with(tokens, role, Wanted::Last, None, &mut |_, row| {
-                logits.clear();
-                logits.extend_from_slice(row);
-            }),
+            Next::Logits(logits) => {
+                self.eval_with(tokens, role, Wanted::Last, None, &mut |_, row| {
+                    logits.clear();
+                    logits.extend_from_slice(row);
+                })
+            }
             Next::Best(best) => {
                 *best = self.eval_best(tokens, role)?;
                 Ok(())
@@ -94,7 +97,8 @@ pub trait Vocabulary {
 
 impl Vocabulary for Tokenizer {
     fn piece(&self, id: u32) -> &[u8] {
-        // a model may have more rows of logits than its vocabulary has tokens: those decode to nothing
+        // a model may have more rows of logits than its vocabulary has tokens: those decode to
+        // nothing
         self.piece(id).unwrap_or_default()
     }
 
@@ -185,7 +189,8 @@ impl Finish {
         }
     }
 
-    /// Which limit a `length` is: other programs know that name for both, so the two are told apart beside it.
+    /// Which limit a `length` is: other programs know that name for both, so the two are told apart
+    /// beside it.
     pub fn detail(self) -> Option<&'static str> {
         match self {
             Finish::Length => Some("max_tokens"),
@@ -252,7 +257,9 @@ pub struct Generation {
 #[derive(Debug, thiserror::Error)]
 pub enum Error<E: std::error::Error + 'static> {
     /// There is nothing to continue.
-    #[error("the prompt has no tokens: expected at least one (this model puts no BOS token in front)")]
+    #[error(
+        "the prompt has no tokens: expected at least one (this model puts no BOS token in front)"
+    )]
     EmptyPrompt,
     /// More prompt than context.
     #[error("the prompt has {prompt} tokens: expected at most the context of {n_ctx}")]
@@ -332,29 +339,66 @@ impl<'a, L: Lm> Run<'a, L> {
             return Err(Error::EmptyPrompt);
         }
         if prompt.len() > n_ctx {
-            return Err(Error::PromptTooLong { prompt: prompt.len(), n_ctx });
+            return Err(Error::PromptTooLong {
+                prompt: prompt.len(),
+                n_ctx,
+            });
         }
-        if let Some(&id) = prompt.iter().chain(&options.stop_ids).find(|&&id| id as usize >= n_vocab) {
+        if let Some(&id) = prompt
+            .iter()
+            .chain(&options.stop_ids)
+            .find(|&&id| id as usize >= n_vocab)
+        {
             return Err(Error::UnknownToken { id, n_vocab });
         }
         let mut config = options.sampler.clone();
         if options.ignore_eos {
-            let ends = vocabulary.eog_ids().iter().filter(|&&id| (id as usize) < n_vocab);
-            config.logit_bias.extend(ends.map(|&id| (id, f32::NEG_INFINITY)));
+            let ends = vocabulary
+                .eog_ids()
+                .iter()
+                .filter(|&&id| (id as usize) < n_vocab);
+            config
+                .logit_bias
+                .extend(ends.map(|&id| (id, f32::NEG_INFINITY)));
         }
         let mut sampler = Sampler::new(config, n_vocab)?;
         prompt.iter().for_each(|&id| sampler.accept(id));
         let stops = StopMatcher::new(&options.stop)?;
-        let stats = Stats { prompt_tokens: prompt.len(), ..Stats::default() };
-        let out =
-            Generation { text: String::new(), tokens: Vec::new(), finish: Finish::Length, logprobs: Vec::new(), stats };
+        let stats = Stats {
+            prompt_tokens: prompt.len(),
+            ..Stats::default()
+        };
+        let out = Generation {
+            text: String::new(),
+            tokens: Vec::new(),
+            finish: Finish::Length,
+            logprobs: Vec::new(),
+            stats,
+        };
         let (utf8, start, logits) = (Utf8Stream::new(), Instant::now(), Vec::new());
         let (plain, best) = (sampler.takes_the_largest() && options.logprobs.is_none(), 0);
-        Ok(Run { lm, vocabulary, options, observer, sampler, utf8, stops, start, plain, best, logits, out })
+        Ok(Run {
+            lm,
+            vocabulary,
+            options,
+            observer,
+            sampler,
+            utf8,
+            stops,
+            start,
+            plain,
+            best,
+            logits,
+            out,
+        })
     }
 
     fn generate(mut self, prompt: &[u32]) -> Result<Generation, Error<L::Error>> {
-        self.out.finish = if self.read(prompt)? { self.produce()? } else { Finish::Cancelled };
+        self.out.finish = if self.read(prompt)? {
+            self.produce()?
+        } else {
+            Finish::Cancelled
+        };
         let tail = self.utf8.finish();
         if self.show(&tail)? {
             self.out.finish = Finish::Stop;
@@ -366,7 +410,13 @@ impl<'a, L: Lm> Run<'a, L> {
 
     /// Reads what the cache does not hold; false if cancelled.
     fn read(&mut self, prompt: &[u32]) -> Result<bool, Error<L::Error>> {
-        let common = self.lm.tokens().iter().zip(prompt).take_while(|(a, b)| a == b).count();
+        let common = self
+            .lm
+            .tokens()
+            .iter()
+            .zip(prompt)
+            .take_while(|(a, b)| a == b)
+            .count();
         // the last token is always read: its logits are what follows from
         let cached = common.min(prompt.len() - 1);
         self.lm.truncate(cached);
@@ -393,7 +443,11 @@ impl<'a, L: Lm> Run<'a, L> {
             if self.observer.cancelled() {
                 return Ok(Finish::Cancelled);
             }
-            let id = if self.plain { self.best } else { self.sampler.sample(&self.logits)? };
+            let id = if self.plain {
+                self.best
+            } else {
+                self.sampler.sample(&self.logits)?
+            };
             if let Some(n) = self.options.logprobs {
                 self.out.logprobs.push(logprobs(&self.logits, id, n)?);
             }

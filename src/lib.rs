@@ -1,8 +1,9 @@
 //! Octavo: a GGUF-loading LLM inference engine whose numbers can be proved.
 //!
-//! The way data flows: a file becomes a [`model::Model`] (checked hyperparameters, bound weights, a graph of named
-//! ops), a [`backend`] executes it, an [`engine::Session`] is one timeline, and [`sample`] chooses tokens. Nothing
-//! flows backwards: the model knows no backend, the backend no request.
+//! The way data flows: a file becomes a [`model::Model`] (checked hyperparameters, bound weights, a
+//! graph of named ops), a [`backend`] executes it, an [`engine::Session`] is one timeline, and
+//! [`sample`] chooses tokens. Nothing flows backwards: the model knows no backend, the backend no
+//! request.
 
 pub mod awq;
 pub mod backend;

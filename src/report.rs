@@ -1,4 +1,5 @@
-//! Self-contained HTML pages: a few styles, tables, and charts as SVG. Nothing is loaded from anywhere.
+//! Self-contained HTML pages: a few styles, tables, and charts as SVG. Nothing is loaded from
+//! anywhere.
 
 use std::fmt::{Display, Write};
 use std::ops::Range;
@@ -38,7 +39,8 @@ table.stack tr{padding:.4rem 0;border-bottom:1px solid var(--line)}\
 table.stack td,table.stack td:first-child{display:flex;justify-content:space-between;gap:1rem;border:0;padding:0;\
 white-space:normal;text-align:right}table.stack td::before{content:attr(data-of);opacity:.7;text-align:left}}";
 
-/// Columns of a table that still stand side by side on a narrow screen; a row of more becomes a list there.
+/// Columns of a table that still stand side by side on a narrow screen; a row of more becomes a
+/// list there.
 const SIDE_BY_SIDE: usize = 5;
 
 /// Text as HTML takes it.
@@ -63,7 +65,10 @@ const VIEWPORT: &str = "width=device-width,initial-scale=1";
 impl Page {
     /// An empty page.
     pub fn new(title: &str) -> Page {
-        Page { body: String::new(), title: title.to_owned() }
+        Page {
+            body: String::new(),
+            title: title.to_owned(),
+        }
     }
 
     /// How a page with this title begins.
@@ -75,9 +80,12 @@ impl Page {
         )
     }
 
-    /// Whether bytes are the beginning of a page with this title, also of one that an earlier version wrote.
+    /// Whether bytes are the beginning of a page with this title, also of one that an earlier
+    /// version wrote.
     pub fn is_beginning(title: &str, bytes: &[u8]) -> bool {
-        [VIEWPORT, "width=device-width"].iter().any(|v| bytes.starts_with(Page::beginning(title, v).as_bytes()))
+        [VIEWPORT, "width=device-width"]
+            .iter()
+            .any(|v| bytes.starts_with(Page::beginning(title, v).as_bytes()))
     }
 
     /// A heading of the second level.
@@ -91,9 +99,13 @@ impl Page {
         let _ = writeln!(self.body, "<p{class}>{}</p>", escape(text));
     }
 
-    /// A table; the cells of marked rows stand out. Where there is no room for many columns, each row becomes a list of
-    /// its cells with their headings.
-    pub fn table<C: Display>(&mut self, head: &[&str], rows: impl IntoIterator<Item = (bool, Vec<C>)>) {
+    /// A table; the cells of marked rows stand out. Where there is no room for many columns, each
+    /// row becomes a list of its cells with their headings.
+    pub fn table<C: Display>(
+        &mut self,
+        head: &[&str],
+        rows: impl IntoIterator<Item = (bool, Vec<C>)>,
+    ) {
         let stack = head.len() > SIDE_BY_SIDE;
         let class = if stack { " class=stack" } else { "" };
         let _ = write!(self.body, "<div class=scroll><table{class}><tr>");
@@ -101,19 +113,35 @@ impl Page {
             let _ = write!(self.body, "<th>{}</th>", escape(cell));
         }
         for (marked, cells) in rows {
-            self.body.push_str(if marked { "</tr>\n<tr class=bad>" } else { "</tr>\n<tr>" });
+            self.body.push_str(if marked {
+                "</tr>\n<tr class=bad>"
+            } else {
+                "</tr>\n<tr>"
+            });
             for (i, cell) in cells.into_iter().enumerate() {
-                let of = head.get(i).filter(|_| stack).map(|of| format!(" data-of=\"{}\"", escape(of)));
-                let _ = write!(self.body, "<td{}>{}</td>", of.unwrap_or_default(), escape(&cell.to_string()));
+                let of = head
+                    .get(i)
+                    .filter(|_| stack)
+                    .map(|of| format!(" data-of=\"{}\"", escape(of)));
+                let _ = write!(
+                    self.body,
+                    "<td{}>{}</td>",
+                    of.unwrap_or_default(),
+                    escape(&cell.to_string())
+                );
             }
         }
         self.body.push_str("</tr></table></div>\n");
     }
 
-    /// A chart, as [`line_chart`] or [`named_points`] drew it: the screen's width decides which of the two is seen.
+    /// A chart, as [`line_chart`] or [`named_points`] drew it: the screen's width decides which of
+    /// the two is seen.
     pub fn chart(&mut self, chart: &Chart) {
         let Chart { wide, narrow } = chart;
-        let _ = writeln!(self.body, "<div class=wide>{wide}</div><div class=narrow>{narrow}</div>");
+        let _ = writeln!(
+            self.body,
+            "<div class=wide>{wide}</div><div class=narrow>{narrow}</div>"
+        );
     }
 
     /// What follows, up to [`Page::end_fold`], is hidden until it is clicked.
@@ -128,19 +156,28 @@ impl Page {
 
     /// The whole page.
     pub fn finish(self) -> String {
-        let (beginning, title, body) = (Page::beginning(&self.title, VIEWPORT), escape(&self.title), self.body);
+        let (beginning, title, body) = (
+            Page::beginning(&self.title, VIEWPORT),
+            escape(&self.title),
+            self.body,
+        );
         format!("{beginning}<style>{STYLE}</style>\n<h1>{title}</h1>\n{body}</html>\n")
     }
 }
 
 impl Page {
-    /// A table of colours: how dark a cell is follows the logarithm of its value; `None` is empty. Rows have a name
-    /// each, columns a heading.
+    /// A table of colours: how dark a cell is follows the logarithm of its value; `None` is empty.
+    /// Rows have a name each, columns a heading.
     pub fn heat_map(&mut self, head: &[String], rows: &[(String, Vec<Option<f64>>)]) {
-        let values = || rows.iter().flat_map(|(_, row)| row.iter().flatten().copied()).filter(|v| *v > 0.0);
+        let values = || {
+            rows.iter()
+                .flat_map(|(_, row)| row.iter().flatten().copied())
+                .filter(|v| *v > 0.0)
+        };
         let (low, high) = values().fold((f64::INFINITY, 0.0f64), |(l, h), v| (l.min(v), h.max(v)));
         let span = (high / low).ln().max(f64::MIN_POSITIVE);
-        self.body.push_str("<div class=scroll><table class=heat><tr><th></th>");
+        self.body
+            .push_str("<div class=scroll><table class=heat><tr><th></th>");
         for cell in head {
             let _ = write!(self.body, "<th>{}</th>", escape(cell));
         }
@@ -151,8 +188,15 @@ impl Page {
                     self.body.push_str("<td></td>");
                     continue;
                 };
-                let part = if *value > 0.0 { ((value / low).ln() / span).clamp(0.0, 1.0) } else { 0.0 };
-                let _ = write!(self.body, "<td style=\"background:rgba(192,57,43,{part:.2})\">{value:.1e}</td>");
+                let part = if *value > 0.0 {
+                    ((value / low).ln() / span).clamp(0.0, 1.0)
+                } else {
+                    0.0
+                };
+                let _ = write!(
+                    self.body,
+                    "<td style=\"background:rgba(192,57,43,{part:.2})\">{value:.1e}</td>"
+                );
             }
         }
         self.body.push_str("</tr></table></div>\n");
@@ -173,7 +217,8 @@ pub struct Axes<'a> {
     pub y: &'a str,
 }
 
-/// A chart as SVG, drawn for a wide and for a narrow screen: one that is scaled down has letters that nobody can read.
+/// A chart as SVG, drawn for a wide and for a narrow screen: one that is scaled down has letters
+/// that nobody can read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chart {
     /// 900 pixels.
@@ -190,31 +235,56 @@ struct Room {
     ticks: usize,
 }
 
-const WIDE: Room = Room { size: (900, 360), ticks: 12 };
-const NARROW: Room = Room { size: (400, 320), ticks: 6 };
+const WIDE: Room = Room {
+    size: (900, 360),
+    ticks: 12,
+};
+const NARROW: Room = Room {
+    size: (400, 320),
+    ticks: 6,
+};
 
-/// Numbers in a range to stand at its axis, at most so many: 1, 2 or 5 times a power of ten apart; whole ones, if the
-/// axis counts something.
+/// Numbers in a range to stand at its axis, at most so many: 1, 2 or 5 times a power of ten apart;
+/// whole ones, if the axis counts something.
 fn ticks(range: &Range<f64>, most: usize, whole: bool) -> Vec<f64> {
     let span = range.end - range.start;
     let least = span / most.max(1) as f64;
     let power = 10f64.powf(least.log10().floor());
-    let step = [1.0, 2.0, 5.0, 10.0].map(|n| n * power).into_iter().find(|step| *step >= least * (1.0 - 1e-9));
-    let step = step.unwrap_or(span).max(if whole { 1.0 } else { f64::MIN_POSITIVE });
-    let (first, last) = ((range.start / step).ceil() as i64, (range.end / step).floor() as i64);
+    let step = [1.0, 2.0, 5.0, 10.0]
+        .map(|n| n * power)
+        .into_iter()
+        .find(|step| *step >= least * (1.0 - 1e-9));
+    let step = step
+        .unwrap_or(span)
+        .max(if whole { 1.0 } else { f64::MIN_POSITIVE });
+    let (first, last) = (
+        (range.start / step).ceil() as i64,
+        (range.end / step).floor() as i64,
+    );
     (first..=last).map(|n| n as f64 * step).collect()
 }
 
-/// Powers of ten in a range above 0, at most so many, and where they are few also 2 and 5 times those.
+/// Powers of ten in a range above 0, at most so many, and where they are few also 2 and 5 times
+/// those.
 fn log_ticks(range: &Range<f64>, most: usize) -> Vec<f64> {
-    let (first, last) = (range.start.log10().floor() as i32, range.end.log10().ceil() as i32);
+    let (first, last) = (
+        range.start.log10().floor() as i32,
+        range.end.log10().ceil() as i32,
+    );
     let every = ((last - first) as usize).div_ceil(most.max(1)).max(1);
-    let factors: &[f64] = if last - first <= 3 { &[1.0, 2.0, 5.0] } else { &[1.0] };
-    let all = (first..=last).step_by(every).flat_map(|n| factors.iter().map(move |f| f * 10f64.powi(n)));
+    let factors: &[f64] = if last - first <= 3 {
+        &[1.0, 2.0, 5.0]
+    } else {
+        &[1.0]
+    };
+    let all = (first..=last)
+        .step_by(every)
+        .flat_map(|n| factors.iter().map(move |f| f * 10f64.powi(n)));
     all.filter(|y| range.contains(y)).collect()
 }
 
-/// A range with the numbers that stand at it: plotters' own may be halves of a layer, or too many to read.
+/// A range with the numbers that stand at it: plotters' own may be halves of a layer, or too many
+/// to read.
 struct Axis {
     range: Range<f64>,
     ticks: Vec<f64>,
@@ -228,12 +298,20 @@ impl Ranged for Axis {
 
     fn map(&self, value: &f64, (left, right): (i32, i32)) -> i32 {
         let Range { start, end } = self.range;
-        let part = if self.log { (value / start).ln() / (end / start).ln() } else { (value - start) / (end - start) };
+        let part = if self.log {
+            (value / start).ln() / (end / start).ln()
+        } else {
+            (value - start) / (end - start)
+        };
         left + (part * f64::from(right - left)).round() as i32
     }
 
     fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
-        if hint.weight().allow_light_points() { Vec::new() } else { self.ticks.clone() }
+        if hint.weight().allow_light_points() {
+            Vec::new()
+        } else {
+            self.ticks.clone()
+        }
     }
 
     fn range(&self) -> Range<f64> {
@@ -244,19 +322,32 @@ impl Ranged for Axis {
 /// Decades shown below the largest value; zeros are drawn at the bottom.
 const DECADES: i32 = 18;
 
-/// Lines over a logarithmic y axis; x counts layers, positions or tensors. What is not above zero is drawn at the bottom.
+/// Lines over a logarithmic y axis; x counts layers, positions or tensors. What is not above zero
+/// is drawn at the bottom.
 ///
 /// # Errors
 /// If the drawing fails.
 pub fn line_chart(axes: Axes<'_>, series: &[Series<'_>]) -> Result<Chart, ChartError> {
     let points = || series.iter().flat_map(|(_, points)| points.iter().copied());
     let finite = |y: f64| y.is_finite() && y > 0.0;
-    let largest = points().map(|(_, y)| y).filter(|y| finite(*y)).fold(f64::MIN_POSITIVE, f64::max);
-    let smallest = points().map(|(_, y)| y).filter(|y| finite(*y)).fold(largest, f64::min);
-    let bottom = (smallest / 3.0).max(largest * 10f64.powi(-DECADES)).max(f64::MIN_POSITIVE);
+    let largest = points()
+        .map(|(_, y)| y)
+        .filter(|y| finite(*y))
+        .fold(f64::MIN_POSITIVE, f64::max);
+    let smallest = points()
+        .map(|(_, y)| y)
+        .filter(|y| finite(*y))
+        .fold(largest, f64::min);
+    let bottom = (smallest / 3.0)
+        .max(largest * 10f64.powi(-DECADES))
+        .max(f64::MIN_POSITIVE);
     let top = (largest * 3.0).max(bottom * 10.0);
     let (left, right) = points().fold((f64::MAX, f64::MIN), |(l, r), (x, _)| (l.min(x), r.max(x)));
-    let (left, right) = if left < right { (left, right) } else { (left.min(0.0), left.max(0.0) + 1.0) };
+    let (left, right) = if left < right {
+        (left, right)
+    } else {
+        (left.min(0.0), left.max(0.0) + 1.0)
+    };
     drawn(axes, (left..right, true), bottom..top, (series, &[]))
 }
 
@@ -275,11 +366,15 @@ fn drawn(
         {
             let root = SVGBackend::with_string(&mut svg, room.size).into_drawing_area();
             let ticks = ticks(&x, room.ticks, whole);
-            draw(&root, axes, (x.clone(), ticks, y.clone()), content).map_err(|error| ChartError(error.to_string()))?;
+            draw(&root, axes, (x.clone(), ticks, y.clone()), content)
+                .map_err(|error| ChartError(error.to_string()))?;
         }
         Ok(svg)
     };
-    Ok(Chart { wide: one(WIDE)?, narrow: one(NARROW)? })
+    Ok(Chart {
+        wide: one(WIDE)?,
+        narrow: one(NARROW)?,
+    })
 }
 
 type Failed<'a> = DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>;
@@ -298,11 +393,25 @@ fn draw<'a>(
         .x_label_area_size(40)
         .y_label_area_size(64)
         .build_cartesian_2d(
-            Axis { range: x, ticks, log: false },
-            Axis { ticks: log_ticks(&y, 8), range: y, log: true },
+            Axis {
+                range: x,
+                ticks,
+                log: false,
+            },
+            Axis {
+                ticks: log_ticks(&y, 8),
+                range: y,
+                log: true,
+            },
         )?;
     let exponent = |y: &f64| format!("{y:.0e}");
-    let number = |x: &f64| if x.fract() == 0.0 { format!("{x:.0}") } else { format!("{x:.1}") };
+    let number = |x: &f64| {
+        if x.fract() == 0.0 {
+            format!("{x:.0}")
+        } else {
+            format!("{x:.1}")
+        }
+    };
     chart
         .configure_mesh()
         .x_desc(axes.x)
@@ -314,21 +423,36 @@ fn draw<'a>(
         .draw()?;
     for (index, (name, points)) in series.iter().enumerate() {
         let color = Palette99::pick(index).to_rgba();
-        let shown: Vec<(f64, f64)> = points.iter().map(|(x, y)| (*x, if *y > bottom { *y } else { bottom })).collect();
+        let shown: Vec<(f64, f64)> = points
+            .iter()
+            .map(|(x, y)| (*x, if *y > bottom { *y } else { bottom }))
+            .collect();
         chart
-            .draw_series(LineSeries::new(shown.iter().copied(), color.stroke_width(2)))?
+            .draw_series(LineSeries::new(
+                shown.iter().copied(),
+                color.stroke_width(2),
+            ))?
             .label(*name)
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2)));
-        chart.draw_series(shown.iter().map(|point| Circle::new(*point, 3, color.filled())))?;
+        chart.draw_series(
+            shown
+                .iter()
+                .map(|point| Circle::new(*point, 3, color.filled())),
+        )?;
     }
-    // by turns at the right above and at the left below: neighbours may be nearer than their names are long
+    // by turns at the right above and at the left below: neighbours may be nearer than their names
+    // are long
     let names = names.iter().enumerate().map(|(i, (x, y, name))| {
         let (pos, at) = match i % 2 {
             0 => (Pos::new(HPos::Left, VPos::Bottom), (6, -3)),
             _ => (Pos::new(HPos::Right, VPos::Top), (-6, 3)),
         };
         EmptyElement::at((*x, *y))
-            + Text::new((*name).to_owned(), at, ("sans-serif", 14).into_font().color(&BLACK).pos(pos))
+            + Text::new(
+                (*name).to_owned(),
+                at,
+                ("sans-serif", 14).into_font().color(&BLACK).pos(pos),
+            )
     });
     chart.draw_series(names)?;
     if series.len() > 1 {
@@ -348,17 +472,32 @@ fn draw<'a>(
 /// # Errors
 /// If the drawing fails.
 pub fn named_points(axes: Axes<'_>, points: &[(f64, f64, &str)]) -> Result<Chart, ChartError> {
-    let mut sorted: Vec<(f64, f64, &str)> = points.iter().copied().filter(|p| p.1 > 0.0 && p.1.is_finite()).collect();
+    let mut sorted: Vec<(f64, f64, &str)> = points
+        .iter()
+        .copied()
+        .filter(|p| p.1 > 0.0 && p.1.is_finite())
+        .collect();
     sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
     let fold = |of: fn(&(f64, f64, &str)) -> f64| {
-        sorted.iter().map(of).fold((f64::MAX, f64::MIN), |(l, h), v| (l.min(v), h.max(v)))
+        sorted
+            .iter()
+            .map(of)
+            .fold((f64::MAX, f64::MIN), |(l, h), v| (l.min(v), h.max(v)))
     };
-    let ((left, right), (bottom, top)) =
-        if sorted.is_empty() { ((0.0, 1.0), (0.1, 1.0)) } else { (fold(|p| p.0), fold(|p| p.1)) };
+    let ((left, right), (bottom, top)) = if sorted.is_empty() {
+        ((0.0, 1.0), (0.1, 1.0))
+    } else {
+        (fold(|p| p.0), fold(|p| p.1))
+    };
     let space = ((right - left) * 0.1).max(0.1);
     let line: Vec<(f64, f64)> = sorted.iter().map(|p| (p.0, p.1)).collect();
     let x = (left - 1.5 * space)..(right + 2.5 * space);
-    drawn(axes, (x, false), (bottom / 2.0)..(top * 2.0), (&[("", line)], &sorted))
+    drawn(
+        axes,
+        (x, false),
+        (bottom / 2.0)..(top * 2.0),
+        (&[("", line)], &sorted),
+    )
 }
 
 #[cfg(test)]
@@ -371,7 +510,10 @@ mod tests {
         let older = page.replace(",initial-scale=1", "");
         assert_ne!(page, older);
         for page in [&page, &older] {
-            assert!(Page::is_beginning("a & b", page.as_bytes()) && !Page::is_beginning("b", page.as_bytes()));
+            assert!(
+                Page::is_beginning("a & b", page.as_bytes())
+                    && !Page::is_beginning("b", page.as_bytes())
+            );
         }
         assert!(!Page::is_beginning("a & b", b"<!doctype html>"));
     }
@@ -382,30 +524,61 @@ mod tests {
         page.heading("\"x\"");
         page.table(&["<"], [(false, vec!["<script>"])]);
         let html = page.finish();
-        assert!(html.contains("<title>&lt;a&gt; &amp; b</title>") && html.contains("&quot;x&quot;"));
+        assert!(
+            html.contains("<title>&lt;a&gt; &amp; b</title>") && html.contains("&quot;x&quot;")
+        );
         assert!(!html.contains("<script"));
     }
 
     #[test]
     fn heat_maps_and_named_points_take_anything() {
         let mut page = Page::new("x");
-        page.heat_map(&["0".into()], &[("<a>".into(), vec![Some(0.0)]), ("b".into(), vec![None, Some(1.0)])]);
+        page.heat_map(
+            &["0".into()],
+            &[
+                ("<a>".into(), vec![Some(0.0)]),
+                ("b".into(), vec![None, Some(1.0)]),
+            ],
+        );
         let html = page.finish();
         assert!(html.contains("&lt;a&gt;") && !html.contains("NaN"));
-        let axes = Axes { title: "t", x: "x", y: "y" };
-        for points in [&[][..], &[(1.0, 0.0, "zero")], &[(4.5, 1e-2, "Q4_K_M"), (8.5, 1e-4, "<Q8_0>")]] {
+        let axes = Axes {
+            title: "t",
+            x: "x",
+            y: "y",
+        };
+        for points in [
+            &[][..],
+            &[(1.0, 0.0, "zero")],
+            &[(4.5, 1e-2, "Q4_K_M"), (8.5, 1e-4, "<Q8_0>")],
+        ] {
             let Chart { wide, narrow } = named_points(axes, points).expect("it is drawn");
             for svg in [wide, narrow] {
-                assert!(svg.starts_with("<svg") && !svg.contains("NaN") && !svg.contains("<Q8"), "{svg}");
+                assert!(
+                    svg.starts_with("<svg") && !svg.contains("NaN") && !svg.contains("<Q8"),
+                    "{svg}"
+                );
             }
         }
     }
 
     #[test]
     fn charts_take_zeros_infinities_and_nothing() {
-        let axes = Axes { title: "t", x: "x", y: "y" };
-        for points in [vec![], vec![(0.0, 0.0)], vec![(0.0, 1e-12), (1.0, 0.0), (2.0, f64::INFINITY), (3.0, f64::NAN)]]
-        {
+        let axes = Axes {
+            title: "t",
+            x: "x",
+            y: "y",
+        };
+        for points in [
+            vec![],
+            vec![(0.0, 0.0)],
+            vec![
+                (0.0, 1e-12),
+                (1.0, 0.0),
+                (2.0, f64::INFINITY),
+                (3.0, f64::NAN),
+            ],
+        ] {
             let Chart { wide, narrow } =
                 line_chart(axes, &[("a", points.clone()), ("b", points)]).expect("it is drawn");
             for svg in [wide, narrow] {
@@ -417,21 +590,38 @@ mod tests {
 
     /// The texts of a chart.
     fn texts(svg: &str) -> Vec<&str> {
-        let ends = svg.split("<text").skip(1).filter_map(|rest| rest.split_once('>'));
-        ends.filter_map(|(_, rest)| Some(rest.split_once("</text>")?.0.trim())).collect()
+        let ends = svg
+            .split("<text")
+            .skip(1)
+            .filter_map(|rest| rest.split_once('>'));
+        ends.filter_map(|(_, rest)| Some(rest.split_once("</text>")?.0.trim()))
+            .collect()
     }
 
     #[test]
     fn layers_are_counted_in_whole_numbers() {
-        let axes = Axes { title: "t", x: "layer", y: "y" };
+        let axes = Axes {
+            title: "t",
+            x: "layer",
+            y: "y",
+        };
         for n in [1, 2, 3, 4, 6, 11, 36, 80, 1000] {
             let points: Vec<(f64, f64)> = (0..n).map(|x| (f64::from(x), 1e-6)).collect();
             let Chart { wide, narrow } = line_chart(axes, &[("a", points)]).expect("it is drawn");
             for (svg, most) in [(wide, WIDE.ticks), (narrow, NARROW.ticks)] {
-                let numbers: Vec<&str> = texts(&svg).into_iter().filter(|t| t.parse::<f64>().is_ok()).collect();
+                let numbers: Vec<&str> = texts(&svg)
+                    .into_iter()
+                    .filter(|t| t.parse::<f64>().is_ok())
+                    .collect();
                 let at_x: Vec<&&str> = numbers.iter().filter(|t| !t.contains('e')).collect();
-                assert!(at_x.iter().all(|t| t.parse::<u32>().is_ok()), "{n} layers: {numbers:?}");
-                assert!((1..=most + 1).contains(&at_x.len()), "{n} layers: {numbers:?}");
+                assert!(
+                    at_x.iter().all(|t| t.parse::<u32>().is_ok()),
+                    "{n} layers: {numbers:?}"
+                );
+                assert!(
+                    (1..=most + 1).contains(&at_x.len()),
+                    "{n} layers: {numbers:?}"
+                );
                 let mut once = at_x.clone();
                 once.dedup();
                 assert_eq!(once, at_x, "{n} layers");
@@ -439,7 +629,12 @@ mod tests {
         }
         assert_eq!(ticks(&(4.0..9.0), 6, false), [4.0, 5.0, 6.0, 7.0, 8.0, 9.0]);
         assert_eq!(ticks(&(4.3..5.2), 12, false).len(), 10);
-        let near = |range: Range<f64>| log_ticks(&range, 8).iter().map(|y| format!("{y:.0e}")).collect::<Vec<_>>();
+        let near = |range: Range<f64>| {
+            log_ticks(&range, 8)
+                .iter()
+                .map(|y| format!("{y:.0e}"))
+                .collect::<Vec<_>>()
+        };
         assert_eq!(near(6e-3..3e-1), ["1e-2", "2e-2", "5e-2", "1e-1", "2e-1"]);
         assert!((4..=9).contains(&near(1e-17..3e-1).len()));
     }
@@ -447,16 +642,36 @@ mod tests {
     #[test]
     fn nothing_is_cut_off_on_a_narrow_screen() {
         let mut page = Page::new("x");
-        let head = ["type", "MiB", "bits/weight", "PPL", "\"99 %\" KL", "same top"];
-        page.table(&head, [(false, vec!["Q4_0", "1", "4.5", "9", "0.1", "90 %"])]);
+        let head = [
+            "type",
+            "MiB",
+            "bits/weight",
+            "PPL",
+            "\"99 %\" KL",
+            "same top",
+        ];
+        page.table(
+            &head,
+            [(false, vec!["Q4_0", "1", "4.5", "9", "0.1", "90 %"])],
+        );
         page.table(&head[..3], [(false, vec!["Q4_0", "1", "4.5"])]);
-        let axes = Axes { title: "t", x: "x", y: "y" };
+        let axes = Axes {
+            title: "t",
+            x: "x",
+            y: "y",
+        };
         page.chart(&named_points(axes, &[(4.5, 1e-2, "Q4_0")]).expect("it is drawn"));
         let html = page.finish();
         assert!(html.contains("name=viewport content=\"width=device-width,initial-scale=1\""));
-        assert_eq!(html.matches("<table").count(), html.matches("<div class=scroll><table").count());
+        assert_eq!(
+            html.matches("<table").count(),
+            html.matches("<div class=scroll><table").count()
+        );
         // a row of many columns becomes a list, in which each cell has its heading
-        assert!(html.contains("<td data-of=\"&quot;99 %&quot; KL\">0.1</td>") && html.contains("<td>4.5</td>"));
+        assert!(
+            html.contains("<td data-of=\"&quot;99 %&quot; KL\">0.1</td>")
+                && html.contains("<td>4.5</td>")
+        );
         assert!(
             html.contains("<div class=wide><svg width=\"900\"")
                 && html.contains("<div class=narrow><svg width=\"400\"")

@@ -1,13 +1,15 @@
-//! From logits to a token: greedy, or a chain of filters and a seeded draw; log-probabilities on the side.
+//! From logits to a token: greedy, or a chain of filters and a seeded draw; log-probabilities on
+//! the side.
 //!
-//! The chain is logit bias, penalties, temperature, min-p, top-k, top-p, in that order unless [`SamplerConfig::order`]
-//! says otherwise. llama.cpp's default order is penalties, top-k, top-p, min-p, temperature: there the cut-offs see the
-//! distribution before the temperature, here after it, so equal settings keep other tokens at temperatures other than 1.
+//! The chain is logit bias, penalties, temperature, min-p, top-k, top-p, in that order unless
+//! [`SamplerConfig::order`] says otherwise. llama.cpp's default order is penalties, top-k, top-p,
+//! min-p, temperature: there the cut-offs see the distribution before the temperature, here after
+//! it, so equal settings keep other tokens at temperatures other than 1.
 //!
-//! Everything is in f64 and every tie goes to the lowest id, so a draw depends on the logits, the configuration, the
-//! seed and the number of draws before it, and on nothing else. The generator is SplitMix64 (Steele, Lea and Flood
-//! 2014), written here so that no dependency's version can change what a seed means: the n-th draw takes the n-th
-//! output's upper 53 bits as a fraction in [0, 1).
+//! Everything is in f64 and every tie goes to the lowest id, so a draw depends on the logits, the
+//! configuration, the seed and the number of draws before it, and on nothing else. The generator is
+//! SplitMix64 (Steele, Lea and Flood 2014), written here so that no dependency's version can change
+//! what a seed means: the n-th draw takes the n-th output's upper 53 bits as a fraction in [0, 1).
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, VecDeque};
@@ -31,7 +33,13 @@ pub enum Stage {
 
 impl Stage {
     /// The order in use unless another is asked for.
-    pub const DEFAULT_ORDER: [Stage; 5] = [Stage::Penalties, Stage::Temperature, Stage::MinP, Stage::TopK, Stage::TopP];
+    pub const DEFAULT_ORDER: [Stage; 5] = [
+        Stage::Penalties,
+        Stage::Temperature,
+        Stage::MinP,
+        Stage::TopK,
+        Stage::TopP,
+    ];
 
     /// The name that `--samplers` takes (llama.cpp's own).
     pub fn name(self) -> &'static str {
@@ -50,10 +58,18 @@ impl Stage {
     /// [`ConfigError`] on an unknown name, or one given twice.
     pub fn parse_order(text: &str) -> Result<Vec<Stage>, ConfigError> {
         let mut order = Vec::new();
-        for name in text.split([',', ';']).map(str::trim).filter(|name| !name.is_empty()) {
+        for name in text
+            .split([',', ';'])
+            .map(str::trim)
+            .filter(|name| !name.is_empty())
+        {
             let stage: Stage = name.parse()?;
             if order.contains(&stage) {
-                return Err(ConfigError::new("samplers", "each stage once", format!("{name} twice")));
+                return Err(ConfigError::new(
+                    "samplers",
+                    "each stage once",
+                    format!("{name} twice"),
+                ));
             }
             order.push(stage);
         }
@@ -69,14 +85,21 @@ impl FromStr for Stage {
         Stage::DEFAULT_ORDER
             .into_iter()
             .find(|stage| stage.name() == name || (*stage == Stage::Temperature && name == "temp"))
-            .ok_or_else(|| ConfigError::new("samplers", "penalties, temperature, min_p, top_k or top_p", s.to_owned()))
+            .ok_or_else(|| {
+                ConfigError::new(
+                    "samplers",
+                    "penalties, temperature, min_p, top_k or top_p",
+                    s.to_owned(),
+                )
+            })
     }
 }
 
 /// How tokens are chosen. The default is greedy, without bias and penalties.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplerConfig {
-    /// Divides the logits; 0 takes the most likely token (after bias and penalties) and draws nothing.
+    /// Divides the logits; 0 takes the most likely token (after bias and penalties) and draws
+    /// nothing.
     pub temperature: f32,
     /// Keep this many tokens; 0 keeps all.
     pub top_k: usize,
@@ -132,7 +155,11 @@ pub struct ConfigError {
 
 impl ConfigError {
     fn new(what: &'static str, expected: impl Into<String>, got: impl Into<String>) -> ConfigError {
-        ConfigError { what, expected: expected.into(), got: got.into() }
+        ConfigError {
+            what,
+            expected: expected.into(),
+            got: got.into(),
+        }
     }
 }
 
@@ -172,18 +199,57 @@ impl SamplerConfig {
             false => Err(ConfigError::new(what, expected, got.to_string())),
         };
         let t = self.temperature;
-        range(t.is_finite() && t >= 0.0, "temperature", "a finite number of at least 0", t)?;
-        range(self.top_p > 0.0 && self.top_p <= 1.0, "top_p", "a number above 0 and up to 1", self.top_p)?;
-        range((0.0..=1.0).contains(&self.min_p), "min_p", "a number from 0 to 1", self.min_p)?;
+        range(
+            t.is_finite() && t >= 0.0,
+            "temperature",
+            "a finite number of at least 0",
+            t,
+        )?;
+        range(
+            self.top_p > 0.0 && self.top_p <= 1.0,
+            "top_p",
+            "a number above 0 and up to 1",
+            self.top_p,
+        )?;
+        range(
+            (0.0..=1.0).contains(&self.min_p),
+            "min_p",
+            "a number from 0 to 1",
+            self.min_p,
+        )?;
         let r = self.repeat_penalty;
-        range(r.is_finite() && r > 0.0, "repeat_penalty", "a finite number above 0", r)?;
-        range(self.presence_penalty.is_finite(), "presence_penalty", "a finite number", self.presence_penalty)?;
-        range(self.frequency_penalty.is_finite(), "frequency_penalty", "a finite number", self.frequency_penalty)?;
+        range(
+            r.is_finite() && r > 0.0,
+            "repeat_penalty",
+            "a finite number above 0",
+            r,
+        )?;
+        range(
+            self.presence_penalty.is_finite(),
+            "presence_penalty",
+            "a finite number",
+            self.presence_penalty,
+        )?;
+        range(
+            self.frequency_penalty.is_finite(),
+            "frequency_penalty",
+            "a finite number",
+            self.frequency_penalty,
+        )?;
         for &(id, bias) in &self.logit_bias {
             if id as usize >= n_vocab {
-                return Err(ConfigError::new("logit_bias", format!("a token id below {n_vocab}"), id.to_string()));
+                return Err(ConfigError::new(
+                    "logit_bias",
+                    format!("a token id below {n_vocab}"),
+                    id.to_string(),
+                ));
             }
-            range(bias < f32::INFINITY, "logit_bias", "a finite number, or -inf to ban the token", bias)?;
+            range(
+                bias < f32::INFINITY,
+                "logit_bias",
+                "a finite number, or -inf to ban the token",
+                bias,
+            )?;
         }
         Ok(())
     }
@@ -191,7 +257,9 @@ impl SamplerConfig {
     fn penalises(&self) -> bool {
         self.penalty_window > 0
             && self.order.contains(&Stage::Penalties)
-            && (self.repeat_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0)
+            && (self.repeat_penalty != 1.0
+                || self.presence_penalty != 0.0
+                || self.frequency_penalty != 0.0)
     }
 }
 
@@ -244,7 +312,14 @@ impl Sampler {
     pub fn new(config: SamplerConfig, n_vocab: usize) -> Result<Sampler, ConfigError> {
         config.validate(n_vocab)?;
         let rng = SplitMix64(config.seed);
-        Ok(Sampler { config, n_vocab, rng, recent: VecDeque::new(), counts: BTreeMap::new(), candidates: Vec::new() })
+        Ok(Sampler {
+            config,
+            n_vocab,
+            rng,
+            recent: VecDeque::new(),
+            counts: BTreeMap::new(),
+            candidates: Vec::new(),
+        })
     }
 
     /// Tells the sampler of a token that is now part of the sequence, from the prompt or generated.
@@ -270,7 +345,8 @@ impl Sampler {
         self.config.is_greedy() && self.config.logit_bias.is_empty() && !self.config.penalises()
     }
 
-    /// Chooses a token from the raw logits, one per token of the vocabulary. Does not [`accept`](Sampler::accept) it.
+    /// Chooses a token from the raw logits, one per token of the vocabulary. Does not
+    /// [`accept`](Sampler::accept) it.
     ///
     /// # Errors
     /// [`SampleError`] if a logit is not finite, their number is wrong, or bias bans every token.
@@ -281,7 +357,11 @@ impl Sampler {
         }
         self.candidates.clear();
         // + 0.0 makes a negative zero equal to zero under total_cmp
-        self.candidates.extend((0u32..).zip(logits).map(|(id, &l)| Candidate { id, logit: f64::from(l) + 0.0 }));
+        self.candidates
+            .extend((0u32..).zip(logits).map(|(id, &l)| Candidate {
+                id,
+                logit: f64::from(l) + 0.0,
+            }));
         for &(id, bias) in &self.config.logit_bias {
             self.candidates[id as usize].logit += f64::from(bias);
         }
@@ -298,7 +378,11 @@ impl Sampler {
             }
             return self.draw().ok_or(SampleError::NothingLeft);
         }
-        self.candidates.iter().min_by(|a, b| likelier(a, b)).map(|c| c.id).ok_or(SampleError::NothingLeft)
+        self.candidates
+            .iter()
+            .min_by(|a, b| likelier(a, b))
+            .map(|c| c.id)
+            .ok_or(SampleError::NothingLeft)
     }
 
     fn apply(&mut self, stage: Stage) {
@@ -324,7 +408,11 @@ impl Sampler {
         let repeat = f64::from(self.config.repeat_penalty);
         for c in &mut self.candidates {
             if let Some(&n) = self.counts.get(&c.id) {
-                c.logit = if c.logit > 0.0 { c.logit / repeat } else { c.logit * repeat };
+                c.logit = if c.logit > 0.0 {
+                    c.logit / repeat
+                } else {
+                    c.logit * repeat
+                };
                 c.logit -= f64::from(n) * f64::from(self.config.frequency_penalty);
                 c.logit -= f64::from(self.config.presence_penalty);
             }
@@ -344,16 +432,26 @@ impl Sampler {
             }
         }
         // only if target rounded up to the total itself: the last token that has any probability
-        self.candidates.iter().rev().find(|c| (c.logit - max).exp() > 0.0).map(|c| c.id)
+        self.candidates
+            .iter()
+            .rev()
+            .find(|c| (c.logit - max).exp() > 0.0)
+            .map(|c| c.id)
     }
 }
 
 fn check(logits: &[f32], n_vocab: usize) -> Result<(), SampleError> {
     if logits.len() != n_vocab {
-        return Err(SampleError::Length { expected: n_vocab, got: logits.len() });
+        return Err(SampleError::Length {
+            expected: n_vocab,
+            got: logits.len(),
+        });
     }
     match logits.iter().position(|l| !l.is_finite()) {
-        Some(id) => Err(SampleError::NonFinite { id, value: logits[id] }),
+        Some(id) => Err(SampleError::NonFinite {
+            id,
+            value: logits[id],
+        }),
         None => Ok(()),
     }
 }
@@ -363,8 +461,9 @@ const LANES: usize = 16;
 /// Values of which only the largest is kept at first.
 const BLOCK: usize = 64 * LANES;
 
-/// The token with the highest logit, the lowest id of equals; `None` of nothing. What is not a number is never chosen
-/// unless there is nothing else. Vocabularies are long, so this goes by blocks, of which only the best is searched.
+/// The token with the highest logit, the lowest id of equals; `None` of nothing. What is not a
+/// number is never chosen unless there is nothing else. Vocabularies are long, so this goes by
+/// blocks, of which only the best is searched.
 pub fn argmax(logits: &[f32]) -> Option<u32> {
     let mut best = (0, f32::NEG_INFINITY);
     for (block, values) in logits.chunks(BLOCK).enumerate() {
@@ -375,7 +474,9 @@ pub fn argmax(logits: &[f32]) -> Option<u32> {
     }
     let first = best.0 * BLOCK;
     let place = logits.get(first..)?.iter().position(|l| *l == best.1);
-    u32::try_from(first + place.unwrap_or(0)).ok().filter(|_| !logits.is_empty())
+    u32::try_from(first + place.unwrap_or(0))
+        .ok()
+        .filter(|_| !logits.is_empty())
 }
 
 fn largest(values: &[f32]) -> f32 {
@@ -383,9 +484,14 @@ fn largest(values: &[f32]) -> f32 {
     let (lanes, rest) = values.as_chunks::<LANES>();
     let mut most = [f32::NEG_INFINITY; LANES];
     for lane in lanes {
-        most.iter_mut().zip(lane).for_each(|(most, value)| *most = max(*most, *value));
+        most.iter_mut()
+            .zip(lane)
+            .for_each(|(most, value)| *most = max(*most, *value));
     }
-    most.iter().chain(rest).copied().fold(f32::NEG_INFINITY, max)
+    most.iter()
+        .chain(rest)
+        .copied()
+        .fold(f32::NEG_INFINITY, max)
 }
 
 /// Whether all values are numbers, and no infinite ones.
@@ -394,13 +500,17 @@ pub(crate) fn are_finite(values: &[f32]) -> bool {
     let (lanes, rest) = values.as_chunks::<LANES>();
     let mut sums = [0.0f32; LANES];
     for lane in lanes {
-        sums.iter_mut().zip(lane).for_each(|(sum, value)| *sum += value * 0.0);
+        sums.iter_mut()
+            .zip(lane)
+            .for_each(|(sum, value)| *sum += value * 0.0);
     }
     sums.iter().all(|sum| *sum == 0.0) && rest.iter().all(|value| value.is_finite())
 }
 
 fn max_logit(candidates: &[Candidate]) -> f64 {
-    candidates.iter().fold(f64::NEG_INFINITY, |m, c| m.max(c.logit))
+    candidates
+        .iter()
+        .fold(f64::NEG_INFINITY, |m, c| m.max(c.logit))
 }
 
 fn keep_top_k(candidates: &mut Vec<Candidate>, k: usize) {
@@ -417,7 +527,10 @@ fn keep_top_p(candidates: &mut Vec<Candidate>, p: f64) {
         return;
     }
     let max = max_logit(candidates);
-    let enough = p * candidates.iter().map(|c| (c.logit - max).exp()).sum::<f64>();
+    let enough = p * candidates
+        .iter()
+        .map(|c| (c.logit - max).exp())
+        .sum::<f64>();
     let mut sum = 0.0;
     let mut done = 0;
     // the set is usually small: sort a growing front instead of the whole vocabulary
@@ -452,24 +565,53 @@ pub struct Logprobs {
     pub top: Vec<(u32, f64)>,
 }
 
-/// Log-probabilities before bias, penalties and everything else: `ln softmax` over the whole vocabulary in f64.
+/// Log-probabilities before bias, penalties and everything else: `ln softmax` over the whole
+/// vocabulary in f64.
 ///
 /// # Errors
-/// [`SampleError::NonFinite`] if a logit is not finite, [`SampleError::Length`] if there is none for `id`.
+/// [`SampleError::NonFinite`] if a logit is not finite, [`SampleError::Length`] if there is none
+/// for `id`.
 pub fn logprobs(logits: &[f32], id: u32, n_top: usize) -> Result<Logprobs, SampleError> {
     check(logits, logits.len())?;
-    let length = SampleError::Length { expected: id as usize + 1, got: logits.len() };
+    let length = SampleError::Length {
+        expected: id as usize + 1,
+        got: logits.len(),
+    };
     let own = f64::from(*logits.get(id as usize).ok_or(length)?);
-    let max = logits.iter().fold(f64::NEG_INFINITY, |m, &l| m.max(f64::from(l)));
-    let lse = max + logits.iter().map(|&l| (f64::from(l) - max).exp()).sum::<f64>().ln();
-    let top = top_logits(logits, n_top).into_iter().map(|(id, l)| (id, f64::from(l) - lse)).collect();
-    Ok(Logprobs { id, logprob: own - lse, top })
+    let max = logits
+        .iter()
+        .fold(f64::NEG_INFINITY, |m, &l| m.max(f64::from(l)));
+    let lse = max
+        + logits
+            .iter()
+            .map(|&l| (f64::from(l) - max).exp())
+            .sum::<f64>()
+            .ln();
+    let top = top_logits(logits, n_top)
+        .into_iter()
+        .map(|(id, l)| (id, f64::from(l) - lse))
+        .collect();
+    Ok(Logprobs {
+        id,
+        logprob: own - lse,
+        top,
+    })
 }
 
 /// The `n` highest logits with their tokens, best first, equal ones by id; NaN counts as lowest.
 pub fn top_logits(logits: &[f32], n: usize) -> Vec<(u32, f32)> {
-    let key = |l: f32| if l.is_nan() { f32::NEG_INFINITY } else { l + 0.0 }; // + 0.0: a negative zero equals zero
-    let order = |a: &u32, b: &u32| key(logits[*b as usize]).total_cmp(&key(logits[*a as usize])).then(a.cmp(b));
+    let key = |l: f32| {
+        if l.is_nan() {
+            f32::NEG_INFINITY
+        } else {
+            l + 0.0
+        }
+    }; // + 0.0: a negative zero equals zero
+    let order = |a: &u32, b: &u32| {
+        key(logits[*b as usize])
+            .total_cmp(&key(logits[*a as usize]))
+            .then(a.cmp(b))
+    };
     let mut ids: Vec<u32> = (0u32..).zip(logits).map(|(id, _)| id).collect();
     let n = n.min(ids.len());
     if n < ids.len() {
@@ -477,7 +619,9 @@ pub fn top_logits(logits: &[f32], n: usize) -> Vec<(u32, f32)> {
         ids.truncate(n);
     }
     ids.sort_unstable_by(order);
-    ids.into_iter().map(|id| (id, logits[id as usize])).collect()
+    ids.into_iter()
+        .map(|id| (id, logits[id as usize]))
+        .collect()
 }
 
 impl fmt::Display for Stage {
@@ -494,7 +638,11 @@ mod tests {
     fn the_generator_is_splitmix64() {
         // the reference implementation's first outputs for seed 1234567
         let mut rng = SplitMix64(1_234_567);
-        let expected = [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423u64];
+        let expected = [
+            6_457_827_717_110_365_317,
+            3_203_168_211_198_807_973,
+            9_817_491_932_198_370_423u64,
+        ];
         assert_eq!([rng.next(), rng.next(), rng.next()], expected);
         assert!((0..1000).all(|_| (0.0..1.0).contains(&rng.unit())));
     }
@@ -502,9 +650,22 @@ mod tests {
     #[test]
     fn the_largest_is_found_wherever_it_stands() {
         assert_eq!(argmax(&[]), None);
-        for len in [1, 2, LANES, LANES + 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5] {
+        for len in [
+            1,
+            2,
+            LANES,
+            LANES + 1,
+            BLOCK - 1,
+            BLOCK,
+            BLOCK + 1,
+            3 * BLOCK + 5,
+        ] {
             let mut values: Vec<f32> = (0..len).map(|i| -1.0 - (i % 7) as f32).collect();
-            assert_eq!(argmax(&values), Some(0), "the lowest id of equals, of {len}");
+            assert_eq!(
+                argmax(&values),
+                Some(0),
+                "the lowest id of equals, of {len}"
+            );
             for at in [0, len / 2, len - 1] {
                 values[at] = 3.0;
                 // an equal one behind it
@@ -512,8 +673,15 @@ mod tests {
                 assert_eq!(argmax(&values), Some(at as u32), "of {len}");
                 values[len - 1] = -9.0;
                 values[at] = f32::NAN;
-                let other = values.iter().position(|v| *v == -1.0).or(values.iter().position(|v| !v.is_nan()));
-                assert_eq!(argmax(&values), Some(other.unwrap_or(0) as u32), "of {len}, without {at}");
+                let other = values
+                    .iter()
+                    .position(|v| *v == -1.0)
+                    .or(values.iter().position(|v| !v.is_nan()));
+                assert_eq!(
+                    argmax(&values),
+                    Some(other.unwrap_or(0) as u32),
+                    "of {len}, without {at}"
+                );
                 values[at] = -9.0;
             }
             assert_eq!(argmax(&vec![f32::NEG_INFINITY; len]), Some(0));

@@ -1,8 +1,10 @@
-//! Stop strings over streamed text: text that may turn out to be the start of a stop string is held back.
+//! Stop strings over streamed text: text that may turn out to be the start of a stop string is held
+//! back.
 //!
-//! Text ends before the first stop string to be completed; if several are completed by the same byte, before the one
-//! that starts first. That rule looks at bytes in order and not at how they were cut into tokens, so the text streamed
-//! equals the text that a search after the fact would leave.
+//! Text ends before the first stop string to be completed; if several are completed by the same
+//! byte, before the one that starts first. That rule looks at bytes in order and not at how they
+//! were cut into tokens, so the text streamed equals the text that a search after the fact would
+//! leave.
 
 /// An unusable stop string.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -12,7 +14,8 @@ pub struct EmptyStop {
     pub index: usize,
 }
 
-/// One stop string as a Knuth-Morris-Pratt automaton: linear in the text, whatever the string repeats.
+/// One stop string as a Knuth-Morris-Pratt automaton: linear in the text, whatever the string
+/// repeats.
 #[derive(Clone, Debug)]
 struct Pattern {
     bytes: Vec<u8>,
@@ -33,7 +36,11 @@ impl Pattern {
             }
             border[i] = k + usize::from(bytes[i] == bytes[k]);
         }
-        Pattern { bytes, border, matched: 0 }
+        Pattern {
+            bytes,
+            border,
+            matched: 0,
+        }
     }
 
     /// Takes one byte of text; true if it completes the string.
@@ -73,7 +80,11 @@ impl StopMatcher {
             return Err(EmptyStop { index });
         }
         let patterns = stops.iter().map(|s| Pattern::new(s.as_ref())).collect();
-        Ok(StopMatcher { patterns, held: String::new(), stopped: false })
+        Ok(StopMatcher {
+            patterns,
+            held: String::new(),
+            stopped: false,
+        })
     }
 
     /// Adds text; gives what may be shown. After a stop everything is dropped.
@@ -82,7 +93,10 @@ impl StopMatcher {
             return Pushed::default();
         }
         if self.patterns.is_empty() {
-            return Pushed { text: text.to_owned(), stop: None };
+            return Pushed {
+                text: text.to_owned(),
+                stop: None,
+            };
         }
         let before = self.held.len();
         self.held.push_str(text);
@@ -97,13 +111,19 @@ impl StopMatcher {
             if let Some((len, index)) = hit {
                 self.stopped = true;
                 self.held.truncate(before + i + 1 - len);
-                return Pushed { text: std::mem::take(&mut self.held), stop: Some(index) };
+                return Pushed {
+                    text: std::mem::take(&mut self.held),
+                    stop: Some(index),
+                };
             }
         }
         let keep = self.patterns.iter().map(|p| p.matched).max().unwrap_or(0);
         // a match starts with a character's first byte, so the cut is between characters
         let rest = self.held.split_off(self.held.len() - keep);
-        Pushed { text: std::mem::replace(&mut self.held, rest), stop: None }
+        Pushed {
+            text: std::mem::replace(&mut self.held, rest),
+            stop: None,
+        }
     }
 
     /// The stream is over without a stop: gives what was held back.

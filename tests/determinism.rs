@@ -1,5 +1,5 @@
-//! The same bits, whatever the number of threads, the cut of the prompt into batches, the place of pages in the cache,
-//! and the history of a session.
+//! The same bits, whatever the number of threads, the cut of the prompt into batches, the place of
+//! pages in the cache, and the history of a session.
 
 use octavo_kernels::{Isa, IsaChoice, KvType};
 use octavo_llm::backend::Role;
@@ -15,15 +15,20 @@ const GENERATED: usize = 14;
 fn committed_models() -> Vec<ModelSource> {
     let path = |name| workspace_root().join(format!("reference/models/{name}.gguf"));
     let paths = ["rnd-llama-Q4_K_M", "rnd-qwen2-Q6_K"].map(path);
-    std::iter::once(ModelSource::Demo).chain(paths.into_iter().map(ModelSource::Path)).collect()
+    std::iter::once(ModelSource::Demo)
+        .chain(paths.into_iter().map(ModelSource::Path))
+        .collect()
 }
 
-/// One model of each architecture; where they are at hand, also one whose weights no packed kernel takes, and one with
-/// YaRN whose heads are wider than the model.
+/// One model of each architecture; where they are at hand, also one whose weights no packed kernel
+/// takes, and one with YaRN whose heads are wider than the model.
 fn models() -> Vec<ModelSource> {
     let more = ["IQ4_XS", "Q8_0"].into_iter().zip(["tiny", "rnd"]);
     let more = more.filter_map(|(ty, kind)| shared(&format!("models/{kind}-qwen3-{ty}.gguf")));
-    committed_models().into_iter().chain(more.map(ModelSource::Path)).collect()
+    committed_models()
+        .into_iter()
+        .chain(more.map(ModelSource::Path))
+        .collect()
 }
 
 fn load(source: &ModelSource, options: &EngineOptions) -> Engine {
@@ -32,13 +37,21 @@ fn load(source: &ModelSource, options: &EngineOptions) -> Engine {
 
 fn options(isa: Isa, threads: usize, batch: usize) -> EngineOptions {
     let ctx = Some(PROMPT + GENERATED);
-    EngineOptions { isa: IsaChoice::Only(isa), threads: Some(threads), batch, ctx, ..EngineOptions::default() }
+    EngineOptions {
+        isa: IsaChoice::Only(isa),
+        threads: Some(threads),
+        batch,
+        ctx,
+        ..EngineOptions::default()
+    }
 }
 
 /// A prompt that depends on the vocabulary alone.
 fn prompt(engine: &Engine) -> Vec<u32> {
     let n = engine.hparams().n_vocab();
-    (0..PROMPT).map(|i| u32::try_from((i * i * 7919 + 11) % n).expect("an id")).collect()
+    (0..PROMPT)
+        .map(|i| u32::try_from((i * i * 7919 + 11) % n).expect("an id"))
+        .collect()
 }
 
 fn most_likely(logits: &[f32]) -> u32 {
@@ -47,11 +60,15 @@ fn most_likely(logits: &[f32]) -> u32 {
 
 /// All logits of a prompt and of a greedy generation after it, as bits.
 fn timeline(session: &mut Session<'_>, prompt: &[u32], generated: usize) -> (Vec<u32>, Vec<u32>) {
-    let read = session.eval(prompt, Role::Prompt, Wanted::All).expect("logits");
+    let read = session
+        .eval(prompt, Role::Prompt, Wanted::All)
+        .expect("logits");
     let mut tokens = vec![most_likely(read.last().expect("a row"))];
     let mut bits: Vec<u32> = read.data.iter().map(|x| x.to_bits()).collect();
     while tokens.len() < generated {
-        let next = session.eval(&tokens[tokens.len() - 1..], Role::Generated, Wanted::Last).expect("logits");
+        let next = session
+            .eval(&tokens[tokens.len() - 1..], Role::Generated, Wanted::Last)
+            .expect("logits");
         bits.extend(next.data.iter().map(|x| x.to_bits()));
         tokens.push(most_likely(&next.data));
     }
@@ -59,24 +76,52 @@ fn timeline(session: &mut Session<'_>, prompt: &[u32], generated: usize) -> (Vec
 }
 
 /// Threads and batch; the last has more threads than most machines that test have CPUs.
-const GRID: [(usize, usize); 9] = [(1, 1), (1, 7), (2, 1), (2, 7), (2, 512), (3, 1), (3, 7), (3, 512), (8, 16)];
+const GRID: [(usize, usize); 9] = [
+    (1, 1),
+    (1, 7),
+    (2, 1),
+    (2, 7),
+    (2, 512),
+    (3, 1),
+    (3, 7),
+    (3, 512),
+    (8, 16),
+];
 
 #[test]
 fn threads_and_batches_change_nothing() {
     for source in models() {
         for isa in Isa::available() {
-            for (kv_type, repack) in [(KvType::F16, true), (KvType::F32, true), (KvType::F16, false)] {
+            for (kv_type, repack) in [
+                (KvType::F16, true),
+                (KvType::F32, true),
+                (KvType::F16, false),
+            ] {
                 let run = |threads, batch| {
-                    let engine = load(&source, &EngineOptions { kv_type, repack, ..options(isa, threads, batch) });
+                    let engine = load(
+                        &source,
+                        &EngineOptions {
+                            kv_type,
+                            repack,
+                            ..options(isa, threads, batch)
+                        },
+                    );
                     let prompt = prompt(&engine);
                     timeline(&mut engine.session(), &prompt, GENERATED)
                 };
                 let expected = run(1, 512);
                 // the whole grid for what runs unless asked otherwise; its corners for the rest
-                let every = if kv_type == KvType::F16 && repack { 1 } else { 3 };
+                let every = if kv_type == KvType::F16 && repack {
+                    1
+                } else {
+                    3
+                };
                 for (threads, batch) in GRID.into_iter().step_by(every) {
-                    let what =
-                        || format!("{source:?} {isa} {kv_type} repack {repack}: {threads} threads, batch {batch}");
+                    let what = || {
+                        format!(
+                            "{source:?} {isa} {kv_type} repack {repack}: {threads} threads, batch {batch}"
+                        )
+                    };
                     let (tokens, bits) = run(threads, batch);
                     assert_eq!(tokens, expected.0, "{}", what());
                     assert!(bits == expected.1, "{}: equal tokens, other bits", what());
@@ -86,7 +131,8 @@ fn threads_and_batches_change_nothing() {
     }
 }
 
-/// A conversation's length: the pages of one timeline lie among those of others, in the order in which they were freed.
+/// A conversation's length: the pages of one timeline lie among those of others, in the order in
+/// which they were freed.
 #[test]
 fn a_long_timeline_on_a_fragmented_pool_equals_one_on_a_fresh_pool() {
     const LONG: usize = 260;
@@ -102,23 +148,34 @@ fn a_long_timeline_on_a_fragmented_pool_equals_one_on_a_fresh_pool() {
             let prompt = prompt(&engine);
             let expected = timeline(&mut engine.session(), &prompt, LONG);
             let engine = load(&source, &options(4, 3, 7));
-            // pages go to three sessions by turns; what two of them free is a comb, and the third keeps its teeth
+            // pages go to three sessions by turns; what two of them free is a comb, and the third
+            // keeps its teeth
             let mut others = [engine.session(), engine.session(), engine.session()];
             for page in prompt.chunks(16).cycle().take(12) {
                 for session in &mut others {
-                    session.eval(page, Role::Prompt, Wanted::None).expect("it fits");
+                    session
+                        .eval(page, Role::Prompt, Wanted::None)
+                        .expect("it fits");
                 }
             }
             let [first, kept, last] = others;
             drop(last);
             let mut session = engine.session();
-            session.eval(&prompt[..20], Role::Prompt, Wanted::None).expect("it fits");
+            session
+                .eval(&prompt[..20], Role::Prompt, Wanted::None)
+                .expect("it fits");
             drop(first);
             session.truncate(0);
             let got = timeline(&mut session, &prompt, LONG);
             assert_eq!(got.0, expected.0, "{source:?} {kv_type}");
-            assert!(got.1 == expected.1, "{source:?} {kv_type}: equal tokens, other bits");
-            assert!(kept.tokens().len() > 100, "a neighbour was there all the time");
+            assert!(
+                got.1 == expected.1,
+                "{source:?} {kv_type}: equal tokens, other bits"
+            );
+            assert!(
+                kept.tokens().len() > 100,
+                "a neighbour was there all the time"
+            );
         }
     }
 }
@@ -126,22 +183,39 @@ fn a_long_timeline_on_a_fragmented_pool_equals_one_on_a_fresh_pool() {
 #[test]
 fn a_session_that_went_back_equals_a_fresh_one() {
     for source in models() {
-        let engine = load(&source, &EngineOptions { sessions: 2, ..options(Isa::best(), 2, 7) });
+        let engine = load(
+            &source,
+            &EngineOptions {
+                sessions: 2,
+                ..options(Isa::best(), 2, 7)
+            },
+        );
         let prompt = prompt(&engine);
         let expected = timeline(&mut engine.session(), &prompt, GENERATED);
         let mut session = engine.session();
         // other tokens first, at the same positions
         let other: Vec<u32> = prompt.iter().rev().copied().collect();
-        session.eval(&other, Role::Prompt, Wanted::None).expect("it fits");
+        session
+            .eval(&other, Role::Prompt, Wanted::None)
+            .expect("it fits");
         for kept in [0, 1, 15, 16, 17, 36] {
             session.truncate(0);
-            session.eval(&prompt[..kept], Role::Prompt, Wanted::None).expect("it fits");
-            session.eval(&other[kept..], Role::Prompt, Wanted::None).expect("it fits");
+            session
+                .eval(&prompt[..kept], Role::Prompt, Wanted::None)
+                .expect("it fits");
+            session
+                .eval(&other[kept..], Role::Prompt, Wanted::None)
+                .expect("it fits");
             session.truncate(kept);
-            let rest = session.eval(&prompt[kept..], Role::Prompt, Wanted::All).expect("logits");
+            let rest = session
+                .eval(&prompt[kept..], Role::Prompt, Wanted::All)
+                .expect("logits");
             let bits: Vec<u32> = rest.data.iter().map(|x| x.to_bits()).collect();
             let n_vocab = rest.n_vocab;
-            assert!(bits == expected.1[kept * n_vocab..PROMPT * n_vocab], "{source:?}: back to {kept}");
+            assert!(
+                bits == expected.1[kept * n_vocab..PROMPT * n_vocab],
+                "{source:?}: back to {kept}"
+            );
         }
     }
 }
@@ -149,29 +223,50 @@ fn a_session_that_went_back_equals_a_fresh_one() {
 #[test]
 fn where_pages_lie_and_who_else_is_there_changes_nothing() {
     for source in models() {
-        let engine = load(&source, &EngineOptions { sessions: 4, ..options(Isa::best(), 2, 16) });
+        let engine = load(
+            &source,
+            &EngineOptions {
+                sessions: 4,
+                ..options(Isa::best(), 2, 16)
+            },
+        );
         let prompt = prompt(&engine);
         let expected = timeline(&mut engine.session(), &prompt, GENERATED);
         // two neighbours take and free pages by turns, so that this one's pages are scattered
-        let (mut left, mut right, mut middle) = (engine.session(), engine.session(), engine.session());
+        let (mut left, mut right, mut middle) =
+            (engine.session(), engine.session(), engine.session());
         let mut bits = Vec::new();
         for part in prompt.chunks(5) {
-            left.eval(part, Role::Prompt, Wanted::None).expect("it fits");
-            let logits = middle.eval(part, Role::Prompt, Wanted::All).expect("logits");
+            left.eval(part, Role::Prompt, Wanted::None)
+                .expect("it fits");
+            let logits = middle
+                .eval(part, Role::Prompt, Wanted::All)
+                .expect("logits");
             bits.extend(logits.data.iter().map(|x| x.to_bits()));
-            right.eval(part, Role::Prompt, Wanted::None).expect("it fits");
+            right
+                .eval(part, Role::Prompt, Wanted::None)
+                .expect("it fits");
             if left.tokens().len() > 20 {
                 left.truncate(3);
             }
         }
-        assert!(bits == expected.1[..bits.len()], "{source:?}: scattered pages");
+        assert!(
+            bits == expected.1[..bits.len()],
+            "{source:?}: scattered pages"
+        );
         let mut last = most_likely(
-            &bits[bits.len() - engine.hparams().n_vocab()..].iter().map(|b| f32::from_bits(*b)).collect::<Vec<_>>(),
+            &bits[bits.len() - engine.hparams().n_vocab()..]
+                .iter()
+                .map(|b| f32::from_bits(*b))
+                .collect::<Vec<_>>(),
         );
         for token in &expected.0[1..] {
             left.truncate(2);
-            left.eval(&[last], Role::Generated, Wanted::None).expect("it fits");
-            let logits = middle.eval(&[last], Role::Generated, Wanted::Last).expect("logits");
+            left.eval(&[last], Role::Generated, Wanted::None)
+                .expect("it fits");
+            let logits = middle
+                .eval(&[last], Role::Generated, Wanted::Last)
+                .expect("logits");
             last = most_likely(&logits.data);
             assert_eq!(last, *token, "{source:?}: generation on scattered pages");
         }
@@ -183,13 +278,28 @@ fn looking_at_tensors_changes_nothing() {
     for source in models() {
         let engine = load(&source, &options(Isa::best(), 2, 7));
         let prompt = prompt(&engine);
-        let expected = engine.session().eval(&prompt, Role::Prompt, Wanted::All).expect("logits").data;
+        let expected = engine
+            .session()
+            .eval(&prompt, Role::Prompt, Wanted::All)
+            .expect("logits")
+            .data;
         let (mut seen, mut got) = (0, Vec::new());
         let mut look = |_: &octavo_llm::backend::TapView<'_>| seen += 1;
         let mut session = engine.session();
         let mut sink = |_: usize, row: &[f32]| got.extend_from_slice(row);
-        session.eval_with(&prompt, Role::Prompt, Wanted::All, Some(&mut look), &mut sink).expect("logits");
-        assert!(seen > 0 && got == expected, "{source:?}: {seen} tensors seen");
+        session
+            .eval_with(
+                &prompt,
+                Role::Prompt,
+                Wanted::All,
+                Some(&mut look),
+                &mut sink,
+            )
+            .expect("logits");
+        assert!(
+            seen > 0 && got == expected,
+            "{source:?}: {seen} tensors seen"
+        );
     }
 }
 
@@ -199,7 +309,13 @@ fn reading_instead_of_mapping_changes_nothing() {
     let path = workspace_root().join("reference/demo/tiny-qwen3-Q4_K_M.gguf");
     let run = |mmap| {
         let source = ModelSource::Path(path.clone());
-        let engine = load(&source, &EngineOptions { mmap, ..options(Isa::best(), 2, 512) });
+        let engine = load(
+            &source,
+            &EngineOptions {
+                mmap,
+                ..options(Isa::best(), 2, 512)
+            },
+        );
         timeline(&mut engine.session(), &prompt(&engine), GENERATED)
     };
     assert!(run(true) == run(false));

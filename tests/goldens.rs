@@ -1,8 +1,8 @@
-//! Logits against stock llama.cpp's, for every recorded model, on every instruction set, for prompt and generation
-//! kernels.
+//! Logits against stock llama.cpp's, for every recorded model, on every instruction set, for prompt
+//! and generation kernels.
 //!
-//! F32 models are held against llama.cpp itself. All others are held against the exact logits (llama.cpp on the file
-//! dequantized to F32), and our error is put beside llama.cpp's own.
+//! F32 models are held against llama.cpp itself. All others are held against the exact logits
+//! (llama.cpp on the file dequantized to F32), and our error is put beside llama.cpp's own.
 
 #[path = "model_support/logits.rs"]
 mod model_logits;
@@ -44,8 +44,10 @@ fn recorded() -> Vec<Recorded> {
 }
 
 fn add(all: &mut Vec<Recorded>, models: &Path, goldens: &Path) {
-    let mut files: Vec<PathBuf> =
-        std::fs::read_dir(models).expect("a folder of models").map(|e| e.expect("an entry").path()).collect();
+    let mut files: Vec<PathBuf> = std::fs::read_dir(models)
+        .expect("a folder of models")
+        .map(|e| e.expect("an entry").path())
+        .collect();
     files.sort();
     for model in files {
         let name = model.file_stem().expect("a name").to_owned();
@@ -66,35 +68,58 @@ fn geometric_mean(x: &[f64]) -> f64 {
     (x.iter().map(|r| r.ln()).sum::<f64>() / x.len().max(1) as f64).exp()
 }
 
-/// Runs every golden of one model and returns our errors as ratios to llama.cpp's (none for F32 models).
+/// Runs every golden of one model and returns our errors as ratios to llama.cpp's (none for F32
+/// models).
 fn check(recorded: &Recorded, isa: Isa, role: Role, repack: bool) -> Ratios {
     let engine = load(&recorded.model, isa, repack);
-    let name = recorded.model.file_stem().expect("a name").to_string_lossy();
+    let name = recorded
+        .model
+        .file_stem()
+        .expect("a name")
+        .to_string_lossy();
     let is_f32 = name.ends_with("-F32");
     let mut ratios = Ratios::default();
-    for (prompt, theirs) in read_summary(&recorded.goldens.join("summary.json")).expect("a summary") {
+    for (prompt, theirs) in read_summary(&recorded.goldens.join("summary.json")).expect("a summary")
+    {
         let path = recorded.goldens.join(format!("{prompt}.safetensors"));
         if !path.is_file() {
             continue; // of the committed goldens only the small ones are kept
         }
         let golden = Full::read(&path).expect("a golden");
         let what = format!("{name} {prompt} {isa} {role:?}");
-        let own = engine.tokenizer().encode(theirs.text.as_bytes(), Default::default()).expect("text");
+        let own = engine
+            .tokenizer()
+            .encode(theirs.text.as_bytes(), Default::default())
+            .expect("text");
         assert_eq!(own, golden.tokens, "{what}: tokens");
         let ours = logits(&engine, &golden.tokens, role);
         if is_f32 {
             let error = nmse(&ours, &golden.logits).expect("same length");
             assert!(error <= F32_NMSE, "{what}: NMSE {error:e} > {F32_NMSE:e}");
-            let order = top_order(&ours, &golden.logits, golden.n_vocab, 5, 1e-4).expect("same length");
-            assert!(order.judged > 0 && order.judged == order.equal, "{what}: {order:?}");
+            let order =
+                top_order(&ours, &golden.logits, golden.n_vocab, 5, 1e-4).expect("same length");
+            assert!(
+                order.judged > 0 && order.judged == order.equal,
+                "{what}: {order:?}"
+            );
             continue;
         }
         let error = nmse(&ours, &golden.exact).expect("same length");
-        let divergence = kl(&ours, &golden.exact, golden.n_vocab).expect("same length").mean;
+        let divergence = kl(&ours, &golden.exact, golden.n_vocab)
+            .expect("same length")
+            .mean;
         let nmse_ratio = error.max(NMSE_FLOOR) / theirs.nmse.max(NMSE_FLOOR);
         let kl_ratio = divergence.max(KL_FLOOR) / theirs.mean_kl.max(KL_FLOOR);
-        assert!(nmse_ratio <= 2.0, "{what}: NMSE {error:e}, llama.cpp's {:e}", theirs.nmse);
-        assert!(kl_ratio <= 2.0, "{what}: KL {divergence:e}, llama.cpp's {:e}", theirs.mean_kl);
+        assert!(
+            nmse_ratio <= 2.0,
+            "{what}: NMSE {error:e}, llama.cpp's {:e}",
+            theirs.nmse
+        );
+        assert!(
+            kl_ratio <= 2.0,
+            "{what}: KL {divergence:e}, llama.cpp's {:e}",
+            theirs.mean_kl
+        );
         ratios.nmse.push(nmse_ratio);
         ratios.kl.push(kl_ratio);
     }
@@ -104,7 +129,11 @@ fn check(recorded: &Recorded, isa: Isa, role: Role, repack: bool) -> Ratios {
 /// The error that kernels are designed for, as a ratio to llama.cpp's. Asked for is 1.
 fn designed_for(isa: Isa, role: Role) -> f64 {
     // bf16 has 8 bits, integer kernels have 15
-    if isa == Isa::Amx && role == Role::Prompt { 0.25 } else { 0.1 }
+    if isa == Isa::Amx && role == Role::Prompt {
+        0.25
+    } else {
+        0.1
+    }
 }
 
 fn every_model(isa: Isa, role: Role, repack: bool) {
@@ -127,7 +156,10 @@ fn every_model(isa: Isa, role: Role, repack: bool) {
         worst(&all.kl)
     );
     let limit = designed_for(isa, role);
-    assert!(nmse <= limit && kl <= limit, "{isa} {role:?}: NMSE {nmse}, KL {kl}");
+    assert!(
+        nmse <= limit && kl <= limit,
+        "{isa} {role:?}: NMSE {nmse}, KL {kl}"
+    );
 }
 
 #[test]
@@ -219,7 +251,8 @@ fn rows_as_in_the_file() {
 #[test]
 fn a_wrong_token_is_seen() {
     let model = workspace_root().join("reference/demo/tiny-qwen3-Q4_K_M.gguf");
-    let golden = Full::read(&committed_goldens().join("tiny-qwen3-Q4_K_M/capital.safetensors")).expect("a golden");
+    let golden = Full::read(&committed_goldens().join("tiny-qwen3-Q4_K_M/capital.safetensors"))
+        .expect("a golden");
     let engine = load(&model, Isa::best(), true);
     let mut tokens = golden.tokens.clone();
     tokens[3] ^= 1;
@@ -239,13 +272,23 @@ fn smollm2() {
         let engine = load(&model, isa, true);
         for prompt in ["capital", "code", "story", "unicode", "licence"] {
             let path = shared.join(format!("goldens/smollm2/{prompt}.safetensors"));
-            let Golden::Top(golden) = Golden::read(&path).expect("a golden") else { panic!("the top-k form") };
+            let Golden::Top(golden) = Golden::read(&path).expect("a golden") else {
+                panic!("the top-k form")
+            };
             for role in [Role::Prompt, Role::Generated] {
-                let ours = golden.kl(&logits(&engine, &golden.tokens, role)).expect("same length").mean;
+                let ours = golden
+                    .kl(&logits(&engine, &golden.tokens, role))
+                    .expect("same length")
+                    .mean;
                 let theirs = golden.llama_cpp_kl().expect("a golden").mean;
-                println!("smollm2 {prompt} {isa} {role:?}: mean KL {ours:.3e}, llama.cpp's {theirs:.3e}");
+                println!(
+                    "smollm2 {prompt} {isa} {role:?}: mean KL {ours:.3e}, llama.cpp's {theirs:.3e}"
+                );
                 let limit = designed_for(isa, role) * theirs;
-                assert!(ours <= limit, "smollm2 {prompt} {isa} {role:?}: {ours:e} > {limit:e}, llama.cpp's {theirs:e}");
+                assert!(
+                    ours <= limit,
+                    "smollm2 {prompt} {isa} {role:?}: {ours:e} > {limit:e}, llama.cpp's {theirs:e}"
+                );
             }
         }
     }

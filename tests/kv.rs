@@ -65,20 +65,37 @@ fn check(pool: &BlockPool, storage: &Storage, seqs: &[Sequence]) {
         }
     }
     for page in 0..pool.capacity() as u32 {
-        assert_eq!(pool.ref_count(PageId(page)), owners.get(&PageId(page)).copied().unwrap_or(0), "page {page}");
+        assert_eq!(
+            pool.ref_count(PageId(page)),
+            owners.get(&PageId(page)).copied().unwrap_or(0),
+            "page {page}"
+        );
     }
     assert_eq!(pool.used_pages(), owners.len());
     assert_eq!(pool.free_pages() + pool.used_pages(), pool.capacity());
 }
 
-fn append(pool: &mut BlockPool, storage: &mut Storage, seq: &mut Sequence, n: usize, next: &mut u64) {
+fn append(
+    pool: &mut BlockPool,
+    storage: &mut Storage,
+    seq: &mut Sequence,
+    n: usize,
+    next: &mut u64,
+) {
     let (table, expected) = seq;
-    let (end, needed, free) = (table.len() + n, table.pages_needed(pool, table.len() + n), pool.free_pages());
+    let (end, needed, free) = (
+        table.len() + n,
+        table.pages_needed(pool, table.len() + n),
+        pool.free_pages(),
+    );
     let before = (table.pages().to_vec(), table.len());
     match table.reserve(pool, end) {
         Ok(copies) => {
             assert_eq!(free - pool.free_pages(), needed);
-            assert!(copies.len() <= 1, "only the page that is partly written has to be copied");
+            assert!(
+                copies.len() <= 1,
+                "only the page that is partly written has to be copied"
+            );
             storage.copy(&copies);
             for p in table.len()..end {
                 *next += 1;
@@ -87,7 +104,11 @@ fn append(pool: &mut BlockPool, storage: &mut Storage, seq: &mut Sequence, n: us
             }
             table.advance(end);
         }
-        Err(OutOfPages { needed: n, free: f, capacity }) => {
+        Err(OutOfPages {
+            needed: n,
+            free: f,
+            capacity,
+        }) => {
             assert_eq!((n, f, capacity), (needed, free, pool.capacity()));
             assert!(needed > free);
             assert_eq!((table.pages().to_vec(), table.len()), before);
@@ -152,9 +173,16 @@ fn page_boundaries() {
         assert_eq!(t.reserve(&mut pool, end), Ok(vec![]));
         assert_eq!(t.pages().len(), pages, "{end} positions");
     }
-    let full = OutOfPages { needed: 1, free: 0, capacity: 2 };
+    let full = OutOfPages {
+        needed: 1,
+        free: 0,
+        capacity: 2,
+    };
     assert_eq!(t.reserve(&mut pool, 33), Err(full));
-    assert_eq!(full.to_string(), "the KV cache is full: 1 pages needed, 0 of 2 free");
+    assert_eq!(
+        full.to_string(),
+        "the KV cache is full: 1 pages needed, 0 of 2 free"
+    );
     assert_eq!(t.locate(17), Some((t.pages()[1], 1)));
     assert_eq!(t.locate(32), None);
     t.advance(32);
@@ -176,7 +204,13 @@ fn a_fork_that_ends_on_a_page_boundary_copies_nothing() {
     let mut c = b.fork(&mut pool);
     let shared = b.pages()[1];
     let copies = b.reserve(&mut pool, PAGE + 2).unwrap();
-    assert_eq!(copies, [PageCopy { from: shared, to: b.pages()[1] }]);
+    assert_eq!(
+        copies,
+        [PageCopy {
+            from: shared,
+            to: b.pages()[1]
+        }]
+    );
     assert_eq!(c.reserve(&mut pool, PAGE + 2), Ok(vec![]));
     assert_eq!(c.pages()[1], shared);
 }

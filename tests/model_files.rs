@@ -8,17 +8,25 @@ use octavo_llm::model::{Arch, Hparams, Model, Source, ValueInfo};
 
 #[test]
 fn shared_models_load() {
-    let Some(folder) = shared("models") else { return };
+    let Some(folder) = shared("models") else {
+        return;
+    };
     let mut n = 0;
     for entry in std::fs::read_dir(folder).expect("a folder") {
         let path = entry.expect("an entry").path();
-        let name = path.file_stem().and_then(|s| s.to_str()).unwrap_or_default().to_owned();
+        let name = path
+            .file_stem()
+            .and_then(|s| s.to_str())
+            .unwrap_or_default()
+            .to_owned();
         if path.extension().is_none_or(|e| e != "gguf") {
             continue;
         }
         let gguf = Gguf::open(&path, &OpenOptions::default()).expect("a shared model");
         if name.ends_with(".imatrix") {
-            let e = Model::load(&gguf).expect_err("an importance matrix is not a model").to_string();
+            let e = Model::load(&gguf)
+                .expect_err("an importance matrix is not a model")
+                .to_string();
             assert!(e.contains("general.architecture"), "{e}");
             continue;
         }
@@ -26,7 +34,11 @@ fn shared_models_load() {
         n += 1;
         assert!(m.warnings().is_empty(), "{:?}", m.warnings());
         let h = &m.hparams;
-        assert_eq!((h.n_embd(), h.n_vocab(), h.n_ff()), (256, 1024, 512), "{name}");
+        assert_eq!(
+            (h.n_embd(), h.n_vocab(), h.n_ff()),
+            (256, 1024, 512),
+            "{name}"
+        );
         let ValueInfo { width, .. } = m.graph.values[m.graph.logits.index()];
         assert_eq!(width, 1024);
         for w in &m.weights.matrices {
@@ -39,26 +51,54 @@ fn shared_models_load() {
         }
         match (name.split('-').next(), h.arch) {
             (Some("tiny"), Arch::Qwen3) => {
-                assert_eq!((h.n_layer(), h.n_head(), h.n_head_kv(), h.head_dim()), (4, 4, 2, 64));
+                assert_eq!(
+                    (h.n_layer(), h.n_head(), h.n_head_kv(), h.head_dim()),
+                    (4, 4, 2, 64)
+                );
                 assert!(m.weights.is_tied());
             }
-            (_, Arch::Qwen3) => assert_eq!((h.n_layer(), h.n_head(), h.n_head_kv(), h.head_dim()), (3, 8, 2, 128)),
-            (_, Arch::Qwen2) => assert_eq!((h.n_layer(), h.n_head(), h.n_head_kv(), h.head_dim()), (3, 4, 1, 64)),
-            (_, Arch::Llama) => assert_eq!((h.n_layer(), h.n_head(), h.n_head_kv(), h.head_dim()), (3, 4, 2, 64)),
+            (_, Arch::Qwen3) => assert_eq!(
+                (h.n_layer(), h.n_head(), h.n_head_kv(), h.head_dim()),
+                (3, 8, 2, 128)
+            ),
+            (_, Arch::Qwen2) => assert_eq!(
+                (h.n_layer(), h.n_head(), h.n_head_kv(), h.head_dim()),
+                (3, 4, 1, 64)
+            ),
+            (_, Arch::Llama) => assert_eq!(
+                (h.n_layer(), h.n_head(), h.n_head_kv(), h.head_dim()),
+                (3, 4, 2, 64)
+            ),
         }
-        assert_eq!(h.kv_elements_per_position(), 2 * h.n_layer() * h.n_head_kv() * h.head_dim());
+        assert_eq!(
+            h.kv_elements_per_position(),
+            2 * h.n_layer() * h.n_head_kv() * h.head_dim()
+        );
     }
     assert!(n >= 30, "only {n} models");
 }
 
 #[test]
 fn the_report_lists_every_value_with_its_source() {
-    let Some(gguf) = open_shared("rnd-qwen3-F32") else { return };
+    let Some(gguf) = open_shared("rnd-qwen3-F32") else {
+        return;
+    };
     let h = Hparams::from_gguf(&gguf).unwrap_or_else(|e| panic!("{e}"));
     let got: Vec<String> = h
         .report()
         .iter()
-        .map(|e| format!("{} {} {}", e.key, e.value, if e.source == Source::File { "file" } else { "default" }))
+        .map(|e| {
+            format!(
+                "{} {} {}",
+                e.key,
+                e.value,
+                if e.source == Source::File {
+                    "file"
+                } else {
+                    "default"
+                }
+            )
+        })
         .collect();
     let expected = [
         "general.architecture \"qwen3\" file",
@@ -96,11 +136,20 @@ fn defaults() {
     }
     let m = f.load().unwrap_or_else(|e| panic!("{e}"));
     let h = &m.hparams;
-    assert_eq!((h.n_head_kv(), h.head_dim(), h.rope.n_rot.value, h.n_vocab()), (4, 16, 16, 7));
+    assert_eq!(
+        (h.n_head_kv(), h.head_dim(), h.rope.n_rot.value, h.n_vocab()),
+        (4, 16, 16, 7)
+    );
     assert_eq!(h.n_head_kv.source, Source::Default);
-    assert_eq!((h.rope.freq_base.value, h.rope.freq_base.source), (10000.0, Source::Default));
+    assert_eq!(
+        (h.rope.freq_base.value, h.rope.freq_base.source),
+        (10000.0, Source::Default)
+    );
     assert_eq!(h.rope.original_context.value, 512);
-    assert_eq!(m.warnings(), ["mem.gguf: no llama.rope.freq_base: 10000 is assumed"]);
+    assert_eq!(
+        m.warnings(),
+        ["mem.gguf: no llama.rope.freq_base: 10000 is assumed"]
+    );
 }
 
 #[test]
@@ -109,13 +158,27 @@ fn vocabulary_size_comes_from_the_list_then_the_key_then_the_embedding() {
     f.set("vocab_size", Val::U32(9));
     let m = f.load().unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(m.hparams.n_vocab(), 7);
-    assert_eq!(m.warnings(), ["mem.gguf: llama.vocab_size is 9 but the token list has 7: the list decides"]);
+    assert_eq!(
+        m.warnings(),
+        ["mem.gguf: llama.vocab_size is 9 but the token list has 7: the list decides"]
+    );
     let last = m.hparams.report().pop().expect("entries");
-    assert_eq!((last.key.as_str(), last.value, last.source), ("llama.vocab_size", 7.into(), Source::Default));
+    assert_eq!(
+        (last.key.as_str(), last.value, last.source),
+        ("llama.vocab_size", 7.into(), Source::Default)
+    );
     f.unset("tokenizer.ggml.tokens");
-    assert!(f.error().contains("token_embd.weight: expected shape [64, 9], got [64, 7]"), "{}", f.error());
+    assert!(
+        f.error()
+            .contains("token_embd.weight: expected shape [64, 9], got [64, 7]"),
+        "{}",
+        f.error()
+    );
     f.unset("vocab_size");
-    assert_eq!(f.load().unwrap_or_else(|e| panic!("{e}")).hparams.n_vocab(), 7);
+    assert_eq!(
+        f.load().unwrap_or_else(|e| panic!("{e}")).hparams.n_vocab(),
+        7
+    );
 }
 
 #[test]
@@ -128,7 +191,16 @@ fn other_number_types_and_equal_arrays_are_read() {
     f.set("context_length", Val::I32(512));
     f.set("attention.layer_norm_rms_epsilon", Val::F64(1e-6));
     let h = f.load().unwrap_or_else(|e| panic!("{e}")).hparams;
-    assert_eq!((h.n_head(), h.n_head_kv(), h.n_ff(), h.n_layer(), h.rms_eps()), (4, 2, 96, 2, 1e-6));
+    assert_eq!(
+        (
+            h.n_head(),
+            h.n_head_kv(),
+            h.n_ff(),
+            h.n_layer(),
+            h.rms_eps()
+        ),
+        (4, 2, 96, 2, 1e-6)
+    );
 }
 
 #[test]
@@ -146,9 +218,17 @@ fn keys_that_ask_for_nothing_are_accepted() {
     let m = f.load().unwrap_or_else(|e| panic!("{e}"));
     assert!(m.warnings().is_empty());
     f.set("attention.sliding_window", Val::U32(128));
-    let warnings = f.load().unwrap_or_else(|e| panic!("{e}")).warnings().to_vec();
+    let warnings = f
+        .load()
+        .unwrap_or_else(|e| panic!("{e}"))
+        .warnings()
+        .to_vec();
     assert_eq!(warnings.len(), 1);
-    assert!(warnings[0].contains("llama.attention.sliding_window = 128 is not applied"), "{}", warnings[0]);
+    assert!(
+        warnings[0].contains("llama.attention.sliding_window = 128 is not applied"),
+        "{}",
+        warnings[0]
+    );
 }
 
 #[test]
@@ -158,5 +238,9 @@ fn a_rerankers_head_is_not_in_the_way() {
     assert!(f.load().is_ok());
     let mut f = File::new("qwen2", 1);
     f.add("cls.output.weight", &[64, 2]);
-    assert!(f.error().contains("unexpected tensor cls.output.weight"), "{}", f.error());
+    assert!(
+        f.error().contains("unexpected tensor cls.output.weight"),
+        "{}",
+        f.error()
+    );
 }

@@ -1,5 +1,6 @@
-//! The graph, executed naively in f64 straight from its ops, gives llama.cpp's logits on the F32 models: weights are bound
-//! to the right fields, ops stand in the right order, and the rotary table is right up to the longest golden prompt.
+//! The graph, executed naively in f64 straight from its ops, gives llama.cpp's logits on the F32
+//! models: weights are bound to the right fields, ops stand in the right order, and the rotary
+//! table is right up to the longest golden prompt.
 
 mod model_support;
 
@@ -24,7 +25,8 @@ impl Run<'_> {
         assert_eq!(w.ty, TensorType::F32);
         let number = |b: &[u8]| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
         let rows = w.bytes(self.gguf).chunks_exact(w.row_bytes());
-        rows.map(|row| row.chunks_exact(4).map(number).collect()).collect()
+        rows.map(|row| row.chunks_exact(4).map(number).collect())
+            .collect()
     }
 
     fn attention(&self, q: ValueId, layer: usize, scale: f32) -> Matrix {
@@ -36,8 +38,13 @@ impl Run<'_> {
             let mut out = Vec::new();
             for i in 0..h.n_head() {
                 let q = head(row, i);
-                let dot =
-                    |k: &Vec<f64>| q.iter().zip(head(k, i / group)).map(|(a, b)| a * b).sum::<f64>() * f64::from(scale);
+                let dot = |k: &Vec<f64>| {
+                    q.iter()
+                        .zip(head(k, i / group))
+                        .map(|(a, b)| a * b)
+                        .sum::<f64>()
+                        * f64::from(scale)
+                };
                 let scores: Vec<f64> = k[..=t].iter().map(dot).collect();
                 let max = scores.iter().copied().fold(f64::MIN, f64::max);
                 let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
@@ -49,7 +56,11 @@ impl Run<'_> {
             }
             out
         };
-        self.values[q.index()].iter().enumerate().map(|(t, row)| one(t, row)).collect()
+        self.values[q.index()]
+            .iter()
+            .enumerate()
+            .map(|(t, row)| one(t, row))
+            .collect()
     }
 
     fn rope(&self, x: &Matrix, head_dim: usize) -> Matrix {
@@ -72,7 +83,8 @@ impl Run<'_> {
     fn op(&mut self, op: Op, tokens: &[usize]) -> Matrix {
         let value = |v: ValueId| &self.values[v.index()];
         let zip = |a: ValueId, b: ValueId, f: fn(f64, f64) -> f64| {
-            let row = |(a, b): (&Vec<f64>, &Vec<f64>)| a.iter().zip(b).map(|(a, b)| f(*a, *b)).collect();
+            let row =
+                |(a, b): (&Vec<f64>, &Vec<f64>)| a.iter().zip(b).map(|(a, b)| f(*a, *b)).collect();
             value(a).iter().zip(value(b)).map(row).collect()
         };
         match op {
@@ -80,23 +92,46 @@ impl Run<'_> {
                 let table = self.weight(table);
                 tokens.iter().map(|&t| table[t].clone()).collect()
             }
-            Op::RmsNorm { x, weight, eps, group } => {
+            Op::RmsNorm {
+                x,
+                weight,
+                eps,
+                group,
+            } => {
                 let weight = self.m.weights.vector(weight);
                 let norm = |g: &[f64]| {
                     let mean = g.iter().map(|x| x * x).sum::<f64>() / g.len() as f64;
                     let scale = 1.0 / (mean + f64::from(eps)).sqrt();
-                    g.iter().zip(weight).map(|(x, w)| x * scale * f64::from(*w)).collect::<Vec<_>>()
+                    g.iter()
+                        .zip(weight)
+                        .map(|(x, w)| x * scale * f64::from(*w))
+                        .collect::<Vec<_>>()
                 };
-                value(x).iter().map(|row| row.chunks_exact(group).flat_map(norm).collect()).collect()
+                value(x)
+                    .iter()
+                    .map(|row| row.chunks_exact(group).flat_map(norm).collect())
+                    .collect()
             }
             Op::MatMul { x, w } => {
                 let w = self.weight(w);
-                let dot = |row: &[f64], w: &[f64]| row.iter().zip(w).map(|(a, b)| a * b).sum::<f64>();
-                value(x).iter().map(|row| w.iter().map(|w| dot(row, w)).collect()).collect()
+                let dot =
+                    |row: &[f64], w: &[f64]| row.iter().zip(w).map(|(a, b)| a * b).sum::<f64>();
+                value(x)
+                    .iter()
+                    .map(|row| w.iter().map(|w| dot(row, w)).collect())
+                    .collect()
             }
             Op::AddBias { x, bias } => {
                 let bias = self.m.weights.vector(bias);
-                value(x).iter().map(|row| row.iter().zip(bias).map(|(x, b)| x + f64::from(*b)).collect()).collect()
+                value(x)
+                    .iter()
+                    .map(|row| {
+                        row.iter()
+                            .zip(bias)
+                            .map(|(x, b)| x + f64::from(*b))
+                            .collect()
+                    })
+                    .collect()
             }
             Op::Rope { x, head_dim } => self.rope(value(x), head_dim),
             Op::KvWrite { k, v, layer } => {
@@ -113,7 +148,12 @@ impl Run<'_> {
 
 fn forward(m: &Model, gguf: &Gguf, tokens: &[usize]) -> Matrix {
     let values = vec![Vec::new(); m.graph.values.len()];
-    let mut run = Run { m, gguf, values, cache: vec![(Vec::new(), Vec::new()); m.graph.n_layer] };
+    let mut run = Run {
+        m,
+        gguf,
+        values,
+        cache: vec![(Vec::new(), Vec::new()); m.graph.n_layer],
+    };
     for node in &m.graph.nodes {
         let out = run.op(node.op, tokens);
         run.values[node.out.index()] = out;
@@ -123,10 +163,19 @@ fn forward(m: &Model, gguf: &Gguf, tokens: &[usize]) -> Matrix {
 
 #[test]
 fn logits_are_those_of_llama_cpp() {
-    for model in ["rnd-llama-F32", "rnd-qwen2-F32", "rnd-qwen3-F32", "tiny-qwen3-F32"] {
-        let Some(gguf) = open_shared(model) else { return };
+    for model in [
+        "rnd-llama-F32",
+        "rnd-qwen2-F32",
+        "rnd-qwen3-F32",
+        "tiny-qwen3-F32",
+    ] {
+        let Some(gguf) = open_shared(model) else {
+            return;
+        };
         let m = Model::load(&gguf).unwrap_or_else(|e| panic!("{e}"));
-        let Some(folder) = shared(&format!("goldens/{model}")) else { return };
+        let Some(folder) = shared(&format!("goldens/{model}")) else {
+            return;
+        };
         let mut n = 0;
         for entry in std::fs::read_dir(folder).expect("a folder") {
             let path = entry.expect("an entry").path();
@@ -136,17 +185,34 @@ fn logits_are_those_of_llama_cpp() {
             let bytes = std::fs::read(&path).expect("a golden");
             let golden = SafeTensors::deserialize(&bytes).expect("safetensors");
             let number = |b: &[u8]| <[u8; 4]>::try_from(b).expect("four bytes");
-            let tokens = golden.tensor("tokens").expect("tokens").data().chunks_exact(4);
-            let tokens: Vec<usize> = tokens.map(|b| i32::from_le_bytes(number(b)) as usize).collect();
-            let logits = golden.tensor("logits").expect("logits").data().chunks_exact(4);
-            let logits: Vec<f64> = logits.map(|b| f64::from(f32::from_le_bytes(number(b)))).collect();
+            let tokens = golden
+                .tensor("tokens")
+                .expect("tokens")
+                .data()
+                .chunks_exact(4);
+            let tokens: Vec<usize> = tokens
+                .map(|b| i32::from_le_bytes(number(b)) as usize)
+                .collect();
+            let logits = golden
+                .tensor("logits")
+                .expect("logits")
+                .data()
+                .chunks_exact(4);
+            let logits: Vec<f64> = logits
+                .map(|b| f64::from(f32::from_le_bytes(number(b))))
+                .collect();
             let ours: Vec<f64> = forward(&m, &gguf, &tokens).concat();
             assert_eq!(ours.len(), logits.len());
             let error: f64 = ours.iter().zip(&logits).map(|(a, b)| (a - b).powi(2)).sum();
             let nmse = error / logits.iter().map(|x| x * x).sum::<f64>();
-            println!("{model} {}: {} tokens, NMSE {nmse:.2e}", path.display(), tokens.len());
-            // llama.cpp computes in f32: up to 1.7e-12 is measured. The smallest faults give far more: rope_freqs ignored
-            // 1.6e-6, YaRN's ramp one pair off 1.2e-5, its magnitude dropped 2.4e-2
+            println!(
+                "{model} {}: {} tokens, NMSE {nmse:.2e}",
+                path.display(),
+                tokens.len()
+            );
+            // llama.cpp computes in f32: up to 1.7e-12 is measured. The smallest faults give far
+            // more: rope_freqs ignored 1.6e-6, YaRN's ramp one pair off 1.2e-5, its magnitude
+            // dropped 2.4e-2
             assert!(nmse < 1e-9, "{model} {}: NMSE {nmse:.2e}", path.display());
             n += 1;
         }

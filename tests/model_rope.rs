@@ -1,4 +1,5 @@
-//! Rotary tables against values computed elsewhere: Hugging Face's formulas in Python doubles, written out below.
+//! Rotary tables against values computed elsewhere: Hugging Face's formulas in Python doubles,
+//! written out below.
 
 mod model_support;
 
@@ -6,7 +7,8 @@ use approx::assert_relative_eq;
 use model_support::{File, Val, open_shared};
 use octavo_llm::model::{Model, Pairing, RopeTable};
 
-/// Two doubles that went through different but equivalent formulas: a few units in the last place each.
+/// Two doubles that went through different but equivalent formulas: a few units in the last place
+/// each.
 fn close(got: f64, expected: f64) {
     assert_relative_eq!(got, expected, max_relative = 1e-14);
 }
@@ -20,15 +22,25 @@ fn plain_and_linear() {
     let mut f = File::new("qwen3", 1);
     f.set("rope.freq_base", Val::F32(1e6));
     let plain = table(&f);
-    assert_eq!((plain.n_rot(), plain.magnitude, plain.pairing), (32, 1.0, Pairing::Neox));
+    assert_eq!(
+        (plain.n_rot(), plain.magnitude, plain.pairing),
+        (32, 1.0, Pairing::Neox)
+    );
     // 1e6^(-2i/32)
-    for (i, expected) in [(0, 1.0), (4, 0.03162277660168379), (8, 0.001), (15, 2.371373705661655e-6)] {
+    for (i, expected) in [
+        (0, 1.0),
+        (4, 0.03162277660168379),
+        (8, 0.001),
+        (15, 2.371373705661655e-6),
+    ] {
         close(plain.inv_freq[i], expected);
     }
     close(plain.angle(1000, 8), 1.0);
-    for (key, with_type) in
-        [("rope.scaling.factor", true), ("rope.scaling.factor", false), ("rope.scale_linear", false)]
-    {
+    for (key, with_type) in [
+        ("rope.scaling.factor", true),
+        ("rope.scaling.factor", false),
+        ("rope.scale_linear", false),
+    ] {
         let mut f = f.clone();
         f.set(key, Val::F32(4.0));
         if with_type {
@@ -43,7 +55,10 @@ fn plain_and_linear() {
     f.set("rope.scaling.type", "none");
     f.set("rope.scaling.factor", Val::F32(4.0));
     f.set("rope.scaling.attn_factor", Val::F32(0.5));
-    assert_eq!((table(&f).inv_freq, table(&f).magnitude), (plain.inv_freq, 0.5));
+    assert_eq!(
+        (table(&f).inv_freq, table(&f).magnitude),
+        (plain.inv_freq, 0.5)
+    );
 }
 
 #[test]
@@ -59,14 +74,19 @@ fn pairs_and_partial_rotation() {
     let (mut cos, mut sin) = ([0.0; 8], [0.0; 8]);
     t.cos_sin(3, &mut cos, &mut sin);
     // cos and sin of 3 and of 3 * 10000^(-1/8), in doubles
-    assert_eq!((cos[0], sin[0]), (-0.9899924966004454f64 as f32, 0.1411200080598672f64 as f32));
+    assert_eq!(
+        (cos[0], sin[0]),
+        (-0.9899924966004454f64 as f32, 0.1411200080598672f64 as f32)
+    );
     let angle: f64 = 3.0 * 0.31622776601683794;
     assert_eq!((cos[1], sin[1]), (angle.cos() as f32, angle.sin() as f32));
 }
 
 #[test]
 fn yarn_of_the_shared_model() {
-    let Some(gguf) = open_shared("rnd-qwen3-F32") else { return };
+    let Some(gguf) = open_shared("rnd-qwen3-F32") else {
+        return;
+    };
     let t = Model::load(&gguf).unwrap_or_else(|e| panic!("{e}")).rope;
     assert_eq!(t.n_rot(), 128);
     // base 1e6, factor 4, original context 512: the ramp runs from pair 4 to pair 21
@@ -92,9 +112,12 @@ fn yarn_with_a_ramp_inside_and_its_own_keys() {
     let mut f = File::new("qwen3", 1);
     f.set("attention.key_length", Val::U32(64));
     f.set("attention.value_length", Val::U32(64));
-    for (name, dims) in
-        [("attn_q", [64, 256]), ("attn_k", [64, 128]), ("attn_v", [64, 128]), ("attn_output", [256, 64])]
-    {
+    for (name, dims) in [
+        ("attn_q", [64, 256]),
+        ("attn_k", [64, 128]),
+        ("attn_v", [64, 128]),
+        ("attn_output", [256, 64]),
+    ] {
         f.tensor(&format!("blk.0.{name}.weight")).dims = dims.to_vec();
     }
     for name in ["attn_q_norm", "attn_k_norm"] {
@@ -132,10 +155,13 @@ fn yarn_with_a_ramp_inside_and_its_own_keys() {
 
 #[test]
 fn rope_freqs_of_the_shared_model() {
-    let Some(gguf) = open_shared("rnd-llama-F32") else { return };
+    let Some(gguf) = open_shared("rnd-llama-F32") else {
+        return;
+    };
     let m = Model::load(&gguf).unwrap_or_else(|e| panic!("{e}"));
     assert!(m.structure().rope_freqs);
-    // Llama 3's formula on base 5e5, factor 8, low 1, high 4, original context 8192; the file holds f32 divisors
+    // Llama 3's formula on base 5e5, factor 8, low 1, high 4, original context 8192; the file holds
+    // f32 divisors
     for (i, expected) in [
         (0, 1.0),
         (12, 0.0072926647372171085),
@@ -146,6 +172,10 @@ fn rope_freqs_of_the_shared_model() {
         (20, 3.428102195952591e-5),
         (31, 3.7673226901739635e-7),
     ] {
-        assert_relative_eq!(m.rope.inv_freq[i], expected, max_relative = f32::EPSILON.into());
+        assert_relative_eq!(
+            m.rope.inv_freq[i],
+            expected,
+            max_relative = f32::EPSILON.into()
+        );
     }
 }

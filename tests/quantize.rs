@@ -1,4 +1,5 @@
-//! Quantized files are llama-quantize's: every shared model that llama-quantize made is made again, tensors and keys.
+//! Quantized files are llama-quantize's: every shared model that llama-quantize made is made again,
+//! tensors and keys.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +14,10 @@ fn open(path: &Path) -> Gguf {
 }
 
 fn options(target: Target) -> Options {
-    Options { threads: 2, ..Options::new(target) }
+    Options {
+        threads: 2,
+        ..Options::new(target)
+    }
 }
 
 /// Quantizes to a new file in a new folder.
@@ -34,10 +38,23 @@ fn quantize(
         Progress::Bytes(n) => bytes += n,
         Progress::Done { rounding, .. } => assert_eq!(rounding, None, "no groups"),
     })?;
-    assert_eq!((tensors, bytes), (plan.changes().len(), plan.totals().before));
-    let gguf = Gguf::open(&path, &OpenOptions { strict: true, ..OpenOptions::default() })?;
+    assert_eq!(
+        (tensors, bytes),
+        (plan.changes().len(), plan.totals().before)
+    );
+    let gguf = Gguf::open(
+        &path,
+        &OpenOptions {
+            strict: true,
+            ..OpenOptions::default()
+        },
+    )?;
     assert_eq!(written, gguf.file_bytes());
-    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "only the file itself is left");
+    assert_eq!(
+        std::fs::read_dir(folder.path()).unwrap().count(),
+        1,
+        "only the file itself is left"
+    );
     Ok((folder, gguf))
 }
 
@@ -46,7 +63,8 @@ fn difference(ours: &Gguf, theirs: &Gguf) -> Option<String> {
     let path = ["quantize.imatrix.file", "quantize.imatrix.dataset"];
     let keys = |g: &Gguf| -> Vec<(String, OwnedValue)> {
         let keys = g.keys().filter(|(key, _)| !path.contains(key));
-        keys.map(|(key, value)| (key.to_owned(), value.into())).collect()
+        keys.map(|(key, value)| (key.to_owned(), value.into()))
+            .collect()
     };
     if let Some((a, b)) = keys(ours).iter().zip(&keys(theirs)).find(|(a, b)| a != b) {
         return Some(format!("keys {a:?} and {b:?}"));
@@ -56,10 +74,16 @@ fn difference(ours: &Gguf, theirs: &Gguf) -> Option<String> {
     }
     for (a, b) in ours.tensors().iter().zip(theirs.tensors()) {
         if (&a.name, &a.dims, a.ty) != (&b.name, &b.dims, b.ty) {
-            return Some(format!("tensors {} {} and {} {}", a.name, a.ty, b.name, b.ty));
+            return Some(format!(
+                "tensors {} {} and {} {}",
+                a.name, a.ty, b.name, b.ty
+            ));
         }
         let (x, y) = (ours.data(a), theirs.data(b));
-        let block = x.chunks(a.ty.block_bytes()).zip(y.chunks(a.ty.block_bytes())).position(|(x, y)| x != y);
+        let block = x
+            .chunks(a.ty.block_bytes())
+            .zip(y.chunks(a.ty.block_bytes()))
+            .position(|(x, y)| x != y);
         if let Some(block) = block {
             return Some(format!("tensor {} {}: block {block}", a.name, a.ty));
         }
@@ -67,22 +91,29 @@ fn difference(ours: &Gguf, theirs: &Gguf) -> Option<String> {
     None
 }
 
-/// The options a shared model was made with: its own keys, and `--tensor-type` for the layers where its name is no target's.
+/// The options a shared model was made with: its own keys, and `--tensor-type` for the layers where
+/// its name is no target's.
 fn options_of(path: &Path, model: &Gguf) -> Option<Options> {
     let name = path.file_stem()?.to_str()?.rsplit_once('-')?.1;
     let number = model.u32("general.file_type").ok()??;
     let target = Target::all().find(|t| t.file_type() == number && *t != Target::COPY)?;
     let mut options = options(target);
     if let (true, Some(ty)) = (name.parse() != Ok(target), TensorType::from_name(name)) {
-        options.choices.overrides.push((regex::Regex::new("blk").unwrap(), ty));
+        options
+            .choices
+            .overrides
+            .push((regex::Regex::new("blk").unwrap(), ty));
     }
     Some(options)
 }
 
 fn made_again(path: &Path, source: &Path, imatrix: &Path) -> usize {
     let model = open(path);
-    let options = options_of(path, &model).unwrap_or_else(|| panic!("{}: an unknown file type", path.display()));
-    let importance = model.get("quantize.imatrix.file").map(|_| Importance::open(imatrix).unwrap());
+    let options = options_of(path, &model)
+        .unwrap_or_else(|| panic!("{}: an unknown file type", path.display()));
+    let importance = model
+        .get("quantize.imatrix.file")
+        .map(|_| Importance::open(imatrix).unwrap());
     let (_folder, ours) = quantize(&open(source), importance.as_ref(), &options).unwrap();
     assert_eq!(difference(&ours, &model), None, "{}", path.display());
     model.tensors().len()
@@ -90,19 +121,42 @@ fn made_again(path: &Path, source: &Path, imatrix: &Path) -> usize {
 
 #[test]
 fn shared_models_are_made_again() {
-    let Some(folder) = shared("models") else { return };
+    let Some(folder) = shared("models") else {
+        return;
+    };
     let file = |name: &str| folder.join(name);
-    let mut models: Vec<PathBuf> = std::fs::read_dir(&folder).unwrap().map(|e| e.unwrap().path()).collect();
+    let mut models: Vec<PathBuf> = std::fs::read_dir(&folder)
+        .unwrap()
+        .map(|e| e.unwrap().path())
+        .collect();
     models.sort();
-    let is_tiny = |p: &Path| p.file_name().is_some_and(|n| n.to_string_lossy().starts_with("tiny-qwen3-"));
+    let is_tiny = |p: &Path| {
+        p.file_name()
+            .is_some_and(|n| n.to_string_lossy().starts_with("tiny-qwen3-"))
+    };
     let (mut n_models, mut n_tensors) = (0, 0);
-    for path in models.iter().filter(|p| is_tiny(p) && !p.ends_with("tiny-qwen3-f16.gguf")) {
-        n_tensors += made_again(path, &file("tiny-qwen3-f16.gguf"), &file("tiny-qwen3.imatrix.gguf"));
+    for path in models
+        .iter()
+        .filter(|p| is_tiny(p) && !p.ends_with("tiny-qwen3-f16.gguf"))
+    {
+        n_tensors += made_again(
+            path,
+            &file("tiny-qwen3-f16.gguf"),
+            &file("tiny-qwen3.imatrix.gguf"),
+        );
         n_models += 1;
     }
-    for (name, from) in [("llama-Q4_K_M", "llama-F32"), ("qwen2-Q6_K", "qwen2-F32"), ("qwen3-Q8_0", "qwen3-F32")] {
+    for (name, from) in [
+        ("llama-Q4_K_M", "llama-F32"),
+        ("qwen2-Q6_K", "qwen2-F32"),
+        ("qwen3-Q8_0", "qwen3-F32"),
+    ] {
         let from = file(&format!("rnd-{from}.gguf"));
-        n_tensors += made_again(&file(&format!("rnd-{name}.gguf")), &from, &file("tiny-qwen3.imatrix.gguf"));
+        n_tensors += made_again(
+            &file(&format!("rnd-{name}.gguf")),
+            &from,
+            &file("tiny-qwen3.imatrix.gguf"),
+        );
         n_models += 1;
     }
     println!("{n_models} models, {n_tensors} tensors equal");
@@ -112,9 +166,21 @@ fn shared_models_are_made_again() {
 /// A small model with one layer of matrices; rows of 64 x 4.
 fn source(fill: impl Fn(usize) -> f32, name: &str) -> Gguf {
     let mut writer = Writer::new();
-    writer.set("general.architecture", "llama").set("llama.block_count", 1u32);
-    for tensor in ["blk.0.ffn_up.weight", "blk.0.attn_v.weight", "output_norm.weight"] {
-        let value = |i| if tensor.starts_with("blk") { fill(i) } else { 1.0 };
+    writer
+        .set("general.architecture", "llama")
+        .set("llama.block_count", 1u32);
+    for tensor in [
+        "blk.0.ffn_up.weight",
+        "blk.0.attn_v.weight",
+        "output_norm.weight",
+    ] {
+        let value = |i| {
+            if tensor.starts_with("blk") {
+                fill(i)
+            } else {
+                1.0
+            }
+        };
         let data: Vec<u8> = (0..1024).flat_map(|i| value(i).to_le_bytes()).collect();
         writer.tensor(tensor, &[256, 4], TensorType::F32, data);
     }
@@ -126,15 +192,30 @@ fn source(fill: impl Fn(usize) -> f32, name: &str) -> Gguf {
 #[test]
 fn the_comparison_sees_one_bit() {
     let model = source(|i| i as f32, "a");
-    let other = source(|i| if i == 700 { 700.0f32.next_up() } else { i as f32 }, "b");
+    let other = source(
+        |i| {
+            if i == 700 {
+                700.0f32.next_up()
+            } else {
+                i as f32
+            }
+        },
+        "b",
+    );
     assert_eq!(difference(&model, &model), None);
-    assert_eq!(difference(&model, &other).unwrap(), "tensor blk.0.ffn_up.weight F32: block 700");
+    assert_eq!(
+        difference(&model, &other).unwrap(),
+        "tensor blk.0.ffn_up.weight F32: block 700"
+    );
     let (_a, a) = quantize(&model, None, &options(Target::Q8_0)).unwrap();
     let (_b, b) = quantize(&model, None, &options(Target::Q6_K)).unwrap();
     assert!(difference(&a, &b).unwrap().starts_with("keys "));
     let coarse = source(|i| if i == 700 { 800.0 } else { i as f32 }, "c");
     let (_c, c) = quantize(&coarse, None, &options(Target::Q8_0)).unwrap();
-    assert_eq!(difference(&a, &c).unwrap(), "tensor blk.0.attn_v.weight Q8_0: block 21");
+    assert_eq!(
+        difference(&a, &c).unwrap(),
+        "tensor blk.0.attn_v.weight Q8_0: block 21"
+    );
 }
 
 /// The parts of a split model become one file without the keys of the split.
@@ -150,7 +231,10 @@ fn split_models_become_one_file() {
                 writer.set(key, value);
             });
         }
-        writer.set("split.no", n).set("split.count", 2u16).set("split.tensors.count", 3i32);
+        writer
+            .set("split.no", n)
+            .set("split.count", 2u16)
+            .set("split.tensors.count", 3i32);
         for t in whole.tensors().iter().skip(usize::from(n) * 2).take(2) {
             writer.tensor(&t.name, &t.dims, t.ty, whole.data(t));
         }
@@ -163,11 +247,29 @@ fn split_models_become_one_file() {
 
 #[test]
 fn thread_counts_leave_no_trace() {
-    let Some(folder) = shared("models") else { return };
+    let Some(folder) = shared("models") else {
+        return;
+    };
     let model = open(&folder.join("tiny-qwen3-f16.gguf"));
-    let (_a, one) = quantize(&model, None, &Options { threads: 1, ..options(Target::Q4_K_M) }).unwrap();
+    let (_a, one) = quantize(
+        &model,
+        None,
+        &Options {
+            threads: 1,
+            ..options(Target::Q4_K_M)
+        },
+    )
+    .unwrap();
     for threads in [2, 3, 16] {
-        let (_b, many) = quantize(&model, None, &Options { threads, ..options(Target::Q4_K_M) }).unwrap();
+        let (_b, many) = quantize(
+            &model,
+            None,
+            &Options {
+                threads,
+                ..options(Target::Q4_K_M)
+            },
+        )
+        .unwrap();
         assert_eq!(difference(&one, &many), None, "{threads}");
     }
 }
@@ -179,15 +281,27 @@ fn values_that_are_not_finite_are_named_and_nothing_is_left() {
         for target in [Target::Q4_0, Target::F16, Target::F32, Target::COPY] {
             let folder = tempfile::tempdir().unwrap();
             let plan = Plan::new(&model, None, &options(target)).unwrap();
-            let error = plan.write(&folder.path().join("out.gguf"), &mut |_| {}).unwrap_err().to_string();
-            assert!(error.contains("expected finite F32 values, block 515 has NaN or infinity"), "{error}");
+            let error = plan
+                .write(&folder.path().join("out.gguf"), &mut |_| {})
+                .unwrap_err()
+                .to_string();
+            assert!(
+                error.contains("expected finite F32 values, block 515 has NaN or infinity"),
+                "{error}"
+            );
             assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
         }
     }
     let model = source(|i| if i == 515 { 1e12 } else { 1.0 }, "large");
     for (target, block) in [(Target::Q4_0, 16), (Target::Q6_K, 2), (Target::F16, 515)] {
-        let error = quantize(&model, None, &options(target)).map(|_| ()).unwrap_err().to_string();
-        assert!(error.ends_with(&format!("the scale of block {block} is NaN or infinite")), "{error}");
+        let error = quantize(&model, None, &options(target))
+            .map(|_| ())
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.ends_with(&format!("the scale of block {block} is NaN or infinite")),
+            "{error}"
+        );
     }
 }
 
@@ -195,7 +309,10 @@ fn values_that_are_not_finite_are_named_and_nothing_is_left() {
 fn what_cannot_be_done_is_refused_before_anything_is_written() {
     let model = source(|i| i as f32, "a");
     let refused = |model: &Gguf, options: &Options, importance: Option<&Importance>| {
-        quantize(model, importance, options).map(|_| ()).unwrap_err().to_string()
+        quantize(model, importance, options)
+            .map(|_| ())
+            .unwrap_err()
+            .to_string()
     };
     let (_folder, q8) = quantize(&model, None, &options(Target::Q8_0)).unwrap();
     let error = refused(&q8, &options(Target::Q4_0), None);
@@ -203,15 +320,26 @@ fn what_cannot_be_done_is_refused_before_anything_is_written() {
         error,
         "tensor blk.0.attn_v.weight is Q8_0 already: expected F32, F16 or BF16, unless it may be quantized again"
     );
-    let again = Options { allow_requantize: true, ..options(Target::Q4_0) };
+    let again = Options {
+        allow_requantize: true,
+        ..options(Target::Q4_0)
+    };
     assert!(quantize(&q8, None, &again).is_ok());
     let error = refused(&model, &options(Target::IQ2_XXS), None);
-    assert_eq!(error, "tensor blk.0.ffn_up.weight: IQ2_XXS needs an importance matrix");
+    assert_eq!(
+        error,
+        "tensor blk.0.ffn_up.weight: IQ2_XXS needs an importance matrix"
+    );
     let mut integers = options(Target::Q4_0);
-    integers.choices.overrides.push((regex::Regex::new("ffn_up").unwrap(), TensorType::I32));
+    integers
+        .choices
+        .overrides
+        .push((regex::Regex::new("ffn_up").unwrap(), TensorType::I32));
     let error = refused(&model, &integers, None);
     assert!(
-        error.starts_with("tensor blk.0.ffn_up.weight: writing I32 is not supported (written are F32 F16 "),
+        error.starts_with(
+            "tensor blk.0.ffn_up.weight: writing I32 is not supported (written are F32 F16 "
+        ),
         "{error}"
     );
     let mut bytes = Vec::new();
@@ -228,10 +356,25 @@ fn what_cannot_be_done_is_refused_before_anything_is_written() {
 fn imatrix(folder: &Path, tensor: &str, weights: &[f32]) -> Importance {
     let mut writer = Writer::new();
     writer.set("imatrix.datasets", vec!["text".to_owned()]);
-    writer.set("imatrix.chunk_count", 3u32).set("imatrix.chunk_size", 512u32);
-    let sums: Vec<u8> = weights.iter().flat_map(|w| (w * 4.0).to_le_bytes()).collect();
-    writer.tensor(&format!("{tensor}.in_sum2"), &[weights.len() as u64], TensorType::F32, sums);
-    writer.tensor(&format!("{tensor}.counts"), &[1], TensorType::F32, 4f32.to_le_bytes().to_vec());
+    writer
+        .set("imatrix.chunk_count", 3u32)
+        .set("imatrix.chunk_size", 512u32);
+    let sums: Vec<u8> = weights
+        .iter()
+        .flat_map(|w| (w * 4.0).to_le_bytes())
+        .collect();
+    writer.tensor(
+        &format!("{tensor}.in_sum2"),
+        &[weights.len() as u64],
+        TensorType::F32,
+        sums,
+    );
+    writer.tensor(
+        &format!("{tensor}.counts"),
+        &[1],
+        TensorType::F32,
+        4f32.to_le_bytes().to_vec(),
+    );
     let path = folder.join("imatrix.gguf");
     writer.write_file(&path).unwrap();
     Importance::open(&path).unwrap()
@@ -243,24 +386,52 @@ fn importance_is_used_noted_and_checked() {
     let model = source(|i| ((i * 7919) % 1009) as f32 - 504.0, "a");
     let weights: Vec<f32> = (0..256).map(|i| if i < 8 { 100.0 } else { 0.01 }).collect();
     let importance = imatrix(folder.path(), "blk.0.ffn_up.weight", &weights);
-    assert_eq!(importance.weights("blk.0.ffn_up.weight"), Some(&weights[..]));
+    assert_eq!(
+        importance.weights("blk.0.ffn_up.weight"),
+        Some(&weights[..])
+    );
     let (_a, plain) = quantize(&model, None, &options(Target::Q4_0)).unwrap();
     let (_b, weighted) = quantize(&model, Some(&importance), &options(Target::Q4_0)).unwrap();
     let error = |g: &Gguf| {
         let mut y = vec![0.0; 1024];
-        octavo_quant::dequantize(TensorType::Q4_0, g.data(g.tensor("blk.0.ffn_up.weight").unwrap()), &mut y).unwrap();
+        octavo_quant::dequantize(
+            TensorType::Q4_0,
+            g.data(g.tensor("blk.0.ffn_up.weight").unwrap()),
+            &mut y,
+        )
+        .unwrap();
         let x = (0..1024).map(|i| ((i * 7919) % 1009) as f32 - 504.0);
-        y.iter().zip(x).enumerate().filter(|(i, _)| i % 256 < 8).map(|(_, (y, x))| (y - x).powi(2)).sum::<f32>()
+        y.iter()
+            .zip(x)
+            .enumerate()
+            .filter(|(i, _)| i % 256 < 8)
+            .map(|(_, (y, x))| (y - x).powi(2))
+            .sum::<f32>()
     };
-    assert!(error(&weighted) < error(&plain), "{} and {}", error(&weighted), error(&plain));
+    assert!(
+        error(&weighted) < error(&plain),
+        "{} and {}",
+        error(&weighted),
+        error(&plain)
+    );
     let last: Vec<_> = weighted.keys().map(|(key, _)| key.to_owned()).collect();
-    let noted = ["file", "dataset", "entries_count", "chunks_count"].map(|k| format!("quantize.imatrix.{k}"));
+    let noted = ["file", "dataset", "entries_count", "chunks_count"]
+        .map(|k| format!("quantize.imatrix.{k}"));
     assert!(last.ends_with(&noted), "{last:?}");
-    assert_eq!(weighted.get("quantize.imatrix.chunks_count"), Some(Value::U32(3)));
+    assert_eq!(
+        weighted.get("quantize.imatrix.chunks_count"),
+        Some(Value::U32(3))
+    );
 
     let wrong = imatrix(folder.path(), "blk.0.ffn_up.weight", &weights[..128]);
-    let error = Plan::new(&model, Some(&wrong), &options(Target::Q4_0)).unwrap().check().unwrap_err().to_string();
-    assert!(error.ends_with("imatrix.gguf: entry blk.0.ffn_up.weight: expected 256 weights for this model, got 128"));
+    let error = Plan::new(&model, Some(&wrong), &options(Target::Q4_0))
+        .unwrap()
+        .check()
+        .unwrap_err()
+        .to_string();
+    assert!(error.ends_with(
+        "imatrix.gguf: entry blk.0.ffn_up.weight: expected 256 weights for this model, got 128"
+    ));
 }
 
 #[test]
@@ -281,17 +452,26 @@ fn broken_importance_matrices_are_refused_in_one_line() {
     let mut bytes = Vec::new();
     writer.write_to(&mut bytes).unwrap();
     assert!(refused(&bytes).contains("key imatrix.datasets: expected it to be there"));
-    assert!(Importance::open(&folder.path().join("absent")).unwrap_err().to_string().contains("cannot read it"));
+    assert!(
+        Importance::open(&folder.path().join("absent"))
+            .unwrap_err()
+            .to_string()
+            .contains("cannot read it")
+    );
 }
 
 /// A stack of matrices: each has its own importance weights.
 #[test]
 fn each_matrix_of_a_stack_has_its_own_weights() {
-    let fill: Vec<f32> = (0..2048).map(|i| ((i * 7919) % 1009) as f32 - 504.0).collect();
+    let fill: Vec<f32> = (0..2048)
+        .map(|i| ((i * 7919) % 1009) as f32 - 504.0)
+        .collect();
     let bytes = |x: &[f32]| x.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
     let model = |dims: &[u64], x: &[f32]| {
         let mut writer = Writer::new();
-        writer.set("general.architecture", "llama").set("llama.block_count", 1u32);
+        writer
+            .set("general.architecture", "llama")
+            .set("llama.block_count", 1u32);
         writer.tensor("blk.0.attn_q.weight", dims, TensorType::F32, bytes(x));
         let mut file = Vec::new();
         writer.write_to(&mut file).unwrap();
@@ -300,11 +480,17 @@ fn each_matrix_of_a_stack_has_its_own_weights() {
     let folder = tempfile::tempdir().unwrap();
     let weights: Vec<f32> = (0..512).map(|i| ((i * 31) % 97) as f32 + 0.5).collect();
     let both = imatrix(folder.path(), "blk.0.attn_q.weight", &weights);
-    let (_a, stack) = quantize(&model(&[256, 4, 2], &fill), Some(&both), &options(Target::Q4_K_S)).unwrap();
+    let (_a, stack) = quantize(
+        &model(&[256, 4, 2], &fill),
+        Some(&both),
+        &options(Target::Q4_K_S),
+    )
+    .unwrap();
     let mut single = Vec::new();
     for (x, w) in fill.chunks(1024).zip(weights.chunks(256)) {
         let one = imatrix(folder.path(), "blk.0.attn_q.weight", w);
-        let (_b, part) = quantize(&model(&[256, 4], x), Some(&one), &options(Target::Q4_K_S)).unwrap();
+        let (_b, part) =
+            quantize(&model(&[256, 4], x), Some(&one), &options(Target::Q4_K_S)).unwrap();
         single.extend_from_slice(part.data(&part.tensors()[0]));
     }
     assert_eq!(stack.data(&stack.tensors()[0]), single);

@@ -1,9 +1,12 @@
-//! The mix rules are llama-quantize's, for models of many shapes: layers, heads, experts, fused and odd tensors.
+//! The mix rules are llama-quantize's, for models of many shapes: layers, heads, experts, fused and
+//! odd tensors.
 //!
-//! `golden/quantize_mix.txt` has one line for each model and target: how many tensors get each type, and a digest of
-//! which. It is what `llama-quantize --dry-run` (llama.cpp of October 2026) printed for these models. To make it again:
-//! `OCTAVO_LLAMA_CPP=FOLDER OCTAVO_BLESS=1 cargo test --release --test quantize_mix`, FOLDER being where llama-quantize
-//! is. Wherever the reference llama.cpp is built, its output is compared with the file.
+//! `golden/quantize_mix.txt` has one line for each model and target: how many tensors get each
+//! type, and a digest of which. It is what `llama-quantize --dry-run` (llama.cpp of October 2026)
+//! printed for these models. To make it again:
+//! `OCTAVO_LLAMA_CPP=FOLDER OCTAVO_BLESS=1 cargo test --release --test quantize_mix`, FOLDER being
+//! where llama-quantize is. Wherever the reference llama.cpp is built, its output is compared with
+//! the file.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -26,20 +29,49 @@ struct Case {
     fused: bool,
 }
 
-const fn case(name: &'static str, architecture: &'static str, n_layer: u32, heads: (u32, u32)) -> Case {
-    Case { name, architecture, n_layer, heads, n_expert: 0, width: 256, tied: false, fused: false }
+const fn case(
+    name: &'static str,
+    architecture: &'static str,
+    n_layer: u32,
+    heads: (u32, u32),
+) -> Case {
+    Case {
+        name,
+        architecture,
+        n_layer,
+        heads,
+        n_expert: 0,
+        width: 256,
+        tied: false,
+        fused: false,
+    }
 }
 
 const CASES: [Case; 9] = [
     case("llama-12", "llama", 12, (8, 8)),
     case("llama-32-grouped", "llama", 32, (8, 2)),
     case("llama-80", "llama", 80, (8, 1)),
-    Case { tied: true, ..case("qwen3-28-tied", "qwen3", 28, (8, 4)) },
+    Case {
+        tied: true,
+        ..case("qwen3-28-tied", "qwen3", 28, (8, 4))
+    },
     case("qwen2-80", "qwen2", 80, (8, 8)),
-    Case { n_expert: 8, ..case("llama-16-experts-8", "llama", 16, (8, 4)) },
-    Case { n_expert: 16, ..case("qwen3moe-20-experts-16", "qwen3moe", 20, (8, 2)) },
-    Case { fused: true, ..case("falcon-18", "falcon", 18, (8, 8)) },
-    Case { width: 96, ..case("llama-9-odd-rows", "llama", 9, (4, 4)) },
+    Case {
+        n_expert: 8,
+        ..case("llama-16-experts-8", "llama", 16, (8, 4))
+    },
+    Case {
+        n_expert: 16,
+        ..case("qwen3moe-20-experts-16", "qwen3moe", 20, (8, 2))
+    },
+    Case {
+        fused: true,
+        ..case("falcon-18", "falcon", 18, (8, 8))
+    },
+    Case {
+        width: 96,
+        ..case("llama-9-odd-rows", "llama", 9, (4, 4))
+    },
 ];
 
 impl Case {
@@ -72,17 +104,23 @@ impl Case {
 
     fn tensors(&self) -> Vec<(String, Vec<u64>)> {
         let w = self.width;
-        let mut tensors =
-            vec![("token_embd.weight".to_owned(), vec![w, 2]), ("output_norm.weight".to_owned(), vec![w])];
+        let mut tensors = vec![
+            ("token_embd.weight".to_owned(), vec![w, 2]),
+            ("output_norm.weight".to_owned(), vec![w]),
+        ];
         if !self.tied {
             tensors.push(("output.weight".to_owned(), vec![w, 2]));
         }
         for layer in 0..self.n_layer {
-            let mut add = |name: &str, dims: Vec<u64>| tensors.push((format!("blk.{layer}.{name}.weight"), dims));
+            let mut add = |name: &str, dims: Vec<u64>| {
+                tensors.push((format!("blk.{layer}.{name}.weight"), dims))
+            };
             add("attn_norm", vec![w]);
             match self.fused {
                 true => add("attn_qkv", vec![w, 2]),
-                false => ["attn_q", "attn_k", "attn_v"].iter().for_each(|name| add(name, vec![w, 2])),
+                false => ["attn_q", "attn_k", "attn_v"]
+                    .iter()
+                    .for_each(|name| add(name, vec![w, 2])),
             }
             add("attn_output", vec![w, 2]);
             if self.n_expert > 0 {
@@ -104,7 +142,9 @@ impl Case {
 
 /// FNV-1a.
 fn digest(text: &str) -> u64 {
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| {
+        (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 /// One line: how many tensors of which type, and a digest of `name=type` in order.
@@ -117,41 +157,79 @@ fn line(case: &Case, target: Target, weighted: bool, types: &[(String, String)])
     }
     let counts: Vec<String> = counts.iter().map(|(ty, n)| format!("{ty} {n}")).collect();
     let weighted = if weighted { "+imatrix" } else { "" };
-    format!("{} {target}{weighted}: {} {:016x}\n", case.name, counts.join(", "), digest(&all))
+    format!(
+        "{} {target}{weighted}: {} {:016x}\n",
+        case.name,
+        counts.join(", "),
+        digest(&all)
+    )
 }
 
 fn ours(model: &Gguf, importance: Option<&Importance>, target: Target) -> Vec<(String, String)> {
     let plan = Plan::new(model, importance, &Options::new(target)).unwrap();
-    plan.changes().iter().map(|c| (c.tensor.name.clone(), c.to.name().to_owned())).collect()
+    plan.changes()
+        .iter()
+        .map(|c| (c.tensor.name.clone(), c.to.name().to_owned()))
+        .collect()
 }
 
 /// From lines `[   1/  45]  name - [ 256, 2, 1, 1], type =  f16, size = 0.001 MiB -> 0.001 MiB (q4_K)`; a tensor that
 /// stays has no type at the end.
-fn theirs(program: &Path, model: &Path, imatrix: Option<&Path>, target: Target) -> Vec<(String, String)> {
+fn theirs(
+    program: &Path,
+    model: &Path,
+    imatrix: Option<&Path>,
+    target: Target,
+) -> Vec<(String, String)> {
     let mut command = std::process::Command::new(program);
     if let Some(imatrix) = imatrix {
         command.arg("--imatrix").arg(imatrix);
     }
-    let output = command.arg("--dry-run").arg(model).arg(target.name()).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    let output = command
+        .arg("--dry-run")
+        .arg(model)
+        .arg(target.name())
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let text = String::from_utf8_lossy(&output.stdout).into_owned()
+        + &String::from_utf8_lossy(&output.stderr);
     let parse = |line: &str| {
         let rest = line.strip_prefix('[')?.split_once(']')?.1.trim_start();
         let (name, rest) = rest.split_once(char::is_whitespace)?;
         let from = rest.split_once("type =")?.1.split_once(',')?.0.trim();
-        let to = rest.rsplit_once('(').map_or(from, |(_, to)| to.trim_end_matches(')').trim());
+        let to = rest
+            .rsplit_once('(')
+            .map_or(from, |(_, to)| to.trim_end_matches(')').trim());
         Some((name.to_owned(), to.to_uppercase()))
     };
     text.lines().filter_map(parse).collect()
 }
 
-/// An importance matrix that says nothing of these models' tensors: only that there is one matters to a dry run.
+/// An importance matrix that says nothing of these models' tensors: only that there is one matters
+/// to a dry run.
 fn importance(folder: &Path) -> std::path::PathBuf {
     let mut writer = Writer::new();
     writer.set("imatrix.datasets", vec!["none".to_owned()]);
-    writer.set("imatrix.chunk_count", 1u32).set("imatrix.chunk_size", 512u32);
-    writer.tensor("x.in_sum2", &[1], TensorType::F32, 1f32.to_le_bytes().to_vec());
-    writer.tensor("x.counts", &[1], TensorType::F32, 1f32.to_le_bytes().to_vec());
+    writer
+        .set("imatrix.chunk_count", 1u32)
+        .set("imatrix.chunk_size", 512u32);
+    writer.tensor(
+        "x.in_sum2",
+        &[1],
+        TensorType::F32,
+        1f32.to_le_bytes().to_vec(),
+    );
+    writer.tensor(
+        "x.counts",
+        &[1],
+        TensorType::F32,
+        1f32.to_le_bytes().to_vec(),
+    );
     let path = folder.join("imatrix.gguf");
     writer.write_file(&path).unwrap();
     path
@@ -171,7 +249,12 @@ fn mixes_are_those_of_llama_quantize() {
         let model = Gguf::open(&path, &OpenOptions::default()).unwrap();
         for target in Target::all().filter(|t| !matches!(t, Target::COPY | Target::Q1_0)) {
             for weighted in [false, true] {
-                mine += &line(case, target, weighted, &ours(&model, weighted.then_some(&open), target));
+                mine += &line(
+                    case,
+                    target,
+                    weighted,
+                    &ours(&model, weighted.then_some(&open), target),
+                );
                 if let Some(program) = &program {
                     let types = theirs(program, &path, weighted.then_some(&imatrix), target);
                     reference += &line(case, target, weighted, &types);
@@ -183,7 +266,10 @@ fn mixes_are_those_of_llama_quantize() {
         std::fs::write(&golden, &reference).unwrap();
     }
     let expected = std::fs::read_to_string(&golden).unwrap();
-    assert!(program.is_none() || reference == expected, "llama-quantize has changed its mixes");
+    assert!(
+        program.is_none() || reference == expected,
+        "llama-quantize has changed its mixes"
+    );
     for (mine, expected) in mine.lines().zip(expected.lines()) {
         assert_eq!(mine, expected);
     }

@@ -1,4 +1,5 @@
-//! Generation over a model of a few lines: stopping, streaming, limits, reuse of the cache, cancelling.
+//! Generation over a model of a few lines: stopping, streaming, limits, reuse of the cache,
+//! cancelling.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -6,7 +7,9 @@ use std::io;
 
 use approx::assert_abs_diff_eq;
 use octavo_kernels::Role;
-use octavo_llm::generate::{Error, Finish, Generation, Lm, Next, Observer, Options, Vocabulary, generate};
+use octavo_llm::generate::{
+    Error, Finish, Generation, Lm, Next, Observer, Options, Vocabulary, generate,
+};
 use octavo_llm::sample::SamplerConfig;
 use proptest::prelude::*;
 
@@ -29,7 +32,15 @@ struct Script {
 impl Script {
     fn new(script: &[u32], n_vocab: usize) -> Script {
         let (n_ctx, tokens, calls) = (1000, Vec::new(), Vec::new());
-        Script { script: script.to_vec(), n_vocab, n_ctx, tokens, prompt_len: 0, calls, fail_at: None }
+        Script {
+            script: script.to_vec(),
+            n_vocab,
+            n_ctx,
+            tokens,
+            prompt_len: 0,
+            calls,
+            fail_at: None,
+        }
     }
 }
 
@@ -58,7 +69,10 @@ impl Lm for Script {
         }
         self.calls.push((tokens.len(), role));
         self.tokens.extend_from_slice(tokens);
-        assert!(self.tokens.len() <= self.n_ctx, "written past the end of the context");
+        assert!(
+            self.tokens.len() <= self.n_ctx,
+            "written past the end of the context"
+        );
         if role == Role::Prompt {
             self.prompt_len = self.tokens.len();
         }
@@ -81,7 +95,12 @@ struct Pieces(BTreeMap<u32, Vec<u8>>);
 impl Pieces {
     fn new(pieces: &[&[u8]]) -> Pieces {
         let named = [(0, b"<eos>".to_vec()), (1, b"<ctl>".to_vec())];
-        Pieces(named.into_iter().chain((2..).zip(pieces.iter().map(|p| p.to_vec()))).collect())
+        Pieces(
+            named
+                .into_iter()
+                .chain((2..).zip(pieces.iter().map(|p| p.to_vec())))
+                .collect(),
+        )
     }
 
     fn len(&self) -> usize {
@@ -133,14 +152,21 @@ impl Observer for Seen {
 }
 
 fn limited(n: usize) -> Options {
-    Options { max_tokens: Some(n), ..Options::default() }
+    Options {
+        max_tokens: Some(n),
+        ..Options::default()
+    }
 }
 
 fn run(script: &[u32], vocabulary: &Pieces, options: &Options) -> (Generation, Seen) {
     let mut seen = Seen::default();
     let mut lm = Script::new(script, vocabulary.len());
     let out = generate(&mut lm, vocabulary, &[2], options, &mut seen).expect("a generation");
-    assert_eq!(seen.pieces.concat(), out.text, "what was streamed is what is returned");
+    assert_eq!(
+        seen.pieces.concat(),
+        out.text,
+        "what was streamed is what is returned"
+    );
     assert!(seen.pieces.iter().all(|p| !p.is_empty()));
     (out, seen)
 }
@@ -168,11 +194,35 @@ fn ends_at_the_most_tokens_asked_for() {
 #[test]
 fn ends_at_the_end_of_the_context() {
     let v = Pieces::new(&[b"a"]);
-    let mut lm = Script { n_ctx: 6, ..Script::new(&[2], v.len()) };
-    let out = generate(&mut lm, &v, &[2, 2, 2], &Options::default(), &mut Seen::default()).expect("fits");
-    assert_eq!((out.tokens.len(), out.finish), (4, Finish::ContextFull), "the last token needs no position");
-    let error = generate(&mut lm, &v, &[2; 7], &Options::default(), &mut Seen::default()).expect_err("too long");
-    assert_eq!(error.to_string(), "the prompt has 7 tokens: expected at most the context of 6");
+    let mut lm = Script {
+        n_ctx: 6,
+        ..Script::new(&[2], v.len())
+    };
+    let out = generate(
+        &mut lm,
+        &v,
+        &[2, 2, 2],
+        &Options::default(),
+        &mut Seen::default(),
+    )
+    .expect("fits");
+    assert_eq!(
+        (out.tokens.len(), out.finish),
+        (4, Finish::ContextFull),
+        "the last token needs no position"
+    );
+    let error = generate(
+        &mut lm,
+        &v,
+        &[2; 7],
+        &Options::default(),
+        &mut Seen::default(),
+    )
+    .expect_err("too long");
+    assert_eq!(
+        error.to_string(),
+        "the prompt has 7 tokens: expected at most the context of 6"
+    );
 }
 
 #[test]
@@ -182,38 +232,91 @@ fn an_empty_prompt_and_unknown_ids_are_refused() {
     let refused = |lm: &mut Script, prompt: &[u32], options: &Options| {
         generate(lm, &v, prompt, options, &mut Seen::default()).expect_err("refused")
     };
-    assert!(matches!(refused(&mut lm, &[], &Options::default()), Error::EmptyPrompt));
+    assert!(matches!(
+        refused(&mut lm, &[], &Options::default()),
+        Error::EmptyPrompt
+    ));
     let unknown = refused(&mut lm, &[2, 99], &Options::default());
-    assert!(matches!(unknown, Error::UnknownToken { id: 99, n_vocab: 3 }), "{unknown}");
-    let stop_ids = Options { stop_ids: vec![3], ..Options::default() };
-    assert!(matches!(refused(&mut lm, &[2], &stop_ids), Error::UnknownToken { id: 3, .. }));
-    let empty_stop = Options { stop: vec![String::new()], ..Options::default() };
-    assert!(matches!(refused(&mut lm, &[2], &empty_stop), Error::Stop(_)));
-    let sampler = SamplerConfig { top_p: 2.0, ..SamplerConfig::default() };
-    assert!(matches!(refused(&mut lm, &[2], &Options { sampler, ..Options::default() }), Error::Config(_)));
+    assert!(
+        matches!(unknown, Error::UnknownToken { id: 99, n_vocab: 3 }),
+        "{unknown}"
+    );
+    let stop_ids = Options {
+        stop_ids: vec![3],
+        ..Options::default()
+    };
+    assert!(matches!(
+        refused(&mut lm, &[2], &stop_ids),
+        Error::UnknownToken { id: 3, .. }
+    ));
+    let empty_stop = Options {
+        stop: vec![String::new()],
+        ..Options::default()
+    };
+    assert!(matches!(
+        refused(&mut lm, &[2], &empty_stop),
+        Error::Stop(_)
+    ));
+    let sampler = SamplerConfig {
+        top_p: 2.0,
+        ..SamplerConfig::default()
+    };
+    assert!(matches!(
+        refused(
+            &mut lm,
+            &[2],
+            &Options {
+                sampler,
+                ..Options::default()
+            }
+        ),
+        Error::Config(_)
+    ));
     assert!(lm.calls.is_empty(), "refused before any work");
 }
 
 #[test]
 fn stop_ids_end_the_text_before_them() {
     let v = Pieces::new(&[b"a", b"b"]);
-    let options = Options { stop_ids: vec![3], ..Options::default() };
+    let options = Options {
+        stop_ids: vec![3],
+        ..Options::default()
+    };
     let (out, _) = run(&[2, 2, 3, 2], &v, &options);
-    assert_eq!((out.text.as_str(), out.finish, out.tokens.as_slice()), ("aa", Finish::Stop, &[2, 2, 3][..]));
+    assert_eq!(
+        (out.text.as_str(), out.finish, out.tokens.as_slice()),
+        ("aa", Finish::Stop, &[2, 2, 3][..])
+    );
 }
 
 #[test]
 fn a_stop_string_across_tokens_is_never_shown() {
     let v = Pieces::new(&[b"hello <", b"/", b"s> more"]);
-    let options = Options { stop: vec!["</s>".to_owned()], ..limited(9) };
+    let options = Options {
+        stop: vec!["</s>".to_owned()],
+        ..limited(9)
+    };
     let (out, seen) = run(&[2, 3, 4, 2], &v, &options);
     assert_eq!((out.text.as_str(), out.finish), ("hello ", Finish::Stop));
-    assert_eq!((out.tokens.len(), seen.pieces.as_slice()), (3, &["hello ".to_owned()][..]));
+    assert_eq!(
+        (out.tokens.len(), seen.pieces.as_slice()),
+        (3, &["hello ".to_owned()][..])
+    );
     // what was held back is shown if the stop never comes
     let (out, _) = run(&[2, 3, 0], &v, &options);
     assert_eq!((out.text.as_str(), out.finish), ("hello </", Finish::Stop));
-    let (out, _) = run(&[2, 3], &v, &Options { max_tokens: Some(2), ..options });
-    assert_eq!((out.text.as_str(), out.finish), ("hello </", Finish::Length));
+    let (out, _) = run(
+        &[2, 3],
+        &v,
+        &Options {
+            max_tokens: Some(2),
+            ..options
+        },
+    );
+    assert_eq!(
+        (out.text.as_str(), out.finish),
+        ("hello </", Finish::Length)
+    );
 }
 
 #[test]
@@ -222,20 +325,42 @@ fn characters_are_shown_whole_and_what_is_no_text_once() {
     let (out, seen) = run(&[2, 3, 5, 0], &v, &Options::default());
     assert_eq!((out.text.as_str(), seen.pieces.len()), ("\u{1f600}z", 2));
     let (out, _) = run(&[4, 5, 2, 0], &v, &Options::default());
-    assert_eq!(out.text, "\u{fffd}z\u{fffd}", "an unfinished character at the end");
+    assert_eq!(
+        out.text, "\u{fffd}z\u{fffd}",
+        "an unfinished character at the end"
+    );
 }
 
 #[test]
 fn control_tokens_are_no_text_unless_asked_for() {
     let v = Pieces::new(&[b"a"]);
     assert_eq!(run(&[2, 1, 2, 0], &v, &Options::default()).0.text, "aa");
-    assert_eq!(run(&[2, 1, 2, 0], &v, &Options { show_special: true, ..Options::default() }).0.text, "a<ctl>a");
+    assert_eq!(
+        run(
+            &[2, 1, 2, 0],
+            &v,
+            &Options {
+                show_special: true,
+                ..Options::default()
+            }
+        )
+        .0
+        .text,
+        "a<ctl>a"
+    );
 }
 
 #[test]
 fn ignore_eos_never_chooses_it() {
     let v = Pieces::new(&[b"a"]);
-    let (out, _) = run(&[2, 0, 2], &v, &Options { ignore_eos: true, ..limited(3) });
+    let (out, _) = run(
+        &[2, 0, 2],
+        &v,
+        &Options {
+            ignore_eos: true,
+            ..limited(3)
+        },
+    );
     assert_eq!((out.tokens.len(), out.finish), (3, Finish::Length));
     assert!(!out.tokens.contains(&0));
 }
@@ -246,13 +371,32 @@ fn what_the_cache_holds_is_not_read_again() {
     let mut lm = Script::new(&[3, 0], v.len());
     let mut turn = |prompt: &[u32]| {
         lm.calls.clear();
-        let out = generate(&mut lm, &v, prompt, &Options::default(), &mut Seen::default()).expect("fits");
+        let out = generate(
+            &mut lm,
+            &v,
+            prompt,
+            &Options::default(),
+            &mut Seen::default(),
+        )
+        .expect("fits");
         (out.stats.cached_tokens, lm.calls[0].0, lm.tokens.clone())
     };
     assert_eq!(turn(&[2, 2, 2]), (0, 3, vec![2, 2, 2, 3]));
-    assert_eq!(turn(&[2, 2, 2, 3, 4, 4]), (4, 2, vec![2, 2, 2, 3, 4, 4, 3]), "the answer is cached, too");
-    assert_eq!(turn(&[2, 2, 4]), (2, 1, vec![2, 2, 4, 3]), "a cache that goes on otherwise is cut");
-    assert_eq!(turn(&[2, 2, 4]), (2, 1, vec![2, 2, 4, 3]), "the last token is always read, for its logits");
+    assert_eq!(
+        turn(&[2, 2, 2, 3, 4, 4]),
+        (4, 2, vec![2, 2, 2, 3, 4, 4, 3]),
+        "the answer is cached, too"
+    );
+    assert_eq!(
+        turn(&[2, 2, 4]),
+        (2, 1, vec![2, 2, 4, 3]),
+        "a cache that goes on otherwise is cut"
+    );
+    assert_eq!(
+        turn(&[2, 2, 4]),
+        (2, 1, vec![2, 2, 4, 3]),
+        "the last token is always read, for its logits"
+    );
 }
 
 #[test]
@@ -260,45 +404,91 @@ fn a_prompt_is_read_in_chunks_with_progress() {
     let v = Pieces::new(&[b"a"]);
     let mut lm = Script::new(&[0], v.len());
     let mut seen = Seen::default();
-    let options = Options { chunk: 4, ..Options::default() };
+    let options = Options {
+        chunk: 4,
+        ..Options::default()
+    };
     generate(&mut lm, &v, &[2; 10], &options, &mut seen).expect("fits");
-    assert_eq!(lm.calls, [(4, Role::Prompt), (4, Role::Prompt), (2, Role::Prompt)]);
+    assert_eq!(
+        lm.calls,
+        [(4, Role::Prompt), (4, Role::Prompt), (2, Role::Prompt)]
+    );
     assert_eq!(seen.progress, [(0, 10), (4, 10), (8, 10), (10, 10)]);
 }
 
 #[test]
 fn cancelling_keeps_what_there_is() {
     let v = Pieces::new(&[b"a", b"<"]);
-    for (after, chunks, text) in [(0, 0, ""), (1, 1, ""), (2, 2, ""), (3, 2, "a"), (4, 2, "a<")] {
+    for (after, chunks, text) in [
+        (0, 0, ""),
+        (1, 1, ""),
+        (2, 2, ""),
+        (3, 2, "a"),
+        (4, 2, "a<"),
+    ] {
         let mut lm = Script::new(&[2, 3, 2], v.len());
-        let mut seen = Seen { cancel_after: Some(after), ..Seen::default() };
-        let options = Options { chunk: 2, stop: vec!["<x".to_owned()], ..Options::default() };
-        let out = generate(&mut lm, &v, &[2; 4], &options, &mut seen).expect("cancelling is no error");
-        assert_eq!((out.finish, out.text.as_str()), (Finish::Cancelled, text), "after {after}");
+        let mut seen = Seen {
+            cancel_after: Some(after),
+            ..Seen::default()
+        };
+        let options = Options {
+            chunk: 2,
+            stop: vec!["<x".to_owned()],
+            ..Options::default()
+        };
+        let out =
+            generate(&mut lm, &v, &[2; 4], &options, &mut seen).expect("cancelling is no error");
+        assert_eq!(
+            (out.finish, out.text.as_str()),
+            (Finish::Cancelled, text),
+            "after {after}"
+        );
         assert_eq!(seen.pieces.concat(), text);
-        assert_eq!(lm.calls.iter().filter(|c| c.1 == Role::Prompt).count(), chunks);
+        assert_eq!(
+            lm.calls.iter().filter(|c| c.1 == Role::Prompt).count(),
+            chunks
+        );
     }
 }
 
 #[test]
 fn errors_of_the_model_and_of_the_output_are_passed_on() {
     let v = Pieces::new(&[b"a"]);
-    let mut lm = Script { fail_at: Some(1), ..Script::new(&[2], v.len()) };
-    let error = generate(&mut lm, &v, &[2], &Options::default(), &mut Seen::default()).expect_err("told to fail");
+    let mut lm = Script {
+        fail_at: Some(1),
+        ..Script::new(&[2], v.len())
+    };
+    let error = generate(&mut lm, &v, &[2], &Options::default(), &mut Seen::default())
+        .expect_err("told to fail");
     assert_eq!(error.to_string(), "the step was told to fail");
     let mut lm = Script::new(&[2], v.len());
-    let mut closed = Seen { pipe_closed: true, ..Seen::default() };
-    let error = generate(&mut lm, &v, &[2], &Options::default(), &mut closed).expect_err("nobody reads");
+    let mut closed = Seen {
+        pipe_closed: true,
+        ..Seen::default()
+    };
+    let error =
+        generate(&mut lm, &v, &[2], &Options::default(), &mut closed).expect_err("nobody reads");
     assert!(matches!(error, Error::Output(_)), "{error}");
 }
 
 #[test]
 fn logprobs_are_those_of_the_raw_logits() {
     let v = Pieces::new(&[b"a", b"b"]);
-    let bias = SamplerConfig { logit_bias: vec![(2, -100.0)], ..SamplerConfig::default() };
-    let options = Options { logprobs: Some(2), sampler: bias, ..limited(2) };
+    let bias = SamplerConfig {
+        logit_bias: vec![(2, -100.0)],
+        ..SamplerConfig::default()
+    };
+    let options = Options {
+        logprobs: Some(2),
+        sampler: bias,
+        ..limited(2)
+    };
     let (out, _) = run(&[2, 3], &v, &options);
-    assert_eq!(out.tokens, [0], "token 2 is biased away; 0 is the first of the rest, and ends the text");
+    assert_eq!(
+        out.tokens,
+        [0],
+        "token 2 is biased away; 0 is the first of the rest, and ends the text"
+    );
     // logits: 5 for token 2 and 0 for the three others
     let lse = (5f64.exp() + 3.0).ln();
     assert_eq!((out.logprobs.len(), out.logprobs[0].id), (1, 0));
@@ -310,7 +500,8 @@ fn logprobs_are_those_of_the_raw_logits() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
-    /// However bytes are cut into tokens, the text is the lossy decoding of all of them, cut before the first stop.
+    /// However bytes are cut into tokens, the text is the lossy decoding of all of them, cut before
+    /// the first stop.
     #[test]
     fn streamed_text_equals_the_text_decoded_at_once(
         bytes in prop::collection::vec(prop_oneof![Just(b'a'), Just(b'b'), Just(0xc3), Just(0xa9), Just(0xff)], 1..24),

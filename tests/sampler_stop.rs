@@ -1,13 +1,19 @@
-//! Stop strings: for every way to cut a text into pieces, streaming shows exactly what a search of the whole would leave.
+//! Stop strings: for every way to cut a text into pieces, streaming shows exactly what a search of
+//! the whole would leave.
 
 use cpu_time::ThreadTime;
 use octavo_llm::stop::StopMatcher;
 use proptest::prelude::*;
 
-/// The rule, by search: the shortest prefix of the text that ends with a stop string, less the longest such string.
+/// The rule, by search: the shortest prefix of the text that ends with a stop string, less the
+/// longest such string.
 fn buffered(text: &str, stops: &[&str]) -> String {
     for end in text.char_indices().map(|(i, c)| i + c.len_utf8()) {
-        let hit = stops.iter().filter(|s| text[..end].ends_with(**s)).map(|s| s.len()).max();
+        let hit = stops
+            .iter()
+            .filter(|s| text[..end].ends_with(**s))
+            .map(|s| s.len())
+            .max();
         if let Some(len) = hit {
             return text[..end - len].to_owned();
         }
@@ -24,7 +30,11 @@ fn streamed<'a>(pieces: impl Iterator<Item = &'a str>, stops: &[&str]) -> String
         let out = m.push(piece);
         text += &out.text;
         if let Some(index) = out.stop {
-            assert!(seen.contains(stops[index]), "{:?} is not in {seen:?}", stops[index]);
+            assert!(
+                seen.contains(stops[index]),
+                "{:?} is not in {seen:?}",
+                stops[index]
+            );
             assert_eq!(m.push("more").text, "", "nothing after a stop");
             assert_eq!(m.finish(), "");
             return text;
@@ -45,7 +55,16 @@ fn every_cut_of_a_text_gives_the_same() {
         &["\u{1f600}c", "\u{1f600}\u{1f601}"],
         &["aab", "b", "baab"],
     ];
-    for text in ["", "a", "aababcabab", "ab\u{e9}ababab\u{e9}c", "aaaaab", "x\u{1f600}\u{1f600}cy", "zzz", "z"] {
+    for text in [
+        "",
+        "a",
+        "aababcabab",
+        "ab\u{e9}ababab\u{e9}c",
+        "aaaaab",
+        "x\u{1f600}\u{1f600}cy",
+        "zzz",
+        "z",
+    ] {
         for stops in stops_of {
             let expected = buffered(text, stops);
             let inner: Vec<usize> = text.char_indices().map(|(i, _)| i).skip(1).collect();
@@ -59,7 +78,11 @@ fn every_cut_of_a_text_gives_the_same() {
                     }
                 }
                 pieces.push(&text[from..]);
-                assert_eq!(streamed(pieces.iter().copied(), stops), expected, "{pieces:?} with {stops:?}");
+                assert_eq!(
+                    streamed(pieces.iter().copied(), stops),
+                    expected,
+                    "{pieces:?} with {stops:?}"
+                );
             }
         }
     }
@@ -87,7 +110,10 @@ fn the_longest_stop_that_ends_first_is_cut() {
 #[test]
 fn an_empty_stop_string_is_refused() {
     let error = StopMatcher::new(&["a", ""]).expect_err("empty").to_string();
-    assert_eq!(error, "stop string 1: expected at least one character, got an empty string");
+    assert_eq!(
+        error,
+        "stop string 1: expected at least one character, got an empty string"
+    );
 }
 
 #[test]

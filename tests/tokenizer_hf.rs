@@ -1,4 +1,5 @@
-//! A second witness: Hugging Face's `tokenizers`, built from the same vocabulary with its own regular expressions.
+//! A second witness: Hugging Face's `tokenizers`, built from the same vocabulary with its own
+//! regular expressions.
 
 use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_llm::tokenizer::{EncodeOptions, Tokenizer};
@@ -17,8 +18,10 @@ fn strings(gguf: &Gguf, key: &str) -> Vec<String> {
 }
 
 fn witness(gguf: &Gguf, regex: &str, ignore_merges: bool) -> tokenizers::Tokenizer {
-    let vocab: serde_json::Map<String, serde_json::Value> =
-        strings(gguf, "tokenizer.ggml.tokens").into_iter().zip((0..).map(serde_json::Value::from)).collect();
+    let vocab: serde_json::Map<String, serde_json::Value> = strings(gguf, "tokenizer.ggml.tokens")
+        .into_iter()
+        .zip((0..).map(serde_json::Value::from))
+        .collect();
     let file = serde_json::json!({
         "version": "1.0",
         "model": {
@@ -56,17 +59,30 @@ fn text() -> impl Strategy<Value = String> {
 }
 
 fn compare(file: &str, regex: &str, ignore_merges: bool) {
-    let Some(folder) = shared("vocabs") else { return };
+    let Some(folder) = shared("vocabs") else {
+        return;
+    };
     let gguf = Gguf::open(&folder.join(file), &OpenOptions::default()).expect("a vocabulary");
     let ours = Tokenizer::from_gguf(&gguf).expect("a tokenizer");
     let theirs = witness(&gguf, regex, ignore_merges);
     // The witness knows a later Unicode; what it alone knows is left out.
     let known = Regex::new(r"^[\p{age=15.1}\P{assigned}]*$").expect("a valid class");
-    let mut runner = TestRunner::new(Config { cases: 3000, ..Config::default() });
+    let mut runner = TestRunner::new(Config {
+        cases: 3000,
+        ..Config::default()
+    });
     let result = runner.run(&text(), |text| {
         prop_assume!(known.is_match(&text));
-        let expected = theirs.encode_fast(text.as_str(), false).expect("ids").get_ids().to_vec();
-        prop_assert_eq!(ours.encode(text.as_bytes(), EncodeOptions::default()).expect("ids"), expected);
+        let expected = theirs
+            .encode_fast(text.as_str(), false)
+            .expect("ids")
+            .get_ids()
+            .to_vec();
+        prop_assert_eq!(
+            ours.encode(text.as_bytes(), EncodeOptions::default())
+                .expect("ids"),
+            expected
+        );
         Ok(())
     });
     result.unwrap_or_else(|e| panic!("{file}: {e}"));
@@ -74,7 +90,11 @@ fn compare(file: &str, regex: &str, ignore_merges: bool) {
 
 #[test]
 fn qwen2() {
-    compare("ggml-vocab-qwen2.gguf", &LLAMA_3.replace("{1,3}", ""), false);
+    compare(
+        "ggml-vocab-qwen2.gguf",
+        &LLAMA_3.replace("{1,3}", ""),
+        false,
+    );
 }
 
 #[test]

@@ -10,20 +10,37 @@ use proptest::prelude::*;
 
 /// All vocabulary files, by name.
 fn vocabularies() -> Vec<(String, Tokenizer)> {
-    let Some(folder) = shared("vocabs") else { return Vec::new() };
-    let paths = std::fs::read_dir(folder).expect("the folder can be read").map(|entry| entry.expect("an entry").path());
-    let mut paths: Vec<_> = paths.filter(|path| path.extension().is_some_and(|ext| ext == "gguf")).collect();
+    let Some(folder) = shared("vocabs") else {
+        return Vec::new();
+    };
+    let paths = std::fs::read_dir(folder)
+        .expect("the folder can be read")
+        .map(|entry| entry.expect("an entry").path());
+    let mut paths: Vec<_> = paths
+        .filter(|path| path.extension().is_some_and(|ext| ext == "gguf"))
+        .collect();
     paths.sort();
     let load = |path: std::path::PathBuf| {
         let gguf = Gguf::open(&path, &OpenOptions::default()).expect("a vocabulary file");
-        (path.display().to_string(), Tokenizer::from_gguf(&gguf).expect("its tokenizer"))
+        (
+            path.display().to_string(),
+            Tokenizer::from_gguf(&gguf).expect("its tokenizer"),
+        )
     };
     paths.into_iter().map(load).collect()
 }
 
 fn there_and_back(tokenizer: &Tokenizer, text: &[u8]) -> Vec<u8> {
-    let ids = tokenizer.encode(text, EncodeOptions::default()).expect("ids");
-    let text = tokenizer.detokenize(&ids, DetokenizeOptions { unparse_special: true, ..Default::default() });
+    let ids = tokenizer
+        .encode(text, EncodeOptions::default())
+        .expect("ids");
+    let text = tokenizer.detokenize(
+        &ids,
+        DetokenizeOptions {
+            unparse_special: true,
+            ..Default::default()
+        },
+    );
     let plain = tokenizer.decode(&ids, true);
     // Without clean-up the two differ by the space in front alone.
     assert!(plain == text || plain.strip_prefix(b" ") == Some(&text) || plain.len() > text.len());
@@ -42,7 +59,12 @@ fn every_code_point_survives() {
                 c.encode_utf8(&mut buffer).as_bytes()
             };
             let text = c.to_string();
-            assert_eq!(there_and_back(&tokenizer, text.as_bytes()), expected, "{name}: U+{:04X}", u32::from(c));
+            assert_eq!(
+                there_and_back(&tokenizer, text.as_bytes()),
+                expected,
+                "{name}: U+{:04X}",
+                u32::from(c)
+            );
         }
     }
 }
@@ -54,10 +76,15 @@ fn every_token_survives() {
             let piece = tokenizer.piece(id).expect("a piece").to_vec();
             // Bytes that are no text become U+FFFD in BPE.
             if std::str::from_utf8(&piece).is_ok() && !tokenizer.is_special(id) {
-                let ids = tokenizer.encode(&piece, EncodeOptions::default()).expect("ids");
+                let ids = tokenizer
+                    .encode(&piece, EncodeOptions::default())
+                    .expect("ids");
                 let back = tokenizer.decode(&ids, true);
-                let back =
-                    if tokenizer.model_name() == "llama" { back.strip_prefix(b" ").unwrap_or(&back) } else { &back };
+                let back = if tokenizer.model_name() == "llama" {
+                    back.strip_prefix(b" ").unwrap_or(&back)
+                } else {
+                    &back
+                };
                 assert_eq!(back, piece, "{name}: token {id}");
             }
         }
@@ -104,13 +131,25 @@ fn a_megabyte_of_anything_takes_less_than_a_second() {
             let text = unit.repeat((1 << 20) / unit.len());
             // looking for special tokens is work on top
             let start = ThreadTime::now();
-            let ids = tokenizer.encode(text.as_bytes(), EncodeOptions { add_special: false, parse_special: true });
+            let ids = tokenizer.encode(
+                text.as_bytes(),
+                EncodeOptions {
+                    add_special: false,
+                    parse_special: true,
+                },
+            );
             let took = start.elapsed();
             slowest = slowest.max((took, unit));
             assert!(took < limit, "{name}: {unit:?} took {took:?}");
             let back = tokenizer.decode(&ids.expect("ids"), true);
-            let back = back.strip_prefix(b" ").filter(|_| tokenizer.model_name() == "llama").unwrap_or(&back);
-            assert!(back == text.as_bytes(), "{name}: {unit:?} came back different");
+            let back = back
+                .strip_prefix(b" ")
+                .filter(|_| tokenizer.model_name() == "llama")
+                .unwrap_or(&back);
+            assert!(
+                back == text.as_bytes(),
+                "{name}: {unit:?} came back different"
+            );
         }
         println!("{name}: slowest {slowest:?}");
     }

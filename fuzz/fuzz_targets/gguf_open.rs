@@ -1,4 +1,5 @@
-//! Opens any bytes as a GGUF file. What opens must be consistent, and survive being written and opened again.
+//! Opens any bytes as a GGUF file. What opens must be consistent, and survive being written and
+//! opened again.
 #![no_main]
 
 use gguf_rs_lite::{Gguf, OpenOptions, OwnedValue, Value, Writer};

@@ -36,7 +36,9 @@ pub(crate) struct Span {
 
 impl Span {
     pub(crate) fn of(self, file: &[u8]) -> &[u8] {
-        file.get(self.start..).and_then(|tail| tail.get(..self.len)).unwrap_or(&[])
+        file.get(self.start..)
+            .and_then(|tail| tail.get(..self.len))
+            .unwrap_or(&[])
     }
 }
 
@@ -48,7 +50,11 @@ pub(crate) struct Cursor<'a> {
 
 impl<'a> Cursor<'a> {
     pub(crate) fn new(file: &'a str, bytes: &'a [u8]) -> Cursor<'a> {
-        Cursor { file, total: bytes.len(), rest: bytes }
+        Cursor {
+            file,
+            total: bytes.len(),
+            rest: bytes,
+        }
     }
 
     pub(crate) fn at(&self) -> usize {
@@ -61,13 +67,22 @@ impl<'a> Cursor<'a> {
 
     /// The stretch from `start` to here.
     pub(crate) fn span_from(&self, start: usize) -> Span {
-        Span { start, len: self.at().saturating_sub(start) }
+        Span {
+            start,
+            len: self.at().saturating_sub(start),
+        }
     }
 
     #[cold]
     pub(crate) fn truncated(&self, what: What<'_>, needed: u64) -> Error {
         let (left, at) = (self.left(), self.at() as u64);
-        Error::Truncated { file: self.file.to_owned(), what: what.to_string(), needed, left, at }
+        Error::Truncated {
+            file: self.file.to_owned(),
+            what: what.to_string(),
+            needed,
+            left,
+            at,
+        }
     }
 
     /// Fails where `count` records of at least `min` bytes each cannot be there.
@@ -79,7 +94,9 @@ impl<'a> Cursor<'a> {
     }
 
     pub(crate) fn take(&mut self, n: u64, what: What<'_>) -> Result<&'a [u8], Error> {
-        let split = usize::try_from(n).ok().and_then(|n| self.rest.split_at_checked(n));
+        let split = usize::try_from(n)
+            .ok()
+            .and_then(|n| self.rest.split_at_checked(n));
         let (head, rest) = split.ok_or_else(|| self.truncated(what, n))?;
         self.rest = rest;
         Ok(head)

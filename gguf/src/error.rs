@@ -3,83 +3,203 @@
 use crate::{TensorType, ValueType};
 use std::fmt;
 
-/// Why a file could not be opened, read or written. Each message is one line that starts with the file's name.
+/// Why a file could not be opened, read or written. Each message is one line that starts with the
+/// file's name.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)] // the fields are what the message above them says
 pub enum Error {
     #[error("{file}: cannot {action}: {source}")]
-    Io { file: String, action: &'static str, source: std::io::Error },
+    Io {
+        file: String,
+        action: &'static str,
+        source: std::io::Error,
+    },
     #[error("{file}: not a regular file")]
     NotAFile { file: String },
     #[error("{file}: expected {expected} to write to, got {got}")]
-    Target { file: String, expected: &'static str, got: &'static str },
+    Target {
+        file: String,
+        expected: &'static str,
+        got: &'static str,
+    },
     #[error("{file}: another file took this name meanwhile, and stays: expected none")]
     NameTaken { file: String },
     #[error("{file}: {bytes} bytes of memory are not to be had; open it memory-mapped")]
     NoMemory { file: String, bytes: u64 },
     #[error("{file}: changed while it was in use: expected {expected} bytes{}", if got == expected { ", found others in their place".to_owned() } else { format!(", found {got}") })]
-    Changed { file: String, expected: u64, got: u64 },
-    #[error("{file}: truncated: {what} needs {needed} bytes, the file has {left} left at offset {at}")]
-    Truncated { file: String, what: String, needed: u64, left: u64, at: u64 },
+    Changed {
+        file: String,
+        expected: u64,
+        got: u64,
+    },
+    #[error(
+        "{file}: truncated: {what} needs {needed} bytes, the file has {left} left at offset {at}"
+    )]
+    Truncated {
+        file: String,
+        what: String,
+        needed: u64,
+        left: u64,
+        at: u64,
+    },
     #[error("{file}: not a GGUF file: it starts with \"{}\", expected \"GGUF\"", got.escape_ascii())]
     Magic { file: String, got: [u8; 4] },
-    #[error("{file}: a big-endian GGUF file (version {version}); only little-endian files are supported")]
+    #[error(
+        "{file}: a big-endian GGUF file (version {version}); only little-endian files are supported"
+    )]
     BigEndian { file: String, version: u32 },
     #[error("{file}: GGUF version {got}{}; expected version 2 or 3", if *got == 1 { " (GGUFv1 is no longer supported)" } else { "" })]
     Version { file: String, got: u32 },
     #[error("{file}: the header claims {got} {what}, expected at most {max}")]
-    Count { file: String, what: &'static str, got: u64, max: u64 },
+    Count {
+        file: String,
+        what: &'static str,
+        got: u64,
+        max: u64,
+    },
     #[error("{file}: key number {index} is empty")]
     EmptyKey { file: String, index: u64 },
     #[error("{file}: key number {index} is {got} bytes long, expected at most 65535")]
     KeyLength { file: String, index: u64, got: u64 },
     #[error("{file}: {what} {} is not UTF-8", Quoted(text))]
-    NotUtf8 { file: String, what: &'static str, text: String },
-    #[error("{file}: key {}: unknown value type {got}, expected 0 to 12", Quoted(key))]
+    NotUtf8 {
+        file: String,
+        what: &'static str,
+        text: String,
+    },
+    #[error(
+        "{file}: key {}: unknown value type {got}, expected 0 to 12",
+        Quoted(key)
+    )]
     ValueTypeId { file: String, key: String, got: u32 },
-    #[error("{file}: key {}: an array of arrays, which is not supported", Quoted(key))]
+    #[error(
+        "{file}: key {}: an array of arrays, which is not supported",
+        Quoted(key)
+    )]
     NestedArray { file: String, key: String },
     #[error("{file}: key {} appears twice", Quoted(key))]
     DuplicateKey { file: String, key: String },
     #[error("{file}: key {}: expected {expected}, got {got}", Quoted(key))]
-    KeyType { file: String, key: String, expected: &'static str, got: String },
+    KeyType {
+        file: String,
+        key: String,
+        expected: &'static str,
+        got: String,
+    },
     #[error("{file}: key {}: value {got} does not fit {expected}", Quoted(key))]
-    KeyRange { file: String, key: String, expected: &'static str, got: String },
+    KeyRange {
+        file: String,
+        key: String,
+        expected: &'static str,
+        got: String,
+    },
     #[error("{file}: general.alignment is {got}, expected a power of two up to 1048576")]
     Alignment { file: String, got: u32 },
     #[error("{file}: the name of tensor number {index} is {got} bytes long, expected at most 63")]
     TensorNameLength { file: String, index: u64, got: u64 },
-    #[error("{file}: tensor {}: {got} dimensions, expected at most 4", Quoted(tensor))]
-    TensorDims { file: String, tensor: String, got: u64 },
-    #[error("{file}: tensor {}: type {got} ({name}) was removed from ggml; convert the model again", Quoted(tensor))]
-    TensorTypeRemoved { file: String, tensor: String, got: u32, name: &'static str },
+    #[error(
+        "{file}: tensor {}: {got} dimensions, expected at most 4",
+        Quoted(tensor)
+    )]
+    TensorDims {
+        file: String,
+        tensor: String,
+        got: u64,
+    },
+    #[error(
+        "{file}: tensor {}: type {got} ({name}) was removed from ggml; convert the model again",
+        Quoted(tensor)
+    )]
+    TensorTypeRemoved {
+        file: String,
+        tensor: String,
+        got: u32,
+        name: &'static str,
+    },
     #[error("{file}: tensor {}: unknown type {got}", Quoted(tensor))]
-    TensorTypeId { file: String, tensor: String, got: u32 },
+    TensorTypeId {
+        file: String,
+        tensor: String,
+        got: u32,
+    },
     #[error("{file}: tensor {}: rows of {got} elements, expected a multiple of {ty}'s block of {}", Quoted(tensor), ty.block_len())]
-    TensorRow { file: String, tensor: String, ty: TensorType, got: u64 },
-    #[error("{file}: tensor {}: the size of {dims:?} {ty} is not representable", Quoted(tensor))]
-    TensorSize { file: String, tensor: String, dims: Vec<u64>, ty: TensorType },
+    TensorRow {
+        file: String,
+        tensor: String,
+        ty: TensorType,
+        got: u64,
+    },
+    #[error(
+        "{file}: tensor {}: the size of {dims:?} {ty} is not representable",
+        Quoted(tensor)
+    )]
+    TensorSize {
+        file: String,
+        tensor: String,
+        dims: Vec<u64>,
+        ty: TensorType,
+    },
     #[error("{file}: tensor {}: offset {got}, expected {expected}", Quoted(tensor))]
-    TensorOffset { file: String, tensor: String, expected: u64, got: u64 },
-    #[error("{file}: tensor {}: its data ends at byte {end}, the file at byte {len}", Quoted(tensor))]
-    TensorPastEnd { file: String, tensor: String, end: u64, len: u64 },
+    TensorOffset {
+        file: String,
+        tensor: String,
+        expected: u64,
+        got: u64,
+    },
+    #[error(
+        "{file}: tensor {}: its data ends at byte {end}, the file at byte {len}",
+        Quoted(tensor)
+    )]
+    TensorPastEnd {
+        file: String,
+        tensor: String,
+        end: u64,
+        len: u64,
+    },
     #[error("{file}: the padding after the last tensor ends at byte {end}, the file at byte {len}")]
     PaddingPastEnd { file: String, end: u64, len: u64 },
     #[error("{file}: tensor {} appears twice{}", Quoted(tensor), Also(other))]
-    DuplicateTensor { file: String, tensor: String, other: Option<String> },
+    DuplicateTensor {
+        file: String,
+        tensor: String,
+        other: Option<String>,
+    },
     #[error("{file}: part {no} of a model split in {count}; open its first part, {first}")]
-    NotFirstPart { file: String, no: u64, count: u64, first: String },
+    NotFirstPart {
+        file: String,
+        no: u64,
+        count: u64,
+        first: String,
+    },
     #[error("{file}: the first of {count} parts must be named like {expected}")]
-    SplitName { file: String, count: u64, expected: String },
+    SplitName {
+        file: String,
+        count: u64,
+        expected: String,
+    },
     #[error("{file}: part {no} of {count} is missing")]
     SplitMissing { file: String, no: u64, count: u64 },
     #[error("{file}: part {no} of a split model: {key} is {got}, expected {expected}")]
-    SplitKey { file: String, no: u64, key: &'static str, expected: u64, got: String },
+    SplitKey {
+        file: String,
+        no: u64,
+        key: &'static str,
+        expected: u64,
+        got: String,
+    },
     #[error("{file}: a model split in {count} parts, of which memory holds the first only")]
     SplitInMemory { file: String, count: u64 },
-    #[error("{file}: tensor {}: {got} bytes were written, expected {expected}", Quoted(tensor))]
-    TensorData { file: String, tensor: String, expected: u64, got: u64 },
+    #[error(
+        "{file}: tensor {}: {got} bytes were written, expected {expected}",
+        Quoted(tensor)
+    )]
+    TensorData {
+        file: String,
+        tensor: String,
+        expected: u64,
+        got: u64,
+    },
 }
 
 /// Text from a file inside a message: quoted, control characters escaped, cut at 64 characters.
@@ -92,7 +212,11 @@ impl fmt::Display for Quoted<'_> {
         for c in chars.by_ref().take(64) {
             write!(f, "{}", c.escape_debug())?;
         }
-        f.write_str(if chars.next().is_some() { "…\"" } else { "\"" })
+        f.write_str(if chars.next().is_some() {
+            "…\""
+        } else {
+            "\""
+        })
     }
 }
 

@@ -10,19 +10,22 @@ use std::path::Path;
 /// How to open a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenOptions {
-    /// Map the file instead of reading it into memory (default). A mapped file must not be changed while it is open:
-    /// other bytes would be read, and where it was made shorter the system ends the process (SIGBUS).
-    /// [`Gguf::check`] finds such a change, if it is asked; [`guard_maps`](crate::guard_maps) makes one line of the
-    /// signal.
+    /// Map the file instead of reading it into memory (default). A mapped file must not be changed
+    /// while it is open: other bytes would be read, and where it was made shorter the system ends
+    /// the process (SIGBUS). [`Gguf::check`] finds such a change, if it is asked;
+    /// [`guard_maps`](crate::guard_maps) makes one line of the signal.
     pub mmap: bool,
-    /// Demand the padding after the last tensor too, as llama.cpp does when it reads the data (default: no, because
-    /// writers exist that omit it).
+    /// Demand the padding after the last tensor too, as llama.cpp does when it reads the data
+    /// (default: no, because writers exist that omit it).
     pub strict: bool,
 }
 
 impl Default for OpenOptions {
     fn default() -> OpenOptions {
-        OpenOptions { mmap: true, strict: false }
+        OpenOptions {
+            mmap: true,
+            strict: false,
+        }
     }
 }
 
@@ -32,7 +35,8 @@ impl Default for OpenOptions {
 pub struct TensorInfo {
     /// The name, unique in the model, at most 63 bytes.
     pub name: String,
-    /// Up to four dimensions in ggml's order: `dims[0]` is the length of a row (input features of a weight matrix).
+    /// Up to four dimensions in ggml's order: `dims[0]` is the length of a row (input features of a
+    /// weight matrix).
     pub dims: Vec<u64>,
     /// The element type.
     pub ty: TensorType,
@@ -70,7 +74,8 @@ pub struct Gguf {
 }
 
 impl Gguf {
-    /// Opens a file and checks all of its directory. The first part of a split model opens every part.
+    /// Opens a file and checks all of its directory. The first part of a split model opens every
+    /// part.
     ///
     /// # Errors
     /// Anything that is wrong with the file: see [`Error`].
@@ -82,12 +87,21 @@ impl Gguf {
             for no in 2..=count {
                 let path = split::part_path(path, no, count)?;
                 if let Ok(false) = path.try_exists() {
-                    return Err(Error::SplitMissing { file: error::label(&path), no, count });
+                    return Err(Error::SplitMissing {
+                        file: error::label(&path),
+                        no,
+                        count,
+                    });
                 }
                 let (part, more) = open_part(&path, parts.len(), opts)?;
                 split::check_part(&part.name, &more, &part.bytes, no, count)?;
                 dir.tensors.extend(more.tensors);
-                limit(&part.name, "tensors", dir.tensors.len() as u64, layout::MAX_TENSORS)?;
+                limit(
+                    &part.name,
+                    "tensors",
+                    dir.tensors.len() as u64,
+                    layout::MAX_TENSORS,
+                )?;
                 parts.push(part);
             }
             if let Some(first) = parts.first() {
@@ -100,17 +114,35 @@ impl Gguf {
     /// Opens a file that is in memory already; `name` stands for it in messages.
     ///
     /// # Errors
-    /// Anything that is wrong with the bytes: see [`Error`]. A split model cannot be opened this way.
-    pub fn from_bytes(bytes: impl Into<Cow<'static, [u8]>>, name: &str, opts: &OpenOptions) -> Result<Gguf, Error> {
+    /// Anything that is wrong with the bytes: see [`Error`]. A split model cannot be opened this
+    /// way.
+    pub fn from_bytes(
+        bytes: impl Into<Cow<'static, [u8]>>,
+        name: &str,
+        opts: &OpenOptions,
+    ) -> Result<Gguf, Error> {
         let (part, dir) = read_part(error::one_line(name), Bytes::Held(bytes.into()), 0, opts)?;
         split::part_count(&part.name, None, &dir, &part.bytes)?;
         Gguf::assemble(vec![part], dir)
     }
 
     pub(crate) fn assemble(parts: Vec<Part>, dir: Directory) -> Result<Gguf, Error> {
-        let Directory { version, alignment, keys, tensors, .. } = dir;
+        let Directory {
+            version,
+            alignment,
+            keys,
+            tensors,
+            ..
+        } = dir;
         let sorted = sort_by_name(&tensors, &parts)?;
-        Ok(Gguf { parts, version, alignment, keys, tensors, sorted })
+        Ok(Gguf {
+            parts,
+            version,
+            alignment,
+            keys,
+            tensors,
+            sorted,
+        })
     }
 
     /// The path of the (first) file, for messages: control characters are escaped.
@@ -121,12 +153,17 @@ impl Gguf {
     /// The paths of all files, for messages.
     pub fn part_names(&self) -> impl Iterator<Item = &str> {
         let mut seen = HashSet::new();
-        self.parts.iter().map(|p| p.name.as_str()).filter(move |name| seen.insert(*name))
+        self.parts
+            .iter()
+            .map(|p| p.name.as_str())
+            .filter(move |name| seen.insert(*name))
     }
 
     /// Whether this is a [`View`](crate::View) of other files.
     pub fn is_view(&self) -> bool {
-        self.parts.iter().any(|p| matches!(p.bytes, Bytes::Shared(..) | Bytes::Made { .. }))
+        self.parts
+            .iter()
+            .any(|p| matches!(p.bytes, Bytes::Shared(..) | Bytes::Made { .. }))
     }
 
     /// The GGUF version, 2 or 3.
@@ -141,7 +178,9 @@ impl Gguf {
 
     /// The bytes of all files together.
     pub fn file_bytes(&self) -> u64 {
-        self.parts.iter().fold(0, |sum: u64, p| sum.saturating_add(p.bytes.len() as u64))
+        self.parts
+            .iter()
+            .fold(0, |sum: u64, p| sum.saturating_add(p.bytes.len() as u64))
     }
 
     fn first_bytes(&self) -> &[u8] {
@@ -159,7 +198,12 @@ impl Gguf {
     }
 
     fn wrong_type(&self, key: &str, expected: &'static str, got: &Value<'_>) -> Error {
-        Error::KeyType { file: self.name().to_owned(), key: key.to_owned(), expected, got: got.kind() }
+        Error::KeyType {
+            file: self.name().to_owned(),
+            key: key.to_owned(),
+            expected,
+            got: got.kind(),
+        }
     }
 
     /// An integer of any type whose value fits; `None` without the key.
@@ -167,8 +211,12 @@ impl Gguf {
     /// # Errors
     /// A value of another type, or one that does not fit.
     pub fn u32(&self, key: &str) -> Result<Option<u32>, Error> {
-        let Some(value) = self.get(key) else { return Ok(None) };
-        let Some(int) = value.as_int() else { return Err(self.wrong_type(key, "an integer", &value)) };
+        let Some(value) = self.get(key) else {
+            return Ok(None);
+        };
+        let Some(int) = value.as_int() else {
+            return Err(self.wrong_type(key, "an integer", &value));
+        };
         u32::try_from(int).map(Some).map_err(|_| Error::KeyRange {
             file: self.name().to_owned(),
             key: key.to_owned(),
@@ -210,11 +258,15 @@ impl Gguf {
     pub fn str(&self, key: &str) -> Result<Option<&str>, Error> {
         match self.get(key) {
             None => Ok(None),
-            Some(Value::Str(bytes)) => std::str::from_utf8(bytes).map(Some).map_err(|_| Error::NotUtf8 {
-                file: self.name().to_owned(),
-                what: "the value of",
-                text: key.to_owned(),
-            }),
+            Some(Value::Str(bytes)) => {
+                std::str::from_utf8(bytes)
+                    .map(Some)
+                    .map_err(|_| Error::NotUtf8 {
+                        file: self.name().to_owned(),
+                        what: "the value of",
+                        text: key.to_owned(),
+                    })
+            }
             Some(other) => Err(self.wrong_type(key, "string", &other)),
         }
     }
@@ -239,7 +291,9 @@ impl Gguf {
     /// The tensor of this name.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         let tensor = |&i: &u32| self.tensors.get(i as usize);
-        let found = self.sorted.binary_search_by(|i| tensor(i).map(|t| t.name.as_str()).cmp(&Some(name)));
+        let found = self
+            .sorted
+            .binary_search_by(|i| tensor(i).map(|t| t.name.as_str()).cmp(&Some(name)));
         self.sorted.get(found.ok()?).and_then(tensor)
     }
 
@@ -247,26 +301,39 @@ impl Gguf {
         let part = self.parts.get(tensor.part)?;
         let start = part.data_start.checked_add(tensor.offset)?;
         let end = start.checked_add(tensor.bytes)?;
-        Some((part, usize::try_from(start).ok()?, usize::try_from(end).ok()?))
+        Some((
+            part,
+            usize::try_from(start).ok()?,
+            usize::try_from(end).ok()?,
+        ))
     }
 
-    /// The bytes of one of this model's tensors, exactly `tensor.bytes` of them. They start at a multiple of
-    /// [`Gguf::alignment`] in the file, which may be 1. For an info that is not of this model: whatever lies there,
-    /// or nothing.
+    /// The bytes of one of this model's tensors, exactly `tensor.bytes` of them. They start at a
+    /// multiple of [`Gguf::alignment`] in the file, which may be 1. For an info that is not of this
+    /// model: whatever lies there, or nothing.
     pub fn data(&self, tensor: &TensorInfo) -> &[u8] {
-        self.place(tensor).and_then(|(part, start, end)| part.bytes.whole().get(start..end)).unwrap_or(&[])
+        self.place(tensor)
+            .and_then(|(part, start, end)| part.bytes.whole().get(start..end))
+            .unwrap_or(&[])
     }
 
-    /// Whether the tensor's rows are made from something else ([`View::made`](crate::View::made)): [`Gguf::data`] makes
-    /// all of them, and keeps them.
+    /// Whether the tensor's rows are made from something else ([`View::made`](crate::View::made)):
+    /// [`Gguf::data`] makes all of them, and keeps them.
     pub fn is_made(&self, tensor: &TensorInfo) -> bool {
-        self.parts.get(tensor.part).is_some_and(|part| matches!(part.bytes, Bytes::Made { .. }))
+        self.parts
+            .get(tensor.part)
+            .is_some_and(|part| matches!(part.bytes, Bytes::Made { .. }))
     }
 
-    /// Copies a tensor's bytes from byte `at` on, where a row of it starts, to `out`, which ends with a row. Of a tensor
-    /// whose rows are made when they are wanted ([`View::made`](crate::View::made)) this makes no others.
+    /// Copies a tensor's bytes from byte `at` on, where a row of it starts, to `out`, which ends
+    /// with a row. Of a tensor whose rows are made when they are wanted
+    /// ([`View::made`](crate::View::made)) this makes no others.
     pub fn read(&self, tensor: &TensorInfo, at: usize, out: &mut [u8]) {
-        let row = tensor.dims.first().and_then(|n| tensor.ty.row_bytes(*n)).and_then(|n| usize::try_from(n).ok());
+        let row = tensor
+            .dims
+            .first()
+            .and_then(|n| tensor.ty.row_bytes(*n))
+            .and_then(|n| usize::try_from(n).ok());
         if let (Some((part, start, _)), Some(row)) = (self.place(tensor), row) {
             part.bytes.read(start.saturating_add(at), row, out);
         }
@@ -274,17 +341,22 @@ impl Gguf {
 
     /// Where the tensor's data starts in its file, in bytes.
     pub fn file_offset(&self, tensor: &TensorInfo) -> Option<u64> {
-        self.parts.get(tensor.part)?.data_start.checked_add(tensor.offset)
+        self.parts
+            .get(tensor.part)?
+            .data_start
+            .checked_add(tensor.offset)
     }
 
-    /// Whether the file that holds a tensor still has the size and the time of its last change that it had when it was
-    /// opened. That is one question to the system, for moments before much is read: between it and the reading a file
-    /// may still change. Always well for a file in memory.
+    /// Whether the file that holds a tensor still has the size and the time of its last change that
+    /// it had when it was opened. That is one question to the system, for moments before much is
+    /// read: between it and the reading a file may still change. Always well for a file in memory.
     ///
     /// # Errors
     /// [`Error::Changed`].
     pub fn check(&self, tensor: &TensorInfo) -> Result<(), Error> {
-        self.parts.get(tensor.part).map_or(Ok(()), |part| part.bytes.check())
+        self.parts
+            .get(tensor.part)
+            .map_or(Ok(()), |part| part.bytes.check())
     }
 
     /// The path of the file that holds a tensor, for messages.
@@ -292,8 +364,8 @@ impl Gguf {
         self.parts.get(tensor.part).map_or("", |part| &part.name)
     }
 
-    /// Tells the system that the mapped pages that lie wholly in this tensor are not needed soon. They come back from
-    /// the file when they are read again. Does nothing for a file in memory.
+    /// Tells the system that the mapped pages that lie wholly in this tensor are not needed soon.
+    /// They come back from the file when they are read again. Does nothing for a file in memory.
     pub fn release(&self, tensor: &TensorInfo) {
         if let Some((part, start, end)) = self.place(tensor) {
             part.bytes.release(start, end);
@@ -304,29 +376,57 @@ impl Gguf {
 impl std::fmt::Debug for Gguf {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut s = f.debug_struct("Gguf");
-        s.field("name", &self.name()).field("version", &self.version).field("keys", &self.keys().len());
-        s.field("tensors", &self.tensors.len()).field("parts", &self.parts.len()).finish()
+        s.field("name", &self.name())
+            .field("version", &self.version)
+            .field("keys", &self.keys().len());
+        s.field("tensors", &self.tensors.len())
+            .field("parts", &self.parts.len())
+            .finish()
     }
 }
 
 fn open_part(path: &Path, part: usize, opts: &OpenOptions) -> Result<(Part, Directory), Error> {
-    read_part(error::label(path), Bytes::open(path, opts.mmap)?, part, opts)
+    read_part(
+        error::label(path),
+        Bytes::open(path, opts.mmap)?,
+        part,
+        opts,
+    )
 }
 
-fn read_part(name: String, bytes: Bytes, part: usize, opts: &OpenOptions) -> Result<(Part, Directory), Error> {
+fn read_part(
+    name: String,
+    bytes: Bytes,
+    part: usize,
+    opts: &OpenOptions,
+) -> Result<(Part, Directory), Error> {
     let dir = parse(&name, &bytes, part, opts.strict)?;
-    Ok((Part { name, bytes, data_start: dir.data_start }, dir))
+    Ok((
+        Part {
+            name,
+            bytes,
+            data_start: dir.data_start,
+        },
+        dir,
+    ))
 }
 
 /// Sorts tensors by name, which finds duplicates, also those over two parts.
 fn sort_by_name(tensors: &[TensorInfo], parts: &[Part]) -> Result<Vec<u32>, Error> {
     let mut sorted: Vec<(&TensorInfo, u32)> = tensors.iter().zip(0u32..).collect();
     sorted.sort_unstable_by(|a, b| a.0.name.cmp(&b.0.name).then(a.1.cmp(&b.1)));
-    let pair = sorted.iter().zip(sorted.iter().skip(1)).find(|(a, b)| a.0.name == b.0.name);
+    let pair = sorted
+        .iter()
+        .zip(sorted.iter().skip(1))
+        .find(|(a, b)| a.0.name == b.0.name);
     if let Some(((first, _), (second, _))) = pair {
         let file = |t: &TensorInfo| parts.get(t.part).map_or(String::new(), |p| p.name.clone());
         let other = (first.part != second.part).then(|| file(first));
-        return Err(Error::DuplicateTensor { file: file(second), tensor: first.name.clone(), other });
+        return Err(Error::DuplicateTensor {
+            file: file(second),
+            tensor: first.name.clone(),
+            other,
+        });
     }
     Ok(sorted.into_iter().map(|(_, i)| i).collect())
 }

@@ -22,21 +22,39 @@ pub(crate) const ALIGNMENT_KEY: &str = "general.alignment";
 /// The number of elements; `None` above `i64::MAX`, where ggml stops counting.
 pub(crate) fn elements(dims: &[u64]) -> Option<u64> {
     let limit = i64::MAX.unsigned_abs();
-    dims.iter().try_fold(1u64, |n, &dim| n.checked_mul(dim).filter(|&n| n <= limit && dim <= limit))
+    dims.iter().try_fold(1u64, |n, &dim| {
+        n.checked_mul(dim).filter(|&n| n <= limit && dim <= limit)
+    })
 }
 
 /// The bytes of a tensor, without padding.
-pub(crate) fn tensor_bytes(file: &str, tensor: &str, dims: &[u64], ty: TensorType) -> Result<u64, Error> {
-    let too_big = || Error::TensorSize { file: file.into(), tensor: tensor.into(), dims: dims.to_vec(), ty };
+pub(crate) fn tensor_bytes(
+    file: &str,
+    tensor: &str,
+    dims: &[u64],
+    ty: TensorType,
+) -> Result<u64, Error> {
+    let too_big = || Error::TensorSize {
+        file: file.into(),
+        tensor: tensor.into(),
+        dims: dims.to_vec(),
+        ty,
+    };
     let n = elements(dims).ok_or_else(too_big)?;
     let row = dims.first().copied().unwrap_or(1);
     if ty.row_bytes(row % BLOCK_PERIOD).is_none() {
-        return Err(Error::TensorRow { file: file.into(), tensor: tensor.into(), ty, got: row });
+        return Err(Error::TensorRow {
+            file: file.into(),
+            tensor: tensor.into(),
+            ty,
+            got: row,
+        });
     }
     ty.row_bytes(n).ok_or_else(too_big)
 }
 
-/// A multiple of every block length, so that the check of a row's divisibility cannot meet an overflow.
+/// A multiple of every block length, so that the check of a row's divisibility cannot meet an
+/// overflow.
 const BLOCK_PERIOD: u64 = 256;
 
 /// `n` rounded up to a multiple of `alignment`; `None` where that does not fit.
@@ -49,7 +67,10 @@ pub(crate) fn check_alignment(file: &str, alignment: u32) -> Result<u32, Error> 
     if alignment.is_power_of_two() && alignment <= MAX_ALIGNMENT {
         Ok(alignment)
     } else {
-        Err(Error::Alignment { file: file.into(), got: alignment })
+        Err(Error::Alignment {
+            file: file.into(),
+            got: alignment,
+        })
     }
 }
 
@@ -69,9 +90,15 @@ mod tests {
         assert_eq!(bytes(&[(1 << 63) - 1], TensorType::I8), Some((1 << 63) - 1));
         assert_eq!(bytes(&[1 << 61], TensorType::I64), None);
         assert_eq!(bytes(&[1 << 60], TensorType::I64), Some(1 << 63));
-        assert_eq!(bytes(&[4, (1 << 30) - 1, (1 << 30) + 1], TensorType::F32), Some(u64::MAX - 15));
+        assert_eq!(
+            bytes(&[4, (1 << 30) - 1, (1 << 30) + 1], TensorType::F32),
+            Some(u64::MAX - 15)
+        );
         assert_eq!(pad(u64::MAX - 15, 32), None);
-        assert_eq!((pad(0, 32), pad(1, 32), pad(32, 32), pad(7, 1)), (Some(0), Some(32), Some(32), Some(7)));
+        assert_eq!(
+            (pad(0, 32), pad(1, 32), pad(32, 32), pad(7, 1)),
+            (Some(0), Some(32), Some(32), Some(7))
+        );
         for ty in TensorType::all() {
             assert_eq!(BLOCK_PERIOD % ty.block_len() as u64, 0, "{ty}");
         }

@@ -2,8 +2,8 @@
 
 use crate::{Value, ValueType, value};
 
-/// A metadata value to write. Made `from` a Rust value (`7u32.into()`, `"text".into()`, `vec![1f32].into()`), or from a
-/// [`Value`] of an open file.
+/// A metadata value to write. Made `from` a Rust value (`7u32.into()`, `"text".into()`,
+/// `vec![1f32].into()`), or from a [`Value`] of an open file.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)] // the names say all
 pub enum OwnedValue {
@@ -84,7 +84,10 @@ impl From<Vec<Vec<u8>>> for OwnedValue {
 
 impl From<Vec<String>> for OwnedValue {
     fn from(v: Vec<String>) -> OwnedValue {
-        v.into_iter().map(String::into_bytes).collect::<Vec<_>>().into()
+        v.into_iter()
+            .map(String::into_bytes)
+            .collect::<Vec<_>>()
+            .into()
     }
 }
 
@@ -132,9 +135,13 @@ impl From<value::Array<'_>> for OwnedArray {
             ValueType::I64 => OwnedArray::I64(all(a.i64s())),
             ValueType::F64 => OwnedArray::F64(all(a.f64s())),
             // an array never has arrays for elements
-            ValueType::String | ValueType::Array => {
-                OwnedArray::Str(a.strings().into_iter().flatten().map(<[u8]>::to_vec).collect())
-            }
+            ValueType::String | ValueType::Array => OwnedArray::Str(
+                a.strings()
+                    .into_iter()
+                    .flatten()
+                    .map(<[u8]>::to_vec)
+                    .collect(),
+            ),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! One file's header, keys and tensor list, every rule checked.
 //!
-//! The work and the memory are bounded by the file: a count is compared with the bytes left before it is believed, and
-//! nothing is reserved from it. Values stay where they are; only their places are kept.
+//! The work and the memory are bounded by the file: a count is compared with the bytes left before
+//! it is believed, and nothing is reserved from it. Values stay where they are; only their places
+//! are kept.
 
 use crate::cursor::{Cursor, Span, What};
 use crate::layout::{self, ALIGNMENT_KEY, DEFAULT_ALIGNMENT};
@@ -22,7 +23,11 @@ struct Entry {
 enum Place {
     Scalar(Value<'static>),
     Str(Span),
-    Array { elem: ValueType, len: usize, span: Span },
+    Array {
+        elem: ValueType,
+        len: usize,
+        span: Span,
+    },
 }
 
 /// The keys of a file, in its order.
@@ -34,13 +39,20 @@ pub(crate) struct Keys {
 
 impl Keys {
     /// The keys with their values; `file` is the bytes they were parsed from.
-    pub(crate) fn iter<'a>(&'a self, file: &'a [u8]) -> impl ExactSizeIterator<Item = (&'a str, Value<'a>)> {
-        self.entries.iter().map(|e| (key_text(e, file), value_of(e, file)))
+    pub(crate) fn iter<'a>(
+        &'a self,
+        file: &'a [u8],
+    ) -> impl ExactSizeIterator<Item = (&'a str, Value<'a>)> {
+        self.entries
+            .iter()
+            .map(|e| (key_text(e, file), value_of(e, file)))
     }
 
     pub(crate) fn get<'a>(&'a self, file: &'a [u8], key: &str) -> Option<Value<'a>> {
         let entry = |&i: &u32| self.entries.get(i as usize);
-        let found = self.sorted.binary_search_by(|i| entry(i).map(|e| e.key.of(file)).cmp(&Some(key.as_bytes())));
+        let found = self
+            .sorted
+            .binary_search_by(|i| entry(i).map(|e| e.key.of(file)).cmp(&Some(key.as_bytes())));
         let entry = self.sorted.get(found.ok()?).and_then(entry)?;
         Some(value_of(entry, file))
     }
@@ -70,7 +82,12 @@ pub(crate) struct Directory {
 }
 
 /// Reads the directory of one file, part number `part` of its model.
-pub(crate) fn parse(file: &str, bytes: &[u8], part: usize, strict: bool) -> Result<Directory, Error> {
+pub(crate) fn parse(
+    file: &str,
+    bytes: &[u8],
+    part: usize,
+    strict: bool,
+) -> Result<Directory, Error> {
     let mut c = Cursor::new(file, bytes);
     let version = header(&mut c)?;
     let n_tensors = c.u64(What::Header("the number of tensors"))?;
@@ -80,7 +97,11 @@ pub(crate) fn parse(file: &str, bytes: &[u8], part: usize, strict: bool) -> Resu
     c.room(n_keys, MIN_KEY_RECORD, What::Header("the list of keys"))?;
     let keys = read_keys(&mut c, bytes, n_keys)?;
     let alignment = alignment(file, &keys, bytes)?;
-    c.room(n_tensors, MIN_TENSOR_RECORD, What::Header("the list of tensors"))?;
+    c.room(
+        n_tensors,
+        MIN_TENSOR_RECORD,
+        What::Header("the list of tensors"),
+    )?;
     let mut tensors = Vec::new();
     for index in 0..n_tensors {
         tensors.push(read_tensor(&mut c, index, part)?);
@@ -88,12 +109,25 @@ pub(crate) fn parse(file: &str, bytes: &[u8], part: usize, strict: bool) -> Resu
     let len = bytes.len() as u64;
     let at = c.at() as u64;
     // without tensors there is no data section, and so no padding before it
-    let data_start = if tensors.is_empty() { Some(at) } else { layout::pad(at, alignment).filter(|&s| s <= len) };
+    let data_start = if tensors.is_empty() {
+        Some(at)
+    } else {
+        layout::pad(at, alignment).filter(|&s| s <= len)
+    };
     let Some(data_start) = data_start else {
-        return Err(c.truncated(What::Header("the padding before the data section"), alignment.into()));
+        return Err(c.truncated(
+            What::Header("the padding before the data section"),
+            alignment.into(),
+        ));
     };
     check_places(file, &tensors, alignment, data_start, len, strict)?;
-    Ok(Directory { version, alignment, keys, tensors, data_start })
+    Ok(Directory {
+        version,
+        alignment,
+        keys,
+        tensors,
+        data_start,
+    })
 }
 
 fn header(c: &mut Cursor<'_>) -> Result<u32, Error> {
@@ -106,13 +140,25 @@ fn header(c: &mut Cursor<'_>) -> Result<u32, Error> {
     match version {
         2 | 3 => Ok(version),
         // no version will need its upper half: these are small numbers stored the other way round
-        v if v != 0 && v & 0xffff == 0 => Err(Error::BigEndian { file, version: v.swap_bytes() }),
+        v if v != 0 && v & 0xffff == 0 => Err(Error::BigEndian {
+            file,
+            version: v.swap_bytes(),
+        }),
         got => Err(Error::Version { file, got }),
     }
 }
 
 pub(crate) fn limit(file: &str, what: &'static str, got: u64, max: u64) -> Result<(), Error> {
-    if got > max { Err(Error::Count { file: file.to_owned(), what, got, max }) } else { Ok(()) }
+    if got > max {
+        Err(Error::Count {
+            file: file.to_owned(),
+            what,
+            got,
+            max,
+        })
+    } else {
+        Ok(())
+    }
 }
 
 fn read_keys(c: &mut Cursor<'_>, bytes: &[u8], count: u64) -> Result<Keys, Error> {
@@ -120,10 +166,21 @@ fn read_keys(c: &mut Cursor<'_>, bytes: &[u8], count: u64) -> Result<Keys, Error
     for index in 0..count {
         entries.push(read_entry(c, index)?);
     }
-    let mut sorted: Vec<(&[u8], u32)> = entries.iter().map(|e: &Entry| e.key.of(bytes)).zip(0u32..).collect();
+    let mut sorted: Vec<(&[u8], u32)> = entries
+        .iter()
+        .map(|e: &Entry| e.key.of(bytes))
+        .zip(0u32..)
+        .collect();
     sorted.sort_unstable();
-    if let Some(((key, _), _)) = sorted.iter().zip(sorted.iter().skip(1)).find(|(a, b)| a.0 == b.0) {
-        return Err(Error::DuplicateKey { file: c.file.to_owned(), key: String::from_utf8_lossy(key).into_owned() });
+    if let Some(((key, _), _)) = sorted
+        .iter()
+        .zip(sorted.iter().skip(1))
+        .find(|(a, b)| a.0 == b.0)
+    {
+        return Err(Error::DuplicateKey {
+            file: c.file.to_owned(),
+            key: String::from_utf8_lossy(key).into_owned(),
+        });
     }
     let sorted = sorted.into_iter().map(|(_, i)| i).collect();
     Ok(Keys { entries, sorted })
@@ -134,15 +191,25 @@ fn read_entry(c: &mut Cursor<'_>, index: u64) -> Result<Entry, Error> {
     let file = c.file;
     let len = c.u64(what)?;
     if len == 0 {
-        return Err(Error::EmptyKey { file: file.to_owned(), index });
+        return Err(Error::EmptyKey {
+            file: file.to_owned(),
+            index,
+        });
     }
     if len > layout::MAX_KEY {
-        return Err(Error::KeyLength { file: file.to_owned(), index, got: len });
+        return Err(Error::KeyLength {
+            file: file.to_owned(),
+            index,
+            got: len,
+        });
     }
     let start = c.at();
     let key = utf8(file, "key", c.take(len, what)?)?;
     let span = c.span_from(start);
-    Ok(Entry { key: span, value: read_value(c, key)? })
+    Ok(Entry {
+        key: span,
+        value: read_value(c, key)?,
+    })
 }
 
 fn utf8<'a>(file: &str, what: &'static str, bytes: &'a [u8]) -> Result<&'a str, Error> {
@@ -156,7 +223,11 @@ fn utf8<'a>(file: &str, what: &'static str, bytes: &'a [u8]) -> Result<&'a str, 
 fn read_type(c: &mut Cursor<'_>, key: &str) -> Result<ValueType, Error> {
     let got = c.u32(What::Value(key))?;
     let file = c.file;
-    ValueType::from_id(got).ok_or_else(|| Error::ValueTypeId { file: file.to_owned(), key: key.to_owned(), got })
+    ValueType::from_id(got).ok_or_else(|| Error::ValueTypeId {
+        file: file.to_owned(),
+        key: key.to_owned(),
+        got,
+    })
 }
 
 fn read_value(c: &mut Cursor<'_>, key: &str) -> Result<Place, Error> {
@@ -199,7 +270,10 @@ fn read_array(c: &mut Cursor<'_>, key: &str) -> Result<Place, Error> {
     let what = What::Value(key);
     let elem = read_type(c, key)?;
     if elem == ValueType::Array {
-        return Err(Error::NestedArray { file: c.file.to_owned(), key: key.to_owned() });
+        return Err(Error::NestedArray {
+            file: c.file.to_owned(),
+            key: key.to_owned(),
+        });
     }
     let n = c.u64(what)?;
     let size = elem.size();
@@ -211,7 +285,11 @@ fn read_array(c: &mut Cursor<'_>, key: &str) -> Result<Place, Error> {
         None => (0..n).try_for_each(|_| c.skip_string(what))?,
     }
     let len = usize::try_from(n).map_err(|_| c.truncated(what, n))?;
-    Ok(Place::Array { elem, len, span: c.span_from(start) })
+    Ok(Place::Array {
+        elem,
+        len,
+        span: c.span_from(start),
+    })
 }
 
 fn alignment(file: &str, keys: &Keys, bytes: &[u8]) -> Result<u32, Error> {
@@ -232,13 +310,21 @@ fn read_tensor(c: &mut Cursor<'_>, index: u64, part: usize) -> Result<TensorInfo
     let file = c.file;
     let got = c.u64(what)?;
     if got > layout::MAX_NAME {
-        return Err(Error::TensorNameLength { file: file.to_owned(), index, got });
+        return Err(Error::TensorNameLength {
+            file: file.to_owned(),
+            index,
+            got,
+        });
     }
     let name = utf8(file, "tensor name", c.take(got, what)?)?;
     let what = What::Tensor(name);
     let n_dims = c.u32(what)?;
     if u64::from(n_dims) > layout::MAX_DIMS {
-        return Err(Error::TensorDims { file: file.to_owned(), tensor: name.to_owned(), got: n_dims.into() });
+        return Err(Error::TensorDims {
+            file: file.to_owned(),
+            tensor: name.to_owned(),
+            got: n_dims.into(),
+        });
     }
     let mut dims = Vec::new();
     for _ in 0..n_dims {
@@ -247,20 +333,32 @@ fn read_tensor(c: &mut Cursor<'_>, index: u64, part: usize) -> Result<TensorInfo
     let ty = tensor_type(file, name, c.u32(what)?)?;
     let offset = c.u64(what)?;
     let bytes = layout::tensor_bytes(file, name, &dims, ty)?;
-    Ok(TensorInfo { name: name.to_owned(), dims, ty, offset, bytes, part })
+    Ok(TensorInfo {
+        name: name.to_owned(),
+        dims,
+        ty,
+        offset,
+        bytes,
+        part,
+    })
 }
 
 fn tensor_type(file: &str, tensor: &str, got: u32) -> Result<TensorType, Error> {
     let (file, tensor) = (file.to_owned(), tensor.to_owned());
     match (TensorType::from_id(got), removed_type_name(got)) {
         (Some(ty), _) => Ok(ty),
-        (None, Some(name)) => Err(Error::TensorTypeRemoved { file, tensor, got, name }),
+        (None, Some(name)) => Err(Error::TensorTypeRemoved {
+            file,
+            tensor,
+            got,
+            name,
+        }),
         (None, None) => Err(Error::TensorTypeId { file, tensor, got }),
     }
 }
 
-/// Offsets must be the running sum of the padded sizes (so no overlap, gap or disorder), and every tensor's bytes must
-/// be in the file. `strict` asks for the padding after the last one too.
+/// Offsets must be the running sum of the padded sizes (so no overlap, gap or disorder), and every
+/// tensor's bytes must be in the file. `strict` asks for the padding after the last one too.
 fn check_places(
     file: &str,
     tensors: &[TensorInfo],
@@ -271,23 +369,41 @@ fn check_places(
 ) -> Result<(), Error> {
     let mut expected = 0u64;
     for t in tensors {
-        let too_big =
-            || Error::TensorSize { file: file.to_owned(), tensor: t.name.clone(), dims: t.dims.clone(), ty: t.ty };
+        let too_big = || Error::TensorSize {
+            file: file.to_owned(),
+            tensor: t.name.clone(),
+            dims: t.dims.clone(),
+            ty: t.ty,
+        };
         if t.offset != expected {
             let (file, tensor) = (file.to_owned(), t.name.clone());
-            return Err(Error::TensorOffset { file, tensor, expected, got: t.offset });
+            return Err(Error::TensorOffset {
+                file,
+                tensor,
+                expected,
+                got: t.offset,
+            });
         }
         let place = |bytes: u64| expected.checked_add(bytes)?.checked_add(data_start);
         let padded = layout::pad(t.bytes, alignment).ok_or_else(too_big)?;
         let end = place(t.bytes).ok_or_else(too_big)?;
         if end > len {
-            return Err(Error::TensorPastEnd { file: file.to_owned(), tensor: t.name.clone(), end, len });
+            return Err(Error::TensorPastEnd {
+                file: file.to_owned(),
+                tensor: t.name.clone(),
+                end,
+                len,
+            });
         }
         expected = expected.checked_add(padded).ok_or_else(too_big)?;
     }
     let end = data_start.saturating_add(expected);
     if strict && end > len {
-        return Err(Error::PaddingPastEnd { file: file.to_owned(), end, len });
+        return Err(Error::PaddingPastEnd {
+            file: file.to_owned(),
+            end,
+            len,
+        });
     }
     Ok(())
 }

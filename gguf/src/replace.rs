@@ -1,8 +1,10 @@
-//! Writes a file as a whole: a temporary file in the same folder, flushed to the disk, then renamed.
+//! Writes a file as a whole: a temporary file in the same folder, flushed to the disk, then
+//! renamed.
 //!
-//! A link is followed: what it leads to is replaced. What is no file is never replaced: pipes and character devices are
-//! written to, all else is refused. A killed process leaves its temporary file behind. Each is locked while its writer
-//! lives, so the next writer of the same file can tell the left-over ones by their free lock and removes them.
+//! A link is followed: what it leads to is replaced. What is no file is never replaced: pipes and
+//! character devices are written to, all else is refused. A killed process leaves its temporary
+//! file behind. Each is locked while its writer lives, so the next writer of the same file can tell
+//! the left-over ones by their free lock and removes them.
 
 use crate::temporary::Temporary;
 use crate::{Error, error::label};
@@ -15,17 +17,25 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Links that lead to one another, at most: as many as Linux follows.
 const MAX_LINKS: usize = 40;
 
-/// Calls `write` with what becomes the file `path`: whoever looks sees the file of before, or a whole new one. If `write`
-/// fails nothing is left behind. An older file's permissions are kept. A pipe or a character device gets the bytes as
-/// they come. [`Writer`](crate::Writer) writes models this way; this is for other formats.
+/// Calls `write` with what becomes the file `path`: whoever looks sees the file of before, or a
+/// whole new one. If `write` fails nothing is left behind. An older file's permissions are kept. A
+/// pipe or a character device gets the bytes as they come. [`Writer`](crate::Writer) writes models
+/// this way; this is for other formats.
 ///
 /// # Errors
 /// Those of `write`, something else at `path` ([`Error::Target`]), a file that came there meanwhile
 /// ([`Error::NameTaken`]), or what kept the file from being created or renamed.
-pub fn replace<T, E: From<Error>>(path: &Path, write: impl FnOnce(&mut dyn Write) -> Result<T, E>) -> Result<T, E> {
+pub fn replace<T, E: From<Error>>(
+    path: &Path,
+    write: impl FnOnce(&mut dyn Write) -> Result<T, E>,
+) -> Result<T, E> {
     match place(path)? {
         Place::Stream => {
-            let failed = |source| Error::Io { file: label(path), action: "write to it", source };
+            let failed = |source| Error::Io {
+                file: label(path),
+                action: "write to it",
+                source,
+            };
             let mut stream = Stream(OpenOptions::new().write(true).open(path).map_err(failed)?);
             let result = write(&mut stream)?;
             stream.flush().map_err(failed)?;
@@ -40,8 +50,8 @@ pub fn replace<T, E: From<Error>>(path: &Path, write: impl FnOnce(&mut dyn Write
     }
 }
 
-/// What would keep [`replace`] from writing `path`, as far as that can be told before: a new file is made in its folder
-/// and removed.
+/// What would keep [`replace`] from writing `path`, as far as that can be told before: a new file
+/// is made in its folder and removed.
 ///
 /// # Errors
 /// Something that is neither a file nor written to, or a folder that takes no new file.
@@ -52,7 +62,8 @@ pub fn check_replaceable(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// A file that is still under a temporary name beside its own, for writers that take a path. See [`replace`].
+/// A file that is still under a temporary name beside its own, for writers that take a path. See
+/// [`replace`].
 #[derive(Debug)]
 pub struct NewFile {
     label: String,
@@ -68,15 +79,25 @@ impl NewFile {
     /// Something at `path` that is no file, or a folder that takes no new file.
     pub fn beside(path: &Path) -> Result<NewFile, Error> {
         match place(path)? {
-            Place::Stream => Err(Error::Target { file: label(path), expected: "a file", got: "a device or a pipe" }),
+            Place::Stream => Err(Error::Target {
+                file: label(path),
+                expected: "a file",
+                got: "a device or a pipe",
+            }),
             Place::File(found) => NewFile::of(path, found),
         }
     }
 
     fn of(path: &Path, found: Found) -> Result<NewFile, Error> {
         let label = label(path);
-        let failed = |source| Error::Io { file: label.clone(), action: "create a temporary file beside it", source };
-        let name = found.path.file_name().ok_or_else(|| Error::NotAFile { file: label.clone() })?;
+        let failed = |source| Error::Io {
+            file: label.clone(),
+            action: "create a temporary file beside it",
+            source,
+        };
+        let name = found.path.file_name().ok_or_else(|| Error::NotAFile {
+            file: label.clone(),
+        })?;
         let folder = folder(&found.path);
         remove_left_over(folder, name);
         let (temporary, file) = create(folder, name).map_err(failed)?;
@@ -85,7 +106,12 @@ impl NewFile {
             keep_owner(&file, there);
             file.set_permissions(there.permissions()).map_err(failed)?;
         }
-        Ok(NewFile { label, found, temporary, file })
+        Ok(NewFile {
+            label,
+            found,
+            temporary,
+            file,
+        })
     }
 
     /// Where it is now.
@@ -96,21 +122,39 @@ impl NewFile {
     /// Flushes it to the disk and gives it its name.
     ///
     /// # Errors
-    /// Another file that came there meanwhile, and whatever keeps it from being flushed or renamed; it is removed then.
+    /// Another file that came there meanwhile, and whatever keeps it from being flushed or renamed;
+    /// it is removed then.
     pub fn publish(self) -> Result<(), Error> {
         let failed = |action| {
             let file = self.label.clone();
-            move |source| Error::Io { file, action, source }
+            move |source| Error::Io {
+                file,
+                action,
+                source,
+            }
         };
-        self.file.sync_all().map_err(failed("write it to the disk"))?;
-        if self.found.path.metadata().is_ok_and(|now| !self.found.there.as_ref().is_some_and(|m| same_file(m, &now))) {
+        self.file
+            .sync_all()
+            .map_err(failed("write it to the disk"))?;
+        if self.found.path.metadata().is_ok_and(|now| {
+            !self
+                .found
+                .there
+                .as_ref()
+                .is_some_and(|m| same_file(m, &now))
+        }) {
             return Err(Error::NameTaken { file: self.label });
         }
-        let (renamed, flushed) = (failed("give it its name"), failed("write its folder to the disk"));
+        let (renamed, flushed) = (
+            failed("give it its name"),
+            failed("write its folder to the disk"),
+        );
         self.temporary.rename(&self.found.path).map_err(renamed)?;
         // only Unix can flush a folder
         if cfg!(unix) {
-            File::open(folder(&self.found.path)).and_then(|f| f.sync_all()).map_err(flushed)?;
+            File::open(folder(&self.found.path))
+                .and_then(|f| f.sync_all())
+                .map_err(flushed)?;
         }
         Ok(())
     }
@@ -134,17 +178,28 @@ struct Found {
 fn place(path: &Path) -> Result<Place, Error> {
     let there = match path.metadata() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        other => Some(other.map_err(|source| Error::Io { file: label(path), action: "look at it", source })?),
+        other => Some(other.map_err(|source| Error::Io {
+            file: label(path),
+            action: "look at it",
+            source,
+        })?),
     };
     match there.as_ref().map(Metadata::file_type) {
         Some(found) if is_stream(found) => return Ok(Place::Stream),
         Some(found) if !found.is_file() => {
             let (expected, got) = ("a file, a pipe or a character device", what(found));
-            return Err(Error::Target { file: label(path), expected, got });
+            return Err(Error::Target {
+                file: label(path),
+                expected,
+                got,
+            });
         }
         _ => {}
     }
-    Ok(Place::File(Found { path: behind_links(path)?, there }))
+    Ok(Place::File(Found {
+        path: behind_links(path)?,
+        there,
+    }))
 }
 
 /// The name that a path of symbolic links leads to in the end, whether or not anything is there.
@@ -152,11 +207,17 @@ fn place(path: &Path) -> Result<Place, Error> {
 /// # Errors
 /// Links that lead nowhere but to one another, or cannot be read.
 pub fn behind_links(path: &Path) -> Result<PathBuf, Error> {
-    let failed = |source| Error::Io { file: label(path), action: "follow the link", source };
+    let failed = |source| Error::Io {
+        file: label(path),
+        action: "follow the link",
+        source,
+    };
     let mut at = path.to_owned();
     for _ in 0..MAX_LINKS {
         match at.symlink_metadata() {
-            Ok(found) if found.is_symlink() => at = folder(&at).join(fs::read_link(&at).map_err(failed)?),
+            Ok(found) if found.is_symlink() => {
+                at = folder(&at).join(fs::read_link(&at).map_err(failed)?)
+            }
             _ => return Ok(at),
         }
     }
@@ -164,7 +225,9 @@ pub fn behind_links(path: &Path) -> Result<PathBuf, Error> {
 }
 
 fn folder(path: &Path) -> &Path {
-    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
+    path.parent()
+        .filter(|p| !p.as_os_str().is_empty())
+        .unwrap_or(Path::new("."))
 }
 
 /// Whatever it is, it takes bytes one after the other and keeps none that could be lost.
@@ -192,7 +255,11 @@ fn what(found: FileType) -> &'static str {
             return "a socket";
         }
     }
-    if found.is_dir() { "a folder" } else { "something else" }
+    if found.is_dir() {
+        "a folder"
+    } else {
+        "something else"
+    }
 }
 
 #[cfg(unix)]
@@ -218,7 +285,8 @@ fn keep_owner(file: &File, there: &Metadata) {
     let _ = (file, there);
 }
 
-/// A pipe or a device. That its reader went away must not be taken for a closed standard output, which is no error.
+/// A pipe or a device. That its reader went away must not be taken for a closed standard output,
+/// which is no error.
 struct Stream(File);
 
 impl Write for Stream {
@@ -243,8 +311,13 @@ fn temporary_name(name: &OsStr, number: u64) -> OsString {
 }
 
 fn is_temporary_of(name: &OsStr, other: &OsStr) -> bool {
-    let middle = other.as_encoded_bytes().strip_prefix(b".").and_then(|o| o.strip_prefix(name.as_encoded_bytes()));
-    let middle = middle.and_then(|o| o.strip_prefix(b".")).and_then(|o| o.strip_suffix(b".tmp"));
+    let middle = other
+        .as_encoded_bytes()
+        .strip_prefix(b".")
+        .and_then(|o| o.strip_prefix(name.as_encoded_bytes()));
+    let middle = middle
+        .and_then(|o| o.strip_prefix(b"."))
+        .and_then(|o| o.strip_suffix(b".tmp"));
     middle.is_some_and(|m| m.contains(&b'-') && m.iter().all(|&b| b.is_ascii_digit() || b == b'-'))
 }
 
@@ -290,7 +363,14 @@ mod tests {
     fn knows_its_own_temporary_files() {
         let name = OsStr::new("a.gguf");
         assert!(is_temporary_of(name, &temporary_name(name, 7)));
-        for other in ["a.gguf", ".a.gguf", ".a.gguf.tmp", ".a.gguf.x-1.tmp", ".b.gguf.1-1.tmp", "a.gguf.1-1.tmp"] {
+        for other in [
+            "a.gguf",
+            ".a.gguf",
+            ".a.gguf.tmp",
+            ".a.gguf.x-1.tmp",
+            ".b.gguf.1-1.tmp",
+            "a.gguf.1-1.tmp",
+        ] {
             assert!(!is_temporary_of(name, OsStr::new(other)), "{other}");
         }
     }
@@ -332,7 +412,10 @@ mod tests {
             fs::write(&path, "theirs").unwrap();
             Ok::<(), Error>(())
         });
-        assert!(matches!(written, Err(Error::NameTaken { .. })), "{written:?}");
+        assert!(
+            matches!(written, Err(Error::NameTaken { .. })),
+            "{written:?}"
+        );
         assert_eq!(fs::read(&path).unwrap(), b"theirs");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
@@ -356,19 +439,40 @@ mod tests {
         symlink(at("one"), at("two")).unwrap();
         write("two").unwrap();
         assert_eq!(fs::read(at("other/file")).unwrap(), b"new");
-        assert_eq!(fs::metadata(at("other/file")).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            fs::metadata(at("other/file")).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
         symlink("other/fresh", at("dangling")).unwrap();
         write("dangling").unwrap();
         assert_eq!(fs::read(at("other/fresh")).unwrap(), b"new");
         symlink("circle", at("circle")).unwrap();
         assert!(write("circle").is_err());
         for link in ["one", "two", "dangling", "circle"] {
-            assert!(fs::symlink_metadata(at(link)).unwrap().is_symlink(), "{link}");
+            assert!(
+                fs::symlink_metadata(at(link)).unwrap().is_symlink(),
+                "{link}"
+            );
         }
-        assert!(matches!(write("other"), Err(Error::Target { got: "a folder", .. })));
+        assert!(matches!(
+            write("other"),
+            Err(Error::Target {
+                got: "a folder",
+                ..
+            })
+        ));
         let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
-        assert!(matches!(write("socket"), Err(Error::Target { got: "a socket", .. })));
-        assert!(matches!(check_replaceable(&at("socket")), Err(Error::Target { .. })));
+        assert!(matches!(
+            write("socket"),
+            Err(Error::Target {
+                got: "a socket",
+                ..
+            })
+        ));
+        assert!(matches!(
+            check_replaceable(&at("socket")),
+            Err(Error::Target { .. })
+        ));
         check_replaceable(&at("new")).unwrap();
         assert!(!at("new").exists());
     }

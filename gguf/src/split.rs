@@ -26,7 +26,9 @@ struct Claim<'a> {
 
 impl Claim<'_> {
     fn number(&self, key: &'static str) -> Result<Option<u64>, Error> {
-        let Some(value) = self.dir.keys.get(self.bytes, key) else { return Ok(None) };
+        let Some(value) = self.dir.keys.get(self.bytes, key) else {
+            return Ok(None);
+        };
         let fits = value.as_int().and_then(|v| u64::try_from(v).ok());
         fits.map(Some).ok_or_else(|| Error::KeyType {
             file: self.file.to_owned(),
@@ -46,12 +48,24 @@ impl Claim<'_> {
             return Ok(());
         }
         let got = got.map_or("absent".to_owned(), |v| v.to_string());
-        Err(Error::SplitKey { file: self.file.to_owned(), no, key, expected, got })
+        Err(Error::SplitKey {
+            file: self.file.to_owned(),
+            no,
+            key,
+            expected,
+            got,
+        })
     }
 }
 
-/// The number of parts that the first file claims, 1 for a file of its own. An error if it is another part.
-pub(crate) fn part_count(file: &str, path: Option<&Path>, dir: &Directory, bytes: &[u8]) -> Result<u64, Error> {
+/// The number of parts that the first file claims, 1 for a file of its own. An error if it is
+/// another part.
+pub(crate) fn part_count(
+    file: &str,
+    path: Option<&Path>,
+    dir: &Directory,
+    bytes: &[u8],
+) -> Result<u64, Error> {
     let claim = Claim { file, dir, bytes };
     let count = claim.number(COUNT)?.unwrap_or(0);
     if count == 0 {
@@ -64,14 +78,25 @@ pub(crate) fn part_count(file: &str, path: Option<&Path>, dir: &Directory, bytes
         None if count == 1 => {}
         Some(no) if no < count => {
             let no = no.saturating_add(1);
-            let first = path.and_then(|p| sibling(p, no, 1, count)).map(|p| label(&p));
-            let first = first.unwrap_or_else(|| format!("whose name ends with {}", suffix(1, count)));
-            return Err(Error::NotFirstPart { file: file.to_owned(), no, count, first });
+            let first = path
+                .and_then(|p| sibling(p, no, 1, count))
+                .map(|p| label(&p));
+            let first =
+                first.unwrap_or_else(|| format!("whose name ends with {}", suffix(1, count)));
+            return Err(Error::NotFirstPart {
+                file: file.to_owned(),
+                no,
+                count,
+                first,
+            });
         }
         _ => claim.expect(NO, 1, 0)?,
     }
     if count > 1 && path.is_none() {
-        return Err(Error::SplitInMemory { file: file.to_owned(), count });
+        return Err(Error::SplitInMemory {
+            file: file.to_owned(),
+            count,
+        });
     }
     Ok(count)
 }
@@ -86,18 +111,32 @@ pub(crate) fn part_path(first: &Path, no: u64, count: u64) -> Result<PathBuf, Er
 }
 
 fn sibling(path: &Path, from: u64, to: u64, count: u64) -> Option<PathBuf> {
-    let prefix = path.file_name()?.to_str()?.strip_suffix(&suffix(from, count))?;
+    let prefix = path
+        .file_name()?
+        .to_str()?
+        .strip_suffix(&suffix(from, count))?;
     Some(path.with_file_name(format!("{prefix}{}", suffix(to, count))))
 }
 
 /// Checks that a file is part `no`, from 1, of `count`.
-pub(crate) fn check_part(file: &str, dir: &Directory, bytes: &[u8], no: u64, count: u64) -> Result<(), Error> {
+pub(crate) fn check_part(
+    file: &str,
+    dir: &Directory,
+    bytes: &[u8],
+    no: u64,
+    count: u64,
+) -> Result<(), Error> {
     let claim = Claim { file, dir, bytes };
     claim.expect(COUNT, no, count)?;
     claim.expect(NO, no, no.saturating_sub(1))
 }
 
 /// Checks the first part's claim of how many tensors the model has.
-pub(crate) fn check_total(file: &str, dir: &Directory, bytes: &[u8], tensors: u64) -> Result<(), Error> {
+pub(crate) fn check_total(
+    file: &str,
+    dir: &Directory,
+    bytes: &[u8],
+    tensors: u64,
+) -> Result<(), Error> {
     Claim { file, dir, bytes }.expect(TENSORS, 1, tensors)
 }

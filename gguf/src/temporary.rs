@@ -1,4 +1,5 @@
-//! Files and folders that are only there while they are made, and go with the process also where a signal ends it.
+//! Files and folders that are only there while they are made, and go with the process also where a
+//! signal ends it.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -6,7 +7,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// All that there are. Whoever makes, renames or removes one holds this, so that a signal never comes in between.
+/// All that there are. Whoever makes, renames or removes one holds this, so that a signal never
+/// comes in between.
 static LIVE: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
 fn live() -> MutexGuard<'static, BTreeSet<PathBuf>> {
@@ -14,8 +16,9 @@ fn live() -> MutexGuard<'static, BTreeSet<PathBuf>> {
     LIVE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Removes every temporary file and folder of this process. From then on none can be made or get its name: who tries
-/// waits forever. For a thread that was told of a signal and ends the program next.
+/// Removes every temporary file and folder of this process. From then on none can be made or get
+/// its name: who tries waits forever. For a thread that was told of a signal and ends the program
+/// next.
 pub fn remove_temporaries() {
     let live = live();
     live.iter().for_each(|path| remove(path));
@@ -30,7 +33,8 @@ fn remove(path: &Path) {
     }
 }
 
-/// A temporary file or folder with all that is in it: removed when this is dropped and by [`remove_temporaries`].
+/// A temporary file or folder with all that is in it: removed when this is dropped and by
+/// [`remove_temporaries`].
 #[derive(Debug)]
 pub struct Temporary {
     path: PathBuf,
@@ -41,7 +45,10 @@ impl Temporary {
     /// Takes over what was made at `path`.
     pub fn new(path: PathBuf) -> Temporary {
         live().insert(path.clone());
-        Temporary { path, renamed: false }
+        Temporary {
+            path,
+            renamed: false,
+        }
     }
 
     /// Makes a new file.
@@ -49,7 +56,13 @@ impl Temporary {
         let mut live = live();
         let file = File::create_new(&path)?;
         live.insert(path.clone());
-        Ok((Temporary { path, renamed: false }, file))
+        Ok((
+            Temporary {
+                path,
+                renamed: false,
+            },
+            file,
+        ))
     }
 
     /// Where it is.

@@ -2,10 +2,11 @@
 
 /// A tensor's element type. The discriminant is the id in the file.
 ///
-/// The last three are in no file: groups of AWQ checkpoints, which [`View`](crate::View) shows as blocks of rows.
+/// The last three are in no file: groups of AWQ checkpoints, which [`View`](crate::View) shows as
+/// blocks of rows.
 ///
-/// Block shapes are those of ggml (`ggml-common.h`); ids that ggml removed have no variant here and are
-/// named by [`removed_type_name`].
+/// Block shapes are those of ggml (`ggml-common.h`); ids that ggml removed have no variant here and
+/// are named by [`removed_type_name`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u32)]
 #[allow(non_camel_case_types, missing_docs)] // the names are ggml's own, which users search for
@@ -100,7 +101,10 @@ impl TensorType {
 
     /// Every type that a file can have, in the order of their ids.
     pub fn all() -> impl Iterator<Item = TensorType> {
-        TABLE.iter().map(|row| row.0).filter(|ty| !T::AWQ.contains(ty))
+        TABLE
+            .iter()
+            .map(|row| row.0)
+            .filter(|ty| !T::AWQ.contains(ty))
     }
 
     /// The type with this id in a GGUF file, or `None` (see [`removed_type_name`]).
@@ -110,7 +114,10 @@ impl TensorType {
 
     /// The type of this name, upper or lower case (`q4_k` and `Q4_K`).
     pub fn from_name(name: &str) -> Option<TensorType> {
-        TABLE.iter().find(|row| row.1.eq_ignore_ascii_case(name)).map(|row| row.0)
+        TABLE
+            .iter()
+            .find(|row| row.1.eq_ignore_ascii_case(name))
+            .map(|row| row.0)
     }
 
     fn row(self) -> (T, &'static str, u32, u32) {
@@ -139,7 +146,8 @@ impl TensorType {
         self.row().3 as usize
     }
 
-    /// Bytes of a row of `n` elements; `None` if `n` is not a whole number of blocks or the size overflows.
+    /// Bytes of a row of `n` elements; `None` if `n` is not a whole number of blocks or the size
+    /// overflows.
     pub fn row_bytes(self, n: u64) -> Option<u64> {
         let (_, _, len, bytes) = self.row();
         if n.checked_rem(len.into())? != 0 {
@@ -177,7 +185,10 @@ mod tests {
     #[test]
     fn table_is_complete_and_ids_round_trip() {
         for id in 0..64 {
-            assert!(!(TensorType::from_id(id).is_some() && removed_type_name(id).is_some()), "id {id}");
+            assert!(
+                !(TensorType::from_id(id).is_some() && removed_type_name(id).is_some()),
+                "id {id}"
+            );
             if let Some(t) = TensorType::from_id(id) {
                 assert_eq!(t.id(), id);
                 assert_eq!(t.row().0, t);

@@ -143,7 +143,11 @@ impl<'a> Value<'a> {
 
     /// What the value is, for messages: `u32`, `string`, `an array of f32`.
     pub(crate) fn kind(&self) -> String {
-        let elem = if let Value::Array(a) = self { Some(a.elem_type()) } else { None };
+        let elem = if let Value::Array(a) = self {
+            Some(a.elem_type())
+        } else {
+            None
+        };
         crate::error::kind(self.value_type(), elem)
     }
 
@@ -181,7 +185,8 @@ pub(crate) fn split_string(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     rest.split_at_checked(usize::try_from(u64::from_le_bytes(*len)).ok()?)
 }
 
-/// An array of a file's metadata: a view of the file's bytes, checked when the file was opened, decoded when asked.
+/// An array of a file's metadata: a view of the file's bytes, checked when the file was opened,
+/// decoded when asked.
 #[derive(Clone, Copy, PartialEq)]
 pub struct Array<'a> {
     elem: ValueType,
@@ -222,7 +227,11 @@ impl<'a> Array<'a> {
 
     /// The elements in order.
     pub fn iter(&self) -> ArrayIter<'a> {
-        ArrayIter { elem: self.elem, left: self.len, bytes: self.bytes }
+        ArrayIter {
+            elem: self.elem,
+            left: self.len,
+            bytes: self.bytes,
+        }
     }
 
     fn of(&self, elem: ValueType) -> Option<&'a [u8]> {
@@ -232,7 +241,10 @@ impl<'a> Array<'a> {
     /// The strings of an array of strings; `None` for another type.
     pub fn strings(&self) -> Option<impl ExactSizeIterator<Item = &'a [u8]> + use<'a>> {
         self.of(V::String)?;
-        Some(self.iter().map(|v| if let Value::Str(s) = v { s } else { &[] }))
+        Some(
+            self.iter()
+                .map(|v| if let Value::Str(s) = v { s } else { &[] }),
+        )
     }
 
     /// The values of an array of bool; `None` for another type.
@@ -295,7 +307,8 @@ impl<'a> Iterator for ArrayIter<'a> {
             V::String => split_string(self.bytes).map(|(s, rest)| (Value::Str(s), rest)),
             elem => Value::split_scalar(elem, self.bytes),
         };
-        // only a file that somebody changes while it is mapped can fail here: it then reads as empty strings
+        // only a file that somebody changes while it is mapped can fail here: it then reads as
+        // empty strings
         let (value, rest) = read.unwrap_or((Value::Str(&[]), &[]));
         self.bytes = rest;
         Some(value)

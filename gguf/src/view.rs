@@ -1,5 +1,5 @@
-//! A model that lies in other files, seen as an open GGUF file: keys and tensors are declared, the bytes stay where they
-//! are.
+//! A model that lies in other files, seen as an open GGUF file: keys and tensors are declared, the
+//! bytes stay where they are.
 
 use crate::gguf::{Gguf, Part, TensorInfo};
 use crate::map::Bytes;
@@ -21,7 +21,10 @@ impl SharedFile {
     /// # Errors
     /// [`Error::Io`], [`Error::NotAFile`], [`Error::NoMemory`].
     pub fn open(path: &Path, opts: &OpenOptions) -> Result<SharedFile, Error> {
-        Ok(SharedFile { name: error::label(path), bytes: Arc::new(Bytes::open(path, opts.mmap)?) })
+        Ok(SharedFile {
+            name: error::label(path),
+            bytes: Arc::new(Bytes::open(path, opts.mmap)?),
+        })
     }
 
     /// Its path, for messages: control characters are escaped.
@@ -50,7 +53,8 @@ impl SharedFile {
 
 /// Makes the rows of a tensor from something else.
 pub trait RowSource: Send + Sync {
-    /// Writes rows from number `first` on to `out`, as many as it has room for: whole rows of the tensor.
+    /// Writes rows from number `first` on to `out`, as many as it has room for: whole rows of the
+    /// tensor.
     fn fill(&self, first: u64, out: &mut [u8]);
 
     /// Lets go of what [`RowSource::fill`] has read, for now.
@@ -75,7 +79,11 @@ pub struct View {
 impl View {
     /// A model without keys and tensors; `name` stands for it in messages.
     pub fn new(name: &Path) -> View {
-        View { name: error::label(name), keys: Writer::new(), tensors: Vec::new() }
+        View {
+            name: error::label(name),
+            keys: Writer::new(),
+            tensors: Vec::new(),
+        }
     }
 
     /// Sets a key; one that is there already gets the new value.
@@ -87,7 +95,8 @@ impl View {
     /// Adds a tensor that is `range` of a file; `dims` in ggml's order, as in [`TensorInfo::dims`].
     ///
     /// # Errors
-    /// A shape that a tensor cannot have, or one that is not as long as the range; a range outside the file.
+    /// A shape that a tensor cannot have, or one that is not as long as the range; a range outside
+    /// the file.
     pub fn tensor(
         &mut self,
         name: &str,
@@ -100,18 +109,36 @@ impl View {
         let got = range.end.saturating_sub(range.start) as u64;
         if got != info.bytes {
             let (file, tensor) = (file.name.clone(), name.to_owned());
-            return Err(Error::TensorData { file, tensor, expected: info.bytes, got });
+            return Err(Error::TensorData {
+                file,
+                tensor,
+                expected: info.bytes,
+                got,
+            });
         }
         if range.end > file.bytes().len() {
             let (end, len) = (range.end as u64, file.bytes().len() as u64);
-            return Err(Error::TensorPastEnd { file: file.name.clone(), tensor: name.to_owned(), end, len });
+            return Err(Error::TensorPastEnd {
+                file: file.name.clone(),
+                tensor: name.to_owned(),
+                end,
+                len,
+            });
         }
         let bytes = Bytes::Shared(file.bytes.clone(), range);
-        self.tensors.push((info, Part { name: file.name.clone(), bytes, data_start: 0 }));
+        self.tensors.push((
+            info,
+            Part {
+                name: file.name.clone(),
+                bytes,
+                data_start: 0,
+            },
+        ));
         Ok(self)
     }
 
-    /// Adds a tensor whose rows are made when they are wanted; `file` is what messages say it comes from.
+    /// Adds a tensor whose rows are made when they are wanted; `file` is what messages say it comes
+    /// from.
     ///
     /// # Errors
     /// A shape that a tensor cannot have.
@@ -124,32 +151,70 @@ impl View {
         rows: Arc<dyn RowSource>,
     ) -> Result<&mut Self, Error> {
         let info = self.info(file, name, dims, ty)?;
-        let size = || Error::TensorSize { file: file.to_owned(), tensor: name.to_owned(), dims: dims.to_vec(), ty };
+        let size = || Error::TensorSize {
+            file: file.to_owned(),
+            tensor: name.to_owned(),
+            dims: dims.to_vec(),
+            ty,
+        };
         let len = usize::try_from(info.bytes).map_err(|_| size())?;
-        let bytes = Bytes::Made { rows, len, held: OnceLock::new() };
-        self.tensors.push((info, Part { name: file.to_owned(), bytes, data_start: 0 }));
+        let bytes = Bytes::Made {
+            rows,
+            len,
+            held: OnceLock::new(),
+        };
+        self.tensors.push((
+            info,
+            Part {
+                name: file.to_owned(),
+                bytes,
+                data_start: 0,
+            },
+        ));
         Ok(self)
     }
 
-    fn info(&self, file: &str, name: &str, dims: &[u64], ty: TensorType) -> Result<TensorInfo, Error> {
+    fn info(
+        &self,
+        file: &str,
+        name: &str,
+        dims: &[u64],
+        ty: TensorType,
+    ) -> Result<TensorInfo, Error> {
         let bytes = layout::tensor_bytes(file, name, dims, ty)?;
         // the directory is part 0
         let part = self.tensors.len().saturating_add(1);
-        Ok(TensorInfo { name: name.to_owned(), dims: dims.to_vec(), ty, offset: 0, bytes, part })
+        Ok(TensorInfo {
+            name: name.to_owned(),
+            dims: dims.to_vec(),
+            ty,
+            offset: 0,
+            bytes,
+            part,
+        })
     }
 
-    /// The model as an open file. It has no place in one, so [`Gguf::file_offset`] means nothing for its tensors.
+    /// The model as an open file. It has no place in one, so [`Gguf::file_offset`] means nothing
+    /// for its tensors.
     ///
     /// # Errors
     /// A key that a file cannot have, a name of a tensor that comes twice, or too many of either.
     pub fn open(self) -> Result<Gguf, Error> {
-        let View { name, keys, tensors } = self;
+        let View {
+            name,
+            keys,
+            tensors,
+        } = self;
         let mut head = Vec::new();
         keys.write_to(&mut head)?;
         let bytes = Bytes::Held(head.into());
         let mut directory = crate::parse::parse(&name, &bytes, 0, false)?;
         crate::parse::limit(&name, "tensors", tensors.len() as u64, layout::MAX_TENSORS)?;
-        let mut parts = vec![Part { name, bytes, data_start: 0 }];
+        let mut parts = vec![Part {
+            name,
+            bytes,
+            data_start: 0,
+        }];
         for (info, part) in tensors {
             directory.tensors.push(info);
             parts.push(part);
@@ -178,7 +243,10 @@ mod tests {
     fn file(bytes: &[u8]) -> (tempfile::TempDir, SharedFile) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("weights");
-        std::fs::File::create(&path).unwrap().write_all(bytes).unwrap();
+        std::fs::File::create(&path)
+            .unwrap()
+            .write_all(bytes)
+            .unwrap();
         let file = SharedFile::open(&path, &OpenOptions::default()).unwrap();
         (dir, file)
     }
@@ -189,10 +257,15 @@ mod tests {
         let made = Arc::new(Counting(AtomicUsize::new(0)));
         let mut view = View::new(Path::new("folder"));
         view.set("general.architecture", "llama");
-        view.tensor("b", &[2, 2], TensorType::F32, &file, 10..26).unwrap();
-        view.made("a", &[2, 3], TensorType::F32, file.name(), made.clone()).unwrap();
+        view.tensor("b", &[2, 2], TensorType::F32, &file, 10..26)
+            .unwrap();
+        view.made("a", &[2, 3], TensorType::F32, file.name(), made.clone())
+            .unwrap();
         let gguf = view.open().unwrap();
-        assert_eq!((gguf.name(), gguf.str("general.architecture").unwrap()), ("folder", Some("llama")));
+        assert_eq!(
+            (gguf.name(), gguf.str("general.architecture").unwrap()),
+            ("folder", Some("llama"))
+        );
         let (a, b) = (gguf.tensor("a").unwrap(), gguf.tensor("b").unwrap());
         assert_eq!(gguf.data(b), &(10..26).collect::<Vec<u8>>());
         let (mut two, mut one) = ([0; 16], [0; 8]);
@@ -200,14 +273,25 @@ mod tests {
         gguf.read(b, 8, &mut one);
         assert_eq!((two[0], two[15], one[0]), (1, 2, 18));
         gguf.release(a);
-        assert_eq!(made.0.load(Ordering::Relaxed), 1, "rows are made when they are read");
+        assert_eq!(
+            made.0.load(Ordering::Relaxed),
+            1,
+            "rows are made when they are read"
+        );
         let directory = 24 + (8 + "general.architecture".len() + 4) + (8 + "llama".len());
         assert_eq!(gguf.file_bytes(), (directory + 16 + 24) as u64);
         assert_eq!(gguf.data(a), [[0; 8], [1; 8], [2; 8]].concat());
         gguf.read(a, 0, &mut one);
         assert_eq!((one[0], gguf.data(a).len()), (0, 24));
-        assert_eq!(made.0.load(Ordering::Relaxed), 2, "all of them once, and never again");
-        assert_eq!(gguf.part_names().collect::<Vec<_>>(), ["folder", file.name()]);
+        assert_eq!(
+            made.0.load(Ordering::Relaxed),
+            2,
+            "all of them once, and never again"
+        );
+        assert_eq!(
+            gguf.part_names().collect::<Vec<_>>(),
+            ["folder", file.name()]
+        );
     }
 
     #[test]
@@ -216,13 +300,30 @@ mod tests {
         let mut view = View::new(Path::new("folder"));
         let f32s = |dims: &[u64], range: Range<usize>| {
             let mut view = View::new(Path::new("folder"));
-            view.tensor("t", dims, TensorType::F32, &file, range).map(drop).map_err(|e| e.to_string())
+            view.tensor("t", dims, TensorType::F32, &file, range)
+                .map(drop)
+                .map_err(|e| e.to_string())
         };
-        assert!(f32s(&[2], 0..9).unwrap_err().ends_with("9 bytes were written, expected 8"));
-        assert!(f32s(&[2], 96..104).unwrap_err().contains("ends at byte 104, the file at byte 100"));
+        assert!(
+            f32s(&[2], 0..9)
+                .unwrap_err()
+                .ends_with("9 bytes were written, expected 8")
+        );
+        assert!(
+            f32s(&[2], 96..104)
+                .unwrap_err()
+                .contains("ends at byte 104, the file at byte 100")
+        );
         assert!(f32s(&[u64::MAX, 3], 0..8).is_err());
-        view.tensor("t", &[1], TensorType::F32, &file, 0..4).unwrap();
-        view.tensor("t", &[1], TensorType::F32, &file, 4..8).unwrap();
-        assert!(view.open().unwrap_err().to_string().contains("\"t\" appears twice"));
+        view.tensor("t", &[1], TensorType::F32, &file, 0..4)
+            .unwrap();
+        view.tensor("t", &[1], TensorType::F32, &file, 4..8)
+            .unwrap();
+        assert!(
+            view.open()
+                .unwrap_err()
+                .to_string()
+                .contains("\"t\" appears twice")
+        );
     }
 }

@@ -1,7 +1,8 @@
-//! Writes GGUF version 3. What it writes, the reader opens in strict mode; what the reader opens, it can write.
+//! Writes GGUF version 3. What it writes, the reader opens in strict mode; what the reader opens,
+//! it can write.
 //!
-//! The directory is made in memory, since the place of the data depends on its length; the data of tensors goes
-//! straight through, so that a model larger than memory can be written.
+//! The directory is made in memory, since the place of the data depends on its length; the data of
+//! tensors goes straight through, so that a model larger than memory can be written.
 
 use crate::layout::{self, ALIGNMENT_KEY, DEFAULT_ALIGNMENT};
 use crate::owned::encode_string;
@@ -107,26 +108,39 @@ impl<'a> Writer<'a> {
         self.set(ALIGNMENT_KEY, alignment)
     }
 
-    /// Adds a tensor: `dims` in ggml's order (`dims[0]` is the length of a row), at most four; names are unique.
-    pub fn tensor(&mut self, name: &str, dims: &[u64], ty: TensorType, data: impl Into<TensorData<'a>>) -> &mut Self {
-        self.tensors.push(Tensor { name: name.to_owned(), dims: dims.to_vec(), ty, data: data.into() });
+    /// Adds a tensor: `dims` in ggml's order (`dims[0]` is the length of a row), at most four;
+    /// names are unique.
+    pub fn tensor(
+        &mut self,
+        name: &str,
+        dims: &[u64],
+        ty: TensorType,
+        data: impl Into<TensorData<'a>>,
+    ) -> &mut Self {
+        self.tensors.push(Tensor {
+            name: name.to_owned(),
+            dims: dims.to_vec(),
+            ty,
+            data: data.into(),
+        });
         self
     }
 
     /// Writes everything and returns the number of bytes.
     ///
     /// # Errors
-    /// A key, a shape or a name that a file cannot have (nothing is written then), data of another length than its
-    /// tensor's, or a failed write.
+    /// A key, a shape or a name that a file cannot have (nothing is written then), data of another
+    /// length than its tensor's, or a failed write.
     pub fn write_to(self, mut out: impl Write) -> Result<u64, Error> {
         let written = self.write_named("output", &mut out)?;
         out.flush().map_err(failed("output"))?;
         Ok(written)
     }
 
-    /// Writes a file and returns the number of bytes. The data goes to a temporary file beside it, which takes the
-    /// name only when all of it is on the disk: whoever looks sees the file of before, or a whole new one. Links are
-    /// followed, and a pipe or a character device gets the bytes as they come.
+    /// Writes a file and returns the number of bytes. The data goes to a temporary file beside it,
+    /// which takes the name only when all of it is on the disk: whoever looks sees the file of
+    /// before, or a whole new one. Links are followed, and a pipe or a character device gets the
+    /// bytes as they come.
     ///
     /// # Errors
     /// As [`Writer::write_to`].
@@ -141,7 +155,11 @@ impl<'a> Writer<'a> {
     }
 
     fn write_named(self, file: &str, out: &mut dyn Write) -> Result<u64, Error> {
-        let Plan { head, sizes, alignment } = self.plan(file)?;
+        let Plan {
+            head,
+            sizes,
+            alignment,
+        } = self.plan(file)?;
         let mut written = head.len() as u64;
         out.write_all(&head).map_err(failed(file))?;
         for (tensor, size) in self.tensors.into_iter().zip(sizes) {
@@ -163,24 +181,42 @@ impl<'a> Writer<'a> {
             let size = check_tensor(file, t, index)?;
             let tensor = || t.name.clone();
             if !names.insert(&t.name) {
-                return Err(Error::DuplicateTensor { file: file.to_owned(), tensor: tensor(), other: None });
+                return Err(Error::DuplicateTensor {
+                    file: file.to_owned(),
+                    tensor: tensor(),
+                    other: None,
+                });
             }
             encode_string(&mut head, t.name.as_bytes());
-            head.extend(u32::try_from(t.dims.len()).unwrap_or(u32::MAX).to_le_bytes()); // at most four
+            head.extend(
+                u32::try_from(t.dims.len())
+                    .unwrap_or(u32::MAX)
+                    .to_le_bytes(),
+            ); // at most four
             head.extend(t.dims.iter().flat_map(|d| d.to_le_bytes()));
             head.extend(t.ty.id().to_le_bytes());
             head.extend(offset.to_le_bytes());
             let next = layout::pad(size, alignment).and_then(|padded| offset.checked_add(padded));
-            let too_big =
-                || Error::TensorSize { file: file.to_owned(), tensor: tensor(), dims: t.dims.clone(), ty: t.ty };
+            let too_big = || Error::TensorSize {
+                file: file.to_owned(),
+                tensor: tensor(),
+                dims: t.dims.clone(),
+                ty: t.ty,
+            };
             offset = next.ok_or_else(too_big)?;
             sizes.push(size);
         }
         if !self.tensors.is_empty() {
-            let start = head.len().checked_next_multiple_of(usize::try_from(alignment).unwrap_or(1));
+            let start = head
+                .len()
+                .checked_next_multiple_of(usize::try_from(alignment).unwrap_or(1));
             head.resize(start.unwrap_or(head.len()), 0);
         }
-        Ok(Plan { head, sizes, alignment })
+        Ok(Plan {
+            head,
+            sizes,
+            alignment,
+        })
     }
 
     /// The file's beginning up to the list of tensors, and the alignment.
@@ -209,8 +245,15 @@ impl<'a> Writer<'a> {
 
 fn check_key(file: &str, key: &str, index: u64) -> Result<(), Error> {
     match key.len() as u64 {
-        0 => Err(Error::EmptyKey { file: file.to_owned(), index }),
-        got if got > layout::MAX_KEY => Err(Error::KeyLength { file: file.to_owned(), index, got }),
+        0 => Err(Error::EmptyKey {
+            file: file.to_owned(),
+            index,
+        }),
+        got if got > layout::MAX_KEY => Err(Error::KeyLength {
+            file: file.to_owned(),
+            index,
+            got,
+        }),
         _ => Ok(()),
     }
 }
@@ -232,12 +275,20 @@ fn check_tensor(file: &str, t: &Tensor<'_>, index: u64) -> Result<u64, Error> {
     let owned = || (file.to_owned(), t.name.clone());
     let name_len = t.name.len() as u64;
     if name_len > layout::MAX_NAME {
-        return Err(Error::TensorNameLength { file: file.to_owned(), index, got: name_len });
+        return Err(Error::TensorNameLength {
+            file: file.to_owned(),
+            index,
+            got: name_len,
+        });
     }
     let n_dims = t.dims.len() as u64;
     if n_dims > layout::MAX_DIMS {
         let (file, tensor) = owned();
-        return Err(Error::TensorDims { file, tensor, got: n_dims });
+        return Err(Error::TensorDims {
+            file,
+            tensor,
+            got: n_dims,
+        });
     }
     let expected = layout::tensor_bytes(file, &t.name, &t.dims, t.ty)?;
     let got = match &t.data {
@@ -249,15 +300,28 @@ fn check_tensor(file: &str, t: &Tensor<'_>, index: u64) -> Result<u64, Error> {
         return Ok(expected);
     }
     let (file, tensor) = owned();
-    Err(Error::TensorData { file, tensor, expected, got })
+    Err(Error::TensorData {
+        file,
+        tensor,
+        expected,
+        got,
+    })
 }
 
 fn failed(file: &str) -> impl Fn(io::Error) -> Error {
-    move |source| Error::Io { file: file.to_owned(), action: "write it", source }
+    move |source| Error::Io {
+        file: file.to_owned(),
+        action: "write it",
+        source,
+    }
 }
 
 fn write_tensor(file: &str, t: Tensor<'_>, size: u64, out: &mut dyn Write) -> Result<(), Error> {
-    let mut exact = Exact { out, limit: size, given: 0 };
+    let mut exact = Exact {
+        out,
+        limit: size,
+        given: 0,
+    };
     let result = match t.data {
         TensorData::Borrowed(bytes) => exact.write_all(bytes),
         TensorData::Owned(bytes) => exact.write_all(&bytes),
@@ -265,7 +329,12 @@ fn write_tensor(file: &str, t: Tensor<'_>, size: u64, out: &mut dyn Write) -> Re
     };
     let got = exact.given;
     if got > size || (result.is_ok() && got < size) {
-        return Err(Error::TensorData { file: file.to_owned(), tensor: t.name, expected: size, got });
+        return Err(Error::TensorData {
+            file: file.to_owned(),
+            tensor: t.name,
+            expected: size,
+            got,
+        });
     }
     result.map_err(failed(file))
 }

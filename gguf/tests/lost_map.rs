@@ -22,17 +22,26 @@ fn file(dir: &tempfile::TempDir) -> PathBuf {
 }
 
 fn shorten(path: &Path) {
-    Files::new().write(true).open(path).and_then(|file| file.set_len(8192)).expect("shorter");
+    Files::new()
+        .write(true)
+        .open(path)
+        .and_then(|file| file.set_len(8192))
+        .expect("shorter");
 }
 
 fn sum(gguf: &Gguf) -> u64 {
-    gguf.data(&gguf.tensors()[0]).iter().map(|b| u64::from(*b)).sum()
+    gguf.data(&gguf.tensors()[0])
+        .iter()
+        .map(|b| u64::from(*b))
+        .sum()
 }
 
 /// What a process does of which another test looks at the end.
 #[test]
 fn child() {
-    let Some(path) = std::env::var_os(CHILD) else { return };
+    let Some(path) = std::env::var_os(CHILD) else {
+        return;
+    };
     guard_maps("first: ", 1).expect("a handler");
     let dir = tempfile::tempdir().expect("a folder");
     // places in the list are used again, and maps that are gone do not matter
@@ -56,7 +65,11 @@ fn child() {
 fn run(path: &Path) -> Output {
     let this = std::env::current_exe().expect("this program");
     let mut command = Command::new(this);
-    command.args(["--exact", "child", "--nocapture"]).env(CHILD, path).output().expect("it runs")
+    command
+        .args(["--exact", "child", "--nocapture"])
+        .env(CHILD, path)
+        .output()
+        .expect("it runs")
 }
 
 #[test]
@@ -64,8 +77,16 @@ fn a_file_that_is_shortened_while_it_is_read_ends_the_process_with_one_line() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = file(&dir);
     let output = run(&path);
-    let expected = format!("program: error: {}: truncated while it was in use, or its disk failed\n", path.display());
-    assert_eq!(String::from_utf8_lossy(&output.stderr), expected, "{:?}", output.status);
+    let expected = format!(
+        "program: error: {}: truncated while it was in use, or its disk failed\n",
+        path.display()
+    );
+    assert_eq!(
+        String::from_utf8_lossy(&output.stderr),
+        expected,
+        "{:?}",
+        output.status
+    );
     assert_eq!(output.status.code(), Some(7));
 }
 
@@ -83,13 +104,25 @@ fn a_file_that_changed_is_found_when_it_is_asked_for() {
     other.write_all(b"GGUF").expect("written");
     let error = check(&gguf).expect_err("written to").to_string();
     assert!(
-        error.ends_with("changed while it was in use: expected 1048640 bytes, found others in their place"),
+        error.ends_with(
+            "changed while it was in use: expected 1048640 bytes, found others in their place"
+        ),
         "{error}"
     );
     let gguf = open();
     shorten(&path);
     let error = check(&gguf).expect_err("shorter");
-    assert!(matches!(error, Error::Changed { expected: 1_048_640, got: 8192, .. }), "{error}");
+    assert!(
+        matches!(
+            error,
+            Error::Changed {
+                expected: 1_048_640,
+                got: 8192,
+                ..
+            }
+        ),
+        "{error}"
+    );
     // a new file of the same name, and none, leave what is mapped as it is
     let path = file(&dir);
     let gguf = open();
@@ -98,7 +131,14 @@ fn a_file_that_changed_is_found_when_it_is_asked_for() {
     check(&gguf).expect("the mapped file is as it was");
     std::fs::remove_file(&path).expect("removed");
     check(&gguf).expect("the mapped file is as it was");
-    let held = Gguf::open(&file(&dir), &OpenOptions { mmap: false, ..OpenOptions::default() }).expect("sound");
+    let held = Gguf::open(
+        &file(&dir),
+        &OpenOptions {
+            mmap: false,
+            ..OpenOptions::default()
+        },
+    )
+    .expect("sound");
     shorten(&path);
     check(&held).expect("in memory");
 }

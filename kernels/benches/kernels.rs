@@ -1,10 +1,10 @@
-//! Every kernel by itself, as a part of what the machine can do: `cargo bench -p octavo-kernels`. With names it runs
-//! those alone, such as `cargo bench -p octavo-kernels -- avx512/prompt/Q4_K`; `OCTAVO_KERNELS_CSV=FILE` adds the results
-//! to a file.
+//! Every kernel by itself, as a part of what the machine can do: `cargo bench -p octavo-kernels`.
+//! With names it runs those alone, such as `cargo bench -p octavo-kernels -- avx512/prompt/Q4_K`;
+//! `OCTAVO_KERNELS_CSV=FILE` adds the results to a file.
 //!
-//! Products of generated tokens are held against the read bandwidth, products and attention of prompts against the peak
-//! of the vectors or the matrix unit, both measured first with the same threads. Elementwise operations read and write
-//! caches: no limit is given.
+//! Products of generated tokens are held against the read bandwidth, products and attention of
+//! prompts against the peak of the vectors or the matrix unit, both measured first with the same
+//! threads. Elementwise operations read and write caches: no limit is given.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -19,7 +19,8 @@ use common::{PACKED, Rng, embed, program};
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, Throughput};
 use octavo_kernels::{
-    Executor, Isa, KvShape, KvStore, KvType, Matrix, Op, Pool, Program, Role, Rope, Sequence, SlotInfo, Step,
+    Executor, Isa, KvShape, KvStore, KvType, Matrix, Op, Pool, Program, Role, Rope, Sequence,
+    SlotInfo, Step,
     probe::{flops_peak, read_bandwidth},
 };
 use octavo_quant::{TensorType as T, quantize};
@@ -40,7 +41,8 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Times `run`, which moves bytes or makes floating-point operations: so many, and the limit, if there is one.
+    /// Times `run`, which moves bytes or makes floating-point operations: so many, and the limit,
+    /// if there is one.
     fn run(&mut self, name: &str, work: &Throughput, limit: Option<Limit>, mut run: impl FnMut()) {
         let samples = RefCell::new(Vec::new());
         self.group.throughput(work.clone());
@@ -55,16 +57,33 @@ impl Bench<'_> {
         });
         let mut samples = samples.into_inner();
         samples.sort_by(f64::total_cmp);
-        let Some(median) = samples.get(samples.len() / 2) else { return }; // not among the names asked for
-        let (Throughput::Bytes(amount) | Throughput::Elements(amount)) = *work else { unreachable!("one of both") };
+        let Some(median) = samples.get(samples.len() / 2) else {
+            return;
+        }; // not among the names asked for
+        let (Throughput::Bytes(amount) | Throughput::Elements(amount)) = *work else {
+            unreachable!("one of both")
+        };
         let rate = amount as f64 / median / 1e9;
-        let unit = if matches!(work, Throughput::Bytes(_)) { "GB/s" } else { "GFLOP/s" };
+        let unit = if matches!(work, Throughput::Bytes(_)) {
+            "GB/s"
+        } else {
+            "GFLOP/s"
+        };
         let part = limit.map_or(String::new(), |l| format!("{:.1}", 100.0 * rate / l.1));
-        let of = limit.map_or(String::new(), |l| format!(" = {part} % of {:.1} {unit} {}", l.1, l.0));
+        let of = limit.map_or(String::new(), |l| {
+            format!(" = {part} % of {:.1} {unit} {}", l.1, l.0)
+        });
         println!("{}/{name}: {rate:.1} {unit}{of}", self.isa);
         if let Some(path) = std::env::var_os("OCTAVO_KERNELS_CSV") {
-            let mut file = OpenOptions::new().create(true).append(true).open(path).expect("OCTAVO_KERNELS_CSV opens");
-            let line = format!("{},{},{name},{rate:.2},{unit},{part}", self.isa, self.threads);
+            let mut file = OpenOptions::new()
+                .create(true)
+                .append(true)
+                .open(path)
+                .expect("OCTAVO_KERNELS_CSV opens");
+            let line = format!(
+                "{},{},{name},{rate:.2},{unit},{part}",
+                self.isa, self.threads
+            );
             writeln!(file, "{line}").expect("OCTAVO_KERNELS_CSV is written");
         }
     }
@@ -74,12 +93,31 @@ impl Bench<'_> {
 fn step(executor: &mut Executor, store: &mut KvStore, role: Role, start: usize, m: usize) {
     let table: Vec<u32> = (0..(start + m).div_ceil(16) as u32).collect();
     let tokens: Vec<u32> = (0..m as u32).collect();
-    let seqs = [Sequence { tokens: &tokens, start, table: &table, wanted: 0..m }];
-    executor.step(&Step { role, seqs: &seqs, input: &[] }, store, None);
+    let seqs = [Sequence {
+        tokens: &tokens,
+        start,
+        table: &table,
+        wanted: 0..m,
+    }];
+    executor.step(
+        &Step {
+            role,
+            seqs: &seqs,
+            input: &[],
+        },
+        store,
+        None,
+    );
 }
 
 /// Does so over and over.
-fn repeat(mut executor: Executor, mut store: KvStore, role: Role, start: usize, m: usize) -> impl FnMut() {
+fn repeat(
+    mut executor: Executor,
+    mut store: KvStore,
+    role: Role,
+    start: usize,
+    m: usize,
+) -> impl FnMut() {
     move || step(&mut executor, &mut store, role, start, m)
 }
 
@@ -90,18 +128,27 @@ fn no_cache(m: usize) -> KvStore {
 /// Blocks of random values: random bits would be numbers so small that vectors slow down for them.
 fn weights(ty: T, n: usize) -> Vec<u8> {
     let mut some = Vec::new();
-    quantize(ty, &Rng(1).floats(1 << 14), 1 << 14, None, &mut some).expect("whole blocks of finite values");
-    some.iter().copied().cycle().take(n / ty.block_len() * ty.block_bytes()).collect()
+    quantize(ty, &Rng(1).floats(1 << 14), 1 << 14, None, &mut some)
+        .expect("whole blocks of finite values");
+    some.iter()
+        .copied()
+        .cycle()
+        .take(n / ty.block_len() * ty.block_bytes())
+        .collect()
 }
 
 fn products(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
     for ty in PACKED {
         let rows = BYTES / ty.block_bytes() * ty.block_len() / 4096;
-        for (role, m, cols, rows) in [(Role::Generated, 1, 4096, rows), (Role::Prompt, TOKENS, 1024, 2048)] {
+        for (role, m, cols, rows) in [
+            (Role::Generated, 1, 4096, rows),
+            (Role::Prompt, TOKENS, 1024, 2048),
+        ] {
             let raw = weights(ty, rows * cols);
             let bytes = raw.len() as u64;
             let mut pool = Pool::new(bench.threads).expect("threads");
-            let matrix = Matrix::new(bench.isa, (ty, rows, cols), Arc::new(raw), true, &mut pool).expect("a matrix");
+            let matrix = Matrix::new(bench.isa, (ty, rows, cols), Arc::new(raw), true, &mut pool)
+                .expect("a matrix");
             let x = Rng(2).floats(m * cols);
             let ops = vec![embed(m, cols, &x, 0), Op::MatMul { x: 0, w: 0, out: 1 }];
             let program = program(ops, &[cols, rows], common::KV);
@@ -109,7 +156,12 @@ fn products(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
             let run = repeat(executor, no_cache(m), role, 0, m);
             match role {
                 Role::Generated => {
-                    bench.run(&format!("generated/{ty}"), &Throughput::Bytes(bytes), Some(read), run);
+                    bench.run(
+                        &format!("generated/{ty}"),
+                        &Throughput::Bytes(bytes),
+                        Some(read),
+                        run,
+                    );
                 }
                 Role::Prompt => {
                     let work = Throughput::Elements((2 * m * rows * cols) as u64);
@@ -125,34 +177,62 @@ fn attention(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
     for ty in KvType::ALL {
         let position = 2 * ty.bytes(heads_kv * d).expect("small");
         let deep = BYTES / (4096 * position);
-        for (role, start, m, layers) in [(Role::Generated, 4095, 1, deep), (Role::Prompt, 0, TOKENS, 1)] {
-            let kv = KvShape { n_layer: layers, n_head_kv: heads_kv, head_dim: d, ty };
+        for (role, start, m, layers) in [
+            (Role::Generated, 4095, 1, deep),
+            (Role::Prompt, 0, TOKENS, 1),
+        ] {
+            let kv = KvShape {
+                n_layer: layers,
+                n_head_kv: heads_kv,
+                head_dim: d,
+                ty,
+            };
             let x = Rng(3).floats(TOKENS * heads * d);
             let executor = |attend: bool| {
                 let mut pool = Pool::new(bench.threads).expect("threads");
-                let mut ops = vec![embed(TOKENS, heads * d, &x, 0), embed(TOKENS, heads_kv * d, &x, 1)];
+                let mut ops = vec![
+                    embed(TOKENS, heads * d, &x, 0),
+                    embed(TOKENS, heads_kv * d, &x, 1),
+                ];
                 for layer in 0..layers {
                     ops.push(Op::KvWrite { k: 1, v: 1, layer });
                     if attend {
-                        ops.push(Op::Attention { q: 0, layer, scale: 0.09, out: 2 });
+                        ops.push(Op::Attention {
+                            q: 0,
+                            layer,
+                            scale: 0.09,
+                            out: 2,
+                        });
                     }
                 }
                 // a matrix unit attends for models with quantized weights
                 let raw = Arc::new(weights(T::Q8_0, 32 * 32));
-                let matrix = Matrix::new(bench.isa, (T::Q8_0, 32, 32), raw, true, &mut pool).expect("a matrix");
+                let matrix = Matrix::new(bench.isa, (T::Q8_0, 32, 32), raw, true, &mut pool)
+                    .expect("a matrix");
                 let program = program(ops, &[heads * d, heads_kv * d, heads * d], kv);
                 Executor::new(bench.isa, program, vec![matrix], pool)
             };
             // pages never written would all be one page of zeros
             let mut store = KvStore::new(kv, (start + m).div_ceil(16)).expect("memory");
             for at in (0..start).step_by(TOKENS) {
-                step(&mut executor(false), &mut store, Role::Prompt, at, TOKENS.min(start - at));
+                step(
+                    &mut executor(false),
+                    &mut store,
+                    Role::Prompt,
+                    at,
+                    TOKENS.min(start - at),
+                );
             }
             let run = repeat(executor(true), store, role, start, m);
             match role {
                 Role::Generated => {
                     let bytes = layers * (start + m) * position;
-                    bench.run(&format!("attend 4096/{ty}"), &Throughput::Bytes(bytes as u64), Some(read), run);
+                    bench.run(
+                        &format!("attend 4096/{ty}"),
+                        &Throughput::Bytes(bytes as u64),
+                        Some(read),
+                        run,
+                    );
                 }
                 Role::Prompt => {
                     // scores and weighted sums, of half the square
@@ -170,22 +250,73 @@ fn elementwise(bench: &mut Bench<'_>) {
     let x = Rng(4).floats(TOKENS * n);
     let ones: Arc<[f32]> = vec![1.0; n].into();
     let cases = [
-        ("rms_norm", 2, Op::RmsNorm { x: 0, weight: ones, eps: 1e-6, out: 1 }),
-        ("rope", 2, Op::Rope { x: 0, head_dim: 128, out: 1 }),
-        ("swiglu", 3, Op::SwiGlu { gate: 0, up: 0, out: 1 }),
+        (
+            "rms_norm",
+            2,
+            Op::RmsNorm {
+                x: 0,
+                weight: ones,
+                eps: 1e-6,
+                out: 1,
+            },
+        ),
+        (
+            "rope",
+            2,
+            Op::Rope {
+                x: 0,
+                head_dim: 128,
+                out: 1,
+            },
+        ),
+        (
+            "swiglu",
+            3,
+            Op::SwiGlu {
+                gate: 0,
+                up: 0,
+                out: 1,
+            },
+        ),
         ("add", 3, Op::Add { a: 0, b: 0, out: 1 }),
     ];
     for (name, moved, op) in cases {
         // once to read, so that the embedding does not count much
         let mut ops = vec![embed(TOKENS, n, &x, 0)];
         ops.extend(std::iter::repeat_n(op, 16));
-        let slots = vec![SlotInfo { width: n, selected: false }; 2];
+        let slots = vec![
+            SlotInfo {
+                width: n,
+                selected: false
+            };
+            2
+        ];
         let frequencies = (0..64).map(|i| 1e6f64.powf(-f64::from(i) / 64.0)).collect();
-        let rope = Rope { frequencies, magnitude: 1.0, neox: true };
-        let program = Program { ops, slots, rope, kv: common::KV, output: 1 };
-        let executor = Executor::new(bench.isa, program, Vec::new(), Pool::new(bench.threads).expect("threads"));
+        let rope = Rope {
+            frequencies,
+            magnitude: 1.0,
+            neox: true,
+        };
+        let program = Program {
+            ops,
+            slots,
+            rope,
+            kv: common::KV,
+            output: 1,
+        };
+        let executor = Executor::new(
+            bench.isa,
+            program,
+            Vec::new(),
+            Pool::new(bench.threads).expect("threads"),
+        );
         let bytes = (16 * moved * TOKENS * n * 4) as u64;
-        bench.run(name, &Throughput::Bytes(bytes), None, repeat(executor, no_cache(TOKENS), Role::Prompt, 0, TOKENS));
+        bench.run(
+            name,
+            &Throughput::Bytes(bytes),
+            None,
+            repeat(executor, no_cache(TOKENS), Role::Prompt, 0, TOKENS),
+        );
     }
 }
 
@@ -201,7 +332,11 @@ fn main() {
         let read = Limit("read", read_bandwidth(isa, &mut pool));
         let flops = Limit("peak", flops_peak(isa, &mut pool));
         drop(pool);
-        let mut bench = Bench { group: criterion.benchmark_group(isa.name()), isa, threads };
+        let mut bench = Bench {
+            group: criterion.benchmark_group(isa.name()),
+            isa,
+            threads,
+        };
         products(&mut bench, read, flops);
         attention(&mut bench, read, flops);
         elementwise(&mut bench);

@@ -40,8 +40,8 @@ KERNEL(activations_integers, ArrangeParams, 128) {
     store_integers(p.out, row, p.units, unit, col < p.cols ? plain(p, row)[col] : 0.0f);
 }
 
-// A block for each row. Values that are few enough stay in registers between the norm and their units, with the weights,
-// which come from far away, on their way while the norm is worked out.
+// A block for each row. Values that are few enough stay in registers between the norm and their
+// units, with the weights, which come from far away, on their way while the norm is worked out.
 constexpr int KEPT = 4;
 KERNEL(norm_integers, ArrangeParams, NORM_THREADS) {
     const u32 row = blockIdx.x, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
@@ -91,9 +91,9 @@ KERNEL(norm_floats, ArrangeParams, NORM_THREADS) {
         store_float(p, row, col, col < p.cols ? x[col] : 0.0f);
 }
 
-// Rows of halves, and for each a power of two that multiplies it: the largest value becomes 2^13 to 2^14, so that none
-// overflows and those 2^-27 as large still have all their bits. Rows are padded with zeros to whole units, and to an even
-// number of them.
+// Rows of halves, and for each a power of two that multiplies it: the largest value becomes 2^13 to
+// 2^14, so that none overflows and those 2^-27 as large still have all their bits. Rows are padded
+// with zeros to whole units, and to an even number of them.
 template <class Row>
 DEVICE void store_halves(const ArrangeParams& p, u32 row, const Row& x) {
     SHARED(float, largest, [NORM_THREADS / WARP]);

@@ -1,9 +1,10 @@
-// Activations as the matrix kernels read them, arranged so that 32 lanes with neighbouring units of 32 columns read
-// neighbouring pieces of 16 bytes: [row][piece][unit][16].
+// Activations as the matrix kernels read them, arranged so that 32 lanes with neighbouring units of
+// 32 columns read neighbouring pieces of 16 bytes: [row][piece][unit][16].
 //
-// For integer codes: 32 integers of 15 bits and a sign, x = 256 high + low in two planes of signed bytes (two pieces
-// each), and a piece with their scale and the sums of both halves. About a hundred times finer than llama.cpp's 8 bits,
-// and the same numbers as on the CPU. For float weights: the floats, in eight pieces.
+// For integer codes: 32 integers of 15 bits and a sign, x = 256 high + low in two planes of signed
+// bytes (two pieces each), and a piece with their scale and the sums of both halves. About a
+// hundred times finer than llama.cpp's 8 bits, and the same numbers as on the CPU. For float
+// weights: the floats, in eight pieces.
 #ifndef OCTAVO_ACTIVATIONS
 #define OCTAVO_ACTIVATIONS
 
@@ -32,8 +33,9 @@ DEVICE const u8* activation_piece(const u8* x, u32 row, int pieces, int piece, u
 constexpr float LARGEST = 32639.0f;
 constexpr float SMALLEST_NORMAL = 1.17549435e-38f;
 
-// Stores units of integers, of each of which every lane of a warp has one value; there are `units`, and what is beyond is
-// left out. Trees over lanes grow side by side. What is not finite makes the scale so, and so reaches the logits.
+// Stores units of integers, of each of which every lane of a warp has one value; there are `units`,
+// and what is beyond is left out. Trees over lanes grow side by side. What is not finite makes the
+// scale so, and so reaches the logits.
 template <int N>
 DEVICE void store_integers(u8* to, u32 row, u32 units, const u32 (&unit)[N], const float (&v)[N]) {
     const u32 lane = threadIdx.x % WARP, half = lane / 16;

@@ -1,4 +1,5 @@
-// Compiled once for each HEAD_DIM; the numbers in the names are query heads that a block takes at a time.
+// Compiled once for each HEAD_DIM; the numbers in the names are query heads that a block takes at a
+// time.
 #include "attention.cuh"
 
 KERNEL(JOIN(attend_F16, HEAD_DIM, 1), AttentionParams, ATTEND_THREADS) { attend_split<KvF16, HEAD_DIM, 1>(p); }

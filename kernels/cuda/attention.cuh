@@ -1,13 +1,15 @@
 // Paged attention.
 //
-// `attend_split`: any rows, float arithmetic, pages of any type. Blocks take (KV head, row, split): a fixed
-// number of splits shares a row's pages by the length that is read from device memory, so that few rows keep the whole
-// device busy and a captured launch serves every length. A warp takes a page at a time; neighbouring lanes have a
-// position's values, eight each, and every group of lanes keeps its own softmax until the end. Partial sums are
-// joined in the order of warps and lanes, then of splits: never by who is first.
+// `attend_split`: any rows, float arithmetic, pages of any type. Blocks take (KV head, row, split):
+// a fixed number of splits shares a row's pages by the length that is read from device memory, so
+// that few rows keep the whole device busy and a captured launch serves every length. A warp takes
+// a page at a time; neighbouring lanes have a position's values, eight each, and every group of
+// lanes keeps its own softmax until the end. Partial sums are joined in the order of warps and
+// lanes, then of splits: never by who is first.
 //
-// `attend_prompt`: 64 (token, head) rows of one KV head on the tensor cores, pages of halves. Queries are two halves
-// each, the second holding what the first rounded away: scores then have the cache's accuracy. Probabilities are halves.
+// `attend_prompt`: 64 (token, head) rows of one KV head on the tensor cores, pages of halves.
+// Queries are two halves each, the second holding what the first rounded away: scores then have the
+// cache's accuracy. Probabilities are halves.
 #ifndef OCTAVO_ATTENTION
 #define OCTAVO_ATTENTION
 
@@ -48,7 +50,8 @@ DEVICE void attend_split(const AttentionParams& p) {
     constexpr int lanes = power_of_two(DIM / 8);
     constexpr u32 groups = WARP / lanes;  // positions at a time
     constexpr int steps = PAGE / groups;
-    // whether a page's values fit in 32 registers: then they are fetched while its keys are on their way
+    // whether a page's values fit in 32 registers: then they are fetched while its keys are on
+    // their way
     constexpr bool early = steps * sizeof(typename Kv::Eight) <= 128;
     constexpr u32 parts = ATTEND_WARPS * groups;
     SHARED(float, part_sums, [parts][HEADS][DIM]);
@@ -98,7 +101,8 @@ DEVICE void attend_split(const AttentionParams& p) {
             for (int s = 0; s < steps; ++s) {
                 const u32 at = s * groups + group;
                 if (active) keys[s] = Kv::fetch(all_k + base, at, 8 * piece, DIM);
-                // what lies behind the last position was never written: zero times that may be no number
+                // what lies behind the last position was never written: zero times that may be no
+                // number
                 if (active && at < in_page) values[s] = Kv::fetch(all_v + base, at, 8 * piece, DIM);
             }
         }
@@ -135,7 +139,8 @@ DEVICE void attend_split(const AttentionParams& p) {
             for (int i = 0; i < 8; ++i) sum[h][i] *= shrink;
 #pragma unroll
             for (int s = 0; s < steps; ++s) {
-                // not `expf(-inf)`, which would be the same: a score that is not a number must stay one
+                // not `expf(-inf)`, which would be the same: a score that is not a number must stay
+                // one
                 score[h][s] = s * groups + group < in_page ? expf(score[h][s] - top) : 0.0f;
                 total[h] += score[h][s];
             }
@@ -228,8 +233,8 @@ DEVICE void attend_merge(const AttentionParams& p) {
 constexpr u32 QUERIES = 64;
 constexpr u32 KEYS = 64;
 
-// Blocks are (tile of rows, KV head). A tile's rows are neighbours in one sequence, at most QUERIES / (heads of a KV
-// head); its 64 queries are (row, head) in that order, 16 to a warp.
+// Blocks are (tile of rows, KV head). A tile's rows are neighbours in one sequence, at most QUERIES
+// / (heads of a KV head); its 64 queries are (row, head) in that order, 16 to a warp.
 template <int DIM>
 DEVICE void attend_prompt(const AttentionParams& p) {
     static_assert(DIM % 16 == 0 && DIM <= 128, "the tensor cores take 16 values at a time, and registers are few");
@@ -243,7 +248,8 @@ DEVICE void attend_prompt(const AttentionParams& p) {
     const u8* all_k = static_cast<const u8*>(p.pages_k);
     const u8* all_v = static_cast<const u8*>(p.pages_v);
 
-    // queries through shared memory into registers: their leading halves through `keys`, the rest through `values`
+    // queries through shared memory into registers: their leading halves through `keys`, the rest
+    // through `values`
     for (u32 i = threadIdx.x; i < QUERIES * DIM; i += ATTEND_THREADS) {
         const u32 query = i / DIM, d = i % DIM;
         float x = 0.0f;

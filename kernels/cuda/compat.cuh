@@ -1,10 +1,11 @@
-// What every kernel stands on: integer names, memory access, conversions, and the few instructions that C++ has no word
-// for. All PTX of the project is in this file, each with a second body for host compilers, so that the same kernels run
-// on a CPU in tests (host/shim.h).
+// What every kernel stands on: integer names, memory access, conversions, and the few instructions
+// that C++ has no word for. All PTX of the project is in this file, each with a second body for
+// host compilers, so that the same kernels run on a CPU in tests (host/shim.h).
 //
-// No headers: NVRTC brings none. Floats: `--fmad=false` here and `-ffp-contract=off` there, so that a multiplication and
-// an addition are fused only where `fmaf` says so. Results are then the same in every instantiation of a template, and
-// the same as the oracle's where its order of operations is kept.
+// No headers: NVRTC brings none. Floats: `--fmad=false` here and `-ffp-contract=off` there, so that
+// a multiplication and an addition are fused only where `fmaf` says so. Results are then the same
+// in every instantiation of a template, and the same as the oracle's where its order of operations
+// is kept.
 #ifndef OCTAVO_COMPAT
 #define OCTAVO_COMPAT
 
@@ -103,8 +104,8 @@ DEVICE u32 shared_address(const void* at) {
     return a;
 }
 
-// Four 8x8 matrices of halves out of shared memory; lane l gives the address of row l % 8 of matrix l / 8 and gets
-// elements 2 (l % 4), + 1 of row l / 4 of each.
+// Four 8x8 matrices of halves out of shared memory; lane l gives the address of row l % 8 of matrix
+// l / 8 and gets elements 2 (l % 4), + 1 of row l / 4 of each.
 DEVICE void load_matrices(u32 (&m)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
@@ -174,8 +175,8 @@ DEVICE constexpr T most(T a, T b) {
     return a < b ? b : a;
 }
 
-// Sums and maxima over `lanes` neighbouring lanes (a power of two), in every one of them. The tree is fixed, so the
-// result depends on the values alone.
+// Sums and maxima over `lanes` neighbouring lanes (a power of two), in every one of them. The tree
+// is fixed, so the result depends on the values alone.
 template <int lanes>
 DEVICE float lanes_sum(float x) {
 #pragma unroll

@@ -1,4 +1,5 @@
-// Rows of a packed matrix by number, as floats: token embeddings. The values are the oracle's, bit for bit.
+// Rows of a packed matrix by number, as floats: token embeddings. The values are the oracle's, bit
+// for bit.
 #ifndef OCTAVO_EMBED
 #define OCTAVO_EMBED
 

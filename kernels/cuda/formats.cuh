@@ -7,15 +7,17 @@
 //   scales  SCALES bytes a row     the scales of the unit's group, or of its two groups
 //   supers  SUPERS bytes a row     what multiplies the scales of 256 columns
 //
-// and a plane keeps the four rows' bytes of a unit together, cut to pieces of 16: [strip][piece][unit][16]. So 32 lanes
-// with 32 neighbouring units read 512 neighbouring bytes each time, and in one such read there are scales of four rows.
-// Missing rows and columns are zero.
+// and a plane keeps the four rows' bytes of a unit together, cut to pieces of 16:
+// [strip][piece][unit][16]. So 32 lanes with 32 neighbouring units read 512 neighbouring bytes each
+// time, and in one such read there are scales of four rows. Missing rows and columns are zero.
 //
-// In words of code bits, byte b has column b of a group of four: of eight such groups in a unit, 4 bits keep group 2 j in
-// the low and 2 j + 1 in the high nibbles of word j; 1 and 2 bits keep following groups in ever higher bits of a word.
+// In words of code bits, byte b has column b of a group of four: of eight such groups in a unit, 4
+// bits keep group 2 j in the low and 2 j + 1 in the high nibbles of word j; 1 and 2 bits keep
+// following groups in ever higher bits of a word.
 //
-// A format says what its numbers are and turns scale bytes into floats; everything else is here once. The floats are the
-// oracle's (quant/), operation by operation: scale * (code - OFFSET) - minimum.
+// A format says what its numbers are and turns scale bytes into floats; everything else is here
+// once. The floats are the oracle's (quant/), operation by operation: scale * (code - OFFSET) -
+// minimum.
 #ifndef OCTAVO_FORMATS
 #define OCTAVO_FORMATS
 
@@ -69,7 +71,8 @@ DEVICE const u8* piece_at(const u8* plane, u32 strip, int pieces, int piece, u32
     return plane + ((static_cast<u64>(strip) * pieces + piece) * units + unit) * 16;
 }
 
-// The words of one row out of a plane of `bits` bits a weight: word j of row r is word r * bits + j of the unit.
+// The words of one row out of a plane of `bits` bits a weight: word j of row r is word r * bits + j
+// of the unit.
 template <int bits>
 DEVICE void load_row(u32* to, const u8* plane, u32 strip, u32 row, u32 units, u32 unit) {
     constexpr int at_once = bits < 4 ? bits : 4;
@@ -217,8 +220,8 @@ struct IQ4_XS : Codes<4, 0, 32, 0> {
     static constexpr int SCALES = 1;
     static constexpr int SUPERS = 2;
     static constexpr bool TABLE = true;
-    // Four places at once. A byte permutation picks from eight bytes by three bits: once from the negative and once from
-    // the positive half of the table, then bit 3 of each place chooses.
+    // Four places at once. A byte permutation picks from eight bytes by three bits: once from the
+    // negative and once from the positive half of the table, then bit 3 of each place chooses.
     DEVICE static u32 lookup(u32 codes) {
         // -127 -104 -83 -65, -49 -35 -22 -10, 1 13 25 38, 53 69 89 113
         const u32 picks = codes & 0x07070707u;
@@ -247,7 +250,8 @@ struct AWQ_G32 : Codes<4, 0, 32, 0> {
     }
 };
 
-// Groups of 128: the byte is the zero point, and its highest bit says which of two halves is the scale.
+// Groups of 128: the byte is the zero point, and its highest bit says which of two halves is the
+// scale.
 struct AWQ_G128 : Codes<4, 0, 32, 0> {
     static constexpr int SCALES = 1;
     static constexpr int SUPERS = 4;
@@ -299,8 +303,9 @@ DEVICE void load_row_unit(RowUnit<F>& u, const Matrix& w, u32 row, u32 unit) {
     u.super = load_scale<F::SUPERS>(w.supers, (static_cast<u64>(strip) * supers + unit / SUPER_UNITS) * STRIP + r);
 }
 
-// Byte `i` of a word of codes, less the offset. Unsigned ones become the last bits of 2^23, which is a permutation of bytes
-// and a subtraction of small integers where a conversion would take longer.
+// Byte `i` of a word of codes, less the offset. Unsigned ones become the last bits of 2^23, which
+// is a permutation of bytes and a subtraction of small integers where a conversion would take
+// longer.
 template <class F>
 DEVICE float code_value(u32 word, int i) {
     constexpr int bits = F::LOW + F::HIGH;
@@ -312,8 +317,8 @@ DEVICE float code_value(u32 word, int i) {
     }
 }
 
-// Sixteen columns of it as floats: one half. Which one is known to the compiler, or registers that are picked by it would
-// be memory.
+// Sixteen columns of it as floats: one half. Which one is known to the compiler, or registers that
+// are picked by it would be memory.
 template <class F, int HALF>
 DEVICE void decode_codes(float (&v)[16], const RowUnit<F>& u) {
     u32 c[8];

@@ -1,4 +1,5 @@
-// Compiled once for each FORMAT; the number in a kernel's name is the tokens, and the rows, of a tile.
+// Compiled once for each FORMAT; the number in a kernel's name is the tokens, and the rows, of a
+// tile.
 #include "gemm.cuh"
 
 KERNEL_OF(JOIN(gemm, FORMAT, 64), GemmParams, GEMM_THREADS, 2) { gemm<FORMAT, 64, 64, 2>(p); }

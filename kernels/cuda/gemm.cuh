@@ -1,10 +1,11 @@
 // Products of a packed matrix with many rows of activations: prompts.
 //
-// A block makes a tile of tokens by rows of weights. Two units of the weights' rows are decoded to halves and laid beside
-// as many columns of the tokens' halves in shared memory; eight warps, each with its part of the tile, multiply them on
-// the tensor cores and add up in floats, while the next two units are on their way to registers. Large tiles decode
-// less for each product, small ones keep a device busy when there are few: a token's numbers depend neither on its place
-// in a tile nor on the tile's size.
+// A block makes a tile of tokens by rows of weights. Two units of the weights' rows are decoded to
+// halves and laid beside as many columns of the tokens' halves in shared memory; eight warps, each
+// with its part of the tile, multiply them on the tensor cores and add up in floats, while the next
+// two units are on their way to registers. Large tiles decode less for each product, small ones
+// keep a device busy when there are few: a token's numbers depend neither on its place in a tile
+// nor on the tile's size.
 //
 // Weights are rounded to 11 bits here, activations too, relative to the largest of their token.
 #ifndef OCTAVO_GEMM
@@ -28,7 +29,8 @@ constexpr u32 SLICE = 2 * UNIT;
 // Eight halves more than a slice: the rows that one `ldmatrix` reads then lie in different banks.
 constexpr u32 TILE_STRIDE = SLICE + 8;
 
-// Blocks of large tiles beside each other: two, but for formats that take too many registers to be read.
+// Blocks of large tiles beside each other: two, but for formats that take too many registers to be
+// read.
 template <class F>
 DEVICE constexpr int blocks_of() {
     if constexpr (F::FLOAT) {
@@ -49,8 +51,8 @@ DEVICE void half_to_shared(u16* to, const float (&v)[16]) {
     }
 }
 
-// One unit of one row of weights, which a thread reads early and decodes late. Floats are as large here as there, so
-// they are read late.
+// One unit of one row of weights, which a thread reads early and decodes late. Floats are as large
+// here as there, so they are read late.
 template <class F>
 struct WeightUnit {
     const Matrix& w;

@@ -1,13 +1,15 @@
-// Products of a packed matrix with up to eight rows of activations: what generation spends its time in, which is the time
-// it takes to read the weights once.
+// Products of a packed matrix with up to eight rows of activations: what generation spends its time
+// in, which is the time it takes to read the weights once.
 //
-// A warp takes a strip of four rows, its lanes neighbouring units. For a unit a lane issues all of the strip's 16-byte
-// reads before it uses any of them (with few columns, those of its next unit too), decodes once, and multiplies with
-// every column of activations, which L1 holds. Sums stay in the lane until the end of the rows; then one fixed tree over
-// the lanes. Nothing in a column's arithmetic depends on how many columns there are.
+// A warp takes a strip of four rows, its lanes neighbouring units. For a unit a lane issues all of
+// the strip's 16-byte reads before it uses any of them (with few columns, those of its next unit
+// too), decodes once, and multiplies with every column of activations, which L1 holds. Sums stay in
+// the lane until the end of the rows; then one fixed tree over the lanes. Nothing in a column's
+// arithmetic depends on how many columns there are.
 //
-// One launch has up to three matrices of the same type and input, one beside the other; or two of the same shape, a gate
-// and what it gates. Eight strips are a unit of the next product's input: a block can leave it in that form.
+// One launch has up to three matrices of the same type and input, one beside the other; or two of
+// the same shape, a gate and what it gates. Eight strips are a unit of the next product's input: a
+// block can leave it in that form.
 #ifndef OCTAVO_GEMV
 #define OCTAVO_GEMV
 
@@ -108,7 +110,8 @@ DEVICE void gemv_codes(float (&acc)[STRIP][N], const Raw<F>& raw, const GemvPara
     }
 }
 
-// One unit of four rows of floats. A piece of 16 bytes at a time: whole units would not fit in registers.
+// One unit of four rows of floats. A piece of 16 bytes at a time: whole units would not fit in
+// registers.
 template <class F, int N>
 DEVICE void gemv_floats(float (&acc)[STRIP][N], const Matrix& w, const GemvParams& p, u32 strip, u32 unit) {
     constexpr int pieces = F::LOW / 4, values = 4 * F::IN_WORD;

@@ -1,5 +1,6 @@
-// Stores keys and values at their rows' positions, one token's or a whole prompt's in one launch: as they are, or with
-// everything that is done to queries, keys and values between their products and attention.
+// Stores keys and values at their rows' positions, one token's or a whole prompt's in one launch:
+// as they are, or with everything that is done to queries, keys and values between their products
+// and attention.
 #include "norm.cuh"
 #include "paging.cuh"
 #include "turn.cuh"
@@ -64,8 +65,8 @@ static_assert(sizeof(HeadsParams) == 200, "kernels/src/cuda/params.rs has the sa
 
 constexpr u32 LARGEST_HEAD = 256;
 
-// Bias, norm, rotation, and where a head goes; a block of one warp for each head of a row. Every value is what `add`,
-// `rms_norm`, `rope` and `kv_write` make of it.
+// Bias, norm, rotation, and where a head goes; a block of one warp for each head of a row. Every
+// value is what `add`, `rms_norm`, `rope` and `kv_write` make of it.
 template <class Kv>
 DEVICE void heads(const HeadsParams& p) {
     SHARED(float, head, [LARGEST_HEAD]);

@@ -1,6 +1,6 @@
-// What an RMS norm multiplies a group of values with, by all threads of a block: how many those are follows from the
-// group's size (`norm_threads` in kernels/src/cuda/launch.rs), so that a group's numbers are the same wherever it is
-// normed.
+// What an RMS norm multiplies a group of values with, by all threads of a block: how many those are
+// follows from the group's size (`norm_threads` in kernels/src/cuda/launch.rs), so that a group's
+// numbers are the same wherever it is normed.
 #ifndef OCTAVO_NORM
 #define OCTAVO_NORM
 
@@ -8,7 +8,8 @@
 
 constexpr u32 NORM_THREADS = 1024;
 
-// From what each thread has of the sum of squares: those of values threadIdx.x, threadIdx.x + blockDim.x and so on.
+// From what each thread has of the sum of squares: those of values threadIdx.x, threadIdx.x +
+// blockDim.x and so on.
 DEVICE float norm_scale_of(float sum, u32 n, float eps) {
     SHARED(float, sums, [NORM_THREADS / WARP]);
     sum = lanes_sum<32>(sum);

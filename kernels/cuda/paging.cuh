@@ -1,8 +1,8 @@
-// Keys and values in pages of 16 positions: [page][KV head][16][head_dim] for each layer, both alike, so that a head's
-// part of a page is one piece of memory.
+// Keys and values in pages of 16 positions: [page][KV head][16][head_dim] for each layer, both
+// alike, so that a head's part of a page is one piece of memory.
 //
-// Everything that changes from step to step is read from device memory: launches that were captured once serve for
-// good.
+// Everything that changes from step to step is read from device memory: launches that were captured
+// once serve for good.
 #ifndef OCTAVO_PAGING
 #define OCTAVO_PAGING
 
@@ -27,8 +27,9 @@ DEVICE const u32* table_of(const Paging& p, u32 row) {
     return p.tables + static_cast<u64>(p.sequences[row]) * p.max_pages;
 }
 
-// Page `i` of a row's table, which may be none of the cache's: then the row is told, and nothing may be read there. So a
-// table from before a page was allocated ends the step with an error, not with another page's keys.
+// Page `i` of a row's table, which may be none of the cache's: then the row is told, and nothing
+// may be read there. So a table from before a page was allocated ends the step with an error, not
+// with another page's keys.
 DEVICE u32 page_of(const Paging& p, u32 row, const u32* table, u32 i) {
     const u32 page = table[i];
     if (page >= p.n_pages) *p.missing = p.first_row + row + 1;
@@ -41,8 +42,9 @@ DEVICE u64 page_start(u32 page, u32 heads, u32 head, u32 head_dim) {
     return (static_cast<u64>(page) * heads + head) * Kv::page_bytes(head_dim);
 }
 
-// A type of the cache says how large a head's part of a page is, fetches eight neighbouring values of a position from it
-// and decodes them, and writes one. Where values share a scale, the 32 lanes of a warp write 32 neighbouring values together.
+// A type of the cache says how large a head's part of a page is, fetches eight neighbouring values
+// of a position from it and decodes them, and writes one. Where values share a scale, the 32 lanes
+// of a warp write 32 neighbouring values together.
 
 // Types of 16 bits, one behind the other.
 template <class Half>

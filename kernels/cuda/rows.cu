@@ -1,4 +1,5 @@
-// Operations over rows of floats: norms, rotations, activations, sums, and the place of the largest value.
+// Operations over rows of floats: norms, rotations, activations, sums, and the place of the largest
+// value.
 #include "gate.cuh"
 #include "norm.cuh"
 #include "turn.cuh"
@@ -121,7 +122,8 @@ DEVICE Best block_best(Best best) {
     return best;
 }
 
-// Rows of a vocabulary are long: blocks (x) take parts of a row (y), then one block takes the parts.
+// Rows of a vocabulary are long: blocks (x) take parts of a row (y), then one block takes the
+// parts.
 KERNEL(argmax_parts, ArgmaxParams, THREADS) {
     const u32 row = blockIdx.y;
     Best best = {minus_infinity(), p.n, 0, 0};

@@ -12,7 +12,8 @@ struct Turn {
 };
 static_assert(sizeof(Turn) == 24, "kernels/src/cuda/params.rs has the same");
 
-// Value `i` of a head, turned. Rows of padding, whose position is below zero, and what is behind the pairs stay.
+// Value `i` of a head, turned. Rows of padding, whose position is below zero, and what is behind
+// the pairs stay.
 DEVICE float rotated(const float* head, u32 i, i32 position, const Turn& turn) {
     const float x = head[i];
     if (position < 0 || i >= 2 * turn.pairs) return x;

@@ -1,7 +1,8 @@
 //! Activations as the generation kernels read them.
 //!
-//! A row of `k` floats becomes, per 32 values, one scale and 32 integers of 15 bits and a sign: about a hundred times
-//! finer than the 8 bits of llama.cpp's Q8 activations, at no cost in time where memory is the limit.
+//! A row of `k` floats becomes, per 32 values, one scale and 32 integers of 15 bits and a sign:
+//! about a hundred times finer than the 8 bits of llama.cpp's Q8 activations, at no cost in time
+//! where memory is the limit.
 
 use crate::simd::Simd;
 
@@ -54,7 +55,8 @@ pub(crate) const ACT_MAX: f32 = 32_639.0;
 /// Values that share a scale.
 pub(crate) const ACT_GROUP: usize = 32;
 
-/// Rows of quantized activations, borrowed: one pointer per part, so that kernels index without bounds checks.
+/// Rows of quantized activations, borrowed: one pointer per part, so that kernels index without
+/// bounds checks.
 #[derive(Clone, Copy)]
 pub(crate) struct ActRow {
     /// k / 4 of them.
@@ -93,8 +95,9 @@ impl ActRow {
     }
 }
 
-/// Rounds values to integers up to [`ACT_MAX`] and returns their scale. Values too small for their scale to have an
-/// inverse are zero; values that are not finite make the scale so, so that they reach the logits.
+/// Rounds values to integers up to [`ACT_MAX`] and returns their scale. Values too small for their
+/// scale to have an inverse are zero; values that are not finite make the scale so, so that they
+/// reach the logits.
 ///
 /// # Safety
 /// `x` is as many floats as `q` is long, a multiple of 16.
@@ -112,10 +115,17 @@ pub(crate) unsafe fn integers<S: Simd>(x: *const f32, q: &mut [i32]) -> f32 {
         }
         let scale = S::largest(largest) / ACT_MAX;
         let finite = S::sum(wrong) == 0.0;
-        let inverse = if finite && scale >= f32::MIN_POSITIVE { 1.0 / scale } else { 0.0 };
+        let inverse = if finite && scale >= f32::MIN_POSITIVE {
+            1.0 / scale
+        } else {
+            0.0
+        };
         for i in (0..q.len()).step_by(S::R) {
             let v = if finite { S::load(x.add(i)) } else { S::zero() };
-            S::store_bytes(q.as_mut_ptr().add(i).cast(), S::to_i(S::mul(v, S::set1(inverse))));
+            S::store_bytes(
+                q.as_mut_ptr().add(i).cast(),
+                S::to_i(S::mul(v, S::set1(inverse))),
+            );
         }
         if finite { scale } else { f32::NAN }
     }
@@ -129,7 +139,10 @@ mod tests {
     fn planes_hold_every_activation() {
         for v in -32_639..=32_639i16 {
             let p = Act4::planes([v; 4]).0;
-            assert_eq!(i32::from(p[1] as i8) * 256 + i32::from(p[6] as i8), i32::from(v));
+            assert_eq!(
+                i32::from(p[1] as i8) * 256 + i32::from(p[6] as i8),
+                i32::from(v)
+            );
         }
     }
 }

@@ -1,5 +1,5 @@
-//! What threads can know of each other: how much time another one has had on a CPU, which tells a thread that is at work
-//! from one that has been taken off; and which CPU it was on last.
+//! What threads can know of each other: how much time another one has had on a CPU, which tells a
+//! thread that is at work from one that has been taken off; and which CPU it was on last.
 
 use std::sync::atomic::{AtomicI32, AtomicI64, Ordering};
 use std::time::Duration;
@@ -28,7 +28,8 @@ impl ThreadClock {
     }
 }
 
-/// Which CPU a thread was on when it last said so. Others look at it while they wait only: on lines of its own.
+/// Which CPU a thread was on when it last said so. Others look at it while they wait only: on lines
+/// of its own.
 #[repr(align(128))]
 pub(crate) struct LastCpu(AtomicI32);
 
@@ -71,15 +72,20 @@ fn own_cpu() -> i32 {
 #[cfg(all(any(target_os = "linux", target_os = "android"), not(miri)))]
 fn own_clock() -> Option<i64> {
     let mut clock = 0;
-    // SAFETY: the calling thread exists, and the clock's number is written to a variable of its type.
+    // SAFETY: the calling thread exists, and the clock's number is written to a variable of its
+    // type.
     let refused = unsafe { libc::pthread_getcpuclockid(libc::pthread_self(), &raw mut clock) };
     (refused == 0).then_some(i64::from(clock))
 }
 
 #[cfg(all(any(target_os = "linux", target_os = "android"), not(miri)))]
 fn read(clock: i64) -> Option<Duration> {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the time is written to a variable of its type; the clock of a thread that has ended is an error.
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the time is written to a variable of its type; the clock of a thread that has ended
+    // is an error.
     let refused = unsafe { libc::clock_gettime(clock as libc::clockid_t, &raw mut time) };
     (refused == 0).then(|| Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
 }
@@ -134,7 +140,10 @@ mod tests {
             let until = |wanted: &dyn Fn() -> bool| {
                 let start = Instant::now();
                 while !wanted() {
-                    assert!(start.elapsed() < Duration::from_secs(60), "the clock does not do what it should");
+                    assert!(
+                        start.elapsed() < Duration::from_secs(60),
+                        "the clock does not do what it should"
+                    );
                     std::thread::sleep(Duration::from_millis(5));
                 }
             };

@@ -1,8 +1,9 @@
-//! Packed weight formats: how a strip of `R` rows lies in memory, and how codes and scales come out of it.
+//! Packed weight formats: how a strip of `R` rows lies in memory, and how codes and scales come out
+//! of it.
 //!
-//! Every block format of ggml that is `w = scale * (code - offset) - min` over groups of 16 or 32, or has a table of
-//! sixteen values in place of the codes, is a few numbers and one function here. A strip holds, block after block along
-//! k, for `R` rows together:
+//! Every block format of ggml that is `w = scale * (code - offset) - min` over groups of 16 or 32,
+//! or has a table of sixteen values in place of the codes, is a few numbers and one function here.
+//! A strip holds, block after block along k, for `R` rows together:
 //!
 //! ```text
 //! meta   the block's scales, transposed so that R rows are neighbours   META   bytes a row
@@ -10,10 +11,11 @@
 //! high   the bits above them                                            HIGH   bits a weight
 //! top    the bits above those                                           TOP    bits a weight
 //! ```
-//! In the bit planes the unit is a vector of `4 R` bytes: lane `r` has four consecutive k of row `r`, so that one
-//! 4-byte dot product per lane needs no shuffles. 4-bit planes keep k-group `2j` in the low and `2j+1` in the high
-//! nibbles of vector `j`; 1- and 2-bit planes keep the following k-groups in ever higher bits of the same bytes.
-//! Nothing grows: a packed strip has exactly the bytes of the rows in the file.
+//! In the bit planes the unit is a vector of `4 R` bytes: lane `r` has four consecutive k of row
+//! `r`, so that one 4-byte dot product per lane needs no shuffles. 4-bit planes keep k-group `2j`
+//! in the low and `2j+1` in the high nibbles of vector `j`; 1- and 2-bit planes keep the following
+//! k-groups in ever higher bits of the same bytes. Nothing grows: a packed strip has exactly the
+//! bytes of the rows in the file.
 #![allow(non_camel_case_types)] // ggml's own names
 
 use crate::simd::Simd;
@@ -58,14 +60,16 @@ pub(crate) trait Format {
     /// Bytes of one block of one row, packed or not.
     const BLOCK_BYTES: usize = Self::META + Self::K * (Self::LOW + Self::HIGH + Self::TOP) / 8;
 
-    /// Codes of 16 consecutive k: half `H` (0 or 1) of the block's 32-group `g`, four k to a vector.
+    /// Codes of 16 consecutive k: half `H` (0 or 1) of the block's 32-group `g`, four k to a
+    /// vector.
     ///
     /// # Safety
     /// `block` points to `BLOCK_BYTES * S::R` readable bytes and `g < K / 32`.
     #[inline(always)]
     unsafe fn codes<S: Simd, const H: usize>(block: *const u8, g: usize) -> [S::I; 4] {
         let vector = 4 * S::R;
-        // SAFETY: the planes lie inside the block: META, then K / 8 bytes a row for each bit of LOW, HIGH and TOP.
+        // SAFETY: the planes lie inside the block: META, then K / 8 bytes a row for each bit of
+        // LOW, HIGH and TOP.
         unsafe {
             let low = block.add(Self::META * S::R);
             let mut c = if Self::LOW == 8 {
@@ -76,8 +80,17 @@ pub(crate) trait Format {
                 )
             } else if Self::LOW == 4 {
                 let p = low.add((4 * g + 2 * H) * vector);
-                let (a, b, mask) = (S::load_bytes(p), S::load_bytes(p.add(vector)), S::iset1(0x0f0f_0f0f));
-                [S::and(a, mask), S::and(S::shr(a, 4), mask), S::and(b, mask), S::and(S::shr(b, 4), mask)]
+                let (a, b, mask) = (
+                    S::load_bytes(p),
+                    S::load_bytes(p.add(vector)),
+                    S::iset1(0x0f0f_0f0f),
+                );
+                [
+                    S::and(a, mask),
+                    S::and(S::shr(a, 4), mask),
+                    S::and(b, mask),
+                    S::and(S::shr(b, 4), mask),
+                ]
             } else {
                 [S::iset1(0); 4]
             };
@@ -98,7 +111,11 @@ pub(crate) trait Format {
                 for (j, c) in c.iter_mut().enumerate() {
                     // bits 2 j and 2 j + 1 become the lowest above LOW
                     let (at, to) = (2 * j as u32, Self::LOW as u32);
-                    let bits = if at <= to { S::shl(v, to - at) } else { S::shr(v, at - to) };
+                    let bits = if at <= to {
+                        S::shl(v, to - at)
+                    } else {
+                        S::shr(v, at - to)
+                    };
                     *c = S::or(*c, S::and(bits, S::iset1(0x0303_0303 << to)));
                 }
             }
@@ -125,21 +142,30 @@ const fn all_small(table: Option<[u8; 16]>, bits: usize) -> bool {
 
 /// Puts bit `4 H + j` of each byte at `plane` to bit `to` of codes `j`.
 #[inline(always)]
-unsafe fn one_bit<S: Simd, const H: usize>(mut c: [S::I; 4], plane: *const u8, to: u32) -> [S::I; 4] {
+unsafe fn one_bit<S: Simd, const H: usize>(
+    mut c: [S::I; 4],
+    plane: *const u8,
+    to: u32,
+) -> [S::I; 4] {
     // SAFETY: the caller's plane has a vector at this place.
     unsafe {
         let v = S::load_bytes(plane);
         for (j, c) in c.iter_mut().enumerate() {
             let at = (4 * H + j) as u32;
-            let bit = if at <= to { S::shl(v, to - at) } else { S::shr(v, at - to) };
+            let bit = if at <= to {
+                S::shl(v, to - at)
+            } else {
+                S::shr(v, at - to)
+            };
             *c = S::or(*c, S::and(bit, S::iset1(0x0101_0101 << to)));
         }
         c
     }
 }
 
-/// Stamps a format: its numbers, the places of the f16 vectors its blocks start with (its head), and the body of
-/// [`Format::scales`], which has the head, the block and the group's number, and may read `meta` bytes a row.
+/// Stamps a format: its numbers, the places of the f16 vectors its blocks start with (its head),
+/// and the body of [`Format::scales`], which has the head, the block and the group's number, and
+/// may read `meta` bytes a row.
 macro_rules! format {
     ($(#[$doc:meta])* $name:ident: $k:literal weights, meta $meta:literal, low $low:literal, high $high:literal,
         top $top:literal, group $group:literal, offset $offset:literal, min $min:literal, table $table:expr,
@@ -167,7 +193,8 @@ macro_rules! format {
             }
             #[inline(always)]
             unsafe fn scales<$simd: Simd>($head: Self::Head<$simd>, $at: *const u8, $g: usize) -> ($simd::F, $simd::F) {
-                // SAFETY: with g < K / GROUP every read stays inside the META * R bytes the block starts with.
+                // SAFETY: with g < K / GROUP every read stays inside the META * R bytes the block
+                // starts with.
                 unsafe { $body }
             }
         }
@@ -194,7 +221,9 @@ macro_rules! legacy {
 }
 
 /// ggml's sixteen values of IQ4, plus 128.
-const IQ4: [u8; 16] = [1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241];
+const IQ4: [u8; 16] = [
+    1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241,
+];
 
 legacy!(Q4_0, low 4, high 0, offset 8, table None);
 legacy!(Q4_1, low 4, high 0, min);
@@ -205,8 +234,8 @@ legacy!(IQ4_NL, low 4, high 0, offset 128, table Some(IQ4));
 
 /// Scale and minimum of eight groups of 32, 6 bits each, of Q4_K and Q5_K.
 ///
-/// Packed as 8 vectors of R bytes (low nibbles: scale | min << 4), then 4 vectors of R bytes whose byte for groups
-/// `2i` and `2i+1` has the upper two bits: scale, min, scale, min from bit 0 up.
+/// Packed as 8 vectors of R bytes (low nibbles: scale | min << 4), then 4 vectors of R bytes whose
+/// byte for groups `2i` and `2i+1` has the upper two bits: scale, min, scale, min from bit 0 up.
 macro_rules! k45 {
     ($name:ident, high $high:literal) => {
         format! {
@@ -246,8 +275,8 @@ format! {
 format! {
     /// Super-block of 256 in 3 bits, with a 6-bit scale for every 16.
     ///
-    /// The scales stay as they are: the low nibbles of byte `v` belong to groups `v` and `v + 8`, the pairs of bits of
-    /// byte `8 + v` to groups `v`, `v + 4`, `v + 8` and `v + 12`.
+    /// The scales stay as they are: the low nibbles of byte `v` belong to groups `v` and `v + 8`,
+    /// the pairs of bits of byte `8 + v` to groups `v`, `v + 4`, `v + 8` and `v + 12`.
     Q3_K: 256 weights, meta 14, low 0, high 2, top 1, group 16, offset 4, min false, table None,
     head [0], scales S([d], meta, g) {
         let low = S::shr(S::load_u8(meta.add((2 + g % 8) * S::R)), 4 * (g as u32 / 8));
@@ -259,8 +288,8 @@ format! {
 format! {
     /// Super-block of 256 values of a table, with a 6-bit scale for every 32.
     ///
-    /// The scales stay as they are: nibbles of byte `2 + v` belong to groups `2 v` and `2 v + 1`, the pairs of bits of
-    /// byte `6 + v` to groups `4 v` to `4 v + 3`.
+    /// The scales stay as they are: nibbles of byte `2 + v` belong to groups `2 v` and `2 v + 1`,
+    /// the pairs of bits of byte `6 + v` to groups `4 v` to `4 v + 3`.
     IQ4_XS: 256 weights, meta 8, low 4, high 0, top 0, group 32, offset 128, min false, table Some(IQ4),
     head [0], scales S([d], meta, g) {
         let low = S::shr(S::load_u8(meta.add((2 + g / 2) * S::R)), 4 * (g as u32 % 2));
@@ -274,7 +303,10 @@ format! {
 unsafe fn six_bits<S: Simd>(low: S::I, high: S::I) -> S::F {
     // SAFETY: no pointers; the instruction set is the caller's promise.
     unsafe {
-        let scale = S::or(S::and(low, S::iset1(15)), S::shl(S::and(high, S::iset1(3)), 4));
+        let scale = S::or(
+            S::and(low, S::iset1(15)),
+            S::shl(S::and(high, S::iset1(3)), 4),
+        );
         S::to_f(S::isub(scale, S::iset1(32)))
     }
 }
@@ -286,7 +318,8 @@ format! {
     /// A power of two for 32 four-bit floats.
     MXFP4: 32 weights, meta 1, low 4, high 0, top 0, group 32, offset 12, min false, table Some(FP4),
     head [], scales S([], meta, _) {
-        // 2^(e - 128), halved because the table is doubled, as the product of two powers that are normal floats
+        // 2^(e - 128), halved because the table is doubled, as the product of two powers that are
+        // normal floats
         let e = S::load_u8(meta);
         let half = S::shr(e, 1);
         let a = S::bits_f(S::shl(S::iadd(half, S::iset1(63)), 23));

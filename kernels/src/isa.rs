@@ -37,7 +37,11 @@ pub struct Rounding {
 
 impl Rounding {
     /// Nothing is rounded.
-    pub const NONE: Rounding = Rounding { products: 0.0, floats: 0.0, attention: 0.0 };
+    pub const NONE: Rounding = Rounding {
+        products: 0.0,
+        floats: 0.0,
+        attention: 0.0,
+    };
 
     /// Each error of this and of another, made one by `f`.
     #[must_use]
@@ -51,9 +55,18 @@ impl Rounding {
 }
 
 impl Isa {
-    /// Every instruction set that has kernels, on whatever CPU; within one architecture coarsest first.
-    pub const ALL: [Isa; 8] =
-        [Isa::Scalar, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Amx, Isa::Neon, Isa::NeonDot, Isa::NeonI8mm];
+    /// Every instruction set that has kernels, on whatever CPU; within one architecture coarsest
+    /// first.
+    pub const ALL: [Isa; 8] = [
+        Isa::Scalar,
+        Isa::Avx2,
+        Isa::AvxVnni,
+        Isa::Avx512,
+        Isa::Amx,
+        Isa::Neon,
+        Isa::NeonDot,
+        Isa::NeonI8mm,
+    ];
 
     /// The name that `--isa` takes.
     pub fn name(self) -> &'static str {
@@ -71,7 +84,11 @@ impl Isa {
 
     /// What its fastest multiply-adds work on, for people.
     pub fn arithmetic(self) -> &'static str {
-        if self == Isa::Amx { "bf16 tiles" } else { "f32" }
+        if self == Isa::Amx {
+            "bf16 tiles"
+        } else {
+            "f32"
+        }
     }
 
     /// What its prompt kernels round beyond f32, for models of quantized weights.
@@ -80,9 +97,17 @@ impl Isa {
         let bf16 = 1.0 / 512.0 / 3f64.sqrt();
         match self {
             // factors are both rounded
-            Isa::Amx => Rounding { products: bf16 * 2f64.sqrt(), floats: 0.0, attention: bf16 * 2f64.sqrt() },
+            Isa::Amx => Rounding {
+                products: bf16 * 2f64.sqrt(),
+                floats: 0.0,
+                attention: bf16 * 2f64.sqrt(),
+            },
             // half a step of 15 bits below the largest of 256, which is at most 16 times their rms
-            _ => Rounding { products: 16.0 / 32_639.0 / 12f64.sqrt(), floats: 0.0, attention: 0.0 },
+            _ => Rounding {
+                products: 16.0 / 32_639.0 / 12f64.sqrt(),
+                floats: 0.0,
+                attention: 0.0,
+            },
         }
     }
 
@@ -92,7 +117,9 @@ impl Isa {
             Isa::Scalar => true,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => {
-                is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c")
             }
             #[cfg(target_arch = "x86_64")]
             Isa::AvxVnni => Isa::Avx2.is_available() && is_x86_feature_detected!("avxvnni"),
@@ -110,9 +137,13 @@ impl Isa {
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => std::arch::is_aarch64_feature_detected!("neon"),
             #[cfg(target_arch = "aarch64")]
-            Isa::NeonDot => Isa::Neon.is_available() && std::arch::is_aarch64_feature_detected!("dotprod"),
+            Isa::NeonDot => {
+                Isa::Neon.is_available() && std::arch::is_aarch64_feature_detected!("dotprod")
+            }
             #[cfg(target_arch = "aarch64")]
-            Isa::NeonI8mm => Isa::NeonDot.is_available() && std::arch::is_aarch64_feature_detected!("i8mm"),
+            Isa::NeonI8mm => {
+                Isa::NeonDot.is_available() && std::arch::is_aarch64_feature_detected!("i8mm")
+            }
             // those of other architectures
             _ => false,
         }
@@ -120,7 +151,10 @@ impl Isa {
 
     /// The instruction sets this CPU runs, coarsest first.
     pub fn available() -> Vec<Isa> {
-        Isa::ALL.into_iter().filter(|isa| isa.is_available()).collect()
+        Isa::ALL
+            .into_iter()
+            .filter(|isa| isa.is_available())
+            .collect()
     }
 
     /// The best one this CPU runs.
@@ -157,7 +191,9 @@ pub enum IsaError {
         offered: Vec<Isa>,
     },
     /// No kernels of this name.
-    #[error("--isa {0}: unknown; expected one of auto, scalar, avx2, avxvnni, avx512, amx, neon, dotprod, i8mm")]
+    #[error(
+        "--isa {0}: unknown; expected one of auto, scalar, avx2, avxvnni, avx512, amx, neon, dotprod, i8mm"
+    )]
     Unknown(String),
 }
 
@@ -170,7 +206,10 @@ impl IsaChoice {
         match self {
             IsaChoice::Auto => Ok(Isa::best()),
             IsaChoice::Only(isa) if isa.is_available() => Ok(isa),
-            IsaChoice::Only(wanted) => Err(IsaError::Missing { wanted, offered: Isa::available() }),
+            IsaChoice::Only(wanted) => Err(IsaError::Missing {
+                wanted,
+                offered: Isa::available(),
+            }),
         }
     }
 }
@@ -211,7 +250,14 @@ mod tests {
         assert_eq!("auto".parse::<IsaChoice>(), Ok(IsaChoice::Auto));
         assert!("sse9".parse::<IsaChoice>().is_err());
         assert_eq!(IsaChoice::Only(Isa::Scalar).resolve(), Ok(Isa::Scalar));
-        let foreign = if cfg!(target_arch = "aarch64") { Isa::Avx2 } else { Isa::Neon };
-        assert!(matches!(IsaChoice::Only(foreign).resolve(), Err(IsaError::Missing { .. })));
+        let foreign = if cfg!(target_arch = "aarch64") {
+            Isa::Avx2
+        } else {
+            Isa::Neon
+        };
+        assert!(matches!(
+            IsaChoice::Only(foreign).resolve(),
+            Err(IsaError::Missing { .. })
+        ));
     }
 }

@@ -46,9 +46,9 @@ impl KvType {
         self != KvType::Q8_0 || head_dim.is_multiple_of(Q8_GROUP)
     }
 
-    /// What storing changes, as a part of the root mean square of a head's values: half a unit in the last place; for
-    /// bytes, the rms of a uniform error of up to 1 / 254 of a largest value that is the square root of 32 times the
-    /// rms at most.
+    /// What storing changes, as a part of the root mean square of a head's values: half a unit in
+    /// the last place; for bytes, the rms of a uniform error of up to 1 / 254 of a largest value
+    /// that is the square root of 32 times the rms at most.
     pub fn rounding(self) -> f64 {
         match self {
             KvType::F16 => 1.0 / 2048.0,
@@ -104,15 +104,21 @@ impl KvShape {
 
     /// Bytes of one page of every layer and head, keys and values; `None` if that overflows.
     pub fn page_bytes(&self) -> Option<usize> {
-        let per_head = self.ty.bytes(self.head_dim)?.checked_mul(PAGE)?.checked_mul(2)?;
-        per_head.checked_mul(self.n_head_kv)?.checked_mul(self.n_layer)
+        let per_head = self
+            .ty
+            .bytes(self.head_dim)?
+            .checked_mul(PAGE)?
+            .checked_mul(2)?;
+        per_head
+            .checked_mul(self.n_head_kv)?
+            .checked_mul(self.n_layer)
     }
 }
 
 /// The pages of all layers.
 ///
-/// `[layer][page][KV head]`, and in each 16 positions: keys `[head_dim][16]`, values `[16][head_dim]`; of bytes, scales
-/// follow in f16, `[head_dim / 32][16]`.
+/// `[layer][page][KV head]`, and in each 16 positions: keys `[head_dim][16]`, values
+/// `[16][head_dim]`; of bytes, scales follow in f16, `[head_dim / 32][16]`.
 pub struct KvStore {
     pub(crate) shape: KvShape,
     pub(crate) n_pages: usize,
@@ -132,7 +138,8 @@ pub struct KvTooLarge {
     pub bytes: Option<usize>,
 }
 
-/// ggml's Q8_0: an f16 scale, 127 of which are the largest value, and codes. What is not finite makes the scale so.
+/// ggml's Q8_0: an f16 scale, 127 of which are the largest value, and codes. What is not finite
+/// makes the scale so.
 fn q8_0(x: &[f32]) -> (u16, [i8; Q8_GROUP]) {
     let largest = x.iter().fold(0f32, |m, v| m.max(v.abs()));
     let finite = x.iter().all(|v| v.is_finite());
@@ -157,13 +164,31 @@ impl KvStore {
     /// # Panics
     /// If the type does not [take](KvType::takes) such heads.
     pub fn new(shape: KvShape, n_pages: usize) -> Result<KvStore, KvTooLarge> {
-        assert!(shape.ty.takes(shape.head_dim), "{} keys and values of heads of {}", shape.ty, shape.head_dim);
-        let bytes = shape.page_bytes().and_then(|b| (b / 2).checked_mul(n_pages)).and_then(|b| b.checked_add(SLACK));
-        let too_large =
-            KvTooLarge { positions: n_pages.saturating_mul(PAGE), bytes: bytes.map(|b| b.saturating_mul(2)) };
+        assert!(
+            shape.ty.takes(shape.head_dim),
+            "{} keys and values of heads of {}",
+            shape.ty,
+            shape.head_dim
+        );
+        let bytes = shape
+            .page_bytes()
+            .and_then(|b| (b / 2).checked_mul(n_pages))
+            .and_then(|b| b.checked_add(SLACK));
+        let too_large = KvTooLarge {
+            positions: n_pages.saturating_mul(PAGE),
+            bytes: bytes.map(|b| b.saturating_mul(2)),
+        };
         let store = || bytes.and_then(Memory::zeroed);
-        let (Some(k), Some(v)) = (store(), store()) else { return Err(too_large) };
-        Ok(KvStore { shape, n_pages, k, v, users: Arc::new(()) })
+        let (Some(k), Some(v)) = (store(), store()) else {
+            return Err(too_large);
+        };
+        Ok(KvStore {
+            shape,
+            n_pages,
+            k,
+            v,
+            users: Arc::new(()),
+        })
     }
 
     /// Pages.
@@ -173,7 +198,8 @@ impl KvStore {
 
     /// Copies a page of every layer, for copy-on-write.
     pub fn copy_page(&mut self, from: u32, to: u32) {
-        // a thread that was left behind in a step may still read, for as long as it takes to get back to its CPU
+        // a thread that was left behind in a step may still read, for as long as it takes to get
+        // back to its CPU
         while Arc::get_mut(&mut self.users).is_none() {
             std::thread::sleep(Duration::from_micros(50));
         }
@@ -183,7 +209,10 @@ impl KvStore {
         for layer in 0..self.shape.n_layer {
             let base = layer * self.n_pages * stride;
             for store in [&mut self.k, &mut self.v] {
-                store.bytes_mut().copy_within(base + from * stride..base + (from + 1) * stride, base + to * stride);
+                store.bytes_mut().copy_within(
+                    base + from * stride..base + (from + 1) * stride,
+                    base + to * stride,
+                );
             }
         }
     }
@@ -192,7 +221,14 @@ impl KvStore {
     pub(crate) fn pages(&mut self) -> KvPages {
         let (k, v) = (self.k.as_mut_ptr(), self.v.as_mut_ptr());
         let keep = [self.k.keep(), self.v.keep()];
-        KvPages { k, v, shape: self.shape, n_pages: self.n_pages, _keep: keep, _user: self.users.clone() }
+        KvPages {
+            k,
+            v,
+            shape: self.shape,
+            n_pages: self.n_pages,
+            _keep: keep,
+            _user: self.users.clone(),
+        }
     }
 
     /// Bytes from a page to the next one of the same layer.
@@ -201,8 +237,8 @@ impl KvStore {
     }
 }
 
-/// Pointers into a [`KvStore`] for concurrent readers, and writers of different positions or heads. Its memory stays
-/// for as long as they do.
+/// Pointers into a [`KvStore`] for concurrent readers, and writers of different positions or heads.
+/// Its memory stays for as long as they do.
 pub(crate) struct KvPages {
     k: *mut u8,
     v: *mut u8,
@@ -212,8 +248,8 @@ pub(crate) struct KvPages {
     _user: Arc<()>,
 }
 
-// SAFETY: nothing is read or written but by kernels that get pointers from `base`, and by `write`, whose callers write
-// elements that nobody else touches.
+// SAFETY: nothing is read or written but by kernels that get pointers from `base`, and by `write`,
+// whose callers write elements that nobody else touches.
 unsafe impl Sync for KvPages {}
 // SAFETY: as for `Sync`: the pointers belong to no thread.
 unsafe impl Send for KvPages {}
@@ -248,14 +284,16 @@ impl KvPages {
         assert!(k.len() == d && v.len() == d);
         let of = (layer * self.n_pages + page) * s.n_head_kv + head;
         let base = of * PAGE * d;
-        // SAFETY: keys go to elements `base + i * PAGE + slot`, values to those from `base + slot * d` on (of bytes, in a
-        // part of the store that is as long as codes and scales), all inside the stores by the asserts; the elements
-        // belong to the caller.
+        // SAFETY: keys go to elements `base + i * PAGE + slot`, values to those from
+        // `base + slot * d` on (of bytes, in a part of the store that is as long as codes and
+        // scales), all inside the stores by the asserts; the elements belong to the caller.
         unsafe {
             match s.ty {
                 KvType::Bf16 => {
-                    let (to_k, to_v) =
-                        (self.k.cast::<u16>().add(base + slot), self.v.cast::<u16>().add(base + slot * d));
+                    let (to_k, to_v) = (
+                        self.k.cast::<u16>().add(base + slot),
+                        self.v.cast::<u16>().add(base + slot * d),
+                    );
                     for (i, (k, v)) in k.iter().zip(v).enumerate() {
                         to_k.add(i * PAGE).write(half::bf16::from_f32(*k).to_bits());
                         to_v.add(i).write(half::bf16::from_f32(*v).to_bits());
@@ -269,13 +307,23 @@ impl KvPages {
                     for g in 0..groups {
                         let values = g * Q8_GROUP..(g + 1) * Q8_GROUP;
                         let (scale, codes) = q8_0(&k[values.clone()]);
-                        to_k.add(scales).cast::<u16>().add(g * PAGE + slot).write(scale);
+                        to_k.add(scales)
+                            .cast::<u16>()
+                            .add(g * PAGE + slot)
+                            .write(scale);
                         for (i, code) in codes.into_iter().enumerate() {
-                            to_k.cast::<i8>().add((g * Q8_GROUP + i) * PAGE + slot).write(code);
+                            to_k.cast::<i8>()
+                                .add((g * Q8_GROUP + i) * PAGE + slot)
+                                .write(code);
                         }
                         let (scale, codes) = q8_0(&v[values]);
-                        to_v.add(scales).cast::<u16>().add(g * PAGE + slot).write(scale);
-                        to_v.cast::<[i8; Q8_GROUP]>().byte_add(slot * d + g * Q8_GROUP).write(codes);
+                        to_v.add(scales)
+                            .cast::<u16>()
+                            .add(g * PAGE + slot)
+                            .write(scale);
+                        to_v.cast::<[i8; Q8_GROUP]>()
+                            .byte_add(slot * d + g * Q8_GROUP)
+                            .write(codes);
                     }
                 }
                 KvType::F16 => {
@@ -292,7 +340,11 @@ impl KvPages {
                     for (i, x) in k.iter().enumerate() {
                         to.add(i * PAGE).write(*x);
                     }
-                    std::ptr::copy_nonoverlapping(v.as_ptr(), self.v.cast::<f32>().add(base + slot * d), d);
+                    std::ptr::copy_nonoverlapping(
+                        v.as_ptr(),
+                        self.v.cast::<f32>().add(base + slot * d),
+                        d,
+                    );
                 }
             }
         }

@@ -20,7 +20,8 @@ pub trait Bytes: Send + Sync {
         self.bytes().len()
     }
 
-    /// The bytes of some whole rows, in `room` where they are made for the occasion: packing needs each row once.
+    /// The bytes of some whole rows, in `room` where they are made for the occasion: packing needs
+    /// each row once.
     fn rows<'a>(&'a self, range: Range<usize>, _room: &'a mut Vec<u8>) -> &'a [u8] {
         &self.bytes()[range]
     }
@@ -99,17 +100,21 @@ pub(crate) enum Reads {
     /// Tiles of tokens in pairs of 16-bit integers.
     Pairs,
     /// Tiles of tokens in bf16.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the matrix unit there is so far is of x86"))]
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        allow(dead_code, reason = "the matrix unit there is so far is of x86")
+    )]
     Bf16,
 }
 
 impl Matrix {
-    /// Takes a matrix of `rows` x `cols` in type `ty` from `source`. With `repack`, types that have kernels of their
-    /// own are copied into strips, by all threads of `pool`; the source's bytes are not needed after that.
+    /// Takes a matrix of `rows` x `cols` in type `ty` from `source`. With `repack`, types that have
+    /// kernels of their own are copied into strips, by all threads of `pool`; the source's bytes
+    /// are not needed after that.
     ///
     /// # Errors
-    /// [`MatrixError`] if the bytes do not have the shape, the type cannot be multiplied, or there is no memory for a
-    /// copy.
+    /// [`MatrixError`] if the bytes do not have the shape, the type cannot be multiplied, or there
+    /// is no memory for a copy.
     pub fn new(
         isa: Isa,
         (ty, rows, cols): (TensorType, usize, usize),
@@ -120,12 +125,22 @@ impl Matrix {
         if !octavo_quant::can_dequantize(ty) {
             return Err(MatrixError::Type(ty));
         }
-        let row_bytes = ty.row_bytes(cols as u64).and_then(|b| usize::try_from(b).ok());
+        let row_bytes = ty
+            .row_bytes(cols as u64)
+            .and_then(|b| usize::try_from(b).ok());
         let expected = row_bytes.and_then(|b| b.checked_mul(rows));
         let got = source.n_bytes();
         let Some(row_bytes) = row_bytes.filter(|_| expected == Some(got)) else {
-            let expected = expected.map_or("a whole number of blocks a row".to_owned(), |b| b.to_string());
-            return Err(MatrixError::Size { ty, rows, cols, expected, got });
+            let expected = expected.map_or("a whole number of blocks a row".to_owned(), |b| {
+                b.to_string()
+            });
+            return Err(MatrixError::Size {
+                ty,
+                rows,
+                cols,
+                expected,
+                got,
+            });
         };
         let table = table(isa);
         let kernels = (table.packed)(ty).filter(|_| repack);
@@ -133,12 +148,32 @@ impl Matrix {
         let data = match kernels {
             Some(kernels) => {
                 let bytes = rows.div_ceil(table.strip) * strip_bytes;
-                let memory = Memory::lasting(bytes).ok_or(MatrixError::NoMemory { ty, rows, cols, bytes })?;
-                Data::Packed(pack_strips(&kernels, (ty, row_bytes), &*source, table.strip, memory, pool))
+                let memory = Memory::lasting(bytes).ok_or(MatrixError::NoMemory {
+                    ty,
+                    rows,
+                    cols,
+                    bytes,
+                })?;
+                Data::Packed(pack_strips(
+                    &kernels,
+                    (ty, row_bytes),
+                    &*source,
+                    table.strip,
+                    memory,
+                    pool,
+                ))
             }
             None => Data::Rows(source),
         };
-        Ok(Matrix { ty, rows, cols, table, data, kernels, strip_bytes })
+        Ok(Matrix {
+            ty,
+            rows,
+            cols,
+            table,
+            data,
+            kernels,
+            strip_bytes,
+        })
     }
 
     /// Whether the weights were copied, so that the source's pages may be released.
@@ -161,14 +196,20 @@ impl Matrix {
 
     pub(crate) fn reads(&self, generated: bool) -> Reads {
         match self.kernels {
-            Some(Packed { gemv: Gemv::Codes(_), .. }) if generated => Reads::Codes,
-            Some(Packed { gemv: Gemv::Float(_), .. }) if generated => Reads::Floats,
+            Some(Packed {
+                gemv: Gemv::Codes(_),
+                ..
+            }) if generated => Reads::Codes,
+            Some(Packed {
+                gemv: Gemv::Float(_),
+                ..
+            }) if generated => Reads::Floats,
             _ => self.prompt(generated).0.form,
         }
     }
 
-    /// The form of a prompt's tokens and the kernels for one and two strips. Generated tokens come here where there is
-    /// no packed form, and keep to f32.
+    /// The form of a prompt's tokens and the kernels for one and two strips. Generated tokens come
+    /// here where there is no packed form, and keep to f32.
     pub(crate) fn prompt(&self, generated: bool) -> (&'static Tokens, [unsafe fn(&Tiles<'_>); 2]) {
         match &self.kernels {
             Some(kernels) => (kernels.prompt.tokens, kernels.prompt.tiles),
@@ -183,7 +224,11 @@ impl Matrix {
         let table = self.table;
         // rows of floats keep their accuracy
         let quantized = self.ty.block_len() >= 32 && self.cols.is_multiple_of(32);
-        if quantized && !generated { &table.quantized_rows } else { &table.float_rows }
+        if quantized && !generated {
+            &table.quantized_rows
+        } else {
+            &table.float_rows
+        }
     }
 
     /// Strips, the last one perhaps not full.
@@ -197,27 +242,37 @@ impl Matrix {
 
     /// Start of strip `s`.
     pub(crate) fn strip(&self, s: usize) -> *const u8 {
-        let Data::Packed(memory) = &self.data else { unreachable!("strips are asked for of packed matrices only") };
+        let Data::Packed(memory) = &self.data else {
+            unreachable!("strips are asked for of packed matrices only")
+        };
         assert!(s < self.strips());
         memory.as_ptr().wrapping_add(s * self.strip_bytes)
     }
 
     /// The packed weights k in `k0..k1` of strip `s`: none if they are not packed.
     pub(crate) fn packed(&self, s: usize, k0: usize, k1: usize) -> &[u8] {
-        let Data::Packed(memory) = &self.data else { return &[] };
+        let Data::Packed(memory) = &self.data else {
+            return &[];
+        };
         let at = |k: usize| k / self.ty.block_len() * self.ty.block_bytes() * self.table.strip;
         &memory.bytes()[s * self.strip_bytes..][at(k0)..at(k1.max(k0))]
     }
 
-    /// Writes k in `k0..k1` of strip `s` as a panel of the form `prompt` says; rows beyond the last are zero.
+    /// Writes k in `k0..k1` of strip `s` as a panel of the form `prompt` says; rows beyond the last
+    /// are zero.
     pub(crate) fn panel(&self, generated: bool, s: usize, k0: usize, k1: usize, out: &mut [f32]) {
         let r = self.table.strip;
         let tokens = self.prompt(generated).0;
-        assert!(k0 <= k1 && k1 <= self.cols && k0.is_multiple_of(tokens.slice) && k1 - k0 <= tokens.slice);
+        assert!(
+            k0 <= k1
+                && k1 <= self.cols
+                && k0.is_multiple_of(tokens.slice)
+                && k1 - k0 <= tokens.slice
+        );
         assert!(out.len() * 4 >= (k1 - k0) * r * tokens.bytes);
         if let Some(kernels) = &self.kernels {
-            // SAFETY: strip `s` is whole (checked by `strip`), k1 <= cols, slices of k start at multiples of the slice
-            // and so of every block, and `out` was checked.
+            // SAFETY: strip `s` is whole (checked by `strip`), k1 <= cols, slices of k start at
+            // multiples of the slice and so of every block, and `out` was checked.
             return unsafe { (kernels.prompt.panel)(self.strip(s), k0, k1, out.as_mut_ptr()) };
         }
         let Some(convert) = self.rows_kernels(generated).convert else {
@@ -227,9 +282,13 @@ impl Matrix {
             let end = k1.min(k + KC);
             let mut floats = [0f32; KC * MAX_R];
             self.float_panel(s, k, end, &mut floats);
-            // SAFETY: a panel of floats goes to its place in `out`, which was checked; k is a multiple of 32.
+            // SAFETY: a panel of floats goes to its place in `out`, which was checked; k is a
+            // multiple of 32.
             unsafe {
-                let at = out.as_mut_ptr().cast::<u8>().add((k - k0) * r * tokens.bytes);
+                let at = out
+                    .as_mut_ptr()
+                    .cast::<u8>()
+                    .add((k - k0) * r * tokens.bytes);
                 convert(floats.as_ptr(), end - k, at.cast());
             }
         }
@@ -237,7 +296,9 @@ impl Matrix {
 
     /// Rows as `[k1 - k0][R]` floats.
     fn float_panel(&self, s: usize, k0: usize, k1: usize, out: &mut [f32]) {
-        let Data::Rows(source) = &self.data else { unreachable!("unpacked") };
+        let Data::Rows(source) = &self.data else {
+            unreachable!("unpacked")
+        };
         let r = self.table.strip;
         let row_bytes = self.strip_bytes / r;
         let (len, bytes) = (self.ty.block_len(), self.ty.block_bytes());
@@ -246,7 +307,8 @@ impl Matrix {
         for i in 0..r.min(self.rows - s * r) {
             let at = (s * r + i) * row_bytes;
             let raw = &source.bytes()[at + k0 / len * bytes..at + k1 / len * bytes];
-            octavo_quant::dequantize(self.ty, raw, &mut row[..k1 - k0]).expect("lengths were checked in `new`");
+            octavo_quant::dequantize(self.ty, raw, &mut row[..k1 - k0])
+                .expect("lengths were checked in `new`");
             for (to, w) in out.chunks_exact_mut(r).zip(&row[..k1 - k0]) {
                 to[i] = *w;
             }
@@ -264,12 +326,24 @@ pub fn kernel_name(isa: Isa, ty: TensorType, packed: bool) -> String {
     };
     match (table.packed)(ty).filter(|_| packed) {
         Some(Packed { gemv, prompt, .. }) => {
-            let activations = if matches!(gemv, Gemv::Codes(_)) { "int16" } else { "f32" };
+            let activations = if matches!(gemv, Gemv::Codes(_)) {
+                "int16"
+            } else {
+                "f32"
+            };
             let form = form(prompt.tokens);
-            format!("{isa}: {ty} x {activations} strips of {}, {form} for prompts", table.strip)
+            format!(
+                "{isa}: {ty} x {activations} strips of {}, {form} for prompts",
+                table.strip
+            )
         }
-        None if ty.block_len() >= 32 && form(table.quantized_rows.tokens) != form(table.float_rows.tokens) => {
-            let (one, other) = (form(table.float_rows.tokens), form(table.quantized_rows.tokens));
+        None if ty.block_len() >= 32
+            && form(table.quantized_rows.tokens) != form(table.float_rows.tokens) =>
+        {
+            let (one, other) = (
+                form(table.float_rows.tokens),
+                form(table.quantized_rows.tokens),
+            );
             format!("{isa}: {one} from {ty} rows, {other} for prompts")
         }
         None => format!("{isa}: {} from {ty} rows", form(table.float_rows.tokens)),
@@ -288,12 +362,19 @@ fn pack_strips(
     let n = source.n_bytes();
     let strip_bytes = row_bytes * r;
     if strip_bytes > 0 {
-        let work = Mutex::new((0..n).step_by(strip_bytes).zip(memory.bytes_mut().chunks_exact_mut(strip_bytes)));
+        let work = Mutex::new(
+            (0..n)
+                .step_by(strip_bytes)
+                .zip(memory.bytes_mut().chunks_exact_mut(strip_bytes)),
+        );
         pool.run_tasks(&|_| {
             let mut room = Vec::new();
             loop {
-                // a panic in `pack` is a broken invariant that the pool passes on; the lock is not held then
-                let Some((at, to)) = work.lock().expect("no panic under the lock").next() else { break };
+                // a panic in `pack` is a broken invariant that the pool passes on; the lock is not
+                // held then
+                let Some((at, to)) = work.lock().expect("no panic under the lock").next() else {
+                    break;
+                };
                 let from = source.rows(at..n.min(at + strip_bytes), &mut room);
                 let rows: Vec<&[u8]> = from.chunks_exact(row_bytes).collect();
                 match kernels.shape {

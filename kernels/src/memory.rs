@@ -1,19 +1,20 @@
-//! Memory that starts at a cache line, since a vector load that straddles two costs two, and lies in large pages, since
-//! streams over many small ones wait for their addresses: generation gains 5 %.
+//! Memory that starts at a cache line, since a vector load that straddles two costs two, and lies
+//! in large pages, since streams over many small ones wait for their addresses: generation gains 5
+//! %.
 
 use memmap2::{MmapMut, MmapRaw};
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Bytes of a large page. The system puts mappings of a multiple of this at such a multiple. Under Miri there are none,
-/// and every byte that is mapped takes time.
+/// Bytes of a large page. The system puts mappings of a multiple of this at such a multiple. Under
+/// Miri there are none, and every byte that is mapped takes time.
 const LARGE: usize = if cfg!(miri) { 32 << 10 } else { 2 << 20 };
 /// Bytes of a mapping that many weights share.
 const SHARED: usize = 32 * LARGE;
 
-/// What a mapping leaves to all that is small and allocated afterwards: a vector that cannot grow ends the program,
-/// while a mapping that is refused is an error that says what was wanted.
+/// What a mapping leaves to all that is small and allocated afterwards: a vector that cannot grow
+/// ends the program, while a mapping that is refused is an error that says what was wanted.
 const HEADROOM: usize = if cfg!(miri) { 0 } else { 16 << 20 };
 /// Mappings from here on look whether they leave that.
 const SMALL: usize = 64 << 10;
@@ -26,21 +27,25 @@ pub struct NoMemory {
     pub bytes: usize,
 }
 
-/// Whether the system has this much memory now, and some more for all that is small. What cannot fail in an orderly
-/// way, as a thread that starts, comes after this question.
+/// Whether the system has this much memory now, and some more for all that is small. What cannot
+/// fail in an orderly way, as a thread that starts, comes after this question.
 ///
 /// # Errors
 /// [`NoMemory`] if it has not.
 pub fn room(bytes: usize) -> Result<(), NoMemory> {
     let whole = bytes.checked_add(HEADROOM);
     // taken and given back at once: the system counts it, and hands out no page of it
-    whole.and_then(|whole| MmapMut::map_anon(whole).ok()).map(drop).ok_or(NoMemory { bytes })
+    whole
+        .and_then(|whole| MmapMut::map_anon(whole).ok())
+        .map(drop)
+        .ok_or(NoMemory { bytes })
 }
 
-/// Runs what prepares or executes a program. A buffer that the system refuses ends `work` where it stands.
+/// Runs what prepares or executes a program. A buffer that the system refuses ends `work` where it
+/// stands.
 ///
-/// Buffers grow deep inside, where nothing else can fail: they unwind to here, past the panic hook, because this is
-/// bad luck and no fault of the program.
+/// Buffers grow deep inside, where nothing else can fail: they unwind to here, past the panic hook,
+/// because this is bad luck and no fault of the program.
 ///
 /// # Errors
 /// [`NoMemory`] if a buffer was refused; what was being computed is lost, and nothing else.
@@ -76,12 +81,20 @@ pub(crate) struct Memory {
 impl Memory {
     /// `None` if the system does not have that much.
     pub(crate) fn zeroed(bytes: usize) -> Option<Memory> {
-        let map = if bytes == 0 { None } else { Some(Arc::new(mapping(bytes)?)) };
-        Some(Memory { map, at: 0, len: bytes })
+        let map = if bytes == 0 {
+            None
+        } else {
+            Some(Arc::new(mapping(bytes)?))
+        };
+        Some(Memory {
+            map,
+            at: 0,
+            len: bytes,
+        })
     }
 
-    /// As [`Memory::zeroed`], for what lives as long as its neighbours: together they fill large pages, which none of them
-    /// would. What is freed is not used again before all of a mapping is.
+    /// As [`Memory::zeroed`], for what lives as long as its neighbours: together they fill large
+    /// pages, which none of them would. What is freed is not used again before all of a mapping is.
     pub(crate) fn lasting(bytes: usize) -> Option<Memory> {
         static CURRENT: Mutex<(Weak<MmapRaw>, usize)> = Mutex::new((Weak::new(), 0));
         if bytes == 0 || bytes > SHARED / 4 {
@@ -104,7 +117,11 @@ impl Memory {
         };
         let at = current.1;
         current.1 = (at + bytes).next_multiple_of(4096);
-        Some(Memory { map: Some(map), at, len: bytes })
+        Some(Memory {
+            map: Some(map),
+            at,
+            len: bytes,
+        })
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -117,18 +134,23 @@ impl Memory {
     }
 
     pub(crate) fn as_ptr(&self) -> *const u8 {
-        self.map.as_ref().map_or(std::ptr::null(), |m| m.as_ptr().wrapping_add(self.at))
+        self.map
+            .as_ref()
+            .map_or(std::ptr::null(), |m| m.as_ptr().wrapping_add(self.at))
     }
 
     pub(crate) fn as_mut_ptr(&mut self) -> *mut u8 {
-        self.map.as_ref().map_or(std::ptr::null_mut(), |m| m.as_mut_ptr().wrapping_add(self.at))
+        self.map.as_ref().map_or(std::ptr::null_mut(), |m| {
+            m.as_mut_ptr().wrapping_add(self.at)
+        })
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
         if self.len == 0 {
             return &[];
         }
-        // SAFETY: `len` initialised bytes from `at` on are in the map, and nobody else writes this part of it.
+        // SAFETY: `len` initialised bytes from `at` on are in the map, and nobody else writes this
+        // part of it.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) }
     }
 
@@ -143,7 +165,11 @@ impl Memory {
 
 /// A mapping of `bytes` or a little more.
 fn mapping(bytes: usize) -> Option<MmapRaw> {
-    let whole = if bytes >= LARGE { bytes.checked_next_multiple_of(LARGE)? } else { bytes };
+    let whole = if bytes >= LARGE {
+        bytes.checked_next_multiple_of(LARGE)?
+    } else {
+        bytes
+    };
     let map = MmapMut::map_anon(whole).ok()?;
     if bytes >= SMALL {
         room(0).ok()?;
@@ -170,7 +196,11 @@ impl Floats {
             // the old ones first, so that both are never there together
             self.0 = None;
             let memory = len.checked_mul(4).and_then(Memory::zeroed);
-            let refused = || resume_unwind(Box::new(NoMemory { bytes: len.saturating_mul(4) }));
+            let refused = || {
+                resume_unwind(Box::new(NoMemory {
+                    bytes: len.saturating_mul(4),
+                }))
+            };
             self.0 = Some(memory.unwrap_or_else(refused));
         }
     }
@@ -180,7 +210,9 @@ impl Deref for Floats {
     type Target = [f32];
 
     fn deref(&self) -> &[f32] {
-        let Some(m) = self.0.as_ref().filter(|m| m.len() > 0) else { return &[] };
+        let Some(m) = self.0.as_ref().filter(|m| m.len() > 0) else {
+            return &[];
+        };
         // SAFETY: that many initialised floats, aligned, borrowed from their owner.
         unsafe { std::slice::from_raw_parts(m.as_ptr().cast(), m.len() / 4) }
     }
@@ -188,7 +220,9 @@ impl Deref for Floats {
 
 impl DerefMut for Floats {
     fn deref_mut(&mut self) -> &mut [f32] {
-        let Some(m) = self.0.as_mut().filter(|m| m.len() > 0) else { return &mut [] };
+        let Some(m) = self.0.as_mut().filter(|m| m.len() > 0) else {
+            return &mut [];
+        };
         let len = m.len() / 4;
         // SAFETY: that many initialised floats, aligned, borrowed from their only owner.
         unsafe { std::slice::from_raw_parts_mut(m.as_mut_ptr().cast(), len) }
@@ -207,13 +241,29 @@ mod tests {
             assert!(m.bytes_mut().iter().all(|b| *b == 0));
             m.bytes_mut().fill(1);
         }
-        assert!(Memory::zeroed(usize::MAX).is_none() && Memory::zeroed(isize::MAX as usize).is_none());
+        assert!(
+            Memory::zeroed(usize::MAX).is_none() && Memory::zeroed(isize::MAX as usize).is_none()
+        );
     }
 
     #[test]
     fn lasting_parts_are_apart_and_their_own() {
-        let sizes = [1, 4096, 0, 3 << 20, 100, SHARED / 4, SHARED / 4 + 1, SHARED / 4, SHARED / 4, SHARED / 4];
-        let mut parts: Vec<Memory> = sizes.iter().map(|n| Memory::lasting(*n).expect("memory")).collect();
+        let sizes = [
+            1,
+            4096,
+            0,
+            3 << 20,
+            100,
+            SHARED / 4,
+            SHARED / 4 + 1,
+            SHARED / 4,
+            SHARED / 4,
+            SHARED / 4,
+        ];
+        let mut parts: Vec<Memory> = sizes
+            .iter()
+            .map(|n| Memory::lasting(*n).expect("memory"))
+            .collect();
         for (i, part) in parts.iter_mut().enumerate() {
             assert!(part.as_ptr().addr().is_multiple_of(4096) && part.len() == sizes[i]);
             assert!(part.bytes().iter().all(|b| *b == 0), "{i} is not zero");
@@ -223,7 +273,12 @@ mod tests {
         parts.truncate(2);
         parts.push(Memory::lasting(1000).expect("memory"));
         parts[2].bytes_mut().fill(3);
-        assert!(parts.iter().enumerate().all(|(i, part)| part.bytes().iter().all(|b| *b == i as u8 + 1)));
+        assert!(
+            parts
+                .iter()
+                .enumerate()
+                .all(|(i, part)| part.bytes().iter().all(|b| *b == i as u8 + 1))
+        );
     }
 
     #[test]
@@ -232,11 +287,15 @@ mod tests {
         assert_eq!(with_memory(|| kept.grow(4)), Ok(()));
         let refused = with_memory(|| kept.grow(usize::MAX / 8)).expect_err("more than there is");
         assert_eq!(refused.bytes, usize::MAX / 8 * 4);
-        assert!(refused.to_string().starts_with("no memory for ") && refused.to_string().ends_with(" MiB"));
+        assert!(
+            refused.to_string().starts_with("no memory for ")
+                && refused.to_string().ends_with(" MiB")
+        );
         assert!(kept.is_empty());
         kept.grow(3);
         assert_eq!(kept.len(), 3, "it may grow again");
-        let other = catch_unwind(|| with_memory(|| assert!(std::hint::black_box(false), "planted")));
+        let other =
+            catch_unwind(|| with_memory(|| assert!(std::hint::black_box(false), "planted")));
         assert!(other.is_err());
     }
 

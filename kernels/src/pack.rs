@@ -15,7 +15,8 @@ pub(crate) struct Shape {
     pub(crate) top: usize,
 }
 
-/// Packs `rows` (at most `r`, each a whole number of blocks) into one strip. Rows that are missing are zero.
+/// Packs `rows` (at most `r`, each a whole number of blocks) into one strip. Rows that are missing
+/// are zero.
 pub(crate) fn strip(shape: Shape, rows: &[&[u8]], r: usize, out: &mut [u8]) {
     let bytes = shape.ty.block_bytes();
     out.fill(0);
@@ -47,13 +48,22 @@ fn pack_planes(codes: &[u8], shape: Shape, i: usize, r: usize, [low, high, top]:
         }
         _ => {
             for (j, c) in codes.chunks_exact(8).enumerate() {
-                lane(low, j, std::array::from_fn(|b| (c[b] & 15) | (c[4 + b] & 15) << 4));
+                lane(
+                    low,
+                    j,
+                    std::array::from_fn(|b| (c[b] & 15) | (c[4 + b] & 15) << 4),
+                );
             }
         }
     }
-    for (plane, bits, from) in [(high, shape.high, shape.low), (top, shape.top, shape.low + shape.high)] {
+    for (plane, bits, from) in [
+        (high, shape.high, shape.low),
+        (top, shape.top, shape.low + shape.high),
+    ] {
         // k-groups of four in one vector of the plane, if there is one
-        let Some(groups) = 8usize.checked_div(bits) else { continue };
+        let Some(groups) = 8usize.checked_div(bits) else {
+            continue;
+        };
         let mask = (1u8 << bits) - 1;
         for (j, c) in codes.chunks_exact(4 * groups).enumerate() {
             let mut bytes = [0; 4];
@@ -71,7 +81,9 @@ fn pack_planes(codes: &[u8], shape: Shape, i: usize, r: usize, [low, high, top]:
 fn pack_meta(ty: TensorType, raw: &[u8], i: usize, r: usize, meta: &mut [u8]) {
     let mut meta = Transposed { meta, i, r };
     match ty {
-        TensorType::Q4_0 | TensorType::Q5_0 | TensorType::Q8_0 | TensorType::IQ4_NL => meta.half(0, &raw[..2]),
+        TensorType::Q4_0 | TensorType::Q5_0 | TensorType::Q8_0 | TensorType::IQ4_NL => {
+            meta.half(0, &raw[..2])
+        }
         TensorType::AWQ_G32 | TensorType::AWQ_G64 | TensorType::AWQ_G128 => {
             meta.half(0, &raw[..2]);
             meta.bytes(2, &raw[2..3]);
@@ -101,7 +113,8 @@ fn pack_meta(ty: TensorType, raw: &[u8], i: usize, r: usize, meta: &mut [u8]) {
             for g in 0..8 {
                 let (scale, min) = scale_min(&raw[4..16], g);
                 meta.meta[(4 + g) * r + i] = (scale & 15) | (min & 15) << 4;
-                meta.meta[(12 + g / 2) * r + i] |= ((scale >> 4) | (min >> 4) << 2) << (4 * (g % 2));
+                meta.meta[(12 + g / 2) * r + i] |=
+                    ((scale >> 4) | (min >> 4) << 2) << (4 * (g % 2));
             }
         }
         TensorType::Q6_K => {
@@ -139,7 +152,10 @@ pub(crate) fn scale_min(s: &[u8], g: usize) -> (u8, u8) {
     if g < 4 {
         (s[g] & 63, s[g + 4] & 63)
     } else {
-        ((s[g + 4] & 15) | (s[g - 4] >> 6) << 4, (s[g + 4] >> 4) | (s[g] >> 6) << 4)
+        (
+            (s[g + 4] & 15) | (s[g - 4] >> 6) << 4,
+            (s[g + 4] >> 4) | (s[g] >> 6) << 4,
+        )
     }
 }
 
@@ -161,7 +177,11 @@ pub(crate) fn unpack_codes(ty: TensorType, raw: &[u8], codes: &mut [u8]) {
             }
         }
         TensorType::Q5_K => {
-            for (j, (c, q)) in codes.chunks_exact_mut(64).zip(raw[48..].chunks_exact(32)).enumerate() {
+            for (j, (c, q)) in codes
+                .chunks_exact_mut(64)
+                .zip(raw[48..].chunks_exact(32))
+                .enumerate()
+            {
                 nibbles(q, c);
                 for (l, h) in raw[16..48].iter().enumerate() {
                     c[l] |= (h >> (2 * j) & 1) << 4;
@@ -191,7 +211,9 @@ pub(crate) fn unpack_codes(ty: TensorType, raw: &[u8], codes: &mut [u8]) {
         TensorType::IQ4_NL => nibbles(&raw[2..], codes),
         TensorType::MXFP4 => nibbles(&raw[1..], codes),
         TensorType::IQ4_XS => nibbles_of_32(&raw[8..], codes),
-        TensorType::AWQ_G32 | TensorType::AWQ_G64 | TensorType::AWQ_G128 => nibbles_of_32(&raw[3..], codes),
+        TensorType::AWQ_G32 | TensorType::AWQ_G64 | TensorType::AWQ_G128 => {
+            nibbles_of_32(&raw[3..], codes)
+        }
         other => unreachable!("no packed form of {other}"),
     }
 }

@@ -1,7 +1,9 @@
-//! What this machine can do at most: how fast threads read memory, and how many multiplications they finish.
+//! What this machine can do at most: how fast threads read memory, and how many multiplications
+//! they finish.
 //!
-//! Both loops are generic over `Simd` and stamped by `table.rs` for each instruction set, so that a kernel is held
-//! against what its own vectors can reach. The best of a few passes counts: a limit is what was reached once.
+//! Both loops are generic over `Simd` and stamped by `table.rs` for each instruction set, so that a
+//! kernel is held against what its own vectors can reach. The best of a few passes counts: a limit
+//! is what was reached once.
 
 use std::hint::black_box;
 use std::sync::Mutex;
@@ -23,7 +25,8 @@ const PASSES: usize = 4;
 /// Turns of the multiplying loop in a pass: some milliseconds.
 const TURNS: usize = 1 << 20;
 
-/// Reads `n` floats (a multiple of [`READS`] vectors) and folds them, so that no load can be left out.
+/// Reads `n` floats (a multiple of [`READS`] vectors) and folds them, so that no load can be left
+/// out.
 ///
 /// # Safety
 /// As the head of `simd.rs` says; `n` floats at `p` are readable.
@@ -36,7 +39,11 @@ pub(crate) unsafe fn read<S: Simd, const PREFETCH: bool>(p: *const f32, n: usize
         while at + READS * S::R <= n {
             if PREFETCH {
                 for line in 0..READS * S::R * 4 / 64 {
-                    S::prefetch(p.wrapping_add(at).cast::<u8>().wrapping_add(AHEAD + 64 * line));
+                    S::prefetch(
+                        p.wrapping_add(at)
+                            .cast::<u8>()
+                            .wrapping_add(AHEAD + 64 * line),
+                    );
                 }
             }
             for (i, all) in folded.iter_mut().enumerate() {
@@ -44,7 +51,10 @@ pub(crate) unsafe fn read<S: Simd, const PREFETCH: bool>(p: *const f32, n: usize
             }
             at += READS * S::R;
         }
-        let all = folded.into_iter().reduce(|a, b| S::or(a, b)).unwrap_or(S::iset1(0));
+        let all = folded
+            .into_iter()
+            .reduce(|a, b| S::or(a, b))
+            .unwrap_or(S::iset1(0));
         S::sum(S::bits_f(all))
     }
 }
@@ -57,7 +67,8 @@ pub(crate) unsafe fn read<S: Simd, const PREFETCH: bool>(p: *const f32, n: usize
 pub(crate) unsafe fn multiply<S: Simd, const ACCS: usize>(turns: usize) -> f32 {
     // SAFETY: no pointers here.
     unsafe {
-        // x / 2 + 1 goes to 2: neither an overflow nor a denormal number, which would cost time of their own
+        // x / 2 + 1 goes to 2: neither an overflow nor a denormal number, which would cost time of
+        // their own
         let (half, one) = (S::set1(black_box(0.5)), S::set1(black_box(1.0)));
         let mut x = [one; ACCS];
         for (i, x) in x.iter_mut().enumerate() {
@@ -72,14 +83,14 @@ pub(crate) unsafe fn multiply<S: Simd, const ACCS: usize>(turns: usize) -> f32 {
     }
 }
 
-/// Accumulators of the two forms of [`multiply`]: few, for vectors that are several registers; and many, to keep two
-/// units busy over their latency.
+/// Accumulators of the two forms of [`multiply`]: few, for vectors that are several registers; and
+/// many, to keep two units busy over their latency.
 pub(crate) const FEW: usize = 4;
 /// See [`FEW`].
 pub(crate) const MANY: usize = 12;
 
-/// GB/s (1e9 bytes) that all threads of the pool together read from memory with the vectors of `isa`, each its own
-/// contiguous part; with or without software prefetch, whichever is faster.
+/// GB/s (1e9 bytes) that all threads of the pool together read from memory with the vectors of
+/// `isa`, each its own contiguous part; with or without software prefetch, whichever is faster.
 ///
 /// # Panics
 /// If the CPU lacks `isa`.
@@ -91,7 +102,9 @@ fn best_read(isa: Isa, pool: &mut Pool, bytes: usize) -> f64 {
     let table = table(isa);
     let turn = READS * table.strip;
     let part = (bytes / 4 / pool.threads()).next_multiple_of(turn);
-    let parts: Vec<Mutex<Vec<f32>>> = (0..pool.threads()).map(|_| Mutex::new(Vec::new())).collect();
+    let parts: Vec<Mutex<Vec<f32>>> = (0..pool.threads())
+        .map(|_| Mutex::new(Vec::new()))
+        .collect();
     // the thread that reads a page is the first to touch it, which decides on whose memory it lies
     pool.run_everywhere(&|id| *lock(&parts[id]) = vec![1.0; part]);
     let mut best = 0f64;
@@ -108,8 +121,8 @@ fn best_read(isa: Isa, pool: &mut Pool, bytes: usize) -> f64 {
     best
 }
 
-/// GFLOP/s (a multiply-add is two) that all threads of the pool together reach: in f32 with the vectors of `isa`, or in
-/// bf16 on its matrix unit.
+/// GFLOP/s (a multiply-add is two) that all threads of the pool together reach: in f32 with the
+/// vectors of `isa`, or in bf16 on its matrix unit.
 ///
 /// # Panics
 /// If the CPU lacks `isa`.
@@ -138,7 +151,9 @@ fn best_multiply(isa: Isa, pool: &mut Pool, turns: usize) -> f64 {
             let turns = turns * MANY / accumulators;
             // SAFETY: the table is one of this CPU.
             let seconds = slowest(pool, &|_| unsafe { multiply(turns) });
-            best = best.max((2 * turns * accumulators * table.strip * pool.threads()) as f64 / seconds / 1e9);
+            best = best.max(
+                (2 * turns * accumulators * table.strip * pool.threads()) as f64 / seconds / 1e9,
+            );
         }
     }
     best
@@ -152,12 +167,17 @@ fn slowest(pool: &mut Pool, work: &(dyn Fn(usize) -> f32 + Sync)) -> f64 {
         black_box(work(id));
         *lock(&times[id]) = start.elapsed().as_secs_f64();
     });
-    times.iter().map(|t| *lock(t)).fold(f64::MIN_POSITIVE, f64::max)
+    times
+        .iter()
+        .map(|t| *lock(t))
+        .fold(f64::MIN_POSITIVE, f64::max)
 }
 
 /// A panic under a lock is passed on by the pool, so that nobody sees half a value.
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -194,8 +214,14 @@ mod tests {
         let mut pool = Pool::new(2).expect("threads");
         for isa in Isa::available() {
             // small: emulators run this too
-            let (read, flops) = (best_read(isa, &mut pool, 1 << 20), best_multiply(isa, &mut pool, 1 << 10));
-            assert!([read, flops].iter().all(|x| x.is_finite() && *x > 0.0), "{isa}: {read} {flops}");
+            let (read, flops) = (
+                best_read(isa, &mut pool, 1 << 20),
+                best_multiply(isa, &mut pool, 1 << 10),
+            );
+            assert!(
+                [read, flops].iter().all(|x| x.is_finite() && *x > 0.0),
+                "{isa}: {read} {flops}"
+            );
         }
     }
 }

@@ -45,7 +45,8 @@ impl Rope {
     }
 }
 
-/// One operation. Widths are those of the slots; an output slot is never an input of the same operation.
+/// One operation. Widths are those of the slots; an output slot is never an input of the same
+/// operation.
 #[derive(Clone)]
 pub enum Op {
     /// Rows of the table by token id.
@@ -172,13 +173,18 @@ impl Op {
     pub(crate) fn inputs(&self) -> Vec<Resource> {
         match *self {
             Op::Embed { .. } | Op::Input { .. } => vec![],
-            Op::RmsNorm { x, .. } | Op::MatMul { x, .. } | Op::AddBias { x, .. } | Op::SelectRows { x, .. } => {
+            Op::RmsNorm { x, .. }
+            | Op::MatMul { x, .. }
+            | Op::AddBias { x, .. }
+            | Op::SelectRows { x, .. } => {
                 vec![Resource::Slot(x)]
             }
             Op::Rope { x, .. } => vec![Resource::Slot(x), Resource::Angles],
             Op::KvWrite { k, v, .. } => vec![Resource::Slot(k), Resource::Slot(v)],
             Op::Attention { q, layer, .. } => vec![Resource::Slot(q), Resource::Kv(layer)],
-            Op::SwiGlu { gate: a, up: b, .. } | Op::Add { a, b, .. } => vec![Resource::Slot(a), Resource::Slot(b)],
+            Op::SwiGlu { gate: a, up: b, .. } | Op::Add { a, b, .. } => {
+                vec![Resource::Slot(a), Resource::Slot(b)]
+            }
         }
     }
 
@@ -217,7 +223,8 @@ pub struct SlotInfo {
     pub selected: bool,
 }
 
-/// A compiled model, without the weights of its products: whoever executes it has them in a layout of its own.
+/// A compiled model, without the weights of its products: whoever executes it has them in a layout
+/// of its own.
 pub struct Program {
     /// In order.
     pub ops: Vec<Op>,
@@ -253,10 +260,18 @@ impl Program {
                 Op::Embed { table, out } => assert_eq!(table.cols, width(*out)),
                 Op::Input { out } => assert!(!self.slots[*out].selected, "a step brings all rows"),
                 Op::RmsNorm { x, weight, out, .. } => {
-                    assert!(x != out && width(*x) == width(*out) && width(*x).is_multiple_of(weight.len()));
+                    assert!(
+                        x != out
+                            && width(*x) == width(*out)
+                            && width(*x).is_multiple_of(weight.len())
+                    );
                 }
-                Op::MatMul { x, w, out } => assert!(x != out && shapes[*w] == (width(*out), width(*x))),
-                Op::AddBias { x, bias, out } => assert!(width(*x) == bias.len() && width(*out) == bias.len()),
+                Op::MatMul { x, w, out } => {
+                    assert!(x != out && shapes[*w] == (width(*out), width(*x)))
+                }
+                Op::AddBias { x, bias, out } => {
+                    assert!(width(*x) == bias.len() && width(*out) == bias.len())
+                }
                 Op::Rope { x, head_dim, out } => {
                     assert!(width(*x) == width(*out) && width(*x).is_multiple_of(*head_dim));
                     assert!(2 * self.rope.frequencies.len() <= *head_dim);
@@ -269,7 +284,12 @@ impl Program {
                     assert!(q != out && width(*q) == width(*out) && *layer < self.kv.n_layer);
                     assert!(width(*q).is_multiple_of(self.kv.n_head_kv * self.kv.head_dim));
                 }
-                Op::SwiGlu { gate: a, up: b, out } | Op::Add { a, b, out } => {
+                Op::SwiGlu {
+                    gate: a,
+                    up: b,
+                    out,
+                }
+                | Op::Add { a, b, out } => {
                     assert!(width(*a) == width(*out) && width(*b) == width(*out));
                 }
                 Op::SelectRows { x, out } => assert!(x != out && width(*x) == width(*out)),
@@ -292,7 +312,11 @@ impl Program {
 
     /// Rows that a step of so many has in a slot, of which so many are wanted.
     pub(crate) fn rows_of(&self, slot: Slot, rows: usize, wanted: usize) -> usize {
-        if self.slots[slot].selected { wanted } else { rows }
+        if self.slots[slot].selected {
+            wanted
+        } else {
+            rows
+        }
     }
 
     /// Where a step's own rows go, if this program begins with them.
@@ -306,8 +330,8 @@ impl Program {
     /// The tokens of a step on a cache of `n_pages`, and the rows with outputs.
     ///
     /// # Panics
-    /// If the step does not fit: tokens beyond the table (where there is one), tables that do not cover the positions,
-    /// page numbers that do not exist, an input of another size.
+    /// If the step does not fit: tokens beyond the table (where there is one), tables that do not
+    /// cover the positions, page numbers that do not exist, an input of another size.
     pub(crate) fn rows(&self, step: &Step<'_>, n_pages: usize) -> (Vec<Row>, Vec<usize>) {
         let vocabulary = self.ops.iter().find_map(|op| match op {
             Op::Embed { table, .. } => Some(table.rows),
@@ -316,17 +340,37 @@ impl Program {
         let (mut rows, mut wanted) = (Vec::new(), Vec::new());
         for (seq, s) in step.seqs.iter().enumerate() {
             let end = s.start + s.tokens.len();
-            assert!(s.table.len() * PAGE >= end, "the block table ends before position {end}");
-            assert!(s.table.iter().all(|p| (*p as usize) < n_pages), "a page that does not exist");
-            assert!(s.wanted.end <= s.tokens.len(), "outputs wanted of tokens that are not there");
+            assert!(
+                s.table.len() * PAGE >= end,
+                "the block table ends before position {end}"
+            );
+            assert!(
+                s.table.iter().all(|p| (*p as usize) < n_pages),
+                "a page that does not exist"
+            );
+            assert!(
+                s.wanted.end <= s.tokens.len(),
+                "outputs wanted of tokens that are not there"
+            );
             wanted.extend(s.wanted.clone().map(|i| rows.len() + i));
             for (i, token) in s.tokens.iter().enumerate() {
-                assert!(vocabulary.is_none_or(|n| (*token as usize) < n), "token {token} has no embedding");
-                rows.push(Row { seq, token: *token, pos: s.start + i });
+                assert!(
+                    vocabulary.is_none_or(|n| (*token as usize) < n),
+                    "token {token} has no embedding"
+                );
+                rows.push(Row {
+                    seq,
+                    token: *token,
+                    pos: s.start + i,
+                });
             }
         }
         let width = self.input().map_or(0, |slot| self.slots[slot].width);
-        assert_eq!(step.input.len(), rows.len() * width, "an input of other rows, or for another program");
+        assert_eq!(
+            step.input.len(),
+            rows.len() * width,
+            "an input of other rows, or for another program"
+        );
         (rows, wanted)
     }
 }

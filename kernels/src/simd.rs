@@ -1,12 +1,13 @@
 //! The few vector operations the generic kernels use, and their portable form.
 //!
-//! A vector holds `R` f32 or i32 lanes; `R` is also the number of weight rows that a packed strip interleaves.
-//! Integer vectors double as `4 R` bytes: lane `r` holds four consecutive codes of row `r`.
+//! A vector holds `R` f32 or i32 lanes; `R` is also the number of weight rows that a packed strip
+//! interleaves. Integer vectors double as `4 R` bytes: lane `r` holds four consecutive codes of row
+//! `r`.
 //!
 //! # Safety of every operation
-//! Each is `unsafe` for one reason: the outermost kernel, which alone carries `#[target_feature]`, guarantees that the
-//! CPU has the instruction set, and whoever passes a pointer guarantees that the stated number of elements behind it
-//! is readable (or writable). Nothing needs alignment.
+//! Each is `unsafe` for one reason: the outermost kernel, which alone carries `#[target_feature]`,
+//! guarantees that the CPU has the instruction set, and whoever passes a pointer guarantees that
+//! the stated number of elements behind it is readable (or writable). Nothing needs alignment.
 
 use crate::act::Act4;
 
@@ -93,7 +94,8 @@ pub(crate) trait Simd: Copy {
     unsafe fn prefetch(p: *const u8);
 }
 
-/// Stamps trait operations whose bodies are intrinsics. The one SAFETY text for all of them is inside.
+/// Stamps trait operations whose bodies are intrinsics. The one SAFETY text for all of them is
+/// inside.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! ops {
     ($($(#[$meta:meta])* $name:ident($($a:ident: $t:ty),*) $(-> $r:ty)? $body:block)*) => {$(
@@ -101,8 +103,8 @@ macro_rules! ops {
         #[inline(always)]
         #[allow(unused_unsafe)] // not every body has an intrinsic that needs it
         unsafe fn $name($($a: $t),*) $(-> $r)? {
-            // SAFETY: the outermost kernel carries the target features, its caller has checked the CPU, and pointers
-            // cover what `Simd` says (head of simd.rs).
+            // SAFETY: the outermost kernel carries the target features, its caller has checked the
+            // CPU, and pointers cover what `Simd` says (head of simd.rs).
             unsafe { $body }
         }
     )*};
@@ -161,7 +163,10 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn store_f16(p: *mut u16, v: F8) {
         // SAFETY: the caller has 8 writable u16 at `p`.
-        unsafe { p.cast::<[u16; 8]>().write_unaligned(v.0.map(|x| half::f16::from_f32(x).to_bits())) }
+        unsafe {
+            p.cast::<[u16; 8]>()
+                .write_unaligned(v.0.map(|x| half::f16::from_f32(x).to_bits()))
+        }
     }
     #[inline(always)]
     unsafe fn load_bf16(p: *const u16) -> F8 {
@@ -209,7 +214,8 @@ impl Simd for Portable {
     }
     #[inline(always)]
     unsafe fn largest(v: F8) -> f32 {
-        v.0.into_iter().fold(f32::NEG_INFINITY, |a, b| if a > b { a } else { b })
+        v.0.into_iter()
+            .fold(f32::NEG_INFINITY, |a, b| if a > b { a } else { b })
     }
     #[inline(always)]
     unsafe fn load_bytes(p: *const u8) -> I8 {
@@ -220,7 +226,10 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn store_bytes(p: *mut u8, v: I8) {
         // SAFETY: the caller has 32 writable bytes at `p`.
-        unsafe { p.cast::<[[u8; 4]; 8]>().write_unaligned(v.0.map(i32::to_le_bytes)) }
+        unsafe {
+            p.cast::<[[u8; 4]; 8]>()
+                .write_unaligned(v.0.map(i32::to_le_bytes))
+        }
     }
     #[inline(always)]
     unsafe fn load_u8(p: *const u8) -> I8 {
@@ -249,7 +258,10 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn sub16(a: I8, b: I8) -> I8 {
         lanes!(I8, |i| {
-            let (low, high) = ((a.0[i] as i16).wrapping_sub(b.0[i] as i16), (a.0[i] >> 16) - (b.0[i] >> 16));
+            let (low, high) = (
+                (a.0[i] as i16).wrapping_sub(b.0[i] as i16),
+                (a.0[i] >> 16) - (b.0[i] >> 16),
+            );
             (i32::from(low) & 0xffff) | high << 16
         })
     }
@@ -263,7 +275,9 @@ impl Simd for Portable {
     }
     #[inline(always)]
     unsafe fn lookup(a: I8, table: &[u8; 16]) -> I8 {
-        lanes!(I8, |i| i32::from_le_bytes(a.0[i].to_le_bytes().map(|b| table[usize::from(b & 15)])))
+        lanes!(I8, |i| i32::from_le_bytes(
+            a.0[i].to_le_bytes().map(|b| table[usize::from(b & 15)])
+        ))
     }
     #[inline(always)]
     unsafe fn shr(a: I8, n: u32) -> I8 {
@@ -314,7 +328,9 @@ impl Simd for Portable {
         let x = unsafe { x.read_unaligned() };
         lanes!(I8, |i| {
             let (low, high) = (i32::from(w.0[i] as i16), w.0[i] >> 16);
-            acc.0[i].wrapping_add(low * i32::from(x as i16)).wrapping_add(high * (x >> 16))
+            acc.0[i]
+                .wrapping_add(low * i32::from(x as i16))
+                .wrapping_add(high * (x >> 16))
         })
     }
     #[inline(always)]
@@ -325,7 +341,8 @@ impl Simd for Portable {
     unsafe fn prefetch(_: *const u8) {}
 }
 
-/// Exact, and short enough to vectorise: shifts the exponent into place and lets one multiply do the rest.
+/// Exact, and short enough to vectorise: shifts the exponent into place and lets one multiply do
+/// the rest.
 #[inline(always)]
 fn f16_to_f32(h: u16) -> f32 {
     let sign = u32::from(h & 0x8000) << 16;
@@ -333,7 +350,11 @@ fn f16_to_f32(h: u16) -> f32 {
     // finite halves, subnormal ones too: the bits scaled by 2^112
     let finite = f32::from_bits(body << 13) * f32::from_bits(0x7780_0000);
     let special = 0x7f80_0000 | (body << 13);
-    let bits = if body >= 0x7c00 { special } else { finite.to_bits() };
+    let bits = if body >= 0x7c00 {
+        special
+    } else {
+        finite.to_bits()
+    };
     f32::from_bits(sign | bits)
 }
 
@@ -350,7 +371,13 @@ pub(crate) unsafe fn exp<S: Simd>(x: S::F) -> S::F {
         let r = S::fma(f, S::set1(-0.693_359_4), x);
         let r = S::fma(f, S::set1(2.121_944_4e-4), r);
         let mut p = S::set1(1.987_569_1e-4);
-        for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
+        for c in [
+            1.398_199_9e-3,
+            8.333_452e-3,
+            4.166_579_6e-2,
+            1.666_666_5e-1,
+            0.5,
+        ] {
             p = S::fma(p, r, S::set1(c));
         }
         let p = S::add(S::fma(S::mul(r, r), p, r), S::set1(1.0));
@@ -370,24 +397,35 @@ mod tests {
     fn every_half_float_converts_exactly() {
         for bits in 0..=u16::MAX {
             let (ours, theirs) = (f16_to_f32(bits), half::f16::from_bits(bits).to_f32());
-            assert!(ours.to_bits() == theirs.to_bits() || (ours.is_nan() && theirs.is_nan()), "{bits:#x}");
+            assert!(
+                ours.to_bits() == theirs.to_bits() || (ours.is_nan() && theirs.is_nan()),
+                "{bits:#x}"
+            );
         }
     }
 
     /// What `S` makes of 16 lanes, by operation; `x` holds numbers that halves can come near.
-    fn results<S: Simd>(a: &[i32; 16], b: &[i32; 16], x: &[f32; 16]) -> BTreeMap<&'static str, [i32; 16]> {
+    fn results<S: Simd>(
+        a: &[i32; 16],
+        b: &[i32; 16],
+        x: &[f32; 16],
+    ) -> BTreeMap<&'static str, [i32; 16]> {
         let mut all = BTreeMap::new();
         let table = std::array::from_fn(|i| (a[i] >> 9) as u8);
         let act = S::act4([b[0], b[1], b[2], b[3]].map(|b| (b % 32_640) as i16));
         for at in (0..16).step_by(S::R) {
-            // SAFETY: the caller asks only for what this CPU has; every pointer has R elements behind it.
+            // SAFETY: the caller asks only for what this CPU has; every pointer has R elements
+            // behind it.
             unsafe {
                 let mut is = |name, v: S::I| {
                     let y: &mut [i32; 16] = all.entry(name).or_insert([0; 16]);
                     S::store_bytes(y[at..].as_mut_ptr().cast(), v);
                 };
                 let bytes = a.as_ptr().cast::<u8>().add(at);
-                let (v, w) = (S::load_bytes(a[at..].as_ptr().cast()), S::load_bytes(b[at..].as_ptr().cast()));
+                let (v, w) = (
+                    S::load_bytes(a[at..].as_ptr().cast()),
+                    S::load_bytes(b[at..].as_ptr().cast()),
+                );
                 let f = S::load(x[at..].as_ptr());
                 is("load_u8", S::load_u8(bytes));
                 is("load_i8", S::load_i8(bytes));
@@ -395,12 +433,23 @@ mod tests {
                 is("isub", S::isub(v, w));
                 is("sub16", S::sub16(v, w));
                 is("and, or", S::or(S::and(v, w), S::iset1(b[1] & 0xff)));
-                is("lookup", S::lookup(S::and(v, S::iset1(0x0f0f_0f0f)), &table));
-                for (n, name) in [(0, "shift by 0"), (4, "shift by 4"), (23, "shift by 23"), (31, "shift by 31")] {
+                is(
+                    "lookup",
+                    S::lookup(S::and(v, S::iset1(0x0f0f_0f0f)), &table),
+                );
+                for (n, name) in [
+                    (0, "shift by 0"),
+                    (4, "shift by 4"),
+                    (23, "shift by 23"),
+                    (31, "shift by 31"),
+                ] {
                     is(name, S::isub(S::shr(v, n), S::shl(v, n)));
                 }
                 is("dot2", S::dot2(v, w, &b[5]));
-                is("dot4", S::acc_sum(S::dot4(S::dot4(S::acc_zero(), v, &act), w, &act)));
+                is(
+                    "dot4",
+                    S::acc_sum(S::dot4(S::dot4(S::acc_zero(), v, &act), w, &act)),
+                );
                 let small = S::iset1(0x7f7f_7f7f);
                 let acc = S::dot4_small(S::dot4(S::acc_zero(), v, &act), S::and(w, small), &act);
                 is("dot4_small", S::acc_sum(acc));
@@ -413,12 +462,24 @@ mod tests {
                     S::load_bytes(y.as_ptr().cast())
                 };
                 is("store_f16, load_f16", back(S::load_f16(half.as_ptr())));
-                is("load_bf16", back(S::load_bf16(a.as_ptr().cast::<u16>().add(at))));
+                is(
+                    "load_bf16",
+                    back(S::load_bf16(a.as_ptr().cast::<u16>().add(at))),
+                );
                 is("to_f", back(S::to_f(v)));
                 is("bits_f", back(S::bits_f(v)));
-                is("min, max", back(S::max(S::set1(-3.0), S::min(f, S::set1(2.5)))));
-                is("first", back(S::first(5usize.saturating_sub(at), f, S::zero())));
-                is("add to div", back(S::div(S::sub(S::add(f, f), S::set1(1.0)), S::mul(f, f))));
+                is(
+                    "min, max",
+                    back(S::max(S::set1(-3.0), S::min(f, S::set1(2.5)))),
+                );
+                is(
+                    "first",
+                    back(S::first(5usize.saturating_sub(at), f, S::zero())),
+                );
+                is(
+                    "add to div",
+                    back(S::div(S::sub(S::add(f, f), S::set1(1.0)), S::mul(f, f))),
+                );
             }
         }
         all
@@ -431,7 +492,10 @@ mod tests {
             bits as i32
         };
         for turn in 0..500 {
-            let (a, b): ([i32; 16], [i32; 16]) = (std::array::from_fn(|_| random()), std::array::from_fn(|_| random()));
+            let (a, b): ([i32; 16], [i32; 16]) = (
+                std::array::from_fn(|_| random()),
+                std::array::from_fn(|_| random()),
+            );
             // at first halves, between which integers and, above 1024, f16 must choose
             let x = std::array::from_fn(|_| match turn {
                 0..100 => (random() % 4001) as f32 * 0.5,
@@ -439,7 +503,10 @@ mod tests {
             });
             let expected = results::<Portable>(&a, &b, &x);
             for (name, got) in results::<S>(&a, &b, &x) {
-                assert_eq!(got, expected[name], "{isa}: {name} of {a:x?}, {b:x?}, {x:?}");
+                assert_eq!(
+                    got, expected[name],
+                    "{isa}: {name} of {a:x?}, {b:x?}, {x:?}"
+                );
             }
         }
     }
@@ -469,14 +536,18 @@ mod tests {
     fn exp_is_within_two_ulp() {
         let mut x = -87.0f32;
         while x < 88.0 {
-            // SAFETY: the portable vectors need no instruction set; the pointers are to local arrays.
+            // SAFETY: the portable vectors need no instruction set; the pointers are to local
+            // arrays.
             let y = unsafe {
                 let mut y = [0.0; 8];
                 Portable::store(y.as_mut_ptr(), exp::<Portable>(Portable::set1(x)));
                 y[3]
             };
             let exact = f64::from(x).exp();
-            assert!((f64::from(y) - exact).abs() <= 2.0 * exact * f64::from(f32::EPSILON), "{x}: {y} {exact}");
+            assert!(
+                (f64::from(y) - exact).abs() <= 2.0 * exact * f64::from(f32::EPSILON),
+                "{x}: {y} {exact}"
+            );
             x += 0.013;
         }
     }

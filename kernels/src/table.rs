@@ -1,4 +1,5 @@
-//! Which kernel runs for (operation, format, instruction set): one table of functions per instruction set.
+//! Which kernel runs for (operation, format, instruction set): one table of functions per
+//! instruction set.
 
 use crate::act::ActRow;
 use crate::formats::{self, Format};
@@ -116,7 +117,10 @@ pub(crate) struct Table {
 
 /// The kernels of `isa`, which the caller got from [`Isa::available`].
 pub(crate) fn table(isa: Isa) -> &'static Table {
-    assert!(isa.is_available(), "kernels of {isa} asked for on a CPU without it");
+    assert!(
+        isa.is_available(),
+        "kernels of {isa} asked for on a CPU without it"
+    );
     match isa {
         Isa::Scalar => &portable::TABLE,
         #[cfg(target_arch = "x86_64")]
@@ -138,8 +142,20 @@ pub(crate) fn table(isa: Isa) -> &'static Table {
 }
 
 fn shape<F: Format>() -> Option<Shape> {
-    assert_eq!(F::BLOCK_BYTES, F::TYPE.block_bytes(), "{}: packed blocks must not grow", F::TYPE);
-    Some(Shape { ty: F::TYPE, k: F::K, meta: F::META, low: F::LOW, high: F::HIGH, top: F::TOP })
+    assert_eq!(
+        F::BLOCK_BYTES,
+        F::TYPE.block_bytes(),
+        "{}: packed blocks must not grow",
+        F::TYPE
+    );
+    Some(Shape {
+        ty: F::TYPE,
+        k: F::K,
+        meta: F::META,
+        low: F::LOW,
+        high: F::HIGH,
+        top: F::TOP,
+    })
 }
 
 /// What a thread does before and after a step where nothing needs doing.
@@ -201,7 +217,11 @@ macro_rules! by_tiles {
         }
     };
     (rows) => {
-        Rows { tokens: &unit::BF16, convert: Some(unit::narrow), tiles: [unit::tiles_bf16::<1>, unit::tiles_bf16::<2>] }
+        Rows {
+            tokens: &unit::BF16,
+            convert: Some(unit::narrow),
+            tiles: [unit::tiles_bf16::<1>, unit::tiles_bf16::<2>],
+        }
     };
     (attention) => {
         Some(Unit {
@@ -233,7 +253,8 @@ macro_rules! instantiate {
 
             $(#[target_feature(enable = $features)])?
             unsafe fn gemv<F: Format, const N: usize>(strips: *const u8, k: usize, x: &ActRow, out: *mut f32) {
-                // SAFETY: passed on from the caller, who took this function from the table of a CPU that has it.
+                // SAFETY: passed on from the caller, who took this function from the table of a CPU
+                // that has it.
                 unsafe { gemv::strips::<$simd, F, N>(strips, k, x, out) }
             }
             $(#[target_feature(enable = $features)])?

@@ -26,73 +26,198 @@ fn ops(case: &Case, x: &[f32]) -> Vec<Op> {
     let [gate, up, gated, down, sum] = case.slots;
     vec![
         embed(case.m, D, x, 0),
-        Op::MatMul { x: 0, w: 0, out: gate },
-        Op::MatMul { x: 0, w: 1, out: up },
-        Op::SwiGlu { gate, up, out: gated },
-        Op::MatMul { x: gated, w: 2, out: down },
-        Op::Add { a: 0, b: down, out: sum },
+        Op::MatMul {
+            x: 0,
+            w: 0,
+            out: gate,
+        },
+        Op::MatMul {
+            x: 0,
+            w: 1,
+            out: up,
+        },
+        Op::SwiGlu {
+            gate,
+            up,
+            out: gated,
+        },
+        Op::MatMul {
+            x: gated,
+            w: 2,
+            out: down,
+        },
+        Op::Add {
+            a: 0,
+            b: down,
+            out: sum,
+        },
         // the output is a slot of its own
-        Op::Add { a: sum, b: sum, out: 5 },
+        Op::Add {
+            a: sum,
+            b: sum,
+            out: 5,
+        },
     ]
 }
 
-fn executor(case: &Case, isa: Isa, threads: usize, repack: bool, x: &[f32], raw: &[Vec<u8>; 3]) -> Executor {
+fn executor(
+    case: &Case,
+    isa: Isa,
+    threads: usize,
+    repack: bool,
+    x: &[f32],
+    raw: &[Vec<u8>; 3],
+) -> Executor {
     let mut pool = Pool::new(threads).expect("threads");
-    let shapes = [(case.gate, case.ff, D), (case.up, case.ff, D), (case.down, D, case.ff)];
+    let shapes = [
+        (case.gate, case.ff, D),
+        (case.up, case.ff, D),
+        (case.down, D, case.ff),
+    ];
     let matrices = shapes.iter().zip(raw);
     let matrices = matrices
-        .map(|(shape, raw)| Matrix::new(isa, *shape, Arc::new(raw.clone()), repack, &mut pool).expect("a matrix"))
+        .map(|(shape, raw)| {
+            Matrix::new(isa, *shape, Arc::new(raw.clone()), repack, &mut pool).expect("a matrix")
+        })
         .collect();
-    Executor::new(isa, program(ops(case, x), &[D, case.ff, case.ff, case.ff, D, D], KV), matrices, pool)
+    Executor::new(
+        isa,
+        program(ops(case, x), &[D, case.ff, case.ff, case.ff, D, D], KV),
+        matrices,
+        pool,
+    )
 }
 
 /// The output with a tap, which sees every result, so that nothing is absorbed.
 fn one_by_one(executor: &mut Executor, role: Role, m: usize) -> (Vec<f32>, usize) {
     let tokens: Vec<u32> = (0..m as u32).collect();
     let table: Vec<u32> = (0..m.div_ceil(16) as u32).collect();
-    let seqs = [Sequence { tokens: &tokens, start: 0, table: &table, wanted: 0..m }];
+    let seqs = [Sequence {
+        tokens: &tokens,
+        start: 0,
+        table: &table,
+        wanted: 0..m,
+    }];
     let mut seen = 0;
     let mut tap = |_: usize, _: usize, _: usize, _: &[f32]| seen += 1;
     let mut kv = KvStore::new(KV, table.len()).expect("memory");
-    let out = executor.step(&Step { role, seqs: &seqs, input: &[] }, &mut kv, Some(&mut tap)).to_vec();
+    let out = executor
+        .step(
+            &Step {
+                role,
+                seqs: &seqs,
+                input: &[],
+            },
+            &mut kv,
+            Some(&mut tap),
+        )
+        .to_vec();
     (out, seen)
 }
 
 #[test]
 fn absorbed_operations_give_the_same_bits() {
     let slots = [1, 2, 3, 4, 4];
-    let base = Case { gate: T::Q4_K, up: T::Q4_K, down: T::Q6_K, ff: 512, m: 37, slots };
+    let base = Case {
+        gate: T::Q4_K,
+        up: T::Q4_K,
+        down: T::Q6_K,
+        ff: 512,
+        m: 37,
+        slots,
+    };
     let cases = [
         Case { ..base },
         // results over what they are made from, and over the input
-        Case { slots: [1, 2, 1, 4, 4], ..base },
-        Case { slots: [1, 2, 2, 4, 0], ..base },
+        Case {
+            slots: [1, 2, 1, 4, 4],
+            ..base
+        },
+        Case {
+            slots: [1, 2, 2, 4, 0],
+            ..base
+        },
         // kernels that differ: nothing may be shared
-        Case { up: T::Q6_K, ..base },
-        Case { gate: T::Q8_0, up: T::Q4_K, down: T::F16, ..base },
-        Case { gate: T::F32, up: T::F32, down: T::BF16, m: 3, ..base },
-        Case { gate: T::F32, up: T::F32, down: T::F16, m: 2, slots: [1, 2, 0, 4, 4], ff: D },
-        Case { gate: T::F32, up: T::F32, down: T::F16, m: 2, slots: [1, 2, 3, 4, 3], ff: D },
-        Case { gate: T::Q2_K, up: T::Q2_K, down: T::IQ4_NL, m: 1, ..base },
+        Case {
+            up: T::Q6_K,
+            ..base
+        },
+        Case {
+            gate: T::Q8_0,
+            up: T::Q4_K,
+            down: T::F16,
+            ..base
+        },
+        Case {
+            gate: T::F32,
+            up: T::F32,
+            down: T::BF16,
+            m: 3,
+            ..base
+        },
+        Case {
+            gate: T::F32,
+            up: T::F32,
+            down: T::F16,
+            m: 2,
+            slots: [1, 2, 0, 4, 4],
+            ff: D,
+        },
+        Case {
+            gate: T::F32,
+            up: T::F32,
+            down: T::F16,
+            m: 2,
+            slots: [1, 2, 3, 4, 3],
+            ff: D,
+        },
+        Case {
+            gate: T::Q2_K,
+            up: T::Q2_K,
+            down: T::IQ4_NL,
+            m: 1,
+            ..base
+        },
         // several units at once, and a number of tokens that fills no tile
-        Case { ff: 3072, m: 530, ..base },
+        Case {
+            ff: 3072,
+            m: 530,
+            ..base
+        },
     ];
     let mut rng = Rng(5);
     for case in &cases {
         let x: Vec<f32> = rng.floats(case.m * D);
         let [gate, up] = [case.gate, case.up].map(|ty| random_blocks(&mut rng, ty, D * case.ff));
         let raw = [gate, up, random_blocks(&mut rng, case.down, D * case.ff)];
-        for isa in Isa::available().into_iter().filter(|isa| case.m < 100 || *isa != Isa::Scalar) {
+        for isa in Isa::available()
+            .into_iter()
+            .filter(|isa| case.m < 100 || *isa != Isa::Scalar)
+        {
             for (threads, repack) in [(1, true), (3, true), (2, false)] {
                 let mut executor = executor(case, isa, threads, repack, &x, &raw);
-                for role in [Role::Prompt, Role::Generated].into_iter().filter(|r| case.m < 100 || *r == Role::Prompt) {
+                for role in [Role::Prompt, Role::Generated]
+                    .into_iter()
+                    .filter(|r| case.m < 100 || *r == Role::Prompt)
+                {
                     let near = run(&mut executor, KV, role, case.m);
                     let (apart, seen) = one_by_one(&mut executor, role, case.m);
                     assert_eq!(seen, 7, "every operation is seen");
                     let types = (case.gate, case.up, case.down);
-                    let what = format!("{isa} {role:?} {types:?} m {} repack {repack} {:?}", case.m, case.slots);
-                    assert!(near.iter().all(|v| v.is_finite()) && near.iter().any(|v| *v != 0.0), "{what}");
-                    assert!(near.iter().zip(&apart).all(|(a, b)| a.to_bits() == b.to_bits()), "{what}");
+                    let what = format!(
+                        "{isa} {role:?} {types:?} m {} repack {repack} {:?}",
+                        case.m, case.slots
+                    );
+                    assert!(
+                        near.iter().all(|v| v.is_finite()) && near.iter().any(|v| *v != 0.0),
+                        "{what}"
+                    );
+                    assert!(
+                        near.iter()
+                            .zip(&apart)
+                            .all(|(a, b)| a.to_bits() == b.to_bits()),
+                        "{what}"
+                    );
                 }
             }
         }
@@ -105,25 +230,39 @@ fn what_is_read_again_is_not_absorbed() {
     let mut rng = Rng(6);
     let (m, ff) = (5, 256);
     let x = rng.floats(m * D);
-    let raw: Vec<Vec<u8>> = (0..2).map(|_| random_blocks(&mut rng, T::Q4_K, D * ff)).collect();
+    let raw: Vec<Vec<u8>> = (0..2)
+        .map(|_| random_blocks(&mut rng, T::Q4_K, D * ff))
+        .collect();
     for isa in Isa::available() {
-        for last in [Op::Add { a: 1, b: 3, out: 4 }, Op::Add { a: 2, b: 3, out: 4 }] {
+        for last in [
+            Op::Add { a: 1, b: 3, out: 4 },
+            Op::Add { a: 2, b: 3, out: 4 },
+        ] {
             let mut pool = Pool::new(2).expect("threads");
             let matrix = |raw: &Vec<u8>, pool: &mut Pool| {
-                Matrix::new(isa, (T::Q4_K, ff, D), Arc::new(raw.clone()), true, pool).expect("a matrix")
+                Matrix::new(isa, (T::Q4_K, ff, D), Arc::new(raw.clone()), true, pool)
+                    .expect("a matrix")
             };
             let matrices = raw.iter().map(|raw| matrix(raw, &mut pool)).collect();
             let ops = vec![
                 embed(m, D, &x, 0),
                 Op::MatMul { x: 0, w: 0, out: 1 },
                 Op::MatMul { x: 0, w: 1, out: 2 },
-                Op::SwiGlu { gate: 1, up: 2, out: 3 },
+                Op::SwiGlu {
+                    gate: 1,
+                    up: 2,
+                    out: 3,
+                },
                 last,
             ];
-            let mut executor = Executor::new(isa, program(ops, &[D, ff, ff, ff, ff], KV), matrices, pool);
+            let mut executor =
+                Executor::new(isa, program(ops, &[D, ff, ff, ff, ff], KV), matrices, pool);
             for role in [Role::Prompt, Role::Generated] {
                 let near = run(&mut executor, KV, role, m);
-                assert!(near == one_by_one(&mut executor, role, m).0, "{isa} {role:?}");
+                assert!(
+                    near == one_by_one(&mut executor, role, m).0,
+                    "{isa} {role:?}"
+                );
             }
         }
     }

@@ -1,6 +1,7 @@
-//! A tiny layer in which every access to memory can be looked at: Miri runs this in CI, in both of its models of what a
-//! reference may do. It covers all that threads share: the buffers of steps in both roles, with taps and without, the
-//! paged cache, and what threads that go missing leave to others. Without Miri it takes a moment.
+//! A tiny layer in which every access to memory can be looked at: Miri runs this in CI, in both of
+//! its models of what a reference may do. It covers all that threads share: the buffers of steps in
+//! both roles, with taps and without, the paged cache, and what threads that go missing leave to
+//! others. Without Miri it takes a moment.
 
 mod common;
 
@@ -8,17 +9,41 @@ use common::layers::Layers;
 use octavo_kernels::{Executor, Isa, KvShape, KvStore, KvType, Pool, Role, Sequence, Step};
 use octavo_quant::TensorType as T;
 
-/// Rows of the table of embeddings: Miri takes ten microseconds for a call, so that all is as small as can be.
+/// Rows of the table of embeddings: Miri takes ten microseconds for a call, so that all is as small
+/// as can be.
 const TOKENS: usize = 4;
 
-/// Two query heads read one of the cache; products read floats and integers, and gate and up are one with SwiGLU.
+/// Two query heads read one of the cache; products read floats and integers, and gate and up are
+/// one with SwiGLU.
 fn layers() -> Layers {
-    let kv = KvShape { n_layer: 1, n_head_kv: 1, head_dim: 16, ty: KvType::F16 };
-    let types = vec![[T::Q8_0, T::Q4_0, T::F16, T::F32, T::Q4_1, T::Q4_1, T::IQ4_NL]];
-    Layers { d: 32, ff: 32, kv, out: 5, tokens: TOKENS, types, out_type: T::F32 }
+    let kv = KvShape {
+        n_layer: 1,
+        n_head_kv: 1,
+        head_dim: 16,
+        ty: KvType::F16,
+    };
+    let types = vec![[
+        T::Q8_0,
+        T::Q4_0,
+        T::F16,
+        T::F32,
+        T::Q4_1,
+        T::Q4_1,
+        T::IQ4_NL,
+    ]];
+    Layers {
+        d: 32,
+        ff: 32,
+        kv,
+        out: 5,
+        tokens: TOKENS,
+        types,
+        out_type: T::F32,
+    }
 }
 
-/// The logits of a prompt over a page's end, then of two sequences at a time, as bits; and how many values taps saw.
+/// The logits of a prompt over a page's end, then of two sequences at a time, as bits; and how many
+/// values taps saw.
 fn timeline(executor: &mut Executor, kv: KvShape, tapped: bool) -> (Vec<u32>, usize) {
     let mut kv = KvStore::new(kv, 5).expect("memory");
     let (one, two) = ([3, 0], [1]);
@@ -28,15 +53,37 @@ fn timeline(executor: &mut Executor, kv: KvShape, tapped: bool) -> (Vec<u32>, us
             assert_eq!(values.len(), rows * width);
             seen += values.iter().filter(|value| value.is_finite()).count();
         };
-        let step = Step { role, seqs, input: &[] };
+        let step = Step {
+            role,
+            seqs,
+            input: &[],
+        };
         let out = executor.step(&step, &mut kv, if tapped { Some(&mut tap) } else { None });
         assert!(out.iter().all(|x| x.is_finite()) && out.iter().any(|x| *x != 0.0));
         bits.extend(out.iter().map(|x| x.to_bits()));
     };
     let prompt = [3, 1, 0];
-    step(Role::Prompt, &[Sequence { tokens: &prompt, start: 14, table: &one, wanted: 1..3 }]);
-    let first = Sequence { tokens: &[2], start: 17, table: &one, wanted: 0..1 };
-    let second = Sequence { tokens: &[1], start: 0, table: &two, wanted: 0..1 };
+    step(
+        Role::Prompt,
+        &[Sequence {
+            tokens: &prompt,
+            start: 14,
+            table: &one,
+            wanted: 1..3,
+        }],
+    );
+    let first = Sequence {
+        tokens: &[2],
+        start: 17,
+        table: &one,
+        wanted: 0..1,
+    };
+    let second = Sequence {
+        tokens: &[1],
+        start: 0,
+        table: &two,
+        wanted: 0..1,
+    };
     step(Role::Generated, &[first, second]);
     (bits, seen)
 }
@@ -44,13 +91,20 @@ fn timeline(executor: &mut Executor, kv: KvShape, tapped: bool) -> (Vec<u32>, us
 #[test]
 fn every_access_is_allowed_and_no_bit_depends_on_threads() {
     let layers = layers();
-    let mut missing = layers.executor(Isa::Scalar, true, Pool::unreliable(2, 3, 3).expect("threads"));
+    let mut missing = layers.executor(
+        Isa::Scalar,
+        true,
+        Pool::unreliable(2, 3, 3).expect("threads"),
+    );
     let (got, none) = timeline(&mut missing, layers.kv, false);
     let (tapped, seen) = timeline(&mut missing, layers.kv, true);
     assert!(none == 0 && seen > 0);
     assert!(got == tapped, "two threads, with taps and without");
     if cfg!(not(miri)) {
         let mut one = layers.executor(Isa::Scalar, true, Pool::new(1).expect("a thread"));
-        assert!(timeline(&mut one, layers.kv, false).0 == got, "two threads and one");
+        assert!(
+            timeline(&mut one, layers.kv, false).0 == got,
+            "two threads and one"
+        );
     }
 }

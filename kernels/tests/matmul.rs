@@ -1,5 +1,5 @@
-//! Every (format, instruction set, role) against f64 products of the oracle's dequantized weights, at the edges of
-//! every block, strip and tile, within bounds that are derived, not tuned.
+//! Every (format, instruction set, role) against f64 products of the oracle's dequantized weights,
+//! at the edges of every block, strip and tile, within bounds that are derived, not tuned.
 
 mod common;
 
@@ -33,22 +33,37 @@ fn instruction_sets() -> Vec<Isa> {
     Isa::available()
 }
 
-/// Where the machine is known, `OCTAVO_EXPECT_ISA` lists what must run on it: a set that is not detected is not tested.
+/// Where the machine is known, `OCTAVO_EXPECT_ISA` lists what must run on it: a set that is not
+/// detected is not tested.
 #[test]
 fn the_expected_instruction_sets_run() {
-    let Ok(expected) = std::env::var("OCTAVO_EXPECT_ISA") else { return };
+    let Ok(expected) = std::env::var("OCTAVO_EXPECT_ISA") else {
+        return;
+    };
     let mut ran = Vec::new();
     for isa in instruction_sets() {
-        let (y, kernel) = product(isa, (T::Q8_0, 9, 32), &[0; 9 * 34], &[1.0; 32], Role::Generated, true, 1);
+        let (y, kernel) = product(
+            isa,
+            (T::Q8_0, 9, 32),
+            &[0; 9 * 34],
+            &[1.0; 32],
+            Role::Generated,
+            true,
+            1,
+        );
         assert_eq!(y, [0.0; 9]);
         println!("ran {kernel}");
         ran.push(kernel.split(':').next().expect("a name").to_owned());
     }
-    assert_eq!(ran.join(","), expected, "instruction sets that ran, and those of OCTAVO_EXPECT_ISA");
+    assert_eq!(
+        ran.join(","),
+        expected,
+        "instruction sets that ran, and those of OCTAVO_EXPECT_ISA"
+    );
 }
 
-/// The exact products of all tokens and rows, with their bounds, for each form that was asked for: they take longer than
-/// any kernel, and instruction sets share them.
+/// The exact products of all tokens and rows, with their bounds, for each form that was asked for:
+/// they take longer than any kernel, and instruction sets share them.
 struct Exact<'a> {
     w: Vec<f32>,
     x: &'a [f32],
@@ -62,17 +77,35 @@ impl<'a> Exact<'a> {
         let mut w = vec![0.0; raw.len() / ty.block_bytes() * ty.block_len()];
         octavo_quant::dequantize(ty, raw, &mut w).expect("whole rows");
         let has_minimum = has_minimum(ty);
-        Exact { w, x, cols, has_minimum, forms: Vec::new() }
+        Exact {
+            w,
+            x,
+            cols,
+            has_minimum,
+            forms: Vec::new(),
+        }
     }
 
     /// `[tokens][rows]`
     fn of(&mut self, form: Form) -> &[(f64, f64)] {
-        let at = self.forms.iter().position(|f| f.0 == form).unwrap_or_else(|| {
-            let (rows, tokens) = (self.w.chunks_exact(self.cols), self.x.chunks_exact(self.cols));
-            let pairs = tokens.flat_map(|x| rows.clone().map(move |w| (w, x)));
-            self.forms.push((form, pairs.map(|(w, x)| exact(w, x, self.has_minimum, form)).collect()));
-            self.forms.len() - 1
-        });
+        let at = self
+            .forms
+            .iter()
+            .position(|f| f.0 == form)
+            .unwrap_or_else(|| {
+                let (rows, tokens) = (
+                    self.w.chunks_exact(self.cols),
+                    self.x.chunks_exact(self.cols),
+                );
+                let pairs = tokens.flat_map(|x| rows.clone().map(move |w| (w, x)));
+                self.forms.push((
+                    form,
+                    pairs
+                        .map(|(w, x)| exact(w, x, self.has_minimum, form))
+                        .collect(),
+                ));
+                self.forms.len() - 1
+            });
         &self.forms[at].1
     }
 }
@@ -88,8 +121,17 @@ struct Cell {
 }
 
 fn check(cell: &Cell, raw: &[u8], exact: &mut Exact<'_>) -> String {
-    let &Cell { isa, ty, rows, cols, tokens, role, repack } = cell;
-    // two threads at every shape, but not with every number of tokens: to wait for each other takes them long
+    let &Cell {
+        isa,
+        ty,
+        rows,
+        cols,
+        tokens,
+        role,
+        repack,
+    } = cell;
+    // two threads at every shape, but not with every number of tokens: to wait for each other takes
+    // them long
     let threads = if tokens == 3 { 2 } else { 1 };
     let (y, kernel) = product(isa, (ty, rows, cols), raw, exact.x, role, repack, threads);
     assert_eq!(y.len(), rows * tokens);
@@ -104,11 +146,18 @@ fn check(cell: &Cell, raw: &[u8], exact: &mut Exact<'_>) -> String {
                 outside += 1;
             }
             if ratio.is_nan() || ratio > worst.0 {
-                worst = (ratio, format!("row {r}, token {t}: expected {value}, got {got}, bound {bound:e}"));
+                worst = (
+                    ratio,
+                    format!("row {r}, token {t}: expected {value}, got {got}, bound {bound:e}"),
+                );
             }
         }
     }
-    assert_eq!(outside, 0, "{kernel}: {rows} x {cols}, {tokens} tokens, {role:?}: {} x bound: {}", worst.0, worst.1);
+    assert_eq!(
+        outside, 0,
+        "{kernel}: {rows} x {cols}, {tokens} tokens, {role:?}: {} x bound: {}",
+        worst.0, worst.1
+    );
     kernel
 }
 
@@ -133,7 +182,19 @@ fn edges(ty: T, repack: bool) -> Vec<String> {
                 let x = rng.floats(tokens * cols);
                 let mut exact = Exact::new(ty, cols, &raw, &x);
                 for &isa in &isas {
-                    kernels.push(check(&Cell { isa, ty, rows, cols, tokens, role, repack }, &raw, &mut exact));
+                    kernels.push(check(
+                        &Cell {
+                            isa,
+                            ty,
+                            rows,
+                            cols,
+                            tokens,
+                            role,
+                            repack,
+                        },
+                        &raw,
+                        &mut exact,
+                    ));
                 }
             }
         }
@@ -147,7 +208,10 @@ fn edges(ty: T, repack: bool) -> Vec<String> {
 fn packed_formats_match_the_oracle() {
     for ty in PACKED {
         let kernels = edges(ty, true);
-        assert!(kernels.iter().all(|k| k.contains("strips")), "{ty}: {kernels:?}");
+        assert!(
+            kernels.iter().all(|k| k.contains("strips")),
+            "{ty}: {kernels:?}"
+        );
     }
 }
 
@@ -156,7 +220,10 @@ fn other_formats_match_the_oracle_through_panels() {
     for ty in PANELS {
         if octavo_quant::can_dequantize(ty) {
             let kernels = edges(ty, true);
-            assert!(kernels.iter().all(|k| k.contains("panels from")), "{ty}: {kernels:?}");
+            assert!(
+                kernels.iter().all(|k| k.contains("panels from")),
+                "{ty}: {kernels:?}"
+            );
         }
     }
 }
@@ -165,7 +232,10 @@ fn other_formats_match_the_oracle_through_panels() {
 fn without_repacking_rows_are_read_as_they_are() {
     for ty in PACKED {
         let kernels = edges(ty, false);
-        assert!(kernels.iter().all(|k| k.contains("panels from")), "{ty}: {kernels:?}");
+        assert!(
+            kernels.iter().all(|k| k.contains("panels from")),
+            "{ty}: {kernels:?}"
+        );
     }
 }
 
@@ -179,7 +249,19 @@ fn float_weights_take_any_width() {
             let x = rng.floats(tokens * cols);
             for role in [Role::Prompt, Role::Generated] {
                 let mut exact = Exact::new(T::F32, cols, &raw, &x);
-                check(&Cell { isa, ty: T::F32, rows, cols, tokens, role, repack: true }, &raw, &mut exact);
+                check(
+                    &Cell {
+                        isa,
+                        ty: T::F32,
+                        rows,
+                        cols,
+                        tokens,
+                        role,
+                        repack: true,
+                    },
+                    &raw,
+                    &mut exact,
+                );
             }
         }
     }
@@ -197,19 +279,33 @@ fn results_do_not_depend_on_threads_or_batch() {
                 let (all, _) = product(isa, (ty, rows, cols), &raw, &x, role, true, 1);
                 for threads in [2, 3] {
                     let (other, _) = product(isa, (ty, rows, cols), &raw, &x, role, true, threads);
-                    assert!(all == other, "{isa} {ty} {role:?}: {threads} threads differ from one");
+                    assert!(
+                        all == other,
+                        "{isa} {ty} {role:?}: {threads} threads differ from one"
+                    );
                 }
                 for t in 0..tokens {
-                    let (one, _) = product(isa, (ty, rows, cols), &raw, &x[t * cols..(t + 1) * cols], role, true, 1);
-                    assert!(one == all[t * rows..(t + 1) * rows], "{isa} {ty} {role:?}: token {t} alone differs");
+                    let (one, _) = product(
+                        isa,
+                        (ty, rows, cols),
+                        &raw,
+                        &x[t * cols..(t + 1) * cols],
+                        role,
+                        true,
+                        1,
+                    );
+                    assert!(
+                        one == all[t * rows..(t + 1) * rows],
+                        "{isa} {ty} {role:?}: token {t} alone differs"
+                    );
                 }
             }
         }
     }
 }
 
-/// Integer parts are bit-equal over instruction sets: with power-of-two scales and activations every float step is
-/// exact, so whole results must be equal.
+/// Integer parts are bit-equal over instruction sets: with power-of-two scales and activations
+/// every float step is exact, so whole results must be equal.
 #[test]
 fn integer_parts_are_equal_on_every_instruction_set() {
     let (rows, cols) = (33, 512);
@@ -219,9 +315,17 @@ fn integer_parts_are_equal_on_every_instruction_set() {
         for block in raw.chunks_exact_mut(ty.block_bytes()) {
             block[..2].copy_from_slice(&half_one().to_le_bytes());
         }
-        // the largest of each group of 32 is the largest integer, so every activation is an integer of 15 bits
-        let x: Vec<f32> =
-            (0..cols).map(|i| if i % 32 == 7 { 32639.0 } else { (rng.bits() % 65279) as f32 - 32639.0 }).collect();
+        // the largest of each group of 32 is the largest integer, so every activation is an integer
+        // of 15 bits
+        let x: Vec<f32> = (0..cols)
+            .map(|i| {
+                if i % 32 == 7 {
+                    32639.0
+                } else {
+                    (rng.bits() % 65279) as f32 - 32639.0
+                }
+            })
+            .collect();
         let mut w = vec![0.0; rows * cols];
         octavo_quant::dequantize(ty, &raw, &mut w).expect("whole rows");
         for isa in instruction_sets() {

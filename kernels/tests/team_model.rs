@@ -1,6 +1,10 @@
-//! The rules by which threads work in a team, under a model checker: every order in which their steps can happen, up to
-//! a number of preemptions. It sees races, deadlocks and wrong results; one test plants a wake-up that gets lost.
-#![allow(dead_code, reason = "the sources are shared with the pool, which uses more of them")]
+//! The rules by which threads work in a team, under a model checker: every order in which their
+//! steps can happen, up to a number of preemptions. It sees races, deadlocks and wrong results; one
+//! test plants a wake-up that gets lost.
+#![allow(
+    dead_code,
+    reason = "the sources are shared with the pool, which uses more of them"
+)]
 #![allow(unsafe_code, reason = "the cells that the model checker watches")]
 
 #[path = "../src/pool/bell.rs"]
@@ -12,7 +16,9 @@ mod team;
 
 /// What the rules are made of, as the model checker knows it.
 mod sync {
-    pub(super) use loom::sync::atomic::{AtomicBool, AtomicIsize, AtomicU64, AtomicUsize, Ordering, fence};
+    pub(super) use loom::sync::atomic::{
+        AtomicBool, AtomicIsize, AtomicU64, AtomicUsize, Ordering, fence,
+    };
     pub(super) use loom::sync::{Condvar, Mutex, MutexGuard};
 }
 
@@ -35,7 +41,8 @@ fn ring_and_sleep(ring_first: bool) {
     check(3, move || {
         let shared = Arc::new((Bell::new(), AtomicBool::new(false)));
         let other = shared.clone();
-        let sleeper = thread::spawn(move || other.0.sleep_until(|| other.1.load(Ordering::Acquire)));
+        let sleeper =
+            thread::spawn(move || other.0.sleep_until(|| other.1.load(Ordering::Acquire)));
         if ring_first {
             shared.0.ring();
         }
@@ -61,10 +68,15 @@ fn a_lost_wake_up_is_seen() {
         return;
     }
     let mut child = std::process::Command::new(std::env::current_exe().expect("this program"));
-    let child = child.args(["--exact", "a_lost_wake_up_is_seen", "--nocapture"]).env(PLANTED, "1");
+    let child = child
+        .args(["--exact", "a_lost_wake_up_is_seen", "--nocapture"])
+        .env(PLANTED, "1");
     let output = child.output().expect("it runs");
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && errors.contains("deadlock"), "{errors}");
+    assert!(
+        !output.status.success() && errors.contains("deadlock"),
+        "{errors}"
+    );
 }
 
 /// What threads do beside meeting each other.
@@ -92,7 +104,14 @@ impl Step {
         let cells = || [UnsafeCell::new(1), UnsafeCell::new(1)];
         let places = std::array::from_fn(|_| [cells(), cells()]);
         let resumed = std::array::from_fn(|_| UnsafeCell::new(0));
-        Step { team: Team::new(threads), places, resumed, sections, rules, done: AtomicBool::new(false) }
+        Step {
+            team: Team::new(threads),
+            places,
+            resumed,
+            sections,
+            rules,
+            done: AtomicBool::new(false),
+        }
     }
 
     fn get(&self, place: usize, section: usize, item: usize) -> u64 {
@@ -121,7 +140,9 @@ impl Step {
     fn take_over(&self, id: usize) -> bool {
         self.rules.takes_over
             && self.team.overdue().is_some_and(|overdue| {
-                self.team.take_over(id, &overdue, |from, to| self.carry(overdue.section, from, to))
+                self.team.take_over(id, &overdue, |from, to| {
+                    self.carry(overdue.section, from, to)
+                })
             })
     }
 
@@ -136,13 +157,16 @@ impl Step {
                 if resumed && item == 0 {
                     continue;
                 }
-                stopped = self.rules.divides && member.size == 1 && item == 1 && self.team.is_asked();
+                stopped =
+                    self.rules.divides && member.size == 1 && item == 1 && self.team.is_asked();
                 if !stopped {
                     self.set(member.place, s + 1, item, sum);
                 }
             }
             let meet = || match stopped {
-                true => self.team.divide_again(id, &member, |place| self.resume(place, s + 1)),
+                true => self
+                    .team
+                    .divide_again(id, &member, |place| self.resume(place, s + 1)),
                 false => self.team.arrive(id, &member, s + 1 == self.sections),
             };
             let mut next = meet();
@@ -151,7 +175,9 @@ impl Step {
                     Next::Work(go_on) => break go_on,
                     Next::Wait => {
                         if !self.take_over(id) {
-                            self.team.bell.sleep_until(|| self.team.has_changed(&member));
+                            self.team
+                                .bell
+                                .sleep_until(|| self.team.has_changed(&member));
                         }
                         self.team.look(id, &member)
                     }
@@ -183,7 +209,9 @@ impl Step {
                     return;
                 }
                 let turn = self.team.turn();
-                self.team.bell.sleep_until(|| self.team.turn() != turn || self.team.is_seated(id) || over());
+                self.team
+                    .bell
+                    .sleep_until(|| self.team.turn() != turn || self.team.is_seated(id) || over());
             }
         }
     }
@@ -228,11 +256,35 @@ fn a_team_of_two_meets_after_every_section() {
 
 #[test]
 fn who_is_late_is_left_behind_and_disturbs_nobody() {
-    steps(2, 2, Rules { takes_over: true, ..Rules::default() }, 2);
+    steps(
+        2,
+        2,
+        Rules {
+            takes_over: true,
+            ..Rules::default()
+        },
+        2,
+    );
 }
 
 #[test]
 fn who_is_alone_shares_the_rest_of_a_section() {
-    steps(2, 1, Rules { divides: true, ..Rules::default() }, 3);
-    steps(2, 2, Rules { divides: true, takes_over: true }, 2);
+    steps(
+        2,
+        1,
+        Rules {
+            divides: true,
+            ..Rules::default()
+        },
+        3,
+    );
+    steps(
+        2,
+        2,
+        Rules {
+            divides: true,
+            takes_over: true,
+        },
+        2,
+    );
 }

@@ -1,5 +1,5 @@
-//! Threads that go missing in the middle of a step, as on a busy machine, change no bit of any result: two layers of a
-//! model, prompts and generated tokens, every instruction set.
+//! Threads that go missing in the middle of a step, as on a busy machine, change no bit of any
+//! result: two layers of a model, prompts and generated tokens, every instruction set.
 
 mod common;
 
@@ -10,25 +10,52 @@ use octavo_quant::TensorType as T;
 const TOKENS: usize = 64;
 const PROMPT: usize = 40;
 
-const KV: KvShape = KvShape { n_layer: 2, n_head_kv: 2, head_dim: 64, ty: KvType::F16 };
+const KV: KvShape = KvShape {
+    n_layer: 2,
+    n_head_kv: 2,
+    head_dim: 64,
+    ty: KvType::F16,
+};
 
 fn layers() -> Layers {
     // what comes down reads floats in the one layer, and integers in the other
     let layer = |down| [T::Q4_K, T::Q4_K, T::Q6_K, T::Q4_K, T::Q8_0, T::Q8_0, down];
     let types = vec![layer(T::F16), layer(T::Q6_K)];
-    Layers { d: 256, ff: 512, kv: KV, out: 2048, tokens: TOKENS, types, out_type: T::Q4_0 }
+    Layers {
+        d: 256,
+        ff: 512,
+        kv: KV,
+        out: 2048,
+        tokens: TOKENS,
+        types,
+        out_type: T::Q4_0,
+    }
 }
 
-/// The logits of a prompt in batches and of generated tokens behind it, as bits; then once more from the middle, where
-/// the cache is written again; then of two sequences at a time, one of which comes to its second piece of attention.
+/// The logits of a prompt in batches and of generated tokens behind it, as bits; then once more
+/// from the middle, where the cache is written again; then of two sequences at a time, one of which
+/// comes to its second piece of attention.
 fn timeline(executor: &mut Executor) -> Vec<u32> {
     let mut kv = KvStore::new(KV, 40).expect("memory");
     let table = [3, 0, 4, 1];
     let mut bits = Vec::new();
     let mut step = |role, start: usize, n: usize| {
         let tokens: Vec<u32> = (0..n).map(|i| ((start + i) * 7 % TOKENS) as u32).collect();
-        let seqs = [Sequence { tokens: &tokens, start, table: &table, wanted: n - 1..n }];
-        let out = executor.step(&Step { role, seqs: &seqs, input: &[] }, &mut kv, None);
+        let seqs = [Sequence {
+            tokens: &tokens,
+            start,
+            table: &table,
+            wanted: n - 1..n,
+        }];
+        let out = executor.step(
+            &Step {
+                role,
+                seqs: &seqs,
+                input: &[],
+            },
+            &mut kv,
+            None,
+        );
         assert!(out.iter().all(|x| x.is_finite()) && out.iter().any(|x| *x != 0.0));
         bits.extend(out.iter().map(|x| x.to_bits()));
     };
@@ -42,9 +69,25 @@ fn timeline(executor: &mut Executor) -> Vec<u32> {
     let long: Vec<u32> = (6..40).collect();
     for i in 0..8 {
         let tokens = [i, i + 1];
-        let sequence = |i: usize, start, table| Sequence { tokens: &tokens[i..=i], start, table, wanted: 0..1 };
-        let seqs = [sequence(0, 508 + i as usize, &long[..]), sequence(1, TOKENS - 8 + i as usize, &table)];
-        let out = executor.step(&Step { role: Role::Generated, seqs: &seqs, input: &[] }, &mut kv, None);
+        let sequence = |i: usize, start, table| Sequence {
+            tokens: &tokens[i..=i],
+            start,
+            table,
+            wanted: 0..1,
+        };
+        let seqs = [
+            sequence(0, 508 + i as usize, &long[..]),
+            sequence(1, TOKENS - 8 + i as usize, &table),
+        ];
+        let out = executor.step(
+            &Step {
+                role: Role::Generated,
+                seqs: &seqs,
+                input: &[],
+            },
+            &mut kv,
+            None,
+        );
         assert!(out.iter().all(|x| x.is_finite()));
         bits.extend(out.iter().map(|x| x.to_bits()));
     }
@@ -56,13 +99,20 @@ fn missing_threads_change_no_bit() {
     let (mut taken_over, mut divided_again) = (0, 0);
     for isa in Isa::available() {
         for repack in [true, false] {
-            let expected = timeline(&mut layers().executor(isa, repack, Pool::new(1).expect("a thread")));
+            let expected =
+                timeline(&mut layers().executor(isa, repack, Pool::new(1).expect("a thread")));
             for (threads, one_of) in [(2, 20), (3, 40), (5, 60)] {
-                let mut executor =
-                    layers().executor(isa, repack, Pool::unreliable(threads, 3, one_of).expect("threads"));
+                let mut executor = layers().executor(
+                    isa,
+                    repack,
+                    Pool::unreliable(threads, 3, one_of).expect("threads"),
+                );
                 for round in 0..3 {
                     let got = timeline(&mut executor);
-                    assert!(got == expected, "{isa} repack {repack} {threads} threads, round {round}");
+                    assert!(
+                        got == expected,
+                        "{isa} repack {repack} {threads} threads, round {round}"
+                    );
                 }
                 taken_over += executor.pool().taken_over();
                 divided_again += executor.pool().divided_again();
@@ -70,7 +120,13 @@ fn missing_threads_change_no_bit() {
         }
     }
     // hundreds of times where there are several CPUs; never would mean that nothing was tested
-    assert!(taken_over > 0, "nobody ever went on without a missing thread");
-    assert!(divided_again > 0, "nobody ever shared the rest of a section with one who came back");
+    assert!(
+        taken_over > 0,
+        "nobody ever went on without a missing thread"
+    );
+    assert!(
+        divided_again > 0,
+        "nobody ever shared the rest of a section with one who came back"
+    );
     println!("taken over {taken_over} times, divided again {divided_again} times");
 }

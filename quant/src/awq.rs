@@ -1,7 +1,9 @@
-//! AWQ: 4-bit codes with one f16 scale and one 4-bit zero point for a group of a row (Lin et al. 2023).
+//! AWQ: 4-bit codes with one f16 scale and one 4-bit zero point for a group of a row (Lin et al.
+//! 2023).
 //!
-//! Checkpoints keep a weight as three matrices, input features first: codes and zero points eight to a 32-bit word
-//! ([`unpack`]), scales as f16. Here a group is a block of a row like any other, which is what kernels read:
+//! Checkpoints keep a weight as three matrices, input features first: codes and zero points eight
+//! to a 32-bit word ([`unpack`]), scales as f16. Here a group is a block of a row like any other,
+//! which is what kernels read:
 //!
 //! | bytes | |
 //! |---|---|
@@ -9,7 +11,8 @@
 //! | `z` u8 | the zero point, in its lower four bits |
 //! | `qs` | codes, 16 bytes for 32: byte `j % 16` of group `j / 32` has code `j`, bits 0..4 for `j % 32 < 16` |
 //!
-//! and value `j` is `q * d - z * d`: `(q - z) * d`, which f32 holds exactly. No GGUF file has such blocks.
+//! and value `j` is `q * d - z * d`: `(q - z) * d`, which f32 holds exactly. No GGUF file has such
+//! blocks.
 
 use crate::bits::{encode_blocks, f16_at, nibble32, put_f16};
 
@@ -29,10 +32,13 @@ pub fn unpack(word: u32) -> [u8; 8] {
 /// The word of eight codes, of which the lowest four bits count.
 #[must_use]
 pub fn pack(codes: [u8; 8]) -> u32 {
-    ORDER.into_iter().enumerate().fold(0, |word, (i, feature)| word | u32::from(codes[feature] & 15) << (4 * i))
+    ORDER.into_iter().enumerate().fold(0, |word, (i, feature)| {
+        word | u32::from(codes[feature] & 15) << (4 * i)
+    })
 }
 
-/// A group of a row as a block: the bits of its f16 scale, its zero point, and its codes, 32 or a multiple of that.
+/// A group of a row as a block: the bits of its f16 scale, its zero point, and its codes, 32 or a
+/// multiple of that.
 ///
 /// # Panics
 /// If `block` is not 3 bytes and half a byte for each code.
@@ -57,11 +63,13 @@ pub fn codes(block: &[u8], codes: &mut [u8]) {
     }
 }
 
-/// The scale's bits, the zero point and the codes of a group of floats, rounded to the nearest: the range is widened to
-/// hold 0, as AutoAWQ does with zero points.
+/// The scale's bits, the zero point and the codes of a group of floats, rounded to the nearest: the
+/// range is widened to hold 0, as AutoAWQ does with zero points.
 #[must_use]
 pub fn round<const N: usize>(x: &[f32; N]) -> (u16, u8, [u8; N]) {
-    let (lo, hi) = x.iter().fold((0f32, 0f32), |(lo, hi), &v| (lo.min(v), hi.max(v)));
+    let (lo, hi) = x
+        .iter()
+        .fold((0f32, 0f32), |(lo, hi), &v| (lo.min(v), hi.max(v)));
     let mut scale = [0; 2];
     put_f16(&mut scale, 0, ((hi - lo) / 15.0).max(1e-8));
     let d = f16_at(&scale, 0);
@@ -80,8 +88,13 @@ pub(crate) fn decode<const B: usize, const N: usize>(b: &[u8; B], y: &mut [f32; 
     }
 }
 
-/// Importance is not looked at: what it can do is done to the weights before ([`round`] only rounds).
-pub(crate) fn quantize<const B: usize, const N: usize>(row: &[f32], _importance: Option<&[f32]>, out: &mut Vec<u8>) {
+/// Importance is not looked at: what it can do is done to the weights before ([`round`] only
+/// rounds).
+pub(crate) fn quantize<const B: usize, const N: usize>(
+    row: &[f32],
+    _importance: Option<&[f32]>,
+    out: &mut Vec<u8>,
+) {
     encode_blocks(row, None, out, |x: &[f32; N], _| {
         let (scale, zero, codes) = round(x);
         let mut bytes = [0; B];
@@ -125,8 +138,12 @@ mod tests {
         let d = f16_at(&d, 0);
         for (x, q) in x.into_iter().zip(codes) {
             let y = (f32::from(q) - f32::from(zero)) * d;
-            // the ends of the range may lie half a step outside the codes, because the zero point is rounded
-            assert!((x - y).abs() <= d * 1.001, "{x} became {y} with steps of {d}");
+            // the ends of the range may lie half a step outside the codes, because the zero point
+            // is rounded
+            assert!(
+                (x - y).abs() <= d * 1.001,
+                "{x} became {y} with steps of {d}"
+            );
             assert!(x != 0.0 || y == 0.0);
         }
         let none = round(&[0.0f32; 32]);

@@ -19,7 +19,11 @@ pub(crate) fn u32_at(b: &[u8], at: usize) -> u32 {
 
 /// `v` rounded to the nearest f16, ties to even. A NaN keeps only its sign, as in ggml.
 pub(crate) fn to_f16(v: f32) -> f16 {
-    if v.is_nan() { f16::from_bits(if v.is_sign_negative() { 0xfe00 } else { 0x7e00 }) } else { f16::from_f32(v) }
+    if v.is_nan() {
+        f16::from_bits(if v.is_sign_negative() { 0xfe00 } else { 0x7e00 })
+    } else {
+        f16::from_f32(v)
+    }
 }
 
 /// Stores `v` as f16 at byte `at` and returns the value that a reader will see.
@@ -34,15 +38,17 @@ pub(crate) fn nibble32(qs: &[u8], j: usize) -> u8 {
     qs[j % 16] >> (4 * (j / 16)) & 15
 }
 
-/// Rounds to the nearest integer, ties to even, through the f32 adder: adding 1.5 * 2^23 leaves the integer in the
-/// mantissa. Values past +-2^22 (and NaN) give some integer of 23 bits, the same one as ggml's.
+/// Rounds to the nearest integer, ties to even, through the f32 adder: adding 1.5 * 2^23 leaves the
+/// integer in the mantissa. Values past +-2^22 (and NaN) give some integer of 23 bits, the same one
+/// as ggml's.
 pub(crate) fn nearest_int(v: f32) -> i32 {
     ((v + 12_582_912.0).to_bits() & 0x007f_ffff) as i32 - 0x0040_0000
 }
 
 /// Rounds to the nearest integer, ties away from zero, as C's `roundf`; for values below 2^22.
 ///
-/// The adder rounds ties to even. The difference to that is exact, so a tie that went towards zero shows in it.
+/// The adder rounds ties to even. The difference to that is exact, so a tie that went towards zero
+/// shows in it.
 pub(crate) fn round_away(v: f32) -> i32 {
     let nearest = nearest_int(v);
     let diff = v - nearest as f32;
@@ -55,7 +61,12 @@ pub(crate) fn decode_blocks<const B: usize, const N: usize>(
     out: &mut [f32],
     decode: fn(&[u8; B], &mut [f32; N]),
 ) {
-    for (block, y) in bytes.as_chunks::<B>().0.iter().zip(out.as_chunks_mut::<N>().0) {
+    for (block, y) in bytes
+        .as_chunks::<B>()
+        .0
+        .iter()
+        .zip(out.as_chunks_mut::<N>().0)
+    {
         decode(block, y);
     }
 }
@@ -84,11 +95,25 @@ mod tests {
 
     #[test]
     fn nearest_int_rounds_ties_to_even() {
-        for (v, want) in [(0.5, 0), (1.5, 2), (2.5, 2), (-0.5, 0), (-1.5, -2), (7.49, 7), (-7.51, -8), (4e6, 4_000_000)]
-        {
+        for (v, want) in [
+            (0.5, 0),
+            (1.5, 2),
+            (2.5, 2),
+            (-0.5, 0),
+            (-1.5, -2),
+            (7.49, 7),
+            (-7.51, -8),
+            (4e6, 4_000_000),
+        ] {
             assert_eq!(nearest_int(v), want, "{v}");
         }
-        for v in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN] {
+        for v in [
+            f32::NAN,
+            f32::INFINITY,
+            f32::NEG_INFINITY,
+            f32::MAX,
+            f32::MIN,
+        ] {
             assert!(nearest_int(v).abs() <= 0x0040_0000, "{v}");
         }
     }
@@ -119,19 +144,31 @@ mod tests {
                 31 => f64::INFINITY,
                 _ => (1024.0 + man) * 2f64.powi(exp - 25),
             };
-            assert_eq!((sign * want).to_bits(), f64::from(got).to_bits(), "{bits:#06x}");
+            assert_eq!(
+                (sign * want).to_bits(),
+                f64::from(got).to_bits(),
+                "{bits:#06x}"
+            );
             let mut b = [0; 2];
             assert_eq!(put_f16(&mut b, 0, got).to_bits(), got.to_bits());
             assert_eq!(u16::from_le_bytes(b), bits);
         }
     }
 
-    /// Every f16 neighbour pair: the midpoint goes to the even one, a hair to either side goes to that side.
+    /// Every f16 neighbour pair: the midpoint goes to the even one, a hair to either side goes to
+    /// that side.
     #[test]
     fn f16_rounding_is_to_nearest_even() {
         for bits in 0..0x7c00u16 {
-            let (lo, hi) = (f16::from_bits(bits).to_f32(), f16::from_bits(bits + 1).to_f32());
-            let mid = if bits == 0x7bff { 65520.0 } else { (lo + hi) / 2.0 };
+            let (lo, hi) = (
+                f16::from_bits(bits).to_f32(),
+                f16::from_bits(bits + 1).to_f32(),
+            );
+            let mid = if bits == 0x7bff {
+                65520.0
+            } else {
+                (lo + hi) / 2.0
+            };
             let even = if bits % 2 == 0 { bits } else { bits + 1 };
             assert_eq!(to_f16(mid).to_bits(), even, "{bits:#06x}");
             assert_eq!(to_f16(mid.next_down()).to_bits(), bits);

@@ -1,17 +1,23 @@
-//! Searches for the scale (and minimum) of a small group of values that round with the least weighted error.
+//! Searches for the scale (and minimum) of a small group of values that round with the least
+//! weighted error.
 //!
-//! The results must be ggml's to the last bit, so the order of every f32 operation matters here: products associate to
-//! the left, sums run in index order, and nothing is fused. A sum in order cannot become vector instructions, but the
-//! groups of a block are independent: the searches go through all of them side by side, without branches.
+//! The results must be ggml's to the last bit, so the order of every f32 operation matters here:
+//! products associate to the left, sums run in index order, and nothing is fused. A sum in order
+//! cannot become vector instructions, but the groups of a block are independent: the searches go
+//! through all of them side by side, without branches.
 
 use crate::bits::nearest_int;
 
 /// Groups whose largest value is below this are stored as zeros.
 pub(crate) const NEGLIGIBLE: f32 = 1e-15;
 
-/// The value of largest magnitude, with its sign; the first one on ties, 0 for a group of zeros or NaNs.
+/// The value of largest magnitude, with its sign; the first one on ties, 0 for a group of zeros or
+/// NaNs.
 pub(crate) fn extreme(x: &[f32]) -> f32 {
-    x.iter().fold(0.0, |best: f32, &v| if v.abs() > best.abs() { v } else { best })
+    x.iter().fold(
+        0.0,
+        |best: f32, &v| if v.abs() > best.abs() { v } else { best },
+    )
 }
 
 /// The sums from which the best scale for given levels follows: `scale = lx / l2`.
@@ -38,7 +44,9 @@ impl Sums {
 pub(crate) type Lanes<const L: usize> = [f32; L];
 
 /// The values of `L` groups side by side: value `i` of every group, then value `i + 1`.
-pub(crate) fn side_by_side<const N: usize, const L: usize>(groups: &[[f32; N]; L]) -> [Lanes<L>; N] {
+pub(crate) fn side_by_side<const N: usize, const L: usize>(
+    groups: &[[f32; N]; L],
+) -> [Lanes<L>; N] {
     std::array::from_fn(|i| std::array::from_fn(|g| groups[g][i]))
 }
 
@@ -64,7 +72,11 @@ fn extremes<const N: usize, const L: usize>(x: &[Lanes<L>; N]) -> Lanes<L> {
     let mut best = [0.0f32; L];
     for x in x {
         for g in 0..L {
-            best[g] = if x[g].abs() > best[g].abs() { x[g] } else { best[g] };
+            best[g] = if x[g].abs() > best[g].abs() {
+                x[g]
+            } else {
+                best[g]
+            };
         }
     }
     best
@@ -78,19 +90,32 @@ pub(crate) struct Symmetric<const N: usize, const L: usize> {
 
 impl<const N: usize, const L: usize> Symmetric<N, L> {
     /// From levels around zero; negligible groups have scale 0 and levels 0 (which is not `half`).
-    fn new(max: &Lanes<L>, scales: Lanes<L>, half: i32, mut levels: [Lanes<L>; N]) -> Symmetric<N, L> {
+    fn new(
+        max: &Lanes<L>,
+        scales: Lanes<L>,
+        half: i32,
+        mut levels: [Lanes<L>; N],
+    ) -> Symmetric<N, L> {
         let is_negligible = max.map(|m| m.abs() < NEGLIGIBLE);
         for levels in &mut levels {
             for g in 0..L {
-                levels[g] = if is_negligible[g] { 0.0 } else { levels[g] + half as f32 };
+                levels[g] = if is_negligible[g] {
+                    0.0
+                } else {
+                    levels[g] + half as f32
+                };
             }
         }
         let scales = std::array::from_fn(|g| if is_negligible[g] { 0.0 } else { scales[g] });
-        Symmetric { scales, levels: apart(&levels) }
+        Symmetric {
+            scales,
+            levels: apart(&levels),
+        }
     }
 }
 
-/// `x ~ scale * (level - half)` with levels `0..2 * half`: 19 scales around the one that maps the extreme to `-half`.
+/// `x ~ scale * (level - half)` with levels `0..2 * half`: 19 scales around the one that maps the
+/// extreme to `-half`.
 pub(crate) fn symmetric_groups<const N: usize, const L: usize>(
     half: i32,
     x: &[Lanes<L>; N],
@@ -100,7 +125,9 @@ pub(crate) fn symmetric_groups<const N: usize, const L: usize>(
     let max = extremes(x);
     let mut inverse = [0.0; L];
     let (mut scales, mut best, mut best_inverse) = ([0.0; L], [0.0; L], [0.0; L]);
-    for step in [0, -9, -8, -7, -6, -5, -4, -3, -2, -1, 1, 2, 3, 4, 5, 6, 7, 8, 9] {
+    for step in [
+        0, -9, -8, -7, -6, -5, -4, -3, -2, -1, 1, 2, 3, 4, 5, 6, 7, 8, 9,
+    ] {
         let (mut lx, mut l2) = ([0.0f32; L], [0.0f32; L]);
         for g in 0..L {
             inverse[g] = -(half as f32 + 0.1 * step as f32) / max[g];
@@ -120,19 +147,27 @@ pub(crate) fn symmetric_groups<const N: usize, const L: usize>(
             best_inverse[g] = if better { inverse[g] } else { best_inverse[g] };
         }
     }
-    let levels = x.map(|x| std::array::from_fn(|g| nearest_small(best_inverse[g] * x[g], low, high)));
+    let levels =
+        x.map(|x| std::array::from_fn(|g| nearest_small(best_inverse[g] * x[g], low, high)));
     Symmetric::new(&max, scales, half, levels)
 }
 
 /// [`symmetric_groups`] of one group.
 pub(crate) fn symmetric<const N: usize>(half: i32, x: &[f32; N], w: &[f32; N]) -> (f32, [u8; N]) {
-    let Symmetric { scales: [scale], levels: [levels] } = symmetric_groups(half, &x.map(|v| [v]), &w.map(|v| [v]));
+    let Symmetric {
+        scales: [scale],
+        levels: [levels],
+    } = symmetric_groups(half, &x.map(|v| [v]), &w.map(|v| [v]));
     (scale, levels)
 }
 
-/// Like [`symmetric_groups`] with weights `x^2`, but instead of trying scales it moves one level at a time, five rounds
-/// at most. A group in which a round has moved nothing stays as it is in further rounds.
-pub(crate) fn symmetric_by_moves<const N: usize, const L: usize>(half: i32, x: &[Lanes<L>; N]) -> Symmetric<N, L> {
+/// Like [`symmetric_groups`] with weights `x^2`, but instead of trying scales it moves one level at
+/// a time, five rounds at most. A group in which a round has moved nothing stays as it is in
+/// further rounds.
+pub(crate) fn symmetric_by_moves<const N: usize, const L: usize>(
+    half: i32,
+    x: &[Lanes<L>; N],
+) -> Symmetric<N, L> {
     let max = extremes(x);
     let inverse = max.map(|m| -(half as f32) / m);
     let mut levels: [Lanes<L>; N] =
@@ -169,7 +204,8 @@ pub(crate) fn symmetric_by_moves<const N: usize, const L: usize>(half: i32, x: &
     Symmetric::new(&max, scales, half, levels)
 }
 
-/// Which inverse scales [`affine`] tries: `(max + start + step * i) / range` for `i` in `0..=steps`.
+/// Which inverse scales [`affine`] tries: `(max + start + step * i) / range` for `i` in
+/// `0..=steps`.
 pub(crate) struct Search {
     pub(crate) start: f32,
     pub(crate) step: f32,
@@ -215,7 +251,8 @@ fn affine_error<const N: usize, const L: usize>(
 
 /// `x ~ scale * level - minus_min` with levels `0..=max` and a minimum that is never above zero.
 ///
-/// For each candidate rounding the scale and minimum follow from weighted least squares; the best one is kept.
+/// For each candidate rounding the scale and minimum follow from weighted least squares; the best
+/// one is kept.
 pub(crate) fn affine_groups<const N: usize, const L: usize>(
     max: u8,
     x: &[Lanes<L>; N],
@@ -235,12 +272,25 @@ pub(crate) fn affine_groups<const N: usize, const L: usize>(
     }
     let first_min = lo.map(|lo| if lo > 0.0 { 0.0 } else { lo });
     let round = |inverse: &Lanes<L>, min: &Lanes<L>| -> [Lanes<L>; N] {
-        x.map(|x| std::array::from_fn(|g| nearest_within(inverse[g] * (x[g] - min[g]), 0, i32::from(max))))
+        x.map(|x| {
+            std::array::from_fn(|g| nearest_within(inverse[g] * (x[g] - min[g]), 0, i32::from(max)))
+        })
     };
     let inverse = std::array::from_fn(|g| top / (hi[g] - first_min[g]));
     let scale = inverse.map(|i| 1.0 / i);
-    let error = affine_error((x, w), &round(&inverse, &first_min), (&scale, &first_min), search.absolute);
-    let mut fit = AffineFit { scale, min: first_min, error, inverse, origin: first_min };
+    let error = affine_error(
+        (x, w),
+        &round(&inverse, &first_min),
+        (&scale, &first_min),
+        search.absolute,
+    );
+    let mut fit = AffineFit {
+        scale,
+        min: first_min,
+        error,
+        inverse,
+        origin: first_min,
+    };
     for i in 0..=search.steps {
         let wanted = search.start + search.step * f32::from(i) + top;
         let inverse = std::array::from_fn(|g| wanted / (hi[g] - fit.min[g]));
@@ -258,7 +308,11 @@ pub(crate) fn affine_groups<const N: usize, const L: usize>(
             det[g] = sum_w[g] * sum_l2[g] - sum_l[g] * sum_l[g];
             scale[g] = (sum_w[g] * sum_xl[g] - sum_x[g] * sum_l[g]) / det[g];
             min[g] = (sum_l2[g] * sum_x[g] - sum_l[g] * sum_xl[g]) / det[g];
-            scale[g] = if min[g] > 0.0 { sum_xl[g] / sum_l2[g] } else { scale[g] };
+            scale[g] = if min[g] > 0.0 {
+                sum_xl[g] / sum_l2[g]
+            } else {
+                scale[g]
+            };
             min[g] = if min[g] > 0.0 { 0.0 } else { min[g] };
         }
         let error = affine_error((x, w), &levels, (&scale, &min), search.absolute);
@@ -279,21 +333,35 @@ pub(crate) fn affine_groups<const N: usize, const L: usize>(
             (fit.scale[g], fit.min[g], levels[g]) = (0.0, first_min[g], [0; N]);
         }
     }
-    Affine { scales: fit.scale, mins: fit.min.map(|min| -min), levels }
+    Affine {
+        scales: fit.scale,
+        mins: fit.min.map(|min| -min),
+        levels,
+    }
 }
 
 /// [`affine_groups`] of one group.
-pub(crate) fn affine<const N: usize>(max: u8, x: &[f32; N], w: &[f32; N], search: &Search) -> (f32, f32, [u8; N]) {
+pub(crate) fn affine<const N: usize>(
+    max: u8,
+    x: &[f32; N],
+    w: &[f32; N],
+    search: &Search,
+) -> (f32, f32, [u8; N]) {
     let fit = affine_groups(max, &x.map(|v| [v]), &w.map(|v| [v]), search);
-    let Affine { scales: [scale], mins: [minus_min], levels: [levels] } = fit;
+    let Affine {
+        scales: [scale],
+        mins: [minus_min],
+        levels: [levels],
+    } = fit;
     (scale, minus_min, levels)
 }
 
-/// `x ~ scale * level` for values that are not negative (the scales and minima of a super-block), levels `0..=max`:
-/// nine scales by weighted squared error, then single moves as in [`symmetric_by_moves`].
+/// `x ~ scale * level` for values that are not negative (the scales and minima of a super-block),
+/// levels `0..=max`: nine scales by weighted squared error, then single moves as in
+/// [`symmetric_by_moves`].
 ///
-/// A negative value (IQ2_XXS has them) gets the level 256 less the one it should have where levels are kept, as in ggml,
-/// which keeps them in bytes.
+/// A negative value (IQ2_XXS has them) gets the level 256 less the one it should have where levels
+/// are kept, as in ggml, which keeps them in bytes.
 pub(crate) fn positive<const N: usize>(max: u8, x: &[f32; N], w: &[f32; N]) -> (f32, [u8; N]) {
     let top = i32::from(max);
     let largest = x.iter().fold(0.0, |a: f32, &v| if a > v { a } else { v });
@@ -329,7 +397,10 @@ pub(crate) fn positive<const N: usize>(max: u8, x: &[f32; N], w: &[f32; N]) -> (
         let mut changed = false;
         for i in 0..N {
             let l = levels[i] as f32;
-            let mut s = Sums { lx: sums.lx - w[i] * x[i] * l, l2: sums.l2 - w[i] * l * l };
+            let mut s = Sums {
+                lx: sums.lx - w[i] * x[i] * l,
+                l2: sums.l2 - w[i] * l * l,
+            };
             if s.lx > 0.0 && s.l2 > 0.0 {
                 let moved = nearest_int(x[i] * s.l2 / s.lx).min(top);
                 if moved != levels[i] {
@@ -346,6 +417,10 @@ pub(crate) fn positive<const N: usize>(max: u8, x: &[f32; N], w: &[f32; N]) -> (
             break;
         }
     }
-    let scale = if sums.l2 > 0.0 { sums.lx / sums.l2 } else { 0.0 };
+    let scale = if sums.l2 > 0.0 {
+        sums.lx / sums.l2
+    } else {
+        0.0
+    };
     (scale, levels.map(|l| l as u8))
 }

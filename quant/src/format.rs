@@ -1,7 +1,9 @@
 //! The table of formats: one row each.
 
 use crate::bits::decode_blocks;
-use crate::{TensorType, awq, fp4, iq1, iq4, iq23, iquants, kquantize, kquants, legacy, low_bit, plain};
+use crate::{
+    TensorType, awq, fp4, iq1, iq4, iq23, iquants, kquantize, kquants, legacy, low_bit, plain,
+};
 use TensorType as T;
 
 /// Decodes whole blocks into as many values as they hold.
@@ -28,7 +30,13 @@ const fn row<const B: usize, const N: usize>(
     quantize: Option<QuantizeRow>,
 ) -> Format {
     assert!(N <= MAX_BLOCK_LEN);
-    Format { ty, block_len: N, block_bytes: B, dequantize, quantize }
+    Format {
+        ty,
+        block_len: N,
+        block_bytes: B,
+        dequantize,
+        quantize,
+    }
 }
 
 macro_rules! format {
@@ -36,13 +44,23 @@ macro_rules! format {
         row(T::$ty, $decode, |b, y| decode_blocks(b, y, $decode), None)
     };
     ($ty:ident, $decode:path, $quantize:path) => {
-        row(T::$ty, $decode, |b, y| decode_blocks(b, y, $decode), Some($quantize))
+        row(
+            T::$ty,
+            $decode,
+            |b, y| decode_blocks(b, y, $decode),
+            Some($quantize),
+        )
     };
 }
 
 static FORMATS: [Format; 33] = [
     format!(F32, plain::decode_f32, plain::quantize_f32),
-    row(T::F16, plain::decode_f16, plain::decode_f16s, Some(plain::quantize_f16)),
+    row(
+        T::F16,
+        plain::decode_f16,
+        plain::decode_f16s,
+        Some(plain::quantize_f16),
+    ),
     format!(BF16, plain::decode_bf16, plain::quantize_bf16),
     format!(Q4_0, legacy::decode_q4_0, legacy::quantize_q4_0),
     format!(Q4_1, legacy::decode_q4_1, legacy::quantize_q4_1),
@@ -88,7 +106,12 @@ mod tests {
     #[test]
     fn block_shapes_are_those_of_the_file_format() {
         for f in &FORMATS {
-            assert_eq!((f.block_len, f.block_bytes), (f.ty.block_len(), f.ty.block_bytes()), "{}", f.ty);
+            assert_eq!(
+                (f.block_len, f.block_bytes),
+                (f.ty.block_len(), f.ty.block_bytes()),
+                "{}",
+                f.ty
+            );
         }
     }
 
@@ -96,6 +119,9 @@ mod tests {
     fn only_plain_integers_and_f64_have_no_row() {
         let without: Vec<_> = TensorType::all().filter(|&t| format(t).is_none()).collect();
         assert_eq!(without, [T::I8, T::I16, T::I32, T::I64, T::F64]);
-        assert_eq!(FORMATS.len() + without.len(), TensorType::all().count() + TensorType::AWQ.len());
+        assert_eq!(
+            FORMATS.len() + without.len(),
+            TensorType::all().count() + TensorType::AWQ.len()
+        );
     }
 }

@@ -5,9 +5,9 @@
 //! | MXFP4 | 32 | `e` 1, `qs` 16 | E8M0: `2^(e - 127)` |
 //! | NVFP4 | 64 = 4 x 16 | `d` 4, `qs` 32 (8 per group) | E4M3 without its sign bit, bias 7 |
 //!
-//! In a group of 2n values byte `j` of `qs` has value `j` (low half) and value `j + n` (high half). The tables hold
-//! E2M1 values doubled, which makes them integers, so the scales here are halved; both are exact, except that the
-//! smallest MXFP4 scales become subnormal.
+//! In a group of 2n values byte `j` of `qs` has value `j` (low half) and value `j + n` (high half).
+//! The tables hold E2M1 values doubled, which makes them integers, so the scales here are halved;
+//! both are exact, except that the smallest MXFP4 scales become subnormal.
 
 use crate::bits::{encode_blocks, nibble32};
 
@@ -16,10 +16,15 @@ pub const E2M1_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, 
 
 /// Half of `2^(e - 127)`. 255, a NaN in the OCP format, is one more power of two, as in ggml.
 fn half_e8m0(e: u8) -> f32 {
-    f32::from_bits(if e < 2 { 0x0020_0000 << e } else { u32::from(e - 1) << 23 })
+    f32::from_bits(if e < 2 {
+        0x0020_0000 << e
+    } else {
+        u32::from(e - 1) << 23
+    })
 }
 
-/// Half of an E4M3 float. The sign bit is not looked at; 0x7f, a NaN, counts as zero, but 0xff as 480, as in ggml.
+/// Half of an E4M3 float. The sign bit is not looked at; 0x7f, a NaN, counts as zero, but 0xff as
+/// 480, as in ggml.
 fn half_e4m3(x: u8) -> f32 {
     if x == 0x7f {
         return 0.0;
@@ -64,7 +69,10 @@ fn nearest(v: f32, d: f32) -> u8 {
 
 /// The largest magnitude of a group.
 fn magnitude(x: &[f32]) -> f32 {
-    x.iter().fold(0.0, |most: f32, v| if most < v.abs() { v.abs() } else { most })
+    x.iter().fold(
+        0.0,
+        |most: f32, v| if most < v.abs() { v.abs() } else { most },
+    )
 }
 
 /// Byte `j` gets values `j` and `j + n` of a group of 2n.
@@ -75,20 +83,25 @@ fn put_group(qs: &mut [u8], x: &[f32], d: f32) {
     }
 }
 
-/// The scale is the power of two that brings the largest magnitude to 4 .. 8, though 6 is the largest value there is.
+/// The scale is the power of two that brings the largest magnitude to 4 .. 8, though 6 is the
+/// largest value there is.
 pub(crate) fn quantize_mxfp4(row: &[f32], importance: Option<&[f32]>, out: &mut Vec<u8>) {
     encode_blocks(row, importance, out, |x: &[f32; 32], _| {
         let most = magnitude(x);
         let mut b = [0; 17];
-        b[0] = if most > 0.0 { (most.log2().floor() - 2.0 + 127.0) as u8 } else { 0 };
+        b[0] = if most > 0.0 {
+            (most.log2().floor() - 2.0 + 127.0) as u8
+        } else {
+            0
+        };
         let d = half_e8m0(b[0]);
         put_group(&mut b[1..], x, d);
         b
     });
 }
 
-/// The nearest E4M3 float without a sign; ties go up. All from 248 on becomes 448, the largest: ggml has no scales in
-/// between.
+/// The nearest E4M3 float without a sign; ties go up. All from 248 on becomes 448, the largest:
+/// ggml has no scales in between.
 fn to_e4m3(v: f32) -> u8 {
     if v.is_nan() || v <= 0.0 {
         return 0;
@@ -123,11 +136,19 @@ mod tests {
     #[test]
     fn scales_are_half_of_their_float_formats() {
         for e in 0..=255u8 {
-            assert_eq!(f64::from(half_e8m0(e)), 2f64.powi(i32::from(e) - 128), "e8m0 {e}");
+            assert_eq!(
+                f64::from(half_e8m0(e)),
+                2f64.powi(i32::from(e) - 128),
+                "e8m0 {e}"
+            );
         }
         for x in 0..0x7fu8 {
             let (e, m) = (i32::from(x >> 3), f64::from(x & 7));
-            let want = if e == 0 { m * 2f64.powi(-9) } else { (1.0 + m / 8.0) * 2f64.powi(e - 7) };
+            let want = if e == 0 {
+                m * 2f64.powi(-9)
+            } else {
+                (1.0 + m / 8.0) * 2f64.powi(e - 7)
+            };
             assert_eq!(f64::from(half_e4m3(x)), want / 2.0, "e4m3 {x:#x}");
         }
         assert_eq!(half_e4m3(0x7f), 0.0);
@@ -141,14 +162,21 @@ mod tests {
             assert_eq!(to_e4m3(v), x, "{x:#x}");
             assert_eq!(to_e4m3(v.next_up()), x, "{x:#x}");
         }
-        assert_eq!([f32::NAN, -1.0, 1e-9, f32::INFINITY, 248.0, 247.9].map(to_e4m3), [0, 0, 0, 0x7e, 0x7e, 0x77]);
+        assert_eq!(
+            [f32::NAN, -1.0, 1e-9, f32::INFINITY, 248.0, 247.9].map(to_e4m3),
+            [0, 0, 0, 0x7e, 0x7e, 0x77]
+        );
     }
 
     #[test]
     fn e2m1_table_is_the_float_format() {
         for q in 0..16u8 {
             let (e, m) = (i32::from(q >> 1 & 3), f64::from(q & 1));
-            let want = if e == 0 { m / 2.0 } else { (1.0 + m / 2.0) * 2f64.powi(e - 1) };
+            let want = if e == 0 {
+                m / 2.0
+            } else {
+                (1.0 + m / 2.0) * 2f64.powi(e - 1)
+            };
             let want = if q & 8 == 0 { want } else { -want };
             assert_eq!(f64::from(E2M1_DOUBLED[usize::from(q)]), 2.0 * want, "{q}");
         }

@@ -1,4 +1,5 @@
-//! Writing IQ4_NL and IQ4_XS: values are the nearest of 16 fixed levels times a scale (layouts: see `iquants`).
+//! Writing IQ4_NL and IQ4_XS: values are the nearest of 16 fixed levels times a scale (layouts: see
+//! `iquants`).
 
 use crate::bits::{encode_blocks, nearest_int, put_f16, sum_squares};
 use crate::fit::{NEGLIGIBLE, extreme};
@@ -30,14 +31,18 @@ fn nearest(v: f32) -> u8 {
     if v >= HIGHEST || v.is_nan() {
         return 15;
     }
-    // the sum may round up to an integer that is a level: then `v` is nearest to that one from either side
+    // the sum may round up to an integer that is a level: then `v` is nearest to that one from
+    // either side
     let upper = AT_OR_BELOW[(v - LOWEST as f32) as usize].min(15);
-    let (low, high) = (f32::from(IQ4_LEVELS[usize::from(upper) - 1]), f32::from(IQ4_LEVELS[usize::from(upper)]));
+    let (low, high) = (
+        f32::from(IQ4_LEVELS[usize::from(upper) - 1]),
+        f32::from(IQ4_LEVELS[usize::from(upper)]),
+    );
     upper - u8::from(v - low < high - v)
 }
 
-/// The scale of 32 values that leaves the least weighted error: 16 scales around the one that maps the extreme to the
-/// lowest level.
+/// The scale of 32 values that leaves the least weighted error: 16 scales around the one that maps
+/// the extreme to the lowest level.
 fn fit(x: &[f32; 32], w: &[f32; 32]) -> f32 {
     let max = extreme(x);
     if max.abs() < NEGLIGIBLE {
@@ -95,36 +100,46 @@ pub(crate) fn quantize_iq4_nl(row: &[f32], importance: Option<&[f32]>, out: &mut
 }
 
 pub(crate) fn quantize_iq4_xs(row: &[f32], importance: Option<&[f32]>, out: &mut Vec<u8>) {
-    encode_blocks(row, importance, out, |x: &[f32; 256], importance: Option<&[f32; 256]>| {
-        let sigma2 = sum_squares(x) * (2.0 / 256.0);
-        let groups = x.as_chunks::<32>().0;
-        let importance = importance.map(|w| w.as_chunks::<32>().0);
-        let scales: [f32; 8] = std::array::from_fn(|g| {
-            let x = &groups[g];
-            fit(x, &weights(x, importance.map(|w| &w[g]), sigma2))
-        });
-        let d = -extreme(&scales) / 32.0;
-        let id = inverse(d);
-        let mut b = [0; 136];
-        put_f16(&mut b, 0, d);
-        let mut high = 0u16;
-        for (g, x) in groups.iter().enumerate() {
-            let level = nearest_int(id * scales[g]).clamp(-32, 31);
-            put_group(&mut b[8 + 16 * g..24 + 16 * g], x, inverse(d * level as f32));
-            let stored = (level + 32) as u8;
-            b[4 + g / 2] |= (stored & 15) << (4 * (g % 2));
-            high |= u16::from(stored >> 4) << (2 * g);
-        }
-        b[2..4].copy_from_slice(&high.to_le_bytes());
-        b
-    });
+    encode_blocks(
+        row,
+        importance,
+        out,
+        |x: &[f32; 256], importance: Option<&[f32; 256]>| {
+            let sigma2 = sum_squares(x) * (2.0 / 256.0);
+            let groups = x.as_chunks::<32>().0;
+            let importance = importance.map(|w| w.as_chunks::<32>().0);
+            let scales: [f32; 8] = std::array::from_fn(|g| {
+                let x = &groups[g];
+                fit(x, &weights(x, importance.map(|w| &w[g]), sigma2))
+            });
+            let d = -extreme(&scales) / 32.0;
+            let id = inverse(d);
+            let mut b = [0; 136];
+            put_f16(&mut b, 0, d);
+            let mut high = 0u16;
+            for (g, x) in groups.iter().enumerate() {
+                let level = nearest_int(id * scales[g]).clamp(-32, 31);
+                put_group(
+                    &mut b[8 + 16 * g..24 + 16 * g],
+                    x,
+                    inverse(d * level as f32),
+                );
+                let stored = (level + 32) as u8;
+                b[4 + g / 2] |= (stored & 15) << (4 * (g % 2));
+                high |= u16::from(stored >> 4) << (2 * g);
+            }
+            b[2..4].copy_from_slice(&high.to_le_bytes());
+            b
+        },
+    );
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// By trying all levels, from below the lowest to above the highest, with the neighbours of every step.
+    /// By trying all levels, from below the lowest to above the highest, with the neighbours of
+    /// every step.
     #[test]
     fn nearest_is_the_level_of_least_distance() {
         let levels = IQ4_LEVELS.map(f32::from);
@@ -141,6 +156,13 @@ mod tests {
                 assert_eq!(usize::from(nearest(v)), best, "{v}");
             }
         }
-        assert_eq!([nearest(f32::NAN), nearest(f32::INFINITY), nearest(f32::NEG_INFINITY)], [15, 15, 0]);
+        assert_eq!(
+            [
+                nearest(f32::NAN),
+                nearest(f32::INFINITY),
+                nearest(f32::NEG_INFINITY)
+            ],
+            [15, 15, 0]
+        );
     }
 }

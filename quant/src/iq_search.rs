@@ -1,9 +1,11 @@
-//! What the writers of the IQ formats share: grids that can be searched, and the fit of a group to one.
+//! What the writers of the IQ formats share: grids that can be searched, and the fit of a group to
+//! one.
 //!
-//! A group of 8 (or 4) values becomes a point of the format's grid. Rounding each value alone gives a point of the
-//! lattice the grid was chosen from; where that is not in the grid, one of the nearest points of the grid is taken,
-//! by weighted error. A point is the list of its coordinates' positions in the format's list of levels; a fit takes
-//! position `l` for the value `2 * l + 1`, which is close to what the levels are.
+//! A group of 8 (or 4) values becomes a point of the format's grid. Rounding each value alone gives
+//! a point of the lattice the grid was chosen from; where that is not in the grid, one of the
+//! nearest points of the grid is taken, by weighted error. A point is the list of its coordinates'
+//! positions in the format's list of levels; a fit takes position `l` for the value `2 * l + 1`,
+//! which is close to what the levels are.
 
 use std::sync::LazyLock;
 
@@ -15,10 +17,12 @@ pub(crate) struct Grid<const D: usize> {
     /// Levels of a coordinate.
     levels: u8,
     points: Vec<[u8; D]>,
-    /// By code (digits to base `levels`, lowest first): the index in the grid, or where the neighbours begin.
+    /// By code (digits to base `levels`, lowest first): the index in the grid, or where the
+    /// neighbours begin.
     lattice: Vec<Place>,
     neighbours: Vec<u16>,
-    /// What a fit takes the neighbours for, `2 * l + 1` at each position `l`: copies, so that they lie side by side.
+    /// What a fit takes the neighbours for, `2 * l + 1` at each position `l`: copies, so that they
+    /// lie side by side.
     values: Vec<[f32; D]>,
 }
 
@@ -29,45 +33,76 @@ enum Place {
 }
 
 impl<const D: usize> Grid<D> {
-    /// `values` are the grid's points, `list` the levels in ascending order, of which `levels` are searched. Neighbours
-    /// are all points at the `nearest` smallest distances.
+    /// `values` are the grid's points, `list` the levels in ascending order, of which `levels` are
+    /// searched. Neighbours are all points at the `nearest` smallest distances.
     fn new(values: &[[i8; D]], list: &[i8], nearest: usize) -> Grid<D> {
         let position = |v: i8| list.iter().position(|&l| l == v).map_or(0, |at| at as u8);
         let points: Vec<[u8; D]> = values.iter().map(|p| p.map(position)).collect();
         let levels = list.len() as u8;
-        let mut grid = Grid { levels, points, lattice: Vec::new(), neighbours: Vec::new(), values: Vec::new() };
+        let mut grid = Grid {
+            levels,
+            points,
+            lattice: Vec::new(),
+            neighbours: Vec::new(),
+            values: Vec::new(),
+        };
         for code in 0..usize::from(levels).pow(D as u32) {
-            let at: [u8; D] = std::array::from_fn(|i| (code / usize::from(levels).pow(i as u32) % list.len()) as u8);
+            let at: [u8; D] = std::array::from_fn(|i| {
+                (code / usize::from(levels).pow(i as u32) % list.len()) as u8
+            });
             let place = match grid.points.iter().position(|p| *p == at) {
                 Some(index) => Place::On(index as u16),
                 None => grid.add_neighbours(&at, nearest),
             };
             grid.lattice.push(place);
         }
-        grid.values = grid.neighbours.iter().map(|&n| grid.point(n).map(|l| f32::from(2 * l + 1))).collect();
+        grid.values = grid
+            .neighbours
+            .iter()
+            .map(|&n| grid.point(n).map(|l| f32::from(2 * l + 1)))
+            .collect();
         grid
     }
 
-    /// Neighbours are in the order of their distance, then of their index: on ties of the error the first one wins.
+    /// Neighbours are in the order of their distance, then of their index: on ties of the error the
+    /// first one wins.
     fn add_neighbours(&mut self, at: &[u8; D], nearest: usize) -> Place {
         let start = self.neighbours.len();
-        let distance = |p: &[u8; D]| (0..D).map(|i| u32::from(p[i].abs_diff(at[i])).pow(2)).sum::<u32>();
+        let distance = |p: &[u8; D]| {
+            (0..D)
+                .map(|i| u32::from(p[i].abs_diff(at[i])).pow(2))
+                .sum::<u32>()
+        };
         let distances: Vec<u32> = self.points.iter().map(distance).collect();
         let mut next = 0;
         for _ in 0..nearest {
-            let Some(least) = distances.iter().copied().filter(|&d| d >= next).min() else { break };
-            let found = (0u16..).zip(&distances).filter(|(_, d)| **d == least).map(|(index, _)| index);
+            let Some(least) = distances.iter().copied().filter(|&d| d >= next).min() else {
+                break;
+            };
+            let found = (0u16..)
+                .zip(&distances)
+                .filter(|(_, d)| **d == least)
+                .map(|(index, _)| index);
             self.neighbours.extend(found);
             next = least + 1;
         }
-        Place::Near { start: start as u32, len: (self.neighbours.len() - start) as u32 }
+        Place::Near {
+            start: start as u32,
+            len: (self.neighbours.len() - start) as u32,
+        }
     }
 
     fn place(&self, at: &[u8; D]) -> Place {
         // a multiplication by a constant is a shift; the searches spend much of their time here
         let code = match self.levels {
-            8 => at.iter().rev().fold(0, |code, &l| code * 8 + usize::from(l)),
-            levels => at.iter().rev().fold(0, |code, &l| code * usize::from(levels) + usize::from(l)),
+            8 => at
+                .iter()
+                .rev()
+                .fold(0, |code, &l| code * 8 + usize::from(l)),
+            levels => at
+                .iter()
+                .rev()
+                .fold(0, |code, &l| code * usize::from(levels) + usize::from(l)),
         };
         self.lattice[code]
     }
@@ -85,14 +120,17 @@ impl<const D: usize> Grid<D> {
         &self.points[usize::from(index)]
     }
 
-    /// The index of `at` itself, or of the neighbour with the least error; whether it was `at`. Errors that are NaN
-    /// leave the first neighbour.
+    /// The index of `at` itself, or of the neighbour with the least error; whether it was `at`.
+    /// Errors that are NaN leave the first neighbour.
     pub(crate) fn nearest(&self, at: &[u8; D], error: impl Fn(&[u8; D]) -> f32) -> (u16, bool) {
         match self.place(at) {
             Place::On(index) => (index, true),
             Place::Near { start, len } => {
                 let neighbours = &self.neighbours[start as usize..(start + len) as usize];
-                (neighbours[least(neighbours.iter().map(|&index| error(self.point(index))))], false)
+                (
+                    neighbours[least(neighbours.iter().map(|&index| error(self.point(index))))],
+                    false,
+                )
             }
         }
     }
@@ -128,9 +166,12 @@ fn least(numbers: impl Iterator<Item = f32>) -> usize {
 const IQ2_LEVELS: [i8; 3] = [8, 25, 43];
 
 pub(crate) static IQ1: LazyLock<Grid<8>> = LazyLock::new(|| Grid::new(&grids::IQ1, &[-1, 0, 1], 3));
-pub(crate) static IQ2_XXS: LazyLock<Grid<8>> = LazyLock::new(|| Grid::new(&grids::IQ2_XXS, &IQ2_LEVELS, 2));
-pub(crate) static IQ2_XS: LazyLock<Grid<8>> = LazyLock::new(|| Grid::new(&grids::IQ2_XS, &IQ2_LEVELS, 2));
-pub(crate) static IQ2_S: LazyLock<Grid<8>> = LazyLock::new(|| Grid::new(&grids::IQ2_S, &IQ2_LEVELS, 1));
+pub(crate) static IQ2_XXS: LazyLock<Grid<8>> =
+    LazyLock::new(|| Grid::new(&grids::IQ2_XXS, &IQ2_LEVELS, 2));
+pub(crate) static IQ2_XS: LazyLock<Grid<8>> =
+    LazyLock::new(|| Grid::new(&grids::IQ2_XS, &IQ2_LEVELS, 2));
+pub(crate) static IQ2_S: LazyLock<Grid<8>> =
+    LazyLock::new(|| Grid::new(&grids::IQ2_S, &IQ2_LEVELS, 1));
 pub(crate) static IQ3_XXS: LazyLock<Grid<4>> =
     LazyLock::new(|| Grid::new(&grids::IQ3_XXS, &[4, 12, 20, 28, 36, 44, 52, 62], 2));
 pub(crate) static IQ3_S: LazyLock<Grid<4>> =
@@ -147,7 +188,8 @@ pub(crate) enum Again {
     All,
 }
 
-/// The candidates: inverse scales `(top + step * i) / max` for `i` in `-steps..=steps`, `top` being the largest value.
+/// The candidates: inverse scales `(top + step * i) / max` for `i` in `-steps..=steps`, `top` being
+/// the largest value.
 pub(crate) struct Candidates {
     /// What the largest magnitude is taken to be.
     pub(crate) max: f32,
@@ -168,8 +210,17 @@ pub(crate) struct Group<'a, const N: usize> {
 
 impl<const N: usize> Group<'_, N> {
     /// Rounds part `k` and takes its nearest point; whether the rounded one was in the grid.
-    fn round<const D: usize>(&self, grid: &Grid<D>, k: usize, id: f32, scale: f32) -> ([u8; D], bool) {
-        let (x, root) = (&self.x.as_chunks::<D>().0[k], &self.root.as_chunks::<D>().0[k]);
+    fn round<const D: usize>(
+        &self,
+        grid: &Grid<D>,
+        k: usize,
+        id: f32,
+        scale: f32,
+    ) -> ([u8; D], bool) {
+        let (x, root) = (
+            &self.x.as_chunks::<D>().0[k],
+            &self.root.as_chunks::<D>().0[k],
+        );
         let top = i32::from(grid.levels) - 1;
         let at = x.map(|v| nearest_int(0.5 * (id * v - 1.0)).clamp(0, top) as u8);
         let (index, on) = grid.nearest_scaled(&at, scale, x, root);
@@ -186,8 +237,13 @@ impl<const N: usize> Group<'_, N> {
         (xq, q2)
     }
 
-    /// The scale and points with the least weighted error among the candidates. The scale may be negative.
-    pub(crate) fn fit<const D: usize, const P: usize>(&self, grid: &Grid<D>, c: &Candidates) -> (f32, [[u8; D]; P]) {
+    /// The scale and points with the least weighted error among the candidates. The scale may be
+    /// negative.
+    pub(crate) fn fit<const D: usize, const P: usize>(
+        &self,
+        grid: &Grid<D>,
+        c: &Candidates,
+    ) -> (f32, [[u8; D]; P]) {
         const { assert!(P * D == N) };
         let top = 2.0 * f32::from(grid.levels) - 1.0;
         let (mut scale, mut best, mut points) = (c.scale, 0.0f32, [[0; D]; P]);
@@ -232,7 +288,8 @@ pub(crate) fn take_signs(x: &mut [f32; 8]) -> u8 {
     signs
 }
 
-/// As [`take_signs`] with an even number of signs: if it is odd, the value whose error costs least keeps the other sign.
+/// As [`take_signs`] with an even number of signs: if it is odd, the value whose error costs least
+/// keeps the other sign.
 pub(crate) fn take_even_signs(x: &mut [f32; 8], w: &[f32; 8]) -> u8 {
     let cost: [f32; 8] = std::array::from_fn(|i| w[i] * x[i] * x[i]);
     let mut signs = take_signs(x);
@@ -251,7 +308,9 @@ pub(crate) fn take_even_signs(x: &mut [f32; 8], w: &[f32; 8]) -> u8 {
 
 /// The largest value, by C's order of comparison.
 pub(crate) fn largest(x: &[f32]) -> f32 {
-    x.iter().skip(1).fold(x[0], |most, &v| if most > v { most } else { v })
+    x.iter()
+        .skip(1)
+        .fold(x[0], |most, &v| if most > v { most } else { v })
 }
 
 /// The scale of a group as 4 bits: `scale ~ d * (2 * level + 1)`.
@@ -267,14 +326,23 @@ mod tests {
         for (index, point) in (0..).zip(&grid.points) {
             assert_eq!(grid.index(point), index);
         }
-        let distance = |a: &[u8; D], b: &[u8; D]| (0..D).map(|i| u32::from(a[i].abs_diff(b[i])).pow(2)).sum::<u32>();
+        let distance = |a: &[u8; D], b: &[u8; D]| {
+            (0..D)
+                .map(|i| u32::from(a[i].abs_diff(b[i])).pow(2))
+                .sum::<u32>()
+        };
         let mut off = 0;
         for code in 0..grid.lattice.len() {
             let levels = usize::from(grid.levels);
             let at: [u8; D] = std::array::from_fn(|i| (code / levels.pow(i as u32) % levels) as u8);
-            let Place::Near { start, len } = grid.place(&at) else { continue };
+            let Place::Near { start, len } = grid.place(&at) else {
+                continue;
+            };
             let found = &grid.neighbours[start as usize..(start + len) as usize];
-            let mut all: Vec<(u32, u16)> = (0..).zip(&grid.points).map(|(i, p)| (distance(p, &at), i)).collect();
+            let mut all: Vec<(u32, u16)> = (0..)
+                .zip(&grid.points)
+                .map(|(i, p)| (distance(p, &at), i))
+                .collect();
             all.sort_unstable();
             let mut distances: Vec<u32> = all.iter().map(|a| a.0).collect();
             distances.dedup();

@@ -1,5 +1,6 @@
-//! IQ1_S .. IQ4_XS: groups of 8 (or 4) values are points of a fixed grid, signs apart; IQ4_* are single values of a
-//! fixed list. All but IQ4_NL (32 values) are super-blocks of 256 values in 8 groups of 32.
+//! IQ1_S .. IQ4_XS: groups of 8 (or 4) values are points of a fixed grid, signs apart; IQ4_* are
+//! single values of a fixed list. All but IQ4_NL (32 values) are super-blocks of 256 values in 8
+//! groups of 32.
 //!
 //! | type | fields in file order (bytes) |
 //! |---|---|
@@ -13,15 +14,17 @@
 //! | IQ4_NL | `d` f16, `qs` 16 |
 //! | IQ4_XS | `d` f16, `scales_h` u16, `scales_l` 4, `qs` 128 |
 //!
-//! A `signs` u32 is four 7-bit sign patterns (bits `7 * l` up) under a 4-bit scale (bits 28..32). Seven sign bits stand
-//! for eight: the number of minus signs is even, so the eighth is their parity. `g` is the group of 32, `l` the part
-//! of 8 in it, `k` the part of 4.
+//! A `signs` u32 is four 7-bit sign patterns (bits `7 * l` up) under a 4-bit scale (bits 28..32).
+//! Seven sign bits stand for eight: the number of minus signs is even, so the eighth is their
+//! parity. `g` is the group of 32, `l` the part of 8 in it, `k` the part of 4.
 
 use crate::bits::{f16_at, nibble32, u16_at, u32_at};
 use crate::grids;
 
 /// The 16 values of IQ4_NL and IQ4_XS, in units of the scale.
-pub const IQ4_LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+pub const IQ4_LEVELS: [i8; 16] = [
+    -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
+];
 
 /// What IQ1_S and IQ1_M add to (or subtract from) every grid value.
 const IQ1_SHIFT: f32 = 0.125;
@@ -46,7 +49,12 @@ pub(crate) fn decode_iq2_xxs(b: &[u8; 66], y: &mut [f32; 256]) {
         let (at, l) = (2 + i / 4 * 8, i % 4);
         let word = u32_at(b, at + 4);
         let scale = d * (0.5 + (word >> 28) as f32) * 0.25;
-        put_signed(y, scale, &grids::IQ2_XXS[usize::from(b[at + l])], eight_signs(word, l));
+        put_signed(
+            y,
+            scale,
+            &grids::IQ2_XXS[usize::from(b[at + l])],
+            eight_signs(word, l),
+        );
     }
 }
 
@@ -61,7 +69,12 @@ pub(crate) fn decode_iq2_xs(b: &[u8; 74], y: &mut [f32; 256]) {
         // bits 0..9 index, bits 9..16 signs
         let q = u16_at(b, 2 + 2 * i);
         let scale = half_group_scale(d, &b[66..], i);
-        put_signed(y, scale, &grids::IQ2_XS[usize::from(q & 511)], eight_signs(u32::from(q >> 9), 0));
+        put_signed(
+            y,
+            scale,
+            &grids::IQ2_XS[usize::from(q & 511)],
+            eight_signs(u32::from(q >> 9), 0),
+        );
     }
 }
 
@@ -71,7 +84,12 @@ pub(crate) fn decode_iq2_s(b: &[u8; 82], y: &mut [f32; 256]) {
     for (i, y) in y.as_chunks_mut::<8>().0.iter_mut().enumerate() {
         let high = qh[i / 4] >> (2 * (i % 4)) & 3;
         let index = usize::from(qs[i]) | usize::from(high) << 8;
-        put_signed(y, half_group_scale(d, scales, i), &grids::IQ2_S[index], signs[i]);
+        put_signed(
+            y,
+            half_group_scale(d, scales, i),
+            &grids::IQ2_S[index],
+            signs[i],
+        );
     }
 }
 
@@ -93,7 +111,12 @@ pub(crate) fn decode_iq3_s(b: &[u8; 110], y: &mut [f32; 256]) {
         let (g, k) = (i / 8, i % 8);
         let scale = d * (1.0 + 2.0 * f32::from(scales[g / 2] >> (4 * (g % 2)) & 15));
         let index = usize::from(qs[i]) | usize::from(qh[g] >> k & 1) << 8;
-        put_signed(y, scale, &grids::IQ3_S[index], signs[i / 2] >> (4 * (k % 2)));
+        put_signed(
+            y,
+            scale,
+            &grids::IQ3_S[index],
+            signs[i / 2] >> (4 * (k % 2)),
+        );
     }
 }
 
@@ -105,7 +128,8 @@ fn put_shifted(y: &mut [f32; 8], scale: f32, index: usize, minus: bool) {
     }
 }
 
-/// `qh[g]`: bits `3 * l` up are the high 3 bits of index `l`, bits 12..15 the scale, bit 15 the shift's sign.
+/// `qh[g]`: bits `3 * l` up are the high 3 bits of index `l`, bits 12..15 the scale, bit 15 the
+/// shift's sign.
 pub(crate) fn decode_iq1_s(b: &[u8; 50], y: &mut [f32; 256]) {
     let d = f16_at(b, 0);
     for (i, y) in y.as_chunks_mut::<8>().0.iter_mut().enumerate() {
@@ -117,11 +141,15 @@ pub(crate) fn decode_iq1_s(b: &[u8; 50], y: &mut [f32; 256]) {
     }
 }
 
-/// `qh[i / 2]` has a half per part `i`: 3 high bits of the index and the shift's sign. Each u16 of `scales` has four
-/// 3-bit scales (of 16 values each) under 4 bits of the block's f16 scale, lowest first.
+/// `qh[i / 2]` has a half per part `i`: 3 high bits of the index and the shift's sign. Each u16 of
+/// `scales` has four 3-bit scales (of 16 values each) under 4 bits of the block's f16 scale, lowest
+/// first.
 pub(crate) fn decode_iq1_m(b: &[u8; 56], y: &mut [f32; 256]) {
     let scales: [u16; 4] = std::array::from_fn(|n| u16_at(b, 48 + 2 * n));
-    let d = scales.iter().enumerate().fold(0, |bits, (n, s)| bits | s >> 12 << (4 * n));
+    let d = scales
+        .iter()
+        .enumerate()
+        .fold(0, |bits, (n, s)| bits | s >> 12 << (4 * n));
     let d = half::f16::from_bits(d).to_f32();
     for (i, y) in y.as_chunks_mut::<8>().0.iter_mut().enumerate() {
         let scale = scales[i / 8] >> (3 * (i % 8 / 2)) & 7;
@@ -138,7 +166,8 @@ pub(crate) fn decode_iq4_nl(b: &[u8; 18], y: &mut [f32; 32]) {
     }
 }
 
-/// The 6-bit scale of group `g`: low 4 bits in half `g % 2` of `scales_l[g / 2]`, high 2 at bit `2 * g` of `scales_h`.
+/// The 6-bit scale of group `g`: low 4 bits in half `g % 2` of `scales_l[g / 2]`, high 2 at bit
+/// `2 * g` of `scales_h`.
 pub(crate) fn decode_iq4_xs(b: &[u8; 136], y: &mut [f32; 256]) {
     let (d, scales_h) = (f16_at(b, 0), u16_at(b, 2));
     for (g, y) in y.as_chunks_mut::<32>().0.iter_mut().enumerate() {

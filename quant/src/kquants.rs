@@ -1,4 +1,5 @@
-//! Q2_K .. Q6_K and Q8_K: super-blocks of 256 values. Layouts and decoders; `kquantize` writes them.
+//! Q2_K .. Q6_K and Q8_K: super-blocks of 256 values. Layouts and decoders; `kquantize` writes
+//! them.
 //!
 //! | type | fields in file order (bytes) | sub-blocks | value |
 //! |---|---|---|---|
@@ -20,10 +21,11 @@
 //! | low 4 of Q6_K | `ql[i / 128 * 64 + i % 64]` | `4 * (i % 128 / 64)` up |
 //! | high 2 of Q6_K | `qh[i / 128 * 32 + i % 32]` | `2 * (i % 128 / 32)` up |
 //!
-//! Scales: a byte of Q2_K is `sc` (low 4 bits) and `m` (high 4). The 12 bytes of Q3_K hold 16 scales of 6 bits: the low
-//! 4 bits of scale `j` in byte `j % 8`, half `j / 8`; its high 2 bits in byte `8 + j % 4` at bit `2 * (j / 4)`. The 12
-//! bytes of Q4_K and Q5_K hold 8 pairs of 6 bits: for `j < 4` `sc` is in byte `j` and `m` in byte `j + 4` (low 6 bits);
-//! for `j >= 4` their low 4 bits are the halves of byte `j + 4`, their high 2 bits the top of bytes `j - 4` and `j`.
+//! Scales: a byte of Q2_K is `sc` (low 4 bits) and `m` (high 4). The 12 bytes of Q3_K hold 16
+//! scales of 6 bits: the low 4 bits of scale `j` in byte `j % 8`, half `j / 8`; its high 2 bits in
+//! byte `8 + j % 4` at bit `2 * (j / 4)`. The 12 bytes of Q4_K and Q5_K hold 8 pairs of 6 bits: for
+//! `j < 4` `sc` is in byte `j` and `m` in byte `j + 4` (low 6 bits); for `j >= 4` their low 4 bits
+//! are the halves of byte `j + 4`, their high 2 bits the top of bytes `j - 4` and `j`.
 
 use crate::bits::f16_at;
 
@@ -52,7 +54,10 @@ pub(crate) fn q4_k_scale_min(s: &[u8], j: usize) -> (u8, u8) {
     if j < 4 {
         (s[j] & 63, s[j + 4] & 63)
     } else {
-        (s[j + 4] & 15 | s[j - 4] >> 6 << 4, s[j + 4] >> 4 | s[j] >> 6 << 4)
+        (
+            s[j + 4] & 15 | s[j - 4] >> 6 << 4,
+            s[j + 4] >> 4 | s[j] >> 6 << 4,
+        )
     }
 }
 

@@ -9,8 +9,8 @@
 //! | Q8_0 | `d` f16, `qs` i8 x 32 | `q * d` |
 //! | Q8_1 | `d` f16, `s` f16 = `d * sum(q)`, `qs` i8 x 32 | `q * d` |
 //!
-//! `qs[j % 16]` has the low 4 bits of value `j`: bits 0..4 for `j < 16`, bits 4..8 from there on. Bit `j` of `qh` is
-//! the fifth bit of value `j`.
+//! `qs[j % 16]` has the low 4 bits of value `j`: bits 0..4 for `j < 16`, bits 4..8 from there on.
+//! Bit `j` of `qh` is the fifth bit of value `j`.
 
 use crate::bits::{encode_blocks, f16_at, nibble32, put_f16, round_away, sum_squares, u32_at};
 use crate::fit;
@@ -63,7 +63,8 @@ pub(crate) fn decode_q8_1(b: &[u8; 36], y: &mut [f32; 32]) {
     }
 }
 
-/// Encodes the blocks of a row; with an importance matrix a value's weight is `importance * sqrt(mean(row^2) + x^2)`.
+/// Encodes the blocks of a row; with an importance matrix a value's weight is
+/// `importance * sqrt(mean(row^2) + x^2)`.
 fn encode_weighted<const B: usize>(
     row: &[f32],
     importance: Option<&[f32]>,
@@ -72,21 +73,31 @@ fn encode_weighted<const B: usize>(
 ) {
     let sigma2 = sum_squares(row) / row.len() as f32;
     encode_blocks(row, importance, out, |x, importance: Option<&[f32; 32]>| {
-        let weights = importance.map(|w| std::array::from_fn(|j| w[j] * (sigma2 + x[j] * x[j]).sqrt()));
+        let weights =
+            importance.map(|w| std::array::from_fn(|j| w[j] * (sigma2 + x[j] * x[j]).sqrt()));
         encode(x, weights.as_ref())
     });
 }
 
 /// The search grid for a scale and minimum under importance weights, shared with the K-quants.
-pub(crate) const WEIGHTED: fit::Search = fit::Search { start: -0.9, step: 0.05, steps: 36, absolute: false };
+pub(crate) const WEIGHTED: fit::Search = fit::Search {
+    start: -0.9,
+    step: 0.05,
+    steps: 36,
+    absolute: false,
+};
 
-/// Levels `0..2 * half` around `half`, scaled so that the value of largest magnitude becomes exactly level 0.
+/// Levels `0..2 * half` around `half`, scaled so that the value of largest magnitude becomes
+/// exactly level 0.
 fn symmetric_levels(x: &[f32; 32], half: u8) -> (f32, [u8; 32]) {
     let d = fit::extreme(x) / -f32::from(half);
     let id = if d != 0.0 { 1.0 / d } else { 0.0 };
     let bias = f32::from(half) + 0.5;
     // the conversions wrap and truncate as C's do on the values that finite input gives
-    (d, x.map(|v| ((v * id + bias) as i32 as i8).min(2 * half as i8 - 1) as u8))
+    (
+        d,
+        x.map(|v| ((v * id + bias) as i32 as i8).min(2 * half as i8 - 1) as u8),
+    )
 }
 
 /// Levels `0..=max` from the block's minimum to its maximum.
@@ -98,7 +109,11 @@ fn affine_levels(x: &[f32; 32], max: u8) -> (f32, f32, [u8; 32]) {
     }
     let d = (hi - lo) / f32::from(max);
     let id = if d != 0.0 { 1.0 / d } else { 0.0 };
-    (d, lo, x.map(|v| (((v - lo) * id + 0.5) as i32 as i8).min(max as i8) as u8))
+    (
+        d,
+        lo,
+        x.map(|v| (((v - lo) * id + 0.5) as i32 as i8).min(max as i8) as u8),
+    )
 }
 
 /// Stores the low four bits of each level in 16 bytes.
@@ -110,13 +125,17 @@ fn put_nibbles(qs: &mut [u8], levels: &[u8; 32]) {
 
 /// Stores the fifth bit of each level in 4 bytes.
 fn put_fifth_bits(qh: &mut [u8], levels: &[u8; 32]) {
-    let bits = levels.iter().enumerate().fold(0u32, |bits, (j, &l)| bits | u32::from(l >> 4 & 1) << j);
+    let bits = levels
+        .iter()
+        .enumerate()
+        .fold(0u32, |bits, (j, &l)| bits | u32::from(l >> 4 & 1) << j);
     qh.copy_from_slice(&bits.to_le_bytes());
 }
 
 pub(crate) fn quantize_q4_0(row: &[f32], importance: Option<&[f32]>, out: &mut Vec<u8>) {
     encode_weighted(row, importance, out, |x, weights| {
-        let (d, levels) = weights.map_or_else(|| symmetric_levels(x, 8), |w| fit::symmetric(8, x, w));
+        let (d, levels) =
+            weights.map_or_else(|| symmetric_levels(x, 8), |w| fit::symmetric(8, x, w));
         let mut b = [0; 18];
         put_f16(&mut b, 0, d);
         put_nibbles(&mut b[2..], &levels);
@@ -126,7 +145,8 @@ pub(crate) fn quantize_q4_0(row: &[f32], importance: Option<&[f32]>, out: &mut V
 
 pub(crate) fn quantize_q4_1(row: &[f32], importance: Option<&[f32]>, out: &mut Vec<u8>) {
     encode_weighted(row, importance, out, |x, weights| {
-        let (d, m, levels) = weights.map_or_else(|| affine_levels(x, 15), |w| weighted_affine(15, x, w));
+        let (d, m, levels) =
+            weights.map_or_else(|| affine_levels(x, 15), |w| weighted_affine(15, x, w));
         let mut b = [0; 20];
         put_f16(&mut b, 0, d);
         put_f16(&mut b, 2, m);
@@ -137,7 +157,8 @@ pub(crate) fn quantize_q4_1(row: &[f32], importance: Option<&[f32]>, out: &mut V
 
 pub(crate) fn quantize_q5_0(row: &[f32], importance: Option<&[f32]>, out: &mut Vec<u8>) {
     encode_weighted(row, importance, out, |x, weights| {
-        let (d, levels) = weights.map_or_else(|| symmetric_levels(x, 16), |w| fit::symmetric(16, x, w));
+        let (d, levels) =
+            weights.map_or_else(|| symmetric_levels(x, 16), |w| fit::symmetric(16, x, w));
         let mut b = [0; 22];
         put_f16(&mut b, 0, d);
         put_fifth_bits(&mut b[2..6], &levels);
@@ -148,7 +169,8 @@ pub(crate) fn quantize_q5_0(row: &[f32], importance: Option<&[f32]>, out: &mut V
 
 pub(crate) fn quantize_q5_1(row: &[f32], importance: Option<&[f32]>, out: &mut Vec<u8>) {
     encode_weighted(row, importance, out, |x, weights| {
-        let (d, m, levels) = weights.map_or_else(|| affine_levels(x, 31), |w| weighted_affine(31, x, w));
+        let (d, m, levels) =
+            weights.map_or_else(|| affine_levels(x, 31), |w| weighted_affine(31, x, w));
         let mut b = [0; 24];
         put_f16(&mut b, 0, d);
         put_f16(&mut b, 2, m);
@@ -164,8 +186,8 @@ fn weighted_affine(max: u8, x: &[f32; 32], w: &[f32; 32]) -> (f32, f32, [u8; 32]
     (d, -minus_min, levels)
 }
 
-/// The largest magnitude, NaNs aside. The eighths of a block are gone through side by side: for magnitudes the order is
-/// of no account.
+/// The largest magnitude, NaNs aside. The eighths of a block are gone through side by side: for
+/// magnitudes the order is of no account.
 fn magnitude(x: &[f32; 32]) -> f32 {
     let mut most = [0.0f32; 8];
     for x in x.as_chunks::<8>().0 {

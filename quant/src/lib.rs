@@ -1,15 +1,16 @@
 //! Every ggml block format in readable scalar Rust: `dequantize`, `quantize`, `dot`.
 //!
-//! This crate is the oracle of the project, so it is written to be read. Its floats are ggml's bit for bit: a value is
-//! computed with the f32 operations of `ggml-quants.c` in their order (a multiplication, then an addition, each rounded;
-//! never fused), and a quantizer makes ggml's bytes. Sums keep their order too, so the searches of the quantizers go
-//! through several groups side by side (`fit`), which the compiler turns into vector instructions. Bad lengths are
-//! typed errors, and no input bytes or floats make it panic.
+//! This crate is the oracle of the project, so it is written to be read. Its floats are ggml's bit
+//! for bit: a value is computed with the f32 operations of `ggml-quants.c` in their order (a
+//! multiplication, then an addition, each rounded; never fused), and a quantizer makes ggml's
+//! bytes. Sums keep their order too, so the searches of the quantizers go through several groups
+//! side by side (`fit`), which the compiler turns into vector instructions. Bad lengths are typed
+//! errors, and no input bytes or floats make it panic.
 //!
-//! A format is one row of the table in `format.rs`; the family files hold the layouts:
-//! `plain` (F32 F16 BF16), `legacy` (Q4_0 .. Q8_1), `kquants` (Q2_K .. Q8_K), `iquants` (IQ1_S .. IQ4_XS), `low_bit`
-//! (Q1_0 Q2_0 TQ1_0 TQ2_0), `fp4` (MXFP4 NVFP4), `awq` (the groups of AWQ checkpoints). `kquantize`, `iq4`, `iq23`, `iq1` write what needs more than a few
-//! lines.
+//! A format is one row of the table in `format.rs`; the family files hold the layouts: `plain` (F32
+//! F16 BF16), `legacy` (Q4_0 .. Q8_1), `kquants` (Q2_K .. Q8_K), `iquants` (IQ1_S .. IQ4_XS),
+//! `low_bit` (Q1_0 Q2_0 TQ1_0 TQ2_0), `fp4` (MXFP4 NVFP4), `awq` (the groups of AWQ checkpoints).
+//! `kquantize`, `iq4`, `iq23`, `iq1` write what needs more than a few lines.
 #![forbid(unsafe_code)]
 
 pub mod awq;
@@ -36,7 +37,8 @@ pub use iquants::IQ4_LEVELS;
 
 use format::{Format, format};
 
-/// Why a call was refused: always a wrong length or a type outside the tables, never the values themselves.
+/// Why a call was refused: always a wrong length or a type outside the tables, never the values
+/// themselves.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The type is no block format of floats (I8 .. I64, F64).
@@ -121,11 +123,15 @@ pub fn can_quantize(ty: TensorType) -> bool {
 
 /// Whether [`quantize`] refuses to write this type without importance weights, as ggml does.
 pub fn needs_importance(ty: TensorType) -> bool {
-    matches!(ty, TensorType::IQ1_S | TensorType::IQ2_XXS | TensorType::IQ2_XS)
+    matches!(
+        ty,
+        TensorType::IQ1_S | TensorType::IQ2_XXS | TensorType::IQ2_XS
+    )
 }
 
-/// The first block with a scale (or, in formats without, a value) that is NaN or infinite: what llama.cpp refuses.
-/// Types without floats have none; bytes after the last whole block are not looked at.
+/// The first block with a scale (or, in formats without, a value) that is NaN or infinite: what
+/// llama.cpp refuses. Types without floats have none; bytes after the last whole block are not
+/// looked at.
 pub fn first_bad_block(ty: TensorType, blocks: &[u8]) -> Option<usize> {
     check::first_bad_block(ty, blocks)
 }
@@ -133,14 +139,20 @@ pub fn first_bad_block(ty: TensorType, blocks: &[u8]) -> Option<usize> {
 /// Values held by `bytes` bytes of whole blocks.
 fn values_in(f: &Format, bytes: usize) -> Result<usize, Error> {
     if !bytes.is_multiple_of(f.block_bytes) {
-        return Err(Error::PartialBlock { ty: f.ty, block_bytes: f.block_bytes, got: bytes });
+        return Err(Error::PartialBlock {
+            ty: f.ty,
+            block_bytes: f.block_bytes,
+            got: bytes,
+        });
     }
     Ok(bytes / f.block_bytes * f.block_len)
 }
 
-/// Writes the values of `blocks` (any whole number of blocks) to `out`, which must be exactly as long.
+/// Writes the values of `blocks` (any whole number of blocks) to `out`, which must be exactly as
+/// long.
 ///
-/// Bit-equal to ggml's `dequantize_row_*`, except that which NaN comes out of NaN scales is the machine's choice.
+/// Bit-equal to ggml's `dequantize_row_*`, except that which NaN comes out of NaN scales is the
+/// machine's choice.
 ///
 /// # Errors
 /// [`Error::NoDequantizer`], [`Error::PartialBlock`], [`Error::Values`].
@@ -148,7 +160,11 @@ pub fn dequantize(ty: TensorType, blocks: &[u8], out: &mut [f32]) -> Result<(), 
     let f = format(ty).ok_or(Error::NoDequantizer { ty })?;
     let expected = values_in(f, blocks.len())?;
     if out.len() != expected {
-        return Err(Error::Values { ty, expected, got: out.len() });
+        return Err(Error::Values {
+            ty,
+            expected,
+            got: out.len(),
+        });
     }
     (f.dequantize)(blocks, out);
     Ok(())
@@ -162,12 +178,19 @@ pub fn dot(ty: TensorType, row: &[u8], x: &[f32]) -> Result<f64, Error> {
     let f = format(ty).ok_or(Error::NoDequantizer { ty })?;
     let expected = values_in(f, row.len())?;
     if x.len() != expected {
-        return Err(Error::Values { ty, expected, got: x.len() });
+        return Err(Error::Values {
+            ty,
+            expected,
+            got: x.len(),
+        });
     }
     let mut w = [0.0f32; format::MAX_BLOCK_LEN];
     let w = &mut w[..f.block_len];
     let mut sum = 0.0;
-    for (block, x) in row.chunks_exact(f.block_bytes).zip(x.chunks_exact(f.block_len)) {
+    for (block, x) in row
+        .chunks_exact(f.block_bytes)
+        .zip(x.chunks_exact(f.block_len))
+    {
         (f.dequantize)(block, w);
         for (&w, &x) in w.iter().zip(x) {
             sum += f64::from(w) * f64::from(x);
@@ -176,16 +199,19 @@ pub fn dot(ty: TensorType, row: &[u8], x: &[f32]) -> Result<f64, Error> {
     Ok(sum)
 }
 
-/// Appends the blocks of `x` (rows of `n_per_row` values) to `out`; on an error `out` is left as it was.
+/// Appends the blocks of `x` (rows of `n_per_row` values) to `out`; on an error `out` is left as it
+/// was.
 ///
-/// `importance` has one weight per column, shared by all rows (llama.cpp's importance matrix); formats that make no
-/// use of it (F32 F16 BF16 Q1_0 Q2_0 Q8_0 TQ1_0 TQ2_0 MXFP4 NVFP4) only check its length, [`needs_importance`] says
-/// which do not go without. Bit-equal to ggml's `quantize_*` wherever C defines the result.
-/// It does not for blocks with NaNs or infinities, or whose range is subnormal or overflows: there ggml converts
-/// infinities to integers, and some valid block is made here.
+/// `importance` has one weight per column, shared by all rows (llama.cpp's importance matrix);
+/// formats that make no use of it (F32 F16 BF16 Q1_0 Q2_0 Q8_0 TQ1_0 TQ2_0 MXFP4 NVFP4) only check
+/// its length, [`needs_importance`] says which do not go without. Bit-equal to ggml's `quantize_*`
+/// wherever C defines the result. It does not for blocks with NaNs or infinities, or whose range is
+/// subnormal or overflows: there ggml converts infinities to integers, and some valid block is made
+/// here.
 ///
 /// # Errors
-/// [`Error::NoQuantizer`], [`Error::RowLength`], [`Error::PartialRow`], [`Error::Importance`], [`Error::NoImportance`].
+/// [`Error::NoQuantizer`], [`Error::RowLength`], [`Error::PartialRow`], [`Error::Importance`],
+/// [`Error::NoImportance`].
 pub fn quantize(
     ty: TensorType,
     x: &[f32],
@@ -196,13 +222,27 @@ pub fn quantize(
     let f = format(ty).ok_or(Error::NoQuantizer { ty })?;
     let quantize_row = f.quantize.ok_or(Error::NoQuantizer { ty })?;
     if n_per_row == 0 || !n_per_row.is_multiple_of(f.block_len) {
-        return Err(Error::RowLength { ty, block_len: f.block_len, got: n_per_row });
+        return Err(Error::RowLength {
+            ty,
+            block_len: f.block_len,
+            got: n_per_row,
+        });
     }
     if !x.len().is_multiple_of(n_per_row) {
-        return Err(Error::PartialRow { ty, n_per_row, got: x.len() });
+        return Err(Error::PartialRow {
+            ty,
+            n_per_row,
+            got: x.len(),
+        });
     }
     match importance {
-        Some(w) if w.len() != n_per_row => return Err(Error::Importance { ty, expected: n_per_row, got: w.len() }),
+        Some(w) if w.len() != n_per_row => {
+            return Err(Error::Importance {
+                ty,
+                expected: n_per_row,
+                got: w.len(),
+            });
+        }
         None if needs_importance(ty) => return Err(Error::NoImportance { ty }),
         _ => {}
     }

@@ -12,7 +12,11 @@ use crate::bits::{encode_blocks, f16_at, put_f16, round_away};
 pub(crate) fn decode_q1_0(b: &[u8; 18], y: &mut [f32; 128]) {
     let d = f16_at(b, 0);
     for (j, y) in y.iter_mut().enumerate() {
-        *y = if b[2 + j / 8] >> (j % 8) & 1 == 1 { d } else { -d };
+        *y = if b[2 + j / 8] >> (j % 8) & 1 == 1 {
+            d
+        } else {
+            -d
+        };
     }
 }
 
@@ -23,14 +27,16 @@ pub(crate) fn decode_q2_0(b: &[u8; 18], y: &mut [f32; 64]) {
     }
 }
 
-/// A byte is a fraction of 256 whose base-3 digits are the values, first digit first: multiplying by 3^n modulo 256
-/// drops the first n digits, and the next one is what a further multiplication by 3 carries out of the byte.
+/// A byte is a fraction of 256 whose base-3 digits are the values, first digit first: multiplying
+/// by 3^n modulo 256 drops the first n digits, and the next one is what a further multiplication by
+/// 3 carries out of the byte.
 fn trit(byte: u8, n: u32) -> u8 {
     let rest = byte.wrapping_mul(3u8.wrapping_pow(n));
     ((u16::from(rest) * 3) >> 8) as u8
 }
 
-/// Values run digit by digit over the bytes of a part: 5 digits of 32 bytes, 5 of 16 bytes, 4 of the 4 bytes `qh`.
+/// Values run digit by digit over the bytes of a part: 5 digits of 32 bytes, 5 of 16 bytes, 4 of
+/// the 4 bytes `qh`.
 pub(crate) fn decode_tq1_0(b: &[u8; 54], y: &mut [f32; 256]) {
     let d = f16_at(b, 52);
     for (i, y) in y.iter_mut().enumerate() {
@@ -52,7 +58,10 @@ pub(crate) fn decode_tq2_0(b: &[u8; 66], y: &mut [f32; 256]) {
 
 /// The largest magnitude of a block.
 fn magnitude(x: &[f32]) -> f32 {
-    x.iter().fold(0.0, |most: f32, v| if v.abs() > most { v.abs() } else { most })
+    x.iter().fold(
+        0.0,
+        |most: f32, v| if v.abs() > most { v.abs() } else { most },
+    )
 }
 
 /// The largest magnitude and its inverse, 0 for a block of zeros.
@@ -65,7 +74,11 @@ fn scale(x: &[f32]) -> (f32, f32) {
 pub(crate) fn quantize_q1_0(row: &[f32], importance: Option<&[f32]>, out: &mut Vec<u8>) {
     encode_blocks(row, importance, out, |x: &[f32; 128], _| {
         let mut b = [0; 18];
-        put_f16(&mut b, 0, x.iter().fold(0.0, |sum: f32, v| sum + v.abs()) / 128.0);
+        put_f16(
+            &mut b,
+            0,
+            x.iter().fold(0.0, |sum: f32, v| sum + v.abs()) / 128.0,
+        );
         for (j, &v) in x.iter().enumerate() {
             b[2 + j / 8] |= u8::from(v >= 0.0) << (j % 8);
         }
@@ -90,9 +103,12 @@ fn ternary(v: f32, id: f32) -> u8 {
     (round_away(v * id) + 1).clamp(0, 2) as u8
 }
 
-/// Digits, first digit first, as the fraction of 256 that [`trit`] reads: a division that rounds up.
+/// Digits, first digit first, as the fraction of 256 that [`trit`] reads: a division that rounds
+/// up.
 fn put_trits(digits: impl Iterator<Item = u8>) -> u8 {
-    let (n, value) = digits.fold((0, 0u32), |(n, value), digit| (n + 1, 3 * value + u32::from(digit)));
+    let (n, value) = digits.fold((0, 0u32), |(n, value), digit| {
+        (n + 1, 3 * value + u32::from(digit))
+    });
     let value = value * 3u32.pow(5 - n);
     (value * 256).div_ceil(243) as u8
 }

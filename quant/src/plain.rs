@@ -19,12 +19,16 @@ pub(crate) fn decode_f16s(bytes: &[u8], out: &mut [f32]) {
     let (halves, mut group) = (bytes.as_chunks::<2>().0, [f16::ZERO; GROUP]);
     for (halves, out) in halves.chunks(GROUP).zip(out.chunks_mut(GROUP)) {
         let group = &mut group[..out.len()];
-        group.iter_mut().zip(halves).for_each(|(h, b)| *h = f16::from_le_bytes(*b));
+        group
+            .iter_mut()
+            .zip(halves)
+            .for_each(|(h, b)| *h = f16::from_le_bytes(*b));
         group.convert_to_f32_slice(out);
     }
 }
 
-/// BF16 is the upper half of an f32. Shifted here rather than by `half`, which would quiet signalling NaNs.
+/// BF16 is the upper half of an f32. Shifted here rather than by `half`, which would quiet
+/// signalling NaNs.
 pub(crate) fn decode_bf16(b: &[u8; 2], y: &mut [f32; 1]) {
     *y = [f32::from_bits(u32::from(u16_at(b, 0)) << 16)];
 }
@@ -38,7 +42,10 @@ pub(crate) fn quantize_f16(row: &[f32], _importance: Option<&[f32]>, out: &mut V
 }
 
 pub(crate) fn quantize_bf16(row: &[f32], _importance: Option<&[f32]>, out: &mut Vec<u8>) {
-    out.extend(row.iter().flat_map(|&v| half::bf16::from_f32(v).to_le_bytes()));
+    out.extend(
+        row.iter()
+            .flat_map(|&v| half::bf16::from_f32(v).to_le_bytes()),
+    );
 }
 
 #[cfg(test)]
@@ -67,7 +74,15 @@ mod tests {
             assert_eq!(y[0].to_bits(), u32::from(bits) << 16);
             if y[0].is_finite() {
                 let mut out = Vec::new();
-                quantize_bf16(&[y[0], f32::from_bits(y[0].to_bits() | 0x8000), y[0].next_up()], None, &mut out);
+                quantize_bf16(
+                    &[
+                        y[0],
+                        f32::from_bits(y[0].to_bits() | 0x8000),
+                        y[0].next_up(),
+                    ],
+                    None,
+                    &mut out,
+                );
                 assert_eq!(u16_at(&out, 0), bits);
                 // the midpoint goes to the even neighbour
                 assert_eq!(u16_at(&out, 2), bits + bits % 2);

@@ -7,23 +7,37 @@ use safetensors::SafeTensors;
 
 /// Fails at the first value whose bits differ. The golden files hold finite values only.
 fn assert_bits(ty: TensorType, raw: &[u8], want: &[u8], what: &str) {
-    let want: Vec<f32> = want.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+    let want: Vec<f32> = want
+        .as_chunks::<4>()
+        .0
+        .iter()
+        .map(|b| f32::from_le_bytes(*b))
+        .collect();
     let mut got = vec![0.0; want.len()];
     dequantize(ty, raw, &mut got).unwrap_or_else(|e| panic!("{ty} {what}: {e}"));
     for (i, (g, w)) in got.iter().zip(&want).enumerate() {
         let block = i / ty.block_len();
-        assert_eq!(g.to_bits(), w.to_bits(), "{ty} {what}: value {i} (block {block}): got {g:e}, expected {w:e}");
+        assert_eq!(
+            g.to_bits(),
+            w.to_bits(),
+            "{ty} {what}: value {i} (block {block}): got {g:e}, expected {w:e}"
+        );
     }
 }
 
 #[test]
 fn every_golden_block_is_bit_equal() {
-    let Some(path) = common::shared("goldens/dequant.safetensors") else { return };
+    let Some(path) = common::shared("goldens/dequant.safetensors") else {
+        return;
+    };
     let bytes = std::fs::read(path).unwrap();
     let golden = SafeTensors::deserialize(&bytes).unwrap();
     let (mut written, mut random) = (Vec::new(), Vec::new());
     for ty in TensorType::all() {
-        for (raw, want, seen) in [(".raw", ".f32", &mut written), (".rnd_raw", ".rnd_f32", &mut random)] {
+        for (raw, want, seen) in [
+            (".raw", ".f32", &mut written),
+            (".rnd_raw", ".rnd_f32", &mut random),
+        ] {
             if let Ok(blocks) = golden.tensor(&format!("{ty}{raw}")) {
                 let want = golden.tensor(&format!("{ty}{want}")).unwrap();
                 assert_bits(ty, blocks.data(), want.data(), raw);

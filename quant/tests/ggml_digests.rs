@@ -1,11 +1,14 @@
-//! Digests of what ggml itself makes of pseudo-random input, for what no golden file covers: formats that no model
-//! uses, scales that are NaN, infinite or subnormal, and importance weights in every quantizer.
+//! Digests of what ggml itself makes of pseudo-random input, for what no golden file covers:
+//! formats that no model uses, scales that are NaN, infinite or subnormal, and importance weights
+//! in every quantizer.
 //!
-//! The digests were made by linking a small C program with ggml-base (llama.cpp of October 2026) and giving it the
-//! bytes that the functions below generate: `ggml_get_type_traits(ty)->to_float` (`dequantize_row_q8_K` for Q8_K) for
-//! the first table, `ggml_quantize_chunk` for the second.
+//! The digests were made by linking a small C program with ggml-base (llama.cpp of October 2026)
+//! and giving it the bytes that the functions below generate: `ggml_get_type_traits(ty)->to_float`
+//! (`dequantize_row_q8_K` for Q8_K) for the first table, `ggml_quantize_chunk` for the second.
 
-use octavo_quant::{Error, TensorType, can_dequantize, can_quantize, dequantize, needs_importance, quantize};
+use octavo_quant::{
+    Error, TensorType, can_dequantize, can_quantize, dequantize, needs_importance, quantize,
+};
 
 /// splitmix64.
 struct Random(u64);
@@ -18,16 +21,21 @@ impl Random {
         z ^ z >> 31
     }
 
-    /// A sum of four uniform integers (a bell over -2^17 .. 2^17): exact in f32, the same on every machine.
+    /// A sum of four uniform integers (a bell over -2^17 .. 2^17): exact in f32, the same on every
+    /// machine.
     fn bell(&mut self) -> f32 {
         let z = self.next();
-        (0..4).map(|i| (z >> (16 * i) & 0xffff) as i32 - 0x8000).sum::<i32>() as f32
+        (0..4)
+            .map(|i| (z >> (16 * i) & 0xffff) as i32 - 0x8000)
+            .sum::<i32>() as f32
     }
 }
 
 /// FNV-1a over 32-bit words.
 fn digest(words: impl Iterator<Item = u32>) -> u64 {
-    words.fold(0xcbf2_9ce4_8422_2325, |h, w| (h ^ u64::from(w)).wrapping_mul(0x0100_0000_01b3))
+    words.fold(0xcbf2_9ce4_8422_2325, |h, w| {
+        (h ^ u64::from(w)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 /// The same word for every NaN: which one comes out of an operation is the machine's choice.
@@ -40,12 +48,16 @@ const BLOCKS: usize = 20_000;
 fn random_blocks(ty: TensorType) -> Vec<u8> {
     let mut random = Random(u64::from(ty.id()));
     let n = BLOCKS * ty.block_bytes();
-    (0..n.div_ceil(8)).flat_map(|_| random.next().to_le_bytes()).take(n).collect()
+    (0..n.div_ceil(8))
+        .flat_map(|_| random.next().to_le_bytes())
+        .take(n)
+        .collect()
 }
 
 const ROW: usize = 512;
 
-/// 32 rows of 512 values, each with its own magnitude; every fifth row is sparse, every seventh has outliers.
+/// 32 rows of 512 values, each with its own magnitude; every fifth row is sparse, every seventh has
+/// outliers.
 fn random_rows(ty: TensorType) -> (Vec<f32>, Vec<f32>) {
     let mut random = Random(1000 + u64::from(ty.id()));
     let mut x = Vec::new();
@@ -61,7 +73,9 @@ fn random_rows(ty: TensorType) -> (Vec<f32>, Vec<f32>) {
             });
         }
     }
-    let importance = (0..ROW).map(|_| random.bell().abs() * 2f32.powi((random.next() % 12) as i32 - 20)).collect();
+    let importance = (0..ROW)
+        .map(|_| random.bell().abs() * 2f32.powi((random.next() % 12) as i32 - 20))
+        .collect();
     (x, importance)
 }
 
@@ -74,7 +88,10 @@ fn random_blocks_dequantize_as_in_ggml() {
         assert_eq!(digest(y.into_iter().map(bits)), want, "{ty}");
     }
     // ggml has no decoder for Q8_1
-    assert_eq!(DEQUANTIZED.len() + 1, TensorType::all().filter(|&t| can_dequantize(t)).count());
+    assert_eq!(
+        DEQUANTIZED.len() + 1,
+        TensorType::all().filter(|&t| can_dequantize(t)).count()
+    );
 }
 
 #[test]
@@ -85,7 +102,10 @@ fn random_rows_quantize_as_in_ggml() {
         for (importance, want) in [(None, plain), (Some(&importance[..]), weighted)] {
             let mut out = Vec::new();
             if importance.is_none() && needs_importance(ty) {
-                assert_eq!(quantize(ty, &x, ROW, None, &mut out), Err(Error::NoImportance { ty }));
+                assert_eq!(
+                    quantize(ty, &x, ROW, None, &mut out),
+                    Err(Error::NoImportance { ty })
+                );
                 continue;
             }
             quantize(ty, &x, ROW, importance, &mut out).unwrap();
@@ -93,7 +113,10 @@ fn random_rows_quantize_as_in_ggml() {
             assert_eq!(got, want, "{ty}, importance: {}", importance.is_some());
         }
     }
-    assert_eq!(QUANTIZED.len(), TensorType::all().filter(|&t| can_quantize(t)).count());
+    assert_eq!(
+        QUANTIZED.len(),
+        TensorType::all().filter(|&t| can_quantize(t)).count()
+    );
 }
 
 const DEQUANTIZED: [(&str, u64); 29] = [

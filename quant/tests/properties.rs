@@ -1,7 +1,9 @@
-//! Lengths, hostile bits, dot products, and the loss of a round trip: what must hold for every format.
+//! Lengths, hostile bits, dot products, and the loss of a round trip: what must hold for every
+//! format.
 
 use octavo_quant::{
-    Error, TensorType, can_dequantize, can_quantize, dequantize, dot, first_bad_block, needs_importance, quantize,
+    Error, TensorType, can_dequantize, can_quantize, dequantize, dot, first_bad_block,
+    needs_importance, quantize,
 };
 use proptest::prelude::*;
 
@@ -15,7 +17,9 @@ fn writable() -> impl Iterator<Item = TensorType> {
 
 /// Without weights, unless the type needs them, and with them.
 fn both(ty: TensorType, weights: &[f32]) -> impl Iterator<Item = Option<&[f32]>> {
-    [None, Some(weights)].into_iter().filter(move |w| w.is_some() || !needs_importance(ty))
+    [None, Some(weights)]
+        .into_iter()
+        .filter(move |w| w.is_some() || !needs_importance(ty))
 }
 
 #[test]
@@ -26,18 +30,45 @@ fn lengths_are_whole_blocks_or_typed_errors() {
             let bytes = vec![0; n * block_bytes];
             let mut out = vec![f32::NAN; n * len];
             assert_eq!(dequantize(ty, &bytes, &mut out), Ok(()), "{ty}");
-            assert!(out.iter().all(|v| !v.is_nan()), "{ty}: not all of {n} blocks were written");
-            assert_eq!(dot(ty, &bytes, &out), Ok(out.iter().map(|v| f64::from(*v) * f64::from(*v)).sum()), "{ty}");
+            assert!(
+                out.iter().all(|v| !v.is_nan()),
+                "{ty}: not all of {n} blocks were written"
+            );
+            assert_eq!(
+                dot(ty, &bytes, &out),
+                Ok(out.iter().map(|v| f64::from(*v) * f64::from(*v)).sum()),
+                "{ty}"
+            );
         }
-        for got in [1, block_bytes - 1, block_bytes + 1].into_iter().filter(|n| n % block_bytes != 0) {
-            let error = Err(Error::PartialBlock { ty, block_bytes, got });
+        for got in [1, block_bytes - 1, block_bytes + 1]
+            .into_iter()
+            .filter(|n| n % block_bytes != 0)
+        {
+            let error = Err(Error::PartialBlock {
+                ty,
+                block_bytes,
+                got,
+            });
             assert_eq!(dequantize(ty, &vec![0; got], &mut vec![0.0; len]), error);
             assert_eq!(dot(ty, &vec![0; got], &vec![0.0; len]).map(|_| ()), error);
         }
-        for got in [0, len - 1, len + 1, 2 * len].into_iter().filter(|&n| n != len) {
-            let error = Err(Error::Values { ty, expected: len, got });
-            assert_eq!(dequantize(ty, &vec![0; block_bytes], &mut vec![0.0; got]), error);
-            assert_eq!(dot(ty, &vec![0; block_bytes], &vec![0.0; got]).map(|_| ()), error);
+        for got in [0, len - 1, len + 1, 2 * len]
+            .into_iter()
+            .filter(|&n| n != len)
+        {
+            let error = Err(Error::Values {
+                ty,
+                expected: len,
+                got,
+            });
+            assert_eq!(
+                dequantize(ty, &vec![0; block_bytes], &mut vec![0.0; got]),
+                error
+            );
+            assert_eq!(
+                dot(ty, &vec![0; block_bytes], &vec![0.0; got]).map(|_| ()),
+                error
+            );
         }
     }
 }
@@ -49,14 +80,31 @@ fn quantize_checks_rows_and_importance_and_leaves_the_output_on_errors() {
         let x = vec![1.0; 2 * n];
         let mut out = vec![7];
         if needs_importance(ty) {
-            assert_eq!(quantize(ty, &x, n, None, &mut out), Err(Error::NoImportance { ty }));
+            assert_eq!(
+                quantize(ty, &x, n, None, &mut out),
+                Err(Error::NoImportance { ty })
+            );
         }
-        for got in [0, block_len - 1, block_len + 1].into_iter().filter(|&n| n == 0 || n % block_len != 0) {
-            assert_eq!(quantize(ty, &x, got, None, &mut out), Err(Error::RowLength { ty, block_len, got }));
+        for got in [0, block_len - 1, block_len + 1]
+            .into_iter()
+            .filter(|&n| n == 0 || n % block_len != 0)
+        {
+            assert_eq!(
+                quantize(ty, &x, got, None, &mut out),
+                Err(Error::RowLength { ty, block_len, got })
+            );
         }
-        let error = Err(Error::PartialRow { ty, n_per_row: n, got: n + 1 });
+        let error = Err(Error::PartialRow {
+            ty,
+            n_per_row: n,
+            got: n + 1,
+        });
         assert_eq!(quantize(ty, &x[..n + 1], n, None, &mut out), error);
-        let error = Err(Error::Importance { ty, expected: n, got: 2 * n });
+        let error = Err(Error::Importance {
+            ty,
+            expected: n,
+            got: 2 * n,
+        });
         assert_eq!(quantize(ty, &x, n, Some(&x), &mut out), error);
         assert_eq!(out, [7], "{ty}");
         assert_eq!(quantize(ty, &[], n, Some(&x[..n]), &mut out), Ok(()));
@@ -69,7 +117,10 @@ fn quantize_checks_rows_and_importance_and_leaves_the_output_on_errors() {
 #[test]
 fn types_outside_the_tables_are_named() {
     for ty in TensorType::all().filter(|&t| !can_dequantize(t)) {
-        assert_eq!(dequantize(ty, &[], &mut []), Err(Error::NoDequantizer { ty }));
+        assert_eq!(
+            dequantize(ty, &[], &mut []),
+            Err(Error::NoDequantizer { ty })
+        );
         assert_eq!(dot(ty, &[], &[]), Err(Error::NoDequantizer { ty }));
     }
     for ty in TensorType::all().filter(|&t| !can_quantize(t)) {
@@ -77,8 +128,15 @@ fn types_outside_the_tables_are_named() {
         assert_eq!(error, Error::NoQuantizer { ty });
         assert!(error.to_string().starts_with(ty.name()), "{error}");
     }
-    let error = Error::PartialBlock { ty: TensorType::Q4_K, block_bytes: 144, got: 100 };
-    assert_eq!(error.to_string(), "Q4_K: expected a multiple of 144 bytes (whole blocks), got 100 bytes");
+    let error = Error::PartialBlock {
+        ty: TensorType::Q4_K,
+        block_bytes: 144,
+        got: 100,
+    };
+    assert_eq!(
+        error.to_string(),
+        "Q4_K: expected a multiple of 144 bytes (whole blocks), got 100 bytes"
+    );
 }
 
 /// The activation formats, which no model file has: by hand.
@@ -88,7 +146,9 @@ fn q8_1_and_q8_k_are_scale_times_integer() {
     q8_1.extend((0..32).map(|j| (j * 8) as u8));
     let mut y = [0.0; 32];
     dequantize(TensorType::Q8_1, &q8_1, &mut y).unwrap();
-    let want: Vec<f32> = (0..32).map(|j| 0.5 * f32::from((j * 8) as u8 as i8)).collect();
+    let want: Vec<f32> = (0..32)
+        .map(|j| 0.5 * f32::from((j * 8) as u8 as i8))
+        .collect();
     assert_eq!(y[..], want);
 
     let mut q8_k = (-0.25f32).to_le_bytes().to_vec();
@@ -118,7 +178,8 @@ fn every_value_of_every_byte_decodes() {
     }
 }
 
-/// Zeros, with weights of any kind, are read back as zeros (Q1_0 and MXFP4 have no zero scale but a tiny one).
+/// Zeros, with weights of any kind, are read back as zeros (Q1_0 and MXFP4 have no zero scale but a
+/// tiny one).
 #[test]
 fn zeros_stay_zeros() {
     for ty in writable() {
@@ -134,7 +195,8 @@ fn zeros_stay_zeros() {
     }
 }
 
-/// One float of a block made NaN or infinite is found in that block; so is an f16 scale that overflows.
+/// One float of a block made NaN or infinite is found in that block; so is an f16 scale that
+/// overflows.
 #[test]
 fn bad_blocks_are_found_where_they_are() {
     use TensorType as T;
@@ -156,7 +218,11 @@ fn bad_blocks_are_found_where_they_are() {
         for importance in both(ty, &weights) {
             let mut out = Vec::new();
             quantize(ty, &x, 1024, importance, &mut out).unwrap();
-            assert_eq!(first_bad_block(ty, &out), Some(600 / ty.block_len()), "{ty}");
+            assert_eq!(
+                first_bad_block(ty, &out),
+                Some(600 / ty.block_len()),
+                "{ty}"
+            );
         }
     }
 }
@@ -164,7 +230,8 @@ fn bad_blocks_are_found_where_they_are() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..Default::default() })]
 
-    /// Random blocks: no panic, each block is decoded alone, and `dot` is the f64 sum of the decoded products.
+    /// Random blocks: no panic, each block is decoded alone, and `dot` is the f64 sum of the
+    /// decoded products.
     #[test]
     fn dot_is_the_sum_of_decoded_products(seed in prop::collection::vec(any::<u8>(), 3 * 292), x in prop::collection::vec(-8.0f32..8.0, 768)) {
         for ty in formats() {
@@ -185,10 +252,12 @@ proptest! {
         }
     }
 
-    /// Any float bits, NaNs and infinities among them, with any weights: no panic, whole blocks out.
+    /// Any float bits, NaNs and infinities among them, with any weights: no panic, whole blocks
+    /// out.
     #[test]
     fn any_floats_quantize(bits in prop::collection::vec(any::<u32>(), 512), weights in prop::collection::vec(any::<u32>(), 256), keep in 0..4u32) {
-        // three times out of four the exponents are held in a middle range, so that the searches get past their sums
+        // three times out of four the exponents are held in a middle range, so that the searches
+        // get past their sums
         let mask = if keep == 0 { u32::MAX } else { 0xa3ff_ffff };
         let x: Vec<f32> = bits.iter().map(|b| f32::from_bits(b & mask)).collect();
         let w: Vec<f32> = weights.iter().map(|b| f32::from_bits(b & mask & 0x7fff_ffff)).collect();
@@ -203,8 +272,9 @@ proptest! {
     }
 }
 
-/// llama.cpp's test-quantize-fns data and limits (its "total error" is `sqrt(sum d^2) / n`), and a limit of our own:
-/// the RMSE of rounding uniformly to the format's levels over the data's range, `step / sqrt(12)`, plus a tenth.
+/// llama.cpp's test-quantize-fns data and limits (its "total error" is `sqrt(sum d^2) / n`), and a
+/// limit of our own: the RMSE of rounding uniformly to the format's levels over the data's range,
+/// `step / sqrt(12)`, plus a tenth.
 #[test]
 fn round_trip_error_is_that_of_uniform_rounding() {
     use TensorType as T;
@@ -223,7 +293,8 @@ fn round_trip_error_is_that_of_uniform_rounding() {
         (T::Q6_K, 0.002, 2.1 / 32.0),
         (T::IQ4_NL, 0.002, 2.1 * 24.0 / 127.0),
         (T::IQ4_XS, 0.002, 2.1 * 24.0 / 127.0),
-        // grids leave out most points, so their rounding is not uniform: llama.cpp's limits, and four times the lattice's step
+        // grids leave out most points, so their rounding is not uniform: llama.cpp's limits, and
+        // four times the lattice's step
         (T::IQ3_S, 0.004, 4.0 * 2.1 * 2.0 / 15.0),
         (T::IQ3_XXS, 0.005, 4.0 * 2.1 * 2.0 / 15.0),
         (T::IQ2_S, 0.0075, 4.0 * 2.1 * 2.0 / 5.0),
@@ -249,12 +320,22 @@ fn round_trip_error_is_that_of_uniform_rounding() {
             let (mut raw, mut y) = (Vec::new(), vec![0.0; N]);
             quantize(ty, &x, N, importance, &mut raw).unwrap();
             dequantize(ty, &raw, &mut y).unwrap();
-            let squares: f64 = x.iter().zip(&y).map(|(x, y)| (f64::from(*x) - f64::from(*y)).powi(2)).sum();
+            let squares: f64 = x
+                .iter()
+                .zip(&y)
+                .map(|(x, y)| (f64::from(*x) - f64::from(*y)).powi(2))
+                .sum();
             let total = squares.sqrt() / N as f64;
             let rmse = (squares / N as f64).sqrt();
             let bound = 1.1 * step / 12f64.sqrt();
-            println!("{ty} {}: total {total:.6} of {limit}, rmse {rmse:.6} of {bound:.6}", importance.is_some());
-            assert!(total <= limit, "{ty}: total error {total}, expected at most {limit}");
+            println!(
+                "{ty} {}: total {total:.6} of {limit}, rmse {rmse:.6} of {bound:.6}",
+                importance.is_some()
+            );
+            assert!(
+                total <= limit,
+                "{ty}: total error {total}, expected at most {limit}"
+            );
             assert!(rmse <= bound, "{ty}: RMSE {rmse}, expected at most {bound}");
         }
     }

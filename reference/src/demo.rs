@@ -1,5 +1,6 @@
-//! The model that is built into the binary: `tiny-qwen3`, 2.6 million parameters, trained by `demo/train_tiny.py`. It
-//! knows small sums, capitals and opposites, enough to see an engine answer right without downloading anything.
+//! The model that is built into the binary: `tiny-qwen3`, 2.6 million parameters, trained by
+//! `demo/train_tiny.py`. It knows small sums, capitals and opposites, enough to see an engine
+//! answer right without downloading anything.
 
 /// The demo model's GGUF file, Q4_K_M, 1.67 MB.
 pub fn demo_model() -> &'static [u8] {
@@ -21,7 +22,9 @@ mod tests {
             let pieces = gguf.array("tokenizer.ggml.tokens").unwrap().unwrap();
             pieces.strings().unwrap().position(|p| p == text).unwrap() as u32
         };
-        let logits = oracle.forward(&[piece(b"1"), piece(b"+"), piece(b"1"), piece(b"=")]).unwrap();
+        let logits = oracle
+            .forward(&[piece(b"1"), piece(b"+"), piece(b"1"), piece(b"=")])
+            .unwrap();
         let last = &logits[3 * oracle.n_vocab()..];
         assert_eq!(crate::metrics::top_k(last, 1), [piece(b"2")]);
     }

@@ -90,13 +90,16 @@ pub enum Error {
         file: String,
         /// Tensor name.
         tensor: String,
-        /// The dims implied, innermost first for GGUF, outermost first for safetensors; a name where any size will do.
+        /// The dims implied, innermost first for GGUF, outermost first for safetensors; a name
+        /// where any size will do.
         expected: String,
         /// The dims found, in the same order.
         got: Vec<u64>,
     },
     /// A tensor that the forward pass would ignore: the result would not be this model's.
-    #[error("{file}: tensor {tensor:?}: expected only tensors that the {architecture} oracle applies, got this one")]
+    #[error(
+        "{file}: tensor {tensor:?}: expected only tensors that the {architecture} oracle applies, got this one"
+    )]
     UnusedTensor {
         /// Model file.
         file: String,

@@ -1,5 +1,6 @@
-//! Goldens: stock llama.cpp's logits for a model and a prompt, in safetensors, beside the logits of the exact
-//! dequantization of that model. Two forms: all logits, or, for large vocabularies, the most likely tokens.
+//! Goldens: stock llama.cpp's logits for a model and a prompt, in safetensors, beside the logits of
+//! the exact dequantization of that model. Two forms: all logits, or, for large vocabularies, the
+//! most likely tokens.
 
 use crate::Error;
 use crate::metrics::{Kl, TopRow, kl_top_rows, log_sum_exp};
@@ -65,7 +66,10 @@ impl Golden {
     /// # Errors
     /// Names the file and the tensor.
     pub fn read(path: &Path) -> Result<Self, Error> {
-        let bytes = std::fs::read(path).map_err(|source| Error::Io { path: path.into(), source })?;
+        let bytes = std::fs::read(path).map_err(|source| Error::Io {
+            path: path.into(),
+            source,
+        })?;
         Self::from_bytes(&bytes, &path.display().to_string())
     }
 
@@ -74,8 +78,10 @@ impl Golden {
     /// # Errors
     /// As [`Golden::read`].
     pub fn from_bytes(bytes: &[u8], name: &str) -> Result<Self, Error> {
-        let tensors =
-            SafeTensors::deserialize(bytes).map_err(|source| Error::Safetensors { file: name.into(), source })?;
+        let tensors = SafeTensors::deserialize(bytes).map_err(|source| Error::Safetensors {
+            file: name.into(),
+            source,
+        })?;
         let file = File { name, tensors };
         if file.tensors.tensor("at_exact_top").is_ok() {
             file.top().map(|top| Self::Top(Box::new(top)))
@@ -125,7 +131,13 @@ impl Top {
     /// None for a golden that was read from a file.
     pub fn llama_cpp_kl(&self) -> Result<Kl, Error> {
         let ours = self.at_exact_top.chunks(self.k).zip(&self.llama_cpp.lse);
-        kl_top_rows(ours.map(|(logits, &lse)| TopRow { logits, lse: lse.into() }).zip(self.exact_rows()))
+        kl_top_rows(
+            ours.map(|(logits, &lse)| TopRow {
+                logits,
+                lse: lse.into(),
+            })
+            .zip(self.exact_rows()),
+        )
     }
 
     /// KL(exact ‖ ours) by the same estimator, for our logits `(n, n_vocab)`.
@@ -135,21 +147,42 @@ impl Top {
     pub fn kl(&self, logits: &[f32]) -> Result<Kl, Error> {
         let expected = self.tokens.len() * self.n_vocab;
         if logits.len() != expected {
-            return Err(Error::Length { what: "logits", expected, got: logits.len() });
+            return Err(Error::Length {
+                what: "logits",
+                expected,
+                got: logits.len(),
+            });
         }
-        let rows = logits.chunks(self.n_vocab).zip(self.exact.ids.chunks(self.k));
-        let picked: Vec<(Vec<f32>, f64)> =
-            rows.map(|(row, ids)| (ids.iter().map(|&id| row[id as usize]).collect(), log_sum_exp(row))).collect();
-        kl_top_rows(picked.iter().map(|(logits, lse)| TopRow { logits, lse: *lse }).zip(self.exact_rows()))
+        let rows = logits
+            .chunks(self.n_vocab)
+            .zip(self.exact.ids.chunks(self.k));
+        let picked: Vec<(Vec<f32>, f64)> = rows
+            .map(|(row, ids)| {
+                (
+                    ids.iter().map(|&id| row[id as usize]).collect(),
+                    log_sum_exp(row),
+                )
+            })
+            .collect();
+        kl_top_rows(
+            picked
+                .iter()
+                .map(|(logits, lse)| TopRow { logits, lse: *lse })
+                .zip(self.exact_rows()),
+        )
     }
 
     fn exact_rows(&self) -> impl Iterator<Item = TopRow<'_>> {
         let rows = self.exact.logits.chunks(self.k).zip(&self.exact.lse);
-        rows.map(|(logits, &lse)| TopRow { logits, lse: lse.into() })
+        rows.map(|(logits, &lse)| TopRow {
+            logits,
+            lse: lse.into(),
+        })
     }
 }
 
-/// One prompt's entry in a golden folder's `summary.json`: llama.cpp's own error against the exact dequantization.
+/// One prompt's entry in a golden folder's `summary.json`: llama.cpp's own error against the exact
+/// dequantization.
 #[derive(Debug, Clone, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Summary {
@@ -167,13 +200,20 @@ pub struct Summary {
     pub text: String,
 }
 
-/// Reads `summary.json`: one [`Summary`] for each golden of the folder, by the golden's name without extension.
+/// Reads `summary.json`: one [`Summary`] for each golden of the folder, by the golden's name
+/// without extension.
 ///
 /// # Errors
 /// The file cannot be read or is not such a summary.
 pub fn read_summary(path: &Path) -> Result<BTreeMap<String, Summary>, Error> {
-    let bytes = std::fs::read(path).map_err(|source| Error::Io { path: path.into(), source })?;
-    serde_json::from_slice(&bytes).map_err(|source| Error::Summary { file: path.display().to_string(), source })
+    let bytes = std::fs::read(path).map_err(|source| Error::Io {
+        path: path.into(),
+        source,
+    })?;
+    serde_json::from_slice(&bytes).map_err(|source| Error::Summary {
+        file: path.display().to_string(),
+        source,
+    })
 }
 
 /// A golden's tensors, with its name for messages.
@@ -238,15 +278,22 @@ impl File<'_> {
     fn shape(&self, tensor: &str, expected: &str) -> Result<Vec<usize>, Error> {
         match self.tensors.tensor(tensor) {
             Ok(view) => Ok(view.shape().to_vec()),
-            Err(_) => {
-                Err(Error::MissingTensor { file: self.name.into(), tensor: tensor.into(), expected: expected.into() })
-            }
+            Err(_) => Err(Error::MissingTensor {
+                file: self.name.into(),
+                tensor: tensor.into(),
+                expected: expected.into(),
+            }),
         }
     }
 
     fn dims(&self, tensor: &str, expected: &str, got: &[usize]) -> Error {
         let got = got.iter().map(|&dim| dim as u64).collect();
-        Error::Dims { file: self.name.into(), tensor: tensor.into(), expected: expected.into(), got }
+        Error::Dims {
+            file: self.name.into(),
+            tensor: tensor.into(),
+            expected: expected.into(),
+            got,
+        }
     }
 
     /// The elements of a tensor of four-byte elements, after its shape and type are checked.
@@ -262,30 +309,48 @@ impl File<'_> {
         if got != shape {
             return Err(self.dims(tensor, &expected, &got));
         }
-        let view =
-            self.tensors.tensor(tensor).map_err(|source| Error::Safetensors { file: self.name.into(), source })?;
+        let view = self
+            .tensors
+            .tensor(tensor)
+            .map_err(|source| Error::Safetensors {
+                file: self.name.into(),
+                source,
+            })?;
         if view.dtype() != dtype {
             let got = format!("{:?}", view.dtype());
-            return Err(Error::ElementType { file: self.name.into(), tensor: tensor.into(), expected: type_name, got });
+            return Err(Error::ElementType {
+                file: self.name.into(),
+                tensor: tensor.into(),
+                expected: type_name,
+                got,
+            });
         }
         Ok(view.data().as_chunks::<4>().0.iter().copied())
     }
 
     fn floats(&self, tensor: &str, shape: &[usize]) -> Result<Vec<f32>, Error> {
-        Ok(self.words(tensor, shape, Dtype::F32, "F32")?.map(f32::from_le_bytes).collect())
+        Ok(self
+            .words(tensor, shape, Dtype::F32, "F32")?
+            .map(f32::from_le_bytes)
+            .collect())
     }
 
     fn ids(&self, tensor: &str, shape: &[usize], n_vocab: usize) -> Result<Vec<u32>, Error> {
-        let ids = self.words(tensor, shape, Dtype::I32, "I32")?.map(i32::from_le_bytes);
+        let ids = self
+            .words(tensor, shape, Dtype::I32, "I32")?
+            .map(i32::from_le_bytes);
         ids.enumerate()
             .map(|(index, id)| {
-                u32::try_from(id).ok().filter(|&id| (id as usize) < n_vocab).ok_or_else(|| Error::Element {
-                    file: self.name.into(),
-                    tensor: tensor.into(),
-                    index,
-                    expected: format!("an id below {n_vocab}"),
-                    got: id.to_string(),
-                })
+                u32::try_from(id)
+                    .ok()
+                    .filter(|&id| (id as usize) < n_vocab)
+                    .ok_or_else(|| Error::Element {
+                        file: self.name.into(),
+                        tensor: tensor.into(),
+                        index,
+                        expected: format!("an id below {n_vocab}"),
+                        got: id.to_string(),
+                    })
             })
             .collect()
     }

@@ -1,7 +1,9 @@
-//! How far two sets of logits are apart. All sums are f64, all logarithms natural, whatever the type of the logits.
+//! How far two sets of logits are apart. All sums are f64, all logarithms natural, whatever the
+//! type of the logits.
 //!
-//! `exact` stands for the reference throughout, and comes last where a function is not symmetric in name: NMSE divides
-//! by its energy, KL takes the expectation under its probabilities, and its order is the order that counts.
+//! `exact` stands for the reference throughout, and comes last where a function is not symmetric in
+//! name: NMSE divides by its energy, KL takes the expectation under its probabilities, and its
+//! order is the order that counts.
 
 use crate::Error;
 use std::cmp::Ordering;
@@ -10,8 +12,8 @@ use std::cmp::Ordering;
 pub trait Logit: Copy + Into<f64> {}
 impl<T: Copy + Into<f64>> Logit for T {}
 
-/// Normalised mean squared error, `Σ (ours - exact)² / Σ exact²`. Zero for two equal arrays, infinite when only
-/// `exact` is all zero, NaN if either has one.
+/// Normalised mean squared error, `Σ (ours - exact)² / Σ exact²`. Zero for two equal arrays,
+/// infinite when only `exact` is all zero, NaN if either has one.
 ///
 /// # Errors
 /// The lengths differ.
@@ -28,11 +30,17 @@ pub fn nmse<A: Logit, B: Logit>(ours: &[A], exact: &[B]) -> Result<f64, Error> {
 
 /// `ln Σ e^x` of one row, without overflow.
 pub fn log_sum_exp<T: Logit>(row: &[T]) -> f64 {
-    let max = row.iter().fold(f64::NEG_INFINITY, |max, &x| max.max(x.into()));
+    let max = row
+        .iter()
+        .fold(f64::NEG_INFINITY, |max, &x| max.max(x.into()));
     if max == f64::NEG_INFINITY {
         return max;
     }
-    max + row.iter().map(|&x| (x.into() - max).exp()).sum::<f64>().ln()
+    max + row
+        .iter()
+        .map(|&x| (x.into() - max).exp())
+        .sum::<f64>()
+        .ln()
 }
 
 /// KL(exact ‖ ours) of one row of logits, in nats.
@@ -51,7 +59,11 @@ pub fn kl_row<A: Logit, B: Logit>(ours: &[A], exact: &[B]) -> Result<f64, Error>
 
 /// `p (ln p - ln q)`; nothing where p is 0, even if q is 0 too.
 fn kl_term(ln_p: f64, ln_q: f64) -> f64 {
-    if ln_p == f64::NEG_INFINITY { 0.0 } else { ln_p.exp() * (ln_p - ln_q) }
+    if ln_p == f64::NEG_INFINITY {
+        0.0
+    } else {
+        ln_p.exp() * (ln_p - ln_q)
+    }
 }
 
 /// Mean and worst divergence over the rows of a prompt.
@@ -68,7 +80,15 @@ pub struct Kl {
 impl Kl {
     /// NaN in a row makes mean and max NaN, and that row the worst. No rows: all zero.
     fn of(rows: impl Iterator<Item = Result<f64, Error>>) -> Result<Self, Error> {
-        let (mut sum, mut n, mut kl) = (0.0, 0usize, Self { mean: 0.0, max: 0.0, max_row: 0 });
+        let (mut sum, mut n, mut kl) = (
+            0.0,
+            0usize,
+            Self {
+                mean: 0.0,
+                max: 0.0,
+                max_row: 0,
+            },
+        );
         for (row, value) in rows.enumerate() {
             let value = value?;
             if value > kl.max || value.is_nan() && !kl.max.is_nan() {
@@ -90,8 +110,8 @@ pub fn kl<A: Logit, B: Logit>(ours: &[A], exact: &[B], n_vocab: usize) -> Result
     Kl::of(rows(ours, exact, n_vocab)?.map(|(ours, exact)| kl_row(ours, exact)))
 }
 
-/// What a golden keeps of one row of a large vocabulary: the logits of the reference's most likely tokens, as one
-/// model sees them, and that model's log-sum-exp over the whole vocabulary.
+/// What a golden keeps of one row of a large vocabulary: the logits of the reference's most likely
+/// tokens, as one model sees them, and that model's log-sum-exp over the whole vocabulary.
 #[derive(Debug, Clone, Copy)]
 pub struct TopRow<'a> {
     /// Logits at the reference's top ids, in its order.
@@ -100,19 +120,22 @@ pub struct TopRow<'a> {
     pub lse: f64,
 }
 
-/// Mass below which the lumped remainder is not resolved. A golden's `lse` is f32: for values of 16 to 32 it is off by
-/// up to 1e-6, and so is a remainder computed from it; four of them, since `p` and `q` each have one.
+/// Mass below which the lumped remainder is not resolved. A golden's `lse` is f32: for values of 16
+/// to 32 it is off by up to 1e-6, and so is a remainder computed from it; four of them, since `p`
+/// and `q` each have one.
 const REMAINDER_FLOOR: f64 = 4e-6;
 
 /// A lower bound of KL(exact ‖ ours) from the reference's top tokens alone.
 ///
-/// Over those ids the terms are exact, `p_i (ln p_i - ln q_i)` with `p_i = e^(logit - lse)`. All other tokens count as
-/// one, with mass `1 - Σ p_i` against `1 - Σ q_i`: merging outcomes can only lower a divergence, so what is lost is
-/// how the two models disagree within the tail. Both remainders are held above 4e-6, the resolution of a golden's f32
-/// `lse`, so that rounding noise there counts as agreement.
+/// Over those ids the terms are exact, `p_i (ln p_i - ln q_i)` with `p_i = e^(logit - lse)`. All
+/// other tokens count as one, with mass `1 - Σ p_i` against `1 - Σ q_i`: merging outcomes can only
+/// lower a divergence, so what is lost is how the two models disagree within the tail. Both
+/// remainders are held above 4e-6, the resolution of a golden's f32 `lse`, so that rounding noise
+/// there counts as agreement.
 ///
-/// llama.cpp's own error comes from the same function with the golden's `at_exact_top` and `lse`, and ours with the
-/// same ids picked from our rows: equal ids, equal loss, so the two estimates compare.
+/// llama.cpp's own error comes from the same function with the golden's `at_exact_top` and `lse`,
+/// and ours with the same ids picked from our rows: equal ids, equal loss, so the two estimates
+/// compare.
 ///
 /// # Errors
 /// The lengths differ.
@@ -126,7 +149,13 @@ pub fn kl_top(ours: TopRow<'_>, exact: TopRow<'_>) -> Result<f64, Error> {
         mass_q += ln_q.exp();
     }
     // f64::max would turn a NaN into the floor and hide it.
-    let remainder = |mass: f64| if 1.0 - mass < REMAINDER_FLOOR { REMAINDER_FLOOR } else { 1.0 - mass };
+    let remainder = |mass: f64| {
+        if 1.0 - mass < REMAINDER_FLOOR {
+            REMAINDER_FLOOR
+        } else {
+            1.0 - mass
+        }
+    };
     let (rest_p, rest_q) = (remainder(mass_p), remainder(mass_q));
     Ok(sum + rest_p * (rest_p / rest_q).ln())
 }
@@ -139,8 +168,8 @@ pub fn kl_top_rows<'a>(rows: impl Iterator<Item = (TopRow<'a>, TopRow<'a>)>) -> 
     Kl::of(rows.map(|(ours, exact)| kl_top(ours, exact)))
 }
 
-/// The ids of the `k` highest logits, highest first; ties go to the lower id, and NaN ranks above everything so that
-/// a broken row is seen.
+/// The ids of the `k` highest logits, highest first; ties go to the lower id, and NaN ranks above
+/// everything so that a broken row is seen.
 pub fn top_k<T: Logit>(row: &[T], k: usize) -> Vec<u32> {
     let mut ids: Vec<usize> = (0..row.len()).collect();
     let order = |&a: &usize, &b: &usize| descending(row[a].into(), row[b].into()).then(a.cmp(&b));
@@ -153,14 +182,20 @@ pub fn top_k<T: Logit>(row: &[T], k: usize) -> Vec<u32> {
 }
 
 fn descending(a: f64, b: f64) -> Ordering {
-    b.is_nan().cmp(&a.is_nan()).then(b.partial_cmp(&a).unwrap_or(Ordering::Equal))
+    b.is_nan()
+        .cmp(&a.is_nan())
+        .then(b.partial_cmp(&a).unwrap_or(Ordering::Equal))
 }
 
 /// Share of rows whose most likely token is the same.
 ///
 /// # Errors
 /// The lengths differ or are not whole rows.
-pub fn top1_agreement<A: Logit, B: Logit>(ours: &[A], exact: &[B], n_vocab: usize) -> Result<f64, Error> {
+pub fn top1_agreement<A: Logit, B: Logit>(
+    ours: &[A],
+    exact: &[B],
+    n_vocab: usize,
+) -> Result<f64, Error> {
     let (mut n, mut equal) = (0usize, 0usize);
     for (ours, exact) in rows(ours, exact, n_vocab)? {
         n += 1;
@@ -180,8 +215,9 @@ pub struct TopOrder {
     pub first_difference: Option<(usize, Vec<u32>, Vec<u32>)>,
 }
 
-/// Compares the ordered `k` most likely tokens of every row whose order is decided: in `exact`, each of the first k
-/// logits is more than `gap` above the next one, the (k+1)-th included, since that is who could take the last place.
+/// Compares the ordered `k` most likely tokens of every row whose order is decided: in `exact`,
+/// each of the first k logits is more than `gap` above the next one, the (k+1)-th included, since
+/// that is who could take the last place.
 ///
 /// # Errors
 /// The lengths differ or are not whole rows.
@@ -192,11 +228,18 @@ pub fn top_order<A: Logit, B: Logit>(
     k: usize,
     gap: f64,
 ) -> Result<TopOrder, Error> {
-    let mut order = TopOrder { judged: 0, equal: 0, first_difference: None };
+    let mut order = TopOrder {
+        judged: 0,
+        equal: 0,
+        first_difference: None,
+    };
     for (row, (ours, exact)) in rows(ours, exact, n_vocab)?.enumerate() {
         let mut expected = top_k(exact, k + 1);
         let at = |id: u32| -> f64 { exact[id as usize].into() };
-        if !expected.windows(2).all(|pair| at(pair[0]) - at(pair[1]) > gap) {
+        if !expected
+            .windows(2)
+            .all(|pair| at(pair[0]) - at(pair[1]) > gap)
+        {
             continue;
         }
         expected.truncate(k);
@@ -219,12 +262,24 @@ fn rows<'a, A, B>(
 ) -> Result<impl Iterator<Item = (&'a [A], &'a [B])>, Error> {
     same_length("logits", exact.len(), ours.len())?;
     let n_vocab = n_vocab.max(1);
-    same_length("logits in whole rows", exact.len().next_multiple_of(n_vocab), exact.len())?;
+    same_length(
+        "logits in whole rows",
+        exact.len().next_multiple_of(n_vocab),
+        exact.len(),
+    )?;
     Ok(ours.chunks_exact(n_vocab).zip(exact.chunks_exact(n_vocab)))
 }
 
 fn same_length(what: &'static str, expected: usize, got: usize) -> Result<(), Error> {
-    if expected == got { Ok(()) } else { Err(Error::Length { what, expected, got }) }
+    if expected == got {
+        Ok(())
+    } else {
+        Err(Error::Length {
+            what,
+            expected,
+            got,
+        })
+    }
 }
 
 #[cfg(test)]
@@ -244,12 +299,14 @@ mod tests {
 
     #[test]
     fn kl_of_known_distributions() {
-        // p = (3/4, 1/4), q = (1/2, 1/2): KL = 3/4 ln 3/2 + 1/4 ln 1/2. A shift of all logits changes nothing.
+        // p = (3/4, 1/4), q = (1/2, 1/2): KL = 3/4 ln 3/2 + 1/4 ln 1/2. A shift of all logits
+        // changes nothing.
         let exact = [3f64.ln() + 100.0, 100.0];
         let by_hand = 0.75 * 1.5f64.ln() + 0.25 * 0.5f64.ln();
         assert!((kl_row(&[-5.0, -5.0], &exact).unwrap() - by_hand).abs() < 1e-14);
         assert_eq!(kl_row(&exact, &exact).unwrap(), 0.0);
-        // An impossible token under both models adds nothing; under ours alone it is infinitely bad.
+        // An impossible token under both models adds nothing; under ours alone it is infinitely
+        // bad.
         let masked = [0.0, f64::NEG_INFINITY];
         assert_eq!(kl_row(&masked, &masked).unwrap(), 0.0);
         assert_eq!(kl_row(&masked, &[0.0, 0.0]).unwrap(), f64::INFINITY);
@@ -260,7 +317,10 @@ mod tests {
         let exact = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
         let ours = [0.0, 0.0, 1.0, 0.0, 0.5, 0.0];
         let kl2 = kl(&ours, &exact, 2).unwrap();
-        assert_eq!((kl2.max_row, kl2.max), (1, kl_row(&[1.0, 0.0], &[0.0, 0.0]).unwrap()));
+        assert_eq!(
+            (kl2.max_row, kl2.max),
+            (1, kl_row(&[1.0, 0.0], &[0.0, 0.0]).unwrap())
+        );
         assert!(kl(&[f64::NAN, 0.0], &[0.0, 0.0], 2).unwrap().max.is_nan());
         assert!(kl(&ours, &exact, 4).is_err(), "half a row");
     }
@@ -270,13 +330,26 @@ mod tests {
         let exact: Vec<f32> = vec![4.0, 3.0, 1.0, 1.0, 1.0, 1.0];
         let flat: Vec<f32> = vec![3.5, 3.2, 0.5, 0.5, 0.5, 0.5];
         let uneven: Vec<f32> = vec![3.5, 3.2, 1.5, 0.5, 0.5, -1.0];
-        let top = |x: &'static [f32], row: &[f32]| TopRow { logits: x, lse: log_sum_exp(row) };
+        let top = |x: &'static [f32], row: &[f32]| TopRow {
+            logits: x,
+            lse: log_sum_exp(row),
+        };
         let p = top(&[4.0, 3.0], &exact);
         let estimate = kl_top(top(&[3.5, 3.2], &flat), p).unwrap();
         assert!((estimate - kl_row(&flat, &exact).unwrap()).abs() < 1e-12);
         let estimate = kl_top(top(&[3.5, 3.2], &uneven), p).unwrap();
         assert!(estimate > 0.0 && estimate < kl_row(&uneven, &exact).unwrap());
-        assert!(kl_top(TopRow { logits: &[1.0, 2.0], lse: f64::NAN }, p).unwrap().is_nan());
+        assert!(
+            kl_top(
+                TopRow {
+                    logits: &[1.0, 2.0],
+                    lse: f64::NAN
+                },
+                p
+            )
+            .unwrap()
+            .is_nan()
+        );
     }
 
     #[test]
@@ -290,10 +363,19 @@ mod tests {
 
     #[test]
     fn only_decided_rows_are_judged() {
-        let exact = [3.0, 2.0, 1.0, /* too close for the second place: */ 3.0, 2.0, 1.95];
+        let exact = [
+            3.0, 2.0, 1.0, /* too close for the second place: */ 3.0, 2.0, 1.95,
+        ];
         let ours = [2.0, 3.0, 1.0, 3.0, 1.9, 2.0];
         let order = top_order(&ours, &exact, 3, 2, 0.1).unwrap();
-        assert_eq!(order, TopOrder { judged: 1, equal: 0, first_difference: Some((0, vec![0, 1], vec![1, 0])) });
+        assert_eq!(
+            order,
+            TopOrder {
+                judged: 1,
+                equal: 0,
+                first_difference: Some((0, vec![0, 1], vec![1, 0]))
+            }
+        );
         assert_eq!(top1_agreement(&ours, &exact, 3).unwrap(), 0.5);
     }
 }

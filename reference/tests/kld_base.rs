@@ -3,7 +3,9 @@
 use std::io::Cursor;
 use std::path::{Path, PathBuf};
 
-use octavo_reference::kld_base::{CUT, Error, MAGIC, Norm, Reader, Row, Shape, WIDE_CUT, Writer, encode, write_file};
+use octavo_reference::kld_base::{
+    CUT, Error, MAGIC, Norm, Reader, Row, Shape, WIDE_CUT, Writer, encode, write_file,
+};
 
 fn data(name: &str) -> Vec<u8> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kld_base");
@@ -11,7 +13,12 @@ fn data(name: &str) -> Vec<u8> {
 }
 
 fn floats(bytes: &[u8]) -> Vec<f32> {
-    bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+    bytes
+        .as_chunks::<4>()
+        .0
+        .iter()
+        .map(|b| f32::from_le_bytes(*b))
+        .collect()
 }
 
 fn encoded(logits: &[f32], n_vocab: usize) -> Vec<u8> {
@@ -24,12 +31,18 @@ fn encoded(logits: &[f32], n_vocab: usize) -> Vec<u8> {
     out
 }
 
-const SMALL: Shape = Shape { n_ctx: 5, n_vocab: 3, n_chunks: 2 };
+const SMALL: Shape = Shape {
+    n_ctx: 5,
+    n_vocab: 3,
+    n_chunks: 2,
+};
 const SMALL_TOKENS: [u32; 10] = [0, 1, 2, 0, 1, 2, 2, 2, 1, 0];
 
 /// Two rows for each of two chunks.
 fn small_logits() -> Vec<f32> {
-    vec![0.0, 1.0, 2.0, 3.0, 3.0, -9.0, 5.0, -50.0, 5.5, 0.25, 0.0, 0.0]
+    vec![
+        0.0, 1.0, 2.0, 3.0, 3.0, -9.0, 5.0, -50.0, 5.5, 0.25, 0.0, 0.0,
+    ]
 }
 
 fn small() -> Vec<u8> {
@@ -59,11 +72,25 @@ fn a_file_of_the_same_logits_is_the_same_file() {
     let theirs = data("tiny-qwen3-F32.kld");
     let mut reader = Reader::new(Cursor::new(theirs.clone()), "theirs").expect("sound");
     let shape = reader.shape();
-    assert_eq!(shape, Shape { n_ctx: 16, n_vocab: 1024, n_chunks: 2 });
-    assert_eq!((shape.first(), shape.rows(), shape.row_bytes(), reader.cut()), (8, 7, 2056, CUT));
-    let tokens: Vec<u32> = (0..2).flat_map(|chunk| reader.tokens(chunk).expect("tokens")).collect();
+    assert_eq!(
+        shape,
+        Shape {
+            n_ctx: 16,
+            n_vocab: 1024,
+            n_chunks: 2
+        }
+    );
+    assert_eq!(
+        (shape.first(), shape.rows(), shape.row_bytes(), reader.cut()),
+        (8, 7, 2056, CUT)
+    );
+    let tokens: Vec<u32> = (0..2)
+        .flat_map(|chunk| reader.tokens(chunk).expect("tokens"))
+        .collect();
     let mut writer = Writer::new(Vec::new(), "ours", shape, &tokens).expect("a header");
-    writer.rows(&encoded(&floats(&data("tiny-qwen3-F32.logits")), 1024)).expect("rows");
+    writer
+        .rows(&encoded(&floats(&data("tiny-qwen3-F32.logits")), 1024))
+        .expect("rows");
     assert!(writer.finish().expect("complete") == theirs, "another file");
 }
 
@@ -73,14 +100,24 @@ fn rows_read_back_within_half_a_quantum() {
     let mut reader = Reader::new(Cursor::new(data("tiny-qwen3-F32.kld")), "f").expect("sound");
     let mut bytes = Vec::new();
     for (at, row) in logits.chunks_exact(1024).enumerate() {
-        reader.rows(at / 7, at % 7..at % 7 + 1, &mut bytes).expect("a row");
+        reader
+            .rows(at / 7, at % 7..at % 7 + 1, &mut bytes)
+            .expect("a row");
         let stored = Row::new(&bytes, 1024);
         let max = row.iter().fold(f64::MIN, |max, &x| max.max(f64::from(x)));
-        let lse = max + row.iter().map(|&x| (f64::from(x) - max).exp()).sum::<f64>().ln();
+        let lse = max
+            + row
+                .iter()
+                .map(|&x| (f64::from(x) - max).exp())
+                .sum::<f64>()
+                .ln();
         for (id, (&x, ln_p)) in row.iter().zip(stored.iter()).enumerate() {
             let exact = (f64::from(x) - lse).max(max - 16.0 - lse);
             // half of 16 / 65535, and the rounding of f32 at 32
-            assert!((exact - f64::from(ln_p)).abs() < 1.23e-4 + 4e-6, "row {at}, id {id}: {exact} {ln_p}");
+            assert!(
+                (exact - f64::from(ln_p)).abs() < 1.23e-4 + 4e-6,
+                "row {at}, id {id}: {exact} {ln_p}"
+            );
             assert_eq!(ln_p, stored.ln_p(id));
         }
     }
@@ -89,12 +126,18 @@ fn rows_read_back_within_half_a_quantum() {
 #[test]
 fn norms_by_hand() {
     let norm = Norm::of(&[1.0, 3.0, 3.0, -2.0]);
-    assert_eq!((norm.max, norm.min, norm.argmax), (3.0, -2.0, 1), "the first of two equal ones");
+    assert_eq!(
+        (norm.max, norm.min, norm.argmax),
+        (3.0, -2.0, 1),
+        "the first of two equal ones"
+    );
     let sum = 2.0 + (-2f64).exp() + (-5f64).exp();
     assert!((norm.ln_sum - sum.ln()).abs() < 1e-7);
     assert!((norm.ln_p(3.0) + sum.ln()).abs() < 1e-7);
     // longer than the vector lanes, extremes in the rest
-    let long: Vec<f32> = (0..19).map(|i| if i == 17 { -4.0 } else { i as f32 }).collect();
+    let long: Vec<f32> = (0..19)
+        .map(|i| if i == 17 { -4.0 } else { i as f32 })
+        .collect();
     let norm = Norm::of(&long);
     assert_eq!((norm.max, norm.min, norm.argmax), (18.0, -4.0, 18));
 }
@@ -103,7 +146,10 @@ fn norms_by_hand() {
 fn parts_of_a_chunk_are_read_where_they_lie() {
     let mut reader = Reader::new(Cursor::new(small()), "small").expect("sound");
     assert_eq!((SMALL.first(), SMALL.rows()), (2, 2));
-    assert_eq!((reader.tokens(0).unwrap(), reader.tokens(1).unwrap()), (vec![0, 1, 2, 0, 1], vec![2, 2, 2, 1, 0]));
+    assert_eq!(
+        (reader.tokens(0).unwrap(), reader.tokens(1).unwrap()),
+        (vec![0, 1, 2, 0, 1], vec![2, 2, 2, 1, 0])
+    );
     let all = encoded(&small_logits(), 3);
     let mut bytes = Vec::new();
     reader.rows(1, 0..2, &mut bytes).unwrap();
@@ -128,9 +174,15 @@ fn every_cut_and_every_appendix_is_refused() {
         assert_eq!(error.to_string().lines().count(), 1);
     }
     let error = refused([&whole[..], &[0]].concat()).to_string();
-    assert_eq!(error, "f: expected 124 bytes for 2 chunks of 5 tokens, got 125: too long (2 chunks are complete)");
+    assert_eq!(
+        error,
+        "f: expected 124 bytes for 2 chunks of 5 tokens, got 125: too long (2 chunks are complete)"
+    );
     let error = refused(whole[..123].to_vec()).to_string();
-    assert!(error.ends_with("got 123: cut off (1 chunks are complete)"), "{error}");
+    assert!(
+        error.ends_with("got 123: cut off (1 chunks are complete)"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -141,13 +193,36 @@ fn headers_that_promise_too_much_are_refused() {
         bytes
     };
     let max = i32::MAX;
-    for numbers in [[max, max, max], [3, max, max], [max, 1, 1], [512, 150_000, 1_000_000]] {
-        assert!(matches!(refused(header(numbers)), Error::Size { got: 20, .. }), "{numbers:?}");
+    for numbers in [
+        [max, max, max],
+        [3, max, max],
+        [max, 1, 1],
+        [512, 150_000, 1_000_000],
+    ] {
+        assert!(
+            matches!(refused(header(numbers)), Error::Size { got: 20, .. }),
+            "{numbers:?}"
+        );
     }
-    for numbers in [[-1, 3, 2], [5, -3, 2], [5, 3, -2], [0, 3, 2], [2, 3, 2], [5, 0, 2], [5, 3, 0], [i32::MIN; 3]] {
-        assert!(matches!(refused(header(numbers)), Error::Header { .. }), "{numbers:?}");
+    for numbers in [
+        [-1, 3, 2],
+        [5, -3, 2],
+        [5, 3, -2],
+        [0, 3, 2],
+        [2, 3, 2],
+        [5, 0, 2],
+        [5, 3, 0],
+        [i32::MIN; 3],
+    ] {
+        assert!(
+            matches!(refused(header(numbers)), Error::Header { .. }),
+            "{numbers:?}"
+        );
     }
-    assert!(matches!(refused(b"GGUF\x03\0\0\0and more than a header".to_vec()), Error::Magic { .. }));
+    assert!(matches!(
+        refused(b"GGUF\x03\0\0\0and more than a header".to_vec()),
+        Error::Magic { .. }
+    ));
 }
 
 #[test]
@@ -156,7 +231,10 @@ fn tokens_and_rows_that_make_no_sense_are_refused() {
         let mut bytes = small();
         bytes[20 + 4 * 7..][..4].copy_from_slice(&id.to_le_bytes());
         let error = refused(bytes);
-        assert!(matches!(error, Error::Token { index: 7, n_vocab: 3, got, .. } if got == id), "{error}");
+        assert!(
+            matches!(error, Error::Token { index: 7, n_vocab: 3, got, .. } if got == id),
+            "{error}"
+        );
     }
     let with = |at: usize, x: f32| {
         let mut bytes = small();
@@ -164,15 +242,43 @@ fn tokens_and_rows_that_make_no_sense_are_refused() {
         bytes
     };
     let (first, last) = (60, 60 + 3 * 16);
-    for (offset, x) in [(0, f32::NAN), (0, -1e-3), (0, f32::INFINITY), (0, 1.0), (4, f32::NAN), (4, 1.0)] {
+    for (offset, x) in [
+        (0, f32::NAN),
+        (0, -1e-3),
+        (0, f32::INFINITY),
+        (0, 1.0),
+        (4, f32::NAN),
+        (4, 1.0),
+    ] {
         let error = refused(with(first + offset, x));
-        assert!(matches!(error, Error::Row { chunk: 0, row: 0, .. }), "{x}: {error}");
+        assert!(
+            matches!(
+                error,
+                Error::Row {
+                    chunk: 0,
+                    row: 0,
+                    ..
+                }
+            ),
+            "{x}: {error}"
+        );
         // beyond the first chunk a row is looked at when it is read
-        let mut reader = Reader::new(Cursor::new(with(last + offset, x)), "f").expect("not seen yet");
+        let mut reader =
+            Reader::new(Cursor::new(with(last + offset, x)), "f").expect("not seen yet");
         let mut out = Vec::new();
         reader.rows(1, 0..1, &mut out).expect("sound");
         let error = reader.rows(1, 0..2, &mut out).expect_err("refused");
-        assert!(matches!(error, Error::Row { chunk: 1, row: 1, .. }), "{x}: {error}");
+        assert!(
+            matches!(
+                error,
+                Error::Row {
+                    chunk: 1,
+                    row: 1,
+                    ..
+                }
+            ),
+            "{x}: {error}"
+        );
     }
 }
 
@@ -200,13 +306,46 @@ fn the_wide_cut_shows_in_the_scale() {
 fn a_writer_takes_exactly_what_it_announced() {
     let row = vec![0; SMALL.row_bytes()];
     let writer = || Writer::new(Vec::new(), "f", SMALL, &SMALL_TOKENS).expect("a header");
-    assert!(matches!(writer().finish(), Err(Error::Length { expected: 64, got: 0, .. })));
+    assert!(matches!(
+        writer().finish(),
+        Err(Error::Length {
+            expected: 64,
+            got: 0,
+            ..
+        })
+    ));
     let mut over = writer();
     over.rows(&row.repeat(3)).expect("fits");
-    assert!(matches!(over.rows(&row.repeat(2)), Err(Error::Length { expected: 16, got: 32, .. })));
-    assert!(matches!(Writer::new(Vec::new(), "f", SMALL, &[0; 9]), Err(Error::Length { .. })));
-    for shape in [Shape { n_ctx: 2, ..SMALL }, Shape { n_vocab: 1 << 31, ..SMALL }, Shape { n_chunks: 0, ..SMALL }] {
-        assert!(matches!(Writer::new(Vec::new(), "f", shape, &[]), Err(Error::Header { .. })), "{shape:?}");
+    assert!(matches!(
+        over.rows(&row.repeat(2)),
+        Err(Error::Length {
+            expected: 16,
+            got: 32,
+            ..
+        })
+    ));
+    assert!(matches!(
+        Writer::new(Vec::new(), "f", SMALL, &[0; 9]),
+        Err(Error::Length { .. })
+    ));
+    for shape in [
+        Shape { n_ctx: 2, ..SMALL },
+        Shape {
+            n_vocab: 1 << 31,
+            ..SMALL
+        },
+        Shape {
+            n_chunks: 0,
+            ..SMALL
+        },
+    ] {
+        assert!(
+            matches!(
+                Writer::new(Vec::new(), "f", shape, &[]),
+                Err(Error::Header { .. })
+            ),
+            "{shape:?}"
+        );
     }
 }
 
@@ -215,18 +354,32 @@ fn files_are_replaced_whole_or_not_at_all() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| -> PathBuf { folder.path().join(name) };
     let rows = encoded(&small_logits(), 3);
-    let write =
-        |path: &Path, rows: &[u8]| write_file::<(), Error>(path, SMALL, &SMALL_TOKENS, |writer| writer.rows(rows));
+    let write = |path: &Path, rows: &[u8]| {
+        write_file::<(), Error>(path, SMALL, &SMALL_TOKENS, |writer| writer.rows(rows))
+    };
     write(&file("a.kld"), &rows).expect("written");
     assert_eq!(std::fs::read(file("a.kld")).unwrap(), small());
     assert_eq!(Reader::open(&file("a.kld")).expect("sound").shape(), SMALL);
     // too few rows: the older file stays
-    assert!(matches!(write(&file("a.kld"), &rows[..16]), Err(Error::Length { .. })));
+    assert!(matches!(
+        write(&file("a.kld"), &rows[..16]),
+        Err(Error::Length { .. })
+    ));
     assert_eq!(std::fs::read(file("a.kld")).unwrap(), small());
     std::fs::write(file("empty"), "").unwrap();
     write(&file("empty"), &rows).expect("an empty file may be taken");
-    assert!(matches!(write(&file("none/a.kld"), &rows), Err(Error::Replace(_))));
-    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "no temporary file is left");
-    assert!(matches!(Reader::open(folder.path()), Err(Error::Magic { .. })));
+    assert!(matches!(
+        write(&file("none/a.kld"), &rows),
+        Err(Error::Replace(_))
+    ));
+    assert_eq!(
+        std::fs::read_dir(folder.path()).unwrap().count(),
+        2,
+        "no temporary file is left"
+    );
+    assert!(matches!(
+        Reader::open(folder.path()),
+        Err(Error::Magic { .. })
+    ));
     assert!(matches!(Reader::open(&file("none")), Err(Error::Io { .. })));
 }

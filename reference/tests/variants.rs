@@ -1,5 +1,6 @@
-//! What no stored golden covers: the same small models with other keys and tensors (RoPE scaling, biases, fused QKV,
-//! tied output), written as F32 and run by stock llama.cpp on the spot. Skipped where llama.cpp is not built.
+//! What no stored golden covers: the same small models with other keys and tensors (RoPE scaling,
+//! biases, fused QKV, tied output), written as F32 and run by stock llama.cpp on the spot. Skipped
+//! where llama.cpp is not built.
 
 use gguf_rs_lite::{Gguf, OpenOptions, OwnedValue, TensorType, Writer};
 use octavo_reference::results::Results;
@@ -27,7 +28,13 @@ impl Model {
             octavo_quant::dequantize(info.ty, gguf.data(info), &mut values).unwrap();
             (info.name.clone(), (info.dims.clone(), values))
         });
-        Self { keys: gguf.keys().map(|(key, value)| (key.into(), value.into())).collect(), tensors: tensors.collect() }
+        Self {
+            keys: gguf
+                .keys()
+                .map(|(key, value)| (key.into(), value.into()))
+                .collect(),
+            tensors: tensors.collect(),
+        }
     }
 
     fn set(&mut self, key: &str, value: impl Into<OwnedValue>) {
@@ -37,18 +44,26 @@ impl Model {
 
     /// A vector of small values that differ.
     fn add_bias(&mut self, name: &str, len: usize) {
-        let values = (0..len).map(|i| ((i * 37 + name.len() * 11) % 101) as f32 / 100.0 - 0.5).collect();
+        let values = (0..len)
+            .map(|i| ((i * 37 + name.len() * 11) % 101) as f32 / 100.0 - 0.5)
+            .collect();
         self.tensors.insert(name.into(), (vec![len as u64], values));
     }
 
     /// Replaces q, k and v of every layer, weights or biases, by one tensor.
     fn fuse(&mut self, what: &str) {
         for il in 0.. {
-            let parts = ["q", "k", "v"].map(|p| self.tensors.remove(&format!("blk.{il}.attn_{p}.{what}")));
-            let [Some(q), Some(k), Some(v)] = parts else { break };
+            let parts =
+                ["q", "k", "v"].map(|p| self.tensors.remove(&format!("blk.{il}.attn_{p}.{what}")));
+            let [Some(q), Some(k), Some(v)] = parts else {
+                break;
+            };
             let mut dims = q.0.clone();
             *dims.last_mut().unwrap() += k.0.last().unwrap() + v.0.last().unwrap();
-            self.tensors.insert(format!("blk.{il}.attn_qkv.{what}"), (dims, [q.1, k.1, v.1].concat()));
+            self.tensors.insert(
+                format!("blk.{il}.attn_qkv.{what}"),
+                (dims, [q.1, k.1, v.1].concat()),
+            );
         }
     }
 
@@ -78,16 +93,22 @@ const VARIANTS: &[Variant] = &[
         m.set("llama.rope.scaling.factor", 4f32);
         m.set("llama.rope.scaling.attn_factor", 1.25f32);
     }),
-    ("llama, the old name of linear scaling", LLAMA, |m| m.set("llama.rope.scale_linear", 2f32)),
+    ("llama, the old name of linear scaling", LLAMA, |m| {
+        m.set("llama.rope.scale_linear", 2f32)
+    }),
     ("llama, a factor without scaling", LLAMA, |m| {
         m.set("llama.rope.scaling.type", "none");
         m.set("llama.rope.scaling.factor", 4f32);
     }),
     ("llama, every bias", LLAMA, |m| {
         for il in 0..3 {
-            for (name, len) in
-                [("attn_q", 256), ("attn_k", 128), ("attn_v", 128), ("attn_output", 256), ("ffn_down", 256)]
-            {
+            for (name, len) in [
+                ("attn_q", 256),
+                ("attn_k", 128),
+                ("attn_v", 128),
+                ("attn_output", 256),
+                ("ffn_down", 256),
+            ] {
                 m.add_bias(&format!("blk.{il}.{name}.bias"), len);
             }
             let n_ff = m.tensors[&format!("blk.{il}.ffn_up.weight")].0[1] as usize;
@@ -101,10 +122,14 @@ const VARIANTS: &[Variant] = &[
         m.set("llama.attention.head_count", vec![4u32; 3]);
         m.set("llama.attention.head_count_kv", vec![2i32; 3]);
     }),
-    ("qwen2, fused weights beside separate biases, output bias", QWEN2, |m| {
-        m.fuse("weight");
-        m.add_bias("output.bias", 1024);
-    }),
+    (
+        "qwen2, fused weights beside separate biases, output bias",
+        QWEN2,
+        |m| {
+            m.fuse("weight");
+            m.add_bias("output.bias", 1024);
+        },
+    ),
     ("qwen2, fused weights and biases", QWEN2, |m| {
         m.fuse("weight");
         m.fuse("bias");
@@ -114,12 +139,16 @@ const VARIANTS: &[Variant] = &[
         m.set("qwen2.rope.scaling.original_context_length", 64u32);
         m.set("qwen2.rope.scaling.attn_factor", 0.9f32);
     }),
-    ("qwen3, YaRN over the whole context", QWEN3, |m| yarn(m, "qwen3", 8.0)),
+    ("qwen3, YaRN over the whole context", QWEN3, |m| {
+        yarn(m, "qwen3", 8.0)
+    }),
 ];
 
 #[test]
 fn variants_agree_with_llama_cpp() {
-    let Some(program) = fixtures::llama_cpp("llama-results") else { return };
+    let Some(program) = fixtures::llama_cpp("llama-results") else {
+        return;
+    };
     let dir = tempfile::tempdir().unwrap();
     let (model_path, out) = (dir.path().join("m.gguf"), dir.path().join("r.gguf"));
     for (name, base, change) in VARIANTS {
@@ -128,12 +157,25 @@ fn variants_agree_with_llama_cpp() {
         model.write(&model_path);
         let text = "What is the capital of France? The capital of France is Paris. Once there was a red fox.";
         let mut command = Command::new(&program);
-        command.arg("-m").arg(&model_path).arg("-o").arg(&out).args(["-p", text, "-t", "1", "-c", "256"]);
-        command.args(["-ctk", "f32", "-ctv", "f32", "-fa", "off", "--no-repack"]).stdout(Stdio::null());
-        assert!(command.stderr(Stdio::null()).status().unwrap().success(), "{name}: llama-results failed");
+        command
+            .arg("-m")
+            .arg(&model_path)
+            .arg("-o")
+            .arg(&out)
+            .args(["-p", text, "-t", "1", "-c", "256"]);
+        command
+            .args(["-ctk", "f32", "-ctv", "f32", "-fa", "off", "--no-repack"])
+            .stdout(Stdio::null());
+        assert!(
+            command.stderr(Stdio::null()).status().unwrap().success(),
+            "{name}: llama-results failed"
+        );
         let theirs = Results::read(&out).unwrap();
         let gguf = Gguf::open(&model_path, &OpenOptions::default()).unwrap();
-        let ours = Oracle::open(&gguf).unwrap().forward(&theirs.tokens).unwrap();
+        let ours = Oracle::open(&gguf)
+            .unwrap()
+            .forward(&theirs.tokens)
+            .unwrap();
         let error = metrics::nmse(&ours, &theirs.logits).unwrap();
         println!("{name}: NMSE {error:.2e}");
         assert!(error < 1e-11, "{name}: NMSE {error:e}"); // f32 rounding, as in tests/models.rs

@@ -46,10 +46,19 @@ impl Activations {
         max_tokens: usize,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Activations, Error> {
-        let options = EncodeOptions { add_special: false, parse_special: false };
-        let mut tokens = engine.tokenizer().encode(text, options).map_err(crate::Error::from)?;
+        let options = EncodeOptions {
+            add_special: false,
+            parse_special: false,
+        };
+        let mut tokens = engine
+            .tokenizer()
+            .encode(text, options)
+            .map_err(crate::Error::from)?;
         if tokens.len() < FEWEST {
-            return Err(Error::TooShort { got: tokens.len(), expected: FEWEST });
+            return Err(Error::TooShort {
+                got: tokens.len(),
+                expected: FEWEST,
+            });
         }
         tokens.truncate(max_tokens);
         // every so many rows go into the sample, of all parts of the text
@@ -60,7 +69,8 @@ impl Activations {
             .enumerate()
             .map(|(i, (key, names))| {
                 all.inputs.push(Inputs::default());
-                all.by_matrix.extend(names.into_iter().map(|name| (name, i)));
+                all.by_matrix
+                    .extend(names.into_iter().map(|name| (name, i)));
                 (key, i)
             })
             .collect();
@@ -74,7 +84,13 @@ impl Activations {
                 }
             };
             let mut session = engine.session();
-            session.eval_with(part, Role::Prompt, Wanted::All, Some(&mut look), &mut |_, _| {})?;
+            session.eval_with(
+                part,
+                Role::Prompt,
+                Wanted::All,
+                Some(&mut look),
+                &mut |_, _| {},
+            )?;
         }
         for inputs in &mut all.inputs {
             let rows = inputs.rows.max(1) as f32;
@@ -94,7 +110,10 @@ impl Inputs {
         self.width = view.width;
         self.magnitude.resize(view.width, 0.0);
         for row in view.data.chunks_exact(view.width.max(1)) {
-            self.magnitude.iter_mut().zip(row).for_each(|(sum, x)| *sum += x.abs());
+            self.magnitude
+                .iter_mut()
+                .zip(row)
+                .for_each(|(sum, x)| *sum += x.abs());
             if self.rows.is_multiple_of(stride) {
                 self.sample.extend_from_slice(row);
             }

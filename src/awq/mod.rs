@@ -1,10 +1,11 @@
-//! Makes AWQ weights: activation-aware scaling, then rounding to 4-bit groups (Lin et al., "AWQ: Activation-aware Weight
-//! Quantization", 2023).
+//! Makes AWQ weights: activation-aware scaling, then rounding to 4-bit groups (Lin et al., "AWQ:
+//! Activation-aware Weight Quantization", 2023).
 //!
-//! A few input channels carry most of what a matrix multiplies. Multiplying their weights by a scale before rounding, and
-//! dividing what comes in by the same, makes their rounding errors smaller and others' larger; dividing costs nothing where
-//! an earlier weight can take it. Per group of matrices with the same input, the scales are `magnitude ^ ratio`, and the
-//! ratio is searched for that changes the outputs least on calibration inputs.
+//! A few input channels carry most of what a matrix multiplies. Multiplying their weights by a
+//! scale before rounding, and dividing what comes in by the same, makes their rounding errors
+//! smaller and others' larger; dividing costs nothing where an earlier weight can take it. Per
+//! group of matrices with the same input, the scales are `magnitude ^ ratio`, and the ratio is
+//! searched for that changes the outputs least on calibration inputs.
 
 mod activations;
 mod search;
@@ -35,8 +36,14 @@ pub struct Options {
 pub enum Error {
     #[error("group of {got}: expected 32, 64 or 128")]
     Group { got: usize },
-    #[error("tensor {tensor}: rows of {got} weights, expected whole groups of {group} (see --group)")]
-    Rows { tensor: String, group: usize, got: u64 },
+    #[error(
+        "tensor {tensor}: rows of {got} weights, expected whole groups of {group} (see --group)"
+    )]
+    Rows {
+        tensor: String,
+        group: usize,
+        got: u64,
+    },
     #[error("tensor {tensor}: {got} rows, expected a multiple of 8, which AWQ packs in words")]
     Columns { tensor: String, got: u64 },
     #[error("calibration text: {got} tokens, expected at least {expected}")]
@@ -54,7 +61,8 @@ pub enum Error {
 pub struct Scaled {
     /// Their names.
     pub tensors: Vec<String>,
-    /// The power of the magnitudes that their scales are; 0 where rounding to the nearest is best, or all there is.
+    /// The power of the magnitudes that their scales are; 0 where rounding to the nearest is best,
+    /// or all there is.
     pub ratio: f32,
     /// The error of their outputs on the calibration inputs, relative to the outputs, with scales
     pub error: f64,
@@ -97,7 +105,9 @@ fn values(gguf: &Gguf, t: &TensorInfo) -> Result<Vec<f32>, Error> {
 
 /// A tensor, or Q, K and V of one that has the rows of all three: folders have them apart.
 fn apart(t: &TensorInfo, h: &Hparams) -> Vec<TensorInfo> {
-    let Some((stem, end)) = t.name.split_once(".attn_qkv.") else { return vec![t.clone()] };
+    let Some((stem, end)) = t.name.split_once(".attn_qkv.") else {
+        return vec![t.clone()];
+    };
     let part = |(name, rows): (&str, usize)| {
         let mut part = t.clone();
         part.name = format!("{stem}.{name}.{end}");
@@ -106,7 +116,13 @@ fn apart(t: &TensorInfo, h: &Hparams) -> Vec<TensorInfo> {
         }
         part
     };
-    [("attn_q", h.q_width()), ("attn_k", h.kv_width()), ("attn_v", h.kv_width())].map(part).into()
+    [
+        ("attn_q", h.q_width()),
+        ("attn_k", h.kv_width()),
+        ("attn_v", h.kv_width()),
+    ]
+    .map(part)
+    .into()
 }
 
 /// Weights of one layer as floats, by name.
@@ -118,7 +134,11 @@ impl Layer {
     fn read(gguf: &Gguf, layer: usize, h: &Hparams) -> Result<Layer, Error> {
         let prefix = format!("blk.{layer}.");
         let mut tensors = Vec::new();
-        for t in gguf.tensors().iter().filter(|t| t.name.starts_with(&prefix)) {
+        for t in gguf
+            .tensors()
+            .iter()
+            .filter(|t| t.name.starts_with(&prefix))
+        {
             let mut all = values(gguf, t)?;
             for part in apart(t, h).into_iter().rev() {
                 let values = all.split_off(all.len() - part.n_elements() as usize);
@@ -135,14 +155,26 @@ impl Layer {
     /// Multiplies the inputs of `matrices` by `scales` and divides what makes them.
     fn scale(&mut self, group: &Group, scales: &[f32]) {
         for name in &group.matrices {
-            let Some((_, values)) = self.get(name) else { continue };
-            values.chunks_exact_mut(scales.len()).for_each(|row| row.iter_mut().zip(scales).for_each(|(w, s)| *w *= s));
+            let Some((_, values)) = self.get(name) else {
+                continue;
+            };
+            values
+                .chunks_exact_mut(scales.len())
+                .for_each(|row| row.iter_mut().zip(scales).for_each(|(w, s)| *w *= s));
         }
-        let bias = group.before.strip_suffix(".weight").map(|stem| format!("{stem}.bias"));
+        let bias = group
+            .before
+            .strip_suffix(".weight")
+            .map(|stem| format!("{stem}.bias"));
         for name in [Some(group.before.clone()), bias].into_iter().flatten() {
-            let Some((_, values)) = self.get(&name) else { continue };
+            let Some((_, values)) = self.get(&name) else {
+                continue;
+            };
             let row = values.len() / scales.len();
-            values.chunks_exact_mut(row.max(1)).zip(scales).for_each(|(row, s)| row.iter_mut().for_each(|w| *w /= s));
+            values
+                .chunks_exact_mut(row.max(1))
+                .zip(scales)
+                .for_each(|(row, s)| row.iter_mut().for_each(|w| *w /= s));
         }
     }
 }
@@ -160,8 +192,9 @@ impl RowSource for Held {
     }
 }
 
-/// The model with the matrices of its layers in AWQ groups; the rest as F16 matrices and F32 vectors. With `activations`,
-/// scales are searched for, else weights are rounded as they are. `done` hears of each group.
+/// The model with the matrices of its layers in AWQ groups; the rest as F16 matrices and F32
+/// vectors. With `activations`, scales are searched for, else weights are rounded as they are.
+/// `done` hears of each group.
 ///
 /// # Errors
 /// [`Error::Group`], [`Error::Rows`], [`Error::Columns`].
@@ -172,17 +205,31 @@ pub fn quantized(
     done: &mut dyn FnMut(&Scaled),
 ) -> Result<Gguf, Error> {
     let gguf = engine.gguf();
-    let ty = TensorType::AWQ.into_iter().find(|ty| ty.block_len() == options.group);
+    let ty = TensorType::AWQ
+        .into_iter()
+        .find(|ty| ty.block_len() == options.group);
     let ty = ty.ok_or(Error::Group { got: options.group })?;
     let is_matrix = |t: &TensorInfo| t.name.starts_with("blk.") && t.dims.len() == 2;
     let h = engine.hparams();
-    for t in gguf.tensors().iter().filter(|t| is_matrix(t)).flat_map(|t| apart(t, h)) {
+    for t in gguf
+        .tensors()
+        .iter()
+        .filter(|t| is_matrix(t))
+        .flat_map(|t| apart(t, h))
+    {
         let (tensor, group) = (t.name.clone(), options.group);
         if !t.dims[0].is_multiple_of(group as u64) {
-            return Err(Error::Rows { tensor, group, got: t.dims[0] });
+            return Err(Error::Rows {
+                tensor,
+                group,
+                got: t.dims[0],
+            });
         }
         if !t.dims[1].is_multiple_of(8) {
-            return Err(Error::Columns { tensor, got: t.dims[1] });
+            return Err(Error::Columns {
+                tensor,
+                got: t.dims[1],
+            });
         }
     }
     let mut view = View::new(Path::new(gguf.name()));
@@ -197,7 +244,13 @@ pub fn quantized(
     let mut put = |t: &TensorInfo, bytes: Vec<u8>| -> Result<(), Error> {
         let to = target(t);
         let row_bytes = to.row_bytes(t.dims[0]).map_or(0, |n| n as usize);
-        view.made(&t.name, &t.dims, to, gguf.name(), Arc::new(Held { bytes, row_bytes }))?;
+        view.made(
+            &t.name,
+            &t.dims,
+            to,
+            gguf.name(),
+            Arc::new(Held { bytes, row_bytes }),
+        )?;
         Ok(())
     };
     let rounded = |t: &TensorInfo, values: &[f32]| -> Result<Vec<u8>, Error> {
@@ -205,9 +258,17 @@ pub fn quantized(
         quantize(target(t), values, t.dims[0] as usize, None, &mut bytes)?;
         Ok(bytes)
     };
-    for t in gguf.tensors().iter().filter(|t| !t.name.starts_with("blk.")) {
+    for t in gguf
+        .tensors()
+        .iter()
+        .filter(|t| !t.name.starts_with("blk."))
+    {
         // embeddings are large: those of the type they are to have are not widened on the way
-        let bytes = if t.ty == target(t) { gguf.data(t).to_vec() } else { rounded(t, &values(gguf, t)?)? };
+        let bytes = if t.ty == target(t) {
+            gguf.data(t).to_vec()
+        } else {
+            rounded(t, &values(gguf, t)?)?
+        };
         put(t, bytes)?;
     }
     for l in 0..h.n_layer() {
@@ -215,7 +276,10 @@ pub fn quantized(
         for group in groups(l, h.n_head() != h.n_head_kv()) {
             let first = &group.matrices[0];
             let fused = || first.replace(".attn_q.", ".attn_qkv.");
-            let Some(inputs) = activations.and_then(|a| a.of(first).or_else(|| a.of(&fused()))) else { continue };
+            let Some(inputs) = activations.and_then(|a| a.of(first).or_else(|| a.of(&fused())))
+            else {
+                continue;
+            };
             let linears: Vec<Linear<'_>> = layer
                 .tensors
                 .iter()

@@ -33,8 +33,14 @@ pub(super) struct Found {
 
 /// The scales of magnitudes to the power of a ratio: their largest and smallest are as far from 1.
 fn scales(inputs: &Inputs, ratio: f32) -> Vec<f32> {
-    let raw: Vec<f32> = inputs.magnitude.iter().map(|m| m.powf(ratio).max(SMALLEST)).collect();
-    let (lo, hi) = raw.iter().fold((f32::MAX, 0f32), |(lo, hi), &s| (lo.min(s), hi.max(s)));
+    let raw: Vec<f32> = inputs
+        .magnitude
+        .iter()
+        .map(|m| m.powf(ratio).max(SMALLEST))
+        .collect();
+    let (lo, hi) = raw
+        .iter()
+        .fold((f32::MAX, 0f32), |(lo, hi), &s| (lo.min(s), hi.max(s)));
     let middle = (lo * hi).sqrt();
     raw.into_iter().map(|s| s / middle).collect()
 }
@@ -46,7 +52,9 @@ pub(super) fn best_scales(
     threads: usize,
 ) -> Result<Found, octavo_quant::Error> {
     let over_all = |row: &Row<'_>| -> Result<f64, octavo_quant::Error> {
-        linears.iter().try_fold(0.0, |sum, linear| Ok(sum + squares(linear, inputs, threads, row)?))
+        linears.iter().try_fold(0.0, |sum, linear| {
+            Ok(sum + squares(linear, inputs, threads, row)?)
+        })
     };
     let energy = over_all(&|_, w, out| {
         out.copy_from_slice(w);
@@ -63,27 +71,46 @@ pub(super) fn best_scales(
             unscaled = error;
         }
         if found.as_ref().is_none_or(|best| error < best.error) {
-            found = Some(Found { ratio, scales, error, unscaled });
+            found = Some(Found {
+                ratio,
+                scales,
+                error,
+                unscaled,
+            });
         }
     }
     Ok(found.expect("the first is better than none"))
 }
 
 /// Makes of a row of weights, whose type is given, the row that inputs are multiplied with.
-type Row<'a> = dyn Fn(TensorType, &[f32], &mut [f32]) -> Result<(), octavo_quant::Error> + Sync + 'a;
+type Row<'a> =
+    dyn Fn(TensorType, &[f32], &mut [f32]) -> Result<(), octavo_quant::Error> + Sync + 'a;
 
 /// How rounding scaled weights changes them.
-fn rounding(ty: TensorType, w: &[f32], scales: &[f32], out: &mut [f32]) -> Result<(), octavo_quant::Error> {
+fn rounding(
+    ty: TensorType,
+    w: &[f32],
+    scales: &[f32],
+    out: &mut [f32],
+) -> Result<(), octavo_quant::Error> {
     let scaled: Vec<f32> = w.iter().zip(scales).map(|(w, s)| w * s).collect();
     let mut blocks = Vec::new();
     quantize(ty, &scaled, w.len(), None, &mut blocks)?;
     dequantize(ty, &blocks, out)?;
-    out.iter_mut().zip(w).zip(scales).for_each(|((q, w), s)| *q = *q / s - w);
+    out.iter_mut()
+        .zip(w)
+        .zip(scales)
+        .for_each(|((q, w), s)| *q = *q / s - w);
     Ok(())
 }
 
 /// The squared outputs on the sample of what `row` makes of a matrix's rows, summed.
-fn squares(linear: &Linear<'_>, inputs: &Inputs, threads: usize, row: &Row<'_>) -> Result<f64, octavo_quant::Error> {
+fn squares(
+    linear: &Linear<'_>,
+    inputs: &Inputs,
+    threads: usize,
+    row: &Row<'_>,
+) -> Result<f64, octavo_quant::Error> {
     let width = inputs.width;
     let (next, sums) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let work = || {
@@ -101,14 +128,19 @@ fn squares(linear: &Linear<'_>, inputs: &Inputs, threads: usize, row: &Row<'_>) 
                     sum += y * y;
                 }
             }
-            sums.lock().expect("no panic under the lock").push((part, sum));
+            sums.lock()
+                .expect("no panic under the lock")
+                .push((part, sum));
         }
     };
     let mut failed = None;
     std::thread::scope(|scope| {
         let all: Vec<_> = (0..threads.max(1)).map(|_| scope.spawn(work)).collect();
         for thread in all {
-            failed = thread.join().expect("no panic in a search").or(failed.take());
+            failed = thread
+                .join()
+                .expect("no panic in a search")
+                .or(failed.take());
         }
     });
     if let Some(error) = failed {
@@ -148,11 +180,21 @@ mod tests {
             (state >> 8) as f32 / (1 << 24) as f32 - 0.5
         };
         let loud = |i: usize| if i == 5 { 30.0 } else { 1.0 };
-        let sample: Vec<f32> = (0..32 * width).map(|i| random() * loud(i % width)).collect();
+        let sample: Vec<f32> = (0..32 * width)
+            .map(|i| random() * loud(i % width))
+            .collect();
         let magnitude: Vec<f32> = (0..width).map(|i| 0.25 * loud(i)).collect();
         let weights: Vec<f32> = (0..40 * width).map(|_| random()).collect();
-        let inputs = Inputs { width, magnitude, sample, rows: 32 };
-        let linear = Linear { weights: &weights, ty: TensorType::AWQ_G32 };
+        let inputs = Inputs {
+            width,
+            magnitude,
+            sample,
+            rows: 32,
+        };
+        let linear = Linear {
+            weights: &weights,
+            ty: TensorType::AWQ_G32,
+        };
         let found = best_scales(&[linear], &inputs, 2).unwrap();
         assert!(
             found.ratio > 0.0 && found.error < 0.7 * found.unscaled,
@@ -161,8 +203,20 @@ mod tests {
             found.error,
             found.unscaled
         );
-        assert!(found.scales[5] > 1.5 * found.scales[6], "{:?}", &found.scales[4..7]);
-        let one = best_scales(&[Linear { weights: &weights, ty: TensorType::AWQ_G32 }], &inputs, 1).unwrap();
+        assert!(
+            found.scales[5] > 1.5 * found.scales[6],
+            "{:?}",
+            &found.scales[4..7]
+        );
+        let one = best_scales(
+            &[Linear {
+                weights: &weights,
+                ty: TensorType::AWQ_G32,
+            }],
+            &inputs,
+            1,
+        )
+        .unwrap();
         assert_eq!(found.scales, one.scales);
     }
 }

@@ -1,11 +1,13 @@
-//! The CPU backend: packs weights for an instruction set and runs the graph's operations on threads.
+//! The CPU backend: packs weights for an instruction set and runs the graph's operations on
+//! threads.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
 use octavo_kernels::{
-    Executor, Isa, KvStore, KvTooLarge, KvType, Matrix, MatrixError, NoMemory, Pool, Step, room, with_memory,
+    Executor, Isa, KvStore, KvTooLarge, KvType, Matrix, MatrixError, NoMemory, Pool, Step, room,
+    with_memory,
 };
 
 use super::lower::{FileBytes, Lowered, Taps, lower};
@@ -126,26 +128,42 @@ impl Cpu {
         let mut pool = Pool::new(threads).map_err(|source| Error::Threads { threads, source })?;
         // every one is up before the rest is asked
         pool.meet();
-        let Lowered { program, weights, taps } = lower(gguf, model, &layers, options.kv_type);
+        let Lowered {
+            program,
+            weights,
+            taps,
+        } = lower(gguf, model, &layers, options.kv_type);
         let kv = program.kv;
         if !kv.ty.takes(kv.head_dim) {
-            return Err(Error::KvType { ty: kv.ty, head_dim: kv.head_dim });
+            return Err(Error::KvType {
+                ty: kv.ty,
+                head_dim: kv.head_dim,
+            });
         }
         let store = KvStore::new(kv, options.n_pages)?;
         let (matrices, watched) = pack(gguf, model, &weights, options, &mut pool, progress)?;
         let executor = with_memory(|| Executor::new(options.isa, program, matrices, pool))?;
-        Ok(Cpu { executor, kv: store, taps, gguf: gguf.clone(), watched })
+        Ok(Cpu {
+            executor,
+            kv: store,
+            taps,
+            gguf: gguf.clone(),
+            watched,
+        })
     }
 
-    /// That what is computed with next is still what was opened: also where the file was not shortened, which the
-    /// system would tell, but written to.
+    /// That what is computed with next is still what was opened: also where the file was not
+    /// shortened, which the system would tell, but written to.
     fn check(&self) -> Result<(), Error> {
-        Ok(self.watched.iter().try_for_each(|tensor| self.gguf.check(&self.gguf.tensors()[*tensor]))?)
+        Ok(self
+            .watched
+            .iter()
+            .try_for_each(|tensor| self.gguf.check(&self.gguf.tensors()[*tensor]))?)
     }
 }
 
-/// Brings every matrix into its kernel's layout and lets go of the file's pages behind it. Also gives a tensor of each
-/// file that is read from then on.
+/// Brings every matrix into its kernel's layout and lets go of the file's pages behind it. Also
+/// gives a tensor of each file that is read from then on.
 fn pack(
     gguf: &Arc<Gguf>,
     model: &Model,
@@ -163,15 +181,32 @@ fn pack(
     for weight in weights {
         let tensor = &gguf.tensors()[weight.tensor];
         gguf.check(tensor)?;
-        let source = Arc::new(FileBytes { gguf: gguf.clone(), weight: weight.clone() });
+        let source = Arc::new(FileBytes {
+            gguf: gguf.clone(),
+            weight: weight.clone(),
+        });
         let shape = (weight.ty, weight.rows as usize, weight.cols as usize);
-        let matrix = Matrix::new(options.isa, shape, source, options.repack, pool).map_err(|source| match source {
-            MatrixError::NoMemory { .. } => Error::Weights { name: weight.name.clone(), source, done, total },
-            _ => Error::Matrix { name: weight.name.clone(), source },
-        })?;
+        let matrix =
+            Matrix::new(options.isa, shape, source, options.repack, pool).map_err(|source| {
+                match source {
+                    MatrixError::NoMemory { .. } => Error::Weights {
+                        name: weight.name.clone(),
+                        source,
+                        done,
+                        total,
+                    },
+                    _ => Error::Matrix {
+                        name: weight.name.clone(),
+                        source,
+                    },
+                }
+            })?;
         if matrix.is_packed() {
             gguf.release(tensor);
-        } else if watched.iter().all(|other| gguf.part_name(&gguf.tensors()[*other]) != gguf.part_name(tensor)) {
+        } else if watched
+            .iter()
+            .all(|other| gguf.part_name(&gguf.tensors()[*other]) != gguf.part_name(tensor))
+        {
             watched.push(weight.tensor);
         }
         matrices.push(matrix);
@@ -182,12 +217,22 @@ fn pack(
 }
 
 impl Executable for Cpu {
-    fn step(&mut self, step: &Step<'_>, tap: Option<&mut TapSink<'_>>) -> Result<&[f32], crate::Error> {
+    fn step(
+        &mut self,
+        step: &Step<'_>,
+        tap: Option<&mut TapSink<'_>>,
+    ) -> Result<&[f32], crate::Error> {
         self.check()?;
-        let Cpu { executor, kv, taps, .. } = self;
+        let Cpu {
+            executor, kv, taps, ..
+        } = self;
         let logits = with_memory(|| {
-            let Some(sink) = tap else { return executor.step(step, kv, None) };
-            let mut view = |op: usize, rows: usize, width: usize, data: &[f32]| taps.show(sink, op, rows, width, data);
+            let Some(sink) = tap else {
+                return executor.step(step, kv, None);
+            };
+            let mut view = |op: usize, rows: usize, width: usize, data: &[f32]| {
+                taps.show(sink, op, rows, width, data)
+            };
             executor.step(step, kv, Some(&mut view))
         });
         Ok(logits.map_err(Error::from)?)
@@ -203,10 +248,18 @@ impl Executable for Cpu {
     }
 
     fn weight_bytes(&self) -> u64 {
-        self.executor.matrices().iter().map(|m| m.packed_bytes() as u64).sum()
+        self.executor
+            .matrices()
+            .iter()
+            .map(|m| m.packed_bytes() as u64)
+            .sum()
     }
 
     fn describe(&self) -> String {
-        format!("cpu, {}, {} threads", self.executor.isa(), self.executor.pool().threads())
+        format!(
+            "cpu, {}, {} threads",
+            self.executor.isa(),
+            self.executor.pool().threads()
+        )
     }
 }

@@ -1,11 +1,13 @@
-//! The CUDA backend: uploads weights to a GPU and runs the graph's operations there. Kernels, their delivery and their
-//! launches are in `octavo_kernels::cuda`.
+//! The CUDA backend: uploads weights to a GPU and runs the graph's operations there. Kernels, their
+//! delivery and their launches are in `octavo_kernels::cuda`.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
-use octavo_kernels::cuda::{Cache, Device, Executor, Gpu, GpuInfo, Needs, Setup, Source, gpus, takes};
+use octavo_kernels::cuda::{
+    Cache, Device, Executor, Gpu, GpuInfo, Needs, Setup, Source, gpus, takes,
+};
 use octavo_kernels::{KvType, Step};
 
 pub use octavo_kernels::cuda::{Error, Limits};
@@ -29,13 +31,17 @@ pub struct Options {
     pub threads: usize,
 }
 
-/// What keeps prompts' products from being exact, as a relative error of their inputs: both factors are halves, rounded
-/// by half a step of 11 bits, evenly spread.
+/// What keeps prompts' products from being exact, as a relative error of their inputs: both factors
+/// are halves, rounded by half a step of 11 bits, evenly spread.
 const HALVES: f64 = 1.0 / 2048.0 / 1.732_050_807_568_877_2 * std::f64::consts::SQRT_2;
 
 /// What prompt kernels round beyond f32: the inputs of products, and attention's weights.
 pub fn prompt_rounding() -> octavo_kernels::Rounding {
-    octavo_kernels::Rounding { products: HALVES, floats: HALVES, attention: HALVES }
+    octavo_kernels::Rounding {
+        products: HALVES,
+        floats: HALVES,
+        attention: HALVES,
+    }
 }
 
 /// Every GPU, and for each why it cannot be used, if so.
@@ -72,15 +78,27 @@ impl Part {
             ty: weight.ty,
             rows: weight.rows as usize,
             cols: weight.cols as usize,
-            bytes: Arc::new(FileBytes { gguf: gguf.clone(), weight: weight.clone() }),
+            bytes: Arc::new(FileBytes {
+                gguf: gguf.clone(),
+                weight: weight.clone(),
+            }),
         };
-        let sources = lowered.weights.iter().map(|id| source(model.weights.matrix(*id))).collect();
+        let sources = lowered
+            .weights
+            .iter()
+            .map(|id| source(model.weights.matrix(*id)))
+            .collect();
         Part { lowered, sources }
     }
 }
 
 /// What the last `n` layers of a model take.
-fn needs_of_last(gguf: &Arc<Gguf>, model: &Model, n: usize, options: &Options) -> Result<Needs, Error> {
+fn needs_of_last(
+    gguf: &Arc<Gguf>,
+    model: &Model,
+    n: usize,
+    options: &Options,
+) -> Result<Needs, Error> {
     let n_layer = model.hparams.n_layer();
     let Part { lowered, sources } = Part::new(gguf, model, &(n_layer - n..n_layer), options);
     Executor::<Gpu>::needs(&lowered.program, &sources, &options.limits)
@@ -94,11 +112,12 @@ pub struct Cuda<D: Device> {
 }
 
 impl<D: Device> Cuda<D> {
-    /// Packs and uploads the weights and reserves all memory there will ever be. `sink` is told what that takes before
-    /// anything happens.
+    /// Packs and uploads the weights and reserves all memory there will ever be. `sink` is told
+    /// what that takes before anything happens.
     ///
     /// # Errors
-    /// If the kernels do not take a weight, the heads or the cache's type, if there is no room, or if the device fails.
+    /// If the kernels do not take a weight, the heads or the cache's type, if there is no room, or
+    /// if the device fails.
     pub fn prepare(
         device: D,
         gguf: &Arc<Gguf>,
@@ -106,7 +125,14 @@ impl<D: Device> Cuda<D> {
         options: &Options,
         sink: &mut LoadingSink<'_>,
     ) -> Result<Cuda<D>, Error> {
-        Cuda::prepare_part(device, gguf, model, 0..model.hparams.n_layer(), options, sink)
+        Cuda::prepare_part(
+            device,
+            gguf,
+            model,
+            0..model.hparams.n_layer(),
+            options,
+            sink,
+        )
     }
 
     /// As [`Cuda::prepare`], of some layers.
@@ -118,28 +144,73 @@ impl<D: Device> Cuda<D> {
         options: &Options,
         sink: &mut LoadingSink<'_>,
     ) -> Result<Cuda<D>, Error> {
-        let Part { lowered: Lowered { program, weights, taps }, sources } = Part::new(gguf, model, &layers, options);
-        let weights: Vec<_> = weights.into_iter().map(|id| model.weights.matrix(id)).collect();
+        let Part {
+            lowered:
+                Lowered {
+                    program,
+                    weights,
+                    taps,
+                },
+            sources,
+        } = Part::new(gguf, model, &layers, options);
+        let weights: Vec<_> = weights
+            .into_iter()
+            .map(|id| model.weights.matrix(id))
+            .collect();
         let needs = Executor::<D>::needs(&program, &sources, &options.limits)?;
         let part = (layers.len() < model.hparams.n_layer()).then_some(layers.len());
-        sink(Loading::Note(&format!("{}: {} {needs}", device.describe(), takes(part))));
+        sink(Loading::Note(&format!(
+            "{}: {} {needs}",
+            device.describe(),
+            takes(part)
+        )));
         let mut told = |weight: Option<usize>, done: u64, total: u64| {
             if let Some(weight) = weight {
                 gguf.release(&gguf.tensors()[weights[weight].tensor]);
             }
             sink(Loading::Weights { done, total });
         };
-        let Options { limits, graphs, check_pages, threads, .. } = *options;
-        let setup = Setup { limits, capture: graphs, check_pages, threads };
-        let executor = Executor::new(device, program, &sources, setup, &mut told).map_err(|error| match error {
-            Error::TooLarge { device, needs: all, free, .. } => {
-                let fits = |n: &usize| needs_of_last(gguf, model, *n, options).is_ok_and(|n| n.total() <= free);
-                let fitting = (1..layers.len()).rev().find(fits);
-                Error::TooLarge { device, part, needs: all, free, fitting }
-            }
-            other => other,
-        })?;
-        Ok(Cuda { executor, taps, graphs })
+        let Options {
+            limits,
+            graphs,
+            check_pages,
+            threads,
+            ..
+        } = *options;
+        let setup = Setup {
+            limits,
+            capture: graphs,
+            check_pages,
+            threads,
+        };
+        let executor = Executor::new(device, program, &sources, setup, &mut told).map_err(
+            |error| match error {
+                Error::TooLarge {
+                    device,
+                    needs: all,
+                    free,
+                    ..
+                } => {
+                    let fits = |n: &usize| {
+                        needs_of_last(gguf, model, *n, options).is_ok_and(|n| n.total() <= free)
+                    };
+                    let fitting = (1..layers.len()).rev().find(fits);
+                    Error::TooLarge {
+                        device,
+                        part,
+                        needs: all,
+                        free,
+                        fitting,
+                    }
+                }
+                other => other,
+            },
+        )?;
+        Ok(Cuda {
+            executor,
+            taps,
+            graphs,
+        })
     }
 
     /// The device.
@@ -149,8 +220,14 @@ impl<D: Device> Cuda<D> {
 }
 
 impl<D: Device> Executable for Cuda<D> {
-    fn step(&mut self, step: &Step<'_>, tap: Option<&mut TapSink<'_>>) -> Result<&[f32], crate::Error> {
-        let Some(sink) = tap else { return Ok(self.executor.step(step, None)?) };
+    fn step(
+        &mut self,
+        step: &Step<'_>,
+        tap: Option<&mut TapSink<'_>>,
+    ) -> Result<&[f32], crate::Error> {
+        let Some(sink) = tap else {
+            return Ok(self.executor.step(step, None)?);
+        };
         let mut view = |op: usize, rows: usize, width: usize, data: &[f32]| {
             self.taps.show(sink, op, rows, width, data);
         };

@@ -1,15 +1,20 @@
-//! From a model's graph to the list of operations that executors take, with buffers shared by values that never live at
-//! the same time. A part of the layers is a program too: what comes before it is given with each step.
+//! From a model's graph to the list of operations that executors take, with buffers shared by
+//! values that never live at the same time. A part of the layers is a program too: what comes
+//! before it is given with each step.
 
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
-use octavo_kernels::{Bytes, KvShape, KvType, Op as KernelOp, Program, Rope, RowTable, Slot, SlotInfo};
+use octavo_kernels::{
+    Bytes, KvShape, KvType, Op as KernelOp, Program, Rope, RowTable, Slot, SlotInfo,
+};
 
 use super::{TapSink, TapView};
-use crate::model::{Graph, Hparams, Model, Node, Op, Pairing, Rows, Tap, ValueId, VecId, WeightId, WeightRef};
+use crate::model::{
+    Graph, Hparams, Model, Node, Op, Pairing, Rows, Tap, ValueId, VecId, WeightId, WeightRef,
+};
 
 /// A graph as a program.
 pub(super) struct Lowered {
@@ -26,26 +31,56 @@ pub(super) struct Taps(Vec<Option<(Tap, usize)>>);
 
 impl Taps {
     /// Shows the result of operation `op` to `sink`, if it has a name.
-    pub(super) fn show(&self, sink: &mut TapSink<'_>, op: usize, rows: usize, width: usize, data: &[f32]) {
+    pub(super) fn show(
+        &self,
+        sink: &mut TapSink<'_>,
+        op: usize,
+        rows: usize,
+        width: usize,
+        data: &[f32],
+    ) {
         if let Some((tap, occurrence)) = self.0[op] {
-            sink(&TapView { tap, occurrence, rows, width, data });
+            sink(&TapView {
+                tap,
+                occurrence,
+                rows,
+                width,
+                data,
+            });
         }
     }
 }
 
 /// The cache of so many of a model's layers in elements of `ty`.
 fn kv_shape(h: &Hparams, n_layer: usize, ty: KvType) -> KvShape {
-    KvShape { n_layer, n_head_kv: h.n_head_kv(), head_dim: h.head_dim(), ty }
+    KvShape {
+        n_layer,
+        n_head_kv: h.n_head_kv(),
+        head_dim: h.head_dim(),
+        ty,
+    }
 }
 
 /// The nodes of these layers, of what comes before the first layer and behind the last.
 fn nodes(graph: &Graph, layers: &Range<usize>) -> Range<usize> {
     let behind = |layer: usize| {
         let last = |node: &Node| node.out == graph.layers[layer];
-        1 + graph.nodes.iter().position(last).expect("the graph was validated: layers hand on what was written")
+        1 + graph
+            .nodes
+            .iter()
+            .position(last)
+            .expect("the graph was validated: layers hand on what was written")
     };
-    let start = if layers.start == 0 { 0 } else { behind(layers.start - 1) };
-    let end = if layers.end == graph.n_layer { graph.nodes.len() } else { behind(layers.end - 1) };
+    let start = if layers.start == 0 {
+        0
+    } else {
+        behind(layers.start - 1)
+    };
+    let end = if layers.end == graph.n_layer {
+        graph.nodes.len()
+    } else {
+        behind(layers.end - 1)
+    };
     start..end
 }
 
@@ -55,11 +90,14 @@ pub(super) fn weight_bytes(model: &Model, layers: &Range<usize>) -> u64 {
         Op::MatMul { w, .. } => model.weights.matrix(w).n_bytes() as u64,
         _ => 0,
     };
-    model.graph.nodes[nodes(&model.graph, layers)].iter().map(bytes).sum()
+    model.graph.nodes[nodes(&model.graph, layers)]
+        .iter()
+        .map(bytes)
+        .sum()
 }
 
-/// Lowers these layers of a model, the first with the embeddings, the last with the output: all that there are, or those
-/// up to one, or those from one on. The cache is of type `kv`.
+/// Lowers these layers of a model, the first with the embeddings, the last with the output: all
+/// that there are, or those up to one, or those from one on. The cache is of type `kv`.
 pub(super) fn lower(gguf: &Arc<Gguf>, model: &Model, layers: &Range<usize>, kv: KvType) -> Lowered {
     let kv = kv_shape(&model.hparams, layers.len(), kv);
     let mut compiler = Compiler::new(gguf, model);
@@ -69,8 +107,18 @@ pub(super) fn lower(gguf: &Arc<Gguf>, model: &Model, layers: &Range<usize>, kv: 
         magnitude: model.rope.magnitude as f32,
         neox: model.rope.pairing == Pairing::Neox,
     };
-    let program = Program { ops: compiler.ops, slots: compiler.slots, rope, kv, output: compiler.output };
-    Lowered { program, weights: compiler.matrices, taps: Taps(compiler.taps) }
+    let program = Program {
+        ops: compiler.ops,
+        slots: compiler.slots,
+        rope,
+        kv,
+        output: compiler.output,
+    };
+    Lowered {
+        program,
+        weights: compiler.matrices,
+        taps: Taps(compiler.taps),
+    }
 }
 
 /// A weight's bytes, kept alive by the file.
@@ -142,7 +190,13 @@ impl<'a> Compiler<'a> {
             // the part before has shown it
             self.taps.push(None);
         }
-        for (i, node) in graph.nodes.iter().enumerate().take(nodes.end).skip(nodes.start) {
+        for (i, node) in graph
+            .nodes
+            .iter()
+            .enumerate()
+            .take(nodes.end)
+            .skip(nodes.start)
+        {
             let writes = !matches!(node.op, Op::KvWrite { .. });
             let out = if writes { self.allocate(node.out) } else { 0 };
             let op = self.op(&node.op, out);
@@ -157,14 +211,21 @@ impl<'a> Compiler<'a> {
             }
         }
         let whole = layers.end == graph.n_layer;
-        self.output = self.slot(if whole { graph.logits } else { graph.layers[layers.end - 1] });
+        self.output = self.slot(if whole {
+            graph.logits
+        } else {
+            graph.layers[layers.end - 1]
+        });
     }
 
-    /// A slot for a value: one that is free and has its shape, or a new one. An op's inputs are still alive here, so
-    /// its result never overwrites them.
+    /// A slot for a value: one that is free and has its shape, or a new one. An op's inputs are
+    /// still alive here, so its result never overwrites them.
     fn allocate(&mut self, value: ValueId) -> Slot {
         let info = self.model.graph.values[value.index()];
-        let info = SlotInfo { width: info.width, selected: info.rows == Rows::Wanted };
+        let info = SlotInfo {
+            width: info.width,
+            selected: info.rows == Rows::Wanted,
+        };
         let slot = match self.free.iter().position(|s| self.slots[*s] == info) {
             Some(at) => self.free.swap_remove(at),
             None => {
@@ -177,7 +238,8 @@ impl<'a> Compiler<'a> {
     }
 
     fn slot(&self, value: ValueId) -> Slot {
-        self.slot_of[value.index()].expect("the graph was validated: values are written before they are read")
+        self.slot_of[value.index()]
+            .expect("the graph was validated: values are written before they are read")
     }
 
     fn vector(&self, id: VecId) -> Arc<[f32]> {
@@ -189,27 +251,69 @@ impl<'a> Compiler<'a> {
             Op::Embed { table } => {
                 let weight = self.model.weights.matrix(table).clone();
                 let (ty, rows, cols) = (weight.ty, weight.rows as usize, weight.cols as usize);
-                let source = Arc::new(FileBytes { gguf: self.gguf.clone(), weight });
-                KernelOp::Embed { table: RowTable { ty, rows, cols, source }, out }
+                let source = Arc::new(FileBytes {
+                    gguf: self.gguf.clone(),
+                    weight,
+                });
+                KernelOp::Embed {
+                    table: RowTable {
+                        ty,
+                        rows,
+                        cols,
+                        source,
+                    },
+                    out,
+                }
             }
-            Op::RmsNorm { x, weight, eps, .. } => {
-                KernelOp::RmsNorm { x: self.slot(x), weight: self.vector(weight), eps, out }
-            }
+            Op::RmsNorm { x, weight, eps, .. } => KernelOp::RmsNorm {
+                x: self.slot(x),
+                weight: self.vector(weight),
+                eps,
+                out,
+            },
             Op::MatMul { x, w } => {
                 self.matrices.push(w);
-                KernelOp::MatMul { x: self.slot(x), w: self.matrices.len() - 1, out }
+                KernelOp::MatMul {
+                    x: self.slot(x),
+                    w: self.matrices.len() - 1,
+                    out,
+                }
             }
-            Op::AddBias { x, bias } => KernelOp::AddBias { x: self.slot(x), bias: self.vector(bias), out },
-            Op::Rope { x, head_dim } => KernelOp::Rope { x: self.slot(x), head_dim, out },
-            Op::KvWrite { k, v, layer } => {
-                KernelOp::KvWrite { k: self.slot(k), v: self.slot(v), layer: layer - self.first }
-            }
-            Op::Attention { q, layer, scale } => {
-                KernelOp::Attention { q: self.slot(q), layer: layer - self.first, scale, out }
-            }
-            Op::SwiGlu { gate, up } => KernelOp::SwiGlu { gate: self.slot(gate), up: self.slot(up), out },
-            Op::Add { a, b } => KernelOp::Add { a: self.slot(a), b: self.slot(b), out },
-            Op::SelectRows { x } => KernelOp::SelectRows { x: self.slot(x), out },
+            Op::AddBias { x, bias } => KernelOp::AddBias {
+                x: self.slot(x),
+                bias: self.vector(bias),
+                out,
+            },
+            Op::Rope { x, head_dim } => KernelOp::Rope {
+                x: self.slot(x),
+                head_dim,
+                out,
+            },
+            Op::KvWrite { k, v, layer } => KernelOp::KvWrite {
+                k: self.slot(k),
+                v: self.slot(v),
+                layer: layer - self.first,
+            },
+            Op::Attention { q, layer, scale } => KernelOp::Attention {
+                q: self.slot(q),
+                layer: layer - self.first,
+                scale,
+                out,
+            },
+            Op::SwiGlu { gate, up } => KernelOp::SwiGlu {
+                gate: self.slot(gate),
+                up: self.slot(up),
+                out,
+            },
+            Op::Add { a, b } => KernelOp::Add {
+                a: self.slot(a),
+                b: self.slot(b),
+                out,
+            },
+            Op::SelectRows { x } => KernelOp::SelectRows {
+                x: self.slot(x),
+                out,
+            },
         }
     }
 }

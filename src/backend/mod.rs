@@ -1,5 +1,5 @@
-//! Executes a model's graph: one trait, one implementation per device. A backend knows the graph, its weights and the
-//! pages it is told to use; it knows no request and no file format.
+//! Executes a model's graph: one trait, one implementation per device. A backend knows the graph,
+//! its weights and the pages it is told to use; it knows no request and no file format.
 
 pub mod cpu;
 pub mod cuda;
@@ -17,7 +17,8 @@ use crate::sample::{are_finite, argmax};
 pub struct TapView<'a> {
     /// llama.cpp's name of the value.
     pub tap: Tap,
-    /// How many values of this name came before in this step (`Qcur-0` is the product, then the rotated one).
+    /// How many values of this name came before in this step (`Qcur-0` is the product, then the
+    /// rotated one).
     pub occurrence: usize,
     /// Rows: tokens of the step, or those whose logits are wanted.
     pub rows: usize,
@@ -51,14 +52,15 @@ pub type LoadingSink<'a> = dyn FnMut(Loading<'_>) + 'a;
 pub trait Executable: Send {
     /// Runs new tokens and returns the logits of the wanted rows, `[wanted][n_vocab]`.
     ///
-    /// The caller has allocated every page that the tables name; nothing is allocated for the cache here.
+    /// The caller has allocated every page that the tables name; nothing is allocated for the cache
+    /// here.
     ///
     /// # Errors
     /// If the device fails.
     fn step(&mut self, step: &Step<'_>, tap: Option<&mut TapSink<'_>>) -> Result<&[f32], Error>;
 
-    /// As [`Executable::step`], but for each wanted row only where its largest logit is, the first of equal ones; none if
-    /// a logit is not finite.
+    /// As [`Executable::step`], but for each wanted row only where its largest logit is, the first
+    /// of equal ones; none if a logit is not finite.
     ///
     /// # Errors
     /// If the device fails.
@@ -66,7 +68,10 @@ pub trait Executable: Send {
         let wanted = step.wanted_rows();
         let logits = self.step(step, None)?;
         let best = |row: &[f32]| argmax(row).filter(|_| are_finite(row));
-        Ok(logits.chunks_exact((logits.len() / wanted.max(1)).max(1)).map(best).collect())
+        Ok(logits
+            .chunks_exact((logits.len() / wanted.max(1)).max(1))
+            .map(best)
+            .collect())
     }
 
     /// Copies page `from` to page `to` in every layer.

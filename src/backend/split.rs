@@ -36,12 +36,21 @@ pub fn prepare<D: Device + 'static>(
     sink: &mut LoadingSink<'_>,
 ) -> Result<Box<dyn Executable>, Error> {
     if options.gpu_layers >= model.hparams.n_layer() {
-        return Ok(Box::new(Cuda::prepare(device, gguf, model, &options.cuda, sink)?));
+        return Ok(Box::new(Cuda::prepare(
+            device,
+            gguf,
+            model,
+            &options.cuda,
+            sink,
+        )?));
     }
-    Ok(Box::new(Split::prepare(device, gguf, model, options, sink)?))
+    Ok(Box::new(Split::prepare(
+        device, gguf, model, options, sink,
+    )?))
 }
 
-/// The model on both. Rows go from one to the other within a step; each has its layers' keys and values.
+/// The model on both. Rows go from one to the other within a step; each has its layers' keys and
+/// values.
 pub struct Split<D: Device> {
     first: Cpu,
     second: Cuda<D>,
@@ -65,23 +74,44 @@ impl<D: Device> Split<D> {
         sink: &mut LoadingSink<'_>,
     ) -> Result<Split<D>, Error> {
         let n_layer = model.hparams.n_layer();
-        assert!((1..n_layer).contains(&options.gpu_layers), "a part without layers");
+        assert!(
+            (1..n_layer).contains(&options.gpu_layers),
+            "a part without layers"
+        );
         let n_first = n_layer - options.gpu_layers;
         let of_first = weight_bytes(model, &(0..n_first));
         let mut of_second = 0;
         let mut both = |event: Loading<'_>| match event {
             Loading::Weights { done, total } => {
                 of_second = total;
-                sink(Loading::Weights { done, total: total + of_first });
+                sink(Loading::Weights {
+                    done,
+                    total: total + of_first,
+                });
             }
             note @ Loading::Note(_) => sink(note),
         };
-        let second = Cuda::prepare_part(device, gguf, model, n_first..n_layer, &options.cuda, &mut both)?;
+        let second = Cuda::prepare_part(
+            device,
+            gguf,
+            model,
+            n_first..n_layer,
+            &options.cuda,
+            &mut both,
+        )?;
         let mut progress = |done: u64, total: u64| {
-            sink(Loading::Weights { done: of_second + done, total: of_second + total });
+            sink(Loading::Weights {
+                done: of_second + done,
+                total: of_second + total,
+            });
         };
         let first = Cpu::prepare_part(gguf, model, 0..n_first, &options.cpu, &mut progress)?;
-        Ok(Split { first, second, n_first, n_layer })
+        Ok(Split {
+            first,
+            second,
+            n_first,
+            n_layer,
+        })
     }
 
     /// The device of the last layers.
@@ -91,8 +121,14 @@ impl<D: Device> Split<D> {
 }
 
 impl<D: Device> Executable for Split<D> {
-    fn step(&mut self, step: &Step<'_>, mut tap: Option<&mut TapSink<'_>>) -> Result<&[f32], Error> {
-        let input = self.first.step(step, tap.as_mut().map(|t| &mut **t as &mut TapSink<'_>))?;
+    fn step(
+        &mut self,
+        step: &Step<'_>,
+        mut tap: Option<&mut TapSink<'_>>,
+    ) -> Result<&[f32], Error> {
+        let input = self
+            .first
+            .step(step, tap.as_mut().map(|t| &mut **t as &mut TapSink<'_>))?;
         self.second.step(&Step { input, ..*step }, tap)
     }
 
@@ -115,8 +151,13 @@ impl<D: Device> Executable for Split<D> {
     }
 
     fn describe(&self) -> String {
-        let Split { n_first, n_layer, .. } = self;
+        let Split {
+            n_first, n_layer, ..
+        } = self;
         let (first, second) = (self.first.describe(), self.second.describe());
-        format!("{n_first} of {n_layer} layers: {first}; {}: {second}", n_layer - n_first)
+        format!(
+            "{n_first} of {n_layer} layers: {first}; {}: {second}",
+            n_layer - n_first
+        )
     }
 }

@@ -1,8 +1,10 @@
-//! How fast a model runs, as a part of what the machine can do: llama-bench's two tests, on a [`Session`].
+//! How fast a model runs, as a part of what the machine can do: llama-bench's two tests, on a
+//! [`Session`].
 //!
-//! A prompt test reads so many tokens at once, a generation test takes one greedy token after the other, both after a
-//! given number of tokens that are not timed. Each runs once to warm up and then as often as asked. What was computed
-//! is part of the result, as a hash: a speed of other tokens is not comparable.
+//! A prompt test reads so many tokens at once, a generation test takes one greedy token after the
+//! other, both after a given number of tokens that are not timed. Each runs once to warm up and
+//! then as often as asked. What was computed is part of the result, as a hash: a speed of other
+//! tokens is not comparable.
 
 mod record;
 mod work;
@@ -82,13 +84,19 @@ impl Limits {
             Processor::Cpu(isa) => {
                 let refused = |source| crate::backend::cpu::Error::Threads { threads, source };
                 let mut pool = Pool::new(threads).map_err(refused)?;
-                Ok(Limits { flops: probe::flops_peak(*isa, &mut pool), read: probe::read_bandwidth(*isa, &mut pool) })
+                Ok(Limits {
+                    flops: probe::flops_peak(*isa, &mut pool),
+                    read: probe::read_bandwidth(*isa, &mut pool),
+                })
             }
             Processor::Gpu(gpu) => {
                 // its memory is free again before a model is loaded
                 let mut gpu = crate::backend::cuda::open(gpu.ordinal)?;
                 let read = cuda::probe::copy_bandwidth(&mut gpu, 1 << 28)?;
-                Ok(Limits { flops: cuda::probe::flops_peak(&mut gpu, 4096)?, read })
+                Ok(Limits {
+                    flops: cuda::probe::flops_peak(&mut gpu, 4096)?,
+                    read,
+                })
             }
         }
     }
@@ -106,12 +114,21 @@ pub struct Test {
 }
 
 impl Test {
-    /// Every prompt and every generation length at every depth, in llama-bench's order; lengths of 0 are left out.
+    /// Every prompt and every generation length at every depth, in llama-bench's order; lengths of
+    /// 0 are left out.
     pub fn all(prompts: &[usize], generations: &[usize], depths: &[usize]) -> Vec<Test> {
         let mut tests = Vec::new();
         for &depth in depths {
-            let prompts = prompts.iter().map(|&n| Test { role: Role::Prompt, n, depth });
-            let generations = generations.iter().map(|&n| Test { role: Role::Generated, n, depth });
+            let prompts = prompts.iter().map(|&n| Test {
+                role: Role::Prompt,
+                n,
+                depth,
+            });
+            let generations = generations.iter().map(|&n| Test {
+                role: Role::Generated,
+                n,
+                depth,
+            });
             tests.extend(prompts.chain(generations).filter(|test| test.n > 0));
         }
         tests
@@ -129,7 +146,11 @@ impl std::fmt::Display for Test {
             Role::Prompt => "pp",
             Role::Generated => "tg",
         };
-        let depth = if self.depth > 0 { format!(" @ d{}", self.depth) } else { String::new() };
+        let depth = if self.depth > 0 {
+            format!(" @ d{}", self.depth)
+        } else {
+            String::new()
+        };
         f.pad(&format!("{kind}{}{depth}", self.n))
     }
 }
@@ -141,7 +162,9 @@ pub enum Error {
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// Repetitions must compute the same.
-    #[error("{test}: repetition {repetition} computed other tokens (hash {got}) than the one before (hash {expected})")]
+    #[error(
+        "{test}: repetition {repetition} computed other tokens (hash {got}) than the one before (hash {expected})"
+    )]
     Drift {
         /// The test's name.
         test: String,
@@ -163,7 +186,8 @@ pub struct Samples {
     pub token_hash: String,
 }
 
-/// Runs a test: once to warm up, then `repetitions` times. `progress` is told (runs done, runs in all).
+/// Runs a test: once to warm up, then `repetitions` times. `progress` is told (runs done, runs in
+/// all).
 ///
 /// # Errors
 /// [`enum@Error`].
@@ -193,15 +217,24 @@ pub fn run(
         } else if got == expected {
             times.push(time);
         } else {
-            return Err(Error::Drift { test: test.to_string(), repetition, expected, got });
+            return Err(Error::Drift {
+                test: test.to_string(),
+                repetition,
+                expected,
+                got,
+            });
         }
     }
     progress(repetitions + 1, repetitions + 1);
     session.truncate(test.depth);
-    Ok(Samples { times, token_hash: expected })
+    Ok(Samples {
+        times,
+        token_hash: expected,
+    })
 }
 
-/// The timed part; gives the tokens chosen. A generation starts with the first of `tokens` and goes on with its own.
+/// The timed part; gives the tokens chosen. A generation starts with the first of `tokens` and goes
+/// on with its own.
 fn once(session: &mut Session<'_>, role: Role, tokens: &[u32]) -> Result<Vec<u32>, EngineError> {
     let mut chosen = Vec::with_capacity(tokens.len());
     let mut step = |tokens: &[u32]| -> Result<u32, EngineError> {
@@ -239,7 +272,10 @@ fn prompt_tokens(engine: &Engine, n: usize) -> Vec<u32> {
 /// FNV-1a over the ids' bytes, 64 bits in hexadecimal.
 fn hash(tokens: &[u32]) -> String {
     let mix = |h: u64, byte: u8| (h ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    let hash = tokens.iter().flat_map(|t| t.to_le_bytes()).fold(0xcbf2_9ce4_8422_2325, mix);
+    let hash = tokens
+        .iter()
+        .flat_map(|t| t.to_le_bytes())
+        .fold(0xcbf2_9ce4_8422_2325, mix);
     format!("{hash:016x}")
 }
 
@@ -249,7 +285,10 @@ mod tests {
 
     #[test]
     fn names_and_order_are_llama_benchs() {
-        let names: Vec<String> = Test::all(&[512, 0], &[128], &[0, 4096]).iter().map(Test::to_string).collect();
+        let names: Vec<String> = Test::all(&[512, 0], &[128], &[0, 4096])
+            .iter()
+            .map(Test::to_string)
+            .collect();
         assert_eq!(names, ["pp512", "tg128", "pp512 @ d4096", "tg128 @ d4096"]);
     }
 

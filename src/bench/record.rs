@@ -32,7 +32,8 @@ pub struct Setting {
     pub limits: Option<Limits>,
 }
 
-/// One test's result: llama-bench's fields first, then ours. Times in nanoseconds, rates in tokens per second.
+/// One test's result: llama-bench's fields first, then ours. Times in nanoseconds, rates in tokens
+/// per second.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[allow(missing_docs)] // llama-bench's names
 pub struct Record {
@@ -92,11 +93,19 @@ impl Record {
     /// Puts a result together; the time is now.
     pub fn new(engine: &Engine, setting: &Setting, test: Test, samples: &Samples) -> Record {
         let gguf = engine.gguf();
-        let (read_best, flops_best) = (setting.limits.map(|l| l.read), setting.limits.map(|l| l.flops));
-        let seconds: Vec<f64> = samples.times.iter().map(|t| t.as_secs_f64().max(1e-9)).collect();
+        let (read_best, flops_best) = (
+            setting.limits.map(|l| l.read),
+            setting.limits.map(|l| l.flops),
+        );
+        let seconds: Vec<f64> = samples
+            .times
+            .iter()
+            .map(|t| t.as_secs_f64().max(1e-9))
+            .collect();
         let samples_ts: Vec<f64> = seconds.iter().map(|s| test.n as f64 / s).collect();
         let nanoseconds: Vec<f64> = seconds.iter().map(|s| s * 1e9).collect();
-        let ((avg_ns, stddev_ns), (avg_ts, stddev_ts)) = (spread(&nanoseconds), spread(&samples_ts));
+        let ((avg_ns, stddev_ns), (avg_ts, stddev_ts)) =
+            (spread(&nanoseconds), spread(&samples_ts));
         let work = Work::of(engine.model(), gguf, setting.kv_type, test);
         let rate = |work: u64| work as f64 * avg_ts / test.n as f64 / 1e9;
         let prompt = test.role == Role::Prompt;
@@ -107,7 +116,9 @@ impl Record {
         };
         // a limit of one is none of two together
         let comparable = [0, n_layer].contains(&n_gpu_layers);
-        let percent = |rate: Option<f64>, best: Option<f64>| Some(100.0 * rate? / best?).filter(|_| comparable);
+        let percent = |rate: Option<f64>, best: Option<f64>| {
+            Some(100.0 * rate? / best?).filter(|_| comparable)
+        };
         let read = (!prompt).then(|| rate(work.read_bytes));
         let gflops = prompt.then(|| rate(work.flops));
         Record {
@@ -136,7 +147,11 @@ impl Record {
             stddev_ns: stddev_ns as u64,
             avg_ts,
             stddev_ts,
-            samples_ns: samples.times.iter().map(|t| u64::try_from(t.as_nanos()).unwrap_or(u64::MAX)).collect(),
+            samples_ns: samples
+                .times
+                .iter()
+                .map(|t| u64::try_from(t.as_nanos()).unwrap_or(u64::MAX))
+                .collect(),
             samples_ts,
             version: env!("CARGO_PKG_VERSION"),
             threads_reason: setting.threads.reason.to_string(),
@@ -160,14 +175,26 @@ fn spread(x: &[f64]) -> (f64, f64) {
     let n = x.len() as f64;
     let mean = x.iter().sum::<f64>() / n;
     let squares = x.iter().map(|v| (v - mean).powi(2)).sum::<f64>();
-    (mean, if x.len() > 1 { (squares / (n - 1.0)).sqrt() } else { 0.0 })
+    (
+        mean,
+        if x.len() > 1 {
+            (squares / (n - 1.0)).sqrt()
+        } else {
+            0.0
+        },
+    )
 }
 
 /// The processor's name, where the system tells.
 fn cpu() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
-    name.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
+    let name = info
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    name.map_or_else(
+        || std::env::consts::ARCH.to_owned(),
+        |(_, name)| name.trim().to_owned(),
+    )
 }
 
 /// `qwen3 0.6B Q4_K_M`: architecture, size, type.
@@ -179,7 +206,14 @@ fn model_type(engine: &Engine) -> String {
     };
     let number = engine.gguf().u32("general.file_type").ok().flatten();
     let target = Target::all().find(|t| *t != Target::COPY && Some(t.file_type()) == number);
-    let awq = || engine.gguf().tensors().iter().any(|t| TensorType::AWQ.contains(&t.ty)).then_some("AWQ");
+    let awq = || {
+        engine
+            .gguf()
+            .tensors()
+            .iter()
+            .any(|t| TensorType::AWQ.contains(&t.ty))
+            .then_some("AWQ")
+    };
     let name = target.map(Target::name).or_else(awq).unwrap_or("mixed");
     format!("{} {size} {name}", engine.hparams().arch.name())
 }

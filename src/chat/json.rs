@@ -1,4 +1,5 @@
-//! `tojson` as transformers defines it: `json.dumps(value, ensure_ascii=False)`, not the HTML-safe form of Jinja.
+//! `tojson` as transformers defines it: `json.dumps(value, ensure_ascii=False)`, not the HTML-safe
+//! form of Jinja.
 
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
@@ -17,29 +18,67 @@ struct Style<'a> {
 }
 
 /// The filter.
-pub(super) fn tojson(budget: &Budget, value: &Value, indent: Option<Value>, options: &Kwargs) -> Result<Value, Error> {
-    let indent = indent.or(options.get::<Option<Value>>("indent")?).filter(|v| !v.is_none() && !v.is_undefined());
+pub(super) fn tojson(
+    budget: &Budget,
+    value: &Value,
+    indent: Option<Value>,
+    options: &Kwargs,
+) -> Result<Value, Error> {
+    let indent = indent
+        .or(options.get::<Option<Value>>("indent")?)
+        .filter(|v| !v.is_none() && !v.is_undefined());
     let indent = indent.map(usize::try_from).transpose()?;
     if indent.is_some_and(|n| n > MAX_INDENT) {
-        return Err(Error::new(ErrorKind::InvalidOperation, "tojson: the indent is too large"));
+        return Err(Error::new(
+            ErrorKind::InvalidOperation,
+            "tojson: the indent is too large",
+        ));
     }
     let separators = options.get::<Option<Vec<String>>>("separators")?;
     let (item, key) = match separators.as_deref() {
         Some([item, key]) => (item.as_str(), key.as_str()),
-        Some(_) => return Err(Error::new(ErrorKind::InvalidOperation, "tojson: expected two separators")),
+        Some(_) => {
+            return Err(Error::new(
+                ErrorKind::InvalidOperation,
+                "tojson: expected two separators",
+            ));
+        }
         None => (if indent.is_some() { "," } else { ", " }, ": "),
     };
     let sort = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
-    let ascii = options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
+    let ascii = options
+        .get::<Option<bool>>("ensure_ascii")?
+        .unwrap_or(false);
     options.assert_all_used()?;
     let mut out = String::new();
-    write(budget, value, &Style { indent, item, key, sort, ascii }, 0, &mut out)?;
+    write(
+        budget,
+        value,
+        &Style {
+            indent,
+            item,
+            key,
+            sort,
+            ascii,
+        },
+        0,
+        &mut out,
+    )?;
     Ok(Value::from(out))
 }
 
-fn write(budget: &Budget, value: &Value, style: &Style<'_>, depth: usize, out: &mut String) -> Result<(), Error> {
+fn write(
+    budget: &Budget,
+    value: &Value,
+    style: &Style<'_>,
+    depth: usize,
+    out: &mut String,
+) -> Result<(), Error> {
     if depth > MAX_DEPTH {
-        return Err(Error::new(ErrorKind::InvalidOperation, "tojson: values are nested too deep"));
+        return Err(Error::new(
+            ErrorKind::InvalidOperation,
+            "tojson: values are nested too deep",
+        ));
     }
     let around = style.indent.unwrap_or(0) * depth + style.item.len() + style.key.len() + 8;
     budget.charge(around as u64)?;
@@ -60,14 +99,19 @@ fn write(budget: &Budget, value: &Value, style: &Style<'_>, depth: usize, out: &
                 keys.sort();
             }
             enclosed(style, depth, ('{', '}'), keys.len(), out, |i, out| {
-                let text = keys[i].as_str().map_or_else(|| keys[i].to_string(), str::to_owned);
+                let text = keys[i]
+                    .as_str()
+                    .map_or_else(|| keys[i].to_string(), str::to_owned);
                 string(budget, &text, style, out)?;
                 out.push_str(style.key);
                 write(budget, &value.get_item(&keys[i])?, style, depth + 1, out)
             })?;
         }
         kind => {
-            return Err(Error::new(ErrorKind::InvalidOperation, format!("tojson: {kind} has no JSON form")));
+            return Err(Error::new(
+                ErrorKind::InvalidOperation,
+                format!("tojson: {kind} has no JSON form"),
+            ));
         }
     }
     Ok(())
@@ -133,7 +177,10 @@ fn string(budget: &Budget, text: &str, style: &Style<'_>, out: &mut String) -> R
             '\t' => out.push_str("\\t"),
             '\u{8}' => out.push_str("\\b"),
             '\u{c}' => out.push_str("\\f"),
-            c if u32::from(c) < 0x20 || (style.ascii && !c.is_ascii()) || (style.ascii && c == '\u{7f}') => {
+            c if u32::from(c) < 0x20
+                || (style.ascii && !c.is_ascii())
+                || (style.ascii && c == '\u{7f}') =>
+            {
                 for unit in c.encode_utf16(&mut [0; 2]) {
                     out.push_str(&format!("\\u{unit:04x}"));
                 }

@@ -1,13 +1,16 @@
 //! Writes a template anew with its expensive operations guarded.
 //!
-//! minijinja counts instructions, but one instruction can double a string. Neither operators nor text that is captured
-//! into a variable can be intercepted, so the parsed template is printed again with calls around operands:
-//! `a + b` becomes `flat(a)+flat(b)`, which charge the budget and return their argument, and literal text becomes an
-//! emitted string, which the formatter charges. Lines are kept, so messages name the right one.
+//! minijinja counts instructions, but one instruction can double a string. Neither operators nor
+//! text that is captured into a variable can be intercepted, so the parsed template is printed
+//! again with calls around operands: `a + b` becomes `flat(a)+flat(b)`, which charge the budget and
+//! return their argument, and literal text becomes an emitted string, which the formatter charges.
+//! Lines are kept, so messages name the right one.
 
 use std::fmt::Write;
 
-use minijinja::machinery::ast::{BinOpKind, CallArg, CompareOpKind, Expr, Macro, Stmt, UnaryOpKind};
+use minijinja::machinery::ast::{
+    BinOpKind, CallArg, CompareOpKind, Expr, Macro, Stmt, UnaryOpKind,
+};
 use minijinja::machinery::{Span, WhitespaceConfig, parse};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::ValueKind;
@@ -34,8 +37,8 @@ const MAX_DEPTH: usize = 400;
 
 /// Filters that look at a value but not into it.
 const SHALLOW_FILTERS: [&str; 16] = [
-    "length", "count", "first", "last", "default", "d", "list", "items", "attr", "int", "float", "bool", "abs",
-    "round", "safe", "trim",
+    "length", "count", "first", "last", "default", "d", "list", "items", "attr", "int", "float",
+    "bool", "abs", "round", "safe", "trim",
 ];
 /// Tests that compare whole values.
 const DEEP_TESTS: [&str; 17] = [
@@ -64,10 +67,18 @@ type Result<T> = std::result::Result<T, Error>;
 pub(super) fn rewrite(source: &str) -> Result<String> {
     let source = without_generation_tags(source);
     // As transformers sets up Jinja.
-    let whitespace = || WhitespaceConfig { keep_trailing_newline: false, lstrip_blocks: true, trim_blocks: true };
+    let whitespace = || WhitespaceConfig {
+        keep_trailing_newline: false,
+        lstrip_blocks: true,
+        trim_blocks: true,
+    };
     check_tokens(&source, whitespace())?;
     let template = parse(&source, NAME, SyntaxConfig, whitespace())?;
-    let mut printer = Printer { out: String::with_capacity(source.len() * 2), line: 1, depth: 0 };
+    let mut printer = Printer {
+        out: String::with_capacity(source.len() * 2),
+        line: 1,
+        depth: 0,
+    };
     printer.stmt(&template)?;
     Ok(printer.out)
 }
@@ -105,7 +116,9 @@ impl Printer {
     }
 
     fn stmts(&mut self, stmts: &[Stmt<'_>]) -> Result<()> {
-        stmts.iter().try_for_each(|stmt| self.deeper(|p| p.stmt(stmt)))
+        stmts
+            .iter()
+            .try_for_each(|stmt| self.deeper(|p| p.stmt(stmt)))
     }
 
     fn stmt(&mut self, stmt: &Stmt<'_>) -> Result<()> {
@@ -239,8 +252,14 @@ impl Printer {
             }
             Stmt::Continue(_) => self.put("{% continue %}"),
             Stmt::Break(_) => self.put("{% break %}"),
-            Stmt::Include(_) | Stmt::Import(_) | Stmt::FromImport(_) | Stmt::Extends(_) | Stmt::Block(_) => {
-                return Err(unsupported("other templates cannot be included, imported or extended"));
+            Stmt::Include(_)
+            | Stmt::Import(_)
+            | Stmt::FromImport(_)
+            | Stmt::Extends(_)
+            | Stmt::Block(_) => {
+                return Err(unsupported(
+                    "other templates cannot be included, imported or extended",
+                ));
             }
             _ => return Err(unsupported("a tag that chat templates have no use for")),
         }
@@ -284,7 +303,10 @@ impl Printer {
                 p.put(")");
                 Ok(())
             }
-            other => Err(unsupported(format!("cannot assign to a {}", other.description()))),
+            other => Err(unsupported(format!(
+                "cannot assign to a {}",
+                other.description()
+            ))),
         })
     }
 
@@ -408,7 +430,11 @@ impl Printer {
             }
             Expr::Filter(s) => match &s.expr {
                 Some(value) => {
-                    let guard = if SHALLOW_FILTERS.contains(&s.name) { FLAT } else { DEEP };
+                    let guard = if SHALLOW_FILTERS.contains(&s.name) {
+                        FLAT
+                    } else {
+                        DEEP
+                    };
                     self.put("(");
                     self.guarded(guard, value)?;
                     self.put("|");
@@ -419,7 +445,11 @@ impl Printer {
                 None => return Err(unsupported("a filter without a value")),
             },
             Expr::Test(s) => {
-                let guard = if DEEP_TESTS.contains(&s.name) { DEEP } else { FLAT };
+                let guard = if DEEP_TESTS.contains(&s.name) {
+                    DEEP
+                } else {
+                    FLAT
+                };
                 self.put("(");
                 self.guarded(guard, &s.expr)?;
                 self.put(" is ");
@@ -472,7 +502,8 @@ impl Printer {
     }
 
     fn call(&mut self, callee: &Expr<'_>, args: &[CallArg<'_>]) -> Result<()> {
-        // A method of a string costs what the string is long; functions guard themselves and macros pay as they write.
+        // A method of a string costs what the string is long; functions guard themselves and macros
+        // pay as they write.
         let guard = match callee {
             Expr::GetAttr(s) => {
                 // The engine's `loop.cycle` divides by the number of its arguments.
@@ -533,7 +564,9 @@ impl Printer {
     /// `filter a(1)|b`: filters whose value is the text of a block.
     fn filter_chain(&mut self, chain: &Expr<'_>) -> Result<()> {
         self.deeper(|p| {
-            let Expr::Filter(s) = chain else { return Err(unsupported("a filter was expected")) };
+            let Expr::Filter(s) = chain else {
+                return Err(unsupported("a filter was expected"));
+            };
             if let Some(before) = &s.expr {
                 p.filter_chain(before)?;
                 p.put("|");

@@ -31,17 +31,22 @@ pub(super) fn check_tokens(source: &str, whitespace: WhitespaceConfig) -> Result
             _ => in_tag += 1,
         }
         if in_tag > MAX_TOKENS_IN_TAG {
-            return Err(unsupported(format!("a tag has more than {MAX_TOKENS_IN_TAG} tokens")));
+            return Err(unsupported(format!(
+                "a tag has more than {MAX_TOKENS_IN_TAG} tokens"
+            )));
         }
         if elifs > MAX_ELIFS {
-            return Err(unsupported(format!("there are more than {MAX_ELIFS} elif tags")));
+            return Err(unsupported(format!(
+                "there are more than {MAX_ELIFS} elif tags"
+            )));
         }
     }
     Ok(())
 }
 
-/// transformers' own tags `{% generation %}` and `{% endgeneration %}` mark what the assistant said for training; in
-/// inference they do nothing. They become an `if` so that white space around them is treated alike.
+/// transformers' own tags `{% generation %}` and `{% endgeneration %}` mark what the assistant said
+/// for training; in inference they do nothing. They become an `if` so that white space around them
+/// is treated alike.
 pub(super) fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
@@ -50,7 +55,10 @@ pub(super) fn without_generation_tags(source: &str) -> String {
         out.push_str(before);
         let end = tag.find("%}").map_or(tag.len(), |end| end + 2);
         let (tag, after) = tag.split_at(end);
-        let word = tag.trim_start_matches(['{', '%', '-', '+']).trim_end_matches(['}', '%', '-', '+']).trim();
+        let word = tag
+            .trim_start_matches(['{', '%', '-', '+'])
+            .trim_end_matches(['}', '%', '-', '+'])
+            .trim();
         match word {
             "generation" => out.push_str(&tag.replace("generation", "if true")),
             "endgeneration" => out.push_str(&tag.replace("endgeneration", "endif")),

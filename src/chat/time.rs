@@ -19,22 +19,38 @@ const MONTHS: [&str; 12] = [
     "November",
     "December",
 ];
-const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
+const DAYS: [&str; 7] = [
+    "Sunday",
+    "Monday",
+    "Tuesday",
+    "Wednesday",
+    "Thursday",
+    "Friday",
+    "Saturday",
+];
 
 /// Seconds since 1970.
 pub(crate) fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
 }
 
-/// Writes a time (seconds since 1970) like C's `strftime` in the C locale; unknown fields are copied.
+/// Writes a time (seconds since 1970) like C's `strftime` in the C locale; unknown fields are
+/// copied.
 pub(crate) fn strftime(format: &str, seconds: u64) -> String {
     let (day, second) = (seconds / 86_400, seconds % 86_400);
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
     let (year, month, date, day_of_year) = civil(day);
     let weekday = (day + 4) % 7;
     let twelve = if hour % 12 == 0 { 12 } else { hour % 12 };
-    let name =
-        |names: &[&'static str], i: u64| usize::try_from(i).ok().and_then(|i| names.get(i)).copied().unwrap_or("");
+    let name = |names: &[&'static str], i: u64| {
+        usize::try_from(i)
+            .ok()
+            .and_then(|i| names.get(i))
+            .copied()
+            .unwrap_or("")
+    };
     let mut out = String::new();
     let mut chars = format.chars();
     while let Some(c) = chars.next() {
@@ -48,7 +64,13 @@ pub(crate) fn strftime(format: &str, seconds: u64) -> String {
         if bare {
             field = chars.next();
         }
-        let padded = |n: u64, width: usize| if bare { n.to_string() } else { format!("{n:0width$}") };
+        let padded = |n: u64, width: usize| {
+            if bare {
+                n.to_string()
+            } else {
+                format!("{n:0width$}")
+            }
+        };
         let text = match field {
             Some('Y') => year.to_string(),
             Some('y') => padded(year % 100, 2),
@@ -82,9 +104,12 @@ pub(crate) fn strftime(format: &str, seconds: u64) -> String {
     out
 }
 
-/// Year, month, day of the month and day of the year (all but the year from 1) of a day counted from 1970-01-01.
+/// Year, month, day of the month and day of the year (all but the year from 1) of a day counted
+/// from 1970-01-01.
 fn civil(day: u64) -> (u64, u64, u64, u64) {
-    let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    let leap = |year: u64| {
+        year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
+    };
     // Whole 400-year cycles first, so that the loop stays short whatever the clock says.
     let (mut year, mut left) = (1970 + day / 146_097 * 400, day % 146_097);
     while left >= 365 + u64::from(leap(year)) {

@@ -17,11 +17,17 @@ use super::values;
 /// Which model.
 #[derive(Debug, Args)]
 pub(super) struct ModelArgs {
-    /// GGUF file (of a split model, its first part) or Hugging Face folder; the built-in demo model if not given
+    /// GGUF file (of a split model, its first part) or Hugging Face folder; the built-in demo model
+    /// if not given
     #[arg(value_name = "MODEL", value_hint = clap::ValueHint::FilePath)]
     positional: Option<PathBuf>,
     /// The same as MODEL
-    #[arg(short = 'm', long = "model", value_name = "MODEL", conflicts_with = "positional")]
+    #[arg(
+        short = 'm',
+        long = "model",
+        value_name = "MODEL",
+        conflicts_with = "positional"
+    )]
     #[arg(value_hint = clap::ValueHint::FilePath)]
     flag: Option<PathBuf>,
 }
@@ -37,15 +43,15 @@ impl ModelArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Computing")]
 pub(super) struct DeviceArgs {
-    /// What computes: auto, cpu or cuda (an NVIDIA GPU) [default: auto, a GPU that works and has room for the model or
-    /// its --gpu-layers; the CPU with --isa and no --gpu-layers]
+    /// What computes: auto, cpu or cuda (an NVIDIA GPU) [default: auto, a GPU that works and has
+    /// room for the model or its --gpu-layers; the CPU with --isa and no --gpu-layers]
     #[arg(long, value_name = "DEVICE")]
     device: Option<Device>,
     /// Which GPU, by its number in `octavo inspect --devices` [default: 0]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16))]
     gpu: Option<u16>,
-    /// How many of the last layers a GPU takes, the output with them; the CPU keeps the others and the embeddings, or
-    /// all if 0 (also: -ngl N) [default: all]
+    /// How many of the last layers a GPU takes, the output with them; the CPU keeps the others and
+    /// the embeddings, or all if 0 (also: -ngl N) [default: all]
     #[arg(long, visible_alias = "n-gpu-layers", value_name = "N", value_parser = clap::value_parser!(u32))]
     gpu_layers: Option<u32>,
     /// On a GPU, launch every kernel by itself instead of replaying captured launches
@@ -71,21 +77,35 @@ impl DeviceArgs {
     }
 
     /// As [`DeviceArgs::choice`], for another device than the one given.
-    pub(super) fn choice_of(&self, device: Device, isa: IsaChoice) -> Result<DeviceChoice, Failure> {
+    pub(super) fn choice_of(
+        &self,
+        device: Device,
+        isa: IsaChoice,
+    ) -> Result<DeviceChoice, Failure> {
         let gpu = self.gpu.map_or(0, usize::from);
         let useless = |what: String, expected: &str| {
-            Err(Failure::Usage(format!("{what} has no effect: expected {expected} with it")))
+            Err(Failure::Usage(format!(
+                "{what} has no effect: expected {expected} with it"
+            )))
         };
         match (device, isa, self.gpu_layers) {
-            (Device::Cpu, ..) if self.gpu.is_some() => useless(format!("--gpu {gpu}"), "--device auto or cuda"),
-            (Device::Cpu, _, Some(n @ 1..)) => useless(format!("--gpu-layers {n}"), "--device auto or cuda"),
-            (Device::Cuda, IsaChoice::Only(isa), None) => {
-                useless(format!("--isa {isa}"), "--device auto or cpu, or --gpu-layers,")
+            (Device::Cpu, ..) if self.gpu.is_some() => {
+                useless(format!("--gpu {gpu}"), "--device auto or cuda")
             }
-            (Device::Cpu, ..) | (_, _, Some(0)) | (Device::Auto, IsaChoice::Only(_), None) => Ok(DeviceChoice::Cpu),
+            (Device::Cpu, _, Some(n @ 1..)) => {
+                useless(format!("--gpu-layers {n}"), "--device auto or cuda")
+            }
+            (Device::Cuda, IsaChoice::Only(isa), None) => useless(
+                format!("--isa {isa}"),
+                "--device auto or cpu, or --gpu-layers,",
+            ),
+            (Device::Cpu, ..) | (_, _, Some(0)) | (Device::Auto, IsaChoice::Only(_), None) => {
+                Ok(DeviceChoice::Cpu)
+            }
             // with a part on the CPU, its instruction set matters there
             (Device::Auto, ..) => {
-                let asked = self.device.is_some() || self.gpu.is_some() || self.gpu_layers.is_some();
+                let asked =
+                    self.device.is_some() || self.gpu.is_some() || self.gpu_layers.is_some();
                 Ok(DeviceChoice::Auto { gpu, asked })
             }
             (Device::Cuda, ..) => Ok(DeviceChoice::Cuda(gpu)),
@@ -121,7 +141,8 @@ pub(super) struct ComputeArgs {
     pub(super) device: DeviceArgs,
     #[command(flatten)]
     pub(super) threads: ThreadsArgs,
-    /// Instruction set of the kernels: auto, scalar, avx2, avxvnni, avx512, amx, neon, dotprod or i8mm
+    /// Instruction set of the kernels: auto, scalar, avx2, avxvnni, avx512, amx, neon, dotprod or
+    /// i8mm
     #[arg(long, value_name = "ISA", default_value = "auto", value_parser = values::isa(), hide_possible_values = true)]
     pub(super) isa: IsaChoice,
     /// Type of the KV cache: f16, f32, bf16 or q8_0 [default: f16]
@@ -152,7 +173,10 @@ impl ComputeArgs {
     /// The KV cache's type: both halves are of one.
     pub(super) fn kv_type(&self) -> Result<KvType, Failure> {
         let unless_given = KvType::default();
-        let (k, v) = (self.cache_type_k.unwrap_or(unless_given), self.cache_type_v.unwrap_or(unless_given));
+        let (k, v) = (
+            self.cache_type_k.unwrap_or(unless_given),
+            self.cache_type_v.unwrap_or(unless_given),
+        );
         if k != v {
             return Err(Failure::Usage(format!(
                 "-ctk {k} with -ctv {v}: expected the same type for both (unless given it is {unless_given}); \
@@ -164,8 +188,13 @@ impl ComputeArgs {
 
     /// As [`ComputeArgs::kv_type`], but f32 unless given: for comparisons.
     pub(super) fn kv_type_or_f32(&self) -> Result<KvType, Failure> {
-        let given = self.kv_type.is_some() || self.cache_type_k.is_some() || self.cache_type_v.is_some();
-        if given { self.kv_type() } else { Ok(KvType::F32) }
+        let given =
+            self.kv_type.is_some() || self.cache_type_k.is_some() || self.cache_type_v.is_some();
+        if given {
+            self.kv_type()
+        } else {
+            Ok(KvType::F32)
+        }
     }
 
     /// Whether to map the file.
@@ -188,7 +217,9 @@ impl ComputeArgs {
             isa: self.isa,
             kv_type: self.kv_type()?,
             ctx: self.ctx_size.map(|n| n as usize),
-            batch: self.batch_size.map_or_else(|| default_batch(device), |n| n as usize),
+            batch: self
+                .batch_size
+                .map_or_else(|| default_batch(device), |n| n as usize),
             mmap: !self.no_mmap,
             repack: !self.no_repack,
             graphs: self.device.graphs(),
@@ -232,7 +263,11 @@ impl GenerateArgs {
     fn stops(&self, escape: bool) -> Result<Vec<String>, Failure> {
         let read = |(i, text): (usize, &String)| {
             let bad = |expected| Failure::Usage(format!("--stop {}: expected {expected}", i + 1));
-            let bytes = if escape { unescape(text.as_bytes()) } else { text.clone().into_bytes() };
+            let bytes = if escape {
+                unescape(text.as_bytes())
+            } else {
+                text.clone().into_bytes()
+            };
             match String::from_utf8(bytes) {
                 Ok(text) if text.is_empty() => Err(bad("at least one character")),
                 Ok(text) => Ok(text),
@@ -289,7 +324,8 @@ pub(super) struct SampleArgs {
     /// Subtract from the logits of recent tokens for each occurrence
     #[arg(long, value_name = "R", default_value_t = 0.0, value_parser = finite)]
     frequency_penalty: f32,
-    /// How many tokens are recent, the prompt's included; 0 switches penalties off, -1 takes the whole context
+    /// How many tokens are recent, the prompt's included; 0 switches penalties off, -1 takes the
+    /// whole context
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(i64).range(-1..=1 << 31))]
     repeat_last_n: i64,
     /// Add to a token's logit: ID+BIAS or ID-BIAS; ID-inf bans it; may be given several times
@@ -297,8 +333,9 @@ pub(super) struct SampleArgs {
     logit_bias: Vec<(u32, f32)>,
     /// Order of the samplers, separated by ; or , (one left out does not run)
     ///
-    /// Default: penalties;temperature;min_p;top_k;top_p, after the logit bias. llama.cpp's default order differs:
-    /// penalties;top_k;top_p;min_p;temperature, so that its cut-offs see the distribution before the temperature.
+    /// Default: penalties;temperature;min_p;top_k;top_p, after the logit bias. llama.cpp's default
+    /// order differs: penalties;top_k;top_p;min_p;temperature, so that its cut-offs see the
+    /// distribution before the temperature.
     #[arg(long, value_name = "LIST", value_parser = samplers)]
     samplers: Option<Order>,
 }
@@ -333,7 +370,10 @@ impl SampleArgs {
         if !sampling {
             return Ok(config);
         }
-        let order = self.samplers.clone().map_or_else(|| Stage::DEFAULT_ORDER.to_vec(), |order| order.0);
+        let order = self
+            .samplers
+            .clone()
+            .map_or_else(|| Stage::DEFAULT_ORDER.to_vec(), |order| order.0);
         self.refuse_without_effect(&order)?;
         Ok(SamplerConfig {
             temperature: self.temp.unwrap_or(0.8),
@@ -352,19 +392,28 @@ impl SampleArgs {
 
     /// A setting whose sampler is not in the order would silently do nothing.
     fn refuse_without_effect(&self, order: &[Stage]) -> Result<(), Failure> {
-        let penalties = self.repeat_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0;
+        let penalties = self.repeat_penalty != 1.0
+            || self.presence_penalty != 0.0
+            || self.frequency_penalty != 0.0;
         let given = [
             // a temperature of 0 means greedy, whatever runs
-            ("--temp", Stage::Temperature, self.temp.is_some_and(|t| t != 0.0)),
+            (
+                "--temp",
+                Stage::Temperature,
+                self.temp.is_some_and(|t| t != 0.0),
+            ),
             ("--min-p", Stage::MinP, self.min_p.is_some()),
             ("--top-k", Stage::TopK, self.top_k.is_some()),
             ("--top-p", Stage::TopP, self.top_p.is_some()),
             ("penalties", Stage::Penalties, penalties),
         ];
-        match given.iter().find(|(_, stage, set)| *set && !order.contains(stage)) {
-            Some((flag, stage, _)) => {
-                Err(Failure::Usage(format!("{flag} has no effect: expected {stage} in --samplers")))
-            }
+        match given
+            .iter()
+            .find(|(_, stage, set)| *set && !order.contains(stage))
+        {
+            Some((flag, stage, _)) => Err(Failure::Usage(format!(
+                "{flag} has no effect: expected {stage} in --samplers"
+            ))),
             None => Ok(()),
         }
     }
@@ -378,11 +427,15 @@ fn number(text: &str, expected: &str, ok: impl Fn(f32) -> bool) -> Result<f32, S
 }
 
 fn temperature(text: &str) -> Result<f32, String> {
-    number(text, "a finite number of at least 0", |x| x.is_finite() && x >= 0.0)
+    number(text, "a finite number of at least 0", |x| {
+        x.is_finite() && x >= 0.0
+    })
 }
 
 fn top_p(text: &str) -> Result<f32, String> {
-    number(text, "a number above 0 and up to 1", |x| x > 0.0 && x <= 1.0)
+    number(text, "a number above 0 and up to 1", |x| {
+        x > 0.0 && x <= 1.0
+    })
 }
 
 fn min_p(text: &str) -> Result<f32, String> {
@@ -390,7 +443,9 @@ fn min_p(text: &str) -> Result<f32, String> {
 }
 
 fn repeat_penalty(text: &str) -> Result<f32, String> {
-    number(text, "a finite number above 0", |x| x.is_finite() && x > 0.0)
+    number(text, "a finite number above 0", |x| {
+        x.is_finite() && x > 0.0
+    })
 }
 
 fn finite(text: &str) -> Result<f32, String> {
@@ -401,12 +456,17 @@ fn seed(text: &str) -> Result<Seed, String> {
     match text.parse() {
         Ok(seed) => Ok(Seed::Fixed(seed)),
         Err(_) if text == "-1" => Ok(Seed::Any),
-        Err(_) => Err(format!("expected an integer from 0 to {}, or -1 for any", u64::MAX)),
+        Err(_) => Err(format!(
+            "expected an integer from 0 to {}, or -1 for any",
+            u64::MAX
+        )),
     }
 }
 
 fn samplers(text: &str) -> Result<Order, String> {
-    Stage::parse_order(text).map(Order).map_err(|e| format!("expected {}, got {}", e.expected, e.got))
+    Stage::parse_order(text)
+        .map(Order)
+        .map_err(|e| format!("expected {}, got {}", e.expected, e.got))
 }
 
 /// `15043+1.5`, `15043-1.5`, `15043-inf`.
@@ -435,7 +495,9 @@ mod tests {
     fn parse(line: &str) -> Result<Line, clap::Error> {
         let command = super::super::numbers_below_0(Line::command());
         let words = std::iter::once("octavo").chain(line.split_whitespace());
-        command.try_get_matches_from(words).and_then(|matches| Line::from_arg_matches(&matches))
+        command
+            .try_get_matches_from(words)
+            .and_then(|matches| Line::from_arg_matches(&matches))
     }
 
     fn sampler(line: &str) -> SamplerConfig {
@@ -449,11 +511,21 @@ mod tests {
         assert!(sampler("--greedy --repeat-penalty 1.1").is_greedy());
         assert!(sampler("--logit-bias 3-inf").is_greedy());
         assert!(sampler("--temp 0 --top-k 5").is_greedy());
-        for line in ["--temp 0.5", "--top-k 3", "--top-p 0.5", "--min-p 0", "--seed 1", "--samplers top_k"] {
+        for line in [
+            "--temp 0.5",
+            "--top-k 3",
+            "--top-p 0.5",
+            "--min-p 0",
+            "--seed 1",
+            "--samplers top_k",
+        ] {
             assert!(!sampler(line).is_greedy(), "{line}");
         }
         let config = sampler("--seed 7 --top-k 0");
-        assert_eq!((config.seed, config.top_k, config.temperature, config.top_p), (7, 0, 0.8, 0.95));
+        assert_eq!(
+            (config.seed, config.top_k, config.temperature, config.top_p),
+            (7, 0, 0.8, 0.95)
+        );
         assert_ne!(sampler("--seed -1").seed, sampler("--seed -1").seed);
     }
 
@@ -494,7 +566,14 @@ mod tests {
         ] {
             assert!(parse(line).is_err(), "{line} should be refused");
         }
-        assert_eq!(parse("-l 5-2.5 -l 6+1").expect("valid").generate.sample.logit_bias, [(5, -2.5), (6, 1.0)]);
+        assert_eq!(
+            parse("-l 5-2.5 -l 6+1")
+                .expect("valid")
+                .generate
+                .sample
+                .logit_bias,
+            [(5, -2.5), (6, 1.0)]
+        );
     }
 
     #[test]
@@ -516,7 +595,10 @@ mod tests {
             "--gpu-layers -1",
             "-l -5",
         ] {
-            let error = parse(line).err().unwrap_or_else(|| panic!("{line} should be refused")).to_string();
+            let error = parse(line)
+                .err()
+                .unwrap_or_else(|| panic!("{line} should be refused"))
+                .to_string();
             let ranged = error.contains(" is not in ") || error.contains("expected ");
             assert!(ranged && !error.contains("unexpected"), "{line}: {error}");
         }
@@ -524,19 +606,27 @@ mod tests {
 
     #[test]
     fn escapes_in_stop_strings_are_read_if_that_is_asked_for() {
-        let line = |text: &str| Line::try_parse_from(["octavo", "--stop", text]).expect("parses").generate;
+        let line = |text: &str| {
+            Line::try_parse_from(["octavo", "--stop", text])
+                .expect("parses")
+                .generate
+        };
         assert_eq!(line(r"\n\n").options(false).expect("valid").stop, [r"\n\n"]);
         assert_eq!(line(r"\n\n").options(true).expect("valid").stop, ["\n\n"]);
         assert_eq!(line(r"\xc3\xa9").options(true).expect("valid").stop, ["é"]);
         let refused = line(r"\xff").options(true);
-        assert!(matches!(refused, Err(Failure::Usage(text)) if text.starts_with("--stop 1: expected UTF-8")));
+        assert!(
+            matches!(refused, Err(Failure::Usage(text)) if text.starts_with("--stop 1: expected UTF-8"))
+        );
     }
 
     #[test]
     fn settings_without_effect_are_refused() {
-        for line in
-            ["--top-k 5 --samplers temperature", "--temp 1 --samplers top_k", "--repeat-penalty 2 --samplers temp"]
-        {
+        for line in [
+            "--top-k 5 --samplers temperature",
+            "--temp 1 --samplers top_k",
+            "--repeat-penalty 2 --samplers temp",
+        ] {
             let refused = parse(line).expect("parses").generate.options(false);
             assert!(matches!(refused, Err(Failure::Usage(_))), "{line}");
         }
@@ -548,16 +638,37 @@ mod tests {
         assert!(matches!(kv(""), Ok(KvType::F16)));
         assert!(matches!(kv("--kv-type f32"), Ok(KvType::F32)));
         assert!(matches!(kv("--kv-type bf16"), Ok(KvType::Bf16)));
-        assert!(matches!(kv("-ctk q8_0 -ctv q8_0".replace("-ct", "--cache-type-").as_str()), Ok(KvType::Q8_0)));
-        assert!(matches!(kv("--cache-type-k f32 --cache-type-v f32"), Ok(KvType::F32)));
+        assert!(matches!(
+            kv("-ctk q8_0 -ctv q8_0"
+                .replace("-ct", "--cache-type-")
+                .as_str()),
+            Ok(KvType::Q8_0)
+        ));
+        assert!(matches!(
+            kv("--cache-type-k f32 --cache-type-v f32"),
+            Ok(KvType::F32)
+        ));
         assert!(matches!(kv("--cache-type-k f16"), Ok(KvType::F16)));
         assert!(matches!(kv("--cache-type-k f32"), Err(Failure::Usage(_))));
-        assert!(matches!(kv("--cache-type-v f32 --cache-type-k f16"), Err(Failure::Usage(_))));
+        assert!(matches!(
+            kv("--cache-type-v f32 --cache-type-k f16"),
+            Err(Failure::Usage(_))
+        ));
     }
 
     #[test]
     fn no_limit_is_spelled_two_ways() {
-        let most = |line: &str| parse(line).expect("parses").generate.options(false).expect("valid").max_tokens;
-        assert_eq!([most(""), most("-n -1"), most("-n 0"), most("--n-predict 5")], [None, None, Some(0), Some(5)]);
+        let most = |line: &str| {
+            parse(line)
+                .expect("parses")
+                .generate
+                .options(false)
+                .expect("valid")
+                .max_tokens
+        };
+        assert_eq!(
+            [most(""), most("-n -1"), most("-n 0"), most("--n-predict 5")],
+            [None, None, Some(0), Some(5)]
+        );
     }
 }

@@ -16,8 +16,9 @@ use super::{load, signal, threads, values};
 
 /// Measure a model's speed, as llama-bench does, and how much of the machine's it is
 ///
-/// Every test runs once to warm up, then -r times. GB/s counts what a generated token has to read (weights, keys and
-/// values), GFLOP/s the matrix products of a prompt; the limits they are held against are measured first.
+/// Every test runs once to warm up, then -r times. GB/s counts what a generated token has to read
+/// (weights, keys and values), GFLOP/s the matrix products of a prompt; the limits they are held
+/// against are measured first.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -37,15 +38,33 @@ pub(super) struct BenchArgs {
     #[command(flatten)]
     model: ModelArgs,
     /// Prompt lengths
-    #[arg(short = 'p', long, value_name = "N", value_delimiter = ',', default_value = "512")]
+    #[arg(
+        short = 'p',
+        long,
+        value_name = "N",
+        value_delimiter = ',',
+        default_value = "512"
+    )]
     #[arg(value_parser = clap::value_parser!(u32).range(0..=1 << 20))]
     n_prompt: Vec<u32>,
     /// Numbers of tokens to generate
-    #[arg(short = 'n', long, value_name = "N", value_delimiter = ',', default_value = "128")]
+    #[arg(
+        short = 'n',
+        long,
+        value_name = "N",
+        value_delimiter = ',',
+        default_value = "128"
+    )]
     #[arg(value_parser = clap::value_parser!(u32).range(0..=1 << 20))]
     n_gen: Vec<u32>,
     /// Numbers of tokens already in the cache
-    #[arg(short = 'd', long, value_name = "N", value_delimiter = ',', default_value = "0")]
+    #[arg(
+        short = 'd',
+        long,
+        value_name = "N",
+        value_delimiter = ',',
+        default_value = "0"
+    )]
     #[arg(value_parser = clap::value_parser!(u32).range(0..=1 << 24))]
     n_depth: Vec<u32>,
     /// Repetitions
@@ -60,7 +79,8 @@ pub(super) struct BenchArgs {
     /// Prompt tokens computed at a time [default: 512; 2048 on a GPU]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
     batch_size: Option<u32>,
-    /// Instruction set of the kernels: auto, scalar, avx2, avxvnni, avx512, amx, neon, dotprod or i8mm
+    /// Instruction set of the kernels: auto, scalar, avx2, avxvnni, avx512, amx, neon, dotprod or
+    /// i8mm
     #[arg(long, value_name = "ISA", default_value = "auto", value_parser = values::isa(), hide_possible_values = true)]
     isa: IsaChoice,
     /// Type of the KV cache: f16, f32, bf16 or q8_0
@@ -93,9 +113,15 @@ enum Format {
 /// Runs the command.
 pub(super) fn run(args: &BenchArgs) -> Result<Exit, Failure> {
     let lengths = |list: &[u32]| list.iter().map(|n| *n as usize).collect::<Vec<_>>();
-    let tests = Test::all(&lengths(&args.n_prompt), &lengths(&args.n_gen), &lengths(&args.n_depth));
+    let tests = Test::all(
+        &lengths(&args.n_prompt),
+        &lengths(&args.n_gen),
+        &lengths(&args.n_depth),
+    );
     if tests.is_empty() {
-        return Err(Failure::Usage("-p 0 with -n 0: expected something to measure".to_owned()));
+        return Err(Failure::Usage(
+            "-p 0 with -n 0: expected something to measure".to_owned(),
+        ));
     }
     signal::install()?;
     let processor = processor(args)?;
@@ -111,11 +137,16 @@ pub(super) fn run(args: &BenchArgs) -> Result<Exit, Failure> {
         let measure_limits = || Limits::measure(&processor, threads.count);
         let limits = (!args.no_limits).then(measure_limits).transpose()?;
         let setting = Setting {
-            model: args.model.path().map_or_else(|| "built-in".to_owned(), |p| p.display().to_string()),
+            model: args
+                .model
+                .path()
+                .map_or_else(|| "built-in".to_owned(), |p| p.display().to_string()),
             processor: processor.clone(),
             gpu_layers: args.device.gpu_layers(),
             threads,
-            batch: args.batch_size.map_or_else(|| default_batch(choice(&processor)), |n| n as usize),
+            batch: args
+                .batch_size
+                .map_or_else(|| default_batch(choice(&processor)), |n| n as usize),
             kv_type: args.kv_type,
             repack: !args.no_repack,
             limits,
@@ -175,9 +206,18 @@ fn measure(
     let mut session = engine.session();
     for &test in tests {
         let bar = Progress::runs("measuring");
-        let samples = bench::run(&mut session, test, args.repetitions as usize, &mut |d, t| bar.at(d as u64, t as u64));
+        let samples = bench::run(
+            &mut session,
+            test,
+            args.repetitions as usize,
+            &mut |d, t| bar.at(d as u64, t as u64),
+        );
         bar.clear();
-        printer.row(setting, test, Record::new(&engine, setting, test, &samples?))?;
+        printer.row(
+            setting,
+            test,
+            Record::new(&engine, setting, test, &samples?),
+        )?;
     }
     Ok(())
 }
@@ -207,7 +247,11 @@ struct Printer {
 
 impl Printer {
     fn new(format: Format) -> Printer {
-        Printer { format, records: Vec::new(), limits: Vec::new() }
+        Printer {
+            format,
+            records: Vec::new(),
+            limits: Vec::new(),
+        }
     }
 
     fn row(&mut self, setting: &Setting, test: Test, record: Record) -> Result<(), Failure> {
@@ -220,7 +264,10 @@ impl Printer {
                 let threads = setting.threads.in_brackets();
                 let limits = match setting.limits {
                     Some(Limits { read, flops }) => {
-                        format!("{threads}: {read:.1} GB/s read, {flops:.1} GFLOP/s in {}", record.arithmetic)
+                        format!(
+                            "{threads}: {read:.1} GB/s read, {flops:.1} GFLOP/s in {}",
+                            record.arithmetic
+                        )
                     }
                     None => format!("{threads}: not measured"),
                 };
@@ -249,7 +296,11 @@ impl Printer {
 fn table_line(cells: impl Iterator<Item = String>) -> String {
     let cell = |((_, width), text): (&(&str, i32), String)| {
         let to = width.unsigned_abs() as usize;
-        if *width < 0 { format!(" {text:<to$} |") } else { format!(" {text:>to$} |") }
+        if *width < 0 {
+            format!(" {text:<to$} |")
+        } else {
+            format!(" {text:>to$} |")
+        }
     };
     "|".to_owned() + &COLUMNS.iter().zip(cells).map(cell).collect::<String>() + "\n"
 }
@@ -291,7 +342,9 @@ fn table_row(test: Test, r: &Record) -> String {
 
 /// A record as a line, every field quoted as llama-bench does; the names before the first one.
 fn csv(record: &Value, first: bool) -> String {
-    let Value::Object(fields) = record else { return String::new() };
+    let Value::Object(fields) = record else {
+        return String::new();
+    };
     let line = |cells: &mut dyn Iterator<Item = String>| cells.collect::<Vec<_>>().join(",") + "\n";
     let cell = |value: &Value| {
         let text = match value {
@@ -302,6 +355,10 @@ fn csv(record: &Value, first: bool) -> String {
         };
         format!("\"{}\"", text.replace('"', "\"\""))
     };
-    let names = if first { line(&mut fields.keys().cloned()) } else { String::new() };
+    let names = if first {
+        line(&mut fields.keys().cloned())
+    } else {
+        String::new()
+    };
     names + &line(&mut fields.values().map(cell))
 }

@@ -27,8 +27,8 @@ Ctrl-C ends an answer that is under way; it stays part of the conversation.";
 
 /// Talk with a model, turn by turn
 ///
-/// The model's own chat template is applied; the cache of earlier turns is reused. Where stdin is no terminal, every
-/// line is a message.
+/// The model's own chat template is applied; the cache of earlier turns is reused. Where stdin is
+/// no terminal, every line is a message.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -66,11 +66,18 @@ pub(super) fn template(engine: &Engine) -> Result<ChatTemplate, Failure> {
     })
 }
 
-/// Tokens of a rendered conversation. Most templates write the BOS token themselves; it is added only where it lacks.
+/// Tokens of a rendered conversation. Most templates write the BOS token themselves; it is added
+/// only where it lacks.
 pub(super) fn encode(tokenizer: &Tokenizer, rendered: &str) -> Result<Vec<u32>, Failure> {
-    let options = EncodeOptions { add_special: false, parse_special: true };
+    let options = EncodeOptions {
+        add_special: false,
+        parse_special: true,
+    };
     let mut ids = tokenizer.encode(rendered.as_bytes(), options)?;
-    if let Some(bos) = tokenizer.bos().filter(|bos| tokenizer.add_bos() && ids.first() != Some(bos)) {
+    if let Some(bos) = tokenizer
+        .bos()
+        .filter(|bos| tokenizer.add_bos() && ids.first() != Some(bos))
+    {
         ids.insert(0, bos);
     }
     Ok(ids)
@@ -110,7 +117,10 @@ pub(super) fn run(args: &ChatArgs) -> Result<Exit, Failure> {
                 Ok(_) => {}
                 // a person can go on after a message that does not fit; a script cannot know
                 Err(Failure::Input(text)) if input.is_terminal() => {
-                    terminal::note(&format!("octavo: error: {} (/reset starts over)", super::failure::one_line(&text)));
+                    terminal::note(&format!(
+                        "octavo: error: {} (/reset starts over)",
+                        super::failure::one_line(&text)
+                    ));
                 }
                 Err(failure) => return Err(failure),
             },
@@ -129,8 +139,16 @@ struct Conversation<'e> {
 }
 
 impl<'e> Conversation<'e> {
-    fn new(engine: &'e Engine, template: &'e ChatTemplate, system: Option<&str>, options: Options) -> Conversation<'e> {
-        let system: Vec<Message> = system.into_iter().map(|s| Message::new("system", s)).collect();
+    fn new(
+        engine: &'e Engine,
+        template: &'e ChatTemplate,
+        system: Option<&str>,
+        options: Options,
+    ) -> Conversation<'e> {
+        let system: Vec<Message> = system
+            .into_iter()
+            .map(|s| Message::new("system", s))
+            .collect();
         Conversation {
             engine,
             template,
@@ -149,10 +167,17 @@ impl<'e> Conversation<'e> {
     }
 
     fn stats(&self) {
-        terminal::note(self.last.as_deref().unwrap_or("Nothing has been generated yet."));
+        terminal::note(
+            self.last
+                .as_deref()
+                .unwrap_or("Nothing has been generated yet."),
+        );
         let turns = self.messages.iter().filter(|m| m.role == "user").count();
         let (used, n_ctx) = (self.session.tokens().len(), self.session.n_ctx());
-        terminal::note(&format!("{turns} turns | context {used} of {n_ctx} tokens | {}", self.engine.describe()));
+        terminal::note(&format!(
+            "{turns} turns | context {used} of {n_ctx} tokens | {}",
+            self.engine.describe()
+        ));
     }
 
     /// Answers one message. A message that cannot be answered is taken back.
@@ -170,7 +195,13 @@ impl<'e> Conversation<'e> {
         let ids = encode(self.engine.tokenizer(), &rendered)?;
         let generating = Generating::begin();
         let mut output = Output::new(&generating, true, "reading");
-        let result = generate(&mut self.session, self.engine.tokenizer(), &ids, &self.options, &mut output);
+        let result = generate(
+            &mut self.session,
+            self.engine.tokenizer(),
+            &ids,
+            &self.options,
+            &mut output,
+        );
         let out = match result {
             Ok(out) => out,
             Err(error) => {
@@ -180,7 +211,11 @@ impl<'e> Conversation<'e> {
         };
         output.end_answer()?;
         let used = (self.session.tokens().len(), self.session.n_ctx());
-        note_full(out.finish, used, "/reset starts over, and -c N makes room for more");
+        note_full(
+            out.finish,
+            used,
+            "/reset starts over, and -c N makes room for more",
+        );
         let seed = (!self.options.sampler.is_greedy()).then_some(self.options.sampler.seed);
         self.last = Some(Metrics::new(&out.stats, seed, self.engine.describe()).line(out.finish));
         self.messages.push(Message::new("assistant", &out.text));
@@ -198,7 +233,11 @@ enum Line {
 
 /// Lines from a person, with editing and history, or from a pipe.
 enum Input {
-    Person { editor: Box<DefaultEditor>, history: Option<PathBuf>, interrupted: bool },
+    Person {
+        editor: Box<DefaultEditor>,
+        history: Option<PathBuf>,
+        interrupted: bool,
+    },
     Pipe,
 }
 
@@ -207,7 +246,10 @@ impl Input {
         if !io::stdin().is_terminal() {
             return Ok(Input::Pipe);
         }
-        let config = Config::builder().max_history_size(1000)?.auto_add_history(true).build();
+        let config = Config::builder()
+            .max_history_size(1000)?
+            .auto_add_history(true)
+            .build();
         let mut editor = Box::new(DefaultEditor::with_config(config)?);
         let history = history_file().filter(|path| !no_history && is_history(path));
         if let Some(path) = &history {
@@ -217,7 +259,11 @@ impl Input {
                 Ok(()) => {}
             }
         }
-        Ok(Input::Person { editor, history, interrupted: false })
+        Ok(Input::Person {
+            editor,
+            history,
+            interrupted: false,
+        })
     }
 
     fn is_terminal(&self) -> bool {
@@ -225,7 +271,12 @@ impl Input {
     }
 
     fn line(&mut self) -> Result<Line, Failure> {
-        let Input::Person { editor, history, interrupted } = self else {
+        let Input::Person {
+            editor,
+            history,
+            interrupted,
+        } = self
+        else {
             return pipe_line();
         };
         loop {
@@ -263,30 +314,44 @@ fn pipe_line() -> Result<Line, Failure> {
 
 /// Where earlier lines are kept, by the XDG rules.
 fn history_file() -> Option<PathBuf> {
-    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let state = absolute("XDG_STATE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".local/state")))?;
+    let absolute = |name: &str| {
+        std::env::var_os(name)
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute())
+    };
+    let state = absolute("XDG_STATE_HOME")
+        .or_else(|| absolute("HOME").map(|home| home.join(".local/state")))?;
     Some(state.join("octavo").join("history"))
 }
 
 /// How rustyline begins such files.
 const HISTORY: &[u8] = b"#V2\n";
 
-/// Whether earlier lines may be kept there: rustyline writes over whatever it finds. Says so if not.
+/// Whether earlier lines may be kept there: rustyline writes over whatever it finds. Says so if
+/// not.
 fn is_history(path: &Path) -> bool {
-    let Ok(found) = path.metadata() else { return true };
+    let Ok(found) = path.metadata() else {
+        return true;
+    };
     let mut start = Vec::new();
     let begins = |file: std::fs::File| file.take(HISTORY.len() as u64).read_to_end(&mut start);
     let readable = found.is_file() && std::fs::File::open(path).and_then(begins).is_ok();
     let ours = readable && (start.is_empty() || start == HISTORY);
     if !ours {
-        terminal::warn([format!("{}: expected earlier lines (it begins with #V2), it stays as it is", path.display())]);
+        terminal::warn([format!(
+            "{}: expected earlier lines (it begins with #V2), it stays as it is",
+            path.display()
+        )]);
     }
     ours
 }
 
 fn save(editor: &mut DefaultEditor, path: &mut PathBuf) {
     let made = path.parent().map_or(Ok(()), std::fs::create_dir_all);
-    if let Err(error) = made.map_err(ReadlineError::from).and_then(|()| editor.save_history(path)) {
+    if let Err(error) = made
+        .map_err(ReadlineError::from)
+        .and_then(|()| editor.save_history(path))
+    {
         terminal::warn([format!("{}: {error}", path.display())]);
     }
 }
@@ -300,7 +365,12 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         let path = dir.path().join("history");
         assert!(is_history(&path));
-        for (content, ours) in [("", true), ("#V2\nhello\n", true), ("notes", false), ("#V", false)] {
+        for (content, ours) in [
+            ("", true),
+            ("#V2\nhello\n", true),
+            ("notes", false),
+            ("#V", false),
+        ] {
             std::fs::write(&path, content).expect("written");
             assert_eq!(is_history(&path), ours, "{content:?}");
         }

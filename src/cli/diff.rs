@@ -22,9 +22,10 @@ use super::values;
 
 /// Compare with llama.cpp, or find the first tensor in which two computations differ
 ///
-/// With --reference or --llama-cpp: a model against what another program recorded.
-/// Otherwise two model files, two instruction sets, or the engine and its f64 oracle: every named tensor is compared in
-/// the order of the computation, and held against a bound that follows from the errors measured in its inputs.
+/// With --reference or --llama-cpp: a model against what another program recorded. Otherwise two
+/// model files, two instruction sets, or the engine and its f64 oracle: every named tensor is
+/// compared in the order of the computation, and held against a bound that follows from the errors
+/// measured in its inputs.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -50,15 +51,17 @@ pub(super) struct DiffArgs {
     /// The second model [default: the first]
     #[arg(value_name = "B", value_hint = clap::ValueHint::FilePath)]
     b: Option<PathBuf>,
-    /// Compare the model with what was recorded, known by its content: files of llama-results, llama-debug,
-    /// llama-eval-callback, llama-perplexity (bases), llama-completion (prompt caches), llama-imatrix, llama-server
-    /// (probabilities), and goldens
+    /// Compare the model with what was recorded, known by its content: files of llama-results,
+    /// llama-debug, llama-eval-callback, llama-perplexity (bases), llama-completion (prompt
+    /// caches), llama-imatrix, llama-server (probabilities), and goldens
     #[arg(long, value_name = "REF", num_args = 1.., conflicts_with = "b", value_hint = clap::ValueHint::FilePath)]
     reference: Vec<PathBuf>,
-    /// Run the llama.cpp whose programs are in DIR on the same text, and compare the logits with its own
+    /// Run the llama.cpp whose programs are in DIR on the same text, and compare the logits with
+    /// its own
     #[arg(long, value_name = "DIR", conflicts_with = "b", value_hint = clap::ValueHint::DirPath)]
     llama_cpp: Option<PathBuf>,
-    /// Run a suite: models, prompts and instruction sets against stored goldens; prints what changed
+    /// Run a suite: models, prompts and instruction sets against stored goldens; prints what
+    /// changed
     #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["a", "b", "reference"])]
     #[arg(value_hint = clap::ValueHint::FilePath)]
     suite: Option<PathBuf>,
@@ -68,15 +71,16 @@ pub(super) struct DiffArgs {
     /// Where --llama-cpp keeps its command line, raw output and the report
     #[arg(long, value_name = "DIR", default_value = "octavo-diff", value_hint = clap::ValueHint::DirPath)]
     keep: PathBuf,
-    /// Which of a golden's two recordings: llama.cpp's own logits, or those of the exact dequantization
+    /// Which of a golden's two recordings: llama.cpp's own logits, or those of the exact
+    /// dequantization
     #[arg(long, value_name = "WHICH", default_value = "logits")]
     against: Which,
-    /// NMSE allowed against a reference [default: by the coarsest weights: F32 1e-9, F16 4.3e-6, BF16
-    /// 2.8e-4, quantized 4.9e-3]
+    /// NMSE allowed against a reference [default: by the coarsest weights: F32 1e-9, F16 4.3e-6,
+    /// BF16 2.8e-4, quantized 4.9e-3]
     #[arg(long, value_name = "X", value_parser = tolerance)]
     tol_nmse: Option<f64>,
-    /// Mean KL allowed against a reference, in nats [default: not judged; where there are probabilities only: as
-    /// --tol-nmse, at least 1e-6]
+    /// Mean KL allowed against a reference, in nats [default: not judged; where there are
+    /// probabilities only: as --tol-nmse, at least 1e-6]
     #[arg(long, value_name = "X", value_parser = tolerance)]
     tol_kl: Option<f64>,
     #[command(flatten)]
@@ -149,7 +153,10 @@ impl From<Which> for Against {
 }
 
 fn tolerance(text: &str) -> Result<f64, String> {
-    let number = text.parse().ok().filter(|x: &f64| x.is_finite() && *x >= 0.0);
+    let number = text
+        .parse()
+        .ok()
+        .filter(|x: &f64| x.is_finite() && *x >= 0.0);
     number.ok_or_else(|| "expected a finite number of at least 0".to_owned())
 }
 
@@ -163,8 +170,8 @@ impl DiffArgs {
         own.unwrap_or(self.compute.isa)
     }
 
-    /// Which of two devices: what is compared with goldens or another computation is the CPU's unless a GPU is asked
-    /// for.
+    /// Which of two devices: what is compared with goldens or another computation is the CPU's
+    /// unless a GPU is asked for.
     fn device(&self, own: Option<Device>) -> Device {
         match own.unwrap_or(self.compute.device.device()) {
             Device::Auto => Device::Cpu,
@@ -174,10 +181,12 @@ impl DiffArgs {
 
     /// All that is read, but for what a suite names.
     fn inputs(&self) -> Inputs {
-        let programs =
-            |folder: &PathBuf| ["", "bin", "build/bin"].map(|place| folder.join(place).join("llama-results"));
+        let programs = |folder: &PathBuf| {
+            ["", "bin", "build/bin"].map(|place| folder.join(place).join("llama-results"))
+        };
         // raw floats have their tokens beside them
-        let beside = |path: &PathBuf| path.with_file_name(format!("{}-tokens.bin", suite::stem(path)));
+        let beside =
+            |path: &PathBuf| path.with_file_name(format!("{}-tokens.bin", suite::stem(path)));
         Inputs::default()
             .model(self.a.as_deref())
             .model(self.b.as_deref())
@@ -185,22 +194,45 @@ impl DiffArgs {
             .file(self.suite.as_deref())
             .files(&self.reference)
             .files(&self.reference.iter().map(beside).collect::<Vec<_>>())
-            .files(self.llama_cpp.as_ref().map(programs).as_ref().into_iter().flatten())
+            .files(
+                self.llama_cpp
+                    .as_ref()
+                    .map(programs)
+                    .as_ref()
+                    .into_iter()
+                    .flatten(),
+            )
     }
 
     /// An output of this run.
     fn output<'a>(&self, path: &'a Path, kind: Kind, inputs: &'a Inputs) -> Output<'a> {
-        Output { path, kind, force: self.force, inputs }
+        Output {
+            path,
+            kind,
+            force: self.force,
+            inputs,
+        }
     }
 
-    /// Makes the folder of --keep and refuses it if it holds others' files under the names that are kept there.
+    /// Makes the folder of --keep and refuses it if it holds others' files under the names that are
+    /// kept there.
     fn check_kept(&self, report: Option<&str>, inputs: &Inputs) -> Result<(), Failure> {
         let failed = |error| Failure::Input(format!("{}: {error}", self.keep.display()));
         std::fs::create_dir_all(&self.keep).map_err(failed)?;
-        let paths: Vec<PathBuf> =
-            LlamaCpp::KEPT.iter().copied().chain(report).map(|name| self.keep.join(name)).collect();
-        paths.iter().try_for_each(|path| self.output(path, Kind::Kept, inputs).check())?;
-        let all: Vec<&Path> = paths.iter().map(PathBuf::as_path).chain(self.html.as_deref()).collect();
+        let paths: Vec<PathBuf> = LlamaCpp::KEPT
+            .iter()
+            .copied()
+            .chain(report)
+            .map(|name| self.keep.join(name))
+            .collect();
+        paths
+            .iter()
+            .try_for_each(|path| self.output(path, Kind::Kept, inputs).check())?;
+        let all: Vec<&Path> = paths
+            .iter()
+            .map(PathBuf::as_path)
+            .chain(self.html.as_deref())
+            .collect();
         all_different(&all)
     }
 
@@ -214,7 +246,10 @@ impl DiffArgs {
 }
 
 fn encoding(args: &DiffArgs) -> EncodeOptions {
-    EncodeOptions { add_special: !args.no_special, parse_special: !args.no_special }
+    EncodeOptions {
+        add_special: !args.no_special,
+        parse_special: !args.no_special,
+    }
 }
 
 /// Runs the command. Whatever keeps it from comparing is exit code 2.
@@ -240,10 +275,17 @@ fn one(args: &DiffArgs) -> Result<Exit, Failure> {
         ));
     }
     let inputs = args.inputs();
-    let page = args.html.as_deref().map(|path| args.output(path, Kind::Page(TITLE), &inputs));
+    let page = args
+        .html
+        .as_deref()
+        .map(|path| args.output(path, Kind::Page(TITLE), &inputs));
     if let Some(page) = &page {
         page.check()?;
     }
     signal::install()?;
-    if recorded { recorded::diff(args, page.as_ref(), &inputs) } else { executions::diff(args, page.as_ref()) }
+    if recorded {
+        recorded::diff(args, page.as_ref(), &inputs)
+    } else {
+        executions::diff(args, page.as_ref())
+    }
 }

@@ -61,7 +61,10 @@ impl<E: Error + 'static> From<E> for Failure {
         let mut advice = None;
         while let Some(this) = cause {
             advice = advice.or_else(|| advise(this));
-            if this.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe) {
+            if this
+                .downcast_ref::<io::Error>()
+                .is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
+            {
                 return Failure::Pipe;
             }
             cause = this.source();
@@ -85,7 +88,9 @@ fn advise(error: &(dyn Error + 'static)) -> Option<&'static str> {
         return Some("a smaller -c N or --kv-type q8_0 makes it smaller");
     }
     if error.is::<NoMemory>() {
-        return Some("smaller -b N, fewer threads with -t N, a smaller -c N and --no-repack take less");
+        return Some(
+            "smaller -b N, fewer threads with -t N, a smaller -c N and --no-repack take less",
+        );
     }
     if let Some(generate::Error::<Engine>::PromptTooLong { .. }) = error.downcast_ref() {
         return Some("-c N sets it");
@@ -115,12 +120,19 @@ pub(super) fn usage(error: &clap::Error) -> ExitCode {
     }
     let text = text.to_string();
     let text = text.strip_prefix("error: ").unwrap_or(&text);
-    let facts = text.lines().take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
-    let facts: Vec<&str> = facts.map(str::trim).filter(|line| !line.is_empty()).collect();
+    let facts = text
+        .lines()
+        .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
+    let facts: Vec<&str> = facts
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+        .collect();
     Failure::Usage(format!("{} (see --help)", facts.join(" "))).report()
 }
 
 /// Text that came from outside, fit for one line of a terminal.
 pub(super) fn one_line(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    text.chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect()
 }

@@ -45,8 +45,15 @@ pub(super) struct ImatrixArgs {
 
 /// Runs the command.
 pub(super) fn run(args: &ImatrixArgs) -> Result<Exit, Failure> {
-    let inputs = Inputs::default().model(args.model.path()).file(args.text.file.as_deref());
-    let output = Output { path: &args.output, kind: Kind::Imatrix, force: args.force, inputs: &inputs };
+    let inputs = Inputs::default()
+        .model(args.model.path())
+        .file(args.text.file.as_deref());
+    let output = Output {
+        path: &args.output,
+        kind: Kind::Imatrix,
+        force: args.force,
+        inputs: &inputs,
+    };
     output.check()?;
     signal::install()?;
     let mut text = args.text.require()?;
@@ -55,9 +62,22 @@ pub(super) fn run(args: &ImatrixArgs) -> Result<Exit, Failure> {
         text.pop();
     }
     let chunk = args.compute.context().unwrap_or(Options::default().chunk);
-    let engine = load::engine_with(&args.model, EngineOptions { ctx: Some(chunk), ..args.compute.options()? })?;
+    let engine = load::engine_with(
+        &args.model,
+        EngineOptions {
+            ctx: Some(chunk),
+            ..args.compute.options()?
+        },
+    )?;
     let max_chunks = usize::try_from(args.chunks).ok();
-    let mut collector = Collector::new(&engine, Options { chunk, max_chunks, output: args.process_output })?;
+    let mut collector = Collector::new(
+        &engine,
+        Options {
+            chunk,
+            max_chunks,
+            output: args.process_output,
+        },
+    )?;
     let tokens = collector.tokens(&text)?;
     let bar = terminal::Progress::tokens("imatrix");
     for (i, part) in tokens.chunks(chunk).enumerate() {
@@ -65,7 +85,11 @@ pub(super) fn run(args: &ImatrixArgs) -> Result<Exit, Failure> {
         collector.add(part)?;
     }
     bar.clear();
-    let dataset = args.text.file.as_ref().map_or_else(String::new, |path| path.to_string_lossy().into_owned());
+    let dataset = args
+        .text
+        .file
+        .as_ref()
+        .map_or_else(String::new, |path| path.to_string_lossy().into_owned());
     output.check()?;
     let bytes = collector.write(&args.output, &dataset)?;
     terminal::note(&format!(

@@ -34,8 +34,12 @@ pub(super) fn engine(model: &ModelArgs, compute: &ComputeArgs) -> Result<Engine,
     engine_with(model, compute.options()?)
 }
 
-/// As [`engine`], with options made from the arguments; a context of 0 is what the model was trained with.
-pub(super) fn engine_with(model: &ModelArgs, mut options: EngineOptions) -> Result<Engine, Failure> {
+/// As [`engine`], with options made from the arguments; a context of 0 is what the model was
+/// trained with.
+pub(super) fn engine_with(
+    model: &ModelArgs,
+    mut options: EngineOptions,
+) -> Result<Engine, Failure> {
     let source = source(model);
     if options.ctx == Some(0) {
         options.ctx = Some(Hparams::from_gguf(&source.open(true)?)?.n_ctx_train());

@@ -73,9 +73,16 @@ type Top = (usize, Vec<(u32, f32)>);
 /// Runs the command.
 pub(super) fn run(args: &LogitsArgs) -> Result<Exit, Failure> {
     args.compute.kv_type()?;
-    let inputs = Inputs::default().model(args.model.path()).file(args.text.file.as_deref());
+    let inputs = Inputs::default()
+        .model(args.model.path())
+        .file(args.text.file.as_deref());
     let dump = args.dump.as_deref();
-    let dump = dump.map(|path| Output { path, kind: Kind::Logits, force: args.force, inputs: &inputs });
+    let dump = dump.map(|path| Output {
+        path,
+        kind: Kind::Logits,
+        force: args.force,
+        inputs: &inputs,
+    });
     if let Some(dump) = &dump {
         dump.check()?;
         signal::install()?;
@@ -83,7 +90,9 @@ pub(super) fn run(args: &LogitsArgs) -> Result<Exit, Failure> {
     let text = match &args.tokens {
         Some(_) => None,
         None => Some(args.text.read()?.ok_or_else(|| {
-            Failure::Usage("no text: expected -p TEXT, -f FILE (- is stdin) or --tokens IDS".to_owned())
+            Failure::Usage(
+                "no text: expected -p TEXT, -f FILE (- is stdin) or --tokens IDS".to_owned(),
+            )
         })?),
     };
     let engine = load::engine(&args.model, &args.compute)?;
@@ -91,19 +100,32 @@ pub(super) fn run(args: &LogitsArgs) -> Result<Exit, Failure> {
         (Some(ids), _) => ids.clone(),
         (None, text) => {
             let special = !args.no_special;
-            let options = EncodeOptions { add_special: special, parse_special: special };
-            engine.tokenizer().encode(&text.unwrap_or_default(), options)?
+            let options = EncodeOptions {
+                add_special: special,
+                parse_special: special,
+            };
+            engine
+                .tokenizer()
+                .encode(&text.unwrap_or_default(), options)?
         }
     };
     if tokens.is_empty() {
-        return Err(Failure::Input("the text has no tokens: expected at least one".to_owned()));
+        return Err(Failure::Input(
+            "the text has no tokens: expected at least one".to_owned(),
+        ));
     }
     if tokens.len() > engine.n_ctx() {
         let (got, n_ctx) = (tokens.len(), engine.n_ctx());
-        let message = format!("the text has {got} tokens: expected at most the context of {n_ctx} (-c N sets it)");
+        let message = format!(
+            "the text has {got} tokens: expected at most the context of {n_ctx} (-c N sets it)"
+        );
         return Err(Failure::Input(message));
     }
-    let taps = args.taps.as_ref().map(|pattern| Taps::new(pattern, &engine)).transpose()?;
+    let taps = args
+        .taps
+        .as_ref()
+        .map(|pattern| Taps::new(pattern, &engine))
+        .transpose()?;
     compute(args, &engine, tokens, (taps, dump))
 }
 
@@ -113,7 +135,11 @@ fn compute(
     tokens: Vec<u32>,
     (mut taps, dump): (Option<Taps>, Option<Output<'_>>),
 ) -> Result<Exit, Failure> {
-    let wanted = if args.all || dump.is_some() { Wanted::All } else { Wanted::Last };
+    let wanted = if args.all || dump.is_some() {
+        Wanted::All
+    } else {
+        Wanted::Last
+    };
     let last = tokens.len() - 1;
     let mut tops: Vec<Top> = Vec::new();
     let mut dumped: Vec<f32> = Vec::new();
@@ -134,9 +160,17 @@ fn compute(
         None => session.eval_with(&tokens, Role::Prompt, wanted, None, &mut sink)?,
     }
     if let Some(dump) = &dump {
-        let path_model = args.model.path().map_or("built-in demo model".into(), |p| p.to_string_lossy());
+        let path_model = args
+            .model
+            .path()
+            .map_or("built-in demo model".into(), |p| p.to_string_lossy());
         let n_vocab = engine.hparams().n_vocab();
-        let results = Results { path_model: path_model.into_owned(), tokens: tokens.clone(), n_vocab, logits: dumped };
+        let results = Results {
+            path_model: path_model.into_owned(),
+            tokens: tokens.clone(),
+            n_vocab,
+            logits: dumped,
+        };
         dump.check()?;
         results.write(dump.path)?;
     }
@@ -156,8 +190,10 @@ fn to_json(
     taps: Option<Vec<TapStats>>,
 ) -> Result<Value, serde_json::Error> {
     let top = |(id, logit): &(u32, f32)| json!({"id": id, "piece": piece(engine.tokenizer(), *id), "logit": logit});
-    let positions: Vec<Value> =
-        tops.iter().map(|(pos, t)| json!({"pos": pos, "top": t.iter().map(top).collect::<Vec<_>>()})).collect();
+    let positions: Vec<Value> = tops
+        .iter()
+        .map(|(pos, t)| json!({"pos": pos, "top": t.iter().map(top).collect::<Vec<_>>()}))
+        .collect();
     let mut object = json!({"tokens": tokens, "positions": positions});
     if let Some(taps) = taps {
         object["taps"] = serde_json::to_value(taps)?;
@@ -173,7 +209,9 @@ fn to_text(engine: &Engine, tokens: &[u32], tops: &[Top], taps: &[TapStats]) -> 
     }
     for (pos, top) in tops {
         // a position is always one of the text's
-        let of = tokens.get(*pos).map_or(String::new(), |&id| format!("{id} {}", quoted(id)));
+        let of = tokens
+            .get(*pos)
+            .map_or(String::new(), |&id| format!("{id} {}", quoted(id)));
         let _ = writeln!(out, "position {pos}, after token {of}:");
         for (id, logit) in top {
             let _ = writeln!(out, "  {id:>8} {:<20} {logit:?}", quoted(*id));
@@ -246,7 +284,11 @@ impl std::fmt::Display for TapStats {
         let [rows, width] = self.shape;
         write!(f, "{name:<22} [{rows}, {width}]")?;
         if let (Some(min), Some(max), Some(mean)) = (self.min, self.max, self.mean) {
-            write!(f, "  min {min:e}  max {max:e}  mean {mean:.6e}  norm {:.6e}", self.norm)?;
+            write!(
+                f,
+                "  min {min:e}  max {max:e}  mean {mean:.6e}  norm {:.6e}",
+                self.norm
+            )?;
         }
         write!(f, "  nan {}", self.nan)
     }
@@ -265,11 +307,22 @@ impl Taps {
         let names: Vec<String> = engine.model().graph.tap_names().collect();
         if !names.iter().any(|name| pattern.is_match(name)) {
             // layers repeat the same names: those of the first say it all
-            let mut some: Vec<&str> = names.iter().map(String::as_str).filter(|n| !of_later_layer(n)).collect();
+            let mut some: Vec<&str> = names
+                .iter()
+                .map(String::as_str)
+                .filter(|n| !of_later_layer(n))
+                .collect();
             some.dedup();
-            return Err(Failure::Input(format!("--taps {pattern}: expected one of {}, ...", some.join(", "))));
+            return Err(Failure::Input(format!(
+                "--taps {pattern}: expected one of {}, ...",
+                some.join(", ")
+            )));
         }
-        Ok(Taps { pattern: pattern.clone(), rows: Vec::new(), index: HashMap::new() })
+        Ok(Taps {
+            pattern: pattern.clone(),
+            rows: Vec::new(),
+            index: HashMap::new(),
+        })
     }
 
     fn add(&mut self, view: &TapView<'_>) {
@@ -287,5 +340,6 @@ impl Taps {
 }
 
 fn of_later_layer(name: &str) -> bool {
-    name.rsplit_once('-').is_some_and(|(_, layer)| layer.parse::<usize>().is_ok_and(|layer| layer > 0))
+    name.rsplit_once('-')
+        .is_some_and(|(_, layer)| layer.parse::<usize>().is_ok_and(|layer| layer > 0))
 }

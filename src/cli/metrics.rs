@@ -59,7 +59,8 @@ impl Metrics {
             rate(self.generation_tokens_per_second),
             ms(self.time_to_first_token),
             ms(self.time_per_output_token),
-            self.peak_memory_bytes.map_or("unknown".to_owned(), |b| size(b) + " peak"),
+            self.peak_memory_bytes
+                .map_or("unknown".to_owned(), |b| size(b) + " peak"),
             match finish {
                 Finish::ContextFull => "context full",
                 other => other.name(),
@@ -68,10 +69,13 @@ impl Metrics {
     }
 }
 
-/// Says that a generation ended because of the context, and what can be done: nothing in the text shows it.
+/// Says that a generation ended because of the context, and what can be done: nothing in the text
+/// shows it.
 pub(super) fn note_full(finish: Finish, (used, n_ctx): (usize, usize), more: &str) {
     if finish == Finish::ContextFull {
-        terminal::note(&format!("octavo: context full: {used} of {n_ctx} positions used; {more}"));
+        terminal::note(&format!(
+            "octavo: context full: {used} of {n_ctx} positions used; {more}"
+        ));
     }
 }
 
@@ -80,7 +84,11 @@ pub(super) fn size(bytes: u64) -> String {
     let mut value = bytes as f64;
     for unit in ["B", "KiB", "MiB"] {
         if value < 1024.0 {
-            return if unit == "B" { format!("{bytes} B") } else { format!("{value:.1} {unit}") };
+            return if unit == "B" {
+                format!("{bytes} B")
+            } else {
+                format!("{value:.1} {unit}")
+            };
         }
         value /= 1024.0;
     }
@@ -90,8 +98,15 @@ pub(super) fn size(bytes: u64) -> String {
 /// The most memory that this process has had resident, where the system tells (Linux: `VmHWM`).
 fn peak_memory() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.trim()
+        .strip_suffix("kB")?
+        .trim()
+        .parse::<u64>()
+        .ok()
+        .map(|kib| kib * 1024)
 }
 
 #[cfg(test)]
@@ -101,7 +116,10 @@ mod tests {
 
     #[test]
     fn sizes_and_the_closing_line() {
-        assert_eq!([size(0), size(1023), size(1024), size(1 << 20)], ["0 B", "1023 B", "1.0 KiB", "1.0 MiB"]);
+        assert_eq!(
+            [size(0), size(1023), size(1024), size(1 << 20)],
+            ["0 B", "1023 B", "1.0 KiB", "1.0 MiB"]
+        );
         assert_eq!(size(3 << 30), "3.00 GiB");
         let stats = Stats {
             prompt_tokens: 12,
@@ -111,14 +129,24 @@ mod tests {
             first_token: Some(Duration::from_millis(101)),
             generation: Duration::from_millis(400),
         };
-        let line = Metrics { peak_memory_bytes: Some(1 << 20), ..Metrics::new(&stats, None, "cpu") }.line(Finish::Stop);
+        let line = Metrics {
+            peak_memory_bytes: Some(1 << 20),
+            ..Metrics::new(&stats, None, "cpu")
+        }
+        .line(Finish::Stop);
         assert_eq!(
             line,
             "prompt 12 tokens (2 cached), 100.0 tokens/s | generated 5 tokens, 10.0 tokens/s | TTFT 101.0 ms | \
              TPOT 100.0 ms | memory 1.0 MiB peak | stop"
         );
-        let none = Metrics { peak_memory_bytes: None, ..Metrics::new(&Stats::default(), None, "cpu") };
+        let none = Metrics {
+            peak_memory_bytes: None,
+            ..Metrics::new(&Stats::default(), None, "cpu")
+        };
         let line = none.line(Finish::Cancelled);
-        assert!(line.ends_with("TTFT - | TPOT - | memory unknown | cancelled"), "{line}");
+        assert!(
+            line.ends_with("TTFT - | TPOT - | memory unknown | cancelled"),
+            "{line}"
+        );
     }
 }

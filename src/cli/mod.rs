@@ -1,8 +1,9 @@
-//! The command line: one file per subcommand. Owns arguments, terminals, signals and exit codes; sees no tensor.
+//! The command line: one file per subcommand. Owns arguments, terminals, signals and exit codes;
+//! sees no tensor.
 //!
-//! Text goes to stdout and nothing else does; notes, progress and errors go to stderr. An error is one line,
-//! `octavo: error: ...`. Exit codes: 0, 1 (bad input), 2 (usage), 101 (a fault of the program), 130 (Ctrl-C),
-//! 143 and 129 (SIGTERM and SIGHUP).
+//! Text goes to stdout and nothing else does; notes, progress and errors go to stderr. An error is
+//! one line, `octavo: error: ...`. Exit codes: 0, 1 (bad input), 2 (usage), 101 (a fault of the
+//! program), 130 (Ctrl-C), 143 and 129 (SIGTERM and SIGHUP).
 
 mod args;
 mod argv;
@@ -76,7 +77,9 @@ enum Command {
     Quantize(Box<quantize::QuantizeArgs>),
     Imatrix(imatrix::ImatrixArgs),
     /// Print a script that completes octavo's commands and options in a shell
-    #[command(after_help = "Example:\n  octavo completions bash > ~/.local/share/bash-completion/completions/octavo")]
+    #[command(
+        after_help = "Example:\n  octavo completions bash > ~/.local/share/bash-completion/completions/octavo"
+    )]
     Completions {
         /// The shell
         shell: Shell,
@@ -92,9 +95,14 @@ pub(crate) fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
     guard_maps(1);
     // below this nothing is certain, not even an error
     if let Err(error) = octavo_kernels::room(LEAST_MEMORY) {
-        return Failure::Input(format!("{error}: expected a limit of memory that leaves more")).report();
+        return Failure::Input(format!(
+            "{error}: expected a limit of memory that leaves more"
+        ))
+        .report();
     }
-    let parsed = command().try_get_matches_from(argv::expand(args)).and_then(|found| Cli::from_arg_matches(&found));
+    let parsed = command()
+        .try_get_matches_from(argv::expand(args))
+        .and_then(|found| Cli::from_arg_matches(&found));
     let result = match parsed {
         Ok(cli) => dispatch(cli.command),
         Err(error) => return failure::usage(&error),
@@ -110,13 +118,15 @@ fn command() -> clap::Command {
     Cli::command().mut_subcommands(numbers_below_0)
 }
 
-/// Takes a number below 0 after an option as its value, so that the option says which numbers it takes: no option is
-/// called by a digit.
+/// Takes a number below 0 after an option as its value, so that the option says which numbers it
+/// takes: no option is called by a digit.
 fn numbers_below_0(command: clap::Command) -> clap::Command {
-    command.mut_args(|arg| match arg.get_action().takes_values() && !arg.is_positional() {
-        true => arg.allow_negative_numbers(true),
-        false => arg,
-    })
+    command.mut_args(
+        |arg| match arg.get_action().takes_values() && !arg.is_positional() {
+            true => arg.allow_negative_numbers(true),
+            false => arg,
+        },
+    )
 }
 
 fn dispatch(command: Command) -> Result<Exit, Failure> {
@@ -145,18 +155,25 @@ fn completions(shell: Shell) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// From now on a model file that is made shorter while it is mapped ends the program with one line and this code.
+/// From now on a model file that is made shorter while it is mapped ends the program with one line
+/// and this code.
 pub(crate) fn guard_maps(code: u8) {
     if let Err(error) = gguf_rs_lite::guard_maps("octavo: error: ", code) {
-        terminal::warn([format!("a model file that changes while it is in use will end the program: {error}")]);
+        terminal::warn([format!(
+            "a model file that changes while it is in use will end the program: {error}"
+        )]);
     }
 }
 
-/// A panic is a fault of the program: one line that says so, then the usual unwinding with exit code 101.
+/// A panic is a fault of the program: one line that says so, then the usual unwinding with exit
+/// code 101.
 fn install_panic_hook() {
     std::panic::set_hook(Box::new(|info| {
         let payload = info.payload();
-        let what = payload.downcast_ref::<&str>().copied().or(payload.downcast_ref::<String>().map(String::as_str));
+        let what = payload
+            .downcast_ref::<&str>()
+            .copied()
+            .or(payload.downcast_ref::<String>().map(String::as_str));
         let place = info.location().map(ToString::to_string).unwrap_or_default();
         let what = failure::one_line(what.unwrap_or("unknown"));
         terminal::note(&format!(

@@ -1,8 +1,9 @@
 //! What a command may write to: asked before it works, and again when it writes.
 //!
-//! A new name, an empty file, or an older output of the same kind, known by its content, may be written to. Any other
-//! file takes `--force`, and what this run reads is refused even so, whatever name or link leads to it. How bytes get
-//! there is [`gguf_rs_lite::replace_file`]'s affair: links are followed, pipes and devices written to, never replaced.
+//! A new name, an empty file, or an older output of the same kind, known by its content, may be
+//! written to. Any other file takes `--force`, and what this run reads is refused even so, whatever
+//! name or link leads to it. How bytes get there is [`gguf_rs_lite::replace_file`]'s affair: links
+//! are followed, pipes and devices written to, never replaced.
 
 use std::fs::{self, File, Metadata};
 use std::io::Read;
@@ -20,7 +21,8 @@ const BEGINNING: u64 = 4096;
 /// What is written: decides which files are older ones of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// A model. Nothing tells one that was made here from one that came from elsewhere: none is ever replaced unasked.
+    /// A model. Nothing tells one that was made here from one that came from elsewhere: none is
+    /// ever replaced unasked.
     Model,
     /// An importance matrix in GGUF form.
     Imatrix,
@@ -57,11 +59,14 @@ impl Kind {
         let gguf = || Gguf::open(path, &OpenOptions::default()).ok();
         match self {
             Kind::Model => false,
-            Kind::Imatrix => {
-                gguf().is_some_and(|g| matches!(g.get("general.type"), Some(Value::Str(name)) if name == b"imatrix"))
-            }
+            Kind::Imatrix => gguf().is_some_and(
+                |g| matches!(g.get("general.type"), Some(Value::Str(name)) if name == b"imatrix"),
+            ),
             Kind::Logits | Kind::Golden => gguf().is_some_and(|g| {
-                g.get("path_model").is_some() && ["tokens", "logits"].iter().all(|name| g.tensor(name).is_some())
+                g.get("path_model").is_some()
+                    && ["tokens", "logits"]
+                        .iter()
+                        .all(|name| g.tensor(name).is_some())
             }),
             Kind::Base => beginning(path).starts_with(&base::MAGIC),
             Kind::Page(title) => Page::is_beginning(title, &beginning(path)),
@@ -69,7 +74,8 @@ impl Kind {
             Kind::Kept => ran_llama_results(&path.with_file_name("commands.txt")),
             Kind::Note => {
                 ran_llama_results(path)
-                    || beginning(path).starts_with(b"octavo ") && says(path, "diff --suite SUITE --bless")
+                    || beginning(path).starts_with(b"octavo ")
+                        && says(path, "diff --suite SUITE --bless")
             }
         }
     }
@@ -109,7 +115,9 @@ impl Identity {
     #[cfg(unix)]
     fn of(path: &Path) -> Option<Identity> {
         use std::os::unix::fs::MetadataExt;
-        path.metadata().ok().map(|m| Identity { numbers: (m.dev(), m.ino()) })
+        path.metadata().ok().map(|m| Identity {
+            numbers: (m.dev(), m.ino()),
+        })
     }
 
     #[cfg(not(unix))]
@@ -125,7 +133,13 @@ pub(super) struct Inputs(Vec<Identity>);
 impl Inputs {
     /// A file, or stdin for `-`. One that is not there is somebody else's error.
     pub(super) fn file(mut self, path: Option<&Path>) -> Inputs {
-        let path = path.map(|path| if path.as_os_str() == "-" { Path::new("/dev/stdin") } else { path });
+        let path = path.map(|path| {
+            if path.as_os_str() == "-" {
+                Path::new("/dev/stdin")
+            } else {
+                path
+            }
+        });
         self.0.extend(path.and_then(Identity::of));
         self
     }
@@ -133,13 +147,16 @@ impl Inputs {
     /// A model: a file, all parts of a split one, or all files of a folder.
     pub(super) fn model(mut self, path: Option<&Path>) -> Inputs {
         let Some(path) = path else { return self };
-        self.0.extend(parts(path).iter().filter_map(|part| Identity::of(part)));
+        self.0
+            .extend(parts(path).iter().filter_map(|part| Identity::of(part)));
         self.file(Some(path))
     }
 
     /// Several files.
     pub(super) fn files<'p>(self, paths: impl IntoIterator<Item = &'p PathBuf>) -> Inputs {
-        paths.into_iter().fold(self, |inputs, path| inputs.file(Some(path)))
+        paths
+            .into_iter()
+            .fold(self, |inputs, path| inputs.file(Some(path)))
     }
 
     fn has(&self, path: &Path) -> bool {
@@ -149,16 +166,33 @@ impl Inputs {
 
 /// Files beside the first part that are named like parts of the same model, or those in a folder.
 fn parts(path: &Path) -> Vec<PathBuf> {
-    let listed = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let listed = |folder: &Path| {
+        fs::read_dir(folder)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|entry| entry.path())
+    };
     if path.is_dir() {
         return listed(path).collect();
     }
-    let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let name = |path: &Path| {
+        path.file_name()
+            .map(|name| name.to_string_lossy().into_owned())
+            .unwrap_or_default()
+    };
     // NAME-00001-of-00003.gguf
     let own = name(path);
-    let Some((stem, of)) = own.rsplit_once("-of-") else { return Vec::new() };
-    let Some((stem, _)) = stem.rsplit_once('-') else { return Vec::new() };
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let Some((stem, of)) = own.rsplit_once("-of-") else {
+        return Vec::new();
+    };
+    let Some((stem, _)) = stem.rsplit_once('-') else {
+        return Vec::new();
+    };
+    let folder = path
+        .parent()
+        .filter(|p| !p.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
     let is_part = |path: &PathBuf| {
         let name = name(path);
         name.starts_with(&format!("{stem}-")) && name.ends_with(&format!("-of-{of}"))
@@ -187,7 +221,9 @@ impl Output<'_> {
             if there.is_file() {
                 self.check_file(&there)?;
             } else if self.kind.is_read_again() && !there.is_dir() {
-                return refused("expected a file, which is read again, got a device, a pipe or a socket");
+                return refused(
+                    "expected a file, which is read again, got a device, a pipe or a socket",
+                );
             }
         }
         Ok(check_replaceable(self.path)?)
@@ -222,7 +258,12 @@ impl Output<'_> {
         self.check()?;
         let file = || self.path.display().to_string();
         gguf_rs_lite::replace_file(self.path, |out| {
-            out.write_all(bytes).map_err(|source| gguf_rs_lite::Error::Io { file: file(), action: "write it", source })
+            out.write_all(bytes)
+                .map_err(|source| gguf_rs_lite::Error::Io {
+                    file: file(),
+                    action: "write it",
+                    source,
+                })
         })?;
         Ok(())
     }
@@ -232,15 +273,26 @@ impl Output<'_> {
 pub(super) fn all_different(paths: &[&Path]) -> Result<(), Failure> {
     let place = |path: &Path| -> Result<PathBuf, Failure> {
         let path = behind_links(path)?;
-        let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let folder = path
+            .parent()
+            .filter(|p| !p.as_os_str().is_empty())
+            .unwrap_or(Path::new("."));
         // a folder that is not there yet holds no links
-        let folder = folder.canonicalize().or_else(|_| std::path::absolute(folder))?;
+        let folder = folder
+            .canonicalize()
+            .or_else(|_| std::path::absolute(folder))?;
         Ok(folder.join(path.file_name().unwrap_or_default()))
     };
-    let places = paths.iter().map(|path| place(path)).collect::<Result<Vec<_>, _>>()?;
+    let places = paths
+        .iter()
+        .map(|path| place(path))
+        .collect::<Result<Vec<_>, _>>()?;
     for (i, path) in paths.iter().enumerate() {
         if places[..i].contains(&places[i]) {
-            return Err(Failure::Input(format!("{}: is another output of this run: expected two", path.display())));
+            return Err(Failure::Input(format!(
+                "{}: is another output of this run: expected two",
+                path.display()
+            )));
         }
     }
     Ok(())
@@ -249,7 +301,10 @@ pub(super) fn all_different(paths: &[&Path]) -> Result<(), Failure> {
 /// Refuses a folder that is there: one is only ever made, never replaced.
 pub(super) fn check_new_folder(path: &Path) -> Result<(), Failure> {
     if path.exists() {
-        return Err(Failure::Input(format!("{}: is there already: expected a new folder", path.display())));
+        return Err(Failure::Input(format!(
+            "{}: is there already: expected a new folder",
+            path.display()
+        )));
     }
     Ok(check_replaceable(path)?)
 }

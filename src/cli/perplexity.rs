@@ -23,8 +23,8 @@ const CHUNK: usize = 512;
 
 /// Measure how well a model predicts a text, and how far it is from a base
 ///
-/// The text is cut into chunks of -c tokens; of each, the second half is scored. Chunks, scores, names and formats are
-/// llama-perplexity's. Figures go to stdout, progress to stderr.
+/// The text is cut into chunks of -c tokens; of each, the second half is scored. Chunks, scores,
+/// names and formats are llama-perplexity's. Figures go to stdout, progress to stderr.
 #[derive(Debug, Args)]
 #[command(
     mut_arg("ctx_size", |a| a.help("Tokens of a chunk [default: 512; with --kl-divergence: those of the base]")),
@@ -57,7 +57,11 @@ pub(super) struct PerplexityArgs {
     #[arg(long, alias = "save-all-logits", value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     kl_divergence_base: Option<PathBuf>,
     /// Replace the file of --kl-divergence-base whatever it is, unless it is an input
-    #[arg(long, requires = "kl_divergence_base", conflicts_with = "kl_divergence")]
+    #[arg(
+        long,
+        requires = "kl_divergence_base",
+        conflicts_with = "kl_divergence"
+    )]
     force: bool,
     /// Compare with the predictions in the base; its text is read
     #[arg(long, requires = "kl_divergence_base")]
@@ -72,9 +76,19 @@ pub(super) struct PerplexityArgs {
 /// Runs the command.
 pub(super) fn run(args: &PerplexityArgs) -> Result<Exit, Failure> {
     let options = args.compute.options()?;
-    let inputs = Inputs::default().model(args.model.path()).file(args.file.as_deref());
-    let target = args.kl_divergence_base.as_deref().filter(|_| !args.kl_divergence);
-    let target = target.map(|path| Output { path, kind: Kind::Base, force: args.force, inputs: &inputs });
+    let inputs = Inputs::default()
+        .model(args.model.path())
+        .file(args.file.as_deref());
+    let target = args
+        .kl_divergence_base
+        .as_deref()
+        .filter(|_| !args.kl_divergence);
+    let target = target.map(|path| Output {
+        path,
+        kind: Kind::Base,
+        force: args.force,
+        inputs: &inputs,
+    });
     if let Some(target) = &target {
         // before the work, not after it
         target.check()?;
@@ -105,7 +119,12 @@ fn score(
     options.ctx = options.ctx.or(Some(CHUNK));
     let engine = load::engine_with(&args.model, options.clone())?;
     let tokenizer = engine.tokenizer();
-    let text = Text::new(eval::encode(tokenizer, &text)?, tokenizer.n_vocab(), engine.n_ctx(), args.chunks())?;
+    let text = Text::new(
+        eval::encode(tokenizer, &text)?,
+        tokenizer.n_vocab(),
+        engine.n_ctx(),
+        args.chunks(),
+    )?;
     let (options, generating) = (scoring(&options), Generating::begin());
     let mut watch = Watch::new(args, &generating, "scoring");
     let result = match target {
@@ -114,9 +133,17 @@ fn score(
             eval::perplexity_with_base(&engine, &text, &options, &mut watch, writer)
         }),
     };
-    let Some(ppl) = watch.end(result)? else { return Ok(Exit::Interrupted) };
+    let Some(ppl) = watch.end(result)? else {
+        return Ok(Exit::Interrupted);
+    };
     let out = match args.json {
-        true => print::perplexity_json(&ppl, &text, &watch.chunk_ppl, target.map(|t| t.path), &engine)?,
+        true => print::perplexity_json(
+            &ppl,
+            &text,
+            &watch.chunk_ppl,
+            target.map(|t| t.path),
+            &engine,
+        )?,
         false => print::final_estimate(&ppl),
     };
     terminal::print(out.as_bytes())?;
@@ -132,7 +159,10 @@ fn compare(
     let mut base = Reader::open(path)?;
     let n_ctx = base.shape().n_ctx;
     if let Some(given) = options.ctx.filter(|given| (1..n_ctx).contains(given)) {
-        return Err(Failure::Input(format!("{}: chunks of {n_ctx} tokens: expected at most -c, {given}", base.file())));
+        return Err(Failure::Input(format!(
+            "{}: chunks of {n_ctx} tokens: expected at most -c, {given}",
+            base.file()
+        )));
     }
     options.ctx = Some(n_ctx);
     let engine = load::engine_with(&args.model, options.clone())?;
@@ -142,7 +172,9 @@ fn compare(
     let (options, generating) = (scoring(&options), Generating::begin());
     let mut watch = Watch::new(args, &generating, "comparing");
     let result = eval::divergence(&engine, &mut base, args.chunks(), &options, &mut watch);
-    let Some(divergence) = watch.end(result)? else { return Ok(Exit::Interrupted) };
+    let Some(divergence) = watch.end(result)? else {
+        return Ok(Exit::Interrupted);
+    };
     let out = match args.json {
         true => print::divergence_json(&divergence, &base, &engine)?,
         false => print::divergence(&divergence),
@@ -152,7 +184,10 @@ fn compare(
 }
 
 fn scoring(options: &EngineOptions) -> Options {
-    Options { threads: options.threads.unwrap_or_else(default_threads), batch: options.batch }
+    Options {
+        threads: options.threads.unwrap_or_else(default_threads),
+        batch: options.batch,
+    }
 }
 
 impl PerplexityArgs {
@@ -196,7 +231,10 @@ impl<'a> Watch<'a> {
     fn chunk_done(&mut self, done: usize, total: usize, line: &str) {
         if done == 1 {
             let seconds = self.start.elapsed().as_secs_f64();
-            terminal::note(&format!("octavo: {total} chunks, {}", print::eta(seconds, total)));
+            terminal::note(&format!(
+                "octavo: {total} chunks, {}",
+                print::eta(seconds, total)
+            ));
         }
         if let Some(bar) = &self.bar {
             bar.at(done as u64, total as u64);
@@ -247,8 +285,16 @@ impl Observer<Perplexity> for Watch<'_> {
 
 impl Observer<Divergence> for Watch<'_> {
     fn chunk(&mut self, so_far: &Divergence, total: usize) {
-        let header = if so_far.chunks() == 1 { print::DIVERGENCE_HEADER } else { "" };
-        self.chunk_done(so_far.chunks(), total, &format!("{header}{}", print::divergence_row(so_far)));
+        let header = if so_far.chunks() == 1 {
+            print::DIVERGENCE_HEADER
+        } else {
+            ""
+        };
+        self.chunk_done(
+            so_far.chunks(),
+            total,
+            &format!("{header}{}", print::divergence_row(so_far)),
+        );
     }
 
     fn cancelled(&self) -> bool {

@@ -10,11 +10,18 @@ use octavo_llm::tokenizer::MAX_TEXT_BYTES;
 
 use super::failure::Failure;
 
-/// A text, from one place. A command that takes something else instead says so with `required_unless_present`.
+/// A text, from one place. A command that takes something else instead says so with
+/// `required_unless_present`.
 #[derive(Debug, Args)]
 pub(super) struct TextArgs {
     /// The text, taken literally (see -e)
-    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true, conflicts_with = "file")]
+    #[arg(
+        short,
+        long,
+        value_name = "TEXT",
+        allow_hyphen_values = true,
+        conflicts_with = "file"
+    )]
     pub(super) prompt: Option<OsString>,
     /// Read the text from FILE, byte for byte; - is stdin
     #[arg(short, long, value_name = "FILE", allow_hyphen_values = true, value_hint = clap::ValueHint::FilePath)]
@@ -30,14 +37,15 @@ impl TextArgs {
         self.read_beside(false)
     }
 
-    /// As [`TextArgs::read`]; `beside` says that the command has another string in which -e reads escapes.
+    /// As [`TextArgs::read`]; `beside` says that the command has another string in which -e reads
+    /// escapes.
     fn read_beside(&self, beside: bool) -> Result<Option<Vec<u8>>, Failure> {
         match (&self.prompt, &self.file) {
             (Some(text), _) if self.escape => Ok(Some(unescape(text.as_encoded_bytes()))),
             (Some(text), _) => Ok(Some(text.as_encoded_bytes().to_vec())),
-            (None, _) if self.escape && !beside => {
-                Err(Failure::Usage("-e (--escape) has no effect: expected -p TEXT with it".to_owned()))
-            }
+            (None, _) if self.escape && !beside => Err(Failure::Usage(
+                "-e (--escape) has no effect: expected -p TEXT with it".to_owned(),
+            )),
             (None, Some(path)) => read(path).map(Some),
             (None, None) => Ok(None),
         }
@@ -48,10 +56,12 @@ impl TextArgs {
         self.require_beside(false)
     }
 
-    /// As [`TextArgs::require`]; `beside` says that the command has another string in which -e reads escapes.
+    /// As [`TextArgs::require`]; `beside` says that the command has another string in which -e
+    /// reads escapes.
     pub(super) fn require_beside(&self, beside: bool) -> Result<Vec<u8>, Failure> {
-        self.read_beside(beside)?
-            .ok_or_else(|| Failure::Usage("no text: expected -p TEXT or -f FILE (- is stdin)".to_owned()))
+        self.read_beside(beside)?.ok_or_else(|| {
+            Failure::Usage("no text: expected -p TEXT or -f FILE (- is stdin)".to_owned())
+        })
     }
 }
 
@@ -63,9 +73,15 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, Failure> {
         false => Box::new(File::open(path).map_err(failed)?),
     };
     let mut bytes = Vec::new();
-    source.take(MAX_TEXT_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(failed)?;
+    source
+        .take(MAX_TEXT_BYTES as u64 + 1)
+        .read_to_end(&mut bytes)
+        .map_err(failed)?;
     if bytes.len() > MAX_TEXT_BYTES {
-        return Err(Failure::Input(format!("{}: expected at most {MAX_TEXT_BYTES} bytes of text", path.display())));
+        return Err(Failure::Input(format!(
+            "{}: expected at most {MAX_TEXT_BYTES} bytes of text",
+            path.display()
+        )));
     }
     Ok(bytes)
 }
@@ -85,7 +101,11 @@ pub(super) fn unescape(text: &[u8]) -> Vec<u8> {
 
 /// The byte that the characters after a backslash stand for, and how many they are.
 fn escaped(after: &[u8]) -> Option<(u8, usize)> {
-    let hex = |b: u8| char::from(b).to_digit(16).and_then(|d| u8::try_from(d).ok());
+    let hex = |b: u8| {
+        char::from(b)
+            .to_digit(16)
+            .and_then(|d| u8::try_from(d).ok())
+    };
     Some(match after {
         [b'n', ..] => (b'\n', 1),
         [b'r', ..] => (b'\r', 1),
@@ -114,7 +134,12 @@ mod tests {
             ("\\né".as_bytes(), "\né".as_bytes()),
         ];
         for (text, expected) in cases {
-            assert_eq!(unescape(text), expected, "{:?}", String::from_utf8_lossy(text));
+            assert_eq!(
+                unescape(text),
+                expected,
+                "{:?}",
+                String::from_utf8_lossy(text)
+            );
         }
     }
 }

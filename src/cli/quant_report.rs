@@ -26,8 +26,8 @@ use super::values;
 
 /// Measure what each quantization of a model costs: size, perplexity, KL divergence, speed
 ///
-/// Every type is made as `octavo quantize` makes it, in a temporary folder, and scored on the text against the model
-/// itself, as `octavo perplexity --kl-divergence` does.
+/// Every type is made as `octavo quantize` makes it, in a temporary folder, and scored on the text
+/// against the model itself, as `octavo perplexity --kl-divergence` does.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -116,10 +116,21 @@ struct Report {
 
 /// Runs the command.
 pub(super) fn run(args: &QuantReportArgs) -> Result<Exit, Failure> {
-    let inputs = Inputs::default().model(Some(&args.model)).file(Some(&args.file)).file(args.imatrix.as_deref());
-    let inputs = args.also.iter().fold(inputs, |inputs, path| inputs.model(Some(path)));
+    let inputs = Inputs::default()
+        .model(Some(&args.model))
+        .file(Some(&args.file))
+        .file(args.imatrix.as_deref());
+    let inputs = args
+        .also
+        .iter()
+        .fold(inputs, |inputs, path| inputs.model(Some(path)));
     let page = args.html.as_deref();
-    let page = page.map(|path| Output { path, kind: Kind::Page(TITLE), force: args.force, inputs: &inputs });
+    let page = page.map(|path| Output {
+        path,
+        kind: Kind::Page(TITLE),
+        force: args.force,
+        inputs: &inputs,
+    });
     if let Some(page) = &page {
         page.check()?;
     }
@@ -147,7 +158,9 @@ pub(super) fn run(args: &QuantReportArgs) -> Result<Exit, Failure> {
         allow_requantize: args.allow_requantize,
         folder: folder.path(),
     };
-    let ranking = args.sensitivity.map(|target| (target.default_type(), args.by_role));
+    let ranking = args
+        .sensitivity
+        .map(|target| (target.default_type(), args.by_role));
     check(&setup, &args.types, ranking, &args.also).map_err(refused)?;
     let mut bars = Bars(Progress::chunks("scoring"));
     let report = measure(args, &setup, ranking, &mut bars);
@@ -156,8 +169,19 @@ pub(super) fn run(args: &QuantReportArgs) -> Result<Exit, Failure> {
     if let Some(page) = &page {
         page.write(report.html()?.as_bytes())?;
     }
-    terminal::print(if args.json { report.json()? } else { report.text() }.as_bytes())?;
-    Ok(if report.failed.is_empty() { Exit::Done } else { Exit::Partly })
+    terminal::print(
+        if args.json {
+            report.json()?
+        } else {
+            report.text()
+        }
+        .as_bytes(),
+    )?;
+    Ok(if report.failed.is_empty() {
+        Exit::Done
+    } else {
+        Exit::Partly
+    })
 }
 
 /// What stands against the report before it begins, with the option that helps.
@@ -173,7 +197,8 @@ fn refused(error: Error) -> Failure {
     }
 }
 
-/// The base, then one row after the other; what fails after the base does not take the others with it.
+/// The base, then one row after the other; what fails after the base does not take the others with
+/// it.
 fn measure(
     args: &QuantReportArgs,
     setup: &Setup<'_>,
@@ -182,7 +207,13 @@ fn measure(
 ) -> Result<Report, Error> {
     let base = base(setup, bars)?;
     let model = args.model.display().to_string();
-    let mut report = Report { model, base, rows: Vec::new(), ranking: None, failed: Vec::new() };
+    let mut report = Report {
+        model,
+        base,
+        rows: Vec::new(),
+        ranking: None,
+        failed: Vec::new(),
+    };
     for &target in &args.types {
         let row = quantized(setup, &report.base, target, bars);
         let row = report.keep(target.name(), row, bars);
@@ -260,24 +291,38 @@ impl Report {
                 format!("{:.1}", r.generation_rate),
             ]
         };
-        std::iter::once(base).chain(self.rows.iter().map(row)).collect()
+        std::iter::once(base)
+            .chain(self.rows.iter().map(row))
+            .collect()
     }
 
     fn text(&self) -> String {
         let cells = self.cells();
         let head = HEAD.map(str::to_owned);
-        let width =
-            |i: usize| std::iter::once(&head).chain(&cells).map(|row| row[i].chars().count()).max().unwrap_or(0);
+        let width = |i: usize| {
+            std::iter::once(&head)
+                .chain(&cells)
+                .map(|row| row[i].chars().count())
+                .max()
+                .unwrap_or(0)
+        };
         let line = |row: &[String; 10]| {
             let cell = |(i, text): (usize, &String)| match i {
                 0 => format!("{text:<width$}", width = width(i)),
                 _ => format!("  {text:>width$}", width = width(i)),
             };
-            row.iter().enumerate().map(cell).collect::<String>().trim_end().to_owned() + "\n"
+            row.iter()
+                .enumerate()
+                .map(cell)
+                .collect::<String>()
+                .trim_end()
+                .to_owned()
+                + "\n"
         };
         let mut out = line(&head) + &cells.iter().map(line).collect::<String>();
         if let Some((to, ranking)) = &self.ranking {
-            out += &format!("\nOne tensor at a time in {to}, by the KL divergence that it causes:\n");
+            out +=
+                &format!("\nOne tensor at a time in {to}, by the KL divergence that it causes:\n");
             for s in ranking {
                 let mega = s.weights as f64 / 1e6;
                 out += &format!(
@@ -314,16 +359,25 @@ impl Report {
         let mut page = Page::new(TITLE);
         page.paragraph(&self.model, None);
         page.heading("Types");
-        page.table(&HEAD, self.cells().into_iter().map(|row| (false, row.to_vec())));
+        page.table(
+            &HEAD,
+            self.cells().into_iter().map(|row| (false, row.to_vec())),
+        );
         for (name, error) in &self.failed {
             page.paragraph(&format!("{name} is missing: {error}"), None);
         }
         if !self.rows.is_empty() {
             page.heading("KL divergence against size");
-            let points: Vec<(f64, f64, &str)> =
-                self.rows.iter().map(|r| (r.bits_per_weight, r.mean_kl.0, r.name.as_str())).collect();
-            let axes =
-                Axes { title: "Mean KL divergence from the model itself", x: "bits per weight", y: "mean KL (nats)" };
+            let points: Vec<(f64, f64, &str)> = self
+                .rows
+                .iter()
+                .map(|r| (r.bits_per_weight, r.mean_kl.0, r.name.as_str()))
+                .collect();
+            let axes = Axes {
+                title: "Mean KL divergence from the model itself",
+                x: "bits per weight",
+                y: "mean KL (nats)",
+            };
             page.chart(&named_points(axes, &points)?);
         }
         if let Some((to, ranking)) = &self.ranking {
@@ -343,7 +397,10 @@ impl Report {
                 ];
                 (false, cells)
             };
-            page.table(&["tensor", "weights", "mean KL", "same top"], ranking.iter().map(row));
+            page.table(
+                &["tensor", "weights", "mean KL", "same top"],
+                ranking.iter().map(row),
+            );
             page.end_fold();
         }
         Ok(page.finish())
@@ -356,7 +413,10 @@ fn heat_map(page: &mut Page, ranking: &[Sensitivity]) {
     // a model has many layers and few kinds of tensors: columns are what a screen has no room for
     let head: Vec<String> = roles.iter().map(|role| (*role).to_owned()).collect();
     let of = |role: &str, layer: &Option<usize>| {
-        ranking.iter().find(|s| s.role == role && s.layer == *layer).map(|s| s.mean_kl)
+        ranking
+            .iter()
+            .find(|s| s.role == role && s.layer == *layer)
+            .map(|s| s.mean_kl)
     };
     let row = |layer: &Option<usize>| {
         let name = layer.map_or("-".to_owned(), |l| l.to_string());

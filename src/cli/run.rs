@@ -21,7 +21,8 @@ use super::{chat, load};
 
 /// Continue a text (or answer one message, with --chat)
 ///
-/// The text alone goes to stdout as it is generated; a closing line with speeds and memory goes to stderr.
+/// The text alone goes to stdout as it is generated; a closing line with speeds and memory goes to
+/// stderr.
 #[derive(Debug, Args)]
 #[command(mut_arg("escape", |a| a.help("Turn \\n, \\r, \\t, \\\", \\', \\\\ and \\xHH in TEXT and --stop into what they stand for")))]
 #[command(after_help = "\
@@ -46,7 +47,12 @@ pub(super) struct RunArgs {
     #[arg(long)]
     chat: bool,
     /// System message (also: -sys TEXT)
-    #[arg(long, value_name = "TEXT", requires = "chat", allow_hyphen_values = true)]
+    #[arg(
+        long,
+        value_name = "TEXT",
+        requires = "chat",
+        allow_hyphen_values = true
+    )]
     system: Option<String>,
     /// Print the prompt before the text
     #[arg(long)]
@@ -79,16 +85,34 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Failure> {
     if args.echo && !args.json {
         terminal::print(&text)?;
     }
-    let result = generate(&mut session, engine.tokenizer(), &ids, &options, &mut output);
+    let result = generate(
+        &mut session,
+        engine.tokenizer(),
+        &ids,
+        &options,
+        &mut output,
+    );
     output.end_line(result.is_ok())?;
     let out = result?;
     drop(generating);
-    note_full(out.finish, (session.tokens().len(), session.n_ctx()), "-c N makes room for more");
+    note_full(
+        out.finish,
+        (session.tokens().len(), session.n_ctx()),
+        "-c N makes room for more",
+    );
     let seed = (!options.sampler.is_greedy()).then_some(options.sampler.seed);
     let metrics = Metrics::new(&out.stats, seed, engine.describe());
-    let exit = if out.finish == Finish::Cancelled { Exit::Interrupted } else { Exit::Done };
+    let exit = if out.finish == Finish::Cancelled {
+        Exit::Interrupted
+    } else {
+        Exit::Done
+    };
     if args.json {
-        let echo = if args.echo { String::from_utf8_lossy(&text).into_owned() } else { String::new() };
+        let echo = if args.echo {
+            String::from_utf8_lossy(&text).into_owned()
+        } else {
+            String::new()
+        };
         let object = report(&out, &echo, &ids, &metrics, engine.tokenizer())?;
         terminal::print(format!("{object}\n").as_bytes())?;
     } else {
@@ -100,13 +124,24 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Failure> {
 /// The prompt's text, templated if asked for, and its tokens.
 fn prepare(args: &RunArgs, engine: &Engine, text: Vec<u8>) -> Result<(Vec<u8>, Vec<u32>), Failure> {
     if !args.chat {
-        let options = EncodeOptions { add_special: true, parse_special: true };
+        let options = EncodeOptions {
+            add_special: true,
+            parse_special: true,
+        };
         let ids = engine.tokenizer().encode(&text, options)?;
         return Ok((text, ids));
     }
-    let content = String::from_utf8(text)
-        .map_err(|e| Failure::Input(format!("--chat: expected a message in UTF-8: {}", e.utf8_error())))?;
-    let mut messages: Vec<Message> = args.system.iter().map(|s| Message::new("system", s)).collect();
+    let content = String::from_utf8(text).map_err(|e| {
+        Failure::Input(format!(
+            "--chat: expected a message in UTF-8: {}",
+            e.utf8_error()
+        ))
+    })?;
+    let mut messages: Vec<Message> = args
+        .system
+        .iter()
+        .map(|s| Message::new("system", s))
+        .collect();
     messages.push(Message::new("user", content));
     let rendered = chat::template(engine)?.render(&messages, true)?;
     let ids = chat::encode(engine.tokenizer(), &rendered)?;
@@ -130,7 +165,11 @@ fn report(
         object["finish_detail"] = json!(detail);
     }
     if !out.logprobs.is_empty() {
-        object["logprobs"] = out.logprobs.iter().map(|l| logprobs(l, tokenizer)).collect();
+        object["logprobs"] = out
+            .logprobs
+            .iter()
+            .map(|l| logprobs(l, tokenizer))
+            .collect();
     }
     object["metrics"] = serde_json::to_value(metrics)?;
     Ok(object)
@@ -139,7 +178,11 @@ fn report(
 fn logprobs(l: &Logprobs, tokenizer: &Tokenizer) -> Value {
     let one = |id: u32, logprob: f64| json!({"id": id, "piece": piece(tokenizer, id), "logprob": logprob});
     let mut object = one(l.id, l.logprob);
-    object["top"] = l.top.iter().map(|&(id, logprob)| one(id, logprob)).collect();
+    object["top"] = l
+        .top
+        .iter()
+        .map(|&(id, logprob)| one(id, logprob))
+        .collect();
     object
 }
 
@@ -159,7 +202,12 @@ pub(super) struct Output<'a> {
 
 impl<'a> Output<'a> {
     pub(super) fn new(generating: &'a Generating, stream: bool, what: &'static str) -> Output<'a> {
-        Output { generating, stream, bar: Progress::tokens(what), open_line: Cell::new(false) }
+        Output {
+            generating,
+            stream,
+            bar: Progress::tokens(what),
+            open_line: Cell::new(false),
+        }
     }
 
     /// Ends an unfinished line where a person reads it; `ok` is whether the generation went well.
@@ -177,7 +225,11 @@ impl<'a> Output<'a> {
     /// Ends an unfinished line whoever reads it: what comes next is another answer.
     pub(super) fn end_answer(&self) -> io::Result<()> {
         self.bar.clear();
-        if self.open_line.take() { terminal::print(b"\n") } else { Ok(()) }
+        if self.open_line.take() {
+            terminal::print(b"\n")
+        } else {
+            Ok(())
+        }
     }
 }
 

@@ -1,5 +1,7 @@
-//! Signals. Ctrl-C: the first one ends a generation that is under way, any other ends the program at once, with code
-//! 130. SIGTERM and SIGHUP end it at once, with 143 and 129. No temporary file stays, and no program that was started.
+//! Signals. Ctrl-C: the first one ends a generation that is under way, any other ends the program
+//! at once, with code
+//! 130. SIGTERM and SIGHUP end it at once, with 143 and 129. No temporary file stays, and no
+//!      program that was started.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -39,21 +41,27 @@ mod unix {
     /// A thread that waits for the signals. It says what ctrlc does not: which one it was.
     pub(super) fn install() -> std::io::Result<()> {
         let ignored = ignored();
-        let wanted = [SIGTERM, SIGHUP].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
+        let wanted = [SIGTERM, SIGHUP]
+            .into_iter()
+            .filter(|signal| ignored >> (signal - 1) & 1 == 0);
         let mut signals = Signals::new(wanted)?;
-        std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
-            if let Some(signal) = signals.forever().next() {
-                super::end(128 + signal);
-            }
-        })?;
+        std::thread::Builder::new()
+            .name("signals".to_owned())
+            .spawn(move || {
+                if let Some(signal) = signals.forever().next() {
+                    super::end(128 + signal);
+                }
+            })?;
         Ok(())
     }
 
-    /// Those that whoever started the program had it ignore, as `nohup` does; none where the system does not tell.
+    /// Those that whoever started the program had it ignore, as `nohup` does; none where the system
+    /// does not tell.
     fn ignored() -> u64 {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-        mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+        mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+            .unwrap_or(0)
     }
 }
 

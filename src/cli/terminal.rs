@@ -13,7 +13,10 @@ pub(super) fn note(line: &str) {
 /// One line for each warning on stderr.
 pub(super) fn warn<W: Display>(warnings: impl IntoIterator<Item = W>) {
     for warning in warnings {
-        note(&format!("octavo: warning: {}", super::failure::one_line(&warning.to_string())));
+        note(&format!(
+            "octavo: warning: {}",
+            super::failure::one_line(&warning.to_string())
+        ));
     }
 }
 
@@ -82,7 +85,11 @@ impl Progress {
     /// A line on stderr, above the bar where there is one.
     pub(super) fn line(&self, line: &str) {
         let line = super::failure::one_line(line);
-        if self.0.is_hidden() { note(&line) } else { self.0.println(line) }
+        if self.0.is_hidden() {
+            note(&line)
+        } else {
+            self.0.println(line)
+        }
     }
 
     /// Takes the bar away.

@@ -30,7 +30,8 @@ impl ThreadsArgs {
     }
 }
 
-/// What a number that was asked for becomes: threads beyond the CPUs would only wait for each other's turn.
+/// What a number that was asked for becomes: threads beyond the CPUs would only wait for each
+/// other's turn.
 pub(super) fn given(asked: u16) -> Threads {
     Machine::here().threads_asked(usize::from(asked))
 }

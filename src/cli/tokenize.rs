@@ -45,7 +45,13 @@ pub(super) fn run(args: &TokenizeArgs) -> Result<Exit, Failure> {
     let tokenizer = Tokenizer::from_gguf(&gguf)?;
     terminal::warn(tokenizer.warnings());
     let special = !args.no_special;
-    let ids = tokenizer.encode(&text, EncodeOptions { add_special: special, parse_special: special })?;
+    let ids = tokenizer.encode(
+        &text,
+        EncodeOptions {
+            add_special: special,
+            parse_special: special,
+        },
+    )?;
     let mut out = Vec::new();
     if args.ids {
         let ids: Vec<String> = ids.iter().map(u32::to_string).collect();

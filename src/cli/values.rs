@@ -1,4 +1,5 @@
-//! Values that options take by name: read by the types' own rules, and offered by a shell's completions.
+//! Values that options take by name: read by the types' own rules, and offered by a shell's
+//! completions.
 
 use std::ffi::OsStr;
 
@@ -7,8 +8,8 @@ use clap::{Arg, Command};
 use octavo_kernels::{Isa, IsaChoice, KvType};
 use octavo_llm::quantize::Target;
 
-/// Reads a value with `parse`; `names` are what completions offer. What else `parse` knows is taken too, and what is
-/// wrong is said in its words.
+/// Reads a value with `parse`; `names` are what completions offer. What else `parse` knows is taken
+/// too, and what is wrong is said in its words.
 #[derive(Clone)]
 pub(super) struct Named<T> {
     names: fn() -> Vec<&'static str>,
@@ -16,7 +17,10 @@ pub(super) struct Named<T> {
 }
 
 impl<T> Named<T> {
-    pub(super) fn new(names: fn() -> Vec<&'static str>, parse: fn(&str) -> Result<T, String>) -> Named<T> {
+    pub(super) fn new(
+        names: fn() -> Vec<&'static str>,
+        parse: fn(&str) -> Result<T, String>,
+    ) -> Named<T> {
         Named { names, parse }
     }
 }
@@ -24,7 +28,12 @@ impl<T> Named<T> {
 impl<T: Clone + Send + Sync + 'static> TypedValueParser for Named<T> {
     type Value = T;
 
-    fn parse_ref(&self, command: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<T, clap::Error> {
+    fn parse_ref(
+        &self,
+        command: &Command,
+        arg: Option<&Arg>,
+        value: &OsStr,
+    ) -> Result<T, clap::Error> {
         let parse = self.parse;
         TypedValueParser::parse_ref(&parse, command, arg, value)
     }
@@ -36,8 +45,15 @@ impl<T: Clone + Send + Sync + 'static> TypedValueParser for Named<T> {
 
 /// An instruction set, or the best.
 pub(super) fn isa() -> Named<IsaChoice> {
-    let names = || std::iter::once("auto").chain(Isa::ALL.map(Isa::name)).collect();
-    Named::new(names, |text| text.parse().map_err(|error: octavo_kernels::IsaError| error.to_string()))
+    let names = || {
+        std::iter::once("auto")
+            .chain(Isa::ALL.map(Isa::name))
+            .collect()
+    };
+    Named::new(names, |text| {
+        text.parse()
+            .map_err(|error: octavo_kernels::IsaError| error.to_string())
+    })
 }
 
 /// A type of the KV cache.
@@ -52,7 +68,8 @@ fn target_names() -> Vec<&'static str> {
 /// A kind of quantized file.
 pub(super) fn target() -> Named<Target> {
     Named::new(target_names, |text| {
-        text.parse().map_err(|error: octavo_llm::quantize::UnknownTarget| error.to_string())
+        text.parse()
+            .map_err(|error: octavo_llm::quantize::UnknownTarget| error.to_string())
     })
 }
 
@@ -77,8 +94,20 @@ mod tests {
     #[test]
     fn what_is_offered_is_taken() {
         assert_eq!((kv_type().names)(), KvType::ALL.map(|ty| ty.to_string()));
-        assert!((kv_type().names)().into_iter().all(|name| (kv_type().parse)(name).is_ok()));
-        assert!((isa().names)().into_iter().all(|name| (isa().parse)(name).is_ok()));
-        assert!((target().names)().into_iter().all(|name| (target().parse)(name).is_ok()));
+        assert!(
+            (kv_type().names)()
+                .into_iter()
+                .all(|name| (kv_type().parse)(name).is_ok())
+        );
+        assert!(
+            (isa().names)()
+                .into_iter()
+                .all(|name| (isa().parse)(name).is_ok())
+        );
+        assert!(
+            (target().names)()
+                .into_iter()
+                .all(|name| (target().parse)(name).is_ok())
+        );
     }
 }

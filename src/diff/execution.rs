@@ -12,8 +12,8 @@ use super::Error;
 use crate::backend::{Executable, LoadingSink, Role, Sequence, Step, TapView, cpu, cuda, split};
 use crate::model::Model;
 
-/// A named tensor of a pass: llama.cpp's name, the layer, and how often the name came before (`Qcur-0` is the product,
-/// then the rotated one).
+/// A named tensor of a pass: llama.cpp's name, the layer, and how often the name came before
+/// (`Qcur-0` is the product, then the rotated one).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TapKey {
     /// Without the layer.
@@ -67,12 +67,16 @@ pub trait Execution: Send {
     /// What it rounds beyond f32.
     fn rounding(&self) -> Rounding;
 
-    /// Computes logits of all positions; shows every named tensor, in graph order. `sink` returns whether to go on
-    /// showing.
+    /// Computes logits of all positions; shows every named tensor, in graph order. `sink` returns
+    /// whether to go on showing.
     ///
     /// # Errors
     /// If the pass fails.
-    fn run(&mut self, tokens: &[u32], sink: &mut (dyn FnMut(TapOut) -> bool + Send)) -> Result<(), Error>;
+    fn run(
+        &mut self,
+        tokens: &[u32],
+        sink: &mut (dyn FnMut(TapOut) -> bool + Send),
+    ) -> Result<(), Error>;
 }
 
 /// A model on one of the engine's backends.
@@ -96,7 +100,13 @@ impl Backend {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Backend, crate::Error> {
         let executable = Box::new(cpu::Cpu::prepare(&gguf, &model, options, progress)?);
-        Ok(Backend { gguf, model, executable, kv_type: options.kv_type, kernels: options.isa.prompt_rounding() })
+        Ok(Backend {
+            gguf,
+            model,
+            executable,
+            kv_type: options.kv_type,
+            kernels: options.isa.prompt_rounding(),
+        })
     }
 
     /// Prepares `model` (of `gguf`) on a GPU, all of it or its last layers.
@@ -113,8 +123,18 @@ impl Backend {
         let executable = split::prepare(device, &gguf, &model, options, sink)?;
         let (cpu, gpu) = (options.cpu.isa.prompt_rounding(), cuda::prompt_rounding());
         // a part's rounding is allowed to both: bounds follow a tensor's inputs, and know no parts
-        let kernels = if options.gpu_layers < model.hparams.n_layer() { cpu.with(gpu, f64::max) } else { gpu };
-        Ok(Backend { gguf, model, executable, kv_type: options.cuda.kv_type, kernels })
+        let kernels = if options.gpu_layers < model.hparams.n_layer() {
+            cpu.with(gpu, f64::max)
+        } else {
+            gpu
+        };
+        Ok(Backend {
+            gguf,
+            model,
+            executable,
+            kv_type: options.cuda.kv_type,
+            kernels,
+        })
     }
 }
 
@@ -132,10 +152,17 @@ impl Execution for Backend {
     }
 
     fn rounding(&self) -> Rounding {
-        Rounding { kv: self.kv_type.rounding(), kernels: self.kernels }
+        Rounding {
+            kv: self.kv_type.rounding(),
+            kernels: self.kernels,
+        }
     }
 
-    fn run(&mut self, tokens: &[u32], sink: &mut (dyn FnMut(TapOut) -> bool + Send)) -> Result<(), Error> {
+    fn run(
+        &mut self,
+        tokens: &[u32],
+        sink: &mut (dyn FnMut(TapOut) -> bool + Send),
+    ) -> Result<(), Error> {
         let n_vocab = self.model.hparams.n_vocab();
         if let Some(&id) = tokens.iter().find(|id| **id as usize >= n_vocab) {
             return Err(crate::Error::Token { id, n_vocab }.into());
@@ -143,16 +170,38 @@ impl Execution for Backend {
         let n_pages = tokens.len().div_ceil(PAGE_POSITIONS);
         if n_pages > self.executable.n_pages() {
             let n_ctx = self.executable.n_pages() * PAGE_POSITIONS;
-            return Err(crate::Error::Context { have: 0, new: tokens.len(), n_ctx }.into());
+            return Err(crate::Error::Context {
+                have: 0,
+                new: tokens.len(),
+                n_ctx,
+            }
+            .into());
         }
         let table: Vec<u32> = (0..).take(n_pages).collect();
-        let seqs = [Sequence { tokens, start: 0, table: &table, wanted: 0..tokens.len() }];
-        let step = Step { role: Role::Prompt, seqs: &seqs, input: &[] };
+        let seqs = [Sequence {
+            tokens,
+            start: 0,
+            table: &table,
+            wanted: 0..tokens.len(),
+        }];
+        let step = Step {
+            role: Role::Prompt,
+            seqs: &seqs,
+            input: &[],
+        };
         let mut more = true;
         let mut look = |view: &TapView<'_>| {
             if more {
-                let key = TapKey { name: view.tap.name.to_owned(), layer: view.tap.layer, occurrence: view.occurrence };
-                more = sink(TapOut { key, width: view.width, data: view.data.to_vec() });
+                let key = TapKey {
+                    name: view.tap.name.to_owned(),
+                    layer: view.tap.layer,
+                    occurrence: view.occurrence,
+                };
+                more = sink(TapOut {
+                    key,
+                    width: view.width,
+                    data: view.data.to_vec(),
+                });
             }
         };
         self.executable.step(&step, Some(&mut look))?;
@@ -178,16 +227,23 @@ impl OracleExecution {
     pub fn new(gguf: Arc<Gguf>) -> Result<OracleExecution, Error> {
         let model = Model::load(&gguf).map_err(crate::Error::from)?;
         Oracle::open(&gguf)?;
-        Ok(OracleExecution { gguf, model, fault: None })
+        Ok(OracleExecution {
+            gguf,
+            model,
+            fault: None,
+        })
     }
 
-    /// As [`OracleExecution::new`], with a fault planted: `fault` may change any tensor before the pass goes on. This
-    /// is how the comparison itself is tested.
+    /// As [`OracleExecution::new`], with a fault planted: `fault` may change any tensor before the
+    /// pass goes on. This is how the comparison itself is tested.
     ///
     /// # Errors
     /// As [`OracleExecution::new`].
     pub fn with_fault(gguf: Arc<Gguf>, fault: Box<Fault>) -> Result<OracleExecution, Error> {
-        Ok(OracleExecution { fault: Some(fault), ..OracleExecution::new(gguf)? })
+        Ok(OracleExecution {
+            fault: Some(fault),
+            ..OracleExecution::new(gguf)?
+        })
     }
 }
 
@@ -205,22 +261,37 @@ impl Execution for OracleExecution {
     }
 
     fn rounding(&self) -> Rounding {
-        Rounding { kv: 0.0, kernels: octavo_kernels::Rounding::NONE }
+        Rounding {
+            kv: 0.0,
+            kernels: octavo_kernels::Rounding::NONE,
+        }
     }
 
-    fn run(&mut self, tokens: &[u32], sink: &mut (dyn FnMut(TapOut) -> bool + Send)) -> Result<(), Error> {
+    fn run(
+        &mut self,
+        tokens: &[u32],
+        sink: &mut (dyn FnMut(TapOut) -> bool + Send),
+    ) -> Result<(), Error> {
         let oracle = Oracle::open(&self.gguf)?;
         let mut seen: HashMap<(String, Option<usize>), usize> = HashMap::new();
         let mut more = true;
         oracle.forward_tapped(tokens, &mut |name, layer, width, data| {
             let count = seen.entry((name.to_owned(), layer)).or_default();
-            let key = TapKey { name: name.to_owned(), layer, occurrence: *count };
+            let key = TapKey {
+                name: name.to_owned(),
+                layer,
+                occurrence: *count,
+            };
             *count += 1;
             if let Some(fault) = &mut self.fault {
                 fault(&key, width, data);
             }
             if more {
-                more = sink(TapOut { key, width, data: data.iter().map(|x| *x as f32).collect() });
+                more = sink(TapOut {
+                    key,
+                    width,
+                    data: data.iter().map(|x| *x as f32).collect(),
+                });
             }
         })?;
         Ok(())

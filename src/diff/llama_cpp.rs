@@ -18,14 +18,23 @@ pub struct LlamaCpp {
 
 impl LlamaCpp {
     /// The files that [`LlamaCpp::results`] leaves.
-    pub const KEPT: [&str; 4] = ["commands.txt", "prompt.txt", "llama-results.log", "llama-results.gguf"];
+    pub const KEPT: [&str; 4] = [
+        "commands.txt",
+        "prompt.txt",
+        "llama-results.log",
+        "llama-results.gguf",
+    ];
 
     /// Finds the programs in `folder` or in its `bin` or `build/bin`.
     ///
     /// # Errors
     /// If llama-results is in none of them.
     pub fn open(folder: &Path) -> Result<LlamaCpp, Error> {
-        let places = [folder.to_owned(), folder.join("bin"), folder.join("build/bin")];
+        let places = [
+            folder.to_owned(),
+            folder.join("bin"),
+            folder.join("build/bin"),
+        ];
         match places.into_iter().find(|place| place.join("llama-results").is_file()) {
             Some(folder) => Ok(LlamaCpp { folder }),
             None => Err(Error::Program {
@@ -37,14 +46,21 @@ impl LlamaCpp {
 
     /// What llama-results says of its version, or nothing.
     pub fn version(&self) -> String {
-        let output = Command::new(self.folder.join("llama-results")).arg("--version").stdin(Stdio::null()).output();
-        // an old program without the option is no reason to fail: the command line is recorded as well
-        output.map_or(String::new(), |out| String::from_utf8_lossy(&[out.stdout, out.stderr].concat()).into_owned())
+        let output = Command::new(self.folder.join("llama-results"))
+            .arg("--version")
+            .stdin(Stdio::null())
+            .output();
+        // an old program without the option is no reason to fail: the command line is recorded as
+        // well
+        output.map_or(String::new(), |out| {
+            String::from_utf8_lossy(&[out.stdout, out.stderr].concat()).into_owned()
+        })
     }
 
-    /// Logits of all positions of a text: runs llama-results with f32 KV, no flash attention and no repacking, so that
-    /// its only rounding is that of its kernels. `keep` receives `llama-results.gguf` (the result, whose path is
-    /// returned), `llama-results.log` (what it printed), `prompt.txt` and `commands.txt`.
+    /// Logits of all positions of a text: runs llama-results with f32 KV, no flash attention and no
+    /// repacking, so that its only rounding is that of its kernels. `keep` receives
+    /// `llama-results.gguf` (the result, whose path is returned), `llama-results.log` (what it
+    /// printed), `prompt.txt` and `commands.txt`.
     ///
     /// # Errors
     /// If the program cannot be run or fails; its last words are in the message.
@@ -55,7 +71,10 @@ impl LlamaCpp {
         (n_tokens, threads): (usize, usize),
         keep: &Path,
     ) -> Result<PathBuf, Error> {
-        let io = |path: &Path, source| octavo_reference::Error::Io { path: path.into(), source };
+        let io = |path: &Path, source| octavo_reference::Error::Io {
+            path: path.into(),
+            source,
+        };
         std::fs::create_dir_all(keep).map_err(|source| io(keep, source))?;
         let [commands, prompt, log, out] = Self::KEPT.map(|name| keep.join(name));
         let program = self.folder.join("llama-results");
@@ -64,9 +83,24 @@ impl LlamaCpp {
         let args = |out: &Path| {
             let mut args: Vec<OsString> = vec!["-m".into(), model.into(), "-o".into(), out.into()];
             args.extend(["-f".into(), prompt.clone().into()]);
-            let fixed = ["-ctk", "f32", "-ctv", "f32", "-fa", "off", "--no-repack", "--no-escape", "-ngl", "0"];
+            let fixed = [
+                "-ctk",
+                "f32",
+                "-ctv",
+                "f32",
+                "-fa",
+                "off",
+                "--no-repack",
+                "--no-escape",
+                "-ngl",
+                "0",
+            ];
             args.extend(fixed.iter().map(Into::into));
-            args.extend(["-c", &size, "-b", &size, "-ub", &size, "-t", &threads].iter().map(Into::into));
+            args.extend(
+                ["-c", &size, "-b", &size, "-ub", &size, "-t", &threads]
+                    .iter()
+                    .map(Into::into),
+            );
             args
         };
         let line: Vec<String> = std::iter::once(program.clone().into_os_string())
@@ -77,10 +111,15 @@ impl LlamaCpp {
         write(&commands, format!("{}\n", line.join(" ")).as_bytes())?;
         // llama.cpp drops one newline at the end of a file
         write(&prompt, &[text, b"\n"].concat())?;
-        let failed = |what| Error::Program { program: program.display().to_string(), what };
-        // under another name until it is whole: one that is left from another run must not be taken for this one's
+        let failed = |what| Error::Program {
+            program: program.display().to_string(),
+            what,
+        };
+        // under another name until it is whole: one that is left from another run must not be taken
+        // for this one's
         let new = NewFile::beside(&out).map_err(octavo_reference::Error::from)?;
-        let (status, said) = run(Command::new(&program).args(args(new.path()))).map_err(|e| failed(e.to_string()))?;
+        let (status, said) = run(Command::new(&program).args(args(new.path())))
+            .map_err(|e| failed(e.to_string()))?;
         write(&log, &said)?;
         let written = new.path().metadata().is_ok_and(|found| found.len() > 0);
         if status.success() && written {
@@ -88,28 +127,39 @@ impl LlamaCpp {
             return Ok(out);
         }
         let said = String::from_utf8_lossy(&said);
-        let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("nothing");
-        Err(failed(format!("{status}; it last said: {last} (all of it is in {})", log.display())))
+        let last = said
+            .lines()
+            .rev()
+            .find(|line| !line.trim().is_empty())
+            .unwrap_or("nothing");
+        Err(failed(format!(
+            "{status}; it last said: {last} (all of it is in {})",
+            log.display()
+        )))
     }
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let written = replace_file(path, |file| {
         let file = file.write_all(bytes);
-        file.map_err(|source| octavo_reference::Error::Io { path: path.into(), source })
+        file.map_err(|source| octavo_reference::Error::Io {
+            path: path.into(),
+            source,
+        })
     });
     Ok(written?)
 }
 
-/// The program that runs now. Whoever starts one holds this, so that a signal never comes in between.
+/// The program that runs now. Whoever starts one holds this, so that a signal never comes in
+/// between.
 static RUNNING: Mutex<Option<Child>> = Mutex::new(None);
 
 fn running() -> MutexGuard<'static, Option<Child>> {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Stops the llama.cpp that runs, if one does. Whoever waits for it waits for ever: for a thread that was told of a
-/// signal and ends the program next.
+/// Stops the llama.cpp that runs, if one does. Whoever waits for it waits for ever: for a thread
+/// that was told of a signal and ends the program next.
 pub fn stop_llama_cpp() {
     let mut running = running();
     if let Some(child) = running.as_mut() {
@@ -122,7 +172,13 @@ pub fn stop_llama_cpp() {
 /// Runs a program to its end; gives what it printed to both outputs, in its order.
 fn run(command: &mut Command) -> io::Result<(ExitStatus, Vec<u8>)> {
     let (mut out, into) = io::pipe()?;
-    *running() = Some(command.stdin(Stdio::null()).stdout(into.try_clone()?).stderr(into).spawn()?);
+    *running() = Some(
+        command
+            .stdin(Stdio::null())
+            .stdout(into.try_clone()?)
+            .stderr(into)
+            .spawn()?,
+    );
     // the pipe ends when the last of those who could write to it goes: not before ours do
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut said = Vec::new();
@@ -156,7 +212,12 @@ mod tests {
 
     #[test]
     fn a_folder_without_programs_is_named() {
-        let error = LlamaCpp::open(Path::new("/nonexistent")).expect_err("nothing there").to_string();
-        assert!(error.starts_with("/nonexistent/llama-results: not found"), "{error}");
+        let error = LlamaCpp::open(Path::new("/nonexistent"))
+            .expect_err("nothing there")
+            .to_string();
+        assert!(
+            error.starts_with("/nonexistent/llama-results: not found"),
+            "{error}"
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! Two executions side by side: each tensor is compared as soon as both have it, so that memory holds a few tensors
-//! and not two whole passes.
+//! Two executions side by side: each tensor is compared as soon as both have it, so that memory
+//! holds a few tensors and not two whole passes.
 
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -82,8 +82,8 @@ const LOGITS: &str = "result_output";
 /// Tensors that one side may be ahead of the other: more than a layer has.
 const AHEAD: usize = 64;
 
-/// Runs both over the same tokens and compares all named tensors, with bounds from the first's graph. `progress` is
-/// told (tensors compared, tensors in all).
+/// Runs both over the same tokens and compares all named tensors, with bounds from the first's
+/// graph. `progress` is told (tensors compared, tensors in all).
 ///
 /// # Errors
 /// If one of the two fails, or they are models of different shape.
@@ -122,13 +122,26 @@ pub fn compare(
 }
 
 fn sum(a: Rounding, b: Rounding) -> Rounding {
-    Rounding { kv: a.kv + b.kv, kernels: a.kernels.with(b.kernels, |a, b| a + b) }
+    Rounding {
+        kv: a.kv + b.kv,
+        kernels: a.kernels.with(b.kernels, |a, b| a + b),
+    }
 }
 
 fn same_shape(a: &dyn Execution, b: &dyn Execution) -> Result<(), Error> {
-    let differ = |what, a: String, b: String| if a == b { Ok(()) } else { Err(Error::Differ { what, a, b }) };
+    let differ = |what, a: String, b: String| {
+        if a == b {
+            Ok(())
+        } else {
+            Err(Error::Differ { what, a, b })
+        }
+    };
     let (x, y) = (&a.model().hparams, &b.model().hparams);
-    differ("architecture", x.arch.name().to_owned(), y.arch.name().to_owned())?;
+    differ(
+        "architecture",
+        x.arch.name().to_owned(),
+        y.arch.name().to_owned(),
+    )?;
     for (what, x, y) in [
         ("layers", x.n_layer(), y.n_layer()),
         ("embedding width", x.n_embd(), y.n_embd()),
@@ -157,10 +170,20 @@ impl<'a> Pairing<'a> {
             absent: Vec::new(),
             logits,
         };
-        Pairing { bounds, n_tokens: tokens.len(), report, identical: true }
+        Pairing {
+            bounds,
+            n_tokens: tokens.len(),
+            report,
+            identical: true,
+        }
     }
 
-    fn pair(&mut self, a: &Receiver<TapOut>, b: &Receiver<TapOut>, progress: &mut dyn FnMut(u64)) -> Result<(), Error> {
+    fn pair(
+        &mut self,
+        a: &Receiver<TapOut>,
+        b: &Receiver<TapOut>,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(), Error> {
         let mut waiting: HashMap<TapKey, TapOut> = HashMap::new();
         let mut order: Vec<TapKey> = Vec::new();
         while let Ok(ours) = a.recv() {
@@ -187,23 +210,47 @@ impl<'a> Pairing<'a> {
     }
 
     fn absent(&mut self, key: &TapKey, absent_in: &'static str) {
-        self.report.absent.push(Absent { name: key.to_string(), occurrence: key.occurrence, absent_in });
+        self.report.absent.push(Absent {
+            name: key.to_string(),
+            occurrence: key.occurrence,
+            absent_in,
+        });
     }
 
     fn compare(&mut self, a: &TapOut, b: &TapOut) -> Result<(), Error> {
         if a.width != b.width || a.data.len() != b.data.len() {
-            let shape = |t: &TapOut| format!("{} of {} x {}", t.key, t.data.len() / t.width.max(1), t.width);
-            return Err(Error::Differ { what: "tensor", a: shape(a), b: shape(b) });
+            let shape = |t: &TapOut| {
+                format!(
+                    "{} of {} x {}",
+                    t.key,
+                    t.data.len() / t.width.max(1),
+                    t.width
+                )
+            };
+            return Err(Error::Differ {
+                what: "tensor",
+                a: shape(a),
+                b: shape(b),
+            });
         }
         let allowed = self.bounds.observe(&a.key, a.width, &a.data, &b.data)?;
         let tap = report(a, b, allowed.as_deref());
-        self.identical &= a.data.iter().zip(&b.data).all(|(a, b)| a.to_bits() == b.to_bits());
+        self.identical &= a
+            .data
+            .iter()
+            .zip(&b.data)
+            .all(|(a, b)| a.to_bits() == b.to_bits());
         if tap.outside && self.report.first_divergence.is_none() {
             self.report.first_divergence = Some(tap.clone());
         }
         self.report.taps.push(tap);
         if a.key.name == LOGITS && a.data.len() == a.width * self.n_tokens {
-            for (position, (a, b)) in a.data.chunks_exact(a.width).zip(b.data.chunks_exact(a.width)).enumerate() {
+            for (position, (a, b)) in a
+                .data
+                .chunks_exact(a.width)
+                .zip(b.data.chunks_exact(a.width))
+                .enumerate()
+            {
                 // the first is what the second is held against
                 self.report.logits.add(position, b, a)?;
             }
@@ -217,7 +264,10 @@ impl<'a> Pairing<'a> {
             (None, true) => Verdict::Identical,
             (None, false) => Verdict::Within,
         };
-        Comparison { verdict, ..self.report }
+        Comparison {
+            verdict,
+            ..self.report
+        }
     }
 }
 
@@ -226,8 +276,17 @@ fn report(a: &TapOut, b: &TapOut, allowed: Option<&[f64]>) -> TapReport {
     let width = a.width.max(1);
     let (mut squares, mut energy, mut max_abs) = (0.0, 0.0, 0.0f64);
     let (mut worst, mut position, mut unlike) = (-1.0, 0, false);
-    for (row, (x, y)) in a.data.chunks_exact(width).zip(b.data.chunks_exact(width)).enumerate() {
-        let error: f64 = x.iter().zip(y).map(|(x, y)| (f64::from(*x) - f64::from(*y)).powi(2)).sum();
+    for (row, (x, y)) in a
+        .data
+        .chunks_exact(width)
+        .zip(b.data.chunks_exact(width))
+        .enumerate()
+    {
+        let error: f64 = x
+            .iter()
+            .zip(y)
+            .map(|(x, y)| (f64::from(*x) - f64::from(*y)).powi(2))
+            .sum();
         squares += error;
         energy += x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
         let rms = (error / width as f64).sqrt();
@@ -250,7 +309,9 @@ fn report(a: &TapOut, b: &TapOut, allowed: Option<&[f64]>) -> TapReport {
     for i in 0..a.data.len() {
         max_abs = max_abs.max(difference(i));
     }
-    let at = row.max_by(|i, j| difference(*i).total_cmp(&difference(*j))).unwrap_or(0);
+    let at = row
+        .max_by(|i, j| difference(*i).total_cmp(&difference(*j)))
+        .unwrap_or(0);
     let value = |x: &[f32]| x.get(at).copied().unwrap_or_default();
     TapReport {
         name: a.key.to_string(),
@@ -260,7 +321,11 @@ fn report(a: &TapOut, b: &TapOut, allowed: Option<&[f64]>) -> TapReport {
         channel: at % width,
         a: value(&a.data),
         b: value(&b.data),
-        nmse: if squares == 0.0 { 0.0 } else { squares / energy },
+        nmse: if squares == 0.0 {
+            0.0
+        } else {
+            squares / energy
+        },
         max_abs,
         of_bound: allowed.map(|_| worst.max(0.0)),
         outside: unlike || allowed.is_some() && (worst > 1.0 || worst.is_nan()),

@@ -18,7 +18,8 @@ pub struct TopPair {
     pub delta: f32,
 }
 
-/// The most likely tokens of one position: theirs, most likely first, then ours that are not among them.
+/// The most likely tokens of one position: theirs, most likely first, then ours that are not among
+/// them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PositionTop {
     /// The position.
@@ -113,19 +114,31 @@ impl LogitComparison {
     pub fn add(&mut self, position: usize, ours: &[f32], theirs: &[f32]) -> Result<(), Error> {
         for row in [ours, theirs] {
             if row.len() != self.n_vocab {
-                return Err(Error::Row { expected: self.n_vocab, got: row.len() });
+                return Err(Error::Row {
+                    expected: self.n_vocab,
+                    got: row.len(),
+                });
             }
         }
-        let (squares, energy) = self.differences(position, (0..).zip(ours.iter().copied().zip(theirs.iter().copied())));
+        let (squares, energy) = self.differences(
+            position,
+            (0..).zip(ours.iter().copied().zip(theirs.iter().copied())),
+        );
         let of_other = |id: u32| theirs[id as usize];
-        let row = Row { squares, energy, kl: kl_row(ours, theirs)?, other: top_k(theirs, TOP) };
+        let row = Row {
+            squares,
+            energy,
+            kl: kl_row(ours, theirs)?,
+            other: top_k(theirs, TOP),
+        };
         self.take(position, ours, &row, &of_other);
         Ok(())
     }
 
-    /// As [`LogitComparison::add`], for a reference that keeps a position's most likely tokens only: `theirs` has
-    /// their ids, logits and the log-sum-exp of all logits; `ours` all logits and theirs. NMSE is over the kept logits,
-    /// KL a lower bound ([`octavo_reference::metrics::kl_top`]).
+    /// As [`LogitComparison::add`], for a reference that keeps a position's most likely tokens
+    /// only: `theirs` has their ids, logits and the log-sum-exp of all logits; `ours` all logits
+    /// and theirs. NMSE is over the kept logits, KL a lower bound
+    /// ([`octavo_reference::metrics::kl_top`]).
     ///
     /// # Errors
     /// A row that is not as long as the vocabulary.
@@ -136,21 +149,54 @@ impl LogitComparison {
         (ids, theirs, their_lse): (&[u32], &[f32], f64),
     ) -> Result<(), Error> {
         if ours.len() != self.n_vocab {
-            return Err(Error::Row { expected: self.n_vocab, got: ours.len() });
+            return Err(Error::Row {
+                expected: self.n_vocab,
+                got: ours.len(),
+            });
         }
         let picked: Vec<f32> = ids.iter().map(|id| ours[*id as usize]).collect();
-        let pairs = ids.iter().copied().zip(picked.iter().copied().zip(theirs.iter().copied()));
+        let pairs = ids
+            .iter()
+            .copied()
+            .zip(picked.iter().copied().zip(theirs.iter().copied()));
         let (squares, energy) = self.differences(position, pairs);
-        let kl = kl_top(TopRow { logits: &picked, lse }, TopRow { logits: theirs, lse: their_lse })?;
+        let kl = kl_top(
+            TopRow {
+                logits: &picked,
+                lse,
+            },
+            TopRow {
+                logits: theirs,
+                lse: their_lse,
+            },
+        )?;
         // what is not kept is not known
-        let of_other = |id: u32| ids.iter().position(|kept| *kept == id).map_or(f32::NAN, |i| theirs[i]);
+        let of_other = |id: u32| {
+            ids.iter()
+                .position(|kept| *kept == id)
+                .map_or(f32::NAN, |i| theirs[i])
+        };
         let other = ids.iter().take(TOP).copied().collect();
-        self.take(position, ours, &Row { squares, energy, kl, other }, &of_other);
+        self.take(
+            position,
+            ours,
+            &Row {
+                squares,
+                energy,
+                kl,
+                other,
+            },
+            &of_other,
+        );
         Ok(())
     }
 
     /// Sums of squares of differences and of theirs; remembers the largest difference.
-    fn differences(&mut self, position: usize, pairs: impl Iterator<Item = (u32, (f32, f32))>) -> (f64, f64) {
+    fn differences(
+        &mut self,
+        position: usize,
+        pairs: impl Iterator<Item = (u32, (f32, f32))>,
+    ) -> (f64, f64) {
         let (mut squares, mut energy) = (0.0, 0.0);
         for (id, (x, y)) in pairs {
             let difference = f64::from(x) - f64::from(y);
@@ -164,7 +210,12 @@ impl LogitComparison {
     }
 
     fn take(&mut self, position: usize, ours: &[f32], row: &Row, of_other: &dyn Fn(u32) -> f32) {
-        let &Row { squares, energy, kl, ref other } = row;
+        let &Row {
+            squares,
+            energy,
+            kl,
+            ref other,
+        } = row;
         let mine = top_k(ours, TOP);
         self.positions += 1;
         let n = self.positions as f64;
@@ -174,20 +225,44 @@ impl LogitComparison {
         s.kl += kl;
         s.top1 += usize::from(mine.first() == other.first());
         s.top5 += usize::from(mine == *other);
-        self.nmse = if s.squares == 0.0 { 0.0 } else { s.squares / s.energy };
+        self.nmse = if s.squares == 0.0 {
+            0.0
+        } else {
+            s.squares / s.energy
+        };
         self.mean_kl = s.kl / n;
         (self.top1, self.top5) = (s.top1 as f64 / n, s.top5 as f64 / n);
         if kl > self.max_kl || kl.is_nan() && !self.max_kl.is_nan() {
             (self.max_kl, self.max_kl_at) = (kl, position);
         }
-        let extra: Vec<u32> = mine.iter().copied().filter(|id| !other.contains(id)).collect();
+        let extra: Vec<u32> = mine
+            .iter()
+            .copied()
+            .filter(|id| !other.contains(id))
+            .collect();
         let pair = |id: u32| {
             let (x, y) = (ours[id as usize], of_other(id));
-            TopPair { id, ours: x, theirs: y, delta: x - y }
+            TopPair {
+                id,
+                ours: x,
+                theirs: y,
+                delta: x - y,
+            }
         };
         let top = other.iter().copied().chain(extra).map(pair).collect();
         let token = self.tokens.get(position).copied().unwrap_or_default();
-        let nmse = if squares == 0.0 { 0.0 } else { squares / energy };
-        self.by_position.push(PositionTop { position, token, ours: mine, top, kl, nmse });
+        let nmse = if squares == 0.0 {
+            0.0
+        } else {
+            squares / energy
+        };
+        self.by_position.push(PositionTop {
+            position,
+            token,
+            ours: mine,
+            top,
+            kl,
+            nmse,
+        });
     }
 }

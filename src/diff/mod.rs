@@ -1,10 +1,10 @@
 //! Where two computations of the same text part ways.
 //!
-//! An [`Execution`] computes a model's forward pass and shows every named tensor: a backend, or the f64 oracle.
-//! [`compare`] runs two of them side by side and holds each tensor against a bound that is derived, op by op, from the
-//! errors measured in that op's inputs ([`bounds`]): so the first tensor outside its bound is where something is
-//! wrong, and not where an error from far above has grown. [`LogitComparison`] says how far two sets of logits are
-//! apart.
+//! An [`Execution`] computes a model's forward pass and shows every named tensor: a backend, or the
+//! f64 oracle. [`compare`] runs two of them side by side and holds each tensor against a bound that
+//! is derived, op by op, from the errors measured in that op's inputs ([`bounds`]): so the first
+//! tensor outside its bound is where something is wrong, and not where an error from far above has
+//! grown. [`LogitComparison`] says how far two sets of logits are apart.
 
 pub mod bounds;
 mod execution;
@@ -67,7 +67,9 @@ pub enum Error {
     #[error(transparent)]
     Imatrix(#[from] crate::imatrix::Error),
     /// A reference without its text.
-    #[error("the file of {kind} has no text: expected -p TEXT or -f FILE, the same as it was made from")]
+    #[error(
+        "the file of {kind} has no text: expected -p TEXT or -f FILE, the same as it was made from"
+    )]
     NoText {
         /// The program that wrote it.
         kind: &'static str,

@@ -25,7 +25,8 @@ pub struct TokenComparison {
     pub kl: f64,
 }
 
-/// Reads a prompt, then their tokens one after the other, and compares the log-probabilities of each.
+/// Reads a prompt, then their tokens one after the other, and compares the log-probabilities of
+/// each.
 ///
 /// # Errors
 /// If the tokens cannot be computed.
@@ -60,9 +61,18 @@ pub(super) fn generated(
         kl += rest(p_rest) * (rest(p_rest) / rest(q_rest)).ln();
         let our_top = top_k(&row, 1).first().copied().unwrap_or_default();
         let (ours, theirs) = (at(token.id)?, token.logprob);
-        all.push(TokenComparison { position: prompt.len() - 1 + i, id: token.id, ours, theirs, our_top, kl });
+        all.push(TokenComparison {
+            position: prompt.len() - 1 + i,
+            id: token.id,
+            ours,
+            theirs,
+            our_top,
+            kl,
+        });
         if i + 1 < completion.tokens.len() {
-            row = session.eval(&[token.id], Role::Generated, Wanted::Last)?.data;
+            row = session
+                .eval(&[token.id], Role::Generated, Wanted::Last)?
+                .data;
         }
     }
     Ok(all)

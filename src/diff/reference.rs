@@ -98,37 +98,71 @@ impl Reference {
     /// # Errors
     /// Names the file, what is wrong, and what was expected.
     pub fn read(path: &Path, against: Against) -> Result<Reference, Error> {
-        let plain = |kind, recorded| Reference { kind, tokens: None, text: None, n_vocab: None, recorded };
+        let plain = |kind, recorded| Reference {
+            kind,
+            tokens: None,
+            text: None,
+            n_vocab: None,
+            recorded,
+        };
         Ok(match recognize(path)? {
             Kind::Results => {
                 let r = Results::read(path)?;
                 let (tokens, n_vocab) = (Some(r.tokens), Some(r.n_vocab));
-                Reference { tokens, n_vocab, ..plain("llama-results", Recorded::All(r.logits)) }
+                Reference {
+                    tokens,
+                    n_vocab,
+                    ..plain("llama-results", Recorded::All(r.logits))
+                }
             }
             Kind::Golden => Reference::golden(Golden::read(path)?, against),
             Kind::Debug => {
                 let d = debug::read(path)?;
-                let recorded = if d.embeddings { Recorded::Hidden(d.values) } else { Recorded::Last(d.values) };
-                Reference { tokens: d.tokens, ..plain("llama-debug", recorded) }
+                let recorded = if d.embeddings {
+                    Recorded::Hidden(d.values)
+                } else {
+                    Recorded::Last(d.values)
+                };
+                Reference {
+                    tokens: d.tokens,
+                    ..plain("llama-debug", recorded)
+                }
             }
-            Kind::EvalCallback => plain("llama-eval-callback", Recorded::Printed(eval_callback::read(path)?)),
+            Kind::EvalCallback => plain(
+                "llama-eval-callback",
+                Recorded::Printed(eval_callback::read(path)?),
+            ),
             Kind::Session => {
                 let cache = session::read(path)?;
                 // the last token was not yet computed
                 let mut tokens = cache.tokens.clone();
                 tokens.truncate(cache.n_cells);
-                let recorded = Recorded::Cache(Session { tokens: tokens.clone(), ..cache });
-                Reference { tokens: Some(tokens), ..plain("prompt cache", recorded) }
+                let recorded = Recorded::Cache(Session {
+                    tokens: tokens.clone(),
+                    ..cache
+                });
+                Reference {
+                    tokens: Some(tokens),
+                    ..plain("prompt cache", recorded)
+                }
             }
             Kind::Server => {
                 let completion = server::read(path)?;
                 let text = completion.prompt.clone();
-                Reference { text, ..plain("llama-server", Recorded::Generated(completion)) }
+                Reference {
+                    text,
+                    ..plain("llama-server", Recorded::Generated(completion))
+                }
             }
             Kind::KldBase => {
-                let shape = eval::base::Reader::open(path).map_err(eval::Error::from)?.shape();
+                let shape = eval::base::Reader::open(path)
+                    .map_err(eval::Error::from)?
+                    .shape();
                 let n_vocab = Some(shape.n_vocab);
-                Reference { n_vocab, ..plain("llama-perplexity base", Recorded::Base(path.to_owned())) }
+                Reference {
+                    n_vocab,
+                    ..plain("llama-perplexity base", Recorded::Base(path.to_owned()))
+                }
             }
             Kind::Imatrix => {
                 let importance = Importance::open(path)?;
@@ -146,7 +180,13 @@ impl Reference {
             Golden::Top(top) => Recorded::Top(top.k, if exact { top.exact } else { top.llama_cpp }),
         };
         let kind = if exact { "golden, exact" } else { "golden" };
-        Reference { kind, tokens: Some(tokens), text: None, n_vocab: Some(n_vocab), recorded }
+        Reference {
+            kind,
+            tokens: Some(tokens),
+            text: None,
+            n_vocab: Some(n_vocab),
+            recorded,
+        }
     }
 
     /// Positions that comparing takes, for `given` ids of a text.
@@ -156,7 +196,9 @@ impl Reference {
             Recorded::Generated(completion) => {
                 completion.n_prompt.unwrap_or(0).max(tokens) + completion.tokens.len() + 1
             }
-            Recorded::Base(path) => eval::base::Reader::open(path).map_or(512, |reader| reader.shape().n_ctx),
+            Recorded::Base(path) => {
+                eval::base::Reader::open(path).map_or(512, |reader| reader.shape().n_ctx)
+            }
             Recorded::Energies(_, chunk) => *chunk,
             _ => tokens,
         }
@@ -172,55 +214,105 @@ impl Reference {
         if let Some(tokens) = &self.tokens {
             return Ok(tokens.clone());
         }
-        let text = given.or(self.text.as_deref().map(str::as_bytes)).ok_or(Error::NoText { kind: self.kind })?;
+        let text = given
+            .or(self.text.as_deref().map(str::as_bytes))
+            .ok_or(Error::NoText { kind: self.kind })?;
         // as the program in question reads a prompt
         let parse_special = matches!(self.recorded, Recorded::Printed(_) | Recorded::Generated(_));
-        let options = EncodeOptions { add_special: true, parse_special };
-        Ok(engine.tokenizer().encode(text, options).map_err(crate::Error::from)?)
+        let options = EncodeOptions {
+            add_special: true,
+            parse_special,
+        };
+        Ok(engine
+            .tokenizer()
+            .encode(text, options)
+            .map_err(crate::Error::from)?)
     }
 
     /// Computes the reference's text (or `text`, where the file has none) and compares.
     ///
     /// # Errors
-    /// If the model is of another shape, the text is missing or is not the reference's, or cannot be computed.
-    pub fn compare(&self, engine: &Engine, text: Option<&[u8]>, tolerance: &Tolerance) -> Result<Measured, Error> {
+    /// If the model is of another shape, the text is missing or is not the reference's, or cannot
+    /// be computed.
+    pub fn compare(
+        &self,
+        engine: &Engine,
+        text: Option<&[u8]>,
+        tolerance: &Tolerance,
+    ) -> Result<Measured, Error> {
         let n_vocab = engine.hparams().n_vocab();
         if let Some(theirs) = self.n_vocab.filter(|theirs| *theirs != n_vocab) {
             let (a, b) = (n_vocab.to_string(), theirs.to_string());
-            return Err(Error::Differ { what: "vocabulary of model (first) and reference (second)", a, b });
+            return Err(Error::Differ {
+                what: "vocabulary of model (first) and reference (second)",
+                a,
+                b,
+            });
         }
         let ids = || self.ids(engine, text);
         Ok(match &self.recorded {
-            Recorded::All(rows) => Measured::Logits(logits(engine, &ids()?, Wanted::All, &mut |c, position, ours| {
-                c.add(position, ours, &rows[position * n_vocab..(position + 1) * n_vocab])
-            })?),
-            Recorded::Top(k, top) => {
-                Measured::Logits(logits(engine, &ids()?, Wanted::All, &mut |c, position, ours| {
+            Recorded::All(rows) => Measured::Logits(logits(
+                engine,
+                &ids()?,
+                Wanted::All,
+                &mut |c, position, ours| {
+                    c.add(
+                        position,
+                        ours,
+                        &rows[position * n_vocab..(position + 1) * n_vocab],
+                    )
+                },
+            )?),
+            Recorded::Top(k, top) => Measured::Logits(logits(
+                engine,
+                &ids()?,
+                Wanted::All,
+                &mut |c, position, ours| {
                     let kept = position * k..(position + 1) * k;
-                    let theirs = (&top.ids[kept.clone()], &top.logits[kept], f64::from(top.lse[position]));
+                    let theirs = (
+                        &top.ids[kept.clone()],
+                        &top.logits[kept],
+                        f64::from(top.lse[position]),
+                    );
                     c.add_top(position, (ours, log_sum_exp(ours)), theirs)
-                })?)
+                },
+            )?),
+            Recorded::Last(row) => Measured::Logits(logits(
+                engine,
+                &ids()?,
+                Wanted::Last,
+                &mut |c, position, ours| c.add(position, ours, row),
+            )?),
+            Recorded::Hidden(values) => {
+                Measured::Tensors(tensors::hidden(engine, &ids()?, values, tolerance.nmse)?)
             }
-            Recorded::Last(row) => {
-                Measured::Logits(logits(engine, &ids()?, Wanted::Last, &mut |c, position, ours| {
-                    c.add(position, ours, row)
-                })?)
+            Recorded::Printed(all) => {
+                Measured::Tensors(tensors::printed(engine, &ids()?, all, tolerance.nmse)?)
             }
-            Recorded::Hidden(values) => Measured::Tensors(tensors::hidden(engine, &ids()?, values, tolerance.nmse)?),
-            Recorded::Printed(all) => Measured::Tensors(tensors::printed(engine, &ids()?, all, tolerance.nmse)?),
-            Recorded::Cache(cache) => Measured::Tensors(tensors::cached(engine, cache, tolerance.nmse)?),
+            Recorded::Cache(cache) => {
+                Measured::Tensors(tensors::cached(engine, cache, tolerance.nmse)?)
+            }
             Recorded::Generated(completion) => {
                 let prompt = ids()?;
                 if let Some(theirs) = completion.n_prompt.filter(|n| *n != prompt.len()) {
                     let (a, b) = (prompt.len().to_string(), theirs.to_string());
-                    return Err(Error::Differ { what: "tokens of the prompt", a, b });
+                    return Err(Error::Differ {
+                        what: "tokens of the prompt",
+                        a,
+                        b,
+                    });
                 }
                 Measured::Generated(generated(engine, &prompt, completion)?)
             }
             Recorded::Base(path) => divergence(engine, path)?,
             Recorded::Energies(importance, chunk) => {
                 let text = text.ok_or(Error::NoText { kind: self.kind })?;
-                Measured::Tensors(energies(engine, text, (importance, *chunk), tolerance.nmse)?)
+                Measured::Tensors(energies(
+                    engine,
+                    text,
+                    (importance, *chunk),
+                    tolerance.nmse,
+                )?)
             }
         })
     }
@@ -228,7 +320,12 @@ impl Reference {
 
 type Add<'a> = &'a mut dyn FnMut(&mut LogitComparison, usize, &[f32]) -> Result<(), Error>;
 
-fn logits(engine: &Engine, tokens: &[u32], wanted: Wanted, add: Add<'_>) -> Result<LogitComparison, Error> {
+fn logits(
+    engine: &Engine,
+    tokens: &[u32],
+    wanted: Wanted,
+    add: Add<'_>,
+) -> Result<LogitComparison, Error> {
     let mut comparison = LogitComparison::new(tokens, engine.hparams().n_vocab());
     let mut failed = None;
     let mut sink = |position: usize, ours: &[f32]| {
@@ -236,7 +333,9 @@ fn logits(engine: &Engine, tokens: &[u32], wanted: Wanted, add: Add<'_>) -> Resu
             failed.get_or_insert(error);
         }
     };
-    engine.session().eval_with(tokens, Role::Prompt, wanted, None, &mut sink)?;
+    engine
+        .session()
+        .eval_with(tokens, Role::Prompt, wanted, None, &mut sink)?;
     failed.map_or(Ok(comparison), Err)
 }
 
@@ -244,7 +343,12 @@ fn divergence(engine: &Engine, path: &Path) -> Result<Measured, Error> {
     let mut base = eval::base::Reader::open(path).map_err(eval::Error::from)?;
     let d = eval::divergence(engine, &mut base, None, &eval::Options::default(), &mut ())?;
     let (mean_kl, same_top) = (d.kld().value, d.same_top().value);
-    Ok(Measured::Divergence { mean_kl, max_kl: d.klds().maximum().into(), same_top, scored: d.scored() })
+    Ok(Measured::Divergence {
+        mean_kl,
+        max_kl: d.klds().maximum().into(),
+        same_top,
+        scored: d.scored(),
+    })
 }
 
 /// Mean squares of the inputs of every matrix over a text: theirs against ours, channel by channel.
@@ -255,14 +359,23 @@ fn energies(
     nmse: f64,
 ) -> Result<Vec<TensorComparison>, Error> {
     let chunks = importance.chunks() as usize;
-    let options = ImatrixOptions { chunk, max_chunks: (chunks > 0).then_some(chunks), output: true };
+    let options = ImatrixOptions {
+        chunk,
+        max_chunks: (chunks > 0).then_some(chunks),
+        output: true,
+    };
     let mut collector = Collector::new(engine, options)?;
     for part in collector.tokens(text)?.chunks(chunk) {
         collector.add(part)?;
     }
     let mut found = Vec::new();
     for (name, ours) in collector.means() {
-        let Some(theirs) = importance.weights(name).filter(|theirs| theirs.len() == ours.len()) else { continue };
+        let Some(theirs) = importance
+            .weights(name)
+            .filter(|theirs| theirs.len() == ours.len())
+        else {
+            continue;
+        };
         let (mut squares, mut energy, mut worst, mut channel) = (0.0, 0.0, -1.0, 0);
         for (i, (x, y)) in ours.iter().zip(theirs).enumerate() {
             let difference = (x - f64::from(*y)).abs();
@@ -272,8 +385,14 @@ fn energies(
                 (worst, channel) = (difference, i);
             }
         }
-        let error = if squares == 0.0 { 0.0 } else { squares / energy };
-        let layer = name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse().ok());
+        let error = if squares == 0.0 {
+            0.0
+        } else {
+            squares / energy
+        };
+        let layer = name
+            .strip_prefix("blk.")
+            .and_then(|rest| rest.split('.').next()?.parse().ok());
         found.push(TensorComparison {
             name: name.to_owned(),
             layer,

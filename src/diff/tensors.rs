@@ -58,13 +58,17 @@ struct Comparing<'a> {
 
 impl Comparing<'_> {
     fn look(&mut self, view: &TapView<'_>) {
-        let Some(known) = self.known.remove(&(view.tap.to_string(), view.occurrence)) else { return };
+        let Some(known) = self.known.remove(&(view.tap.to_string(), view.occurrence)) else {
+            return;
+        };
         if known.width != view.width || view.rows != self.n_tokens {
             return;
         }
         let (mut squares, mut energy, mut worst, mut at) = (0.0, 0.0, -1.0, (0, 0, 0.0));
         for &(position, channel, theirs) in &known.values {
-            let Some(ours) = view.data.get(position * view.width + channel) else { continue };
+            let Some(ours) = view.data.get(position * view.width + channel) else {
+                continue;
+            };
             let difference = ((f64::from(*ours) - theirs).abs() - known.rounding).max(0.0);
             squares += difference * difference;
             energy += theirs * theirs;
@@ -72,8 +76,14 @@ impl Comparing<'_> {
                 (worst, at) = (difference, (position, channel, theirs));
             }
         }
-        let nmse = if squares == 0.0 { 0.0 } else { squares / energy };
-        let sum_outside = known.sum.is_some_and(|sum| self.sum_is_outside(sum, view.data));
+        let nmse = if squares == 0.0 {
+            0.0
+        } else {
+            squares / energy
+        };
+        let sum_outside = known
+            .sum
+            .is_some_and(|sum| self.sum_is_outside(sum, view.data));
         self.found.push(TensorComparison {
             name: view.tap.to_string(),
             layer: view.tap.layer,
@@ -82,14 +92,19 @@ impl Comparing<'_> {
             nmse,
             position: at.0,
             channel: at.1,
-            a: view.data.get(at.0 * view.width + at.1).copied().unwrap_or_default(),
+            a: view
+                .data
+                .get(at.0 * view.width + at.1)
+                .copied()
+                .unwrap_or_default(),
             b: at.2 as f32,
             outside: nmse > self.nmse || nmse.is_nan() || sum_outside,
         });
     }
 
-    /// llama.cpp adds up in f32, one value after another: `n` roundings of partial sums, a random walk of up to 2 sqrt(n)
-    /// steps; differences of single values within the tolerance add up like a random walk too.
+    /// llama.cpp adds up in f32, one value after another: `n` roundings of partial sums, a random
+    /// walk of up to 2 sqrt(n) steps; differences of single values within the tolerance add up like
+    /// a random walk too.
     fn sum_is_outside(&self, theirs: f64, data: &[f32]) -> bool {
         let n = data.len() as f64;
         let ours: f64 = data.iter().map(|x| f64::from(*x)).sum();
@@ -101,7 +116,8 @@ impl Comparing<'_> {
     }
 }
 
-/// Compares what `llama-eval-callback` printed of a text with the engine's tensors of the same text, in graph order.
+/// Compares what `llama-eval-callback` printed of a text with the engine's tensors of the same
+/// text, in graph order.
 ///
 /// # Errors
 /// If the text cannot be computed.
@@ -114,19 +130,29 @@ pub(super) fn printed(
     let mut widths: HashMap<String, usize> = HashMap::new();
     for node in &engine.model().graph.nodes {
         if let Some(tap) = node.tap {
-            widths.insert(tap.to_string(), engine.model().graph.values[node.out.index()].width);
+            widths.insert(
+                tap.to_string(),
+                engine.model().graph.values[node.out.index()].width,
+            );
         }
     }
     let mut known = HashMap::new();
     for t in all {
         // older and newer versions call the same tensor differently
-        let name = if t.name == "embd" { "inp_embd" } else { &t.name };
-        let Some(&width) = widths.get(name) else { continue };
+        let name = if t.name == "embd" {
+            "inp_embd"
+        } else {
+            &t.name
+        };
+        let Some(&width) = widths.get(name) else {
+            continue;
+        };
         let rows = t.dims.iter().product::<usize>() / width.max(1);
         // after the last layer's attention llama.cpp keeps the last position alone
         let first = if rows == 1 { tokens.len() - 1 } else { 0 };
         let place = |index: &[usize; 4]| {
-            let flat = index[0] + t.dims[0] * (index[1] + t.dims[1] * (index[2] + t.dims[2] * index[3]));
+            let flat =
+                index[0] + t.dims[0] * (index[1] + t.dims[1] * (index[2] + t.dims[2] * index[3]));
             (first + flat / width, flat % width)
         };
         let values = t.values.iter().map(|(index, value)| {
@@ -134,8 +160,15 @@ pub(super) fn printed(
             (position, channel, *value)
         });
         let sum = if rows == tokens.len() { t.sum } else { None };
-        known
-            .insert((name.to_owned(), t.occurrence), Known { values: values.collect(), rounding: PRINTED, width, sum });
+        known.insert(
+            (name.to_owned(), t.occurrence),
+            Known {
+                values: values.collect(),
+                rounding: PRINTED,
+                width,
+                sum,
+            },
+        );
     }
     run(engine, tokens, known, nmse)
 }
@@ -144,13 +177,39 @@ pub(super) fn printed(
 ///
 /// # Errors
 /// If the text cannot be computed, or the cache is of a model of another shape.
-pub(super) fn cached(engine: &Engine, cache: &Cache, nmse: f64) -> Result<Vec<TensorComparison>, Error> {
+pub(super) fn cached(
+    engine: &Engine,
+    cache: &Cache,
+    nmse: f64,
+) -> Result<Vec<TensorComparison>, Error> {
     let h = engine.hparams();
-    let differ = |what, a: String, b: String| if a == b { Ok(()) } else { Err(Error::Differ { what, a, b }) };
-    differ("architecture", h.arch.name().to_owned(), cache.architecture.clone())?;
-    differ("layers", h.n_layer().to_string(), cache.layers.len().to_string())?;
-    differ("width of keys", h.kv_width().to_string(), cache.widths.0.to_string())?;
-    differ("width of values", h.kv_width().to_string(), cache.widths.1.to_string())?;
+    let differ = |what, a: String, b: String| {
+        if a == b {
+            Ok(())
+        } else {
+            Err(Error::Differ { what, a, b })
+        }
+    };
+    differ(
+        "architecture",
+        h.arch.name().to_owned(),
+        cache.architecture.clone(),
+    )?;
+    differ(
+        "layers",
+        h.n_layer().to_string(),
+        cache.layers.len().to_string(),
+    )?;
+    differ(
+        "width of keys",
+        h.kv_width().to_string(),
+        cache.widths.0.to_string(),
+    )?;
+    differ(
+        "width of values",
+        h.kv_width().to_string(),
+        cache.widths.1.to_string(),
+    )?;
     let mut last: HashMap<String, usize> = HashMap::new();
     for tap in engine.model().graph.tap_names() {
         *last.entry(tap).or_default() += 1;
@@ -158,11 +217,26 @@ pub(super) fn cached(engine: &Engine, cache: &Cache, nmse: f64) -> Result<Vec<Te
     let width = h.kv_width();
     let mut known = HashMap::new();
     for (layer, (keys, values)) in cache.layers.iter().enumerate() {
-        for (name, data) in [(format!("Kcur-{layer}"), keys), (format!("Vcur-{layer}"), values)] {
+        for (name, data) in [
+            (format!("Kcur-{layer}"), keys),
+            (format!("Vcur-{layer}"), values),
+        ] {
             // the last tensor of the name is what goes into the cache
             let occurrence = last.get(&name).map_or(0, |n| n - 1);
-            let values = data.iter().enumerate().map(|(i, x)| (i / width, i % width, f64::from(*x))).collect();
-            known.insert((name, occurrence), Known { values, rounding: 0.0, width, sum: None });
+            let values = data
+                .iter()
+                .enumerate()
+                .map(|(i, x)| (i / width, i % width, f64::from(*x)))
+                .collect();
+            known.insert(
+                (name, occurrence),
+                Known {
+                    values,
+                    rounding: 0.0,
+                    width,
+                    sum: None,
+                },
+            );
         }
     }
     run(engine, &cache.tokens, known, nmse)
@@ -180,11 +254,28 @@ pub(super) fn hidden(
 ) -> Result<Vec<TensorComparison>, Error> {
     let width = engine.hparams().n_embd();
     if values.len() != width * tokens.len() {
-        return Err(Error::Row { expected: width * tokens.len(), got: values.len() });
+        return Err(Error::Row {
+            expected: width * tokens.len(),
+            got: values.len(),
+        });
     }
-    let values = values.iter().enumerate().map(|(i, x)| (i / width, i % width, f64::from(*x))).collect();
-    let known = Known { values, rounding: 0.0, width, sum: None };
-    run(engine, tokens, HashMap::from([(("result_norm".to_owned(), 0), known)]), nmse)
+    let values = values
+        .iter()
+        .enumerate()
+        .map(|(i, x)| (i / width, i % width, f64::from(*x)))
+        .collect();
+    let known = Known {
+        values,
+        rounding: 0.0,
+        width,
+        sum: None,
+    };
+    run(
+        engine,
+        tokens,
+        HashMap::from([(("result_norm".to_owned(), 0), known)]),
+        nmse,
+    )
 }
 
 fn run(
@@ -194,8 +285,19 @@ fn run(
     nmse: f64,
 ) -> Result<Vec<TensorComparison>, Error> {
     let mut found = Vec::new();
-    let mut comparing = Comparing { known, nmse, n_tokens: tokens.len(), found: &mut found };
+    let mut comparing = Comparing {
+        known,
+        nmse,
+        n_tokens: tokens.len(),
+        found: &mut found,
+    };
     let mut look = |view: &TapView<'_>| comparing.look(view);
-    engine.session().eval_with(tokens, Role::Prompt, Wanted::All, Some(&mut look), &mut |_, _| {})?;
+    engine.session().eval_with(
+        tokens,
+        Role::Prompt,
+        Wanted::All,
+        Some(&mut look),
+        &mut |_, _| {},
+    )?;
     Ok(found)
 }

@@ -1,5 +1,5 @@
-//! A loaded model and the timelines that run on it: the boundary that the command line sees. Nobody outside sees a
-//! tensor.
+//! A loaded model and the timelines that run on it: the boundary that the command line sees. Nobody
+//! outside sees a tensor.
 
 mod session;
 
@@ -39,13 +39,18 @@ impl ModelSource {
     /// # Errors
     /// If it is not a sound GGUF file or folder.
     pub fn open(&self, mmap: bool) -> Result<Gguf, Error> {
-        let options = OpenOptions { mmap, ..OpenOptions::default() };
+        let options = OpenOptions {
+            mmap,
+            ..OpenOptions::default()
+        };
         Ok(match self {
             ModelSource::Path(path) if path.is_dir() => hf::open(path, &options)?,
             ModelSource::Path(path) => Gguf::open(path, &options)?,
-            ModelSource::Demo => {
-                Gguf::from_bytes(octavo_reference::demo::demo_model(), "built-in demo model", &options)?
-            }
+            ModelSource::Demo => Gguf::from_bytes(
+                octavo_reference::demo::demo_model(),
+                "built-in demo model",
+                &options,
+            )?,
         })
     }
 }
@@ -57,8 +62,8 @@ pub enum DeviceChoice {
     Auto {
         /// Its number.
         gpu: usize,
-        /// Somebody asked for this, and is told even where there is no driver: most machines have none, and need not be
-        /// told so each time.
+        /// Somebody asked for this, and is told even where there is no driver: most machines have
+        /// none, and need not be told so each time.
         asked: bool,
     },
     /// The CPU.
@@ -76,7 +81,8 @@ const MAX_LOGIT_BYTES: usize = 64 << 20;
 pub struct EngineOptions {
     /// What computes.
     pub device: DeviceChoice,
-    /// On a GPU, how many of the last layers run there, the output with them; all that there are unless given.
+    /// On a GPU, how many of the last layers run there, the output with them; all that there are
+    /// unless given.
     pub gpu_layers: Option<usize>,
     /// Threads; [`default_threads`] unless given. More than the CPUs run as well, but slower.
     pub threads: Option<usize>,
@@ -154,13 +160,20 @@ impl Engine {
     ///
     /// # Errors
     /// [`enum@Error`], naming file, key or tensor.
-    pub fn load(source: &ModelSource, options: &EngineOptions, sink: &mut LoadingSink<'_>) -> Result<Engine, Error> {
+    pub fn load(
+        source: &ModelSource,
+        options: &EngineOptions,
+        sink: &mut LoadingSink<'_>,
+    ) -> Result<Engine, Error> {
         // before anything takes time
         options.isa.resolve()?;
-        Engine::load_on(source, options, |gguf, model, limits| prepare(gguf, model, options, limits, sink))
+        Engine::load_on(source, options, |gguf, model, limits| {
+            prepare(gguf, model, options, limits, sink)
+        })
     }
 
-    /// As [`Engine::load`], on whatever `prepare` makes of the model for steps and a cache of these limits.
+    /// As [`Engine::load`], on whatever `prepare` makes of the model for steps and a cache of these
+    /// limits.
     ///
     /// # Errors
     /// As [`Engine::load`], and what `prepare` says.
@@ -175,9 +188,14 @@ impl Engine {
         let mut warnings = model.warnings().to_vec();
         warnings.extend(tokenizer.warnings().iter().cloned());
         let trained = model.hparams.n_ctx_train();
-        let n_ctx = options.ctx.unwrap_or_else(|| trained.min(DEFAULT_CONTEXT)).max(1);
+        let n_ctx = options
+            .ctx
+            .unwrap_or_else(|| trained.min(DEFAULT_CONTEXT))
+            .max(1);
         if n_ctx > trained {
-            warnings.push(format!("context {n_ctx} is longer than the {trained} that the model was trained with"));
+            warnings.push(format!(
+                "context {n_ctx} is longer than the {trained} that the model was trained with"
+            ));
         }
         let sessions = options.sessions.max(1);
         let n_pages = n_ctx.div_ceil(PAGE_POSITIONS).saturating_mul(sessions);
@@ -185,7 +203,13 @@ impl Engine {
         // no step is longer than a context
         let rows = options.batch.clamp(1, n_ctx.max(sessions));
         let wanted = rows.min((MAX_LOGIT_BYTES / 4 / model.hparams.n_vocab()).max(1));
-        let limits = Limits { rows, wanted, sequences: sessions, positions: n_ctx, n_pages };
+        let limits = Limits {
+            rows,
+            wanted,
+            sequences: sessions,
+            positions: n_ctx,
+            n_pages,
+        };
         let executable = prepare(&gguf, &model, &limits)?;
         let memory = MemoryReport {
             file: gguf.file_bytes(),
@@ -197,7 +221,10 @@ impl Engine {
             gguf,
             model,
             tokenizer,
-            runtime: Arc::new(Mutex::new(Runtime { executable, pool: BlockPool::new(capacity) })),
+            runtime: Arc::new(Mutex::new(Runtime {
+                executable,
+                pool: BlockPool::new(capacity),
+            })),
             n_ctx,
             limits,
             memory,
@@ -231,7 +258,8 @@ impl Engine {
         &self.tokenizer
     }
 
-    /// The file's chat template, if it has one. Read when asked for: a broken one hinders nothing else.
+    /// The file's chat template, if it has one. Read when asked for: a broken one hinders nothing
+    /// else.
     ///
     /// # Errors
     /// If it is not a template.
@@ -282,11 +310,39 @@ fn prepare(
         DeviceChoice::Cuda(gpu) => (Some(gpu), true, true),
     };
     let isa = options.isa.resolve()?;
-    let EngineOptions { kv_type, repack, graphs, check_pages, .. } = *options;
-    let cpu = cpu::Options { isa, threads, kv_type, n_pages: limits.n_pages, repack };
+    let EngineOptions {
+        kv_type,
+        repack,
+        graphs,
+        check_pages,
+        ..
+    } = *options;
+    let cpu = cpu::Options {
+        isa,
+        threads,
+        kv_type,
+        n_pages: limits.n_pages,
+        repack,
+    };
     if let Some(ordinal) = ordinal {
-        let cuda = cuda::Options { kv_type, limits: *limits, graphs, check_pages, threads };
-        match on_gpu(ordinal, gguf, model, &split::Options { gpu_layers, cpu, cuda }, sink) {
+        let cuda = cuda::Options {
+            kv_type,
+            limits: *limits,
+            graphs,
+            check_pages,
+            threads,
+        };
+        match on_gpu(
+            ordinal,
+            gguf,
+            model,
+            &split::Options {
+                gpu_layers,
+                cpu,
+                cuda,
+            },
+            sink,
+        ) {
             Ok(executable) => return Ok(executable),
             Err(error) if demanded => return Err(error),
             Err(Error::Cuda(cuda::Error::NoDriver)) if !asked => {}
@@ -295,7 +351,12 @@ fn prepare(
         }
     }
     let mut progress = |done: u64, total: u64| sink(Loading::Weights { done, total });
-    Ok(Box::new(cpu::Cpu::prepare(gguf, model, &cpu, &mut progress)?))
+    Ok(Box::new(cpu::Cpu::prepare(
+        gguf,
+        model,
+        &cpu,
+        &mut progress,
+    )?))
 }
 
 fn on_gpu(

@@ -56,7 +56,12 @@ pub struct Session<'e> {
 
 impl<'e> Session<'e> {
     pub(super) fn new(engine: &'e Engine) -> Session<'e> {
-        Session { engine, tokens: Vec::new(), table: BlockTable::new(), pages: Vec::new() }
+        Session {
+            engine,
+            tokens: Vec::new(),
+            table: BlockTable::new(),
+            pages: Vec::new(),
+        }
     }
 
     /// The model.
@@ -81,19 +86,25 @@ impl<'e> Session<'e> {
         self.table.truncate(&mut runtime.pool, self.tokens.len());
     }
 
-    /// Appends tokens and returns the logits wanted. A prompt is cut into batches; that changes no result.
+    /// Appends tokens and returns the logits wanted. A prompt is cut into batches; that changes no
+    /// result.
     ///
     /// # Errors
-    /// [`Error::Context`] if they do not fit, [`Error::Token`] for an id outside the vocabulary, [`Error::NotFinite`]
-    /// if a logit is NaN or infinite. The session keeps its earlier tokens.
+    /// [`Error::Context`] if they do not fit, [`Error::Token`] for an id outside the vocabulary,
+    /// [`Error::NotFinite`] if a logit is NaN or infinite. The session keeps its earlier tokens.
     pub fn eval(&mut self, tokens: &[u32], role: Role, wanted: Wanted) -> Result<Logits, Error> {
         let mut data = Vec::new();
-        self.eval_with(tokens, role, wanted, None, &mut |_, row| data.extend_from_slice(row))?;
-        Ok(Logits { n_vocab: self.engine.hparams().n_vocab(), data })
+        self.eval_with(tokens, role, wanted, None, &mut |_, row| {
+            data.extend_from_slice(row)
+        })?;
+        Ok(Logits {
+            n_vocab: self.engine.hparams().n_vocab(),
+            data,
+        })
     }
 
-    /// As [`Session::eval`], handing each wanted row with its position to `sink`, so that memory does not grow with
-    /// the text; `tap` sees every named value of every batch.
+    /// As [`Session::eval`], handing each wanted row with its position to `sink`, so that memory
+    /// does not grow with the text; `tap` sees every named value of every batch.
     ///
     /// # Errors
     /// As [`Session::eval`].
@@ -108,8 +119,8 @@ impl<'e> Session<'e> {
         self.run(tokens, role, wanted, tap, &mut Outputs::Rows(sink))
     }
 
-    /// Appends tokens and returns the most likely next one, the lowest id of equals. A device that finds it by itself
-    /// does not hand its logits over.
+    /// Appends tokens and returns the most likely next one, the lowest id of equals. A device that
+    /// finds it by itself does not hand its logits over.
     ///
     /// # Errors
     /// As [`Session::eval`].
@@ -118,7 +129,13 @@ impl<'e> Session<'e> {
     /// If there are no tokens.
     pub fn eval_best(&mut self, tokens: &[u32], role: Role) -> Result<u32, Error> {
         let mut best = None;
-        self.run(tokens, role, Wanted::Last, None, &mut Outputs::Best(&mut best))?;
+        self.run(
+            tokens,
+            role,
+            Wanted::Last,
+            None,
+            &mut Outputs::Best(&mut best),
+        )?;
         Ok(best.expect("expected at least one token"))
     }
 
@@ -130,14 +147,26 @@ impl<'e> Session<'e> {
         mut tap: Option<&mut TapSink<'_>>,
         outputs: &mut Outputs<'_>,
     ) -> Result<(), Error> {
-        let (have, n_ctx, n_vocab) = (self.tokens.len(), self.n_ctx(), self.engine.hparams().n_vocab());
+        let (have, n_ctx, n_vocab) = (
+            self.tokens.len(),
+            self.n_ctx(),
+            self.engine.hparams().n_vocab(),
+        );
         if have + tokens.len() > n_ctx {
-            return Err(Error::Context { have, new: tokens.len(), n_ctx });
+            return Err(Error::Context {
+                have,
+                new: tokens.len(),
+                n_ctx,
+            });
         }
         if let Some(&id) = tokens.iter().find(|t| **t as usize >= n_vocab) {
             return Err(Error::Token { id, n_vocab });
         }
-        let batch = if wanted == Wanted::All { self.engine.limits.wanted } else { self.engine.limits.rows };
+        let batch = if wanted == Wanted::All {
+            self.engine.limits.wanted
+        } else {
+            self.engine.limits.rows
+        };
         let mut left = tokens.len();
         for part in tokens.chunks(batch) {
             left -= part.len();
@@ -170,16 +199,33 @@ impl<'e> Session<'e> {
             executable.copy_page(copy.from.0, copy.to.0)?;
         }
         self.pages.clear();
-        self.pages.extend(self.table.pages().iter().map(|page| page.0));
-        let seqs = [Sequence { tokens: part, start, table: &self.pages, wanted: wanted.clone() }];
-        let step = Step { role, seqs: &seqs, input: &[] };
+        self.pages
+            .extend(self.table.pages().iter().map(|page| page.0));
+        let seqs = [Sequence {
+            tokens: part,
+            start,
+            table: &self.pages,
+            wanted: wanted.clone(),
+        }];
+        let step = Step {
+            role,
+            seqs: &seqs,
+            input: &[],
+        };
         let first = start + wanted.start;
         let bad = match outputs {
             Outputs::Rows(sink) => {
-                let logits = executable.step(&step, tap.as_mut().map(|t| &mut **t as &mut TapSink<'_>))?;
+                let logits =
+                    executable.step(&step, tap.as_mut().map(|t| &mut **t as &mut TapSink<'_>))?;
                 let n_vocab = self.engine.hparams().n_vocab();
-                let bad = logits.chunks_exact(n_vocab).position(|row| !are_finite(row));
-                for (i, row) in logits.chunks_exact(n_vocab).enumerate().filter(|_| bad.is_none()) {
+                let bad = logits
+                    .chunks_exact(n_vocab)
+                    .position(|row| !are_finite(row));
+                for (i, row) in logits
+                    .chunks_exact(n_vocab)
+                    .enumerate()
+                    .filter(|_| bad.is_none())
+                {
                     sink(first + i, row);
                 }
                 bad
@@ -207,8 +253,8 @@ enum Outputs<'a> {
     Best(&'a mut Option<u32>),
 }
 
-/// Runs the step again with taps on, to name the op that produced the first value that is not finite. The cache is
-/// written with the same values once more.
+/// Runs the step again with taps on, to name the op that produced the first value that is not
+/// finite. The cache is written with the same values once more.
 fn first_not_finite(
     executable: &mut dyn crate::backend::Executable,
     step: &Step<'_>,
@@ -221,12 +267,18 @@ fn first_not_finite(
         }
     };
     executable.step(step, Some(&mut look))?;
-    Ok(Error::NotFinite { position, tap: first.unwrap_or_else(|| "an unnamed value".to_owned()) })
+    Ok(Error::NotFinite {
+        position,
+        tap: first.unwrap_or_else(|| "an unnamed value".to_owned()),
+    })
 }
 
 fn lock(engine: &Engine) -> std::sync::MutexGuard<'_, Runtime> {
     // a panic inside a step leaves pages and pool in order: they are changed only between steps
-    engine.runtime.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    engine
+        .runtime
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 impl Drop for Session<'_> {

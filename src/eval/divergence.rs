@@ -1,4 +1,5 @@
-//! How far a model's predictions are from those of a base: Kullback-Leibler divergence and its companions.
+//! How far a model's predictions are from those of a base: Kullback-Leibler divergence and its
+//! companions.
 
 use std::io::{Read, Seek};
 
@@ -8,7 +9,8 @@ use super::stats::{Estimate, Moments, Sorted, covariance};
 use super::{Error, Observer, Options};
 use crate::engine::Engine;
 
-/// A model against a base, over the tokens scored so far. "Q" in llama-perplexity's names is the model.
+/// A model against a base, over the tokens scored so far. "Q" in llama-perplexity's names is the
+/// model.
 #[derive(Clone, Debug, Default)]
 pub struct Divergence {
     nll: Moments,
@@ -50,7 +52,11 @@ impl Divergence {
     pub fn correlation(&self) -> f64 {
         let n = self.scored();
         let spread = self.nll.mean(n).uncertainty * self.nll_base.mean(n).uncertainty;
-        if spread > 0.0 { self.covariance() / spread } else { 0.0 }
+        if spread > 0.0 {
+            self.covariance() / spread
+        } else {
+            0.0
+        }
     }
 
     /// ln(PPL(Q) / PPL(base)).
@@ -73,12 +79,16 @@ impl Divergence {
         let (ours, base) = (self.ppl(), self.ppl_base());
         Estimate {
             value: ours.value - base.value,
-            uncertainty: self.difference_of(ours.uncertainty, base.uncertainty, ours.value * base.value),
+            uncertainty: self.difference_of(
+                ours.uncertainty,
+                base.uncertainty,
+                ours.value * base.value,
+            ),
         }
     }
 
-    /// KL(base ‖ Q) of a token, in nats. As in llama-perplexity it leaves out what the base gives less than e^-16 (or
-    /// whatever the base's cut is), so that it can be slightly below 0.
+    /// KL(base ‖ Q) of a token, in nats. As in llama-perplexity it leaves out what the base gives
+    /// less than e^-16 (or whatever the base's cut is), so that it can be slightly below 0.
     pub fn kld(&self) -> Estimate {
         self.kld.mean(self.scored())
     }
@@ -92,7 +102,11 @@ impl Divergence {
     pub fn rms_dp(&self) -> Estimate {
         let square = self.dp2.mean(self.scored());
         let value = square.value.sqrt();
-        let uncertainty = if value > 0.0 { 0.5 / value * square.uncertainty } else { 0.0 };
+        let uncertainty = if value > 0.0 {
+            0.5 / value * square.uncertainty
+        } else {
+            0.0
+        };
         Estimate { value, uncertainty }
     }
 
@@ -103,7 +117,11 @@ impl Divergence {
             return Estimate::default();
         }
         let value = self.same_top as f64 / n as f64;
-        let uncertainty = if n > 1 { (value * (1.0 - value) / (n - 1) as f64).sqrt() } else { 0.0 };
+        let uncertainty = if n > 1 {
+            (value * (1.0 - value) / (n - 1) as f64).sqrt()
+        } else {
+            0.0
+        };
         Estimate { value, uncertainty }
     }
 
@@ -123,7 +141,9 @@ impl Divergence {
 
     /// The uncertainty of the difference of two correlated estimates.
     fn difference_of(&self, a: f64, b: f64, scale: f64) -> f64 {
-        (a * a + b * b - 2.0 * scale * self.covariance()).max(0.0).sqrt()
+        (a * a + b * b - 2.0 * scale * self.covariance())
+            .max(0.0)
+            .sqrt()
     }
 
     fn add(&mut self, token: &Token) {
@@ -143,7 +163,10 @@ impl Divergence {
 /// e to an estimate, its uncertainty to first order.
 fn exp(ln: Estimate) -> Estimate {
     let value = ln.value.exp();
-    Estimate { value, uncertainty: value * ln.uncertainty }
+    Estimate {
+        value,
+        uncertainty: value * ln.uncertainty,
+    }
 }
 
 /// What one scored token contributes.
@@ -176,8 +199,9 @@ impl Token {
     }
 }
 
-/// Scores the text of a base, and the model's predictions by the base's; at most `chunks` chunks. The rows can lie in a
-/// file or in memory (a [`std::io::Cursor`] over what a [`Writer`](super::base::Writer) wrote).
+/// Scores the text of a base, and the model's predictions by the base's; at most `chunks` chunks.
+/// The rows can lie in a file or in memory (a [`std::io::Cursor`] over what a
+/// [`Writer`](super::base::Writer) wrote).
 ///
 /// # Errors
 /// [`enum@Error`]: the base is of another vocabulary, does not fit the model's context or cannot be read, the engine
@@ -201,7 +225,11 @@ pub fn divergence<R: Read + Seek>(
         let tokens = base.tokens(chunk)?;
         let cancelled = &|| observer.cancelled();
         pass.chunk(&tokens, cancelled, &mut |part| {
-            base.rows(chunk, part.first..part.first + part.targets.len(), &mut rows)?;
+            base.rows(
+                chunk,
+                part.first..part.first + part.targets.len(),
+                &mut rows,
+            )?;
             for token in &score(part, &rows, shape.n_vocab, base.cut(), options.threads) {
                 so_far.add(token);
             }

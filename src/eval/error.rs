@@ -22,7 +22,9 @@ pub enum Error {
     #[error("0 chunks: expected at least 1")]
     NoChunks,
     /// Too little text.
-    #[error("text too short: expected at least {expected} tokens (two chunks of {n_ctx}), got {got}")]
+    #[error(
+        "text too short: expected at least {expected} tokens (two chunks of {n_ctx}), got {got}"
+    )]
     TooShort {
         /// Tokens needed.
         expected: usize,
@@ -40,7 +42,9 @@ pub enum Error {
         limit: usize,
     },
     /// The base was made with another vocabulary.
-    #[error("{file}: made with another vocabulary: expected {expected} tokens as the model has, got {got}")]
+    #[error(
+        "{file}: made with another vocabulary: expected {expected} tokens as the model has, got {got}"
+    )]
     Vocabulary {
         /// The base.
         file: String,
@@ -50,7 +54,9 @@ pub enum Error {
         got: usize,
     },
     /// The base was made from another text, or by another tokenizer.
-    #[error("{file}: made from another text: token {index}: expected {expected} as in the text given, got {got}")]
+    #[error(
+        "{file}: made from another text: token {index}: expected {expected} as in the text given, got {got}"
+    )]
     OtherText {
         /// The base.
         file: String,

@@ -1,14 +1,16 @@
-//! How well a model predicts a text, and how far its predictions are from another's: llama-perplexity's two measures.
+//! How well a model predicts a text, and how far its predictions are from another's:
+//! llama-perplexity's two measures.
 //!
-//! A text is cut into chunks of `n_ctx` tokens. Each is read from an empty cache, its first token replaced by BOS where
-//! the vocabulary asks for one, and the predictions of its second half are scored: the first is context only.
-//! [`perplexity`] scores them by the text, [`divergence`] also by the rows of a base, which [`perplexity_with_base`]
-//! writes: to a file that llama-perplexity can read, or to memory.
+//! A text is cut into chunks of `n_ctx` tokens. Each is read from an empty cache, its first token
+//! replaced by BOS where the vocabulary asks for one, and the predictions of its second half are
+//! scored: the first is context only. [`perplexity`] scores them by the text, [`divergence`] also
+//! by the rows of a base, which [`perplexity_with_base`] writes: to a file that llama-perplexity
+//! can read, or to memory.
 //!
-//! Memory does not grow with the text: chunks are read one after the other, and of a chunk a few rows of logits at a
-//! time. What is kept is the text's tokens (a base's stay in its file) and, for the percentiles of a divergence, two f32
-//! for each scored token.
-//! Sums are f64 and taken in the text's order, so that no figure depends on the number of threads.
+//! Memory does not grow with the text: chunks are read one after the other, and of a chunk a few
+//! rows of logits at a time. What is kept is the text's tokens (a base's stay in its file) and, for
+//! the percentiles of a divergence, two f32 for each scored token. Sums are f64 and taken in the
+//! text's order, so that no figure depends on the number of threads.
 
 mod divergence;
 mod error;
@@ -37,7 +39,10 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { threads: default_threads(), batch: 512 }
+        Options {
+            threads: default_threads(),
+            batch: 512,
+        }
     }
 }
 

@@ -34,13 +34,25 @@ impl<'e> Pass<'e> {
     ///
     /// # Errors
     /// The model is of another vocabulary, or has no room for a chunk.
-    pub(super) fn new(engine: &'e Engine, shape: Shape, source: &str, options: &Options) -> Result<Pass<'e>, Error> {
+    pub(super) fn new(
+        engine: &'e Engine,
+        shape: Shape,
+        source: &str,
+        options: &Options,
+    ) -> Result<Pass<'e>, Error> {
         let (expected, got) = (engine.hparams().n_vocab(), shape.n_vocab);
         if expected != got {
-            return Err(Error::Vocabulary { file: source.to_owned(), expected, got });
+            return Err(Error::Vocabulary {
+                file: source.to_owned(),
+                expected,
+                got,
+            });
         }
         if shape.n_ctx > engine.n_ctx() {
-            return Err(Error::Context { n_ctx: shape.n_ctx, limit: engine.n_ctx() });
+            return Err(Error::Context {
+                n_ctx: shape.n_ctx,
+                limit: engine.n_ctx(),
+            });
         }
         let tokenizer = engine.tokenizer();
         let batch = options.batch.max(1);
@@ -54,8 +66,8 @@ impl<'e> Pass<'e> {
         })
     }
 
-    /// Reads one chunk from an empty cache and hands on the logits of its second half, in order. The last token is not
-    /// read: nothing after it is predicted.
+    /// Reads one chunk from an empty cache and hands on the logits of its second half, in order.
+    /// The last token is not read: nothing after it is predicted.
     pub(super) fn chunk(
         &mut self,
         tokens: &[u32],
@@ -70,7 +82,8 @@ impl<'e> Pass<'e> {
         self.session.truncate(0);
         for part in read[..first].chunks(self.batch) {
             stop(cancelled)?;
-            self.session.eval_with(part, Role::Prompt, Wanted::None, None, &mut |_, _| ())?;
+            self.session
+                .eval_with(part, Role::Prompt, Wanted::None, None, &mut |_, _| ())?;
         }
         for start in (0..n_rows).step_by(self.rows) {
             stop(cancelled)?;
@@ -79,21 +92,34 @@ impl<'e> Pass<'e> {
             self.logits.clear();
             let logits = &mut self.logits;
             let sink = &mut |_, row: &[f32]| logits.extend_from_slice(row);
-            self.session.eval_with(&read[at.clone()], Role::Prompt, Wanted::All, None, sink)?;
+            self.session
+                .eval_with(&read[at.clone()], Role::Prompt, Wanted::All, None, sink)?;
             // the target of the row at position p is the token at p + 1
             let targets = &tokens[at.start + 1..at.end + 1];
-            score(&Part { first: rows.start, logits: &self.logits, targets })?;
+            score(&Part {
+                first: rows.start,
+                logits: &self.logits,
+                targets,
+            })?;
         }
         Ok(())
     }
 }
 
 fn stop(cancelled: &dyn Fn() -> bool) -> Result<(), Error> {
-    if cancelled() { Err(Error::Cancelled) } else { Ok(()) }
+    if cancelled() {
+        Err(Error::Cancelled)
+    } else {
+        Ok(())
+    }
 }
 
 /// Calls `work` with each item and its number, on several threads.
-pub(super) fn for_each<T: Send>(threads: usize, items: &mut [T], work: impl Fn(usize, &mut T) + Sync) {
+pub(super) fn for_each<T: Send>(
+    threads: usize,
+    items: &mut [T],
+    work: impl Fn(usize, &mut T) + Sync,
+) {
     let share = items.len().div_ceil(threads.max(1)).max(1);
     let run = |start: usize, items: &mut [T]| {
         for (i, item) in items.iter_mut().enumerate() {
@@ -123,7 +149,11 @@ mod tests {
             for threads in [0, 1, 2, 3, 100] {
                 let mut items = vec![0; n];
                 for_each(threads, &mut items, |i, item| *item += i + 1);
-                assert_eq!(items, (1..=n).collect::<Vec<_>>(), "{n} items, {threads} threads");
+                assert_eq!(
+                    items,
+                    (1..=n).collect::<Vec<_>>(),
+                    "{n} items, {threads} threads"
+                );
             }
         }
     }

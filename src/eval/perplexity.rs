@@ -29,15 +29,25 @@ impl Perplexity {
 
     /// The mean negative log-likelihood of a scored token, in nats.
     pub fn mean_nll(&self) -> Estimate {
-        let value = if self.scored == 0 { 0.0 } else { self.nll.sum / self.scored as f64 };
-        Estimate { value, uncertainty: self.nll.variance(self.scored).sqrt() }
+        let value = if self.scored == 0 {
+            0.0
+        } else {
+            self.nll.sum / self.scored as f64
+        };
+        Estimate {
+            value,
+            uncertainty: self.nll.variance(self.scored).sqrt(),
+        }
     }
 
     /// e to that, its uncertainty to first order.
     pub fn ppl(&self) -> Estimate {
         let nll = self.mean_nll();
         let value = nll.value.exp();
-        Estimate { value, uncertainty: nll.uncertainty * value }
+        Estimate {
+            value,
+            uncertainty: nll.uncertainty * value,
+        }
     }
 }
 
@@ -54,8 +64,8 @@ pub fn perplexity(
     score(engine, text, options, observer, None)
 }
 
-/// Scores a text and writes the base that other models can be compared with. The writer must have been made with the
-/// text's shape and tokens.
+/// Scores a text and writes the base that other models can be compared with. The writer must have
+/// been made with the text's shape and tokens.
 ///
 /// # Errors
 /// As [`perplexity`], and the writer's.
@@ -66,7 +76,13 @@ pub fn perplexity_with_base<W: Write>(
     observer: &mut dyn Observer<Perplexity>,
     writer: &mut Writer<W>,
 ) -> Result<Perplexity, Error> {
-    score(engine, text, options, observer, Some(&mut |rows| writer.rows(rows)))
+    score(
+        engine,
+        text,
+        options,
+        observer,
+        Some(&mut |rows| writer.rows(rows)),
+    )
 }
 
 /// Takes encoded rows.
@@ -103,7 +119,8 @@ fn score(
     Ok(so_far)
 }
 
-/// The negative log-likelihoods of a part's targets; encodes its rows into `rows` unless that is empty.
+/// The negative log-likelihoods of a part's targets; encodes its rows into `rows` unless that is
+/// empty.
 fn likelihoods(part: &Part<'_>, n_vocab: usize, rows: &mut [u8], threads: usize) -> Vec<f64> {
     struct Row<'a> {
         nll: f64,
@@ -111,7 +128,12 @@ fn likelihoods(part: &Part<'_>, n_vocab: usize, rows: &mut [u8], threads: usize)
     }
     let n = part.targets.len();
     let mut places = rows.chunks_exact_mut((rows.len() / n.max(1)).max(1));
-    let mut work: Vec<Row<'_>> = (0..n).map(|_| Row { nll: 0.0, encoded: places.next() }).collect();
+    let mut work: Vec<Row<'_>> = (0..n)
+        .map(|_| Row {
+            nll: 0.0,
+            encoded: places.next(),
+        })
+        .collect();
     for_each(threads, &mut work, |i, row| {
         let logits = &part.logits[i * n_vocab..(i + 1) * n_vocab];
         let norm = Norm::of(logits);
@@ -132,7 +154,11 @@ mod tests {
         let ln = f32::ln;
         // probabilities (1/2, 1/4, 1/4) and (1/8, 1/8, 3/4)
         let logits = [ln(2.0), 0.0, 0.0, 5.0, 5.0, 5.0 + ln(6.0)];
-        let part = Part { first: 0, logits: &logits, targets: &[1, 2] };
+        let part = Part {
+            first: 0,
+            logits: &logits,
+            targets: &[1, 2],
+        };
         for threads in [1, 2, 5] {
             let mut rows = vec![0; 2 * 16];
             let nll = likelihoods(&part, 3, &mut rows, threads);
@@ -157,6 +183,12 @@ mod tests {
         assert!((ppl.ppl().value - 4.0).abs() < 1e-12);
         assert!((ppl.mean_nll().uncertainty - bit).abs() < 1e-12);
         assert!((ppl.ppl().uncertainty - 4.0 * bit).abs() < 1e-12);
-        assert_eq!(Perplexity::default().ppl(), Estimate { value: 1.0, uncertainty: 0.0 });
+        assert_eq!(
+            Perplexity::default().ppl(),
+            Estimate {
+                value: 1.0,
+                uncertainty: 0.0
+            }
+        );
     }
 }

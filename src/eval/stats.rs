@@ -37,11 +37,15 @@ impl Moments {
             return Estimate::default();
         }
         let uncertainty = if n > 10 { self.variance(n).sqrt() } else { 0.0 };
-        Estimate { value: self.sum / n as f64, uncertainty }
+        Estimate {
+            value: self.sum / n as f64,
+            uncertainty,
+        }
     }
 }
 
-/// The covariance of two means of `n` values, from the sum of products. Of fewer than ten llama-perplexity has none.
+/// The covariance of two means of `n` values, from the sum of products. Of fewer than ten
+/// llama-perplexity has none.
 pub(super) fn covariance(a: &Moments, b: &Moments, products: f64, n: usize) -> f64 {
     if n < 10 {
         return 0.0;
@@ -81,8 +85,8 @@ impl Sorted {
         }
     }
 
-    /// The value below which this fraction lies, between two values in proportion. In f32, as llama-perplexity has it,
-    /// so that equal values give equal digits.
+    /// The value below which this fraction lies, between two values in proportion. In f32, as
+    /// llama-perplexity has it, so that equal values give equal digits.
     pub fn percentile(&self, fraction: f32) -> f32 {
         let last = self.0.len().saturating_sub(1);
         let place = fraction.clamp(0.0, 1.0) * last as f32;
@@ -112,9 +116,20 @@ mod tests {
         let mean = moments(&values).mean(12);
         assert_eq!(mean.value, 6.5);
         assert!((mean.uncertainty - (143.0 / 12.0 / 11.0f64).sqrt()).abs() < 1e-14);
-        assert_eq!(moments(&values[..10]).mean(10), Estimate { value: 5.5, uncertainty: 0.0 }, "ten are too few");
+        assert_eq!(
+            moments(&values[..10]).mean(10),
+            Estimate {
+                value: 5.5,
+                uncertainty: 0.0
+            },
+            "ten are too few"
+        );
         assert_eq!(moments(&[]).mean(0), Estimate::default());
-        assert_eq!(moments(&[0.1; 33]).variance(33).max(0.0), moments(&[0.1; 33]).variance(33), "not below 0");
+        assert_eq!(
+            moments(&[0.1; 33]).variance(33).max(0.0),
+            moments(&[0.1; 33]).variance(33),
+            "not below 0"
+        );
         assert_eq!(moments(&[3.0]).variance(1), 0.0);
     }
 
@@ -126,21 +141,39 @@ mod tests {
         let products: f64 = x.iter().zip(&y).map(|(a, b)| a * b).sum();
         let got = covariance(&moments(&x), &moments(&y), products, 12);
         assert!((got - 2.0 * 143.0 / 12.0 / 11.0).abs() < 1e-14);
-        assert_eq!(covariance(&moments(&x[..9]), &moments(&y[..9]), products, 9), 0.0, "nine are too few");
+        assert_eq!(
+            covariance(&moments(&x[..9]), &moments(&y[..9]), products, 9),
+            0.0,
+            "nine are too few"
+        );
     }
 
     #[test]
     fn percentiles_by_hand() {
         let sorted = Sorted::of(vec![3.0, 1.0, 2.0, 10.0]);
-        assert_eq!((sorted.minimum(), sorted.median(), sorted.maximum()), (1.0, 2.5, 10.0));
+        assert_eq!(
+            (sorted.minimum(), sorted.median(), sorted.maximum()),
+            (1.0, 2.5, 10.0)
+        );
         assert_eq!(sorted.percentile(0.0), 1.0);
         assert_eq!(sorted.percentile(1.0), 10.0);
         // 0.75 * 3 = 2.25: a quarter of the way from 3 to 10
         assert_eq!(sorted.percentile(0.75), 4.75);
-        assert_eq!([sorted.percentile(-1.0), sorted.percentile(2.0)], [1.0, 10.0]);
+        assert_eq!(
+            [sorted.percentile(-1.0), sorted.percentile(2.0)],
+            [1.0, 10.0]
+        );
         assert_eq!(Sorted::of(vec![3.0, -1.0, 2.0]).median(), 2.0);
         assert_eq!(Sorted::of(vec![4.0]).percentile(0.5), 4.0);
         let none = Sorted::of(Vec::new());
-        assert_eq!([none.minimum(), none.median(), none.maximum(), none.percentile(0.5)], [0.0; 4]);
+        assert_eq!(
+            [
+                none.minimum(),
+                none.median(),
+                none.maximum(),
+                none.percentile(0.5)
+            ],
+            [0.0; 4]
+        );
     }
 }

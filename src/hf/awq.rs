@@ -1,7 +1,8 @@
 //! AWQ weights as rows of 4-bit blocks.
 //!
-//! A checkpoint has, input features first, `qweight` (in, out / 8) and `qzeros` (in / group, out / 8) with eight output
-//! features in a word, and `scales` (in / group, out). Kernels read rows of one output feature.
+//! A checkpoint has, input features first, `qweight` (in, out / 8) and `qzeros` (in / group, out /
+//! 8) with eight output features in a word, and `scales` (in / group, out). Kernels read rows of
+//! one output feature.
 
 use std::ops::Range;
 
@@ -49,7 +50,10 @@ pub(super) struct Awq {
 
 /// The type of blocks for groups of so many weights: the largest that divides them.
 pub(super) fn block_type(group: usize) -> Option<TensorType> {
-    TensorType::AWQ.into_iter().rev().find(|ty| group.is_multiple_of(ty.block_len()))
+    TensorType::AWQ
+        .into_iter()
+        .rev()
+        .find(|ty| group.is_multiple_of(ty.block_len()))
 }
 
 impl Awq {
@@ -79,7 +83,9 @@ impl Awq {
 
     fn zero(&self, group: usize, row: usize) -> u8 {
         let Some(qzeros) = &self.qzeros else { return 8 };
-        awq::unpack(u32::from_le_bytes(qzeros.words()[group * (self.rows / 8) + row / 8]))[row % 8]
+        awq::unpack(u32::from_le_bytes(
+            qzeros.words()[group * (self.rows / 8) + row / 8],
+        ))[row % 8]
     }
 
     fn scale(&self, group: usize, row: usize) -> u16 {
@@ -94,13 +100,24 @@ impl RowSource for Awq {
         let (len, bytes) = (self.ty.block_len(), self.ty.block_bytes());
         let row_bytes = self.cols / len * bytes;
         let n = out.len() / row_bytes;
-        let all: Vec<usize> =
-            (first as usize..first as usize + n).map(|row| self.order.map_or(row, |o| o.source(row))).collect();
-        for (rows, out) in all.chunks(TOGETHER).zip(out.chunks_mut(TOGETHER * row_bytes)) {
+        let all: Vec<usize> = (first as usize..first as usize + n)
+            .map(|row| self.order.map_or(row, |o| o.source(row)))
+            .collect();
+        for (rows, out) in all
+            .chunks(TOGETHER)
+            .zip(out.chunks_mut(TOGETHER * row_bytes))
+        {
             let codes = self.codes(rows);
-            let by_row = rows.iter().zip(codes.chunks_exact(self.cols)).zip(out.chunks_exact_mut(row_bytes));
+            let by_row = rows
+                .iter()
+                .zip(codes.chunks_exact(self.cols))
+                .zip(out.chunks_exact_mut(row_bytes));
             for ((&row, codes), out) in by_row {
-                for (i, (codes, block)) in codes.chunks_exact(len).zip(out.chunks_exact_mut(bytes)).enumerate() {
+                for (i, (codes, block)) in codes
+                    .chunks_exact(len)
+                    .zip(out.chunks_exact_mut(bytes))
+                    .enumerate()
+                {
                     let group = i * len / self.group;
                     awq::block(self.scale(group, row), self.zero(group, row), codes, block);
                 }
@@ -109,13 +126,19 @@ impl RowSource for Awq {
     }
 
     fn release(&self) {
-        for part in [&self.qweight, &self.scales].into_iter().chain(&self.qzeros) {
+        for part in [&self.qweight, &self.scales]
+            .into_iter()
+            .chain(&self.qzeros)
+        {
             part.file.release(part.range.clone());
         }
     }
 
     fn check(&self) -> Result<(), Error> {
-        [&self.qweight, &self.scales].into_iter().chain(&self.qzeros).try_for_each(|part| part.file.check())
+        [&self.qweight, &self.scales]
+            .into_iter()
+            .chain(&self.qzeros)
+            .try_for_each(|part| part.file.check())
     }
 }
 
@@ -132,7 +155,10 @@ mod tests {
         let mut at = 0;
         all.map(|bytes| {
             at += bytes.len();
-            Part { file: file.clone(), range: at - bytes.len()..at }
+            Part {
+                file: file.clone(),
+                range: at - bytes.len()..at,
+            }
         })
     }
 
@@ -143,9 +169,12 @@ mod tests {
         let code = |k: usize, row: usize| ((k * 5 + row * 3) % 16) as u8;
         let zero = |group: usize, row: usize| ((group * 7 + row) % 16) as u8;
         // 1, 2, 4, ... : exact whatever they multiply
-        let scale = |group: usize, row: usize| half::f16::from_f32(f32::from(1u16 << ((group + row) % 8)));
+        let scale =
+            |group: usize, row: usize| half::f16::from_f32(f32::from(1u16 << ((group + row) % 8)));
         let words = |lines: usize, of: &dyn Fn(usize, usize) -> u8| -> Vec<u8> {
-            let eight = |line: usize, word: usize| awq::pack(std::array::from_fn(|i| of(line, 8 * word + i)));
+            let eight = |line: usize, word: usize| {
+                awq::pack(std::array::from_fn(|i| of(line, 8 * word + i)))
+            };
             (0..lines)
                 .flat_map(|l| (0..rows / 8).map(move |w| (l, w)))
                 .flat_map(|(l, w)| eight(l, w).to_le_bytes())
@@ -162,10 +191,20 @@ mod tests {
                 .flat_map(|g| (0..rows).map(move |row| (g, row)))
                 .flat_map(|(g, row)| scale(g, row).to_le_bytes())
                 .collect();
-            let [qweight, qzeros, scales] = parts(&dir, [&words(cols, &code), &words(groups, &zero), &scales]);
+            let [qweight, qzeros, scales] =
+                parts(&dir, [&words(cols, &code), &words(groups, &zero), &scales]);
             let qzeros = zero_point.then_some(qzeros);
             let ty = block_type(group).expect("a multiple of 32");
-            let source = Awq { qweight, qzeros, scales, cols, rows, group, ty, order };
+            let source = Awq {
+                qweight,
+                qzeros,
+                scales,
+                cols,
+                rows,
+                group,
+                ty,
+                order,
+            };
             let row_bytes = cols / ty.block_len() * ty.block_bytes();
             // from the fourth row on, more than are made together
             let mut bytes = vec![0; (rows - 3) * row_bytes];
@@ -176,13 +215,19 @@ mod tests {
                 let (row, k) = (3 + i / cols, i % cols);
                 let row = order.map_or(row, |o| o.source(row));
                 let zero = if zero_point { zero(k / group, row) } else { 8 };
-                let expected = (f32::from(code(k, row)) - f32::from(zero)) * scale(k / group, row).to_f32();
+                let expected =
+                    (f32::from(code(k, row)) - f32::from(zero)) * scale(k / group, row).to_f32();
                 assert_eq!(value, expected, "row {row}, column {k}, groups of {group}");
             }
         }
         assert_eq!(
             [96, 64, 100, 0].map(block_type),
-            [Some(TensorType::AWQ_G32), Some(TensorType::AWQ_G64), None, Some(TensorType::AWQ_G128)]
+            [
+                Some(TensorType::AWQ_G32),
+                Some(TensorType::AWQ_G64),
+                None,
+                Some(TensorType::AWQ_G128)
+            ]
         );
     }
 }

@@ -1,9 +1,12 @@
-//! Hugging Face folders: `config.json`, safetensors, `tokenizer.json` or `tokenizer.model`, seen as the GGUF file that they would become.
+//! Hugging Face folders: `config.json`, safetensors, `tokenizer.json` or `tokenizer.model`, seen as
+//! the GGUF file that they would become.
 //!
-//! One container for everything behind it: hyperparameters, weights, tokenizer, diff and reports read a folder as they
-//! read a file, under the names and in the order of llama.cpp's converter (the rows of LLaMA's queries and keys, which
-//! its rotary embedding pairs differently, change places). Plain weights stay where they are, mapped. AWQ weights become
-//! rows of 4-bit blocks ([`gguf_rs_lite::TensorType::AWQ_G128`] and its siblings) a few at a time, when a kernel packs them.
+//! One container for everything behind it: hyperparameters, weights, tokenizer, diff and reports
+//! read a folder as they read a file, under the names and in the order of llama.cpp's converter
+//! (the rows of LLaMA's queries and keys, which its rotary embedding pairs differently, change
+//! places). Plain weights stay where they are, mapped. AWQ weights become rows of 4-bit blocks
+//! ([`gguf_rs_lite::TensorType::AWQ_G128`] and its siblings) a few at a time, when a kernel packs
+//! them.
 
 mod awq;
 mod config;
@@ -32,11 +35,15 @@ const MAX_TOKENIZER: u64 = 512 << 20;
 /// Opens a folder.
 ///
 /// # Errors
-/// [`enum@Error`] for anything missing, unsupported or unsound, with the file and what was expected of it.
+/// [`enum@Error`] for anything missing, unsupported or unsound, with the file and what was expected
+/// of it.
 pub fn open(dir: &Path, options: &OpenOptions) -> Result<Gguf, Error> {
     let config = config::Config::read(dir)?;
     let mut view = View::new(dir);
-    let name = dir.canonicalize().ok().and_then(|d| d.file_name().map(|n| n.to_string_lossy().into_owned()));
+    let name = dir
+        .canonicalize()
+        .ok()
+        .and_then(|d| d.file_name().map(|n| n.to_string_lossy().into_owned()));
     if let Some(name) = name {
         view.set("general.name", name.as_str());
     }
@@ -51,8 +58,12 @@ pub fn open(dir: &Path, options: &OpenOptions) -> Result<Gguf, Error> {
 /// # Errors
 /// The first setting, tensor or token that is missing, too many, or not as it must be.
 pub fn check(gguf: &Gguf) -> Result<(), Error> {
-    Model::load(gguf).map_err(|error| Error::Model { error: with_module(&error) })?;
-    Tokenizer::from_gguf(gguf).map_err(|error| Error::Model { error: error.to_string() })?;
+    Model::load(gguf).map_err(|error| Error::Model {
+        error: with_module(&error),
+    })?;
+    Tokenizer::from_gguf(gguf).map_err(|error| Error::Model {
+        error: error.to_string(),
+    })?;
     Ok(())
 }
 
@@ -67,7 +78,10 @@ fn with_module(error: &model::Error) -> String {
         | E::UnexpectedTensor { tensor, .. } => tensors::module(tensor),
         _ => None,
     };
-    module.map_or_else(|| error.to_string(), |module| format!("{error}; in the folder it is of {module}"))
+    module.map_or_else(
+        || error.to_string(),
+        |module| format!("{error}; in the folder it is of {module}"),
+    )
 }
 
 /// A file of the folder, `None` if it is not there.
@@ -75,7 +89,13 @@ fn read_bytes(dir: &Path, name: &str, most: u64) -> Result<Option<Vec<u8>>, Erro
     let path = dir.join(name);
     let file = path.display().to_string();
     let bytes = match std::fs::metadata(&path) {
-        Ok(meta) if meta.len() > most => return Err(Error::TooLarge { file, most, got: meta.len() }),
+        Ok(meta) if meta.len() > most => {
+            return Err(Error::TooLarge {
+                file,
+                most,
+                got: meta.len(),
+            });
+        }
         Ok(_) => std::fs::read(&path),
         Err(error) => Err(error),
     };
@@ -88,9 +108,16 @@ fn read_bytes(dir: &Path, name: &str, most: u64) -> Result<Option<Vec<u8>>, Erro
 
 /// A file of the folder as JSON, `None` if it is not there.
 fn read_json(dir: &Path, name: &str, most: u64) -> Result<Option<Value>, Error> {
-    let Some(text) = read_bytes(dir, name, most)? else { return Ok(None) };
+    let Some(text) = read_bytes(dir, name, most)? else {
+        return Ok(None);
+    };
     let file = || dir.join(name).display().to_string();
-    serde_json::from_slice(&text).map(Some).map_err(|source| Error::Json { file: file(), source })
+    serde_json::from_slice(&text)
+        .map(Some)
+        .map_err(|source| Error::Json {
+            file: file(),
+            source,
+        })
 }
 
 /// JSON as files have it.

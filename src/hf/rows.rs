@@ -5,8 +5,8 @@ use std::ops::Range;
 use gguf_rs_lite::{Error, RowSource, SharedFile};
 use half::{bf16, f16};
 
-/// The order in which GGUF keeps the rows of LLaMA's queries and keys: in Hugging Face's, the two halves of a head turn
-/// together, in GGUF's, neighbours do.
+/// The order in which GGUF keeps the rows of LLaMA's queries and keys: in Hugging Face's, the two
+/// halves of a head turn together, in GGUF's, neighbours do.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HeadOrder {
     /// Rows of a head; even.

@@ -20,36 +20,55 @@ use crate::model::Hparams;
 /// The tensor of divisors of rotary frequencies: settings, in a folder.
 const FREQUENCIES: &str = "rope_freqs.weight";
 
-/// Writes a model as a new folder: `config.json`, `model.safetensors`, `tokenizer.json` and what belongs to it. Its
-/// matrices are F32, F16, BF16 or AWQ groups of one size.
+/// Writes a model as a new folder: `config.json`, `model.safetensors`, `tokenizer.json` and what
+/// belongs to it. Its matrices are F32, F16, BF16 or AWQ groups of one size.
 ///
 /// # Errors
 /// A folder that is there, a weight or a setting that such folders do not have, and a failed write.
 pub fn write(gguf: &Gguf, dir: &Path) -> Result<(), Error> {
     let file = || dir.display().to_string();
-    let io = |source| Error::Io { file: file(), source };
+    let io = |source| Error::Io {
+        file: file(),
+        source,
+    };
     let dir = &behind_links(dir)?;
     if dir.exists() {
         return Err(Error::Exists { file: file() });
     }
-    let h = Hparams::from_gguf(gguf).map_err(|error| Error::Model { error: error.to_string() })?;
+    let h = Hparams::from_gguf(gguf).map_err(|error| Error::Model {
+        error: error.to_string(),
+    })?;
     let weights = weights(gguf, &h)?;
-    let parent = dir.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let parent = dir
+        .parent()
+        .filter(|p| !p.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
     // beside it first: whoever looks sees all of the folder, or nothing
-    let new = Temporary::new(tempfile::Builder::new().prefix(".octavo-").tempdir_in(parent).map_err(io)?.keep());
-    let put = |name: &str, content: &[u8]| std::fs::write(new.path().join(name), content).map_err(io);
+    let new = Temporary::new(
+        tempfile::Builder::new()
+            .prefix(".octavo-")
+            .tempdir_in(parent)
+            .map_err(io)?
+            .keep(),
+    );
+    let put =
+        |name: &str, content: &[u8]| std::fs::write(new.path().join(name), content).map_err(io);
     put("config.json", &pretty(&config(gguf, &h)?))?;
     // what such folders cannot say of biases is known now, and not when somebody opens it
     let mut settings = Config::read(new.path())?;
     settings.file = gguf.name().to_owned();
-    tensors::promised(&settings, |name| weights.iter().any(|weight| weight.0 == name))?;
+    tensors::promised(&settings, |name| {
+        weights.iter().any(|weight| weight.0 == name)
+    })?;
     for (name, content) in tokenizer::files(gguf)? {
         put(name, &content)?;
     }
     let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     let path = new.path().join("model.safetensors");
-    serialize_to_file(weights, Some(metadata), &path)
-        .map_err(|source| Error::Safetensors { file: path.display().to_string(), source })?;
+    serialize_to_file(weights, Some(metadata), &path).map_err(|source| Error::Safetensors {
+        file: path.display().to_string(),
+        source,
+    })?;
     new.rename(dir).map_err(io)
 }
 
@@ -67,7 +86,11 @@ fn config(gguf: &Gguf, h: &Hparams) -> Result<Value, Error> {
         _ => "Qwen3ForCausalLM",
     };
     if h.rope.n_rot.value != h.head_dim() {
-        return Err(bad("rope.dimension_count", "all of a head", h.rope.n_rot.value.to_string()));
+        return Err(bad(
+            "rope.dimension_count",
+            "all of a head",
+            h.rope.n_rot.value.to_string(),
+        ));
     }
     let scaling = match h.rope.scaling.value.name() {
         "none" if gguf.tensor(FREQUENCIES).is_some() => {
@@ -105,13 +128,28 @@ fn config(gguf: &Gguf, h: &Hparams) -> Result<Value, Error> {
         let id = gguf.u32(&format!("tokenizer.ggml.{name}_token_id"))?;
         config[format!("{name}_token_id")] = json!(id);
     }
-    let mut groups = gguf.tensors().iter().filter(|t| TensorType::AWQ.contains(&t.ty)).map(|t| t.ty.block_len());
+    let mut groups = gguf
+        .tensors()
+        .iter()
+        .filter(|t| TensorType::AWQ.contains(&t.ty))
+        .map(|t| t.ty.block_len());
     if let Some(group) = groups.next() {
         if let Some(other) = groups.find(|other| *other != group) {
-            return Err(bad("weights", "AWQ groups of one size", format!("groups of {group} and of {other}")));
+            return Err(bad(
+                "weights",
+                "AWQ groups of one size",
+                format!("groups of {group} and of {other}"),
+            ));
         }
-        let plain = |t: &&TensorInfo| t.dims.len() == 2 && t.name.starts_with("blk.") && t.ty.block_len() == 1;
-        let names: Vec<String> = gguf.tensors().iter().filter(plain).filter_map(|t| tensors::module(&t.name)).collect();
+        let plain = |t: &&TensorInfo| {
+            t.dims.len() == 2 && t.name.starts_with("blk.") && t.ty.block_len() == 1
+        };
+        let names: Vec<String> = gguf
+            .tensors()
+            .iter()
+            .filter(plain)
+            .filter_map(|t| tensors::module(&t.name))
+            .collect();
         config["quantization_config"] = json!({
             "quant_method": "awq",
             "bits": 4,
@@ -124,12 +162,23 @@ fn config(gguf: &Gguf, h: &Hparams) -> Result<Value, Error> {
     Ok(config)
 }
 
-/// The settings that give the file's divisors of rotary frequencies: those of all LLaMA 3 models, if any.
+/// The settings that give the file's divisors of rotary frequencies: those of all LLaMA 3 models,
+/// if any.
 fn llama3(gguf: &Gguf, h: &Hparams) -> Option<Value> {
-    let theirs: Vec<f32> =
-        gguf.data(gguf.tensor(FREQUENCIES)?).as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+    let theirs: Vec<f32> = gguf
+        .data(gguf.tensor(FREQUENCIES)?)
+        .as_chunks()
+        .0
+        .iter()
+        .map(|b| f32::from_le_bytes(*b))
+        .collect();
     let factor = theirs.iter().copied().fold(1.0, f32::max);
-    let llama3 = Llama3 { factor, low: 1.0, high: 4.0, original: 8192.0 };
+    let llama3 = Llama3 {
+        factor,
+        low: 1.0,
+        high: 4.0,
+        original: 8192.0,
+    };
     let same = |(a, b): (f32, &f32)| (a - b).abs() <= 1e-5 * a;
     let ours = llama3.divisors(h.rope.freq_base.value, h.head_dim());
     (ours.len() == theirs.len() && ours.into_iter().zip(&theirs).all(same)).then(|| {
@@ -156,7 +205,8 @@ struct Weight<'a> {
     shape: Vec<usize>,
     /// The order of rows in the GGUF file, if it is another.
     order: Option<HeadOrder>,
-    /// What is known of the groups once one of their parts was made: codes are written first, and all rows read once.
+    /// What is known of the groups once one of their parts was made: codes are written first, and
+    /// all rows read once.
     small: Rc<OnceCell<Small>>,
 }
 
@@ -201,14 +251,29 @@ fn weights<'a>(gguf: &'a Gguf, h: &Hparams) -> Result<Vec<(String, Weight<'a>)>,
         };
         let (stem, suffix) = tensor.name.rsplit_once('.').unwrap_or((&tensor.name, ""));
         let Some(module) = tensors::module(&tensor.name) else {
-            return Err(bad("a tensor that Hugging Face has a name for", suffix.to_owned()));
+            return Err(bad(
+                "a tensor that Hugging Face has a name for",
+                suffix.to_owned(),
+            ));
         };
         let turns = stem.ends_with(".attn_q") || stem.ends_with(".attn_k");
-        let order = (h.arch.name() == "llama" && turns).then_some(HeadOrder { head_dim: h.head_dim() });
+        let order = (h.arch.name() == "llama" && turns).then_some(HeadOrder {
+            head_dim: h.head_dim(),
+        });
         let small = Rc::new(OnceCell::new());
         let part = |name: &str, part: Part| {
             let (shape, small) = (part.shape(tensor), Rc::clone(&small));
-            (format!("{module}.{name}"), Weight { gguf, tensor, part, shape, order, small })
+            (
+                format!("{module}.{name}"),
+                Weight {
+                    gguf,
+                    tensor,
+                    part,
+                    shape,
+                    order,
+                    small,
+                },
+            )
         };
         match tensor.ty {
             TensorType::F32 => all.push(part(suffix, Part::Plain(Dtype::F32))),
@@ -220,7 +285,10 @@ fn weights<'a>(gguf: &'a Gguf, h: &Hparams) -> Result<Vec<(String, Weight<'a>)>,
                 all.push(part("scales", Part::Scales));
             }
             ty if TensorType::AWQ.contains(&ty) => {
-                return Err(bad("rows in eights, which AWQ packs in words", rows(tensor).to_string()));
+                return Err(bad(
+                    "rows in eights, which AWQ packs in words",
+                    rows(tensor).to_string(),
+                ));
             }
             ty => return Err(bad("F32, F16, BF16 or AWQ groups", ty.to_string())),
         }
@@ -248,14 +316,25 @@ impl Weight<'_> {
 
     fn plain(&self) -> Vec<u8> {
         let from = self.gguf.data(self.tensor);
-        let n = if self.tensor.dims.len() == 1 { cols(self.tensor) } else { rows(self.tensor) };
+        let n = if self.tensor.dims.len() == 1 {
+            cols(self.tensor)
+        } else {
+            rows(self.tensor)
+        };
         let bytes = from.len() / n.max(1);
-        (0..n).flat_map(|row| &from[self.place(row) * bytes..][..bytes]).copied().collect()
+        (0..n)
+            .flat_map(|row| &from[self.place(row) * bytes..][..bytes])
+            .copied()
+            .collect()
     }
 
     /// All three parts of the groups, the codes apart.
     fn parts(&self) -> (Vec<u8>, Small) {
-        let (len, bytes, n) = (self.tensor.ty.block_len(), self.tensor.ty.block_bytes(), self.groups());
+        let (len, bytes, n) = (
+            self.tensor.ty.block_len(),
+            self.tensor.ty.block_bytes(),
+            self.groups(),
+        );
         let rows = rows(self.tensor);
         // eight rows to a word
         let mut qweight = vec![[0u8; 8]; cols(self.tensor) * rows / 8];
@@ -263,18 +342,35 @@ impl Weight<'_> {
         let mut scales = vec![0; n * rows * 2];
         let (mut row_bytes, mut codes) = (vec![0; n * bytes], vec![0; len]);
         for row in 0..rows {
-            self.gguf.read(self.tensor, self.place(row) * row_bytes.len(), &mut row_bytes);
+            self.gguf.read(
+                self.tensor,
+                self.place(row) * row_bytes.len(),
+                &mut row_bytes,
+            );
             let word = |line: usize| line * (rows / 8) + row / 8;
             for (group, block) in row_bytes.chunks_exact(bytes).enumerate() {
                 awq::codes(block, &mut codes);
-                codes.iter().enumerate().for_each(|(k, code)| qweight[word(group * len + k)][row % 8] = *code);
+                codes
+                    .iter()
+                    .enumerate()
+                    .for_each(|(k, code)| qweight[word(group * len + k)][row % 8] = *code);
                 qzeros[word(group)][row % 8] = block[2];
                 scales[2 * (group * rows + row)..][..2].copy_from_slice(&block[..2]);
             }
         }
-        let packed =
-            |eights: Vec<[u8; 8]>| eights.into_iter().flat_map(|eight| awq::pack(eight).to_le_bytes()).collect();
-        (packed(qweight), Small { qzeros: packed(qzeros), scales })
+        let packed = |eights: Vec<[u8; 8]>| {
+            eights
+                .into_iter()
+                .flat_map(|eight| awq::pack(eight).to_le_bytes())
+                .collect()
+        };
+        (
+            packed(qweight),
+            Small {
+                qzeros: packed(qzeros),
+                scales,
+            },
+        )
     }
 
     fn small(&self) -> &Small {

@@ -25,7 +25,10 @@ impl Importance {
     /// A file of neither form, keys or tensors that are missing, values that are not finite.
     pub fn open(path: &Path) -> Result<Importance, Error> {
         let file = path.to_string_lossy().into_owned();
-        let io = |source| Error::Io { file: file.clone(), source };
+        let io = |source| Error::Io {
+            file: file.clone(),
+            source,
+        };
         let mut magic = [0; 4];
         let mut reader = std::fs::File::open(path).map_err(io)?;
         let is_gguf = reader.read_exact(&mut magic).is_ok() && magic == *b"GGUF";
@@ -37,7 +40,12 @@ impl Importance {
         for (name, weights) in &importance.entries {
             if let Some(i) = weights.iter().position(|w| !w.is_finite()) {
                 let (file, name) = (importance.file, name.clone());
-                return Err(Error::NotFinite { file, name, index: i, got: weights[i] });
+                return Err(Error::NotFinite {
+                    file,
+                    name,
+                    index: i,
+                    got: weights[i],
+                });
             }
         }
         Ok(importance)
@@ -78,7 +86,8 @@ impl Importance {
         self.entries.keys().map(String::as_str)
     }
 
-    /// The weights for the tensor of this name: one for each value of a row, for each matrix of a stack.
+    /// The weights for the tensor of this name: one for each value of a row, for each matrix of a
+    /// stack.
     pub fn weights(&self, name: &str) -> Option<&[f32]> {
         self.entries.get(name).map(Vec::as_slice)
     }
@@ -91,30 +100,57 @@ fn from_gguf(file: String, gguf: &Gguf) -> Result<Importance, Error> {
         }
     }
     let datasets = match gguf.get(DATASETS) {
-        Some(Value::Array(a)) => a.strings().into_iter().flatten().map(<[u8]>::to_vec).collect(),
+        Some(Value::Array(a)) => a
+            .strings()
+            .into_iter()
+            .flatten()
+            .map(<[u8]>::to_vec)
+            .collect(),
         _ => Vec::new(),
     };
     let chunks = gguf.u32(CHUNK_COUNT)?.unwrap_or(0);
     let chunk_size = gguf.u32(CHUNK_SIZE)?.unwrap_or(0);
     let mut entries = BTreeMap::new();
     for t in gguf.tensors() {
-        let both = t.name.strip_suffix(SUMS).map(|name| (name, Some(t), gguf.tensor(&format!("{name}{COUNTS}"))));
-        let both = both
-            .or_else(|| t.name.strip_suffix(COUNTS).map(|name| (name, gguf.tensor(&format!("{name}{SUMS}")), Some(t))));
-        let Some((name, sums, counts)) = both else { continue };
+        let both = t
+            .name
+            .strip_suffix(SUMS)
+            .map(|name| (name, Some(t), gguf.tensor(&format!("{name}{COUNTS}"))));
+        let both = both.or_else(|| {
+            t.name
+                .strip_suffix(COUNTS)
+                .map(|name| (name, gguf.tensor(&format!("{name}{SUMS}")), Some(t)))
+        });
+        let Some((name, sums, counts)) = both else {
+            continue;
+        };
         let (Some(sums), Some(counts)) = (sums, counts) else {
-            return Err(Error::Unpaired { file, name: name.to_owned() });
+            return Err(Error::Unpaired {
+                file,
+                name: name.to_owned(),
+            });
         };
         let (sums, counts) = (floats(gguf, sums)?, floats(gguf, counts)?);
         if counts.is_empty() || sums.is_empty() || !sums.len().is_multiple_of(counts.len()) {
-            return Err(Error::Counts { file, name: name.to_owned(), sums: sums.len(), counts: counts.len() });
+            return Err(Error::Counts {
+                file,
+                name: name.to_owned(),
+                sums: sums.len(),
+                counts: counts.len(),
+            });
         }
         entries.insert(name.to_owned(), means(&sums, &counts));
     }
     if entries.is_empty() {
         return Err(Error::Empty { file });
     }
-    Ok(Importance { file, datasets, chunks, chunk_size, entries })
+    Ok(Importance {
+        file,
+        datasets,
+        chunks,
+        chunk_size,
+        entries,
+    })
 }
 
 /// Sums over counts; a matrix that saw no token counts all its inputs alike.
@@ -123,16 +159,27 @@ fn means(sums: &[f32], counts: &[f32]) -> Vec<f32> {
     let rows = sums.chunks_exact(n).zip(counts);
     rows.flat_map(|(sums, count)| {
         let count = count.round();
-        sums.iter().map(move |s| if count > 0.0 { s / count } else { 1.0 })
+        sums.iter()
+            .map(move |s| if count > 0.0 { s / count } else { 1.0 })
     })
     .collect()
 }
 
 fn floats(gguf: &Gguf, t: &TensorInfo) -> Result<Vec<f32>, Error> {
     if t.ty != TensorType::F32 {
-        return Err(Error::Type { file: gguf.name().to_owned(), name: t.name.clone(), got: t.ty });
+        return Err(Error::Type {
+            file: gguf.name().to_owned(),
+            name: t.name.clone(),
+            got: t.ty,
+        });
     }
-    Ok(gguf.data(t).as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect())
+    Ok(gguf
+        .data(t)
+        .as_chunks()
+        .0
+        .iter()
+        .map(|b| f32::from_le_bytes(*b))
+        .collect())
 }
 
 /// A cursor over the old form: 32-bit little-endian integers and what they count.
@@ -143,12 +190,15 @@ struct Dat<'a> {
 
 impl<'a> Dat<'a> {
     fn bytes(&mut self, n: usize, what: &'static str) -> Result<&'a [u8], Error> {
-        let (bytes, rest) = self.rest.split_at_checked(n).ok_or_else(|| Error::Truncated {
-            file: self.file.to_owned(),
-            what,
-            needed: n,
-            left: self.rest.len(),
-        })?;
+        let (bytes, rest) = self
+            .rest
+            .split_at_checked(n)
+            .ok_or_else(|| Error::Truncated {
+                file: self.file.to_owned(),
+                what,
+                needed: n,
+                left: self.rest.len(),
+            })?;
         self.rest = rest;
         Ok(bytes)
     }
@@ -162,7 +212,11 @@ impl<'a> Dat<'a> {
     fn count(&mut self, what: &'static str, least: usize) -> Result<usize, Error> {
         let got = self.int(what)?;
         let n = usize::try_from(got).ok().filter(|&n| n >= least);
-        n.ok_or_else(|| Error::NotAnImatrix { file: self.file.to_owned(), what, got })
+        n.ok_or_else(|| Error::NotAnImatrix {
+            file: self.file.to_owned(),
+            what,
+            got,
+        })
     }
 }
 
@@ -176,8 +230,15 @@ fn from_dat(file: &str, bytes: &[u8]) -> Result<Importance, Error> {
         let name = String::from_utf8_lossy(dat.bytes(len, "a name")?).into_owned();
         let calls = dat.int("a number of calls")?;
         let n = dat.count("a number of values", 1)?;
-        let values = dat.bytes(n.saturating_mul(4), "values")?.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b));
-        let values = values.map(|v| if calls > 0 { v / calls as f32 } else { v }).collect();
+        let values = dat
+            .bytes(n.saturating_mul(4), "values")?
+            .as_chunks()
+            .0
+            .iter()
+            .map(|b| f32::from_le_bytes(*b));
+        let values = values
+            .map(|v| if calls > 0 { v / calls as f32 } else { v })
+            .collect();
         entries.insert(name, values);
     }
     let mut chunks = 0;
@@ -189,7 +250,13 @@ fn from_dat(file: &str, bytes: &[u8]) -> Result<Importance, Error> {
         let len = dat.count("the length of the text's name", 0)?;
         datasets.push(dat.bytes(len, "the text's name")?.to_vec());
     }
-    Ok(Importance { file: file.to_owned(), datasets, chunks, chunk_size: 0, entries })
+    Ok(Importance {
+        file: file.to_owned(),
+        datasets,
+        chunks,
+        chunk_size: 0,
+        entries,
+    })
 }
 
 #[cfg(test)]
@@ -212,10 +279,16 @@ mod tests {
     #[test]
     fn the_old_form_is_read_with_and_without_its_tail() {
         let with = from_dat("f", &dat(true)).unwrap();
-        assert_eq!((with.chunks(), with.datasets()), (7, &[b"text".to_vec()][..]));
+        assert_eq!(
+            (with.chunks(), with.datasets()),
+            (7, &[b"text".to_vec()][..])
+        );
         assert_eq!(with.weights("w.x"), Some(&[1.5, 0.25][..]));
         let without = from_dat("f", &dat(false)).unwrap();
-        assert_eq!((without.chunks(), without.datasets().len(), without.len()), (0, 0, 1));
+        assert_eq!(
+            (without.chunks(), without.datasets().len(), without.len()),
+            (0, 0, 1)
+        );
     }
 
     #[test]
@@ -223,7 +296,10 @@ mod tests {
         let whole = dat(true);
         for n in (0..whole.len()).filter(|&n| n != dat(false).len() && n != dat(false).len() + 4) {
             let error = from_dat("f", &whole[..n]).unwrap_err().to_string();
-            assert!(error.starts_with("f: ") && !error.contains('\n'), "{n}: {error}");
+            assert!(
+                error.starts_with("f: ") && !error.contains('\n'),
+                "{n}: {error}"
+            );
         }
         let mut absurd = whole;
         absurd[15..19].copy_from_slice(&i32::MAX.to_le_bytes());

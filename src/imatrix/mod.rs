@@ -1,7 +1,7 @@
 //! Importance matrices: what makes them, and the files that keep them.
 //!
-//! For each matrix and each of its inputs: the sum, over the tokens of a text, of the input squared. Quantizers weigh
-//! the error of a weight with it. The files are llama.cpp's.
+//! For each matrix and each of its inputs: the sum, over the tokens of a text, of the input
+//! squared. Quantizers weigh the error of a weight with it. The files are llama.cpp's.
 
 mod collect;
 mod file;
@@ -32,13 +32,25 @@ pub enum Error {
     Engine(#[from] crate::Error),
     /// The file cannot be read.
     #[error("{file}: cannot read it: {source}")]
-    Io { file: String, source: std::io::Error },
+    Io {
+        file: String,
+        source: std::io::Error,
+    },
     /// A number that no importance matrix has.
     #[error("{file}: not an importance matrix: {what} is {got}")]
-    NotAnImatrix { file: String, what: &'static str, got: i32 },
+    NotAnImatrix {
+        file: String,
+        what: &'static str,
+        got: i32,
+    },
     /// The file ends too early.
     #[error("{file}: truncated: {what} needs {needed} bytes, the file has {left} left")]
-    Truncated { file: String, what: &'static str, needed: usize, left: usize },
+    Truncated {
+        file: String,
+        what: &'static str,
+        needed: usize,
+        left: usize,
+    },
     /// A GGUF file of another kind.
     #[error("{file}: key {key}: expected it to be there (is this an importance matrix?)")]
     MissingKey { file: String, key: &'static str },
@@ -50,16 +62,36 @@ pub enum Error {
     Unpaired { file: String, name: String },
     /// Sums or counts that are not F32.
     #[error("{file}: {name}: expected F32, got {got}")]
-    Type { file: String, name: String, got: TensorType },
+    Type {
+        file: String,
+        name: String,
+        got: TensorType,
+    },
     /// Numbers of sums and counts that do not fit.
-    #[error("{file}: {name}: expected a whole number of sums for each count, got {sums} sums and {counts} counts")]
-    Counts { file: String, name: String, sums: usize, counts: usize },
+    #[error(
+        "{file}: {name}: expected a whole number of sums for each count, got {sums} sums and {counts} counts"
+    )]
+    Counts {
+        file: String,
+        name: String,
+        sums: usize,
+        counts: usize,
+    },
     /// A weight that is NaN or infinite.
     #[error("{file}: {name}: expected finite weights, weight {index} is {got}")]
-    NotFinite { file: String, name: String, index: usize, got: f32 },
+    NotFinite {
+        file: String,
+        name: String,
+        index: usize,
+        got: f32,
+    },
     /// A text too short for one chunk.
     #[error("the text has {got} tokens: expected at least {expected} (two chunks of -c {chunk})")]
-    TooShort { got: usize, expected: usize, chunk: usize },
+    TooShort {
+        got: usize,
+        expected: usize,
+        chunk: usize,
+    },
     /// A chunk that does not fit the context.
     #[error("-c {chunk}: expected from 2 to the context of {n_ctx} tokens")]
     Chunk { chunk: usize, n_ctx: usize },

@@ -1,9 +1,11 @@
-//! Who owns which page of the KV cache: a free list with reference counts, and one page table per sequence.
+//! Who owns which page of the KV cache: a free list with reference counts, and one page table per
+//! sequence.
 //!
-//! Pure bookkeeping, shared by all backends and tested without a model; where a page's bytes lie and how they are laid
-//! out inside is the backend's matter. A page holds [`PAGE`] positions of every layer and head. Pages are shared between
-//! sequences with a common beginning and copied when one of them is about to write (copy on write); everything a step
-//! needs is reserved before the step, all of it or nothing.
+//! Pure bookkeeping, shared by all backends and tested without a model; where a page's bytes lie
+//! and how they are laid out inside is the backend's matter. A page holds [`PAGE`] positions of
+//! every layer and head. Pages are shared between sequences with a common beginning and copied when
+//! one of them is about to write (copy on write); everything a step needs is reserved before the
+//! step, all of it or nothing.
 
 mod pool;
 mod table;

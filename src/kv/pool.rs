@@ -28,7 +28,10 @@ pub struct BlockPool {
 impl BlockPool {
     /// A pool of `capacity` free pages, numbered from 0.
     pub fn new(capacity: u32) -> BlockPool {
-        BlockPool { free: (0..capacity).rev().map(PageId).collect(), refs: vec![0; capacity as usize] }
+        BlockPool {
+            free: (0..capacity).rev().map(PageId).collect(),
+            refs: vec![0; capacity as usize],
+        }
     }
 
     /// Pages in the pool.
@@ -74,7 +77,11 @@ impl BlockPool {
         if n <= self.free.len() {
             return Ok(());
         }
-        Err(OutOfPages { needed: n, free: self.free.len(), capacity: self.capacity() })
+        Err(OutOfPages {
+            needed: n,
+            free: self.free.len(),
+            capacity: self.capacity(),
+        })
     }
 
     /// Adds an owner.

@@ -12,9 +12,11 @@ pub struct PageCopy {
     pub to: PageId,
 }
 
-/// The page table of a sequence: positions `0..len` are written, and pages may be reserved beyond them.
+/// The page table of a sequence: positions `0..len` are written, and pages may be reserved beyond
+/// them.
 ///
-/// A step goes `reserve(end)`, do the copies, write positions `len..end`, `advance(end)`. A table must be given back with
+/// A step goes `reserve(end)`, do the copies, write positions `len..end`, `advance(end)`. A table
+/// must be given back with
 /// [`BlockTable::clear`]: it cannot free its pages when dropped, for the pool is not its own.
 #[derive(Debug, Default)]
 pub struct BlockTable {
@@ -50,27 +52,41 @@ impl BlockTable {
 
     /// Page and place inside it of a position that has a page.
     pub fn locate(&self, position: usize) -> Option<(PageId, usize)> {
-        self.pages.get(position / PAGE).map(|&page| (page, position % PAGE))
+        self.pages
+            .get(position / PAGE)
+            .map(|&page| (page, position % PAGE))
     }
 
-    /// Pages that [`BlockTable::reserve`] would take for positions up to `end`: new ones, and copies of shared ones.
+    /// Pages that [`BlockTable::reserve`] would take for positions up to `end`: new ones, and
+    /// copies of shared ones.
     pub fn pages_needed(&self, pool: &BlockPool, end: usize) -> usize {
         let new = end.div_ceil(PAGE).saturating_sub(self.pages.len());
         new + self.shared(pool, end).count()
     }
 
-    /// Places in the table whose pages would be written by positions `len..end` but have other owners.
+    /// Places in the table whose pages would be written by positions `len..end` but have other
+    /// owners.
     fn shared<'a>(&'a self, pool: &'a BlockPool, end: usize) -> impl Iterator<Item = usize> + 'a {
         let last = end.div_ceil(PAGE).min(self.pages.len());
-        let first = if end > self.len { (self.len / PAGE).min(last) } else { last };
+        let first = if end > self.len {
+            (self.len / PAGE).min(last)
+        } else {
+            last
+        };
         (first..last).filter(|&i| pool.is_shared(self.pages[i]))
     }
 
-    /// Makes positions `len..end` writable by this sequence alone: takes new pages, and replaces shared pages among them
-    /// by new ones whose contents must first be copied as the result says. All or nothing: on an error nothing has changed.
+    /// Makes positions `len..end` writable by this sequence alone: takes new pages, and replaces
+    /// shared pages among them by new ones whose contents must first be copied as the result says.
+    /// All or nothing: on an error nothing has changed.
     ///
-    /// To be called before every step, also when pages were reserved long before: a fork may have shared them since.
-    pub fn reserve(&mut self, pool: &mut BlockPool, end: usize) -> Result<Vec<PageCopy>, OutOfPages> {
+    /// To be called before every step, also when pages were reserved long before: a fork may have
+    /// shared them since.
+    pub fn reserve(
+        &mut self,
+        pool: &mut BlockPool,
+        end: usize,
+    ) -> Result<Vec<PageCopy>, OutOfPages> {
         let shared: Vec<usize> = self.shared(pool, end).collect();
         let mut fresh = pool.alloc(self.pages_needed(pool, end))?.into_iter();
         let mut copies = Vec::new();
@@ -100,7 +116,8 @@ impl BlockTable {
         self.len = end;
     }
 
-    /// Forgets positions from `n` on and gives back every page that then holds none, reserved ones too.
+    /// Forgets positions from `n` on and gives back every page that then holds none, reserved ones
+    /// too.
     pub fn truncate(&mut self, pool: &mut BlockPool, n: usize) {
         self.len = self.len.min(n);
         for page in self.pages.drain(self.len.div_ceil(PAGE)..) {
@@ -113,12 +130,16 @@ impl BlockTable {
         self.truncate(pool, 0);
     }
 
-    /// A second sequence with the same positions; their pages are shared until one of the two writes.
+    /// A second sequence with the same positions; their pages are shared until one of the two
+    /// writes.
     pub fn fork(&self, pool: &mut BlockPool) -> BlockTable {
         let pages = self.pages[..self.len.div_ceil(PAGE)].to_vec();
         for &page in &pages {
             pool.retain(page);
         }
-        BlockTable { pages, len: self.len }
+        BlockTable {
+            pages,
+            len: self.len,
+        }
     }
 }

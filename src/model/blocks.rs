@@ -1,4 +1,5 @@
-//! Building blocks shared by all architectures: each adds its ops, with llama.cpp's names, in llama.cpp's order.
+//! Building blocks shared by all architectures: each adds its ops, with llama.cpp's names, in
+//! llama.cpp's order.
 
 use super::graph::{Graph, Node, Op, Rows, Tap, ValueId, ValueInfo};
 use super::hparams::Hparams;
@@ -14,12 +15,20 @@ pub(super) struct Builder<'a> {
 
 /// The tap of this name in a layer.
 fn at(name: &'static str, layer: usize) -> Option<Tap> {
-    Some(Tap { name, layer: Some(layer) })
+    Some(Tap {
+        name,
+        layer: Some(layer),
+    })
 }
 
 impl<'a> Builder<'a> {
     pub(super) fn new(h: &'a Hparams, w: &'a Weights) -> Builder<'a> {
-        Builder { h, w, nodes: Vec::new(), values: Vec::new() }
+        Builder {
+            h,
+            w,
+            nodes: Vec::new(),
+            values: Vec::new(),
+        }
     }
 
     fn layer(&self, l: usize) -> &'a Layer {
@@ -39,19 +48,47 @@ impl<'a> Builder<'a> {
 
     /// Token embeddings.
     pub(super) fn embed(&mut self) -> ValueId {
-        let info = ValueInfo { width: self.h.n_embd(), rows: Rows::All };
-        self.push(Op::Embed { table: self.w.token_embd }, info, Some(Tap { name: "inp_embd", layer: None }))
+        let info = ValueInfo {
+            width: self.h.n_embd(),
+            rows: Rows::All,
+        };
+        self.push(
+            Op::Embed {
+                table: self.w.token_embd,
+            },
+            info,
+            Some(Tap {
+                name: "inp_embd",
+                layer: None,
+            }),
+        )
     }
 
     /// RMS norm of groups as wide as the weight: the row, or each head.
     fn norm(&mut self, x: ValueId, weight: VecId, tap: Option<Tap>) -> ValueId {
         let group = self.w.vector(weight).len();
-        self.push(Op::RmsNorm { x, weight, eps: self.h.rms_eps(), group }, self.info(x), tap)
+        self.push(
+            Op::RmsNorm {
+                x,
+                weight,
+                eps: self.h.rms_eps(),
+                group,
+            },
+            self.info(x),
+            tap,
+        )
     }
 
     fn matmul(&mut self, x: ValueId, w: WeightId, tap: Option<Tap>) -> ValueId {
         let width = self.w.matrix(w).rows as usize;
-        self.push(Op::MatMul { x, w }, ValueInfo { width, ..self.info(x) }, tap)
+        self.push(
+            Op::MatMul { x, w },
+            ValueInfo {
+                width,
+                ..self.info(x)
+            },
+            tap,
+        )
     }
 
     fn bias(&mut self, x: ValueId, bias: Option<VecId>, tap: Option<Tap>) -> ValueId {
@@ -62,7 +99,13 @@ impl<'a> Builder<'a> {
     }
 
     /// Product and bias where only the sum has a name.
-    fn affine(&mut self, x: ValueId, w: WeightId, bias: Option<VecId>, tap: Option<Tap>) -> ValueId {
+    fn affine(
+        &mut self,
+        x: ValueId,
+        w: WeightId,
+        bias: Option<VecId>,
+        tap: Option<Tap>,
+    ) -> ValueId {
         let y = self.matmul(x, w, if bias.is_some() { None } else { tap });
         self.bias(y, bias, tap)
     }
@@ -78,33 +121,71 @@ impl<'a> Builder<'a> {
         if let Some(norm) = p.norm {
             y = self.norm(y, norm, at(p.normed_tap, l));
         }
-        self.push(Op::Rope { x: y, head_dim: self.h.head_dim() }, self.info(y), at(p.tap, l))
+        self.push(
+            Op::Rope {
+                x: y,
+                head_dim: self.h.head_dim(),
+            },
+            self.info(y),
+            at(p.tap, l),
+        )
     }
 
-    /// Norm, attention over the cache, output projection. V comes before K: so does llama.cpp, to let K's rotation
-    /// write into the cache.
+    /// Norm, attention over the cache, output projection. V comes before K: so does llama.cpp, to
+    /// let K's rotation write into the cache.
     pub(super) fn attention(&mut self, x: ValueId, l: usize) -> ValueId {
         let w = self.layer(l);
         let x = self.norm(x, w.attn_norm, at("attn_norm", l));
-        let query = Projection { w: w.wq, bias: w.bq, norm: w.q_norm, tap: "Qcur", normed_tap: "Qcur_normed" };
+        let query = Projection {
+            w: w.wq,
+            bias: w.bq,
+            norm: w.q_norm,
+            tap: "Qcur",
+            normed_tap: "Qcur_normed",
+        };
         let q = self.rotated(x, &query, l);
         let v = self.matmul(x, w.wv, at("Vcur", l));
         let v = self.bias(v, w.bv, at("Vcur", l));
-        let key = Projection { w: w.wk, bias: w.bk, norm: w.k_norm, tap: "Kcur", normed_tap: "Kcur_normed" };
+        let key = Projection {
+            w: w.wk,
+            bias: w.bk,
+            norm: w.k_norm,
+            tap: "Kcur",
+            normed_tap: "Kcur_normed",
+        };
         let k = self.rotated(x, &key, l);
-        self.push(Op::KvWrite { k, v, layer: l }, ValueInfo { width: 0, ..self.info(k) }, None);
+        self.push(
+            Op::KvWrite { k, v, layer: l },
+            ValueInfo {
+                width: 0,
+                ..self.info(k)
+            },
+            None,
+        );
         let scale = 1.0 / (self.h.head_dim() as f32).sqrt();
-        let out = self.push(Op::Attention { q, layer: l, scale }, self.info(q), at("kqv_out", l));
+        let out = self.push(
+            Op::Attention { q, layer: l, scale },
+            self.info(q),
+            at("kqv_out", l),
+        );
         self.affine(out, w.wo, w.bo, at("attn_out", l))
     }
 
-    /// Adds the attention's result to the layer's input. In the last layer only the wanted rows go on: nothing after it
-    /// looks at other tokens, and the feed-forward block is most of a layer's work.
+    /// Adds the attention's result to the layer's input. In the last layer only the wanted rows go
+    /// on: nothing after it looks at other tokens, and the feed-forward block is most of a layer's
+    /// work.
     pub(super) fn attention_residual(&mut self, out: ValueId, input: ValueId, l: usize) -> ValueId {
         let (mut a, mut b) = (out, input);
         if l + 1 == self.h.n_layer() {
             for v in [&mut a, &mut b] {
-                *v = self.push(Op::SelectRows { x: *v }, ValueInfo { rows: Rows::Wanted, ..self.info(*v) }, None);
+                *v = self.push(
+                    Op::SelectRows { x: *v },
+                    ValueInfo {
+                        rows: Rows::Wanted,
+                        ..self.info(*v)
+                    },
+                    None,
+                );
             }
         }
         self.add(a, b, at("ffn_inp", l))
@@ -118,8 +199,16 @@ impl<'a> Builder<'a> {
         let gate = self.bias(gate, w.gate_bias, at("ffn_gate_b", l));
         let up = self.matmul(x, w.up, at("ffn_up", l));
         let up = self.bias(up, w.up_bias, at("ffn_up_b", l));
-        let y = self.push(Op::SwiGlu { gate, up }, self.info(gate), at("ffn_swiglu", l));
-        let product = if w.down_bias.is_some() { "ffn_down" } else { "ffn_out" };
+        let y = self.push(
+            Op::SwiGlu { gate, up },
+            self.info(gate),
+            at("ffn_swiglu", l),
+        );
+        let product = if w.down_bias.is_some() {
+            "ffn_down"
+        } else {
+            "ffn_out"
+        };
         let y = self.matmul(y, w.down, at(product, l));
         self.bias(y, w.down_bias, at("ffn_out", l))
     }
@@ -131,10 +220,27 @@ impl<'a> Builder<'a> {
 
     /// Final norm and logits, of what the last of the layers hands on.
     pub(super) fn head(mut self, x: ValueId, layers: Vec<ValueId>) -> Graph {
-        let hidden = self.norm(x, self.w.output_norm, Some(Tap { name: "result_norm", layer: None }));
-        let tap = Some(Tap { name: "result_output", layer: None });
+        let hidden = self.norm(
+            x,
+            self.w.output_norm,
+            Some(Tap {
+                name: "result_norm",
+                layer: None,
+            }),
+        );
+        let tap = Some(Tap {
+            name: "result_output",
+            layer: None,
+        });
         let logits = self.affine(hidden, self.w.output, self.w.output_bias, tap);
-        Graph { nodes: self.nodes, values: self.values, n_layer: self.h.n_layer(), layers, hidden, logits }
+        Graph {
+            nodes: self.nodes,
+            values: self.values,
+            n_layer: self.h.n_layer(),
+            layers,
+            hidden,
+            logits,
+        }
     }
 }
 

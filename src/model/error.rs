@@ -1,35 +1,79 @@
 //! What can be wrong with a model file once its container has been read.
 
-/// Why a file is not a model that can run. Every message is one line with the file and the key or tensor.
+/// Why a file is not a model that can run. Every message is one line with the file and the key or
+/// tensor.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the fields are what the messages say
 pub enum Error {
     /// `general.architecture` names something that is not built in.
-    #[error("{file}: general.architecture is {got:?}, which is not supported (supported: {supported})")]
-    UnknownArchitecture { file: String, got: String, supported: String },
+    #[error(
+        "{file}: general.architecture is {got:?}, which is not supported (supported: {supported})"
+    )]
+    UnknownArchitecture {
+        file: String,
+        got: String,
+        supported: String,
+    },
     /// A key without a default is absent.
     #[error("{file}: missing key {key} (expected {expected})")]
-    MissingKey { file: String, key: String, expected: String },
+    MissingKey {
+        file: String,
+        key: String,
+        expected: String,
+    },
     /// A key holds a value of the wrong type or out of range.
     #[error("{file}: {key}: expected {expected}, got {got}")]
-    BadValue { file: String, key: String, expected: String, got: String },
+    BadValue {
+        file: String,
+        key: String,
+        expected: String,
+        got: String,
+    },
     /// A key asks for something that would change the results and is not implemented.
     #[error("{file}: {key} = {got} is not supported for {arch} ({expected})")]
-    Unsupported { file: String, key: String, arch: &'static str, expected: String, got: String },
+    Unsupported {
+        file: String,
+        key: String,
+        arch: &'static str,
+        expected: String,
+        got: String,
+    },
     /// A tensor that the architecture requires is absent.
     #[error("{file}: missing tensor {tensor} (expected shape {expected})")]
-    MissingTensor { file: String, tensor: String, expected: String },
+    MissingTensor {
+        file: String,
+        tensor: String,
+        expected: String,
+    },
     /// A tensor has another shape than the hyperparameters ask for.
     #[error("{file}: tensor {tensor}: expected shape {expected}, got {got}")]
-    TensorShape { file: String, tensor: String, expected: String, got: String },
+    TensorShape {
+        file: String,
+        tensor: String,
+        expected: String,
+        got: String,
+    },
     /// A tensor has an element type that its role does not allow.
     #[error("{file}: tensor {tensor}: expected type {expected}, got {got}")]
-    TensorType { file: String, tensor: String, expected: &'static str, got: &'static str },
+    TensorType {
+        file: String,
+        tensor: String,
+        expected: &'static str,
+        got: &'static str,
+    },
     /// A value inside a tensor that is read at load is not usable.
     #[error("{file}: tensor {tensor}: element {index}: expected {expected}, got {got}")]
-    TensorValue { file: String, tensor: String, index: usize, expected: &'static str, got: f32 },
+    TensorValue {
+        file: String,
+        tensor: String,
+        index: usize,
+        expected: &'static str,
+        got: f32,
+    },
     /// The file has tensors that the architecture does not use.
-    #[error("{file}: unexpected tensor {tensor} ({why}; {arch} uses {expected} of the file's {got} tensors)")]
+    #[error(
+        "{file}: unexpected tensor {tensor} ({why}; {arch} uses {expected} of the file's {got} tensors)"
+    )]
     UnexpectedTensor {
         file: String,
         tensor: String,
@@ -40,5 +84,9 @@ pub enum Error {
     },
     /// The graph built for the model is inconsistent: a fault of the program, not of the file.
     #[error("{file}: the graph built for {arch} is inconsistent: {source}")]
-    Graph { file: String, arch: &'static str, source: super::graph::GraphError },
+    Graph {
+        file: String,
+        arch: &'static str,
+        source: super::graph::GraphError,
+    },
 }

@@ -1,8 +1,9 @@
 //! The forward pass as data: a list of coarse named ops that every backend executes.
 //!
-//! Values are matrices of one row per token; their width is fixed, their row count is that of the batch until
-//! [`Op::SelectRows`] keeps the rows whose logits are wanted. A node's tap is llama.cpp's name for the same tensor;
-//! names repeat (`Qcur-0` is the product, then the biased product, then the rotated one), so a key is name + occurrence.
+//! Values are matrices of one row per token; their width is fixed, their row count is that of the
+//! batch until [`Op::SelectRows`] keeps the rows whose logits are wanted. A node's tap is
+//! llama.cpp's name for the same tensor; names repeat (`Qcur-0` is the product, then the biased
+//! product, then the rotated one), so a key is name + occurrence.
 
 use super::hparams::Hparams;
 use super::weights::{VecId, WeightId, Weights};
@@ -60,20 +61,34 @@ impl std::fmt::Display for Tap {
 pub enum Op {
     /// Rows of the embedding table, one per token id of the batch.
     Embed { table: WeightId },
-    /// `x * weight / sqrt(mean(x^2) + eps)` over each `group` neighbours: the whole row, or each head.
-    RmsNorm { x: ValueId, weight: VecId, eps: f32, group: usize },
+    /// `x * weight / sqrt(mean(x^2) + eps)` over each `group` neighbours: the whole row, or each
+    /// head.
+    RmsNorm {
+        x: ValueId,
+        weight: VecId,
+        eps: f32,
+        group: usize,
+    },
     /// `x W^T`.
     MatMul { x: ValueId, w: WeightId },
     /// `x + bias` in every row.
     AddBias { x: ValueId, bias: VecId },
-    /// Rotates the pairs of each head of width `head_dim` by the token's position, per the model's `RopeTable`; dimensions
-    /// from `n_rot` on pass unchanged.
+    /// Rotates the pairs of each head of width `head_dim` by the token's position, per the model's
+    /// `RopeTable`; dimensions from `n_rot` on pass unchanged.
     Rope { x: ValueId, head_dim: usize },
     /// Appends keys and values of this layer to the cache. No result.
-    KvWrite { k: ValueId, v: ValueId, layer: usize },
-    /// Causal attention over everything cached for the layer: `softmax(scale * q K^T) V` per head; query head `h` reads
-    /// key head `h / (n_head / n_head_kv)`.
-    Attention { q: ValueId, layer: usize, scale: f32 },
+    KvWrite {
+        k: ValueId,
+        v: ValueId,
+        layer: usize,
+    },
+    /// Causal attention over everything cached for the layer: `softmax(scale * q K^T) V` per head;
+    /// query head `h` reads key head `h / (n_head / n_head_kv)`.
+    Attention {
+        q: ValueId,
+        layer: usize,
+        scale: f32,
+    },
     /// `gate / (1 + exp(-gate)) * up`.
     SwiGlu { gate: ValueId, up: ValueId },
     /// `a + b`.
@@ -144,12 +159,19 @@ pub enum GraphError {
     NoWeight { node: usize },
     /// Widths do not fit the op.
     #[error("node {node}: {what}: expected {expected}, got {got}")]
-    Width { node: usize, what: &'static str, expected: usize, got: usize },
+    Width {
+        node: usize,
+        what: &'static str,
+        expected: usize,
+        got: usize,
+    },
     /// Rows do not fit the op.
     #[error("node {node}: operands have different rows")]
     RowsDiffer { node: usize },
     /// A layer attends before writing its keys and values, or writes them twice or never.
-    #[error("node {node}: layer {layer}: keys and values must be written once, before they are read")]
+    #[error(
+        "node {node}: layer {layer}: keys and values must be written once, before they are read"
+    )]
     Cache { node: usize, layer: usize },
     /// A value that nobody wrote is a result.
     #[error("value {value} is a result but is never written")]
@@ -157,8 +179,9 @@ pub enum GraphError {
 }
 
 impl Graph {
-    /// For every value the index of the last node that reads it (of the node that writes it, if none does): after that
-    /// node its storage can be reused. Results live on: their entry is `nodes.len()`.
+    /// For every value the index of the last node that reads it (of the node that writes it, if
+    /// none does): after that node its storage can be reused. Results live on: their entry is
+    /// `nodes.len()`.
     pub fn liveness(&self) -> Vec<usize> {
         let mut last = vec![0; self.values.len()];
         for (i, node) in self.nodes.iter().enumerate() {
@@ -175,22 +198,38 @@ impl Graph {
 
     /// The names of all taps in order, as `name-layer`.
     pub fn tap_names(&self) -> impl Iterator<Item = String> + '_ {
-        self.nodes.iter().filter_map(|n| n.tap).map(|t| t.to_string())
+        self.nodes
+            .iter()
+            .filter_map(|n| n.tap)
+            .map(|t| t.to_string())
     }
 
-    /// Checks that every value is written once and before it is read, that widths and rows fit the ops and weights, and
-    /// that each layer writes its cache once before attending.
+    /// Checks that every value is written once and before it is read, that widths and rows fit the
+    /// ops and weights, and that each layer writes its cache once before attending.
     pub fn validate(&self, w: &Weights, h: &Hparams) -> Result<(), GraphError> {
-        let mut check =
-            Check { graph: self, w, h, written: vec![false; self.values.len()], cached: vec![false; self.n_layer] };
+        let mut check = Check {
+            graph: self,
+            w,
+            h,
+            written: vec![false; self.values.len()],
+            cached: vec![false; self.n_layer],
+        };
         for (i, node) in self.nodes.iter().enumerate() {
             check.node(i, node)?;
         }
         if let Some(layer) = check.cached.iter().position(|c| !c) {
-            return Err(GraphError::Cache { node: self.nodes.len(), layer });
+            return Err(GraphError::Cache {
+                node: self.nodes.len(),
+                layer,
+            });
         }
         let results = [self.hidden, self.logits];
-        match self.layers.iter().chain(&results).find(|v| check.written.get(v.index()) != Some(&true)) {
+        match self
+            .layers
+            .iter()
+            .chain(&results)
+            .find(|v| check.written.get(v.index()) != Some(&true))
+        {
             Some(v) => Err(GraphError::NoResult { value: v.0 }),
             None => Ok(()),
         }
@@ -210,11 +249,17 @@ impl Check<'_> {
     fn node(&mut self, i: usize, node: &Node) -> Result<(), GraphError> {
         for v in node.op.inputs() {
             if self.written.get(v.index()) != Some(&true) {
-                return Err(GraphError::Undefined { node: i, value: v.0 });
+                return Err(GraphError::Undefined {
+                    node: i,
+                    value: v.0,
+                });
             }
         }
         if self.written.get(node.out.index()) != Some(&false) {
-            return Err(GraphError::BadOutput { node: i, value: node.out.0 });
+            return Err(GraphError::BadOutput {
+                node: i,
+                value: node.out.0,
+            });
         }
         let got = self.graph.values[node.out.index()];
         let want = self.result(i, &node.op)?;
@@ -230,8 +275,13 @@ impl Check<'_> {
     fn result(&mut self, i: usize, op: &Op) -> Result<ValueInfo, GraphError> {
         let info = |v: ValueId| self.graph.values[v.index()];
         Ok(match *op {
-            Op::Embed { table } => ValueInfo { width: self.matrix(i, table)?.1, rows: Rows::All },
-            Op::RmsNorm { x, weight, group, .. } => {
+            Op::Embed { table } => ValueInfo {
+                width: self.matrix(i, table)?.1,
+                rows: Rows::All,
+            },
+            Op::RmsNorm {
+                x, weight, group, ..
+            } => {
                 same(i, "norm weight", group, self.vector(i, weight)?)?;
                 whole(i, "normalised width", group, info(x).width)?;
                 info(x)
@@ -239,7 +289,10 @@ impl Check<'_> {
             Op::MatMul { x, w } => {
                 let (rows, cols) = self.matrix(i, w)?;
                 same(i, "matrix input", cols, info(x).width)?;
-                ValueInfo { width: rows, ..info(x) }
+                ValueInfo {
+                    width: rows,
+                    ..info(x)
+                }
             }
             Op::AddBias { x, bias } => {
                 same(i, "bias", info(x).width, self.vector(i, bias)?)?;
@@ -258,7 +311,10 @@ impl Check<'_> {
                 }
                 self.cached[layer] = true;
                 self.same_rows(i, k, v)?;
-                ValueInfo { width: 0, ..info(k) }
+                ValueInfo {
+                    width: 0,
+                    ..info(k)
+                }
             }
             Op::Attention { q, layer, .. } => {
                 same(i, "queries", self.h.q_width(), info(q).width)?;
@@ -272,28 +328,54 @@ impl Check<'_> {
                 self.same_rows(i, a, b)?;
                 info(a)
             }
-            Op::SelectRows { x } if info(x).rows == Rows::Wanted => return Err(GraphError::RowsDiffer { node: i }),
-            Op::SelectRows { x } => ValueInfo { rows: Rows::Wanted, ..info(x) },
+            Op::SelectRows { x } if info(x).rows == Rows::Wanted => {
+                return Err(GraphError::RowsDiffer { node: i });
+            }
+            Op::SelectRows { x } => ValueInfo {
+                rows: Rows::Wanted,
+                ..info(x)
+            },
         })
     }
 
     fn matrix(&self, node: usize, id: WeightId) -> Result<(usize, usize), GraphError> {
-        let m = self.w.matrices.get(id.0 as usize).ok_or(GraphError::NoWeight { node })?;
+        let m = self
+            .w
+            .matrices
+            .get(id.0 as usize)
+            .ok_or(GraphError::NoWeight { node })?;
         Ok((m.rows as usize, m.cols as usize))
     }
 
     fn vector(&self, node: usize, id: VecId) -> Result<usize, GraphError> {
-        self.w.vectors.get(id.0 as usize).map(|v| v.data.len()).ok_or(GraphError::NoWeight { node })
+        self.w
+            .vectors
+            .get(id.0 as usize)
+            .map(|v| v.data.len())
+            .ok_or(GraphError::NoWeight { node })
     }
 
     fn same_rows(&self, node: usize, a: ValueId, b: ValueId) -> Result<(), GraphError> {
         let rows = |v: ValueId| self.graph.values[v.index()].rows;
-        if rows(a) == rows(b) { Ok(()) } else { Err(GraphError::RowsDiffer { node }) }
+        if rows(a) == rows(b) {
+            Ok(())
+        } else {
+            Err(GraphError::RowsDiffer { node })
+        }
     }
 }
 
 fn same(node: usize, what: &'static str, expected: usize, got: usize) -> Result<(), GraphError> {
-    if expected == got { Ok(()) } else { Err(GraphError::Width { node, what, expected, got }) }
+    if expected == got {
+        Ok(())
+    } else {
+        Err(GraphError::Width {
+            node,
+            what,
+            expected,
+            got,
+        })
+    }
 }
 
 /// `got` must be a whole number of groups.
@@ -301,5 +383,10 @@ fn whole(node: usize, what: &'static str, group: usize, got: usize) -> Result<()
     if group > 0 && got > 0 && got.is_multiple_of(group) {
         return Ok(());
     }
-    Err(GraphError::Width { node, what, expected: group, got })
+    Err(GraphError::Width {
+        node,
+        what,
+        expected: group,
+        got,
+    })
 }

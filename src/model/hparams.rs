@@ -1,8 +1,10 @@
-//! Hyperparameters: read from the metadata, checked in one pass before any tensor is looked at, each with its source.
+//! Hyperparameters: read from the metadata, checked in one pass before any tensor is looked at,
+//! each with its source.
 //!
-//! The rule is that numbers come from the file. Keys that may be missing have documented defaults (the table in
-//! `Hparams::from_gguf`), which the report shows as such; everything else that changes results is an error naming the
-//! key, and so is a key that asks for something not implemented.
+//! The rule is that numbers come from the file. Keys that may be missing have documented defaults
+//! (the table in `Hparams::from_gguf`), which the report shows as such; everything else that
+//! changes results is an error naming the key, and so is a key that asks for something not
+//! implemented.
 
 use gguf_rs_lite::{Gguf, Value};
 
@@ -18,7 +20,8 @@ pub const MAX_WIDTH: usize = 1 << 24;
 pub const MAX_HEADS: usize = 1 << 16;
 /// Largest head.
 pub const MAX_HEAD_DIM: usize = 1024;
-/// Fewest tensors that any architecture's layer has (fused QKV): bounds the layer count by the tensor count.
+/// Fewest tensors that any architecture's layer has (fused QKV): bounds the layer count by the
+/// tensor count.
 const MIN_TENSORS_PER_LAYER: usize = 7;
 
 /// How positions are scaled.
@@ -87,7 +90,8 @@ pub struct Hparams {
     pub head_dim: Sourced<usize>,
     /// Epsilon of every RMS norm.
     pub rms_eps: Sourced<f32>,
-    /// Vocabulary size: the length of the token list, or else `vocab_size`, or else the embedding's rows.
+    /// Vocabulary size: the length of the token list, or else `vocab_size`, or else the embedding's
+    /// rows.
     pub n_vocab: Sourced<usize>,
     /// Rotary embedding.
     pub rope: RopeHparams,
@@ -98,16 +102,19 @@ pub struct Hparams {
 impl Hparams {
     /// Reads and checks everything; touches no tensor data.
     ///
-    /// Silent defaults: head_count_kv = head_count; key_length = value_length = embedding_length / head_count;
-    /// rope.dimension_count = key_length; no rope.scaling (factor 1, attn_factor 1, beta_fast 32, beta_slow 1,
-    /// original_context_length = context_length); vocab_size from the token list; alignment 32. Default with a
-    /// warning: rope.freq_base 10000. No other key may be missing.
+    /// Silent defaults: head_count_kv = head_count; key_length = value_length = embedding_length /
+    /// head_count; rope.dimension_count = key_length; no rope.scaling (factor 1, attn_factor 1,
+    /// beta_fast 32, beta_slow 1, original_context_length = context_length); vocab_size from the
+    /// token list; alignment 32. Default with a warning: rope.freq_base 10000. No other key may be
+    /// missing.
     pub fn from_gguf(gguf: &Gguf) -> Result<Hparams, Error> {
         let arch = Arch::of_file(gguf)?;
         let spec = arch.spec();
         let mut k = Keys::new(gguf, spec.name);
         k.note("general.architecture".to_owned(), spec.name, Source::File);
-        let aligned = gguf.get("general.alignment").map_or(Source::Default, |_| Source::File);
+        let aligned = gguf
+            .get("general.alignment")
+            .map_or(Source::Default, |_| Source::File);
         k.note("general.alignment".to_owned(), gguf.alignment(), aligned);
 
         let context_length = k.count("context_length", 1..=i32::MAX as usize, None)?;
@@ -116,7 +123,8 @@ impl Hparams {
         let most = gguf.tensors().len() / MIN_TENSORS_PER_LAYER;
         if n_layer.value > most {
             let expected = match gguf.tensors().len() {
-                0 => "layers with tensors, but the file has no tensors (a vocabulary only)".to_owned(),
+                0 => "layers with tensors, but the file has no tensors (a vocabulary only)"
+                    .to_owned(),
                 n => format!("at most {most} layers in a file of {n} tensors"),
             };
             return Err(k.bad(k.full("block_count"), expected, n_layer.value.to_string()));
@@ -129,7 +137,9 @@ impl Hparams {
         let n_vocab = vocabulary(&mut k)?;
         refuse_unsupported(&mut k, context_length.value)?;
 
-        let Keys { entries, warnings, .. } = k;
+        let Keys {
+            entries, warnings, ..
+        } = k;
         Ok(Hparams {
             arch,
             context_length,
@@ -222,19 +232,40 @@ type Heads = (Sourced<usize>, Sourced<usize>, Sourced<usize>);
 
 fn heads(k: &mut Keys<'_>, spec: &Spec, n_embd: usize, n_layer: usize) -> Result<Heads, Error> {
     let n_head = k.per_layer("attention.head_count", n_layer, 1..=MAX_HEADS, None)?;
-    let n_head_kv = k.per_layer("attention.head_count_kv", n_layer, 1..=MAX_HEADS, Some(n_head.value))?;
+    let n_head_kv = k.per_layer(
+        "attention.head_count_kv",
+        n_layer,
+        1..=MAX_HEADS,
+        Some(n_head.value),
+    )?;
     if n_head.value % n_head_kv.value != 0 {
         let expected = format!("a divisor of attention.head_count ({})", n_head.value);
-        return Err(k.bad(k.full("attention.head_count_kv"), expected, n_head_kv.value.to_string()));
+        return Err(k.bad(
+            k.full("attention.head_count_kv"),
+            expected,
+            n_head_kv.value.to_string(),
+        ));
     }
     let default = n_embd / n_head.value;
-    if k.get("attention.key_length").is_none() && (!n_embd.is_multiple_of(n_head.value) || !even(default)) {
-        let expected = format!("heads of an even width up to {MAX_HEAD_DIM} that fill embedding_length {n_embd}");
-        return Err(k.bad(k.full("attention.head_count"), expected, n_head.value.to_string()));
+    if k.get("attention.key_length").is_none()
+        && (!n_embd.is_multiple_of(n_head.value) || !even(default))
+    {
+        let expected = format!(
+            "heads of an even width up to {MAX_HEAD_DIM} that fill embedding_length {n_embd}"
+        );
+        return Err(k.bad(
+            k.full("attention.head_count"),
+            expected,
+            n_head.value.to_string(),
+        ));
     }
     let key = k.count("attention.key_length", 2..=MAX_HEAD_DIM, Some(default))?;
     if !even(key.value) {
-        return Err(k.bad(k.full("attention.key_length"), "an even number", key.value.to_string()));
+        return Err(k.bad(
+            k.full("attention.key_length"),
+            "an even number",
+            key.value.to_string(),
+        ));
     }
     let value = k.count("attention.value_length", 1..=MAX_HEAD_DIM, Some(default))?;
     if value.value != key.value {
@@ -242,8 +273,15 @@ fn heads(k: &mut Keys<'_>, spec: &Spec, n_embd: usize, n_layer: usize) -> Result
         return Err(k.unsupported("attention.value_length", expected, value.value.to_string()));
     }
     if spec.heads_fill_width && n_head.value * key.value != n_embd {
-        let expected = format!("embedding_length / head_count = {n_embd} / {}", n_head.value);
-        return Err(k.bad(k.full("attention.key_length"), expected, key.value.to_string()));
+        let expected = format!(
+            "embedding_length / head_count = {n_embd} / {}",
+            n_head.value
+        );
+        return Err(k.bad(
+            k.full("attention.key_length"),
+            expected,
+            key.value.to_string(),
+        ));
     }
     Ok((n_head, n_head_kv, key))
 }
@@ -252,11 +290,24 @@ fn even(head_dim: usize) -> bool {
     head_dim.is_multiple_of(2) && (2..=MAX_HEAD_DIM).contains(&head_dim)
 }
 
-fn rope(k: &mut Keys<'_>, spec: &Spec, head_dim: usize, context: usize) -> Result<RopeHparams, Error> {
+fn rope(
+    k: &mut Keys<'_>,
+    spec: &Spec,
+    head_dim: usize,
+    context: usize,
+) -> Result<RopeHparams, Error> {
     let n_rot = k.count("rope.dimension_count", 2..=head_dim, Some(head_dim))?;
     if n_rot.value % 2 != 0 || (spec.full_rotary && n_rot.value != head_dim) {
-        let expected = if spec.full_rotary { format!("{head_dim}, the head's width") } else { "an even number".into() };
-        return Err(k.bad(k.full("rope.dimension_count"), expected, n_rot.value.to_string()));
+        let expected = if spec.full_rotary {
+            format!("{head_dim}, the head's width")
+        } else {
+            "an even number".into()
+        };
+        return Err(k.bad(
+            k.full("rope.dimension_count"),
+            expected,
+            n_rot.value.to_string(),
+        ));
     }
     let freq_base = k.positive("rope.freq_base", f32::INFINITY, Some(10000.0))?;
     if freq_base.source == Source::Default {
@@ -264,21 +315,33 @@ fn rope(k: &mut Keys<'_>, spec: &Spec, head_dim: usize, context: usize) -> Resul
         k.warn(format!("no {key}: 10000 is assumed"));
     }
     let (scaling, factor) = scaling(k)?;
-    let original_context = k.count("rope.scaling.original_context_length", 1..=i32::MAX as usize, Some(context))?;
+    let original_context = k.count(
+        "rope.scaling.original_context_length",
+        1..=i32::MAX as usize,
+        Some(context),
+    )?;
     let attn_factor = k.positive("rope.scaling.attn_factor", f32::INFINITY, Some(1.0))?;
     let beta_fast = k.positive("rope.scaling.yarn_beta_fast", f32::INFINITY, Some(32.0))?;
     let beta_slow = k.positive("rope.scaling.yarn_beta_slow", f32::INFINITY, Some(1.0))?;
     if scaling.value == ScalingKind::Yarn {
         // the ramp's ends are logarithms to this base
         if freq_base.value <= 1.0 {
-            return Err(k.bad(k.full("rope.freq_base"), "above 1 with yarn scaling", freq_base.value.to_string()));
+            return Err(k.bad(
+                k.full("rope.freq_base"),
+                "above 1 with yarn scaling",
+                freq_base.value.to_string(),
+            ));
         }
-        for (suffix, got, usual) in
-            [("rope.scaling.yarn_beta_fast", beta_fast, 32.0), ("rope.scaling.yarn_beta_slow", beta_slow, 1.0)]
-        {
+        for (suffix, got, usual) in [
+            ("rope.scaling.yarn_beta_fast", beta_fast, 32.0),
+            ("rope.scaling.yarn_beta_slow", beta_slow, 1.0),
+        ] {
             if got.value != usual {
                 let key = k.full(suffix);
-                k.warn(format!("{key} = {} is used; llama.cpp takes {usual} for this architecture", got.value));
+                k.warn(format!(
+                    "{key} = {} is used; llama.cpp takes {usual} for this architecture",
+                    got.value
+                ));
             }
         }
     }
@@ -300,7 +363,11 @@ fn rope(k: &mut Keys<'_>, spec: &Spec, head_dim: usize, context: usize) -> Resul
 fn scaling(k: &mut Keys<'_>) -> Result<(Sourced<ScalingKind>, Sourced<f32>), Error> {
     const TYPE: &str = "rope.scaling.type";
     let old = k.get("rope.scaling.factor").is_none() && k.get("rope.scale_linear").is_some();
-    let suffix = if old { "rope.scale_linear" } else { "rope.scaling.factor" };
+    let suffix = if old {
+        "rope.scale_linear"
+    } else {
+        "rope.scaling.factor"
+    };
     let given = k.get(suffix).is_some();
     let kind = match k.text(TYPE)? {
         None if given => Sourced::default(ScalingKind::Linear),
@@ -310,7 +377,11 @@ fn scaling(k: &mut Keys<'_>) -> Result<(Sourced<ScalingKind>, Sourced<f32>), Err
         Some("yarn") => Sourced::file(ScalingKind::Yarn),
         Some("longrope") => return Err(k.unsupported(TYPE, "none, linear or yarn", "longrope")),
         Some(other) => {
-            return Err(k.bad(k.full(TYPE), "none, linear or yarn", show(&Value::Str(other.as_bytes()))));
+            return Err(k.bad(
+                k.full(TYPE),
+                "none, linear or yarn",
+                show(&Value::Str(other.as_bytes())),
+            ));
         }
     };
     k.note(k.full(TYPE), kind.value.name(), kind.source);
@@ -324,9 +395,11 @@ fn refuse_ext_factor(k: &mut Keys<'_>, kind: ScalingKind) -> Result<(), Error> {
     const KEY: &str = "rope.scaling.yarn_ext_factor";
     let neutral = if kind == ScalingKind::Yarn { 1.0 } else { 0.0 };
     match k.get(KEY) {
-        Some(v) if !is_one_of(&v, &[neutral, -1.0]) => {
-            Err(k.unsupported(KEY, format!("only {neutral} with {} scaling", kind.name()), show(&v)))
-        }
+        Some(v) if !is_one_of(&v, &[neutral, -1.0]) => Err(k.unsupported(
+            KEY,
+            format!("only {neutral} with {} scaling", kind.name()),
+            show(&v),
+        )),
         _ => Ok(()),
     }
 }
@@ -340,7 +413,11 @@ fn vocabulary(k: &mut Keys<'_>) -> Result<Sourced<usize>, Error> {
         Some(Value::Array(a)) => Some(a.len()),
         Some(v) => return Err(k.bad(LIST.to_owned(), "an array of strings", show(&v))),
     };
-    let rows = k.gguf.tensor("token_embd.weight").and_then(|t| t.dims.get(1)).and_then(|&n| usize::try_from(n).ok());
+    let rows = k
+        .gguf
+        .tensor("token_embd.weight")
+        .and_then(|t| t.dims.get(1))
+        .and_then(|&n| usize::try_from(n).ok());
     let derived = list.or(rows);
     let said = k.count("vocab_size", RANGE, derived).map_err(|e| match e {
         Error::MissingKey { .. } => k.missing(LIST.to_owned(), "the token list"),
@@ -352,7 +429,10 @@ fn vocabulary(k: &mut Keys<'_>) -> Result<Sourced<usize>, Error> {
     }
     if value != said.value {
         let key = k.full("vocab_size");
-        k.warn(format!("{key} is {} but the token list has {value}: the list decides", said.value));
+        k.warn(format!(
+            "{key} is {} but the token list has {value}: the list decides",
+            said.value
+        ));
         k.entries.pop();
         k.note(key, value, Source::Default);
         return Ok(Sourced::default(value));
@@ -360,7 +440,8 @@ fn vocabulary(k: &mut Keys<'_>) -> Result<Sourced<usize>, Error> {
     Ok(said)
 }
 
-/// Keys that ask for something these architectures' graphs do not do, with the values that ask for nothing.
+/// Keys that ask for something these architectures' graphs do not do, with the values that ask for
+/// nothing.
 const REFUSED: &[(&str, &[f64])] = &[
     ("expert_count", &[0.0]),
     ("expert_used_count", &[0.0]),
@@ -396,14 +477,24 @@ fn refuse_unsupported(k: &mut Keys<'_>, context: usize) -> Result<(), Error> {
             return Err(k.unsupported(suffix, "not implemented", show(&v)));
         }
     }
-    if let Some(act) = k.text("hidden_activation")?.filter(|a| !["silu", "swiglu", "swish"].contains(a)) {
+    if let Some(act) = k
+        .text("hidden_activation")?
+        .filter(|a| !["silu", "swiglu", "swish"].contains(a))
+    {
         return Err(k.unsupported("hidden_activation", "only silu", act));
     }
-    // llama.cpp attends to everything in these architectures whatever the key says, and so do we; the user is told
+    // llama.cpp attends to everything in these architectures whatever the key says, and so do we;
+    // the user is told
     const WINDOW: &str = "attention.sliding_window";
-    if let Some(window) = k.get(WINDOW).and_then(|v| v.as_int()).filter(|&w| w > 0 && w < context as i128) {
+    if let Some(window) = k
+        .get(WINDOW)
+        .and_then(|v| v.as_int())
+        .filter(|&w| w > 0 && w < context as i128)
+    {
         let key = k.full(WINDOW);
-        k.warn(format!("{key} = {window} is not applied: attention sees the whole context, as in llama.cpp"));
+        k.warn(format!(
+            "{key} = {window} is not applied: attention sees the whole context, as in llama.cpp"
+        ));
     }
     Ok(())
 }
@@ -413,7 +504,11 @@ fn is_one_of(v: &Value<'_>, numbers: &[f64]) -> bool {
     match v {
         Value::Array(a) => a.iter().all(|v| is_one_of(&v, numbers)),
         Value::Bool(b) => numbers.contains(&f64::from(u8::from(*b))),
-        v => v.as_int().map(|i| i as f64).or(float(v)).is_some_and(|x| numbers.contains(&x)),
+        v => v
+            .as_int()
+            .map(|i| i as f64)
+            .or(float(v))
+            .is_some_and(|x| numbers.contains(&x)),
     }
 }
 

@@ -1,4 +1,5 @@
-//! Typed, ranged reading of one architecture's metadata keys; what was read, or defaulted, is remembered for `inspect`.
+//! Typed, ranged reading of one architecture's metadata keys; what was read, or defaulted, is
+//! remembered for `inspect`.
 
 use std::ops::RangeInclusive;
 
@@ -28,11 +29,17 @@ pub struct Sourced<T> {
 
 impl<T> Sourced<T> {
     pub(super) fn file(value: T) -> Sourced<T> {
-        Sourced { value, source: Source::File }
+        Sourced {
+            value,
+            source: Source::File,
+        }
     }
 
     pub(super) fn default(value: T) -> Sourced<T> {
-        Sourced { value, source: Source::Default }
+        Sourced {
+            value,
+            source: Source::Default,
+        }
     }
 }
 
@@ -57,7 +64,12 @@ pub(super) struct Keys<'a> {
 
 impl<'a> Keys<'a> {
     pub(super) fn new(gguf: &'a Gguf, arch: &'static str) -> Keys<'a> {
-        Keys { gguf, arch, entries: Vec::new(), warnings: Vec::new() }
+        Keys {
+            gguf,
+            arch,
+            entries: Vec::new(),
+            warnings: Vec::new(),
+        }
     }
 
     pub(super) fn full(&self, suffix: &str) -> String {
@@ -68,15 +80,34 @@ impl<'a> Keys<'a> {
         self.gguf.get(&self.full(suffix))
     }
 
-    pub(super) fn bad(&self, key: String, expected: impl Into<String>, got: impl Into<String>) -> Error {
-        Error::BadValue { file: self.gguf.name().to_owned(), key, expected: expected.into(), got: got.into() }
+    pub(super) fn bad(
+        &self,
+        key: String,
+        expected: impl Into<String>,
+        got: impl Into<String>,
+    ) -> Error {
+        Error::BadValue {
+            file: self.gguf.name().to_owned(),
+            key,
+            expected: expected.into(),
+            got: got.into(),
+        }
     }
 
     pub(super) fn missing(&self, key: String, expected: impl Into<String>) -> Error {
-        Error::MissingKey { file: self.gguf.name().to_owned(), key, expected: expected.into() }
+        Error::MissingKey {
+            file: self.gguf.name().to_owned(),
+            key,
+            expected: expected.into(),
+        }
     }
 
-    pub(super) fn unsupported(&self, suffix: &str, expected: impl Into<String>, got: impl Into<String>) -> Error {
+    pub(super) fn unsupported(
+        &self,
+        suffix: &str,
+        expected: impl Into<String>,
+        got: impl Into<String>,
+    ) -> Error {
         Error::Unsupported {
             file: self.gguf.name().to_owned(),
             key: self.full(suffix),
@@ -86,15 +117,29 @@ impl<'a> Keys<'a> {
         }
     }
 
-    pub(super) fn note(&mut self, key: String, value: impl Into<serde_json::Value>, source: Source) {
-        self.entries.push(Entry { key, value: value.into(), source });
+    pub(super) fn note(
+        &mut self,
+        key: String,
+        value: impl Into<serde_json::Value>,
+        source: Source,
+    ) {
+        self.entries.push(Entry {
+            key,
+            value: value.into(),
+            source,
+        });
     }
 
     pub(super) fn warn(&mut self, text: String) {
         self.warnings.push(format!("{}: {text}", self.gguf.name()));
     }
 
-    fn ranged(&self, key: &str, v: &Value<'_>, range: &RangeInclusive<usize>) -> Result<usize, Error> {
+    fn ranged(
+        &self,
+        key: &str,
+        v: &Value<'_>,
+        range: &RangeInclusive<usize>,
+    ) -> Result<usize, Error> {
         v.as_int()
             .and_then(|i| usize::try_from(i).ok())
             .filter(|i| range.contains(i))
@@ -147,13 +192,19 @@ impl<'a> Keys<'a> {
             }
         }
         // n_layer is at least 1, so an array of that length had a first element
-        let value = first.ok_or_else(|| self.bad(key.clone(), "one value per layer", "an empty array"))?;
+        let value =
+            first.ok_or_else(|| self.bad(key.clone(), "one value per layer", "an empty array"))?;
         self.note(key, value, Source::File);
         Ok(Sourced::file(value))
     }
 
     /// A finite positive number below `below`; `None` as default makes the key required.
-    pub(super) fn positive(&mut self, suffix: &str, below: f32, default: Option<f32>) -> Result<Sourced<f32>, Error> {
+    pub(super) fn positive(
+        &mut self,
+        suffix: &str,
+        below: f32,
+        default: Option<f32>,
+    ) -> Result<Sourced<f32>, Error> {
         let key = self.full(suffix);
         let expected = || match below {
             f32::INFINITY => "a finite number above 0".to_owned(),
@@ -161,7 +212,9 @@ impl<'a> Keys<'a> {
         };
         let got = match (self.gguf.get(&key), default) {
             (Some(v), _) => {
-                let x = float(&v).map(|x| x as f32).filter(|x| x.is_finite() && *x > 0.0 && *x < below);
+                let x = float(&v)
+                    .map(|x| x as f32)
+                    .filter(|x| x.is_finite() && *x > 0.0 && *x < below);
                 Sourced::file(x.ok_or_else(|| self.bad(key.clone(), expected(), show(&v)))?)
             }
             (None, Some(d)) => Sourced::default(d),
@@ -206,7 +259,9 @@ pub(super) fn show(v: &Value<'_>) -> String {
         Value::Array(a) => format!("an array of {} values", a.len()),
         v => match (v.as_int(), float(v)) {
             (Some(i), _) => i.to_string(),
-            (None, Some(_)) if matches!(v, Value::F32(_)) => float(v).map_or(String::new(), |x| (x as f32).to_string()),
+            (None, Some(_)) if matches!(v, Value::F32(_)) => {
+                float(v).map_or(String::new(), |x| (x as f32).to_string())
+            }
             (None, x) => x.map_or(String::new(), |x| x.to_string()),
         },
     };
@@ -215,5 +270,9 @@ pub(super) fn show(v: &Value<'_>) -> String {
 
 /// A JSON number that prints as the f32 does (`1e-6`, not `9.999999974752427e-7`).
 pub(super) fn json_f32(x: f32) -> serde_json::Value {
-    x.to_string().parse::<f64>().ok().and_then(serde_json::Number::from_f64).map_or(serde_json::Value::Null, Into::into)
+    x.to_string()
+        .parse::<f64>()
+        .ok()
+        .and_then(serde_json::Number::from_f64)
+        .map_or(serde_json::Value::Null, Into::into)
 }

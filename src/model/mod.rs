@@ -1,5 +1,6 @@
-//! From a file's metadata to a model that a backend can execute: validated hyperparameters, weights bound to typed
-//! fields, and the forward pass as a list of named ops. Knows no backend; never touches weight data beyond norms and biases.
+//! From a file's metadata to a model that a backend can execute: validated hyperparameters, weights
+//! bound to typed fields, and the forward pass as a list of named ops. Knows no backend; never
+//! touches weight data beyond norms and biases.
 
 mod arch;
 mod blocks;
@@ -39,14 +40,24 @@ impl Model {
     pub fn load(gguf: &Gguf) -> Result<Model, Error> {
         let hparams = Hparams::from_gguf(gguf)?;
         let weights = weights::bind(gguf, &hparams)?;
-        let rope = RopeTable::new(&hparams.rope, weights.rope_freqs.map(|id| weights.vector(id)));
+        let rope = RopeTable::new(
+            &hparams.rope,
+            weights.rope_freqs.map(|id| weights.vector(id)),
+        );
         let graph = arch::build(&hparams, &weights);
-        graph.validate(&weights, &hparams).map_err(|source| Error::Graph {
-            file: gguf.name().to_owned(),
-            arch: hparams.arch.name(),
-            source,
-        })?;
-        Ok(Model { hparams, weights, graph, rope })
+        graph
+            .validate(&weights, &hparams)
+            .map_err(|source| Error::Graph {
+                file: gguf.name().to_owned(),
+                arch: hparams.arch.name(),
+                source,
+            })?;
+        Ok(Model {
+            hparams,
+            weights,
+            graph,
+            rope,
+        })
     }
 
     /// What was assumed or left out, one line each.
@@ -76,7 +87,12 @@ impl Model {
     /// Numbers in all weights; a tied output is counted once.
     fn parameters(&self) -> u64 {
         let matrices: u64 = self.weights.matrices.iter().map(|m| m.rows * m.cols).sum();
-        let vectors: u64 = self.weights.vectors.iter().map(|v| v.data.len() as u64).sum();
+        let vectors: u64 = self
+            .weights
+            .vectors
+            .iter()
+            .map(|v| v.data.len() as u64)
+            .sum();
         matrices + vectors
     }
 }

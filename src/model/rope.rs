@@ -1,7 +1,9 @@
-//! Rotary position embedding as a table: one inverse frequency per pair of dimensions, in f64, and one magnitude.
+//! Rotary position embedding as a table: one inverse frequency per pair of dimensions, in f64, and
+//! one magnitude.
 //!
-//! Every scaling variant (linear, YaRN, `rope_freqs.weight`) only changes the table, so backends know none of them:
-//! pair i of a head turns by `position * inv_freq[i]` and both sine and cosine are multiplied by the magnitude.
+//! Every scaling variant (linear, YaRN, `rope_freqs.weight`) only changes the table, so backends
+//! know none of them: pair i of a head turns by `position * inv_freq[i]` and both sine and cosine
+//! are multiplied by the magnitude.
 
 use super::hparams::{RopeHparams, ScalingKind};
 
@@ -36,12 +38,14 @@ pub struct RopeTable {
 }
 
 impl RopeTable {
-    /// The table for these hyperparameters; `divisors` is `rope_freqs.weight`, one divisor of the angle per pair.
+    /// The table for these hyperparameters; `divisors` is `rope_freqs.weight`, one divisor of the
+    /// angle per pair.
     ///
-    /// YaRN follows ggml: pair i keeps its frequency below `floor(dim(beta_fast))`, is divided by the factor above
-    /// `ceil(dim(beta_slow))`, with a linear ramp between, where
-    /// `dim(r) = n_rot * ln(original_context / (2 pi r)) / (2 ln base)` is the pair that turns r times over the
-    /// original context. The magnitude is `1 + 0.1 ln factor` (1 for factors up to 1) times attn_factor.
+    /// YaRN follows ggml: pair i keeps its frequency below `floor(dim(beta_fast))`, is divided by
+    /// the factor above `ceil(dim(beta_slow))`, with a linear ramp between, where
+    /// `dim(r) = n_rot * ln(original_context / (2 pi r)) / (2 ln base)` is the pair that turns r
+    /// times over the original context. The magnitude is `1 + 0.1 ln factor` (1 for factors up to
+    /// 1) times attn_factor.
     pub fn new(h: &RopeHparams, divisors: Option<&[f32]>) -> RopeTable {
         let n_rot = h.n_rot.value;
         let base = f64::from(h.freq_base.value);
@@ -52,7 +56,9 @@ impl RopeTable {
         let yarn = (h.scaling.value == ScalingKind::Yarn).then(|| Ramp::new(h, base));
         let inv_freq = (0..n_rot / 2)
             .map(|i| {
-                let divisor = divisors.and_then(|d| d.get(i)).map_or(1.0, |&d| f64::from(d));
+                let divisor = divisors
+                    .and_then(|d| d.get(i))
+                    .map_or(1.0, |&d| f64::from(d));
                 let full = base.powf(-2.0 * i as f64 / n_rot as f64) / divisor;
                 let keep = yarn.as_ref().map_or(0.0, |ramp| ramp.keep(i));
                 full * (scale * (1.0 - keep) + keep)
@@ -62,7 +68,11 @@ impl RopeTable {
             (Some(_), factor) if factor > 1.0 => 1.0 + 0.1 * factor.ln(),
             _ => 1.0,
         };
-        RopeTable { pairing: h.pairing, inv_freq, magnitude: stretch * f64::from(h.attn_factor.value) }
+        RopeTable {
+            pairing: h.pairing,
+            inv_freq,
+            magnitude: stretch * f64::from(h.attn_factor.value),
+        }
     }
 
     /// Dimensions of a head that turn.
@@ -106,10 +116,14 @@ impl Ramp {
     fn new(h: &RopeHparams, base: f64) -> Ramp {
         let n = h.n_rot.value as f64;
         let dim = |rotations: f32| {
-            let turns = h.original_context.value as f64 / (f64::from(rotations) * 2.0 * std::f64::consts::PI);
+            let turns = h.original_context.value as f64
+                / (f64::from(rotations) * 2.0 * std::f64::consts::PI);
             n * turns.ln() / (2.0 * base.ln())
         };
-        Ramp { low: dim(h.beta_fast.value).floor().max(0.0), high: dim(h.beta_slow.value).ceil().min(n - 1.0) }
+        Ramp {
+            low: dim(h.beta_fast.value).floor().max(0.0),
+            high: dim(h.beta_slow.value).ceil().min(n - 1.0),
+        }
     }
 
     /// 1 where pair `i` keeps its frequency, 0 where it is divided by the factor.

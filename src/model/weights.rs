@@ -1,6 +1,8 @@
-//! Weights bound once to typed fields: names, shapes and element types are checked here and never looked up again.
+//! Weights bound once to typed fields: names, shapes and element types are checked here and never
+//! looked up again.
 //!
-//! Matrices stay in the file (a [`WeightRef`] says where); norms, biases and `rope_freqs` are small and are read.
+//! Matrices stay in the file (a [`WeightRef`] says where); norms, biases and `rope_freqs` are small
+//! and are read.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -56,7 +58,8 @@ impl WeightRef {
         &gguf.data(self.info(gguf))[start..start + self.n_bytes()]
     }
 
-    /// A range of the bytes, which is whole rows; in `room`, if the file does not have them as they are.
+    /// A range of the bytes, which is whole rows; in `room`, if the file does not have them as they
+    /// are.
     ///
     /// # Panics
     /// As [`WeightRef::bytes`].
@@ -66,18 +69,35 @@ impl WeightRef {
             return &self.bytes(gguf)[range];
         }
         room.resize(range.len(), 0);
-        gguf.read(info, self.row_start as usize * self.row_bytes() + range.start, room);
+        gguf.read(
+            info,
+            self.row_start as usize * self.row_bytes() + range.start,
+            room,
+        );
         room
     }
 
     fn info<'a>(&self, gguf: &'a Gguf) -> &'a TensorInfo {
-        let info = gguf.tensors().get(self.tensor).filter(|t| t.name == self.name);
-        info.unwrap_or_else(|| panic!("{} has no tensor {} at {}", gguf.name(), self.name, self.tensor))
+        let info = gguf
+            .tensors()
+            .get(self.tensor)
+            .filter(|t| t.name == self.name);
+        info.unwrap_or_else(|| {
+            panic!(
+                "{} has no tensor {} at {}",
+                gguf.name(),
+                self.name,
+                self.tensor
+            )
+        })
     }
 
     /// Whether the weight is the whole tensor, so that its pages may be released once it is packed.
     pub fn is_whole(&self, gguf: &Gguf) -> bool {
-        let rows = gguf.tensors().get(self.tensor).map(|t| t.dims.iter().skip(1).product::<u64>());
+        let rows = gguf
+            .tensors()
+            .get(self.tensor)
+            .map(|t| t.dims.iter().skip(1).product::<u64>());
         rows == Some(self.rows)
     }
 }
@@ -197,9 +217,21 @@ pub(super) struct Binder<'a> {
 
 impl<'a> Binder<'a> {
     fn new(gguf: &'a Gguf, h: &'a Hparams) -> Binder<'a> {
-        let index = gguf.tensors().iter().enumerate().map(|(i, t)| (t.name.as_str(), i)).collect();
+        let index = gguf
+            .tensors()
+            .iter()
+            .enumerate()
+            .map(|(i, t)| (t.name.as_str(), i))
+            .collect();
         let used = vec![false; gguf.tensors().len()];
-        Binder { gguf, h, index, used, matrices: Vec::new(), vectors: Vec::new() }
+        Binder {
+            gguf,
+            h,
+            index,
+            used,
+            matrices: Vec::new(),
+            vectors: Vec::new(),
+        }
     }
 
     fn file(&self) -> String {
@@ -207,30 +239,57 @@ impl<'a> Binder<'a> {
     }
 
     /// The tensor of this name, its shape checked and marked as used.
-    fn take(&mut self, name: &str, shape: &[usize]) -> Result<Option<(usize, &'a TensorInfo)>, Error> {
-        let Some(&i) = self.index.get(name) else { return Ok(None) };
+    fn take(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+    ) -> Result<Option<(usize, &'a TensorInfo)>, Error> {
+        let Some(&i) = self.index.get(name) else {
+            return Ok(None);
+        };
         let info = &self.gguf.tensors()[i];
         let padded = |n: usize| shape.get(n).map_or(1, |&d| d as u64);
         let n_dims = info.dims.len().max(shape.len());
         if (0..n_dims).any(|n| info.dims.get(n).copied().unwrap_or(1) != padded(n)) {
             let (expected, got) = (show_shape(shape), show_shape(&info.dims));
-            return Err(Error::TensorShape { file: self.file(), tensor: name.to_owned(), expected, got });
+            return Err(Error::TensorShape {
+                file: self.file(),
+                tensor: name.to_owned(),
+                expected,
+                got,
+            });
         }
         self.used[i] = true;
         Ok(Some((i, info)))
     }
 
     fn missing(&self, name: &str, shape: &[usize]) -> Error {
-        Error::MissingTensor { file: self.file(), tensor: name.to_owned(), expected: show_shape(shape) }
+        Error::MissingTensor {
+            file: self.file(),
+            tensor: name.to_owned(),
+            expected: show_shape(shape),
+        }
     }
 
     fn wrong_type(&self, info: &TensorInfo, expected: &'static str) -> Error {
-        Error::TensorType { file: self.file(), tensor: info.name.clone(), expected, got: info.ty.name() }
+        Error::TensorType {
+            file: self.file(),
+            tensor: info.name.clone(),
+            expected,
+            got: info.ty.name(),
+        }
     }
 
     /// A matrix, or `None` if the file lacks it.
-    pub(super) fn optional_matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Option<WeightId>, Error> {
-        let Some((tensor, info)) = self.take(name, &[cols, rows])? else { return Ok(None) };
+    pub(super) fn optional_matrix(
+        &mut self,
+        name: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Option<WeightId>, Error> {
+        let Some((tensor, info)) = self.take(name, &[cols, rows])? else {
+            return Ok(None);
+        };
         if !is_matrix_type(info.ty) {
             return Err(self.wrong_type(info, "F32, F16, BF16 or a quantized weight type"));
         }
@@ -246,48 +305,79 @@ impl<'a> Binder<'a> {
     }
 
     /// A matrix that must be there.
-    pub(super) fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<WeightId, Error> {
-        self.optional_matrix(name, rows, cols)?.ok_or_else(|| self.missing(name, &[cols, rows]))
+    pub(super) fn matrix(
+        &mut self,
+        name: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<WeightId, Error> {
+        self.optional_matrix(name, rows, cols)?
+            .ok_or_else(|| self.missing(name, &[cols, rows]))
     }
 
     /// A vector, or `None` if the file lacks it.
     pub(super) fn optional_vector(&mut self, name: &str, n: usize) -> Result<Option<VecId>, Error> {
-        let Some((_, info)) = self.take(name, &[n])? else { return Ok(None) };
+        let Some((_, info)) = self.take(name, &[n])? else {
+            return Ok(None);
+        };
         // llama.cpp multiplies and adds f32 vectors only; a file with others runs nowhere
         if info.ty != TensorType::F32 {
             return Err(self.wrong_type(info, "F32"));
         }
         let bytes = self.gguf.data(info).chunks_exact(4);
-        let data: Vec<f32> = bytes.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        let data: Vec<f32> = bytes
+            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+            .collect();
         if let Some(index) = data.iter().position(|x| !x.is_finite()) {
             return Err(self.bad_element(name, index, "a finite number", data[index]));
         }
-        self.vectors.push(Vector { name: name.to_owned(), data });
+        self.vectors.push(Vector {
+            name: name.to_owned(),
+            data,
+        });
         Ok(Some(VecId(self.vectors.len() as u32 - 1)))
     }
 
     /// A vector that must be there.
     pub(super) fn vector(&mut self, name: &str, n: usize) -> Result<VecId, Error> {
-        self.optional_vector(name, n)?.ok_or_else(|| self.missing(name, &[n]))
+        self.optional_vector(name, n)?
+            .ok_or_else(|| self.missing(name, &[n]))
     }
 
     fn bad_element(&self, name: &str, index: usize, expected: &'static str, got: f32) -> Error {
-        Error::TensorValue { file: self.file(), tensor: name.to_owned(), index, expected, got }
+        Error::TensorValue {
+            file: self.file(),
+            tensor: name.to_owned(),
+            index,
+            expected,
+            got,
+        }
     }
 
-    /// Token embedding, final norm and output matrix, which is the embedding if the file has no other.
+    /// Token embedding, final norm and output matrix, which is the embedding if the file has no
+    /// other.
     pub(super) fn ends(&mut self) -> Result<Ends, Error> {
         let (n_embd, n_vocab) = (self.h.n_embd(), self.h.n_vocab());
         let token_embd = self.matrix("token_embd.weight", n_vocab, n_embd)?;
         let output_norm = self.vector("output_norm.weight", n_embd)?;
-        let output = self.optional_matrix("output.weight", n_vocab, n_embd)?.unwrap_or(token_embd);
-        Ok(Ends { token_embd, output_norm, output, output_bias: None, rope_freqs: None })
+        let output = self
+            .optional_matrix("output.weight", n_vocab, n_embd)?
+            .unwrap_or(token_embd);
+        Ok(Ends {
+            token_embd,
+            output_norm,
+            output,
+            output_bias: None,
+            rope_freqs: None,
+        })
     }
 
     /// `rope_freqs.weight`, whose values divide angles.
     pub(super) fn rope_freqs(&mut self) -> Result<Option<VecId>, Error> {
         const NAME: &str = "rope_freqs.weight";
-        let Some(id) = self.optional_vector(NAME, self.h.rope.n_rot.value / 2)? else { return Ok(None) };
+        let Some(id) = self.optional_vector(NAME, self.h.rope.n_rot.value / 2)? else {
+            return Ok(None);
+        };
         let data = &self.vectors[id.0 as usize].data;
         match data.iter().position(|&x| x <= 0.0) {
             Some(i) => Err(self.bad_element(NAME, i, "a divisor above 0", data[i])),
@@ -295,30 +385,43 @@ impl<'a> Binder<'a> {
         }
     }
 
-    /// A layer's Q, K and V: three tensors, or one with the rows of Q, then K, then V. Biases are optional.
+    /// A layer's Q, K and V: three tensors, or one with the rows of Q, then K, then V. Biases are
+    /// optional.
     pub(super) fn qkv(&mut self, l: usize) -> Result<Qkv, Error> {
         let n_embd = self.h.n_embd();
         let rows = [self.h.q_width(), self.h.kv_width(), self.h.kv_width()];
         let names = ["attn_q", "attn_k", "attn_v"];
         let total = rows.iter().sum();
         let Some(fused) = self.optional_matrix(&blk(l, "attn_qkv.weight"), total, n_embd)? else {
-            let mut qkv = Qkv { w: [WeightId(0); 3], b: [None; 3] };
+            let mut qkv = Qkv {
+                w: [WeightId(0); 3],
+                b: [None; 3],
+            };
             for i in 0..3 {
-                qkv.w[i] = self.matrix(&blk(l, &format!("{}.weight", names[i])), rows[i], n_embd)?;
+                qkv.w[i] =
+                    self.matrix(&blk(l, &format!("{}.weight", names[i])), rows[i], n_embd)?;
                 qkv.b[i] = self.optional_vector(&blk(l, &format!("{}.bias", names[i])), rows[i])?;
             }
             return Ok(qkv);
         };
         let w = self.split_matrix(fused, rows);
         if let Some(bias) = self.optional_vector(&blk(l, "attn_qkv.bias"), total)? {
-            return Ok(Qkv { w, b: self.split_vector(bias, rows).map(Some) });
+            return Ok(Qkv {
+                w,
+                b: self.split_vector(bias, rows).map(Some),
+            });
         }
         let mut b = [None; 3];
         for i in 0..3 {
             b[i] = self.optional_vector(&blk(l, &format!("{}.bias", names[i])), rows[i])?;
         }
-        // llama.cpp adds separate biases to a fused product only when all three are there, else silently none
-        if let Some(i) = b.iter().position(Option::is_none).filter(|_| b.iter().any(Option::is_some)) {
+        // llama.cpp adds separate biases to a fused product only when all three are there, else
+        // silently none
+        if let Some(i) = b
+            .iter()
+            .position(Option::is_none)
+            .filter(|_| b.iter().any(Option::is_some))
+        {
             return Err(self.missing(&blk(l, &format!("{}.bias", names[i])), &[rows[i]]));
         }
         Ok(Qkv { w, b })
@@ -329,7 +432,11 @@ impl<'a> Binder<'a> {
         let mut start = 0;
         let mut ids = [fused; 3];
         for (i, rows) in rows.into_iter().enumerate() {
-            let part = WeightRef { rows: rows as u64, row_start: start, ..whole.clone() };
+            let part = WeightRef {
+                rows: rows as u64,
+                row_start: start,
+                ..whole.clone()
+            };
             start += part.rows;
             if i == 0 {
                 self.matrices[fused.0 as usize] = part;
@@ -348,7 +455,10 @@ impl<'a> Binder<'a> {
         for (i, n) in rows.into_iter().enumerate() {
             let (part, tail) = rest.split_at(n);
             rest = tail;
-            let part = Vector { name: whole.name.clone(), data: part.to_vec() };
+            let part = Vector {
+                name: whole.name.clone(),
+                data: part.to_vec(),
+            };
             if i == 0 {
                 self.vectors[fused.0 as usize] = part;
             } else {
@@ -397,7 +507,9 @@ pub(super) fn bind(gguf: &Gguf, h: &Hparams) -> Result<Weights, Error> {
     let spec = h.arch.spec();
     let mut binder = Binder::new(gguf, h);
     let ends = (spec.ends)(&mut binder)?;
-    let layers = (0..h.n_layer()).map(|l| (spec.layer)(&mut binder, l)).collect::<Result<Vec<_>, _>>()?;
+    let layers = (0..h.n_layer())
+        .map(|l| (spec.layer)(&mut binder, l))
+        .collect::<Result<Vec<_>, _>>()?;
     binder.finish(ends, layers)
 }
 
@@ -409,7 +521,10 @@ pub(super) fn blk(layer: usize, rest: &str) -> String {
 /// Types a matrix may have: every type that holds weights. The rest are indices or activations.
 fn is_matrix_type(ty: TensorType) -> bool {
     use TensorType as T;
-    !matches!(ty, T::I8 | T::I16 | T::I32 | T::I64 | T::F64 | T::Q8_1 | T::Q8_K)
+    !matches!(
+        ty,
+        T::I8 | T::I16 | T::I32 | T::I64 | T::F64 | T::Q8_1 | T::Q8_K
+    )
 }
 
 fn show_shape<D: std::fmt::Display>(dims: &[D]) -> String {

@@ -14,13 +14,14 @@ use crate::tokenizer::Tokenizer;
 /// `tokenizer.ggml.token_type` of a row that no text becomes: converters give them different names.
 const UNUSED: i128 = 5;
 
-/// Holds what is asked for against the models, without scoring anything: `targets` that the model is to be quantized to,
-/// the type of [`sensitivity`](super::sensitivity()) and whether it goes by role, and other models to score.
+/// Holds what is asked for against the models, without scoring anything: `targets` that the model
+/// is to be quantized to, the type of [`sensitivity`](super::sensitivity()) and whether it goes by
+/// role, and other models to score.
 ///
 /// # Errors
-/// A text that is too short; a model that cannot be loaded; a target that the model cannot be quantized to, because it is
-/// quantized already, an importance matrix is missing or is another model's; no tensor to rank; another model with
-/// another vocabulary.
+/// A text that is too short; a model that cannot be loaded; a target that the model cannot be
+/// quantized to, because it is quantized already, an importance matrix is missing or is another
+/// model's; no tensor to rank; another model with another vocabulary.
 pub fn check(
     setup: &Setup<'_>,
     targets: &[Target],
@@ -52,19 +53,38 @@ fn open(path: PathBuf) -> Result<(Gguf, usize), Error> {
 }
 
 /// Divergence compares probabilities of the same tokens.
-fn same_vocabulary((gguf, expected): (&Gguf, usize), (other, got): (&Gguf, usize)) -> Result<(), Error> {
+fn same_vocabulary(
+    (gguf, expected): (&Gguf, usize),
+    (other, got): (&Gguf, usize),
+) -> Result<(), Error> {
     let names = || (other.name().to_owned(), gguf.name().to_owned());
     if expected != got {
         let (file, model) = names();
-        return Err(Error::Vocabulary { file, model, expected, got });
+        return Err(Error::Vocabulary {
+            file,
+            model,
+            expected,
+            got,
+        });
     }
     let (ours, theirs) = (tokens(gguf)?, tokens(other)?);
     let differs = |(a, b): &(&Row<'_>, &Row<'_>)| a.text != b.text && !(a.unused && b.unused);
-    match ours.iter().zip(&theirs).enumerate().find(|(_, pair)| differs(pair)) {
+    match ours
+        .iter()
+        .zip(&theirs)
+        .enumerate()
+        .find(|(_, pair)| differs(pair))
+    {
         Some((id, (a, b))) => {
             let (file, model) = names();
             let text = |row: &Row<'_>| String::from_utf8_lossy(row.text).into_owned();
-            Err(Error::Token { file, model, id, expected: text(a), got: text(b) })
+            Err(Error::Token {
+                file,
+                model,
+                id,
+                expected: text(a),
+                got: text(b),
+            })
         }
         None => Ok(()),
     }
@@ -79,7 +99,17 @@ struct Row<'a> {
 fn tokens(gguf: &Gguf) -> Result<Vec<Row<'_>>, Error> {
     let texts = gguf.array("tokenizer.ggml.tokens")?;
     let types = gguf.array("tokenizer.ggml.token_type")?;
-    let mut types = types.into_iter().flat_map(|types| types.iter().map(|ty| ty.as_int() == Some(UNUSED)));
-    let texts = texts.and_then(|texts| texts.strings()).into_iter().flatten();
-    Ok(texts.map(|text| Row { text, unused: types.next().unwrap_or(false) }).collect())
+    let mut types = types
+        .into_iter()
+        .flat_map(|types| types.iter().map(|ty| ty.as_int() == Some(UNUSED)));
+    let texts = texts
+        .and_then(|texts| texts.strings())
+        .into_iter()
+        .flatten();
+    Ok(texts
+        .map(|text| Row {
+            text,
+            unused: types.next().unwrap_or(false),
+        })
+        .collect())
 }

@@ -1,8 +1,8 @@
 //! What a quantization costs: the same text scored by a model and by its quantizations.
 //!
-//! The model itself writes a base of log-probabilities ([`crate::eval`]); every quantization is made as `quantize` makes
-//! it, into a temporary file, loaded, and scored against that base. [`sensitivity`] does the same with one tensor at a
-//! time: which of them pay for their bits.
+//! The model itself writes a base of log-probabilities ([`crate::eval`]); every quantization is
+//! made as `quantize` makes it, into a temporary file, loaded, and scored against that base.
+//! [`sensitivity`] does the same with one tensor at a time: which of them pay for their bits.
 
 mod check;
 mod sensitivity;
@@ -91,7 +91,9 @@ pub enum Error {
         source: std::io::Error,
     },
     /// Nothing to rank.
-    #[error("{file}: no tensor can be quantized to {to}: expected F32, F16 or BF16 matrices whose rows fit its blocks")]
+    #[error(
+        "{file}: no tensor can be quantized to {to}: expected F32, F16 or BF16 matrices whose rows fit its blocks"
+    )]
     NothingToRank {
         /// The model.
         file: String,
@@ -206,17 +208,27 @@ impl Setup<'_> {
     }
 
     fn load(&self, path: &Path) -> Result<Engine, Error> {
-        Ok(Engine::load(&ModelSource::Path(path.to_owned()), &self.engine, &mut |_| {})?)
+        Ok(Engine::load(
+            &ModelSource::Path(path.to_owned()),
+            &self.engine,
+            &mut |_| {},
+        )?)
     }
 
     fn options(&self) -> eval::Options {
         let defaults = eval::Options::default();
-        eval::Options { threads: self.engine.threads.unwrap_or(defaults.threads), batch: self.engine.batch }
+        eval::Options {
+            threads: self.engine.threads.unwrap_or(defaults.threads),
+            batch: self.engine.batch,
+        }
     }
 }
 
 fn io(path: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
-    move |source| Error::Io { path: path.display().to_string(), source }
+    move |source| Error::Io {
+        path: path.display().to_string(),
+        source,
+    }
 }
 
 /// Scores the model itself and keeps its rows.
@@ -226,21 +238,45 @@ fn io(path: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
 pub fn base(setup: &Setup<'_>, watch: &mut dyn Watch) -> Result<Base, Error> {
     watch.begin("the model itself");
     let engine = setup.load(setup.model)?;
-    let text = Text::new(setup.tokens.clone(), engine.hparams().n_vocab(), setup.n_ctx, setup.chunks)?;
+    let text = Text::new(
+        setup.tokens.clone(),
+        engine.hparams().n_vocab(),
+        setup.n_ctx,
+        setup.chunks,
+    )?;
     let file = setup.folder.join("base.kld");
     let out = BufWriter::new(File::create(&file).map_err(io(&file))?);
-    let mut writer =
-        Writer::new(out, &file.display().to_string(), text.shape(), text.tokens()).map_err(eval::Error::from)?;
+    let mut writer = Writer::new(
+        out,
+        &file.display().to_string(),
+        text.shape(),
+        text.tokens(),
+    )
+    .map_err(eval::Error::from)?;
     let start = Instant::now();
-    let ppl = eval::perplexity_with_base(&engine, &text, &setup.options(), &mut Scoring(watch), &mut writer)?;
+    let ppl = eval::perplexity_with_base(
+        &engine,
+        &text,
+        &setup.options(),
+        &mut Scoring(watch),
+        &mut writer,
+    )?;
     writer.finish().map_err(eval::Error::from)?;
     let prompt_rate = text.tokens().len() as f64 / start.elapsed().as_secs_f64();
     let generation_rate = generation_rate(&engine)?;
     let (bytes, bits) = size(engine.gguf());
-    Ok(Base { ppl: ppl.ppl().value, file, prompt_rate, generation_rate, bytes, bits })
+    Ok(Base {
+        ppl: ppl.ppl().value,
+        file,
+        prompt_rate,
+        generation_rate,
+        bytes,
+        bits,
+    })
 }
 
-/// Tokens of the measured generation: enough to leave the first ones' noise behind, little beside the scoring.
+/// Tokens of the measured generation: enough to leave the first ones' noise behind, little beside
+/// the scoring.
 const GENERATED: usize = 32;
 
 /// Greedy tokens per second from a single-token context on.
@@ -259,21 +295,40 @@ fn generation_rate(engine: &Engine) -> Result<f64, Error> {
 ///
 /// # Errors
 /// [`enum@Error`].
-pub fn quantized(setup: &Setup<'_>, base: &Base, target: Target, watch: &mut dyn Watch) -> Result<Row, Error> {
+pub fn quantized(
+    setup: &Setup<'_>,
+    base: &Base,
+    target: Target,
+    watch: &mut dyn Watch,
+) -> Result<Row, Error> {
     watch.begin(target.name());
     let gguf = ModelSource::Path(setup.model.to_owned()).open(true)?;
     let plan = Plan::new(&gguf, setup.importance, &setup.quantizing(target))?;
     let (path, totals) = (setup.folder.join("quantized.gguf"), plan.totals());
     plan.write(&path, &mut |_| {})?;
-    row(setup, base, (target.name(), &path), (totals.after, totals.bits_per_weight().1), watch)
+    row(
+        setup,
+        base,
+        (target.name(), &path),
+        (totals.after, totals.bits_per_weight().1),
+        watch,
+    )
 }
 
 /// Scores another model of the same vocabulary: a GGUF file or a folder.
 ///
 /// # Errors
 /// [`enum@Error`].
-pub fn existing(setup: &Setup<'_>, base: &Base, path: &Path, watch: &mut dyn Watch) -> Result<Row, Error> {
-    let name = path.file_name().map_or_else(|| path.display().to_string(), |n| n.to_string_lossy().into_owned());
+pub fn existing(
+    setup: &Setup<'_>,
+    base: &Base,
+    path: &Path,
+    watch: &mut dyn Watch,
+) -> Result<Row, Error> {
+    let name = path.file_name().map_or_else(
+        || path.display().to_string(),
+        |n| n.to_string_lossy().into_owned(),
+    );
     watch.begin(&name);
     let gguf = ModelSource::Path(path.to_owned()).open(true)?;
     row(setup, base, (&name, path), size(&gguf), watch)
@@ -315,8 +370,20 @@ fn row(
     })
 }
 
-fn score(setup: &Setup<'_>, base: &Base, engine: &Engine, watch: &mut dyn Watch) -> Result<Divergence, Error> {
+fn score(
+    setup: &Setup<'_>,
+    base: &Base,
+    engine: &Engine,
+    watch: &mut dyn Watch,
+) -> Result<Divergence, Error> {
     let file = BufReader::new(File::open(&base.file).map_err(io(&base.file))?);
-    let mut rows = Reader::new(file, &base.file.display().to_string()).map_err(eval::Error::from)?;
-    Ok(eval::divergence(engine, &mut rows, setup.chunks, &setup.options(), &mut Scoring(watch))?)
+    let mut rows =
+        Reader::new(file, &base.file.display().to_string()).map_err(eval::Error::from)?;
+    Ok(eval::divergence(
+        engine,
+        &mut rows,
+        setup.chunks,
+        &setup.options(),
+        &mut Scoring(watch),
+    )?)
 }

@@ -1,7 +1,8 @@
 //! Converts the rows of a tensor on several threads and writes them in order.
 //!
-//! Threads take pieces of whole rows; the calling thread writes what they make, in order. A thread that is too far
-//! ahead of the writing waits, so what is in memory is a few pieces, however large the tensor.
+//! Threads take pieces of whole rows; the calling thread writes what they make, in order. A thread
+//! that is too far ahead of the writing waits, so what is in memory is a few pieces, however large
+//! the tensor.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -52,33 +53,58 @@ struct State {
 }
 
 impl Job<'_> {
-    /// Writes the new data; `progress` hears of the source bytes dealt with. Returns the largest rounding of a piece.
-    pub(super) fn run(&self, out: &mut dyn io::Write, progress: &mut dyn FnMut(u64)) -> Result<Option<f32>, Error> {
+    /// Writes the new data; `progress` hears of the source bytes dealt with. Returns the largest
+    /// rounding of a piece.
+    pub(super) fn run(
+        &self,
+        out: &mut dyn io::Write,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Option<f32>, Error> {
         let pieces = self.pieces();
         if !self.change.converts() {
             return self.copy(&pieces, out, progress).map(|()| None);
         }
         let threads = self.threads.clamp(1, pieces.len().max(1));
         let ahead = 2 * threads;
-        let state = State { next: 0, written: 0, done: BTreeMap::new(), stop: false };
-        let queue = Queue { state: Mutex::new(state), changed: Condvar::new() };
+        let state = State {
+            next: 0,
+            written: 0,
+            done: BTreeMap::new(),
+            stop: false,
+        };
+        let queue = Queue {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        };
         std::thread::scope(|scope| {
             for _ in 0..threads {
                 scope.spawn(|| self.work(&pieces, &queue, ahead));
             }
-            let result = pieces.iter().enumerate().try_fold(None, |rounding: Option<f32>, (i, piece)| {
-                let made = queue.take(i)?;
-                out.write_all(&made.bytes).map_err(failed)?;
-                progress(piece.rows * self.source_row());
-                Ok(made.rounding.map(|r| rounding.map_or(r, |most| most.max(r))).or(rounding))
-            });
+            let result =
+                pieces
+                    .iter()
+                    .enumerate()
+                    .try_fold(None, |rounding: Option<f32>, (i, piece)| {
+                        let made = queue.take(i)?;
+                        out.write_all(&made.bytes).map_err(failed)?;
+                        progress(piece.rows * self.source_row());
+                        Ok(made
+                            .rounding
+                            .map(|r| rounding.map_or(r, |most| most.max(r)))
+                            .or(rounding))
+                    });
             queue.stop();
             result
         })
     }
 
     /// Writes the tensor as it is, once it is found sound.
-    fn copy(&self, pieces: &[Piece], out: &mut dyn io::Write, progress: &mut dyn FnMut(u64)) -> Result<(), Error> {
+    fn copy(
+        &self,
+        pieces: &[Piece],
+        out: &mut dyn io::Write,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(), Error> {
         for piece in pieces {
             out.write_all(&self.sound(*piece)?).map_err(failed)?;
             progress(piece.rows * self.source_row());
@@ -127,7 +153,10 @@ impl Job<'_> {
     fn sound(&self, piece: Piece) -> Result<Cow<'_, [u8]>, Error> {
         let (t, row_bytes) = (&self.change.tensor, self.source_row());
         // within what a file has, so it fits
-        let (start, len) = ((piece.row * row_bytes) as usize, (piece.rows * row_bytes) as usize);
+        let (start, len) = (
+            (piece.row * row_bytes) as usize,
+            (piece.rows * row_bytes) as usize,
+        );
         let source = if self.gguf.is_made(t) {
             let mut rows = vec![0; len];
             self.gguf.read(t, start, &mut rows);
@@ -137,9 +166,11 @@ impl Job<'_> {
         };
         match first_bad_block(t.ty, &source) {
             None => Ok(source),
-            Some(bad) => {
-                Err(Error::NotFinite { tensor: t.name.clone(), ty: t.ty, block: self.block(piece, t.ty, bad) })
-            }
+            Some(bad) => Err(Error::NotFinite {
+                tensor: t.name.clone(),
+                ty: t.ty,
+                block: self.block(piece, t.ty, bad),
+            }),
         }
     }
 
@@ -148,22 +179,35 @@ impl Job<'_> {
         let source = self.sound(piece)?;
         let matrix = piece.row / t.dims.get(1).copied().unwrap_or(1).max(1);
         let n = self.row_len() as usize;
-        let weights = self.weights.and_then(|w| w.chunks_exact(n).nth(matrix as usize));
+        let weights = self
+            .weights
+            .and_then(|w| w.chunks_exact(n).nth(matrix as usize));
         let (bytes, rounding) = if groups::become_blocks(t.ty, to) {
             let (blocks, rounding) = groups::q4_1(t.ty, &source);
             (blocks, Some(rounding))
         } else {
             let converted = convert(t.ty, &source, to, n, weights, floats);
-            (converted.map_err(|source| Error::Quant { tensor: t.name.clone(), source })?, None)
+            (
+                converted.map_err(|source| Error::Quant {
+                    tensor: t.name.clone(),
+                    source,
+                })?,
+                None,
+            )
         };
         match first_bad_block(to, &bytes) {
             None => Ok(Made { bytes, rounding }),
-            Some(bad) => Err(Error::Overflow { tensor: t.name.clone(), ty: to, block: self.block(piece, to, bad) }),
+            Some(bad) => Err(Error::Overflow {
+                tensor: t.name.clone(),
+                ty: to,
+                block: self.block(piece, to, bad),
+            }),
         }
     }
 }
 
-/// Rows of one type as another: blocks of `from` in, blocks of `to` out. `floats` is room for the values between.
+/// Rows of one type as another: blocks of `from` in, blocks of `to` out. `floats` is room for the
+/// values between.
 ///
 /// # Errors
 /// Lengths and types that do not fit, see [`octavo_quant::Error`].
@@ -183,17 +227,28 @@ pub fn convert(
 }
 
 fn failed(source: io::Error) -> Error {
-    Error::Gguf(gguf_rs_lite::Error::Io { file: "output".to_owned(), action: "write it", source })
+    Error::Gguf(gguf_rs_lite::Error::Io {
+        file: "output".to_owned(),
+        action: "write it",
+        source,
+    })
 }
 
 impl Queue {
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
         // a thread that panicked ends the whole conversion when the scope joins it
-        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.state
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    fn wait<'m>(&self, state: std::sync::MutexGuard<'m, State>) -> std::sync::MutexGuard<'m, State> {
-        self.changed.wait(state).unwrap_or_else(std::sync::PoisonError::into_inner)
+    fn wait<'m>(
+        &self,
+        state: std::sync::MutexGuard<'m, State>,
+    ) -> std::sync::MutexGuard<'m, State> {
+        self.changed
+            .wait(state)
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// The next piece to convert, once it is not too far ahead.

@@ -26,7 +26,10 @@ pub enum Error {
     #[error(transparent)]
     NoLayer(#[from] super::mix::NoLayer),
     /// A type that we cannot write.
-    #[error("tensor {tensor}: writing {ty} is not supported (written are {})", writable())]
+    #[error(
+        "tensor {tensor}: writing {ty} is not supported (written are {})",
+        writable()
+    )]
     CannotWrite {
         /// The tensor.
         tensor: String,
@@ -34,7 +37,9 @@ pub enum Error {
         ty: TensorType,
     },
     /// Integers, or a type that cannot be read.
-    #[error("tensor {tensor}: {ty} cannot be converted to {to}: expected a float or quantized type")]
+    #[error(
+        "tensor {tensor}: {ty} cannot be converted to {to}: expected a float or quantized type"
+    )]
     CannotRead {
         /// The tensor.
         tensor: String,
@@ -54,7 +59,9 @@ pub enum Error {
         ty: TensorType,
     },
     /// A tensor that is quantized already.
-    #[error("tensor {tensor} is {ty} already: expected F32, F16 or BF16, unless it may be quantized again")]
+    #[error(
+        "tensor {tensor} is {ty} already: expected F32, F16 or BF16, unless it may be quantized again"
+    )]
     Requantize {
         /// The tensor.
         tensor: String,
@@ -70,7 +77,9 @@ pub enum Error {
         ty: TensorType,
     },
     /// An expression that nothing answers to.
-    #[error("{file}: {pattern:?} finds no tensor that can be quantized: expected a part of a name such as {example:?}")]
+    #[error(
+        "{file}: {pattern:?} finds no tensor that can be quantized: expected a part of a name such as {example:?}"
+    )]
     NoMatch {
         /// The model.
         file: String,
@@ -80,7 +89,9 @@ pub enum Error {
         example: String,
     },
     /// The importance matrix was made for another model: its entry has a name that the model lacks.
-    #[error("{file}: entry {entry}: expected names of tensors of {model}, which has none of this name")]
+    #[error(
+        "{file}: entry {entry}: expected names of tensors of {model}, which has none of this name"
+    )]
     ImportanceName {
         /// The importance matrix.
         file: String,
@@ -90,7 +101,9 @@ pub enum Error {
         model: String,
     },
     /// The importance matrix was made for another model: it knows nothing of a layer.
-    #[error("{file}: expected entries for each layer of {model}, got none for layer {layer} (such as {tensor})")]
+    #[error(
+        "{file}: expected entries for each layer of {model}, got none for layer {layer} (such as {tensor})"
+    )]
     ImportanceLayer {
         /// The importance matrix.
         file: String,
@@ -124,7 +137,9 @@ pub enum Error {
         block: u64,
     },
     /// A scale that overflowed.
-    #[error("tensor {tensor}: {ty} cannot hold its values: the scale of block {block} is NaN or infinite")]
+    #[error(
+        "tensor {tensor}: {ty} cannot hold its values: the scale of block {block} is NaN or infinite"
+    )]
     Overflow {
         /// The tensor.
         tensor: String,
@@ -144,6 +159,9 @@ pub enum Error {
 }
 
 fn writable() -> String {
-    let names: Vec<&str> = TensorType::all().filter(|&t| octavo_quant::can_quantize(t)).map(|t| t.name()).collect();
+    let names: Vec<&str> = TensorType::all()
+        .filter(|&t| octavo_quant::can_quantize(t))
+        .map(|t| t.name())
+        .collect();
     names.join(" ")
 }

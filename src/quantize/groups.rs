@@ -1,4 +1,5 @@
-//! Hugging Face folders as GGUF files: AWQ groups become blocks of Q4_1, whose codes and scales they share.
+//! Hugging Face folders as GGUF files: AWQ groups become blocks of Q4_1, whose codes and scales
+//! they share.
 
 use gguf_rs_lite::{Gguf, TensorInfo, TensorType};
 use half::f16;
@@ -12,8 +13,8 @@ pub(super) fn become_blocks(from: TensorType, to: TensorType) -> bool {
     TensorType::AWQ.contains(&from) && to == TensorType::Q4_1
 }
 
-/// Groups as blocks of 32 with a minimum, and the largest difference that rounding `-zero * scale` to f16 made, in steps
-/// of the group's scale.
+/// Groups as blocks of 32 with a minimum, and the largest difference that rounding `-zero * scale`
+/// to f16 made, in steps of the group's scale.
 pub(super) fn q4_1(ty: TensorType, groups: &[u8]) -> (Vec<u8>, f32) {
     let (mut out, mut most) = (Vec::with_capacity(groups.len() * 5 / 4), 0f32);
     for group in groups.chunks_exact(ty.block_bytes()) {
@@ -33,8 +34,8 @@ pub(super) fn q4_1(ty: TensorType, groups: &[u8]) -> (Vec<u8>, f32) {
     (out, most)
 }
 
-/// The type that a tensor gets: `to` for matrices, F32 for vectors. Q4_1 is for AWQ groups; other matrices stay as they
-/// are then, and without a `to`.
+/// The type that a tensor gets: `to` for matrices, F32 for vectors. Q4_1 is for AWQ groups; other
+/// matrices stay as they are then, and without a `to`.
 fn wanted(tensor: &TensorInfo, to: Option<TensorType>) -> TensorType {
     match to.unwrap_or(TensorType::Q4_1) {
         _ if tensor.dims.len() < 2 => TensorType::F32,
@@ -44,20 +45,45 @@ fn wanted(tensor: &TensorInfo, to: Option<TensorType>) -> TensorType {
 }
 
 impl<'a> Plan<'a> {
-    /// What becomes of the folder `gguf` as a GGUF file: AWQ groups are blocks of Q4_1 unless `to` says F16, BF16 or F32,
-    /// which all matrices get then. All else stays as it is.
+    /// What becomes of the folder `gguf` as a GGUF file: AWQ groups are blocks of Q4_1 unless `to`
+    /// says F16, BF16 or F32, which all matrices get then. All else stays as it is.
     ///
     /// # Errors
-    /// What would keep the file from being loaded ([`hf::check`]), and rows that do not fit the type.
-    pub fn of_folder(gguf: &'a Gguf, to: Option<TensorType>, threads: usize) -> Result<Plan<'a>, Error> {
+    /// What would keep the file from being loaded ([`hf::check`]), and rows that do not fit the
+    /// type.
+    pub fn of_folder(
+        gguf: &'a Gguf,
+        to: Option<TensorType>,
+        threads: usize,
+    ) -> Result<Plan<'a>, Error> {
         hf::check(gguf)?;
-        let changes =
-            gguf.tensors().iter().map(|t| change_to(t, wanted(t, to), |_| false)).collect::<Result<Vec<_>, _>>()?;
+        let changes = gguf
+            .tensors()
+            .iter()
+            .map(|t| change_to(t, wanted(t, to), |_| false))
+            .collect::<Result<Vec<_>, _>>()?;
         let groups = changes.iter().any(|c| c.to == TensorType::Q4_1);
-        let most = changes.iter().max_by_key(|c| c.tensor.bytes).map_or(TensorType::F32, |c| c.to);
+        let most = changes
+            .iter()
+            .max_by_key(|c| c.tensor.bytes)
+            .map_or(TensorType::F32, |c| c.to);
         let ty = if groups { TensorType::Q4_1 } else { most };
-        let file_type = Target::all().find(|t| t.default_type() == ty).map(Target::file_type);
-        let options = Options { target: Target::COPY, choices: Choices::default(), allow_requantize: true, threads };
-        Ok(Plan { gguf, importance: None, options, changes, file_type, from_folder: true })
+        let file_type = Target::all()
+            .find(|t| t.default_type() == ty)
+            .map(Target::file_type);
+        let options = Options {
+            target: Target::COPY,
+            choices: Choices::default(),
+            allow_requantize: true,
+            threads,
+        };
+        Ok(Plan {
+            gguf,
+            importance: None,
+            options,
+            changes,
+            file_type,
+            from_folder: true,
+        })
     }
 }

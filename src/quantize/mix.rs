@@ -1,8 +1,10 @@
-//! Which tensor gets which type: llama-quantize's rules, as pure functions of names, shapes and a few numbers.
+//! Which tensor gets which type: llama-quantize's rules, as pure functions of names, shapes and a
+//! few numbers.
 //!
-//! A file type is a mix. Its matrices have one type by default; those that matter most (the output, values, the second
-//! matrix of the feed-forward block, the first and last layers) get more bits. The rules count as they go through the
-//! tensors in the order of layers and names, so that order is part of them.
+//! A file type is a mix. Its matrices have one type by default; those that matter most (the output,
+//! values, the second matrix of the feed-forward block, the first and last layers) get more bits.
+//! The rules count as they go through the tensors in the order of layers and names, so that order
+//! is part of them.
 
 use octavo_quant::TensorType as T;
 
@@ -74,7 +76,10 @@ impl Role {
         match name {
             "output.weight" => Role::Output,
             "token_embd.weight" | "per_layer_token_embd.weight" => Role::Embedding,
-            _ => PARTS.iter().find(|(part, _)| name.contains(part)).map_or(Role::Other, |(_, role)| *role),
+            _ => PARTS
+                .iter()
+                .find(|(part, _)| name.contains(part))
+                .map_or(Role::Other, |(_, role)| *role),
         }
     }
 
@@ -83,8 +88,8 @@ impl Role {
     }
 }
 
-/// Parts of names whose tensors stay as they are, in every architecture: norms, routers, convolutions, state-space and
-/// RWKV vectors, position tables, parts of vision and audio towers.
+/// Parts of names whose tensors stay as they are, in every architecture: norms, routers,
+/// convolutions, state-space and RWKV vectors, position tables, parts of vision and audio towers.
 const KEPT: [&str; 35] = [
     "_norm.weight",
     "ffn_gate_inp.weight",
@@ -203,7 +208,17 @@ impl<'a> Mix<'a> {
         choices: &'a Choices,
         names: impl Iterator<Item = &'n str>,
     ) -> Mix<'a> {
-        let mut mix = Mix { facts, target, choices, tied: true, n_values: 0, values: 0, downs: 0, gates: 0, ups: 0 };
+        let mut mix = Mix {
+            facts,
+            target,
+            choices,
+            tied: true,
+            n_values: 0,
+            values: 0,
+            downs: 0,
+            gates: 0,
+            ups: 0,
+        };
         for role in names.map(Role::of) {
             mix.n_values += u32::from(role.is_value());
             mix.tied &= role != Role::Output;
@@ -211,7 +226,8 @@ impl<'a> Mix<'a> {
         mix
     }
 
-    /// The type of the next tensor, before the length of its rows is looked at; `None` if it stays as it is.
+    /// The type of the next tensor, before the length of its rows is looked at; `None` if it stays
+    /// as it is.
     ///
     /// # Errors
     /// In a mixture of experts: a feed-forward tensor whose name has no layer of the model.
@@ -224,7 +240,11 @@ impl<'a> Mix<'a> {
             return Ok(None);
         }
         let role = Role::of(name);
-        let named = c.overrides.iter().find(|(pattern, _)| pattern.is_match(name)).map(|(_, ty)| *ty);
+        let named = c
+            .overrides
+            .iter()
+            .find(|(pattern, _)| pattern.is_match(name))
+            .map(|(_, ty)| *ty);
         if let (Some(ty), Role::Embedding) = (c.embedding, role)
             && !(name == "per_layer_token_embd.weight" && named.is_some())
         {
@@ -247,16 +267,23 @@ impl<'a> Mix<'a> {
     fn by_rule(&mut self, name: &str, dims: &[u64], role: Role) -> Result<T, NoLayer> {
         let default = self.target.default_type();
         let high_glm5 = ["attn_q_a", "attn_q_b", "nextn.eh_proj"];
-        if self.facts.architecture == "glm5-next" && high_glm5.iter().any(|part| name.contains(part)) {
+        if self.facts.architecture == "glm5-next"
+            && high_glm5.iter().any(|part| name.contains(part))
+        {
             return Ok(T::Q8_0);
         }
         if role == Role::Output || (self.tied && role == Role::Embedding) {
             return Ok(self.output(dims));
         }
         if self.target == Target::MXFP4_MOE {
-            let expert = self.facts.architecture != "bailingmoe3" || matches!(role, Role::Up | Role::Gate | Role::Down);
+            let expert = self.facts.architecture != "bailingmoe3"
+                || matches!(role, Role::Up | Role::Gate | Role::Down);
             let is_stack = dims.get(2).is_some_and(|&n| n > 1);
-            return Ok(if is_stack && expert { T::MXFP4 } else { T::Q8_0 });
+            return Ok(if is_stack && expert {
+                T::MXFP4
+            } else {
+                T::Q8_0
+            });
         }
         if role == Role::Embedding {
             return Ok(self.embedding());
@@ -278,7 +305,9 @@ impl<'a> Mix<'a> {
     /// The output, or embeddings that double as it.
     fn output(&self, dims: &[u64]) -> T {
         let default = self.target.default_type();
-        let fits = dims.first().is_some_and(|n| n.is_multiple_of(default.block_len() as u64));
+        let fits = dims
+            .first()
+            .is_some_and(|n| n.is_multiple_of(default.block_len() as u64));
         match self.target {
             _ if self.choices.output.is_some() => self.choices.output.unwrap_or(default),
             Target::MXFP4_MOE => T::Q8_0,
@@ -307,7 +336,11 @@ impl<'a> Mix<'a> {
         match role {
             _ if role.is_value() => {
                 self.values += 1;
-                if self.facts.n_gqa() >= 4 || self.facts.n_expert >= 4 { T::Q4_K } else { better }
+                if self.facts.n_gqa() >= 4 || self.facts.n_expert >= 4 {
+                    T::Q4_K
+                } else {
+                    better
+                }
             }
             Role::K if self.facts.n_expert == 8 => T::Q4_K,
             Role::Down => {
@@ -346,7 +379,11 @@ impl<'a> Mix<'a> {
         if self.facts.is_70b() && matches!(ty, T::Q3_K | T::Q4_K) {
             ty = T::Q5_K;
         }
-        if self.facts.n_expert == 8 { T::Q8_0 } else { ty }
+        if self.facts.n_expert == 8 {
+            T::Q8_0
+        } else {
+            ty
+        }
     }
 
     fn query_or_key(&self, role: Role) -> T {
@@ -390,7 +427,11 @@ impl<'a> Mix<'a> {
     fn attention_output(&self) -> T {
         let default = self.target.default_type();
         if self.is("falcon") {
-            return if self.target == Target::Q3_K_L { T::Q4_K } else { default };
+            return if self.target == Target::Q3_K_L {
+                T::Q4_K
+            } else {
+                default
+            };
         }
         if self.facts.n_expert == 8 {
             return match self.target {
@@ -418,21 +459,35 @@ impl<'a> Mix<'a> {
     }
 
     fn gate_or_up(&mut self, name: &str, role: Role) -> Result<T, NoLayer> {
-        let counter = if role == Role::Gate { &mut self.gates } else { &mut self.ups };
+        let counter = if role == Role::Gate {
+            &mut self.gates
+        } else {
+            &mut self.ups
+        };
         let before = *counter;
         *counter += 1;
         let (i, n) = (self.layer(name, before)?, self.facts.n_layer);
         let middle = i >= n / 8 && i < 7 * n / 8;
-        Ok(if self.target == Target::IQ3_XS && middle { T::IQ3_XXS } else { self.target.default_type() })
+        Ok(if self.target == Target::IQ3_XS && middle {
+            T::IQ3_XXS
+        } else {
+            self.target.default_type()
+        })
     }
 
-    /// The layer of a feed-forward tensor: counted in dense models, by its name where experts come in any order.
+    /// The layer of a feed-forward tensor: counted in dense models, by its name where experts come
+    /// in any order.
     fn layer(&self, name: &str, counted: u32) -> Result<u32, NoLayer> {
         if self.facts.n_expert <= 1 {
             return Ok(counted);
         }
-        let layer = layer_of(name).and_then(|layer| u32::try_from(layer).ok()).filter(|&l| l < self.facts.n_layer);
-        layer.ok_or_else(|| NoLayer { tensor: name.to_owned(), n_layer: self.facts.n_layer })
+        let layer = layer_of(name)
+            .and_then(|layer| u32::try_from(layer).ok())
+            .filter(|&l| l < self.facts.n_layer);
+        layer.ok_or_else(|| NoLayer {
+            tensor: name.to_owned(),
+            n_layer: self.facts.n_layer,
+        })
     }
 
     fn is(&self, architecture: &str) -> bool {
@@ -458,24 +513,37 @@ pub(super) fn is_block_type(ty: T) -> bool {
 /// The number after `blk.`.
 pub(super) fn layer_of(name: &str) -> Option<i64> {
     let rest = name.strip_prefix("blk.")?;
-    let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+    let end = rest
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(rest.len());
     rest[..end].parse().ok()
 }
 
-/// The order of tensors in the file and for the rules: by layer (those without one first), then by name.
+/// The order of tensors in the file and for the rules: by layer (those without one first), then by
+/// name.
 pub fn order(a: &str, b: &str) -> std::cmp::Ordering {
     let layer = |name| layer_of(name).unwrap_or(-1);
-    layer(a).cmp(&layer(b)).then_with(|| a.as_bytes().cmp(b.as_bytes()))
+    layer(a)
+        .cmp(&layer(b))
+        .then_with(|| a.as_bytes().cmp(b.as_bytes()))
 }
 
-/// The type for rows of `n` values that are no whole number of `wanted`'s blocks; `None` where llama-quantize has none.
+/// The type for rows of `n` values that are no whole number of `wanted`'s blocks; `None` where
+/// llama-quantize has none.
 pub fn fallback(wanted: T, n: u64) -> Option<T> {
     let fits = |ty: T| n.is_multiple_of(ty.block_len() as u64);
     if fits(wanted) {
         return Some(wanted);
     }
     let smaller = match wanted {
-        T::IQ1_S | T::IQ1_M | T::IQ2_XXS | T::IQ2_XS | T::IQ2_S | T::IQ3_XXS | T::IQ3_S | T::IQ4_XS => T::IQ4_NL,
+        T::IQ1_S
+        | T::IQ1_M
+        | T::IQ2_XXS
+        | T::IQ2_XS
+        | T::IQ2_S
+        | T::IQ3_XXS
+        | T::IQ3_S
+        | T::IQ4_XS => T::IQ4_NL,
         T::Q2_0 | T::Q2_K | T::Q3_K | T::TQ1_0 | T::TQ2_0 => T::Q4_0,
         T::Q4_K => T::Q5_0,
         T::Q5_K => T::Q5_1,

@@ -1,5 +1,5 @@
-//! What a file can be quantized to: llama-quantize's names, the number each puts into `general.file_type`, and the
-//! type its matrices have unless a rule says otherwise.
+//! What a file can be quantized to: llama-quantize's names, the number each puts into
+//! `general.file_type`, and the type its matrices have unless a rule says otherwise.
 
 use octavo_quant::TensorType as T;
 
@@ -87,7 +87,11 @@ const TARGETS: [(Target, &str, u32, T); 36] = [
 ];
 
 /// Other names that llama-quantize takes.
-const ALIASES: [(&str, Target); 3] = [("Q3_K", Target::Q3_K_M), ("Q4_K", Target::Q4_K_M), ("Q5_K", Target::Q5_K_M)];
+const ALIASES: [(&str, Target); 3] = [
+    ("Q3_K", Target::Q3_K_M),
+    ("Q4_K", Target::Q4_K_M),
+    ("Q5_K", Target::Q5_K_M),
+];
 
 /// A name that is none of the targets'.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -98,7 +102,10 @@ pub struct UnknownTarget {
 }
 
 fn names() -> String {
-    Target::all().map(Target::name).collect::<Vec<_>>().join(", ")
+    Target::all()
+        .map(Target::name)
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 impl Target {
@@ -109,7 +116,10 @@ impl Target {
 
     fn row(self) -> &'static (Target, &'static str, u32, T) {
         // every variant has a row (a test holds that); COPY is the last
-        TARGETS.iter().find(|row| row.0 == self).unwrap_or(&TARGETS[TARGETS.len() - 1])
+        TARGETS
+            .iter()
+            .find(|row| row.0 == self)
+            .unwrap_or(&TARGETS[TARGETS.len() - 1])
     }
 
     /// llama-quantize's name.
@@ -140,8 +150,15 @@ impl std::str::FromStr for Target {
     fn from_str(name: &str) -> Result<Target, UnknownTarget> {
         let is = |other: &str| other.eq_ignore_ascii_case(name);
         let found = TARGETS.iter().find(|row| is(row.1)).map(|row| row.0);
-        let found = found.or_else(|| ALIASES.iter().find(|alias| is(alias.0)).map(|alias| alias.1));
-        found.ok_or_else(|| UnknownTarget { got: name.to_owned() })
+        let found = found.or_else(|| {
+            ALIASES
+                .iter()
+                .find(|alias| is(alias.0))
+                .map(|alias| alias.1)
+        });
+        found.ok_or_else(|| UnknownTarget {
+            got: name.to_owned(),
+        })
     }
 }
 
@@ -157,10 +174,16 @@ mod tests {
             assert_eq!(target.name(), format!("{target:?}"));
             assert_eq!(target.name().parse(), Ok(target));
             assert_eq!(target.name().to_lowercase().parse(), Ok(target));
-            assert!(target == Target::COPY || seen.insert(target.file_type()), "{target}");
+            assert!(
+                target == Target::COPY || seen.insert(target.file_type()),
+                "{target}"
+            );
         }
         assert_eq!("q4_k".parse(), Ok(Target::Q4_K_M));
         let error = "Q9".parse::<Target>().unwrap_err().to_string();
-        assert!(error.starts_with("type \"Q9\": expected one of F32, F16, "), "{error}");
+        assert!(
+            error.starts_with("type \"Q9\": expected one of F32, F16, "),
+            "{error}"
+        );
     }
 }

@@ -4,7 +4,8 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
 
-/// Time of CPUs in each period of time: less of it than threads could use stops all of them until the next period.
+/// Time of CPUs in each period of time: less of it than threads could use stops all of them until
+/// the next period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
     /// Microseconds of CPU time, above 0.
@@ -68,7 +69,8 @@ pub struct Group {
 }
 
 impl Group {
-    /// The groups of this process as the `proc` in a folder names them: one of each version at most, most often one.
+    /// The groups of this process as the `proc` in a folder names them: one of each version at
+    /// most, most often one.
     pub fn all(root: &Path) -> Vec<Group> {
         let groups = std::fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
         let mounts = std::fs::read_to_string(root.join("proc/self/mountinfo")).unwrap_or_default();
@@ -90,22 +92,41 @@ impl Group {
             ours.then_some(path)
         })?;
         let usual = || {
-            let place = if version == Version::V1 { "/sys/fs/cgroup/cpu" } else { "/sys/fs/cgroup" };
+            let place = if version == Version::V1 {
+                "/sys/fs/cgroup/cpu"
+            } else {
+                "/sys/fs/cgroup"
+            };
             ("/".to_owned(), place.to_owned())
         };
-        let (top, mount) = mounts.lines().find_map(|line| mount_of(version, line)).unwrap_or_else(usual);
+        let (top, mount) = mounts
+            .lines()
+            .find_map(|line| mount_of(version, line))
+            .unwrap_or_else(usual);
         let mount = below(root, &mount);
         // what is mounted may be a part of the hierarchy; a group outside of it cannot be looked up
         let inside = Path::new(path).strip_prefix(&top).ok();
-        let inside = inside.filter(|path| path.components().all(|part| matches!(part, Component::Normal(_))));
+        let inside = inside.filter(|path| {
+            path.components()
+                .all(|part| matches!(part, Component::Normal(_)))
+        });
         let folder = inside.map_or_else(|| mount.clone(), |path| mount.join(path));
-        Some(Group { version, mount, folder })
+        Some(Group {
+            version,
+            mount,
+            folder,
+        })
     }
 
     /// The smallest quota of this group and those above it.
     pub fn quota(&self) -> Option<Quota> {
-        let folders = self.folder.ancestors().take_while(|folder| folder.starts_with(&self.mount));
-        folders.filter_map(|folder| quota_in(self.version, folder)).min()
+        let folders = self
+            .folder
+            .ancestors()
+            .take_while(|folder| folder.starts_with(&self.mount));
+        folders
+            .filter_map(|folder| quota_in(self.version, folder))
+            .min()
     }
 }
 
@@ -115,7 +136,10 @@ fn quota_in(version: Version, folder: &Path) -> Option<Quota> {
     let number = |text: &str| text.trim().parse::<u64>().ok();
     match version {
         // -1 is no quota, and no number here
-        Version::V1 => Quota::new(number(&read("cpu.cfs_quota_us")?)?, number(&read("cpu.cfs_period_us")?)?),
+        Version::V1 => Quota::new(
+            number(&read("cpu.cfs_quota_us")?)?,
+            number(&read("cpu.cfs_period_us")?)?,
+        ),
         // "max 100000" is none
         Version::V2 => {
             let text = read("cpu.max")?;
@@ -135,8 +159,12 @@ fn mount_of(version: Version, line: &str) -> Option<(String, String)> {
         Version::V2 => kind == "cgroup2",
     };
     // spaces and the like stand there as octal numbers
-    let plain =
-        |text: &str| text.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\");
+    let plain = |text: &str| {
+        text.replace("\\040", " ")
+            .replace("\\011", "\t")
+            .replace("\\012", "\n")
+            .replace("\\134", "\\")
+    };
     ours.then_some((plain(place.next()?), plain(place.next()?)))
 }
 

@@ -1,9 +1,9 @@
 //! How many threads run unless somebody says so, and what decided it.
 //!
-//! All threads meet at barriers, so the slowest decides: a slow core, the second half of a core or a CPU that other work
-//! has cost more than they add. The default is therefore one thread for each physical core of the fastest kind among the
-//! CPUs that the process may use, and no more than a cgroup's quota allows, rounded up: with a quota of 1.5 CPUs two
-//! threads are faster than one.
+//! All threads meet at barriers, so the slowest decides: a slow core, the second half of a core or
+//! a CPU that other work has cost more than they add. The default is therefore one thread for each
+//! physical core of the fastest kind among the CPUs that the process may use, and no more than a
+//! cgroup's quota allows, rounded up: with a quota of 1.5 CPUs two threads are faster than one.
 //!
 //! Everything is read below a root folder, so that tests can bring machines of their own.
 
@@ -79,12 +79,22 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Reason::Given => f.write_str("given"),
-            Reason::GivenMore { asked, cpus } => write!(f, "{asked} given, of {} allowed", counted(*cpus, "CPU")),
+            Reason::GivenMore { asked, cpus } => {
+                write!(f, "{asked} given, of {} allowed", counted(*cpus, "CPU"))
+            }
             Reason::All => f.write_str("all CPUs"),
             Reason::Allowed { cpus, of } => write!(f, "{cpus} of {} allowed", counted(*of, "CPU")),
-            Reason::Performance { cores, others } => write!(f, "performance cores, of {cores} + {others}"),
-            Reason::Physical { cpus, of } if cpus == of => write!(f, "physical cores, of {}", counted(*cpus, "CPU")),
-            Reason::Physical { cpus, of } => write!(f, "physical cores, of {cpus} of {} allowed", counted(*of, "CPU")),
+            Reason::Performance { cores, others } => {
+                write!(f, "performance cores, of {cores} + {others}")
+            }
+            Reason::Physical { cpus, of } if cpus == of => {
+                write!(f, "physical cores, of {}", counted(*cpus, "CPU"))
+            }
+            Reason::Physical { cpus, of } => write!(
+                f,
+                "physical cores, of {cpus} of {} allowed",
+                counted(*of, "CPU")
+            ),
             Reason::Quota(quota) => write!(f, "a quota of {quota}"),
             Reason::System => f.write_str("what the system says"),
         }
@@ -124,20 +134,30 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// This process on this machine: what Linux tells in /proc and /sys, or else the number that the system has.
+    /// This process on this machine: what Linux tells in /proc and /sys, or else the number that
+    /// the system has.
     pub fn here() -> Machine {
         Machine::read(Path::new("/")).unwrap_or_else(|| {
             let n = std::thread::available_parallelism().map_or(1, usize::from);
             let cpus = (0..n).map(|core| Cpu { core, fast: true }).collect();
-            Machine { online: None, cpus, quota: None }
+            Machine {
+                online: None,
+                cpus,
+                quota: None,
+            }
         })
     }
 
-    /// As [`Machine::here`], from the `proc` and `sys` in a folder; `None` where they do not say which CPUs the process
-    /// may use. Whatever else is missing or makes no sense there is taken as if it had nothing to say.
+    /// As [`Machine::here`], from the `proc` and `sys` in a folder; `None` where they do not say
+    /// which CPUs the process may use. Whatever else is missing or makes no sense there is taken as
+    /// if it had nothing to say.
     pub fn read(root: &Path) -> Option<Machine> {
         let status = std::fs::read_to_string(root.join("proc/self/status")).ok()?;
-        let allowed = list(status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?)?;
+        let allowed = list(
+            status
+                .lines()
+                .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?,
+        )?;
         // a mask that nobody narrowed has bits for CPUs that are not there
         let online = list_in(&root.join("sys/devices/system/cpu/online"));
         let allowed: Vec<usize> = match &online {
@@ -148,58 +168,100 @@ impl Machine {
             return None;
         }
         let fast = fast(root, &allowed);
-        let cpus = allowed.iter().zip(fast).map(|(&cpu, fast)| Cpu { core: core(root, cpu), fast }).collect();
-        let quota = cgroup::Group::all(root).iter().filter_map(cgroup::Group::quota).min();
-        Some(Machine { online: Some(online.map_or(allowed.len(), |online| online.len())), cpus, quota })
+        let cpus = allowed
+            .iter()
+            .zip(fast)
+            .map(|(&cpu, fast)| Cpu {
+                core: core(root, cpu),
+                fast,
+            })
+            .collect();
+        let quota = cgroup::Group::all(root)
+            .iter()
+            .filter_map(cgroup::Group::quota)
+            .min();
+        Some(Machine {
+            online: Some(online.map_or(allowed.len(), |online| online.len())),
+            cpus,
+            quota,
+        })
     }
 
-    /// CPUs that the process may use, the second halves of cores and slow ones included, whatever its quota.
+    /// CPUs that the process may use, the second halves of cores and slow ones included, whatever
+    /// its quota.
     pub fn cpus(&self) -> usize {
         self.cpus.len()
     }
 
     /// How many threads are best where nobody asked for a number.
     pub fn threads(&self) -> Threads {
-        let Some(of) = self.online else { return Threads { count: self.cpus.len(), reason: Reason::System } };
+        let Some(of) = self.online else {
+            return Threads {
+                count: self.cpus.len(),
+                reason: Reason::System,
+            };
+        };
         let cores = |fast: bool| {
             let of_kind = self.cpus.iter().filter(|cpu| cpu.fast == fast);
-            (of_kind.clone().count(), of_kind.map(|cpu| cpu.core).collect::<BTreeSet<_>>().len())
+            (
+                of_kind.clone().count(),
+                of_kind.map(|cpu| cpu.core).collect::<BTreeSet<_>>().len(),
+            )
         };
-        let (cpus, (fast_cpus, fast_cores), (_, slow_cores)) = (self.cpus.len(), cores(true), cores(false));
+        let (cpus, (fast_cpus, fast_cores), (_, slow_cores)) =
+            (self.cpus.len(), cores(true), cores(false));
         // the fastest kind is that of CPUs allowed, or else a kind that no CPU allowed is of
         let (count, reason) = match fast_cpus {
             0 if slow_cores < cpus => (slow_cores, Reason::Physical { cpus, of }),
             0 => (cpus, allowed(cpus, of)),
-            _ if fast_cpus < cpus => (fast_cores, Reason::Performance { cores: fast_cores, others: slow_cores }),
+            _ if fast_cpus < cpus => (
+                fast_cores,
+                Reason::Performance {
+                    cores: fast_cores,
+                    others: slow_cores,
+                },
+            ),
             _ if fast_cores < cpus => (fast_cores, Reason::Physical { cpus, of }),
             _ => (cpus, allowed(cpus, of)),
         };
         match self.quota {
-            Some(quota) if quota.cpus_rounded_up() < count => {
-                Threads { count: quota.cpus_rounded_up(), reason: Reason::Quota(quota) }
-            }
+            Some(quota) if quota.cpus_rounded_up() < count => Threads {
+                count: quota.cpus_rounded_up(),
+                reason: Reason::Quota(quota),
+            },
             _ => Threads { count, reason },
         }
     }
 
-    /// As many threads as asked for, but no more than there are CPUs: beyond that they take turns, and each waits for
-    /// those that have none.
+    /// As many threads as asked for, but no more than there are CPUs: beyond that they take turns,
+    /// and each waits for those that have none.
     pub fn threads_asked(&self, asked: usize) -> Threads {
         let cpus = self.cpus();
         match asked > cpus {
-            true => Threads { count: cpus, reason: Reason::GivenMore { asked, cpus } },
-            false => Threads { count: asked.max(1), reason: Reason::Given },
+            true => Threads {
+                count: cpus,
+                reason: Reason::GivenMore { asked, cpus },
+            },
+            false => Threads {
+                count: asked.max(1),
+                reason: Reason::Given,
+            },
         }
     }
 }
 
 fn allowed(cpus: usize, of: usize) -> Reason {
-    if cpus < of { Reason::Allowed { cpus, of } } else { Reason::All }
+    if cpus < of {
+        Reason::Allowed { cpus, of }
+    } else {
+        Reason::All
+    }
 }
 
-/// Which of these CPUs are of the fastest kind: on Intel's hybrid processors the kernel names the kinds, on Arm it gives
-/// each CPU a capacity. Cores within a quarter of the largest one count as fast: three of four cores that wait for the
-/// fourth at a barrier lose no more by it than they bring.
+/// Which of these CPUs are of the fastest kind: on Intel's hybrid processors the kernel names the
+/// kinds, on Arm it gives each CPU a capacity. Cores within a quarter of the largest one count as
+/// fast: three of four cores that wait for the fourth at a barrier lose no more by it than they
+/// bring.
 fn fast(root: &Path, cpus: &[usize]) -> Vec<bool> {
     let kind = |name: &str| list_in(&root.join("sys/devices").join(name).join("cpus"));
     if let (Some(core), Some(_)) = (kind("cpu_core"), kind("cpu_atom")) {
@@ -207,24 +269,37 @@ fn fast(root: &Path, cpus: &[usize]) -> Vec<bool> {
     }
     let capacity = |cpu: &usize| -> Option<u64> {
         let path = root.join(format!("sys/devices/system/cpu/cpu{cpu}/cpu_capacity"));
-        std::fs::read_to_string(path).ok()?.trim().parse::<u32>().ok().map(u64::from)
+        std::fs::read_to_string(path)
+            .ok()?
+            .trim()
+            .parse::<u32>()
+            .ok()
+            .map(u64::from)
     };
     match cpus.iter().map(capacity).collect::<Option<Vec<u64>>>() {
         Some(all) => {
             let most = all.iter().copied().max().unwrap_or(0);
-            all.iter().map(|capacity| 4 * capacity >= 3 * most).collect()
+            all.iter()
+                .map(|capacity| 4 * capacity >= 3 * most)
+                .collect()
         }
         // one that is not known makes the others incomparable
         None => vec![true; cpus.len()],
     }
 }
 
-/// The first CPU of the core that this one belongs to: itself where the kernel says nothing sensible.
+/// The first CPU of the core that this one belongs to: itself where the kernel says nothing
+/// sensible.
 fn core(root: &Path, cpu: usize) -> usize {
     let topology = root.join(format!("sys/devices/system/cpu/cpu{cpu}/topology"));
     // the second is the older name
-    let siblings = ["core_cpus_list", "thread_siblings_list"].iter().find_map(|name| list_in(&topology.join(name)));
-    siblings.filter(|all| all.contains(&cpu)).and_then(|all| all.first().copied()).unwrap_or(cpu)
+    let siblings = ["core_cpus_list", "thread_siblings_list"]
+        .iter()
+        .find_map(|name| list_in(&topology.join(name)));
+    siblings
+        .filter(|all| all.contains(&cpu))
+        .and_then(|all| all.first().copied())
+        .unwrap_or(cpu)
 }
 
 fn list_in(path: &Path) -> Option<BTreeSet<usize>> {

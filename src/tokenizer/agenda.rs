@@ -1,7 +1,8 @@
 //! Which join comes next: the lowest key, leftmost on ties.
 //!
-//! A heap of all pairs of a megabyte costs more in cache misses than all the rest. Pairs of one key mostly arrive from
-//! left to right, so each key has a list that is usually sorted already, and only the few keys in use form a heap.
+//! A heap of all pairs of a megabyte costs more in cache misses than all the rest. Pairs of one key
+//! mostly arrive from left to right, so each key has a list that is usually sorted already, and
+//! only the few keys in use form a heap.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -9,7 +10,8 @@ use std::hash::BuildHasherDefault;
 
 use super::hash::KeyedHasher;
 
-/// A possible join: where it starts, and how many bytes it covers (which tells whether it is out of date).
+/// A possible join: where it starts, and how many bytes it covers (which tells whether it is out of
+/// date).
 pub(super) type Join = (u32, u32);
 
 /// The joins still to be tried.
@@ -36,7 +38,8 @@ impl Agenda {
     /// Forgets everything.
     pub(super) fn clear(&mut self) {
         self.keys.clear();
-        self.spare.extend(self.lists.drain().map(|(_, list)| list.emptied()));
+        self.spare
+            .extend(self.lists.drain().map(|(_, list)| list.emptied()));
     }
 
     /// Adds a join.
@@ -49,7 +52,10 @@ impl Agenda {
             list.late.push(Reverse(join));
             return;
         }
-        list.sorted = list.joins.last().is_none_or(|last| list.sorted && last.0 <= join.0);
+        list.sorted = list
+            .joins
+            .last()
+            .is_none_or(|last| list.sorted && last.0 <= join.0);
         list.joins.push(join);
     }
 
@@ -61,7 +67,8 @@ impl Agenda {
                 return Some((key, join));
             }
             self.keys.pop();
-            self.spare.extend(self.lists.remove(&key).map(List::emptied));
+            self.spare
+                .extend(self.lists.remove(&key).map(List::emptied));
         }
     }
 }
@@ -76,7 +83,9 @@ impl List {
         }
         let first = self.joins.get(self.done).copied();
         match (first, self.late.peek()) {
-            (Some(first), Some(Reverse(late))) if *late < first => self.late.pop().map(|Reverse(join)| join),
+            (Some(first), Some(Reverse(late))) if *late < first => {
+                self.late.pop().map(|Reverse(join)| join)
+            }
             (Some(first), _) => {
                 self.done += 1;
                 Some(first)
@@ -88,7 +97,12 @@ impl List {
     fn emptied(mut self) -> List {
         self.joins.clear();
         self.late.clear();
-        List { done: 0, sorted: false, started: false, ..self }
+        List {
+            done: 0,
+            sorted: false,
+            started: false,
+            ..self
+        }
     }
 }
 

@@ -1,4 +1,5 @@
-//! Byte-pair encoding: inside each word, the adjacent pair whose merge has the lowest rank is joined first.
+//! Byte-pair encoding: inside each word, the adjacent pair whose merge has the lowest rank is
+//! joined first.
 
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
@@ -30,15 +31,23 @@ pub(super) struct Bpe {
     merges: HashMap<u64, (u32, u32), BuildHasherDefault<KeyedHasher>>,
     /// The text that starts as the symbol for each byte; unused with `raw_utf8`.
     byte_symbols: Vec<u32>,
-    /// What a byte becomes when the symbol it ended up in is no token: usually one token, possibly none or two.
+    /// What a byte becomes when the symbol it ended up in is no token: usually one token, possibly
+    /// none or two.
     byte_fallback: Vec<Vec<u32>>,
 }
 
 impl Bpe {
     /// Reads the merges; texts that only they know are added to the vocabulary's list of texts.
-    pub(super) fn read(gguf: &Gguf, vocab: &mut Vocab, family: &'static Family) -> Result<Bpe, Error> {
+    pub(super) fn read(
+        gguf: &Gguf,
+        vocab: &mut Vocab,
+        family: &'static Family,
+    ) -> Result<Bpe, Error> {
         let Some(merges) = typed_array(gguf, MERGES, "string", Array::strings)? else {
-            return Err(Error::MissingKey { file: vocab.file.clone(), key: MERGES });
+            return Err(Error::MissingKey {
+                file: vocab.file.clone(),
+                key: MERGES,
+            });
         };
         let byte_symbols = (0..=u8::MAX).map(|byte| {
             let mut text = Vec::new();
@@ -46,11 +55,14 @@ impl Bpe {
             number(vocab, &text)
         });
         let byte_symbols = byte_symbols.collect();
-        let mut table = HashMap::with_capacity_and_hasher(merges.len(), BuildHasherDefault::default());
+        let mut table =
+            HashMap::with_capacity_and_hasher(merges.len(), BuildHasherDefault::default());
         let mut joined = Vec::new();
         for (rank, merge) in (0_u32..).zip(merges) {
             // The first character may itself be a space.
-            let Some(space) = merge.iter().skip(1).position(|byte| *byte == b' ') else { continue };
+            let Some(space) = merge.iter().skip(1).position(|byte| *byte == b' ') else {
+                continue;
+            };
             let (first, second) = (&merge[..=space], &merge[space + 2..]);
             if second.is_empty() {
                 continue;
@@ -62,8 +74,16 @@ impl Bpe {
             let joined = number(vocab, &joined);
             table.entry(pair).or_insert((rank, joined));
         }
-        let byte_fallback = (0..=u8::MAX).map(|byte| fallback(vocab, family, byte)).collect();
-        Ok(Bpe { splitter: Splitter::new(family), family, merges: table, byte_symbols, byte_fallback })
+        let byte_fallback = (0..=u8::MAX)
+            .map(|byte| fallback(vocab, family, byte))
+            .collect();
+        Ok(Bpe {
+            splitter: Splitter::new(family),
+            family,
+            merges: table,
+            byte_symbols,
+            byte_fallback,
+        })
     }
 
     /// Tokenizes text without special tokens.
@@ -102,13 +122,23 @@ impl Bpe {
             let left = left as usize;
             let a = work.symbols[left];
             let right = a.next as usize;
-            let Some(b) = work.symbols.get(right).copied() else { continue };
+            let Some(b) = work.symbols.get(right).copied() else {
+                continue;
+            };
             // Out of date: one of the two has been joined with another since.
             if a.len == 0 || a.len + b.len != len {
                 continue;
             }
-            let joined = self.merges.get(&pair(a.text, b.text)).map_or(UNKNOWN_TEXT, |(_, joined)| *joined);
-            work.symbols[left] = Symbol { text: joined, len, next: b.next, ..a };
+            let joined = self
+                .merges
+                .get(&pair(a.text, b.text))
+                .map_or(UNKNOWN_TEXT, |(_, joined)| *joined);
+            work.symbols[left] = Symbol {
+                text: joined,
+                len,
+                next: b.next,
+                ..a
+            };
             work.symbols[right].len = 0;
             if let Some(after) = work.symbols.get_mut(b.next as usize) {
                 after.prev = a_index(left);
@@ -145,15 +175,27 @@ impl Bpe {
         work.symbols.clear();
         let mut rest = work.word.as_slice();
         while let Some(first) = rest.first() {
-            let len = if self.family.raw_utf8 { announced_len(*first).min(rest.len()) } else { 1 };
+            let len = if self.family.raw_utf8 {
+                announced_len(*first).min(rest.len())
+            } else {
+                1
+            };
             let (symbol, tail) = rest.split_at(len);
             let text = if self.family.raw_utf8 {
                 vocab.texts.get(symbol).unwrap_or(UNKNOWN_TEXT)
             } else {
-                self.byte_symbols.get(usize::from(*first)).copied().unwrap_or(UNKNOWN_TEXT)
+                self.byte_symbols
+                    .get(usize::from(*first))
+                    .copied()
+                    .unwrap_or(UNKNOWN_TEXT)
             };
             let index = a_index(work.symbols.len());
-            work.symbols.push(Symbol { text, len: a_index(len), prev: index.wrapping_sub(1), next: index + 1 });
+            work.symbols.push(Symbol {
+                text,
+                len: a_index(len),
+                prev: index.wrapping_sub(1),
+                next: index + 1,
+            });
             rest = tail;
         }
     }
@@ -173,9 +215,15 @@ impl Bpe {
             if (symbol.text as usize) < vocab.n {
                 out.push(symbol.text);
             } else {
-                // No token has this text: bytes, and those without a token of their own are lost, as in llama.cpp.
+                // No token has this text: bytes, and those without a token of their own are lost,
+                // as in llama.cpp.
                 for byte in work.word.get(at..end).unwrap_or_default() {
-                    out.extend(self.byte_fallback.get(usize::from(*byte)).into_iter().flatten());
+                    out.extend(
+                        self.byte_fallback
+                            .get(usize::from(*byte))
+                            .into_iter()
+                            .flatten(),
+                    );
                 }
             }
             at = end;
@@ -205,7 +253,10 @@ fn fallback(vocab: &Vocab, family: &Family, byte: u8) -> Vec<u32> {
     }
     let mut mapped = Vec::new();
     byte_alphabet().push(byte, &mut mapped);
-    mapped.iter().filter_map(|part| vocab.id(std::slice::from_ref(part))).collect()
+    mapped
+        .iter()
+        .filter_map(|part| vocab.id(std::slice::from_ref(part)))
+        .collect()
 }
 
 #[derive(Debug, Clone, Copy)]

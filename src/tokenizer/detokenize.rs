@@ -12,32 +12,43 @@ pub struct DetokenizeOptions {
 }
 
 impl Tokenizer {
-    /// The text of `ids` as a whole: the space that encoding put in front is taken away, and the families that ask for
-    /// it lose spaces before punctuation.
+    /// The text of `ids` as a whole: the space that encoding put in front is taken away, and the
+    /// families that ask for it lose spaces before punctuation.
     pub fn detokenize(&self, ids: &[u32], options: DetokenizeOptions) -> Vec<u8> {
         let mut ids = ids;
         let mut drop_space = self.space_prefix != SpacePrefix::Never;
         if options.remove_special
             && self.add_bos
-            && let Some(rest) = ids.split_first().filter(|(first, _)| Some(**first) == self.bos())
+            && let Some(rest) = ids
+                .split_first()
+                .filter(|(first, _)| Some(**first) == self.bos())
         {
             drop_space = false;
             ids = rest.1;
         }
         if options.remove_special
             && self.add_eos
-            && let Some(rest) = ids.split_last().filter(|(last, _)| Some(**last) == self.eos())
+            && let Some(rest) = ids
+                .split_last()
+                .filter(|(last, _)| Some(**last) == self.eos())
         {
             ids = rest.1;
         }
         let mut text = Vec::new();
         for id in ids {
             let piece = self.decode(std::slice::from_ref(id), options.unparse_special);
-            let piece = piece.strip_prefix(b" ").filter(|_| drop_space).unwrap_or(&piece);
+            let piece = piece
+                .strip_prefix(b" ")
+                .filter(|_| drop_space)
+                .unwrap_or(&piece);
             text.extend_from_slice(piece);
             drop_space = false;
         }
-        if self.clean_spaces { clean(&text) } else { text }
+        if self.clean_spaces {
+            clean(&text)
+        } else {
+            text
+        }
     }
 }
 
@@ -98,9 +109,13 @@ mod tests {
 
     #[test]
     fn spaces_before_punctuation_go() {
-        let cleaned = |text: &str| String::from_utf8(clean(text.as_bytes())).expect("ASCII stays ASCII");
+        let cleaned =
+            |text: &str| String::from_utf8(clean(text.as_bytes())).expect("ASCII stays ASCII");
         assert_eq!(cleaned("a . b , c ! d ?"), "a. b, c! d?");
-        assert_eq!(cleaned("it 's I 'm they 're we 've"), "it's I'm they're we've");
+        assert_eq!(
+            cleaned("it 's I 'm they 're we 've"),
+            "it's I'm they're we've"
+        );
         assert_eq!(cleaned("don 't he 'd we 'll"), "don 't he 'd we 'll");
         assert_eq!(cleaned("rock ' n ' roll"), "rock'n'roll");
         assert_eq!(cleaned("a  . b"), "a . b");

@@ -15,7 +15,9 @@ pub enum Error {
         key: &'static str,
     },
     /// A tokenizer model that is not implemented.
-    #[error("{file}: tokenizer model '{model}' is not supported, expected 'gpt2' (BPE) or 'llama' (SPM)")]
+    #[error(
+        "{file}: tokenizer model '{model}' is not supported, expected 'gpt2' (BPE) or 'llama' (SPM)"
+    )]
     UnsupportedModel {
         /// The file.
         file: String,
@@ -43,7 +45,9 @@ pub enum Error {
         got: String,
     },
     /// An array that must run parallel to the tokens and does not.
-    #[error("{file}: metadata key {key}: expected {expected} elements (one for each token), got {got}")]
+    #[error(
+        "{file}: metadata key {key}: expected {expected} elements (one for each token), got {got}"
+    )]
     ArrayLength {
         /// The file.
         file: String,

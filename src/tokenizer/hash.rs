@@ -26,7 +26,9 @@ impl Hasher for KeyedHasher {
     }
 
     fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
+        bytes
+            .iter()
+            .for_each(|byte| self.write_u64(u64::from(*byte)));
     }
 
     fn write_u32(&mut self, value: u32) {
@@ -35,6 +37,8 @@ impl Hasher for KeyedHasher {
 
     fn write_u64(&mut self, value: u64) {
         let mixed = (self.state ^ value).wrapping_mul(self.keys[0]);
-        self.state = (mixed ^ mixed >> 32).wrapping_mul(self.keys[1]).rotate_left(26);
+        self.state = (mixed ^ mixed >> 32)
+            .wrapping_mul(self.keys[1])
+            .rotate_left(26);
     }
 }

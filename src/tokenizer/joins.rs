@@ -1,5 +1,5 @@
-//! Joining neighbours until none may be joined: what SentencePiece does by the score of what comes out, and merges by the
-//! rank of the pair.
+//! Joining neighbours until none may be joined: what SentencePiece does by the score of what comes
+//! out, and merges by the rank of the pair.
 
 use super::agenda::Agenda;
 use super::unicode::announced_len;
@@ -14,9 +14,10 @@ pub(super) struct Symbol {
     next: Option<usize>,
 }
 
-/// Cuts `text` into characters, by the lengths that first bytes announce (invalid bytes are symbols too), and joins the
-/// pair with the lowest key, the leftmost of equal ones, until no pair has one. `key` is given what two neighbours are
-/// together and the length of the left one, and `joined` hears the same of every join.
+/// Cuts `text` into characters, by the lengths that first bytes announce (invalid bytes are symbols
+/// too), and joins the pair with the lowest key, the leftmost of equal ones, until no pair has one.
+/// `key` is given what two neighbours are together and the length of the left one, and `joined`
+/// hears the same of every join.
 pub(super) fn join(
     text: &[u8],
     key: impl Fn(&[u8], usize) -> Option<u32>,
@@ -42,8 +43,15 @@ pub(super) fn join(
         if a.len == 0 || a.len + b.len != len as usize {
             continue;
         }
-        joined(text.get(a.at..a.at + a.len + b.len).unwrap_or_default(), a.len);
-        symbols[left] = Symbol { len: a.len + b.len, next: b.next, ..a };
+        joined(
+            text.get(a.at..a.at + a.len + b.len).unwrap_or_default(),
+            a.len,
+        );
+        symbols[left] = Symbol {
+            len: a.len + b.len,
+            next: b.next,
+            ..a
+        };
         symbols[right].len = 0;
         if let Some(next) = b.next {
             symbols[next].prev = Some(left);
@@ -57,14 +65,17 @@ pub(super) fn join(
     symbols
 }
 
-/// Where the last join of a text that becomes one symbol is: the length of the left part. `None` if it does not, or is a
-/// single character.
+/// Where the last join of a text that becomes one symbol is: the length of the left part. `None` if
+/// it does not, or is a single character.
 ///
-/// While two symbols are neighbours, nothing was joined across their ends, so what happened inside is what happens to
-/// them alone: wherever a token is made, in any text, it is made of the two parts that it is made of here.
+/// While two symbols are neighbours, nothing was joined across their ends, so what happened inside
+/// is what happens to them alone: wherever a token is made, in any text, it is made of the two
+/// parts that it is made of here.
 pub(crate) fn last_join(text: &[u8], key: impl Fn(&[u8], usize) -> Option<u32>) -> Option<usize> {
     let mut last = None;
-    let symbols = join(text, key, |part, left| last = (part.len() == text.len()).then_some(left));
+    let symbols = join(text, key, |part, left| {
+        last = (part.len() == text.len()).then_some(left)
+    });
     last.filter(|_| symbols.len() == 1)
 }
 
@@ -75,7 +86,12 @@ fn characters(text: &[u8]) -> Vec<Symbol> {
         let len = announced_len(*first).min(text.len() - at);
         let index = symbols.len();
         let next = (at + len < text.len()).then_some(index + 1);
-        symbols.push(Symbol { at, len, prev: index.checked_sub(1), next });
+        symbols.push(Symbol {
+            at,
+            len,
+            prev: index.checked_sub(1),
+            next,
+        });
         at += len;
     }
     symbols
@@ -96,7 +112,10 @@ mod tests {
         let ranks = [("b", "c"), ("a", "b"), ("a", "bc"), ("bc", "d")];
         let key = |part: &[u8], left: usize| {
             let two = part.split_at(left);
-            ranks.iter().position(|r| (r.0.as_bytes(), r.1.as_bytes()) == two).map(|rank| rank as u32)
+            ranks
+                .iter()
+                .position(|r| (r.0.as_bytes(), r.1.as_bytes()) == two)
+                .map(|rank| rank as u32)
         };
         assert_eq!(last_join(b"abc", key), Some(1));
         assert_eq!(last_join(b"bcd", key), Some(2));

@@ -1,7 +1,8 @@
-//! Tokenizers from GGUF metadata alone: BPE (`gpt2`) and SPM (`llama`), the same ids as llama.cpp for the same bytes.
+//! Tokenizers from GGUF metadata alone: BPE (`gpt2`) and SPM (`llama`), the same ids as llama.cpp
+//! for the same bytes.
 //!
-//! Owns everything between bytes and token ids. Knows no model and no chat: templates are in `chat`.
-//! Every step is linear in the text, or n log n: texts come from strangers.
+//! Owns everything between bytes and token ids. Knows no model and no chat: templates are in
+//! `chat`. Every step is linear in the text, or n log n: texts come from strangers.
 
 mod agenda;
 mod bpe;
@@ -48,8 +49,9 @@ pub struct EncodeOptions {
 
 /// Where SPM puts a space that is not in the text.
 ///
-/// GGUF's `tokenizer.ggml.add_space_prefix` knows the first two. Newer Hugging Face tokenizers have the others, which
-/// [`SpacePrefix::KEY`] keeps beside it; llama.cpp takes them for [`SpacePrefix::Every`].
+/// GGUF's `tokenizer.ggml.add_space_prefix` knows the first two. Newer Hugging Face tokenizers have
+/// the others, which [`SpacePrefix::KEY`] keeps beside it; llama.cpp takes them for
+/// [`SpacePrefix::Every`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SpacePrefix {
     /// Nowhere.
@@ -68,7 +70,9 @@ impl SpacePrefix {
 
     /// What a file says; `default` is for one that does not.
     pub(crate) fn read(gguf: &Gguf, default: bool) -> Result<SpacePrefix, gguf_rs_lite::Error> {
-        let add = gguf.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(default);
+        let add = gguf
+            .bool("tokenizer.ggml.add_space_prefix")?
+            .unwrap_or(default);
         Ok(match gguf.str(SpacePrefix::KEY)? {
             _ if !add => SpacePrefix::Never,
             Some("always") => SpacePrefix::Always,
@@ -130,7 +134,10 @@ impl Tokenizer {
             None => Err(Error::MissingKey { file: file(), key }),
             Some("gpt2") => Tokenizer::read_bpe(gguf),
             Some("llama") => Tokenizer::read_spm(gguf),
-            Some(model) => Err(Error::UnsupportedModel { file: file(), model: error::printable(model.as_bytes()) }),
+            Some(model) => Err(Error::UnsupportedModel {
+                file: file(),
+                model: error::printable(model.as_bytes()),
+            }),
         }
     }
 
@@ -139,18 +146,27 @@ impl Tokenizer {
         let pre = match gguf.str("tokenizer.ggml.pre")? {
             Some(pre) if !pre.is_empty() => pre,
             _ => {
-                warnings.push("tokenizer.ggml.pre is missing: text is split by the rules of 'default'".to_owned());
+                warnings.push(
+                    "tokenizer.ggml.pre is missing: text is split by the rules of 'default'"
+                        .to_owned(),
+                );
                 "default"
             }
         };
         let Some(family) = pre::family(pre) else {
-            return Err(Error::UnknownPre { file: gguf.name().to_owned(), pre: error::printable(pre.as_bytes()) });
+            return Err(Error::UnknownPre {
+                file: gguf.name().to_owned(),
+                pre: error::printable(pre.as_bytes()),
+            });
         };
         let mut vocab = Vocab::read(gguf, bpe::merge_count(gguf)?)?;
         let kind = Kind::Bpe(Bpe::read(gguf, &mut vocab, family)?);
         let mut tokenizer = Tokenizer::assemble(gguf, vocab, kind, pre, warnings)?;
         tokenizer.pieces = tokenizer.vocab.pieces(family.escape_whitespaces);
-        tokenizer.add_bos = family.always_bos || gguf.bool("tokenizer.ggml.add_bos_token")?.unwrap_or(family.add_bos);
+        tokenizer.add_bos = family.always_bos
+            || gguf
+                .bool("tokenizer.ggml.add_bos_token")?
+                .unwrap_or(family.add_bos);
         tokenizer.clean_spaces = !family.keep_spaces;
         tokenizer.finish(gguf)
     }
@@ -158,7 +174,10 @@ impl Tokenizer {
     fn read_spm(gguf: &Gguf) -> Result<Tokenizer, Error> {
         let vocab = Vocab::read(gguf, 0)?;
         if vocab.scores.is_empty() {
-            return Err(Error::MissingKey { file: vocab.file, key: "tokenizer.ggml.scores" });
+            return Err(Error::MissingKey {
+                file: vocab.file,
+                key: "tokenizer.ggml.scores",
+            });
         }
         let unknown = SpecialTokens::read(gguf, &vocab, true)?.unk;
         let kind = Kind::Spm(Spm::new(&vocab, unknown));
@@ -170,7 +189,13 @@ impl Tokenizer {
     }
 
     /// Special tokens, and the flags that are the same for both models.
-    fn assemble(gguf: &Gguf, mut vocab: Vocab, kind: Kind, pre: &str, warnings: Vec<String>) -> Result<Self, Error> {
+    fn assemble(
+        gguf: &Gguf,
+        mut vocab: Vocab,
+        kind: Kind,
+        pre: &str,
+        warnings: Vec<String>,
+    ) -> Result<Self, Error> {
         let spm = matches!(kind, Kind::Spm(_));
         let mut special = SpecialTokens::read(gguf, &vocab, spm)?;
         let ends = special.complete(&mut vocab);
@@ -194,20 +219,33 @@ impl Tokenizer {
 
     fn finish(mut self, gguf: &Gguf) -> Result<Tokenizer, Error> {
         specials::set_strip(gguf, &mut self.vocab, &self.pre)?;
-        self.partitioners = [Partitioner::new(&self.vocab, false), Partitioner::new(&self.vocab, true)];
+        self.partitioners = [
+            Partitioner::new(&self.vocab, false),
+            Partitioner::new(&self.vocab, true),
+        ];
         if self.special.eos.is_none() {
-            self.warnings.push("the vocabulary names no EOS token".to_owned());
+            self.warnings
+                .push("the vocabulary names no EOS token".to_owned());
         }
-        for (wanted, token, name) in [(self.add_bos, self.special.bos, "BOS"), (self.add_eos, self.special.eos, "EOS")]
-        {
+        for (wanted, token, name) in [
+            (self.add_bos, self.special.bos, "BOS"),
+            (self.add_eos, self.special.eos, "EOS"),
+        ] {
             if wanted && token.is_none() {
-                self.warnings
-                    .push(format!("the file asks for a {name} token to be added but names none: none is added"));
+                self.warnings.push(format!(
+                    "the file asks for a {name} token to be added but names none: none is added"
+                ));
             }
         }
-        let empty = self.vocab.ids().filter(|id| self.vocab.texts.text(*id).is_empty()).count();
+        let empty = self
+            .vocab
+            .ids()
+            .filter(|id| self.vocab.texts.text(*id).is_empty())
+            .count();
         if empty > 0 {
-            self.warnings.push(format!("{empty} tokens have no text: they never occur in a prompt and print nothing"));
+            self.warnings.push(format!(
+                "{empty} tokens have no text: they never occur in a prompt and print nothing"
+            ));
         }
         Ok(self)
     }
@@ -215,7 +253,10 @@ impl Tokenizer {
     /// Token ids of a text, byte for byte as llama.cpp gives them, invalid UTF-8 included.
     pub fn encode(&self, text: &[u8], options: EncodeOptions) -> Result<Vec<u32>, Error> {
         if text.len() > MAX_TEXT_BYTES {
-            return Err(Error::TextTooLong { got: text.len(), limit: MAX_TEXT_BYTES });
+            return Err(Error::TextTooLong {
+                got: text.len(),
+                limit: MAX_TEXT_BYTES,
+            });
         }
         let mut out = Vec::new();
         if options.add_special && self.add_bos {
@@ -261,16 +302,23 @@ impl Tokenizer {
         }
     }
 
-    /// The bytes a token decodes to, special tokens their text; `None` for an id outside the vocabulary.
+    /// The bytes a token decodes to, special tokens their text; `None` for an id outside the
+    /// vocabulary.
     pub fn piece(&self, id: u32) -> Option<&[u8]> {
         self.pieces.get(id)
     }
 
-    /// The pieces of `ids`, one after the other; without `with_special`, control and unknown tokens are left out.
-    /// Ids outside the vocabulary decode to nothing.
+    /// The pieces of `ids`, one after the other; without `with_special`, control and unknown tokens
+    /// are left out. Ids outside the vocabulary decode to nothing.
     pub fn decode(&self, ids: &[u32], with_special: bool) -> Vec<u8> {
-        let shown = ids.iter().filter(|id| with_special || !self.is_special(**id));
-        shown.filter_map(|id| self.piece(*id)).flatten().copied().collect()
+        let shown = ids
+            .iter()
+            .filter(|id| with_special || !self.is_special(**id));
+        shown
+            .filter_map(|id| self.piece(*id))
+            .flatten()
+            .copied()
+            .collect()
     }
 
     /// Number of tokens.
@@ -346,7 +394,11 @@ impl Tokenizer {
 
     /// The text of a token as the file has it; empty for an id outside the vocabulary.
     pub fn token_text(&self, id: u32) -> &[u8] {
-        if (id as usize) < self.vocab.n { self.vocab.texts.text(id) } else { &[] }
+        if (id as usize) < self.vocab.n {
+            self.vocab.texts.text(id)
+        } else {
+            &[]
+        }
     }
 
     /// The token with exactly this text (as the file has it: `Ġthe`, not ` the`).
@@ -369,14 +421,15 @@ impl Tokenizer {
         &self.warnings
     }
 
-    /// The patterns by which a `tokenizer.ggml.pre` cuts text, each inside the pieces of the one before, and whether whole
-    /// words that are tokens are taken as they are; `None` for an unknown one, or one that cuts by more than patterns.
+    /// The patterns by which a `tokenizer.ggml.pre` cuts text, each inside the pieces of the one
+    /// before, and whether whole words that are tokens are taken as they are; `None` for an unknown
+    /// one, or one that cuts by more than patterns.
     pub fn patterns_of_pre(name: &str) -> Option<(&'static [String], bool)> {
         pre::patterns(name)
     }
 
-    /// The `tokenizer.ggml.pre` of a Hugging Face tokenizer that cuts text by these patterns, each inside the pieces of the
-    /// one before; `None` where none is known to cut so.
+    /// The `tokenizer.ggml.pre` of a Hugging Face tokenizer that cuts text by these patterns, each
+    /// inside the pieces of the one before; `None` where none is known to cut so.
     pub fn recognise_pre(regexes: &[String], ignore_merges: bool) -> Option<&'static str> {
         pre::recognise(regexes, ignore_merges)
     }

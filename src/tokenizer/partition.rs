@@ -1,4 +1,5 @@
-//! Finds special tokens in text: the longest texts first, everywhere, then shorter ones in what is left.
+//! Finds special tokens in text: the longest texts first, everywhere, then shorter ones in what is
+//! left.
 
 use std::ops::Range;
 
@@ -43,33 +44,55 @@ impl Partitioner {
     /// All special tokens (`parse_special`), or only those that are matched in any text.
     pub(super) fn new(vocab: &Vocab, parse_special: bool) -> Partitioner {
         let wanted = |attrs: u16| {
-            attrs & (UNKNOWN | CONTROL | USER_DEFINED) != 0 && (parse_special || attrs & (UNKNOWN | CONTROL) == 0)
+            attrs & (UNKNOWN | CONTROL | USER_DEFINED) != 0
+                && (parse_special || attrs & (UNKNOWN | CONTROL) == 0)
         };
-        let special = |id: u32| Special { id, text: vocab.texts.text(id).to_vec(), attrs: vocab.attrs(id) };
-        let ids = vocab.ids().filter(|id| wanted(vocab.attrs(*id)) && !vocab.texts.text(*id).is_empty());
+        let special = |id: u32| Special {
+            id,
+            text: vocab.texts.text(id).to_vec(),
+            attrs: vocab.attrs(id),
+        };
+        let ids = vocab
+            .ids()
+            .filter(|id| wanted(vocab.attrs(*id)) && !vocab.texts.text(*id).is_empty());
         let mut tokens: Vec<Special> = ids.map(special).collect();
         tokens.sort_by_key(|token| std::cmp::Reverse(token.text.len()));
         let mut by_text: Vec<usize> = (0..tokens.len()).collect();
         by_text.sort_by(|a, b| tokens[*a].text.cmp(&tokens[*b].text));
         let first = |rank: &usize| tokens[*rank].text[0];
         let by_first = (0..=u8::MAX).map(|byte| {
-            by_text.partition_point(|rank| first(rank) < byte)..by_text.partition_point(|rank| first(rank) <= byte)
+            by_text.partition_point(|rank| first(rank) < byte)
+                ..by_text.partition_point(|rank| first(rank) <= byte)
         });
         let by_first = by_first.collect();
-        Partitioner { tokens, by_text, by_first }
+        Partitioner {
+            tokens,
+            by_text,
+            by_first,
+        }
     }
 
     /// Cuts `text` into special tokens and the text between them.
     pub(super) fn split(&self, text: &[u8]) -> Vec<Fragment> {
         let mut fragments = Vec::new();
-        let mut owner = vec![FREE; if self.tokens.is_empty() { 0 } else { text.len() }];
+        let mut owner = vec![
+            FREE;
+            if self.tokens.is_empty() {
+                0
+            } else {
+                text.len()
+            }
+        ];
         if !owner.is_empty() {
             for (token, found) in self.tokens.iter().zip(self.find(text)) {
                 match found {
                     Found::Nowhere => {}
-                    Found::At(places) => places.into_iter().for_each(|at| take(token, at, text, &mut owner)),
+                    Found::At(places) => places
+                        .into_iter()
+                        .for_each(|at| take(token, at, text, &mut owner)),
                     Found::Everywhere => {
-                        let places = (0..text.len()).filter(|at| text[*at..].starts_with(&token.text));
+                        let places =
+                            (0..text.len()).filter(|at| text[*at..].starts_with(&token.text));
                         places.for_each(|at| take(token, at, text, &mut owner));
                     }
                 }
@@ -80,7 +103,12 @@ impl Partitioner {
             let start = at;
             match owner.get(at).copied().unwrap_or(FREE) {
                 FREE => {
-                    at += owner.get(at..).unwrap_or_default().iter().take_while(|o| **o == FREE).count();
+                    at += owner
+                        .get(at..)
+                        .unwrap_or_default()
+                        .iter()
+                        .take_while(|o| **o == FREE)
+                        .count();
                     at = if owner.is_empty() { text.len() } else { at };
                     fragments.push(Fragment::Text(start..at));
                 }
@@ -98,7 +126,8 @@ impl Partitioner {
     fn find(&self, text: &[u8]) -> Vec<Found> {
         let mut counts = vec![0_usize; self.tokens.len()];
         self.each_match(text, |rank, _| counts[rank] += 1);
-        // Few tokens can occur this often, so scanning for each of them anew stays linear and needs no lists.
+        // Few tokens can occur this often, so scanning for each of them anew stays linear and needs
+        // no lists.
         let often = text.len() / 64 + 64;
         let mut found: Vec<Found> = counts
             .into_iter()
@@ -121,14 +150,17 @@ impl Partitioner {
         for (at, first) in text.iter().enumerate() {
             let mut range = self.by_first[usize::from(*first)].clone();
             let mut depth = 1;
-            // `range` = tokens that agree with the text for `depth` bytes, ordered by text: the shortest comes first.
+            // `range` = tokens that agree with the text for `depth` bytes, ordered by text: the
+            // shortest comes first.
             while let Some(rank) = self.by_text.get(range.clone()).and_then(<[usize]>::first) {
                 if self.tokens[*rank].text.len() == depth {
                     each(*rank, at);
                     range.start += 1;
                     continue;
                 }
-                let Some(byte) = text.get(at + depth) else { break };
+                let Some(byte) = text.get(at + depth) else {
+                    break;
+                };
                 let agreeing = &self.by_text[range.clone()];
                 let from = agreeing.partition_point(|rank| self.tokens[*rank].text[depth] < *byte);
                 let to = agreeing.partition_point(|rank| self.tokens[*rank].text[depth] <= *byte);
@@ -146,8 +178,8 @@ const STRIPPED: u32 = u32::MAX - 1;
 /// The second and later bytes of a special token.
 const INSIDE: u32 = u32::MAX - 2;
 
-/// Claims `text[at..]` for a token if it is still free. Whatever was claimed before is at least as long as this token,
-/// so it would cover an end of it: looking at both ends is enough.
+/// Claims `text[at..]` for a token if it is still free. Whatever was claimed before is at least as
+/// long as this token, so it would cover an end of it: looking at both ends is enough.
 fn take(token: &Special, at: usize, text: &[u8], owner: &mut [u32]) {
     let end = at + token.text.len();
     if owner[at] != FREE || owner[end - 1] != FREE {

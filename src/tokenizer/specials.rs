@@ -7,7 +7,9 @@ use std::collections::BTreeSet;
 use gguf_rs_lite::Gguf;
 
 use super::error::Error;
-use super::vocab::{CONTROL, LSTRIP, NORMAL, RSTRIP, UNKNOWN, UNUSED, USER_DEFINED, Vocab, typed_array};
+use super::vocab::{
+    CONTROL, LSTRIP, NORMAL, RSTRIP, UNKNOWN, UNUSED, USER_DEFINED, Vocab, typed_array,
+};
 
 /// The special tokens of a vocabulary; `None` = it has no such token.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -45,7 +47,8 @@ pub struct SpecialTokens {
 
 type Field = fn(&mut SpecialTokens) -> &mut Option<u32>;
 
-/// Keys in the order in which they are read; the last three are older names, and a later value wins.
+/// Keys in the order in which they are read; the last three are older names, and a later value
+/// wins.
 const KEYS: [(&str, Field); 17] = [
     ("tokenizer.ggml.bos_token_id", |s| &mut s.bos),
     ("tokenizer.ggml.eos_token_id", |s| &mut s.eos),
@@ -124,8 +127,20 @@ const BY_TEXT: [(Field, &[&str]); 8] = [
             "<|middle|>",
         ],
     ),
-    (|s| &mut s.fim_pad, &["<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"]),
-    (|s| &mut s.fim_rep, &["<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"]),
+    (
+        |s| &mut s.fim_pad,
+        &["<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"],
+    ),
+    (
+        |s| &mut s.fim_rep,
+        &[
+            "<|fim_repo|>",
+            "<|repo_name|>",
+            "<fim-repo>",
+            "<REPO>",
+            "<reponame>",
+        ],
+    ),
     (|s| &mut s.fim_sep, &["<|file_sep|>"]),
 ];
 
@@ -159,14 +174,17 @@ const ENDS: [&str; 22] = [
 const ALWAYS_SHOWN: [&str; 4] = ["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
 
 impl SpecialTokens {
-    /// Ids given by keys, over the defaults of SPM where `spm` is set. An id outside the vocabulary is an error.
+    /// Ids given by keys, over the defaults of SPM where `spm` is set. An id outside the vocabulary
+    /// is an error.
     pub(super) fn read(gguf: &Gguf, vocab: &Vocab, spm: bool) -> Result<SpecialTokens, Error> {
         let mut special = SpecialTokens::default();
         if spm {
             // Only where the token looks the part; a file without types has nothing else to go by.
             let default = |id: u32, wanted| {
                 let attrs = vocab.attrs(id);
-                ((id as usize) < vocab.n && (attrs & wanted != 0 || attrs == NORMAL && untyped(gguf))).then_some(id)
+                ((id as usize) < vocab.n
+                    && (attrs & wanted != 0 || attrs == NORMAL && untyped(gguf)))
+                .then_some(id)
             };
             special.bos = default(1, CONTROL);
             special.eos = default(2, CONTROL);
@@ -175,7 +193,12 @@ impl SpecialTokens {
         for (key, field) in KEYS {
             let Some(id) = gguf.u32(key)? else { continue };
             if id as usize >= vocab.n {
-                return Err(Error::SpecialId { file: vocab.file.clone(), key, n_vocab: vocab.n, got: id });
+                return Err(Error::SpecialId {
+                    file: vocab.file.clone(),
+                    key,
+                    n_vocab: vocab.n,
+                    got: id,
+                });
             }
             *field(&mut special) = Some(id);
         }
@@ -194,7 +217,10 @@ impl SpecialTokens {
             }
         }
         mark_unused(vocab);
-        let mut ends: BTreeSet<u32> = [self.fim_pad, self.fim_rep, self.fim_sep].into_iter().flatten().collect();
+        let mut ends: BTreeSet<u32> = [self.fim_pad, self.fim_rep, self.fim_sep]
+            .into_iter()
+            .flatten()
+            .collect();
         for text in ENDS {
             if let Some(id) = vocab.id(text.as_bytes()) {
                 ends.insert(id);
@@ -244,7 +270,9 @@ fn withdraw(vocab: &mut Vocab, ends: &mut BTreeSet<u32>) {
     let call = ending("<|call|>").or(ending("<|calls|>")).is_some();
     let harmony = call && (ending("<|return|>").is_some() || ending("<|flush|>").is_some());
     let end = ending("<|end|>").filter(|_| harmony);
-    let plain = ending("<|tool_response>").or(ending("<|plamo:eos|>")).is_some();
+    let plain = ending("<|tool_response>")
+        .or(ending("<|plamo:eos|>"))
+        .is_some();
     let s = ending("</s>").filter(|_| plain);
     for (id, attr) in [(end, USER_DEFINED), (s, NORMAL)] {
         if let Some(id) = id {
@@ -254,40 +282,61 @@ fn withdraw(vocab: &mut Vocab, ends: &mut BTreeSet<u32>) {
     }
 }
 
-/// Ids of tokens that eat the white space before and behind them: Hugging Face's flags, which no key of llama.cpp's has.
+/// Ids of tokens that eat the white space before and behind them: Hugging Face's flags, which no
+/// key of llama.cpp's has.
 pub(crate) const STRIP_KEYS: [&str; 2] = ["tokenizer.octavo.lstrip", "tokenizer.octavo.rstrip"];
 
-/// Which tokens eat white space. llama.cpp's files do not say it: there it follows from the names of a few models.
+/// Which tokens eat white space. llama.cpp's files do not say it: there it follows from the names
+/// of a few models.
 pub(super) fn set_strip(gguf: &Gguf, vocab: &mut Vocab, pre: &str) -> Result<(), Error> {
     if STRIP_KEYS.iter().any(|key| gguf.get(key).is_some()) {
         for (key, attr) in STRIP_KEYS.into_iter().zip([LSTRIP, RSTRIP]) {
-            let ids = typed_array(gguf, key, "u32", |a| a.u32s().map(Iterator::collect::<Vec<u32>>))?;
+            let ids = typed_array(gguf, key, "u32", |a| {
+                a.u32s().map(Iterator::collect::<Vec<u32>>)
+            })?;
             for got in ids.unwrap_or_default() {
                 if got as usize >= vocab.n {
-                    return Err(Error::SpecialId { file: vocab.file.clone(), key, n_vocab: vocab.n, got });
+                    return Err(Error::SpecialId {
+                        file: vocab.file.clone(),
+                        key,
+                        n_vocab: vocab.n,
+                        got,
+                    });
                 }
                 add(vocab, got, attr);
             }
         }
         return Ok(());
     }
-    let name = gguf.str("general.name")?.unwrap_or_default().to_ascii_lowercase();
+    let name = gguf
+        .str("general.name")?
+        .unwrap_or_default()
+        .to_ascii_lowercase();
     let arch = gguf.str("general.architecture")?.unwrap_or_default();
     let any = |text: &str, parts: &[&str]| parts.iter().any(|part| text.contains(part));
-    if any(pre, &["jina-v2-de", "jina-v2-es", "jina-v2-code"]) || any(arch, &["nomic-bert-moe", "jina-bert-v3"]) {
+    if any(pre, &["jina-v2-de", "jina-v2-es", "jina-v2-code"])
+        || any(arch, &["nomic-bert-moe", "jina-bert-v3"])
+    {
         if let Some(id) = vocab.id(b"<mask>") {
             add(vocab, id, LSTRIP);
         }
     } else if any(&name, &["phi-3", "phi3"]) {
         let special = UNKNOWN | CONTROL | USER_DEFINED;
-        for id in vocab.ids().filter(|id| vocab.attrs(*id) & special != 0).collect::<Vec<_>>() {
+        for id in vocab
+            .ids()
+            .filter(|id| vocab.attrs(*id) & special != 0)
+            .collect::<Vec<_>>()
+        {
             add(vocab, id, RSTRIP);
         }
         if let Some(id) = vocab.id(b"</s>") {
             add(vocab, id, RSTRIP);
         }
         for text in ["<unk>", "<s>", "<|endoftext|>"] {
-            if let Some(attrs) = vocab.id(text.as_bytes()).and_then(|id| vocab.attrs.get_mut(id as usize)) {
+            if let Some(attrs) = vocab
+                .id(text.as_bytes())
+                .and_then(|id| vocab.attrs.get_mut(id as usize))
+            {
                 *attrs &= !RSTRIP;
             }
         }

@@ -1,5 +1,5 @@
-//! SentencePiece-style encoding: the adjacent pair whose concatenation is the token with the highest score is joined
-//! first; what remains unknown becomes byte tokens.
+//! SentencePiece-style encoding: the adjacent pair whose concatenation is the token with the
+//! highest score is joined first; what remains unknown becomes byte tokens.
 
 use super::error::Error;
 use super::joins::join;
@@ -18,22 +18,41 @@ pub(super) struct Spm {
 impl Spm {
     /// Prepares the vocabulary's byte tokens.
     pub(super) fn new(vocab: &Vocab, unknown: Option<u32>) -> Spm {
-        let token = |byte: u8| vocab.id(byte_text(byte).as_bytes()).or_else(|| vocab.id(&[byte]));
+        let token = |byte: u8| {
+            vocab
+                .id(byte_text(byte).as_bytes())
+                .or_else(|| vocab.id(&[byte]))
+        };
         Spm {
             byte_tokens: (0..=u8::MAX).map(token).collect(),
             unknown,
-            longest: vocab.ids().map(|id| vocab.texts.text(id).len()).max().unwrap_or(0),
+            longest: vocab
+                .ids()
+                .map(|id| vocab.texts.text(id).len())
+                .max()
+                .unwrap_or(0),
         }
     }
 
     /// Tokenizes text in which spaces are U+2581 already.
-    pub(super) fn encode(&self, vocab: &Vocab, text: &[u8], out: &mut Vec<u32>) -> Result<(), Error> {
+    pub(super) fn encode(
+        &self,
+        vocab: &Vocab,
+        text: &[u8],
+        out: &mut Vec<u32>,
+    ) -> Result<(), Error> {
         let key = |part: &[u8], _| {
-            let id = if part.len() <= self.longest { vocab.id(part) } else { None };
+            let id = if part.len() <= self.longest {
+                vocab.id(part)
+            } else {
+                None
+            };
             id.map(|id| descending(vocab.scores.get(id as usize).copied().unwrap_or(0.0)))
         };
         for symbol in join(text, key, |_, _| {}) {
-            let part = text.get(symbol.at..symbol.at + symbol.len).unwrap_or_default();
+            let part = text
+                .get(symbol.at..symbol.at + symbol.len)
+                .unwrap_or_default();
             match vocab.id(part) {
                 Some(id) => out.push(id),
                 None => self.bytes(vocab, part, out)?,
@@ -44,8 +63,16 @@ impl Spm {
 
     fn bytes(&self, vocab: &Vocab, part: &[u8], out: &mut Vec<u32>) -> Result<(), Error> {
         for byte in part {
-            let token = self.byte_tokens.get(usize::from(*byte)).copied().flatten().or(self.unknown);
-            out.push(token.ok_or_else(|| Error::NoByteToken { file: vocab.file.clone(), byte: *byte })?);
+            let token = self
+                .byte_tokens
+                .get(usize::from(*byte))
+                .copied()
+                .flatten()
+                .or(self.unknown);
+            out.push(token.ok_or_else(|| Error::NoByteToken {
+                file: vocab.file.clone(),
+                byte: *byte,
+            })?);
         }
         Ok(())
     }
@@ -55,7 +82,11 @@ impl Spm {
 fn descending(score: f32) -> u32 {
     let bits = (score + 0.0).to_bits();
     // Negative numbers order backwards by their bits, positive ones forwards and above them.
-    let ascending = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
+    let ascending = if bits >> 31 == 1 {
+        !bits
+    } else {
+        bits | 1 << 31
+    };
     !ascending
 }
 
@@ -65,8 +96,22 @@ mod tests {
 
     #[test]
     fn keys_order_as_scores_do() {
-        let falling = [f32::INFINITY, 3.5, 1.0, f32::MIN_POSITIVE, 0.0, -1e-40, -1.0, -31_999.0, f32::NEG_INFINITY];
-        assert!(falling.windows(2).all(|w| descending(w[0]) < descending(w[1])));
+        let falling = [
+            f32::INFINITY,
+            3.5,
+            1.0,
+            f32::MIN_POSITIVE,
+            0.0,
+            -1e-40,
+            -1.0,
+            -31_999.0,
+            f32::NEG_INFINITY,
+        ];
+        assert!(
+            falling
+                .windows(2)
+                .all(|w| descending(w[0]) < descending(w[1]))
+        );
         assert_eq!(descending(0.0), descending(-0.0));
     }
 }

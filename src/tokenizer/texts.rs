@@ -1,4 +1,5 @@
-//! Byte strings stored end to end, numbered, and found again by content: the vocabulary without one allocation per token.
+//! Byte strings stored end to end, numbered, and found again by content: the vocabulary without one
+//! allocation per token.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -10,7 +11,8 @@ pub(super) struct Texts {
     bytes: Vec<u8>,
     /// Where each string ends; it starts where the one before ends.
     ends: Vec<usize>,
-    /// Open addressing: (id, part of the hash). The keyed hash keeps a hostile file from making this quadratic.
+    /// Open addressing: (id, part of the hash). The keyed hash keeps a hostile file from making
+    /// this quadratic.
     slots: Vec<(u32, u32)>,
     used: usize,
     hasher: RandomState,
@@ -37,8 +39,15 @@ impl Texts {
     /// The string with this number; empty when there is none.
     pub(super) fn text(&self, id: u32) -> &[u8] {
         let id = id as usize;
-        let start = if id == 0 { 0 } else { self.ends.get(id - 1).copied().unwrap_or(0) };
-        self.ends.get(id).and_then(|end| self.bytes.get(start..*end)).unwrap_or_default()
+        let start = if id == 0 {
+            0
+        } else {
+            self.ends.get(id - 1).copied().unwrap_or(0)
+        };
+        self.ends
+            .get(id)
+            .and_then(|end| self.bytes.get(start..*end))
+            .unwrap_or_default()
     }
 
     /// Appends a string that is never found.
@@ -72,7 +81,10 @@ impl Texts {
         self.find(text, self.tag(text)).ok()
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "32 bits of hash are what is kept")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "32 bits of hash are what is kept"
+    )]
     fn tag(&self, text: &[u8]) -> u32 {
         self.hasher.hash_one(text) as u32
     }

@@ -1,5 +1,6 @@
-//! Code points as the tokenizers see them: tolerant UTF-8, general categories of Unicode 15.1 (the version llama.cpp's
-//! tables carry: a newer one would split text differently), and GPT-2's byte alphabet.
+//! Code points as the tokenizers see them: tolerant UTF-8, general categories of Unicode 15.1 (the
+//! version llama.cpp's tables carry: a newer one would split text differently), and GPT-2's byte
+//! alphabet.
 
 use std::sync::OnceLock;
 
@@ -20,14 +21,19 @@ pub(super) const PUNCTUATION: CategorySet = 1 << 3;
 /// `\p{S}`
 pub(super) const SYMBOL: CategorySet = 1 << 4;
 
-/// Decodes UTF-8; every byte that starts no sequence of continuation bytes becomes U+FFFD. Overlong forms and
-/// surrogates are let through, as llama.cpp does; what lies beyond U+10FFFF (where llama.cpp gives up) is invalid here.
+/// Decodes UTF-8; every byte that starts no sequence of continuation bytes becomes U+FFFD. Overlong
+/// forms and surrogates are let through, as llama.cpp does; what lies beyond U+10FFFF (where
+/// llama.cpp gives up) is invalid here.
 pub(super) fn decode(text: &[u8], out: &mut Vec<u32>) {
     out.clear();
     out.reserve(text.len());
     let mut rest = text;
     while let [first, tail @ ..] = rest {
-        let (cp, used) = if *first < 0x80 { (u32::from(*first), 1) } else { decode_multibyte(*first, tail) };
+        let (cp, used) = if *first < 0x80 {
+            (u32::from(*first), 1)
+        } else {
+            decode_multibyte(*first, tail)
+        };
         out.push(cp);
         rest = rest.get(used..).unwrap_or_default();
     }
@@ -47,11 +53,18 @@ fn decode_multibyte(first: u8, tail: &[u8]) -> (u32, usize) {
             _ => return (REPLACEMENT, 1),
         }
     }
-    if cp > 0x10_FFFF { (REPLACEMENT, 1) } else { (cp, extra + 1) }
+    if cp > 0x10_FFFF {
+        (REPLACEMENT, 1)
+    } else {
+        (cp, extra + 1)
+    }
 }
 
 /// Appends the shortest UTF-8 form of `cp`, surrogates included.
-#[expect(clippy::cast_possible_truncation, reason = "each cast keeps the bits its branch allows")]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "each cast keeps the bits its branch allows"
+)]
 pub(super) fn push_utf8(cp: u32, out: &mut Vec<u8>) {
     let tail = |shift: u32| 0x80 | ((cp >> shift) & 0x3F) as u8;
     match cp {
@@ -86,22 +99,33 @@ pub(super) struct Categories {
 }
 
 impl Categories {
-    /// The category of `cp` as a set of at most one bit; separators, controls and unassigned code points have none.
+    /// The category of `cp` as a set of at most one bit; separators, controls and unassigned code
+    /// points have none.
     pub(super) fn of(&self, cp: u32) -> CategorySet {
         let block = (cp >> 8) as usize;
-        let (Some(&from), Some(&to)) = (self.blocks.get(block), self.blocks.get(block + 1)) else { return 0 };
+        let (Some(&from), Some(&to)) = (self.blocks.get(block), self.blocks.get(block + 1)) else {
+            return 0;
+        };
         let (from, to) = (usize::from(from), usize::from(to) + 1);
         let candidates = self.starts.get(from..to).unwrap_or_default();
         let run = from + candidates.partition_point(|start| *start <= cp);
-        run.checked_sub(1).and_then(|run| self.sets.get(run)).copied().unwrap_or(0)
+        run.checked_sub(1)
+            .and_then(|run| self.sets.get(run))
+            .copied()
+            .unwrap_or(0)
     }
 
     fn parse(table: &str) -> Categories {
-        let runs = table.lines().filter(|line| !line.starts_with('#')).flat_map(str::split_ascii_whitespace);
+        let runs = table
+            .lines()
+            .filter(|line| !line.starts_with('#'))
+            .flat_map(str::split_ascii_whitespace);
         let (mut starts, mut sets) = (Vec::new(), Vec::new());
         for run in runs {
             let (category, start) = run.split_at(1);
-            starts.push(u32::from_str_radix(start, 16).expect("the embedded table has hexadecimal starts"));
+            starts.push(
+                u32::from_str_radix(start, 16).expect("the embedded table has hexadecimal starts"),
+            );
             sets.push(match category {
                 "L" => LETTER,
                 "M" => MARK,
@@ -111,10 +135,19 @@ impl Categories {
                 _ => 0,
             });
         }
-        let run_of = |cp: u32| starts.partition_point(|start| *start <= cp).saturating_sub(1);
-        let blocks =
-            (0..=0x1100).map(|block| u16::try_from(run_of(block << 8)).expect("fewer than 65536 runs")).collect();
-        Categories { starts, sets, blocks }
+        let run_of = |cp: u32| {
+            starts
+                .partition_point(|start| *start <= cp)
+                .saturating_sub(1)
+        };
+        let blocks = (0..=0x1100)
+            .map(|block| u16::try_from(run_of(block << 8)).expect("fewer than 65536 runs"))
+            .collect();
+        Categories {
+            starts,
+            sets,
+            blocks,
+        }
     }
 }
 
@@ -124,7 +157,8 @@ pub(super) fn categories() -> &'static Categories {
     TABLE.get_or_init(|| Categories::parse(include_str!("unicode_15_1.txt")))
 }
 
-/// GPT-2's alphabet: the printable bytes of Latin-1 stand for themselves, the other 68 for U+0100 onwards in order.
+/// GPT-2's alphabet: the printable bytes of Latin-1 stand for themselves, the other 68 for U+0100
+/// onwards in order.
 pub(super) struct ByteAlphabet {
     to_char: [u32; 256],
     /// The byte for each code point below 0x144.
@@ -133,7 +167,10 @@ pub(super) struct ByteAlphabet {
 
 impl ByteAlphabet {
     fn new() -> ByteAlphabet {
-        let mut table = ByteAlphabet { to_char: [0; 256], to_byte: [None; 0x144] };
+        let mut table = ByteAlphabet {
+            to_char: [0; 256],
+            to_byte: [None; 0x144],
+        };
         let mut next = 0x100;
         for byte in 0..=u8::MAX {
             let cp = if matches!(byte, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF) {
@@ -173,15 +210,27 @@ mod tests {
     #[test]
     fn categories_are_unicode_15_1() {
         // An independent witness: the regex crate's tables, restricted to what existed in 15.1.
-        let classes = [(LETTER, 'L'), (MARK, 'M'), (NUMBER, 'N'), (PUNCTUATION, 'P'), (SYMBOL, 'S')];
+        let classes = [
+            (LETTER, 'L'),
+            (MARK, 'M'),
+            (NUMBER, 'N'),
+            (PUNCTUATION, 'P'),
+            (SYMBOL, 'S'),
+        ];
         let classes = classes.map(|(set, name)| {
-            (set, Regex::new(&format!(r"^[\p{{{name}}}&&\p{{age=15.1}}]$")).expect("a valid class"))
+            (
+                set,
+                Regex::new(&format!(r"^[\p{{{name}}}&&\p{{age=15.1}}]$")).expect("a valid class"),
+            )
         });
         let table = categories();
         let mut buf = [0; 4];
         for c in '\0'..=char::MAX {
             let text: &str = c.encode_utf8(&mut buf);
-            let expected = classes.iter().filter(|(_, class)| class.is_match(text)).fold(0, |all, (set, _)| all | set);
+            let expected = classes
+                .iter()
+                .filter(|(_, class)| class.is_match(text))
+                .fold(0, |all, (set, _)| all | set);
             assert_eq!(table.of(u32::from(c)), expected, "U+{:04X}", u32::from(c));
         }
         assert_eq!(table.of(0xD800), 0);
@@ -192,7 +241,12 @@ mod tests {
     #[test]
     fn whitespace_is_unicode_white_space() {
         for c in '\0'..=char::MAX {
-            assert_eq!(is_whitespace(u32::from(c)), c.is_whitespace(), "U+{:04X}", u32::from(c));
+            assert_eq!(
+                is_whitespace(u32::from(c)),
+                c.is_whitespace(),
+                "U+{:04X}",
+                u32::from(c)
+            );
         }
     }
 

@@ -1,7 +1,7 @@
 //! Text out of a stream of bytes: never half a character.
 
-/// Collects bytes and gives out the text that is complete. At most three bytes wait for the rest of their character;
-/// what can never become one is U+FFFD at once.
+/// Collects bytes and gives out the text that is complete. At most three bytes wait for the rest of
+/// their character; what can never become one is U+FFFD at once.
 #[derive(Debug, Clone, Default)]
 pub struct Utf8Stream {
     waiting: Vec<u8>,
@@ -42,7 +42,11 @@ impl Utf8Stream {
     /// Ends the stream: U+FFFD if a character was left incomplete.
     pub fn finish(&mut self) -> String {
         let incomplete = !std::mem::take(&mut self.waiting).is_empty();
-        if incomplete { char::REPLACEMENT_CHARACTER.to_string() } else { String::new() }
+        if incomplete {
+            char::REPLACEMENT_CHARACTER.to_string()
+        } else {
+            String::new()
+        }
     }
 
     /// Whether bytes are waiting for the rest of their character.

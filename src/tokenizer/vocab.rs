@@ -1,4 +1,5 @@
-//! The tokens of a file: texts, attributes, scores and what each decodes to, checked before anything uses them.
+//! The tokens of a file: texts, attributes, scores and what each decodes to, checked before
+//! anything uses them.
 
 use gguf_rs_lite::{Array, Gguf};
 
@@ -50,17 +51,29 @@ pub(super) fn typed_array<'a, T>(
     expected: &'static str,
     convert: impl FnOnce(&Array<'a>) -> Option<T>,
 ) -> Result<Option<T>, Error> {
-    let Some(array) = gguf.array(key)? else { return Ok(None) };
+    let Some(array) = gguf.array(key)? else {
+        return Ok(None);
+    };
     let got = || array.elem_type().name().to_owned();
     let file = || gguf.name().to_owned();
-    convert(&array).map(Some).ok_or_else(|| Error::ArrayType { file: file(), key, expected, got: got() })
+    convert(&array).map(Some).ok_or_else(|| Error::ArrayType {
+        file: file(),
+        key,
+        expected,
+        got: got(),
+    })
 }
 
 fn parallel<T>(gguf: &Gguf, key: &'static str, n: usize, values: Vec<T>) -> Result<Vec<T>, Error> {
     if values.len() == n {
         return Ok(values);
     }
-    Err(Error::ArrayLength { file: gguf.name().to_owned(), key, expected: n, got: values.len() })
+    Err(Error::ArrayLength {
+        file: gguf.name().to_owned(),
+        key,
+        expected: n,
+        got: values.len(),
+    })
 }
 
 impl Vocab {
@@ -69,10 +82,16 @@ impl Vocab {
         let file = gguf.name().to_owned();
         let key = "tokenizer.ggml.tokens";
         let tokens = typed_array(gguf, key, "string", Array::strings)?;
-        let Some(tokens) = tokens else { return Err(Error::MissingKey { file, key }) };
+        let Some(tokens) = tokens else {
+            return Err(Error::MissingKey { file, key });
+        };
         let n = tokens.len();
         if n == 0 || n > MAX_TOKENS {
-            return Err(Error::TokenCount { file, got: n, limit: MAX_TOKENS });
+            return Err(Error::TokenCount {
+                file,
+                got: n,
+                limit: MAX_TOKENS,
+            });
         }
         let mut texts = Texts::with_capacity(n + room);
         for text in tokens {
@@ -83,10 +102,21 @@ impl Vocab {
             let second = texts.len();
             if let Err(first) = texts.insert(text) {
                 let second = u32::try_from(second).unwrap_or(u32::MAX);
-                return Err(Error::DuplicateToken { file, text: printable(text), first, second });
+                return Err(Error::DuplicateToken {
+                    file,
+                    text: printable(text),
+                    first,
+                    second,
+                });
             }
         }
-        let vocab = Vocab { file, texts, n, attrs: read_attrs(gguf, n)?, scores: read_scores(gguf, n)? };
+        let vocab = Vocab {
+            file,
+            texts,
+            n,
+            attrs: read_attrs(gguf, n)?,
+            scores: read_scores(gguf, n)?,
+        };
         vocab.check_byte_tokens()?;
         Ok(vocab)
     }
@@ -110,15 +140,23 @@ impl Vocab {
         for id in self.ids().filter(|id| self.attrs(*id) & BYTE != 0) {
             let text = self.texts.text(id);
             if !text.is_empty() && byte_of(text).is_none() {
-                return Err(Error::ByteToken { file: self.file.clone(), id, text: printable(text) });
+                return Err(Error::ByteToken {
+                    file: self.file.clone(),
+                    id,
+                    text: printable(text),
+                });
             }
         }
         Ok(())
     }
 
-    /// What each token decodes to. `escaped` = U+2581 stands for a space, else texts are in GPT-2's byte alphabet.
+    /// What each token decodes to. `escaped` = U+2581 stands for a space, else texts are in GPT-2's
+    /// byte alphabet.
     pub(super) fn pieces(&self, escaped: bool) -> Pieces {
-        let mut pieces = Pieces { bytes: Vec::with_capacity(self.n * 6), ends: Vec::with_capacity(self.n) };
+        let mut pieces = Pieces {
+            bytes: Vec::with_capacity(self.n * 6),
+            ends: Vec::with_capacity(self.n),
+        };
         let mut cps = Vec::new();
         for id in self.ids() {
             let (text, attrs) = (self.texts.text(id), self.attrs(id));
@@ -139,7 +177,9 @@ impl Vocab {
 
 fn read_attrs(gguf: &Gguf, n: usize) -> Result<Vec<Attrs>, Error> {
     let key = "tokenizer.ggml.token_type";
-    let Some(types) = typed_array(gguf, key, "i32", Array::i32s)? else { return Ok(vec![NORMAL; n]) };
+    let Some(types) = typed_array(gguf, key, "i32", Array::i32s)? else {
+        return Ok(vec![NORMAL; n]);
+    };
     let attrs = types.map(|kind| match kind {
         1 => NORMAL,
         2 => UNKNOWN,
@@ -154,23 +194,41 @@ fn read_attrs(gguf: &Gguf, n: usize) -> Result<Vec<Attrs>, Error> {
 
 fn read_scores(gguf: &Gguf, n: usize) -> Result<Vec<f32>, Error> {
     let key = "tokenizer.ggml.scores";
-    #[expect(clippy::cast_precision_loss, reason = "whole scores beyond 2^24 lose digits in llama.cpp too")]
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "whole scores beyond 2^24 lose digits in llama.cpp too"
+    )]
     let read = |array: &Array<'_>| {
         let floats = array.f32s().map(Iterator::collect::<Vec<f32>>);
-        floats.or_else(|| array.i32s().map(|values| values.map(|v| v as f32).collect()))
+        floats.or_else(|| {
+            array
+                .i32s()
+                .map(|values| values.map(|v| v as f32).collect())
+        })
     };
-    let Some(scores) = typed_array(gguf, key, "f32 or i32", read)? else { return Ok(Vec::new()) };
+    let Some(scores) = typed_array(gguf, key, "f32 or i32", read)? else {
+        return Ok(Vec::new());
+    };
     let scores = parallel(gguf, key, n, scores)?;
     match scores.iter().position(|score| score.is_nan()) {
-        Some(at) => Err(Error::NanScore { file: gguf.name().to_owned(), id: u32::try_from(at).unwrap_or(u32::MAX) }),
+        Some(at) => Err(Error::NanScore {
+            file: gguf.name().to_owned(),
+            id: u32::try_from(at).unwrap_or(u32::MAX),
+        }),
         None => Ok(scores),
     }
 }
 
 /// The byte that a text of the form `<0x0A>` names; nothing else is one.
 pub(super) fn byte_of(text: &[u8]) -> Option<u8> {
-    let [b'<', b'0', b'x', high, low, b'>'] = text else { return None };
-    let digit = |c: u8| char::from(c).to_digit(16).and_then(|d| u8::try_from(d).ok());
+    let [b'<', b'0', b'x', high, low, b'>'] = text else {
+        return None;
+    };
+    let digit = |c: u8| {
+        char::from(c)
+            .to_digit(16)
+            .and_then(|d| u8::try_from(d).ok())
+    };
     Some(digit(*high)? << 4 | digit(*low)?)
 }
 
@@ -223,8 +281,8 @@ fn unescape_spaces(text: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Appends the bytes that a text in the byte alphabet stands for. A character outside the alphabet cannot be decoded;
-/// it shows as llama.cpp prints it.
+/// Appends the bytes that a text in the byte alphabet stands for. A character outside the alphabet
+/// cannot be decoded; it shows as llama.cpp prints it.
 fn decode_byte_text(text: &[u8], cps: &mut Vec<u32>, out: &mut Vec<u8>) {
     decode(text, cps);
     for cp in cps {
@@ -251,7 +309,10 @@ mod tests {
     fn byte_tokens_are_read_strictly() {
         assert_eq!(byte_of(b"<0x0A>"), Some(10));
         assert_eq!(byte_of(b"<0xff>"), Some(255));
-        for bad in ["<0x-1>", "<0x+1>", "<0x1>", "<0x001>", "<0xG0>", "<0X00>", "0x00", "", "<0x 1>", "<0x0A> "] {
+        for bad in [
+            "<0x-1>", "<0x+1>", "<0x1>", "<0x001>", "<0xG0>", "<0X00>", "0x00", "", "<0x 1>",
+            "<0x0A> ",
+        ] {
             assert_eq!(byte_of(bad.as_bytes()), None, "{bad}");
         }
         assert!((0..=255).all(|byte| byte_of(byte_text(byte).as_bytes()) == Some(byte)));

@@ -17,9 +17,23 @@ fn mistakes_in_the_arguments_exit_with_2() {
         (&["run", "-p", "x", "--top-p", "0"], "--top-p"),
         (&["run", "-p", "x", "--min-p", "1.5"], "--min-p"),
         (&["run", "-p", "x", "--top-k", "-3"], "--top-k"),
-        (&["run", "-p", "x", "--repeat-penalty", "0"], "--repeat-penalty"),
+        (
+            &["run", "-p", "x", "--repeat-penalty", "0"],
+            "--repeat-penalty",
+        ),
         (&["run", "-p", "x", "--samplers", "dry"], "dry"),
-        (&["run", "-p", "x", "--samplers", "temperature", "--top-k", "3"], "--top-k"),
+        (
+            &[
+                "run",
+                "-p",
+                "x",
+                "--samplers",
+                "temperature",
+                "--top-k",
+                "3",
+            ],
+            "--top-k",
+        ),
         (&["run", "-p", "x", "-n", "-7"], "-n"),
         (&["run", "-p", "x", "-t", "0"], "-t"),
         (&["run", "-p", "x", "--isa", "mmx"], "mmx"),
@@ -53,21 +67,38 @@ fn files_that_are_no_model_exit_with_1_and_are_named() {
     let files = [
         path("text.gguf", b"this is no model"),
         path("empty.gguf", b""),
-        path("big-endian.gguf", b"GGUF\0\0\0\x03\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"),
+        path(
+            "big-endian.gguf",
+            b"GGUF\0\0\0\x03\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0",
+        ),
         path("cut.gguf", &demo[..demo.len() / 2]),
         dir.path().to_str().expect("UTF-8").to_owned(),
-        dir.path().join("absent.gguf").to_str().expect("UTF-8").to_owned(),
+        dir.path()
+            .join("absent.gguf")
+            .to_str()
+            .expect("UTF-8")
+            .to_owned(),
     ];
     for file in &files {
-        for command in
-            [&["run", "-p", "x"][..], &["inspect"], &["tokenize", "-p", "x"], &["logits", "-p", "x"], &["chat"]]
-        {
+        for command in [
+            &["run", "-p", "x"][..],
+            &["inspect"],
+            &["tokenize", "-p", "x"],
+            &["logits", "-p", "x"],
+            &["chat"],
+        ] {
             let args = [&command[..1], &[file.as_str()], &command[1..]].concat();
             let line = bad(&args, 1);
-            assert!(line.contains(file.as_str()), "{args:?}: the file is not named in {line}");
+            assert!(
+                line.contains(file.as_str()),
+                "{args:?}: the file is not named in {line}"
+            );
         }
     }
-    assert!(bad(&["tokenize", "-f", &files[5]], 1).contains("absent.gguf"), "a text that is not there");
+    assert!(
+        bad(&["tokenize", "-f", &files[5]], 1).contains("absent.gguf"),
+        "a text that is not there"
+    );
 }
 
 #[test]
@@ -77,7 +108,12 @@ fn a_faulty_key_is_named_with_expected_and_got() {
         w.set("qwen3.attention.head_count_kv", 3u32);
     });
     let line = bad(&["run", file.to_str().expect("UTF-8"), "-p", "x"], 1);
-    for part in ["heads.gguf", "qwen3.attention.head_count_kv", "expected", "got 3"] {
+    for part in [
+        "heads.gguf",
+        "qwen3.attention.head_count_kv",
+        "expected",
+        "got 3",
+    ] {
         assert!(line.contains(part), "{part} is not in {line}");
     }
 }
@@ -87,10 +123,16 @@ fn prompts_that_do_not_fit_say_both_numbers() {
     let long = "1+1=".repeat(20);
     for command in ["run", "logits"] {
         let line = bad(&[command, "-p", &long, "-c", "16"], 1);
-        assert!(line.contains("80 tokens") && line.contains("context of 16"), "{line}");
+        assert!(
+            line.contains("80 tokens") && line.contains("context of 16"),
+            "{line}"
+        );
         assert!(bad(&[command, "-p", ""], 1).contains("no tokens"));
     }
-    assert!(bad(&["logits", "--tokens", "1,5000"], 1).contains("5000"), "an id outside the vocabulary");
+    assert!(
+        bad(&["logits", "--tokens", "1,5000"], 1).contains("5000"),
+        "an id outside the vocabulary"
+    );
     assert!(bad(&["run", "-p", "x", "--logit-bias", "5000+1"], 1).contains("5000"));
     assert!(bad(&["run", "-p", "x", "--stop-id", "5000"], 1).contains("5000"));
 }
@@ -98,6 +140,9 @@ fn prompts_that_do_not_fit_say_both_numbers() {
 #[test]
 fn what_cannot_be_written_is_an_error() {
     let path = folder().path().join("absent/out.gguf");
-    let line = bad(&["logits", "-p", "x", "--dump", path.to_str().expect("UTF-8")], 1);
+    let line = bad(
+        &["logits", "-p", "x", "--dump", path.to_str().expect("UTF-8")],
+        1,
+    );
     assert!(line.contains("absent"), "{line}");
 }

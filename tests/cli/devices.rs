@@ -7,10 +7,16 @@ fn missing() -> Option<String> {
     let text = good(&["inspect", "--devices"]);
     let mut lines = text.lines();
     assert!(
-        lines.next().is_some_and(|line| line.starts_with("cpu    ") && line.contains(" thread") && line.ends_with(')')),
+        lines.next().is_some_and(|line| line.starts_with("cpu    ")
+            && line.contains(" thread")
+            && line.ends_with(')')),
         "{text}"
     );
-    let why = lines.next().expect("a line about GPUs").strip_prefix("cuda   none: ").map(str::to_owned);
+    let why = lines
+        .next()
+        .expect("a line about GPUs")
+        .strip_prefix("cuda   none: ")
+        .map(str::to_owned);
     assert!(why.is_none() || lines.next().is_none(), "{text}");
     why
 }
@@ -18,7 +24,10 @@ fn missing() -> Option<String> {
 #[test]
 fn devices_are_listed_for_people_and_programs() {
     let object = json(&["inspect", "--devices", "--json"]);
-    assert!(object["cpu"]["threads"].as_u64().is_some_and(|n| n > 0), "{object}");
+    assert!(
+        object["cpu"]["threads"].as_u64().is_some_and(|n| n > 0),
+        "{object}"
+    );
     let listed = object["gpus"].as_array().expect("a list").len();
     match missing() {
         Some(why) => assert_eq!((listed, object["cuda"]["why"].as_str()), (0, Some(&*why))),
@@ -28,47 +37,81 @@ fn devices_are_listed_for_people_and_programs() {
 
 #[test]
 fn a_gpu_that_is_demanded_and_missing_is_one_line() {
-    let Some(why) = missing() else { return println!("skipped: there is a GPU") };
-    for args in [&["run", "-p", "1+1=", "--device", "cuda"][..], &["bench", "--device", "cuda"]] {
+    let Some(why) = missing() else {
+        return println!("skipped: there is a GPU");
+    };
+    for args in [
+        &["run", "-p", "1+1=", "--device", "cuda"][..],
+        &["bench", "--device", "cuda"],
+    ] {
         assert_eq!(bad(args, 1), format!("octavo: error: CUDA: {why}"));
     }
-    assert_eq!(bad(&["diff", "-p", "1", "--b-device", "cuda"], 2), format!("octavo: error: CUDA: {why}"));
+    assert_eq!(
+        bad(&["diff", "-p", "1", "--b-device", "cuda"], 2),
+        format!("octavo: error: CUDA: {why}")
+    );
     // who leaves the choice is told if asked for it in words, and not each time
     let line = format!("octavo: on the CPU: {why}");
     let driver = !why.contains("libcuda");
-    for (args, told) in [(&["--device", "auto"][..], true), (&["--gpu-layers", "1"], true), (&[], driver)] {
-        let output = octavo(&[&["run", "-p", "1+1=", "-n", "1"], args].concat()).output().expect("the program runs");
+    for (args, told) in [
+        (&["--device", "auto"][..], true),
+        (&["--gpu-layers", "1"], true),
+        (&[], driver),
+    ] {
+        let output = octavo(&[&["run", "-p", "1+1=", "-n", "1"], args].concat())
+            .output()
+            .expect("the program runs");
         let said = stderr(&output);
-        assert!(output.status.success() && said.contains(&line) == told, "{args:?}: {said}");
+        assert!(
+            output.status.success() && said.contains(&line) == told,
+            "{args:?}: {said}"
+        );
     }
 }
 
 #[test]
 fn options_that_would_do_nothing_are_refused() {
     let line = bad(&["run", "-p", "x", "--device", "cpu", "--gpu", "1"], 2);
-    assert_eq!(line, "octavo: error: --gpu 1 has no effect: expected --device auto or cuda with it");
-    let line = bad(&["run", "-p", "x", "--device", "cuda", "--isa", "scalar"], 2);
+    assert_eq!(
+        line,
+        "octavo: error: --gpu 1 has no effect: expected --device auto or cuda with it"
+    );
+    let line = bad(
+        &["run", "-p", "x", "--device", "cuda", "--isa", "scalar"],
+        2,
+    );
     assert_eq!(
         line,
         "octavo: error: --isa scalar has no effect: expected --device auto or cpu, or --gpu-layers, with it"
     );
     let line = bad(&["run", "-p", "x", "--device", "cpu", "-ngl", "3"], 2);
-    assert_eq!(line, "octavo: error: --gpu-layers 3 has no effect: expected --device auto or cuda with it");
+    assert_eq!(
+        line,
+        "octavo: error: --gpu-layers 3 has no effect: expected --device auto or cuda with it"
+    );
     let line = bad(&["run", "-p", "x", "-ngl", "some"], 2);
     assert!(line.contains("--gpu-layers <N>"), "{line}");
     let line = bad(&["inspect", "--device", "cuda"], 2);
-    assert!(line.contains("--device cuda: a file is described as the CPU runs it"), "{line}");
+    assert!(
+        line.contains("--device cuda: a file is described as the CPU runs it"),
+        "{line}"
+    );
 }
 
 /// llama.cpp's spellings of a split; none of the layers is for a GPU, and none is looked for.
 #[test]
 fn no_layers_for_a_gpu_are_the_cpu() {
     for spelling in ["-ngl", "--gpu-layers", "--n-gpu-layers"] {
-        let text = good(&["run", "-p", "1+1=", "-n", "1", "--device", "cuda", spelling, "0"]);
+        let text = good(&[
+            "run", "-p", "1+1=", "-n", "1", "--device", "cuda", spelling, "0",
+        ]);
         assert!(text.contains('2'), "{spelling}: {text}");
     }
     for command in ["run", "chat", "bench", "diff", "logits", "perplexity"] {
         let help = good(&[command, "--help"]);
-        assert!(help.contains("--gpu-layers <N>") && help.contains("-ngl N"), "{command}: {help}");
+        assert!(
+            help.contains("--gpu-layers <N>") && help.contains("-ngl N"),
+            "{command}: {help}"
+        );
     }
 }

@@ -7,31 +7,68 @@ use super::{bad, folder, good, json, octavo, stderr, stdout, variant};
 #[test]
 fn inspect_shows_the_numbers_of_the_demo_model() {
     let text = good(&["inspect"]);
-    for fact in ["freq_base 1000000", "eps 1e-6", "heads 4/2", "head_dim 64", "q/k norm present", "Q4_K", "KV cache"] {
+    for fact in [
+        "freq_base 1000000",
+        "eps 1e-6",
+        "heads 4/2",
+        "head_dim 64",
+        "q/k norm present",
+        "Q4_K",
+        "KV cache",
+    ] {
         assert!(text.contains(fact), "{fact} is not in\n{text}");
     }
     assert!(text.contains("This file loads and runs on "), "{text}");
     assert!(!text.contains("token_embd.weight"));
     let list = good(&["inspect", "--tensors", "--isa", "scalar"]);
-    let norm = list.lines().find(|l| l.contains("blk.0.attn_norm.weight")).expect("listed");
+    let norm = list
+        .lines()
+        .find(|l| l.contains("blk.0.attn_norm.weight"))
+        .expect("listed");
     assert!(norm.contains("F32") && norm.contains("[256]"), "{norm}");
-    let matrix = list.lines().find(|l| l.contains("blk.0.attn_q.weight")).expect("listed");
-    assert!(matrix.contains("[256, 256]") && matrix.contains("scalar"), "the kernel is named: {matrix}");
+    let matrix = list
+        .lines()
+        .find(|l| l.contains("blk.0.attn_q.weight"))
+        .expect("listed");
+    assert!(
+        matrix.contains("[256, 256]") && matrix.contains("scalar"),
+        "the kernel is named: {matrix}"
+    );
 }
 
 #[test]
 fn inspect_json_maps_keys_to_values_and_sources() {
-    let object = json(&["inspect", "--json", "--tensors", "--kv-type", "f32", "-c", "100"]);
+    let object = json(&[
+        "inspect",
+        "--json",
+        "--tensors",
+        "--kv-type",
+        "f32",
+        "-c",
+        "100",
+    ]);
     let expect = |key: &str, value: serde_json::Value, source: &str| {
-        assert_eq!(object[key], serde_json::json!({"value": value, "source": source}), "{key}");
+        assert_eq!(
+            object[key],
+            serde_json::json!({"value": value, "source": source}),
+            "{key}"
+        );
     };
     expect("general.architecture", "qwen3".into(), "file");
     expect("qwen3.rope.freq_base", 1_000_000.0.into(), "file");
-    expect("qwen3.attention.layer_norm_rms_epsilon", 1e-6.into(), "file");
+    expect(
+        "qwen3.attention.layer_norm_rms_epsilon",
+        1e-6.into(),
+        "file",
+    );
     expect("qwen3.attention.head_count_kv", 2.into(), "file");
     expect("qwen3.rope.dimension_count", 64.into(), "default");
     expect("qwen3.rope.scaling.type", "none".into(), "default");
-    expect("tokenizer.ggml.tokens", serde_json::json!({"array": "string", "len": 1024}), "file");
+    expect(
+        "tokenizer.ggml.tokens",
+        serde_json::json!({"array": "string", "len": 1024}),
+        "file",
+    );
     let rest = &object["octavo"];
     assert_eq!(rest["structure"]["gqa_ratio"], 2);
     assert_eq!(rest["structure"]["qk_norm"], true);
@@ -41,8 +78,18 @@ fn inspect_json_maps_keys_to_values_and_sources() {
     let n = rest["file"]["tensors"].as_u64().expect("a count");
     assert_eq!(rest["tensors"].as_array().map(|t| t.len() as u64), Some(n));
     let types = rest["types"].as_array().expect("an array");
-    assert_eq!(types.iter().filter_map(|t| t["tensors"].as_u64()).sum::<u64>(), n);
-    assert!(types.iter().any(|t| t["type"] == "Q4_K" && t["bits_per_weight"] == 4.5));
+    assert_eq!(
+        types
+            .iter()
+            .filter_map(|t| t["tensors"].as_u64())
+            .sum::<u64>(),
+        n
+    );
+    assert!(
+        types
+            .iter()
+            .any(|t| t["type"] == "Q4_K" && t["bits_per_weight"] == 4.5)
+    );
 }
 
 #[test]
@@ -51,20 +98,34 @@ fn inspect_explains_files_that_would_not_run() {
     let vocabulary = variant(&dir, "vocabulary.gguf", false, |_| {});
     let name = vocabulary.to_str().expect("UTF-8");
     let text = good(&["inspect", name]);
-    assert!(text.contains("Would refuse to load") && text.contains("qwen3.rope.freq_base"), "{text}");
+    assert!(
+        text.contains("Would refuse to load") && text.contains("qwen3.rope.freq_base"),
+        "{text}"
+    );
     let missing = variant(&dir, "missing.gguf", true, |w| {
         w.remove("qwen3.attention.layer_norm_rms_epsilon");
     });
     let object = json(&["inspect", missing.to_str().expect("UTF-8"), "--json"]);
     let refusal = &object["octavo"]["refusals"][0];
     assert_eq!(refusal["what"], "hyperparameters");
-    assert!(refusal["why"].as_str().is_some_and(|w| w.contains("qwen3.attention.layer_norm_rms_epsilon")), "{refusal}");
-    assert_eq!(object["qwen3.block_count"], serde_json::json!({"value": 4, "source": "file"}));
+    assert!(
+        refusal["why"]
+            .as_str()
+            .is_some_and(|w| w.contains("qwen3.attention.layer_norm_rms_epsilon")),
+        "{refusal}"
+    );
+    assert_eq!(
+        object["qwen3.block_count"],
+        serde_json::json!({"value": 4, "source": "file"})
+    );
     let foreign = variant(&dir, "foreign.gguf", true, |w| {
         w.set("general.architecture", "mamba");
     });
     let text = good(&["inspect", foreign.to_str().expect("UTF-8"), "--tensors"]);
-    assert!(text.contains("mamba") && text.contains("blk.0.attn_q.weight"), "{text}");
+    assert!(
+        text.contains("mamba") && text.contains("blk.0.attn_q.weight"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -72,10 +133,19 @@ fn tokenize_works_on_a_vocabulary_alone() {
     let dir = folder();
     let file = variant(&dir, "vocabulary.gguf", false, |_| {});
     let name = file.to_str().expect("UTF-8");
-    assert_eq!(good(&["tokenize", name, "-p", "1+1="]), "    19 -> '1'\n    13 -> '+'\n    19 -> '1'\n    31 -> '='\n");
-    assert_eq!(good(&["tokenize", name, "-p", "1+1=", "--ids"]), "[19, 13, 19, 31]\n");
+    assert_eq!(
+        good(&["tokenize", name, "-p", "1+1="]),
+        "    19 -> '1'\n    13 -> '+'\n    19 -> '1'\n    31 -> '='\n"
+    );
+    assert_eq!(
+        good(&["tokenize", name, "-p", "1+1=", "--ids"]),
+        "[19, 13, 19, 31]\n"
+    );
     assert_eq!(good(&["tokenize", name, "-p", "1+1=", "--count"]), "4\n");
-    assert_eq!(good(&["tokenize", name, "-p", "1+1=", "--count", "--ids"]), "[19, 13, 19, 31]\n4\n");
+    assert_eq!(
+        good(&["tokenize", name, "-p", "1+1=", "--count", "--ids"]),
+        "[19, 13, 19, 31]\n4\n"
+    );
     assert_eq!(good(&["tokenize", name, "-p", "", "--ids"]), "[]\n");
     bad(&["run", name, "-p", "x"], 1);
 }
@@ -85,7 +155,10 @@ fn special_tokens_are_recognized_unless_told_not_to() {
     let with = good(&["tokenize", "-p", "<|im_end|>", "--ids"]);
     assert_eq!(with, "[2]\n");
     let without = good(&["tokenize", "-p", "<|im_end|>", "--no-special", "--count"]);
-    assert!(without.trim().parse::<usize>().expect("a number") > 1, "{without}");
+    assert!(
+        without.trim().parse::<usize>().expect("a number") > 1,
+        "{without}"
+    );
 }
 
 #[test]
@@ -93,7 +166,10 @@ fn prompts_are_literal_unless_escapes_are_asked_for() {
     let newline = good(&["tokenize", "-p", "a\nb", "--ids"]);
     assert_eq!(good(&["tokenize", "-p", r"a\nb", "-e", "--ids"]), newline);
     assert_ne!(good(&["tokenize", "-p", r"a\nb", "--ids"]), newline);
-    assert_eq!(good(&["tokenize", "-p", "-e", "--count"]), good(&["tokenize", "--prompt=-e", "--count"]));
+    assert_eq!(
+        good(&["tokenize", "-p", "-e", "--count"]),
+        good(&["tokenize", "--prompt=-e", "--count"])
+    );
 }
 
 #[test]
@@ -103,13 +179,35 @@ fn files_and_stdin_are_read_byte_for_byte() {
     let demo = variant(&dir, "demo.gguf", false, |_| {});
     let gguf = gguf_rs_lite::Gguf::open(&demo, &Default::default()).expect("sound");
     let tokenizer = Tokenizer::from_gguf(&gguf).expect("a tokenizer");
-    for bytes in [&b"end\n"[..], b"", b"\r\n\n", b"\xff\xfe half \xc3", b"nul\0inside", b"\\n"] {
+    for bytes in [
+        &b"end\n"[..],
+        b"",
+        b"\r\n\n",
+        b"\xff\xfe half \xc3",
+        b"nul\0inside",
+        b"\\n",
+    ] {
         std::fs::write(&path, bytes).expect("written");
-        let options = EncodeOptions { add_special: true, parse_special: true };
+        let options = EncodeOptions {
+            add_special: true,
+            parse_special: true,
+        };
         let expected = format!("{:?}\n", tokenizer.encode(bytes, options).expect("encodes"));
-        assert_eq!(good(&["tokenize", "-f", path.to_str().expect("UTF-8"), "--ids"]), expected, "{bytes:?}");
-        let output = octavo(&["tokenize", "-f", "-", "--ids"]).write_stdin(bytes).output().expect("runs");
-        assert_eq!(stdout(&output), expected, "{bytes:?} on stdin: {}", stderr(&output));
+        assert_eq!(
+            good(&["tokenize", "-f", path.to_str().expect("UTF-8"), "--ids"]),
+            expected,
+            "{bytes:?}"
+        );
+        let output = octavo(&["tokenize", "-f", "-", "--ids"])
+            .write_stdin(bytes)
+            .output()
+            .expect("runs");
+        assert_eq!(
+            stdout(&output),
+            expected,
+            "{bytes:?} on stdin: {}",
+            stderr(&output)
+        );
     }
 }
 
@@ -118,8 +216,14 @@ fn files_and_stdin_are_read_byte_for_byte() {
 fn a_prompt_that_is_not_utf8_is_taken_as_it_is() {
     use std::os::unix::ffi::OsStrExt;
     let raw = std::ffi::OsStr::from_bytes(b"\xff\xc3");
-    let by_argument = octavo(&["tokenize", "--ids", "-p"]).arg(raw).output().expect("runs");
-    let by_stdin = octavo(&["tokenize", "--ids", "-f", "-"]).write_stdin(&b"\xff\xc3"[..]).output().expect("runs");
+    let by_argument = octavo(&["tokenize", "--ids", "-p"])
+        .arg(raw)
+        .output()
+        .expect("runs");
+    let by_stdin = octavo(&["tokenize", "--ids", "-f", "-"])
+        .write_stdin(&b"\xff\xc3"[..])
+        .output()
+        .expect("runs");
     assert_eq!(stdout(&by_argument), stdout(&by_stdin));
     assert!(by_argument.status.success());
 }
@@ -127,18 +231,44 @@ fn a_prompt_that_is_not_utf8_is_taken_as_it_is() {
 #[test]
 fn completions_and_help_can_be_read() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
-        assert!(good(&["completions", shell]).contains("tokenize"), "{shell}");
+        assert!(
+            good(&["completions", shell]).contains("tokenize"),
+            "{shell}"
+        );
     }
     let help = good(&["--help"]);
-    for command in ["run", "chat", "inspect", "tokenize", "logits", "completions", "Examples:"] {
+    for command in [
+        "run",
+        "chat",
+        "inspect",
+        "tokenize",
+        "logits",
+        "completions",
+        "Examples:",
+    ] {
         assert!(help.contains(command), "{command} is not in {help}");
     }
     let run = good(&["run", "--help"]);
     let flowing = run.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(flowing.contains("llama.cpp's default order differs"), "{run}");
-    for shared in ["--threads", "--isa", "--kv-type", "--ctx-size", "--no-mmap", "--no-repack", "-ctk", "-ctv"] {
+    assert!(
+        flowing.contains("llama.cpp's default order differs"),
+        "{run}"
+    );
+    for shared in [
+        "--threads",
+        "--isa",
+        "--kv-type",
+        "--ctx-size",
+        "--no-mmap",
+        "--no-repack",
+        "-ctk",
+        "-ctv",
+    ] {
         for command in ["run", "chat", "logits"] {
-            assert!(good(&[command, "--help"]).contains(shared), "{command} --help lacks {shared}");
+            assert!(
+                good(&[command, "--help"]).contains(shared),
+                "{command} --help lacks {shared}"
+            );
         }
     }
     assert!(good(&["--version"]).starts_with("octavo "));

@@ -17,19 +17,39 @@ fn a_folder_is_made_run_and_converted() {
     let (awq, file) = (dir.path().join("awq"), dir.path().join("q4_1.gguf"));
     let (m, a, f) = (path(&model), path(&awq), path(&file));
     let text = dir.path().join("text.txt");
-    std::fs::write(&text, "Once there was a red fox. The fox lived under the tree.\n3+4=7\n".repeat(30))
-        .expect("written");
+    std::fs::write(
+        &text,
+        "Once there was a red fox. The fox lived under the tree.\n3+4=7\n".repeat(30),
+    )
+    .expect("written");
 
     let error = bad(&["quantize", m, a, "awq"], 2);
-    assert!(error.contains("-f FILE") && error.contains("--no-search"), "{error}");
-    assert!(bad(&["quantize", m, a, "awq", "--no-search", "--imatrix", m], 2).contains("--imatrix has no effect"));
+    assert!(
+        error.contains("-f FILE") && error.contains("--no-search"),
+        "{error}"
+    );
+    assert!(
+        bad(&["quantize", m, a, "awq", "--no-search", "--imatrix", m], 2)
+            .contains("--imatrix has no effect")
+    );
     assert!(bad(&["quantize", m, a, "Q4_0", "--group", "64"], 2).contains("expected the type awq"));
-    assert!(bad(&["quantize", m, a, "awq", "--no-search", "--group", "48"], 1).contains("32, 64 or 128"));
+    assert!(
+        bad(
+            &["quantize", m, a, "awq", "--no-search", "--group", "48"],
+            1
+        )
+        .contains("32, 64 or 128")
+    );
     assert!(!awq.exists(), "nothing is left behind");
-    let output = octavo(&["quantize", m, a, "AWQ", "-f", path(&text), "--group", "64"]).output().expect("runs");
+    let output = octavo(&["quantize", m, a, "AWQ", "-f", path(&text), "--group", "64"])
+        .output()
+        .expect("runs");
     assert!(output.status.success(), "{}", stderr(&output));
     assert_eq!(
-        stderr(&output).lines().filter(|line| line.contains("without scales")).count(),
+        stderr(&output)
+            .lines()
+            .filter(|line| line.contains("without scales"))
+            .count(),
         12,
         "{}",
         stderr(&output)
@@ -38,26 +58,49 @@ fn a_folder_is_made_run_and_converted() {
 
     assert_eq!(good(&["run", a, "-p", "1+1=", "-n", "1"]), "2");
     let shown = good(&["inspect", a]);
-    assert!(shown.contains("Hugging Face folder, 1 files of weights") && shown.contains("AWQ_G64"), "{shown}");
+    assert!(
+        shown.contains("Hugging Face folder, 1 files of weights") && shown.contains("AWQ_G64"),
+        "{shown}"
+    );
     let output = octavo(&["convert", a, f]).output().expect("runs");
     assert!(output.status.success(), "{}", stderr(&output));
-    assert!(stderr(&output).contains("AWQ_G64  -> Q4_1    zero points within 0.00"), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("AWQ_G64  -> Q4_1    zero points within 0.00"),
+        "{}",
+        stderr(&output)
+    );
     assert_eq!(good(&["run", f, "-p", "1+1=", "-n", "1"]), "2");
     assert!(good(&["diff", a, f, "-p", "3+4="]).contains("within the bounds of every tensor"));
     assert!(bad(&["convert", a, f], 1).contains("--force replaces it"));
-    assert!(bad(&["convert", m, f, "--force"], 1).contains("octavo quantize changes the type of a GGUF file"));
-    assert!(bad(&["convert", a, f, "--type", "q4_0"], 2).contains("expected q4_1, f16, bf16 or f32"));
+    assert!(
+        bad(&["convert", m, f, "--force"], 1)
+            .contains("octavo quantize changes the type of a GGUF file")
+    );
+    assert!(
+        bad(&["convert", a, f, "--type", "q4_0"], 2).contains("expected q4_1, f16, bf16 or f32")
+    );
     let empty = dir.path().join("empty");
     std::fs::create_dir(&empty).expect("a folder");
-    assert!(bad(&["run", path(&empty), "-p", "x"], 1).contains("or give a GGUF file instead of a folder"));
+    assert!(
+        bad(&["run", path(&empty), "-p", "x"], 1)
+            .contains("or give a GGUF file instead of a folder")
+    );
 }
 
 /// A model whose vocabulary is SentencePiece's: bytes, a few tokens, and rows without one.
 fn sentencepiece(dir: &tempfile::TempDir) -> PathBuf {
     variant(dir, "spm.gguf", true, |writer| {
-        let demo =
-            Gguf::from_bytes(octavo_reference::demo::demo_model(), "demo", &OpenOptions::default()).expect("sound");
-        let n = demo.array("tokenizer.ggml.tokens").expect("an array").expect("tokens").len();
+        let demo = Gguf::from_bytes(
+            octavo_reference::demo::demo_model(),
+            "demo",
+            &OpenOptions::default(),
+        )
+        .expect("sound");
+        let n = demo
+            .array("tokenizer.ggml.tokens")
+            .expect("an array")
+            .expect("tokens")
+            .len();
         let mut tokens: Vec<String> = ["<unk>", "<s>", "</s>"].map(str::to_owned).into();
         tokens.extend((0..=255).map(|byte| format!("<0x{byte:02X}>")));
         tokens.extend(["▁a", "ab", "▁ab", "▁", "a", "b"].map(str::to_owned));
@@ -70,21 +113,43 @@ fn sentencepiece(dir: &tempfile::TempDir) -> PathBuf {
             id if id < known => 1,
             _ => 5,
         };
-        let scores: Vec<f32> = (0..n).map(|id| if id < 259 { 0.0 } else { 258.0 - id as f32 }).collect();
-        for key in ["merges", "eot_token_id", "eom_token_id", "padding_token_id", "add_bos_token", "add_eos_token"] {
+        let scores: Vec<f32> = (0..n)
+            .map(|id| if id < 259 { 0.0 } else { 258.0 - id as f32 })
+            .collect();
+        for key in [
+            "merges",
+            "eot_token_id",
+            "eom_token_id",
+            "padding_token_id",
+            "add_bos_token",
+            "add_eos_token",
+        ] {
             writer.remove(&format!("tokenizer.ggml.{key}"));
         }
-        writer.set("tokenizer.ggml.model", "llama").set("tokenizer.ggml.pre", "default");
-        writer.set("tokenizer.ggml.tokens", tokens).set("tokenizer.ggml.scores", scores);
-        writer.set("tokenizer.ggml.token_type", (0..n).map(ty).collect::<Vec<i32>>());
-        writer.set("tokenizer.ggml.bos_token_id", 1_u32).set("tokenizer.ggml.eos_token_id", 2_u32);
+        writer
+            .set("tokenizer.ggml.model", "llama")
+            .set("tokenizer.ggml.pre", "default");
+        writer
+            .set("tokenizer.ggml.tokens", tokens)
+            .set("tokenizer.ggml.scores", scores);
+        writer.set(
+            "tokenizer.ggml.token_type",
+            (0..n).map(ty).collect::<Vec<i32>>(),
+        );
+        writer
+            .set("tokenizer.ggml.bos_token_id", 1_u32)
+            .set("tokenizer.ggml.eos_token_id", 2_u32);
     })
 }
 
 #[test]
 fn sentencepiece_goes_into_folders_and_back() {
     let dir = folder();
-    let (model, made, file) = (sentencepiece(&dir), dir.path().join("made"), dir.path().join("back.gguf"));
+    let (model, made, file) = (
+        sentencepiece(&dir),
+        dir.path().join("made"),
+        dir.path().join("back.gguf"),
+    );
     let (m, a, f) = (path(&model), path(&made), path(&file));
     good(&["quantize", m, a, "awq", "--no-search", "--group", "64"]);
     let ids = |model: &str| good(&["tokenize", model, "-p", "ab  aé</s>a", "--ids"]);
@@ -98,7 +163,11 @@ fn sentencepiece_goes_into_folders_and_back() {
         assert_eq!(ids(a), ids(m), "without {without:?}");
         good(&["convert", a, f, "--force", "-t", "2"]);
         assert_eq!(ids(f), ids(m), "without {without:?}");
-        assert_eq!(good(&["run", a, "-p", "ab", "-n", "4"]), text, "without {without:?}");
+        assert_eq!(
+            good(&["run", a, "-p", "ab", "-n", "4"]),
+            text,
+            "without {without:?}"
+        );
         if !without.is_empty() {
             std::fs::rename(&hidden, &from).expect("there");
         }

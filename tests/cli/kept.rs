@@ -1,4 +1,5 @@
-//! Files that a command writes under names of its own: what `diff --llama-cpp` keeps, and a suite's goldens.
+//! Files that a command writes under names of its own: what `diff --llama-cpp` keeps, and a suite's
+//! goldens.
 #![cfg(unix)]
 
 use std::fs;
@@ -24,23 +25,40 @@ const COPIES: &str = "test \"$1\" = --version && exit; echo said; cp \"${2%.gguf
 fn compare(desk: &Desk, more: &[&str]) -> (Option<i32>, String) {
     let (model, programs, keep) = (desk.name("model.gguf"), desk.name(""), desk.name("keep"));
     let args = ["diff", &model, "--llama-cpp", &programs, "--keep", &keep];
-    let output = octavo(&[&args[..], more].concat()).output().expect("the program runs");
+    let output = octavo(&[&args[..], more].concat())
+        .output()
+        .expect("the program runs");
     (output.status.code(), stderr(&output))
 }
 
 fn desk() -> Desk {
     let desk = Desk::new();
-    desk.good("logits @model.gguf -p 1+1= --kv-type f32 --dump @OUT", "model.logits");
+    desk.good(
+        "logits @model.gguf -p 1+1= --kv-type f32 --dump @OUT",
+        "model.logits",
+    );
     program(&desk, COPIES);
     desk
 }
 
-const KEPT: [&str; 5] = ["commands.txt", "prompt.txt", "llama-results.log", "llama-results.gguf", "report.txt"];
+const KEPT: [&str; 5] = [
+    "commands.txt",
+    "prompt.txt",
+    "llama-results.log",
+    "llama-results.gguf",
+    "report.txt",
+];
 
 fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).expect("lists");
-    let mut names: Vec<String> =
-        entries.map(|e| e.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
+    let mut names: Vec<String> = entries
+        .map(|e| {
+            e.expect("an entry")
+                .file_name()
+                .to_string_lossy()
+                .into_owned()
+        })
+        .collect();
     names.sort();
     names
 }
@@ -53,33 +71,66 @@ fn what_is_kept_takes_the_place_of_what_was_kept_and_nothing_else() {
     let mut all = KEPT.to_vec();
     all.sort_unstable();
     assert_eq!(names(&desk.at("keep")), all);
-    assert_eq!(fs::read(desk.at("keep/llama-results.log")).expect("there"), b"said\n");
+    assert_eq!(
+        fs::read(desk.at("keep/llama-results.log")).expect("there"),
+        b"said\n"
+    );
     let commands = fs::read_to_string(desk.at("keep/commands.txt")).expect("there");
-    assert!(commands.contains("keep/llama-results.gguf "), "the name under which it stays: {commands}");
+    assert!(
+        commands.contains("keep/llama-results.gguf "),
+        "the name under which it stays: {commands}"
+    );
     // again
     let (code, text) = compare(&desk, &["-p", "1+1="]);
     assert_eq!(code, Some(0), "{text}");
     // the text is one of them
     let (code, text) = compare(&desk, &["-f", &desk.name("keep/prompt.txt"), "--force"]);
-    assert!(code == Some(2) && text.contains("keep/prompt.txt: is the input itself"), "{text}");
+    assert!(
+        code == Some(2) && text.contains("keep/prompt.txt: is the input itself"),
+        "{text}"
+    );
     // a link to the model
     fs::remove_file(desk.at("keep/llama-results.gguf")).expect("removed");
     symlink(desk.at("model.gguf"), desk.at("keep/llama-results.gguf")).expect("linked");
     let model = fs::read(desk.at("model.gguf")).expect("there");
     let (code, text) = compare(&desk, &["-p", "1+1=", "--force"]);
-    assert!(code == Some(2) && text.contains("keep/llama-results.gguf: is the input itself"), "{text}");
+    assert!(
+        code == Some(2) && text.contains("keep/llama-results.gguf: is the input itself"),
+        "{text}"
+    );
     assert!(fs::read(desk.at("model.gguf")).expect("there") == model);
     // a pipe, which cannot be read again
     fs::remove_file(desk.at("keep/llama-results.gguf")).expect("removed");
-    assert!(Plain::new("mkfifo").arg(desk.at("keep/llama-results.gguf")).status().expect("runs").success());
+    assert!(
+        Plain::new("mkfifo")
+            .arg(desk.at("keep/llama-results.gguf"))
+            .status()
+            .expect("runs")
+            .success()
+    );
     let (code, text) = compare(&desk, &["-p", "1+1=", "--force"]);
-    assert!(code == Some(2) && text.contains("expected a file, which is read again"), "{text}");
+    assert!(
+        code == Some(2) && text.contains("expected a file, which is read again"),
+        "{text}"
+    );
     let pipe = fs::symlink_metadata(desk.at("keep/llama-results.gguf")).expect("there");
     assert!(pipe.file_type().is_fifo());
     fs::remove_file(desk.at("keep/llama-results.gguf")).expect("removed");
     // the page is one of them
-    let (code, text) = compare(&desk, &["-p", "1+1=", "--html", &desk.name("keep/report.txt"), "--force"]);
-    assert!(code == Some(2) && text.contains("keep/report.txt: is another output of this run"), "{text}");
+    let (code, text) = compare(
+        &desk,
+        &[
+            "-p",
+            "1+1=",
+            "--html",
+            &desk.name("keep/report.txt"),
+            "--force",
+        ],
+    );
+    assert!(
+        code == Some(2) && text.contains("keep/report.txt: is another output of this run"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -90,8 +141,14 @@ fn other_files_of_these_names_take_force() {
         let path = desk.at("keep").join(name);
         fs::write(&path, NOTES).expect("written");
         let (code, text) = compare(&desk, &["-p", "1+1="]);
-        assert!(code == Some(2) && text.contains(name) && text.contains("--force replaces it"), "{text}");
-        assert_eq!((fs::read(&path).expect("there"), names(&desk.at("keep"))), (NOTES.to_vec(), vec![name.to_owned()]));
+        assert!(
+            code == Some(2) && text.contains(name) && text.contains("--force replaces it"),
+            "{text}"
+        );
+        assert_eq!(
+            (fs::read(&path).expect("there"), names(&desk.at("keep"))),
+            (NOTES.to_vec(), vec![name.to_owned()])
+        );
         let (code, text) = compare(&desk, &["-p", "1+1=", "--force"]);
         assert_eq!(code, Some(0), "{text}");
         assert_ne!(fs::read(&path).expect("there"), NOTES);
@@ -105,7 +162,10 @@ fn a_failure_keeps_the_result_of_before_and_tells_what_was_said() {
     let before = fs::read(desk.at("keep/llama-results.gguf")).expect("there");
     program(&desk, "echo half > \"$4\"; echo no such layer >&2; exit 3");
     let (code, text) = compare(&desk, &["-p", "1+1="]);
-    assert!(code == Some(2) && text.contains("it last said: no such layer"), "{text}");
+    assert!(
+        code == Some(2) && text.contains("it last said: no such layer"),
+        "{text}"
+    );
     assert!(fs::read(desk.at("keep/llama-results.gguf")).expect("there") == before);
     assert_eq!(names(&desk.at("keep")).len(), 5, "nothing else is left");
 }
@@ -117,7 +177,9 @@ fn goldens_take_the_place_of_goldens_and_nothing_else() {
     fs::write(desk.at("suite.toml"), suite).expect("written");
     let suite = desk.name("suite.toml");
     let bless = |more: &[&str]| {
-        let output = octavo(&[&["diff", "--suite", &suite, "--bless"], more].concat()).output().expect("it runs");
+        let output = octavo(&[&["diff", "--suite", &suite, "--bless"], more].concat())
+            .output()
+            .expect("it runs");
         (output.status.code(), stderr(&output))
     };
     let (programs, keep) = (desk.name(""), desk.name("keep"));
@@ -125,21 +187,30 @@ fn goldens_take_the_place_of_goldens_and_nothing_else() {
     for more in [&[][..], &[], &by_llama, &by_llama, &[]] {
         let (code, text) = bless(more);
         assert_eq!(code, Some(0), "{more:?}: {text}");
-        assert_eq!(names(&desk.at("goldens/model")), ["sum.cmd.txt", "sum.gguf"]);
+        assert_eq!(
+            names(&desk.at("goldens/model")),
+            ["sum.cmd.txt", "sum.gguf"]
+        );
     }
     for name in ["goldens/model/sum.gguf", "goldens/model/sum.cmd.txt"] {
         let path = desk.at(name);
         let golden = fs::read(&path).expect("there");
         fs::write(&path, NOTES).expect("written");
         let (code, text) = bless(&[]);
-        assert!(code == Some(2) && text.contains(name) && text.contains("--force replaces it"), "{text}");
+        assert!(
+            code == Some(2) && text.contains(name) && text.contains("--force replaces it"),
+            "{text}"
+        );
         assert_eq!(fs::read(&path).expect("there"), NOTES);
         assert_eq!(bless(&["--force"]).0, Some(0));
         assert_eq!(fs::read(&path).expect("there"), golden);
         fs::remove_file(&path).expect("removed");
         fs::hard_link(desk.at("model.gguf"), &path).expect("linked");
         let (code, text) = bless(&["--force"]);
-        assert!(code == Some(2) && text.contains("is the input itself"), "{text}");
+        assert!(
+            code == Some(2) && text.contains("is the input itself"),
+            "{text}"
+        );
         fs::remove_file(&path).expect("removed");
     }
 }

@@ -17,26 +17,42 @@ fn a_full_context_is_told_when_it_happens() {
     };
     let full = ["run", "-p", "1+1=", "-c", "32", "--ignore-eos"];
     let notes = run(&full);
-    assert!(notes.contains("octavo: context full: 32 of 32 positions used; -c N"), "{notes}");
+    assert!(
+        notes.contains("octavo: context full: 32 of 32 positions used; -c N"),
+        "{notes}"
+    );
     assert!(notes.trim_end().ends_with("| context full"), "{notes}");
     assert!(run(&[&full[..], &["--json"]].concat()).contains("context full: 32 of 32"));
     let few = [&full[..], &["-n", "3"]].concat();
     assert!(!run(&few).contains("context full"));
     let why = |args: &[&str]| {
         let object = json(&[args, &["--json"]].concat());
-        ["finish_reason", "finish_detail"].map(|key| object[key].as_str().unwrap_or("none").to_owned())
+        ["finish_reason", "finish_detail"]
+            .map(|key| object[key].as_str().unwrap_or("none").to_owned())
     };
     assert_eq!(why(&full), ["length", "context_full"]);
     assert_eq!(why(&few), ["length", "max_tokens"]);
     assert_eq!(why(&["run", "-p", "1+1="]), ["stop", "none"]);
-    let output = octavo(&["chat", "-c", "24", "--ignore-eos"]).write_stdin("Hi\n").output().expect("runs");
-    assert!(stderr(&output).contains("octavo: context full: 24 of 24 positions used; /reset"), "{}", stderr(&output));
+    let output = octavo(&["chat", "-c", "24", "--ignore-eos"])
+        .write_stdin("Hi\n")
+        .output()
+        .expect("runs");
+    assert!(
+        stderr(&output).contains("octavo: context full: 24 of 24 positions used; /reset"),
+        "{}",
+        stderr(&output)
+    );
 }
 
 /// A model with the demo's keys and wide layers, 28 MB of zeros.
 fn wide(dir: &tempfile::TempDir) -> PathBuf {
     let width = 16_384u32;
-    let demo = Gguf::from_bytes(octavo_reference::demo::demo_model(), "demo", &OpenOptions::default()).expect("sound");
+    let demo = Gguf::from_bytes(
+        octavo_reference::demo::demo_model(),
+        "demo",
+        &OpenOptions::default(),
+    )
+    .expect("sound");
     let path = dir.path().join("wide.gguf");
     let mut writer = Writer::new();
     for (key, value) in demo.keys() {
@@ -63,8 +79,13 @@ fn wide(dir: &tempfile::TempDir) -> PathBuf {
 fn limited(kib: u64, args: &[&str]) -> Output {
     let line = format!("ulimit -v {kib}; exec \"$@\"");
     let mut command = Command::new("sh");
-    command.args(["-c", &line, "sh", env!("CARGO_BIN_EXE_octavo")]).args(args);
-    command.env_remove("RUST_BACKTRACE").output().expect("sh runs")
+    command
+        .args(["-c", &line, "sh", env!("CARGO_BIN_EXE_octavo")])
+        .args(args);
+    command
+        .env_remove("RUST_BACKTRACE")
+        .output()
+        .expect("sh runs")
 }
 
 /// Runs under limits from almost nothing on until three in a row were enough; gives every error.
@@ -73,7 +94,10 @@ fn errors_while_memory_lacks(args: &[&str], step: u64) -> Vec<String> {
     for kib in (16_000..2_000_000).step_by(step as usize) {
         let output = limited(kib, args);
         let (code, text) = (output.status.code(), stderr(&output));
-        let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("octavo: error: ")).collect();
+        let lines: Vec<&str> = text
+            .lines()
+            .filter(|line| line.starts_with("octavo: error: "))
+            .collect();
         // below some size the system's loader does not get as far as the program
         started |= code == Some(0) || !lines.is_empty();
         match code {
@@ -82,7 +106,10 @@ fn errors_while_memory_lacks(args: &[&str], step: u64) -> Vec<String> {
             Some(1) => {
                 let told = ["octavo: no MODEL", "octavo: warning: ", "octavo: error: "];
                 let is_told = |line: &str| told.iter().any(|start| line.starts_with(start));
-                assert!(lines.len() == 1 && text.lines().all(is_told), "{kib} KiB, {args:?}: {text}");
+                assert!(
+                    lines.len() == 1 && text.lines().all(is_told),
+                    "{kib} KiB, {args:?}: {text}"
+                );
                 assert_eq!(stdout(&output), "", "{kib} KiB, {args:?}");
                 errors.push(lines[0].to_owned());
                 enough = 0;
@@ -104,20 +131,47 @@ fn too_little_memory_is_one_line_that_says_what_would_help() {
     let model = model.to_str().expect("UTF-8");
     let prompt = ["-p", "1+1=", "-n", "2", "--device", "cpu"];
     let demo = errors_while_memory_lacks(&[&["run", "-t", "1"], &prompt[..]].concat(), 1777);
-    assert!(demo.iter().all(|line| line.contains("no memory for ")), "{demo:?}");
-    for more in [&["-t", "1"][..], &["-t", "3"], &["-t", "2", "--no-mmap"], &["-t", "2", "--no-repack"]] {
-        let errors = errors_while_memory_lacks(&[&["run", model], &prompt[..], more].concat(), 2999);
-        let weights = errors.iter().filter(|line| line.contains("of packed weights"));
+    assert!(
+        demo.iter().all(|line| line.contains("no memory for ")),
+        "{demo:?}"
+    );
+    for more in [
+        &["-t", "1"][..],
+        &["-t", "3"],
+        &["-t", "2", "--no-mmap"],
+        &["-t", "2", "--no-repack"],
+    ] {
+        let errors =
+            errors_while_memory_lacks(&[&["run", model], &prompt[..], more].concat(), 2999);
+        let weights = errors
+            .iter()
+            .filter(|line| line.contains("of packed weights"));
         let count = weights.clone().count();
-        assert_eq!(count > 0, !more.contains(&"--no-repack"), "{more:?}: {errors:?}");
+        assert_eq!(
+            count > 0,
+            !more.contains(&"--no-repack"),
+            "{more:?}: {errors:?}"
+        );
         for line in weights {
-            assert!(line.contains("tensor blk.") && line.contains("MiB of weights are packed"), "{line}");
-            assert!(line.contains("--no-repack") && line.contains("-c N"), "{line}");
+            assert!(
+                line.contains("tensor blk.") && line.contains("MiB of weights are packed"),
+                "{line}"
+            );
+            assert!(
+                line.contains("--no-repack") && line.contains("-c N"),
+                "{line}"
+            );
         }
     }
     let context = ["-t", "1", "-c", "40000", "--kv-type", "f32"];
-    let errors = errors_while_memory_lacks(&[&["run", model], &prompt[..], &context].concat(), 9999);
-    assert!(errors.iter().any(|line| line.contains("KV cache of 40000 positions: no memory for ")), "{errors:?}");
+    let errors =
+        errors_while_memory_lacks(&[&["run", model], &prompt[..], &context].concat(), 9999);
+    assert!(
+        errors
+            .iter()
+            .any(|line| line.contains("KV cache of 40000 positions: no memory for ")),
+        "{errors:?}"
+    );
 }
 
 /// What happens to a file.
@@ -133,8 +187,10 @@ fn talking(model: &Path) -> (Child, ChildStdin, BufReader<ChildStdout>) {
         .stderr(Stdio::piped())
         .spawn()
         .expect("starts");
-    let (mut stdin, mut out) =
-        (child.stdin.take().expect("a pipe"), BufReader::new(child.stdout.take().expect("a pipe")));
+    let (mut stdin, mut out) = (
+        child.stdin.take().expect("a pipe"),
+        BufReader::new(child.stdout.take().expect("a pipe")),
+    );
     stdin.write_all(b"Hi\n").expect("it listens");
     let mut answer = String::new();
     out.read_line(&mut answer).expect("an answer");
@@ -145,7 +201,10 @@ fn one_line(child: Child, what: &str) -> String {
     let output = child.wait_with_output().expect("ends");
     let text = stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{what}: {text}");
-    assert!(text.lines().count() == 1 && text.starts_with("octavo: error: "), "{what}: {text}");
+    assert!(
+        text.lines().count() == 1 && text.starts_with("octavo: error: "),
+        "{what}: {text}"
+    );
     text
 }
 
@@ -155,23 +214,33 @@ fn a_model_that_changes_while_it_is_in_use_is_one_line() {
     let dir = folder();
     let changes: [(&str, Change); 2] = [
         ("truncated", |path| {
-            let file = std::fs::OpenOptions::new().write(true).open(path).expect("there");
+            let file = std::fs::OpenOptions::new()
+                .write(true)
+                .open(path)
+                .expect("there");
             file.set_len(4096).expect("shorter");
         }),
-        // opened for writing, a file is empty first: what was mapped is gone, then there is something else
-        ("overwritten", |path| std::fs::write(path, vec![0x5a; 3 << 20]).expect("written")),
+        // opened for writing, a file is empty first: what was mapped is gone, then there is
+        // something else
+        ("overwritten", |path| {
+            std::fs::write(path, vec![0x5a; 3 << 20]).expect("written")
+        }),
     ];
     for (what, change) in changes {
         let path = variant(&dir, &format!("{what}.gguf"), true, |_| {});
         let (child, mut stdin, _out) = talking(&path);
         change(&path);
-        // the first answer may still be going on when the file changes: then nobody reads this any more
+        // the first answer may still be going on when the file changes: then nobody reads this any
+        // more
         match stdin.write_all(b"Again\n") {
             Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => panic!("{error}"),
             _ => drop(stdin),
         }
         let text = one_line(child, what);
-        assert!(text.contains(&format!("{what}.gguf: ")) && text.contains("while it was in use"), "{text}");
+        assert!(
+            text.contains(&format!("{what}.gguf: ")) && text.contains("while it was in use"),
+            "{text}"
+        );
     }
 }
 
@@ -189,7 +258,17 @@ fn truncated_during_a_step() {
     let dir = folder();
     let path = variant(&dir, "model.gguf", true, |_| {});
     let mut child = Command::new(env!("CARGO_BIN_EXE_octavo"))
-        .args(["run", "--no-repack", "--device", "cpu", "-p", "1+1=", "--ignore-eos", "-c", "100000"])
+        .args([
+            "run",
+            "--no-repack",
+            "--device",
+            "cpu",
+            "-p",
+            "1+1=",
+            "--ignore-eos",
+            "-c",
+            "100000",
+        ])
         .arg(&path)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -198,11 +277,21 @@ fn truncated_during_a_step() {
     let mut out = BufReader::new(child.stdout.take().expect("a pipe"));
     out.read_until(b'2', &mut Vec::new()).expect("text");
     let reader = std::thread::spawn(move || std::io::copy(&mut out, &mut std::io::sink()));
-    std::fs::OpenOptions::new().write(true).open(&path).and_then(|file| file.set_len(4096)).expect("shorter");
+    std::fs::OpenOptions::new()
+        .write(true)
+        .open(&path)
+        .and_then(|file| file.set_len(4096))
+        .expect("shorter");
     let output = child.wait_with_output().expect("ends");
     reader.join().expect("no panic").expect("read to the end");
     let text = stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{}: {text}", output.status);
-    let errors: Vec<&str> = text.lines().filter(|line| !line.starts_with("octavo: warning: context ")).collect();
-    assert!(errors.len() == 1 && errors[0].contains("while it was in use"), "{text}");
+    let errors: Vec<&str> = text
+        .lines()
+        .filter(|line| !line.starts_with("octavo: warning: context "))
+        .collect();
+    assert!(
+        errors.len() == 1 && errors[0].contains("while it was in use"),
+        "{text}"
+    );
 }

@@ -34,7 +34,10 @@ use tempfile::TempDir;
 /// The program, away from any configuration of the user's.
 fn octavo(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_octavo"));
-    command.args(args).env("XDG_STATE_HOME", "/dev/null/none").env_remove("RUST_BACKTRACE");
+    command
+        .args(args)
+        .env("XDG_STATE_HOME", "/dev/null/none")
+        .env_remove("RUST_BACKTRACE");
     command
 }
 
@@ -59,14 +62,18 @@ fn json(args: &[&str]) -> serde_json::Value {
     serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"))
 }
 
-/// Runs a command that must fail with this code and one line of error, without text on stdout; gives the line.
+/// Runs a command that must fail with this code and one line of error, without text on stdout;
+/// gives the line.
 fn bad(args: &[&str], code: i32) -> String {
     let output = octavo(args).output().expect("the program runs");
     let text = stderr(&output);
     assert_eq!(output.status.code(), Some(code), "{args:?}: {text}");
     assert_eq!(stdout(&output), "", "{args:?}");
     let notes = ["octavo: no MODEL given", "octavo: on the CPU: "];
-    let errors: Vec<&str> = text.lines().filter(|line| !notes.iter().any(|note| line.starts_with(note))).collect();
+    let errors: Vec<&str> = text
+        .lines()
+        .filter(|line| !notes.iter().any(|note| line.starts_with(note)))
+        .collect();
     assert_eq!(errors.len(), 1, "{args:?}: expected one line, got {text}");
     assert!(errors[0].starts_with("octavo: error: "), "{text}");
     errors[0].to_owned()
@@ -83,12 +90,26 @@ fn ends_well_unread(args: &[&str]) {
     drop(child.stdout.take());
     let output = child.wait_with_output().expect("ends");
     assert_eq!(output.status.code(), Some(0), "{args:?}");
-    assert!(!stderr(&output).contains("error"), "{args:?}: {}", stderr(&output));
+    assert!(
+        !stderr(&output).contains("error"),
+        "{args:?}: {}",
+        stderr(&output)
+    );
 }
 
 /// A file with the demo model's keys, changed by `change`, and its tensors if `tensors`.
-fn variant(dir: &TempDir, name: &str, tensors: bool, change: impl FnOnce(&mut Writer<'_>)) -> PathBuf {
-    let demo = Gguf::from_bytes(octavo_reference::demo::demo_model(), "demo", &OpenOptions::default()).expect("sound");
+fn variant(
+    dir: &TempDir,
+    name: &str,
+    tensors: bool,
+    change: impl FnOnce(&mut Writer<'_>),
+) -> PathBuf {
+    let demo = Gguf::from_bytes(
+        octavo_reference::demo::demo_model(),
+        "demo",
+        &OpenOptions::default(),
+    )
+    .expect("sound");
     let path = dir.path().join(name);
     let mut writer = Writer::new();
     for (key, value) in demo.keys() {

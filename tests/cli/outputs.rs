@@ -1,5 +1,6 @@
-//! What every writing command does to what is there already: the table of outputs x (new name, older output, other file,
-//! input, link to an input, device, pipe, link). What must survive does so byte for byte.
+//! What every writing command does to what is there already: the table of outputs x (new name,
+//! older output, other file, input, link to an input, device, pipe, link). What must survive does
+//! so byte for byte.
 #![cfg(unix)]
 
 use std::fs;
@@ -23,7 +24,11 @@ impl Desk {
         let desk = Desk(folder());
         let demo = workspace_root().join("reference/demo/tiny-qwen3-Q4_K_M.gguf");
         fs::copy(demo, desk.at("model.gguf")).expect("copied");
-        fs::copy(committed_goldens().join("tiny-qwen3-Q4_K_M/sum.safetensors"), desk.at("golden")).expect("copied");
+        fs::copy(
+            committed_goldens().join("tiny-qwen3-Q4_K_M/sum.safetensors"),
+            desk.at("golden"),
+        )
+        .expect("copied");
         let text = "Once there was a red fox. The fox lived under the tree.\n3+4=7\n".repeat(30);
         fs::write(desk.at("few"), "1+1=").expect("written");
         fs::write(desk.at("text"), text).expect("written");
@@ -62,8 +67,13 @@ impl Desk {
 
     /// Names of files that are neither there by intention nor listed in `known`.
     pub(super) fn temporary_files(&self) -> Vec<String> {
-        let names = fs::read_dir(self.0.path()).expect("lists").map(|e| e.expect("an entry").file_name());
-        names.map(|name| name.to_string_lossy().into_owned()).filter(|name| name.starts_with('.')).collect()
+        let names = fs::read_dir(self.0.path())
+            .expect("lists")
+            .map(|e| e.expect("an entry").file_name());
+        names
+            .map(|name| name.to_string_lossy().into_owned())
+            .filter(|name| name.starts_with('.'))
+            .collect()
     }
 }
 
@@ -82,11 +92,21 @@ struct Writer<'a> {
 
 impl Writer<'_> {
     fn refused(&self, desk: &Desk, out: &str, force: bool, says: &str) {
-        let args = if force { format!("{} --force", self.args) } else { self.args.to_owned() };
+        let args = if force {
+            format!("{} --force", self.args)
+        } else {
+            self.args.to_owned()
+        };
         let (code, text) = desk.run(&args, out);
         assert_eq!(code, Some(self.code), "{args} to {out}: {text}");
-        let errors: Vec<&str> = text.lines().filter(|line| line.starts_with("octavo: error: ")).collect();
-        assert!(errors.len() == 1 && errors[0].contains(says) && errors[0].contains(out), "{args} to {out}: {text}");
+        let errors: Vec<&str> = text
+            .lines()
+            .filter(|line| line.starts_with("octavo: error: "))
+            .collect();
+        assert!(
+            errors.len() == 1 && errors[0].contains(says) && errors[0].contains(out),
+            "{args} to {out}: {text}"
+        );
     }
 
     fn forced(&self) -> String {
@@ -106,7 +126,11 @@ impl Writer<'_> {
 
     fn check(&self, path: &Path, made: &[u8]) {
         let now = fs::read(path).expect("it is there");
-        let same = if self.same_bytes { now == made } else { now.starts_with(&made[..80]) };
+        let same = if self.same_bytes {
+            now == made
+        } else {
+            now.starts_with(&made[..80])
+        };
         assert!(same, "{}: {} is another", self.args, path.display());
     }
 
@@ -119,7 +143,12 @@ impl Writer<'_> {
         if self.replaces_older {
             desk.good(self.args, "older");
         } else {
-            self.refused(desk, "older", false, "is there already: --force replaces it");
+            self.refused(
+                desk,
+                "older",
+                false,
+                "is there already: --force replaces it",
+            );
             assert_eq!(fs::metadata(&older).expect("there").ino(), before);
             desk.good(&self.forced(), "older");
         }
@@ -132,7 +161,12 @@ impl Writer<'_> {
         );
         // write-protected
         fs::set_permissions(&older, fs::Permissions::from_mode(0o444)).expect("changed");
-        self.refused(desk, "older", false, "is write-protected: --force replaces it");
+        self.refused(
+            desk,
+            "older",
+            false,
+            "is write-protected: --force replaces it",
+        );
         assert_eq!(fs::metadata(&older).expect("there").ino(), after.ino());
         // empty, as mktemp makes it
         fs::write(desk.at("empty"), "").expect("written");
@@ -150,24 +184,46 @@ impl Writer<'_> {
         self.refused(desk, "none/file", false, "none/file");
         let socket = std::os::unix::net::UnixListener::bind(desk.at("socket")).expect("bound");
         self.refused(desk, "socket", true, "got a socket");
-        assert!(fs::symlink_metadata(desk.at("socket")).expect("there").file_type().is_socket());
+        assert!(
+            fs::symlink_metadata(desk.at("socket"))
+                .expect("there")
+                .file_type()
+                .is_socket()
+        );
         drop(socket);
     }
 
     fn inputs(&self, desk: &Desk) {
         for input in self.reads {
             let before = fs::read(desk.at(input)).expect("there");
-            let [soft, far, hard] = ["soft", "far", "hard"].map(|kind| format!("{kind}-{}", input.replace('/', "-")));
+            let [soft, far, hard] =
+                ["soft", "far", "hard"].map(|kind| format!("{kind}-{}", input.replace('/', "-")));
             symlink(desk.at(input), desk.at(&soft)).expect("linked");
             symlink(&soft, desk.at(&far)).expect("linked");
             fs::hard_link(desk.at(input), desk.at(&hard)).expect("linked");
             let dotted = format!("./{input}");
-            for (name, force) in [*input, &soft, &far, &hard, &dotted].into_iter().flat_map(|n| [(n, false), (n, true)])
+            for (name, force) in [*input, &soft, &far, &hard, &dotted]
+                .into_iter()
+                .flat_map(|n| [(n, false), (n, true)])
             {
-                self.refused(desk, name, force, "is the input itself: expected another file");
-                assert_eq!(fs::read(desk.at(input)).expect("there"), before, "{}: {name}", self.args);
+                self.refused(
+                    desk,
+                    name,
+                    force,
+                    "is the input itself: expected another file",
+                );
+                assert_eq!(
+                    fs::read(desk.at(input)).expect("there"),
+                    before,
+                    "{}: {name}",
+                    self.args
+                );
             }
-            assert!(fs::symlink_metadata(desk.at(&far)).expect("there").is_symlink());
+            assert!(
+                fs::symlink_metadata(desk.at(&far))
+                    .expect("there")
+                    .is_symlink()
+            );
             assert_eq!(fs::metadata(desk.at(&hard)).expect("there").nlink(), 2);
             for link in [soft, far, hard] {
                 fs::remove_file(desk.at(&link)).expect("removed");
@@ -191,22 +247,45 @@ impl Writer<'_> {
         fs::write(desk.at("far away/fresh"), NOTES).expect("written");
         self.refused(desk, "dangling", false, "--force replaces it");
         assert_eq!(fs::read(desk.at("far away/fresh")).expect("there"), NOTES);
-        assert!(fs::symlink_metadata(desk.at("dangling")).expect("there").is_symlink());
-        assert_eq!(fs::read_dir(desk.at("far away")).expect("lists").count(), 1, "{}", self.args);
+        assert!(
+            fs::symlink_metadata(desk.at("dangling"))
+                .expect("there")
+                .is_symlink()
+        );
+        assert_eq!(
+            fs::read_dir(desk.at("far away")).expect("lists").count(),
+            1,
+            "{}",
+            self.args
+        );
     }
 
     fn devices(&self, desk: &Desk, made: &[u8]) {
-        assert!(Plain::new("mkfifo").arg(desk.at("pipe")).status().expect("mkfifo runs").success());
+        assert!(
+            Plain::new("mkfifo")
+                .arg(desk.at("pipe"))
+                .status()
+                .expect("mkfifo runs")
+                .success()
+        );
         let pipe = desk.at("pipe");
         let reader = std::thread::spawn(move || fs::read(pipe).expect("readable"));
         desk.good(self.args, "pipe");
         fs::write(desk.at("from pipe"), reader.join().expect("read")).expect("written");
         self.check(&desk.at("from pipe"), made);
-        assert!(fs::symlink_metadata(desk.at("pipe")).expect("there").file_type().is_fifo());
+        assert!(
+            fs::symlink_metadata(desk.at("pipe"))
+                .expect("there")
+                .file_type()
+                .is_fifo()
+        );
         // the same as the system's null device and a loop device that nobody has, but ours
         for (name, kind, major, minor) in [("null", "c", 1, 3), ("block", "b", 7, 251)] {
             let (major_arg, minor_arg) = (major.to_string(), minor.to_string());
-            let made = Plain::new("mknod").arg(desk.at(name)).args([kind, &major_arg, &minor_arg]).output();
+            let made = Plain::new("mknod")
+                .arg(desk.at(name))
+                .args([kind, &major_arg, &minor_arg])
+                .output();
             if !made.is_ok_and(|out| out.status.success()) {
                 println!("skipped: no devices can be made here");
                 return;
@@ -219,62 +298,122 @@ impl Writer<'_> {
         }
         symlink("null", desk.at("to null")).expect("linked");
         desk.good(self.args, "to null");
-        assert!(still("null").file_type().is_char_device() && still("to null").is_symlink(), "{}", self.args);
+        assert!(
+            still("null").file_type().is_char_device() && still("to null").is_symlink(),
+            "{}",
+            self.args
+        );
         self.refused(desk, "block", true, "got a block device");
-        assert!(still("block").file_type().is_block_device(), "{}", self.args);
+        assert!(
+            still("block").file_type().is_block_device(),
+            "{}",
+            self.args
+        );
     }
 }
 
 #[test]
 fn quantize() {
     let desk = Desk::new();
-    desk.good("imatrix @model.gguf -f @text -o @OUT -c 16 --chunks 2", "matrix");
+    desk.good(
+        "imatrix @model.gguf -f @text -o @OUT -c 16 --chunks 2",
+        "matrix",
+    );
     let args = "quantize @model.gguf @OUT Q8_0 --allow-requantize --imatrix @matrix";
     let reads = &["model.gguf", "matrix"];
-    Writer { args, reads, code: 1, replaces_older: false, same_bytes: true }.row(&desk);
+    Writer {
+        args,
+        reads,
+        code: 1,
+        replaces_older: false,
+        same_bytes: true,
+    }
+    .row(&desk);
 }
 
 #[test]
 fn quantize_to_a_pipe_whose_reader_goes_away() {
     let desk = Desk::new();
-    assert!(Plain::new("mkfifo").arg(desk.at("pipe")).status().expect("mkfifo runs").success());
+    assert!(
+        Plain::new("mkfifo")
+            .arg(desk.at("pipe"))
+            .status()
+            .expect("mkfifo runs")
+            .success()
+    );
     let pipe = desk.at("pipe");
     let reader = std::thread::spawn(move || {
         let mut some = [0; 9];
-        fs::File::open(pipe).and_then(|mut pipe| pipe.read_exact(&mut some)).expect("readable");
+        fs::File::open(pipe)
+            .and_then(|mut pipe| pipe.read_exact(&mut some))
+            .expect("readable");
     });
     let (code, text) = desk.run("quantize @model.gguf @OUT Q8_0 --allow-requantize", "pipe");
     reader.join().expect("read");
-    assert!(code == Some(1) && text.contains("pipe: cannot write it: whoever read it has gone away"), "{text}");
+    assert!(
+        code == Some(1) && text.contains("pipe: cannot write it: whoever read it has gone away"),
+        "{text}"
+    );
 }
 
 #[test]
 fn convert() {
     let desk = Desk::new();
-    desk.good("quantize @model.gguf @OUT awq --no-search --group 64", "awq");
+    desk.good(
+        "quantize @model.gguf @OUT awq --no-search --group 64",
+        "awq",
+    );
     let reads = &["awq/model.safetensors", "awq/config.json"];
-    Writer { args: "convert @awq @OUT", reads, code: 1, replaces_older: false, same_bytes: true }.row(&desk);
+    Writer {
+        args: "convert @awq @OUT",
+        reads,
+        code: 1,
+        replaces_older: false,
+        same_bytes: true,
+    }
+    .row(&desk);
 }
 
 #[test]
 fn imatrix() {
     let args = "imatrix @model.gguf -f @text -o @OUT -c 16 --chunks 2";
     let reads = &["model.gguf", "text"];
-    Writer { args, reads, code: 1, replaces_older: true, same_bytes: true }.row(&Desk::new());
+    Writer {
+        args,
+        reads,
+        code: 1,
+        replaces_older: true,
+        same_bytes: true,
+    }
+    .row(&Desk::new());
 }
 
 #[test]
 fn logits() {
     let reads = &["model.gguf", "few"];
     let args = "logits @model.gguf -f @few --dump @OUT";
-    Writer { args, reads, code: 1, replaces_older: true, same_bytes: true }.row(&Desk::new());
+    Writer {
+        args,
+        reads,
+        code: 1,
+        replaces_older: true,
+        same_bytes: true,
+    }
+    .row(&Desk::new());
 }
 
 #[test]
 fn perplexity() {
     let args = "perplexity @model.gguf -f @text -c 16 --chunks 2 --kl-divergence-base @OUT";
     let reads = &["model.gguf", "text"];
-    Writer { args, reads, code: 1, replaces_older: true, same_bytes: true }.row(&Desk::new());
+    Writer {
+        args,
+        reads,
+        code: 1,
+        replaces_older: true,
+        same_bytes: true,
+    }
+    .row(&Desk::new());
 }
 
 #[test]
@@ -283,29 +422,56 @@ fn diff_of_two_files() {
     fs::copy(desk.at("model.gguf"), desk.at("other.gguf")).expect("copied");
     let args = "diff @model.gguf @other.gguf -f @few --html @OUT";
     let reads = &["model.gguf", "other.gguf", "few"];
-    Writer { args, reads, code: 2, replaces_older: true, same_bytes: true }.row(&desk);
+    Writer {
+        args,
+        reads,
+        code: 2,
+        replaces_older: true,
+        same_bytes: true,
+    }
+    .row(&desk);
 }
 
 #[test]
 fn diff_with_a_reference() {
     let args = "diff @model.gguf --reference @golden --html @OUT";
     let reads = &["model.gguf", "golden"];
-    Writer { args, reads, code: 2, replaces_older: true, same_bytes: true }.row(&Desk::new());
+    Writer {
+        args,
+        reads,
+        code: 2,
+        replaces_older: true,
+        same_bytes: true,
+    }
+    .row(&Desk::new());
 }
 
 #[test]
 fn quant_report() {
     let desk = Desk::new();
-    desk.good("quantize @model.gguf @OUT F16 --allow-requantize", "f16.gguf");
+    desk.good(
+        "quantize @model.gguf @OUT F16 --allow-requantize",
+        "f16.gguf",
+    );
     let args = "quant-report @f16.gguf -f @text -c 16 --chunks 1 --types Q4_0 --also @model.gguf --html @OUT";
     let reads = &["f16.gguf", "text", "model.gguf"];
     // speeds are in it
-    Writer { args, reads, code: 1, replaces_older: true, same_bytes: false }.row(&desk);
+    Writer {
+        args,
+        reads,
+        code: 1,
+        replaces_older: true,
+        same_bytes: false,
+    }
+    .row(&desk);
     // another command's page is another kind
     desk.good("diff @model.gguf --reference @golden --html @OUT", "page");
     let before = fs::read(desk.at("page")).expect("there");
     let (code, text) = desk.run(args, "page");
-    assert!(code == Some(1) && text.contains("older page of octavo quant-report"), "{text}");
+    assert!(
+        code == Some(1) && text.contains("older page of octavo quant-report"),
+        "{text}"
+    );
     assert_eq!(fs::read(desk.at("page")).expect("there"), before);
 }
 
@@ -317,8 +483,14 @@ fn every_part_of_a_split_model_is_an_input() {
         fs::copy(desk.at("model.gguf"), desk.at(part)).expect("copied");
     }
     for part in parts {
-        let (code, text) = desk.run("logits @a-00001-of-00002.gguf -p x --force --dump @OUT", part);
-        assert!(code == Some(1) && text.contains("is the input itself"), "{text}");
+        let (code, text) = desk.run(
+            "logits @a-00001-of-00002.gguf -p x --force --dump @OUT",
+            part,
+        );
+        assert!(
+            code == Some(1) && text.contains("is the input itself"),
+            "{text}"
+        );
     }
 }
 
@@ -327,17 +499,31 @@ fn standard_input_is_an_input_and_standard_output_no_output() {
     let desk = Desk::new();
     let program = env!("CARGO_BIN_EXE_octavo");
     let shell = |command: &str| {
-        let output = Plain::new("sh").arg("-c").arg(command).current_dir(desk.at("")).env("OCTAVO", program).output();
+        let output = Plain::new("sh")
+            .arg("-c")
+            .arg(command)
+            .current_dir(desk.at(""))
+            .env("OCTAVO", program)
+            .output();
         let output = output.expect("sh runs");
         (output.status.code(), stderr(&output))
     };
     let before = fs::read(desk.at("text")).expect("there");
     let (code, text) = shell("\"$OCTAVO\" logits -f - --dump text --force < text");
-    assert!(code == Some(1) && text.contains("text: is the input itself"), "{text}");
+    assert!(
+        code == Some(1) && text.contains("text: is the input itself"),
+        "{text}"
+    );
     assert_eq!(fs::read(desk.at("text")).expect("there"), before);
-    let (code, text) = shell("\"$OCTAVO\" diff model.gguf --reference golden --html /dev/stdout > printed");
-    assert!(code == Some(2) && text.contains("/dev/stdout: is where the text goes that is printed"), "{text}");
-    let (code, text) = shell("\"$OCTAVO\" diff model.gguf --reference golden --html /dev/stdout | grep -q '</html>'");
+    let (code, text) =
+        shell("\"$OCTAVO\" diff model.gguf --reference golden --html /dev/stdout > printed");
+    assert!(
+        code == Some(2) && text.contains("/dev/stdout: is where the text goes that is printed"),
+        "{text}"
+    );
+    let (code, text) = shell(
+        "\"$OCTAVO\" diff model.gguf --reference golden --html /dev/stdout | grep -q '</html>'",
+    );
     assert_eq!(code, Some(0), "{text}");
 }
 
@@ -347,13 +533,26 @@ fn an_awq_folder_is_only_ever_made() {
     let args = "quantize @model.gguf @OUT awq --no-search --group 64";
     let refused = |out: &str| {
         let (code, text) = desk.run(args, out);
-        assert!(code == Some(1) && text.contains("is there already: expected a new folder"), "{out}: {text}");
+        assert!(
+            code == Some(1) && text.contains("is there already: expected a new folder"),
+            "{out}: {text}"
+        );
     };
     symlink("fresh", desk.at("link")).expect("linked");
     desk.good(args, "link");
     assert!(desk.at("fresh/model.safetensors").exists());
-    assert!(fs::symlink_metadata(desk.at("link")).expect("there").is_symlink());
-    assert!(Plain::new("mkfifo").arg(desk.at("pipe")).status().expect("mkfifo runs").success());
+    assert!(
+        fs::symlink_metadata(desk.at("link"))
+            .expect("there")
+            .is_symlink()
+    );
+    assert!(
+        Plain::new("mkfifo")
+            .arg(desk.at("pipe"))
+            .status()
+            .expect("mkfifo runs")
+            .success()
+    );
     fs::write(desk.at("notes"), NOTES).expect("written");
     for out in ["fresh", "link", "notes", "pipe", "model.gguf"] {
         refused(out);

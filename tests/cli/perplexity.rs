@@ -1,4 +1,5 @@
-//! `octavo perplexity` from outside: llama-perplexity's lines, its base files both ways, and refusals.
+//! `octavo perplexity` from outside: llama-perplexity's lines, its base files both ways, and
+//! refusals.
 
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -51,40 +52,71 @@ impl Folder {
 
     fn files(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.0.path()).expect("lists");
-        let mut names: Vec<String> =
-            entries.map(|e| e.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
+        let mut names: Vec<String> = entries
+            .map(|e| {
+                e.expect("an entry")
+                    .file_name()
+                    .to_string_lossy()
+                    .into_owned()
+            })
+            .collect();
         names.sort();
         names
     }
 }
 
 fn licence() -> String {
-    workspace_root().join("LICENSE-APACHE").to_str().expect("UTF-8").to_owned()
+    workspace_root()
+        .join("LICENSE-APACHE")
+        .to_str()
+        .expect("UTF-8")
+        .to_owned()
 }
 
 fn demo() -> String {
-    workspace_root().join("reference/demo/tiny-qwen3-Q4_K_M.gguf").to_str().expect("UTF-8").to_owned()
+    workspace_root()
+        .join("reference/demo/tiny-qwen3-Q4_K_M.gguf")
+        .to_str()
+        .expect("UTF-8")
+        .to_owned()
 }
 
 #[test]
 fn the_figures_are_printed_as_llama_perplexity_prints_them() {
     let licence = licence();
-    let output = octavo(&["-f", &licence, "-c", "64", "--chunks", "3"]).output().expect("runs");
+    let output = octavo(&["-f", &licence, "-c", "64", "--chunks", "3"])
+        .output()
+        .expect("runs");
     let text = stdout(&output);
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines.len(), 2, "{text}");
-    let chunks = Regex::new(r"^\[1\](\d+\.\d{4}),\[2\](\d+\.\d{4}),\[3\](\d+\.\d{4}),$").expect("a pattern");
-    let chunks = chunks.captures(lines[0]).unwrap_or_else(|| panic!("{text}"));
-    let last = Regex::new(r"^Final estimate: PPL = (\d+\.\d{4}) \+/- (\d+\.\d{5})$").expect("a pattern");
+    let chunks =
+        Regex::new(r"^\[1\](\d+\.\d{4}),\[2\](\d+\.\d{4}),\[3\](\d+\.\d{4}),$").expect("a pattern");
+    let chunks = chunks
+        .captures(lines[0])
+        .unwrap_or_else(|| panic!("{text}"));
+    let last =
+        Regex::new(r"^Final estimate: PPL = (\d+\.\d{4}) \+/- (\d+\.\d{5})$").expect("a pattern");
     let last = last.captures(lines[1]).unwrap_or_else(|| panic!("{text}"));
     assert_eq!(chunks[3], last[1]);
     let notes = stderr(&output);
-    let eta = Regex::new(r"octavo: 3 chunks, \d+\.\d\d seconds per pass - ETA \d+\.\d\d minutes\n").expect("a pattern");
+    let eta = Regex::new(r"octavo: 3 chunks, \d+\.\d\d seconds per pass - ETA \d+\.\d\d minutes\n")
+        .expect("a pattern");
     assert!(eta.is_match(&notes), "{notes}");
 
     let object = json(&["-m", &demo(), "-f", &licence, "-c", "64", "--chunks", "3"]);
-    let number = |key: &str| object[key].as_f64().unwrap_or_else(|| panic!("{key} in {object}"));
-    assert_eq!([format!("{:.4}", number("ppl")), format!("{:.5}", number("ppl_uncertainty"))], [&last[1], &last[2]]);
+    let number = |key: &str| {
+        object[key]
+            .as_f64()
+            .unwrap_or_else(|| panic!("{key} in {object}"))
+    };
+    assert_eq!(
+        [
+            format!("{:.4}", number("ppl")),
+            format!("{:.5}", number("ppl_uncertainty"))
+        ],
+        [&last[1], &last[2]]
+    );
     assert!((number("mean_nll").exp() / number("ppl") - 1.0).abs() < 1e-12);
     let running: Vec<String> = object["chunk_ppl"]
         .as_array()
@@ -93,8 +125,26 @@ fn the_figures_are_printed_as_llama_perplexity_prints_them() {
         .map(|x| format!("{:.4}", x.as_f64().expect("a number")))
         .collect();
     assert_eq!(running, [&chunks[1], &chunks[2], &chunks[3]]);
-    assert_eq!([&object["n_ctx"], &object["chunks"], &object["scored"]], [64, 3, 93]);
-    assert_eq!(good(&[&demo(), "-f", &licence, "-c", "64", "--chunks", "3", "-t", "1", "-b", "9"]), text);
+    assert_eq!(
+        [&object["n_ctx"], &object["chunks"], &object["scored"]],
+        [64, 3, 93]
+    );
+    assert_eq!(
+        good(&[
+            &demo(),
+            "-f",
+            &licence,
+            "-c",
+            "64",
+            "--chunks",
+            "3",
+            "-t",
+            "1",
+            "-b",
+            "9"
+        ]),
+        text
+    );
 }
 
 #[test]
@@ -106,7 +156,10 @@ fn one_line_feed_at_the_end_is_no_part_of_the_text() {
     let plain = ppl(base);
     assert_eq!(ppl(&[base, &b"\n"[..]].concat()), plain);
     assert_ne!(ppl(&[base, &b"\n\n\n\n\n"[..]].concat()), plain);
-    let output = octavo(&["-f", "-", "-c", "3"]).write_stdin([base, &b"\n"[..]].concat()).output().expect("runs");
+    let output = octavo(&["-f", "-", "-c", "3"])
+        .write_stdin([base, &b"\n"[..]].concat())
+        .output()
+        .expect("runs");
     assert_eq!(stdout(&output), plain, "{}", stderr(&output));
 }
 
@@ -115,34 +168,81 @@ fn a_base_is_written_and_compared_with() {
     let (folder, licence) = (Folder::new(), licence());
     let base = folder.name("base.kld");
     let plain = good(&["-f", &licence, "-c", "64", "--chunks", "6"]);
-    let args = ["-f", &licence, "-c", "64", "--chunks", "6", "--kl-divergence-base", &base];
+    let args = [
+        "-f",
+        &licence,
+        "-c",
+        "64",
+        "--chunks",
+        "6",
+        "--kl-divergence-base",
+        &base,
+    ];
     assert_eq!(good(&args), plain);
     assert_eq!(folder.files(), ["base.kld"]);
     // header, tokens, 31 rows of 1024 codes
     let bytes = std::fs::read(&base).expect("a base");
     assert_eq!(bytes.len(), 20 + 6 * 64 * 4 + 6 * 31 * (8 + 2048));
     let again = folder.name("again.kld");
-    good(&["-f", &licence, "-c", "64", "--chunks", "6", "--save-all-logits", &again, "-t", "1"]);
+    good(&[
+        "-f",
+        &licence,
+        "-c",
+        "64",
+        "--chunks",
+        "6",
+        "--save-all-logits",
+        &again,
+        "-t",
+        "1",
+    ]);
     assert!(std::fs::read(&again).expect("a base") == bytes);
 
     let compare = ["--kl-divergence-base", &base, "--kl-divergence"];
     let text = good(&compare);
-    let table = Regex::new(r"^ {3}\d( +-?\d+\.\d{4,5} ± +\d+\.\d{4,5}){3}( +\d+\.\d{3} ± +\d+\.\d{3} %){2}$");
+    let table = Regex::new(
+        r"^ {3}\d( +-?\d+\.\d{4,5} ± +\d+\.\d{4,5}){3}( +\d+\.\d{3} ± +\d+\.\d{3} %){2}$",
+    );
     let table = table.expect("a pattern");
-    assert_eq!(text.lines().filter(|line| table.is_match(line)).count(), 6, "{text}");
+    assert_eq!(
+        text.lines().filter(|line| table.is_match(line)).count(),
+        6,
+        "{text}"
+    );
     // the base ends 16 nats below the top, which this text often is
-    let same = ["Maximum KLD:   0.0000", "Same top p: 100.000 ± 0.000 %", "Cor(ln(PPL(Q)), ln(PPL(base))):  99.9"];
+    let same = [
+        "Maximum KLD:   0.0000",
+        "Same top p: 100.000 ± 0.000 %",
+        "Cor(ln(PPL(Q)), ln(PPL(base))):  99.9",
+    ];
     assert!(same.iter().all(|part| text.contains(part)), "{text}");
     // 93 tokens are too few for statistics
     let few = good(&[&compare[..], &["--chunks", "3"]].concat());
-    assert!(!few.contains("====") && few.lines().filter(|line| table.is_match(line)).count() == 3, "{few}");
+    assert!(
+        !few.contains("====") && few.lines().filter(|line| table.is_match(line)).count() == 3,
+        "{few}"
+    );
 
     let object = json(&compare);
-    assert_eq!([&object["n_ctx"], &object["chunks"], &object["scored"]], [64, 6, 186]);
+    assert_eq!(
+        [&object["n_ctx"], &object["chunks"], &object["scored"]],
+        [64, 6, 186]
+    );
     assert_eq!(object["cut"], 16.0);
     assert_eq!(object["same_top"]["value"], 1.0);
-    for key in ["value", "uncertainty", "maximum", "99.9%", "median", "0.1%", "minimum"] {
-        assert!(object["kld"][key].as_f64().is_some_and(|x| x.abs() < 1e-3), "{key}: {object}");
+    for key in [
+        "value",
+        "uncertainty",
+        "maximum",
+        "99.9%",
+        "median",
+        "0.1%",
+        "minimum",
+    ] {
+        assert!(
+            object["kld"][key].as_f64().is_some_and(|x| x.abs() < 1e-3),
+            "{key}: {object}"
+        );
         assert!(object["dp"][key].is_f64(), "{key}: {object}");
     }
     // the text may be named again, and a longer -c does no harm
@@ -153,26 +253,58 @@ fn a_base_is_written_and_compared_with() {
 fn bases_that_do_not_fit_are_refused_with_one_line() {
     let (folder, licence) = (Folder::new(), licence());
     let base = folder.name("base.kld");
-    good(&["-f", &licence, "-c", "16", "--chunks", "4", "--kl-divergence-base", &base]);
+    good(&[
+        "-f",
+        &licence,
+        "-c",
+        "16",
+        "--chunks",
+        "4",
+        "--kl-divergence-base",
+        &base,
+    ]);
     let bytes = std::fs::read(&base).expect("a base");
-    let compare = |name: &str| ["--kl-divergence".to_owned(), "--kl-divergence-base".to_owned(), name.to_owned()];
+    let compare = |name: &str| {
+        [
+            "--kl-divergence".to_owned(),
+            "--kl-divergence-base".to_owned(),
+            name.to_owned(),
+        ]
+    };
     let refused = |name: &str, more: &[&str]| {
         let args = compare(name);
-        let args: Vec<&str> = args.iter().map(String::as_str).chain(more.iter().copied()).collect();
+        let args: Vec<&str> = args
+            .iter()
+            .map(String::as_str)
+            .chain(more.iter().copied())
+            .collect();
         bad(&args, 1)
     };
     let short = folder.write("short", &bytes[..bytes.len() - 1]);
     assert!(refused(&short, &[]).contains("cut off (3 chunks are complete)"));
-    let shape = Shape { n_ctx: 4, n_vocab: 6, n_chunks: 1 };
+    let shape = Shape {
+        n_ctx: 4,
+        n_vocab: 6,
+        n_chunks: 1,
+    };
     let mut other = Writer::new(Vec::new(), "other", shape, &[0, 1, 2, 3]).expect("a header");
     other.rows(&vec![0; shape.row_bytes()]).expect("a row");
     let other = folder.write("other", &other.finish().expect("complete"));
     assert!(
-        refused(&other, &[]).contains("made with another vocabulary: expected 1024 tokens as the model has, got 6")
+        refused(&other, &[])
+            .contains("made with another vocabulary: expected 1024 tokens as the model has, got 6")
     );
-    let foreign = folder.write("text", &b"something else, and some more of it, over and over ".repeat(20));
-    assert!(refused(&base, &["-f", &foreign]).contains("made from another text: token 0: expected "));
-    let start = folder.write("start", &std::fs::read(&licence).expect("the licence")[..60]);
+    let foreign = folder.write(
+        "text",
+        &b"something else, and some more of it, over and over ".repeat(20),
+    );
+    assert!(
+        refused(&base, &["-f", &foreign]).contains("made from another text: token 0: expected ")
+    );
+    let start = folder.write(
+        "start",
+        &std::fs::read(&licence).expect("the licence")[..60],
+    );
     assert!(refused(&base, &["-f", &start]).contains("made from another text: "));
     assert!(refused(&base, &["-c", "15"]).contains("chunks of 16 tokens: expected at most -c, 15"));
     assert!(refused(&demo(), &[]).contains("expected a file of log-probabilities"));
@@ -185,11 +317,26 @@ fn a_base_takes_the_place_of_nothing_else() {
     let (folder, licence) = (Folder::new(), licence());
     let model = folder.write("model.gguf", b"GGUF and so on");
     let args = ["-f", &licence, "-c", "16", "--kl-divergence-base", &model];
-    assert!(bad(&args, 1).contains("expected a new name or that of an older file of log-probabilities"));
+    assert!(
+        bad(&args, 1).contains("expected a new name or that of an older file of log-probabilities")
+    );
     assert_eq!(std::fs::read(&model).expect("there"), b"GGUF and so on");
     let nowhere = folder.name("none/base.kld");
-    bad(&["-f", &licence, "-c", "16", "--kl-divergence-base", &nowhere], 1);
-    bad(&["-f", &licence, "-c", "16", "--kl-divergence-base", &folder.name("")], 1);
+    bad(
+        &["-f", &licence, "-c", "16", "--kl-divergence-base", &nowhere],
+        1,
+    );
+    bad(
+        &[
+            "-f",
+            &licence,
+            "-c",
+            "16",
+            "--kl-divergence-base",
+            &folder.name(""),
+        ],
+        1,
+    );
     // a text that is too short leaves nothing behind
     let short = folder.write("short", b"a few words");
     let base = folder.name("base.kld");
@@ -202,16 +349,22 @@ fn mistakes_are_one_line() {
     let (folder, licence) = (Folder::new(), licence());
     let short = folder.write("short", &b"word ".repeat(300));
     let line = bad(&["-f", &short], 1);
-    let expected = Regex::new(r"text too short: expected at least 1024 tokens \(two chunks of 512\), got \d+$");
+    let expected = Regex::new(
+        r"text too short: expected at least 1024 tokens \(two chunks of 512\), got \d+$",
+    );
     assert!(expected.expect("a pattern").is_match(&line), "{line}");
     assert!(bad(&["-f", &folder.write("empty", b"")], 1).contains("got 0"));
     bad(&[], 2);
     bad(&["--kl-divergence"], 2);
     bad(&["-f", &licence, "--kl-divergence"], 2);
     for chunks in ["0", "-2", "x"] {
-        assert!(bad(&["-f", &licence, "--chunks", chunks], 2).contains("at least 1, or -1 for all"));
+        assert!(
+            bad(&["-f", &licence, "--chunks", chunks], 2).contains("at least 1, or -1 for all")
+        );
     }
-    assert!(bad(&["-f", &licence, "-c", "2"], 1).contains("chunks of 2 tokens: expected at least 3"));
+    assert!(
+        bad(&["-f", &licence, "-c", "2"], 1).contains("chunks of 2 tokens: expected at least 3")
+    );
     bad(&["-f", &folder.name("none")], 1);
     bad(&[&folder.name("none.gguf"), "-f", &licence], 1);
 }
@@ -220,9 +373,22 @@ fn mistakes_are_one_line() {
 #[test]
 fn ctrl_c_ends_it_and_leaves_no_half_base() {
     let folder = Folder::new();
-    let long = folder.write("long", &std::fs::read(licence()).expect("the licence").repeat(30));
+    let long = folder.write(
+        "long",
+        &std::fs::read(licence()).expect("the licence").repeat(30),
+    );
     let mut child = Plain::new(env!("CARGO_BIN_EXE_octavo"))
-        .args(["perplexity", "-f", &long, "-c", "64", "-t", "1", "--kl-divergence-base", &folder.name("base.kld")])
+        .args([
+            "perplexity",
+            "-f",
+            &long,
+            "-c",
+            "64",
+            "-t",
+            "1",
+            "--kl-divergence-base",
+            &folder.name("base.kld"),
+        ])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -230,7 +396,10 @@ fn ctrl_c_ends_it_and_leaves_no_half_base() {
     let mut out = BufReader::new(child.stdout.take().expect("piped"));
     let mut first = [0; 4];
     out.read_exact(&mut first).expect("a chunk");
-    let killed = Plain::new("sh").args(["-c", &format!("kill -INT {}", child.id())]).status().expect("sh runs");
+    let killed = Plain::new("sh")
+        .args(["-c", &format!("kill -INT {}", child.id())])
+        .status()
+        .expect("sh runs");
     assert!(killed.success());
     let mut rest = String::new();
     out.read_to_string(&mut rest).expect("the rest");
@@ -244,42 +413,73 @@ fn ctrl_c_ends_it_and_leaves_no_half_base() {
 #[test]
 fn a_reader_that_goes_away_ends_it_unless_a_base_is_written() {
     let (folder, licence) = (Folder::new(), licence());
-    let run = |more: &[&str]| ends_well_unread(&[&["perplexity", "-f", &licence, "-c", "32"], more].concat());
+    let run = |more: &[&str]| {
+        ends_well_unread(&[&["perplexity", "-f", &licence, "-c", "32"], more].concat())
+    };
     run(&[]);
     run(&["--kl-divergence-base", &folder.name("base.kld")]);
     assert_eq!(folder.files(), ["base.kld"]);
-    good(&["--kl-divergence", "--kl-divergence-base", &folder.name("base.kld"), "--chunks", "1"]);
+    good(&[
+        "--kl-divergence",
+        "--kl-divergence-base",
+        &folder.name("base.kld"),
+        "--chunks",
+        "1",
+    ]);
 }
 
 /// The numbers of a line, and what is between them.
 fn numbers(line: &str) -> (Vec<f64>, String) {
     let number = Regex::new(r"-?\d+\.\d+").expect("a pattern");
-    let values = number.find_iter(line).map(|m| m.as_str().parse().expect("a number")).collect();
-    (values, number.replace_all(line, "#").split_whitespace().collect::<Vec<_>>().join(" "))
+    let values = number
+        .find_iter(line)
+        .map(|m| m.as_str().parse().expect("a number"))
+        .collect();
+    (
+        values,
+        number
+            .replace_all(line, "#")
+            .split_whitespace()
+            .collect::<Vec<_>>()
+            .join(" "),
+    )
 }
 
-/// Line by line the same words, and numbers that differ by at most `relative`, or a few of the last digits printed.
+/// Line by line the same words, and numbers that differ by at most `relative`, or a few of the last
+/// digits printed.
 fn same_lines(ours: &str, theirs: &str, relative: f64) {
     let lines = |text: &str| -> Vec<String> {
-        text.lines().filter(|l| !l.trim().is_empty() && !l.ends_with("minutes")).map(str::to_owned).collect()
+        text.lines()
+            .filter(|l| !l.trim().is_empty() && !l.ends_with("minutes"))
+            .map(str::to_owned)
+            .collect()
     };
     let (ours, theirs) = (lines(ours), lines(theirs));
     assert_eq!(ours.len(), theirs.len());
     for (ours, theirs) in ours.iter().zip(&theirs) {
         let ((a, words), (b, expected)) = (numbers(ours), numbers(theirs));
         // two trailing spaces or none: only words count
-        assert_eq!(words.replace(['.', '%'], ""), expected.replace(['.', '%'], ""), "{ours} / {theirs}");
+        assert_eq!(
+            words.replace(['.', '%'], ""),
+            expected.replace(['.', '%'], ""),
+            "{ours} / {theirs}"
+        );
         for (a, b) in a.iter().zip(&b) {
-            assert!((a - b).abs() <= relative * b.abs() + 0.0021, "{ours} / {theirs}");
+            assert!(
+                (a - b).abs() <= relative * b.abs() + 0.0021,
+                "{ours} / {theirs}"
+            );
         }
     }
 }
 
 #[test]
 fn a_coarser_model_is_as_far_from_its_base_as_llama_perplexity_says() {
-    let (Some(fine), Some(coarse), Some(text)) =
-        (shared("models/tiny-qwen3-F32.gguf"), shared("models/tiny-qwen3-Q2_K.gguf"), shared("text/calibration.txt"))
-    else {
+    let (Some(fine), Some(coarse), Some(text)) = (
+        shared("models/tiny-qwen3-F32.gguf"),
+        shared("models/tiny-qwen3-Q2_K.gguf"),
+        shared("text/calibration.txt"),
+    ) else {
         return;
     };
     let utf8 = |path: &Path| path.to_str().expect("UTF-8").to_owned();
@@ -287,8 +487,21 @@ fn a_coarser_model_is_as_far_from_its_base_as_llama_perplexity_says() {
     let folder = Folder::new();
     let base = folder.name("base.kld");
     // on any machine: a matrix unit rounds prompts to bf16
-    let exact = ["--kv-type", "f32", "--isa", "scalar", "--kl-divergence-base", &base];
-    good(&[&[&fine[..], "-f", &text, "-c", "64", "--chunks", "20"][..], &exact].concat());
+    let exact = [
+        "--kv-type",
+        "f32",
+        "--isa",
+        "scalar",
+        "--kl-divergence-base",
+        &base,
+    ];
+    good(
+        &[
+            &[&fine[..], "-f", &text, "-c", "64", "--chunks", "20"][..],
+            &exact,
+        ]
+        .concat(),
+    );
     let ours = good(&[&[&coarse[..], "--kl-divergence"][..], &exact].concat());
     let recorded = workspace_root().join("tests/perplexity/tiny-qwen3-Q2_K.txt");
     let theirs = std::fs::read_to_string(recorded).expect("the recorded figures");
@@ -298,9 +511,11 @@ fn a_coarser_model_is_as_far_from_its_base_as_llama_perplexity_says() {
 
 #[test]
 fn llama_perplexity_reads_our_bases_and_we_read_its() {
-    let (Some(program), Some(model), Some(text)) =
-        (llama_cpp("llama-perplexity"), shared("models/tiny-qwen3-F32.gguf"), shared("text/calibration.txt"))
-    else {
+    let (Some(program), Some(model), Some(text)) = (
+        llama_cpp("llama-perplexity"),
+        shared("models/tiny-qwen3-F32.gguf"),
+        shared("text/calibration.txt"),
+    ) else {
         return;
     };
     let utf8 = |path: &Path| path.to_str().expect("UTF-8").to_owned();
@@ -309,7 +524,9 @@ fn llama_perplexity_reads_our_bases_and_we_read_its() {
     let (ours, theirs) = (folder.name("ours.kld"), folder.name("theirs.kld"));
     let llama = |args: &[&str]| {
         let output = Plain::new(&program)
-            .args(["-m", &model, "-t", "2", "-fa", "off", "-ctk", "f32", "-ctv", "f32", "-c", "64"])
+            .args([
+                "-m", &model, "-t", "2", "-fa", "off", "-ctk", "f32", "-ctv", "f32", "-c", "64",
+            ])
             .args(args)
             .output()
             .expect("llama-perplexity runs");
@@ -321,11 +538,21 @@ fn llama_perplexity_reads_our_bases_and_we_read_its() {
     let printed = good(&[&exact, &write[..], &[&ours[..], "-c", "64"]].concat());
     let first = printed.lines().next().expect("chunks");
     same_lines(first, &llama(&[&write[..], &[&theirs]].concat()), 1e-5);
-    let (a, b) = (std::fs::read(&ours).expect("ours"), std::fs::read(&theirs).expect("theirs"));
+    let (a, b) = (
+        std::fs::read(&ours).expect("ours"),
+        std::fs::read(&theirs).expect("theirs"),
+    );
     assert_eq!(a.len(), b.len());
-    assert!(a[..20 + 5 * 64 * 4] == b[..20 + 5 * 64 * 4], "header and tokens");
+    assert!(
+        a[..20 + 5 * 64 * 4] == b[..20 + 5 * 64 * 4],
+        "header and tokens"
+    );
     for base in [&ours, &theirs] {
         let compare = ["--kl-divergence-base", base, "--kl-divergence"];
-        same_lines(&good(&[&exact[..], &compare].concat()), &llama(&compare), 1e-4);
+        same_lines(
+            &good(&[&exact[..], &compare].concat()),
+            &llama(&compare),
+            1e-4,
+        );
     }
 }

@@ -28,7 +28,9 @@ fn path(p: &Path) -> &str {
 
 #[test]
 fn a_model_is_quantized_and_refused_where_it_must_be() {
-    let Some(models) = shared("models") else { return };
+    let Some(models) = shared("models") else {
+        return;
+    };
     let folder = tempfile::tempdir().unwrap();
     let input = copy_of(&models.join("tiny-qwen3-f16.gguf"), folder.path());
     let out = folder.path().join("out.gguf");
@@ -36,48 +38,117 @@ fn a_model_is_quantized_and_refused_where_it_must_be() {
 
     let output = octavo(&["quantize", i, o, "q4_k_m", "-t", "2"]);
     let stderr = stderr(&output);
-    assert!(output.status.success() && output.stdout.is_empty(), "{stderr}");
-    assert_eq!(std::fs::read(&out).unwrap(), std::fs::read(models.join("tiny-qwen3-Q4_K_M.gguf")).unwrap());
+    assert!(
+        output.status.success() && output.stdout.is_empty(),
+        "{stderr}"
+    );
+    assert_eq!(
+        std::fs::read(&out).unwrap(),
+        std::fs::read(models.join("tiny-qwen3-Q4_K_M.gguf")).unwrap()
+    );
     let tensors = stderr.lines().filter(|line| line.starts_with('[')).count();
     assert_eq!(tensors, 46, "{stderr}");
     assert!(stderr.contains("token_embd.weight"), "{stderr}");
-    assert!(stderr.contains("5.01 MiB, 16.02 bits per weight -> 1.56 MiB, 4.99 bits per weight"), "{stderr}");
+    assert!(
+        stderr.contains("5.01 MiB, 16.02 bits per weight -> 1.56 MiB, 4.99 bits per weight"),
+        "{stderr}"
+    );
 
-    assert!(refused(&["quantize", i, o, "Q4_K_M"], 1).ends_with("out.gguf: is there already: --force replaces it"));
-    assert!(octavo(&["quantize", i, o, "Q8_0", "--force"]).status.success());
-    assert_eq!(std::fs::read(&out).unwrap(), std::fs::read(models.join("tiny-qwen3-Q8_0.gguf")).unwrap());
-    assert!(refused(&["quantize", i, i, "Q8_0", "--force"], 1).ends_with("is the input itself: expected another file"));
+    assert!(
+        refused(&["quantize", i, o, "Q4_K_M"], 1)
+            .ends_with("out.gguf: is there already: --force replaces it")
+    );
+    assert!(
+        octavo(&["quantize", i, o, "Q8_0", "--force"])
+            .status
+            .success()
+    );
+    assert_eq!(
+        std::fs::read(&out).unwrap(),
+        std::fs::read(models.join("tiny-qwen3-Q8_0.gguf")).unwrap()
+    );
+    assert!(
+        refused(&["quantize", i, i, "Q8_0", "--force"], 1)
+            .ends_with("is the input itself: expected another file")
+    );
     let dotted = folder.path().join(".").join("in.gguf");
-    assert!(refused(&["quantize", i, path(&dotted), "Q8_0", "--force"], 1).contains("is the input itself"));
+    assert!(
+        refused(&["quantize", i, path(&dotted), "Q8_0", "--force"], 1)
+            .contains("is the input itself")
+    );
     let none = folder.path().join("none.gguf");
     let error = refused(&["quantize", i, path(&none), "IQ2_XXS"], 1);
-    assert!(error.starts_with("tensor blk.0.attn_k.weight: IQ2_XXS needs an importance matrix"), "{error}");
+    assert!(
+        error.starts_with("tensor blk.0.attn_k.weight: IQ2_XXS needs an importance matrix"),
+        "{error}"
+    );
     let error = refused(&["quantize", o, path(&none), "Q4_0"], 1);
-    assert!(error.ends_with("is Q8_0 already: quantizing it again needs --allow-requantize"), "{error}");
+    assert!(
+        error.ends_with("is Q8_0 already: quantizing it again needs --allow-requantize"),
+        "{error}"
+    );
     assert!(!none.exists());
-    assert!(refused(&["quantize", i, path(&none), "Q9"], 2).starts_with("type \"Q9\": expected one of F32, F16"));
+    assert!(
+        refused(&["quantize", i, path(&none), "Q9"], 2)
+            .starts_with("type \"Q9\": expected one of F32, F16")
+    );
     assert!(refused(&["quantize", i, path(&none)], 2).starts_with("no TYPE: expected IN OUT TYPE"));
-    assert!(refused(&["quantize", i, o, "Q4_0", "--tensor-type", "ffn"], 2).contains("expected NAME=TYPE"));
-    assert!(refused(&["quantize", i, o, "Q4_0", "--tensor-type", "(=Q4_0"], 2).contains("unclosed group"));
-    assert!(refused(&["quantize", i, o, "Q4_0", "--output-tensor-type", "x"], 2).contains("expected one of F32"));
-    assert!(refused(&["quantize", "/nonexistent.gguf", o, "Q4_0"], 1).contains("/nonexistent.gguf"));
-    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "nothing else is left behind");
+    assert!(
+        refused(&["quantize", i, o, "Q4_0", "--tensor-type", "ffn"], 2)
+            .contains("expected NAME=TYPE")
+    );
+    assert!(
+        refused(&["quantize", i, o, "Q4_0", "--tensor-type", "(=Q4_0"], 2)
+            .contains("unclosed group")
+    );
+    assert!(
+        refused(&["quantize", i, o, "Q4_0", "--output-tensor-type", "x"], 2)
+            .contains("expected one of F32")
+    );
+    assert!(
+        refused(&["quantize", "/nonexistent.gguf", o, "Q4_0"], 1).contains("/nonexistent.gguf")
+    );
+    assert_eq!(
+        std::fs::read_dir(folder.path()).unwrap().count(),
+        2,
+        "nothing else is left behind"
+    );
 }
 
 #[test]
 fn a_dry_run_prints_a_table_and_writes_nothing() {
-    let Some(models) = shared("models") else { return };
+    let Some(models) = shared("models") else {
+        return;
+    };
     let model = models.join("tiny-qwen3-f16.gguf");
     let output = octavo(&["quantize", path(&model), "IQ2_M", "--dry-run"]);
     let (stdout, stderr) = (stdout(&output), stderr(&output));
     assert!(output.status.success(), "{stderr}");
     assert_eq!(stdout.lines().count(), 47, "{stdout}");
-    assert!(stdout.lines().next().unwrap().starts_with("output_norm.weight "), "{stdout}");
-    assert!(stdout.lines().last().unwrap().contains("bits per weight -> "), "{stdout}");
+    assert!(
+        stdout
+            .lines()
+            .next()
+            .unwrap()
+            .starts_with("output_norm.weight "),
+        "{stdout}"
+    );
+    assert!(
+        stdout
+            .lines()
+            .last()
+            .unwrap()
+            .contains("bits per weight -> "),
+        "{stdout}"
+    );
     assert!(stderr.contains("needs an importance matrix"), "{stderr}");
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("out.gguf");
-    assert!(octavo(&["quantize", path(&model), path(&out), "Q4_0", "--dry-run"]).status.success());
+    assert!(
+        octavo(&["quantize", path(&model), path(&out), "Q4_0", "--dry-run"])
+            .status
+            .success()
+    );
     assert!(!out.exists());
 }
 
@@ -85,14 +156,43 @@ fn a_dry_run_prints_a_table_and_writes_nothing() {
 fn an_importance_matrix_is_made_and_used() {
     let folder = tempfile::tempdir().unwrap();
     let (text_file, out) = (folder.path().join("text"), folder.path().join("im.gguf"));
-    std::fs::write(&text_file, "It was the best of times, it was the worst of times.\n".repeat(60)).unwrap();
-    let output = octavo(&["imatrix", "-f", path(&text_file), "-o", path(&out), "-c", "64", "--chunks", "2"]);
+    std::fs::write(
+        &text_file,
+        "It was the best of times, it was the worst of times.\n".repeat(60),
+    )
+    .unwrap();
+    let output = octavo(&[
+        "imatrix",
+        "-f",
+        path(&text_file),
+        "-o",
+        path(&out),
+        "-c",
+        "64",
+        "--chunks",
+        "2",
+    ]);
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(stderr(&output).contains("2 chunks of 64 tokens"));
     let short = refused(&["imatrix", "-p", "short", "-o", path(&out)], 1);
-    assert!(short.contains("expected at least 1024 (two chunks of -c 512)"), "{short}");
-    let Some(models) = shared("models") else { return };
-    let (model, small) = (models.join("tiny-qwen3-f16.gguf"), folder.path().join("small.gguf"));
-    let output = octavo(&["quantize", path(&model), path(&small), "IQ2_XS", "--imatrix", path(&out)]);
+    assert!(
+        short.contains("expected at least 1024 (two chunks of -c 512)"),
+        "{short}"
+    );
+    let Some(models) = shared("models") else {
+        return;
+    };
+    let (model, small) = (
+        models.join("tiny-qwen3-f16.gguf"),
+        folder.path().join("small.gguf"),
+    );
+    let output = octavo(&[
+        "quantize",
+        path(&model),
+        path(&small),
+        "IQ2_XS",
+        "--imatrix",
+        path(&out),
+    ]);
     assert!(output.status.success(), "{}", stderr(&output));
 }

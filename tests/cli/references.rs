@@ -6,11 +6,21 @@ use super::{bad, folder, octavo, stderr, stdout};
 use octavo_reference::fixtures::{committed_goldens, workspace_root};
 
 fn file(name: &str) -> String {
-    committed_goldens().join("formats").join(name).to_str().expect("UTF-8").to_owned()
+    committed_goldens()
+        .join("formats")
+        .join(name)
+        .to_str()
+        .expect("UTF-8")
+        .to_owned()
 }
 
 fn model(name: &str) -> String {
-    workspace_root().join("reference").join(name).to_str().expect("UTF-8").to_owned()
+    workspace_root()
+        .join("reference")
+        .join(name)
+        .to_str()
+        .expect("UTF-8")
+        .to_owned()
 }
 
 const DEMO: &str = "demo/tiny-qwen3-Q4_K_M.gguf";
@@ -20,18 +30,37 @@ const OTHER: &str = "models/rnd-llama-Q4_K_M.gguf";
 const FILES: [(&str, &[&str], &str); 8] = [
     ("debug.bin", &[], "(llama-debug, 4 tokens)"),
     ("debug-embeddings.bin", &[], "1 tensors"),
-    ("eval-callback.txt", &["-p", "1+1="], "(llama-eval-callback)"),
+    (
+        "eval-callback.txt",
+        &["-p", "1+1="],
+        "(llama-eval-callback)",
+    ),
     ("prompt-cache.bin", &[], "8 tensors"),
     ("completion.json", &[], "(llama-server)"),
     ("base.kld", &[], "(llama-perplexity base)"),
     ("imatrix.gguf", &["-f", "TEXT"], "28 tensors"),
-    ("chat.json", &["-p", "<|im_start|>user\n1+1=<|im_end|>\n<|im_start|>assistant\n"], "(llama-server)"),
+    (
+        "chat.json",
+        &[
+            "-p",
+            "<|im_start|>user\n1+1=<|im_end|>\n<|im_start|>assistant\n",
+        ],
+        "(llama-server)",
+    ),
 ];
 
 fn run(model: &str, name: &str, text: &[&str], more: &[&str]) -> (Option<i32>, String) {
     let reference = file(name);
-    let text: Vec<String> =
-        text.iter().map(|t| if *t == "TEXT" { file("text.txt") } else { (*t).to_owned() }).collect();
+    let text: Vec<String> = text
+        .iter()
+        .map(|t| {
+            if *t == "TEXT" {
+                file("text.txt")
+            } else {
+                (*t).to_owned()
+            }
+        })
+        .collect();
     let text: Vec<&str> = text.iter().map(String::as_str).collect();
     let args = [&["diff", model, "--reference", &reference][..], &text, more].concat();
     let output = octavo(&args).output().expect("the program runs");
@@ -43,11 +72,20 @@ fn every_kind_of_file_agrees_with_its_model() {
     for (name, text, says) in FILES {
         let (code, out) = run(&model(DEMO), name, text, &[]);
         assert_eq!(code, Some(0), "{name}: {out}");
-        assert!(out.contains("verdict: within tolerance") && out.contains(says), "{name}: {out}");
+        assert!(
+            out.contains("verdict: within tolerance") && out.contains(says),
+            "{name}: {out}"
+        );
         // llama.cpp rounds activations to 8 bits: that is seen
-        let (code, out) = run(&model(DEMO), name, text, &["--tol-nmse", "1e-12", "--tol-kl", "1e-9", "--json"]);
+        let (code, out) = run(
+            &model(DEMO),
+            name,
+            text,
+            &["--tol-nmse", "1e-12", "--tol-kl", "1e-9", "--json"],
+        );
         assert_eq!(code, Some(1), "{name}: {out}");
-        let json: serde_json::Value = serde_json::from_str(out.lines().next().expect("a line")).expect("JSON");
+        let json: serde_json::Value =
+            serde_json::from_str(out.lines().next().expect("a line")).expect("JSON");
         assert_eq!(json["verdict"], "outside", "{name}");
     }
 }
@@ -64,7 +102,10 @@ fn another_model_is_found_out() {
 fn files_without_a_text_ask_for_it() {
     for name in ["eval-callback.txt", "imatrix.gguf", "chat.json"] {
         let line = bad(&["diff", &model(DEMO), "--reference", &file(name)], 2);
-        assert!(line.contains("has no text: expected -p TEXT or -f FILE"), "{line}");
+        assert!(
+            line.contains("has no text: expected -p TEXT or -f FILE"),
+            "{line}"
+        );
     }
 }
 
@@ -76,15 +117,26 @@ fn damaged_files_give_one_line() {
     for (name, _, _) in FILES {
         let sound = std::fs::read(file(name)).expect("a committed file");
         for part in [0, 1, 5, 9, 37, 50, 99] {
-            // for a cut the text no longer fits, or the file is none of them: what matters is how that is said
+            // for a cut the text no longer fits, or the file is none of them: what matters is how
+            // that is said
             std::fs::write(&path, &sound[..sound.len() * part / 100]).expect("written");
-            let output =
-                octavo(&["diff", &model(DEMO), "--reference", damaged, "-p", "1+1="]).output().expect("it runs");
+            let output = octavo(&["diff", &model(DEMO), "--reference", damaged, "-p", "1+1="])
+                .output()
+                .expect("it runs");
             let text = stderr(&output);
-            assert!(matches!(output.status.code(), Some(0..=2)), "{name} {part} %: {text}");
+            assert!(
+                matches!(output.status.code(), Some(0..=2)),
+                "{name} {part} %: {text}"
+            );
             assert!(!text.contains("internal error"), "{name} {part} %: {text}");
             if output.status.code() == Some(2) {
-                assert_eq!(text.lines().filter(|line| line.starts_with("octavo: error: ")).count(), 1, "{text}");
+                assert_eq!(
+                    text.lines()
+                        .filter(|line| line.starts_with("octavo: error: "))
+                        .count(),
+                    1,
+                    "{text}"
+                );
             }
         }
         for seed in 0..40_usize {
@@ -92,10 +144,14 @@ fn damaged_files_give_one_line() {
             let at = (seed * 2_654_435_761) % bytes.len().min(400);
             bytes[at] ^= 1 << (seed % 8);
             std::fs::write(&path, &bytes).expect("written");
-            let output =
-                octavo(&["diff", &model(DEMO), "--reference", damaged, "-p", "1+1="]).output().expect("it runs");
+            let output = octavo(&["diff", &model(DEMO), "--reference", damaged, "-p", "1+1="])
+                .output()
+                .expect("it runs");
             let text = stderr(&output);
-            assert!(matches!(output.status.code(), Some(0..=2)), "{name} byte {at}: {text}");
+            assert!(
+                matches!(output.status.code(), Some(0..=2)),
+                "{name} byte {at}: {text}"
+            );
             assert!(!text.contains("internal error"), "{name} byte {at}: {text}");
         }
     }

@@ -1,4 +1,5 @@
-//! What is refused before it costs time or leaves a file: folders that would not load, matrices of other models.
+//! What is refused before it costs time or leaves a file: folders that would not load, matrices of
+//! other models.
 
 use std::path::{Path, PathBuf};
 
@@ -22,35 +23,51 @@ impl Folder {
     fn of(model: &str) -> Folder {
         let dir = folder();
         let (f16, made) = (dir.path().join("f16.gguf"), dir.path().join("made"));
-        let model = octavo_reference::fixtures::workspace_root().join("reference").join(model);
+        let model = octavo_reference::fixtures::workspace_root()
+            .join("reference")
+            .join(model);
         let model = Gguf::open(&model, &OpenOptions::default()).expect("sound");
         let mut writer = Writer::new();
         for (key, value) in model.keys() {
             writer.set(key, value);
         }
         // frequencies of random models follow from no settings
-        for t in model.tensors().iter().filter(|t| t.name != "rope_freqs.weight") {
-            let to = if t.dims.len() == 2 { TensorType::F16 } else { TensorType::F32 };
+        for t in model
+            .tensors()
+            .iter()
+            .filter(|t| t.name != "rope_freqs.weight")
+        {
+            let to = if t.dims.len() == 2 {
+                TensorType::F16
+            } else {
+                TensorType::F32
+            };
             let mut values = vec![0.0; t.n_elements() as usize];
             octavo_quant::dequantize(t.ty, model.data(t), &mut values).expect("whole blocks");
             let mut bytes = Vec::new();
-            octavo_quant::quantize(to, &values, t.dims[0] as usize, None, &mut bytes).expect("whole rows");
+            octavo_quant::quantize(to, &values, t.dims[0] as usize, None, &mut bytes)
+                .expect("whole rows");
             writer.tensor(&t.name, &t.dims, to, bytes);
         }
         writer.write_file(&f16).expect("written");
-        octavo_llm::hf::write(&Gguf::open(&f16, &OpenOptions::default()).expect("sound"), &made).expect("written");
+        octavo_llm::hf::write(
+            &Gguf::open(&f16, &OpenOptions::default()).expect("sound"),
+            &made,
+        )
+        .expect("written");
         Folder { dir, path: made }
     }
 
     fn settings(&self, change: impl FnOnce(&mut Value)) {
         let path = self.path.join("config.json");
-        let mut value: Value = serde_json::from_slice(&std::fs::read(&path).expect("there")).expect("JSON");
+        let mut value: Value =
+            serde_json::from_slice(&std::fs::read(&path).expect("there")).expect("JSON");
         change(&mut value);
         std::fs::write(path, value.to_string()).expect("written");
     }
 
-    /// The list of tensors, changed, before the same data. What is left out of the list leaves a hole in the data,
-    /// which safetensors refuse: another name for it does not.
+    /// The list of tensors, changed, before the same data. What is left out of the list leaves a
+    /// hole in the data, which safetensors refuse: another name for it does not.
     fn tensors(&self, change: impl FnOnce(&mut serde_json::Map<String, Value>)) {
         let path = self.path.join("model.safetensors");
         let bytes = std::fs::read(&path).expect("there");
@@ -58,7 +75,12 @@ impl Folder {
         let mut header: Value = serde_json::from_slice(&bytes[8..8 + n]).expect("JSON");
         change(header.as_object_mut().expect("a map"));
         let text = header.to_string();
-        let new = [&(text.len() as u64).to_le_bytes(), text.as_bytes(), &bytes[8 + n..]].concat();
+        let new = [
+            &(text.len() as u64).to_le_bytes(),
+            text.as_bytes(),
+            &bytes[8 + n..],
+        ]
+        .concat();
         std::fs::write(&path, new).expect("written");
     }
 
@@ -74,13 +96,21 @@ impl Folder {
     fn is_not_converted(&self, says: &[&str]) {
         let before = std::fs::read_dir(self.dir.path()).expect("there").count();
         let out = self.dir.path().join("out.gguf");
-        for args in
-            [&["convert", path(&self.path), path(&out)][..], &["quantize", path(&self.path), path(&out), "Q8_0"]]
-        {
+        for args in [
+            &["convert", path(&self.path), path(&out)][..],
+            &["quantize", path(&self.path), path(&out), "Q8_0"],
+        ] {
             let line = bad(args, 1);
-            assert!(says.iter().all(|part| line.contains(part)), "{args:?}: {line:?} does not say {says:?}");
+            assert!(
+                says.iter().all(|part| line.contains(part)),
+                "{args:?}: {line:?} does not say {says:?}"
+            );
         }
-        assert_eq!(std::fs::read_dir(self.dir.path()).expect("there").count(), before, "nothing is left behind");
+        assert_eq!(
+            std::fs::read_dir(self.dir.path()).expect("there").count(),
+            before,
+            "nothing is left behind"
+        );
     }
 }
 
@@ -92,25 +122,44 @@ const QWEN2: &str = "models/rnd-qwen2-Q6_K.gguf";
 fn a_folder_that_would_not_load_is_not_converted() {
     for model in [QWEN3, LLAMA, QWEN2] {
         let sound = Folder::of(model);
-        good(&["convert", path(&sound.path), path(&sound.dir.path().join("out.gguf"))]);
+        good(&[
+            "convert",
+            path(&sound.path),
+            path(&sound.dir.path().join("out.gguf")),
+        ]);
     }
     // without a tensor, with one too many: a layer more or less than the settings say
     let folder = Folder::of(QWEN3);
     folder.settings(|c| c["num_hidden_layers"] = json!(5));
-    folder.is_not_converted(&["missing tensor blk.4.", "expected shape [", "model.layers.4."]);
+    folder.is_not_converted(&[
+        "missing tensor blk.4.",
+        "expected shape [",
+        "model.layers.4.",
+    ]);
     folder.settings(|c| c["num_hidden_layers"] = json!(3));
     folder.is_not_converted(&["unexpected tensor blk.3.", "model.layers.3."]);
     // one that has gone, its bytes now a tensor that nothing asks for
     let folder = Folder::of(QWEN3);
-    folder.renamed("model.layers.1.mlp.up_proj.weight", "model.layers.9.mlp.up_proj.weight");
-    folder.is_not_converted(&["missing tensor blk.1.ffn_up.weight", "model.layers.1.mlp.up_proj"]);
+    folder.renamed(
+        "model.layers.1.mlp.up_proj.weight",
+        "model.layers.9.mlp.up_proj.weight",
+    );
+    folder.is_not_converted(&[
+        "missing tensor blk.1.ffn_up.weight",
+        "model.layers.1.mlp.up_proj",
+    ]);
     // another shape of as many numbers
     let folder = Folder::of(QWEN3);
     folder.tensors(|list| {
-        let shape = list["model.layers.2.mlp.down_proj.weight"]["shape"].as_array_mut().expect("a list");
+        let shape = list["model.layers.2.mlp.down_proj.weight"]["shape"]
+            .as_array_mut()
+            .expect("a list");
         shape.reverse();
     });
-    folder.is_not_converted(&["tensor blk.2.ffn_down.weight: expected shape [512, 256], got [256, 512]", "down_proj"]);
+    folder.is_not_converted(&[
+        "tensor blk.2.ffn_down.weight: expected shape [512, 256], got [256, 512]",
+        "down_proj",
+    ]);
 }
 
 #[test]
@@ -118,39 +167,67 @@ fn an_output_matrix_is_there_unless_it_is_the_embedding() {
     let folder = Folder::of(QWEN3);
     for untied in [json!(false), Value::Null] {
         folder.settings(|c| c["tie_word_embeddings"] = untied);
-        folder.is_not_converted(&["config.json: tensor lm_head.weight: expected a tensor of that name", "got none"]);
+        folder.is_not_converted(&[
+            "config.json: tensor lm_head.weight: expected a tensor of that name",
+            "got none",
+        ]);
     }
     // a model that runs would say something else than was trained
-    assert!(bad(&["run", path(&folder.path), "-p", "x"], 1).contains("tie_word_embeddings is not true"));
+    assert!(
+        bad(&["run", path(&folder.path), "-p", "x"], 1).contains("tie_word_embeddings is not true")
+    );
 }
 
 #[test]
 fn biases_are_there_if_the_settings_say_so() {
     let llama = Folder::of(LLAMA);
     llama.settings(|c| c["attention_bias"] = json!(true));
-    llama.is_not_converted(&["model.layers.0.self_attn.q_proj.bias", "as attention_bias says, got none"]);
+    llama.is_not_converted(&[
+        "model.layers.0.self_attn.q_proj.bias",
+        "as attention_bias says, got none",
+    ]);
     llama.settings(|c| {
         c["attention_bias"] = json!(false);
         c["mlp_bias"] = json!(true);
     });
-    llama.is_not_converted(&["model.layers.0.mlp.gate_proj.bias", "as mlp_bias says, got none"]);
+    llama.is_not_converted(&[
+        "model.layers.0.mlp.gate_proj.bias",
+        "as mlp_bias says, got none",
+    ]);
     let qwen2 = Folder::of(QWEN2);
     qwen2.settings(|c| {
         c.as_object_mut().expect("a map").remove("attention_bias");
     });
     good(&["run", path(&qwen2.path), "-p", "x", "-n", "1"]);
     qwen2.settings(|c| c["attention_bias"] = json!(false));
-    qwen2.is_not_converted(&["model.layers.0.self_attn.q_proj.bias", "as attention_bias is not true, got one"]);
+    qwen2.is_not_converted(&[
+        "model.layers.0.self_attn.q_proj.bias",
+        "as attention_bias is not true, got one",
+    ]);
     qwen2.settings(|c| c["attention_bias"] = json!(true));
-    qwen2.renamed("model.layers.1.self_attn.k_proj.bias", "model.layers.1.self_attn.o_proj.bias");
-    qwen2.is_not_converted(&["model.layers.1.self_attn.k_proj.bias: expected a tensor of that name", "got none"]);
+    qwen2.renamed(
+        "model.layers.1.self_attn.k_proj.bias",
+        "model.layers.1.self_attn.o_proj.bias",
+    );
+    qwen2.is_not_converted(&[
+        "model.layers.1.self_attn.k_proj.bias: expected a tensor of that name",
+        "got none",
+    ]);
 }
 
 /// The demo model in F16, with layers and numbers changed.
 fn f16(dir: &tempfile::TempDir) -> PathBuf {
-    let demo = octavo_reference::fixtures::workspace_root().join("reference").join(QWEN3);
+    let demo = octavo_reference::fixtures::workspace_root()
+        .join("reference")
+        .join(QWEN3);
     let path_of = dir.path().join("f16.gguf");
-    good(&["quantize", path(&demo), path(&path_of), "F16", "--allow-requantize"]);
+    good(&[
+        "quantize",
+        path(&demo),
+        path(&path_of),
+        "F16",
+        "--allow-requantize",
+    ]);
     path_of
 }
 
@@ -158,11 +235,18 @@ fn f16(dir: &tempfile::TempDir) -> PathBuf {
 fn imatrix(dir: &tempfile::TempDir, name: &str, entries: &[(String, u64)]) -> PathBuf {
     let mut writer = Writer::new();
     writer.set("imatrix.datasets", vec!["text".to_owned()]);
-    writer.set("imatrix.chunk_count", 3u32).set("imatrix.chunk_size", 512u32);
+    writer
+        .set("imatrix.chunk_count", 3u32)
+        .set("imatrix.chunk_size", 512u32);
     for (tensor, n) in entries {
         let sums: Vec<u8> = (0..*n).flat_map(|_| 1f32.to_le_bytes()).collect();
         writer.tensor(&format!("{tensor}.in_sum2"), &[*n], TensorType::F32, sums);
-        writer.tensor(&format!("{tensor}.counts"), &[1], TensorType::F32, 1f32.to_le_bytes().to_vec());
+        writer.tensor(
+            &format!("{tensor}.counts"),
+            &[1],
+            TensorType::F32,
+            1f32.to_le_bytes().to_vec(),
+        );
     }
     let path = dir.path().join(name);
     writer.write_file(&path).expect("written");
@@ -171,9 +255,19 @@ fn imatrix(dir: &tempfile::TempDir, name: &str, entries: &[(String, u64)]) -> Pa
 
 /// The demo model's matrices, as llama-imatrix names them, in so many layers of this width.
 fn entries(layers: usize, width: u64) -> Vec<(String, u64)> {
-    let names = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
+    let names = [
+        "attn_q",
+        "attn_k",
+        "attn_v",
+        "attn_output",
+        "ffn_gate",
+        "ffn_up",
+        "ffn_down",
+    ];
     let row = |name: &str| if name == "ffn_down" { 512 } else { width };
-    (0..layers).flat_map(|l| names.map(|name| (format!("blk.{l}.{name}.weight"), row(name)))).collect()
+    (0..layers)
+        .flat_map(|l| names.map(|name| (format!("blk.{l}.{name}.weight"), row(name))))
+        .collect()
 }
 
 fn text() -> PathBuf {
@@ -187,23 +281,63 @@ fn a_matrix_of_another_model_is_refused_by_names_and_shapes() {
     let own = imatrix(&dir, "own", &entries(4, 256));
     let partial = imatrix(&dir, "partial", &entries(4, 256)[1..]);
     for sound in [&own, &partial] {
-        good(&["quantize", path(&model), path(&out), "IQ4_XS", "--imatrix", path(sound), "--force"]);
+        good(&[
+            "quantize",
+            path(&model),
+            path(&out),
+            "IQ4_XS",
+            "--imatrix",
+            path(sound),
+            "--force",
+        ]);
     }
     std::fs::remove_file(&out).expect("there");
     let more = imatrix(&dir, "more", &entries(6, 256));
     let fewer = imatrix(&dir, "fewer", &entries(3, 256));
     let wider = imatrix(&dir, "wider", &entries(4, 320));
     for (file, says) in [
-        (&more, "more: entry blk.4.attn_k.weight: expected names of tensors of "),
+        (
+            &more,
+            "more: entry blk.4.attn_k.weight: expected names of tensors of ",
+        ),
         (&fewer, "got none for layer 3 (such as blk.3.attn_k.weight)"),
-        (&wider, "wider: entry blk.0.attn_k.weight: expected 256 weights for this model, got 320"),
+        (
+            &wider,
+            "wider: entry blk.0.attn_k.weight: expected 256 weights for this model, got 320",
+        ),
     ] {
-        let quantize = ["quantize", path(&model), path(&out), "Q4_0", "--imatrix", path(file)];
-        let dry = ["quantize", path(&model), "Q4_0", "--dry-run", "--imatrix", path(file)];
-        let report = ["quant-report", path(&model), "-f", path(&text), "-c", "16", "--imatrix", path(file)];
+        let quantize = [
+            "quantize",
+            path(&model),
+            path(&out),
+            "Q4_0",
+            "--imatrix",
+            path(file),
+        ];
+        let dry = [
+            "quantize",
+            path(&model),
+            "Q4_0",
+            "--dry-run",
+            "--imatrix",
+            path(file),
+        ];
+        let report = [
+            "quant-report",
+            path(&model),
+            "-f",
+            path(&text),
+            "-c",
+            "16",
+            "--imatrix",
+            path(file),
+        ];
         for args in [&quantize[..], &dry, &report] {
             let line = bad(args, 1);
-            assert!(line.contains(says) && line.contains(path(file)), "{args:?}: {line}");
+            assert!(
+                line.contains(says) && line.contains(path(file)),
+                "{args:?}: {line}"
+            );
         }
         assert!(!out.exists(), "nothing is written");
     }
@@ -215,11 +349,21 @@ fn a_pattern_that_finds_nothing_is_named() {
     let (model, out) = (f16(&dir), dir.path().join("out.gguf"));
     for pattern in ["ffn_dwon=Q6_K", "attn_norm=Q6_K"] {
         let (name, _) = pattern.split_once('=').expect("two parts");
-        for args in
-            [&["quantize", path(&model), path(&out), "Q4_K_M"][..], &["quantize", path(&model), "Q4_K_M", "--dry-run"]]
-        {
-            let line = bad(&[args, &["--tensor-type", "ffn_up=Q5_K", "--tensor-type", pattern]].concat(), 1);
-            let says = format!("f16.gguf: {name:?} finds no tensor that can be quantized: expected a part of a name");
+        for args in [
+            &["quantize", path(&model), path(&out), "Q4_K_M"][..],
+            &["quantize", path(&model), "Q4_K_M", "--dry-run"],
+        ] {
+            let line = bad(
+                &[
+                    args,
+                    &["--tensor-type", "ffn_up=Q5_K", "--tensor-type", pattern],
+                ]
+                .concat(),
+                1,
+            );
+            let says = format!(
+                "f16.gguf: {name:?} finds no tensor that can be quantized: expected a part of a name"
+            );
             assert!(line.contains(&says), "{line}");
         }
         assert!(!out.exists(), "nothing is written");
@@ -232,15 +376,28 @@ fn a_report_knows_what_stands_against_it_before_it_scores() {
     let (model, text) = (f16(&dir), text());
     let (m, t) = (path(&model), path(&text));
     // one line, and none that says that scoring began
-    let refused = |args: &[&str]| bad(&[&["quant-report"], args, &["-f", t, "-c", "16", "--chunks", "2"]].concat(), 1);
+    let refused = |args: &[&str]| {
+        bad(
+            &[
+                &["quant-report"],
+                args,
+                &["-f", t, "-c", "16", "--chunks", "2"],
+            ]
+            .concat(),
+            1,
+        )
+    };
     let line = refused(&[m, "--types", "Q8_0,IQ2_XXS"]);
     assert!(
-        line.ends_with("IQ2_XXS: tensor blk.0.attn_k.weight: IQ2_XXS needs an importance matrix (--imatrix)"),
+        line.ends_with(
+            "IQ2_XXS: tensor blk.0.attn_k.weight: IQ2_XXS needs an importance matrix (--imatrix)"
+        ),
         "{line}"
     );
     let line = refused(&[m, "--types", "Q8_0", "--sensitivity", "IQ2_XXS"]);
     assert!(
-        line.contains("--sensitivity: tensor ") && line.contains("needs an importance matrix (--imatrix)"),
+        line.contains("--sensitivity: tensor ")
+            && line.contains("needs an importance matrix (--imatrix)"),
         "{line}"
     );
     let q8 = dir.path().join("q8.gguf");
@@ -251,8 +408,18 @@ fn a_report_knows_what_stands_against_it_before_it_scores() {
             && line.contains("is Q8_0 already: quantizing it again needs --allow-requantize"),
         "{line}"
     );
-    let line = refused(&[path(&q8), "--types", "Q4_0", "--allow-requantize", "--sensitivity", "Q4_0"]);
-    assert!(line.contains("q8.gguf: no tensor can be quantized to Q4_0"), "{line}");
+    let line = refused(&[
+        path(&q8),
+        "--types",
+        "Q4_0",
+        "--allow-requantize",
+        "--sensitivity",
+        "Q4_0",
+    ]);
+    assert!(
+        line.contains("q8.gguf: no tensor can be quantized to Q4_0"),
+        "{line}"
+    );
     let text = good(&[
         "quant-report",
         path(&q8),
@@ -266,14 +433,24 @@ fn a_report_knows_what_stands_against_it_before_it_scores() {
         "Q4_0",
         "--allow-requantize",
     ]);
-    assert!(text.lines().count() == 3 && text.contains("\nQ4_0 "), "{text}");
+    assert!(
+        text.lines().count() == 3 && text.contains("\nQ4_0 "),
+        "{text}"
+    );
 
     let changed = variant(&dir, "changed.gguf", true, |writer| {
         let demo = octavo_reference::demo::demo_model();
         let demo = Gguf::from_bytes(demo, "demo", &OpenOptions::default()).expect("sound");
-        let tokens = demo.array("tokenizer.ggml.tokens").expect("an array").expect("tokens");
-        let mut tokens: Vec<String> =
-            tokens.strings().into_iter().flatten().map(|t| String::from_utf8_lossy(t).into_owned()).collect();
+        let tokens = demo
+            .array("tokenizer.ggml.tokens")
+            .expect("an array")
+            .expect("tokens");
+        let mut tokens: Vec<String> = tokens
+            .strings()
+            .into_iter()
+            .flatten()
+            .map(|t| String::from_utf8_lossy(t).into_owned())
+            .collect();
         tokens.swap(20, 21);
         writer.set("tokenizer.ggml.tokens", tokens);
     });
@@ -304,22 +481,51 @@ fn a_type_that_fails_does_not_take_the_others_with_it() {
             &t.name,
             &t.dims,
             TensorType::F32,
-            values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>(),
+            values
+                .iter()
+                .flat_map(|v| v.to_le_bytes())
+                .collect::<Vec<u8>>(),
         );
     }
     writer.write_file(&f32).expect("written");
     let (text, page) = (text(), dir.path().join("page.html"));
-    let args =
-        ["quant-report", path(&f32), "-f", path(&text), "-c", "16", "--chunks", "2", "--types", "Q8_0,Q4_0,Q4_1"];
-    let output = octavo(&[&args[..], &["--html", path(&page)]].concat()).output().expect("it runs");
+    let args = [
+        "quant-report",
+        path(&f32),
+        "-f",
+        path(&text),
+        "-c",
+        "16",
+        "--chunks",
+        "2",
+        "--types",
+        "Q8_0,Q4_0,Q4_1",
+    ];
+    let output = octavo(&[&args[..], &["--html", path(&page)]].concat())
+        .output()
+        .expect("it runs");
     let (table, errors) = (stdout(&output), stderr(&output));
     assert_eq!(output.status.code(), Some(1), "{errors}");
-    assert!(table.contains("\nQ8_0 ") && !table.contains("Q4_0"), "{table}");
-    let failed: Vec<&str> = errors.lines().filter(|line| line.starts_with("octavo: error: ")).collect();
-    assert!(failed[0].starts_with("octavo: error: Q4_0: tensor blk.1.ffn_down.weight: Q4_0 cannot hold"), "{errors}");
+    assert!(
+        table.contains("\nQ8_0 ") && !table.contains("Q4_0"),
+        "{table}"
+    );
+    let failed: Vec<&str> = errors
+        .lines()
+        .filter(|line| line.starts_with("octavo: error: "))
+        .collect();
+    assert!(
+        failed[0]
+            .starts_with("octavo: error: Q4_0: tensor blk.1.ffn_down.weight: Q4_0 cannot hold"),
+        "{errors}"
+    );
     let page = std::fs::read_to_string(&page).expect("written");
-    assert!(page.contains("<svg") && page.contains("Q4_0 is missing: tensor blk.1.ffn_down.weight"));
-    let output = octavo(&[&args[..], &["--json"]].concat()).output().expect("it runs");
+    assert!(
+        page.contains("<svg") && page.contains("Q4_0 is missing: tensor blk.1.ffn_down.weight")
+    );
+    let output = octavo(&[&args[..], &["--json"]].concat())
+        .output()
+        .expect("it runs");
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     let object: Value = serde_json::from_str(&stdout(&output)).expect("JSON");
     assert_eq!(object["types"][0]["name"], "Q8_0", "{object}");

@@ -1,4 +1,5 @@
-//! No temporary file stays when a signal ends the program, whatever it was doing, and the exit code says which it was.
+//! No temporary file stays when a signal ends the program, whatever it was doing, and the exit code
+//! says which it was.
 #![cfg(unix)]
 
 use std::fs;
@@ -9,11 +10,15 @@ use std::time::{Duration, Instant};
 use super::kept::program;
 use super::outputs::Desk;
 
-/// Signals and the exit codes that tell of them; not a hangup that whoever runs the tests has them ignore.
+/// Signals and the exit codes that tell of them; not a hangup that whoever runs the tests has them
+/// ignore.
 fn signals() -> Vec<(&'static str, i32)> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let hangup_ignored = ignored.is_some_and(|mask| mask.trim().ends_with(['1', '3', '5', '7', '9', 'b', 'd', 'f']));
+    let hangup_ignored = ignored.is_some_and(|mask| {
+        mask.trim()
+            .ends_with(['1', '3', '5', '7', '9', 'b', 'd', 'f'])
+    });
     let mut all = vec![("INT", 130), ("TERM", 143)];
     if hangup_ignored {
         println!("skipped: SIGHUP is ignored here");
@@ -36,7 +41,13 @@ impl Started {
 
     fn send(&self, signal: &str) {
         let command = format!("kill -{signal} {}", self.0.id());
-        assert!(Command::new("sh").args(["-c", &command]).status().expect("sh runs").success());
+        assert!(
+            Command::new("sh")
+                .args(["-c", &command])
+                .status()
+                .expect("sh runs")
+                .success()
+        );
     }
 
     /// Its exit code, once it has ended.
@@ -54,10 +65,16 @@ impl Drop for Started {
 }
 
 fn start(desk: &Desk, args: &str) -> Started {
-    let args =
-        args.split_whitespace().map(|word| word.strip_prefix('@').map_or(word.to_owned(), |name| desk.name(name)));
+    let args = args.split_whitespace().map(|word| {
+        word.strip_prefix('@')
+            .map_or(word.to_owned(), |name| desk.name(name))
+    });
     let mut command = Command::new(env!("CARGO_BIN_EXE_octavo"));
-    command.args(args).env("TMPDIR", desk.at("tmp")).stdout(Stdio::null()).stderr(Stdio::null());
+    command
+        .args(args)
+        .env("TMPDIR", desk.at("tmp"))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
     Started(command.spawn().expect("starts"))
 }
 
@@ -65,8 +82,13 @@ fn start(desk: &Desk, args: &str) -> Started {
 fn new_files(desk: &Desk, before: &[String]) -> Vec<String> {
     let mut names = Vec::new();
     for folder in ["", "tmp", "keep"] {
-        let entries = fs::read_dir(desk.at(folder)).into_iter().flatten().flatten();
-        names.extend(entries.map(|entry| format!("{folder}/{}", entry.file_name().to_string_lossy())));
+        let entries = fs::read_dir(desk.at(folder))
+            .into_iter()
+            .flatten()
+            .flatten();
+        names.extend(
+            entries.map(|entry| format!("{folder}/{}", entry.file_name().to_string_lossy())),
+        );
     }
     names.retain(|name| !before.contains(name));
     names
@@ -87,11 +109,16 @@ fn leaves_nothing(desk: &Desk, args: &str) {
     for (signal, code) in signals() {
         let before = new_files(desk, &[]);
         let mut child = start(desk, args);
-        // the check before the work makes one for a moment: one that stays, or is filled, is the work's
+        // the check before the work makes one for a moment: one that stays, or is filled, is the
+        // work's
         let mut seen = 0;
         wait_for(args, || {
             assert_eq!(child.ended(), None, "{args}: ended before the signal");
-            seen = if new_files(desk, &before).is_empty() { 0 } else { seen + 1 };
+            seen = if new_files(desk, &before).is_empty() {
+                0
+            } else {
+                seen + 1
+            };
             seen > 20
         });
         child.send(signal);
@@ -108,22 +135,34 @@ fn long(desk: &Desk) {
 
 #[test]
 fn a_model_that_is_quantized() {
-    leaves_nothing(&Desk::new(), "quantize @model.gguf @out IQ3_S --pure --allow-requantize -t 1");
+    leaves_nothing(
+        &Desk::new(),
+        "quantize @model.gguf @out IQ3_S --pure --allow-requantize -t 1",
+    );
 }
 
 #[test]
 fn a_base_that_is_scored() {
     let desk = Desk::new();
     long(&desk);
-    leaves_nothing(&desk, "perplexity @model.gguf -f @long -c 64 -t 1 --kl-divergence-base @out");
+    leaves_nothing(
+        &desk,
+        "perplexity @model.gguf -f @long -c 64 -t 1 --kl-divergence-base @out",
+    );
 }
 
 #[test]
 fn the_models_of_a_report() {
     let desk = Desk::new();
     long(&desk);
-    desk.good("quantize @model.gguf @OUT F16 --allow-requantize", "f16.gguf");
-    leaves_nothing(&desk, "quant-report @f16.gguf -f @long -c 64 -t 1 --html @out");
+    desk.good(
+        "quantize @model.gguf @OUT F16 --allow-requantize",
+        "f16.gguf",
+    );
+    leaves_nothing(
+        &desk,
+        "quant-report @f16.gguf -f @long -c 64 -t 1 --html @out",
+    );
 }
 
 #[test]
@@ -136,14 +175,19 @@ fn a_comparison_with_llama_cpp_and_the_program_itself() {
     let args = "diff @model.gguf --llama-cpp @ --keep @keep -p x";
     for (signal, code) in signals() {
         let mut child = start(&desk, args);
-        wait_for(args, || fs::read_to_string(desk.at("pid")).is_ok_and(|pid| pid.ends_with('\n')));
+        wait_for(args, || {
+            fs::read_to_string(desk.at("pid")).is_ok_and(|pid| pid.ends_with('\n'))
+        });
         wait_for(args, || hidden(&desk.at("keep")) == 1);
         child.send(signal);
         assert_eq!(child.code(), Some(code), "{signal}");
         assert_eq!(hidden(&desk.at("keep")), 0, "{signal}");
         let pid = fs::read_to_string(desk.at("pid")).expect("there");
         // one that ended is a zombie until init has seen it
-        let runs = || fs::read_to_string(format!("/proc/{}/cmdline", pid.trim())).is_ok_and(|line| !line.is_empty());
+        let runs = || {
+            fs::read_to_string(format!("/proc/{}/cmdline", pid.trim()))
+                .is_ok_and(|line| !line.is_empty())
+        };
         wait_for("the end of llama-results", || !runs());
         fs::remove_file(desk.at("pid")).expect("removed");
     }
@@ -151,7 +195,9 @@ fn a_comparison_with_llama_cpp_and_the_program_itself() {
 
 fn hidden(folder: &Path) -> usize {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    entries.filter(|entry| entry.file_name().to_string_lossy().starts_with('.')).count()
+    entries
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with('.'))
+        .count()
 }
 
 /// As `nohup` starts it.
@@ -161,7 +207,13 @@ fn a_hangup_that_is_ignored_stays_ignored() {
     long(&desk);
     let shell = "trap '' HUP; exec \"$0\" perplexity \"$1\" -f \"$2\" -c 64 -t 1 --kl-divergence-base \"$3\"";
     let child = Command::new("sh")
-        .args(["-c", shell, env!("CARGO_BIN_EXE_octavo"), &desk.name("model.gguf"), &desk.name("long")])
+        .args([
+            "-c",
+            shell,
+            env!("CARGO_BIN_EXE_octavo"),
+            &desk.name("model.gguf"),
+            &desk.name("long"),
+        ])
         .arg(desk.at("out"))
         .stdout(Stdio::null())
         .stderr(Stdio::null())
@@ -171,7 +223,11 @@ fn a_hangup_that_is_ignored_stays_ignored() {
     // the check before the work makes one for a moment
     let mut seen = 0;
     wait_for("a base", || {
-        seen = if desk.temporary_files().is_empty() { 0 } else { seen + 1 };
+        seen = if desk.temporary_files().is_empty() {
+            0
+        } else {
+            seen + 1
+        };
         seen > 20
     });
     child.send("HUP");

@@ -21,40 +21,105 @@ impl Observer for Nobody {
 #[test]
 fn the_demo_model_generates() {
     let Some(device) = device() else { return };
-    let options = EngineOptions { ctx: Some(64), ..EngineOptions::default() };
+    let options = EngineOptions {
+        ctx: Some(64),
+        ..EngineOptions::default()
+    };
     let engine = Engine::load_on(&ModelSource::Demo, &options, |gguf, model, limits| {
-        let options =
-            cuda::Options { kv_type: KvType::F16, limits: *limits, graphs: true, check_pages: true, threads: 2 };
-        Ok(Box::new(cuda::Cuda::prepare(device, gguf, model, &options, &mut |_| {})?))
+        let options = cuda::Options {
+            kv_type: KvType::F16,
+            limits: *limits,
+            graphs: true,
+            check_pages: true,
+            threads: 2,
+        };
+        Ok(Box::new(cuda::Cuda::prepare(
+            device,
+            gguf,
+            model,
+            &options,
+            &mut |_| {},
+        )?))
     });
     let engine = engine.expect("it loads");
-    assert!(engine.describe().starts_with("cuda, "), "{}", engine.describe());
-    let prompt = engine.tokenizer().encode(b"1+1=", Default::default()).expect("a text");
-    let options = Options { max_tokens: Some(4), ..Options::default() };
-    let out = generate(&mut engine.session(), engine.tokenizer(), &prompt, &options, &mut Nobody).expect("it runs");
+    assert!(
+        engine.describe().starts_with("cuda, "),
+        "{}",
+        engine.describe()
+    );
+    let prompt = engine
+        .tokenizer()
+        .encode(b"1+1=", Default::default())
+        .expect("a text");
+    let options = Options {
+        max_tokens: Some(4),
+        ..Options::default()
+    };
+    let out = generate(
+        &mut engine.session(),
+        engine.tokenizer(),
+        &prompt,
+        &options,
+        &mut Nobody,
+    )
+    .expect("it runs");
     assert!(out.text.starts_with('2'), "{}", out.text);
 }
 
 /// Tensor by tensor, and every tensor: within the bounds that follow from what halves round.
 #[test]
 fn every_tensor_is_within_its_bound_of_the_cpus() {
-    let of_file = |name: &str| (name.to_owned(), open(&workspace_root().join(format!("reference/{name}.gguf"))));
-    let mut models =
-        ["demo/tiny-qwen3-Q4_K_M", "models/rnd-llama-Q4_K_M", "models/rnd-qwen2-Q6_K"].map(of_file).to_vec();
+    let of_file = |name: &str| {
+        (
+            name.to_owned(),
+            open(&workspace_root().join(format!("reference/{name}.gguf"))),
+        )
+    };
+    let mut models = [
+        "demo/tiny-qwen3-Q4_K_M",
+        "models/rnd-llama-Q4_K_M",
+        "models/rnd-qwen2-Q6_K",
+    ]
+    .map(of_file)
+    .to_vec();
     // weights that are floats for the most part
     models.extend(["llama", "qwen2", "qwen3"].map(|arch| (arch.to_owned(), small(arch))));
     for (name, (gguf, model)) in models {
         let Some(device) = device() else { return };
         let tokens = [11, 102, 33, 4, 205, 66, 7];
         let same = model.clone();
-        let options = cpu::Options { isa: Isa::best(), threads: 2, kv_type: KvType::F32, n_pages: 1, repack: true };
-        let mut a = Backend::cpu(gguf.clone(), same, &options, &mut |_, _| {}).expect("it is prepared");
+        let options = cpu::Options {
+            isa: Isa::best(),
+            threads: 2,
+            kv_type: KvType::F32,
+            n_pages: 1,
+            repack: true,
+        };
+        let mut a =
+            Backend::cpu(gguf.clone(), same, &options, &mut |_, _| {}).expect("it is prepared");
         let options = both(usize::MAX, KvType::F32, limits(7, 1, 7), true);
-        let mut b = Backend::cuda(device, gguf, model, &options, &mut |_| {}).expect("it is prepared");
+        let mut b =
+            Backend::cuda(device, gguf, model, &options, &mut |_| {}).expect("it is prepared");
         let comparison = compare(&mut a, &mut b, &tokens, &mut |_, _| {}).expect("both run");
-        let worst = comparison.taps.iter().filter_map(|tap| tap.of_bound).fold(0.0, f64::max);
-        println!("{name}: {} tensors, the worst at {worst:.3} of its bound", comparison.taps.len());
-        assert_eq!(comparison.verdict, Verdict::Within, "{name}: {:?}", comparison.first_divergence);
-        assert!(comparison.absent.is_empty(), "{name}: {:?}", comparison.absent);
+        let worst = comparison
+            .taps
+            .iter()
+            .filter_map(|tap| tap.of_bound)
+            .fold(0.0, f64::max);
+        println!(
+            "{name}: {} tensors, the worst at {worst:.3} of its bound",
+            comparison.taps.len()
+        );
+        assert_eq!(
+            comparison.verdict,
+            Verdict::Within,
+            "{name}: {:?}",
+            comparison.first_divergence
+        );
+        assert!(
+            comparison.absent.is_empty(),
+            "{name}: {:?}",
+            comparison.absent
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! Logits against the exact ones (llama.cpp on the file dequantized to F32), our error beside llama.cpp's own.
+//! Logits against the exact ones (llama.cpp on the file dequantized to F32), our error beside
+//! llama.cpp's own.
 
 use std::path::{Path, PathBuf};
 
@@ -12,51 +13,89 @@ use octavo_reference::metrics::{kl, nmse};
 
 use crate::{Sequences, both, device, limits, open};
 
-/// As for the CPU's kernels, whose integers these have: a tenth of llama.cpp's error, or what the recorded f32 logits
-/// themselves are off.
+/// As for the CPU's kernels, whose integers these have: a tenth of llama.cpp's error, or what the
+/// recorded f32 logits themselves are off.
 const OF_THEIRS: f64 = 0.1;
 pub(crate) const NMSE_FLOOR: f64 = 1e-9;
 const KL_FLOOR: f64 = 1e-7;
 /// llama.cpp's own error on F32 models is at most this against an f64 forward pass.
 const F32_NMSE: f64 = 1e-10;
 
-/// What halves may add to a prompt's logits: every product's output is off by the rounding of its inputs, independently
-/// of the others, and the residual stream keeps what each of them adds. Attention's queries and weights are rounded like
-/// one more product.
+/// What halves may add to a prompt's logits: every product's output is off by the rounding of its
+/// inputs, independently of the others, and the residual stream keeps what each of them adds.
+/// Attention's queries and weights are rounded like one more product.
 pub(crate) fn of_halves(model: &Model) -> f64 {
     let rounded = |op: &Op| matches!(op, Op::MatMul { .. } | Op::Attention { .. });
-    let products = model.graph.nodes.iter().filter(|node| rounded(&node.op)).count();
+    let products = model
+        .graph
+        .nodes
+        .iter()
+        .filter(|node| rounded(&node.op))
+        .count();
     products as f64 * prompt_rounding().products.powi(2)
 }
 
-fn check(path: &Path, folder: &Path, prompt: &str, theirs: &Summary, (role, gpu_layers): (Role, usize)) {
+fn check(
+    path: &Path,
+    folder: &Path,
+    prompt: &str,
+    theirs: &Summary,
+    (role, gpu_layers): (Role, usize),
+) {
     let Some(device) = device() else { return };
     let golden = Full::read(&folder.join(format!("{prompt}.safetensors"))).expect("a golden");
     let (n, model) = (golden.tokens.len(), open(path));
     let options = both(gpu_layers, KvType::F32, limits(n, 1, n), true);
-    let mut model_on = split::prepare(device, &model.0, &model.1, &options, &mut |_| {}).expect("it is prepared");
+    let mut model_on =
+        split::prepare(device, &model.0, &model.1, &options, &mut |_| {}).expect("it is prepared");
     let ours = match role {
-        Role::Prompt => Sequences::new(1, n).run(&mut *model_on, role, &[&golden.tokens]).remove(0),
+        Role::Prompt => Sequences::new(1, n)
+            .run(&mut *model_on, role, &[&golden.tokens])
+            .remove(0),
         Role::Generated => {
             let mut sequence = Sequences::new(1, n);
-            golden.tokens.iter().flat_map(|t| sequence.run(&mut *model_on, role, &[&[*t]]).remove(0)).collect()
+            golden
+                .tokens
+                .iter()
+                .flat_map(|t| sequence.run(&mut *model_on, role, &[&[*t]]).remove(0))
+                .collect()
         }
     };
-    let what = format!("{} {prompt} {role:?}, {}", path.display(), model_on.describe());
+    let what = format!(
+        "{} {prompt} {role:?}, {}",
+        path.display(),
+        model_on.describe()
+    );
     let is_f32 = path.to_string_lossy().ends_with("-F32.gguf");
-    let exact = if is_f32 { &golden.logits } else { &golden.exact };
+    let exact = if is_f32 {
+        &golden.logits
+    } else {
+        &golden.exact
+    };
     let error = nmse(&ours, exact).expect("same length");
     let divergence = kl(&ours, exact, golden.n_vocab).expect("same length").mean;
     println!(
         "{what}: NMSE {error:.2e}, llama.cpp's {:.2e}; KL {divergence:.2e}, llama.cpp's {:.2e}",
         theirs.nmse, theirs.mean_kl
     );
-    let exact_limit = if is_f32 { F32_NMSE } else { (OF_THEIRS * theirs.nmse).max(NMSE_FLOOR) };
-    let limit = if role == Role::Prompt { of_halves(&model.1) } else { exact_limit };
+    let exact_limit = if is_f32 {
+        F32_NMSE
+    } else {
+        (OF_THEIRS * theirs.nmse).max(NMSE_FLOOR)
+    };
+    let limit = if role == Role::Prompt {
+        of_halves(&model.1)
+    } else {
+        exact_limit
+    };
     assert!(error <= limit, "{what}: NMSE {error:e} > {limit:e}");
     if !is_f32 {
         let limit = (OF_THEIRS * theirs.mean_kl).max(KL_FLOOR);
-        assert!(divergence <= limit, "{what}: KL {divergence:e} > {limit:e}, llama.cpp's {:e}", theirs.mean_kl);
+        assert!(
+            divergence <= limit,
+            "{what}: KL {divergence:e} > {limit:e}, llama.cpp's {:e}",
+            theirs.mean_kl
+        );
     }
 }
 
@@ -74,7 +113,11 @@ fn every_prompt(model: &Path, goldens: &Path, prompts: &[&str], gpu_layers: usiz
 
 #[test]
 fn the_committed_goldens_hold() {
-    for model in ["demo/tiny-qwen3-Q4_K_M", "models/rnd-llama-Q4_K_M", "models/rnd-qwen2-Q6_K"] {
+    for model in [
+        "demo/tiny-qwen3-Q4_K_M",
+        "models/rnd-llama-Q4_K_M",
+        "models/rnd-qwen2-Q6_K",
+    ] {
         let path: PathBuf = workspace_root().join(format!("reference/{model}.gguf"));
         every_prompt(&path, &committed_goldens(), &["sum", "capital"], usize::MAX);
     }
@@ -83,7 +126,10 @@ fn the_committed_goldens_hold() {
 /// On two devices, at every layer where a model can be cut.
 #[test]
 fn the_goldens_hold_for_every_split() {
-    for (model, n_layer) in [("demo/tiny-qwen3-Q4_K_M", 4), ("models/rnd-llama-Q4_K_M", 3)] {
+    for (model, n_layer) in [
+        ("demo/tiny-qwen3-Q4_K_M", 4),
+        ("models/rnd-llama-Q4_K_M", 3),
+    ] {
         let path: PathBuf = workspace_root().join(format!("reference/{model}.gguf"));
         assert_eq!(open(&path).1.hparams.n_layer(), n_layer);
         for gpu_layers in 1..n_layer {
@@ -97,6 +143,11 @@ fn the_goldens_hold_for_every_split() {
 fn the_shared_goldens_hold() {
     let Some(shared) = shared_dir() else { return };
     for model in ["rnd-llama-F32", "rnd-qwen3-Q8_0", "tiny-qwen3-IQ2_S"] {
-        every_prompt(&shared.join(format!("models/{model}.gguf")), &shared.join("goldens"), &["sum"], usize::MAX);
+        every_prompt(
+            &shared.join(format!("models/{model}.gguf")),
+            &shared.join("goldens"),
+            &["sum"],
+            usize::MAX,
+        );
     }
 }

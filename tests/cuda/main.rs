@@ -1,5 +1,6 @@
-//! Models on the CUDA backend, whose kernels run on the CPU here (or on a GPU, see `kernels/tests/common/device.rs`):
-//! logits against the goldens, pages, neighbours, captured generation.
+//! Models on the CUDA backend, whose kernels run on the CPU here (or on a GPU, see
+//! `kernels/tests/common/device.rs`): logits against the goldens, pages, neighbours, captured
+//! generation.
 
 #![allow(unsafe_code)] // `watched`: a device passes promises on
 
@@ -46,19 +47,45 @@ fn open(model: &Path) -> (Arc<Gguf>, Model) {
 /// For steps of so many rows of so many sequences.
 fn limits(rows: usize, sequences: usize, positions: usize) -> Limits {
     let n_pages = sequences * positions.div_ceil(PAGE_POSITIONS) + 1;
-    Limits { rows, wanted: rows, sequences, positions, n_pages }
+    Limits {
+        rows,
+        wanted: rows,
+        sequences,
+        positions,
+        n_pages,
+    }
 }
 
 /// The CPU's kernels in models on two devices: the best of those that are as exact as a device's.
 fn isa() -> Isa {
     let exact = |isa: &Isa| isa.prompt_rounding().products < cuda::prompt_rounding().products;
-    Isa::available().into_iter().filter(exact).max().expect("the portable kernels are")
+    Isa::available()
+        .into_iter()
+        .filter(exact)
+        .max()
+        .expect("the portable kernels are")
 }
 
 /// For both parts of a model whose last `gpu_layers` run on a device.
 fn both(gpu_layers: usize, kv_type: KvType, limits: Limits, graphs: bool) -> split::Options {
-    let cpu = cpu::Options { isa: isa(), threads: 2, kv_type, n_pages: limits.n_pages, repack: true };
-    split::Options { gpu_layers, cpu, cuda: Options { kv_type, limits, graphs, check_pages: true, threads: 2 } }
+    let cpu = cpu::Options {
+        isa: isa(),
+        threads: 2,
+        kv_type,
+        n_pages: limits.n_pages,
+        repack: true,
+    };
+    split::Options {
+        gpu_layers,
+        cpu,
+        cuda: Options {
+            kv_type,
+            limits,
+            graphs,
+            check_pages: true,
+            threads: 2,
+        },
+    }
 }
 
 /// A model on a device.
@@ -69,7 +96,13 @@ fn prepare<D: Device>(
     limits: Limits,
     graphs: bool,
 ) -> Cuda<D> {
-    let options = Options { kv_type, limits, graphs, check_pages: true, threads: 2 };
+    let options = Options {
+        kv_type,
+        limits,
+        graphs,
+        check_pages: true,
+        threads: 2,
+    };
     Cuda::prepare(device, gguf, model, &options, &mut |_| {}).expect("it is prepared")
 }
 
@@ -96,20 +129,51 @@ impl Sequences {
     fn new(n: usize, positions: usize) -> Sequences {
         let pages = positions.div_ceil(PAGE_POSITIONS);
         let table = |s: usize| (s * pages..(s + 1) * pages).map(|p| p as u32).collect();
-        Sequences { lengths: vec![0; n], tables: (0..n).map(table).collect() }
+        Sequences {
+            lengths: vec![0; n],
+            tables: (0..n).map(table).collect(),
+        }
     }
 
     /// Runs new tokens of every sequence in one step; all logits of each of them.
-    fn run(&mut self, executable: &mut dyn Executable, role: Role, tokens: &[&[u32]]) -> Vec<Vec<f32>> {
+    fn run(
+        &mut self,
+        executable: &mut dyn Executable,
+        role: Role,
+        tokens: &[&[u32]],
+    ) -> Vec<Vec<f32>> {
         let one = |((tokens, start), table): ((&&[u32], &usize), &Vec<u32>)| {
-            (tokens.to_vec(), *start, table[..(start + tokens.len()).div_ceil(PAGE_POSITIONS)].to_vec())
+            (
+                tokens.to_vec(),
+                *start,
+                table[..(start + tokens.len()).div_ceil(PAGE_POSITIONS)].to_vec(),
+            )
         };
-        let owned: Vec<_> = tokens.iter().zip(&self.lengths).zip(&self.tables).map(one).collect();
+        let owned: Vec<_> = tokens
+            .iter()
+            .zip(&self.lengths)
+            .zip(&self.tables)
+            .map(one)
+            .collect();
         let seqs: Vec<Sequence<'_>> = owned
             .iter()
-            .map(|(tokens, start, table)| Sequence { tokens, start: *start, table, wanted: 0..tokens.len() })
+            .map(|(tokens, start, table)| Sequence {
+                tokens,
+                start: *start,
+                table,
+                wanted: 0..tokens.len(),
+            })
             .collect();
-        let logits = executable.step(&Step { role, seqs: &seqs, input: &[] }, None).expect("it runs");
+        let logits = executable
+            .step(
+                &Step {
+                    role,
+                    seqs: &seqs,
+                    input: &[],
+                },
+                None,
+            )
+            .expect("it runs");
         let n: usize = tokens.iter().map(|t| t.len()).sum();
         let n_vocab = logits.len() / n;
         let mut at = 0;

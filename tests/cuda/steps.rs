@@ -1,4 +1,5 @@
-//! What a step may depend on, and what not: pages, neighbours, how a prompt is cut, whether launches are captured.
+//! What a step may depend on, and what not: pages, neighbours, how a prompt is cut, whether
+//! launches are captured.
 
 use std::collections::HashSet;
 use std::fmt::Display;
@@ -20,9 +21,16 @@ fn logits_depend_on_no_page_order() {
         let Some(device) = device() else { return };
         let mut cuda = prepare(device, &small("qwen3"), kv, limits(37, 1, 64), true);
         let mut run = |table: [u32; 4]| {
-            let mut sequence = Sequences { lengths: vec![0], tables: vec![table.to_vec()] };
+            let mut sequence = Sequences {
+                lengths: vec![0],
+                tables: vec![table.to_vec()],
+            };
             let mut all = sequence.run(&mut cuda, Role::Prompt, &[&prompt]);
-            all.extend(generated.iter().flat_map(|t| sequence.run(&mut cuda, Role::Generated, &[&[*t]])));
+            all.extend(
+                generated
+                    .iter()
+                    .flat_map(|t| sequence.run(&mut cuda, Role::Generated, &[&[*t]])),
+            );
             all
         };
         let contiguous = run([0, 1, 2, 3]);
@@ -35,7 +43,11 @@ fn logits_depend_on_no_page_order() {
 pub(crate) fn no_neighbour_and_no_cut(executable: &mut dyn Executable, what: impl Display) {
     let prompts = [text(21), text(33)[5..].to_vec(), text(9)[2..].to_vec()];
     let mut together = Sequences::new(3, 48);
-    let all = together.run(executable, Role::Prompt, &[&prompts[0], &prompts[1], &prompts[2]]);
+    let all = together.run(
+        executable,
+        Role::Prompt,
+        &[&prompts[0], &prompts[1], &prompts[2]],
+    );
     let next = together.run(executable, Role::Generated, &[&[5], &[6], &[7]]);
     for (i, prompt) in prompts.iter().enumerate() {
         let mut alone = Sequences::new(1, 48);
@@ -44,7 +56,10 @@ pub(crate) fn no_neighbour_and_no_cut(executable: &mut dyn Executable, what: imp
         logits.extend(alone.run(executable, Role::Prompt, &[second]).remove(0));
         assert!(logits == all[i], "{what}: prompt {i} alone, in two parts");
         let token = 5 + i as u32;
-        assert!(alone.run(executable, Role::Generated, &[&[token]])[0] == next[i], "{what}: token {i} alone");
+        assert!(
+            alone.run(executable, Role::Generated, &[&[token]])[0] == next[i],
+            "{what}: token {i} alone"
+        );
     }
 }
 
@@ -59,8 +74,8 @@ fn logits_depend_on_no_neighbour_and_no_cut() {
     drop(device);
 }
 
-/// A generation over ten page boundaries: captured for one sequence and, of another length, for two in one of four
-/// places; and never captured.
+/// A generation over ten page boundaries: captured for one sequence and, of another length, for two
+/// in one of four places; and never captured.
 #[test]
 fn captured_generation_crosses_page_boundaries_like_any_other() {
     let Some(device) = device() else { return };
@@ -69,8 +84,10 @@ fn captured_generation_crosses_page_boundaries_like_any_other() {
     let tokens = text(n);
     let mut plain = prepare(device, &model, KvType::F16, limits(4, 4, 192), false);
     let mut sequence = Sequences::new(1, 192);
-    let expected: Vec<Vec<f32>> =
-        tokens.iter().flat_map(|t| sequence.run(&mut plain, Role::Generated, &[&[*t]])).collect();
+    let expected: Vec<Vec<f32>> = tokens
+        .iter()
+        .flat_map(|t| sequence.run(&mut plain, Role::Generated, &[&[*t]]))
+        .collect();
 
     let watched = Watched::new(crate::device().expect("there was one"));
     let mut captured = prepare(watched, &model, KvType::F16, limits(4, 4, 192), true);
@@ -87,18 +104,29 @@ fn captured_generation_crosses_page_boundaries_like_any_other() {
         (1, n),
         "one step record for each step, and nothing else"
     );
-    assert_eq!((device.recordings, device.replays), (1, n - 1), "all but the first step are replayed");
-    assert_eq!((device.downloads, device.host_buffers), (n, 2), "one wait for each step, places for outputs and words");
+    assert_eq!(
+        (device.recordings, device.replays),
+        (1, n - 1),
+        "all but the first step are replayed"
+    );
+    assert_eq!(
+        (device.downloads, device.host_buffers),
+        (n, 2),
+        "one wait for each step, places for outputs and words"
+    );
 
     let mut several = Sequences::new(3, 192);
     for (i, t) in tokens.iter().take(40).enumerate() {
         let got = several.run(&mut captured, Role::Generated, &[&[*t], &[*t], &[*t]]);
-        assert!(got.iter().all(|got| *got == expected[i]), "token {i} of three sequences");
+        assert!(
+            got.iter().all(|got| *got == expected[i]),
+            "token {i} of three sequences"
+        );
     }
 }
 
-/// The fault that captured generation is known for: block tables that stay what they were at the capture. Kernels see
-/// it; if they are not to look, the text goes wrong.
+/// The fault that captured generation is known for: block tables that stay what they were at the
+/// capture. Kernels see it; if they are not to look, the text goes wrong.
 #[test]
 fn a_stale_block_table_is_seen_at_the_first_new_page() {
     let model = small("llama");
@@ -107,13 +135,32 @@ fn a_stale_block_table_is_seen_at_the_first_new_page() {
         let mut watched = Watched::new(device()?);
         watched.stale = stale;
         let limits = limits(1, 1, 48);
-        let options = Options { kv_type: KvType::F16, limits, graphs: true, check_pages, threads: 1 };
-        let mut cuda = Cuda::prepare(watched, &model.0, &model.1, &options, &mut |_| {}).expect("it is prepared");
+        let options = Options {
+            kv_type: KvType::F16,
+            limits,
+            graphs: true,
+            check_pages,
+            threads: 1,
+        };
+        let mut cuda = Cuda::prepare(watched, &model.0, &model.1, &options, &mut |_| {})
+            .expect("it is prepared");
         let mut all = Vec::new();
         for (i, token) in tokens.iter().enumerate() {
             let table = &[0, 2, 1][..=i / PAGE_POSITIONS];
-            let seqs = [Sequence { tokens: &[*token], start: i, table, wanted: 0..1 }];
-            match cuda.step(&Step { role: Role::Generated, seqs: &seqs, input: &[] }, None) {
+            let seqs = [Sequence {
+                tokens: &[*token],
+                start: i,
+                table,
+                wanted: 0..1,
+            }];
+            match cuda.step(
+                &Step {
+                    role: Role::Generated,
+                    seqs: &seqs,
+                    input: &[],
+                },
+                None,
+            ) {
                 Ok(logits) => all.push(logits.to_vec()),
                 Err(error) => return Some((all, error.to_string())),
             }
@@ -121,9 +168,14 @@ fn a_stale_block_table_is_seen_at_the_first_new_page() {
         Some((all, String::new()))
     };
     let stale = Some(4 * 3);
-    let Some((right, _)) = generate(None, true) else { return };
+    let Some((right, _)) = generate(None, true) else {
+        return;
+    };
     let (seen, error) = generate(stale, true).expect("there was a device");
-    assert_eq!(error, "CUDA: sequence 0, position 16: the block table on the GPU lacks one of its pages");
+    assert_eq!(
+        error,
+        "CUDA: sequence 0, position 16: the block table on the GPU lacks one of its pages"
+    );
     assert!(seen == right[..16]);
     let (wrong, error) = generate(stale, false).expect("there was a device");
     assert_eq!(error, "");
@@ -131,7 +183,8 @@ fn a_stale_block_table_is_seen_at_the_first_new_page() {
     assert_eq!(first, Some(16));
 }
 
-/// A step that is looked at runs every operation by itself; others do several at once. Nobody may see a difference.
+/// A step that is looked at runs every operation by itself; others do several at once. Nobody may
+/// see a difference.
 #[test]
 fn what_is_done_together_changes_no_number() {
     for (i, arch) in ["qwen3", "llama", "qwen2", "qwen3"].into_iter().enumerate() {
@@ -139,29 +192,57 @@ fn what_is_done_together_changes_no_number() {
         let Some(device) = device() else { return };
         let mut cuda = prepare(device, &small(arch), kv, limits(20, 10, 40), false);
         let tokens = text(20);
-        for (role, n) in [(Role::Prompt, 1), (Role::Prompt, 3), (Role::Generated, 1), (Role::Generated, 10)] {
+        for (role, n) in [
+            (Role::Prompt, 1),
+            (Role::Prompt, 3),
+            (Role::Generated, 1),
+            (Role::Generated, 10),
+        ] {
             let tables: Vec<[u32; 1]> = (0..n as u32).map(|s| [s]).collect();
             let length = if role == Role::Prompt { 5 } else { 1 };
-            let one = |s: usize| Sequence { tokens: &tokens[s..s + length], start: 0, table: &tables[s], wanted: 0..1 };
+            let one = |s: usize| Sequence {
+                tokens: &tokens[s..s + length],
+                start: 0,
+                table: &tables[s],
+                wanted: 0..1,
+            };
             let seqs: Vec<Sequence<'_>> = (0..n).map(one).collect();
-            let step = Step { role, seqs: &seqs, input: &[] };
+            let step = Step {
+                role,
+                seqs: &seqs,
+                input: &[],
+            };
             let together = cuda.step(&step, None).expect("it runs").to_vec();
             let mut taps = 0;
             let apart = cuda.step(&step, Some(&mut |_| taps += 1)).expect("it runs");
-            assert!(taps > 20 && *apart == together, "{arch}, {kv}, {role:?}, {n} sequences");
+            assert!(
+                taps > 20 && *apart == together,
+                "{arch}, {kv}, {role:?}, {n} sequences"
+            );
         }
     }
 }
 
-/// What is found on the device is what a look at all logits finds, captured or not, and logits stay what they are.
+/// What is found on the device is what a look at all logits finds, captured or not, and logits stay
+/// what they are.
 #[test]
 fn the_largest_logit_is_found_where_it_is() {
     for graphs in [false, true] {
         let Some(device) = device() else { return };
-        let mut cuda = prepare(device, &small("qwen3"), KvType::F16, limits(20, 4, 40), graphs);
+        let mut cuda = prepare(
+            device,
+            &small("qwen3"),
+            KvType::F16,
+            limits(20, 4, 40),
+            graphs,
+        );
         let tokens = text(20);
         let tables: Vec<[u32; 1]> = (0..4).map(|s| [s]).collect();
-        for (role, n) in [(Role::Prompt, 2), (Role::Generated, 1), (Role::Generated, 3)] {
+        for (role, n) in [
+            (Role::Prompt, 2),
+            (Role::Generated, 1),
+            (Role::Generated, 3),
+        ] {
             for at in 0..4 {
                 let length = if role == Role::Prompt { 5 } else { 1 };
                 let wanted = length - 1..length;
@@ -172,28 +253,49 @@ fn the_largest_logit_is_found_where_it_is() {
                     wanted: wanted.clone(),
                 };
                 let seqs: Vec<Sequence<'_>> = (0..n).map(one).collect();
-                let step = Step { role, seqs: &seqs, input: &[] };
+                let step = Step {
+                    role,
+                    seqs: &seqs,
+                    input: &[],
+                };
                 let best = cuda.best(&step).expect("it runs");
                 let logits = cuda.step(&step, None).expect("it runs");
                 let expected: Vec<_> = logits.chunks_exact(logits.len() / n).map(argmax).collect();
-                assert_eq!(best, expected, "{role:?}, {n} sequences, position {at}, graphs {graphs}");
+                assert_eq!(
+                    best, expected,
+                    "{role:?}, {n} sequences, position {at}, graphs {graphs}"
+                );
             }
         }
     }
 }
 
-/// How many launches a layer takes when a token is generated: gaps between them cost as much as reading weights.
+/// How many launches a layer takes when a token is generated: gaps between them cost as much as
+/// reading weights.
 #[test]
 fn layers_take_few_launches() {
-    for name in ["demo/tiny-qwen3-Q4_K_M", "models/rnd-llama-Q4_K_M", "models/rnd-qwen2-Q6_K"] {
+    for name in [
+        "demo/tiny-qwen3-Q4_K_M",
+        "models/rnd-llama-Q4_K_M",
+        "models/rnd-qwen2-Q6_K",
+    ] {
         let Some(device) = device() else { return };
         let (gguf, model) = open(&workspace_root().join(format!("reference/{name}.gguf")));
         let layers = &model.weights.layers;
         let ty = |id| model.weights.matrix(id).ty;
         // products of one input are one launch where their weights are of one type
         let types = |ids: &[WeightId]| ids.iter().map(|id| ty(*id)).collect::<HashSet<_>>().len();
-        let most: usize = layers.iter().map(|layer| 8 + types(&[layer.wq, layer.wk, layer.wv])).sum();
-        let mut cuda = prepare(Watched::new(device), &(gguf, model), KvType::F16, limits(1, 1, 16), true);
+        let most: usize = layers
+            .iter()
+            .map(|layer| 8 + types(&[layer.wq, layer.wk, layer.wv]))
+            .sum();
+        let mut cuda = prepare(
+            Watched::new(device),
+            &(gguf, model),
+            KvType::F16,
+            limits(1, 1, 16),
+            true,
+        );
         let mut sequence = Sequences::new(1, 16);
         for token in [1, 2, 3] {
             sequence.run(&mut cuda, Role::Generated, &[&[token]]);
@@ -201,7 +303,11 @@ fn layers_take_few_launches() {
         let recorded = &cuda.device().recorded;
         // embeddings, the last norm, the last product
         let around = 3;
-        println!("{name}: {} launches, expected at most {}", recorded.len(), around + most);
+        println!(
+            "{name}: {} launches, expected at most {}",
+            recorded.len(),
+            around + most
+        );
         assert!(recorded.len() <= around + most, "{name}: {recorded:#?}");
     }
 }
@@ -209,17 +315,36 @@ fn layers_take_few_launches() {
 #[test]
 fn a_copied_page_is_the_page() {
     let Some(device) = device() else { return };
-    let mut cuda = prepare(device, &small("qwen2"), KvType::F32, limits(20, 1, 48), true);
+    let mut cuda = prepare(
+        device,
+        &small("qwen2"),
+        KvType::F32,
+        limits(20, 1, 48),
+        true,
+    );
     let tokens = text(20);
-    let mut sequence = Sequences { lengths: vec![0], tables: vec![vec![0, 1]] };
+    let mut sequence = Sequences {
+        lengths: vec![0],
+        tables: vec![vec![0, 1]],
+    };
     sequence.run(&mut cuda, Role::Prompt, &[&tokens]);
     let expected = sequence.run(&mut cuda, Role::Generated, &[&[9]]);
     cuda.copy_page(0, 3).expect("it copies");
-    let mut other = Sequences { lengths: vec![20], tables: vec![vec![3, 1]] };
+    let mut other = Sequences {
+        lengths: vec![20],
+        tables: vec![vec![3, 1]],
+    };
     assert_eq!(other.run(&mut cuda, Role::Generated, &[&[9]]), expected);
     cuda.copy_page(2, 0).expect("it copies");
-    let mut sequence = Sequences { lengths: vec![20], tables: vec![vec![0, 1]] };
-    assert_ne!(sequence.run(&mut cuda, Role::Generated, &[&[9]]), expected, "what was there is gone");
+    let mut sequence = Sequences {
+        lengths: vec![20],
+        tables: vec![vec![0, 1]],
+    };
+    assert_ne!(
+        sequence.run(&mut cuda, Role::Generated, &[&[9]]),
+        expected,
+        "what was there is gone"
+    );
 }
 
 #[test]
@@ -227,24 +352,41 @@ fn what_does_not_fit_is_refused_with_numbers() {
     let Some(mut shim) = shim() else { return };
     let (gguf, model) = small("llama");
     shim.capacity = 1 << 20;
-    let options =
-        |kv_type| Options { kv_type, limits: limits(512, 1, 4096), graphs: true, check_pages: true, threads: 1 };
+    let options = |kv_type| Options {
+        kv_type,
+        limits: limits(512, 1, 4096),
+        graphs: true,
+        check_pages: true,
+        threads: 1,
+    };
     let refused = |shim, kv_type| {
         let mut announced = String::new();
         let mut sink = |event: Loading<'_>| match event {
             Loading::Note(line) => announced += line,
             Loading::Weights { .. } => panic!("nothing is loaded"),
         };
-        let error = Cuda::prepare(shim, &gguf, &model, &options(kv_type), &mut sink).err().expect("it is refused");
+        let error = Cuda::prepare(shim, &gguf, &model, &options(kv_type), &mut sink)
+            .err()
+            .expect("it is refused");
         (error, announced)
     };
     let (error, announced) = refused(shim, KvType::F16);
-    let Error::TooLarge { needs, free, .. } = &error else { panic!("{error}") };
+    let Error::TooLarge { needs, free, .. } = &error else {
+        panic!("{error}")
+    };
     assert_eq!(*free, 1 << 20);
-    assert!(announced.ends_with(&format!("the model takes {needs}")), "{announced}");
+    assert!(
+        announced.ends_with(&format!("the model takes {needs}")),
+        "{announced}"
+    );
     // two layers, 2 KV heads of 16 values, keys and values in halves, for 256 pages and one
     assert_eq!(needs.kv, 2 * 2 * 2 * 16 * 2 * 16 * 257);
-    assert!(error.to_string().contains(&format!("the model takes {needs}, and 1 MiB are free")), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains(&format!("the model takes {needs}, and 1 MiB are free")),
+        "{error}"
+    );
 
     let (error, announced) = refused(crate::shim().expect("there was one"), KvType::Q8_0);
     assert_eq!(

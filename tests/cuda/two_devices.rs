@@ -20,7 +20,12 @@ use crate::watched::Watched;
 use crate::{Sequences, both, device, limits, open, shim, small, text};
 
 /// One of two layers on the device.
-fn halved<D: Device>(device: D, (gguf, model): &(Arc<Gguf>, Model), limits: Limits, graphs: bool) -> Split<D> {
+fn halved<D: Device>(
+    device: D,
+    (gguf, model): &(Arc<Gguf>, Model),
+    limits: Limits,
+    graphs: bool,
+) -> Split<D> {
     let options = both(1, KvType::F16, limits, graphs);
     Split::prepare(device, gguf, model, &options, &mut |_| {}).expect("it is prepared")
 }
@@ -28,7 +33,11 @@ fn halved<D: Device>(device: D, (gguf, model): &(Arc<Gguf>, Model), limits: Limi
 /// Tensor by tensor against the CPU, as a device alone is.
 #[test]
 fn every_tensor_is_within_its_bound_wherever_a_model_is_cut() {
-    let models = [("demo/tiny-qwen3-Q4_K_M", 4), ("models/rnd-llama-Q4_K_M", 3), ("models/rnd-qwen2-Q6_K", 3)];
+    let models = [
+        ("demo/tiny-qwen3-Q4_K_M", 4),
+        ("models/rnd-llama-Q4_K_M", 3),
+        ("models/rnd-qwen2-Q6_K", 3),
+    ];
     for (name, n_layer) in models {
         for gpu_layers in 1..n_layer {
             let Some(device) = device() else { return };
@@ -36,13 +45,24 @@ fn every_tensor_is_within_its_bound_wherever_a_model_is_cut() {
             let ((gguf, first), (_, second)) = (model(), model());
             let n_taps = first.graph.tap_names().count();
             let options = both(gpu_layers, KvType::F32, limits(7, 1, 7), true);
-            let mut a = Backend::cpu(gguf.clone(), first, &options.cpu, &mut |_, _| {}).expect("it is prepared");
-            let mut b = Backend::cuda(device, gguf, second, &options, &mut |_| {}).expect("it is prepared");
+            let mut a = Backend::cpu(gguf.clone(), first, &options.cpu, &mut |_, _| {})
+                .expect("it is prepared");
+            let mut b =
+                Backend::cuda(device, gguf, second, &options, &mut |_| {}).expect("it is prepared");
             let tokens = [11, 502, 33, 4, 905, 66, 7];
             let comparison = compare(&mut a, &mut b, &tokens, &mut |_, _| {}).expect("both run");
             let what = format!("{name}, {gpu_layers} layers");
-            assert_eq!(comparison.verdict, Verdict::Within, "{what}: {:?}", comparison.first_divergence);
-            assert!(comparison.absent.is_empty(), "{what}: {:?}", comparison.absent);
+            assert_eq!(
+                comparison.verdict,
+                Verdict::Within,
+                "{what}: {:?}",
+                comparison.first_divergence
+            );
+            assert!(
+                comparison.absent.is_empty(),
+                "{what}: {:?}",
+                comparison.absent
+            );
             assert_eq!(comparison.taps.len(), n_taps, "{what}");
         }
     }
@@ -57,11 +77,15 @@ fn logits_are_the_cpus() {
         let limits = limits(21, 1, 48);
         let mut split = halved(device, &model, limits, true);
         let options = both(1, KvType::F16, limits, true);
-        let mut cpu = cpu::Cpu::prepare(&model.0, &model.1, &options.cpu, &mut |_, _| {}).expect("it is prepared");
+        let mut cpu = cpu::Cpu::prepare(&model.0, &model.1, &options.cpu, &mut |_, _| {})
+            .expect("it is prepared");
         let mut error = |role, parts: &[&[u32]]| {
             let (mut ours, mut theirs) = (Sequences::new(1, 48), Sequences::new(1, 48));
             let run = |part: &&[u32]| {
-                let (a, b) = (ours.run(&mut split, role, &[part]), theirs.run(&mut cpu, role, &[part]));
+                let (a, b) = (
+                    ours.run(&mut split, role, &[part]),
+                    theirs.run(&mut cpu, role, &[part]),
+                );
                 nmse(&a[0], &b[0]).expect("same length")
             };
             parts.iter().map(run).fold(0.0, f64::max)
@@ -81,21 +105,42 @@ fn taps_of_both_parts_come_in_the_order_of_the_graph() {
         let model = small(arch);
         let mut split = halved(device, &model, limits(5, 1, 5), true);
         let (tokens, mut seen) = (text(5), Vec::new());
-        let seqs = [Sequence { tokens: &tokens, start: 0, table: &[0], wanted: 3..5 }];
+        let seqs = [Sequence {
+            tokens: &tokens,
+            start: 0,
+            table: &[0],
+            wanted: 3..5,
+        }];
         let mut tap = |view: &TapView<'_>| {
             assert_eq!(view.data.len(), view.rows * view.width, "{}", view.tap);
-            let earlier = seen.iter().filter(|name| **name == view.tap.to_string()).count();
+            let earlier = seen
+                .iter()
+                .filter(|name| **name == view.tap.to_string())
+                .count();
             assert_eq!(earlier, view.occurrence, "{}", view.tap);
             seen.push(view.tap.to_string());
         };
-        let step = Step { role: Role::Prompt, seqs: &seqs, input: &[] };
+        let step = Step {
+            role: Role::Prompt,
+            seqs: &seqs,
+            input: &[],
+        };
         let logits = split.step(&step, Some(&mut tap)).expect("it runs").to_vec();
-        assert_eq!(seen, model.1.graph.tap_names().collect::<Vec<_>>(), "{arch}");
-        assert_eq!(split.step(&step, None).expect("it runs"), logits, "{arch}: taps change nothing");
+        assert_eq!(
+            seen,
+            model.1.graph.tap_names().collect::<Vec<_>>(),
+            "{arch}"
+        );
+        assert_eq!(
+            split.step(&step, None).expect("it runs"),
+            logits,
+            "{arch}: taps change nothing"
+        );
     }
 }
 
-/// Over ten page boundaries: captured, alone and in buckets that have rows too many; and never captured.
+/// Over ten page boundaries: captured, alone and in buckets that have rows too many; and never
+/// captured.
 #[test]
 fn captured_generation_goes_on_from_new_rows_each_time() {
     let Some(device) = device() else { return };
@@ -105,31 +150,53 @@ fn captured_generation_goes_on_from_new_rows_each_time() {
     let limits = limits(16, 16, 192);
     let mut plain = halved(device, &model, limits, false);
     let mut sequence = Sequences::new(1, 192);
-    let expected: Vec<Vec<f32>> =
-        tokens.iter().flat_map(|t| sequence.run(&mut plain, Role::Generated, &[&[*t]])).collect();
+    let expected: Vec<Vec<f32>> = tokens
+        .iter()
+        .flat_map(|t| sequence.run(&mut plain, Role::Generated, &[&[*t]]))
+        .collect();
 
     let watched = Watched::new(crate::device().expect("there was one"));
     let mut captured = halved(watched, &model, limits, true);
     let loaded = captured.device().uploads;
     let mut sequence = Sequences::new(1, 192);
     for (i, (t, expected)) in tokens.iter().zip(&expected).enumerate() {
-        assert!(sequence.run(&mut captured, Role::Generated, &[&[*t]])[0] == *expected, "token {i}");
+        assert!(
+            sequence.run(&mut captured, Role::Generated, &[&[*t]])[0] == *expected,
+            "token {i}"
+        );
     }
     let device = captured.device();
-    assert_eq!((device.recordings, device.replays), (1, n - 1), "all but the first step are replayed");
-    assert_eq!(device.uploads - loaded, 2 * n, "a record and rows for each step");
+    assert_eq!(
+        (device.recordings, device.replays),
+        (1, n - 1),
+        "all but the first step are replayed"
+    );
+    assert_eq!(
+        device.uploads - loaded,
+        2 * n,
+        "a record and rows for each step"
+    );
 
     // nine in a bucket of sixteen
     let mut several = Sequences::new(9, 192);
     for (i, t) in tokens.iter().take(40).enumerate() {
         let got = several.run(&mut captured, Role::Generated, &[&[*t][..]; 9]);
-        assert!(got.iter().all(|got| *got == expected[i]), "token {i} of nine sequences");
+        assert!(
+            got.iter().all(|got| *got == expected[i]),
+            "token {i} of nine sequences"
+        );
     }
     let device = captured.device();
     assert_eq!(device.recordings, 2);
     let (rows, behind) = device.last.split_at(9 * 64 * 4);
-    assert!(rows.chunks(64 * 4).all(|row| row == &rows[..64 * 4] && row.iter().any(|b| *b != 0)));
-    assert!(behind.len() == 7 * 64 * 4 && behind.iter().all(|b| *b == 0), "rows too many are numbers");
+    assert!(
+        rows.chunks(64 * 4)
+            .all(|row| row == &rows[..64 * 4] && row.iter().any(|b| *b != 0))
+    );
+    assert!(
+        behind.len() == 7 * 64 * 4 && behind.iter().all(|b| *b == 0),
+        "rows too many are numbers"
+    );
 }
 
 #[test]
@@ -146,8 +213,23 @@ fn rows_that_are_not_wanted_are_cached() {
     let mut split = halved(device, &small("qwen2"), limits(20, 1, 48), true);
     let tokens = text(20);
     let mut run = |first: usize, tokens: &[u32], wanted: std::ops::Range<usize>| {
-        let seqs = [Sequence { tokens, start: first, table: &[0, 1], wanted }];
-        split.step(&Step { role: Role::Prompt, seqs: &seqs, input: &[] }, None).expect("it runs").to_vec()
+        let seqs = [Sequence {
+            tokens,
+            start: first,
+            table: &[0, 1],
+            wanted,
+        }];
+        split
+            .step(
+                &Step {
+                    role: Role::Prompt,
+                    seqs: &seqs,
+                    input: &[],
+                },
+                None,
+            )
+            .expect("it runs")
+            .to_vec()
     };
     let whole = run(0, &tokens, 19..20);
     assert!(run(0, &tokens[..11], 0..0).is_empty());
@@ -159,13 +241,23 @@ fn a_page_is_copied_in_both_parts() {
     let Some(device) = device() else { return };
     let mut split = halved(device, &small("qwen2"), limits(20, 1, 48), true);
     let tokens = text(20);
-    let mut sequence = Sequences { lengths: vec![0], tables: vec![vec![0, 1]] };
+    let mut sequence = Sequences {
+        lengths: vec![0],
+        tables: vec![vec![0, 1]],
+    };
     sequence.run(&mut split, Role::Prompt, &[&tokens]);
     let expected = sequence.run(&mut split, Role::Generated, &[&[9]]);
     split.copy_page(0, 3).expect("it copies");
     // what was there is overwritten
-    Sequences { lengths: vec![0], tables: vec![vec![0]] }.run(&mut split, Role::Prompt, &[&text(16)[..9]]);
-    let mut other = Sequences { lengths: vec![20], tables: vec![vec![3, 1]] };
+    Sequences {
+        lengths: vec![0],
+        tables: vec![vec![0]],
+    }
+    .run(&mut split, Role::Prompt, &[&text(16)[..9]]);
+    let mut other = Sequences {
+        lengths: vec![20],
+        tables: vec![vec![3, 1]],
+    };
     assert_eq!(other.run(&mut split, Role::Generated, &[&[9]]), expected);
 }
 
@@ -184,8 +276,14 @@ fn all_layers_need_one_device_and_none_the_other() {
     }
     let split = on(device, 1);
     let description = split.describe();
-    assert!(description.starts_with("1 of 2 layers: cpu, "), "{description}");
-    assert!(description.ends_with(&format!("; 1: cuda, {device_name}")), "{description}");
+    assert!(
+        description.starts_with("1 of 2 layers: cpu, "),
+        "{description}"
+    );
+    assert!(
+        description.ends_with(&format!("; 1: cuda, {device_name}")),
+        "{description}"
+    );
     assert!(split.n_pages() == 2 && split.weight_bytes() > 0);
 
     // where nothing is for a GPU, none is looked for
@@ -196,7 +294,11 @@ fn all_layers_need_one_device_and_none_the_other() {
         ..EngineOptions::default()
     };
     let engine = Engine::load(&ModelSource::Demo, &options, &mut |_| {}).expect("it loads");
-    assert!(engine.describe().starts_with("cpu, "), "{}", engine.describe());
+    assert!(
+        engine.describe().starts_with("cpu, "),
+        "{}",
+        engine.describe()
+    );
 }
 
 /// Loading is told as one, and a device's share is its own.
@@ -212,10 +314,20 @@ fn progress_and_memory_are_those_of_the_parts() {
     };
     Split::prepare(device, &gguf, &model, &options, &mut sink).expect("it is prepared");
     let total = progress[0].1;
-    assert!(progress.iter().all(|(_, all)| *all == total) && progress.is_sorted(), "{progress:?}");
-    assert_eq!((progress[0].0, progress.last().map(|p| p.0)), (0, Some(total)), "{progress:?}");
+    assert!(
+        progress.iter().all(|(_, all)| *all == total) && progress.is_sorted(),
+        "{progress:?}"
+    );
+    assert_eq!(
+        (progress[0].0, progress.last().map(|p| p.0)),
+        (0, Some(total)),
+        "{progress:?}"
+    );
     assert_eq!(lines.len(), 1);
-    assert!(lines[0].contains("the last layer and the output take 1 MiB (weights 1, KV cache 1,"), "{lines:?}");
+    assert!(
+        lines[0].contains("the last layer and the output take 1 MiB (weights 1, KV cache 1,"),
+        "{lines:?}"
+    );
 }
 
 #[test]
@@ -235,19 +347,34 @@ fn what_does_not_fit_says_what_would() {
             other => panic!("{other}"),
         }
     };
-    let needs: Vec<u64> = (1..=n_layer).map(|n| refused(n, 0).expect("nothing fits").0).collect();
+    let needs: Vec<u64> = (1..=n_layer)
+        .map(|n| refused(n, 0).expect("nothing fits").0)
+        .collect();
     assert!(needs.is_sorted_by(|a, b| a < b), "{needs:?}");
     for n in 1..n_layer {
         let (all, fitting, line) = refused(n_layer, needs[n - 1]).expect("one layer too many");
         assert_eq!((all, fitting), (needs[n_layer - 1], Some(n)));
-        assert!(line.contains("the model takes ") && line.contains(&format!("--gpu-layers {n} would fit;")), "{line}");
+        assert!(
+            line.contains("the model takes ")
+                && line.contains(&format!("--gpu-layers {n} would fit;")),
+            "{line}"
+        );
         let (_, fitting, _) = refused(n_layer, needs[n - 1] - 1).expect("one byte too few");
         assert_eq!(fitting, (n - 1 > 0).then_some(n - 1));
-        assert!(refused(n, needs[n - 1]).is_none(), "{n} layers fit as promised");
+        assert!(
+            refused(n, needs[n - 1]).is_none(),
+            "{n} layers fit as promised"
+        );
     }
     let (_, fitting, line) = refused(3, needs[1]).expect("one layer too many");
     assert_eq!(fitting, Some(2));
-    assert!(line.contains("the last 3 layers and the output take "), "{line}");
+    assert!(
+        line.contains("the last 3 layers and the output take "),
+        "{line}"
+    );
     let (_, _, line) = refused(n_layer, 0).expect("nothing fits");
-    assert!(line.ends_with(" and 0 MiB are free (see -c, -b and --kv-type)"), "{line}");
+    assert!(
+        line.ends_with(" and 0 MiB are free (see -c, -b and --kv-type)"),
+        "{line}"
+    );
 }

@@ -14,8 +14,8 @@ pub(crate) struct Watched {
     pub(crate) replays: usize,
     /// Uploads when the last replay began.
     replayed_after: usize,
-    /// Whether the block tables of later steps are lost: so many last bytes of what is uploaded stay what they were when
-    /// the launches were captured.
+    /// Whether the block tables of later steps are lost: so many last bytes of what is uploaded
+    /// stay what they were when the launches were captured.
     pub(crate) stale: Option<usize>,
     captured: Vec<u8>,
     /// What was uploaded last.
@@ -99,13 +99,19 @@ impl Device for Watched {
     unsafe fn record(&mut self, launches: Vec<Launch>) -> Result<Recording, Error> {
         self.recordings += 1;
         self.captured.clone_from(&self.last);
-        self.recorded = launches.iter().map(|launch| launch.kernel.clone()).collect();
+        self.recorded = launches
+            .iter()
+            .map(|launch| launch.kernel.clone())
+            .collect();
         // SAFETY: the caller's promise.
         unsafe { self.device.record(launches) }
     }
 
     unsafe fn replay(&mut self, recording: Recording) -> Result<(), Error> {
-        assert!(self.uploads > self.replayed_after, "a replay without a step record of its own");
+        assert!(
+            self.uploads > self.replayed_after,
+            "a replay without a step record of its own"
+        );
         self.replayed_after = self.uploads;
         self.replays += 1;
         // SAFETY: the caller's promise.

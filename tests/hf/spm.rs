@@ -1,5 +1,5 @@
-//! SentencePiece's vocabularies: llama.cpp's token ids through either file, the same as the GGUF file's and the tokenizers
-//! library's, and files that say what cannot be done.
+//! SentencePiece's vocabularies: llama.cpp's token ids through either file, the same as the GGUF
+//! file's and the tokenizers library's, and files that say what cannot be done.
 
 use super::hostile::Folder;
 use super::*;
@@ -18,23 +18,43 @@ impl RowSource for Zeros {
 
 /// A model of one small layer without any weights to speak of, around a vocabulary.
 fn model_around(vocabulary: &Gguf, change: impl FnOnce(&mut View)) -> Gguf {
-    let n_vocab = vocabulary.array("tokenizer.ggml.tokens").expect("an array").expect("tokens").len() as u64;
+    let n_vocab = vocabulary
+        .array("tokenizer.ggml.tokens")
+        .expect("an array")
+        .expect("tokens")
+        .len() as u64;
     let mut view = View::new(Path::new("model.gguf"));
-    for (key, value) in vocabulary.keys().filter(|(key, _)| key.starts_with("tokenizer.") || *key == "general.name") {
+    for (key, value) in vocabulary
+        .keys()
+        .filter(|(key, _)| key.starts_with("tokenizer.") || *key == "general.name")
+    {
         view.set(key, value);
     }
-    view.set("general.architecture", "llama").set("llama.context_length", 64_u32).set("llama.block_count", 1_u32);
-    view.set("llama.embedding_length", 32_u32).set("llama.feed_forward_length", 32_u32);
-    view.set("llama.attention.head_count", 2_u32).set("llama.attention.layer_norm_rms_epsilon", 1e-5_f32);
+    view.set("general.architecture", "llama")
+        .set("llama.context_length", 64_u32)
+        .set("llama.block_count", 1_u32);
+    view.set("llama.embedding_length", 32_u32)
+        .set("llama.feed_forward_length", 32_u32);
+    view.set("llama.attention.head_count", 2_u32)
+        .set("llama.attention.layer_norm_rms_epsilon", 1e-5_f32);
     let mut add = |name: &str, dims: &[u64], ty| {
-        view.made(name, dims, ty, "model.gguf", Arc::new(Zeros)).expect("a sound tensor");
+        view.made(name, dims, ty, "model.gguf", Arc::new(Zeros))
+            .expect("a sound tensor");
     };
     add("token_embd.weight", &[32, n_vocab], TensorType::F16);
     add("output_norm.weight", &[32], TensorType::F32);
     for name in ["attn_norm", "ffn_norm"] {
         add(&format!("blk.0.{name}.weight"), &[32], TensorType::F32);
     }
-    for name in ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"] {
+    for name in [
+        "attn_q",
+        "attn_k",
+        "attn_v",
+        "attn_output",
+        "ffn_gate",
+        "ffn_up",
+        "ffn_down",
+    ] {
         add(&format!("blk.0.{name}.weight"), &[32, 32], TensorType::F16);
     }
     change(&mut view);
@@ -43,7 +63,11 @@ fn model_around(vocabulary: &Gguf, change: impl FnOnce(&mut View)) -> Gguf {
 
 /// A folder with one file of the tokenizer, with the other, and with both.
 fn folders(dir: &TempDir, model: &Gguf) -> Vec<(PathBuf, &'static str)> {
-    let routes = [("both", ""), ("json", "tokenizer.model"), ("model", "tokenizer.json")];
+    let routes = [
+        ("both", ""),
+        ("json", "tokenizer.model"),
+        ("model", "tokenizer.json"),
+    ];
     let make = |(name, without): (&'static str, &str)| {
         let folder = dir.path().join(name);
         hf::write(model, &folder).expect("written");
@@ -56,7 +80,8 @@ fn folders(dir: &TempDir, model: &Gguf) -> Vec<(PathBuf, &'static str)> {
 }
 
 fn tokenizer(folder: &Path) -> Tokenizer {
-    Tokenizer::from_gguf(&hf::open(folder, &OpenOptions::default()).expect("read")).expect("a tokenizer")
+    Tokenizer::from_gguf(&hf::open(folder, &OpenOptions::default()).expect("read"))
+        .expect("a tokenizer")
 }
 
 /// A vocabulary of a few tokens, whose scores make "abc" of "▁ab" and "c".
@@ -64,7 +89,22 @@ pub(super) fn small() -> Gguf {
     let mut tokens: Vec<String> = ["<unk>", "<s>", "</s>"].map(str::to_owned).into();
     tokens.extend((0..=255).map(|byte| format!("<0x{byte:02X}>")));
     tokens.extend(
-        ["▁▁", "▁▁▁", "▁a", "ab", "▁ab", "bc", "abc", "▁abc", "▁", "a", "b", "c", "[PAD271]"].map(str::to_owned),
+        [
+            "▁▁",
+            "▁▁▁",
+            "▁a",
+            "ab",
+            "▁ab",
+            "bc",
+            "abc",
+            "▁abc",
+            "▁",
+            "a",
+            "b",
+            "c",
+            "[PAD271]",
+        ]
+        .map(str::to_owned),
     );
     let ty = |id: usize| match id {
         0 => 2,
@@ -74,20 +114,28 @@ pub(super) fn small() -> Gguf {
         _ => 1,
     };
     let types: Vec<i32> = (0..tokens.len()).map(ty).collect();
-    let scores: Vec<f32> = (0..tokens.len()).map(|id| if id < 259 { 0.0 } else { 259.0 - id as f32 }).collect();
+    let scores: Vec<f32> = (0..tokens.len())
+        .map(|id| if id < 259 { 0.0 } else { 259.0 - id as f32 })
+        .collect();
     let mut view = View::new(Path::new("vocabulary"));
-    view.set("general.architecture", "llama").set("tokenizer.ggml.model", "llama");
-    view.set("tokenizer.ggml.tokens", tokens).set("tokenizer.ggml.scores", scores);
+    view.set("general.architecture", "llama")
+        .set("tokenizer.ggml.model", "llama");
+    view.set("tokenizer.ggml.tokens", tokens)
+        .set("tokenizer.ggml.scores", scores);
     view.set("tokenizer.ggml.token_type", types);
     model_around(&view.open().expect("sound"), |_| {})
 }
 
-/// Seeded text of everything that is hard: runs of spaces, bytes without tokens, special tokens, marks of spaces.
+/// Seeded text of everything that is hard: runs of spaces, bytes without tokens, special tokens,
+/// marks of spaces.
 struct Texts(u64);
 
 impl Texts {
     fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as usize % n
     }
 
@@ -122,7 +170,9 @@ impl Texts {
         for _ in 0..self.below(14) {
             match self.below(5) {
                 0 => text += &" ".repeat(self.below(40)),
-                1 => text.extend((0..self.below(9)).map(|_| char::from(b'a' + self.below(26) as u8))),
+                1 => {
+                    text.extend((0..self.below(9)).map(|_| char::from(b'a' + self.below(26) as u8)))
+                }
                 2 => text.extend(char::from_u32(self.below(0x30000) as u32)),
                 _ => text += WORDS[self.below(WORDS.len())],
             }
@@ -133,9 +183,18 @@ impl Texts {
 
 /// The vocabularies, in models.
 fn vocabularies() -> Vec<(String, Gguf)> {
-    let Some(folder) = shared("vocabs") else { return Vec::new() };
+    let Some(folder) = shared("vocabs") else {
+        return Vec::new();
+    };
     let names = ["ggml-vocab-llama-spm.gguf", "ggml-vocab-phi-3.gguf"];
-    names.map(|name| (folder.join(name).display().to_string(), model_around(&open(&folder.join(name)), |_| {}))).into()
+    names
+        .map(|name| {
+            (
+                folder.join(name).display().to_string(),
+                model_around(&open(&folder.join(name)), |_| {}),
+            )
+        })
+        .into()
 }
 
 #[test]
@@ -143,14 +202,20 @@ fn either_file_gives_the_tokens_of_llama_cpp() {
     for (name, model) in vocabularies() {
         let dir = TempDir::new().expect("a folder");
         let file = Tokenizer::from_gguf(&model).expect("a tokenizer");
-        let read = |suffix: &str| std::fs::read_to_string(format!("{name}.{suffix}")).expect("the pairs");
+        let read =
+            |suffix: &str| std::fs::read_to_string(format!("{name}.{suffix}")).expect("the pairs");
         let (inputs, outputs) = (read("inp"), read("out"));
         for (folder, route) in folders(&dir, &model) {
             let ours = tokenizer(&folder);
             let mut pairs = 0;
             for (input, output) in inputs.split("\n__ggml_vocab_test__\n").zip(outputs.lines()) {
-                let expected: Vec<u32> = output.split_ascii_whitespace().map(|id| id.parse().expect("an id")).collect();
-                let ids = ours.encode(input.as_bytes(), EncodeOptions::default()).expect("ids");
+                let expected: Vec<u32> = output
+                    .split_ascii_whitespace()
+                    .map(|id| id.parse().expect("an id"))
+                    .collect();
+                let ids = ours
+                    .encode(input.as_bytes(), EncodeOptions::default())
+                    .expect("ids");
                 assert_eq!(ids, expected, "{name} by {route}: {input:?}");
                 pairs += 1;
             }
@@ -158,19 +223,36 @@ fn either_file_gives_the_tokens_of_llama_cpp() {
             let mut texts = Texts(1);
             for turn in 0..4000 {
                 let text = texts.next();
-                let options = EncodeOptions { add_special: turn % 2 == 0, parse_special: turn % 3 != 0 };
-                let [a, b] = [&ours, &file].map(|t| t.encode(text.as_bytes(), options).expect("ids"));
+                let options = EncodeOptions {
+                    add_special: turn % 2 == 0,
+                    parse_special: turn % 3 != 0,
+                };
+                let [a, b] =
+                    [&ours, &file].map(|t| t.encode(text.as_bytes(), options).expect("ids"));
                 assert_eq!(a, b, "{name} by {route}: {text:?}");
-                assert_eq!(ours.decode(&a, true), file.decode(&b, true), "{name} by {route}: {text:?}");
+                assert_eq!(
+                    ours.decode(&a, true),
+                    file.decode(&b, true),
+                    "{name} by {route}: {text:?}"
+                );
             }
-            assert_eq!((ours.bos(), ours.eos(), ours.unk()), (file.bos(), file.eos(), file.unk()), "{name}");
-            assert_eq!((ours.add_bos(), ours.add_eos()), (file.add_bos(), file.add_eos()), "{name}");
+            assert_eq!(
+                (ours.bos(), ours.eos(), ours.unk()),
+                (file.bos(), file.eos(), file.unk()),
+                "{name}"
+            );
+            assert_eq!(
+                (ours.add_bos(), ours.add_eos()),
+                (file.add_bos(), file.add_eos()),
+                "{name}"
+            );
             assert_eq!(ours.eog_ids(), file.eog_ids(), "{name}");
         }
     }
 }
 
-/// The library that tokenizer.json is made for reads the same from it, in every way to put a space before texts.
+/// The library that tokenizer.json is made for reads the same from it, in every way to put a space
+/// before texts.
 #[test]
 fn the_tokenizers_library_agrees() {
     for (name, model) in vocabularies() {
@@ -188,7 +270,9 @@ fn the_tokenizers_library_agrees() {
             for (folder, route) in folders(&dir, &model) {
                 let ours = tokenizer(&folder);
                 let file = Tokenizer::from_gguf(&model).expect("a tokenizer");
-                let theirs = tokenizers::Tokenizer::from_file(dir.path().join("both/tokenizer.json")).expect("read");
+                let theirs =
+                    tokenizers::Tokenizer::from_file(dir.path().join("both/tokenizer.json"))
+                        .expect("read");
                 // that a text is one of many is all that tokenizer.model cannot say
                 let all = !(route == "model" && scheme == "always");
                 let mut texts = Texts(7);
@@ -198,11 +282,22 @@ fn the_tokenizers_library_agrees() {
                     if text.contains("|>") && name.contains("phi") {
                         continue;
                     }
-                    let options = EncodeOptions { add_special: true, parse_special: true };
+                    let options = EncodeOptions {
+                        add_special: true,
+                        parse_special: true,
+                    };
                     let ids = ours.encode(text.as_bytes(), options).expect("ids");
-                    assert_eq!(ids, file.encode(text.as_bytes(), options).expect("ids"), "{name} {scheme}: {text:?}");
+                    assert_eq!(
+                        ids,
+                        file.encode(text.as_bytes(), options).expect("ids"),
+                        "{name} {scheme}: {text:?}"
+                    );
                     let encoding = theirs.encode(text.as_str(), true).expect("ids");
-                    assert_eq!(ids, encoding.get_ids(), "{name} {scheme} by {route}: {text:?}");
+                    assert_eq!(
+                        ids,
+                        encoding.get_ids(),
+                        "{name} {scheme} by {route}: {text:?}"
+                    );
                 }
             }
         }
@@ -220,64 +315,125 @@ fn by_json() -> Folder {
 fn merges_that_scores_cannot_express_are_refused_by_name() {
     let folder = by_json();
     let sound = folder.open().expect("sound");
-    let ids = |text: &str| sound.tokenizer().encode(text.as_bytes(), EncodeOptions::default()).expect("ids");
+    let ids = |text: &str| {
+        sound
+            .tokenizer()
+            .encode(text.as_bytes(), EncodeOptions::default())
+            .expect("ids")
+    };
     assert_eq!(ids("abc"), [266]);
     assert_eq!(ids("cab\u{e9}"), [267, 270, 262, 3 + 0xC3, 3 + 0xA9]);
-    let refuses = |says: &[&str], change: &dyn Fn(&mut Value)| folder.refuses("tokenizer.json", says, change);
+    let refuses =
+        |says: &[&str], change: &dyn Fn(&mut Value)| folder.refuses("tokenizer.json", says, change);
     let position = |t: &Value, merge: Value| {
-        t["model"]["merges"].as_array().expect("a list").iter().position(|m| *m == merge).expect("there")
+        t["model"]["merges"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .position(|m| *m == merge)
+            .expect("there")
     };
     // "abc" has to be made of something where scores know no better
-    refuses(&["model.merges", "token \"abc\": never by merges, \"ab\" \"c\" by scores"], &|t| {
-        let merge = position(t, json!(["ab", "c"]));
-        t["model"]["merges"].as_array_mut().expect("a list").remove(merge);
-    });
+    refuses(
+        &[
+            "model.merges",
+            "token \"abc\": never by merges, \"ab\" \"c\" by scores",
+        ],
+        &|t| {
+            let merge = position(t, json!(["ab", "c"]));
+            t["model"]["merges"]
+                .as_array_mut()
+                .expect("a list")
+                .remove(merge);
+        },
+    );
     // a merge that never happens may be missing
     let result = folder.with("tokenizer.json", |t| {
         let merge = position(t, json!(["a", "bc"]));
-        t["model"]["merges"].as_array_mut().expect("a list").remove(merge);
+        t["model"]["merges"]
+            .as_array_mut()
+            .expect("a list")
+            .remove(merge);
     });
     result.expect("the same tokens");
-    refuses(&["model.merges", "\"z\" in \"z\" \"z\""], &|t| t["model"]["merges"][0] = json!("z z"));
-    refuses(&["model.merges", "pairs"], &|t| t["model"]["merges"][0] = json!("a b c"));
+    refuses(&["model.merges", "\"z\" in \"z\" \"z\""], &|t| {
+        t["model"]["merges"][0] = json!("z z")
+    });
+    refuses(&["model.merges", "pairs"], &|t| {
+        t["model"]["merges"][0] = json!("a b c")
+    });
 }
 
 #[test]
 fn what_scores_and_spaces_cannot_express_is_refused_by_name() {
     let folder = by_json();
-    let refuses = |says: &[&str], change: &dyn Fn(&mut Value)| folder.refuses("tokenizer.json", says, change);
+    let refuses =
+        |says: &[&str], change: &dyn Fn(&mut Value)| folder.refuses("tokenizer.json", says, change);
     refuses(&["model.vocab", "no <0x41>"], &|t| {
-        t["model"]["vocab"].as_object_mut().expect("a map").shift_remove("<0x41>");
+        t["model"]["vocab"]
+            .as_object_mut()
+            .expect("a map")
+            .shift_remove("<0x41>");
     });
-    refuses(&["model.ignore_merges", "true"], &|t| t["model"]["ignore_merges"] = json!(true));
-    refuses(&["model.dropout", "0.1"], &|t| t["model"]["dropout"] = json!(0.1));
-    refuses(&["model.type", "Unigram"], &|t| t["model"]["type"] = json!("Unigram"));
-    refuses(&["normalizer", "NFKC"], &|t| t["normalizer"]["normalizers"][0] = json!({ "type": "NFKC" }));
-    refuses(&["pre_tokenizer", "ByteLevel"], &|t| t["pre_tokenizer"] = json!({ "type": "ByteLevel" }));
+    refuses(&["model.ignore_merges", "true"], &|t| {
+        t["model"]["ignore_merges"] = json!(true)
+    });
+    refuses(&["model.dropout", "0.1"], &|t| {
+        t["model"]["dropout"] = json!(0.1)
+    });
+    refuses(&["model.type", "Unigram"], &|t| {
+        t["model"]["type"] = json!("Unigram")
+    });
+    refuses(&["normalizer", "NFKC"], &|t| {
+        t["normalizer"]["normalizers"][0] = json!({ "type": "NFKC" })
+    });
+    refuses(&["pre_tokenizer", "ByteLevel"], &|t| {
+        t["pre_tokenizer"] = json!({ "type": "ByteLevel" })
+    });
     refuses(&["pre_tokenizer"], &|t| t["normalizer"] = Value::Null);
     let metaspace = json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": "first" });
-    refuses(&["pre_tokenizer.split", "▁▁"], &|t| t["pre_tokenizer"] = metaspace.clone());
+    refuses(&["pre_tokenizer.split", "▁▁"], &|t| {
+        t["pre_tokenizer"] = metaspace.clone()
+    });
     refuses(&["prepend_scheme", "second"], &|t| {
         t["normalizer"] = Value::Null;
-        t["pre_tokenizer"] =
-            json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": "second", "split": false });
+        t["pre_tokenizer"] = json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": "second", "split": false });
     });
-    refuses(&["added_tokens", "inside of words"], &|t| t["added_tokens"][1]["single_word"] = json!(true));
-    refuses(&["added_tokens", "not normalized", "</s>"], &|t| t["added_tokens"][2]["normalized"] = json!(true));
+    refuses(&["added_tokens", "inside of words"], &|t| {
+        t["added_tokens"][1]["single_word"] = json!(true)
+    });
+    refuses(&["added_tokens", "not normalized", "</s>"], &|t| {
+        t["added_tokens"][2]["normalized"] = json!(true)
+    });
     refuses(&["at most 512 bytes"], &|t| {
-        t["model"]["vocab"].as_object_mut().expect("a map").shift_remove("▁abc");
+        t["model"]["vocab"]
+            .as_object_mut()
+            .expect("a map")
+            .shift_remove("▁abc");
         t["model"]["merges"]
             .as_array_mut()
             .expect("a list")
-            .retain(|m| [&m[0], &m[1]].map(|part| part.as_str().expect("a text")).concat() != "▁abc");
+            .retain(|m| {
+                [&m[0], &m[1]]
+                    .map(|part| part.as_str().expect("a text"))
+                    .concat()
+                    != "▁abc"
+            });
         t["model"]["vocab"]["a".repeat(600)] = json!(266);
     });
     // both files: the same tokens
     let both = Folder::of(&small());
-    both.refuses("tokenizer.json", &["model.vocab", "\"▁a\" for 261, as tokenizer.model has it"], |t| {
-        t["model"]["vocab"].as_object_mut().expect("a map").shift_remove("▁a");
-        t["model"]["vocab"]["xy"] = json!(261);
-    });
+    both.refuses(
+        "tokenizer.json",
+        &["model.vocab", "\"▁a\" for 261, as tokenizer.model has it"],
+        |t| {
+            t["model"]["vocab"]
+                .as_object_mut()
+                .expect("a map")
+                .shift_remove("▁a");
+            t["model"]["vocab"]["xy"] = json!(261);
+        },
+    );
 }
 
 /// Fields behind the others replace them: what the model says of itself, and what is refused of it.
@@ -289,63 +445,140 @@ fn models_of_another_kind_are_refused_by_name() {
     let path = folder.path.join("tokenizer.model");
     let sound = std::fs::read(&path).expect("there");
     let cases: [(u8, &[u8], &str); 10] = [
-        (TRAINER, &[0x18, 1], "trainer_spec.model_type: expected BPE, got UNIGRAM"),
-        (TRAINER, &[0x18, 4], "trainer_spec.model_type: expected BPE, got CHAR"),
-        (TRAINER, &[0x18, 99], "trainer_spec.model_type: expected BPE, got 99"),
+        (
+            TRAINER,
+            &[0x18, 1],
+            "trainer_spec.model_type: expected BPE, got UNIGRAM",
+        ),
+        (
+            TRAINER,
+            &[0x18, 4],
+            "trainer_spec.model_type: expected BPE, got CHAR",
+        ),
+        (
+            TRAINER,
+            &[0x18, 99],
+            "trainer_spec.model_type: expected BPE, got 99",
+        ),
         (TRAINER, &[0xC0, 1, 1], "treat_whitespace_as_suffix"),
-        (NORMALIZER, b"\x0A\x08nmt_nfkc", "normalizer_spec: expected identity"),
-        (NORMALIZER, &[0x12, 1, 7], "normalizer_spec: expected identity"),
-        (NORMALIZER, &[0x20, 1], "remove_extra_whitespaces: expected false"),
+        (
+            NORMALIZER,
+            b"\x0A\x08nmt_nfkc",
+            "normalizer_spec: expected identity",
+        ),
+        (
+            NORMALIZER,
+            &[0x12, 1, 7],
+            "normalizer_spec: expected identity",
+        ),
+        (
+            NORMALIZER,
+            &[0x20, 1],
+            "remove_extra_whitespaces: expected false",
+        ),
         (NORMALIZER, &[0x28, 0], "escape_whitespaces: expected true"),
-        (0x0A, &[0x0A, 1, b'u', 0x18, 4], "pieces: expected user-defined tokens that other files add"),
-        (0x0A, &[0x0A, 1, b'x', 0x18, 9], "pieces: expected types from 1 to 6, got 9 of token 271"),
+        (
+            0x0A,
+            &[0x0A, 1, b'u', 0x18, 4],
+            "pieces: expected user-defined tokens that other files add",
+        ),
+        (
+            0x0A,
+            &[0x0A, 1, b'x', 0x18, 9],
+            "pieces: expected types from 1 to 6, got 9 of token 271",
+        ),
     ];
     for (field, message, says) in cases {
         let all = [&sound[..], &[field, message.len() as u8], message].concat();
         std::fs::write(&path, all).expect("written");
         let error = folder.open().map(drop).expect_err("of another kind");
-        assert!(error.contains("tokenizer.model: ") && error.contains(says), "{error}");
+        assert!(
+            error.contains("tokenizer.model: ") && error.contains(says),
+            "{error}"
+        );
     }
     // one token more than the embedding has rows
-    std::fs::write(&path, [&sound[..], &[0x0A, 3, 0x0A, 1, b'x'].repeat(2)].concat()).expect("written");
+    std::fs::write(
+        &path,
+        [&sound[..], &[0x0A, 3, 0x0A, 1, b'x'].repeat(2)].concat(),
+    )
+    .expect("written");
     let error = folder.open().map(drop).expect_err("too many");
-    assert!(error.contains("tokenizer.model: vocabulary: expected ids below config.json's vocab_size, 272"), "{error}");
+    assert!(
+        error.contains(
+            "tokenizer.model: vocabulary: expected ids below config.json's vocab_size, 272"
+        ),
+        "{error}"
+    );
     // the file that LLaMA 3 has under this name
     std::fs::remove_file(folder.path.join("tokenizer.json")).expect("there");
     std::fs::write(&path, "IQ== 0\nIg== 1\n").expect("written");
     let error = folder.open().map(drop).expect_err("no protobuf");
-    assert!(error.contains("tokenizer.model: not a SentencePiece model"), "{error}");
+    assert!(
+        error.contains("tokenizer.model: not a SentencePiece model"),
+        "{error}"
+    );
 }
 
-/// Added tokens and rows without a token have the texts and scores that llama.cpp's converter gives them.
+/// Added tokens and rows without a token have the texts and scores that llama.cpp's converter gives
+/// them.
 #[test]
 fn added_tokens_and_padding_are_those_of_llama_cpp() {
     let folder = Folder::of(&small());
     std::fs::remove_file(folder.path.join("tokenizer.json")).expect("there");
     std::fs::remove_file(folder.path.join("generation_config.json")).expect("there");
-    let write = |name: &str, value: Value| std::fs::write(folder.path.join(name), value.to_string()).expect("written");
+    let write = |name: &str, value: Value| {
+        std::fs::write(folder.path.join(name), value.to_string()).expect("written")
+    };
     let mut config = folder.json("config.json");
     config["vocab_size"] = json!(275);
     config["tie_word_embeddings"] = json!(true);
     write("config.json", config);
-    write("added_tokens.json", json!({ "<tool>": 271, "<|end|>": 272 }));
+    write(
+        "added_tokens.json",
+        json!({ "<tool>": 271, "<|end|>": 272 }),
+    );
     let token = |text: &str| json!({ "content": text, "special": false, "rstrip": true });
-    write("tokenizer_config.json", json!({ "added_tokens_decoder": { "271": token("<tool>"), "273": token("▁▁x") } }));
+    write(
+        "tokenizer_config.json",
+        json!({ "added_tokens_decoder": { "271": token("<tool>"), "273": token("▁▁x") } }),
+    );
     let view = hf::open(&folder.path, &OpenOptions::default()).expect("read");
     let tokens = Tokenizer::from_gguf(&view).expect("a tokenizer");
     let texts = ["<tool>", "<|end|>", "  x", "[PAD274]"];
     assert_eq!(
-        (271..275).map(|id| String::from_utf8_lossy(tokens.token_text(id)).into_owned()).collect::<Vec<_>>(),
+        (271..275)
+            .map(|id| String::from_utf8_lossy(tokens.token_text(id)).into_owned())
+            .collect::<Vec<_>>(),
         texts
     );
-    let scores: Vec<f32> =
-        view.array("tokenizer.ggml.scores").expect("an array").expect("there").f32s().expect("f32").collect();
+    let scores: Vec<f32> = view
+        .array("tokenizer.ggml.scores")
+        .expect("an array")
+        .expect("there")
+        .f32s()
+        .expect("f32")
+        .collect();
     assert_eq!(scores[271..], [-1000.0, -1000.0, -1000.0, -10_000.0]);
     assert_eq!(scores[1..3], [0.0, 0.0], "no file adds them");
-    let types: Vec<i32> =
-        view.array("tokenizer.ggml.token_type").expect("an array").expect("there").i32s().expect("i32").collect();
+    let types: Vec<i32> = view
+        .array("tokenizer.ggml.token_type")
+        .expect("an array")
+        .expect("there")
+        .i32s()
+        .expect("i32")
+        .collect();
     assert_eq!(types[271..], [4, 3, 4, 5]);
-    assert_eq!((tokens.bos(), tokens.eos(), tokens.unk(), tokens.add_bos()), (Some(1), Some(2), Some(0), true));
-    let ids = tokens.encode("a<tool>  a  x".as_bytes(), EncodeOptions::default()).expect("ids");
-    assert_eq!(ids, [261, 271, 261, 273], "spaces behind <tool> are its own");
+    assert_eq!(
+        (tokens.bos(), tokens.eos(), tokens.unk(), tokens.add_bos()),
+        (Some(1), Some(2), Some(0), true)
+    );
+    let ids = tokens
+        .encode("a<tool>  a  x".as_bytes(), EncodeOptions::default())
+        .expect("ids");
+    assert_eq!(
+        ids,
+        [261, 271, 261, 273],
+        "spaces behind <tool> are its own"
+    );
 }

@@ -14,16 +14,28 @@ pub(crate) fn load(model: &Path, isa: Isa, repack: bool) -> Engine {
         repack,
         ..EngineOptions::default()
     };
-    Engine::load(&ModelSource::Path(model.to_owned()), &options, &mut |_| {}).expect("the model loads")
+    Engine::load(&ModelSource::Path(model.to_owned()), &options, &mut |_| {})
+        .expect("the model loads")
 }
 
 /// All logits of a prompt; generation kernels run token by token, as a generation would.
 pub(crate) fn logits(engine: &Engine, tokens: &[u32], role: Role) -> Vec<f32> {
     let mut session = engine.session();
     match role {
-        Role::Prompt => session.eval(tokens, role, Wanted::All).expect("logits").data,
-        Role::Generated => {
-            tokens.iter().flat_map(|t| session.eval(&[*t], role, Wanted::Last).expect("logits").data).collect()
+        Role::Prompt => {
+            session
+                .eval(tokens, role, Wanted::All)
+                .expect("logits")
+                .data
         }
+        Role::Generated => tokens
+            .iter()
+            .flat_map(|t| {
+                session
+                    .eval(&[*t], role, Wanted::Last)
+                    .expect("logits")
+                    .data
+            })
+            .collect(),
     }
 }

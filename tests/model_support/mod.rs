@@ -35,7 +35,11 @@ impl File {
     /// A valid model: width 64, 4 query and 2 key heads, head width 16 (qwen3: 32).
     pub fn new(arch: &'static str, n_layer: u32) -> File {
         let head_dim: u32 = if arch == "qwen3" { 32 } else { 16 };
-        let mut f = File { arch, kv: Vec::new(), tensors: Vec::new() };
+        let mut f = File {
+            arch,
+            kv: Vec::new(),
+            tensors: Vec::new(),
+        };
         f.kv.push(("general.architecture".to_owned(), arch.into()));
         f.set("context_length", Val::U32(512));
         f.set("embedding_length", Val::U32(N_EMBD));
@@ -103,7 +107,12 @@ impl File {
     /// Adds an F32 tensor; dims in file order.
     pub fn add(&mut self, name: &str, dims: &[u32]) {
         let dims = dims.iter().map(|&d| d.into()).collect();
-        self.tensors.push(Tensor { name: name.to_owned(), dims, ty: TensorType::F32, values: None });
+        self.tensors.push(Tensor {
+            name: name.to_owned(),
+            dims,
+            ty: TensorType::F32,
+            values: None,
+        });
     }
 
     pub fn remove(&mut self, name: &str) {
@@ -111,7 +120,10 @@ impl File {
     }
 
     pub fn tensor(&mut self, name: &str) -> &mut Tensor {
-        self.tensors.iter_mut().find(|t| t.name == name).expect("a tensor of the file")
+        self.tensors
+            .iter_mut()
+            .find(|t| t.name == name)
+            .expect("a tensor of the file")
     }
 
     /// Gives a tensor another type, with zeros for its values.
@@ -139,7 +151,13 @@ impl File {
             let mut data = Vec::new();
             if t.ty == TensorType::F32 {
                 let ramp = || (0..bytes / 4).map(|i| 1.0 + 0.001 * i as f32).collect();
-                data = t.values.clone().unwrap_or_else(ramp).iter().flat_map(|x| x.to_le_bytes()).collect();
+                data = t
+                    .values
+                    .clone()
+                    .unwrap_or_else(ramp)
+                    .iter()
+                    .flat_map(|x| x.to_le_bytes())
+                    .collect();
             }
             data.resize(bytes, 0);
             writer.tensor(&t.name, &t.dims, t.ty, data);
@@ -150,7 +168,8 @@ impl File {
     }
 
     pub fn gguf(&self) -> Gguf {
-        Gguf::from_bytes(self.bytes(), "mem.gguf", &OpenOptions::default()).expect("a well-formed container")
+        Gguf::from_bytes(self.bytes(), "mem.gguf", &OpenOptions::default())
+            .expect("a well-formed container")
     }
 
     pub fn load(&self) -> Result<Model, Error> {

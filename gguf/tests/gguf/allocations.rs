@@ -37,8 +37,8 @@ fn add(size: usize) {
 
 struct Counting;
 
-// SAFETY: every call goes to the system's allocator unchanged; the counting touches a thread-local cell only and
-// allocates nothing.
+// SAFETY: every call goes to the system's allocator unchanged; the counting touches a thread-local
+// cell only and allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         add(layout.size());

@@ -1,5 +1,6 @@
-//! A corpus of hostile files, each with the verdict it must get: the same mapped, read and from memory, within a
-//! second, without a panic, in one line of message, and without more memory than the file and 64 MiB.
+//! A corpus of hostile files, each with the verdict it must get: the same mapped, read and from
+//! memory, within a second, without a panic, in one line of message, and without more memory than
+//! the file and 64 MiB.
 
 use crate::allocations;
 use crate::raw::{Field, Random, Raw, open, patched, verdict};
@@ -14,10 +15,20 @@ pub(crate) struct Case {
     want: &'static str,
 }
 
-const HUGE: [u64; 9] =
-    [u64::MAX, u64::MAX - 7, 1 << 63, (1 << 63) - 1, 1 << 62, 1 << 61, 1 << 60, 1 << 32, u32::MAX as u64];
+const HUGE: [u64; 9] = [
+    u64::MAX,
+    u64::MAX - 7,
+    1 << 63,
+    (1 << 63) - 1,
+    1 << 62,
+    1 << 61,
+    1 << 60,
+    1 << 32,
+    u32::MAX as u64,
+];
 
-/// A whole file with a key of every type, an array of every type and tensors of four dims and types.
+/// A whole file with a key of every type, an array of every type and tensors of four dims and
+/// types.
 pub(crate) fn base() -> Raw {
     let mut raw = Raw::new(3, 4, 12 + 12);
     let sizes = [1usize, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8];
@@ -55,11 +66,21 @@ struct Corpus(Vec<Case>);
 
 impl Corpus {
     fn add(&mut self, name: impl Into<String>, bytes: Vec<u8>, want: &'static str) {
-        self.0.push(Case { name: name.into(), bytes, want });
+        self.0.push(Case {
+            name: name.into(),
+            bytes,
+            want,
+        });
     }
 
     /// A file of one key; `value` writes its type and value.
-    fn key(&mut self, name: impl Into<String>, want: &'static str, ty: u32, value: impl FnOnce(&mut Raw)) {
+    fn key(
+        &mut self,
+        name: impl Into<String>,
+        want: &'static str,
+        ty: u32,
+        value: impl FnOnce(&mut Raw),
+    ) {
         let mut raw = Raw::new(3, 0, 1);
         raw.key(b"k", ty);
         value(&mut raw);
@@ -70,7 +91,11 @@ impl Corpus {
     fn tensor(&mut self, want: &'static str, dims: &[u64], ty: u32, n: usize) {
         let mut raw = Raw::new(3, 1, 0);
         raw.tensor(b"t", dims, ty, 0).pad(32).fill(n);
-        self.add(format!("tensor {dims:?} of type {ty} with {n} bytes"), raw.bytes, want);
+        self.add(
+            format!("tensor {dims:?} of type {ty} with {n} bytes"),
+            raw.bytes,
+            want,
+        );
     }
 }
 
@@ -88,30 +113,91 @@ pub(crate) fn corpus() -> Vec<Case> {
 
 fn headers(c: &mut Corpus) {
     let base = base().bytes;
-    for magic in [b"GGML", b"FUGG", b"gguf", b"GGUf", b"FUGF", b"\0\0\0\0", b"PK\x03\x04", b"\x7fELF"] {
-        c.add(format!("magic {}", magic.escape_ascii()), patched(&base, 0, magic), "Magic");
+    for magic in [
+        b"GGML",
+        b"FUGG",
+        b"gguf",
+        b"GGUf",
+        b"FUGF",
+        b"\0\0\0\0",
+        b"PK\x03\x04",
+        b"\x7fELF",
+    ] {
+        c.add(
+            format!("magic {}", magic.escape_ascii()),
+            patched(&base, 0, magic),
+            "Magic",
+        );
     }
     for version in [0, 1, 4, 5, 255, 1000, 0x7fff_ffff, u32::MAX] {
-        c.add(format!("version {version}"), patched(&base, 4, &version.to_le_bytes()), "Version");
+        c.add(
+            format!("version {version}"),
+            patched(&base, 4, &version.to_le_bytes()),
+            "Version",
+        );
     }
     c.add("version 2", patched(&base, 4, &2u32.to_le_bytes()), "ok");
     for version in 1u32..4 {
-        let header = [b"GGUF".as_slice(), &version.to_be_bytes(), &0u64.to_be_bytes(), &0u64.to_be_bytes()].concat();
+        let header = [
+            b"GGUF".as_slice(),
+            &version.to_be_bytes(),
+            &0u64.to_be_bytes(),
+            &0u64.to_be_bytes(),
+        ]
+        .concat();
         c.add(format!("big-endian version {version}"), header, "BigEndian");
     }
     for n in HUGE.into_iter().chain([131_073]) {
-        c.add(format!("{n} tensors"), patched(&base, 8, &n.to_le_bytes()), "Count");
-        c.add(format!("{n} keys"), patched(&base, 16, &n.to_le_bytes()), "Count");
+        c.add(
+            format!("{n} tensors"),
+            patched(&base, 8, &n.to_le_bytes()),
+            "Count",
+        );
+        c.add(
+            format!("{n} keys"),
+            patched(&base, 16, &n.to_le_bytes()),
+            "Count",
+        );
     }
-    c.add("65537 keys", patched(&base, 16, &65_537u64.to_le_bytes()), "Count");
-    for (at, n, what) in [(8, 131_072u64, "tensors"), (8, 1000, "tensors"), (16, 65_536, "keys"), (16, 1000, "keys")] {
-        c.add(format!("{n} {what} in a small file"), patched(&base, at, &n.to_le_bytes()), "Truncated");
+    c.add(
+        "65537 keys",
+        patched(&base, 16, &65_537u64.to_le_bytes()),
+        "Count",
+    );
+    for (at, n, what) in [
+        (8, 131_072u64, "tensors"),
+        (8, 1000, "tensors"),
+        (16, 65_536, "keys"),
+        (16, 1000, "keys"),
+    ] {
+        c.add(
+            format!("{n} {what} in a small file"),
+            patched(&base, at, &n.to_le_bytes()),
+            "Truncated",
+        );
     }
-    c.add("one tensor too many", patched(&base, 8, &5u64.to_le_bytes()), "TensorPastEnd");
-    // the first tensor reads as a key "f32" of type u16, which leaves its other dimension in place of a name
-    c.add("one key too many", patched(&base, 16, &25u64.to_le_bytes()), "TensorNameLength");
-    c.add("no tensor but data", patched(&base, 8, &0u64.to_le_bytes()), "ok");
-    c.add("trailing bytes", [base.as_slice(), &[7; 1000]].concat(), "ok");
+    c.add(
+        "one tensor too many",
+        patched(&base, 8, &5u64.to_le_bytes()),
+        "TensorPastEnd",
+    );
+    // the first tensor reads as a key "f32" of type u16, which leaves its other dimension in place
+    // of a name
+    c.add(
+        "one key too many",
+        patched(&base, 16, &25u64.to_le_bytes()),
+        "TensorNameLength",
+    );
+    c.add(
+        "no tensor but data",
+        patched(&base, 8, &0u64.to_le_bytes()),
+        "ok",
+    );
+    c.add(
+        "trailing bytes",
+        [base.as_slice(), &[7; 1000]].concat(),
+        "ok",
+    );
 }
 
 fn truncations(c: &mut Corpus) {
@@ -129,12 +215,17 @@ fn truncations(c: &mut Corpus) {
 fn fields(c: &mut Corpus) {
     let base = base();
     let mut put = |field: Field, at: usize, new: &[u8], want| {
-        c.add(format!("{field:?} at {at} is {new:?}"), patched(&base.bytes, at, new), want);
+        c.add(
+            format!("{field:?} at {at} is {new:?}"),
+            patched(&base.bytes, at, new),
+            want,
+        );
     };
     for &(field, at) in &base.marks {
         match field {
             Field::KeyLength => {
-                HUGE.iter().for_each(|n| put(field, at, &n.to_le_bytes(), "KeyLength"));
+                HUGE.iter()
+                    .for_each(|n| put(field, at, &n.to_le_bytes(), "KeyLength"));
                 put(field, at, &0u64.to_le_bytes(), "EmptyKey");
                 put(field, at, &65_535u64.to_le_bytes(), "Truncated");
             }
@@ -147,18 +238,27 @@ fn fields(c: &mut Corpus) {
                 }
             }
             Field::StringLength | Field::ElementCount => {
-                HUGE.iter().for_each(|n| put(field, at, &n.to_le_bytes(), "Truncated"));
+                HUGE.iter()
+                    .for_each(|n| put(field, at, &n.to_le_bytes(), "Truncated"));
                 put(field, at, &100_000u64.to_le_bytes(), "Truncated");
             }
             Field::NameLength => {
-                HUGE.iter().for_each(|n| put(field, at, &n.to_le_bytes(), "TensorNameLength"));
+                HUGE.iter()
+                    .for_each(|n| put(field, at, &n.to_le_bytes(), "TensorNameLength"));
                 put(field, at, &64u64.to_le_bytes(), "TensorNameLength");
             }
             Field::DimCount => {
-                [5u32, 6, 255, 1 << 31, u32::MAX].iter().for_each(|n| put(field, at, &n.to_le_bytes(), "TensorDims"));
+                [5u32, 6, 255, 1 << 31, u32::MAX]
+                    .iter()
+                    .for_each(|n| put(field, at, &n.to_le_bytes(), "TensorDims"));
             }
             Field::Dim => HUGE.iter().for_each(|n| {
-                put(field, at, &n.to_le_bytes(), "TensorSize|TensorPastEnd|TensorRow");
+                put(
+                    field,
+                    at,
+                    &n.to_le_bytes(),
+                    "TensorSize|TensorPastEnd|TensorRow",
+                );
             }),
             Field::TensorType => {
                 for ty in [4u32, 5, 31, 32, 33, 36, 37, 38] {
@@ -169,9 +269,19 @@ fn fields(c: &mut Corpus) {
                 }
             }
             Field::Offset => {
-                let good = u64::from_le_bytes(base.bytes[at..at + 8].try_into().expect("eight bytes"));
-                let bad = [good + 1, good + 32, good.wrapping_sub(32), 1 << 40, u64::MAX, u64::MAX - 31, 1 << 63];
-                bad.iter().for_each(|n| put(field, at, &n.to_le_bytes(), "TensorOffset"));
+                let good =
+                    u64::from_le_bytes(base.bytes[at..at + 8].try_into().expect("eight bytes"));
+                let bad = [
+                    good + 1,
+                    good + 32,
+                    good.wrapping_sub(32),
+                    1 << 40,
+                    u64::MAX,
+                    u64::MAX - 31,
+                    1 << 63,
+                ];
+                bad.iter()
+                    .for_each(|n| put(field, at, &n.to_le_bytes(), "TensorOffset"));
             }
         }
     }
@@ -180,28 +290,48 @@ fn fields(c: &mut Corpus) {
 fn keys(c: &mut Corpus) {
     for elem in (0..13).filter(|&t| t != 9) {
         for n in [1 << 60, 1 << 61, u64::MAX, 1 << 31] {
-            c.key(format!("an empty array that claims {n} of type {elem}"), "Truncated", 9, |r| {
-                r.array(elem, n);
-            });
+            c.key(
+                format!("an empty array that claims {n} of type {elem}"),
+                "Truncated",
+                9,
+                |r| {
+                    r.array(elem, n);
+                },
+            );
         }
         c.key(format!("an empty array of type {elem}"), "ok", 9, |r| {
             r.array(elem, 0);
         });
     }
-    c.key("an array of an unknown type with 2^60 elements", "ValueTypeId", 9, |r| {
-        r.array(99, 1 << 60);
-    });
+    c.key(
+        "an array of an unknown type with 2^60 elements",
+        "ValueTypeId",
+        9,
+        |r| {
+            r.array(99, 1 << 60);
+        },
+    );
     c.key("arrays nested a thousand times", "NestedArray", 9, |r| {
         (0..1000).for_each(|_| {
             r.array(9, 1);
         });
     });
-    c.key("a string array whose last string is cut", "Truncated", 9, |r| {
-        r.array(8, 2).string(b"whole").u64(6).bytes(b"hal");
-    });
-    c.key("a string array whose second length wraps", "Truncated", 9, |r| {
-        r.array(8, 2).string(b"a").u64(u64::MAX - 8).bytes(b"rest");
-    });
+    c.key(
+        "a string array whose last string is cut",
+        "Truncated",
+        9,
+        |r| {
+            r.array(8, 2).string(b"whole").u64(6).bytes(b"hal");
+        },
+    );
+    c.key(
+        "a string array whose second length wraps",
+        "Truncated",
+        9,
+        |r| {
+            r.array(8, 2).string(b"a").u64(u64::MAX - 8).bytes(b"rest");
+        },
+    );
     c.key("a string that is not UTF-8", "ok", 8, |r| {
         r.string(b"\xff\xfe");
     });
@@ -219,7 +349,11 @@ fn keys(c: &mut Corpus) {
         (0..n).for_each(|i| {
             raw.key(format!("k{}", i % gap).as_bytes(), 0).bytes(&[1]);
         });
-        c.add(format!("duplicate keys, {gap} apart"), raw.bytes, "DuplicateKey");
+        c.add(
+            format!("duplicate keys, {gap} apart"),
+            raw.bytes,
+            "DuplicateKey",
+        );
     }
     let mut raw = Raw::new(3, 0, 65_536);
     (0..65_536u32).for_each(|i| {
@@ -257,9 +391,21 @@ fn alignments(c: &mut Corpus) {
         }),
         "ok",
     );
-    for (ty, n) in [(0u32, 1), (1, 1), (2, 2), (3, 2), (5, 4), (6, 4), (7, 1), (10, 8), (11, 8), (12, 8)] {
+    for (ty, n) in [
+        (0u32, 1),
+        (1, 1),
+        (2, 2),
+        (3, 2),
+        (5, 4),
+        (6, 4),
+        (7, 1),
+        (10, 8),
+        (11, 8),
+        (12, 8),
+    ] {
         let value = |r: &mut Raw| {
-            r.key(b"general.alignment", ty).bytes(&[32, 0, 0, 0, 0, 0, 0, 0][..n]);
+            r.key(b"general.alignment", ty)
+                .bytes(&[32, 0, 0, 0, 0, 0, 0, 0][..n]);
         };
         c.add(format!("alignment of type {ty}"), with(&value), "KeyType");
     }
@@ -276,7 +422,11 @@ fn alignments(c: &mut Corpus) {
     c.add("alignment as an array", with(&array), "KeyType");
     let mut raw = Raw::new(3, 1, 0);
     raw.tensor(b"t", &[4, 0], 0, 0);
-    c.add("no padding before an empty data section", raw.bytes, "Truncated");
+    c.add(
+        "no padding before an empty data section",
+        raw.bytes,
+        "Truncated",
+    );
 }
 
 fn tensors(c: &mut Corpus) {
@@ -304,20 +454,50 @@ fn tensors(c: &mut Corpus) {
     }
     let pair = |a: &[u8], b: &[u8], second: u64| {
         let mut raw = Raw::new(3, 2, 0);
-        raw.tensor(a, &[8], 0, 0).tensor(b, &[8], 0, second).pad(32).fill(96);
+        raw.tensor(a, &[8], 0, 0)
+            .tensor(b, &[8], 0, second)
+            .pad(32)
+            .fill(96);
         raw.bytes
     };
     c.add("two tensors", pair(b"a", b"b", 32), "ok");
-    c.add("a tensor name twice", pair(b"a", b"a", 32), "DuplicateTensor");
-    c.add("no tensor name twice", pair(b"", b"", 32), "DuplicateTensor");
+    c.add(
+        "a tensor name twice",
+        pair(b"a", b"a", 32),
+        "DuplicateTensor",
+    );
+    c.add(
+        "no tensor name twice",
+        pair(b"", b"", 32),
+        "DuplicateTensor",
+    );
     c.add("no tensor name", pair(b"", b"b", 32), "ok");
-    c.add("a tensor name that is not UTF-8", pair(b"\xc3", b"b", 32), "NotUtf8");
-    c.add("a tensor name of 63 bytes", pair(&[b'x'; 63], b"b", 32), "ok");
-    c.add("a tensor name of 64 bytes", pair(&[b'x'; 64], b"b", 32), "TensorNameLength");
+    c.add(
+        "a tensor name that is not UTF-8",
+        pair(b"\xc3", b"b", 32),
+        "NotUtf8",
+    );
+    c.add(
+        "a tensor name of 63 bytes",
+        pair(&[b'x'; 63], b"b", 32),
+        "ok",
+    );
+    c.add(
+        "a tensor name of 64 bytes",
+        pair(&[b'x'; 64], b"b", 32),
+        "TensorNameLength",
+    );
     c.add("tensors that overlap", pair(b"a", b"b", 0), "TensorOffset");
-    c.add("a gap between tensors", pair(b"a", b"b", 64), "TensorOffset");
+    c.add(
+        "a gap between tensors",
+        pair(b"a", b"b", 64),
+        "TensorOffset",
+    );
     let mut raw = Raw::new(3, 2, 0);
-    raw.tensor(b"a", &[8], 0, 32).tensor(b"b", &[8], 0, 0).pad(32).fill(96);
+    raw.tensor(b"a", &[8], 0, 32)
+        .tensor(b"b", &[8], 0, 0)
+        .pad(32)
+        .fill(96);
     c.add("tensors out of order", raw.bytes, "TensorOffset");
     let mut raw = Raw::new(3, 131_072, 0);
     (0..131_072u32).for_each(|i| {
@@ -333,7 +513,11 @@ fn noise(c: &mut Corpus) {
     for (name, byte) in [("zeros", 0u8), ("ones", 255), ("text", b'G')] {
         c.add(name, vec![byte; 100_000], "Magic");
     }
-    c.add("the magic again and again", b"GGUF".repeat(10_000), "Version");
+    c.add(
+        "the magic again and again",
+        b"GGUF".repeat(10_000),
+        "Version",
+    );
     let mut rng = Random(1);
     for i in 0..20 {
         let mut bytes = b"GGUF\x03\0\0\0".to_vec();
@@ -353,7 +537,14 @@ fn walk(file: &Gguf) {
         if let Value::Array(a) = value {
             assert_eq!(a.iter().count(), a.len());
         }
-        assert!([file.u32(key).is_err(), file.str(key).is_err(), file.array(key).is_err()].contains(&true));
+        assert!(
+            [
+                file.u32(key).is_err(),
+                file.str(key).is_err(),
+                file.array(key).is_err()
+            ]
+            .contains(&true)
+        );
     }
     for t in file.tensors() {
         assert_eq!(file.data(t).len() as u64, t.bytes);
@@ -374,20 +565,44 @@ fn every_hostile_file_gets_its_verdict_in_every_way_of_opening() {
         let mapped = Gguf::open(&path, &OpenOptions::default());
         let took = started.elapsed();
         assert!(took < Duration::from_secs(1), "{}: {took:?}", case.name);
-        let read = Gguf::open(&path, &OpenOptions { mmap: false, strict: false });
+        let read = Gguf::open(
+            &path,
+            &OpenOptions {
+                mmap: false,
+                strict: false,
+            },
+        );
         let memory = open(&case.bytes, false);
         let got = verdict(&mapped);
-        assert!(case.want.split('|').any(|w| w == got), "{}: {:?}, expected {}", case.name, mapped.err(), case.want);
+        assert!(
+            case.want.split('|').any(|w| w == got),
+            "{}: {:?}, expected {}",
+            case.name,
+            mapped.err(),
+            case.want
+        );
         assert_eq!(got, verdict(&read), "{}", case.name);
         assert_eq!(got, verdict(&memory), "{}", case.name);
         match (&mapped, &memory) {
             (Err(e), Err(m)) => {
                 let (e, m) = (e.to_string(), m.to_string());
-                assert!(!e.contains('\n') && e.len() < 400 + path.as_os_str().len(), "{}: {e:?}", case.name);
+                assert!(
+                    !e.contains('\n') && e.len() < 400 + path.as_os_str().len(),
+                    "{}: {e:?}",
+                    case.name
+                );
                 let start = format!("{}: ", path.display()).replace('\n', "\\n");
-                assert_eq!(e.strip_prefix(&start), m.strip_prefix("test.gguf: "), "{}", case.name);
+                assert_eq!(
+                    e.strip_prefix(&start),
+                    m.strip_prefix("test.gguf: "),
+                    "{}",
+                    case.name
+                );
             }
-            _ => [&mapped, &read, &memory].into_iter().flatten().for_each(walk),
+            _ => [&mapped, &read, &memory]
+                .into_iter()
+                .flatten()
+                .for_each(walk),
         }
     }
 }
@@ -401,18 +616,40 @@ fn opening_a_hostile_file_takes_little_memory() {
     for case in corpus() {
         std::fs::write(&path, &case.bytes).expect("writes");
         for mmap in [true, false] {
-            let (_, used) = allocations::measure(|| Gguf::open(&path, &OpenOptions { mmap, strict: false }));
+            let (_, used) = allocations::measure(|| {
+                Gguf::open(
+                    &path,
+                    &OpenOptions {
+                        mmap,
+                        strict: false,
+                    },
+                )
+            });
             let allowed = case.bytes.len() + EXTRA;
-            assert!(used.peak <= allowed, "{}: {} bytes of heap at once", case.name, used.peak);
-            // the largest single piece is the file itself, or a bounded list of what was found in it
+            assert!(
+                used.peak <= allowed,
+                "{}: {} bytes of heap at once",
+                case.name,
+                used.peak
+            );
+            // the largest single piece is the file itself, or a bounded list of what was found in
+            // it
             let piece = case.bytes.len().max(16 << 20);
-            assert!(used.largest <= piece, "{}: one allocation of {} bytes", case.name, used.largest);
+            assert!(
+                used.largest <= piece,
+                "{}: one allocation of {} bytes",
+                case.name,
+                used.largest
+            );
             if used.peak.saturating_sub(case.bytes.len()) > worst.0 {
                 worst = (used.peak - case.bytes.len(), case.name.clone());
             }
         }
     }
-    println!("most heap beyond the file: {} bytes, by {:?}", worst.0, worst.1);
+    println!(
+        "most heap beyond the file: {} bytes, by {:?}",
+        worst.0, worst.1
+    );
 }
 
 #[test]
@@ -444,7 +681,11 @@ fn walk_lightly(file: &Gguf) {
             assert_eq!(a.iter().count(), a.len());
         }
     }
-    assert!(file.tensors().iter().all(|t| file.data(t).len() as u64 == t.bytes));
+    assert!(
+        file.tensors()
+            .iter()
+            .all(|t| file.data(t).len() as u64 == t.bytes)
+    );
 }
 
 /// `cargo test -p gguf-rs-lite --test gguf fuzz_seeds -- --ignored` before fuzzing `gguf_open`.
@@ -453,7 +694,9 @@ fn walk_lightly(file: &Gguf) {
 fn fuzz_seeds() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/corpus/gguf_open");
     std::fs::create_dir_all(folder).expect("a folder");
-    let small = corpus().into_iter().filter(|case| case.bytes.len() < 10_000);
+    let small = corpus()
+        .into_iter()
+        .filter(|case| case.bytes.len() < 10_000);
     for (i, case) in small.enumerate() {
         std::fs::write(format!("{folder}/hostile-{i:04}"), case.bytes).expect("writes");
     }

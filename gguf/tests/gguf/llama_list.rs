@@ -1,9 +1,10 @@
-//! llama.cpp's own list of handcrafted files (tests/test-gguf.cpp, read for its facts), written anew: each of the 34
-//! kinds must get the same verdict, for a fixed seed and 100 others.
+//! llama.cpp's own list of handcrafted files (tests/test-gguf.cpp, read for its facts), written
+//! anew: each of the 34 kinds must get the same verdict, for a fixed seed and 100 others.
 //!
-//! Two things differ, both on purpose. llama.cpp's files of the TENSORS kinds carry no data, because its reader may be
-//! asked for the directory alone; ours demands every tensor's bytes at open, so these files get their data section,
-//! and the test also sees that they are refused without it. And each refusal must name the fault that was put in.
+//! Two things differ, both on purpose. llama.cpp's files of the TENSORS kinds carry no data,
+//! because its reader may be asked for the directory alone; ours demands every tensor's bytes at
+//! open, so these files get their data section, and the test also sees that they are refused
+//! without it. And each refusal must name the fault that was put in.
 
 use crate::raw::{Random, Raw, open, verdict};
 use gguf_rs_lite::{Gguf, TensorType, Value, ValueType};
@@ -57,7 +58,8 @@ struct File {
     data_start: usize,
 }
 
-/// About 100 keys of random types; a value is its encoding. Bools are any byte, as in llama.cpp's test.
+/// About 100 keys of random types; a value is its encoding. Bools are any byte, as in llama.cpp's
+/// test.
 fn random_keys(rng: &mut Random) -> Vec<(String, u32, Vec<u8>)> {
     let mut keys = Vec::new();
     for i in 0..100 {
@@ -115,7 +117,8 @@ fn shapes_of(name: &str, rng: &mut Random) -> Vec<(TensorType, Vec<u64>)> {
             shapes.push((TensorType::F32, vec![1]));
             shapes
         }
-        // one shape whose size is not a multiple of 32 comes early, so that the offsets differ for every seed
+        // one shape whose size is not a multiple of 32 comes early, so that the offsets differ for
+        // every seed
         "TENSORS_INCONSISTENT_ALIGN" | "DATA_INCONSISTENT_ALIGN" => {
             shapes.insert(0, (TensorType::F32, vec![1]));
             shapes
@@ -145,8 +148,16 @@ fn head(name: &str, keys: &[(String, u32, Vec<u8>)], alignment_key: bool, n_tens
     let n_keys = keys.len() as u64 + u64::from(alignment_key);
     let mut raw = Raw::new(
         version,
-        if name == "HEADER_BAD_N_TENSORS" { u64::MAX } else { n_tensors },
-        if name == "HEADER_BAD_N_KV" { u64::MAX } else { n_keys },
+        if name == "HEADER_BAD_N_TENSORS" {
+            u64::MAX
+        } else {
+            n_tensors
+        },
+        if name == "HEADER_BAD_N_KV" {
+            u64::MAX
+        } else {
+            n_keys
+        },
     );
     if name == "HEADER_BAD_MAGIC" {
         raw.bytes[..4].copy_from_slice(b"FUGG");
@@ -162,32 +173,73 @@ fn head(name: &str, keys: &[(String, u32, Vec<u8>)], alignment_key: bool, n_tens
         raw.bytes(value);
     }
     if alignment_key {
-        raw.key(b"general.alignment", if name.ends_with("WRONG_TYPE_ALIGN") { 5 } else { 4 });
-        raw.u32(if name.ends_with("CUSTOM_ALIGN") { 1 } else { 13 });
+        raw.key(
+            b"general.alignment",
+            if name.ends_with("WRONG_TYPE_ALIGN") {
+                5
+            } else {
+                4
+            },
+        );
+        raw.u32(if name.ends_with("CUSTOM_ALIGN") {
+            1
+        } else {
+            13
+        });
     }
     raw
 }
 
 fn craft(name: &str, has_keys: bool, has_tensors: bool, seed: u64) -> File {
     let mut rng = Random(seed);
-    let keys = if has_keys { random_keys(&mut rng) } else { Vec::new() };
-    let shapes = if has_tensors { shapes_of(name, &mut rng) } else { Vec::new() };
-    let alignment_key = ["BAD_ALIGN", "TYPE_ALIGN", "CUSTOM_ALIGN"].iter().any(|end| name.ends_with(end));
+    let keys = if has_keys {
+        random_keys(&mut rng)
+    } else {
+        Vec::new()
+    };
+    let shapes = if has_tensors {
+        shapes_of(name, &mut rng)
+    } else {
+        Vec::new()
+    };
+    let alignment_key = ["BAD_ALIGN", "TYPE_ALIGN", "CUSTOM_ALIGN"]
+        .iter()
+        .any(|end| name.ends_with(end));
     let mut raw = head(name, &keys, alignment_key, shapes.len() as u64);
-    let file_alignment = if name.ends_with("CUSTOM_ALIGN") { 1 } else { 32 };
-    let layout_alignment: u64 = if name.ends_with("INCONSISTENT_ALIGN") { 1 } else { file_alignment };
+    let file_alignment = if name.ends_with("CUSTOM_ALIGN") {
+        1
+    } else {
+        32
+    };
+    let layout_alignment: u64 = if name.ends_with("INCONSISTENT_ALIGN") {
+        1
+    } else {
+        file_alignment
+    };
 
     let mut tensors = Vec::new();
     let mut offset = 0u64;
     for (i, (ty, shape)) in shapes.iter().enumerate() {
-        let ty = if name == "TENSORS_NBYTES_TOO_BIG" { TensorType::I64 } else { *ty };
+        let ty = if name == "TENSORS_NBYTES_TOO_BIG" {
+            TensorType::I64
+        } else {
+            *ty
+        };
         let tensor = match name {
             "TENSORS_DUPLICATE_NAME" => "my_tensor".to_owned(),
             "TENSORS_BAD_NAME_SIZE" => format!("{:_<64}", format!("my_tensor_{i}")),
             _ => format!("my_tensor_{i}"),
         };
-        let id = if name == "TENSORS_BAD_TYPE" { 43 } else { ty.id() };
-        let stored_offset = if name == "TENSORS_BAD_OFFSET" { u64::MAX } else { offset };
+        let id = if name == "TENSORS_BAD_TYPE" {
+            43
+        } else {
+            ty.id()
+        };
+        let stored_offset = if name == "TENSORS_BAD_OFFSET" {
+            u64::MAX
+        } else {
+            offset
+        };
         let dims = dims_of(name, shape);
         raw.tensor(tensor.as_bytes(), &dims, id, stored_offset);
         if name == "TENSORS_BAD_N_DIMS" {
@@ -196,27 +248,42 @@ fn craft(name: &str, has_keys: bool, has_tensors: bool, seed: u64) -> File {
         }
         let bytes = size_of_shape(ty, &dims);
         tensors.push((tensor, dims, id, stored_offset, bytes));
-        offset = offset.saturating_add(bytes.checked_next_multiple_of(layout_alignment).unwrap_or(u64::MAX));
+        offset = offset.saturating_add(
+            bytes
+                .checked_next_multiple_of(layout_alignment)
+                .unwrap_or(u64::MAX),
+        );
     }
     if has_tensors || name != "HEADER_EMPTY" {
         raw.pad(layout_alignment as usize);
     }
     let data_start = raw.bytes.len();
     if has_tensors {
-        let n = if offset < 1 << 30 { offset as usize } else { 32 };
+        let n = if offset < 1 << 30 {
+            offset as usize
+        } else {
+            32
+        };
         raw.fill(n - usize::from(name == "DATA_NOT_ENOUGH_DATA"));
     }
-    File { bytes: raw.bytes, keys, tensors, data_start }
+    File {
+        bytes: raw.bytes,
+        keys,
+        tensors,
+        data_start,
+    }
 }
 
 /// Bytes of a tensor, `u64::MAX` where that does not fit.
 fn size_of_shape(ty: TensorType, dims: &[u64]) -> u64 {
     let elements = dims.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
-    let bytes = elements.and_then(|n| (n / ty.block_len() as u64).checked_mul(ty.block_bytes() as u64));
+    let bytes =
+        elements.and_then(|n| (n / ty.block_len() as u64).checked_mul(ty.block_bytes() as u64));
     bytes.unwrap_or(u64::MAX)
 }
 
-/// Encodes a value again, independently of the reader's views: numbers, then their little-endian bytes.
+/// Encodes a value again, independently of the reader's views: numbers, then their little-endian
+/// bytes.
 fn encoded(value: Value<'_>) -> Vec<u8> {
     let mut raw = Raw::default();
     match value {
@@ -245,7 +312,11 @@ fn check_content(name: &str, seed: u64, file: &File, open: &Gguf) {
     let extra = usize::from(name.ends_with("CUSTOM_ALIGN"));
     assert_eq!(open.keys().len(), file.keys.len() + extra, "{name} {seed}");
     for ((key, value), (want_key, ty, want)) in open.keys().zip(&file.keys) {
-        assert_eq!((key, value.value_type().id()), (want_key.as_str(), *ty), "{name} {seed}");
+        assert_eq!(
+            (key, value.value_type().id()),
+            (want_key.as_str(), *ty),
+            "{name} {seed}"
+        );
         let mut want = want.clone();
         // a bool reads as 0 or 1 whatever byte it is
         match value {
@@ -259,9 +330,16 @@ fn check_content(name: &str, seed: u64, file: &File, open: &Gguf) {
     }
     assert_eq!(open.tensors().len(), file.tensors.len());
     for (t, (tensor, dims, ty, offset, bytes)) in open.tensors().iter().zip(&file.tensors) {
-        assert_eq!((&t.name, &t.dims, t.ty.id(), t.offset, t.bytes), (tensor, dims, *ty, *offset, *bytes));
+        assert_eq!(
+            (&t.name, &t.dims, t.ty.id(), t.offset, t.bytes),
+            (tensor, dims, *ty, *offset, *bytes)
+        );
         let start = file.data_start + *offset as usize;
-        assert_eq!(open.data(t), &file.bytes[start..start + *bytes as usize], "{name} {seed} {tensor}");
+        assert_eq!(
+            open.data(t),
+            &file.bytes[start..start + *bytes as usize],
+            "{name} {seed} {tensor}"
+        );
     }
 }
 
@@ -272,15 +350,27 @@ fn all_34_kinds_get_llama_cpps_verdict() {
         for seed in std::iter::once(42).chain(1000..1100) {
             let file = craft(name, has_keys, has_tensors, seed);
             let result = open(&file.bytes, true);
-            assert_eq!(verdict(&result), want, "{name}, seed {seed}: {:?}", result.err());
+            assert_eq!(
+                verdict(&result),
+                want,
+                "{name}, seed {seed}: {:?}",
+                result.err()
+            );
             if let Ok(open) = &result {
                 check_content(name, seed, &file, open);
             }
             if ["TENSORS_SUCCESS", "TENSORS_CUSTOM_ALIGN"].contains(&name) {
-                assert_eq!(verdict(&open(&file.bytes[..file.data_start], false)), "TensorPastEnd");
+                assert_eq!(
+                    verdict(&open(&file.bytes[..file.data_start], false)),
+                    "TensorPastEnd"
+                );
             }
             if name == "DATA_NOT_ENOUGH_DATA" {
-                assert_eq!(verdict(&open(&file.bytes, false)), "ok", "only padding is missing");
+                assert_eq!(
+                    verdict(&open(&file.bytes, false)),
+                    "ok",
+                    "only padding is missing"
+                );
             }
         }
     }

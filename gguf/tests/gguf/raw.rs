@@ -56,7 +56,9 @@ impl Raw {
 
     /// A key and the id of its value's type; the value must follow.
     pub(crate) fn key(&mut self, key: &[u8], ty: u32) -> &mut Raw {
-        self.text(Field::KeyLength, key).mark(Field::ValueType).u32(ty)
+        self.text(Field::KeyLength, key)
+            .mark(Field::ValueType)
+            .u32(ty)
     }
 
     pub(crate) fn string(&mut self, text: &[u8]) -> &mut Raw {
@@ -65,19 +67,28 @@ impl Raw {
 
     /// The head of an array's value; the elements must follow.
     pub(crate) fn array(&mut self, elem: u32, count: u64) -> &mut Raw {
-        self.mark(Field::ElementType).u32(elem).mark(Field::ElementCount).u64(count)
+        self.mark(Field::ElementType)
+            .u32(elem)
+            .mark(Field::ElementCount)
+            .u64(count)
     }
 
     pub(crate) fn tensor(&mut self, name: &[u8], dims: &[u64], ty: u32, offset: u64) -> &mut Raw {
-        self.text(Field::NameLength, name).mark(Field::DimCount).u32(dims.len() as u32);
+        self.text(Field::NameLength, name)
+            .mark(Field::DimCount)
+            .u32(dims.len() as u32);
         for &d in dims {
             self.mark(Field::Dim).u64(d);
         }
-        self.mark(Field::TensorType).u32(ty).mark(Field::Offset).u64(offset)
+        self.mark(Field::TensorType)
+            .u32(ty)
+            .mark(Field::Offset)
+            .u64(offset)
     }
 
     pub(crate) fn pad(&mut self, alignment: usize) -> &mut Raw {
-        self.bytes.resize(self.bytes.len().next_multiple_of(alignment), 0);
+        self.bytes
+            .resize(self.bytes.len().next_multiple_of(alignment), 0);
         self
     }
 
@@ -101,14 +112,21 @@ pub(crate) fn patched(bytes: &[u8], at: usize, new: &[u8]) -> Vec<u8> {
 }
 
 pub(crate) fn open(bytes: &[u8], strict: bool) -> Result<Gguf, Error> {
-    Gguf::from_bytes(bytes.to_vec(), "test.gguf", &OpenOptions { mmap: true, strict })
+    Gguf::from_bytes(
+        bytes.to_vec(),
+        "test.gguf",
+        &OpenOptions { mmap: true, strict },
+    )
 }
 
 /// The name of an error's variant, or "ok".
 pub(crate) fn verdict(result: &Result<Gguf, Error>) -> String {
     match result {
         Ok(_) => "ok".to_owned(),
-        Err(e) => format!("{e:?}").chars().take_while(|c| c.is_alphanumeric()).collect(),
+        Err(e) => format!("{e:?}")
+            .chars()
+            .take_while(|c| c.is_alphanumeric())
+            .collect(),
     }
 }
 

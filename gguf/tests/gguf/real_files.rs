@@ -1,24 +1,34 @@
-//! Opens the models and vocabularies of the shared data, mapped and read, and looks at what they hold.
+//! Opens the models and vocabularies of the shared data, mapped and read, and looks at what they
+//! hold.
 
 use gguf_rs_lite::{Gguf, OpenOptions, TensorType, Value};
 use std::path::{Path, PathBuf};
 
-/// The shared data: `OCTAVO_SHARED`, else `../shared` beside the workspace. Where it is absent the test is skipped,
-/// or fails with `OCTAVO_REQUIRE_SHARED=1`.
+/// The shared data: `OCTAVO_SHARED`, else `../shared` beside the workspace. Where it is absent the
+/// test is skipped, or fails with `OCTAVO_REQUIRE_SHARED=1`.
 fn shared() -> Option<PathBuf> {
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate is in a workspace");
-    let dir = std::env::var_os("OCTAVO_SHARED").map_or_else(|| workspace.join("../shared"), PathBuf::from);
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("the crate is in a workspace");
+    let dir = std::env::var_os("OCTAVO_SHARED")
+        .map_or_else(|| workspace.join("../shared"), PathBuf::from);
     if dir.is_dir() {
         return Some(dir);
     }
-    assert!(std::env::var_os("OCTAVO_REQUIRE_SHARED").is_none_or(|v| v != "1"), "{} is missing", dir.display());
+    assert!(
+        std::env::var_os("OCTAVO_REQUIRE_SHARED").is_none_or(|v| v != "1"),
+        "{} is missing",
+        dir.display()
+    );
     println!("skipped: {} is missing", dir.display());
     None
 }
 
 fn gguf_files(dir: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
-    let mut files: Vec<_> = entries.map(|e| e.expect("a readable folder").path()).collect();
+    let mut files: Vec<_> = entries
+        .map(|e| e.expect("a readable folder").path())
+        .collect();
     files.retain(|p| p.extension().is_some_and(|e| e == "gguf"));
     files.sort();
     files
@@ -31,17 +41,41 @@ fn every_shared_file_opens_mapped_and_read_with_equal_content() {
     files.extend(gguf_files(&shared.join("vocabs")));
     assert!(files.len() >= 40, "{} files", files.len());
     for path in files {
-        let strict = OpenOptions { mmap: true, strict: true };
+        let strict = OpenOptions {
+            mmap: true,
+            strict: true,
+        };
         let mapped = Gguf::open(&path, &strict).unwrap_or_else(|e| panic!("{e}"));
-        let read = Gguf::open(&path, &OpenOptions { mmap: false, strict: true }).unwrap_or_else(|e| panic!("{e}"));
-        assert_eq!(mapped.file_bytes(), std::fs::metadata(&path).expect("metadata").len());
+        let read = Gguf::open(
+            &path,
+            &OpenOptions {
+                mmap: false,
+                strict: true,
+            },
+        )
+        .unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(
+            mapped.file_bytes(),
+            std::fs::metadata(&path).expect("metadata").len()
+        );
         assert!(mapped.keys().eq(read.keys()), "{}", path.display());
         assert_eq!(mapped.tensors(), read.tensors());
         for t in mapped.tensors() {
             let before = mapped.data(t).to_vec();
-            assert_eq!(before.len() as u64, t.bytes, "{}: {}", path.display(), t.name);
+            assert_eq!(
+                before.len() as u64,
+                t.bytes,
+                "{}: {}",
+                path.display(),
+                t.name
+            );
             mapped.release(t);
-            assert!(before == mapped.data(t) && before == read.data(t), "{}: {}", path.display(), t.name);
+            assert!(
+                before == mapped.data(t) && before == read.data(t),
+                "{}: {}",
+                path.display(),
+                t.name
+            );
             assert_eq!(mapped.tensor(&t.name), Some(t));
         }
         for (key, value) in mapped.keys() {
@@ -56,19 +90,38 @@ fn every_shared_file_opens_mapped_and_read_with_equal_content() {
 #[test]
 fn a_known_model_has_its_known_values() {
     let Some(shared) = shared() else { return };
-    let file = Gguf::open(&shared.join("models/tiny-qwen3-Q4_K_M.gguf"), &OpenOptions::default()).expect("opens");
+    let file = Gguf::open(
+        &shared.join("models/tiny-qwen3-Q4_K_M.gguf"),
+        &OpenOptions::default(),
+    )
+    .expect("opens");
     assert_eq!(file.version(), 3);
     assert_eq!(file.alignment(), 32);
-    assert_eq!(file.str("general.architecture").expect("a string"), Some("qwen3"));
-    let width = file.u32("qwen3.embedding_length").expect("an integer").expect("present");
+    assert_eq!(
+        file.str("general.architecture").expect("a string"),
+        Some("qwen3")
+    );
+    let width = file
+        .u32("qwen3.embedding_length")
+        .expect("an integer")
+        .expect("present");
     let norm = file.tensor("output_norm.weight").expect("present");
     assert_eq!(norm.ty, TensorType::F32);
     assert_eq!(norm.dims, [u64::from(width)]);
     assert_eq!(file.data(norm).len() as u64, u64::from(width) * 4);
-    let tokens = file.array("tokenizer.ggml.tokens").expect("an array").expect("present");
+    let tokens = file
+        .array("tokenizer.ggml.tokens")
+        .expect("an array")
+        .expect("present");
     assert_eq!(tokens.strings().expect("strings").len(), tokens.len());
     assert!(tokens.f32s().is_none());
     assert_eq!(file.u32("no.such.key").expect("no error"), None);
-    let wrong = file.u32("general.architecture").expect_err("a string").to_string();
-    assert!(wrong.ends_with("key \"general.architecture\": expected an integer, got string"), "{wrong}");
+    let wrong = file
+        .u32("general.architecture")
+        .expect_err("a string")
+        .to_string();
+    assert!(
+        wrong.ends_with("key \"general.architecture\": expected an integer, got string"),
+        "{wrong}"
+    );
 }

@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 fn array() -> impl Strategy<Value = OwnedArray> {
     macro_rules! of {
         ($t:ty, $variant:ident) => {
-            prop::collection::vec(any::<$t>(), 0..20).prop_map(OwnedArray::$variant).boxed()
+            prop::collection::vec(any::<$t>(), 0..20)
+                .prop_map(OwnedArray::$variant)
+                .boxed()
         };
     }
     prop_oneof![
@@ -18,14 +20,20 @@ fn array() -> impl Strategy<Value = OwnedArray> {
         of!(i16, I16),
         of!(u32, U32),
         of!(i32, I32),
-        prop::collection::vec(prop::num::f32::ANY.prop_filter("equal to itself", |v| !v.is_nan()), 0..20)
-            .prop_map(OwnedArray::F32),
+        prop::collection::vec(
+            prop::num::f32::ANY.prop_filter("equal to itself", |v| !v.is_nan()),
+            0..20
+        )
+        .prop_map(OwnedArray::F32),
         of!(bool, Bool),
         of!(Vec<u8>, Str),
         of!(u64, U64),
         of!(i64, I64),
-        prop::collection::vec(prop::num::f64::ANY.prop_filter("equal to itself", |v| !v.is_nan()), 0..20)
-            .prop_map(OwnedArray::F64),
+        prop::collection::vec(
+            prop::num::f64::ANY.prop_filter("equal to itself", |v| !v.is_nan()),
+            0..20
+        )
+        .prop_map(OwnedArray::F64),
     ]
 }
 
@@ -51,16 +59,20 @@ fn value() -> impl Strategy<Value = OwnedValue> {
 fn tensor() -> impl Strategy<Value = (TensorType, Vec<u64>, u8)> {
     let types: Vec<_> = TensorType::all().collect();
     let dims = prop::collection::vec(0u64..4, 0..4);
-    (prop::sample::select(types), 0u64..4, dims, any::<u8>()).prop_map(|(ty, blocks, mut dims, seed)| {
-        dims.truncate(3);
-        dims.insert(0, blocks * ty.block_len() as u64);
-        (ty, dims, seed)
-    })
+    (prop::sample::select(types), 0u64..4, dims, any::<u8>()).prop_map(
+        |(ty, blocks, mut dims, seed)| {
+            dims.truncate(3);
+            dims.insert(0, blocks * ty.block_len() as u64);
+            (ty, dims, seed)
+        },
+    )
 }
 
 fn tensor_bytes(ty: TensorType, dims: &[u64], seed: u8) -> Vec<u8> {
     let n = dims.iter().product::<u64>() / ty.block_len() as u64 * ty.block_bytes() as u64;
-    (0..n).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed)).collect()
+    (0..n)
+        .map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed))
+        .collect()
 }
 
 proptest! {
@@ -104,7 +116,8 @@ proptest! {
             prop_assert_eq!(got.offset % u64::from(file.alignment()), 0);
             prop_assert_eq!(file.tensor(name), Some(got));
         }
-        // without its last byte a file is refused in strict mode, if there is data, padding or a key to lose
+        // without its last byte a file is refused in strict mode, if there is data, padding or a
+        // key to lose
         if last_missing {
             prop_assert!(open(&out[..out.len() - 1], true).is_err());
         }

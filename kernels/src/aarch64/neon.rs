@@ -1,8 +1,8 @@
 //! NEON: eight lanes in two registers, with three ways to multiply codes by activations.
 //!
-//! Eight and not four: the strips are those of AVX2, and a tile of two strips keeps the loads of activations few.
-//! Everything but the integer dot product is plain Armv8-A. Intrinsics for `sdot` and `usdot` are not stable yet
-//! (Rust 1.95), so they are one line of assembly each.
+//! Eight and not four: the strips are those of AVX2, and a tile of two strips keeps the loads of
+//! activations few. Everything but the integer dot product is plain Armv8-A. Intrinsics for `sdot`
+//! and `usdot` are not stable yet (Rust 1.95), so they are one line of assembly each.
 
 use crate::act::Act4;
 use crate::simd::{Simd, ops};
@@ -121,7 +121,8 @@ impl<D: Dot> Simd for Neon<D> {
         dot4(acc: D::Acc, codes: I, x: *const Act4) -> D::Acc { D::dot4(acc, codes, x) }
         dot4_small(acc: D::Acc, codes: I, x: *const Act4) -> D::Acc { D::dot4_small(acc, codes, x) }
         acc_sum(acc: D::Acc) -> I { D::acc_sum(acc) }
-        // halves of lanes come apart once for all tokens: the compiler sees that it is the same for each
+        // halves of lanes come apart once for all tokens: the compiler sees that it is the same for
+        // each
         dot2(acc: I, w: I, x: *const i32) -> I {
             let x = vreinterpret_s16_s32(vdup_n_s32(x.read_unaligned()));
             let (low, high) = (vreinterpretq_s16_s32(w[0]), vreinterpretq_s16_s32(w[1]));
@@ -154,7 +155,8 @@ impl Dot for Widening {
     ops! {
         acc_zero() -> [int32x4_t; 8] { [vdupq_n_s32(0); 8] }
         dot4(acc: [int32x4_t; 8], codes: I, x: *const Act4) -> [int32x4_t; 8] {
-            // by hand, or the compiler sees equal halves and moves every upper half of codes down instead of using `smlal2`
+            // by hand, or the compiler sees equal halves and moves every upper half of codes down
+            // instead of using `smlal2`
             let halves: int16x8_t;
             asm!("ld1r {{{:v}.2d}}, [{}]", out(vreg) halves, in(reg) x, options(pure, readonly, nostack, preserves_flags));
             let (x, xx) = (vget_low_s16(halves), halves);
@@ -206,8 +208,9 @@ impl Planes {
     }
 }
 
-/// `sdot`: signed bytes times signed bytes. Codes of eight bits do not fit, so 128 is taken from them, and 128 times
-/// the sum of the activations given back at the end of the group; smaller codes are signed bytes as they are.
+/// `sdot`: signed bytes times signed bytes. Codes of eight bits do not fit, so 128 is taken from
+/// them, and 128 times the sum of the activations given back at the end of the group; smaller codes
+/// are signed bytes as they are.
 #[derive(Clone, Copy)]
 pub(crate) struct SignedDot;
 
@@ -273,14 +276,16 @@ impl Dot for MixedDot {
 /// Functions as std's intrinsics are: inlined into callers that have the feature.
 macro_rules! dot_instruction {
     ($name:ident, $feature:literal) => {
-        /// Adds to every lane the dot product of its four bytes with bytes `4 PLANE .. 4 PLANE + 4` of `x`.
+        /// Adds to every lane the dot product of its four bytes with bytes `4 PLANE .. 4 PLANE + 4`
+        /// of `x`.
         ///
         /// # Safety
         /// The CPU has the target feature.
         #[inline]
         #[target_feature(enable = $feature)]
         unsafe fn $name<const PLANE: u32>(mut acc: int32x4_t, codes: int32x4_t, x: int8x8_t) -> int32x4_t {
-            // SAFETY: one arithmetic instruction of the feature that this function requires; no memory.
+            // SAFETY: one arithmetic instruction of the feature that this function requires; no
+            // memory.
             unsafe {
                 asm!(
                     concat!(stringify!($name), " {acc:v}.4s, {codes:v}.16b, {x:v}.4b[{plane}]"),
@@ -329,16 +334,28 @@ mod tests {
 
     /// Eight times the same dot product of the most extreme codes and activations.
     fn extremes<D: Dot>(largest: u8, small: bool) {
-        for x in [[32_639, -32_639, 127, -128], [-32_639; 4], [32_639; 4], [128, -129, 255, -1]] {
+        for x in [
+            [32_639, -32_639, 127, -128],
+            [-32_639; 4],
+            [32_639; 4],
+            [128, -129, 255, -1],
+        ] {
             for codes in [[largest; 4], [0, largest, largest / 2, 1]] {
                 let x4 = D::act4(x);
-                // SAFETY: NEON is everywhere, the caller checked for what `D` adds; `x4` is one `Act4`.
+                // SAFETY: NEON is everywhere, the caller checked for what `D` adds; `x4` is one
+                // `Act4`.
                 let got = unsafe {
                     let c = [vdupq_n_s32(i32::from_le_bytes(codes)); 2];
                     let dot = if small { D::dot4_small } else { D::dot4 };
-                    lanes(D::acc_sum((0..8).fold(D::acc_zero(), |acc, _| dot(acc, c, &x4))))
+                    lanes(D::acc_sum(
+                        (0..8).fold(D::acc_zero(), |acc, _| dot(acc, c, &x4)),
+                    ))
                 };
-                let once: i32 = codes.iter().zip(x).map(|(c, x)| i32::from(*c) * i32::from(x)).sum();
+                let once: i32 = codes
+                    .iter()
+                    .zip(x)
+                    .map(|(c, x)| i32::from(*c) * i32::from(x))
+                    .sum();
                 assert_eq!(got, [8 * once; 8], "{codes:?} {x:?}");
             }
         }

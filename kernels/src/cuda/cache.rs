@@ -16,7 +16,8 @@ pub enum Delivered {
     Compiled,
 }
 
-/// A folder of images, each named by the hash of everything that it was made from, and followed by its own hash.
+/// A folder of images, each named by the hash of everything that it was made from, and followed by
+/// its own hash.
 #[derive(Clone, Debug)]
 pub struct Cache {
     dir: PathBuf,
@@ -33,8 +34,13 @@ impl Cache {
 
     /// The user's: `$XDG_CACHE_HOME/octavo/kernels`, or under `~/.cache`; none without a home.
     pub fn of_user() -> Option<Cache> {
-        let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
-        let base = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))?;
+        let absolute = |name: &str| {
+            std::env::var_os(name)
+                .map(PathBuf::from)
+                .filter(|p| p.is_absolute())
+        };
+        let base = absolute("XDG_CACHE_HOME")
+            .or_else(|| absolute("HOME").map(|home| home.join(".cache")))?;
         Some(Cache::new(base.join("octavo/kernels")))
     }
 
@@ -42,8 +48,13 @@ impl Cache {
     pub fn path(&self, module: Module, compiler: &str) -> PathBuf {
         let mut hash = Sha256::new();
         let (file, text) = module.file();
-        let define = module.define().map(|(name, value)| format!("{name}={value}")).unwrap_or_default();
-        let parts = [compiler, &define, file, text].into_iter().chain(HEADERS.iter().flat_map(|h| [h.0, h.1]));
+        let define = module
+            .define()
+            .map(|(name, value)| format!("{name}={value}"))
+            .unwrap_or_default();
+        let parts = [compiler, &define, file, text]
+            .into_iter()
+            .chain(HEADERS.iter().flat_map(|h| [h.0, h.1]));
         for part in parts {
             // with its length, so that no two lists of parts read the same
             hash.update((part.len() as u64).to_le_bytes());
@@ -53,8 +64,9 @@ impl Cache {
         self.dir.join(format!("{name}.cubin"))
     }
 
-    /// Loads the image at `path`, or one that is compiled now and kept there. A file that is damaged, or that `load`
-    /// refuses, is replaced. A folder that cannot be written costs time, and nothing else.
+    /// Loads the image at `path`, or one that is compiled now and kept there. A file that is
+    /// damaged, or that `load` refuses, is replaced. A folder that cannot be written costs time,
+    /// and nothing else.
     ///
     /// # Errors
     /// What `compile` says, or `load` of what was just compiled.
@@ -110,9 +122,14 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         let path = Cache::new(dir.path().join("new")).path(Module::Rows, "compiler");
         for expected in [Delivered::Compiled, Delivered::Cached] {
-            assert_eq!(Cache::get(&path, image, any).expect("loads"), (b"code".to_vec(), expected));
+            assert_eq!(
+                Cache::get(&path, image, any).expect("loads"),
+                (b"code".to_vec(), expected)
+            );
         }
-        let files: Vec<_> = fs::read_dir(path.parent().expect("a folder")).expect("readable").collect();
+        let files: Vec<_> = fs::read_dir(path.parent().expect("a folder"))
+            .expect("readable")
+            .collect();
         assert_eq!(files.len(), 1, "no temporary file stays");
     }
 
@@ -122,29 +139,55 @@ mod tests {
         let path = Cache::new(dir.path()).path(Module::Rows, "compiler");
         for damage in [&b""[..], b"short", &[7; 36], &[0; 500]] {
             fs::write(&path, damage).expect("writable");
-            assert_eq!(Cache::get(&path, image, any).expect("loads").1, Delivered::Compiled);
-            assert_eq!(Cache::get(&path, image, any).expect("loads").1, Delivered::Cached);
+            assert_eq!(
+                Cache::get(&path, image, any).expect("loads").1,
+                Delivered::Compiled
+            );
+            assert_eq!(
+                Cache::get(&path, image, any).expect("loads").1,
+                Delivered::Cached
+            );
         }
         let refuse = || Error::Unavailable("not for this driver".to_owned());
         let mut calls = 0;
         let once = |image: &[u8]| {
             calls += 1;
-            if calls == 1 { Err(refuse()) } else { any(image) }
+            if calls == 1 {
+                Err(refuse())
+            } else {
+                any(image)
+            }
         };
-        assert_eq!(Cache::get(&path, image, once).expect("loads").1, Delivered::Compiled);
-        assert!(Cache::get(&path, || Err(refuse()), |_| -> Result<(), Error> { Err(refuse()) }).is_err());
+        assert_eq!(
+            Cache::get(&path, image, once).expect("loads").1,
+            Delivered::Compiled
+        );
+        assert!(
+            Cache::get(
+                &path,
+                || Err(refuse()),
+                |_| -> Result<(), Error> { Err(refuse()) }
+            )
+            .is_err()
+        );
     }
 
     #[test]
     fn a_folder_that_cannot_be_written_hinders_nothing() {
         let path = Cache::new("/proc/nowhere").path(Module::Kv, "compiler");
-        assert_eq!(Cache::get(&path, image, any).expect("loads").1, Delivered::Compiled);
+        assert_eq!(
+            Cache::get(&path, image, any).expect("loads").1,
+            Delivered::Compiled
+        );
     }
 
     #[test]
     fn everything_that_code_is_made_from_is_in_its_name() {
         let cache = Cache::new("");
-        let mut paths: Vec<PathBuf> = Module::all().into_iter().map(|m| cache.path(m, "a")).collect();
+        let mut paths: Vec<PathBuf> = Module::all()
+            .into_iter()
+            .map(|m| cache.path(m, "a"))
+            .collect();
         paths.extend(Module::all().into_iter().map(|m| cache.path(m, "b")));
         paths.sort();
         paths.dedup();

@@ -1,7 +1,8 @@
-//! GPUs behind NVIDIA's driver: which there are, what keeps them from being used, and one as a [`Device`].
+//! GPUs behind NVIDIA's driver: which there are, what keeps them from being used, and one as a
+//! [`Device`].
 //!
-//! cudarc panics where the driver's library is missing, so everything starts with a look whether it is there, and no
-//! failure is more than one line.
+//! cudarc panics where the driver's library is missing, so everything starts with a look whether it
+//! is there, and no failure is more than one line.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -18,12 +19,13 @@ use super::{Cache, Device, Error, HostBuffer, Launch, Module, Ptr, Recording, la
 
 /// Bytes that are not given to models: code, captured launches, and what the driver wants later.
 const RESERVED: u64 = 256 << 20;
-/// Buffers that small uploads pass through, step records above all, and their bytes: a step may be written down while
-/// those before it wait for their turn.
+/// Buffers that small uploads pass through, step records above all, and their bytes: a step may be
+/// written down while those before it wait for their turn.
 const SMALL: (usize, usize) = (4, 256 << 10);
 /// Likewise for pieces of all others: one is filled while the other is copied.
 const LARGE: (usize, usize) = (2, 8 << 20);
-/// Bytes of the largest buffer for downloads that is pinned: memory that is locked is missing elsewhere.
+/// Bytes of the largest buffer for downloads that is pinned: memory that is locked is missing
+/// elsewhere.
 const MOST_PINNED: usize = 256 << 20;
 /// Oldest generation with everything that the kernels use: Ampere.
 const OLDEST: (i32, i32) = (8, 0);
@@ -66,15 +68,21 @@ impl GpuInfo {
 
 pub(super) fn driver_error(call: &'static str) -> impl Fn(DriverError) -> Error {
     move |error| {
-        let message = error.error_string().map_or_else(|_| format!("{error:?}"), |s| s.to_string_lossy().into_owned());
+        let message = error.error_string().map_or_else(
+            |_| format!("{error:?}"),
+            |s| s.to_string_lossy().into_owned(),
+        );
         Error::Driver { call, message }
     }
 }
 
 /// What happens inside of cudarc when a library lacks a function is a panic; here it is an error.
 fn guarded<T>(f: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
-    catch_unwind(AssertUnwindSafe(f))
-        .unwrap_or_else(|_| Err(Error::Unavailable("NVIDIA's driver lacks a function that is needed".to_owned())))
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|_| {
+        Err(Error::Unavailable(
+            "NVIDIA's driver lacks a function that is needed".to_owned(),
+        ))
+    })
 }
 
 /// Every GPU that the driver offers, usable or not.
@@ -87,16 +95,22 @@ pub fn gpus() -> Result<Vec<GpuInfo>, Error> {
         return Err(Error::NoDriver);
     }
     guarded(|| {
-        let none = |what: String| Error::Unavailable(format!("NVIDIA's driver offers no GPU ({what})"));
-        let count = CudaContext::device_count().map_err(|error| none(driver_error("cuInit")(error).to_string()))?;
+        let none =
+            |what: String| Error::Unavailable(format!("NVIDIA's driver offers no GPU ({what})"));
+        let count = CudaContext::device_count()
+            .map_err(|error| none(driver_error("cuInit")(error).to_string()))?;
         if count <= 0 {
             return Err(none("it counts none".to_owned()));
         }
         let mut version = 0;
         // SAFETY: one integer is written.
-        unsafe { sys::cuDriverGetVersion(&raw mut version) }.result().map_err(driver_error("cuDriverGetVersion"))?;
+        unsafe { sys::cuDriverGetVersion(&raw mut version) }
+            .result()
+            .map_err(driver_error("cuDriverGetVersion"))?;
         let driver = (version / 1000, version % 1000 / 10);
-        (0..count as usize).map(|ordinal| info(ordinal, driver).map_err(driver_error("cuDeviceGet"))).collect()
+        (0..count as usize)
+            .map(|ordinal| info(ordinal, driver).map_err(driver_error("cuDeviceGet")))
+            .collect()
     })
 }
 
@@ -109,11 +123,19 @@ fn info(ordinal: usize, driver: (i32, i32)) -> Result<GpuInfo, DriverError> {
         attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
         attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
     );
-    let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1) as u32;
+    let multiprocessors =
+        attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1) as u32;
     // SAFETY: as above.
     let memory = unsafe { result::device::total_mem(device)? } as u64;
     let name = result::device::get_name(device)?;
-    Ok(GpuInfo { ordinal, name, capability, memory, multiprocessors, driver })
+    Ok(GpuInfo {
+        ordinal,
+        name,
+        capability,
+        memory,
+        multiprocessors,
+        driver,
+    })
 }
 
 /// A GPU that passed its self-test.
@@ -133,8 +155,8 @@ pub struct Gpu {
     context: Arc<CudaContext>,
 }
 
-// SAFETY: modules, functions and graphs belong to the context and not to a thread; each call binds the context first, and
-// takes the whole struct, so that no two happen at the same time.
+// SAFETY: modules, functions and graphs belong to the context and not to a thread; each call binds
+// the context first, and takes the whole struct, so that no two happen at the same time.
 unsafe impl Send for Gpu {}
 
 impl Gpu {
@@ -145,23 +167,36 @@ impl Gpu {
     pub fn open(ordinal: usize, cache: Option<Cache>) -> Result<Gpu, Error> {
         let all = gpus()?;
         let n = all.len();
-        let info = all
-            .into_iter()
-            .nth(ordinal)
-            .ok_or_else(|| Error::Unavailable(format!("GPU {ordinal}: expected a number below {n}")))?;
+        let info = all.into_iter().nth(ordinal).ok_or_else(|| {
+            Error::Unavailable(format!("GPU {ordinal}: expected a number below {n}"))
+        })?;
         info.check()?;
         let nvrtc = Nvrtc::find(info.driver.0)?;
         guarded(|| {
-            let context = CudaContext::new(ordinal).map_err(driver_error("cuDevicePrimaryCtxRetain"))?;
-            // SAFETY: there is one stream, and it is ours: nothing needs ordering across streams, and events would be
-            // recorded inside of captures.
+            let context =
+                CudaContext::new(ordinal).map_err(driver_error("cuDevicePrimaryCtxRetain"))?;
+            // SAFETY: there is one stream, and it is ours: nothing needs ordering across streams,
+            // and events would be recorded inside of captures.
             unsafe { context.disable_event_tracking() };
-            let stream = context.new_stream().map_err(driver_error("cuStreamCreate"))?;
+            let stream = context
+                .new_stream()
+                .map_err(driver_error("cuStreamCreate"))?;
             let (modules, functions) = (HashMap::new(), HashMap::new());
             let (memory, recordings) = (Vec::new(), Vec::new());
             let (small, large) = (None, None);
-            let mut gpu =
-                Gpu { info, nvrtc, cache, modules, functions, memory, recordings, small, large, stream, context };
+            let mut gpu = Gpu {
+                info,
+                nvrtc,
+                cache,
+                modules,
+                functions,
+                memory,
+                recordings,
+                small,
+                large,
+                stream,
+                context,
+            };
             gpu.self_test()?;
             Ok(gpu)
         })
@@ -178,7 +213,9 @@ impl Gpu {
     /// If the device fails.
     pub fn clear(&mut self) -> Result<(), Error> {
         self.bind()?;
-        self.stream.synchronize().map_err(driver_error("cuStreamSynchronize"))?;
+        self.stream
+            .synchronize()
+            .map_err(driver_error("cuStreamSynchronize"))?;
         self.recordings.clear();
         for (at, _) in self.memory.drain(..) {
             // SAFETY: allocated here, freed once, and nothing uses it: the stream is idle.
@@ -192,21 +229,35 @@ impl Gpu {
         let bytes: Vec<u8> = x.iter().flat_map(|v| v.to_le_bytes()).collect();
         let (a, out) = (self.alloc(bytes.len())?, self.alloc(bytes.len())?);
         self.upload(a, &bytes)?;
-        let launch = launch::add(&Pair { a, b: a, out, n: x.len() as u64, period: x.len() as u64 });
+        let launch = launch::add(&Pair {
+            a,
+            b: a,
+            out,
+            n: x.len() as u64,
+            period: x.len() as u64,
+        });
         let mut got = vec![0; bytes.len()];
         // SAFETY: both allocations have 1000 floats, and the first was written.
         unsafe { self.launch(&launch)? };
         self.download(out, &mut got)?;
-        let right = got.chunks_exact(4).zip(&x).all(|(y, x)| y == (x + x).to_le_bytes());
+        let right = got
+            .chunks_exact(4)
+            .zip(&x)
+            .all(|(y, x)| y == (x + x).to_le_bytes());
         if !right {
             let name = &self.info.name;
-            return Err(Error::Unavailable(format!("GPU {} ({name}) failed its self-test", self.info.ordinal)));
+            return Err(Error::Unavailable(format!(
+                "GPU {} ({name}) failed its self-test",
+                self.info.ordinal
+            )));
         }
         Ok(())
     }
 
     fn bind(&self) -> Result<(), Error> {
-        self.context.bind_to_thread().map_err(driver_error("cuCtxSetCurrent"))
+        self.context
+            .bind_to_thread()
+            .map_err(driver_error("cuCtxSetCurrent"))
     }
 
     fn module(&mut self, module: Module) -> Result<sys::CUmodule, Error> {
@@ -217,10 +268,13 @@ impl Gpu {
         let compile = || self.nvrtc.compile(module, &arch).map(|c| c.cubin);
         // SAFETY: an image that NVRTC made; the driver checks what it is given.
         let load = |image: &[u8]| unsafe {
-            result::module::load_data(image.as_ptr().cast()).map_err(driver_error("cuModuleLoadData"))
+            result::module::load_data(image.as_ptr().cast())
+                .map_err(driver_error("cuModuleLoadData"))
         };
         let loaded = match &self.cache {
-            Some(cache) => Cache::get(&cache.path(module, &self.nvrtc.key(&arch)), compile, load)?.0,
+            Some(cache) => {
+                Cache::get(&cache.path(module, &self.nvrtc.key(&arch)), compile, load)?.0
+            }
             None => load(&compile()?)?,
         };
         self.modules.insert(module, loaded);
@@ -234,17 +288,21 @@ impl Gpu {
         let module = self.module(launch.module)?;
         let name = CString::new(launch.kernel.as_str()).expect("kernels' names have no zero bytes");
         // SAFETY: the module is loaded, and stays so.
-        let function =
-            unsafe { result::module::get_function(module, name) }.map_err(driver_error("cuModuleGetFunction"))?;
+        let function = unsafe { result::module::get_function(module, name) }
+            .map_err(driver_error("cuModuleGetFunction"))?;
         self.functions.insert(launch.kernel.clone(), function);
         Ok(function)
     }
 
     fn inside(&self, at: Ptr, len: usize) -> Result<(), Error> {
-        let inside = |(base, n): &(Ptr, usize)| at.0 >= base.0 && at.0 + len as u64 <= base.0 + *n as u64;
+        let inside =
+            |(base, n): &(Ptr, usize)| at.0 >= base.0 && at.0 + len as u64 <= base.0 + *n as u64;
         match self.memory.iter().any(inside) {
             true => Ok(()),
-            false => Err(Error::Driver { call: "copy", message: format!("{len} bytes at {:#x}: not allocated", at.0) }),
+            false => Err(Error::Driver {
+                call: "copy",
+                message: format!("{len} bytes at {:#x}: not allocated", at.0),
+            }),
         }
     }
 }
@@ -267,7 +325,8 @@ impl Device for Gpu {
     fn alloc(&mut self, bytes: usize) -> Result<Ptr, Error> {
         self.bind()?;
         // SAFETY: a size; the driver refuses none at all.
-        let at = unsafe { result::malloc_sync(bytes.max(1)) }.map_err(driver_error("cuMemAlloc"))?;
+        let at =
+            unsafe { result::malloc_sync(bytes.max(1)) }.map_err(driver_error("cuMemAlloc"))?;
         self.memory.push((Ptr(at), bytes));
         Ok(Ptr(at))
     }
@@ -291,16 +350,22 @@ impl Device for Gpu {
     }
 
     fn download_all(&mut self, copies: &mut [(Ptr, &mut [u8])]) -> Result<(), Error> {
-        copies.iter().try_for_each(|(from, bytes)| self.inside(*from, bytes.len()))?;
+        copies
+            .iter()
+            .try_for_each(|(from, bytes)| self.inside(*from, bytes.len()))?;
         self.bind()?;
         let mut copied = Ok(());
         for (from, bytes) in copies.iter_mut().filter(|(_, bytes)| !bytes.is_empty()) {
-            // SAFETY: inside an allocation; the stream is waited for below, while the bytes are borrowed.
+            // SAFETY: inside an allocation; the stream is waited for below, while the bytes are
+            // borrowed.
             let copy = unsafe { result::memcpy_dtoh_async(bytes, from.0, self.stream.cu_stream()) };
             copied = copied.and(copy.map_err(driver_error("cuMemcpyDtoHAsync")));
         }
         // whatever happened: copies that were begun write to the caller's memory
-        let waited = self.stream.synchronize().map_err(driver_error("cuStreamSynchronize"));
+        let waited = self
+            .stream
+            .synchronize()
+            .map_err(driver_error("cuStreamSynchronize"));
         copied.and(waited)
     }
 
@@ -330,10 +395,18 @@ impl Device for Gpu {
         let function = self.function(launch)?;
         let [x, y, z] = launch.grid;
         let mut params = [launch.params.as_ptr().cast_mut().cast()];
-        // SAFETY: the launch table gives a kernel its own struct; the addresses in it are the caller's promise.
+        // SAFETY: the launch table gives a kernel its own struct; the addresses in it are the
+        // caller's promise.
         unsafe {
             let stream = self.stream.cu_stream();
-            result::launch_kernel(function, (x, y, z), (launch.threads, 1, 1), 0, stream, &mut params)
+            result::launch_kernel(
+                function,
+                (x, y, z),
+                (launch.threads, 1, 1),
+                0,
+                stream,
+                &mut params,
+            )
         }
         .map_err(driver_error("cuLaunchKernel"))
     }
@@ -345,29 +418,38 @@ impl Device for Gpu {
             self.function(launch)?;
         }
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        self.stream.begin_capture(mode).map_err(driver_error("cuStreamBeginCapture"))?;
+        self.stream
+            .begin_capture(mode)
+            .map_err(driver_error("cuStreamBeginCapture"))?;
         // SAFETY: the caller's promise.
-        let launched = launches.iter().try_for_each(|launch| unsafe { self.launch(launch) });
+        let launched = launches
+            .iter()
+            .try_for_each(|launch| unsafe { self.launch(launch) });
         // whatever happened: a stream that goes on capturing refuses everything else
         let graph = self.stream.end_capture(sys::CUgraphInstantiate_flags(0));
         launched?;
-        let graph = graph.map_err(driver_error("cuStreamEndCapture"))?.ok_or_else(|| Error::Driver {
-            call: "cuStreamEndCapture",
-            message: "no launch was captured".to_owned(),
-        })?;
+        let graph = graph
+            .map_err(driver_error("cuStreamEndCapture"))?
+            .ok_or_else(|| Error::Driver {
+                call: "cuStreamEndCapture",
+                message: "no launch was captured".to_owned(),
+            })?;
         graph.upload().map_err(driver_error("cuGraphUpload"))?;
         self.recordings.push(graph);
         Ok(Recording(self.recordings.len() - 1))
     }
 
     unsafe fn replay(&mut self, recording: Recording) -> Result<(), Error> {
-        self.recordings[recording.0].launch().map_err(driver_error("cuGraphLaunch"))
+        self.recordings[recording.0]
+            .launch()
+            .map_err(driver_error("cuGraphLaunch"))
     }
 }
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // an error cannot be told to anybody any more, and the driver frees everything with the context
+        // an error cannot be told to anybody any more, and the driver frees everything with the
+        // context
         let _ = self.clear();
         if self.bind().is_err() {
             return;
@@ -387,7 +469,10 @@ mod tests {
     fn what_is_missing_is_one_line() {
         if let Err(error) = gpus() {
             let line = error.to_string();
-            assert!(line.starts_with("NVIDIA's driver") && !line.contains('\n'), "{line}");
+            assert!(
+                line.starts_with("NVIDIA's driver") && !line.contains('\n'),
+                "{line}"
+            );
             assert!(Gpu::open(0, None).is_err());
         }
     }
@@ -402,9 +487,16 @@ mod tests {
             multiprocessors: 1,
             driver: (12, 0),
         };
-        assert!(info((8, 0)).check().is_ok() && info((9, 0)).check().is_ok() && info((8, 7)).check().is_ok());
+        assert!(
+            info((8, 0)).check().is_ok()
+                && info((9, 0)).check().is_ok()
+                && info((8, 7)).check().is_ok()
+        );
         let error = info((7, 5)).check().expect_err("too old").to_string();
-        assert_eq!(error, "GPU 1 (Old) has compute capability 7.5: expected 8.0 or newer");
+        assert_eq!(
+            error,
+            "GPU 1 (Old) has compute capability 7.5: expected 8.0 or newer"
+        );
         assert_eq!(info((9, 0)).arch(), "sm_90");
     }
 }

@@ -1,12 +1,13 @@
 //! The launch table: which kernel runs for an operation, and with how many threads.
 //!
-//! Sizes of blocks and how work is cut follow from shapes, never from what else is in a batch; grids that a device's
-//! size decides (`gemv`) only say who does a piece of work.
+//! Sizes of blocks and how work is cut follow from shapes, never from what else is in a batch;
+//! grids that a device's size decides (`gemv`) only say who does a piece of work.
 
 use super::modules::{Module, kernels_of};
 use super::pack::UNIT;
 use super::params::{
-    Argmax, Arrange, Attention, Embed, Gemm, Gemv, Heads, KvWrite, Norm, Pair, Params, Peak, Rope, Select,
+    Argmax, Arrange, Attention, Embed, Gemm, Gemv, Heads, KvWrite, Norm, Pair, Params, Peak, Rope,
+    Select,
 };
 use crate::kv::KvType;
 use octavo_quant::TensorType;
@@ -41,8 +42,20 @@ const GEMV_BLOCKS: u32 = 4;
 /// Tokens and rows of `gemm` tiles, small and large.
 const GEMM_TILES: [u32; 2] = [64, 128];
 
-fn launch(module: Module, kernel: impl Into<String>, grid: [u32; 3], threads: u32, params: &impl Params) -> Launch {
-    Launch { module, kernel: kernel.into(), grid, threads, params: params.words() }
+fn launch(
+    module: Module,
+    kernel: impl Into<String>,
+    grid: [u32; 3],
+    threads: u32,
+    params: &impl Params,
+) -> Launch {
+    Launch {
+        module,
+        kernel: kernel.into(),
+        grid,
+        threads,
+        params: params.words(),
+    }
 }
 
 /// Blocks of `threads` for `n` threads.
@@ -61,7 +74,13 @@ fn norm_threads(n: u32) -> u32 {
 
 /// `rms_norm` of so many groups of `p.n` values.
 pub fn rms_norm(p: &Norm, groups: u32) -> Launch {
-    launch(Module::Rows, "rms_norm", [groups, 1, 1], norm_threads(p.n), p)
+    launch(
+        Module::Rows,
+        "rms_norm",
+        [groups, 1, 1],
+        norm_threads(p.n),
+        p,
+    )
 }
 
 /// Rotates queries or keys.
@@ -82,14 +101,20 @@ pub fn swiglu(p: &Pair) -> Launch {
 
 /// Keeps rows by number.
 pub fn select_rows(p: &Select) -> Launch {
-    launch(Module::Rows, "select_rows", [blocks(u64::from(p.rows) * u64::from(p.width), 256), 1, 1], 256, p)
+    launch(
+        Module::Rows,
+        "select_rows",
+        [blocks(u64::from(p.rows) * u64::from(p.width), 256), 1, 1],
+        256,
+        p,
+    )
 }
 
 /// What `argmax` says of a row that has a value that is not finite.
 pub const NOT_FINITE: u32 = u32::MAX;
 
-/// Where the largest value of each of `rows` rows is, or [`NOT_FINITE`]: two launches, `p.parts_n` being
-/// [`ARGMAX_PARTS`].
+/// Where the largest value of each of `rows` rows is, or [`NOT_FINITE`]: two launches, `p.parts_n`
+/// being [`ARGMAX_PARTS`].
 pub fn argmax(p: &Argmax, rows: u32) -> [Launch; 2] {
     [
         launch(Module::Rows, "argmax_parts", [p.parts_n, rows, 1], 256, p),
@@ -119,7 +144,11 @@ pub enum Form {
 impl Form {
     /// What `gemv` multiplies weights of type `ty` with.
     pub fn of_gemv(ty: TensorType) -> Form {
-        if super::pack::has_codes(ty) { Form::Integers } else { Form::Floats }
+        if super::pack::has_codes(ty) {
+            Form::Integers
+        } else {
+            Form::Floats
+        }
     }
 }
 
@@ -141,7 +170,13 @@ pub fn normed_activations(form: Form, p: &Arrange) -> Launch {
         Form::Floats => "norm_floats",
         Form::Halves => "norm_halves",
     };
-    launch(Module::Activations, name, [p.rows, 1, 1], norm_threads(p.cols), p)
+    launch(
+        Module::Activations,
+        name,
+        [p.rows, 1, 1],
+        norm_threads(p.cols),
+        p,
+    )
 }
 
 /// Bytes of `rows` rows of activations in a form.
@@ -153,34 +188,64 @@ pub fn activation_bytes(form: Form, rows: usize, cols: usize) -> usize {
     }
 }
 
-/// Products with up to [`GEMV_COLUMNS`] rows of activations, on a device of so many multiprocessors. All matrices are of
-/// the same type.
+/// Products with up to [`GEMV_COLUMNS`] rows of activations, on a device of so many
+/// multiprocessors. All matrices are of the same type.
 pub fn gemv(ty: TensorType, p: &Gemv, multiprocessors: u32) -> Launch {
     let columns = p.columns.max(1).next_power_of_two();
-    assert!(columns as usize <= GEMV_COLUMNS, "{columns} columns: expected at most {GEMV_COLUMNS}");
-    let blocks = p.strips.div_ceil(GEMV_WARPS).min(multiprocessors * GEMV_BLOCKS).max(1);
+    assert!(
+        columns as usize <= GEMV_COLUMNS,
+        "{columns} columns: expected at most {GEMV_COLUMNS}"
+    );
+    let blocks = p
+        .strips
+        .div_ceil(GEMV_WARPS)
+        .min(multiprocessors * GEMV_BLOCKS)
+        .max(1);
     let ty = kernels_of(ty);
-    launch(Module::Gemv(ty), format!("gemv_{ty}_{columns}"), [blocks, 1, 1], 32 * GEMV_WARPS, p)
+    launch(
+        Module::Gemv(ty),
+        format!("gemv_{ty}_{columns}"),
+        [blocks, 1, 1],
+        32 * GEMV_WARPS,
+        p,
+    )
 }
 
-/// A product with any number of rows of activations, on a device of so many multiprocessors: in large tiles where each
-/// of them then gets two.
+/// A product with any number of rows of activations, on a device of so many multiprocessors: in
+/// large tiles where each of them then gets two.
 pub fn gemm(ty: TensorType, p: &Gemm, multiprocessors: u32) -> Launch {
     let grid = |tile: u32| [p.w.rows.div_ceil(tile), p.tokens.div_ceil(tile), 1];
     let [small, large] = GEMM_TILES;
     let [x, y, _] = grid(large);
-    let tile = if u64::from(x) * u64::from(y) >= 2 * u64::from(multiprocessors) { large } else { small };
+    let tile = if u64::from(x) * u64::from(y) >= 2 * u64::from(multiprocessors) {
+        large
+    } else {
+        small
+    };
     let ty = kernels_of(ty);
-    launch(Module::Gemm(ty), format!("gemm_{ty}_{tile}"), grid(tile), 256, p)
+    launch(
+        Module::Gemm(ty),
+        format!("gemm_{ty}_{tile}"),
+        grid(tile),
+        256,
+        p,
+    )
 }
 
 /// Stores keys and values.
 pub fn kv_write(kv: KvType, p: &KvWrite) -> Launch {
     let n = u64::from(p.paging.rows) * u64::from(p.heads) * u64::from(p.head_dim);
-    launch(Module::Kv, format!("kv_write_{}", kv_name(kv)), [blocks(n, 256), 1, 1], 256, p)
+    launch(
+        Module::Kv,
+        format!("kv_write_{}", kv_name(kv)),
+        [blocks(n, 256), 1, 1],
+        256,
+        p,
+    )
 }
 
-/// What is done to queries, keys and values between their products and attention, the cache's part included.
+/// What is done to queries, keys and values between their products and attention, the cache's part
+/// included.
 pub fn heads(kv: KvType, p: &Heads) -> Launch {
     let grid = [p.paging.rows, p.q.n + p.k.n + p.v.n, 1];
     launch(Module::Kv, format!("heads_{}", kv_name(kv)), grid, 32, p)
@@ -196,27 +261,59 @@ pub fn takes_head_dim(head_dim: usize) -> bool {
 
 /// Whether [`attend_prompt`] has a kernel for this; otherwise [`attend`] does for prompts too.
 pub fn takes_prompt(kv: KvType, head_dim: usize, heads_per_kv: usize) -> bool {
-    kv == KvType::F16 && head_dim.is_multiple_of(16) && (16..=128).contains(&head_dim) && heads_per_kv <= TILE_QUERIES
+    kv == KvType::F16
+        && head_dim.is_multiple_of(16)
+        && (16..=128).contains(&head_dim)
+        && heads_per_kv <= TILE_QUERIES
 }
 
 /// Attention of any rows, for heads of `head_dim` values: two launches.
 pub fn attend(kv: KvType, head_dim: usize, p: &Attention) -> [Launch; 2] {
-    assert!(takes_head_dim(head_dim), "heads of {head_dim} values: see `takes_head_dim`");
-    assert!(p.splits <= MOST_SPLITS, "{} splits: expected at most {MOST_SPLITS}", p.splits);
+    assert!(
+        takes_head_dim(head_dim),
+        "heads of {head_dim} values: see `takes_head_dim`"
+    );
+    assert!(
+        p.splits <= MOST_SPLITS,
+        "{} splits: expected at most {MOST_SPLITS}",
+        p.splits
+    );
     let per_kv = p.heads / p.heads_kv;
     let at_once = if per_kv == 1 { 1 } else { 4 };
-    let grid = [p.heads_kv * per_kv.div_ceil(at_once), p.paging.rows, p.splits];
+    let grid = [
+        p.heads_kv * per_kv.div_ceil(at_once),
+        p.paging.rows,
+        p.splits,
+    ];
     let module = Module::Attention(head_dim);
     [
-        launch(module, format!("attend_{}_{head_dim}_{at_once}", kv_name(kv)), grid, 128, p),
-        launch(module, format!("attend_{head_dim}_merge"), [p.heads * p.paging.rows, 1, 1], 128, p),
+        launch(
+            module,
+            format!("attend_{}_{head_dim}_{at_once}", kv_name(kv)),
+            grid,
+            128,
+            p,
+        ),
+        launch(
+            module,
+            format!("attend_{head_dim}_merge"),
+            [p.heads * p.paging.rows, 1, 1],
+            128,
+            p,
+        ),
     ]
 }
 
 /// Attention of prompts in so many tiles (see `cuda/attention.cuh`).
 pub fn attend_prompt(head_dim: usize, p: &Attention, tiles: u32) -> Launch {
     let name = format!("attend_prompt_{head_dim}_F16");
-    launch(Module::Attention(head_dim), name, [tiles, p.heads_kv, 1], 128, p)
+    launch(
+        Module::Attention(head_dim),
+        name,
+        [tiles, p.heads_kv, 1],
+        128,
+        p,
+    )
 }
 
 /// Threads of an `mma_peak` block.

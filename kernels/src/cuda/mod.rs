@@ -1,11 +1,14 @@
-//! The CUDA backend: kernels, how they are built, found and launched, and programs that run on them.
+//! The CUDA backend: kernels, how they are built, found and launched, and programs that run on
+//! them.
 //!
-//! The kernels are `cuda/*.cu`: C++ without headers that NVRTC compiles for the very device, at run time, and any host
-//! compiler for the CPU, in tests (`shim`). What a launch is ([`Launch`]) is worked out once, in `launch`, and handed to
-//! a [`Device`]: a GPU behind cudarc, or the shim. Everything that changes from step to step is read from device memory.
-//! [`Executor`] runs programs on either.
+//! The kernels are `cuda/*.cu`: C++ without headers that NVRTC compiles for the very device, at run
+//! time, and any host compiler for the CPU, in tests (`shim`). What a launch is ([`Launch`]) is
+//! worked out once, in `launch`, and handed to a [`Device`]: a GPU behind cudarc, or the shim.
+//! Everything that changes from step to step is read from device memory. [`Executor`] runs programs
+//! on either.
 //!
-//! Nothing here needs CUDA when it is built, or when the program starts: libraries are opened when they are asked for.
+//! Nothing here needs CUDA when it is built, or when the program starts: libraries are opened when
+//! they are asked for.
 
 mod cache;
 mod driver;
@@ -48,7 +51,11 @@ impl Ptr {
     /// So many bytes further, or none if it is none.
     #[must_use]
     pub fn or_offset(self, bytes: u64) -> Ptr {
-        if self == Ptr::NULL { self } else { self.offset(bytes) }
+        if self == Ptr::NULL {
+            self
+        } else {
+            self.offset(bytes)
+        }
     }
 }
 
@@ -104,7 +111,9 @@ pub enum Error {
         got: String,
     },
     /// A cache type that comes in groups of values.
-    #[error("KV cache of {ty}: expected heads of a multiple of 32 values, got {head_dim} (see --kv-type)")]
+    #[error(
+        "KV cache of {ty}: expected heads of a multiple of 32 values, got {head_dim} (see --kv-type)"
+    )]
     KvType {
         /// The type.
         ty: KvType,
@@ -115,7 +124,9 @@ pub enum Error {
     #[error("attention heads of {0} values: expected a multiple of 8, at most 256, on a GPU")]
     HeadDim(usize),
     /// A block table without a page that a step needs, as kernels saw it: a bug.
-    #[error("sequence {sequence}, position {position}: the block table on the GPU lacks one of its pages")]
+    #[error(
+        "sequence {sequence}, position {position}: the block table on the GPU lacks one of its pages"
+    )]
     MissingPage {
         /// Which of the step's sequences.
         sequence: usize,
@@ -191,7 +202,8 @@ pub trait Device: Send {
     /// If the device fails.
     fn free_bytes(&self) -> Result<u64, Error>;
 
-    /// Memory of so many bytes at a multiple of 256, with any contents. It lives as long as the device.
+    /// Memory of so many bytes at a multiple of 256, with any contents. It lives as long as the
+    /// device.
     ///
     /// # Errors
     /// [`Error::Driver`] if there is no room.
@@ -203,8 +215,8 @@ pub trait Device: Send {
     /// If the range is not inside an allocation of this device.
     fn upload(&mut self, to: Ptr, bytes: &[u8]) -> Result<(), Error>;
 
-    /// Copies from the device, when everything before has happened: from each address as many bytes as there is room for.
-    /// Waits once for all of them.
+    /// Copies from the device, when everything before has happened: from each address as many bytes
+    /// as there is room for. Waits once for all of them.
     ///
     /// # Errors
     /// If a range is not inside an allocation of this device, or something before failed.
@@ -241,8 +253,8 @@ pub trait Device: Send {
     /// Runs a kernel.
     ///
     /// # Safety
-    /// The addresses in the parameters are allocations of this device and as large as the kernel's comments say for
-    /// these sizes, and what is read was written.
+    /// The addresses in the parameters are allocations of this device and as large as the kernel's
+    /// comments say for these sizes, and what is read was written.
     ///
     /// # Errors
     /// If the kernel cannot be built or launched.

@@ -62,7 +62,10 @@ pub const HEADERS: [(&str, &str); 11] = [
     ("norm.cuh", include_str!("../../cuda/norm.cuh")),
     ("turn.cuh", include_str!("../../cuda/turn.cuh")),
     ("formats.cuh", include_str!("../../cuda/formats.cuh")),
-    ("activations.cuh", include_str!("../../cuda/activations.cuh")),
+    (
+        "activations.cuh",
+        include_str!("../../cuda/activations.cuh"),
+    ),
     ("embed.cuh", include_str!("../../cuda/embed.cuh")),
     ("gemv.cuh", include_str!("../../cuda/gemv.cuh")),
     ("gemm.cuh", include_str!("../../cuda/gemm.cuh")),
@@ -111,7 +114,9 @@ impl Module {
     pub fn define(self) -> Option<(&'static str, String)> {
         match self {
             Module::Rows | Module::Activations | Module::Kv | Module::Probe => None,
-            Module::Embed(ty) | Module::Gemv(ty) | Module::Gemm(ty) => Some(("FORMAT", ty.to_string())),
+            Module::Embed(ty) | Module::Gemv(ty) | Module::Gemm(ty) => {
+                Some(("FORMAT", ty.to_string()))
+            }
             Module::Attention(dim) => Some(("HEAD_DIM", dim.to_string())),
         }
     }

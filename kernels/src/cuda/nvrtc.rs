@@ -1,8 +1,10 @@
-//! NVRTC, NVIDIA's compiler as a library: found, opened and called when there is a kernel to build, never before.
+//! NVRTC, NVIDIA's compiler as a library: found, opened and called when there is a kernel to build,
+//! never before.
 //!
-//! Our own binding of eight functions, and not cudarc's, because NVRTC lies in many places (a toolkit, a wheel of a Python
-//! environment, beside the program) of which cudarc looks in none, and because cubins are wanted: code for the very
-//! device, which no driver has to translate or can be too old for.
+//! Our own binding of eight functions, and not cudarc's, because NVRTC lies in many places (a
+//! toolkit, a wheel of a Python environment, beside the program) of which cudarc looks in none, and
+//! because cubins are wanted: code for the very device, which no driver has to translate or can be
+//! too old for.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -11,7 +13,8 @@ use libloading::Library;
 
 use super::{Error, HEADERS, Module};
 
-/// Why it is the default: see `cuda/compat.cuh`. Contraction is off, so that every instantiation rounds alike.
+/// Why it is the default: see `cuda/compat.cuh`. Contraction is off, so that every instantiation
+/// rounds alike.
 const OPTIONS: [&str; 3] = ["--std=c++17", "--fmad=false", "--ptxas-options=-v"];
 
 type Program = *mut c_void;
@@ -59,8 +62,15 @@ impl Nvrtc {
     /// [`Error::Library`] if it is not an NVRTC.
     pub fn open(path: &Path) -> Result<Nvrtc, Error> {
         let mut libraries = Vec::new();
-        // NVRTC 13.0 looks for its built-in functions by name alone, and finds them only if they are loaded already
-        for entry in path.parent().and_then(|dir| dir.read_dir().ok()).into_iter().flatten().flatten() {
+        // NVRTC 13.0 looks for its built-in functions by name alone, and finds them only if they
+        // are loaded already
+        for entry in path
+            .parent()
+            .and_then(|dir| dir.read_dir().ok())
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
             let name = entry.file_name();
             let name = name.to_string_lossy();
             if name.starts_with("libnvrtc-builtins.so") && !name.contains("alt") {
@@ -85,7 +95,8 @@ impl Nvrtc {
                 cubin_size: symbol!("nvrtcGetCUBINSize"),
                 cubin: symbol!("nvrtcGetCUBIN"),
             };
-            let version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int = symbol!("nvrtcVersion");
+            let version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int =
+                symbol!("nvrtcVersion");
             let (mut major, mut minor) = (0, 0);
             // SAFETY: two addresses of integers, as nvrtc.h wants.
             let code = unsafe { version(&raw mut major, &raw mut minor) };
@@ -98,12 +109,17 @@ impl Nvrtc {
             (functions, (major, minor))
         };
         libraries.push(library);
-        Ok(Nvrtc { functions, version, path: path.to_owned(), _libraries: libraries })
+        Ok(Nvrtc {
+            functions,
+            version,
+            path: path.to_owned(),
+            _libraries: libraries,
+        })
     }
 
-    /// Opens the first one that is found beside the program, in a toolkit or a Python environment that the environment
-    /// names, under `/usr/local`, near `nvcc` or `python3`, or where the loader looks. A driver of CUDA `newest` runs code
-    /// of that major version and of older ones.
+    /// Opens the first one that is found beside the program, in a toolkit or a Python environment
+    /// that the environment names, under `/usr/local`, near `nvcc` or `python3`, or where the
+    /// loader looks. A driver of CUDA `newest` runs code of that major version and of older ones.
     ///
     /// # Errors
     /// [`Error::Unavailable`] if there is none.
@@ -129,7 +145,12 @@ impl Nvrtc {
 
     /// Everything that decides what comes out, apart from the sources.
     pub fn key(&self, arch: &str) -> String {
-        format!("nvrtc {}.{} {arch} {}", self.version.0, self.version.1, OPTIONS.join(" "))
+        format!(
+            "nvrtc {}.{} {arch} {}",
+            self.version.0,
+            self.version.1,
+            OPTIONS.join(" ")
+        )
     }
 
     /// Compiles a module for an architecture: `sm_90`.
@@ -139,7 +160,11 @@ impl Nvrtc {
     pub fn compile(&self, module: Module, arch: &str) -> Result<Compiled, Error> {
         let mut options = vec![format!("--gpu-architecture={arch}")];
         options.extend(OPTIONS.map(str::to_owned));
-        options.extend(module.define().map(|(name, value)| format!("-D{name}={value}")));
+        options.extend(
+            module
+                .define()
+                .map(|(name, value)| format!("-D{name}={value}")),
+        );
         let failed = |log: String| Error::Compile {
             module: module.to_string(),
             compiler: format!("NVRTC {}.{} for {arch}", self.version.0, self.version.1),
@@ -150,34 +175,77 @@ impl Nvrtc {
     }
 
     /// Compiles a text that may include our headers; what went wrong as the compiler put it.
-    fn compile_source(&self, name: &str, text: &str, options: &[String]) -> Result<Compiled, String> {
+    fn compile_source(
+        &self,
+        name: &str,
+        text: &str,
+        options: &[String],
+    ) -> Result<Compiled, String> {
         let c = |s: &str| CString::new(s).map_err(|_| "a zero byte in a source".to_owned());
         let (name, text) = (c(name)?, c(text)?);
-        let names = HEADERS.iter().map(|h| c(h.0)).collect::<Result<Vec<_>, _>>()?;
-        let texts = HEADERS.iter().map(|h| c(h.1)).collect::<Result<Vec<_>, _>>()?;
-        let options = options.iter().map(|o| c(o)).collect::<Result<Vec<_>, _>>()?;
+        let names = HEADERS
+            .iter()
+            .map(|h| c(h.0))
+            .collect::<Result<Vec<_>, _>>()?;
+        let texts = HEADERS
+            .iter()
+            .map(|h| c(h.1))
+            .collect::<Result<Vec<_>, _>>()?;
+        let options = options
+            .iter()
+            .map(|o| c(o))
+            .collect::<Result<Vec<_>, _>>()?;
         let pointers = |all: &[CString]| all.iter().map(|s| s.as_ptr()).collect::<Vec<_>>();
-        let (names, texts, option_pointers) = (pointers(&names), pointers(&texts), pointers(&options));
+        let (names, texts, option_pointers) =
+            (pointers(&names), pointers(&texts), pointers(&options));
         let f = &self.functions;
-        let mut program = Owned { program: std::ptr::null_mut(), destroy: f.destroy };
-        // SAFETY: strings that end in zero and live to the end of this function, and as many as is said.
+        let mut program = Owned {
+            program: std::ptr::null_mut(),
+            destroy: f.destroy,
+        };
+        // SAFETY: strings that end in zero and live to the end of this function, and as many as is
+        // said.
         let created = unsafe {
             let count = names.len() as c_int;
             let program = &raw mut program.program;
-            (f.create)(program, text.as_ptr(), name.as_ptr(), count, texts.as_ptr(), names.as_ptr())
+            (f.create)(
+                program,
+                text.as_ptr(),
+                name.as_ptr(),
+                count,
+                texts.as_ptr(),
+                names.as_ptr(),
+            )
         };
         if created != 0 {
             return Err(format!("nvrtcCreateProgram: error {created}"));
         }
         // SAFETY: as above; the program was created.
-        let code = unsafe { (f.compile)(program.program, option_pointers.len() as c_int, option_pointers.as_ptr()) };
+        let code = unsafe {
+            (f.compile)(
+                program.program,
+                option_pointers.len() as c_int,
+                option_pointers.as_ptr(),
+            )
+        };
         let log = program.text(f.log_size, f.log).unwrap_or_default();
-        let log = CStr::from_bytes_until_nul(&log).map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
+        let log = CStr::from_bytes_until_nul(&log)
+            .map(|s| s.to_string_lossy().into_owned())
+            .unwrap_or_default();
         if code != 0 {
-            return Err(if log.is_empty() { format!("nvrtcCompileProgram: error {code}") } else { log });
+            return Err(if log.is_empty() {
+                format!("nvrtcCompileProgram: error {code}")
+            } else {
+                log
+            });
         }
-        let cubin = program.text(f.cubin_size, f.cubin).filter(|c| !c.is_empty());
-        Ok(Compiled { cubin: cubin.ok_or("no code came out")?, log })
+        let cubin = program
+            .text(f.cubin_size, f.cubin)
+            .filter(|c| !c.is_empty());
+        Ok(Compiled {
+            cubin: cubin.ok_or("no code came out")?,
+            log,
+        })
     }
 }
 
@@ -215,12 +283,16 @@ impl Drop for Owned {
 }
 
 fn load(path: &Path) -> Result<Library, Error> {
-    // SAFETY: what runs when NVIDIA's library is opened is NVIDIA's; the caller named it, or a system's path does.
+    // SAFETY: what runs when NVIDIA's library is opened is NVIDIA's; the caller named it, or a
+    // system's path does.
     unsafe { Library::new(path) }.map_err(|error| library_error(path, &error))
 }
 
 fn library_error(path: &Path, error: &libloading::Error) -> Error {
-    Error::Library { library: path.display().to_string(), message: error.to_string() }
+    Error::Library {
+        library: path.display().to_string(),
+        message: error.to_string(),
+    }
 }
 
 /// Where an NVRTC may lie, before it is looked for.
@@ -239,23 +311,41 @@ struct Places {
 
 impl Places {
     fn of_process() -> Places {
-        let environment =
-            |names: [&str; 2]| names.into_iter().filter_map(std::env::var_os).map(PathBuf::from).collect::<Vec<_>>();
+        let environment = |names: [&str; 2]| {
+            names
+                .into_iter()
+                .filter_map(std::env::var_os)
+                .map(PathBuf::from)
+                .collect::<Vec<_>>()
+        };
         Places {
-            beside: std::env::current_exe().ok().and_then(|p| p.parent().map(Path::to_owned)),
+            beside: std::env::current_exe()
+                .ok()
+                .and_then(|p| p.parent().map(Path::to_owned)),
             toolkits: environment(["CUDA_HOME", "CUDA_PATH"]),
             environments: environment(["VIRTUAL_ENV", "CONDA_PREFIX"]),
             local: "/usr/local".into(),
-            path: std::env::var_os("PATH").iter().flat_map(std::env::split_paths).collect(),
+            path: std::env::var_os("PATH")
+                .iter()
+                .flat_map(std::env::split_paths)
+                .collect(),
         }
     }
 
-    /// Toolkits that were installed, the default first, then the newest; and the one whose compiler is on the path.
+    /// Toolkits that were installed, the default first, then the newest; and the one whose compiler
+    /// is on the path.
     fn installed(&self) -> Vec<PathBuf> {
         let mut versions: Vec<(Vec<u32>, PathBuf)> = entries(&self.local)
             .filter_map(|path| {
                 let version = path.file_name()?.to_str()?.strip_prefix("cuda-")?;
-                Some((version.split('.').map(str::parse).collect::<Result<_, _>>().ok()?, path))
+                Some((
+                    version
+                        .split('.')
+                        .map(str::parse)
+                        .collect::<Result<_, _>>()
+                        .ok()?,
+                    path,
+                ))
             })
             .collect();
         versions.sort_unstable_by(|a, b| b.cmp(a));
@@ -265,11 +355,15 @@ impl Places {
         all
     }
 
-    /// What a program on the path belongs to, the folder above its own: of the program, and of what it is a link to. The
-    /// programs of a Python environment are links to those of another.
+    /// What a program on the path belongs to, the folder above its own: of the program, and of what
+    /// it is a link to. The programs of a Python environment are links to those of another.
     fn prefixes(&self, program: &str) -> Vec<PathBuf> {
         const LINKS: usize = 8;
-        let found = self.path.iter().map(|dir| dir.join(program)).find(|path| path.is_file());
+        let found = self
+            .path
+            .iter()
+            .map(|dir| dir.join(program))
+            .find(|path| path.is_file());
         let next = |path: &PathBuf| Some(path.parent()?.join(std::fs::read_link(path).ok()?));
         let links = std::iter::successors(found, next).take(LINKS);
         // a link may lead up and down again, through folders that are links themselves
@@ -284,8 +378,15 @@ impl Places {
         dirs.extend(self.toolkits.iter().flat_map(|root| of_toolkit(root)));
         dirs.extend(self.environments.iter().flat_map(|root| of_python(root)));
         dirs.extend(self.installed().iter().flat_map(|root| of_toolkit(root)));
-        dirs.extend(self.prefixes("python3").iter().flat_map(|root| of_python(root)));
-        let mut all: Vec<PathBuf> = dirs.iter().flat_map(|dir| NAMES.map(|name| dir.join(name))).collect();
+        dirs.extend(
+            self.prefixes("python3")
+                .iter()
+                .flat_map(|root| of_python(root)),
+        );
+        let mut all: Vec<PathBuf> = dirs
+            .iter()
+            .flat_map(|dir| NAMES.map(|name| dir.join(name)))
+            .collect();
         all.retain(|path| path.exists());
         // by name alone: wherever the loader looks
         all.extend(NAMES.map(PathBuf::from));
@@ -301,20 +402,38 @@ pub fn toolkits() -> Vec<PathBuf> {
 }
 
 fn entries(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
-    dir.read_dir().into_iter().flatten().flatten().map(|entry| entry.path())
+    dir.read_dir()
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
 }
 
 /// The libraries of a toolkit.
 fn of_toolkit(root: &Path) -> [PathBuf; 5] {
-    ["lib64", "lib", "targets/x86_64-linux/lib", "targets/aarch64-linux/lib", "targets/sbsa-linux/lib"]
-        .map(|lib| root.join(lib))
+    [
+        "lib64",
+        "lib",
+        "targets/x86_64-linux/lib",
+        "targets/aarch64-linux/lib",
+        "targets/sbsa-linux/lib",
+    ]
+    .map(|lib| root.join(lib))
 }
 
-/// NVIDIA's libraries among a Python's packages, for Debian's Python also where it puts what the system does not own.
+/// NVIDIA's libraries among a Python's packages, for Debian's Python also where it puts what the
+/// system does not own.
 fn of_python(root: &Path) -> Vec<PathBuf> {
-    let packages = |python: PathBuf| ["site-packages", "dist-packages"].map(|name| python.join(name).join("nvidia"));
-    let pythons = ["lib", "local/lib"].into_iter().flat_map(|lib| entries(&root.join(lib)));
-    pythons.flat_map(packages).flat_map(|nvidia| [nvidia.join("cu13/lib"), nvidia.join("cuda_nvrtc/lib")]).collect()
+    let packages = |python: PathBuf| {
+        ["site-packages", "dist-packages"].map(|name| python.join(name).join("nvidia"))
+    };
+    let pythons = ["lib", "local/lib"]
+        .into_iter()
+        .flat_map(|lib| entries(&root.join(lib)));
+    pythons
+        .flat_map(packages)
+        .flat_map(|nvidia| [nvidia.join("cu13/lib"), nvidia.join("cuda_nvrtc/lib")])
+        .collect()
 }
 
 #[cfg(test)]
@@ -340,7 +459,10 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         let root = dir.path().canonicalize().expect("it is there");
         let libraries = folders.map(|folder| (folder, "libnvrtc.so.12"));
-        for (dir, file) in libraries.into_iter().chain([("opt/cuda/bin", "nvcc"), ("usr/bin", "python3.11")]) {
+        for (dir, file) in libraries
+            .into_iter()
+            .chain([("opt/cuda/bin", "nvcc"), ("usr/bin", "python3.11")])
+        {
             std::fs::create_dir_all(root.join(dir)).expect("a folder");
             std::fs::write(root.join(dir).join(file), "").expect("a file");
         }
@@ -362,10 +484,16 @@ mod tests {
         };
         let mut got = places.candidates();
         let by_name = got.split_off(got.len() - 3);
-        assert!(by_name.iter().all(|name| name.components().count() == 1), "{by_name:?}");
+        assert!(
+            by_name.iter().all(|name| name.components().count() == 1),
+            "{by_name:?}"
+        );
         let mut relative: Vec<String> = Vec::new();
         for path in &got {
-            let folder = path.parent().and_then(|dir| dir.strip_prefix(&root).ok()).expect("in the tree");
+            let folder = path
+                .parent()
+                .and_then(|dir| dir.strip_prefix(&root).ok())
+                .expect("in the tree");
             relative.push(folder.to_str().expect("text").to_owned());
         }
         // python3 and python are programs of one environment

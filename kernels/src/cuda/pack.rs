@@ -1,7 +1,8 @@
-//! From rows as they lie in a file to planes as the kernels read them; the layout is described in `cuda/formats.cuh`.
+//! From rows as they lie in a file to planes as the kernels read them; the layout is described in
+//! `cuda/formats.cuh`.
 //!
-//! Only the scales of K-quants grow, from 6 bits to 8 (by 3 % of a Q4_K tensor): unpacking them would cost every thread
-//! more than reading them. No value changes.
+//! Only the scales of K-quants grow, from 6 bits to 8 (by 3 % of a Q4_K tensor): unpacking them
+//! would cost every thread more than reading them. No value changes.
 
 use super::Ptr;
 use super::params::Matrix;
@@ -47,7 +48,12 @@ fn shape(ty: TensorType) -> Option<Shape> {
         TensorType::AWQ_G128 => (4, 0, 1, 4),
         _ => return None,
     };
-    Some(Shape { low, high, scales, supers })
+    Some(Shape {
+        low,
+        high,
+        scales,
+        supers,
+    })
 }
 
 /// Whether the kernels read this type.
@@ -74,8 +80,8 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Of a tensor of `rows` rows of `cols` values; `None` if no kernel reads the type, a row is not whole blocks, or
-    /// there are 2^31 rows or columns.
+    /// Of a tensor of `rows` rows of `cols` values; `None` if no kernel reads the type, a row is
+    /// not whole blocks, or there are 2^31 rows or columns.
     pub fn new(ty: TensorType, rows: usize, cols: usize) -> Option<Layout> {
         let shape = shape(ty)?;
         if cols == 0 || !cols.is_multiple_of(ty.block_len()) || rows.max(cols) >= 1 << 31 {
@@ -83,12 +89,23 @@ impl Layout {
         }
         let (units, strips) = (cols.div_ceil(UNIT), rows.div_ceil(STRIP));
         let supers = units.div_ceil(SUPER_UNITS);
-        let plane = |n: usize, bytes: usize| n.checked_mul(strips)?.checked_mul(bytes)?.checked_next_multiple_of(256);
+        let plane = |n: usize, bytes: usize| {
+            n.checked_mul(strips)?
+                .checked_mul(bytes)?
+                .checked_next_multiple_of(256)
+        };
         let high = plane(units, 16 * shape.low)?;
         let scales = high.checked_add(plane(units, 16 * shape.high)?)?;
         let super_plane = scales.checked_add(plane(units, STRIP * shape.scales)?)?;
         let bytes = super_plane.checked_add(plane(supers, STRIP * shape.supers)?)?;
-        Some(Layout { shape, at: [high, scales, super_plane], bytes, rows, cols, units })
+        Some(Layout {
+            shape,
+            at: [high, scales, super_plane],
+            bytes,
+            rows,
+            cols,
+            units,
+        })
     }
 
     /// As the kernels take it, when the planes are at `base`.
@@ -118,10 +135,16 @@ pub struct Packed {
     pub layout: Layout,
 }
 
-/// Packs a tensor of `rows` rows of `cols` values; `None` where [`Layout::new`] has none, or the source is not as long.
+/// Packs a tensor of `rows` rows of `cols` values; `None` where [`Layout::new`] has none, or the
+/// source is not as long.
 pub fn pack(ty: TensorType, rows: usize, cols: usize, source: &[u8]) -> Option<Packed> {
     let layout = Layout::new(ty, rows, cols)?;
-    let Layout { shape, at: [at_high, at_scales, at_supers], units, .. } = layout;
+    let Layout {
+        shape,
+        at: [at_high, at_scales, at_supers],
+        units,
+        ..
+    } = layout;
     let (len, block) = (ty.block_len(), ty.block_bytes());
     let row_bytes = (cols / len).checked_mul(block)?;
     if row_bytes.checked_mul(rows)? != source.len() {
@@ -133,7 +156,12 @@ pub fn pack(ty: TensorType, rows: usize, cols: usize, source: &[u8]) -> Option<P
     let (high, rest) = rest.split_at_mut(at_scales - at_high);
     let (scales, super_plane) = rest.split_at_mut(at_supers - at_scales);
     for (row, raw) in source.chunks_exact(row_bytes).enumerate() {
-        let place = |unit: usize| Place { strip: row / STRIP, row: row % STRIP, unit, units };
+        let place = |unit: usize| Place {
+            strip: row / STRIP,
+            row: row % STRIP,
+            unit,
+            units,
+        };
         if shape.low >= 16 {
             // a unit of floats is as many words as a float has bits
             for (unit, raw) in raw.chunks(4 * shape.low).enumerate() {
@@ -156,7 +184,8 @@ pub fn pack(ty: TensorType, rows: usize, cols: usize, source: &[u8]) -> Option<P
             }
             if shape.supers > 0 {
                 let halves = super_scales(ty, raw);
-                let at = ((row / STRIP * supers + b / together) * STRIP + row % STRIP) * shape.supers;
+                let at =
+                    ((row / STRIP * supers + b / together) * STRIP + row % STRIP) * shape.supers;
                 super_plane[at + which * halves.len()..][..halves.len()].copy_from_slice(halves);
             }
         }
@@ -177,23 +206,41 @@ impl Place {
     /// Word `j` of this row in a plane of `bits` bits a weight.
     fn put(self, plane: &mut [u8], bits: usize, j: usize, word: &[u8]) {
         let word_at = self.row * bits + j;
-        let at = ((self.strip * bits + word_at / 4) * self.units + self.unit) * 16 + word_at % 4 * 4;
+        let at =
+            ((self.strip * bits + word_at / 4) * self.units + self.unit) * 16 + word_at % 4 * 4;
         plane[at..at + word.len()].copy_from_slice(word);
     }
 }
 
-fn put_codes(place: Place, ty: TensorType, shape: Shape, codes: &[u8], low: &mut [u8], high: &mut [u8]) {
+fn put_codes(
+    place: Place,
+    ty: TensorType,
+    shape: Shape,
+    codes: &[u8],
+    low: &mut [u8],
+    high: &mut [u8],
+) {
     match shape.low {
         8 => {
             for (j, c) in codes.chunks_exact(4).enumerate() {
                 // the CPU's kernels want Q8_0 offset by 128, these want it signed
                 let flip = if ty == TensorType::Q8_0 { 0x80 } else { 0 };
-                place.put(low, 8, j, &[c[0] ^ flip, c[1] ^ flip, c[2] ^ flip, c[3] ^ flip]);
+                place.put(
+                    low,
+                    8,
+                    j,
+                    &[c[0] ^ flip, c[1] ^ flip, c[2] ^ flip, c[3] ^ flip],
+                );
             }
         }
         4 => {
             for (j, c) in codes.chunks_exact(8).enumerate() {
-                place.put(low, 4, j, &std::array::from_fn::<u8, 4, _>(|b| (c[b] & 15) | (c[4 + b] & 15) << 4));
+                place.put(
+                    low,
+                    4,
+                    j,
+                    &std::array::from_fn::<u8, 4, _>(|b| (c[b] & 15) | (c[4 + b] & 15) << 4),
+                );
             }
         }
         bits => put_bits(place, low, bits, 0, codes),
@@ -203,7 +250,8 @@ fn put_codes(place: Place, ty: TensorType, shape: Shape, codes: &[u8], low: &mut
     }
 }
 
-/// `bits` bits of every code, from bit `from` on: following groups of four codes in ever higher bits of a word.
+/// `bits` bits of every code, from bit `from` on: following groups of four codes in ever higher
+/// bits of a word.
 fn put_bits(place: Place, plane: &mut [u8], bits: usize, from: usize, codes: &[u8]) {
     let (groups, mask) = (8 / bits, (1u8 << bits) - 1);
     for (j, codes) in codes.chunks_exact(4 * groups).enumerate() {
@@ -217,8 +265,8 @@ fn put_bits(place: Place, plane: &mut [u8], bits: usize, from: usize, codes: &[u
     }
 }
 
-/// The bytes that `scales` of the format in `cuda/formats.cuh` takes for unit `u` of a block, which is number `which` of
-/// those in its super.
+/// The bytes that `scales` of the format in `cuda/formats.cuh` takes for unit `u` of a block, which
+/// is number `which` of those in its super.
 fn unit_scales(ty: TensorType, raw: &[u8], (u, which): (usize, usize), out: &mut [u8]) {
     match ty {
         TensorType::AWQ_G32 | TensorType::AWQ_G64 => out[..3].copy_from_slice(&raw[..3]),
@@ -231,7 +279,8 @@ fn unit_scales(ty: TensorType, raw: &[u8], (u, which): (usize, usize), out: &mut
         TensorType::Q3_K => {
             let s = &raw[96..108];
             for (j, out) in (2 * u..2 * u + 2).zip(out) {
-                let scale = (s[j % 8] >> (4 * (j / 8)) & 15) | (s[8 + j % 4] >> (2 * (j / 4)) & 3) << 4;
+                let scale =
+                    (s[j % 8] >> (4 * (j / 8)) & 15) | (s[8 + j % 4] >> (2 * (j / 4)) & 3) << 4;
                 *out = scale.wrapping_sub(32);
             }
         }
@@ -277,10 +326,21 @@ mod tests {
         for ty in FORMATS {
             let (rows, cols) = (64, 4096);
             let file = cols / ty.block_len() * ty.block_bytes() * rows;
-            let packed = pack(ty, rows, cols, &vec![0; file]).expect("whole blocks").bytes.len();
-            // a zero point stands beside each unit of 32, not of 128, and an odd byte beside each of AWQ's smallest groups
-            let most = if TensorType::AWQ.contains(&ty) { 1.06 } else { 1.04 };
-            assert!(packed >= file && packed as f64 <= file as f64 * most, "{ty}: {file} bytes became {packed}");
+            let packed = pack(ty, rows, cols, &vec![0; file])
+                .expect("whole blocks")
+                .bytes
+                .len();
+            // a zero point stands beside each unit of 32, not of 128, and an odd byte beside each
+            // of AWQ's smallest groups
+            let most = if TensorType::AWQ.contains(&ty) {
+                1.06
+            } else {
+                1.04
+            };
+            assert!(
+                packed >= file && packed as f64 <= file as f64 * most,
+                "{ty}: {file} bytes became {packed}"
+            );
         }
     }
 }

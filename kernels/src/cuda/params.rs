@@ -1,4 +1,5 @@
-//! What kernels are given: each struct is the twin of the one of that name in `cuda/*.cu`, which asserts its size.
+//! What kernels are given: each struct is the twin of the one of that name in `cuda/*.cu`, which
+//! asserts its size.
 //!
 //! Shapes and meanings stand there. No struct has padding, so that a launch is plain words.
 
@@ -7,14 +8,21 @@ use super::Ptr;
 /// A struct of whole 8-byte words, as a kernel takes it.
 ///
 /// # Safety
-/// `#[repr(C)]`, no padding, any bits are a value, at most 8-byte aligned, a multiple of 8 bytes long.
+/// `#[repr(C)]`, no padding, any bits are a value, at most 8-byte aligned, a multiple of 8 bytes
+/// long.
 pub unsafe trait Params: Copy {
     /// The words.
     fn words(&self) -> Vec<u64> {
         let n = size_of::<Self>() / 8;
         let mut words = vec![0u64; n];
         // SAFETY: as many bytes on both sides, all of them initialised: there is no padding.
-        unsafe { std::ptr::copy_nonoverlapping((&raw const *self).cast::<u8>(), words.as_mut_ptr().cast(), 8 * n) };
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                (&raw const *self).cast::<u8>(),
+                words.as_mut_ptr().cast(),
+                8 * n,
+            )
+        };
         words
     }
 }

@@ -1,7 +1,8 @@
-//! Memory of the host that a GPU reads and writes by itself: what is uploaded passes through a few such buffers in turn,
-//! what is downloaded often goes into one that stays.
+//! Memory of the host that a GPU reads and writes by itself: what is uploaded passes through a few
+//! such buffers in turn, what is downloaded often goes into one that stays.
 //!
-//! The driver copies from any other memory too, but in pieces through buffers of its own, while the caller waits.
+//! The driver copies from any other memory too, but in pieces through buffers of its own, while the
+//! caller waits.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -24,7 +25,8 @@ pub(super) trait Staging {
     /// Writes down what is sent next, at most [`Staging::len`] bytes. Nothing reads the buffer now.
     fn fill(&mut self, bytes: &[u8]);
 
-    /// Begins to copy the first bytes to the device, in the order of everything else that is asked of it.
+    /// Begins to copy the first bytes to the device, in the order of everything else that is asked
+    /// of it.
     fn send(&mut self, to: Ptr, bytes: usize) -> Result<(), Error>;
 }
 
@@ -39,8 +41,8 @@ impl<S: Staging> Ring<S> {
         Ring { buffers, next: 0 }
     }
 
-    /// Copies to the device, in as many pieces as it takes. The caller's bytes have been read when this returns; what
-    /// follows on the stream finds them at `to`.
+    /// Copies to the device, in as many pieces as it takes. The caller's bytes have been read when
+    /// this returns; what follows on the stream finds them at `to`.
     pub(super) fn upload(&mut self, to: Ptr, bytes: &[u8]) -> Result<(), Error> {
         let mut done = 0;
         while done < bytes.len() {
@@ -65,28 +67,34 @@ struct Pinned {
     context: Arc<CudaContext>,
 }
 
-// SAFETY: the memory has one owner, and is freed by any thread that binds the context, which `drop` does.
+// SAFETY: the memory has one owner, and is freed by any thread that binds the context, which `drop`
+// does.
 unsafe impl Send for Pinned {}
 
 impl Pinned {
     fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Pinned, DriverError> {
         context.bind_to_thread()?;
         let bytes = bytes.max(1);
-        // SAFETY: a size that is not 0, in the bound context. Cached memory (no flags): the host may read it.
+        // SAFETY: a size that is not 0, in the bound context. Cached memory (no flags): the host
+        // may read it.
         let at = unsafe { result::malloc_host(bytes, 0)? };
         let at = NonNull::new(at.cast::<u8>()).expect("the driver gave memory");
         // SAFETY: just allocated, of so many bytes.
         unsafe { at.write_bytes(0, bytes) };
-        Ok(Pinned { at, bytes, context: context.clone() })
+        Ok(Pinned {
+            at,
+            bytes,
+            context: context.clone(),
+        })
     }
 }
 
 impl Drop for Pinned {
     fn drop(&mut self) {
         if self.context.bind_to_thread().is_ok() {
-            // an error cannot be told to anybody any more
-            // SAFETY: allocated by `new`, freed once. No copy is under way: `Staged` waits for its own before this is
-            // dropped, and downloads end before they return.
+            // an error cannot be told to anybody any more SAFETY: allocated by `new`, freed once.
+            // No copy is under way: `Staged` waits for its own before this is dropped, and
+            // downloads end before they return.
             let _ = unsafe { result::free_host(self.at.as_ptr().cast::<c_void>()) };
         }
     }
@@ -101,15 +109,25 @@ pub(super) struct Staged {
     stream: Arc<CudaStream>,
 }
 
-// SAFETY: an event belongs to its context and not to a thread, and every call binds the context first.
+// SAFETY: an event belongs to its context and not to a thread, and every call binds the context
+// first.
 unsafe impl Send for Staged {}
 
 impl Staged {
-    pub(super) fn new(context: &Arc<CudaContext>, stream: &Arc<CudaStream>, bytes: usize) -> Result<Staged, Error> {
+    pub(super) fn new(
+        context: &Arc<CudaContext>,
+        stream: &Arc<CudaStream>,
+        bytes: usize,
+    ) -> Result<Staged, Error> {
         let memory = Pinned::new(context, bytes).map_err(driver_error("cuMemHostAlloc"))?;
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
         let event = result::event::create(flags).map_err(driver_error("cuEventCreate"))?;
-        Ok(Staged { memory, event, sent: false, stream: stream.clone() })
+        Ok(Staged {
+            memory,
+            event,
+            sent: false,
+            stream: stream.clone(),
+        })
     }
 }
 
@@ -120,26 +138,41 @@ impl Staging for Staged {
 
     fn wait(&mut self) -> Result<(), Error> {
         if self.sent {
-            self.memory.context.bind_to_thread().map_err(driver_error("cuCtxSetCurrent"))?;
+            self.memory
+                .context
+                .bind_to_thread()
+                .map_err(driver_error("cuCtxSetCurrent"))?;
             // SAFETY: the event lives as long as this, and was recorded.
-            unsafe { result::event::synchronize(self.event) }.map_err(driver_error("cuEventSynchronize"))?;
+            unsafe { result::event::synchronize(self.event) }
+                .map_err(driver_error("cuEventSynchronize"))?;
             self.sent = false;
         }
         Ok(())
     }
 
     fn fill(&mut self, bytes: &[u8]) {
-        assert!(bytes.len() <= self.memory.bytes && !self.sent, "a buffer that is too small, or still read");
+        assert!(
+            bytes.len() <= self.memory.bytes && !self.sent,
+            "a buffer that is too small, or still read"
+        );
         // SAFETY: there is room, and nobody else has the memory: the device has read what was sent.
-        unsafe { self.memory.at.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        unsafe {
+            self.memory
+                .at
+                .as_ptr()
+                .copy_from_nonoverlapping(bytes.as_ptr(), bytes.len())
+        };
     }
 
     fn send(&mut self, to: Ptr, bytes: usize) -> Result<(), Error> {
         assert!(bytes <= self.memory.bytes, "more than there is");
-        self.memory.context.bind_to_thread().map_err(driver_error("cuCtxSetCurrent"))?;
+        self.memory
+            .context
+            .bind_to_thread()
+            .map_err(driver_error("cuCtxSetCurrent"))?;
         let stream = self.stream.cu_stream();
-        // SAFETY: so many bytes are there, and nobody writes them before `wait`; the caller checked the range on the
-        // device.
+        // SAFETY: so many bytes are there, and nobody writes them before `wait`; the caller checked
+        // the range on the device.
         let copied = unsafe {
             let bytes = std::slice::from_raw_parts(self.memory.at.as_ptr(), bytes);
             result::memcpy_htod_async(to.0, bytes, stream)
@@ -202,8 +235,11 @@ impl HostBuffer {
     pub fn floats(&self) -> &[f32] {
         match &self.0 {
             Memory::Plain(values) => values,
-            // SAFETY: the allocation has so many floats, begins at a page, was zeroed, and is borrowed with this.
-            Memory::Pinned { memory, len } => unsafe { std::slice::from_raw_parts(memory.at.as_ptr().cast(), *len) },
+            // SAFETY: the allocation has so many floats, begins at a page, was zeroed, and is
+            // borrowed with this.
+            Memory::Pinned { memory, len } => unsafe {
+                std::slice::from_raw_parts(memory.at.as_ptr().cast(), *len)
+            },
         }
     }
 
@@ -277,11 +313,20 @@ mod tests {
         }
     }
 
-    /// What arrives when `uploads` pass through `n` buffers of `len` bytes, and how often one was waited for.
+    /// What arrives when `uploads` pass through `n` buffers of `len` bytes, and how often one was
+    /// waited for.
     fn through(n: usize, len: usize, uploads: &[Vec<u8>], careless: bool) -> (Vec<u8>, usize) {
         let total = uploads.iter().map(Vec::len).sum();
-        let device = Rc::new(RefCell::new(Lazy { memory: vec![0; total], waits: 0 }));
-        let buffer = |_| Late { device: device.clone(), bytes: vec![0; len], sent: None, careless };
+        let device = Rc::new(RefCell::new(Lazy {
+            memory: vec![0; total],
+            waits: 0,
+        }));
+        let buffer = |_| Late {
+            device: device.clone(),
+            bytes: vec![0; len],
+            sent: None,
+            careless,
+        };
         let mut ring = Ring::new((0..n).map(buffer).collect());
         let mut at = 0;
         for bytes in uploads {
@@ -297,10 +342,21 @@ mod tests {
     fn a_buffer_is_filled_again_only_when_it_was_read() {
         let uploads = |lengths: &[usize]| -> Vec<Vec<u8>> {
             let mut byte = 0u8;
-            let mut one = |n: &usize| (0..*n).map(|_| (byte, byte = byte.wrapping_mul(5).wrapping_add(1)).0).collect();
+            let mut one = |n: &usize| {
+                (0..*n)
+                    .map(|_| (byte, byte = byte.wrapping_mul(5).wrapping_add(1)).0)
+                    .collect()
+            };
             lengths.iter().map(&mut one).collect()
         };
-        for lengths in [&[][..], &[0, 1, 0], &[7, 8, 9], &[8; 20], &[1000], &[3, 100, 16, 1, 64, 8, 8, 8]] {
+        for lengths in [
+            &[][..],
+            &[0, 1, 0],
+            &[7, 8, 9],
+            &[8; 20],
+            &[1000],
+            &[3, 100, 16, 1, 64, 8, 8, 8],
+        ] {
             let uploads = uploads(lengths);
             let pieces: usize = lengths.iter().map(|n| n.div_ceil(8)).sum();
             for n in 1..=5 {
@@ -310,14 +366,21 @@ mod tests {
             }
         }
         let uploads = uploads(&[8; 20]);
-        assert_ne!(through(4, 8, &uploads, true).0, uploads.concat(), "who does not wait is found out");
+        assert_ne!(
+            through(4, 8, &uploads, true).0,
+            uploads.concat(),
+            "who does not wait is found out"
+        );
     }
 
     #[test]
     fn plain_buffers_hold_floats() {
         let mut buffer = HostBuffer::plain(3);
         buffer.bytes_mut(2)[4..].copy_from_slice(&2.5f32.to_ne_bytes());
-        assert_eq!((buffer.floats(), buffer.len(), buffer.is_empty()), (&[0.0, 2.5, 0.0][..], 3, false));
+        assert_eq!(
+            (buffer.floats(), buffer.len(), buffer.is_empty()),
+            (&[0.0, 2.5, 0.0][..], 3, false)
+        );
         assert!(HostBuffer::plain(0).is_empty());
     }
 }

@@ -35,18 +35,22 @@ fn rate<D: Device + ?Sized>(
     }
 }
 
-/// GB/s (1e9 bytes) that memory is read and written with, by a copy of `bytes`, each byte counted twice.
+/// GB/s (1e9 bytes) that memory is read and written with, by a copy of `bytes`, each byte counted
+/// twice.
 ///
 /// # Errors
 /// If the device has not the room, or fails.
 pub fn copy_bandwidth<D: Device + ?Sized>(device: &mut D, bytes: usize) -> Result<f64, Error> {
     let (from, to) = (device.alloc(bytes)?, device.alloc(bytes)?);
-    let copied = rate(device, 2.0 * bytes as f64, SECONDS, |device| device.copy(from, to, bytes))?;
+    let copied = rate(device, 2.0 * bytes as f64, SECONDS, |device| {
+        device.copy(from, to, bytes)
+    })?;
     Ok(copied / 1e9)
 }
 
-/// GFLOP/s of products of halves on tensor cores that add up in floats, by a kernel that does `rounds` rounds of them and
-/// nothing else. Hopper's cores can do more with instructions that only Hopper has.
+/// GFLOP/s of products of halves on tensor cores that add up in floats, by a kernel that does
+/// `rounds` rounds of them and nothing else. Hopper's cores can do more with instructions that only
+/// Hopper has.
 ///
 /// # Errors
 /// If the device fails, or its sums are wrong.
@@ -54,17 +58,40 @@ pub fn flops_peak<D: Device + ?Sized>(device: &mut D, rounds: u32) -> Result<f64
     let blocks = 4 * device.multiprocessors();
     let threads = (blocks * launch::PEAK_THREADS) as usize;
     let out = device.alloc(4 * threads)?;
-    let launch = launch::mma_peak(&Peak { out, rounds, unused: 0 }, blocks);
+    let launch = launch::mma_peak(
+        &Peak {
+            out,
+            rounds,
+            unused: 0,
+        },
+        blocks,
+    );
     // a warp's product is of 16 x 16 by 16 x 8
-    let flops = 2.0 * 16.0 * 16.0 * 8.0 * f64::from(launch::PEAK_SUMS) * f64::from(rounds) * (threads / 32) as f64;
+    let flops = 2.0
+        * 16.0
+        * 16.0
+        * 8.0
+        * f64::from(launch::PEAK_SUMS)
+        * f64::from(rounds)
+        * (threads / 32) as f64;
     // SAFETY: there is a float for each thread.
-    let measured = rate(device, flops, SECONDS, |device| unsafe { device.launch(&launch) })?;
+    let measured = rate(device, flops, SECONDS, |device| unsafe {
+        device.launch(&launch)
+    })?;
     let mut sums = vec![0; 4 * threads];
     device.download(out, &mut sums)?;
     // below 2^24 sums of so many ones are exact
     let expected = (16 * 4 * launch::PEAK_SUMS * rounds) as f32;
-    if sums.as_chunks::<4>().0.iter().any(|sum| f32::from_le_bytes(*sum) != expected) {
-        return Err(Error::Kernel { kernel: launch.kernel, message: format!("expected sums of {expected}") });
+    if sums
+        .as_chunks::<4>()
+        .0
+        .iter()
+        .any(|sum| f32::from_le_bytes(*sum) != expected)
+    {
+        return Err(Error::Kernel {
+            kernel: launch.kernel,
+            message: format!("expected sums of {expected}"),
+        });
     }
     Ok(measured / 1e9)
 }

@@ -72,9 +72,17 @@ impl Default for Sources {
             Module::Gemm(FORMATS[0]),
             Module::Attention(HEAD_DIMS[0]),
         ];
-        let files = HEADERS.into_iter().chain(shim).chain(modules.map(Module::file));
-        let files = files.map(|(name, text)| (name.to_owned(), text.to_owned())).collect();
-        Sources { files, formats: FORMATS.to_vec() }
+        let files = HEADERS
+            .into_iter()
+            .chain(shim)
+            .chain(modules.map(Module::file));
+        let files = files
+            .map(|(name, text)| (name.to_owned(), text.to_owned()))
+            .collect();
+        Sources {
+            files,
+            formats: FORMATS.to_vec(),
+        }
     }
 }
 
@@ -84,21 +92,37 @@ impl Sources {
     /// # Panics
     /// If it does not.
     pub fn replace(&mut self, file: &str, from: &str, to: &str) {
-        let (_, text) = self.files.iter_mut().find(|f| f.0 == file).expect("no such file");
-        assert_eq!(text.matches(from).count(), 1, "{file} has this once: {from}");
+        let (_, text) = self
+            .files
+            .iter_mut()
+            .find(|f| f.0 == file)
+            .expect("no such file");
+        assert_eq!(
+            text.matches(from).count(),
+            1,
+            "{file} has this once: {from}"
+        );
         *text = text.replace(from, to);
     }
 }
 
-/// All modules of one file in one library: they share its includes, and a library is compiled in about a second.
+/// All modules of one file in one library: they share its includes, and a library is compiled in
+/// about a second.
 struct Built {
     library: Library,
     running: &'static Mutex<()>,
-    launch: unsafe extern "C" fn(*const c_void, *const c_void, *const u32, u32, u32, u64) -> *const c_char,
+    launch: unsafe extern "C" fn(
+        *const c_void,
+        *const c_void,
+        *const u32,
+        u32,
+        u32,
+        u64,
+    ) -> *const c_char,
 }
 
-/// One library is built once, and runs one launch at a time: the threads of a block are its globals. A library is opened
-/// once, however many devices there are.
+/// One library is built once, and runs one launch at a time: the threads of a block are its
+/// globals. A library is opened once, however many devices there are.
 static RUNNING: Mutex<Vec<(PathBuf, &'static Mutex<()>)>> = Mutex::new(Vec::new());
 
 fn running(path: &Path) -> &'static Mutex<()> {
@@ -136,8 +160,9 @@ struct Block {
 const FENCE: usize = 512;
 const POISON: u8 = 0xff;
 
-/// Byte `i` around allocations: words that are NaN as floats and as pairs of halves, but each another one. A kernel that
-/// reads one where it should not, and writes what comes of it, would otherwise write what is there.
+/// Byte `i` around allocations: words that are NaN as floats and as pairs of halves, but each
+/// another one. A kernel that reads one where it should not, and writes what comes of it, would
+/// otherwise write what is there.
 fn fence(i: usize) -> u8 {
     [(i / 4) as u8, 0x7f, 0xff, 0xff][i % 4]
 }
@@ -148,8 +173,16 @@ impl Shim {
     /// # Errors
     /// [`Error::NoCompiler`] if there is no C++ compiler.
     pub fn new(dir: &Path, sources: Sources) -> Result<Shim, Error> {
-        let runs = |name: &&str| Command::new(name).arg("--version").output().is_ok_and(|o| o.status.success());
-        let compiler = COMPILERS.into_iter().find(runs).ok_or(Error::NoCompiler { tried: TRIED })?;
+        let runs = |name: &&str| {
+            Command::new(name)
+                .arg("--version")
+                .output()
+                .is_ok_and(|o| o.status.success())
+        };
+        let compiler = COMPILERS
+            .into_iter()
+            .find(runs)
+            .ok_or(Error::NoCompiler { tried: TRIED })?;
         Ok(Shim {
             compiler,
             sources,
@@ -173,24 +206,38 @@ impl Shim {
             library: path.display().to_string(),
             message: error.to_string(),
         };
-        // SAFETY: the library was made by `compile` from our sources and does nothing when it is opened.
+        // SAFETY: the library was made by `compile` from our sources and does nothing when it is
+        // opened.
         let library = unsafe { Library::new(&path) }.map_err(wrong)?;
         // SAFETY: the type is that of the function in shim.cpp.
         let launch = *unsafe { library.get(b"octavo_shim_launch\0") }.map_err(wrong)?;
-        self.built.insert(file, Built { library, running: running(&path), launch });
+        self.built.insert(
+            file,
+            Built {
+                library,
+                running: running(&path),
+                launch,
+            },
+        );
         Ok(())
     }
 
     fn compile(&self, file: &'static str) -> Result<PathBuf, Error> {
         let mut unit = "#include \"host/shim.cpp\"\n".to_owned();
         let wanted = |module: &Module| match module {
-            Module::Embed(ty) | Module::Gemv(ty) | Module::Gemm(ty) => self.sources.formats.contains(ty),
+            Module::Embed(ty) | Module::Gemv(ty) | Module::Gemm(ty) => {
+                self.sources.formats.contains(ty)
+            }
             _ => true,
         };
-        for module in Module::all().into_iter().filter(|m| m.file().0 == file && wanted(m)) {
+        for module in Module::all()
+            .into_iter()
+            .filter(|m| m.file().0 == file && wanted(m))
+        {
             match module.define() {
                 Some((name, value)) => {
-                    unit += &format!("#define {name} {value}\n#include \"{file}\"\n#undef {name}\n");
+                    unit +=
+                        &format!("#define {name} {value}\n#include \"{file}\"\n#undef {name}\n");
                 }
                 None => unit += &format!("#include \"{file}\"\n"),
             }
@@ -202,9 +249,16 @@ impl Shim {
             hash.update(name);
             hash.update(text);
         }
-        let name: String = hash.finalize().iter().take(16).map(|b| format!("{b:02x}")).collect();
+        let name: String = hash
+            .finalize()
+            .iter()
+            .take(16)
+            .map(|b| format!("{b:02x}"))
+            .collect();
         let path = self.dir.join(format!("{name}.so"));
-        let _one = running(&path).lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = running(&path)
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if path.exists() {
             return Ok(path);
         }
@@ -233,7 +287,11 @@ impl Shim {
         let output = command.output().map_err(io(Path::new(self.compiler)))?;
         if !output.status.success() {
             let log = String::from_utf8_lossy(&output.stderr).into_owned();
-            return Err(Error::Compile { module: file.to_owned(), compiler: self.compiler.to_owned(), log });
+            return Err(Error::Compile {
+                module: file.to_owned(),
+                compiler: self.compiler.to_owned(),
+                log,
+            });
         }
         // renamed, so that tests that run beside this one see all of it or nothing
         fs::rename(&out, &path).map_err(io(&path))?;
@@ -242,7 +300,10 @@ impl Shim {
 
     /// The allocation that has this range.
     fn find(&mut self, at: Ptr, len: usize) -> Result<(&mut Block, usize), Error> {
-        let wrong = || Error::Driver { call: "copy", message: format!("{len} bytes at {:#x}: not allocated", at.0) };
+        let wrong = || Error::Driver {
+            call: "copy",
+            message: format!("{len} bytes at {:#x}: not allocated", at.0),
+        };
         for block in &mut self.memory {
             let base = block.bytes.as_ptr() as u64 + block.at as u64;
             if at.0 >= base && at.0 + len as u64 <= base + block.len as u64 {
@@ -268,7 +329,9 @@ impl Device for Shim {
     }
 
     fn free_bytes(&self) -> Result<u64, Error> {
-        Ok(self.capacity.saturating_sub(self.memory.iter().map(|block| block.len as u64).sum()))
+        Ok(self
+            .capacity
+            .saturating_sub(self.memory.iter().map(|block| block.len as u64).sum()))
     }
 
     fn alloc(&mut self, bytes: usize) -> Result<Ptr, Error> {
@@ -277,7 +340,11 @@ impl Device for Shim {
         let at = (start + FENCE).next_multiple_of(256) - start;
         all[at..at + bytes].fill(POISON);
         let ptr = Ptr((start + at) as u64);
-        self.memory.push(Block { bytes: all, at, len: bytes });
+        self.memory.push(Block {
+            bytes: all,
+            at,
+            len: bytes,
+        });
         Ok(ptr)
     }
 
@@ -315,7 +382,9 @@ impl Device for Shim {
     unsafe fn replay(&mut self, recording: Recording) -> Result<(), Error> {
         let launches = std::mem::take(&mut self.recordings[recording.0]);
         // SAFETY: the caller's promise.
-        let result = launches.iter().try_for_each(|launch| unsafe { self.launch(launch) });
+        let result = launches
+            .iter()
+            .try_for_each(|launch| unsafe { self.launch(launch) });
         self.recordings[recording.0] = launches;
         result
     }
@@ -323,11 +392,15 @@ impl Device for Shim {
     unsafe fn launch(&mut self, launch: &Launch) -> Result<(), Error> {
         self.open(launch.module)?;
         let built = &self.built[launch.module.file().0];
-        let failed = |message: String| Error::Kernel { kernel: launch.kernel.clone(), message };
+        let failed = |message: String| Error::Kernel {
+            kernel: launch.kernel.clone(),
+            message,
+        };
         let name = format!("{}\0", launch.kernel);
         // SAFETY: only its address is used, and handed to the shim, which knows its type.
         let kernel: libloading::Symbol<'_, *const c_void> =
-            unsafe { built.library.get(name.as_bytes()) }.map_err(|error| failed(error.to_string()))?;
+            unsafe { built.library.get(name.as_bytes()) }
+                .map_err(|error| failed(error.to_string()))?;
         let (schedule, seed) = match self.schedule {
             Schedule::Forward => (0, 0),
             Schedule::Backward => (1, 0),
@@ -335,11 +408,18 @@ impl Device for Shim {
         };
         let message = {
             let _one = built.running.lock().unwrap_or_else(PoisonError::into_inner);
-            // SAFETY: the kernel is of this library and its parameters are of its own struct, by the launch table; the
-            // addresses in them are the caller's promise.
+            // SAFETY: the kernel is of this library and its parameters are of its own struct, by
+            // the launch table; the addresses in them are the caller's promise.
             unsafe {
                 let params = launch.params.as_ptr().cast();
-                let message = (built.launch)(*kernel, params, launch.grid.as_ptr(), launch.threads, schedule, seed);
+                let message = (built.launch)(
+                    *kernel,
+                    params,
+                    launch.grid.as_ptr(),
+                    launch.threads,
+                    schedule,
+                    seed,
+                );
                 (!message.is_null()).then(|| CStr::from_ptr(message).to_string_lossy().into_owned())
             }
         };
@@ -349,7 +429,9 @@ impl Device for Shim {
         for block in &self.memory {
             let mut around = (0..block.at).chain(block.at + block.len..block.bytes.len());
             if around.any(|i| block.bytes[i] != fence(i)) {
-                return Err(failed("memory was written outside of an allocation".to_owned()));
+                return Err(failed(
+                    "memory was written outside of an allocation".to_owned(),
+                ));
             }
         }
         Ok(())

@@ -1,5 +1,5 @@
-//! Buffers of a step. There are several sets of them, the pool's places: whoever is left behind finishes in the old set
-//! what it was doing, while the others have gone on in another.
+//! Buffers of a step. There are several sets of them, the pool's places: whoever is left behind
+//! finishes in the old set what it was doing, while the others have gone on in another.
 
 use std::cell::UnsafeCell;
 use std::panic::resume_unwind;
@@ -50,8 +50,9 @@ impl<T> Shared<T> {
     ///
     /// # Safety
     /// - They are inside the allocation.
-    /// - Nobody else reads or writes any of them while the result is used. To borrow more than these, a whole row of
-    ///   which this thread has a part, would already count as access to the others.
+    /// - Nobody else reads or writes any of them while the result is used. To borrow more than
+    ///   these, a whole row of which this thread has a part, would already count as access to the
+    ///   others.
     pub(super) unsafe fn write<'a>(self, at: usize, len: usize) -> &'a mut [T] {
         // SAFETY: the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.0.add(at), len) }
@@ -120,10 +121,11 @@ struct Arena {
 /// How far the members of a place have come.
 #[derive(Default)]
 pub(super) struct Progress {
-    /// By item of a section's tasks, see [`Items`]: the [mark](mark_of) of the last section in which it was finished.
+    /// By item of a section's tasks, see [`Items`]: the [mark](mark_of) of the last section in
+    /// which it was finished.
     pub(super) done: Vec<AtomicU32>,
-    /// The mark of the section that goes on here with items that are done already: it was brought from another place
-    /// with them, or begun here by fewer members.
+    /// The mark of the section that goes on here with items that are done already: it was brought
+    /// from another place with them, or begun here by fewer members.
     pub(super) resumed: u32,
     /// By row and KV head: pieces of attention finished in this step, of all layers.
     pub(super) pieces: Vec<AtomicU32>,
@@ -156,7 +158,8 @@ pub(super) struct View {
     pub(super) angles: Shared<f32>,
 }
 
-// SAFETY: pointers into an arena, which the executor and all frames keep; every use says which part is whose.
+// SAFETY: pointers into an arena, which the executor and all frames keep; every use says which part
+// is whose.
 unsafe impl Sync for View {}
 // SAFETY: as for `Sync`: the pointers belong to no thread.
 unsafe impl Send for View {}
@@ -164,9 +167,19 @@ unsafe impl Send for View {}
 impl Default for View {
     fn default() -> View {
         let none = Shared(std::ptr::null_mut());
-        let codes =
-            ActRow { q: std::ptr::null(), scale: std::ptr::null(), isum: std::ptr::null(), fsum: std::ptr::null() };
-        View { buffers: Vec::new(), codes: [codes; CODES], tiles: none, pieces: none, angles: none }
+        let codes = ActRow {
+            q: std::ptr::null(),
+            scale: std::ptr::null(),
+            isum: std::ptr::null(),
+            fsum: std::ptr::null(),
+        };
+        View {
+            buffers: Vec::new(),
+            codes: [codes; CODES],
+            tiles: none,
+            pieces: none,
+            angles: none,
+        }
     }
 }
 
@@ -175,7 +188,9 @@ fn grow<T: Clone + Default>(v: &mut Vec<T>, len: usize) {
     if v.len() < len {
         v.clear();
         if v.try_reserve_exact(len).is_err() {
-            resume_unwind(Box::new(NoMemory { bytes: len.saturating_mul(size_of::<T>()) }));
+            resume_unwind(Box::new(NoMemory {
+                bytes: len.saturating_mul(size_of::<T>()),
+            }));
         }
         v.resize(len, T::default());
     }
@@ -191,20 +206,41 @@ impl Arena {
         // if there is no memory for one of them, none of this holds
         self.extent = None;
         let program = &model.program;
-        self.buffers.resize_with(program.slots.len(), Floats::default);
+        self.buffers
+            .resize_with(program.slots.len(), Floats::default);
         for (buffer, slot) in self.buffers.iter_mut().zip(&program.slots) {
-            buffer.grow(slot.width * if slot.selected { extent.wanted } else { extent.rows });
+            buffer.grow(
+                slot.width
+                    * if slot.selected {
+                        extent.wanted
+                    } else {
+                        extent.rows
+                    },
+            );
         }
         let (most, widest) = (extent.most_rows(), model.widest());
         if extent.role == Role::Generated {
-            self.codes.iter_mut().for_each(|codes| codes.reserve(most * widest.div_ceil(ACT_GROUP)));
-            grow(&mut self.pieces, extent.rows * model.heads() * extent.pieces * piece_len(program.kv.head_dim));
+            self.codes
+                .iter_mut()
+                .for_each(|codes| codes.reserve(most * widest.div_ceil(ACT_GROUP)));
+            grow(
+                &mut self.pieces,
+                extent.rows * model.heads() * extent.pieces * piece_len(program.kv.head_dim),
+            );
         }
-        self.progress.reserve(model.most_items(extent), extent.rows * program.kv.n_head_kv);
+        self.progress
+            .reserve(model.most_items(extent), extent.rows * program.kv.n_head_kv);
         self.tiles.grow((most + MAX_TILE) * widest);
-        grow(&mut self.angles, extent.rows * 2 * program.rope.frequencies.len());
+        grow(
+            &mut self.angles,
+            extent.rows * 2 * program.rope.frequencies.len(),
+        );
         self.view = View {
-            buffers: self.buffers.iter_mut().map(|b| Shared(b.as_mut_ptr())).collect(),
+            buffers: self
+                .buffers
+                .iter_mut()
+                .map(|b| Shared(b.as_mut_ptr()))
+                .collect(),
             codes: self.codes.each_mut().map(Codes::view),
             tiles: Shared(self.tiles.as_mut_ptr()),
             pieces: Shared(self.pieces.as_mut_ptr()),
@@ -221,8 +257,8 @@ pub(super) struct Arenas {
     counters: [Box<[AtomicUsize]>; PLACES],
 }
 
-// SAFETY: an arena is only changed by a thread that is alone in its place, see `reserve`; what it points to is divided
-// among the members of the team.
+// SAFETY: an arena is only changed by a thread that is alone in its place, see `reserve`; what it
+// points to is divided among the members of the team.
 unsafe impl Sync for Arenas {}
 
 impl Arenas {
@@ -274,35 +310,48 @@ impl Arenas {
         for task in &section.tasks {
             self.counters[place][task.op].store(0, Ordering::Relaxed);
         }
-        // SAFETY: no other thread is in this place, so that nobody else has a reference to its progress.
+        // SAFETY: no other thread is in this place, so that nobody else has a reference to its
+        // progress.
         let progress = unsafe { &mut (*self.arenas[place].get()).progress };
         progress.resumed = mark_of(number);
         // those that are complete are counted, and joined, once more
-        progress.pieces.iter_mut().for_each(|count| *count.get_mut() = 0);
+        progress
+            .pieces
+            .iter_mut()
+            .for_each(|count| *count.get_mut() = 0);
     }
 
     pub(super) fn counters(&self, place: usize) -> &[AtomicUsize] {
         &self.counters[place]
     }
 
-    /// Brings what a section needs of earlier ones from one place to another. `false` if there is no memory for that.
+    /// Brings what a section needs of earlier ones from one place to another. `false` if there is
+    /// no memory for that.
     ///
     /// # Safety
-    /// No other thread is in the place `to`. Whoever is in `from` writes nothing but what the section writes, which can
-    /// be repeated, and of that no item that is done.
-    pub(super) unsafe fn carry(&self, model: &Model, extent: &Extent, number: usize, from: usize, to: usize) -> bool {
+    /// No other thread is in the place `to`. Whoever is in `from` writes nothing but what the
+    /// section writes, which can be repeated, and of that no item that is done.
+    pub(super) unsafe fn carry(
+        &self,
+        model: &Model,
+        extent: &Extent,
+        number: usize,
+        from: usize,
+        to: usize,
+    ) -> bool {
         let section = &model.plan(extent.role, false).sections[number];
         // SAFETY: the caller's promise: this thread is alone there.
         if with_memory(|| unsafe { self.reserve(to, model, extent) }).is_err() {
             return false;
         }
-        // SAFETY: the caller's promise: this thread is alone there, and reads from the other place what nobody writes.
-        // Both have room for the whole step.
+        // SAFETY: the caller's promise: this thread is alone there, and reads from the other place
+        // what nobody writes. Both have room for the whole step.
         unsafe {
             self.carry_items(model, extent, number, from, to);
             let (from, to) = (self.view(from), self.view(to));
-            let copy =
-                |from: Shared<f32>, to: Shared<f32>, len: usize| to.write(0, len).copy_from_slice(from.read(0, len));
+            let copy = |from: Shared<f32>, to: Shared<f32>, len: usize| {
+                to.write(0, len).copy_from_slice(from.read(0, len))
+            };
             for resource in &section.carried {
                 let values = model.carried_values(extent, section, *resource);
                 match *resource {
@@ -310,7 +359,8 @@ impl Arenas {
                     Resource::Angles => copy(from.angles, to.angles, values),
                     Resource::Codes(i) => to.codes[i].copy_from(&from.codes[i], values / ACT_GROUP),
                     Resource::Tiles => copy(from.tiles, to.tiles, values),
-                    // pieces are joined in the section that makes them; the cache is the same in all places
+                    // pieces are joined in the section that makes them; the cache is the same in
+                    // all places
                     Resource::Pieces | Resource::Kv(_) => {}
                 }
             }
@@ -320,11 +370,19 @@ impl Arenas {
 }
 
 impl Arenas {
-    /// Brings the items of a section that are done from one place to another, where they are done then.
+    /// Brings the items of a section that are done from one place to another, where they are done
+    /// then.
     ///
     /// # Safety
     /// As [`Arenas::carry`]; the place `to` has room.
-    unsafe fn carry_items(&self, model: &Model, extent: &Extent, number: usize, from: usize, to: usize) {
+    unsafe fn carry_items(
+        &self,
+        model: &Model,
+        extent: &Extent,
+        number: usize,
+        from: usize,
+        to: usize,
+    ) {
         let mark = mark_of(number);
         // SAFETY: the caller's promise: nobody writes what is done, or anything in the other place.
         unsafe {
@@ -333,16 +391,25 @@ impl Arenas {
             let (from, to) = (self.view(from), self.view(to));
             let mut first = 0;
             for task in &model.plan(extent.role, false).sections[number].tasks {
-                let Some(items) = Items::of(model, extent, task) else { continue };
-                for item in (0..items.count).filter(|item| done[first + item].load(Ordering::Acquire) == mark) {
+                let Some(items) = Items::of(model, extent, task) else {
+                    continue;
+                };
+                for item in (0..items.count)
+                    .filter(|item| done[first + item].load(Ordering::Acquire) == mark)
+                {
                     let region = items.region(item);
-                    let buffers = |view: &View| region.slot.map_or(view.pieces, |slot| view.buffers[slot]);
+                    let buffers =
+                        |view: &View| region.slot.map_or(view.pieces, |slot| view.buffers[slot]);
                     for row in 0..region.rows {
                         let at = region.first + row * region.stride;
-                        buffers(to).write(at, region.len).copy_from_slice(buffers(from).read(at, region.len));
+                        buffers(to)
+                            .write(at, region.len)
+                            .copy_from_slice(buffers(from).read(at, region.len));
                         if let (Some(codes), Phase::Whole(_)) = (task.codes, task.phase) {
-                            let (from, to) = (from.codes[codes].at_group(at / ACT_GROUP), &to.codes[codes]);
-                            to.at_group(at / ACT_GROUP).copy_from(&from, region.len / ACT_GROUP);
+                            let (from, to) =
+                                (from.codes[codes].at_group(at / ACT_GROUP), &to.codes[codes]);
+                            to.at_group(at / ACT_GROUP)
+                                .copy_from(&from, region.len / ACT_GROUP);
                         }
                     }
                     now_done[first + item].store(mark, Ordering::Release);
@@ -398,10 +465,12 @@ impl Scratch {
         self.panel.grow(STRIP_PAIR * PANEL_FLOATS);
         self.sums.grow(UNITS * super::sums_len(extent.most_rows()));
         self.q.grow(MAX_QUERIES * MAX_HEAD_DIM);
-        self.out.grow(MAX_QUERIES * crate::generic::attention::padded(MAX_HEAD_DIM));
+        self.out
+            .grow(MAX_QUERIES * crate::generic::attention::padded(MAX_HEAD_DIM));
         self.strip.grow(2 * STRIP_PAIR * MAX_R);
         if let Some(unit) = model.unit {
-            self.unit.grow((unit.scratch)(model.program.kv.head_dim) / 4);
+            self.unit
+                .grow((unit.scratch)(model.program.kv.head_dim) / 4);
         }
     }
 }
@@ -411,7 +480,10 @@ mod tests {
     use super::*;
 
     /// Runs `one` and `other` on a row of eight values at the same time.
-    fn at_once(one: impl FnOnce(Shared<f32>) + Send, other: impl FnOnce(Shared<f32>) + Send) -> Vec<f32> {
+    fn at_once(
+        one: impl FnOnce(Shared<f32>) + Send,
+        other: impl FnOnce(Shared<f32>) + Send,
+    ) -> Vec<f32> {
         let mut row = vec![0.0; 8];
         let shared = Shared(row.as_mut_ptr());
         std::thread::scope(|scope| {
@@ -442,7 +514,8 @@ mod tests {
     #[ignore = "a planted fault: Miri must see it (tools/miri.sh)"]
     fn planted_read_of_a_whole_row() {
         let first_of_whole = |row: Shared<f32>| {
-            // SAFETY: none: the other thread writes what this borrows beside the value that it reads.
+            // SAFETY: none: the other thread writes what this borrows beside the value that it
+            // reads.
             let whole = unsafe { row.read(0, 8) };
             std::hint::black_box(whole[0]);
         };

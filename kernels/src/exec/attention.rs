@@ -1,7 +1,9 @@
 //! Attention of an operation list: which thread takes which rows, heads and positions.
 
 use super::items::block_tokens;
-use super::{ACT_GROUP, MAX_QUERIES, Ordering, PAGE, PIECE, Part, Scratch, Slot, Task, Unit, piece_len};
+use super::{
+    ACT_GROUP, MAX_QUERIES, Ordering, PAGE, PIECE, Part, Scratch, Slot, Task, Unit, piece_len,
+};
 use crate::generic::attention::{self, Block, Pages, Query, ROWS};
 
 /// Some query rows of one KV head.
@@ -23,14 +25,27 @@ type Done<'a> = dyn FnMut(&[(usize, usize)], &[f32], &[(f32, f32)]) + 'a;
 impl Part<'_> {
     fn pages<'g>(&self, group: &Group<'g>) -> Pages<'g> {
         let (k, v) = self.kv.base(group.layer, group.head_kv);
-        Pages { table: group.table, k, v, stride: self.kv.page_stride(), head_dim: self.model.program.kv.head_dim }
+        Pages {
+            table: group.table,
+            k,
+            v,
+            stride: self.kv.page_stride(),
+            head_dim: self.model.program.kv.head_dim,
+        }
     }
 
-    /// Runs `group` (at most as many rows as the kernel takes) and leaves sums and states in the scratch.
+    /// Runs `group` (at most as many rows as the kernel takes) and leaves sums and states in the
+    /// scratch.
     ///
     /// # Safety
     /// As [`Part::run`]: the queries are finished, and the scratch is this thread's.
-    unsafe fn attend(&self, q: Slot, group: &Group<'_>, scratch: &mut Scratch, states: &mut [(f32, f32); MAX_QUERIES]) {
+    unsafe fn attend(
+        &self,
+        q: Slot,
+        group: &Group<'_>,
+        scratch: &mut Scratch,
+        states: &mut [(f32, f32); MAX_QUERIES],
+    ) {
         let (n, d) = (group.rows.len(), self.model.program.kv.head_dim);
         let mut visible = [0; MAX_QUERIES];
         for (j, (row, head)) in group.rows.iter().enumerate() {
@@ -41,7 +56,10 @@ impl Part<'_> {
                 scratch.q[i * n + j] = x * group.scale;
             }
         }
-        attention::start(&mut scratch.out[..n * attention::padded(d)], &mut states[..n]);
+        attention::start(
+            &mut scratch.out[..n * attention::padded(d)],
+            &mut states[..n],
+        );
         let mut rows = attention::Rows {
             pages: self.pages(group),
             q: scratch.q.as_ptr(),
@@ -50,12 +68,13 @@ impl Part<'_> {
             out: scratch.out.as_mut_ptr(),
             state: &mut states[..n],
         };
-        // SAFETY: the table covers all visible positions (`Program::rows`), the scratch holds n rows, and pages written
-        // in this step were finished before the last barrier.
+        // SAFETY: the table covers all visible positions (`Program::rows`), the scratch holds n
+        // rows, and pages written in this step were finished before the last barrier.
         unsafe { (self.model.table.attention)(n, self.model.program.kv.ty)(&mut rows, group.to) }
     }
 
-    /// Cuts `rows` to the sizes that kernels exist for and runs each piece, handing its results to `done`.
+    /// Cuts `rows` to the sizes that kernels exist for and runs each piece, handing its results to
+    /// `done`.
     ///
     /// # Safety
     /// As [`Part::attend`].
@@ -65,7 +84,13 @@ impl Part<'_> {
         let mut states = [(0.0, 0.0); MAX_QUERIES];
         let mut rest = group.rows;
         while !rest.is_empty() {
-            let n = self.model.table.queries.iter().find(|n| **n <= rest.len()).expect("there is one for one row");
+            let n = self
+                .model
+                .table
+                .queries
+                .iter()
+                .find(|n| **n <= rest.len())
+                .expect("there is one for one row");
             let (now, later) = rest.split_at(*n);
             group.rows = now;
             // SAFETY: some of the same rows, and the scratch is this thread's.
@@ -77,7 +102,13 @@ impl Part<'_> {
 
     /// # Safety
     /// As [`Part::run`]. *Items*: a block of rows and one KV head.
-    pub(super) unsafe fn attend_prompt(&self, at: usize, (q, out): (Slot, Slot), layer: usize, scale: f32) {
+    pub(super) unsafe fn attend_prompt(
+        &self,
+        at: usize,
+        (q, out): (Slot, Slot),
+        layer: usize,
+        scale: f32,
+    ) {
         let d = self.model.program.kv.head_dim;
         let heads = self.width(q) / d / self.model.program.kv.n_head_kv;
         let unit = self.model.unit;
@@ -97,11 +128,23 @@ impl Part<'_> {
             while first < block.end {
                 // rows of one sequence at a time
                 let seq = self.rows[first].seq;
-                let end = (first..block.end).find(|r| self.rows[*r].seq != seq).unwrap_or(block.end);
+                let end = (first..block.end)
+                    .find(|r| self.rows[*r].seq != seq)
+                    .unwrap_or(block.end);
                 rows.clear();
-                rows.extend((first..end).flat_map(|r| (0..heads).map(move |h| (r, head_kv * heads + h))));
+                rows.extend(
+                    (first..end).flat_map(|r| (0..heads).map(move |h| (r, head_kv * heads + h))),
+                );
                 let table = &self.tables[seq];
-                let group = Group { layer, head_kv, table, rows: &rows, scale, from: 0, to: usize::MAX };
+                let group = Group {
+                    layer,
+                    head_kv,
+                    table,
+                    rows: &rows,
+                    scale,
+                    from: 0,
+                    to: usize::MAX,
+                };
                 first = end;
                 if let Some(unit) = unit {
                     // SAFETY: one thread has these rows and heads.
@@ -114,7 +157,9 @@ impl Part<'_> {
                         for (j, (row, head)) in rows.iter().enumerate() {
                             let to = self.row_mut(out, *row, head * d..(head + 1) * d);
                             let sums = &sums[j * attention::padded(d)..];
-                            to.iter_mut().zip(sums).for_each(|(to, sum)| *to = sum / states[j].1);
+                            to.iter_mut()
+                                .zip(sums)
+                                .for_each(|(to, sum)| *to = sum / states[j].1);
                         }
                     });
                 }
@@ -130,30 +175,58 @@ impl Part<'_> {
     unsafe fn attend_unit(&self, unit: &Unit, (q, out): (Slot, Slot), group: &Group<'_>) {
         let d = self.model.program.kv.head_dim;
         for rows in group.rows.chunks(ROWS) {
-            let none = Query { q: std::ptr::null(), out: std::ptr::null_mut(), visible: 0 };
+            let none = Query {
+                q: std::ptr::null(),
+                out: std::ptr::null_mut(),
+                visible: 0,
+            };
             let mut queries = [none; ROWS];
             for (query, (row, head)) in queries.iter_mut().zip(rows) {
                 let part = head * d..(head + 1) * d;
-                // SAFETY: the query buffer was finished before the last barrier, the output is the caller's promise.
-                let (q, out) = unsafe { (self.row(q, *row, part.clone()), self.row_mut(out, *row, part)) };
+                // SAFETY: the query buffer was finished before the last barrier, the output is the
+                // caller's promise.
+                let (q, out) = unsafe {
+                    (
+                        self.row(q, *row, part.clone()),
+                        self.row_mut(out, *row, part),
+                    )
+                };
                 query.q = q.as_ptr();
                 query.out = out.as_mut_ptr();
                 query.visible = self.rows[*row].pos + 1;
             }
-            let block = Block { rows: &queries[..rows.len()], scale: group.scale, pages: self.pages(group) };
+            let block = Block {
+                rows: &queries[..rows.len()],
+                scale: group.scale,
+                pages: self.pages(group),
+            };
             let kernel = (unit.attend)(self.model.program.kv.ty);
-            // SAFETY: the table covers all visible positions (`Program::rows`), pages written in this step were finished
-            // before the last barrier, and the scratch at this thread's number is its own and has the room.
-            unsafe { kernel(&block, self.scratches.of(self.w.thread).unit.as_mut_ptr().cast()) }
+            // SAFETY: the table covers all visible positions (`Program::rows`), pages written in
+            // this step were finished before the last barrier, and the scratch at this thread's
+            // number is its own and has the room.
+            unsafe {
+                kernel(
+                    &block,
+                    self.scratches.of(self.w.thread).unit.as_mut_ptr().cast(),
+                )
+            }
         }
     }
 
-    /// Attention of generated tokens in pieces of [`PIECE`] positions, each one thread's. Whoever finishes the last one
-    /// of a row and KV head joins them, and brings them into integers if there is a place for these.
+    /// Attention of generated tokens in pieces of [`PIECE`] positions, each one thread's. Whoever
+    /// finishes the last one of a row and KV head joins them, and brings them into integers if
+    /// there is a place for these.
     ///
     /// # Safety
-    /// As [`Part::run`]. *Items*: a row, a KV head and a piece; who finishes the last piece has the row's heads.
-    pub(super) unsafe fn attend_pieces(&self, task: &Task, (q, out): (Slot, Slot), layer: usize, scale: f32) {
+    /// As [`Part::run`]. *Items*: a row, a KV head and a piece; who finishes the last piece has the
+    /// row's heads.
+    pub(super) unsafe fn attend_pieces(
+        &self,
+        task: &Task,
+        (q, out): (Slot, Slot),
+        layer: usize,
+        scale: f32,
+    ) {
         let (n_kv, max_pieces) = (self.model.program.kv.n_head_kv, self.extent.pieces);
         let heads = self.width(q) / self.model.program.kv.head_dim / n_kv;
         let items = self.rows.len() * n_kv * max_pieces;
@@ -165,15 +238,25 @@ impl Part<'_> {
                 return;
             }
             if !self.is_done(item) {
-                let rows: Vec<(usize, usize)> = (0..heads).map(|h| (row, head_kv * heads + h)).collect();
+                let rows: Vec<(usize, usize)> =
+                    (0..heads).map(|h| (row, head_kv * heads + h)).collect();
                 let table = &self.tables[self.rows[row].seq];
                 let (from, to) = (piece * PIECE, (piece + 1) * PIECE);
-                let of_piece = Group { layer, head_kv, table, rows: &rows, scale, from, to };
+                let of_piece = Group {
+                    layer,
+                    head_kv,
+                    table,
+                    rows: &rows,
+                    scale,
+                    from,
+                    to,
+                };
                 // SAFETY: one thread has this row, head and piece.
                 unsafe { self.attend_piece(q, of_piece, piece) };
                 self.note_done(item);
             }
-            // acquired from those who have finished the others, and released to who finishes the last
+            // acquired from those who have finished the others, and released to who finishes the
+            // last
             let finished = self.finished_pieces[group].fetch_add(1, Ordering::AcqRel) + 1;
             // all layers of a step have the same number of pieces
             if (finished as usize).is_multiple_of(pieces) {
@@ -202,7 +285,10 @@ impl Part<'_> {
             self.attend_all(q, group, &mut |rows, sums, states| {
                 for (j, (row, head)) in rows.iter().enumerate() {
                     let len = piece_len(d);
-                    let to = self.view.pieces.write(self.piece_at(heads, *row, *head, piece), len);
+                    let to = self
+                        .view
+                        .pieces
+                        .write(self.piece_at(heads, *row, *head, piece), len);
                     to[..d].copy_from_slice(&sums[j * attention::padded(d)..][..d]);
                     (to[len - 2], to[len - 1]) = states[j];
                 }
@@ -210,7 +296,8 @@ impl Part<'_> {
         }
     }
 
-    /// Where the result of a piece is, for a row and one of all its heads, of which so many share one of keys.
+    /// Where the result of a piece is, for a row and one of all its heads, of which so many share
+    /// one of keys.
     fn piece_at(&self, heads: usize, row: usize, head: usize, piece: usize) -> usize {
         let kv = &self.model.program.kv;
         ((row * kv.n_head_kv * heads + head) * self.extent.pieces + piece) * piece_len(kv.head_dim)
@@ -225,7 +312,11 @@ impl Part<'_> {
         let n = self.rows[row].pos / PIECE + 1;
         // SAFETY: the pieces are complete, and this thread has the row and head.
         unsafe {
-            let piece = |p| self.view.pieces.read(self.piece_at(heads, row, head, p), piece_len(d));
+            let piece = |p| {
+                self.view
+                    .pieces
+                    .read(self.piece_at(heads, row, head, p), piece_len(d))
+            };
             let pieces: Vec<&[f32]> = (0..n).map(piece).collect();
             merge(&pieces, self.row_mut(out, row, head * d..(head + 1) * d));
         }
@@ -235,7 +326,10 @@ impl Part<'_> {
 /// Joins partial softmax sums, in the order of their positions.
 fn merge(pieces: &[&[f32]], out: &mut [f32]) {
     let state = |p: &[f32]| (p[p.len() - 2], p[p.len() - 1]);
-    let max = pieces.iter().map(|p| state(p).0).fold(f32::NEG_INFINITY, f32::max);
+    let max = pieces
+        .iter()
+        .map(|p| state(p).0)
+        .fold(f32::NEG_INFINITY, f32::max);
     let mut total = 0.0;
     out.fill(0.0);
     for p in pieces {

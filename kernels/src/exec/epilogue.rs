@@ -24,9 +24,17 @@ impl Epilogue {
 }
 
 /// What can be done by the product at `at`, and how many operations after it that is.
-pub(super) fn epilogue(program: &Program, matrices: &[Matrix], role: Role, at: usize) -> (Option<Epilogue>, usize) {
-    // what follows may be written over the input, unless products of other rows still read it as it is
-    let apart = |x: Slot, w: usize, out: Slot| x != out || matrices[w].reads(role == Role::Generated) != Reads::Floats;
+pub(super) fn epilogue(
+    program: &Program,
+    matrices: &[Matrix],
+    role: Role,
+    at: usize,
+) -> (Option<Epilogue>, usize) {
+    // what follows may be written over the input, unless products of other rows still read it as it
+    // is
+    let apart = |x: Slot, w: usize, out: Slot| {
+        x != out || matrices[w].reads(role == Role::Generated) != Reads::Floats
+    };
     // both go through one kernel
     let like = |w: usize| {
         let matrix = &matrices[w];
@@ -35,22 +43,40 @@ pub(super) fn epilogue(program: &Program, matrices: &[Matrix], role: Role, at: u
     match program.ops[at..] {
         [
             Op::MatMul { x, w, out: a },
-            Op::MatMul { x: same, w: up, out: b },
-            Op::SwiGlu { gate, up: other, out },
+            Op::MatMul {
+                x: same,
+                w: up,
+                out: b,
+            },
+            Op::SwiGlu {
+                gate,
+                up: other,
+                out,
+            },
             ..,
         ] if x == same
             && (a, b) == (gate, other)
             && a != b
-            && [a, b].iter().all(|slot| *slot == out || program.unread(*slot, at + 3))
+            && [a, b]
+                .iter()
+                .all(|slot| *slot == out || program.unread(*slot, at + 3))
             && like(w) == like(up)
             && apart(x, w, out) =>
         {
             (Some(Epilogue::SwiGlu { up, out }), 2)
         }
         [Op::MatMul { x, w, out: y }, Op::Add { a, b, out }, ..]
-            if (a == y) != (b == y) && (y == out || program.unread(y, at + 2)) && apart(x, w, out) =>
+            if (a == y) != (b == y)
+                && (y == out || program.unread(y, at + 2))
+                && apart(x, w, out) =>
         {
-            (Some(Epilogue::Add { to: if a == y { b } else { a }, out }), 1)
+            (
+                Some(Epilogue::Add {
+                    to: if a == y { b } else { a },
+                    out,
+                }),
+                1,
+            )
         }
         _ => (None, 0),
     }

@@ -1,5 +1,5 @@
-//! The parts in which threads take the work of long tasks. What is done of them is not done again when a section is
-//! taken over.
+//! The parts in which threads take the work of long tasks. What is done of them is not done again
+//! when a section is taken over.
 
 use super::epilogue::Epilogue;
 use super::plan::{Phase, Task};
@@ -14,14 +14,30 @@ pub(super) struct Items {
 
 enum Kind {
     /// Columns of all rows of a slot, so many at a time.
-    Columns { slot: Slot, rows: usize, width: usize, at_once: usize },
+    Columns {
+        slot: Slot,
+        rows: usize,
+        width: usize,
+        at_once: usize,
+    },
     /// Rows of a slot, so many at a time, and of those the part of one KV head.
-    Blocks { slot: Slot, rows: usize, width: usize, block: usize, heads_kv: usize },
+    Blocks {
+        slot: Slot,
+        rows: usize,
+        width: usize,
+        block: usize,
+        heads_kv: usize,
+    },
     /// Pieces of positions, of one row and the query heads of one KV head.
-    Pieces { heads: usize, pieces: usize, len: usize },
+    Pieces {
+        heads: usize,
+        pieces: usize,
+        len: usize,
+    },
 }
 
-/// Where an item's results are: `rows` times `len` values, `stride` apart, in a slot or among the pieces of attention.
+/// Where an item's results are: `rows` times `len` values, `stride` apart, in a slot or among the
+/// pieces of attention.
 pub(super) struct Region {
     pub(super) slot: Option<Slot>,
     pub(super) first: usize,
@@ -43,20 +59,45 @@ impl Items {
                 let matrix = &model.matrices[w];
                 let generated = extent.role == Role::Generated;
                 let both = matches!(then, Some(Epilogue::SwiGlu { .. }));
-                let by_strip = both && !matches!(matrix.reads(generated), Reads::Codes | Reads::Floats);
+                let by_strip =
+                    both && !matches!(matrix.reads(generated), Reads::Codes | Reads::Floats);
                 let at_once = model.table.strip * if by_strip { 1 } else { STRIP_PAIR };
-                let kind = Kind::Columns { slot: out, rows: rows(out), width: width(out), at_once };
-                Some(Items { count: width(out).div_ceil(at_once), kind })
+                let kind = Kind::Columns {
+                    slot: out,
+                    rows: rows(out),
+                    width: width(out),
+                    at_once,
+                };
+                Some(Items {
+                    count: width(out).div_ceil(at_once),
+                    kind,
+                })
             }
             (Phase::Whole(_), &Op::Attention { q, out, .. }) => {
                 let block = block_tokens(model, width(q) / program.kv.head_dim / heads_kv);
-                let kind = Kind::Blocks { slot: out, rows: rows(out), width: width(out), block, heads_kv };
-                Some(Items { count: extent.rows.div_ceil(block) * heads_kv, kind })
+                let kind = Kind::Blocks {
+                    slot: out,
+                    rows: rows(out),
+                    width: width(out),
+                    block,
+                    heads_kv,
+                };
+                Some(Items {
+                    count: extent.rows.div_ceil(block) * heads_kv,
+                    kind,
+                })
             }
             (Phase::Pieces, &Op::Attention { q, .. }) => {
                 let heads = width(q) / program.kv.head_dim / heads_kv;
-                let kind = Kind::Pieces { heads, pieces: extent.pieces, len: piece_len(program.kv.head_dim) };
-                Some(Items { count: extent.rows * heads_kv * extent.pieces, kind })
+                let kind = Kind::Pieces {
+                    heads,
+                    pieces: extent.pieces,
+                    len: piece_len(program.kv.head_dim),
+                };
+                Some(Items {
+                    count: extent.rows * heads_kv * extent.pieces,
+                    kind,
+                })
             }
             _ => None,
         }
@@ -65,26 +106,60 @@ impl Items {
     /// Where the results of an item are.
     pub(super) fn region(&self, item: usize) -> Region {
         match self.kind {
-            Kind::Columns { slot, rows, width, at_once } => {
+            Kind::Columns {
+                slot,
+                rows,
+                width,
+                at_once,
+            } => {
                 let first = item * at_once;
-                Region { slot: Some(slot), first, rows, stride: width, len: at_once.min(width - first) }
+                Region {
+                    slot: Some(slot),
+                    first,
+                    rows,
+                    stride: width,
+                    len: at_once.min(width - first),
+                }
             }
-            Kind::Blocks { slot, rows, width, block, heads_kv } => {
+            Kind::Blocks {
+                slot,
+                rows,
+                width,
+                block,
+                heads_kv,
+            } => {
                 let (first_row, head) = (item / heads_kv * block, item % heads_kv);
                 let len = width / heads_kv;
                 let first = first_row * width + head * len;
-                Region { slot: Some(slot), first, rows: block.min(rows - first_row), stride: width, len }
+                Region {
+                    slot: Some(slot),
+                    first,
+                    rows: block.min(rows - first_row),
+                    stride: width,
+                    len,
+                }
             }
             Kind::Pieces { heads, pieces, len } => {
                 let (group, piece) = (item / pieces, item % pieces);
                 let first = (group * heads * pieces + piece) * len;
-                Region { slot: None, first, rows: heads, stride: pieces * len, len }
+                Region {
+                    slot: None,
+                    first,
+                    rows: heads,
+                    stride: pieces * len,
+                    len,
+                }
             }
         }
     }
 }
 
-/// Tokens of a prompt whose attention one thread takes at a time, of a KV head with so many query heads.
+/// Tokens of a prompt whose attention one thread takes at a time, of a KV head with so many query
+/// heads.
 pub(super) fn block_tokens(model: &Model, heads: usize) -> usize {
-    if model.unit.is_some() { (ROWS / heads).max(1) } else { QUERY_BLOCK }
+    if model.unit.is_some() {
+        (ROWS / heads).max(1)
+    } else {
+        QUERY_BLOCK
+    }
 }

@@ -1,17 +1,21 @@
-//! Runs a [`Program`] on the thread pool: its operations in sections (`plan.rs`), each divided among the threads that
-//! are there.
+//! Runs a [`Program`] on the thread pool: its operations in sections (`plan.rs`), each divided
+//! among the threads that are there.
 //!
-//! Threads write to the same buffers at the same time. These rules say who may touch what; every unsafe function here
-//! names the one that divides its work, and `tools/miri.sh` looks at every access of a small layer.
+//! Threads write to the same buffers at the same time. These rules say who may touch what; every
+//! unsafe function here names the one that divides its work, and `tools/miri.sh` looks at every
+//! access of a small layer.
 //!
-//! - *Finished inputs*: what a task reads was written in an earlier section, or by this member in the same one, where
-//!   both tasks divide their values alike (`plan.rs` puts them into one section only then).
-//! - *Shares*: rows, heads of rows, groups or tiles are divided by [`Member::share`], so that each is one member's.
-//! - *Items*: strips of products, and blocks or pieces of attention, are handed out by [`Part::take_items`], so that each
-//!   is one member's; and its part of the output is that of no other item (`items.rs`).
+//! - *Finished inputs*: what a task reads was written in an earlier section, or by this member in
+//!   the same one, where both tasks divide their values alike (`plan.rs` puts them into one section
+//!   only then).
+//! - *Shares*: rows, heads of rows, groups or tiles are divided by [`Member::share`], so that each
+//!   is one member's.
+//! - *Items*: strips of products, and blocks or pieces of attention, are handed out by
+//!   [`Part::take_items`], so that each is one member's; and its part of the output is that of no
+//!   other item (`items.rs`).
 //! - *Scratch*: that of a thread's number is its own.
-//! - *Places*: a member that was left behind stays in a place where nobody else is; who takes over copies items from
-//!   there that are finished, which nobody writes again.
+//! - *Places*: a member that was left behind stays in a place where nobody else is; who takes over
+//!   copies items from there that are finished, which nobody writes again.
 //!
 //! Whoever borrows from a buffer borrows exactly the values that it reads or writes.
 
@@ -44,7 +48,8 @@ use items::Items;
 use matmul::Product;
 use plan::{Division, Phase, Plan, Section, Task};
 
-/// Positions of a generated token's attention that one thread takes: fixed, so that results do not depend on threads.
+/// Positions of a generated token's attention that one thread takes: fixed, so that results do not
+/// depend on threads.
 const PIECE: usize = 512;
 /// Strips of a prompt product multiplied at a time.
 const STRIP_PAIR: usize = 2;
@@ -78,8 +83,8 @@ struct Model {
     matrices: Vec<Matrix>,
     /// See [`Model::plan`].
     plans: [Plan; 4],
-    /// What attends for prompts instead of the vector kernels. Models of float weights keep their accuracy: they get
-    /// it where products are in bf16 as well.
+    /// What attends for prompts instead of the vector kernels. Models of float weights keep their
+    /// accuracy: they get it where products are in bf16 as well.
     unit: Option<&'static Unit>,
 }
 
@@ -96,9 +101,19 @@ impl Model {
     /// Items of the tasks of any section, at most.
     fn most_items(&self, extent: &Extent) -> usize {
         let of_section = |section: &Section| -> usize {
-            section.tasks.iter().filter_map(|task| Items::of(self, extent, task)).map(|items| items.count).sum()
+            section
+                .tasks
+                .iter()
+                .filter_map(|task| Items::of(self, extent, task))
+                .map(|items| items.count)
+                .sum()
         };
-        self.plan(extent.role, false).sections.iter().map(of_section).max().unwrap_or(0)
+        self.plan(extent.role, false)
+            .sections
+            .iter()
+            .map(of_section)
+            .max()
+            .unwrap_or(0)
     }
 
     /// How many values stand in what is carried of a section.
@@ -106,19 +121,32 @@ impl Model {
         let rows = |slot| self.program.rows_of(slot, extent.rows, extent.wanted);
         let width = |slot: Slot| self.program.slots[slot].width;
         // the slot that an earlier section has brought there in another form
-        let ready = section.ready.iter().find(|ready| ready.at == resource).map(|ready| ready.slot);
+        let ready = section
+            .ready
+            .iter()
+            .find(|ready| ready.at == resource)
+            .map(|ready| ready.slot);
         match (resource, ready) {
-            (Resource::Slot(slot), _) | (Resource::Codes(_), Some(slot)) => rows(slot) * width(slot),
+            (Resource::Slot(slot), _) | (Resource::Codes(_), Some(slot)) => {
+                rows(slot) * width(slot)
+            }
             (Resource::Tiles, Some(slot)) => (rows(slot) + MAX_TILE) * width(slot),
             (Resource::Angles, _) => extent.rows * 2 * self.program.rope.frequencies.len(),
             // pieces are joined in the section that makes them; the cache is the same in all places
-            (Resource::Pieces | Resource::Kv(_), _) | (Resource::Codes(_) | Resource::Tiles, None) => 0,
+            (Resource::Pieces | Resource::Kv(_), _)
+            | (Resource::Codes(_) | Resource::Tiles, None) => 0,
         }
     }
 
     /// Heads of the widest slot.
     fn heads(&self) -> usize {
-        self.program.slots.iter().map(|s| s.width).max().unwrap_or(0) / self.program.kv.head_dim
+        self.program
+            .slots
+            .iter()
+            .map(|s| s.width)
+            .max()
+            .unwrap_or(0)
+            / self.program.kv.head_dim
     }
 }
 
@@ -153,7 +181,8 @@ impl Frame {
             let page = self.tables[row.seq][index];
             other.tables.iter().zip(&other.ends).any(|(table, end)| {
                 let seen = table.iter().take(end.div_ceil(PAGE));
-                seen.enumerate().any(|(i, p)| *p == page && i * PAGE + slot < *end)
+                seen.enumerate()
+                    .any(|(i, p)| *p == page && i * PAGE + slot < *end)
             })
         })
     }
@@ -161,15 +190,23 @@ impl Frame {
 
 impl Work for Frame {
     fn sections(&self) -> usize {
-        self.model.plan(self.extent.role, self.tapped).sections.len()
+        self.model
+            .plan(self.extent.role, self.tapped)
+            .sections
+            .len()
     }
 
     fn run(&self, member: &Member<'_>) {
-        // SAFETY: this thread is in that place, where nobody makes room before it has left; and the scratch of its
-        // number is its own.
+        // SAFETY: this thread is in that place, where nobody makes room before it has left; and the
+        // scratch of its number is its own.
         let (view, progress) = unsafe {
-            self.scratches.of(member.thread).reserve(&self.model, &self.extent);
-            (self.arenas.view(member.place), self.arenas.progress(member.place))
+            self.scratches
+                .of(member.thread)
+                .reserve(&self.model, &self.extent);
+            (
+                self.arenas.view(member.place),
+                self.arenas.progress(member.place),
+            )
         };
         let counters = self.arenas.counters(member.place);
         let mark = mark_of(member.section);
@@ -178,11 +215,24 @@ impl Work for Frame {
         for task in &self.section(member.section).tasks {
             let n_items = Items::of(&self.model, &self.extent, task).map_or(0, |items| items.count);
             let done;
-            (done, rest) = if self.tapped { (&rest[..0], rest) } else { rest.split_at(n_items) };
+            (done, rest) = if self.tapped {
+                (&rest[..0], rest)
+            } else {
+                rest.split_at(n_items)
+            };
             let finished_pieces = &progress.pieces[..];
-            let part = Part { frame: self, view, counters, finished_pieces, done, resumed, mark, w: member };
-            // SAFETY: the place has room for this step, and all members run the same sections with the same shares,
-            // one after the other.
+            let part = Part {
+                frame: self,
+                view,
+                counters,
+                finished_pieces,
+                done,
+                resumed,
+                mark,
+                w: member,
+            };
+            // SAFETY: the place has room for this step, and all members run the same sections with
+            // the same shares, one after the other.
             unsafe { part.run(task) }
             if member.has_stopped() {
                 return;
@@ -196,17 +246,26 @@ impl Work for Frame {
 
     fn patience(&self, section: usize) -> Duration {
         let section = self.section(section);
-        let values = |resource: &Resource| self.model.carried_values(&self.extent, section, *resource);
-        let bytes: usize = section.carried.iter().map(|resource| 4 * values(resource)).sum();
-        // 4 GB/s: they are copied, then read again from other lines than those that are near. To wait longer costs more
-        // than it saves where two programs take turns: each spins in the time that the other's late thread needs.
+        let values =
+            |resource: &Resource| self.model.carried_values(&self.extent, section, *resource);
+        let bytes: usize = section
+            .carried
+            .iter()
+            .map(|resource| 4 * values(resource))
+            .sum();
+        // 4 GB/s: they are copied, then read again from other lines than those that are near. To
+        // wait longer costs more than it saves where two programs take turns: each spins in the
+        // time that the other's late thread needs.
         Duration::from_nanos(bytes as u64 / 4)
     }
 
     fn carry(&self, section: usize, from: usize, to: usize) -> bool {
-        // SAFETY: the pool has found that nobody is in `to`, and that the section is being worked on in `from`, which
-        // writes nothing that it reads, or else it could not be repeated.
-        unsafe { self.arenas.carry(&self.model, &self.extent, section, from, to) }
+        // SAFETY: the pool has found that nobody is in `to`, and that the section is being worked
+        // on in `from`, which writes nothing that it reads, or else it could not be repeated.
+        unsafe {
+            self.arenas
+                .carry(&self.model, &self.extent, section, from, to)
+        }
     }
 
     fn resume(&self, section: usize, place: usize) {
@@ -232,7 +291,8 @@ struct Part<'a> {
     counters: &'a [AtomicUsize],
     /// See [`arena::Progress::pieces`].
     finished_pieces: &'a [AtomicU32],
-    /// Which items of the task are done: those that have this section's `mark`. Of a step with taps nothing is noted.
+    /// Which items of the task are done: those that have this section's `mark`. Of a step with taps
+    /// nothing is noted.
     done: &'a [AtomicU32],
     /// Whether any can be done before this member begins; see [`arena::Progress::resumed`].
     resumed: bool,
@@ -241,11 +301,16 @@ struct Part<'a> {
 }
 
 impl Part<'_> {
-    /// Takes items of an operation's task, `count` in all, until there are no more or this member has to stop. Of the
-    /// first ones, so many as `fixed`, every member has its share; the others go to whoever is first.
+    /// Takes items of an operation's task, `count` in all, until there are no more or this member
+    /// has to stop. Of the first ones, so many as `fixed`, every member has its share; the others
+    /// go to whoever is first.
     fn take_items(&self, op: usize, fixed: usize, count: usize, mut item: impl FnMut(usize)) {
         // shares would be unequal where a part is done
-        let fixed = if self.resumed && self.w.size > 1 { 0 } else { fixed };
+        let fixed = if self.resumed && self.w.size > 1 {
+            0
+        } else {
+            fixed
+        };
         for i in self.w.share(fixed, 1) {
             if self.w.must_stop() {
                 return;
@@ -264,7 +329,11 @@ impl Part<'_> {
     /// Whether an item of the task was done before this member began.
     fn is_done(&self, item: usize) -> bool {
         // what others note is not looked at without need: that would cost them the line
-        self.resumed && self.done.get(item).is_some_and(|done| done.load(Ordering::Relaxed) == self.mark)
+        self.resumed
+            && self
+                .done
+                .get(item)
+                .is_some_and(|done| done.load(Ordering::Relaxed) == self.mark)
     }
 
     /// Notes that an item of the task is done: who takes this section over goes on from there.
@@ -289,11 +358,19 @@ impl Executor {
     /// # Panics
     /// If the program's numbers contradict each other: a bug in whoever compiled it.
     pub fn new(isa: Isa, program: Program, matrices: Vec<Matrix>, pool: Pool) -> Executor {
-        program.check(&matrices.iter().map(|m| (m.rows, m.cols)).collect::<Vec<_>>());
+        program.check(
+            &matrices
+                .iter()
+                .map(|m| (m.rows, m.cols))
+                .collect::<Vec<_>>(),
+        );
         assert!(program.kv.ty.takes(program.kv.head_dim) && program.kv.head_dim <= MAX_HEAD_DIM);
         let table = table(isa);
         let in_bf16 = matrices.iter().any(|m| m.reads(false) == Reads::Bf16);
-        let unit = table.unit.as_ref().filter(|u| in_bf16 && (u.takes)(program.kv.head_dim));
+        let unit = table
+            .unit
+            .as_ref()
+            .filter(|u| in_bf16 && (u.takes)(program.kv.head_dim));
         let plan = |role, tapped| Plan::new(table, &program, &matrices, role, tapped);
         let plans = [
             plan(Role::Prompt, false),
@@ -304,7 +381,13 @@ impl Executor {
         Executor {
             arenas: Arc::new(Arenas::new(program.ops.len())),
             scratches: Arc::new(Scratches::new(pool.threads())),
-            model: Arc::new(Model { table, program, matrices, plans, unit }),
+            model: Arc::new(Model {
+                table,
+                program,
+                matrices,
+                plans,
+                unit,
+            }),
             pool,
             unfinished: Vec::new(),
         }
@@ -325,17 +408,35 @@ impl Executor {
         &self.pool
     }
 
-    /// Runs a step and returns the outputs of the wanted rows, `[wanted][width of the output]`; of all rows, if the
-    /// program does not select any. `tap` sees the result of every operation.
+    /// Runs a step and returns the outputs of the wanted rows, `[wanted][width of the output]`; of
+    /// all rows, if the program does not select any. `tap` sees the result of every operation.
     ///
     /// # Panics
-    /// If the step does not fit the program or the store: tokens beyond the table, tables that do not cover the
-    /// positions, page numbers that do not exist.
-    pub fn step(&mut self, step: &Step<'_>, kv: &mut KvStore, mut tap: Option<&mut TapFn<'_>>) -> &[f32] {
-        assert_eq!(kv.shape, self.model.program.kv, "the cache belongs to another program");
+    /// If the step does not fit the program or the store: tokens beyond the table, tables that do
+    /// not cover the positions, page numbers that do not exist.
+    pub fn step(
+        &mut self,
+        step: &Step<'_>,
+        kv: &mut KvStore,
+        mut tap: Option<&mut TapFn<'_>>,
+    ) -> &[f32] {
+        assert_eq!(
+            kv.shape, self.model.program.kv,
+            "the cache belongs to another program"
+        );
         let (rows, wanted) = self.model.program.rows(step, kv.n_pages);
-        let pieces = step.seqs.iter().map(|s| (s.start + s.tokens.len()).div_ceil(PIECE)).max().unwrap_or(0);
-        let extent = Extent { role: step.role, rows: rows.len(), wanted: wanted.len(), pieces };
+        let pieces = step
+            .seqs
+            .iter()
+            .map(|s| (s.start + s.tokens.len()).div_ceil(PIECE))
+            .max()
+            .unwrap_or(0);
+        let extent = Extent {
+            role: step.role,
+            rows: rows.len(),
+            wanted: wanted.len(),
+            pieces,
+        };
         let frame = Arc::new(Frame {
             model: self.model.clone(),
             arenas: self.arenas.clone(),
@@ -354,10 +455,12 @@ impl Executor {
         unsafe { self.arenas.reserve(self.pool.place(), &self.model, &extent) };
         let (shown, place) = (frame.clone(), self.pool.place());
         let mut after = |section: usize| {
-            let (Some(tap), [task]) = (tap.as_mut(), &shown.section(section).tasks[..]) else { return };
+            let (Some(tap), [task]) = (tap.as_mut(), &shown.section(section).tasks[..]) else {
+                return;
+            };
             if task.phase == Phase::Tap {
-                // SAFETY: the others have nothing to do in this section but to wait for this thread, and no section of
-                // a step with taps is done in another place.
+                // SAFETY: the others have nothing to do in this section but to wait for this
+                // thread, and no section of a step with taps is done in another place.
                 unsafe { shown.show(task.op, place, *tap) }
             }
         };
@@ -373,7 +476,12 @@ impl Executor {
     fn keep_clear_of(&mut self, frame: &Frame) {
         if self.pool.is_together() {
             self.unfinished.clear();
-        } else if self.unfinished.iter().filter_map(Weak::upgrade).any(|old| frame.writes_what_is_read_by(&old)) {
+        } else if self
+            .unfinished
+            .iter()
+            .filter_map(Weak::upgrade)
+            .any(|old| frame.writes_what_is_read_by(&old))
+        {
             self.pool.settle();
             self.unfinished.clear();
         }
@@ -392,7 +500,9 @@ const fn piece_len(head_dim: usize) -> usize {
 
 impl Frame {
     fn n_rows(&self, slot: Slot) -> usize {
-        self.model.program.rows_of(slot, self.extent.rows, self.extent.wanted)
+        self.model
+            .program
+            .rows_of(slot, self.extent.rows, self.extent.wanted)
     }
 
     fn width(&self, slot: Slot) -> usize {
@@ -404,15 +514,20 @@ impl Frame {
     /// # Safety
     /// The operation is complete in that place, and nobody writes there meanwhile.
     unsafe fn show(&self, at: usize, place: usize, tap: &mut TapFn<'_>) {
-        let Some(out) = self.model.program.ops[at].out() else { return };
+        let Some(out) = self.model.program.ops[at].out() else {
+            return;
+        };
         let (rows, width) = (self.n_rows(out), self.width(out));
         // SAFETY: the operation is complete, and the buffer holds that many values.
-        tap(at, rows, width, unsafe { self.arenas.view(place).buffers[out].read(0, rows * width) });
+        tap(at, rows, width, unsafe {
+            self.arenas.view(place).buffers[out].read(0, rows * width)
+        });
     }
 }
 
 impl Part<'_> {
-    /// Values `part` of row `r` of a buffer: no more than are needed, since other threads may be writing the others.
+    /// Values `part` of row `r` of a buffer: no more than are needed, since other threads may be
+    /// writing the others.
     ///
     /// # Safety
     /// These values are finished: nobody writes them while the result is used.
@@ -426,8 +541,12 @@ impl Part<'_> {
     /// Values `part` of row `r` of a buffer.
     ///
     /// # Safety
-    /// These values are the calling thread's: nobody else reads or writes them while the result is used.
-    #[allow(clippy::mut_from_ref, reason = "the values belong to the caller, not to this")]
+    /// These values are the calling thread's: nobody else reads or writes them while the result is
+    /// used.
+    #[allow(
+        clippy::mut_from_ref,
+        reason = "the values belong to the caller, not to this"
+    )]
     unsafe fn row_mut(&self, slot: Slot, r: usize, part: Range<usize>) -> &mut [f32] {
         let width = self.width(slot);
         assert!(r < self.n_rows(slot) && part.start <= part.end && part.end <= width);
@@ -438,11 +557,13 @@ impl Part<'_> {
     /// Runs this member's share of a task.
     ///
     /// # Safety
-    /// Every member of the team runs the same tasks, section by section, in a place that has room for the step. What a
-    /// task reads was finished in earlier sections, or by this member where tasks divide their values alike.
+    /// Every member of the team runs the same tasks, section by section, in a place that has room
+    /// for the step. What a task reads was finished in earlier sections, or by this member where
+    /// tasks divide their values alike.
     unsafe fn run(&self, task: &Task) {
         let at = task.op;
-        // SAFETY: all of these need finished inputs and a place with room, which the caller promises.
+        // SAFETY: all of these need finished inputs and a place with room, which the caller
+        // promises.
         unsafe {
             match (task.phase, &self.model.program.ops[at]) {
                 (Phase::Angles, _) => self.angles(),
@@ -453,12 +574,34 @@ impl Part<'_> {
                 }
                 (Phase::Whole(then), Op::MatMul { x, w, out }) => {
                     let (x, out) = (*x, *out);
-                    self.matmul(&Product { task, x, matrix: &self.model.matrices[*w], out, then });
+                    self.matmul(&Product {
+                        task,
+                        x,
+                        matrix: &self.model.matrices[*w],
+                        out,
+                        then,
+                    });
                 }
-                (Phase::Pieces, Op::Attention { q, layer, scale, out }) => {
+                (
+                    Phase::Pieces,
+                    Op::Attention {
+                        q,
+                        layer,
+                        scale,
+                        out,
+                    },
+                ) => {
                     self.attend_pieces(task, (*q, *out), *layer, *scale);
                 }
-                (Phase::Whole(_), Op::Attention { q, layer, scale, out }) => {
+                (
+                    Phase::Whole(_),
+                    Op::Attention {
+                        q,
+                        layer,
+                        scale,
+                        out,
+                    },
+                ) => {
                     self.attend_prompt(at, (*q, *out), *layer, *scale);
                 }
                 (_, op) => self.rowwise(op, task.division.grain()),

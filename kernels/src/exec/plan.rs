@@ -1,7 +1,8 @@
 //! What the threads do between two barriers: operations of a program gathered into sections.
 //!
-//! A section ends where a thread may read what another one writes, or write what another one reads or writes. It does
-//! not end between operations that divide their rows in the same way: there each thread goes on with its own.
+//! A section ends where a thread may read what another one writes, or write what another one reads
+//! or writes. It does not end between operations that divide their rows in the same way: there each
+//! thread goes on with its own.
 
 use super::epilogue::{Epilogue, epilogue};
 use super::{ACT_GROUP, Matrix, Op, Program, Reads, Resource, Role, STRIP_PAIR, Slot, Table};
@@ -18,7 +19,8 @@ pub(super) struct Plan {
 #[derive(Default)]
 pub(super) struct Section {
     pub(super) tasks: Vec<Task>,
-    /// It can be done again from its inputs: it writes nothing that it reads, and nothing that outlives the step.
+    /// It can be done again from its inputs: it writes nothing that it reads, and nothing that
+    /// outlives the step.
     pub(super) can_repeat: bool,
     /// What it, or sections after it, read of what earlier ones wrote.
     pub(super) carried: Vec<Resource>,
@@ -58,14 +60,15 @@ pub(super) enum Phase {
     Prepare(Reads),
     /// The operation itself.
     Whole(Option<Epilogue>),
-    /// Attention of generated tokens, in pieces of the positions; whoever finishes the last of a head joins them.
+    /// Attention of generated tokens, in pieces of the positions; whoever finishes the last of a
+    /// head joins them.
     Pieces,
     /// The result is shown.
     Tap,
 }
 
-/// How a task's values are divided among threads. Tasks that divide in the same way follow each other without a barrier,
-/// because each thread reads nothing but what it wrote itself.
+/// How a task's values are divided among threads. Tasks that divide in the same way follow each
+/// other without a barrier, because each thread reads nothing but what it wrote itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Division {
     /// By row and head of a width.
@@ -79,7 +82,11 @@ pub(super) enum Division {
 impl Division {
     /// Rows that stay together, where whole rows are divided.
     pub(super) fn grain(self) -> usize {
-        if let Division::Rows { grain } = self { grain } else { 1 }
+        if let Division::Rows { grain } = self {
+            grain
+        } else {
+            1
+        }
     }
 }
 
@@ -96,32 +103,53 @@ struct Step {
 type Uses = Vec<(Resource, Division)>;
 
 impl Plan {
-    /// The sections of a program for tokens of a role. If `tapped`, every result is shown, nothing is fused, and
-    /// nothing can be repeated.
-    pub(super) fn new(table: &Table, program: &Program, matrices: &[Matrix], role: Role, tapped: bool) -> Plan {
+    /// The sections of a program for tokens of a role. If `tapped`, every result is shown, nothing
+    /// is fused, and nothing can be repeated.
+    pub(super) fn new(
+        table: &Table,
+        program: &Program,
+        matrices: &[Matrix],
+        role: Role,
+        tapped: bool,
+    ) -> Plan {
         let mut sections: Vec<Section> = Vec::new();
         let (mut read, mut written): (Uses, Uses) = (Vec::new(), Vec::new());
         let mut uses: Vec<(Vec<Resource>, Vec<Resource>)> = Vec::new();
         for step in steps(table, program, matrices, role, tapped) {
             let clashes = |with: &Uses, resource: &Resource| {
                 let apart = |division| division != step.task.division || division == Division::Own;
-                with.iter().any(|(used, division)| used == resource && apart(*division))
+                with.iter()
+                    .any(|(used, division)| used == resource && apart(*division))
             };
             let waits = step.reads.iter().any(|r| clashes(&written, r))
-                || step.writes.iter().any(|r| clashes(&written, r) || clashes(&read, r))
+                || step
+                    .writes
+                    .iter()
+                    .any(|r| clashes(&written, r) || clashes(&read, r))
                 || step.task.phase == Phase::Tap
-                || sections.last().is_none_or(|s| s.tasks.iter().any(|task| task.phase == Phase::Tap));
+                || sections
+                    .last()
+                    .is_none_or(|s| s.tasks.iter().any(|task| task.phase == Phase::Tap));
             if waits {
                 read.clear();
                 written.clear();
-                sections.push(Section { ready: step.ready, can_repeat: !tapped, ..Section::default() });
+                sections.push(Section {
+                    ready: step.ready,
+                    can_repeat: !tapped,
+                    ..Section::default()
+                });
                 uses.push((Vec::new(), Vec::new()));
             }
-            let (section, (reads, writes)) = (sections.last_mut().expect("pushed"), uses.last_mut().expect("pushed"));
+            let (section, (reads, writes)) = (
+                sections.last_mut().expect("pushed"),
+                uses.last_mut().expect("pushed"),
+            );
             // what an earlier task of the section has made is no input of the section
             reads.extend(step.reads.iter().filter(|r| !writes.contains(r)));
             writes.extend(&step.writes);
-            let overwrites = writes.iter().any(|r| reads.contains(r) || matches!(r, Resource::Kv(_)));
+            let overwrites = writes
+                .iter()
+                .any(|r| reads.contains(r) || matches!(r, Resource::Kv(_)));
             section.can_repeat &= !overwrites;
             section.tasks.push(step.task);
             read.extend(step.reads.iter().map(|r| (*r, step.task.division)));
@@ -130,18 +158,45 @@ impl Plan {
         let mut live = vec![Resource::Slot(program.output)];
         for (section, (reads, writes)) in sections.iter_mut().zip(&uses).rev() {
             live.retain(|r| !writes.contains(r));
-            let news: Vec<Resource> = reads.iter().copied().filter(|r| !live.contains(r)).collect();
+            let news: Vec<Resource> = reads
+                .iter()
+                .copied()
+                .filter(|r| !live.contains(r))
+                .collect();
             live.extend(news);
-            section.carried = live.iter().copied().filter(|r| !matches!(r, Resource::Kv(_))).collect();
+            section.carried = live
+                .iter()
+                .copied()
+                .filter(|r| !matches!(r, Resource::Kv(_)))
+                .collect();
         }
         Plan { sections }
     }
 }
 
 /// All tasks in order.
-fn steps(table: &Table, program: &Program, matrices: &[Matrix], role: Role, tapped: bool) -> Vec<Step> {
-    let mut steps = Steps { program, matrices, table, role, ready: Vec::new(), list: Vec::new() };
-    steps.push(0, Phase::Angles, vec![], vec![Resource::Angles], Division::Own);
+fn steps(
+    table: &Table,
+    program: &Program,
+    matrices: &[Matrix],
+    role: Role,
+    tapped: bool,
+) -> Vec<Step> {
+    let mut steps = Steps {
+        program,
+        matrices,
+        table,
+        role,
+        ready: Vec::new(),
+        list: Vec::new(),
+    };
+    steps.push(
+        0,
+        Phase::Angles,
+        vec![],
+        vec![Resource::Angles],
+        Division::Own,
+    );
     let mut fused = 0;
     for (at, op) in program.ops.iter().enumerate() {
         if fused > 0 {
@@ -155,9 +210,21 @@ fn steps(table: &Table, program: &Program, matrices: &[Matrix], role: Role, tapp
         match *op {
             Op::MatMul { x, w, out } => steps.product(at, x, w, out, then),
             Op::Attention { out, .. } if role == Role::Generated => {
-                steps.push(at, Phase::Pieces, op.inputs(), vec![Resource::Slot(out), Resource::Pieces], Division::Own);
+                steps.push(
+                    at,
+                    Phase::Pieces,
+                    op.inputs(),
+                    vec![Resource::Slot(out), Resource::Pieces],
+                    Division::Own,
+                );
             }
-            _ => steps.push(at, Phase::Whole(None), op.inputs(), op.writes(), steps.division(at)),
+            _ => steps.push(
+                at,
+                Phase::Whole(None),
+                op.inputs(),
+                op.writes(),
+                steps.division(at),
+            ),
         }
         if tapped && op.out().is_some() {
             steps.push(at, Phase::Tap, vec![], vec![], Division::Own);
@@ -178,15 +245,36 @@ struct Steps<'a> {
 }
 
 impl Steps<'_> {
-    fn push(&mut self, op: usize, phase: Phase, reads: Vec<Resource>, writes: Vec<Resource>, division: Division) {
-        let task = Task { op, phase, division, reads_codes: 0, codes: None };
+    fn push(
+        &mut self,
+        op: usize,
+        phase: Phase,
+        reads: Vec<Resource>,
+        writes: Vec<Resource>,
+        division: Division,
+    ) {
+        let task = Task {
+            op,
+            phase,
+            division,
+            reads_codes: 0,
+            codes: None,
+        };
         let ready = self.ready.clone();
-        self.ready.retain(|r| !writes.contains(&Resource::Slot(r.slot)));
-        self.list.push(Step { task, reads, writes, ready });
+        self.ready
+            .retain(|r| !writes.contains(&Resource::Slot(r.slot)));
+        self.list.push(Step {
+            task,
+            reads,
+            writes,
+            ready,
+        });
     }
 
     fn last(&mut self) -> &mut Step {
-        self.list.last_mut().expect("the first step is pushed before all others")
+        self.list
+            .last_mut()
+            .expect("the first step is pushed before all others")
     }
 
     fn product(&mut self, at: usize, x: Slot, w: usize, out: Slot, then: Option<Epilogue>) {
@@ -200,45 +288,75 @@ impl Steps<'_> {
             reads.push(Resource::Slot(to));
         }
         let out = then.map_or(out, Epilogue::out);
-        self.push(at, Phase::Whole(then), reads, vec![Resource::Slot(out)], Division::Own);
+        self.push(
+            at,
+            Phase::Whole(then),
+            reads,
+            vec![Resource::Slot(out)],
+            Division::Own,
+        );
         if let Resource::Codes(i) = input {
             self.last().task.reads_codes = i;
         }
     }
 
-    /// Where the input of the product at `at` stands in the form that it reads, after a step for that if necessary.
+    /// Where the input of the product at `at` stands in the form that it reads, after a step for
+    /// that if necessary.
     fn prepared(&mut self, at: usize, x: Slot, w: usize, form: Reads) -> Resource {
-        if let Some(ready) = self.ready.iter().find(|ready| (ready.slot, ready.form) == (x, form)) {
+        if let Some(ready) = self
+            .ready
+            .iter()
+            .find(|ready| (ready.slot, ready.form) == (x, form))
+        {
             return ready.at;
         }
         let place = self.free_place(form);
         if form != Reads::Codes || !self.last_step_makes_groups_of(x) {
             let division = self.division_of_preparation(x, w);
-            self.push(at, Phase::Prepare(form), vec![Resource::Slot(x)], Vec::new(), division);
+            self.push(
+                at,
+                Phase::Prepare(form),
+                vec![Resource::Slot(x)],
+                Vec::new(),
+                division,
+            );
         }
         self.last().writes.push(place);
         if let Resource::Codes(i) = place {
             self.last().task.codes = Some(i);
         }
         self.ready.retain(|ready| ready.at != place);
-        self.ready.push(Ready { slot: x, form, at: place });
+        self.ready.push(Ready {
+            slot: x,
+            form,
+            at: place,
+        });
         place
     }
 
-    /// Where there is room for an input in such a form. Integers go from one place to the other, so that a product can
-    /// read the ones while it makes the others.
+    /// Where there is room for an input in such a form. Integers go from one place to the other, so
+    /// that a product can read the ones while it makes the others.
     fn free_place(&self, form: Reads) -> Resource {
         if form != Reads::Codes {
             return Resource::Tiles;
         }
-        let last =
-            self.ready.iter().rev().find_map(|ready| if let Resource::Codes(i) = ready.at { Some(i) } else { None });
+        let last = self.ready.iter().rev().find_map(|ready| {
+            if let Resource::Codes(i) = ready.at {
+                Some(i)
+            } else {
+                None
+            }
+        });
         Resource::Codes(last.map_or(0, |i| (i + 1) % CODES))
     }
 
-    /// Whether whoever writes values of `x` in the last step writes all the values that share a scale.
+    /// Whether whoever writes values of `x` in the last step writes all the values that share a
+    /// scale.
     fn last_step_makes_groups_of(&self, x: Slot) -> bool {
-        let step = self.list.last().expect("the first step is pushed before all others");
+        let step = self
+            .list
+            .last()
+            .expect("the first step is pushed before all others");
         let together = match (step.task.phase, &self.program.ops[step.task.op]) {
             (Phase::Pieces, _) => self.program.slots[x].width / self.program.kv.n_head_kv,
             // strips go in pairs there
@@ -255,11 +373,19 @@ impl Steps<'_> {
     /// How a product's input is divided while it is brought into its form.
     fn division_of_preparation(&self, x: Slot, w: usize) -> Division {
         let own_rows = self.rows_of_preparation(w);
-        let writer = self.list.iter().rfind(|step| step.writes.contains(&Resource::Slot(x)));
+        let writer = self
+            .list
+            .iter()
+            .rfind(|step| step.writes.contains(&Resource::Slot(x)));
         let by_rows = writer.is_some_and(|step| step.task.division == own_rows);
-        // integers are made of groups of values, so that one row keeps several threads busy where none has it already
+        // integers are made of groups of values, so that one row keeps several threads busy where
+        // none has it already
         let in_groups = self.matrices[w].reads(self.role == Role::Generated) == Reads::Codes;
-        if by_rows || !in_groups { own_rows } else { Division::Own }
+        if by_rows || !in_groups {
+            own_rows
+        } else {
+            Division::Own
+        }
     }
 
     /// How rows are divided by whoever makes a product's input, so that they can go on with them.
@@ -268,9 +394,9 @@ impl Steps<'_> {
         match self.matrices[w].reads(generated) {
             Reads::Floats => Division::Own,
             Reads::Codes => Division::Rows { grain: 1 },
-            Reads::Tiles | Reads::Pairs | Reads::Bf16 => {
-                Division::Rows { grain: self.matrices[w].prompt(generated).0.tile }
-            }
+            Reads::Tiles | Reads::Pairs | Reads::Bf16 => Division::Rows {
+                grain: self.matrices[w].prompt(generated).0.tile,
+            },
         }
     }
 
@@ -282,8 +408,13 @@ impl Steps<'_> {
             false => Division::Own,
         };
         match &self.program.ops[at] {
-            Op::RmsNorm { x, weight, .. } if weight.len() == head_dim && weight.len() < width(*x) => heads(width(*x)),
-            // as the next product's input is divided, so that whoever has normed rows goes on with them
+            Op::RmsNorm { x, weight, .. }
+                if weight.len() == head_dim && weight.len() < width(*x) =>
+            {
+                heads(width(*x))
+            }
+            // as the next product's input is divided, so that whoever has normed rows goes on with
+            // them
             Op::RmsNorm { x, weight, out, .. } if weight.len() == width(*x) => {
                 let next = self.program.ops[at + 1..].iter().find_map(|op| match *op {
                     Op::MatMul { x, w, .. } if x == *out => Some(w),
@@ -292,7 +423,11 @@ impl Steps<'_> {
                 next.map_or(Division::Own, |w| self.rows_of_preparation(w))
             }
             Op::AddBias { x, .. } => heads(width(*x)),
-            Op::Rope { x, head_dim: rotated, .. } if *rotated == head_dim => heads(width(*x)),
+            Op::Rope {
+                x,
+                head_dim: rotated,
+                ..
+            } if *rotated == head_dim => heads(width(*x)),
             Op::KvWrite { k, .. } => heads(width(*k)),
             _ => Division::Own,
         }

@@ -12,7 +12,8 @@ impl Part<'_> {
         let n = rope.frequencies.len();
         for r in self.w.share(self.rows.len(), 1) {
             // SAFETY: this row is of this member's share.
-            let (cosines, sines) = unsafe { self.view.angles.write(r * 2 * n, 2 * n) }.split_at_mut(n);
+            let (cosines, sines) =
+                unsafe { self.view.angles.write(r * 2 * n, 2 * n) }.split_at_mut(n);
             for (i, angle) in rope.angles(self.rows[r].pos).enumerate() {
                 (cosines[i], sines[i]) = angle;
             }
@@ -22,16 +23,21 @@ impl Part<'_> {
     /// An operation on rows, or on heads of rows, each of which is one thread's.
     ///
     /// # Safety
-    /// As [`Part::run`]. *Shares* of rows, of groups of a row that are normed together, or of 64 values.
+    /// As [`Part::run`]. *Shares* of rows, of groups of a row that are normed together, or of 64
+    /// values.
     pub(super) unsafe fn rowwise(&self, op: &Op, grain: usize) {
         let table = self.model.table;
         let all = |slot: Slot| 0..self.width(slot);
-        // SAFETY: each of these parts of rows is in this member's share, inputs are finished, and lengths are those that
-        // `Program::check` compared.
+        // SAFETY: each of these parts of rows is in this member's share, inputs are finished, and
+        // lengths are those that `Program::check` compared.
         unsafe {
             match op {
                 Op::Embed { table, out } => {
-                    let bytes = table.ty.row_bytes(table.cols as u64).expect("whole blocks, checked at load") as usize;
+                    let bytes = table
+                        .ty
+                        .row_bytes(table.cols as u64)
+                        .expect("whole blocks, checked at load")
+                        as usize;
                     for r in self.w.share(self.rows.len(), 1) {
                         let from = self.rows[r].token as usize * bytes;
                         let raw = &table.source.bytes()[from..from + bytes];
@@ -42,10 +48,16 @@ impl Part<'_> {
                 Op::Input { out } => {
                     let width = self.width(*out);
                     for r in self.w.share(self.rows.len(), 1) {
-                        self.row_mut(*out, r, 0..width).copy_from_slice(&self.input[r * width..(r + 1) * width]);
+                        self.row_mut(*out, r, 0..width)
+                            .copy_from_slice(&self.input[r * width..(r + 1) * width]);
                     }
                 }
-                Op::RmsNorm { x, weight, eps, out } => {
+                Op::RmsNorm {
+                    x,
+                    weight,
+                    eps,
+                    out,
+                } => {
                     let n = weight.len();
                     let groups = self.width(*x) / n;
                     for i in self.w.share(self.n_rows(*x) * groups, grain) {
@@ -57,24 +69,50 @@ impl Part<'_> {
                 }
                 Op::AddBias { x, bias, out } => {
                     let head_dim = self.model.program.kv.head_dim;
-                    let n = if bias.len().is_multiple_of(head_dim) { head_dim } else { bias.len() };
+                    let n = if bias.len().is_multiple_of(head_dim) {
+                        head_dim
+                    } else {
+                        bias.len()
+                    };
                     let parts = bias.len() / n;
                     for i in self.w.share(self.n_rows(*x) * parts, 1) {
                         let at = (i / parts) * bias.len() + i % parts * n;
                         let a = (self.view.buffers[*x].0.add(at).cast_const(), 0);
                         let b = (bias[i % parts * n..].as_ptr(), 0);
-                        (table.add)(&Operands { a, b, y: (self.view.buffers[*out].0.add(at), 0), rows: 1, n });
+                        (table.add)(&Operands {
+                            a,
+                            b,
+                            y: (self.view.buffers[*out].0.add(at), 0),
+                            rows: 1,
+                            n,
+                        });
                     }
                 }
                 Op::Rope { x, head_dim, out } => self.rope(*x, *head_dim, *out),
                 Op::KvWrite { k, v, layer } => self.kv_write(*k, *v, *layer),
-                Op::SwiGlu { gate: a, up: b, out } | Op::Add { a, b, out } => {
-                    let f = if matches!(op, Op::SwiGlu { .. }) { table.swiglu } else { table.add };
-                    // rows of one length lie side by side: divide them as one, so that one row keeps all threads busy
+                Op::SwiGlu {
+                    gate: a,
+                    up: b,
+                    out,
+                }
+                | Op::Add { a, b, out } => {
+                    let f = if matches!(op, Op::SwiGlu { .. }) {
+                        table.swiglu
+                    } else {
+                        table.add
+                    };
+                    // rows of one length lie side by side: divide them as one, so that one row
+                    // keeps all threads busy
                     let part = self.w.share(self.n_rows(*out) * self.width(*out), 64);
                     let at = |slot: Slot| (self.view.buffers[slot].0.add(part.start), 0);
                     let (a, b) = ((at(*a).0.cast_const(), 0), (at(*b).0.cast_const(), 0));
-                    f(&Operands { a, b, y: at(*out), rows: 1, n: part.len() });
+                    f(&Operands {
+                        a,
+                        b,
+                        y: at(*out),
+                        rows: 1,
+                        n: part.len(),
+                    });
                 }
                 Op::SelectRows { x, out } => {
                     for r in self.w.share(self.wanted.len(), 1) {
@@ -82,7 +120,9 @@ impl Part<'_> {
                         self.row_mut(*out, r, all(*out)).copy_from_slice(from);
                     }
                 }
-                Op::MatMul { .. } | Op::Attention { .. } => unreachable!("these have tasks of their own"),
+                Op::MatMul { .. } | Op::Attention { .. } => {
+                    unreachable!("these have tasks of their own")
+                }
             }
         }
     }
@@ -111,7 +151,8 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::run`]. *Shares* of heads of rows: no two rows of a step are at one position of one sequence.
+    /// As [`Part::run`]. *Shares* of heads of rows: no two rows of a step are at one position of
+    /// one sequence.
     unsafe fn kv_write(&self, k: Slot, v: Slot, layer: usize) {
         let shape = self.model.program.kv;
         for i in self.w.share(self.rows.len() * shape.n_head_kv, 1) {
@@ -119,12 +160,14 @@ impl Part<'_> {
             let Row { seq, pos, .. } = self.rows[r];
             let page = self.tables[seq][pos / PAGE];
             let part = head * shape.head_dim..(head + 1) * shape.head_dim;
-            // SAFETY: one thread has this row and head, sequences do not share pages they write to, and the store is
-            // read only in later sections: nobody is left behind in this one, and who was in an earlier step does not
-            // read what this one writes (`Executor::keep_clear_of`).
+            // SAFETY: one thread has this row and head, sequences do not share pages they write to,
+            // and the store is read only in later sections: nobody is left behind in this one, and
+            // who was in an earlier step does not read what this one writes
+            // (`Executor::keep_clear_of`).
             unsafe {
                 let kv = (self.row(k, r, part.clone()), self.row(v, r, part));
-                self.kv.write((layer, head, page, pos % PAGE), kv, self.model.table.to_f16);
+                self.kv
+                    .write((layer, head, page, pos % PAGE), kv, self.model.table.to_f16);
             }
         }
     }
@@ -132,7 +175,12 @@ impl Part<'_> {
 
 /// Rotates neighbouring values.
 fn rotate_pairs(x: &[f32], cosines: &[f32], sines: &[f32], y: &mut [f32]) {
-    for (((x, y), cos), sin) in x.chunks_exact(2).zip(y.chunks_exact_mut(2)).zip(cosines).zip(sines) {
+    for (((x, y), cos), sin) in x
+        .chunks_exact(2)
+        .zip(y.chunks_exact_mut(2))
+        .zip(cosines)
+        .zip(sines)
+    {
         y[0] = x[0] * cos - x[1] * sin;
         y[1] = x[0] * sin + x[1] * cos;
     }

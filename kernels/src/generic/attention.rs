@@ -1,11 +1,13 @@
-//! Attention over pages of 16 positions of one KV head, an online softmax in f32 over 8 pages at a time.
+//! Attention over pages of 16 positions of one KV head, an online softmax in f32 over 8 pages at a
+//! time.
 //!
 //! ```text
 //! K page [head_dim][16 positions]   scores of 16 positions sit in lanes: no horizontal sums
 //! V page [16 positions][head_dim]   the weighted sum runs along head_dim
 //! ```
-//! `NQ` query rows share every load of K and V: the heads of a group, and for prompts several tokens. A row's result
-//! does not depend on its neighbours: pages beyond a row's last position leave its sums as they are, bit for bit.
+//! `NQ` query rows share every load of K and V: the heads of a group, and for prompts several
+//! tokens. A row's result does not depend on its neighbours: pages beyond a row's last position
+//! leave its sums as they are, bit for bit.
 
 use crate::formats::Float;
 use crate::kv::Q8_GROUP;
@@ -40,7 +42,8 @@ pub(crate) trait Stored {
     /// Element `d` of `S::R` keys from position `at` of the page on.
     ///
     /// # Safety
-    /// `page` is a whole page of heads of `head_dim`, `d` is below that and `at + S::R` at most [`PAGE`].
+    /// `page` is a whole page of heads of `head_dim`, `d` is below that and `at + S::R` at most
+    /// [`PAGE`].
     unsafe fn keys<S: Simd>(page: *const u8, d: usize, at: usize) -> S::F;
     /// Elements from `d` on of the value at position `at`, `S::R` of them.
     ///
@@ -92,7 +95,13 @@ impl Stored for Q8 {
     #[inline(always)]
     unsafe fn scales<S: Simd>(page: *const u8, head_dim: usize, d: usize, at: usize) -> S::F {
         // SAFETY: the caller's promise; scales `[head_dim / 32][PAGE]` follow the codes.
-        unsafe { S::load_f16(page.add(PAGE * head_dim).cast::<u16>().add(d / Q8_GROUP * PAGE + at)) }
+        unsafe {
+            S::load_f16(
+                page.add(PAGE * head_dim)
+                    .cast::<u16>()
+                    .add(d / Q8_GROUP * PAGE + at),
+            )
+        }
     }
 }
 
@@ -126,7 +135,10 @@ pub(crate) struct Query {
 }
 
 /// Query rows of one sequence and KV head, for a matrix unit.
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the matrix unit there is so far is of x86"))]
+#[cfg_attr(
+    not(target_arch = "x86_64"),
+    allow(dead_code, reason = "the matrix unit there is so far is of x86")
+)]
 pub(crate) struct Block<'a> {
     /// 1 to [`ROWS`].
     pub(crate) rows: &'a [Query],
@@ -149,7 +161,8 @@ type Span<const NQ: usize> = [[f32; SPAN * PAGE]; NQ];
 /// Runs `NQ` rows over the pages from `first` to the last one visible, or to `end` positions.
 ///
 /// # Safety
-/// As the fields of [`Rows`] say; `out` and `state` are initialised by [`start`] and belong to the caller alone.
+/// As the fields of [`Rows`] say; `out` and `state` are initialised by [`start`] and belong to the
+/// caller alone.
 #[inline(always)]
 pub(crate) unsafe fn run<S: Simd, E: Stored, const NQ: usize>(a: &mut Rows<'_>, end: usize) {
     let last = a.visible[..NQ].iter().copied().max().unwrap_or(0).min(end);
@@ -210,11 +223,13 @@ unsafe fn scores<S: Simd, E: Stored, const NQ: usize>(
         for half in 0..PAGE / S::R {
             let mut scaled = [S::zero(); NQ];
             for g in (0..head_dim).step_by(group) {
-                // even and odd positions of the head apart: one chain of sums would wait for each multiply-add
+                // even and odd positions of the head apart: one chain of sums would wait for each
+                // multiply-add
                 let mut sums = [[S::zero(); NQ]; 2];
                 for d in (g..g + group).step_by(2) {
                     if half == 0 {
-                        // two rows of a page at a time, never many at once: those that wait would hold up everything else
+                        // two rows of a page at a time, never many at once: those that wait would
+                        // hold up everything else
                         for line in (0..2 * PAGE * E::BYTES).step_by(64) {
                             S::prefetch(soon[0].wrapping_add(d * PAGE * E::BYTES + line));
                             S::prefetch(soon[1].wrapping_add(d * PAGE * E::BYTES + line));
@@ -230,7 +245,9 @@ unsafe fn scores<S: Simd, E: Stored, const NQ: usize>(
                 for (r, scaled) in scaled.iter_mut().enumerate() {
                     let sum = S::add(sums[0][r], sums[1][r]);
                     *scaled = match E::GROUP {
-                        Some(_) => S::fma(E::scales::<S>(k, head_dim, g, half * S::R), sum, *scaled),
+                        Some(_) => {
+                            S::fma(E::scales::<S>(k, head_dim, g, half * S::R), sum, *scaled)
+                        }
                         None => sum,
                     };
                 }
@@ -242,7 +259,8 @@ unsafe fn scores<S: Simd, E: Stored, const NQ: usize>(
     }
 }
 
-/// Scores of `positions` from `at` on to weights in place; returns what each row's earlier sums are multiplied with.
+/// Scores of `positions` from `at` on to weights in place; returns what each row's earlier sums are
+/// multiplied with.
 #[inline(always)]
 unsafe fn softmax<S: Simd, const NQ: usize>(
     a: &mut Rows<'_>,
@@ -251,7 +269,8 @@ unsafe fn softmax<S: Simd, const NQ: usize>(
     p: &mut Span<NQ>,
 ) -> [f32; NQ] {
     let mut correction = [1.0; NQ];
-    // SAFETY: every pointer is to one of the rows of `p`, which are whole vectors, or a local array.
+    // SAFETY: every pointer is to one of the rows of `p`, which are whole vectors, or a local
+    // array.
     unsafe {
         for (r, p) in p.iter_mut().enumerate() {
             let seen = a.visible[r].saturating_sub(at).min(positions);
@@ -284,7 +303,8 @@ unsafe fn softmax<S: Simd, const NQ: usize>(
     correction
 }
 
-/// Adds the weighted values of a span, `DV` vectors of the head at once from value `d` on; returns where it ended.
+/// Adds the weighted values of a span, `DV` vectors of the head at once from value `d` on; returns
+/// where it ended.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // one position of every row at a time
 unsafe fn weigh<S: Simd, E: Stored, const NQ: usize, const DV: usize>(
@@ -296,11 +316,12 @@ unsafe fn weigh<S: Simd, E: Stored, const NQ: usize, const DV: usize>(
     correction: &[f32; NQ],
 ) -> usize {
     let stride = padded(a.pages.head_dim);
-    // SAFETY: a V page is 16 rows of head_dim elements, padded at the end of the store so that a whole vector can be
-    // read; rows of `out` are padded to a multiple of 16.
+    // SAFETY: a V page is 16 rows of head_dim elements, padded at the end of the store so that a
+    // whole vector can be read; rows of `out` are padded to a multiple of 16.
     unsafe {
         while d + (DV - 1) * S::R < a.pages.head_dim {
-            // not `from_fn`: for wide arrays it is a call, compiled without the caller's target features
+            // not `from_fn`: for wide arrays it is a call, compiled without the caller's target
+            // features
             let mut sums = [[S::zero(); DV]; NQ];
             for r in 0..NQ {
                 for i in 0..DV {

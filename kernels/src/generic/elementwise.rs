@@ -7,7 +7,13 @@ use crate::simd::{Simd, exp};
 /// # Safety
 /// `x`, `weight` and `y` are `n` floats; `y` may be `x`.
 #[inline(always)]
-pub(crate) unsafe fn rms_norm<S: Simd>(x: *const f32, weight: *const f32, eps: f32, n: usize, y: *mut f32) {
+pub(crate) unsafe fn rms_norm<S: Simd>(
+    x: *const f32,
+    weight: *const f32,
+    eps: f32,
+    n: usize,
+    y: *mut f32,
+) {
     // SAFETY: all indices are below n.
     unsafe {
         let whole = n - n % S::R;
@@ -27,7 +33,8 @@ pub(crate) unsafe fn rms_norm<S: Simd>(x: *const f32, weight: *const f32, eps: f
             S::store(y.add(i), S::mul(v, S::load(weight.add(i))));
         }
         for i in whole..n {
-            y.add(i).write(x.add(i).read() * scale * weight.add(i).read());
+            y.add(i)
+                .write(x.add(i).read() * scale * weight.add(i).read());
         }
     }
 }
@@ -50,7 +57,14 @@ pub(crate) struct Operands {
 pub(crate) unsafe fn swiglu<S: Simd>(p: &Operands) {
     for r in 0..p.rows {
         // SAFETY: the caller's rows.
-        unsafe { swiglu_row::<S>(p.a.0.add(r * p.a.1), p.b.0.add(r * p.b.1), p.n, p.y.0.add(r * p.y.1)) }
+        unsafe {
+            swiglu_row::<S>(
+                p.a.0.add(r * p.a.1),
+                p.b.0.add(r * p.b.1),
+                p.n,
+                p.y.0.add(r * p.y.1),
+            )
+        }
     }
 }
 
@@ -62,7 +76,14 @@ pub(crate) unsafe fn swiglu<S: Simd>(p: &Operands) {
 pub(crate) unsafe fn add<S: Simd>(p: &Operands) {
     for r in 0..p.rows {
         // SAFETY: the caller's rows.
-        unsafe { add_row::<S>(p.a.0.add(r * p.a.1), p.b.0.add(r * p.b.1), p.n, p.y.0.add(r * p.y.1)) }
+        unsafe {
+            add_row::<S>(
+                p.a.0.add(r * p.a.1),
+                p.b.0.add(r * p.b.1),
+                p.n,
+                p.y.0.add(r * p.y.1),
+            )
+        }
     }
 }
 
@@ -72,14 +93,20 @@ unsafe fn swiglu_row<S: Simd>(gate: *const f32, up: *const f32, n: usize, y: *mu
     unsafe {
         let whole = n - n % S::R;
         for i in (0..whole).step_by(S::R) {
-            S::store(y.add(i), gated::<S>(S::load(gate.add(i)), S::load(up.add(i))));
+            S::store(
+                y.add(i),
+                gated::<S>(S::load(gate.add(i)), S::load(up.add(i))),
+            );
         }
         if whole < n {
             let (mut g, mut u) = ([0f32; 16], [0f32; 16]);
             for i in whole..n {
                 (g[i - whole], u[i - whole]) = (gate.add(i).read(), up.add(i).read());
             }
-            S::store(g.as_mut_ptr(), gated::<S>(S::load(g.as_ptr()), S::load(u.as_ptr())));
+            S::store(
+                g.as_mut_ptr(),
+                gated::<S>(S::load(g.as_ptr()), S::load(u.as_ptr())),
+            );
             for i in whole..n {
                 y.add(i).write(g[i - whole]);
             }
@@ -87,7 +114,8 @@ unsafe fn swiglu_row<S: Simd>(gate: *const f32, up: *const f32, n: usize, y: *mu
     }
 }
 
-/// One vector of SwiGLU. A function and not a closure: closures are compiled without the caller's target features.
+/// One vector of SwiGLU. A function and not a closure: closures are compiled without the caller's
+/// target features.
 #[inline(always)]
 unsafe fn gated<S: Simd>(gate: S::F, up: S::F) -> S::F {
     // SAFETY: no pointers; the instruction set is the caller's promise.
@@ -116,7 +144,13 @@ unsafe fn add_row<S: Simd>(a: *const f32, b: *const f32, n: usize, y: *mut f32) 
 /// # Safety
 /// `cos` and `sin` are `n` floats, `x` and `y` are `2 n` and do not overlap.
 #[inline(always)]
-pub(crate) unsafe fn rotate<S: Simd>(x: *const f32, cos: *const f32, sin: *const f32, n: usize, y: *mut f32) {
+pub(crate) unsafe fn rotate<S: Simd>(
+    x: *const f32,
+    cos: *const f32,
+    sin: *const f32,
+    n: usize,
+    y: *mut f32,
+) {
     // SAFETY: all indices are below 2 n.
     unsafe {
         let whole = n - n % S::R;

@@ -6,8 +6,9 @@
 //!     for every tile of NT tokens               2 x NT vectors of sums in registers
 //!       for k in slice: w = panel[k]; sums[t] += w * x[k][t]
 //! ```
-//! The sum over k of one output runs in the same order whatever the number of tokens: slices of KC in order, within
-//! a slice k in order. So a result does not depend on how a prompt is cut into batches.
+//! The sum over k of one output runs in the same order whatever the number of tokens: slices of KC
+//! in order, within a slice k in order. So a result does not depend on how a prompt is cut into
+//! batches.
 
 use crate::formats::Float;
 use crate::simd::Simd;
@@ -29,10 +30,11 @@ pub(crate) struct Tiles<'a> {
     pub(crate) x: *const f32,
     /// Tokens.
     pub(crate) m: usize,
-    /// Sums of the slices so far, `[m, whole tiles][MS][R]`: together in the cache, where rows of `y` lie apart.
+    /// Sums of the slices so far, `[m, whole tiles][MS][R]`: together in the cache, where rows of
+    /// `y` lie apart.
     pub(crate) sums: *mut f32,
-    /// `[m][n]`, at this panel's first row, with its row stride `n`; written by the last slice. Without it the sums stay
-    /// where they are.
+    /// `[m][n]`, at this panel's first row, with its row stride `n`; written by the last slice.
+    /// Without it the sums stay where they are.
     pub(crate) y: Option<(*mut f32, usize)>,
     /// Rows of this panel that exist: up to `MS * R`.
     pub(crate) rows: usize,
@@ -47,8 +49,8 @@ impl Tiles<'_> {
         self.k0 + self.kc == self.k
     }
 
-    /// Asks for the part of `soon` that falls to `n` tokens from `t` on: a few lines at a time, since many at once would
-    /// hold up everything else.
+    /// Asks for the part of `soon` that falls to `n` tokens from `t` on: a few lines at a time,
+    /// since many at once would hold up everything else.
     ///
     /// # Safety
     /// Of the instruction set only: prefetches are hints.
@@ -64,7 +66,8 @@ impl Tiles<'_> {
     }
 }
 
-/// Tokens in the tile that starts with `left` tokens to go: the widest, or the narrowest that holds them all.
+/// Tokens in the tile that starts with `left` tokens to go: the widest, or the narrowest that holds
+/// them all.
 pub(crate) const fn tile_width(left: usize, nt: usize) -> usize {
     if left <= 1 {
         1
@@ -75,18 +78,30 @@ pub(crate) const fn tile_width(left: usize, nt: usize) -> usize {
     }
 }
 
-/// Copies tokens `t..t + width` of `x` (`[m][k]`) to a tile `[k][width]`, zeros where there is no token.
+/// Copies tokens `t..t + width` of `x` (`[m][k]`) to a tile `[k][width]`, zeros where there is no
+/// token.
 ///
 /// # Safety
 /// `x` is `m * k` floats; `tile` has room for `k * width`.
 #[inline(always)]
-pub(crate) unsafe fn pack_tokens(x: *const f32, m: usize, k: usize, t: usize, width: usize, tile: *mut f32) {
+pub(crate) unsafe fn pack_tokens(
+    x: *const f32,
+    m: usize,
+    k: usize,
+    t: usize,
+    width: usize,
+    tile: *mut f32,
+) {
     // SAFETY: reads are at tokens below m, writes below k * width.
     unsafe {
         for j in 0..width {
             let token = t + j;
             for i in 0..k {
-                tile.add(i * width + j).write(if token < m { x.add(token * k + i).read() } else { 0.0 });
+                tile.add(i * width + j).write(if token < m {
+                    x.add(token * k + i).read()
+                } else {
+                    0.0
+                });
             }
         }
     }
@@ -141,17 +156,29 @@ unsafe fn tile<S: Simd, const MS: usize, const W: usize>(a: &Tiles<'_>, x: *cons
     }
 }
 
-/// Adds strip `s` of one token's sums to those of the slices before, and after the last slice writes the output.
+/// Adds strip `s` of one token's sums to those of the slices before, and after the last slice
+/// writes the output.
 ///
 /// # Safety
 /// As the fields of [`Tiles`] say; `t < a.m`.
 #[inline(always)]
-pub(crate) unsafe fn store<S: Simd, const MS: usize>(a: &Tiles<'_>, s: usize, t: usize, sums: S::F) {
+pub(crate) unsafe fn store<S: Simd, const MS: usize>(
+    a: &Tiles<'_>,
+    s: usize,
+    t: usize,
+    sums: S::F,
+) {
     // SAFETY: row t of y has `rows` values from this strip's first on, row t of the sums MS * R.
     unsafe {
         let so_far = a.sums.add((t * MS + s) * S::R);
-        let sums = if a.k0 == 0 { sums } else { S::add(S::load(so_far), sums) };
-        let Some((y, n)) = a.y.filter(|_| a.is_last()) else { return S::store(so_far, sums) };
+        let sums = if a.k0 == 0 {
+            sums
+        } else {
+            S::add(S::load(so_far), sums)
+        };
+        let Some((y, n)) = a.y.filter(|_| a.is_last()) else {
+            return S::store(so_far, sums);
+        };
         let rows = a.rows.saturating_sub(s * S::R).min(S::R);
         let y = y.add(t * n + s * S::R);
         if rows == S::R {
@@ -169,11 +196,19 @@ pub(crate) unsafe fn store<S: Simd, const MS: usize>(a: &Tiles<'_>, s: usize, t:
 /// # Safety
 /// `strip` holds the weights up to `k1`; `k0` is a multiple of the slice; `out` has the room.
 #[inline(always)]
-pub(crate) unsafe fn panel_float<S: Simd, E: Float>(strip: *const u8, k0: usize, k1: usize, out: *mut f32) {
+pub(crate) unsafe fn panel_float<S: Simd, E: Float>(
+    strip: *const u8,
+    k0: usize,
+    k1: usize,
+    out: *mut f32,
+) {
     // SAFETY: rows k0..k1 of [k][R] elements are in the strip.
     unsafe {
         for k in k0..k1 {
-            S::store(out.add((k - k0) * S::R), E::load::<S>(strip.add(k * E::BYTES * S::R)));
+            S::store(
+                out.add((k - k0) * S::R),
+                E::load::<S>(strip.add(k * E::BYTES * S::R)),
+            );
         }
     }
 }

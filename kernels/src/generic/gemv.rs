@@ -1,8 +1,8 @@
 //! One generated token against packed weights: every weight is read once, so memory is the limit.
 //!
-//! A strip of R rows is one contiguous stream, walked in address order with the next block prefetched. Codes are
-//! multiplied as integers with the two-plane activations; each group of 16 or 32 leaves the integer domain once, with
-//! the product of both scales.
+//! A strip of R rows is one contiguous stream, walked in address order with the next block
+//! prefetched. Codes are multiplied as integers with the two-plane activations; each group of 16 or
+//! 32 leaves the integer domain once, with the product of both scales.
 
 use crate::act::{self, ACT_GROUP, Act4, ActRow};
 use crate::formats::{Float, Format};
@@ -13,10 +13,12 @@ const AHEAD: usize = 2048;
 
 /// `N` neighbouring strips times one row of activations -> N R outputs.
 ///
-/// Two strips are two streams for the memory to bring, and more of them in flight is what a thread is limited by.
+/// Two strips are two streams for the memory to bring, and more of them in flight is what a thread
+/// is limited by.
 ///
 /// # Safety
-/// `strips` holds `N * k / F::K` packed blocks, `x` a row of `k` activations, `out` N R writable floats.
+/// `strips` holds `N * k / F::K` packed blocks, `x` a row of `k` activations, `out` N R writable
+/// floats.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // an index keeps the sums in registers, an iterator passes them by memory
 pub(crate) unsafe fn strips<S: Simd, F: Format, const N: usize>(
@@ -29,14 +31,19 @@ pub(crate) unsafe fn strips<S: Simd, F: Format, const N: usize>(
     let groups = F::K / ACT_GROUP;
     let blocks = k / F::K;
     let strip_bytes = blocks * block_bytes;
-    // SAFETY: all offsets below stay inside the strips and the activation row by the caller's promise; prefetches may
-    // point past the end, which is harmless.
+    // SAFETY: all offsets below stay inside the strips and the activation row by the caller's
+    // promise; prefetches may point past the end, which is harmless.
     unsafe {
         let mut sums = [S::zero(); N];
         for b in 0..blocks {
             let block = strips.add(b * block_bytes);
-            // what will be read so many bytes from now: after a strip's end comes the next one that is not being read
-            let end = if b + AHEAD.div_ceil(block_bytes) < blocks { 0 } else { (N - 1) * strip_bytes };
+            // what will be read so many bytes from now: after a strip's end comes the next one that
+            // is not being read
+            let end = if b + AHEAD.div_ceil(block_bytes) < blocks {
+                0
+            } else {
+                (N - 1) * strip_bytes
+            };
             let ahead = block.wrapping_add(AHEAD.next_multiple_of(block_bytes) + end);
             let mut asked = 0;
             let mut heads = [F::head::<S>(block); N];
@@ -60,14 +67,29 @@ pub(crate) unsafe fn strips<S: Simd, F: Format, const N: usize>(
                         let acc = half::<S, F, 1>(acc, block, g, xq.add(4));
                         let isum = x.isum.add(2 * at).read() + x.isum.add(2 * at + 1).read();
                         let fsum = x.fsum.add(2 * at).read() + x.fsum.add(2 * at + 1).read();
-                        sums[n] = group::<S, F>(sums[n], acc, F::scales::<S>(head, block, g), (xs, isum, fsum));
+                        sums[n] = group::<S, F>(
+                            sums[n],
+                            acc,
+                            F::scales::<S>(head, block, g),
+                            (xs, isum, fsum),
+                        );
                     } else {
                         let acc = half::<S, F, 0>(S::acc_zero(), block, g, xq);
                         let first = (xs, x.isum.add(2 * at).read(), x.fsum.add(2 * at).read());
-                        sums[n] = group::<S, F>(sums[n], acc, F::scales::<S>(head, block, 2 * g), first);
+                        sums[n] =
+                            group::<S, F>(sums[n], acc, F::scales::<S>(head, block, 2 * g), first);
                         let acc = half::<S, F, 1>(S::acc_zero(), block, g, xq.add(4));
-                        let second = (xs, x.isum.add(2 * at + 1).read(), x.fsum.add(2 * at + 1).read());
-                        sums[n] = group::<S, F>(sums[n], acc, F::scales::<S>(head, block, 2 * g + 1), second);
+                        let second = (
+                            xs,
+                            x.isum.add(2 * at + 1).read(),
+                            x.fsum.add(2 * at + 1).read(),
+                        );
+                        sums[n] = group::<S, F>(
+                            sums[n],
+                            acc,
+                            F::scales::<S>(head, block, 2 * g + 1),
+                            second,
+                        );
                     }
                 }
             }
@@ -100,7 +122,13 @@ unsafe fn half<S: Simd, F: Format, const H: usize>(
 #[inline(always)]
 unsafe fn dot4<S: Simd, F: Format>(acc: S::Acc, codes: S::I, x: *const Act4) -> S::Acc {
     // SAFETY: passed on.
-    unsafe { if F::SMALL { S::dot4_small(acc, codes, x) } else { S::dot4(acc, codes, x) } }
+    unsafe {
+        if F::SMALL {
+            S::dot4_small(acc, codes, x)
+        } else {
+            S::dot4(acc, codes, x)
+        }
+    }
 }
 
 /// Takes one group's integers to floats: `sum + scale * xs * (acc - offset * isum) - min * fsum`.
@@ -130,9 +158,15 @@ unsafe fn group<S: Simd, F: Format>(
 /// # Safety
 /// `strip` holds `k * R` elements, `x` is `k` floats, `out` R writable floats.
 #[inline(always)]
-pub(crate) unsafe fn strip_float<S: Simd, E: Float>(strip: *const u8, k: usize, x: *const f32, out: *mut f32) {
+pub(crate) unsafe fn strip_float<S: Simd, E: Float>(
+    strip: *const u8,
+    k: usize,
+    x: *const f32,
+    out: *mut f32,
+) {
     let row = E::BYTES * S::R;
-    // SAFETY: offsets stay inside the strip and `x` by the caller's promise; prefetches may point past the end.
+    // SAFETY: offsets stay inside the strip and `x` by the caller's promise; prefetches may point
+    // past the end.
     unsafe {
         // four sums hide the latency of the multiply-add
         let mut sums = [S::zero(); 4];
@@ -143,14 +177,25 @@ pub(crate) unsafe fn strip_float<S: Simd, E: Float>(strip: *const u8, k: usize, 
                 S::prefetch(p.wrapping_add(2048 + 64 * line));
             }
             for (j, sum) in sums.iter_mut().enumerate() {
-                *sum = S::fma(E::load::<S>(p.add(j * row)), S::set1(x.add(i + j).read()), *sum);
+                *sum = S::fma(
+                    E::load::<S>(p.add(j * row)),
+                    S::set1(x.add(i + j).read()),
+                    *sum,
+                );
             }
             i += 4;
         }
         for i in i..k {
-            sums[i % 4] = S::fma(E::load::<S>(strip.add(i * row)), S::set1(x.add(i).read()), sums[i % 4]);
+            sums[i % 4] = S::fma(
+                E::load::<S>(strip.add(i * row)),
+                S::set1(x.add(i).read()),
+                sums[i % 4],
+            );
         }
-        S::store(out, S::add(S::add(sums[0], sums[2]), S::add(sums[1], sums[3])));
+        S::store(
+            out,
+            S::add(S::add(sums[0], sums[2]), S::add(sums[1], sums[3])),
+        );
     }
 }
 
@@ -160,7 +205,8 @@ pub(crate) unsafe fn strip_float<S: Simd, E: Float>(strip: *const u8, k: usize, 
 /// `x` is `k` floats; the parts of `out` have room for `k` values.
 #[inline(always)]
 pub(crate) unsafe fn quantize<S: Simd>(x: *const f32, k: usize, out: &ActRow) {
-    // SAFETY: offsets stay inside the row by the caller's promise; the parts of `out` do not overlap `x`.
+    // SAFETY: offsets stay inside the row by the caller's promise; the parts of `out` do not
+    // overlap `x`.
     unsafe {
         for g in 0..k / ACT_GROUP {
             let mut q = [0i32; ACT_GROUP];
@@ -169,7 +215,10 @@ pub(crate) unsafe fn quantize<S: Simd>(x: *const f32, k: usize, out: &ActRow) {
             for h in 0..2 {
                 let isum: i32 = q[16 * h..16 * h + 16].iter().sum();
                 out.isum.cast_mut().add(2 * g + h).write(isum);
-                out.fsum.cast_mut().add(2 * g + h).write(scale * isum as f32);
+                out.fsum
+                    .cast_mut()
+                    .add(2 * g + h)
+                    .write(scale * isum as f32);
             }
             for (j, c) in q.chunks_exact(4).enumerate() {
                 let a = S::act4([c[0] as i16, c[1] as i16, c[2] as i16, c[3] as i16]);

@@ -1,9 +1,10 @@
-//! Prompts against quantized weights, in 16-bit integers: twice the products an f32 multiply-add makes, at 15 bits.
+//! Prompts against quantized weights, in 16-bit integers: twice the products an f32 multiply-add
+//! makes, at 15 bits.
 //!
-//! Codes are widened to 16 bits once a panel, activations once a step, with one scale for each token and slice of k.
-//! A pair of neighbouring k fills a 32-bit lane, and one instruction adds both products of every lane. Each group of
-//! 16 or 32 leaves the integers once, with its own scale (and minimum); the activations' scale follows at the end of
-//! the slice.
+//! Codes are widened to 16 bits once a panel, activations once a step, with one scale for each
+//! token and slice of k. A pair of neighbouring k fills a 32-bit lane, and one instruction adds
+//! both products of every lane. Each group of 16 or 32 leaves the integers once, with its own scale
+//! (and minimum); the activations' scale follows at the end of the slice.
 //!
 //! ```text
 //! panel   per strip: pairs [kc / 2][R], then per group scales [R] and, if the format has them, minima [R]
@@ -23,7 +24,11 @@ const fn slice_words(kc: usize) -> usize {
 
 /// Where a tile's slice has the negated sums of groups of `group` values, in words for each token.
 const fn sums_at(kc: usize, group: usize) -> usize {
-    if group == 16 { kc / 2 } else { kc / 2 + kc / 16 }
+    if group == 16 {
+        kc / 2
+    } else {
+        kc / 2 + kc / 16
+    }
 }
 
 /// Writes tokens `t..t + width` of `x` (`[m][k]`) as a tile, zeros where there is no token.
@@ -31,15 +36,22 @@ const fn sums_at(kc: usize, group: usize) -> usize {
 /// # Safety
 /// `x` is `m * k` floats with k a multiple of 32; `tile` has room for `k * width` words.
 #[inline(always)]
-pub(crate) unsafe fn pack_tokens<S: Simd>(x: *const f32, m: usize, k: usize, t: usize, width: usize, tile: *mut f32) {
+pub(crate) unsafe fn pack_tokens<S: Simd>(
+    x: *const f32,
+    m: usize,
+    k: usize,
+    t: usize,
+    width: usize,
+    tile: *mut f32,
+) {
     let mut k0 = 0;
     let mut tile = tile;
     while k0 < k {
         let kc = KC.min(k - k0);
         let pairs = tile.cast::<i32>();
         for j in 0..width {
-            // SAFETY: tokens below m are read; each slice writes `slice_words(kc) * width` words, and those of all
-            // slices are at most k * width.
+            // SAFETY: tokens below m are read; each slice writes `slice_words(kc) * width` words,
+            // and those of all slices are at most k * width.
             unsafe {
                 let mut q = [0i32; KC];
                 let mut scale = 0.0;
@@ -47,8 +59,12 @@ pub(crate) unsafe fn pack_tokens<S: Simd>(x: *const f32, m: usize, k: usize, t: 
                     scale = act::integers::<S>(x.add((t + j) * k + k0), &mut q[..kc]);
                 }
                 for (i, q) in q[..kc].chunks_exact(4).enumerate() {
-                    pairs.add(2 * i * width + j).write((q[0] & 0xffff) | q[2] << 16);
-                    pairs.add((2 * i + 1) * width + j).write((q[1] & 0xffff) | q[3] << 16);
+                    pairs
+                        .add(2 * i * width + j)
+                        .write((q[0] & 0xffff) | q[2] << 16);
+                    pairs
+                        .add((2 * i + 1) * width + j)
+                        .write((q[1] & 0xffff) | q[3] << 16);
                 }
                 for group in [16, 32] {
                     let sums = tile.add(sums_at(kc, group) * width);
@@ -67,13 +83,19 @@ pub(crate) unsafe fn pack_tokens<S: Simd>(x: *const f32, m: usize, k: usize, t: 
 /// Converts k in `k0..k1` of a packed strip to a panel of pairs.
 ///
 /// # Safety
-/// `strip` holds the blocks up to `k1`; `k0` and `k1` are multiples of the block length; `out` has the room.
+/// `strip` holds the blocks up to `k1`; `k0` and `k1` are multiples of the block length; `out` has
+/// the room.
 #[inline(always)]
-pub(crate) unsafe fn panel<S: Simd, F: Format>(strip: *const u8, k0: usize, k1: usize, out: *mut f32) {
+pub(crate) unsafe fn panel<S: Simd, F: Format>(
+    strip: *const u8,
+    k0: usize,
+    k1: usize,
+    out: *mut f32,
+) {
     let mut scales = out.wrapping_add((k1 - k0) / 2 * S::R);
     let mut out = out.cast::<u8>();
-    // SAFETY: blocks k0 / K .. k1 / K are in the strip; each writes K / 2 vectors of pairs and K / GROUP of scales and
-    // minima, together at most K vectors.
+    // SAFETY: blocks k0 / K .. k1 / K are in the strip; each writes K / 2 vectors of pairs and K /
+    // GROUP of scales and minima, together at most K vectors.
     unsafe {
         for b in k0 / F::K..k1 / F::K {
             let block = strip.add(b * F::BLOCK_BYTES * S::R);
@@ -116,7 +138,13 @@ unsafe fn widen<S: Simd, F: Format>(codes: [S::I; 4], out: *mut u8) {
 /// # Safety
 /// As the fields of [`Tiles`] say; `y` rows may not be touched by anyone else.
 #[inline(always)]
-pub(crate) unsafe fn tiles<S: Simd, const GROUP: usize, const MIN: bool, const MS: usize, const NT: usize>(
+pub(crate) unsafe fn tiles<
+    S: Simd,
+    const GROUP: usize,
+    const MIN: bool,
+    const MS: usize,
+    const NT: usize,
+>(
     a: &Tiles<'_>,
 ) {
     let mut t = 0;
@@ -150,7 +178,8 @@ unsafe fn tile<S: Simd, const GROUP: usize, const MIN: bool, const MS: usize, co
         // slices before this one are whole
         let x = x.add(a.k0 / KC * slice_words(KC) * W);
         let fsums = x.add(sums_at(a.kc, GROUP) * W);
-        // known to the processor, not to the compiler, which would unroll the loop until registers run out
+        // known to the processor, not to the compiler, which would unroll the loop until registers
+        // run out
         let pairs = std::hint::black_box(GROUP / 2);
         for g in 0..a.kc / GROUP {
             let mut dots = [[S::iset1(0); W]; MS];

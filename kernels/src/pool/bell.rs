@@ -1,8 +1,9 @@
 //! Sleeping until something that other threads publish has changed.
 //!
-//! Whoever publishes rings afterwards; whoever waits looks again once it has said that it sleeps. Between the two steps
-//! of each there is a sequentially consistent fence, so that either the ringing thread sees the sleeper, or the sleeper
-//! sees what was published: no wake-up is lost. Ringing costs a fence and a load where nobody sleeps.
+//! Whoever publishes rings afterwards; whoever waits looks again once it has said that it sleeps.
+//! Between the two steps of each there is a sequentially consistent fence, so that either the
+//! ringing thread sees the sleeper, or the sleeper sees what was published: no wake-up is lost.
+//! Ringing costs a fence and a load where nobody sleeps.
 
 use super::sync::{AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, fence};
 
@@ -15,7 +16,11 @@ pub(super) struct Bell {
 
 impl Bell {
     pub(super) fn new() -> Bell {
-        Bell { sleepers: AtomicUsize::new(0), lock: Mutex::new(()), rung: Condvar::new() }
+        Bell {
+            sleepers: AtomicUsize::new(0),
+            lock: Mutex::new(()),
+            rung: Condvar::new(),
+        }
     }
 
     /// Sleeps until `done` says so, which is asked again after every [`ring`](Bell::ring).
@@ -24,7 +29,10 @@ impl Bell {
         fence(Ordering::SeqCst);
         let mut guard = held(&self.lock);
         while !done() {
-            guard = self.rung.wait(guard).unwrap_or_else(std::sync::PoisonError::into_inner);
+            guard = self
+                .rung
+                .wait(guard)
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
         }
         drop(guard);
         self.sleepers.fetch_sub(1, Ordering::Relaxed);
@@ -34,7 +42,8 @@ impl Bell {
     pub(super) fn ring(&self) {
         fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::Relaxed) != 0 {
-            // a sleeper that has looked, but does not wait yet, holds the lock: it must not miss this
+            // a sleeper that has looked, but does not wait yet, holds the lock: it must not miss
+            // this
             drop(held(&self.lock));
             self.rung.notify_all();
         }
@@ -42,6 +51,8 @@ impl Bell {
 }
 
 fn held(lock: &Mutex<()>) -> MutexGuard<'_, ()> {
-    // nothing panics under the lock but a thread that is ending anyway, and there is nothing behind it to be half done
-    lock.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    // nothing panics under the lock but a thread that is ending anyway, and there is nothing behind
+    // it to be half done
+    lock.lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }

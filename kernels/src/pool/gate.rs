@@ -1,5 +1,5 @@
-//! The words that say who works on a step and which section of it: the gate, one for the team, and seats, one for each
-//! thread. `team.rs` has the rules.
+//! The words that say who works on a step and which section of it: the gate, one for the team, and
+//! seats, one for each thread. `team.rs` has the rules.
 
 /// Stands in the gate where a section would: no step is running.
 pub(super) const END: u64 = 0xffff;
@@ -9,8 +9,8 @@ pub(super) const END: u64 = 0xffff;
 pub(super) struct Gate {
     /// Somebody is changing who the members are; nobody else may touch the gate.
     pub(super) changing: bool,
-    /// Changes with the members. 27 bits do: a thread would have to miss 134 million changes to mistake one for another,
-    /// and what it compares is its own last membership.
+    /// Changes with the members. 27 bits do: a thread would have to miss 134 million changes to
+    /// mistake one for another, and what it compares is its own last membership.
     pub(super) epoch: u64,
     pub(super) section: u64,
     /// Members.
@@ -45,7 +45,13 @@ impl Gate {
 
     /// Identifies the section of the epoch.
     pub(super) fn turn(self) -> u64 {
-        Gate { changing: false, size: 0, arrived: 0, ..self }.word()
+        Gate {
+            changing: false,
+            size: 0,
+            arrived: 0,
+            ..self
+        }
+        .word()
     }
 }
 
@@ -71,13 +77,22 @@ impl Membership {
 
     /// The same, a section later.
     pub(super) fn next_section(&self) -> Membership {
-        Membership { section: self.section + 1, ..*self }
+        Membership {
+            section: self.section + 1,
+            ..*self
+        }
     }
 
     /// The gate as long as nobody has arrived.
     pub(super) fn gate(&self) -> Gate {
         let (section, size) = (self.section as u64, self.size as u64);
-        Gate { changing: false, epoch: self.epoch, section, size, arrived: 0 }
+        Gate {
+            changing: false,
+            epoch: self.epoch,
+            section,
+            size,
+            arrived: 0,
+        }
     }
 
     /// What identifies its section of its epoch.

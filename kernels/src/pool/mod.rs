@@ -1,10 +1,12 @@
-//! A persistent pool of threads that does [`Work`] section by section, on quiet machines and on busy ones.
+//! A persistent pool of threads that does [`Work`] section by section, on quiet machines and on
+//! busy ones.
 //!
-//! On a quiet machine all threads take part in everything, and whoever waits for another spins: a section takes
-//! microseconds, waking a sleeping thread tens of them. On a busy one a thread may be taken off its CPU at any moment,
-//! for as long as a hundred sections. Those that wait see it by its clock, which stands still, and go on without it
-//! (`team.rs` has the rules); it takes part again when it is back. Who cannot go on sleeps, so that the CPU is free for
-//! the one that is waited for. Nothing here ever yields: that would hand a whole time slice to somebody else.
+//! On a quiet machine all threads take part in everything, and whoever waits for another spins: a
+//! section takes microseconds, waking a sleeping thread tens of them. On a busy one a thread may be
+//! taken off its CPU at any moment, for as long as a hundred sections. Those that wait see it by
+//! its clock, which stands still, and go on without it (`team.rs` has the rules); it takes part
+//! again when it is back. Who cannot go on sleeps, so that the CPU is free for the one that is
+//! waited for. Nothing here ever yields: that would hand a whole time slice to somebody else.
 //!
 //! No result may depend on who did what, so that all of this is about time alone.
 
@@ -15,7 +17,9 @@ mod wait;
 
 /// What the rules of the team are made of; tests put a model checker's twins in their place.
 mod sync {
-    pub(super) use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU64, AtomicUsize, Ordering, fence};
+    pub(super) use std::sync::atomic::{
+        AtomicBool, AtomicIsize, AtomicU64, AtomicUsize, Ordering, fence,
+    };
     pub(super) use std::sync::{Condvar, Mutex, MutexGuard};
 }
 
@@ -38,24 +42,28 @@ pub(crate) trait Work: Send + Sync {
     /// How many there are; at least one.
     fn sections(&self) -> usize;
 
-    /// A member's part of its section. All members of the team run this, and nobody runs the next section before they
-    /// have; but for members that were left behind, who do it in a place where nobody else is. It may return before it
-    /// has done all when [`Member::must_stop`] has said so.
+    /// A member's part of its section. All members of the team run this, and nobody runs the next
+    /// section before they have; but for members that were left behind, who do it in a place where
+    /// nobody else is. It may return before it has done all when [`Member::must_stop`] has said so.
     fn run(&self, member: &Member<'_>);
 
-    /// Whether a section can be done again from the beginning, in another place, while late members are still at it.
+    /// Whether a section can be done again from the beginning, in another place, while late members
+    /// are still at it.
     fn can_repeat(&self, section: usize) -> bool;
 
-    /// Brings what a section and those after it read from one place to another where nobody is. Late members are still
-    /// writing what the section writes: that must not be read. `false` if it cannot be done now.
+    /// Brings what a section and those after it read from one place to another where nobody is.
+    /// Late members are still writing what the section writes: that must not be read. `false` if it
+    /// cannot be done now.
     fn carry(&self, section: usize, from: usize, to: usize) -> bool;
 
-    /// The only member has stopped in the middle of a section, which can be repeated, and nobody else is in that place:
-    /// the section is run once more there, by more members. What is done need not be done again.
+    /// The only member has stopped in the middle of a section, which can be repeated, and nobody
+    /// else is in that place: the section is run once more there, by more members. What is done
+    /// need not be done again.
     fn resume(&self, section: usize, place: usize);
 
-    /// What it costs to carry a section elsewhere: as long as that a late member is waited for. Whoever waits a time for
-    /// what may never come, and then pays the same, has paid at most twice what was necessary.
+    /// What it costs to carry a section elsewhere: as long as that a late member is waited for.
+    /// Whoever waits a time for what may never come, and then pays the same, has paid at most twice
+    /// what was necessary.
     fn patience(&self, _section: usize) -> Duration {
         Duration::ZERO
     }
@@ -95,8 +103,9 @@ impl Member<'_> {
         at(self.rank)..at(self.rank + 1)
     }
 
-    /// Whether to stop where it is: the team has gone on without this member, whose results are of no use any more, or
-    /// there is somebody to share the rest of the section with. To be asked between two parts of a section.
+    /// Whether to stop where it is: the team has gone on without this member, whose results are of
+    /// no use any more, or there is somebody to share the rest of the section with. To be asked
+    /// between two parts of a section.
     pub(crate) fn must_stop(&self) -> bool {
         if let Some(absences) = self.absences {
             // asked many times in a section
@@ -157,9 +166,12 @@ struct Absences {
 }
 
 impl Absences {
-    /// A thread is in the middle of something, and may be late for it; so much less often than one of `one_of`.
+    /// A thread is in the middle of something, and may be late for it; so much less often than one
+    /// of `one_of`.
     fn pass(&self, rarer: u64) {
-        let n = self.state.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+        let n = self
+            .state
+            .fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
         let n = (n ^ n >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let n = (n ^ n >> 27).wrapping_mul(0x94d0_49bb_1331_11eb) >> 32;
         if n.is_multiple_of(self.one_of * rarer) {
@@ -189,20 +201,29 @@ impl Pool {
         Pool::with(n, None)
     }
 
-    /// A pool whose threads go missing at pseudo-random moments for up to two milliseconds, one of `one_of` times that
-    /// they finish a section: a busy machine for tests.
+    /// A pool whose threads go missing at pseudo-random moments for up to two milliseconds, one of
+    /// `one_of` times that they finish a section: a busy machine for tests.
     ///
     /// # Errors
     /// As [`Pool::new`].
     pub fn unreliable(n: usize, seed: u64, one_of: u64) -> std::io::Result<Pool> {
-        Pool::with(n, Some(Absences { state: AtomicU64::new(seed), one_of: one_of.max(1) }))
+        Pool::with(
+            n,
+            Some(Absences {
+                state: AtomicU64::new(seed),
+                one_of: one_of.max(1),
+            }),
+        )
     }
 
     fn with(n: usize, absences: Option<Absences>) -> std::io::Result<Pool> {
         let n = n.max(1);
         if n > MOST_THREADS {
             let message = format!("{MOST_THREADS} threads are the most there can be");
-            return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, message));
+            return Err(std::io::Error::new(
+                std::io::ErrorKind::InvalidInput,
+                message,
+            ));
         }
         let shared = Arc::new(Shared {
             team: Team::new(n),
@@ -218,8 +239,12 @@ impl Pool {
             panic: Mutex::new(None),
             absences,
         });
-        let mut pool =
-            Pool { shared: shared.clone(), workers: Vec::new(), last_end: Instant::now(), gap: wait::IDLE_GAP };
+        let mut pool = Pool {
+            shared: shared.clone(),
+            workers: Vec::new(),
+            last_end: Instant::now(),
+            gap: wait::IDLE_GAP,
+        };
         for id in 1..n {
             let shared = shared.clone();
             let work = move || {
@@ -228,7 +253,11 @@ impl Pool {
                     shared.take_part(id, membership, &mut |_| {});
                 }
             };
-            pool.workers.push(std::thread::Builder::new().name(format!("octavo-{id}")).spawn(work)?);
+            pool.workers.push(
+                std::thread::Builder::new()
+                    .name(format!("octavo-{id}"))
+                    .spawn(work)?,
+            );
         }
         Ok(pool)
     }
@@ -243,7 +272,8 @@ impl Pool {
         self.shared.taken_over.load(Ordering::Relaxed)
     }
 
-    /// How often so far a thread that was alone at a section shared the rest of it with those who came.
+    /// How often so far a thread that was alone at a section shared the rest of it with those who
+    /// came.
     pub fn divided_again(&self) -> u64 {
         self.shared.divided_again.load(Ordering::Relaxed)
     }
@@ -253,8 +283,9 @@ impl Pool {
         self.shared.team.place()
     }
 
-    /// Does all sections and returns when they are done; `after` is called on this thread when it has done its part of
-    /// a section, with its number. Threads that were left behind may still be at work, in another place.
+    /// Does all sections and returns when they are done; `after` is called on this thread when it
+    /// has done its part of a section, with its number. Threads that were left behind may still be
+    /// at work, in another place.
     ///
     /// # Panics
     /// If `work` panics on any thread; the pool stays usable.
@@ -278,7 +309,11 @@ impl Pool {
             s.team.abandon();
         }
         self.last_end = Instant::now();
-        let panic = s.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let panic = s
+            .panic
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         if let Some(panic) = panic.filter(|_| poisoned) {
             resume_unwind(panic);
         }
@@ -302,13 +337,16 @@ impl Pool {
         }
     }
 
-    /// Runs `work` on whatever threads are there. It must see to it that all is done whoever comes, for example by
-    /// handing out tasks; it gets the number of the thread.
+    /// Runs `work` on whatever threads are there. It must see to it that all is done whoever comes,
+    /// for example by handing out tasks; it gets the number of the thread.
     ///
     /// # Panics
     /// If `work` panics on any thread; the pool stays usable.
     pub(crate) fn run_tasks(&mut self, work: &(dyn Fn(usize) + Sync)) {
-        self.run_borrowed(Borrowed { work: lasting(work), everybody: false });
+        self.run_borrowed(Borrowed {
+            work: lasting(work),
+            everybody: false,
+        });
     }
 
     /// Runs `work` once on every thread, with the thread's number, all at the same time.
@@ -317,20 +355,27 @@ impl Pool {
     /// If `work` panics on any thread; the pool stays usable.
     pub(crate) fn run_everywhere(&mut self, work: &(dyn Fn(usize) + Sync)) {
         self.shared.gather();
-        self.run_borrowed(Borrowed { work: lasting(work), everybody: true });
+        self.run_borrowed(Borrowed {
+            work: lasting(work),
+            everybody: true,
+        });
     }
 
     fn run_borrowed(&mut self, work: Borrowed) {
         let result = catch_unwind(AssertUnwindSafe(|| self.run(Arc::new(work), &mut |_| {})));
-        // members may still hold `work` here, but do not call it any more: no section of it can be taken over, so that
-        // the step has not ended before all of them had returned from it. Of a step that panicked, all have left.
+        // members may still hold `work` here, but do not call it any more: no section of it can be
+        // taken over, so that the step has not ended before all of them had returned from it. Of a
+        // step that panicked, all have left.
         result.unwrap_or_else(|panic| resume_unwind(panic));
     }
 
     /// Threads spin between steps if that has been worth it lately.
     fn adapt_to_gap(&mut self) {
         self.gap = wait::smoothed(self.gap, self.last_end.elapsed());
-        self.shared.idle_spin.store(wait::idle_spin(self.gap).as_nanos() as u64, Ordering::Relaxed);
+        self.shared.idle_spin.store(
+            wait::idle_spin(self.gap).as_nanos() as u64,
+            Ordering::Relaxed,
+        );
     }
 }
 
@@ -343,8 +388,13 @@ struct Borrowed {
 
 /// Makes a borrow look as if it lasted; see [`Pool::run_borrowed`].
 fn lasting<'a>(work: &'a (dyn Fn(usize) + Sync + 'a)) -> &'static (dyn Fn(usize) + Sync) {
-    // SAFETY: only the lifetime changes. `Pool::run_borrowed`, which gets it, does not return before the last call.
-    unsafe { std::mem::transmute::<&'a (dyn Fn(usize) + Sync + 'a), &'static (dyn Fn(usize) + Sync)>(work) }
+    // SAFETY: only the lifetime changes. `Pool::run_borrowed`, which gets it, does not return
+    // before the last call.
+    unsafe {
+        std::mem::transmute::<&'a (dyn Fn(usize) + Sync + 'a), &'static (dyn Fn(usize) + Sync)>(
+            work,
+        )
+    }
 }
 
 impl Work for Borrowed {
@@ -382,11 +432,28 @@ impl Drop for Pool {
 
 impl Shared {
     fn member(&self, thread: usize, membership: Membership, work: &dyn Work) -> Member<'_> {
-        let Membership { section, rank, size, place, .. } = membership;
+        let Membership {
+            section,
+            rank,
+            size,
+            place,
+            ..
+        } = membership;
         let (team, absences) = (&self.team, self.absences.as_ref());
         let divides = size == 1 && work.can_repeat(section);
         let stopped = Cell::new(false);
-        Member { team, membership, absences, divides, stopped, thread, section, rank, size, place }
+        Member {
+            team,
+            membership,
+            absences,
+            divides,
+            stopped,
+            thread,
+            section,
+            rank,
+            size,
+            place,
+        }
     }
 
     /// Takes part in a step until it is done or this thread is left behind.
@@ -415,7 +482,9 @@ impl Shared {
                         work.resume(section, place);
                         self.divided_again.fetch_add(1, Ordering::Relaxed);
                     }),
-                    false => self.team.arrive(id, &membership, section + 1 == work.sections()),
+                    false => self
+                        .team
+                        .arrive(id, &membership, section + 1 == work.sections()),
                 };
                 let mut next = meet();
                 loop {
@@ -452,7 +521,9 @@ impl Shared {
 impl Job {
     /// The work of the step that an epoch belongs to, if that is still this one.
     fn of_epoch(&self, epoch: u64) -> Option<Arc<dyn Work>> {
-        self.work.clone().filter(|_| Membership::is_since(epoch, self.epoch))
+        self.work
+            .clone()
+            .filter(|_| Membership::is_since(epoch, self.epoch))
     }
 }
 

@@ -1,18 +1,21 @@
-//! Who works on a step, which section of it, and where: the rules by which threads join, meet and are left behind.
+//! Who works on a step, which section of it, and where: the rules by which threads join, meet and
+//! are left behind.
 //!
-//! A step is a list of *sections*. The *team* divides the tasks of a section among its members; when the last member
-//! has arrived, the team goes on to the next. A machine that is busy with something else takes a member off its CPU
-//! for milliseconds, and sections last microseconds: to wait for it would cost nearly all the time there is. So a
-//! member that is late is left behind. The others *take over*: they do the section once more in another *place* (a set
-//! of buffers), where the late member cannot disturb them, and carry on without it. It finishes what it was at in the
-//! old place, finds that the team has left, and joins again at the end of a section. A place with a late member in it
-//! is not entered by anybody. A member that works alone does not let others wait for the end of a section: it stops in
-//! the middle, and divides the rest among all.
+//! A step is a list of *sections*. The *team* divides the tasks of a section among its members;
+//! when the last member has arrived, the team goes on to the next. A machine that is busy with
+//! something else takes a member off its CPU for milliseconds, and sections last microseconds: to
+//! wait for it would cost nearly all the time there is. So a member that is late is left behind.
+//! The others *take over*: they do the section once more in another *place* (a set of buffers),
+//! where the late member cannot disturb them, and carry on without it. It finishes what it was at
+//! in the old place, finds that the team has left, and joins again at the end of a section. A place
+//! with a late member in it is not entered by anybody. A member that works alone does not let
+//! others wait for the end of a section: it stops in the middle, and divides the rest among all.
 //!
-//! All of this hangs on one word, the *gate*: an epoch that changes whenever the members change, the section, how many
-//! members there are and how many have arrived. Who changes members sets a flag in it first, which keeps everybody else
-//! from changing the gate; then writes the *seats* (who belongs to which epoch, with which rank); then the new gate.
-//! A thread is a member while its seat names the gate's epoch.
+//! All of this hangs on one word, the *gate*: an epoch that changes whenever the members change,
+//! the section, how many members there are and how many have arrived. Who changes members sets a
+//! flag in it first, which keeps everybody else from changing the gate; then writes the *seats*
+//! (who belongs to which epoch, with which rank); then the new gate. A thread is a member while its
+//! seat names the gate's epoch.
 
 use super::bell::Bell;
 use super::gate::{END, EPOCHS, Gate, Membership};
@@ -24,7 +27,8 @@ pub(crate) const PLACES: usize = 3;
 pub(super) const MOST_THREADS: usize = 1023;
 /// Sections of a step, at most.
 pub(super) const MOST_SECTIONS: usize = END as usize;
-/// Keeps values that different threads write on different cache lines (pairs of lines are fetched together).
+/// Keeps values that different threads write on different cache lines (pairs of lines are fetched
+/// together).
 #[repr(align(128))]
 struct CachePadded<T>(T);
 
@@ -77,12 +81,14 @@ impl Overdue {
 /// See the head of this file.
 pub(super) struct Team {
     gate: CachePadded<AtomicU64>,
-    /// The gate without arrivals, for those who wait: they would slow the arrivals down by looking at the gate.
+    /// The gate without arrivals, for those who wait: they would slow the arrivals down by looking
+    /// at the gate.
     turn: CachePadded<AtomicU64>,
     seats: Box<[CachePadded<Seat>]>,
     /// The team's place, written by who changes members.
     place: AtomicUsize,
-    /// Threads that want to be members: never more than there are, for a moment fewer, or fewer than none.
+    /// Threads that want to be members: never more than there are, for a moment fewer, or fewer
+    /// than none.
     joining: CachePadded<AtomicIsize>,
     /// Where threads sleep until the gate changes, or a seat is given up.
     pub(super) bell: Bell,
@@ -99,7 +105,13 @@ impl Team {
             finished: AtomicU64::new(u64::MAX),
             wants: AtomicBool::new(false),
         };
-        let gate = Gate { changing: false, epoch: 0, section: END, size: 0, arrived: 0 };
+        let gate = Gate {
+            changing: false,
+            epoch: 0,
+            section: END,
+            size: 0,
+            arrived: 0,
+        };
         Team {
             gate: CachePadded(AtomicU64::new(gate.word())),
             turn: CachePadded(AtomicU64::new(gate.turn())),
@@ -122,7 +134,8 @@ impl Team {
     }
 
     fn tell(&self, gate: Gate) {
-        // sleepers look at the gate; the bell's fence would have to wait for the turn, whose line all others have
+        // sleepers look at the gate; the bell's fence would have to wait for the turn, whose line
+        // all others have
         self.bell.ring();
         self.turn.0.store(gate.turn(), Ordering::Release);
     }
@@ -145,32 +158,66 @@ impl Team {
     /// Begins a step with thread 0 and all who have [asked](Team::ask_in). Only between steps.
     pub(super) fn begin(&self) -> Membership {
         let (last, place) = (self.gate(), self.place());
-        assert!(last.section == END && !last.changing, "the last step is done");
-        // nobody else changes the gate between steps, but those who ask look at it beside their seats
-        self.gate.0.store(Gate { changing: true, ..last }.word(), Ordering::SeqCst);
+        assert!(
+            last.section == END && !last.changing,
+            "the last step is done"
+        );
+        // nobody else changes the gate between steps, but those who ask look at it beside their
+        // seats
+        self.gate.0.store(
+            Gate {
+                changing: true,
+                ..last
+            }
+            .word(),
+            Ordering::SeqCst,
+        );
         for seat in &self.seats {
-            // these arrived at the end of the last step, whether they know it yet or not, and are in no place any more
+            // these arrived at the end of the last step, whether they know it yet or not, and are
+            // in no place any more
             let membership = seat.0.membership.load(Ordering::SeqCst);
             if Membership::epoch_of(membership) == Some(last.epoch) {
                 self.give_up(seat, membership);
             }
         }
-        let gate = Gate { epoch: (last.epoch + 1) % EPOCHS, section: 0, ..last };
+        let gate = Gate {
+            epoch: (last.epoch + 1) % EPOCHS,
+            section: 0,
+            ..last
+        };
         let size = self.seat_all(gate.epoch, place, |id, _| id == 0);
-        self.open(Gate { size, arrived: 0, ..gate });
-        Membership { epoch: gate.epoch, rank: 0, size: size as usize, place, section: 0 }
+        self.open(Gate {
+            size,
+            arrived: 0,
+            ..gate
+        });
+        Membership {
+            epoch: gate.epoch,
+            rank: 0,
+            size: size as usize,
+            place,
+            section: 0,
+        }
     }
 
-    /// Gives those a seat who `stay`, by number and present membership, and those who have asked; returns how many.
+    /// Gives those a seat who `stay`, by number and present membership, and those who have asked;
+    /// returns how many.
     fn seat_all(&self, epoch: u64, place: usize, stay: impl Fn(usize, &Seat) -> bool) -> u64 {
         let mut rank = 0;
         for (id, CachePadded(seat)) in self.seats.iter().enumerate() {
-            let asked = seat.wants.load(Ordering::Relaxed) && seat.wants.swap(false, Ordering::SeqCst);
+            let asked =
+                seat.wants.load(Ordering::Relaxed) && seat.wants.swap(false, Ordering::SeqCst);
             if asked {
                 self.joining.0.fetch_sub(1, Ordering::SeqCst);
             }
             if asked || stay(id, seat) {
-                let membership = Membership { epoch, rank, size: 0, place, section: 0 };
+                let membership = Membership {
+                    epoch,
+                    rank,
+                    size: 0,
+                    place,
+                    section: 0,
+                };
                 seat.membership.store(membership.seat(), Ordering::SeqCst);
                 rank += 1;
             }
@@ -180,12 +227,14 @@ impl Team {
 
     /// Asks for a seat, which this thread must not have.
     pub(super) fn ask_in(&self, id: usize) {
-        // in this order, so that who counts askers finds one: a member that works alone would stop for nobody
+        // in this order, so that who counts askers finds one: a member that works alone would stop
+        // for nobody
         self.seats[id].0.wants.store(true, Ordering::SeqCst);
         self.joining.0.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Takes [`ask_in`](Team::ask_in) back. `false` if it is too late: there is a seat, or will be in a moment.
+    /// Takes [`ask_in`](Team::ask_in) back. `false` if it is too late: there is a seat, or will be
+    /// in a moment.
     pub(super) fn withdraw(&self, id: usize) -> bool {
         self.joining.0.fetch_sub(1, Ordering::SeqCst);
         let withdrawn = self.seats[id].0.wants.swap(false, Ordering::SeqCst);
@@ -209,7 +258,9 @@ impl Team {
             return Next::Wait;
         }
         match Membership::epoch_of(seat) {
-            Some(epoch) if epoch == gate.epoch && gate.section != END => Next::Work(self.membership(seat, gate)),
+            Some(epoch) if epoch == gate.epoch && gate.section != END => {
+                Next::Work(self.membership(seat, gate))
+            }
             Some(_) => {
                 self.leave(id);
                 Next::LeftBehind
@@ -228,18 +279,25 @@ impl Team {
         }
     }
 
-    /// Whether the team has gone on without this member, so that what it is doing is of no use any more.
+    /// Whether the team has gone on without this member, so that what it is doing is of no use any
+    /// more.
     pub(super) fn has_left(&self, member: &Membership) -> bool {
-        let is_another = |word: &AtomicU64| Gate::of(word.load(Ordering::Relaxed)).epoch != member.epoch;
-        // the turn may be late, but to look at it does not take the gate's line from those who arrive
+        let is_another =
+            |word: &AtomicU64| Gate::of(word.load(Ordering::Relaxed)).epoch != member.epoch;
+        // the turn may be late, but to look at it does not take the gate's line from those who
+        // arrive
         is_another(&self.turn.0) && is_another(&self.gate.0)
     }
 
-    /// A member has finished its part of its section, the step's `last` or not. It touches no place before it is told
-    /// to go on.
+    /// A member has finished its part of its section, the step's `last` or not. It touches no place
+    /// before it is told to go on.
     pub(super) fn arrive(&self, id: usize, member: &Membership, last: bool) -> Next {
-        // released: who takes over counts this thread as arrived by this alone, and others may then use its place
-        self.seats[id].0.finished.store(member.turn(), Ordering::Release);
+        // released: who takes over counts this thread as arrived by this alone, and others may then
+        // use its place
+        self.seats[id]
+            .0
+            .finished
+            .store(member.turn(), Ordering::Release);
         // the first to arrive finds this; to look before would fetch the gate's line twice
         let mut gate = member.gate();
         loop {
@@ -253,15 +311,33 @@ impl Team {
             if gate.epoch != member.epoch {
                 return self.look(id, member);
             }
-            debug_assert_eq!(gate.section, member.section as u64, "nobody goes on without this member");
+            debug_assert_eq!(
+                gate.section, member.section as u64,
+                "nobody goes on without this member"
+            );
             let next = if gate.arrived + 1 < gate.size {
-                Gate { arrived: gate.arrived + 1, ..gate }
+                Gate {
+                    arrived: gate.arrived + 1,
+                    ..gate
+                }
             } else if last {
-                Gate { section: END, size: 0, arrived: 0, ..gate }
+                Gate {
+                    section: END,
+                    size: 0,
+                    arrived: 0,
+                    ..gate
+                }
             } else if self.is_asked() {
-                Gate { changing: true, ..gate }
+                Gate {
+                    changing: true,
+                    ..gate
+                }
             } else {
-                Gate { section: gate.section + 1, arrived: 0, ..gate }
+                Gate {
+                    section: gate.section + 1,
+                    arrived: 0,
+                    ..gate
+                }
             };
             if let Err(now) = self.swap(gate, next) {
                 gate = now;
@@ -282,16 +358,28 @@ impl Team {
     }
 
     fn swap(&self, from: Gate, to: Gate) -> Result<(), Gate> {
-        let swapped = self.gate.0.compare_exchange(from.word(), to.word(), Ordering::SeqCst, Ordering::SeqCst);
+        let swapped = self.gate.0.compare_exchange(
+            from.word(),
+            to.word(),
+            Ordering::SeqCst,
+            Ordering::SeqCst,
+        );
         swapped.map(|_| ()).map_err(Gate::of)
     }
 
-    /// Goes on to a section with all members and those who have asked as well. The gate is `changing`.
+    /// Goes on to a section with all members and those who have asked as well. The gate is
+    /// `changing`.
     fn seat_more(&self, gate: Gate, section: u64) {
         let epoch = (gate.epoch + 1) % EPOCHS;
         let stays = |_: usize, seat: &Seat| seat.epoch() == Some(gate.epoch);
         let size = self.seat_all(epoch, self.place(), stays);
-        self.open(Gate { changing: false, epoch, section, size, arrived: 0 });
+        self.open(Gate {
+            changing: false,
+            epoch,
+            section,
+            size,
+            arrived: 0,
+        });
     }
 
     /// Whether anybody has asked for a seat.
@@ -300,15 +388,26 @@ impl Team {
         self.joining.0.load(Ordering::Acquire) > 0
     }
 
-    /// The only member has stopped in the middle of its section, which it does from here on with those who have asked
-    /// for a seat. Before them, `resume` gets the place to itself.
-    pub(super) fn divide_again(&self, id: usize, member: &Membership, resume: impl FnOnce(usize)) -> Next {
+    /// The only member has stopped in the middle of its section, which it does from here on with
+    /// those who have asked for a seat. Before them, `resume` gets the place to itself.
+    pub(super) fn divide_again(
+        &self,
+        id: usize,
+        member: &Membership,
+        resume: impl FnOnce(usize),
+    ) -> Next {
         let gate = member.gate();
         if self.poisoned.load(Ordering::SeqCst) {
             self.leave(id);
             return Next::LeftBehind;
         }
-        match self.swap(gate, Gate { changing: true, ..gate }) {
+        match self.swap(
+            gate,
+            Gate {
+                changing: true,
+                ..gate
+            },
+        ) {
             Err(now) if now.changing => return Next::ArriveAgain,
             Err(_) => return self.look(id, member),
             Ok(()) => {}
@@ -320,7 +419,8 @@ impl Team {
 
     /// What a member that was told to wait has to do now.
     pub(super) fn look(&self, id: usize, member: &Membership) -> Next {
-        // the usual case, without the gate, whose line belongs to those who arrive: the same members go on
+        // the usual case, without the gate, whose line belongs to those who arrive: the same
+        // members go on
         if self.turn.0.load(Ordering::Acquire) == member.next_section().turn() {
             return Next::Work(member.next_section());
         }
@@ -331,7 +431,8 @@ impl Team {
         if !self.has_changed(member) {
             return Next::Wait;
         }
-        // the seat fits the gate that was read before it: a member's seat is not given away before it has arrived
+        // the seat fits the gate that was read before it: a member's seat is not given away before
+        // it has arrived
         let gate = self.gate();
         if gate.changing {
             return Next::Wait;
@@ -360,14 +461,17 @@ impl Team {
         self.gate().turn()
     }
 
-    /// Whether a thread that has asked has a seat, of whatever epoch, and members are not being changed.
+    /// Whether a thread that has asked has a seat, of whatever epoch, and members are not being
+    /// changed.
     pub(super) fn is_seated(&self, id: usize) -> bool {
         !self.is_changing() && self.seats[id].0.membership.load(Ordering::SeqCst) != 0
     }
 
     /// Whether all threads but the first have asked for a seat.
     pub(super) fn all_have_asked(&self) -> bool {
-        self.seats[1..].iter().all(|seat| seat.0.wants.load(Ordering::SeqCst))
+        self.seats[1..]
+            .iter()
+            .all(|seat| seat.0.wants.load(Ordering::SeqCst))
     }
 
     /// Whether somebody is changing who the members are.
@@ -375,7 +479,8 @@ impl Team {
         self.gate().changing
     }
 
-    /// Whether the turn that a member waits for may have come: cheap, and late by a moment at times.
+    /// Whether the turn that a member waits for may have come: cheap, and late by a moment at
+    /// times.
     pub(super) fn may_go_on(&self, member: &Membership) -> bool {
         self.turn.0.load(Ordering::Acquire) != member.turn()
     }
@@ -391,31 +496,45 @@ impl Team {
 
     fn give_up(&self, seat: &CachePadded<Seat>, membership: u64) {
         // if somebody else was faster, then it was the same that they did
-        let _ = seat.0.membership.compare_exchange(membership, 0, Ordering::SeqCst, Ordering::SeqCst);
+        let _ =
+            seat.0
+                .membership
+                .compare_exchange(membership, 0, Ordering::SeqCst, Ordering::SeqCst);
         self.bell.ring();
     }
 
     /// Whether all seats are given up but that of thread `id`.
     pub(super) fn is_alone(&self, id: usize) -> bool {
         let empty = |seat: &CachePadded<Seat>| seat.0.membership.load(Ordering::SeqCst) == 0;
-        self.seats.iter().enumerate().all(|(other, seat)| other == id || empty(seat))
+        self.seats
+            .iter()
+            .enumerate()
+            .all(|(other, seat)| other == id || empty(seat))
     }
 
     /// Members that the others wait for, of the section that runs.
     pub(super) fn late(&self) -> impl Iterator<Item = usize> + '_ {
         let gate = self.gate();
         let running = !gate.changing && gate.section != END;
-        self.seats.iter().enumerate().filter_map(move |(id, CachePadded(seat))| {
-            let member = seat.epoch() == Some(gate.epoch);
-            (running && member && seat.finished.load(Ordering::Relaxed) != gate.turn()).then_some(id)
-        })
+        self.seats
+            .iter()
+            .enumerate()
+            .filter_map(move |(id, CachePadded(seat))| {
+                let member = seat.epoch() == Some(gate.epoch);
+                (running && member && seat.finished.load(Ordering::Relaxed) != gate.turn())
+                    .then_some(id)
+            })
     }
 
-    /// The section that runs, if late members can be left behind: there is a place that nobody is in.
+    /// The section that runs, if late members can be left behind: there is a place that nobody is
+    /// in.
     pub(super) fn overdue(&self) -> Option<Overdue> {
         let gate = self.gate();
         let running = !gate.changing && gate.section != END;
-        let overdue = Overdue { gate, section: gate.section as usize };
+        let overdue = Overdue {
+            gate,
+            section: gate.section as usize,
+        };
         (running && self.free_place().is_some()).then_some(overdue)
     }
 
@@ -430,24 +549,45 @@ impl Team {
         taken.iter().position(|taken| !taken)
     }
 
-    /// Leaves all late members behind. The caller waits, as a member that has arrived or as one that has asked for a
-    /// seat; the section can be done again. `carry(from, to)` brings what it and those after it read into another
-    /// place, before anybody works there, if it can. `false` if nothing was done: others were faster, or there is no
-    /// place for it.
-    pub(super) fn take_over(&self, id: usize, overdue: &Overdue, carry: impl FnOnce(usize, usize) -> bool) -> bool {
+    /// Leaves all late members behind. The caller waits, as a member that has arrived or as one
+    /// that has asked for a seat; the section can be done again. `carry(from, to)` brings what it
+    /// and those after it read into another place, before anybody works there, if it can. `false`
+    /// if nothing was done: others were faster, or there is no place for it.
+    pub(super) fn take_over(
+        &self,
+        id: usize,
+        overdue: &Overdue,
+        carry: impl FnOnce(usize, usize) -> bool,
+    ) -> bool {
         let gate = self.gate();
-        if gate.changing || gate.turn() != overdue.gate.turn() || self.poisoned.load(Ordering::SeqCst) {
+        if gate.changing
+            || gate.turn() != overdue.gate.turn()
+            || self.poisoned.load(Ordering::SeqCst)
+        {
             return false;
         }
         // the gate may have gone on since this thread was told to wait
         let CachePadded(own) = &self.seats[id];
-        let has_arrived = own.epoch() == Some(gate.epoch) && own.finished.load(Ordering::Relaxed) == gate.turn();
+        let has_arrived =
+            own.epoch() == Some(gate.epoch) && own.finished.load(Ordering::Relaxed) == gate.turn();
         if !has_arrived && !own.wants.load(Ordering::SeqCst) {
             return false;
         }
-        // places are only taken by who changes the gate: if it is the same below, this one is still free
-        let (from, Some(to)) = (self.place(), self.free_place()) else { return false };
-        if self.swap(gate, Gate { changing: true, ..gate }).is_err() {
+        // places are only taken by who changes the gate: if it is the same below, this one is still
+        // free
+        let (from, Some(to)) = (self.place(), self.free_place()) else {
+            return false;
+        };
+        if self
+            .swap(
+                gate,
+                Gate {
+                    changing: true,
+                    ..gate
+                },
+            )
+            .is_err()
+        {
             return false;
         }
         let carried = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| carry(from, to)));
@@ -458,11 +598,18 @@ impl Team {
         let epoch = (gate.epoch + 1) % EPOCHS;
         let arrived = |other: usize, seat: &Seat| {
             other == id && has_arrived
-                || seat.epoch() == Some(gate.epoch) && seat.finished.load(Ordering::Acquire) == gate.turn()
+                || seat.epoch() == Some(gate.epoch)
+                    && seat.finished.load(Ordering::Acquire) == gate.turn()
         };
         self.place.store(to, Ordering::Relaxed);
         let size = self.seat_all(epoch, to, arrived);
-        self.open(Gate { changing: false, epoch, section: gate.section, size, arrived: 0 });
+        self.open(Gate {
+            changing: false,
+            epoch,
+            section: gate.section,
+            size,
+            arrived: 0,
+        });
         true
     }
 
@@ -472,13 +619,29 @@ impl Team {
         // nobody gets a seat from here on
         let gate = loop {
             let gate = self.gate();
-            if !gate.changing && self.swap(gate, Gate { changing: true, ..gate }).is_ok() {
+            if !gate.changing
+                && self
+                    .swap(
+                        gate,
+                        Gate {
+                            changing: true,
+                            ..gate
+                        },
+                    )
+                    .is_ok()
+            {
                 break gate;
             }
             std::hint::spin_loop();
         };
         self.bell.sleep_until(|| self.is_alone(0));
         self.poisoned.store(false, Ordering::SeqCst);
-        self.open(Gate { changing: false, epoch: (gate.epoch + 1) % EPOCHS, section: END, size: 0, arrived: 0 });
+        self.open(Gate {
+            changing: false,
+            epoch: (gate.epoch + 1) % EPOCHS,
+            section: END,
+            size: 0,
+            arrived: 0,
+        });
     }
 }

@@ -5,11 +5,12 @@ use super::*;
 /// Threads and steps of a test: few where an interpreter runs it.
 const STEPS: usize = if cfg!(miri) { 3 } else { 50 };
 
-/// Every section makes, for each of its items, the sum of all items of the section before. In three places, and with
-/// plain values, so that an interpreter sees every race.
+/// Every section makes, for each of its items, the sum of all items of the section before. In three
+/// places, and with plain values, so that an interpreter sees every race.
 struct Sums {
     places: Vec<[Vec<Plain>; 2]>,
-    /// By place: the section after which each item was done, and the section that is run there once more.
+    /// By place: the section after which each item was done, and the section that is run there once
+    /// more.
     done: Vec<Vec<Plain>>,
     resumed: Vec<Plain>,
     sections: usize,
@@ -21,7 +22,8 @@ struct Sums {
 
 struct Plain(std::cell::UnsafeCell<u64>);
 
-// SAFETY: threads of a team write different cells, and read those of the section before; that is what is tested.
+// SAFETY: threads of a team write different cells, and read those of the section before; that is
+// what is tested.
 unsafe impl Sync for Plain {}
 
 const ITEMS: usize = 7;
@@ -30,11 +32,25 @@ const NEVER: u64 = u64::MAX;
 
 impl Sums {
     fn new(sections: usize, can_repeat: bool, missing: Option<(usize, usize)>) -> Sums {
-        let cells = |n, value| (0..n).map(|_| Plain(std::cell::UnsafeCell::new(value))).collect();
-        let places = (0..PLACES).map(|_| [cells(ITEMS, 1), cells(ITEMS, 1)]).collect();
+        let cells = |n, value| {
+            (0..n)
+                .map(|_| Plain(std::cell::UnsafeCell::new(value)))
+                .collect()
+        };
+        let places = (0..PLACES)
+            .map(|_| [cells(ITEMS, 1), cells(ITEMS, 1)])
+            .collect();
         let done = (0..PLACES).map(|_| cells(ITEMS, NEVER)).collect();
         let resumed = cells(PLACES, NEVER);
-        Sums { places, done, resumed, sections, can_repeat, missing, entered: AtomicUsize::new(0) }
+        Sums {
+            places,
+            done,
+            resumed,
+            sections,
+            can_repeat,
+            missing,
+            entered: AtomicUsize::new(0),
+        }
     }
 
     fn get(&self, place: usize, section: usize, item: usize) -> u64 {
@@ -45,7 +61,9 @@ impl Sums {
     /// What the last section leaves in every item.
     fn expected(&self) -> u64 {
         (0..self.sections).fold(1, |value, section| {
-            (0..ITEMS as u64).fold(0u64, |sum, item| sum.wrapping_add(value ^ item)).wrapping_add(section as u64)
+            (0..ITEMS as u64)
+                .fold(0u64, |sum, item| sum.wrapping_add(value ^ item))
+                .wrapping_add(section as u64)
         })
     }
 }
@@ -68,7 +86,9 @@ impl Work for Sums {
             if member.must_stop() {
                 return;
             }
-            let sum = (0..ITEMS).fold(0u64, |sum, i| sum.wrapping_add(self.get(member.place, s, i) ^ i as u64));
+            let sum = (0..ITEMS).fold(0u64, |sum, i| {
+                sum.wrapping_add(self.get(member.place, s, i) ^ i as u64)
+            });
             if self.missing == Some((member.thread, s)) && item % 2 == 0 {
                 std::thread::sleep(Duration::from_millis(20));
             }
@@ -115,7 +135,9 @@ fn check(pool: &mut Pool, work: Sums) -> usize {
     let mut seen = Vec::new();
     pool.run(work.clone(), &mut |section| seen.push(section));
     assert!(seen.is_sorted(), "this thread goes forward only: {seen:?}");
-    let values: Vec<u64> = (0..ITEMS).map(|item| work.get(pool.place(), work.sections, item)).collect();
+    let values: Vec<u64> = (0..ITEMS)
+        .map(|item| work.get(pool.place(), work.sections, item))
+        .collect();
     assert_eq!(values, [work.expected(); ITEMS]);
     work.entered.load(Ordering::Relaxed)
 }
@@ -143,7 +165,10 @@ fn a_late_thread_is_left_behind_and_comes_back() {
             pool.settle();
             assert!(pool.is_together());
             // a machine may be so busy that the others were not there either, but not every time
-            assert!(cfg!(miri) || pool.taken_over() > 0, "{n} threads never went on without thread {missing}");
+            assert!(
+                cfg!(miri) || pool.taken_over() > 0,
+                "{n} threads never went on without thread {missing}"
+            );
         }
     }
 }
@@ -198,7 +223,12 @@ fn who_works_alone_shares_the_rest_of_a_section() {
         std::thread::sleep(Duration::from_millis(5));
         let work = Arc::new(Patient::default());
         pool.run(work.clone(), &mut |_| {});
-        assert!(work.done.iter().all(|done| done.load(Ordering::Relaxed) == 1), "every item is done once");
+        assert!(
+            work.done
+                .iter()
+                .all(|done| done.load(Ordering::Relaxed) == 1),
+            "every item is done once"
+        );
         if work.stopped.load(Ordering::Relaxed) {
             return;
         }
@@ -255,7 +285,11 @@ fn a_panic_reaches_the_caller_and_leaves_the_pool_usable() {
             pool.run_everywhere(&|id| assert!(id != culprit, "planted"));
         }));
         let panic = result.expect_err("it panicked");
-        assert!(panic.downcast_ref::<&str>().is_some_and(|what| *what == "planted"));
+        assert!(
+            panic
+                .downcast_ref::<&str>()
+                .is_some_and(|what| *what == "planted")
+        );
         check(&mut pool, Sums::new(4, true, None));
     }
 }
@@ -286,8 +320,18 @@ fn shares_cover_everything_once() {
             let (team, stopped) = (&team, Cell::new(false));
             let (thread, size, section, place) = (rank, 3, 0, 0);
             let absences = None;
-            let member =
-                Member { team, membership, absences, divides: false, stopped, thread, section, rank, size, place };
+            let member = Member {
+                team,
+                membership,
+                absences,
+                divides: false,
+                stopped,
+                thread,
+                section,
+                rank,
+                size,
+                place,
+            };
             let share = member.share(items, grain);
             assert!(share.start == next && (share.end == items || share.end.is_multiple_of(grain)));
             next = share.end;

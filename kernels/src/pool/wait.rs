@@ -1,5 +1,6 @@
-//! How threads of a pool wait: they spin while that is likely to be short, look whether those they wait for are at
-//! work, take over from those that are not, and sleep where nothing else can be done.
+//! How threads of a pool wait: they spin while that is likely to be short, look whether those they
+//! wait for are at work, take over from those that are not, and sleep where nothing else can be
+//! done.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -10,30 +11,35 @@ use super::{Shared, Work, locked};
 
 /// Turns of a spinning loop between two looks at the time: about a microsecond.
 const TURNS: usize = 32;
-/// After so long, or after [`Work::patience`], it is time to look at the clocks of those that are late: many times what
-/// a member is behind the others where all of them run, and a fortieth of the time slice that it may be gone for.
+/// After so long, or after [`Work::patience`], it is time to look at the clocks of those that are
+/// late: many times what a member is behind the others where all of them run, and a fortieth of the
+/// time slice that it may be gone for.
 const LOOK: Duration = Duration::from_micros(100);
 /// Between two looks at a clock. A thread is at work if its clock went for a quarter of that.
 const BETWEEN_LOOKS: Duration = Duration::from_micros(20);
 /// A look after so long says nothing: this thread was gone itself.
 const OLD_LOOK: Duration = Duration::from_micros(200);
-/// What costs so much is not carried elsewhere because two threads have to take turns on one CPU: every time slice of
-/// three milliseconds would begin with waiting for so long and then carrying. Whoever sleeps instead leaves its share of
-/// the CPU to all who want it, which is a third of what the two have beside one other process.
+/// What costs so much is not carried elsewhere because two threads have to take turns on one CPU:
+/// every time slice of three milliseconds would begin with waiting for so long and then carrying.
+/// Whoever sleeps instead leaves its share of the CPU to all who want it, which is a third of what
+/// the two have beside one other process.
 const DEAR: Duration = Duration::from_micros(400);
-/// A thread that was left behind stays away for a while where carrying a section elsewhere costs more than this.
+/// A thread that was left behind stays away for a while where carrying a section elsewhere costs
+/// more than this.
 const WORTH_A_REST: Duration = Duration::from_micros(100);
-/// For so long: a few time slices. Where two programs want the CPUs at once, the threads of each are on a CPU at
-/// different times, and every change costs a wait and a carry; the rest leaves each program one thread that stays at
-/// work. Longer rests leave CPUs unused beside programs that take turns with this one.
+/// For so long: a few time slices. Where two programs want the CPUs at once, the threads of each
+/// are on a CPU at different times, and every change costs a wait and a carry; the rest leaves each
+/// program one thread that stays at work. Longer rests leave CPUs unused beside programs that take
+/// turns with this one.
 const REST: Duration = Duration::from_millis(10);
 /// How often a thread that rests looks whether the step has ended.
 const NAP: Duration = Duration::from_millis(1);
-/// Where the system has no clocks of threads: one that is so late is taken for gone. Miri has none, and its time goes
-/// five microseconds with every branch.
+/// Where the system has no clocks of threads: one that is so late is taken for gone. Miri has none,
+/// and its time goes five microseconds with every branch.
 const WITHOUT_CLOCKS: Duration = Duration::from_millis(if cfg!(miri) { 200 } else { 1 });
-/// One that is at work is waited for so long before this thread sleeps: longer than a section takes that one thread does
-/// alone. A thread that slept would be missing at the end of it: an idle CPU of a virtual machine takes long to wake.
+/// One that is at work is waited for so long before this thread sleeps: longer than a section takes
+/// that one thread does alone. A thread that slept would be missing at the end of it: an idle CPU
+/// of a virtual machine takes long to wake.
 const SPIN: Duration = Duration::from_millis(50);
 /// How long threads spin between steps at first: a few times what a caller takes to choose a token.
 pub(super) const IDLE_SPIN: Duration = Duration::from_micros(400);
@@ -52,7 +58,11 @@ pub(super) fn smoothed(usual: Duration, seen: Duration) -> Duration {
 
 /// How long to spin between steps that are so far apart usually.
 pub(super) fn idle_spin(usual: Duration) -> Duration {
-    if usual > LONG_GAP { SHORT_SPIN } else { (4 * usual).max(SHORT_SPIN) }
+    if usual > LONG_GAP {
+        SHORT_SPIN
+    } else {
+        (4 * usual).max(SHORT_SPIN)
+    }
 }
 
 /// What one thread has seen of those it waits for.
@@ -69,7 +79,8 @@ enum Verdict {
     Spin,
     /// None of those that are waited for is at work.
     Gone,
-    /// The same, since this thread has their CPU: they come back once it sleeps, which is cheaper than to do without.
+    /// The same, since this thread has their CPU: they come back once it sleeps, which is cheaper
+    /// than to do without.
     Displaced,
     /// Somebody is at work, but it takes long.
     Long,
@@ -77,15 +88,19 @@ enum Verdict {
 
 impl Patience {
     fn new() -> Patience {
-        Patience { since: Instant::now(), last_look: None, clocks: Vec::new() }
+        Patience {
+            since: Instant::now(),
+            last_look: None,
+            clocks: Vec::new(),
+        }
     }
 
     fn again(&mut self) {
         (self.since, self.last_look) = (Instant::now(), None);
     }
 
-    /// What to do after so much waiting. There are no looks at clocks before `patience`, which is asked late, but at
-    /// those whose CPU this thread has if it is cheaper to give that back.
+    /// What to do after so much waiting. There are no looks at clocks before `patience`, which is
+    /// asked late, but at those whose CPU this thread has if it is cheaper to give that back.
     fn judge(&mut self, shared: &Shared, patience: impl Fn() -> Duration) -> Verdict {
         let now = Instant::now();
         let waited = now - self.since;
@@ -100,18 +115,33 @@ impl Patience {
         if waited < LOOK.max(patience) && !displaced {
             return Verdict::Spin;
         }
-        self.clocks.extend(shared.team.late().map(|id| (id, shared.clocks[id].elapsed())));
+        self.clocks.extend(
+            shared
+                .team
+                .late()
+                .map(|id| (id, shared.clocks[id].elapsed())),
+        );
         let at_work = |&(id, clock): &(usize, Option<Duration>)| {
-            let Some(clock) = clock else { return waited < WITHOUT_CLOCKS };
-            let last = before.iter().find_map(|(other, clock)| clock.filter(|_| *other == id));
+            let Some(clock) = clock else {
+                return waited < WITHOUT_CLOCKS;
+            };
+            let last = before
+                .iter()
+                .find_map(|(other, clock)| clock.filter(|_| *other == id));
             match (last, since_look) {
-                (Some(last), Some(time)) if time < OLD_LOOK => clock.saturating_sub(last) >= time / 4,
+                (Some(last), Some(time)) if time < OLD_LOOK => {
+                    clock.saturating_sub(last) >= time / 4
+                }
                 // not seen before, or too long ago
                 _ => true,
             }
         };
         if !self.clocks.is_empty() && !self.clocks.iter().any(at_work) {
-            if displaced { Verdict::Displaced } else { Verdict::Gone }
+            if displaced {
+                Verdict::Displaced
+            } else {
+                Verdict::Gone
+            }
         } else if waited > SPIN {
             Verdict::Long
         } else {
@@ -132,7 +162,8 @@ impl Shared {
                 std::hint::spin_loop();
             }
             let mut verdict = Verdict::Spin;
-            let may_go_on = self.team.may_go_on(member) || self.team.poisoned.load(Ordering::Relaxed);
+            let may_go_on =
+                self.team.may_go_on(member) || self.team.poisoned.load(Ordering::Relaxed);
             if !may_go_on {
                 // most waits are over before this
                 let patience = patience.get_or_insert_with(Patience::new);
@@ -149,10 +180,16 @@ impl Shared {
                 Verdict::Spin => {}
                 Verdict::Gone if self.take_over(id, work) => {}
                 Verdict::Gone | Verdict::Displaced | Verdict::Long => {
-                    let can = || self.team.overdue().is_some_and(|overdue| work.can_repeat(overdue.section));
+                    let can = || {
+                        self.team
+                            .overdue()
+                            .is_some_and(|overdue| work.can_repeat(overdue.section))
+                    };
                     let could = can();
                     let freed = || !could && can();
-                    self.team.bell.sleep_until(|| self.team.has_changed(member) || freed());
+                    self.team
+                        .bell
+                        .sleep_until(|| self.team.has_changed(member) || freed());
                     patience.again();
                 }
             }
@@ -165,13 +202,17 @@ impl Shared {
     }
 
     fn take_over(&self, id: usize, work: &dyn Work) -> bool {
-        self.team.overdue().is_some_and(|overdue| self.take_over_if_possible(id, &overdue, work))
+        self.team
+            .overdue()
+            .is_some_and(|overdue| self.take_over_if_possible(id, &overdue, work))
     }
 
     fn take_over_if_possible(&self, id: usize, overdue: &Overdue, work: &dyn Work) -> bool {
         let section = overdue.section;
-        let done =
-            work.can_repeat(section) && self.team.take_over(id, overdue, |from, to| work.carry(section, from, to));
+        let done = work.can_repeat(section)
+            && self
+                .team
+                .take_over(id, overdue, |from, to| work.carry(section, from, to));
         if done {
             self.taken_over.fetch_add(1, Ordering::Relaxed);
         }
@@ -190,8 +231,8 @@ impl Shared {
         }
     }
 
-    /// A thread that was left behind stays away for a while, unless `cost`, that of carrying a section elsewhere, is so
-    /// low that it can be paid every time slice.
+    /// A thread that was left behind stays away for a while, unless `cost`, that of carrying a
+    /// section elsewhere, is so low that it can be paid every time slice.
     pub(super) fn rest(&self, cost: Duration) {
         let start = Instant::now();
         while cost > WORTH_A_REST && start.elapsed() < REST && !self.team.is_idle() {
@@ -199,8 +240,8 @@ impl Shared {
         }
     }
 
-    /// Waits until this thread is a member. `None` when there is no use in that: for a worker when the pool ends, for
-    /// thread 0 when the step has.
+    /// Waits until this thread is a member. `None` when there is no use in that: for a worker when
+    /// the pool ends, for thread 0 when the step has.
     pub(super) fn wait_for_seat(&self, id: usize) -> Option<Membership> {
         if id == 0 && (self.team.is_idle() || self.team.poisoned.load(Ordering::SeqCst)) {
             return None;
@@ -226,8 +267,10 @@ impl Shared {
             if over {
                 let spin = Duration::from_nanos(self.idle_spin.load(Ordering::Relaxed));
                 if patience.since.elapsed() > spin && self.may_sleep(id) {
-                    self.idle
-                        .sleep_until(|| self.steps.load(Ordering::SeqCst) != steps || self.stop.load(Ordering::SeqCst));
+                    self.idle.sleep_until(|| {
+                        self.steps.load(Ordering::SeqCst) != steps
+                            || self.stop.load(Ordering::SeqCst)
+                    });
                     self.team.ask_in(id);
                     patience.again();
                 }
@@ -247,7 +290,11 @@ impl Shared {
             let work = locked(&self.job).of_epoch(overdue.epoch())?;
             Some((overdue, work))
         };
-        let cost = || overdue().map_or(Duration::ZERO, |(overdue, work)| work.patience(overdue.section));
+        let cost = || {
+            overdue().map_or(Duration::ZERO, |(overdue, work)| {
+                work.patience(overdue.section)
+            })
+        };
         let verdict = patience.judge(self, cost);
         if verdict == Verdict::Spin {
             return;
@@ -268,14 +315,16 @@ impl Shared {
         patience.again();
     }
 
-    /// Whether a thread that has asked for a seat may sleep until the next step; it does not ask any more then.
+    /// Whether a thread that has asked for a seat may sleep until the next step; it does not ask
+    /// any more then.
     fn may_sleep(&self, id: usize) -> bool {
         // under the lock, so that nobody who was counted as waiting withdraws after that
         let job = locked(&self.job);
         !job.gathers && self.team.withdraw(id)
     }
 
-    /// Waits until every thread has asked for a seat, so that the next step begins with all of them.
+    /// Waits until every thread has asked for a seat, so that the next step begins with all of
+    /// them.
     pub(super) fn gather(&self) {
         locked(&self.job).gathers = true;
         self.steps.fetch_add(1, Ordering::SeqCst);

@@ -1,14 +1,17 @@
-//! AMX: prompts against quantized weights in bf16, a matrix unit's 16 x 16 products of 32 k at a time.
+//! AMX: prompts against quantized weights in bf16, a matrix unit's 16 x 16 products of 32 k at a
+//! time.
 //!
-//! Weights and activations are rounded to bf16 (8 bits of mantissa), products and sums are f32. A panel of weights is
-//! converted on the fly to the matrix unit's own layout, which packed strips are one step away from: lanes are rows.
+//! Weights and activations are rounded to bf16 (8 bits of mantissa), products and sums are f32. A
+//! panel of weights is converted on the fly to the matrix unit's own layout, which packed strips
+//! are one step away from: lanes are rows.
 //!
 //! ```text
 //! panel   per strip and 32 k: [16 pairs of k][16 rows][2]      1 KiB, a "B" tile
 //! tile    per 16 tokens and 32 k: [16 tokens][32]              1 KiB, an "A" tile
 //! sums    [16 tokens][16 rows] f32, stored to y as they are    a "C" tile
 //! ```
-//! Stable Rust has no AMX intrinsics: inline assembly. The compiler never allocates tile registers itself.
+//! Stable Rust has no AMX intrinsics: inline assembly. The compiler never allocates tile registers
+//! itself.
 
 use super::avx512::Avx512;
 use crate::formats::Format;
@@ -20,10 +23,16 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 use std::sync::OnceLock;
 
-/// Activations in A tiles. A panel of 256 k is 16 KiB for two strips, and so are 32 tokens: both stay in the first cache
-/// while a step of 2 x 2 tiles reads two of each.
-pub(crate) static BF16: Tokens =
-    Tokens { form: Reads::Bf16, tile: TOKENS, slice: KC, bytes: 2, narrow: false, pack: pack_tokens };
+/// Activations in A tiles. A panel of 256 k is 16 KiB for two strips, and so are 32 tokens: both
+/// stay in the first cache while a step of 2 x 2 tiles reads two of each.
+pub(crate) static BF16: Tokens = Tokens {
+    form: Reads::Bf16,
+    tile: TOKENS,
+    slice: KC,
+    bytes: 2,
+    narrow: false,
+    pack: pack_tokens,
+};
 
 /// Tokens of an A tile.
 const TOKENS: usize = 16;
@@ -32,7 +41,8 @@ pub(super) const K: usize = 32;
 /// Bytes of a tile.
 pub(super) const TILE: usize = 1024;
 
-/// Whether this CPU has AMX with bf16, the system lets this process use it, and a small product comes out right.
+/// Whether this CPU has AMX with bf16, the system lets this process use it, and a small product
+/// comes out right.
 pub(crate) fn is_available() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
     *ANSWER.get_or_init(|| present() && permitted() && works())
@@ -49,7 +59,9 @@ fn present() -> bool {
     }
     let (low, _high): (u32, u32);
     // SAFETY: CPUs with AVX-512 have xgetbv, and systems that let them show it have enabled it.
-    unsafe { asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") _high, options(nomem, nostack)) }
+    unsafe {
+        asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") _high, options(nomem, nostack))
+    }
     // the system saves tile configuration and tile data
     low & (3 << 17) == 3 << 17
 }
@@ -125,7 +137,13 @@ struct Configuration {
 /// # Safety
 /// [`is_available`] said yes, or its self-test is running.
 pub(crate) unsafe fn configure() {
-    let mut c = Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+    let mut c = Configuration {
+        palette: 1,
+        start_row: 0,
+        reserved: [0; 14],
+        row_bytes: [0; 16],
+        rows: [0; 16],
+    };
     c.row_bytes[..8].fill(64);
     c.rows[..8].fill(16);
     // SAFETY: the instruction exists by the caller's promise and reads 64 bytes.
@@ -144,18 +162,28 @@ pub(crate) unsafe fn release() {
 /// Rounds tokens `t..t + 16` of `x` (`[m][k]`) to A tiles, zeros where there is no token.
 ///
 /// # Safety
-/// `x` is `m * k` floats with k a multiple of 32; `tile` has room for `k * 16` bf16; AVX-512 with bf16.
+/// `x` is `m * k` floats with k a multiple of 32; `tile` has room for `k * 16` bf16; AVX-512 with
+/// bf16.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16")]
-pub(crate) unsafe fn pack_tokens(x: *const f32, m: usize, k: usize, t: usize, _: usize, tile: *mut f32) {
+pub(crate) unsafe fn pack_tokens(
+    x: *const f32,
+    m: usize,
+    k: usize,
+    t: usize,
+    _: usize,
+    tile: *mut f32,
+) {
     let tile = tile.cast::<u8>();
     for j in 0..TOKENS {
         for i in 0..k / K {
-            // SAFETY: token t + j is read only if it exists; tile i of k / 32 has 16 rows of 64 bytes.
+            // SAFETY: token t + j is read only if it exists; tile i of k / 32 has 16 rows of 64
+            // bytes.
             unsafe {
                 let to = tile.add(i * TILE + j * 64).cast::<__m512i>();
                 if t + j < m {
                     let from = x.add((t + j) * k + i * K);
-                    let v = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(from.add(16)), _mm512_loadu_ps(from));
+                    let v =
+                        _mm512_cvtne2ps_pbh(_mm512_loadu_ps(from.add(16)), _mm512_loadu_ps(from));
                     to.write_unaligned(std::mem::transmute::<__m512bh, __m512i>(v));
                 } else {
                     to.write_unaligned(_mm512_setzero_si512());
@@ -187,7 +215,8 @@ pub(super) unsafe fn pair(even: __m512, odd: __m512) -> __m512i {
 pub(crate) unsafe fn panel<F: Format>(strip: *const u8, k0: usize, k1: usize, out: *mut f32) {
     type S = Avx512;
     let mut out = out.cast::<__m512i>();
-    // SAFETY: blocks k0 / K .. k1 / K are in the strip, and each group of 32 writes 16 rows of 64 bytes.
+    // SAFETY: blocks k0 / K .. k1 / K are in the strip, and each group of 32 writes 16 rows of 64
+    // bytes.
     unsafe {
         for b in k0 / F::K..k1 / F::K {
             let block = strip.add(b * F::BLOCK_BYTES * S::R);
@@ -195,7 +224,11 @@ pub(crate) unsafe fn panel<F: Format>(strip: *const u8, k0: usize, k1: usize, ou
             for g in 0..F::K / 32 {
                 let first = F::scales::<S>(head, block, if F::GROUP == 32 { g } else { 2 * g });
                 half::<F>(F::codes::<S, 0>(block, g), first, out);
-                let second = if F::GROUP == 32 { first } else { F::scales::<S>(head, block, 2 * g + 1) };
+                let second = if F::GROUP == 32 {
+                    first
+                } else {
+                    F::scales::<S>(head, block, 2 * g + 1)
+                };
                 half::<F>(F::codes::<S, 1>(block, g), second, out.add(8));
                 out = out.add(16);
             }
@@ -208,10 +241,22 @@ pub(crate) unsafe fn panel<F: Format>(strip: *const u8, k0: usize, k1: usize, ou
 unsafe fn half<F: Format>(codes: [__m512i; 4], (scale, min): (__m512, __m512), out: *mut __m512i) {
     // SAFETY: `out` has room for eight vectors by the caller's promise.
     unsafe {
-        // A code below the exponent of 256 is the float 256 + code. The multiply-add takes the 256 away again.
-        let (mask, base) = (_mm512_set1_epi32(0x007f_8000), _mm512_set1_epi32(0x4380_0000));
-        let zero = _mm512_fnmadd_ps(scale, _mm512_set1_ps((256 + F::OFFSET) as f32), _mm512_setzero_ps());
-        let zero = if F::MIN { _mm512_sub_ps(zero, min) } else { zero };
+        // A code below the exponent of 256 is the float 256 + code. The multiply-add takes the 256
+        // away again.
+        let (mask, base) = (
+            _mm512_set1_epi32(0x007f_8000),
+            _mm512_set1_epi32(0x4380_0000),
+        );
+        let zero = _mm512_fnmadd_ps(
+            scale,
+            _mm512_set1_ps((256 + F::OFFSET) as f32),
+            _mm512_setzero_ps(),
+        );
+        let zero = if F::MIN {
+            _mm512_sub_ps(zero, min)
+        } else {
+            zero
+        };
         // (shifted & mask) | base
         macro_rules! float {
             ($c:expr) => {
@@ -238,8 +283,13 @@ pub(crate) unsafe fn narrow(from: *const f32, kc: usize, out: *mut f32) {
     for p in 0..kc / 2 {
         // SAFETY: rows 2 p and 2 p + 1 of the panel, row p of the tiles.
         unsafe {
-            let (even, odd) = (_mm512_loadu_ps(from.add(32 * p)), _mm512_loadu_ps(from.add(32 * p + 16)));
-            out.cast::<__m512i>().add(p).write_unaligned(pair(even, odd));
+            let (even, odd) = (
+                _mm512_loadu_ps(from.add(32 * p)),
+                _mm512_loadu_ps(from.add(32 * p + 16)),
+            );
+            out.cast::<__m512i>()
+                .add(p)
+                .write_unaligned(pair(even, odd));
         }
     }
 }
@@ -247,7 +297,8 @@ pub(crate) unsafe fn narrow(from: *const f32, kc: usize, out: *mut f32) {
 /// Runs all tokens over `MS` strips, 32 tokens at a time.
 ///
 /// # Safety
-/// As the fields of [`Tiles`] say; `y` rows may not be touched by anyone else; tiles are configured.
+/// As the fields of [`Tiles`] say; `y` rows may not be touched by anyone else; tiles are
+/// configured.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16")]
 pub(crate) unsafe fn tiles_bf16<const MS: usize>(a: &Tiles<'_>) {
     let steps = a.kc / K;
@@ -255,8 +306,8 @@ pub(crate) unsafe fn tiles_bf16<const MS: usize>(a: &Tiles<'_>) {
     while t < a.m {
         let left = (a.m - t).min(32);
         let blocks = left.div_ceil(TOKENS);
-        // SAFETY: blocks of tokens and the sums are padded to 16 tokens, strips to 16 rows; sums that do not fill their
-        // tiles go to the output through the scratch.
+        // SAFETY: blocks of tokens and the sums are padded to 16 tokens, strips to 16 rows; sums
+        // that do not fill their tiles go to the output through the scratch.
         unsafe {
             a.ask::<Avx512>(t, left);
             let x = a.x.cast::<u8>().add(t * a.k * 2 + a.k0 / K * TILE);
@@ -265,7 +316,14 @@ pub(crate) unsafe fn tiles_bf16<const MS: usize>(a: &Tiles<'_>) {
             let whole = left == blocks * TOKENS && a.rows >= MS * 16;
             let to = y.filter(|_| whole).unwrap_or(sums);
             let from = (a.k0 > 0).then_some(sums);
-            multiply((blocks, MS), (x, a.k / K * TILE), (a.panel.cast(), steps * TILE), steps, from, to);
+            multiply(
+                (blocks, MS),
+                (x, a.k / K * TILE),
+                (a.panel.cast(), steps * TILE),
+                steps,
+                from,
+                to,
+            );
             if let Some((y, n)) = y.filter(|_| !whole) {
                 let rows = a.rows.min(MS * 16);
                 for j in 0..left {
@@ -277,8 +335,8 @@ pub(crate) unsafe fn tiles_bf16<const MS: usize>(a: &Tiles<'_>) {
     }
 }
 
-/// `blocks` x `strips` tiles of sums (1 or 2 each) over `steps` tiles of k (1 or more), added to those at `from`, written
-/// to `to`: each an address and the floats from one row to the next.
+/// `blocks` x `strips` tiles of sums (1 or 2 each) over `steps` tiles of k (1 or more), added to
+/// those at `from`, written to `to`: each an address and the floats from one row to the next.
 ///
 /// # Safety
 /// The second block of tokens is `x.1` bytes after the first, the second strip `panel.1` bytes.
@@ -291,11 +349,16 @@ pub(super) unsafe fn multiply(
     from: Option<(*mut f32, usize)>,
     to: (*mut f32, usize),
 ) {
-    let (x0, x1, w0, w1) = (x.0, x.0.wrapping_add(x.1), panel.0, panel.0.wrapping_add(panel.1));
+    let (x0, x1, w0, w1) = (
+        x.0,
+        x.0.wrapping_add(x.1),
+        panel.0,
+        panel.0.wrapping_add(panel.1),
+    );
     macro_rules! run {
         ([$($load:literal),*], [$($zero:literal),*], [$($step:literal),*], [$($store:literal),*]) => {
-            // SAFETY: tiles are configured and addresses cover what they say by the caller's promise; every register
-            // written is declared.
+            // SAFETY: tiles are configured and addresses cover what they say by the caller's
+            // promise; every register written is declared.
             unsafe {
                 if let Some((from, n)) = from {
                     asm!($($load),*, c = in(reg) from, d = in(reg) from.wrapping_add(16 * n), l = in(reg) 4 * n,
@@ -322,11 +385,19 @@ pub(super) unsafe fn multiply(
         (1, 1) => run!(
             ["tileloadd tmm0, [{c}+{l}*1]", "/* {d} */"],
             ["tilezero tmm0"],
-            ["tileloadd tmm4, [{a}+{s}*1]", "tileloadd tmm6, [{b}+{s}*1]", "tdpbf16ps tmm0, tmm4, tmm6"],
+            [
+                "tileloadd tmm4, [{a}+{s}*1]",
+                "tileloadd tmm6, [{b}+{s}*1]",
+                "tdpbf16ps tmm0, tmm4, tmm6"
+            ],
             ["tilestored [{c}+{l}*1], tmm0", "/* {d} */"]
         ),
         (1, _) => run!(
-            ["tileloadd tmm0, [{c}+{l}*1]", "tileloadd tmm1, [{c}+{l}*1+64]", "/* {d} */"],
+            [
+                "tileloadd tmm0, [{c}+{l}*1]",
+                "tileloadd tmm1, [{c}+{l}*1+64]",
+                "/* {d} */"
+            ],
             ["tilezero tmm0", "tilezero tmm1"],
             [
                 "tileloadd tmm4, [{a}+{s}*1]",
@@ -335,7 +406,11 @@ pub(super) unsafe fn multiply(
                 "tileloadd tmm7, [{f}+{s}*1]",
                 "tdpbf16ps tmm1, tmm4, tmm7"
             ],
-            ["tilestored [{c}+{l}*1], tmm0", "tilestored [{c}+{l}*1+64], tmm1", "/* {d} */"]
+            [
+                "tilestored [{c}+{l}*1], tmm0",
+                "tilestored [{c}+{l}*1+64], tmm1",
+                "/* {d} */"
+            ]
         ),
         (_, 1) => run!(
             ["tileloadd tmm0, [{c}+{l}*1]", "tileloadd tmm2, [{d}+{l}*1]"],
@@ -347,7 +422,10 @@ pub(super) unsafe fn multiply(
                 "tileloadd tmm5, [{e}+{s}*1]",
                 "tdpbf16ps tmm2, tmm5, tmm6"
             ],
-            ["tilestored [{c}+{l}*1], tmm0", "tilestored [{d}+{l}*1], tmm2"]
+            [
+                "tilestored [{c}+{l}*1], tmm0",
+                "tilestored [{d}+{l}*1], tmm2"
+            ]
         ),
         _ => run!(
             [
@@ -356,7 +434,12 @@ pub(super) unsafe fn multiply(
                 "tileloadd tmm2, [{d}+{l}*1]",
                 "tileloadd tmm3, [{d}+{l}*1+64]"
             ],
-            ["tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3"],
+            [
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3"
+            ],
             [
                 "tileloadd tmm4, [{a}+{s}*1]",
                 "tileloadd tmm6, [{b}+{s}*1]",

@@ -6,9 +6,10 @@
 //!   softmax of every row, running                f32; what came before is rescaled where the maximum rises
 //!   sums   += P V                                A: 16 query rows x 32 positions
 //! ```
-//! Pages of K lie as `[head_dim][16 positions]` and pages of V as `[16 positions][head_dim]`: neighbouring rows of
-//! either become one row of a B tile. A row's result does not depend on its neighbours: positions it does not see have
-//! weight zero, and spans of 128 are counted from position 0.
+//! Pages of K lie as `[head_dim][16 positions]` and pages of V as `[16 positions][head_dim]`:
+//! neighbouring rows of either become one row of a B tile. A row's result does not depend on its
+//! neighbours: positions it does not see have weight zero, and spans of 128 are counted from
+//! position 0.
 
 use super::amx::{K, TILE, multiply, pair};
 use super::avx512::Avx512;
@@ -18,13 +19,18 @@ use std::arch::x86_64::*;
 
 /// Positions at a time.
 const SPAN: usize = 128;
-/// Products that make a score: queries and keys are each the sum of two bf16, and the product of the lower ones is left
-/// out. Rounded to one, a score of 20 would be off by a twentieth, and its weight by as much.
+/// Products that make a score: queries and keys are each the sum of two bf16, and the product of
+/// the lower ones is left out. Rounded to one, a score of 20 would be off by a twentieth, and its
+/// weight by as much.
 const TERMS: usize = 3;
 
 /// Bytes of scratch for a head of `d`: queries, keys, values, scores, weights, sums.
 pub(crate) const fn scratch_bytes(d: usize) -> usize {
-    TERMS * (2 * ROWS * d + 2 * SPAN * d) + 2 * SPAN * d + 4 * ROWS * SPAN + 2 * ROWS * SPAN + 4 * ROWS * d
+    TERMS * (2 * ROWS * d + 2 * SPAN * d)
+        + 2 * SPAN * d
+        + 4 * ROWS * SPAN
+        + 2 * ROWS * SPAN
+        + 4 * ROWS * d
 }
 
 /// Whether a head of `d` values is cut into whole tiles.
@@ -35,7 +41,8 @@ pub(crate) const fn takes(d: usize) -> bool {
 /// Attends and writes the results.
 ///
 /// # Safety
-/// As the fields of [`Block`] say; `scratch` is [`scratch_bytes`], at a cache line; tiles are configured.
+/// As the fields of [`Block`] say; `scratch` is [`scratch_bytes`], at a cache line; tiles are
+/// configured.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16")]
 pub(crate) unsafe fn attend<E: Stored>(a: &Block<'_>, scratch: *mut u8) {
     let d = a.pages.head_dim;
@@ -48,7 +55,8 @@ pub(crate) unsafe fn attend<E: Stored>(a: &Block<'_>, scratch: *mut u8) {
     let sums = weights.wrapping_add(2 * ROWS * SPAN).cast::<f32>();
     let mut states = [(f32::NEG_INFINITY, 0f32); ROWS];
     let last = a.rows.iter().map(|r| r.visible).max().unwrap_or(0);
-    // SAFETY: every part of the scratch has the room its loops use; pages of all visible positions are in the table.
+    // SAFETY: every part of the scratch has the room its loops use; pages of all visible positions
+    // are in the table.
     unsafe {
         pack_queries(a, blocks, q);
         std::ptr::write_bytes(sums, 0, blocks * 16 * d);
@@ -59,10 +67,12 @@ pub(crate) unsafe fn attend<E: Stored>(a: &Block<'_>, scratch: *mut u8) {
             let steps = pages.div_ceil(2);
             for p in 0..2 * steps {
                 let page = a.pages.at(at / PAGE + p);
-                let from = (p < pages).then(|| (a.pages.k.wrapping_add(page), a.pages.v.wrapping_add(page)));
+                let from = (p < pages)
+                    .then(|| (a.pages.k.wrapping_add(page), a.pages.v.wrapping_add(page)));
                 pack_page::<E>(from, d, (p, steps), k, v);
             }
-            // steps of positions that any row of a pair of blocks sees: what is beyond would add zeros
+            // steps of positions that any row of a pair of blocks sees: what is beyond would add
+            // zeros
             let seen = |i: usize| {
                 let rows = &a.rows[i * 16..a.rows.len().min((i + 2) * 16)];
                 let seen = rows.iter().map(|r| r.visible).max().unwrap_or(0);
@@ -80,12 +90,21 @@ pub(crate) unsafe fn attend<E: Stored>(a: &Block<'_>, scratch: *mut u8) {
             for (r, row) in a.rows.iter().enumerate() {
                 let seen = row.visible.saturating_sub(at).min(SPAN);
                 let tile = weights.add((r / 16 * steps) * TILE + r % 16 * 64);
-                softmax(scores.add(r * SPAN), seen, steps, tile, &mut states[r], sums.add(r * d), d);
+                softmax(
+                    scores.add(r * SPAN),
+                    seen,
+                    steps,
+                    tile,
+                    &mut states[r],
+                    sums.add(r * d),
+                    d,
+                );
             }
             for r in a.rows.len()..blocks * 16 {
                 for step in 0..steps {
                     let row = weights.add((r / 16 * steps + step) * TILE + r % 16 * 64);
-                    row.cast::<__m512i>().write_unaligned(_mm512_setzero_si512());
+                    row.cast::<__m512i>()
+                        .write_unaligned(_mm512_setzero_si512());
                 }
             }
             for i in (0..blocks).step_by(2).filter(|i| seen(*i) > 0) {
@@ -101,7 +120,10 @@ pub(crate) unsafe fn attend<E: Stored>(a: &Block<'_>, scratch: *mut u8) {
         for (r, row) in a.rows.iter().enumerate() {
             let inverse = _mm512_set1_ps(1.0 / states[r].1);
             for i in (0..d).step_by(16) {
-                _mm512_storeu_ps(row.out.add(i), _mm512_mul_ps(_mm512_loadu_ps(sums.add(r * d + i)), inverse));
+                _mm512_storeu_ps(
+                    row.out.add(i),
+                    _mm512_mul_ps(_mm512_loadu_ps(sums.add(r * d + i)), inverse),
+                );
             }
         }
     }
@@ -128,7 +150,9 @@ unsafe fn pack_queries(a: &Block<'_>, blocks: usize, q: *mut u8) {
                 }
                 // high with high, low with high, high with low
                 for (term, row) in [rows[0], rows[1], rows[0]].into_iter().enumerate() {
-                    to.add(term * steps * TILE).cast::<__m512i>().write_unaligned(row);
+                    to.add(term * steps * TILE)
+                        .cast::<__m512i>()
+                        .write_unaligned(row);
                 }
             }
         }
@@ -141,7 +165,10 @@ unsafe fn bf16_part(x: __m512) -> __m512 {
     // SAFETY: no pointers; the instruction set is the caller's promise.
     unsafe {
         let rounded = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000));
-        _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(0xffff_0000_u32 as i32)))
+        _mm512_castsi512_ps(_mm512_and_si512(
+            rounded,
+            _mm512_set1_epi32(0xffff_0000_u32 as i32),
+        ))
     }
 }
 
@@ -183,7 +210,10 @@ unsafe fn pack_page<E: Stored>(
             }
         }
         for n in 0..d / 16 {
-            let values = v.add((n * steps + p / 2) * TILE).cast::<__m512i>().add(p % 2 * (PAGE / 2));
+            let values = v
+                .add((n * steps + p / 2) * TILE)
+                .cast::<__m512i>()
+                .add(p % 2 * (PAGE / 2));
             let mut scales = [1f32; PAGE];
             if let (Some((_, v)), Some(_)) = (page, E::GROUP) {
                 S::store(scales.as_mut_ptr(), E::scales::<S>(v, d, n * 16, 0));
@@ -191,9 +221,15 @@ unsafe fn pack_page<E: Stored>(
             for i in 0..PAGE / 2 {
                 let mut row = _mm512_setzero_si512();
                 if let Some((_, v)) = page {
-                    let mut x = [E::values::<S>(v, d, 2 * i, n * 16), E::values::<S>(v, d, 2 * i + 1, n * 16)];
+                    let mut x = [
+                        E::values::<S>(v, d, 2 * i, n * 16),
+                        E::values::<S>(v, d, 2 * i + 1, n * 16),
+                    ];
                     if E::GROUP.is_some() {
-                        x = [S::mul(x[0], S::set1(scales[2 * i])), S::mul(x[1], S::set1(scales[2 * i + 1]))];
+                        x = [
+                            S::mul(x[0], S::set1(scales[2 * i])),
+                            S::mul(x[1], S::set1(scales[2 * i + 1])),
+                        ];
                     }
                     row = pair(x[0], x[1]);
                 }
@@ -203,8 +239,8 @@ unsafe fn pack_page<E: Stored>(
     }
 }
 
-/// Turns a row of scores into weights, a row of each of `steps` A tiles, and rescales the row's sums where its maximum
-/// rose.
+/// Turns a row of scores into weights, a row of each of `steps` A tiles, and rescales the row's
+/// sums where its maximum rose.
 #[inline(always)]
 unsafe fn softmax(
     scores: *const f32,
@@ -221,7 +257,9 @@ unsafe fn softmax(
     unsafe {
         if seen == 0 {
             for step in 0..steps {
-                tile.add(step * TILE).cast::<__m512i>().write_unaligned(_mm512_setzero_si512());
+                tile.add(step * TILE)
+                    .cast::<__m512i>()
+                    .write_unaligned(_mm512_setzero_si512());
             }
             return;
         }
@@ -244,7 +282,9 @@ unsafe fn softmax(
                     total = S::add(total, *part);
                 }
             }
-            tile.add(step * TILE).cast::<__m512i>().write_unaligned(narrow(parts[0], parts[1]));
+            tile.add(step * TILE)
+                .cast::<__m512i>()
+                .write_unaligned(narrow(parts[0], parts[1]));
         }
         let mut correction = 1.0;
         if new > max {
@@ -252,7 +292,10 @@ unsafe fn softmax(
             S::store(e.as_mut_ptr(), exp::<S>(S::set1(max - new)));
             correction = if max == f32::NEG_INFINITY { 0.0 } else { e[0] };
             for i in (0..d).step_by(16) {
-                S::store(sums.add(i), S::mul(S::load(sums.add(i)), S::set1(correction)));
+                S::store(
+                    sums.add(i),
+                    S::mul(S::load(sums.add(i)), S::set1(correction)),
+                );
             }
         }
         *state = (new, sum * correction + S::sum(total));

@@ -1,4 +1,5 @@
-//! AVX2 + FMA + F16C: eight lanes; with AVX-VNNI, 16-bit products are made and added in one instruction.
+//! AVX2 + FMA + F16C: eight lanes; with AVX-VNNI, 16-bit products are made and added in one
+//! instruction.
 
 use super::ops;
 use crate::act::Act4;
@@ -14,8 +15,15 @@ static LANES: [i32; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
 /// Adds both products of every lane's 16-bit halves.
 #[inline(always)]
 unsafe fn multiply_add<const VNNI: bool>(acc: __m256i, a: __m256i, b: __m256i) -> __m256i {
-    // SAFETY: no pointers; the instruction set is the caller's promise, AVX-VNNI too where `VNNI` says so.
-    unsafe { if VNNI { _mm256_dpwssd_avx_epi32(acc, a, b) } else { _mm256_add_epi32(acc, _mm256_madd_epi16(a, b)) } }
+    // SAFETY: no pointers; the instruction set is the caller's promise, AVX-VNNI too where `VNNI`
+    // says so.
+    unsafe {
+        if VNNI {
+            _mm256_dpwssd_avx_epi32(acc, a, b)
+        } else {
+            _mm256_add_epi32(acc, _mm256_madd_epi16(a, b))
+        }
+    }
 }
 
 impl<const VNNI: bool> Simd for Avx2<VNNI> {
@@ -76,7 +84,8 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         to_i(a: __m256) -> __m256i { _mm256_cvtps_epi32(a) }
         bits_f(a: __m256i) -> __m256 { _mm256_castsi256_ps(a) }
         acc_zero() -> __m256i { _mm256_setzero_si256() }
-        // 16-bit multiply-adds hold any 8-bit code times any 16-bit activation; `maddubs` would saturate from 7 bits on
+        // 16-bit multiply-adds hold any 8-bit code times any 16-bit activation; `maddubs` would
+        // saturate from 7 bits on
         dot4(acc: __m256i, codes: __m256i, x: *const Act4) -> __m256i {
             let x = x.cast::<i32>();
             let even = _mm256_and_si256(codes, _mm256_set1_epi16(0xff));

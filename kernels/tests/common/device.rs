@@ -1,4 +1,5 @@
-//! The device that CUDA tests run on: the CPU as a GPU, or a GPU where `OCTAVO_TEST_DEVICE=gpu` asks for one.
+//! The device that CUDA tests run on: the CPU as a GPU, or a GPU where `OCTAVO_TEST_DEVICE=gpu`
+//! asks for one.
 #![allow(dead_code)] // every test program uses a part
 
 use std::path::PathBuf;
@@ -52,7 +53,8 @@ impl Machine {
     }
 }
 
-/// Where libraries and code are kept: Cargo's folder, unless whoever runs the tests without Cargo names another.
+/// Where libraries and code are kept: Cargo's folder, unless whoever runs the tests without Cargo
+/// names another.
 fn kept(dir: &str) -> PathBuf {
     std::env::var_os("CARGO_TARGET_TMPDIR").map_or_else(|| dir.into(), PathBuf::from)
 }
@@ -69,8 +71,8 @@ pub(crate) fn shim(dir: &str, sources: Sources) -> Option<Shim> {
     }
 }
 
-/// A GPU that stays open and does nothing: as long as it is there the others share its context, which would otherwise be
-/// made anew for almost every test.
+/// A GPU that stays open and does nothing: as long as it is there the others share its context,
+/// which would otherwise be made anew for almost every test.
 static FIRST: OnceLock<Mutex<Gpu>> = OnceLock::new();
 
 /// What tests run on, if there is any. A GPU that is asked for and missing is a failure.
@@ -79,7 +81,8 @@ pub(crate) fn machine(dir: &str) -> Option<Machine> {
         Ok("gpu") => {
             let open = || {
                 let cache = Cache::new(kept(dir).join("cubins"));
-                Gpu::open(0, Some(cache)).unwrap_or_else(|error| panic!("OCTAVO_TEST_DEVICE=gpu: {error}"))
+                Gpu::open(0, Some(cache))
+                    .unwrap_or_else(|error| panic!("OCTAVO_TEST_DEVICE=gpu: {error}"))
             };
             FIRST.get_or_init(|| Mutex::new(open()));
             Some(Machine::Gpu(Box::new(open())))

@@ -1,4 +1,5 @@
-//! Layers of a decoder on random weights, for what must hold of whole steps: all operations, with biases left out.
+//! Layers of a decoder on random weights, for what must hold of whole steps: all operations, with
+//! biases left out.
 
 use std::sync::Arc;
 
@@ -24,11 +25,18 @@ pub(crate) struct Layers {
 }
 
 impl Layers {
-    /// Slots: 0 the residual, 1 normed, 2 q, 3 k, 4 v, 5 and 6 q and k normed, 7 and 8 those rotated, 9 attention, 10
-    /// its sum, 11 normed, 12 gate, 13 up, 14 gated, 15 selected, 16 normed, 17 the output.
+    /// Slots: 0 the residual, 1 normed, 2 q, 3 k, 4 v, 5 and 6 q and k normed, 7 and 8 those
+    /// rotated, 9 attention, 10 its sum, 11 normed, 12 gate, 13 up, 14 gated, 15 selected, 16
+    /// normed, 17 the output.
     fn ops(&self, rng: &mut Rng) -> Vec<Op> {
-        let mut weight = |n: usize| -> Arc<[f32]> { rng.floats(n).iter().map(|x| x * 0.2 + 1.0).collect() };
-        let norm = |x, weight, out| Op::RmsNorm { x, weight, eps: 1e-5, out };
+        let mut weight =
+            |n: usize| -> Arc<[f32]> { rng.floats(n).iter().map(|x| x * 0.2 + 1.0).collect() };
+        let norm = |x, weight, out| Op::RmsNorm {
+            x,
+            weight,
+            eps: 1e-5,
+            out,
+        };
         let head_dim = self.kv.head_dim;
         let mut ops = Vec::new();
         for layer in 0..self.types.len() {
@@ -36,28 +44,81 @@ impl Layers {
             ops.extend([
                 norm(0, weight(self.d), 1),
                 Op::MatMul { x: 1, w, out: 2 },
-                Op::MatMul { x: 1, w: w + 1, out: 3 },
-                Op::MatMul { x: 1, w: w + 2, out: 4 },
+                Op::MatMul {
+                    x: 1,
+                    w: w + 1,
+                    out: 3,
+                },
+                Op::MatMul {
+                    x: 1,
+                    w: w + 2,
+                    out: 4,
+                },
                 norm(2, weight(head_dim), 5),
                 norm(3, weight(head_dim), 6),
-                Op::Rope { x: 5, head_dim, out: 7 },
-                Op::Rope { x: 6, head_dim, out: 8 },
+                Op::Rope {
+                    x: 5,
+                    head_dim,
+                    out: 7,
+                },
+                Op::Rope {
+                    x: 6,
+                    head_dim,
+                    out: 8,
+                },
                 Op::KvWrite { k: 8, v: 4, layer },
-                Op::Attention { q: 7, layer, scale: 0.125, out: 9 },
-                Op::MatMul { x: 9, w: w + 3, out: 2 },
-                Op::Add { a: 0, b: 2, out: 10 },
+                Op::Attention {
+                    q: 7,
+                    layer,
+                    scale: 0.125,
+                    out: 9,
+                },
+                Op::MatMul {
+                    x: 9,
+                    w: w + 3,
+                    out: 2,
+                },
+                Op::Add {
+                    a: 0,
+                    b: 2,
+                    out: 10,
+                },
                 norm(10, weight(self.d), 11),
-                Op::MatMul { x: 11, w: w + 4, out: 12 },
-                Op::MatMul { x: 11, w: w + 5, out: 13 },
-                Op::SwiGlu { gate: 12, up: 13, out: 14 },
-                Op::MatMul { x: 14, w: w + 6, out: 2 },
-                Op::Add { a: 10, b: 2, out: 0 },
+                Op::MatMul {
+                    x: 11,
+                    w: w + 4,
+                    out: 12,
+                },
+                Op::MatMul {
+                    x: 11,
+                    w: w + 5,
+                    out: 13,
+                },
+                Op::SwiGlu {
+                    gate: 12,
+                    up: 13,
+                    out: 14,
+                },
+                Op::MatMul {
+                    x: 14,
+                    w: w + 6,
+                    out: 2,
+                },
+                Op::Add {
+                    a: 10,
+                    b: 2,
+                    out: 0,
+                },
             ]);
         }
         ops.extend([
             Op::SelectRows { x: 0, out: 15 },
             norm(15, weight(self.d), 16),
-            Op::MatMul { x: 16, w: self.types.len() * 7, out: 17 },
+            Op::MatMul {
+                x: 16,
+                w: self.types.len() * 7,
+                out: 17,
+            },
         ]);
         ops
     }
@@ -65,15 +126,31 @@ impl Layers {
     /// Rows and columns of the matrices of a layer.
     fn shapes(&self) -> [(usize, usize); 7] {
         let (d, d_kv) = (self.d, self.kv.n_head_kv * self.kv.head_dim);
-        [(d, d), (d_kv, d), (d_kv, d), (d, d), (self.ff, d), (self.ff, d), (d, self.ff)]
+        [
+            (d, d),
+            (d_kv, d),
+            (d_kv, d),
+            (d, d),
+            (self.ff, d),
+            (self.ff, d),
+            (d, self.ff),
+        ]
     }
 
     /// Makes the model; the same numbers every time.
     pub(crate) fn executor(&self, isa: Isa, repack: bool, mut pool: Pool) -> Executor {
         let mut rng = Rng(11);
-        let mut ops = vec![embed(self.tokens, self.d, &rng.floats(self.tokens * self.d), 0)];
+        let mut ops = vec![embed(
+            self.tokens,
+            self.d,
+            &rng.floats(self.tokens * self.d),
+            0,
+        )];
         ops.extend(self.ops(&mut rng));
-        let of_layers = self.types.iter().flat_map(|types| types.iter().copied().zip(self.shapes()));
+        let of_layers = self
+            .types
+            .iter()
+            .flat_map(|types| types.iter().copied().zip(self.shapes()));
         let matrices = of_layers
             .chain([(self.out_type, (self.out, self.d))])
             .map(|(ty, (rows, cols))| {
@@ -83,11 +160,37 @@ impl Layers {
             .collect();
 
         let (d, d_kv, ff) = (self.d, self.kv.n_head_kv * self.kv.head_dim, self.ff);
-        let widths = [d, d, d, d_kv, d_kv, d, d_kv, d, d_kv, d, d, d, ff, ff, ff, d, d, self.out];
-        let slots = widths.iter().enumerate().map(|(i, width)| SlotInfo { width: *width, selected: i >= 15 }).collect();
+        let widths = [
+            d, d, d, d_kv, d_kv, d, d_kv, d, d_kv, d, d, d, ff, ff, ff, d, d, self.out,
+        ];
+        let slots = widths
+            .iter()
+            .enumerate()
+            .map(|(i, width)| SlotInfo {
+                width: *width,
+                selected: i >= 15,
+            })
+            .collect();
         let pairs = self.kv.head_dim / 2;
-        let frequencies = (0..pairs).map(|i| 10_000f64.powf(-(i as f64) / pairs as f64)).collect();
-        let rope = Rope { frequencies, magnitude: 1.0, neox: true };
-        Executor::new(isa, Program { ops, slots, rope, kv: self.kv, output: 17 }, matrices, pool)
+        let frequencies = (0..pairs)
+            .map(|i| 10_000f64.powf(-(i as f64) / pairs as f64))
+            .collect();
+        let rope = Rope {
+            frequencies,
+            magnitude: 1.0,
+            neox: true,
+        };
+        Executor::new(
+            isa,
+            Program {
+                ops,
+                slots,
+                rope,
+                kv: self.kv,
+                output: 17,
+            },
+            matrices,
+            pool,
+        )
     }
 }

@@ -6,7 +6,8 @@ pub(crate) mod layers;
 use std::sync::Arc;
 
 use octavo_kernels::{
-    Executor, Isa, KvShape, KvStore, KvType, Matrix, Op, Pool, Program, Role, Rope, RowTable, Sequence, SlotInfo, Step,
+    Executor, Isa, KvShape, KvStore, KvType, Matrix, Op, Pool, Program, Role, Rope, RowTable,
+    Sequence, SlotInfo, Step,
 };
 use octavo_quant::TensorType;
 
@@ -71,7 +72,10 @@ pub(crate) fn random_blocks(rng: &mut Rng, ty: TensorType, n: usize) -> Vec<u8> 
     all.truncate(n / len * bytes);
     let mut values = vec![0.0; n];
     octavo_quant::dequantize(ty, &all, &mut values).expect("whole blocks");
-    for (block, values) in all.chunks_exact_mut(bytes).zip(values.chunks_exact_mut(len)) {
+    for (block, values) in all
+        .chunks_exact_mut(bytes)
+        .zip(values.chunks_exact_mut(len))
+    {
         while !values.iter().all(|v| v.is_finite() && v.abs() < 1e3) {
             block.fill_with(|| rng.bits() as u8);
             octavo_quant::dequantize(ty, block, values).expect("one block");
@@ -82,14 +86,16 @@ pub(crate) fn random_blocks(rng: &mut Rng, ty: TensorType, n: usize) -> Vec<u8> 
 
 /// One row times one token: exact value and how far a correct kernel may be from it.
 ///
-/// Every path decodes a weight in at most eight roundings and adds `k` products in f32; the roundings of a sum of `k`
-/// terms add up like a random walk, to `sqrt(k)` of them, and twice that leaves room for the longest of all walks here:
-/// `(2 sqrt(k) + 8) eps sum|w x|`. Formats with a minimum subtract it apart from `scale * code`, and both parts are
-/// larger than their difference: by what the codes of a group tell about its scale, at most four times the largest
-/// weight of the group. Integer kernels also round activations to 1/32639 of the largest that share a scale: half a
-/// step each. In bf16, weights and activations are both rounded to 8 bits, half of the last one at most, and factors
-/// and products below the smallest normal number are zero. In halves they are rounded to 11 bits, or to multiples of
-/// 2^-24 where they are small: weights as they are, activations brought to 2^13 and more for the largest of the row.
+/// Every path decodes a weight in at most eight roundings and adds `k` products in f32; the
+/// roundings of a sum of `k` terms add up like a random walk, to `sqrt(k)` of them, and twice that
+/// leaves room for the longest of all walks here: `(2 sqrt(k) + 8) eps sum|w x|`. Formats with a
+/// minimum subtract it apart from `scale * code`, and both parts are larger than their difference:
+/// by what the codes of a group tell about its scale, at most four times the largest weight of the
+/// group. Integer kernels also round activations to 1/32639 of the largest that share a scale: half
+/// a step each. In bf16, weights and activations are both rounded to 8 bits, half of the last one
+/// at most, and factors and products below the smallest normal number are zero. In halves they are
+/// rounded to 11 bits, or to multiples of 2^-24 where they are small: weights as they are,
+/// activations brought to 2^13 and more for the largest of the row.
 pub(crate) fn exact(w: &[f32], x: &[f32], has_minimum: bool, form: Form) -> (f64, f64) {
     let eps = f64::from(f32::EPSILON);
     let narrow = match form {
@@ -98,16 +104,28 @@ pub(crate) fn exact(w: &[f32], x: &[f32], has_minimum: bool, form: Form) -> (f64
         _ => 0.0,
     };
     let shared = if let Form::Integers(n) = form { n } else { 32 };
-    let scale =
-        |at: usize| x[at / shared * shared..].iter().take(shared).fold(0.0f64, |a, b| a.max(f64::from(b.abs())));
+    let scale = |at: usize| {
+        x[at / shared * shared..]
+            .iter()
+            .take(shared)
+            .fold(0.0f64, |a, b| a.max(f64::from(b.abs())))
+    };
     let largest = |v: &[f32]| v.iter().fold(0.0f64, |a, b| a.max(f64::from(b.abs())));
     let most = largest(x);
-    let value = w.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum();
+    let value = w
+        .iter()
+        .zip(x)
+        .map(|(w, x)| f64::from(*w) * f64::from(*x))
+        .sum();
     let roundings = 2.0 * (w.len() as f64).sqrt() + 8.0;
     let mut bound = 0.0;
     for (g, (w, x)) in w.chunks(32).zip(x.chunks(32)).enumerate() {
         let apart = if has_minimum { 4.0 * largest(w) } else { 0.0 };
-        let step = if form.is_integers() { scale(32 * g) * (0.5 / 32639.0 + 2.0 * eps) } else { 0.0 };
+        let step = if form.is_integers() {
+            scale(32 * g) * (0.5 / 32639.0 + 2.0 * eps)
+        } else {
+            0.0
+        };
         for (w, x) in w.iter().zip(x) {
             let (w, x) = (f64::from(w.abs()), f64::from(x.abs()));
             bound += (w + apart) * x * eps * roundings + w * step + w * x * narrow;
@@ -156,19 +174,48 @@ pub(crate) fn f32_bytes(x: &[f32]) -> Vec<u8> {
 /// Embeds row `token` of a table of f32 rows.
 pub(crate) fn embed(rows: usize, cols: usize, values: &[f32], out: usize) -> Op {
     let source = Arc::new(f32_bytes(values));
-    Op::Embed { table: RowTable { ty: TensorType::F32, rows, cols, source }, out }
+    Op::Embed {
+        table: RowTable {
+            ty: TensorType::F32,
+            rows,
+            cols,
+            source,
+        },
+        out,
+    }
 }
 
 pub(crate) fn no_rope() -> Rope {
-    Rope { frequencies: Vec::new(), magnitude: 1.0, neox: false }
+    Rope {
+        frequencies: Vec::new(),
+        magnitude: 1.0,
+        neox: false,
+    }
 }
 
-pub(crate) const KV: KvShape = KvShape { n_layer: 1, n_head_kv: 1, head_dim: 2, ty: KvType::F32 };
+pub(crate) const KV: KvShape = KvShape {
+    n_layer: 1,
+    n_head_kv: 1,
+    head_dim: 2,
+    ty: KvType::F32,
+};
 
 /// A program over slots of these widths, the last one being the output.
 pub(crate) fn program(ops: Vec<Op>, widths: &[usize], kv: KvShape) -> Program {
-    let slots = widths.iter().map(|width| SlotInfo { width: *width, selected: false }).collect();
-    Program { ops, slots, rope: no_rope(), kv, output: widths.len() - 1 }
+    let slots = widths
+        .iter()
+        .map(|width| SlotInfo {
+            width: *width,
+            selected: false,
+        })
+        .collect();
+    Program {
+        ops,
+        slots,
+        rope: no_rope(),
+        kv,
+        output: widths.len() - 1,
+    }
 }
 
 /// Runs `m` tokens 0, 1, … of one sequence and returns the outputs of all.
@@ -176,8 +223,23 @@ pub(crate) fn run(executor: &mut Executor, kv: KvShape, role: Role, m: usize) ->
     let pages = m.div_ceil(16);
     let table: Vec<u32> = (0..pages as u32).collect();
     let tokens: Vec<u32> = (0..m as u32).collect();
-    let seqs = [Sequence { tokens: &tokens, start: 0, table: &table, wanted: 0..m }];
-    executor.step(&Step { role, seqs: &seqs, input: &[] }, &mut KvStore::new(kv, pages).expect("memory"), None).to_vec()
+    let seqs = [Sequence {
+        tokens: &tokens,
+        start: 0,
+        table: &table,
+        wanted: 0..m,
+    }];
+    executor
+        .step(
+            &Step {
+                role,
+                seqs: &seqs,
+                input: &[],
+            },
+            &mut KvStore::new(kv, pages).expect("memory"),
+            None,
+        )
+        .to_vec()
 }
 
 /// `y = W x` for rows 0..m of `x`, by the kernels of `isa`.
@@ -192,7 +254,14 @@ pub(crate) fn product(
     threads: usize,
 ) -> (Vec<f32>, String) {
     let mut pool = Pool::new(threads).expect("threads");
-    let matrix = Matrix::new(isa, (ty, rows, cols), Arc::new(raw.to_vec()), repack, &mut pool).expect("matrix");
+    let matrix = Matrix::new(
+        isa,
+        (ty, rows, cols),
+        Arc::new(raw.to_vec()),
+        repack,
+        &mut pool,
+    )
+    .expect("matrix");
     let kernel = matrix.kernel();
     let m = x.len() / cols;
     let ops = vec![embed(m, cols, x, 0), Op::MatMul { x: 0, w: 0, out: 1 }];

@@ -34,7 +34,8 @@ fn rounded(kv: KvType, mut x: Vec<f32>) -> Vec<f32> {
         KvType::Bf16 => x.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32()),
         KvType::Q8_0 => {
             let mut bytes = Vec::new();
-            octavo_quant::quantize(TensorType::Q8_0, &x, x.len(), None, &mut bytes).expect("whole blocks");
+            octavo_quant::quantize(TensorType::Q8_0, &x, x.len(), None, &mut bytes)
+                .expect("whole blocks");
             octavo_quant::dequantize(TensorType::Q8_0, &bytes, &mut x).expect("as many");
         }
     }
@@ -42,12 +43,21 @@ fn rounded(kv: KvType, mut x: Vec<f32>) -> Vec<f32> {
 }
 
 impl Scene {
-    fn new(kv: KvType, dim: usize, (heads, heads_kv): (usize, usize), lengths: &[usize], new: usize) -> Scene {
+    fn new(
+        kv: KvType,
+        dim: usize,
+        (heads, heads_kv): (usize, usize),
+        lengths: &[usize],
+        new: usize,
+    ) -> Scene {
         let mut rng = Rng((dim * heads + lengths.len()) as u64);
         let width = heads_kv * dim;
         let mut all = |scale: f32| -> Vec<Vec<f32>> {
             let mut scaled = |n: usize| rng.floats(n).into_iter().map(|x| scale * x).collect();
-            lengths.iter().map(|n| rounded(kv, scaled(n * width))).collect()
+            lengths
+                .iter()
+                .map(|n| rounded(kv, scaled(n * width)))
+                .collect()
         };
         let (k, v) = (all(3.0), all(1.0));
         let mut rows: Vec<Option<(usize, usize)>> = lengths
@@ -58,25 +68,60 @@ impl Scene {
         if new == 1 {
             rows.insert(rows.len() / 2, None);
         }
-        let q = rng.floats(rows.len() * heads * dim).into_iter().map(|x| 2.0 * x).collect();
-        Scene { kv, dim, heads, heads_kv, lengths: lengths.to_vec(), k, v, q, rows }
+        let q = rng
+            .floats(rows.len() * heads * dim)
+            .into_iter()
+            .map(|x| 2.0 * x)
+            .collect();
+        Scene {
+            kv,
+            dim,
+            heads,
+            heads_kv,
+            lengths: lengths.to_vec(),
+            k,
+            v,
+            q,
+            rows,
+        }
     }
 
-    /// Writes the cache with the kernel under test, all positions of all sequences in one launch, to pages in an order
-    /// that `seed` shuffles. Returns the parameters of attention.
+    /// Writes the cache with the kernel under test, all positions of all sequences in one launch,
+    /// to pages in an order that `seed` shuffles. Returns the parameters of attention.
     fn prepare(&self, bench: &mut Bench, seed: u64, splits: usize) -> Attention {
         let mut rng = Rng(seed);
         let width = self.heads_kv * self.dim;
-        let max_pages = self.lengths.iter().map(|n| n.div_ceil(16)).max().unwrap_or(0) + 1;
+        let max_pages = self
+            .lengths
+            .iter()
+            .map(|n| n.div_ceil(16))
+            .max()
+            .unwrap_or(0)
+            + 1;
         let n_pages = self.lengths.len() * max_pages + 3;
         let mut pages: Vec<u32> = (0..n_pages as u32).collect();
-        (1..n_pages).rev().for_each(|i| pages.swap(i, rng.bits() as usize % (i + 1)));
+        (1..n_pages)
+            .rev()
+            .for_each(|i| pages.swap(i, rng.bits() as usize % (i + 1)));
         let tables = bench.integers(&pages[..self.lengths.len() * max_pages]);
         let page_bytes = self.kv.bytes(16 * width).expect("few");
-        let (pages_k, pages_v) = (bench.alloc(n_pages * page_bytes), bench.alloc(n_pages * page_bytes));
+        let (pages_k, pages_v) = (
+            bench.alloc(n_pages * page_bytes),
+            bench.alloc(n_pages * page_bytes),
+        );
         let paging = |bench: &mut Bench, rows: &[Option<(usize, usize)>]| Paging {
-            positions: bench.integers(&rows.iter().map(|r| r.map_or(-1i32, |r| r.1 as i32) as u32).collect::<Vec<_>>()),
-            sequences: bench.integers(&rows.iter().map(|r| r.map_or(0, |r| r.0 as u32)).collect::<Vec<_>>()),
+            positions: bench.integers(
+                &rows
+                    .iter()
+                    .map(|r| r.map_or(-1i32, |r| r.1 as i32) as u32)
+                    .collect::<Vec<_>>(),
+            ),
+            sequences: bench.integers(
+                &rows
+                    .iter()
+                    .map(|r| r.map_or(0, |r| r.0 as u32))
+                    .collect::<Vec<_>>(),
+            ),
             tables,
             missing: bench.integers(&[0]),
             max_pages: max_pages as u32,
@@ -84,16 +129,34 @@ impl Scene {
             n_pages: n_pages as u32,
             first_row: 0,
         };
-        let mut all: Vec<Option<(usize, usize)>> =
-            self.lengths.iter().enumerate().flat_map(|(s, n)| (0..*n).map(move |p| Some((s, p)))).collect();
+        let mut all: Vec<Option<(usize, usize)>> = self
+            .lengths
+            .iter()
+            .enumerate()
+            .flat_map(|(s, n)| (0..*n).map(move |p| Some((s, p))))
+            .collect();
         all.insert(1, None);
         let padding = vec![f32::NAN; width];
         let values = |store: &[Vec<f32>]| -> Vec<f32> {
-            all.iter().flat_map(|r| r.map_or(&padding[..], |(s, p)| &store[s][p * width..][..width])).copied().collect()
+            all.iter()
+                .flat_map(|r| r.map_or(&padding[..], |(s, p)| &store[s][p * width..][..width]))
+                .copied()
+                .collect()
         };
-        let (k, v) = (bench.floats(&values(&self.k)), bench.floats(&values(&self.v)));
+        let (k, v) = (
+            bench.floats(&values(&self.k)),
+            bench.floats(&values(&self.v)),
+        );
         let (heads, head_dim) = (self.heads_kv as u32, self.dim as u32);
-        let write = KvWrite { k, v, pages_k, pages_v, paging: paging(bench, &all), heads, head_dim };
+        let write = KvWrite {
+            k,
+            v,
+            pages_k,
+            pages_v,
+            paging: paging(bench, &all),
+            heads,
+            head_dim,
+        };
         bench.run(&launch::kv_write(self.kv, &write));
         let states = self.rows.len() * self.heads * splits;
         Attention {
@@ -115,7 +178,9 @@ impl Scene {
 
     fn attend(&self, bench: &mut Bench, seed: u64, splits: usize) -> Vec<f32> {
         let p = self.prepare(bench, seed, splits);
-        launch::attend(self.kv, self.dim, &p).iter().for_each(|launch| bench.run(launch));
+        launch::attend(self.kv, self.dim, &p)
+            .iter()
+            .for_each(|launch| bench.run(launch));
         bench.read(p.out, self.q.len())
     }
 
@@ -126,17 +191,24 @@ impl Scene {
         let mut first = 0;
         while first < self.rows.len() {
             let sequence = |r: usize| self.rows[r].map(|r| r.0);
-            let n = (first..self.rows.len()).take_while(|r| sequence(*r) == sequence(first)).count().min(at_most);
+            let n = (first..self.rows.len())
+                .take_while(|r| sequence(*r) == sequence(first))
+                .count()
+                .min(at_most);
             tiles.extend([first as u32, n as u32]);
             first += n;
         }
-        let p = Attention { tiles: bench.integers(&tiles), ..p };
+        let p = Attention {
+            tiles: bench.integers(&tiles),
+            ..p
+        };
         bench.run(&launch::attend_prompt(self.dim, &p, tiles.len() as u32 / 2));
         bench.read(p.out, self.q.len())
     }
 
-    /// In f64. A score is off by the roundings of its sum, and of its query where that is two halves; a weight by as much
-    /// relatively, twice because the sum of weights has the same; and weights themselves may be halves.
+    /// In f64. A score is off by the roundings of its sum, and of its query where that is two
+    /// halves; a weight by as much relatively, twice because the sum of weights has the same; and
+    /// weights themselves may be halves.
     fn check(&self, out: &[f32], prompt: bool) {
         let eps = f64::from(f32::EPSILON);
         let scale = f64::from(1.0 / (self.dim as f32).sqrt());
@@ -149,16 +221,24 @@ impl Scene {
                     continue;
                 };
                 let q = &self.q[(r * self.heads + h) * self.dim..][..self.dim];
-                let at = |p: usize| (p * self.heads_kv + h / (self.heads / self.heads_kv)) * self.dim;
+                let at =
+                    |p: usize| (p * self.heads_kv + h / (self.heads / self.heads_kv)) * self.dim;
                 let (mut scores, mut off) = (Vec::new(), 0.0f64);
                 for p in 0..=position {
-                    let products =
-                        q.iter().zip(&self.k[s][at(p)..]).map(|(q, k)| f64::from(*q) * scale * f64::from(*k));
-                    let (sum, size) = products.fold((0.0, 0.0), |(s, a), x: f64| (s + x, a + x.abs()));
+                    let products = q
+                        .iter()
+                        .zip(&self.k[s][at(p)..])
+                        .map(|(q, k)| f64::from(*q) * scale * f64::from(*k));
+                    let (sum, size) =
+                        products.fold((0.0, 0.0), |(s, a), x: f64| (s + x, a + x.abs()));
                     scores.push(sum);
-                    let mut error = size * eps * (2.0 * (self.dim as f64).sqrt() + 4.0) + sum.abs() * eps;
+                    let mut error =
+                        size * eps * (2.0 * (self.dim as f64).sqrt() + 4.0) + sum.abs() * eps;
                     if prompt {
-                        let keys: f64 = self.k[s][at(p)..][..self.dim].iter().map(|k| f64::from(k.abs())).sum();
+                        let keys: f64 = self.k[s][at(p)..][..self.dim]
+                            .iter()
+                            .map(|k| f64::from(k.abs()))
+                            .sum();
                         error += size * 2f64.powi(-22) + keys * 2f64.powi(-25);
                     }
                     off = off.max(error);
@@ -168,17 +248,30 @@ impl Scene {
                 let total: f64 = weights.iter().sum();
                 let roundings = 2.0 * (weights.len() as f64).sqrt() + 24.0;
                 for (d, got) in out.iter().enumerate() {
-                    let values = weights.iter().enumerate().map(|(p, w)| w / total * f64::from(self.v[s][at(p) + d]));
-                    let (value, size) = values.fold((0.0, 0.0), |(s, a), x: f64| (s + x, a + x.abs()));
+                    let values = weights
+                        .iter()
+                        .enumerate()
+                        .map(|(p, w)| w / total * f64::from(self.v[s][at(p) + d]));
+                    let (value, size) =
+                        values.fold((0.0, 0.0), |(s, a), x: f64| (s + x, a + x.abs()));
                     let mut bound = size * (2.0 * off + roundings * eps);
                     if prompt {
-                        bound += size * 2f64.powi(-11) + weights.len() as f64 / total * 2f64.powi(-25);
+                        bound +=
+                            size * 2f64.powi(-11) + weights.len() as f64 / total * 2f64.powi(-25);
                     }
-                    worst.see(|| format!("row {r}, head {h}, value {d}"), value, *got, bound + 1e-30);
+                    worst.see(
+                        || format!("row {r}, head {h}, value {d}"),
+                        value,
+                        *got,
+                        bound + 1e-30,
+                    );
                 }
             }
         }
-        worst.check(&format!("attention of {:?}, heads of {}, prompt: {prompt}", self.kv, self.dim));
+        worst.check(&format!(
+            "attention of {:?}, heads of {}, prompt: {prompt}",
+            self.kv, self.dim
+        ));
     }
 }
 
@@ -186,7 +279,11 @@ impl Scene {
 fn attention_matches_f64_over_every_head_size_and_split() {
     let Some(mut bench) = device() else { return };
     for (i, dim) in HEAD_DIMS.into_iter().enumerate() {
-        for (j, kv) in KvType::ALL.into_iter().enumerate().filter(|(_, kv)| kv.takes(dim)) {
+        for (j, kv) in KvType::ALL
+            .into_iter()
+            .enumerate()
+            .filter(|(_, kv)| kv.takes(dim))
+        {
             for (n, heads) in [(2, 2), (4, 1), (10, 2), (3, 1)].into_iter().enumerate() {
                 bench.0.schedule(Schedule::ALL[(i + j + n) % 3]);
                 let lengths = [[1, 17, 100], [16, 15, 230], [33, 2, 64]][(i + n) % 3];
@@ -221,11 +318,26 @@ fn prompts_attend_on_tensor_cores_and_without() {
 fn attention_depends_on_no_page_order_and_no_neighbour() {
     let Some(mut bench) = device() else { return };
     let all = Scene::new(KvType::F16, 64, (4, 2), &[100, 49, 7], 3);
-    let (out, prompt) = (all.attend(&mut bench, 1, 8), all.attend_prompt(&mut bench, 1));
-    for (seed, schedule) in [(2, Schedule::Forward), (3, Schedule::Backward), (4, Schedule::Random(9))] {
+    let (out, prompt) = (
+        all.attend(&mut bench, 1, 8),
+        all.attend_prompt(&mut bench, 1),
+    );
+    for (seed, schedule) in [
+        (2, Schedule::Forward),
+        (3, Schedule::Backward),
+        (4, Schedule::Random(9)),
+    ] {
         bench.0.schedule(schedule);
-        assert_eq!(all.attend(&mut bench, seed, 8), out, "pages in another order, {schedule:?}");
-        assert_eq!(all.attend_prompt(&mut bench, seed), prompt, "pages in another order, {schedule:?}");
+        assert_eq!(
+            all.attend(&mut bench, seed, 8),
+            out,
+            "pages in another order, {schedule:?}"
+        );
+        assert_eq!(
+            all.attend_prompt(&mut bench, seed),
+            prompt,
+            "pages in another order, {schedule:?}"
+        );
     }
     for s in 0..3 {
         let (width, first) = (4 * 64, 3 * s);
@@ -234,10 +346,17 @@ fn attention_depends_on_no_page_order_and_no_neighbour() {
             k: vec![all.k[s].clone()],
             v: vec![all.v[s].clone()],
             q: all.q[first * width..(first + 3) * width].to_vec(),
-            rows: all.rows[first..first + 3].iter().map(|r| r.map(|(_, p)| (0, p))).collect(),
+            rows: all.rows[first..first + 3]
+                .iter()
+                .map(|r| r.map(|(_, p)| (0, p)))
+                .collect(),
             ..Scene::new(KvType::F16, 64, (4, 2), &[1], 1)
         };
-        assert_eq!(alone.attend(&mut bench, 7, 8), out[first * width..(first + 3) * width], "sequence {s} alone");
+        assert_eq!(
+            alone.attend(&mut bench, 7, 8),
+            out[first * width..(first + 3) * width],
+            "sequence {s} alone"
+        );
         assert_eq!(
             alone.attend_prompt(&mut bench, 7),
             prompt[first * width..(first + 3) * width],

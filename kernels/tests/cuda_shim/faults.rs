@@ -7,9 +7,17 @@ use crate::common::{Rng, random_blocks};
 use crate::device_of;
 
 /// What a prompt product makes of changed sources: an error of the shim, or numbers.
-fn planted(file: &str, from: &str, to: &str, schedule: Schedule) -> Option<Result<Vec<f32>, String>> {
+fn planted(
+    file: &str,
+    from: &str,
+    to: &str,
+    schedule: Schedule,
+) -> Option<Result<Vec<f32>, String>> {
     let ty = T::Q8_0;
-    let mut sources = Sources { formats: vec![ty], ..Sources::default() };
+    let mut sources = Sources {
+        formats: vec![ty],
+        ..Sources::default()
+    };
     sources.replace(file, from, to);
     let mut bench = device_of(sources)?;
     bench.0.schedule(schedule);
@@ -17,50 +25,87 @@ fn planted(file: &str, from: &str, to: &str, schedule: Schedule) -> Option<Resul
     let mut rng = Rng(12);
     let raw = random_blocks(&mut rng, ty, rows * cols);
     let x = rng.floats(tokens * cols);
-    let product =
-        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| bench.gemm((ty, rows, cols), &raw, &x, None)));
+    let product = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        bench.gemm((ty, rows, cols), &raw, &x, None)
+    }));
     Some(product.map_err(|panic| panic.downcast_ref::<String>().cloned().unwrap_or_default()))
 }
 
 const BEFORE_USE: &str = "        __syncthreads();\n        if (unit + 2";
-const AFTER_USE: &str = "        __syncthreads();\n    }\n#pragma unroll\n    for (u32 i = 0; i < t_tiles; ++i) {\n";
+const AFTER_USE: &str =
+    "        __syncthreads();\n    }\n#pragma unroll\n    for (u32 i = 0; i < t_tiles; ++i) {\n";
 
 #[test]
 fn a_barrier_that_is_missing_is_seen_in_every_order() {
-    let Some(right) =
-        planted("gemm.cuh", "constexpr u32 SLICE = 2 * UNIT;", "constexpr u32 SLICE = 2u * UNIT;", Schedule::Forward)
-    else {
+    let Some(right) = planted(
+        "gemm.cuh",
+        "constexpr u32 SLICE = 2 * UNIT;",
+        "constexpr u32 SLICE = 2u * UNIT;",
+        Schedule::Forward,
+    ) else {
         return;
     };
     let right = right.expect("nothing was changed");
     for schedule in Schedule::ALL {
         let without = |text: &str| text.replacen("__syncthreads();", "", 1);
-        let early = planted("gemm.cuh", BEFORE_USE, &without(BEFORE_USE), schedule).expect("a compiler");
-        assert!(early.expect("no other fault").iter().any(|v| v.is_nan()), "{schedule:?}: read before it was written");
-        let late = planted("gemm.cuh", AFTER_USE, &without(AFTER_USE), schedule).expect("a compiler");
-        assert!(late.expect("no other fault") != right, "{schedule:?}: overwritten before it was read");
+        let early =
+            planted("gemm.cuh", BEFORE_USE, &without(BEFORE_USE), schedule).expect("a compiler");
+        assert!(
+            early.expect("no other fault").iter().any(|v| v.is_nan()),
+            "{schedule:?}: read before it was written"
+        );
+        let late =
+            planted("gemm.cuh", AFTER_USE, &without(AFTER_USE), schedule).expect("a compiler");
+        assert!(
+            late.expect("no other fault") != right,
+            "{schedule:?}: overwritten before it was read"
+        );
     }
 }
 
 #[test]
 fn other_faults_are_seen() {
     let seen = |what: &str, from: &str, to: &str, message: &str| {
-        let Some(result) = planted("gemm.cuh", from, to, Schedule::Forward) else { return };
+        let Some(result) = planted("gemm.cuh", from, to, Schedule::Forward) else {
+            return;
+        };
         let error = result.map(|y| y.len()).expect_err(what);
         assert!(error.contains(message), "{what}: {error}");
     };
     let barrier = |what: &str, instead: &str, message: &str| {
-        seen(what, BEFORE_USE, &BEFORE_USE.replacen("__syncthreads();", instead, 1), message);
+        seen(
+            what,
+            BEFORE_USE,
+            &BEFORE_USE.replacen("__syncthreads();", instead, 1),
+            message,
+        );
     };
     let apart = "if (warp == 0) {\n__syncthreads();\n} else {\n__syncthreads();\n}";
     barrier("warps at two barriers", apart, "barrier: thread 0 waits at");
-    barrier("one warp alone", "if (warp == 0) __syncthreads();", "barrier: thread 0 waits at");
-    barrier("one ends", "if (warp == 3) return;\n__syncthreads();", "thread 127 has ended");
+    barrier(
+        "one warp alone",
+        "if (warp == 0) __syncthreads();",
+        "barrier: thread 0 waits at",
+    );
+    barrier(
+        "one ends",
+        "if (warp == 3) return;\n__syncthreads();",
+        "thread 127 has ended",
+    );
     let lanes = "if (lane == 5) {\n__syncthreads();\n} else {\nlanes_sum<32>(1.0f);\n}";
-    barrier("lanes apart", lanes, "deadlock: thread 229 waits for its block at");
+    barrier(
+        "lanes apart",
+        lanes,
+        "deadlock: thread 229 waits for its block at",
+    );
 
     let stored = "&tokens[at / (SLICE / 8)][at % (SLICE / 8) * 8], piece[i]";
-    seen("misaligned", stored, &stored.replace("* 8]", "* 8] + 1"), "misaligned access of 16 bytes");
+    seen(
+        "misaligned",
+        stored,
+        &stored.replace("* 8]", "* 8] + 1"),
+        "misaligned access of 16 bytes",
+    );
     seen(
         "behind an array",
         stored,
@@ -68,7 +113,17 @@ fn other_faults_are_seen() {
         "written outside of its arrays",
     );
     let stride = "constexpr u32 TILE_STRIDE = SLICE + 8;";
-    seen("too much", stride, "constexpr u32 TILE_STRIDE = SLICE + 200;", "bytes of shared memory: expected at most");
+    seen(
+        "too much",
+        stride,
+        "constexpr u32 TILE_STRIDE = SLICE + 200;",
+        "bytes of shared memory: expected at most",
+    );
     let guard = "token < p.tokens && row < p.w.rows";
-    seen("behind the result", guard, "token <= p.tokens", "written outside of an allocation");
+    seen(
+        "behind the result",
+        guard,
+        "token <= p.tokens",
+        "written outside of an allocation",
+    );
 }

@@ -13,7 +13,10 @@ use crate::{Bench, device};
 
 /// Rows in a form, byte for byte (for halves their scales too).
 fn arrangement(bench: &mut Bench, form: Form, p: &Arrange) -> Vec<[u8; 4]> {
-    let mut all = bench.words(p.out, launch::activation_bytes(form, p.rows as usize, p.cols as usize) / 4);
+    let mut all = bench.words(
+        p.out,
+        launch::activation_bytes(form, p.rows as usize, p.cols as usize) / 4,
+    );
     if form == Form::Halves {
         all.extend(bench.words(p.scales, p.rows as usize));
     }
@@ -31,17 +34,30 @@ fn norms_of_inputs_are_norms_and_inputs() {
             x[cols - 1] *= 1e20;
             let (at_weight, eps) = (bench.floats(&weight), 1e-6);
             for form in [Form::Integers, Form::Floats, Form::Halves] {
-                let p = Arrange { weight: at_weight, eps, ..bench.arrangement(form, &x, cols) };
+                let p = Arrange {
+                    weight: at_weight,
+                    eps,
+                    ..bench.arrangement(form, &x, cols)
+                };
                 bench.run(&launch::normed_activations(form, &p));
                 let got = arrangement(&mut bench, form, &p);
 
                 let out = bench.alloc(4 * x.len());
-                let norm = Norm { x: p.x, weight: at_weight, out, eps, n: cols as u32 };
+                let norm = Norm {
+                    x: p.x,
+                    weight: at_weight,
+                    out,
+                    eps,
+                    n: cols as u32,
+                };
                 bench.run(&launch::rms_norm(&norm, rows as u32));
                 let normed = bench.read(out, x.len());
                 let p = bench.arrangement(form, &normed, cols);
                 bench.run(&launch::activations(form, &p));
-                assert!(arrangement(&mut bench, form, &p) == got, "{form:?}, {rows} x {cols}, {schedule:?}");
+                assert!(
+                    arrangement(&mut bench, form, &p) == got,
+                    "{form:?}, {rows} x {cols}, {schedule:?}"
+                );
             }
             bench.0.clear();
         }
@@ -73,10 +89,19 @@ fn products_side_by_side_are_products() {
             }
             let x = bench.arranged(Form::of_gemv(ty), &x, cols);
             let strips = parts.iter().map(|part| part.w.strips).sum();
-            let p = Gemv { parts, x, strips, columns: columns as u32, ..Gemv::default() };
+            let p = Gemv {
+                parts,
+                x,
+                strips,
+                columns: columns as u32,
+                ..Gemv::default()
+            };
             bench.run(&launch::gemv(ty, &p, 2));
             for (part, expected) in parts.iter().zip(&expected) {
-                assert!(bench.read(part.out, expected.len()) == *expected, "{ty}, {columns} columns");
+                assert!(
+                    bench.read(part.out, expected.len()) == *expected,
+                    "{ty}, {columns} columns"
+                );
             }
             bench.0.clear();
         }
@@ -99,7 +124,13 @@ fn gated_products_are_two_products_and_a_gate() {
                 bench.floats(&y)
             });
             let out = bench.alloc(4 * n);
-            bench.run(&launch::swiglu(&Pair { a: gate, b: up, out, n: n as u64, period: n as u64 }));
+            bench.run(&launch::swiglu(&Pair {
+                a: gate,
+                b: up,
+                out,
+                n: n as u64,
+                period: n as u64,
+            }));
             let expected = bench.read(out, n);
             let p = bench.arrangement(Form::Integers, &expected, rows);
             bench.run(&launch::activations(Form::Integers, &p));
@@ -108,17 +139,31 @@ fn gated_products_are_two_products_and_a_gate() {
             let mut parts = [GemvPart::default(); 3];
             let out = bench.alloc(4 * n);
             for (part, raw) in parts.iter_mut().zip(&raws) {
-                *part = GemvPart { w: bench.matrix((ty, rows, cols), raw), add: Ptr::NULL, out };
+                *part = GemvPart {
+                    w: bench.matrix((ty, rows, cols), raw),
+                    add: Ptr::NULL,
+                    out,
+                };
             }
             let x = bench.arranged(Form::of_gemv(ty), &x, cols);
             let (strips, columns) = (parts[0].w.strips, columns as u32);
-            let mut p = Gemv { parts, x, strips, columns, gated: 1, ..Gemv::default() };
+            let mut p = Gemv {
+                parts,
+                x,
+                strips,
+                columns,
+                gated: 1,
+                ..Gemv::default()
+            };
             bench.run(&launch::gemv(ty, &p, 2));
             assert!(bench.read(out, n) == expected, "{ty}, {columns} columns");
             let bytes = launch::activation_bytes(Form::Integers, columns as usize, rows);
             p.integers = bench.alloc(bytes);
             bench.run(&launch::gemv(ty, &p, 2));
-            assert!(bench.words(p.integers, bytes / 4) == expected_integers, "{ty}, {columns} columns, integers");
+            assert!(
+                bench.words(p.integers, bytes / 4) == expected_integers,
+                "{ty}, {columns} columns, integers"
+            );
             bench.0.clear();
         }
     }
@@ -144,22 +189,43 @@ fn heads_are_bias_norm_rotation_and_cache() {
     let Some(mut bench) = device() else { return };
     let mut rng = Rng(51);
     let (rows, n_pages) = (4, 5);
-    for (dim, heads, heads_kv, pairs, neox) in [(64, 4, 2, 32, true), (32, 3, 3, 8, false), (256, 2, 1, 128, true)] {
+    for (dim, heads, heads_kv, pairs, neox) in [
+        (64, 4, 2, 32, true),
+        (32, 3, 3, 8, false),
+        (256, 2, 1, 128, true),
+    ] {
         for (i, kv) in KvType::ALL.into_iter().enumerate() {
             bench.0.schedule(Schedule::ALL[i % 3]);
             for (biased, normed) in [(false, true), (true, false), (true, true), (false, false)] {
                 let paging = paging(&mut bench, &[2, 9, 4, 1], n_pages);
                 let angles = [0; 2].map(|_| rng.floats(32 * pairs));
                 let [cosines, sines] = angles.map(|a| bench.floats(&a));
-                let turn = Turn { cosines, sines, pairs: pairs as u32, neox: u32::from(neox) };
+                let turn = Turn {
+                    cosines,
+                    sines,
+                    pairs: pairs as u32,
+                    neox: u32::from(neox),
+                };
                 let mut group = |n: usize, normed: bool| HeadGroup {
                     x: bench.floats(&rng.floats(rows * n * dim)),
-                    bias: if biased { bench.floats(&rng.floats(n * dim)) } else { Ptr::NULL },
-                    norm: if normed { bench.floats(&rng.floats(dim)) } else { Ptr::NULL },
+                    bias: if biased {
+                        bench.floats(&rng.floats(n * dim))
+                    } else {
+                        Ptr::NULL
+                    },
+                    norm: if normed {
+                        bench.floats(&rng.floats(dim))
+                    } else {
+                        Ptr::NULL
+                    },
                     n: n as u32,
                     eps: 1e-6,
                 };
-                let (q, k, v) = (group(heads, normed), group(heads_kv, normed), group(heads_kv, false));
+                let (q, k, v) = (
+                    group(heads, normed),
+                    group(heads_kv, normed),
+                    group(heads_kv, false),
+                );
                 let page_bytes = n_pages as usize * kv.bytes(16 * heads_kv * dim).expect("few");
                 let zeros = vec![0u8; page_bytes];
                 let mut pages = || [bench.bytes(&zeros), bench.bytes(&zeros)];
@@ -168,7 +234,18 @@ fn heads_are_bias_norm_rotation_and_cache() {
                 let head_dim = dim as u32;
                 bench.run(&launch::heads(
                     kv,
-                    &Heads { q, k, v, out, pages_k, pages_v, turn, paging, head_dim, unused: 0 },
+                    &Heads {
+                        q,
+                        k,
+                        v,
+                        out,
+                        pages_k,
+                        pages_v,
+                        turn,
+                        paging,
+                        head_dim,
+                        unused: 0,
+                    },
                 ));
 
                 let mut one_by_one = |group: &HeadGroup, turned: bool| {
@@ -177,12 +254,24 @@ fn heads_are_bias_norm_rotation_and_cache() {
                     if group.bias != Ptr::NULL {
                         let out = bench.alloc(4 * n);
                         let period = u64::from(group.n) * dim as u64;
-                        bench.run(&launch::add(&Pair { a: at, b: group.bias, out, n: n as u64, period }));
+                        bench.run(&launch::add(&Pair {
+                            a: at,
+                            b: group.bias,
+                            out,
+                            n: n as u64,
+                            period,
+                        }));
                         at = out;
                     }
                     if group.norm != Ptr::NULL {
                         let out = bench.alloc(4 * n);
-                        let p = Norm { x: at, weight: group.norm, out, eps: group.eps, n: head_dim };
+                        let p = Norm {
+                            x: at,
+                            weight: group.norm,
+                            out,
+                            eps: group.eps,
+                            n: head_dim,
+                        };
                         bench.run(&launch::rms_norm(&p, rows as u32 * group.n));
                         at = out;
                     }
@@ -203,17 +292,31 @@ fn heads_are_bias_norm_rotation_and_cache() {
                     }
                     at
                 };
-                let (at_q, k, v) = (one_by_one(&q, true), one_by_one(&k, true), one_by_one(&v, false));
+                let (at_q, k, v) = (
+                    one_by_one(&q, true),
+                    one_by_one(&k, true),
+                    one_by_one(&v, false),
+                );
                 let heads_n = heads_kv as u32;
-                let write =
-                    KvWrite { k, v, pages_k: expected_k, pages_v: expected_v, paging, heads: heads_n, head_dim };
+                let write = KvWrite {
+                    k,
+                    v,
+                    pages_k: expected_k,
+                    pages_v: expected_v,
+                    paging,
+                    heads: heads_n,
+                    head_dim,
+                };
                 bench.run(&launch::kv_write(kv, &write));
                 let what = format!("{kv}, {heads} heads of {dim}, bias {biased}, norm {normed}");
                 let n = rows * heads * dim;
                 assert!(bench.read(out, n) == bench.read(at_q, n), "{what}: queries");
                 for (got, expected) in [(pages_k, expected_k), (pages_v, expected_v)] {
                     let words = page_bytes / 4;
-                    assert!(bench.words(got, words) == bench.words(expected, words), "{what}: cache");
+                    assert!(
+                        bench.words(got, words) == bench.words(expected, words),
+                        "{what}: cache"
+                    );
                 }
                 assert_eq!(bench.read_integers(paging.missing, 1), [0], "{what}");
                 bench.0.clear();
@@ -230,7 +333,11 @@ fn attention_leaves_integers() {
     let mut rng = Rng(61);
     let paging = paging(&mut bench, &[2, 0, 4, 1], 5);
     let mut pages = || {
-        let bytes: Vec<u8> = rng.floats(5 * 16 * dim).iter().flat_map(|x| x.to_le_bytes()).collect();
+        let bytes: Vec<u8> = rng
+            .floats(5 * 16 * dim)
+            .iter()
+            .flat_map(|x| x.to_le_bytes())
+            .collect();
         bench.bytes(&bytes)
     };
     let (pages_k, pages_v) = (pages(), pages());
@@ -251,11 +358,15 @@ fn attention_leaves_integers() {
         splits: splits as u32,
         scale: 0.125,
     };
-    launch::attend(KvType::F32, dim, &p).iter().for_each(|launch| bench.run(launch));
+    launch::attend(KvType::F32, dim, &p)
+        .iter()
+        .for_each(|launch| bench.run(launch));
     let floats = bench.read(p.out, n);
     let bytes = launch::activation_bytes(Form::Integers, rows, heads * dim);
     p.integers = bench.alloc(bytes);
-    launch::attend(KvType::F32, dim, &p).iter().for_each(|launch| bench.run(launch));
+    launch::attend(KvType::F32, dim, &p)
+        .iter()
+        .for_each(|launch| bench.run(launch));
     let arranged = bench.arranged(Form::Integers, &floats, heads * dim);
     assert!(bench.words(p.integers, bytes / 4) == bench.words(arranged, bytes / 4));
 }
@@ -266,26 +377,70 @@ fn a_missing_page_is_told() {
     let Some(mut bench) = device() else { return };
     let dim = 32;
     let zeros = vec![0u8; 5 * 16 * dim * 2];
-    for (tables, missing) in [([2, u32::MAX, 4, 1], 0), ([2, 3, 4, 5], 1), ([5, 3, 4, 1], 3)] {
+    for (tables, missing) in [
+        ([2, u32::MAX, 4, 1], 0),
+        ([2, 3, 4, 5], 1),
+        ([5, 3, 4, 1], 3),
+    ] {
         let n = 4 * dim;
         let x = bench.floats(&vec![1.0; n]);
         let (pages_k, pages_v) = (bench.bytes(&zeros), bench.bytes(&zeros));
-        let group = HeadGroup { x, bias: Ptr::NULL, norm: Ptr::NULL, n: 1, eps: 0.0 };
-        let turn = Turn { cosines: x, sines: x, pairs: 0, neox: 0 };
+        let group = HeadGroup {
+            x,
+            bias: Ptr::NULL,
+            norm: Ptr::NULL,
+            n: 1,
+            eps: 0.0,
+        };
+        let turn = Turn {
+            cosines: x,
+            sines: x,
+            pairs: 0,
+            neox: 0,
+        };
         let seen = |bench: &mut Bench, paging: &Paging| bench.read_integers(paging.missing, 1)[0];
 
         let paging = paging(&mut bench, &tables, 5);
         let head_dim = dim as u32;
         let out = bench.alloc(4 * n);
-        let p = Heads { q: group, k: group, v: group, out, pages_k, pages_v, turn, paging, head_dim, unused: 0 };
+        let p = Heads {
+            q: group,
+            k: group,
+            v: group,
+            out,
+            pages_k,
+            pages_v,
+            turn,
+            paging,
+            head_dim,
+            unused: 0,
+        };
         bench.run(&launch::heads(KvType::F16, &p));
-        let expected = if missing == 1 { [1, 4].as_slice() } else { &[missing] };
-        assert!(expected.contains(&seen(&mut bench, &paging)), "heads, {tables:?}");
+        let expected = if missing == 1 {
+            [1, 4].as_slice()
+        } else {
+            &[missing]
+        };
+        assert!(
+            expected.contains(&seen(&mut bench, &paging)),
+            "heads, {tables:?}"
+        );
 
         let paging = self::paging(&mut bench, &tables, 5);
-        let p = KvWrite { k: x, v: x, pages_k, pages_v, paging, heads: 1, head_dim };
+        let p = KvWrite {
+            k: x,
+            v: x,
+            pages_k,
+            pages_v,
+            paging,
+            heads: 1,
+            head_dim,
+        };
         bench.run(&launch::kv_write(KvType::F16, &p));
-        assert!(expected.contains(&seen(&mut bench, &paging)), "kv_write, {tables:?}");
+        assert!(
+            expected.contains(&seen(&mut bench, &paging)),
+            "kv_write, {tables:?}"
+        );
 
         let paging = self::paging(&mut bench, &tables, 5);
         let tiles = bench.integers(&[0, 1, 2, 1, 3, 1]);
@@ -309,12 +464,27 @@ fn a_missing_page_is_told() {
         };
         let mut behind = p;
         behind.paging.first_row = 100;
-        launch::attend(KvType::F16, dim, &behind).iter().for_each(|launch| bench.run(launch));
-        let expected_behind: Vec<u32> = expected.iter().map(|row| if *row == 0 { 0 } else { row + 100 }).collect();
-        assert!(expected_behind.contains(&seen(&mut bench, &paging)), "attend, {tables:?}");
-        bench.0.device().upload(paging.missing, &[0; 4]).expect("its own memory");
+        launch::attend(KvType::F16, dim, &behind)
+            .iter()
+            .for_each(|launch| bench.run(launch));
+        let expected_behind: Vec<u32> = expected
+            .iter()
+            .map(|row| if *row == 0 { 0 } else { row + 100 })
+            .collect();
+        assert!(
+            expected_behind.contains(&seen(&mut bench, &paging)),
+            "attend, {tables:?}"
+        );
+        bench
+            .0
+            .device()
+            .upload(paging.missing, &[0; 4])
+            .expect("its own memory");
         bench.run(&launch::attend_prompt(dim, &p, 3));
-        assert!(expected.contains(&seen(&mut bench, &paging)), "attend_prompt, {tables:?}");
+        assert!(
+            expected.contains(&seen(&mut bench, &paging)),
+            "attend_prompt, {tables:?}"
+        );
         bench.0.clear();
     }
 }

@@ -1,5 +1,6 @@
-//! The CUDA kernels on the CPU (or on a GPU, see `common/device.rs`), against the oracle: every kernel, odd shapes, three orders of threads. And the shim
-//! itself: faults that are planted must be seen.
+//! The CUDA kernels on the CPU (or on a GPU, see `common/device.rs`), against the oracle: every
+//! kernel, odd shapes, three orders of threads. And the shim itself: faults that are planted must
+//! be seen.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -56,20 +57,30 @@ impl Bench {
 
     fn words(&mut self, from: Ptr, n: usize) -> Vec<[u8; 4]> {
         let mut bytes = vec![0; 4 * n];
-        self.0.device().download(from, &mut bytes).expect("its own memory");
+        self.0
+            .device()
+            .download(from, &mut bytes)
+            .expect("its own memory");
         bytes.as_chunks::<4>().0.to_vec()
     }
 
     fn read(&mut self, from: Ptr, n: usize) -> Vec<f32> {
-        self.words(from, n).into_iter().map(f32::from_le_bytes).collect()
+        self.words(from, n)
+            .into_iter()
+            .map(f32::from_le_bytes)
+            .collect()
     }
 
     fn read_integers(&mut self, from: Ptr, n: usize) -> Vec<u32> {
-        self.words(from, n).into_iter().map(u32::from_le_bytes).collect()
+        self.words(from, n)
+            .into_iter()
+            .map(u32::from_le_bytes)
+            .collect()
     }
 
     fn try_run(&mut self, launch: &Launch) -> Result<(), Error> {
-        // SAFETY: the tests allocate what the kernels' comments say; fences and NaNs show where they do not.
+        // SAFETY: the tests allocate what the kernels' comments say; fences and NaNs show where
+        // they do not.
         #[allow(unsafe_code)]
         unsafe {
             self.0.device().launch(launch)
@@ -77,7 +88,8 @@ impl Bench {
     }
 
     fn run(&mut self, launch: &Launch) {
-        self.try_run(launch).unwrap_or_else(|error| panic!("{error}"));
+        self.try_run(launch)
+            .unwrap_or_else(|error| panic!("{error}"));
     }
 
     fn matrix(&mut self, (ty, rows, cols): (T, usize, usize), raw: &[u8]) -> Matrix {
@@ -87,16 +99,32 @@ impl Bench {
     }
 
     /// `W x (+ add)` for rows of `x`, by the generation kernels.
-    fn gemv(&mut self, (ty, rows, cols): (T, usize, usize), raw: &[u8], x: &[f32], add: Option<&[f32]>) -> Vec<f32> {
+    fn gemv(
+        &mut self,
+        (ty, rows, cols): (T, usize, usize),
+        raw: &[u8],
+        x: &[f32],
+        add: Option<&[f32]>,
+    ) -> Vec<f32> {
         let columns = x.len() / cols;
         let w = self.matrix((ty, rows, cols), raw);
         let x = self.arranged(Form::of_gemv(ty), x, cols);
         let add = add.map_or(Ptr::NULL, |add| self.floats(add));
         let out = self.alloc(4 * columns * rows);
-        let parts = [GemvPart { w, add, out }, GemvPart::default(), GemvPart::default()];
+        let parts = [
+            GemvPart { w, add, out },
+            GemvPart::default(),
+            GemvPart::default(),
+        ];
         self.run(&launch::gemv(
             ty,
-            &Gemv { parts, x, strips: w.strips, columns: columns as u32, ..Gemv::default() },
+            &Gemv {
+                parts,
+                x,
+                strips: w.strips,
+                columns: columns as u32,
+                ..Gemv::default()
+            },
             2,
         ));
         self.read(out, columns * rows)
@@ -124,12 +152,24 @@ impl Bench {
     }
 
     /// The same by the prompt kernels, in small tiles.
-    fn gemm(&mut self, shape: (T, usize, usize), raw: &[u8], x: &[f32], add: Option<&[f32]>) -> Vec<f32> {
+    fn gemm(
+        &mut self,
+        shape: (T, usize, usize),
+        raw: &[u8],
+        x: &[f32],
+        add: Option<&[f32]>,
+    ) -> Vec<f32> {
         self.gemm_on(1 << 20, shape, raw, x, add)
     }
 
     /// In large tiles.
-    fn gemm_large(&mut self, shape: (T, usize, usize), raw: &[u8], x: &[f32], add: Option<&[f32]>) -> Vec<f32> {
+    fn gemm_large(
+        &mut self,
+        shape: (T, usize, usize),
+        raw: &[u8],
+        x: &[f32],
+        add: Option<&[f32]>,
+    ) -> Vec<f32> {
         self.gemm_on(0, shape, raw, x, add)
     }
 
@@ -151,7 +191,15 @@ impl Bench {
         let out = self.alloc(4 * tokens * rows);
         self.run(&launch::gemm(
             ty,
-            &Gemm { w, x: arranged, scales, add, out, tokens: tokens as u32, unused: 0 },
+            &Gemm {
+                w,
+                x: arranged,
+                scales,
+                add,
+                out,
+                tokens: tokens as u32,
+                unused: 0,
+            },
             multiprocessors,
         ));
         self.read(out, tokens * rows)
@@ -166,7 +214,13 @@ impl Worst {
     fn see(&mut self, what: impl Fn() -> String, expected: f64, got: f32, bound: f64) {
         let ratio = (f64::from(got) - expected).abs() / bound;
         if ratio.is_nan() || ratio > self.0 {
-            *self = Worst(ratio, format!("{}: expected {expected}, got {got}, bound {bound:e}", what()));
+            *self = Worst(
+                ratio,
+                format!(
+                    "{}: expected {expected}, got {got}, bound {bound:e}",
+                    what()
+                ),
+            );
         }
     }
 

@@ -19,7 +19,9 @@ fn widths(ty: T) -> Vec<usize> {
     let block = ty.block_len();
     match block {
         1 => vec![1, 31, 33, 100, 1056],
-        _ => [block, 3 * block, 1024 + block].map(|n| n.next_multiple_of(block)).to_vec(),
+        _ => [block, 3 * block, 1024 + block]
+            .map(|n| n.next_multiple_of(block))
+            .to_vec(),
     }
 }
 
@@ -35,14 +37,29 @@ fn embeddings_are_the_oracles_bit_for_bit() {
             octavo_quant::dequantize(ty, &raw, &mut values).expect("whole rows");
             let tokens = [6, 0, 3, 3, 5, 1];
             let table = bench.matrix((ty, rows, cols), &raw);
-            let (numbers, out) = (bench.integers(&tokens), bench.alloc(4 * tokens.len() * cols));
-            let p = Embed { table, tokens: numbers, out, columns: tokens.len() as u32, unused: 0 };
+            let (numbers, out) = (
+                bench.integers(&tokens),
+                bench.alloc(4 * tokens.len() * cols),
+            );
+            let p = Embed {
+                table,
+                tokens: numbers,
+                out,
+                columns: tokens.len() as u32,
+                unused: 0,
+            };
             bench.run(&launch::embed(ty, &p));
             let got = bench.read(out, tokens.len() * cols);
             for (token, got) in tokens.iter().zip(got.chunks_exact(cols)) {
                 let expected = &values[*token as usize * cols..][..cols];
-                let same = expected.iter().zip(got).all(|(a, b)| a.to_bits() == b.to_bits());
-                assert!(same, "{ty}, {cols} columns, row {token}: expected {expected:?}, got {got:?}");
+                let same = expected
+                    .iter()
+                    .zip(got)
+                    .all(|(a, b)| a.to_bits() == b.to_bits());
+                assert!(
+                    same,
+                    "{ty}, {cols} columns, row {token}: expected {expected:?}, got {got:?}"
+                );
             }
             bench.0.clear();
         }
@@ -52,7 +69,13 @@ fn embeddings_are_the_oracles_bit_for_bit() {
 type Product = fn(&mut Bench, (T, usize, usize), &[u8], &[f32], Option<&[f32]>) -> Vec<f32>;
 
 /// Holds a product against f64 sums of the oracle's weights.
-fn check_product(bench: &mut Bench, product: Product, form: Form, (ty, rows, cols): (T, usize, usize), tokens: usize) {
+fn check_product(
+    bench: &mut Bench,
+    product: Product,
+    form: Form,
+    (ty, rows, cols): (T, usize, usize),
+    tokens: usize,
+) {
     let mut rng = Rng((rows * 7 + cols * 3 + tokens) as u64);
     let raw = random_blocks(&mut rng, ty, rows * cols);
     let (x, add) = (rng.floats(tokens * cols), rng.floats(tokens * rows));
@@ -67,7 +90,12 @@ fn check_product(bench: &mut Bench, product: Product, form: Form, (ty, rows, col
                 let (value, bound) = exact(w, x, has_minimum(ty), form);
                 let add = add.map_or(0.0, |add| f64::from(add[t * rows + r]));
                 let bound = bound + f64::from(f32::EPSILON) * (value + add).abs();
-                worst.see(|| format!("row {r}, token {t}"), value + add, y[t * rows + r], bound);
+                worst.see(
+                    || format!("row {r}, token {t}"),
+                    value + add,
+                    y[t * rows + r],
+                    bound,
+                );
             }
         }
         bench.0.clear();
@@ -79,7 +107,11 @@ fn check_product(bench: &mut Bench, product: Product, form: Form, (ty, rows, col
 fn generation_products_match_the_oracle() {
     let Some(mut bench) = device() else { return };
     for ty in types() {
-        let form = if has_codes(ty) { Form::Integers(32) } else { Form::Floats };
+        let form = if has_codes(ty) {
+            Form::Integers(32)
+        } else {
+            Form::Floats
+        };
         for (i, cols) in widths(ty).into_iter().enumerate() {
             for (j, rows) in [1, 4, 19, 37].into_iter().enumerate() {
                 bench.0.schedule(Schedule::ALL[(i + j) % 3]);
@@ -95,9 +127,18 @@ fn prompt_products_match_the_oracle() {
     let Some(mut bench) = device() else { return };
     for ty in types() {
         for (i, cols) in widths(ty).into_iter().enumerate() {
-            for (j, (rows, tokens)) in [(1, 1), (64, 3), (67, 65), (20, 17)].into_iter().enumerate() {
+            for (j, (rows, tokens)) in [(1, 1), (64, 3), (67, 65), (20, 17)]
+                .into_iter()
+                .enumerate()
+            {
                 bench.0.schedule(Schedule::ALL[(i + j) % 3]);
-                check_product(&mut bench, Bench::gemm, Form::Halves, (ty, rows, cols), tokens);
+                check_product(
+                    &mut bench,
+                    Bench::gemm,
+                    Form::Halves,
+                    (ty, rows, cols),
+                    tokens,
+                );
             }
         }
     }
@@ -137,7 +178,10 @@ fn a_tokens_product_depends_on_nothing_beside_it() {
                     for n in [1, 2, 4].into_iter().filter(|n| first + n <= tokens) {
                         let part = &x[first * cols..(first + n) * cols];
                         let some = product(&mut bench, (ty, rows, cols), &raw, part, None);
-                        assert!(some == all[first * rows..(first + n) * rows], "{ty}: {n} tokens from {first}");
+                        assert!(
+                            some == all[first * rows..(first + n) * rows],
+                            "{ty}: {n} tokens from {first}"
+                        );
                         bench.0.clear();
                     }
                 }
@@ -163,7 +207,10 @@ fn activations_keep_their_size_and_their_faults() {
             let expected: Vec<f32> = plain.iter().map(|v| v * factor).collect();
             assert_eq!(y, expected, "activations times 2^{exponent}");
         }
-        assert_eq!(product(&mut bench, (ty, rows, cols), &raw, &vec![0.0; cols], None), vec![0.0; rows]);
+        assert_eq!(
+            product(&mut bench, (ty, rows, cols), &raw, &vec![0.0; cols], None),
+            vec![0.0; rows]
+        );
         for wrong in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut x = x.clone();
             x[40] = wrong;

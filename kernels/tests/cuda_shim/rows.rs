@@ -13,10 +13,31 @@ fn norms_match() {
     let mut rng = Rng(1);
     for schedule in bench.0.schedules() {
         bench.0.schedule(*schedule);
-        for (groups, n) in [(1, 1), (3, 31), (6, 64), (5, 128), (2, 257), (3, 1000), (2, 3000)] {
+        for (groups, n) in [
+            (1, 1),
+            (3, 31),
+            (6, 64),
+            (5, 128),
+            (2, 257),
+            (3, 1000),
+            (2, 3000),
+        ] {
             let (x, weight, eps) = (rng.floats(groups * n), rng.floats(n), 1e-5f32);
-            let (at_x, at_weight, out) = (bench.floats(&x), bench.floats(&weight), bench.alloc(4 * groups * n));
-            bench.run(&launch::rms_norm(&Norm { x: at_x, weight: at_weight, out, eps, n: n as u32 }, groups as u32));
+            let (at_x, at_weight, out) = (
+                bench.floats(&x),
+                bench.floats(&weight),
+                bench.alloc(4 * groups * n),
+            );
+            bench.run(&launch::rms_norm(
+                &Norm {
+                    x: at_x,
+                    weight: at_weight,
+                    out,
+                    eps,
+                    n: n as u32,
+                },
+                groups as u32,
+            ));
             let got = bench.read(out, groups * n);
             let mut worst = Worst::default();
             for (g, x) in x.chunks_exact(n).enumerate() {
@@ -25,7 +46,8 @@ fn norms_match() {
                 for (i, v) in x.iter().enumerate() {
                     let y = f64::from(*v) * scale * f64::from(weight[i]);
                     // half of the sum's relative error, five more roundings
-                    let bound = y.abs() * f64::from(f32::EPSILON) * ((n as f64).sqrt() + 5.0) + 1e-37;
+                    let bound =
+                        y.abs() * f64::from(f32::EPSILON) * ((n as f64).sqrt() + 5.0) + 1e-37;
                     worst.see(|| format!("group {g}, value {i}"), y, got[g * n + i], bound);
                 }
             }
@@ -39,9 +61,14 @@ fn rotations_are_f32s_own() {
     let Some(mut bench) = device() else { return };
     let mut rng = Rng(2);
     for neox in [false, true] {
-        for (rows, heads, head_dim, pairs) in [(1, 1, 2, 1), (3, 5, 64, 32), (4, 2, 80, 16), (2, 3, 6, 0)] {
+        for (rows, heads, head_dim, pairs) in
+            [(1, 1, 2, 1), (3, 5, 64, 32), (4, 2, 80, 16), (2, 3, 6, 0)]
+        {
             let n_positions = 9;
-            let (cosines, sines) = (rng.floats(n_positions * pairs + 1), rng.floats(n_positions * pairs + 1));
+            let (cosines, sines) = (
+                rng.floats(n_positions * pairs + 1),
+                rng.floats(n_positions * pairs + 1),
+            );
             let positions: Vec<i32> = (0..rows).map(|r| [8, 0, -1, 5][r]).collect();
             let x = rng.floats(rows * heads * head_dim);
             let p = Rope {
@@ -64,13 +91,21 @@ fn rotations_are_f32s_own() {
             for (at, y) in expected.chunks_exact_mut(head_dim).enumerate() {
                 let position = positions[at / heads];
                 for i in (0..pairs).filter(|_| position >= 0) {
-                    let (a, b) = if neox { (i, i + pairs) } else { (2 * i, 2 * i + 1) };
+                    let (a, b) = if neox {
+                        (i, i + pairs)
+                    } else {
+                        (2 * i, 2 * i + 1)
+                    };
                     let angle = position as usize * pairs + i;
                     let (c, s) = (cosines[angle], sines[angle]);
                     (y[a], y[b]) = (y[a] * c - y[b] * s, y[a] * s + y[b] * c);
                 }
             }
-            assert_eq!(bench.read(p.out, x.len()), expected, "neox {neox}, {head_dim} values, {pairs} pairs");
+            assert_eq!(
+                bench.read(p.out, x.len()),
+                expected,
+                "neox {neox}, {head_dim} values, {pairs} pairs"
+            );
         }
     }
 }
@@ -83,29 +118,59 @@ fn element_by_element_operations_match() {
         let n = rows * width;
         let (a, b) = (rng.floats(n), rng.floats(n));
         let (at_a, at_b, out) = (bench.floats(&a), bench.floats(&b), bench.alloc(4 * n));
-        let pair = |period: usize| Pair { a: at_a, b: at_b, out, n: n as u64, period: period as u64 };
+        let pair = |period: usize| Pair {
+            a: at_a,
+            b: at_b,
+            out,
+            n: n as u64,
+            period: period as u64,
+        };
         bench.run(&launch::add(&pair(n)));
-        assert_eq!(bench.read(out, n), a.iter().zip(&b).map(|(a, b)| a + b).collect::<Vec<_>>());
+        assert_eq!(
+            bench.read(out, n),
+            a.iter().zip(&b).map(|(a, b)| a + b).collect::<Vec<_>>()
+        );
         bench.run(&launch::add(&pair(width)));
         let bias = b[..width].iter().cycle();
-        assert_eq!(bench.read(out, n), a.iter().zip(bias).map(|(a, b)| a + b).collect::<Vec<_>>());
+        assert_eq!(
+            bench.read(out, n),
+            a.iter().zip(bias).map(|(a, b)| a + b).collect::<Vec<_>>()
+        );
 
         let gate: Vec<f32> = a.iter().map(|v| v * 120.0).collect();
         let at_gate = bench.floats(&gate);
-        bench.run(&launch::swiglu(&Pair { a: at_gate, ..pair(n) }));
+        bench.run(&launch::swiglu(&Pair {
+            a: at_gate,
+            ..pair(n)
+        }));
         let mut worst = Worst::default();
         for (i, got) in bench.read(out, n).into_iter().enumerate() {
             let (g, u) = (f64::from(gate[i]), f64::from(b[i]));
             let y = g / (1.0 + (-g).exp()) * u;
             // two units in the last place of `expf`, three roundings; e^88 is where floats end
-            worst.see(|| format!("gate {g}"), y, got, y.abs() * 4.0 * f64::from(f32::EPSILON) + 1e-36);
+            worst.see(
+                || format!("gate {g}"),
+                y,
+                got,
+                y.abs() * 4.0 * f64::from(f32::EPSILON) + 1e-36,
+            );
         }
         worst.check("swiglu");
 
         let wanted: Vec<u32> = (0..rows as u32).rev().collect();
-        let p = Select { x: at_a, wanted: bench.integers(&wanted), out, rows: rows as u32, width: width as u32 };
+        let p = Select {
+            x: at_a,
+            wanted: bench.integers(&wanted),
+            out,
+            rows: rows as u32,
+            width: width as u32,
+        };
         bench.run(&launch::select_rows(&p));
-        let expected: Vec<f32> = wanted.iter().flat_map(|r| &a[*r as usize * width..][..width]).copied().collect();
+        let expected: Vec<f32> = wanted
+            .iter()
+            .flat_map(|r| &a[*r as usize * width..][..width])
+            .copied()
+            .collect();
         assert_eq!(bench.read(out, n), expected);
     }
 }
@@ -132,13 +197,21 @@ fn the_first_of_the_largest_is_found() {
                 n: n as u32,
                 parts_n,
             };
-            launch::argmax(&p, rows as u32).iter().for_each(|launch| bench.run(launch));
+            launch::argmax(&p, rows as u32)
+                .iter()
+                .for_each(|launch| bench.run(launch));
             let first_of_largest = |x: &[f32]| {
                 let best = x.iter().fold(f32::NEG_INFINITY, |a, b| a.max(*b));
                 x.iter().position(|v| *v == best).expect("there is one") as u32
             };
             let odd = |x: &[f32]| x.iter().any(|v| !v.is_finite());
-            let place = |x: &[f32]| if odd(x) { launch::NOT_FINITE } else { first_of_largest(x) };
+            let place = |x: &[f32]| {
+                if odd(x) {
+                    launch::NOT_FINITE
+                } else {
+                    first_of_largest(x)
+                }
+            };
             let expected: Vec<u32> = x.chunks_exact(n).map(place).collect();
             assert_eq!(bench.read_integers(p.out, rows), expected);
         }

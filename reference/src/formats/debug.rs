@@ -1,6 +1,6 @@
-//! `llama-debug --save-logits`: `NAME.bin` has the last position's logits as raw f32, `NAME-embeddings.bin` (with
-//! `--embedding --pooling none --embd-normalize -1`) `result_norm` of every position; `NAME-tokens.bin` beside it has
-//! the ids as raw i32.
+//! `llama-debug --save-logits`: `NAME.bin` has the last position's logits as raw f32,
+//! `NAME-embeddings.bin` (with `--embedding --pooling none --embd-normalize -1`) `result_norm` of
+//! every position; `NAME-tokens.bin` beside it has the ids as raw i32.
 
 use std::path::{Path, PathBuf};
 
@@ -19,11 +19,16 @@ pub struct Debug {
 }
 
 fn tokens_beside(path: &Path) -> PathBuf {
-    let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let stem = path
+        .file_stem()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned();
     path.with_file_name(format!("{stem}-tokens.bin"))
 }
 
-/// Whether a file can be one: whole floats, and either ids beside it or values that logits could have.
+/// Whether a file can be one: whole floats, and either ids beside it or values that logits could
+/// have.
 pub(super) fn seems(path: &Path, head: &[u8]) -> bool {
     let whole = std::fs::metadata(path).is_ok_and(|m| m.len() > 0 && m.len().is_multiple_of(4));
     let plausible = |b: &[u8; 4]| {
@@ -40,20 +45,45 @@ pub(super) fn seems(path: &Path, head: &[u8]) -> bool {
 pub fn read(path: &Path) -> Result<Debug, Error> {
     let bytes = whole(path)?;
     if bytes.is_empty() || bytes.len() % 4 != 0 {
-        return Err(bad(path, "size", "whole f32 values", format!("{} bytes", bytes.len())));
+        return Err(bad(
+            path,
+            "size",
+            "whole f32 values",
+            format!("{} bytes", bytes.len()),
+        ));
     }
-    let values = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+    let values = bytes
+        .as_chunks()
+        .0
+        .iter()
+        .map(|b| f32::from_le_bytes(*b))
+        .collect();
     let beside = tokens_beside(path);
-    let tokens = if beside.is_file() { Some(ids(&beside)?) } else { None };
-    let embeddings = path.file_stem().is_some_and(|stem| stem.to_string_lossy().ends_with("-embeddings"));
-    Ok(Debug { tokens, values, embeddings })
+    let tokens = if beside.is_file() {
+        Some(ids(&beside)?)
+    } else {
+        None
+    };
+    let embeddings = path
+        .file_stem()
+        .is_some_and(|stem| stem.to_string_lossy().ends_with("-embeddings"));
+    Ok(Debug {
+        tokens,
+        values,
+        embeddings,
+    })
 }
 
 fn ids(path: &Path) -> Result<Vec<u32>, Error> {
     let bytes = whole(path)?;
     let (words, rest) = bytes.as_chunks::<4>();
     if !rest.is_empty() {
-        return Err(bad(path, "size", "whole i32 ids", format!("{} bytes", bytes.len())));
+        return Err(bad(
+            path,
+            "size",
+            "whole i32 ids",
+            format!("{} bytes", bytes.len()),
+        ));
     }
     let id = |word: &[u8; 4]| {
         let id = i32::from_le_bytes(*word);

@@ -1,5 +1,5 @@
-//! The text that `llama-eval-callback` prints: every tensor of one pass with its operation and dims, the first and last
-//! three values of each dim to four decimals, and the sum of all.
+//! The text that `llama-eval-callback` prints: every tensor of one pass with its operation and
+//! dims, the first and last three values of each dim to four decimals, and the sum of all.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -50,19 +50,34 @@ fn parse(path: &Path, text: &str) -> Result<Vec<Printed>, Error> {
     for (number, line) in text.lines().enumerate() {
         let place = || format!("line {}", number + 1);
         if let Some((_, head)) = line.split_once(MARK) {
-            let (name, op, dims) =
-                header(head).ok_or_else(|| bad(path, &place(), "NAME = (TYPE) OP(...) = {dims}", line.trim()))?;
+            let (name, op, dims) = header(head).ok_or_else(|| {
+                bad(
+                    path,
+                    &place(),
+                    "NAME = (TYPE) OP(...) = {dims}",
+                    line.trim(),
+                )
+            })?;
             at = None;
             if !VIEWS.contains(&op) {
                 let count = seen.entry(name.to_owned()).or_default();
                 let (name, op) = (name.to_owned(), op.to_owned());
-                all.push(Printed { name, op, occurrence: *count, dims, values: Vec::new(), sum: None });
+                all.push(Printed {
+                    name,
+                    op,
+                    occurrence: *count,
+                    dims,
+                    values: Vec::new(),
+                    sum: None,
+                });
                 *count += 1;
                 at = Some([0; 4]);
             }
             continue;
         }
-        let (Some(next), Some(tensor)) = (&mut at, all.last_mut()) else { continue };
+        let (Some(next), Some(tensor)) = (&mut at, all.last_mut()) else {
+            continue;
+        };
         let indent = line.len() - line.trim_start().len();
         let content = line.trim();
         if let Some(sum) = content.strip_prefix("sum = ") {
@@ -74,7 +89,8 @@ fn parse(path: &Path, text: &str) -> Result<Vec<Printed>, Error> {
             let dim = if indent >= 12 { 1 } else { 2 };
             next[dim] = tensor.dims[dim].saturating_sub(3);
         } else if content.starts_with('[') && content.len() > 1 {
-            row(content, *next, tensor).ok_or_else(|| bad(path, &place(), "[ numbers ],", content))?;
+            row(content, *next, tensor)
+                .ok_or_else(|| bad(path, &place(), "[ numbers ],", content))?;
             next[1] += 1;
         } else if content == "]," {
             next[1] = 0;
@@ -93,14 +109,20 @@ fn header(head: &str) -> Option<(&str, &str, [usize; 4])> {
     let (_, rest) = rest.split_once(')')?;
     let (op, rest) = rest.split_once('(')?;
     let (_, dims) = rest.rsplit_once("= {")?;
-    let mut numbers = dims.trim_end().strip_suffix('}')?.split(',').map(|n| n.trim().parse::<usize>().ok());
+    let mut numbers = dims
+        .trim_end()
+        .strip_suffix('}')?
+        .split(',')
+        .map(|n| n.trim().parse::<usize>().ok());
     let mut next = || numbers.next()?;
     Some((name.trim(), op.trim(), [next()?, next()?, next()?, next()?]))
 }
 
 fn row(content: &str, at: [usize; 4], tensor: &mut Printed) -> Option<()> {
-    let inside =
-        content.strip_prefix('[')?.strip_suffix("],").or_else(|| content.strip_prefix('[')?.strip_suffix(']'))?;
+    let inside = content
+        .strip_prefix('[')?
+        .strip_suffix("],")
+        .or_else(|| content.strip_prefix('[')?.strip_suffix(']'))?;
     let mut channel = 0;
     for word in inside.split(',').map(str::trim) {
         if word == "..." {
@@ -160,15 +182,32 @@ common_debug_cb_eval:                   Qcur-0 = (f32)       ROPE(Qcur-0{1, 7, 7
     #[test]
     fn values_stand_at_their_indices_and_views_are_passed_by() {
         let all = parse(Path::new("t"), TEXT).expect("it is read");
-        let heads: Vec<(&str, usize, [usize; 4])> = all.iter().map(|t| (t.op.as_str(), t.occurrence, t.dims)).collect();
-        assert_eq!(heads, [("MUL_MAT", 0, [8, 2, 1, 1]), ("ROPE", 1, [1, 7, 7, 1])]);
-        let value = |t: usize, index: [usize; 4]| all[t].values.iter().find(|v| v.0 == index).map(|v| v.1);
-        assert_eq!((all[0].values.len(), all[0].sum), (12, Some(12.5)));
-        assert_eq!((value(0, [2, 0, 0, 0]), value(0, [5, 0, 0, 0])), (Some(-3.0), Some(4.5)));
-        assert!(value(0, [6, 0, 0, 0]).is_some_and(f64::is_nan));
-        assert_eq!((value(0, [7, 1, 0, 0]), value(0, [3, 0, 0, 0])), (Some(7.0), None));
+        let heads: Vec<(&str, usize, [usize; 4])> = all
+            .iter()
+            .map(|t| (t.op.as_str(), t.occurrence, t.dims))
+            .collect();
         assert_eq!(
-            (value(1, [0, 2, 0, 0]), value(1, [0, 4, 0, 0]), value(1, [0, 0, 4, 0])),
+            heads,
+            [("MUL_MAT", 0, [8, 2, 1, 1]), ("ROPE", 1, [1, 7, 7, 1])]
+        );
+        let value =
+            |t: usize, index: [usize; 4]| all[t].values.iter().find(|v| v.0 == index).map(|v| v.1);
+        assert_eq!((all[0].values.len(), all[0].sum), (12, Some(12.5)));
+        assert_eq!(
+            (value(0, [2, 0, 0, 0]), value(0, [5, 0, 0, 0])),
+            (Some(-3.0), Some(4.5))
+        );
+        assert!(value(0, [6, 0, 0, 0]).is_some_and(f64::is_nan));
+        assert_eq!(
+            (value(0, [7, 1, 0, 0]), value(0, [3, 0, 0, 0])),
+            (Some(7.0), None)
+        );
+        assert_eq!(
+            (
+                value(1, [0, 2, 0, 0]),
+                value(1, [0, 4, 0, 0]),
+                value(1, [0, 0, 4, 0])
+            ),
             (Some(3.0), Some(4.0), Some(7.0))
         );
     }

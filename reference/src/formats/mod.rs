@@ -44,13 +44,33 @@ const HEAD: u64 = 4096;
 /// # Errors
 /// The file cannot be read, or is none of them; the message says what it seems to be.
 pub fn recognize(path: &Path) -> Result<Kind, Error> {
-    let file = File::open(path).map_err(|source| Error::Io { path: path.into(), source })?;
+    let file = File::open(path).map_err(|source| Error::Io {
+        path: path.into(),
+        source,
+    })?;
     let mut head = Vec::new();
-    file.take(HEAD).read_to_end(&mut head).map_err(|source| Error::Io { path: path.into(), source })?;
-    let unknown = |got: &str| Error::NoReference { file: path.display().to_string(), got: got.to_owned() };
+    file.take(HEAD)
+        .read_to_end(&mut head)
+        .map_err(|source| Error::Io {
+            path: path.into(),
+            source,
+        })?;
+    let unknown = |got: &str| Error::NoReference {
+        file: path.display().to_string(),
+        got: got.to_owned(),
+    };
     if head.starts_with(b"GGUF") {
-        let gguf = Gguf::open(path, &OpenOptions { mmap: true, ..OpenOptions::default() })?;
-        return match (gguf.str("general.type").ok().flatten(), gguf.tensor("logits")) {
+        let gguf = Gguf::open(
+            path,
+            &OpenOptions {
+                mmap: true,
+                ..OpenOptions::default()
+            },
+        )?;
+        return match (
+            gguf.str("general.type").ok().flatten(),
+            gguf.tensor("logits"),
+        ) {
             (Some("imatrix"), _) => Ok(Kind::Imatrix),
             (_, Some(_)) => Ok(Kind::Results),
             _ if gguf.get("general.architecture").is_some() => Err(unknown("a GGUF model")),
@@ -73,17 +93,37 @@ pub fn recognize(path: &Path) -> Result<Kind, Error> {
 
 /// The bytes of a file that is read as a whole.
 pub(crate) fn whole(path: &Path) -> Result<Vec<u8>, Error> {
-    let io = |source| Error::Io { path: path.into(), source };
+    let io = |source| Error::Io {
+        path: path.into(),
+        source,
+    };
     let file = File::open(path).map_err(io)?;
     let mut bytes = Vec::new();
-    file.take(MAX_WHOLE + 1).read_to_end(&mut bytes).map_err(io)?;
+    file.take(MAX_WHOLE + 1)
+        .read_to_end(&mut bytes)
+        .map_err(io)?;
     if bytes.len() as u64 > MAX_WHOLE {
-        return Err(bad(path, "size", format!("at most {MAX_WHOLE} bytes"), "more".to_owned()));
+        return Err(bad(
+            path,
+            "size",
+            format!("at most {MAX_WHOLE} bytes"),
+            "more".to_owned(),
+        ));
     }
     Ok(bytes)
 }
 
 /// A field that is not as it should be.
-pub(crate) fn bad(path: &Path, field: &str, expected: impl Into<String>, got: impl Into<String>) -> Error {
-    Error::Field { file: path.display().to_string(), field: field.into(), expected: expected.into(), got: got.into() }
+pub(crate) fn bad(
+    path: &Path,
+    field: &str,
+    expected: impl Into<String>,
+    got: impl Into<String>,
+) -> Error {
+    Error::Field {
+        file: path.display().to_string(),
+        field: field.into(),
+        expected: expected.into(),
+        got: got.into(),
+    }
 }

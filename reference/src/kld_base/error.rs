@@ -18,7 +18,9 @@ pub enum Error {
     #[error(transparent)]
     Replace(#[from] gguf_rs_lite::Error),
     /// It is something else.
-    #[error("{file}: expected a file of log-probabilities (it begins with _logits_), got something else")]
+    #[error(
+        "{file}: expected a file of log-probabilities (it begins with _logits_), got something else"
+    )]
     Magic {
         /// The file.
         file: String,

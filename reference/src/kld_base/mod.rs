@@ -1,5 +1,6 @@
-//! The file of llama-perplexity's `--kl-divergence-base`: the tokens of a text, and for every scored position the
-//! log-probabilities of the whole vocabulary in 16 bits each. Read and written as a stream, a few rows at a time.
+//! The file of llama-perplexity's `--kl-divergence-base`: the tokens of a text, and for every
+//! scored position the log-probabilities of the whole vocabulary in 16 bits each. Read and written
+//! as a stream, a few rows at a time.
 //!
 //! Host byte order in llama.cpp, little-endian here; no version and no name of a model:
 //!
@@ -10,13 +11,15 @@
 //! | 20 | i32 each | the tokens, as the tokenizer gave them |
 //! | then | rows | for each chunk, `n_ctx - 1 - n_ctx / 2` of them |
 //!
-//! A row: scale and lowest log-probability as f32, then one u16 `q` for each token, padded to an even number:
-//! `ln p = scale * q + lowest`. What is further than 16 nats below the most likely token is stored as 16 below it.
-//! ik_llama.cpp writes the same file with 24 nats ([PR 325](https://github.com/ikawrakow/ik_llama.cpp/pull/325)) and
-//! says so nowhere: the largest distance that a row can express, `65535 * scale`, shows it.
+//! A row: scale and lowest log-probability as f32, then one u16 `q` for each token, padded to an
+//! even number: `ln p = scale * q + lowest`. What is further than 16 nats below the most likely
+//! token is stored as 16 below it. ik_llama.cpp writes the same file with 24 nats ([PR
+//! 325](https://github.com/ikawrakow/ik_llama.cpp/pull/325)) and says so nowhere: the largest
+//! distance that a row can express, `65535 * scale`, shows it.
 //!
-//! From equal logits the bytes are equal to llama.cpp's: the arithmetic is its own (f32, an f64 sum in order, the C
-//! library's `expf`). A C library whose `expf` rounds differently can move a row's lowest value by one ulp.
+//! From equal logits the bytes are equal to llama.cpp's: the arithmetic is its own (f32, an f64 sum
+//! in order, the C library's `expf`). A C library whose `expf` rounds differently can move a row's
+//! lowest value by one ulp.
 
 mod error;
 mod reader;
@@ -72,7 +75,10 @@ impl Shape {
     /// Where the rows of a chunk begin; `None` beyond any file.
     fn rows_at(&self, chunk: u64) -> Option<u64> {
         let tokens = self.n_tokens().checked_mul(4)?;
-        self.chunk_bytes().checked_mul(chunk)?.checked_add(tokens)?.checked_add(HEADER)
+        self.chunk_bytes()
+            .checked_mul(chunk)?
+            .checked_add(tokens)?
+            .checked_add(HEADER)
     }
 
     fn checked(self, file: &str) -> Result<Shape, Error> {
@@ -87,7 +93,11 @@ impl Shape {
             return Err(header("tokens of a chunk", "3 to 2^31 - 1", self.n_ctx));
         }
         if !(self.n_vocab >= 1 && fits(self.n_vocab)) {
-            return Err(header("tokens of the vocabulary", "1 to 2^31 - 1", self.n_vocab));
+            return Err(header(
+                "tokens of the vocabulary",
+                "1 to 2^31 - 1",
+                self.n_vocab,
+            ));
         }
         if !(self.n_chunks >= 1 && fits(self.n_chunks)) {
             return Err(header("chunks", "1 to 2^31 - 1", self.n_chunks));

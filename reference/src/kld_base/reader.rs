@@ -29,7 +29,10 @@ impl Reader<File> {
     /// As [`Reader::new`].
     pub fn open(path: &Path) -> Result<Reader<File>, Error> {
         let name = path.display().to_string();
-        let failed = |source| Error::Io { file: name.clone(), source };
+        let failed = |source| Error::Io {
+            file: name.clone(),
+            source,
+        };
         let file = File::open(path).map_err(failed)?;
         // a pipe cannot be read twice, and its length is unknown
         if !file.metadata().map_err(failed)?.is_file() {
@@ -43,25 +46,38 @@ impl<R: Read + Seek> Reader<R> {
     /// Reads and checks the header, the length and the tokens; `file` is its name in messages.
     ///
     /// # Errors
-    /// Whatever is wrong with it; nothing is allocated by sizes that were not held against the file's length.
+    /// Whatever is wrong with it; nothing is allocated by sizes that were not held against the
+    /// file's length.
     pub fn new(mut from: R, file: &str) -> Result<Reader<R>, Error> {
-        let failed = |source| Error::Io { file: file.to_owned(), source };
+        let failed = |source| Error::Io {
+            file: file.to_owned(),
+            source,
+        };
         let length = from.seek(SeekFrom::End(0)).map_err(failed)?;
         from.seek(SeekFrom::Start(0)).map_err(failed)?;
         let mut header = [0; HEADER as usize];
         let n = usize::try_from(length).map_or(header.len(), |n| n.min(header.len()));
         from.read_exact(&mut header[..n]).map_err(failed)?;
         if header[..8] != MAGIC {
-            return Err(Error::Magic { file: file.to_owned() });
+            return Err(Error::Magic {
+                file: file.to_owned(),
+            });
         }
         if n < header.len() {
             let got = length;
-            return Err(Error::Length { file: file.to_owned(), what: "header", expected: HEADER, got });
+            return Err(Error::Length {
+                file: file.to_owned(),
+                what: "header",
+                expected: HEADER,
+                got,
+            });
         }
         let shape = shape(file, &header[8..])?;
         let end = shape.rows_at(shape.n_chunks as u64);
         if end != Some(length) {
-            let complete = shape.rows_at(0).map_or(0, |start| length.saturating_sub(start) / shape.chunk_bytes());
+            let complete = shape.rows_at(0).map_or(0, |start| {
+                length.saturating_sub(start) / shape.chunk_bytes()
+            });
             return Err(Error::Size {
                 file: file.to_owned(),
                 expected: end.unwrap_or(u64::MAX),
@@ -71,7 +87,12 @@ impl<R: Read + Seek> Reader<R> {
                 complete: complete.min(shape.n_chunks as u64),
             });
         }
-        let mut reader = Reader { from, file: file.to_owned(), shape, cut: CUT };
+        let mut reader = Reader {
+            from,
+            file: file.to_owned(),
+            shape,
+            cut: CUT,
+        };
         reader.check_tokens()?;
         reader.infer_cut()?;
         Ok(reader)
@@ -87,8 +108,8 @@ impl<R: Read + Seek> Reader<R> {
         self.shape
     }
 
-    /// How far below the most likely token its rows go, in nats: 16, or 24 if a row was seen that needs it. The first
-    /// chunk is looked at when the file is opened, the others as they are read.
+    /// How far below the most likely token its rows go, in nats: 16, or 24 if a row was seen that
+    /// needs it. The first chunk is looked at when the file is opened, the others as they are read.
     pub fn cut(&self) -> f32 {
         self.cut
     }
@@ -101,12 +122,21 @@ impl<R: Read + Seek> Reader<R> {
     /// # Panics
     /// If there is no such chunk.
     pub fn tokens(&mut self, chunk: usize) -> Result<Vec<u32>, Error> {
-        assert!(chunk < self.shape.n_chunks, "chunk {chunk} of {}", self.shape.n_chunks);
+        assert!(
+            chunk < self.shape.n_chunks,
+            "chunk {chunk} of {}",
+            self.shape.n_chunks
+        );
         let mut bytes = vec![0; 4 * self.shape.n_ctx];
         let start = HEADER + 4 * chunk as u64 * self.shape.n_ctx as u64;
         self.read_at(start, &mut bytes)?;
         // ids were found to be in the vocabulary
-        Ok(bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect())
+        Ok(bytes
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .map(|word| u32::from_le_bytes(*word))
+            .collect())
     }
 
     /// Some rows of a chunk into `out`, as [`super::Row::new`] takes them, `Shape::row_bytes` each.
@@ -116,9 +146,17 @@ impl<R: Read + Seek> Reader<R> {
     ///
     /// # Panics
     /// If there are no such rows.
-    pub fn rows(&mut self, chunk: usize, rows: Range<usize>, out: &mut Vec<u8>) -> Result<(), Error> {
+    pub fn rows(
+        &mut self,
+        chunk: usize,
+        rows: Range<usize>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), Error> {
         let shape = self.shape;
-        assert!(chunk < shape.n_chunks && rows.start <= rows.end && rows.end <= shape.rows(), "rows of the file");
+        assert!(
+            chunk < shape.n_chunks && rows.start <= rows.end && rows.end <= shape.rows(),
+            "rows of the file"
+        );
         out.resize(rows.len() * shape.row_bytes(), 0);
         self.read_at(self.row_at(chunk, rows.start), out)?;
         for (row, bytes) in rows.zip(out.chunks_exact(shape.row_bytes())) {
@@ -134,16 +172,31 @@ impl<R: Read + Seek> Reader<R> {
     }
 
     fn read_at(&mut self, offset: u64, out: &mut [u8]) -> Result<(), Error> {
-        let read = self.from.seek(SeekFrom::Start(offset)).and_then(|_| self.from.read_exact(out));
-        read.map_err(|source| Error::Io { file: self.file.clone(), source })
+        let read = self
+            .from
+            .seek(SeekFrom::Start(offset))
+            .and_then(|_| self.from.read_exact(out));
+        read.map_err(|source| Error::Io {
+            file: self.file.clone(),
+            source,
+        })
     }
 
     fn check_row(&mut self, chunk: usize, row: usize, bytes: &[u8]) -> Result<(), Error> {
         let (scale, lowest) = row_header(bytes);
         let span = 65535.0 * scale;
-        let sound = scale >= 0.0 && span <= WIDE_CUT + SPAN_SLACK && lowest.is_finite() && span + lowest <= LN_P_SLACK;
+        let sound = scale >= 0.0
+            && span <= WIDE_CUT + SPAN_SLACK
+            && lowest.is_finite()
+            && span + lowest <= LN_P_SLACK;
         if !sound {
-            return Err(Error::Row { file: self.file.clone(), chunk, row, scale, lowest });
+            return Err(Error::Row {
+                file: self.file.clone(),
+                chunk,
+                row,
+                scale,
+                lowest,
+            });
         }
         if span > CUT + SPAN_SLACK {
             self.cut = WIDE_CUT;
@@ -162,7 +215,12 @@ impl<R: Read + Seek> Reader<R> {
             for word in block[..n].as_chunks::<4>().0 {
                 let got = i32::from_le_bytes(*word);
                 if !usize::try_from(got).is_ok_and(|id| id < n_vocab) {
-                    return Err(Error::Token { file: self.file.clone(), index, n_vocab, got });
+                    return Err(Error::Token {
+                        file: self.file.clone(),
+                        index,
+                        n_vocab,
+                        got,
+                    });
                 }
                 index += 1;
             }
@@ -196,5 +254,10 @@ fn shape(file: &str, header: &[u8]) -> Result<Shape, Error> {
     let n_ctx = number("tokens of a chunk", 0)?;
     let n_vocab = number("tokens of the vocabulary", 4)?;
     let n_chunks = number("chunks", 8)?;
-    Shape { n_ctx, n_vocab, n_chunks }.checked(file)
+    Shape {
+        n_ctx,
+        n_vocab,
+        n_chunks,
+    }
+    .checked(file)
 }

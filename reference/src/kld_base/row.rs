@@ -26,7 +26,12 @@ impl Norm {
         let (min, max) = extremes(logits);
         let argmax = logits.iter().position(|&x| x == max).unwrap_or(0);
         let sum: f64 = logits.iter().map(|&x| f64::from((x - max).exp())).sum();
-        Norm { max, min, argmax, ln_sum: sum.ln() }
+        Norm {
+            max,
+            min,
+            argmax,
+            ln_sum: sum.ln(),
+        }
     }
 
     /// The log-probability of a token of this row with that logit.
@@ -48,7 +53,10 @@ fn extremes(row: &[f32]) -> (f32, f32) {
         }
     }
     let all = |lanes: [f32; LANES], better: fn(f32, f32) -> f32| {
-        lanes.iter().chain(rest).fold(first, |best, &x| better(best, x))
+        lanes
+            .iter()
+            .chain(rest)
+            .fold(first, |best, &x| better(best, x))
     };
     (all(low, f32::min), all(high, f32::max))
 }
@@ -58,7 +66,11 @@ fn extremes(row: &[f32]) -> (f32, f32) {
 /// # Panics
 /// If it is not.
 pub fn encode(logits: &[f32], norm: &Norm, out: &mut [u8]) {
-    assert_eq!(out.len(), HEADER + 2 * logits.len().next_multiple_of(2), "the bytes of a row");
+    assert_eq!(
+        out.len(),
+        HEADER + 2 * logits.len().next_multiple_of(2),
+        "the bytes of a row"
+    );
     let low = norm.min.max(norm.max - CUT);
     let lowest = low - norm.max - norm.ln_sum as f32;
     let scale = (norm.max - low) / 65535.0;
@@ -71,14 +83,18 @@ pub fn encode(logits: &[f32], norm: &Norm, out: &mut [u8]) {
     }
     let inverse = 1.0 / scale;
     for (&x, code) in logits.iter().zip(codes.as_chunks_mut::<2>().0) {
-        let q = if x > low { nearest(inverse * (x - low)) } else { 0 };
+        let q = if x > low {
+            nearest(inverse * (x - low))
+        } else {
+            0
+        };
         *code = q.to_le_bytes();
     }
 }
 
-/// The nearest integer, ties to even: adding 1.5 * 2^23 leaves it in the low bits of the mantissa. Unlike
-/// `round_ties_even` it is a vector instruction on every CPU, and gives llama.cpp's code where the scale is so small
-/// that its inverse overflows.
+/// The nearest integer, ties to even: adding 1.5 * 2^23 leaves it in the low bits of the mantissa.
+/// Unlike `round_ties_even` it is a vector instruction on every CPU, and gives llama.cpp's code
+/// where the scale is so small that its inverse overflows.
 fn nearest(x: f32) -> u16 {
     (x + 12_582_912.0).to_bits() as u16
 }
@@ -98,7 +114,11 @@ impl<'a> Row<'a> {
     /// If there are fewer bytes than that.
     pub fn new(bytes: &'a [u8], n_vocab: usize) -> Row<'a> {
         let (scale, lowest) = row_header(bytes);
-        Row { scale, lowest, codes: &bytes[HEADER..].as_chunks::<2>().0[..n_vocab] }
+        Row {
+            scale,
+            lowest,
+            codes: &bytes[HEADER..].as_chunks::<2>().0[..n_vocab],
+        }
     }
 
     /// The log-probability of a token.
@@ -121,6 +141,7 @@ impl<'a> Row<'a> {
 }
 
 pub(super) fn row_header(bytes: &[u8]) -> (f32, f32) {
-    let word = |at: usize| f32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+    let word =
+        |at: usize| f32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
     (word(0), word(4))
 }

@@ -19,13 +19,22 @@ impl<W: Write> Writer<W> {
     /// Writes the header and the tokens of all chunks; `file` is its name in messages.
     ///
     /// # Errors
-    /// A shape that a file cannot have, another number of tokens than it implies, or a failed write.
+    /// A shape that a file cannot have, another number of tokens than it implies, or a failed
+    /// write.
     pub fn new(mut to: W, file: &str, shape: Shape, tokens: &[u32]) -> Result<Writer<W>, Error> {
-        let failed = |source| Error::Io { file: file.to_owned(), source };
+        let failed = |source| Error::Io {
+            file: file.to_owned(),
+            source,
+        };
         let shape = shape.checked(file)?;
         let (expected, got) = (shape.n_tokens().saturating_mul(4), 4 * tokens.len() as u64);
         if expected != got {
-            return Err(Error::Length { file: file.to_owned(), what: "tokens", expected, got });
+            return Err(Error::Length {
+                file: file.to_owned(),
+                what: "tokens",
+                expected,
+                got,
+            });
         }
         let numbers = [shape.n_ctx, shape.n_vocab, shape.n_chunks].map(|n| n as u32);
         to.write_all(&MAGIC).map_err(failed)?;
@@ -33,7 +42,12 @@ impl<W: Write> Writer<W> {
             to.write_all(&word.to_le_bytes()).map_err(failed)?;
         }
         let left = shape.chunk_bytes().saturating_mul(shape.n_chunks as u64);
-        Ok(Writer { to, file: file.to_owned(), shape, left })
+        Ok(Writer {
+            to,
+            file: file.to_owned(),
+            shape,
+            left,
+        })
     }
 
     /// How long everything is.
@@ -47,8 +61,14 @@ impl<W: Write> Writer<W> {
     /// More rows than the file has, or a failed write.
     pub fn rows(&mut self, bytes: &[u8]) -> Result<(), Error> {
         let got = bytes.len() as u64;
-        self.left = self.left.checked_sub(got).ok_or_else(|| self.wrong_length(self.left, got))?;
-        self.to.write_all(bytes).map_err(|source| Error::Io { file: self.file.clone(), source })
+        self.left = self
+            .left
+            .checked_sub(got)
+            .ok_or_else(|| self.wrong_length(self.left, got))?;
+        self.to.write_all(bytes).map_err(|source| Error::Io {
+            file: self.file.clone(),
+            source,
+        })
     }
 
     /// Ends the file and gives what it was written to.
@@ -59,17 +79,25 @@ impl<W: Write> Writer<W> {
         if self.left > 0 {
             return Err(self.wrong_length(self.left, 0));
         }
-        self.to.flush().map_err(|source| Error::Io { file: self.file.clone(), source })?;
+        self.to.flush().map_err(|source| Error::Io {
+            file: self.file.clone(),
+            source,
+        })?;
         Ok(self.to)
     }
 
     fn wrong_length(&self, expected: u64, got: u64) -> Error {
-        Error::Length { file: self.file.clone(), what: "rows still to come", expected, got }
+        Error::Length {
+            file: self.file.clone(),
+            what: "rows still to come",
+            expected,
+            got,
+        }
     }
 }
 
-/// Writes a base file under a temporary name; `rows` gives all of its rows, then it is renamed. If `rows` fails nothing
-/// is left behind.
+/// Writes a base file under a temporary name; `rows` gives all of its rows, then it is renamed. If
+/// `rows` fails nothing is left behind.
 ///
 /// # Errors
 /// Those of `rows`, those of [`Writer`], and a file that cannot be replaced.

@@ -53,36 +53,66 @@ impl Hparams {
             Some("qwen2") => Architecture::Qwen2,
             Some("qwen3") => Architecture::Qwen3,
             got => {
-                return Err(Error::Architecture { file: gguf.name().into(), got: got.unwrap_or("").into() });
+                return Err(Error::Architecture {
+                    file: gguf.name().into(),
+                    got: got.unwrap_or("").into(),
+                });
             }
         };
-        let keys = Keys { gguf, prefix: architecture.name() };
+        let keys = Keys {
+            gguf,
+            prefix: architecture.name(),
+        };
         let n_embd = keys.count("embedding_length")?;
         let n_layer = keys.count("block_count")?;
         if n_layer > gguf.tensors().len() {
-            return Err(keys.bad("block_count", "no more layers than the file has tensors".into(), n_layer));
+            return Err(keys.bad(
+                "block_count",
+                "no more layers than the file has tensors".into(),
+                n_layer,
+            ));
         }
-        let n_head =
-            keys.per_layer("attention.head_count", n_layer)?.ok_or_else(|| keys.missing("attention.head_count"))?;
-        let n_head_kv = keys.per_layer("attention.head_count_kv", n_layer)?.unwrap_or_else(|| n_head.clone());
-        let n_ff =
-            keys.per_layer("feed_forward_length", n_layer)?.ok_or_else(|| keys.missing("feed_forward_length"))?;
+        let n_head = keys
+            .per_layer("attention.head_count", n_layer)?
+            .ok_or_else(|| keys.missing("attention.head_count"))?;
+        let n_head_kv = keys
+            .per_layer("attention.head_count_kv", n_layer)?
+            .unwrap_or_else(|| n_head.clone());
+        let n_ff = keys
+            .per_layer("feed_forward_length", n_layer)?
+            .ok_or_else(|| keys.missing("feed_forward_length"))?;
         for (il, (&heads, &kv_heads)) in n_head.iter().zip(&n_head_kv).enumerate() {
             if heads % kv_heads != 0 {
                 let expected = format!("a divisor of the {heads} query heads of layer {il}");
                 return Err(keys.bad("attention.head_count_kv", expected, kv_heads));
             }
         }
-        // The default head width is taken from layer 0, as in llama.cpp, even when other layers have other head counts.
-        let head_dim = keys.optional_count("attention.key_length")?.unwrap_or(n_embd / n_head[0]);
-        let value_length = keys.optional_count("attention.value_length")?.unwrap_or(n_embd / n_head[0]);
+        // The default head width is taken from layer 0, as in llama.cpp, even when other layers
+        // have other head counts.
+        let head_dim = keys
+            .optional_count("attention.key_length")?
+            .unwrap_or(n_embd / n_head[0]);
+        let value_length = keys
+            .optional_count("attention.value_length")?
+            .unwrap_or(n_embd / n_head[0]);
         if value_length != head_dim {
-            return Err(keys.bad("attention.value_length", format!("{head_dim}, the key length"), value_length));
+            return Err(keys.bad(
+                "attention.value_length",
+                format!("{head_dim}, the key length"),
+                value_length,
+            ));
         }
         if head_dim == 0 {
-            return Err(keys.bad("attention.head_count", format!("at most {n_embd}, the embedding length"), n_head[0]));
+            return Err(keys.bad(
+                "attention.head_count",
+                format!("at most {n_embd}, the embedding length"),
+                n_head[0],
+            ));
         }
-        let widest = n_head.iter().max().and_then(|&heads| heads.checked_mul(head_dim));
+        let widest = n_head
+            .iter()
+            .max()
+            .and_then(|&heads| heads.checked_mul(head_dim));
         if widest.is_none_or(|width| width > MAX_WIDTH) {
             return Err(keys.bad(
                 "attention.key_length",
@@ -90,8 +120,13 @@ impl Hparams {
                 head_dim,
             ));
         }
-        let layers =
-            (0..n_layer).map(|il| LayerDims { n_head: n_head[il], n_head_kv: n_head_kv[il], n_ff: n_ff[il] }).collect();
+        let layers = (0..n_layer)
+            .map(|il| LayerDims {
+                n_head: n_head[il],
+                n_head_kv: n_head_kv[il],
+                n_ff: n_ff[il],
+            })
+            .collect();
         Ok(Self {
             architecture,
             n_embd,
@@ -107,20 +142,30 @@ impl Hparams {
 }
 
 fn read_rope(keys: &Keys<'_>, architecture: Architecture, head_dim: usize) -> Result<Rope, Error> {
-    let n_rot = keys.optional_count("rope.dimension_count")?.unwrap_or(head_dim);
+    let n_rot = keys
+        .optional_count("rope.dimension_count")?
+        .unwrap_or(head_dim);
     let allowed = match architecture {
         Architecture::Llama => n_rot == head_dim,
         Architecture::Qwen2 | Architecture::Qwen3 => n_rot <= head_dim,
     };
     if !allowed || n_rot % 2 != 0 {
-        return Err(keys.bad("rope.dimension_count", format!("an even count within the head width {head_dim}"), n_rot));
+        return Err(keys.bad(
+            "rope.dimension_count",
+            format!("an even count within the head width {head_dim}"),
+            n_rot,
+        ));
     }
     let base = keys.number("rope.freq_base")?.unwrap_or(10_000.0);
     if base <= 1.0 {
         return Err(keys.bad("rope.freq_base", "more than 1".into(), base));
     }
     let mut rope = Rope {
-        pairs: if architecture == Architecture::Llama { RopePairs::Adjacent } else { RopePairs::Halves },
+        pairs: if architecture == Architecture::Llama {
+            RopePairs::Adjacent
+        } else {
+            RopePairs::Halves
+        },
         n_rot,
         base,
         scale: 1.0,
@@ -140,13 +185,24 @@ fn read_rope(keys: &Keys<'_>, architecture: Architecture, head_dim: usize) -> Re
             rope.scale = 1.0 / factor;
             let context = match keys.number("rope.scaling.original_context_length")? {
                 Some(length) => length,
-                None => keys.number("context_length")?.ok_or_else(|| keys.missing("context_length"))?,
+                None => keys
+                    .number("context_length")?
+                    .ok_or_else(|| keys.missing("context_length"))?,
             };
             let beta = |which: &str, usual| Ok::<_, Error>(keys.number(which)?.unwrap_or(usual));
-            let betas = (beta("rope.scaling.yarn_beta_fast", 32.0)?, beta("rope.scaling.yarn_beta_slow", 1.0)?);
+            let betas = (
+                beta("rope.scaling.yarn_beta_fast", 32.0)?,
+                beta("rope.scaling.yarn_beta_slow", 1.0)?,
+            );
             rope.set_yarn(factor, context, betas);
         }
-        Some(other) => return Err(keys.bad("rope.scaling.type", "none, linear or yarn".into(), format!("{other:?}"))),
+        Some(other) => {
+            return Err(keys.bad(
+                "rope.scaling.type",
+                "none, linear or yarn".into(),
+                format!("{other:?}"),
+            ));
+        }
     }
     Ok(rope)
 }
@@ -163,11 +219,20 @@ impl Keys<'_> {
     }
 
     fn missing(&self, key: &str) -> Error {
-        Error::MissingKey { file: self.gguf.name().into(), key: self.name(key), expected: "a number" }
+        Error::MissingKey {
+            file: self.gguf.name().into(),
+            key: self.name(key),
+            expected: "a number",
+        }
     }
 
     fn bad(&self, key: &str, expected: String, got: impl ToString) -> Error {
-        Error::BadKey { file: self.gguf.name().into(), key: self.name(key), expected, got: got.to_string() }
+        Error::BadKey {
+            file: self.gguf.name().into(),
+            key: self.name(key),
+            expected,
+            got: got.to_string(),
+        }
     }
 
     /// A positive integer; zero heads or layers would divide by zero below.
@@ -190,7 +255,9 @@ impl Keys<'_> {
             _ => self.gguf.u32(&name)?.map(f64::from),
         };
         match value {
-            Some(v) if !v.is_finite() || v < 0.0 => Err(self.bad(key, "a finite number, not negative".into(), v)),
+            Some(v) if !v.is_finite() || v < 0.0 => {
+                Err(self.bad(key, "a finite number, not negative".into(), v))
+            }
             value => Ok(value),
         }
     }
@@ -202,7 +269,11 @@ impl Keys<'_> {
             return Ok(self.optional_count(key)?.map(|count| vec![count; n_layer]));
         };
         if array.len() < n_layer {
-            return Err(self.bad(key, format!("one value for each of {n_layer} layers"), array.len()));
+            return Err(self.bad(
+                key,
+                format!("one value for each of {n_layer} layers"),
+                array.len(),
+            ));
         }
         let count = |value: Value<'_>| value.as_int().and_then(|v| usize::try_from(v).ok());
         array
@@ -210,9 +281,13 @@ impl Keys<'_> {
             .take(n_layer)
             .enumerate()
             .map(|(il, value)| {
-                count(value)
-                    .filter(|&v| v > 0)
-                    .ok_or_else(|| self.bad(key, format!("a count of at least 1 for layer {il}"), "another value"))
+                count(value).filter(|&v| v > 0).ok_or_else(|| {
+                    self.bad(
+                        key,
+                        format!("a count of at least 1 for layer {il}"),
+                        "another value",
+                    )
+                })
             })
             .collect::<Result<_, _>>()
             .map(Some)

@@ -1,4 +1,5 @@
-//! The operations of a transformer layer, in f64, straight from their formulas. All arrays are `(n_tokens, width)`.
+//! The operations of a transformer layer, in f64, straight from their formulas. All arrays are
+//! `(n_tokens, width)`.
 
 /// A weight of `n_in` columns; each row gives one output.
 pub(super) struct Matrix {
@@ -18,7 +19,9 @@ impl Matrix {
         let mut y = vec![0.0; x.len() / self.n_in * n_out];
         let mut row = vec![0f64; self.n_in];
         for (o, weights) in self.data.chunks_exact(self.n_in).enumerate() {
-            row.iter_mut().zip(weights).for_each(|(wide, &w)| *wide = f64::from(w));
+            row.iter_mut()
+                .zip(weights)
+                .for_each(|(wide, &w)| *wide = f64::from(w));
             for (y, x) in y.chunks_exact_mut(n_out).zip(x.chunks_exact(self.n_in)) {
                 y[o] = dot(&row, x);
             }
@@ -27,10 +30,16 @@ impl Matrix {
     }
 }
 
-/// Eight partial sums, so that the additions do not wait for each other and the compiler may vectorise them.
+/// Eight partial sums, so that the additions do not wait for each other and the compiler may
+/// vectorise them.
 fn dot(a: &[f64], b: &[f64]) -> f64 {
     let (a8, b8) = (a.chunks_exact(8), b.chunks_exact(8));
-    let tail: f64 = a8.remainder().iter().zip(b8.remainder()).map(|(a, b)| a * b).sum();
+    let tail: f64 = a8
+        .remainder()
+        .iter()
+        .zip(b8.remainder())
+        .map(|(a, b)| a * b)
+        .sum();
     let mut sums = [0.0; 8];
     for (a, b) in a8.zip(b8) {
         for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {
@@ -53,7 +62,10 @@ pub(super) fn rms_norm(x: &[f64], weight: &[f64], eps: f64) -> Vec<f64> {
 
 /// `silu(gate) ⊙ up`, with `silu(g) = g / (1 + e^-g)`.
 pub(super) fn swiglu(gate: &[f64], up: &[f64]) -> Vec<f64> {
-    gate.iter().zip(up).map(|(&g, &u)| g / (1.0 + (-g).exp()) * u).collect()
+    gate.iter()
+        .zip(up)
+        .map(|(&g, &u)| g / (1.0 + (-g).exp()) * u)
+        .collect()
 }
 
 /// Adds `bias` to every row.
@@ -68,21 +80,32 @@ pub(super) fn add_into(x: &mut [f64], y: &[f64]) {
     x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
 }
 
-/// Causal attention: `softmax(q·k / sqrt(head_dim)) · v` over the positions up to each query's own. Query head `h`
-/// reads key-value head `h / (n_head / n_head_kv)`.
-pub(super) fn attention(q: &[f64], k: &[f64], v: &[f64], head_dim: usize, n_head: usize, n_head_kv: usize) -> Vec<f64> {
+/// Causal attention: `softmax(q·k / sqrt(head_dim)) · v` over the positions up to each query's own.
+/// Query head `h` reads key-value head `h / (n_head / n_head_kv)`.
+pub(super) fn attention(
+    q: &[f64],
+    k: &[f64],
+    v: &[f64],
+    head_dim: usize,
+    n_head: usize,
+    n_head_kv: usize,
+) -> Vec<f64> {
     let (q_width, kv_width) = (n_head * head_dim, n_head_kv * head_dim);
     let mut out = vec![0.0; q.len()];
     for (pos, (q, out)) in q.chunks(q_width).zip(out.chunks_mut(q_width)).enumerate() {
         for (h, (q, out)) in q.chunks(head_dim).zip(out.chunks_mut(head_dim)).enumerate() {
             let first = h / (n_head / n_head_kv) * head_dim;
             let at = |x: usize| x * kv_width + first..x * kv_width + first + head_dim;
-            let mut p: Vec<f64> = (0..=pos).map(|t| dot(q, &k[at(t)]) / (head_dim as f64).sqrt()).collect();
+            let mut p: Vec<f64> = (0..=pos)
+                .map(|t| dot(q, &k[at(t)]) / (head_dim as f64).sqrt())
+                .collect();
             let max = p.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             p.iter_mut().for_each(|p| *p = (*p - max).exp());
             let sum: f64 = p.iter().sum();
             for (t, p) in p.iter().enumerate() {
-                out.iter_mut().zip(&v[at(t)]).for_each(|(out, v)| *out += p / sum * v);
+                out.iter_mut()
+                    .zip(&v[at(t)])
+                    .for_each(|(out, v)| *out += p / sum * v);
             }
         }
     }
@@ -113,12 +136,20 @@ mod tests {
     fn equal_scores_average_the_past() {
         let (q, k, v) = ([0.0; 3], [1.0, 2.0, 3.0], [3.0, 6.0, 12.0]);
         let out = attention(&q, &k, &v, 1, 1, 1);
-        assert!(out.iter().zip([3.0, 4.5, 7.0]).all(|(a, b)| (a - b).abs() < 1e-14), "{out:?}");
+        assert!(
+            out.iter()
+                .zip([3.0, 4.5, 7.0])
+                .all(|(a, b)| (a - b).abs() < 1e-14),
+            "{out:?}"
+        );
     }
 
     #[test]
     fn a_row_index_past_the_end_is_none() {
-        let m = Matrix { n_in: 2, data: vec![1.0; 6] };
+        let m = Matrix {
+            n_in: 2,
+            data: vec![1.0; 6],
+        };
         assert!(m.row(2).is_some() && m.row(3).is_none() && m.row(usize::MAX).is_none());
     }
 }

@@ -1,4 +1,5 @@
-//! Rotary position embedding: plain, linearly scaled, YaRN, and with per-frequency divisors (`rope_freqs.weight`).
+//! Rotary position embedding: plain, linearly scaled, YaRN, and with per-frequency divisors
+//! (`rope_freqs.weight`).
 
 /// Which two elements of a head form the pair that is rotated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -9,8 +10,9 @@ pub(super) enum RopePairs {
     Halves,
 }
 
-/// YaRN (Peng et al. 2023, <https://arxiv.org/abs/2309.00071>): fast dimensions keep their frequency, slow ones are
-/// interpolated, with a linear ramp between the pair indices `low` and `high`.
+/// YaRN (Peng et al. 2023, <https://arxiv.org/abs/2309.00071>): fast dimensions keep their
+/// frequency, slow ones are interpolated, with a linear ramp between the pair indices `low` and
+/// `high`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Yarn {
     low: f64,
@@ -34,12 +36,18 @@ pub(super) struct Rope {
 }
 
 impl Rope {
-    /// Adds YaRN's ramp for an original training context, and its magnitude `1 + 0.1 ln(factor)`. The ramp lies
-    /// between `beta_fast` turns and `beta_slow` turns.
-    pub(super) fn set_yarn(&mut self, factor: f64, context: f64, (beta_fast, beta_slow): (f64, f64)) {
+    /// Adds YaRN's ramp for an original training context, and its magnitude `1 + 0.1 ln(factor)`.
+    /// The ramp lies between `beta_fast` turns and `beta_slow` turns.
+    pub(super) fn set_yarn(
+        &mut self,
+        factor: f64,
+        context: f64,
+        (beta_fast, beta_slow): (f64, f64),
+    ) {
         // The pair index whose wave turns `turns` times within the original context.
         let pair_of = |turns: f64| {
-            self.n_rot as f64 * (context / (turns * 2.0 * std::f64::consts::PI)).ln() / (2.0 * self.base.ln())
+            self.n_rot as f64 * (context / (turns * 2.0 * std::f64::consts::PI)).ln()
+                / (2.0 * self.base.ln())
         };
         let low = pair_of(beta_fast).floor().max(0.0);
         let high = pair_of(beta_slow).ceil().min(self.n_rot as f64 - 1.0);
@@ -53,13 +61,15 @@ impl Rope {
     pub(super) fn rotation(&self, pos: usize) -> Vec<(f64, f64)> {
         (0..self.n_rot / 2)
             .map(|i| {
-                let frequency = self.base.powf(-2.0 * i as f64 / self.n_rot as f64) / self.divisors[i];
+                let frequency =
+                    self.base.powf(-2.0 * i as f64 / self.n_rot as f64) / self.divisors[i];
                 let extrapolated = pos as f64 * frequency;
                 let interpolated = extrapolated * self.scale;
                 let angle = match self.yarn {
                     None => interpolated,
                     Some(Yarn { low, high }) => {
-                        let keep = 1.0 - ((i as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
+                        let keep =
+                            1.0 - ((i as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
                         interpolated * (1.0 - keep) + extrapolated * keep
                     }
                 };
@@ -88,7 +98,15 @@ mod tests {
     use approx::assert_abs_diff_eq;
 
     fn plain(pairs: RopePairs, n_rot: usize) -> Rope {
-        Rope { pairs, n_rot, base: 10_000.0, scale: 1.0, magnitude: 1.0, yarn: None, divisors: vec![1.0; n_rot / 2] }
+        Rope {
+            pairs,
+            n_rot,
+            base: 10_000.0,
+            scale: 1.0,
+            magnitude: 1.0,
+            yarn: None,
+            divisors: vec![1.0; n_rot / 2],
+        }
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Faults planted in the oracle itself: each must show in the numbers, else the comparison with llama.cpp proves
-//! nothing. And the ways in which a model is refused.
+//! Faults planted in the oracle itself: each must show in the numbers, else the comparison with
+//! llama.cpp proves nothing. And the ways in which a model is refused.
 
 use super::*;
 use crate::golden::Full;
@@ -8,7 +8,9 @@ use gguf_rs_lite::OpenOptions;
 use rope::RopePairs;
 
 fn open(path: &str) -> Gguf {
-    let path = crate::fixtures::workspace_root().join("reference").join(path);
+    let path = crate::fixtures::workspace_root()
+        .join("reference")
+        .join(path);
     Gguf::open(&path, &OpenOptions::default()).unwrap()
 }
 
@@ -25,8 +27,14 @@ fn error_with(model: &str, golden_path: &str, plant: impl FnOnce(&mut Hparams)) 
     nmse(&oracle.forward(&golden.tokens).unwrap(), &golden.exact).unwrap()
 }
 
-const QWEN3: (&str, &str) = ("demo/tiny-qwen3-Q4_K_M.gguf", "tiny-qwen3-Q4_K_M/capital.safetensors");
-const LLAMA: (&str, &str) = ("models/rnd-llama-Q4_K_M.gguf", "rnd-llama-Q4_K_M/capital.safetensors");
+const QWEN3: (&str, &str) = (
+    "demo/tiny-qwen3-Q4_K_M.gguf",
+    "tiny-qwen3-Q4_K_M/capital.safetensors",
+);
+const LLAMA: (&str, &str) = (
+    "models/rnd-llama-Q4_K_M.gguf",
+    "rnd-llama-Q4_K_M/capital.safetensors",
+);
 
 #[test]
 fn a_wrong_rope_base_shows() {
@@ -50,7 +58,8 @@ fn a_skipped_query_and_key_norm_shows() {
 
 #[test]
 fn skipped_rope_divisors_show() {
-    // Only slow frequencies are divided, and the prompt is short: small, but far above the error of a right pass.
+    // Only slow frequencies are divided, and the prompt is short: small, but far above the error of
+    // a right pass.
     let error = error_with(LLAMA.0, LLAMA.1, |hp| hp.rope.divisors.fill(1.0));
     assert!(error > 1e-7, "NMSE {error:e}");
 }
@@ -64,9 +73,9 @@ fn no_tokens_give_no_logits_and_a_wrong_token_is_named() {
     assert_eq!(message, "token 1: expected an id below 1024, got 1024");
 }
 
-/// llama.cpp's own order: what `llama-eval-callback -p 1+1= -fa off` prints for a layer of a qwen3 model, without
-/// views, reshapes, cache writes, the norms before their weight (`norm-L`) and the steps inside attention. (Its first
-/// line is `embd` in some versions and `inp_embd` in others.)
+/// llama.cpp's own order: what `llama-eval-callback -p 1+1= -fa off` prints for a layer of a qwen3
+/// model, without views, reshapes, cache writes, the norms before their weight (`norm-L`) and the
+/// steps inside attention. (Its first line is `embd` in some versions and `inp_embd` in others.)
 #[test]
 fn taps_come_in_the_order_of_the_graph() {
     let gguf = open(QWEN3.0);
@@ -104,12 +113,15 @@ fn taps_come_in_the_order_of_the_graph() {
     assert_eq!(seen, expected);
 }
 
-/// The `sum =` lines of `llama-eval-callback -p 1+1= -fa off -ctk f32 -ctv f32 --no-repack -t 1` on the F32 models are
-/// what these taps add up to: a name stands for the tensor that llama.cpp means by it. (After attention in
-/// the last layer, 2, llama.cpp keeps only the last position: nothing to compare.)
+/// The `sum =` lines of `llama-eval-callback -p 1+1= -fa off -ctk f32 -ctv f32 --no-repack -t 1` on
+/// the F32 models are what these taps add up to: a name stands for the tensor that llama.cpp means
+/// by it. (After attention in the last layer, 2, llama.cpp keeps only the last position: nothing to
+/// compare.)
 #[test]
 fn taps_hold_what_llama_cpp_calls_by_that_name() {
-    let Some(shared) = crate::fixtures::shared_dir() else { return };
+    let Some(shared) = crate::fixtures::shared_dir() else {
+        return;
+    };
     for (model, sums) in EVAL_CALLBACK_SUMS {
         let gguf = Gguf::open(&shared.join("models").join(model), &OpenOptions::default()).unwrap();
         let oracle = Oracle::open(&gguf).unwrap();
@@ -122,11 +134,16 @@ fn taps_hold_what_llama_cpp_calls_by_that_name() {
             })
             .unwrap();
         for (name, layer, nth, expected) in *sums {
-            let mut same = taps.iter().filter(|tap| tap.0 == *name && tap.1 == Some(*layer));
+            let mut same = taps
+                .iter()
+                .filter(|tap| tap.0 == *name && tap.1 == Some(*layer));
             let (_, _, sum, scale) = same.nth(*nth).unwrap();
             // llama.cpp adds up in f32, one value after another, and prints six decimals.
             let bound = 1e-5 * scale + 1e-6;
-            assert!((sum - expected).abs() < bound, "{model} {name}-{layer} #{nth}: expected {expected}, got {sum}");
+            assert!(
+                (sum - expected).abs() < bound,
+                "{model} {name}-{layer} #{nth}: expected {expected}, got {sum}"
+            );
         }
     }
 }
@@ -181,11 +198,20 @@ fn a_tensor_that_would_be_ignored_is_refused() {
     let mut oracle = Oracle::open(&gguf).unwrap();
     oracle.hparams.qk_norm = false;
     let message = oracle.check_tensors().unwrap_err().to_string();
-    assert!(message.contains("attn_k_norm.weight") || message.contains("attn_q_norm.weight"), "{message}");
+    assert!(
+        message.contains("attn_k_norm.weight") || message.contains("attn_q_norm.weight"),
+        "{message}"
+    );
     oracle.hparams.qk_norm = true;
     oracle.hparams.layers.pop();
-    assert!(matches!(oracle.check_tensors(), Err(Error::UnusedTensor { .. })));
+    assert!(matches!(
+        oracle.check_tensors(),
+        Err(Error::UnusedTensor { .. })
+    ));
     oracle.hparams.layers[0].n_ff = 513;
     let message = oracle.check_tensors().unwrap_err().to_string();
-    assert!(message.contains("expected dims [256, 513], got [256, 512]"), "{message}");
+    assert!(
+        message.contains("expected dims [256, 513], got [256, 512]"),
+        "{message}"
+    );
 }

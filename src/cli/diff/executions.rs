@@ -28,19 +28,38 @@ pub(super) fn diff(args: &DiffArgs, page: Option<&Output<'_>>) -> Result<Exit, F
     let tokenizer = Tokenizer::from_gguf(&a)?;
     let tokens = tokens(args, &tokenizer)?;
     same_tokens(args, &tokens, &b)?;
-    let of_a = Side { exec: args.a_exec, isa: args.isa(args.a_isa), device: args.device(args.a_device) };
-    let of_b = Side { exec: args.b_exec, isa: args.isa(args.b_isa), device: args.device(args.b_device) };
+    let of_a = Side {
+        exec: args.a_exec,
+        isa: args.isa(args.a_isa),
+        device: args.device(args.a_device),
+    };
+    let of_b = Side {
+        exec: args.b_exec,
+        isa: args.isa(args.b_isa),
+        device: args.device(args.b_device),
+    };
     let mut first = execution(args, a, &of_a, tokens.len())?;
     let mut second = execution(args, b, &of_b, tokens.len())?;
     let bar = Progress::tensors("comparing");
-    let comparison = compare(&mut *first, &mut *second, &tokens, &mut |done, total| bar.at(done, total));
+    let comparison = compare(&mut *first, &mut *second, &tokens, &mut |done, total| {
+        bar.at(done, total)
+    });
     bar.clear();
     let comparison = comparison?;
-    let report = print::Report { a: first.describe(), b: second.describe(), tokenizer: &tokenizer, comparison };
+    let report = print::Report {
+        a: first.describe(),
+        b: second.describe(),
+        tokenizer: &tokenizer,
+        comparison,
+    };
     if let Some(page) = page {
         page.write(super::html::executions(&report)?.as_bytes())?;
     }
-    let text = if args.json { report.json(&tokens)? } else { report.text(args.all) };
+    let text = if args.json {
+        report.json(&tokens)?
+    } else {
+        report.text(args.all)
+    };
     terminal::print(text.as_bytes())?;
     Ok(exit(&report.comparison))
 }
@@ -63,14 +82,18 @@ fn tokens(args: &DiffArgs, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failure> {
         (None, None) => return Err(Failure::Usage(super::NO_TEXT.to_owned())),
     };
     match tokens.is_empty() {
-        true => Err(Failure::Input("the text has no tokens: expected at least one".to_owned())),
+        true => Err(Failure::Input(
+            "the text has no tokens: expected at least one".to_owned(),
+        )),
         false => Ok(tokens),
     }
 }
 
 /// Another file must cut a text the same way, or the comparison would be of two texts.
 fn same_tokens(args: &DiffArgs, tokens: &[u32], b: &Gguf) -> Result<(), Failure> {
-    let (Some(path), Some(text)) = (&args.b, &args.text.prompt) else { return Ok(()) };
+    let (Some(path), Some(text)) = (&args.b, &args.text.prompt) else {
+        return Ok(());
+    };
     if args.text.escape {
         return Ok(());
     }
@@ -94,7 +117,12 @@ struct Side {
     device: Device,
 }
 
-fn execution(args: &DiffArgs, gguf: Arc<Gguf>, side: &Side, n_tokens: usize) -> Result<Box<dyn Execution>, Failure> {
+fn execution(
+    args: &DiffArgs,
+    gguf: Arc<Gguf>,
+    side: &Side,
+    n_tokens: usize,
+) -> Result<Box<dyn Execution>, Failure> {
     if side.exec == Exec::Oracle {
         return Ok(Box::new(OracleExecution::new(gguf)?));
     }
@@ -103,19 +131,50 @@ fn execution(args: &DiffArgs, gguf: Arc<Gguf>, side: &Side, n_tokens: usize) -> 
     let threads = compute.threads.unwrap_or_else(default_threads);
     let kv_type = args.compute.kv_type_or_f32()?;
     let n_pages = n_tokens.div_ceil(PAGE_POSITIONS);
-    let on_cpu = cpu::Options { isa: side.isa.resolve()?, threads, kv_type, n_pages, repack: compute.repack };
+    let on_cpu = cpu::Options {
+        isa: side.isa.resolve()?,
+        threads,
+        kv_type,
+        n_pages,
+        repack: compute.repack,
+    };
     if side.device == Device::Cuda
         && let DeviceChoice::Cuda(gpu) = args.compute.device.choice_of(side.device, side.isa)?
     {
         let gpu = cuda::open(gpu).map_err(octavo_llm::Error::from)?;
-        let limits = cuda::Limits { rows: n_tokens, wanted: n_tokens, sequences: 1, positions: n_tokens, n_pages };
-        let EngineOptions { graphs, check_pages, .. } = compute;
-        let on_gpu = cuda::Options { kv_type, limits, graphs, check_pages, threads };
+        let limits = cuda::Limits {
+            rows: n_tokens,
+            wanted: n_tokens,
+            sequences: 1,
+            positions: n_tokens,
+            n_pages,
+        };
+        let EngineOptions {
+            graphs,
+            check_pages,
+            ..
+        } = compute;
+        let on_gpu = cuda::Options {
+            kv_type,
+            limits,
+            graphs,
+            check_pages,
+            threads,
+        };
         let gpu_layers = compute.gpu_layers.unwrap_or(usize::MAX);
-        let options = split::Options { gpu_layers, cpu: on_cpu, cuda: on_gpu };
-        return Ok(Box::new(shown(|sink| Backend::cuda(gpu, gguf, model, &options, sink))?));
+        let options = split::Options {
+            gpu_layers,
+            cpu: on_cpu,
+            cuda: on_gpu,
+        };
+        return Ok(Box::new(shown(|sink| {
+            Backend::cuda(gpu, gguf, model, &options, sink)
+        })?));
     }
-    let backend =
-        shown(|sink| Backend::cpu(gguf, model, &on_cpu, &mut |done, total| sink(Loading::Weights { done, total })));
+    let backend = shown(|sink| {
+        Backend::cpu(gguf, model, &on_cpu, &mut |done, total| {
+            sink(Loading::Weights { done, total })
+        })
+    });
     Ok(Box::new(backend?))
 }

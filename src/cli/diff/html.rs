@@ -24,17 +24,52 @@ pub(super) fn executions(report: &Report<'_>) -> Result<String, ChartError> {
     page.chart(&by_layer(c)?);
     page.heading("Error by position");
     page.chart(&by_position(&c.logits)?);
-    logits(&mut page, &c.logits, report.tokenizer, &Columns { ours: "B", theirs: "A", theirs_first: true });
+    logits(
+        &mut page,
+        &c.logits,
+        report.tokenizer,
+        &Columns {
+            ours: "B",
+            theirs: "A",
+            theirs_first: true,
+        },
+    );
     page.heading("Tensors");
     page.fold("Every tensor, in the order of the computation");
-    let head = ["tensor", "NMSE", "max |Δ|", "of its bound", "position", "channel", "A", "B"];
+    let head = [
+        "tensor",
+        "NMSE",
+        "max |Δ|",
+        "of its bound",
+        "position",
+        "channel",
+        "A",
+        "B",
+    ];
     page.table(
         &head,
         c.taps.iter().map(|tap| {
-            let part = tap.of_bound.map_or("-".to_owned(), |part| format!("{part:.3}"));
-            let numbers = [format!("{:.2e}", tap.nmse), format!("{:.2e}", tap.max_abs), part];
-            let place = [tap.position.to_string(), tap.channel.to_string(), tap.a.to_string(), tap.b.to_string()];
-            (tap.outside, std::iter::once(title(tap)).chain(numbers).chain(place).collect())
+            let part = tap
+                .of_bound
+                .map_or("-".to_owned(), |part| format!("{part:.3}"));
+            let numbers = [
+                format!("{:.2e}", tap.nmse),
+                format!("{:.2e}", tap.max_abs),
+                part,
+            ];
+            let place = [
+                tap.position.to_string(),
+                tap.channel.to_string(),
+                tap.a.to_string(),
+                tap.b.to_string(),
+            ];
+            (
+                tap.outside,
+                std::iter::once(title(tap))
+                    .chain(numbers)
+                    .chain(place)
+                    .collect(),
+            )
         }),
     );
     page.end_fold();
@@ -45,31 +80,80 @@ pub(super) fn executions(report: &Report<'_>) -> Result<String, ChartError> {
 fn by_layer(c: &Comparison) -> Result<Chart, ChartError> {
     let shown = ["attn_norm", "kqv_out", "ffn_inp", "ffn_swiglu", "l_out"];
     let series = shown.map(|name| {
-        let of_name = c.taps.iter().filter(|tap| tap.name.strip_prefix(name).is_some_and(|rest| rest.starts_with('-')));
-        (name, of_name.filter_map(|tap| tap.layer.map(|layer| (layer as f64, tap.nmse))).collect())
+        let of_name = c.taps.iter().filter(|tap| {
+            tap.name
+                .strip_prefix(name)
+                .is_some_and(|rest| rest.starts_with('-'))
+        });
+        (
+            name,
+            of_name
+                .filter_map(|tap| tap.layer.map(|layer| (layer as f64, tap.nmse)))
+                .collect(),
+        )
     });
-    line_chart(Axes { title: "NMSE of named tensors", x: "layer", y: "NMSE" }, &series)
+    line_chart(
+        Axes {
+            title: "NMSE of named tensors",
+            x: "layer",
+            y: "NMSE",
+        },
+        &series,
+    )
 }
 
 /// NMSE of recorded tensors, in their order.
 pub(super) fn by_tensor(tensors: &[TensorComparison]) -> Result<Chart, ChartError> {
-    let points = tensors.iter().enumerate().map(|(i, t)| (i as f64, t.nmse)).collect();
-    let axes = Axes { title: "NMSE of recorded tensors", x: "tensor, in the order of the computation", y: "NMSE" };
+    let points = tensors
+        .iter()
+        .enumerate()
+        .map(|(i, t)| (i as f64, t.nmse))
+        .collect();
+    let axes = Axes {
+        title: "NMSE of recorded tensors",
+        x: "tensor, in the order of the computation",
+        y: "NMSE",
+    };
     line_chart(axes, &[("NMSE", points)])
 }
 
 /// KL and NMSE of the logits, position by position.
 pub(super) fn by_position(c: &LogitComparison) -> Result<Chart, ChartError> {
-    let line = |of: fn(&PositionTop) -> f64| c.by_position.iter().map(|p| (p.position as f64, of(p))).collect();
+    let line = |of: fn(&PositionTop) -> f64| {
+        c.by_position
+            .iter()
+            .map(|p| (p.position as f64, of(p)))
+            .collect()
+    };
     let series = [("KL", line(|p| p.kl)), ("NMSE", line(|p| p.nmse))];
-    line_chart(Axes { title: "Logits", x: "position", y: "error" }, &series)
+    line_chart(
+        Axes {
+            title: "Logits",
+            x: "position",
+            y: "error",
+        },
+        &series,
+    )
 }
 
 /// Summary and top-5 tables.
-pub(super) fn logits(page: &mut Page, c: &LogitComparison, tokenizer: &Tokenizer, columns: &Columns) {
+pub(super) fn logits(
+    page: &mut Page,
+    c: &LogitComparison,
+    tokenizer: &Tokenizer,
+    columns: &Columns,
+) {
     page.heading("Logits");
     page.table(
-        &["positions", "NMSE", "max |Δ|", "mean KL", "max KL", "same top-1", "same top-5"],
+        &[
+            "positions",
+            "NMSE",
+            "max |Δ|",
+            "mean KL",
+            "max KL",
+            "same top-1",
+            "same top-5",
+        ],
         [(
             false,
             vec![
@@ -89,13 +173,32 @@ pub(super) fn logits(page: &mut Page, c: &LogitComparison, tokenizer: &Tokenizer
         if i == 1 {
             page.fold("Earlier positions");
         }
-        page.paragraph(&format!("Position {}, after {}", position.position, quoted(position.token)), None);
+        page.paragraph(
+            &format!(
+                "Position {}, after {}",
+                position.position,
+                quoted(position.token)
+            ),
+            None,
+        );
         page.table(
             &["piece", "id", left, right, "Δ"],
             position.top.iter().map(|pair| {
                 let (left, right) = columns.order(pair.ours, pair.theirs);
-                let numbers = [pair.id.to_string(), format!("{left:.5}"), format!("{right:.5}")];
-                (false, [vec![quoted(pair.id)], numbers.to_vec(), vec![format!("{:.2e}", pair.delta)]].concat())
+                let numbers = [
+                    pair.id.to_string(),
+                    format!("{left:.5}"),
+                    format!("{right:.5}"),
+                ];
+                (
+                    false,
+                    [
+                        vec![quoted(pair.id)],
+                        numbers.to_vec(),
+                        vec![format!("{:.2e}", pair.delta)],
+                    ]
+                    .concat(),
+                )
             }),
         );
     }

@@ -32,10 +32,25 @@ impl Report<'_> {
         let mut out = format!("A  {}\nB  {}\n\n", self.a, self.b);
         tensors(&mut out, c, all);
         for absent in c.absent.iter().filter(|_| all) {
-            let _ = writeln!(out, "{:<18} absent in {}", absent.name, absent.absent_in.to_uppercase());
+            let _ = writeln!(
+                out,
+                "{:<18} absent in {}",
+                absent.name,
+                absent.absent_in.to_uppercase()
+            );
         }
         out.push('\n');
-        logits(&mut out, &c.logits, self.tokenizer, &Columns { ours: "B", theirs: "A", theirs_first: true }, all);
+        logits(
+            &mut out,
+            &c.logits,
+            self.tokenizer,
+            &Columns {
+                ours: "B",
+                theirs: "A",
+                theirs_first: true,
+            },
+            all,
+        );
         for line in self.first().into_iter().chain([self.verdict().to_owned()]) {
             let _ = writeln!(out, "{line}");
         }
@@ -78,9 +93,20 @@ fn tensors(out: &mut String, c: &Comparison, all: bool) {
             || tap.layer.is_none()
             || first.is_some_and(|first| (first.saturating_sub(3)..first + 2).contains(&i))
     };
-    let _ = writeln!(out, "{:<18} {:>10} {:>10} {:>9}  worst", "tensor", "NMSE", "max |Δ|", "of bound");
-    for (_, tap) in c.taps.iter().enumerate().filter(|(i, tap)| matters(*i, tap)) {
-        let part = tap.of_bound.map_or("-".to_owned(), |part| format!("{part:.3}"));
+    let _ = writeln!(
+        out,
+        "{:<18} {:>10} {:>10} {:>9}  worst",
+        "tensor", "NMSE", "max |Δ|", "of bound"
+    );
+    for (_, tap) in c
+        .taps
+        .iter()
+        .enumerate()
+        .filter(|(i, tap)| matters(*i, tap))
+    {
+        let part = tap
+            .of_bound
+            .map_or("-".to_owned(), |part| format!("{part:.3}"));
         let mark = if tap.outside { "  <- outside" } else { "" };
         let _ = writeln!(
             out,
@@ -96,8 +122,18 @@ fn tensors(out: &mut String, c: &Comparison, all: bool) {
 }
 
 /// The most likely tokens side by side and how far all logits are apart.
-pub(super) fn logits(out: &mut String, c: &LogitComparison, tokenizer: &Tokenizer, columns: &Columns, all: bool) {
-    let shown = if all { &c.by_position[..] } else { &c.by_position[c.by_position.len().saturating_sub(1)..] };
+pub(super) fn logits(
+    out: &mut String,
+    c: &LogitComparison,
+    tokenizer: &Tokenizer,
+    columns: &Columns,
+    all: bool,
+) {
+    let shown = if all {
+        &c.by_position[..]
+    } else {
+        &c.by_position[c.by_position.len().saturating_sub(1)..]
+    };
     for position in shown {
         top(out, position, tokenizer, columns);
     }
@@ -127,18 +163,37 @@ pub(super) struct Columns {
 impl Columns {
     /// Left and right.
     pub(super) fn order<T>(&self, ours: T, theirs: T) -> (T, T) {
-        if self.theirs_first { (theirs, ours) } else { (ours, theirs) }
+        if self.theirs_first {
+            (theirs, ours)
+        } else {
+            (ours, theirs)
+        }
     }
 }
 
 fn top(out: &mut String, position: &PositionTop, tokenizer: &Tokenizer, columns: &Columns) {
     let (left, right) = columns.order(columns.ours, columns.theirs);
     let quoted = |id: u32| format!("{:?}", piece(tokenizer, id));
-    let _ = writeln!(out, "position {}, after token {} {}:", position.position, position.token, quoted(position.token));
-    let _ = writeln!(out, "  {:>8} {:<20} {left:>12} {right:>12} {:>11}", "id", "piece", "Δ");
+    let _ = writeln!(
+        out,
+        "position {}, after token {} {}:",
+        position.position,
+        position.token,
+        quoted(position.token)
+    );
+    let _ = writeln!(
+        out,
+        "  {:>8} {:<20} {left:>12} {right:>12} {:>11}",
+        "id", "piece", "Δ"
+    );
     for pair in &position.top {
         let (left, right) = columns.order(pair.ours, pair.theirs);
-        let _ =
-            writeln!(out, "  {:>8} {:<20} {left:>12.6} {right:>12.6} {:>11.2e}", pair.id, quoted(pair.id), pair.delta);
+        let _ = writeln!(
+            out,
+            "  {:>8} {:<20} {left:>12.6} {right:>12.6} {:>11.2e}",
+            pair.id,
+            quoted(pair.id),
+            pair.delta
+        );
     }
 }

@@ -3,7 +3,9 @@
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-use octavo_llm::diff::{LlamaCpp, LogitComparison, Measured, Reference, TensorComparison, Tolerance, mean_kl};
+use octavo_llm::diff::{
+    LlamaCpp, LogitComparison, Measured, Reference, TensorComparison, Tolerance, mean_kl,
+};
 use octavo_llm::engine::{Engine, ModelSource, default_threads};
 use octavo_llm::report::{ChartError, Page};
 use octavo_llm::tokenizer::{EncodeOptions, Tokenizer};
@@ -16,7 +18,11 @@ use crate::cli::output::{Inputs, Kind, Output};
 use crate::cli::run::piece;
 use crate::cli::terminal;
 
-const COLUMNS: print::Columns = print::Columns { ours: "ours", theirs: "theirs", theirs_first: false };
+const COLUMNS: print::Columns = print::Columns {
+    ours: "ours",
+    theirs: "theirs",
+    theirs_first: false,
+};
 
 /// One reference, compared.
 struct Compared {
@@ -26,22 +32,42 @@ struct Compared {
 }
 
 /// Compares the model with each reference.
-pub(super) fn diff(args: &DiffArgs, page: Option<&Output<'_>>, inputs: &Inputs) -> Result<Exit, Failure> {
-    let report = args.keep.join(if args.json { "report.json" } else { "report.txt" });
-    let report = args.llama_cpp.is_some().then(|| args.output(&report, Kind::Kept, inputs));
+pub(super) fn diff(
+    args: &DiffArgs,
+    page: Option<&Output<'_>>,
+    inputs: &Inputs,
+) -> Result<Exit, Failure> {
+    let report = args.keep.join(if args.json {
+        "report.json"
+    } else {
+        "report.txt"
+    });
+    let report = args
+        .llama_cpp
+        .is_some()
+        .then(|| args.output(&report, Kind::Kept, inputs));
     if let Some(report) = &report {
-        args.check_kept(report.path.file_name().and_then(|name| name.to_str()), inputs)?;
+        args.check_kept(
+            report.path.file_name().and_then(|name| name.to_str()),
+            inputs,
+        )?;
     }
     let source = load::source_at(args.a.as_deref());
     let text = text(args)?;
     let mut paths = args.reference.clone();
     if let Some(folder) = &args.llama_cpp {
-        let text = text.as_deref().ok_or_else(|| Failure::Usage(super::NO_TEXT.to_owned()))?;
+        let text = text
+            .as_deref()
+            .ok_or_else(|| Failure::Usage(super::NO_TEXT.to_owned()))?;
         paths.push(run_llama_cpp(args, folder, &source, text)?);
     }
     let read = |path: &PathBuf| Reference::read(path, args.against.into());
     let references = paths.iter().map(read).collect::<Result<Vec<_>, _>>()?;
-    if let Some((path, reference)) = paths.iter().zip(&references).find(|(_, r)| r.wants_text() && text.is_none()) {
+    if let Some((path, reference)) = paths
+        .iter()
+        .zip(&references)
+        .find(|(_, r)| r.wants_text() && text.is_none())
+    {
         let (path, kind) = (path.display(), reference.kind);
         let message = format!(
             "{path}: the file of {kind} has no text: expected -p TEXT or -f FILE, the same as it was made from"
@@ -56,12 +82,20 @@ pub(super) fn diff(args: &DiffArgs, page: Option<&Output<'_>>, inputs: &Inputs) 
     let mut all = Vec::new();
     for (path, reference) in paths.into_iter().zip(references) {
         let measured = reference.compare(&engine, text.as_deref(), &tolerance);
-        let measured = measured.map_err(|error| Failure::Input(format!("{}: {error}", path.display())))?;
+        let measured =
+            measured.map_err(|error| Failure::Input(format!("{}: {error}", path.display())))?;
         if matches!(&measured, Measured::Tensors(tensors) if tensors.is_empty()) {
-            let message = format!("{}: no tensor that this model and text have too", path.display());
+            let message = format!(
+                "{}: no tensor that this model and text have too",
+                path.display()
+            );
             return Err(Failure::Input(message));
         }
-        all.push(Compared { path, reference, measured });
+        all.push(Compared {
+            path,
+            reference,
+            measured,
+        });
     }
     let out = match args.json {
         true => to_json(&engine, &tolerance, &all)?,
@@ -74,7 +108,11 @@ pub(super) fn diff(args: &DiffArgs, page: Option<&Output<'_>>, inputs: &Inputs) 
         page.write(to_html(&engine, &tolerance, &all)?.as_bytes())?;
     }
     terminal::print(out.as_bytes())?;
-    Ok(if all.iter().all(|c| tolerance.holds(&c.measured)) { Exit::Done } else { Exit::Outside })
+    Ok(if all.iter().all(|c| tolerance.holds(&c.measured)) {
+        Exit::Done
+    } else {
+        Exit::Outside
+    })
 }
 
 fn text(args: &DiffArgs) -> Result<Option<Vec<u8>>, Failure> {
@@ -94,23 +132,39 @@ fn text(args: &DiffArgs) -> Result<Option<Vec<u8>>, Failure> {
     Ok(text)
 }
 
-fn run_llama_cpp(args: &DiffArgs, folder: &Path, source: &ModelSource, text: &[u8]) -> Result<PathBuf, Failure> {
+fn run_llama_cpp(
+    args: &DiffArgs,
+    folder: &Path,
+    source: &ModelSource,
+    text: &[u8],
+) -> Result<PathBuf, Failure> {
     let llama = LlamaCpp::open(folder)?;
     let tokenizer = Tokenizer::from_gguf(&source.open(args.compute.mmap())?)?;
     let n_tokens = tokenizer.encode(text, special(false))?.len();
     let ModelSource::Path(model) = source else {
         return Err(Failure::Usage(
-            "--llama-cpp: expected a MODEL file (llama.cpp cannot read the built-in one)".to_owned(),
+            "--llama-cpp: expected a MODEL file (llama.cpp cannot read the built-in one)"
+                .to_owned(),
         ));
     };
-    let threads = args.compute.options()?.threads.unwrap_or_else(default_threads);
-    terminal::note(&format!("octavo: running llama-results; its output is kept in {}", args.keep.display()));
+    let threads = args
+        .compute
+        .options()?
+        .threads
+        .unwrap_or_else(default_threads);
+    terminal::note(&format!(
+        "octavo: running llama-results; its output is kept in {}",
+        args.keep.display()
+    ));
     Ok(llama.results(model, text, (n_tokens, threads), &args.keep)?)
 }
 
 /// llama.cpp's tools add special tokens, and most of them do not look for any in the text.
 fn special(parse_special: bool) -> EncodeOptions {
-    EncodeOptions { add_special: true, parse_special }
+    EncodeOptions {
+        add_special: true,
+        parse_special,
+    }
 }
 
 fn load_for(
@@ -143,22 +197,40 @@ fn check_tokens(
     (path, reference): (&Path, &Reference),
     text: Option<&[u8]>,
 ) -> Result<(), Failure> {
-    let Some(theirs) = &reference.tokens else { return Ok(()) };
+    let Some(theirs) = &reference.tokens else {
+        return Ok(());
+    };
     let given = match (&args.tokens, text) {
         (Some(ids), _) => vec![ids.clone()],
         (None, Some(text)) => {
-            let options = [special(false), special(true), EncodeOptions { add_special: false, parse_special: false }];
-            options.iter().map(|o| engine.tokenizer().encode(text, *o)).collect::<Result<_, _>>()?
+            let options = [
+                special(false),
+                special(true),
+                EncodeOptions {
+                    add_special: false,
+                    parse_special: false,
+                },
+            ];
+            options
+                .iter()
+                .map(|o| engine.tokenizer().encode(text, *o))
+                .collect::<Result<_, _>>()?
         }
         (None, None) => return Ok(()),
     };
     // a prompt cache holds all but the last token
-    if given.iter().any(|ours| ours == theirs || ours.split_last().is_some_and(|(_, rest)| rest == theirs)) {
+    if given
+        .iter()
+        .any(|ours| ours == theirs || ours.split_last().is_some_and(|(_, rest)| rest == theirs))
+    {
         return Ok(());
     }
     let ours = &given[0];
     let at = ours.iter().zip(theirs).take_while(|(a, b)| a == b).count();
-    let name = |ids: &[u32]| ids.get(at).map_or("the end".to_owned(), |id| format!("id {id}"));
+    let name = |ids: &[u32]| {
+        ids.get(at)
+            .map_or("the end".to_owned(), |id| format!("id {id}"))
+    };
     Err(Failure::Input(format!(
         "{}: other tokens than the text: expected {} at position {at}, got {} ({} and {} tokens)",
         path.display(),
@@ -172,12 +244,23 @@ fn check_tokens(
 fn tolerance(args: &DiffArgs, engine: &Engine) -> Tolerance {
     let default = Tolerance::of(engine.model());
     match args.tol_nmse {
-        Some(nmse) => Tolerance { nmse, kl: args.tol_kl, reason: "--tol-nmse".to_owned() },
-        None => Tolerance { kl: args.tol_kl, ..default },
+        Some(nmse) => Tolerance {
+            nmse,
+            kl: args.tol_kl,
+            reason: "--tol-nmse".to_owned(),
+        },
+        None => Tolerance {
+            kl: args.tol_kl,
+            ..default
+        },
     }
 }
 
-fn to_json(engine: &Engine, tolerance: &Tolerance, all: &[Compared]) -> Result<String, serde_json::Error> {
+fn to_json(
+    engine: &Engine,
+    tolerance: &Tolerance,
+    all: &[Compared],
+) -> Result<String, serde_json::Error> {
     let word = |within| if within { "within" } else { "outside" };
     let one = |c: &Compared| -> Result<Value, serde_json::Error> {
         let within = tolerance.holds(&c.measured);
@@ -189,7 +272,9 @@ fn to_json(engine: &Engine, tolerance: &Tolerance, all: &[Compared]) -> Result<S
             "first_divergence": if within { Value::Null } else { first_outside(tolerance, &c.measured) },
         });
         // one of: logits, tensors, generated, divergence
-        if let (Value::Object(object), Value::Object(measured)) = (&mut object, serde_json::to_value(&c.measured)?) {
+        if let (Value::Object(object), Value::Object(measured)) =
+            (&mut object, serde_json::to_value(&c.measured)?)
+        {
             object.extend(measured);
         }
         Ok(object)
@@ -204,14 +289,20 @@ fn to_json(engine: &Engine, tolerance: &Tolerance, all: &[Compared]) -> Result<S
     Ok(format!("{object}\n"))
 }
 
-/// The first tensor beyond the tolerance; of logits the first position whose own NMSE is, with the token of those shown
-/// that differs most.
+/// The first tensor beyond the tolerance; of logits the first position whose own NMSE is, with the
+/// token of those shown that differs most.
 fn first_outside(tolerance: &Tolerance, measured: &Measured) -> Value {
     match measured {
         Measured::Logits(logits) => {
-            let beyond = |p: &&octavo_llm::diff::PositionTop| p.nmse > tolerance.nmse || p.nmse.is_nan();
-            let Some(position) = logits.by_position.iter().find(beyond) else { return Value::Null };
-            let pair = position.top.iter().max_by(|a, b| a.delta.abs().total_cmp(&b.delta.abs()));
+            let beyond =
+                |p: &&octavo_llm::diff::PositionTop| p.nmse > tolerance.nmse || p.nmse.is_nan();
+            let Some(position) = logits.by_position.iter().find(beyond) else {
+                return Value::Null;
+            };
+            let pair = position
+                .top
+                .iter()
+                .max_by(|a, b| a.delta.abs().total_cmp(&b.delta.abs()));
             json!({
                 "name": "result_output",
                 "layer": null,
@@ -235,20 +326,42 @@ fn to_text(args: &DiffArgs, engine: &Engine, tolerance: &Tolerance, all: &[Compa
             None => writeln!(out, ")"),
         };
         match &c.measured {
-            Measured::Logits(logits) => print::logits(&mut out, logits, engine.tokenizer(), &COLUMNS, args.all),
+            Measured::Logits(logits) => {
+                print::logits(&mut out, logits, engine.tokenizer(), &COLUMNS, args.all)
+            }
             Measured::Tensors(tensors) => print_tensors(&mut out, tensors, args.all),
             Measured::Generated(tokens) => {
-                let _ = writeln!(out, "  {:>8} {:<20} {:>12} {:>12} {:>11}", "id", "piece", "ours", "theirs", "Δ");
+                let _ = writeln!(
+                    out,
+                    "  {:>8} {:<20} {:>12} {:>12} {:>11}",
+                    "id", "piece", "ours", "theirs", "Δ"
+                );
                 for t in tokens {
                     let piece = format!("{:?}", piece(engine.tokenizer(), t.id));
-                    let mark = if t.our_top == t.id { "" } else { "  (ours is another)" };
+                    let mark = if t.our_top == t.id {
+                        ""
+                    } else {
+                        "  (ours is another)"
+                    };
                     let (ours, theirs, delta) = (t.ours, t.theirs, t.ours - t.theirs);
-                    let _ = writeln!(out, "  {:>8} {piece:<20} {ours:>12.6} {theirs:>12.6} {delta:>11.2e}{mark}", t.id);
+                    let _ = writeln!(
+                        out,
+                        "  {:>8} {piece:<20} {ours:>12.6} {theirs:>12.6} {delta:>11.2e}{mark}",
+                        t.id
+                    );
                 }
             }
-            Measured::Divergence { max_kl, same_top, scored, .. } => {
+            Measured::Divergence {
+                max_kl,
+                same_top,
+                scored,
+                ..
+            } => {
                 let same = 100.0 * same_top;
-                let _ = writeln!(out, "{scored} tokens scored: max KL {max_kl:.3e}, same top {same:.2} %");
+                let _ = writeln!(
+                    out,
+                    "{scored} tokens scored: max KL {max_kl:.3e}, same top {same:.2} %"
+                );
             }
         }
         let _ = writeln!(out, "{}", verdict(tolerance, &c.measured));
@@ -258,7 +371,11 @@ fn to_text(args: &DiffArgs, engine: &Engine, tolerance: &Tolerance, all: &[Compa
 
 /// Without `all`: the ends of layers, the results, and what is outside.
 fn print_tensors(out: &mut String, tensors: &[TensorComparison], all: bool) {
-    let _ = writeln!(out, "{:<28} {:>8} {:>10}  worst", "tensor", "values", "NMSE");
+    let _ = writeln!(
+        out,
+        "{:<28} {:>8} {:>10}  worst",
+        "tensor", "values", "NMSE"
+    );
     let first = tensors.iter().position(|t| t.outside);
     for (i, t) in tensors.iter().enumerate() {
         let few = tensors.len() <= 24;
@@ -267,7 +384,11 @@ fn print_tensors(out: &mut String, tensors: &[TensorComparison], all: bool) {
             continue;
         }
         let mark = if t.outside { "  <- outside" } else { "" };
-        let name = if t.occurrence == 0 { t.name.clone() } else { format!("{} #{}", t.name, t.occurrence + 1) };
+        let name = if t.occurrence == 0 {
+            t.name.clone()
+        } else {
+            format!("{} #{}", t.name, t.occurrence + 1)
+        };
         let (values, nmse, position, channel) = (t.values, t.nmse, t.position, t.channel);
         let (a, b) = (t.a, t.b);
         let _ = writeln!(
@@ -278,18 +399,27 @@ fn print_tensors(out: &mut String, tensors: &[TensorComparison], all: bool) {
 }
 
 fn verdict(tolerance: &Tolerance, measured: &Measured) -> String {
-    let word = if tolerance.holds(measured) { "within" } else { "outside" };
+    let word = if tolerance.holds(measured) {
+        "within"
+    } else {
+        "outside"
+    };
     let (allowed, reason) = (tolerance.nmse, &tolerance.reason);
     match measured {
         Measured::Logits(logits) => {
             let kl = |kl: f64| format!("; mean KL {:.3e}, allowed {kl:e}", logits.mean_kl);
             let kl = tolerance.kl.map_or(String::new(), kl);
-            format!("verdict: {word} tolerance: NMSE {:.3e}, allowed {allowed:e} ({reason}){kl}", logits.nmse)
+            format!(
+                "verdict: {word} tolerance: NMSE {:.3e}, allowed {allowed:e} ({reason}){kl}",
+                logits.nmse
+            )
         }
         Measured::Tensors(all) => {
             let n = all.len();
             match all.iter().find(|t| t.outside) {
-                None => format!("verdict: within tolerance: {n} tensors, NMSE {allowed:e} allowed for each ({reason})"),
+                None => format!(
+                    "verdict: within tolerance: {n} tensors, NMSE {allowed:e} allowed for each ({reason})"
+                ),
                 Some(t) => format!(
                     "verdict: outside tolerance: first at {}, position {}, channel {}: NMSE {:.3e}, allowed {allowed:e} \
                      ({reason})",
@@ -302,33 +432,58 @@ fn verdict(tolerance: &Tolerance, measured: &Measured) -> String {
             format!("verdict: {word} tolerance: mean KL {kl:.3e}, allowed {allowed:e}")
         }
         Measured::Divergence { mean_kl, .. } => {
-            format!("verdict: {word} tolerance: mean KL {mean_kl:.3e}, allowed {:e}", tolerance.kl_alone())
+            format!(
+                "verdict: {word} tolerance: mean KL {mean_kl:.3e}, allowed {:e}",
+                tolerance.kl_alone()
+            )
         }
     }
 }
 
 fn to_html(engine: &Engine, tolerance: &Tolerance, all: &[Compared]) -> Result<String, ChartError> {
     let mut page = Page::new(super::TITLE);
-    page.paragraph(&format!("{} on {}", engine.gguf().name(), engine.describe()), None);
+    page.paragraph(
+        &format!("{} on {}", engine.gguf().name(), engine.describe()),
+        None,
+    );
     for c in all {
         page.heading(&format!("{} ({})", c.path.display(), c.reference.kind));
-        page.paragraph(&verdict(tolerance, &c.measured), Some(tolerance.holds(&c.measured)));
+        page.paragraph(
+            &verdict(tolerance, &c.measured),
+            Some(tolerance.holds(&c.measured)),
+        );
         match &c.measured {
             Measured::Logits(logits) => logits_html(&mut page, engine, logits)?,
             Measured::Tensors(tensors) => {
                 page.chart(&html::by_tensor(tensors)?);
                 let row = |t: &TensorComparison| {
                     let numbers = [t.values.to_string(), format!("{:.2e}", t.nmse)];
-                    let place = [t.position.to_string(), t.channel.to_string(), t.a.to_string(), t.b.to_string()];
-                    (t.outside, std::iter::once(t.name.clone()).chain(numbers).chain(place).collect())
+                    let place = [
+                        t.position.to_string(),
+                        t.channel.to_string(),
+                        t.a.to_string(),
+                        t.b.to_string(),
+                    ];
+                    (
+                        t.outside,
+                        std::iter::once(t.name.clone())
+                            .chain(numbers)
+                            .chain(place)
+                            .collect(),
+                    )
                 };
-                let head = ["tensor", "values", "NMSE", "position", "channel", "ours", "theirs"];
+                let head = [
+                    "tensor", "values", "NMSE", "position", "channel", "ours", "theirs",
+                ];
                 page.table(&head, tensors.iter().map(row));
             }
             Measured::Generated(tokens) => {
                 let row = |t: &octavo_llm::diff::TokenComparison| {
                     let piece = format!("{:?}", piece(engine.tokenizer(), t.id));
-                    (t.our_top != t.id, vec![piece, format!("{:.6}", t.ours), format!("{:.6}", t.theirs)])
+                    (
+                        t.our_top != t.id,
+                        vec![piece, format!("{:.6}", t.ours), format!("{:.6}", t.theirs)],
+                    )
                 };
                 page.table(&["piece", "ours", "theirs"], tokens.iter().map(row));
             }
@@ -338,7 +493,11 @@ fn to_html(engine: &Engine, tolerance: &Tolerance, all: &[Compared]) -> Result<S
     Ok(page.finish())
 }
 
-fn logits_html(page: &mut Page, engine: &Engine, logits: &LogitComparison) -> Result<(), ChartError> {
+fn logits_html(
+    page: &mut Page,
+    engine: &Engine,
+    logits: &LogitComparison,
+) -> Result<(), ChartError> {
     page.chart(&html::by_position(logits)?);
     html::logits(page, logits, engine.tokenizer(), &COLUMNS);
     Ok(())

@@ -19,9 +19,12 @@ pub(super) fn render(isa: IsaChoice, threads: &Threads, as_json: bool) -> Result
         Err(error) => text += &format!("cuda   none: {error}\n"),
         Ok(all) => {
             for (gpu, wrong) in all {
-                let ((major, minor), gib) = (gpu.capability, gpu.memory as f64 / f64::from(1 << 30));
-                let state =
-                    wrong.as_ref().map_or_else(|| "runs the kernels' self-test".to_owned(), ToString::to_string);
+                let ((major, minor), gib) =
+                    (gpu.capability, gpu.memory as f64 / f64::from(1 << 30));
+                let state = wrong.as_ref().map_or_else(
+                    || "runs the kernels' self-test".to_owned(),
+                    ToString::to_string,
+                );
                 text += &format!(
                     "cuda {} {}, compute capability {major}.{minor}, {} multiprocessors, {gib:.1} GiB, driver of CUDA \
                      {}.{}: {state}\n",
@@ -39,7 +42,8 @@ fn object(
     gpus: &Result<Vec<(octavo_kernels::cuda::GpuInfo, Option<cuda::Error>)>, cuda::Error>,
 ) -> Value {
     let version = |(major, minor): (i32, i32)| format!("{major}.{minor}");
-    let cpu = json!({"isa": isa, "threads": threads.count, "threads_reason": threads.reason.to_string()});
+    let cpu =
+        json!({"isa": isa, "threads": threads.count, "threads_reason": threads.reason.to_string()});
     let mut object = json!({"cpu": cpu, "gpus": []});
     match gpus {
         Err(error) => object["cuda"] = json!({"why": error.to_string()}),

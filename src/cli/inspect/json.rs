@@ -8,7 +8,10 @@ use super::report::Report;
 pub(super) fn render(report: &Report<'_>, tensors: bool) -> Result<Value, serde_json::Error> {
     let mut object = Map::new();
     for key in &report.keys {
-        object.insert(key.name.clone(), json!({"value": key.value, "source": key.source}));
+        object.insert(
+            key.name.clone(),
+            json!({"value": key.value, "source": key.source}),
+        );
     }
     let gguf = report.gguf;
     let parts: Vec<&str> = gguf.part_names().collect();

@@ -15,8 +15,8 @@ use report::Report;
 
 /// Show a model's hyperparameters, structure, types, memory and kernels
 ///
-/// Works on every sound GGUF file, those that hold only a vocabulary or would not run included: what would refuse to
-/// load is listed with its reason.
+/// Works on every sound GGUF file, those that hold only a vocabulary or would not run included:
+/// what would refuse to load is listed with its reason.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -49,11 +49,14 @@ pub(super) struct InspectArgs {
 pub(super) fn run(args: &InspectArgs) -> Result<Exit, Failure> {
     let options = args.compute.options()?;
     if args.devices {
-        terminal::print(devices::render(options.isa, &args.compute.threads.decide(), args.json)?.as_bytes())?;
+        terminal::print(
+            devices::render(options.isa, &args.compute.threads.decide(), args.json)?.as_bytes(),
+        )?;
         return Ok(Exit::Done);
     }
     if let DeviceChoice::Cuda(_) = options.device {
-        let message = "--device cuda: a file is described as the CPU runs it; expected --devices to see GPUs";
+        let message =
+            "--device cuda: a file is described as the CPU runs it; expected --devices to see GPUs";
         return Err(Failure::Usage(message.to_owned()));
     }
     let isa = options.isa.resolve()?;

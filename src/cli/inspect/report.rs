@@ -68,16 +68,31 @@ pub(super) struct Report<'g> {
 }
 
 impl<'g> Report<'g> {
-    pub(super) fn new(gguf: &'g Gguf, options: &EngineOptions, (isa, threads): (Isa, Threads)) -> Report<'g> {
+    pub(super) fn new(
+        gguf: &'g Gguf,
+        options: &EngineOptions,
+        (isa, threads): (Isa, Threads),
+    ) -> Report<'g> {
         let mut refusals = Vec::new();
         let hparams = keep("hyperparameters", Hparams::from_gguf(gguf), &mut refusals);
         // without hyperparameters the model fails for the same reason
-        let model = hparams.as_ref().and_then(|_| keep("model", Model::load(gguf), &mut refusals));
+        let model = hparams
+            .as_ref()
+            .and_then(|_| keep("model", Model::load(gguf), &mut refusals));
         let tokenizer = keep("tokenizer", Tokenizer::from_gguf(gguf), &mut refusals);
         let template = tokenizer.as_ref().and_then(|tokenizer| {
-            keep("chat template", ChatTemplate::from_gguf(gguf, tokenizer), &mut refusals).flatten()
+            keep(
+                "chat template",
+                ChatTemplate::from_gguf(gguf, tokenizer),
+                &mut refusals,
+            )
+            .flatten()
         });
-        let mut warnings: Vec<String> = hparams.iter().flat_map(Hparams::warnings).cloned().collect();
+        let mut warnings: Vec<String> = hparams
+            .iter()
+            .flat_map(Hparams::warnings)
+            .cloned()
+            .collect();
         warnings.extend(tokenizer.iter().flat_map(Tokenizer::warnings).cloned());
         Report {
             gguf,
@@ -101,14 +116,21 @@ impl<'g> Report<'g> {
         let Some(model) = &self.model else {
             return is_matrix(tensor).then(|| kernel(self.isa, tensor.ty, self.repack));
         };
-        let at = self.gguf.tensors().iter().position(|t| t.name == tensor.name)?;
+        let at = self
+            .gguf
+            .tensors()
+            .iter()
+            .position(|t| t.name == tensor.name)?;
         let weights = &model.weights;
         let used = weights.matrices.iter().any(|m| m.tensor == at);
         let embedding = weights.matrix(weights.token_embd).tensor == at;
         match (used, embedding, weights.is_tied()) {
             (false, ..) => None,
             (true, true, false) => Some("row look-up".to_owned()),
-            (true, true, true) => Some(format!("row look-up; {}", kernel(self.isa, tensor.ty, self.repack))),
+            (true, true, true) => Some(format!(
+                "row look-up; {}",
+                kernel(self.isa, tensor.ty, self.repack)
+            )),
             (true, false, _) => Some(kernel(self.isa, tensor.ty, self.repack)),
         }
     }
@@ -124,8 +146,19 @@ impl<'g> Report<'g> {
     }
 }
 
-fn keep<T, E: std::error::Error>(what: &'static str, result: Result<T, E>, refusals: &mut Vec<Refusal>) -> Option<T> {
-    result.map_err(|error| refusals.push(Refusal { what, why: error.to_string() })).ok()
+fn keep<T, E: std::error::Error>(
+    what: &'static str,
+    result: Result<T, E>,
+    refusals: &mut Vec<Refusal>,
+) -> Option<T> {
+    result
+        .map_err(|error| {
+            refusals.push(Refusal {
+                what,
+                why: error.to_string(),
+            })
+        })
+        .ok()
 }
 
 fn is_matrix(tensor: &TensorInfo) -> bool {
@@ -143,15 +176,23 @@ fn types(gguf: &Gguf, isa: Isa, repack: bool) -> Vec<TypeShare> {
         if of_type.is_empty() {
             continue;
         }
-        let (elements, bytes) =
-            of_type.iter().fold((0u64, 0u64), |(n, b), t| (n.saturating_add(t.n_elements()), b + t.bytes));
+        let (elements, bytes) = of_type.iter().fold((0u64, 0u64), |(n, b), t| {
+            (n.saturating_add(t.n_elements()), b + t.bytes)
+        });
         shares.push(TypeShare {
             ty: ty.name(),
             tensors: of_type.len(),
             elements,
             bytes,
-            bits_per_weight: if elements == 0 { 0.0 } else { bytes as f64 * 8.0 / elements as f64 },
-            kernel: of_type.iter().any(|t| is_matrix(t)).then(|| kernel(isa, ty, repack)),
+            bits_per_weight: if elements == 0 {
+                0.0
+            } else {
+                bytes as f64 * 8.0 / elements as f64
+            },
+            kernel: of_type
+                .iter()
+                .any(|t| is_matrix(t))
+                .then(|| kernel(isa, ty, repack)),
         });
     }
     shares.sort_by_key(|share| std::cmp::Reverse(share.bytes));
@@ -167,11 +208,13 @@ fn memory(gguf: &Gguf, h: &Hparams, options: &EngineOptions) -> Memory {
     let kv_type: KvType = options.kv_type;
     let kv_cache = kv_bytes(h, kv_type, context);
     let weights: u64 = gguf.tensors().iter().map(|t| t.bytes).sum();
-    // per prompt token: the residual stream and its branch, the attention's inputs and output, both halves of the
-    // feed-forward block; and one row of logits
+    // per prompt token: the residual stream and its branch, the attention's inputs and output, both
+    // halves of the feed-forward block; and one row of logits
     let width = 3 * h.n_embd() + 2 * h.q_width() + 2 * h.kv_width() + 2 * h.n_ff();
     let rows = options.batch.min(context) as u64;
-    let buffers = (rows.saturating_mul(width as u64)).saturating_add(h.n_vocab() as u64).saturating_mul(4);
+    let buffers = (rows.saturating_mul(width as u64))
+        .saturating_add(h.n_vocab() as u64)
+        .saturating_mul(4);
     Memory {
         weights,
         context,
@@ -183,18 +226,31 @@ fn memory(gguf: &Gguf, h: &Hparams, options: &EngineOptions) -> Memory {
     }
 }
 
-/// The file's keys in its order, then the defaults in use. Where the file's value is overruled, what is in use shows.
+/// The file's keys in its order, then the defaults in use. Where the file's value is overruled,
+/// what is in use shows.
 fn keys(gguf: &Gguf, hparams: Option<&Hparams>) -> Vec<Key> {
     let mut used = hparams.map(Hparams::report).unwrap_or_default();
     let mut keys: Vec<Key> = Vec::new();
     for (name, value) in gguf.keys() {
         let at = used.iter().position(|entry| entry.key == name);
         keys.push(match at.map(|at| used.remove(at)) {
-            Some(entry) => Key { name: entry.key, value: entry.value, source: entry.source },
-            None => Key { name: name.to_owned(), value: to_json(&value), source: Source::File },
+            Some(entry) => Key {
+                name: entry.key,
+                value: entry.value,
+                source: entry.source,
+            },
+            None => Key {
+                name: name.to_owned(),
+                value: to_json(&value),
+                source: Source::File,
+            },
         });
     }
-    keys.extend(used.into_iter().map(|entry| Key { name: entry.key, value: entry.value, source: entry.source }));
+    keys.extend(used.into_iter().map(|entry| Key {
+        name: entry.key,
+        value: entry.value,
+        source: entry.source,
+    }));
     keys
 }
 
@@ -207,14 +263,21 @@ fn to_json(value: &Value<'_>) -> serde_json::Value {
         Value::Array(array) => array_json(array),
         Value::U64(x) => (*x).into(),
         // every other integer type fits
-        other => other.as_int().and_then(|i| i64::try_from(i).ok()).map_or(serde_json::Value::Null, Into::into),
+        other => other
+            .as_int()
+            .and_then(|i| i64::try_from(i).ok())
+            .map_or(serde_json::Value::Null, Into::into),
     }
 }
 
-/// The number that this decimal is, so that an f32 prints with its own digits; null for NaN and infinities, which
-/// JSON lacks.
+/// The number that this decimal is, so that an f32 prints with its own digits; null for NaN and
+/// infinities, which JSON lacks.
 fn float(decimal: String) -> serde_json::Value {
-    decimal.parse().ok().and_then(serde_json::Number::from_f64).map_or(serde_json::Value::Null, Into::into)
+    decimal
+        .parse()
+        .ok()
+        .and_then(serde_json::Number::from_f64)
+        .map_or(serde_json::Value::Null, Into::into)
 }
 
 fn array_json(array: &Array<'_>) -> serde_json::Value {

@@ -29,13 +29,20 @@ fn sections(out: &mut String, report: &Report<'_>, tensors: bool) -> std::fmt::R
     };
     let (keys, n) = (gguf.keys().len(), gguf.tensors().len());
     let (bytes, alignment) = (size(gguf.file_bytes()), gguf.alignment());
-    writeln!(out, "  {container}, {bytes}, {keys} keys, {n} tensors, alignment {alignment}")?;
+    writeln!(
+        out,
+        "  {container}, {bytes}, {keys} keys, {n} tensors, alignment {alignment}"
+    )?;
     if let Some(h) = &report.hparams {
         structure(out, report, h)?;
     }
     writeln!(out, "\nKeys (* = not in the file: the default in use)")?;
     for key in &report.keys {
-        let mark = if key.source == Source::Default { "*" } else { " " };
+        let mark = if key.source == Source::Default {
+            "*"
+        } else {
+            " "
+        };
         writeln!(out, " {mark} {:<44} {}", one_line(&key.name), value(key))?;
     }
     types(out, report)?;
@@ -57,8 +64,13 @@ fn sections(out: &mut String, report: &Report<'_>, tensors: bool) -> std::fmt::R
 fn structure(out: &mut String, report: &Report<'_>, h: &Hparams) -> std::fmt::Result {
     let has = |name: &str| report.gguf.tensor(name).is_some();
     let present = |yes: bool| if yes { "present" } else { "absent" };
-    let (q_norm, k_norm) = (has("blk.0.attn_q_norm.weight"), has("blk.0.attn_k_norm.weight"));
-    let biases = ["q", "k", "v", "qkv"].iter().any(|x| has(&format!("blk.0.attn_{x}.bias")));
+    let (q_norm, k_norm) = (
+        has("blk.0.attn_q_norm.weight"),
+        has("blk.0.attn_k_norm.weight"),
+    );
+    let biases = ["q", "k", "v", "qkv"]
+        .iter()
+        .any(|x| has(&format!("blk.0.attn_{x}.bias")));
     let gqa = match (h.n_head() / h.n_head_kv(), h.n_head_kv()) {
         (1, _) => "MHA".to_owned(),
         (n, 1) => format!("MQA: all {n} query heads share one KV head"),
@@ -83,7 +95,11 @@ fn structure(out: &mut String, report: &Report<'_>, h: &Hparams) -> std::fmt::Re
         h.n_head(),
         h.n_head_kv(),
         h.head_dim(),
-        if q_norm == k_norm { present(q_norm) } else { "on one of the two only" },
+        if q_norm == k_norm {
+            present(q_norm)
+        } else {
+            "on one of the two only"
+        },
         present(biases)
     )?;
     let rope = &h.rope;
@@ -98,21 +114,40 @@ fn structure(out: &mut String, report: &Report<'_>, h: &Hparams) -> std::fmt::Re
         rope.scaling.value.name()
     )?;
     if rope.factor.value != 1.0 {
-        write!(out, " x {} from {}", rope.factor.value, rope.original_context.value)?;
+        write!(
+            out,
+            " x {} from {}",
+            rope.factor.value, rope.original_context.value
+        )?;
     }
-    writeln!(out, ", frequency factors {}", present(has("rope_freqs.weight")))?;
+    writeln!(
+        out,
+        ", frequency factors {}",
+        present(has("rope_freqs.weight"))
+    )?;
     writeln!(out, "  {:<10} RMS, eps {:e}", "norm", h.rms_eps())?;
-    writeln!(out, "  {:<10} {}", "output", if has("output.weight") { "own matrix" } else { "tied to the embedding" })
+    writeln!(
+        out,
+        "  {:<10} {}",
+        "output",
+        if has("output.weight") {
+            "own matrix"
+        } else {
+            "tied to the embedding"
+        }
+    )
 }
 
 /// A value on one line: long strings are cut, long arrays are counted.
 fn value(key: &Key) -> String {
     let text = match &key.value {
         serde_json::Value::String(s) => one_line(s),
-        serde_json::Value::Object(o) => match (o.get("array").and_then(|v| v.as_str()), o.get("len")) {
-            (Some(of), Some(len)) => format!("{len} values of type {of}"),
-            _ => key.value.to_string(),
-        },
+        serde_json::Value::Object(o) => {
+            match (o.get("array").and_then(|v| v.as_str()), o.get("len")) {
+                (Some(of), Some(len)) => format!("{len} values of type {of}"),
+                _ => key.value.to_string(),
+            }
+        }
         serde_json::Value::Number(n) => match n.as_f64() {
             // whole numbers without ".0", small ones without a row of zeros
             Some(x) if !n.is_i64() && !n.is_u64() && x != 0.0 && x.abs() < 1e-3 => format!("{x:e}"),
@@ -133,7 +168,11 @@ fn types(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
         return writeln!(out, "\nTypes\n  no tensors");
     }
     let bits = report.tensor_bytes() as f64 * 8.0 / total as f64;
-    writeln!(out, "\nTypes ({total} weights, {}, {bits:.2} bits per weight)", size(report.tensor_bytes()))?;
+    writeln!(
+        out,
+        "\nTypes ({total} weights, {}, {bits:.2} bits per weight)",
+        size(report.tensor_bytes())
+    )?;
     for share in &report.types {
         writeln!(
             out,
@@ -150,7 +189,9 @@ fn types(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
 }
 
 fn memory(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
-    let Some(m) = &report.memory else { return Ok(()) };
+    let Some(m) = &report.memory else {
+        return Ok(());
+    };
     writeln!(
         out,
         "\nMemory (estimate)\n  weights {}, KV cache {} (context {}, {}), buffers {} (batch {}): {} in all",
@@ -165,7 +206,9 @@ fn memory(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
 }
 
 fn tokenizer(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
-    let Some(t) = &report.tokenizer else { return Ok(()) };
+    let Some(t) = &report.tokenizer else {
+        return Ok(());
+    };
     let id = |id: Option<u32>| id.map_or("none".to_owned(), |id| id.to_string());
     let ends: Vec<String> = t.eog_ids().iter().map(u32::to_string).collect();
     writeln!(
@@ -178,7 +221,11 @@ fn tokenizer(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
         if t.add_bos() { "added" } else { "not added" },
         id(t.eos()),
         ends.join(", "),
-        if report.chat_template { "present" } else { "absent" }
+        if report.chat_template {
+            "present"
+        } else {
+            "absent"
+        }
     )
 }
 
@@ -202,7 +249,11 @@ fn tensor_list(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
 fn verdict(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
     if report.refusals.is_empty() {
         let threads = report.threads.in_brackets();
-        return writeln!(out, "\nThis file loads and runs on {} with {threads}.", report.isa);
+        return writeln!(
+            out,
+            "\nThis file loads and runs on {} with {threads}.",
+            report.isa
+        );
     }
     writeln!(out, "\nWould refuse to load")?;
     for refusal in &report.refusals {

@@ -26,19 +26,34 @@ pub(super) fn fixed(x: f64, width: usize, precision: usize) -> String {
 /// What the first chunk says about the rest.
 pub(super) fn eta(seconds: f64, chunks: usize) -> String {
     let total = (seconds * chunks as f64) as u64;
-    let hours = if total >= 3600 { format!("{} hours ", total / 3600) } else { String::new() };
-    format!("{seconds:.2} seconds per pass - ETA {hours}{:.2} minutes", (total % 3600) as f64 / 60.0)
+    let hours = if total >= 3600 {
+        format!("{} hours ", total / 3600)
+    } else {
+        String::new()
+    };
+    format!(
+        "{seconds:.2} seconds per pass - ETA {hours}{:.2} minutes",
+        (total % 3600) as f64 / 60.0
+    )
 }
 
 pub(super) fn final_estimate(ppl: &Perplexity) -> String {
     let Estimate { value, uncertainty } = ppl.ppl();
-    format!("Final estimate: PPL = {} +/- {}\n", fixed(value, 0, 4), fixed(uncertainty, 0, 5))
+    format!(
+        "Final estimate: PPL = {} +/- {}\n",
+        fixed(value, 0, 4),
+        fixed(uncertainty, 0, 5)
+    )
 }
 
 /// One row of the table: the figures up to a chunk.
 pub(super) fn divergence_row(d: &Divergence) -> String {
     let pair = |e: Estimate, scale: f64, width: usize, precision: usize| {
-        format!("    {} ± {}", fixed(scale * e.value, width, precision), fixed(scale * e.uncertainty, width, precision))
+        format!(
+            "    {} ± {}",
+            fixed(scale * e.value, width, precision),
+            fixed(scale * e.uncertainty, width, precision)
+        )
     };
     format!(
         "{:4}{}{}{}{} %{} %\n",
@@ -80,7 +95,10 @@ const DP_PERCENTILES: [(&str, f32); 10] = [
 
 /// Maximum, percentiles with the median in their middle, minimum.
 fn distribution(values: &Sorted, percentiles: &[(&'static str, f32)]) -> Vec<(&'static str, f32)> {
-    let mut all: Vec<_> = percentiles.iter().map(|&(name, fraction)| (name, values.percentile(fraction))).collect();
+    let mut all: Vec<_> = percentiles
+        .iter()
+        .map(|&(name, fraction)| (name, values.percentile(fraction)))
+        .collect();
     all.insert(percentiles.len() / 2, ("Median", values.median()));
     all.insert(0, ("Maximum", values.maximum()));
     all.push(("Minimum", values.minimum()));
@@ -98,16 +116,44 @@ pub(super) fn divergence(d: &Divergence) -> String {
 }
 
 fn statistics(out: &mut String, d: &Divergence) -> std::fmt::Result {
-    let pair = |e: Estimate| format!("{} ± {}", fixed(e.value, 10, 6), fixed(e.uncertainty, 10, 6));
+    let pair = |e: Estimate| {
+        format!(
+            "{} ± {}",
+            fixed(e.value, 10, 6),
+            fixed(e.uncertainty, 10, 6)
+        )
+    };
     let percent = |x: f64| fixed(100.0 * x, 6, 3);
-    let percents = |e: Estimate| format!("{} ± {} %", percent(e.value), fixed(100.0 * e.uncertainty, 5, 3));
+    let percents = |e: Estimate| {
+        format!(
+            "{} ± {} %",
+            percent(e.value),
+            fixed(100.0 * e.uncertainty, 5, 3)
+        )
+    };
     writeln!(out, "====== Perplexity statistics ======")?;
     writeln!(out, "Mean PPL(Q)                   : {}", pair(d.ppl()))?;
-    writeln!(out, "Mean PPL(base)                : {}", pair(d.ppl_base()))?;
-    writeln!(out, "Cor(ln(PPL(Q)), ln(PPL(base))): {}%", fixed(100.0 * d.correlation(), 6, 2))?;
-    writeln!(out, "Mean ln(PPL(Q)/PPL(base))     : {}", pair(d.ln_ratio()))?;
+    writeln!(
+        out,
+        "Mean PPL(base)                : {}",
+        pair(d.ppl_base())
+    )?;
+    writeln!(
+        out,
+        "Cor(ln(PPL(Q)), ln(PPL(base))): {}%",
+        fixed(100.0 * d.correlation(), 6, 2)
+    )?;
+    writeln!(
+        out,
+        "Mean ln(PPL(Q)/PPL(base))     : {}",
+        pair(d.ln_ratio())
+    )?;
     writeln!(out, "Mean PPL(Q)/PPL(base)         : {}", pair(d.ratio()))?;
-    writeln!(out, "Mean PPL(Q)-PPL(base)         : {}", pair(d.difference()))?;
+    writeln!(
+        out,
+        "Mean PPL(Q)-PPL(base)         : {}",
+        pair(d.difference())
+    )?;
     writeln!(out, "\n====== KL divergence statistics ======")?;
     writeln!(out, "Mean    KLD: {}", pair(d.kld()))?;
     for (name, value) in distribution(&d.klds(), &KLD_PERCENTILES) {

@@ -39,39 +39,70 @@ impl AwqArgs {
 }
 
 /// Runs the command.
-pub(super) fn run(args: &AwqArgs, input: &Path, output: &Path, threads: usize) -> Result<Exit, Failure> {
+pub(super) fn run(
+    args: &AwqArgs,
+    input: &Path,
+    output: &Path,
+    threads: usize,
+) -> Result<Exit, Failure> {
     if args.file.is_none() && !args.no_search {
-        return Err(Failure::Usage("awq: expected -f FILE, a text to search scales on, or --no-search".to_owned()));
+        return Err(Failure::Usage(
+            "awq: expected -f FILE, a text to search scales on, or --no-search".to_owned(),
+        ));
     }
     check_new_folder(output)?;
     signal::install()?;
     let text = args.file.as_deref().map(prompt::read).transpose()?;
     let start = Instant::now();
     let source = ModelSource::Path(input.to_owned());
-    let options = EngineOptions { ctx: Some(512), threads: Some(threads), ..EngineOptions::default() };
+    let options = EngineOptions {
+        ctx: Some(512),
+        threads: Some(threads),
+        ..EngineOptions::default()
+    };
     let engine = load::shown(|sink| Engine::load(&source, &options, sink))?;
     let activations = match &text {
         Some(text) => {
             let bar = Progress::tokens("calibrating");
             let most = args.tokens.unwrap_or(8192) as usize;
-            let activations = Activations::of_text(&engine, text, most, &mut |done, total| bar.at(done, total));
+            let activations =
+                Activations::of_text(&engine, text, most, &mut |done, total| bar.at(done, total));
             bar.clear();
             Some(activations?)
         }
         None => None,
     };
-    let options = Options { group: args.group.map_or(128, |n| n as usize), threads };
-    let view = quantized(&engine, activations.as_ref(), options, &mut |scaled| note(&row(scaled)))?;
+    let options = Options {
+        group: args.group.map_or(128, |n| n as usize),
+        threads,
+    };
+    let view = quantized(&engine, activations.as_ref(), options, &mut |scaled| {
+        note(&row(scaled))
+    })?;
     hf::write(&view, output)?;
-    note(&format!("octavo: wrote {} in {:.1} s", output.display(), start.elapsed().as_secs_f64()));
+    note(&format!(
+        "octavo: wrote {} in {:.1} s",
+        output.display(),
+        start.elapsed().as_secs_f64()
+    ));
     Ok(Exit::Done)
 }
 
 /// Matrices, ratio, errors.
 fn row(scaled: &Scaled) -> String {
-    let (first, rest) = scaled.tensors.split_first().map_or(("", 0), |(first, rest)| (first.as_str(), rest.len()));
-    let more = if rest == 0 { String::new() } else { format!(" and {rest} more") };
+    let (first, rest) = scaled
+        .tensors
+        .split_first()
+        .map_or(("", 0), |(first, rest)| (first.as_str(), rest.len()));
+    let more = if rest == 0 {
+        String::new()
+    } else {
+        format!(" and {rest} more")
+    };
     let what = format!("{first}{more}");
     let (error, unscaled) = (scaled.error, scaled.unscaled);
-    format!("{what:<36} ratio {:.2}  error {error:.2e}, without scales {unscaled:.2e}", scaled.ratio)
+    format!(
+        "{what:<36} ratio {:.2}  error {error:.2e}, without scales {unscaled:.2e}",
+        scaled.ratio
+    )
 }

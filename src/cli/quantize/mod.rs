@@ -52,7 +52,8 @@ pub(super) struct QuantizeArgs {
     /// Give every matrix the same type instead of TYPE's mix
     #[arg(long)]
     pure: bool,
-    /// Give the tensors whose name this regular expression finds another type; may be given several times
+    /// Give the tensors whose name this regular expression finds another type; may be given several
+    /// times
     #[arg(long, value_name = "NAME=TYPE", value_parser = tensor_type)]
     tensor_type: Vec<(Regex, TensorType)>,
     /// The type of output.weight
@@ -86,25 +87,36 @@ fn element_type(text: &str) -> Result<TensorType, String> {
 
 /// The types of tensors that can be written.
 fn element_types() -> Named<TensorType> {
-    let names = || TensorType::all().filter(|ty| octavo_quant::can_quantize(*ty)).map(TensorType::name).collect();
+    let names = || {
+        TensorType::all()
+            .filter(|ty| octavo_quant::can_quantize(*ty))
+            .map(TensorType::name)
+            .collect()
+    };
     Named::new(names, element_type)
 }
 
 /// What the quantizer refuses, with the option that helps.
 pub(super) fn refused(error: quantize::Error) -> Failure {
     match error {
-        quantize::Error::Requantize { tensor, ty } => {
-            Failure::Input(format!("tensor {tensor} is {ty} already: quantizing it again needs --allow-requantize"))
-        }
+        quantize::Error::Requantize { tensor, ty } => Failure::Input(format!(
+            "tensor {tensor} is {ty} already: quantizing it again needs --allow-requantize"
+        )),
         quantize::Error::NeedsImportance { .. } => Failure::Input(format!("{error} (--imatrix)")),
         error => error.into(),
     }
 }
 
 fn tensor_type(text: &str) -> Result<(Regex, TensorType), String> {
-    let (name, ty) = text.rsplit_once('=').filter(|(name, _)| !name.is_empty()).ok_or("expected NAME=TYPE")?;
+    let (name, ty) = text
+        .rsplit_once('=')
+        .filter(|(name, _)| !name.is_empty())
+        .ok_or("expected NAME=TYPE")?;
     let pattern = RegexBuilder::new(name).case_insensitive(true).build();
-    Ok((pattern.map_err(|e| e.to_string().replace('\n', " "))?, element_type(ty)?))
+    Ok((
+        pattern.map_err(|e| e.to_string().replace('\n', " "))?,
+        element_type(ty)?,
+    ))
 }
 
 impl QuantizeArgs {
@@ -113,8 +125,12 @@ impl QuantizeArgs {
         let usage = |error: octavo_llm::quantize::UnknownTarget| Failure::Usage(error.to_string());
         match &self.target {
             Some(target) => Ok((Some(&self.output), target.parse().map_err(usage)?)),
-            None if self.dry_run => Ok((None, self.output.to_string_lossy().parse().map_err(usage)?)),
-            None => Err(Failure::Usage("no TYPE: expected IN OUT TYPE (see --help)".to_owned())),
+            None if self.dry_run => {
+                Ok((None, self.output.to_string_lossy().parse().map_err(usage)?))
+            }
+            None => Err(Failure::Usage(
+                "no TYPE: expected IN OUT TYPE (see --help)".to_owned(),
+            )),
         }
     }
 
@@ -125,7 +141,10 @@ impl QuantizeArgs {
             ("--pure", self.pure),
             ("--tensor-type", !self.tensor_type.is_empty()),
             ("--output-tensor-type", self.output_tensor_type.is_some()),
-            ("--token-embedding-type", self.token_embedding_type.is_some()),
+            (
+                "--token-embedding-type",
+                self.token_embedding_type.is_some(),
+            ),
             ("--leave-output-tensor", self.leave_output_tensor),
             ("--allow-requantize", self.allow_requantize),
             ("--force", self.force),
@@ -152,18 +171,31 @@ impl QuantizeArgs {
 
 /// Runs the command.
 pub(super) fn run(args: &QuantizeArgs) -> Result<Exit, Failure> {
-    if args.target.as_deref().is_some_and(|name| name.eq_ignore_ascii_case("awq")) {
+    if args
+        .target
+        .as_deref()
+        .is_some_and(|name| name.eq_ignore_ascii_case("awq"))
+    {
         args.only_awq()?;
         return awq::run(&args.awq, &args.input, &args.output, args.threads.count());
     }
     if args.awq.given() {
-        return Err(Failure::Usage("--group, --file and --no-search: expected the type awq with them".to_owned()));
+        return Err(Failure::Usage(
+            "--group, --file and --no-search: expected the type awq with them".to_owned(),
+        ));
     }
     let (output, target) = args.output_and_target()?;
     let gguf = ModelSource::Path(args.input.clone()).open(true)?;
-    let inputs = Inputs::default().model(Some(&args.input)).file(args.imatrix.as_deref());
+    let inputs = Inputs::default()
+        .model(Some(&args.input))
+        .file(args.imatrix.as_deref());
     let output = output.filter(|_| !args.dry_run);
-    let output = output.map(|path| Output { path, kind: Kind::Model, force: args.force, inputs: &inputs });
+    let output = output.map(|path| Output {
+        path,
+        kind: Kind::Model,
+        force: args.force,
+        inputs: &inputs,
+    });
     if let Some(output) = &output {
         output.check()?;
         signal::install()?;
@@ -192,7 +224,13 @@ fn row(change: &Change) -> String {
         (true, None) => format!("-> {}", change.to),
         (true, Some(wanted)) => format!("-> {} (rows do not fit {wanted})", change.to),
     };
-    format!("{:<32} {:<16} {:<5} {to:<10} {:>9.2} MiB", t.name, shape.join(" x "), t.ty.name(), mib(change.bytes))
+    format!(
+        "{:<32} {:<16} {:<5} {to:<10} {:>9.2} MiB",
+        t.name,
+        shape.join(" x "),
+        t.ty.name(),
+        mib(change.bytes)
+    )
 }
 
 fn summary(plan: &Plan<'_>) -> String {
@@ -209,19 +247,28 @@ fn warn_of_fallbacks(plan: &Plan<'_>) {
     let n = plan.totals().fallbacks;
     if n > 0 {
         let of = plan.changes().len();
-        terminal::warn([format!("{n} of {of} tensors have rows that do not fit their type and get another one")]);
+        terminal::warn([format!(
+            "{n} of {of} tensors have rows that do not fit their type and get another one"
+        )]);
     }
 }
 
 fn dry_run(plan: &Plan<'_>) -> Result<Exit, Failure> {
     plan.check_importance()?;
-    let mut out: String = plan.changes().iter().map(|change| row(change) + "\n").collect();
+    let mut out: String = plan
+        .changes()
+        .iter()
+        .map(|change| row(change) + "\n")
+        .collect();
     out += &summary(plan);
     out.push('\n');
     terminal::print(out.as_bytes())?;
     warn_of_fallbacks(plan);
     if let Some(change) = plan.lacks_importance() {
-        let line = format!("tensor {}: {} needs an importance matrix (--imatrix)", change.tensor.name, change.to);
+        let line = format!(
+            "tensor {}: {} needs an importance matrix (--imatrix)",
+            change.tensor.name, change.to
+        );
         terminal::warn([line]);
     }
     Ok(Exit::Done)
@@ -235,10 +282,17 @@ fn write(plan: &Plan<'_>, output: &Output<'_>) -> Result<Exit, Failure> {
     let mut done = 0;
     output.check()?;
     let result = plan.write(output.path, &mut |progress| match progress {
-        Progress::Tensor { index, change, unweighted } => {
+        Progress::Tensor {
+            index,
+            change,
+            unweighted,
+        } => {
             bar.line(&format!("[{:>4}/{n}] {}", index + 1, row(change)));
             if unweighted && change.tensor.dims.len() > 1 {
-                bar.line(&format!("octavo: warning: {}: the importance matrix has no weights", change.tensor.name));
+                bar.line(&format!(
+                    "octavo: warning: {}: the importance matrix has no weights",
+                    change.tensor.name
+                ));
             }
         }
         Progress::Bytes(bytes) => {

@@ -13,16 +13,23 @@ const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]
 
 /// Sets the keys of the vocabulary.
 pub(super) fn declare(files: &Files, config: &Config, view: &mut View) -> Result<Specials, Error> {
-    view.set("tokenizer.ggml.model", "gpt2").set("tokenizer.ggml.pre", pre(files)?);
+    view.set("tokenizer.ggml.model", "gpt2")
+        .set("tokenizer.ggml.pre", pre(files)?);
     let mut tokens = Tokens::new(config)?;
     for (text, id) in files.vocab()? {
         tokens.put(&files.file, id.as_u64(), text, NORMAL)?;
     }
     tokens.put_all_added(files)?;
     let by_text = tokens.declare(view);
-    let merges: Result<Vec<String>, Error> = files.merges().map(|m| m.map(|(a, b)| format!("{a} {b}"))).collect();
+    let merges: Result<Vec<String>, Error> = files
+        .merges()
+        .map(|m| m.map(|(a, b)| format!("{a} {b}")))
+        .collect();
     view.set("tokenizer.ggml.merges", merges?);
-    Ok(Specials { by_text, ..Specials::default() })
+    Ok(Specials {
+        by_text,
+        ..Specials::default()
+    })
 }
 
 /// The patterns that cut text into words, one inside the pieces of the one before.
@@ -35,7 +42,11 @@ fn patterns(files: &Files, step: &Value, out: &mut Vec<String>) -> Result<(), Er
         }
         Some("Split") if step["behavior"] == "Isolated" && step["invert"] != true => {
             let pattern = step["pattern"]["Regex"].as_str();
-            out.push(pattern.ok_or_else(|| files.bad("pre_tokenizer", "a Split by a Regex", step))?.to_owned());
+            out.push(
+                pattern
+                    .ok_or_else(|| files.bad("pre_tokenizer", "a Split by a Regex", step))?
+                    .to_owned(),
+            );
         }
         Some("Digits") if step["individual_digits"] == true => out.push(r"\p{N}".to_owned()),
         Some("ByteLevel") if step["add_prefix_space"] != true => {
@@ -65,6 +76,11 @@ fn pre(files: &Files) -> Result<&'static str, Error> {
         return Err(files.bad("normalizer", "none, or NFC", normalizer.unwrap_or_default()));
     }
     let ignore_merges = files.tokenizer["model"]["ignore_merges"] == true;
-    Tokenizer::recognise_pre(&regexes, ignore_merges)
-        .ok_or_else(|| files.bad("pre_tokenizer", "one that llama.cpp has a name for", regexes.join("  and  ")))
+    Tokenizer::recognise_pre(&regexes, ignore_merges).ok_or_else(|| {
+        files.bad(
+            "pre_tokenizer",
+            "one that llama.cpp has a name for",
+            regexes.join("  and  "),
+        )
+    })
 }

@@ -1,8 +1,8 @@
 //! `tokenizer.json`, `tokenizer.model` and what stands beside them, under GGUF's keys.
 //!
-//! Byte-level BPE, whose way to cut text into words (GGUF's `pre`) is recognised by its patterns and flags, and
-//! SentencePiece's BPE, from either file. A tokenizer that works in a way of its own is refused, because a wrong guess
-//! changes tokens without a word.
+//! Byte-level BPE, whose way to cut text into words (GGUF's `pre`) is recognised by its patterns
+//! and flags, and SentencePiece's BPE, from either file. A tokenizer that works in a way of its own
+//! is refused, because a wrong guess changes tokens without a word.
 
 mod bpe;
 mod files;
@@ -32,7 +32,8 @@ const BYTE: i32 = 6;
 /// What stands for a space in SentencePiece's tokens.
 const SPACE: char = '\u{2581}';
 
-/// The most entries of a vocabulary, sixteen times the largest: memory is taken for all of them before any is read.
+/// The most entries of a vocabulary, sixteen times the largest: memory is taken for all of them
+/// before any is read.
 const MAX_TOKENS: usize = 1 << 22;
 
 /// A token id, or a list of them.
@@ -66,7 +67,9 @@ impl Files {
 
     /// Its merges as pairs.
     fn merges(&self) -> impl Iterator<Item = Result<(&str, &str), Error>> {
-        let merges = self.tokenizer["model"]["merges"].as_array().map_or(&[][..], Vec::as_slice);
+        let merges = self.tokenizer["model"]["merges"]
+            .as_array()
+            .map_or(&[][..], Vec::as_slice);
         merges.iter().map(|merge| {
             let two = match merge {
                 // a space is never part of a token: both alphabets have another character for it
@@ -78,14 +81,20 @@ impl Files {
                 _ => None,
             };
             let part = |text: &str| !text.is_empty() && !text.contains(' ');
-            two.filter(|(a, b)| part(a) && part(b)).ok_or_else(|| self.bad("model.merges", "pairs of tokens", merge))
+            two.filter(|(a, b)| part(a) && part(b))
+                .ok_or_else(|| self.bad("model.merges", "pairs of tokens", merge))
         })
     }
 }
 
 fn bad(file: &str, key: &str, expected: &str, got: impl ToString) -> Error {
     let got = got.to_string().chars().take(120).collect();
-    Error::Value { file: file.to_owned(), key: key.to_owned(), expected: expected.to_owned(), got }
+    Error::Value {
+        file: file.to_owned(),
+        key: key.to_owned(),
+        expected: expected.to_owned(),
+        got,
+    }
 }
 
 /// Sets every key of the tokenizer.
@@ -99,7 +108,8 @@ pub(super) fn declare(dir: &Path, config: &Config, view: &mut View) -> Result<()
     };
     let model = &files.tokenizer["model"];
     // files from before there was a choice do not say what they are
-    if !files.tokenizer.is_null() && (model["type"].as_str().is_some_and(|t| t != "BPE") || !model["merges"].is_array())
+    if !files.tokenizer.is_null()
+        && (model["type"].as_str().is_some_and(|t| t != "BPE") || !model["merges"].is_array())
     {
         return Err(files.bad("model.type", "BPE", &model["type"]));
     }
@@ -119,7 +129,12 @@ pub(super) fn declare(dir: &Path, config: &Config, view: &mut View) -> Result<()
                 view.set("tokenizer.chat_template", text);
             }
         }
-        Err(source) => return Err(Error::Io { file: template.display().to_string(), source }),
+        Err(source) => {
+            return Err(Error::Io {
+                file: template.display().to_string(),
+                source,
+            });
+        }
     }
     Ok(())
 }
@@ -127,7 +142,13 @@ pub(super) fn declare(dir: &Path, config: &Config, view: &mut View) -> Result<()
 /// The template that the settings have: one, or the default of several.
 fn chat_template(settings: &Value) -> Option<&str> {
     let template = &settings["chat_template"];
-    let default = || template.as_array()?.iter().find(|t| t["name"] == "default")?["template"].as_str();
+    let default = || {
+        template
+            .as_array()?
+            .iter()
+            .find(|t| t["name"] == "default")?["template"]
+            .as_str()
+    };
     template.as_str().or_else(default)
 }
 
@@ -143,8 +164,14 @@ struct Tokens {
 impl Tokens {
     fn new(config: &Config) -> Result<Tokens, Error> {
         match config.vocab_size()? {
-            n if n > MAX_TOKENS => Err(config.bad("vocab_size", format!("at most {MAX_TOKENS}"), n)),
-            n => Ok(Tokens { places: vec![None; n], added: BTreeSet::new(), strips: Default::default() }),
+            n if n > MAX_TOKENS => {
+                Err(config.bad("vocab_size", format!("at most {MAX_TOKENS}"), n))
+            }
+            n => Ok(Tokens {
+                places: vec![None; n],
+                added: BTreeSet::new(),
+                strips: Default::default(),
+            }),
         }
     }
 
@@ -154,10 +181,18 @@ impl Tokens {
         let Some(place) = id.and_then(|id| self.places.get_mut(usize::try_from(id).ok()?)) else {
             let expected = format!("ids below config.json's vocab_size, {n}");
             let id = id.map_or("no id".to_owned(), |id| id.to_string());
-            return Err(bad(file, "vocabulary", &expected, format!("{text:?}: {id}")));
+            return Err(bad(
+                file,
+                "vocabulary",
+                &expected,
+                format!("{text:?}: {id}"),
+            ));
         };
         let spaces = |text: &str| text.replace(SPACE, " ");
-        if let Some((other, _)) = place.as_ref().filter(|place| spaces(&place.0) != spaces(text)) {
+        if let Some((other, _)) = place
+            .as_ref()
+            .filter(|place| spaces(&place.0) != spaces(text))
+        {
             let got = format!("{other:?} and {text:?} for {}", id.unwrap_or_default());
             return Err(bad(file, "vocabulary", "one token for an id", got));
         }
@@ -170,7 +205,12 @@ impl Tokens {
         let text = token["content"].as_str();
         let text = text.ok_or_else(|| bad(file, "added_tokens", "tokens with a content", token))?;
         if token["single_word"] == true {
-            return Err(bad(file, "added_tokens", "tokens that are found inside of words, too", token));
+            return Err(bad(
+                file,
+                "added_tokens",
+                "tokens that are found inside of words, too",
+                token,
+            ));
         }
         let narrow = id.and_then(|id| u32::try_from(id).ok());
         self.added.extend(narrow);
@@ -183,17 +223,41 @@ impl Tokens {
 
     /// Names `tokenizer.json`'s added tokens.
     fn put_all_added(&mut self, files: &Files) -> Result<(), Error> {
-        let added = files.tokenizer["added_tokens"].as_array().map_or(&[][..], Vec::as_slice);
-        added.iter().try_for_each(|token| self.put_added(&files.file, token["id"].as_u64(), token))
+        let added = files.tokenizer["added_tokens"]
+            .as_array()
+            .map_or(&[][..], Vec::as_slice);
+        added
+            .iter()
+            .try_for_each(|token| self.put_added(&files.file, token["id"].as_u64(), token))
     }
 
-    /// Sets texts and types; gives the ids by text. Rows of the embedding that no text leads to get texts.
+    /// Sets texts and types; gives the ids by text. Rows of the embedding that no text leads to get
+    /// texts.
     fn declare(self, view: &mut View) -> BTreeMap<String, u32> {
-        let by_text = self.places.iter().zip(0..).filter_map(|(t, id)| t.as_ref().map(|t| (t.0.clone(), id))).collect();
-        let types: Vec<i32> = self.places.iter().map(|t| t.as_ref().map_or(UNUSED, |t| t.1)).collect();
-        let texts = self.places.into_iter().enumerate().map(|(id, t)| t.map_or_else(|| padding(id), |t| t.0));
-        view.set("tokenizer.ggml.tokens", texts.collect::<Vec<_>>()).set("tokenizer.ggml.token_type", types);
-        for (strips, key) in self.strips.into_iter().zip(STRIP_KEYS).filter(|s| !s.0.is_empty()) {
+        let by_text = self
+            .places
+            .iter()
+            .zip(0..)
+            .filter_map(|(t, id)| t.as_ref().map(|t| (t.0.clone(), id)))
+            .collect();
+        let types: Vec<i32> = self
+            .places
+            .iter()
+            .map(|t| t.as_ref().map_or(UNUSED, |t| t.1))
+            .collect();
+        let texts = self
+            .places
+            .into_iter()
+            .enumerate()
+            .map(|(id, t)| t.map_or_else(|| padding(id), |t| t.0));
+        view.set("tokenizer.ggml.tokens", texts.collect::<Vec<_>>())
+            .set("tokenizer.ggml.token_type", types);
+        for (strips, key) in self
+            .strips
+            .into_iter()
+            .zip(STRIP_KEYS)
+            .filter(|s| !s.0.is_empty())
+        {
             view.set(key, strips.into_iter().collect::<Vec<u32>>());
         }
         by_text
@@ -227,15 +291,32 @@ struct Specials {
 }
 
 fn special(files: &Files, config: &Config, vocab: &Specials, view: &mut View) -> Result<(), Error> {
-    let text_of = |value: &Value| value.as_str().or(value["content"].as_str()).map(str::to_owned);
+    let text_of = |value: &Value| {
+        value
+            .as_str()
+            .or(value["content"].as_str())
+            .map(str::to_owned)
+    };
     let by_setting = |key: &str| -> Result<Option<u32>, Error> {
-        let Some(text) = text_of(&files.settings[key]) else { return Ok(None) };
-        vocab.by_text.get(&text).copied().map(Some).ok_or_else(|| files.bad(key, "a token of the vocabulary", text))
+        let Some(text) = text_of(&files.settings[key]) else {
+            return Ok(None);
+        };
+        vocab
+            .by_text
+            .get(&text)
+            .copied()
+            .map(Some)
+            .ok_or_else(|| files.bad(key, "a token of the vocabulary", text))
     };
     for (key, to, fallback, own) in [
         ("bos_token", "bos_token_id", Some("bos_token_id"), vocab.bos),
         ("unk_token", "unknown_token_id", None, vocab.unk),
-        ("pad_token", "padding_token_id", Some("pad_token_id"), vocab.pad),
+        (
+            "pad_token",
+            "padding_token_id",
+            Some("pad_token_id"),
+            vocab.pad,
+        ),
     ] {
         let given = fallback.map_or(Ok(Vec::new()), |key| config.ids(key))?;
         if let Some(id) = by_setting(key)?.or(given.first().copied()).or(own) {
@@ -256,7 +337,10 @@ fn special(files: &Files, config: &Config, vocab: &Specials, view: &mut View) ->
     for (id, key) in ends.into_iter().zip(["eos", "eot", "eom"]) {
         view.set(&format!("tokenizer.ggml.{key}_token_id"), id);
     }
-    for (key, at, own) in [("add_bos_token", 0, vocab.add_bos), ("add_eos_token", 1, None)] {
+    for (key, at, own) in [
+        ("add_bos_token", 0, vocab.add_bos),
+        ("add_eos_token", 1, None),
+    ] {
         let template = || template_adds(&files.tokenizer["post_processor"], at);
         if let Some(add) = files.settings[key].as_bool().or_else(template).or(own) {
             view.set(&format!("tokenizer.ggml.{key}"), add);
@@ -265,12 +349,23 @@ fn special(files: &Files, config: &Config, vocab: &Specials, view: &mut View) ->
     Ok(())
 }
 
-/// Whether a post-processor puts a token before (0) or behind (1) a text; `None` if it does not say.
+/// Whether a post-processor puts a token before (0) or behind (1) a text; `None` if it does not
+/// say.
 fn template_adds(processor: &Value, at: usize) -> Option<bool> {
     if processor["type"] == "Sequence" {
-        return processor["processors"].as_array()?.iter().find_map(|p| template_adds(p, at));
+        return processor["processors"]
+            .as_array()?
+            .iter()
+            .find_map(|p| template_adds(p, at));
     }
-    let single = (processor["type"] == "TemplateProcessing").then(|| processor["single"].as_array())??;
-    let text = single.iter().position(|piece| piece.get("Sequence").is_some())?;
-    Some(if at == 0 { text > 0 } else { text + 1 < single.len() })
+    let single =
+        (processor["type"] == "TemplateProcessing").then(|| processor["single"].as_array())??;
+    let text = single
+        .iter()
+        .position(|piece| piece.get("Sequence").is_some())?;
+    Some(if at == 0 {
+        text > 0
+    } else {
+        text + 1 < single.len()
+    })
 }

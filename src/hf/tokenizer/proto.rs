@@ -72,17 +72,29 @@ pub(super) const BPE: i32 = 2;
 impl ModelProto {
     /// The folder's, if it has one. What SPM in GGUF cannot do is refused.
     pub(super) fn read(dir: &Path) -> Result<Option<ModelProto>, Error> {
-        let Some(bytes) = read_bytes(dir, FILE, MAX_SETTINGS)? else { return Ok(None) };
+        let Some(bytes) = read_bytes(dir, FILE, MAX_SETTINGS)? else {
+            return Ok(None);
+        };
         let file = dir.join(FILE).display().to_string();
-        let unsound = |error: String| Error::SentencePiece { file: file.clone(), error };
-        let model = ModelProto::decode(bytes.as_slice()).map_err(|error| unsound(error.to_string()))?;
+        let unsound = |error: String| Error::SentencePiece {
+            file: file.clone(),
+            error,
+        };
+        let model =
+            ModelProto::decode(bytes.as_slice()).map_err(|error| unsound(error.to_string()))?;
         if model.pieces.is_empty() {
-            // other tokenizers have text under this name, which happens to be fields that nobody knows
+            // other tokenizers have text under this name, which happens to be fields that nobody
+            // knows
             return Err(unsound("no tokens".to_owned()));
         }
         let bad = |key: &str, expected: &str, got: String| {
             let got = got.chars().take(80).collect();
-            Err(Error::Value { file: file.clone(), key: key.to_owned(), expected: expected.to_owned(), got })
+            Err(Error::Value {
+                file: file.clone(),
+                key: key.to_owned(),
+                expected: expected.to_owned(),
+                got,
+            })
         };
         let trainer = model.trainer.clone().unwrap_or_default();
         let normalizer = model.normalizer.clone().unwrap_or_default();
@@ -91,28 +103,60 @@ impl ModelProto {
             let name = usize::try_from(kind)
                 .ok()
                 .and_then(|kind| ["UNIGRAM", "BPE", "WORD", "CHAR"].get(kind.checked_sub(1)?));
-            return bad("trainer_spec.model_type", "BPE", name.map_or(kind.to_string(), |name| (*name).to_owned()));
+            return bad(
+                "trainer_spec.model_type",
+                "BPE",
+                name.map_or(kind.to_string(), |name| (*name).to_owned()),
+            );
         }
         if trainer.treat_whitespace_as_suffix == Some(true) {
-            return bad("trainer_spec.treat_whitespace_as_suffix", "false", "true".to_owned());
+            return bad(
+                "trainer_spec.treat_whitespace_as_suffix",
+                "false",
+                "true".to_owned(),
+            );
         }
         let name = normalizer.name.unwrap_or_default();
-        if normalizer.precompiled_charsmap.is_some_and(|map| !map.is_empty()) || !["identity", ""].contains(&&*name) {
-            return bad("normalizer_spec", "identity: text as it is", format!("{name:?}, with rules"));
+        if normalizer
+            .precompiled_charsmap
+            .is_some_and(|map| !map.is_empty())
+            || !["identity", ""].contains(&&*name)
+        {
+            return bad(
+                "normalizer_spec",
+                "identity: text as it is",
+                format!("{name:?}, with rules"),
+            );
         }
         // the numbers that files leave out are true
         if normalizer.remove_extra_whitespaces != Some(false) {
-            return bad("normalizer_spec.remove_extra_whitespaces", "false", "true".to_owned());
+            return bad(
+                "normalizer_spec.remove_extra_whitespaces",
+                "false",
+                "true".to_owned(),
+            );
         }
         if normalizer.escape_whitespaces == Some(false) {
-            return bad("normalizer_spec.escape_whitespaces", "true", "false".to_owned());
+            return bad(
+                "normalizer_spec.escape_whitespaces",
+                "true",
+                "false".to_owned(),
+            );
         }
         for (id, piece) in model.pieces.iter().enumerate() {
             if !piece.score.is_finite() {
-                return bad("pieces", "finite scores", format!("{} of token {id}", piece.score));
+                return bad(
+                    "pieces",
+                    "finite scores",
+                    format!("{} of token {id}", piece.score),
+                );
             }
             if !(1..=6).contains(&piece.ty.unwrap_or(1)) {
-                return bad("pieces", "types from 1 to 6", format!("{} of token {id}", piece.ty.unwrap_or(1)));
+                return bad(
+                    "pieces",
+                    "types from 1 to 6",
+                    format!("{} of token {id}", piece.ty.unwrap_or(1)),
+                );
             }
         }
         Ok(Some(model))

@@ -1,4 +1,5 @@
-//! SentencePiece's BPE: tokens with scores from `tokenizer.model`, or from `tokenizer.json` and the order of its merges.
+//! SentencePiece's BPE: tokens with scores from `tokenizer.model`, or from `tokenizer.json` and the
+//! order of its merges.
 
 use std::path::Path;
 
@@ -9,7 +10,9 @@ use super::super::config::Config;
 use super::super::{Error, MAX_SETTINGS, read_json};
 use super::order::{LONGEST, Ranks, Token, places};
 use super::proto::{self, ModelProto, Piece};
-use super::{BYTE, CONTROL, Files, NORMAL, SPACE, Specials, Tokens, UNKNOWN, USER_DEFINED, bad, padding};
+use super::{
+    BYTE, CONTROL, Files, NORMAL, SPACE, Specials, Tokens, UNKNOWN, USER_DEFINED, bad, padding,
+};
 use crate::tokenizer::SpacePrefix;
 
 /// What llama.cpp's converter gives tokens that were added to a model,
@@ -18,7 +21,12 @@ const ADDED_SCORE: f32 = -1000.0;
 const PADDING_SCORE: f32 = -10_000.0;
 
 /// Sets the keys of the vocabulary.
-pub(super) fn declare(dir: &Path, files: &Files, config: &Config, view: &mut View) -> Result<Specials, Error> {
+pub(super) fn declare(
+    dir: &Path,
+    files: &Files,
+    config: &Config,
+    view: &mut View,
+) -> Result<Specials, Error> {
     let mut tokens = Tokens::new(config)?;
     let model = ModelProto::read(dir)?;
     let json = !files.tokenizer.is_null();
@@ -27,7 +35,10 @@ pub(super) fn declare(dir: &Path, files: &Files, config: &Config, view: &mut Vie
         None if json => from_json(files, &mut tokens)?,
         None => {
             let expected = "the vocabulary of a Hugging Face model; tokenizer.model would do, too";
-            return Err(Error::Missing { file: files.file.clone(), expected });
+            return Err(Error::Missing {
+                file: files.file.clone(),
+                expected,
+            });
         }
     };
     add(dir, files, &mut tokens)?;
@@ -39,13 +50,21 @@ pub(super) fn declare(dir: &Path, files: &Files, config: &Config, view: &mut Vie
         Some(model) => scores_of(model, &tokens),
         None => scores_of_merges(files, &tokens)?,
     };
-    let prefix = if json { prefix_of(files)? } else { prefix_of_settings(files, model.as_ref()) };
+    let prefix = if json {
+        prefix_of(files)?
+    } else {
+        prefix_of_settings(files, model.as_ref())
+    };
     if prefix == SpacePrefix::Every {
         no_space_behind(dir, files, model.as_ref(), &tokens)?;
     }
-    view.set("tokenizer.ggml.model", "llama").set("tokenizer.ggml.pre", "default");
+    view.set("tokenizer.ggml.model", "llama")
+        .set("tokenizer.ggml.pre", "default");
     view.set("tokenizer.ggml.scores", scores);
-    view.set("tokenizer.ggml.add_space_prefix", prefix != SpacePrefix::Never);
+    view.set(
+        "tokenizer.ggml.add_space_prefix",
+        prefix != SpacePrefix::Never,
+    );
     if let Some(scheme) = prefix.scheme() {
         view.set(SpacePrefix::KEY, scheme);
     }
@@ -60,10 +79,19 @@ fn from_model(dir: &Path, model: &ModelProto, tokens: &mut Tokens) -> Result<Spe
         tokens.put(&file, Some(id), &piece.text, piece.ty.unwrap_or(NORMAL))?;
     }
     if let Some(byte) = byte_without_token(tokens) {
-        return Err(bad(&file, "pieces", "tokens for all bytes", format!("no <0x{byte:02X}>")));
+        return Err(bad(
+            &file,
+            "pieces",
+            "tokens for all bytes",
+            format!("no <0x{byte:02X}>"),
+        ));
     }
     let trainer = model.trainer.clone().unwrap_or_default();
-    let id = |id: i32| u32::try_from(id).ok().filter(|id| (*id as usize) < model.pieces.len());
+    let id = |id: i32| {
+        u32::try_from(id)
+            .ok()
+            .filter(|id| (*id as usize) < model.pieces.len())
+    };
     Ok(Specials {
         bos: id(trainer.bos_id.unwrap_or(1)),
         eos: id(trainer.eos_id.unwrap_or(2)),
@@ -77,8 +105,13 @@ fn from_model(dir: &Path, model: &ModelProto, tokens: &mut Tokens) -> Result<Spe
 fn agree(files: &Files, model: &ModelProto, tokens: &Tokens) -> Result<(), Error> {
     for (text, id) in files.vocab()? {
         let at = id.as_u64().and_then(|id| usize::try_from(id).ok());
-        let piece = at.and_then(|at| model.pieces.get(at)).map(|piece| piece.text.as_str());
-        let named = || at.and_then(|at| tokens.places.get(at)?.as_ref()).map(|t| t.0.as_str());
+        let piece = at
+            .and_then(|at| model.pieces.get(at))
+            .map(|piece| piece.text.as_str());
+        let named = || {
+            at.and_then(|at| tokens.places.get(at)?.as_ref())
+                .map(|t| t.0.as_str())
+        };
         let other = piece.or_else(named);
         if other != Some(text) {
             let expected = other.map_or("nothing".to_owned(), |other| format!("{other:?}"));
@@ -93,18 +126,28 @@ fn agree(files: &Files, model: &ModelProto, tokens: &Tokens) -> Result<(), Error
 fn scores_of(model: &ModelProto, tokens: &Tokens) -> Vec<f32> {
     let mut scores: Vec<f32> = model.pieces.iter().map(|piece| piece.score).collect();
     scores.resize(tokens.places.len(), PADDING_SCORE);
-    tokens.added.iter().for_each(|id| scores[*id as usize] = ADDED_SCORE);
+    tokens
+        .added
+        .iter()
+        .for_each(|id| scores[*id as usize] = ADDED_SCORE);
     scores
 }
 
 /// Whether a token is cut out of texts before anything is joined.
 fn is_cut(token: &Option<(String, i32)>) -> bool {
-    token.as_ref().is_some_and(|t| [CONTROL, USER_DEFINED].contains(&t.1))
+    token
+        .as_ref()
+        .is_some_and(|t| [CONTROL, USER_DEFINED].contains(&t.1))
 }
 
 /// The first byte without a token.
 fn byte_without_token(tokens: &Tokens) -> Option<u8> {
-    let known: std::collections::BTreeSet<&str> = tokens.places.iter().flatten().map(|t| t.0.as_str()).collect();
+    let known: std::collections::BTreeSet<&str> = tokens
+        .places
+        .iter()
+        .flatten()
+        .map(|t| t.0.as_str())
+        .collect();
     (0..=u8::MAX).find(|byte| !known.contains(format!("<0x{byte:02X}>").as_str()))
 }
 
@@ -136,7 +179,11 @@ fn from_json(files: &Files, tokens: &mut Tokens) -> Result<Specials, Error> {
         }
     }
     if let Some(byte) = byte_without_token(tokens) {
-        return Err(files.bad("model.vocab", "tokens for all bytes, with byte_fallback", format!("no <0x{byte:02X}>")));
+        return Err(files.bad(
+            "model.vocab",
+            "tokens for all bytes, with byte_fallback",
+            format!("no <0x{byte:02X}>"),
+        ));
     }
     // this class adds what the post-processor says, and no more; LLaMA's own add BOS
     if files.settings["tokenizer_class"] == "PreTrainedTokenizerFast" {
@@ -149,35 +196,68 @@ fn from_json(files: &Files, tokens: &mut Tokens) -> Result<Specials, Error> {
 fn add(dir: &Path, files: &Files, tokens: &mut Tokens) -> Result<(), Error> {
     let name = "added_tokens.json";
     let file = dir.join(name).display().to_string();
-    for (text, id) in read_json(dir, name, MAX_SETTINGS)?.as_ref().and_then(Value::as_object).into_iter().flatten() {
+    for (text, id) in read_json(dir, name, MAX_SETTINGS)?
+        .as_ref()
+        .and_then(Value::as_object)
+        .into_iter()
+        .flatten()
+    {
         tokens.put_added(&file, id.as_u64(), &json!({ "content": text }))?;
     }
     let file = dir.join("tokenizer_config.json").display().to_string();
-    for (id, token) in files.settings["added_tokens_decoder"].as_object().into_iter().flatten() {
+    for (id, token) in files.settings["added_tokens_decoder"]
+        .as_object()
+        .into_iter()
+        .flatten()
+    {
         tokens.put_added(&file, id.parse().ok(), token)?;
     }
     tokens.put_all_added(files)?;
     // they are looked for in the text as it is
-    for token in tokens.places.iter_mut().flatten().filter(|t| t.1 == USER_DEFINED) {
+    for token in tokens
+        .places
+        .iter_mut()
+        .flatten()
+        .filter(|t| t.1 == USER_DEFINED)
+    {
         token.0 = token.0.replace(SPACE, " ");
     }
     Ok(())
 }
 
-/// Refuses tokens that are found when spaces are in place already: behind them GGUF's SPM would put one more.
-fn no_space_behind(dir: &Path, files: &Files, model: Option<&ModelProto>, tokens: &Tokens) -> Result<(), Error> {
+/// Refuses tokens that are found when spaces are in place already: behind them GGUF's SPM would put
+/// one more.
+fn no_space_behind(
+    dir: &Path,
+    files: &Files,
+    model: Option<&ModelProto>,
+    tokens: &Tokens,
+) -> Result<(), Error> {
     let Some(model) = model else {
-        let mut added = files.tokenizer["added_tokens"].as_array().into_iter().flatten();
+        let mut added = files.tokenizer["added_tokens"]
+            .as_array()
+            .into_iter()
+            .flatten();
         return match added.find(|token| token["normalized"] == true) {
-            Some(token) => Err(files.bad("added_tokens", "tokens that are not normalized", &token["content"])),
+            Some(token) => Err(files.bad(
+                "added_tokens",
+                "tokens that are not normalized",
+                &token["content"],
+            )),
             None => Ok(()),
         };
     };
-    let own = |(id, piece): &(u32, &Piece)| piece.ty == Some(USER_DEFINED) && !tokens.added.contains(id);
+    let own =
+        |(id, piece): &(u32, &Piece)| piece.ty == Some(USER_DEFINED) && !tokens.added.contains(id);
     match (0..).zip(&model.pieces).find(own) {
         Some((_, piece)) => {
             let file = dir.join(proto::FILE).display().to_string();
-            Err(bad(&file, "pieces", "user-defined tokens that other files add, too", format!("{:?}", piece.text)))
+            Err(bad(
+                &file,
+                "pieces",
+                "user-defined tokens that other files add, too",
+                format!("{:?}", piece.text),
+            ))
         }
         None => Ok(()),
     }
@@ -190,27 +270,57 @@ fn scores_of_merges(files: &Files, tokens: &Tokens) -> Result<Vec<f32>, Error> {
     for (merge, rank) in files.merges().zip(0..) {
         let (a, b) = merge?;
         let joined = format!("{a}{b}");
-        if let Some(other) = [a, b, &joined].into_iter().find(|text| !vocab.contains_key(*text)) {
-            return Err(files.bad("model.merges", "tokens of the vocabulary", format!("{other:?} in {a:?} {b:?}")));
+        if let Some(other) = [a, b, &joined]
+            .into_iter()
+            .find(|text| !vocab.contains_key(*text))
+        {
+            return Err(files.bad(
+                "model.merges",
+                "tokens of the vocabulary",
+                format!("{other:?} in {a:?} {b:?}"),
+            ));
         }
         ranks.insert((a, b), rank);
     }
-    let texts: Vec<String> =
-        (0..).zip(&tokens.places).map(|(id, t)| t.as_ref().map_or_else(|| padding(id), |t| t.0.clone())).collect();
-    let all: Vec<Token<'_>> =
-        texts.iter().zip(&tokens.places).map(|(text, t)| Token { text, cut: is_cut(t) }).collect();
+    let texts: Vec<String> = (0..)
+        .zip(&tokens.places)
+        .map(|(id, t)| t.as_ref().map_or_else(|| padding(id), |t| t.0.clone()))
+        .collect();
+    let all: Vec<Token<'_>> = texts
+        .iter()
+        .zip(&tokens.places)
+        .map(|(text, t)| Token {
+            text,
+            cut: is_cut(t),
+        })
+        .collect();
     if let Some(long) = all.iter().find(|t| !t.cut && t.text.len() > LONGEST) {
-        return Err(files.bad("model.vocab", &format!("tokens of at most {LONGEST} bytes"), long.text));
+        return Err(files.bad(
+            "model.vocab",
+            &format!("tokens of at most {LONGEST} bytes"),
+            long.text,
+        ));
     }
-    let places = places(&all, &ranks)
-        .map_err(|error| files.bad("model.merges", "an order of merges that scores can express", error))?;
+    let places = places(&all, &ranks).map_err(|error| {
+        files.bad(
+            "model.merges",
+            "an order of merges that scores can express",
+            error,
+        )
+    })?;
     Ok(places.into_iter().map(|place| -(place as f32)).collect())
 }
 
-/// Where `tokenizer.model` puts a space that is not in the text, as transformers reads it with the settings beside it.
+/// Where `tokenizer.model` puts a space that is not in the text, as transformers reads it with the
+/// settings beside it.
 fn prefix_of_settings(files: &Files, model: Option<&ModelProto>) -> SpacePrefix {
-    let dummy = model.and_then(|m| m.normalizer.as_ref()?.add_dummy_prefix).unwrap_or(true);
-    match files.settings["add_prefix_space"].as_bool().unwrap_or(dummy) {
+    let dummy = model
+        .and_then(|m| m.normalizer.as_ref()?.add_dummy_prefix)
+        .unwrap_or(true);
+    match files.settings["add_prefix_space"]
+        .as_bool()
+        .unwrap_or(dummy)
+    {
         false => SpacePrefix::Never,
         true if files.settings["legacy"] == false => SpacePrefix::First,
         true => SpacePrefix::Every,
@@ -219,36 +329,65 @@ fn prefix_of_settings(files: &Files, model: Option<&ModelProto>) -> SpacePrefix 
 
 /// Where `tokenizer.json` puts a space that is not in the text.
 fn prefix_of(files: &Files) -> Result<SpacePrefix, Error> {
-    let (normalizer, cutter) = (&files.tokenizer["normalizer"], &files.tokenizer["pre_tokenizer"]);
-    let steps = normalizer["normalizers"].as_array().map_or(std::slice::from_ref(normalizer), Vec::as_slice);
+    let (normalizer, cutter) = (
+        &files.tokenizer["normalizer"],
+        &files.tokenizer["pre_tokenizer"],
+    );
+    let steps = normalizer["normalizers"]
+        .as_array()
+        .map_or(std::slice::from_ref(normalizer), Vec::as_slice);
     let (mut prepends, mut replaces) = (false, false);
     for step in steps.iter().filter(|step| !step.is_null()) {
         match step["type"].as_str() {
             Some("Prepend") if step["prepend"] == SPACE.to_string() => prepends = true,
-            Some("Replace") if step["pattern"]["String"] == " " && step["content"] == SPACE.to_string() => {
+            Some("Replace")
+                if step["pattern"]["String"] == " " && step["content"] == SPACE.to_string() =>
+            {
                 replaces = true;
             }
             _ => return Err(files.bad("normalizer", "Prepend and Replace, of ▁ for spaces", step)),
         }
     }
-    let prefix = if prepends { SpacePrefix::Every } else { SpacePrefix::Never };
+    let prefix = if prepends {
+        SpacePrefix::Every
+    } else {
+        SpacePrefix::Never
+    };
     if cutter.is_null() && replaces {
         return Ok(prefix);
     }
     if cutter["type"] != "Metaspace" || cutter["replacement"] != SPACE.to_string() {
         return Err(files.bad("pre_tokenizer", "none, or Metaspace with ▁", cutter));
     }
-    // it cuts unless it says that it does not: before each ▁, which changes nothing where no token has one inside
+    // it cuts unless it says that it does not: before each ▁, which changes nothing where no token
+    // has one inside
     let inside = |text: &&String| text.chars().skip(1).any(|c| c == SPACE);
-    if let Some(text) = files.vocab()?.keys().find(inside).filter(|_| cutter["split"] != false) {
-        return Err(files.bad("pre_tokenizer.split", &format!("false, as there is the token {text:?}"), "true"));
+    if let Some(text) = files
+        .vocab()?
+        .keys()
+        .find(inside)
+        .filter(|_| cutter["split"] != false)
+    {
+        return Err(files.bad(
+            "pre_tokenizer.split",
+            &format!("false, as there is the token {text:?}"),
+            "true",
+        ));
     }
-    let older = if cutter["add_prefix_space"] == false { "never" } else { "always" };
+    let older = if cutter["add_prefix_space"] == false {
+        "never"
+    } else {
+        "always"
+    };
     match cutter["prepend_scheme"].as_str().unwrap_or(older) {
         _ if prepends => Ok(prefix),
         "always" => Ok(SpacePrefix::Always),
         "first" => Ok(SpacePrefix::First),
         "never" => Ok(SpacePrefix::Never),
-        other => Err(files.bad("pre_tokenizer.prepend_scheme", "always, first or never", other)),
+        other => Err(files.bad(
+            "pre_tokenizer.prepend_scheme",
+            "always, first or never",
+            other,
+        )),
     }
 }

@@ -1,5 +1,6 @@
-//! LLaMA and its like: neighbour pairs turn (the converter permutes Q and K so), the whole head turns, and
-//! `rope_freqs.weight` carries Llama 3's frequency scaling. Attention output and feed-forward biases are optional.
+//! LLaMA and its like: neighbour pairs turn (the converter permutes Q and K so), the whole head
+//! turns, and `rope_freqs.weight` carries Llama 3's frequency scaling. Attention output and
+//! feed-forward biases are optional.
 
 use super::{Binder, Ends, Error, Layer, Pairing, Spec, blk, dense_layer, pre_norm_block};
 
@@ -15,7 +16,10 @@ pub(super) const SPEC: Spec = Spec {
 
 fn ends(b: &mut Binder<'_>) -> Result<Ends, Error> {
     let ends = b.ends()?;
-    Ok(Ends { rope_freqs: b.rope_freqs()?, ..ends })
+    Ok(Ends {
+        rope_freqs: b.rope_freqs()?,
+        ..ends
+    })
 }
 
 fn layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {

@@ -1,5 +1,6 @@
-//! The supported architectures: one file each, with what differs in its hyperparameters, its weights and its layer.
-//! Adding one is that file, a variant of [`Arch`] and a line in [`Arch::spec`].
+//! The supported architectures: one file each, with what differs in its hyperparameters, its
+//! weights and its layer. Adding one is that file, a variant of [`Arch`] and a line in
+//! [`Arch::spec`].
 
 mod llama;
 mod qwen2;
@@ -66,10 +67,17 @@ impl Arch {
         let file = || gguf.name().to_owned();
         let supported = || Arch::ALL.map(Arch::name).join(", ");
         match gguf.get(KEY) {
-            Some(Value::Str(s)) => Arch::ALL.into_iter().find(|a| a.name().as_bytes() == s).ok_or_else(|| {
-                let got = String::from_utf8_lossy(s).chars().take(60).collect();
-                Error::UnknownArchitecture { file: file(), got, supported: supported() }
-            }),
+            Some(Value::Str(s)) => Arch::ALL
+                .into_iter()
+                .find(|a| a.name().as_bytes() == s)
+                .ok_or_else(|| {
+                    let got = String::from_utf8_lossy(s).chars().take(60).collect();
+                    Error::UnknownArchitecture {
+                        file: file(),
+                        got,
+                        supported: supported(),
+                    }
+                }),
             Some(v) => Err(Error::BadValue {
                 file: file(),
                 key: KEY.to_owned(),
@@ -78,7 +86,11 @@ impl Arch {
             }),
             None => {
                 let expected = format!("one of {}", supported());
-                Err(Error::MissingKey { file: file(), key: KEY.to_owned(), expected })
+                Err(Error::MissingKey {
+                    file: file(),
+                    key: KEY.to_owned(),
+                    expected,
+                })
             }
         }
     }

@@ -1,4 +1,5 @@
-//! Qwen 2 and 2.5: halves pair up, Q, K and V have biases, heads fill the width; the output may have a bias.
+//! Qwen 2 and 2.5: halves pair up, Q, K and V have biases, heads fill the width; the output may
+//! have a bias.
 
 use super::{Binder, Ends, Error, Pairing, Spec, dense_layer, pre_norm_block};
 
@@ -14,5 +15,8 @@ pub(super) const SPEC: Spec = Spec {
 
 fn ends(b: &mut Binder<'_>) -> Result<Ends, Error> {
     let ends = b.ends()?;
-    Ok(Ends { output_bias: b.optional_vector("output.bias", b.h.n_vocab())?, ..ends })
+    Ok(Ends {
+        output_bias: b.optional_vector("output.bias", b.h.n_vocab())?,
+        ..ends
+    })
 }

@@ -1,4 +1,5 @@
-//! Qwen 3: halves pair up, every query and key head is normalised before it turns, and heads need not fill the width.
+//! Qwen 3: halves pair up, every query and key head is normalised before it turns, and heads need
+//! not fill the width.
 
 use super::{Binder, Ends, Error, Layer, Pairing, Spec, blk, dense_layer, pre_norm_block};
 

@@ -1,7 +1,8 @@
 //! Pre-tokenizers: how text is cut into the words inside which BPE merges.
 //!
-//! The families and their patterns are data (`families.json`). The patterns of a family apply in turn, each inside the
-//! pieces the one before left; matches and the gaps between them both become pieces.
+//! The families and their patterns are data (`families.json`). The patterns of a family apply in
+//! turn, each inside the pieces the one before left; matches and the gaps between them both become
+//! pieces.
 
 mod parse;
 mod program;
@@ -50,17 +51,20 @@ pub(super) struct Family {
 fn families() -> &'static [Family] {
     static FAMILIES: OnceLock<Vec<Family>> = OnceLock::new();
     FAMILIES.get_or_init(|| {
-        serde_json::from_str(include_str!("families.json")).expect("the embedded list of families is valid")
+        serde_json::from_str(include_str!("families.json"))
+            .expect("the embedded list of families is valid")
     })
 }
 
 /// The family of a `tokenizer.ggml.pre`.
 pub(super) fn family(name: &str) -> Option<&'static Family> {
-    families().iter().find(|family| family.names.iter().any(|n| n == name))
+    families()
+        .iter()
+        .find(|family| family.names.iter().any(|n| n == name))
 }
 
-/// Families whose rules are those of a Hugging Face tokenizer of the same patterns. Of several that cut alike, the one
-/// that llama.cpp's converter names models of our architectures after.
+/// Families whose rules are those of a Hugging Face tokenizer of the same patterns. Of several that
+/// cut alike, the one that llama.cpp's converter names models of our architectures after.
 const RECOGNISED: [&str; 10] = [
     "qwen2",
     "llama-bpe",
@@ -74,31 +78,50 @@ const RECOGNISED: [&str; 10] = [
     "deepseek-v3",
 ];
 
-/// The name of the family with these patterns, as Hugging Face writes them, one inside the pieces of the one before.
+/// The name of the family with these patterns, as Hugging Face writes them, one inside the pieces
+/// of the one before.
 pub(super) fn recognise(regexes: &[String], ignore_merges: bool) -> Option<&'static str> {
     let spelled = |regex: &str| {
-        // letters of either case, which llama.cpp spells; and white space that becomes a piece whether or not it matches
+        // letters of either case, which llama.cpp spells; and white space that becomes a piece
+        // whether or not it matches
         let any_case = "(?i:'s|'t|'re|'ve|'m|'ll|'d)";
-        let regex = regex.replace(any_case, "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])");
-        regex.strip_suffix(r"|\s+").map(str::to_owned).unwrap_or(regex)
+        let regex = regex.replace(
+            any_case,
+            "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])",
+        );
+        regex
+            .strip_suffix(r"|\s+")
+            .map(str::to_owned)
+            .unwrap_or(regex)
     };
     let wanted: Vec<String> = regexes.iter().map(|r| spelled(r)).collect();
     RECOGNISED.into_iter().find(|name| {
         family(name).is_some_and(|f| {
-            f.ignore_merges == ignore_merges && f.regexes.iter().map(|r| spelled(r)).eq(wanted.iter().cloned())
+            f.ignore_merges == ignore_merges
+                && f.regexes
+                    .iter()
+                    .map(|r| spelled(r))
+                    .eq(wanted.iter().cloned())
         })
     })
 }
 
-/// The patterns of a family that has nothing but patterns and merges, and whether it ignores merges for whole words.
+/// The patterns of a family that has nothing but patterns and merges, and whether it ignores merges
+/// for whole words.
 pub(super) fn patterns(name: &str) -> Option<(&'static [String], bool)> {
-    let plain = |f: &&Family| !(f.escape_whitespaces || f.raw_utf8 || f.regexes.iter().any(|r| r == DIGIT_TRIPLES));
-    family(name).filter(plain).map(|f| (f.regexes.as_slice(), f.ignore_merges))
+    let plain = |f: &&Family| {
+        !(f.escape_whitespaces || f.raw_utf8 || f.regexes.iter().any(|r| r == DIGIT_TRIPLES))
+    };
+    family(name)
+        .filter(plain)
+        .map(|f| (f.regexes.as_slice(), f.ignore_merges))
 }
 
 /// Every known `tokenizer.ggml.pre`.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
-    families().iter().flat_map(|family| family.names.iter().map(String::as_str))
+    families()
+        .iter()
+        .flat_map(|family| family.names.iter().map(String::as_str))
 }
 
 #[derive(Debug)]
@@ -119,23 +142,42 @@ impl Splitter {
         let rules = family.regexes.iter().map(|regex| match regex.as_str() {
             DIGIT_TRIPLES => Rule::DigitTriples,
             // A test compiles every pattern of the embedded list.
-            _ => Rule::Pattern(Box::new(program(regex).expect("the embedded patterns compile"))),
+            _ => Rule::Pattern(Box::new(
+                program(regex).expect("the embedded patterns compile"),
+            )),
         });
-        Splitter { rules: rules.collect() }
+        Splitter {
+            rules: rules.collect(),
+        }
     }
 
     /// The end of each word, in order, none of them empty.
     pub(super) fn split(&self, text: &[u32]) -> Vec<usize> {
         // The patterns know white space by its ASCII members; a vertical tab stands for all others.
-        let text: Vec<u32> = text.iter().map(|cp| if *cp > 0x7F && is_whitespace(*cp) { 0x0B } else { *cp }).collect();
-        let mut ends = if text.is_empty() { Vec::new() } else { vec![text.len()] };
+        let text: Vec<u32> = text
+            .iter()
+            .map(|cp| {
+                if *cp > 0x7F && is_whitespace(*cp) {
+                    0x0B
+                } else {
+                    *cp
+                }
+            })
+            .collect();
+        let mut ends = if text.is_empty() {
+            Vec::new()
+        } else {
+            vec![text.len()]
+        };
         let mut scratch = Scratch::default();
         for rule in &self.rules {
             let mut cuts = Vec::with_capacity(ends.len());
             let mut from = 0;
             for to in ends {
                 match rule {
-                    Rule::Pattern(program) => program.split(&text, from, to, &mut scratch, &mut cuts),
+                    Rule::Pattern(program) => {
+                        program.split(&text, from, to, &mut scratch, &mut cuts)
+                    }
                     Rule::DigitTriples => digit_triples(&text, from, to, &mut cuts),
                 }
                 from = to;
@@ -151,8 +193,8 @@ fn program(regex: &str) -> Result<Program, String> {
     Program::new(&ast).map_err(|e| format!("pattern '{regex}': {e}"))
 }
 
-/// Cuts runs of numbers after one or two, then after every three. What stands before a run stays with its first group:
-/// the later patterns of these families part them again.
+/// Cuts runs of numbers after one or two, then after every three. What stands before a run stays
+/// with its first group: the later patterns of these families part them again.
 fn digit_triples(text: &[u32], from: usize, to: usize, cuts: &mut Vec<usize>) {
     let categories = categories();
     let is_number = |at: usize| text.get(at).is_some_and(|cp| categories.of(*cp) == NUMBER);
@@ -164,7 +206,11 @@ fn digit_triples(text: &[u32], from: usize, to: usize, cuts: &mut Vec<usize>) {
         }
         let digits = at - start;
         if digits > 0 {
-            let first = if digits.is_multiple_of(3) { 3 } else { digits % 3 };
+            let first = if digits.is_multiple_of(3) {
+                3
+            } else {
+                digits % 3
+            };
             cuts.extend((start + first..=at).step_by(3));
         } else {
             at += 1;

@@ -1,7 +1,8 @@
 //! The subset of regular expressions that pre-tokenizers are written in, as a tree.
 //!
-//! Literals, escapes, classes with ranges and `\p{..}`, groups, alternation, greedy `? * + {m} {m,n}`, look-ahead and
-//! `$`. No look-behind, captures or back-references: whether a pattern matches at a place depends only on what follows.
+//! Literals, escapes, classes with ranges and `\p{..}`, groups, alternation, greedy
+//! `? * + {m} {m,n}`, look-ahead and `$`. No look-behind, captures or back-references: whether a
+//! pattern matches at a place depends only on what follows.
 
 use crate::tokenizer::unicode::{CategorySet, LETTER, MARK, NUMBER, PUNCTUATION, SYMBOL};
 
@@ -15,7 +16,11 @@ pub(super) enum Ast {
     /// The first that leads to a match.
     Alternate(Vec<Ast>),
     /// As often as possible.
-    Repeat { what: Box<Ast>, min: u32, max: Option<u32> },
+    Repeat {
+        what: Box<Ast>,
+        min: u32,
+        max: Option<u32>,
+    },
     /// What follows must (not) match.
     Look { negated: bool, what: Box<Ast> },
     /// The end of the piece.
@@ -34,11 +39,15 @@ pub(super) struct Class {
 }
 
 impl Class {
-    /// Whether `cp`, of category `category`, is in the set. White space outside ASCII must have been replaced before.
+    /// Whether `cp`, of category `category`, is in the set. White space outside ASCII must have
+    /// been replaced before.
     pub(super) fn contains(&self, cp: u32, category: CategorySet) -> bool {
         let inside = self.categories & category != 0
             || (self.not_space && !is_ascii_space(cp))
-            || self.ranges.iter().any(|(first, last)| (*first..=*last).contains(&cp));
+            || self
+                .ranges
+                .iter()
+                .any(|(first, last)| (*first..=*last).contains(&cp));
         inside != self.negated
     }
 
@@ -67,12 +76,19 @@ pub(super) struct ParseError {
 
 /// Reads a pattern.
 pub(super) fn parse(pattern: &str) -> Result<Ast, ParseError> {
-    let mut parser = Parser { chars: pattern.chars().collect(), at: 0 };
+    let mut parser = Parser {
+        chars: pattern.chars().collect(),
+        at: 0,
+    };
     let ast = parser.alternation().and_then(|ast| match parser.peek() {
         None => Ok(ast),
         Some(_) => Err("unbalanced parenthesis"),
     });
-    ast.map_err(|what| ParseError { pattern: pattern.to_owned(), at: parser.at, what })
+    ast.map_err(|what| ParseError {
+        pattern: pattern.to_owned(),
+        at: parser.at,
+        what,
+    })
 }
 
 struct Parser {
@@ -94,8 +110,10 @@ impl Parser {
     }
 
     fn eat(&mut self, text: &str) -> bool {
-        let found =
-            self.chars.get(self.at..).is_some_and(|rest| rest.iter().copied().take(text.len()).eq(text.chars()));
+        let found = self
+            .chars
+            .get(self.at..)
+            .is_some_and(|rest| rest.iter().copied().take(text.len()).eq(text.chars()));
         if found {
             self.at += text.len();
         }
@@ -107,7 +125,11 @@ impl Parser {
         while self.eat("|") {
             branches.push(self.concat()?);
         }
-        Ok(if branches.len() == 1 { branches.remove(0) } else { Ast::Alternate(branches) })
+        Ok(if branches.len() == 1 {
+            branches.remove(0)
+        } else {
+            Ast::Alternate(branches)
+        })
     }
 
     fn concat(&mut self) -> Parsed<Ast> {
@@ -116,7 +138,11 @@ impl Parser {
             let atom = self.atom()?;
             parts.push(self.quantified(atom)?);
         }
-        Ok(if parts.len() == 1 { parts.remove(0) } else { Ast::Concat(parts) })
+        Ok(if parts.len() == 1 {
+            parts.remove(0)
+        } else {
+            Ast::Concat(parts)
+        })
     }
 
     fn atom(&mut self) -> Parsed<Ast> {
@@ -138,18 +164,28 @@ impl Parser {
             }
             Some('$') => Ok(Ast::End),
             Some('.' | '^' | '*' | '+' | '?' | '{') => Err("not in the supported subset"),
-            Some(c) => Ok(Ast::Class(Class { ranges: vec![(c.into(), c.into())], ..Class::default() })),
+            Some(c) => Ok(Ast::Class(Class {
+                ranges: vec![(c.into(), c.into())],
+                ..Class::default()
+            })),
             None => Err("unexpected end"),
         }
     }
 
     fn group(&mut self) -> Parsed<Ast> {
         let ast = self.alternation()?;
-        if self.eat(")") { Ok(ast) } else { Err("missing ')'") }
+        if self.eat(")") {
+            Ok(ast)
+        } else {
+            Err("missing ')'")
+        }
     }
 
     fn look(&mut self, negated: bool) -> Parsed<Ast> {
-        Ok(Ast::Look { negated, what: Box::new(self.group()?) })
+        Ok(Ast::Look {
+            negated,
+            what: Box::new(self.group()?),
+        })
     }
 
     fn quantified(&mut self, atom: Ast) -> Parsed<Ast> {
@@ -178,7 +214,11 @@ impl Parser {
         if matches!(self.peek(), Some('?' | '+' | '*' | '{')) {
             return Err("lazy, possessive and repeated quantifiers are not supported");
         }
-        Ok(Ast::Repeat { what: Box::new(atom), min, max })
+        Ok(Ast::Repeat {
+            what: Box::new(atom),
+            min,
+            max,
+        })
     }
 
     fn number(&mut self) -> Parsed<u32> {
@@ -191,7 +231,10 @@ impl Parser {
     }
 
     fn bracket(&mut self) -> Parsed<Class> {
-        let mut class = Class { negated: self.eat("^"), ..Class::default() };
+        let mut class = Class {
+            negated: self.eat("^"),
+            ..Class::default()
+        };
         loop {
             let first = match self.next() {
                 None => return Err("missing ']'"),
@@ -200,7 +243,8 @@ impl Parser {
                 Some(c) => Some(c),
             };
             let Some(first) = first else { continue };
-            let range = self.peek() == Some('-') && self.chars.get(self.at + 1).is_some_and(|c| *c != ']');
+            let range =
+                self.peek() == Some('-') && self.chars.get(self.at + 1).is_some_and(|c| *c != ']');
             let last = if range { self.range_end()? } else { first };
             if last < first {
                 return Err("range out of order");
@@ -212,13 +256,16 @@ impl Parser {
     fn range_end(&mut self) -> Parsed<char> {
         self.at += 1;
         match self.next() {
-            Some('\\') => self.escape(&mut Class::default())?.ok_or("a class cannot end a range"),
+            Some('\\') => self
+                .escape(&mut Class::default())?
+                .ok_or("a class cannot end a range"),
             Some(c) => Ok(c),
             None => Err("missing ']'"),
         }
     }
 
-    /// What follows a backslash: a class is added to `class`; a literal is added when outside brackets and returned.
+    /// What follows a backslash: a class is added to `class`; a literal is added when outside
+    /// brackets and returned.
     fn escape(&mut self, class: &mut Class) -> Parsed<Option<char>> {
         let literal = match self.next() {
             Some('s') => {
@@ -256,7 +303,8 @@ impl Parser {
             name.push(c);
         }
         class.categories |= match name.as_str() {
-            // llama.cpp keeps no case: every kind of letter is any letter, and files are checked against it.
+            // llama.cpp keeps no case: every kind of letter is any letter, and files are checked
+            // against it.
             "L" | "Lu" | "Ll" | "Lt" | "Lm" | "Lo" => LETTER,
             "M" => MARK,
             "N" => NUMBER,
@@ -299,9 +347,12 @@ mod tests {
     #[test]
     fn classes() {
         let c = class(r"[\p{P}!-/:-@\[-`{-~]");
-        for (ch, category, inside) in
-            [('[', PUNCTUATION, true), ('^', SYMBOL, true), ('a', LETTER, false), ('`', SYMBOL, true)]
-        {
+        for (ch, category, inside) in [
+            ('[', PUNCTUATION, true),
+            ('^', SYMBOL, true),
+            ('a', LETTER, false),
+            ('`', SYMBOL, true),
+        ] {
             assert_eq!(c.contains(ch.into(), category), inside, "{ch}");
         }
         let c = class(r"[^\r\n\p{L}]");
@@ -314,9 +365,22 @@ mod tests {
 
     #[test]
     fn what_is_outside_the_subset_is_refused() {
-        for bad in
-            ["a**", "a+?", "(a", "a)", "[a", r"\q", r"\p{Greek}", "a{2,1}", "a{0}", "a{x}", "^a", ".", "[z-a]", "+"]
-        {
+        for bad in [
+            "a**",
+            "a+?",
+            "(a",
+            "a)",
+            "[a",
+            r"\q",
+            r"\p{Greek}",
+            "a{2,1}",
+            "a{0}",
+            "a{x}",
+            "^a",
+            ".",
+            "[z-a]",
+            "+",
+        ] {
             assert!(parse(bad).is_err(), "{bad}");
         }
     }

@@ -1,10 +1,11 @@
 //! Runs a pattern in time linear in the text, whatever the text.
 //!
-//! A pattern of the subset looks only forward, so "where does the match starting here end, and which alternative wins"
-//! is a function of the place alone. It is computed for every place from the last to the first: the pattern becomes a
-//! graph of nodes, and a node's value at a place (the end of its leftmost-first match, or none) needs only values at
-//! the same place and at the next one. Two rows of values are enough; nothing is ever tried twice, there is no
-//! backtracking and no recursion over the text.
+//! A pattern of the subset looks only forward, so "where does the match starting here end, and
+//! which alternative wins" is a function of the place alone. It is computed for every place from
+//! the last to the first: the pattern becomes a graph of nodes, and a node's value at a place (the
+//! end of its leftmost-first match, or none) needs only values at the same place and at the next
+//! one. Two rows of values are enough; nothing is ever tried twice, there is no backtracking and no
+//! recursion over the text.
 
 use std::collections::VecDeque;
 
@@ -28,11 +29,19 @@ enum Node {
     /// `first` if it matches, else `second`.
     Split { first: NodeId, second: NodeId },
     /// `next`, where `what` matches (or does not).
-    Look { negated: bool, what: NodeId, next: NodeId },
+    Look {
+        negated: bool,
+        what: NodeId,
+        next: NodeId,
+    },
     /// `next`, at the end of the piece.
     End { next: NodeId },
     /// Exactly `rings[ring].len()` characters of a class, then `next`.
-    Run { class: u8, ring: usize, next: NodeId },
+    Run {
+        class: u8,
+        ring: usize,
+        next: NodeId,
+    },
 }
 
 /// A pattern ready to run.
@@ -84,8 +93,14 @@ impl Program {
         let accept = builder.add(Node::Accept);
         let start = builder.compile(ast, accept)?;
         let (nodes, start) = builder.in_order(start);
-        let mut program =
-            Program { nodes, start, rings: builder.rings, ascii: [0; 128], by_category: [0; 6], ranged: Vec::new() };
+        let mut program = Program {
+            nodes,
+            start,
+            rings: builder.rings,
+            ascii: [0; 128],
+            by_category: [0; 6],
+            ranged: Vec::new(),
+        };
         program.tabulate(builder.classes);
         Ok(program)
     }
@@ -125,9 +140,16 @@ impl Program {
         mask
     }
 
-    /// Splits `text[from..to]` into matches and the gaps between them and appends where each piece ends. White space
-    /// outside ASCII must have been replaced by U+000B.
-    pub(super) fn split(&self, text: &[u32], from: usize, to: usize, scratch: &mut Scratch, cuts: &mut Vec<usize>) {
+    /// Splits `text[from..to]` into matches and the gaps between them and appends where each piece
+    /// ends. White space outside ASCII must have been replaced by U+000B.
+    pub(super) fn split(
+        &self,
+        text: &[u32],
+        from: usize,
+        to: usize,
+        scratch: &mut Scratch,
+        cuts: &mut Vec<usize>,
+    ) {
         let piece = text.get(from..to).unwrap_or_default();
         self.match_ends(piece, scratch);
         let mut cut = |end: usize| {
@@ -156,7 +178,12 @@ impl Program {
 
     /// Fills `scratch.ends`: for each place the end of the match that starts there.
     fn match_ends(&self, piece: &[u32], scratch: &mut Scratch) {
-        let Scratch { here, after, rings, ends } = scratch;
+        let Scratch {
+            here,
+            after,
+            rings,
+            ends,
+        } = scratch;
         let n = piece.len();
         here.clear();
         here.resize(self.nodes.len(), NONE);
@@ -178,8 +205,19 @@ impl Program {
         }
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "texts are shorter than 2^32 - 1 characters")]
-    fn row(&self, place: usize, at_end: bool, mask: u64, here: &mut [u32], after: &[u32], rings: &mut [Ring]) {
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "texts are shorter than 2^32 - 1 characters"
+    )]
+    fn row(
+        &self,
+        place: usize,
+        at_end: bool,
+        mask: u64,
+        here: &mut [u32],
+        after: &[u32],
+        rings: &mut [Ring],
+    ) {
         for (i, node) in self.nodes.iter().enumerate() {
             here[i] = match *node {
                 Node::Accept => place as u32,
@@ -197,7 +235,11 @@ impl Program {
                         here[first]
                     }
                 }
-                Node::Look { negated, what, next } => {
+                Node::Look {
+                    negated,
+                    what,
+                    next,
+                } => {
                     if (here[what] == NONE) == negated {
                         here[next]
                     } else {
@@ -211,19 +253,26 @@ impl Program {
                         NONE
                     }
                 }
-                Node::Run { class, ring, next } => rings[ring].step(mask >> class & 1 == 1, here[next]),
+                Node::Run { class, ring, next } => {
+                    rings[ring].step(mask >> class & 1 == 1, here[next])
+                }
             };
         }
     }
 }
 
 impl Ring {
-    /// Moves one place back: `inside` = the character here is in the class, `next` = the value of what follows, here.
+    /// Moves one place back: `inside` = the character here is in the class, `next` = the value of
+    /// what follows, here.
     fn step(&mut self, inside: bool, next: u32) -> u32 {
         self.run = if inside { self.run + 1 } else { 0 };
         let ahead = self.values.pop_back().unwrap_or(NONE);
         self.values.push_front(next);
-        if self.run > 0 && self.run >= self.values.len() { ahead } else { NONE }
+        if self.run > 0 && self.run >= self.values.len() {
+            ahead
+        } else {
+            NONE
+        }
     }
 }
 
@@ -241,11 +290,18 @@ impl Builder {
     }
 
     fn class(&mut self, class: &Class) -> Result<u8, CompileError> {
-        let index = self.classes.iter().position(|c| c == class).unwrap_or_else(|| {
-            self.classes.push(class.clone());
-            self.classes.len() - 1
-        });
-        u8::try_from(index).ok().filter(|i| *i < 64).ok_or(CompileError::TooManyClasses)
+        let index = self
+            .classes
+            .iter()
+            .position(|c| c == class)
+            .unwrap_or_else(|| {
+                self.classes.push(class.clone());
+                self.classes.len() - 1
+            });
+        u8::try_from(index)
+            .ok()
+            .filter(|i| *i < 64)
+            .ok_or(CompileError::TooManyClasses)
     }
 
     /// The node that matches `ast` and then `next`.
@@ -255,7 +311,10 @@ impl Builder {
                 let class = self.class(class)?;
                 Ok(self.add(Node::Char { class, next }))
             }
-            Ast::Concat(parts) => parts.iter().rev().try_fold(next, |next, part| self.compile(part, next)),
+            Ast::Concat(parts) => parts
+                .iter()
+                .rev()
+                .try_fold(next, |next, part| self.compile(part, next)),
             Ast::Alternate(branches) => {
                 let mut result = None;
                 for branch in branches.iter().rev() {
@@ -270,14 +329,24 @@ impl Builder {
             Ast::Look { negated, what } => {
                 let accept = self.add(Node::Accept);
                 let what = self.compile(what, accept)?;
-                Ok(self.add(Node::Look { negated: *negated, what, next }))
+                Ok(self.add(Node::Look {
+                    negated: *negated,
+                    what,
+                    next,
+                }))
             }
             Ast::End => Ok(self.add(Node::End { next })),
             Ast::Repeat { what, min, max } => self.repeat(what, *min, *max, next),
         }
     }
 
-    fn repeat(&mut self, what: &Ast, min: u32, max: Option<u32>, next: NodeId) -> Result<NodeId, CompileError> {
+    fn repeat(
+        &mut self,
+        what: &Ast,
+        min: u32,
+        max: Option<u32>,
+        next: NodeId,
+    ) -> Result<NodeId, CompileError> {
         let mut next = next;
         match max {
             None if nullable(what) => return Err(CompileError::EmptyLoop),
@@ -285,7 +354,10 @@ impl Builder {
                 // The loop's own node comes first so that the body can lead back to it.
                 let head = self.add(Node::Accept);
                 let first = self.compile(what, head)?;
-                self.nodes[head] = Node::Split { first, second: next };
+                self.nodes[head] = Node::Split {
+                    first,
+                    second: next,
+                };
                 if min == 1 {
                     return Ok(first);
                 }
@@ -295,7 +367,10 @@ impl Builder {
                 let after = next;
                 for _ in min..max {
                     let first = self.compile(what, next)?;
-                    next = self.add(Node::Split { first, second: after });
+                    next = self.add(Node::Split {
+                        first,
+                        second: after,
+                    });
                 }
             }
         }
@@ -303,13 +378,18 @@ impl Builder {
             Ast::Class(class) if min >= COUNTED_RUN => {
                 let class = self.class(class)?;
                 self.rings.push(min as usize);
-                Ok(self.add(Node::Run { class, ring: self.rings.len() - 1, next }))
+                Ok(self.add(Node::Run {
+                    class,
+                    ring: self.rings.len() - 1,
+                    next,
+                }))
             }
             _ => (0..min).try_fold(next, |next, _| self.compile(what, next)),
         }
     }
 
-    /// The nodes, ordered so that those read at the same place come first. Bodies of loops consume, so there is no cycle.
+    /// The nodes, ordered so that those read at the same place come first. Bodies of loops consume,
+    /// so there is no cycle.
     fn in_order(&self, start: NodeId) -> (Vec<Node>, NodeId) {
         let mut order = Vec::with_capacity(self.nodes.len());
         let mut seen = vec![false; self.nodes.len()];
@@ -322,13 +402,34 @@ impl Builder {
         }
         let moved = |node: Node| match node {
             Node::Accept => Node::Accept,
-            Node::Char { class, next } => Node::Char { class, next: place[next] },
-            Node::Split { first, second } => Node::Split { first: place[first], second: place[second] },
-            Node::Look { negated, what, next } => Node::Look { negated, what: place[what], next: place[next] },
+            Node::Char { class, next } => Node::Char {
+                class,
+                next: place[next],
+            },
+            Node::Split { first, second } => Node::Split {
+                first: place[first],
+                second: place[second],
+            },
+            Node::Look {
+                negated,
+                what,
+                next,
+            } => Node::Look {
+                negated,
+                what: place[what],
+                next: place[next],
+            },
             Node::End { next } => Node::End { next: place[next] },
-            Node::Run { class, ring, next } => Node::Run { class, ring, next: place[next] },
+            Node::Run { class, ring, next } => Node::Run {
+                class,
+                ring,
+                next: place[next],
+            },
         };
-        (order.iter().map(|old| moved(self.nodes[*old])).collect(), place[start])
+        (
+            order.iter().map(|old| moved(self.nodes[*old])).collect(),
+            place[start],
+        )
     }
 
     /// Depth first over the reads at one place; as deep as the pattern, never as the text.

@@ -5,7 +5,10 @@ fn words(name: &str, text: &str) -> Vec<String> {
     let cps: Vec<u32> = text.chars().map(u32::from).collect();
     let mut from = 0;
     let word = |to: usize| {
-        let word = cps[from..to].iter().filter_map(|cp| char::from_u32(*cp)).collect();
+        let word = cps[from..to]
+            .iter()
+            .filter_map(|cp| char::from_u32(*cp))
+            .collect();
         from = to;
         word
     };
@@ -28,7 +31,9 @@ fn every_family_compiles_and_splits_without_loss() {
 fn gpt2_words() {
     assert_eq!(
         words("gpt-2", "I'll be  back\n\n at 12am."),
-        ["I", "'ll", " be", " ", " back", "\n\n", " at", " 12", "am", "."]
+        [
+            "I", "'ll", " be", " ", " back", "\n\n", " at", " 12", "am", "."
+        ]
     );
     assert_eq!(words("gpt-2", "a   "), ["a", "   "]);
     assert_eq!(words("gpt-2", "\tx"), ["\t", "x"]);
@@ -38,7 +43,9 @@ fn gpt2_words() {
 fn llama3_words() {
     assert_eq!(
         words("llama-bpe", "We'LL pay 12345$\n\nnow  \n x"),
-        ["We", "'LL", " pay", " ", "123", "45", "$\n\n", "now", "  \n", " x"]
+        [
+            "We", "'LL", " pay", " ", "123", "45", "$\n\n", "now", "  \n", " x"
+        ]
     );
     assert_eq!(words("qwen2", "x12"), ["x", "1", "2"]);
 }
@@ -51,26 +58,44 @@ fn marks_belong_to_letters_only_where_the_family_says_so() {
 
 #[test]
 fn digits_grouped_from_the_right() {
-    assert_eq!(words("superbpe", "1234567 12 123"), ["1", "234", "567", " ", "12", " ", "123"]);
+    assert_eq!(
+        words("superbpe", "1234567 12 123"),
+        ["1", "234", "567", " ", "12", " ", "123"]
+    );
     assert_eq!(words("tiny_aya", "1234567"), ["1", "234", "567"]);
     assert_eq!(words("afmoe", "ab1234 x"), ["ab", "1", "234", " x"]);
 }
 
 #[test]
 fn white_space_in_powers_of_two() {
-    let lengths = |text: &str| words("jais-2", text).iter().map(String::len).collect::<Vec<_>>();
-    assert_eq!(lengths(&" ".repeat(1023)), [512, 256, 128, 64, 32, 16, 8, 4, 2, 1]);
+    let lengths = |text: &str| {
+        words("jais-2", text)
+            .iter()
+            .map(String::len)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        lengths(&" ".repeat(1023)),
+        [512, 256, 128, 64, 32, 16, 8, 4, 2, 1]
+    );
     assert_eq!(lengths(&format!("{}x", " ".repeat(6))), [4, 1, 2]);
 }
 
 #[test]
 fn chinese_is_cut_out_where_the_family_says_so() {
-    assert_eq!(words("kimi-k2", "abc你好def's 1234"), ["abc", "你好", "def's", " ", "123", "4"]);
+    assert_eq!(
+        words("kimi-k2", "abc你好def's 1234"),
+        ["abc", "你好", "def's", " ", "123", "4"]
+    );
     assert_eq!(words("deepseek-v3", "abc你好def"), ["abc", "你好", "def"]);
 }
 
 #[test]
 fn an_ideographic_space_is_white_space_everywhere() {
-    // As a character of its own it would lie in the range of the last-but-one pattern, together with the full stop.
-    assert_eq!(words("deepseek-llm", "a\u{3000}。"), ["a", "\u{3000}", "。"]);
+    // As a character of its own it would lie in the range of the last-but-one pattern, together
+    // with the full stop.
+    assert_eq!(
+        words("deepseek-llm", "a\u{3000}。"),
+        ["a", "\u{3000}", "。"]
+    );
 }

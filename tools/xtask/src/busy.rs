@@ -1,9 +1,10 @@
 //! `cargo xtask busy`: what is left of a speed where other work runs, beside llama.cpp's.
 //!
-//! Threads that meet at barriers lose more than their share of the CPUs when one of them has to wait for its turn. Each
-//! scenario therefore states the share that a program could hope for, and what it got of its own speed on the quiet
-//! machine. Programs take turns, round after round; each test is a run of its own with a limit of time, because a
-//! program that waits badly may take fifty times as long.
+//! Threads that meet at barriers lose more than their share of the CPUs when one of them has to
+//! wait for its turn. Each scenario therefore states the share that a program could hope for, and
+//! what it got of its own speed on the quiet machine. Programs take turns, round after round; each
+//! test is a run of its own with a limit of time, because a program that waits badly may take fifty
+//! times as long.
 
 mod quota;
 mod scenario;
@@ -26,10 +27,12 @@ use table::{Cell, Row};
 
 pub(crate) use spin::spin;
 
-/// Measure Octavo and llama.cpp beside busy processes, niced, with a quota of CPU time and with too many threads
+/// Measure Octavo and llama.cpp beside busy processes, niced, with a quota of CPU time and with too
+/// many threads
 ///
-/// Prompt and generation are measured on the quiet machine first; then each scenario in turn, the programs alternating.
-/// The table has each speed, its share of the program's own quiet speed, and the share that would be fair.
+/// Prompt and generation are measured on the quiet machine first; then each scenario in turn, the
+/// programs alternating. The table has each speed, its share of the program's own quiet speed, and
+/// the share that would be fair.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Scenarios:
@@ -85,8 +88,8 @@ pub(crate) struct BusyArgs {
 }
 
 impl BusyArgs {
-    /// Two at once must run long enough to be there together; a quota counts by periods of a tenth of a second, of which
-    /// a run must see many.
+    /// Two at once must run long enough to be there together; a quota counts by periods of a tenth
+    /// of a second, of which a run must see many.
     fn repetitions_at(&self, place: &Place) -> u32 {
         match place {
             Place::Plain | Place::Niced => self.repetitions,
@@ -144,7 +147,12 @@ impl Program {
         if String::from_utf8_lossy(&help.stdout).contains("--no-limits") {
             first.push("--no-limits");
         }
-        Ok(Program { name, path, first, settings: HashMap::new() })
+        Ok(Program {
+            name,
+            path,
+            first,
+            settings: HashMap::new(),
+        })
     }
 
     /// The command of one test, in its place.
@@ -161,15 +169,30 @@ impl Program {
         };
         command.arg("-m").arg(&args.model).args(["-o", "json"]);
         let repetitions = args.repetitions_at(place);
-        for (flag, n) in [("-t", threads as u64), ("-p", p.into()), ("-n", n.into()), ("-r", repetitions.into())] {
+        for (flag, n) in [
+            ("-t", threads as u64),
+            ("-p", p.into()),
+            ("-n", n.into()),
+            ("-r", repetitions.into()),
+        ] {
             command.arg(flag).arg(n.to_string());
         }
         command
     }
 
     /// One run: its speed and its record, or a bound if it is stopped.
-    fn once(&self, args: &BusyArgs, place: &Place, test: Test, threads: usize) -> Result<(Rate, Value), String> {
-        let ran = process::run(&mut self.command(args, place, test, threads), Duration::from_secs(args.limit), false);
+    fn once(
+        &self,
+        args: &BusyArgs,
+        place: &Place,
+        test: Test,
+        threads: usize,
+    ) -> Result<(Rate, Value), String> {
+        let ran = process::run(
+            &mut self.command(args, place, test, threads),
+            Duration::from_secs(args.limit),
+            false,
+        );
         if ran.stopped {
             // the repetition that warms up had to be done as well
             let tokens = f64::from(test.tokens()) * f64::from(args.repetitions_at(place) + 1);
@@ -180,7 +203,13 @@ impl Program {
     }
 
     /// One run of the scenario: of two runs at once the sum.
-    fn measure(&self, args: &BusyArgs, place: &Place, test: Test, threads: usize) -> Result<Rate, String> {
+    fn measure(
+        &self,
+        args: &BusyArgs,
+        place: &Place,
+        test: Test,
+        threads: usize,
+    ) -> Result<Rate, String> {
         let once = || self.once(args, place, test, threads).map(|(rate, _)| rate);
         if *place != Place::Both {
             return once();
@@ -191,7 +220,9 @@ impl Program {
         });
         Ok(match (a?, b?) {
             (Rate::Measured(a), Rate::Measured(b)) => Rate::Measured(a + b),
-            (Rate::Measured(a) | Rate::Below(a), Rate::Measured(b) | Rate::Below(b)) => Rate::Below(a + b),
+            (Rate::Measured(a) | Rate::Below(a), Rate::Measured(b) | Rate::Below(b)) => {
+                Rate::Below(a + b)
+            }
         })
     }
 }
@@ -206,30 +237,61 @@ pub(crate) fn run(args: &BusyArgs) -> Result<(), String> {
     }
     let tests = [Test::Prompt(args.n_prompt), Test::Generation(args.n_gen)];
     let machine = Machine::here();
-    let threads = args.threads.map_or_else(|| machine.threads().count, usize::from);
+    let threads = args
+        .threads
+        .map_or_else(|| machine.threads().count, usize::from);
     let (_, about) = programs[0].once(args, &Place::Plain, tests[1], threads)?;
-    programs.push(Program { name: "llama.cpp", path: llama, first: Vec::new(), settings: HashMap::new() });
+    programs.push(Program {
+        name: "llama.cpp",
+        path: llama,
+        first: Vec::new(),
+        settings: HashMap::new(),
+    });
     for test in tests {
-        let best = best_setting(args, programs.last().expect("llama.cpp is there"), test, threads)?;
-        programs.last_mut().expect("llama.cpp is there").settings.insert(test, best);
+        let best = best_setting(
+            args,
+            programs.last().expect("llama.cpp is there"),
+            test,
+            threads,
+        )?;
+        programs
+            .last_mut()
+            .expect("llama.cpp is there")
+            .settings
+            .insert(test, best);
     }
     let mut quiet: HashMap<(&str, Test), Rate> = HashMap::new();
     let mut rows = Vec::new();
-    let wanted = Scenario::ALL.into_iter().filter(|s| *s == Scenario::Quiet || args.scenarios.contains(s));
+    let wanted = Scenario::ALL
+        .into_iter()
+        .filter(|s| *s == Scenario::Quiet || args.scenarios.contains(s));
     for scenario in wanted {
         let fair = scenario.fair(machine.cpus(), threads);
         let new: Vec<Row> = match scenario.surroundings(machine.cpus()) {
             Err(why) => vec![Row::skipped(scenario, why)],
             Ok(around) => {
-                let rates = rounds(args, scenario, &around, &programs, &tests, scenario.threads(threads))?;
+                let rates = rounds(
+                    args,
+                    scenario,
+                    &around,
+                    &programs,
+                    &tests,
+                    scenario.threads(threads),
+                )?;
                 if scenario == Scenario::Quiet {
                     quiet.clone_from(&rates);
                 }
                 let cells = |test| {
-                    let cell = |p: &Program| Cell { rate: rates[&(p.name, test)], quiet: quiet[&(p.name, test)] };
+                    let cell = |p: &Program| Cell {
+                        rate: rates[&(p.name, test)],
+                        quiet: quiet[&(p.name, test)],
+                    };
                     programs.iter().map(cell).collect()
                 };
-                tests.iter().map(|&test| Row::measured(scenario, test, fair, cells(test))).collect()
+                tests
+                    .iter()
+                    .map(|&test| Row::measured(scenario, test, fair, cells(test)))
+                    .collect()
             }
         };
         if let Some(path) = &args.csv {
@@ -238,15 +300,27 @@ pub(crate) fn run(args: &BusyArgs) -> Result<(), String> {
         rows.extend(new);
     }
     let names: Vec<&str> = programs.iter().map(|program| program.name).collect();
-    print!("{}", table::render(&rows, &names, &about, (threads, args.rounds)));
+    print!(
+        "{}",
+        table::render(&rows, &names, &about, (threads, args.rounds))
+    );
     Ok(())
 }
 
 /// llama.cpp's best of all settings on the quiet machine, which then holds for every scenario.
-fn best_setting(args: &BusyArgs, llama: &Program, test: Test, threads: usize) -> Result<(bool, bool), String> {
+fn best_setting(
+    args: &BusyArgs,
+    llama: &Program,
+    test: Test,
+    threads: usize,
+) -> Result<(bool, bool), String> {
     let mut command = llama.command(args, &Place::Plain, test, threads);
     // four settings, and loading the model for each: not held to the limit of one run
-    let ran = process::run(command.args(side::LLAMA_SETTINGS), Duration::from_secs(4 * args.limit), false);
+    let ran = process::run(
+        command.args(side::LLAMA_SETTINGS),
+        Duration::from_secs(4 * args.limit),
+        false,
+    );
     let mut best = (0.0, (true, true));
     for record in side::records(llama.name, ran.text()?.as_bytes())? {
         let rate = side::rate(&record)?;
@@ -257,7 +331,8 @@ fn best_setting(args: &BusyArgs, llama: &Program, test: Test, threads: usize) ->
     Ok(best.1)
 }
 
-/// Every program and test in a scenario: medians over the rounds. What once took too long is not tried again.
+/// Every program and test in a scenario: medians over the rounds. What once took too long is not
+/// tried again.
 fn rounds<'p>(
     args: &BusyArgs,
     scenario: Scenario,

@@ -1,8 +1,9 @@
 //! `cargo xtask compare-llama`: Octavo and llama.cpp side by side.
 //!
-//! Both programs measure the same tests, one after the other, several rounds of it, so that a machine that slows down
-//! or speeds up does so for both. llama.cpp runs with every setting that may be its best on a CPU, and its best one
-//! counts. Speeds are medians over the rounds; the spread is that of the rounds' own ratios.
+//! Both programs measure the same tests, one after the other, several rounds of it, so that a
+//! machine that slows down or speeds up does so for both. llama.cpp runs with every setting that
+//! may be its best on a CPU, and its best one counts. Speeds are medians over the rounds; the
+//! spread is that of the rounds' own ratios.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -90,7 +91,9 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), String> {
         for turn in [round % 2 == 1, round.is_multiple_of(2)] {
             let mut command = Command::new(if turn { &octavo } else { &llama });
             if turn {
-                command.arg("bench").args(["--device", "cpu", "--isa", &args.isa]);
+                command
+                    .arg("bench")
+                    .args(["--device", "cpu", "--isa", &args.isa]);
             } else {
                 command.args(side::LLAMA_SETTINGS);
             }
@@ -114,16 +117,29 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), String> {
 
 /// The arguments that both programs spell alike.
 fn common<'c>(command: &'c mut Command, args: &CompareArgs) -> &'c mut Command {
-    command.arg("-m").arg(&args.model).args(["-t", &args.threads, "-p", &args.n_prompt, "-n", &args.n_gen]);
+    command.arg("-m").arg(&args.model).args([
+        "-t",
+        &args.threads,
+        "-p",
+        &args.n_prompt,
+        "-n",
+        &args.n_gen,
+    ]);
     command.args(["-d", &args.n_depth, "-r", &args.repetitions, "-o", "json"])
 }
 
 /// Runs a program that prints an array of records.
 fn measure(command: &mut Command) -> Result<Vec<Value>, String> {
     let name = command.get_program().to_string_lossy().into_owned();
-    let output = command.output().map_err(|error| format!("cannot start {name}: {error}"))?;
+    let output = command
+        .output()
+        .map_err(|error| format!("cannot start {name}: {error}"))?;
     if !output.status.success() {
-        return Err(format!("{name}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim_end()));
+        return Err(format!(
+            "{name}: {}: {}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr).trim_end()
+        ));
     }
     side::records(&name, &output.stdout)
 }
@@ -136,7 +152,12 @@ fn samples(
     to: &mut Vec<Sample>,
 ) -> Result<(), String> {
     for r in records {
-        to.push(Sample { round, test: test(r), setting: setting(r), rate: side::rate(r)? });
+        to.push(Sample {
+            round,
+            test: test(r),
+            setting: setting(r),
+            rate: side::rate(r)?,
+        });
     }
     Ok(())
 }
@@ -144,8 +165,16 @@ fn samples(
 /// The test's name, with its threads where there could be several.
 fn test(r: &Value) -> String {
     let number = |name: &str| r[name].as_u64().unwrap_or(0);
-    let (kind, n) = if number("n_prompt") > 0 { ("pp", number("n_prompt")) } else { ("tg", number("n_gen")) };
-    let depth = if number("n_depth") > 0 { format!(" @ d{}", number("n_depth")) } else { String::new() };
+    let (kind, n) = if number("n_prompt") > 0 {
+        ("pp", number("n_prompt"))
+    } else {
+        ("tg", number("n_gen"))
+    };
+    let depth = if number("n_depth") > 0 {
+        format!(" @ d{}", number("n_depth"))
+    } else {
+        String::new()
+    };
     format!("{kind}{n}{depth}, {} threads", number("n_threads"))
 }
 
@@ -153,15 +182,25 @@ fn compare(ours: &[Sample], theirs: &[Sample]) -> Result<Vec<Line>, String> {
     let mut lines: Vec<Line> = Vec::new();
     for first in ours.iter().filter(|s| s.round == 1) {
         let of = |all: &[Sample], setting: &str| -> Vec<f64> {
-            all.iter().filter(|s| s.test == first.test && s.setting == setting).map(|s| s.rate).collect()
+            all.iter()
+                .filter(|s| s.test == first.test && s.setting == setting)
+                .map(|s| s.rate)
+                .collect()
         };
         let mine = of(ours, "");
-        let mut settings: Vec<&str> =
-            theirs.iter().filter(|s| s.test == first.test).map(|s| s.setting.as_str()).collect();
+        let mut settings: Vec<&str> = theirs
+            .iter()
+            .filter(|s| s.test == first.test)
+            .map(|s| s.setting.as_str())
+            .collect();
         settings.sort_unstable();
         settings.dedup();
-        let best = settings.iter().max_by(|a, b| median(&of(theirs, a)).total_cmp(&median(&of(theirs, b))));
-        let setting = (*best.ok_or_else(|| format!("llama-bench did not measure {}", first.test))?).to_owned();
+        let best = settings
+            .iter()
+            .max_by(|a, b| median(&of(theirs, a)).total_cmp(&median(&of(theirs, b))));
+        let setting = (*best
+            .ok_or_else(|| format!("llama-bench did not measure {}", first.test))?)
+        .to_owned();
         let yours = of(theirs, &setting);
         let ratios: Vec<f64> = mine.iter().zip(&yours).map(|(a, b)| a / b).collect();
         lines.push(Line {
@@ -184,24 +223,42 @@ fn table(lines: &[Line], about: &Value, rounds: u32) -> String {
         text(about, "isa"),
         text(about, "cpu_info")
     );
-    out += &format!("{:<28} {:>9} {:>9}  ratio (min - max)    llama.cpp's best\n", "test", "octavo", "llama.cpp");
+    out += &format!(
+        "{:<28} {:>9} {:>9}  ratio (min - max)    llama.cpp's best\n",
+        "test", "octavo", "llama.cpp"
+    );
     for l in lines {
         let spread = format!("{:.2} ({:.2} - {:.2})", l.ratio, l.least, l.most);
         // writing to a string cannot fail
-        let _ = writeln!(out, "{:<28} {:>9.1} {:>9.1}  {spread:<19}  {}", l.test, l.ours, l.theirs, l.setting);
+        let _ = writeln!(
+            out,
+            "{:<28} {:>9.1} {:>9.1}  {spread:<19}  {}",
+            l.test, l.ours, l.theirs, l.setting
+        );
     }
     out
 }
 
 /// Adds a line for each test.
 fn append(path: &Path, lines: &[Line], about: &Value) -> Result<(), String> {
-    let [date, cpu, model, isa] = ["test_time", "cpu_info", "model_type", "isa"].map(|name| text(about, name));
+    let [date, cpu, model, isa] =
+        ["test_time", "cpu_info", "model_type", "isa"].map(|name| text(about, name));
     let line = |l: &Line| {
-        let rates = format!("{:.2},{:.2},{:.3},{:.3},{:.3}", l.ours, l.theirs, l.ratio, l.least, l.most);
-        format!("{date},\"{cpu}\",\"{model}\",\"{}\",{isa},{rates},\"{}\"", l.test, l.setting)
+        let rates = format!(
+            "{:.2},{:.2},{:.3},{:.3},{:.3}",
+            l.ours, l.theirs, l.ratio, l.least, l.most
+        );
+        format!(
+            "{date},\"{cpu}\",\"{model}\",\"{}\",{isa},{rates},\"{}\"",
+            l.test, l.setting
+        )
     };
     let lines: Vec<String> = lines.iter().map(line).collect();
-    side::append(path, "date,cpu,model,test,isa,ours,theirs,ratio,min,max,llama_cpp", &lines)
+    side::append(
+        path,
+        "date,cpu,model,test,isa,ours,theirs,ratio,min,max,llama_cpp",
+        &lines,
+    )
 }
 
 #[cfg(test)]
@@ -211,15 +268,29 @@ mod tests {
 
     #[test]
     fn their_best_setting_counts_and_ratios_are_of_one_round() {
-        let sample = |round, setting: &str, rate| Sample { round, test: "tg".into(), setting: setting.into(), rate };
-        let ours = [sample(1, "", 30.0), sample(2, "", 20.0), sample(3, "", 40.0)];
+        let sample = |round, setting: &str, rate| Sample {
+            round,
+            test: "tg".into(),
+            setting: setting.into(),
+            rate,
+        };
+        let ours = [
+            sample(1, "", 30.0),
+            sample(2, "", 20.0),
+            sample(3, "", 40.0),
+        ];
         let theirs = [(1, 10.0, 11.0), (2, 10.0, 5.0), (3, 10.0, 20.0)];
-        let theirs: Vec<Sample> =
-            theirs.iter().flat_map(|&(r, a, b)| [sample(r, "fa 0", a), sample(r, "fa 1", b)]).collect();
+        let theirs: Vec<Sample> = theirs
+            .iter()
+            .flat_map(|&(r, a, b)| [sample(r, "fa 0", a), sample(r, "fa 1", b)])
+            .collect();
         let lines = compare(&ours, &theirs).expect("measured");
         let line = &lines[0];
         assert_eq!((lines.len(), line.setting.as_str()), (1, "fa 1"));
-        assert_eq!((line.ours, line.theirs, line.least, line.most), (30.0, 11.0, 2.0, 4.0));
+        assert_eq!(
+            (line.ours, line.theirs, line.least, line.most),
+            (30.0, 11.0, 2.0, 4.0)
+        );
         assert_eq!(line.ratio, 30.0 / 11.0);
         assert!(compare(&ours, &[]).is_err());
     }
@@ -229,7 +300,15 @@ mod tests {
         let r = json!({"n_prompt": 0, "n_gen": 64, "n_depth": 9, "n_threads": 2, "avg_ts": 1.5});
         let mut all = Vec::new();
         samples(&[r], 1, |_| String::new(), &mut all).expect("a rate");
-        assert_eq!(all[0], Sample { round: 1, test: "tg64 @ d9, 2 threads".into(), setting: String::new(), rate: 1.5 });
+        assert_eq!(
+            all[0],
+            Sample {
+                round: 1,
+                test: "tg64 @ d9, 2 threads".into(),
+                setting: String::new(),
+                rate: 1.5
+            }
+        );
         assert!(samples(&[json!({})], 1, |_| String::new(), &mut all).is_err());
     }
 

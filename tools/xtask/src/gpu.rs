@@ -1,5 +1,5 @@
-//! `cargo xtask gpu`: everything that only a machine with a GPU can show, in one command, and packed for machines that
-//! have nothing else.
+//! `cargo xtask gpu`: everything that only a machine with a GPU can show, in one command, and
+//! packed for machines that have nothing else.
 
 mod legs;
 mod pack;
@@ -12,10 +12,10 @@ use clap::{Args, ValueEnum};
 
 /// Test, check and measure the CUDA backend on this machine's GPU
 ///
-/// The tests are those that otherwise run on the CPU. Captured and uncaptured generation must choose the same thousand
-/// tokens; every tensor must be within its bound of the CPU's at a real size; octavo bench measures; NVIDIA's
-/// compute-sanitizer runs over the kernels' tests where it is installed. What fails is told again at the end, and keeps
-/// nothing else from running.
+/// The tests are those that otherwise run on the CPU. Captured and uncaptured generation must
+/// choose the same thousand tokens; every tensor must be within its bound of the CPU's at a real
+/// size; octavo bench measures; NVIDIA's compute-sanitizer runs over the kernels' tests where it is
+/// installed. What fails is told again at the end, and keeps nothing else from running.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -34,15 +34,26 @@ pub(crate) struct GpuArgs {
     #[arg(long, value_name = "DIR", default_value = "target/gpu")]
     dir: PathBuf,
     /// Sizes as cargo xtask model has them, the smallest first
-    #[arg(long, value_name = "PRESETS", value_delimiter = ',', default_value = "0.6b,8b")]
+    #[arg(
+        long,
+        value_name = "PRESETS",
+        value_delimiter = ',',
+        default_value = "0.6b,8b"
+    )]
     presets: Vec<String>,
     /// Types of the models
-    #[arg(long, value_name = "TYPES", value_delimiter = ',', default_value = "Q4_K_M,Q8_0")]
+    #[arg(
+        long,
+        value_name = "TYPES",
+        value_delimiter = ',',
+        default_value = "Q4_K_M,Q8_0"
+    )]
     types: Vec<String>,
     /// Stop a program that takes longer, as one that hangs
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
     limit: u64,
-    /// Run nothing: build what a machine without Rust and network needs for all of this, and leave it in DIR
+    /// Run nothing: build what a machine without Rust and network needs for all of this, and leave
+    /// it in DIR
     #[arg(long, value_name = "DIR", conflicts_with = "packed")]
     pack: Option<PathBuf>,
     /// Build nothing: run what --pack left in DIR
@@ -61,18 +72,29 @@ enum Leg {
     Diff,
     /// Speeds of every size and type
     Bench,
-    /// compute-sanitizer: memcheck over all kernels' tests, racecheck and synccheck over those that share memory
+    /// compute-sanitizer: memcheck over all kernels' tests, racecheck and synccheck over those that
+    /// share memory
     Sanitize,
 }
 
 impl Leg {
     /// In the order in which they run: the slowest is the last.
-    const ALL: [Leg; 5] = [Leg::Tests, Leg::Replays, Leg::Diff, Leg::Bench, Leg::Sanitize];
+    const ALL: [Leg; 5] = [
+        Leg::Tests,
+        Leg::Replays,
+        Leg::Diff,
+        Leg::Bench,
+        Leg::Sanitize,
+    ];
 }
 
 impl std::fmt::Display for Leg {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.to_possible_value().expect("none is skipped").get_name())
+        f.write_str(
+            self.to_possible_value()
+                .expect("none is skipped")
+                .get_name(),
+        )
     }
 }
 
@@ -86,15 +108,28 @@ pub(crate) fn run(args: &GpuArgs) -> Result<(), String> {
     };
     let limit = Duration::from_secs(args.limit);
     println!("== {}", legs::device(&programs, limit)?);
-    std::fs::create_dir_all(&args.dir).map_err(|error| format!("{}: {error}", args.dir.display()))?;
-    let dir = args.dir.canonicalize().map_err(|error| format!("{}: {error}", args.dir.display()))?;
-    let mut legs = legs::Legs { args, dir, programs, limit, failures: Vec::new() };
+    std::fs::create_dir_all(&args.dir)
+        .map_err(|error| format!("{}: {error}", args.dir.display()))?;
+    let dir = args
+        .dir
+        .canonicalize()
+        .map_err(|error| format!("{}: {error}", args.dir.display()))?;
+    let mut legs = legs::Legs {
+        args,
+        dir,
+        programs,
+        limit,
+        failures: Vec::new(),
+    };
     for leg in Leg::ALL.into_iter().filter(|leg| args.only.contains(leg)) {
         println!("== {leg}");
         let (started, failed) = (Instant::now(), legs.failures.len());
         legs.run(leg);
         let failed = legs.failures.len() - failed;
-        println!("== {leg}: {failed} failed, {:.0} s", started.elapsed().as_secs_f64());
+        println!(
+            "== {leg}: {failed} failed, {:.0} s",
+            started.elapsed().as_secs_f64()
+        );
     }
     match legs.failures.len() {
         0 => Ok(()),
@@ -115,10 +150,20 @@ mod tests {
 
     #[test]
     fn all_legs_run_unless_some_are_named() {
-        let only = |args: &[&str]| Cli::try_parse_from(args).map(|cli| cli.gpu.only).map_err(|e| e.kind());
+        let only = |args: &[&str]| {
+            Cli::try_parse_from(args)
+                .map(|cli| cli.gpu.only)
+                .map_err(|e| e.kind())
+        };
         assert_eq!(only(&["gpu"]), Ok(Leg::ALL.to_vec()));
-        assert_eq!(only(&["gpu", "--only", "bench,tests"]), Ok(vec![Leg::Bench, Leg::Tests]));
-        assert_eq!(only(&["gpu", "--only", "race"]), Err(clap::error::ErrorKind::InvalidValue));
+        assert_eq!(
+            only(&["gpu", "--only", "bench,tests"]),
+            Ok(vec![Leg::Bench, Leg::Tests])
+        );
+        assert_eq!(
+            only(&["gpu", "--only", "race"]),
+            Err(clap::error::ErrorKind::InvalidValue)
+        );
         assert!(only(&["gpu", "--pack", "a", "--packed", "a"]).is_err());
     }
 }

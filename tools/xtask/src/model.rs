@@ -1,8 +1,10 @@
-//! `cargo xtask model`: a model of a real shape with random weights, for measurements where no trained one is at hand.
+//! `cargo xtask model`: a model of a real shape with random weights, for measurements where no
+//! trained one is at hand.
 //!
-//! Weights are normal with deviation 1 / sqrt(inputs), so that activations keep their size through the layers. Blocks
-//! are quantized as any others, but only some thousand of them for each type and deviation; a tensor is drawn from
-//! those block by block. So a file of any type takes hardly longer than writing it, and little memory.
+//! Weights are normal with deviation 1 / sqrt(inputs), so that activations keep their size through
+//! the layers. Blocks are quantized as any others, but only some thousand of them for each type and
+//! deviation; a tensor is drawn from those block by block. So a file of any type takes hardly
+//! longer than writing it, and little memory.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -10,7 +12,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
-use gguf_rs_lite::{Gguf, OpenOptions, OwnedValue, RowSource, TensorData, TensorType, View, Writer};
+use gguf_rs_lite::{
+    Gguf, OpenOptions, OwnedValue, RowSource, TensorData, TensorType, View, Writer,
+};
 use octavo_llm::hf;
 use octavo_llm::quantize::Target;
 use octavo_llm::quantize::mix::{self, Choices, Facts, Mix};
@@ -31,8 +35,8 @@ pub(crate) struct ModelArgs {
     /// Size: Qwen3's shapes, or a tiny one
     #[arg(long)]
     preset: Preset,
-    /// A name that octavo quantize takes, with its mix of types; a type of ggml, for all matrices; or awq, for a folder
-    /// with 4-bit groups of 128
+    /// A name that octavo quantize takes, with its mix of types; a type of ggml, for all matrices;
+    /// or awq, for a folder with 4-bit groups of 128
     #[arg(long = "type", value_name = "TYPE")]
     ty: String,
     /// All matrices get the type's default, none of its mix
@@ -100,16 +104,37 @@ impl Shape {
             Preset::B8 => (4096, 12_288, 36, 32, 8, 128, 151_936),
         };
         // only Qwen3's heads are wider than the model
-        let head_dim = if arch == Arch::Qwen3 { head_dim } else { n_embd / n_head };
+        let head_dim = if arch == Arch::Qwen3 {
+            head_dim
+        } else {
+            n_embd / n_head
+        };
         let tied = preset != Preset::B8 && arch != Arch::Llama;
-        Shape { arch, n_embd, n_ff, n_layer, n_head, n_head_kv, head_dim, n_vocab, tied }
+        Shape {
+            arch,
+            n_embd,
+            n_ff,
+            n_layer,
+            n_head,
+            n_head_kv,
+            head_dim,
+            n_vocab,
+            tied,
+        }
     }
 
     /// Names and dimensions, in the order that llama-quantize's rules go through them.
     fn tensors(&self) -> Vec<(String, Vec<u64>)> {
-        let [d, ff, vocab, head] = [self.n_embd, self.n_ff, self.n_vocab, self.head_dim].map(u64::from);
-        let (q, kv) = (head * u64::from(self.n_head), head * u64::from(self.n_head_kv));
-        let mut all = vec![("token_embd".to_owned(), vec![d, vocab]), ("output_norm".to_owned(), vec![d])];
+        let [d, ff, vocab, head] =
+            [self.n_embd, self.n_ff, self.n_vocab, self.head_dim].map(u64::from);
+        let (q, kv) = (
+            head * u64::from(self.n_head),
+            head * u64::from(self.n_head_kv),
+        );
+        let mut all = vec![
+            ("token_embd".to_owned(), vec![d, vocab]),
+            ("output_norm".to_owned(), vec![d]),
+        ];
         if !self.tied {
             all.push(("output".to_owned(), vec![d, vocab]));
         }
@@ -126,10 +151,22 @@ impl Shape {
         ];
         let norms: [(&str, &[u64]); 2] = [("attn_q_norm", &[head]), ("attn_k_norm", &[head])];
         for i in 0..self.n_layer {
-            let more: &[(&str, &[u64])] = if self.arch == Arch::Qwen3 { &norms } else { &[] };
-            all.extend(layer.iter().chain(more).map(|(name, dims)| (format!("blk.{i}.{name}"), dims.to_vec())));
+            let more: &[(&str, &[u64])] = if self.arch == Arch::Qwen3 {
+                &norms
+            } else {
+                &[]
+            };
+            all.extend(
+                layer
+                    .iter()
+                    .chain(more)
+                    .map(|(name, dims)| (format!("blk.{i}.{name}"), dims.to_vec())),
+            );
         }
-        let mut all: Vec<_> = all.into_iter().map(|(name, dims)| (name + ".weight", dims)).collect();
+        let mut all: Vec<_> = all
+            .into_iter()
+            .map(|(name, dims)| (name + ".weight", dims))
+            .collect();
         if self.arch == Arch::Qwen2 {
             for (name, n) in [("attn_q", q), ("attn_k", kv), ("attn_v", kv)] {
                 all.extend((0..self.n_layer).map(|i| (format!("blk.{i}.{name}.bias"), vec![n])));
@@ -141,7 +178,9 @@ impl Shape {
 
     fn set_keys(&self, writer: &mut Writer<'_>, file_type: Option<u32>) {
         let arch = self.arch.name();
-        writer.set("general.architecture", arch).set("general.name", format!("random {arch}"));
+        writer
+            .set("general.architecture", arch)
+            .set("general.name", format!("random {arch}"));
         let mut put = |name: &str, value: OwnedValue| {
             writer.set(&format!("{arch}.{name}"), value);
         };
@@ -152,7 +191,10 @@ impl Shape {
         put("attention.head_count", self.n_head.into());
         put("attention.head_count_kv", self.n_head_kv.into());
         let llama = self.arch == Arch::Llama;
-        put("attention.layer_norm_rms_epsilon", if llama { 1e-5f32 } else { 1e-6 }.into());
+        put(
+            "attention.layer_norm_rms_epsilon",
+            if llama { 1e-5f32 } else { 1e-6 }.into(),
+        );
         put("rope.freq_base", if llama { 5e5f32 } else { 1e6 }.into());
         match self.arch {
             Arch::Llama => put("rope.dimension_count", self.head_dim.into()),
@@ -171,14 +213,20 @@ impl Shape {
 
 /// The demo model's tokenizer, its vocabulary filled up with tokens that no text becomes.
 fn set_tokenizer(writer: &mut Writer<'_>, n_vocab: u32) -> Result<(), String> {
-    let demo = Gguf::from_bytes(octavo_reference::demo::demo_model(), "demo", &OpenOptions::default());
+    let demo = Gguf::from_bytes(
+        octavo_reference::demo::demo_model(),
+        "demo",
+        &OpenOptions::default(),
+    );
     let demo = demo.map_err(|error| error.to_string())?;
     for (key, value) in demo.keys().filter(|(key, _)| key.starts_with("tokenizer.")) {
         let mut value = OwnedValue::from(value);
         if let OwnedValue::Array(array) = &mut value {
             match (key, array) {
                 ("tokenizer.ggml.tokens", gguf_rs_lite::OwnedArray::Str(tokens)) => {
-                    tokens.extend((tokens.len() as u32..n_vocab).map(|id| format!("[PAD{id}]").into_bytes()));
+                    tokens.extend(
+                        (tokens.len() as u32..n_vocab).map(|id| format!("[PAD{id}]").into_bytes()),
+                    );
                 }
                 // 5: unused
                 ("tokenizer.ggml.token_type", gguf_rs_lite::OwnedArray::I32(types)) => {
@@ -203,17 +251,26 @@ enum Types {
 impl Types {
     fn parse(name: &str, pure: bool) -> Result<Types, String> {
         // requires_importance of the mixes asks for it; the weights drawn here matter alike
-        let choices = Choices { pure, has_importance: true, ..Choices::default() };
+        let choices = Choices {
+            pure,
+            has_importance: true,
+            ..Choices::default()
+        };
         if name.eq_ignore_ascii_case("awq") {
             return Ok(Types::Awq);
         }
         match name.parse::<Target>() {
-            Ok(Target::COPY) => Err("COPY: expected a type, there is no file to copy from".to_owned()),
+            Ok(Target::COPY) => {
+                Err("COPY: expected a type, there is no file to copy from".to_owned())
+            }
             Ok(target) => Ok(Types::Mix(target, choices)),
             Err(unknown) => {
-                let usable = |ty: &TensorType| octavo_quant::can_quantize(*ty) && octavo_quant::can_dequantize(*ty);
+                let usable = |ty: &TensorType| {
+                    octavo_quant::can_quantize(*ty) && octavo_quant::can_dequantize(*ty)
+                };
                 let ty = TensorType::from_name(name).filter(usable);
-                ty.map(Types::One).ok_or_else(|| format!("{unknown}, or a type of ggml that holds floats"))
+                ty.map(Types::One)
+                    .ok_or_else(|| format!("{unknown}, or a type of ggml that holds floats"))
             }
         }
     }
@@ -228,21 +285,29 @@ impl Types {
             n_expert: 0,
         };
         let mut mix = match self {
-            Types::Mix(target, choices) => {
-                Some(Mix::new(&facts, *target, choices, tensors.iter().map(|(name, _)| name.as_str())))
-            }
+            Types::Mix(target, choices) => Some(Mix::new(
+                &facts,
+                *target,
+                choices,
+                tensors.iter().map(|(name, _)| name.as_str()),
+            )),
             Types::One(_) | Types::Awq => None,
         };
         let one = |(name, dims): &(String, Vec<u64>)| {
             let wanted = match (&mut mix, self) {
                 (Some(mix), _) => mix.wanted(name, dims).map_err(|error| error.to_string())?,
-                (None, Types::Awq) if dims.len() == 2 && name.starts_with("blk.") => return Ok(TensorType::AWQ_G128),
+                (None, Types::Awq) if dims.len() == 2 && name.starts_with("blk.") => {
+                    return Ok(TensorType::AWQ_G128);
+                }
                 (None, Types::Awq) if dims.len() == 2 => return Ok(TensorType::F16),
-                (None, Types::One(ty)) if mix::is_quantizable(&facts.architecture, name, dims) => Some(*ty),
+                (None, Types::One(ty)) if mix::is_quantizable(&facts.architecture, name, dims) => {
+                    Some(*ty)
+                }
                 _ => None,
             };
             let wanted = wanted.unwrap_or(TensorType::F32);
-            mix::fallback(wanted, dims[0]).ok_or_else(|| format!("{name}: {wanted} does not fit rows of {}", dims[0]))
+            mix::fallback(wanted, dims[0])
+                .ok_or_else(|| format!("{name}: {wanted} does not fit rows of {}", dims[0]))
         };
         tensors.iter().map(one).collect()
     }
@@ -275,10 +340,15 @@ impl Pool {
         let values: Vec<f32> = (0..POOL).map(|_| deviation * random.normal()).collect();
         let mut bytes = Vec::new();
         // every column matters alike
-        octavo_quant::quantize(ty, &values, ROW, Some(&[1.0; ROW]), &mut bytes).map_err(|error| error.to_string())?;
+        octavo_quant::quantize(ty, &values, ROW, Some(&[1.0; ROW]), &mut bytes)
+            .map_err(|error| error.to_string())?;
         // all block lengths are powers of two
         let group = ty.block_len().max(64);
-        Ok(Pool { group_bytes: group / ty.block_len() * ty.block_bytes(), group, bytes })
+        Ok(Pool {
+            group_bytes: group / ty.block_len() * ty.block_bytes(),
+            group,
+            bytes,
+        })
     }
 
     /// Writes `n` values.
@@ -310,7 +380,9 @@ impl RowSource for Drawn {
     fn fill(&self, first: u64, out: &mut [u8]) {
         for (row, mut out) in (first..).zip(out.chunks_exact_mut(self.row_bytes)) {
             let random = Random::new(self.seed, &format!("{} {row}", self.name));
-            self.pool.draw(self.cols, random, &mut out).expect("rows are as long as their values");
+            self.pool
+                .draw(self.cols, random, &mut out)
+                .expect("rows are as long as their values");
         }
     }
 }
@@ -326,7 +398,13 @@ impl RowSource for Vector {
 
 /// Norms near 1, biases near 0.
 fn vector(name: &str, n: u64, mut random: Random) -> Vec<u8> {
-    let mut one = || if name.ends_with(".bias") { 0.1 * random.normal() } else { 0.9 + 0.2 * random.uniform() };
+    let mut one = || {
+        if name.ends_with(".bias") {
+            0.1 * random.normal()
+        } else {
+            0.9 + 0.2 * random.uniform()
+        }
+    };
     (0..n).flat_map(|_| one().to_le_bytes()).collect()
 }
 
@@ -353,9 +431,15 @@ pub(crate) fn run(args: &ModelArgs) -> Result<(), String> {
     let mut writer = Writer::new();
     shape.set_keys(&mut writer, types.file_type());
     set_tokenizer(&mut writer, shape.n_vocab)?;
-    let weights: u64 = tensors.iter().map(|(_, dims)| dims.iter().product::<u64>()).sum();
-    let all: Vec<_> =
-        tensors.iter().zip(types.of(&shape, &tensors)?).map(|((name, dims), ty)| (name, dims, ty)).collect();
+    let weights: u64 = tensors
+        .iter()
+        .map(|(_, dims)| dims.iter().product::<u64>())
+        .sum();
+    let all: Vec<_> = tensors
+        .iter()
+        .zip(types.of(&shape, &tensors)?)
+        .map(|((name, dims), ty)| (name, dims, ty))
+        .collect();
     match types {
         Types::Awq => write_folder(args, writer, &all)?,
         _ => write_file((&args.out, args.seed), writer, &all)?,
@@ -363,10 +447,17 @@ pub(crate) fn run(args: &ModelArgs) -> Result<(), String> {
     let mega = weights as f64 / 1e6;
     let bytes = match std::fs::metadata(&args.out).map_err(|error| error.to_string())? {
         file if file.is_file() => file.len(),
-        _ => std::fs::metadata(args.out.join("model.safetensors")).map_err(|error| error.to_string())?.len(),
+        _ => std::fs::metadata(args.out.join("model.safetensors"))
+            .map_err(|error| error.to_string())?
+            .len(),
     };
     let mib = bytes as f64 / f64::from(1 << 20);
-    println!("{}: {} {}, {mega:.1} M weights, {mib:.1} MiB", args.out.display(), args.arch.name(), args.ty);
+    println!(
+        "{}: {} {}, {mega:.1} M weights, {mib:.1} MiB",
+        args.out.display(),
+        args.arch.name(),
+        args.ty
+    );
     Ok(())
 }
 
@@ -387,11 +478,19 @@ pub(crate) fn write_shape(
     set_tokenizer(&mut writer, shape.n_vocab)?;
     change(&mut writer);
     let types = types.of(shape, &tensors)?;
-    let all: Vec<_> = tensors.iter().zip(types).map(|((name, dims), ty)| (name, dims, ty)).collect();
+    let all: Vec<_> = tensors
+        .iter()
+        .zip(types)
+        .map(|((name, dims), ty)| (name, dims, ty))
+        .collect();
     write_file((out, seed), writer, &all)
 }
 
-fn write_file((out, seed): (&Path, u64), mut writer: Writer<'_>, tensors: &[Planned<'_>]) -> Result<(), String> {
+fn write_file(
+    (out, seed): (&Path, u64),
+    mut writer: Writer<'_>,
+    tensors: &[Planned<'_>],
+) -> Result<(), String> {
     let mut pools = Pools::default();
     for &(name, dims, ty) in tensors {
         let (n, random) = (dims.iter().product::<u64>(), Random::new(seed, name));
@@ -400,10 +499,21 @@ fn write_file((out, seed): (&Path, u64), mut writer: Writer<'_>, tensors: &[Plan
             continue;
         }
         let pool = pools.get(ty, dims[0], seed)?;
-        assert!(n.is_multiple_of(pool.group as u64), "{name}: presets have whole groups");
-        writer.tensor(name, dims, ty, TensorData::stream(move |out| pool.draw(n, random, out)));
+        assert!(
+            n.is_multiple_of(pool.group as u64),
+            "{name}: presets have whole groups"
+        );
+        writer.tensor(
+            name,
+            dims,
+            ty,
+            TensorData::stream(move |out| pool.draw(n, random, out)),
+        );
     }
-    writer.write_file(out).map(drop).map_err(|error| error.to_string())
+    writer
+        .write_file(out)
+        .map(drop)
+        .map_err(|error| error.to_string())
 }
 
 fn write_folder(args: &ModelArgs, keys: Writer<'_>, tensors: &[Planned<'_>]) -> Result<(), String> {
@@ -420,11 +530,21 @@ fn write_folder(args: &ModelArgs, keys: Writer<'_>, tensors: &[Planned<'_>]) -> 
         let rows: Arc<dyn RowSource> = if dims.len() == 1 {
             Arc::new(Vector(vector(name, dims[0], Random::new(args.seed, name))))
         } else {
-            let row_bytes = ty.row_bytes(dims[0]).ok_or_else(|| format!("{name}: presets have whole groups"))? as usize;
+            let row_bytes = ty
+                .row_bytes(dims[0])
+                .ok_or_else(|| format!("{name}: presets have whole groups"))?
+                as usize;
             let pool = pools.get(ty, dims[0], args.seed)?;
-            Arc::new(Drawn { pool, seed: args.seed, name: name.clone(), cols: dims[0], row_bytes })
+            Arc::new(Drawn {
+                pool,
+                seed: args.seed,
+                name: name.clone(),
+                cols: dims[0],
+                row_bytes,
+            })
         };
-        view.made(name, dims, ty, "random weights", rows).map_err(text)?;
+        view.made(name, dims, ty, "random weights", rows)
+            .map_err(text)?;
     }
     hf::write(&view.open().map_err(text)?, &args.out).map_err(|error| error.to_string())
 }
@@ -437,19 +557,32 @@ mod tests {
 
     fn made(dir: &tempfile::TempDir, arch: Arch, ty: &str, seed: u64) -> Result<PathBuf, String> {
         let out = dir.path().join(format!("{}-{ty}-{seed}.gguf", arch.name()));
-        run(&ModelArgs { arch, preset: Preset::Tiny, ty: ty.to_owned(), pure: false, seed, out: out.clone() })?;
+        run(&ModelArgs {
+            arch,
+            preset: Preset::Tiny,
+            ty: ty.to_owned(),
+            pure: false,
+            seed,
+            out: out.clone(),
+        })?;
         Ok(out)
     }
 
     /// The hash of a few tokens generated; the logits were finite.
     fn generated(path: &std::path::Path) -> String {
-        let options = EngineOptions { threads: Some(1), ctx: Some(64), ..EngineOptions::default() };
+        let options = EngineOptions {
+            threads: Some(1),
+            ctx: Some(64),
+            ..EngineOptions::default()
+        };
         let source = ModelSource::Path(path.to_owned());
         let engine = Engine::load(&source, &options, &mut |_| {}).unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(engine.warnings(), <[String; 0]>::default());
         let tests = Test::all(&[], &[12], &[8]);
         let samples = bench::run(&mut engine.session(), tests[0], 1, &mut |_, _| {});
-        samples.unwrap_or_else(|e| panic!("{}: {e}", path.display())).token_hash
+        samples
+            .unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+            .token_hash
     }
 
     #[test]
@@ -459,7 +592,10 @@ mod tests {
             let one = made(&dir, arch, "Q4_K_M", 1).expect("written");
             let bytes = std::fs::read(&one).expect("there");
             let hash = generated(&one);
-            assert_eq!(std::fs::read(made(&dir, arch, "Q4_K_M", 1).expect("written")).expect("there"), bytes);
+            assert_eq!(
+                std::fs::read(made(&dir, arch, "Q4_K_M", 1).expect("written")).expect("there"),
+                bytes
+            );
             assert_eq!(generated(&one), hash);
             let other = made(&dir, arch, "Q4_K_M", 2).expect("written");
             assert_ne!(std::fs::read(&other).expect("there"), bytes);
@@ -470,7 +606,10 @@ mod tests {
     #[test]
     fn every_type_can_be_had_and_weights_have_their_deviation() {
         let dir = tempfile::tempdir().expect("a folder");
-        let names = Target::all().map(Target::name).chain(["MXFP4", "NVFP4"]).filter(|name| *name != "COPY");
+        let names = Target::all()
+            .map(Target::name)
+            .chain(["MXFP4", "NVFP4"])
+            .filter(|name| *name != "COPY");
         for name in names {
             let path = made(&dir, Arch::Qwen3, name, 0).unwrap_or_else(|e| panic!("{name}: {e}"));
             generated(&path);
@@ -492,10 +631,16 @@ mod tests {
     fn presets_are_qwen3s_shapes() {
         let count = |preset| {
             let tensors = Shape::of(Arch::Qwen3, preset).tensors();
-            tensors.iter().map(|(_, dims)| dims.iter().product::<u64>()).sum::<u64>()
+            tensors
+                .iter()
+                .map(|(_, dims)| dims.iter().product::<u64>())
+                .sum::<u64>()
         };
         // as published: 0.6B and 1.7B, 4B; 8B has an output of its own
         let counts = [Preset::B0_6, Preset::B1_7, Preset::B4, Preset::B8].map(count);
-        assert_eq!(counts, [596_049_920, 1_720_574_976, 4_022_468_096, 8_190_735_360]);
+        assert_eq!(
+            counts,
+            [596_049_920, 1_720_574_976, 4_022_468_096, 8_190_735_360]
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! `cargo xtask nvrtc`: compiles every CUDA kernel for every architecture, with the oldest and the newest compiler.
+//! `cargo xtask nvrtc`: compiles every CUDA kernel for every architecture, with the oldest and the
+//! newest compiler.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,8 +15,8 @@ use octavo_kernels::cuda::nvrtc::Nvrtc;
 
 /// Compile every CUDA kernel with two versions of NVRTC, for every architecture; no GPU needed
 ///
-/// Fails on warnings, and on kernels that need more registers than there are. Fetches the compilers from PyPI the first
-/// time (180 MB).
+/// Fails on warnings, and on kernels that need more registers than there are. Fetches the compilers
+/// from PyPI the first time (180 MB).
 #[derive(Debug, Args)]
 pub(crate) struct NvrtcArgs {
     /// Where the compilers are kept
@@ -33,15 +34,19 @@ impl NvrtcArgs {
     fn wants(&self, (compiler, module, arch): Job) -> bool {
         let name = format!("{} {arch} {module}", VERSIONS[compiler].0).replace([' ', '='], "  ");
         let has = |word: &str| name.split_whitespace().any(|part| part == word);
-        self.only.as_deref().is_none_or(|words| words.split_whitespace().all(has))
+        self.only
+            .as_deref()
+            .is_none_or(|words| words.split_whitespace().all(has))
     }
 }
 
 /// Ampere, its small sibling of the Orin boards, Hopper, and Hopper with what only Hopper has.
 const ARCHITECTURES: [&str; 4] = ["sm_80", "sm_87", "sm_90", "sm_90a"];
 /// As `tools/get_nvrtc.sh` names them, and what must be inside.
-const VERSIONS: [(&str, &str, (i32, i32)); 2] =
-    [("12.9", "nvidia/cuda_nvrtc/lib/libnvrtc.so.12", (12, 9)), ("13.0", "nvidia/cu13/lib/libnvrtc.so.13", (13, 0))];
+const VERSIONS: [(&str, &str, (i32, i32)); 2] = [
+    ("12.9", "nvidia/cuda_nvrtc/lib/libnvrtc.so.12", (12, 9)),
+    ("13.0", "nvidia/cu13/lib/libnvrtc.so.13", (13, 0)),
+];
 
 /// What one kernel takes.
 #[derive(Debug, PartialEq, Eq)]
@@ -57,16 +62,26 @@ type Job = (usize, Module, &'static str);
 
 pub(crate) fn run(args: &NvrtcArgs) -> Result<(), String> {
     crate::must(Command::new("tools/get_nvrtc.sh").arg(&args.dir))?;
-    let compilers = VERSIONS.iter().map(|v| open(&args.dir, v)).collect::<Result<Vec<_>, _>>()?;
+    let compilers = VERSIONS
+        .iter()
+        .map(|v| open(&args.dir, v))
+        .collect::<Result<Vec<_>, _>>()?;
     let mut jobs: Vec<Job> = Vec::new();
     for compiler in 0..compilers.len() {
         for arch in ARCHITECTURES {
-            jobs.extend(Module::all().into_iter().map(|module| (compiler, module, arch)));
+            jobs.extend(
+                Module::all()
+                    .into_iter()
+                    .map(|module| (compiler, module, arch)),
+            );
         }
     }
     jobs.retain(|job| args.wants(*job));
     if jobs.is_empty() {
-        return Err(format!("--only {}: no kernel is called that", args.only.as_deref().unwrap_or_default()));
+        return Err(format!(
+            "--only {}: no kernel is called that",
+            args.only.as_deref().unwrap_or_default()
+        ));
     }
     let started = Instant::now();
     let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
@@ -75,7 +90,10 @@ pub(crate) fn run(args: &NvrtcArgs) -> Result<(), String> {
             scope.spawn(|| {
                 while let Some(&job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let result = compile(&compilers[job.0], job);
-                    results.lock().expect("no panic under the lock").push((job, result));
+                    results
+                        .lock()
+                        .expect("no panic under the lock")
+                        .push((job, result));
                 }
             });
         }
@@ -94,14 +112,22 @@ pub(crate) fn run(args: &NvrtcArgs) -> Result<(), String> {
         };
         let lane = lanes.entry((compiler, arch)).or_default();
         lane.0 += usages.len();
-        lane.1 = usages.iter().map(|u| u.registers).max().unwrap_or(0).max(lane.1);
+        lane.1 = usages
+            .iter()
+            .map(|u| u.registers)
+            .max()
+            .unwrap_or(0)
+            .max(lane.1);
         lane.2 += bytes;
         all.extend(usages.into_iter().map(|usage| (compiler, arch, usage)));
     }
     if args.list {
         all.sort_by(|a, b| (a.0, a.1, &a.2.kernel).cmp(&(b.0, b.1, &b.2.kernel)));
         for (compiler, arch, usage) in &all {
-            println!("{} {arch} {}: {} registers", VERSIONS[*compiler].0, usage.kernel, usage.registers);
+            println!(
+                "{} {arch} {}: {} registers",
+                VERSIONS[*compiler].0, usage.kernel, usage.registers
+            );
         }
     }
     for ((compiler, arch), (kernels, registers, bytes)) in &lanes {
@@ -114,10 +140,17 @@ pub(crate) fn run(args: &NvrtcArgs) -> Result<(), String> {
         eprintln!("{error}");
     }
     if !wrong.is_empty() {
-        return Err(format!("{} of {} modules are not as they should be", wrong.len(), jobs.len()));
+        return Err(format!(
+            "{} of {} modules are not as they should be",
+            wrong.len(),
+            jobs.len()
+        ));
     }
     let (modules, seconds) = (jobs.len(), started.elapsed().as_secs_f64());
-    println!("{} kernels in {modules} modules compiled in {seconds:.1} s", all.len());
+    println!(
+        "{} kernels in {modules} modules compiled in {seconds:.1} s",
+        all.len()
+    );
     Ok(())
 }
 
@@ -125,13 +158,19 @@ fn open(dir: &Path, (name, library, version): &(&str, &str, (i32, i32))) -> Resu
     let nvrtc = Nvrtc::open(&dir.join(name).join(library)).map_err(|error| error.to_string())?;
     match nvrtc.version() == *version {
         true => Ok(nvrtc),
-        false => Err(format!("{}: expected version {version:?}, got {:?}", nvrtc.path().display(), nvrtc.version())),
+        false => Err(format!(
+            "{}: expected version {version:?}, got {:?}",
+            nvrtc.path().display(),
+            nvrtc.version()
+        )),
     }
 }
 
 /// What every kernel takes, and how large the code is; an error for anything that is not clean.
 fn compile(nvrtc: &Nvrtc, (_, module, arch): Job) -> Result<(Vec<Usage>, usize), String> {
-    let compiled = nvrtc.compile(module, arch).map_err(|error| error.to_string())?;
+    let compiled = nvrtc
+        .compile(module, arch)
+        .map_err(|error| error.to_string())?;
     let (major, minor) = nvrtc.version();
     let named = |what: String| format!("{module}, NVRTC {major}.{minor}, {arch}: {what}");
     if let Some(line) = compiled.log.lines().find(|line| line.contains("warning")) {
@@ -139,30 +178,53 @@ fn compile(nvrtc: &Nvrtc, (_, module, arch): Job) -> Result<(Vec<Usage>, usize),
     }
     let usages = usages(&compiled.log);
     if usages.is_empty() {
-        return Err(named("the compiler did not say what registers it used".to_owned()));
+        return Err(named(
+            "the compiler did not say what registers it used".to_owned(),
+        ));
     }
-    let local: Vec<String> =
-        usages.iter().filter(|u| u.local > 0).map(|u| format!("{} {}", u.kernel, u.local)).collect();
+    let local: Vec<String> = usages
+        .iter()
+        .filter(|u| u.local > 0)
+        .map(|u| format!("{} {}", u.kernel, u.local))
+        .collect();
     if !local.is_empty() {
-        return Err(named(format!("bytes in local memory: {}", local.join(", "))));
+        return Err(named(format!(
+            "bytes in local memory: {}",
+            local.join(", ")
+        )));
     }
     Ok((usages, compiled.cubin.len()))
 }
 
-/// Reads ptxas' report: for each function a line with its name, one with its stack and spills, one with its registers.
+/// Reads ptxas' report: for each function a line with its name, one with its stack and spills, one
+/// with its registers.
 fn usages(log: &str) -> Vec<Usage> {
     let mut all: Vec<Usage> = Vec::new();
     for line in log.lines() {
         if let Some((_, rest)) = line.split_once("Compiling entry function '") {
             let kernel = rest.split('\'').next().unwrap_or_default().to_owned();
-            all.push(Usage { kernel, registers: 0, local: 0 });
+            all.push(Usage {
+                kernel,
+                registers: 0,
+                local: 0,
+            });
         }
-        let Some(usage) = all.last_mut() else { continue };
+        let Some(usage) = all.last_mut() else {
+            continue;
+        };
         let before = |what: &str| {
             let (head, _) = line.split_once(what)?;
-            head.trim_end().rsplit(|c: char| !c.is_ascii_digit()).next()?.parse::<u32>().ok()
+            head.trim_end()
+                .rsplit(|c: char| !c.is_ascii_digit())
+                .next()?
+                .parse::<u32>()
+                .ok()
         };
-        let parts = ["bytes stack frame", "bytes spill stores", "bytes spill loads"];
+        let parts = [
+            "bytes stack frame",
+            "bytes spill stores",
+            "bytes spill loads",
+        ];
         usage.local += parts.iter().filter_map(|what| before(what)).sum::<u32>();
         usage.registers = before("registers").unwrap_or(usage.registers);
     }
@@ -185,8 +247,15 @@ ptxas info    : Compiling entry function 'spills' for 'sm_90'
 ptxas info    : Function properties for spills
     16 bytes stack frame, 12 bytes spill stores, 8 bytes spill loads
 ptxas info    : Used 255 registers, used 1 barriers, 424 bytes cmem[0]";
-        let usage = |kernel: &str, registers, local| Usage { kernel: kernel.to_owned(), registers, local };
-        assert_eq!(usages(log), [usage("clean", 56, 0), usage("spills", 255, 36)]);
+        let usage = |kernel: &str, registers, local| Usage {
+            kernel: kernel.to_owned(),
+            registers,
+            local,
+        };
+        assert_eq!(
+            usages(log),
+            [usage("clean", 56, 0), usage("spills", 255, 36)]
+        );
         assert!(usages("").is_empty());
     }
 }

@@ -1,4 +1,5 @@
-//! Random numbers that are the same everywhere: integers until the last step, no library's logarithms or cosines.
+//! Random numbers that are the same everywhere: integers until the last step, no library's
+//! logarithms or cosines.
 
 /// splitmix64.
 pub(crate) struct Random(u64);
@@ -8,8 +9,10 @@ impl Random {
     pub(crate) fn new(seed: u64, name: &str) -> Random {
         // FNV-1a
         let mix = |h: u64, byte: u8| (h ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-        let mut random =
-            Random(name.bytes().fold(0xcbf2_9ce4_8422_2325, mix) ^ seed.wrapping_mul(0xd134_2543_de82_ef95));
+        let mut random = Random(
+            name.bytes().fold(0xcbf2_9ce4_8422_2325, mix)
+                ^ seed.wrapping_mul(0xd134_2543_de82_ef95),
+        );
         random.next();
         random
     }
@@ -31,7 +34,8 @@ impl Random {
         (self.next() >> 40) as f32 / (1 << 24) as f32
     }
 
-    /// Mean 0, deviation 1, within 5: the sum of eight uniform 16-bit numbers, as close to a bell as weights are.
+    /// Mean 0, deviation 1, within 5: the sum of eight uniform 16-bit numbers, as close to a bell
+    /// as weights are.
     pub(crate) fn normal(&mut self) -> f32 {
         let sum_of_four = |x: u64| (0..4).map(|i| (x >> (16 * i)) as u16 as i32).sum::<i32>();
         let sum = sum_of_four(self.next()) + sum_of_four(self.next());
@@ -50,7 +54,10 @@ mod tests {
         let x: Vec<f64> = (0..100_000).map(|_| f64::from(random.normal())).collect();
         let mean = x.iter().sum::<f64>() / 1e5;
         let deviation = (x.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / 1e5).sqrt();
-        assert!(mean.abs() < 0.01 && (deviation - 1.0).abs() < 0.01, "{mean} {deviation}");
+        assert!(
+            mean.abs() < 0.01 && (deviation - 1.0).abs() < 0.01,
+            "{mean} {deviation}"
+        );
         assert!((0..1000).all(|_| (0.0..1.0).contains(&random.uniform()) && random.below(3) < 3));
         let first = |seed, name| Random::new(seed, name).next();
         assert!(first(7, "a") != first(7, "b") && first(7, "a") != first(8, "a"));

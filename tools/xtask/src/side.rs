@@ -1,4 +1,5 @@
-//! What the tasks share that run octavo bench and llama-bench side by side: both print the same records.
+//! What the tasks share that run octavo bench and llama-bench side by side: both print the same
+//! records.
 
 use std::fs::OpenOptions;
 use std::io::Write as _;
@@ -11,22 +12,44 @@ pub(crate) const LLAMA_SETTINGS: [&str; 4] = ["-fa", "0,1", "--repack", "0,1"];
 
 /// llama-bench in a folder, a build folder or a source folder.
 pub(crate) fn find(dir: &Path) -> Result<PathBuf, String> {
-    let places = [dir.join("llama-bench"), dir.join("bin/llama-bench"), dir.join("build/bin/llama-bench")];
+    let places = [
+        dir.join("llama-bench"),
+        dir.join("bin/llama-bench"),
+        dir.join("build/bin/llama-bench"),
+    ];
     let found = places.into_iter().find(|place| place.is_file());
-    found.ok_or_else(|| format!("{}: expected llama-bench here, in bin or in build/bin", dir.display()))
+    found.ok_or_else(|| {
+        format!(
+            "{}: expected llama-bench here, in bin or in build/bin",
+            dir.display()
+        )
+    })
 }
 
 /// Builds the program beside this one.
 pub(crate) fn build() -> Result<PathBuf, String> {
-    crate::must(crate::cargo().args(["build", "--release", "--quiet", "-p", "octavo-llm", "--bin", "octavo"]))?;
+    crate::must(crate::cargo().args([
+        "build",
+        "--release",
+        "--quiet",
+        "-p",
+        "octavo-llm",
+        "--bin",
+        "octavo",
+    ]))?;
     let this = std::env::current_exe().map_err(|error| error.to_string())?;
     Ok(this.with_file_name(format!("octavo{}", std::env::consts::EXE_SUFFIX)))
 }
 
 /// The array of records that a program printed.
 pub(crate) fn records(name: &str, text: &[u8]) -> Result<Vec<Value>, String> {
-    let records: Vec<Value> = serde_json::from_slice(text).map_err(|error| format!("{name}: {error}"))?;
-    if records.is_empty() { Err(format!("{name}: nothing was measured")) } else { Ok(records) }
+    let records: Vec<Value> =
+        serde_json::from_slice(text).map_err(|error| format!("{name}: {error}"))?;
+    if records.is_empty() {
+        Err(format!("{name}: nothing was measured"))
+    } else {
+        Ok(records)
+    }
 }
 
 /// Tokens per second.
@@ -43,7 +66,11 @@ pub(crate) fn llama_setting(r: &Value) -> (bool, bool) {
 
 /// The same for people.
 pub(crate) fn setting_name((flash_attention, repack): (bool, bool)) -> String {
-    format!("fa {}, repack {}", u8::from(flash_attention), u8::from(repack))
+    format!(
+        "fa {}, repack {}",
+        u8::from(flash_attention),
+        u8::from(repack)
+    )
 }
 
 /// A record's text.

@@ -1,8 +1,10 @@
-//! `cargo xtask tolerances`: whether the default tolerances of `octavo diff` let right models pass and no wrong one.
+//! `cargo xtask tolerances`: whether the default tolerances of `octavo diff` let right models pass
+//! and no wrong one.
 //!
-//! For each type, random models of random shapes are computed by llama.cpp and by Octavo. Each must be within the
-//! default for its weights. Then Octavo computes the same weights with another base of the rotary embedding, which is
-//! what a wrong reading of a file looks like, and must be outside.
+//! For each type, random models of random shapes are computed by llama.cpp and by Octavo. Each must
+//! be within the default for its weights. Then Octavo computes the same weights with another base
+//! of the rotary embedding, which is what a wrong reading of a file looks like, and must be
+//! outside.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -49,9 +51,26 @@ fn shape(seed: u64) -> Shape {
     let n_embd = one(&[256, 512, 768]);
     let head_dim = one(&[32, 64, 128]);
     let n_head = n_embd / head_dim;
-    let n_head_kv = if n_head.is_multiple_of(2) { n_head / one(&[1, 2]) } else { n_head };
-    let (n_ff, n_layer) = (one(&[256, 512, 768, 1024, 1536]), one(&[1, 2, 3, 4, 6, 8, 12]));
-    Shape { arch, n_embd, n_ff, n_layer, n_head, n_head_kv, head_dim, n_vocab: 1024, tied: one(&[0, 1]) == 1 }
+    let n_head_kv = if n_head.is_multiple_of(2) {
+        n_head / one(&[1, 2])
+    } else {
+        n_head
+    };
+    let (n_ff, n_layer) = (
+        one(&[256, 512, 768, 1024, 1536]),
+        one(&[1, 2, 3, 4, 6, 8, 12]),
+    );
+    Shape {
+        arch,
+        n_embd,
+        n_ff,
+        n_layer,
+        n_head,
+        n_head_kv,
+        head_dim,
+        n_vocab: 1024,
+        tied: one(&[0, 1]) == 1,
+    }
 }
 
 /// What one comparison said.
@@ -66,17 +85,34 @@ impl Measured {
     }
 }
 
-/// Runs `octavo diff MODEL` with these arguments; its exit code is part of the answer and no failure.
+/// Runs `octavo diff MODEL` with these arguments; its exit code is part of the answer and no
+/// failure.
 fn diff(octavo: &Path, model: &Path, args: &[&std::ffi::OsStr]) -> Result<Measured, String> {
-    let output = Command::new(octavo).arg("diff").arg(model).args(args).args(["--json", "-t", "2"]).output();
+    let output = Command::new(octavo)
+        .arg("diff")
+        .arg(model)
+        .args(args)
+        .args(["--json", "-t", "2"])
+        .output();
     let output = output.map_err(|error| format!("{}: {error}", octavo.display()))?;
     let said = || String::from_utf8_lossy(&output.stderr).trim().to_owned();
     let value: Value = serde_json::from_slice(&output.stdout).map_err(|_| said())?;
-    let number = |at: &str| value.pointer(at).and_then(Value::as_f64).ok_or_else(|| format!("no {at} in {value}"));
-    let found = Measured { nmse: number("/references/0/logits/nmse")?, allowed: number("/tolerance/nmse")? };
+    let number = |at: &str| {
+        value
+            .pointer(at)
+            .and_then(Value::as_f64)
+            .ok_or_else(|| format!("no {at} in {value}"))
+    };
+    let found = Measured {
+        nmse: number("/references/0/logits/nmse")?,
+        allowed: number("/tolerance/nmse")?,
+    };
     let within = value["verdict"] == "within";
     if within != (found.nmse <= found.allowed) || within != output.status.success() {
-        return Err(format!("{}: NMSE and verdict contradict each other: {value}", model.display()));
+        return Err(format!(
+            "{}: NMSE and verdict contradict each other: {value}",
+            model.display()
+        ));
     }
     Ok(found)
 }
@@ -84,7 +120,8 @@ fn diff(octavo: &Path, model: &Path, args: &[&std::ffi::OsStr]) -> Result<Measur
 /// Runs the task.
 pub(crate) fn run(args: &TolerancesArgs) -> Result<(), String> {
     let octavo = args.octavo.clone().map_or_else(build, Ok)?;
-    std::fs::create_dir_all(&args.work).map_err(|error| format!("{}: {error}", args.work.display()))?;
+    std::fs::create_dir_all(&args.work)
+        .map_err(|error| format!("{}: {error}", args.work.display()))?;
     println!(
         "{:<8} {:>6} {:>10} {:>10} {:>10} {:>12}",
         "type", "models", "mean NMSE", "max NMSE", "of allowed", "least fault"
@@ -99,10 +136,15 @@ pub(crate) fn run(args: &TolerancesArgs) -> Result<(), String> {
             part = part.max(right.part());
             fault = fault.min(faulty.part());
             if right.part() > 1.0 {
-                wrong.push(format!("{ty}, seed {seed}: NMSE {:.2e}, allowed {:.2e}", right.nmse, right.allowed));
+                wrong.push(format!(
+                    "{ty}, seed {seed}: NMSE {:.2e}, allowed {:.2e}",
+                    right.nmse, right.allowed
+                ));
             }
             if faulty.part() <= 1.0 {
-                wrong.push(format!("{ty}, seed {seed}: a wrong base of the rotary embedding is within"));
+                wrong.push(format!(
+                    "{ty}, seed {seed}: a wrong base of the rotary embedding is within"
+                ));
             }
         }
         let (n, mean) = (args.models, sum / args.models as f64);
@@ -116,7 +158,11 @@ pub(crate) fn run(args: &TolerancesArgs) -> Result<(), String> {
 
 /// A model as it is, and with a fault.
 fn one(args: &TolerancesArgs, octavo: &Path, ty: &str, seed: u64) -> Result<[Measured; 2], String> {
-    let (model, faulty, keep) = (args.work.join("model.gguf"), args.work.join("faulty.gguf"), args.work.join("keep"));
+    let (model, faulty, keep) = (
+        args.work.join("model.gguf"),
+        args.work.join("faulty.gguf"),
+        args.work.join("keep"),
+    );
     let shape = shape(seed);
     write_shape(&shape, ty, (&model, seed), |_| {})?;
     let base = format!("{}.rope.freq_base", shape.arch.name());
@@ -124,11 +170,23 @@ fn one(args: &TolerancesArgs, octavo: &Path, ty: &str, seed: u64) -> Result<[Mea
         keys.set(&base, 1e4f32);
     })?;
     let llama_cpp = args.llama_cpp.as_os_str();
-    let of_llama = ["--llama-cpp".as_ref(), llama_cpp, "-p".as_ref(), TEXT.as_ref(), "--keep".as_ref(), keep.as_ref()];
+    let of_llama = [
+        "--llama-cpp".as_ref(),
+        llama_cpp,
+        "-p".as_ref(),
+        TEXT.as_ref(),
+        "--keep".as_ref(),
+        keep.as_ref(),
+    ];
     let right = diff(octavo, &model, &of_llama)?;
     // with the text: its tokens must be those that llama.cpp had
     let results = keep.join("llama-results.gguf");
-    let of_results = ["--reference".as_ref(), results.as_os_str(), "-p".as_ref(), TEXT.as_ref()];
+    let of_results = [
+        "--reference".as_ref(),
+        results.as_os_str(),
+        "-p".as_ref(),
+        TEXT.as_ref(),
+    ];
     Ok([right, diff(octavo, &faulty, &of_results)?])
 }
 
@@ -140,7 +198,12 @@ mod tests {
     fn shapes_differ_and_have_whole_blocks() {
         let shapes: Vec<Shape> = (0..50).map(shape).collect();
         for s in &shapes {
-            assert!([s.n_embd, s.n_ff, s.n_head * s.head_dim].iter().all(|n| n.is_multiple_of(256)), "{s:?}");
+            assert!(
+                [s.n_embd, s.n_ff, s.n_head * s.head_dim]
+                    .iter()
+                    .all(|n| n.is_multiple_of(256)),
+                "{s:?}"
+            );
             assert!(s.n_head.is_multiple_of(s.n_head_kv), "{s:?}");
         }
         let layers: std::collections::BTreeSet<u32> = shapes.iter().map(|s| s.n_layer).collect();

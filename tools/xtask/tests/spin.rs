@@ -5,10 +5,16 @@ use std::time::{Duration, Instant};
 
 #[test]
 fn it_spins_until_its_stdin_ends() {
-    let mut child =
-        Command::new(env!("CARGO_BIN_EXE_xtask")).arg("spin").stdin(Stdio::piped()).spawn().expect("starts");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_xtask"))
+        .arg("spin")
+        .stdin(Stdio::piped())
+        .spawn()
+        .expect("starts");
     std::thread::sleep(Duration::from_millis(200));
-    assert!(child.try_wait().expect("asked").is_none(), "it ended by itself");
+    assert!(
+        child.try_wait().expect("asked").is_none(),
+        "it ended by itself"
+    );
     // what happens to the pipe when its holder is killed
     drop(child.stdin.take());
     let end = Instant::now() + Duration::from_secs(30);

@@ -19,11 +19,16 @@ pub(super) fn weights(
     threads: usize,
     progress: &mut dyn FnMut(Option<usize>, u64, u64),
 ) -> Result<(), Error> {
-    let total = plan.placed.iter().map(|p| p.source.bytes.n_bytes() as u64).sum();
+    let total = plan
+        .placed
+        .iter()
+        .map(|p| p.source.bytes.n_bytes() as u64)
+        .sum();
     let mut done = 0;
     progress(None, done, total);
     let next = AtomicUsize::new(0);
-    // a weight waits until it is fetched: no more of them are in memory than there are threads, and one
+    // a weight waits until it is fetched: no more of them are in memory than there are threads, and
+    // one
     let (sender, receiver) = mpsc::sync_channel(0);
     thread::scope(|scope| {
         for _ in 0..threads.max(1) {
@@ -51,12 +56,19 @@ pub(super) fn weights(
 }
 
 fn packed(placed: &Placed) -> Packed {
-    let Source { ty, rows, cols, ref bytes, .. } = placed.source;
+    let Source {
+        ty,
+        rows,
+        cols,
+        ref bytes,
+        ..
+    } = placed.source;
     let packed = if is_packed(ty) {
         pack(ty, rows, cols, bytes.bytes())
     } else {
         let mut values = vec![0f32; rows * cols];
-        octavo_quant::dequantize(ty, bytes.bytes(), &mut values).expect("the plan checked type and size");
+        octavo_quant::dequantize(ty, bytes.bytes(), &mut values)
+            .expect("the plan checked type and size");
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         pack(TensorType::F32, rows, cols, &bytes)
     };
@@ -81,7 +93,9 @@ pub(super) fn constants(
         }
     }
     let positions = max_pages * crate::PAGE_POSITIONS;
-    let angles = (0..positions).flat_map(|p| program.rope.angles(p)).collect::<Vec<_>>();
+    let angles = (0..positions)
+        .flat_map(|p| program.rope.angles(p))
+        .collect::<Vec<_>>();
     let (cosines, sines): (Vec<f32>, Vec<f32>) = angles.into_iter().unzip();
     put(plan.cosines, &cosines)?;
     put(plan.sines, &sines)

@@ -1,9 +1,10 @@
 //! Runs a [`Program`] on a [`Device`].
 //!
-//! Everything a model needs lies in one allocation that is made when it is loaded: weights, cache, buffers for the largest
-//! step. A step writes the step record (`record`), runs launches that follow from its shape alone (`launches`), and reads
-//! the outputs. Nothing is allocated in between, and no address ever changes; so the launches of generated tokens are
-//! captured once for each number of sequences, and replayed.
+//! Everything a model needs lies in one allocation that is made when it is loaded: weights, cache,
+//! buffers for the largest step. A step writes the step record (`record`), runs launches that
+//! follow from its shape alone (`launches`), and reads the outputs. Nothing is allocated in
+//! between, and no address ever changes; so the launches of generated tokens are captured once for
+//! each number of sequences, and replayed.
 
 mod launches;
 mod load;
@@ -56,8 +57,8 @@ pub struct Executor<D: Device> {
     capture: bool,
     check_pages: bool,
     seen: HashMap<Work, Seen>,
-    /// The outputs of the last step, or what a tap sees. It has room for generated tokens from the beginning, and grows
-    /// where more is asked for.
+    /// The outputs of the last step, or what a tap sees. It has room for generated tokens from the
+    /// beginning, and grows where more is asked for.
     values: HostBuffer,
     /// What kernels say in the step record, words as floats.
     told: HostBuffer,
@@ -75,12 +76,12 @@ impl<D: Device> Executor<D> {
         Ok(Plan::new(program, sources, limits)?.needs)
     }
 
-    /// Packs and uploads the weights and builds every kernel. `progress` is told which weight is done (by its number in
-    /// `sources`), bytes of the file done, and bytes in all.
+    /// Packs and uploads the weights and builds every kernel. `progress` is told which weight is
+    /// done (by its number in `sources`), bytes of the file done, and bytes in all.
     ///
     /// # Errors
-    /// [`Error::Weight`], [`Error::KvType`] or [`Error::HeadDim`] for what the kernels do not take, [`Error::TooLarge`]
-    /// if the device has not the room, and the device's own errors.
+    /// [`Error::Weight`], [`Error::KvType`] or [`Error::HeadDim`] for what the kernels do not take,
+    /// [`Error::TooLarge`] if the device has not the room, and the device's own errors.
     ///
     /// # Panics
     /// If the program's numbers contradict each other: a bug in whoever compiled it.
@@ -91,11 +92,18 @@ impl<D: Device> Executor<D> {
         setup: Setup,
         progress: &mut dyn FnMut(Option<usize>, u64, u64),
     ) -> Result<Executor<D>, Error> {
-        let Setup { limits, capture, check_pages, threads } = setup;
+        let Setup {
+            limits,
+            capture,
+            check_pages,
+            threads,
+        } = setup;
         program.check(&sources.iter().map(|s| (s.rows, s.cols)).collect::<Vec<_>>());
         let plan = Plan::new(&program, sources, &limits)?;
         let (needs, free) = (plan.needs, device.free_bytes()?);
-        let bytes = usize::try_from(needs.total()).ok().filter(|_| needs.total() <= free);
+        let bytes = usize::try_from(needs.total())
+            .ok()
+            .filter(|_| needs.total() <= free);
         let bytes = bytes.ok_or_else(|| Error::TooLarge {
             device: device.describe(),
             part: None,
@@ -106,14 +114,16 @@ impl<D: Device> Executor<D> {
         let base = device.alloc(bytes)?;
         load::weights(&mut device, &plan, base, sources, threads, progress)?;
         load::constants(&mut device, &program, &plan, base, limits.max_pages())?;
-        let of_generated = program.slots[program.output].width * limits.wanted.min(limits.sequences);
+        let of_generated =
+            program.slots[program.output].width * limits.wanted.min(limits.sequences);
         let values = device.host_buffer(of_generated)?;
         let told = device.host_buffer(1 + limits.wanted)?;
         let query_width = program.ops.iter().find_map(|op| match op {
             Op::Attention { q, .. } => Some(program.slots[*q].width),
             _ => None,
         });
-        let heads_per_kv = query_width.unwrap_or(0) / (program.kv.n_head_kv * program.kv.head_dim).max(1);
+        let heads_per_kv =
+            query_width.unwrap_or(0) / (program.kv.n_head_kv * program.kv.head_dim).max(1);
         let mut executor = Executor {
             device,
             record: Record::new(&limits, check_pages),
@@ -132,11 +142,22 @@ impl<D: Device> Executor<D> {
         Ok(executor)
     }
 
-    /// Builds every kernel that a step may need, so that the first one does not wait for a compiler.
+    /// Builds every kernel that a step may need, so that the first one does not wait for a
+    /// compiler.
     fn build(&mut self) -> Result<(), Error> {
         for generated in [false, true] {
-            let shape = Shape { generated, rows: 1, wanted: 1, sequences: 1, tiles: usize::from(!generated) };
-            let apart = self.scene(shape).all(false).into_iter().flat_map(|part| part.launches);
+            let shape = Shape {
+                generated,
+                rows: 1,
+                wanted: 1,
+                sequences: 1,
+                tiles: usize::from(!generated),
+            };
+            let apart = self
+                .scene(shape)
+                .all(false)
+                .into_iter()
+                .flat_map(|part| part.launches);
             for launch in apart.chain(self.list((shape, true))).collect::<Vec<_>>() {
                 self.device.build(launch.module)?;
             }
@@ -159,8 +180,8 @@ impl<D: Device> Executor<D> {
         self.limits
     }
 
-    /// Runs a step and returns the outputs of the wanted rows, `[wanted][width of the output]`; of all rows, if the
-    /// program does not select any. `tap` sees the result of every operation.
+    /// Runs a step and returns the outputs of the wanted rows, `[wanted][width of the output]`; of
+    /// all rows, if the program does not select any. `tap` sees the result of every operation.
     ///
     /// # Errors
     /// If the device fails.
@@ -176,8 +197,8 @@ impl<D: Device> Executor<D> {
         Ok(&self.values.floats()[..n * self.program.slots[output].width])
     }
 
-    /// Runs a step and returns where each wanted row's largest output is, the first of equal ones; none of a row with an
-    /// output that is not finite. The outputs stay on the device.
+    /// Runs a step and returns where each wanted row's largest output is, the first of equal ones;
+    /// none of a row with an output that is not finite. The outputs stay on the device.
     ///
     /// # Errors
     /// If the device fails.
@@ -185,20 +206,44 @@ impl<D: Device> Executor<D> {
     /// # Panics
     /// As [`Executor::step`], and for a program that selects no rows.
     pub fn best(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, Error> {
-        assert!(self.program.slots[self.program.output].selected, "outputs of no row in particular");
+        assert!(
+            self.program.slots[self.program.output].selected,
+            "outputs of no row in particular"
+        );
         let (rows, wanted) = self.start(step, None, true)?;
         self.read(self.program.output, 0, 1 + wanted)?;
         self.check_pages(&rows)?;
-        let best = self.told.floats()[1..=wanted].iter().map(|word| word.to_bits());
-        Ok(best.map(|at| (at != launch::NOT_FINITE).then_some(at)).collect())
+        let best = self.told.floats()[1..=wanted]
+            .iter()
+            .map(|word| word.to_bits());
+        Ok(best
+            .map(|at| (at != launch::NOT_FINITE).then_some(at))
+            .collect())
     }
 
     /// Writes a step's record and begins to run it; its rows, and how many of them are wanted.
-    fn start(&mut self, step: &Step<'_>, tap: Option<&mut TapFn<'_>>, best: bool) -> Result<(Vec<Row>, usize), Error> {
+    fn start(
+        &mut self,
+        step: &Step<'_>,
+        tap: Option<&mut TapFn<'_>>,
+        best: bool,
+    ) -> Result<(Vec<Row>, usize), Error> {
         let (rows, wanted) = self.program.rows(step, self.limits.n_pages);
-        let Limits { rows: most, wanted: most_wanted, sequences, positions, .. } = self.limits;
-        assert!(rows.len() <= most && wanted.len() <= most_wanted && step.seqs.len() <= sequences, "a step too large");
-        assert!(rows.iter().all(|row| row.pos < positions), "a position beyond the longest sequence");
+        let Limits {
+            rows: most,
+            wanted: most_wanted,
+            sequences,
+            positions,
+            ..
+        } = self.limits;
+        assert!(
+            rows.len() <= most && wanted.len() <= most_wanted && step.seqs.len() <= sequences,
+            "a step too large"
+        );
+        assert!(
+            rows.iter().all(|row| row.pos < positions),
+            "a position beyond the longest sequence"
+        );
         if rows.is_empty() {
             return Ok((rows, 0));
         }
@@ -208,8 +253,11 @@ impl<D: Device> Executor<D> {
         let exact = Shape::of(step, self.tile_rows);
         let replayed = self.capture && tap.is_none() && exact.generated && whole && fits;
         let shape = if replayed { bucket } else { exact };
-        let bytes = self.record.fill(&shape, step, &rows, &wanted, self.tile_rows);
-        self.device.upload(self.base.offset(self.plan.record), bytes)?;
+        let bytes = self
+            .record
+            .fill(&shape, step, &rows, &wanted, self.tile_rows);
+        self.device
+            .upload(self.base.offset(self.plan.record), bytes)?;
         if let Some(slot) = self.program.input() {
             self.put(slot, step.input, shape.rows)?;
         }
@@ -221,13 +269,21 @@ impl<D: Device> Executor<D> {
         Ok((rows, wanted.len()))
     }
 
-    /// Whether every page that the step's rows needed was in the tables that the kernels saw; what they said was read.
+    /// Whether every page that the step's rows needed was in the tables that the kernels saw; what
+    /// they said was read.
     fn check_pages(&self, rows: &[Row]) -> Result<(), Error> {
         // one more than a row that needed a page which no table had
         let missing = self.told.floats()[0].to_bits() as usize;
-        match missing.checked_sub(1).filter(|_| self.check_pages).and_then(|row| rows.get(row)) {
+        match missing
+            .checked_sub(1)
+            .filter(|_| self.check_pages)
+            .and_then(|row| rows.get(row))
+        {
             None => Ok(()),
-            Some(row) => Err(Error::MissingPage { sequence: row.seq, position: row.pos }),
+            Some(row) => Err(Error::MissingPage {
+                sequence: row.seq,
+                position: row.pos,
+            }),
         }
     }
 
@@ -240,7 +296,10 @@ impl<D: Device> Executor<D> {
     /// If a page does not exist.
     pub fn copy_page(&mut self, from: u32, to: u32) -> Result<(), Error> {
         let n_pages = self.limits.n_pages;
-        assert!((from as usize) < n_pages && (to as usize) < n_pages, "a page that does not exist");
+        assert!(
+            (from as usize) < n_pages && (to as usize) < n_pages,
+            "a page that does not exist"
+        );
         let halves = 2 * self.program.kv.n_layer;
         let bytes = self.program.kv.page_bytes().expect("it was allocated") / halves.max(1);
         for half in 0..halves {
@@ -259,14 +318,20 @@ impl<D: Device> Executor<D> {
             n_pages: self.limits.n_pages,
             multiprocessors: self.device.multiprocessors(),
             shape,
-            record: self.record.addresses(&shape, self.base.offset(self.plan.record)),
+            record: self
+                .record
+                .addresses(&shape, self.base.offset(self.plan.record)),
         }
     }
 
     /// Everything that a step launches.
     fn list(&self, (shape, best): Work) -> Vec<Launch> {
         let scene = self.scene(shape);
-        let mut list: Vec<Launch> = scene.all(true).into_iter().flat_map(|part| part.launches).collect();
+        let mut list: Vec<Launch> = scene
+            .all(true)
+            .into_iter()
+            .flat_map(|part| part.launches)
+            .collect();
         if best {
             list.extend(scene.best());
         }
@@ -275,8 +340,9 @@ impl<D: Device> Executor<D> {
 
     fn run(&mut self, work: Work) -> Result<(), Error> {
         for launch in self.list(work) {
-            // SAFETY: every address is in the arena, whose pieces were measured for the limits that `start` checked;
-            // buffers are written by the operations before those that read them, and the record before all of them.
+            // SAFETY: every address is in the arena, whose pieces were measured for the limits that
+            // `start` checked; buffers are written by the operations before those that read them,
+            // and the record before all of them.
             unsafe { self.device.launch(&launch)? }
         }
         Ok(())
@@ -290,13 +356,16 @@ impl<D: Device> Executor<D> {
             }
             Some(Seen::Once) => {
                 let launches = self.list(work);
-                // SAFETY: as in `run`, for every replay: the arena stays where it is as long as the device.
+                // SAFETY: as in `run`, for every replay: the arena stays where it is as long as the
+                // device.
                 let recording = unsafe { self.device.record(launches)? };
                 self.seen.insert(work, Seen::Recorded(recording));
             }
             Some(Seen::Recorded(_)) => {}
         }
-        let Some(Seen::Recorded(recording)) = self.seen.get(&work) else { unreachable!("just recorded") };
+        let Some(Seen::Recorded(recording)) = self.seen.get(&work) else {
+            unreachable!("just recorded")
+        };
         // SAFETY: as above; the step record was written.
         unsafe { self.device.replay(*recording) }
     }
@@ -307,7 +376,9 @@ impl<D: Device> Executor<D> {
                 // SAFETY: as in `run`.
                 unsafe { self.device.launch(&launch)? }
             }
-            let Some(out) = self.program.ops[op].out() else { continue };
+            let Some(out) = self.program.ops[op].out() else {
+                continue;
+            };
             let rows = self.program.rows_of(out, shape.rows, shape.wanted);
             let width = self.program.slots[out].width;
             self.read(out, rows, 0)?;
@@ -316,8 +387,9 @@ impl<D: Device> Executor<D> {
         Ok(())
     }
 
-    /// Writes a step's own rows to a slot, and zeros to those behind them, of `rows` in all: what a bucket has too many
-    /// is computed like the others, and must be numbers. Not a launch, so that captured ones find new rows there.
+    /// Writes a step's own rows to a slot, and zeros to those behind them, of `rows` in all: what a
+    /// bucket has too many is computed like the others, and must be numbers. Not a launch, so that
+    /// captured ones find new rows there.
     fn put(&mut self, slot: usize, input: &[f32], rows: usize) -> Result<(), Error> {
         let mut padded = Vec::new();
         let n = rows * self.program.slots[slot].width;
@@ -330,10 +402,12 @@ impl<D: Device> Executor<D> {
         };
         // SAFETY: the bytes of these floats; bytes have no alignment.
         let bytes = unsafe { std::slice::from_raw_parts(input.as_ptr().cast::<u8>(), 4 * n) };
-        self.device.upload(self.base.offset(self.plan.slots[slot]), bytes)
+        self.device
+            .upload(self.base.offset(self.plan.slots[slot]), bytes)
     }
 
-    /// Reads the first rows of a slot, and the first words of the step record, in which kernels say something.
+    /// Reads the first rows of a slot, and the first words of the step record, in which kernels say
+    /// something.
     fn read(&mut self, slot: usize, rows: usize, words: usize) -> Result<(), Error> {
         let n = rows * self.program.slots[slot].width;
         if n > self.values.len() {
@@ -341,7 +415,10 @@ impl<D: Device> Executor<D> {
         }
         let slot = self.base.offset(self.plan.slots[slot]);
         let record = self.base.offset(self.plan.record);
-        let mut copies = [(slot, self.values.bytes_mut(n)), (record, self.told.bytes_mut(words))];
+        let mut copies = [
+            (slot, self.values.bytes_mut(n)),
+            (record, self.told.bytes_mut(words)),
+        ];
         match (n, words) {
             (0, 0) => Ok(()),
             (0, _) => self.device.download_all(&mut copies[1..]),

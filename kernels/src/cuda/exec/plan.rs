@@ -1,5 +1,5 @@
-//! What an executor keeps on its device, and where: worked out before anything is allocated, so that a model that does
-//! not fit is refused with numbers.
+//! What an executor keeps on its device, and where: worked out before anything is allocated, so
+//! that a model that does not fit is refused with numbers.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,10 +14,11 @@ use crate::cuda::{Error, FORMATS, launch};
 use crate::matrix::Bytes;
 use crate::program::{Op, Program};
 
-/// Rows whose attention is split and merged at a time: what the partial sums of all rows would take is too much.
+/// Rows whose attention is split and merged at a time: what the partial sums of all rows would take
+/// is too much.
 pub(super) const ATTEND_ROWS: usize = 64;
-/// Parts of a row's positions that blocks take: fixed, so that a row's numbers depend on nothing but its length, and so
-/// many that one row of a usual model keeps a large device busy.
+/// Parts of a row's positions that blocks take: fixed, so that a row's numbers depend on nothing
+/// but its length, and so many that one row of a usual model keeps a large device busy.
 pub(super) const SPLITS: usize = launch::MOST_SPLITS as usize;
 /// Every piece of the arena begins at such a multiple.
 const ALIGNMENT: u64 = 256;
@@ -62,19 +63,36 @@ pub struct Source {
 impl Source {
     /// The type of the kernels that multiply it: its own, or floats where it has none.
     pub(super) fn stored(&self) -> TensorType {
-        if is_packed(self.ty) { self.ty } else { TensorType::F32 }
+        if is_packed(self.ty) {
+            self.ty
+        } else {
+            TensorType::F32
+        }
     }
 
     fn layout(&self) -> Result<Layout, Error> {
         let unusable = |expected: String| {
-            let (name, got) = (self.name.clone(), format!("{} x {} {}", self.rows, self.cols, self.ty));
-            Error::Weight { name, expected, got }
+            let (name, got) = (
+                self.name.clone(),
+                format!("{} x {} {}", self.rows, self.cols, self.ty),
+            );
+            Error::Weight {
+                name,
+                expected,
+                got,
+            }
         };
         if !octavo_quant::can_dequantize(self.ty) {
             let own: Vec<String> = FORMATS.iter().map(ToString::to_string).collect();
-            return Err(unusable(format!("one of {}, or a type that can be read as floats", own.join(" "))));
+            return Err(unusable(format!(
+                "one of {}, or a type that can be read as floats",
+                own.join(" ")
+            )));
         }
-        let bytes = self.ty.row_bytes(self.cols as u64).and_then(|b| b.checked_mul(self.rows as u64));
+        let bytes = self
+            .ty
+            .row_bytes(self.cols as u64)
+            .and_then(|b| b.checked_mul(self.rows as u64));
         let got = self.bytes.n_bytes();
         match Layout::new(self.stored(), self.rows, self.cols) {
             Some(layout) if bytes == Some(got as u64) => Ok(layout),
@@ -97,14 +115,20 @@ pub struct Needs {
 impl Needs {
     /// All of them.
     pub fn total(&self) -> u64 {
-        self.weights.saturating_add(self.kv).saturating_add(self.buffers)
+        self.weights
+            .saturating_add(self.kv)
+            .saturating_add(self.buffers)
     }
 }
 
 impl fmt::Display for Needs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
-        let Needs { weights, kv, buffers } = *self;
+        let Needs {
+            weights,
+            kv,
+            buffers,
+        } = *self;
         write!(
             f,
             "{} MiB (weights {}, KV cache {}, buffers {})",
@@ -121,11 +145,17 @@ impl fmt::Display for Needs {
 struct Arena(u64);
 
 impl Arena {
-    /// As many bytes as the product of `factors`; more than can be counted is at least more than there is.
+    /// As many bytes as the product of `factors`; more than can be counted is at least more than
+    /// there is.
     fn take(&mut self, factors: &[usize]) -> u64 {
-        let bytes = factors.iter().fold(1, |a: u64, b| a.saturating_mul(*b as u64));
+        let bytes = factors
+            .iter()
+            .fold(1, |a: u64, b| a.saturating_mul(*b as u64));
         let at = self.0;
-        self.0 = at.saturating_add(bytes).checked_next_multiple_of(ALIGNMENT).unwrap_or(u64::MAX);
+        self.0 = at
+            .saturating_add(bytes)
+            .checked_next_multiple_of(ALIGNMENT)
+            .unwrap_or(u64::MAX);
         at
     }
 }
@@ -170,10 +200,17 @@ pub(super) struct Plan {
 impl Plan {
     /// # Errors
     /// For what the kernels do not take: a weight, the cache's type, the size of heads.
-    pub(super) fn new(program: &Program, sources: &[Source], limits: &Limits) -> Result<Plan, Error> {
+    pub(super) fn new(
+        program: &Program,
+        sources: &[Source],
+        limits: &Limits,
+    ) -> Result<Plan, Error> {
         let kv = program.kv;
         if !kv.ty.takes(kv.head_dim) {
-            return Err(Error::KvType { ty: kv.ty, head_dim: kv.head_dim });
+            return Err(Error::KvType {
+                ty: kv.ty,
+                head_dim: kv.head_dim,
+            });
         }
         if !launch::takes_head_dim(kv.head_dim) {
             return Err(Error::HeadDim(kv.head_dim));
@@ -187,16 +224,29 @@ impl Plan {
                 return Ok(at);
             }
             let layout = source.layout()?;
-            placed.push(Placed { source: source.clone(), layout, at: arena.take(&[layout.bytes]) });
+            placed.push(Placed {
+                source: source.clone(),
+                layout,
+                at: arena.take(&[layout.bytes]),
+            });
             Ok(placed.len() - 1)
         };
-        let weights = sources.iter().map(|s| place(&mut arena, s)).collect::<Result<Vec<_>, _>>()?;
+        let weights = sources
+            .iter()
+            .map(|s| place(&mut arena, s))
+            .collect::<Result<Vec<_>, _>>()?;
         let (mut tables, mut vectors) = (HashMap::new(), HashMap::new());
         for (at, op) in program.ops.iter().enumerate() {
             match op {
                 Op::Embed { table, .. } => {
                     let (name, bytes) = ("token embeddings".to_owned(), table.source.clone());
-                    let source = Source { name, ty: table.ty, rows: table.rows, cols: table.cols, bytes };
+                    let source = Source {
+                        name,
+                        ty: table.ty,
+                        rows: table.rows,
+                        cols: table.cols,
+                        bytes,
+                    };
                     tables.insert(at, place(&mut arena, &source)?);
                 }
                 Op::RmsNorm { weight: values, .. } | Op::AddBias { bias: values, .. } => {
@@ -205,26 +255,41 @@ impl Plan {
                 _ => {}
             }
         }
-        let angles = [4, limits.max_pages(), crate::PAGE_POSITIONS, program.rope.frequencies.len()];
+        let angles = [
+            4,
+            limits.max_pages(),
+            crate::PAGE_POSITIONS,
+            program.rope.frequencies.len(),
+        ];
         let (cosines, sines) = (arena.take(&angles), arena.take(&angles));
         let weight_bytes = arena.0;
         let pages = arena.take(&[kv.page_bytes().unwrap_or(usize::MAX), limits.n_pages]);
         let kv_bytes = arena.0 - weight_bytes;
 
         let rows_of = |slot: usize| program.rows_of(slot, limits.rows, limits.wanted);
-        let slots = program.slots.iter().enumerate().map(|(i, s)| arena.take(&[4, s.width, rows_of(i)])).collect();
+        let slots = program
+            .slots
+            .iter()
+            .enumerate()
+            .map(|(i, s)| arena.take(&[4, s.width, rows_of(i)]))
+            .collect();
         let (mut activation_bytes, mut gated_bytes, mut query_width) = (0, 0, 0);
         for op in &program.ops {
             match *op {
                 Op::MatMul { x, w, .. } => {
                     let (rows, source) = (rows_of(x), &placed[weights[w]].source);
                     for form in [Form::of_gemv(source.stored()), Form::Halves] {
-                        activation_bytes = activation_bytes.max(launch::activation_bytes(form, rows, source.cols));
+                        activation_bytes =
+                            activation_bytes.max(launch::activation_bytes(form, rows, source.cols));
                     }
                 }
                 Op::SwiGlu { out, .. } => {
                     let width = program.slots[out].width;
-                    gated_bytes = gated_bytes.max(launch::activation_bytes(Form::Integers, rows_of(out), width));
+                    gated_bytes = gated_bytes.max(launch::activation_bytes(
+                        Form::Integers,
+                        rows_of(out),
+                        width,
+                    ));
                 }
                 Op::Attention { q, .. } => query_width = query_width.max(program.slots[q].width),
                 _ => {}
@@ -236,10 +301,17 @@ impl Plan {
         let heads = arena.take(&[4, limits.rows, query_width + 2 * kv.n_head_kv * kv.head_dim]);
         let split = [4, ATTEND_ROWS.min(limits.rows), SPLITS, query_width];
         let (sums, states) = (arena.take(&split), arena.take(&[&split[..], &[2]].concat()));
-        let parts = arena.take(&[limits.wanted, launch::ARGMAX_PARTS as usize, launch::ARGMAX_PART_BYTES]);
+        let parts = arena.take(&[
+            limits.wanted,
+            launch::ARGMAX_PARTS as usize,
+            launch::ARGMAX_PART_BYTES,
+        ]);
         let record = arena.take(&[Record::most_bytes(limits)]);
-        let needs =
-            Needs { weights: weight_bytes, kv: kv_bytes, buffers: arena.0.saturating_sub(weight_bytes + kv_bytes) };
+        let needs = Needs {
+            weights: weight_bytes,
+            kv: kv_bytes,
+            buffers: arena.0.saturating_sub(weight_bytes + kv_bytes),
+        };
         Ok(Plan {
             placed,
             weights,

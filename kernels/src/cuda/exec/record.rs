@@ -1,5 +1,6 @@
-//! The step record: everything that changes from step to step, in one piece of device memory that is written before each
-//! of them. Launches know only where it is, so that those which were captured once serve for good.
+//! The step record: everything that changes from step to step, in one piece of device memory that
+//! is written before each of them. Launches know only where it is, so that those which were
+//! captured once serve for good.
 
 use super::plan::Limits;
 use crate::cuda::Ptr;
@@ -22,16 +23,32 @@ impl Shape {
     /// Of a step as it is, its prompts' attention being cut to tiles of `tile_rows` rows.
     pub(super) fn of(step: &Step<'_>, tile_rows: usize) -> Shape {
         let generated = step.role == Role::Generated;
-        let tiles = step.seqs.iter().map(|s| s.tokens.len().div_ceil(tile_rows)).sum();
+        let tiles = step
+            .seqs
+            .iter()
+            .map(|s| s.tokens.len().div_ceil(tile_rows))
+            .sum();
         let (rows, wanted, sequences) = (step.rows(), step.wanted_rows(), step.seqs.len());
-        Shape { generated, rows, wanted, sequences, tiles: if generated { 0 } else { tiles } }
+        Shape {
+            generated,
+            rows,
+            wanted,
+            sequences,
+            tiles: if generated { 0 } else { tiles },
+        }
     }
 
-    /// The shape that serves generated tokens of `n` sequences, one each, all with outputs: exactly so many up to 8,
-    /// then the next power of two.
+    /// The shape that serves generated tokens of `n` sequences, one each, all with outputs: exactly
+    /// so many up to 8, then the next power of two.
     pub(super) fn bucket(n: usize) -> Shape {
         let rows = if n <= 8 { n } else { n.next_power_of_two() };
-        Shape { generated: true, rows, wanted: rows, sequences: rows, tiles: 0 }
+        Shape {
+            generated: true,
+            rows,
+            wanted: rows,
+            sequences: rows,
+            tiles: 0,
+        }
     }
 }
 
@@ -48,8 +65,8 @@ pub(super) struct Record {
     n_pages: Option<u32>,
 }
 
-/// Words before everything else: what kernels say of missing pages. Behind it is where they say which outputs are
-/// largest, so that both are read together.
+/// Words before everything else: what kernels say of missing pages. Behind it is where they say
+/// which outputs are largest, so that both are read together.
 const MISSING: usize = 1;
 
 /// Words before each array of a shape's record.
@@ -65,7 +82,13 @@ struct Arrays {
 }
 
 fn arrays(shape: &Shape, max_pages: usize) -> Arrays {
-    let Shape { rows, wanted, sequences, tiles, .. } = *shape;
+    let Shape {
+        rows,
+        wanted,
+        sequences,
+        tiles,
+        ..
+    } = *shape;
     let best = MISSING;
     let tokens = best + wanted;
     let positions = tokens + rows;
@@ -74,12 +97,22 @@ fn arrays(shape: &Shape, max_pages: usize) -> Arrays {
     let at_tiles = at_wanted + wanted;
     let tables = at_tiles + 2 * tiles;
     let end = tables + sequences * max_pages;
-    Arrays { best, tokens, positions, sequences: of_rows, wanted: at_wanted, tiles: at_tiles, tables, end }
+    Arrays {
+        best,
+        tokens,
+        positions,
+        sequences: of_rows,
+        wanted: at_wanted,
+        tiles: at_tiles,
+        tables,
+        end,
+    }
 }
 
 /// Addresses of a record's arrays.
 pub(super) struct Addresses {
-    /// The largest of each wanted row's outputs, and the word before it: a row, counted from 1, without a page.
+    /// The largest of each wanted row's outputs, and the word before it: a row, counted from 1,
+    /// without a page.
     pub(super) best: Ptr,
     pub(super) tokens: Ptr,
     pub(super) wanted: Ptr,
@@ -88,18 +121,31 @@ pub(super) struct Addresses {
 }
 
 impl Record {
-    /// For steps of these limits. With `check`, kernels compare every page number with the number of pages.
+    /// For steps of these limits. With `check`, kernels compare every page number with the number
+    /// of pages.
     pub(super) fn new(limits: &Limits, check: bool) -> Record {
-        let n_pages = check.then(|| u32::try_from(limits.n_pages).expect("pages are numbered in 32 bits"));
-        Record { bytes: Vec::with_capacity(Record::most_bytes(limits)), max_pages: limits.max_pages(), n_pages }
+        let n_pages =
+            check.then(|| u32::try_from(limits.n_pages).expect("pages are numbered in 32 bits"));
+        Record {
+            bytes: Vec::with_capacity(Record::most_bytes(limits)),
+            max_pages: limits.max_pages(),
+            n_pages,
+        }
     }
 
     /// Bytes of the largest.
     pub(super) fn most_bytes(limits: &Limits) -> usize {
-        let &Limits { rows, wanted, sequences, .. } = limits;
+        let &Limits {
+            rows,
+            wanted,
+            sequences,
+            ..
+        } = limits;
         let tables = sequences.saturating_mul(limits.max_pages());
         // a tile has at least a row
-        (MISSING + 5 * rows + 2 * wanted).saturating_add(tables).saturating_mul(4)
+        (MISSING + 5 * rows + 2 * wanted)
+            .saturating_add(tables)
+            .saturating_mul(4)
     }
 
     /// Where the arrays of a record of this shape are, when it is at `base`.
@@ -125,8 +171,8 @@ impl Record {
         }
     }
 
-    /// Writes down a step in a shape that has room for it. Rows that the step does not have are padding: position -1,
-    /// whose keys and values go nowhere and which attends to nothing.
+    /// Writes down a step in a shape that has room for it. Rows that the step does not have are
+    /// padding: position -1, whose keys and values go nowhere and which attends to nothing.
     pub(super) fn fill(
         &mut self,
         shape: &Shape,
@@ -140,8 +186,11 @@ impl Record {
         self.bytes.resize(4 * a.end, 0);
         // what no sequence has is no page
         self.bytes[4 * a.tables..].fill(if self.n_pages.is_some() { u8::MAX } else { 0 });
-        let mut put = |at: usize, value: u32| self.bytes[4 * at..4 * at + 4].copy_from_slice(&value.to_le_bytes());
-        let small = |n: usize| u32::try_from(n).expect("rows and positions are numbered in 31 bits");
+        let mut put = |at: usize, value: u32| {
+            self.bytes[4 * at..4 * at + 4].copy_from_slice(&value.to_le_bytes())
+        };
+        let small =
+            |n: usize| u32::try_from(n).expect("rows and positions are numbered in 31 bits");
         for (r, row) in rows.iter().enumerate() {
             put(a.tokens + r, row.token);
             put(a.positions + r, small(row.pos));
@@ -150,7 +199,12 @@ impl Record {
         for r in rows.len()..shape.rows {
             put(a.positions + r, u32::MAX);
         }
-        for (i, row) in wanted.iter().copied().chain(wanted.len()..shape.wanted).enumerate() {
+        for (i, row) in wanted
+            .iter()
+            .copied()
+            .chain(wanted.len()..shape.wanted)
+            .enumerate()
+        {
             put(a.wanted + i, small(row));
         }
         let (mut tile, mut first) = (0, 0);
@@ -158,9 +212,15 @@ impl Record {
             for (i, page) in seq.table.iter().take(self.max_pages).enumerate() {
                 put(a.tables + s * self.max_pages + i, *page);
             }
-            for at in (0..seq.tokens.len()).step_by(tile_rows).filter(|_| shape.tiles > 0) {
+            for at in (0..seq.tokens.len())
+                .step_by(tile_rows)
+                .filter(|_| shape.tiles > 0)
+            {
                 put(a.tiles + 2 * tile, small(first + at));
-                put(a.tiles + 2 * tile + 1, small(tile_rows.min(seq.tokens.len() - at)));
+                put(
+                    a.tiles + 2 * tile + 1,
+                    small(tile_rows.min(seq.tokens.len() - at)),
+                );
                 tile += 1;
             }
             first += seq.tokens.len();

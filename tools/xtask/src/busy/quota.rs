@@ -1,5 +1,5 @@
-//! A control group with a quota of CPU time, for as long as something runs in it. Also compiled into the tests of the
-//! command line.
+//! A control group with a quota of CPU time, for as long as something runs in it. Also compiled
+//! into the tests of the command line.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -14,13 +14,18 @@ pub(crate) struct QuotaGroup {
 }
 
 impl QuotaGroup {
-    /// A group whose programs get so many microseconds of CPU time in every 100 ms, or why there can be none: not this
-    /// system, no rights, or groups that do not hand the CPU controller on.
+    /// A group whose programs get so many microseconds of CPU time in every 100 ms, or why there
+    /// can be none: not this system, no rights, or groups that do not hand the CPU controller on.
     pub(crate) fn new(time: u64) -> Result<QuotaGroup, String> {
         let mut why = "no control groups with CPU time here".to_owned();
         for group in Group::all(Path::new("/")) {
-            // version 2 takes no group below one that has programs, so those above are tried as well
-            for above in group.folder.ancestors().take_while(|folder| folder.starts_with(&group.mount)) {
+            // version 2 takes no group below one that has programs, so those above are tried as
+            // well
+            for above in group
+                .folder
+                .ancestors()
+                .take_while(|folder| folder.starts_with(&group.mount))
+            {
                 match QuotaGroup::below(above, group.version, time) {
                     Ok(made) => return Ok(made),
                     Err(error) => why = format!("{}: {error}", above.display()),
@@ -42,15 +47,25 @@ impl QuotaGroup {
             Version::V2 => std::fs::write(made.folder.join("cpu.max"), format!("{time} 100000"))?,
         }
         // that programs may be moved there is not said by any of that
-        let status = made.command(OsStr::new("true")).stderr(std::process::Stdio::null()).status()?;
-        if status.success() { Ok(made) } else { Err(std::io::Error::other("no program can be moved there")) }
+        let status = made
+            .command(OsStr::new("true"))
+            .stderr(std::process::Stdio::null())
+            .status()?;
+        if status.success() {
+            Ok(made)
+        } else {
+            Err(std::io::Error::other("no program can be moved there"))
+        }
     }
 
     /// A command that runs a program inside; its arguments are still to be given.
     pub(crate) fn command(&self, program: &OsStr) -> Command {
         let mut command = Command::new("sh");
         // the shell moves itself, then becomes the program
-        command.args(["-c", "echo $$ > \"$0/cgroup.procs\" && exec \"$@\""]).arg(&self.folder).arg(program);
+        command
+            .args(["-c", "echo $$ > \"$0/cgroup.procs\" && exec \"$@\""])
+            .arg(&self.folder)
+            .arg(program);
         command
     }
 }

@@ -54,24 +54,35 @@ impl Scenario {
 
     /// Threads that the program is told to take where `threads` are usual.
     pub(super) fn threads(self, threads: usize) -> usize {
-        if self == Scenario::Twice { 2 * threads } else { threads }
+        if self == Scenario::Twice {
+            2 * threads
+        } else {
+            threads
+        }
     }
 
-    /// The share of a quiet machine's speed that a scheduler which gives every thread its part leaves to the program.
+    /// The share of a quiet machine's speed that a scheduler which gives every thread its part
+    /// leaves to the program.
     pub(super) fn fair(self, cpus: usize, threads: usize) -> f64 {
         let (cpus, running) = (cpus as f64, threads as f64);
         // of so much CPU time, with as many threads as CPUs at most
         let quiet = running.min(cpus);
         let beside = |weight: f64, others: f64| {
             let all = weight * running + others;
-            if running + others <= cpus { 1.0 } else { (cpus * weight * running / all / quiet).min(1.0) }
+            if running + others <= cpus {
+                1.0
+            } else {
+                (cpus * weight * running / all / quiet).min(1.0)
+            }
         };
         match self {
             Scenario::Quiet | Scenario::Twice | Scenario::Two => 1.0,
             Scenario::Quota => (1.5 / quiet).min(1.0),
             // what Linux gives a thread niced by 10, in parts of one that is not
             Scenario::Nice => beside(110.0 / 1024.0, self.spinners(cpus as usize) as f64),
-            Scenario::Busy1 | Scenario::Busy2 | Scenario::Busy6 => beside(1.0, self.spinners(cpus as usize) as f64),
+            Scenario::Busy1 | Scenario::Busy2 | Scenario::Busy6 => {
+                beside(1.0, self.spinners(cpus as usize) as f64)
+            }
         }
     }
 
@@ -84,13 +95,20 @@ impl Scenario {
             Scenario::Two => Place::Both,
             _ => Place::Plain,
         };
-        Ok(Surroundings { place, _spinners: Spinners::start(self.spinners(cpus))? })
+        Ok(Surroundings {
+            place,
+            _spinners: Spinners::start(self.spinners(cpus))?,
+        })
     }
 }
 
 impl std::fmt::Display for Scenario {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(self.to_possible_value().expect("none is skipped").get_name())
+        f.pad(
+            self.to_possible_value()
+                .expect("none is skipped")
+                .get_name(),
+        )
     }
 }
 
@@ -131,9 +149,13 @@ mod tests {
 
     #[test]
     fn fair_shares() {
-        let fair = |scenario: Scenario, cpus, threads| (100.0 * scenario.fair(cpus, threads)).round();
+        let fair =
+            |scenario: Scenario, cpus, threads| (100.0 * scenario.fair(cpus, threads)).round();
         let two_of_two = Scenario::ALL.map(|scenario| fair(scenario, 2, 2));
-        assert_eq!(two_of_two, [100.0, 67.0, 50.0, 25.0, 10.0, 75.0, 100.0, 100.0]);
+        assert_eq!(
+            two_of_two,
+            [100.0, 67.0, 50.0, 25.0, 10.0, 75.0, 100.0, 100.0]
+        );
         // with CPUs to spare nobody waits
         assert_eq!(fair(Scenario::Busy2, 8, 4), 100.0);
         assert_eq!(fair(Scenario::Busy6, 8, 4), 80.0);
@@ -142,6 +164,9 @@ mod tests {
 
     #[test]
     fn twice_the_threads_are_asked_for_in_one_scenario() {
-        assert_eq!(Scenario::ALL.map(|scenario| scenario.threads(2)), [2, 2, 2, 2, 2, 2, 4, 2]);
+        assert_eq!(
+            Scenario::ALL.map(|scenario| scenario.threads(2)),
+            [2, 2, 2, 2, 2, 2, 4, 2]
+        );
     }
 }

@@ -4,8 +4,8 @@ use std::io::Read as _;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// Spins until stdin ends: it is a pipe whose other end is held by whoever started this, so that it ends with them
-/// however they end.
+/// Spins until stdin ends: it is a pipe whose other end is held by whoever started this, so that it
+/// ends with them however they end.
 pub(crate) fn spin() -> Result<(), String> {
     std::thread::spawn(|| {
         let mut byte = [0];
@@ -26,8 +26,13 @@ impl Spinners {
         let this = std::env::current_exe().map_err(|error| error.to_string())?;
         let mut all = Spinners(Vec::new());
         for _ in 0..n {
-            let child = Command::new(&this).arg("spin").stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
-            all.0.push(child.map_err(|error| format!("cannot start {}: {error}", this.display()))?);
+            let child = Command::new(&this)
+                .arg("spin")
+                .stdin(Stdio::piped())
+                .stdout(Stdio::null())
+                .spawn();
+            all.0
+                .push(child.map_err(|error| format!("cannot start {}: {error}", this.display()))?);
         }
         std::thread::sleep(Duration::from_millis(if n > 0 { 300 } else { 0 }));
         Ok(all)

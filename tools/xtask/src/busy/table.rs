@@ -26,7 +26,8 @@ pub(super) struct Row {
     skipped: Option<String>,
 }
 
-/// A quotient with its bound: below if the dividend is, above if the divisor is, unknown if both are.
+/// A quotient with its bound: below if the dividend is, above if the divisor is, unknown if both
+/// are.
 fn quotient(a: Rate, b: Rate, digits: usize) -> String {
     match (a, b) {
         (Rate::Measured(a), Rate::Measured(b)) => format!("{:.digits$}", a / b),
@@ -45,11 +46,23 @@ fn speed(rate: Rate) -> String {
 
 impl Row {
     pub(super) fn measured(scenario: Scenario, test: Test, fair: f64, cells: Vec<Cell>) -> Row {
-        Row { scenario, test: test.name(), fair, cells, skipped: None }
+        Row {
+            scenario,
+            test: test.name(),
+            fair,
+            cells,
+            skipped: None,
+        }
     }
 
     pub(super) fn skipped(scenario: Scenario, why: String) -> Row {
-        Row { scenario, test: "-".to_owned(), fair: 0.0, cells: Vec::new(), skipped: Some(why) }
+        Row {
+            scenario,
+            test: "-".to_owned(),
+            fair: 0.0,
+            cells: Vec::new(),
+            skipped: Some(why),
+        }
     }
 
     /// Octavo's speed in llama.cpp's.
@@ -62,7 +75,12 @@ impl Row {
 }
 
 /// The table; `setting` is the threads and the rounds.
-pub(super) fn render(rows: &[Row], programs: &[&str], about: &Value, setting: (usize, u32)) -> String {
+pub(super) fn render(
+    rows: &[Row],
+    programs: &[&str],
+    about: &Value,
+    setting: (usize, u32),
+) -> String {
     let (threads, rounds) = setting;
     let [model, isa, cpu] = ["model_type", "isa", "cpu_info"].map(|name| text(about, name));
     let s = if threads == 1 { "" } else { "s" };
@@ -83,7 +101,12 @@ pub(super) fn render(rows: &[Row], programs: &[&str], about: &Value, setting: (u
             None => {
                 let _ = write!(out, "{:<8} {:<6} {:>5.2}", row.scenario, row.test, row.fair);
                 for cell in &row.cells {
-                    let _ = write!(out, " {:>10} {:>6}", speed(cell.rate), quotient(cell.rate, cell.quiet, 2));
+                    let _ = write!(
+                        out,
+                        " {:>10} {:>6}",
+                        speed(cell.rate),
+                        quotient(cell.rate, cell.quiet, 2)
+                    );
                 }
                 writeln!(out, "  {:>16}", row.ratio())
             }
@@ -97,11 +120,17 @@ pub(super) fn append(path: &Path, rows: &[Row], about: &Value) -> Result<(), Str
     let [date, cpu, model] = ["test_time", "cpu_info", "model_type"].map(|name| text(about, name));
     let line = |row: &Row| {
         let cell = |cell: Option<&Cell>| {
-            cell.map_or(",".to_owned(), |c| format!("{},{}", speed(c.rate), quotient(c.rate, c.quiet, 3)))
+            cell.map_or(",".to_owned(), |c| {
+                format!("{},{}", speed(c.rate), quotient(c.rate, c.quiet, 3))
+            })
         };
         let (first, last) = (row.cells.first(), row.cells.last());
         let baseline = row.cells.get(1).filter(|_| row.cells.len() == 3);
-        let fair = if row.skipped.is_some() { String::new() } else { format!("{:.3}", row.fair) };
+        let fair = if row.skipped.is_some() {
+            String::new()
+        } else {
+            format!("{:.3}", row.fair)
+        };
         let [ours, baseline, theirs] = [first, baseline, last].map(cell);
         let (scenario, test, ratio) = (row.scenario, &row.test, row.ratio());
         let skipped = row.skipped.as_deref().unwrap_or_default().replace('"', "'");
@@ -120,12 +149,28 @@ mod tests {
     use serde_json::json;
 
     fn rows() -> [Row; 3] {
-        let cell = |rate, quiet| Cell { rate, quiet: Rate::Measured(quiet) };
-        let (ours, old) = (cell(Rate::Measured(100.0), 200.0), cell(Rate::Measured(4.0), 160.0));
+        let cell = |rate, quiet| Cell {
+            rate,
+            quiet: Rate::Measured(quiet),
+        };
+        let (ours, old) = (
+            cell(Rate::Measured(100.0), 200.0),
+            cell(Rate::Measured(4.0), 160.0),
+        );
         let theirs = cell(Rate::Below(5.0), 150.0);
         [
-            Row::measured(Scenario::Busy2, Test::Generation(48), 0.5, vec![ours, theirs]),
-            Row::measured(Scenario::Busy2, Test::Generation(48), 0.5, vec![ours, old, theirs]),
+            Row::measured(
+                Scenario::Busy2,
+                Test::Generation(48),
+                0.5,
+                vec![ours, theirs],
+            ),
+            Row::measured(
+                Scenario::Busy2,
+                Test::Generation(48),
+                0.5,
+                vec![ours, old, theirs],
+            ),
             Row::skipped(Scenario::Quota, "no \"groups\"".to_owned()),
         ]
     }
@@ -137,10 +182,21 @@ mod tests {
         let text = render(&[two, skipped], &["octavo", "llama.cpp"], &about, (2, 3));
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[0].starts_with("m, avx2, c, 2 threads; "), "{text}");
-        assert_eq!(lines[2], "busy2    tg48    0.50      100.0   0.50       <5.0  <0.03            >20.00");
+        assert_eq!(
+            lines[2],
+            "busy2    tg48    0.50      100.0   0.50       <5.0  <0.03            >20.00"
+        );
         assert_eq!(lines[3], "quota    skipped: no \"groups\"");
-        let text = render(&[three], &["octavo", "baseline", "llama.cpp"], &about, (1, 3));
-        assert!(text.contains("1 thread;") && text.contains(" 4.0   0.03 "), "{text}");
+        let text = render(
+            &[three],
+            &["octavo", "baseline", "llama.cpp"],
+            &about,
+            (1, 3),
+        );
+        assert!(
+            text.contains("1 thread;") && text.contains(" 4.0   0.03 "),
+            "{text}"
+        );
         assert_eq!(quotient(Rate::Below(1.0), Rate::Below(1.0), 2), "?");
     }
 
@@ -148,15 +204,25 @@ mod tests {
     fn lines_have_every_column() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("busy.csv");
-        let about = json!({"model_type": "m", "test_time": "2026-01-01T00:00:00Z", "cpu_info": "c"});
+        let about =
+            json!({"model_type": "m", "test_time": "2026-01-01T00:00:00Z", "cpu_info": "c"});
         append(&path, &rows(), &about).expect("written");
         let text = std::fs::read_to_string(&path).expect("there");
         let lines: Vec<&str> = text.lines().collect();
         let start = "2026-01-01T00:00:00Z,\"c\",\"m\"";
-        assert_eq!(lines[1], format!("{start},busy2,tg48,0.500,100.0,0.500,,,<5.0,<0.033,>20.00,\"\""));
-        assert_eq!(lines[2], format!("{start},busy2,tg48,0.500,100.0,0.500,4.0,0.025,<5.0,<0.033,>20.00,\"\""));
+        assert_eq!(
+            lines[1],
+            format!("{start},busy2,tg48,0.500,100.0,0.500,,,<5.0,<0.033,>20.00,\"\"")
+        );
+        assert_eq!(
+            lines[2],
+            format!("{start},busy2,tg48,0.500,100.0,0.500,4.0,0.025,<5.0,<0.033,>20.00,\"\"")
+        );
         assert_eq!(lines[3], format!("{start},quota,-,,,,,,,,,\"no 'groups'\""));
         let columns = lines[0].split(',').count();
-        assert!(lines.iter().all(|line| line.split(',').count() == columns), "{text}");
+        assert!(
+            lines.iter().all(|line| line.split(',').count() == columns),
+            "{text}"
+        );
     }
 }

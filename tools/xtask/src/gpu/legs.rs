@@ -15,13 +15,16 @@ use super::{GpuArgs, Leg};
 
 /// Tokens of the comparison between captured and uncaptured generation.
 const REPLAYS: &str = "1000";
-/// Tokens of the prompt that is held against the CPU's: more than one batch, of which the last is not full.
+/// Tokens of the prompt that is held against the CPU's: more than one batch, of which the last is
+/// not full.
 const PROMPT: u32 = 600;
-/// Lengths of the texts whose hashes are held against the CPU's: where they part is between two of these.
+/// Lengths of the texts whose hashes are held against the CPU's: where they part is between two of
+/// these.
 const LENGTHS: &str = "1,2,4,8,16";
 /// Failed tests that are run once more.
 const AGAIN: usize = 20;
-/// Kernels whose threads share memory or wait for each other: racecheck and synccheck take too long for all tests.
+/// Kernels whose threads share memory or wait for each other: racecheck and synccheck take too long
+/// for all tests.
 const SHARING: [&str; 4] = ["products::large_tiles", "attention::", "fused::", "rows::"];
 
 /// What runs, where, and what came of it.
@@ -38,13 +41,20 @@ pub(super) struct Legs<'a> {
 /// The first GPU's name.
 pub(super) fn device(programs: &Programs, limit: Duration) -> Result<String, String> {
     let mut command = Command::new(&programs.octavo);
-    usable(&json(process::run(command.args(["inspect", "--devices", "--json"]), limit, false))?)
+    usable(&json(process::run(
+        command.args(["inspect", "--devices", "--json"]),
+        limit,
+        false,
+    ))?)
 }
 
 /// The name of the first GPU in what `inspect --devices` says, if it works.
 fn usable(devices: &Value) -> Result<String, String> {
     let Some(gpu) = devices["gpus"].get(0) else {
-        return Err(format!("no GPU: {}", devices["cuda"]["why"].as_str().unwrap_or("none is listed")));
+        return Err(format!(
+            "no GPU: {}",
+            devices["cuda"]["why"].as_str().unwrap_or("none is listed")
+        ));
     };
     match gpu["why"].as_str() {
         None => Ok(gpu["name"].as_str().unwrap_or("a GPU").to_owned()),
@@ -85,8 +95,18 @@ impl Legs<'_> {
 
     /// Every size in every type.
     fn models(&self) -> Vec<(String, String)> {
-        let types = |preset: &String| self.args.types.iter().map(move |ty| (preset.clone(), ty.clone())).collect();
-        self.args.presets.iter().flat_map(|preset| -> Vec<_> { types(preset) }).collect()
+        let types = |preset: &String| {
+            self.args
+                .types
+                .iter()
+                .map(move |ty| (preset.clone(), ty.clone()))
+                .collect()
+        };
+        self.args
+            .presets
+            .iter()
+            .flat_map(|preset| -> Vec<_> { types(preset) })
+            .collect()
     }
 
     /// Does something with models, which are made where they are not there.
@@ -106,22 +126,36 @@ impl Legs<'_> {
 
     fn octavo(&self, task: &str, model: &Path, arguments: &[&str], show: bool) -> Ran {
         let mut command = Command::new(&self.programs.octavo);
-        process::run(command.arg(task).arg(model).args(arguments), self.limit, show)
+        process::run(
+            command.arg(task).arg(model).args(arguments),
+            self.limit,
+            show,
+        )
     }
 
-    /// All tests; those that failed once more, each in a process of its own: a kernel that crashes takes the context of
-    /// all tests beside and behind it.
+    /// All tests; those that failed once more, each in a process of its own: a kernel that crashes
+    /// takes the context of all tests beside and behind it.
     fn tests(&mut self) {
         for program in self.programs.tests.clone() {
-            let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let name = program
+                .file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned();
             println!("-- {name}");
             let start = || Command::new(&program);
-            let all = process::run(self.programs.on_gpu(&mut start(), &self.dir), self.limit, true);
+            let all = process::run(
+                self.programs.on_gpu(&mut start(), &self.dir),
+                self.limit,
+                true,
+            );
             let failed = failed_tests(&all.text);
             for test in failed.iter().take(AGAIN) {
                 println!("-- {test}, alone");
                 let mut command = start();
-                self.programs.on_gpu(&mut command, &self.dir).args([test, "--exact"]);
+                self.programs
+                    .on_gpu(&mut command, &self.dir)
+                    .args([test, "--exact"]);
                 let alone = process::run(&mut command, self.limit, true);
                 let alone = match alone.result {
                     Ok(()) => "beside others, not alone".to_owned(),
@@ -130,36 +164,58 @@ impl Legs<'_> {
                 self.note(test, Err(alone));
             }
             let others = failed.len().saturating_sub(AGAIN);
-            let ended = all.result.map_err(|error| format!("{error}, {} tests failed", failed.len()));
+            let ended = all
+                .result
+                .map_err(|error| format!("{error}, {} tests failed", failed.len()));
             if failed.is_empty() || others > 0 {
                 self.note("tests", ended);
             }
         }
     }
 
-    /// Runs the kernels' tests under compute-sanitizer. Tests that plant faults run on the CPU in any case.
+    /// Runs the kernels' tests under compute-sanitizer. Tests that plant faults run on the CPU in
+    /// any case.
     fn sanitize(&mut self) {
         let Some(sanitizer) = sanitizer() else {
             println!("skipped: compute-sanitizer (part of CUDA) was not found");
             return;
         };
-        for (tool, tests) in [("memcheck", &[][..]), ("racecheck", &SHARING), ("synccheck", &SHARING)] {
+        for (tool, tests) in [
+            ("memcheck", &[][..]),
+            ("racecheck", &SHARING),
+            ("synccheck", &SHARING),
+        ] {
             println!("-- {tool}");
             let mut command = Command::new(&sanitizer);
-            command.args(["--tool", tool, "--error-exitcode", "1"]).arg(&self.programs.tests[0]);
-            command.args(["--test-threads", "1", "--skip", "faults"]).args(tests);
-            let ran = process::run(self.programs.on_gpu(&mut command, &self.dir), self.limit, true);
+            command
+                .args(["--tool", tool, "--error-exitcode", "1"])
+                .arg(&self.programs.tests[0]);
+            command
+                .args(["--test-threads", "1", "--skip", "faults"])
+                .args(tests);
+            let ran = process::run(
+                self.programs.on_gpu(&mut command, &self.dir),
+                self.limit,
+                true,
+            );
             self.note(tool, ran.result);
         }
     }
 
     /// The hashes that a measurement without repetitions ends in.
     fn hashes(&self, model: &Path, device: &str, more: &[&str]) -> Result<Vec<String>, String> {
-        let arguments = [&["--device", device, "-p", "0", "-r", "1", "-o", "json"], more].concat();
+        let arguments = [
+            &["--device", device, "-p", "0", "-r", "1", "-o", "json"],
+            more,
+        ]
+        .concat();
         let records = json(self.octavo("bench", model, &arguments, false))?;
         let hash = |record: &Value| record["token_hash"].as_str().map(str::to_owned);
-        let all: Option<Vec<String>> = records.as_array().and_then(|all| all.iter().map(hash).collect());
-        all.filter(|all| !all.is_empty()).ok_or_else(|| format!("no hash of tokens: {records}"))
+        let all: Option<Vec<String>> = records
+            .as_array()
+            .and_then(|all| all.iter().map(hash).collect());
+        all.filter(|all| !all.is_empty())
+            .ok_or_else(|| format!("no hash of tokens: {records}"))
     }
 
     /// Generation must not depend on whether its launches are captured.
@@ -167,7 +223,9 @@ impl Legs<'_> {
         let captured = self.hashes(model, "cuda", &["-n", REPLAYS])?;
         let plain = self.hashes(model, "cuda", &["-n", REPLAYS, "--no-cuda-graph"])?;
         if captured != plain {
-            return Err(format!("captured generation chose other tokens: {captured:?}, expected {plain:?}"));
+            return Err(format!(
+                "captured generation chose other tokens: {captured:?}, expected {plain:?}"
+            ));
         }
         println!("{REPLAYS} tokens, captured and not: {}", plain[0]);
         Ok(())
@@ -176,21 +234,45 @@ impl Legs<'_> {
     /// Every tensor of a prompt within its bound of the CPU's.
     fn diff(&self, model: &Path) -> Result<(), String> {
         // below the smallest preset's vocabulary
-        let tokens: Vec<String> = (0..PROMPT).map(|i| ((i * i + 7 * i) % 1009).to_string()).collect();
-        let arguments = ["--a-device", "cpu", "--b-device", "cuda", "--tokens", &tokens.join(",")];
+        let tokens: Vec<String> = (0..PROMPT)
+            .map(|i| ((i * i + 7 * i) % 1009).to_string())
+            .collect();
+        let arguments = [
+            "--a-device",
+            "cpu",
+            "--b-device",
+            "cuda",
+            "--tokens",
+            &tokens.join(","),
+        ];
         self.octavo("diff", model, &arguments, true).result
     }
 
-    /// How many tokens are those that the CPU chooses. Two devices round differently, so that two logits that are almost
-    /// alike may change places, and every token behind is another: this is told, and never a failure.
+    /// How many tokens are those that the CPU chooses. Two devices round differently, so that two
+    /// logits that are almost alike may change places, and every token behind is another: this is
+    /// told, and never a failure.
     fn first_tokens(&self, model: &Path) -> Result<(), String> {
-        let [cpu, gpu] = [self.hashes(model, "cpu", &["-n", LENGTHS])?, self.hashes(model, "cuda", &["-n", LENGTHS])?];
+        let [cpu, gpu] = [
+            self.hashes(model, "cpu", &["-n", LENGTHS])?,
+            self.hashes(model, "cuda", &["-n", LENGTHS])?,
+        ];
         println!("{}", alike(&cpu, &gpu));
         Ok(())
     }
 
     fn measure(&self, model: &Path) -> Result<(), String> {
-        let arguments = ["--device", "cuda", "-p", "512,2048", "-n", "128", "-d", "0,1024,4096", "-o", "csv"];
+        let arguments = [
+            "--device",
+            "cuda",
+            "-p",
+            "512,2048",
+            "-n",
+            "128",
+            "-d",
+            "0,1024,4096",
+            "-o",
+            "csv",
+        ];
         let ran = self.octavo("bench", model, &arguments, true);
         append(&self.args.csv, &ran.text)?;
         ran.result
@@ -218,26 +300,52 @@ fn append(csv: &Path, text: &str) -> Result<(), String> {
         std::fs::create_dir_all(dir).map_err(wrong)?;
     }
     let has_header = std::fs::metadata(csv).is_ok_and(|m| m.len() > 0);
-    let mut file = OpenOptions::new().create(true).append(true).open(csv).map_err(wrong)?;
-    let lines: String = text.lines().skip(usize::from(has_header)).map(|line| format!("{line}\n")).collect();
+    let mut file = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(csv)
+        .map_err(wrong)?;
+    let lines: String = text
+        .lines()
+        .skip(usize::from(has_header))
+        .map(|line| format!("{line}\n"))
+        .collect();
     file.write_all(lines.as_bytes()).map_err(wrong)
 }
 
 /// The names in libtest's lines `test NAME ... FAILED`.
 fn failed_tests(text: &str) -> Vec<String> {
-    let name = |line: &str| Some(line.strip_prefix("test ")?.strip_suffix(" ... FAILED")?.to_owned());
+    let name = |line: &str| {
+        Some(
+            line.strip_prefix("test ")?
+                .strip_suffix(" ... FAILED")?
+                .to_owned(),
+        )
+    };
     text.lines().filter_map(name).collect()
 }
 
 /// What a test said as it failed: the line behind the one that tells where.
 fn panicked(text: &str) -> Option<&str> {
-    text.lines().skip_while(|line| !line.contains(" panicked at ")).nth(1)
+    text.lines()
+        .skip_while(|line| !line.contains(" panicked at "))
+        .nth(1)
 }
 
 fn sanitizer() -> Option<PathBuf> {
-    let mut dirs: Vec<PathBuf> = toolkits().into_iter().map(|root| root.join("bin")).collect();
-    dirs.extend(std::env::var_os("PATH").iter().flat_map(std::env::split_paths).collect::<Vec<_>>());
-    dirs.into_iter().map(|dir| dir.join("compute-sanitizer")).find(|path| path.is_file())
+    let mut dirs: Vec<PathBuf> = toolkits()
+        .into_iter()
+        .map(|root| root.join("bin"))
+        .collect();
+    dirs.extend(
+        std::env::var_os("PATH")
+            .iter()
+            .flat_map(std::env::split_paths)
+            .collect::<Vec<_>>(),
+    );
+    dirs.into_iter()
+        .map(|dir| dir.join("compute-sanitizer"))
+        .find(|path| path.is_file())
 }
 
 fn model(dir: &Path, preset: &str, ty: &str) -> Result<PathBuf, String> {
@@ -245,7 +353,9 @@ fn model(dir: &Path, preset: &str, ty: &str) -> Result<PathBuf, String> {
     if !path.is_file() {
         let part = path.with_extension("part");
         let this = std::env::current_exe().map_err(|error| error.to_string())?;
-        let arguments = ["model", "--arch", "qwen3", "--preset", preset, "--type", ty, "--out"];
+        let arguments = [
+            "model", "--arch", "qwen3", "--preset", preset, "--type", ty, "--out",
+        ];
         crate::must(Command::new(this).args(arguments).arg(&part))?;
         std::fs::rename(&part, &path).map_err(|error| format!("{}: {error}", path.display()))?;
     }
@@ -261,7 +371,10 @@ mod tests {
     fn only_a_gpu_that_works_will_do() {
         let gpu = |why: Value| json!({"gpus": [{"name": "H200", "why": why}]});
         assert_eq!(usable(&gpu(Value::Null)), Ok("H200".to_owned()));
-        assert_eq!(usable(&gpu(json!("too old"))), Err("no GPU: too old".to_owned()));
+        assert_eq!(
+            usable(&gpu(json!("too old"))),
+            Err("no GPU: too old".to_owned())
+        );
         let none = json!({"gpus": [], "cuda": {"why": "no driver"}});
         assert_eq!(usable(&none), Err("no GPU: no driver".to_owned()));
     }
@@ -269,17 +382,32 @@ mod tests {
     #[test]
     fn texts_part_between_two_lengths() {
         let hashes = |text: &str| text.chars().map(String::from).collect::<Vec<_>>();
-        assert_eq!(alike(&hashes("abcde"), &hashes("abcde")), "16 tokens are the CPU's");
+        assert_eq!(
+            alike(&hashes("abcde"), &hashes("abcde")),
+            "16 tokens are the CPU's"
+        );
         let says = |gpu: &str| alike(&hashes("abcde"), &hashes(gpu));
-        assert!(says("abcxy").starts_with("4 tokens are the CPU's, not all of 8: "), "{}", says("abcxy"));
-        assert!(says("vwxyz").starts_with("0 tokens are the CPU's, not all of 1: "), "{}", says("vwxyz"));
+        assert!(
+            says("abcxy").starts_with("4 tokens are the CPU's, not all of 8: "),
+            "{}",
+            says("abcxy")
+        );
+        assert!(
+            says("vwxyz").starts_with("0 tokens are the CPU's, not all of 1: "),
+            "{}",
+            says("vwxyz")
+        );
     }
 
     #[test]
     fn failed_tests_are_known_by_their_lines() {
-        let text = "test a::b ... ok\ntest a::c ... FAILED\n\nfailures:\n    a::c\ntest d ... FAILED\n";
+        let text =
+            "test a::b ... ok\ntest a::c ... FAILED\n\nfailures:\n    a::c\ntest d ... FAILED\n";
         assert_eq!(failed_tests(text), ["a::c", "d"]);
-        assert_eq!(panicked("thread 'a::c' (7) panicked at a.rs:8:9:\nof this\nstack backtrace:\n"), Some("of this"));
+        assert_eq!(
+            panicked("thread 'a::c' (7) panicked at a.rs:8:9:\nof this\nstack backtrace:\n"),
+            Some("of this")
+        );
         assert_eq!(panicked(text), None);
     }
 
@@ -289,6 +417,9 @@ mod tests {
         let csv = dir.path().join("new/bench.csv");
         append(&csv, "names\n1\n").expect("it is written");
         append(&csv, "names\n2\n3\n").expect("it is written");
-        assert_eq!(std::fs::read_to_string(&csv).expect("it is there"), "names\n1\n2\n3\n");
+        assert_eq!(
+            std::fs::read_to_string(&csv).expect("it is there"),
+            "names\n1\n2\n3\n"
+        );
     }
 }

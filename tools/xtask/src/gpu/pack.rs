@@ -9,8 +9,14 @@ use serde_json::Value;
 
 /// The tests that run on a device: package, name. The first are the kernels' own.
 const TESTS: [(&str, &str); 2] = [("octavo-kernels", "cuda_shim"), ("octavo-llm", "cuda")];
-/// What tests read: from the repository's root here, from the folder there. The first is how they know it.
-const FILES: [&str; 4] = ["Cargo.lock", "reference/demo", "reference/models", "reference/goldens"];
+/// What tests read: from the repository's root here, from the folder there. The first is how they
+/// know it.
+const FILES: [&str; 4] = [
+    "Cargo.lock",
+    "reference/demo",
+    "reference/models",
+    "reference/goldens",
+];
 
 /// What is run.
 pub(super) struct Programs {
@@ -25,20 +31,34 @@ impl Programs {
     /// Builds them.
     pub(super) fn built() -> Result<Programs, String> {
         let octavo = built(&["build", "--package", "octavo-llm", "--bin"], "octavo")?;
-        let test = |(package, test)| built(&["test", "--no-run", "--package", package, "--test"], test);
+        let test =
+            |(package, test)| built(&["test", "--no-run", "--package", package, "--test"], test);
         let tests = [test(TESTS[0])?, test(TESTS[1])?];
-        Ok(Programs { octavo, tests, root: workspace_root() })
+        Ok(Programs {
+            octavo,
+            tests,
+            root: workspace_root(),
+        })
     }
 
     /// Those that [`pack`] left in a folder.
     pub(super) fn packed(dir: &Path) -> Result<Programs, String> {
-        let root = dir.canonicalize().map_err(|error| format!("{}: {error}", dir.display()))?;
+        let root = dir
+            .canonicalize()
+            .map_err(|error| format!("{}: {error}", dir.display()))?;
         let program = |name: &str| match root.join(name) {
             path if path.is_file() => Ok(path),
-            path => Err(format!("{}: expected a program that cargo xtask gpu --pack leaves", path.display())),
+            path => Err(format!(
+                "{}: expected a program that cargo xtask gpu --pack leaves",
+                path.display()
+            )),
         };
         let tests = [program(TESTS[0].1)?, program(TESTS[1].1)?];
-        Ok(Programs { octavo: program("octavo")?, tests, root })
+        Ok(Programs {
+            octavo: program("octavo")?,
+            tests,
+            root,
+        })
     }
 
     /// Readies a test program, or what runs it, for the GPU. Cubins are kept in a folder of `dir`.
@@ -53,18 +73,37 @@ impl Programs {
 /// Builds a program with cargo; where it is.
 fn built(arguments: &[&str], name: &str) -> Result<PathBuf, String> {
     let mut command = crate::cargo();
-    command.args(arguments).args([name, "--release", "--quiet", "--message-format", "json-render-diagnostics"]);
-    let output = command.stderr(std::process::Stdio::inherit()).output().map_err(|error| error.to_string())?;
+    command.args(arguments).args([
+        name,
+        "--release",
+        "--quiet",
+        "--message-format",
+        "json-render-diagnostics",
+    ]);
+    let output = command
+        .stderr(std::process::Stdio::inherit())
+        .output()
+        .map_err(|error| error.to_string())?;
     if !output.status.success() {
-        return Err(format!("cargo {} {name}: {}", arguments.join(" "), output.status));
+        return Err(format!(
+            "cargo {} {name}: {}",
+            arguments.join(" "),
+            output.status
+        ));
     }
-    executable(&String::from_utf8_lossy(&output.stdout), name)
-        .ok_or_else(|| format!("cargo {} {name}: it did not say where the program is", arguments.join(" ")))
+    executable(&String::from_utf8_lossy(&output.stdout), name).ok_or_else(|| {
+        format!(
+            "cargo {} {name}: it did not say where the program is",
+            arguments.join(" ")
+        )
+    })
 }
 
 /// A program in cargo's messages, which also tell of those that it needs.
 fn executable(messages: &str, name: &str) -> Option<PathBuf> {
-    let all = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let all = messages
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let mut named = all.filter(|message| message["target"]["name"] == name);
     named.find_map(|message| message["executable"].as_str().map(PathBuf::from))
 }
@@ -76,17 +115,28 @@ pub(super) fn pack(dir: &Path) -> Result<(), String> {
     let wrong = |error: std::io::Error| format!("{}: {error}", dir.display());
     fs::create_dir_all(dir).map_err(wrong)?;
     let [kernels, backend] = &programs.tests;
-    for (name, program) in
-        [("octavo", &programs.octavo), ("xtask", &xtask), (TESTS[0].1, kernels), (TESTS[1].1, backend)]
-    {
-        crate::must(Command::new("strip").arg("-o").arg(dir.join(name)).arg(program))?;
+    for (name, program) in [
+        ("octavo", &programs.octavo),
+        ("xtask", &xtask),
+        (TESTS[0].1, kernels),
+        (TESTS[1].1, backend),
+    ] {
+        crate::must(
+            Command::new("strip")
+                .arg("-o")
+                .arg(dir.join(name))
+                .arg(program),
+        )?;
     }
     for file in FILES {
         copy(&programs.root.join(file), &dir.join(file))?;
     }
     fs::write(dir.join("README.md"), readme()).map_err(wrong)?;
     let mib = bytes(dir).map_err(wrong)? as f64 / f64::from(1 << 20);
-    println!("{}: {mib:.1} MiB; on a machine with a GPU: {0}/xtask gpu --packed {0}", dir.display());
+    println!(
+        "{}: {mib:.1} MiB; on a machine with a GPU: {0}/xtask gpu --packed {0}",
+        dir.display()
+    );
     Ok(())
 }
 
@@ -132,7 +182,9 @@ mod tests {
 
     #[test]
     fn programs_are_known_by_their_names() {
-        let line = |name: &str, path: Value| json!({"target": {"name": name}, "executable": path}).to_string();
+        let line = |name: &str, path: Value| {
+            json!({"target": {"name": name}, "executable": path}).to_string()
+        };
         let lines = [
             line("cuda", Value::Null),
             "not json".to_owned(),
@@ -148,8 +200,13 @@ mod tests {
     #[test]
     fn a_folder_without_programs_says_which_is_missing() {
         let dir = tempfile::tempdir().expect("a folder");
-        let error = Programs::packed(dir.path()).err().expect("nothing is there");
-        assert!(error.contains("/cuda_shim: expected a program that"), "{error}");
+        let error = Programs::packed(dir.path())
+            .err()
+            .expect("nothing is there");
+        assert!(
+            error.contains("/cuda_shim: expected a program that"),
+            "{error}"
+        );
         assert!(Programs::packed(&dir.path().join("absent")).is_err());
     }
 
@@ -159,12 +216,19 @@ mod tests {
         fs::create_dir_all(dir.path().join("a/b")).expect("a folder");
         fs::write(dir.path().join("a/b/c"), "text").expect("a file");
         copy(&dir.path().join("a"), &dir.path().join("x")).expect("it is copied");
-        assert_eq!(fs::read_to_string(dir.path().join("x/b/c")).expect("it is there"), "text");
+        assert_eq!(
+            fs::read_to_string(dir.path().join("x/b/c")).expect("it is there"),
+            "text"
+        );
         assert_eq!(bytes(dir.path()).expect("files"), 8);
     }
 
     #[test]
     fn what_tests_read_is_in_the_repository() {
-        assert!(FILES.iter().all(|file| workspace_root().join(file).exists()));
+        assert!(
+            FILES
+                .iter()
+                .all(|file| workspace_root().join(file).exists())
+        );
     }
 }

@@ -21,8 +21,8 @@ impl Ran {
     }
 }
 
-/// Runs a program for so long at most. Each line is printed as it comes if `show`: whoever stops all of this has seen
-/// how far it went.
+/// Runs a program for so long at most. Each line is printed as it comes if `show`: whoever stops
+/// all of this has seen how far it went.
 pub(crate) fn run(command: &mut Command, limit: Duration, show: bool) -> Ran {
     let name = command.get_program().to_string_lossy().into_owned();
     let name = name.rsplit('/').next().unwrap_or_default().to_owned();
@@ -31,7 +31,11 @@ pub(crate) fn run(command: &mut Command, limit: Duration, show: bool) -> Ran {
     let mut child = match command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn() {
         Ok(child) => child,
         Err(error) => {
-            return Ran { text, result: Err(format!("cannot start {name}: {error}")), stopped: false };
+            return Ran {
+                text,
+                result: Err(format!("cannot start {name}: {error}")),
+                stopped: false,
+            };
         }
     };
     let stdout = child.stdout.take().expect("it is piped");
@@ -56,7 +60,11 @@ pub(crate) fn run(command: &mut Command, limit: Duration, show: bool) -> Ran {
                 let _ = child.kill();
                 let _ = child.wait();
                 let result = Err(format!("{name}: stopped after {} s", limit.as_secs()));
-                return Ran { text, result, stopped: true };
+                return Ran {
+                    text,
+                    result,
+                    stopped: true,
+                };
             }
         }
     }
@@ -65,7 +73,11 @@ pub(crate) fn run(command: &mut Command, limit: Duration, show: bool) -> Ran {
         Ok(status) => Err(format!("{name}: {status}")),
         Err(error) => Err(format!("{name}: {error}")),
     };
-    Ran { text, result, stopped: false }
+    Ran {
+        text,
+        result,
+        stopped: false,
+    }
 }
 
 #[cfg(all(test, unix))]
@@ -73,17 +85,32 @@ mod tests {
     use super::*;
 
     fn sh(script: &str, seconds: u64) -> Ran {
-        run(Command::new("sh").args(["-c", script]), Duration::from_secs(seconds), false)
+        run(
+            Command::new("sh").args(["-c", script]),
+            Duration::from_secs(seconds),
+            false,
+        )
     }
 
     #[test]
     fn what_was_printed_is_kept_however_it_ends() {
         assert_eq!(sh("echo a; echo b", 60).text(), Ok("a\nb\n".to_owned()));
         let failed = sh("echo a; exit 3", 60);
-        assert_eq!((failed.text.as_str(), failed.result), ("a\n", Err("sh: exit status: 3".to_owned())));
+        assert_eq!(
+            (failed.text.as_str(), failed.result),
+            ("a\n", Err("sh: exit status: 3".to_owned()))
+        );
         let hung = sh("echo a; exec sleep 600", 1);
-        assert_eq!((hung.text.as_str(), hung.result), ("a\n", Err("sh: stopped after 1 s".to_owned())));
-        let absent = run(&mut Command::new("/absent/x"), Duration::from_secs(1), false).result;
+        assert_eq!(
+            (hung.text.as_str(), hung.result),
+            ("a\n", Err("sh: stopped after 1 s".to_owned()))
+        );
+        let absent = run(
+            &mut Command::new("/absent/x"),
+            Duration::from_secs(1),
+            false,
+        )
+        .result;
         assert!(absent.is_err_and(|error| error.starts_with("cannot start x: ")));
     }
 }
