@@ -123,7 +123,9 @@ impl Record {
         let gflops = prompt.then(|| rate(work.flops));
         Record {
             build_commit: option_env!("OCTAVO_BUILD_COMMIT").unwrap_or("unknown"),
-            build_number: 0,
+            build_number: option_env!("OCTAVO_BUILD_NUMBER")
+                .and_then(|number| number.parse().ok())
+                .unwrap_or(0),
             cpu_info: cpu(),
             gpu_info: match &setting.processor {
                 Processor::Cpu(_) => String::new(),

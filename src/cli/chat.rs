@@ -14,6 +14,7 @@ use rustyline::{Config, DefaultEditor};
 use super::args::{ComputeArgs, GenerateArgs, ModelArgs};
 use super::failure::{Exit, Failure};
 use super::metrics::{Metrics, note_full};
+use super::prompt;
 use super::run::Output;
 use super::signal::{self, Generating};
 use super::{load, terminal};
@@ -85,18 +86,48 @@ pub(super) fn encode(tokenizer: &Tokenizer, rendered: &str) -> Result<Vec<u32>, 
 
 /// Runs the command.
 pub(super) fn run(args: &ChatArgs) -> Result<Exit, Failure> {
-    let mut options = args.generate.options(args.escape)?;
+    let options = args.generate.options(args.escape)?;
     args.compute.kv_type()?;
     // in this order: the line editor takes Ctrl-C for itself when it is made, and would keep it
-    let mut input = Input::new(args.no_history)?;
+    let input = Input::new(args.no_history)?;
     signal::install()?;
     let engine = load::engine(&args.model, &args.compute)?;
-    options.chunk = engine.batch();
     let template = template(&engine)?;
+    converse(&engine, &template, args.system.as_deref(), options, input)
+}
+
+/// Opens a conversation where a command was given no text, and people are there to give it one.
+pub(super) fn open(
+    model: &ModelArgs,
+    compute: &ComputeArgs,
+    system: Option<&str>,
+    options: Options,
+) -> Result<Exit, Failure> {
+    let input = Input::new(false)?;
+    signal::install()?;
+    let engine = load::engine(model, compute)?;
+    let Some(template) = engine.chat_template()? else {
+        return Err(Failure::Usage(format!(
+            "{}, and this model has no chat template to talk with it",
+            prompt::NO_TEXT
+        )));
+    };
+    converse(&engine, &template, system, options, input)
+}
+
+/// Takes turns until the input ends.
+fn converse(
+    engine: &Engine,
+    template: &ChatTemplate,
+    system: Option<&str>,
+    mut options: Options,
+    mut input: Input,
+) -> Result<Exit, Failure> {
+    options.chunk = engine.batch();
     if input.is_terminal() {
         terminal::note("/help lists the commands; Ctrl-D leaves.");
     }
-    let mut talk = Conversation::new(&engine, &template, args.system.as_deref(), options);
+    let mut talk = Conversation::new(engine, template, system, options);
     loop {
         let line = match input.line()? {
             Line::Text(line) => line,

@@ -10,6 +10,9 @@ use octavo_llm::tokenizer::MAX_TEXT_BYTES;
 
 use super::failure::Failure;
 
+/// What to say where a text is missing.
+pub(super) const NO_TEXT: &str = "no text: expected -p TEXT or -f FILE (- is stdin)";
+
 /// A text, from one place. A command that takes something else instead says so with
 /// `required_unless_present`.
 #[derive(Debug, Args)]
@@ -32,6 +35,11 @@ pub(super) struct TextArgs {
 }
 
 impl TextArgs {
+    /// Whether a text was given.
+    pub(super) fn is_given(&self) -> bool {
+        self.prompt.is_some() || self.file.is_some()
+    }
+
     /// The text's bytes, or `None` if neither option was given.
     pub(super) fn read(&self) -> Result<Option<Vec<u8>>, Failure> {
         self.read_beside(false)
@@ -59,9 +67,8 @@ impl TextArgs {
     /// As [`TextArgs::require`]; `beside` says that the command has another string in which -e
     /// reads escapes.
     pub(super) fn require_beside(&self, beside: bool) -> Result<Vec<u8>, Failure> {
-        self.read_beside(beside)?.ok_or_else(|| {
-            Failure::Usage("no text: expected -p TEXT or -f FILE (- is stdin)".to_owned())
-        })
+        self.read_beside(beside)?
+            .ok_or_else(|| Failure::Usage(NO_TEXT.to_owned()))
     }
 }
 

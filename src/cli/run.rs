@@ -21,6 +21,8 @@ use super::{chat, load};
 
 /// Continue a text (or answer one message, with --chat)
 ///
+/// Without a text, on a terminal, it is octavo chat.
+///
 /// The text alone goes to stdout as it is generated; a closing line with speeds and memory goes to
 /// stderr.
 #[derive(Debug, Args)]
@@ -69,11 +71,22 @@ pub(super) struct RunArgs {
     compute: ComputeArgs,
 }
 
+impl RunArgs {
+    /// Whether nothing was said that could be continued, by a person who can say it now.
+    fn opens_chat(&self) -> bool {
+        let wants_text = self.text.is_given() || self.text.escape || self.echo || self.json;
+        !wants_text && terminal::stdin_is_terminal() && terminal::stdout_is_terminal()
+    }
+}
+
 /// Runs the command.
 pub(super) fn run(args: &RunArgs) -> Result<Exit, Failure> {
     let mut options = args.generate.options(args.text.escape)?;
     args.compute.kv_type()?;
     options.logprobs = args.logprobs.map(usize::from);
+    if args.opens_chat() {
+        return chat::open(&args.model, &args.compute, args.system.as_deref(), options);
+    }
     let text = args.text.require_beside(args.generate.has_stops())?;
     signal::install()?;
     let engine = load::engine(&args.model, &args.compute)?;
@@ -84,6 +97,7 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Failure> {
     let mut output = Output::new(&generating, !args.json, "reading the prompt");
     if args.echo && !args.json {
         terminal::print(&text)?;
+        output.open_line.set(!text.ends_with(b"\n"));
     }
     let result = generate(
         &mut session,

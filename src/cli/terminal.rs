@@ -27,6 +27,11 @@ pub(super) fn print(bytes: &[u8]) -> io::Result<()> {
     out.flush()
 }
 
+/// Whether a person may write to stdin.
+pub(super) fn stdin_is_terminal() -> bool {
+    io::stdin().is_terminal()
+}
+
 /// Whether a person reads stdout.
 pub(super) fn stdout_is_terminal() -> bool {
     io::stdout().is_terminal()

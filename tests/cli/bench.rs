@@ -79,6 +79,37 @@ fn hashes_depend_neither_on_runs_nor_on_threads() {
 }
 
 #[test]
+fn results_name_the_commit_they_are_of() {
+    let git = |arguments: &[&str]| {
+        let mut git = std::process::Command::new("git");
+        let output = git
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .args(arguments)
+            .output()
+            .ok()?;
+        String::from_utf8(output.stdout)
+            .ok()
+            .filter(|text| output.status.success() && !text.is_empty())
+    };
+    let record = &records(&["--isa", "scalar", "-t", "1"])[0];
+    let commit = record["build_commit"].as_str().expect("a text");
+    match git(&["rev-parse", "--short=9", "HEAD"]) {
+        Some(head)
+            if std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+                .join(".git")
+                .exists() =>
+        {
+            assert_eq!(commit.trim_end_matches("-changed"), head.trim());
+            assert!(record["build_number"].as_u64() > Some(0));
+        }
+        _ => assert_eq!(
+            (commit, record["build_number"].as_u64()),
+            ("unknown", Some(0))
+        ),
+    }
+}
+
+#[test]
 fn json_has_llama_benchs_fields_and_ours() {
     for r in records(&[
         "--isa",
