@@ -1,6 +1,6 @@
 //! `octavo chat`: turns with a model, each reading only what the cache does not hold yet.
 
-use std::io::{self, BufRead, IsTerminal, Read};
+use std::io::{self, BufRead, Read};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -274,7 +274,7 @@ enum Input {
 
 impl Input {
     fn new(no_history: bool) -> Result<Input, Failure> {
-        if !io::stdin().is_terminal() {
+        if !terminal::stdin_is_terminal() {
             return Ok(Input::Pipe);
         }
         let config = Config::builder()

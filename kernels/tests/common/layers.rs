@@ -1,5 +1,5 @@
-//! Layers of a decoder on random weights, for what must hold of whole steps: all operations, with
-//! biases left out.
+//! Layers of a decoder on random weights, for what must hold of whole steps: all operations but
+//! biases and given rows.
 
 use std::sync::Arc;
 
