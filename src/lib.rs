@@ -1,29 +1,48 @@
 //! Octavo: a GGUF-loading LLM inference engine whose numbers can be proved.
 //!
-//! The way data flows: a file becomes a [`model::Model`] (checked hyperparameters, bound weights, a
-//! graph of named ops), a [`backend`] executes it, an [`engine::Session`] is one timeline, and
-//! [`sample`] chooses tokens. Nothing flows backwards: the model knows no backend, the backend no
-//! request.
+//! The front door: what a program needs to load a model and to get text, logits or any intermediate
+//! value out of it. `examples/` has programs for each.
+//!
+//! ```
+//! use octavo_llm::{Engine, EngineOptions, ModelSource, Options, generate};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // or ModelSource::Path("model.gguf".into())
+//! let engine = Engine::load(&ModelSource::Demo, &EngineOptions::default(), &mut |_| {})?;
+//! let prompt = engine.tokenizer().encode(b"1+1=", Default::default())?;
+//! let options = Options {
+//!     max_tokens: Some(1),
+//!     ..Options::default()
+//! };
+//! let answer = generate(
+//!     &mut engine.session(),
+//!     engine.tokenizer(),
+//!     &prompt,
+//!     &options,
+//!     &mut |text: &str| print!("{text}"),
+//! )?;
+//! assert_eq!(answer.text, "2");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Behind it stand the crates, each with what its name says: [`text`] knows no tensor, [`model`] no
+//! backend, [`engine`] no file that it writes, and [`lab`] holds them all against references.
 
-pub mod awq;
-pub mod backend;
-pub mod bench;
-pub mod chat;
-pub mod diff;
-pub mod engine;
-mod error;
-pub mod eval;
-pub mod generate;
-pub mod hf;
-pub mod imatrix;
-pub mod kv;
-pub mod model;
-pub mod quant_report;
-pub mod quantize;
-pub mod report;
-pub mod sample;
-pub mod stop;
-pub mod threads;
-pub mod tokenizer;
+pub use octavo_engine as engine;
+pub use octavo_lab as lab;
+pub use octavo_model as model;
+pub use octavo_text as text;
 
-pub use error::Error;
+pub use octavo_engine::backend::{Role, TapSink, TapView};
+pub use octavo_engine::generate::{Generation, Observer, Stats, generate};
+pub use octavo_engine::sample::SamplerConfig;
+pub use octavo_engine::sequence::{Finish, Options};
+pub use octavo_engine::{
+    Batch, BatchError, DeviceChoice, Engine, EngineOptions, Error, Event, Loading, Logits,
+    ModelSource, Session, Wanted,
+};
+pub use octavo_kernels::{Isa, IsaChoice, KvType};
+pub use octavo_model::{Hparams, Model, Tap};
+pub use octavo_text::chat::{ChatTemplate, Message};
+pub use octavo_text::tokenizer::{EncodeOptions, Tokenizer};

@@ -1,11 +1,11 @@
 //! The same bits, whatever the number of threads, the cut of the prompt into batches, the place of
 //! pages in the cache, and the history of a session.
 
+use octavo_engine::backend::Role;
+use octavo_engine::sample::top_logits;
+use octavo_engine::{Engine, EngineOptions, ModelSource, Session, Wanted};
+use octavo_fixtures::{shared, workspace_root};
 use octavo_kernels::{Isa, IsaChoice, KvType};
-use octavo_llm::backend::Role;
-use octavo_llm::engine::{Engine, EngineOptions, ModelSource, Session, Wanted};
-use octavo_llm::sample::top_logits;
-use octavo_reference::fixtures::{shared, workspace_root};
 
 /// 37 positions: more than two pages, and no multiple of 7, 16 or a kernel's tile.
 const PROMPT: usize = 37;
@@ -59,7 +59,7 @@ fn most_likely(logits: &[f32]) -> u32 {
 }
 
 /// All logits of a prompt and of a greedy generation after it, as bits.
-fn timeline(session: &mut Session<'_>, prompt: &[u32], generated: usize) -> (Vec<u32>, Vec<u32>) {
+fn timeline(session: &mut Session, prompt: &[u32], generated: usize) -> (Vec<u32>, Vec<u32>) {
     let read = session
         .eval(prompt, Role::Prompt, Wanted::All)
         .expect("logits");
@@ -284,7 +284,7 @@ fn looking_at_tensors_changes_nothing() {
             .expect("logits")
             .data;
         let (mut seen, mut got) = (0, Vec::new());
-        let mut look = |_: &octavo_llm::backend::TapView<'_>| seen += 1;
+        let mut look = |_: &octavo_engine::backend::TapView<'_>| seen += 1;
         let mut session = engine.session();
         let mut sink = |_: usize, row: &[f32]| got.extend_from_slice(row);
         session
@@ -306,7 +306,7 @@ fn looking_at_tensors_changes_nothing() {
 /// The mapped file and the file in memory are the same bytes.
 #[test]
 fn reading_instead_of_mapping_changes_nothing() {
-    let path = workspace_root().join("reference/demo/tiny-qwen3-Q4_K_M.gguf");
+    let path = workspace_root().join("src/engine/demo/tiny-qwen3-Q4_K_M.gguf");
     let run = |mmap| {
         let source = ModelSource::Path(path.clone());
         let engine = load(

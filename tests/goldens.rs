@@ -4,15 +4,12 @@
 //! F32 models are held against llama.cpp itself. All others are held against the exact logits
 //! (llama.cpp on the file dequantized to F32), and our error is put beside llama.cpp's own.
 
-#[path = "model_support/logits.rs"]
-mod model_logits;
-
 use std::path::{Path, PathBuf};
 
-use model_logits::{load, logits};
+use crate::logits::{load, logits};
+use octavo_engine::backend::Role;
+use octavo_fixtures::{committed_goldens, shared_dir, workspace_root};
 use octavo_kernels::Isa;
-use octavo_llm::backend::Role;
-use octavo_reference::fixtures::{committed_goldens, shared_dir, workspace_root};
 use octavo_reference::golden::{Full, Golden, read_summary};
 use octavo_reference::metrics::{kl, nmse, top_order};
 
@@ -30,7 +27,7 @@ struct Recorded {
 
 fn recorded() -> Vec<Recorded> {
     let mut all = Vec::new();
-    let demo = workspace_root().join("reference/demo");
+    let demo = workspace_root().join("src/engine/demo");
     for models in [demo, workspace_root().join("reference/models")] {
         add(&mut all, &models, &committed_goldens());
     }
@@ -250,7 +247,7 @@ fn rows_as_in_the_file() {
 /// The same comparison must fail for a model that is not quite the one recorded.
 #[test]
 fn a_wrong_token_is_seen() {
-    let model = workspace_root().join("reference/demo/tiny-qwen3-Q4_K_M.gguf");
+    let model = workspace_root().join("src/engine/demo/tiny-qwen3-Q4_K_M.gguf");
     let golden = Full::read(&committed_goldens().join("tiny-qwen3-Q4_K_M/capital.safetensors"))
         .expect("a golden");
     let engine = load(&model, Isa::best(), true);

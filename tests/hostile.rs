@@ -2,21 +2,19 @@
 //! whatever is wrong, the answer is a result or one line that names the file, soon, and without
 //! memory that the file does not pay for.
 
-mod model_support;
-
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use gguf_rs_lite::TensorType;
-use model_support::breaking::{Rng, damage};
-use model_support::{File, Val};
+use octavo_engine::backend::Role;
+use octavo_engine::generate::{Observer, Options, generate};
+use octavo_engine::{Engine, EngineOptions, ModelSource, Wanted};
+use octavo_fixtures::breaking::{Rng, damage};
+use octavo_fixtures::tiny::{File, Val};
 use octavo_kernels::{Isa, IsaChoice, KvType};
-use octavo_llm::backend::Role;
-use octavo_llm::chat::Message;
-use octavo_llm::engine::{Engine, EngineOptions, ModelSource, Wanted};
-use octavo_llm::generate::{Observer, Options, generate};
-use octavo_llm::tokenizer::{EncodeOptions, Tokenizer};
+use octavo_text::chat::Message;
+use octavo_text::tokenizer::{EncodeOptions, Tokenizer};
 
 const ARCHS: [&str; 3] = ["llama", "qwen2", "qwen3"];
 
@@ -127,10 +125,7 @@ fn examine(path: &Path, turn: usize) -> Vec<String> {
             &mut errors,
         );
     }
-    let special = EncodeOptions {
-        add_special: true,
-        parse_special: true,
-    };
+    let special = EncodeOptions::PROMPT;
     let Some(mut ids) = keep(engine.tokenizer().encode(text, special), &mut errors) else {
         return errors;
     };

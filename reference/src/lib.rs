@@ -6,17 +6,13 @@
 //! * [`kld_base`]: the file of log-probabilities that `llama-perplexity --kl-divergence-base`
 //!   writes, in and out;
 //! * [`formats`]: what other llama.cpp programs write, and how such files are recognised;
-//! * [`metrics`]: how far two sets of logits are apart;
-//! * [`demo`]: the small trained model that is built into the binary;
-//! * [`fixtures`]: where tests find the large fixtures, and what they do without them.
+//! * [`metrics`]: how far two sets of logits are apart.
 //!
 //! Nothing here is fast on purpose, and nothing here is shared with the engine but the GGUF reader
 //! and the scalar dequantizers: a fault in the engine's graph, kernels or hyperparameters cannot
 //! hide in its own reference.
 
-pub mod demo;
 mod error;
-pub mod fixtures;
 pub mod formats;
 pub mod golden;
 pub mod kld_base;

@@ -1,8 +1,9 @@
 //! Reading goldens, and refusing what is not one.
 
+use octavo_fixtures as fixtures;
+use octavo_reference::Error;
 use octavo_reference::golden::{Full, Golden, read_summary};
 use octavo_reference::metrics::{kl, log_sum_exp};
-use octavo_reference::{Error, fixtures};
 use safetensors::Dtype;
 use safetensors::tensor::{TensorView, serialize};
 

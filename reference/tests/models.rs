@@ -2,8 +2,9 @@
 //! repository always, the large set where it is at hand.
 
 use gguf_rs_lite::{Gguf, OpenOptions};
+use octavo_fixtures as fixtures;
 use octavo_reference::golden::{Full, read_summary};
-use octavo_reference::{Oracle, fixtures, metrics};
+use octavo_reference::{Oracle, metrics};
 use std::path::{Path, PathBuf};
 
 /// llama.cpp computes the exact dequantization in f32, with f32 angles and sums of up to 512 terms:
@@ -65,7 +66,7 @@ fn committed_models() {
     let reference = fixtures::workspace_root().join("reference");
     let goldens = fixtures::committed_goldens();
     let compared = [
-        ("demo/tiny-qwen3-Q4_K_M.gguf", 3),
+        ("../src/engine/demo/tiny-qwen3-Q4_K_M.gguf", 3),
         ("models/rnd-llama-Q4_K_M.gguf", 2),
         ("models/rnd-qwen2-Q6_K.gguf", 2),
     ];

@@ -1,7 +1,8 @@
 //! The results file, against the one that llama-results writes.
 
+use octavo_fixtures as fixtures;
 use octavo_reference::results::Results;
-use octavo_reference::{Error, fixtures, metrics};
+use octavo_reference::{Error, metrics};
 use std::process::{Command, Stdio};
 
 fn small() -> Results {
@@ -47,7 +48,7 @@ fn half_a_row_is_not_written() {
 
 #[test]
 fn a_model_or_a_wrong_id_is_not_read() {
-    let model = fixtures::workspace_root().join("reference/demo/tiny-qwen3-Q4_K_M.gguf");
+    let model = fixtures::workspace_root().join("src/engine/demo/tiny-qwen3-Q4_K_M.gguf");
     let error = Results::read(&model).unwrap_err().to_string();
     assert!(
         error.ends_with(r#"key "path_model": expected the model's path, got nothing"#),
@@ -82,7 +83,7 @@ fn the_layout_is_that_of_llama_results() {
         let mut command = Command::new(&program);
         command.current_dir(&reference).args([
             "-m",
-            "demo/tiny-qwen3-Q4_K_M.gguf",
+            "../src/engine/demo/tiny-qwen3-Q4_K_M.gguf",
             "-p",
             "1+1=",
             "-t",

@@ -3,15 +3,16 @@
 //! where llama.cpp is not built.
 
 use gguf_rs_lite::{Gguf, OpenOptions, OwnedValue, TensorType, Writer};
+use octavo_fixtures as fixtures;
 use octavo_reference::results::Results;
-use octavo_reference::{Oracle, fixtures, metrics};
+use octavo_reference::{Oracle, metrics};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 const LLAMA: &str = "models/rnd-llama-Q4_K_M.gguf";
 const QWEN2: &str = "models/rnd-qwen2-Q6_K.gguf";
-const QWEN3: &str = "demo/tiny-qwen3-Q4_K_M.gguf";
+const QWEN3: &str = "../src/engine/demo/tiny-qwen3-Q4_K_M.gguf";
 
 /// A model in memory: every tensor F32.
 struct Model {

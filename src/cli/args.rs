@@ -4,10 +4,10 @@ use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use octavo_engine::generate;
+use octavo_engine::sample::{SamplerConfig, Stage};
+use octavo_engine::{DeviceChoice, EngineOptions, default_batch};
 use octavo_kernels::{IsaChoice, KvType};
-use octavo_llm::engine::{DeviceChoice, EngineOptions, default_batch};
-use octavo_llm::generate;
-use octavo_llm::sample::{SamplerConfig, Stage};
 
 use super::failure::Failure;
 use super::prompt::unescape;

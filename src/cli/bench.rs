@@ -1,11 +1,11 @@
 //! `octavo bench`: llama-bench's measurements, each as a part of what the machine can do.
 
 use clap::{Args, ValueEnum};
+use octavo_engine::backend::cuda;
+use octavo_engine::threads::Machine;
+use octavo_engine::{DeviceChoice, Engine, EngineOptions, ModelSource, default_batch};
 use octavo_kernels::{IsaChoice, KvType};
-use octavo_llm::backend::cuda;
-use octavo_llm::bench::{self, Limits, Processor, Record, Setting, Test};
-use octavo_llm::engine::{DeviceChoice, Engine, EngineOptions, ModelSource, default_batch};
-use octavo_llm::threads::Machine;
+use octavo_lab::bench::{self, Build, Limits, Processor, Record, Setting, Test};
 use serde_json::Value;
 
 use super::args::{DeviceArgs, ModelArgs};
@@ -131,12 +131,13 @@ pub(super) fn run(args: &BenchArgs) -> Result<Exit, Failure> {
     };
     let source = load::source(&args.model);
     // a file that cannot be run is refused before anything takes time
-    octavo_llm::model::Model::load(&source.open(!args.no_mmap)?)?;
+    octavo_model::Model::load(&source.open(!args.no_mmap)?)?;
     let mut printer = Printer::new(args.output);
     for threads in numbers {
         let measure_limits = || Limits::measure(&processor, threads.count);
         let limits = (!args.no_limits).then(measure_limits).transpose()?;
         let setting = Setting {
+            build: build(),
             model: args
                 .model
                 .path()
@@ -163,7 +164,7 @@ fn processor(args: &BenchArgs) -> Result<Processor, Failure> {
     let cpu = || Ok(Processor::Cpu(args.isa.resolve()?));
     match args.device.choice(args.isa)? {
         DeviceChoice::Cpu => cpu(),
-        DeviceChoice::Cuda(gpu) => Ok(open(gpu).map_err(octavo_llm::Error::from)?),
+        DeviceChoice::Cuda(gpu) => Ok(open(gpu).map_err(octavo_engine::Error::from)?),
         DeviceChoice::Auto { gpu, asked } => open(gpu).or_else(|error| {
             if asked || !matches!(error, cuda::Error::NoDriver) {
                 terminal::note(&format!("octavo: on the CPU: {error}"));
@@ -311,6 +312,16 @@ fn table_head() -> String {
         if *width < 0 { dashes } else { dashes + ":" }
     };
     table_line(COLUMNS.iter().map(|c| c.0.to_owned())) + &table_line(COLUMNS.iter().map(rule))
+}
+
+/// What `src/build.rs` found out about the sources.
+fn build() -> Build {
+    Build {
+        commit: option_env!("OCTAVO_BUILD_COMMIT").unwrap_or("unknown"),
+        number: option_env!("OCTAVO_BUILD_NUMBER")
+            .and_then(|number| number.parse().ok())
+            .unwrap_or(0),
+    }
 }
 
 fn table_row(test: Test, r: &Record) -> String {

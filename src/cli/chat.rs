@@ -4,10 +4,9 @@ use std::io::{self, BufRead, Read};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use octavo_llm::chat::{ChatTemplate, Message};
-use octavo_llm::engine::{Engine, Session};
-use octavo_llm::generate::{Finish, Options, generate};
-use octavo_llm::tokenizer::{EncodeOptions, Tokenizer};
+use octavo_engine::generate::{Finish, Options, generate};
+use octavo_engine::{Engine, Session};
+use octavo_text::chat::{self, ChatTemplate, Message};
 use rustyline::error::ReadlineError;
 use rustyline::{Config, DefaultEditor};
 
@@ -65,23 +64,6 @@ pub(super) fn template(engine: &Engine) -> Result<ChatTemplate, Failure> {
             engine.gguf().name()
         ))
     })
-}
-
-/// Tokens of a rendered conversation. Most templates write the BOS token themselves; it is added
-/// only where it lacks.
-pub(super) fn encode(tokenizer: &Tokenizer, rendered: &str) -> Result<Vec<u32>, Failure> {
-    let options = EncodeOptions {
-        add_special: false,
-        parse_special: true,
-    };
-    let mut ids = tokenizer.encode(rendered.as_bytes(), options)?;
-    if let Some(bos) = tokenizer
-        .bos()
-        .filter(|bos| tokenizer.add_bos() && ids.first() != Some(bos))
-    {
-        ids.insert(0, bos);
-    }
-    Ok(ids)
 }
 
 /// Runs the command.
@@ -162,7 +144,7 @@ fn converse(
 struct Conversation<'e> {
     engine: &'e Engine,
     template: &'e ChatTemplate,
-    session: Session<'e>,
+    session: Session,
     system: Vec<Message>,
     messages: Vec<Message>,
     options: Options,
@@ -223,7 +205,7 @@ impl<'e> Conversation<'e> {
 
     fn answer(&mut self) -> Result<Finish, Failure> {
         let rendered = self.template.render(&self.messages, true)?;
-        let ids = encode(self.engine.tokenizer(), &rendered)?;
+        let ids = chat::encode(self.engine.tokenizer(), &rendered)?;
         let generating = Generating::begin();
         let mut output = Output::new(&generating, true, "reading");
         let result = generate(

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use gguf_rs_lite::{OpenOptions, TensorType};
-use octavo_llm::hf;
-use octavo_llm::quantize::{Change, Plan, Progress};
+use octavo_engine::hf;
+use octavo_lab::quantize::{Change, Plan, Progress};
 
 use super::failure::{Exit, Failure};
 use super::output::{Inputs, Kind, Output};
@@ -77,7 +77,8 @@ pub(super) fn run(args: &ConvertArgs) -> Result<Exit, Failure> {
     output.check()?;
     signal::install()?;
     let start = std::time::Instant::now();
-    let gguf = hf::open(&args.input, &OpenOptions::default()).map_err(octavo_llm::Error::from)?;
+    let gguf =
+        hf::open(&args.input, &OpenOptions::default()).map_err(octavo_engine::Error::from)?;
     let plan = Plan::of_folder(&gguf, args.to, args.threads.count())?;
     output.check()?;
     let (total, mut done) = (plan.totals().before, 0);

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use octavo_kernels::IsaChoice;
-use octavo_llm::diff::{Against, LlamaCpp};
-use octavo_llm::tokenizer::EncodeOptions;
+use octavo_lab::diff::{Against, LlamaCpp};
+use octavo_text::tokenizer::EncodeOptions;
 
 use super::args::{ComputeArgs, Device};
 use super::failure::{Exit, Failure};
@@ -185,8 +185,10 @@ impl DiffArgs {
             ["", "bin", "build/bin"].map(|place| folder.join(place).join("llama-results"))
         };
         // raw floats have their tokens beside them
-        let beside =
-            |path: &PathBuf| path.with_file_name(format!("{}-tokens.bin", suite::stem(path)));
+        let beside = |path: &PathBuf| {
+            let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+            path.with_file_name(format!("{stem}-tokens.bin"))
+        };
         Inputs::default()
             .model(self.a.as_deref())
             .model(self.b.as_deref())

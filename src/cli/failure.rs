@@ -4,7 +4,11 @@ use std::error::Error;
 use std::io;
 use std::process::ExitCode;
 
+use octavo_engine as engine;
+use octavo_engine::backend::{cpu, cuda};
+use octavo_engine::sequence::SequenceError;
 use octavo_kernels::{KvTooLarge, MatrixError, NoMemory};
+use octavo_lab::{awq, diff, imatrix};
 
 use super::terminal;
 
@@ -38,7 +42,7 @@ pub(super) enum Failure {
     Usage(String),
     /// Bad input: exit code 1.
     Input(String),
-    /// Whoever read stdout has gone away: nobody is left to tell.
+    /// The reader of stdout closed it: exit quietly.
     Pipe,
 }
 
@@ -77,27 +81,47 @@ impl<E: Error + 'static> From<E> for Failure {
 }
 
 /// What would help, in the options' names, which nothing but the command line knows.
-fn advise(error: &(dyn Error + 'static)) -> Option<&'static str> {
-    use octavo_llm::{Error as Engine, backend::cpu, generate};
-    if let Some(MatrixError::NoMemory { .. }) = error.downcast_ref() {
-        return Some(
-            "--no-repack runs from the file's own rows, and a smaller -c N or --kv-type q8_0 makes the KV cache smaller",
-        );
-    }
-    if error.is::<KvTooLarge>() {
-        return Some("a smaller -c N or --kv-type q8_0 makes it smaller");
-    }
-    if error.is::<NoMemory>() {
-        return Some(
-            "smaller -b N, fewer threads with -t N, a smaller -c N and --no-repack take less",
-        );
-    }
-    if let Some(generate::Error::<Engine>::PromptTooLong { .. }) = error.downcast_ref() {
-        return Some("-c N sets it");
-    }
-    match error.downcast_ref() {
-        Some(Engine::Context { .. }) => Some("-c N sets how many"),
-        Some(Engine::Cpu(cpu::Error::KvType { .. })) => Some("--kv-type sets the type"),
+fn advise(error: &(dyn Error + 'static)) -> Option<String> {
+    let advice = if let Some(MatrixError::NoMemory { .. }) = error.downcast_ref() {
+        "--no-repack runs from the file's own rows, and a smaller -c N or --kv-type q8_0 makes the \
+         KV cache smaller"
+    } else if error.is::<KvTooLarge>() {
+        "a smaller -c N or --kv-type q8_0 makes it smaller"
+    } else if error.is::<NoMemory>() {
+        "smaller -b N, fewer threads with -t N, a smaller -c N and --no-repack take less"
+    } else if let Some(SequenceError::PromptTooLong { .. }) = error.downcast_ref() {
+        "-c N sets it"
+    } else if let Some(awq::Error::Rows { .. }) = error.downcast_ref() {
+        "--group sets it"
+    } else if let Some(imatrix::Error::TooShort { .. }) = error.downcast_ref() {
+        "-c sets the length of a chunk"
+    } else if let Some(diff::Error::NoText { .. }) = error.downcast_ref() {
+        "-p TEXT or -f FILE gives it"
+    } else if let Some(error) = error.downcast_ref() {
+        return advise_on_cuda(error);
+    } else {
+        return match error.downcast_ref()? {
+            engine::Error::Context { .. } => Some("-c N sets how many".to_owned()),
+            engine::Error::Cpu(cpu::Error::KvType { .. }) => Some(KV_TYPE.to_owned()),
+            engine::Error::Cuda(error) => advise_on_cuda(error),
+            _ => None,
+        };
+    };
+    Some(advice.to_owned())
+}
+
+const KV_TYPE: &str = "--kv-type sets the type";
+
+fn advise_on_cuda(error: &cuda::Error) -> Option<String> {
+    match error {
+        cuda::Error::KvType { .. } => Some(KV_TYPE.to_owned()),
+        cuda::Error::TooLarge { fitting, .. } => {
+            let less = "smaller -c and -b and --kv-type q8_0 take less";
+            Some(match fitting {
+                Some(n) => format!("--gpu-layers {n} would fit; {less}"),
+                None => less.to_owned(),
+            })
+        }
         _ => None,
     }
 }

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use octavo_llm::engine::EngineOptions;
-use octavo_llm::imatrix::{Collector, Options};
+use octavo_engine::EngineOptions;
+use octavo_lab::imatrix::{Collector, Options};
 
 use super::args::{ComputeArgs, ModelArgs};
 use super::failure::{Exit, Failure};

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use octavo_llm::engine::{Engine, EngineOptions, Loading, LoadingSink, ModelSource};
-use octavo_llm::model::Hparams;
+use octavo_engine::{Engine, EngineOptions, Loading, LoadingSink, ModelSource};
+use octavo_model::Hparams;
 
 use super::args::{ComputeArgs, ModelArgs};
 use super::failure::Failure;

@@ -5,11 +5,11 @@ use std::fmt::Write;
 use std::path::PathBuf;
 
 use clap::Args;
-use octavo_llm::backend::{Role, TapView};
-use octavo_llm::engine::{Engine, Wanted};
-use octavo_llm::sample::top_logits;
-use octavo_llm::tokenizer::EncodeOptions;
+use octavo_engine::backend::{Role, TapView};
+use octavo_engine::sample::top_logits;
+use octavo_engine::{Engine, Wanted};
 use octavo_reference::results::Results;
+use octavo_text::tokenizer::EncodeOptions;
 use regex::Regex;
 use serde::Serialize;
 use serde_json::{Value, json};

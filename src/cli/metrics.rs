@@ -1,6 +1,6 @@
 //! What a generation cost: one line for people, one object for programs.
 
-use octavo_llm::generate::{Finish, Stats};
+use octavo_engine::generate::{Finish, Stats};
 use serde::Serialize;
 
 use super::terminal;

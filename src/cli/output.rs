@@ -10,8 +10,8 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use gguf_rs_lite::{Gguf, OpenOptions, Value, behind_links, check_replaceable};
-use octavo_llm::eval::base;
-use octavo_llm::report::Page;
+use octavo_lab::eval::base;
+use octavo_lab::report::Page;
 
 use super::failure::Failure;
 

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
-use octavo_llm::engine::{Engine, EngineOptions, default_threads};
-use octavo_llm::eval::base::{self, Reader};
-use octavo_llm::eval::{self, Divergence, Error, Observer, Options, Perplexity, Text};
+use octavo_engine::{Engine, EngineOptions, default_threads};
+use octavo_lab::eval::base::{self, Reader};
+use octavo_lab::eval::{self, Divergence, Error, Observer, Options, Perplexity, Text};
 
 use super::args::{ComputeArgs, ModelArgs};
 use super::failure::{Exit, Failure};

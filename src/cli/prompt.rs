@@ -6,7 +6,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use octavo_llm::tokenizer::MAX_TEXT_BYTES;
+use octavo_text::tokenizer::MAX_TEXT_BYTES;
 
 use super::failure::Failure;
 

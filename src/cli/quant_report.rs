@@ -5,15 +5,15 @@ use std::path::PathBuf;
 
 use clap::Args;
 use gguf_rs_lite::{Temporary, TensorType};
-use octavo_llm::engine::ModelSource;
-use octavo_llm::eval;
-use octavo_llm::imatrix::Importance;
-use octavo_llm::quant_report::{
+use octavo_engine::ModelSource;
+use octavo_lab::eval;
+use octavo_lab::imatrix::Importance;
+use octavo_lab::quant_report::{
     Base, Error, Row, Sensitivity, Setup, Watch, base, check, existing, quantized, sensitivity,
 };
-use octavo_llm::quantize::Target;
-use octavo_llm::report::{Axes, ChartError, Page, named_points};
-use octavo_llm::tokenizer::Tokenizer;
+use octavo_lab::quantize::Target;
+use octavo_lab::report::{Axes, ChartError, Page, named_points};
+use octavo_text::tokenizer::Tokenizer;
 use serde_json::json;
 
 use super::args::ComputeArgs;

@@ -4,11 +4,11 @@ use std::cell::Cell;
 use std::io::{self, Write};
 
 use clap::Args;
-use octavo_llm::chat::Message;
-use octavo_llm::engine::Engine;
-use octavo_llm::generate::{Finish, Generation, Observer, generate};
-use octavo_llm::sample::Logprobs;
-use octavo_llm::tokenizer::{EncodeOptions, Tokenizer};
+use octavo_engine::Engine;
+use octavo_engine::generate::{Finish, Generation, Observer, generate};
+use octavo_engine::sample::Logprobs;
+use octavo_text::chat::Message;
+use octavo_text::tokenizer::{EncodeOptions, Tokenizer};
 use serde_json::{Value, json};
 
 use super::args::{ComputeArgs, GenerateArgs, ModelArgs};
@@ -138,10 +138,7 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Failure> {
 /// The prompt's text, templated if asked for, and its tokens.
 fn prepare(args: &RunArgs, engine: &Engine, text: Vec<u8>) -> Result<(Vec<u8>, Vec<u32>), Failure> {
     if !args.chat {
-        let options = EncodeOptions {
-            add_special: true,
-            parse_special: true,
-        };
+        let options = EncodeOptions::PROMPT;
         let ids = engine.tokenizer().encode(&text, options)?;
         return Ok((text, ids));
     }
@@ -158,7 +155,7 @@ fn prepare(args: &RunArgs, engine: &Engine, text: Vec<u8>) -> Result<(Vec<u8>, V
         .collect();
     messages.push(Message::new("user", content));
     let rendered = chat::template(engine)?.render(&messages, true)?;
-    let ids = chat::encode(engine.tokenizer(), &rendered)?;
+    let ids = octavo_text::chat::encode(engine.tokenizer(), &rendered)?;
     Ok((rendered.into_bytes(), ids))
 }
 

@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use octavo_llm::diff::stop_llama_cpp;
+use octavo_lab::diff::stop_llama_cpp;
 
 use super::failure::Failure;
 

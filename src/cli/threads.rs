@@ -1,7 +1,7 @@
 //! `-t`: the number of threads, decided in one place for every command.
 
 use clap::Args;
-use octavo_llm::threads::{Machine, Threads};
+use octavo_engine::threads::{Machine, Threads};
 
 /// What decides where it is not given, for the help of those who take a list of them.
 pub(super) const DEFAULT: &str = "[default: one for each physical performance core that this process may use (second \

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use clap::Args;
-use octavo_llm::tokenizer::{EncodeOptions, Tokenizer};
+use octavo_text::tokenizer::{EncodeOptions, Tokenizer};
 
 use super::args::ModelArgs;
 use super::failure::{Exit, Failure};

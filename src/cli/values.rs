@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use clap::builder::{PossibleValue, TypedValueParser};
 use clap::{Arg, Command};
 use octavo_kernels::{Isa, IsaChoice, KvType};
-use octavo_llm::quantize::Target;
+use octavo_lab::quantize::Target;
 
 /// Reads a value with `parse`; `names` are what completions offer. What else `parse` knows is taken
 /// too, and what is wrong is said in its words.
@@ -69,7 +69,7 @@ fn target_names() -> Vec<&'static str> {
 pub(super) fn target() -> Named<Target> {
     Named::new(target_names, |text| {
         text.parse()
-            .map_err(|error: octavo_llm::quantize::UnknownTarget| error.to_string())
+            .map_err(|error: octavo_lab::quantize::UnknownTarget| error.to_string())
     })
 }
 

@@ -1,12 +1,12 @@
-//! One timeline: tokens, and the pages that hold their keys and values.
+//! One timeline, driven by whoever waits for it: the front of the runtime for a command line and for
+//! tests.
 
-use octavo_kernels::{Sequence, Step};
+use octavo_kernels::Role;
 
-use super::{Engine, Runtime};
-use crate::backend::{Role, TapSink, TapView};
-use crate::error::Error;
-use crate::kv::BlockTable;
-use crate::sample::are_finite;
+use crate::Error;
+use crate::backend::TapSink;
+use crate::engine::Engine;
+use crate::runtime::{Entry, Output, Timeline, Value};
 
 /// Of which of the given tokens logits are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,45 +45,39 @@ impl Logits {
     }
 }
 
-/// One timeline of a loaded model. Dropping it frees its pages.
-pub struct Session<'e> {
-    engine: &'e Engine,
-    tokens: Vec<u32>,
-    table: BlockTable,
-    /// The table's page numbers, as a step takes them.
-    pages: Vec<u32>,
+/// One timeline of a loaded model: takes tokens, and waits for what comes of them. Dropping it frees
+/// its pages.
+pub struct Session {
+    engine: Engine,
+    timeline: Timeline,
 }
 
-impl<'e> Session<'e> {
-    pub(super) fn new(engine: &'e Engine) -> Session<'e> {
+impl Session {
+    pub(crate) fn new(engine: &Engine) -> Session {
         Session {
-            engine,
-            tokens: Vec::new(),
-            table: BlockTable::new(),
-            pages: Vec::new(),
+            engine: engine.clone(),
+            timeline: Timeline::default(),
         }
     }
 
     /// The model.
-    pub fn engine(&self) -> &'e Engine {
-        self.engine
+    pub fn engine(&self) -> &Engine {
+        &self.engine
     }
 
     /// Tokens whose keys and values are cached.
     pub fn tokens(&self) -> &[u32] {
-        &self.tokens
+        &self.timeline.tokens
     }
 
     /// Positions there are.
     pub fn n_ctx(&self) -> usize {
-        self.engine.n_ctx
+        self.engine.n_ctx()
     }
 
     /// Forgets all but the first `n` tokens.
     pub fn truncate(&mut self, n: usize) {
-        let mut runtime = lock(self.engine);
-        self.tokens.truncate(n);
-        self.table.truncate(&mut runtime.pool, self.tokens.len());
+        self.engine.runtime().truncate(&mut self.timeline, n);
     }
 
     /// Appends tokens and returns the logits wanted. A prompt is cut into batches; that changes no
@@ -116,7 +110,11 @@ impl<'e> Session<'e> {
         tap: Option<&mut TapSink<'_>>,
         sink: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), Error> {
-        self.run(tokens, role, wanted, tap, &mut Outputs::Rows(sink))
+        self.run(tokens, role, wanted, tap, false, &mut |output| {
+            if let Value::Logits(row) = output.value {
+                sink(output.position, row);
+            }
+        })
     }
 
     /// Appends tokens and returns the most likely next one, the lowest id of equals. A device that
@@ -129,13 +127,11 @@ impl<'e> Session<'e> {
     /// If there are no tokens.
     pub fn eval_best(&mut self, tokens: &[u32], role: Role) -> Result<u32, Error> {
         let mut best = None;
-        self.run(
-            tokens,
-            role,
-            Wanted::Last,
-            None,
-            &mut Outputs::Best(&mut best),
-        )?;
+        self.run(tokens, role, Wanted::Last, None, true, &mut |output| {
+            if let Value::Argmax(id) = output.value {
+                best = Some(id);
+            }
+        })?;
         Ok(best.expect("expected at least one token"))
     }
 
@@ -145,38 +141,33 @@ impl<'e> Session<'e> {
         role: Role,
         wanted: Wanted,
         mut tap: Option<&mut TapSink<'_>>,
-        outputs: &mut Outputs<'_>,
+        only_argmax: bool,
+        sink: &mut dyn FnMut(Output<'_>),
     ) -> Result<(), Error> {
-        let (have, n_ctx, n_vocab) = (
-            self.tokens.len(),
-            self.n_ctx(),
-            self.engine.hparams().n_vocab(),
-        );
-        if have + tokens.len() > n_ctx {
-            return Err(Error::Context {
-                have,
-                new: tokens.len(),
-                n_ctx,
-            });
-        }
-        if let Some(&id) = tokens.iter().find(|t| **t as usize >= n_vocab) {
-            return Err(Error::Token { id, n_vocab });
-        }
+        let have = self.timeline.tokens.len();
+        self.check(tokens)?;
+        let limits = self.engine.limits();
         let batch = if wanted == Wanted::All {
-            self.engine.limits.wanted
+            limits.wanted
         } else {
-            self.engine.limits.rows
+            limits.rows
         };
         let mut left = tokens.len();
         for part in tokens.chunks(batch) {
             left -= part.len();
-            let rows = match wanted {
-                Wanted::All => 0..part.len(),
-                Wanted::Last if left == 0 => part.len() - 1..part.len(),
-                _ => 0..0,
-            };
-            let result = self.step(part, role, rows, &mut tap, outputs);
-            if let Err(error) = result {
+            let mut entries = [Entry {
+                wanted: match wanted {
+                    Wanted::All => 0..part.len(),
+                    Wanted::Last if left == 0 => part.len() - 1..part.len(),
+                    _ => 0..0,
+                },
+                only_argmax,
+                ..Entry::new(&mut self.timeline, part)
+            }];
+            let tap = tap.as_mut().map(|tap| &mut **tap as &mut TapSink<'_>);
+            let result = self.engine.runtime().step(role, &mut entries, tap, sink);
+            let [entry] = entries;
+            if let Err(error) = result.and(entry.failed.map_or(Ok(()), Err)) {
                 self.truncate(have);
                 return Err(error);
             }
@@ -184,106 +175,22 @@ impl<'e> Session<'e> {
         Ok(())
     }
 
-    fn step(
-        &mut self,
-        part: &[u32],
-        role: Role,
-        wanted: std::ops::Range<usize>,
-        tap: &mut Option<&mut TapSink<'_>>,
-        outputs: &mut Outputs<'_>,
-    ) -> Result<(), Error> {
-        let start = self.tokens.len();
-        let mut runtime = lock(self.engine);
-        let Runtime { executable, pool } = &mut *runtime;
-        for copy in self.table.reserve(pool, start + part.len())? {
-            executable.copy_page(copy.from.0, copy.to.0)?;
+    /// Whether these tokens can be appended.
+    fn check(&self, tokens: &[u32]) -> Result<(), Error> {
+        let (have, new, n_ctx) = (self.timeline.tokens.len(), tokens.len(), self.n_ctx());
+        if have + new > n_ctx {
+            return Err(Error::Context { have, new, n_ctx });
         }
-        self.pages.clear();
-        self.pages
-            .extend(self.table.pages().iter().map(|page| page.0));
-        let seqs = [Sequence {
-            tokens: part,
-            start,
-            table: &self.pages,
-            wanted: wanted.clone(),
-        }];
-        let step = Step {
-            role,
-            seqs: &seqs,
-            input: &[],
-        };
-        let first = start + wanted.start;
-        let bad = match outputs {
-            Outputs::Rows(sink) => {
-                let logits =
-                    executable.step(&step, tap.as_mut().map(|t| &mut **t as &mut TapSink<'_>))?;
-                let n_vocab = self.engine.hparams().n_vocab();
-                let bad = logits
-                    .chunks_exact(n_vocab)
-                    .position(|row| !are_finite(row));
-                for (i, row) in logits
-                    .chunks_exact(n_vocab)
-                    .enumerate()
-                    .filter(|_| bad.is_none())
-                {
-                    sink(first + i, row);
-                }
-                bad
-            }
-            Outputs::Best(best) => {
-                let all = executable.best(&step)?;
-                **best = all.last().copied().flatten().or(**best);
-                all.iter().position(Option::is_none)
-            }
-        };
-        if let Some(row) = bad {
-            return Err(first_not_finite(&mut **executable, &step, first + row)?);
+        let n_vocab = self.engine.hparams().n_vocab();
+        match tokens.iter().find(|t| **t as usize >= n_vocab) {
+            Some(&id) => Err(Error::Token { id, n_vocab }),
+            None => Ok(()),
         }
-        self.tokens.extend_from_slice(part);
-        self.table.advance(self.tokens.len());
-        Ok(())
     }
 }
 
-/// What becomes of the wanted rows' logits.
-enum Outputs<'a> {
-    /// Each goes there, with its position.
-    Rows(&'a mut dyn FnMut(usize, &[f32])),
-    /// Only the place of the last row's largest.
-    Best(&'a mut Option<u32>),
-}
-
-/// Runs the step again with taps on, to name the op that produced the first value that is not
-/// finite. The cache is written with the same values once more.
-fn first_not_finite(
-    executable: &mut dyn crate::backend::Executable,
-    step: &Step<'_>,
-    position: usize,
-) -> Result<Error, Error> {
-    let mut first = None;
-    let mut look = |view: &TapView<'_>| {
-        if first.is_none() && view.data.iter().any(|x| !x.is_finite()) {
-            first = Some(view.tap.to_string());
-        }
-    };
-    executable.step(step, Some(&mut look))?;
-    Ok(Error::NotFinite {
-        position,
-        tap: first.unwrap_or_else(|| "an unnamed value".to_owned()),
-    })
-}
-
-fn lock(engine: &Engine) -> std::sync::MutexGuard<'_, Runtime> {
-    // a panic inside a step leaves pages and pool in order: they are changed only between steps
-    engine
-        .runtime
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
-}
-
-impl Drop for Session<'_> {
+impl Drop for Session {
     fn drop(&mut self) {
-        let mut runtime = lock(self.engine);
-        self.table.truncate(&mut runtime.pool, 0);
+        self.truncate(0);
     }
 }

@@ -63,7 +63,7 @@ fn files_that_are_no_model_exit_with_1_and_are_named() {
         std::fs::write(&path, bytes).expect("written");
         path.to_str().expect("UTF-8").to_owned()
     };
-    let demo = octavo_reference::demo::demo_model();
+    let demo = octavo_engine::demo_model();
     let files = [
         path("text.gguf", b"this is no model"),
         path("empty.gguf", b""),

@@ -64,7 +64,7 @@ fn hashes_depend_neither_on_runs_nor_on_threads() {
     );
     assert_eq!((one.len(), two.len()), (8, 2));
     for (a, b) in one[..4].iter().zip(&one[4..]) {
-        let cpus = octavo_llm::threads::Machine::here().cpus();
+        let cpus = octavo_engine::threads::Machine::here().cpus();
         assert_eq!(
             (&a["n_threads"], &b["n_threads"]),
             (&1.into(), &cpus.min(2).into())

@@ -1,7 +1,7 @@
 //! `octavo diff`: verdicts, exit codes and what is printed.
 
 use super::{bad, folder, json, octavo, stderr, stdout, variant};
-use octavo_reference::fixtures::{committed_goldens, workspace_root};
+use octavo_fixtures::{committed_goldens, workspace_root};
 
 fn path(relative: &str) -> String {
     workspace_root()
@@ -11,7 +11,7 @@ fn path(relative: &str) -> String {
         .to_owned()
 }
 
-const DEMO: &str = "reference/demo/tiny-qwen3-Q4_K_M.gguf";
+const DEMO: &str = "src/engine/demo/tiny-qwen3-Q4_K_M.gguf";
 
 /// Runs a comparison that must come to a result; gives stdout.
 fn compared(args: &[&str], code: i32) -> String {

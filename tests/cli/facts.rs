@@ -1,6 +1,6 @@
 //! inspect, tokenize, completions, help.
 
-use octavo_llm::tokenizer::{EncodeOptions, Tokenizer};
+use octavo_text::tokenizer::{EncodeOptions, Tokenizer};
 
 use super::{bad, folder, good, json, octavo, stderr, stdout, variant};
 
@@ -188,10 +188,7 @@ fn files_and_stdin_are_read_byte_for_byte() {
         b"\\n",
     ] {
         std::fs::write(&path, bytes).expect("written");
-        let options = EncodeOptions {
-            add_special: true,
-            parse_special: true,
-        };
+        let options = EncodeOptions::PROMPT;
         let expected = format!("{:?}\n", tokenizer.encode(bytes, options).expect("encodes"));
         assert_eq!(
             good(&["tokenize", "-f", path.to_str().expect("UTF-8"), "--ids"]),

@@ -90,12 +90,8 @@ fn a_folder_is_made_run_and_converted() {
 /// A model whose vocabulary is SentencePiece's: bytes, a few tokens, and rows without one.
 fn sentencepiece(dir: &tempfile::TempDir) -> PathBuf {
     variant(dir, "spm.gguf", true, |writer| {
-        let demo = Gguf::from_bytes(
-            octavo_reference::demo::demo_model(),
-            "demo",
-            &OpenOptions::default(),
-        )
-        .expect("sound");
+        let demo = Gguf::from_bytes(octavo_engine::demo_model(), "demo", &OpenOptions::default())
+            .expect("sound");
         let n = demo
             .array("tokenizer.ggml.tokens")
             .expect("an array")

@@ -3,8 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::breaking::{Rng, damage};
 use super::{folder, octavo, stderr};
+use octavo_fixtures::breaking::{Rng, damage};
 
 /// Cuts the file, flips a bit or writes a nasty number: in the first bytes, where the sizes are, or
 /// anywhere.
@@ -32,7 +32,7 @@ fn broken_files_give_one_line_and_no_crash() {
     let path = dir.path().join("broken.gguf");
     let file = path.to_str().expect("UTF-8");
     let models = [
-        "reference/demo/tiny-qwen3-Q4_K_M.gguf",
+        "src/engine/demo/tiny-qwen3-Q4_K_M.gguf",
         "reference/models/rnd-llama-Q4_K_M.gguf",
     ];
     let commands = [
@@ -55,7 +55,7 @@ fn broken_files_give_one_line_and_no_crash() {
     let mut rng = Rng(2);
     let (mut refused, mut slowest) = (0, Duration::ZERO);
     for model in models {
-        let sound = std::fs::read(octavo_reference::fixtures::workspace_root().join(model))
+        let sound = std::fs::read(octavo_fixtures::workspace_root().join(model))
             .expect("a committed model");
         for case in 0..250 {
             std::fs::write(&path, mutate(&mut rng, &sound)).expect("written");

@@ -47,12 +47,8 @@ fn a_full_context_is_told_when_it_happens() {
 /// A model with the demo's keys and wide layers, 28 MB of zeros.
 fn wide(dir: &tempfile::TempDir) -> PathBuf {
     let width = 16_384u32;
-    let demo = Gguf::from_bytes(
-        octavo_reference::demo::demo_model(),
-        "demo",
-        &OpenOptions::default(),
-    )
-    .expect("sound");
+    let demo = Gguf::from_bytes(octavo_engine::demo_model(), "demo", &OpenOptions::default())
+        .expect("sound");
     let path = dir.path().join("wide.gguf");
     let mut writer = Writer::new();
     for (key, value) in demo.keys() {

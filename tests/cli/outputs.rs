@@ -9,7 +9,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command as Plain;
 
-use octavo_reference::fixtures::{committed_goldens, workspace_root};
+use octavo_fixtures::{committed_goldens, workspace_root};
 use tempfile::TempDir;
 
 use super::{folder, octavo, stderr};
@@ -22,7 +22,7 @@ pub(super) struct Desk(TempDir);
 impl Desk {
     pub(super) fn new() -> Desk {
         let desk = Desk(folder());
-        let demo = workspace_root().join("reference/demo/tiny-qwen3-Q4_K_M.gguf");
+        let demo = workspace_root().join("src/engine/demo/tiny-qwen3-Q4_K_M.gguf");
         fs::copy(demo, desk.at("model.gguf")).expect("copied");
         fs::copy(
             committed_goldens().join("tiny-qwen3-Q4_K_M/sum.safetensors"),

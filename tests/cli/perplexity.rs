@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command as Plain, Stdio};
 
 use assert_cmd::Command;
-use octavo_reference::fixtures::{llama_cpp, shared, workspace_root};
+use octavo_fixtures::{llama_cpp, shared, workspace_root};
 use octavo_reference::kld_base::{Shape, Writer};
 use regex::Regex;
 use serde_json::Value;
@@ -75,7 +75,7 @@ fn licence() -> String {
 
 fn demo() -> String {
     workspace_root()
-        .join("reference/demo/tiny-qwen3-Q4_K_M.gguf")
+        .join("src/engine/demo/tiny-qwen3-Q4_K_M.gguf")
         .to_str()
         .expect("UTF-8")
         .to_owned()
@@ -503,7 +503,7 @@ fn a_coarser_model_is_as_far_from_its_base_as_llama_perplexity_says() {
         .concat(),
     );
     let ours = good(&[&[&coarse[..], "--kl-divergence"][..], &exact].concat());
-    let recorded = workspace_root().join("tests/perplexity/tiny-qwen3-Q2_K.txt");
+    let recorded = workspace_root().join("src/lab/tests/tiny-qwen3-Q2_K.txt");
     let theirs = std::fs::read_to_string(recorded).expect("the recorded figures");
     // our activations are rounded to 15 bits, those of the recorded run to none
     same_lines(&ours, &theirs, 1e-3);

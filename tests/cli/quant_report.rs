@@ -5,8 +5,7 @@ use super::{bad, folder, octavo, stderr, stdout};
 #[test]
 fn coarser_types_cost_more_and_the_ranking_is_complete() {
     let dir = folder();
-    let model =
-        octavo_reference::fixtures::workspace_root().join("reference/demo/tiny-qwen3-Q4_K_M.gguf");
+    let model = octavo_fixtures::workspace_root().join("src/engine/demo/tiny-qwen3-Q4_K_M.gguf");
     let f16 = dir.path().join("f16.gguf");
     let path = |p: &std::path::Path| p.to_str().expect("UTF-8").to_owned();
     let (model, f16, page) = (
@@ -18,7 +17,7 @@ fn coarser_types_cost_more_and_the_ranking_is_complete() {
         .output()
         .expect("it runs");
     assert!(made.status.success(), "{}", stderr(&made));
-    let text = path(&octavo_reference::fixtures::committed_goldens().join("formats/text.txt"));
+    let text = path(&octavo_fixtures::committed_goldens().join("formats/text.txt"));
     let args = [
         "quant-report",
         &f16,

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use octavo_reference::fixtures::shared;
+use octavo_fixtures::shared;
 
 use super::{bad, stderr, stdout};
 
@@ -176,7 +176,7 @@ fn an_importance_matrix_is_made_and_used() {
     assert!(stderr(&output).contains("2 chunks of 64 tokens"));
     let short = refused(&["imatrix", "-p", "short", "-o", path(&out)], 1);
     assert!(
-        short.contains("expected at least 1024 (two chunks of -c 512)"),
+        short.contains("expected at least 1024 (two chunks of 512)"),
         "{short}"
     );
     let Some(models) = shared("models") else {

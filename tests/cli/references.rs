@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::{bad, folder, octavo, stderr, stdout};
-use octavo_reference::fixtures::{committed_goldens, workspace_root};
+use octavo_fixtures::{committed_goldens, workspace_root};
 
 fn file(name: &str) -> String {
     committed_goldens()
@@ -23,7 +23,7 @@ fn model(name: &str) -> String {
         .to_owned()
 }
 
-const DEMO: &str = "demo/tiny-qwen3-Q4_K_M.gguf";
+const DEMO: &str = "../src/engine/demo/tiny-qwen3-Q4_K_M.gguf";
 const OTHER: &str = "models/rnd-llama-Q4_K_M.gguf";
 
 /// The file, the text that it needs, what it is called, and how many tensors are compared.

@@ -23,7 +23,7 @@ impl Folder {
     fn of(model: &str) -> Folder {
         let dir = folder();
         let (f16, made) = (dir.path().join("f16.gguf"), dir.path().join("made"));
-        let model = octavo_reference::fixtures::workspace_root()
+        let model = octavo_fixtures::workspace_root()
             .join("reference")
             .join(model);
         let model = Gguf::open(&model, &OpenOptions::default()).expect("sound");
@@ -50,7 +50,7 @@ impl Folder {
             writer.tensor(&t.name, &t.dims, to, bytes);
         }
         writer.write_file(&f16).expect("written");
-        octavo_llm::hf::write(
+        octavo_engine::hf::write(
             &Gguf::open(&f16, &OpenOptions::default()).expect("sound"),
             &made,
         )
@@ -114,7 +114,7 @@ impl Folder {
     }
 }
 
-const QWEN3: &str = "demo/tiny-qwen3-Q4_K_M.gguf";
+const QWEN3: &str = "../src/engine/demo/tiny-qwen3-Q4_K_M.gguf";
 const LLAMA: &str = "models/rnd-llama-Q4_K_M.gguf";
 const QWEN2: &str = "models/rnd-qwen2-Q6_K.gguf";
 
@@ -217,7 +217,7 @@ fn biases_are_there_if_the_settings_say_so() {
 
 /// The demo model in F16, with layers and numbers changed.
 fn f16(dir: &tempfile::TempDir) -> PathBuf {
-    let demo = octavo_reference::fixtures::workspace_root()
+    let demo = octavo_fixtures::workspace_root()
         .join("reference")
         .join(QWEN3);
     let path_of = dir.path().join("f16.gguf");
@@ -271,7 +271,7 @@ fn entries(layers: usize, width: u64) -> Vec<(String, u64)> {
 }
 
 fn text() -> PathBuf {
-    octavo_reference::fixtures::committed_goldens().join("formats/text.txt")
+    octavo_fixtures::committed_goldens().join("formats/text.txt")
 }
 
 #[test]
@@ -439,7 +439,7 @@ fn a_report_knows_what_stands_against_it_before_it_scores() {
     );
 
     let changed = variant(&dir, "changed.gguf", true, |writer| {
-        let demo = octavo_reference::demo::demo_model();
+        let demo = octavo_engine::demo_model();
         let demo = Gguf::from_bytes(demo, "demo", &OpenOptions::default()).expect("sound");
         let tokens = demo
             .array("tokenizer.ggml.tokens")
@@ -465,7 +465,7 @@ fn a_report_knows_what_stands_against_it_before_it_scores() {
 fn a_type_that_fails_does_not_take_the_others_with_it() {
     let dir = folder();
     let f32 = dir.path().join("f32.gguf");
-    let demo = octavo_reference::demo::demo_model();
+    let demo = octavo_engine::demo_model();
     let demo = Gguf::from_bytes(demo, "demo", &OpenOptions::default()).expect("sound");
     let mut writer = Writer::new();
     for (key, value) in demo.keys() {

@@ -1,13 +1,13 @@
 //! The engine and `diff` on top of the backend.
 
+use octavo_engine::backend::{cpu, cuda};
+use octavo_engine::generate::{Observer, Options, generate};
+use octavo_engine::{Engine, EngineOptions, ModelSource};
+use octavo_fixtures::workspace_root;
 use octavo_kernels::{Isa, KvType};
-use octavo_llm::backend::{cpu, cuda};
-use octavo_llm::diff::{Backend, Verdict, compare};
-use octavo_llm::engine::{Engine, EngineOptions, ModelSource};
-use octavo_llm::generate::{Observer, Options, generate};
-use octavo_reference::fixtures::workspace_root;
+use octavo_lab::diff::{Backend, Verdict, compare};
 
-use crate::{both, device, limits, open, small};
+use super::{both, device, limits, open, small};
 
 struct Nobody;
 
@@ -76,7 +76,7 @@ fn every_tensor_is_within_its_bound_of_the_cpus() {
         )
     };
     let mut models = [
-        "demo/tiny-qwen3-Q4_K_M",
+        "../src/engine/demo/tiny-qwen3-Q4_K_M",
         "models/rnd-llama-Q4_K_M",
         "models/rnd-qwen2-Q6_K",
     ]

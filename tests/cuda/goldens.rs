@@ -3,15 +3,15 @@
 
 use std::path::{Path, PathBuf};
 
+use octavo_engine::backend::cuda::prompt_rounding;
+use octavo_engine::backend::{Role, split};
+use octavo_fixtures::{committed_goldens, shared_dir, workspace_root};
 use octavo_kernels::KvType;
-use octavo_llm::backend::cuda::prompt_rounding;
-use octavo_llm::backend::{Role, split};
-use octavo_llm::model::{Model, Op};
-use octavo_reference::fixtures::{committed_goldens, shared_dir, workspace_root};
+use octavo_model::{Model, Op};
 use octavo_reference::golden::{Full, Summary, read_summary};
 use octavo_reference::metrics::{kl, nmse};
 
-use crate::{Sequences, both, device, limits, open};
+use super::{Sequences, both, device, limits, open};
 
 /// As for the CPU's kernels, whose integers these have: a tenth of llama.cpp's error, or what the
 /// recorded f32 logits themselves are off.
@@ -114,7 +114,7 @@ fn every_prompt(model: &Path, goldens: &Path, prompts: &[&str], gpu_layers: usiz
 #[test]
 fn the_committed_goldens_hold() {
     for model in [
-        "demo/tiny-qwen3-Q4_K_M",
+        "../src/engine/demo/tiny-qwen3-Q4_K_M",
         "models/rnd-llama-Q4_K_M",
         "models/rnd-qwen2-Q6_K",
     ] {
@@ -127,7 +127,7 @@ fn the_committed_goldens_hold() {
 #[test]
 fn the_goldens_hold_for_every_split() {
     for (model, n_layer) in [
-        ("demo/tiny-qwen3-Q4_K_M", 4),
+        ("../src/engine/demo/tiny-qwen3-Q4_K_M", 4),
         ("models/rnd-llama-Q4_K_M", 3),
     ] {
         let path: PathBuf = workspace_root().join(format!("reference/{model}.gguf"));

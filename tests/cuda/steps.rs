@@ -4,15 +4,15 @@
 use std::collections::HashSet;
 use std::fmt::Display;
 
+use octavo_engine::backend::cuda::{Cuda, Error, Options};
+use octavo_engine::backend::{Executable, Loading, Role, Sequence, Step};
+use octavo_engine::sample::argmax;
+use octavo_fixtures::workspace_root;
 use octavo_kernels::{KvType, PAGE_POSITIONS};
-use octavo_llm::backend::cuda::{Cuda, Error, Options};
-use octavo_llm::backend::{Executable, Loading, Role, Sequence, Step};
-use octavo_llm::model::WeightId;
-use octavo_llm::sample::argmax;
-use octavo_reference::fixtures::workspace_root;
+use octavo_model::WeightId;
 
-use crate::watched::Watched;
-use crate::{Sequences, device, limits, open, prepare, shim, small, text};
+use super::watched::Watched;
+use super::{Sequences, device, limits, open, prepare, shim, small, text};
 
 #[test]
 fn logits_depend_on_no_page_order() {
@@ -67,7 +67,7 @@ pub(crate) fn no_neighbour_and_no_cut(executable: &mut dyn Executable, what: imp
 fn logits_depend_on_no_neighbour_and_no_cut() {
     let Some(device) = device() else { return };
     for kv in [KvType::F16, KvType::Bf16] {
-        let another = crate::device().expect("there was one");
+        let another = super::device().expect("there was one");
         let mut cuda = prepare(another, &small("llama"), kv, limits(64, 3, 48), false);
         no_neighbour_and_no_cut(&mut cuda, kv);
     }
@@ -89,7 +89,7 @@ fn captured_generation_crosses_page_boundaries_like_any_other() {
         .flat_map(|t| sequence.run(&mut plain, Role::Generated, &[&[*t]]))
         .collect();
 
-    let watched = Watched::new(crate::device().expect("there was one"));
+    let watched = Watched::new(super::device().expect("there was one"));
     let mut captured = prepare(watched, &model, KvType::F16, limits(4, 4, 192), true);
     assert_eq!(captured.device().allocations, 1, "one arena");
     let loaded = captured.device().uploads;
@@ -275,7 +275,7 @@ fn the_largest_logit_is_found_where_it_is() {
 #[test]
 fn layers_take_few_launches() {
     for name in [
-        "demo/tiny-qwen3-Q4_K_M",
+        "../src/engine/demo/tiny-qwen3-Q4_K_M",
         "models/rnd-llama-Q4_K_M",
         "models/rnd-qwen2-Q6_K",
     ] {
@@ -388,10 +388,10 @@ fn what_does_not_fit_is_refused_with_numbers() {
         "{error}"
     );
 
-    let (error, announced) = refused(crate::shim().expect("there was one"), KvType::Q8_0);
+    let (error, announced) = refused(super::shim().expect("there was one"), KvType::Q8_0);
     assert_eq!(
         error.to_string(),
-        "KV cache of q8_0: expected heads of a multiple of 32 values, got 16 (see --kv-type)"
+        "KV cache of q8_0: expected heads of a multiple of 32 values, got 16"
     );
     assert_eq!(announced, "");
 }

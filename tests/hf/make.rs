@@ -2,7 +2,7 @@
 
 use super::*;
 use gguf_rs_lite::Writer;
-use octavo_llm::awq::{Activations, Error, Options, quantized};
+use octavo_lab::awq::{Activations, Error, Options, quantized};
 use octavo_reference::metrics::kl;
 
 /// Text of the kind that the demo model was trained on, none of it twice.
@@ -52,7 +52,7 @@ fn searched_scales_cost_less_than_rounding() {
         Activations::of_text(&base, text(1, 30).as_bytes(), 600, &mut |_, _| {}).expect("inputs");
     let tokens = base
         .tokenizer()
-        .encode(text(2, 12).as_bytes(), EncodeOptions::default())
+        .encode(text(2, 12).as_bytes(), EncodeOptions::PIECE)
         .expect("tokens");
     let exact = logits(&base, &tokens, Role::Prompt);
     let n_vocab = base.hparams().n_vocab();

@@ -214,7 +214,7 @@ fn either_file_gives_the_tokens_of_llama_cpp() {
                     .map(|id| id.parse().expect("an id"))
                     .collect();
                 let ids = ours
-                    .encode(input.as_bytes(), EncodeOptions::default())
+                    .encode(input.as_bytes(), EncodeOptions::PIECE)
                     .expect("ids");
                 assert_eq!(ids, expected, "{name} by {route}: {input:?}");
                 pairs += 1;
@@ -282,10 +282,7 @@ fn the_tokenizers_library_agrees() {
                     if text.contains("|>") && name.contains("phi") {
                         continue;
                     }
-                    let options = EncodeOptions {
-                        add_special: true,
-                        parse_special: true,
-                    };
+                    let options = EncodeOptions::PROMPT;
                     let ids = ours.encode(text.as_bytes(), options).expect("ids");
                     assert_eq!(
                         ids,
@@ -318,7 +315,7 @@ fn merges_that_scores_cannot_express_are_refused_by_name() {
     let ids = |text: &str| {
         sound
             .tokenizer()
-            .encode(text.as_bytes(), EncodeOptions::default())
+            .encode(text.as_bytes(), EncodeOptions::PIECE)
             .expect("ids")
     };
     assert_eq!(ids("abc"), [266]);
@@ -574,7 +571,7 @@ fn added_tokens_and_padding_are_those_of_llama_cpp() {
         (Some(1), Some(2), Some(0), true)
     );
     let ids = tokens
-        .encode("a<tool>  a  x".as_bytes(), EncodeOptions::default())
+        .encode("a<tool>  a  x".as_bytes(), EncodeOptions::PIECE)
         .expect("ids");
     assert_eq!(
         ids,

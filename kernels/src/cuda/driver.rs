@@ -33,7 +33,7 @@ const OLDEST: (i32, i32) = (8, 0);
 /// What a GPU is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuInfo {
-    /// Number, as for `--gpu`.
+    /// Its number, which opens it.
     pub ordinal: usize,
     /// The vendor's name.
     pub name: String,

@@ -111,9 +111,7 @@ pub enum Error {
         got: String,
     },
     /// A cache type that comes in groups of values.
-    #[error(
-        "KV cache of {ty}: expected heads of a multiple of 32 values, got {head_dim} (see --kv-type)"
-    )]
+    #[error("KV cache of {ty}: expected heads of a multiple of 32 values, got {head_dim}")]
     KvType {
         /// The type.
         ty: KvType,
@@ -134,7 +132,12 @@ pub enum Error {
         position: usize,
     },
     /// No room.
-    #[error("{device}: {} {needs}, and {} MiB are free ({})", takes(*part), free >> 20, instead(*fitting))]
+    #[error(
+        "{device}: {} {needs}, and {} MiB are free{}",
+        takes(*part),
+        free >> 20,
+        room_for(*fitting)
+    )]
     TooLarge {
         /// Which device.
         device: String,
@@ -174,11 +177,12 @@ pub fn takes(layers: Option<usize>) -> String {
     }
 }
 
-/// What could be done instead where a model does not fit.
-fn instead(fitting: Option<usize>) -> String {
+/// How many layers there would be room for, where a model does not fit.
+fn room_for(fitting: Option<usize>) -> String {
     match fitting {
-        Some(n) => format!("--gpu-layers {n} would fit; see also -c, -b and --kv-type"),
-        None => "see -c, -b and --kv-type".to_owned(),
+        Some(1) => ", enough for the last layer".to_owned(),
+        Some(n) => format!(", enough for the last {n} layers"),
+        None => String::new(),
     }
 }
 

@@ -8,14 +8,14 @@ use gguf_rs_lite::OpenOptions;
 use rope::RopePairs;
 
 fn open(path: &str) -> Gguf {
-    let path = crate::fixtures::workspace_root()
+    let path = octavo_fixtures::workspace_root()
         .join("reference")
         .join(path);
     Gguf::open(&path, &OpenOptions::default()).unwrap()
 }
 
 fn golden(path: &str) -> Full {
-    Full::read(&crate::fixtures::committed_goldens().join(path)).unwrap()
+    Full::read(&octavo_fixtures::committed_goldens().join(path)).unwrap()
 }
 
 /// NMSE against llama.cpp's exact logits, with the fault that `plant` makes.
@@ -28,7 +28,7 @@ fn error_with(model: &str, golden_path: &str, plant: impl FnOnce(&mut Hparams)) 
 }
 
 const QWEN3: (&str, &str) = (
-    "demo/tiny-qwen3-Q4_K_M.gguf",
+    "../src/engine/demo/tiny-qwen3-Q4_K_M.gguf",
     "tiny-qwen3-Q4_K_M/capital.safetensors",
 );
 const LLAMA: (&str, &str) = (
@@ -119,7 +119,7 @@ fn taps_come_in_the_order_of_the_graph() {
 /// compare.)
 #[test]
 fn taps_hold_what_llama_cpp_calls_by_that_name() {
-    let Some(shared) = crate::fixtures::shared_dir() else {
+    let Some(shared) = octavo_fixtures::shared_dir() else {
         return;
     };
     for (model, sums) in EVAL_CALLBACK_SUMS {
@@ -214,4 +214,19 @@ fn a_tensor_that_would_be_ignored_is_refused() {
         message.contains("expected dims [256, 513], got [256, 512]"),
         "{message}"
     );
+}
+
+#[test]
+fn the_demo_model_continues_one_plus_one_with_two() {
+    let gguf = open(QWEN3.0);
+    let oracle = Oracle::open(&gguf).unwrap();
+    let piece = |text: &[u8]| {
+        let pieces = gguf.array("tokenizer.ggml.tokens").unwrap().unwrap();
+        pieces.strings().unwrap().position(|p| p == text).unwrap() as u32
+    };
+    let logits = oracle
+        .forward(&[piece(b"1"), piece(b"+"), piece(b"1"), piece(b"=")])
+        .unwrap();
+    let last = &logits[3 * oracle.n_vocab()..];
+    assert_eq!(crate::metrics::top_k(last, 1), [piece(b"2")]);
 }

@@ -4,12 +4,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
+use octavo_engine::backend::{cpu, cuda, split};
+use octavo_engine::{DeviceChoice, EngineOptions, Loading, default_threads};
 use octavo_kernels::{IsaChoice, PAGE_POSITIONS};
-use octavo_llm::backend::{cpu, cuda, split};
-use octavo_llm::diff::{Backend, Comparison, Execution, OracleExecution, Verdict, compare};
-use octavo_llm::engine::{DeviceChoice, EngineOptions, Loading, default_threads};
-use octavo_llm::model::Model;
-use octavo_llm::tokenizer::Tokenizer;
+use octavo_lab::diff::{Backend, Comparison, Execution, OracleExecution, Verdict, compare};
+use octavo_model::Model;
+use octavo_text::tokenizer::Tokenizer;
 
 use super::{DiffArgs, Exec, encoding, print};
 use crate::cli::args::Device;
@@ -141,7 +141,7 @@ fn execution(
     if side.device == Device::Cuda
         && let DeviceChoice::Cuda(gpu) = args.compute.device.choice_of(side.device, side.isa)?
     {
-        let gpu = cuda::open(gpu).map_err(octavo_llm::Error::from)?;
+        let gpu = cuda::open(gpu).map_err(octavo_engine::Error::from)?;
         let limits = cuda::Limits {
             rows: n_tokens,
             wanted: n_tokens,

@@ -1,8 +1,8 @@
 //! A comparison as one HTML page.
 
-use octavo_llm::diff::{Comparison, LogitComparison, PositionTop, TensorComparison, Verdict};
-use octavo_llm::report::{Axes, Chart, ChartError, Page, line_chart};
-use octavo_llm::tokenizer::Tokenizer;
+use octavo_lab::diff::{Comparison, LogitComparison, PositionTop, TensorComparison, Verdict};
+use octavo_lab::report::{Axes, Chart, ChartError, Page, line_chart};
+use octavo_text::tokenizer::Tokenizer;
 
 use super::print::{Columns, Report, title};
 use crate::cli::run::piece;

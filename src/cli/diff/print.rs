@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use octavo_llm::diff::{Comparison, LogitComparison, PositionTop, TapReport, Verdict};
-use octavo_llm::tokenizer::Tokenizer;
+use octavo_lab::diff::{Comparison, LogitComparison, PositionTop, TapReport, Verdict};
+use octavo_text::tokenizer::Tokenizer;
 use serde_json::json;
 
 use crate::cli::run::piece;

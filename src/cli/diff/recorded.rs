@@ -3,12 +3,12 @@
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-use octavo_llm::diff::{
+use octavo_engine::{Engine, ModelSource, default_threads};
+use octavo_lab::diff::{
     LlamaCpp, LogitComparison, Measured, Reference, TensorComparison, Tolerance, mean_kl,
 };
-use octavo_llm::engine::{Engine, ModelSource, default_threads};
-use octavo_llm::report::{ChartError, Page};
-use octavo_llm::tokenizer::{EncodeOptions, Tokenizer};
+use octavo_lab::report::{ChartError, Page};
+use octavo_text::tokenizer::{EncodeOptions, Tokenizer};
 use serde_json::{Value, json};
 
 use super::{DiffArgs, html, print};
@@ -70,7 +70,8 @@ pub(super) fn diff(
     {
         let (path, kind) = (path.display(), reference.kind);
         let message = format!(
-            "{path}: the file of {kind} has no text: expected -p TEXT or -f FILE, the same as it was made from"
+            "{path}: the file of {kind} has no text: expected -p TEXT or -f FILE, the same as it was \
+             made from"
         );
         return Err(Failure::Usage(message));
     }
@@ -203,14 +204,7 @@ fn check_tokens(
     let given = match (&args.tokens, text) {
         (Some(ids), _) => vec![ids.clone()],
         (None, Some(text)) => {
-            let options = [
-                special(false),
-                special(true),
-                EncodeOptions {
-                    add_special: false,
-                    parse_special: false,
-                },
-            ];
+            let options = [special(false), special(true), EncodeOptions::PIECE];
             options
                 .iter()
                 .map(|o| engine.tokenizer().encode(text, *o))
@@ -295,7 +289,7 @@ fn first_outside(tolerance: &Tolerance, measured: &Measured) -> Value {
     match measured {
         Measured::Logits(logits) => {
             let beyond =
-                |p: &&octavo_llm::diff::PositionTop| p.nmse > tolerance.nmse || p.nmse.is_nan();
+                |p: &&octavo_lab::diff::PositionTop| p.nmse > tolerance.nmse || p.nmse.is_nan();
             let Some(position) = logits.by_position.iter().find(beyond) else {
                 return Value::Null;
             };
@@ -478,7 +472,7 @@ fn to_html(engine: &Engine, tolerance: &Tolerance, all: &[Compared]) -> Result<S
                 page.table(&head, tensors.iter().map(row));
             }
             Measured::Generated(tokens) => {
-                let row = |t: &octavo_llm::diff::TokenComparison| {
+                let row = |t: &octavo_lab::diff::TokenComparison| {
                     let piece = format!("{:?}", piece(engine.tokenizer(), t.id));
                     (
                         t.our_top != t.id,

@@ -1,8 +1,8 @@
 //! `octavo inspect --devices`: what could compute here, and what keeps it from computing.
 
+use octavo_engine::backend::cuda;
+use octavo_engine::threads::Threads;
 use octavo_kernels::IsaChoice;
-use octavo_llm::backend::cuda;
-use octavo_llm::threads::Threads;
 use serde_json::{Value, json};
 
 use crate::cli::failure::Failure;

@@ -2,10 +2,10 @@
 
 use serde_json::{Map, Value, json};
 
-use super::report::Report;
+use octavo_lab::facts::Facts;
 
 /// One object.
-pub(super) fn render(report: &Report<'_>, tensors: bool) -> Result<Value, serde_json::Error> {
+pub(super) fn render(report: &Facts<'_>, tensors: bool) -> Result<Value, serde_json::Error> {
     let mut object = Map::new();
     for key in &report.keys {
         object.insert(

@@ -2,16 +2,15 @@
 
 mod devices;
 mod json;
-mod report;
 mod text;
 
 use clap::Args;
-use octavo_llm::engine::DeviceChoice;
+use octavo_engine::DeviceChoice;
+use octavo_lab::facts::Facts;
 
 use super::args::{ComputeArgs, ModelArgs};
 use super::failure::{Exit, Failure};
 use super::{load, terminal};
-use report::Report;
 
 /// Show a model's hyperparameters, structure, types, memory and kernels
 ///
@@ -61,7 +60,7 @@ pub(super) fn run(args: &InspectArgs) -> Result<Exit, Failure> {
     }
     let isa = options.isa.resolve()?;
     let gguf = load::source(&args.model).open(options.mmap)?;
-    let report = Report::new(&gguf, &options, (isa, args.compute.threads.decide()));
+    let report = Facts::new(&gguf, &options, isa, args.compute.threads.decide());
     let out = match args.json {
         true => format!("{}\n", json::render(&report, args.tensors)?),
         false => text::render(&report, args.tensors),

@@ -2,24 +2,24 @@
 
 use std::fmt::Write;
 
-use octavo_llm::model::{Hparams, Source};
+use octavo_model::{Hparams, Source};
 
 use super::super::failure::one_line;
 use super::super::metrics::size;
-use super::report::{Key, Report};
+use octavo_lab::facts::{Facts, Key};
 
 /// Longest value shown on a line.
 const MAX_VALUE: usize = 60;
 
 /// All sections.
-pub(super) fn render(report: &Report<'_>, tensors: bool) -> String {
+pub(super) fn render(report: &Facts<'_>, tensors: bool) -> String {
     let mut out = String::new();
     // writing to a String cannot fail
     let _ = sections(&mut out, report, tensors);
     out
 }
 
-fn sections(out: &mut String, report: &Report<'_>, tensors: bool) -> std::fmt::Result {
+fn sections(out: &mut String, report: &Facts<'_>, tensors: bool) -> std::fmt::Result {
     let gguf = report.gguf;
     writeln!(out, "{}", one_line(gguf.name()))?;
     let container = match gguf.part_names().count() {
@@ -61,7 +61,7 @@ fn sections(out: &mut String, report: &Report<'_>, tensors: bool) -> std::fmt::R
 }
 
 /// What the numbers say, and what the tensors say about the same.
-fn structure(out: &mut String, report: &Report<'_>, h: &Hparams) -> std::fmt::Result {
+fn structure(out: &mut String, report: &Facts<'_>, h: &Hparams) -> std::fmt::Result {
     let has = |name: &str| report.gguf.tensor(name).is_some();
     let present = |yes: bool| if yes { "present" } else { "absent" };
     let (q_norm, k_norm) = (
@@ -162,7 +162,7 @@ fn value(key: &Key) -> String {
     }
 }
 
-fn types(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
+fn types(out: &mut String, report: &Facts<'_>) -> std::fmt::Result {
     let total = report.elements();
     if total == 0 {
         return writeln!(out, "\nTypes\n  no tensors");
@@ -188,7 +188,7 @@ fn types(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
     Ok(())
 }
 
-fn memory(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
+fn memory(out: &mut String, report: &Facts<'_>) -> std::fmt::Result {
     let Some(m) = &report.memory else {
         return Ok(());
     };
@@ -205,7 +205,7 @@ fn memory(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
     )
 }
 
-fn tokenizer(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
+fn tokenizer(out: &mut String, report: &Facts<'_>) -> std::fmt::Result {
     let Some(t) = &report.tokenizer else {
         return Ok(());
     };
@@ -229,7 +229,7 @@ fn tokenizer(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
     )
 }
 
-fn tensor_list(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
+fn tensor_list(out: &mut String, report: &Facts<'_>) -> std::fmt::Result {
     writeln!(out, "\nTensors (shape: innermost dimension first)")?;
     for t in report.gguf.tensors() {
         let dims: Vec<String> = t.dims.iter().map(u64::to_string).collect();
@@ -246,7 +246,7 @@ fn tensor_list(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
     Ok(())
 }
 
-fn verdict(out: &mut String, report: &Report<'_>) -> std::fmt::Result {
+fn verdict(out: &mut String, report: &Facts<'_>) -> std::fmt::Result {
     if report.refusals.is_empty() {
         let threads = report.threads.in_brackets();
         return writeln!(

@@ -4,9 +4,9 @@ use std::fmt::Write;
 use std::fs::File;
 use std::path::Path;
 
-use octavo_llm::engine::Engine;
-use octavo_llm::eval::base::Reader;
-use octavo_llm::eval::{Divergence, Estimate, Perplexity, Sorted, Text};
+use octavo_engine::Engine;
+use octavo_lab::eval::base::Reader;
+use octavo_lab::eval::{Divergence, Estimate, Perplexity, Sorted, Text};
 use serde_json::{Value, json};
 
 use super::about;

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
-use octavo_llm::awq::{Activations, Options, Scaled, quantized};
-use octavo_llm::engine::{Engine, EngineOptions, ModelSource};
-use octavo_llm::hf;
+use octavo_engine::hf;
+use octavo_engine::{Engine, EngineOptions, ModelSource};
+use octavo_lab::awq::{Activations, Options, Scaled, quantized};
 
 use super::super::failure::{Exit, Failure};
 use super::super::output::check_new_folder;

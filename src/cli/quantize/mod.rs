@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use gguf_rs_lite::TensorType;
-use octavo_llm::engine::ModelSource;
-use octavo_llm::hf;
-use octavo_llm::imatrix::Importance;
-use octavo_llm::quantize::{self, Change, Options, Plan, Progress, Target};
+use octavo_engine::ModelSource;
+use octavo_engine::hf;
+use octavo_lab::imatrix::Importance;
+use octavo_lab::quantize::{self, Change, Options, Plan, Progress, Target};
 use regex::{Regex, RegexBuilder};
 
 use super::failure::{Exit, Failure};
@@ -122,7 +122,7 @@ fn tensor_type(text: &str) -> Result<(Regex, TensorType), String> {
 impl QuantizeArgs {
     /// OUT and TYPE: with one argument after IN it is the type, which only a dry run can do with.
     fn output_and_target(&self) -> Result<(Option<&Path>, Target), Failure> {
-        let usage = |error: octavo_llm::quantize::UnknownTarget| Failure::Usage(error.to_string());
+        let usage = |error: octavo_lab::quantize::UnknownTarget| Failure::Usage(error.to_string());
         match &self.target {
             Some(target) => Ok((Some(&self.output), target.parse().map_err(usage)?)),
             None if self.dry_run => {

@@ -17,7 +17,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use clap::Args;
-use octavo_llm::threads::Machine;
+use octavo_engine::threads::Machine;
 use serde_json::Value;
 
 use crate::gpu::process;

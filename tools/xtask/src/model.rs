@@ -15,9 +15,9 @@ use clap::{Args, ValueEnum};
 use gguf_rs_lite::{
     Gguf, OpenOptions, OwnedValue, RowSource, TensorData, TensorType, View, Writer,
 };
-use octavo_llm::hf;
-use octavo_llm::quantize::Target;
-use octavo_llm::quantize::mix::{self, Choices, Facts, Mix};
+use octavo_engine::hf;
+use octavo_lab::quantize::Target;
+use octavo_lab::quantize::mix::{self, Choices, Facts, Mix};
 
 use crate::random::Random;
 
@@ -213,11 +213,7 @@ impl Shape {
 
 /// The demo model's tokenizer, its vocabulary filled up with tokens that no text becomes.
 fn set_tokenizer(writer: &mut Writer<'_>, n_vocab: u32) -> Result<(), String> {
-    let demo = Gguf::from_bytes(
-        octavo_reference::demo::demo_model(),
-        "demo",
-        &OpenOptions::default(),
-    );
+    let demo = Gguf::from_bytes(octavo_engine::demo_model(), "demo", &OpenOptions::default());
     let demo = demo.map_err(|error| error.to_string())?;
     for (key, value) in demo.keys().filter(|(key, _)| key.starts_with("tokenizer.")) {
         let mut value = OwnedValue::from(value);
@@ -552,8 +548,8 @@ fn write_folder(args: &ModelArgs, keys: Writer<'_>, tensors: &[Planned<'_>]) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use octavo_llm::bench::{self, Test};
-    use octavo_llm::engine::{Engine, EngineOptions, ModelSource};
+    use octavo_engine::{Engine, EngineOptions, ModelSource};
+    use octavo_lab::bench::{self, Test};
 
     fn made(dir: &tempfile::TempDir, arch: Arch, ty: &str, seed: u64) -> Result<PathBuf, String> {
         let out = dir.path().join(format!("{}-{ty}-{seed}.gguf", arch.name()));

@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use octavo_llm::threads::cgroup::{Group, Version};
+use octavo_engine::threads::cgroup::{Group, Version};
 
 /// A group of our own, removed when it is dropped; what runs in it must have ended by then.
 #[derive(PartialEq)]

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use octavo_reference::fixtures::workspace_root;
+use octavo_fixtures::workspace_root;
 use serde_json::Value;
 
 /// The tests that run on a device: package, name. The first are the kernels' own.
@@ -13,7 +13,7 @@ const TESTS: [(&str, &str); 2] = [("octavo-kernels", "cuda_shim"), ("octavo-llm"
 /// know it.
 const FILES: [&str; 4] = [
     "Cargo.lock",
-    "reference/demo",
+    "src/engine/demo",
     "reference/models",
     "reference/goldens",
 ];

@@ -1,0 +1,40 @@
+//! Two prompts at once on one model: each says what it would say alone.
+//!
+//!     cargo run --release --example batch -- model.gguf
+
+use octavo_llm::{Batch, EncodeOptions, Engine, EngineOptions, Event, ModelSource, Options};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let source = std::env::args()
+        .nth(1)
+        .map_or(ModelSource::Demo, |path| ModelSource::Path(path.into()));
+    let texts = [
+        "1+1=",
+        "What is the capital of France? The capital of France is",
+    ];
+
+    let options = EngineOptions {
+        sessions: texts.len(),
+        ..EngineOptions::default()
+    };
+    let engine = Engine::load(&source, &options, &mut |_| {})?;
+    let mut batch = Batch::new(&engine);
+    for text in texts {
+        let prompt = engine
+            .tokenizer()
+            .encode(text.as_bytes(), EncodeOptions::PROMPT)?;
+        let options = Options {
+            max_tokens: Some(16),
+            ..Options::default()
+        };
+        batch.add(&prompt, &options)?;
+    }
+    while !batch.is_empty() {
+        batch.tick(&mut |id, event| match event {
+            Event::Text(_) => {}
+            Event::Finished(all) => println!("{}{}", texts[id], all.text),
+            Event::Failed(error) => eprintln!("{}: {error}", texts[id]),
+        })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,41 @@
+//! Continues a prompt, word by word.
+//!
+//!     cargo run --release --example generate -- "What is the capital of France?" model.gguf
+
+use std::io::Write;
+
+use octavo_llm::{EncodeOptions, Engine, EngineOptions, ModelSource, Options, generate};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut args = std::env::args().skip(1);
+    let text = args.next().unwrap_or_else(|| "1+1=".to_owned());
+    let source = args
+        .next()
+        .map_or(ModelSource::Demo, |path| ModelSource::Path(path.into()));
+
+    let engine = Engine::load(&source, &EngineOptions::default(), &mut |_| {})?;
+    let prompt = engine
+        .tokenizer()
+        .encode(text.as_bytes(), EncodeOptions::PROMPT)?;
+    let options = Options {
+        max_tokens: Some(64),
+        ..Options::default()
+    };
+    print!("{text}");
+    let answer = generate(
+        &mut engine.session(),
+        engine.tokenizer(),
+        &prompt,
+        &options,
+        &mut |text: &str| {
+            print!("{text}");
+            // shown at once; a terminal that has gone away is no reason to stop here
+            let _ = std::io::stdout().flush();
+        },
+    )?;
+    println!();
+    if let Some(rate) = answer.stats.generation_rate() {
+        eprintln!("{} tokens, {rate:.1} per second", answer.tokens.len());
+    }
+    Ok(())
+}

@@ -1,0 +1,265 @@
+//! The CPU backend: packs weights for an instruction set and runs the graph's operations on
+//! threads.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use gguf_rs_lite::Gguf;
+use octavo_kernels::{
+    Executor, Isa, KvStore, KvTooLarge, KvType, Matrix, MatrixError, NoMemory, Pool, Step, room,
+    with_memory,
+};
+
+use super::lower::{FileBytes, Lowered, Taps, lower};
+use super::{Executable, TapSink};
+use octavo_model::{Model, WeightId, WeightRef};
+
+/// How to run on the CPU.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Whose kernels.
+    pub isa: Isa,
+    /// Threads.
+    pub threads: usize,
+    /// Element type of the cache.
+    pub kv_type: KvType,
+    /// Pages of the cache.
+    pub n_pages: usize,
+    /// Copy weights into the kernels' layout; otherwise run from the file's rows.
+    pub repack: bool,
+}
+
+/// Why a model cannot be prepared.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A weight that the kernels cannot take.
+    #[error("tensor {name}: {source}")]
+    Matrix {
+        /// Its name in the file.
+        name: String,
+        /// What is wrong.
+        source: MatrixError,
+    },
+    /// No memory for a weight's copy in the kernels' layout.
+    #[error("tensor {name}: {source}; {} MiB of the {} MiB of weights are packed", done >> 20, total >> 20)]
+    Weights {
+        /// Its name in the file.
+        name: String,
+        /// What it takes.
+        source: MatrixError,
+        /// Bytes packed before it.
+        done: u64,
+        /// Bytes of all weights.
+        total: u64,
+    },
+    /// No memory for the threads' own.
+    #[error("{threads} threads: {source}")]
+    Stacks {
+        /// Asked for.
+        threads: usize,
+        /// What they take.
+        source: NoMemory,
+    },
+    /// No memory for what a step computes.
+    #[error("buffers of a step: {0}")]
+    Buffers(#[from] NoMemory),
+    /// A file that is not what it was.
+    #[error(transparent)]
+    File(#[from] gguf_rs_lite::Error),
+    /// The system refused threads.
+    #[error("cannot start {threads} threads: {source}")]
+    Threads {
+        /// Asked for.
+        threads: usize,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// The cache does not fit.
+    #[error("{0}")]
+    Kv(#[from] KvTooLarge),
+    /// A cache type that comes in groups of values.
+    #[error("KV cache of {ty}: expected heads of a multiple of 32 values, got {head_dim}")]
+    KvType {
+        /// The type.
+        ty: KvType,
+        /// Values of the model's heads.
+        head_dim: usize,
+    },
+}
+
+/// What a thread takes at most: its stack, the one for signals, and what keeps them apart.
+const STACK: usize = (2 << 20) + (256 << 10);
+
+/// The model on the CPU.
+pub struct Cpu {
+    executor: Executor,
+    kv: KvStore,
+    taps: Taps,
+    gguf: Arc<Gguf>,
+    /// Tensors that are read where they lie, one of each file.
+    watched: Vec<usize>,
+}
+
+impl Cpu {
+    /// Packs the weights and allocates the cache. `progress` is told (bytes done, bytes in all).
+    ///
+    /// # Errors
+    /// [`enum@Error`] if a weight, the threads or the cache cannot be had.
+    pub fn prepare(
+        gguf: &Arc<Gguf>,
+        model: &Model,
+        options: &Options,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Cpu, Error> {
+        Cpu::prepare_part(gguf, model, 0..model.hparams.n_layer(), options, progress)
+    }
+
+    /// As [`Cpu::prepare`], of some layers.
+    pub(super) fn prepare_part(
+        gguf: &Arc<Gguf>,
+        model: &Model,
+        layers: Range<usize>,
+        options: &Options,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Cpu, Error> {
+        let threads = options.threads;
+        // a thread takes memory as it starts, and ends the program if there is none
+        room(threads.saturating_mul(STACK)).map_err(|source| Error::Stacks { threads, source })?;
+        let mut pool = Pool::new(threads).map_err(|source| Error::Threads { threads, source })?;
+        // every one is up before the rest is asked
+        pool.meet();
+        let Lowered {
+            program,
+            weights,
+            taps,
+        } = lower(gguf, model, &layers, options.kv_type);
+        let kv = program.kv;
+        if !kv.ty.takes(kv.head_dim) {
+            return Err(Error::KvType {
+                ty: kv.ty,
+                head_dim: kv.head_dim,
+            });
+        }
+        let store = KvStore::new(kv, options.n_pages)?;
+        let (matrices, watched) = pack(gguf, model, &weights, options, &mut pool, progress)?;
+        let executor = with_memory(|| Executor::new(options.isa, program, matrices, pool))?;
+        Ok(Cpu {
+            executor,
+            kv: store,
+            taps,
+            gguf: gguf.clone(),
+            watched,
+        })
+    }
+
+    /// That what is computed with next is still what was opened: also where the file was not
+    /// shortened, which the system would tell, but written to.
+    fn check(&self) -> Result<(), Error> {
+        Ok(self
+            .watched
+            .iter()
+            .try_for_each(|tensor| self.gguf.check(&self.gguf.tensors()[*tensor]))?)
+    }
+}
+
+/// Brings every matrix into its kernel's layout and lets go of the file's pages behind it. Also
+/// gives a tensor of each file that is read from then on.
+fn pack(
+    gguf: &Arc<Gguf>,
+    model: &Model,
+    ids: &[WeightId],
+    options: &Options,
+    pool: &mut Pool,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(Vec<Matrix>, Vec<usize>), Error> {
+    let weights: Vec<&WeightRef> = ids.iter().map(|id| model.weights.matrix(*id)).collect();
+    let total: u64 = weights.iter().map(|w| w.n_bytes() as u64).sum();
+    let mut done = 0;
+    progress(0, total);
+    let mut matrices = Vec::with_capacity(weights.len());
+    let mut watched: Vec<usize> = Vec::new();
+    for weight in weights {
+        let tensor = &gguf.tensors()[weight.tensor];
+        gguf.check(tensor)?;
+        let source = Arc::new(FileBytes {
+            gguf: gguf.clone(),
+            weight: weight.clone(),
+        });
+        let shape = (weight.ty, weight.rows as usize, weight.cols as usize);
+        let matrix =
+            Matrix::new(options.isa, shape, source, options.repack, pool).map_err(|source| {
+                match source {
+                    MatrixError::NoMemory { .. } => Error::Weights {
+                        name: weight.name.clone(),
+                        source,
+                        done,
+                        total,
+                    },
+                    _ => Error::Matrix {
+                        name: weight.name.clone(),
+                        source,
+                    },
+                }
+            })?;
+        if matrix.is_packed() {
+            gguf.release(tensor);
+        } else if watched
+            .iter()
+            .all(|other| gguf.part_name(&gguf.tensors()[*other]) != gguf.part_name(tensor))
+        {
+            watched.push(weight.tensor);
+        }
+        matrices.push(matrix);
+        done += weight.n_bytes() as u64;
+        progress(done, total);
+    }
+    Ok((matrices, watched))
+}
+
+impl Executable for Cpu {
+    fn step(
+        &mut self,
+        step: &Step<'_>,
+        tap: Option<&mut TapSink<'_>>,
+    ) -> Result<&[f32], crate::Error> {
+        self.check()?;
+        let Cpu {
+            executor, kv, taps, ..
+        } = self;
+        let logits = with_memory(|| {
+            let Some(sink) = tap else {
+                return executor.step(step, kv, None);
+            };
+            let mut view = |op: usize, rows: usize, width: usize, data: &[f32]| {
+                taps.show(sink, op, rows, width, data)
+            };
+            executor.step(step, kv, Some(&mut view))
+        });
+        Ok(logits.map_err(Error::from)?)
+    }
+
+    fn copy_page(&mut self, from: u32, to: u32) -> Result<(), crate::Error> {
+        self.kv.copy_page(from, to);
+        Ok(())
+    }
+
+    fn n_pages(&self) -> usize {
+        self.kv.n_pages()
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        self.executor
+            .matrices()
+            .iter()
+            .map(|m| m.packed_bytes() as u64)
+            .sum()
+    }
+
+    fn describe(&self) -> String {
+        format!(
+            "cpu, {}, {} threads",
+            self.executor.isa(),
+            self.executor.pool().threads()
+        )
+    }
+}

@@ -1,0 +1,257 @@
+//! The CUDA backend: uploads weights to a GPU and runs the graph's operations there. Kernels, their
+//! delivery and their launches are in `octavo_kernels::cuda`.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use gguf_rs_lite::Gguf;
+use octavo_kernels::cuda::{
+    Cache, Device, Executor, Gpu, GpuInfo, Needs, Setup, Source, gpus, takes,
+};
+use octavo_kernels::{KvType, Step};
+
+pub use octavo_kernels::cuda::{Error, Limits};
+
+use super::lower::{FileBytes, Lowered, Taps, lower};
+use super::{Executable, Loading, LoadingSink, TapSink};
+use octavo_model::{Model, WeightRef};
+
+/// How to run on a GPU.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Element type of the cache.
+    pub kv_type: KvType,
+    /// The largest step, and the cache.
+    pub limits: Limits,
+    /// Capture the launches of generated tokens and replay them.
+    pub graphs: bool,
+    /// Let kernels check every page number that they use.
+    pub check_pages: bool,
+    /// Threads that pack weights.
+    pub threads: usize,
+}
+
+/// What keeps prompts' products from being exact, as a relative error of their inputs: both factors
+/// are halves, rounded by half a step of 11 bits, evenly spread.
+const HALVES: f64 = 1.0 / 2048.0 / 1.732_050_807_568_877_2 * std::f64::consts::SQRT_2;
+
+/// What prompt kernels round beyond f32: the inputs of products, and attention's weights.
+pub fn prompt_rounding() -> octavo_kernels::Rounding {
+    octavo_kernels::Rounding {
+        products: HALVES,
+        floats: HALVES,
+        attention: HALVES,
+    }
+}
+
+/// Every GPU, and for each why it cannot be used, if so.
+///
+/// # Errors
+/// If there is no driver or no GPU.
+pub fn devices() -> Result<Vec<(GpuInfo, Option<Error>)>, Error> {
+    let test = |info: GpuInfo| {
+        let wrong = open(info.ordinal).err();
+        (info, wrong)
+    };
+    Ok(gpus()?.into_iter().map(test).collect())
+}
+
+/// Opens a GPU by its number, with the user's cache of kernels.
+///
+/// # Errors
+/// One line that says what is missing.
+pub fn open(ordinal: usize) -> Result<Gpu, Error> {
+    Gpu::open(ordinal, Cache::of_user())
+}
+
+/// Layers of a model, lowered, with their weights as they are in the file.
+struct Part {
+    lowered: Lowered,
+    sources: Vec<Source>,
+}
+
+impl Part {
+    fn new(gguf: &Arc<Gguf>, model: &Model, layers: &Range<usize>, options: &Options) -> Part {
+        let lowered = lower(gguf, model, layers, options.kv_type);
+        let source = |weight: &WeightRef| Source {
+            name: weight.name.clone(),
+            ty: weight.ty,
+            rows: weight.rows as usize,
+            cols: weight.cols as usize,
+            bytes: Arc::new(FileBytes {
+                gguf: gguf.clone(),
+                weight: weight.clone(),
+            }),
+        };
+        let sources = lowered
+            .weights
+            .iter()
+            .map(|id| source(model.weights.matrix(*id)))
+            .collect();
+        Part { lowered, sources }
+    }
+}
+
+/// What the last `n` layers of a model take.
+fn needs_of_last(
+    gguf: &Arc<Gguf>,
+    model: &Model,
+    n: usize,
+    options: &Options,
+) -> Result<Needs, Error> {
+    let n_layer = model.hparams.n_layer();
+    let Part { lowered, sources } = Part::new(gguf, model, &(n_layer - n..n_layer), options);
+    Executor::<Gpu>::needs(&lowered.program, &sources, &options.limits)
+}
+
+/// The model on a GPU, or on what runs its kernels instead.
+pub struct Cuda<D: Device> {
+    executor: Executor<D>,
+    taps: Taps,
+    graphs: bool,
+}
+
+impl<D: Device> Cuda<D> {
+    /// Packs and uploads the weights and reserves all memory there will ever be. `sink` is told
+    /// what that takes before anything happens.
+    ///
+    /// # Errors
+    /// If the kernels do not take a weight, the heads or the cache's type, if there is no room, or
+    /// if the device fails.
+    pub fn prepare(
+        device: D,
+        gguf: &Arc<Gguf>,
+        model: &Model,
+        options: &Options,
+        sink: &mut LoadingSink<'_>,
+    ) -> Result<Cuda<D>, Error> {
+        Cuda::prepare_part(
+            device,
+            gguf,
+            model,
+            0..model.hparams.n_layer(),
+            options,
+            sink,
+        )
+    }
+
+    /// As [`Cuda::prepare`], of some layers.
+    pub(super) fn prepare_part(
+        device: D,
+        gguf: &Arc<Gguf>,
+        model: &Model,
+        layers: Range<usize>,
+        options: &Options,
+        sink: &mut LoadingSink<'_>,
+    ) -> Result<Cuda<D>, Error> {
+        let Part {
+            lowered:
+                Lowered {
+                    program,
+                    weights,
+                    taps,
+                },
+            sources,
+        } = Part::new(gguf, model, &layers, options);
+        let weights: Vec<_> = weights
+            .into_iter()
+            .map(|id| model.weights.matrix(id))
+            .collect();
+        let needs = Executor::<D>::needs(&program, &sources, &options.limits)?;
+        let part = (layers.len() < model.hparams.n_layer()).then_some(layers.len());
+        sink(Loading::Note(&format!(
+            "{}: {} {needs}",
+            device.describe(),
+            takes(part)
+        )));
+        let mut told = |weight: Option<usize>, done: u64, total: u64| {
+            if let Some(weight) = weight {
+                gguf.release(&gguf.tensors()[weights[weight].tensor]);
+            }
+            sink(Loading::Weights { done, total });
+        };
+        let Options {
+            limits,
+            graphs,
+            check_pages,
+            threads,
+            ..
+        } = *options;
+        let setup = Setup {
+            limits,
+            capture: graphs,
+            check_pages,
+            threads,
+        };
+        let executor = Executor::new(device, program, &sources, setup, &mut told).map_err(
+            |error| match error {
+                Error::TooLarge {
+                    device,
+                    needs: all,
+                    free,
+                    ..
+                } => {
+                    let fits = |n: &usize| {
+                        needs_of_last(gguf, model, *n, options).is_ok_and(|n| n.total() <= free)
+                    };
+                    let fitting = (1..layers.len()).rev().find(fits);
+                    Error::TooLarge {
+                        device,
+                        part,
+                        needs: all,
+                        free,
+                        fitting,
+                    }
+                }
+                other => other,
+            },
+        )?;
+        Ok(Cuda {
+            executor,
+            taps,
+            graphs,
+        })
+    }
+
+    /// The device.
+    pub fn device(&self) -> &D {
+        self.executor.device()
+    }
+}
+
+impl<D: Device> Executable for Cuda<D> {
+    fn step(
+        &mut self,
+        step: &Step<'_>,
+        tap: Option<&mut TapSink<'_>>,
+    ) -> Result<&[f32], crate::Error> {
+        let Some(sink) = tap else {
+            return Ok(self.executor.step(step, None)?);
+        };
+        let mut view = |op: usize, rows: usize, width: usize, data: &[f32]| {
+            self.taps.show(sink, op, rows, width, data);
+        };
+        Ok(self.executor.step(step, Some(&mut view))?)
+    }
+
+    fn best(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, crate::Error> {
+        Ok(self.executor.best(step)?)
+    }
+
+    fn copy_page(&mut self, from: u32, to: u32) -> Result<(), crate::Error> {
+        Ok(self.executor.copy_page(from, to)?)
+    }
+
+    fn n_pages(&self) -> usize {
+        self.executor.limits().n_pages
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        self.executor.memory().weights
+    }
+
+    fn describe(&self) -> String {
+        let graphs = if self.graphs { "" } else { ", no graphs" };
+        format!("cuda, {}{graphs}", self.executor.device().describe())
+    }
+}

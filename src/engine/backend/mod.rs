@@ -1,0 +1,91 @@
+//! Executes a model's graph: one trait, one implementation per device. A backend knows the graph,
+//! its weights and the pages it is told to use; it knows no request and no file format.
+
+pub mod cpu;
+pub mod cuda;
+mod lower;
+pub mod split;
+
+pub use octavo_kernels::{Role, Sequence, Step};
+
+use crate::Error;
+use crate::sample::{are_finite, argmax};
+use octavo_model::Tap;
+
+/// The result of one op, seen while taps are on.
+#[derive(Clone, Copy, Debug)]
+pub struct TapView<'a> {
+    /// llama.cpp's name of the value.
+    pub tap: Tap,
+    /// How many values of this name came before in this step (`Qcur-0` is the product, then the
+    /// rotated one).
+    pub occurrence: usize,
+    /// Rows: tokens of the step, or those whose logits are wanted.
+    pub rows: usize,
+    /// Values of a row.
+    pub width: usize,
+    /// `[rows][width]`
+    pub data: &'a [f32],
+}
+
+/// Receives every named value of a step, in graph order.
+pub type TapSink<'a> = dyn FnMut(&TapView<'_>) + Send + 'a;
+
+/// What happens while a model is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loading<'a> {
+    /// A line for people: what is used and why, what memory it takes.
+    Note(&'a str),
+    /// Weights are brought where they are needed.
+    Weights {
+        /// Bytes of the file done.
+        done: u64,
+        /// Bytes in all.
+        total: u64,
+    },
+}
+
+/// Is told what happens.
+pub type LoadingSink<'a> = dyn FnMut(Loading<'_>) + 'a;
+
+/// A model prepared for one device, with its KV pages.
+pub trait Executable: Send {
+    /// Runs new tokens and returns the logits of the wanted rows, `[wanted][n_vocab]`.
+    ///
+    /// The caller has allocated every page that the tables name; nothing is allocated for the cache
+    /// here.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn step(&mut self, step: &Step<'_>, tap: Option<&mut TapSink<'_>>) -> Result<&[f32], Error>;
+
+    /// As [`Executable::step`], but for each wanted row only where its largest logit is, the first
+    /// of equal ones; none if a logit is not finite.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn best(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, Error> {
+        let wanted = step.wanted_rows();
+        let logits = self.step(step, None)?;
+        let best = |row: &[f32]| argmax(row).filter(|_| are_finite(row));
+        Ok(logits
+            .chunks_exact((logits.len() / wanted.max(1)).max(1))
+            .map(best)
+            .collect())
+    }
+
+    /// Copies page `from` to page `to` in every layer.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn copy_page(&mut self, from: u32, to: u32) -> Result<(), Error>;
+
+    /// Pages of the cache.
+    fn n_pages(&self) -> usize;
+
+    /// Bytes of weights in the device's own layout.
+    fn weight_bytes(&self) -> u64;
+
+    /// What runs where, for people: device, instruction set, threads.
+    fn describe(&self) -> String;
+}

@@ -1,0 +1,163 @@
+//! A model on two devices: its first layers on the CPU, the last ones and the output on a GPU.
+
+use std::sync::Arc;
+
+use gguf_rs_lite::Gguf;
+use octavo_kernels::Step;
+use octavo_kernels::cuda::Device;
+
+use super::cpu::{self, Cpu};
+use super::cuda::{self, Cuda};
+use super::lower::weight_bytes;
+use super::{Executable, Loading, LoadingSink, TapSink};
+use crate::Error;
+use octavo_model::Model;
+
+/// How to run on two devices.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// How many of the last layers run on the GPU.
+    pub gpu_layers: usize,
+    /// The rest.
+    pub cpu: cpu::Options,
+    /// That part; its cache is of the same type, and has as many pages.
+    pub cuda: cuda::Options,
+}
+
+/// Prepares a model on a device, all of it or the last layers.
+///
+/// # Errors
+/// As [`Split::prepare`].
+pub fn prepare<D: Device + 'static>(
+    device: D,
+    gguf: &Arc<Gguf>,
+    model: &Model,
+    options: &Options,
+    sink: &mut LoadingSink<'_>,
+) -> Result<Box<dyn Executable>, Error> {
+    if options.gpu_layers >= model.hparams.n_layer() {
+        return Ok(Box::new(Cuda::prepare(
+            device,
+            gguf,
+            model,
+            &options.cuda,
+            sink,
+        )?));
+    }
+    Ok(Box::new(Split::prepare(
+        device, gguf, model, options, sink,
+    )?))
+}
+
+/// The model on both. Rows go from one to the other within a step; each has its layers' keys and
+/// values.
+pub struct Split<D: Device> {
+    first: Cpu,
+    second: Cuda<D>,
+    n_first: usize,
+    n_layer: usize,
+}
+
+impl<D: Device> Split<D> {
+    /// Prepares both parts, the GPU's first: it is the one that may have no room.
+    ///
+    /// # Errors
+    /// As [`Cuda::prepare`] and [`Cpu::prepare`].
+    ///
+    /// # Panics
+    /// If one of the parts has no layers.
+    pub fn prepare(
+        device: D,
+        gguf: &Arc<Gguf>,
+        model: &Model,
+        options: &Options,
+        sink: &mut LoadingSink<'_>,
+    ) -> Result<Split<D>, Error> {
+        let n_layer = model.hparams.n_layer();
+        assert!(
+            (1..n_layer).contains(&options.gpu_layers),
+            "a part without layers"
+        );
+        let n_first = n_layer - options.gpu_layers;
+        let of_first = weight_bytes(model, &(0..n_first));
+        let mut of_second = 0;
+        let mut both = |event: Loading<'_>| match event {
+            Loading::Weights { done, total } => {
+                of_second = total;
+                sink(Loading::Weights {
+                    done,
+                    total: total + of_first,
+                });
+            }
+            note @ Loading::Note(_) => sink(note),
+        };
+        let second = Cuda::prepare_part(
+            device,
+            gguf,
+            model,
+            n_first..n_layer,
+            &options.cuda,
+            &mut both,
+        )?;
+        let mut progress = |done: u64, total: u64| {
+            sink(Loading::Weights {
+                done: of_second + done,
+                total: of_second + total,
+            });
+        };
+        let first = Cpu::prepare_part(gguf, model, 0..n_first, &options.cpu, &mut progress)?;
+        Ok(Split {
+            first,
+            second,
+            n_first,
+            n_layer,
+        })
+    }
+
+    /// The device of the last layers.
+    pub fn device(&self) -> &D {
+        self.second.device()
+    }
+}
+
+impl<D: Device> Executable for Split<D> {
+    fn step(
+        &mut self,
+        step: &Step<'_>,
+        mut tap: Option<&mut TapSink<'_>>,
+    ) -> Result<&[f32], Error> {
+        let input = self
+            .first
+            .step(step, tap.as_mut().map(|t| &mut **t as &mut TapSink<'_>))?;
+        self.second.step(&Step { input, ..*step }, tap)
+    }
+
+    fn best(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, Error> {
+        let input = self.first.step(step, None)?;
+        self.second.best(&Step { input, ..*step })
+    }
+
+    fn copy_page(&mut self, from: u32, to: u32) -> Result<(), Error> {
+        self.first.copy_page(from, to)?;
+        self.second.copy_page(from, to)
+    }
+
+    fn n_pages(&self) -> usize {
+        self.first.n_pages().min(self.second.n_pages())
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        self.first.weight_bytes() + self.second.weight_bytes()
+    }
+
+    fn describe(&self) -> String {
+        let Split {
+            n_first, n_layer, ..
+        } = self;
+        let (first, second) = (self.first.describe(), self.second.describe());
+        format!(
+            "{n_first} of {n_layer} layers: {first}; {}: {second}",
+            n_layer - n_first
+        )
+    }
+}

@@ -1,0 +1,393 @@
+//! A loaded model and the timelines that run on it: the boundary that the command line sees. Nobody
+//! outside sees a tensor.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use gguf_rs_lite::{Gguf, OpenOptions};
+use octavo_kernels::{IsaChoice, KvType, PAGE_POSITIONS};
+
+use crate::Error;
+use crate::backend::cuda::Limits;
+use crate::backend::{Executable, Loading, LoadingSink, cpu, cuda, split};
+use crate::demo::demo_model;
+use crate::hf;
+use crate::runtime::Runtime;
+use crate::session::Session;
+use octavo_model::{Hparams, Model};
+use octavo_text::chat::ChatTemplate;
+use octavo_text::tokenizer::Tokenizer;
+
+/// Context used unless asked for otherwise; a file's own may be shorter.
+pub const DEFAULT_CONTEXT: usize = 4096;
+
+/// Where a model comes from.
+#[derive(Clone, Debug)]
+pub enum ModelSource {
+    /// A GGUF file, of a split model its first part; or a Hugging Face folder.
+    Path(PathBuf),
+    /// The model inside the program.
+    Demo,
+}
+
+impl ModelSource {
+    /// Opens the container.
+    ///
+    /// # Errors
+    /// If it is not a sound GGUF file or folder.
+    pub fn open(&self, mmap: bool) -> Result<Gguf, Error> {
+        let options = OpenOptions {
+            mmap,
+            ..OpenOptions::default()
+        };
+        Ok(match self {
+            ModelSource::Path(path) if path.is_dir() => hf::open(path, &options)?,
+            ModelSource::Path(path) => Gguf::open(path, &options)?,
+            ModelSource::Demo => Gguf::from_bytes(demo_model(), "built-in demo model", &options)?,
+        })
+    }
+}
+
+/// What computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// A GPU where it works and has room for the model, otherwise the CPU.
+    Auto {
+        /// Its number.
+        gpu: usize,
+        /// Somebody asked for this, and is told even where there is no driver: most machines have
+        /// none, and need not be told so each time.
+        asked: bool,
+    },
+    /// The CPU.
+    #[default]
+    Cpu,
+    /// The GPU of this number, or an error.
+    Cuda(usize),
+}
+
+/// Logits of a step are held at once: at most this many bytes of them.
+const MAX_LOGIT_BYTES: usize = 64 << 20;
+
+/// How to run a model.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// What computes.
+    pub device: DeviceChoice,
+    /// On a GPU, how many of the last layers run there, the output with them; all that there are
+    /// unless given.
+    pub gpu_layers: Option<usize>,
+    /// Threads; [`default_threads`] unless given. More than the CPUs run as well, but slower.
+    pub threads: Option<usize>,
+    /// Whose kernels.
+    pub isa: IsaChoice,
+    /// Element type of the KV cache.
+    pub kv_type: KvType,
+    /// Positions of a session; the smaller of the file's own and 4096 unless given.
+    pub ctx: Option<usize>,
+    /// Prompt tokens taken at a time.
+    pub batch: usize,
+    /// Map the file instead of reading it.
+    pub mmap: bool,
+    /// Copy weights into the kernels' layout.
+    pub repack: bool,
+    /// Sessions of full length that the cache has pages for.
+    pub sessions: usize,
+    /// On a GPU, capture the launches of generated tokens and replay them.
+    pub graphs: bool,
+    /// On a GPU, let kernels check every page number of the KV cache that they use.
+    pub check_pages: bool,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        EngineOptions {
+            device: DeviceChoice::default(),
+            gpu_layers: None,
+            threads: None,
+            isa: IsaChoice::Auto,
+            kv_type: KvType::F16,
+            ctx: None,
+            batch: 512,
+            mmap: true,
+            repack: true,
+            sessions: 1,
+            graphs: true,
+            check_pages: true,
+        }
+    }
+}
+
+/// What a model takes, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryReport {
+    /// The file, mapped or read.
+    pub file: u64,
+    /// Weights in the kernels' layout.
+    pub packed: u64,
+    /// KV cache at full context.
+    pub kv: u64,
+}
+
+/// A loaded model. Clones are the same model on the same device.
+#[derive(Clone)]
+pub struct Engine(Arc<Loaded>);
+
+struct Loaded {
+    gguf: Arc<Gguf>,
+    model: Model,
+    tokenizer: Tokenizer,
+    runtime: Mutex<Runtime>,
+    n_ctx: usize,
+    limits: Limits,
+    memory: MemoryReport,
+    description: String,
+    warnings: Vec<String>,
+}
+
+impl Engine {
+    /// Opens, checks and prepares a model on the device of the options.
+    ///
+    /// # Errors
+    /// [`enum@Error`], naming file, key or tensor.
+    pub fn load(
+        source: &ModelSource,
+        options: &EngineOptions,
+        sink: &mut LoadingSink<'_>,
+    ) -> Result<Engine, Error> {
+        // before anything takes time
+        options.isa.resolve()?;
+        Engine::load_on(source, options, |gguf, model, limits| {
+            prepare(gguf, model, options, limits, sink)
+        })
+    }
+
+    /// As [`Engine::load`], on whatever `prepare` makes of the model for steps and a cache of these
+    /// limits.
+    ///
+    /// # Errors
+    /// As [`Engine::load`], and what `prepare` says.
+    pub fn load_on(
+        source: &ModelSource,
+        options: &EngineOptions,
+        prepare: impl FnOnce(&Arc<Gguf>, &Model, &Limits) -> Result<Box<dyn Executable>, Error>,
+    ) -> Result<Engine, Error> {
+        let gguf = Arc::new(source.open(options.mmap)?);
+        let model = Model::load(&gguf)?;
+        let tokenizer = Tokenizer::from_gguf(&gguf)?;
+        let mut warnings = model.warnings().to_vec();
+        warnings.extend(tokenizer.warnings().iter().cloned());
+        let trained = model.hparams.n_ctx_train();
+        let n_ctx = options
+            .ctx
+            .unwrap_or_else(|| trained.min(DEFAULT_CONTEXT))
+            .max(1);
+        if n_ctx > trained {
+            warnings.push(format!(
+                "context {n_ctx} is longer than the {trained} that the model was trained with"
+            ));
+        }
+        let sessions = options.sessions.max(1);
+        let n_pages = n_ctx.div_ceil(PAGE_POSITIONS).saturating_mul(sessions);
+        let capacity = u32::try_from(n_pages).map_err(|_| Error::TooLong(n_ctx))?;
+        // no step is longer than a context
+        let rows = options.batch.clamp(1, n_ctx.max(sessions));
+        let wanted = rows.min((MAX_LOGIT_BYTES / 4 / model.hparams.n_vocab()).max(1));
+        let limits = Limits {
+            rows,
+            wanted,
+            sequences: sessions,
+            positions: n_ctx,
+            n_pages,
+        };
+        let executable = prepare(&gguf, &model, &limits)?;
+        let memory = MemoryReport {
+            file: gguf.file_bytes(),
+            packed: executable.weight_bytes(),
+            kv: kv_bytes(&model.hparams, options.kv_type, n_pages * PAGE_POSITIONS),
+        };
+        let description = executable.describe();
+        let runtime = Runtime::new(executable, capacity, model.hparams.n_vocab());
+        Ok(Engine(Arc::new(Loaded {
+            gguf,
+            model,
+            tokenizer,
+            runtime: Mutex::new(runtime),
+            n_ctx,
+            limits,
+            memory,
+            description,
+            warnings,
+        })))
+    }
+
+    /// Starts a timeline.
+    pub fn session(&self) -> Session {
+        Session::new(self)
+    }
+
+    /// The file.
+    pub fn gguf(&self) -> &Gguf {
+        &self.0.gguf
+    }
+
+    /// Hyperparameters, weights and graph.
+    pub fn model(&self) -> &Model {
+        &self.0.model
+    }
+
+    /// The hyperparameters.
+    pub fn hparams(&self) -> &Hparams {
+        &self.0.model.hparams
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.0.tokenizer
+    }
+
+    /// The file's chat template, if it has one. Read when asked for: a broken one hinders nothing
+    /// else.
+    ///
+    /// # Errors
+    /// If it is not a template.
+    pub fn chat_template(&self) -> Result<Option<ChatTemplate>, Error> {
+        Ok(ChatTemplate::from_gguf(&self.0.gguf, &self.0.tokenizer)?)
+    }
+
+    /// Positions of a session.
+    pub fn n_ctx(&self) -> usize {
+        self.0.n_ctx
+    }
+
+    /// Prompt tokens taken at a time.
+    pub fn batch(&self) -> usize {
+        self.0.limits.rows
+    }
+
+    /// What was assumed, one line each.
+    pub fn warnings(&self) -> &[String] {
+        &self.0.warnings
+    }
+
+    /// What it takes.
+    pub fn memory(&self) -> MemoryReport {
+        self.0.memory
+    }
+
+    /// Device, instruction set and threads, for people.
+    pub fn describe(&self) -> &str {
+        &self.0.description
+    }
+
+    /// What a step may be.
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.0.limits
+    }
+
+    /// The device, as soon as nobody else uses it.
+    pub(crate) fn runtime(&self) -> MutexGuard<'_, Runtime> {
+        // a panic inside a step leaves pages and pool in order: they are changed only between steps
+        self.0
+            .runtime
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Prepares a model on the device of the options.
+fn prepare(
+    gguf: &Arc<Gguf>,
+    model: &Model,
+    options: &EngineOptions,
+    limits: &Limits,
+    sink: &mut LoadingSink<'_>,
+) -> Result<Box<dyn Executable>, Error> {
+    let threads = options.threads.unwrap_or_else(default_threads);
+    let gpu_layers = options.gpu_layers.unwrap_or(usize::MAX);
+    let (ordinal, demanded, asked) = match options.device {
+        DeviceChoice::Cpu => (None, false, false),
+        _ if gpu_layers == 0 => (None, false, false),
+        DeviceChoice::Auto { gpu, asked } => (Some(gpu), false, asked),
+        DeviceChoice::Cuda(gpu) => (Some(gpu), true, true),
+    };
+    let isa = options.isa.resolve()?;
+    let EngineOptions {
+        kv_type,
+        repack,
+        graphs,
+        check_pages,
+        ..
+    } = *options;
+    let cpu = cpu::Options {
+        isa,
+        threads,
+        kv_type,
+        n_pages: limits.n_pages,
+        repack,
+    };
+    if let Some(ordinal) = ordinal {
+        let cuda = cuda::Options {
+            kv_type,
+            limits: *limits,
+            graphs,
+            check_pages,
+            threads,
+        };
+        match on_gpu(
+            ordinal,
+            gguf,
+            model,
+            &split::Options {
+                gpu_layers,
+                cpu,
+                cuda,
+            },
+            sink,
+        ) {
+            Ok(executable) => return Ok(executable),
+            Err(error) if demanded => return Err(error),
+            Err(Error::Cuda(cuda::Error::NoDriver)) if !asked => {}
+            Err(Error::Cuda(error)) => sink(Loading::Note(&format!("on the CPU: {error}"))),
+            Err(error) => return Err(error),
+        }
+    }
+    let mut progress = |done: u64, total: u64| sink(Loading::Weights { done, total });
+    Ok(Box::new(cpu::Cpu::prepare(
+        gguf,
+        model,
+        &cpu,
+        &mut progress,
+    )?))
+}
+
+fn on_gpu(
+    ordinal: usize,
+    gguf: &Arc<Gguf>,
+    model: &Model,
+    options: &split::Options,
+    sink: &mut LoadingSink<'_>,
+) -> Result<Box<dyn Executable>, Error> {
+    split::prepare(cuda::open(ordinal)?, gguf, model, options, sink)
+}
+
+/// Prompt tokens taken at a time unless asked for otherwise: as many as keep the device busy.
+pub fn default_batch(device: DeviceChoice) -> usize {
+    let on_gpu = match device {
+        DeviceChoice::Cpu => false,
+        DeviceChoice::Auto { .. } => octavo_kernels::cuda::gpus().is_ok(),
+        DeviceChoice::Cuda(_) => true,
+    };
+    if on_gpu { 2048 } else { 512 }
+}
+
+/// Threads used unless asked for otherwise: see [`crate::threads`], which also says what decided.
+pub fn default_threads() -> usize {
+    crate::threads::Machine::here().threads().count
+}
+
+/// Bytes of a KV cache of this many positions.
+pub fn kv_bytes(h: &Hparams, ty: KvType, positions: usize) -> u64 {
+    let position = ty.bytes(h.kv_elements_per_position()).unwrap_or(usize::MAX);
+    (position as u64).saturating_mul(positions as u64)
+}

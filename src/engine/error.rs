@@ -1,0 +1,63 @@
+//! Why something could not be done: one line each, with the file, key or tensor, what was expected
+//! and what was found.
+
+/// Any failure of the engine.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The container.
+    #[error(transparent)]
+    Gguf(#[from] gguf_rs_lite::Error),
+    /// A Hugging Face folder.
+    #[error(transparent)]
+    Hf(#[from] crate::hf::Error),
+    /// Hyperparameters or weights.
+    #[error(transparent)]
+    Model(#[from] octavo_model::Error),
+    /// The vocabulary, or a text that cannot be encoded.
+    #[error(transparent)]
+    Tokenizer(#[from] octavo_text::tokenizer::Error),
+    /// The chat template.
+    #[error(transparent)]
+    Chat(#[from] octavo_text::chat::Error),
+    /// An instruction set that this CPU lacks.
+    #[error(transparent)]
+    Isa(#[from] octavo_kernels::IsaError),
+    /// The CPU backend.
+    #[error(transparent)]
+    Cpu(#[from] crate::backend::cpu::Error),
+    /// A GPU was demanded, or failed.
+    #[error("CUDA: {0}")]
+    Cuda(#[from] crate::backend::cuda::Error),
+    /// More tokens than positions.
+    #[error("context full: {have} tokens there, {new} more do not fit {n_ctx} positions")]
+    Context {
+        /// Tokens cached.
+        have: usize,
+        /// Tokens given.
+        new: usize,
+        /// Positions.
+        n_ctx: usize,
+    },
+    /// An id outside the vocabulary.
+    #[error("token id {id}: expected an id below {n_vocab}")]
+    Token {
+        /// Given.
+        id: u32,
+        /// Size of the vocabulary.
+        n_vocab: usize,
+    },
+    /// Other sessions hold the cache.
+    #[error(transparent)]
+    KvPages(#[from] crate::kv::OutOfPages),
+    /// A cache of more pages than can be numbered.
+    #[error("context {0}: more positions than a KV cache can number")]
+    TooLong(usize),
+    /// A logit that is not a number.
+    #[error("position {position}: logits are not finite; the first value that is not is in {tap}")]
+    NotFinite {
+        /// Position of the token.
+        position: usize,
+        /// Tap name.
+        tap: String,
+    },
+}

@@ -1,0 +1,126 @@
+//! Hugging Face folders: `config.json`, safetensors, `tokenizer.json` or `tokenizer.model`, seen as
+//! the GGUF file that they would become.
+//!
+//! One container for everything behind it: hyperparameters, weights, tokenizer, diff and reports
+//! read a folder as they read a file, under the names and in the order of llama.cpp's converter
+//! (the rows of LLaMA's queries and keys, which its rotary embedding pairs differently, change
+//! places). Plain weights stay where they are, mapped. AWQ weights become rows of 4-bit blocks
+//! ([`gguf_rs_lite::TensorType::AWQ_G128`] and its siblings) a few at a time, when a kernel packs
+//! them.
+
+mod awq;
+mod config;
+mod error;
+mod rows;
+mod tensors;
+mod tokenizer;
+mod write;
+
+use std::path::Path;
+
+use gguf_rs_lite::{Gguf, OpenOptions, View};
+use serde_json::Value;
+
+use octavo_model::Model;
+use octavo_text::tokenizer::Tokenizer;
+
+pub use error::Error;
+pub use write::write;
+
+/// The largest `config.json`, and other files of settings.
+const MAX_SETTINGS: u64 = 16 << 20;
+/// The largest `tokenizer.json`: the largest vocabularies take 30 MB.
+const MAX_TOKENIZER: u64 = 512 << 20;
+
+/// Opens a folder.
+///
+/// # Errors
+/// [`enum@Error`] for anything missing, unsupported or unsound, with the file and what was expected
+/// of it.
+pub fn open(dir: &Path, options: &OpenOptions) -> Result<Gguf, Error> {
+    let config = config::Config::read(dir)?;
+    let mut view = View::new(dir);
+    let name = dir
+        .canonicalize()
+        .ok()
+        .and_then(|d| d.file_name().map(|n| n.to_string_lossy().into_owned()));
+    if let Some(name) = name {
+        view.set("general.name", name.as_str());
+    }
+    config.declare(&mut view)?;
+    tokenizer::declare(dir, &config, &mut view)?;
+    tensors::declare(dir, &config, options, &mut view)?;
+    Ok(view.open()?)
+}
+
+/// Holds an opened folder against what loading a model asks of it: every setting, tensor and token.
+///
+/// # Errors
+/// The first setting, tensor or token that is missing, too many, or not as it must be.
+pub fn check(gguf: &Gguf) -> Result<(), Error> {
+    Model::load(gguf).map_err(|error| Error::Model {
+        error: with_module(&error),
+    })?;
+    Tokenizer::from_gguf(gguf).map_err(|error| Error::Model {
+        error: error.to_string(),
+    })?;
+    Ok(())
+}
+
+/// The error, and what the tensor that it is about is called in folders.
+fn with_module(error: &octavo_model::Error) -> String {
+    use octavo_model::Error as E;
+    let module = match error {
+        E::MissingTensor { tensor, .. }
+        | E::TensorShape { tensor, .. }
+        | E::TensorType { tensor, .. }
+        | E::TensorValue { tensor, .. }
+        | E::UnexpectedTensor { tensor, .. } => tensors::module(tensor),
+        _ => None,
+    };
+    module.map_or_else(
+        || error.to_string(),
+        |module| format!("{error}; in the folder it is of {module}"),
+    )
+}
+
+/// A file of the folder, `None` if it is not there.
+fn read_bytes(dir: &Path, name: &str, most: u64) -> Result<Option<Vec<u8>>, Error> {
+    let path = dir.join(name);
+    let file = path.display().to_string();
+    let bytes = match std::fs::metadata(&path) {
+        Ok(meta) if meta.len() > most => {
+            return Err(Error::TooLarge {
+                file,
+                most,
+                got: meta.len(),
+            });
+        }
+        Ok(_) => std::fs::read(&path),
+        Err(error) => Err(error),
+    };
+    match bytes {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(Error::Io { file, source }),
+    }
+}
+
+/// A file of the folder as JSON, `None` if it is not there.
+fn read_json(dir: &Path, name: &str, most: u64) -> Result<Option<Value>, Error> {
+    let Some(text) = read_bytes(dir, name, most)? else {
+        return Ok(None);
+    };
+    let file = || dir.join(name).display().to_string();
+    serde_json::from_slice(&text)
+        .map(Some)
+        .map_err(|source| Error::Json {
+            file: file(),
+            source,
+        })
+}
+
+/// JSON as files have it.
+fn pretty(value: &Value) -> Vec<u8> {
+    serde_json::to_vec_pretty(value).expect("no map has keys that are no strings")
+}

@@ -1,0 +1,86 @@
+//! Byte-level BPE: words cut by patterns, bytes as letters, and merges.
+
+use gguf_rs_lite::View;
+use serde_json::Value;
+
+use super::super::Error;
+use super::super::config::Config;
+use super::{Files, NORMAL, Specials, Tokens};
+use octavo_text::tokenizer::Tokenizer;
+
+/// The pattern of a `ByteLevel` that cuts by itself: GPT-2's.
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)";
+
+/// Sets the keys of the vocabulary.
+pub(super) fn declare(files: &Files, config: &Config, view: &mut View) -> Result<Specials, Error> {
+    view.set("tokenizer.ggml.model", "gpt2")
+        .set("tokenizer.ggml.pre", pre(files)?);
+    let mut tokens = Tokens::new(config)?;
+    for (text, id) in files.vocab()? {
+        tokens.put(&files.file, id.as_u64(), text, NORMAL)?;
+    }
+    tokens.put_all_added(files)?;
+    let by_text = tokens.declare(view);
+    let merges: Result<Vec<String>, Error> = files
+        .merges()
+        .map(|m| m.map(|(a, b)| format!("{a} {b}")))
+        .collect();
+    view.set("tokenizer.ggml.merges", merges?);
+    Ok(Specials {
+        by_text,
+        ..Specials::default()
+    })
+}
+
+/// The patterns that cut text into words, one inside the pieces of the one before.
+fn patterns(files: &Files, step: &Value, out: &mut Vec<String>) -> Result<(), Error> {
+    match step["type"].as_str() {
+        Some("Sequence") => {
+            for step in step["pretokenizers"].as_array().into_iter().flatten() {
+                patterns(files, step, out)?;
+            }
+        }
+        Some("Split") if step["behavior"] == "Isolated" && step["invert"] != true => {
+            let pattern = step["pattern"]["Regex"].as_str();
+            out.push(
+                pattern
+                    .ok_or_else(|| files.bad("pre_tokenizer", "a Split by a Regex", step))?
+                    .to_owned(),
+            );
+        }
+        Some("Digits") if step["individual_digits"] == true => out.push(r"\p{N}".to_owned()),
+        Some("ByteLevel") if step["add_prefix_space"] != true => {
+            // it cuts unless it says that it does not
+            if step["use_regex"] != false {
+                out.push(GPT2.to_owned());
+            }
+        }
+        _ => {
+            return Err(files.bad(
+                "pre_tokenizer",
+                "Split, Digits or ByteLevel, isolated and without spaces added",
+                step,
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// GGUF's name of the way in which the folder's tokenizer cuts text.
+fn pre(files: &Files) -> Result<&'static str, Error> {
+    let step = &files.tokenizer["pre_tokenizer"];
+    let mut regexes = Vec::new();
+    patterns(files, step, &mut regexes)?;
+    let normalizer = files.tokenizer["normalizer"]["type"].as_str();
+    if normalizer.is_some_and(|kind| kind != "NFC") {
+        return Err(files.bad("normalizer", "none, or NFC", normalizer.unwrap_or_default()));
+    }
+    let ignore_merges = files.tokenizer["model"]["ignore_merges"] == true;
+    Tokenizer::recognise_pre(&regexes, ignore_merges).ok_or_else(|| {
+        files.bad(
+            "pre_tokenizer",
+            "one that llama.cpp has a name for",
+            regexes.join("  and  "),
+        )
+    })
+}

@@ -1,0 +1,371 @@
+//! `tokenizer.json`, `tokenizer.model` and what stands beside them, under GGUF's keys.
+//!
+//! Byte-level BPE, whose way to cut text into words (GGUF's `pre`) is recognised by its patterns
+//! and flags, and SentencePiece's BPE, from either file. A tokenizer that works in a way of its own
+//! is refused, because a wrong guess changes tokens without a word.
+
+mod bpe;
+mod files;
+mod order;
+mod proto;
+mod spm;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use gguf_rs_lite::View;
+use serde_json::{Map, Value};
+
+use super::config::Config;
+use super::{Error, MAX_SETTINGS, MAX_TOKENIZER, read_json};
+pub(super) use files::files;
+use octavo_text::tokenizer::STRIP_KEYS;
+
+/// GGUF's types of tokens.
+const NORMAL: i32 = 1;
+const UNKNOWN: i32 = 2;
+const CONTROL: i32 = 3;
+const USER_DEFINED: i32 = 4;
+const UNUSED: i32 = 5;
+const BYTE: i32 = 6;
+
+/// What stands for a space in SentencePiece's tokens.
+const SPACE: char = '\u{2581}';
+
+/// The most entries of a vocabulary, sixteen times the largest: memory is taken for all of them
+/// before any is read.
+const MAX_TOKENS: usize = 1 << 22;
+
+/// A token id, or a list of them.
+pub(super) fn ids(value: &Value) -> Option<Vec<u32>> {
+    let id = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok());
+    match value {
+        Value::Array(values) => values.iter().map(id).collect(),
+        value => Some(vec![id(value)?]),
+    }
+}
+
+/// The folder's JSON files that say something about tokens.
+struct Files {
+    file: String,
+    /// `tokenizer.json`, null where there is none.
+    tokenizer: Value,
+    settings: Value,
+    generation: Value,
+}
+
+impl Files {
+    fn bad(&self, key: &str, expected: &str, got: impl ToString) -> Error {
+        bad(&self.file, key, expected, got)
+    }
+
+    /// `tokenizer.json`'s tokens and their ids.
+    fn vocab(&self) -> Result<&Map<String, Value>, Error> {
+        let vocab = self.tokenizer["model"]["vocab"].as_object();
+        vocab.ok_or_else(|| self.bad("model.vocab", "tokens and their ids", "nothing"))
+    }
+
+    /// Its merges as pairs.
+    fn merges(&self) -> impl Iterator<Item = Result<(&str, &str), Error>> {
+        let merges = self.tokenizer["model"]["merges"]
+            .as_array()
+            .map_or(&[][..], Vec::as_slice);
+        merges.iter().map(|merge| {
+            let two = match merge {
+                // a space is never part of a token: both alphabets have another character for it
+                Value::String(text) => text.split_once(' '),
+                Value::Array(two) => match two.as_slice() {
+                    [Value::String(a), Value::String(b)] => Some((a.as_str(), b.as_str())),
+                    _ => None,
+                },
+                _ => None,
+            };
+            let part = |text: &str| !text.is_empty() && !text.contains(' ');
+            two.filter(|(a, b)| part(a) && part(b))
+                .ok_or_else(|| self.bad("model.merges", "pairs of tokens", merge))
+        })
+    }
+}
+
+fn bad(file: &str, key: &str, expected: &str, got: impl ToString) -> Error {
+    let got = got.to_string().chars().take(120).collect();
+    Error::Value {
+        file: file.to_owned(),
+        key: key.to_owned(),
+        expected: expected.to_owned(),
+        got,
+    }
+}
+
+/// Sets every key of the tokenizer.
+pub(super) fn declare(dir: &Path, config: &Config, view: &mut View) -> Result<(), Error> {
+    let read = |name: &str| Ok::<_, Error>(read_json(dir, name, MAX_SETTINGS)?.unwrap_or_default());
+    let files = Files {
+        file: dir.join("tokenizer.json").display().to_string(),
+        tokenizer: read_json(dir, "tokenizer.json", MAX_TOKENIZER)?.unwrap_or_default(),
+        settings: read("tokenizer_config.json")?,
+        generation: read("generation_config.json")?,
+    };
+    let model = &files.tokenizer["model"];
+    // files from before there was a choice do not say what they are
+    if !files.tokenizer.is_null()
+        && (model["type"].as_str().is_some_and(|t| t != "BPE") || !model["merges"].is_array())
+    {
+        return Err(files.bad("model.type", "BPE", &model["type"]));
+    }
+    let specials = if files.tokenizer.is_null() || model["byte_fallback"] == true {
+        spm::declare(dir, &files, config, view)?
+    } else {
+        bpe::declare(&files, config, view)?
+    };
+    special(&files, config, &specials, view)?;
+    let template = dir.join("chat_template.jinja");
+    match std::fs::read_to_string(&template) {
+        Ok(text) => {
+            view.set("tokenizer.chat_template", text.as_str());
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            if let Some(text) = chat_template(&files.settings) {
+                view.set("tokenizer.chat_template", text);
+            }
+        }
+        Err(source) => {
+            return Err(Error::Io {
+                file: template.display().to_string(),
+                source,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// The template that the settings have: one, or the default of several.
+fn chat_template(settings: &Value) -> Option<&str> {
+    let template = &settings["chat_template"];
+    let default = || {
+        template
+            .as_array()?
+            .iter()
+            .find(|t| t["name"] == "default")?["template"]
+            .as_str()
+    };
+    template.as_str().or_else(default)
+}
+
+/// The tokens of a vocabulary, as files name them one after the other.
+struct Tokens {
+    places: Vec<Option<(String, i32)>>,
+    /// Those that are found in texts before anything else is.
+    added: BTreeSet<u32>,
+    /// Those that eat the white space before and behind them.
+    strips: [BTreeSet<u32>; 2],
+}
+
+impl Tokens {
+    fn new(config: &Config) -> Result<Tokens, Error> {
+        match config.vocab_size()? {
+            n if n > MAX_TOKENS => {
+                Err(config.bad("vocab_size", format!("at most {MAX_TOKENS}"), n))
+            }
+            n => Ok(Tokens {
+                places: vec![None; n],
+                added: BTreeSet::new(),
+                strips: Default::default(),
+            }),
+        }
+    }
+
+    /// Names a token; a later type replaces an earlier one, a text does not.
+    fn put(&mut self, file: &str, id: Option<u64>, text: &str, ty: i32) -> Result<(), Error> {
+        let n = self.places.len();
+        let Some(place) = id.and_then(|id| self.places.get_mut(usize::try_from(id).ok()?)) else {
+            let expected = format!("ids below config.json's vocab_size, {n}");
+            let id = id.map_or("no id".to_owned(), |id| id.to_string());
+            return Err(bad(
+                file,
+                "vocabulary",
+                &expected,
+                format!("{text:?}: {id}"),
+            ));
+        };
+        let spaces = |text: &str| text.replace(SPACE, " ");
+        if let Some((other, _)) = place
+            .as_ref()
+            .filter(|place| spaces(&place.0) != spaces(text))
+        {
+            let got = format!("{other:?} and {text:?} for {}", id.unwrap_or_default());
+            return Err(bad(file, "vocabulary", "one token for an id", got));
+        }
+        *place = Some((text.to_owned(), ty));
+        Ok(())
+    }
+
+    /// Names a token that is found in texts before anything else is.
+    fn put_added(&mut self, file: &str, id: Option<u64>, token: &Value) -> Result<(), Error> {
+        let text = token["content"].as_str();
+        let text = text.ok_or_else(|| bad(file, "added_tokens", "tokens with a content", token))?;
+        if token["single_word"] == true {
+            return Err(bad(
+                file,
+                "added_tokens",
+                "tokens that are found inside of words, too",
+                token,
+            ));
+        }
+        let narrow = id.and_then(|id| u32::try_from(id).ok());
+        self.added.extend(narrow);
+        for (strips, key) in self.strips.iter_mut().zip(["lstrip", "rstrip"]) {
+            strips.extend(narrow.filter(|_| token[key] == true));
+        }
+        let special = token["special"] == true || looks_special(text);
+        self.put(file, id, text, if special { CONTROL } else { USER_DEFINED })
+    }
+
+    /// Names `tokenizer.json`'s added tokens.
+    fn put_all_added(&mut self, files: &Files) -> Result<(), Error> {
+        let added = files.tokenizer["added_tokens"]
+            .as_array()
+            .map_or(&[][..], Vec::as_slice);
+        added
+            .iter()
+            .try_for_each(|token| self.put_added(&files.file, token["id"].as_u64(), token))
+    }
+
+    /// Sets texts and types; gives the ids by text. Rows of the embedding that no text leads to get
+    /// texts.
+    fn declare(self, view: &mut View) -> BTreeMap<String, u32> {
+        let by_text = self
+            .places
+            .iter()
+            .zip(0..)
+            .filter_map(|(t, id)| t.as_ref().map(|t| (t.0.clone(), id)))
+            .collect();
+        let types: Vec<i32> = self
+            .places
+            .iter()
+            .map(|t| t.as_ref().map_or(UNUSED, |t| t.1))
+            .collect();
+        let texts = self
+            .places
+            .into_iter()
+            .enumerate()
+            .map(|(id, t)| t.map_or_else(|| padding(id), |t| t.0));
+        view.set("tokenizer.ggml.tokens", texts.collect::<Vec<_>>())
+            .set("tokenizer.ggml.token_type", types);
+        for (strips, key) in self
+            .strips
+            .into_iter()
+            .zip(STRIP_KEYS)
+            .filter(|s| !s.0.is_empty())
+        {
+            view.set(key, strips.into_iter().collect::<Vec<u32>>());
+        }
+        by_text
+    }
+}
+
+/// The text of a row that has none.
+fn padding(id: usize) -> String {
+    format!("[PAD{id}]")
+}
+
+/// llama.cpp's converter takes tokens of these forms for control tokens, whatever the file says.
+fn looks_special(text: &str) -> bool {
+    let between = |start: &str, end: &str| text.starts_with(start) && text.ends_with(end);
+    ["<pad>", "<mask>", "<2mass>", "[@BOS@]"].contains(&text)
+        || between("<|", "|>")
+        || between("<｜", "｜>")
+        || between("<unused", ">")
+}
+
+/// What the vocabulary itself says of special tokens, for files that do not.
+#[derive(Default)]
+struct Specials {
+    by_text: BTreeMap<String, u32>,
+    bos: Option<u32>,
+    eos: Option<u32>,
+    unk: Option<u32>,
+    pad: Option<u32>,
+    /// Whether a text begins with BOS where no file says so.
+    add_bos: Option<bool>,
+}
+
+fn special(files: &Files, config: &Config, vocab: &Specials, view: &mut View) -> Result<(), Error> {
+    let text_of = |value: &Value| {
+        value
+            .as_str()
+            .or(value["content"].as_str())
+            .map(str::to_owned)
+    };
+    let by_setting = |key: &str| -> Result<Option<u32>, Error> {
+        let Some(text) = text_of(&files.settings[key]) else {
+            return Ok(None);
+        };
+        vocab
+            .by_text
+            .get(&text)
+            .copied()
+            .map(Some)
+            .ok_or_else(|| files.bad(key, "a token of the vocabulary", text))
+    };
+    for (key, to, fallback, own) in [
+        ("bos_token", "bos_token_id", Some("bos_token_id"), vocab.bos),
+        ("unk_token", "unknown_token_id", None, vocab.unk),
+        (
+            "pad_token",
+            "padding_token_id",
+            Some("pad_token_id"),
+            vocab.pad,
+        ),
+    ] {
+        let given = fallback.map_or(Ok(Vec::new()), |key| config.ids(key))?;
+        if let Some(id) = by_setting(key)?.or(given.first().copied()).or(own) {
+            view.set(&format!("tokenizer.ggml.{to}"), id);
+        }
+    }
+    let mut ends: Vec<u32> = by_setting("eos_token")?.into_iter().collect();
+    let generation = ids(&files.generation["eos_token_id"]).unwrap_or_default();
+    for id in config.ids("eos_token_id")?.into_iter().chain(generation) {
+        if !ends.contains(&id) {
+            ends.push(id);
+        }
+    }
+    if ends.is_empty() {
+        ends.extend(vocab.eos);
+    }
+    // GGUF has three keys for tokens that end a generation
+    for (id, key) in ends.into_iter().zip(["eos", "eot", "eom"]) {
+        view.set(&format!("tokenizer.ggml.{key}_token_id"), id);
+    }
+    for (key, at, own) in [
+        ("add_bos_token", 0, vocab.add_bos),
+        ("add_eos_token", 1, None),
+    ] {
+        let template = || template_adds(&files.tokenizer["post_processor"], at);
+        if let Some(add) = files.settings[key].as_bool().or_else(template).or(own) {
+            view.set(&format!("tokenizer.ggml.{key}"), add);
+        }
+    }
+    Ok(())
+}
+
+/// Whether a post-processor puts a token before (0) or behind (1) a text; `None` if it does not
+/// say.
+fn template_adds(processor: &Value, at: usize) -> Option<bool> {
+    if processor["type"] == "Sequence" {
+        return processor["processors"]
+            .as_array()?
+            .iter()
+            .find_map(|p| template_adds(p, at));
+    }
+    let single =
+        (processor["type"] == "TemplateProcessing").then(|| processor["single"].as_array())??;
+    let text = single
+        .iter()
+        .position(|piece| piece.get("Sequence").is_some())?;
+    Some(if at == 0 {
+        text > 0
+    } else {
+        text + 1 < single.len()
+    })
+}

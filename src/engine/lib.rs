@@ -1,0 +1,31 @@
+//! Runs models. A [`backend`] executes the graph of an [`octavo_model::Model`] on a CPU or a GPU,
+//! [`kv`] says who owns which page of the cache, a [`Session`] is one timeline of a loaded
+//! [`Engine`], [`sample`] chooses tokens and [`generate`] puts it all together. [`hf`] reads folders
+//! as Hugging Face has them.
+//!
+//! Nothing flows backwards: the model knows no backend, the backend no session. Nothing here prints,
+//! and nothing here knows of a command line.
+
+pub mod backend;
+mod batch;
+mod demo;
+mod engine;
+mod error;
+pub mod generate;
+pub mod hf;
+pub mod kv;
+mod runtime;
+pub mod sample;
+pub mod sequence;
+mod session;
+pub mod threads;
+
+pub use backend::{Loading, LoadingSink};
+pub use batch::{Batch, BatchError, Event, SequenceId};
+pub use demo::demo_model;
+pub use engine::{
+    DEFAULT_CONTEXT, DeviceChoice, Engine, EngineOptions, MemoryReport, ModelSource, default_batch,
+    default_threads, kv_bytes,
+};
+pub use error::Error;
+pub use session::{Logits, Session, Wanted};

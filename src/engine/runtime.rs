@@ -1,0 +1,254 @@
+//! The one owner of a device and its pages: takes steps over many timelines.
+
+use std::ops::Range;
+
+use octavo_kernels::{Role, Sequence, Step};
+
+use crate::Error;
+use crate::backend::{Executable, TapSink, TapView};
+use crate::kv::{BlockPool, BlockTable};
+use crate::sample::{are_finite, argmax};
+
+/// Tokens whose keys and values are cached, and the pages that hold them. Pages go back to the pool
+/// by [`Runtime::truncate`] alone.
+#[derive(Debug, Default)]
+pub(crate) struct Timeline {
+    pub(crate) tokens: Vec<u32>,
+    table: BlockTable,
+}
+
+/// New tokens of a timeline.
+pub(crate) struct Entry<'a> {
+    pub(crate) timeline: &'a mut Timeline,
+    /// In order, at least one.
+    pub(crate) tokens: &'a [u32],
+    /// Which of `tokens` need outputs.
+    pub(crate) wanted: Range<usize>,
+    /// Of these outputs only the place of the largest is needed.
+    pub(crate) only_argmax: bool,
+    /// Why this entry, of all, was not computed. Its timeline is as it was.
+    pub(crate) failed: Option<Error>,
+}
+
+impl<'a> Entry<'a> {
+    /// Tokens of which nothing is wanted yet.
+    pub(crate) fn new(timeline: &'a mut Timeline, tokens: &'a [u32]) -> Entry<'a> {
+        Entry {
+            timeline,
+            tokens,
+            wanted: 0..0,
+            only_argmax: false,
+            failed: None,
+        }
+    }
+
+    /// Positions of the timeline after the step.
+    fn end(&self) -> usize {
+        self.timeline.tokens.len() + self.tokens.len()
+    }
+}
+
+/// One output of a step.
+pub(crate) struct Output<'a> {
+    /// Of which entry.
+    pub(crate) entry: usize,
+    /// Of the token at this position.
+    pub(crate) position: usize,
+    pub(crate) value: Value<'a>,
+}
+
+pub(crate) enum Value<'a> {
+    /// `[n_vocab]`, all finite.
+    Logits(&'a [f32]),
+    /// The largest of them, the lowest id of equals.
+    Argmax(u32),
+}
+
+/// A device, and who owns which of its pages.
+pub(crate) struct Runtime {
+    executable: Box<dyn Executable>,
+    pool: BlockPool,
+    n_vocab: usize,
+    /// The page numbers of a step's tables, one after the other.
+    pages: Vec<u32>,
+}
+
+impl Runtime {
+    pub(crate) fn new(executable: Box<dyn Executable>, n_pages: u32, n_vocab: usize) -> Runtime {
+        Runtime {
+            executable,
+            pool: BlockPool::new(n_pages),
+            n_vocab,
+            pages: Vec::new(),
+        }
+    }
+
+    /// Forgets all but the first `n` tokens of a timeline.
+    pub(crate) fn truncate(&mut self, timeline: &mut Timeline, n: usize) {
+        timeline.tokens.truncate(n);
+        timeline
+            .table
+            .truncate(&mut self.pool, timeline.tokens.len());
+    }
+
+    /// Computes new tokens of some timelines, all of one role. `sink` gets their outputs, entry by
+    /// entry and in order; `tap` sees every named value. Entries that fail by themselves say so and
+    /// hand out nothing; the others are not touched by that.
+    ///
+    /// # Errors
+    /// If the device fails: no timeline has grown then.
+    pub(crate) fn step(
+        &mut self,
+        role: Role,
+        entries: &mut [Entry<'_>],
+        tap: Option<&mut TapSink<'_>>,
+        sink: &mut dyn FnMut(Output<'_>),
+    ) -> Result<(), Error> {
+        let tables = self.reserve(entries)?;
+        let live: Vec<usize> = (0..entries.len())
+            .filter(|i| entries[*i].failed.is_none())
+            .collect();
+        let seqs: Vec<Sequence<'_>> = live
+            .iter()
+            .map(|&i| Sequence {
+                tokens: entries[i].tokens,
+                start: entries[i].timeline.tokens.len(),
+                table: &self.pages[tables[i].clone()],
+                wanted: entries[i].wanted.clone(),
+            })
+            .collect();
+        if seqs.is_empty() {
+            return Ok(());
+        }
+        let step = Step {
+            role,
+            seqs: &seqs,
+            input: &[],
+        };
+        let needs_logits = |i: &usize| !entries[*i].only_argmax && !entries[*i].wanted.is_empty();
+        let rows = if tap.is_some() || live.iter().any(needs_logits) {
+            Rows::Logits(self.executable.step(&step, tap)?, self.n_vocab)
+        } else {
+            Rows::Argmax(self.executable.best(&step)?)
+        };
+        let wrong = hand_out(&rows, &live, entries, sink);
+        for (at, position) in wrong {
+            let alone = Step {
+                seqs: &seqs[at..=at],
+                ..step.clone()
+            };
+            let error = first_not_finite(&mut *self.executable, &alone, position)?;
+            entries[live[at]].failed = Some(error);
+        }
+        for entry in entries.iter_mut().filter(|entry| entry.failed.is_none()) {
+            entry.timeline.tokens.extend_from_slice(entry.tokens);
+            entry.timeline.table.advance(entry.timeline.tokens.len());
+        }
+        Ok(())
+    }
+
+    /// Makes room for the new tokens; answers where each entry's page numbers stand. An entry that
+    /// finds no pages has failed.
+    fn reserve(&mut self, entries: &mut [Entry<'_>]) -> Result<Vec<Range<usize>>, Error> {
+        self.pages.clear();
+        let mut tables = Vec::with_capacity(entries.len());
+        for entry in entries {
+            let end = entry.end();
+            let start = self.pages.len();
+            match entry.timeline.table.reserve(&mut self.pool, end) {
+                Ok(copies) => {
+                    for copy in copies {
+                        self.executable.copy_page(copy.from.0, copy.to.0)?;
+                    }
+                    let pages = entry.timeline.table.pages().iter();
+                    self.pages.extend(pages.map(|page| page.0));
+                }
+                Err(error) => entry.failed = Some(error.into()),
+            }
+            tables.push(start..self.pages.len());
+        }
+        Ok(tables)
+    }
+}
+
+/// What a device gave for the wanted rows of a step.
+enum Rows<'a> {
+    /// `[rows][n_vocab]`, and `n_vocab`.
+    Logits(&'a [f32], usize),
+    /// None for a row with a logit that is not finite.
+    Argmax(Vec<Option<u32>>),
+}
+
+impl Rows<'_> {
+    fn is_finite(&self, row: usize) -> bool {
+        match self {
+            Rows::Argmax(all) => all[row].is_some(),
+            Rows::Logits(all, n_vocab) => are_finite(&all[row * n_vocab..(row + 1) * n_vocab]),
+        }
+    }
+
+    /// The value of a row whose logits are finite.
+    fn value(&self, row: usize, only_argmax: bool) -> Value<'_> {
+        const FINITE: &str = "the row's logits are finite, and there is at least one";
+        match self {
+            Rows::Argmax(all) => Value::Argmax(all[row].expect(FINITE)),
+            Rows::Logits(all, n_vocab) => {
+                let logits = &all[row * n_vocab..(row + 1) * n_vocab];
+                if only_argmax {
+                    Value::Argmax(argmax(logits).expect(FINITE))
+                } else {
+                    Value::Logits(logits)
+                }
+            }
+        }
+    }
+}
+
+/// Gives every entry its outputs; answers which of `live` have one that is not finite, and at which
+/// position: these get none.
+fn hand_out(
+    rows: &Rows<'_>,
+    live: &[usize],
+    entries: &[Entry<'_>],
+    sink: &mut dyn FnMut(Output<'_>),
+) -> Vec<(usize, usize)> {
+    let mut wrong = Vec::new();
+    let mut first = 0;
+    for (at, &i) in live.iter().enumerate() {
+        let entry = &entries[i];
+        let n = entry.wanted.len();
+        let position = |row: usize| entry.timeline.tokens.len() + entry.wanted.start + row;
+        match (0..n).find(|row| !rows.is_finite(first + row)) {
+            Some(row) => wrong.push((at, position(row))),
+            None => (0..n).for_each(|row| {
+                sink(Output {
+                    entry: i,
+                    position: position(row),
+                    value: rows.value(first + row, entry.only_argmax),
+                });
+            }),
+        }
+        first += n;
+    }
+    wrong
+}
+
+/// Runs the step again with taps on, to name the op that produced the first value that is not
+/// finite. The cache is written with the same values once more.
+fn first_not_finite(
+    executable: &mut dyn Executable,
+    step: &Step<'_>,
+    position: usize,
+) -> Result<Error, Error> {
+    let mut first = None;
+    let mut look = |view: &TapView<'_>| {
+        if first.is_none() && view.data.iter().any(|x| !x.is_finite()) {
+            first = Some(view.tap.to_string());
+        }
+    };
+    executable.step(step, Some(&mut look))?;
+    Ok(Error::NotFinite {
+        position,
+        tap: first.unwrap_or_else(|| "an unnamed value".to_owned()),
+    })
+}

@@ -1,0 +1,436 @@
+//! One generation as a state machine: it says which tokens must be computed next, is fed with what
+//! came of them, chooses the next token and hands out text as soon as it is certain. Knows no
+//! device, no clock and no output; whoever drives it may stop between any two steps.
+
+use octavo_kernels::Role;
+use octavo_text::stop::{EmptyStop, StopMatcher};
+use octavo_text::tokenizer::{Tokenizer, Utf8Stream};
+use serde::Serialize;
+
+use crate::sample::{ConfigError, Logprobs, SampleError, Sampler, SamplerConfig, logprobs};
+
+/// What tokens mean as text.
+pub trait Vocabulary {
+    /// The bytes of a token.
+    fn piece(&self, id: u32) -> &[u8];
+
+    /// Whether a token is no part of the text (control tokens).
+    fn is_special(&self, id: u32) -> bool;
+
+    /// Tokens that end a generation.
+    fn eog_ids(&self) -> &[u32];
+}
+
+impl Vocabulary for Tokenizer {
+    fn piece(&self, id: u32) -> &[u8] {
+        // a model may have more rows of logits than its vocabulary has tokens: those decode to
+        // nothing
+        self.piece(id).unwrap_or_default()
+    }
+
+    fn is_special(&self, id: u32) -> bool {
+        self.is_special(id)
+    }
+
+    fn eog_ids(&self) -> &[u32] {
+        self.eog_ids()
+    }
+}
+
+/// How to generate.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    /// Tokens to generate at most; to the end of the context if not given.
+    pub max_tokens: Option<usize>,
+    /// How tokens are chosen.
+    pub sampler: SamplerConfig,
+    /// Strings that end the text before them.
+    pub stop: Vec<String>,
+    /// Tokens that end the text before them.
+    pub stop_ids: Vec<u32>,
+    /// Never choose a token that ends the generation.
+    pub ignore_eos: bool,
+    /// Record log-probabilities with so many alternatives.
+    pub logprobs: Option<usize>,
+    /// Write control tokens as their text instead of nothing.
+    pub show_special: bool,
+    /// Prompt tokens given to a model at a time, at most; between them a generation can be
+    /// cancelled.
+    pub chunk: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            max_tokens: None,
+            sampler: SamplerConfig::default(),
+            stop: Vec::new(),
+            stop_ids: Vec::new(),
+            ignore_eos: false,
+            logprobs: None,
+            show_special: false,
+            chunk: 512,
+        }
+    }
+}
+
+/// Why a generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Finish {
+    /// A token or a string that ends the text.
+    Stop,
+    /// The most tokens asked for.
+    Length,
+    /// Every position of the context holds a token.
+    #[serde(rename = "length")]
+    ContextFull,
+    /// Whoever drives it wanted no more.
+    Cancelled,
+}
+
+impl Finish {
+    /// The name in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Finish::Stop => "stop",
+            Finish::Length | Finish::ContextFull => "length",
+            Finish::Cancelled => "cancelled",
+        }
+    }
+
+    /// Which limit a `length` is: other programs know that name for both, so the two are told apart
+    /// beside it.
+    pub fn detail(self) -> Option<&'static str> {
+        match self {
+            Finish::Length => Some("max_tokens"),
+            Finish::ContextFull => Some("context_full"),
+            Finish::Stop | Finish::Cancelled => None,
+        }
+    }
+}
+
+/// Why nothing, or no more, can be generated.
+#[derive(Debug, thiserror::Error)]
+pub enum SequenceError {
+    /// There is nothing to continue.
+    #[error(
+        "the prompt has no tokens: expected at least one (this model puts no BOS token in front)"
+    )]
+    EmptyPrompt,
+    /// More prompt than context.
+    #[error("the prompt has {prompt} tokens: expected at most the context of {n_ctx}")]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Positions there are.
+        n_ctx: usize,
+    },
+    /// A prompt or stop id that is not in the vocabulary.
+    #[error("token id {id}: expected an id below {n_vocab}")]
+    UnknownToken {
+        /// The id.
+        id: u32,
+        /// Size of the vocabulary.
+        n_vocab: usize,
+    },
+    /// A setting of the sampler is out of its range.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// An unusable stop string.
+    #[error(transparent)]
+    Stop(#[from] EmptyStop),
+    /// No token can be chosen.
+    #[error(transparent)]
+    Sample(#[from] SampleError),
+}
+
+/// What is wanted of the last token of some [`Work`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Want {
+    /// The most likely token after it, the lowest id of equals.
+    Argmax,
+    /// Every token's logit.
+    Logits,
+}
+
+/// Tokens that must be computed before a sequence can go on.
+#[derive(Clone, Copy, Debug)]
+pub struct Work<'a> {
+    /// In order, at least one. The first so many may be computed alone: then nothing is wanted.
+    pub tokens: &'a [u32],
+    /// How they came to be.
+    pub role: Role,
+    /// What is wanted once all are computed.
+    pub want: Want,
+}
+
+/// What came of some [`Work`].
+#[derive(Clone, Copy, Debug)]
+pub enum Computed<'a> {
+    /// So many of its tokens are cached; others are left.
+    Cached(usize),
+    /// All of them are; this is the most likely token.
+    Argmax(u32),
+    /// All of them are; these are the logits of what may follow.
+    Logits(&'a [f32]),
+}
+
+/// The sizes that a sequence must fit.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Positions there are.
+    pub n_ctx: usize,
+    /// Size of the vocabulary.
+    pub n_vocab: usize,
+}
+
+/// What a sequence has brought forth.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Text {
+    /// All that was handed out.
+    pub text: String,
+    /// Every token chosen, one that ended the text included.
+    pub tokens: Vec<u32>,
+    /// Why it ended.
+    pub finish: Finish,
+    /// One per token if asked for.
+    pub logprobs: Vec<Logprobs>,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Those of them that were cached before it began.
+    pub cached_tokens: usize,
+}
+
+/// One generation.
+#[derive(Debug)]
+pub struct Sequence {
+    options: Options,
+    bounds: Bounds,
+    /// The prompt, then every token chosen that is, or will be, computed.
+    tokens: Vec<u32>,
+    n_prompt: usize,
+    n_cached_before: usize,
+    /// Tokens whose keys and values are cached.
+    n_cached: usize,
+    sampler: Sampler,
+    /// Only the most likely token is asked for.
+    greedy_on_device: bool,
+    utf8: Utf8Stream,
+    stops: StopMatcher,
+    text: String,
+    generated: Vec<u32>,
+    logprobs: Vec<Logprobs>,
+    finish: Option<Finish>,
+}
+
+impl Sequence {
+    /// A generation that continues a prompt.
+    ///
+    /// # Errors
+    /// If the prompt is empty or does not fit, or an option is out of its range.
+    pub fn new(
+        prompt: &[u32],
+        options: &Options,
+        bounds: Bounds,
+        vocabulary: &dyn Vocabulary,
+    ) -> Result<Sequence, SequenceError> {
+        check_prompt(prompt, options, bounds)?;
+        let mut config = options.sampler.clone();
+        if options.ignore_eos {
+            let in_range = |id: &&u32| (**id as usize) < bounds.n_vocab;
+            let ends = vocabulary.eog_ids().iter().filter(in_range);
+            config
+                .logit_bias
+                .extend(ends.map(|&id| (id, f32::NEG_INFINITY)));
+        }
+        let mut sampler = Sampler::new(config, bounds.n_vocab)?;
+        prompt.iter().for_each(|&id| sampler.accept(id));
+        Ok(Sequence {
+            stops: StopMatcher::new(&options.stop)?,
+            greedy_on_device: sampler.takes_the_largest() && options.logprobs.is_none(),
+            options: options.clone(),
+            bounds,
+            tokens: prompt.to_vec(),
+            n_prompt: prompt.len(),
+            n_cached_before: 0,
+            n_cached: 0,
+            sampler,
+            utf8: Utf8Stream::new(),
+            text: String::new(),
+            generated: Vec::new(),
+            logprobs: Vec::new(),
+            finish: None,
+        })
+    }
+
+    /// Says which tokens a cache holds already; answers how many of them, from the first, this
+    /// sequence goes on from. Only before anything was fed.
+    pub fn reuse(&mut self, cached: &[u32]) -> usize {
+        let equal = cached
+            .iter()
+            .zip(&self.tokens)
+            .take_while(|(a, b)| a == b)
+            .count();
+        // the last token is always computed: its logits are what follows from
+        self.n_cached = equal.min(self.n_prompt - 1);
+        self.n_cached_before = self.n_cached;
+        self.n_cached
+    }
+
+    /// What must be computed next; `None` once it has ended.
+    pub fn work(&self) -> Option<Work<'_>> {
+        if self.finish.is_some() {
+            return None;
+        }
+        let role = if self.n_cached < self.n_prompt {
+            Role::Prompt
+        } else {
+            Role::Generated
+        };
+        let want = if self.greedy_on_device {
+            Want::Argmax
+        } else {
+            Want::Logits
+        };
+        Some(Work {
+            tokens: &self.tokens[self.n_cached..],
+            role,
+            want,
+        })
+    }
+
+    /// Takes what came of the tokens that [`Sequence::work`] named; answers the text that is
+    /// certain now, which never holds half a character nor any of a stop string.
+    ///
+    /// # Errors
+    /// If no token can be chosen.
+    ///
+    /// # Panics
+    /// If it is fed more than it asked for.
+    pub fn feed(
+        &mut self,
+        computed: Computed<'_>,
+        vocabulary: &dyn Vocabulary,
+    ) -> Result<String, SequenceError> {
+        assert!(self.finish.is_none(), "a sequence that has ended is fed");
+        let left = self.tokens.len() - self.n_cached;
+        if let Computed::Cached(n) = computed {
+            assert!(n < left, "{n} tokens are computed of {left}, and no output");
+            self.n_cached += n;
+            return Ok(String::new());
+        }
+        self.n_cached = self.tokens.len();
+        let most = self.options.max_tokens.unwrap_or(usize::MAX);
+        if most == 0 {
+            return Ok(self.end(Finish::Length));
+        }
+        let id = match computed {
+            Computed::Argmax(id) => id,
+            Computed::Logits(logits) => self.choose(logits)?,
+            Computed::Cached(_) => unreachable!("returned above"),
+        };
+        self.sampler.accept(id);
+        self.generated.push(id);
+        let (mut text, stopped) = self.append(id, vocabulary);
+        let finish = if stopped {
+            Some(Finish::Stop)
+        } else if self.generated.len() == most {
+            Some(Finish::Length)
+        } else if self.n_cached == self.bounds.n_ctx {
+            Some(Finish::ContextFull)
+        } else {
+            None
+        };
+        match finish {
+            Some(finish) => text.push_str(&self.end(finish)),
+            None => self.tokens.push(id),
+        }
+        Ok(text)
+    }
+
+    /// Ends it with what there is; answers the text that was held back.
+    pub fn cancel(&mut self) -> String {
+        if self.finish.is_some() {
+            return String::new();
+        }
+        self.end(Finish::Cancelled)
+    }
+
+    /// Whether every token of the prompt is cached.
+    pub fn has_read_its_prompt(&self) -> bool {
+        self.n_cached >= self.n_prompt
+    }
+
+    /// Tokens chosen so far.
+    pub fn generated(&self) -> &[u32] {
+        &self.generated
+    }
+
+    /// How it ended; `None` as long as it has not.
+    pub fn finish(&self) -> Option<Finish> {
+        self.finish
+    }
+
+    /// What it has brought forth; one that has not ended counts as cancelled.
+    pub fn into_text(self) -> Text {
+        Text {
+            text: self.text,
+            tokens: self.generated,
+            finish: self.finish.unwrap_or(Finish::Cancelled),
+            logprobs: self.logprobs,
+            prompt_tokens: self.n_prompt,
+            cached_tokens: self.n_cached_before,
+        }
+    }
+
+    fn choose(&mut self, logits: &[f32]) -> Result<u32, SequenceError> {
+        let id = self.sampler.sample(logits)?;
+        if let Some(n) = self.options.logprobs {
+            self.logprobs.push(logprobs(logits, id, n)?);
+        }
+        Ok(id)
+    }
+
+    /// Adds a token's text; answers what is certain of it, and whether it ends the generation.
+    fn append(&mut self, id: u32, vocabulary: &dyn Vocabulary) -> (String, bool) {
+        if self.options.stop_ids.contains(&id) || vocabulary.eog_ids().contains(&id) {
+            return (String::new(), true);
+        }
+        if vocabulary.is_special(id) && !self.options.show_special {
+            return (String::new(), false);
+        }
+        let whole = self.utf8.push(vocabulary.piece(id));
+        let pushed = self.stops.push(&whole);
+        self.text.push_str(&pushed.text);
+        (pushed.text, pushed.stop.is_some())
+    }
+
+    /// Ends it; answers the text that was held back.
+    fn end(&mut self, finish: Finish) -> String {
+        let tail = self.utf8.finish();
+        let pushed = self.stops.push(&tail);
+        let ended = pushed.stop.is_some();
+        self.finish = Some(if ended { Finish::Stop } else { finish });
+        let mut text = pushed.text;
+        text.push_str(&self.stops.finish());
+        self.text.push_str(&text);
+        text
+    }
+}
+
+fn check_prompt(prompt: &[u32], options: &Options, bounds: Bounds) -> Result<(), SequenceError> {
+    let Bounds { n_ctx, n_vocab } = bounds;
+    if prompt.is_empty() {
+        return Err(SequenceError::EmptyPrompt);
+    }
+    if prompt.len() > n_ctx {
+        let prompt = prompt.len();
+        return Err(SequenceError::PromptTooLong { prompt, n_ctx });
+    }
+    let mut ids = prompt.iter().chain(&options.stop_ids);
+    match ids.find(|&&id| id as usize >= n_vocab) {
+        Some(&id) => Err(SequenceError::UnknownToken { id, n_vocab }),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,6 @@
+//! The engine crate from outside.
+
+mod generate;
+mod kv;
+mod sampler;
+mod sequence;

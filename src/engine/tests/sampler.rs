@@ -1,0 +1,575 @@
+//! The sampler against its definition, written out naively, and the properties that users rely on.
+
+use octavo_engine::sample::{
+    SampleError, Sampler, SamplerConfig, Stage, argmax, logprobs, top_logits,
+};
+use proptest::prelude::*;
+
+fn sampling() -> SamplerConfig {
+    SamplerConfig {
+        temperature: 1.0,
+        ..SamplerConfig::default()
+    }
+}
+
+fn sampler(config: SamplerConfig, n_vocab: usize) -> Sampler {
+    Sampler::new(config, n_vocab).expect("valid settings")
+}
+
+/// Every token that `n` draws produce, sorted.
+fn support(config: &SamplerConfig, logits: &[f32], n: usize) -> Vec<u32> {
+    let mut s = sampler(config.clone(), logits.len());
+    let mut seen: Vec<u32> = (0..n)
+        .map(|_| s.sample(logits).expect("finite logits"))
+        .collect();
+    seen.sort_unstable();
+    seen.dedup();
+    seen
+}
+
+/// Softmax in f64, by the definition.
+fn softmax(logits: &[f64]) -> Vec<f64> {
+    let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let e: Vec<f64> = logits.iter().map(|l| (l - max).exp()).collect();
+    let sum: f64 = e.iter().sum();
+    e.iter().map(|x| x / sum).collect()
+}
+
+/// The chain's result as probabilities over the vocabulary: full sorts, no shortcuts.
+///
+/// `slack` moves the cut-offs of min-p and top-p: above 0 they keep more, so that a cut decided by
+/// rounding is allowed.
+fn oracle(config: &SamplerConfig, logits: &[f32], recent: &[u32], slack: f64) -> Vec<f64> {
+    let mut l: Vec<f64> = logits.iter().map(|&x| f64::from(x)).collect();
+    for &(id, bias) in &config.logit_bias {
+        l[id as usize] += f64::from(bias);
+    }
+    let recent = &recent[recent.len().saturating_sub(config.penalty_window)..];
+    for stage in &config.order {
+        // most likely first, equal ones by id; what was removed is at minus infinity
+        let mut ids: Vec<usize> = (0..l.len()).collect();
+        ids.sort_by(|&a, &b| l[b].total_cmp(&l[a]).then(a.cmp(&b)));
+        let p = softmax(&l);
+        match stage {
+            Stage::Penalties => {
+                for (id, x) in l.iter_mut().enumerate() {
+                    let n = recent.iter().filter(|&&t| t as usize == id).count();
+                    if n > 0 && x.is_finite() {
+                        let r = f64::from(config.repeat_penalty);
+                        *x = if *x > 0.0 { *x / r } else { *x * r };
+                        *x -= n as f64 * f64::from(config.frequency_penalty);
+                        *x -= f64::from(config.presence_penalty);
+                    }
+                }
+            }
+            Stage::Temperature => l
+                .iter_mut()
+                .for_each(|x| *x /= f64::from(config.temperature)),
+            Stage::MinP => {
+                let floor = p[ids[0]] * f64::from(config.min_p) * (1.0 - slack);
+                (0..l.len())
+                    .filter(|&i| p[i] < floor)
+                    .for_each(|i| l[i] = f64::NEG_INFINITY);
+            }
+            Stage::TopK if config.top_k > 0 => {
+                ids.iter()
+                    .skip(config.top_k)
+                    .for_each(|&i| l[i] = f64::NEG_INFINITY);
+            }
+            Stage::TopK => {}
+            Stage::TopP => {
+                let mut sum = 0.0;
+                for &i in &ids {
+                    if config.top_p < 1.0 && sum >= f64::from(config.top_p) * (1.0 + slack) {
+                        l[i] = f64::NEG_INFINITY;
+                    }
+                    sum += p[i];
+                }
+            }
+        }
+    }
+    softmax(&l)
+}
+
+#[test]
+fn greedy_takes_the_highest_logit_and_the_lowest_id_of_equals() {
+    let mut s = sampler(SamplerConfig::default(), 5);
+    assert_eq!(s.sample(&[1.0, 3.0, 2.0, 3.0, -1.0]), Ok(1));
+    assert_eq!(s.sample(&[-1.0, -1.0, -1.0, -1.0, -1.0]), Ok(0));
+    assert_eq!(s.sample(&[-0.0, 0.0, -0.0, 0.0, -1.0]), Ok(0));
+    assert_eq!(argmax(&[]), None);
+    let banned = SamplerConfig {
+        logit_bias: vec![(0, f32::NEG_INFINITY)],
+        ..SamplerConfig::default()
+    };
+    assert_eq!(
+        sampler(banned, 3).sample(&[-0.0, -0.0, 0.0]),
+        Ok(1),
+        "ties after a bias, too"
+    );
+}
+
+#[test]
+fn greedy_honours_bias_and_penalties() {
+    let logits = [1.0, 1.5, 0.9];
+    let bias = SamplerConfig {
+        logit_bias: vec![(2, 1.0)],
+        ..SamplerConfig::default()
+    };
+    assert_eq!(sampler(bias, 3).sample(&logits), Ok(2));
+    let mut s = sampler(
+        SamplerConfig {
+            repeat_penalty: 2.0,
+            ..SamplerConfig::default()
+        },
+        3,
+    );
+    assert_eq!(s.sample(&logits), Ok(1));
+    s.accept(1);
+    assert_eq!(s.sample(&logits), Ok(0), "1.5 / 2 is below 1.0");
+    let mut negative = sampler(
+        SamplerConfig {
+            repeat_penalty: 2.0,
+            ..SamplerConfig::default()
+        },
+        2,
+    );
+    negative.accept(0);
+    assert_eq!(
+        negative.sample(&[-1.0, -1.5]),
+        Ok(1),
+        "-1.0 * 2 is below -1.5"
+    );
+}
+
+#[test]
+fn penalties_forget_what_left_the_window() {
+    let config = SamplerConfig {
+        presence_penalty: 5.0,
+        penalty_window: 2,
+        ..SamplerConfig::default()
+    };
+    let mut s = sampler(config, 4);
+    s.accept(3);
+    assert_eq!(s.sample(&[0.0, 0.0, 0.0, 1.0]), Ok(0));
+    s.accept(3);
+    s.accept(1);
+    assert_eq!(
+        s.sample(&[0.0, 0.0, 0.0, 1.0]),
+        Ok(0),
+        "one of two occurrences left the window"
+    );
+    s.accept(2);
+    assert_eq!(s.sample(&[0.0, 0.0, 0.0, 1.0]), Ok(3), "both did");
+    let frequency = SamplerConfig {
+        frequency_penalty: 0.6,
+        ..SamplerConfig::default()
+    };
+    let mut s = sampler(frequency, 2);
+    s.accept(1);
+    assert_eq!(s.sample(&[0.0, 1.0]), Ok(1));
+    s.accept(1);
+    assert_eq!(s.sample(&[0.0, 1.0]), Ok(0), "two times 0.6");
+    let mut s = sampler(
+        SamplerConfig {
+            presence_penalty: 2.0,
+            ..SamplerConfig::default()
+        },
+        2,
+    );
+    s.accept(1);
+    (0..63).for_each(|_| s.accept(0));
+    assert_eq!(s.sample(&[1.0, 2.5]), Ok(1), "both are among the last 64");
+    s.accept(0);
+    assert_eq!(s.sample(&[0.9, 1.0]), Ok(1), "only 0 is");
+}
+
+#[test]
+fn logits_that_are_not_finite_are_refused_by_name() {
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        for config in [SamplerConfig::default(), sampling()] {
+            match sampler(config, 3).sample(&[0.0, bad, bad]) {
+                Err(SampleError::NonFinite { id: 1, value }) => {
+                    assert_eq!(value.to_bits(), bad.to_bits())
+                }
+                other => panic!("expected a refusal of token 1, got {other:?}"),
+            }
+        }
+        assert!(logprobs(&[0.0, bad], 0, 1).is_err());
+    }
+    let short = sampler(sampling(), 3).sample(&[0.0; 2]);
+    assert_eq!(
+        short,
+        Err(SampleError::Length {
+            expected: 3,
+            got: 2
+        })
+    );
+    let all = SamplerConfig {
+        logit_bias: vec![(0, f32::NEG_INFINITY), (1, f32::NEG_INFINITY)],
+        ..sampling()
+    };
+    assert_eq!(
+        sampler(all, 2).sample(&[0.0, 1.0]),
+        Err(SampleError::NothingLeft)
+    );
+}
+
+#[test]
+fn settings_out_of_range_are_refused() {
+    let d = sampling;
+    let bad = [
+        SamplerConfig {
+            temperature: -0.1,
+            ..d()
+        },
+        SamplerConfig {
+            temperature: f32::NAN,
+            ..d()
+        },
+        SamplerConfig {
+            temperature: f32::INFINITY,
+            ..d()
+        },
+        SamplerConfig { top_p: 0.0, ..d() },
+        SamplerConfig { top_p: 1.1, ..d() },
+        SamplerConfig {
+            top_p: f32::NAN,
+            ..d()
+        },
+        SamplerConfig { min_p: -0.1, ..d() },
+        SamplerConfig { min_p: 1.1, ..d() },
+        SamplerConfig {
+            min_p: f32::NAN,
+            ..d()
+        },
+        SamplerConfig {
+            repeat_penalty: 0.0,
+            ..d()
+        },
+        SamplerConfig {
+            repeat_penalty: f32::INFINITY,
+            ..d()
+        },
+        SamplerConfig {
+            presence_penalty: f32::NAN,
+            ..d()
+        },
+        SamplerConfig {
+            frequency_penalty: f32::INFINITY,
+            ..d()
+        },
+        SamplerConfig {
+            logit_bias: vec![(7, 0.0)],
+            ..d()
+        },
+        SamplerConfig {
+            logit_bias: vec![(0, f32::INFINITY)],
+            ..d()
+        },
+        SamplerConfig {
+            logit_bias: vec![(0, f32::NAN)],
+            ..d()
+        },
+    ];
+    for config in bad {
+        let text = format!("{config:?}");
+        let error = Sampler::new(config, 7).expect_err(&text).to_string();
+        assert!(
+            error.contains("expected") && !error.contains('\n'),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn orders_parse_and_bad_ones_are_refused() {
+    assert_eq!(
+        Stage::parse_order("top_k;temp,min-p"),
+        Ok(vec![Stage::TopK, Stage::Temperature, Stage::MinP])
+    );
+    let default = Stage::DEFAULT_ORDER.map(Stage::name).join(";");
+    assert_eq!(default, "penalties;temperature;min_p;top_k;top_p");
+    assert_eq!(
+        Stage::parse_order(&default),
+        Ok(Stage::DEFAULT_ORDER.to_vec())
+    );
+    assert!(Stage::parse_order("top_k;top_k").is_err());
+    assert!(Stage::parse_order("dry").is_err());
+}
+
+#[test]
+fn filters_keep_what_their_definitions_say() {
+    // probabilities 0.5, 0.25, 0.125, 0.125
+    let logits = [0.5f32, 0.25, 0.125, 0.125].map(f32::ln);
+    let cases = [
+        (
+            SamplerConfig {
+                top_k: 1,
+                ..sampling()
+            },
+            vec![0],
+        ),
+        (
+            SamplerConfig {
+                top_k: 3,
+                ..sampling()
+            },
+            vec![0, 1, 2],
+        ),
+        (
+            SamplerConfig {
+                top_k: 9,
+                ..sampling()
+            },
+            vec![0, 1, 2, 3],
+        ),
+        (
+            SamplerConfig {
+                top_p: 0.4,
+                ..sampling()
+            },
+            vec![0],
+        ),
+        (
+            SamplerConfig {
+                top_p: 0.6,
+                ..sampling()
+            },
+            vec![0, 1],
+        ),
+        (
+            SamplerConfig {
+                top_p: 0.8,
+                ..sampling()
+            },
+            vec![0, 1, 2],
+        ),
+        (
+            SamplerConfig {
+                top_p: 1e-9,
+                ..sampling()
+            },
+            vec![0],
+        ),
+        (
+            SamplerConfig {
+                min_p: 1.0,
+                ..sampling()
+            },
+            vec![0],
+        ),
+        (
+            SamplerConfig {
+                min_p: 0.4,
+                ..sampling()
+            },
+            vec![0, 1],
+        ),
+        (
+            SamplerConfig {
+                min_p: 0.2,
+                ..sampling()
+            },
+            vec![0, 1, 2, 3],
+        ),
+        (
+            SamplerConfig {
+                temperature: 1e-40,
+                ..sampling()
+            },
+            vec![0],
+        ),
+    ];
+    for (config, expected) in cases {
+        assert_eq!(support(&config, &logits, 500), expected, "{config:?}");
+    }
+}
+
+#[test]
+fn the_order_of_stages_matters_and_a_missing_stage_does_not_run() {
+    // at temperature 1, min-p 0.4 keeps two; at temperature 0.5 the second is at 0.25 of the first
+    let logits = [0.5f32, 0.25, 0.125, 0.125].map(f32::ln);
+    let base = SamplerConfig {
+        temperature: 0.5,
+        min_p: 0.4,
+        ..sampling()
+    };
+    assert_eq!(support(&base, &logits, 300), [0]);
+    let after = SamplerConfig {
+        order: vec![Stage::MinP, Stage::Temperature],
+        ..base.clone()
+    };
+    assert_eq!(support(&after, &logits, 300), [0, 1]);
+    let without = SamplerConfig {
+        order: vec![Stage::Temperature],
+        ..base
+    };
+    assert_eq!(support(&without, &logits, 3000), [0, 1, 2, 3]);
+}
+
+#[test]
+fn draws_follow_the_distribution() {
+    let logits = [0.1f32, 2.0, -1.0, 0.7, 0.0, 1.1];
+    let config = SamplerConfig {
+        temperature: 0.8,
+        top_p: 0.95,
+        seed: 11,
+        ..sampling()
+    };
+    let p = oracle(&config, &logits, &[], 0.0);
+    let n = 20_000;
+    let mut counts = [0u32; 6];
+    let mut s = sampler(config, 6);
+    for _ in 0..n {
+        counts[s.sample(&logits).expect("finite") as usize] += 1;
+    }
+    for (id, &count) in counts.iter().enumerate() {
+        // five standard deviations of a binomial, which a fixed seed either meets or not
+        let bound = 5.0 * (f64::from(n) * p[id] * (1.0 - p[id])).sqrt();
+        let off = (f64::from(count) - f64::from(n) * p[id]).abs();
+        assert!(
+            off <= bound,
+            "token {id}: {count} of {n}, expected probability {}",
+            p[id]
+        );
+    }
+}
+
+#[test]
+fn a_seed_means_the_same_draws_for_ever() {
+    // the draws themselves are the generator's outputs, seen through a uniform distribution
+    let config = SamplerConfig {
+        seed: 1_234_567,
+        ..sampling()
+    };
+    let mut s = sampler(config, 1000);
+    let drawn: Vec<u32> = (0..3)
+        .map(|_| s.sample(&[0.0; 1000]).expect("finite"))
+        .collect();
+    // SplitMix64's published outputs for this seed, as thousandths of 2^64
+    let outputs = [
+        6_457_827_717_110_365_317u64,
+        3_203_168_211_198_807_973,
+        9_817_491_932_198_370_423,
+    ];
+    let expected: Vec<u32> = outputs
+        .iter()
+        .map(|&x| ((u128::from(x) * 1000) >> 64) as u32)
+        .collect();
+    assert_eq!(drawn, expected);
+}
+
+fn any_logits() -> impl Strategy<Value = Vec<f32>> {
+    // eighths give many exact ties; the long case passes the sorted front of top-p
+    prop_oneof![
+        prop::collection::vec((-40i32..40).prop_map(|i| i as f32 / 8.0), 1..40),
+        prop::collection::vec(-20.0f32..20.0, 1..40),
+        prop::collection::vec((-16i32..16).prop_map(|i| i as f32 / 8.0), 100..1500),
+    ]
+}
+
+fn any_config() -> impl Strategy<Value = SamplerConfig> {
+    let cutoffs = (0.1f32..3.0, 0usize..30, 0.01f32..=1.0, 0.0f32..=1.0);
+    let penalties = (0.5f32..2.0, -1.0f32..1.0, -1.0f32..1.0, 0usize..12);
+    (
+        cutoffs,
+        penalties,
+        any::<u64>(),
+        Just(Stage::DEFAULT_ORDER.to_vec()).prop_shuffle(),
+        0usize..=5,
+    )
+        .prop_map(
+            |(
+                (temperature, top_k, top_p, min_p),
+                (repeat, presence, frequency, window),
+                seed,
+                mut order,
+                n,
+            )| {
+                order.truncate(n);
+                SamplerConfig {
+                    temperature,
+                    top_k,
+                    top_p,
+                    min_p,
+                    repeat_penalty: repeat,
+                    presence_penalty: presence,
+                    frequency_penalty: frequency,
+                    penalty_window: window,
+                    logit_bias: Vec::new(),
+                    seed,
+                    order,
+                }
+            },
+        )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn a_draw_is_possible_under_the_naive_chain(
+        logits in any_logits(),
+        config in any_config(),
+        recent in prop::collection::vec(0u32..40, 0..20),
+    ) {
+        let recent: Vec<u32> = recent.into_iter().map(|id| id % logits.len() as u32).collect();
+        let p = oracle(&config, &logits, &recent, 1e-9);
+        let mut s = sampler(config, logits.len());
+        recent.iter().for_each(|&id| s.accept(id));
+        let mut again = s.clone();
+        for _ in 0..8 {
+            let id = s.sample(&logits).expect("finite logits");
+            prop_assert!(p[id as usize] > 0.0, "token {} was cut off; {:?}", id, p);
+            prop_assert_eq!(again.sample(&logits), Ok(id), "the same state draws the same");
+        }
+    }
+
+    #[test]
+    fn temperature_zero_is_argmax_whatever_the_cut_offs(logits in any_logits(), config in any_config()) {
+        let config = SamplerConfig { temperature: 0.0, penalty_window: 0, ..config };
+        let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let first = logits.iter().position(|&l| l == best).expect("not empty") as u32;
+        prop_assert_eq!(sampler(config, logits.len()).sample(&logits), Ok(first));
+    }
+
+    #[test]
+    fn logprobs_are_log_softmax_of_the_raw_logits(
+        logits in any_logits(),
+        n in 0usize..12,
+        pick in any::<prop::sample::Index>(),
+    ) {
+        let id = pick.index(logits.len()) as u32;
+        let got = logprobs(&logits, id, n).expect("finite");
+        let p = softmax(&logits.iter().map(|&l| f64::from(l)).collect::<Vec<_>>());
+        prop_assert!((got.logprob - p[id as usize].ln()).abs() < 1e-9);
+        prop_assert_eq!(got.top.len(), n.min(logits.len()));
+        for (rank, &(id, lp)) in got.top.iter().enumerate() {
+            prop_assert!((lp - p[id as usize].ln()).abs() < 1e-9);
+            let before = logits.iter().enumerate().filter(|&(j, &l)| {
+                l > logits[id as usize] || (l == logits[id as usize] && (j as u32) < id)
+            }).count();
+            prop_assert_eq!(before, rank, "token {} stands at the wrong place", id);
+        }
+    }
+}
+
+#[test]
+fn logprobs_stay_finite_at_the_ends_of_the_range() {
+    let got = logprobs(&[f32::MAX, f32::MIN, 0.0], 1, 3).expect("finite logits");
+    assert_eq!(got.top[0], (0, 0.0));
+    assert!(got.logprob.is_finite());
+    assert!(
+        logprobs(&[0.0], 1, 0).is_err(),
+        "an id outside the vocabulary"
+    );
+}
+
+#[test]
+fn top_logits_never_hide_a_nan_among_the_best() {
+    assert_eq!(top_logits(&[1.0, f32::NAN, 2.0], 2), [(2, 2.0), (0, 1.0)]);
+    assert_eq!(top_logits(&[1.0, 1.0, 1.0], 2), [(0, 1.0), (1, 1.0)]);
+    assert_eq!(top_logits(&[], 2), []);
+    assert_eq!(top_logits(&[3.0], 0), []);
+}

@@ -1,0 +1,290 @@
+//! A sequence driven by hand, and a batch of them on the built-in model: whoever drives it, and
+//! beside whom, it says the same.
+
+use octavo_engine::generate::{Observer, generate};
+use octavo_engine::sample::SamplerConfig;
+use octavo_engine::sequence::{Bounds, Computed, Finish, Options, Sequence, Vocabulary, Want};
+use octavo_engine::{Batch, BatchError, Engine, EngineOptions, Event, ModelSource};
+use octavo_kernels::Role;
+use octavo_text::tokenizer::EncodeOptions;
+
+/// Every token is its own letter; 0 ends the text.
+struct Letters;
+
+impl Vocabulary for Letters {
+    fn piece(&self, id: u32) -> &[u8] {
+        &b"-abcdefgh"[id as usize..=id as usize]
+    }
+
+    fn is_special(&self, id: u32) -> bool {
+        id == 0
+    }
+
+    fn eog_ids(&self) -> &[u32] {
+        &[0]
+    }
+}
+
+const BOUNDS: Bounds = Bounds {
+    n_ctx: 8,
+    n_vocab: 9,
+};
+
+fn sequence(prompt: &[u32], options: &Options) -> Sequence {
+    Sequence::new(prompt, options, BOUNDS, &Letters).expect("it fits")
+}
+
+#[test]
+fn a_prompt_may_be_computed_in_pieces_of_any_size() {
+    let mut s = sequence(&[1, 2, 3], &Options::default());
+    for (left, role) in [
+        (3, Role::Prompt),
+        (1, Role::Prompt),
+        (1, Role::Generated),
+        (1, Role::Generated),
+    ] {
+        let work = s.work().expect("it goes on");
+        assert_eq!((work.tokens.len(), work.role), (left, role));
+        let computed = if left == 3 {
+            Computed::Cached(2)
+        } else {
+            Computed::Argmax(4)
+        };
+        let text = s.feed(computed, &Letters).expect("a token");
+        assert_eq!(text, if left == 3 { "" } else { "d" });
+    }
+    assert_eq!(s.generated(), [4, 4, 4]);
+    assert_eq!(s.feed(Computed::Argmax(0), &Letters).expect("a token"), "");
+    assert!(s.work().is_none());
+    let text = s.into_text();
+    assert_eq!((text.text.as_str(), text.finish), ("ddd", Finish::Stop));
+}
+
+#[test]
+fn the_last_token_of_a_prompt_is_always_computed() {
+    let mut s = sequence(&[1, 2, 3], &Options::default());
+    assert_eq!(s.reuse(&[1, 2, 3, 4]), 2);
+    assert_eq!(s.work().expect("it goes on").tokens, [3]);
+    let mut other = sequence(&[1, 2, 3], &Options::default());
+    assert_eq!(other.reuse(&[1, 3]), 1);
+    assert_eq!(other.work().expect("it goes on").tokens, [2, 3]);
+}
+
+#[test]
+fn a_full_context_ends_it() {
+    let mut s = sequence(&[1; 6], &Options::default());
+    for _ in 0..3 {
+        assert_eq!(s.finish(), None);
+        s.feed(Computed::Argmax(1), &Letters).expect("a token");
+    }
+    // the last token chosen needs no position of its own
+    assert_eq!(s.finish(), Some(Finish::ContextFull));
+    assert_eq!(s.generated().len(), 3);
+}
+
+#[test]
+fn text_held_back_for_a_stop_string_comes_when_it_is_cancelled() {
+    let options = Options {
+        stop: vec!["abc".to_owned()],
+        ..Options::default()
+    };
+    let mut s = sequence(&[1], &options);
+    for id in [1, 2] {
+        assert_eq!(s.feed(Computed::Argmax(id), &Letters).expect("a token"), "");
+    }
+    assert_eq!(s.cancel(), "ab");
+    assert_eq!(s.cancel(), "");
+    assert_eq!(s.into_text().finish, Finish::Cancelled);
+}
+
+#[test]
+fn logits_are_wanted_only_where_the_largest_is_not_enough() {
+    let want = |options: &Options| sequence(&[1], options).work().expect("work").want;
+    let greedy = SamplerConfig {
+        temperature: 0.0,
+        ..SamplerConfig::default()
+    };
+    let options = Options {
+        sampler: greedy,
+        ..Options::default()
+    };
+    assert_eq!(want(&options), Want::Argmax);
+    let with_logprobs = Options {
+        logprobs: Some(0),
+        ..options
+    };
+    assert_eq!(want(&with_logprobs), Want::Logits);
+}
+
+struct Silent;
+
+impl Observer for Silent {
+    fn text(&mut self, _: &str) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+fn engine(sessions: usize, batch: usize) -> Engine {
+    let options = EngineOptions {
+        sessions,
+        batch,
+        ctx: Some(96),
+        threads: Some(2),
+        ..EngineOptions::default()
+    };
+    Engine::load(&ModelSource::Demo, &options, &mut |_| {}).expect("the built-in model")
+}
+
+const PROMPTS: [&str; 4] = [
+    "1+1=",
+    "What is the capital of France? The capital of France is",
+    "The opposite of hot is",
+    "2+",
+];
+
+fn options(seed: u64) -> Options {
+    let sampler = if seed.is_multiple_of(2) {
+        SamplerConfig {
+            temperature: 0.0,
+            ..SamplerConfig::default()
+        }
+    } else {
+        SamplerConfig {
+            temperature: 0.9,
+            seed,
+            ..SamplerConfig::default()
+        }
+    };
+    Options {
+        max_tokens: Some(12 + seed as usize),
+        sampler,
+        ..Options::default()
+    }
+}
+
+fn ids(engine: &Engine, text: &str) -> Vec<u32> {
+    let options = EncodeOptions::default();
+    engine
+        .tokenizer()
+        .encode(text.as_bytes(), options)
+        .expect("it fits")
+}
+
+/// What each says alone.
+fn alone() -> Vec<Vec<u32>> {
+    let engine = engine(1, 512);
+    (0..)
+        .zip(PROMPTS)
+        .map(|(seed, text)| {
+            let prompt = ids(&engine, text);
+            let mut session = engine.session();
+            let vocabulary = engine.tokenizer();
+            generate(
+                &mut session,
+                vocabulary,
+                &prompt,
+                &options(seed),
+                &mut Silent,
+            )
+            .expect("it generates")
+            .tokens
+        })
+        .collect()
+}
+
+#[test]
+fn a_batch_says_what_each_says_alone() {
+    let expected = alone();
+    // prompts in one piece, and a few tokens at a time beside those that generate already
+    for batch in [512, 3] {
+        let engine = engine(PROMPTS.len(), batch);
+        let mut together = Batch::new(&engine);
+        let mut tokens = vec![Vec::new(); PROMPTS.len()];
+        let mut shown = vec![String::new(); PROMPTS.len()];
+        let mut waiting = (0..).zip(PROMPTS);
+        while let Some((seed, text)) = waiting.next() {
+            together
+                .add(&ids(&engine, text), &options(seed))
+                .expect("there is room");
+            // the next one comes when the others are under way
+            together
+                .tick(&mut |id, event| note(id, event, &mut tokens, &mut shown))
+                .expect("a step");
+        }
+        while !together.is_empty() {
+            together
+                .tick(&mut |id, event| note(id, event, &mut tokens, &mut shown))
+                .expect("a step");
+        }
+        assert_eq!(tokens, expected, "{batch} prompt tokens at a time");
+    }
+}
+
+fn note(id: usize, event: Event, tokens: &mut [Vec<u32>], shown: &mut [String]) {
+    match event {
+        Event::Text(text) => shown[id].push_str(&text),
+        Event::Finished(all) => {
+            assert_eq!(shown[id], all.text, "what was handed out, joined");
+            tokens[id] = all.tokens;
+        }
+        Event::Failed(error) => panic!("{id}: {error}"),
+    }
+}
+
+#[test]
+fn who_leaves_gives_its_pages_back() {
+    let engine = engine(1, 512);
+    for _ in 0..3 {
+        let mut batch = Batch::new(&engine);
+        let id = batch.add(&[5; 90], &options(0)).expect("there is room");
+        batch.tick(&mut |_, _| {}).expect("a step");
+        assert_eq!(batch.cancel(id).expect("it runs").finish, Finish::Cancelled);
+        assert!(batch.cancel(id).is_none() && batch.is_empty());
+        // all pages of the only session are needed again
+        batch.add(&[6; 90], &options(0)).expect("there is room");
+        let mut failed = false;
+        batch
+            .tick(&mut |_, event| failed |= matches!(event, Event::Failed(_)))
+            .expect("a step");
+        assert!(!failed);
+    }
+}
+
+#[test]
+fn pages_that_are_missing_fail_one_sequence_alone() {
+    // two sequences, and pages for both; a session of the same engine takes those of one
+    let engine = engine(2, 512);
+    let mut session = engine.session();
+    session
+        .eval(&[5; 96], Role::Prompt, octavo_engine::Wanted::None)
+        .expect("there is room");
+    let mut batch = Batch::new(&engine);
+    let first = batch.add(&[5; 70], &options(0)).expect("there is room");
+    let second = batch.add(&[5; 70], &options(0)).expect("there is room");
+    let mut failed = Vec::new();
+    for _ in 0..3 {
+        batch
+            .tick(&mut |id, event| {
+                if let Event::Failed(error) = event {
+                    assert!(matches!(error, BatchError::Engine(_)), "{error}");
+                    failed.push(id);
+                }
+            })
+            .expect("a step");
+    }
+    assert_eq!((failed, batch.len()), (vec![second], 1));
+    assert!(batch.cancel(first).is_some());
+}
+
+#[test]
+fn no_more_sequences_run_than_the_engine_was_loaded_for() {
+    let engine = engine(2, 512);
+    let mut batch = Batch::new(&engine);
+    for _ in 0..2 {
+        batch.add(&[5, 6], &options(0)).expect("there is room");
+    }
+    assert!(matches!(
+        batch.add(&[5, 6], &options(0)),
+        Err(BatchError::Full { sequences: 2 })
+    ));
+}

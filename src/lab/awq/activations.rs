@@ -1,0 +1,120 @@
+//! Inputs of matrices on a calibration text.
+
+use std::collections::HashMap;
+
+use super::Error;
+use crate::imatrix::readers;
+use octavo_engine::backend::{Role, TapView};
+use octavo_engine::{Engine, Wanted};
+use octavo_text::tokenizer::EncodeOptions;
+
+/// Rows of inputs that errors are measured on.
+const SAMPLE: usize = 128;
+/// Tokens that are run at a time.
+const CHUNK: usize = 512;
+/// Tokens below which magnitudes are chance.
+const FEWEST: usize = 256;
+
+/// What goes into a matrix.
+#[derive(Clone, Debug, Default)]
+pub struct Inputs {
+    /// Values of a row.
+    pub width: usize,
+    /// Mean magnitude of each value, `[width]`.
+    pub magnitude: Vec<f32>,
+    /// Some rows, `[rows][width]`.
+    pub sample: Vec<f32>,
+    /// Rows that were looked at.
+    pub(super) rows: usize,
+}
+
+/// What goes into every matrix.
+#[derive(Clone, Debug, Default)]
+pub struct Activations {
+    by_matrix: HashMap<String, usize>,
+    inputs: Vec<Inputs>,
+}
+
+impl Activations {
+    /// Runs the text through the model. `progress` hears of (tokens done, tokens in all).
+    ///
+    /// # Errors
+    /// A text that is too short or cannot be encoded.
+    pub fn of_text(
+        engine: &Engine,
+        text: &[u8],
+        max_tokens: usize,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Activations, Error> {
+        let options = EncodeOptions::PIECE;
+        let mut tokens = engine
+            .tokenizer()
+            .encode(text, options)
+            .map_err(octavo_engine::Error::from)?;
+        if tokens.len() < FEWEST {
+            return Err(Error::TooShort {
+                got: tokens.len(),
+                expected: FEWEST,
+            });
+        }
+        tokens.truncate(max_tokens);
+        // every so many rows go into the sample, of all parts of the text
+        let stride = (tokens.len() / SAMPLE).max(1);
+        let mut all = Activations::default();
+        let places: HashMap<_, usize> = readers(engine, false)
+            .into_iter()
+            .enumerate()
+            .map(|(i, (key, names))| {
+                all.inputs.push(Inputs::default());
+                all.by_matrix
+                    .extend(names.into_iter().map(|name| (name, i)));
+                (key, i)
+            })
+            .collect();
+        let chunk = CHUNK.min(engine.n_ctx());
+        for (i, part) in tokens.chunks(chunk).enumerate() {
+            progress((i * chunk) as u64, tokens.len() as u64);
+            let inputs = &mut all.inputs;
+            let mut look = |view: &TapView<'_>| {
+                if let Some(at) = places.get(&(view.tap, view.occurrence)) {
+                    inputs[*at].add(view, stride);
+                }
+            };
+            let mut session = engine.session();
+            session.eval_with(
+                part,
+                Role::Prompt,
+                Wanted::All,
+                Some(&mut look),
+                &mut |_, _| {},
+            )?;
+        }
+        for inputs in &mut all.inputs {
+            let rows = inputs.rows.max(1) as f32;
+            inputs.magnitude.iter_mut().for_each(|m| *m /= rows);
+        }
+        Ok(all)
+    }
+
+    /// The inputs of a matrix.
+    pub fn of(&self, matrix: &str) -> Option<&Inputs> {
+        self.inputs.get(*self.by_matrix.get(matrix)?)
+    }
+}
+
+impl Inputs {
+    fn add(&mut self, view: &TapView<'_>, stride: usize) {
+        self.width = view.width;
+        self.magnitude.resize(view.width, 0.0);
+        for row in view.data.chunks_exact(view.width.max(1)) {
+            self.magnitude
+                .iter_mut()
+                .zip(row)
+                .for_each(|(sum, x)| *sum += x.abs());
+            if self.rows.is_multiple_of(stride) {
+                self.sample.extend_from_slice(row);
+            }
+            self.rows += 1;
+        }
+    }
+}

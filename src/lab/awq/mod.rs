@@ -1,0 +1,301 @@
+//! Makes AWQ weights: activation-aware scaling, then rounding to 4-bit groups (Lin et al., "AWQ:
+//! Activation-aware Weight Quantization", 2023).
+//!
+//! A few input channels carry most of what a matrix multiplies. Multiplying their weights by a
+//! scale before rounding, and dividing what comes in by the same, makes their rounding errors
+//! smaller and others' larger; dividing costs nothing where an earlier weight can take it. Per
+//! group of matrices with the same input, the scales are `magnitude ^ ratio`, and the ratio is
+//! searched for that changes the outputs least on calibration inputs.
+
+mod activations;
+mod search;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use gguf_rs_lite::{Gguf, RowSource, TensorInfo, TensorType, View};
+use octavo_quant::{dequantize, quantize};
+
+pub use activations::{Activations, Inputs};
+use octavo_engine::Engine;
+use octavo_model::Hparams;
+use search::{Linear, best_scales};
+
+/// How to quantize.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Groups of so many weights: 32, 64 or 128.
+    pub group: usize,
+    /// Threads.
+    pub threads: usize,
+}
+
+/// Why a model cannot be quantized.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // the fields are what the message above them says
+pub enum Error {
+    #[error("group of {got}: expected 32, 64 or 128")]
+    Group { got: usize },
+    #[error("tensor {tensor}: rows of {got} weights, expected whole groups of {group}")]
+    Rows {
+        tensor: String,
+        group: usize,
+        got: u64,
+    },
+    #[error("tensor {tensor}: {got} rows, expected a multiple of 8, which AWQ packs in words")]
+    Columns { tensor: String, got: u64 },
+    #[error("calibration text: {got} tokens, expected at least {expected}")]
+    TooShort { got: usize, expected: usize },
+    #[error(transparent)]
+    Quant(#[from] octavo_quant::Error),
+    #[error(transparent)]
+    Gguf(#[from] gguf_rs_lite::Error),
+    #[error(transparent)]
+    Engine(#[from] octavo_engine::Error),
+}
+
+/// What became of the matrices with one input.
+#[derive(Clone, Debug)]
+pub struct Scaled {
+    /// Their names.
+    pub tensors: Vec<String>,
+    /// The power of the magnitudes that their scales are; 0 where rounding to the nearest is best,
+    /// or all there is.
+    pub ratio: f32,
+    /// The error of their outputs on the calibration inputs, relative to the outputs, with scales
+    pub error: f64,
+    /// and without.
+    pub unscaled: f64,
+}
+
+/// Matrices with the same input, and what comes before them.
+struct Group {
+    /// Whose rows, or values, are divided by the scales.
+    before: String,
+    /// Whose columns are multiplied.
+    matrices: Vec<String>,
+}
+
+/// The groups of a layer, in the order in which they are scaled.
+fn groups(layer: usize, gqa: bool) -> Vec<Group> {
+    let name = |part: &str| format!("blk.{layer}.{part}.weight");
+    let group = |before: &str, matrices: &[&str]| Group {
+        before: name(before),
+        matrices: matrices.iter().map(|m| name(m)).collect(),
+    };
+    let mut all = vec![group("attn_norm", &["attn_q", "attn_k", "attn_v"])];
+    // heads of values that several heads of outputs share cannot be divided for each of them
+    if !gqa {
+        all.push(group("attn_v", &["attn_output"]));
+    }
+    all.push(group("ffn_norm", &["ffn_gate", "ffn_up"]));
+    all.push(group("ffn_up", &["ffn_down"]));
+    all
+}
+
+/// A tensor as floats.
+fn values(gguf: &Gguf, t: &TensorInfo) -> Result<Vec<f32>, Error> {
+    let mut values = vec![0.0; t.n_elements() as usize];
+    dequantize(t.ty, gguf.data(t), &mut values)?;
+    gguf.release(t);
+    Ok(values)
+}
+
+/// A tensor, or Q, K and V of one that has the rows of all three: folders have them apart.
+fn apart(t: &TensorInfo, h: &Hparams) -> Vec<TensorInfo> {
+    let Some((stem, end)) = t.name.split_once(".attn_qkv.") else {
+        return vec![t.clone()];
+    };
+    let part = |(name, rows): (&str, usize)| {
+        let mut part = t.clone();
+        part.name = format!("{stem}.{name}.{end}");
+        if let Some(all) = part.dims.last_mut() {
+            *all = rows as u64;
+        }
+        part
+    };
+    [
+        ("attn_q", h.q_width()),
+        ("attn_k", h.kv_width()),
+        ("attn_v", h.kv_width()),
+    ]
+    .map(part)
+    .into()
+}
+
+/// Weights of one layer as floats, by name.
+struct Layer {
+    tensors: Vec<(TensorInfo, Vec<f32>)>,
+}
+
+impl Layer {
+    fn read(gguf: &Gguf, layer: usize, h: &Hparams) -> Result<Layer, Error> {
+        let prefix = format!("blk.{layer}.");
+        let mut tensors = Vec::new();
+        for t in gguf
+            .tensors()
+            .iter()
+            .filter(|t| t.name.starts_with(&prefix))
+        {
+            let mut all = values(gguf, t)?;
+            for part in apart(t, h).into_iter().rev() {
+                let values = all.split_off(all.len() - part.n_elements() as usize);
+                tensors.push((part, values));
+            }
+        }
+        Ok(Layer { tensors })
+    }
+
+    fn get(&mut self, name: &str) -> Option<&mut (TensorInfo, Vec<f32>)> {
+        self.tensors.iter_mut().find(|t| t.0.name == name)
+    }
+
+    /// Multiplies the inputs of `matrices` by `scales` and divides what makes them.
+    fn scale(&mut self, group: &Group, scales: &[f32]) {
+        for name in &group.matrices {
+            let Some((_, values)) = self.get(name) else {
+                continue;
+            };
+            values
+                .chunks_exact_mut(scales.len())
+                .for_each(|row| row.iter_mut().zip(scales).for_each(|(w, s)| *w *= s));
+        }
+        let bias = group
+            .before
+            .strip_suffix(".weight")
+            .map(|stem| format!("{stem}.bias"));
+        for name in [Some(group.before.clone()), bias].into_iter().flatten() {
+            let Some((_, values)) = self.get(&name) else {
+                continue;
+            };
+            let row = values.len() / scales.len();
+            values
+                .chunks_exact_mut(row.max(1))
+                .zip(scales)
+                .for_each(|(row, s)| row.iter_mut().for_each(|w| *w /= s));
+        }
+    }
+}
+
+/// Rows that are held.
+struct Held {
+    bytes: Vec<u8>,
+    row_bytes: usize,
+}
+
+impl RowSource for Held {
+    fn fill(&self, first: u64, out: &mut [u8]) {
+        let at = first as usize * self.row_bytes;
+        out.copy_from_slice(&self.bytes[at..at + out.len()]);
+    }
+}
+
+/// The model with the matrices of its layers in AWQ groups; the rest as F16 matrices and F32
+/// vectors. With `activations`, scales are searched for, else weights are rounded as they are.
+/// `done` hears of each group.
+///
+/// # Errors
+/// [`Error::Group`], [`Error::Rows`], [`Error::Columns`].
+pub fn quantized(
+    engine: &Engine,
+    activations: Option<&Activations>,
+    options: Options,
+    done: &mut dyn FnMut(&Scaled),
+) -> Result<Gguf, Error> {
+    let gguf = engine.gguf();
+    let ty = TensorType::AWQ
+        .into_iter()
+        .find(|ty| ty.block_len() == options.group);
+    let ty = ty.ok_or(Error::Group { got: options.group })?;
+    let is_matrix = |t: &TensorInfo| t.name.starts_with("blk.") && t.dims.len() == 2;
+    let h = engine.hparams();
+    for t in gguf
+        .tensors()
+        .iter()
+        .filter(|t| is_matrix(t))
+        .flat_map(|t| apart(t, h))
+    {
+        let (tensor, group) = (t.name.clone(), options.group);
+        if !t.dims[0].is_multiple_of(group as u64) {
+            return Err(Error::Rows {
+                tensor,
+                group,
+                got: t.dims[0],
+            });
+        }
+        if !t.dims[1].is_multiple_of(8) {
+            return Err(Error::Columns {
+                tensor,
+                got: t.dims[1],
+            });
+        }
+    }
+    let mut view = View::new(Path::new(gguf.name()));
+    for (key, value) in gguf.keys() {
+        view.set(key, value);
+    }
+    let target = |t: &TensorInfo| match t.dims.len() {
+        2 if is_matrix(t) => ty,
+        2 => TensorType::F16,
+        _ => TensorType::F32,
+    };
+    let mut put = |t: &TensorInfo, bytes: Vec<u8>| -> Result<(), Error> {
+        let to = target(t);
+        let row_bytes = to.row_bytes(t.dims[0]).map_or(0, |n| n as usize);
+        view.made(
+            &t.name,
+            &t.dims,
+            to,
+            gguf.name(),
+            Arc::new(Held { bytes, row_bytes }),
+        )?;
+        Ok(())
+    };
+    let rounded = |t: &TensorInfo, values: &[f32]| -> Result<Vec<u8>, Error> {
+        let mut bytes = Vec::new();
+        quantize(target(t), values, t.dims[0] as usize, None, &mut bytes)?;
+        Ok(bytes)
+    };
+    for t in gguf
+        .tensors()
+        .iter()
+        .filter(|t| !t.name.starts_with("blk."))
+    {
+        // embeddings are large: those of the type they are to have are not widened on the way
+        let bytes = if t.ty == target(t) {
+            gguf.data(t).to_vec()
+        } else {
+            rounded(t, &values(gguf, t)?)?
+        };
+        put(t, bytes)?;
+    }
+    for l in 0..h.n_layer() {
+        let mut layer = Layer::read(gguf, l, h)?;
+        for group in groups(l, h.n_head() != h.n_head_kv()) {
+            let first = &group.matrices[0];
+            let fused = || first.replace(".attn_q.", ".attn_qkv.");
+            let Some(inputs) = activations.and_then(|a| a.of(first).or_else(|| a.of(&fused())))
+            else {
+                continue;
+            };
+            let linears: Vec<Linear<'_>> = layer
+                .tensors
+                .iter()
+                .filter(|t| group.matrices.contains(&t.0.name))
+                .map(|t| Linear { weights: &t.1, ty })
+                .collect();
+            let found = best_scales(&linears, inputs, options.threads)?;
+            done(&Scaled {
+                tensors: group.matrices.clone(),
+                ratio: found.ratio,
+                error: found.error,
+                unscaled: found.unscaled,
+            });
+            layer.scale(&group, &found.scales);
+        }
+        for (t, values) in &layer.tensors {
+            put(t, rounded(t, values)?)?;
+        }
+    }
+    Ok(view.open()?)
+}

@@ -1,0 +1,302 @@
+//! How fast a model runs, as a part of what the machine can do: llama-bench's two tests, on a
+//! [`Session`].
+//!
+//! A prompt test reads so many tokens at once, a generation test takes one greedy token after the
+//! other, both after a given number of tokens that are not timed. Each runs once to warm up and
+//! then as often as asked. What was computed is part of the result, as a hash: a speed of other
+//! tokens is not comparable.
+
+mod record;
+mod work;
+
+use std::time::{Duration, Instant};
+
+use octavo_kernels::cuda::{self, GpuInfo, launch};
+use octavo_kernels::{Isa, Pool, kernel_name, probe};
+use octavo_quant::TensorType;
+
+use octavo_engine::Error as EngineError;
+use octavo_engine::backend::Role;
+use octavo_engine::{Engine, Session, Wanted};
+
+pub use record::{Build, Record, Setting};
+pub use work::Work;
+
+/// What computes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Processor {
+    /// The CPU, with these kernels.
+    Cpu(Isa),
+    /// A GPU.
+    Gpu(GpuInfo),
+}
+
+impl Processor {
+    /// llama-bench's name of what runs there.
+    pub fn backend(&self) -> &'static str {
+        match self {
+            Processor::Cpu(_) => "CPU",
+            Processor::Gpu(_) => "CUDA",
+        }
+    }
+
+    /// Whose instructions: `avx512`, `sm_90`.
+    pub fn name(&self) -> String {
+        match self {
+            Processor::Cpu(isa) => isa.to_string(),
+            Processor::Gpu(gpu) => gpu.arch(),
+        }
+    }
+
+    /// What the measured peak counts.
+    pub fn arithmetic(&self) -> &'static str {
+        match self {
+            Processor::Cpu(isa) => isa.arithmetic(),
+            Processor::Gpu(_) => "f16 mma",
+        }
+    }
+
+    /// The kernels that multiply weights of type `ty`, in their own layout if `repack`.
+    pub fn kernel(&self, ty: TensorType, repack: bool) -> String {
+        match self {
+            Processor::Cpu(isa) => kernel_name(*isa, ty, repack),
+            Processor::Gpu(_) => launch::kernel_names(ty),
+        }
+    }
+}
+
+/// What a processor reaches.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Limits {
+    /// GB/s (1e9 bytes) read from memory; on a GPU, read and written by a copy.
+    pub read: f64,
+    /// GFLOP/s in f32, or on the matrix unit or the tensor cores.
+    pub flops: f64,
+}
+
+impl Limits {
+    /// Measures for about a second. No other work should run.
+    ///
+    /// # Errors
+    /// If the system refuses threads, or the GPU fails.
+    pub fn measure(processor: &Processor, threads: usize) -> Result<Limits, EngineError> {
+        match processor {
+            Processor::Cpu(isa) => {
+                let refused =
+                    |source| octavo_engine::backend::cpu::Error::Threads { threads, source };
+                let mut pool = Pool::new(threads).map_err(refused)?;
+                Ok(Limits {
+                    flops: probe::flops_peak(*isa, &mut pool),
+                    read: probe::read_bandwidth(*isa, &mut pool),
+                })
+            }
+            Processor::Gpu(gpu) => {
+                // its memory is free again before a model is loaded
+                let mut gpu = octavo_engine::backend::cuda::open(gpu.ordinal)?;
+                let read = cuda::probe::copy_bandwidth(&mut gpu, 1 << 28)?;
+                Ok(Limits {
+                    flops: cuda::probe::flops_peak(&mut gpu, 4096)?,
+                    read,
+                })
+            }
+        }
+    }
+}
+
+/// One test: a prompt, or a generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Test {
+    /// What runs.
+    pub role: Role,
+    /// Tokens read or generated.
+    pub n: usize,
+    /// Tokens in the cache before.
+    pub depth: usize,
+}
+
+impl Test {
+    /// Every prompt and every generation length at every depth, in llama-bench's order; lengths of
+    /// 0 are left out.
+    pub fn all(prompts: &[usize], generations: &[usize], depths: &[usize]) -> Vec<Test> {
+        let mut tests = Vec::new();
+        for &depth in depths {
+            let prompts = prompts.iter().map(|&n| Test {
+                role: Role::Prompt,
+                n,
+                depth,
+            });
+            let generations = generations.iter().map(|&n| Test {
+                role: Role::Generated,
+                n,
+                depth,
+            });
+            tests.extend(prompts.chain(generations).filter(|test| test.n > 0));
+        }
+        tests
+    }
+
+    /// Positions it needs.
+    pub fn positions(&self) -> usize {
+        self.n.saturating_add(self.depth)
+    }
+}
+
+impl std::fmt::Display for Test {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let kind = match self.role {
+            Role::Prompt => "pp",
+            Role::Generated => "tg",
+        };
+        let depth = if self.depth > 0 {
+            format!(" @ d{}", self.depth)
+        } else {
+            String::new()
+        };
+        f.pad(&format!("{kind}{}{depth}", self.n))
+    }
+}
+
+/// Why there is no measurement.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A step failed.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// Repetitions must compute the same.
+    #[error(
+        "{test}: repetition {repetition} computed other tokens (hash {got}) than the one before (hash {expected})"
+    )]
+    Drift {
+        /// The test's name.
+        test: String,
+        /// Counted from 1.
+        repetition: usize,
+        /// Of the warm-up.
+        expected: String,
+        /// Of this repetition.
+        got: String,
+    },
+}
+
+/// What a test measured.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Samples {
+    /// Of each repetition.
+    pub times: Vec<Duration>,
+    /// FNV-1a of the tokens chosen: those generated, or the one that follows the prompt.
+    pub token_hash: String,
+}
+
+/// Runs a test: once to warm up, then `repetitions` times. `progress` is told (runs done, runs in
+/// all).
+///
+/// # Errors
+/// [`enum@Error`].
+pub fn run(
+    session: &mut Session,
+    test: Test,
+    repetitions: usize,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Samples, Error> {
+    let tokens = prompt_tokens(session.engine(), test.positions());
+    let (before, after) = tokens.split_at(test.depth);
+    if session.tokens() != before {
+        session.truncate(0);
+        session.eval(before, Role::Prompt, Wanted::None)?;
+    }
+    let mut times = Vec::with_capacity(repetitions);
+    let mut expected = String::new();
+    for repetition in 0..=repetitions {
+        progress(repetition, repetitions + 1);
+        session.truncate(test.depth);
+        let start = Instant::now();
+        let chosen = once(session, test.role, after)?;
+        let time = start.elapsed();
+        let got = hash(&chosen);
+        if repetition == 0 {
+            expected = got;
+        } else if got == expected {
+            times.push(time);
+        } else {
+            return Err(Error::Drift {
+                test: test.to_string(),
+                repetition,
+                expected,
+                got,
+            });
+        }
+    }
+    progress(repetitions + 1, repetitions + 1);
+    session.truncate(test.depth);
+    Ok(Samples {
+        times,
+        token_hash: expected,
+    })
+}
+
+/// The timed part; gives the tokens chosen. A generation starts with the first of `tokens` and goes
+/// on with its own.
+fn once(session: &mut Session, role: Role, tokens: &[u32]) -> Result<Vec<u32>, EngineError> {
+    let mut chosen = Vec::with_capacity(tokens.len());
+    let mut step = |tokens: &[u32]| -> Result<u32, EngineError> {
+        let next = session.eval_best(tokens, role)?;
+        chosen.push(next);
+        Ok(next)
+    };
+    match role {
+        Role::Prompt => {
+            step(tokens)?;
+        }
+        Role::Generated => {
+            let mut token = tokens.first().copied().unwrap_or(0);
+            for _ in tokens {
+                token = step(&[token])?;
+            }
+        }
+    }
+    Ok(chosen)
+}
+
+/// Token ids that look random and are always the same (splitmix64).
+fn prompt_tokens(engine: &Engine, n: usize) -> Vec<u32> {
+    let n_vocab = engine.hparams().n_vocab() as u64;
+    let one = |i: u64| {
+        let mut z = i.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        // below the vocabulary's size, which is a u32
+        ((z ^ (z >> 31)) % n_vocab) as u32
+    };
+    (1..=n as u64).map(one).collect()
+}
+
+/// FNV-1a over the ids' bytes, 64 bits in hexadecimal.
+fn hash(tokens: &[u32]) -> String {
+    let mix = |h: u64, byte: u8| (h ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    let hash = tokens
+        .iter()
+        .flat_map(|t| t.to_le_bytes())
+        .fold(0xcbf2_9ce4_8422_2325, mix);
+    format!("{hash:016x}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_order_are_llama_benchs() {
+        let names: Vec<String> = Test::all(&[512, 0], &[128], &[0, 4096])
+            .iter()
+            .map(Test::to_string)
+            .collect();
+        assert_eq!(names, ["pp512", "tg128", "pp512 @ d4096", "tg128 @ d4096"]);
+    }
+
+    #[test]
+    fn the_hash_is_fnv_1a() {
+        assert_eq!(hash(&[]), "cbf29ce484222325");
+        // "foob", one of the test vectors of FNV's authors
+        assert_eq!(hash(&[u32::from_le_bytes(*b"foob")]), "dd120e790c2512af");
+    }
+}

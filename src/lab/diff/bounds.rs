@@ -1,0 +1,322 @@
+//! How far two computations of one tensor may be apart, derived op by op.
+//!
+//! Errors are Euclidean, per position, and divided by the square root of the width ("rms"). For
+//! each op the error that its inputs explain follows from what the op does to a small change of
+//! them, plus what the op itself rounds:
+//!
+//! * products (beyond what kernels round on purpose): a change `e` of the input that points nowhere
+//!   in particular becomes `e * |W|_F / sqrt(rows)`; the sum of `k` products in f32 rounds like a
+//!   random walk, `(2 sqrt(k) + 8) u |x| |W|_F / sqrt(rows)`; two different quantizations of W
+//!   differ by the step of their codes;
+//! * norms divide by the norm of the group: by the smallest one of the row, where heads are normed;
+//! * attention: a change of a logit moves the mix of values by at most as much, relatively; logits
+//!   change by `scale sqrt(d) (e_q |k| + |q| e_k)`, and values pass their own error on;
+//! * SwiGLU: the slope of `silu` is at most 1.1; the other factor is as it is;
+//! * sums, rotations and selections pass errors on as they are.
+//!
+//! These are statements about typical directions, so that what is allowed is [`MARGIN`] times what
+//! is explained. Being held against the *measured* error of its inputs, an op is never blamed for
+//! what came before it.
+
+use std::collections::HashMap;
+
+use gguf_rs_lite::{Gguf, TensorType};
+
+use super::Error;
+use super::execution::{Rounding, TapKey};
+use octavo_model::{Model, Op, ValueId, WeightId};
+
+/// What is allowed, as a multiple of what is explained. Errors of a trained model point in
+/// directions that matter (outlier channels, sink tokens): over all models, types and instruction
+/// sets of the tests the largest ratio to what is explained is 3.4; the smallest planted fault is
+/// at 6000.
+pub const MARGIN: f64 = 8.0;
+
+/// Unit roundoff of f32.
+const U: f64 = 1.0 / 16_777_216.0;
+
+/// A tensor's errors and sizes, per position.
+#[derive(Clone, Debug, Default)]
+struct Stats {
+    /// rms of the difference.
+    error: Vec<f64>,
+    /// rms of the first's values.
+    size: Vec<f64>,
+    /// Smallest rms of a head's values.
+    smallest_head: Vec<f64>,
+}
+
+/// Walks a graph with the tensors of two executions of it.
+pub struct Bounds<'a> {
+    model: &'a Model,
+    other: &'a Model,
+    gguf: &'a Gguf,
+    rounding: Rounding,
+    n_tokens: usize,
+    nodes: HashMap<TapKey, usize>,
+    stats: Vec<Stats>,
+    /// The values written to each layer's cache.
+    cache: HashMap<usize, (ValueId, ValueId)>,
+    gains: HashMap<WeightId, f64>,
+    next: usize,
+}
+
+impl<'a> Bounds<'a> {
+    /// For two executions of `model` and `other` (the second's) over `n_tokens` positions.
+    pub fn new(
+        (gguf, model, other): (&'a Gguf, &'a Model, &'a Model),
+        rounding: Rounding,
+        n_tokens: usize,
+    ) -> Bounds<'a> {
+        let mut seen = HashMap::new();
+        let mut nodes = HashMap::new();
+        for (i, node) in model.graph.nodes.iter().enumerate() {
+            if let Some(tap) = node.tap {
+                let count = seen.entry(tap).or_insert(0);
+                let key = TapKey {
+                    name: tap.name.to_owned(),
+                    layer: tap.layer,
+                    occurrence: *count,
+                };
+                *count += 1;
+                nodes.insert(key, i);
+            }
+        }
+        let stats = vec![Stats::default(); model.graph.values.len()];
+        let (cache, gains) = (HashMap::new(), HashMap::new());
+        Bounds {
+            model,
+            other,
+            gguf,
+            rounding,
+            n_tokens,
+            nodes,
+            stats,
+            cache,
+            gains,
+            next: 0,
+        }
+    }
+
+    /// The rms error allowed at each position of a tensor, given all tensors shown before; then
+    /// takes in this one's two versions. `None` if the graph has no such tensor.
+    ///
+    /// # Errors
+    /// A weight that cannot be dequantized.
+    pub fn observe(
+        &mut self,
+        key: &TapKey,
+        width: usize,
+        a: &[f32],
+        b: &[f32],
+    ) -> Result<Option<Vec<f64>>, Error> {
+        let Some(&at) = self.nodes.get(key) else {
+            return Ok(None);
+        };
+        // tensors without a name have the error and size that their inputs explain
+        while self.next < at {
+            let out = self.model.graph.nodes[self.next].out;
+            let (error, size) = self.explain(self.next)?;
+            self.stats[out.index()] = Stats {
+                error,
+                smallest_head: size.clone(),
+                size,
+            };
+            self.next += 1;
+        }
+        self.next = self.next.max(at + 1);
+        let (explained, _) = self.explain(at)?;
+        let head_dim = self.model.hparams.head_dim();
+        let rms = |x: &[f32]| {
+            (x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / x.len().max(1) as f64).sqrt()
+        };
+        let mut stats = Stats::default();
+        for (a, b) in a.chunks_exact(width).zip(b.chunks_exact(width)) {
+            let squares: f64 = a
+                .iter()
+                .zip(b)
+                .map(|(a, b)| (f64::from(*a) - f64::from(*b)).powi(2))
+                .sum();
+            stats.error.push((squares / width as f64).sqrt());
+            stats.size.push(rms(a));
+            stats
+                .smallest_head
+                .push(a.chunks(head_dim).map(rms).fold(f64::INFINITY, f64::min));
+        }
+        let out = self.model.graph.nodes[at].out;
+        self.stats[out.index()] = stats;
+        Ok(Some(explained.into_iter().map(|e| MARGIN * e).collect()))
+    }
+
+    /// Error and size of a node's result, as its inputs explain them, per position.
+    fn explain(&mut self, at: usize) -> Result<(Vec<f64>, Vec<f64>), Error> {
+        let model = self.model;
+        let rows = 0..self.n_tokens;
+        Ok(match model.graph.nodes[at].op {
+            Op::Embed { table } => {
+                let size = self.gain(table)? / (model.weights.matrix(table).cols as f64).sqrt();
+                let error = size * (self.other_type(table) + U);
+                (vec![error; rows.len()], vec![size; rows.len()])
+            }
+            Op::RmsNorm {
+                x, weight, group, ..
+            } => {
+                let weight = model.weights.vector(weight);
+                let (largest, width) = (largest(weight), self.width(x));
+                let x = &self.stats[x.index()];
+                let one = |r: usize| {
+                    let norm = if group < width {
+                        x.smallest_head[r]
+                    } else {
+                        x.size[r]
+                    };
+                    largest * (2.0 * x.error[r] / norm.max(f64::MIN_POSITIVE) + 4.0 * U)
+                };
+                (rows.clone().map(one).collect(), vec![largest; rows.len()])
+            }
+            Op::MatMul { x, w } => {
+                let (gain, cols) = (self.gain(w)?, model.weights.matrix(w).cols as f64);
+                let quantized = model.weights.matrix(w).ty.block_len() > 1;
+                let kernels = self.rounding.kernels;
+                let rounded = if quantized {
+                    kernels.products
+                } else {
+                    kernels.floats
+                };
+                let own = (2.0 * cols.sqrt() + 8.0) * U + rounded + self.other_type(w);
+                let x = &self.stats[x.index()];
+                let error = rows.clone().map(|r| gain * (x.error[r] + own * x.size[r]));
+                (
+                    error.collect(),
+                    rows.clone().map(|r| gain * x.size[r]).collect(),
+                )
+            }
+            Op::AddBias { x, bias } => {
+                let bias = rms(model.weights.vector(bias));
+                let x = &self.stats[x.index()];
+                let size: Vec<f64> = x.size.iter().map(|s| s + bias).collect();
+                (rows.map(|r| x.error[r] + U * size[r]).collect(), size)
+            }
+            Op::Rope { x, .. } => {
+                let (x, magnitude) = (&self.stats[x.index()], model.rope.magnitude);
+                let error = rows
+                    .clone()
+                    .map(|r| magnitude * (x.error[r] + 8.0 * U * x.size[r]));
+                (
+                    error.collect(),
+                    rows.clone().map(|r| magnitude * x.size[r]).collect(),
+                )
+            }
+            Op::KvWrite { k, v, layer } => {
+                self.cache.insert(layer, (k, v));
+                (vec![0.0; rows.len()], vec![0.0; rows.len()])
+            }
+            Op::Attention { q, layer, scale } => self.attention(q, layer, scale.into()),
+            Op::SwiGlu { gate, up } => {
+                let (g, u) = (&self.stats[gate.index()], &self.stats[up.index()]);
+                let error = |r: usize| 1.1 * g.error[r] * u.size[r] + g.size[r] * u.error[r];
+                let size: Vec<f64> = rows.clone().map(|r| g.size[r] * u.size[r]).collect();
+                (
+                    rows.map(|r| 4.0 * error(r) + 16.0 * U * size[r]).collect(),
+                    size,
+                )
+            }
+            Op::Add { a, b } => {
+                let (a, b) = (&self.stats[a.index()], &self.stats[b.index()]);
+                let size: Vec<f64> = rows.clone().map(|r| a.size[r] + b.size[r]).collect();
+                (
+                    rows.map(|r| a.error[r] + b.error[r] + U * size[r])
+                        .collect(),
+                    size,
+                )
+            }
+            Op::SelectRows { x } => (
+                self.stats[x.index()].error.clone(),
+                self.stats[x.index()].size.clone(),
+            ),
+        })
+    }
+
+    fn attention(&self, q: ValueId, layer: usize, scale: f64) -> (Vec<f64>, Vec<f64>) {
+        let (k, v) = self.cache[&layer];
+        let (q, k, v) = (
+            &self.stats[q.index()],
+            &self.stats[k.index()],
+            &self.stats[v.index()],
+        );
+        let head_dim = self.model.hparams.head_dim() as f64;
+        let (mut k_size, mut k_error, mut v_size, mut v_error) = (0.0f64, 0.0f64, 0.0f64, 0.0f64);
+        let (mut errors, mut sizes) = (Vec::new(), Vec::new());
+        for r in 0..self.n_tokens {
+            // a position attends to all before it: the worst of them
+            (k_size, v_size) = (k_size.max(k.size[r]), v_size.max(v.size[r]));
+            k_error = k_error.max(k.error[r] + self.rounding.kv * k.size[r]);
+            v_error = v_error.max(v.error[r] + self.rounding.kv * v.size[r]);
+            let own = 4.0 * U * (r as f64 + 1.0).sqrt() + self.rounding.kernels.attention;
+            let logit = scale * head_dim.sqrt() * (q.error[r] * k_size + q.size[r] * k_error);
+            let logit_own = scale * head_dim * 4.0 * U * q.size[r] * k_size;
+            errors.push(v_error + (2.0 * (logit + logit_own) + own) * v_size);
+            sizes.push(v_size);
+        }
+        (errors, sizes)
+    }
+
+    fn width(&self, v: ValueId) -> usize {
+        self.model.graph.values[v.index()].width
+    }
+
+    /// `|W|_F / sqrt(rows)`: the rms of `W e` for an `e` of rms 1 that points nowhere in
+    /// particular.
+    fn gain(&mut self, id: WeightId) -> Result<f64, Error> {
+        if let Some(gain) = self.gains.get(&id) {
+            return Ok(*gain);
+        }
+        let w = self.model.weights.matrix(id);
+        let mut row = vec![0.0f32; w.cols as usize];
+        let mut squares = 0.0;
+        for bytes in w.bytes(self.gguf).chunks_exact(w.row_bytes().max(1)) {
+            octavo_quant::dequantize(w.ty, bytes, &mut row).map_err(|source| Error::Weight {
+                name: w.name.clone(),
+                source,
+            })?;
+            squares += row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
+        }
+        let gain = (squares / (w.rows as f64).max(1.0)).sqrt();
+        self.gains.insert(id, gain);
+        Ok(gain)
+    }
+
+    /// What two types of one weight differ by, relatively; nothing for equal types.
+    fn other_type(&self, id: WeightId) -> f64 {
+        let a = self.model.weights.matrix(id).ty;
+        let b = self
+            .other
+            .weights
+            .matrices
+            .get(id.0 as usize)
+            .map_or(a, |w| w.ty);
+        if a == b { 0.0 } else { step(a).hypot(step(b)) }
+    }
+}
+
+/// The relative rms error of a weight in a type: codes of b bits spread over three standard
+/// deviations to each side, rounded to the nearest.
+pub fn step(ty: TensorType) -> f64 {
+    match ty {
+        TensorType::F64 | TensorType::F32 => 0.0,
+        TensorType::F16 => 1.0 / 4096.0 / 3f64.sqrt() * 2.0,
+        TensorType::BF16 => 1.0 / 512.0 / 3f64.sqrt() * 2.0,
+        _ => {
+            let bits = (8 * ty.block_bytes() / ty.block_len()).max(1) as f64;
+            6.0 / (bits.exp2() - 1.0) / 12f64.sqrt()
+        }
+    }
+}
+
+fn rms(x: &[f32]) -> f64 {
+    (x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / x.len().max(1) as f64).sqrt()
+}
+
+fn largest(x: &[f32]) -> f64 {
+    x.iter().fold(0.0, |m, x| m.max(f64::from(x.abs())))
+}

@@ -1,0 +1,417 @@
+//! A recorded computation of another program, and how far the engine is from it.
+
+use std::path::{Path, PathBuf};
+
+use octavo_reference::formats::eval_callback::{self, Printed};
+use octavo_reference::formats::server::{self, Completion};
+use octavo_reference::formats::session::{self, Session};
+use octavo_reference::formats::{Kind, debug, recognize};
+use octavo_reference::golden::{Golden, TopLogits};
+use octavo_reference::metrics::log_sum_exp;
+use octavo_reference::results::Results;
+use serde::Serialize;
+
+use super::Error;
+use super::logits::LogitComparison;
+use super::probabilities::{TokenComparison, generated};
+use super::tensors::{self, TensorComparison};
+use super::tolerance::Tolerance;
+use crate::eval;
+use crate::imatrix::{Collector, Importance, Options as ImatrixOptions};
+use octavo_engine::backend::Role;
+use octavo_engine::{Engine, Wanted};
+use octavo_text::tokenizer::EncodeOptions;
+
+/// Which of a golden's two computations is meant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Against {
+    /// llama.cpp on the file itself, with its rounded activations.
+    #[default]
+    Logits,
+    /// llama.cpp on the file dequantized to F32: what a perfect engine computes.
+    Exact,
+}
+
+/// What a reference file holds.
+#[derive(Debug)]
+enum Recorded {
+    /// Logits of all positions, `(n, n_vocab)`.
+    All(Vec<f32>),
+    /// The most likely tokens of all positions: how many, and what is kept of them.
+    Top(usize, TopLogits),
+    /// Logits of the last position.
+    Last(Vec<f32>),
+    /// `result_norm` of all positions.
+    Hidden(Vec<f32>),
+    /// Corners and sums of every tensor.
+    Printed(Vec<Printed>),
+    /// Keys and values.
+    Cache(Session),
+    /// Log-probabilities of generated tokens.
+    Generated(Completion),
+    /// Log-probabilities of a long text, in a file that is streamed.
+    Base(PathBuf),
+    /// Sums of squares of the inputs of every matrix.
+    Energies(Importance, usize),
+}
+
+/// A recorded computation.
+#[derive(Debug)]
+pub struct Reference {
+    /// The program that wrote it, for people.
+    pub kind: &'static str,
+    /// The text as ids, if the file has it.
+    pub tokens: Option<Vec<u32>>,
+    /// The text itself, if the file has that.
+    text: Option<String>,
+    /// Size of the vocabulary, if the file says.
+    n_vocab: Option<usize>,
+    recorded: Recorded,
+}
+
+/// How far the engine is from a reference, by what the reference holds.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Measured {
+    /// Logits, position by position.
+    Logits(LogitComparison),
+    /// Tensors, in graph order.
+    Tensors(Vec<TensorComparison>),
+    /// Generated tokens.
+    Generated(Vec<TokenComparison>),
+    /// Predictions of a long text.
+    Divergence {
+        /// Mean KL(theirs, ours), in nats.
+        mean_kl: f64,
+        /// The largest.
+        max_kl: f64,
+        /// Share of tokens with the same most likely token.
+        same_top: f64,
+        /// Tokens compared.
+        scored: usize,
+    },
+}
+
+impl Reference {
+    /// Reads a reference, recognised by its content.
+    ///
+    /// # Errors
+    /// Names the file, what is wrong, and what was expected.
+    pub fn read(path: &Path, against: Against) -> Result<Reference, Error> {
+        let plain = |kind, recorded| Reference {
+            kind,
+            tokens: None,
+            text: None,
+            n_vocab: None,
+            recorded,
+        };
+        Ok(match recognize(path)? {
+            Kind::Results => {
+                let r = Results::read(path)?;
+                let (tokens, n_vocab) = (Some(r.tokens), Some(r.n_vocab));
+                Reference {
+                    tokens,
+                    n_vocab,
+                    ..plain("llama-results", Recorded::All(r.logits))
+                }
+            }
+            Kind::Golden => Reference::golden(Golden::read(path)?, against),
+            Kind::Debug => {
+                let d = debug::read(path)?;
+                let recorded = if d.embeddings {
+                    Recorded::Hidden(d.values)
+                } else {
+                    Recorded::Last(d.values)
+                };
+                Reference {
+                    tokens: d.tokens,
+                    ..plain("llama-debug", recorded)
+                }
+            }
+            Kind::EvalCallback => plain(
+                "llama-eval-callback",
+                Recorded::Printed(eval_callback::read(path)?),
+            ),
+            Kind::Session => {
+                let cache = session::read(path)?;
+                // the last token was not yet computed
+                let mut tokens = cache.tokens.clone();
+                tokens.truncate(cache.n_cells);
+                let recorded = Recorded::Cache(Session {
+                    tokens: tokens.clone(),
+                    ..cache
+                });
+                Reference {
+                    tokens: Some(tokens),
+                    ..plain("prompt cache", recorded)
+                }
+            }
+            Kind::Server => {
+                let completion = server::read(path)?;
+                let text = completion.prompt.clone();
+                Reference {
+                    text,
+                    ..plain("llama-server", Recorded::Generated(completion))
+                }
+            }
+            Kind::KldBase => {
+                let shape = eval::base::Reader::open(path)
+                    .map_err(eval::Error::from)?
+                    .shape();
+                let n_vocab = Some(shape.n_vocab);
+                Reference {
+                    n_vocab,
+                    ..plain("llama-perplexity base", Recorded::Base(path.to_owned()))
+                }
+            }
+            Kind::Imatrix => {
+                let importance = Importance::open(path)?;
+                let chunk = importance.chunk_size().max(2);
+                plain("llama-imatrix", Recorded::Energies(importance, chunk))
+            }
+        })
+    }
+
+    fn golden(golden: Golden, against: Against) -> Reference {
+        let (tokens, n_vocab) = (golden.tokens().to_vec(), golden.n_vocab());
+        let exact = against == Against::Exact;
+        let recorded = match golden {
+            Golden::Full(full) => Recorded::All(if exact { full.exact } else { full.logits }),
+            Golden::Top(top) => Recorded::Top(top.k, if exact { top.exact } else { top.llama_cpp }),
+        };
+        let kind = if exact { "golden, exact" } else { "golden" };
+        Reference {
+            kind,
+            tokens: Some(tokens),
+            text: None,
+            n_vocab: Some(n_vocab),
+            recorded,
+        }
+    }
+
+    /// Positions that comparing takes, for `given` ids of a text.
+    pub fn n_ctx(&self, given: Option<usize>) -> usize {
+        let tokens = self.tokens.as_ref().map(Vec::len).or(given).unwrap_or(512);
+        match &self.recorded {
+            Recorded::Generated(completion) => {
+                completion.n_prompt.unwrap_or(0).max(tokens) + completion.tokens.len() + 1
+            }
+            Recorded::Base(path) => {
+                eval::base::Reader::open(path).map_or(512, |reader| reader.shape().n_ctx)
+            }
+            Recorded::Energies(_, chunk) => *chunk,
+            _ => tokens,
+        }
+    }
+
+    /// Whether comparing takes a text that is not in the file.
+    pub fn wants_text(&self) -> bool {
+        self.tokens.is_none() && self.text.is_none() && !matches!(self.recorded, Recorded::Base(_))
+    }
+
+    /// The ids of the text: the file's own, or else `given`'s, or else those of the file's text.
+    fn ids(&self, engine: &Engine, given: Option<&[u8]>) -> Result<Vec<u32>, Error> {
+        if let Some(tokens) = &self.tokens {
+            return Ok(tokens.clone());
+        }
+        let text = given
+            .or(self.text.as_deref().map(str::as_bytes))
+            .ok_or(Error::NoText { kind: self.kind })?;
+        // as the program in question reads a prompt
+        let parse_special = matches!(self.recorded, Recorded::Printed(_) | Recorded::Generated(_));
+        let options = EncodeOptions {
+            add_special: true,
+            parse_special,
+        };
+        Ok(engine
+            .tokenizer()
+            .encode(text, options)
+            .map_err(octavo_engine::Error::from)?)
+    }
+
+    /// Computes the reference's text (or `text`, where the file has none) and compares.
+    ///
+    /// # Errors
+    /// If the model is of another shape, the text is missing or is not the reference's, or cannot
+    /// be computed.
+    pub fn compare(
+        &self,
+        engine: &Engine,
+        text: Option<&[u8]>,
+        tolerance: &Tolerance,
+    ) -> Result<Measured, Error> {
+        let n_vocab = engine.hparams().n_vocab();
+        if let Some(theirs) = self.n_vocab.filter(|theirs| *theirs != n_vocab) {
+            let (a, b) = (n_vocab.to_string(), theirs.to_string());
+            return Err(Error::Differ {
+                what: "vocabulary of model (first) and reference (second)",
+                a,
+                b,
+            });
+        }
+        let ids = || self.ids(engine, text);
+        Ok(match &self.recorded {
+            Recorded::All(rows) => Measured::Logits(logits(
+                engine,
+                &ids()?,
+                Wanted::All,
+                &mut |c, position, ours| {
+                    c.add(
+                        position,
+                        ours,
+                        &rows[position * n_vocab..(position + 1) * n_vocab],
+                    )
+                },
+            )?),
+            Recorded::Top(k, top) => Measured::Logits(logits(
+                engine,
+                &ids()?,
+                Wanted::All,
+                &mut |c, position, ours| {
+                    let kept = position * k..(position + 1) * k;
+                    let theirs = (
+                        &top.ids[kept.clone()],
+                        &top.logits[kept],
+                        f64::from(top.lse[position]),
+                    );
+                    c.add_top(position, (ours, log_sum_exp(ours)), theirs)
+                },
+            )?),
+            Recorded::Last(row) => Measured::Logits(logits(
+                engine,
+                &ids()?,
+                Wanted::Last,
+                &mut |c, position, ours| c.add(position, ours, row),
+            )?),
+            Recorded::Hidden(values) => {
+                Measured::Tensors(tensors::hidden(engine, &ids()?, values, tolerance.nmse)?)
+            }
+            Recorded::Printed(all) => {
+                Measured::Tensors(tensors::printed(engine, &ids()?, all, tolerance.nmse)?)
+            }
+            Recorded::Cache(cache) => {
+                Measured::Tensors(tensors::cached(engine, cache, tolerance.nmse)?)
+            }
+            Recorded::Generated(completion) => {
+                let prompt = ids()?;
+                if let Some(theirs) = completion.n_prompt.filter(|n| *n != prompt.len()) {
+                    let (a, b) = (prompt.len().to_string(), theirs.to_string());
+                    return Err(Error::Differ {
+                        what: "tokens of the prompt",
+                        a,
+                        b,
+                    });
+                }
+                Measured::Generated(generated(engine, &prompt, completion)?)
+            }
+            Recorded::Base(path) => divergence(engine, path)?,
+            Recorded::Energies(importance, chunk) => {
+                let text = text.ok_or(Error::NoText { kind: self.kind })?;
+                Measured::Tensors(energies(
+                    engine,
+                    text,
+                    (importance, *chunk),
+                    tolerance.nmse,
+                )?)
+            }
+        })
+    }
+}
+
+type Add<'a> = &'a mut dyn FnMut(&mut LogitComparison, usize, &[f32]) -> Result<(), Error>;
+
+fn logits(
+    engine: &Engine,
+    tokens: &[u32],
+    wanted: Wanted,
+    add: Add<'_>,
+) -> Result<LogitComparison, Error> {
+    let mut comparison = LogitComparison::new(tokens, engine.hparams().n_vocab());
+    let mut failed = None;
+    let mut sink = |position: usize, ours: &[f32]| {
+        if let Err(error) = add(&mut comparison, position, ours) {
+            failed.get_or_insert(error);
+        }
+    };
+    engine
+        .session()
+        .eval_with(tokens, Role::Prompt, wanted, None, &mut sink)?;
+    failed.map_or(Ok(comparison), Err)
+}
+
+fn divergence(engine: &Engine, path: &Path) -> Result<Measured, Error> {
+    let mut base = eval::base::Reader::open(path).map_err(eval::Error::from)?;
+    let d = eval::divergence(engine, &mut base, None, &eval::Options::default(), &mut ())?;
+    let (mean_kl, same_top) = (d.kld().value, d.same_top().value);
+    Ok(Measured::Divergence {
+        mean_kl,
+        max_kl: d.klds().maximum().into(),
+        same_top,
+        scored: d.scored(),
+    })
+}
+
+/// Mean squares of the inputs of every matrix over a text: theirs against ours, channel by channel.
+fn energies(
+    engine: &Engine,
+    text: &[u8],
+    (importance, chunk): (&Importance, usize),
+    nmse: f64,
+) -> Result<Vec<TensorComparison>, Error> {
+    let chunks = importance.chunks() as usize;
+    let options = ImatrixOptions {
+        chunk,
+        max_chunks: (chunks > 0).then_some(chunks),
+        output: true,
+    };
+    let mut collector = Collector::new(engine, options)?;
+    for part in collector.tokens(text)?.chunks(chunk) {
+        collector.add(part)?;
+    }
+    let mut found = Vec::new();
+    for (name, ours) in collector.means() {
+        let Some(theirs) = importance
+            .weights(name)
+            .filter(|theirs| theirs.len() == ours.len())
+        else {
+            continue;
+        };
+        let (mut squares, mut energy, mut worst, mut channel) = (0.0, 0.0, -1.0, 0);
+        for (i, (x, y)) in ours.iter().zip(theirs).enumerate() {
+            let difference = (x - f64::from(*y)).abs();
+            squares += difference * difference;
+            energy += f64::from(*y).powi(2);
+            if difference > worst || difference.is_nan() {
+                (worst, channel) = (difference, i);
+            }
+        }
+        let error = if squares == 0.0 {
+            0.0
+        } else {
+            squares / energy
+        };
+        let layer = name
+            .strip_prefix("blk.")
+            .and_then(|rest| rest.split('.').next()?.parse().ok());
+        found.push(TensorComparison {
+            name: name.to_owned(),
+            layer,
+            occurrence: 0,
+            values: ours.len(),
+            nmse: error,
+            position: 0,
+            channel,
+            a: ours[channel] as f32,
+            b: theirs[channel],
+            // a square moves twice as far as its root
+            outside: error > 4.0 * nmse || error.is_nan(),
+        });
+    }
+    found.sort_by_key(|t| t.layer);
+    Ok(found)
+}
+
+/// Mean KL of generated tokens.
+pub fn mean_kl(all: &[TokenComparison]) -> f64 {
+    all.iter().map(|t| t.kl).sum::<f64>() / all.len().max(1) as f64
+}

@@ -1,0 +1,294 @@
+//! A suite: models × prompts × instruction sets held against stored goldens.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use octavo_engine::Engine;
+use octavo_kernels::{Isa, IsaChoice, IsaError};
+use octavo_text::tokenizer::EncodeOptions;
+use serde::Deserialize;
+
+use super::{Against, Measured, Reference, Tolerance};
+
+/// Why a suite cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum SuiteError {
+    /// A file that cannot be read.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// Which.
+        path: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// A file that does not say what it must.
+    #[error("{}: {what}", path.display())]
+    Unsound {
+        /// Which.
+        path: PathBuf,
+        /// What was expected.
+        what: String,
+    },
+    /// A golden that is not there.
+    #[error("{}: no golden (nor .gguf)", path.display())]
+    NoGolden {
+        /// Where it was expected.
+        path: PathBuf,
+    },
+    /// An instruction set that is not known.
+    #[error(transparent)]
+    Isa(#[from] IsaError),
+    /// A golden that cannot be read or compared with.
+    #[error(transparent)]
+    Diff(#[from] super::Error),
+    /// The engine failed.
+    #[error(transparent)]
+    Engine(#[from] octavo_engine::Error),
+    /// A prompt that cannot be encoded.
+    #[error(transparent)]
+    Tokenizer(#[from] octavo_text::tokenizer::Error),
+}
+
+/// A suite's file. Paths are relative to it.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    /// Model files.
+    models: Vec<PathBuf>,
+    /// Texts by name; special tokens are added, none are looked for.
+    prompts: BTreeMap<String, String>,
+    /// Instruction sets; those that this CPU lacks are skipped.
+    #[serde(default)]
+    isa: Vec<String>,
+    /// The folder with `MODEL/PROMPT.safetensors` or `MODEL/PROMPT.gguf`.
+    goldens: PathBuf,
+    /// Which side of a golden.
+    #[serde(default)]
+    against: Side,
+    /// NMSE allowed; by the coarsest weights unless given.
+    tol_nmse: Option<f64>,
+    /// Mean KL allowed; not judged unless given.
+    tol_kl: Option<f64>,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Side {
+    #[default]
+    Logits,
+    Exact,
+}
+
+impl From<Side> for Against {
+    fn from(side: Side) -> Against {
+        match side {
+            Side::Logits => Against::Logits,
+            Side::Exact => Against::Exact,
+        }
+    }
+}
+
+/// A suite that was read.
+#[derive(Debug)]
+pub struct Suite {
+    file: File,
+    models: Vec<SuiteModel>,
+}
+
+/// A model of a suite.
+#[derive(Clone, Debug)]
+pub struct SuiteModel {
+    /// As the suite names it.
+    pub name: PathBuf,
+    /// Where it is.
+    pub file: PathBuf,
+    /// The folder of its goldens.
+    pub goldens: PathBuf,
+}
+
+impl SuiteModel {
+    /// The file of a prompt's golden, or of what belongs to it.
+    pub fn golden(&self, prompt: &str, extension: &str) -> PathBuf {
+        self.goldens.join(format!("{prompt}.{extension}"))
+    }
+}
+
+/// The goldens of a model's prompts.
+#[derive(Debug)]
+pub struct References(Vec<Recorded>);
+
+#[derive(Debug)]
+struct Recorded {
+    prompt: String,
+    text: String,
+    path: PathBuf,
+    reference: Reference,
+}
+
+impl References {
+    /// Positions that comparing with them takes.
+    pub fn n_ctx(&self) -> usize {
+        let n_ctx = |recorded: &Recorded| recorded.reference.n_ctx(None);
+        self.0.iter().map(n_ctx).max().unwrap_or(1).max(1)
+    }
+}
+
+/// What came of one model, prompt and instruction set.
+#[derive(Clone, Debug)]
+pub struct Cell {
+    /// The model's file without its extension.
+    pub model: String,
+    /// The prompt's name.
+    pub prompt: String,
+    /// The kernels that ran.
+    pub isa: Isa,
+    /// Whether the figures are within what is allowed.
+    pub within: bool,
+    /// Normalised mean square error of the logits.
+    pub nmse: f64,
+    /// Mean KL divergence of the predictions.
+    pub kl: f64,
+    /// The NMSE allowed.
+    pub allowed: f64,
+}
+
+impl Suite {
+    /// Reads a suite's file.
+    ///
+    /// # Errors
+    /// If it cannot be read, or has no model or no prompt.
+    pub fn read(path: &Path) -> Result<Suite, SuiteError> {
+        let unsound = |what: String| SuiteError::Unsound {
+            path: path.to_owned(),
+            what,
+        };
+        let text = std::fs::read_to_string(path).map_err(|source| SuiteError::Io {
+            path: path.to_owned(),
+            source,
+        })?;
+        let file: File = toml::from_str(&text).map_err(|error| unsound(error.to_string()))?;
+        if file.models.is_empty() || file.prompts.is_empty() {
+            let what = "expected at least one model and one prompt";
+            return Err(unsound(what.to_owned()));
+        }
+        let folder = path.parent().unwrap_or(Path::new("."));
+        let model = |name: &PathBuf| SuiteModel {
+            name: name.clone(),
+            file: folder.join(name),
+            goldens: folder.join(&file.goldens).join(stem(name)),
+        };
+        let models = file.models.iter().map(model).collect();
+        Ok(Suite { file, models })
+    }
+
+    /// Its models.
+    pub fn models(&self) -> &[SuiteModel] {
+        &self.models
+    }
+
+    /// Its prompts: texts by name.
+    pub fn prompts(&self) -> &BTreeMap<String, String> {
+        &self.file.prompts
+    }
+
+    /// Whether it says which instruction sets to run.
+    pub fn names_instruction_sets(&self) -> bool {
+        !self.file.isa.is_empty()
+    }
+
+    /// The instruction sets that it names: those of this CPU, and those that it lacks.
+    ///
+    /// # Errors
+    /// If one is not known.
+    pub fn instruction_sets(&self) -> Result<(Vec<Isa>, Vec<Isa>), SuiteError> {
+        let (mut here, mut lacking) = (Vec::new(), Vec::new());
+        for name in &self.file.isa {
+            match name.parse::<IsaChoice>()? {
+                IsaChoice::Auto => here.push(Isa::best()),
+                IsaChoice::Only(isa) if isa.is_available() => here.push(isa),
+                IsaChoice::Only(isa) => lacking.push(isa),
+            }
+        }
+        Ok((here, lacking))
+    }
+
+    /// Reads the goldens of a model.
+    ///
+    /// # Errors
+    /// If one is missing or unsound.
+    pub fn references(&self, model: &SuiteModel) -> Result<References, SuiteError> {
+        let mut all = Vec::new();
+        for (prompt, text) in &self.file.prompts {
+            let places = ["safetensors", "gguf"].map(|extension| model.golden(prompt, extension));
+            let Some(path) = places.iter().find(|place| place.is_file()).cloned() else {
+                let [path, _] = places;
+                return Err(SuiteError::NoGolden { path });
+            };
+            all.push(Recorded {
+                prompt: prompt.clone(),
+                text: text.clone(),
+                reference: Reference::read(&path, self.file.against.into())?,
+                path,
+            });
+        }
+        Ok(References(all))
+    }
+
+    /// Holds a loaded model against its goldens.
+    ///
+    /// # Errors
+    /// If a golden is of other tokens, or has no logits.
+    pub fn compare(
+        &self,
+        model: &SuiteModel,
+        references: &References,
+        engine: &Engine,
+        isa: Isa,
+    ) -> Result<Vec<Cell>, SuiteError> {
+        let default = Tolerance::of(engine.model());
+        let tolerance = Tolerance {
+            nmse: self.file.tol_nmse.unwrap_or(default.nmse),
+            kl: self.file.tol_kl,
+            ..default
+        };
+        let mut cells = Vec::new();
+        for recorded in &references.0 {
+            let Recorded {
+                prompt,
+                text,
+                path,
+                reference,
+            } = recorded;
+            let unsound = |what: String| SuiteError::Unsound {
+                path: path.clone(),
+                what,
+            };
+            // as llama.cpp's tools read a prompt
+            let options = EncodeOptions::default();
+            let tokens = engine.tokenizer().encode(text.as_bytes(), options)?;
+            let theirs = reference.tokens.as_ref();
+            if theirs.is_some_and(|theirs| *theirs != tokens) {
+                let what = format!("prompt {prompt:?}: other tokens than the golden's");
+                return Err(unsound(what));
+            }
+            let Measured::Logits(logits) = reference.compare(engine, None, &tolerance)? else {
+                return Err(unsound("expected a golden with logits".to_owned()));
+            };
+            cells.push(Cell {
+                model: stem(&model.name),
+                prompt: prompt.clone(),
+                isa,
+                within: tolerance.allows(&logits),
+                nmse: logits.nmse,
+                kl: logits.mean_kl,
+                allowed: tolerance.nmse,
+            });
+        }
+        Ok(cells)
+    }
+}
+
+fn stem(model: &Path) -> String {
+    let stem = model.file_stem().unwrap_or_default();
+    stem.to_string_lossy().into_owned()
+}

@@ -1,0 +1,303 @@
+//! Named tensors that another program printed or saved, against the engine's.
+
+use std::collections::HashMap;
+
+use octavo_reference::formats::eval_callback::{PRINTED, Printed};
+use octavo_reference::formats::session::Session as Cache;
+use serde::Serialize;
+
+use super::Error;
+use octavo_engine::backend::{Role, TapView};
+use octavo_engine::{Engine, Wanted};
+
+/// One tensor of a reference that the engine has too.
+#[derive(Clone, Debug, Serialize)]
+pub struct TensorComparison {
+    /// With the layer.
+    pub name: String,
+    /// The layer.
+    pub layer: Option<usize>,
+    /// Earlier tensors of this name.
+    pub occurrence: usize,
+    /// Values compared.
+    pub values: usize,
+    /// Σ (ours - theirs)² / Σ theirs², what printing rounds taken off.
+    pub nmse: f64,
+    /// Position of the largest difference.
+    pub position: usize,
+    /// Its place in the row.
+    pub channel: usize,
+    /// Ours there.
+    pub a: f32,
+    /// Theirs there.
+    pub b: f32,
+    /// Beyond the tolerance.
+    pub outside: bool,
+}
+
+/// A value of a reference: position, channel, value.
+type Value = (usize, usize, f64);
+
+/// What a reference knows of one tensor.
+struct Known {
+    values: Vec<Value>,
+    /// How far a value may be from what it stands for.
+    rounding: f64,
+    /// Values of a row.
+    width: usize,
+    sum: Option<f64>,
+}
+
+/// The engine's tensors are compared as they come, in graph order.
+struct Comparing<'a> {
+    known: HashMap<(String, usize), Known>,
+    nmse: f64,
+    n_tokens: usize,
+    found: &'a mut Vec<TensorComparison>,
+}
+
+impl Comparing<'_> {
+    fn look(&mut self, view: &TapView<'_>) {
+        let Some(known) = self.known.remove(&(view.tap.to_string(), view.occurrence)) else {
+            return;
+        };
+        if known.width != view.width || view.rows != self.n_tokens {
+            return;
+        }
+        let (mut squares, mut energy, mut worst, mut at) = (0.0, 0.0, -1.0, (0, 0, 0.0));
+        for &(position, channel, theirs) in &known.values {
+            let Some(ours) = view.data.get(position * view.width + channel) else {
+                continue;
+            };
+            let difference = ((f64::from(*ours) - theirs).abs() - known.rounding).max(0.0);
+            squares += difference * difference;
+            energy += theirs * theirs;
+            if difference > worst || difference.is_nan() && !f64::is_nan(worst) {
+                (worst, at) = (difference, (position, channel, theirs));
+            }
+        }
+        let nmse = if squares == 0.0 {
+            0.0
+        } else {
+            squares / energy
+        };
+        let sum_outside = known
+            .sum
+            .is_some_and(|sum| self.sum_is_outside(sum, view.data));
+        self.found.push(TensorComparison {
+            name: view.tap.to_string(),
+            layer: view.tap.layer,
+            occurrence: view.occurrence,
+            values: known.values.len(),
+            nmse,
+            position: at.0,
+            channel: at.1,
+            a: view
+                .data
+                .get(at.0 * view.width + at.1)
+                .copied()
+                .unwrap_or_default(),
+            b: at.2 as f32,
+            outside: nmse > self.nmse || nmse.is_nan() || sum_outside,
+        });
+    }
+
+    /// llama.cpp adds up in f32, one value after another: `n` roundings of partial sums, a random
+    /// walk of up to 2 sqrt(n) steps; differences of single values within the tolerance add up like
+    /// a random walk too.
+    fn sum_is_outside(&self, theirs: f64, data: &[f32]) -> bool {
+        let n = data.len() as f64;
+        let ours: f64 = data.iter().map(|x| f64::from(*x)).sum();
+        let size: f64 = data.iter().map(|x| f64::from(x.abs())).sum();
+        let energy: f64 = data.iter().map(|x| f64::from(*x).powi(2)).sum();
+        let own = size * f64::from(f32::EPSILON) * 2.0 * n.sqrt();
+        let difference = (ours - theirs).abs();
+        difference > own + 8.0 * (self.nmse * energy).sqrt() + 1e-6 || difference.is_nan()
+    }
+}
+
+/// Compares what `llama-eval-callback` printed of a text with the engine's tensors of the same
+/// text, in graph order.
+///
+/// # Errors
+/// If the text cannot be computed.
+pub(super) fn printed(
+    engine: &Engine,
+    tokens: &[u32],
+    all: &[Printed],
+    nmse: f64,
+) -> Result<Vec<TensorComparison>, Error> {
+    let mut widths: HashMap<String, usize> = HashMap::new();
+    for node in &engine.model().graph.nodes {
+        if let Some(tap) = node.tap {
+            widths.insert(
+                tap.to_string(),
+                engine.model().graph.values[node.out.index()].width,
+            );
+        }
+    }
+    let mut known = HashMap::new();
+    for t in all {
+        // older and newer versions call the same tensor differently
+        let name = if t.name == "embd" {
+            "inp_embd"
+        } else {
+            &t.name
+        };
+        let Some(&width) = widths.get(name) else {
+            continue;
+        };
+        let rows = t.dims.iter().product::<usize>() / width.max(1);
+        // after the last layer's attention llama.cpp keeps the last position alone
+        let first = if rows == 1 { tokens.len() - 1 } else { 0 };
+        let place = |index: &[usize; 4]| {
+            let flat =
+                index[0] + t.dims[0] * (index[1] + t.dims[1] * (index[2] + t.dims[2] * index[3]));
+            (first + flat / width, flat % width)
+        };
+        let values = t.values.iter().map(|(index, value)| {
+            let (position, channel) = place(index);
+            (position, channel, *value)
+        });
+        let sum = if rows == tokens.len() { t.sum } else { None };
+        known.insert(
+            (name.to_owned(), t.occurrence),
+            Known {
+                values: values.collect(),
+                rounding: PRINTED,
+                width,
+                sum,
+            },
+        );
+    }
+    run(engine, tokens, known, nmse)
+}
+
+/// Compares a prompt cache's keys and values with the engine's.
+///
+/// # Errors
+/// If the text cannot be computed, or the cache is of a model of another shape.
+pub(super) fn cached(
+    engine: &Engine,
+    cache: &Cache,
+    nmse: f64,
+) -> Result<Vec<TensorComparison>, Error> {
+    let h = engine.hparams();
+    let differ = |what, a: String, b: String| {
+        if a == b {
+            Ok(())
+        } else {
+            Err(Error::Differ { what, a, b })
+        }
+    };
+    differ(
+        "architecture",
+        h.arch.name().to_owned(),
+        cache.architecture.clone(),
+    )?;
+    differ(
+        "layers",
+        h.n_layer().to_string(),
+        cache.layers.len().to_string(),
+    )?;
+    differ(
+        "width of keys",
+        h.kv_width().to_string(),
+        cache.widths.0.to_string(),
+    )?;
+    differ(
+        "width of values",
+        h.kv_width().to_string(),
+        cache.widths.1.to_string(),
+    )?;
+    let mut last: HashMap<String, usize> = HashMap::new();
+    for tap in engine.model().graph.tap_names() {
+        *last.entry(tap).or_default() += 1;
+    }
+    let width = h.kv_width();
+    let mut known = HashMap::new();
+    for (layer, (keys, values)) in cache.layers.iter().enumerate() {
+        for (name, data) in [
+            (format!("Kcur-{layer}"), keys),
+            (format!("Vcur-{layer}"), values),
+        ] {
+            // the last tensor of the name is what goes into the cache
+            let occurrence = last.get(&name).map_or(0, |n| n - 1);
+            let values = data
+                .iter()
+                .enumerate()
+                .map(|(i, x)| (i / width, i % width, f64::from(*x)))
+                .collect();
+            known.insert(
+                (name, occurrence),
+                Known {
+                    values,
+                    rounding: 0.0,
+                    width,
+                    sum: None,
+                },
+            );
+        }
+    }
+    run(engine, &cache.tokens, known, nmse)
+}
+
+/// Compares rows of `result_norm` of all positions.
+///
+/// # Errors
+/// If the text cannot be computed, or the rows are not as many and as wide as the model's.
+pub(super) fn hidden(
+    engine: &Engine,
+    tokens: &[u32],
+    values: &[f32],
+    nmse: f64,
+) -> Result<Vec<TensorComparison>, Error> {
+    let width = engine.hparams().n_embd();
+    if values.len() != width * tokens.len() {
+        return Err(Error::Row {
+            expected: width * tokens.len(),
+            got: values.len(),
+        });
+    }
+    let values = values
+        .iter()
+        .enumerate()
+        .map(|(i, x)| (i / width, i % width, f64::from(*x)))
+        .collect();
+    let known = Known {
+        values,
+        rounding: 0.0,
+        width,
+        sum: None,
+    };
+    run(
+        engine,
+        tokens,
+        HashMap::from([(("result_norm".to_owned(), 0), known)]),
+        nmse,
+    )
+}
+
+fn run(
+    engine: &Engine,
+    tokens: &[u32],
+    known: HashMap<(String, usize), Known>,
+    nmse: f64,
+) -> Result<Vec<TensorComparison>, Error> {
+    let mut found = Vec::new();
+    let mut comparing = Comparing {
+        known,
+        nmse,
+        n_tokens: tokens.len(),
+        found: &mut found,
+    };
+    let mut look = |view: &TapView<'_>| comparing.look(view);
+    engine.session().eval_with(
+        tokens,
+        Role::Prompt,
+        Wanted::All,
+        Some(&mut look),
+        &mut |_, _| {},
+    )?;
+    Ok(found)
+}

@@ -1,0 +1,143 @@
+//! What is allowed between the engine and another program on the same file.
+
+use gguf_rs_lite::TensorType;
+use serde::Serialize;
+
+use super::logits::LogitComparison;
+use super::reference::{Measured, mean_kl};
+use octavo_model::Model;
+
+/// What is allowed between two computations of the same file.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Tolerance {
+    /// Of the NMSE of logits, or of each tensor.
+    pub nmse: f64,
+    /// Of the mean KL, if it is asked for; references that hold probabilities only are judged by it
+    /// in any case.
+    pub kl: Option<f64>,
+    /// Where the first comes from.
+    pub reason: String,
+}
+
+/// Log-probabilities that went through f32 or 16 bits say no more than this.
+const KL_FLOOR: f64 = 1e-6;
+
+/// Allowed where nothing is rounded but sums in f32, in two orders, and angles in f32.
+const F32_SUMS: f64 = 1e-9;
+
+/// What llama.cpp rounds the activations to that meet weights of a type (`vec_dot_type` in its
+/// table of types), as the NMSE that this adds to one product.
+///
+/// Errors of a product's terms are independent of each other and of the weights, so the NMSE of a
+/// sum is that of a term.
+///
+/// - F32: nothing is rounded.
+/// - F16, BF16: the error is uniform within half a unit in the last place, of variance ulp^2 / 12,
+///   where the ulp is 2^-10 (2^-7) of the power of two below the value; over mantissas m from 1 to
+///   2, spread evenly in the logarithm, 1 / m^2 is 3 / (8 ln 2) on average. Together 4.3e-8 and
+///   2.75e-6.
+/// - Quantized: to codes that are steps of max / 127 (Q8_0, Q8_1 for blocks of 32, Q8_K for those
+///   of 256), of variance (max / 127)^2 / 12. The mean square of the largest of 256 normal values
+///   is LARGEST times theirs; of 32 it is 5.7, but what trained models compute has outliers:
+///   SmolLM2 in Q4_1 differs by 2.0e-3, more than any random model did.
+fn rounding(ty: TensorType) -> f64 {
+    let mantissa = |bits: i32| 2f64.powi(-2 * bits) / 12.0 * 3.0 / (8.0 * std::f64::consts::LN_2);
+    match ty {
+        TensorType::F32 | TensorType::F64 => 0.0,
+        TensorType::F16 => mantissa(10),
+        TensorType::BF16 => mantissa(7),
+        _ => LARGEST / (127.0 * 127.0 * 12.0),
+    }
+}
+
+/// Mean square of the largest of 256 normal values, as a multiple of their variance.
+const LARGEST: f64 = 9.5;
+
+/// How many such roundings a logit may show.
+///
+/// A layer rounds four times, the output once. More layers hardly add to that: the norm before each
+/// passes a relative error on as it is, and what a layer adds to the stream is a part of it that
+/// becomes smaller. `cargo xtask tolerances` measured over fifty random models of each type with 1
+/// to 12 layers (mean, largest NMSE): F32 1.5e-12, 3.0e-12; F16 5.5e-7, 8.6e-7; BF16 3.7e-5,
+/// 5.7e-5; Q8_0 5.2e-4, 1.0e-3; Q4_0 5.3e-4, 8.7e-4; Q4_1 5.4e-4, 8.3e-4; Q6_K 1.1e-3, 1.6e-3;
+/// Q4_K_M 1.0e-3, 1.8e-3; Q2_K 9.0e-4, 1.3e-3; IQ4_XS 1.0e-3, 1.8e-3. That is 13 roundings, and up
+/// to 37: this is some three times the largest. Another base of the rotary embedding, the fault
+/// that is planted, was 0.1 at least (F16, BF16, Q8_0, Q6_K).
+const ROUNDINGS: f64 = 100.0;
+
+impl Tolerance {
+    /// By what llama.cpp rounds for the coarsest type among the model's matrices.
+    pub fn of(model: &Model) -> Tolerance {
+        let types = model.weights.matrices.iter().map(|w| w.ty);
+        let coarsest = types
+            .max_by(|a, b| rounding(*a).total_cmp(&rounding(*b)))
+            .unwrap_or(TensorType::F32);
+        let nmse = two_digits((ROUNDINGS * rounding(coarsest)).max(F32_SUMS));
+        Tolerance {
+            nmse,
+            kl: None,
+            reason: format!("the default for {coarsest} weights"),
+        }
+    }
+
+    /// The mean KL allowed where there are probabilities only: as given, or as large as the NMSE.
+    pub fn kl_alone(&self) -> f64 {
+        self.kl.unwrap_or(self.nmse.max(KL_FLOOR))
+    }
+
+    /// Whether a comparison of logits is within it; what is not a number is not.
+    pub fn allows(&self, c: &LogitComparison) -> bool {
+        c.nmse <= self.nmse && self.kl.is_none_or(|kl| c.mean_kl <= kl)
+    }
+
+    /// Whether what was measured is within it. Nothing to compare is not.
+    pub fn holds(&self, measured: &Measured) -> bool {
+        match measured {
+            Measured::Logits(c) => self.allows(c),
+            Measured::Tensors(all) => !all.is_empty() && all.iter().all(|t| !t.outside),
+            Measured::Generated(all) => mean_kl(all) <= self.kl_alone(),
+            Measured::Divergence { mean_kl, .. } => *mean_kl <= self.kl_alone(),
+        }
+    }
+}
+
+/// A bound that is printed needs no more.
+fn two_digits(x: f64) -> f64 {
+    format!("{x:.1e}").parse().unwrap_or(x)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn roundings_are_those_of_the_types_that_activations_become() {
+        for (ty, expected) in [
+            ("F32", 0.0),
+            ("F16", 4.3e-8),
+            ("BF16", 2.75e-6),
+            ("Q8_0", 4.9e-5),
+            ("Q4_K", 4.9e-5),
+        ] {
+            let ty = TensorType::from_name(ty).expect("a type");
+            assert!(
+                (rounding(ty) - expected).abs() <= 0.02 * expected,
+                "{ty}: {:e}",
+                rounding(ty)
+            );
+        }
+        // by trial: the relative square error of numbers spread evenly in the logarithm
+        let n = 10_000;
+        let error = |i: i32| {
+            let x = 2f32.powf(i as f32 / n as f32);
+            let rounded = half::bf16::from_f32(x).to_f32();
+            f64::from((rounded - x) / x).powi(2)
+        };
+        let mean = (0..n).map(error).sum::<f64>() / f64::from(n);
+        assert!(
+            (mean / rounding(TensorType::BF16) - 1.0).abs() < 0.05,
+            "{mean:e}"
+        );
+        assert_eq!(two_digits(1.870_000_000_000_2e-4), 1.9e-4);
+    }
+}

@@ -1,0 +1,253 @@
+//! How far a model's predictions are from those of a base: Kullback-Leibler divergence and its
+//! companions.
+
+use std::io::{Read, Seek};
+
+use super::base::{Norm, Reader, Row};
+use super::pass::{Part, Pass, for_each};
+use super::stats::{Estimate, Moments, Sorted, covariance};
+use super::{Error, Observer, Options};
+use octavo_engine::Engine;
+
+/// A model against a base, over the tokens scored so far. "Q" in llama-perplexity's names is the
+/// model.
+#[derive(Clone, Debug, Default)]
+pub struct Divergence {
+    nll: Moments,
+    nll_base: Moments,
+    /// Sum of products of the two.
+    nll_products: f64,
+    kld: Moments,
+    dp: Moments,
+    dp2: Moments,
+    same_top: usize,
+    chunks: usize,
+    /// Of each scored token.
+    klds: Vec<f32>,
+    dps: Vec<f32>,
+}
+
+impl Divergence {
+    /// Chunks read.
+    pub fn chunks(&self) -> usize {
+        self.chunks
+    }
+
+    /// Tokens scored.
+    pub fn scored(&self) -> usize {
+        self.klds.len()
+    }
+
+    /// The model's perplexity.
+    pub fn ppl(&self) -> Estimate {
+        exp(self.nll.mean(self.scored()))
+    }
+
+    /// The base's perplexity.
+    pub fn ppl_base(&self) -> Estimate {
+        exp(self.nll_base.mean(self.scored()))
+    }
+
+    /// The correlation of the two log-perplexities; 0 where one of them does not vary.
+    pub fn correlation(&self) -> f64 {
+        let n = self.scored();
+        let spread = self.nll.mean(n).uncertainty * self.nll_base.mean(n).uncertainty;
+        if spread > 0.0 {
+            self.covariance() / spread
+        } else {
+            0.0
+        }
+    }
+
+    /// ln(PPL(Q) / PPL(base)).
+    pub fn ln_ratio(&self) -> Estimate {
+        let n = self.scored();
+        let (ours, base) = (self.nll.mean(n), self.nll_base.mean(n));
+        Estimate {
+            value: ours.value - base.value,
+            uncertainty: self.difference_of(ours.uncertainty, base.uncertainty, 1.0),
+        }
+    }
+
+    /// PPL(Q) / PPL(base).
+    pub fn ratio(&self) -> Estimate {
+        exp(self.ln_ratio())
+    }
+
+    /// PPL(Q) - PPL(base).
+    pub fn difference(&self) -> Estimate {
+        let (ours, base) = (self.ppl(), self.ppl_base());
+        Estimate {
+            value: ours.value - base.value,
+            uncertainty: self.difference_of(
+                ours.uncertainty,
+                base.uncertainty,
+                ours.value * base.value,
+            ),
+        }
+    }
+
+    /// KL(base ‖ Q) of a token, in nats. As in llama-perplexity it leaves out what the base gives
+    /// less than e^-16 (or whatever the base's cut is), so that it can be slightly below 0.
+    pub fn kld(&self) -> Estimate {
+        self.kld.mean(self.scored())
+    }
+
+    /// Δp = p(Q) - p(base) of the text's token, as a fraction.
+    pub fn dp(&self) -> Estimate {
+        self.dp.mean(self.scored())
+    }
+
+    /// The root of the mean square of Δp.
+    pub fn rms_dp(&self) -> Estimate {
+        let square = self.dp2.mean(self.scored());
+        let value = square.value.sqrt();
+        let uncertainty = if value > 0.0 {
+            0.5 / value * square.uncertainty
+        } else {
+            0.0
+        };
+        Estimate { value, uncertainty }
+    }
+
+    /// How often the most likely token is the same, as a fraction.
+    pub fn same_top(&self) -> Estimate {
+        let n = self.scored();
+        if n == 0 {
+            return Estimate::default();
+        }
+        let value = self.same_top as f64 / n as f64;
+        let uncertainty = if n > 1 {
+            (value * (1.0 - value) / (n - 1) as f64).sqrt()
+        } else {
+            0.0
+        };
+        Estimate { value, uncertainty }
+    }
+
+    /// The KL divergence of each scored token.
+    pub fn klds(&self) -> Sorted {
+        Sorted::of(self.klds.clone())
+    }
+
+    /// The Δp of each scored token, as fractions.
+    pub fn dps(&self) -> Sorted {
+        Sorted::of(self.dps.clone())
+    }
+
+    fn covariance(&self) -> f64 {
+        covariance(&self.nll, &self.nll_base, self.nll_products, self.scored())
+    }
+
+    /// The uncertainty of the difference of two correlated estimates.
+    fn difference_of(&self, a: f64, b: f64, scale: f64) -> f64 {
+        (a * a + b * b - 2.0 * scale * self.covariance())
+            .max(0.0)
+            .sqrt()
+    }
+
+    fn add(&mut self, token: &Token) {
+        self.nll.add(token.nll);
+        self.nll_base.add(token.nll_base);
+        self.nll_products += token.nll * token.nll_base;
+        self.kld.add(token.kld);
+        let dp = (-token.nll).exp() - (-token.nll_base).exp();
+        self.dp.add(dp);
+        self.dp2.add(dp * dp);
+        self.same_top += usize::from(token.same_top);
+        self.klds.push(token.kld as f32);
+        self.dps.push(dp as f32);
+    }
+}
+
+/// e to an estimate, its uncertainty to first order.
+fn exp(ln: Estimate) -> Estimate {
+    let value = ln.value.exp();
+    Estimate {
+        value,
+        uncertainty: value * ln.uncertainty,
+    }
+}
+
+/// What one scored token contributes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Token {
+    nll: f64,
+    nll_base: f64,
+    kld: f64,
+    same_top: bool,
+}
+
+impl Token {
+    fn score(logits: &[f32], base: &Row<'_>, target: usize, cut: f32) -> Token {
+        let norm = Norm::of(logits);
+        let (mut kld, mut top, mut ln_top) = (0.0, 0, f32::NEG_INFINITY);
+        for (id, (ln_base, &logit)) in base.iter().zip(logits).enumerate() {
+            if ln_base > ln_top {
+                (top, ln_top) = (id, ln_base);
+            }
+            if ln_base > -cut {
+                kld += f64::from(ln_base.exp()) * (f64::from(ln_base) - norm.ln_p(logit));
+            }
+        }
+        Token {
+            nll: -norm.ln_p(logits[target]),
+            nll_base: -f64::from(base.ln_p(target)),
+            kld,
+            same_top: top == norm.argmax,
+        }
+    }
+}
+
+/// Scores the text of a base, and the model's predictions by the base's; at most `chunks` chunks.
+/// The rows can lie in a file or in memory (a [`std::io::Cursor`] over what a
+/// [`Writer`](super::base::Writer) wrote).
+///
+/// # Errors
+/// [`enum@Error`]: the base is of another vocabulary, does not fit the model's context or cannot be read, the engine
+/// fails, or the observer cancels.
+pub fn divergence<R: Read + Seek>(
+    engine: &Engine,
+    base: &mut Reader<R>,
+    chunks: Option<usize>,
+    options: &Options,
+    observer: &mut dyn Observer<Divergence>,
+) -> Result<Divergence, Error> {
+    let shape = base.shape();
+    let n_chunks = chunks.map_or(shape.n_chunks, |n| n.min(shape.n_chunks));
+    if n_chunks == 0 {
+        return Err(Error::NoChunks);
+    }
+    let mut pass = Pass::new(engine, shape, base.file(), options)?;
+    let mut so_far = Divergence::default();
+    let mut rows = Vec::new();
+    for chunk in 0..n_chunks {
+        let tokens = base.tokens(chunk)?;
+        let cancelled = &|| observer.cancelled();
+        pass.chunk(&tokens, cancelled, &mut |part| {
+            base.rows(
+                chunk,
+                part.first..part.first + part.targets.len(),
+                &mut rows,
+            )?;
+            for token in &score(part, &rows, shape.n_vocab, base.cut(), options.threads) {
+                so_far.add(token);
+            }
+            Ok(())
+        })?;
+        so_far.chunks += 1;
+        observer.chunk(&so_far, n_chunks);
+    }
+    Ok(so_far)
+}
+
+fn score(part: &Part<'_>, rows: &[u8], n_vocab: usize, cut: f32, threads: usize) -> Vec<Token> {
+    let mut tokens = vec![Token::default(); part.targets.len()];
+    let row_bytes = rows.len() / tokens.len().max(1);
+    for_each(threads, &mut tokens, |i, token| {
+        let logits = &part.logits[i * n_vocab..(i + 1) * n_vocab];
+        let base = Row::new(&rows[i * row_bytes..(i + 1) * row_bytes], n_vocab);
+        *token = Token::score(logits, &base, part.targets[i] as usize, cut);
+    });
+    tokens
+}

@@ -1,0 +1,160 @@
+//! Runs a model over chunks, and work over rows.
+
+use super::base::Shape;
+use super::{Error, Options};
+use octavo_engine::backend::Role;
+use octavo_engine::{Engine, Session, Wanted};
+
+/// Rows of logits are held at once: at most this many bytes of them.
+const MAX_LOGIT_BYTES: usize = 64 << 20;
+
+/// A model that reads chunk after chunk.
+pub(super) struct Pass {
+    session: Session,
+    shape: Shape,
+    bos: Option<u32>,
+    batch: usize,
+    /// Rows held at once.
+    rows: usize,
+    logits: Vec<f32>,
+}
+
+/// Some rows of a chunk.
+pub(super) struct Part<'a> {
+    /// The first one's number in the chunk.
+    pub(super) first: usize,
+    /// `[rows][n_vocab]`
+    pub(super) logits: &'a [f32],
+    /// The token that follows each.
+    pub(super) targets: &'a [u32],
+}
+
+impl Pass {
+    /// Chunks of this shape; `source` is where it comes from, for messages.
+    ///
+    /// # Errors
+    /// The model is of another vocabulary, or has no room for a chunk.
+    pub(super) fn new(
+        engine: &Engine,
+        shape: Shape,
+        source: &str,
+        options: &Options,
+    ) -> Result<Pass, Error> {
+        let (expected, got) = (engine.hparams().n_vocab(), shape.n_vocab);
+        if expected != got {
+            return Err(Error::Vocabulary {
+                file: source.to_owned(),
+                expected,
+                got,
+            });
+        }
+        if shape.n_ctx > engine.n_ctx() {
+            return Err(Error::Context {
+                n_ctx: shape.n_ctx,
+                limit: engine.n_ctx(),
+            });
+        }
+        let tokenizer = engine.tokenizer();
+        let batch = options.batch.max(1);
+        Ok(Pass {
+            session: engine.session(),
+            shape,
+            bos: tokenizer.bos().filter(|_| tokenizer.add_bos()),
+            batch,
+            rows: (MAX_LOGIT_BYTES / size_of::<f32>() / shape.n_vocab).clamp(1, batch),
+            logits: Vec::new(),
+        })
+    }
+
+    /// Reads one chunk from an empty cache and hands on the logits of its second half, in order.
+    /// The last token is not read: nothing after it is predicted.
+    pub(super) fn chunk(
+        &mut self,
+        tokens: &[u32],
+        cancelled: &dyn Fn() -> bool,
+        score: &mut dyn FnMut(&Part<'_>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut read = tokens.to_vec();
+        if let (Some(first), Some(bos)) = (read.first_mut(), self.bos) {
+            *first = bos;
+        }
+        let (first, n_rows) = (self.shape.first(), self.shape.rows());
+        self.session.truncate(0);
+        for part in read[..first].chunks(self.batch) {
+            stop(cancelled)?;
+            self.session
+                .eval_with(part, Role::Prompt, Wanted::None, None, &mut |_, _| ())?;
+        }
+        for start in (0..n_rows).step_by(self.rows) {
+            stop(cancelled)?;
+            let rows = start..n_rows.min(start + self.rows);
+            let at = first + rows.start..first + rows.end;
+            self.logits.clear();
+            let logits = &mut self.logits;
+            let sink = &mut |_, row: &[f32]| logits.extend_from_slice(row);
+            self.session
+                .eval_with(&read[at.clone()], Role::Prompt, Wanted::All, None, sink)?;
+            // the target of the row at position p is the token at p + 1
+            let targets = &tokens[at.start + 1..at.end + 1];
+            score(&Part {
+                first: rows.start,
+                logits: &self.logits,
+                targets,
+            })?;
+        }
+        Ok(())
+    }
+}
+
+fn stop(cancelled: &dyn Fn() -> bool) -> Result<(), Error> {
+    if cancelled() {
+        Err(Error::Cancelled)
+    } else {
+        Ok(())
+    }
+}
+
+/// Calls `work` with each item and its number, on several threads.
+pub(super) fn for_each<T: Send>(
+    threads: usize,
+    items: &mut [T],
+    work: impl Fn(usize, &mut T) + Sync,
+) {
+    let share = items.len().div_ceil(threads.max(1)).max(1);
+    let run = |start: usize, items: &mut [T]| {
+        for (i, item) in items.iter_mut().enumerate() {
+            work(start + i, item);
+        }
+    };
+    std::thread::scope(|scope| {
+        let mut shares = items.chunks_mut(share).enumerate();
+        let own = shares.next();
+        for (number, items) in shares {
+            let run = &run;
+            scope.spawn(move || run(number * share, items));
+        }
+        if let Some((_, items)) = own {
+            run(0, items);
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_item_is_visited_once_with_its_number() {
+        for n in [0, 1, 2, 3, 7, 64] {
+            for threads in [0, 1, 2, 3, 100] {
+                let mut items = vec![0; n];
+                for_each(threads, &mut items, |i, item| *item += i + 1);
+                assert_eq!(
+                    items,
+                    (1..=n).collect::<Vec<_>>(),
+                    "{n} items, {threads} threads"
+                );
+            }
+        }
+    }
+}

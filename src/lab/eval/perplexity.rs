@@ -1,0 +1,194 @@
+//! Perplexity: e to the mean negative log-likelihood of a text.
+
+use std::io::Write;
+
+use super::base::{self, Norm, Writer};
+use super::pass::{Part, Pass, for_each};
+use super::stats::{Estimate, Moments};
+use super::{Error, Observer, Options, Text};
+use octavo_engine::Engine;
+
+/// The perplexity of a text, or of what has been read of it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Perplexity {
+    nll: Moments,
+    scored: usize,
+    chunks: usize,
+}
+
+impl Perplexity {
+    /// Chunks read.
+    pub fn chunks(&self) -> usize {
+        self.chunks
+    }
+
+    /// Tokens scored.
+    pub fn scored(&self) -> usize {
+        self.scored
+    }
+
+    /// The mean negative log-likelihood of a scored token, in nats.
+    pub fn mean_nll(&self) -> Estimate {
+        let value = if self.scored == 0 {
+            0.0
+        } else {
+            self.nll.sum / self.scored as f64
+        };
+        Estimate {
+            value,
+            uncertainty: self.nll.variance(self.scored).sqrt(),
+        }
+    }
+
+    /// e to that, its uncertainty to first order.
+    pub fn ppl(&self) -> Estimate {
+        let nll = self.mean_nll();
+        let value = nll.value.exp();
+        Estimate {
+            value,
+            uncertainty: nll.uncertainty * value,
+        }
+    }
+}
+
+/// Scores a text.
+///
+/// # Errors
+/// [`enum@Error`]: the text does not fit the model, the engine fails, or the observer cancels.
+pub fn perplexity(
+    engine: &Engine,
+    text: &Text,
+    options: &Options,
+    observer: &mut dyn Observer<Perplexity>,
+) -> Result<Perplexity, Error> {
+    score(engine, text, options, observer, None)
+}
+
+/// Scores a text and writes the base that other models can be compared with. The writer must have
+/// been made with the text's shape and tokens.
+///
+/// # Errors
+/// As [`perplexity`], and the writer's.
+pub fn perplexity_with_base<W: Write>(
+    engine: &Engine,
+    text: &Text,
+    options: &Options,
+    observer: &mut dyn Observer<Perplexity>,
+    writer: &mut Writer<W>,
+) -> Result<Perplexity, Error> {
+    score(
+        engine,
+        text,
+        options,
+        observer,
+        Some(&mut |rows| writer.rows(rows)),
+    )
+}
+
+/// Takes encoded rows.
+type RowSink<'a> = &'a mut dyn FnMut(&[u8]) -> Result<(), base::Error>;
+
+fn score(
+    engine: &Engine,
+    text: &Text,
+    options: &Options,
+    observer: &mut dyn Observer<Perplexity>,
+    mut sink: Option<RowSink<'_>>,
+) -> Result<Perplexity, Error> {
+    let shape = text.shape();
+    let mut pass = Pass::new(engine, shape, "text", options)?;
+    let mut so_far = Perplexity::default();
+    let mut rows = Vec::new();
+    for tokens in text.tokens().chunks_exact(shape.n_ctx) {
+        let cancelled = &|| observer.cancelled();
+        pass.chunk(tokens, cancelled, &mut |part| {
+            let row_bytes = if sink.is_some() { shape.row_bytes() } else { 0 };
+            rows.resize(part.targets.len() * row_bytes, 0);
+            for nll in likelihoods(part, shape.n_vocab, &mut rows, options.threads) {
+                so_far.nll.add(nll);
+            }
+            so_far.scored += part.targets.len();
+            match &mut sink {
+                Some(write) => Ok(write(&rows)?),
+                None => Ok(()),
+            }
+        })?;
+        so_far.chunks += 1;
+        observer.chunk(&so_far, shape.n_chunks);
+    }
+    Ok(so_far)
+}
+
+/// The negative log-likelihoods of a part's targets; encodes its rows into `rows` unless that is
+/// empty.
+fn likelihoods(part: &Part<'_>, n_vocab: usize, rows: &mut [u8], threads: usize) -> Vec<f64> {
+    struct Row<'a> {
+        nll: f64,
+        encoded: Option<&'a mut [u8]>,
+    }
+    let n = part.targets.len();
+    let mut places = rows.chunks_exact_mut((rows.len() / n.max(1)).max(1));
+    let mut work: Vec<Row<'_>> = (0..n)
+        .map(|_| Row {
+            nll: 0.0,
+            encoded: places.next(),
+        })
+        .collect();
+    for_each(threads, &mut work, |i, row| {
+        let logits = &part.logits[i * n_vocab..(i + 1) * n_vocab];
+        let norm = Norm::of(logits);
+        row.nll = -norm.ln_p(logits[part.targets[i] as usize]);
+        if let Some(out) = &mut row.encoded {
+            base::encode(logits, &norm, out);
+        }
+    });
+    work.iter().map(|row| row.nll).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn likelihoods_by_hand_on_any_number_of_threads() {
+        let ln = f32::ln;
+        // probabilities (1/2, 1/4, 1/4) and (1/8, 1/8, 3/4)
+        let logits = [ln(2.0), 0.0, 0.0, 5.0, 5.0, 5.0 + ln(6.0)];
+        let part = Part {
+            first: 0,
+            logits: &logits,
+            targets: &[1, 2],
+        };
+        for threads in [1, 2, 5] {
+            let mut rows = vec![0; 2 * 16];
+            let nll = likelihoods(&part, 3, &mut rows, threads);
+            for (got, p) in nll.iter().zip([0.25f64, 0.75]) {
+                assert!((got + p.ln()).abs() < 1e-6, "{got}");
+            }
+            assert_eq!(likelihoods(&part, 3, &mut [], threads), nll);
+            let row = base::Row::new(&rows[16..], 3);
+            assert!((row.ln_p(2) - 0.75f32.ln()).abs() < 1e-4);
+        }
+    }
+
+    #[test]
+    fn perplexity_by_hand() {
+        let mut ppl = Perplexity::default();
+        for p in [0.5f64, 0.125] {
+            ppl.nll.add(-p.ln());
+            ppl.scored += 1;
+        }
+        // the mean of 1 and 3 bits is 2 bits; the variance of the mean is 1 square bit
+        let bit = 2f64.ln();
+        assert!((ppl.ppl().value - 4.0).abs() < 1e-12);
+        assert!((ppl.mean_nll().uncertainty - bit).abs() < 1e-12);
+        assert!((ppl.ppl().uncertainty - 4.0 * bit).abs() < 1e-12);
+        assert_eq!(
+            Perplexity::default().ppl(),
+            Estimate {
+                value: 1.0,
+                uncertainty: 0.0
+            }
+        );
+    }
+}

@@ -1,0 +1,110 @@
+//! A text as chunks of tokens.
+
+use std::io::{Read, Seek};
+
+use super::Error;
+use super::base::{Reader, Shape};
+use octavo_text::tokenizer::{EncodeOptions, Tokenizer};
+
+/// Token ids of a text that is to be scored: special tokens are added (a BOS, where the vocabulary
+/// asks for it) and not recognized. llama-perplexity's `-f` drops one line feed at the end of a
+/// file before that, and so must the caller.
+///
+/// # Errors
+/// The tokenizer's.
+pub fn encode(tokenizer: &Tokenizer, text: &[u8]) -> Result<Vec<u32>, Error> {
+    Ok(tokenizer.encode(text, EncodeOptions::default())?)
+}
+
+/// The whole chunks of a text.
+#[derive(Clone, Debug)]
+pub struct Text {
+    tokens: Vec<u32>,
+    shape: Shape,
+}
+
+impl Text {
+    /// Cuts tokens of a vocabulary of `n_vocab` into chunks, at most `chunks` of them.
+    ///
+    /// # Errors
+    /// [`Error::TooShort`] for less than two chunks of text, [`Error::Chunk`] for chunks of which
+    /// nothing is scored, [`Error::NoChunks`], an id outside the vocabulary.
+    pub fn new(
+        mut tokens: Vec<u32>,
+        n_vocab: usize,
+        n_ctx: usize,
+        chunks: Option<usize>,
+    ) -> Result<Text, Error> {
+        if n_ctx < 3 {
+            return Err(Error::Chunk(n_ctx));
+        }
+        let expected = n_ctx.saturating_mul(2);
+        if tokens.len() < expected {
+            return Err(Error::TooShort {
+                expected,
+                n_ctx,
+                got: tokens.len(),
+            });
+        }
+        let all = tokens.len() / n_ctx;
+        let n_chunks = chunks.map_or(all, |n| n.min(all));
+        if n_chunks == 0 {
+            return Err(Error::NoChunks);
+        }
+        tokens.truncate(n_chunks * n_ctx);
+        if let Some(&id) = tokens.iter().find(|id| **id as usize >= n_vocab) {
+            return Err(octavo_engine::Error::Token { id, n_vocab }.into());
+        }
+        Ok(Text {
+            tokens,
+            shape: Shape {
+                n_ctx,
+                n_vocab,
+                n_chunks,
+            },
+        })
+    }
+
+    /// The tokens, whole chunks.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// How many tokens and chunks: the shape of its base.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+}
+
+/// Refuses a base that was made from something else than this text.
+///
+/// # Errors
+/// [`Error::OtherText`] or [`Error::LongerText`]; the reader's.
+pub fn check_text<R: Read + Seek>(base: &mut Reader<R>, tokens: &[u32]) -> Result<(), Error> {
+    let Shape {
+        n_ctx, n_chunks, ..
+    } = base.shape();
+    for chunk in 0..n_chunks {
+        let theirs = base.tokens(chunk)?;
+        let start = chunk * n_ctx;
+        let ours = tokens.get(start..).unwrap_or_default();
+        if let Some(at) = theirs.iter().zip(ours).position(|(a, b)| a != b) {
+            let (expected, got) = (ours[at], theirs[at]);
+            return Err(Error::OtherText {
+                file: base.file().to_owned(),
+                index: start + at,
+                expected,
+                got,
+            });
+        }
+        if ours.len() < n_ctx {
+            let file = base.file().to_owned();
+            return Err(Error::LongerText {
+                file,
+                expected: tokens.len(),
+                got: n_chunks * n_ctx,
+            });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,318 @@
+//! What is to be known about a model file without running it: its keys and what is assumed where it
+//! has none, which kernel would run for which tensor, what memory it takes, and why it would be
+//! refused.
+
+use gguf_rs_lite::{Array, Gguf, TensorInfo, TensorType, Value};
+use octavo_engine::threads::Threads;
+use octavo_engine::{DEFAULT_CONTEXT, EngineOptions, kv_bytes};
+use octavo_kernels::{Isa, KvType, kernel_name};
+use octavo_model::{Hparams, Model, Source};
+use octavo_text::chat::ChatTemplate;
+use octavo_text::tokenizer::Tokenizer;
+use serde::Serialize;
+
+/// Arrays up to this length are shown in full.
+const MAX_ARRAY: usize = 32;
+
+/// One metadata key.
+pub struct Key {
+    /// As in the file.
+    pub name: String,
+    /// Long arrays as their type and length.
+    pub value: serde_json::Value,
+    /// The file, or a default.
+    pub source: Source,
+}
+
+/// Tensors of one type.
+#[derive(Serialize)]
+pub struct TypeShare {
+    #[serde(rename = "type")]
+    /// Its name.
+    pub ty: &'static str,
+    /// How many.
+    pub tensors: usize,
+    /// Weights in them.
+    pub elements: u64,
+    /// Bytes of them in the file.
+    pub bytes: u64,
+    /// Of all of them together.
+    pub bits_per_weight: f64,
+    /// What runs for those that are matrices.
+    pub kernel: Option<String>,
+}
+
+/// What running takes, in bytes.
+#[derive(Serialize)]
+pub struct Memory {
+    /// Bytes of all tensors in the file.
+    pub weights: u64,
+    /// Positions of the cache.
+    pub context: usize,
+    /// Its element type.
+    pub kv_type: String,
+    /// Its bytes.
+    pub kv_cache: u64,
+    /// Prompt tokens taken at a time.
+    pub batch: usize,
+    /// Bytes of a step's values.
+    pub buffers: u64,
+    /// Bytes of all that.
+    pub total: u64,
+}
+
+/// Something that would not load.
+#[derive(Serialize)]
+pub struct Refusal {
+    /// Which part of it.
+    pub what: &'static str,
+    /// One line.
+    pub why: String,
+}
+
+/// Everything about a file.
+pub struct Facts<'g> {
+    /// The file.
+    pub gguf: &'g Gguf,
+    /// Whose kernels would run.
+    pub isa: Isa,
+    /// How many threads would run, and why.
+    pub threads: Threads,
+    /// Whether weights would be brought into the kernels' layout.
+    pub repack: bool,
+    /// In the order of the file, then what is assumed.
+    pub keys: Vec<Key>,
+    /// None if they are refused.
+    pub hparams: Option<Hparams>,
+    /// None if it is refused.
+    pub model: Option<Model>,
+    /// None if it is refused.
+    pub tokenizer: Option<Tokenizer>,
+    /// Whether there is a sound one.
+    pub chat_template: bool,
+    /// Types by the bytes they take, the largest first.
+    pub types: Vec<TypeShare>,
+    /// None if the hyperparameters are refused.
+    pub memory: Option<Memory>,
+    /// What was assumed, one line each.
+    pub warnings: Vec<String>,
+    /// Empty if the file loads.
+    pub refusals: Vec<Refusal>,
+}
+
+impl<'g> Facts<'g> {
+    /// Looks at a file as it would be loaded with these options.
+    pub fn new(gguf: &'g Gguf, options: &EngineOptions, isa: Isa, threads: Threads) -> Facts<'g> {
+        let mut refusals = Vec::new();
+        let hparams = keep("hyperparameters", Hparams::from_gguf(gguf), &mut refusals);
+        // without hyperparameters the model fails for the same reason
+        let model = hparams
+            .as_ref()
+            .and_then(|_| keep("model", Model::load(gguf), &mut refusals));
+        let tokenizer = keep("tokenizer", Tokenizer::from_gguf(gguf), &mut refusals);
+        let template = tokenizer.as_ref().and_then(|tokenizer| {
+            keep(
+                "chat template",
+                ChatTemplate::from_gguf(gguf, tokenizer),
+                &mut refusals,
+            )
+            .flatten()
+        });
+        let mut warnings: Vec<String> = hparams
+            .iter()
+            .flat_map(Hparams::warnings)
+            .cloned()
+            .collect();
+        warnings.extend(tokenizer.iter().flat_map(Tokenizer::warnings).cloned());
+        Facts {
+            gguf,
+            isa,
+            threads,
+            repack: options.repack,
+            keys: keys(gguf, hparams.as_ref()),
+            memory: hparams.as_ref().map(|h| memory(gguf, h, options)),
+            types: types(gguf, isa, options.repack),
+            chat_template: template.is_some(),
+            hparams,
+            model,
+            tokenizer,
+            warnings,
+            refusals,
+        }
+    }
+
+    /// The kernel that runs for a tensor; `None` for what is no matrix.
+    pub fn kernel(&self, tensor: &TensorInfo) -> Option<String> {
+        let Some(model) = &self.model else {
+            return is_matrix(tensor).then(|| kernel(self.isa, tensor.ty, self.repack));
+        };
+        let at = self
+            .gguf
+            .tensors()
+            .iter()
+            .position(|t| t.name == tensor.name)?;
+        let weights = &model.weights;
+        let used = weights.matrices.iter().any(|m| m.tensor == at);
+        let embedding = weights.matrix(weights.token_embd).tensor == at;
+        match (used, embedding, weights.is_tied()) {
+            (false, ..) => None,
+            (true, true, false) => Some("row look-up".to_owned()),
+            (true, true, true) => Some(format!(
+                "row look-up; {}",
+                kernel(self.isa, tensor.ty, self.repack)
+            )),
+            (true, false, _) => Some(kernel(self.isa, tensor.ty, self.repack)),
+        }
+    }
+
+    /// Bytes of all tensors.
+    pub fn tensor_bytes(&self) -> u64 {
+        self.gguf.tensors().iter().map(|t| t.bytes).sum()
+    }
+
+    /// Numbers in all tensors.
+    pub fn elements(&self) -> u64 {
+        self.gguf.tensors().iter().map(TensorInfo::n_elements).sum()
+    }
+}
+
+fn keep<T, E: std::error::Error>(
+    what: &'static str,
+    result: Result<T, E>,
+    refusals: &mut Vec<Refusal>,
+) -> Option<T> {
+    result
+        .map_err(|error| {
+            refusals.push(Refusal {
+                what,
+                why: error.to_string(),
+            })
+        })
+        .ok()
+}
+
+fn is_matrix(tensor: &TensorInfo) -> bool {
+    tensor.dims.len() == 2 && octavo_quant::can_dequantize(tensor.ty)
+}
+
+fn kernel(isa: Isa, ty: TensorType, repack: bool) -> String {
+    kernel_name(isa, ty, repack)
+}
+
+fn types(gguf: &Gguf, isa: Isa, repack: bool) -> Vec<TypeShare> {
+    let mut shares: Vec<TypeShare> = Vec::new();
+    for ty in TensorType::all().chain(TensorType::AWQ) {
+        let of_type: Vec<&TensorInfo> = gguf.tensors().iter().filter(|t| t.ty == ty).collect();
+        if of_type.is_empty() {
+            continue;
+        }
+        let (elements, bytes) = of_type.iter().fold((0u64, 0u64), |(n, b), t| {
+            (n.saturating_add(t.n_elements()), b + t.bytes)
+        });
+        shares.push(TypeShare {
+            ty: ty.name(),
+            tensors: of_type.len(),
+            elements,
+            bytes,
+            bits_per_weight: if elements == 0 {
+                0.0
+            } else {
+                bytes as f64 * 8.0 / elements as f64
+            },
+            kernel: of_type
+                .iter()
+                .any(|t| is_matrix(t))
+                .then(|| kernel(isa, ty, repack)),
+        });
+    }
+    shares.sort_by_key(|share| std::cmp::Reverse(share.bytes));
+    shares
+}
+
+fn memory(gguf: &Gguf, h: &Hparams, options: &EngineOptions) -> Memory {
+    let context = match options.ctx {
+        Some(0) => h.n_ctx_train(),
+        Some(n) => n,
+        None => h.n_ctx_train().min(DEFAULT_CONTEXT),
+    };
+    let kv_type: KvType = options.kv_type;
+    let kv_cache = kv_bytes(h, kv_type, context);
+    let weights: u64 = gguf.tensors().iter().map(|t| t.bytes).sum();
+    // per prompt token: the residual stream and its branch, the attention's inputs and output, both
+    // halves of the feed-forward block; and one row of logits
+    let width = 3 * h.n_embd() + 2 * h.q_width() + 2 * h.kv_width() + 2 * h.n_ff();
+    let rows = options.batch.min(context) as u64;
+    let buffers = (rows.saturating_mul(width as u64))
+        .saturating_add(h.n_vocab() as u64)
+        .saturating_mul(4);
+    Memory {
+        weights,
+        context,
+        kv_type: kv_type.to_string(),
+        kv_cache,
+        batch: options.batch,
+        buffers,
+        total: weights.saturating_add(kv_cache).saturating_add(buffers),
+    }
+}
+
+/// The file's keys in its order, then the defaults in use. Where the file's value is overruled,
+/// what is in use shows.
+fn keys(gguf: &Gguf, hparams: Option<&Hparams>) -> Vec<Key> {
+    let mut used = hparams.map(Hparams::report).unwrap_or_default();
+    let mut keys: Vec<Key> = Vec::new();
+    for (name, value) in gguf.keys() {
+        let at = used.iter().position(|entry| entry.key == name);
+        keys.push(match at.map(|at| used.remove(at)) {
+            Some(entry) => Key {
+                name: entry.key,
+                value: entry.value,
+                source: entry.source,
+            },
+            None => Key {
+                name: name.to_owned(),
+                value: to_json(&value),
+                source: Source::File,
+            },
+        });
+    }
+    keys.extend(used.into_iter().map(|entry| Key {
+        name: entry.key,
+        value: entry.value,
+        source: entry.source,
+    }));
+    keys
+}
+
+fn to_json(value: &Value<'_>) -> serde_json::Value {
+    match value {
+        Value::Str(s) => String::from_utf8_lossy(s).into(),
+        Value::Bool(b) => (*b).into(),
+        Value::F32(x) => float(x.to_string()),
+        Value::F64(x) => float(x.to_string()),
+        Value::Array(array) => array_json(array),
+        Value::U64(x) => (*x).into(),
+        // every other integer type fits
+        other => other
+            .as_int()
+            .and_then(|i| i64::try_from(i).ok())
+            .map_or(serde_json::Value::Null, Into::into),
+    }
+}
+
+/// The number that this decimal is, so that an f32 prints with its own digits; null for NaN and
+/// infinities, which JSON lacks.
+fn float(decimal: String) -> serde_json::Value {
+    decimal
+        .parse()
+        .ok()
+        .and_then(serde_json::Number::from_f64)
+        .map_or(serde_json::Value::Null, Into::into)
+}
+
+fn array_json(array: &Array<'_>) -> serde_json::Value {
+    if array.len() > MAX_ARRAY {
+        return serde_json::json!({"array": array.elem_type().name(), "len": array.len()});
+    }
+    array.iter().map(|value| to_json(&value)).collect()
+}

@@ -1,0 +1,14 @@
+//! Proves and weighs an engine's numbers: [`diff`] finds the first wrong value, [`eval`] measures
+//! perplexity and divergence, [`imatrix`], [`quantize`] and [`awq`] make smaller files and
+//! [`quant_report`] says what they cost, [`bench`] how fast they run, [`facts`] what is in a file;
+//! [`report`] draws pages of it.
+
+pub mod awq;
+pub mod bench;
+pub mod diff;
+pub mod eval;
+pub mod facts;
+pub mod imatrix;
+pub mod quant_report;
+pub mod quantize;
+pub mod report;

@@ -1,0 +1,389 @@
+//! What a quantization costs: the same text scored by a model and by its quantizations.
+//!
+//! The model itself writes a base of log-probabilities ([`crate::eval`]); every quantization is
+//! made as `quantize` makes it, into a temporary file, loaded, and scored against that base.
+//! [`sensitivity`] does the same with one tensor at a time: which of them pay for their bits.
+
+mod check;
+mod sensitivity;
+
+use std::fs::File;
+use std::io::{BufReader, BufWriter};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use gguf_rs_lite::{Gguf, TensorInfo};
+use octavo_kernels::Role;
+use serde::Serialize;
+
+use crate::eval::base::{Reader, Writer};
+use crate::eval::{self, Divergence, Observer, Perplexity, Text};
+use crate::imatrix::Importance;
+use crate::quantize::{self, Plan, Target};
+use octavo_engine::{Engine, EngineOptions, ModelSource, Wanted};
+
+pub use check::check;
+pub use sensitivity::{Sensitivity, sensitivity};
+
+/// Why there is no report.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A model cannot be loaded or computed.
+    #[error(transparent)]
+    Engine(#[from] octavo_engine::Error),
+    /// The container.
+    #[error(transparent)]
+    Gguf(#[from] gguf_rs_lite::Error),
+    /// Scoring.
+    #[error(transparent)]
+    Eval(#[from] eval::Error),
+    /// Quantizing.
+    #[error(transparent)]
+    Quantize(#[from] quantize::Error),
+    /// A type that the model cannot be quantized to.
+    #[error("{target}: {source}")]
+    Target {
+        /// The type.
+        target: Target,
+        /// What stands against it.
+        source: quantize::Error,
+    },
+    /// A model of another vocabulary's size.
+    #[error("{file}: expected the {expected} tokens of {model}, got {got}")]
+    Vocabulary {
+        /// The other model.
+        file: String,
+        /// The model.
+        model: String,
+        /// The model's tokens.
+        expected: usize,
+        /// The other's.
+        got: usize,
+    },
+    /// A model with another vocabulary of the same size.
+    #[error("{file}: token {id}: expected {expected:?} as in {model}, got {got:?}")]
+    Token {
+        /// The other model.
+        file: String,
+        /// The model.
+        model: String,
+        /// The first token that differs.
+        id: usize,
+        /// The model's text.
+        expected: String,
+        /// The other's.
+        got: String,
+    },
+    /// A weight that cannot be converted.
+    #[error("tensor {name}: {source}")]
+    Convert {
+        /// Its name.
+        name: String,
+        /// What is wrong.
+        source: octavo_quant::Error,
+    },
+    /// A temporary file.
+    #[error("{path}: {source}")]
+    Io {
+        /// Where.
+        path: String,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// Nothing to rank.
+    #[error(
+        "{file}: no tensor can be quantized to {to}: expected F32, F16 or BF16 matrices whose rows fit its blocks"
+    )]
+    NothingToRank {
+        /// The model.
+        file: String,
+        /// The type.
+        to: &'static str,
+    },
+}
+
+/// What to measure with.
+pub struct Setup<'a> {
+    /// The model that stands for the truth: F16, BF16 or F32.
+    pub model: &'a Path,
+    /// How to run it and its quantizations.
+    pub engine: EngineOptions,
+    /// The text, as ids.
+    pub tokens: Vec<u32>,
+    /// Tokens of a chunk.
+    pub n_ctx: usize,
+    /// Chunks at most.
+    pub chunks: Option<usize>,
+    /// Weights for the quantizers that use some.
+    pub importance: Option<&'a Importance>,
+    /// Quantize tensors that are quantized already.
+    pub allow_requantize: bool,
+    /// Where temporary files go.
+    pub folder: &'a Path,
+}
+
+/// The base: the model's own figures, and the file with its rows.
+#[derive(Debug)]
+pub struct Base {
+    /// Perplexity of the text.
+    pub ppl: f64,
+    /// Its file.
+    pub file: PathBuf,
+    /// Prompt tokens per second while scoring.
+    pub prompt_rate: f64,
+    /// Generated tokens per second.
+    pub generation_rate: f64,
+    /// Bytes of tensors.
+    pub bytes: u64,
+    /// Bits per weight.
+    pub bits: f64,
+}
+
+/// One quantization.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// The kind of file, by llama-quantize's name; or the name of a file or folder that was there.
+    pub name: String,
+    /// Bytes of tensors.
+    pub bytes: u64,
+    /// Bits per weight.
+    pub bits_per_weight: f64,
+    /// Perplexity of the text.
+    pub ppl: f64,
+    /// ln(PPL / PPL of the base), and its uncertainty.
+    pub ln_ppl_ratio: (f64, f64),
+    /// Mean KL divergence from the base in nats, and its uncertainty.
+    pub mean_kl: (f64, f64),
+    /// The KL divergence that 99 % of the tokens stay below.
+    pub kl_99: f32,
+    /// The largest KL divergence.
+    pub max_kl: f32,
+    /// Share of tokens whose most likely token is the base's.
+    pub same_top: f64,
+    /// Prompt tokens per second while scoring.
+    pub prompt_rate: f64,
+    /// Generated tokens per second.
+    pub generation_rate: f64,
+}
+
+/// Follows the work: what is being done, and how far it is.
+pub trait Watch {
+    /// A part of the work begins.
+    fn begin(&mut self, what: &str);
+    /// (Chunks done, chunks in all) of the part.
+    fn at(&mut self, done: usize, total: usize);
+    /// Whether to stop.
+    fn cancelled(&self) -> bool;
+}
+
+/// Lends a watch to the scoring.
+struct Scoring<'w>(&'w mut dyn Watch);
+
+impl Observer<Perplexity> for Scoring<'_> {
+    fn chunk(&mut self, so_far: &Perplexity, total: usize) {
+        self.0.at(so_far.chunks(), total);
+    }
+    fn cancelled(&self) -> bool {
+        self.0.cancelled()
+    }
+}
+
+impl Observer<Divergence> for Scoring<'_> {
+    fn chunk(&mut self, so_far: &Divergence, total: usize) {
+        self.0.at(so_far.chunks(), total);
+    }
+    fn cancelled(&self) -> bool {
+        self.0.cancelled()
+    }
+}
+
+impl Setup<'_> {
+    /// How one quantization is made.
+    fn quantizing(&self, target: Target) -> quantize::Options {
+        let mut options = quantize::Options::new(target);
+        options.threads = self.engine.threads.unwrap_or(options.threads);
+        options.choices.has_importance = self.importance.is_some();
+        options.allow_requantize = self.allow_requantize;
+        options
+    }
+
+    fn load(&self, path: &Path) -> Result<Engine, Error> {
+        Ok(Engine::load(
+            &ModelSource::Path(path.to_owned()),
+            &self.engine,
+            &mut |_| {},
+        )?)
+    }
+
+    fn options(&self) -> eval::Options {
+        let defaults = eval::Options::default();
+        eval::Options {
+            threads: self.engine.threads.unwrap_or(defaults.threads),
+            batch: self.engine.batch,
+        }
+    }
+}
+
+fn io(path: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
+    move |source| Error::Io {
+        path: path.display().to_string(),
+        source,
+    }
+}
+
+/// Scores the model itself and keeps its rows.
+///
+/// # Errors
+/// [`enum@Error`].
+pub fn base(setup: &Setup<'_>, watch: &mut dyn Watch) -> Result<Base, Error> {
+    watch.begin("the model itself");
+    let engine = setup.load(setup.model)?;
+    let text = Text::new(
+        setup.tokens.clone(),
+        engine.hparams().n_vocab(),
+        setup.n_ctx,
+        setup.chunks,
+    )?;
+    let file = setup.folder.join("base.kld");
+    let out = BufWriter::new(File::create(&file).map_err(io(&file))?);
+    let mut writer = Writer::new(
+        out,
+        &file.display().to_string(),
+        text.shape(),
+        text.tokens(),
+    )
+    .map_err(eval::Error::from)?;
+    let start = Instant::now();
+    let ppl = eval::perplexity_with_base(
+        &engine,
+        &text,
+        &setup.options(),
+        &mut Scoring(watch),
+        &mut writer,
+    )?;
+    writer.finish().map_err(eval::Error::from)?;
+    let prompt_rate = text.tokens().len() as f64 / start.elapsed().as_secs_f64();
+    let generation_rate = generation_rate(&engine)?;
+    let (bytes, bits) = size(engine.gguf());
+    Ok(Base {
+        ppl: ppl.ppl().value,
+        file,
+        prompt_rate,
+        generation_rate,
+        bytes,
+        bits,
+    })
+}
+
+/// Tokens of the measured generation: enough to leave the first ones' noise behind, little beside
+/// the scoring.
+const GENERATED: usize = 32;
+
+/// Greedy tokens per second from a single-token context on.
+fn generation_rate(engine: &Engine) -> Result<f64, Error> {
+    let mut session = engine.session();
+    let n = GENERATED.min(session.n_ctx().saturating_sub(2)).max(1);
+    session.eval(&[0], Role::Generated, Wanted::Last)?;
+    let start = Instant::now();
+    for id in (0..).take(n) {
+        session.eval(&[id], Role::Generated, Wanted::Last)?;
+    }
+    Ok(n as f64 / start.elapsed().as_secs_f64())
+}
+
+/// Makes one quantization, and scores it.
+///
+/// # Errors
+/// [`enum@Error`].
+pub fn quantized(
+    setup: &Setup<'_>,
+    base: &Base,
+    target: Target,
+    watch: &mut dyn Watch,
+) -> Result<Row, Error> {
+    watch.begin(target.name());
+    let gguf = ModelSource::Path(setup.model.to_owned()).open(true)?;
+    let plan = Plan::new(&gguf, setup.importance, &setup.quantizing(target))?;
+    let (path, totals) = (setup.folder.join("quantized.gguf"), plan.totals());
+    plan.write(&path, &mut |_| {})?;
+    row(
+        setup,
+        base,
+        (target.name(), &path),
+        (totals.after, totals.bits_per_weight().1),
+        watch,
+    )
+}
+
+/// Scores another model of the same vocabulary: a GGUF file or a folder.
+///
+/// # Errors
+/// [`enum@Error`].
+pub fn existing(
+    setup: &Setup<'_>,
+    base: &Base,
+    path: &Path,
+    watch: &mut dyn Watch,
+) -> Result<Row, Error> {
+    let name = path.file_name().map_or_else(
+        || path.display().to_string(),
+        |n| n.to_string_lossy().into_owned(),
+    );
+    watch.begin(&name);
+    let gguf = ModelSource::Path(path.to_owned()).open(true)?;
+    row(setup, base, (&name, path), size(&gguf), watch)
+}
+
+/// Bytes of all tensors, and bits per weight.
+fn size(gguf: &Gguf) -> (u64, f64) {
+    let sum = |(bytes, n): (u64, u64), t: &TensorInfo| (bytes + t.bytes, n + t.n_elements());
+    let (bytes, n) = gguf.tensors().iter().fold((0, 0), sum);
+    (bytes, bytes as f64 * 8.0 / (n as f64).max(1.0))
+}
+
+fn row(
+    setup: &Setup<'_>,
+    base: &Base,
+    (name, path): (&str, &Path),
+    (bytes, bits_per_weight): (u64, f64),
+    watch: &mut dyn Watch,
+) -> Result<Row, Error> {
+    let engine = setup.load(path)?;
+    let start = Instant::now();
+    let d = score(setup, base, &engine, watch)?;
+    let tokens = d.chunks() * setup.n_ctx;
+    let prompt_rate = tokens as f64 / start.elapsed().as_secs_f64();
+    let klds = d.klds();
+    Ok(Row {
+        name: name.to_owned(),
+        bytes,
+        bits_per_weight,
+        ppl: d.ppl().value,
+        // the base's rows are cut off where tokens are hopeless; its own perplexity is not
+        ln_ppl_ratio: ((d.ppl().value / base.ppl).ln(), d.ln_ratio().uncertainty),
+        mean_kl: (d.kld().value, d.kld().uncertainty),
+        kl_99: klds.percentile(0.99),
+        max_kl: klds.maximum(),
+        same_top: d.same_top().value,
+        prompt_rate,
+        generation_rate: generation_rate(&engine)?,
+    })
+}
+
+fn score(
+    setup: &Setup<'_>,
+    base: &Base,
+    engine: &Engine,
+    watch: &mut dyn Watch,
+) -> Result<Divergence, Error> {
+    let file = BufReader::new(File::open(&base.file).map_err(io(&base.file))?);
+    let mut rows =
+        Reader::new(file, &base.file.display().to_string()).map_err(eval::Error::from)?;
+    Ok(eval::divergence(
+        engine,
+        &mut rows,
+        setup.chunks,
+        &setup.options(),
+        &mut Scoring(watch),
+    )?)
+}

@@ -1,0 +1,237 @@
+//! One tensor at a time.
+
+use std::fs::OpenOptions as FileOptions;
+use std::io::{Seek, SeekFrom, Write};
+
+use gguf_rs_lite::{Gguf, TensorInfo, TensorType};
+use octavo_quant::needs_importance;
+use serde::Serialize;
+
+use super::{Base, Error, Setup, Watch, io, score};
+use crate::quantize::{self, mix::fallback};
+use octavo_engine::ModelSource;
+
+/// What one tensor costs when it alone is quantized.
+#[derive(Clone, Debug, Serialize)]
+pub struct Sensitivity {
+    /// The tensor, or the pattern of a group such as `attn_v`.
+    pub name: String,
+    /// Its layer, for what repeats per layer.
+    pub layer: Option<usize>,
+    /// Its name without layer and `.weight`.
+    pub role: String,
+    /// Weights in it.
+    pub weights: u64,
+    /// Mean KL divergence from the base, in nats.
+    pub mean_kl: f64,
+    /// Of the tokens, the share whose most likely token is the base's.
+    pub same_top: f64,
+}
+
+/// `blk.3.attn_v.weight` is `attn_v` of layer 3.
+fn role(name: &str) -> (String, Option<usize>) {
+    let name = name.strip_suffix(".weight").unwrap_or(name);
+    let in_layer = name
+        .strip_prefix("blk.")
+        .and_then(|rest| rest.split_once('.'));
+    match in_layer.and_then(|(layer, role)| Some((role.to_owned(), layer.parse().ok()?))) {
+        Some((role, layer)) => (role, Some(layer)),
+        None => (name.to_owned(), None),
+    }
+}
+
+/// The type that a tensor gets: `to`, or what `quantize` takes where its rows do not fit it; `None`
+/// for what is not quantized at all.
+fn goes_to(t: &TensorInfo, to: TensorType) -> Option<TensorType> {
+    let float = matches!(t.ty, TensorType::F32 | TensorType::F16 | TensorType::BF16);
+    let fits = |ty: &TensorType| t.dims[0].is_multiple_of(ty.block_len() as u64);
+    if !float || t.dims.len() != 2 {
+        return None;
+    }
+    Some(to)
+        .filter(fits)
+        .or_else(|| fallback(to, t.dims[0]))
+        .filter(fits)
+}
+
+/// Tensors that are quantized together: their role, their layer if they are of one, and they.
+type Group<'g> = (String, Option<usize>, Vec<&'g TensorInfo>);
+
+/// A tensor's importance weights, if there are any for it.
+fn weights<'s>(setup: &Setup<'s>, t: &TensorInfo) -> Option<&'s [f32]> {
+    setup
+        .importance?
+        .weights(&t.name)
+        .filter(|weights| weights.len() as u64 == t.dims[0])
+}
+
+/// What is quantized together to `to`, each tensor by itself or all layers of a role. With an
+/// importance matrix, tensors that need weights and have none (embeddings) are left out.
+///
+/// # Errors
+/// No tensor that can be quantized so.
+pub(super) fn groups<'g>(
+    gguf: &'g Gguf,
+    setup: &Setup<'_>,
+    (to, by_role): (TensorType, bool),
+) -> Result<Vec<Group<'g>>, Error> {
+    let can: Vec<(&TensorInfo, TensorType)> = gguf
+        .tensors()
+        .iter()
+        .filter_map(|t| Some((t, goes_to(t, to)?)))
+        .collect();
+    let weighted =
+        |t: &TensorInfo, ty: TensorType| !needs_importance(ty) || weights(setup, t).is_some();
+    let mut groups: Vec<Group<'g>> = Vec::new();
+    for (t, _) in can.iter().copied().filter(|(t, ty)| weighted(t, *ty)) {
+        let (role, layer) = role(&t.name);
+        match groups
+            .iter_mut()
+            .find(|(name, _, _)| by_role && *name == role)
+        {
+            Some((_, _, tensors)) => tensors.push(t),
+            None => groups.push((role, if by_role { None } else { layer }, vec![t])),
+        }
+    }
+    match can.first() {
+        _ if !groups.is_empty() => Ok(groups),
+        Some((t, ty)) => Err(quantize::Error::NeedsImportance {
+            tensor: t.name.clone(),
+            ty: *ty,
+        }
+        .into()),
+        None => Err(Error::NothingToRank {
+            file: gguf.name().to_owned(),
+            to: to.name(),
+        }),
+    }
+}
+
+/// Quantizes one tensor after the other to `to`, or to what stands in for it where rows do not fit
+/// (all layers of a role together if `by_role`), and ranks them by the KL divergence that each
+/// causes, largest first.
+///
+/// The model is copied once; a tensor's values are replaced by what they become in `to`, in the
+/// file's own type, scored, and put back. In an F16 file that rounds them once more, which is far
+/// below what is measured.
+///
+/// # Errors
+/// [`enum@Error`].
+pub fn sensitivity(
+    setup: &Setup<'_>,
+    base: &Base,
+    (to, by_role): (TensorType, bool),
+    watch: &mut dyn Watch,
+) -> Result<Vec<Sensitivity>, Error> {
+    let gguf = ModelSource::Path(setup.model.to_owned()).open(true)?;
+    let groups = groups(&gguf, setup, (to, by_role))?;
+    let copy = setup.folder.join("one-tensor.gguf");
+    whole_copy(&gguf, &copy)?;
+    let own = ModelSource::Path(copy.clone()).open(true)?;
+    let place = |t: &TensorInfo| {
+        own.tensor(&t.name)
+            .and_then(|t| own.file_offset(t))
+            .expect("it was copied")
+    };
+    let places: Vec<Vec<u64>> = groups
+        .iter()
+        .map(|(_, _, tensors)| tensors.iter().map(|t| place(t)).collect())
+        .collect();
+    drop(own);
+    let mut file = FileOptions::new()
+        .write(true)
+        .open(&copy)
+        .map_err(io(&copy))?;
+    let mut all = Vec::new();
+    for (done, (role, layer, tensors)) in groups.iter().enumerate() {
+        watch.begin(&format!(
+            "{} of {}: {}",
+            done + 1,
+            groups.len(),
+            tensors[0].name
+        ));
+        let mut put = |at: u64, bytes: &[u8]| {
+            file.seek(SeekFrom::Start(at))
+                .and_then(|_| file.write_all(bytes))
+                .map_err(io(&copy))
+        };
+        for (t, at) in tensors.iter().zip(&places[done]) {
+            put(
+                *at,
+                &rounded(&gguf, t, goes_to(t, to).unwrap_or(to), weights(setup, t))?,
+            )?;
+        }
+        let engine = setup.load(&copy)?;
+        let d = score(setup, base, &engine, watch)?;
+        drop(engine);
+        for (t, at) in tensors.iter().zip(&places[done]) {
+            put(*at, gguf.data(t))?;
+        }
+        all.push(Sensitivity {
+            name: if tensors.len() == 1 {
+                tensors[0].name.clone()
+            } else {
+                format!("blk.*.{role}.weight")
+            },
+            layer: *layer,
+            role: role.clone(),
+            weights: tensors.iter().map(|t| t.dims.iter().product::<u64>()).sum(),
+            mean_kl: d.kld().value,
+            same_top: d.same_top().value,
+        });
+    }
+    all.sort_by(|a, b| b.mean_kl.total_cmp(&a.mean_kl));
+    Ok(all)
+}
+
+/// One file with all keys and tensors, of one part, whatever the model is made of.
+fn whole_copy(gguf: &Gguf, path: &std::path::Path) -> Result<(), Error> {
+    let mut writer = gguf_rs_lite::Writer::new();
+    for (key, value) in gguf.keys().filter(|(key, _)| !key.starts_with("split.")) {
+        writer.set(key, value);
+    }
+    for t in gguf.tensors() {
+        writer.tensor(&t.name, &t.dims, t.ty, gguf.data(t));
+    }
+    writer.write_file(path)?;
+    Ok(())
+}
+
+/// A tensor's values as `to` has them, in its own type again.
+fn rounded(
+    gguf: &Gguf,
+    t: &TensorInfo,
+    to: TensorType,
+    weights: Option<&[f32]>,
+) -> Result<Vec<u8>, Error> {
+    let convert = |source| Error::Convert {
+        name: t.name.clone(),
+        source,
+    };
+    let data = gguf.data(t);
+    let n = t.dims.iter().product::<u64>() as usize;
+    let mut values = vec![0.0f32; n];
+    octavo_quant::dequantize(t.ty, data, &mut values).map_err(convert)?;
+    let mut coarse = Vec::with_capacity(n / to.block_len() * to.block_bytes());
+    let width = t.dims[0] as usize;
+    octavo_quant::quantize(to, &values, width, weights, &mut coarse).map_err(convert)?;
+    octavo_quant::dequantize(to, &coarse, &mut values).map_err(convert)?;
+    let mut out = Vec::with_capacity(data.len());
+    octavo_quant::quantize(t.ty, &values, width, None, &mut out).map_err(convert)?;
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn roles_and_layers_come_from_names() {
+        assert_eq!(
+            role("blk.12.attn_v.weight"),
+            ("attn_v".to_owned(), Some(12))
+        );
+        assert_eq!(role("token_embd.weight"), ("token_embd".to_owned(), None));
+        assert_eq!(role("blk.x.y.weight"), ("blk.x.y".to_owned(), None));
+    }
+}

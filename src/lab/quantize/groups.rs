@@ -1,0 +1,89 @@
+//! Hugging Face folders as GGUF files: AWQ groups become blocks of Q4_1, whose codes and scales
+//! they share.
+
+use gguf_rs_lite::{Gguf, TensorInfo, TensorType};
+use half::f16;
+
+use super::mix::Choices;
+use super::{Error, Options, Plan, Target, change_to};
+use octavo_engine::hf;
+
+/// Whether [`q4_1`] makes the one of the other.
+pub(super) fn become_blocks(from: TensorType, to: TensorType) -> bool {
+    TensorType::AWQ.contains(&from) && to == TensorType::Q4_1
+}
+
+/// Groups as blocks of 32 with a minimum, and the largest difference that rounding `-zero * scale`
+/// to f16 made, in steps of the group's scale.
+pub(super) fn q4_1(ty: TensorType, groups: &[u8]) -> (Vec<u8>, f32) {
+    let (mut out, mut most) = (Vec::with_capacity(groups.len() * 5 / 4), 0f32);
+    for group in groups.chunks_exact(ty.block_bytes()) {
+        let (head, codes) = group.split_at(3);
+        let scale = f16::from_le_bytes([head[0], head[1]]).to_f32();
+        let exact = -f32::from(head[2] & 15) * scale;
+        let min = f16::from_f32(exact);
+        if scale != 0.0 {
+            most = most.max(((min.to_f32() - exact) / scale).abs());
+        }
+        for codes in codes.chunks_exact(16) {
+            out.extend_from_slice(&head[..2]);
+            out.extend_from_slice(&min.to_le_bytes());
+            out.extend_from_slice(codes);
+        }
+    }
+    (out, most)
+}
+
+/// The type that a tensor gets: `to` for matrices, F32 for vectors. Q4_1 is for AWQ groups; other
+/// matrices stay as they are then, and without a `to`.
+fn wanted(tensor: &TensorInfo, to: Option<TensorType>) -> TensorType {
+    match to.unwrap_or(TensorType::Q4_1) {
+        _ if tensor.dims.len() < 2 => TensorType::F32,
+        TensorType::Q4_1 if !TensorType::AWQ.contains(&tensor.ty) => tensor.ty,
+        to => to,
+    }
+}
+
+impl<'a> Plan<'a> {
+    /// What becomes of the folder `gguf` as a GGUF file: AWQ groups are blocks of Q4_1 unless `to`
+    /// says F16, BF16 or F32, which all matrices get then. All else stays as it is.
+    ///
+    /// # Errors
+    /// What would keep the file from being loaded ([`hf::check`]), and rows that do not fit the
+    /// type.
+    pub fn of_folder(
+        gguf: &'a Gguf,
+        to: Option<TensorType>,
+        threads: usize,
+    ) -> Result<Plan<'a>, Error> {
+        hf::check(gguf)?;
+        let changes = gguf
+            .tensors()
+            .iter()
+            .map(|t| change_to(t, wanted(t, to), |_| false))
+            .collect::<Result<Vec<_>, _>>()?;
+        let groups = changes.iter().any(|c| c.to == TensorType::Q4_1);
+        let most = changes
+            .iter()
+            .max_by_key(|c| c.tensor.bytes)
+            .map_or(TensorType::F32, |c| c.to);
+        let ty = if groups { TensorType::Q4_1 } else { most };
+        let file_type = Target::all()
+            .find(|t| t.default_type() == ty)
+            .map(Target::file_type);
+        let options = Options {
+            target: Target::COPY,
+            choices: Choices::default(),
+            allow_requantize: true,
+            threads,
+        };
+        Ok(Plan {
+            gguf,
+            importance: None,
+            options,
+            changes,
+            file_type,
+            from_folder: true,
+        })
+    }
+}

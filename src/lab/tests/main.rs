@@ -1,0 +1,7 @@
+//! The lab crate from outside.
+
+mod diff;
+mod imatrix;
+mod perplexity;
+mod quantize;
+mod quantize_mix;

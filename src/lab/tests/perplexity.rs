@@ -1,0 +1,538 @@
+//! Perplexity and divergence: against figures that llama-perplexity printed, and against
+//! definitions written out.
+
+use std::io::Cursor;
+use std::path::{Path, PathBuf};
+
+use gguf_rs_lite::{Gguf, OpenOptions, Writer as GgufWriter};
+use octavo_engine::backend::Role;
+use octavo_engine::{Engine, EngineOptions, ModelSource, Wanted};
+use octavo_kernels::{Isa, IsaChoice, KvType};
+use octavo_lab::eval::base::{self, Norm, Reader, Shape, Writer};
+use octavo_lab::eval::{
+    Divergence, Error, Observer, Options, Perplexity, Text, check_text, divergence, encode,
+    perplexity, perplexity_with_base,
+};
+use octavo_reference::metrics::log_sum_exp;
+
+const TEXT: &[u8] =
+    b"The capital of France is Paris. 1+1=2, 2+2=4, and the cat sat on the mat. Once upon a time there \
+was a small model that knew a few sentences by heart and had never heard of any other.";
+
+fn engine(source: &ModelSource, ctx: usize) -> Engine {
+    // recorded figures are reproduced closely: with vectors, since a matrix unit rounds prompts to
+    // bf16
+    let isa = Isa::available()
+        .into_iter()
+        .rfind(|isa| *isa != Isa::Amx)
+        .expect("scalar is always there");
+    let options = EngineOptions {
+        isa: IsaChoice::Only(isa),
+        ctx: Some(ctx),
+        kv_type: KvType::F32,
+        threads: Some(2),
+        ..EngineOptions::default()
+    };
+    Engine::load(source, &options, &mut |_| {}).expect("loads")
+}
+
+/// A model that asks for a BOS.
+fn with_bos(folder: &Path) -> PathBuf {
+    let demo = Gguf::from_bytes(octavo_engine::demo_model(), "demo", &OpenOptions::default())
+        .expect("sound");
+    let path = folder.join("bos.gguf");
+    let mut writer = GgufWriter::new();
+    for (key, value) in demo.keys() {
+        writer.set(key, value);
+    }
+    writer.set("tokenizer.ggml.add_bos_token", true);
+    writer.set("tokenizer.ggml.bos_token_id", 0u32);
+    for t in demo.tensors() {
+        writer.tensor(&t.name, &t.dims, t.ty, demo.data(t));
+    }
+    writer.write_file(&path).expect("written");
+    path
+}
+
+fn text(engine: &Engine, n_ctx: usize, chunks: Option<usize>) -> Text {
+    let tokens = encode(engine.tokenizer(), TEXT).expect("encodes");
+    Text::new(tokens, engine.tokenizer().n_vocab(), n_ctx, chunks).expect("long enough")
+}
+
+/// The logits of the scored positions and the tokens that follow them, read in one go.
+fn scored(engine: &Engine, text: &Text) -> Vec<(Vec<f32>, usize)> {
+    let n_ctx = text.shape().n_ctx;
+    let mut all = Vec::new();
+    for tokens in text.tokens().chunks(n_ctx) {
+        let mut read = tokens.to_vec();
+        if engine.tokenizer().add_bos() {
+            read[0] = engine.tokenizer().bos().expect("there is one");
+        }
+        let logits = engine
+            .session()
+            .eval(&read, Role::Prompt, Wanted::All)
+            .expect("evaluates");
+        all.extend(
+            (n_ctx / 2..n_ctx - 1).map(|at| (logits.row(at).to_vec(), tokens[at + 1] as usize)),
+        );
+    }
+    all
+}
+
+fn close(what: &str, got: f64, expected: f64, relative: f64) {
+    assert!(
+        (got - expected).abs() <= relative * expected.abs().max(1e-3),
+        "{what}: {got}, expected {expected}"
+    );
+}
+
+fn mean_and_error(values: &[f64]) -> (f64, f64) {
+    let n = values.len() as f64;
+    let mean = values.iter().sum::<f64>() / n;
+    let variance = values.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / n;
+    (mean, (variance / (n - 1.0)).sqrt())
+}
+
+#[test]
+fn perplexity_is_what_the_definition_says() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for source in [
+        ModelSource::Demo,
+        ModelSource::Path(with_bos(folder.path())),
+    ] {
+        for n_ctx in [3, 8, 15, 16] {
+            let engine = engine(&source, 16);
+            let text = text(&engine, n_ctx, None);
+            let nll: Vec<f64> = scored(&engine, &text)
+                .iter()
+                .map(|(row, target)| log_sum_exp(row) - f64::from(row[*target]))
+                .collect();
+            let (mean, error) = mean_and_error(&nll);
+            let got = perplexity(&engine, &text, &Options::default(), &mut ()).expect("scores");
+            let rows = (n_ctx - 1 - n_ctx / 2) * text.shape().n_chunks;
+            assert_eq!(
+                (got.scored(), got.chunks(), nll.len()),
+                (rows, text.shape().n_chunks, rows)
+            );
+            close("mean", got.mean_nll().value, mean, 1e-6);
+            close("its uncertainty", got.mean_nll().uncertainty, error, 1e-6);
+            close("PPL", got.ppl().value, mean.exp(), 1e-5);
+            close(
+                "its uncertainty",
+                got.ppl().uncertainty,
+                mean.exp() * error,
+                1e-5,
+            );
+        }
+    }
+}
+
+#[test]
+fn a_bos_is_read_in_place_of_the_first_token_but_not_stored() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let engine = engine(&ModelSource::Path(with_bos(folder.path())), 16);
+    assert!(engine.tokenizer().add_bos());
+    let text = text(&engine, 16, Some(2));
+    assert_eq!(text.tokens()[0], 0, "the tokenizer added one");
+    assert_ne!(text.tokens()[16], 0);
+    let mut base = Reader::new(
+        Cursor::new(in_memory(&engine, &text, &Options::default())),
+        "base",
+    )
+    .expect("sound");
+    assert_eq!(base.tokens(1).expect("tokens"), text.tokens()[16..]);
+}
+
+/// Each position's distribution, moved away from the model's by a fixed pattern and flattened.
+fn foreign_rows(engine: &Engine, text: &Text) -> Vec<Vec<f32>> {
+    let moved = |row: &[f32], at: usize| -> Vec<f32> {
+        row.iter()
+            .enumerate()
+            .map(|(id, x)| 0.8 * x + ((id * 7 + at * 13) % 11) as f32 * 0.2)
+            .collect()
+    };
+    scored(engine, text)
+        .iter()
+        .enumerate()
+        .map(|(at, (row, _))| moved(row, at))
+        .collect()
+}
+
+fn base_of(text: &Text, rows: &[Vec<f32>]) -> Vec<u8> {
+    let mut writer =
+        Writer::new(Vec::new(), "base", text.shape(), text.tokens()).expect("a header");
+    let mut bytes = vec![0; text.shape().row_bytes()];
+    for row in rows {
+        base::encode(row, &Norm::of(row), &mut bytes);
+        writer.rows(&bytes).expect("a row");
+    }
+    writer.finish().expect("complete")
+}
+
+/// The log-probabilities in a base, from its bytes.
+fn stored(bytes: &[u8], shape: Shape) -> Vec<Vec<f64>> {
+    let rows = &bytes[20 + 4 * shape.n_ctx * shape.n_chunks..];
+    let word = |b: &[u8]| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+    let row = |b: &[u8]| -> Vec<f64> {
+        let codes = b[8..]
+            .chunks(2)
+            .take(shape.n_vocab)
+            .map(|q| f64::from(u16::from_le_bytes([q[0], q[1]])));
+        codes.map(|q| word(b) * q + word(&b[4..])).collect()
+    };
+    rows.chunks(8 + 2 * shape.n_vocab.next_multiple_of(2))
+        .map(row)
+        .collect()
+}
+
+#[test]
+fn divergence_is_what_the_definitions_say() {
+    let engine = engine(&ModelSource::Demo, 16);
+    let text = text(&engine, 16, None);
+    let bytes = base_of(&text, &foreign_rows(&engine, &text));
+    let (mut nll, mut nll_base, mut kld, mut dp, mut same) = (vec![], vec![], vec![], vec![], 0);
+    for ((row, target), base) in scored(&engine, &text)
+        .iter()
+        .zip(stored(&bytes, text.shape()))
+    {
+        let lse = log_sum_exp(row);
+        let ln_q = |id: usize| f64::from(row[id]) - lse;
+        nll.push(-ln_q(*target));
+        nll_base.push(-base[*target]);
+        let terms = base.iter().enumerate().filter(|(_, ln_p)| **ln_p > -16.0);
+        kld.push(
+            terms
+                .map(|(id, ln_p)| ln_p.exp() * (ln_p - ln_q(id)))
+                .sum::<f64>(),
+        );
+        dp.push(ln_q(*target).exp() - base[*target].exp());
+        let top = |values: &dyn Fn(usize) -> f64| {
+            (1..row.len()).fold(0, |top, id| if values(id) > values(top) { id } else { top })
+        };
+        same += usize::from(top(&ln_q) == top(&|id| base[id]));
+    }
+    let mut reader = Reader::new(Cursor::new(bytes), "base").expect("sound");
+    let got = divergence(&engine, &mut reader, None, &Options::default(), &mut ()).expect("scores");
+    let n = nll.len();
+    assert!(
+        n > 20 && same > 0 && same < n,
+        "{n} tokens, {same} with the same top"
+    );
+    assert_eq!((got.scored(), got.chunks()), (n, text.shape().n_chunks));
+    let check = |what, got: octavo_lab::eval::Estimate, values: &[f64]| {
+        let (mean, error) = mean_and_error(values);
+        close(what, got.value, mean, 1e-5);
+        close(what, got.uncertainty, error, 1e-4);
+    };
+    let ratio: Vec<f64> = nll.iter().zip(&nll_base).map(|(a, b)| a - b).collect();
+    check("KLD", got.kld(), &kld);
+    check("dp", got.dp(), &dp);
+    check("ln ratio", got.ln_ratio(), &ratio);
+    let (mean, error) = mean_and_error(&nll_base);
+    close("PPL(base)", got.ppl_base().value, mean.exp(), 1e-5);
+    close(
+        "its uncertainty",
+        got.ppl_base().uncertainty,
+        mean.exp() * error,
+        1e-4,
+    );
+    close("PPL", got.ppl().value, mean_and_error(&nll).0.exp(), 1e-5);
+    close(
+        "PPL ratio",
+        got.ratio().value,
+        mean_and_error(&ratio).0.exp(),
+        1e-5,
+    );
+    close(
+        "PPL difference",
+        got.difference().value,
+        got.ppl().value - got.ppl_base().value,
+        1e-9,
+    );
+    let (mean_a, mean_b) = (mean_and_error(&nll).0, mean);
+    let products: f64 = nll
+        .iter()
+        .zip(&nll_base)
+        .map(|(a, b)| (a - mean_a) * (b - mean_b))
+        .sum();
+    let squares = |v: &[f64], mean: f64| v.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>();
+    let pearson = products / (squares(&nll, mean_a) * squares(&nll_base, mean_b)).sqrt();
+    close("correlation", got.correlation(), pearson, 1e-5);
+    let rms = (dp.iter().map(|x| x * x).sum::<f64>() / n as f64).sqrt();
+    close("RMS", got.rms_dp().value, rms, 1e-5);
+    close(
+        "same top",
+        got.same_top().value,
+        same as f64 / n as f64,
+        1e-12,
+    );
+    kld.sort_by(f64::total_cmp);
+    dp.sort_by(f64::total_cmp);
+    close("maximum", got.klds().maximum().into(), kld[n - 1], 1e-5);
+    close("minimum", got.klds().minimum().into(), kld[0], 1e-4);
+    close("minimum", got.dps().minimum().into(), dp[0], 1e-4);
+    close(
+        "median",
+        got.klds().median().into(),
+        (kld[(n - 1) / 2] + kld[n / 2]) / 2.0,
+        1e-4,
+    );
+}
+
+fn in_memory(engine: &Engine, text: &Text, options: &Options) -> Vec<u8> {
+    let mut writer =
+        Writer::new(Vec::new(), "base", text.shape(), text.tokens()).expect("a header");
+    perplexity_with_base(engine, text, options, &mut (), &mut writer).expect("scores");
+    writer.finish().expect("complete")
+}
+
+#[test]
+fn nothing_depends_on_threads_and_batches() {
+    let engine = engine(&ModelSource::Demo, 32);
+    let text = text(&engine, 32, None);
+    let plain = Options {
+        threads: 1,
+        batch: 512,
+    };
+    let expected = perplexity(&engine, &text, &plain, &mut ())
+        .expect("scores")
+        .ppl();
+    let bytes = in_memory(&engine, &text, &plain);
+    let against = |options: &Options| {
+        let base = base_of(&text, &foreign_rows(&engine, &text));
+        let mut reader = Reader::new(Cursor::new(base), "base").expect("sound");
+        divergence(&engine, &mut reader, None, options, &mut ()).expect("scores")
+    };
+    let kld = against(&plain).kld();
+    for (threads, batch) in [(2, 512), (3, 7), (16, 1)] {
+        let options = Options { threads, batch };
+        assert_eq!(
+            perplexity(&engine, &text, &options, &mut ())
+                .expect("scores")
+                .ppl(),
+            expected,
+            "{options:?}"
+        );
+        assert!(in_memory(&engine, &text, &options) == bytes, "{options:?}");
+        assert_eq!(against(&options).kld(), kld, "{options:?}");
+    }
+}
+
+#[test]
+fn a_model_does_not_differ_from_its_own_base() {
+    let engine = engine(&ModelSource::Demo, 32);
+    let text = text(&engine, 32, None);
+    let bytes = in_memory(&engine, &text, &Options::default());
+    let mut reader = Reader::new(Cursor::new(bytes), "base").expect("sound");
+    let all = divergence(&engine, &mut reader, None, &Options::default(), &mut ()).expect("scores");
+    assert!(
+        all.kld().value.abs() < 2e-4 && all.dps().maximum() < 2e-4,
+        "{:?}",
+        all.kld()
+    );
+    assert_eq!(all.same_top().value, 1.0);
+    let ppl = perplexity(&engine, &text, &Options::default(), &mut ())
+        .expect("scores")
+        .ppl();
+    close("PPL", all.ppl().value, ppl.value, 1e-12);
+    let one =
+        divergence(&engine, &mut reader, Some(1), &Options::default(), &mut ()).expect("scores");
+    assert_eq!((one.chunks(), one.scored()), (1, 15));
+    let many = divergence(
+        &engine,
+        &mut reader,
+        Some(1000),
+        &Options::default(),
+        &mut (),
+    )
+    .expect("scores");
+    assert_eq!(many.chunks(), text.shape().n_chunks);
+}
+
+/// Cancels after some chunks.
+struct After(usize);
+
+impl<S> Observer<S> for After {
+    fn chunk(&mut self, _: &S, _: usize) {
+        self.0 -= 1;
+    }
+
+    fn cancelled(&self) -> bool {
+        self.0 == 0
+    }
+}
+
+#[test]
+fn work_can_be_cancelled_and_leaves_no_file() {
+    let engine = engine(&ModelSource::Demo, 16);
+    let text = text(&engine, 16, None);
+    let options = Options::default();
+    for chunks in 0..2 {
+        let error =
+            perplexity(&engine, &text, &options, &mut After(chunks)).expect_err("cancelled");
+        assert!(matches!(error, Error::Cancelled));
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("base.kld");
+    let result: Result<Perplexity, Error> =
+        base::write_file(&path, text.shape(), text.tokens(), |writer| {
+            perplexity_with_base(&engine, &text, &options, &mut After(1), writer)
+        });
+    assert!(matches!(result, Err(Error::Cancelled)));
+    assert_eq!(std::fs::read_dir(folder.path()).expect("lists").count(), 0);
+    let mut reader =
+        Reader::new(Cursor::new(in_memory(&engine, &text, &options)), "base").expect("sound");
+    let result: Result<Divergence, Error> =
+        divergence(&engine, &mut reader, None, &options, &mut After(1));
+    assert!(matches!(result, Err(Error::Cancelled)));
+}
+
+#[test]
+fn texts_and_bases_that_do_not_fit_are_refused() {
+    let engine = engine(&ModelSource::Demo, 16);
+    let tokens = |n: usize| vec![1; n];
+    let cut = |n, n_ctx, chunks| {
+        Text::new(tokens(n), 1024, n_ctx, chunks).map(|text| text.shape().n_chunks)
+    };
+    assert!(matches!(
+        cut(31, 16, None),
+        Err(Error::TooShort {
+            expected: 32,
+            n_ctx: 16,
+            got: 31
+        })
+    ));
+    assert!(matches!(
+        cut(usize::from(u16::MAX), usize::MAX, None),
+        Err(Error::TooShort { .. })
+    ));
+    assert!(matches!(
+        (cut(32, 16, None), cut(47, 16, None), cut(48, 16, Some(9))),
+        (Ok(2), Ok(2), Ok(3))
+    ));
+    assert!(matches!(
+        (cut(48, 16, Some(1)), cut(48, 16, Some(0))),
+        (Ok(1), Err(Error::NoChunks))
+    ));
+    assert!(matches!(
+        (cut(48, 2, None), cut(48, 0, None)),
+        (Err(Error::Chunk(2)), Err(Error::Chunk(0)))
+    ));
+    let outside = Text::new(vec![1024; 32], 1024, 16, None);
+    assert!(matches!(
+        outside,
+        Err(Error::Engine(octavo_engine::Error::Token {
+            id: 1024,
+            n_vocab: 1024
+        }))
+    ));
+    let long = Text::new(tokens(64), 1024, 17, None).expect("cut");
+    let error = perplexity(&engine, &long, &Options::default(), &mut ()).expect_err("no room");
+    assert!(matches!(
+        error,
+        Error::Context {
+            n_ctx: 17,
+            limit: 16
+        }
+    ));
+    let foreign = Text::new(tokens(64), 1000, 16, None).expect("cut");
+    let error = perplexity(&engine, &foreign, &Options::default(), &mut ())
+        .expect_err("another vocabulary");
+    assert!(matches!(
+        error,
+        Error::Vocabulary {
+            expected: 1024,
+            got: 1000,
+            ..
+        }
+    ));
+
+    let shape = Shape {
+        n_ctx: 4,
+        n_vocab: 6,
+        n_chunks: 2,
+    };
+    let mut writer =
+        Writer::new(Vec::new(), "f", shape, &[0, 1, 2, 3, 4, 5, 0, 1]).expect("a header");
+    writer.rows(&vec![0; 2 * shape.row_bytes()]).expect("rows");
+    let mut reader =
+        Reader::new(Cursor::new(writer.finish().expect("complete")), "f").expect("sound");
+    let error = divergence(&engine, &mut reader, None, &Options::default(), &mut ())
+        .expect_err("refused")
+        .to_string();
+    assert_eq!(
+        error,
+        "f: made with another vocabulary: expected 1024 tokens as the model has, got 6"
+    );
+    check_text(&mut reader, &[0, 1, 2, 3, 4, 5, 0, 1, 9, 9]).expect("the same text");
+    let error = check_text(&mut reader, &[0, 1, 2, 3, 4, 5, 1, 1])
+        .expect_err("refused")
+        .to_string();
+    assert_eq!(
+        error,
+        "f: made from another text: token 6: expected 1 as in the text given, got 0"
+    );
+    let error = check_text(&mut reader, &[0, 1, 2, 3, 4, 5, 0])
+        .expect_err("refused")
+        .to_string();
+    assert_eq!(
+        error,
+        "f: made from another text: it has 8 tokens, the text given only 7"
+    );
+    assert!(matches!(
+        check_text(&mut reader, &[]),
+        Err(Error::LongerText {
+            expected: 0,
+            got: 8,
+            ..
+        })
+    ));
+}
+
+/// What `llama-perplexity -c 64 -fa off -ctk f32 -ctv f32` printed for the demo model, dequantized
+/// to F32 by `llama-quantize`, over LICENSE-APACHE: some of its 119 chunks, and the final estimate.
+const LLAMA_CPP: [(usize, f64); 5] = [
+    (1, 29429.1903),
+    (2, 19980.2043),
+    (3, 95607.3382),
+    (60, 1489610.3402),
+    (119, 1607637.3512),
+];
+
+/// Collects the perplexity after each chunk.
+#[derive(Default)]
+struct Running(Vec<f64>);
+
+impl Observer<Perplexity> for Running {
+    fn chunk(&mut self, so_far: &Perplexity, total: usize) {
+        self.0.push(so_far.ppl().value);
+        assert_eq!((so_far.chunks(), total), (self.0.len(), 119));
+    }
+}
+
+#[test]
+fn the_demo_model_has_the_perplexity_that_llama_perplexity_prints() {
+    let licence = std::fs::read(octavo_fixtures::workspace_root().join("LICENSE-APACHE"))
+        .expect("the licence");
+    let engine = engine(&ModelSource::Demo, 64);
+    let tokens = encode(
+        engine.tokenizer(),
+        licence.strip_suffix(b"\n").unwrap_or(&licence),
+    )
+    .expect("encodes");
+    let text = Text::new(tokens, engine.tokenizer().n_vocab(), 64, None).expect("long enough");
+    let mut running = Running::default();
+    let ppl = perplexity(&engine, &text, &Options::default(), &mut running)
+        .expect("scores")
+        .ppl();
+    for (chunk, expected) in LLAMA_CPP {
+        // an ln of 10, off by 15 bits' rounding
+        close(
+            &format!("chunk {chunk}"),
+            running.0[chunk - 1],
+            expected,
+            2e-4,
+        );
+    }
+    close("uncertainty", ppl.uncertainty, 60039.70595, 2e-4);
+}

@@ -1,0 +1,317 @@
+//! Chat templates: the Jinja template of a file, rendered as Hugging Face's transformers does,
+//! within bounds.
+//!
+//! Templates come from strangers. Before one is compiled it is parsed and written anew (`rewrite`),
+//! so that every operation whose result could be large first pays for it from a budget (`guard`);
+//! the number of instructions is limited too, and all of it happens on a thread of its own with a
+//! known stack.
+
+mod guard;
+mod json;
+mod rewrite;
+mod scan;
+
+use std::io::Write;
+use std::sync::Arc;
+
+use gguf_rs_lite::Gguf;
+use minijinja::{Environment, ErrorKind, Value, context};
+use serde::Serialize;
+
+use crate::tokenizer::{EncodeOptions, Tokenizer};
+use guard::Budget;
+
+/// The longest template that is read, in bytes. The longest known ones have some 30 KiB.
+pub const MAX_TEMPLATE_BYTES: usize = 256 << 10;
+
+/// Room for every thread a template runs on. Nesting is limited to what this holds many times over.
+const STACK_BYTES: usize = 32 << 20;
+
+/// Instructions a template may execute, and how many more for each message.
+const FUEL: u64 = 1_000_000;
+const FUEL_PER_MESSAGE: u64 = 10_000;
+
+/// Bytes of output, beyond what the messages themselves hold.
+const MAX_OUTPUT_BYTES: usize = 1 << 20;
+
+/// Macros inside macros and the like.
+const RECURSION_LIMIT: usize = 200;
+
+/// One message of a conversation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Message {
+    /// `system`, `user`, `assistant`, …
+    pub role: String,
+    /// What was said.
+    pub content: String,
+}
+
+impl Message {
+    /// A message.
+    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Message {
+        Message {
+            role: role.into(),
+            content: content.into(),
+        }
+    }
+}
+
+/// What can be wrong with a chat template. Every message is one line.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The metadata could not be read.
+    #[error(transparent)]
+    Gguf(#[from] gguf_rs_lite::Error),
+    /// The template is too long.
+    #[error("{file}: the chat template has {got} bytes, expected at most {limit}")]
+    TooLong {
+        /// The file.
+        file: String,
+        /// Its length.
+        got: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// The template cannot be read or uses what chat templates have no use for.
+    #[error("{file}: chat template: {what}")]
+    Template {
+        /// The file.
+        file: String,
+        /// What is wrong, with the line.
+        what: String,
+    },
+    /// The template itself refused the conversation.
+    #[error("{file}: the chat template refuses this conversation: {message}")]
+    Refused {
+        /// The file.
+        file: String,
+        /// What the template says.
+        message: String,
+    },
+    /// The template asked for more time, memory or output than it may have.
+    #[error("{file}: chat template: {limit}")]
+    Limit {
+        /// The file.
+        file: String,
+        /// Which limit it met.
+        limit: &'static str,
+    },
+    /// No thread could be started.
+    #[error("cannot start a thread for the chat template: {source}")]
+    Thread {
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// Tokens of a rendered conversation, control tokens recognized. Most templates write the BOS token
+/// themselves; where the model asks for one, it is added only if it is missing.
+///
+/// # Errors
+/// If the text cannot be encoded.
+pub fn encode(tokenizer: &Tokenizer, rendered: &str) -> Result<Vec<u32>, crate::tokenizer::Error> {
+    let options = EncodeOptions {
+        add_special: false,
+        parse_special: true,
+    };
+    let mut ids = tokenizer.encode(rendered.as_bytes(), options)?;
+    let bos = tokenizer.bos().filter(|_| tokenizer.add_bos());
+    if let Some(bos) = bos.filter(|bos| ids.first() != Some(bos)) {
+        ids.insert(0, bos);
+    }
+    Ok(ids)
+}
+
+/// A chat template.
+#[derive(Debug, Clone)]
+pub struct ChatTemplate {
+    file: String,
+    source: String,
+    /// The template with its operations guarded: what is compiled.
+    guarded: Arc<str>,
+    bos_token: String,
+    eos_token: String,
+}
+
+impl ChatTemplate {
+    /// The template of a file; `None` where it has none.
+    pub fn from_gguf(gguf: &Gguf, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>, Error> {
+        let Some(source) = gguf.str("tokenizer.chat_template")? else {
+            return Ok(None);
+        };
+        let text = |id: Option<u32>| {
+            let text = id.map(|id| tokenizer.token_text(id)).unwrap_or_default();
+            String::from_utf8_lossy(text).into_owned()
+        };
+        ChatTemplate::new(
+            gguf.name(),
+            source,
+            text(tokenizer.bos()),
+            text(tokenizer.eos()),
+        )
+        .map(Some)
+    }
+
+    /// A template from its text. `file` names it in messages.
+    pub fn new(
+        file: &str,
+        source: &str,
+        bos_token: String,
+        eos_token: String,
+    ) -> Result<ChatTemplate, Error> {
+        let (file, limit) = (file.to_owned(), MAX_TEMPLATE_BYTES);
+        if source.len() > limit {
+            return Err(Error::TooLong {
+                file,
+                got: source.len(),
+                limit,
+            });
+        }
+        let text = source.to_owned();
+        let guarded = on_thread(move || {
+            let guarded = rewrite::rewrite(&text)?;
+            // A template that does not compile is an error now, not at the first message.
+            Environment::new().template_from_named_str(rewrite::NAME, &guarded)?;
+            Ok(guarded)
+        })?;
+        match guarded {
+            Ok(guarded) => Ok(ChatTemplate {
+                file,
+                source: source.to_owned(),
+                guarded: guarded.into(),
+                bos_token,
+                eos_token,
+            }),
+            Err(error) => Err(Error::Template {
+                file,
+                what: one_line(&error),
+            }),
+        }
+    }
+
+    /// The template as the file has it.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// The prompt for a conversation. `add_generation_prompt` = end it where the assistant's answer
+    /// begins.
+    pub fn render(
+        &self,
+        messages: &[Message],
+        add_generation_prompt: bool,
+    ) -> Result<String, Error> {
+        let input = messages
+            .iter()
+            .map(|message| message.role.len() + message.content.len())
+            .sum();
+        let budget = Arc::new(Budget::new(input));
+        let fuel = FUEL + FUEL_PER_MESSAGE * messages.len() as u64;
+        let nothing = Value::from(());
+        let context = context! {
+            messages => messages,
+            add_generation_prompt => add_generation_prompt,
+            bos_token => self.bos_token.as_str(),
+            eos_token => self.eos_token.as_str(),
+            tools => nothing,
+            documents => nothing,
+        };
+        let (guarded, budget_there) = (Arc::clone(&self.guarded), Arc::clone(&budget));
+        let rendered = on_thread(move || {
+            let mut environment = Environment::new();
+            environment.set_fuel(Some(fuel));
+            environment.set_recursion_limit(RECURSION_LIMIT);
+            guard::install(&mut environment, &budget_there);
+            let template = environment.template_from_named_str(rewrite::NAME, &guarded)?;
+            let mut output = Bounded {
+                text: Vec::new(),
+                left: MAX_OUTPUT_BYTES + 2 * input,
+            };
+            let result = template
+                .render_captured_to(context, &mut output)
+                .map(|_| ());
+            result.map(|()| String::from_utf8_lossy(&output.text).into_owned())
+        })?;
+        rendered.map_err(|error| self.explain(&error, &budget))
+    }
+
+    fn explain(&self, error: &minijinja::Error, budget: &Budget) -> Error {
+        let file = self.file.clone();
+        if let Some(message) = budget.refusal() {
+            return Error::Refused {
+                file,
+                message: shorten(&message),
+            };
+        }
+        let limit = match error.kind() {
+            ErrorKind::OutOfFuel => "it runs for too long",
+            ErrorKind::WriteFailure => "its output is too long",
+            _ if budget.is_spent() => "it uses too much memory",
+            _ => {
+                return Error::Template {
+                    file,
+                    what: one_line(error),
+                };
+            }
+        };
+        Error::Limit { file, limit }
+    }
+}
+
+/// Runs `work` on a thread with a stack of known size. The engine has no known panics; should one
+/// occur, it is an error like any other.
+fn on_thread<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, minijinja::Error> + Send + 'static,
+) -> Result<Result<T, minijinja::Error>, Error> {
+    let thread = std::thread::Builder::new()
+        .name("chat template".to_owned())
+        .stack_size(STACK_BYTES);
+    let handle = thread
+        .spawn(work)
+        .map_err(|source| Error::Thread { source })?;
+    let failed =
+        |_| minijinja::Error::new(ErrorKind::InvalidOperation, "the template engine failed");
+    Ok(handle.join().map_err(failed).and_then(|result| result))
+}
+
+/// The error and what it stands on, without line breaks.
+fn one_line(error: &minijinja::Error) -> String {
+    let what = error.detail().map_or_else(
+        || error.kind().to_string(),
+        |detail| format!("{}: {detail}", error.kind()),
+    );
+    let line = error
+        .line()
+        .map(|line| format!(" (line {line})"))
+        .unwrap_or_default();
+    format!("{}{line}", shorten(&what))
+}
+
+fn shorten(text: &str) -> String {
+    const LONGEST: usize = 300;
+    let flat: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    if flat.chars().count() <= LONGEST {
+        flat
+    } else {
+        flat.chars().take(LONGEST).chain(['…']).collect()
+    }
+}
+
+/// A writer that fails when it has taken enough.
+struct Bounded {
+    text: Vec<u8>,
+    left: usize,
+}
+
+impl Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let too_long = || std::io::Error::new(std::io::ErrorKind::FileTooLarge, "output too long");
+        self.left = self.left.checked_sub(bytes.len()).ok_or_else(too_long)?;
+        self.text.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,8 @@
+//! The text crate from outside.
+
+mod chat_template;
+mod stop;
+mod tokenizer_hf;
+mod tokenizer_hostile;
+mod tokenizer_roundtrip;
+mod tokenizer_vocabs;

@@ -1,0 +1,475 @@
+//! Tokenizers from GGUF metadata alone: BPE (`gpt2`) and SPM (`llama`), the same ids as llama.cpp
+//! for the same bytes.
+//!
+//! Owns everything between bytes and token ids. Knows no model and no chat: templates are in
+//! `chat`. Every step is linear in the text, or n log n: texts come from strangers.
+
+mod agenda;
+mod bpe;
+mod detokenize;
+mod error;
+mod hash;
+mod joins;
+mod partition;
+mod pre;
+mod specials;
+mod spm;
+mod texts;
+mod unicode;
+mod utf8;
+mod vocab;
+
+use std::collections::BTreeSet;
+
+use gguf_rs_lite::Gguf;
+
+use bpe::Bpe;
+use partition::{Fragment, Partitioner};
+use spm::Spm;
+use vocab::{CONTROL, LSTRIP, Pieces, RSTRIP, UNKNOWN, Vocab};
+
+pub use detokenize::DetokenizeOptions;
+pub use error::Error;
+pub use joins::last_join;
+pub use specials::{STRIP_KEYS, SpecialTokens};
+pub use utf8::Utf8Stream;
+
+/// The longest text that is tokenized in one call, in bytes.
+pub const MAX_TEXT_BYTES: usize = 1 << 30;
+
+/// How to encode a text. The default is for a text of its own from anywhere: special tokens around
+/// it where the model expects them, and none by what it says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EncodeOptions {
+    /// Add BOS and EOS where the file asks for them.
+    pub add_special: bool,
+    /// Recognize control tokens written out in the text. User-defined tokens are always recognized.
+    pub parse_special: bool,
+}
+
+impl EncodeOptions {
+    /// For a prompt whose author may write control tokens out.
+    pub const PROMPT: EncodeOptions = EncodeOptions {
+        add_special: true,
+        parse_special: true,
+    };
+
+    /// For a piece of a longer text.
+    pub const PIECE: EncodeOptions = EncodeOptions {
+        add_special: false,
+        parse_special: false,
+    };
+}
+
+impl Default for EncodeOptions {
+    fn default() -> Self {
+        EncodeOptions {
+            add_special: true,
+            parse_special: false,
+        }
+    }
+}
+
+/// Where SPM puts a space that is not in the text.
+///
+/// GGUF's `tokenizer.ggml.add_space_prefix` knows the first two. Newer Hugging Face tokenizers have
+/// the others, which [`SpacePrefix::KEY`] keeps beside it; llama.cpp takes them for
+/// [`SpacePrefix::Every`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SpacePrefix {
+    /// Nowhere.
+    Never,
+    /// Before the text and after special tokens.
+    Every,
+    /// There, but not before a space.
+    Always,
+    /// Before a text that begins neither with a space nor with a special token.
+    First,
+}
+
+impl SpacePrefix {
+    /// `always` or `first`, as Hugging Face's `prepend_scheme` has it.
+    pub const KEY: &str = "tokenizer.octavo.prepend_scheme";
+
+    /// What a file says; `default` is for one that does not.
+    pub(crate) fn read(gguf: &Gguf, default: bool) -> Result<SpacePrefix, gguf_rs_lite::Error> {
+        let add = gguf
+            .bool("tokenizer.ggml.add_space_prefix")?
+            .unwrap_or(default);
+        Ok(match gguf.str(SpacePrefix::KEY)? {
+            _ if !add => SpacePrefix::Never,
+            Some("always") => SpacePrefix::Always,
+            Some("first") => SpacePrefix::First,
+            _ => SpacePrefix::Every,
+        })
+    }
+
+    /// The `prepend_scheme` that says so, where `add_space_prefix` does not.
+    pub fn scheme(self) -> Option<&'static str> {
+        match self {
+            SpacePrefix::Never | SpacePrefix::Every => None,
+            SpacePrefix::Always => Some("always"),
+            SpacePrefix::First => Some("first"),
+        }
+    }
+
+    fn comes_before(self, part: &[u8], first: bool, after_special: bool) -> bool {
+        let space = part.starts_with(b" ") || part.starts_with("\u{2581}".as_bytes());
+        match self {
+            SpacePrefix::Never => false,
+            SpacePrefix::Every => after_special,
+            SpacePrefix::Always => after_special && !space,
+            SpacePrefix::First => first && !space,
+        }
+    }
+}
+
+enum Kind {
+    Bpe(Bpe),
+    Spm(Spm),
+}
+
+/// A tokenizer.
+pub struct Tokenizer {
+    vocab: Vocab,
+    kind: Kind,
+    pieces: Pieces,
+    special: SpecialTokens,
+    ends: BTreeSet<u32>,
+    eog_ids: Vec<u32>,
+    /// With and without control tokens.
+    partitioners: [Partitioner; 2],
+    add_bos: bool,
+    add_eos: bool,
+    space_prefix: SpacePrefix,
+    clean_spaces: bool,
+    model: &'static str,
+    pre: String,
+    warnings: Vec<String>,
+}
+
+impl Tokenizer {
+    /// Reads the tokenizer of a file and checks all of it.
+    pub fn from_gguf(gguf: &Gguf) -> Result<Tokenizer, Error> {
+        let key = "tokenizer.ggml.model";
+        let file = || gguf.name().to_owned();
+        match gguf.str(key)? {
+            None => Err(Error::MissingKey { file: file(), key }),
+            Some("gpt2") => Tokenizer::read_bpe(gguf),
+            Some("llama") => Tokenizer::read_spm(gguf),
+            Some(model) => Err(Error::UnsupportedModel {
+                file: file(),
+                model: error::printable(model.as_bytes()),
+            }),
+        }
+    }
+
+    fn read_bpe(gguf: &Gguf) -> Result<Tokenizer, Error> {
+        let mut warnings = Vec::new();
+        let pre = match gguf.str("tokenizer.ggml.pre")? {
+            Some(pre) if !pre.is_empty() => pre,
+            _ => {
+                warnings.push(
+                    "tokenizer.ggml.pre is missing: text is split by the rules of 'default'"
+                        .to_owned(),
+                );
+                "default"
+            }
+        };
+        let Some(family) = pre::family(pre) else {
+            return Err(Error::UnknownPre {
+                file: gguf.name().to_owned(),
+                pre: error::printable(pre.as_bytes()),
+            });
+        };
+        let mut vocab = Vocab::read(gguf, bpe::merge_count(gguf)?)?;
+        let kind = Kind::Bpe(Bpe::read(gguf, &mut vocab, family)?);
+        let mut tokenizer = Tokenizer::assemble(gguf, vocab, kind, pre, warnings)?;
+        tokenizer.pieces = tokenizer.vocab.pieces(family.escape_whitespaces);
+        tokenizer.add_bos = family.always_bos
+            || gguf
+                .bool("tokenizer.ggml.add_bos_token")?
+                .unwrap_or(family.add_bos);
+        tokenizer.clean_spaces = !family.keep_spaces;
+        tokenizer.finish(gguf)
+    }
+
+    fn read_spm(gguf: &Gguf) -> Result<Tokenizer, Error> {
+        let vocab = Vocab::read(gguf, 0)?;
+        if vocab.scores.is_empty() {
+            return Err(Error::MissingKey {
+                file: vocab.file,
+                key: "tokenizer.ggml.scores",
+            });
+        }
+        let unknown = SpecialTokens::read(gguf, &vocab, true)?.unk;
+        let kind = Kind::Spm(Spm::new(&vocab, unknown));
+        let mut tokenizer = Tokenizer::assemble(gguf, vocab, kind, "default", Vec::new())?;
+        tokenizer.pieces = tokenizer.vocab.pieces(true);
+        tokenizer.add_bos = gguf.bool("tokenizer.ggml.add_bos_token")?.unwrap_or(true);
+        tokenizer.space_prefix = SpacePrefix::read(gguf, true)?;
+        tokenizer.finish(gguf)
+    }
+
+    /// Special tokens, and the flags that are the same for both models.
+    fn assemble(
+        gguf: &Gguf,
+        mut vocab: Vocab,
+        kind: Kind,
+        pre: &str,
+        warnings: Vec<String>,
+    ) -> Result<Self, Error> {
+        let spm = matches!(kind, Kind::Spm(_));
+        let mut special = SpecialTokens::read(gguf, &vocab, spm)?;
+        let ends = special.complete(&mut vocab);
+        Ok(Tokenizer {
+            pieces: Pieces::default(),
+            special,
+            eog_ids: ends.iter().copied().collect(),
+            ends,
+            partitioners: [Partitioner::default(), Partitioner::default()],
+            add_bos: false,
+            add_eos: gguf.bool("tokenizer.ggml.add_eos_token")?.unwrap_or(false),
+            space_prefix: SpacePrefix::read(gguf, false)?,
+            clean_spaces: false,
+            model: if spm { "llama" } else { "gpt2" },
+            pre: pre.to_owned(),
+            warnings,
+            vocab,
+            kind,
+        })
+    }
+
+    fn finish(mut self, gguf: &Gguf) -> Result<Tokenizer, Error> {
+        specials::set_strip(gguf, &mut self.vocab, &self.pre)?;
+        self.partitioners = [
+            Partitioner::new(&self.vocab, false),
+            Partitioner::new(&self.vocab, true),
+        ];
+        if self.special.eos.is_none() {
+            self.warnings
+                .push("the vocabulary names no EOS token".to_owned());
+        }
+        for (wanted, token, name) in [
+            (self.add_bos, self.special.bos, "BOS"),
+            (self.add_eos, self.special.eos, "EOS"),
+        ] {
+            if wanted && token.is_none() {
+                self.warnings.push(format!(
+                    "the file asks for a {name} token to be added but names none: none is added"
+                ));
+            }
+        }
+        let empty = self
+            .vocab
+            .ids()
+            .filter(|id| self.vocab.texts.text(*id).is_empty())
+            .count();
+        if empty > 0 {
+            self.warnings.push(format!(
+                "{empty} tokens have no text: they never occur in a prompt and print nothing"
+            ));
+        }
+        Ok(self)
+    }
+
+    /// Token ids of a text, byte for byte as llama.cpp gives them, invalid UTF-8 included.
+    pub fn encode(&self, text: &[u8], options: EncodeOptions) -> Result<Vec<u32>, Error> {
+        if text.len() > MAX_TEXT_BYTES {
+            return Err(Error::TextTooLong {
+                got: text.len(),
+                limit: MAX_TEXT_BYTES,
+            });
+        }
+        let mut out = Vec::new();
+        if options.add_special && self.add_bos {
+            out.extend(self.special.bos);
+        }
+        let partitioner = &self.partitioners[usize::from(options.parse_special)];
+        let mut after_special = true;
+        for fragment in partitioner.split(text) {
+            match fragment {
+                Fragment::Token(id) => {
+                    out.push(id);
+                    after_special = true;
+                }
+                Fragment::Text(range) => {
+                    let first = range.start == 0;
+                    let part = text.get(range).unwrap_or_default();
+                    let prefix = self.space_prefix.comes_before(part, first, after_special);
+                    self.encode_fragment(part, prefix, &mut out)?;
+                    after_special = false;
+                }
+            }
+        }
+        if options.add_special && self.add_eos {
+            out.extend(self.special.eos);
+        }
+        Ok(out)
+    }
+
+    fn encode_fragment(&self, text: &[u8], prefix: bool, out: &mut Vec<u32>) -> Result<(), Error> {
+        match &self.kind {
+            Kind::Bpe(bpe) => {
+                bpe.encode(&self.vocab, text, out);
+                Ok(())
+            }
+            Kind::Spm(spm) => {
+                let mut escaped = Vec::with_capacity(text.len() + text.len() / 2);
+                if prefix {
+                    vocab::escape_spaces(b" ", &mut escaped);
+                }
+                vocab::escape_spaces(text, &mut escaped);
+                spm.encode(&self.vocab, &escaped, out)
+            }
+        }
+    }
+
+    /// The bytes a token decodes to, special tokens their text; `None` for an id outside the
+    /// vocabulary.
+    pub fn piece(&self, id: u32) -> Option<&[u8]> {
+        self.pieces.get(id)
+    }
+
+    /// The pieces of `ids`, one after the other; without `with_special`, control and unknown tokens
+    /// are left out. Ids outside the vocabulary decode to nothing.
+    pub fn decode(&self, ids: &[u32], with_special: bool) -> Vec<u8> {
+        let shown = ids
+            .iter()
+            .filter(|id| with_special || !self.is_special(**id));
+        shown
+            .filter_map(|id| self.piece(*id))
+            .flatten()
+            .copied()
+            .collect()
+    }
+
+    /// Number of tokens.
+    pub fn n_vocab(&self) -> usize {
+        self.vocab.n
+    }
+
+    /// All special tokens.
+    pub fn special(&self) -> &SpecialTokens {
+        &self.special
+    }
+
+    /// The token that begins a text.
+    pub fn bos(&self) -> Option<u32> {
+        self.special.bos
+    }
+
+    /// The token that ends a text.
+    pub fn eos(&self) -> Option<u32> {
+        self.special.eos
+    }
+
+    /// The token that ends a turn.
+    pub fn eot(&self) -> Option<u32> {
+        self.special.eot
+    }
+
+    /// The token for what the vocabulary lacks.
+    pub fn unk(&self) -> Option<u32> {
+        self.special.unk
+    }
+
+    /// The padding token.
+    pub fn pad(&self) -> Option<u32> {
+        self.special.pad
+    }
+
+    /// Whether a token ends the generation.
+    pub fn is_eog(&self, id: u32) -> bool {
+        self.ends.contains(&id)
+    }
+
+    /// The tokens that end a generation, ascending.
+    pub fn eog_ids(&self) -> &[u32] {
+        &self.eog_ids
+    }
+
+    /// Whether a token is a control or unknown token: not part of the text.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.vocab.attrs(id) & (CONTROL | UNKNOWN) != 0
+    }
+
+    /// Whether a special token eats the white space before and behind it.
+    pub fn strips(&self, id: u32) -> (bool, bool) {
+        let attrs = self.vocab.attrs(id);
+        (attrs & LSTRIP != 0, attrs & RSTRIP != 0)
+    }
+
+    /// Where SPM puts a space that is not in the text.
+    pub fn space_prefix(&self) -> SpacePrefix {
+        self.space_prefix
+    }
+
+    /// Whether `add_special` puts a BOS token first.
+    pub fn add_bos(&self) -> bool {
+        self.add_bos && self.special.bos.is_some()
+    }
+
+    /// Whether `add_special` puts an EOS token last.
+    pub fn add_eos(&self) -> bool {
+        self.add_eos && self.special.eos.is_some()
+    }
+
+    /// The text of a token as the file has it; empty for an id outside the vocabulary.
+    pub fn token_text(&self, id: u32) -> &[u8] {
+        if (id as usize) < self.vocab.n {
+            self.vocab.texts.text(id)
+        } else {
+            &[]
+        }
+    }
+
+    /// The token with exactly this text (as the file has it: `Ġthe`, not ` the`).
+    pub fn token_to_id(&self, text: &[u8]) -> Option<u32> {
+        self.vocab.id(text)
+    }
+
+    /// `gpt2` or `llama`.
+    pub fn model_name(&self) -> &str {
+        self.model
+    }
+
+    /// The pre-tokenizer in use.
+    pub fn pre_name(&self) -> &str {
+        &self.pre
+    }
+
+    /// What is odd about this tokenizer but does not keep it from working.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// The patterns by which a `tokenizer.ggml.pre` cuts text, each inside the pieces of the one
+    /// before, and whether whole words that are tokens are taken as they are; `None` for an unknown
+    /// one, or one that cuts by more than patterns.
+    pub fn patterns_of_pre(name: &str) -> Option<(&'static [String], bool)> {
+        pre::patterns(name)
+    }
+
+    /// The `tokenizer.ggml.pre` of a Hugging Face tokenizer that cuts text by these patterns, each
+    /// inside the pieces of the one before; `None` where none is known to cut so.
+    pub fn recognise_pre(regexes: &[String], ignore_merges: bool) -> Option<&'static str> {
+        pre::recognise(regexes, ignore_merges)
+    }
+
+    /// Every `tokenizer.ggml.pre` that is known.
+    pub fn pre_tokenizers() -> impl Iterator<Item = &'static str> {
+        pre::names()
+    }
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let n_vocab = self.n_vocab();
+        f.debug_struct("Tokenizer")
+            .field("model", &self.model)
+            .field("pre", &self.pre)
+            .field("n_vocab", &n_vocab)
+            .finish()
+    }
+}

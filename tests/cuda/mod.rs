@@ -1,0 +1,184 @@
+//! Models on the CUDA backend, whose kernels run on the CPU here (or on a GPU, see
+//! `kernels/tests/common/device.rs`): logits against the goldens, pages, neighbours, captured
+//! generation.
+
+#[path = "../../kernels/tests/common/device.rs"]
+mod machine;
+
+mod engine;
+mod goldens;
+mod steps;
+mod two_devices;
+mod watched;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use gguf_rs_lite::{Gguf, OpenOptions};
+use octavo_engine::backend::cuda::{Cuda, Limits, Options};
+use octavo_engine::backend::{Executable, Role, Sequence, Step, cpu, cuda, split};
+use octavo_kernels::cuda::Device;
+use octavo_kernels::cuda::shim::{Shim, Sources};
+use octavo_kernels::{Isa, KvType, PAGE_POSITIONS};
+use octavo_model::Model;
+
+use octavo_fixtures::tiny::File;
+
+/// What tests run on, if there is any.
+fn device() -> Option<Box<dyn Device>> {
+    machine::machine(env!("CARGO_TARGET_TMPDIR")).map(machine::Machine::boxed)
+}
+
+/// The CPU as a GPU, if there is a C++ compiler.
+fn shim() -> Option<Shim> {
+    machine::shim(env!("CARGO_TARGET_TMPDIR"), Sources::default())
+}
+
+fn open(model: &Path) -> (Arc<Gguf>, Model) {
+    let gguf = Arc::new(Gguf::open(model, &OpenOptions::default()).expect("a model"));
+    let model = Model::load(&gguf).expect("a model");
+    (gguf, model)
+}
+
+/// For steps of so many rows of so many sequences.
+fn limits(rows: usize, sequences: usize, positions: usize) -> Limits {
+    let n_pages = sequences * positions.div_ceil(PAGE_POSITIONS) + 1;
+    Limits {
+        rows,
+        wanted: rows,
+        sequences,
+        positions,
+        n_pages,
+    }
+}
+
+/// The CPU's kernels in models on two devices: the best of those that are as exact as a device's.
+fn isa() -> Isa {
+    let exact = |isa: &Isa| isa.prompt_rounding().products < cuda::prompt_rounding().products;
+    Isa::available()
+        .into_iter()
+        .filter(exact)
+        .max()
+        .expect("the portable kernels are")
+}
+
+/// For both parts of a model whose last `gpu_layers` run on a device.
+fn both(gpu_layers: usize, kv_type: KvType, limits: Limits, graphs: bool) -> split::Options {
+    let cpu = cpu::Options {
+        isa: isa(),
+        threads: 2,
+        kv_type,
+        n_pages: limits.n_pages,
+        repack: true,
+    };
+    split::Options {
+        gpu_layers,
+        cpu,
+        cuda: Options {
+            kv_type,
+            limits,
+            graphs,
+            check_pages: true,
+            threads: 2,
+        },
+    }
+}
+
+/// A model on a device.
+fn prepare<D: Device>(
+    device: D,
+    (gguf, model): &(Arc<Gguf>, Model),
+    kv_type: KvType,
+    limits: Limits,
+    graphs: bool,
+) -> Cuda<D> {
+    let options = Options {
+        kv_type,
+        limits,
+        graphs,
+        check_pages: true,
+        threads: 2,
+    };
+    Cuda::prepare(device, gguf, model, &options, &mut |_| {}).expect("it is prepared")
+}
+
+/// A model of two layers.
+fn small(arch: &'static str) -> (Arc<Gguf>, Model) {
+    let gguf = Arc::new(File::running(arch).gguf());
+    let model = Model::load(&gguf).expect("a model");
+    (gguf, model)
+}
+
+/// Token ids that repeat late.
+fn text(n: usize) -> Vec<u32> {
+    (0..n as u32).map(|i| (i * i + 3 * i + 7) % 251).collect()
+}
+
+/// Timelines on one executable: how long they are, and which pages they have.
+struct Sequences {
+    lengths: Vec<usize>,
+    tables: Vec<Vec<u32>>,
+}
+
+impl Sequences {
+    /// So many of up to `positions`, with pages in the order of their numbers.
+    fn new(n: usize, positions: usize) -> Sequences {
+        let pages = positions.div_ceil(PAGE_POSITIONS);
+        let table = |s: usize| (s * pages..(s + 1) * pages).map(|p| p as u32).collect();
+        Sequences {
+            lengths: vec![0; n],
+            tables: (0..n).map(table).collect(),
+        }
+    }
+
+    /// Runs new tokens of every sequence in one step; all logits of each of them.
+    fn run(
+        &mut self,
+        executable: &mut dyn Executable,
+        role: Role,
+        tokens: &[&[u32]],
+    ) -> Vec<Vec<f32>> {
+        let one = |((tokens, start), table): ((&&[u32], &usize), &Vec<u32>)| {
+            (
+                tokens.to_vec(),
+                *start,
+                table[..(start + tokens.len()).div_ceil(PAGE_POSITIONS)].to_vec(),
+            )
+        };
+        let owned: Vec<_> = tokens
+            .iter()
+            .zip(&self.lengths)
+            .zip(&self.tables)
+            .map(one)
+            .collect();
+        let seqs: Vec<Sequence<'_>> = owned
+            .iter()
+            .map(|(tokens, start, table)| Sequence {
+                tokens,
+                start: *start,
+                table,
+                wanted: 0..tokens.len(),
+            })
+            .collect();
+        let logits = executable
+            .step(
+                &Step {
+                    role,
+                    seqs: &seqs,
+                    input: &[],
+                },
+                None,
+            )
+            .expect("it runs");
+        let n: usize = tokens.iter().map(|t| t.len()).sum();
+        let n_vocab = logits.len() / n;
+        let mut at = 0;
+        let mut all = Vec::new();
+        for (tokens, length) in tokens.iter().zip(&mut self.lengths) {
+            all.push(logits[at..at + tokens.len() * n_vocab].to_vec());
+            at += tokens.len() * n_vocab;
+            *length += tokens.len();
+        }
+        all
+    }
+}

@@ -1,0 +1,41 @@
+//! Logits of a model as goldens were recorded: an f32 cache, two threads.
+
+use std::path::Path;
+
+use octavo_engine::backend::Role;
+use octavo_engine::{Engine, EngineOptions, ModelSource, Wanted};
+use octavo_kernels::{Isa, IsaChoice, KvType};
+
+pub(crate) fn load(model: &Path, isa: Isa, repack: bool) -> Engine {
+    let options = EngineOptions {
+        isa: IsaChoice::Only(isa),
+        kv_type: KvType::F32,
+        threads: Some(2),
+        repack,
+        ..EngineOptions::default()
+    };
+    Engine::load(&ModelSource::Path(model.to_owned()), &options, &mut |_| {})
+        .expect("the model loads")
+}
+
+/// All logits of a prompt; generation kernels run token by token, as a generation would.
+pub(crate) fn logits(engine: &Engine, tokens: &[u32], role: Role) -> Vec<f32> {
+    let mut session = engine.session();
+    match role {
+        Role::Prompt => {
+            session
+                .eval(tokens, role, Wanted::All)
+                .expect("logits")
+                .data
+        }
+        Role::Generated => tokens
+            .iter()
+            .flat_map(|t| {
+                session
+                    .eval(&[*t], role, Wanted::Last)
+                    .expect("logits")
+                    .data
+            })
+            .collect(),
+    }
+}
