@@ -124,7 +124,7 @@ impl<'a> Builder<'a> {
         self.push(
             Op::Rope {
                 x: y,
-                head_dim: self.h.head_dim(),
+                head_dim: self.h.layers[l].head_dim,
             },
             self.info(y),
             at(p.tap, l),
@@ -162,7 +162,7 @@ impl<'a> Builder<'a> {
             },
             None,
         );
-        let scale = 1.0 / (self.h.head_dim() as f32).sqrt();
+        let scale = 1.0 / (self.h.layers[l].head_dim as f32).sqrt();
         let out = self.push(
             Op::Attention { q, layer: l, scale },
             self.info(q),

@@ -54,6 +54,27 @@ pub struct Entry {
     pub source: Source,
 }
 
+/// A count for every layer, of which there is at least one.
+pub(super) struct PerLayer(Vec<usize>);
+
+impl PerLayer {
+    pub(super) fn of(&self, layer: usize) -> usize {
+        self.0[layer]
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = usize> + '_ {
+        self.0.iter().copied()
+    }
+
+    /// One number where all layers have the same.
+    fn shown(&self) -> serde_json::Value {
+        match self.0.first() {
+            Some(&first) if self.iter().all(|n| n == first) => first.into(),
+            _ => self.0.clone().into(),
+        }
+    }
+}
+
 /// Reader of `<arch>.*` keys.
 pub(super) struct Keys<'a> {
     pub(super) gguf: &'a Gguf,
@@ -163,39 +184,32 @@ impl<'a> Keys<'a> {
         Ok(got)
     }
 
-    /// A count that some files store once per layer; only equal layers are supported.
+    /// A count that some files store once per layer; `default` is what an absent key means, `None`
+    /// makes it required.
     pub(super) fn per_layer(
         &mut self,
         suffix: &str,
         n_layer: usize,
         range: RangeInclusive<usize>,
-        default: Option<usize>,
-    ) -> Result<Sourced<usize>, Error> {
+        default: Option<&PerLayer>,
+    ) -> Result<PerLayer, Error> {
         let key = self.full(suffix);
-        let Some(Value::Array(array)) = self.gguf.get(&key) else {
-            return self.count(suffix, range, default);
-        };
-        if array.len() != n_layer {
-            let got = format!("an array of {}", array.len());
-            return Err(self.bad(key, format!("one value per layer ({n_layer})"), got));
-        }
-        let mut first = None;
-        for v in array.iter() {
-            let this = self.ranged(&key, &v, &range)?;
-            match first {
-                None => first = Some(this),
-                Some(f) if f != this => {
-                    let got = format!("both {f} and {this}");
-                    return Err(self.unsupported(suffix, "the same value for every layer", got));
+        let (values, source) = match (self.gguf.get(&key), default) {
+            (Some(Value::Array(array)), _) => {
+                if array.len() != n_layer {
+                    let got = format!("an array of {}", array.len());
+                    return Err(self.bad(key, format!("one value per layer ({n_layer})"), got));
                 }
-                Some(_) => {}
+                let values = array.iter().map(|v| self.ranged(&key, &v, &range));
+                (values.collect::<Result<Vec<_>, _>>()?, Source::File)
             }
-        }
-        // n_layer is at least 1, so an array of that length had a first element
-        let value =
-            first.ok_or_else(|| self.bad(key.clone(), "one value per layer", "an empty array"))?;
-        self.note(key, value, Source::File);
-        Ok(Sourced::file(value))
+            (Some(v), _) => (vec![self.ranged(&key, &v, &range)?; n_layer], Source::File),
+            (None, Some(default)) => (default.0.clone(), Source::Default),
+            (None, None) => return Err(self.missing(key, an_integer(&range))),
+        };
+        let all = PerLayer(values);
+        self.note(key, all.shown(), source);
+        Ok(all)
     }
 
     /// A finite positive number below `below`; `None` as default makes the key required.

@@ -17,7 +17,7 @@ use serde::Serialize;
 pub use arch::Arch;
 pub use error::Error;
 pub use graph::{Graph, Node, Op, Rows, Tap, ValueId, ValueInfo};
-pub use hparams::{Hparams, ScalingKind};
+pub use hparams::{Hparams, LayerHparams, ScalingKind};
 pub use keys::{Entry, Source, Sourced};
 pub use rope::{Pairing, RopeTable};
 pub use weights::{Layer, VecId, WeightId, WeightRef, Weights};
@@ -41,7 +41,7 @@ impl Model {
         let hparams = Hparams::from_gguf(gguf)?;
         let weights = weights::bind(gguf, &hparams)?;
         let rope = RopeTable::new(
-            &hparams.rope,
+            &hparams.ropes[0],
             weights.rope_freqs.map(|id| weights.vector(id)),
         );
         let graph = arch::build(&hparams, &weights);
@@ -71,17 +71,24 @@ impl Model {
         Structure {
             architecture: self.hparams.arch.name(),
             layers: self.hparams.n_layer(),
-            gqa_ratio: self.hparams.n_head() / self.hparams.n_head_kv(),
+            gqa_ratio: self.gqa_ratio(),
             qk_norm: any(|l| l.q_norm.is_some()),
             qkv_bias: any(|l| l.bq.is_some() || l.bk.is_some() || l.bv.is_some()),
             fused_qkv: self.weights.matrices.iter().any(|m| m.row_start > 0),
             rope_pairing: self.rope.pairing.name(),
-            rope_scaling: self.hparams.rope.scaling.value.name(),
+            rope_scaling: self.hparams.rope(0).scaling.value.name(),
             rope_freqs: self.weights.rope_freqs.is_some(),
             tied_output: self.weights.is_tied(),
             output_bias: self.weights.output_bias.is_some(),
             parameters: self.parameters(),
         }
+    }
+
+    /// Query heads per key head, if it is the same in all layers.
+    fn gqa_ratio(&self) -> Option<usize> {
+        let mut ratios = self.hparams.layers.iter().map(|l| l.n_head / l.n_head_kv);
+        let first = ratios.next()?;
+        ratios.all(|ratio| ratio == first).then_some(first)
     }
 
     /// Numbers in all weights; a tied output is counted once.
@@ -104,8 +111,8 @@ pub struct Structure {
     pub architecture: &'static str,
     /// Layers.
     pub layers: usize,
-    /// Query heads per key head.
-    pub gqa_ratio: usize,
+    /// Query heads per key head; none where layers differ.
+    pub gqa_ratio: Option<usize>,
     /// Query and key heads are normalised.
     pub qk_norm: bool,
     /// Q, K or V have biases.

@@ -375,7 +375,7 @@ impl<'a> Binder<'a> {
     /// `rope_freqs.weight`, whose values divide angles.
     pub(super) fn rope_freqs(&mut self) -> Result<Option<VecId>, Error> {
         const NAME: &str = "rope_freqs.weight";
-        let Some(id) = self.optional_vector(NAME, self.h.rope.n_rot.value / 2)? else {
+        let Some(id) = self.optional_vector(NAME, self.h.rope(0).n_rot.value / 2)? else {
             return Ok(None);
         };
         let data = &self.vectors[id.0 as usize].data;
@@ -389,7 +389,8 @@ impl<'a> Binder<'a> {
     /// optional.
     pub(super) fn qkv(&mut self, l: usize) -> Result<Qkv, Error> {
         let n_embd = self.h.n_embd();
-        let rows = [self.h.q_width(), self.h.kv_width(), self.h.kv_width()];
+        let layer = &self.h.layers[l];
+        let rows = [layer.q_width(), layer.kv_width(), layer.kv_width()];
         let names = ["attn_q", "attn_k", "attn_v"];
         let total = rows.iter().sum();
         let Some(fused) = self.optional_matrix(&blk(l, "attn_qkv.weight"), total, n_embd)? else {

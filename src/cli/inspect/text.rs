@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use octavo_model::{Hparams, Source};
+use octavo_model::{Hparams, LayerHparams, Source};
 
 use super::super::failure::one_line;
 use super::super::metrics::size;
@@ -60,6 +60,15 @@ fn sections(out: &mut String, report: &Facts<'_>, tensors: bool) -> std::fmt::Re
     verdict(out, report)
 }
 
+/// A number of every layer: one where all are equal, else the least and the greatest.
+fn range(h: &Hparams, of: fn(&LayerHparams) -> usize) -> String {
+    let all = || h.layers.iter().map(of);
+    match (all().min().unwrap_or(0), all().max().unwrap_or(0)) {
+        (least, greatest) if least == greatest => least.to_string(),
+        (least, greatest) => format!("{least} to {greatest}"),
+    }
+}
+
 /// What the numbers say, and what the tensors say about the same.
 fn structure(out: &mut String, report: &Facts<'_>, h: &Hparams) -> std::fmt::Result {
     let has = |name: &str| report.gguf.tensor(name).is_some();
@@ -71,10 +80,12 @@ fn structure(out: &mut String, report: &Facts<'_>, h: &Hparams) -> std::fmt::Res
     let biases = ["q", "k", "v", "qkv"]
         .iter()
         .any(|x| has(&format!("blk.0.attn_{x}.bias")));
-    let gqa = match (h.n_head() / h.n_head_kv(), h.n_head_kv()) {
-        (1, _) => "MHA".to_owned(),
-        (n, 1) => format!("MQA: all {n} query heads share one KV head"),
-        (n, _) => format!("GQA: {n} query heads per KV head"),
+    let heads = range(h, |layer| layer.n_head);
+    let heads_kv = range(h, |layer| layer.n_head_kv);
+    let gqa = match range(h, |layer| layer.n_head / layer.n_head_kv).as_str() {
+        "1" => "MHA".to_owned(),
+        n if heads_kv == "1" => format!("MQA: all {n} query heads share one KV head"),
+        n => format!("GQA: {n} query heads per KV head"),
     };
     writeln!(out, "\nStructure")?;
     writeln!(
@@ -84,7 +95,7 @@ fn structure(out: &mut String, report: &Facts<'_>, h: &Hparams) -> std::fmt::Res
         h.arch.name(),
         h.n_layer(),
         h.n_embd(),
-        h.n_ff(),
+        range(h, |layer| layer.n_ff),
         h.n_vocab(),
         h.n_ctx_train()
     )?;
@@ -92,9 +103,9 @@ fn structure(out: &mut String, report: &Facts<'_>, h: &Hparams) -> std::fmt::Res
         out,
         "  {:<10} heads {}/{} ({gqa}), head_dim {}, q/k norm {}, biases {}",
         "attention",
-        h.n_head(),
-        h.n_head_kv(),
-        h.head_dim(),
+        heads,
+        heads_kv,
+        range(h, |layer| layer.head_dim),
         if q_norm == k_norm {
             present(q_norm)
         } else {
@@ -102,14 +113,14 @@ fn structure(out: &mut String, report: &Facts<'_>, h: &Hparams) -> std::fmt::Res
         },
         present(biases)
     )?;
-    let rope = &h.rope;
+    let rope = h.rope(0);
     write!(
         out,
         "  {:<10} freq_base {}, dimensions {} of {}, pairing {}, scaling {}",
         "rope",
         rope.freq_base.value,
         rope.n_rot.value,
-        h.head_dim(),
+        range(h, |layer| layer.head_dim),
         rope.pairing.name(),
         rope.scaling.value.name()
     )?;

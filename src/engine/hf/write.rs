@@ -85,14 +85,14 @@ fn config(gguf: &Gguf, h: &Hparams) -> Result<Value, Error> {
         "qwen2" => "Qwen2ForCausalLM",
         _ => "Qwen3ForCausalLM",
     };
-    if h.rope.n_rot.value != h.head_dim() {
+    if h.ropes[0].n_rot.value != h.head_dim() {
         return Err(bad(
             "rope.dimension_count",
             "all of a head",
-            h.rope.n_rot.value.to_string(),
+            h.ropes[0].n_rot.value.to_string(),
         ));
     }
-    let scaling = match h.rope.scaling.value.name() {
+    let scaling = match h.ropes[0].scaling.value.name() {
         "none" if gguf.tensor(FREQUENCIES).is_some() => {
             let expected = "LLaMA 3's divisors of frequencies, for a context of 8192";
             llama3(gguf, h).ok_or_else(|| bad(FREQUENCIES, expected, "others".to_owned()))?
@@ -100,22 +100,22 @@ fn config(gguf: &Gguf, h: &Hparams) -> Result<Value, Error> {
         "none" => Value::Null,
         kind => json!({
             "rope_type": kind,
-            "factor": number(h.rope.factor.value),
-            "original_max_position_embeddings": h.rope.original_context.value,
+            "factor": number(h.ropes[0].factor.value),
+            "original_max_position_embeddings": h.ropes[0].original_context.value,
         }),
     };
     let mut config = json!({
         "architectures": [class],
         "model_type": h.arch.name(),
         "hidden_size": h.n_embd(),
-        "intermediate_size": h.n_ff.value,
+        "intermediate_size": h.n_ff(),
         "num_hidden_layers": h.n_layer(),
         "num_attention_heads": h.n_head(),
         "num_key_value_heads": h.n_head_kv(),
         "head_dim": h.head_dim(),
         "max_position_embeddings": h.n_ctx_train(),
         "rms_norm_eps": number(h.rms_eps.value),
-        "rope_theta": number(h.rope.freq_base.value),
+        "rope_theta": number(h.ropes[0].freq_base.value),
         "rope_scaling": scaling,
         "attention_bias": gguf.tensor("blk.0.attn_q.bias").is_some(),
         "mlp_bias": gguf.tensor("blk.0.ffn_up.bias").is_some(),
@@ -180,7 +180,7 @@ fn llama3(gguf: &Gguf, h: &Hparams) -> Option<Value> {
         original: 8192.0,
     };
     let same = |(a, b): (f32, &f32)| (a - b).abs() <= 1e-5 * a;
-    let ours = llama3.divisors(h.rope.freq_base.value, h.head_dim());
+    let ours = llama3.divisors(h.ropes[0].freq_base.value, h.head_dim());
     (ours.len() == theirs.len() && ours.into_iter().zip(&theirs).all(same)).then(|| {
         json!({
             "rope_type": "llama3",

@@ -9,6 +9,7 @@ pub(super) const SPEC: Spec = Spec {
     pairing: Pairing::Norm,
     full_rotary: true,
     heads_fill_width: false,
+    reads: &[],
     ends,
     layer,
     block: pre_norm_block,
@@ -23,7 +24,7 @@ fn ends(b: &mut Binder<'_>) -> Result<Ends, Error> {
 }
 
 fn layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
-    let (n_embd, n_ff) = (b.h.n_embd(), b.h.n_ff());
+    let (n_embd, n_ff) = (b.h.n_embd(), b.h.layers[l].n_ff);
     let layer = dense_layer(b, l)?;
     Ok(Layer {
         bo: b.optional_vector(&blk(l, "attn_output.bias"), n_embd)?,

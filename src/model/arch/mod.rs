@@ -36,6 +36,8 @@ pub(super) struct Spec {
     pub(super) full_rotary: bool,
     /// Heads must fill the embedding width exactly.
     pub(super) heads_fill_width: bool,
+    /// Keys that this architecture reads itself, of those that are refused otherwise.
+    pub(super) reads: &'static [&'static str],
     /// Binds what surrounds the layers.
     pub(super) ends: fn(&mut Binder<'_>) -> Result<Ends, Error>,
     /// Binds one layer.
@@ -110,7 +112,8 @@ pub(super) fn build(h: &Hparams, w: &Weights) -> Graph {
 
 /// The weights that every architecture's layer has, without its optional ones.
 fn dense_layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
-    let (n_embd, n_ff, q_width) = (b.h.n_embd(), b.h.n_ff(), b.h.q_width());
+    let n_embd = b.h.n_embd();
+    let (n_ff, q_width) = (b.h.layers[l].n_ff, b.h.layers[l].q_width());
     let attn_norm = b.vector(&blk(l, "attn_norm.weight"), n_embd)?;
     let qkv = b.qkv(l)?;
     Ok(Layer {

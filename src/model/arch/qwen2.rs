@@ -8,6 +8,7 @@ pub(super) const SPEC: Spec = Spec {
     pairing: Pairing::Neox,
     full_rotary: false,
     heads_fill_width: true,
+    reads: &[],
     ends,
     layer: dense_layer,
     block: pre_norm_block,

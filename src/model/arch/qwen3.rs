@@ -8,6 +8,7 @@ pub(super) const SPEC: Spec = Spec {
     pairing: Pairing::Neox,
     full_rotary: false,
     heads_fill_width: false,
+    reads: &[],
     ends,
     layer,
     block: pre_norm_block,
@@ -20,7 +21,7 @@ fn ends(b: &mut Binder<'_>) -> Result<Ends, Error> {
 }
 
 fn layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
-    let head_dim = b.h.head_dim();
+    let head_dim = b.h.layers[l].head_dim;
     let layer = dense_layer(b, l)?;
     Ok(Layer {
         q_norm: Some(b.vector(&blk(l, "attn_q_norm.weight"), head_dim)?),

@@ -135,15 +135,23 @@ fn defaults() {
     let m = f.load().unwrap_or_else(|e| panic!("{e}"));
     let h = &m.hparams;
     assert_eq!(
-        (h.n_head_kv(), h.head_dim(), h.rope.n_rot.value, h.n_vocab()),
+        (
+            h.n_head_kv(),
+            h.head_dim(),
+            h.rope(0).n_rot.value,
+            h.n_vocab()
+        ),
         (4, 16, 16, 7)
     );
-    assert_eq!(h.n_head_kv.source, Source::Default);
+    let kv = |e: &&octavo_model::Entry| e.key == "llama.attention.head_count_kv";
+    let report = h.report();
+    let entry = report.iter().find(kv).expect("it is reported");
+    assert_eq!(entry.source, Source::Default);
     assert_eq!(
-        (h.rope.freq_base.value, h.rope.freq_base.source),
+        (h.rope(0).freq_base.value, h.rope(0).freq_base.source),
         (10000.0, Source::Default)
     );
-    assert_eq!(h.rope.original_context.value, 512);
+    assert_eq!(h.rope(0).original_context.value, 512);
     assert_eq!(
         m.warnings(),
         ["mem.gguf: no llama.rope.freq_base: 10000 is assumed"]
@@ -241,4 +249,29 @@ fn a_rerankers_head_is_not_in_the_way() {
         "{}",
         f.error()
     );
+}
+
+#[test]
+fn layers_may_have_other_heads_and_widths() {
+    let mut f = File::new("qwen3", 2);
+    f.set("attention.head_count", vec![4u32, 2]);
+    f.set("feed_forward_length", vec![96u32, 32]);
+    f.tensor("blk.1.attn_q.weight").dims = vec![64, 64];
+    f.tensor("blk.1.attn_output.weight").dims = vec![64, 64];
+    for (name, dims) in [("gate", [64, 32]), ("up", [64, 32]), ("down", [32, 64])] {
+        f.tensor(&format!("blk.1.ffn_{name}.weight")).dims = dims.to_vec();
+    }
+    let m = f.load().unwrap_or_else(|e| panic!("{e}"));
+    let sizes: Vec<_> = m
+        .hparams
+        .layers
+        .iter()
+        .map(|l| (l.n_head, l.n_ff))
+        .collect();
+    assert_eq!(sizes, [(4, 96), (2, 32)]);
+    assert_eq!(m.structure().gqa_ratio, None);
+    let heads = |e: &&octavo_model::Entry| e.key == "qwen3.attention.head_count";
+    let report = m.hparams.report();
+    let entry = report.iter().find(heads).expect("it is reported");
+    assert_eq!(entry.value, serde_json::json!([4, 2]));
 }

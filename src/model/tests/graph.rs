@@ -354,7 +354,7 @@ fn structure_says_what_the_model_is() {
             s.qk_norm,
             s.rope_pairing
         ),
-        ("qwen3", 2, 2, true, "neox")
+        ("qwen3", 2, Some(2), true, "neox")
     );
     assert!(!s.fused_qkv && !s.qkv_bias && !s.rope_freqs && !s.tied_output);
     let per_layer = 64 + 64 * 128 + 2 * 64 * 64 + 128 * 64 + 64 + 3 * 64 * 96 + 2 * 32;

@@ -185,12 +185,17 @@ fn per_layer_arrays() {
             (
                 "heads differ",
                 |f| f.set("attention.head_count", vec![4u32, 2]),
-                &["head_count = both 4 and 2"],
+                &["attention.key_length", "unequal heads"],
             ),
             (
                 "ffn differs",
                 |f| f.set("feed_forward_length", vec![96u32, 64]),
-                &["feed_forward_length = both"],
+                &["blk.1.ffn_gate.weight", "[64, 64]", "[64, 96]"],
+            ),
+            (
+                "key heads differ",
+                |f| f.set("attention.head_count_kv", vec![2u32, 4]),
+                &["head_count_kv = 2 and 4", "the same value for every layer"],
             ),
             (
                 "too short",

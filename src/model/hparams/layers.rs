@@ -1,0 +1,123 @@
+//! What may differ from layer to layer: heads and the feed-forward width.
+
+use crate::Error;
+use crate::arch::Spec;
+use crate::keys::{Keys, PerLayer};
+
+use super::{MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH};
+
+/// One layer's sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerHparams {
+    /// Query heads.
+    pub n_head: usize,
+    /// Key and value heads; divides `n_head`.
+    pub n_head_kv: usize,
+    /// Width of one query, key or value head; even.
+    pub head_dim: usize,
+    /// Feed-forward width.
+    pub n_ff: usize,
+    /// Which of [`super::Hparams::ropes`] turns its queries and keys.
+    pub rope: usize,
+}
+
+impl LayerHparams {
+    /// Width of all query heads together.
+    pub fn q_width(&self) -> usize {
+        self.n_head * self.head_dim
+    }
+
+    /// Width of all key (or value) heads together.
+    pub fn kv_width(&self) -> usize {
+        self.n_head_kv * self.head_dim
+    }
+}
+
+/// Reads and checks the sizes of every layer.
+pub(super) fn read(
+    k: &mut Keys<'_>,
+    spec: &Spec,
+    n_embd: usize,
+    n_layer: usize,
+) -> Result<Vec<LayerHparams>, Error> {
+    let n_ff = k.per_layer("feed_forward_length", n_layer, 1..=MAX_WIDTH, None)?;
+    let n_head = k.per_layer("attention.head_count", n_layer, 1..=MAX_HEADS, None)?;
+    let n_head_kv = k.per_layer(
+        "attention.head_count_kv",
+        n_layer,
+        1..=MAX_HEADS,
+        Some(&n_head),
+    )?;
+    for (heads, kv) in n_head.iter().zip(n_head_kv.iter()) {
+        if heads % kv != 0 {
+            let expected = format!("a divisor of attention.head_count ({heads})");
+            let key = k.full("attention.head_count_kv");
+            return Err(k.bad(key, expected, kv.to_string()));
+        }
+    }
+    let (first, expected) = (n_head_kv.of(0), "the same value for every layer");
+    if let Some(other) = n_head_kv.iter().find(|&kv| kv != first) {
+        let got = format!("{first} and {other}");
+        return Err(k.unsupported("attention.head_count_kv", expected, got));
+    }
+    let head_dim = head_dim(k, spec, n_embd, &n_head)?;
+    Ok((0..n_layer)
+        .map(|l| LayerHparams {
+            n_head: n_head.of(l),
+            n_head_kv: n_head_kv.of(l),
+            head_dim,
+            n_ff: n_ff.of(l),
+            rope: 0,
+        })
+        .collect())
+}
+
+/// The width of a head, which is one for all layers.
+fn head_dim(
+    k: &mut Keys<'_>,
+    spec: &Spec,
+    n_embd: usize,
+    n_head: &PerLayer,
+) -> Result<usize, Error> {
+    let most_heads = n_head.iter().max().unwrap_or(1);
+    let default = n_embd / most_heads;
+    if k.get("attention.key_length").is_none() {
+        let fills = |heads: usize| n_embd.is_multiple_of(heads) && is_head_dim(n_embd / heads);
+        if let Some(heads) = n_head.iter().find(|&heads| !fills(heads)) {
+            let expected = format!(
+                "heads of an even width up to {MAX_HEAD_DIM} that fill embedding_length {n_embd}"
+            );
+            return Err(k.bad(k.full("attention.head_count"), expected, heads.to_string()));
+        }
+        if n_head.iter().any(|heads| heads != most_heads) {
+            let expected = "attention.key_length, where layers have unequal heads";
+            return Err(k.missing(k.full("attention.key_length"), expected));
+        }
+    }
+    let key = k
+        .count("attention.key_length", 2..=MAX_HEAD_DIM, Some(default))?
+        .value;
+    if !is_head_dim(key) {
+        let name = k.full("attention.key_length");
+        return Err(k.bad(name, "an even number", key.to_string()));
+    }
+    let value = k
+        .count("attention.value_length", 1..=MAX_HEAD_DIM, Some(default))?
+        .value;
+    if value != key {
+        let expected = format!("must equal attention.key_length, {key}");
+        return Err(k.unsupported("attention.value_length", expected, value.to_string()));
+    }
+    if let Some(heads) = n_head
+        .iter()
+        .find(|heads| spec.heads_fill_width && heads * key != n_embd)
+    {
+        let expected = format!("embedding_length / head_count = {n_embd} / {heads}");
+        return Err(k.bad(k.full("attention.key_length"), expected, key.to_string()));
+    }
+    Ok(key)
+}
+
+fn is_head_dim(width: usize) -> bool {
+    width.is_multiple_of(2) && (2..=MAX_HEAD_DIM).contains(&width)
+}

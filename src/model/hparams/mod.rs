@@ -1,0 +1,240 @@
+//! Hyperparameters: read from the metadata, checked in one pass before any tensor is looked at,
+//! each with its source.
+//!
+//! The rule is that numbers come from the file. Keys that may be missing have documented defaults
+//! (the table in `Hparams::from_gguf`), which the report shows as such; everything else that
+//! changes results is an error naming the key, and so is a key that asks for something not
+//! implemented.
+
+mod layers;
+mod refused;
+mod rope;
+
+use gguf_rs_lite::{Gguf, Value};
+
+use crate::Error;
+use crate::arch::Arch;
+use crate::keys::{Entry, Keys, Source, Sourced, show};
+
+pub use layers::LayerHparams;
+pub use rope::{RopeHparams, ScalingKind};
+
+/// Most layers a file may ask for (llama.cpp's limit is of the same size).
+pub const MAX_LAYERS: usize = 1024;
+/// Largest embedding or feed-forward width; with it no product of two sizes can overflow.
+pub const MAX_WIDTH: usize = 1 << 24;
+/// Most attention heads.
+pub const MAX_HEADS: usize = 1 << 16;
+/// Largest head.
+pub const MAX_HEAD_DIM: usize = 1024;
+/// Fewest tensors that any architecture's layer has (fused QKV): bounds the layer count by the
+/// tensor count.
+const MIN_TENSORS_PER_LAYER: usize = 7;
+
+/// A model's hyperparameters, validated.
+#[derive(Clone, Debug)]
+pub struct Hparams {
+    /// The architecture.
+    pub arch: Arch,
+    /// Context length the model was trained for.
+    pub context_length: Sourced<usize>,
+    /// Embedding width.
+    pub n_embd: Sourced<usize>,
+    /// Layers.
+    pub n_layer: Sourced<usize>,
+    /// What may differ from layer to layer, in order.
+    pub layers: Vec<LayerHparams>,
+    /// Epsilon of every RMS norm.
+    pub rms_eps: Sourced<f32>,
+    /// Vocabulary size: the length of the token list, or else `vocab_size`, or else the embedding's
+    /// rows.
+    pub n_vocab: Sourced<usize>,
+    /// Rotary embeddings; [`LayerHparams::rope`] indexes them.
+    pub ropes: Vec<RopeHparams>,
+    entries: Vec<Entry>,
+    warnings: Vec<String>,
+}
+
+impl Hparams {
+    /// Reads and checks everything; touches no tensor data.
+    ///
+    /// Silent defaults: head_count_kv = head_count; key_length = value_length = embedding_length /
+    /// head_count; rope.dimension_count = key_length; no rope.scaling (factor 1, attn_factor 1,
+    /// beta_fast 32, beta_slow 1, original_context_length = context_length); vocab_size from the
+    /// token list; alignment 32. Default with a warning: rope.freq_base 10000. No other key may be
+    /// missing.
+    pub fn from_gguf(gguf: &Gguf) -> Result<Hparams, Error> {
+        let arch = Arch::of_file(gguf)?;
+        let spec = arch.spec();
+        let mut k = Keys::new(gguf, spec.name);
+        k.note("general.architecture".to_owned(), spec.name, Source::File);
+        let aligned = gguf
+            .get("general.alignment")
+            .map_or(Source::Default, |_| Source::File);
+        k.note("general.alignment".to_owned(), gguf.alignment(), aligned);
+
+        let context_length = k.count("context_length", 1..=i32::MAX as usize, None)?;
+        let n_embd = k.count("embedding_length", 1..=MAX_WIDTH, None)?;
+        let n_layer = k.count("block_count", 1..=MAX_LAYERS, None)?;
+        let most = gguf.tensors().len() / MIN_TENSORS_PER_LAYER;
+        if n_layer.value > most {
+            let expected = match gguf.tensors().len() {
+                0 => "layers with tensors, but the file has no tensors (a vocabulary only)"
+                    .to_owned(),
+                n => format!("at most {most} layers in a file of {n} tensors"),
+            };
+            return Err(k.bad(k.full("block_count"), expected, n_layer.value.to_string()));
+        }
+        let layers = layers::read(&mut k, spec, n_embd.value, n_layer.value)?;
+        // 1 would make every norm return almost nothing: no model is trained so
+        let rms_eps = k.positive("attention.layer_norm_rms_epsilon", 1.0, None)?;
+        let head_dim = layers[0].head_dim;
+        let rope = rope::read(&mut k, spec, head_dim, context_length.value)?;
+        let n_vocab = vocabulary(&mut k)?;
+        refused::refuse_unsupported(&mut k, spec, context_length.value)?;
+
+        let Keys {
+            entries, warnings, ..
+        } = k;
+        Ok(Hparams {
+            arch,
+            context_length,
+            n_embd,
+            n_layer,
+            layers,
+            rms_eps,
+            n_vocab,
+            ropes: vec![rope],
+            entries,
+            warnings,
+        })
+    }
+
+    /// Every value in use, in a fixed order, with its source.
+    pub fn report(&self) -> Vec<Entry> {
+        self.entries.clone()
+    }
+
+    /// What was assumed or left out, one line each.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// Embedding width.
+    pub fn n_embd(&self) -> usize {
+        self.n_embd.value
+    }
+
+    /// Layers.
+    pub fn n_layer(&self) -> usize {
+        self.n_layer.value
+    }
+
+    /// Vocabulary size.
+    pub fn n_vocab(&self) -> usize {
+        self.n_vocab.value
+    }
+
+    /// Context length the model was trained for.
+    pub fn n_ctx_train(&self) -> usize {
+        self.context_length.value
+    }
+
+    /// Epsilon of every RMS norm.
+    pub fn rms_eps(&self) -> f32 {
+        self.rms_eps.value
+    }
+
+    // TODO-AFTER-MERGE
+    /// Query heads of the first layer.
+    pub fn n_head(&self) -> usize {
+        self.layers[0].n_head
+    }
+    /// Of the first layer.
+    pub fn n_head_kv(&self) -> usize {
+        self.layers[0].n_head_kv
+    }
+    /// Of the first layer.
+    pub fn head_dim(&self) -> usize {
+        self.layers[0].head_dim
+    }
+    /// Of the first layer.
+    pub fn q_width(&self) -> usize {
+        self.layers[0].q_width()
+    }
+    /// Of the first layer.
+    pub fn kv_width(&self) -> usize {
+        self.layers[0].kv_width()
+    }
+    /// Of the first layer.
+    pub fn n_ff(&self) -> usize {
+        self.layers[0].n_ff
+    }
+    // END-TODO
+
+    /// The rotary embedding of a layer.
+    pub fn rope(&self, layer: usize) -> &RopeHparams {
+        &self.ropes[self.layers[layer].rope]
+    }
+
+    /// Cached numbers per position: keys and values of every layer.
+    pub fn kv_elements_per_position(&self) -> usize {
+        2 * self
+            .layers
+            .iter()
+            .map(LayerHparams::kv_width)
+            .sum::<usize>()
+    }
+}
+
+fn vocabulary(k: &mut Keys<'_>) -> Result<Sourced<usize>, Error> {
+    const LIST: &str = "tokenizer.ggml.tokens";
+    // token ids are i32 in every GGUF tool
+    const RANGE: std::ops::RangeInclusive<usize> = 1..=i32::MAX as usize;
+    let list = match k.gguf.get(LIST) {
+        None => None,
+        Some(Value::Array(a)) => Some(a.len()),
+        Some(v) => return Err(k.bad(LIST.to_owned(), "an array of strings", show(&v))),
+    };
+    let rows = k
+        .gguf
+        .tensor("token_embd.weight")
+        .and_then(|t| t.dims.get(1))
+        .and_then(|&n| usize::try_from(n).ok());
+    let derived = list.or(rows);
+    let said = k.count("vocab_size", RANGE, derived).map_err(|e| match e {
+        Error::MissingKey { .. } => k.missing(LIST.to_owned(), "the token list"),
+        e => e,
+    })?;
+    let value = list.unwrap_or(said.value);
+    if !RANGE.contains(&value) {
+        return Err(k.bad(LIST.to_owned(), "1 to 2147483647 tokens", value.to_string()));
+    }
+    if value != said.value {
+        let key = k.full("vocab_size");
+        k.warn(format!(
+            "{key} is {} but the token list has {value}: the list decides",
+            said.value
+        ));
+        k.entries.pop();
+        k.note(key, value, Source::Default);
+        return Ok(Sourced::default(value));
+    }
+    Ok(said)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keys::json_f32;
+
+    #[test]
+    fn numbers_print_as_the_file_means_them() {
+        assert_eq!(json_f32(1e-6).to_string(), "1e-6");
+        assert_eq!(json_f32(10000.0).to_string(), "10000.0");
+        assert_eq!(json_f32(f32::NAN), serde_json::Value::Null);
+        assert_eq!(show(&Value::F32(1e-5)), "0.00001");
+        assert_eq!(show(&Value::I8(-3)), "-3");
+        assert_eq!(show(&Value::Str(b"a\nb\xff")), "\"a\\nb\u{fffd}\"");
+    }
+}

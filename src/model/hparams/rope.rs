@@ -1,0 +1,170 @@
+//! The `rope.*` keys.
+
+use gguf_rs_lite::Value;
+
+use crate::Error;
+use crate::arch::Spec;
+use crate::keys::{Keys, Source, Sourced, show};
+use crate::rope::Pairing;
+
+use super::refused::is_one_of;
+
+/// How positions are scaled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScalingKind {
+    /// Positions as they are.
+    None,
+    /// All angles divided by the factor.
+    Linear,
+    /// YaRN: high frequencies kept, low ones divided, with a ramp between.
+    Yarn,
+}
+
+impl ScalingKind {
+    /// The name in the file.
+    pub fn name(self) -> &'static str {
+        match self {
+            ScalingKind::None => "none",
+            ScalingKind::Linear => "linear",
+            ScalingKind::Yarn => "yarn",
+        }
+    }
+}
+
+/// The `rope.*` keys.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeHparams {
+    /// Dimensions of a head that turn (the first ones); even.
+    pub n_rot: Sourced<usize>,
+    /// Base of the angles' geometric series.
+    pub freq_base: Sourced<f32>,
+    /// Kind of scaling.
+    pub scaling: Sourced<ScalingKind>,
+    /// Context extension factor.
+    pub factor: Sourced<f32>,
+    /// Context length before extension (YaRN).
+    pub original_context: Sourced<usize>,
+    /// Extra factor on the rotated values' magnitude.
+    pub attn_factor: Sourced<f32>,
+    /// YaRN: rotations above which a dimension is not scaled.
+    pub beta_fast: Sourced<f32>,
+    /// YaRN: rotations below which a dimension is scaled in full.
+    pub beta_slow: Sourced<f32>,
+    /// How dimensions pair up (a property of the architecture).
+    pub pairing: Pairing,
+}
+
+/// Reads and checks them for heads of `head_dim` values.
+pub(super) fn read(
+    k: &mut Keys<'_>,
+    spec: &Spec,
+    head_dim: usize,
+    context: usize,
+) -> Result<RopeHparams, Error> {
+    let n_rot = k.count("rope.dimension_count", 2..=head_dim, Some(head_dim))?;
+    if n_rot.value % 2 != 0 || (spec.full_rotary && n_rot.value != head_dim) {
+        let expected = if spec.full_rotary {
+            format!("{head_dim}, the head's width")
+        } else {
+            "an even number".into()
+        };
+        return Err(k.bad(
+            k.full("rope.dimension_count"),
+            expected,
+            n_rot.value.to_string(),
+        ));
+    }
+    let freq_base = k.positive("rope.freq_base", f32::INFINITY, Some(10000.0))?;
+    if freq_base.source == Source::Default {
+        let key = k.full("rope.freq_base");
+        k.warn(format!("no {key}: 10000 is assumed"));
+    }
+    let (scaling, factor) = scaling(k)?;
+    let original_context = k.count(
+        "rope.scaling.original_context_length",
+        1..=i32::MAX as usize,
+        Some(context),
+    )?;
+    let attn_factor = k.positive("rope.scaling.attn_factor", f32::INFINITY, Some(1.0))?;
+    let beta_fast = k.positive("rope.scaling.yarn_beta_fast", f32::INFINITY, Some(32.0))?;
+    let beta_slow = k.positive("rope.scaling.yarn_beta_slow", f32::INFINITY, Some(1.0))?;
+    if scaling.value == ScalingKind::Yarn {
+        // the ramp's ends are logarithms to this base
+        if freq_base.value <= 1.0 {
+            return Err(k.bad(
+                k.full("rope.freq_base"),
+                "above 1 with yarn scaling",
+                freq_base.value.to_string(),
+            ));
+        }
+        for (suffix, got, usual) in [
+            ("rope.scaling.yarn_beta_fast", beta_fast, 32.0),
+            ("rope.scaling.yarn_beta_slow", beta_slow, 1.0),
+        ] {
+            if got.value != usual {
+                let key = k.full(suffix);
+                k.warn(format!(
+                    "{key} = {} is used; llama.cpp takes {usual} for this architecture",
+                    got.value
+                ));
+            }
+        }
+    }
+    refuse_ext_factor(k, scaling.value)?;
+    Ok(RopeHparams {
+        n_rot,
+        freq_base,
+        scaling,
+        factor,
+        original_context,
+        attn_factor,
+        beta_fast,
+        beta_slow,
+        pairing: spec.pairing,
+    })
+}
+
+/// `rope.scaling.type` and the factor, which old files call `rope.scale_linear`.
+fn scaling(k: &mut Keys<'_>) -> Result<(Sourced<ScalingKind>, Sourced<f32>), Error> {
+    const TYPE: &str = "rope.scaling.type";
+    let old = k.get("rope.scaling.factor").is_none() && k.get("rope.scale_linear").is_some();
+    let suffix = if old {
+        "rope.scale_linear"
+    } else {
+        "rope.scaling.factor"
+    };
+    let given = k.get(suffix).is_some();
+    let kind = match k.text(TYPE)? {
+        None if given => Sourced::default(ScalingKind::Linear),
+        None => Sourced::default(ScalingKind::None),
+        Some("none") => Sourced::file(ScalingKind::None),
+        Some("linear") => Sourced::file(ScalingKind::Linear),
+        Some("yarn") => Sourced::file(ScalingKind::Yarn),
+        Some("longrope") => return Err(k.unsupported(TYPE, "none, linear or yarn", "longrope")),
+        Some(other) => {
+            return Err(k.bad(
+                k.full(TYPE),
+                "none, linear or yarn",
+                show(&Value::Str(other.as_bytes())),
+            ));
+        }
+    };
+    k.note(k.full(TYPE), kind.value.name(), kind.source);
+    let needs = kind.source == Source::File && kind.value != ScalingKind::None;
+    let factor = k.positive(suffix, f32::INFINITY, if needs { None } else { Some(1.0) })?;
+    Ok((kind, factor))
+}
+
+/// YaRN's extrapolation factor is 1 with yarn and 0 without; a file may only say so.
+fn refuse_ext_factor(k: &mut Keys<'_>, kind: ScalingKind) -> Result<(), Error> {
+    const KEY: &str = "rope.scaling.yarn_ext_factor";
+    let neutral = if kind == ScalingKind::Yarn { 1.0 } else { 0.0 };
+    match k.get(KEY) {
+        Some(v) if !is_one_of(&v, &[neutral, -1.0]) => Err(k.unsupported(
+            KEY,
+            format!("only {neutral} with {} scaling", kind.name()),
+            show(&v),
+        )),
+        _ => Ok(()),
+    }
+}
