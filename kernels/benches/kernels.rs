@@ -19,8 +19,8 @@ use common::{PACKED, Rng, embed, program};
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, Throughput};
 use octavo_kernels::{
-    Executor, Isa, KvShape, KvStore, KvType, Matrix, Op, Pool, Program, Role, Rope, Sequence,
-    SlotInfo, Step,
+    Activation, Executor, Isa, KvShape, KvStore, KvType, Matrix, Op, Pool, Program, Role, Rope,
+    RowSet, Sequence, Step, ValueShape,
     probe::{flops_peak, read_bandwidth},
 };
 use octavo_quant::{TensorType as T, quantize};
@@ -150,7 +150,7 @@ fn products(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
             let matrix = Matrix::new(bench.isa, (ty, rows, cols), Arc::new(raw), true, &mut pool)
                 .expect("a matrix");
             let x = Rng(2).floats(m * cols);
-            let ops = vec![embed(m, cols, &x, 0), Op::MatMul { x: 0, w: 0, out: 1 }];
+            let ops = vec![embed(m, cols, &x, 0), Op::MatMul { x: 0, w: 0 }.to(1)];
             let program = program(ops, &[cols, rows], common::KV);
             let executor = Executor::new(bench.isa, program, vec![matrix], pool);
             let run = repeat(executor, no_cache(m), role, 0, m);
@@ -195,14 +195,16 @@ fn attention(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
                     embed(TOKENS, heads_kv * d, &x, 1),
                 ];
                 for layer in 0..layers {
-                    ops.push(Op::KvWrite { k: 1, v: 1, layer });
+                    ops.push(Op::KvWrite { k: 1, v: 1, layer }.without_result());
                     if attend {
-                        ops.push(Op::Attention {
-                            q: 0,
-                            layer,
-                            scale: 0.09,
-                            out: 2,
-                        });
+                        ops.push(
+                            Op::Attention {
+                                q: 0,
+                                layer,
+                                scale: 0.09,
+                            }
+                            .to(2),
+                        );
                     }
                 }
                 // a matrix unit attends for models with quantized weights
@@ -249,6 +251,12 @@ fn elementwise(bench: &mut Bench<'_>) {
     let n = 4096;
     let x = Rng(4).floats(TOKENS * n);
     let ones: Arc<[f32]> = vec![1.0; n].into();
+    // heads of the rotation
+    let kv = KvShape {
+        head_dim: 128,
+        ..common::KV
+    };
+    let store = || KvStore::new(kv, TOKENS.div_ceil(16)).expect("memory");
     let cases = [
         (
             "rms_norm",
@@ -257,8 +265,8 @@ fn elementwise(bench: &mut Bench<'_>) {
                 x: 0,
                 weight: ones,
                 eps: 1e-6,
-                out: 1,
-            },
+            }
+            .to(1),
         ),
         (
             "rope",
@@ -266,31 +274,27 @@ fn elementwise(bench: &mut Bench<'_>) {
             Op::Rope {
                 x: 0,
                 head_dim: 128,
-                out: 1,
-            },
+            }
+            .to(1),
         ),
         (
             "swiglu",
             3,
-            Op::SwiGlu {
+            Op::Gate {
                 gate: 0,
                 up: 0,
-                out: 1,
-            },
+                act: Activation::Silu,
+            }
+            .to(1),
         ),
-        ("add", 3, Op::Add { a: 0, b: 0, out: 1 }),
+        ("add", 3, Op::Add { a: 0, b: 0 }.to(1)),
     ];
     for (name, moved, op) in cases {
         // once to read, so that the embedding does not count much
         let mut ops = vec![embed(TOKENS, n, &x, 0)];
         ops.extend(std::iter::repeat_n(op, 16));
-        let slots = vec![
-            SlotInfo {
-                width: n,
-                selected: false
-            };
-            2
-        ];
+        let rows = RowSet::All;
+        let slots = vec![ValueShape { width: n, rows }; 2];
         let frequencies = (0..64).map(|i| 1e6f64.powf(-f64::from(i) / 64.0)).collect();
         let rope = Rope {
             frequencies,
@@ -301,7 +305,7 @@ fn elementwise(bench: &mut Bench<'_>) {
             ops,
             slots,
             rope,
-            kv: common::KV,
+            kv,
             output: 1,
         };
         let executor = Executor::new(
@@ -315,7 +319,7 @@ fn elementwise(bench: &mut Bench<'_>) {
             name,
             &Throughput::Bytes(bytes),
             None,
-            repeat(executor, no_cache(TOKENS), Role::Prompt, 0, TOKENS),
+            repeat(executor, store(), Role::Prompt, 0, TOKENS),
         );
     }
 }

@@ -17,11 +17,13 @@ mod clock;
 pub mod cuda;
 mod exec;
 mod formats;
+mod fuse;
 mod generic;
 mod isa;
 mod kv;
 mod matrix;
 mod memory;
+mod op;
 mod pack;
 mod pool;
 pub mod probe;
@@ -36,5 +38,9 @@ pub use isa::{Isa, IsaChoice, IsaError, Rounding};
 pub use kv::{KvShape, KvStore, KvTooLarge, KvType, PAGE_POSITIONS};
 pub use matrix::{Bytes, Matrix, MatrixError, kernel_name};
 pub use memory::{NoMemory, room, with_memory};
+pub use op::{
+    Activation, CacheShape, MatrixShape, Op, RowSet, ShapeError, Shapes, Translate, Translated,
+    ValueShape,
+};
 pub use pool::Pool;
-pub use program::{Op, Program, Role, Rope, RowTable, Sequence, Slot, SlotInfo, Step};
+pub use program::{Instruction, Program, ProgramOp, Role, Rope, RowTable, Sequence, Slot, Step};

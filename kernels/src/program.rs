@@ -3,6 +3,7 @@
 use crate::generic::attention::PAGE;
 use crate::kv::KvShape;
 use crate::matrix::Bytes;
+use crate::op::{CacheShape, MatrixShape, Op, RowSet, Shapes, ValueShape};
 use octavo_quant::TensorType;
 use std::ops::Range;
 use std::sync::Arc;
@@ -45,154 +46,64 @@ impl Rope {
     }
 }
 
-/// One operation. Widths are those of the slots; an output slot is never an input of the same
-/// operation.
+/// An operation on numbered buffers and matrices; the executor owns the matrices.
+pub type ProgramOp = Op<Slot, usize, Arc<[f32]>, RowTable>;
+
+/// An operation, and where its result goes. The result of an operation that is not element by
+/// element is never over one of its inputs.
 #[derive(Clone)]
-pub enum Op {
-    /// Rows of the table by token id.
-    Embed {
-        /// The embeddings.
-        table: RowTable,
-        /// `[rows][cols]`
-        out: Slot,
-    },
-    /// Rows that come with the step, where another program computed what is before this one.
-    Input {
-        /// `[rows][width]`
-        out: Slot,
-    },
-    /// `x / rms(x) * weight`, over `weight.len()` values at a time.
-    RmsNorm {
-        /// Input.
-        x: Slot,
-        /// One group's weights.
-        weight: Arc<[f32]>,
-        /// Added to the mean square.
-        eps: f32,
-        /// Output.
-        out: Slot,
-    },
-    /// `W x`.
-    MatMul {
-        /// Input.
-        x: Slot,
-        /// Which of the matrices that the executor owns.
-        w: usize,
-        /// Output.
-        out: Slot,
-    },
-    /// `x + bias` for every row.
-    AddBias {
-        /// Input.
-        x: Slot,
-        /// One row.
-        bias: Arc<[f32]>,
-        /// Output.
-        out: Slot,
-    },
-    /// Rotates every head of `head_dim` values.
-    Rope {
-        /// Input.
-        x: Slot,
-        /// Values of a head.
-        head_dim: usize,
-        /// Output.
-        out: Slot,
-    },
-    /// Stores keys and values at the rows' positions.
-    KvWrite {
-        /// `[rows][n_head_kv * head_dim]`
-        k: Slot,
-        /// Likewise.
-        v: Slot,
-        /// Layer of the cache.
-        layer: usize,
-    },
-    /// Softmax attention of every row over its sequence up to its own position.
-    Attention {
-        /// `[rows][n_head * head_dim]`
-        q: Slot,
-        /// Layer of the cache.
-        layer: usize,
-        /// Multiplies the scores.
-        scale: f32,
-        /// As `q`.
-        out: Slot,
-    },
-    /// `gate / (1 + e^-gate) * up`.
-    SwiGlu {
-        /// Gate.
-        gate: Slot,
-        /// Up.
-        up: Slot,
-        /// Output.
-        out: Slot,
-    },
-    /// `a + b`.
-    Add {
-        /// One.
-        a: Slot,
-        /// Other.
-        b: Slot,
-        /// Output.
-        out: Slot,
-    },
-    /// Keeps the rows whose outputs are wanted.
-    SelectRows {
-        /// All rows.
-        x: Slot,
-        /// Wanted rows.
-        out: Slot,
-    },
+pub struct Instruction {
+    /// What is computed.
+    pub op: ProgramOp,
+    /// The slot written; none for [`Op::KvWrite`].
+    pub out: Option<Slot>,
 }
 
-impl Op {
-    /// The slot written, if any.
-    pub fn out(&self) -> Option<Slot> {
-        match *self {
-            Op::Embed { out, .. }
-            | Op::Input { out }
-            | Op::RmsNorm { out, .. }
-            | Op::MatMul { out, .. }
-            | Op::AddBias { out, .. }
-            | Op::Rope { out, .. }
-            | Op::Attention { out, .. }
-            | Op::SwiGlu { out, .. }
-            | Op::Add { out, .. }
-            | Op::SelectRows { out, .. } => Some(out),
-            Op::KvWrite { .. } => None,
+impl ProgramOp {
+    /// With the result in `out`.
+    pub fn to(self, out: Slot) -> Instruction {
+        Instruction {
+            op: self,
+            out: Some(out),
         }
+    }
+
+    /// Without a result: [`Op::KvWrite`].
+    pub fn without_result(self) -> Instruction {
+        Instruction {
+            op: self,
+            out: None,
+        }
+    }
+}
+
+impl Instruction {
+    /// The slot written by whatever but [`Op::KvWrite`].
+    pub(crate) fn result(&self) -> Slot {
+        self.out.expect("`Program::check`: all others have one")
     }
 
     /// Whether a slot is one of its inputs.
-    pub(crate) fn reads(&self, slot: Slot) -> bool {
-        self.inputs().contains(&Resource::Slot(slot))
+    pub(crate) fn reads_slot(&self, slot: Slot) -> bool {
+        self.op.inputs().any(|input| input == slot)
     }
 
     /// What is read of what other operations write.
-    pub(crate) fn inputs(&self) -> Vec<Resource> {
-        match *self {
-            Op::Embed { .. } | Op::Input { .. } => vec![],
-            Op::RmsNorm { x, .. }
-            | Op::MatMul { x, .. }
-            | Op::AddBias { x, .. }
-            | Op::SelectRows { x, .. } => {
-                vec![Resource::Slot(x)]
-            }
-            Op::Rope { x, .. } => vec![Resource::Slot(x), Resource::Angles],
-            Op::KvWrite { k, v, .. } => vec![Resource::Slot(k), Resource::Slot(v)],
-            Op::Attention { q, layer, .. } => vec![Resource::Slot(q), Resource::Kv(layer)],
-            Op::SwiGlu { gate: a, up: b, .. } | Op::Add { a, b, .. } => {
-                vec![Resource::Slot(a), Resource::Slot(b)]
-            }
+    pub(crate) fn reads(&self) -> Vec<Resource> {
+        let mut all: Vec<_> = self.op.inputs().map(Resource::Slot).collect();
+        match self.op {
+            Op::Rope { .. } => all.push(Resource::Angles),
+            Op::Attention { layer, .. } => all.push(Resource::Kv(layer)),
+            _ => {}
         }
+        all
     }
 
     /// What is written.
     pub(crate) fn writes(&self) -> Vec<Resource> {
-        match *self {
+        match self.op {
             Op::KvWrite { layer, .. } => vec![Resource::Kv(layer)],
-            _ => self.out().map(Resource::Slot).into_iter().collect(),
+            _ => self.out.map(Resource::Slot).into_iter().collect(),
         }
     }
 }
@@ -214,22 +125,13 @@ pub(crate) enum Resource {
     Angles,
 }
 
-/// A buffer's width, and whether it exists for wanted rows only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SlotInfo {
-    /// Values of a row.
-    pub width: usize,
-    /// Behind [`Op::SelectRows`].
-    pub selected: bool,
-}
-
 /// A compiled model, without the weights of its products: whoever executes it has them in a layout
 /// of its own.
 pub struct Program {
     /// In order.
-    pub ops: Vec<Op>,
-    /// Indexed by [`Slot`].
-    pub slots: Vec<SlotInfo>,
+    pub ops: Vec<Instruction>,
+    /// Shapes of the buffers, indexed by [`Slot`].
+    pub slots: Vec<ValueShape>,
     /// Positions.
     pub rope: Rope,
     /// The cache.
@@ -248,83 +150,53 @@ pub(crate) struct Row {
 }
 
 impl Program {
-    /// Whether its numbers fit each other and matrices of these `shapes` (rows, columns).
+    /// Whether its numbers fit each other and matrices of these shapes.
     ///
     /// # Panics
     /// If they do not: a bug in whoever compiled it.
-    pub(crate) fn check(&self, shapes: &[(usize, usize)]) {
-        assert!(self.kv.head_dim > 0 && self.kv.head_dim.is_multiple_of(2));
-        let width = |s: Slot| self.slots[s].width;
-        for op in &self.ops {
-            match op {
-                Op::Embed { table, out } => assert_eq!(table.cols, width(*out)),
-                Op::Input { out } => assert!(!self.slots[*out].selected, "a step brings all rows"),
-                Op::RmsNorm { x, weight, out, .. } => {
-                    assert!(
-                        x != out
-                            && width(*x) == width(*out)
-                            && width(*x).is_multiple_of(weight.len())
-                    );
-                }
-                Op::MatMul { x, w, out } => {
-                    assert!(x != out && shapes[*w] == (width(*out), width(*x)))
-                }
-                Op::AddBias { x, bias, out } => {
-                    assert!(width(*x) == bias.len() && width(*out) == bias.len())
-                }
-                Op::Rope { x, head_dim, out } => {
-                    assert!(width(*x) == width(*out) && width(*x).is_multiple_of(*head_dim));
-                    assert!(2 * self.rope.frequencies.len() <= *head_dim);
-                }
-                Op::KvWrite { k, v, layer } => {
-                    let n = self.kv.n_head_kv * self.kv.head_dim;
-                    assert!(width(*k) == n && width(*v) == n && *layer < self.kv.n_layer);
-                }
-                Op::Attention { q, layer, out, .. } => {
-                    assert!(q != out && width(*q) == width(*out) && *layer < self.kv.n_layer);
-                    assert!(width(*q).is_multiple_of(self.kv.n_head_kv * self.kv.head_dim));
-                }
-                Op::SwiGlu {
-                    gate: a,
-                    up: b,
-                    out,
-                }
-                | Op::Add { a, b, out } => {
-                    assert!(width(*a) == width(*out) && width(*b) == width(*out));
-                }
-                Op::SelectRows { x, out } => assert!(x != out && width(*x) == width(*out)),
+    pub(crate) fn check(&self, matrices: &[MatrixShape]) {
+        let head_dim = self.kv.head_dim;
+        assert!(head_dim > 0 && head_dim.is_multiple_of(2));
+        for (at, Instruction { op, out }) in self.ops.iter().enumerate() {
+            let shapes = Operands {
+                program: self,
+                matrices,
+                out: *out,
+            };
+            let fits = op.shape(&shapes).and_then(|shape| match out {
+                Some(out) => shape.expect(self.slots[*out]),
+                None => Ok(()),
+            });
+            if let Err(error) = fits {
+                panic!("operation {at}: {error}");
+            }
+            assert_eq!(
+                out.is_none(),
+                matches!(op, Op::KvWrite { .. }),
+                "operation {at}: everything but what goes to the cache has a result"
+            );
+            assert!(
+                op.is_by_element() || op.inputs().all(|input| Some(input) != *out),
+                "operation {at} writes over its input"
+            );
+            if let Op::Rope { head_dim, .. } = op {
+                assert!(2 * self.rope.frequencies.len() <= *head_dim);
             }
         }
-    }
-
-    /// Whether nobody reads from a slot what is there before operation `from`.
-    pub(crate) fn unread(&self, slot: Slot, from: usize) -> bool {
-        for op in &self.ops[from..] {
-            if op.reads(slot) {
-                return false;
-            }
-            if op.out() == Some(slot) {
-                return true;
-            }
-        }
-        slot != self.output
     }
 
     /// Rows that a step of so many has in a slot, of which so many are wanted.
     pub(crate) fn rows_of(&self, slot: Slot, rows: usize, wanted: usize) -> usize {
-        if self.slots[slot].selected {
-            wanted
-        } else {
-            rows
+        match self.slots[slot].rows {
+            RowSet::All => rows,
+            RowSet::Wanted => wanted,
         }
     }
 
     /// Where a step's own rows go, if this program begins with them.
     pub(crate) fn input(&self) -> Option<Slot> {
-        self.ops.iter().find_map(|op| match *op {
-            Op::Input { out } => Some(out),
-            _ => None,
-        })
+        let given = |i: &&Instruction| matches!(i.op, Op::Input);
+        self.ops.iter().find(given)?.out
     }
 
     /// The tokens of a step on a cache of `n_pages`, and the rows with outputs.
@@ -333,8 +205,8 @@ impl Program {
     /// If the step does not fit: tokens beyond the table (where there is one), tables that do not
     /// cover the positions, page numbers that do not exist, an input of another size.
     pub(crate) fn rows(&self, step: &Step<'_>, n_pages: usize) -> (Vec<Row>, Vec<usize>) {
-        let vocabulary = self.ops.iter().find_map(|op| match op {
-            Op::Embed { table, .. } => Some(table.rows),
+        let vocabulary = self.ops.iter().find_map(|i| match &i.op {
+            Op::Embed { table } => Some(table.rows),
             _ => None,
         });
         let (mut rows, mut wanted) = (Vec::new(), Vec::new());
@@ -372,6 +244,47 @@ impl Program {
             "an input of other rows, or for another program"
         );
         (rows, wanted)
+    }
+}
+
+/// What an operation's shape follows from in a program.
+struct Operands<'a> {
+    program: &'a Program,
+    matrices: &'a [MatrixShape],
+    /// Where the result goes.
+    out: Option<Slot>,
+}
+
+impl Shapes<Slot, usize, Arc<[f32]>, RowTable> for Operands<'_> {
+    fn value(&self, slot: Slot) -> ValueShape {
+        self.program.slots[slot]
+    }
+
+    fn matrix(&self, w: &usize) -> Option<MatrixShape> {
+        self.matrices.get(*w).copied()
+    }
+
+    fn vector(&self, values: &Arc<[f32]>) -> Option<usize> {
+        Some(values.len())
+    }
+
+    fn table(&self, table: &RowTable) -> Option<MatrixShape> {
+        let RowTable { rows, cols, .. } = *table;
+        Some(MatrixShape { rows, cols })
+    }
+
+    fn input(&self) -> Option<usize> {
+        // a step brings whatever the slot takes
+        self.out.map(|out| self.program.slots[out].width)
+    }
+
+    fn cache(&self) -> CacheShape {
+        let kv = self.program.kv;
+        CacheShape {
+            layers: kv.n_layer,
+            head_dim: kv.head_dim,
+            width: kv.n_head_kv * kv.head_dim,
+        }
     }
 }
 

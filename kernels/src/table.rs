@@ -3,10 +3,12 @@
 
 use crate::act::ActRow;
 use crate::formats::{self, Format};
+use crate::generic::elementwise::Activate;
 use crate::generic::{attention, elementwise, gemm, gemv, pairs};
 use crate::isa::Isa;
 use crate::kv::KvType;
 use crate::matrix::Reads;
+use crate::op::Activation;
 use crate::pack::Shape;
 use crate::probe;
 use crate::simd::{Portable, Simd};
@@ -105,7 +107,8 @@ pub(crate) struct Table {
     /// Instead of the former, for prompts.
     pub(crate) unit: Option<Unit>,
     pub(crate) rms_norm: unsafe fn(*const f32, *const f32, f32, usize, *mut f32),
-    pub(crate) swiglu: unsafe fn(&elementwise::Operands),
+    /// Of an activation.
+    pub(crate) gate: fn(Activation) -> unsafe fn(&elementwise::Operands),
     pub(crate) add: unsafe fn(&elementwise::Operands),
     pub(crate) to_f16: unsafe fn(*const f32, usize, *mut u16),
     pub(crate) rotate: unsafe fn(*const f32, *const f32, *const f32, usize, *mut f32),
@@ -294,9 +297,9 @@ macro_rules! instantiate {
                 unsafe { elementwise::rms_norm::<$simd>(x, weight, eps, n, y) }
             }
             $(#[target_feature(enable = $features)])?
-            unsafe fn swiglu(rows: &elementwise::Operands) {
+            unsafe fn gate<A: Activate>(rows: &elementwise::Operands) {
                 // SAFETY: as gemv.
-                unsafe { elementwise::swiglu::<$simd>(rows) }
+                unsafe { elementwise::gate::<$simd, A>(rows) }
             }
             $(#[target_feature(enable = $features)])?
             unsafe fn add(rows: &elementwise::Operands) {
@@ -381,7 +384,9 @@ macro_rules! instantiate {
                 },
                 unit: $prompts!(attention),
                 rms_norm,
-                swiglu,
+                gate: |act| match act {
+                    Activation::Silu => gate::<elementwise::Silu>,
+                },
                 add,
                 to_f16,
                 rotate,

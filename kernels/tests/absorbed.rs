@@ -5,7 +5,9 @@ mod common;
 use std::sync::Arc;
 
 use common::{KV, Rng, embed, program, random_blocks, run};
-use octavo_kernels::{Executor, Isa, KvStore, Matrix, Op, Pool, Role, Sequence, Step};
+use octavo_kernels::{
+    Activation, Executor, Instruction, Isa, KvStore, Matrix, Op, Pool, Role, Sequence, Step,
+};
 use octavo_quant::TensorType as T;
 
 /// Slots: 0 x, 1 gate, 2 up, 3 gated, 4 down, 5 the sum.
@@ -22,41 +24,22 @@ struct Case {
     slots: [usize; 5],
 }
 
-fn ops(case: &Case, x: &[f32]) -> Vec<Op> {
+fn ops(case: &Case, x: &[f32]) -> Vec<Instruction> {
     let [gate, up, gated, down, sum] = case.slots;
     vec![
         embed(case.m, D, x, 0),
-        Op::MatMul {
-            x: 0,
-            w: 0,
-            out: gate,
-        },
-        Op::MatMul {
-            x: 0,
-            w: 1,
-            out: up,
-        },
-        Op::SwiGlu {
+        Op::MatMul { x: 0, w: 0 }.to(gate),
+        Op::MatMul { x: 0, w: 1 }.to(up),
+        Op::Gate {
             gate,
             up,
-            out: gated,
-        },
-        Op::MatMul {
-            x: gated,
-            w: 2,
-            out: down,
-        },
-        Op::Add {
-            a: 0,
-            b: down,
-            out: sum,
-        },
+            act: Activation::Silu,
+        }
+        .to(gated),
+        Op::MatMul { x: gated, w: 2 }.to(down),
+        Op::Add { a: 0, b: down }.to(sum),
         // the output is a slot of its own
-        Op::Add {
-            a: sum,
-            b: sum,
-            out: 5,
-        },
+        Op::Add { a: sum, b: sum }.to(5),
     ]
 }
 
@@ -234,10 +217,7 @@ fn what_is_read_again_is_not_absorbed() {
         .map(|_| random_blocks(&mut rng, T::Q4_K, D * ff))
         .collect();
     for isa in Isa::available() {
-        for last in [
-            Op::Add { a: 1, b: 3, out: 4 },
-            Op::Add { a: 2, b: 3, out: 4 },
-        ] {
+        for last in [Op::Add { a: 1, b: 3 }.to(4), Op::Add { a: 2, b: 3 }.to(4)] {
             let mut pool = Pool::new(2).expect("threads");
             let matrix = |raw: &Vec<u8>, pool: &mut Pool| {
                 Matrix::new(isa, (T::Q4_K, ff, D), Arc::new(raw.clone()), true, pool)
@@ -246,13 +226,14 @@ fn what_is_read_again_is_not_absorbed() {
             let matrices = raw.iter().map(|raw| matrix(raw, &mut pool)).collect();
             let ops = vec![
                 embed(m, D, &x, 0),
-                Op::MatMul { x: 0, w: 0, out: 1 },
-                Op::MatMul { x: 0, w: 1, out: 2 },
-                Op::SwiGlu {
+                Op::MatMul { x: 0, w: 0 }.to(1),
+                Op::MatMul { x: 0, w: 1 }.to(2),
+                Op::Gate {
                     gate: 1,
                     up: 2,
-                    out: 3,
-                },
+                    act: Activation::Silu,
+                }
+                .to(3),
                 last,
             ];
             let mut executor =

@@ -5,8 +5,8 @@ mod common;
 
 use common::{Rng, f32_bytes};
 use octavo_kernels::{
-    Executor, Isa, KvShape, KvStore, KvType, Op, Pool, Program, Role, Rope, RowTable, Sequence,
-    SlotInfo, Step,
+    Executor, Isa, KvShape, KvStore, KvType, Op, Pool, Program, Role, Rope, RowSet, RowTable,
+    Sequence, Step, ValueShape,
 };
 use octavo_quant::TensorType;
 use std::sync::Arc;
@@ -33,32 +33,33 @@ fn executor(c: Case, q: &[f32], k: &[f32], v: &[f32], tokens: usize) -> Executor
     let ops = vec![
         Op::Embed {
             table: table(q, nq),
-            out: 0,
-        },
+        }
+        .to(0),
         Op::Embed {
             table: table(k, nkv),
-            out: 1,
-        },
+        }
+        .to(1),
         Op::Embed {
             table: table(v, nkv),
-            out: 2,
-        },
+        }
+        .to(2),
         Op::KvWrite {
             k: 1,
             v: 2,
             layer: 1,
-        },
+        }
+        .without_result(),
         Op::Attention {
             q: 0,
             layer: 1,
             scale: 0.37,
-            out: 3,
-        },
+        }
+        .to(3),
     ];
     let slots = [nq, nkv, nkv, nq]
-        .map(|width| SlotInfo {
+        .map(|width| ValueShape {
             width,
-            selected: false,
+            rows: RowSet::All,
         })
         .to_vec();
     let kv = kv_shape(c);

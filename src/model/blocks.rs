@@ -1,7 +1,9 @@
 //! Building blocks shared by all architectures: each adds its ops, with llama.cpp's names, in
 //! llama.cpp's order.
 
-use super::graph::{Graph, Node, Op, Rows, Tap, ValueId, ValueInfo};
+use octavo_kernels::{Activation, RowSet, ValueShape};
+
+use super::graph::{Graph, Node, Op, Tap, ValueId};
 use super::hparams::Hparams;
 use super::weights::{Layer, VecId, WeightId, Weights};
 
@@ -10,7 +12,7 @@ pub(super) struct Builder<'a> {
     h: &'a Hparams,
     w: &'a Weights,
     nodes: Vec<Node>,
-    values: Vec<ValueInfo>,
+    values: Vec<ValueShape>,
 }
 
 /// The tap of this name in a layer.
@@ -35,22 +37,22 @@ impl<'a> Builder<'a> {
         &self.w.layers[l]
     }
 
-    fn push(&mut self, op: Op, info: ValueInfo, tap: Option<Tap>) -> ValueId {
+    fn push(&mut self, op: Op, info: ValueShape, tap: Option<Tap>) -> ValueId {
         let out = ValueId(self.values.len() as u32);
         self.values.push(info);
         self.nodes.push(Node { op, out, tap });
         out
     }
 
-    fn info(&self, v: ValueId) -> ValueInfo {
+    fn info(&self, v: ValueId) -> ValueShape {
         self.values[v.index()]
     }
 
     /// Token embeddings.
     pub(super) fn embed(&mut self) -> ValueId {
-        let info = ValueInfo {
+        let info = ValueShape {
             width: self.h.n_embd(),
-            rows: Rows::All,
+            rows: RowSet::All,
         };
         self.push(
             Op::Embed {
@@ -66,13 +68,11 @@ impl<'a> Builder<'a> {
 
     /// RMS norm of groups as wide as the weight: the row, or each head.
     fn norm(&mut self, x: ValueId, weight: VecId, tap: Option<Tap>) -> ValueId {
-        let group = self.w.vector(weight).len();
         self.push(
             Op::RmsNorm {
                 x,
                 weight,
                 eps: self.h.rms_eps(),
-                group,
             },
             self.info(x),
             tap,
@@ -83,7 +83,7 @@ impl<'a> Builder<'a> {
         let width = self.w.matrix(w).rows as usize;
         self.push(
             Op::MatMul { x, w },
-            ValueInfo {
+            ValueShape {
                 width,
                 ..self.info(x)
             },
@@ -156,7 +156,7 @@ impl<'a> Builder<'a> {
         let k = self.rotated(x, &key, l);
         self.push(
             Op::KvWrite { k, v, layer: l },
-            ValueInfo {
+            ValueShape {
                 width: 0,
                 ..self.info(k)
             },
@@ -180,8 +180,8 @@ impl<'a> Builder<'a> {
             for v in [&mut a, &mut b] {
                 *v = self.push(
                     Op::SelectRows { x: *v },
-                    ValueInfo {
-                        rows: Rows::Wanted,
+                    ValueShape {
+                        rows: RowSet::Wanted,
                         ..self.info(*v)
                     },
                     None,
@@ -192,7 +192,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Norm and gated feed-forward block.
-    pub(super) fn swiglu(&mut self, x: ValueId, l: usize) -> ValueId {
+    pub(super) fn gated(&mut self, x: ValueId, l: usize) -> ValueId {
         let w = self.layer(l);
         let x = self.norm(x, w.ffn_norm, at("ffn_norm", l));
         let gate = self.matmul(x, w.gate, at("ffn_gate", l));
@@ -200,7 +200,11 @@ impl<'a> Builder<'a> {
         let up = self.matmul(x, w.up, at("ffn_up", l));
         let up = self.bias(up, w.up_bias, at("ffn_up_b", l));
         let y = self.push(
-            Op::SwiGlu { gate, up },
+            Op::Gate {
+                gate,
+                up,
+                act: Activation::Silu,
+            },
             self.info(gate),
             at("ffn_swiglu", l),
         );

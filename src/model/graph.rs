@@ -1,9 +1,11 @@
 //! The forward pass as data: a list of coarse named ops that every backend executes.
 //!
 //! Values are matrices of one row per token; their width is fixed, their row count is that of the
-//! batch until [`Op::SelectRows`] keeps the rows whose logits are wanted. A node's tap is
+//! batch until `Op::SelectRows` keeps the rows whose logits are wanted. A node's tap is
 //! llama.cpp's name for the same tensor; names repeat (`Qcur-0` is the product, then the biased
 //! product, then the rotated one), so a key is name + occurrence.
+
+use octavo_kernels::{CacheShape, MatrixShape, ShapeError, Shapes, ValueShape};
 
 use super::hparams::Hparams;
 use super::weights::{VecId, WeightId, Weights};
@@ -17,24 +19,6 @@ impl ValueId {
     pub fn index(self) -> usize {
         self.0 as usize
     }
-}
-
-/// Which rows a value has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rows {
-    /// One per token of the batch.
-    All,
-    /// One per token whose logits are wanted.
-    Wanted,
-}
-
-/// A value's shape: (rows, width) f32.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ValueInfo {
-    /// Numbers per row; 0 for the result of [`Op::KvWrite`], which has no storage.
-    pub width: usize,
-    /// Which rows.
-    pub rows: Rows,
 }
 
 /// A tap's name: `Qcur-3`, or `result_norm` without a layer.
@@ -55,66 +39,10 @@ impl std::fmt::Display for Tap {
     }
 }
 
-/// One operation. Operands are values unless their type says otherwise.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[allow(missing_docs)] // the fields are the formulas' letters
-pub enum Op {
-    /// Rows of the embedding table, one per token id of the batch.
-    Embed { table: WeightId },
-    /// `x * weight / sqrt(mean(x^2) + eps)` over each `group` neighbours: the whole row, or each
-    /// head.
-    RmsNorm {
-        x: ValueId,
-        weight: VecId,
-        eps: f32,
-        group: usize,
-    },
-    /// `x W^T`.
-    MatMul { x: ValueId, w: WeightId },
-    /// `x + bias` in every row.
-    AddBias { x: ValueId, bias: VecId },
-    /// Rotates the pairs of each head of width `head_dim` by the token's position, per the model's
-    /// `RopeTable`; dimensions from `n_rot` on pass unchanged.
-    Rope { x: ValueId, head_dim: usize },
-    /// Appends keys and values of this layer to the cache. No result.
-    KvWrite {
-        k: ValueId,
-        v: ValueId,
-        layer: usize,
-    },
-    /// Causal attention over everything cached for the layer: `softmax(scale * q K^T) V` per head;
-    /// query head `h` reads key head `h / (n_head / n_head_kv)`.
-    Attention {
-        q: ValueId,
-        layer: usize,
-        scale: f32,
-    },
-    /// `gate / (1 + exp(-gate)) * up`.
-    SwiGlu { gate: ValueId, up: ValueId },
-    /// `a + b`.
-    Add { a: ValueId, b: ValueId },
-    /// The rows whose logits are wanted.
-    SelectRows { x: ValueId },
-}
-
-impl Op {
-    /// The values read, in order.
-    pub fn inputs(&self) -> impl Iterator<Item = ValueId> + use<> {
-        let (first, second) = match *self {
-            Op::Embed { .. } => (None, None),
-            Op::RmsNorm { x, .. }
-            | Op::MatMul { x, .. }
-            | Op::AddBias { x, .. }
-            | Op::Rope { x, .. }
-            | Op::SelectRows { x } => (Some(x), None),
-            Op::Attention { q, .. } => (Some(q), None),
-            Op::KvWrite { k, v, .. } => (Some(k), Some(v)),
-            Op::SwiGlu { gate, up } => (Some(gate), Some(up)),
-            Op::Add { a, b } => (Some(a), Some(b)),
-        };
-        first.into_iter().chain(second)
-    }
-}
+/// One operation on values of the graph. Never [`Op::Input`](octavo_kernels::Op::Input): a graph is
+/// a whole model and begins with token ids; a part of its layers that begins with another's rows is
+/// a program, which an engine makes of it.
+pub type Op = octavo_kernels::Op<ValueId, WeightId, VecId, WeightId>;
 
 /// An op, where its result goes, and the result's name.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -133,7 +61,7 @@ pub struct Graph {
     /// The ops in order of execution.
     pub nodes: Vec<Node>,
     /// The values' shapes.
-    pub values: Vec<ValueInfo>,
+    pub values: Vec<ValueShape>,
     /// Layers.
     pub n_layer: usize,
     /// What each layer hands on, (rows, n_embd).
@@ -173,6 +101,9 @@ pub enum GraphError {
         "node {node}: layer {layer}: keys and values must be written once, before they are read"
     )]
     Cache { node: usize, layer: usize },
+    /// A node takes rows that come with a step: graphs begin with token ids.
+    #[error("node {node} takes rows that nobody gives")]
+    Given { node: usize },
     /// A value that nobody wrote is a result.
     #[error("value {value} is a result but is never written")]
     NoResult { value: u32 },
@@ -262,131 +193,80 @@ impl Check<'_> {
             });
         }
         let got = self.graph.values[node.out.index()];
-        let want = self.result(i, &node.op)?;
-        same(i, "result", want.width, got.width)?;
-        if want.rows != got.rows {
-            return Err(GraphError::RowsDiffer { node: i });
-        }
+        let shape = node.op.shape(self);
+        shape
+            .and_then(|shape| shape.expect(got))
+            .map_err(|error| at_node(i, error))?;
+        self.see_cache(i, &node.op)?;
         self.written[node.out.index()] = true;
         Ok(())
     }
 
-    /// The shape of an op's result; an error if its operands do not fit.
-    fn result(&mut self, i: usize, op: &Op) -> Result<ValueInfo, GraphError> {
-        let info = |v: ValueId| self.graph.values[v.index()];
-        Ok(match *op {
-            Op::Embed { table } => ValueInfo {
-                width: self.matrix(i, table)?.1,
-                rows: Rows::All,
-            },
-            Op::RmsNorm {
-                x, weight, group, ..
-            } => {
-                same(i, "norm weight", group, self.vector(i, weight)?)?;
-                whole(i, "normalised width", group, info(x).width)?;
-                info(x)
-            }
-            Op::MatMul { x, w } => {
-                let (rows, cols) = self.matrix(i, w)?;
-                same(i, "matrix input", cols, info(x).width)?;
-                ValueInfo {
-                    width: rows,
-                    ..info(x)
-                }
-            }
-            Op::AddBias { x, bias } => {
-                same(i, "bias", info(x).width, self.vector(i, bias)?)?;
-                info(x)
-            }
-            Op::Rope { x, head_dim } => {
-                same(i, "head", self.h.head_dim(), head_dim)?;
-                whole(i, "heads", head_dim, info(x).width)?;
-                info(x)
-            }
-            Op::KvWrite { k, v, layer } => {
-                same(i, "keys", self.h.kv_width(), info(k).width)?;
-                same(i, "values", self.h.kv_width(), info(v).width)?;
-                if self.cached.get(layer) != Some(&false) {
-                    return Err(GraphError::Cache { node: i, layer });
-                }
-                self.cached[layer] = true;
-                self.same_rows(i, k, v)?;
-                ValueInfo {
-                    width: 0,
-                    ..info(k)
-                }
-            }
-            Op::Attention { q, layer, .. } => {
-                same(i, "queries", self.h.q_width(), info(q).width)?;
-                if self.cached.get(layer) != Some(&true) {
-                    return Err(GraphError::Cache { node: i, layer });
-                }
-                info(q)
-            }
-            Op::SwiGlu { gate: a, up: b } | Op::Add { a, b } => {
-                same(i, "second operand", info(a).width, info(b).width)?;
-                self.same_rows(i, a, b)?;
-                info(a)
-            }
-            Op::SelectRows { x } if info(x).rows == Rows::Wanted => {
-                return Err(GraphError::RowsDiffer { node: i });
-            }
-            Op::SelectRows { x } => ValueInfo {
-                rows: Rows::Wanted,
-                ..info(x)
-            },
-        })
-    }
-
-    fn matrix(&self, node: usize, id: WeightId) -> Result<(usize, usize), GraphError> {
-        let m = self
-            .w
-            .matrices
-            .get(id.0 as usize)
-            .ok_or(GraphError::NoWeight { node })?;
-        Ok((m.rows as usize, m.cols as usize))
-    }
-
-    fn vector(&self, node: usize, id: VecId) -> Result<usize, GraphError> {
-        self.w
-            .vectors
-            .get(id.0 as usize)
-            .map(|v| v.data.len())
-            .ok_or(GraphError::NoWeight { node })
-    }
-
-    fn same_rows(&self, node: usize, a: ValueId, b: ValueId) -> Result<(), GraphError> {
-        let rows = |v: ValueId| self.graph.values[v.index()].rows;
-        if rows(a) == rows(b) {
-            Ok(())
-        } else {
-            Err(GraphError::RowsDiffer { node })
+    /// That each layer's cache is written once, before it is read.
+    fn see_cache(&mut self, node: usize, op: &Op) -> Result<(), GraphError> {
+        let (layer, written) = match *op {
+            Op::KvWrite { layer, .. } => (layer, false),
+            Op::Attention { layer, .. } => (layer, true),
+            _ => return Ok(()),
+        };
+        if self.cached[layer] != written {
+            return Err(GraphError::Cache { node, layer });
         }
+        self.cached[layer] = true;
+        Ok(())
     }
 }
 
-fn same(node: usize, what: &'static str, expected: usize, got: usize) -> Result<(), GraphError> {
-    if expected == got {
-        Ok(())
-    } else {
-        Err(GraphError::Width {
+/// What is wrong with the operands of a node.
+fn at_node(node: usize, error: ShapeError) -> GraphError {
+    match error {
+        ShapeError::Width {
+            what,
+            expected,
+            got,
+        } => GraphError::Width {
             node,
             what,
             expected,
             got,
-        })
+        },
+        ShapeError::RowsDiffer => GraphError::RowsDiffer { node },
+        ShapeError::NoWeight => GraphError::NoWeight { node },
+        ShapeError::NoLayer { layer } => GraphError::Cache { node, layer },
+        ShapeError::NoInput => GraphError::Given { node },
     }
 }
 
-/// `got` must be a whole number of groups.
-fn whole(node: usize, what: &'static str, group: usize, got: usize) -> Result<(), GraphError> {
-    if group > 0 && got > 0 && got.is_multiple_of(group) {
-        return Ok(());
+impl Shapes<ValueId, WeightId, VecId, WeightId> for Check<'_> {
+    fn value(&self, v: ValueId) -> ValueShape {
+        self.graph.values[v.index()]
     }
-    Err(GraphError::Width {
-        node,
-        what,
-        expected: group,
-        got,
-    })
+
+    fn matrix(&self, id: &WeightId) -> Option<MatrixShape> {
+        let m = self.w.matrices.get(id.0 as usize)?;
+        Some(MatrixShape {
+            rows: m.rows as usize,
+            cols: m.cols as usize,
+        })
+    }
+
+    fn vector(&self, id: &VecId) -> Option<usize> {
+        Some(self.w.vectors.get(id.0 as usize)?.data.len())
+    }
+
+    fn table(&self, id: &WeightId) -> Option<MatrixShape> {
+        self.matrix(id)
+    }
+
+    fn input(&self) -> Option<usize> {
+        None
+    }
+
+    fn cache(&self) -> CacheShape {
+        CacheShape {
+            layers: self.graph.n_layer,
+            head_dim: self.h.head_dim(),
+            width: self.h.kv_width(),
+        }
+    }
 }

@@ -16,7 +16,7 @@ use serde::Serialize;
 
 pub use arch::Arch;
 pub use error::Error;
-pub use graph::{Graph, Node, Op, Rows, Tap, ValueId, ValueInfo};
+pub use graph::{Graph, Node, Op, Tap, ValueId};
 pub use hparams::{Hparams, LayerHparams, ScalingKind};
 pub use keys::{Entry, Source, Sourced};
 pub use rope::{Pairing, RopeTable};

@@ -10,6 +10,7 @@ use super::params::{
     Select,
 };
 use crate::kv::KvType;
+use crate::op::Activation;
 use octavo_quant::TensorType;
 
 /// One launch of one kernel.
@@ -94,9 +95,19 @@ pub fn add(p: &Pair) -> Launch {
     launch(Module::Rows, "add", [blocks(p.n, 256), 1, 1], 256, p)
 }
 
-/// `a / (1 + e^-a) * b`.
-pub fn swiglu(p: &Pair) -> Launch {
-    launch(Module::Rows, "swiglu", [blocks(p.n, 256), 1, 1], 256, p)
+/// `act(a) * b`.
+pub fn gate(act: Activation, p: &Pair) -> Launch {
+    let name = match act {
+        Activation::Silu => "swiglu",
+    };
+    launch(Module::Rows, name, [blocks(p.n, 256), 1, 1], 256, p)
+}
+
+/// How [`Gemv::gated`] says which gate it is.
+pub(super) fn gate_of_gemv(act: Activation) -> u32 {
+    match act {
+        Activation::Silu => 1,
+    }
 }
 
 /// Keeps rows by number.

@@ -9,13 +9,9 @@ use super::items::Items;
 use super::plan::{CODES, Phase, Section};
 use super::{Model, Role, piece_len};
 use crate::act::{ACT_GROUP, Act4, ActRow};
-use crate::generic::attention::MAX_HEAD_DIM;
 use crate::memory::{Floats, NoMemory, with_memory};
 use crate::pool::PLACES;
 use crate::program::Resource;
-use crate::table::MAX_R;
-
-use super::{MAX_QUERIES, PANEL_FLOATS, STRIP_PAIR, UNITS};
 
 /// Tokens of the widest tile, at least. No form takes more than a float for each value of a tile.
 pub(super) const MAX_TILE: usize = 16;
@@ -71,7 +67,7 @@ pub(super) struct Extent {
 }
 
 impl Extent {
-    fn most_rows(&self) -> usize {
+    pub(super) fn most_rows(&self) -> usize {
         self.rows.max(self.wanted)
     }
 }
@@ -208,15 +204,9 @@ impl Arena {
         let program = &model.program;
         self.buffers
             .resize_with(program.slots.len(), Floats::default);
-        for (buffer, slot) in self.buffers.iter_mut().zip(&program.slots) {
-            buffer.grow(
-                slot.width
-                    * if slot.selected {
-                        extent.wanted
-                    } else {
-                        extent.rows
-                    },
-            );
+        for (slot, buffer) in self.buffers.iter_mut().enumerate() {
+            let rows = program.rows_of(slot, extent.rows, extent.wanted);
+            buffer.grow(rows * program.slots[slot].width);
         }
         let (most, widest) = (extent.most_rows(), model.widest());
         if extent.role == Role::Generated {
@@ -423,56 +413,6 @@ impl Arenas {
 /// What stands for a section where items are marked as done.
 pub(super) fn mark_of(section: usize) -> u32 {
     section as u32 + 1
-}
-
-/// What one thread needs to itself.
-#[derive(Default)]
-pub(super) struct Scratch {
-    pub(super) panel: Floats,
-    pub(super) sums: Floats,
-    pub(super) q: Floats,
-    pub(super) out: Floats,
-    pub(super) strip: Floats,
-    /// Of the matrix unit's attention.
-    pub(super) unit: Floats,
-}
-
-/// The scratch of each thread of the pool.
-pub(super) struct Scratches(Box<[UnsafeCell<Scratch>]>);
-
-// SAFETY: each is used by the thread of its number only, see `of`.
-unsafe impl Sync for Scratches {}
-
-impl Scratches {
-    pub(super) fn new(threads: usize) -> Scratches {
-        Scratches((0..threads).map(|_| UnsafeCell::default()).collect())
-    }
-
-    /// The scratch of a thread.
-    ///
-    /// # Safety
-    /// The calling thread is that of the number, and has no other reference to its scratch.
-    #[allow(clippy::mut_from_ref, reason = "each thread has its own")]
-    pub(super) unsafe fn of(&self, thread: usize) -> &mut Scratch {
-        // SAFETY: the caller's promise.
-        unsafe { &mut *self.0[thread].get() }
-    }
-}
-
-impl Scratch {
-    /// Makes room for a step.
-    pub(super) fn reserve(&mut self, model: &Model, extent: &Extent) {
-        self.panel.grow(STRIP_PAIR * PANEL_FLOATS);
-        self.sums.grow(UNITS * super::sums_len(extent.most_rows()));
-        self.q.grow(MAX_QUERIES * MAX_HEAD_DIM);
-        self.out
-            .grow(MAX_QUERIES * crate::generic::attention::padded(MAX_HEAD_DIM));
-        self.strip.grow(2 * STRIP_PAIR * MAX_R);
-        if let Some(unit) = model.unit {
-            self.unit
-                .grow((unit.scratch)(model.program.kv.head_dim) / 4);
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,14 +1,17 @@
 //! What a product does with its results while they are near, instead of operations of their own.
 
-use super::{Matrix, Op, Program, Reads, Role, Slot};
+use super::{Matrix, Reads, Role, Slot};
+use crate::fuse::{Group, Kind};
+use crate::op::Activation;
 
-/// An operation whose inputs nobody else reads, done by the product that makes them.
+/// Operations whose inputs nobody else reads, done by the product that makes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Epilogue {
-    /// SwiGLU of this product, the gate, and the product of the same input with another matrix.
-    SwiGlu {
+    /// This product is a gate, and that of the same input with another matrix what it gates.
+    Gate {
         /// Which of the matrices.
         up: usize,
+        act: Activation,
         out: Slot,
     },
     /// Adds what is in `to`.
@@ -18,18 +21,13 @@ pub(super) enum Epilogue {
 impl Epilogue {
     pub(super) fn out(self) -> Slot {
         match self {
-            Epilogue::SwiGlu { out, .. } | Epilogue::Add { out, .. } => out,
+            Epilogue::Gate { out, .. } | Epilogue::Add { out, .. } => out,
         }
     }
 }
 
-/// What can be done by the product at `at`, and how many operations after it that is.
-pub(super) fn epilogue(
-    program: &Program,
-    matrices: &[Matrix],
-    role: Role,
-    at: usize,
-) -> (Option<Epilogue>, usize) {
+/// What the product that a group begins with does besides, if this executor takes the group.
+pub(super) fn epilogue(group: &Group, matrices: &[Matrix], role: Role) -> Option<Epilogue> {
     // what follows may be written over the input, unless products of other rows still read it as it
     // is
     let apart = |x: Slot, w: usize, out: Slot| {
@@ -40,44 +38,25 @@ pub(super) fn epilogue(
         let matrix = &matrices[w];
         (matrix.ty, matrix.rows, matrix.is_packed())
     };
-    match program.ops[at..] {
-        [
-            Op::MatMul { x, w, out: a },
-            Op::MatMul {
-                x: same,
-                w: up,
-                out: b,
-            },
-            Op::SwiGlu {
-                gate,
-                up: other,
-                out,
-            },
-            ..,
-        ] if x == same
-            && (a, b) == (gate, other)
-            && a != b
-            && [a, b]
-                .iter()
-                .all(|slot| *slot == out || program.unread(*slot, at + 3))
-            && like(w) == like(up)
-            && apart(x, w, out) =>
-        {
-            (Some(Epilogue::SwiGlu { up, out }), 2)
-        }
-        [Op::MatMul { x, w, out: y }, Op::Add { a, b, out }, ..]
-            if (a == y) != (b == y)
-                && (y == out || program.unread(y, at + 2))
-                && apart(x, w, out) =>
-        {
-            (
-                Some(Epilogue::Add {
-                    to: if a == y { b } else { a },
-                    out,
-                }),
-                1,
-            )
-        }
-        _ => (None, 0),
+    match group.kind {
+        Kind::Gated {
+            x,
+            gate,
+            up,
+            act,
+            out,
+            ..
+        } => (like(gate) == like(up) && apart(x, gate, out)).then_some(Epilogue::Gate {
+            up,
+            act,
+            out,
+        }),
+        Kind::AddInto { x, w, to, out } => apart(x, w, out).then_some(Epilogue::Add { to, out }),
+        // rows are normed, turned, stored and brought into other forms by the thread that has them,
+        // without a barrier between: `plan.rs`
+        Kind::AddSelected { .. }
+        | Kind::NormInto { .. }
+        | Kind::AttentionInto { .. }
+        | Kind::Heads(_) => None,
     }
 }

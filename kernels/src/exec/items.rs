@@ -53,12 +53,13 @@ impl Items {
         let width = |slot: Slot| program.slots[slot].width;
         let rows = |slot: Slot| program.rows_of(slot, extent.rows, extent.wanted);
         let heads_kv = program.kv.n_head_kv;
-        match (task.phase, &program.ops[task.op]) {
-            (Phase::Whole(then), &Op::MatMul { w, out, .. }) => {
-                let out = then.map_or(out, Epilogue::out);
+        let instruction = &program.ops[task.op];
+        match (task.phase, &instruction.op) {
+            (Phase::Whole(then), &Op::MatMul { w, .. }) => {
+                let out = then.map_or_else(|| instruction.result(), Epilogue::out);
                 let matrix = &model.matrices[w];
                 let generated = extent.role == Role::Generated;
-                let both = matches!(then, Some(Epilogue::SwiGlu { .. }));
+                let both = matches!(then, Some(Epilogue::Gate { .. }));
                 let by_strip =
                     both && !matches!(matrix.reads(generated), Reads::Codes | Reads::Floats);
                 let at_once = model.table.strip * if by_strip { 1 } else { STRIP_PAIR };
@@ -73,7 +74,8 @@ impl Items {
                     kind,
                 })
             }
-            (Phase::Whole(_), &Op::Attention { q, out, .. }) => {
+            (Phase::Whole(_), &Op::Attention { q, .. }) => {
+                let out = instruction.result();
                 let block = block_tokens(model, width(q) / program.kv.head_dim / heads_kv);
                 let kind = Kind::Blocks {
                     slot: out,

@@ -200,9 +200,9 @@ impl Part<'_> {
                     };
                     multiply(matrix, near);
                     let (f, b) = match then {
-                        Epilogue::SwiGlu { up, .. } => {
+                        Epilogue::Gate { up, act, .. } => {
                             multiply(&self.model.matrices[up], other);
-                            (table.swiglu, other)
+                            ((table.gate)(act), other)
                         }
                         Epilogue::Add { to, .. } => (table.add, place(to)),
                     };
@@ -239,7 +239,7 @@ impl Part<'_> {
         let (tokens, kernels) = matrix.prompt(generated);
         // a unit is two neighbouring strips, or one of the gate and one of the up projection
         let up = match then {
-            Some(Epilogue::SwiGlu { up, .. }) => Some(&self.model.matrices[up]),
+            Some(Epilogue::Gate { up, .. }) => Some(&self.model.matrices[up]),
             _ => None,
         };
         let units = if up.is_some() {
@@ -340,11 +340,11 @@ impl Part<'_> {
         // SAFETY: sums are `[m][strips][r]`, and columns end with the matrix's rows.
         unsafe {
             match then {
-                Epilogue::SwiGlu { out, .. } => {
+                Epilogue::Gate { act, out, .. } => {
                     let first = unit * r;
                     let n = r.min(matrix.rows - first);
                     let (a, b) = ((sums.as_ptr(), 2 * r), (sums.as_ptr().add(r), 2 * r));
-                    (self.model.table.swiglu)(&Operands {
+                    (self.model.table.gate)(act)(&Operands {
                         a,
                         b,
                         y: (column(out, first), matrix.rows),

@@ -6,6 +6,7 @@
 
 use super::epilogue::{Epilogue, epilogue};
 use super::{ACT_GROUP, Matrix, Op, Program, Reads, Resource, Role, STRIP_PAIR, Slot, Table};
+use crate::fuse::Group;
 
 /// Places for inputs of products as integers.
 pub(super) const CODES: usize = 2;
@@ -109,13 +110,14 @@ impl Plan {
         table: &Table,
         program: &Program,
         matrices: &[Matrix],
+        groups: &[Option<Group>],
         role: Role,
         tapped: bool,
     ) -> Plan {
         let mut sections: Vec<Section> = Vec::new();
         let (mut read, mut written): (Uses, Uses) = (Vec::new(), Vec::new());
         let mut uses: Vec<(Vec<Resource>, Vec<Resource>)> = Vec::new();
-        for step in steps(table, program, matrices, role, tapped) {
+        for step in steps(table, program, matrices, groups, role, tapped) {
             let clashes = |with: &Uses, resource: &Resource| {
                 let apart = |division| division != step.task.division || division == Division::Own;
                 with.iter()
@@ -179,6 +181,7 @@ fn steps(
     table: &Table,
     program: &Program,
     matrices: &[Matrix],
+    groups: &[Option<Group>],
     role: Role,
     tapped: bool,
 ) -> Vec<Step> {
@@ -197,38 +200,35 @@ fn steps(
         vec![Resource::Angles],
         Division::Own,
     );
-    let mut fused = 0;
-    for (at, op) in program.ops.iter().enumerate() {
-        if fused > 0 {
-            fused -= 1;
-            continue;
-        }
-        let mut then = None;
-        if !tapped {
-            (then, fused) = epilogue(program, matrices, role, at);
-        }
-        match *op {
-            Op::MatMul { x, w, out } => steps.product(at, x, w, out, then),
-            Op::Attention { out, .. } if role == Role::Generated => {
+    let mut at = 0;
+    while let Some(instruction) = program.ops.get(at) {
+        let fused = groups[at].as_ref().filter(|_| !tapped);
+        let then = fused.and_then(|group| epilogue(group, matrices, role));
+        match instruction.op {
+            Op::MatMul { x, w } => steps.product(at, x, w, instruction.result(), then),
+            Op::Attention { .. } if role == Role::Generated => {
                 steps.push(
                     at,
                     Phase::Pieces,
-                    op.inputs(),
-                    vec![Resource::Slot(out), Resource::Pieces],
+                    instruction.reads(),
+                    vec![Resource::Slot(instruction.result()), Resource::Pieces],
                     Division::Own,
                 );
             }
             _ => steps.push(
                 at,
                 Phase::Whole(None),
-                op.inputs(),
-                op.writes(),
+                instruction.reads(),
+                instruction.writes(),
                 steps.division(at),
             ),
         }
-        if tapped && op.out().is_some() {
+        if tapped && instruction.out.is_some() {
             steps.push(at, Phase::Tap, vec![], vec![], Division::Own);
         }
+        at = 1 + fused
+            .filter(|_| then.is_some())
+            .map_or(at, |group| group.last);
     }
     steps.list
 }
@@ -357,10 +357,10 @@ impl Steps<'_> {
             .list
             .last()
             .expect("the first step is pushed before all others");
-        let together = match (step.task.phase, &self.program.ops[step.task.op]) {
+        let together = match (step.task.phase, &self.program.ops[step.task.op].op) {
             (Phase::Pieces, _) => self.program.slots[x].width / self.program.kv.n_head_kv,
             // strips go in pairs there
-            (Phase::Whole(Some(Epilogue::SwiGlu { .. })), Op::MatMul { w, .. })
+            (Phase::Whole(Some(Epilogue::Gate { .. })), Op::MatMul { w, .. })
                 if self.matrices[*w].reads(self.role == Role::Generated) == Reads::Codes =>
             {
                 STRIP_PAIR * self.table.strip
@@ -407,7 +407,8 @@ impl Steps<'_> {
             true => Division::Heads { width },
             false => Division::Own,
         };
-        match &self.program.ops[at] {
+        let instruction = &self.program.ops[at];
+        match &instruction.op {
             Op::RmsNorm { x, weight, .. }
                 if weight.len() == head_dim && weight.len() < width(*x) =>
             {
@@ -415,19 +416,17 @@ impl Steps<'_> {
             }
             // as the next product's input is divided, so that whoever has normed rows goes on with
             // them
-            Op::RmsNorm { x, weight, out, .. } if weight.len() == width(*x) => {
-                let next = self.program.ops[at + 1..].iter().find_map(|op| match *op {
-                    Op::MatMul { x, w, .. } if x == *out => Some(w),
+            Op::RmsNorm { x, weight, .. } if weight.len() == width(*x) => {
+                let out = instruction.out;
+                let mut behind = self.program.ops[at + 1..].iter();
+                let next = behind.find_map(|next| match next.op {
+                    Op::MatMul { x, w } if Some(x) == out => Some(w),
                     _ => None,
                 });
                 next.map_or(Division::Own, |w| self.rows_of_preparation(w))
             }
             Op::AddBias { x, .. } => heads(width(*x)),
-            Op::Rope {
-                x,
-                head_dim: rotated,
-                ..
-            } if *rotated == head_dim => heads(width(*x)),
+            Op::Rope { x, .. } => heads(width(*x)),
             Op::KvWrite { k, .. } => heads(width(*k)),
             _ => Division::Own,
         }

@@ -1,6 +1,7 @@
 //! Operations of an operation list on rows, or on heads of rows, each of which is one thread's.
 
-use super::{Op, Operands, PAGE, Part, Row, Slot};
+use super::{Instruction, Op, Operands, PAGE, Part, Row, Slot};
+use crate::program::RowTable;
 
 impl Part<'_> {
     /// Cosines and sines of all rows.
@@ -20,109 +21,132 @@ impl Part<'_> {
         }
     }
 
-    /// An operation on rows, or on heads of rows, each of which is one thread's.
+    /// An operation on rows, or on parts of rows, each of which is one thread's.
     ///
     /// # Safety
-    /// As [`Part::run`]. *Shares* of rows, of groups of a row that are normed together, or of 64
-    /// values.
-    pub(super) unsafe fn rowwise(&self, op: &Op, grain: usize) {
-        let table = self.model.table;
-        let all = |slot: Slot| 0..self.width(slot);
-        // SAFETY: each of these parts of rows is in this member's share, inputs are finished, and
-        // lengths are those that `Program::check` compared.
+    /// As [`Part::run`]. *Shares*, of what the functions below say.
+    pub(super) unsafe fn rowwise(&self, instruction: &Instruction, grain: usize) {
+        let (table, result) = (self.model.table, || instruction.result());
+        // SAFETY: inputs are finished, as the caller promises; lengths are those that
+        // `Program::check` compared.
         unsafe {
-            match op {
-                Op::Embed { table, out } => {
-                    let bytes = table
-                        .ty
-                        .row_bytes(table.cols as u64)
-                        .expect("whole blocks, checked at load")
-                        as usize;
-                    for r in self.w.share(self.rows.len(), 1) {
-                        let from = self.rows[r].token as usize * bytes;
-                        let raw = &table.source.bytes()[from..from + bytes];
-                        let to = self.row_mut(*out, r, all(*out));
-                        octavo_quant::dequantize(table.ty, raw, to).expect("checked at load");
-                    }
-                }
-                Op::Input { out } => {
-                    let width = self.width(*out);
-                    for r in self.w.share(self.rows.len(), 1) {
-                        self.row_mut(*out, r, 0..width)
-                            .copy_from_slice(&self.input[r * width..(r + 1) * width]);
-                    }
-                }
-                Op::RmsNorm {
-                    x,
-                    weight,
-                    eps,
-                    out,
-                } => {
-                    let n = weight.len();
-                    let groups = self.width(*x) / n;
-                    for i in self.w.share(self.n_rows(*x) * groups, grain) {
-                        let part = i % groups * n..(i % groups + 1) * n;
-                        let from = self.row(*x, i / groups, part.clone());
-                        let to = self.row_mut(*out, i / groups, part);
-                        (table.rms_norm)(from.as_ptr(), weight.as_ptr(), *eps, n, to.as_mut_ptr());
-                    }
-                }
-                Op::AddBias { x, bias, out } => {
-                    let head_dim = self.model.program.kv.head_dim;
-                    let n = if bias.len().is_multiple_of(head_dim) {
-                        head_dim
-                    } else {
-                        bias.len()
-                    };
-                    let parts = bias.len() / n;
-                    for i in self.w.share(self.n_rows(*x) * parts, 1) {
-                        let at = (i / parts) * bias.len() + i % parts * n;
-                        let a = (self.view.buffers[*x].0.add(at).cast_const(), 0);
-                        let b = (bias[i % parts * n..].as_ptr(), 0);
-                        (table.add)(&Operands {
-                            a,
-                            b,
-                            y: (self.view.buffers[*out].0.add(at), 0),
-                            rows: 1,
-                            n,
-                        });
-                    }
-                }
-                Op::Rope { x, head_dim, out } => self.rope(*x, *head_dim, *out),
+            match &instruction.op {
+                Op::Embed { table } => self.embed(table, result()),
+                Op::Input => self.given(result()),
+                Op::RmsNorm { x, weight, eps } => self.norm(*x, weight, *eps, result(), grain),
+                Op::AddBias { x, bias } => self.add_bias(*x, bias, result()),
+                Op::Rope { x, head_dim } => self.rope(*x, *head_dim, result()),
                 Op::KvWrite { k, v, layer } => self.kv_write(*k, *v, *layer),
-                Op::SwiGlu {
-                    gate: a,
-                    up: b,
-                    out,
+                Op::Gate { gate, up, act } => {
+                    self.by_element((table.gate)(*act), *gate, *up, result());
                 }
-                | Op::Add { a, b, out } => {
-                    let f = if matches!(op, Op::SwiGlu { .. }) {
-                        table.swiglu
-                    } else {
-                        table.add
-                    };
-                    // rows of one length lie side by side: divide them as one, so that one row
-                    // keeps all threads busy
-                    let part = self.w.share(self.n_rows(*out) * self.width(*out), 64);
-                    let at = |slot: Slot| (self.view.buffers[slot].0.add(part.start), 0);
-                    let (a, b) = ((at(*a).0.cast_const(), 0), (at(*b).0.cast_const(), 0));
-                    f(&Operands {
-                        a,
-                        b,
-                        y: at(*out),
-                        rows: 1,
-                        n: part.len(),
-                    });
-                }
-                Op::SelectRows { x, out } => {
-                    for r in self.w.share(self.wanted.len(), 1) {
-                        let from = self.row(*x, self.wanted[r], all(*x));
-                        self.row_mut(*out, r, all(*out)).copy_from_slice(from);
-                    }
-                }
+                Op::Add { a, b } => self.by_element(table.add, *a, *b, result()),
+                Op::SelectRows { x } => self.select(*x, result()),
                 Op::MatMul { .. } | Op::Attention { .. } => {
                     unreachable!("these have tasks of their own")
                 }
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Part::run`]. *Shares* of rows.
+    unsafe fn embed(&self, table: &RowTable, out: Slot) {
+        let bytes = table.ty.row_bytes(table.cols as u64);
+        let bytes = bytes.expect("whole blocks, checked at load") as usize;
+        for r in self.w.share(self.rows.len(), 1) {
+            let from = self.rows[r].token as usize * bytes;
+            let raw = &table.source.bytes()[from..from + bytes];
+            // SAFETY: this row is of this member's share.
+            let to = unsafe { self.row_mut(out, r, 0..self.width(out)) };
+            octavo_quant::dequantize(table.ty, raw, to).expect("checked at load");
+        }
+    }
+
+    /// # Safety
+    /// As [`Part::run`]. *Shares* of rows.
+    unsafe fn given(&self, out: Slot) {
+        let width = self.width(out);
+        for r in self.w.share(self.rows.len(), 1) {
+            // SAFETY: this row is of this member's share.
+            unsafe { self.row_mut(out, r, 0..width) }
+                .copy_from_slice(&self.input[r * width..(r + 1) * width]);
+        }
+    }
+
+    /// # Safety
+    /// As [`Part::run`]. *Shares* of groups of a row that are normed together, `grain` at a time.
+    unsafe fn norm(&self, x: Slot, weight: &[f32], eps: f32, out: Slot, grain: usize) {
+        let n = weight.len();
+        let groups = self.width(x) / n;
+        for i in self.w.share(self.n_rows(x) * groups, grain) {
+            let part = i % groups * n..(i % groups + 1) * n;
+            // SAFETY: this group is of this member's share, and its input is finished.
+            unsafe {
+                let from = self.row(x, i / groups, part.clone());
+                let to = self.row_mut(out, i / groups, part);
+                let rms_norm = self.model.table.rms_norm;
+                rms_norm(from.as_ptr(), weight.as_ptr(), eps, n, to.as_mut_ptr());
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Part::run`]. *Shares* of heads of rows, or of rows that are not made of heads.
+    unsafe fn add_bias(&self, x: Slot, bias: &[f32], out: Slot) {
+        let head_dim = self.model.program.kv.head_dim;
+        let n = if bias.len().is_multiple_of(head_dim) {
+            head_dim
+        } else {
+            bias.len()
+        };
+        let parts = bias.len() / n;
+        for i in self.w.share(self.n_rows(x) * parts, 1) {
+            let at = (i / parts) * bias.len() + i % parts * n;
+            // SAFETY: this part of a row is of this member's share, and its input is finished.
+            unsafe {
+                let a = (self.view.buffers[x].0.add(at).cast_const(), 0);
+                let b = (bias[i % parts * n..].as_ptr(), 0);
+                (self.model.table.add)(&Operands {
+                    a,
+                    b,
+                    y: (self.view.buffers[out].0.add(at), 0),
+                    rows: 1,
+                    n,
+                });
+            }
+        }
+    }
+
+    /// A kernel that makes each value of those at the same place in `a` and `b`.
+    ///
+    /// # Safety
+    /// As [`Part::run`]; the kernel is one of this CPU. *Shares* of 64 values: rows of one length
+    /// lie side by side, and are divided as one, so that one row keeps all threads busy.
+    unsafe fn by_element(&self, kernel: unsafe fn(&Operands), a: Slot, b: Slot, out: Slot) {
+        let part = self.w.share(self.n_rows(out) * self.width(out), 64);
+        // SAFETY: these values are of this member's share, and their inputs are finished.
+        unsafe {
+            let at = |slot: Slot| self.view.buffers[slot].0.add(part.start);
+            kernel(&Operands {
+                a: (at(a).cast_const(), 0),
+                b: (at(b).cast_const(), 0),
+                y: (at(out), 0),
+                rows: 1,
+                n: part.len(),
+            });
+        }
+    }
+
+    /// # Safety
+    /// As [`Part::run`]. *Shares* of rows of the result.
+    unsafe fn select(&self, x: Slot, out: Slot) {
+        let all = 0..self.width(x);
+        for r in self.w.share(self.wanted.len(), 1) {
+            // SAFETY: this row is of this member's share, and its input is finished.
+            unsafe {
+                let from = self.row(x, self.wanted[r], all.clone());
+                self.row_mut(out, r, all.clone()).copy_from_slice(from);
             }
         }
     }

@@ -49,16 +49,38 @@ pub(crate) struct Operands {
     pub(crate) n: usize,
 }
 
-/// `y = gate / (1 + e^-gate) * up` in every row.
+/// What a gate goes through, one vector at a time. A trait and not a closure: closures are compiled
+/// without the caller's target features.
+pub(crate) trait Activate {
+    /// # Safety
+    /// The CPU has the instruction set of `S`.
+    unsafe fn activate<S: Simd>(x: S::F) -> S::F;
+}
+
+/// `x / (1 + e^-x)`.
+pub(crate) struct Silu;
+
+impl Activate for Silu {
+    #[inline(always)]
+    unsafe fn activate<S: Simd>(x: S::F) -> S::F {
+        // SAFETY: no pointers; the instruction set is the caller's promise.
+        unsafe {
+            let e = exp::<S>(S::sub(S::zero(), x));
+            S::div(x, S::add(S::set1(1.0), e))
+        }
+    }
+}
+
+/// `y = act(gate) * up` in every row.
 ///
 /// # Safety
 /// As the fields of [`Operands`] say; `y` may be one of the others.
 #[inline(always)]
-pub(crate) unsafe fn swiglu<S: Simd>(p: &Operands) {
+pub(crate) unsafe fn gate<S: Simd, A: Activate>(p: &Operands) {
     for r in 0..p.rows {
         // SAFETY: the caller's rows.
         unsafe {
-            swiglu_row::<S>(
+            gate_row::<S, A>(
                 p.a.0.add(r * p.a.1),
                 p.b.0.add(r * p.b.1),
                 p.n,
@@ -71,7 +93,7 @@ pub(crate) unsafe fn swiglu<S: Simd>(p: &Operands) {
 /// `y = a + b` in every row.
 ///
 /// # Safety
-/// As [`swiglu`].
+/// As [`gate`].
 #[inline(always)]
 pub(crate) unsafe fn add<S: Simd>(p: &Operands) {
     for r in 0..p.rows {
@@ -88,14 +110,14 @@ pub(crate) unsafe fn add<S: Simd>(p: &Operands) {
 }
 
 #[inline(always)]
-unsafe fn swiglu_row<S: Simd>(gate: *const f32, up: *const f32, n: usize, y: *mut f32) {
+unsafe fn gate_row<S: Simd, A: Activate>(gate: *const f32, up: *const f32, n: usize, y: *mut f32) {
     // SAFETY: all indices are below n; the tail goes through whole local vectors.
     unsafe {
         let whole = n - n % S::R;
         for i in (0..whole).step_by(S::R) {
             S::store(
                 y.add(i),
-                gated::<S>(S::load(gate.add(i)), S::load(up.add(i))),
+                gated::<S, A>(S::load(gate.add(i)), S::load(up.add(i))),
             );
         }
         if whole < n {
@@ -105,7 +127,7 @@ unsafe fn swiglu_row<S: Simd>(gate: *const f32, up: *const f32, n: usize, y: *mu
             }
             S::store(
                 g.as_mut_ptr(),
-                gated::<S>(S::load(g.as_ptr()), S::load(u.as_ptr())),
+                gated::<S, A>(S::load(g.as_ptr()), S::load(u.as_ptr())),
             );
             for i in whole..n {
                 y.add(i).write(g[i - whole]);
@@ -114,15 +136,10 @@ unsafe fn swiglu_row<S: Simd>(gate: *const f32, up: *const f32, n: usize, y: *mu
     }
 }
 
-/// One vector of SwiGLU. A function and not a closure: closures are compiled without the caller's
-/// target features.
 #[inline(always)]
-unsafe fn gated<S: Simd>(gate: S::F, up: S::F) -> S::F {
+unsafe fn gated<S: Simd, A: Activate>(gate: S::F, up: S::F) -> S::F {
     // SAFETY: no pointers; the instruction set is the caller's promise.
-    unsafe {
-        let e = exp::<S>(S::sub(S::zero(), gate));
-        S::mul(S::div(gate, S::add(S::set1(1.0), e)), up)
-    }
+    unsafe { S::mul(A::activate::<S>(gate), up) }
 }
 
 #[inline(always)]

@@ -3,7 +3,10 @@
 
 use std::sync::Arc;
 
-use octavo_kernels::{Executor, Isa, KvShape, Matrix, Op, Pool, Program, Rope, SlotInfo};
+use octavo_kernels::{
+    Activation, Executor, Instruction, Isa, KvShape, Matrix, Op, Pool, Program, Rope, RowSet,
+    ValueShape,
+};
 use octavo_quant::TensorType;
 
 use super::{Rng, embed, random_blocks};
@@ -28,14 +31,16 @@ impl Layers {
     /// Slots: 0 the residual, 1 normed, 2 q, 3 k, 4 v, 5 and 6 q and k normed, 7 and 8 those
     /// rotated, 9 attention, 10 its sum, 11 normed, 12 gate, 13 up, 14 gated, 15 selected, 16
     /// normed, 17 the output.
-    fn ops(&self, rng: &mut Rng) -> Vec<Op> {
+    fn ops(&self, rng: &mut Rng) -> Vec<Instruction> {
         let mut weight =
             |n: usize| -> Arc<[f32]> { rng.floats(n).iter().map(|x| x * 0.2 + 1.0).collect() };
-        let norm = |x, weight, out| Op::RmsNorm {
-            x,
-            weight,
-            eps: 1e-5,
-            out,
+        let norm = |x, weight, out| {
+            Op::RmsNorm {
+                x,
+                weight,
+                eps: 1e-5,
+            }
+            .to(out)
         };
         let head_dim = self.kv.head_dim;
         let mut ops = Vec::new();
@@ -43,82 +48,43 @@ impl Layers {
             let w = layer * 7;
             ops.extend([
                 norm(0, weight(self.d), 1),
-                Op::MatMul { x: 1, w, out: 2 },
-                Op::MatMul {
-                    x: 1,
-                    w: w + 1,
-                    out: 3,
-                },
-                Op::MatMul {
-                    x: 1,
-                    w: w + 2,
-                    out: 4,
-                },
+                Op::MatMul { x: 1, w }.to(2),
+                Op::MatMul { x: 1, w: w + 1 }.to(3),
+                Op::MatMul { x: 1, w: w + 2 }.to(4),
                 norm(2, weight(head_dim), 5),
                 norm(3, weight(head_dim), 6),
-                Op::Rope {
-                    x: 5,
-                    head_dim,
-                    out: 7,
-                },
-                Op::Rope {
-                    x: 6,
-                    head_dim,
-                    out: 8,
-                },
-                Op::KvWrite { k: 8, v: 4, layer },
+                Op::Rope { x: 5, head_dim }.to(7),
+                Op::Rope { x: 6, head_dim }.to(8),
+                Op::KvWrite { k: 8, v: 4, layer }.without_result(),
                 Op::Attention {
                     q: 7,
                     layer,
                     scale: 0.125,
-                    out: 9,
-                },
-                Op::MatMul {
-                    x: 9,
-                    w: w + 3,
-                    out: 2,
-                },
-                Op::Add {
-                    a: 0,
-                    b: 2,
-                    out: 10,
-                },
+                }
+                .to(9),
+                Op::MatMul { x: 9, w: w + 3 }.to(2),
+                Op::Add { a: 0, b: 2 }.to(10),
                 norm(10, weight(self.d), 11),
-                Op::MatMul {
-                    x: 11,
-                    w: w + 4,
-                    out: 12,
-                },
-                Op::MatMul {
-                    x: 11,
-                    w: w + 5,
-                    out: 13,
-                },
-                Op::SwiGlu {
+                Op::MatMul { x: 11, w: w + 4 }.to(12),
+                Op::MatMul { x: 11, w: w + 5 }.to(13),
+                Op::Gate {
                     gate: 12,
                     up: 13,
-                    out: 14,
-                },
-                Op::MatMul {
-                    x: 14,
-                    w: w + 6,
-                    out: 2,
-                },
-                Op::Add {
-                    a: 10,
-                    b: 2,
-                    out: 0,
-                },
+                    act: Activation::Silu,
+                }
+                .to(14),
+                Op::MatMul { x: 14, w: w + 6 }.to(2),
+                Op::Add { a: 10, b: 2 }.to(0),
             ]);
         }
         ops.extend([
-            Op::SelectRows { x: 0, out: 15 },
+            Op::SelectRows { x: 0 }.to(15),
             norm(15, weight(self.d), 16),
             Op::MatMul {
                 x: 16,
                 w: self.types.len() * 7,
-                out: 17,
-            },
+            }
+            .to(17),
         ]);
         ops
     }
@@ -166,9 +132,9 @@ impl Layers {
         let slots = widths
             .iter()
             .enumerate()
-            .map(|(i, width)| SlotInfo {
+            .map(|(i, width)| ValueShape {
                 width: *width,
-                selected: i >= 15,
+                rows: if i < 15 { RowSet::All } else { RowSet::Wanted },
             })
             .collect();
         let pairs = self.kv.head_dim / 2;

@@ -6,8 +6,8 @@ pub(crate) mod layers;
 use std::sync::Arc;
 
 use octavo_kernels::{
-    Executor, Isa, KvShape, KvStore, KvType, Matrix, Op, Pool, Program, Role, Rope, RowTable,
-    Sequence, SlotInfo, Step,
+    Executor, Instruction, Isa, KvShape, KvStore, KvType, Matrix, Op, Pool, Program, Role, Rope,
+    RowSet, RowTable, Sequence, Step, ValueShape,
 };
 use octavo_quant::TensorType;
 
@@ -172,7 +172,7 @@ pub(crate) fn f32_bytes(x: &[f32]) -> Vec<u8> {
 }
 
 /// Embeds row `token` of a table of f32 rows.
-pub(crate) fn embed(rows: usize, cols: usize, values: &[f32], out: usize) -> Op {
+pub(crate) fn embed(rows: usize, cols: usize, values: &[f32], out: usize) -> Instruction {
     let source = Arc::new(f32_bytes(values));
     Op::Embed {
         table: RowTable {
@@ -181,8 +181,8 @@ pub(crate) fn embed(rows: usize, cols: usize, values: &[f32], out: usize) -> Op 
             cols,
             source,
         },
-        out,
     }
+    .to(out)
 }
 
 pub(crate) fn no_rope() -> Rope {
@@ -201,12 +201,12 @@ pub(crate) const KV: KvShape = KvShape {
 };
 
 /// A program over slots of these widths, the last one being the output.
-pub(crate) fn program(ops: Vec<Op>, widths: &[usize], kv: KvShape) -> Program {
+pub(crate) fn program(ops: Vec<Instruction>, widths: &[usize], kv: KvShape) -> Program {
     let slots = widths
         .iter()
-        .map(|width| SlotInfo {
+        .map(|width| ValueShape {
             width: *width,
-            selected: false,
+            rows: RowSet::All,
         })
         .collect();
     Program {
@@ -264,7 +264,7 @@ pub(crate) fn product(
     .expect("matrix");
     let kernel = matrix.kernel();
     let m = x.len() / cols;
-    let ops = vec![embed(m, cols, x, 0), Op::MatMul { x: 0, w: 0, out: 1 }];
+    let ops = vec![embed(m, cols, x, 0), Op::MatMul { x: 0, w: 0 }.to(1)];
     let mut executor = Executor::new(isa, program(ops, &[cols, rows], KV), vec![matrix], pool);
     (run(&mut executor, KV, role, m), kernel)
 }

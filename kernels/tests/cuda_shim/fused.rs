@@ -1,12 +1,12 @@
 //! Operations that one kernel does together: bit for bit what the kernels do one after the other.
 
-use octavo_kernels::KvType;
 use octavo_kernels::cuda::launch::{self, Form};
 use octavo_kernels::cuda::params::{
     Arrange, Attention, Gemv, GemvPart, HeadGroup, Heads, KvWrite, Norm, Paging, Pair, Rope, Turn,
 };
 use octavo_kernels::cuda::shim::Schedule;
 use octavo_kernels::cuda::{FORMATS, Ptr};
+use octavo_kernels::{Activation, KvType};
 
 use crate::common::{Rng, random_blocks};
 use crate::{Bench, device};
@@ -124,13 +124,16 @@ fn gated_products_are_two_products_and_a_gate() {
                 bench.floats(&y)
             });
             let out = bench.alloc(4 * n);
-            bench.run(&launch::swiglu(&Pair {
-                a: gate,
-                b: up,
-                out,
-                n: n as u64,
-                period: n as u64,
-            }));
+            bench.run(&launch::gate(
+                Activation::Silu,
+                &Pair {
+                    a: gate,
+                    b: up,
+                    out,
+                    n: n as u64,
+                    period: n as u64,
+                },
+            ));
             let expected = bench.read(out, n);
             let p = bench.arrangement(Form::Integers, &expected, rows);
             bench.run(&launch::activations(Form::Integers, &p));

@@ -1,5 +1,6 @@
 //! Operations over rows of floats.
 
+use octavo_kernels::Activation;
 use octavo_kernels::cuda::launch;
 use octavo_kernels::cuda::params::{Argmax, Norm, Pair, Rope, Select, Turn};
 use octavo_kernels::cuda::shim::Schedule;
@@ -139,10 +140,13 @@ fn element_by_element_operations_match() {
 
         let gate: Vec<f32> = a.iter().map(|v| v * 120.0).collect();
         let at_gate = bench.floats(&gate);
-        bench.run(&launch::swiglu(&Pair {
-            a: at_gate,
-            ..pair(n)
-        }));
+        bench.run(&launch::gate(
+            Activation::Silu,
+            &Pair {
+                a: at_gate,
+                ..pair(n)
+            },
+        ));
         let mut worst = Worst::default();
         for (i, got) in bench.read(out, n).into_iter().enumerate() {
             let (g, u) = (f64::from(gate[i]), f64::from(b[i]));

@@ -8,12 +8,13 @@ use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
 use octavo_kernels::{
-    Bytes, KvShape, KvType, Op as KernelOp, Program, Rope, RowTable, Slot, SlotInfo,
+    Bytes, Instruction, KvShape, KvType, Program, ProgramOp, Rope, RowTable, Slot, Translate,
+    ValueShape,
 };
 
 use super::{TapSink, TapView};
 use octavo_model::{
-    Graph, Hparams, Model, Node, Op, Pairing, Rows, Tap, ValueId, VecId, WeightId, WeightRef,
+    Graph, Hparams, Model, Node, Op, Pairing, Tap, ValueId, VecId, WeightId, WeightRef,
 };
 
 /// A graph as a program.
@@ -145,9 +146,9 @@ impl Bytes for FileBytes {
 struct Compiler<'a> {
     gguf: &'a Arc<Gguf>,
     model: &'a Model,
-    ops: Vec<KernelOp>,
+    ops: Vec<Instruction>,
     taps: Vec<Option<(Tap, usize)>>,
-    slots: Vec<SlotInfo>,
+    slots: Vec<ValueShape>,
     /// Slots whose value nobody reads any more.
     free: Vec<Slot>,
     slot_of: Vec<Option<Slot>>,
@@ -186,7 +187,7 @@ impl<'a> Compiler<'a> {
         self.first = layers.start;
         if let Some(before) = layers.start.checked_sub(1) {
             let out = self.allocate(graph.layers[before]);
-            self.ops.push(KernelOp::Input { out });
+            self.ops.push(ProgramOp::Input.to(out));
             // the part before has shown it
             self.taps.push(None);
         }
@@ -197,10 +198,10 @@ impl<'a> Compiler<'a> {
             .take(nodes.end)
             .skip(nodes.start)
         {
-            let writes = !matches!(node.op, Op::KvWrite { .. });
-            let out = if writes { self.allocate(node.out) } else { 0 };
-            let op = self.op(&node.op, out);
-            self.ops.push(op);
+            let has_result = !matches!(node.op, Op::KvWrite { .. });
+            let out = has_result.then(|| self.allocate(node.out));
+            let op = node.op.map(self);
+            self.ops.push(Instruction { op, out });
             self.taps.push(node.tap.map(|tap| {
                 let count = seen.entry(tap).or_default();
                 *count += 1;
@@ -222,10 +223,6 @@ impl<'a> Compiler<'a> {
     /// still alive here, so its result never overwrites them.
     fn allocate(&mut self, value: ValueId) -> Slot {
         let info = self.model.graph.values[value.index()];
-        let info = SlotInfo {
-            width: info.width,
-            selected: info.rows == Rows::Wanted,
-        };
         let slot = match self.free.iter().position(|s| self.slots[*s] == info) {
             Some(at) => self.free.swap_remove(at),
             None => {
@@ -241,79 +238,41 @@ impl<'a> Compiler<'a> {
         self.slot_of[value.index()]
             .expect("the graph was validated: values are written before they are read")
     }
+}
 
-    fn vector(&self, id: VecId) -> Arc<[f32]> {
+impl Translate<ValueId, WeightId, VecId, WeightId> for Compiler<'_> {
+    type Value = Slot;
+    type Matrix = usize;
+    type Vector = Arc<[f32]>;
+    type Table = RowTable;
+
+    fn value(&mut self, value: ValueId) -> Slot {
+        self.slot(value)
+    }
+
+    fn matrix(&mut self, id: WeightId) -> usize {
+        self.matrices.push(id);
+        self.matrices.len() - 1
+    }
+
+    fn vector(&mut self, id: VecId) -> Arc<[f32]> {
         self.model.weights.vector(id).into()
     }
 
-    fn op(&mut self, op: &Op, out: Slot) -> KernelOp {
-        match *op {
-            Op::Embed { table } => {
-                let weight = self.model.weights.matrix(table).clone();
-                let (ty, rows, cols) = (weight.ty, weight.rows as usize, weight.cols as usize);
-                let source = Arc::new(FileBytes {
-                    gguf: self.gguf.clone(),
-                    weight,
-                });
-                KernelOp::Embed {
-                    table: RowTable {
-                        ty,
-                        rows,
-                        cols,
-                        source,
-                    },
-                    out,
-                }
-            }
-            Op::RmsNorm { x, weight, eps, .. } => KernelOp::RmsNorm {
-                x: self.slot(x),
-                weight: self.vector(weight),
-                eps,
-                out,
-            },
-            Op::MatMul { x, w } => {
-                self.matrices.push(w);
-                KernelOp::MatMul {
-                    x: self.slot(x),
-                    w: self.matrices.len() - 1,
-                    out,
-                }
-            }
-            Op::AddBias { x, bias } => KernelOp::AddBias {
-                x: self.slot(x),
-                bias: self.vector(bias),
-                out,
-            },
-            Op::Rope { x, head_dim } => KernelOp::Rope {
-                x: self.slot(x),
-                head_dim,
-                out,
-            },
-            Op::KvWrite { k, v, layer } => KernelOp::KvWrite {
-                k: self.slot(k),
-                v: self.slot(v),
-                layer: layer - self.first,
-            },
-            Op::Attention { q, layer, scale } => KernelOp::Attention {
-                q: self.slot(q),
-                layer: layer - self.first,
-                scale,
-                out,
-            },
-            Op::SwiGlu { gate, up } => KernelOp::SwiGlu {
-                gate: self.slot(gate),
-                up: self.slot(up),
-                out,
-            },
-            Op::Add { a, b } => KernelOp::Add {
-                a: self.slot(a),
-                b: self.slot(b),
-                out,
-            },
-            Op::SelectRows { x } => KernelOp::SelectRows {
-                x: self.slot(x),
-                out,
-            },
+    fn table(&mut self, id: WeightId) -> RowTable {
+        let weight = self.model.weights.matrix(id).clone();
+        RowTable {
+            ty: weight.ty,
+            rows: weight.rows as usize,
+            cols: weight.cols as usize,
+            source: Arc::new(FileBytes {
+                gguf: self.gguf.clone(),
+                weight,
+            }),
         }
+    }
+
+    fn layer(&mut self, layer: usize) -> usize {
+        layer - self.first
     }
 }

@@ -1,12 +1,12 @@
 //! What a test has to read and to multiply at least, from the model's graph.
 
-use octavo_kernels::KvType;
+use octavo_kernels::{KvType, RowSet};
 
 use super::Test;
 use gguf_rs_lite::Gguf;
 use octavo_engine::backend::Role;
 use octavo_engine::kv_bytes;
-use octavo_model::{Model, Op, Rows};
+use octavo_model::{Model, Op};
 
 /// Bytes and operations of one run of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,8 +29,8 @@ impl Work {
                     let matrix = model.weights.matrix(w);
                     bytes += matrix.bytes(gguf).len() as u64;
                     match model.graph.values[node.out.index()].rows {
-                        Rows::All => every += matrix.rows * matrix.cols,
-                        Rows::Wanted => wanted += matrix.rows * matrix.cols,
+                        RowSet::All => every += matrix.rows * matrix.cols,
+                        RowSet::Wanted => wanted += matrix.rows * matrix.cols,
                     }
                 }
                 Op::Embed { table } => bytes += model.weights.matrix(table).row_bytes() as u64,

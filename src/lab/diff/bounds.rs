@@ -21,10 +21,11 @@
 use std::collections::HashMap;
 
 use gguf_rs_lite::{Gguf, TensorType};
+use octavo_kernels::Activation;
 
 use super::Error;
 use super::execution::{Rounding, TapKey};
-use octavo_model::{Model, Op, ValueId, WeightId};
+use octavo_model::{Model, Op, ValueId, VecId, WeightId};
 
 /// What is allowed, as a multiple of what is explained. Errors of a trained model point in
 /// directions that matter (outlier channels, sink tokens): over all models, types and instruction
@@ -44,6 +45,15 @@ struct Stats {
     size: Vec<f64>,
     /// Smallest rms of a head's values.
     smallest_head: Vec<f64>,
+}
+
+/// What a tensor's inputs explain of it, per position.
+#[derive(Default)]
+struct Explained {
+    /// rms of the difference.
+    error: Vec<f64>,
+    /// rms of the values.
+    size: Vec<f64>,
 }
 
 /// Walks a graph with the tensors of two executions of it.
@@ -116,7 +126,7 @@ impl<'a> Bounds<'a> {
         // tensors without a name have the error and size that their inputs explain
         while self.next < at {
             let out = self.model.graph.nodes[self.next].out;
-            let (error, size) = self.explain(self.next)?;
+            let Explained { error, size } = self.explain(self.next)?;
             self.stats[out.index()] = Stats {
                 error,
                 smallest_head: size.clone(),
@@ -125,11 +135,8 @@ impl<'a> Bounds<'a> {
             self.next += 1;
         }
         self.next = self.next.max(at + 1);
-        let (explained, _) = self.explain(at)?;
+        let explained = self.explain(at)?.error;
         let head_dim = self.model.hparams.head_dim();
-        let rms = |x: &[f32]| {
-            (x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / x.len().max(1) as f64).sqrt()
-        };
         let mut stats = Stats::default();
         for (a, b) in a.chunks_exact(width).zip(b.chunks_exact(width)) {
             let squares: f64 = a
@@ -148,96 +155,101 @@ impl<'a> Bounds<'a> {
         Ok(Some(explained.into_iter().map(|e| MARGIN * e).collect()))
     }
 
-    /// Error and size of a node's result, as its inputs explain them, per position.
-    fn explain(&mut self, at: usize) -> Result<(Vec<f64>, Vec<f64>), Error> {
+    /// Error and size of a node's result, as its inputs explain them.
+    fn explain(&mut self, at: usize) -> Result<Explained, Error> {
         let model = self.model;
-        let rows = 0..self.n_tokens;
         Ok(match model.graph.nodes[at].op {
             Op::Embed { table } => {
                 let size = self.gain(table)? / (model.weights.matrix(table).cols as f64).sqrt();
                 let error = size * (self.other_type(table) + U);
-                (vec![error; rows.len()], vec![size; rows.len()])
+                self.each_row(|_| (error, size))
             }
-            Op::RmsNorm {
-                x, weight, group, ..
-            } => {
-                let weight = model.weights.vector(weight);
-                let (largest, width) = (largest(weight), self.width(x));
-                let x = &self.stats[x.index()];
-                let one = |r: usize| {
-                    let norm = if group < width {
-                        x.smallest_head[r]
-                    } else {
-                        x.size[r]
-                    };
-                    largest * (2.0 * x.error[r] / norm.max(f64::MIN_POSITIVE) + 4.0 * U)
-                };
-                (rows.clone().map(one).collect(), vec![largest; rows.len()])
-            }
-            Op::MatMul { x, w } => {
-                let (gain, cols) = (self.gain(w)?, model.weights.matrix(w).cols as f64);
-                let quantized = model.weights.matrix(w).ty.block_len() > 1;
-                let kernels = self.rounding.kernels;
-                let rounded = if quantized {
-                    kernels.products
-                } else {
-                    kernels.floats
-                };
-                let own = (2.0 * cols.sqrt() + 8.0) * U + rounded + self.other_type(w);
-                let x = &self.stats[x.index()];
-                let error = rows.clone().map(|r| gain * (x.error[r] + own * x.size[r]));
-                (
-                    error.collect(),
-                    rows.clone().map(|r| gain * x.size[r]).collect(),
-                )
-            }
+            Op::Input => unreachable!("a graph begins with token ids"),
+            Op::RmsNorm { x, weight, .. } => self.norm(x, weight),
+            Op::MatMul { x, w } => self.product(x, w)?,
             Op::AddBias { x, bias } => {
                 let bias = rms(model.weights.vector(bias));
                 let x = &self.stats[x.index()];
-                let size: Vec<f64> = x.size.iter().map(|s| s + bias).collect();
-                (rows.map(|r| x.error[r] + U * size[r]).collect(), size)
+                self.each_row(|r| {
+                    let size = x.size[r] + bias;
+                    (x.error[r] + U * size, size)
+                })
             }
             Op::Rope { x, .. } => {
                 let (x, magnitude) = (&self.stats[x.index()], model.rope.magnitude);
-                let error = rows
-                    .clone()
-                    .map(|r| magnitude * (x.error[r] + 8.0 * U * x.size[r]));
-                (
-                    error.collect(),
-                    rows.clone().map(|r| magnitude * x.size[r]).collect(),
-                )
+                self.each_row(|r| {
+                    let error = x.error[r] + 8.0 * U * x.size[r];
+                    (magnitude * error, magnitude * x.size[r])
+                })
             }
             Op::KvWrite { k, v, layer } => {
                 self.cache.insert(layer, (k, v));
-                (vec![0.0; rows.len()], vec![0.0; rows.len()])
+                self.each_row(|_| (0.0, 0.0))
             }
             Op::Attention { q, layer, scale } => self.attention(q, layer, scale.into()),
-            Op::SwiGlu { gate, up } => {
+            Op::Gate {
+                gate,
+                up,
+                act: Activation::Silu,
+            } => {
                 let (g, u) = (&self.stats[gate.index()], &self.stats[up.index()]);
-                let error = |r: usize| 1.1 * g.error[r] * u.size[r] + g.size[r] * u.error[r];
-                let size: Vec<f64> = rows.clone().map(|r| g.size[r] * u.size[r]).collect();
-                (
-                    rows.map(|r| 4.0 * error(r) + 16.0 * U * size[r]).collect(),
-                    size,
-                )
+                self.each_row(|r| {
+                    let error = 1.1 * g.error[r] * u.size[r] + g.size[r] * u.error[r];
+                    let size = g.size[r] * u.size[r];
+                    (4.0 * error + 16.0 * U * size, size)
+                })
             }
             Op::Add { a, b } => {
                 let (a, b) = (&self.stats[a.index()], &self.stats[b.index()]);
-                let size: Vec<f64> = rows.clone().map(|r| a.size[r] + b.size[r]).collect();
-                (
-                    rows.map(|r| a.error[r] + b.error[r] + U * size[r])
-                        .collect(),
-                    size,
-                )
+                self.each_row(|r| {
+                    let size = a.size[r] + b.size[r];
+                    (a.error[r] + b.error[r] + U * size, size)
+                })
             }
-            Op::SelectRows { x } => (
-                self.stats[x.index()].error.clone(),
-                self.stats[x.index()].size.clone(),
-            ),
+            Op::SelectRows { x } => {
+                let x = &self.stats[x.index()];
+                self.each_row(|r| (x.error[r], x.size[r]))
+            }
         })
     }
 
-    fn attention(&self, q: ValueId, layer: usize, scale: f64) -> (Vec<f64>, Vec<f64>) {
+    /// What a function of the position says of error and size.
+    fn each_row(&self, one: impl Fn(usize) -> (f64, f64)) -> Explained {
+        let (error, size) = (0..self.n_tokens).map(one).unzip();
+        Explained { error, size }
+    }
+
+    fn norm(&self, x: ValueId, weight: VecId) -> Explained {
+        let weight = self.model.weights.vector(weight);
+        let largest = largest(weight);
+        let of_heads = weight.len() < self.model.graph.values[x.index()].width;
+        let x = &self.stats[x.index()];
+        self.each_row(|r| {
+            let norm = if of_heads {
+                x.smallest_head[r]
+            } else {
+                x.size[r]
+            };
+            let relative = 2.0 * x.error[r] / norm.max(f64::MIN_POSITIVE);
+            (largest * (relative + 4.0 * U), largest)
+        })
+    }
+
+    fn product(&mut self, x: ValueId, w: WeightId) -> Result<Explained, Error> {
+        let matrix = self.model.weights.matrix(w);
+        let (gain, cols) = (self.gain(w)?, matrix.cols as f64);
+        let kernels = self.rounding.kernels;
+        let rounded = if matrix.ty.block_len() > 1 {
+            kernels.products
+        } else {
+            kernels.floats
+        };
+        let own = (2.0 * cols.sqrt() + 8.0) * U + rounded + self.other_type(w);
+        let x = &self.stats[x.index()];
+        Ok(self.each_row(|r| (gain * (x.error[r] + own * x.size[r]), gain * x.size[r])))
+    }
+
+    fn attention(&self, q: ValueId, layer: usize, scale: f64) -> Explained {
         let (k, v) = self.cache[&layer];
         let (q, k, v) = (
             &self.stats[q.index()],
@@ -246,7 +258,7 @@ impl<'a> Bounds<'a> {
         );
         let head_dim = self.model.hparams.head_dim() as f64;
         let (mut k_size, mut k_error, mut v_size, mut v_error) = (0.0f64, 0.0f64, 0.0f64, 0.0f64);
-        let (mut errors, mut sizes) = (Vec::new(), Vec::new());
+        let mut explained = Explained::default();
         for r in 0..self.n_tokens {
             // a position attends to all before it: the worst of them
             (k_size, v_size) = (k_size.max(k.size[r]), v_size.max(v.size[r]));
@@ -255,14 +267,11 @@ impl<'a> Bounds<'a> {
             let own = 4.0 * U * (r as f64 + 1.0).sqrt() + self.rounding.kernels.attention;
             let logit = scale * head_dim.sqrt() * (q.error[r] * k_size + q.size[r] * k_error);
             let logit_own = scale * head_dim * 4.0 * U * q.size[r] * k_size;
-            errors.push(v_error + (2.0 * (logit + logit_own) + own) * v_size);
-            sizes.push(v_size);
+            let error = v_error + (2.0 * (logit + logit_own) + own) * v_size;
+            explained.error.push(error);
+            explained.size.push(v_size);
         }
-        (errors, sizes)
-    }
-
-    fn width(&self, v: ValueId) -> usize {
-        self.model.graph.values[v.index()].width
+        explained
     }
 
     /// `|W|_F / sqrt(rows)`: the rms of `W e` for an `e` of rms 1 that points nowhere in

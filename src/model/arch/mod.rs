@@ -142,6 +142,6 @@ fn dense_layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
 fn pre_norm_block(b: &mut Builder<'_>, x: ValueId, l: usize) -> ValueId {
     let attn_out = b.attention(x, l);
     let ffn_inp = b.attention_residual(attn_out, x, l);
-    let ffn_out = b.swiglu(ffn_inp, l);
+    let ffn_out = b.gated(ffn_inp, l);
     b.ffn_residual(ffn_out, ffn_inp, l)
 }

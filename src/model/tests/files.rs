@@ -2,7 +2,8 @@
 
 use crate::support::{File, Load, Val, open_shared, shared};
 use gguf_rs_lite::{Gguf, OpenOptions};
-use octavo_model::{Arch, Hparams, Model, Source, ValueInfo};
+use octavo_kernels::ValueShape;
+use octavo_model::{Arch, Hparams, Model, Source};
 
 #[test]
 fn shared_models_load() {
@@ -37,7 +38,7 @@ fn shared_models_load() {
             (256, 1024, 512),
             "{name}"
         );
-        let ValueInfo { width, .. } = m.graph.values[m.graph.logits.index()];
+        let ValueShape { width, .. } = m.graph.values[m.graph.logits.index()];
         assert_eq!(width, 1024);
         for w in &m.weights.matrices {
             assert_eq!(

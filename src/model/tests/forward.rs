@@ -4,6 +4,7 @@
 
 use crate::support::{open_shared, shared};
 use gguf_rs_lite::{Gguf, TensorType};
+use octavo_kernels::Activation;
 use octavo_model::{Model, Op, ValueId, WeightId};
 use safetensors::SafeTensors;
 
@@ -90,12 +91,8 @@ impl Run<'_> {
                 let table = self.weight(table);
                 tokens.iter().map(|&t| table[t].clone()).collect()
             }
-            Op::RmsNorm {
-                x,
-                weight,
-                eps,
-                group,
-            } => {
+            Op::Input => unreachable!("a graph begins with token ids"),
+            Op::RmsNorm { x, weight, eps } => {
                 let weight = self.m.weights.vector(weight);
                 let norm = |g: &[f64]| {
                     let mean = g.iter().map(|x| x * x).sum::<f64>() / g.len() as f64;
@@ -107,7 +104,7 @@ impl Run<'_> {
                 };
                 value(x)
                     .iter()
-                    .map(|row| row.chunks_exact(group).flat_map(norm).collect())
+                    .map(|row| row.chunks_exact(weight.len()).flat_map(norm).collect())
                     .collect()
             }
             Op::MatMul { x, w } => {
@@ -137,7 +134,11 @@ impl Run<'_> {
                 Vec::new()
             }
             Op::Attention { q, layer, scale } => self.attention(q, layer, scale),
-            Op::SwiGlu { gate, up } => zip(gate, up, |g, u| g / (1.0 + (-g).exp()) * u),
+            Op::Gate {
+                gate,
+                up,
+                act: Activation::Silu,
+            } => zip(gate, up, |g, u| g / (1.0 + (-g).exp()) * u),
             Op::Add { a, b } => zip(a, b, |a, b| a + b),
             Op::SelectRows { x } => value(x).clone(),
         }

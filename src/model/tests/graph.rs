@@ -2,8 +2,9 @@
 //! and the bindings.
 
 use crate::support::{File, Load};
+use octavo_kernels::RowSet;
 use octavo_model::graph::GraphError;
-use octavo_model::{Model, Op, Rows, ValueId};
+use octavo_model::{Model, Op, ValueId};
 
 fn load(f: &File) -> Model {
     f.load().unwrap_or_else(|e| panic!("{e}"))
@@ -116,7 +117,7 @@ fn layers_follow_each_other_and_rows_are_selected_once() {
         m.graph.values[node.out.index()].rows
     };
     for all in ["inp_embd", "l_out-0", "l_out-1", "kqv_out-2", "attn_out-2"] {
-        assert_eq!(rows(all), Rows::All, "{all}");
+        assert_eq!(rows(all), RowSet::All, "{all}");
     }
     for wanted in [
         "ffn_inp-2",
@@ -125,7 +126,7 @@ fn layers_follow_each_other_and_rows_are_selected_once() {
         "result_norm",
         "result_output",
     ] {
-        assert_eq!(rows(wanted), Rows::Wanted, "{wanted}");
+        assert_eq!(rows(wanted), RowSet::Wanted, "{wanted}");
     }
     assert_eq!(
         m.graph

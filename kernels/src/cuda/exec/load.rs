@@ -7,7 +7,8 @@ use std::thread;
 use super::plan::{Placed, Plan, Source};
 use crate::cuda::pack::{Packed, is_packed, pack};
 use crate::cuda::{Device, Error, Ptr};
-use crate::program::{Op, Program};
+use crate::op::Op;
+use crate::program::Program;
 use octavo_quant::TensorType;
 
 /// Brings every weight into its place; see [`Executor::new`](super::Executor::new) for `progress`.
@@ -87,8 +88,10 @@ pub(super) fn constants(
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         device.upload(base.offset(at), &bytes)
     };
-    for (at, op) in program.ops.iter().enumerate() {
-        if let Op::RmsNorm { weight: values, .. } | Op::AddBias { bias: values, .. } = op {
+    for (at, instruction) in program.ops.iter().enumerate() {
+        if let Op::RmsNorm { weight: values, .. } | Op::AddBias { bias: values, .. } =
+            &instruction.op
+        {
             put(plan.vectors[&at], values)?;
         }
     }

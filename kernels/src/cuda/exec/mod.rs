@@ -6,10 +6,13 @@
 //! between, and no address ever changes; so the launches of generated tokens are captured once for
 //! each number of sequences, and replayed.
 
+mod fused;
 mod launches;
 mod load;
 mod plan;
+mod products;
 mod record;
+mod single;
 
 use std::collections::HashMap;
 
@@ -20,7 +23,9 @@ use self::plan::Plan;
 use self::record::{Record, Shape, tile_rows};
 use super::{Device, Error, HostBuffer, Launch, Ptr, Recording, launch};
 use crate::exec::TapFn;
-use crate::program::{Op, Program, Row, Step};
+use crate::fuse::{self, Group};
+use crate::op::{MatrixShape, Op, RowSet};
+use crate::program::{Program, Row, Step};
 
 /// How often a shape of generated tokens has come.
 enum Seen {
@@ -47,6 +52,8 @@ pub struct Setup {
 pub struct Executor<D: Device> {
     device: D,
     program: Program,
+    /// By the operation that each begins with.
+    groups: Vec<Option<Group>>,
     limits: Limits,
     plan: Plan,
     /// The arena.
@@ -98,7 +105,11 @@ impl<D: Device> Executor<D> {
             check_pages,
             threads,
         } = setup;
-        program.check(&sources.iter().map(|s| (s.rows, s.cols)).collect::<Vec<_>>());
+        let shape = |s: &Source| MatrixShape {
+            rows: s.rows,
+            cols: s.cols,
+        };
+        program.check(&sources.iter().map(shape).collect::<Vec<_>>());
         let plan = Plan::new(&program, sources, &limits)?;
         let (needs, free) = (plan.needs, device.free_bytes()?);
         let bytes = usize::try_from(needs.total())
@@ -118,8 +129,8 @@ impl<D: Device> Executor<D> {
             program.slots[program.output].width * limits.wanted.min(limits.sequences);
         let values = device.host_buffer(of_generated)?;
         let told = device.host_buffer(1 + limits.wanted)?;
-        let query_width = program.ops.iter().find_map(|op| match op {
-            Op::Attention { q, .. } => Some(program.slots[*q].width),
+        let query_width = program.ops.iter().find_map(|i| match i.op {
+            Op::Attention { q, .. } => Some(program.slots[q].width),
             _ => None,
         });
         let heads_per_kv =
@@ -128,6 +139,7 @@ impl<D: Device> Executor<D> {
             device,
             record: Record::new(&limits, check_pages),
             tile_rows: tile_rows(heads_per_kv),
+            groups: fuse::groups(&program),
             program,
             limits,
             plan,
@@ -207,7 +219,7 @@ impl<D: Device> Executor<D> {
     /// As [`Executor::step`], and for a program that selects no rows.
     pub fn best(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, Error> {
         assert!(
-            self.program.slots[self.program.output].selected,
+            self.program.slots[self.program.output].rows == RowSet::Wanted,
             "outputs of no row in particular"
         );
         let (rows, wanted) = self.start(step, None, true)?;
@@ -313,6 +325,7 @@ impl<D: Device> Executor<D> {
     fn scene(&self, shape: Shape) -> Scene<'_> {
         Scene {
             program: &self.program,
+            groups: &self.groups,
             plan: &self.plan,
             base: self.base,
             n_pages: self.limits.n_pages,
@@ -376,7 +389,7 @@ impl<D: Device> Executor<D> {
                 // SAFETY: as in `run`.
                 unsafe { self.device.launch(&launch)? }
             }
-            let Some(out) = self.program.ops[op].out() else {
+            let Some(out) = self.program.ops[op].out else {
                 continue;
             };
             let rows = self.program.rows_of(out, shape.rows, shape.wanted);

@@ -12,7 +12,8 @@ use crate::cuda::launch::Form;
 use crate::cuda::pack::{Layout, is_packed};
 use crate::cuda::{Error, FORMATS, launch};
 use crate::matrix::Bytes;
-use crate::program::{Op, Program};
+use crate::op::Op;
+use crate::program::Program;
 
 /// Rows whose attention is split and merged at a time: what the partial sums of all rows would take
 /// is too much.
@@ -216,45 +217,12 @@ impl Plan {
             return Err(Error::HeadDim(kv.head_dim));
         }
         let mut arena = Arena::default();
-        let mut placed: Vec<Placed> = Vec::new();
-        let mut place = |arena: &mut Arena, source: &Source| -> Result<usize, Error> {
-            // an output that is the embedding once more is one weight
-            let same = |p: &Placed| std::ptr::eq(p.source.bytes.bytes(), source.bytes.bytes());
-            if let Some(at) = placed.iter().position(same) {
-                return Ok(at);
-            }
-            let layout = source.layout()?;
-            placed.push(Placed {
-                source: source.clone(),
-                layout,
-                at: arena.take(&[layout.bytes]),
-            });
-            Ok(placed.len() - 1)
-        };
-        let weights = sources
-            .iter()
-            .map(|s| place(&mut arena, s))
-            .collect::<Result<Vec<_>, _>>()?;
-        let (mut tables, mut vectors) = (HashMap::new(), HashMap::new());
-        for (at, op) in program.ops.iter().enumerate() {
-            match op {
-                Op::Embed { table, .. } => {
-                    let (name, bytes) = ("token embeddings".to_owned(), table.source.clone());
-                    let source = Source {
-                        name,
-                        ty: table.ty,
-                        rows: table.rows,
-                        cols: table.cols,
-                        bytes,
-                    };
-                    tables.insert(at, place(&mut arena, &source)?);
-                }
-                Op::RmsNorm { weight: values, .. } | Op::AddBias { bias: values, .. } => {
-                    vectors.insert(at, arena.take(&[4, values.len()]));
-                }
-                _ => {}
-            }
-        }
+        let Constants {
+            placed,
+            weights,
+            tables,
+            vectors,
+        } = Constants::new(program, sources, &mut arena)?;
         let angles = [
             4,
             limits.max_pages(),
@@ -273,31 +241,11 @@ impl Plan {
             .enumerate()
             .map(|(i, s)| arena.take(&[4, s.width, rows_of(i)]))
             .collect();
-        let (mut activation_bytes, mut gated_bytes, mut query_width) = (0, 0, 0);
-        for op in &program.ops {
-            match *op {
-                Op::MatMul { x, w, .. } => {
-                    let (rows, source) = (rows_of(x), &placed[weights[w]].source);
-                    for form in [Form::of_gemv(source.stored()), Form::Halves] {
-                        activation_bytes =
-                            activation_bytes.max(launch::activation_bytes(form, rows, source.cols));
-                    }
-                }
-                Op::SwiGlu { out, .. } => {
-                    let width = program.slots[out].width;
-                    gated_bytes = gated_bytes.max(launch::activation_bytes(
-                        Form::Integers,
-                        rows_of(out),
-                        width,
-                    ));
-                }
-                Op::Attention { q, .. } => query_width = query_width.max(program.slots[q].width),
-                _ => {}
-            }
-        }
-        let activations = arena.take(&[activation_bytes]);
+        let widest = Widest::new(program, limits, |w| &placed[weights[w]].source);
+        let activations = arena.take(&[widest.activation_bytes]);
         let scales = arena.take(&[4, limits.rows.max(limits.wanted)]);
-        let gated = arena.take(&[gated_bytes]);
+        let gated = arena.take(&[widest.gated_bytes]);
+        let query_width = widest.query_width;
         let heads = arena.take(&[4, limits.rows, query_width + 2 * kv.n_head_kv * kv.head_dim]);
         let split = [4, ATTEND_ROWS.min(limits.rows), SPLITS, query_width];
         let (sums, states) = (arena.take(&split), arena.take(&[&split[..], &[2]].concat()));
@@ -331,5 +279,101 @@ impl Plan {
             record,
             needs,
         })
+    }
+}
+
+/// Places of what a model brings: matrices, tables and vectors.
+struct Constants {
+    placed: Vec<Placed>,
+    weights: Vec<usize>,
+    tables: HashMap<usize, usize>,
+    vectors: HashMap<usize, u64>,
+}
+
+impl Constants {
+    fn new(program: &Program, sources: &[Source], arena: &mut Arena) -> Result<Constants, Error> {
+        let mut constants = Constants {
+            placed: Vec::new(),
+            weights: Vec::new(),
+            tables: HashMap::new(),
+            vectors: HashMap::new(),
+        };
+        for source in sources {
+            let placed = constants.place(source, arena)?;
+            constants.weights.push(placed);
+        }
+        for (at, instruction) in program.ops.iter().enumerate() {
+            match &instruction.op {
+                Op::Embed { table } => {
+                    let source = Source {
+                        name: "token embeddings".to_owned(),
+                        ty: table.ty,
+                        rows: table.rows,
+                        cols: table.cols,
+                        bytes: table.source.clone(),
+                    };
+                    let placed = constants.place(&source, arena)?;
+                    constants.tables.insert(at, placed);
+                }
+                Op::RmsNorm { weight: values, .. } | Op::AddBias { bias: values, .. } => {
+                    let place = arena.take(&[4, values.len()]);
+                    constants.vectors.insert(at, place);
+                }
+                _ => {}
+            }
+        }
+        Ok(constants)
+    }
+
+    /// Which of the placed weights this is, which may be there already: an output that is the
+    /// embedding once more is one weight.
+    fn place(&mut self, source: &Source, arena: &mut Arena) -> Result<usize, Error> {
+        let same = |p: &Placed| std::ptr::eq(p.source.bytes.bytes(), source.bytes.bytes());
+        if let Some(at) = self.placed.iter().position(same) {
+            return Ok(at);
+        }
+        let layout = source.layout()?;
+        self.placed.push(Placed {
+            source: source.clone(),
+            layout,
+            at: arena.take(&[layout.bytes]),
+        });
+        Ok(self.placed.len() - 1)
+    }
+}
+
+/// What the largest operations of a kind need.
+#[derive(Default)]
+struct Widest {
+    activation_bytes: usize,
+    gated_bytes: usize,
+    query_width: usize,
+}
+
+impl Widest {
+    fn new<'a>(program: &Program, limits: &Limits, source: impl Fn(usize) -> &'a Source) -> Widest {
+        let rows_of = |slot: usize| program.rows_of(slot, limits.rows, limits.wanted);
+        let mut widest = Widest::default();
+        for instruction in &program.ops {
+            match instruction.op {
+                Op::MatMul { x, w } => {
+                    let (rows, source) = (rows_of(x), source(w));
+                    for form in [Form::of_gemv(source.stored()), Form::Halves] {
+                        let bytes = launch::activation_bytes(form, rows, source.cols);
+                        widest.activation_bytes = widest.activation_bytes.max(bytes);
+                    }
+                }
+                Op::Gate { up: x, .. } => {
+                    let width = program.slots[x].width;
+                    let bytes = launch::activation_bytes(Form::Integers, rows_of(x), width);
+                    widest.gated_bytes = widest.gated_bytes.max(bytes);
+                }
+                Op::Attention { q, .. } => {
+                    widest.query_width = widest.query_width.max(program.slots[q].width);
+                }
+                _ => {}
+            }
+        }
+        widest
     }
 }

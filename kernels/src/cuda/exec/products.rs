@@ -1,0 +1,199 @@
+//! Launches of products, and of what brings their inputs into the kernels' forms.
+
+use super::launches::{List, Ready, Scene, small};
+use crate::cuda::launch::Form;
+use crate::cuda::pack::UNIT;
+use crate::cuda::params::{Arrange, Gemm, Gemv, GemvPart, Matrix};
+use crate::cuda::{Ptr, launch};
+use crate::op::Activation;
+use crate::program::Slot;
+
+/// Matrices of a launch of `gemv`, at most.
+const GEMV_PARTS: usize = 3;
+
+/// A product: with which weight, what is added, and where it goes.
+#[derive(Clone, Copy)]
+pub(super) struct Product {
+    pub(super) w: usize,
+    pub(super) add: Ptr,
+    pub(super) out: Ptr,
+}
+
+impl Product {
+    /// Nothing is added.
+    pub(super) fn alone(w: usize, out: Ptr) -> Product {
+        Product {
+            w,
+            add: Ptr::NULL,
+            out,
+        }
+    }
+}
+
+/// Two products of one input, one of which is a gate, and what becomes of them.
+pub(super) struct Gated {
+    pub(super) gate: usize,
+    pub(super) up: usize,
+    pub(super) act: Activation,
+    pub(super) out: Slot,
+    /// The form in which the result is read, if it is the same everywhere.
+    pub(super) wanted: Option<Form>,
+}
+
+impl Scene<'_> {
+    /// Brings rows, normed with a weight and an epsilon first where those are given, into a form of
+    /// products' inputs.
+    pub(super) fn arrange(&self, x: Slot, form: Form, norm: Option<(Ptr, f32)>, list: &mut List) {
+        let (rows, cols) = (self.rows(x), self.width(x));
+        if rows == 0 {
+            return;
+        }
+        let (weight, eps) = norm.unwrap_or((Ptr::NULL, 0.0));
+        let p = Arrange {
+            x: self.slot(x),
+            weight,
+            out: self.at(self.plan.activations),
+            scales: self.at(self.plan.scales),
+            rows: small(rows),
+            cols: small(cols),
+            units: small(cols.div_ceil(UNIT)),
+            eps,
+        };
+        list.launches.push(if norm.is_some() {
+            launch::normed_activations(form, &p)
+        } else {
+            launch::activations(form, &p)
+        });
+    }
+
+    /// Where an input of products is in a form of theirs, after it was brought there if it was not.
+    fn input(&self, x: Slot, form: Form, list: &mut List) -> Ptr {
+        if let Some(ready) = list.ready.filter(|r| (r.slot, r.form) == (x, form)) {
+            return ready.at;
+        }
+        self.arrange(x, form, None, list);
+        let at = self.at(self.plan.activations);
+        list.ready = Some(Ready {
+            slot: x,
+            form,
+            at,
+            new: false,
+        });
+        at
+    }
+
+    /// Products of one input: those of the same type together, where that is one reading of weights
+    /// after the other.
+    pub(super) fn products(&self, x: Slot, products: &[Product], list: &mut List) {
+        if self.rows(x) == 0 {
+            return;
+        }
+        if !self.shape.generated {
+            return products
+                .iter()
+                .for_each(|product| self.gemm(x, product, list));
+        }
+        let mut left = products.to_vec();
+        while let Some(first) = left.first() {
+            let ty = self.stored(first.w);
+            let (together, others): (Vec<_>, Vec<_>) =
+                left.into_iter().partition(|p| self.stored(p.w) == ty);
+            left = others;
+            for together in together.chunks(GEMV_PARTS) {
+                self.gemv(x, together, None, list);
+            }
+        }
+    }
+
+    fn gemm(&self, x: Slot, &Product { w, add, out }: &Product, list: &mut List) {
+        let (ty, w) = self.matrix(self.plan.weights[w]);
+        let (input, scales) = (
+            self.input(x, self.form(ty), list),
+            self.at(self.plan.scales),
+        );
+        let p = Gemm {
+            w,
+            x: input,
+            scales,
+            add,
+            out,
+            tokens: small(self.rows(x)),
+            unused: 0,
+        };
+        list.launches
+            .push(launch::gemm(ty, &p, self.multiprocessors));
+    }
+
+    /// The gate and what it gates, of one input, in the form that is wanted of it.
+    pub(super) fn gated(&self, x: Slot, gated: &Gated, list: &mut List) {
+        if self.rows(x) == 0 {
+            return;
+        }
+        let to = self.slot(gated.out);
+        let pair = [gated.gate, gated.up].map(|w| Product::alone(w, to));
+        // the other buffer: while some blocks write it, others still read their input
+        let integers = self.at(self.plan.gated);
+        let wanted = gated.wanted.filter(|wanted| *wanted == Form::Integers);
+        let integers_to = wanted.map_or(Ptr::NULL, |_| integers);
+        self.gemv(x, &pair, Some((gated.act, integers_to)), list);
+        if let Some(form) = wanted {
+            list.ready = Some(Ready {
+                slot: gated.out,
+                form,
+                at: integers,
+                new: true,
+            });
+        }
+    }
+
+    /// Launches of `gemv` for any number of rows, of products with weights of one type. `gated`:
+    /// the two products are a gate and what it gates, and integers go there, if anywhere.
+    fn gemv(
+        &self,
+        x: Slot,
+        products: &[Product],
+        gated: Option<(Activation, Ptr)>,
+        list: &mut List,
+    ) {
+        let (rows, ty) = (self.rows(x), self.stored(products[0].w));
+        let form = self.form(ty);
+        let input = self.input(x, form, list);
+        let matrices: Vec<Matrix> = products
+            .iter()
+            .map(|p| self.matrix(self.plan.weights[p.w]).1)
+            .collect();
+        let all = matrices.iter().map(|w| w.strips).sum();
+        for first in (0..rows).step_by(launch::GEMV_COLUMNS) {
+            let columns = launch::GEMV_COLUMNS.min(rows - first);
+            let mut parts = [GemvPart::default(); GEMV_PARTS];
+            for ((part, w), p) in parts.iter_mut().zip(&matrices).zip(products) {
+                let further = |at: Ptr| at.or_offset(4 * u64::from(w.rows) * first as u64);
+                *part = GemvPart {
+                    w: *w,
+                    add: further(p.add),
+                    out: further(p.out),
+                };
+            }
+            let before =
+                |form: Form, cols: u32| launch::activation_bytes(form, first, cols as usize) as u64;
+            let integers = gated
+                .map_or(Ptr::NULL, |(_, integers)| integers)
+                .or_offset(before(Form::Integers, matrices[0].rows));
+            let p = Gemv {
+                parts,
+                x: input.offset(before(form, matrices[0].cols)),
+                integers,
+                strips: if gated.is_some() {
+                    matrices[0].strips
+                } else {
+                    all
+                },
+                columns: small(columns),
+                gated: gated.map_or(0, |(act, _)| launch::gate_of_gemv(act)),
+                unused: 0,
+            };
+            list.launches
+                .push(launch::gemv(ty, &p, self.multiprocessors));
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Launches of one operation by itself.
+
+use super::launches::{List, Scene, small};
+use super::plan::{ATTEND_ROWS, SPLITS};
+use super::products::Product;
+use crate::cuda::launch::Form;
+use crate::cuda::params::{Attention, Embed, KvWrite, Norm, Pair, Rope, Select};
+use crate::cuda::{Launch, Ptr, launch};
+use crate::op::Op;
+use crate::program::Slot;
+
+impl Scene<'_> {
+    /// One operation.
+    pub(super) fn single(&self, at: usize, list: &mut List) {
+        let instruction = &self.program.ops[at];
+        if instruction.out.is_some_and(|out| self.rows(out) == 0) {
+            return;
+        }
+        let result = || instruction.result();
+        let launch = match instruction.op {
+            Op::MatMul { x, w } => {
+                return self.products(x, &[Product::alone(w, self.slot(result()))], list);
+            }
+            Op::Attention { q, layer, scale } => {
+                let launches = self.attention(q, layer, scale, result(), None);
+                return list.launches.extend(launches);
+            }
+            // written before the launches
+            Op::Input => return,
+            Op::Embed { .. } => self.embed(at, result()),
+            Op::RmsNorm { x, ref weight, eps } => self.norm(at, x, weight.len(), eps, result()),
+            Op::AddBias { x, .. } => {
+                let bias = self.at(self.plan.vectors[&at]);
+                launch::add(&self.pair(self.slot(x), bias, self.width(x), result()))
+            }
+            Op::Rope { x, head_dim } => self.rope(x, head_dim, result()),
+            Op::KvWrite { k, v, layer } => self.kv_write(k, v, layer),
+            Op::Gate { gate, up, act } => {
+                let period = self.elements(result());
+                let p = self.pair(self.slot(gate), self.slot(up), period, result());
+                launch::gate(act, &p)
+            }
+            Op::Add { a, b } => {
+                let period = self.elements(result());
+                launch::add(&self.pair(self.slot(a), self.slot(b), period, result()))
+            }
+            Op::SelectRows { x } => self.select(x, result()),
+        };
+        list.launches.push(launch);
+    }
+
+    fn elements(&self, slot: Slot) -> usize {
+        self.rows(slot) * self.width(slot)
+    }
+
+    /// Operands, the second of which begins again after `period` values.
+    fn pair(&self, a: Ptr, b: Ptr, period: usize, out: Slot) -> Pair {
+        Pair {
+            a,
+            b,
+            out: self.slot(out),
+            n: self.elements(out) as u64,
+            period: period as u64,
+        }
+    }
+
+    fn embed(&self, at: usize, out: Slot) -> Launch {
+        let (ty, table) = self.matrix(self.plan.tables[&at]);
+        let p = Embed {
+            table,
+            tokens: self.record.tokens,
+            out: self.slot(out),
+            columns: small(self.shape.rows),
+            unused: 0,
+        };
+        launch::embed(ty, &p)
+    }
+
+    fn norm(&self, at: usize, x: Slot, group: usize, eps: f32, out: Slot) -> Launch {
+        let p = Norm {
+            x: self.slot(x),
+            weight: self.at(self.plan.vectors[&at]),
+            out: self.slot(out),
+            eps,
+            n: small(group),
+        };
+        launch::rms_norm(&p, small(self.elements(x) / group))
+    }
+
+    fn rope(&self, x: Slot, head_dim: usize, out: Slot) -> Launch {
+        launch::rope(&Rope {
+            x: self.slot(x),
+            out: self.slot(out),
+            positions: self.record.paging.positions,
+            turn: self.turn(),
+            rows: small(self.shape.rows),
+            heads: small(self.width(x) / head_dim),
+            head_dim: small(head_dim),
+            unused: 0,
+        })
+    }
+
+    fn kv_write(&self, k: Slot, v: Slot, layer: usize) -> Launch {
+        let kv = self.program.kv;
+        let (pages_k, pages_v) = self.pages(layer);
+        let p = KvWrite {
+            k: self.slot(k),
+            v: self.slot(v),
+            pages_k,
+            pages_v,
+            paging: self.record.paging,
+            heads: small(kv.n_head_kv),
+            head_dim: small(kv.head_dim),
+        };
+        launch::kv_write(kv.ty, &p)
+    }
+
+    fn select(&self, x: Slot, out: Slot) -> Launch {
+        launch::select_rows(&Select {
+            x: self.slot(x),
+            wanted: self.record.wanted,
+            out: self.slot(out),
+            rows: small(self.rows(out)),
+            width: small(self.width(x)),
+        })
+    }
+
+    /// Attention, into a slot or, as integers, there.
+    pub(super) fn attention(
+        &self,
+        q: Slot,
+        layer: usize,
+        scale: f32,
+        out: Slot,
+        integers: Option<Ptr>,
+    ) -> Vec<Launch> {
+        let kv = self.program.kv;
+        let heads = self.width(q) / kv.head_dim;
+        let (pages_k, pages_v) = self.pages(layer);
+        let all = Attention {
+            q: self.slot(q),
+            pages_k,
+            pages_v,
+            sums: self.at(self.plan.sums),
+            states: self.at(self.plan.states),
+            out: self.slot(out),
+            integers: integers.unwrap_or(Ptr::NULL),
+            tiles: self.record.tiles,
+            paging: self.record.paging,
+            heads: small(heads),
+            heads_kv: small(kv.n_head_kv),
+            splits: small(SPLITS),
+            scale,
+        };
+        if !self.shape.generated && launch::takes_prompt(kv.ty, kv.head_dim, heads / kv.n_head_kv) {
+            return vec![launch::attend_prompt(
+                kv.head_dim,
+                &all,
+                small(self.shape.tiles),
+            )];
+        }
+        let parts = (0..self.shape.rows).step_by(ATTEND_ROWS);
+        parts
+            .flat_map(|first| launch::attend(kv.ty, kv.head_dim, &self.some_rows(&all, first, q)))
+            .collect()
+    }
+
+    /// Attention of rows `first` and up to [`ATTEND_ROWS`] more.
+    fn some_rows(&self, all: &Attention, first: usize, q: Slot) -> Attention {
+        let (words, values) = (4 * first as u64, 4 * (first * self.width(q)) as u64);
+        let mut p = *all;
+        p.q = p.q.offset(values);
+        p.out = p.out.offset(values);
+        p.integers =
+            p.integers
+                .or_offset(launch::activation_bytes(Form::Integers, first, self.width(q)) as u64);
+        p.paging.positions = p.paging.positions.offset(words);
+        p.paging.sequences = p.paging.sequences.offset(words);
+        p.paging.first_row = small(first);
+        p.paging.rows = small(ATTEND_ROWS.min(self.shape.rows - first));
+        p
+    }
+}

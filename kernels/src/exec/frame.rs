@@ -1,0 +1,171 @@
+//! One step as the pool's threads see it: what it is about, and what the pool asks of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::arena::{Arenas, Extent, mark_of};
+use super::items::Items;
+use super::model::Model;
+use super::part::Part;
+use super::plan::Section;
+use super::scratch::Scratches;
+use super::{KvPages, Member, PAGE, Resource, Row, Slot, TapFn, Work};
+
+/// A step, as long as any thread is at it.
+pub(super) struct Frame {
+    pub(super) model: Arc<Model>,
+    pub(super) arenas: Arc<Arenas>,
+    pub(super) scratches: Arc<Scratches>,
+    pub(super) kv: KvPages,
+    pub(super) extent: Extent,
+    pub(super) tapped: bool,
+    pub(super) rows: Vec<Row>,
+    /// Rows with outputs.
+    pub(super) wanted: Vec<usize>,
+    /// Block tables of the sequences.
+    pub(super) tables: Vec<Vec<u32>>,
+    /// Positions of the sequences at the end of the step.
+    pub(super) ends: Vec<usize>,
+    /// What [`Op::Input`] gives.
+    pub(super) input: Vec<f32>,
+}
+
+impl Frame {
+    pub(super) fn section(&self, section: usize) -> &Section {
+        &self.model.plan(self.extent.role, self.tapped).sections[section]
+    }
+
+    /// Whether this step writes keys and values where another one may read them.
+    pub(super) fn writes_what_is_read_by(&self, other: &Frame) -> bool {
+        self.rows.iter().any(|row| {
+            let (index, slot) = (row.pos / PAGE, row.pos % PAGE);
+            let page = self.tables[row.seq][index];
+            other.tables.iter().zip(&other.ends).any(|(table, end)| {
+                let seen = table.iter().take(end.div_ceil(PAGE));
+                seen.enumerate()
+                    .any(|(i, p)| *p == page && i * PAGE + slot < *end)
+            })
+        })
+    }
+
+    pub(super) fn n_rows(&self, slot: Slot) -> usize {
+        self.model
+            .program
+            .rows_of(slot, self.extent.rows, self.extent.wanted)
+    }
+
+    pub(super) fn width(&self, slot: Slot) -> usize {
+        self.model.program.slots[slot].width
+    }
+
+    /// Shows the result of an operation.
+    ///
+    /// # Safety
+    /// The operation is complete in that place, and nobody writes there meanwhile.
+    pub(super) unsafe fn show(&self, at: usize, place: usize, tap: &mut TapFn<'_>) {
+        let Some(out) = self.model.program.ops[at].out else {
+            return;
+        };
+        let (rows, width) = (self.n_rows(out), self.width(out));
+        // SAFETY: the operation is complete, and the buffer holds that many values.
+        tap(at, rows, width, unsafe {
+            self.arenas.view(place).buffers[out].read(0, rows * width)
+        });
+    }
+}
+
+impl Work for Frame {
+    fn sections(&self) -> usize {
+        self.model
+            .plan(self.extent.role, self.tapped)
+            .sections
+            .len()
+    }
+
+    fn run(&self, member: &Member<'_>) {
+        // SAFETY: this thread is in that place, where nobody makes room before it has left; and the
+        // scratch of its number is its own.
+        let (view, progress) = unsafe {
+            self.scratches
+                .of(member.thread)
+                .reserve(&self.model, &self.extent);
+            (
+                self.arenas.view(member.place),
+                self.arenas.progress(member.place),
+            )
+        };
+        let counters = self.arenas.counters(member.place);
+        let mark = mark_of(member.section);
+        let resumed = progress.resumed == mark;
+        let mut rest = &progress.done[..];
+        for task in &self.section(member.section).tasks {
+            let n_items = Items::of(&self.model, &self.extent, task).map_or(0, |items| items.count);
+            let done;
+            (done, rest) = if self.tapped {
+                (&rest[..0], rest)
+            } else {
+                rest.split_at(n_items)
+            };
+            let finished_pieces = &progress.pieces[..];
+            let part = Part {
+                frame: self,
+                view,
+                counters,
+                finished_pieces,
+                done,
+                resumed,
+                mark,
+                w: member,
+            };
+            // SAFETY: the place has room for this step, and all members run the same sections with
+            // the same shares, one after the other.
+            unsafe { part.run(task) }
+            if member.has_stopped() {
+                return;
+            }
+        }
+    }
+
+    fn can_repeat(&self, section: usize) -> bool {
+        self.section(section).can_repeat
+    }
+
+    fn patience(&self, section: usize) -> Duration {
+        let section = self.section(section);
+        let values =
+            |resource: &Resource| self.model.carried_values(&self.extent, section, *resource);
+        let bytes: usize = section
+            .carried
+            .iter()
+            .map(|resource| 4 * values(resource))
+            .sum();
+        // 4 GB/s: they are copied, then read again from other lines than those that are near. To
+        // wait longer costs more than it saves where two programs take turns: each spins in the
+        // time that the other's late thread needs.
+        Duration::from_nanos(bytes as u64 / 4)
+    }
+
+    fn carry(&self, section: usize, from: usize, to: usize) -> bool {
+        // SAFETY: the pool has found that nobody is in `to`, and that the section is being worked
+        // on in `from`, which writes nothing that it reads, or else it could not be repeated.
+        unsafe {
+            self.arenas
+                .carry(&self.model, &self.extent, section, from, to)
+        }
+    }
+
+    fn resume(&self, section: usize, place: usize) {
+        // SAFETY: the pool has found that this thread is alone there.
+        unsafe { self.arenas.resume(place, section, self.section(section)) }
+    }
+
+    fn enter(&self) {
+        // SAFETY: the table is one of this CPU; `leave` follows on this thread.
+        unsafe { (self.model.table.enter)() }
+    }
+
+    fn leave(&self) {
+        // SAFETY: the table is one of this CPU, and this thread has entered.
+        unsafe { (self.model.table.leave)() }
+    }
+}

@@ -1,0 +1,86 @@
+//! What an executor knows from the beginning, and what follows from it for a step's size.
+
+use super::arena::{Extent, MAX_TILE};
+use super::items::Items;
+use super::plan::{Plan, Section};
+use super::{Matrix, Program, Resource, Role, Slot, Table, Unit};
+
+/// What stays the same in all steps.
+pub(super) struct Model {
+    pub(super) table: &'static Table,
+    pub(super) program: Program,
+    /// Indexed by `Op::MatMul::w`.
+    pub(super) matrices: Vec<Matrix>,
+    /// See [`Model::plan`].
+    pub(super) plans: [Plan; 4],
+    /// What attends for prompts instead of the vector kernels. Models of float weights keep their
+    /// accuracy: they get it where products are in bf16 as well.
+    pub(super) unit: Option<&'static Unit>,
+}
+
+impl Model {
+    pub(super) fn plan(&self, role: Role, tapped: bool) -> &Plan {
+        &self.plans[usize::from(role == Role::Generated) + 2 * usize::from(tapped)]
+    }
+
+    /// Columns of the widest matrix.
+    pub(super) fn widest(&self) -> usize {
+        self.matrices.iter().map(|m| m.cols).max().unwrap_or(0)
+    }
+
+    /// Items of the tasks of any section, at most.
+    pub(super) fn most_items(&self, extent: &Extent) -> usize {
+        let of_section = |section: &Section| -> usize {
+            section
+                .tasks
+                .iter()
+                .filter_map(|task| Items::of(self, extent, task))
+                .map(|items| items.count)
+                .sum()
+        };
+        self.plan(extent.role, false)
+            .sections
+            .iter()
+            .map(of_section)
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// How many values stand in what is carried of a section.
+    pub(super) fn carried_values(
+        &self,
+        extent: &Extent,
+        section: &Section,
+        resource: Resource,
+    ) -> usize {
+        let rows = |slot| self.program.rows_of(slot, extent.rows, extent.wanted);
+        let width = |slot: Slot| self.program.slots[slot].width;
+        // the slot that an earlier section has brought there in another form
+        let ready = section
+            .ready
+            .iter()
+            .find(|ready| ready.at == resource)
+            .map(|ready| ready.slot);
+        match (resource, ready) {
+            (Resource::Slot(slot), _) | (Resource::Codes(_), Some(slot)) => {
+                rows(slot) * width(slot)
+            }
+            (Resource::Tiles, Some(slot)) => (rows(slot) + MAX_TILE) * width(slot),
+            (Resource::Angles, _) => extent.rows * 2 * self.program.rope.frequencies.len(),
+            // pieces are joined in the section that makes them; the cache is the same in all places
+            (Resource::Pieces | Resource::Kv(_), _)
+            | (Resource::Codes(_) | Resource::Tiles, None) => 0,
+        }
+    }
+
+    /// Heads of the widest slot.
+    pub(super) fn heads(&self) -> usize {
+        self.program
+            .slots
+            .iter()
+            .map(|s| s.width)
+            .max()
+            .unwrap_or(0)
+            / self.program.kv.head_dim
+    }
+}

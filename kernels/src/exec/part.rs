@@ -1,0 +1,151 @@
+//! One thread's part of a step: which items it takes, and what it may borrow.
+
+use std::ops::{Deref, Range};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+use super::arena::View;
+use super::frame::Frame;
+use super::matmul::Product;
+use super::plan::{Phase, Task};
+use super::{Member, Op, Slot};
+
+/// One member's part of a section.
+pub(super) struct Part<'a> {
+    pub(super) frame: &'a Frame,
+    pub(super) view: &'a View,
+    pub(super) counters: &'a [AtomicUsize],
+    /// See [`super::arena::Progress::pieces`].
+    pub(super) finished_pieces: &'a [AtomicU32],
+    /// Which items of the task are done: those that have this section's `mark`. Of a step with taps
+    /// nothing is noted.
+    pub(super) done: &'a [AtomicU32],
+    /// Whether any can be done before this member begins; see [`super::arena::Progress::resumed`].
+    pub(super) resumed: bool,
+    pub(super) mark: u32,
+    pub(super) w: &'a Member<'a>,
+}
+
+impl Part<'_> {
+    /// Takes items of an operation's task, `count` in all, until there are no more or this member
+    /// has to stop. Of the first ones, so many as `fixed`, every member has its share; the others
+    /// go to whoever is first.
+    pub(super) fn take_items(
+        &self,
+        op: usize,
+        fixed: usize,
+        count: usize,
+        mut item: impl FnMut(usize),
+    ) {
+        // shares would be unequal where a part is done
+        let fixed = if self.resumed && self.w.size > 1 {
+            0
+        } else {
+            fixed
+        };
+        for i in self.w.share(fixed, 1) {
+            if self.w.must_stop() {
+                return;
+            }
+            item(i);
+        }
+        loop {
+            let i = fixed + self.counters[op].fetch_add(1, Ordering::Relaxed);
+            if i >= count || self.w.must_stop() {
+                return;
+            }
+            item(i);
+        }
+    }
+
+    /// Whether an item of the task was done before this member began.
+    pub(super) fn is_done(&self, item: usize) -> bool {
+        // what others note is not looked at without need: that would cost them the line
+        self.resumed
+            && self
+                .done
+                .get(item)
+                .is_some_and(|done| done.load(Ordering::Relaxed) == self.mark)
+    }
+
+    /// Notes that an item of the task is done: who takes this section over goes on from there.
+    pub(super) fn note_done(&self, item: usize) {
+        if let Some(done) = self.done.get(item) {
+            done.store(self.mark, Ordering::Release);
+        }
+    }
+}
+
+impl Deref for Part<'_> {
+    type Target = Frame;
+
+    fn deref(&self) -> &Frame {
+        self.frame
+    }
+}
+
+impl Part<'_> {
+    /// Values `part` of row `r` of a buffer: no more than are needed, since other threads may be
+    /// writing the others.
+    ///
+    /// # Safety
+    /// These values are finished: nobody writes them while the result is used.
+    pub(super) unsafe fn row(&self, slot: Slot, r: usize, part: Range<usize>) -> &[f32] {
+        let width = self.width(slot);
+        assert!(r < self.n_rows(slot) && part.start <= part.end && part.end <= width);
+        // SAFETY: the buffer holds n_rows * width values; the caller keeps writers away from these.
+        unsafe { self.view.buffers[slot].read(r * width + part.start, part.len()) }
+    }
+
+    /// Values `part` of row `r` of a buffer.
+    ///
+    /// # Safety
+    /// These values are the calling thread's: nobody else reads or writes them while the result is
+    /// used.
+    #[allow(
+        clippy::mut_from_ref,
+        reason = "the values belong to the caller, not to this"
+    )]
+    pub(super) unsafe fn row_mut(&self, slot: Slot, r: usize, part: Range<usize>) -> &mut [f32] {
+        let width = self.width(slot);
+        assert!(r < self.n_rows(slot) && part.start <= part.end && part.end <= width);
+        // SAFETY: the buffer holds n_rows * width values; the caller keeps others away from these.
+        unsafe { self.view.buffers[slot].write(r * width + part.start, part.len()) }
+    }
+
+    /// Runs this member's share of a task.
+    ///
+    /// # Safety
+    /// Every member of the team runs the same tasks, section by section, in a place that has room
+    /// for the step. What a task reads was finished in earlier sections, or by this member where
+    /// tasks divide their values alike.
+    pub(super) unsafe fn run(&self, task: &Task) {
+        let at = task.op;
+        let instruction = &self.model.program.ops[at];
+        // SAFETY: all of these need finished inputs and a place with room, which the caller
+        // promises.
+        unsafe {
+            match (task.phase, &instruction.op) {
+                (Phase::Angles, _) => self.angles(),
+                // thread 0 shows it, see `Executor::step`
+                (Phase::Tap, _) => {}
+                (Phase::Prepare(form), Op::MatMul { x, w }) => {
+                    self.prepare(form, *x, &self.model.matrices[*w], task);
+                }
+                (Phase::Whole(then), Op::MatMul { x, w }) => self.matmul(&Product {
+                    task,
+                    x: *x,
+                    matrix: &self.model.matrices[*w],
+                    out: instruction.result(),
+                    then,
+                }),
+                (Phase::Pieces, Op::Attention { q, layer, scale }) => {
+                    self.attend_pieces(task, (*q, instruction.result()), *layer, *scale);
+                }
+                (Phase::Whole(_), Op::Attention { q, layer, scale }) => {
+                    self.attend_prompt(at, (*q, instruction.result()), *layer, *scale);
+                }
+                _ => self.rowwise(instruction, task.division.grain()),
+            }
+        }
+    }
+}

@@ -1,0 +1,351 @@
+//! The operations of a forward pass, once for all who speak of them: a model's graph, the programs
+//! that executors run, and whoever looks at either. What they are about is a parameter: a graph
+//! names values and weights, a program has buffers and numbers.
+//!
+//! Where the result goes stands outside an operation, in a graph's node or an [`Instruction`].
+//!
+//! [`Instruction`]: crate::Instruction
+
+/// One operation on values `V`, with matrices `M`, vectors `C` and tables of embeddings `T`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[allow(missing_docs)] // the fields are the formulas' letters
+pub enum Op<V, M, C, T> {
+    /// Rows of the table, one per token id of the step.
+    Embed { table: T },
+    /// Rows that come with the step, where another program computed what is before this one.
+    Input,
+    /// `x * weight / sqrt(mean(x^2) + eps)` over as many neighbours as `weight` has values: the
+    /// whole row, or each head.
+    RmsNorm { x: V, weight: C, eps: f32 },
+    /// `x W^T`.
+    MatMul { x: V, w: M },
+    /// `x + bias` in every row.
+    AddBias { x: V, bias: C },
+    /// Rotates the pairs of each head of width `head_dim` by the token's position; values behind
+    /// the last pair pass unchanged.
+    Rope { x: V, head_dim: usize },
+    /// Appends keys and values of this layer to the cache. No result.
+    KvWrite { k: V, v: V, layer: usize },
+    /// Causal attention over everything cached for the layer: `softmax(scale * q K^T) V` per head;
+    /// query head `h` reads key head `h / (n_head / n_head_kv)`.
+    Attention { q: V, layer: usize, scale: f32 },
+    /// `act(gate) * up`.
+    Gate { gate: V, up: V, act: Activation },
+    /// `a + b`.
+    Add { a: V, b: V },
+    /// The rows whose outputs are wanted.
+    SelectRows { x: V },
+}
+
+/// What a gate goes through before it is multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Activation {
+    /// `x / (1 + e^-x)`.
+    Silu,
+}
+
+/// Which rows a value has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RowSet {
+    /// One per token of the step.
+    All,
+    /// One per token whose outputs are wanted.
+    Wanted,
+}
+
+/// A value's shape: (rows, width) f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ValueShape {
+    /// Numbers per row; 0 for the result of [`Op::KvWrite`], which has no storage.
+    pub width: usize,
+    /// Which rows.
+    pub rows: RowSet,
+}
+
+/// Rows and columns of a matrix, or of a table of embeddings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MatrixShape {
+    /// Outputs, or tokens.
+    pub rows: usize,
+    /// Inputs, or the width of an embedding.
+    pub cols: usize,
+}
+
+/// A cache of keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheShape {
+    /// Layers.
+    pub layers: usize,
+    /// Values of a head.
+    pub head_dim: usize,
+    /// Values of a token's keys, and of its values.
+    pub width: usize,
+}
+
+/// What the shape of a result follows from; `None` for what does not exist.
+pub trait Shapes<V, M, C, T> {
+    /// A value that was written before.
+    fn value(&self, value: V) -> ValueShape;
+    /// A matrix.
+    fn matrix(&self, matrix: &M) -> Option<MatrixShape>;
+    /// How many values a vector has.
+    fn vector(&self, vector: &C) -> Option<usize>;
+    /// A table of embeddings.
+    fn table(&self, table: &T) -> Option<MatrixShape>;
+    /// The width of the rows that come with a step.
+    fn input(&self) -> Option<usize>;
+    /// The cache.
+    fn cache(&self) -> CacheShape;
+}
+
+/// What is wrong with an operation's operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)] // the fields are what the messages say
+pub enum ShapeError {
+    /// Widths do not fit.
+    #[error("{what}: expected {expected}, got {got}")]
+    Width {
+        what: &'static str,
+        expected: usize,
+        got: usize,
+    },
+    /// Two operands, or an operand and the operation, are about different rows.
+    #[error("operands have different rows")]
+    RowsDiffer,
+    /// A matrix, a vector or a table that does not exist.
+    #[error("a weight that does not exist")]
+    NoWeight,
+    /// A layer that the cache does not have.
+    #[error("layer {layer} is not in the cache")]
+    NoLayer { layer: usize },
+    /// [`Op::Input`] where steps bring no rows.
+    #[error("no rows come with a step")]
+    NoInput,
+}
+
+/// Says what the operands of one vocabulary are in another.
+pub trait Translate<V, M, C, T> {
+    /// Values there.
+    type Value;
+    /// Matrices there.
+    type Matrix;
+    /// Vectors there.
+    type Vector;
+    /// Tables there.
+    type Table;
+
+    /// A value.
+    fn value(&mut self, value: V) -> Self::Value;
+    /// A matrix.
+    fn matrix(&mut self, matrix: M) -> Self::Matrix;
+    /// A vector.
+    fn vector(&mut self, vector: C) -> Self::Vector;
+    /// A table of embeddings.
+    fn table(&mut self, table: T) -> Self::Table;
+    /// A layer of the cache.
+    fn layer(&mut self, layer: usize) -> usize;
+}
+
+/// An operation in the words of `X`.
+pub type Translated<X, V, M, C, T> = Op<
+    <X as Translate<V, M, C, T>>::Value,
+    <X as Translate<V, M, C, T>>::Matrix,
+    <X as Translate<V, M, C, T>>::Vector,
+    <X as Translate<V, M, C, T>>::Table,
+>;
+
+impl<V: Copy, M, C, T> Op<V, M, C, T> {
+    /// The values read, in order.
+    pub fn inputs(&self) -> impl Iterator<Item = V> + use<V, M, C, T> {
+        let (first, second) = match *self {
+            Op::Embed { .. } | Op::Input => (None, None),
+            Op::RmsNorm { x, .. }
+            | Op::MatMul { x, .. }
+            | Op::AddBias { x, .. }
+            | Op::Rope { x, .. }
+            | Op::SelectRows { x } => (Some(x), None),
+            Op::Attention { q, .. } => (Some(q), None),
+            Op::KvWrite { k, v, .. } => (Some(k), Some(v)),
+            Op::Gate { gate, up, .. } => (Some(gate), Some(up)),
+            Op::Add { a, b } => (Some(a), Some(b)),
+        };
+        first.into_iter().chain(second)
+    }
+
+    /// Whether each value of the result is made of values at the same place alone, so that it may
+    /// be written over them.
+    pub(crate) fn is_by_element(&self) -> bool {
+        matches!(self, Op::AddBias { .. } | Op::Gate { .. } | Op::Add { .. })
+    }
+
+    /// The same operation in another vocabulary.
+    pub fn map<X: Translate<V, M, C, T>>(self, to: &mut X) -> Translated<X, V, M, C, T> {
+        match self {
+            Op::Embed { table } => Op::Embed {
+                table: to.table(table),
+            },
+            Op::Input => Op::Input,
+            Op::RmsNorm { x, weight, eps } => Op::RmsNorm {
+                x: to.value(x),
+                weight: to.vector(weight),
+                eps,
+            },
+            Op::MatMul { x, w } => Op::MatMul {
+                x: to.value(x),
+                w: to.matrix(w),
+            },
+            Op::AddBias { x, bias } => Op::AddBias {
+                x: to.value(x),
+                bias: to.vector(bias),
+            },
+            Op::Rope { x, head_dim } => Op::Rope {
+                x: to.value(x),
+                head_dim,
+            },
+            Op::KvWrite { k, v, layer } => Op::KvWrite {
+                k: to.value(k),
+                v: to.value(v),
+                layer: to.layer(layer),
+            },
+            Op::Attention { q, layer, scale } => Op::Attention {
+                q: to.value(q),
+                layer: to.layer(layer),
+                scale,
+            },
+            Op::Gate { gate, up, act } => Op::Gate {
+                gate: to.value(gate),
+                up: to.value(up),
+                act,
+            },
+            Op::Add { a, b } => Op::Add {
+                a: to.value(a),
+                b: to.value(b),
+            },
+            Op::SelectRows { x } => Op::SelectRows { x: to.value(x) },
+        }
+    }
+
+    /// The shape of the result.
+    ///
+    /// # Errors
+    /// If the operands do not fit the operation, or each other.
+    pub fn shape(&self, of: &impl Shapes<V, M, C, T>) -> Result<ValueShape, ShapeError> {
+        let value = |v: V| of.value(v);
+        Ok(match *self {
+            Op::Embed { ref table } => ValueShape {
+                width: of.table(table).ok_or(ShapeError::NoWeight)?.cols,
+                rows: RowSet::All,
+            },
+            Op::Input => ValueShape {
+                width: of.input().ok_or(ShapeError::NoInput)?,
+                rows: RowSet::All,
+            },
+            Op::RmsNorm { x, ref weight, .. } => {
+                let group = of.vector(weight).ok_or(ShapeError::NoWeight)?;
+                whole("normalised width", group, value(x).width)?;
+                value(x)
+            }
+            Op::MatMul { x, ref w } => {
+                let matrix = of.matrix(w).ok_or(ShapeError::NoWeight)?;
+                same("matrix input", matrix.cols, value(x).width)?;
+                ValueShape {
+                    width: matrix.rows,
+                    ..value(x)
+                }
+            }
+            Op::AddBias { x, ref bias } => {
+                let bias = of.vector(bias).ok_or(ShapeError::NoWeight)?;
+                same("bias", value(x).width, bias)?;
+                value(x)
+            }
+            Op::Rope { x, head_dim } => {
+                same("head", of.cache().head_dim, head_dim)?;
+                whole("heads", head_dim, value(x).width)?;
+                value(x)
+            }
+            Op::KvWrite { k, v, layer } => {
+                let cache = cache_of(layer, of.cache())?;
+                same("keys", cache.width, value(k).width)?;
+                same("values", cache.width, value(v).width)?;
+                ValueShape {
+                    width: 0,
+                    rows: same_rows(value(k), value(v))?,
+                }
+            }
+            Op::Attention { q, layer, .. } => {
+                whole(
+                    "queries",
+                    cache_of(layer, of.cache())?.width,
+                    value(q).width,
+                )?;
+                value(q)
+            }
+            Op::Gate { gate: a, up: b, .. } | Op::Add { a, b } => {
+                same("second operand", value(a).width, value(b).width)?;
+                ValueShape {
+                    rows: same_rows(value(a), value(b))?,
+                    ..value(a)
+                }
+            }
+            Op::SelectRows { x } if value(x).rows == RowSet::Wanted => {
+                return Err(ShapeError::RowsDiffer);
+            }
+            Op::SelectRows { x } => ValueShape {
+                rows: RowSet::Wanted,
+                ..value(x)
+            },
+        })
+    }
+}
+
+impl ValueShape {
+    /// That `got` is this.
+    ///
+    /// # Errors
+    /// Which of the two is another.
+    pub fn expect(self, got: ValueShape) -> Result<(), ShapeError> {
+        same("result", self.width, got.width)?;
+        same_rows(self, got).map(|_| ())
+    }
+}
+
+fn cache_of(layer: usize, cache: CacheShape) -> Result<CacheShape, ShapeError> {
+    if layer < cache.layers {
+        Ok(cache)
+    } else {
+        Err(ShapeError::NoLayer { layer })
+    }
+}
+
+fn same_rows(a: ValueShape, b: ValueShape) -> Result<RowSet, ShapeError> {
+    if a.rows == b.rows {
+        Ok(a.rows)
+    } else {
+        Err(ShapeError::RowsDiffer)
+    }
+}
+
+fn same(what: &'static str, expected: usize, got: usize) -> Result<(), ShapeError> {
+    if expected == got {
+        Ok(())
+    } else {
+        Err(ShapeError::Width {
+            what,
+            expected,
+            got,
+        })
+    }
+}
+
+/// `got` must be a whole number of groups.
+fn whole(what: &'static str, group: usize, got: usize) -> Result<(), ShapeError> {
+    if group > 0 && got > 0 && got.is_multiple_of(group) {
+        Ok(())
+    } else {
+        Err(ShapeError::Width {
+            what,
+            expected: group,
+            got,
+        })
+    }
+}
