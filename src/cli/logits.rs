@@ -8,6 +8,7 @@ use clap::Args;
 use octavo_engine::backend::{Role, TapView};
 use octavo_engine::sample::top_logits;
 use octavo_engine::{Engine, Wanted};
+use octavo_model::Tap;
 use octavo_reference::results::Results;
 use octavo_text::tokenizer::EncodeOptions;
 use regex::Regex;
@@ -244,7 +245,7 @@ impl TapStats {
     fn new(view: &TapView<'_>) -> TapStats {
         TapStats {
             name: view.tap.to_string(),
-            occurrence: view.occurrence,
+            occurrence: view.tap.nth,
             shape: [0, view.width],
             min: None,
             max: None,
@@ -298,13 +299,18 @@ impl std::fmt::Display for TapStats {
 struct Taps {
     pattern: Regex,
     rows: Vec<TapStats>,
-    index: HashMap<(String, usize), usize>,
+    index: HashMap<Tap, usize>,
 }
 
 impl Taps {
     /// Refuses an expression that finds nothing, with the names there are.
     fn new(pattern: &Regex, engine: &Engine) -> Result<Taps, Failure> {
-        let names: Vec<String> = engine.model().graph.tap_names().collect();
+        let names: Vec<String> = engine
+            .model()
+            .graph
+            .taps()
+            .map(|(tap, _)| tap.to_string())
+            .collect();
         if !names.iter().any(|name| pattern.is_match(name)) {
             // layers repeat the same names: those of the first say it all
             let mut some: Vec<&str> = names
@@ -326,12 +332,11 @@ impl Taps {
     }
 
     fn add(&mut self, view: &TapView<'_>) {
-        let key = (view.tap.to_string(), view.occurrence);
-        if !self.pattern.is_match(&key.0) {
+        if !self.pattern.is_match(&view.tap.to_string()) {
             return;
         }
         let rows = &mut self.rows;
-        let at = *self.index.entry(key).or_insert_with(|| {
+        let at = *self.index.entry(view.tap).or_insert_with(|| {
             rows.push(TapStats::new(view));
             rows.len() - 1
         });

@@ -4,7 +4,7 @@
 
 use octavo_kernels::Role;
 
-use crate::engine::Engine;
+use crate::Engine;
 use crate::runtime::{Entry, Output, Timeline, Value};
 use crate::sequence::{Bounds, Computed, Options, Sequence, SequenceError, Text, Want, Work};
 use crate::{Error, runtime::Runtime};

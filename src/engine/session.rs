@@ -3,9 +3,9 @@
 
 use octavo_kernels::Role;
 
+use crate::Engine;
 use crate::Error;
 use crate::backend::TapSink;
-use crate::engine::Engine;
 use crate::runtime::{Entry, Output, Timeline, Value};
 
 /// Of which of the given tokens logits are wanted.

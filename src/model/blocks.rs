@@ -3,8 +3,9 @@
 
 use octavo_kernels::{Activation, RowSet, ValueShape};
 
-use super::graph::{Graph, Node, Op, Tap, ValueId};
+use super::graph::{Graph, Node, Op, ValueId};
 use super::hparams::Hparams;
+use super::taps::{self, Numbering};
 use super::weights::{Layer, VecId, WeightId, Weights};
 
 /// Appends nodes to a graph.
@@ -13,14 +14,27 @@ pub(super) struct Builder<'a> {
     w: &'a Weights,
     nodes: Vec<Node>,
     values: Vec<ValueShape>,
+    taps: Numbering<&'static str>,
 }
 
-/// The tap of this name in a layer.
-fn at(name: &'static str, layer: usize) -> Option<Tap> {
-    Some(Tap {
+/// What a value is called.
+#[derive(Clone, Copy)]
+struct Named {
+    name: &'static str,
+    layer: Option<usize>,
+}
+
+/// This name in a layer.
+fn at(name: &'static str, layer: usize) -> Option<Named> {
+    Some(Named {
         name,
         layer: Some(layer),
     })
+}
+
+/// This name, which no layer has.
+fn once(name: &'static str) -> Option<Named> {
+    Some(Named { name, layer: None })
 }
 
 impl<'a> Builder<'a> {
@@ -30,6 +44,7 @@ impl<'a> Builder<'a> {
             w,
             nodes: Vec::new(),
             values: Vec::new(),
+            taps: Numbering::default(),
         }
     }
 
@@ -37,9 +52,10 @@ impl<'a> Builder<'a> {
         &self.w.layers[l]
     }
 
-    fn push(&mut self, op: Op, info: ValueShape, tap: Option<Tap>) -> ValueId {
+    fn push(&mut self, op: Op, info: ValueShape, tap: Option<Named>) -> ValueId {
         let out = ValueId(self.values.len() as u32);
         self.values.push(info);
+        let tap = tap.map(|tap| self.taps.next(tap.name, tap.layer));
         self.nodes.push(Node { op, out, tap });
         out
     }
@@ -59,15 +75,12 @@ impl<'a> Builder<'a> {
                 table: self.w.token_embd,
             },
             info,
-            Some(Tap {
-                name: "inp_embd",
-                layer: None,
-            }),
+            once(taps::INP_EMBD),
         )
     }
 
     /// RMS norm of groups as wide as the weight: the row, or each head.
-    fn norm(&mut self, x: ValueId, weight: VecId, tap: Option<Tap>) -> ValueId {
+    fn norm(&mut self, x: ValueId, weight: VecId, tap: Option<Named>) -> ValueId {
         self.push(
             Op::RmsNorm {
                 x,
@@ -79,7 +92,7 @@ impl<'a> Builder<'a> {
         )
     }
 
-    fn matmul(&mut self, x: ValueId, w: WeightId, tap: Option<Tap>) -> ValueId {
+    fn matmul(&mut self, x: ValueId, w: WeightId, tap: Option<Named>) -> ValueId {
         let width = self.w.matrix(w).rows as usize;
         self.push(
             Op::MatMul { x, w },
@@ -91,7 +104,7 @@ impl<'a> Builder<'a> {
         )
     }
 
-    fn bias(&mut self, x: ValueId, bias: Option<VecId>, tap: Option<Tap>) -> ValueId {
+    fn bias(&mut self, x: ValueId, bias: Option<VecId>, tap: Option<Named>) -> ValueId {
         match bias {
             Some(bias) => self.push(Op::AddBias { x, bias }, self.info(x), tap),
             None => x,
@@ -104,13 +117,13 @@ impl<'a> Builder<'a> {
         x: ValueId,
         w: WeightId,
         bias: Option<VecId>,
-        tap: Option<Tap>,
+        tap: Option<Named>,
     ) -> ValueId {
         let y = self.matmul(x, w, if bias.is_some() { None } else { tap });
         self.bias(y, bias, tap)
     }
 
-    fn add(&mut self, a: ValueId, b: ValueId, tap: Option<Tap>) -> ValueId {
+    fn add(&mut self, a: ValueId, b: ValueId, tap: Option<Named>) -> ValueId {
         self.push(Op::Add { a, b }, self.info(a), tap)
     }
 
@@ -135,23 +148,23 @@ impl<'a> Builder<'a> {
     /// let K's rotation write into the cache.
     pub(super) fn attention(&mut self, x: ValueId, l: usize) -> ValueId {
         let w = self.layer(l);
-        let x = self.norm(x, w.attn_norm, at("attn_norm", l));
+        let x = self.norm(x, w.attn_norm, at(taps::ATTN_NORM, l));
         let query = Projection {
             w: w.wq,
             bias: w.bq,
             norm: w.q_norm,
-            tap: "Qcur",
-            normed_tap: "Qcur_normed",
+            tap: taps::Q_CUR,
+            normed_tap: taps::Q_CUR_NORMED,
         };
         let q = self.rotated(x, &query, l);
-        let v = self.matmul(x, w.wv, at("Vcur", l));
-        let v = self.bias(v, w.bv, at("Vcur", l));
+        let v = self.matmul(x, w.wv, at(taps::V_CUR, l));
+        let v = self.bias(v, w.bv, at(taps::V_CUR, l));
         let key = Projection {
             w: w.wk,
             bias: w.bk,
             norm: w.k_norm,
-            tap: "Kcur",
-            normed_tap: "Kcur_normed",
+            tap: taps::K_CUR,
+            normed_tap: taps::K_CUR_NORMED,
         };
         let k = self.rotated(x, &key, l);
         self.push(
@@ -166,9 +179,9 @@ impl<'a> Builder<'a> {
         let out = self.push(
             Op::Attention { q, layer: l, scale },
             self.info(q),
-            at("kqv_out", l),
+            at(taps::KQV_OUT, l),
         );
-        self.affine(out, w.wo, w.bo, at("attn_out", l))
+        self.affine(out, w.wo, w.bo, at(taps::ATTN_OUT, l))
     }
 
     /// Adds the attention's result to the layer's input. In the last layer only the wanted rows go
@@ -188,17 +201,17 @@ impl<'a> Builder<'a> {
                 );
             }
         }
-        self.add(a, b, at("ffn_inp", l))
+        self.add(a, b, at(taps::FFN_INP, l))
     }
 
     /// Norm and gated feed-forward block.
     pub(super) fn gated(&mut self, x: ValueId, l: usize) -> ValueId {
         let w = self.layer(l);
-        let x = self.norm(x, w.ffn_norm, at("ffn_norm", l));
-        let gate = self.matmul(x, w.gate, at("ffn_gate", l));
-        let gate = self.bias(gate, w.gate_bias, at("ffn_gate_b", l));
-        let up = self.matmul(x, w.up, at("ffn_up", l));
-        let up = self.bias(up, w.up_bias, at("ffn_up_b", l));
+        let x = self.norm(x, w.ffn_norm, at(taps::FFN_NORM, l));
+        let gate = self.matmul(x, w.gate, at(taps::FFN_GATE, l));
+        let gate = self.bias(gate, w.gate_bias, at(taps::FFN_GATE_B, l));
+        let up = self.matmul(x, w.up, at(taps::FFN_UP, l));
+        let up = self.bias(up, w.up_bias, at(taps::FFN_UP_B, l));
         let y = self.push(
             Op::Gate {
                 gate,
@@ -206,36 +219,26 @@ impl<'a> Builder<'a> {
                 act: Activation::Silu,
             },
             self.info(gate),
-            at("ffn_swiglu", l),
+            at(taps::FFN_SWIGLU, l),
         );
         let product = if w.down_bias.is_some() {
-            "ffn_down"
+            taps::FFN_DOWN
         } else {
-            "ffn_out"
+            taps::FFN_OUT
         };
         let y = self.matmul(y, w.down, at(product, l));
-        self.bias(y, w.down_bias, at("ffn_out", l))
+        self.bias(y, w.down_bias, at(taps::FFN_OUT, l))
     }
 
     /// Adds the feed-forward block's result to its input: the layer's output.
     pub(super) fn ffn_residual(&mut self, out: ValueId, input: ValueId, l: usize) -> ValueId {
-        self.add(out, input, at("l_out", l))
+        self.add(out, input, at(taps::L_OUT, l))
     }
 
     /// Final norm and logits, of what the last of the layers hands on.
     pub(super) fn head(mut self, x: ValueId, layers: Vec<ValueId>) -> Graph {
-        let hidden = self.norm(
-            x,
-            self.w.output_norm,
-            Some(Tap {
-                name: "result_norm",
-                layer: None,
-            }),
-        );
-        let tap = Some(Tap {
-            name: "result_output",
-            layer: None,
-        });
+        let hidden = self.norm(x, self.w.output_norm, once(taps::RESULT_NORM));
+        let tap = once(taps::RESULT_OUTPUT);
         let logits = self.affine(hidden, self.w.output, self.w.output_bias, tap);
         Graph {
             nodes: self.nodes,

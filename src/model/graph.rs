@@ -1,13 +1,13 @@
 //! The forward pass as data: a list of coarse named ops that every backend executes.
 //!
 //! Values are matrices of one row per token; their width is fixed, their row count is that of the
-//! batch until `Op::SelectRows` keeps the rows whose logits are wanted. A node's tap is
-//! llama.cpp's name for the same tensor; names repeat (`Qcur-0` is the product, then the biased
-//! product, then the rotated one), so a key is name + occurrence.
+//! batch until `Op::SelectRows` keeps the rows whose logits are wanted. A node's tap says what
+//! llama.cpp calls the same tensor.
 
 use octavo_kernels::{CacheShape, MatrixShape, ShapeError, Shapes, ValueShape};
 
 use super::hparams::Hparams;
+use super::taps::Tap;
 use super::weights::{VecId, WeightId, Weights};
 
 /// A value of the graph, by its place in [`Graph::values`].
@@ -18,24 +18,6 @@ impl ValueId {
     /// The place in [`Graph::values`].
     pub fn index(self) -> usize {
         self.0 as usize
-    }
-}
-
-/// A tap's name: `Qcur-3`, or `result_norm` without a layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Tap {
-    /// llama.cpp's name.
-    pub name: &'static str,
-    /// The layer, for what repeats per layer.
-    pub layer: Option<usize>,
-}
-
-impl std::fmt::Display for Tap {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.layer {
-            Some(layer) => write!(f, "{}-{layer}", self.name),
-            None => f.write_str(self.name),
-        }
     }
 }
 
@@ -51,7 +33,7 @@ pub struct Node {
     pub op: Op,
     /// Where to; every value is written by exactly one node.
     pub out: ValueId,
-    /// llama.cpp's name of the result, if it has one.
+    /// Which named value the result is, if it has a name.
     pub tap: Option<Tap>,
 }
 
@@ -127,12 +109,9 @@ impl Graph {
         last
     }
 
-    /// The names of all taps in order, as `name-layer`.
-    pub fn tap_names(&self) -> impl Iterator<Item = String> + '_ {
-        self.nodes
-            .iter()
-            .filter_map(|n| n.tap)
-            .map(|t| t.to_string())
+    /// All named values, in order, with the nodes that make them.
+    pub fn taps(&self) -> impl Iterator<Item = (Tap, &Node)> {
+        self.nodes.iter().filter_map(|n| Some((n.tap?, n)))
     }
 
     /// Checks that every value is written once and before it is read, that widths and rows fit the

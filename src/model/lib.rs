@@ -9,6 +9,7 @@ pub mod graph;
 pub mod hparams;
 mod keys;
 pub mod rope;
+pub mod taps;
 pub mod weights;
 
 use gguf_rs_lite::Gguf;
@@ -16,10 +17,11 @@ use serde::Serialize;
 
 pub use arch::Arch;
 pub use error::Error;
-pub use graph::{Graph, Node, Op, Tap, ValueId};
+pub use graph::{Graph, Node, Op, ValueId};
 pub use hparams::{Hparams, LayerHparams, ScalingKind};
 pub use keys::{Entry, Source, Sourced};
 pub use rope::{Pairing, RopeTable};
+pub use taps::{OwnedTap, Tap};
 pub use weights::{Layer, VecId, WeightId, WeightRef, Weights};
 
 /// A model ready for a backend.

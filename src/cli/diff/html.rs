@@ -2,6 +2,7 @@
 
 use octavo_lab::diff::{Comparison, LogitComparison, PositionTop, TensorComparison, Verdict};
 use octavo_lab::report::{Axes, Chart, ChartError, Page, line_chart};
+use octavo_model::taps;
 use octavo_text::tokenizer::Tokenizer;
 
 use super::print::{Columns, Report, title};
@@ -78,7 +79,13 @@ pub(super) fn executions(report: &Report<'_>) -> Result<String, ChartError> {
 
 /// NMSE of the layer's main tensors, layer by layer.
 fn by_layer(c: &Comparison) -> Result<Chart, ChartError> {
-    let shown = ["attn_norm", "kqv_out", "ffn_inp", "ffn_swiglu", "l_out"];
+    let shown = [
+        taps::ATTN_NORM,
+        taps::KQV_OUT,
+        taps::FFN_INP,
+        taps::FFN_SWIGLU,
+        taps::L_OUT,
+    ];
     let series = shown.map(|name| {
         let of_name = c.taps.iter().filter(|tap| {
             tap.name

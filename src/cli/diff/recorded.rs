@@ -8,6 +8,7 @@ use octavo_lab::diff::{
     LlamaCpp, LogitComparison, Measured, Reference, TensorComparison, Tolerance, mean_kl,
 };
 use octavo_lab::report::{ChartError, Page};
+use octavo_model::taps::RESULT_OUTPUT;
 use octavo_text::tokenizer::{EncodeOptions, Tokenizer};
 use serde_json::{Value, json};
 
@@ -298,7 +299,7 @@ fn first_outside(tolerance: &Tolerance, measured: &Measured) -> Value {
                 .iter()
                 .max_by(|a, b| a.delta.abs().total_cmp(&b.delta.abs()));
             json!({
-                "name": "result_output",
+                "name": RESULT_OUTPUT,
                 "layer": null,
                 "position": position.position,
                 "channel": pair.map(|p| p.id),

@@ -27,8 +27,8 @@ pub(super) struct Lowered {
     pub(super) taps: Taps,
 }
 
-/// Per operation: its tap and how often the name came before.
-pub(super) struct Taps(Vec<Option<(Tap, usize)>>);
+/// Which named value each operation makes, if any.
+pub(super) struct Taps(Vec<Option<Tap>>);
 
 impl Taps {
     /// Shows the result of operation `op` to `sink`, if it has a name.
@@ -40,10 +40,9 @@ impl Taps {
         width: usize,
         data: &[f32],
     ) {
-        if let Some((tap, occurrence)) = self.0[op] {
+        if let Some(tap) = self.0[op] {
             sink(&TapView {
                 tap,
-                occurrence,
                 rows,
                 width,
                 data,
@@ -147,7 +146,7 @@ struct Compiler<'a> {
     gguf: &'a Arc<Gguf>,
     model: &'a Model,
     ops: Vec<Instruction>,
-    taps: Vec<Option<(Tap, usize)>>,
+    taps: Vec<Option<Tap>>,
     slots: Vec<ValueShape>,
     /// Slots whose value nobody reads any more.
     free: Vec<Slot>,
@@ -182,7 +181,6 @@ impl<'a> Compiler<'a> {
         for (i, node) in last_use.iter().enumerate() {
             dying.entry(*node).or_default().push(ValueId(i as u32));
         }
-        let mut seen: HashMap<Tap, usize> = HashMap::new();
         let nodes = nodes(graph, layers);
         self.first = layers.start;
         if let Some(before) = layers.start.checked_sub(1) {
@@ -202,11 +200,7 @@ impl<'a> Compiler<'a> {
             let out = has_result.then(|| self.allocate(node.out));
             let op = node.op.map(self);
             self.ops.push(Instruction { op, out });
-            self.taps.push(node.tap.map(|tap| {
-                let count = seen.entry(tap).or_default();
-                *count += 1;
-                (tap, *count - 1)
-            }));
+            self.taps.push(node.tap);
             for value in dying.remove(&i).unwrap_or_default() {
                 self.free.extend(self.slot_of[value.index()]);
             }

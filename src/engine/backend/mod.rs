@@ -15,11 +15,8 @@ use octavo_model::Tap;
 /// The result of one op, seen while taps are on.
 #[derive(Clone, Copy, Debug)]
 pub struct TapView<'a> {
-    /// llama.cpp's name of the value.
+    /// Which value.
     pub tap: Tap,
-    /// How many values of this name came before in this step (`Qcur-0` is the product, then the
-    /// rotated one).
-    pub occurrence: usize,
     /// Rows: tokens of the step, or those whose logits are wanted.
     pub rows: usize,
     /// Values of a row.

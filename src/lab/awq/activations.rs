@@ -64,11 +64,11 @@ impl Activations {
         let places: HashMap<_, usize> = readers(engine, false)
             .into_iter()
             .enumerate()
-            .map(|(i, (key, names))| {
+            .map(|(i, (tap, names))| {
                 all.inputs.push(Inputs::default());
                 all.by_matrix
                     .extend(names.into_iter().map(|name| (name, i)));
-                (key, i)
+                (tap, i)
             })
             .collect();
         let chunk = CHUNK.min(engine.n_ctx());
@@ -76,7 +76,7 @@ impl Activations {
             progress((i * chunk) as u64, tokens.len() as u64);
             let inputs = &mut all.inputs;
             let mut look = |view: &TapView<'_>| {
-                if let Some(at) = places.get(&(view.tap, view.occurrence)) {
+                if let Some(at) = places.get(&view.tap) {
                     inputs[*at].add(view, stride);
                 }
             };

@@ -24,8 +24,8 @@ use gguf_rs_lite::{Gguf, TensorType};
 use octavo_kernels::Activation;
 
 use super::Error;
-use super::execution::{Rounding, TapKey};
-use octavo_model::{Model, Op, ValueId, VecId, WeightId};
+use super::execution::Rounding;
+use octavo_model::{Model, Op, OwnedTap, ValueId, VecId, WeightId};
 
 /// What is allowed, as a multiple of what is explained. Errors of a trained model point in
 /// directions that matter (outlier channels, sink tokens): over all models, types and instruction
@@ -63,7 +63,7 @@ pub struct Bounds<'a> {
     gguf: &'a Gguf,
     rounding: Rounding,
     n_tokens: usize,
-    nodes: HashMap<TapKey, usize>,
+    nodes: HashMap<OwnedTap, usize>,
     stats: Vec<Stats>,
     /// The values written to each layer's cache.
     cache: HashMap<usize, (ValueId, ValueId)>,
@@ -78,20 +78,10 @@ impl<'a> Bounds<'a> {
         rounding: Rounding,
         n_tokens: usize,
     ) -> Bounds<'a> {
-        let mut seen = HashMap::new();
-        let mut nodes = HashMap::new();
-        for (i, node) in model.graph.nodes.iter().enumerate() {
-            if let Some(tap) = node.tap {
-                let count = seen.entry(tap).or_insert(0);
-                let key = TapKey {
-                    name: tap.name.to_owned(),
-                    layer: tap.layer,
-                    occurrence: *count,
-                };
-                *count += 1;
-                nodes.insert(key, i);
-            }
-        }
+        let all = model.graph.nodes.iter().enumerate();
+        let nodes = all
+            .filter_map(|(i, node)| Some((node.tap?.owned(), i)))
+            .collect();
         let stats = vec![Stats::default(); model.graph.values.len()];
         let (cache, gains) = (HashMap::new(), HashMap::new());
         Bounds {
@@ -115,12 +105,12 @@ impl<'a> Bounds<'a> {
     /// A weight that cannot be dequantized.
     pub fn observe(
         &mut self,
-        key: &TapKey,
+        tap: &OwnedTap,
         width: usize,
         a: &[f32],
         b: &[f32],
     ) -> Result<Option<Vec<f64>>, Error> {
-        let Some(&at) = self.nodes.get(key) else {
+        let Some(&at) = self.nodes.get(tap) else {
             return Ok(None);
         };
         // tensors without a name have the error and size that their inputs explain

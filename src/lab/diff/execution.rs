@@ -1,6 +1,5 @@
 //! Something that computes a forward pass and shows its tensors.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
@@ -12,34 +11,14 @@ use super::Error;
 use octavo_engine::backend::{
     Executable, LoadingSink, Role, Sequence, Step, TapView, cpu, cuda, split,
 };
-use octavo_model::Model;
-
-/// A named tensor of a pass: llama.cpp's name, the layer, and how often the name came before
-/// (`Qcur-0` is the product, then the rotated one).
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct TapKey {
-    /// Without the layer.
-    pub name: String,
-    /// The layer, for what repeats per layer.
-    pub layer: Option<usize>,
-    /// Earlier tensors of this name.
-    pub occurrence: usize,
-}
-
-impl std::fmt::Display for TapKey {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.layer {
-            Some(layer) => write!(f, "{}-{layer}", self.name),
-            None => f.write_str(&self.name),
-        }
-    }
-}
+use octavo_model::taps::Numbering;
+use octavo_model::{Model, OwnedTap};
 
 /// A tensor, handed out: `[rows][width]`.
 #[derive(Clone, Debug)]
 pub struct TapOut {
     /// Which.
-    pub key: TapKey,
+    pub tap: OwnedTap,
     /// Values of a row.
     pub width: usize,
     /// The values, one row per position.
@@ -194,13 +173,8 @@ impl Execution for Backend {
         let mut more = true;
         let mut look = |view: &TapView<'_>| {
             if more {
-                let key = TapKey {
-                    name: view.tap.name.to_owned(),
-                    layer: view.tap.layer,
-                    occurrence: view.occurrence,
-                };
                 more = sink(TapOut {
-                    key,
+                    tap: view.tap.owned(),
                     width: view.width,
                     data: view.data.to_vec(),
                 });
@@ -211,8 +185,8 @@ impl Execution for Backend {
     }
 }
 
-/// Changes a tensor of the oracle's pass: name, layer, occurrence, width of a row, values.
-pub type Fault = dyn FnMut(&TapKey, usize, &mut [f64]) + Send;
+/// Changes a tensor of the oracle's pass: which, width of a row, values.
+pub type Fault = dyn FnMut(&OwnedTap, usize, &mut [f64]) + Send;
 
 /// A model under the plain f64 forward pass; slow.
 pub struct OracleExecution {
@@ -275,22 +249,16 @@ impl Execution for OracleExecution {
         sink: &mut (dyn FnMut(TapOut) -> bool + Send),
     ) -> Result<(), Error> {
         let oracle = Oracle::open(&self.gguf)?;
-        let mut seen: HashMap<(String, Option<usize>), usize> = HashMap::new();
+        let mut taps = Numbering::default();
         let mut more = true;
         oracle.forward_tapped(tokens, &mut |name, layer, width, data| {
-            let count = seen.entry((name.to_owned(), layer)).or_default();
-            let key = TapKey {
-                name: name.to_owned(),
-                layer,
-                occurrence: *count,
-            };
-            *count += 1;
+            let tap = taps.next(name.to_owned(), layer);
             if let Some(fault) = &mut self.fault {
-                fault(&key, width, data);
+                fault(&tap, width, data);
             }
             if more {
                 more = sink(TapOut {
-                    key,
+                    tap,
                     width,
                     data: data.iter().map(|x| *x as f32).collect(),
                 });

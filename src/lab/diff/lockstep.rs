@@ -8,8 +8,10 @@ use serde::Serialize;
 
 use super::Error;
 use super::bounds::Bounds;
-use super::execution::{Execution, Rounding, TapKey, TapOut};
+use super::execution::{Execution, Rounding, TapOut};
 use super::logits::LogitComparison;
+use octavo_model::OwnedTap;
+use octavo_model::taps::RESULT_OUTPUT;
 
 /// What came of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -76,9 +78,6 @@ pub struct Comparison {
     pub logits: LogitComparison,
 }
 
-/// The tensor with the logits.
-const LOGITS: &str = "result_output";
-
 /// Tensors that one side may be ahead of the other: more than a layer has.
 const AHEAD: usize = 64;
 
@@ -97,7 +96,7 @@ pub fn compare(
     let (gguf_a, model_a, model_b) = (a.gguf().clone(), a.model().clone(), b.model().clone());
     let rounding = sum(a.rounding(), b.rounding());
     let bounds = Bounds::new((&gguf_a, &model_a, &model_b), rounding, tokens.len());
-    let total = model_a.graph.tap_names().count() as u64;
+    let total = model_a.graph.taps().count() as u64;
     let (send_a, receive_a) = sync_channel::<TapOut>(1);
     let (send_b, receive_b) = sync_channel::<TapOut>(1);
     std::thread::scope(|scope| {
@@ -184,35 +183,35 @@ impl<'a> Pairing<'a> {
         b: &Receiver<TapOut>,
         progress: &mut dyn FnMut(u64),
     ) -> Result<(), Error> {
-        let mut waiting: HashMap<TapKey, TapOut> = HashMap::new();
-        let mut order: Vec<TapKey> = Vec::new();
+        let mut waiting: HashMap<OwnedTap, TapOut> = HashMap::new();
+        let mut order: Vec<OwnedTap> = Vec::new();
         while let Ok(ours) = a.recv() {
-            while !waiting.contains_key(&ours.key) && waiting.len() < AHEAD {
+            while !waiting.contains_key(&ours.tap) && waiting.len() < AHEAD {
                 let Ok(theirs) = b.recv() else { break };
-                order.push(theirs.key.clone());
-                waiting.insert(theirs.key.clone(), theirs);
+                order.push(theirs.tap.clone());
+                waiting.insert(theirs.tap.clone(), theirs);
             }
-            match waiting.remove(&ours.key) {
+            match waiting.remove(&ours.tap) {
                 Some(theirs) => self.compare(&ours, &theirs)?,
-                None => self.absent(&ours.key, "b"),
+                None => self.absent(&ours.tap, "b"),
             }
             progress(self.report.taps.len() as u64);
         }
         order.extend(b.iter().map(|tap| {
-            let key = tap.key.clone();
-            waiting.insert(key.clone(), tap);
-            key
+            let which = tap.tap.clone();
+            waiting.insert(which.clone(), tap);
+            which
         }));
-        for key in order.iter().filter(|key| waiting.contains_key(key)) {
-            self.absent(key, "a");
+        for tap in order.iter().filter(|tap| waiting.contains_key(tap)) {
+            self.absent(tap, "a");
         }
         Ok(())
     }
 
-    fn absent(&mut self, key: &TapKey, absent_in: &'static str) {
+    fn absent(&mut self, tap: &OwnedTap, absent_in: &'static str) {
         self.report.absent.push(Absent {
-            name: key.to_string(),
-            occurrence: key.occurrence,
+            name: tap.to_string(),
+            occurrence: tap.nth,
             absent_in,
         });
     }
@@ -222,7 +221,7 @@ impl<'a> Pairing<'a> {
             let shape = |t: &TapOut| {
                 format!(
                     "{} of {} x {}",
-                    t.key,
+                    t.tap,
                     t.data.len() / t.width.max(1),
                     t.width
                 )
@@ -233,7 +232,7 @@ impl<'a> Pairing<'a> {
                 b: shape(b),
             });
         }
-        let allowed = self.bounds.observe(&a.key, a.width, &a.data, &b.data)?;
+        let allowed = self.bounds.observe(&a.tap, a.width, &a.data, &b.data)?;
         let tap = report(a, b, allowed.as_deref());
         self.identical &= a
             .data
@@ -244,7 +243,7 @@ impl<'a> Pairing<'a> {
             self.report.first_divergence = Some(tap.clone());
         }
         self.report.taps.push(tap);
-        if a.key.name == LOGITS && a.data.len() == a.width * self.n_tokens {
+        if a.tap.name == RESULT_OUTPUT && a.data.len() == a.width * self.n_tokens {
             for (position, (a, b)) in a
                 .data
                 .chunks_exact(a.width)
@@ -314,9 +313,9 @@ fn report(a: &TapOut, b: &TapOut, allowed: Option<&[f64]>) -> TapReport {
         .unwrap_or(0);
     let value = |x: &[f32]| x.get(at).copied().unwrap_or_default();
     TapReport {
-        name: a.key.to_string(),
-        layer: a.key.layer,
-        occurrence: a.key.occurrence,
+        name: a.tap.to_string(),
+        layer: a.tap.layer,
+        occurrence: a.tap.nth,
         position,
         channel: at % width,
         a: value(&a.data),

@@ -17,7 +17,7 @@ pub mod suite;
 mod tensors;
 mod tolerance;
 
-pub use execution::{Backend, Execution, Fault, OracleExecution, Rounding, TapKey, TapOut};
+pub use execution::{Backend, Execution, Fault, OracleExecution, Rounding, TapOut};
 pub use llama_cpp::{LlamaCpp, stop_llama_cpp};
 pub use lockstep::{Absent, Comparison, TapReport, Verdict, compare};
 pub use logits::{LogitComparison, PositionTop, TopPair};

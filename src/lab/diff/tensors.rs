@@ -9,6 +9,8 @@ use serde::Serialize;
 use super::Error;
 use octavo_engine::backend::{Role, TapView};
 use octavo_engine::{Engine, Wanted};
+use octavo_model::ValueId;
+use octavo_model::taps::{self, Tap};
 
 /// One tensor of a reference that the engine has too.
 #[derive(Clone, Debug, Serialize)]
@@ -50,7 +52,7 @@ struct Known {
 
 /// The engine's tensors are compared as they come, in graph order.
 struct Comparing<'a> {
-    known: HashMap<(String, usize), Known>,
+    known: HashMap<Tap, Known>,
     nmse: f64,
     n_tokens: usize,
     found: &'a mut Vec<TensorComparison>,
@@ -58,7 +60,7 @@ struct Comparing<'a> {
 
 impl Comparing<'_> {
     fn look(&mut self, view: &TapView<'_>) {
-        let Some(known) = self.known.remove(&(view.tap.to_string(), view.occurrence)) else {
+        let Some(known) = self.known.remove(&view.tap) else {
             return;
         };
         if known.width != view.width || view.rows != self.n_tokens {
@@ -87,7 +89,7 @@ impl Comparing<'_> {
         self.found.push(TensorComparison {
             name: view.tap.to_string(),
             layer: view.tap.layer,
-            occurrence: view.occurrence,
+            occurrence: view.tap.nth,
             values: known.values.len(),
             nmse,
             position: at.0,
@@ -127,26 +129,23 @@ pub(super) fn printed(
     all: &[Printed],
     nmse: f64,
 ) -> Result<Vec<TensorComparison>, Error> {
-    let mut widths: HashMap<String, usize> = HashMap::new();
-    for node in &engine.model().graph.nodes {
-        if let Some(tap) = node.tap {
-            widths.insert(
-                tap.to_string(),
-                engine.model().graph.values[node.out.index()].width,
-            );
-        }
-    }
+    let graph = &engine.model().graph;
+    let ours: HashMap<(String, usize), (Tap, ValueId)> = graph
+        .taps()
+        .map(|(tap, node)| ((tap.to_string(), tap.nth), (tap, node.out)))
+        .collect();
     let mut known = HashMap::new();
     for t in all {
         // older and newer versions call the same tensor differently
         let name = if t.name == "embd" {
-            "inp_embd"
+            taps::INP_EMBD
         } else {
             &t.name
         };
-        let Some(&width) = widths.get(name) else {
+        let Some(&(tap, value)) = ours.get(&(name.to_owned(), t.occurrence)) else {
             continue;
         };
+        let width = graph.values[value.index()].width;
         let rows = t.dims.iter().product::<usize>() / width.max(1);
         // after the last layer's attention llama.cpp keeps the last position alone
         let first = if rows == 1 { tokens.len() - 1 } else { 0 };
@@ -161,7 +160,7 @@ pub(super) fn printed(
         });
         let sum = if rows == tokens.len() { t.sum } else { None };
         known.insert(
-            (name.to_owned(), t.occurrence),
+            tap,
             Known {
                 values: values.collect(),
                 rounding: PRINTED,
@@ -210,26 +209,27 @@ pub(super) fn cached(
         h.kv_width().to_string(),
         cache.widths.1.to_string(),
     )?;
-    let mut last: HashMap<String, usize> = HashMap::new();
-    for tap in engine.model().graph.tap_names() {
-        *last.entry(tap).or_default() += 1;
-    }
+    // the last tensor of a name is what goes into the cache
+    let last: HashMap<(&str, Option<usize>), Tap> = engine
+        .model()
+        .graph
+        .taps()
+        .map(|(tap, _)| ((tap.name, tap.layer), tap))
+        .collect();
     let width = h.kv_width();
     let mut known = HashMap::new();
     for (layer, (keys, values)) in cache.layers.iter().enumerate() {
-        for (name, data) in [
-            (format!("Kcur-{layer}"), keys),
-            (format!("Vcur-{layer}"), values),
-        ] {
-            // the last tensor of the name is what goes into the cache
-            let occurrence = last.get(&name).map_or(0, |n| n - 1);
+        for (name, data) in [(taps::K_CUR, keys), (taps::V_CUR, values)] {
+            let Some(&tap) = last.get(&(name, Some(layer))) else {
+                continue;
+            };
             let values = data
                 .iter()
                 .enumerate()
                 .map(|(i, x)| (i / width, i % width, f64::from(*x)))
                 .collect();
             known.insert(
-                (name, occurrence),
+                tap,
                 Known {
                     values,
                     rounding: 0.0,
@@ -270,18 +270,18 @@ pub(super) fn hidden(
         width,
         sum: None,
     };
-    run(
-        engine,
-        tokens,
-        HashMap::from([(("result_norm".to_owned(), 0), known)]),
-        nmse,
-    )
+    let tap = Tap {
+        name: taps::RESULT_NORM,
+        layer: None,
+        nth: 0,
+    };
+    run(engine, tokens, HashMap::from([(tap, known)]), nmse)
 }
 
 fn run(
     engine: &Engine,
     tokens: &[u32],
-    known: HashMap<(String, usize), Known>,
+    known: HashMap<Tap, Known>,
     nmse: f64,
 ) -> Result<Vec<TensorComparison>, Error> {
     let mut found = Vec::new();

@@ -40,15 +40,12 @@ struct Entry {
     tokens: u64,
 }
 
-/// A named value: its tap, and which one of that name.
-type Key = (Tap, usize);
-
 /// Adds up, chunk by chunk.
 pub struct Collector<'e> {
     engine: &'e Engine,
     options: Options,
     /// The matrices that multiply a value.
-    readers: HashMap<Key, Vec<String>>,
+    readers: HashMap<Tap, Vec<String>>,
     entries: BTreeMap<String, Entry>,
     chunks: usize,
 }
@@ -114,7 +111,7 @@ impl<'e> Collector<'e> {
         }
         let (readers, entries) = (&self.readers, &mut self.entries);
         let mut look = |view: &TapView<'_>| {
-            let Some(names) = readers.get(&(view.tap, view.occurrence)) else {
+            let Some(names) = readers.get(&view.tap) else {
                 return;
             };
             let squares = squares(view);
@@ -212,26 +209,23 @@ fn squares(view: &TapView<'_>) -> Vec<f64> {
 
 /// For every named value the layers' matrices (and the output) that multiply it, each once: the
 /// parts of a fused tensor have one name.
-pub(crate) fn readers(engine: &Engine, output: bool) -> HashMap<Key, Vec<String>> {
+pub(crate) fn readers(engine: &Engine, output: bool) -> HashMap<Tap, Vec<String>> {
     let model = engine.model();
-    let mut seen: HashMap<Tap, usize> = HashMap::new();
-    let mut key_of = HashMap::new();
-    let mut readers: HashMap<Key, Vec<String>> = HashMap::new();
+    let mut tap_of = HashMap::new();
+    let mut readers: HashMap<Tap, Vec<String>> = HashMap::new();
     for node in &model.graph.nodes {
         if let Op::MatMul { x, w } = node.op
-            && let Some(key) = key_of.get(&x)
+            && let Some(tap) = tap_of.get(&x)
             && let Some(weight) = model.weights.matrices.get(w.0 as usize)
             && (weight.name.starts_with("blk.") || (output && weight.name == "output.weight"))
         {
-            let names = readers.entry(*key).or_default();
+            let names = readers.entry(*tap).or_default();
             if !names.contains(&weight.name) {
                 names.push(weight.name.clone());
             }
         }
         if let Some(tap) = node.tap {
-            let occurrence = seen.entry(tap).or_default();
-            key_of.insert(node.out, (tap, *occurrence));
-            *occurrence += 1;
+            tap_of.insert(node.out, tap);
         }
     }
     readers

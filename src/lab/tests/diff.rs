@@ -8,10 +8,8 @@ use gguf_rs_lite::{Gguf, OpenOptions, Writer};
 use octavo_engine::backend::cpu;
 use octavo_fixtures::{shared, workspace_root};
 use octavo_kernels::{Isa, KvType};
-use octavo_lab::diff::{
-    Backend, Comparison, Execution, Fault, OracleExecution, TapKey, Verdict, compare,
-};
-use octavo_model::{Model, Pairing};
+use octavo_lab::diff::{Backend, Comparison, Execution, Fault, OracleExecution, Verdict, compare};
+use octavo_model::{Model, OwnedTap, Pairing};
 
 const TOKENS: [u32; 21] = [
     5, 300, 17, 900, 33, 2, 610, 77, 8, 8, 451, 1000, 64, 12, 3, 290, 555, 40, 9, 700, 31,
@@ -141,8 +139,8 @@ fn faulty(fault: Box<Fault>) -> OracleExecution {
 /// Puts the values of one tensor in place of another's.
 fn instead(of: &'static str, layer: Option<usize>, from: &'static str) -> OracleExecution {
     let mut kept: Vec<f64> = Vec::new();
-    faulty(Box::new(move |key: &TapKey, _: usize, x: &mut [f64]| {
-        if key.name == from && key.occurrence == 0 {
+    faulty(Box::new(move |key: &OwnedTap, _: usize, x: &mut [f64]| {
+        if key.name == from && key.nth == 0 {
             kept = x.to_vec();
         }
         if key.name == of && key.layer == layer {
@@ -203,7 +201,7 @@ fn a_dropped_head_norm_is_found() {
 fn a_forgotten_final_norm_is_found() {
     let mut last = Vec::new();
     let mut other = faulty(Box::new(
-        move |key: &TapKey, _: usize, x: &mut [f64]| match key.name.as_str() {
+        move |key: &OwnedTap, _: usize, x: &mut [f64]| match key.name.as_str() {
             "l_out" => last = x.to_vec(),
             "result_norm" => x.copy_from_slice(&last),
             _ => {}
@@ -254,7 +252,7 @@ fn a_wrong_rope_pairing_is_found_at_the_first_rotation() {
 fn key_heads_given_to_the_wrong_queries_are_found_at_the_attention() {
     let (heads, heads_kv, d) = (4, 2, 64);
     let mut kept: HashMap<String, Vec<f64>> = HashMap::new();
-    let mut other = faulty(Box::new(move |key: &TapKey, _: usize, x: &mut [f64]| {
+    let mut other = faulty(Box::new(move |key: &OwnedTap, _: usize, x: &mut [f64]| {
         if key.layer != Some(1) {
             return;
         }

@@ -11,7 +11,7 @@ fn load(f: &File) -> Model {
 }
 
 fn taps(m: &Model) -> Vec<String> {
-    m.graph.tap_names().collect()
+    m.graph.taps().map(|(tap, _)| tap.to_string()).collect()
 }
 
 const TAIL: [&str; 11] = [
