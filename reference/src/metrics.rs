@@ -19,13 +19,51 @@ impl<T: Copy + Into<f64>> Logit for T {}
 /// The lengths differ.
 pub fn nmse<A: Logit, B: Logit>(ours: &[A], exact: &[B]) -> Result<f64, Error> {
     same_length("logits", exact.len(), ours.len())?;
-    let (mut error, mut energy) = (0.0, 0.0);
+    let mut sums = Nmse::default();
     for (&a, &b) in ours.iter().zip(exact) {
-        let (a, b): (f64, f64) = (a.into(), b.into());
-        error += (a - b) * (a - b);
-        energy += b * b;
+        sums.add(a.into(), b.into());
     }
-    Ok(if error == 0.0 { 0.0 } else { error / energy })
+    Ok(sums.value())
+}
+
+/// [`nmse`], added up value by value.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Nmse {
+    squares: f64,
+    energy: f64,
+}
+
+impl Nmse {
+    /// Takes in one value.
+    pub fn add(&mut self, ours: f64, exact: f64) {
+        self.add_difference(ours - exact, exact);
+    }
+
+    /// Takes in one value, of which a difference counts that is not simply `ours - exact`.
+    pub fn add_difference(&mut self, difference: f64, exact: f64) {
+        self.squares += difference * difference;
+        self.energy += exact * exact;
+    }
+
+    /// Takes in what another has added up.
+    pub fn merge(&mut self, other: Nmse) {
+        self.squares += other.squares;
+        self.energy += other.energy;
+    }
+
+    /// The sum of squares of all differences.
+    pub fn squares(self) -> f64 {
+        self.squares
+    }
+
+    /// As [`nmse`].
+    pub fn value(self) -> f64 {
+        if self.squares == 0.0 {
+            0.0
+        } else {
+            self.squares / self.energy
+        }
+    }
 }
 
 /// `ln Σ e^x` of one row, without overflow.

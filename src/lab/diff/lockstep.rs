@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
+use octavo_reference::metrics::Nmse;
 use serde::Serialize;
 
 use super::Error;
@@ -273,7 +274,7 @@ impl<'a> Pairing<'a> {
 /// Compares one tensor; `allowed` is the rms error allowed at each position.
 fn report(a: &TapOut, b: &TapOut, allowed: Option<&[f64]>) -> TapReport {
     let width = a.width.max(1);
-    let (mut squares, mut energy, mut max_abs) = (0.0, 0.0, 0.0f64);
+    let (mut nmse, mut max_abs) = (Nmse::default(), 0.0f64);
     let (mut worst, mut position, mut unlike) = (-1.0, 0, false);
     for (row, (x, y)) in a
         .data
@@ -281,14 +282,12 @@ fn report(a: &TapOut, b: &TapOut, allowed: Option<&[f64]>) -> TapReport {
         .zip(b.data.chunks_exact(width))
         .enumerate()
     {
-        let error: f64 = x
-            .iter()
-            .zip(y)
-            .map(|(x, y)| (f64::from(*x) - f64::from(*y)).powi(2))
-            .sum();
-        squares += error;
-        energy += x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
-        let rms = (error / width as f64).sqrt();
+        let mut of_row = Nmse::default();
+        for (x, y) in x.iter().zip(y) {
+            of_row.add(f64::from(*y), f64::from(*x));
+        }
+        nmse.merge(of_row);
+        let rms = (of_row.squares() / width as f64).sqrt();
         let part = match allowed.and_then(|a| a.get(row)) {
             // equal values are within any bound, a bound of nothing too
             _ if rms == 0.0 => 0.0,
@@ -320,11 +319,7 @@ fn report(a: &TapOut, b: &TapOut, allowed: Option<&[f64]>) -> TapReport {
         channel: at % width,
         a: value(&a.data),
         b: value(&b.data),
-        nmse: if squares == 0.0 {
-            0.0
-        } else {
-            squares / energy
-        },
+        nmse: nmse.value(),
         max_abs,
         of_bound: allowed.map(|_| worst.max(0.0)),
         outside: unlike || allowed.is_some() && (worst > 1.0 || worst.is_nan()),

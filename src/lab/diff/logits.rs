@@ -1,6 +1,6 @@
 //! How far two sets of logits are apart, row by row, so that memory does not grow with the text.
 
-use octavo_reference::metrics::{TopRow, kl_row, kl_top, top_k};
+use octavo_reference::metrics::{Nmse, TopRow, kl_row, kl_top, top_k};
 use serde::Serialize;
 
 use super::Error;
@@ -72,8 +72,7 @@ pub struct LogitComparison {
 
 #[derive(Clone, Debug, Default)]
 struct Sums {
-    squares: f64,
-    energy: f64,
+    nmse: Nmse,
     kl: f64,
     top1: usize,
     top5: usize,
@@ -81,8 +80,7 @@ struct Sums {
 
 /// One position's sums, and the reference's most likely tokens.
 struct Row {
-    squares: f64,
-    energy: f64,
+    nmse: Nmse,
     kl: f64,
     other: Vec<u32>,
 }
@@ -120,14 +118,13 @@ impl LogitComparison {
                 });
             }
         }
-        let (squares, energy) = self.differences(
+        let nmse = self.differences(
             position,
             (0..).zip(ours.iter().copied().zip(theirs.iter().copied())),
         );
         let of_other = |id: u32| theirs[id as usize];
         let row = Row {
-            squares,
-            energy,
+            nmse,
             kl: kl_row(ours, theirs)?,
             other: top_k(theirs, TOP),
         };
@@ -159,7 +156,7 @@ impl LogitComparison {
             .iter()
             .copied()
             .zip(picked.iter().copied().zip(theirs.iter().copied()));
-        let (squares, energy) = self.differences(position, pairs);
+        let nmse = self.differences(position, pairs);
         let kl = kl_top(
             TopRow {
                 logits: &picked,
@@ -177,42 +174,30 @@ impl LogitComparison {
                 .map_or(f32::NAN, |i| theirs[i])
         };
         let other = ids.iter().take(TOP).copied().collect();
-        self.take(
-            position,
-            ours,
-            &Row {
-                squares,
-                energy,
-                kl,
-                other,
-            },
-            &of_other,
-        );
+        self.take(position, ours, &Row { nmse, kl, other }, &of_other);
         Ok(())
     }
 
-    /// Sums of squares of differences and of theirs; remembers the largest difference.
+    /// How far one position is apart; remembers the largest difference.
     fn differences(
         &mut self,
         position: usize,
         pairs: impl Iterator<Item = (u32, (f32, f32))>,
-    ) -> (f64, f64) {
-        let (mut squares, mut energy) = (0.0, 0.0);
+    ) -> Nmse {
+        let mut nmse = Nmse::default();
         for (id, (x, y)) in pairs {
             let difference = f64::from(x) - f64::from(y);
-            squares += difference * difference;
-            energy += f64::from(y).powi(2);
+            nmse.add_difference(difference, f64::from(y));
             if difference.abs() > self.max_abs || difference.is_nan() && !self.max_abs.is_nan() {
                 (self.max_abs, self.max_at) = (difference.abs(), (position, id));
             }
         }
-        (squares, energy)
+        nmse
     }
 
     fn take(&mut self, position: usize, ours: &[f32], row: &Row, of_other: &dyn Fn(u32) -> f32) {
         let &Row {
-            squares,
-            energy,
+            nmse,
             kl,
             ref other,
         } = row;
@@ -220,16 +205,11 @@ impl LogitComparison {
         self.positions += 1;
         let n = self.positions as f64;
         let s = &mut self.sums;
-        s.squares += squares;
-        s.energy += energy;
+        s.nmse.merge(nmse);
         s.kl += kl;
         s.top1 += usize::from(mine.first() == other.first());
         s.top5 += usize::from(mine == *other);
-        self.nmse = if s.squares == 0.0 {
-            0.0
-        } else {
-            s.squares / s.energy
-        };
+        self.nmse = s.nmse.value();
         self.mean_kl = s.kl / n;
         (self.top1, self.top5) = (s.top1 as f64 / n, s.top5 as f64 / n);
         if kl > self.max_kl || kl.is_nan() && !self.max_kl.is_nan() {
@@ -251,18 +231,13 @@ impl LogitComparison {
         };
         let top = other.iter().copied().chain(extra).map(pair).collect();
         let token = self.tokens.get(position).copied().unwrap_or_default();
-        let nmse = if squares == 0.0 {
-            0.0
-        } else {
-            squares / energy
-        };
         self.by_position.push(PositionTop {
             position,
             token,
             ours: mine,
             top,
             kl,
-            nmse,
+            nmse: nmse.value(),
         });
     }
 }

@@ -7,7 +7,7 @@ use octavo_reference::formats::server::{self, Completion};
 use octavo_reference::formats::session::{self, Session};
 use octavo_reference::formats::{Kind, debug, recognize};
 use octavo_reference::golden::{Golden, TopLogits};
-use octavo_reference::metrics::log_sum_exp;
+use octavo_reference::metrics::{Nmse, log_sum_exp};
 use octavo_reference::results::Results;
 use serde::Serialize;
 
@@ -376,20 +376,15 @@ fn energies(
         else {
             continue;
         };
-        let (mut squares, mut energy, mut worst, mut channel) = (0.0, 0.0, -1.0, 0);
+        let (mut error, mut worst, mut channel) = (Nmse::default(), -1.0, 0);
         for (i, (x, y)) in ours.iter().zip(theirs).enumerate() {
             let difference = (x - f64::from(*y)).abs();
-            squares += difference * difference;
-            energy += f64::from(*y).powi(2);
+            error.add_difference(difference, f64::from(*y));
             if difference > worst || difference.is_nan() {
                 (worst, channel) = (difference, i);
             }
         }
-        let error = if squares == 0.0 {
-            0.0
-        } else {
-            squares / energy
-        };
+        let error = error.value();
         let layer = name
             .strip_prefix("blk.")
             .and_then(|rest| rest.split('.').next()?.parse().ok());

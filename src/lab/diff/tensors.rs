@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use octavo_reference::formats::eval_callback::{PRINTED, Printed};
 use octavo_reference::formats::session::Session as Cache;
+use octavo_reference::metrics::Nmse;
 use serde::Serialize;
 
 use super::Error;
@@ -66,23 +67,18 @@ impl Comparing<'_> {
         if known.width != view.width || view.rows != self.n_tokens {
             return;
         }
-        let (mut squares, mut energy, mut worst, mut at) = (0.0, 0.0, -1.0, (0, 0, 0.0));
+        let (mut nmse, mut worst, mut at) = (Nmse::default(), -1.0, (0, 0, 0.0));
         for &(position, channel, theirs) in &known.values {
             let Some(ours) = view.data.get(position * view.width + channel) else {
                 continue;
             };
             let difference = ((f64::from(*ours) - theirs).abs() - known.rounding).max(0.0);
-            squares += difference * difference;
-            energy += theirs * theirs;
+            nmse.add_difference(difference, theirs);
             if difference > worst || difference.is_nan() && !f64::is_nan(worst) {
                 (worst, at) = (difference, (position, channel, theirs));
             }
         }
-        let nmse = if squares == 0.0 {
-            0.0
-        } else {
-            squares / energy
-        };
+        let nmse = nmse.value();
         let sum_outside = known
             .sum
             .is_some_and(|sum| self.sum_is_outside(sum, view.data));
