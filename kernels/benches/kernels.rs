@@ -15,7 +15,7 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{PACKED, Rng, embed, program};
+use common::{Rng, embed, program};
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, Throughput};
 use octavo_kernels::{
@@ -138,7 +138,7 @@ fn weights(ty: T, n: usize) -> Vec<u8> {
 }
 
 fn products(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
-    for ty in PACKED {
+    for ty in octavo_kernels::packed_types() {
         let rows = BYTES / ty.block_bytes() * ty.block_len() / 4096;
         for (role, m, cols, rows) in [
             (Role::Generated, 1, 4096, rows),

@@ -1,10 +1,8 @@
-//! Activations as the generation kernels read them.
+//! Activations as kernels read them; those of generated tokens in detail.
 //!
 //! A row of `k` floats becomes, per 32 values, one scale and 32 integers of 15 bits and a sign:
 //! about a hundred times finer than the 8 bits of llama.cpp's Q8 activations, at no cost in time
 //! where memory is the limit.
-
-use crate::simd::Simd;
 
 /// Four activations, 8 bytes, arranged as one instruction set's `dot4` reads them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -95,40 +93,23 @@ impl ActRow {
     }
 }
 
-/// Rounds values to integers up to [`ACT_MAX`] and returns their scale. Values too small for their
-/// scale to have an inverse are zero; values that are not finite make the scale so, so that they
-/// reach the logits.
-///
-/// # Safety
-/// `x` is as many floats as `q` is long, a multiple of 16.
-#[inline(always)]
-pub(crate) unsafe fn integers<S: Simd>(x: *const f32, q: &mut [i32]) -> f32 {
-    // SAFETY: all offsets are below the length of `q`.
-    unsafe {
-        let mut largest = S::zero();
-        // adds up to NaN where a value is not finite, to zero otherwise
-        let mut wrong = S::zero();
-        for i in (0..q.len()).step_by(S::R) {
-            let v = S::load(x.add(i));
-            largest = S::max(largest, S::max(v, S::sub(S::zero(), v)));
-            wrong = S::add(wrong, S::sub(v, v));
-        }
-        let scale = S::largest(largest) / ACT_MAX;
-        let finite = S::sum(wrong) == 0.0;
-        let inverse = if finite && scale >= f32::MIN_POSITIVE {
-            1.0 / scale
-        } else {
-            0.0
-        };
-        for i in (0..q.len()).step_by(S::R) {
-            let v = if finite { S::load(x.add(i)) } else { S::zero() };
-            S::store_bytes(
-                q.as_mut_ptr().add(i).cast(),
-                S::to_i(S::mul(v, S::set1(inverse))),
-            );
-        }
-        if finite { scale } else { f32::NAN }
-    }
+/// What activations are brought into, before a product reads them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// Integers with scales.
+    Codes,
+    /// The row itself.
+    Floats,
+    /// Tiles of tokens in f32.
+    Tiles,
+    /// Tiles of tokens in pairs of 16-bit integers.
+    Pairs,
+    /// Tiles of tokens in bf16.
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        allow(dead_code, reason = "the matrix unit there is so far is of x86")
+    )]
+    Bf16,
 }
 
 #[cfg(test)]

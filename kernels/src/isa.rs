@@ -1,28 +1,9 @@
 //! What this CPU can do, as a value: detected once, printed, forced with `--isa`, passed down.
 
+use crate::table::Table;
+use std::f64::consts::SQRT_2;
 use std::fmt;
 use std::str::FromStr;
-
-/// An instruction set whose kernels this build holds and this CPU runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Isa {
-    /// Portable Rust, whatever the compiler makes of it.
-    Scalar,
-    /// AVX2 with FMA and F16C.
-    Avx2,
-    /// The same with AVX-VNNI, which CPUs without AVX-512 have.
-    AvxVnni,
-    /// AVX-512 F, BW, VL, DQ and VNNI.
-    Avx512,
-    /// AVX-512 as above, and AMX with bf16 for prompts.
-    Amx,
-    /// NEON as in every 64-bit Arm CPU.
-    Neon,
-    /// NEON with `sdot` (Armv8.2 `dotprod`).
-    NeonDot,
-    /// NEON with `usdot` (Armv8.6 `i8mm`).
-    NeonI8mm,
-}
 
 /// Relative rms errors of single values, made on purpose.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -54,99 +35,130 @@ impl Rounding {
     }
 }
 
+/// What is known of an instruction set: its row in the list.
+struct Spec {
+    isa: Isa,
+    name: &'static str,
+    /// What its fastest multiply-adds work on.
+    arithmetic: &'static str,
+    prompt_rounding: Rounding,
+    /// Its kernels, in builds for its architecture.
+    table: Option<&'static Table>,
+}
+
+/// Makes [`Isa`] and the list of [`Spec`]s from one row each.
+macro_rules! instruction_sets {
+    ($($(#[$doc:meta])* $isa:ident: $name:literal, on $architecture:meta, kernels $($table:ident)::+,
+        arithmetic $arithmetic:literal, rounding $rounding:expr;)*) => {
+        /// An instruction set that has kernels, in this build or in one for its architecture.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Isa {
+            $($(#[$doc])* $isa,)*
+        }
+
+        impl Isa {
+            /// Every instruction set, on whatever CPU; within one architecture coarsest first.
+            pub const ALL: [Isa; ISAS.len()] = [$(Isa::$isa),*];
+        }
+
+        const ISAS: [Spec; [$(Isa::$isa),*].len()] = [$({
+            #[cfg($architecture)]
+            const TABLE: Option<&Table> = Some(&crate::$($table)::+);
+            #[cfg(not($architecture))]
+            const TABLE: Option<&Table> = None;
+            Spec {
+                isa: Isa::$isa,
+                name: $name,
+                arithmetic: $arithmetic,
+                prompt_rounding: $rounding,
+                table: TABLE,
+            }
+        }),*];
+    };
+}
+
+instruction_sets! {
+    /// Portable Rust, whatever the compiler makes of it.
+    Scalar: "scalar", on all(), kernels portable::kernels::TABLE,
+        arithmetic "f32", rounding INT16;
+    /// AVX2 with FMA and F16C.
+    Avx2: "avx2", on target_arch = "x86_64", kernels x86::avx2::kernels::TABLE,
+        arithmetic "f32", rounding INT16;
+    /// The same with AVX-VNNI, which CPUs without AVX-512 have.
+    AvxVnni: "avxvnni", on target_arch = "x86_64", kernels x86::avx2::vnni_kernels::TABLE,
+        arithmetic "f32", rounding INT16;
+    /// AVX-512 F, BW, VL, DQ and VNNI.
+    Avx512: "avx512", on target_arch = "x86_64", kernels x86::avx512::kernels::TABLE,
+        arithmetic "f32", rounding INT16;
+    /// AVX-512 as above, and AMX with bf16 for prompts.
+    Amx: "amx", on target_arch = "x86_64", kernels x86::amx::kernels::TABLE,
+        arithmetic "bf16 tiles", rounding BF16;
+    /// NEON as in every 64-bit Arm CPU.
+    Neon: "neon", on target_arch = "aarch64", kernels aarch64::neon::kernels::TABLE,
+        arithmetic "f32", rounding INT16;
+    /// NEON with `sdot` (Armv8.2 `dotprod`).
+    NeonDot: "dotprod", on target_arch = "aarch64", kernels aarch64::neon::dot_kernels::TABLE,
+        arithmetic "f32", rounding INT16;
+    /// NEON with `usdot` (Armv8.6 `i8mm`).
+    NeonI8mm: "i8mm", on target_arch = "aarch64", kernels aarch64::neon::i8mm_kernels::TABLE,
+        arithmetic "f32", rounding INT16;
+}
+
+/// Prompts against quantized weights in 16-bit integers: half a step of 15 bits below the largest
+/// of 256, which is at most 16 times their rms, evenly spread.
+const INT16: Rounding = Rounding {
+    products: 16.0 / 32_639.0 / ROOT_12,
+    floats: 0.0,
+    attention: 0.0,
+};
+
+/// In bf16, which rounds both factors: half a step of 8 bits, evenly spread.
+const BF16: Rounding = Rounding {
+    products: 1.0 / 512.0 / ROOT_3 * SQRT_2,
+    floats: 0.0,
+    attention: 1.0 / 512.0 / ROOT_3 * SQRT_2,
+};
+
+/// The rms of an even spread of width 1 is one over this.
+const ROOT_12: f64 = 2.0 * ROOT_3;
+const ROOT_3: f64 = 1.732_050_807_568_877_2;
+
 impl Isa {
-    /// Every instruction set that has kernels, on whatever CPU; within one architecture coarsest
-    /// first.
-    pub const ALL: [Isa; 8] = [
-        Isa::Scalar,
-        Isa::Avx2,
-        Isa::AvxVnni,
-        Isa::Avx512,
-        Isa::Amx,
-        Isa::Neon,
-        Isa::NeonDot,
-        Isa::NeonI8mm,
-    ];
+    fn spec(self) -> &'static Spec {
+        // both are made from the same rows, in their order
+        const { &ISAS }
+            .iter()
+            .find(|spec| spec.isa == self)
+            .expect("every instruction set has a row")
+    }
 
     /// The name that `--isa` takes.
     pub fn name(self) -> &'static str {
-        match self {
-            Isa::Scalar => "scalar",
-            Isa::Avx2 => "avx2",
-            Isa::AvxVnni => "avxvnni",
-            Isa::Avx512 => "avx512",
-            Isa::Amx => "amx",
-            Isa::Neon => "neon",
-            Isa::NeonDot => "dotprod",
-            Isa::NeonI8mm => "i8mm",
-        }
+        self.spec().name
     }
 
     /// What its fastest multiply-adds work on, for people.
     pub fn arithmetic(self) -> &'static str {
-        if self == Isa::Amx {
-            "bf16 tiles"
-        } else {
-            "f32"
-        }
+        self.spec().arithmetic
     }
 
     /// What its prompt kernels round beyond f32, for models of quantized weights.
     pub fn prompt_rounding(self) -> Rounding {
-        // half a step of bf16's 8 bits, evenly spread
-        let bf16 = 1.0 / 512.0 / 3f64.sqrt();
-        match self {
-            // factors are both rounded
-            Isa::Amx => Rounding {
-                products: bf16 * 2f64.sqrt(),
-                floats: 0.0,
-                attention: bf16 * 2f64.sqrt(),
-            },
-            // half a step of 15 bits below the largest of 256, which is at most 16 times their rms
-            _ => Rounding {
-                products: 16.0 / 32_639.0 / 12f64.sqrt(),
-                floats: 0.0,
-                attention: 0.0,
-            },
-        }
+        self.spec().prompt_rounding
     }
 
     /// Whether this CPU runs it.
     pub fn is_available(self) -> bool {
-        match self {
-            Isa::Scalar => true,
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => {
-                is_x86_feature_detected!("avx2")
-                    && is_x86_feature_detected!("fma")
-                    && is_x86_feature_detected!("f16c")
-            }
-            #[cfg(target_arch = "x86_64")]
-            Isa::AvxVnni => Isa::Avx2.is_available() && is_x86_feature_detected!("avxvnni"),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => {
-                Isa::Avx2.is_available()
-                    && is_x86_feature_detected!("avx512f")
-                    && is_x86_feature_detected!("avx512bw")
-                    && is_x86_feature_detected!("avx512vl")
-                    && is_x86_feature_detected!("avx512dq")
-                    && is_x86_feature_detected!("avx512vnni")
-            }
-            #[cfg(target_arch = "x86_64")]
-            Isa::Amx => Isa::Avx512.is_available() && crate::x86::amx::is_available(),
-            #[cfg(target_arch = "aarch64")]
-            Isa::Neon => std::arch::is_aarch64_feature_detected!("neon"),
-            #[cfg(target_arch = "aarch64")]
-            Isa::NeonDot => {
-                Isa::Neon.is_available() && std::arch::is_aarch64_feature_detected!("dotprod")
-            }
-            #[cfg(target_arch = "aarch64")]
-            Isa::NeonI8mm => {
-                Isa::NeonDot.is_available() && std::arch::is_aarch64_feature_detected!("i8mm")
-            }
-            // those of other architectures
-            _ => false,
-        }
+        self.spec().table.is_some_and(|table| (table.detect)())
+    }
+
+    /// Its kernels.
+    ///
+    /// # Panics
+    /// If this CPU lacks it.
+    pub(crate) fn table(self) -> &'static Table {
+        let table = self.spec().table.filter(|table| (table.detect)());
+        table.unwrap_or_else(|| panic!("kernels of {self} asked for on a CPU without it"))
     }
 
     /// The instruction sets this CPU runs, coarsest first.
@@ -161,6 +173,16 @@ impl Isa {
     pub fn best() -> Isa {
         Isa::available().into_iter().max().unwrap_or(Isa::Scalar)
     }
+
+    /// The names that `--isa` takes, in words.
+    pub fn names() -> String {
+        format!("auto, {}", names(&Isa::ALL))
+    }
+}
+
+fn names(isas: &[Isa]) -> String {
+    let names: Vec<&str> = isas.iter().map(|isa| isa.name()).collect();
+    names.join(", ")
 }
 
 impl fmt::Display for Isa {
@@ -183,7 +205,7 @@ pub enum IsaChoice {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum IsaError {
     /// The CPU lacks it.
-    #[error("--isa {wanted}: this CPU lacks it (it offers {})", offered.iter().map(|i| i.name()).collect::<Vec<_>>().join(", "))]
+    #[error("--isa {wanted}: this CPU lacks it (it offers {})", names(offered))]
     Missing {
         /// The instruction set asked for.
         wanted: Isa,
@@ -191,9 +213,7 @@ pub enum IsaError {
         offered: Vec<Isa>,
     },
     /// No kernels of this name.
-    #[error(
-        "--isa {0}: unknown; expected one of auto, scalar, avx2, avxvnni, avx512, amx, neon, dotprod, i8mm"
-    )]
+    #[error("--isa {0}: unknown; expected one of {expected}", expected = Isa::names())]
     Unknown(String),
 }
 
@@ -245,6 +265,7 @@ mod tests {
     #[test]
     fn names_round_trip_and_unknown_ones_are_refused() {
         for isa in Isa::ALL {
+            assert_eq!(isa.spec().isa, isa);
             assert_eq!(isa.name().parse::<IsaChoice>(), Ok(IsaChoice::Only(isa)));
         }
         assert_eq!("auto".parse::<IsaChoice>(), Ok(IsaChoice::Auto));
@@ -259,5 +280,12 @@ mod tests {
             IsaChoice::Only(foreign).resolve(),
             Err(IsaError::Missing { .. })
         ));
+    }
+
+    #[test]
+    fn every_instruction_set_does_what_the_portable_form_does() {
+        for isa in Isa::available() {
+            (isa.table().agrees)(isa.name());
+        }
     }
 }

@@ -1,6 +1,5 @@
 //! Storage of keys and values in pages of 16 positions. Who owns which page is decided elsewhere.
 
-use crate::generic::attention::{MAX_HEAD_DIM, PAGE};
 use crate::memory::{Memory, Size};
 use memmap2::MmapRaw;
 use std::fmt;
@@ -12,7 +11,11 @@ use std::time::Duration;
 pub(crate) const Q8_GROUP: usize = 32;
 
 /// Positions in a page.
-pub const PAGE_POSITIONS: usize = PAGE;
+pub const PAGE_POSITIONS: usize = 16;
+pub(crate) use PAGE_POSITIONS as PAGE;
+
+/// Longest head: kernels' scratch is sized by it.
+pub(crate) const MAX_HEAD_DIM: usize = 1024;
 
 /// Element type of the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -13,6 +13,7 @@ compile_error!("weights are used as they lie in the file: little-endian");
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
 mod act;
+mod bytes;
 mod clock;
 pub mod cuda;
 mod exec;
@@ -26,17 +27,21 @@ mod memory;
 mod op;
 mod pack;
 mod pool;
+mod portable;
 pub mod probe;
 mod program;
 mod simd;
+mod stamp;
 mod table;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+pub use bytes::Bytes;
 pub use exec::{Executor, TapFn};
+pub use formats::{has_minimum, packed_types};
 pub use isa::{Isa, IsaChoice, IsaError, Rounding};
 pub use kv::{KvShape, KvStore, KvTooLarge, KvType, PAGE_POSITIONS};
-pub use matrix::{Bytes, Matrix, MatrixError, kernel_name};
+pub use matrix::{Matrix, MatrixError, kernel_name};
 pub use memory::{NoMemory, room, with_memory};
 pub use op::{
     Activation, CacheShape, MatrixShape, Op, RowSet, ShapeError, Shapes, Translate, Translated,

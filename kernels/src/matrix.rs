@@ -1,37 +1,15 @@
 //! A weight matrix in the layout its kernel reads.
 
+use crate::act::Form;
+use crate::bytes::Bytes;
 use crate::generic::gemm::{KC, Tiles};
 use crate::isa::Isa;
 use crate::memory::{Memory, Size};
 use crate::pack;
 use crate::pool::Pool;
-use crate::table::{Gemv, MAX_R, Packed, Rows, Table, Tokens, table};
+use crate::table::{ActivationForm, Gemv, MAX_R, Packed, Table, UnpackedKernels};
 use octavo_quant::TensorType;
-use std::ops::Range;
 use std::sync::{Arc, Mutex};
-
-/// Bytes that somebody else owns: a mapped file, usually.
-pub trait Bytes: Send + Sync {
-    /// Always the same bytes.
-    fn bytes(&self) -> &[u8];
-
-    /// How many there are.
-    fn n_bytes(&self) -> usize {
-        self.bytes().len()
-    }
-
-    /// The bytes of some whole rows, in `room` where they are made for the occasion: packing needs
-    /// each row once.
-    fn rows<'a>(&'a self, range: Range<usize>, _room: &'a mut Vec<u8>) -> &'a [u8] {
-        &self.bytes()[range]
-    }
-}
-
-impl Bytes for Vec<u8> {
-    fn bytes(&self) -> &[u8] {
-        self
-    }
-}
 
 /// Why a matrix cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -82,29 +60,11 @@ pub struct Matrix {
     pub rows: usize,
     /// Inputs.
     pub cols: usize,
+    isa: Isa,
     table: &'static Table,
     data: Data,
     kernels: Option<Packed>,
     strip_bytes: usize,
-}
-
-/// Which preparation of the activations a product reads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reads {
-    /// Integers with scales.
-    Codes,
-    /// The row itself.
-    Floats,
-    /// Tiles of tokens in f32.
-    Tiles,
-    /// Tiles of tokens in pairs of 16-bit integers.
-    Pairs,
-    /// Tiles of tokens in bf16.
-    #[cfg_attr(
-        not(target_arch = "x86_64"),
-        allow(dead_code, reason = "the matrix unit there is so far is of x86")
-    )]
-    Bf16,
 }
 
 impl Matrix {
@@ -142,7 +102,7 @@ impl Matrix {
                 got,
             });
         };
-        let table = table(isa);
+        let table = isa.table();
         let kernels = (table.packed)(ty).filter(|_| repack);
         let strip_bytes = row_bytes * table.strip;
         let data = match kernels {
@@ -169,6 +129,7 @@ impl Matrix {
             ty,
             rows,
             cols,
+            isa,
             table,
             data,
             kernels,
@@ -191,36 +152,39 @@ impl Matrix {
 
     /// The kernels that run for generated and for prompt tokens, for people and tests.
     pub fn kernel(&self) -> String {
-        kernel_name(self.table.isa, self.ty, self.is_packed())
+        kernel_name(self.isa, self.ty, self.is_packed())
     }
 
-    pub(crate) fn reads(&self, generated: bool) -> Reads {
+    pub(crate) fn reads(&self, generated: bool) -> Form {
         match self.kernels {
             Some(Packed {
                 gemv: Gemv::Codes(_),
                 ..
-            }) if generated => Reads::Codes,
+            }) if generated => Form::Codes,
             Some(Packed {
                 gemv: Gemv::Float(_),
                 ..
-            }) if generated => Reads::Floats,
+            }) if generated => Form::Floats,
             _ => self.prompt(generated).0.form,
         }
     }
 
     /// The form of a prompt's tokens and the kernels for one and two strips. Generated tokens come
     /// here where there is no packed form, and keep to f32.
-    pub(crate) fn prompt(&self, generated: bool) -> (&'static Tokens, [unsafe fn(&Tiles<'_>); 2]) {
+    pub(crate) fn prompt(
+        &self,
+        generated: bool,
+    ) -> (&'static ActivationForm, [unsafe fn(&Tiles<'_>); 2]) {
         match &self.kernels {
-            Some(kernels) => (kernels.prompt.tokens, kernels.prompt.tiles),
+            Some(kernels) => (kernels.prompt.activations, kernels.prompt.tiles),
             None => {
                 let rows = self.rows_kernels(generated);
-                (rows.tokens, rows.tiles)
+                (rows.activations, rows.tiles)
             }
         }
     }
 
-    fn rows_kernels(&self, generated: bool) -> &'static Rows {
+    fn rows_kernels(&self, generated: bool) -> &'static UnpackedKernels {
         let table = self.table;
         // rows of floats keep their accuracy
         let quantized = self.ty.block_len() >= 32 && self.cols.is_multiple_of(32);
@@ -318,10 +282,10 @@ impl Matrix {
 
 /// The kernels that run for a tensor of type `ty` on `isa`.
 pub fn kernel_name(isa: Isa, ty: TensorType, packed: bool) -> String {
-    let table = table(isa);
-    let form = |tokens: &Tokens| match tokens.form {
-        Reads::Pairs => "int16 panels",
-        Reads::Bf16 => "bf16 tiles",
+    let table = isa.table();
+    let form = |tokens: &ActivationForm| match tokens.form {
+        Form::Pairs => "int16 panels",
+        Form::Bf16 => "bf16 tiles",
         _ => "f32 panels",
     };
     match (table.packed)(ty).filter(|_| packed) {
@@ -331,22 +295,25 @@ pub fn kernel_name(isa: Isa, ty: TensorType, packed: bool) -> String {
             } else {
                 "f32"
             };
-            let form = form(prompt.tokens);
+            let form = form(prompt.activations);
             format!(
                 "{isa}: {ty} x {activations} strips of {}, {form} for prompts",
                 table.strip
             )
         }
         None if ty.block_len() >= 32
-            && form(table.quantized_rows.tokens) != form(table.float_rows.tokens) =>
+            && form(table.quantized_rows.activations) != form(table.float_rows.activations) =>
         {
             let (one, other) = (
-                form(table.float_rows.tokens),
-                form(table.quantized_rows.tokens),
+                form(table.float_rows.activations),
+                form(table.quantized_rows.activations),
             );
             format!("{isa}: {one} from {ty} rows, {other} for prompts")
         }
-        None => format!("{isa}: {} from {ty} rows", form(table.float_rows.tokens)),
+        None => format!(
+            "{isa}: {} from {ty} rows",
+            form(table.float_rows.activations)
+        ),
     }
 }
 
@@ -377,8 +344,8 @@ fn pack_strips(
                 };
                 let from = source.rows(at..n.min(at + strip_bytes), &mut room);
                 let rows: Vec<&[u8]> = from.chunks_exact(row_bytes).collect();
-                match kernels.shape {
-                    Some(shape) => pack::strip(shape, &rows, r, to),
+                match kernels.blocks {
+                    Some(format) => pack::strip(format, &rows, r, to),
                     None => pack::strip_float(ty.block_bytes(), &rows, r, to),
                 }
             }

@@ -1,93 +1,24 @@
 //! What this machine can do at most: how fast threads read memory, and how many multiplications
 //! they finish.
 //!
-//! Both loops are generic over `Simd` and stamped by `table.rs` for each instruction set, so that a
-//! kernel is held against what its own vectors can reach. The best of a few passes counts: a limit
-//! is what was reached once.
+//! Both loops (`generic/probe.rs`) are stamped for each instruction set, so that a kernel is held
+//! against what its own vectors can reach. The best of a few passes counts: a limit is what was
+//! reached once.
 
 use std::hint::black_box;
 use std::sync::Mutex;
 use std::time::Instant;
 
+use crate::generic::probe::{FEW, MANY, READS};
 use crate::isa::Isa;
 use crate::pool::Pool;
-use crate::simd::Simd;
-use crate::table::table;
 
 /// Bytes that are read in a pass, by all threads together: far more than a core's own caches.
 const READ_BYTES: usize = 512 << 20;
-/// Bytes ahead of the load that are asked for.
-const AHEAD: usize = 1024;
-/// Vectors in one turn of the reading loop.
-const READS: usize = 8;
 /// Passes, of which the best counts.
 const PASSES: usize = 4;
 /// Turns of the multiplying loop in a pass: some milliseconds.
 const TURNS: usize = 1 << 20;
-
-/// Reads `n` floats (a multiple of [`READS`] vectors) and folds them, so that no load can be left
-/// out.
-///
-/// # Safety
-/// As the head of `simd.rs` says; `n` floats at `p` are readable.
-#[inline(always)]
-pub(crate) unsafe fn read<S: Simd, const PREFETCH: bool>(p: *const f32, n: usize) -> f32 {
-    // SAFETY: every load is below `n` by the loop's bound; a prefetch may point past the end.
-    unsafe {
-        let mut folded = [S::iset1(0); READS];
-        let mut at = 0;
-        while at + READS * S::R <= n {
-            if PREFETCH {
-                for line in 0..READS * S::R * 4 / 64 {
-                    S::prefetch(
-                        p.wrapping_add(at)
-                            .cast::<u8>()
-                            .wrapping_add(AHEAD + 64 * line),
-                    );
-                }
-            }
-            for (i, all) in folded.iter_mut().enumerate() {
-                *all = S::or(*all, S::load_bytes(p.add(at + i * S::R).cast()));
-            }
-            at += READS * S::R;
-        }
-        let all = folded
-            .into_iter()
-            .reduce(|a, b| S::or(a, b))
-            .unwrap_or(S::iset1(0));
-        S::sum(S::bits_f(all))
-    }
-}
-
-/// `turns` times `ACCS` independent multiply-adds of a vector.
-///
-/// # Safety
-/// As the head of `simd.rs` says.
-#[inline(always)]
-pub(crate) unsafe fn multiply<S: Simd, const ACCS: usize>(turns: usize) -> f32 {
-    // SAFETY: no pointers here.
-    unsafe {
-        // x / 2 + 1 goes to 2: neither an overflow nor a denormal number, which would cost time of
-        // their own
-        let (half, one) = (S::set1(black_box(0.5)), S::set1(black_box(1.0)));
-        let mut x = [one; ACCS];
-        for (i, x) in x.iter_mut().enumerate() {
-            *x = S::set1(black_box(i as f32));
-        }
-        for _ in 0..turns {
-            for x in &mut x {
-                *x = S::fma(*x, half, one);
-            }
-        }
-        S::sum(x.into_iter().reduce(|a, b| S::add(a, b)).unwrap_or(one))
-    }
-}
-
-/// Accumulators of the two forms of [`multiply`]: few, for vectors that are several registers; and
-/// many, to keep two units busy over their latency.
-pub(crate) const FEW: usize = 4;
-/// See [`FEW`].
-pub(crate) const MANY: usize = 12;
 
 /// GB/s (1e9 bytes) that all threads of the pool together read from memory with the vectors of
 /// `isa`, each its own contiguous part; with or without software prefetch, whichever is faster.
@@ -99,7 +30,7 @@ pub fn read_bandwidth(isa: Isa, pool: &mut Pool) -> f64 {
 }
 
 fn best_read(isa: Isa, pool: &mut Pool, bytes: usize) -> f64 {
-    let table = table(isa);
+    let table = isa.table();
     let turn = READS * table.strip;
     let part = (bytes / 4 / pool.threads()).next_multiple_of(turn);
     let parts: Vec<Mutex<Vec<f32>>> = (0..pool.threads())
@@ -131,7 +62,7 @@ pub fn flops_peak(isa: Isa, pool: &mut Pool) -> f64 {
 }
 
 fn best_multiply(isa: Isa, pool: &mut Pool, turns: usize) -> f64 {
-    let table = table(isa);
+    let table = isa.table();
     let mut best = 0f64;
     if let Some((busy, per_turn)) = table.unit.as_ref().map(|u| u.busy) {
         for _ in 0..PASSES {
@@ -187,7 +118,7 @@ mod tests {
     #[test]
     fn both_forms_of_both_loops_compute_what_they_say() {
         for isa in Isa::available() {
-            let table = table(isa);
+            let table = isa.table();
             let turn = READS * table.strip;
             // every element counts: one with other bits anywhere changes the result
             let mut x = vec![0f32; 3 * turn];

@@ -1,8 +1,8 @@
 //! What a step executes: a flat list of operations over numbered buffers.
 
+use crate::bytes::Bytes;
 use crate::generic::attention::PAGE;
 use crate::kv::KvShape;
-use crate::matrix::Bytes;
 use crate::op::{CacheShape, MatrixShape, Op, RowSet, Shapes, ValueShape};
 use octavo_quant::TensorType;
 use std::ops::Range;

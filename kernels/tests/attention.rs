@@ -238,7 +238,8 @@ fn matches_a_naive_softmax() {
                             2.0 * f64::from(f32::EPSILON) * (1.5 * d * (d.sqrt() + 4.0) + 64.0);
                         // the matrix unit rounds weights and values, of 1.15 on average, to 8 bits,
                         // and scores to 16
-                        let unit = c.isa == Isa::Amx && t < prompt && c.head_dim.is_multiple_of(32);
+                        let rounds = c.isa.prompt_rounding().attention > 0.0;
+                        let unit = rounds && t < prompt && c.head_dim.is_multiple_of(32);
                         let bf16 = f64::from(2f32.powi(-9));
                         let scores = 1.33 * 0.37 * bf16 * bf16 * (2.0 * d).sqrt();
                         let bound = bound

@@ -15,6 +15,7 @@
 //! blocks.
 
 use crate::bits::{encode_blocks, f16_at, nibble32, put_f16};
+use crate::format::{Format, block_format};
 
 /// Feature, of eight neighbours, whose four bits are at `4 i` of a word.
 pub const ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
@@ -102,6 +103,13 @@ pub(crate) fn quantize<const B: usize, const N: usize>(
         bytes
     });
 }
+
+/// The rows of this family.
+pub(crate) static FORMATS: &[Format] = &[
+    block_format!(AWQ_G32, decode::<19, 32>, finite(0), quantize::<19, 32>),
+    block_format!(AWQ_G64, decode::<35, 64>, finite(0), quantize::<35, 64>),
+    block_format!(AWQ_G128, decode::<67, 128>, finite(0), quantize::<67, 128>),
+];
 
 #[cfg(test)]
 mod tests {

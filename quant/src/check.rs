@@ -1,69 +1,38 @@
-//! Which blocks llama.cpp would refuse: those whose scales are NaN or infinite.
+//! Which blocks llama.cpp would refuse: those whose scales are NaN or infinite. What that means for
+//! a type stands in its row.
 
-use crate::TensorType as T;
-use crate::bits::{u16_at, u32_at};
+use crate::TensorType;
+use crate::bits::u16_at;
 
-fn finite16(b: &[u8], at: usize) -> bool {
-    u16_at(b, at) & 0x7c00 != 0x7c00
+/// Whether the half float at `at` is a number.
+pub(crate) fn finite16(block: &[u8], at: usize) -> bool {
+    u16_at(block, at) & 0x7c00 != 0x7c00
 }
 
-fn bad(ty: T, blocks: &[u8], is_good: impl Fn(&[u8]) -> bool) -> Option<usize> {
+/// The first block of `ty` that is not good.
+pub(crate) fn first_bad(
+    ty: TensorType,
+    blocks: &[u8],
+    is_good: impl Fn(&[u8]) -> bool,
+) -> Option<usize> {
     blocks
         .chunks_exact(ty.block_bytes())
-        .position(|b| !is_good(b))
+        .position(|block| !is_good(block))
 }
 
-/// See [`crate::first_bad_block`].
-pub(crate) fn first_bad_block(ty: T, blocks: &[u8]) -> Option<usize> {
-    match ty {
-        // exponents as signed integers, which every CPU has vectors of
-        T::F32 => bad_word(
-            blocks.as_chunks().0,
-            |w| i32::from_le_bytes(w) & 0x7f80_0000,
-            0x7f80_0000,
-        ),
-        T::F16 => bad_word(
-            blocks.as_chunks().0,
-            |w| i16::from_le_bytes(w) & 0x7c00,
-            0x7c00,
-        ),
-        T::BF16 => bad_word(
-            blocks.as_chunks().0,
-            |w| i16::from_le_bytes(w) & 0x7f80,
-            0x7f80,
-        ),
-        T::F64 => bad_word(
-            blocks.as_chunks().0,
-            |w| i64::from_le_bytes(w) & (0x7ff << 52),
-            0x7ff << 52,
-        ),
-        T::Q4_0 | T::Q5_0 | T::Q8_0 | T::Q1_0 | T::Q2_0 | T::IQ4_NL => {
-            bad(ty, blocks, |b| finite16(b, 0))
-        }
-        T::AWQ_G32 | T::AWQ_G64 | T::AWQ_G128 => bad(ty, blocks, |b| finite16(b, 0)),
-        T::IQ1_S | T::IQ2_XXS | T::IQ2_XS | T::IQ2_S | T::IQ3_XXS | T::IQ3_S | T::IQ4_XS => {
-            bad(ty, blocks, |b| finite16(b, 0))
-        }
-        T::Q4_1 | T::Q5_1 | T::Q8_1 | T::Q4_K | T::Q5_K => {
-            bad(ty, blocks, |b| finite16(b, 0) && finite16(b, 2))
-        }
-        T::Q2_K => bad(ty, blocks, |b| finite16(b, 80) && finite16(b, 82)),
-        T::Q3_K => bad(ty, blocks, |b| finite16(b, 108)),
-        T::Q6_K => bad(ty, blocks, |b| finite16(b, 208)),
-        T::Q8_K => bad(ty, blocks, |b| u32_at(b, 0) & 0x7f80_0000 != 0x7f80_0000),
-        T::TQ1_0 => bad(ty, blocks, |b| finite16(b, 52)),
-        T::TQ2_0 => bad(ty, blocks, |b| finite16(b, 64)),
-        T::MXFP4 => bad(ty, blocks, |b| b[0] != 0xff),
-        // the exponent of the f16 scale is 5 of the 16 bits that four words have at their tops:
-        // bits 10..15
-        T::IQ1_M => bad(ty, blocks, |b| b[53] >> 6 != 3 || b[55] >> 4 & 7 != 7),
-        T::NVFP4 | T::I8 | T::I16 | T::I32 | T::I64 => None,
-    }
+/// The first double that is none: the one float type that is not among the formats.
+pub(crate) fn first_bad_f64(values: &[u8]) -> Option<usize> {
+    first_bad_word(
+        values.as_chunks().0,
+        |w| i64::from_le_bytes(w) & (0x7ff << 52),
+        0x7ff << 52,
+    )
 }
 
 /// The first word whose exponent is the largest there is. Looked for in groups, so that the good
-/// case is a maximum of many words, without a branch for each.
-fn bad_word<const N: usize, E: Ord + Copy + Default>(
+/// case is a maximum of many words, without a branch for each; exponents are signed integers, which
+/// every CPU has vectors of.
+pub(crate) fn first_bad_word<const N: usize, E: Ord + Copy + Default>(
     words: &[[u8; N]],
     exponent: impl Fn([u8; N]) -> E,
     largest: E,
@@ -85,7 +54,7 @@ fn bad_word<const N: usize, E: Ord + Copy + Default>(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::{TensorType, first_bad_block};
 
     /// Every pattern of the f16 scale, put where the decoder reads it: bad exactly where it decodes
     /// to NaN or infinity.
@@ -97,7 +66,11 @@ mod tests {
                 b[49 + 2 * n] = ((bits >> (4 * n) & 15) as u8) << 4;
             }
             let expected = (!half::f16::from_bits(bits).is_finite()).then_some(0);
-            assert_eq!(first_bad_block(T::IQ1_M, &b), expected, "{bits:#06x}");
+            assert_eq!(
+                first_bad_block(TensorType::IQ1_M, &b),
+                expected,
+                "{bits:#06x}"
+            );
         }
     }
 }

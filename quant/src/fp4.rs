@@ -10,6 +10,7 @@
 //! both are exact, except that the smallest MXFP4 scales become subnormal.
 
 use crate::bits::{encode_blocks, nibble32};
+use crate::format::{Format, block_format};
 
 /// The values of E2M1 times two: bit 3 is the sign, bits 1..3 the exponent, bit 0 the mantissa.
 pub const E2M1_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
@@ -128,6 +129,12 @@ pub(crate) fn quantize_nvfp4(row: &[f32], importance: Option<&[f32]>, out: &mut 
         b
     });
 }
+
+/// The rows of this family.
+pub(crate) static FORMATS: &[Format] = &[
+    block_format!(MXFP4, decode_mxfp4, good(|b| b[0] != 0xff), quantize_mxfp4),
+    block_format!(NVFP4, decode_nvfp4, finite(), quantize_nvfp4),
+];
 
 #[cfg(test)]
 mod tests {

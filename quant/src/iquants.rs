@@ -19,7 +19,9 @@
 //! parity. `g` is the group of 32, `l` the part of 8 in it, `k` the part of 4.
 
 use crate::bits::{f16_at, nibble32, u16_at, u32_at};
+use crate::format::{Format, block_format};
 use crate::grids;
+use crate::{iq1, iq4, iq23};
 
 /// The 16 values of IQ4_NL and IQ4_XS, in units of the scale.
 pub const IQ4_LEVELS: [i8; 16] = [
@@ -179,3 +181,23 @@ pub(crate) fn decode_iq4_xs(b: &[u8; 136], y: &mut [f32; 256]) {
         }
     }
 }
+
+/// The rows of this family.
+pub(crate) static FORMATS: &[Format] = &[
+    block_format!(IQ1_S, decode_iq1_s, finite(0), iq1::quantize_iq1_s),
+    // the exponent of the f16 scale is 5 of the 16 bits that four words have at their tops: bits
+    // 10..15
+    block_format!(
+        IQ1_M,
+        decode_iq1_m,
+        good(|b| b[53] >> 6 != 3 || b[55] >> 4 & 7 != 7),
+        iq1::quantize_iq1_m
+    ),
+    block_format!(IQ2_XXS, decode_iq2_xxs, finite(0), iq23::quantize_iq2_xxs),
+    block_format!(IQ2_XS, decode_iq2_xs, finite(0), iq23::quantize_iq2_xs),
+    block_format!(IQ2_S, decode_iq2_s, finite(0), iq23::quantize_iq2_s),
+    block_format!(IQ3_XXS, decode_iq3_xxs, finite(0), iq23::quantize_iq3_xxs),
+    block_format!(IQ3_S, decode_iq3_s, finite(0), iq23::quantize_iq3_s),
+    block_format!(IQ4_NL, decode_iq4_nl, finite(0), iq4::quantize_iq4_nl),
+    block_format!(IQ4_XS, decode_iq4_xs, finite(0), iq4::quantize_iq4_xs),
+];

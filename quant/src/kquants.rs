@@ -27,7 +27,9 @@
 //! `j < 4` `sc` is in byte `j` and `m` in byte `j + 4` (low 6 bits); for `j >= 4` their low 4 bits
 //! are the halves of byte `j + 4`, their high 2 bits the top of bytes `j - 4` and `j`.
 
-use crate::bits::f16_at;
+use crate::bits::{f16_at, u32_at};
+use crate::format::{Format, block_format};
+use crate::kquantize;
 
 /// The 2 bits of value `i` in the 64 bytes of Q2_K, Q3_K and (high bits) Q6_K.
 fn crumb(qs: &[u8], i: usize) -> u8 {
@@ -115,3 +117,17 @@ pub(crate) fn decode_q8_k(b: &[u8; 292], y: &mut [f32; 256]) {
         *y = d * f32::from(q as i8);
     }
 }
+
+/// The rows of this family.
+pub(crate) static FORMATS: &[Format] = &[
+    block_format!(Q2_K, decode_q2_k, finite(80, 82), kquantize::quantize_q2_k),
+    block_format!(Q3_K, decode_q3_k, finite(108), kquantize::quantize_q3_k),
+    block_format!(Q4_K, decode_q4_k, finite(0, 2), kquantize::quantize_q4_k),
+    block_format!(Q5_K, decode_q5_k, finite(0, 2), kquantize::quantize_q5_k),
+    block_format!(Q6_K, decode_q6_k, finite(208), kquantize::quantize_q6_k),
+    block_format!(
+        Q8_K,
+        decode_q8_k,
+        good(|b| u32_at(b, 0) & 0x7f80_0000 != 0x7f80_0000)
+    ),
+];

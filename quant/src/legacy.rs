@@ -14,6 +14,7 @@
 
 use crate::bits::{encode_blocks, f16_at, nibble32, put_f16, round_away, sum_squares, u32_at};
 use crate::fit;
+use crate::format::{Format, block_format};
 
 /// The 5 bits of value `j`: `qh` starts at byte `at`, `qs` follows it.
 fn five_bits(b: &[u8], at: usize, j: usize) -> u8 {
@@ -210,3 +211,13 @@ pub(crate) fn quantize_q8_0(row: &[f32], importance: Option<&[f32]>, out: &mut V
         b
     });
 }
+
+/// The rows of this family.
+pub(crate) static FORMATS: &[Format] = &[
+    block_format!(Q4_0, decode_q4_0, finite(0), quantize_q4_0),
+    block_format!(Q4_1, decode_q4_1, finite(0, 2), quantize_q4_1),
+    block_format!(Q5_0, decode_q5_0, finite(0), quantize_q5_0),
+    block_format!(Q5_1, decode_q5_1, finite(0, 2), quantize_q5_1),
+    block_format!(Q8_0, decode_q8_0, finite(0), quantize_q8_0),
+    block_format!(Q8_1, decode_q8_1, finite(0, 2)),
+];

@@ -7,7 +7,7 @@
 //! side by side (`fit`), which the compiler turns into vector instructions. Bad lengths are typed
 //! errors, and no input bytes or floats make it panic.
 //!
-//! A format is one row of the table in `format.rs`; the family files hold the layouts: `plain` (F32
+//! A format is one row at the end of its family's file, which holds the layout: `plain` (F32
 //! F16 BF16), `legacy` (Q4_0 .. Q8_1), `kquants` (Q2_K .. Q8_K), `iquants` (IQ1_S .. IQ4_XS),
 //! `low_bit` (Q1_0 Q2_0 TQ1_0 TQ2_0), `fp4` (MXFP4 NVFP4), `awq` (the groups of AWQ checkpoints).
 //! `kquantize`, `iq4`, `iq23`, `iq1` write what needs more than a few lines.
@@ -133,7 +133,11 @@ pub fn needs_importance(ty: TensorType) -> bool {
 /// llama.cpp refuses. Types without floats have none; bytes after the last whole block are not
 /// looked at.
 pub fn first_bad_block(ty: TensorType, blocks: &[u8]) -> Option<usize> {
-    check::first_bad_block(ty, blocks)
+    match format(ty) {
+        Some(format) => (format.first_bad)(blocks),
+        None if ty == TensorType::F64 => check::first_bad_f64(blocks),
+        None => None,
+    }
 }
 
 /// Values held by `bytes` bytes of whole blocks.

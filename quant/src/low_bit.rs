@@ -8,6 +8,7 @@
 //! | TQ2_0 | 256 | `qs` 64, `d` f16: as the 2 bits of Q2_K | `(q - 1) * d` |
 
 use crate::bits::{encode_blocks, f16_at, put_f16, round_away};
+use crate::format::{Format, block_format};
 
 pub(crate) fn decode_q1_0(b: &[u8; 18], y: &mut [f32; 128]) {
     let d = f16_at(b, 0);
@@ -141,3 +142,11 @@ pub(crate) fn quantize_tq2_0(row: &[f32], importance: Option<&[f32]>, out: &mut 
         b
     });
 }
+
+/// The rows of this family.
+pub(crate) static FORMATS: &[Format] = &[
+    block_format!(TQ1_0, decode_tq1_0, finite(52), quantize_tq1_0),
+    block_format!(TQ2_0, decode_tq2_0, finite(64), quantize_tq2_0),
+    block_format!(Q1_0, decode_q1_0, finite(0), quantize_q1_0),
+    block_format!(Q2_0, decode_q2_0, finite(0), quantize_q2_0),
+];

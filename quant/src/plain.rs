@@ -1,9 +1,12 @@
 //! F32, F16, BF16: no blocks.
 
+use crate::TensorType;
+use crate::check::first_bad_word;
+use crate::format::{Format, row};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
-use crate::bits::{f16_at, to_f16, u16_at};
+use crate::bits::{decode_blocks, f16_at, to_f16, u16_at};
 
 pub(crate) fn decode_f32(b: &[u8; 4], y: &mut [f32; 1]) {
     *y = [f32::from_le_bytes(*b)];
@@ -47,6 +50,40 @@ pub(crate) fn quantize_bf16(row: &[f32], _importance: Option<&[f32]>, out: &mut 
             .flat_map(|&v| half::bf16::from_f32(v).to_le_bytes()),
     );
 }
+
+/// The rows of this family. What is bad is found by whole words; F16 is decoded by whole rows.
+pub(crate) static FORMATS: &[Format] = &[
+    row(
+        TensorType::F32,
+        decode_f32,
+        |b, y| decode_blocks(b, y, decode_f32),
+        Some(quantize_f32),
+        |b| {
+            let exponent = |w| i32::from_le_bytes(w) & 0x7f80_0000;
+            first_bad_word(b.as_chunks().0, exponent, 0x7f80_0000)
+        },
+    ),
+    row(
+        TensorType::F16,
+        decode_f16,
+        decode_f16s,
+        Some(quantize_f16),
+        |b| {
+            let exponent = |w| i16::from_le_bytes(w) & 0x7c00;
+            first_bad_word(b.as_chunks().0, exponent, 0x7c00)
+        },
+    ),
+    row(
+        TensorType::BF16,
+        decode_bf16,
+        |b, y| decode_blocks(b, y, decode_bf16),
+        Some(quantize_bf16),
+        |b| {
+            let exponent = |w| i16::from_le_bytes(w) & 0x7f80;
+            first_bad_word(b.as_chunks().0, exponent, 0x7f80)
+        },
+    ),
+];
 
 #[cfg(test)]
 mod tests {

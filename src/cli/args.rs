@@ -141,9 +141,9 @@ pub(super) struct ComputeArgs {
     pub(super) device: DeviceArgs,
     #[command(flatten)]
     pub(super) threads: ThreadsArgs,
-    /// Instruction set of the kernels: auto, scalar, avx2, avxvnni, avx512, amx, neon, dotprod or
-    /// i8mm
-    #[arg(long, value_name = "ISA", default_value = "auto", value_parser = values::isa(), hide_possible_values = true)]
+    #[arg(help = values::isa_help())]
+    #[arg(long, value_name = "ISA", default_value = "auto")]
+    #[arg(value_parser = values::isa(), hide_possible_values = true)]
     pub(super) isa: IsaChoice,
     /// Type of the KV cache: f16, f32, bf16 or q8_0 [default: f16]
     #[arg(long, value_name = "TYPE", value_parser = values::kv_type(), hide_possible_values = true)]

@@ -79,9 +79,9 @@ pub(super) struct BenchArgs {
     /// Prompt tokens computed at a time [default: 512; 2048 on a GPU]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
     batch_size: Option<u32>,
-    /// Instruction set of the kernels: auto, scalar, avx2, avxvnni, avx512, amx, neon, dotprod or
-    /// i8mm
-    #[arg(long, value_name = "ISA", default_value = "auto", value_parser = values::isa(), hide_possible_values = true)]
+    #[arg(help = values::isa_help())]
+    #[arg(long, value_name = "ISA", default_value = "auto")]
+    #[arg(value_parser = values::isa(), hide_possible_values = true)]
     isa: IsaChoice,
     /// Type of the KV cache: f16, f32, bf16 or q8_0
     #[arg(long, value_name = "TYPE", default_value_t, value_parser = values::kv_type(), hide_possible_values = true)]

@@ -56,6 +56,13 @@ pub(super) fn isa() -> Named<IsaChoice> {
     })
 }
 
+/// What `--isa` says of itself.
+pub(super) fn isa_help() -> String {
+    let names = Isa::names();
+    let (others, last) = names.rsplit_once(", ").expect("more than one");
+    format!("Instruction set of the kernels: {others} or {last}")
+}
+
 /// A type of the KV cache.
 pub(super) fn kv_type() -> Named<KvType> {
     Named::new(|| vec!["f16", "f32", "bf16", "q8_0"], str::parse)

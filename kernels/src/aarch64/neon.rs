@@ -6,6 +6,7 @@
 
 use crate::act::Act4;
 use crate::simd::{Simd, ops};
+use crate::stamp::instantiate;
 use std::arch::aarch64::*;
 use std::arch::asm;
 use std::marker::PhantomData;
@@ -23,7 +24,7 @@ pub(crate) trait Dot: Copy {
     type Acc: Copy;
     unsafe fn acc_zero() -> Self::Acc;
     unsafe fn dot4(acc: Self::Acc, codes: I, x: *const Act4) -> Self::Acc;
-    unsafe fn dot4_small(acc: Self::Acc, codes: I, x: *const Act4) -> Self::Acc;
+    unsafe fn dot4_i8(acc: Self::Acc, codes: I, x: *const Act4) -> Self::Acc;
     unsafe fn acc_sum(acc: Self::Acc) -> I;
     fn act4(x: [i16; 4]) -> Act4;
 }
@@ -119,7 +120,7 @@ impl<D: Dot> Simd for Neon<D> {
         bits_f(a: I) -> F { [vreinterpretq_f32_s32(a[0]), vreinterpretq_f32_s32(a[1])] }
         acc_zero() -> D::Acc { D::acc_zero() }
         dot4(acc: D::Acc, codes: I, x: *const Act4) -> D::Acc { D::dot4(acc, codes, x) }
-        dot4_small(acc: D::Acc, codes: I, x: *const Act4) -> D::Acc { D::dot4_small(acc, codes, x) }
+        dot4_i8(acc: D::Acc, codes: I, x: *const Act4) -> D::Acc { D::dot4_i8(acc, codes, x) }
         acc_sum(acc: D::Acc) -> I { D::acc_sum(acc) }
         // halves of lanes come apart once for all tokens: the compiler sees that it is the same for
         // each
@@ -174,7 +175,7 @@ impl Dot for Widening {
                 vmlal_high_s16(acc[7], r67, xx),
             ]
         }
-        dot4_small(acc: [int32x4_t; 8], codes: I, x: *const Act4) -> [int32x4_t; 8] { Self::dot4(acc, codes, x) }
+        dot4_i8(acc: [int32x4_t; 8], codes: I, x: *const Act4) -> [int32x4_t; 8] { Self::dot4(acc, codes, x) }
         acc_sum(a: [int32x4_t; 8]) -> I {
             [
                 vpaddq_s32(vpaddq_s32(a[0], a[1]), vpaddq_s32(a[2], a[3])),
@@ -222,10 +223,10 @@ impl Dot for SignedDot {
         dot4(acc: Planes, codes: I, x: *const Act4) -> Planes {
             let flip = vdupq_n_s32(0x8080_8080_u32 as i32);
             let codes = [veorq_s32(codes[0], flip), veorq_s32(codes[1], flip)];
-            let acc = Self::dot4_small(acc, codes, x);
+            let acc = Self::dot4_i8(acc, codes, x);
             Planes { sums: sdot_ones(acc.sums, vld1_s8(x.cast())), ..acc }
         }
-        dot4_small(acc: Planes, codes: I, x: *const Act4) -> Planes {
+        dot4_i8(acc: Planes, codes: I, x: *const Act4) -> Planes {
             let x = vld1_s8(x.cast());
             Planes {
                 high: [sdot::<0>(acc.high[0], codes[0], x), sdot::<0>(acc.high[1], codes[1], x)],
@@ -263,7 +264,7 @@ impl Dot for MixedDot {
                 ..acc
             }
         }
-        dot4_small(acc: Planes, codes: I, x: *const Act4) -> Planes { Self::dot4(acc, codes, x) }
+        dot4_i8(acc: Planes, codes: I, x: *const Act4) -> Planes { Self::dot4(acc, codes, x) }
         acc_sum(acc: Planes) -> I { Planes::join(acc) }
     }
 
@@ -323,6 +324,14 @@ unsafe fn sdot_ones(mut acc: int32x2_t, x: int8x8_t) -> int32x2_t {
     acc
 }
 
+// two strips of six tokens are 24 of the 32 registers; weights and tokens take the others
+instantiate!(kernels, Neon<Widening>, floats 6, queries [8, 4, 2, 1], prompts by_pairs 6,
+    features ["neon"]);
+instantiate!(dot_kernels, Neon<SignedDot>, floats 6, queries [8, 4, 2, 1], prompts by_pairs 6,
+    features ["neon", "dotprod"]);
+instantiate!(i8mm_kernels, Neon<MixedDot>, floats 6, queries [8, 4, 2, 1], prompts by_pairs 6,
+    features ["neon", "dotprod", "i8mm"]);
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -346,7 +355,7 @@ mod tests {
                 // `Act4`.
                 let got = unsafe {
                     let c = [vdupq_n_s32(i32::from_le_bytes(codes)); 2];
-                    let dot = if small { D::dot4_small } else { D::dot4 };
+                    let dot = if small { D::dot4_i8 } else { D::dot4 };
                     lanes(D::acc_sum(
                         (0..8).fold(D::acc_zero(), |acc, _| dot(acc, c, &x4)),
                     ))

@@ -3,8 +3,8 @@
 //! Sizes of blocks and how work is cut follow from shapes, never from what else is in a batch;
 //! grids that a device's size decides (`gemv`) only say who does a piece of work.
 
-use super::modules::{Module, kernels_of};
-use super::pack::UNIT;
+use super::modules::Module;
+use super::pack::{UNIT, kernels_of};
 use super::params::{
     Argmax, Arrange, Attention, Embed, Gemm, Gemv, Heads, KvWrite, Norm, Pair, Params, Peak, Rope,
     Select,

@@ -1,7 +1,10 @@
 //! What is compiled: a file, and for most of them a word that specialises it.
 
+use super::pack;
+use crate::formats::packed_types;
 use octavo_quant::TensorType;
 use std::fmt;
+use std::sync::LazyLock;
 
 /// A unit of compilation: one `.cu` file, for one format or head size where it has those.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,32 +28,10 @@ pub enum Module {
 }
 
 /// Weight types with kernels of their own.
-pub const FORMATS: [TensorType; 16] = [
-    TensorType::F32,
-    TensorType::F16,
-    TensorType::BF16,
-    TensorType::Q4_0,
-    TensorType::Q4_1,
-    TensorType::Q5_0,
-    TensorType::Q5_1,
-    TensorType::Q8_0,
-    TensorType::Q2_K,
-    TensorType::Q3_K,
-    TensorType::Q4_K,
-    TensorType::Q5_K,
-    TensorType::Q6_K,
-    TensorType::IQ4_XS,
-    TensorType::AWQ_G32,
-    TensorType::AWQ_G128,
-];
-
-/// The type whose kernels a type takes: groups of 64 lie in memory as two of 32.
-pub(super) fn kernels_of(ty: TensorType) -> TensorType {
-    match ty {
-        TensorType::AWQ_G64 => TensorType::AWQ_G32,
-        ty => ty,
-    }
-}
+pub static FORMATS: LazyLock<Vec<TensorType>> = LazyLock::new(|| {
+    let own = |ty: &TensorType| pack::is_packed(*ty) && pack::kernels_of(*ty) == *ty;
+    packed_types().filter(own).collect()
+});
 
 /// Head sizes that are compiled in tests; any multiple of 8 up to 256 can be asked for.
 pub const HEAD_DIMS: [usize; 9] = [8, 16, 32, 64, 80, 96, 128, 192, 256];
@@ -89,7 +70,7 @@ impl Module {
     /// Every module, every format and the usual head sizes.
     pub fn all() -> Vec<Module> {
         let mut all = vec![Module::Rows, Module::Activations, Module::Kv, Module::Probe];
-        for ty in FORMATS {
+        for &ty in FORMATS.iter() {
             all.extend([Module::Embed(ty), Module::Gemv(ty), Module::Gemm(ty)]);
         }
         all.extend(HEAD_DIMS.map(Module::Attention));

@@ -6,7 +6,7 @@
 
 use super::Ptr;
 use super::params::Matrix;
-use crate::pack;
+use crate::formats::{self, Blocks};
 use octavo_quant::TensorType;
 
 /// Columns of a unit.
@@ -30,35 +30,38 @@ struct Shape {
 }
 
 fn shape(ty: TensorType) -> Option<Shape> {
-    let (low, high, scales, supers) = match ty {
-        TensorType::F32 => (32, 0, 0, 0),
-        TensorType::F16 | TensorType::BF16 => (16, 0, 0, 0),
-        TensorType::Q4_0 => (4, 0, 2, 0),
-        TensorType::Q5_0 => (4, 1, 2, 0),
-        TensorType::Q8_0 => (8, 0, 2, 0),
-        TensorType::Q4_1 => (4, 0, 4, 0),
-        TensorType::Q5_1 => (4, 1, 4, 0),
-        TensorType::Q2_K => (2, 0, 2, 4),
-        TensorType::Q3_K => (2, 1, 2, 2),
-        TensorType::Q4_K => (4, 0, 2, 4),
-        TensorType::Q5_K => (4, 1, 2, 4),
-        TensorType::Q6_K => (4, 2, 2, 2),
-        TensorType::IQ4_XS => (4, 0, 1, 2),
-        TensorType::AWQ_G32 | TensorType::AWQ_G64 => (4, 0, 4, 0),
-        TensorType::AWQ_G128 => (4, 0, 1, 4),
-        _ => return None,
+    let Some(format) = &formats::row(ty)?.blocks else {
+        return Some(Shape {
+            low: 8 * ty.block_bytes(),
+            high: 0,
+            scales: 0,
+            supers: 0,
+        });
     };
+    let scales = format.gpu.as_ref()?;
+    // the CPU's planes without those that hold nothing; none has three
+    let mut planes = [format.low, format.high, format.top]
+        .into_iter()
+        .filter(|bits| *bits > 0);
     Some(Shape {
-        low,
-        high,
-        scales,
-        supers,
+        low: planes.next()?,
+        high: planes.next().unwrap_or(0),
+        scales: scales.bytes,
+        supers: scales.halves.len() * (SUPER_UNITS * UNIT / format.k),
     })
 }
 
 /// Whether the kernels read this type.
 pub fn is_packed(ty: TensorType) -> bool {
     shape(ty).is_some()
+}
+
+/// The type whose kernels a type takes.
+pub(super) fn kernels_of(ty: TensorType) -> TensorType {
+    let blocks = formats::row(ty).and_then(|row| row.blocks.as_ref());
+    blocks
+        .and_then(|blocks| blocks.gpu.as_ref())
+        .map_or(ty, |scales| scales.kernels)
 }
 
 /// Whether it is multiplied with integer activations, not floats.
@@ -150,47 +153,99 @@ pub fn pack(ty: TensorType, rows: usize, cols: usize, source: &[u8]) -> Option<P
     if row_bytes.checked_mul(rows)? != source.len() {
         return None;
     }
-    let supers = units.div_ceil(SUPER_UNITS);
     let mut bytes = vec![0; layout.bytes];
     let (low, rest) = bytes.split_at_mut(at_high);
     let (high, rest) = rest.split_at_mut(at_scales - at_high);
-    let (scales, super_plane) = rest.split_at_mut(at_supers - at_scales);
+    let (scales, supers) = rest.split_at_mut(at_supers - at_scales);
+    let mut planes = Planes {
+        low,
+        high,
+        scales,
+        supers,
+    };
+    let format = formats::row(ty)?.blocks.as_ref();
     for (row, raw) in source.chunks_exact(row_bytes).enumerate() {
-        let place = |unit: usize| Place {
+        let place = Place {
             strip: row / STRIP,
             row: row % STRIP,
-            unit,
+            unit: 0,
             units,
         };
-        if shape.low >= 16 {
-            // a unit of floats is as many words as a float has bits
-            for (unit, raw) in raw.chunks(4 * shape.low).enumerate() {
-                for (j, word) in raw.chunks(4).enumerate() {
-                    place(unit).put(low, shape.low, j, word);
+        match format {
+            Some(format) => planes.put_blocks(format, shape, place, raw),
+            None => {
+                // a unit of floats is as many words as a float has bits
+                for (unit, raw) in raw.chunks(4 * shape.low).enumerate() {
+                    for (j, word) in raw.chunks(4).enumerate() {
+                        Place { unit, ..place }.put(planes.low, shape.low, j, word);
+                    }
                 }
-            }
-            continue;
-        }
-        let mut codes = [0u8; 256];
-        for (b, raw) in raw.chunks_exact(block).enumerate() {
-            pack::unpack_codes(ty, raw, &mut codes[..len]);
-            // blocks that are in a super together, and which of them this one is
-            let (together, which) = (SUPER_UNITS * UNIT / len, b % (SUPER_UNITS * UNIT / len));
-            for (u, codes) in codes[..len].chunks_exact(UNIT).enumerate() {
-                let place = place(b * len / UNIT + u);
-                put_codes(place, ty, shape, codes, low, high);
-                let at = ((place.strip * units + place.unit) * STRIP + place.row) * shape.scales;
-                unit_scales(ty, raw, (u, which), &mut scales[at..at + shape.scales]);
-            }
-            if shape.supers > 0 {
-                let halves = super_scales(ty, raw);
-                let at =
-                    ((row / STRIP * supers + b / together) * STRIP + row % STRIP) * shape.supers;
-                super_plane[at + which * halves.len()..][..halves.len()].copy_from_slice(halves);
             }
         }
     }
     Some(Packed { bytes, layout })
+}
+
+/// The planes of a matrix.
+struct Planes<'a> {
+    low: &'a mut [u8],
+    high: &'a mut [u8],
+    scales: &'a mut [u8],
+    supers: &'a mut [u8],
+}
+
+impl Planes<'_> {
+    /// The blocks of a row, which begins at `place`.
+    fn put_blocks(&mut self, format: &Blocks, shape: Shape, place: Place, raw: &[u8]) {
+        let Some(gpu) = &format.gpu else {
+            unreachable!("{}: there is a layout for it", format.ty)
+        };
+        let len = format.k;
+        // blocks that share a super
+        let together = SUPER_UNITS * UNIT / len;
+        let mut codes = [0u8; 256];
+        let codes = &mut codes[..len];
+        for (b, raw) in raw.chunks_exact(format.ty.block_bytes()).enumerate() {
+            (format.unpack)(raw, codes);
+            let which = b % together;
+            for (u, codes) in codes.chunks_exact(UNIT).enumerate() {
+                let unit = b * len / UNIT + u;
+                self.put_codes(Place { unit, ..place }, format, shape, codes);
+                let at = ((place.strip * place.units + unit) * STRIP + place.row) * shape.scales;
+                (gpu.of)(raw, u, which, &mut self.scales[at..at + shape.scales]);
+            }
+            if shape.supers > 0 {
+                let halves = &raw[gpu.halves.clone()];
+                let supers = place.units.div_ceil(SUPER_UNITS);
+                let at = (place.strip * supers + b / together) * STRIP + place.row;
+                let at = at * shape.supers + which * halves.len();
+                self.supers[at..at + halves.len()].copy_from_slice(halves);
+            }
+        }
+    }
+
+    fn put_codes(&mut self, place: Place, format: &Blocks, shape: Shape, codes: &[u8]) {
+        match shape.low {
+            8 => {
+                // the CPU's kernels want bytes offset by 128, these want them signed
+                let flip = if format.offset == 128 { 0x80 } else { 0 };
+                for (j, c) in codes.chunks_exact(4).enumerate() {
+                    let word = [c[0] ^ flip, c[1] ^ flip, c[2] ^ flip, c[3] ^ flip];
+                    place.put(self.low, 8, j, &word);
+                }
+            }
+            4 => {
+                for (j, c) in codes.chunks_exact(8).enumerate() {
+                    let word: [u8; 4] = std::array::from_fn(|b| (c[b] & 15) | (c[4 + b] & 15) << 4);
+                    place.put(self.low, 4, j, &word);
+                }
+            }
+            bits => put_bits(place, self.low, bits, 0, codes),
+        }
+        if shape.high > 0 {
+            put_bits(place, self.high, shape.high, shape.low, codes);
+        }
+    }
 }
 
 /// A unit of a row.
@@ -212,44 +267,6 @@ impl Place {
     }
 }
 
-fn put_codes(
-    place: Place,
-    ty: TensorType,
-    shape: Shape,
-    codes: &[u8],
-    low: &mut [u8],
-    high: &mut [u8],
-) {
-    match shape.low {
-        8 => {
-            for (j, c) in codes.chunks_exact(4).enumerate() {
-                // the CPU's kernels want Q8_0 offset by 128, these want it signed
-                let flip = if ty == TensorType::Q8_0 { 0x80 } else { 0 };
-                place.put(
-                    low,
-                    8,
-                    j,
-                    &[c[0] ^ flip, c[1] ^ flip, c[2] ^ flip, c[3] ^ flip],
-                );
-            }
-        }
-        4 => {
-            for (j, c) in codes.chunks_exact(8).enumerate() {
-                place.put(
-                    low,
-                    4,
-                    j,
-                    &std::array::from_fn::<u8, 4, _>(|b| (c[b] & 15) | (c[4 + b] & 15) << 4),
-                );
-            }
-        }
-        bits => put_bits(place, low, bits, 0, codes),
-    }
-    if shape.high > 0 {
-        put_bits(place, high, shape.high, shape.low, codes);
-    }
-}
-
 /// `bits` bits of every code, from bit `from` on: following groups of four codes in ever higher
 /// bits of a word.
 fn put_bits(place: Place, plane: &mut [u8], bits: usize, from: usize, codes: &[u8]) {
@@ -262,46 +279,6 @@ fn put_bits(place: Place, plane: &mut [u8], bits: usize, from: usize, codes: &[u
             }
         }
         place.put(plane, bits, j, &word);
-    }
-}
-
-/// The bytes that `scales` of the format in `cuda/formats.cuh` takes for unit `u` of a block, which
-/// is number `which` of those in its super.
-fn unit_scales(ty: TensorType, raw: &[u8], (u, which): (usize, usize), out: &mut [u8]) {
-    match ty {
-        TensorType::AWQ_G32 | TensorType::AWQ_G64 => out[..3].copy_from_slice(&raw[..3]),
-        TensorType::AWQ_G128 => out[0] = raw[2] & 15 | (which as u8) << 7,
-        TensorType::Q4_0 | TensorType::Q5_0 | TensorType::Q8_0 => out.copy_from_slice(&raw[..2]),
-        TensorType::Q4_1 | TensorType::Q5_1 => out.copy_from_slice(&raw[..4]),
-        TensorType::Q4_K | TensorType::Q5_K => (out[0], out[1]) = pack::scale_min(&raw[4..16], u),
-        TensorType::Q6_K => out.copy_from_slice(&raw[192 + 2 * u..194 + 2 * u]),
-        TensorType::Q2_K => out.copy_from_slice(&raw[2 * u..2 * u + 2]),
-        TensorType::Q3_K => {
-            let s = &raw[96..108];
-            for (j, out) in (2 * u..2 * u + 2).zip(out) {
-                let scale =
-                    (s[j % 8] >> (4 * (j / 8)) & 15) | (s[8 + j % 4] >> (2 * (j / 4)) & 3) << 4;
-                *out = scale.wrapping_sub(32);
-            }
-        }
-        TensorType::IQ4_XS => {
-            let high = u16::from_le_bytes([raw[2], raw[3]]);
-            let scale = (raw[4 + u / 2] >> (4 * (u % 2)) & 15) | ((high >> (2 * u) & 3) as u8) << 4;
-            out[0] = scale.wrapping_sub(32);
-        }
-        other => unreachable!("no scales of {other}"),
-    }
-}
-
-/// The halves that multiply the scales of a block.
-fn super_scales(ty: TensorType, raw: &[u8]) -> &[u8] {
-    match ty {
-        TensorType::Q4_K | TensorType::Q5_K => &raw[..4],
-        TensorType::Q6_K => &raw[208..210],
-        TensorType::Q2_K => &raw[80..84],
-        TensorType::Q3_K => &raw[108..110],
-        TensorType::IQ4_XS | TensorType::AWQ_G128 => &raw[..2],
-        other => unreachable!("no scales of scales of {other}"),
     }
 }
 
@@ -323,7 +300,7 @@ mod tests {
     /// What stays is bits: no plane is larger than the file's rows by more than the wider scales.
     #[test]
     fn tensors_grow_by_their_scales_alone() {
-        for ty in FORMATS {
+        for &ty in FORMATS.iter() {
             let (rows, cols) = (64, 4096);
             let file = cols / ty.block_len() * ty.block_bytes() * rows;
             let packed = pack(ty, rows, cols, &vec![0; file])

@@ -2,7 +2,7 @@
 
 use super::items::block_tokens;
 use super::{
-    ACT_GROUP, MAX_QUERIES, Ordering, PAGE, PIECE, Part, Scratch, Slot, Task, Unit, piece_len,
+    ACT_GROUP, MAX_QUERIES, MatrixUnit, Ordering, PAGE, PIECE, Part, Scratch, Slot, Task, piece_len,
 };
 use crate::generic::attention::{self, Block, Pages, Query, ROWS};
 
@@ -60,7 +60,7 @@ impl Part<'_> {
             &mut scratch.out[..n * attention::padded(d)],
             &mut states[..n],
         );
-        let mut rows = attention::Rows {
+        let mut rows = attention::QueryRows {
             pages: self.pages(group),
             q: scratch.q.as_ptr(),
             visible: &visible[..n],
@@ -172,7 +172,7 @@ impl Part<'_> {
     ///
     /// # Safety
     /// As [`Part::run`]; this thread has these rows and heads of the output.
-    unsafe fn attend_unit(&self, unit: &Unit, (q, out): (Slot, Slot), group: &Group<'_>) {
+    unsafe fn attend_unit(&self, unit: &MatrixUnit, (q, out): (Slot, Slot), group: &Group<'_>) {
         let d = self.model.program.kv.head_dim;
         for rows in group.rows.chunks(ROWS) {
             let none = Query {

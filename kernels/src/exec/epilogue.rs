@@ -1,6 +1,6 @@
 //! What a product does with its results while they are near, instead of operations of their own.
 
-use super::{Matrix, Reads, Role, Slot};
+use super::{Form, Matrix, Role, Slot};
 use crate::fuse::{Group, Kind};
 use crate::op::Activation;
 
@@ -31,7 +31,7 @@ pub(super) fn epilogue(group: &Group, matrices: &[Matrix], role: Role) -> Option
     // what follows may be written over the input, unless products of other rows still read it as it
     // is
     let apart = |x: Slot, w: usize, out: Slot| {
-        x != out || matrices[w].reads(role == Role::Generated) != Reads::Floats
+        x != out || matrices[w].reads(role == Role::Generated) != Form::Floats
     };
     // both go through one kernel
     let like = |w: usize| {

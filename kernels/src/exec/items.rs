@@ -3,7 +3,7 @@
 
 use super::epilogue::Epilogue;
 use super::plan::{Phase, Task};
-use super::{Extent, Model, Op, QUERY_BLOCK, Reads, Role, STRIP_PAIR, Slot, piece_len};
+use super::{Extent, Form, Model, Op, QUERY_BLOCK, Role, STRIP_PAIR, Slot, piece_len};
 use crate::generic::attention::ROWS;
 
 /// The items of a task.
@@ -61,7 +61,7 @@ impl Items {
                 let generated = extent.role == Role::Generated;
                 let both = matches!(then, Some(Epilogue::Gate { .. }));
                 let by_strip =
-                    both && !matches!(matrix.reads(generated), Reads::Codes | Reads::Floats);
+                    both && !matches!(matrix.reads(generated), Form::Codes | Form::Floats);
                 let at_once = model.table.strip * if by_strip { 1 } else { STRIP_PAIR };
                 let kind = Kind::Columns {
                     slot: out,
@@ -156,7 +156,7 @@ impl Items {
     }
 }
 
-/// Tokens of a prompt whose attention one thread takes at a time, of a KV head with so many query
+/// ActivationForm of a prompt whose attention one thread takes at a time, of a KV head with so many query
 /// heads.
 pub(super) fn block_tokens(model: &Model, heads: usize) -> usize {
     if model.unit.is_some() {

@@ -4,8 +4,8 @@
 use std::ops::Range;
 
 use super::{
-    ACT_GROUP, Division, Epilogue, Gemv, Matrix, Operands, Part, Reads, Role, STRIP_PAIR, Scratch,
-    Slot, Task, Tokens, UNITS, gemm, sums_len,
+    ACT_GROUP, ActivationForm, Division, Epilogue, Form, Gemv, Matrix, Operands, Part, Role,
+    STRIP_PAIR, Scratch, Slot, Task, UNITS, gemm, sums_len,
 };
 
 /// Bytes of activations that stay near beside everything else.
@@ -25,13 +25,13 @@ impl Part<'_> {
     ///
     /// # Safety
     /// As [`Part::run`]. *Shares* of groups or of tiles.
-    pub(super) unsafe fn prepare(&self, form: Reads, x: Slot, matrix: &Matrix, task: &Task) {
+    pub(super) unsafe fn prepare(&self, form: Form, x: Slot, matrix: &Matrix, task: &Task) {
         // SAFETY: the same shares of the same finished input.
         unsafe {
             match form {
-                Reads::Codes => self.quantize(x, task),
-                Reads::Floats => {}
-                Reads::Tiles | Reads::Pairs | Reads::Bf16 => {
+                Form::Codes => self.quantize(x, task),
+                Form::Floats => {}
+                Form::Tiles | Form::Pairs | Form::Bf16 => {
                     self.tile(x, matrix.prompt(self.is_generated()).0)
                 }
             }
@@ -50,8 +50,8 @@ impl Part<'_> {
         // SAFETY: the same items of the same finished input.
         unsafe {
             match product.matrix.reads(self.is_generated()) {
-                Reads::Codes | Reads::Floats => self.gemv(product, m),
-                Reads::Tiles | Reads::Pairs | Reads::Bf16 => self.gemm(product, m),
+                Form::Codes | Form::Floats => self.gemv(product, m),
+                Form::Tiles | Form::Pairs | Form::Bf16 => self.gemm(product, m),
             }
         }
     }
@@ -99,7 +99,7 @@ impl Part<'_> {
 
     /// # Safety
     /// As [`Part::run`]. *Shares* of whole tiles.
-    unsafe fn tile(&self, x: Slot, tokens: &Tokens) {
+    unsafe fn tile(&self, x: Slot, tokens: &ActivationForm) {
         let (m, k, nt) = (self.n_rows(x), self.width(x), tokens.tile);
         for t in self.w.share(m, nt).step_by(nt) {
             let width = if tokens.narrow {

@@ -34,18 +34,18 @@ mod scratch;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-use crate::act::ACT_GROUP;
+use crate::act::{ACT_GROUP, Form};
 use crate::fuse;
 use crate::generic::attention::{MAX_HEAD_DIM, PAGE, padded};
 use crate::generic::elementwise::Operands;
 use crate::generic::gemm;
 use crate::isa::Isa;
 use crate::kv::{KvPages, KvStore};
-use crate::matrix::{Matrix, Reads};
+use crate::matrix::Matrix;
 use crate::op::{MatrixShape, Op};
 use crate::pool::{Member, Pool, Work};
 use crate::program::{Instruction, Program, Resource, Role, Row, Slot, Step};
-use crate::table::{Gemv, MAX_R, Table, Tokens, Unit, table};
+use crate::table::{ActivationForm, Gemv, MAX_R, MatrixUnit, Table};
 use arena::{Arenas, Extent, MAX_TILE};
 use epilogue::Epilogue;
 use frame::Frame;
@@ -63,7 +63,7 @@ const STRIP_PAIR: usize = 2;
 const UNITS: usize = 8;
 /// Floats of a strip's panel, in any form.
 const PANEL_FLOATS: usize = gemm::KC * MAX_R;
-/// Tokens of a prompt whose attention one thread takes at a time.
+/// ActivationForm of a prompt whose attention one thread takes at a time.
 const QUERY_BLOCK: usize = 16;
 /// Query rows handled at once, at most.
 const MAX_QUERIES: usize = 8;
@@ -93,8 +93,8 @@ impl Executor {
         };
         program.check(&matrices.iter().map(shape).collect::<Vec<_>>());
         assert!(program.kv.ty.takes(program.kv.head_dim) && program.kv.head_dim <= MAX_HEAD_DIM);
-        let table = table(isa);
-        let in_bf16 = matrices.iter().any(|m| m.reads(false) == Reads::Bf16);
+        let table = isa.table();
+        let in_bf16 = matrices.iter().any(|m| m.reads(false) == Form::Bf16);
         let unit = table
             .unit
             .as_ref()
@@ -111,6 +111,7 @@ impl Executor {
             arenas: Arc::new(Arenas::new(program.ops.len())),
             scratches: Arc::new(Scratches::new(pool.threads())),
             model: Arc::new(Model {
+                isa,
                 table,
                 program,
                 matrices,
@@ -124,7 +125,7 @@ impl Executor {
 
     /// The instruction set whose kernels run.
     pub fn isa(&self) -> Isa {
-        self.model.table.isa
+        self.model.isa
     }
 
     /// The matrices, indexed as by the program.

@@ -3,10 +3,11 @@
 use super::arena::{Extent, MAX_TILE};
 use super::items::Items;
 use super::plan::{Plan, Section};
-use super::{Matrix, Program, Resource, Role, Slot, Table, Unit};
+use super::{Isa, Matrix, MatrixUnit, Program, Resource, Role, Slot, Table};
 
 /// What stays the same in all steps.
 pub(super) struct Model {
+    pub(super) isa: Isa,
     pub(super) table: &'static Table,
     pub(super) program: Program,
     /// Indexed by `Op::MatMul::w`.
@@ -15,7 +16,7 @@ pub(super) struct Model {
     pub(super) plans: [Plan; 4],
     /// What attends for prompts instead of the vector kernels. Models of float weights keep their
     /// accuracy: they get it where products are in bf16 as well.
-    pub(super) unit: Option<&'static Unit>,
+    pub(super) unit: Option<&'static MatrixUnit>,
 }
 
 impl Model {

@@ -5,7 +5,7 @@
 //! thread goes on with its own.
 
 use super::epilogue::{Epilogue, epilogue};
-use super::{ACT_GROUP, Matrix, Op, Program, Reads, Resource, Role, STRIP_PAIR, Slot, Table};
+use super::{ACT_GROUP, Form, Matrix, Op, Program, Resource, Role, STRIP_PAIR, Slot, Table};
 use crate::fuse::Group;
 
 /// Places for inputs of products as integers.
@@ -33,7 +33,7 @@ pub(super) struct Section {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ready {
     pub(super) slot: Slot,
-    pub(super) form: Reads,
+    pub(super) form: Form,
     /// Where it stands.
     pub(super) at: Resource,
 }
@@ -58,7 +58,7 @@ pub(super) enum Phase {
     /// Before all operations: cosines and sines of all positions.
     Angles,
     /// A product's input is brought into a form.
-    Prepare(Reads),
+    Prepare(Form),
     /// The operation itself.
     Whole(Option<Epilogue>),
     /// Attention of generated tokens, in pieces of the positions; whoever finishes the last of a
@@ -280,7 +280,7 @@ impl Steps<'_> {
     fn product(&mut self, at: usize, x: Slot, w: usize, out: Slot, then: Option<Epilogue>) {
         let form = self.matrices[w].reads(self.role == Role::Generated);
         let mut input = Resource::Slot(x);
-        if form != Reads::Floats {
+        if form != Form::Floats {
             input = self.prepared(at, x, w, form);
         }
         let mut reads = vec![input];
@@ -302,7 +302,7 @@ impl Steps<'_> {
 
     /// Where the input of the product at `at` stands in the form that it reads, after a step for
     /// that if necessary.
-    fn prepared(&mut self, at: usize, x: Slot, w: usize, form: Reads) -> Resource {
+    fn prepared(&mut self, at: usize, x: Slot, w: usize, form: Form) -> Resource {
         if let Some(ready) = self
             .ready
             .iter()
@@ -311,7 +311,7 @@ impl Steps<'_> {
             return ready.at;
         }
         let place = self.free_place(form);
-        if form != Reads::Codes || !self.last_step_makes_groups_of(x) {
+        if form != Form::Codes || !self.last_step_makes_groups_of(x) {
             let division = self.division_of_preparation(x, w);
             self.push(
                 at,
@@ -336,8 +336,8 @@ impl Steps<'_> {
 
     /// Where there is room for an input in such a form. Integers go from one place to the other, so
     /// that a product can read the ones while it makes the others.
-    fn free_place(&self, form: Reads) -> Resource {
-        if form != Reads::Codes {
+    fn free_place(&self, form: Form) -> Resource {
+        if form != Form::Codes {
             return Resource::Tiles;
         }
         let last = self.ready.iter().rev().find_map(|ready| {
@@ -361,7 +361,7 @@ impl Steps<'_> {
             (Phase::Pieces, _) => self.program.slots[x].width / self.program.kv.n_head_kv,
             // strips go in pairs there
             (Phase::Whole(Some(Epilogue::Gate { .. })), Op::MatMul { w, .. })
-                if self.matrices[*w].reads(self.role == Role::Generated) == Reads::Codes =>
+                if self.matrices[*w].reads(self.role == Role::Generated) == Form::Codes =>
             {
                 STRIP_PAIR * self.table.strip
             }
@@ -380,7 +380,7 @@ impl Steps<'_> {
         let by_rows = writer.is_some_and(|step| step.task.division == own_rows);
         // integers are made of groups of values, so that one row keeps several threads busy where
         // none has it already
-        let in_groups = self.matrices[w].reads(self.role == Role::Generated) == Reads::Codes;
+        let in_groups = self.matrices[w].reads(self.role == Role::Generated) == Form::Codes;
         if by_rows || !in_groups {
             own_rows
         } else {
@@ -392,9 +392,9 @@ impl Steps<'_> {
     fn rows_of_preparation(&self, w: usize) -> Division {
         let generated = self.role == Role::Generated;
         match self.matrices[w].reads(generated) {
-            Reads::Floats => Division::Own,
-            Reads::Codes => Division::Rows { grain: 1 },
-            Reads::Tiles | Reads::Pairs | Reads::Bf16 => Division::Rows {
+            Form::Floats => Division::Own,
+            Form::Codes => Division::Rows { grain: 1 },
+            Form::Tiles | Form::Pairs | Form::Bf16 => Division::Rows {
                 grain: self.matrices[w].prompt(generated).0.tile,
             },
         }

@@ -11,12 +11,8 @@
 
 use crate::formats::Float;
 use crate::kv::Q8_GROUP;
+pub(crate) use crate::kv::{MAX_HEAD_DIM, PAGE};
 use crate::simd::{Simd, exp};
-
-/// Positions in a page.
-pub(crate) const PAGE: usize = 16;
-/// Longest head: the scratch below is sized by it.
-pub(crate) const MAX_HEAD_DIM: usize = 1024;
 
 /// A sequence's pages of one layer and KV head.
 #[derive(Clone, Copy)]
@@ -106,7 +102,7 @@ impl Stored for Q8 {
 }
 
 /// Query rows against a run of pages.
-pub(crate) struct Rows<'a> {
+pub(crate) struct QueryRows<'a> {
     pub(crate) pages: Pages<'a>,
     /// Scaled query values, `[head_dim][NQ]`.
     pub(crate) q: *const f32,
@@ -161,10 +157,10 @@ type Span<const NQ: usize> = [[f32; SPAN * PAGE]; NQ];
 /// Runs `NQ` rows over the pages from `first` to the last one visible, or to `end` positions.
 ///
 /// # Safety
-/// As the fields of [`Rows`] say; `out` and `state` are initialised by [`start`] and belong to the
+/// As the fields of [`QueryRows`] say; `out` and `state` are initialised by [`start`] and belong to the
 /// caller alone.
 #[inline(always)]
-pub(crate) unsafe fn run<S: Simd, E: Stored, const NQ: usize>(a: &mut Rows<'_>, end: usize) {
+pub(crate) unsafe fn run<S: Simd, E: Stored, const NQ: usize>(a: &mut QueryRows<'_>, end: usize) {
     let last = a.visible[..NQ].iter().copied().max().unwrap_or(0).min(end);
     let mut p = [[0f32; SPAN * PAGE]; NQ];
     let mut at = a.first;
@@ -209,7 +205,7 @@ pub(crate) fn start(out: &mut [f32], state: &mut [(f32, f32)]) {
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // an index keeps the sums in registers
 unsafe fn scores<S: Simd, E: Stored, const NQ: usize>(
-    a: &Rows<'_>,
+    a: &QueryRows<'_>,
     k: *const u8,
     soon: [*const u8; 2],
     at: usize,
@@ -263,7 +259,7 @@ unsafe fn scores<S: Simd, E: Stored, const NQ: usize>(
 /// multiplied with.
 #[inline(always)]
 unsafe fn softmax<S: Simd, const NQ: usize>(
-    a: &mut Rows<'_>,
+    a: &mut QueryRows<'_>,
     at: usize,
     positions: usize,
     p: &mut Span<NQ>,
@@ -308,7 +304,7 @@ unsafe fn softmax<S: Simd, const NQ: usize>(
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // one position of every row at a time
 unsafe fn weigh<S: Simd, E: Stored, const NQ: usize, const DV: usize>(
-    a: &Rows<'_>,
+    a: &QueryRows<'_>,
     mut d: usize,
     at: usize,
     positions: usize,

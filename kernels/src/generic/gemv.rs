@@ -4,7 +4,7 @@
 //! prefetched. Codes are multiplied as integers with the two-plane activations; each group of 16 or
 //! 32 leaves the integer domain once, with the product of both scales.
 
-use crate::act::{self, ACT_GROUP, Act4, ActRow};
+use crate::act::{ACT_GROUP, ACT_MAX, Act4, ActRow};
 use crate::formats::{Float, Format};
 use crate::simd::Simd;
 
@@ -46,9 +46,9 @@ pub(crate) unsafe fn strips<S: Simd, F: Format, const N: usize>(
             };
             let ahead = block.wrapping_add(AHEAD.next_multiple_of(block_bytes) + end);
             let mut asked = 0;
-            let mut heads = [F::head::<S>(block); N];
+            let mut block_scales = [F::block_scales::<S>(block); N];
             for n in 1..N {
-                heads[n] = F::head::<S>(block.add(n * strip_bytes));
+                block_scales[n] = F::block_scales::<S>(block.add(n * strip_bytes));
             }
             for g in 0..groups {
                 while asked < (g + 1) * block_bytes / groups {
@@ -61,7 +61,7 @@ pub(crate) unsafe fn strips<S: Simd, F: Format, const N: usize>(
                 let xq = x.q.add(at * (ACT_GROUP / 4));
                 let xs = x.scale.add(at).read();
                 for n in 0..N {
-                    let (block, head) = (block.add(n * strip_bytes), heads[n]);
+                    let (block, of_block) = (block.add(n * strip_bytes), block_scales[n]);
                     if F::GROUP == 32 {
                         let acc = half::<S, F, 0>(S::acc_zero(), block, g, xq);
                         let acc = half::<S, F, 1>(acc, block, g, xq.add(4));
@@ -70,14 +70,18 @@ pub(crate) unsafe fn strips<S: Simd, F: Format, const N: usize>(
                         sums[n] = group::<S, F>(
                             sums[n],
                             acc,
-                            F::scales::<S>(head, block, g),
+                            F::scales::<S>(of_block, block, g),
                             (xs, isum, fsum),
                         );
                     } else {
                         let acc = half::<S, F, 0>(S::acc_zero(), block, g, xq);
                         let first = (xs, x.isum.add(2 * at).read(), x.fsum.add(2 * at).read());
-                        sums[n] =
-                            group::<S, F>(sums[n], acc, F::scales::<S>(head, block, 2 * g), first);
+                        sums[n] = group::<S, F>(
+                            sums[n],
+                            acc,
+                            F::scales::<S>(of_block, block, 2 * g),
+                            first,
+                        );
                         let acc = half::<S, F, 1>(S::acc_zero(), block, g, xq.add(4));
                         let second = (
                             xs,
@@ -87,7 +91,7 @@ pub(crate) unsafe fn strips<S: Simd, F: Format, const N: usize>(
                         sums[n] = group::<S, F>(
                             sums[n],
                             acc,
-                            F::scales::<S>(head, block, 2 * g + 1),
+                            F::scales::<S>(of_block, block, 2 * g + 1),
                             second,
                         );
                     }
@@ -123,8 +127,8 @@ unsafe fn half<S: Simd, F: Format, const H: usize>(
 unsafe fn dot4<S: Simd, F: Format>(acc: S::Acc, codes: S::I, x: *const Act4) -> S::Acc {
     // SAFETY: passed on.
     unsafe {
-        if F::SMALL {
-            S::dot4_small(acc, codes, x)
+        if F::FITS_I8 {
+            S::dot4_i8(acc, codes, x)
         } else {
             S::dot4(acc, codes, x)
         }
@@ -210,7 +214,7 @@ pub(crate) unsafe fn quantize<S: Simd>(x: *const f32, k: usize, out: &ActRow) {
     unsafe {
         for g in 0..k / ACT_GROUP {
             let mut q = [0i32; ACT_GROUP];
-            let scale = act::integers::<S>(x.add(g * ACT_GROUP), &mut q);
+            let scale = integers::<S>(x.add(g * ACT_GROUP), &mut q);
             out.scale.cast_mut().add(g).write(scale);
             for h in 0..2 {
                 let isum: i32 = q[16 * h..16 * h + 16].iter().sum();
@@ -225,5 +229,41 @@ pub(crate) unsafe fn quantize<S: Simd>(x: *const f32, k: usize, out: &ActRow) {
                 out.q.cast_mut().add(g * (ACT_GROUP / 4) + j).write(a);
             }
         }
+    }
+}
+
+/// Rounds values to integers up to [`ACT_MAX`] and returns their scale. If the scale
+/// underflows, all integers are 0; a value that is not finite makes the scale NaN, so that it
+/// reaches the logits.
+///
+/// # Safety
+/// `x` is as many floats as `q` is long, a multiple of 16.
+#[inline(always)]
+pub(crate) unsafe fn integers<S: Simd>(x: *const f32, q: &mut [i32]) -> f32 {
+    // SAFETY: all offsets are below the length of `q`.
+    unsafe {
+        let mut largest = S::zero();
+        // adds up to NaN where a value is not finite, to zero otherwise
+        let mut nan_if_not_finite = S::zero();
+        for i in (0..q.len()).step_by(S::R) {
+            let v = S::load(x.add(i));
+            largest = S::max(largest, S::max(v, S::sub(S::zero(), v)));
+            nan_if_not_finite = S::add(nan_if_not_finite, S::sub(v, v));
+        }
+        let scale = S::largest(largest) / ACT_MAX;
+        let finite = S::sum(nan_if_not_finite) == 0.0;
+        let inverse = if finite && scale >= f32::MIN_POSITIVE {
+            1.0 / scale
+        } else {
+            0.0
+        };
+        for i in (0..q.len()).step_by(S::R) {
+            let v = if finite { S::load(x.add(i)) } else { S::zero() };
+            S::store_bytes(
+                q.as_mut_ptr().add(i).cast(),
+                S::to_i(S::mul(v, S::set1(inverse))),
+            );
+        }
+        if finite { scale } else { f32::NAN }
     }
 }

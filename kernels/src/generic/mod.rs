@@ -1,9 +1,10 @@
 //! The algorithms, once: generic over the vectors ([`crate::simd::Simd`]) and the weight format
 //! ([`crate::formats`]). Everything here is `#[inline(always)]` and carries no target feature;
-//! `table` stamps the outermost functions that do.
+//! `stamp` stamps the outermost functions that do.
 
 pub(crate) mod attention;
 pub(crate) mod elementwise;
 pub(crate) mod gemm;
 pub(crate) mod gemv;
 pub(crate) mod pairs;
+pub(crate) mod probe;

@@ -13,7 +13,7 @@
 //! Of four k the first pair holds 0 and 2, the second 1 and 3: what masking packed bytes yields.
 
 use super::gemm::{KC, Tiles, store, tile_width};
-use crate::act;
+use super::gemv::integers;
 use crate::formats::Format;
 use crate::simd::Simd;
 
@@ -56,7 +56,7 @@ pub(crate) unsafe fn pack_tokens<S: Simd>(
                 let mut q = [0i32; KC];
                 let mut scale = 0.0;
                 if t + j < m {
-                    scale = act::integers::<S>(x.add((t + j) * k + k0), &mut q[..kc]);
+                    scale = integers::<S>(x.add((t + j) * k + k0), &mut q[..kc]);
                 }
                 for (i, q) in q[..kc].chunks_exact(4).enumerate() {
                     pairs
@@ -99,13 +99,14 @@ pub(crate) unsafe fn panel<S: Simd, F: Format>(
     unsafe {
         for b in k0 / F::K..k1 / F::K {
             let block = strip.add(b * F::BLOCK_BYTES * S::R);
-            let head = F::head::<S>(block);
+            let block_scales = F::block_scales::<S>(block);
             for g in 0..F::K / 32 {
                 widen::<S, F>(F::codes::<S, 0>(block, g), out);
                 widen::<S, F>(F::codes::<S, 1>(block, g), out.add(32 * S::R));
                 out = out.add(64 * S::R);
                 for part in 0..32 / F::GROUP {
-                    let (scale, min) = F::scales::<S>(head, block, g * (32 / F::GROUP) + part);
+                    let (scale, min) =
+                        F::scales::<S>(block_scales, block, g * (32 / F::GROUP) + part);
                     S::store(scales, scale);
                     scales = scales.add(S::R);
                     if F::MIN {

@@ -14,19 +14,20 @@
 //! itself.
 
 use super::avx512::Avx512;
+use crate::act::Form;
 use crate::formats::Format;
 use crate::generic::gemm::{KC, Tiles};
-use crate::matrix::Reads;
 use crate::simd::Simd;
-use crate::table::Tokens;
+use crate::stamp::instantiate;
+use crate::table::ActivationForm;
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::sync::OnceLock;
 
 /// Activations in A tiles. A panel of 256 k is 16 KiB for two strips, and so are 32 tokens: both
 /// stay in the first cache while a step of 2 x 2 tiles reads two of each.
-pub(crate) static BF16: Tokens = Tokens {
-    form: Reads::Bf16,
+pub(crate) static BF16_TILES: ActivationForm = ActivationForm {
+    form: Form::Bf16,
     tile: TOKENS,
     slice: KC,
     bytes: 2,
@@ -220,14 +221,15 @@ pub(crate) unsafe fn panel<F: Format>(strip: *const u8, k0: usize, k1: usize, ou
     unsafe {
         for b in k0 / F::K..k1 / F::K {
             let block = strip.add(b * F::BLOCK_BYTES * S::R);
-            let head = F::head::<S>(block);
+            let block_scales = F::block_scales::<S>(block);
             for g in 0..F::K / 32 {
-                let first = F::scales::<S>(head, block, if F::GROUP == 32 { g } else { 2 * g });
+                let first =
+                    F::scales::<S>(block_scales, block, if F::GROUP == 32 { g } else { 2 * g });
                 half::<F>(F::codes::<S, 0>(block, g), first, out);
                 let second = if F::GROUP == 32 {
                     first
                 } else {
-                    F::scales::<S>(head, block, 2 * g + 1)
+                    F::scales::<S>(block_scales, block, 2 * g + 1)
                 };
                 half::<F>(F::codes::<S, 1>(block, g), second, out.add(8));
                 out = out.add(16);
@@ -477,3 +479,51 @@ pub(crate) unsafe fn busy(turns: usize) {
         }
     }
 }
+
+/// Quantized prompts in bf16 on the matrix unit.
+macro_rules! by_tiles {
+    (kernels $($rest:tt)*) => {};
+    (prompt $format:ident) => {
+        PromptKernels {
+            activations: &$crate::x86::amx::BF16_TILES,
+            panel: $crate::x86::amx::panel::<$format>,
+            tiles: [
+                $crate::x86::amx::tiles_bf16::<1>,
+                $crate::x86::amx::tiles_bf16::<2>,
+            ],
+        }
+    };
+    (rows) => {
+        UnpackedKernels {
+            activations: &$crate::x86::amx::BF16_TILES,
+            convert: Some($crate::x86::amx::narrow),
+            tiles: [
+                $crate::x86::amx::tiles_bf16::<1>,
+                $crate::x86::amx::tiles_bf16::<2>,
+            ],
+        }
+    };
+    (attention) => {
+        Some($crate::table::MatrixUnit {
+            takes: $crate::x86::amx_attention::takes,
+            scratch: $crate::x86::amx_attention::scratch_bytes,
+            attend: |ty| match ty {
+                KvType::F16 => $crate::x86::amx_attention::attend::<F16>,
+                KvType::F32 => $crate::x86::amx_attention::attend::<F32>,
+                KvType::Bf16 => $crate::x86::amx_attention::attend::<BF16>,
+                KvType::Q8_0 => $crate::x86::amx_attention::attend::<attention::Q8>,
+            },
+            busy: ($crate::x86::amx::busy, $crate::x86::amx::BUSY),
+        })
+    };
+    (enter) => {
+        $crate::x86::amx::configure
+    };
+    (leave) => {
+        $crate::x86::amx::release
+    };
+}
+
+instantiate!(kernels, Avx512, floats 12, queries [8, 4, 2, 1], prompts by_tiles,
+    features ["avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni"],
+    and is_available);

@@ -4,6 +4,7 @@
 use super::ops;
 use crate::act::Act4;
 use crate::simd::Simd;
+use crate::stamp::instantiate;
 use std::arch::x86_64::*;
 
 #[derive(Clone, Copy)]
@@ -105,3 +106,8 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         Act4::even_odd(x)
     }
 }
+
+instantiate!(kernels, Avx2<false>, floats 6, queries [4, 2, 1], prompts by_pairs 4,
+    features ["avx2", "fma", "f16c"]);
+instantiate!(vnni_kernels, Avx2<true>, floats 6, queries [4, 2, 1], prompts by_pairs 5,
+    features ["avx2", "fma", "f16c", "avxvnni"]);

@@ -3,6 +3,7 @@
 use super::ops;
 use crate::act::Act4;
 use crate::simd::Simd;
+use crate::stamp::instantiate;
 use std::arch::x86_64::*;
 
 #[derive(Clone, Copy)]
@@ -84,3 +85,6 @@ impl Simd for Avx512 {
         Act4::planes(x)
     }
 }
+
+instantiate!(kernels, Avx512, floats 12, queries [8, 4, 2, 1], prompts by_pairs 10,
+    features ["avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni"]);

@@ -11,33 +11,11 @@ use octavo_kernels::{
 };
 use octavo_quant::TensorType;
 
-/// Types with packed forms on CPUs.
-pub(crate) const PACKED: [TensorType; 19] = [
-    TensorType::F32,
-    TensorType::F16,
-    TensorType::BF16,
-    TensorType::Q4_0,
-    TensorType::Q4_1,
-    TensorType::Q5_0,
-    TensorType::Q5_1,
-    TensorType::Q8_0,
-    TensorType::Q2_K,
-    TensorType::Q3_K,
-    TensorType::Q4_K,
-    TensorType::Q5_K,
-    TensorType::Q6_K,
-    TensorType::IQ4_NL,
-    TensorType::IQ4_XS,
-    TensorType::MXFP4,
-    TensorType::AWQ_G32,
-    TensorType::AWQ_G64,
-    TensorType::AWQ_G128,
-];
-
-/// Whether something is subtracted from scale times code.
-pub(crate) fn has_minimum(ty: TensorType) -> bool {
-    use TensorType as T;
-    matches!(ty, T::Q4_1 | T::Q5_1 | T::Q2_K | T::Q4_K | T::Q5_K) || T::AWQ.contains(&ty)
+/// Every type that weights can have.
+pub(crate) fn weight_types() -> impl Iterator<Item = TensorType> {
+    TensorType::all()
+        .chain(TensorType::AWQ)
+        .filter(|ty| octavo_quant::can_dequantize(*ty))
 }
 
 /// A small seeded generator (SplitMix64).

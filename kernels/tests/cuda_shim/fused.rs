@@ -67,7 +67,7 @@ fn norms_of_inputs_are_norms_and_inputs() {
 #[test]
 fn products_side_by_side_are_products() {
     let Some(mut bench) = device() else { return };
-    for ty in FORMATS {
+    for &ty in FORMATS.iter() {
         let mut rng = Rng(u64::from(ty.id()) + 31);
         let cols = if ty.block_len() == 1 { 100 } else { 1280 };
         for columns in [1, 3, 8] {
@@ -111,7 +111,7 @@ fn products_side_by_side_are_products() {
 #[test]
 fn gated_products_are_two_products_and_a_gate() {
     let Some(mut bench) = device() else { return };
-    for (i, ty) in FORMATS.into_iter().enumerate() {
+    for (i, &ty) in FORMATS.iter().enumerate() {
         bench.0.schedule(Schedule::ALL[i % 3]);
         let mut rng = Rng(u64::from(ty.id()) + 41);
         let cols = if ty.block_len() == 1 { 33 } else { 256 };

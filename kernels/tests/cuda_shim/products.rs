@@ -1,17 +1,18 @@
 //! Embeddings, and products of both kinds.
 
-use octavo_kernels::cuda::pack::has_codes;
+use octavo_kernels::cuda::launch;
+use octavo_kernels::cuda::pack::{has_codes, is_packed};
 use octavo_kernels::cuda::params::Embed;
 use octavo_kernels::cuda::shim::Schedule;
-use octavo_kernels::cuda::{FORMATS, launch};
+use octavo_kernels::has_minimum;
 use octavo_quant::TensorType as T;
 
-use crate::common::{Form, Rng, exact, has_minimum, random_blocks};
+use crate::common::{Form, Rng, exact, random_blocks, weight_types};
 use crate::{Bench, Worst, device};
 
 /// Every type that kernels read, also those that share a kernel.
 fn types() -> impl Iterator<Item = T> {
-    FORMATS.into_iter().chain([T::AWQ_G64])
+    weight_types().filter(|ty| is_packed(*ty))
 }
 
 /// Columns at the edges of blocks, units, and what 32 lanes take at a time.

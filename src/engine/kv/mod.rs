@@ -13,5 +13,5 @@ mod table;
 pub use pool::{BlockPool, OutOfPages, PageId};
 pub use table::{BlockTable, PageCopy};
 
-/// Positions in a page.
-pub const PAGE: usize = 16;
+/// Positions in a page: as many as kernels take at a time.
+pub use octavo_kernels::PAGE_POSITIONS as PAGE;

@@ -24,7 +24,7 @@ fn engine(source: &ModelSource, ctx: usize) -> Engine {
     // bf16
     let isa = Isa::available()
         .into_iter()
-        .rfind(|isa| *isa != Isa::Amx)
+        .rfind(|isa| isa.prompt_rounding().attention == 0.0)
         .expect("scalar is always there");
     let options = EngineOptions {
         isa: IsaChoice::Only(isa),

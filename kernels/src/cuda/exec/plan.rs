@@ -8,10 +8,10 @@ use std::sync::Arc;
 use octavo_quant::TensorType;
 
 use super::record::Record;
+use crate::bytes::Bytes;
 use crate::cuda::launch::Form;
 use crate::cuda::pack::{Layout, is_packed};
 use crate::cuda::{Error, FORMATS, launch};
-use crate::matrix::Bytes;
 use crate::op::Op;
 use crate::program::Program;
 

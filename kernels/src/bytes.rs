@@ -1,0 +1,26 @@
+//! Weights as they lie in a file.
+
+use std::ops::Range;
+
+/// Bytes that somebody else owns: a mapped file, usually.
+pub trait Bytes: Send + Sync {
+    /// Always the same bytes.
+    fn bytes(&self) -> &[u8];
+
+    /// How many there are.
+    fn n_bytes(&self) -> usize {
+        self.bytes().len()
+    }
+
+    /// The bytes of some whole rows, in `room` where they are made for the occasion: packing needs
+    /// each row once.
+    fn rows<'a>(&'a self, range: Range<usize>, _room: &'a mut Vec<u8>) -> &'a [u8] {
+        &self.bytes()[range]
+    }
+}
+
+impl Bytes for Vec<u8> {
+    fn bytes(&self) -> &[u8] {
+        self
+    }
+}

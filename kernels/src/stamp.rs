@@ -1,0 +1,236 @@
+//! Stamps the kernels of one instruction set: the outermost functions, which alone carry target
+//! features, and the table of them.
+//!
+//! `instantiate!` stands at the end of the file of an instruction set. The features are named once:
+//! what the functions are compiled with is what the CPU is asked for.
+
+/// What the stamped functions name.
+pub(crate) mod prelude {
+    pub(crate) use crate::act::{ActRow, Form};
+    pub(crate) use crate::formats::floats::{BF16, F16, F32};
+    pub(crate) use crate::formats::{self, Blocks, Float, Format, Visitor};
+    pub(crate) use crate::generic::elementwise::Activate;
+    pub(crate) use crate::generic::{attention, elementwise, gemm, gemv, pairs, probe};
+    pub(crate) use crate::kv::KvType;
+    pub(crate) use crate::op::Activation;
+    pub(crate) use crate::stamp::{by_pairs, nothing};
+    pub(crate) use crate::table::{
+        ActivationForm, Gemv, Packed, PromptKernels, Table, UnpackedKernels,
+    };
+}
+
+/// Whether this CPU has a feature.
+#[cfg(target_arch = "x86_64")]
+macro_rules! detected {
+    ($feature:tt) => {
+        std::arch::is_x86_feature_detected!($feature)
+    };
+}
+#[cfg(target_arch = "aarch64")]
+macro_rules! detected {
+    ($feature:tt) => {
+        std::arch::is_aarch64_feature_detected!($feature)
+    };
+}
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub(crate) use detected;
+
+/// What a thread does before and after a step where nothing needs doing.
+pub(crate) unsafe fn nothing() {}
+
+/// Quantized prompts in 16-bit integers: what vectors do best.
+macro_rules! by_pairs {
+    (kernels $simd:ty, $width:literal $(, [$($feature:tt),+])?) => {
+        $(#[target_feature($(enable = $feature),+)])?
+        unsafe fn pack_pairs(x: *const f32, m: usize, k: usize, t: usize, width: usize, tile: *mut f32) {
+            // SAFETY: as gemv.
+            unsafe { pairs::pack_tokens::<$simd>(x, m, k, t, width, tile) }
+        }
+        $(#[target_feature($(enable = $feature),+)])?
+        unsafe fn pair_panel<F: Format>(strip: *const u8, k0: usize, k1: usize, out: *mut f32) {
+            // SAFETY: as gemv.
+            unsafe { pairs::panel::<$simd, F>(strip, k0, k1, out) }
+        }
+        $(#[target_feature($(enable = $feature),+)])?
+        unsafe fn pair_tiles<const GROUP: usize, const MIN: bool, const MS: usize>(a: &gemm::Tiles<'_>) {
+            // SAFETY: as gemv.
+            unsafe { pairs::tiles::<$simd, GROUP, MIN, MS, $width>(a) }
+        }
+        static PAIRS: ActivationForm =
+            ActivationForm { form: Form::Pairs, tile: $width, slice: gemm::KC, bytes: 4, narrow: true, pack: pack_pairs };
+    };
+    (prompt $format:ident) => {
+        PromptKernels {
+            activations: &PAIRS,
+            panel: pair_panel::<$format>,
+            tiles: match ($format::GROUP, $format::MIN) {
+                (16, false) => [pair_tiles::<16, false, 1>, pair_tiles::<16, false, 2>],
+                (16, true) => [pair_tiles::<16, true, 1>, pair_tiles::<16, true, 2>],
+                (_, false) => [pair_tiles::<32, false, 1>, pair_tiles::<32, false, 2>],
+                (_, true) => [pair_tiles::<32, true, 1>, pair_tiles::<32, true, 2>],
+            },
+        }
+    };
+    (rows) => {
+        FLOAT_ROWS
+    };
+    (attention) => {
+        None
+    };
+    ($enter_or_leave:ident) => {
+        nothing
+    };
+}
+pub(crate) use by_pairs;
+
+/// Stamps the outermost functions of one instruction set. They alone carry target features.
+macro_rules! instantiate {
+    ($module:ident, $simd:ty, floats $nt:literal, queries [$($nq:literal),*],
+        prompts $prompts:ident $($width:literal)?
+        $(, features [$($feature:tt),+])? $(, and $detect:path)?) => {
+        pub(crate) mod $module {
+            use super::*;
+            use $crate::stamp::prelude::*;
+
+            $(#[target_feature($(enable = $feature),+)])?
+            unsafe fn gemv<F: Format, const N: usize>(strips: *const u8, k: usize, x: &ActRow, out: *mut f32) {
+                // SAFETY: passed on from the caller, who took this function from the table of a CPU
+                // that has it.
+                unsafe { gemv::strips::<$simd, F, N>(strips, k, x, out) }
+            }
+            $(#[target_feature($(enable = $feature),+)])?
+            unsafe fn gemv_float<E: Float>(strip: *const u8, k: usize, x: *const f32, out: *mut f32) {
+                // SAFETY: as gemv.
+                unsafe { gemv::strip_float::<$simd, E>(strip, k, x, out) }
+            }
+            $(#[target_feature($(enable = $feature),+)])?
+            unsafe fn panel_float<E: Float>(strip: *const u8, k0: usize, k1: usize, out: *mut f32) {
+                // SAFETY: as gemv.
+                unsafe { gemm::panel_float::<$simd, E>(strip, k0, k1, out) }
+            }
+            $(#[target_feature($(enable = $feature),+)])?
+            unsafe fn quantize(x: *const f32, k: usize, out: &ActRow) {
+                // SAFETY: as gemv.
+                unsafe { gemv::quantize::<$simd>(x, k, out) }
+            }
+            $(#[target_feature($(enable = $feature),+)])?
+            unsafe fn pack_floats(x: *const f32, m: usize, k: usize, t: usize, width: usize, tile: *mut f32) {
+                // SAFETY: as gemv.
+                unsafe { gemm::pack_tokens(x, m, k, t, width, tile) }
+            }
+            $prompts!(kernels $simd, $($width)? $(, [$($feature),+])?);
+            $(#[target_feature($(enable = $feature),+)])?
+            unsafe fn tiles<const MS: usize>(a: &gemm::Tiles<'_>) {
+                // SAFETY: as gemv.
+                unsafe { gemm::tiles::<$simd, MS, $nt>(a) }
+            }
+            $(#[target_feature($(enable = $feature),+)])?
+            unsafe fn attend<E: attention::Stored, const NQ: usize>(a: &mut attention::QueryRows<'_>, end: usize) {
+                // SAFETY: as gemv.
+                unsafe { attention::run::<$simd, E, NQ>(a, end) }
+            }
+            $(#[target_feature($(enable = $feature),+)])?
+            unsafe fn rms_norm(x: *const f32, weight: *const f32, eps: f32, n: usize, y: *mut f32) {
+                // SAFETY: as gemv.
+                unsafe { elementwise::rms_norm::<$simd>(x, weight, eps, n, y) }
+            }
+            $(#[target_feature($(enable = $feature),+)])?
+            unsafe fn gate<A: Activate>(rows: &elementwise::Operands) {
+                // SAFETY: as gemv.
+                unsafe { elementwise::gate::<$simd, A>(rows) }
+            }
+            $(#[target_feature($(enable = $feature),+)])?
+            unsafe fn add(rows: &elementwise::Operands) {
+                // SAFETY: as gemv.
+                unsafe { elementwise::add::<$simd>(rows) }
+            }
+            $(#[target_feature($(enable = $feature),+)])?
+            unsafe fn read<const PREFETCH: bool>(p: *const f32, n: usize) -> f32 {
+                // SAFETY: as gemv.
+                unsafe { probe::read::<$simd, PREFETCH>(p, n) }
+            }
+            $(#[target_feature($(enable = $feature),+)])?
+            unsafe fn multiply<const ACCS: usize>(turns: usize) -> f32 {
+                // SAFETY: as gemv.
+                unsafe { probe::multiply::<$simd, ACCS>(turns) }
+            }
+
+            $(#[target_feature($(enable = $feature),+)])?
+            unsafe fn to_f16(x: *const f32, n: usize, y: *mut u16) {
+                // SAFETY: as gemv.
+                unsafe { elementwise::to_f16::<$simd>(x, n, y) }
+            }
+
+            $(#[target_feature($(enable = $feature),+)])?
+            unsafe fn rotate(x: *const f32, cos: *const f32, sin: *const f32, n: usize, y: *mut f32) {
+                // SAFETY: as gemv.
+                unsafe { elementwise::rotate::<$simd>(x, cos, sin, n, y) }
+            }
+
+            static FLOATS: ActivationForm =
+                ActivationForm { form: Form::Tiles, tile: $nt, slice: gemm::KC, bytes: 4, narrow: true, pack: pack_floats };
+            static FLOAT_ROWS: UnpackedKernels = UnpackedKernels { activations: &FLOATS, convert: None, tiles: [tiles::<1>, tiles::<2>] };
+
+            /// Packs the functions of a format into its row of the table.
+            struct Stamped;
+
+            impl Visitor for Stamped {
+                type Out = Packed;
+                fn blocks<F: Format>(&self) -> Packed {
+                    Packed {
+                        blocks: Some(const { &Blocks::of::<F>() }),
+                        gemv: Gemv::Codes([gemv::<F, 1>, gemv::<F, 2>]),
+                        prompt: $prompts!(prompt F),
+                    }
+                }
+                fn floats<E: Float>(&self) -> Packed {
+                    Packed {
+                        blocks: None,
+                        gemv: Gemv::Float(gemv_float::<E>),
+                        prompt: PromptKernels {
+                            activations: &FLOATS,
+                            panel: panel_float::<E>,
+                            tiles: [tiles::<1>, tiles::<2>],
+                        },
+                    }
+                }
+            }
+
+            fn detect() -> bool {
+                true $($(&& $crate::stamp::detected!($feature))+)? $(&& $detect())?
+            }
+
+            pub(crate) static TABLE: Table = Table {
+                detect,
+                strip: <$simd as Simd>::R,
+                packed: |ty| formats::visit(ty, &Stamped),
+                float_rows: FLOAT_ROWS,
+                quantized_rows: $prompts!(rows),
+                quantize,
+                enter: $prompts!(enter),
+                leave: $prompts!(leave),
+                queries: &[$($nq),*],
+                attention: |rows, ty| match (rows, ty) {
+                    $(($nq, KvType::F16) => attend::<F16, $nq>,
+                    ($nq, KvType::F32) => attend::<F32, $nq>,
+                    ($nq, KvType::Bf16) => attend::<BF16, $nq>,
+                    ($nq, KvType::Q8_0) => attend::<attention::Q8, $nq>,)*
+                    _ => unreachable!("{rows} query rows: not one of `queries`"),
+                },
+                unit: $prompts!(attention),
+                rms_norm,
+                gate: |act| match act {
+                    Activation::Silu => gate::<elementwise::Silu>,
+                },
+                add,
+                to_f16,
+                rotate,
+                read: [read::<false>, read::<true>],
+                multiply: [multiply::<{ probe::FEW }>, multiply::<{ probe::MANY }>],
+                #[cfg(test)]
+                agrees: $crate::simd::tests::agrees::<$simd>,
+            };
+        }
+    };
+}
+pub(crate) use instantiate;
