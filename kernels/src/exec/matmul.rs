@@ -296,7 +296,7 @@ impl Part<'_> {
                         .get(i + 1)
                         .map_or((first_of_mine, k0 + kc), |next| (*next, k0));
                     let end = matrix.cols.min(k + tokens.slice);
-                    let soon = strips(next)
+                    let prefetch_next = strips(next)
                         .map(|s| s.map_or(&[][..], |(matrix, s)| matrix.packed(s, k, end)));
                     let first = strips(*unit)[0].map_or(0, |s| s.1) * r;
                     let tiles = gemm::Tiles {
@@ -311,7 +311,7 @@ impl Part<'_> {
                             .is_none()
                             .then(|| (self.view.buffers[out].0.wrapping_add(first), matrix.rows)),
                         rows: matrix.rows - first,
-                        soon,
+                        prefetch_next,
                     };
                     // SAFETY: one thread has these strips and so these columns of the output; its
                     // scratch holds the panel and the sums.

@@ -39,7 +39,7 @@ pub(crate) struct Tiles<'a> {
     /// Rows of this panel that exist: up to `MS * R`.
     pub(crate) rows: usize,
     /// Packed weights that will be read next: kernels ask for them on the way.
-    pub(crate) soon: [&'a [u8]; 2],
+    pub(crate) prefetch_next: [&'a [u8]; 2],
 }
 
 impl Tiles<'_> {
@@ -49,18 +49,18 @@ impl Tiles<'_> {
         self.k0 + self.kc == self.k
     }
 
-    /// Asks for the part of `soon` that falls to `n` tokens from `t` on: a few lines at a time,
+    /// Asks for the part of `prefetch_next` that falls to `n` tokens from `t` on: a few lines at a time,
     /// since many at once would hold up everything else.
     ///
     /// # Safety
     /// Of the instruction set only: prefetches are hints.
     #[inline(always)]
-    pub(crate) unsafe fn ask<S: Simd>(&self, t: usize, n: usize) {
-        for soon in self.soon {
-            let lines = soon.len().div_ceil(64);
+    pub(crate) unsafe fn prefetch<S: Simd>(&self, t: usize, n: usize) {
+        for next in self.prefetch_next {
+            let lines = next.len().div_ceil(64);
             for line in lines * t / self.m..lines * (t + n).min(self.m) / self.m {
                 // SAFETY: the caller's promise.
-                unsafe { S::prefetch(soon.as_ptr().wrapping_add(64 * line)) }
+                unsafe { S::prefetch(next.as_ptr().wrapping_add(64 * line)) }
             }
         }
     }
@@ -118,7 +118,7 @@ pub(crate) unsafe fn tiles<S: Simd, const MS: usize, const NT: usize>(a: &Tiles<
         // SAFETY: tile `t` starts at `t * k` floats, because all tiles before it are full.
         unsafe {
             let x = a.x.add(t * a.k);
-            a.ask::<S>(t, NT);
+            a.prefetch::<S>(t, NT);
             match tile_width(a.m - t, NT) {
                 1 => tile::<S, MS, 1>(a, x, t),
                 4 => tile::<S, MS, 4>(a, x, t),

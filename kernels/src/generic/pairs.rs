@@ -153,7 +153,7 @@ pub(crate) unsafe fn tiles<
         // SAFETY: tile `t` starts at `t * k` words, because all tiles before it are full.
         unsafe {
             let x = a.x.add(t * a.k);
-            a.ask::<S>(t, NT);
+            a.prefetch::<S>(t, NT);
             match tile_width(a.m - t, NT) {
                 1 => tile::<S, GROUP, MIN, MS, 1>(a, x, t),
                 4 => tile::<S, GROUP, MIN, MS, 4>(a, x, t),

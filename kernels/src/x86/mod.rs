@@ -1,6 +1,5 @@
 //! x86-64 vectors: bit tricks only; the algorithms are in `generic`.
 pub(crate) mod amx;
-pub(crate) mod amx_attention;
 pub(crate) mod avx2;
 pub(crate) mod avx512;
 

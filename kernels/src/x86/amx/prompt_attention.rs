@@ -3,7 +3,7 @@
 //! ```text
 //! for every 128 positions                        K and V pages become B tiles, shared by all rows
 //!   scores  = Q K^T                              A: 16 query rows x 32 of head_dim, B: a page
-//!   softmax of every row, running                f32; what came before is rescaled where the maximum rises
+//!   softmax of every row, running                f32; rescaled where the maximum rises
 //!   sums   += P V                                A: 16 query rows x 32 positions
 //! ```
 //! Pages of K lie as `[head_dim][16 positions]` and pages of V as `[16 positions][head_dim]`:
@@ -11,13 +11,15 @@
 //! neighbours: positions it does not see have weight zero, and spans of 128 are counted from
 //! position 0.
 
-use super::amx::{K, TILE, multiply, pair};
-use super::avx512::Avx512;
+use super::tile::{K, Sums, TILE, TileBlock, TileRows, multiply, pair};
 use crate::generic::attention::{Block, PAGE, ROWS, Stored};
 use crate::simd::{Simd, exp};
+use crate::x86::avx512::Avx512;
 use std::arch::x86_64::*;
 
-/// Positions at a time.
+/// Positions at a time. Their keys in three terms and their values are `SPAN * 4 * 2 d` bytes of B
+/// tiles, 128 KiB for heads of 128; with the scores (64 KiB) and the queries (96 KiB for 128 rows)
+/// that must stay below the 2 MiB of second cache of the Xeon with AMX on which this was measured.
 const SPAN: usize = 128;
 /// Products that make a score: queries and keys are each the sum of two bf16, and the product of
 /// the lower ones is left out. Rounded to one, a score of 20 would be off by a twentieth, and its
@@ -38,6 +40,109 @@ pub(crate) const fn takes(d: usize) -> bool {
     d.is_multiple_of(32)
 }
 
+/// The parts of the scratch.
+#[derive(Clone, Copy)]
+struct Parts {
+    /// Values of a head.
+    d: usize,
+    /// Queries as A tiles, keys and values of a span as B tiles.
+    q: *mut u8,
+    k: *mut u8,
+    v: *mut u8,
+    /// `[ROWS][SPAN]`
+    scores: *mut f32,
+    /// As A tiles.
+    weights: *mut u8,
+    /// `[ROWS][d]`
+    sums: *mut f32,
+}
+
+impl Parts {
+    fn new(scratch: *mut u8, d: usize) -> Parts {
+        let q = scratch;
+        let k = q.wrapping_add(TERMS * 2 * ROWS * d);
+        let v = k.wrapping_add(TERMS * 2 * SPAN * d);
+        let scores = v.wrapping_add(2 * SPAN * d).cast::<f32>();
+        let weights = scores.wrapping_add(ROWS * SPAN).cast::<u8>();
+        let sums = weights.wrapping_add(2 * ROWS * SPAN).cast::<f32>();
+        Parts {
+            d,
+            q,
+            k,
+            v,
+            scores,
+            weights,
+            sums,
+        }
+    }
+
+    /// Scores of `blocks` blocks of rows (1 or 2) from block `i` on, at the positions of `steps`
+    /// tiles of 32.
+    ///
+    /// # Safety
+    /// Queries and keys are packed.
+    #[inline(always)]
+    unsafe fn score(&self, i: usize, blocks: usize, steps: usize) {
+        // every term of every 32 values of a head
+        let tiles = TERMS * self.d / K;
+        for page in (0..2 * steps).step_by(2) {
+            // SAFETY: blocks and pages have `tiles` tiles each.
+            unsafe {
+                multiply(&TileBlock {
+                    blocks,
+                    strips: 2,
+                    x: TileRows {
+                        at: self.q.add(i * tiles * TILE),
+                        stride: tiles * TILE,
+                    },
+                    panel: TileRows {
+                        at: self.k.add(page * tiles * TILE),
+                        stride: tiles * TILE,
+                    },
+                    steps: tiles,
+                    from: None,
+                    to: Sums {
+                        at: self.scores.add(i * 16 * SPAN + page * 16),
+                        stride: SPAN,
+                    },
+                });
+            }
+        }
+    }
+
+    /// Adds weights times values to the sums of these blocks, over `seen` of a span's `steps`.
+    ///
+    /// # Safety
+    /// Weights and values are packed.
+    #[inline(always)]
+    unsafe fn add_values(&self, i: usize, blocks: usize, seen: usize, steps: usize) {
+        for n in (0..self.d / 16).step_by(2) {
+            // SAFETY: blocks and columns have `steps` tiles each.
+            unsafe {
+                let sums = Sums {
+                    at: self.sums.add(i * 16 * self.d + n * 16),
+                    stride: self.d,
+                };
+                multiply(&TileBlock {
+                    blocks,
+                    strips: 2,
+                    x: TileRows {
+                        at: self.weights.add(i * steps * TILE),
+                        stride: steps * TILE,
+                    },
+                    panel: TileRows {
+                        at: self.v.add(n * steps * TILE),
+                        stride: steps * TILE,
+                    },
+                    steps: seen,
+                    from: Some(sums),
+                    to: sums,
+                });
+            }
+        }
+    }
+}
+
 /// Attends and writes the results.
 ///
 /// # Safety
@@ -47,19 +152,14 @@ pub(crate) const fn takes(d: usize) -> bool {
 pub(crate) unsafe fn attend<E: Stored>(a: &Block<'_>, scratch: *mut u8) {
     let d = a.pages.head_dim;
     let blocks = a.rows.len().div_ceil(16);
-    let q = scratch;
-    let k = q.wrapping_add(TERMS * 2 * ROWS * d);
-    let v = k.wrapping_add(TERMS * 2 * SPAN * d);
-    let scores = v.wrapping_add(2 * SPAN * d).cast::<f32>();
-    let weights = scores.wrapping_add(ROWS * SPAN).cast::<u8>();
-    let sums = weights.wrapping_add(2 * ROWS * SPAN).cast::<f32>();
+    let parts = Parts::new(scratch, d);
     let mut states = [(f32::NEG_INFINITY, 0f32); ROWS];
     let last = a.rows.iter().map(|r| r.visible).max().unwrap_or(0);
     // SAFETY: every part of the scratch has the room its loops use; pages of all visible positions
     // are in the table.
     unsafe {
-        pack_queries(a, blocks, q);
-        std::ptr::write_bytes(sums, 0, blocks * 16 * d);
+        pack_queries(a, blocks, parts.q);
+        std::ptr::write_bytes(parts.sums, 0, blocks * 16 * d);
         let mut at = 0;
         while at < last {
             let pages = (last - at).min(SPAN).div_ceil(PAGE);
@@ -69,7 +169,7 @@ pub(crate) unsafe fn attend<E: Stored>(a: &Block<'_>, scratch: *mut u8) {
                 let page = a.pages.at(at / PAGE + p);
                 let from = (p < pages)
                     .then(|| (a.pages.k.wrapping_add(page), a.pages.v.wrapping_add(page)));
-                pack_page::<E>(from, d, (p, steps), k, v);
+                pack_page::<E>(from, d, (p, steps), parts.k, parts.v);
             }
             // steps of positions that any row of a pair of blocks sees: what is beyond would add
             // zeros
@@ -79,52 +179,45 @@ pub(crate) unsafe fn attend<E: Stored>(a: &Block<'_>, scratch: *mut u8) {
                 seen.saturating_sub(at).div_ceil(K).min(steps)
             };
             for i in (0..blocks).step_by(2) {
-                for p in (0..2 * seen(i)).step_by(2) {
-                    let tiles = TERMS * d / K;
-                    let x = (q.add(i * tiles * TILE).cast_const(), tiles * TILE);
-                    let to = scores.add(i * 16 * SPAN + p * 16);
-                    let keys = (k.add(p * tiles * TILE).cast_const(), tiles * TILE);
-                    multiply(((blocks - i).min(2), 2), x, keys, tiles, None, (to, SPAN));
-                }
+                parts.score(i, (blocks - i).min(2), seen(i));
             }
             for (r, row) in a.rows.iter().enumerate() {
                 let seen = row.visible.saturating_sub(at).min(SPAN);
-                let tile = weights.add((r / 16 * steps) * TILE + r % 16 * 64);
-                softmax(
-                    scores.add(r * SPAN),
-                    seen,
-                    steps,
-                    tile,
-                    &mut states[r],
-                    sums.add(r * d),
-                    d,
-                );
+                let tile = parts.weights.add((r / 16 * steps) * TILE + r % 16 * 64);
+                let (scores, sums) = (parts.scores.add(r * SPAN), parts.sums.add(r * d));
+                softmax(scores, seen, steps, tile, &mut states[r], sums, d);
             }
             for r in a.rows.len()..blocks * 16 {
-                for step in 0..steps {
-                    let row = weights.add((r / 16 * steps + step) * TILE + r % 16 * 64);
-                    row.cast::<__m512i>()
-                        .write_unaligned(_mm512_setzero_si512());
-                }
+                let tile = parts.weights.add((r / 16 * steps) * TILE + r % 16 * 64);
+                clear(tile, steps);
             }
             for i in (0..blocks).step_by(2).filter(|i| seen(*i) > 0) {
-                for n in (0..d / 16).step_by(2) {
-                    let x = (weights.add(i * steps * TILE).cast_const(), steps * TILE);
-                    let values = (v.add(n * steps * TILE).cast_const(), steps * TILE);
-                    let to = (sums.add(i * 16 * d + n * 16), d);
-                    multiply(((blocks - i).min(2), 2), x, values, seen(i), Some(to), to);
-                }
+                parts.add_values(i, (blocks - i).min(2), seen(i), steps);
             }
             at += SPAN;
         }
         for (r, row) in a.rows.iter().enumerate() {
             let inverse = _mm512_set1_ps(1.0 / states[r].1);
             for i in (0..d).step_by(16) {
-                _mm512_storeu_ps(
-                    row.out.add(i),
-                    _mm512_mul_ps(_mm512_loadu_ps(sums.add(r * d + i)), inverse),
-                );
+                let sum = _mm512_loadu_ps(parts.sums.add(r * d + i));
+                _mm512_storeu_ps(row.out.add(i), _mm512_mul_ps(sum, inverse));
             }
+        }
+    }
+}
+
+/// Zeroes a row of each of `steps` A tiles.
+///
+/// # Safety
+/// A row of tile `step` is at `row + step * TILE`.
+#[inline(always)]
+unsafe fn clear(row: *mut u8, steps: usize) {
+    for step in 0..steps {
+        // SAFETY: the caller's promise: a row is 64 bytes.
+        unsafe {
+            row.add(step * TILE)
+                .cast::<__m512i>()
+                .write_unaligned(_mm512_setzero_si512());
         }
     }
 }
@@ -256,12 +349,7 @@ unsafe fn softmax(
     // SAFETY: scores are `32 * steps` floats, sums `d`; row of tile `step` at `tile + step * TILE`.
     unsafe {
         if seen == 0 {
-            for step in 0..steps {
-                tile.add(step * TILE)
-                    .cast::<__m512i>()
-                    .write_unaligned(_mm512_setzero_si512());
-            }
-            return;
+            return clear(tile, steps);
         }
         let mut top = S::set1(max);
         for i in 0..seen.div_ceil(16) {

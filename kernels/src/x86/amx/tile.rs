@@ -1,0 +1,242 @@
+//! The matrix unit itself: its configuration, products of tiles, and rows of tiles out of vectors.
+//!
+//! Stable Rust has no AMX intrinsics: inline assembly. The compiler never allocates tile registers
+//! itself.
+
+use std::arch::asm;
+use std::arch::x86_64::*;
+
+/// k of a tile.
+pub(super) const K: usize = 32;
+/// Bytes of a tile.
+pub(super) const TILE: usize = 1024;
+
+#[repr(C, align(64))]
+struct Configuration {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+/// Makes all eight tiles of this thread 16 rows of 64 bytes.
+///
+/// # Safety
+/// [`is_available`](super::is_available) said yes, or its self-test is running.
+pub(crate) unsafe fn configure() {
+    let mut c = Configuration {
+        palette: 1,
+        start_row: 0,
+        reserved: [0; 14],
+        row_bytes: [0; 16],
+        rows: [0; 16],
+    };
+    c.row_bytes[..8].fill(64);
+    c.rows[..8].fill(16);
+    // SAFETY: the instruction exists by the caller's promise and reads 64 bytes.
+    unsafe { asm!("ldtilecfg [{}]", in(reg) &c, options(nostack, readonly)) }
+}
+
+/// Gives the tiles of this thread back, so that the system need not save them.
+///
+/// # Safety
+/// As [`configure`].
+pub(crate) unsafe fn release() {
+    // SAFETY: the instruction exists by the caller's promise.
+    unsafe { asm!("tilerelease", options(nostack, nomem)) }
+}
+
+/// Two vectors of 16 rows, of neighbouring k, to one row of a B tile.
+#[inline(always)]
+pub(super) unsafe fn pair(even: __m512, odd: __m512) -> __m512i {
+    // SAFETY: no pointers; the instruction set is the caller's promise.
+    unsafe {
+        // half a unit in the last place kept, then cut: nearest, ties away from zero
+        let half = _mm512_set1_epi32(0x8000);
+        let even = _mm512_srli_epi32(_mm512_add_epi32(_mm512_castps_si512(even), half), 16);
+        let odd = _mm512_add_epi32(_mm512_castps_si512(odd), half);
+        // even | odd & mask
+        _mm512_ternarylogic_epi32(even, odd, _mm512_set1_epi32(0xffff_0000_u32 as i32), 0xf8)
+    }
+}
+
+/// Tiles that lie one behind the other: of two blocks of tokens, or of two strips.
+#[derive(Clone, Copy)]
+pub(super) struct TileRows {
+    /// Where the first one's tiles begin.
+    pub(super) at: *const u8,
+    /// Bytes from there to the second one's.
+    pub(super) stride: usize,
+}
+
+/// Sums in rows.
+#[derive(Clone, Copy)]
+pub(super) struct Sums {
+    pub(super) at: *mut f32,
+    /// Floats from one row to the next.
+    pub(super) stride: usize,
+}
+
+/// Up to 2 x 2 tiles of sums over some tiles of k.
+pub(super) struct TileBlock {
+    /// Blocks of 16 tokens, 1 or 2.
+    pub(super) blocks: usize,
+    /// Strips, 1 or 2.
+    pub(super) strips: usize,
+    /// A tiles.
+    pub(super) x: TileRows,
+    /// B tiles.
+    pub(super) panel: TileRows,
+    /// Tiles of k, 1 or more.
+    pub(super) steps: usize,
+    /// What the products are added to; zero without it.
+    pub(super) from: Option<Sums>,
+    pub(super) to: Sums,
+}
+
+/// Computes the sums of a block.
+///
+/// # Safety
+/// Tiles are configured; all addresses have the tiles and sums that [`TileBlock`] says.
+#[inline(always)]
+pub(super) unsafe fn multiply(block: &TileBlock) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match (block.blocks, block.strips) {
+            (1, 1) => one_by_one(block),
+            (1, _) => one_by_two(block),
+            (_, 1) => two_by_one(block),
+            _ => two_by_two(block),
+        }
+    }
+}
+
+/// Stamps the product of one shape: how sums are loaded or zeroed, a step of k, how they are
+/// stored. Sums are tiles 0 to 3, `[block][strip]`; `{c}` and `{d}` are the rows of both blocks,
+/// `{l}` their stride; `{a}` and `{e}` are the blocks' A tiles, `{b}` and `{f}` the strips' B
+/// tiles. An assembly comment names an operand that a shape has no use for.
+macro_rules! product_of_tiles {
+    ($name:ident: load [$($load:literal),*], zero [$($zero:literal),*],
+        step [$($step:literal),*], store [$($store:literal),*]) => {
+        /// # Safety
+        /// As [`multiply`].
+        #[inline(always)]
+        unsafe fn $name(block: &TileBlock) {
+            let TileBlock { x, panel, steps, from, to, .. } = *block;
+            // SAFETY: tiles are configured and addresses cover what they say by the caller's
+            // promise; every register written is declared.
+            unsafe {
+                if let Some(Sums { at, stride }) = from {
+                    asm!($($load),*, c = in(reg) at, d = in(reg) at.wrapping_add(16 * stride),
+                        l = in(reg) 4 * stride, out("tmm0") _, out("tmm1") _, out("tmm2") _,
+                        out("tmm3") _, options(nostack, readonly));
+                } else {
+                    asm!($($zero),*, out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                        options(nostack, nomem));
+                }
+                asm!(
+                    "2:",
+                    $($step),*,
+                    "add {a}, 1024", "add {b}, 1024", "add {e}, 1024", "add {f}, 1024",
+                    "dec {k}", "jnz 2b",
+                    a = inout(reg) x.at => _, e = inout(reg) x.at.wrapping_add(x.stride) => _,
+                    b = inout(reg) panel.at => _,
+                    f = inout(reg) panel.at.wrapping_add(panel.stride) => _,
+                    k = inout(reg) steps => _, s = in(reg) 64usize,
+                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                    options(nostack, readonly));
+                let Sums { at, stride } = to;
+                asm!($($store),*, c = in(reg) at, d = in(reg) at.wrapping_add(16 * stride),
+                    l = in(reg) 4 * stride, options(nostack));
+            }
+        }
+    };
+}
+
+product_of_tiles! {
+    one_by_one:
+    load ["tileloadd tmm0, [{c}+{l}*1]", "/* {d} */"],
+    zero ["tilezero tmm0"],
+    step [
+        "tileloadd tmm4, [{a}+{s}*1]",
+        "tileloadd tmm6, [{b}+{s}*1]",
+        "tdpbf16ps tmm0, tmm4, tmm6"
+    ],
+    store ["tilestored [{c}+{l}*1], tmm0", "/* {d} */"]
+}
+
+product_of_tiles! {
+    one_by_two:
+    load ["tileloadd tmm0, [{c}+{l}*1]", "tileloadd tmm1, [{c}+{l}*1+64]", "/* {d} */"],
+    zero ["tilezero tmm0", "tilezero tmm1"],
+    step [
+        "tileloadd tmm4, [{a}+{s}*1]",
+        "tileloadd tmm6, [{b}+{s}*1]",
+        "tdpbf16ps tmm0, tmm4, tmm6",
+        "tileloadd tmm7, [{f}+{s}*1]",
+        "tdpbf16ps tmm1, tmm4, tmm7"
+    ],
+    store ["tilestored [{c}+{l}*1], tmm0", "tilestored [{c}+{l}*1+64], tmm1", "/* {d} */"]
+}
+
+product_of_tiles! {
+    two_by_one:
+    load ["tileloadd tmm0, [{c}+{l}*1]", "tileloadd tmm2, [{d}+{l}*1]"],
+    zero ["tilezero tmm0", "tilezero tmm2"],
+    step [
+        "tileloadd tmm4, [{a}+{s}*1]",
+        "tileloadd tmm6, [{b}+{s}*1]",
+        "tdpbf16ps tmm0, tmm4, tmm6",
+        "tileloadd tmm5, [{e}+{s}*1]",
+        "tdpbf16ps tmm2, tmm5, tmm6"
+    ],
+    store ["tilestored [{c}+{l}*1], tmm0", "tilestored [{d}+{l}*1], tmm2"]
+}
+
+product_of_tiles! {
+    two_by_two:
+    load [
+        "tileloadd tmm0, [{c}+{l}*1]",
+        "tileloadd tmm1, [{c}+{l}*1+64]",
+        "tileloadd tmm2, [{d}+{l}*1]",
+        "tileloadd tmm3, [{d}+{l}*1+64]"
+    ],
+    zero ["tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3"],
+    step [
+        "tileloadd tmm4, [{a}+{s}*1]",
+        "tileloadd tmm6, [{b}+{s}*1]",
+        "tdpbf16ps tmm0, tmm4, tmm6",
+        "tileloadd tmm7, [{f}+{s}*1]",
+        "tdpbf16ps tmm1, tmm4, tmm7",
+        "tileloadd tmm5, [{e}+{s}*1]",
+        "tdpbf16ps tmm2, tmm5, tmm6",
+        "tdpbf16ps tmm3, tmm5, tmm7"
+    ],
+    store [
+        "tilestored [{c}+{l}*1], tmm0",
+        "tilestored [{c}+{l}*1+64], tmm1",
+        "tilestored [{d}+{l}*1], tmm2",
+        "tilestored [{d}+{l}*1+64], tmm3"
+    ]
+}
+
+/// Multiply-adds of one turn of [`busy`].
+pub(crate) const BUSY: usize = 4 * 16 * 16 * K;
+
+/// Keeps the unit busy, reading no memory.
+///
+/// # Safety
+/// Tiles are configured.
+pub(crate) unsafe fn busy(turns: usize) {
+    for _ in 0..turns {
+        // SAFETY: the caller's promise; every register written is declared.
+        unsafe {
+            asm!(
+                "tdpbf16ps tmm0, tmm4, tmm6", "tdpbf16ps tmm1, tmm4, tmm7",
+                "tdpbf16ps tmm2, tmm5, tmm6", "tdpbf16ps tmm3, tmm5, tmm7",
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, options(nostack, nomem));
+        }
+    }
+}
