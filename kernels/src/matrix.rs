@@ -195,6 +195,11 @@ impl Matrix {
         }
     }
 
+    /// Rows of a strip.
+    pub(crate) fn strip_rows(&self) -> usize {
+        self.table.strip
+    }
+
     /// Strips, the last one perhaps not full.
     pub(crate) fn strips(&self) -> usize {
         self.rows.div_ceil(self.table.strip)

@@ -8,8 +8,73 @@ use super::{
     STRIP_PAIR, Scratch, Slot, Task, UNITS, gemm, sums_len,
 };
 
-/// Bytes of activations that stay near beside everything else.
+/// Bytes of activations that stay near while all weights pass by: at most a quarter of the second
+/// cache (2 MiB on the Xeon with AMX where this was measured), since panels, sums and the weights
+/// themselves want the rest.
 const NEAR_BYTES: usize = 1 << 19;
+
+/// Strips of weights by twos, whose sums stand side by side: neighbours, or one of the gate and one
+/// of the up projection.
+struct StripPairs<'a> {
+    matrix: &'a Matrix,
+    up: Option<&'a Matrix>,
+}
+
+impl<'a> StripPairs<'a> {
+    fn count(&self) -> usize {
+        if self.up.is_some() {
+            self.matrix.strips()
+        } else {
+            self.matrix.strips().div_ceil(STRIP_PAIR)
+        }
+    }
+
+    /// The strips of a pair, the last of which may lack its second: matrix and number.
+    fn strips(&self, pair: usize) -> impl Iterator<Item = (&'a Matrix, usize)> {
+        let matrix = self.matrix;
+        let [first, second] = match self.up {
+            Some(up) => [(matrix, pair), (up, pair)],
+            None => [0, 1].map(|i| (matrix, pair * STRIP_PAIR + i)),
+        };
+        [first, second]
+            .into_iter()
+            .filter(|(matrix, strip)| *strip < matrix.strips())
+    }
+
+    /// First row of the matrix that a pair has.
+    fn first_row(&self, pair: usize) -> usize {
+        let strips = if self.up.is_some() { 1 } else { STRIP_PAIR };
+        pair * strips * self.matrix.strip_rows()
+    }
+
+    /// Writes the panels of a pair one after the other, and returns how many there are.
+    fn write_panels(
+        &self,
+        generated: bool,
+        pair: usize,
+        k: Range<usize>,
+        out: &mut [f32],
+    ) -> usize {
+        let bytes = self.matrix.prompt(generated).0.bytes;
+        let floats = k.len() * self.matrix.strip_rows() * bytes / 4;
+        let mut n = 0;
+        for (matrix, strip) in self.strips(pair) {
+            let out = &mut out[n * floats..(n + 1) * floats];
+            matrix.panel(generated, strip, k.start, k.end, out);
+            n += 1;
+        }
+        n
+    }
+
+    /// The packed weights of a pair, k in `k0..k1`.
+    fn packed(&self, pair: usize, k0: usize, k1: usize) -> [&'a [u8]; 2] {
+        let mut packed = [&[][..]; 2];
+        for (packed, (matrix, strip)) in packed.iter_mut().zip(self.strips(pair)) {
+            *packed = matrix.packed(strip, k0, k1);
+        }
+        packed
+    }
+}
 
 /// A product of an operation list.
 pub(super) struct Product<'a> {
@@ -225,123 +290,116 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::run`]. *Items*: turns of several units, each of which is finished by itself.
+    /// As [`Part::run`]. *Items*: turns of several pairs of strips, each of which is finished by
+    /// itself.
     unsafe fn gemm(&self, product: &Product<'_>, m: usize) {
-        let &Product {
-            task,
+        let matrix = product.matrix;
+        let (activations, _) = matrix.prompt(self.is_generated());
+        let pairs = StripPairs {
             matrix,
-            out,
-            then,
-            ..
-        } = product;
-        let r = self.model.table.strip;
-        let generated = self.is_generated();
-        let (tokens, kernels) = matrix.prompt(generated);
-        // a unit is two neighbouring strips, or one of the gate and one of the up projection
-        let up = match then {
-            Some(Epilogue::Gate { up, .. }) => Some(&self.model.matrices[up]),
-            _ => None,
+            up: match product.then {
+                Some(Epilogue::Gate { up, .. }) => Some(&self.model.matrices[up]),
+                _ => None,
+            },
         };
-        let units = if up.is_some() {
-            matrix.strips()
-        } else {
-            matrix.strips().div_ceil(STRIP_PAIR)
-        };
-        let strips = |unit: usize| match up {
-            Some(up) => [Some((matrix, unit)), Some((up, unit))],
-            None => [0, 1]
-                .map(|i| Some((matrix, unit * STRIP_PAIR + i)).filter(|s| s.1 < matrix.strips())),
-        };
-        // a slice of many activations serves several units once it is there
-        let many = m * matrix.cols * tokens.bytes > NEAR_BYTES && matrix.cols > tokens.slice;
-        let at_once = if many {
-            (units / (3 * self.w.size)).clamp(1, UNITS)
+        // a slice of many activations serves several pairs once it is there
+        let many = m * matrix.cols * activations.bytes > NEAR_BYTES;
+        let at_once = if many && matrix.cols > activations.slice {
+            (pairs.count() / (3 * self.w.size)).clamp(1, UNITS)
         } else {
             1
         };
-        self.take_items(task.op, 0, units.div_ceil(at_once), |turn| {
-            let turn = turn * at_once..((turn + 1) * at_once).min(units);
+        let turns = pairs.count().div_ceil(at_once);
+        self.take_items(product.task.op, 0, turns, |turn| {
+            let turn = turn * at_once..((turn + 1) * at_once).min(pairs.count());
             // nobody writes once more what is done: others may be reading it
             let mut mine = [0; UNITS];
             let mut n_mine = 0;
-            for unit in turn.filter(|unit| !self.is_done(*unit)) {
-                mine[n_mine] = unit;
+            for pair in turn.filter(|pair| !self.is_done(*pair)) {
+                mine[n_mine] = pair;
                 n_mine += 1;
             }
-            let mine = &mine[..n_mine];
-            let [first_of_mine, ..] = *mine else { return };
-            // SAFETY: the scratch at this thread's number is its own.
-            let Scratch { panel, sums, .. } = unsafe { self.scratches.of(self.w.thread) };
-            for k0 in (0..matrix.cols).step_by(tokens.slice) {
-                let kc = tokens.slice.min(matrix.cols - k0);
-                for (i, (unit, sums)) in mine
-                    .iter()
-                    .zip(sums.chunks_exact_mut(sums_len(m)))
-                    .enumerate()
-                {
-                    let floats = kc * r * tokens.bytes / 4;
-                    let mut n = 0;
-                    for (matrix, s) in strips(*unit).into_iter().flatten() {
-                        matrix.panel(
-                            generated,
-                            s,
-                            k0,
-                            k0 + kc,
-                            &mut panel[n * floats..(n + 1) * floats],
-                        );
-                        n += 1;
-                    }
-                    // what the next turn of these loops reads
-                    let (next, k) = mine
-                        .get(i + 1)
-                        .map_or((first_of_mine, k0 + kc), |next| (*next, k0));
-                    let end = matrix.cols.min(k + tokens.slice);
-                    let prefetch_next = strips(next)
-                        .map(|s| s.map_or(&[][..], |(matrix, s)| matrix.packed(s, k, end)));
-                    let first = strips(*unit)[0].map_or(0, |s| s.1) * r;
-                    let tiles = gemm::Tiles {
-                        panel: panel.as_ptr(),
-                        kc,
-                        k0,
-                        k: matrix.cols,
-                        x: self.view.tiles.0,
-                        m,
-                        sums: sums.as_mut_ptr(),
-                        y: then
-                            .is_none()
-                            .then(|| (self.view.buffers[out].0.wrapping_add(first), matrix.rows)),
-                        rows: matrix.rows - first,
-                        prefetch_next,
-                    };
-                    // SAFETY: one thread has these strips and so these columns of the output; its
-                    // scratch holds the panel and the sums.
-                    unsafe { (kernels[n - 1])(&tiles) };
-                }
-            }
-            for (unit, sums) in mine.iter().zip(sums.chunks_exact(sums_len(m))) {
-                if let Some(then) = then {
-                    // SAFETY: one thread has these columns of the output, whose other inputs were
-                    // finished before the last barrier.
-                    unsafe { self.follow(then, matrix, *unit, sums, m) };
-                }
-                self.note_done(*unit);
+            if n_mine > 0 {
+                // SAFETY: one thread has these pairs.
+                unsafe { self.gemm_turn(product, &pairs, &mine[..n_mine], m) };
             }
         });
     }
 
-    /// Does what follows a product with the sums of one unit.
+    /// The pairs of a turn against all tokens, slice by slice, and what follows.
     ///
     /// # Safety
-    /// As [`Part::run`]; the unit belongs to one of the *items*, and so do these columns of the
+    /// As [`Part::run`]; the pairs, at least one, are of one of the *items*.
+    unsafe fn gemm_turn(
+        &self,
+        product: &Product<'_>,
+        pairs: &StripPairs<'_>,
+        turn: &[usize],
+        m: usize,
+    ) {
+        let &Product {
+            matrix, out, then, ..
+        } = product;
+        let generated = self.is_generated();
+        let (activations, kernels) = matrix.prompt(generated);
+        // SAFETY: the scratch at this thread's number is its own.
+        let Scratch { panel, sums, .. } = unsafe { self.scratches.of(self.w.thread) };
+        for k0 in (0..matrix.cols).step_by(activations.slice) {
+            let kc = activations.slice.min(matrix.cols - k0);
+            for (i, (pair, sums)) in turn
+                .iter()
+                .zip(sums.chunks_exact_mut(sums_len(m)))
+                .enumerate()
+            {
+                let n_strips = pairs.write_panels(generated, *pair, k0..k0 + kc, panel);
+                // what the next turn of these loops reads
+                let (next, k) = match turn.get(i + 1) {
+                    Some(next) => (*next, k0),
+                    None => (turn[0], k0 + kc),
+                };
+                let end = matrix.cols.min(k + activations.slice);
+                let first = pairs.first_row(*pair);
+                let y = self.view.buffers[out].0.wrapping_add(first);
+                let tiles = gemm::Tiles {
+                    panel: panel.as_ptr(),
+                    kc,
+                    k0,
+                    k: matrix.cols,
+                    x: self.view.tiles.0,
+                    m,
+                    sums: sums.as_mut_ptr(),
+                    y: then.is_none().then_some((y, matrix.rows)),
+                    rows: matrix.rows - first,
+                    prefetch_next: pairs.packed(next, k, end),
+                };
+                // SAFETY: one thread has these strips and so these columns of the output; its
+                // scratch holds the panel and the sums.
+                unsafe { (kernels[n_strips - 1])(&tiles) };
+            }
+        }
+        for (pair, sums) in turn.iter().zip(sums.chunks_exact(sums_len(m))) {
+            if let Some(then) = then {
+                // SAFETY: one thread has these columns of the output, whose other inputs were
+                // finished before the last barrier.
+                unsafe { self.follow(then, matrix, *pair, sums, m) };
+            }
+            self.note_done(*pair);
+        }
+    }
+
+    /// Does what follows a product with the sums of one pair of strips.
+    ///
+    /// # Safety
+    /// As [`Part::run`]; the pair belongs to one of the *items*, and so do these columns of the
     /// output.
-    unsafe fn follow(&self, then: Epilogue, matrix: &Matrix, unit: usize, sums: &[f32], m: usize) {
+    unsafe fn follow(&self, then: Epilogue, matrix: &Matrix, pair: usize, sums: &[f32], m: usize) {
         let r = self.model.table.strip;
         let column = |slot: Slot, first: usize| self.view.buffers[slot].0.wrapping_add(first);
         // SAFETY: sums are `[m][strips][r]`, and columns end with the matrix's rows.
         unsafe {
             match then {
                 Epilogue::Gate { act, out, .. } => {
-                    let first = unit * r;
+                    let first = pair * r;
                     let n = r.min(matrix.rows - first);
                     let (a, b) = ((sums.as_ptr(), 2 * r), (sums.as_ptr().add(r), 2 * r));
                     (self.model.table.gate)(act)(&Operands {
@@ -353,9 +411,9 @@ impl Part<'_> {
                     });
                 }
                 Epilogue::Add { to, out } => {
-                    let first = unit * STRIP_PAIR * r;
+                    let first = pair * STRIP_PAIR * r;
                     let n = (STRIP_PAIR * r).min(matrix.rows - first);
-                    let width = STRIP_PAIR.min(matrix.strips() - unit * STRIP_PAIR) * r;
+                    let width = STRIP_PAIR.min(matrix.strips() - pair * STRIP_PAIR) * r;
                     let (a, b) = (
                         (sums.as_ptr(), width),
                         (column(to, first).cast_const(), matrix.rows),

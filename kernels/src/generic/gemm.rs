@@ -14,6 +14,10 @@ use crate::formats::Float;
 use crate::simd::Simd;
 
 /// Slice of k held as one panel; a multiple of every block length.
+///
+/// The panels of two strips and the activations that meet them stay in the first cache:
+/// `KC * 4 * (2 * R + NT)` bytes, 44 KiB with R = 16 and NT = 12 of AVX-512, of the 48 KiB of the
+/// Xeon where this was measured. At half of it sums are read and written twice as often.
 pub(crate) const KC: usize = 256;
 
 /// One panel against all tokens of a step.
