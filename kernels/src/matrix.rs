@@ -7,6 +7,7 @@ use crate::isa::Isa;
 use crate::memory::{Memory, Size};
 use crate::pack;
 use crate::pool::Pool;
+use crate::program::Role;
 use crate::table::{ActivationForm, Gemv, MAX_R, Packed, Table, UnpackedKernels};
 use octavo_quant::TensorType;
 use std::sync::{Arc, Mutex};
@@ -108,7 +109,7 @@ impl Matrix {
         let data = match kernels {
             Some(kernels) => {
                 let bytes = rows.div_ceil(table.strip) * strip_bytes;
-                let memory = Memory::lasting(bytes).ok_or(MatrixError::NoMemory {
+                let memory = Memory::in_shared_mapping(bytes).ok_or(MatrixError::NoMemory {
                     ty,
                     rows,
                     cols,
@@ -155,17 +156,17 @@ impl Matrix {
         kernel_name(self.isa, self.ty, self.is_packed())
     }
 
-    pub(crate) fn reads(&self, generated: bool) -> Form {
+    pub(crate) fn reads(&self, role: Role) -> Form {
         match self.kernels {
             Some(Packed {
                 gemv: Gemv::Codes(_),
                 ..
-            }) if generated => Form::Codes,
+            }) if role == Role::Generated => Form::Codes,
             Some(Packed {
                 gemv: Gemv::Float(_),
                 ..
-            }) if generated => Form::Floats,
-            _ => self.prompt(generated).0.form,
+            }) if role == Role::Generated => Form::Floats,
+            _ => self.prompt(role).0.form,
         }
     }
 
@@ -173,22 +174,22 @@ impl Matrix {
     /// here where there is no packed form, and keep to f32.
     pub(crate) fn prompt(
         &self,
-        generated: bool,
+        role: Role,
     ) -> (&'static ActivationForm, [unsafe fn(&Tiles<'_>); 2]) {
         match &self.kernels {
             Some(kernels) => (kernels.prompt.activations, kernels.prompt.tiles),
             None => {
-                let rows = self.rows_kernels(generated);
+                let rows = self.rows_kernels(role);
                 (rows.activations, rows.tiles)
             }
         }
     }
 
-    fn rows_kernels(&self, generated: bool) -> &'static UnpackedKernels {
+    fn rows_kernels(&self, role: Role) -> &'static UnpackedKernels {
         let table = self.table;
         // rows of floats keep their accuracy
         let quantized = self.ty.block_len() >= 32 && self.cols.is_multiple_of(32);
-        if quantized && !generated {
+        if quantized && role == Role::Prompt {
             &table.quantized_rows
         } else {
             &table.float_rows
@@ -229,9 +230,9 @@ impl Matrix {
 
     /// Writes k in `k0..k1` of strip `s` as a panel of the form `prompt` says; rows beyond the last
     /// are zero.
-    pub(crate) fn panel(&self, generated: bool, s: usize, k0: usize, k1: usize, out: &mut [f32]) {
+    pub(crate) fn panel(&self, role: Role, s: usize, k0: usize, k1: usize, out: &mut [f32]) {
         let r = self.table.strip;
-        let tokens = self.prompt(generated).0;
+        let tokens = self.prompt(role).0;
         assert!(
             k0 <= k1
                 && k1 <= self.cols
@@ -244,7 +245,7 @@ impl Matrix {
             // multiples of the slice and so of every block, and `out` was checked.
             return unsafe { (kernels.prompt.panel)(self.strip(s), k0, k1, out.as_mut_ptr()) };
         }
-        let Some(convert) = self.rows_kernels(generated).convert else {
+        let Some(convert) = self.rows_kernels(role).convert else {
             return self.float_panel(s, k0, k1, out);
         };
         for k in (k0..k1).step_by(KC) {

@@ -95,7 +95,7 @@ impl Memory {
 
     /// As [`Memory::zeroed`], for what lives as long as its neighbours: together they fill large
     /// pages, which none of them would. What is freed is not used again before all of a mapping is.
-    pub(crate) fn lasting(bytes: usize) -> Option<Memory> {
+    pub(crate) fn in_shared_mapping(bytes: usize) -> Option<Memory> {
         static CURRENT: Mutex<(Weak<MmapRaw>, usize)> = Mutex::new((Weak::new(), 0));
         if bytes == 0 || bytes > SHARED / 4 {
             return Memory::zeroed(bytes);
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn lasting_parts_are_apart_and_their_own() {
+    fn parts_of_a_shared_mapping_are_apart_and_their_own() {
         let sizes = [
             1,
             4096,
@@ -262,7 +262,7 @@ mod tests {
         ];
         let mut parts: Vec<Memory> = sizes
             .iter()
-            .map(|n| Memory::lasting(*n).expect("memory"))
+            .map(|n| Memory::in_shared_mapping(*n).expect("memory"))
             .collect();
         for (i, part) in parts.iter_mut().enumerate() {
             assert!(part.as_ptr().addr().is_multiple_of(4096) && part.len() == sizes[i]);
@@ -271,7 +271,7 @@ mod tests {
         }
         // the neighbours' mapping stays while one of them does
         parts.truncate(2);
-        parts.push(Memory::lasting(1000).expect("memory"));
+        parts.push(Memory::in_shared_mapping(1000).expect("memory"));
         parts[2].bytes_mut().fill(3);
         assert!(
             parts

@@ -1,17 +1,13 @@
-//! GPUs behind NVIDIA's driver: which there are, what keeps them from being used, and one as a
-//! [`Device`].
-//!
-//! cudarc panics where the driver's library is missing, so everything starts with a look whether it
-//! is there, and no failure is more than one line.
+//! A GPU behind NVIDIA's driver, as a [`Device`].
 
 use std::collections::HashMap;
 use std::ffi::CString;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::result;
 use cudarc::driver::{CudaContext, CudaGraph, CudaStream, sys};
 
+use super::gpus::{GpuInfo, driver_error, gpus, guarded};
 use super::nvrtc::Nvrtc;
 use super::params::Pair;
 use super::pinned::{Ring, Staged};
@@ -27,116 +23,6 @@ const LARGE: (usize, usize) = (2, 8 << 20);
 /// Bytes of the largest buffer for downloads that is pinned: memory that is locked is missing
 /// elsewhere.
 const MOST_PINNED: usize = 256 << 20;
-/// Oldest generation with everything that the kernels use: Ampere.
-const OLDEST: (i32, i32) = (8, 0);
-
-/// What a GPU is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GpuInfo {
-    /// Its number, which opens it.
-    pub ordinal: usize,
-    /// The vendor's name.
-    pub name: String,
-    /// Compute capability.
-    pub capability: (i32, i32),
-    /// Bytes of memory.
-    pub memory: u64,
-    /// Multiprocessors.
-    pub multiprocessors: u32,
-    /// CUDA version of the driver.
-    pub driver: (i32, i32),
-}
-
-impl GpuInfo {
-    /// The architecture to compile for.
-    pub fn arch(&self) -> String {
-        format!("sm_{}{}", self.capability.0, self.capability.1)
-    }
-
-    /// Whether the kernels run on it at all.
-    fn check(&self) -> Result<(), Error> {
-        if self.capability < OLDEST {
-            let ((major, minor), (needed, _)) = (self.capability, OLDEST);
-            return Err(Error::Unavailable(format!(
-                "GPU {} ({}) has compute capability {major}.{minor}: expected {needed}.0 or newer",
-                self.ordinal, self.name
-            )));
-        }
-        Ok(())
-    }
-}
-
-pub(super) fn driver_error(call: &'static str) -> impl Fn(DriverError) -> Error {
-    move |error| {
-        let message = error.error_string().map_or_else(
-            |_| format!("{error:?}"),
-            |s| s.to_string_lossy().into_owned(),
-        );
-        Error::Driver { call, message }
-    }
-}
-
-/// What happens inside of cudarc when a library lacks a function is a panic; here it is an error.
-fn guarded<T>(f: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
-    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|_| {
-        Err(Error::Unavailable(
-            "NVIDIA's driver lacks a function that is needed".to_owned(),
-        ))
-    })
-}
-
-/// Every GPU that the driver offers, usable or not.
-///
-/// # Errors
-/// [`Error::Unavailable`] if there is no driver or no GPU.
-pub fn gpus() -> Result<Vec<GpuInfo>, Error> {
-    // SAFETY: opens the driver's library, whose start-up code is NVIDIA's.
-    if !unsafe { sys::is_culib_present() } {
-        return Err(Error::NoDriver);
-    }
-    guarded(|| {
-        let none =
-            |what: String| Error::Unavailable(format!("NVIDIA's driver offers no GPU ({what})"));
-        let count = CudaContext::device_count()
-            .map_err(|error| none(driver_error("cuInit")(error).to_string()))?;
-        if count <= 0 {
-            return Err(none("it counts none".to_owned()));
-        }
-        let mut version = 0;
-        // SAFETY: one integer is written.
-        unsafe { sys::cuDriverGetVersion(&raw mut version) }
-            .result()
-            .map_err(driver_error("cuDriverGetVersion"))?;
-        let driver = (version / 1000, version % 1000 / 10);
-        (0..count as usize)
-            .map(|ordinal| info(ordinal, driver).map_err(driver_error("cuDeviceGet")))
-            .collect()
-    })
-}
-
-fn info(ordinal: usize, driver: (i32, i32)) -> Result<GpuInfo, DriverError> {
-    use sys::CUdevice_attribute_enum as Attribute;
-    let device = result::device::get(ordinal as i32)?;
-    // SAFETY: the device was just given to us.
-    let attribute = |attribute| unsafe { result::device::get_attribute(device, attribute) };
-    let capability = (
-        attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
-        attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
-    );
-    let multiprocessors =
-        attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1) as u32;
-    // SAFETY: as above.
-    let memory = unsafe { result::device::total_mem(device)? } as u64;
-    let name = result::device::get_name(device)?;
-    Ok(GpuInfo {
-        ordinal,
-        name,
-        capability,
-        memory,
-        multiprocessors,
-        driver,
-    })
-}
 
 /// A GPU that passed its self-test.
 pub struct Gpu {
@@ -458,45 +344,5 @@ impl Drop for Gpu {
             // SAFETY: loaded here, unloaded once; its functions go with this struct.
             let _ = unsafe { result::module::unload(module) };
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_missing_is_one_line() {
-        if let Err(error) = gpus() {
-            let line = error.to_string();
-            assert!(
-                line.starts_with("NVIDIA's driver") && !line.contains('\n'),
-                "{line}"
-            );
-            assert!(Gpu::open(0, None).is_err());
-        }
-    }
-
-    #[test]
-    fn old_generations_are_refused_by_number() {
-        let info = |capability| GpuInfo {
-            ordinal: 1,
-            name: "Old".to_owned(),
-            capability,
-            memory: 0,
-            multiprocessors: 1,
-            driver: (12, 0),
-        };
-        assert!(
-            info((8, 0)).check().is_ok()
-                && info((9, 0)).check().is_ok()
-                && info((8, 7)).check().is_ok()
-        );
-        let error = info((7, 5)).check().expect_err("too old").to_string();
-        assert_eq!(
-            error,
-            "GPU 1 (Old) has compute capability 7.5: expected 8.0 or newer"
-        );
-        assert_eq!(info((9, 0)).arch(), "sm_90");
     }
 }

@@ -13,6 +13,7 @@
 mod cache;
 mod driver;
 mod exec;
+mod gpus;
 pub mod launch;
 mod modules;
 pub mod nvrtc;
@@ -21,13 +22,16 @@ pub mod params;
 mod pinned;
 pub mod probe;
 pub mod shim;
+mod toolkits;
 
 pub use cache::{Cache, Delivered};
-pub use driver::{Gpu, GpuInfo, gpus};
+pub use driver::Gpu;
 pub use exec::{Executor, Limits, Needs, Setup, Source};
+pub use gpus::{GpuInfo, gpus};
 pub use launch::Launch;
 pub use modules::{FORMATS, HEAD_DIMS, HEADERS, Module};
 pub use pinned::HostBuffer;
+pub use toolkits::toolkits;
 
 use std::path::PathBuf;
 

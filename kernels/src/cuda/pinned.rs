@@ -11,7 +11,7 @@ use std::sync::Arc;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::{CudaContext, CudaStream, sys};
 
-use super::driver::driver_error;
+use super::gpus::driver_error;
 use super::{Error, Ptr};
 
 /// A buffer of a [`Ring`].

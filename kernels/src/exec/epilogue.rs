@@ -30,9 +30,7 @@ impl Epilogue {
 pub(super) fn epilogue(group: &Group, matrices: &[Matrix], role: Role) -> Option<Epilogue> {
     // what follows may be written over the input, unless products of other rows still read it as it
     // is
-    let apart = |x: Slot, w: usize, out: Slot| {
-        x != out || matrices[w].reads(role == Role::Generated) != Form::Floats
-    };
+    let apart = |x: Slot, w: usize, out: Slot| x != out || matrices[w].reads(role) != Form::Floats;
     // both go through one kernel
     let like = |w: usize| {
         let matrix = &matrices[w];

@@ -3,7 +3,7 @@
 
 use super::epilogue::Epilogue;
 use super::plan::{Phase, Task};
-use super::{Extent, Form, Model, Op, QUERY_BLOCK, Role, STRIP_PAIR, Slot, piece_len};
+use super::{Extent, Form, Model, Op, QUERY_BLOCK, STRIP_PAIR, Slot, piece_len};
 use crate::generic::attention::ROWS;
 
 /// The items of a task.
@@ -58,10 +58,9 @@ impl Items {
             (Phase::Whole(then), &Op::MatMul { w, .. }) => {
                 let out = then.map_or_else(|| instruction.result(), Epilogue::out);
                 let matrix = &model.matrices[w];
-                let generated = extent.role == Role::Generated;
                 let both = matches!(then, Some(Epilogue::Gate { .. }));
                 let by_strip =
-                    both && !matches!(matrix.reads(generated), Form::Codes | Form::Floats);
+                    both && !matches!(matrix.reads(extent.role), Form::Codes | Form::Floats);
                 let at_once = model.table.strip * if by_strip { 1 } else { STRIP_PAIR };
                 let kind = Kind::Columns {
                     slot: out,

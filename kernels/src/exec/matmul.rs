@@ -48,19 +48,13 @@ impl<'a> StripPairs<'a> {
     }
 
     /// Writes the panels of a pair one after the other, and returns how many there are.
-    fn write_panels(
-        &self,
-        generated: bool,
-        pair: usize,
-        k: Range<usize>,
-        out: &mut [f32],
-    ) -> usize {
-        let bytes = self.matrix.prompt(generated).0.bytes;
+    fn write_panels(&self, role: Role, pair: usize, k: Range<usize>, out: &mut [f32]) -> usize {
+        let bytes = self.matrix.prompt(role).0.bytes;
         let floats = k.len() * self.matrix.strip_rows() * bytes / 4;
         let mut n = 0;
         for (matrix, strip) in self.strips(pair) {
             let out = &mut out[n * floats..(n + 1) * floats];
-            matrix.panel(generated, strip, k.start, k.end, out);
+            matrix.panel(role, strip, k.start, k.end, out);
             n += 1;
         }
         n
@@ -97,7 +91,7 @@ impl Part<'_> {
                 Form::Codes => self.quantize(x, task),
                 Form::Floats => {}
                 Form::Tiles | Form::Pairs | Form::Bf16 => {
-                    self.tile(x, matrix.prompt(self.is_generated()).0)
+                    self.tile(x, matrix.prompt(self.extent.role).0)
                 }
             }
         }
@@ -114,15 +108,11 @@ impl Part<'_> {
         }
         // SAFETY: the same items of the same finished input.
         unsafe {
-            match product.matrix.reads(self.is_generated()) {
+            match product.matrix.reads(self.extent.role) {
                 Form::Codes | Form::Floats => self.gemv(product, m),
                 Form::Tiles | Form::Pairs | Form::Bf16 => self.gemm(product, m),
             }
         }
-    }
-
-    fn is_generated(&self) -> bool {
-        self.extent.role == Role::Generated
     }
 
     /// # Safety
@@ -294,7 +284,7 @@ impl Part<'_> {
     /// itself.
     unsafe fn gemm(&self, product: &Product<'_>, m: usize) {
         let matrix = product.matrix;
-        let (activations, _) = matrix.prompt(self.is_generated());
+        let (activations, _) = matrix.prompt(self.extent.role);
         let pairs = StripPairs {
             matrix,
             up: match product.then {
@@ -340,8 +330,8 @@ impl Part<'_> {
         let &Product {
             matrix, out, then, ..
         } = product;
-        let generated = self.is_generated();
-        let (activations, kernels) = matrix.prompt(generated);
+        let role = self.extent.role;
+        let (activations, kernels) = matrix.prompt(role);
         // SAFETY: the scratch at this thread's number is its own.
         let Scratch { panel, sums, .. } = unsafe { self.scratches.of(self.w.thread) };
         for k0 in (0..matrix.cols).step_by(activations.slice) {
@@ -351,7 +341,7 @@ impl Part<'_> {
                 .zip(sums.chunks_exact_mut(sums_len(m)))
                 .enumerate()
             {
-                let n_strips = pairs.write_panels(generated, *pair, k0..k0 + kc, panel);
+                let n_strips = pairs.write_panels(role, *pair, k0..k0 + kc, panel);
                 // what the next turn of these loops reads
                 let (next, k) = match turn.get(i + 1) {
                     Some(next) => (*next, k0),

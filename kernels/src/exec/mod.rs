@@ -94,7 +94,7 @@ impl Executor {
         program.check(&matrices.iter().map(shape).collect::<Vec<_>>());
         assert!(program.kv.ty.takes(program.kv.head_dim) && program.kv.head_dim <= MAX_HEAD_DIM);
         let table = isa.table();
-        let in_bf16 = matrices.iter().any(|m| m.reads(false) == Form::Bf16);
+        let in_bf16 = matrices.iter().any(|m| m.reads(Role::Prompt) == Form::Bf16);
         let unit = table
             .unit
             .as_ref()

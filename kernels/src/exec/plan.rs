@@ -278,7 +278,7 @@ impl Steps<'_> {
     }
 
     fn product(&mut self, at: usize, x: Slot, w: usize, out: Slot, then: Option<Epilogue>) {
-        let form = self.matrices[w].reads(self.role == Role::Generated);
+        let form = self.matrices[w].reads(self.role);
         let mut input = Resource::Slot(x);
         if form != Form::Floats {
             input = self.prepared(at, x, w, form);
@@ -361,7 +361,7 @@ impl Steps<'_> {
             (Phase::Pieces, _) => self.program.slots[x].width / self.program.kv.n_head_kv,
             // strips go in pairs there
             (Phase::Whole(Some(Epilogue::Gate { .. })), Op::MatMul { w, .. })
-                if self.matrices[*w].reads(self.role == Role::Generated) == Form::Codes =>
+                if self.matrices[*w].reads(self.role) == Form::Codes =>
             {
                 STRIP_PAIR * self.table.strip
             }
@@ -380,7 +380,7 @@ impl Steps<'_> {
         let by_rows = writer.is_some_and(|step| step.task.division == own_rows);
         // integers are made of groups of values, so that one row keeps several threads busy where
         // none has it already
-        let in_groups = self.matrices[w].reads(self.role == Role::Generated) == Form::Codes;
+        let in_groups = self.matrices[w].reads(self.role) == Form::Codes;
         if by_rows || !in_groups {
             own_rows
         } else {
@@ -390,12 +390,11 @@ impl Steps<'_> {
 
     /// How rows are divided by whoever makes a product's input, so that they can go on with them.
     fn rows_of_preparation(&self, w: usize) -> Division {
-        let generated = self.role == Role::Generated;
-        match self.matrices[w].reads(generated) {
+        match self.matrices[w].reads(self.role) {
             Form::Floats => Division::Own,
             Form::Codes => Division::Rows { grain: 1 },
             Form::Tiles | Form::Pairs | Form::Bf16 => Division::Rows {
-                grain: self.matrices[w].prompt(generated).0.tile,
+                grain: self.matrices[w].prompt(self.role).0.tile,
             },
         }
     }

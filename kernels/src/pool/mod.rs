@@ -11,6 +11,7 @@
 //! No result may depend on who did what, so that all of this is about time alone.
 
 mod bell;
+mod borrowed;
 mod gate;
 mod team;
 mod wait;
@@ -33,6 +34,7 @@ use std::time::{Duration, Instant};
 
 use crate::clock::{LastCpu, ThreadClock};
 use bell::Bell;
+use borrowed::Borrowed;
 use gate::Membership;
 pub(crate) use team::PLACES;
 use team::{MOST_SECTIONS, MOST_THREADS, Next, Team};
@@ -344,7 +346,7 @@ impl Pool {
     /// If `work` panics on any thread; the pool stays usable.
     pub(crate) fn run_tasks(&mut self, work: &(dyn Fn(usize) + Sync)) {
         self.run_borrowed(Borrowed {
-            work: lasting(work),
+            work: borrowed::as_if_lasting(work),
             everybody: false,
         });
     }
@@ -356,7 +358,7 @@ impl Pool {
     pub(crate) fn run_everywhere(&mut self, work: &(dyn Fn(usize) + Sync)) {
         self.shared.gather();
         self.run_borrowed(Borrowed {
-            work: lasting(work),
+            work: borrowed::as_if_lasting(work),
             everybody: true,
         });
     }
@@ -377,46 +379,6 @@ impl Pool {
             Ordering::Relaxed,
         );
     }
-}
-
-/// Work on what the caller of the pool has borrowed.
-struct Borrowed {
-    work: &'static (dyn Fn(usize) + Sync),
-    /// Every thread is in the team, and they begin together.
-    everybody: bool,
-}
-
-/// Makes a borrow look as if it lasted; see [`Pool::run_borrowed`].
-fn lasting<'a>(work: &'a (dyn Fn(usize) + Sync + 'a)) -> &'static (dyn Fn(usize) + Sync) {
-    // SAFETY: only the lifetime changes. `Pool::run_borrowed`, which gets it, does not return
-    // before the last call.
-    unsafe {
-        std::mem::transmute::<&'a (dyn Fn(usize) + Sync + 'a), &'static (dyn Fn(usize) + Sync)>(
-            work,
-        )
-    }
-}
-
-impl Work for Borrowed {
-    fn sections(&self) -> usize {
-        if self.everybody { 2 } else { 1 }
-    }
-
-    fn run(&self, member: &Member<'_>) {
-        if member.section + 1 == self.sections() {
-            (self.work)(member.thread);
-        }
-    }
-
-    fn can_repeat(&self, _section: usize) -> bool {
-        false
-    }
-
-    fn carry(&self, _section: usize, _from: usize, _to: usize) -> bool {
-        false
-    }
-
-    fn resume(&self, _section: usize, _place: usize) {}
 }
 
 impl Drop for Pool {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use octavo_kernels::cuda::nvrtc::toolkits;
+use octavo_kernels::cuda::toolkits;
 use serde_json::Value;
 
 use super::pack::Programs;
