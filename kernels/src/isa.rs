@@ -48,8 +48,8 @@ struct Spec {
 
 /// Makes [`Isa`] and the list of [`Spec`]s from one row each.
 macro_rules! instruction_sets {
-    ($($(#[$doc:meta])* $isa:ident: $name:literal, on $architecture:meta, kernels $($table:ident)::+,
-        arithmetic $arithmetic:literal, rounding $rounding:expr;)*) => {
+    ($($(#[$doc:meta])* $isa:ident: $name:literal, on $architecture:meta,
+        kernels $($table:ident)::+, arithmetic $arithmetic:literal, rounding $rounding:expr;)*) => {
         /// An instruction set that has kernels, in this build or in one for its architecture.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Isa {

@@ -42,7 +42,14 @@ pub(crate) unsafe fn nothing() {}
 macro_rules! by_pairs {
     (kernels $simd:ty, $width:literal $(, [$($feature:tt),+])?) => {
         $(#[target_feature($(enable = $feature),+)])?
-        unsafe fn pack_pairs(x: *const f32, m: usize, k: usize, t: usize, width: usize, tile: *mut f32) {
+        unsafe fn pack_pairs(
+            x: *const f32,
+            m: usize,
+            k: usize,
+            t: usize,
+            width: usize,
+            tile: *mut f32,
+        ) {
             // SAFETY: as gemv.
             unsafe { pairs::pack_tokens::<$simd>(x, m, k, t, width, tile) }
         }
@@ -52,12 +59,21 @@ macro_rules! by_pairs {
             unsafe { pairs::panel::<$simd, F>(strip, k0, k1, out) }
         }
         $(#[target_feature($(enable = $feature),+)])?
-        unsafe fn pair_tiles<const GROUP: usize, const MIN: bool, const MS: usize>(a: &gemm::Tiles<'_>) {
+        unsafe fn pair_tiles<const GROUP: usize, const MIN: bool, const MS: usize>(
+            a: &gemm::Tiles<'_>,
+        ) {
             // SAFETY: as gemv.
             unsafe { pairs::tiles::<$simd, GROUP, MIN, MS, $width>(a) }
         }
         static PAIRS: ActivationForm =
-            ActivationForm { form: Form::Pairs, tile: $width, slice: gemm::KC, bytes: 4, narrow: true, pack: pack_pairs };
+            ActivationForm {
+                form: Form::Pairs,
+                tile: $width,
+                slice: gemm::KC,
+                bytes: 4,
+                narrow: true,
+                pack: pack_pairs,
+            };
     };
     (prompt $format:ident) => {
         PromptKernels {
@@ -93,13 +109,23 @@ macro_rules! instantiate {
             use $crate::stamp::prelude::*;
 
             $(#[target_feature($(enable = $feature),+)])?
-            unsafe fn gemv<F: Format, const N: usize>(strips: *const u8, k: usize, x: &ActRow, out: *mut f32) {
+            unsafe fn gemv<F: Format, const N: usize>(
+                strips: *const u8,
+                k: usize,
+                x: &ActRow,
+                out: *mut f32,
+            ) {
                 // SAFETY: passed on from the caller, who took this function from the table of a CPU
                 // that has it.
                 unsafe { gemv::strips::<$simd, F, N>(strips, k, x, out) }
             }
             $(#[target_feature($(enable = $feature),+)])?
-            unsafe fn gemv_float<E: Float>(strip: *const u8, k: usize, x: *const f32, out: *mut f32) {
+            unsafe fn gemv_float<E: Float>(
+                strip: *const u8,
+                k: usize,
+                x: *const f32,
+                out: *mut f32,
+            ) {
                 // SAFETY: as gemv.
                 unsafe { gemv::strip_float::<$simd, E>(strip, k, x, out) }
             }
@@ -114,7 +140,14 @@ macro_rules! instantiate {
                 unsafe { gemv::quantize::<$simd>(x, k, out) }
             }
             $(#[target_feature($(enable = $feature),+)])?
-            unsafe fn pack_floats(x: *const f32, m: usize, k: usize, t: usize, width: usize, tile: *mut f32) {
+            unsafe fn pack_floats(
+                x: *const f32,
+                m: usize,
+                k: usize,
+                t: usize,
+                width: usize,
+                tile: *mut f32,
+            ) {
                 // SAFETY: as gemv.
                 unsafe { gemm::pack_tokens(x, m, k, t, width, tile) }
             }
@@ -125,7 +158,10 @@ macro_rules! instantiate {
                 unsafe { gemm::tiles::<$simd, MS, $nt>(a) }
             }
             $(#[target_feature($(enable = $feature),+)])?
-            unsafe fn attend<E: attention::Stored, const NQ: usize>(a: &mut attention::QueryRows<'_>, end: usize) {
+            unsafe fn attend<E: attention::Stored, const NQ: usize>(
+                a: &mut attention::QueryRows<'_>,
+                end: usize,
+            ) {
                 // SAFETY: as gemv.
                 unsafe { attention::run::<$simd, E, NQ>(a, end) }
             }
@@ -162,14 +198,31 @@ macro_rules! instantiate {
             }
 
             $(#[target_feature($(enable = $feature),+)])?
-            unsafe fn rotate(x: *const f32, cos: *const f32, sin: *const f32, n: usize, y: *mut f32) {
+            unsafe fn rotate(
+                x: *const f32,
+                cos: *const f32,
+                sin: *const f32,
+                n: usize,
+                y: *mut f32,
+            ) {
                 // SAFETY: as gemv.
                 unsafe { elementwise::rotate::<$simd>(x, cos, sin, n, y) }
             }
 
             static FLOATS: ActivationForm =
-                ActivationForm { form: Form::Tiles, tile: $nt, slice: gemm::KC, bytes: 4, narrow: true, pack: pack_floats };
-            static FLOAT_ROWS: UnpackedKernels = UnpackedKernels { activations: &FLOATS, convert: None, tiles: [tiles::<1>, tiles::<2>] };
+                ActivationForm {
+                    form: Form::Tiles,
+                    tile: $nt,
+                    slice: gemm::KC,
+                    bytes: 4,
+                    narrow: true,
+                    pack: pack_floats,
+                };
+            static FLOAT_ROWS: UnpackedKernels = UnpackedKernels {
+                activations: &FLOATS,
+                convert: None,
+                tiles: [tiles::<1>, tiles::<2>],
+            };
 
             /// Packs the functions of a format into its row of the table.
             struct Stamped;

@@ -47,7 +47,10 @@ impl<D: Dot> Simd for Neon<D> {
             vst1q_f32(p.add(4), v[1]);
         }
         load_f16(p: *const u16) -> F {
-            [vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))), vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p.add(4))))]
+            [
+                vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))),
+                vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p.add(4)))),
+            ]
         }
         store_f16(p: *mut u16, v: F) {
             vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(v[0])));
@@ -87,7 +90,10 @@ impl<D: Dot> Simd for Neon<D> {
         }
         load_u8(p: *const u8) -> I {
             let h = vmovl_u8(vld1_u8(p));
-            [vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(h))), vreinterpretq_s32_u32(vmovl_high_u16(h))]
+            [
+                vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(h))),
+                vreinterpretq_s32_u32(vmovl_high_u16(h)),
+            ]
         }
         load_i8(p: *const u8) -> I {
             let h = vmovl_s8(vld1_s8(p.cast()));
@@ -98,18 +104,27 @@ impl<D: Dot> Simd for Neon<D> {
         isub(a: I, b: I) -> I { [vsubq_s32(a[0], b[0]), vsubq_s32(a[1], b[1])] }
         sub16(a: I, b: I) -> I {
             [0, 1].map(#[inline(always)] |i| {
-                vreinterpretq_s32_s16(vsubq_s16(vreinterpretq_s16_s32(a[i]), vreinterpretq_s16_s32(b[i])))
+                vreinterpretq_s32_s16(vsubq_s16(
+                    vreinterpretq_s16_s32(a[i]),
+                    vreinterpretq_s16_s32(b[i]),
+                ))
             })
         }
         and(a: I, b: I) -> I { [vandq_s32(a[0], b[0]), vandq_s32(a[1], b[1])] }
         or(a: I, b: I) -> I { [vorrq_s32(a[0], b[0]), vorrq_s32(a[1], b[1])] }
         lookup(a: I, table: &[u8; 16]) -> I {
             let table = vld1q_u8(table.as_ptr());
-            a.map(#[inline(always)] |a| vreinterpretq_s32_u8(vqtbl1q_u8(table, vreinterpretq_u8_s32(a))))
+            a.map(
+                #[inline(always)]
+                |a| vreinterpretq_s32_u8(vqtbl1q_u8(table, vreinterpretq_u8_s32(a))),
+            )
         }
         shr(a: I, n: u32) -> I {
             let n = vdupq_n_s32(-(n as i32));
-            a.map(#[inline(always)] |a| vreinterpretq_s32_u32(vshlq_u32(vreinterpretq_u32_s32(a), n)))
+            a.map(
+                #[inline(always)]
+                |a| vreinterpretq_s32_u32(vshlq_u32(vreinterpretq_u32_s32(a), n)),
+            )
         }
         shl(a: I, n: u32) -> I {
             let n = vdupq_n_s32(n as i32);
@@ -129,7 +144,11 @@ impl<D: Dot> Simd for Neon<D> {
             let (low, high) = (vreinterpretq_s16_s32(w[0]), vreinterpretq_s16_s32(w[1]));
             let (first, second) = (vuzp1q_s16(low, high), vuzp2q_s16(low, high));
             [
-                vmlal_lane_s16::<1>(vmlal_lane_s16::<0>(acc[0], vget_low_s16(first), x), vget_low_s16(second), x),
+                vmlal_lane_s16::<1>(
+                    vmlal_lane_s16::<0>(acc[0], vget_low_s16(first), x),
+                    vget_low_s16(second),
+                    x,
+                ),
                 vmlal_high_lane_s16::<1>(vmlal_high_lane_s16::<0>(acc[1], first, x), second, x),
             ]
         }
@@ -159,11 +178,14 @@ impl Dot for Widening {
             // by hand, or the compiler sees equal halves and moves every upper half of codes down
             // instead of using `smlal2`
             let halves: int16x8_t;
-            asm!("ld1r {{{:v}.2d}}, [{}]", out(vreg) halves, in(reg) x, options(pure, readonly, nostack, preserves_flags));
+            asm!("ld1r {{{:v}.2d}}, [{}]", out(vreg) halves, in(reg) x,
+                options(pure, readonly, nostack, preserves_flags));
             let (x, xx) = (vget_low_s16(halves), halves);
             let (a, b) = (vreinterpretq_u8_s32(codes[0]), vreinterpretq_u8_s32(codes[1]));
-            let (r01, r23) = (vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(a))), vreinterpretq_s16_u16(vmovl_high_u8(a)));
-            let (r45, r67) = (vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(b))), vreinterpretq_s16_u16(vmovl_high_u8(b)));
+            let r01 = vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(a)));
+            let r23 = vreinterpretq_s16_u16(vmovl_high_u8(a));
+            let r45 = vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(b)));
+            let r67 = vreinterpretq_s16_u16(vmovl_high_u8(b));
             [
                 vmlal_s16(acc[0], vget_low_s16(r01), x),
                 vmlal_high_s16(acc[1], r01, xx),
@@ -175,7 +197,9 @@ impl Dot for Widening {
                 vmlal_high_s16(acc[7], r67, xx),
             ]
         }
-        dot4_i8(acc: [int32x4_t; 8], codes: I, x: *const Act4) -> [int32x4_t; 8] { Self::dot4(acc, codes, x) }
+        dot4_i8(acc: [int32x4_t; 8], codes: I, x: *const Act4) -> [int32x4_t; 8] {
+            Self::dot4(acc, codes, x)
+        }
         acc_sum(a: [int32x4_t; 8]) -> I {
             [
                 vpaddq_s32(vpaddq_s32(a[0], a[1]), vpaddq_s32(a[2], a[3])),
@@ -201,7 +225,13 @@ pub(crate) struct Planes {
 
 impl Planes {
     ops! {
-        zero() -> Planes { Planes { high: [vdupq_n_s32(0); 2], low: [vdupq_n_s32(0); 2], sums: vdup_n_s32(0) } }
+        zero() -> Planes {
+            Planes {
+                high: [vdupq_n_s32(0); 2],
+                low: [vdupq_n_s32(0); 2],
+                sums: vdup_n_s32(0),
+            }
+        }
         join(p: Planes) -> I {
             let [a, b] = p.high;
             [vaddq_s32(vshlq_n_s32::<8>(a), p.low[0]), vaddq_s32(vshlq_n_s32::<8>(b), p.low[1])]
@@ -284,7 +314,11 @@ macro_rules! dot_instruction {
         /// The CPU has the target feature.
         #[inline]
         #[target_feature(enable = $feature)]
-        unsafe fn $name<const PLANE: u32>(mut acc: int32x4_t, codes: int32x4_t, x: int8x8_t) -> int32x4_t {
+        unsafe fn $name<const PLANE: u32>(
+            mut acc: int32x4_t,
+            codes: int32x4_t,
+            x: int8x8_t,
+        ) -> int32x4_t {
             // SAFETY: one arithmetic instruction of the feature that this function requires; no
             // memory.
             unsafe {

@@ -45,17 +45,26 @@ macro_rules! params {
 
 params! {
     /// `formats.cuh`: a packed matrix.
-    Matrix, 48 { low: Ptr, high: Ptr, scales: Ptr, supers: Ptr, rows: u32, cols: u32, units: u32, strips: u32 }
+    Matrix, 48 {
+        low: Ptr, high: Ptr, scales: Ptr, supers: Ptr, rows: u32, cols: u32, units: u32,
+        strips: u32,
+    }
     /// `paging.cuh`: the rows of a step.
     Paging, 48 {
-        positions: Ptr, sequences: Ptr, tables: Ptr, missing: Ptr, max_pages: u32, rows: u32, n_pages: u32, first_row: u32,
+        positions: Ptr, sequences: Ptr, tables: Ptr, missing: Ptr, max_pages: u32, rows: u32,
+        n_pages: u32, first_row: u32,
     }
     /// `activations.cu`.
-    Arrange, 48 { x: Ptr, weight: Ptr, out: Ptr, scales: Ptr, rows: u32, cols: u32, units: u32, eps: f32 }
+    Arrange, 48 {
+        x: Ptr, weight: Ptr, out: Ptr, scales: Ptr, rows: u32, cols: u32, units: u32, eps: f32,
+    }
     /// `gemv.cuh`: one matrix, and what becomes of its product.
     GemvPart, 64 { w: Matrix, add: Ptr, out: Ptr }
     /// `gemv.cuh`.
-    Gemv, 224 { parts: [GemvPart; 3], x: Ptr, integers: Ptr, strips: u32, columns: u32, gated: u32, unused: u32 }
+    Gemv, 224 {
+        parts: [GemvPart; 3], x: Ptr, integers: Ptr, strips: u32, columns: u32, gated: u32,
+        unused: u32,
+    }
     /// `gemm.cuh`.
     Gemm, 88 { w: Matrix, x: Ptr, scales: Ptr, add: Ptr, out: Ptr, tokens: u32, unused: u32 }
     /// `embed.cuh`.
@@ -65,7 +74,10 @@ params! {
     /// `turn.cuh`.
     Turn, 24 { cosines: Ptr, sines: Ptr, pairs: u32, neox: u32 }
     /// `rows.cu`.
-    Rope, 64 { x: Ptr, out: Ptr, positions: Ptr, turn: Turn, rows: u32, heads: u32, head_dim: u32, unused: u32 }
+    Rope, 64 {
+        x: Ptr, out: Ptr, positions: Ptr, turn: Turn, rows: u32, heads: u32, head_dim: u32,
+        unused: u32,
+    }
     /// `rows.cu`: two operands, element by element.
     Pair, 40 { a: Ptr, b: Ptr, out: Ptr, n: u64, period: u64 }
     /// `rows.cu`.
@@ -73,19 +85,23 @@ params! {
     /// `rows.cu`.
     Argmax, 32 { x: Ptr, parts: Ptr, out: Ptr, n: u32, parts_n: u32 }
     /// `kv.cu`.
-    KvWrite, 88 { k: Ptr, v: Ptr, pages_k: Ptr, pages_v: Ptr, paging: Paging, heads: u32, head_dim: u32 }
+    KvWrite, 88 {
+        k: Ptr, v: Ptr, pages_k: Ptr, pages_v: Ptr, paging: Paging, heads: u32, head_dim: u32,
+    }
     /// `kv.cu`: queries, keys or values.
     HeadGroup, 32 { x: Ptr, bias: Ptr, norm: Ptr, n: u32, eps: f32 }
     /// `kv.cu`.
     Heads, 200 {
-        q: HeadGroup, k: HeadGroup, v: HeadGroup, out: Ptr, pages_k: Ptr, pages_v: Ptr, turn: Turn, paging: Paging,
+        q: HeadGroup, k: HeadGroup, v: HeadGroup, out: Ptr, pages_k: Ptr, pages_v: Ptr,
+        turn: Turn, paging: Paging,
         head_dim: u32, unused: u32,
     }
     /// `probe.cu`.
     Peak, 16 { out: Ptr, rounds: u32, unused: u32 }
     /// `attention.cuh`.
     Attention, 128 {
-        q: Ptr, pages_k: Ptr, pages_v: Ptr, sums: Ptr, states: Ptr, out: Ptr, integers: Ptr, tiles: Ptr, paging: Paging,
+        q: Ptr, pages_k: Ptr, pages_v: Ptr, sums: Ptr, states: Ptr, out: Ptr, integers: Ptr,
+        tiles: Ptr, paging: Paging,
         heads: u32, heads_kv: u32, splits: u32, scale: f32,
     }
 }

@@ -157,8 +157,8 @@ type Span<const NQ: usize> = [[f32; SPAN * PAGE]; NQ];
 /// Runs `NQ` rows over the pages from `first` to the last one visible, or to `end` positions.
 ///
 /// # Safety
-/// As the fields of [`QueryRows`] say; `out` and `state` are initialised by [`start`] and belong to the
-/// caller alone.
+/// As the fields of [`QueryRows`] say; `out` and `state` are initialised by [`start`] and
+/// belong to the caller alone.
 #[inline(always)]
 pub(crate) unsafe fn run<S: Simd, E: Stored, const NQ: usize>(a: &mut QueryRows<'_>, end: usize) {
     let last = a.visible[..NQ].iter().copied().max().unwrap_or(0).min(end);

@@ -53,8 +53,8 @@ impl Tiles<'_> {
         self.k0 + self.kc == self.k
     }
 
-    /// Asks for the part of `prefetch_next` that falls to `n` tokens from `t` on: a few lines at a time,
-    /// since many at once would hold up everything else.
+    /// Asks for the part of `prefetch_next` that falls to `n` tokens from `t` on: a few lines at a
+    /// time, since many at once would hold up everything else.
     ///
     /// # Safety
     /// Of the instruction set only: prefetches are hints.

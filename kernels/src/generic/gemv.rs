@@ -24,7 +24,8 @@ const AHEAD: usize = 2048;
 /// `strips` holds `N * k / F::K` packed blocks, `x` a row of `k` activations, `out` N R writable
 /// floats.
 #[inline(always)]
-#[allow(clippy::needless_range_loop)] // an index keeps the sums in registers, an iterator passes them by memory
+// an index keeps the sums in registers, an iterator passes them by memory
+#[allow(clippy::needless_range_loop)]
 pub(crate) unsafe fn strips<S: Simd, F: Format, const N: usize>(
     strips: *const u8,
     k: usize,
@@ -43,11 +44,8 @@ pub(crate) unsafe fn strips<S: Simd, F: Format, const N: usize>(
             let block = strips.add(b * block_bytes);
             // what will be read so many bytes from now: after a strip's end comes the next one that
             // is not being read
-            let end = if b + AHEAD.div_ceil(block_bytes) < blocks {
-                0
-            } else {
-                (N - 1) * strip_bytes
-            };
+            let is_last = b + AHEAD.div_ceil(block_bytes) >= blocks;
+            let end = usize::from(is_last) * (N - 1) * strip_bytes;
             let ahead = block.wrapping_add(AHEAD.next_multiple_of(block_bytes) + end);
             let mut asked = 0;
             let mut block_scales = [F::block_scales::<S>(block); N];

@@ -7,8 +7,10 @@
 //! (and minimum); the activations' scale follows at the end of the slice.
 //!
 //! ```text
-//! panel   per strip: pairs [kc / 2][R], then per group scales [R] and, if the format has them, minima [R]
-//! tile    per slice: pairs [kc / 2][W], sums of 16 values [kc / 16][W], sums of 32 [kc / 32][W], scales [W]
+//! panel   per strip: pairs [kc / 2][R], then per group scales [R] and, if the format has them,
+//!         minima [R]
+//! tile    per slice: pairs [kc / 2][W], sums of 16 values [kc / 16][W], sums of 32 [kc / 32][W],
+//!         scales [W]
 //! ```
 //! Of four k the first pair holds 0 and 2, the second 1 and 3: what masking packed bytes yields.
 
@@ -121,7 +123,8 @@ pub(crate) unsafe fn panel<S: Simd, F: Format>(
 
 /// Four vectors of codes to eight vectors of pairs.
 #[inline(always)]
-#[allow(clippy::needless_range_loop)] // an index keeps the vectors in registers, an iterator passes them by memory
+// an index keeps the vectors in registers, an iterator passes them by memory
+#[allow(clippy::needless_range_loop)]
 unsafe fn widen<S: Simd, F: Format>(codes: [S::I; 4], out: *mut u8) {
     // SAFETY: `out` has room for eight vectors by the caller's promise.
     unsafe {

@@ -43,7 +43,8 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
             _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v))
         }
         load_bf16(p: *const u16) -> __m256 {
-            _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast())), 16))
+            let h = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32(h, 16))
         }
         add(a: __m256, b: __m256) -> __m256 { _mm256_add_ps(a, b) }
         sub(a: __m256, b: __m256) -> __m256 { _mm256_sub_ps(a, b) }
@@ -53,7 +54,8 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         min(a: __m256, b: __m256) -> __m256 { _mm256_min_ps(a, b) }
         max(a: __m256, b: __m256) -> __m256 { _mm256_max_ps(a, b) }
         first(n: usize, a: __m256, b: __m256) -> __m256 {
-            let mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(n as i32), _mm256_loadu_si256(LANES.as_ptr().cast()));
+            let lanes = _mm256_loadu_si256(LANES.as_ptr().cast());
+            let mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(n as i32), lanes);
             _mm256_blendv_ps(b, a, _mm256_castsi256_ps(mask))
         }
         sum(v: __m256) -> f32 {
@@ -77,7 +79,8 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         and(a: __m256i, b: __m256i) -> __m256i { _mm256_and_si256(a, b) }
         or(a: __m256i, b: __m256i) -> __m256i { _mm256_or_si256(a, b) }
         lookup(a: __m256i, table: &[u8; 16]) -> __m256i {
-            _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())), a)
+            let table = _mm_loadu_si128(table.as_ptr().cast());
+            _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), a)
         }
         shr(a: __m256i, n: u32) -> __m256i { _mm256_srl_epi32(a, _mm_cvtsi32_si128(n as i32)) }
         shl(a: __m256i, n: u32) -> __m256i { _mm256_sll_epi32(a, _mm_cvtsi32_si128(n as i32)) }

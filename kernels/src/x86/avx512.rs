@@ -32,7 +32,8 @@ impl Simd for Avx512 {
             _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v))
         }
         load_bf16(p: *const u16) -> __m512 {
-            _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast())), 16))
+            let h = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32(h, 16))
         }
         add(a: __m512, b: __m512) -> __m512 { _mm512_add_ps(a, b) }
         sub(a: __m512, b: __m512) -> __m512 { _mm512_sub_ps(a, b) }
@@ -65,7 +66,9 @@ impl Simd for Avx512 {
         to_f(a: __m512i) -> __m512 { _mm512_cvtepi32_ps(a) }
         to_i(a: __m512) -> __m512i { _mm512_cvtps_epi32(a) }
         bits_f(a: __m512i) -> __m512 { _mm512_castsi512_ps(a) }
-        acc_zero() -> Planes { Planes { high: _mm512_setzero_si512(), low: _mm512_setzero_si512() } }
+        acc_zero() -> Planes {
+            Planes { high: _mm512_setzero_si512(), low: _mm512_setzero_si512() }
+        }
         dot4(acc: Planes, codes: __m512i, x: *const Act4) -> Planes {
             let x = x.cast::<i32>();
             Planes {
@@ -73,7 +76,9 @@ impl Simd for Avx512 {
                 low: _mm512_dpbusd_epi32(acc.low, codes, _mm512_set1_epi32(x.add(1).read())),
             }
         }
-        acc_sum(acc: Planes) -> __m512i { _mm512_add_epi32(_mm512_slli_epi32(acc.high, 8), acc.low) }
+        acc_sum(acc: Planes) -> __m512i {
+            _mm512_add_epi32(_mm512_slli_epi32(acc.high, 8), acc.low)
+        }
         dot2(acc: __m512i, w: __m512i, x: *const i32) -> __m512i {
             _mm512_dpwssd_epi32(acc, w, _mm512_set1_epi32(x.read_unaligned()))
         }
