@@ -249,6 +249,45 @@ fn affine_error<const N: usize, const L: usize>(
     sum
 }
 
+/// A scale and a minimum for each group, and the determinant that they were divided by.
+struct Solution<const L: usize> {
+    det: Lanes<L>,
+    scale: Lanes<L>,
+    min: Lanes<L>,
+}
+
+/// The scale and minimum with the least weighted squared error for these levels, the minimum not
+/// above zero; `sum_w` and `sum_x` are the sums of weights and of weighted values.
+#[inline(always)]
+fn least_squares<const N: usize, const L: usize>(
+    (x, w): (&[Lanes<L>; N], &[Lanes<L>; N]),
+    levels: &[Lanes<L>; N],
+    sum_w: &Lanes<L>,
+    sum_x: &Lanes<L>,
+) -> Solution<L> {
+    let (mut sum_l, mut sum_l2, mut sum_xl) = ([0.0f32; L], [0.0f32; L], [0.0f32; L]);
+    for ((x, w), l) in x.iter().zip(w).zip(levels) {
+        for g in 0..L {
+            sum_l[g] += w[g] * l[g];
+            sum_l2[g] += w[g] * l[g] * l[g];
+            sum_xl[g] += w[g] * l[g] * x[g];
+        }
+    }
+    let (mut det, mut scale, mut min) = ([0.0; L], [0.0; L], [0.0; L]);
+    for g in 0..L {
+        det[g] = sum_w[g] * sum_l2[g] - sum_l[g] * sum_l[g];
+        scale[g] = (sum_w[g] * sum_xl[g] - sum_x[g] * sum_l[g]) / det[g];
+        min[g] = (sum_l2[g] * sum_x[g] - sum_l[g] * sum_xl[g]) / det[g];
+        scale[g] = if min[g] > 0.0 {
+            sum_xl[g] / sum_l2[g]
+        } else {
+            scale[g]
+        };
+        min[g] = if min[g] > 0.0 { 0.0 } else { min[g] };
+    }
+    Solution { det, scale, min }
+}
+
 /// `x ~ scale * level - minus_min` with levels `0..=max` and a minimum that is never above zero.
 ///
 /// For each candidate rounding the scale and minimum follow from weighted least squares; the best
@@ -295,26 +334,7 @@ pub(crate) fn affine_groups<const N: usize, const L: usize>(
         let wanted = search.start + search.step * f32::from(i) + top;
         let inverse = std::array::from_fn(|g| wanted / (hi[g] - fit.min[g]));
         let levels = round(&inverse, &fit.min);
-        let (mut sum_l, mut sum_l2, mut sum_xl) = ([0.0f32; L], [0.0f32; L], [0.0f32; L]);
-        for ((x, w), l) in x.iter().zip(w).zip(&levels) {
-            for g in 0..L {
-                sum_l[g] += w[g] * l[g];
-                sum_l2[g] += w[g] * l[g] * l[g];
-                sum_xl[g] += w[g] * l[g] * x[g];
-            }
-        }
-        let (mut det, mut scale, mut min) = ([0.0; L], [0.0; L], [0.0; L]);
-        for g in 0..L {
-            det[g] = sum_w[g] * sum_l2[g] - sum_l[g] * sum_l[g];
-            scale[g] = (sum_w[g] * sum_xl[g] - sum_x[g] * sum_l[g]) / det[g];
-            min[g] = (sum_l2[g] * sum_x[g] - sum_l[g] * sum_xl[g]) / det[g];
-            scale[g] = if min[g] > 0.0 {
-                sum_xl[g] / sum_l2[g]
-            } else {
-                scale[g]
-            };
-            min[g] = if min[g] > 0.0 { 0.0 } else { min[g] };
-        }
+        let Solution { det, scale, min } = least_squares((x, w), &levels, &sum_w, &sum_x);
         let error = affine_error((x, w), &levels, (&scale, &min), search.absolute);
         for g in 0..L {
             let better = (det[g] > 0.0) & (error[g] < fit.error[g]);

@@ -102,6 +102,7 @@ impl Corpus {
 pub(crate) fn corpus() -> Vec<Case> {
     let mut c = Corpus(Vec::new());
     headers(&mut c);
+    counts(&mut c);
     truncations(&mut c);
     fields(&mut c);
     keys(&mut c);
@@ -147,6 +148,11 @@ fn headers(c: &mut Corpus) {
         .concat();
         c.add(format!("big-endian version {version}"), header, "BigEndian");
     }
+}
+
+/// Numbers of tensors and keys that the file does not have.
+fn counts(c: &mut Corpus) {
+    let base = base().bytes;
     for n in HUGE.into_iter().chain([131_073]) {
         c.add(
             format!("{n} tensors"),

@@ -190,6 +190,15 @@ fn head(name: &str, keys: &[(String, u32, Vec<u8>)], alignment_key: bool, n_tens
     raw
 }
 
+/// The name of tensor `i` in the file that llama.cpp's test calls `name`.
+fn tensor_name(name: &str, i: usize) -> String {
+    match name {
+        "TENSORS_DUPLICATE_NAME" => "my_tensor".to_owned(),
+        "TENSORS_BAD_NAME_SIZE" => format!("{:_<64}", format!("my_tensor_{i}")),
+        _ => format!("my_tensor_{i}"),
+    }
+}
+
 fn craft(name: &str, has_keys: bool, has_tensors: bool, seed: u64) -> File {
     let mut rng = Random(seed);
     let keys = if has_keys {
@@ -220,25 +229,18 @@ fn craft(name: &str, has_keys: bool, has_tensors: bool, seed: u64) -> File {
     let mut tensors = Vec::new();
     let mut offset = 0u64;
     for (i, (ty, shape)) in shapes.iter().enumerate() {
-        let ty = if name == "TENSORS_NBYTES_TOO_BIG" {
-            TensorType::I64
-        } else {
-            *ty
+        let ty = match name {
+            "TENSORS_NBYTES_TOO_BIG" => TensorType::I64,
+            _ => *ty,
         };
-        let tensor = match name {
-            "TENSORS_DUPLICATE_NAME" => "my_tensor".to_owned(),
-            "TENSORS_BAD_NAME_SIZE" => format!("{:_<64}", format!("my_tensor_{i}")),
-            _ => format!("my_tensor_{i}"),
+        let tensor = tensor_name(name, i);
+        let id = match name {
+            "TENSORS_BAD_TYPE" => 43,
+            _ => ty.id(),
         };
-        let id = if name == "TENSORS_BAD_TYPE" {
-            43
-        } else {
-            ty.id()
-        };
-        let stored_offset = if name == "TENSORS_BAD_OFFSET" {
-            u64::MAX
-        } else {
-            offset
+        let stored_offset = match name {
+            "TENSORS_BAD_OFFSET" => u64::MAX,
+            _ => offset,
         };
         let dims = dims_of(name, shape);
         raw.tensor(tensor.as_bytes(), &dims, id, stored_offset);

@@ -32,54 +32,21 @@ impl Layers {
     /// rotated, 9 attention, 10 its sum, 11 normed, 12 gate, 13 up, 14 gated, 15 selected, 16
     /// normed, 17 the output.
     fn ops(&self, rng: &mut Rng) -> Vec<Instruction> {
-        let mut weight =
-            |n: usize| -> Arc<[f32]> { rng.floats(n).iter().map(|x| x * 0.2 + 1.0).collect() };
-        let norm = |x, weight, out| {
+        let mut norm = |x, n: usize, out| {
             Op::RmsNorm {
                 x,
-                weight,
+                weight: rng.floats(n).iter().map(|x| x * 0.2 + 1.0).collect(),
                 eps: 1e-5,
             }
             .to(out)
         };
-        let head_dim = self.kv.head_dim;
         let mut ops = Vec::new();
         for layer in 0..self.types.len() {
-            let w = layer * 7;
-            ops.extend([
-                norm(0, weight(self.d), 1),
-                Op::MatMul { x: 1, w }.to(2),
-                Op::MatMul { x: 1, w: w + 1 }.to(3),
-                Op::MatMul { x: 1, w: w + 2 }.to(4),
-                norm(2, weight(head_dim), 5),
-                norm(3, weight(head_dim), 6),
-                Op::Rope { x: 5, head_dim }.to(7),
-                Op::Rope { x: 6, head_dim }.to(8),
-                Op::KvWrite { k: 8, v: 4, layer }.without_result(),
-                Op::Attention {
-                    q: 7,
-                    layer,
-                    scale: 0.125,
-                }
-                .to(9),
-                Op::MatMul { x: 9, w: w + 3 }.to(2),
-                Op::Add { a: 0, b: 2 }.to(10),
-                norm(10, weight(self.d), 11),
-                Op::MatMul { x: 11, w: w + 4 }.to(12),
-                Op::MatMul { x: 11, w: w + 5 }.to(13),
-                Op::Gate {
-                    gate: 12,
-                    up: 13,
-                    act: Activation::Silu,
-                }
-                .to(14),
-                Op::MatMul { x: 14, w: w + 6 }.to(2),
-                Op::Add { a: 10, b: 2 }.to(0),
-            ]);
+            ops.extend(self.layer(layer, &mut norm));
         }
         ops.extend([
             Op::SelectRows { x: 0 }.to(15),
-            norm(15, weight(self.d), 16),
+            norm(15, self.d, 16),
             Op::MatMul {
                 x: 16,
                 w: self.types.len() * 7,
@@ -87,6 +54,46 @@ impl Layers {
             .to(17),
         ]);
         ops
+    }
+
+    /// One layer, from slot 0 to slot 0; `norm` makes one of so many values.
+    fn layer(
+        &self,
+        layer: usize,
+        norm: &mut dyn FnMut(usize, usize, usize) -> Instruction,
+    ) -> Vec<Instruction> {
+        let w = layer * 7;
+        let head_dim = self.kv.head_dim;
+        vec![
+            norm(0, self.d, 1),
+            Op::MatMul { x: 1, w }.to(2),
+            Op::MatMul { x: 1, w: w + 1 }.to(3),
+            Op::MatMul { x: 1, w: w + 2 }.to(4),
+            norm(2, head_dim, 5),
+            norm(3, head_dim, 6),
+            Op::Rope { x: 5, head_dim }.to(7),
+            Op::Rope { x: 6, head_dim }.to(8),
+            Op::KvWrite { k: 8, v: 4, layer }.without_result(),
+            Op::Attention {
+                q: 7,
+                layer,
+                scale: 0.125,
+            }
+            .to(9),
+            Op::MatMul { x: 9, w: w + 3 }.to(2),
+            Op::Add { a: 0, b: 2 }.to(10),
+            norm(10, self.d, 11),
+            Op::MatMul { x: 11, w: w + 4 }.to(12),
+            Op::MatMul { x: 11, w: w + 5 }.to(13),
+            Op::Gate {
+                gate: 12,
+                up: 13,
+                act: Activation::Silu,
+            }
+            .to(14),
+            Op::MatMul { x: 14, w: w + 6 }.to(2),
+            Op::Add { a: 10, b: 2 }.to(0),
+        ]
     }
 
     /// Rows and columns of the matrices of a layer.

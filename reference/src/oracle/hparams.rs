@@ -48,17 +48,7 @@ pub(super) struct Hparams {
 
 impl Hparams {
     pub(super) fn read(gguf: &Gguf) -> Result<Self, Error> {
-        let architecture = match gguf.str("general.architecture")? {
-            Some("llama") => Architecture::Llama,
-            Some("qwen2") => Architecture::Qwen2,
-            Some("qwen3") => Architecture::Qwen3,
-            got => {
-                return Err(Error::Architecture {
-                    file: gguf.name().into(),
-                    got: got.unwrap_or("").into(),
-                });
-            }
-        };
+        let architecture = read_architecture(gguf)?;
         let keys = Keys {
             gguf,
             prefix: architecture.name(),
@@ -87,39 +77,7 @@ impl Hparams {
                 return Err(keys.bad("attention.head_count_kv", expected, kv_heads));
             }
         }
-        // The default head width is taken from layer 0, as in llama.cpp, even when other layers
-        // have other head counts.
-        let head_dim = keys
-            .optional_count("attention.key_length")?
-            .unwrap_or(n_embd / n_head[0]);
-        let value_length = keys
-            .optional_count("attention.value_length")?
-            .unwrap_or(n_embd / n_head[0]);
-        if value_length != head_dim {
-            return Err(keys.bad(
-                "attention.value_length",
-                format!("{head_dim}, the key length"),
-                value_length,
-            ));
-        }
-        if head_dim == 0 {
-            return Err(keys.bad(
-                "attention.head_count",
-                format!("at most {n_embd}, the embedding length"),
-                n_head[0],
-            ));
-        }
-        let widest = n_head
-            .iter()
-            .max()
-            .and_then(|&heads| heads.checked_mul(head_dim));
-        if widest.is_none_or(|width| width > MAX_WIDTH) {
-            return Err(keys.bad(
-                "attention.key_length",
-                format!("heads of at most {MAX_WIDTH} elements together"),
-                head_dim,
-            ));
-        }
+        let head_dim = read_head_dim(&keys, n_embd, &n_head)?;
         let layers = (0..n_layer)
             .map(|il| LayerDims {
                 n_head: n_head[il],
@@ -139,6 +97,56 @@ impl Hparams {
             qk_norm: architecture == Architecture::Qwen3,
         })
     }
+}
+
+fn read_architecture(gguf: &Gguf) -> Result<Architecture, Error> {
+    match gguf.str("general.architecture")? {
+        Some("llama") => Ok(Architecture::Llama),
+        Some("qwen2") => Ok(Architecture::Qwen2),
+        Some("qwen3") => Ok(Architecture::Qwen3),
+        got => Err(Error::Architecture {
+            file: gguf.name().into(),
+            got: got.unwrap_or("").into(),
+        }),
+    }
+}
+
+/// Values of a head, keys and values alike.
+fn read_head_dim(keys: &Keys<'_>, n_embd: usize, n_head: &[usize]) -> Result<usize, Error> {
+    // The default head width is taken from layer 0, as in llama.cpp, even when other layers
+    // have other head counts.
+    let head_dim = keys
+        .optional_count("attention.key_length")?
+        .unwrap_or(n_embd / n_head[0]);
+    let value_length = keys
+        .optional_count("attention.value_length")?
+        .unwrap_or(n_embd / n_head[0]);
+    if value_length != head_dim {
+        return Err(keys.bad(
+            "attention.value_length",
+            format!("{head_dim}, the key length"),
+            value_length,
+        ));
+    }
+    if head_dim == 0 {
+        return Err(keys.bad(
+            "attention.head_count",
+            format!("at most {n_embd}, the embedding length"),
+            n_head[0],
+        ));
+    }
+    let widest = n_head
+        .iter()
+        .max()
+        .and_then(|&heads| heads.checked_mul(head_dim));
+    if widest.is_none_or(|width| width > MAX_WIDTH) {
+        return Err(keys.bad(
+            "attention.key_length",
+            format!("heads of at most {MAX_WIDTH} elements together"),
+            head_dim,
+        ));
+    }
+    Ok(head_dim)
 }
 
 fn read_rope(keys: &Keys<'_>, architecture: Architecture, head_dim: usize) -> Result<Rope, Error> {
