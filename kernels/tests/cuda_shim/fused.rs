@@ -187,6 +187,59 @@ fn paging(bench: &mut Bench, tables: &[u32], n_pages: u32) -> Paging {
     }
 }
 
+/// What [`launch::heads`] does to a group before the cache, by a launch for each operation.
+fn bias_norm_rotation(
+    bench: &mut Bench,
+    group: &HeadGroup,
+    paging: &Paging,
+    turn: Option<&Turn>,
+    head_dim: u32,
+) -> Ptr {
+    let rows = paging.rows as usize;
+    let n = rows * group.n as usize * head_dim as usize;
+    let mut at = group.x;
+    if group.bias != Ptr::NULL {
+        let out = bench.alloc(4 * n);
+        let period = u64::from(group.n) * u64::from(head_dim);
+        bench.run(&launch::add(&Pair {
+            a: at,
+            b: group.bias,
+            out,
+            n: n as u64,
+            period,
+        }));
+        at = out;
+    }
+    if group.norm != Ptr::NULL {
+        let out = bench.alloc(4 * n);
+        let p = Norm {
+            x: at,
+            weight: group.norm,
+            out,
+            eps: group.eps,
+            n: head_dim,
+        };
+        bench.run(&launch::rms_norm(&p, rows as u32 * group.n));
+        at = out;
+    }
+    if let Some(turn) = turn {
+        let out = bench.alloc(4 * n);
+        let (positions, rows, heads) = (paging.positions, rows as u32, group.n);
+        bench.run(&launch::rope(&Rope {
+            x: at,
+            out,
+            positions,
+            turn: *turn,
+            rows,
+            heads,
+            head_dim,
+            unused: 0,
+        }));
+        at = out;
+    }
+    at
+}
+
 #[test]
 fn heads_are_bias_norm_rotation_and_cache() {
     let Some(mut bench) = device() else { return };
@@ -209,18 +262,14 @@ fn heads_are_bias_norm_rotation_and_cache() {
                     pairs: pairs as u32,
                     neox: u32::from(neox),
                 };
+                let mut given = |bench: &mut Bench, is: bool, n: usize| match is {
+                    true => bench.floats(&rng.floats(n)),
+                    false => Ptr::NULL,
+                };
                 let mut group = |n: usize, normed: bool| HeadGroup {
-                    x: bench.floats(&rng.floats(rows * n * dim)),
-                    bias: if biased {
-                        bench.floats(&rng.floats(n * dim))
-                    } else {
-                        Ptr::NULL
-                    },
-                    norm: if normed {
-                        bench.floats(&rng.floats(dim))
-                    } else {
-                        Ptr::NULL
-                    },
+                    x: given(&mut bench, true, rows * n * dim),
+                    bias: given(&mut bench, biased, n * dim),
+                    norm: given(&mut bench, normed, dim),
                     n: n as u32,
                     eps: 1e-6,
                 };
@@ -252,48 +301,8 @@ fn heads_are_bias_norm_rotation_and_cache() {
                 ));
 
                 let mut one_by_one = |group: &HeadGroup, turned: bool| {
-                    let n = rows * group.n as usize * dim;
-                    let mut at = group.x;
-                    if group.bias != Ptr::NULL {
-                        let out = bench.alloc(4 * n);
-                        let period = u64::from(group.n) * dim as u64;
-                        bench.run(&launch::add(&Pair {
-                            a: at,
-                            b: group.bias,
-                            out,
-                            n: n as u64,
-                            period,
-                        }));
-                        at = out;
-                    }
-                    if group.norm != Ptr::NULL {
-                        let out = bench.alloc(4 * n);
-                        let p = Norm {
-                            x: at,
-                            weight: group.norm,
-                            out,
-                            eps: group.eps,
-                            n: head_dim,
-                        };
-                        bench.run(&launch::rms_norm(&p, rows as u32 * group.n));
-                        at = out;
-                    }
-                    if turned {
-                        let out = bench.alloc(4 * n);
-                        let (positions, rows, heads) = (paging.positions, rows as u32, group.n);
-                        bench.run(&launch::rope(&Rope {
-                            x: at,
-                            out,
-                            positions,
-                            turn,
-                            rows,
-                            heads,
-                            head_dim,
-                            unused: 0,
-                        }));
-                        at = out;
-                    }
-                    at
+                    let turn = turned.then_some(&turn);
+                    bias_norm_rotation(&mut bench, group, &paging, turn, head_dim)
                 };
                 let (at_q, k, v) = (
                     one_by_one(&q, true),
@@ -401,8 +410,6 @@ fn a_missing_page_is_told() {
             pairs: 0,
             neox: 0,
         };
-        let seen = |bench: &mut Bench, paging: &Paging| bench.read_integers(paging.missing, 1)[0];
-
         let paging = paging(&mut bench, &tables, 5);
         let head_dim = dim as u32;
         let out = bench.alloc(4 * n);
@@ -425,7 +432,7 @@ fn a_missing_page_is_told() {
             &[missing]
         };
         assert!(
-            expected.contains(&seen(&mut bench, &paging)),
+            expected.contains(&missing_page(&mut bench, &paging)),
             "heads, {tables:?}"
         );
 
@@ -441,53 +448,71 @@ fn a_missing_page_is_told() {
         };
         bench.run(&launch::kv_write(KvType::F16, &p));
         assert!(
-            expected.contains(&seen(&mut bench, &paging)),
+            expected.contains(&missing_page(&mut bench, &paging)),
             "kv_write, {tables:?}"
         );
 
-        let paging = self::paging(&mut bench, &tables, 5);
-        let tiles = bench.integers(&[0, 1, 2, 1, 3, 1]);
-        let (sums, states) = (bench.alloc(4 * 2 * n), bench.alloc(8 * 2 * 4));
-        let integers = Ptr::NULL;
-        let (heads, heads_kv, splits, scale) = (1, 1, 2, 1.0);
-        let p = Attention {
-            q: x,
-            pages_k,
-            pages_v,
-            sums,
-            states,
-            out,
-            integers,
-            tiles,
-            paging,
-            heads,
-            heads_kv,
-            splits,
-            scale,
-        };
-        let mut behind = p;
-        behind.paging.first_row = 100;
-        launch::attend(KvType::F16, dim, &behind)
-            .iter()
-            .for_each(|launch| bench.run(launch));
-        let expected_behind: Vec<u32> = expected
-            .iter()
-            .map(|row| if *row == 0 { 0 } else { row + 100 })
-            .collect();
-        assert!(
-            expected_behind.contains(&seen(&mut bench, &paging)),
-            "attend, {tables:?}"
-        );
-        bench
-            .0
-            .device()
-            .upload(paging.missing, &[0; 4])
-            .expect("its own memory");
-        bench.run(&launch::attend_prompt(dim, &p, 3));
-        assert!(
-            expected.contains(&seen(&mut bench, &paging)),
-            "attend_prompt, {tables:?}"
-        );
+        let prompt = attention_without_a_page(&mut bench, x, [pages_k, pages_v], &tables, expected);
+        assert!(expected.contains(&prompt), "attend_prompt, {tables:?}");
         bench.0.clear();
     }
+}
+
+/// The row whose page is missing, as the kernels said.
+fn missing_page(bench: &mut Bench, paging: &Paging) -> u32 {
+    bench.read_integers(paging.missing, 1)[0]
+}
+
+/// Attention of both kinds over tables that lack a page of one of the `expected` rows: checks what
+/// the first says, and returns what the second does.
+fn attention_without_a_page(
+    bench: &mut Bench,
+    x: Ptr,
+    [pages_k, pages_v]: [Ptr; 2],
+    tables: &[u32; 4],
+    expected: &[u32],
+) -> u32 {
+    let dim = 32;
+    let n = 4 * dim;
+    let out = bench.alloc(4 * n);
+    let paging = paging(bench, tables, 5);
+    let tiles = bench.integers(&[0, 1, 2, 1, 3, 1]);
+    let (sums, states) = (bench.alloc(4 * 2 * n), bench.alloc(8 * 2 * 4));
+    let integers = Ptr::NULL;
+    let (heads, heads_kv, splits, scale) = (1, 1, 2, 1.0);
+    let p = Attention {
+        q: x,
+        pages_k,
+        pages_v,
+        sums,
+        states,
+        out,
+        integers,
+        tiles,
+        paging,
+        heads,
+        heads_kv,
+        splits,
+        scale,
+    };
+    let mut behind = p;
+    behind.paging.first_row = 100;
+    launch::attend(KvType::F16, dim, &behind)
+        .iter()
+        .for_each(|launch| bench.run(launch));
+    let expected_behind: Vec<u32> = expected
+        .iter()
+        .map(|row| if *row == 0 { 0 } else { row + 100 })
+        .collect();
+    assert!(
+        expected_behind.contains(&missing_page(bench, &paging)),
+        "attend, {tables:?}"
+    );
+    bench
+        .0
+        .device()
+        .upload(paging.missing, &[0; 4])
+        .expect("its own memory");
+    bench.run(&launch::attend_prompt(dim, &p, 3));
+    missing_page(bench, &paging)
 }
