@@ -64,6 +64,21 @@ KERNEL(swiglu, PairParams, THREADS) {
     if (at < p.n) p.out[at] = gated(p.a[at], p.b[at]);
 }
 
+struct UnaryParams {
+    const float* x;
+    float* out;
+    u64 n;
+    float parameter;
+    u32 unused;
+};
+static_assert(sizeof(UnaryParams) == 32, "kernels/src/cuda/params.rs has the same");
+
+// cap * tanh(x / cap)
+KERNEL(soft_cap, UnaryParams, THREADS) {
+    const u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
+    if (at < p.n) p.out[at] = p.parameter * tanhf(p.x[at] / p.parameter);
+}
+
 struct SelectParams {
     const float* x;     // (any, width)
     const u32* wanted;  // (rows)

@@ -31,6 +31,8 @@ pub enum Op<V, M, C, T> {
     Attention { q: V, layer: usize, scale: f32 },
     /// `act(gate) * up`.
     Gate { gate: V, up: V, act: Activation },
+    /// `f(x)`, value by value.
+    Unary { x: V, f: Function },
     /// `a + b`.
     Add { a: V, b: V },
     /// The rows whose outputs are wanted.
@@ -42,6 +44,14 @@ pub enum Op<V, M, C, T> {
 pub enum Activation {
     /// `x / (1 + e^-x)`.
     Silu,
+}
+
+/// A function of single values.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Function {
+    /// `cap * tanh(x / cap)`: about `x` where that is small, and never beyond `cap`, which is
+    /// positive.
+    SoftCap(f32),
 }
 
 /// Which rows a value has.
@@ -163,6 +173,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             | Op::MatMul { x, .. }
             | Op::AddBias { x, .. }
             | Op::Rope { x, .. }
+            | Op::Unary { x, .. }
             | Op::SelectRows { x } => (Some(x), None),
             Op::Attention { q, .. } => (Some(q), None),
             Op::KvWrite { k, v, .. } => (Some(k), Some(v)),
@@ -175,7 +186,10 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
     /// Whether each value of the result is made of values at the same place alone, so that it may
     /// be written over them.
     pub(crate) fn is_by_element(&self) -> bool {
-        matches!(self, Op::AddBias { .. } | Op::Gate { .. } | Op::Add { .. })
+        matches!(
+            self,
+            Op::AddBias { .. } | Op::Gate { .. } | Op::Unary { .. } | Op::Add { .. }
+        )
     }
 
     /// The same operation in another vocabulary.
@@ -217,6 +231,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
                 up: to.value(up),
                 act,
             },
+            Op::Unary { x, f } => Op::Unary { x: to.value(x), f },
             Op::Add { a, b } => Op::Add {
                 a: to.value(a),
                 b: to.value(b),
@@ -287,6 +302,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
                     ..value(a)
                 }
             }
+            Op::Unary { x, .. } => value(x),
             Op::SelectRows { x } if value(x).rows == RowSet::Wanted => {
                 return Err(ShapeError::RowsDiffer);
             }

@@ -113,10 +113,30 @@ macro_rules! ops {
 pub(crate) use ops;
 
 /// `e^x` to 2 ulp; arguments outside [-87.3, 88.3] are clamped; NaN stays NaN.
+#[inline(always)]
+pub(crate) unsafe fn exp<S: Simd>(x: S::F) -> S::F {
+    // SAFETY: see the head of this module; no pointers here.
+    unsafe {
+        let (less_one, scale) = exp_parts::<S>(x);
+        S::mul(S::add(less_one, S::set1(1.0)), scale)
+    }
+}
+
+/// `e^x - 1` to 4 ulp, near zero too; as [`exp`] otherwise.
+#[inline(always)]
+pub(crate) unsafe fn exp_less_one<S: Simd>(x: S::F) -> S::F {
+    // SAFETY: see the head of this module; no pointers here.
+    unsafe {
+        let (less_one, scale) = exp_parts::<S>(x);
+        S::fma(less_one, scale, S::sub(scale, S::set1(1.0)))
+    }
+}
+
+/// `p` and `2^n` of `e^x = (1 + p) 2^n`, with `p` between -0.3 and 0.42.
 ///
 /// Cody-Waite reduction by ln 2 in two parts and the Cephes polynomial.
 #[inline(always)]
-pub(crate) unsafe fn exp<S: Simd>(x: S::F) -> S::F {
+unsafe fn exp_parts<S: Simd>(x: S::F) -> (S::F, S::F) {
     // SAFETY: see the head of this module; no pointers here.
     unsafe {
         let x = S::max(S::set1(-87.3), S::min(S::set1(88.3), x));
@@ -134,8 +154,8 @@ pub(crate) unsafe fn exp<S: Simd>(x: S::F) -> S::F {
         ] {
             p = S::fma(p, r, S::set1(c));
         }
-        let p = S::add(S::fma(S::mul(r, r), p, r), S::set1(1.0));
-        S::mul(p, S::bits_f(S::shl(S::iadd(n, S::iset1(127)), 23)))
+        let p = S::fma(S::mul(r, r), p, r);
+        (p, S::bits_f(S::shl(S::iadd(n, S::iset1(127)), 23)))
     }
 }
 

@@ -12,7 +12,7 @@ pub(crate) mod prelude {
     pub(crate) use crate::generic::elementwise::Activate;
     pub(crate) use crate::generic::{attention, elementwise, gemm, gemv, pairs, probe};
     pub(crate) use crate::kv::KvType;
-    pub(crate) use crate::op::Activation;
+    pub(crate) use crate::op::{Activation, Function};
     pub(crate) use crate::stamp::{by_pairs, nothing};
     pub(crate) use crate::table::{
         ActivationForm, Gemv, Packed, PromptKernels, Table, UnpackedKernels,
@@ -171,6 +171,11 @@ macro_rules! instantiate {
                 unsafe { elementwise::rms_norm::<$simd>(x, weight, eps, n, y) }
             }
             $(#[target_feature($(enable = $feature),+)])?
+            unsafe fn unary(f: Function, x: *const f32, n: usize, y: *mut f32) {
+                // SAFETY: as gemv.
+                unsafe { elementwise::unary::<$simd>(f, x, n, y) }
+            }
+            $(#[target_feature($(enable = $feature),+)])?
             unsafe fn gate<A: Activate>(rows: &elementwise::Operands) {
                 // SAFETY: as gemv.
                 unsafe { elementwise::gate::<$simd, A>(rows) }
@@ -272,6 +277,7 @@ macro_rules! instantiate {
                 },
                 unit: $prompts!(attention),
                 rms_norm,
+                unary,
                 gate: |act| match act {
                     Activation::Silu => gate::<elementwise::Silu>,
                 },

@@ -5,7 +5,7 @@ use crate::act::{ActRow, Form};
 use crate::formats::Blocks;
 use crate::generic::{attention, elementwise, gemm};
 use crate::kv::KvType;
-use crate::op::Activation;
+use crate::op::{Activation, Function};
 use octavo_quant::TensorType;
 
 /// The kernels of one packed weight format.
@@ -102,6 +102,7 @@ pub(crate) struct Table {
     /// Instead of the former, for prompts.
     pub(crate) unit: Option<MatrixUnit>,
     pub(crate) rms_norm: unsafe fn(*const f32, *const f32, f32, usize, *mut f32),
+    pub(crate) unary: unsafe fn(Function, *const f32, usize, *mut f32),
     /// Of an activation.
     pub(crate) gate: fn(Activation) -> unsafe fn(&elementwise::Operands),
     pub(crate) add: unsafe fn(&elementwise::Operands),

@@ -3,14 +3,15 @@
 //! Sizes of blocks and how work is cut follow from shapes, never from what else is in a batch;
 //! grids that a device's size decides (`gemv`) only say who does a piece of work.
 
+use super::Ptr;
 use super::modules::Module;
 use super::pack::{UNIT, kernels_of};
 use super::params::{
     Argmax, Arrange, Attention, Embed, Gemm, Gemv, Heads, KvWrite, Norm, Pair, Params, Peak, Rope,
-    Select,
+    Select, Unary,
 };
 use crate::kv::KvType;
-use crate::op::Activation;
+use crate::op::{Activation, Function};
 use octavo_quant::TensorType;
 
 /// One launch of one kernel.
@@ -93,6 +94,21 @@ pub fn rope(p: &Rope) -> Launch {
 /// `a + b`.
 pub fn add(p: &Pair) -> Launch {
     launch(Module::Rows, "add", [blocks(p.n, 256), 1, 1], 256, p)
+}
+
+/// `f` of `n` values.
+pub fn unary(f: Function, x: Ptr, out: Ptr, n: u64) -> Launch {
+    let (name, parameter) = match f {
+        Function::SoftCap(cap) => ("soft_cap", cap),
+    };
+    let p = Unary {
+        x,
+        out,
+        n,
+        parameter,
+        unused: 0,
+    };
+    launch(Module::Rows, name, [blocks(n, 256), 1, 1], 256, &p)
 }
 
 /// `act(a) * b`.

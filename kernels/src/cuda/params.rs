@@ -80,6 +80,8 @@ params! {
     }
     /// `rows.cu`: two operands, element by element.
     Pair, 40 { a: Ptr, b: Ptr, out: Ptr, n: u64, period: u64 }
+    /// `rows.cu`: a function of single values.
+    Unary, 32 { x: Ptr, out: Ptr, n: u64, parameter: f32, unused: u32 }
     /// `rows.cu`.
     Select, 32 { x: Ptr, wanted: Ptr, out: Ptr, rows: u32, width: u32 }
     /// `rows.cu`.

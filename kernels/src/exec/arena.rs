@@ -13,7 +13,7 @@ use crate::memory::{Floats, NoMemory, with_memory};
 use crate::pool::PLACES;
 use crate::program::Resource;
 
-/// ActivationForm of the widest tile, at least. No form takes more than a float for each value of a tile.
+/// Tokens of the widest tile, at least. No form takes more than a float for each value of a tile.
 pub(super) const MAX_TILE: usize = 16;
 
 /// A pointer that threads share; every use says which part is whose.

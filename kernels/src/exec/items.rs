@@ -155,7 +155,7 @@ impl Items {
     }
 }
 
-/// ActivationForm of a prompt whose attention one thread takes at a time, of a KV head with so many query
+/// Tokens of a prompt whose attention one thread takes at a time, of a KV head with so many query
 /// heads.
 pub(super) fn block_tokens(model: &Model, heads: usize) -> usize {
     if model.unit.is_some() {

@@ -1,6 +1,7 @@
 //! Operations of an operation list on rows, or on heads of rows, each of which is one thread's.
 
 use super::{Instruction, Op, Operands, PAGE, Part, Row, Slot};
+use crate::op::Function;
 use crate::program::RowTable;
 
 impl Part<'_> {
@@ -40,6 +41,7 @@ impl Part<'_> {
                 Op::Gate { gate, up, act } => {
                     self.by_element((table.gate)(*act), *gate, *up, result());
                 }
+                Op::Unary { x, f } => self.unary(*f, *x, result()),
                 Op::Add { a, b } => self.by_element(table.add, *a, *b, result()),
                 Op::SelectRows { x } => self.select(*x, result()),
                 Op::MatMul { .. } | Op::Attention { .. } => {
@@ -135,6 +137,17 @@ impl Part<'_> {
                 rows: 1,
                 n: part.len(),
             });
+        }
+    }
+
+    /// # Safety
+    /// As [`Part::run`]. *Shares* of 64 values, as in [`Part::by_element`].
+    unsafe fn unary(&self, f: Function, x: Slot, out: Slot) {
+        let part = self.w.share(self.n_rows(out) * self.width(out), 64);
+        // SAFETY: these values are of this member's share, and their inputs are finished.
+        unsafe {
+            let at = |slot: Slot| self.view.buffers[slot].0.add(part.start);
+            (self.model.table.unary)(f, at(x).cast_const(), part.len(), at(out));
         }
     }
 

@@ -1,6 +1,7 @@
 //! Norms and activations over rows.
 
-use crate::simd::{Simd, exp};
+use crate::op::Function;
+use crate::simd::{Simd, exp, exp_less_one};
 
 /// `y = x / sqrt(mean(x^2) + eps) * weight`, over `n` values.
 ///
@@ -152,6 +153,44 @@ unsafe fn add_row<S: Simd>(a: *const f32, b: *const f32, n: usize, y: *mut f32) 
         }
         for i in whole..n {
             y.add(i).write(a.add(i).read() + b.add(i).read());
+        }
+    }
+}
+
+/// `y = f(x)`, for `n` values.
+///
+/// # Safety
+/// `x` and `y` are `n` floats; `y` may be `x`.
+#[inline(always)]
+pub(crate) unsafe fn unary<S: Simd>(f: Function, x: *const f32, n: usize, y: *mut f32) {
+    // SAFETY: all indices are below n; the tail goes through a whole local vector.
+    unsafe {
+        let whole = n - n % S::R;
+        for i in (0..whole).step_by(S::R) {
+            S::store(y.add(i), function::<S>(f, S::load(x.add(i))));
+        }
+        if whole < n {
+            let mut tail = [0f32; 16];
+            std::ptr::copy_nonoverlapping(x.add(whole), tail.as_mut_ptr(), n - whole);
+            S::store(tail.as_mut_ptr(), function::<S>(f, S::load(tail.as_ptr())));
+            std::ptr::copy_nonoverlapping(tail.as_ptr(), y.add(whole), n - whole);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn function<S: Simd>(f: Function, x: S::F) -> S::F {
+    // SAFETY: no pointers; the instruction set is the caller's promise.
+    unsafe {
+        match f {
+            Function::SoftCap(cap) => {
+                // tanh(z) = (e^2z - 1) / (e^2z + 1), which is 1 in f32 from z = 9.1 on; twice is
+                // exact
+                let z = S::div(x, S::set1(cap));
+                let z2 = S::max(S::set1(-20.0), S::min(S::set1(20.0), S::add(z, z)));
+                let e = exp_less_one::<S>(z2);
+                S::mul(S::set1(cap), S::div(e, S::add(e, S::set1(2.0))))
+            }
         }
     }
 }

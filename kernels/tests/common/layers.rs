@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use octavo_kernels::{
-    Activation, Executor, Instruction, Isa, KvShape, Matrix, Op, Pool, Program, Rope, RowSet,
-    ValueShape,
+    Activation, Executor, Function, Instruction, Isa, KvShape, Matrix, Op, Pool, Program, Rope,
+    RowSet, ValueShape,
 };
 use octavo_quant::TensorType;
 
@@ -30,7 +30,7 @@ pub(crate) struct Layers {
 impl Layers {
     /// Slots: 0 the residual, 1 normed, 2 q, 3 k, 4 v, 5 and 6 q and k normed, 7 and 8 those
     /// rotated, 9 attention, 10 its sum, 11 normed, 12 gate, 13 up, 14 gated, 15 selected, 16
-    /// normed, 17 the output.
+    /// normed, 17 the product, 18 that below a cap: the output.
     fn ops(&self, rng: &mut Rng) -> Vec<Instruction> {
         let mut norm = |x, n: usize, out| {
             Op::RmsNorm {
@@ -52,6 +52,11 @@ impl Layers {
                 w: self.types.len() * 7,
             }
             .to(17),
+            Op::Unary {
+                x: 17,
+                f: Function::SoftCap(30.0),
+            }
+            .to(18),
         ]);
         ops
     }
@@ -134,7 +139,7 @@ impl Layers {
 
         let (d, d_kv, ff) = (self.d, self.kv.n_head_kv * self.kv.head_dim, self.ff);
         let widths = [
-            d, d, d, d_kv, d_kv, d, d_kv, d, d_kv, d, d, d, ff, ff, ff, d, d, self.out,
+            d, d, d, d_kv, d_kv, d, d_kv, d, d_kv, d, d, d, ff, ff, ff, d, d, self.out, self.out,
         ];
         let slots = widths
             .iter()
@@ -160,7 +165,7 @@ impl Layers {
                 slots,
                 rope,
                 kv: self.kv,
-                output: 17,
+                output: 18,
             },
             matrices,
             pool,

@@ -1,12 +1,13 @@
 //! Operations over rows of floats.
 
-use octavo_kernels::Activation;
 use octavo_kernels::cuda::launch;
 use octavo_kernels::cuda::params::{Argmax, Norm, Pair, Rope, Select, Turn};
 use octavo_kernels::cuda::shim::Schedule;
+use octavo_kernels::cuda::{Executor, Limits, Setup};
+use octavo_kernels::{Activation, Function, KvShape, Op, Role, Sequence, Step};
 
-use crate::common::Rng;
-use crate::{Worst, device};
+use crate::common::{KV, Rng, embed, program};
+use crate::{Bench, Worst, device};
 
 #[test]
 fn norms_match() {
@@ -176,6 +177,79 @@ fn element_by_element_operations_match() {
             .copied()
             .collect();
         assert_eq!(bench.read(out, n), expected);
+    }
+}
+
+#[test]
+fn soft_caps_match() {
+    let Some(mut bench) = device() else { return };
+    let mut rng = Rng(4);
+    for (n, cap) in [(1, 1.0), (257, 30.0), (1000, 50.0)] {
+        // from far below the cap to far above it
+        let x: Vec<f32> = (0..n)
+            .map(|_| cap * rng.unit() * 2f32.powi((rng.bits() % 28) as i32 - 20))
+            .collect();
+        let (at, out) = (bench.floats(&x), bench.alloc(4 * n));
+        bench.run(&launch::unary(Function::SoftCap(cap), at, out, n as u64));
+        let mut worst = Worst::default();
+        for (x, got) in x.iter().zip(bench.read(out, n)) {
+            let (x, cap) = (f64::from(*x), f64::from(cap));
+            let y = cap * (x / cap).tanh();
+            // two units in the last place of `tanhf`, two roundings of a half
+            let bound = y.abs() * 3.0 * f64::from(f32::EPSILON) + 1e-36;
+            worst.see(|| format!("{x} below {cap}"), y, got, bound);
+        }
+        worst.check("soft_cap");
+    }
+}
+
+/// No model has one yet: the executor's own way to the kernel.
+#[test]
+fn programs_take_soft_caps() {
+    let Some(Bench(machine)) = device() else {
+        return;
+    };
+    let (m, width, cap) = (3, 40, 30.0f32);
+    let x: Vec<f32> = Rng(5).floats(m * width).iter().map(|v| v * 90.0).collect();
+    let soft_cap = Op::Unary {
+        x: 0,
+        f: Function::SoftCap(cap),
+    };
+    let kv = KvShape { head_dim: 8, ..KV };
+    let program = program(
+        vec![embed(m, width, &x, 0), soft_cap.to(1)],
+        &[width; 2],
+        kv,
+    );
+    let setup = Setup {
+        limits: Limits {
+            rows: m,
+            wanted: m,
+            sequences: 1,
+            positions: 16,
+            n_pages: 1,
+        },
+        capture: false,
+        check_pages: true,
+        threads: 1,
+    };
+    let mut executor = Executor::new(machine.boxed(), program, &[], setup, &mut |_, _, _| {})
+        .expect("a program that fits");
+    let seqs = [Sequence {
+        tokens: &[0, 1, 2],
+        start: 0,
+        table: &[0],
+        wanted: 0..m,
+    }];
+    let step = Step {
+        role: Role::Prompt,
+        seqs: &seqs,
+        input: &[],
+    };
+    let got = executor.step(&step, None).expect("it runs");
+    for (x, got) in x.iter().zip(got) {
+        let exact = cap * (x / cap).tanh();
+        assert!((got - exact).abs() <= 1e-5 * cap, "{x}: {got}, {exact}");
     }
 }
 

@@ -12,6 +12,7 @@
 //! * attention: a change of a logit moves the mix of values by at most as much, relatively; logits
 //!   change by `scale sqrt(d) (e_q |k| + |q| e_k)`, and values pass their own error on;
 //! * SwiGLU: the slope of `silu` is at most 1.1; the other factor is as it is;
+//! * soft caps: their slope is at most 1;
 //! * sums, rotations and selections pass errors on as they are.
 //!
 //! These are statements about typical directions, so that what is allowed is [`MARGIN`] times what
@@ -21,7 +22,7 @@
 use std::collections::HashMap;
 
 use gguf_rs_lite::{Gguf, TensorType};
-use octavo_kernels::Activation;
+use octavo_kernels::{Activation, Function};
 
 use super::Error;
 use super::execution::Rounding;
@@ -187,6 +188,16 @@ impl<'a> Bounds<'a> {
                     let error = 1.1 * g.error[r] * u.size[r] + g.size[r] * u.error[r];
                     let size = g.size[r] * u.size[r];
                     (4.0 * error + 16.0 * U * size, size)
+                })
+            }
+            Op::Unary {
+                x,
+                f: Function::SoftCap(cap),
+            } => {
+                let x = &self.stats[x.index()];
+                self.each_row(|r| {
+                    let size = x.size[r].min(cap.into());
+                    (x.error[r] + 16.0 * U * size, size)
                 })
             }
             Op::Add { a, b } => {

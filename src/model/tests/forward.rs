@@ -4,7 +4,7 @@
 
 use crate::support::{open_shared, shared};
 use gguf_rs_lite::{Gguf, TensorType};
-use octavo_kernels::Activation;
+use octavo_kernels::{Activation, Function};
 use octavo_model::{Model, Op, ValueId, WeightId};
 use safetensors::SafeTensors;
 
@@ -81,7 +81,7 @@ impl Run<'_> {
 
     fn op(&mut self, op: Op, tokens: &[usize]) -> Matrix {
         let value = |v: ValueId| &self.values[v.index()];
-        let zip = |a: ValueId, b: ValueId, f: fn(f64, f64) -> f64| {
+        let zip = |a: ValueId, b: ValueId, f: &dyn Fn(f64, f64) -> f64| {
             let row =
                 |(a, b): (&Vec<f64>, &Vec<f64>)| a.iter().zip(b).map(|(a, b)| f(*a, *b)).collect();
             value(a).iter().zip(value(b)).map(row).collect()
@@ -138,8 +138,12 @@ impl Run<'_> {
                 gate,
                 up,
                 act: Activation::Silu,
-            } => zip(gate, up, |g, u| g / (1.0 + (-g).exp()) * u),
-            Op::Add { a, b } => zip(a, b, |a, b| a + b),
+            } => zip(gate, up, &|g, u| g / (1.0 + (-g).exp()) * u),
+            Op::Unary {
+                x,
+                f: Function::SoftCap(cap),
+            } => zip(x, x, &|x, _| f64::from(cap) * (x / f64::from(cap)).tanh()),
+            Op::Add { a, b } => zip(a, b, &|a, b| a + b),
             Op::SelectRows { x } => value(x).clone(),
         }
     }

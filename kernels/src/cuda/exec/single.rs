@@ -40,6 +40,10 @@ impl Scene<'_> {
                 let p = self.pair(self.slot(gate), self.slot(up), period, result());
                 launch::gate(act, &p)
             }
+            Op::Unary { x, f } => {
+                let (x, out) = (self.slot(x), result());
+                launch::unary(f, x, self.slot(out), self.elements(out) as u64)
+            }
             Op::Add { a, b } => {
                 let period = self.elements(result());
                 launch::add(&self.pair(self.slot(a), self.slot(b), period, result()))
