@@ -4,6 +4,7 @@
 use octavo_engine::backend::Role;
 use octavo_engine::sample::top_logits;
 use octavo_engine::{Engine, EngineOptions, ModelSource, Session, Wanted};
+use octavo_fixtures::tiny::File;
 use octavo_fixtures::{shared, workspace_root};
 use octavo_kernels::{Isa, IsaChoice, KvType};
 
@@ -319,4 +320,39 @@ fn reading_instead_of_mapping_changes_nothing() {
         timeline(&mut engine.session(), &prompt(&engine), GENERATED)
     };
     assert!(run(true) == run(false));
+}
+
+#[test]
+fn layers_with_other_key_heads_say_the_same() {
+    let folder = tempfile::TempDir::new().expect("a folder");
+    for arch in ["llama", "qwen2", "qwen3"] {
+        let one = File::running(arch);
+        let mut two = one.clone();
+        two.repeat_key_heads(1, 2);
+        let sources = [("one", one), ("two", two)].map(|(name, file)| {
+            let path = folder.path().join(format!("{arch}-{name}.gguf"));
+            std::fs::write(&path, file.bytes()).expect("written");
+            ModelSource::Path(path)
+        });
+        for isa in Isa::available() {
+            for (kv_type, batch) in [(KvType::F16, 512), (KvType::F32, 7)] {
+                let [expected, got] = [0, 1].map(|i| {
+                    let options = EngineOptions {
+                        kv_type,
+                        ctx: Some(96),
+                        sessions: 2,
+                        ..options(isa, 2, batch)
+                    };
+                    let engine = load(&sources[i], &options);
+                    assert_eq!(engine.hparams().caches.len(), i + 1);
+                    let prompt: Vec<u32> = (0..40).map(|i| (i * i + 3 * i + 7) % 200).collect();
+                    let other: Vec<u32> = prompt.iter().map(|id| id + 1).collect();
+                    let mut beside = engine.session();
+                    timeline(&mut beside, &other, 3);
+                    timeline(&mut engine.session(), &prompt, GENERATED)
+                });
+                assert!(expected == got, "{arch}, {isa}, {kv_type}, batch {batch}");
+            }
+        }
+    }
 }

@@ -19,8 +19,8 @@ use common::{Rng, embed, program};
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, Throughput};
 use octavo_kernels::{
-    Activation, Executor, Isa, KvShape, KvStore, KvType, Matrix, Op, Pool, Program, Role, Rope,
-    RowSet, Sequence, Step, ValueShape,
+    Activation, CacheLayer, Executor, Isa, KvShape, KvStore, KvType, Matrix, Op, Pool, Program,
+    Role, Rope, RowSet, Sequence, Step, ValueShape,
     probe::{flops_peak, read_bandwidth},
 };
 use octavo_quant::{TensorType as T, quantize};
@@ -96,7 +96,7 @@ fn step(executor: &mut Executor, store: &mut KvStore, role: Role, start: usize, 
     let seqs = [Sequence {
         tokens: &tokens,
         start,
-        table: &table,
+        tables: &[&table],
         wanted: 0..m,
     }];
     executor.step(
@@ -122,7 +122,7 @@ fn repeat(
 }
 
 fn no_cache(m: usize) -> KvStore {
-    KvStore::new(common::KV, m.div_ceil(16)).expect("memory")
+    KvStore::new(&[common::KV], m.div_ceil(16)).expect("memory")
 }
 
 /// Blocks of random values: random bits would be numbers so small that vectors slow down for them.
@@ -195,12 +195,19 @@ fn attention(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
                     embed(TOKENS, heads_kv * d, &x, 1),
                 ];
                 for layer in 0..layers {
-                    ops.push(Op::KvWrite { k: 1, v: 1, layer }.without_result());
+                    ops.push(
+                        Op::KvWrite {
+                            k: 1,
+                            v: 1,
+                            cache: CacheLayer { group: 0, layer },
+                        }
+                        .without_result(),
+                    );
                     if attend {
                         ops.push(
                             Op::Attention {
                                 q: 0,
-                                layer,
+                                cache: CacheLayer { group: 0, layer },
                                 scale: 0.09,
                             }
                             .to(2),
@@ -215,7 +222,7 @@ fn attention(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
                 Executor::new(bench.isa, program, vec![matrix], pool)
             };
             // pages never written would all be one page of zeros
-            let mut store = KvStore::new(kv, (start + m).div_ceil(16)).expect("memory");
+            let mut store = KvStore::new(&[kv], (start + m).div_ceil(16)).expect("memory");
             for at in (0..start).step_by(TOKENS) {
                 step(
                     &mut executor(false),
@@ -256,7 +263,7 @@ fn elementwise(bench: &mut Bench<'_>) {
         head_dim: 128,
         ..common::KV
     };
-    let store = || KvStore::new(kv, TOKENS.div_ceil(16)).expect("memory");
+    let store = || KvStore::new(&[kv], TOKENS.div_ceil(16)).expect("memory");
     let cases = [
         (
             "rms_norm",
@@ -274,6 +281,7 @@ fn elementwise(bench: &mut Bench<'_>) {
             Op::Rope {
                 x: 0,
                 head_dim: 128,
+                rope: 0,
             }
             .to(1),
         ),
@@ -304,8 +312,8 @@ fn elementwise(bench: &mut Bench<'_>) {
         let program = Program {
             ops,
             slots,
-            rope,
-            kv,
+            ropes: vec![rope],
+            caches: vec![kv],
             output: 1,
         };
         let executor = Executor::new(

@@ -2,7 +2,7 @@
 //! is written between them. Found once for a program; each executor takes those groups that it has
 //! kernels for, and does the operations of the others one by one. No number changes by it.
 
-use crate::op::{Activation, Op};
+use crate::op::{Activation, CacheLayer, Op};
 use crate::program::{Program, Slot};
 
 /// Some operations that follow each other.
@@ -50,7 +50,7 @@ pub(crate) enum Kind {
     /// Attention whose only readers are products.
     AttentionInto {
         q: Slot,
-        layer: usize,
+        cache: CacheLayer,
         scale: f32,
         out: Slot,
         /// Their matrices.
@@ -66,8 +66,9 @@ pub(crate) struct Heads {
     pub(crate) q: Chain,
     pub(crate) k: Chain,
     pub(crate) v: Chain,
-    /// Layer of the cache.
-    pub(crate) layer: usize,
+    pub(crate) cache: CacheLayer,
+    /// Which table of angles turns queries and keys.
+    pub(crate) rope: usize,
 }
 
 /// What becomes of a product before it is a head's queries, keys or values.
@@ -79,7 +80,7 @@ pub(crate) struct Chain {
     /// The operation that adds a bias.
     pub(crate) bias: Option<usize>,
     pub(crate) norm: Option<HeadNorm>,
-    turned: bool,
+    turn: Option<HeadTurn>,
     pub(crate) out: Slot,
     /// The operation behind it.
     end: usize,
@@ -91,6 +92,14 @@ pub(crate) struct HeadNorm {
     /// The operation.
     pub(crate) at: usize,
     pub(crate) eps: f32,
+    head_dim: usize,
+}
+
+/// A rotation of each head.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct HeadTurn {
+    rope: usize,
+    head_dim: usize,
 }
 
 /// The group that begins with each operation, if there is one.
@@ -117,12 +126,12 @@ fn group(program: &Program, at: usize) -> Option<Group> {
             };
             Group { kind, last: at }
         }
-        Op::Attention { q, layer, scale } => {
+        Op::Attention { q, cache, scale } => {
             let out = ops[0].out?;
             let readers = only_products(program, out, at + 1)?;
             let kind = Kind::AttentionInto {
                 q,
-                layer,
+                cache,
                 scale,
                 out,
                 readers,
@@ -234,7 +243,7 @@ fn heads(program: &Program, at: usize) -> Option<Group> {
     let b = chain(program, a.end)?;
     let c = chain(program, b.end)?;
     let last = c.end;
-    let Op::KvWrite { k, v, layer } = program.ops.get(last)?.op else {
+    let Op::KvWrite { k, v, cache } = program.ops.get(last)?.op else {
         return None;
     };
     let chains = [a, b, c];
@@ -244,15 +253,22 @@ fn heads(program: &Program, at: usize) -> Option<Group> {
         .into_iter()
         .find(|chain| chain.out != k.out && chain.out != v.out)?;
     let mut written = program.ops[at..last].iter().filter_map(|op| op.out);
-    let fits = chains.iter().all(|chain| chain.x == a.x)
-        && (q.turned && k.turned && !v.turned && k.out != v.out)
+    let turn = k.turn?;
+    let head_dim = program.cache(cache).head_dim;
+    let norms_heads = |chain: &Chain| chain.norm.is_none_or(|norm| norm.head_dim == head_dim);
+    let fits = chains
+        .iter()
+        .all(|chain| chain.x == a.x && norms_heads(chain))
+        && (q.turn == k.turn && turn.head_dim == head_dim)
+        && (v.turn.is_none() && k.out != v.out)
         && written.all(|slot| is_gone(program, slot, q.out, last));
     let kind = Kind::Heads(Heads {
         x: a.x,
         q,
         k,
         v,
-        layer,
+        cache,
+        rope: turn.rope,
     });
     fits.then_some(Group { kind, last })
 }
@@ -265,11 +281,10 @@ fn chain(program: &Program, at: usize) -> Option<Chain> {
         w,
         bias: None,
         norm: None,
-        turned: false,
+        turn: None,
         out,
         end: at + 1,
     };
-    let head_dim = program.kv.head_dim;
     // what reads the value so far, if it comes next
     let next = |chain: &Chain| {
         let reads = |op: &&crate::Instruction| op.reads_slot(chain.out);
@@ -284,18 +299,18 @@ fn chain(program: &Program, at: usize) -> Option<Chain> {
     }
     if let Some(i) = next(&chain)
         && let (Op::RmsNorm { weight, eps, .. }, Some(out)) = (&i.op, i.out)
-        && weight.len() == head_dim
     {
         chain.norm = Some(HeadNorm {
             at: chain.end,
             eps: *eps,
+            head_dim: weight.len(),
         });
         go_on(&mut chain, out);
     }
     if let Some(i) = next(&chain)
-        && let (Op::Rope { .. }, Some(out)) = (&i.op, i.out)
+        && let (&Op::Rope { head_dim, rope, .. }, Some(out)) = (&i.op, i.out)
     {
-        chain.turned = true;
+        chain.turn = Some(HeadTurn { rope, head_dim });
         go_on(&mut chain, out);
     }
     Some(chain)

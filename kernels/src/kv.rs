@@ -86,7 +86,7 @@ impl FromStr for KvType {
     }
 }
 
-/// Numbers that fix the cache's layout.
+/// Numbers that fix the layout of a group of the cache's layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvShape {
     /// Layers.
@@ -105,6 +105,11 @@ impl KvShape {
         PAGE * self.ty.bytes(self.head_dim).expect("pages of it were made")
     }
 
+    /// Bytes from a page to the next one of the same layer, of keys or of values.
+    pub(crate) fn page_stride(&self) -> usize {
+        self.n_head_kv * self.head_bytes()
+    }
+
     /// Bytes of one page of every layer and head, keys and values; `None` if that overflows.
     pub fn page_bytes(&self) -> Option<usize> {
         let per_head = self
@@ -118,17 +123,22 @@ impl KvShape {
     }
 }
 
-/// The pages of all layers.
+/// The pages of all groups of layers.
+pub struct KvStore {
+    pub(crate) groups: Vec<KvGroup>,
+    pub(crate) n_pages: usize,
+    /// Shared by all [`KvPages`] of this store.
+    users: Arc<()>,
+}
+
+/// The pages of a group's layers.
 ///
 /// `[layer][page][KV head]`, and in each 16 positions: keys `[head_dim][16]`, values
 /// `[16][head_dim]`; of bytes, scales follow in f16, `[head_dim / 32][16]`.
-pub struct KvStore {
+pub(crate) struct KvGroup {
     pub(crate) shape: KvShape,
-    pub(crate) n_pages: usize,
     k: Memory,
     v: Memory,
-    /// Shared by all [`KvPages`] of this store.
-    users: Arc<()>,
 }
 
 /// The system has no room for a cache of this size.
@@ -165,42 +175,58 @@ impl KvStore {
     /// [`KvTooLarge`] if the system does not have that much.
     ///
     /// # Panics
-    /// If the type does not [take](KvType::takes) such heads.
-    pub fn new(shape: KvShape, n_pages: usize) -> Result<KvStore, KvTooLarge> {
-        assert!(
-            shape.ty.takes(shape.head_dim),
-            "{} keys and values of heads of {}",
-            shape.ty,
-            shape.head_dim
-        );
-        let bytes = shape
-            .page_bytes()
-            .and_then(|b| (b / 2).checked_mul(n_pages))
-            .and_then(|b| b.checked_add(SLACK));
-        let too_large = KvTooLarge {
+    /// If a type does not [take](KvType::takes) such heads.
+    pub fn new(shapes: &[KvShape], n_pages: usize) -> Result<KvStore, KvTooLarge> {
+        let half_of = |shape: &KvShape| {
+            (shape.page_bytes()? / 2)
+                .checked_mul(n_pages)?
+                .checked_add(SLACK)
+        };
+        let too_large = || KvTooLarge {
             positions: n_pages.saturating_mul(PAGE),
-            bytes: bytes.map(|b| b.saturating_mul(2)),
+            bytes: shapes
+                .iter()
+                .try_fold(0usize, |sum, shape| sum.checked_add(2 * half_of(shape)?)),
         };
-        let store = || bytes.and_then(Memory::zeroed);
-        let (Some(k), Some(v)) = (store(), store()) else {
-            return Err(too_large);
+        let group = |shape: &KvShape| {
+            assert!(
+                shape.ty.takes(shape.head_dim),
+                "{} keys and values of heads of {}",
+                shape.ty,
+                shape.head_dim
+            );
+            let half = || half_of(shape).and_then(Memory::zeroed);
+            Some(KvGroup {
+                shape: *shape,
+                k: half()?,
+                v: half()?,
+            })
         };
+        let groups: Option<Vec<KvGroup>> = shapes.iter().map(group).collect();
         Ok(KvStore {
-            shape,
+            groups: groups.ok_or_else(too_large)?,
             n_pages,
-            k,
-            v,
             users: Arc::new(()),
         })
     }
 
-    /// Pages.
+    /// Whether it was made for groups of these shapes.
+    pub(crate) fn is_of(&self, shapes: &[KvShape]) -> bool {
+        self.groups.iter().map(|group| &group.shape).eq(shapes)
+    }
+
+    /// Groups of layers.
+    pub fn groups(&self) -> usize {
+        self.groups.len()
+    }
+
+    /// Pages of each group.
     pub fn n_pages(&self) -> usize {
         self.n_pages
     }
 
-    /// Copies a page of every layer, for copy-on-write.
-    pub fn copy_page(&mut self, from: u32, to: u32) {
+    /// Copies a page of every layer of a group, for copy-on-write.
+    pub fn copy_page(&mut self, group: usize, from: u32, to: u32) {
         // a thread that was left behind in a step may still read, for as long as it takes to get
         // back to its CPU
         while Arc::get_mut(&mut self.users).is_none() {
@@ -208,10 +234,11 @@ impl KvStore {
         }
         let (from, to) = (from as usize, to as usize);
         assert!(from < self.n_pages && to < self.n_pages);
-        let stride = self.page_stride();
-        for layer in 0..self.shape.n_layer {
+        let group = &mut self.groups[group];
+        let stride = group.shape.page_stride();
+        for layer in 0..group.shape.n_layer {
             let base = layer * self.n_pages * stride;
-            for store in [&mut self.k, &mut self.v] {
+            for store in [&mut group.k, &mut group.v] {
                 store.bytes_mut().copy_within(
                     base + from * stride..base + (from + 1) * stride,
                     base + to * stride,
@@ -222,45 +249,65 @@ impl KvStore {
 
     /// The pages as threads share them.
     pub(crate) fn pages(&mut self) -> KvPages {
-        let (k, v) = (self.k.as_mut_ptr(), self.v.as_mut_ptr());
-        let keep = [self.k.keep(), self.v.keep()];
+        let n_pages = self.n_pages;
+        let pages = |group: &mut KvGroup| GroupPages {
+            k: group.k.as_mut_ptr(),
+            v: group.v.as_mut_ptr(),
+            shape: group.shape,
+            n_pages,
+            _keep: [group.k.keep(), group.v.keep()],
+        };
         KvPages {
-            k,
-            v,
-            shape: self.shape,
-            n_pages: self.n_pages,
-            _keep: keep,
+            groups: self.groups.iter_mut().map(pages).collect(),
             _user: self.users.clone(),
         }
     }
+}
 
-    /// Bytes from a page to the next one of the same layer.
-    fn page_stride(&self) -> usize {
-        self.shape.n_head_kv * self.shape.head_bytes()
+/// All groups of a [`KvStore`], whose memory stays for as long as this does.
+pub(crate) struct KvPages {
+    groups: Vec<GroupPages>,
+    _user: Arc<()>,
+}
+
+impl std::ops::Deref for KvPages {
+    type Target = [GroupPages];
+
+    fn deref(&self) -> &[GroupPages] {
+        &self.groups
     }
 }
 
-/// Pointers into a [`KvStore`] for concurrent readers, and writers of different positions or heads.
-/// Its memory stays for as long as they do.
-pub(crate) struct KvPages {
+/// Pointers into a [`KvGroup`] for concurrent readers, and writers of different positions or heads.
+pub(crate) struct GroupPages {
     k: *mut u8,
     v: *mut u8,
     shape: KvShape,
     n_pages: usize,
     _keep: [Option<Arc<MmapRaw>>; 2],
-    _user: Arc<()>,
+}
+
+/// Where one head's key and value go.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cell {
+    /// Of the group.
+    pub(crate) layer: usize,
+    pub(crate) head: usize,
+    pub(crate) page: u32,
+    /// Position in the page.
+    pub(crate) slot: usize,
 }
 
 // SAFETY: nothing is read or written but by kernels that get pointers from `base`, and by `write`,
 // whose callers write elements that nobody else touches.
-unsafe impl Sync for KvPages {}
+unsafe impl Sync for GroupPages {}
 // SAFETY: as for `Sync`: the pointers belong to no thread.
-unsafe impl Send for KvPages {}
+unsafe impl Send for GroupPages {}
 
-impl KvPages {
+impl GroupPages {
     /// Bytes from a page to the next one of the same layer.
     pub(crate) fn page_stride(&self) -> usize {
-        self.shape.n_head_kv * self.shape.head_bytes()
+        self.shape.page_stride()
     }
 
     /// Page 0 of a layer and head: keys, values.
@@ -277,12 +324,15 @@ impl KvPages {
     /// `to_f16` rounds so many floats to halves.
     pub(crate) unsafe fn write(
         &self,
-        (layer, head, page, slot): (usize, usize, u32, usize),
+        cell: Cell,
         (k, v): (&[f32], &[f32]),
         to_f16: unsafe fn(*const f32, usize, *mut u16),
     ) {
         let s = &self.shape;
-        let (d, page) = (s.head_dim, page as usize);
+        let Cell {
+            layer, head, slot, ..
+        } = cell;
+        let (d, page) = (s.head_dim, cell.page as usize);
         assert!(layer < s.n_layer && head < s.n_head_kv && page < self.n_pages && slot < PAGE);
         assert!(k.len() == d && v.len() == d);
         let of = (layer * self.n_pages + page) * s.n_head_kv + head;

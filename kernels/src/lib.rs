@@ -44,8 +44,8 @@ pub use kv::{KvShape, KvStore, KvTooLarge, KvType, PAGE_POSITIONS};
 pub use matrix::{Matrix, MatrixError, kernel_name};
 pub use memory::{NoMemory, room, with_memory};
 pub use op::{
-    Activation, CacheShape, Function, MatrixShape, Op, RowSet, ShapeError, Shapes, Translate,
-    Translated, ValueShape,
+    Activation, CacheLayer, CacheShape, Function, MatrixShape, Op, RowSet, ShapeError, Shapes,
+    Translate, Translated, ValueShape,
 };
 pub use pool::Pool;
 pub use program::{Instruction, Program, ProgramOp, Role, Rope, RowTable, Sequence, Slot, Step};

@@ -21,14 +21,14 @@ pub enum Op<V, M, C, T> {
     MatMul { x: V, w: M },
     /// `x + bias` in every row.
     AddBias { x: V, bias: C },
-    /// Rotates the pairs of each head of width `head_dim` by the token's position; values behind
-    /// the last pair pass unchanged.
-    Rope { x: V, head_dim: usize },
-    /// Appends keys and values of this layer to the cache. No result.
-    KvWrite { k: V, v: V, layer: usize },
-    /// Causal attention over everything cached for the layer: `softmax(scale * q K^T) V` per head;
+    /// Rotates the pairs of each head of width `head_dim` by the token's position and the angles of
+    /// table `rope`; values behind the last pair pass unchanged.
+    Rope { x: V, head_dim: usize, rope: usize },
+    /// Appends keys and values to the cache. No result.
+    KvWrite { k: V, v: V, cache: CacheLayer },
+    /// Causal attention over everything that is cached there: `softmax(scale * q K^T) V` per head;
     /// query head `h` reads key head `h / (n_head / n_head_kv)`.
-    Attention { q: V, layer: usize, scale: f32 },
+    Attention { q: V, cache: CacheLayer, scale: f32 },
     /// `act(gate) * up`.
     Gate { gate: V, up: V, act: Activation },
     /// `f(x)`, value by value.
@@ -37,6 +37,16 @@ pub enum Op<V, M, C, T> {
     Add { a: V, b: V },
     /// The rows whose outputs are wanted.
     SelectRows { x: V },
+}
+
+/// A layer of the cache. Layers are grouped: those of a group have one shape, and a sequence has one
+/// block table for all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CacheLayer {
+    /// Which group.
+    pub group: usize,
+    /// Which of the group's layers.
+    pub layer: usize,
 }
 
 /// What a gate goes through before it is multiplied.
@@ -81,7 +91,7 @@ pub struct MatrixShape {
     pub cols: usize,
 }
 
-/// A cache of keys and values.
+/// A group of a cache's layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheShape {
     /// Layers.
@@ -104,8 +114,10 @@ pub trait Shapes<V, M, C, T> {
     fn table(&self, table: &T) -> Option<MatrixShape>;
     /// The width of the rows that come with a step.
     fn input(&self) -> Option<usize>;
-    /// The cache.
-    fn cache(&self) -> CacheShape;
+    /// How many pairs of a head the table of angles turns.
+    fn rope(&self, rope: usize) -> Option<usize>;
+    /// A group of the cache's layers.
+    fn cache(&self, group: usize) -> Option<CacheShape>;
 }
 
 /// What is wrong with an operation's operands.
@@ -126,8 +138,11 @@ pub enum ShapeError {
     #[error("a weight that does not exist")]
     NoWeight,
     /// A layer that the cache does not have.
-    #[error("layer {layer} is not in the cache")]
-    NoLayer { layer: usize },
+    #[error("layer {} of group {} is not in the cache", .0.layer, .0.group)]
+    NoLayer(CacheLayer),
+    /// A table of angles that does not exist.
+    #[error("no table {rope} of angles")]
+    NoRope { rope: usize },
     /// [`Op::Input`] where steps bring no rows.
     #[error("no rows come with a step")]
     NoInput,
@@ -153,7 +168,7 @@ pub trait Translate<V, M, C, T> {
     /// A table of embeddings.
     fn table(&mut self, table: T) -> Self::Table;
     /// A layer of the cache.
-    fn layer(&mut self, layer: usize) -> usize;
+    fn cache(&mut self, cache: CacheLayer) -> CacheLayer;
 }
 
 /// An operation in the words of `X`.
@@ -212,18 +227,19 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
                 x: to.value(x),
                 bias: to.vector(bias),
             },
-            Op::Rope { x, head_dim } => Op::Rope {
+            Op::Rope { x, head_dim, rope } => Op::Rope {
                 x: to.value(x),
                 head_dim,
+                rope,
             },
-            Op::KvWrite { k, v, layer } => Op::KvWrite {
+            Op::KvWrite { k, v, cache } => Op::KvWrite {
                 k: to.value(k),
                 v: to.value(v),
-                layer: to.layer(layer),
+                cache: to.cache(cache),
             },
-            Op::Attention { q, layer, scale } => Op::Attention {
+            Op::Attention { q, cache, scale } => Op::Attention {
                 q: to.value(q),
-                layer: to.layer(layer),
+                cache: to.cache(cache),
                 scale,
             },
             Op::Gate { gate, up, act } => Op::Gate {
@@ -273,13 +289,20 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
                 same("bias", value(x).width, bias)?;
                 value(x)
             }
-            Op::Rope { x, head_dim } => {
-                same("head", of.cache().head_dim, head_dim)?;
+            Op::Rope { x, head_dim, rope } => {
+                let pairs = of.rope(rope).ok_or(ShapeError::NoRope { rope })?;
+                if 2 * pairs > head_dim {
+                    return Err(ShapeError::Width {
+                        what: "pairs of a head that turn",
+                        expected: head_dim / 2,
+                        got: pairs,
+                    });
+                }
                 whole("heads", head_dim, value(x).width)?;
                 value(x)
             }
-            Op::KvWrite { k, v, layer } => {
-                let cache = cache_of(layer, of.cache())?;
+            Op::KvWrite { k, v, cache } => {
+                let cache = shape_of(cache, of)?;
                 same("keys", cache.width, value(k).width)?;
                 same("values", cache.width, value(v).width)?;
                 ValueShape {
@@ -287,12 +310,8 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
                     rows: same_rows(value(k), value(v))?,
                 }
             }
-            Op::Attention { q, layer, .. } => {
-                whole(
-                    "queries",
-                    cache_of(layer, of.cache())?.width,
-                    value(q).width,
-                )?;
+            Op::Attention { q, cache, .. } => {
+                whole("queries", shape_of(cache, of)?.width, value(q).width)?;
                 value(q)
             }
             Op::Gate { gate: a, up: b, .. } | Op::Add { a, b } => {
@@ -325,12 +344,14 @@ impl ValueShape {
     }
 }
 
-fn cache_of(layer: usize, cache: CacheShape) -> Result<CacheShape, ShapeError> {
-    if layer < cache.layers {
-        Ok(cache)
-    } else {
-        Err(ShapeError::NoLayer { layer })
-    }
+fn shape_of<V, M, C, T>(
+    cache: CacheLayer,
+    of: &impl Shapes<V, M, C, T>,
+) -> Result<CacheShape, ShapeError> {
+    let group = of.cache(cache.group);
+    group
+        .filter(|group| cache.layer < group.layers)
+        .ok_or(ShapeError::NoLayer(cache))
 }
 
 fn same_rows(a: ValueShape, b: ValueShape) -> Result<RowSet, ShapeError> {

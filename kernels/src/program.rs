@@ -3,7 +3,7 @@
 use crate::bytes::Bytes;
 use crate::generic::attention::PAGE;
 use crate::kv::KvShape;
-use crate::op::{CacheShape, MatrixShape, Op, RowSet, Shapes, ValueShape};
+use crate::op::{CacheLayer, CacheShape, MatrixShape, Op, RowSet, Shapes, ValueShape};
 use octavo_quant::TensorType;
 use std::ops::Range;
 use std::sync::Arc;
@@ -93,7 +93,7 @@ impl Instruction {
         let mut all: Vec<_> = self.op.inputs().map(Resource::Slot).collect();
         match self.op {
             Op::Rope { .. } => all.push(Resource::Angles),
-            Op::Attention { layer, .. } => all.push(Resource::Kv(layer)),
+            Op::Attention { cache, .. } => all.push(Resource::Kv(cache)),
             _ => {}
         }
         all
@@ -102,7 +102,7 @@ impl Instruction {
     /// What is written.
     pub(crate) fn writes(&self) -> Vec<Resource> {
         match self.op {
-            Op::KvWrite { layer, .. } => vec![Resource::Kv(layer)],
+            Op::KvWrite { cache, .. } => vec![Resource::Kv(cache)],
             _ => self.out.map(Resource::Slot).into_iter().collect(),
         }
     }
@@ -114,7 +114,7 @@ pub(crate) enum Resource {
     /// A buffer.
     Slot(Slot),
     /// Keys and values of a layer.
-    Kv(usize),
+    Kv(CacheLayer),
     /// The input of products as integers, of which there is room for two.
     Codes(usize),
     /// The input of products in tiles of any form.
@@ -132,10 +132,10 @@ pub struct Program {
     pub ops: Vec<Instruction>,
     /// Shapes of the buffers, indexed by [`Slot`].
     pub slots: Vec<ValueShape>,
-    /// Positions.
-    pub rope: Rope,
-    /// The cache.
-    pub kv: KvShape,
+    /// Tables of angles; [`Op::Rope`] names one.
+    pub ropes: Vec<Rope>,
+    /// Groups of the cache's layers; a [`CacheLayer`] names one.
+    pub caches: Vec<KvShape>,
     /// The slot that holds the outputs: the logits, or what another program goes on with.
     pub output: Slot,
 }
@@ -155,8 +155,8 @@ impl Program {
     /// # Panics
     /// If they do not: a bug in whoever compiled it.
     pub(crate) fn check(&self, matrices: &[MatrixShape]) {
-        let head_dim = self.kv.head_dim;
-        assert!(head_dim > 0 && head_dim.is_multiple_of(2));
+        let sound = |kv: &KvShape| kv.head_dim > 0 && kv.head_dim.is_multiple_of(2);
+        assert!(self.caches.iter().all(sound), "heads of an even width");
         for (at, Instruction { op, out }) in self.ops.iter().enumerate() {
             let shapes = Operands {
                 program: self,
@@ -179,10 +179,42 @@ impl Program {
                 op.is_by_element() || op.inputs().all(|input| Some(input) != *out),
                 "operation {at} writes over its input"
             );
-            if let Op::Rope { head_dim, .. } = op {
-                assert!(2 * self.rope.frequencies.len() <= *head_dim);
-            }
         }
+    }
+
+    /// The shape of a layer of the cache.
+    pub(crate) fn cache(&self, cache: CacheLayer) -> KvShape {
+        self.caches[cache.group]
+    }
+
+    /// How wide the heads are that a row of this width is made of, if it is; what is divided by
+    /// heads is divided by these.
+    pub(crate) fn head_dim_of(&self, width: usize) -> Option<usize> {
+        let mut head_dims = self.caches.iter().map(|kv| kv.head_dim);
+        head_dims.find(|head_dim| width.is_multiple_of(*head_dim))
+    }
+
+    /// The most query heads that share a key head, of all layers.
+    pub(crate) fn most_heads_per_kv(&self) -> usize {
+        let of = |i: &Instruction| match i.op {
+            Op::Attention { q, cache, .. } => {
+                let kv = self.cache(cache);
+                self.slots[q].width / (kv.n_head_kv * kv.head_dim)
+            }
+            _ => 0,
+        };
+        self.ops.iter().map(of).max().unwrap_or(0)
+    }
+
+    /// Cosines, and as many sines, of a row: those of all tables, one after the other.
+    pub(crate) fn angles(&self) -> usize {
+        self.ropes.iter().map(|rope| rope.frequencies.len()).sum()
+    }
+
+    /// Where those of a table begin.
+    pub(crate) fn angles_before(&self, rope: usize) -> usize {
+        let before = self.ropes[..rope].iter();
+        before.map(|rope| rope.frequencies.len()).sum()
     }
 
     /// Rows that a step of so many has in a slot, of which so many are wanted.
@@ -212,14 +244,21 @@ impl Program {
         let (mut rows, mut wanted) = (Vec::new(), Vec::new());
         for (seq, s) in step.seqs.iter().enumerate() {
             let end = s.start + s.tokens.len();
-            assert!(
-                s.table.len() * PAGE >= end,
-                "the block table ends before position {end}"
+            assert_eq!(
+                s.tables.len(),
+                self.caches.len(),
+                "block tables for other groups of layers"
             );
-            assert!(
-                s.table.iter().all(|p| (*p as usize) < n_pages),
-                "a page that does not exist"
-            );
+            for table in s.tables {
+                assert!(
+                    table.len() * PAGE >= end,
+                    "the block table ends before position {end}"
+                );
+                assert!(
+                    table.iter().all(|p| (*p as usize) < n_pages),
+                    "a page that does not exist"
+                );
+            }
             assert!(
                 s.wanted.end <= s.tokens.len(),
                 "outputs wanted of tokens that are not there"
@@ -278,13 +317,18 @@ impl Shapes<Slot, usize, Arc<[f32]>, RowTable> for Operands<'_> {
         self.out.map(|out| self.program.slots[out].width)
     }
 
-    fn cache(&self) -> CacheShape {
-        let kv = self.program.kv;
-        CacheShape {
+    fn rope(&self, rope: usize) -> Option<usize> {
+        let rope = self.program.ropes.get(rope)?;
+        Some(rope.frequencies.len())
+    }
+
+    fn cache(&self, group: usize) -> Option<CacheShape> {
+        let kv = self.program.caches.get(group)?;
+        Some(CacheShape {
             layers: kv.n_layer,
             head_dim: kv.head_dim,
             width: kv.n_head_kv * kv.head_dim,
-        }
+        })
     }
 }
 
@@ -304,8 +348,9 @@ pub struct Sequence<'a> {
     pub tokens: &'a [u32],
     /// Position of the first.
     pub start: usize,
-    /// Pages of the sequence from position 0, covering all new tokens.
-    pub table: &'a [u32],
+    /// For each group of the cache's layers, pages of the sequence from position 0, covering all
+    /// new tokens.
+    pub tables: &'a [&'a [u32]],
     /// Which of `tokens` need outputs.
     pub wanted: Range<usize>,
 }

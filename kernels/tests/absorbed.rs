@@ -78,12 +78,12 @@ fn one_by_one(executor: &mut Executor, role: Role, m: usize) -> (Vec<f32>, usize
     let seqs = [Sequence {
         tokens: &tokens,
         start: 0,
-        table: &table,
+        tables: &[&table],
         wanted: 0..m,
     }];
     let mut seen = 0;
     let mut tap = |_: usize, _: usize, _: usize, _: &[f32]| seen += 1;
-    let mut kv = KvStore::new(KV, table.len()).expect("memory");
+    let mut kv = KvStore::new(&[KV], table.len()).expect("memory");
     let out = executor
         .step(
             &Step {

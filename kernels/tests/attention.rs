@@ -5,8 +5,8 @@ mod common;
 
 use common::{Rng, f32_bytes};
 use octavo_kernels::{
-    Executor, Isa, KvShape, KvStore, KvType, Op, Pool, Program, Role, Rope, RowSet, RowTable,
-    Sequence, Step, ValueShape,
+    CacheLayer, Executor, Isa, KvShape, KvStore, KvType, Op, Pool, Program, Role, Rope, RowSet,
+    RowTable, Sequence, Step, ValueShape,
 };
 use octavo_quant::TensorType;
 use std::sync::Arc;
@@ -46,12 +46,12 @@ fn executor(c: Case, q: &[f32], k: &[f32], v: &[f32], tokens: usize) -> Executor
         Op::KvWrite {
             k: 1,
             v: 2,
-            layer: 1,
+            cache: LAYER,
         }
         .without_result(),
         Op::Attention {
             q: 0,
-            layer: 1,
+            cache: LAYER,
             scale: 0.37,
         }
         .to(3),
@@ -71,8 +71,8 @@ fn executor(c: Case, q: &[f32], k: &[f32], v: &[f32], tokens: usize) -> Executor
     let program = Program {
         ops,
         slots,
-        rope,
-        kv,
+        ropes: vec![rope],
+        caches: vec![kv],
         output: 3,
     };
     Executor::new(
@@ -82,6 +82,8 @@ fn executor(c: Case, q: &[f32], k: &[f32], v: &[f32], tokens: usize) -> Executor
         Pool::new(c.threads).expect("threads"),
     )
 }
+
+const LAYER: CacheLayer = CacheLayer { group: 0, layer: 1 };
 
 fn kv_shape(c: Case) -> KvShape {
     KvShape {
@@ -103,7 +105,7 @@ fn run(
     table: &[u32],
 ) -> Vec<f32> {
     let mut executor = executor(c, &data.0, &data.1, &data.2, n);
-    let mut kv = KvStore::new(kv_shape(c), table.len() + 3).expect("memory");
+    let mut kv = KvStore::new(&[kv_shape(c)], table.len() + 3).expect("memory");
     let mut all = Vec::new();
     let mut at = 0;
     while at < n {
@@ -116,7 +118,7 @@ fn run(
         let seqs = [Sequence {
             tokens: &tokens,
             start: at,
-            table,
+            tables: &[table],
             wanted: 0..len,
         }];
         all.extend_from_slice(executor.step(
@@ -331,12 +333,12 @@ fn copied_pages_hold_the_same_keys_and_values() {
     let data = data(c, 20);
     let expected = run(c, &data, 20, 20, 512, &[0, 1]);
     let mut executor = executor(c, &data.0, &data.1, &data.2, 20);
-    let mut kv = KvStore::new(kv_shape(c), 4).expect("memory");
+    let mut kv = KvStore::new(&[kv_shape(c)], 4).expect("memory");
     let tokens: Vec<u32> = (0..20).collect();
     let seqs = [Sequence {
         tokens: &tokens[..18],
         start: 0,
-        table: &[0, 1],
+        tables: &[&[0, 1]],
         wanted: 0..0,
     }];
     executor.step(
@@ -348,12 +350,12 @@ fn copied_pages_hold_the_same_keys_and_values() {
         &mut kv,
         None,
     );
-    kv.copy_page(1, 3);
+    kv.copy_page(0, 1, 3);
     // a second sequence writes over the original's last page; the copy must not notice
     let seqs = [Sequence {
         tokens: &tokens[5..7],
         start: 16,
-        table: &[0, 1],
+        tables: &[&[0, 1]],
         wanted: 0..0,
     }];
     executor.step(
@@ -368,7 +370,7 @@ fn copied_pages_hold_the_same_keys_and_values() {
     let seqs = [Sequence {
         tokens: &tokens[18..],
         start: 18,
-        table: &[0, 3],
+        tables: &[&[0, 3]],
         wanted: 0..2,
     }];
     let y = executor.step(

@@ -45,7 +45,7 @@ fn layers() -> Layers {
 /// The logits of a prompt over a page's end, then of two sequences at a time, as bits; and how many
 /// values taps saw.
 fn timeline(executor: &mut Executor, kv: KvShape, tapped: bool) -> (Vec<u32>, usize) {
-    let mut kv = KvStore::new(kv, 5).expect("memory");
+    let mut kv = KvStore::new(&[kv], 5).expect("memory");
     let (one, two) = ([3, 0], [1]);
     let (mut bits, mut seen) = (Vec::new(), 0);
     let mut step = |role, seqs: &[Sequence<'_>]| {
@@ -68,20 +68,20 @@ fn timeline(executor: &mut Executor, kv: KvShape, tapped: bool) -> (Vec<u32>, us
         &[Sequence {
             tokens: &prompt,
             start: 14,
-            table: &one,
+            tables: &[&one],
             wanted: 1..3,
         }],
     );
     let first = Sequence {
         tokens: &[2],
         start: 17,
-        table: &one,
+        tables: &[&one],
         wanted: 0..1,
     };
     let second = Sequence {
         tokens: &[1],
         start: 0,
-        table: &two,
+        tables: &[&two],
         wanted: 0..1,
     };
     step(Role::Generated, &[first, second]);

@@ -36,7 +36,7 @@ fn layers() -> Layers {
 /// from the middle, where the cache is written again; then of two sequences at a time, one of which
 /// comes to its second piece of attention.
 fn timeline(executor: &mut Executor) -> Vec<u32> {
-    let mut kv = KvStore::new(KV, 40).expect("memory");
+    let mut kv = KvStore::new(&[KV], 40).expect("memory");
     let table = [3, 0, 4, 1];
     let mut bits = Vec::new();
     let mut step = |role, start: usize, n: usize| {
@@ -44,7 +44,7 @@ fn timeline(executor: &mut Executor) -> Vec<u32> {
         let seqs = [Sequence {
             tokens: &tokens,
             start,
-            table: &table,
+            tables: &[&table],
             wanted: n - 1..n,
         }];
         let out = executor.step(
@@ -69,14 +69,15 @@ fn timeline(executor: &mut Executor) -> Vec<u32> {
     let long: Vec<u32> = (6..40).collect();
     for i in 0..8 {
         let tokens = [i, i + 1];
-        let sequence = |i: usize, start, table| Sequence {
+        let sequence = |i: usize, start, tables| Sequence {
             tokens: &tokens[i..=i],
             start,
-            table,
+            tables,
             wanted: 0..1,
         };
+        let (long, table): ([&[u32]; 1], [&[u32]; 1]) = ([&long], [&table]);
         let seqs = [
-            sequence(0, 508 + i as usize, &long[..]),
+            sequence(0, 508 + i as usize, &long),
             sequence(1, TOKENS - 8 + i as usize, &table),
         ];
         let out = executor.step(

@@ -14,7 +14,8 @@ use crate::sample::{are_finite, argmax};
 #[derive(Debug, Default)]
 pub(crate) struct Timeline {
     pub(crate) tokens: Vec<u32>,
-    table: BlockTable,
+    /// For each group of the cache's layers.
+    tables: Vec<BlockTable>,
 }
 
 /// New tokens of a timeline.
@@ -67,17 +68,21 @@ pub(crate) enum Value<'a> {
 /// A device, and who owns which of its pages.
 pub(crate) struct Runtime {
     executable: Box<dyn Executable>,
-    pool: BlockPool,
+    /// For each group of the cache's layers: pages of different shapes cannot stand in for each
+    /// other.
+    pools: Vec<BlockPool>,
     n_vocab: usize,
     /// The page numbers of a step's tables, one after the other.
     pages: Vec<u32>,
 }
 
 impl Runtime {
+    /// Takes a device with so many pages for each group of layers.
     pub(crate) fn new(executable: Box<dyn Executable>, n_pages: u32, n_vocab: usize) -> Runtime {
+        let groups = 0..executable.cache_groups();
         Runtime {
             executable,
-            pool: BlockPool::new(n_pages),
+            pools: groups.map(|_| BlockPool::new(n_pages)).collect(),
             n_vocab,
             pages: Vec::new(),
         }
@@ -86,9 +91,10 @@ impl Runtime {
     /// Forgets all but the first `n` tokens of a timeline.
     pub(crate) fn truncate(&mut self, timeline: &mut Timeline, n: usize) {
         timeline.tokens.truncate(n);
-        timeline
-            .table
-            .truncate(&mut self.pool, timeline.tokens.len());
+        let end = timeline.tokens.len();
+        for (table, pool) in timeline.tables.iter_mut().zip(&mut self.pools) {
+            table.truncate(pool, end);
+        }
     }
 
     /// Computes new tokens of some timelines, all of one role. `sink` gets their outputs, entry by
@@ -104,7 +110,12 @@ impl Runtime {
         tap: Option<&mut TapSink<'_>>,
         sink: &mut dyn FnMut(Output<'_>),
     ) -> Result<(), Error> {
-        let tables = self.reserve(entries)?;
+        let ranges = self.reserve(entries)?;
+        let table = |range: &Range<usize>| &self.pages[range.clone()];
+        let tables: Vec<Vec<&[u32]>> = ranges
+            .iter()
+            .map(|ranges| ranges.iter().map(table).collect())
+            .collect();
         let live: Vec<usize> = (0..entries.len())
             .filter(|i| entries[*i].failed.is_none())
             .collect();
@@ -113,7 +124,7 @@ impl Runtime {
             .map(|&i| Sequence {
                 tokens: entries[i].tokens,
                 start: entries[i].timeline.tokens.len(),
-                table: &self.pages[tables[i].clone()],
+                tables: &tables[i],
                 wanted: entries[i].wanted.clone(),
             })
             .collect();
@@ -142,32 +153,39 @@ impl Runtime {
         }
         for entry in entries.iter_mut().filter(|entry| entry.failed.is_none()) {
             entry.timeline.tokens.extend_from_slice(entry.tokens);
-            entry.timeline.table.advance(entry.timeline.tokens.len());
+            let end = entry.timeline.tokens.len();
+            let tables = entry.timeline.tables.iter_mut();
+            tables.for_each(|table| table.advance(end));
         }
         Ok(())
     }
 
-    /// Makes room for the new tokens; answers where each entry's page numbers stand. An entry that
-    /// finds no pages has failed.
-    fn reserve(&mut self, entries: &mut [Entry<'_>]) -> Result<Vec<Range<usize>>, Error> {
+    /// Makes room for the new tokens; answers where each entry's page numbers stand, for each group
+    /// of layers. An entry that finds no pages has failed.
+    fn reserve(&mut self, entries: &mut [Entry<'_>]) -> Result<Vec<Vec<Range<usize>>>, Error> {
         self.pages.clear();
-        let mut tables = Vec::with_capacity(entries.len());
+        let mut all = Vec::with_capacity(entries.len());
         for entry in entries {
             let end = entry.end();
-            let start = self.pages.len();
-            match entry.timeline.table.reserve(&mut self.pool, end) {
-                Ok(copies) => {
-                    for copy in copies {
-                        self.executable.copy_page(copy.from.0, copy.to.0)?;
+            let tables = &mut entry.timeline.tables;
+            tables.resize_with(self.pools.len(), BlockTable::new);
+            let mut ranges = Vec::with_capacity(tables.len());
+            for (group, (table, pool)) in tables.iter_mut().zip(&mut self.pools).enumerate() {
+                let start = self.pages.len();
+                match table.reserve(pool, end) {
+                    Ok(copies) => {
+                        for copy in copies {
+                            self.executable.copy_page(group, copy.from.0, copy.to.0)?;
+                        }
+                        self.pages.extend(table.pages().iter().map(|page| page.0));
                     }
-                    let pages = entry.timeline.table.pages().iter();
-                    self.pages.extend(pages.map(|page| page.0));
+                    Err(error) => entry.failed = Some(error.into()),
                 }
-                Err(error) => entry.failed = Some(error.into()),
+                ranges.push(start..self.pages.len());
             }
-            tables.push(start..self.pages.len());
+            all.push(ranges);
         }
-        Ok(tables)
+        Ok(all)
     }
 }
 

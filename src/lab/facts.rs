@@ -6,7 +6,7 @@ use gguf_rs_lite::{Array, Gguf, TensorInfo, TensorType, Value};
 use octavo_engine::threads::Threads;
 use octavo_engine::{DEFAULT_CONTEXT, EngineOptions, kv_bytes};
 use octavo_kernels::{Isa, KvType, kernel_name};
-use octavo_model::{Hparams, Model, Source};
+use octavo_model::{Hparams, LayerHparams, Model, Source};
 use octavo_text::chat::ChatTemplate;
 use octavo_text::tokenizer::Tokenizer;
 use serde::Serialize;
@@ -240,7 +240,8 @@ fn memory(gguf: &Gguf, h: &Hparams, options: &EngineOptions) -> Memory {
     let weights: u64 = gguf.tensors().iter().map(|t| t.bytes).sum();
     // per prompt token: the residual stream and its branch, the attention's inputs and output, both
     // halves of the feed-forward block; and one row of logits
-    let width = 3 * h.n_embd() + 2 * h.q_width() + 2 * h.kv_width() + 2 * h.n_ff();
+    let of = |l: &LayerHparams| 2 * l.q_width() + 2 * l.kv_width() + 2 * l.n_ff;
+    let width = 3 * h.n_embd() + h.layers.iter().map(of).max().unwrap_or(0);
     let rows = options.batch.min(context) as u64;
     let buffers = (rows.saturating_mul(width as u64))
         .saturating_add(h.n_vocab() as u64)

@@ -138,6 +138,7 @@ impl<'a> Builder<'a> {
             Op::Rope {
                 x: y,
                 head_dim: self.h.layers[l].head_dim,
+                rope: self.h.layers[l].rope,
             },
             self.info(y),
             at(p.tap, l),
@@ -167,8 +168,9 @@ impl<'a> Builder<'a> {
             normed_tap: taps::K_CUR_NORMED,
         };
         let k = self.rotated(x, &key, l);
+        let cache = self.h.layers[l].cache;
         self.push(
-            Op::KvWrite { k, v, layer: l },
+            Op::KvWrite { k, v, cache },
             ValueShape {
                 width: 0,
                 ..self.info(k)
@@ -177,7 +179,7 @@ impl<'a> Builder<'a> {
         );
         let scale = 1.0 / (self.h.layers[l].head_dim as f32).sqrt();
         let out = self.push(
-            Op::Attention { q, layer: l, scale },
+            Op::Attention { q, cache, scale },
             self.info(q),
             at(taps::KQV_OUT, l),
         );

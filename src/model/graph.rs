@@ -4,9 +4,9 @@
 //! batch until `Op::SelectRows` keeps the rows whose logits are wanted. A node's tap says what
 //! llama.cpp calls the same tensor.
 
-use octavo_kernels::{CacheShape, MatrixShape, ShapeError, Shapes, ValueShape};
+use octavo_kernels::{CacheLayer, CacheShape, MatrixShape, ShapeError, Shapes, ValueShape};
 
-use super::hparams::Hparams;
+use super::hparams::{Hparams, LayerHparams};
 use super::taps::Tap;
 use super::weights::{VecId, WeightId, Weights};
 
@@ -78,6 +78,9 @@ pub enum GraphError {
     /// Rows do not fit the op.
     #[error("node {node}: operands have different rows")]
     RowsDiffer { node: usize },
+    /// A table of angles that the model does not have.
+    #[error("node {node}: no table {rope} of angles")]
+    Rope { node: usize, rope: usize },
     /// A layer attends before writing its keys and values, or writes them twice or never.
     #[error(
         "node {node}: layer {layer}: keys and values must be written once, before they are read"
@@ -122,12 +125,13 @@ impl Graph {
             w,
             h,
             written: vec![false; self.values.len()],
-            cached: vec![false; self.n_layer],
+            cached: h.caches.iter().map(|c| vec![false; c.n_layer]).collect(),
         };
         for (i, node) in self.nodes.iter().enumerate() {
             check.node(i, node)?;
         }
-        if let Some(layer) = check.cached.iter().position(|c| !c) {
+        let is_cached = |l: &LayerHparams| check.cached[l.cache.group][l.cache.layer];
+        if let Some(layer) = h.layers.iter().position(|l| !is_cached(l)) {
             return Err(GraphError::Cache {
                 node: self.nodes.len(),
                 layer,
@@ -152,7 +156,8 @@ struct Check<'a> {
     w: &'a Weights,
     h: &'a Hparams,
     written: Vec<bool>,
-    cached: Vec<bool>,
+    /// By group and layer of the cache.
+    cached: Vec<Vec<bool>>,
 }
 
 impl Check<'_> {
@@ -175,7 +180,7 @@ impl Check<'_> {
         let shape = node.op.shape(self);
         shape
             .and_then(|shape| shape.expect(got))
-            .map_err(|error| at_node(i, error))?;
+            .map_err(|error| at_node(i, error, self.h))?;
         self.see_cache(i, &node.op)?;
         self.written[node.out.index()] = true;
         Ok(())
@@ -183,21 +188,28 @@ impl Check<'_> {
 
     /// That each layer's cache is written once, before it is read.
     fn see_cache(&mut self, node: usize, op: &Op) -> Result<(), GraphError> {
-        let (layer, written) = match *op {
-            Op::KvWrite { layer, .. } => (layer, false),
-            Op::Attention { layer, .. } => (layer, true),
+        let (cache, written) = match *op {
+            Op::KvWrite { cache, .. } => (cache, false),
+            Op::Attention { cache, .. } => (cache, true),
             _ => return Ok(()),
         };
-        if self.cached[layer] != written {
+        let cached = &mut self.cached[cache.group][cache.layer];
+        if *cached != written {
+            let layer = layer_of(self.h, cache);
             return Err(GraphError::Cache { node, layer });
         }
-        self.cached[layer] = true;
+        *cached = true;
         Ok(())
     }
 }
 
+/// The layer that is cached there, or its number in the group where none is.
+fn layer_of(h: &Hparams, cache: CacheLayer) -> usize {
+    h.layer_of(cache).unwrap_or(cache.layer)
+}
+
 /// What is wrong with the operands of a node.
-fn at_node(node: usize, error: ShapeError) -> GraphError {
+fn at_node(node: usize, error: ShapeError, h: &Hparams) -> GraphError {
     match error {
         ShapeError::Width {
             what,
@@ -211,7 +223,11 @@ fn at_node(node: usize, error: ShapeError) -> GraphError {
         },
         ShapeError::RowsDiffer => GraphError::RowsDiffer { node },
         ShapeError::NoWeight => GraphError::NoWeight { node },
-        ShapeError::NoLayer { layer } => GraphError::Cache { node, layer },
+        ShapeError::NoLayer(cache) => GraphError::Cache {
+            node,
+            layer: layer_of(h, cache),
+        },
+        ShapeError::NoRope { rope } => GraphError::Rope { node, rope },
         ShapeError::NoInput => GraphError::Given { node },
     }
 }
@@ -241,11 +257,16 @@ impl Shapes<ValueId, WeightId, VecId, WeightId> for Check<'_> {
         None
     }
 
-    fn cache(&self) -> CacheShape {
-        CacheShape {
-            layers: self.graph.n_layer,
-            head_dim: self.h.head_dim(),
-            width: self.h.kv_width(),
-        }
+    fn rope(&self, rope: usize) -> Option<usize> {
+        Some(self.h.ropes.get(rope)?.n_rot.value / 2)
+    }
+
+    fn cache(&self, group: usize) -> Option<CacheShape> {
+        let group = self.h.caches.get(group)?;
+        Some(CacheShape {
+            layers: group.n_layer,
+            head_dim: group.head_dim,
+            width: group.n_head_kv * group.head_dim,
+        })
     }
 }

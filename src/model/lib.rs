@@ -18,7 +18,7 @@ use serde::Serialize;
 pub use arch::Arch;
 pub use error::Error;
 pub use graph::{Graph, Node, Op, ValueId};
-pub use hparams::{Hparams, LayerHparams, ScalingKind};
+pub use hparams::{CacheGroup, Hparams, LayerHparams, ScalingKind};
 pub use keys::{Entry, Source, Sourced};
 pub use rope::{Pairing, RopeTable};
 pub use taps::{OwnedTap, Tap};
@@ -33,8 +33,8 @@ pub struct Model {
     pub weights: Weights,
     /// The forward pass.
     pub graph: Graph,
-    /// The rotary embedding's angles.
-    pub rope: RopeTable,
+    /// Angles of the rotary embeddings; [`LayerHparams::rope`] indexes them.
+    pub ropes: Vec<RopeTable>,
 }
 
 impl Model {
@@ -42,10 +42,9 @@ impl Model {
     pub fn load(gguf: &Gguf) -> Result<Model, Error> {
         let hparams = Hparams::from_gguf(gguf)?;
         let weights = weights::bind(gguf, &hparams)?;
-        let rope = RopeTable::new(
-            &hparams.ropes[0],
-            weights.rope_freqs.map(|id| weights.vector(id)),
-        );
+        let divisors = weights.rope_freqs.map(|id| weights.vector(id));
+        let table = |rope| RopeTable::new(rope, divisors);
+        let ropes = hparams.ropes.iter().map(table).collect();
         let graph = arch::build(&hparams, &weights);
         graph
             .validate(&weights, &hparams)
@@ -58,7 +57,7 @@ impl Model {
             hparams,
             weights,
             graph,
-            rope,
+            ropes,
         })
     }
 
@@ -77,7 +76,7 @@ impl Model {
             qk_norm: any(|l| l.q_norm.is_some()),
             qkv_bias: any(|l| l.bq.is_some() || l.bk.is_some() || l.bv.is_some()),
             fused_qkv: self.weights.matrices.iter().any(|m| m.row_start > 0),
-            rope_pairing: self.rope.pairing.name(),
+            rope_pairing: self.ropes[0].pairing.name(),
             rope_scaling: self.hparams.rope(0).scaling.value.name(),
             rope_freqs: self.weights.rope_freqs.is_some(),
             tied_output: self.weights.is_tied(),

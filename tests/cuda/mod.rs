@@ -109,6 +109,18 @@ fn small(arch: &'static str) -> (Arc<Gguf>, Model) {
     (gguf, model)
 }
 
+/// The same, and one in which a layer has each of its key heads twice: two groups of layers.
+fn same_in_two_groups(arch: &'static str) -> [(Arc<Gguf>, Model); 2] {
+    let one = File::running(arch);
+    let mut two = one.clone();
+    two.repeat_key_heads(1, 2);
+    [one, two].map(|file| {
+        let gguf = Arc::new(file.gguf());
+        let model = Model::load(&gguf).expect("a model");
+        (gguf, model)
+    })
+}
+
 /// Token ids that repeat late.
 fn text(n: usize) -> Vec<u32> {
     (0..n as u32).map(|i| (i * i + 3 * i + 7) % 251).collect()
@@ -151,12 +163,18 @@ impl Sequences {
             .zip(&self.tables)
             .map(one)
             .collect();
+        let groups = executable.cache_groups();
+        let tables: Vec<Vec<&[u32]>> = owned
+            .iter()
+            .map(|(_, _, table)| vec![&table[..]; groups])
+            .collect();
         let seqs: Vec<Sequence<'_>> = owned
             .iter()
-            .map(|(tokens, start, table)| Sequence {
+            .zip(&tables)
+            .map(|((tokens, start, _), tables)| Sequence {
                 tokens,
                 start: *start,
-                table,
+                tables,
                 wanted: 0..tokens.len(),
             })
             .collect();

@@ -3,16 +3,18 @@
 
 use std::collections::HashSet;
 use std::fmt::Display;
+use std::sync::Arc;
 
+use gguf_rs_lite::Gguf;
 use octavo_engine::backend::cuda::{Cuda, Error, Options};
 use octavo_engine::backend::{Executable, Loading, Role, Sequence, Step};
 use octavo_engine::sample::argmax;
 use octavo_fixtures::workspace_root;
 use octavo_kernels::{KvType, PAGE_POSITIONS};
-use octavo_model::WeightId;
+use octavo_model::{Model, WeightId};
 
 use super::watched::Watched;
-use super::{Sequences, device, limits, open, prepare, shim, small, text};
+use super::{Sequences, device, limits, open, prepare, same_in_two_groups, shim, small, text};
 
 #[test]
 fn logits_depend_on_no_page_order() {
@@ -150,7 +152,7 @@ fn a_stale_block_table_is_seen_at_the_first_new_page() {
             let seqs = [Sequence {
                 tokens: &[*token],
                 start: i,
-                table,
+                tables: &[table],
                 wanted: 0..1,
             }];
             match cuda.step(
@@ -198,12 +200,13 @@ fn what_is_done_together_changes_no_number() {
             (Role::Generated, 1),
             (Role::Generated, 10),
         ] {
-            let tables: Vec<[u32; 1]> = (0..n as u32).map(|s| [s]).collect();
+            let pages: Vec<[u32; 1]> = (0..n as u32).map(|s| [s]).collect();
+            let tables: Vec<[&[u32]; 1]> = pages.iter().map(|page| [&page[..]]).collect();
             let length = if role == Role::Prompt { 5 } else { 1 };
             let one = |s: usize| Sequence {
                 tokens: &tokens[s..s + length],
                 start: 0,
-                table: &tables[s],
+                tables: &tables[s],
                 wanted: 0..1,
             };
             let seqs: Vec<Sequence<'_>> = (0..n).map(one).collect();
@@ -237,7 +240,8 @@ fn the_largest_logit_is_found_where_it_is() {
             graphs,
         );
         let tokens = text(20);
-        let tables: Vec<[u32; 1]> = (0..4).map(|s| [s]).collect();
+        let pages: Vec<[u32; 1]> = (0..4).map(|s| [s]).collect();
+        let tables: Vec<[&[u32]; 1]> = pages.iter().map(|page| [&page[..]]).collect();
         for (role, n) in [
             (Role::Prompt, 2),
             (Role::Generated, 1),
@@ -249,7 +253,7 @@ fn the_largest_logit_is_found_where_it_is() {
                 let one = |s: usize| Sequence {
                     tokens: &tokens[s + at..s + at + length],
                     start: at,
-                    table: &tables[s],
+                    tables: &tables[s],
                     wanted: wanted.clone(),
                 };
                 let seqs: Vec<Sequence<'_>> = (0..n).map(one).collect();
@@ -329,13 +333,13 @@ fn a_copied_page_is_the_page() {
     };
     sequence.run(&mut cuda, Role::Prompt, &[&tokens]);
     let expected = sequence.run(&mut cuda, Role::Generated, &[&[9]]);
-    cuda.copy_page(0, 3).expect("it copies");
+    cuda.copy_page(0, 0, 3).expect("it copies");
     let mut other = Sequences {
         lengths: vec![20],
         tables: vec![vec![3, 1]],
     };
     assert_eq!(other.run(&mut cuda, Role::Generated, &[&[9]]), expected);
-    cuda.copy_page(2, 0).expect("it copies");
+    cuda.copy_page(0, 2, 0).expect("it copies");
     let mut sequence = Sequences {
         lengths: vec![20],
         tables: vec![vec![0, 1]],
@@ -394,4 +398,29 @@ fn what_does_not_fit_is_refused_with_numbers() {
         "KV cache of q8_0: expected heads of a multiple of 32 values, got 16"
     );
     assert_eq!(announced, "");
+}
+
+#[test]
+fn layers_with_other_key_heads_have_caches_of_their_own() {
+    for (arch, kv) in [("qwen3", KvType::F16), ("llama", KvType::F32)] {
+        let run = |model: &(Arc<Gguf>, Model)| {
+            let mut cuda = prepare(device()?, model, kv, limits(24, 2, 64), true);
+            assert_eq!(cuda.cache_groups(), model.1.hparams.caches.len());
+            let mut sequences = Sequences::new(2, 64);
+            let tokens = text(48);
+            let prompts = [&tokens[..24 - 7], &tokens[24..24 + 7]];
+            let mut all = sequences.run(&mut cuda, Role::Prompt, &prompts);
+            for i in 0..3 {
+                let next = [&tokens[40 + i..=40 + i], &tokens[20 + i..=20 + i]];
+                all.extend(sequences.run(&mut cuda, Role::Generated, &next));
+            }
+            Some(all)
+        };
+        let [one, two] = same_in_two_groups(arch);
+        assert_eq!(two.1.hparams.caches.len(), 2);
+        let (Some(expected), Some(got)) = (run(&one), run(&two)) else {
+            return;
+        };
+        assert!(expected == got, "{arch}: other bits");
+    }
 }

@@ -108,7 +108,7 @@ fn taps_of_both_parts_come_in_the_order_of_the_graph() {
         let seqs = [Sequence {
             tokens: &tokens,
             start: 0,
-            table: &[0],
+            tables: &[&[0]],
             wanted: 3..5,
         }];
         let mut tap = |view: &TapView<'_>| {
@@ -221,7 +221,7 @@ fn rows_that_are_not_wanted_are_cached() {
         let seqs = [Sequence {
             tokens,
             start: first,
-            table: &[0, 1],
+            tables: &[&[0, 1]],
             wanted,
         }];
         split
@@ -252,7 +252,7 @@ fn a_page_is_copied_in_both_parts() {
     };
     sequence.run(&mut split, Role::Prompt, &[&tokens]);
     let expected = sequence.run(&mut split, Role::Generated, &[&[9]]);
-    split.copy_page(0, 3).expect("it copies");
+    split.copy_page(0, 0, 3).expect("it copies");
     // what was there is overwritten
     Sequences {
         lengths: vec![0],

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use super::items::Items;
 use super::plan::{CODES, Phase, Section};
-use super::{Model, Role, piece_len};
+use super::{Model, Role};
 use crate::act::{ACT_GROUP, Act4, ActRow};
 use crate::memory::{Floats, NoMemory, with_memory};
 use crate::pool::PLACES;
@@ -215,16 +215,15 @@ impl Arena {
                 .for_each(|codes| codes.reserve(most * widest.div_ceil(ACT_GROUP)));
             grow(
                 &mut self.pieces,
-                extent.rows * model.heads() * extent.pieces * piece_len(program.kv.head_dim),
+                extent.rows * model.piece_floats() * extent.pieces,
             );
         }
-        self.progress
-            .reserve(model.most_items(extent), extent.rows * program.kv.n_head_kv);
-        self.tiles.grow((most + MAX_TILE) * widest);
-        grow(
-            &mut self.angles,
-            extent.rows * 2 * program.rope.frequencies.len(),
+        self.progress.reserve(
+            model.most_items(extent),
+            extent.rows * model.most_heads_kv(),
         );
+        self.tiles.grow((most + MAX_TILE) * widest);
+        grow(&mut self.angles, extent.rows * 2 * program.angles());
         self.view = View {
             buffers: self
                 .buffers

@@ -2,13 +2,24 @@
 
 use super::items::block_tokens;
 use super::{
-    ACT_GROUP, MAX_QUERIES, MatrixUnit, Ordering, PAGE, PIECE, Part, Scratch, Slot, Task, piece_len,
+    ACT_GROUP, CacheLayer, KvShape, MAX_QUERIES, MatrixUnit, Ordering, PAGE, PIECE, Part, Scratch,
+    Slot, Task, piece_len,
 };
 use crate::generic::attention::{self, Block, Pages, Query, ROWS};
 
+/// One operation: which values, and over which layer of the cache.
+pub(super) struct Attention {
+    pub(super) q: Slot,
+    pub(super) cache: CacheLayer,
+    /// Multiplies the scores.
+    pub(super) scale: f32,
+    pub(super) out: Slot,
+}
+
 /// Some query rows of one KV head.
 struct Group<'a> {
-    layer: usize,
+    cache: CacheLayer,
+    kv: KvShape,
     head_kv: usize,
     table: &'a [u32],
     /// (row of the step, query head)
@@ -24,13 +35,14 @@ type Done<'a> = dyn FnMut(&[(usize, usize)], &[f32], &[(f32, f32)]) + 'a;
 
 impl Part<'_> {
     fn pages<'g>(&self, group: &Group<'g>) -> Pages<'g> {
-        let (k, v) = self.kv.base(group.layer, group.head_kv);
+        let pages = &self.kv[group.cache.group];
+        let (k, v) = pages.base(group.cache.layer, group.head_kv);
         Pages {
             table: group.table,
             k,
             v,
-            stride: self.kv.page_stride(),
-            head_dim: self.model.program.kv.head_dim,
+            stride: pages.page_stride(),
+            head_dim: group.kv.head_dim,
         }
     }
 
@@ -46,7 +58,7 @@ impl Part<'_> {
         scratch: &mut Scratch,
         states: &mut [(f32, f32); MAX_QUERIES],
     ) {
-        let (n, d) = (group.rows.len(), self.model.program.kv.head_dim);
+        let (n, d) = (group.rows.len(), group.kv.head_dim);
         let mut visible = [0; MAX_QUERIES];
         for (j, (row, head)) in group.rows.iter().enumerate() {
             visible[j] = self.rows[*row].pos + 1;
@@ -70,7 +82,7 @@ impl Part<'_> {
         };
         // SAFETY: the table covers all visible positions (`Program::rows`), the scratch holds n
         // rows, and pages written in this step were finished before the last barrier.
-        unsafe { (self.model.table.attention)(n, self.model.program.kv.ty)(&mut rows, group.to) }
+        unsafe { (self.model.table.attention)(n, group.kv.ty)(&mut rows, group.to) }
     }
 
     /// Cuts `rows` to the sizes that kernels exist for and runs each piece, handing its results to
@@ -102,20 +114,20 @@ impl Part<'_> {
 
     /// # Safety
     /// As [`Part::run`]. *Items*: a block of rows and one KV head.
-    pub(super) unsafe fn attend_prompt(
-        &self,
-        at: usize,
-        (q, out): (Slot, Slot),
-        layer: usize,
-        scale: f32,
-    ) {
-        let d = self.model.program.kv.head_dim;
-        let heads = self.width(q) / d / self.model.program.kv.n_head_kv;
+    pub(super) unsafe fn attend_prompt(&self, at: usize, attention: &Attention) {
+        let &Attention {
+            q,
+            cache,
+            scale,
+            out,
+        } = attention;
+        let kv = self.model.program.cache(cache);
+        let (d, n_kv) = (kv.head_dim, kv.n_head_kv);
+        let heads = self.width(q) / d / n_kv;
         let unit = self.model.unit;
         let block_tokens = block_tokens(&self.model, heads);
         let blocks = self.rows.len().div_ceil(block_tokens);
         let mut rows = Vec::with_capacity(block_tokens * heads);
-        let n_kv = self.model.program.kv.n_head_kv;
         self.take_items(at, 0, blocks * n_kv, |task| {
             // the last blocks see the most positions: start with them
             let (block, head_kv) = (blocks - 1 - task / n_kv, task % n_kv);
@@ -135,9 +147,10 @@ impl Part<'_> {
                 rows.extend(
                     (first..end).flat_map(|r| (0..heads).map(move |h| (r, head_kv * heads + h))),
                 );
-                let table = &self.tables[seq];
+                let table = &self.tables[seq][cache.group];
                 let group = Group {
-                    layer,
+                    cache,
+                    kv,
                     head_kv,
                     table,
                     rows: &rows,
@@ -173,7 +186,7 @@ impl Part<'_> {
     /// # Safety
     /// As [`Part::run`]; this thread has these rows and heads of the output.
     unsafe fn attend_unit(&self, unit: &MatrixUnit, (q, out): (Slot, Slot), group: &Group<'_>) {
-        let d = self.model.program.kv.head_dim;
+        let d = group.kv.head_dim;
         for rows in group.rows.chunks(ROWS) {
             let none = Query {
                 q: std::ptr::null(),
@@ -200,7 +213,7 @@ impl Part<'_> {
                 scale: group.scale,
                 pages: self.pages(group),
             };
-            let kernel = (unit.attend)(self.model.program.kv.ty);
+            let kernel = (unit.attend)(group.kv.ty);
             // SAFETY: the table covers all visible positions (`Program::rows`), pages written in
             // this step were finished before the last barrier, and the scratch at this thread's
             // number is its own and has the room.
@@ -220,15 +233,16 @@ impl Part<'_> {
     /// # Safety
     /// As [`Part::run`]. *Items*: a row, a KV head and a piece; who finishes the last piece has the
     /// row's heads.
-    pub(super) unsafe fn attend_pieces(
-        &self,
-        task: &Task,
-        (q, out): (Slot, Slot),
-        layer: usize,
-        scale: f32,
-    ) {
-        let (n_kv, max_pieces) = (self.model.program.kv.n_head_kv, self.extent.pieces);
-        let heads = self.width(q) / self.model.program.kv.head_dim / n_kv;
+    pub(super) unsafe fn attend_pieces(&self, task: &Task, attention: &Attention) {
+        let &Attention {
+            q,
+            cache,
+            scale,
+            out,
+        } = attention;
+        let kv = self.model.program.cache(cache);
+        let (n_kv, max_pieces) = (kv.n_head_kv, self.extent.pieces);
+        let heads = self.width(q) / kv.head_dim / n_kv;
         let items = self.rows.len() * n_kv * max_pieces;
         self.take_items(task.op, items, items, |item| {
             let (group, piece) = (item / max_pieces, item % max_pieces);
@@ -240,10 +254,11 @@ impl Part<'_> {
             if !self.is_done(item) {
                 let rows: Vec<(usize, usize)> =
                     (0..heads).map(|h| (row, head_kv * heads + h)).collect();
-                let table = &self.tables[self.rows[row].seq];
+                let table = &self.tables[self.rows[row].seq][cache.group];
                 let (from, to) = (piece * PIECE, (piece + 1) * PIECE);
                 let of_piece = Group {
-                    layer,
+                    cache,
+                    kv,
                     head_kv,
                     table,
                     rows: &rows,
@@ -257,14 +272,15 @@ impl Part<'_> {
             }
             // acquired from those who have finished the others, and released to who finishes the
             // last
-            let finished = self.finished_pieces[group].fetch_add(1, Ordering::AcqRel) + 1;
-            // all layers of a step have the same number of pieces
+            let counter = &self.finished_pieces[row * self.model.most_heads_kv() + head_kv];
+            let finished = counter.fetch_add(1, Ordering::AcqRel) + 1;
+            // a row has the same number of pieces in all layers
             if (finished as usize).is_multiple_of(pieces) {
                 let groups = self.width(out) / n_kv / ACT_GROUP;
                 // SAFETY: all pieces are complete, and nobody else has finished the last one.
                 unsafe {
                     for head in head_kv * heads..(head_kv + 1) * heads {
-                        self.merge_pieces(heads, out, (row, head));
+                        self.merge_pieces(kv, heads, out, (row, head));
                     }
                     if let Some(codes) = task.codes {
                         self.quantize_groups(out, group * groups..(group + 1) * groups, codes);
@@ -279,7 +295,8 @@ impl Part<'_> {
     /// # Safety
     /// As [`Part::run`]; one thread has this piece of the rows and heads of the group.
     unsafe fn attend_piece(&self, q: Slot, group: Group<'_>, piece: usize) {
-        let (d, heads) = (self.model.program.kv.head_dim, group.rows.len());
+        let (kv, heads) = (group.kv, group.rows.len());
+        let d = kv.head_dim;
         // SAFETY: one thread has this piece, and so the place of its result.
         unsafe {
             self.attend_all(q, group, &mut |rows, sums, states| {
@@ -288,7 +305,7 @@ impl Part<'_> {
                     let to = self
                         .view
                         .pieces
-                        .write(self.piece_at(heads, *row, *head, piece), len);
+                        .write(self.piece_at(kv, heads, (*row, *head), piece), len);
                     to[..d].copy_from_slice(&sums[j * attention::padded(d)..][..d]);
                     (to[len - 2], to[len - 1]) = states[j];
                 }
@@ -298,8 +315,13 @@ impl Part<'_> {
 
     /// Where the result of a piece is, for a row and one of all its heads, of which so many share
     /// one of keys.
-    fn piece_at(&self, heads: usize, row: usize, head: usize, piece: usize) -> usize {
-        let kv = &self.model.program.kv;
+    fn piece_at(
+        &self,
+        kv: KvShape,
+        heads: usize,
+        (row, head): (usize, usize),
+        piece: usize,
+    ) -> usize {
         ((row * kv.n_head_kv * heads + head) * self.extent.pieces + piece) * piece_len(kv.head_dim)
     }
 
@@ -307,15 +329,21 @@ impl Part<'_> {
     ///
     /// # Safety
     /// They are complete, and nobody else has this row and head of the output.
-    unsafe fn merge_pieces(&self, heads: usize, out: Slot, (row, head): (usize, usize)) {
-        let d = self.model.program.kv.head_dim;
+    unsafe fn merge_pieces(
+        &self,
+        kv: KvShape,
+        heads: usize,
+        out: Slot,
+        (row, head): (usize, usize),
+    ) {
+        let d = kv.head_dim;
         let n = self.rows[row].pos / PIECE + 1;
         // SAFETY: the pieces are complete, and this thread has the row and head.
         unsafe {
             let piece = |p| {
                 self.view
                     .pieces
-                    .read(self.piece_at(heads, row, head, p), piece_len(d))
+                    .read(self.piece_at(kv, heads, (row, head), p), piece_len(d))
             };
             let pieces: Vec<&[f32]> = (0..n).map(piece).collect();
             merge(&pieces, self.row_mut(out, row, head * d..(head + 1) * d));

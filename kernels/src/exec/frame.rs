@@ -22,8 +22,8 @@ pub(super) struct Frame {
     pub(super) rows: Vec<Row>,
     /// Rows with outputs.
     pub(super) wanted: Vec<usize>,
-    /// Block tables of the sequences.
-    pub(super) tables: Vec<Vec<u32>>,
+    /// Block tables of the sequences, for each group of the cache's layers.
+    pub(super) tables: Vec<Vec<Vec<u32>>>,
     /// Positions of the sequences at the end of the step.
     pub(super) ends: Vec<usize>,
     /// What [`Op::Input`] gives.
@@ -39,11 +39,14 @@ impl Frame {
     pub(super) fn writes_what_is_read_by(&self, other: &Frame) -> bool {
         self.rows.iter().any(|row| {
             let (index, slot) = (row.pos / PAGE, row.pos % PAGE);
-            let page = self.tables[row.seq][index];
-            other.tables.iter().zip(&other.ends).any(|(table, end)| {
-                let seen = table.iter().take(end.div_ceil(PAGE));
-                seen.enumerate()
-                    .any(|(i, p)| *p == page && i * PAGE + slot < *end)
+            let writes = &self.tables[row.seq];
+            other.tables.iter().zip(&other.ends).any(|(reads, end)| {
+                writes.iter().zip(reads).any(|(written, read)| {
+                    let seen = read.iter().take(end.div_ceil(PAGE)).enumerate();
+                    let page = written[index];
+                    seen.into_iter()
+                        .any(|(i, p)| *p == page && i * PAGE + slot < *end)
+                })
             })
         })
     }

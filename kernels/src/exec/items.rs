@@ -52,7 +52,6 @@ impl Items {
         let program = &model.program;
         let width = |slot: Slot| program.slots[slot].width;
         let rows = |slot: Slot| program.rows_of(slot, extent.rows, extent.wanted);
-        let heads_kv = program.kv.n_head_kv;
         let instruction = &program.ops[task.op];
         match (task.phase, &instruction.op) {
             (Phase::Whole(then), &Op::MatMul { w, .. }) => {
@@ -73,9 +72,10 @@ impl Items {
                     kind,
                 })
             }
-            (Phase::Whole(_), &Op::Attention { q, .. }) => {
-                let out = instruction.result();
-                let block = block_tokens(model, width(q) / program.kv.head_dim / heads_kv);
+            (Phase::Whole(_), &Op::Attention { q, cache, .. }) => {
+                let (out, kv) = (instruction.result(), program.cache(cache));
+                let heads_kv = kv.n_head_kv;
+                let block = block_tokens(model, width(q) / kv.head_dim / heads_kv);
                 let kind = Kind::Blocks {
                     slot: out,
                     rows: rows(out),
@@ -88,12 +88,13 @@ impl Items {
                     kind,
                 })
             }
-            (Phase::Pieces, &Op::Attention { q, .. }) => {
-                let heads = width(q) / program.kv.head_dim / heads_kv;
+            (Phase::Pieces, &Op::Attention { q, cache, .. }) => {
+                let kv = program.cache(cache);
+                let heads_kv = kv.n_head_kv;
                 let kind = Kind::Pieces {
-                    heads,
+                    heads: width(q) / kv.head_dim / heads_kv,
                     pieces: extent.pieces,
-                    len: piece_len(program.kv.head_dim),
+                    len: piece_len(kv.head_dim),
                 };
                 Some(Items {
                     count: extent.rows * heads_kv * extent.pieces,

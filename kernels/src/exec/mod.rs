@@ -40,11 +40,11 @@ use crate::generic::attention::{MAX_HEAD_DIM, PAGE, padded};
 use crate::generic::elementwise::Operands;
 use crate::generic::gemm;
 use crate::isa::Isa;
-use crate::kv::{KvPages, KvStore};
+use crate::kv::{Cell, KvPages, KvShape, KvStore};
 use crate::matrix::Matrix;
-use crate::op::{MatrixShape, Op};
+use crate::op::{CacheLayer, MatrixShape, Op};
 use crate::pool::{Member, Pool, Work};
-use crate::program::{Instruction, Program, Resource, Role, Row, Slot, Step};
+use crate::program::{Instruction, Program, Resource, Role, Row, Sequence, Slot, Step};
 use crate::table::{ActivationForm, Gemv, MAX_R, MatrixUnit, Table};
 use arena::{Arenas, Extent, MAX_TILE};
 use epilogue::Epilogue;
@@ -99,13 +99,17 @@ impl Executor {
             cols: m.cols,
         };
         program.check(&matrices.iter().map(shape).collect::<Vec<_>>());
-        assert!(program.kv.ty.takes(program.kv.head_dim) && program.kv.head_dim <= MAX_HEAD_DIM);
+        let is_known = |kv: &KvShape| kv.ty.takes(kv.head_dim) && kv.head_dim <= MAX_HEAD_DIM;
+        assert!(
+            program.caches.iter().all(is_known),
+            "heads of a known width"
+        );
         let table = isa.table();
         let in_bf16 = matrices.iter().any(|m| m.reads(Role::Prompt) == Form::Bf16);
         let unit = table
             .unit
             .as_ref()
-            .filter(|u| in_bf16 && (u.takes)(program.kv.head_dim));
+            .filter(|u| in_bf16 && program.caches.iter().all(|kv| (u.takes)(kv.head_dim)));
         let groups = fuse::groups(&program);
         let plan = |role, tapped| Plan::new(table, &program, &matrices, &groups, role, tapped);
         let plans = [
@@ -157,8 +161,8 @@ impl Executor {
         kv: &mut KvStore,
         mut tap: Option<&mut TapFn<'_>>,
     ) -> &[f32] {
-        assert_eq!(
-            kv.shape, self.model.program.kv,
+        assert!(
+            kv.is_of(&self.model.program.caches),
             "the cache belongs to another program"
         );
         let (rows, wanted) = self.model.program.rows(step, kv.n_pages);
@@ -168,6 +172,7 @@ impl Executor {
             .map(|s| (s.start + s.tokens.len()).div_ceil(PIECE))
             .max()
             .unwrap_or(0);
+        let tables = |s: &Sequence<'_>| s.tables.iter().map(|table| table.to_vec()).collect();
         let extent = Extent {
             role: step.role,
             rows: rows.len(),
@@ -183,7 +188,7 @@ impl Executor {
             tapped: tap.is_some(),
             rows,
             wanted,
-            tables: step.seqs.iter().map(|s| s.table.to_vec()).collect(),
+            tables: step.seqs.iter().map(tables).collect(),
             ends: step.seqs.iter().map(|s| s.start + s.tokens.len()).collect(),
             input: step.input.to_vec(),
         });

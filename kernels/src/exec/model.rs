@@ -3,7 +3,9 @@
 use super::arena::{Extent, MAX_TILE};
 use super::items::Items;
 use super::plan::{Plan, Section};
-use super::{Isa, Matrix, MatrixUnit, Program, Resource, Role, Slot, Table};
+use super::{
+    Instruction, Isa, Matrix, MatrixUnit, Op, Program, Resource, Role, Slot, Table, piece_len,
+};
 
 /// What stays the same in all steps.
 pub(super) struct Model {
@@ -67,21 +69,28 @@ impl Model {
                 rows(slot) * width(slot)
             }
             (Resource::Tiles, Some(slot)) => (rows(slot) + MAX_TILE) * width(slot),
-            (Resource::Angles, _) => extent.rows * 2 * self.program.rope.frequencies.len(),
+            (Resource::Angles, _) => extent.rows * 2 * self.program.angles(),
             // pieces are joined in the section that makes them; the cache is the same in all places
             (Resource::Pieces | Resource::Kv(_), _)
             | (Resource::Codes(_) | Resource::Tiles, None) => 0,
         }
     }
 
-    /// Heads of the widest slot.
-    pub(super) fn heads(&self) -> usize {
-        self.program
-            .slots
-            .iter()
-            .map(|s| s.width)
-            .max()
-            .unwrap_or(0)
-            / self.program.kv.head_dim
+    /// Floats of a row's results of one piece of attention, of all heads.
+    pub(super) fn piece_floats(&self) -> usize {
+        let of = |i: &Instruction| match i.op {
+            Op::Attention { q, cache, .. } => {
+                let head_dim = self.program.cache(cache).head_dim;
+                self.program.slots[q].width / head_dim * piece_len(head_dim)
+            }
+            _ => 0,
+        };
+        self.program.ops.iter().map(of).max().unwrap_or(0)
+    }
+
+    /// The most key heads of a layer.
+    pub(super) fn most_heads_kv(&self) -> usize {
+        let heads = self.program.caches.iter().map(|kv| kv.n_head_kv);
+        heads.max().unwrap_or(0)
     }
 }

@@ -4,6 +4,7 @@ use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use super::arena::View;
+use super::attention::Attention;
 use super::frame::Frame;
 use super::matmul::Product;
 use super::plan::{Phase, Task};
@@ -138,11 +139,23 @@ impl Part<'_> {
                     out: instruction.result(),
                     then,
                 }),
-                (Phase::Pieces, Op::Attention { q, layer, scale }) => {
-                    self.attend_pieces(task, (*q, instruction.result()), *layer, *scale);
+                (Phase::Pieces, Op::Attention { q, cache, scale }) => {
+                    let attention = Attention {
+                        q: *q,
+                        cache: *cache,
+                        scale: *scale,
+                        out: instruction.result(),
+                    };
+                    self.attend_pieces(task, &attention);
                 }
-                (Phase::Whole(_), Op::Attention { q, layer, scale }) => {
-                    self.attend_prompt(at, (*q, instruction.result()), *layer, *scale);
+                (Phase::Whole(_), Op::Attention { q, cache, scale }) => {
+                    let attention = Attention {
+                        q: *q,
+                        cache: *cache,
+                        scale: *scale,
+                        out: instruction.result(),
+                    };
+                    self.attend_prompt(at, &attention);
                 }
                 _ => self.rowwise(instruction, task.division.grain()),
             }

@@ -73,7 +73,7 @@ pub(super) enum Phase {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Division {
     /// By row and head of a width.
-    Heads { width: usize },
+    Heads { head_dim: usize, width: usize },
     /// By so many rows.
     Rows { grain: usize },
     /// In a way of its own.
@@ -358,10 +358,12 @@ impl Steps<'_> {
             .last()
             .expect("the first step is pushed before all others");
         let together = match (step.task.phase, &self.program.ops[step.task.op].op) {
-            (Phase::Pieces, _) => self.program.slots[x].width / self.program.kv.n_head_kv,
+            (Phase::Pieces, &Op::Attention { cache, .. }) => {
+                self.program.slots[x].width / self.program.cache(cache).n_head_kv
+            }
             // strips go in pairs there
-            (Phase::Whole(Some(Epilogue::Gate { .. })), Op::MatMul { w, .. })
-                if self.matrices[*w].reads(self.role) == Form::Codes =>
+            (Phase::Whole(Some(Epilogue::Gate { .. })), &Op::MatMul { w, .. })
+                if self.matrices[w].reads(self.role) == Form::Codes =>
             {
                 STRIP_PAIR * self.table.strip
             }
@@ -400,18 +402,12 @@ impl Steps<'_> {
     }
 
     fn division(&self, at: usize) -> Division {
-        let head_dim = self.program.kv.head_dim;
         let width = |slot: Slot| self.program.slots[slot].width;
-        let heads = |width: usize| match width.is_multiple_of(head_dim) {
-            true => Division::Heads { width },
-            false => Division::Own,
-        };
+        let heads = |head_dim: usize, width: usize| Division::Heads { head_dim, width };
         let instruction = &self.program.ops[at];
         match &instruction.op {
-            Op::RmsNorm { x, weight, .. }
-                if weight.len() == head_dim && weight.len() < width(*x) =>
-            {
-                heads(width(*x))
+            Op::RmsNorm { x, weight, .. } if weight.len() < width(*x) => {
+                heads(weight.len(), width(*x))
             }
             // as the next product's input is divided, so that whoever has normed rows goes on with
             // them
@@ -424,9 +420,12 @@ impl Steps<'_> {
                 });
                 next.map_or(Division::Own, |w| self.rows_of_preparation(w))
             }
-            Op::AddBias { x, .. } => heads(width(*x)),
-            Op::Rope { x, .. } => heads(width(*x)),
-            Op::KvWrite { k, .. } => heads(width(*k)),
+            Op::AddBias { x, .. } => match self.program.head_dim_of(width(*x)) {
+                Some(head_dim) => heads(head_dim, width(*x)),
+                None => Division::Own,
+            },
+            Op::Rope { x, head_dim, .. } => heads(*head_dim, width(*x)),
+            Op::KvWrite { k, cache, .. } => heads(self.program.cache(*cache).head_dim, width(*k)),
             _ => Division::Own,
         }
     }

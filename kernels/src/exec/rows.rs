@@ -1,6 +1,6 @@
 //! Operations of an operation list on rows, or on heads of rows, each of which is one thread's.
 
-use super::{Instruction, Op, Operands, PAGE, Part, Row, Slot};
+use super::{CacheLayer, Cell, Instruction, Op, Operands, PAGE, Part, Row, Slot};
 use crate::op::Function;
 use crate::program::RowTable;
 
@@ -10,13 +10,15 @@ impl Part<'_> {
     /// # Safety
     /// As [`Part::run`]. *Shares* of rows.
     pub(super) unsafe fn angles(&self) {
-        let rope = &self.model.program.rope;
-        let n = rope.frequencies.len();
+        let program = &self.model.program;
+        let n = program.angles();
         for r in self.w.share(self.rows.len(), 1) {
             // SAFETY: this row is of this member's share.
             let (cosines, sines) =
                 unsafe { self.view.angles.write(r * 2 * n, 2 * n) }.split_at_mut(n);
-            for (i, angle) in rope.angles(self.rows[r].pos).enumerate() {
+            let pos = self.rows[r].pos;
+            let all = program.ropes.iter().flat_map(|rope| rope.angles(pos));
+            for (i, angle) in all.enumerate() {
                 (cosines[i], sines[i]) = angle;
             }
         }
@@ -36,8 +38,8 @@ impl Part<'_> {
                 Op::Input => self.given(result()),
                 Op::RmsNorm { x, weight, eps } => self.norm(*x, weight, *eps, result(), grain),
                 Op::AddBias { x, bias } => self.add_bias(*x, bias, result()),
-                Op::Rope { x, head_dim } => self.rope(*x, *head_dim, result()),
-                Op::KvWrite { k, v, layer } => self.kv_write(*k, *v, *layer),
+                Op::Rope { x, head_dim, rope } => self.rope(*x, *head_dim, *rope, result()),
+                Op::KvWrite { k, v, cache } => self.kv_write(*k, *v, *cache),
                 Op::Gate { gate, up, act } => {
                     self.by_element((table.gate)(*act), *gate, *up, result());
                 }
@@ -96,12 +98,8 @@ impl Part<'_> {
     /// # Safety
     /// As [`Part::run`]. *Shares* of heads of rows, or of rows that are not made of heads.
     unsafe fn add_bias(&self, x: Slot, bias: &[f32], out: Slot) {
-        let head_dim = self.model.program.kv.head_dim;
-        let n = if bias.len().is_multiple_of(head_dim) {
-            head_dim
-        } else {
-            bias.len()
-        };
+        let head_dim = self.model.program.head_dim_of(bias.len());
+        let n = head_dim.unwrap_or(bias.len());
         let parts = bias.len() / n;
         for i in self.w.share(self.n_rows(x) * parts, 1) {
             let at = (i / parts) * bias.len() + i % parts * n;
@@ -166,18 +164,23 @@ impl Part<'_> {
 
     /// # Safety
     /// As [`Part::run`]. *Shares* of heads of rows.
-    unsafe fn rope(&self, x: Slot, head_dim: usize, out: Slot) {
-        let n = self.model.program.rope.frequencies.len();
+    unsafe fn rope(&self, x: Slot, head_dim: usize, rope: usize, out: Slot) {
+        let program = &self.model.program;
+        let (all, first) = (program.angles(), program.angles_before(rope));
+        let rope = &program.ropes[rope];
+        let n = rope.frequencies.len();
         let heads = self.width(x) / head_dim;
         for i in self.w.share(self.n_rows(x) * heads, 1) {
             let (r, part) = (i / heads, i % heads * head_dim..(i % heads + 1) * head_dim);
             // SAFETY: one thread has this row and head; angles were finished in an earlier section.
             unsafe {
-                let (cosines, sines) = self.view.angles.read(r * 2 * n, 2 * n).split_at(n);
+                let at = r * 2 * all + first;
+                let cosines = self.view.angles.read(at, n);
+                let sines = self.view.angles.read(at + all, n);
                 let x = self.row(x, r, part.clone());
                 let y = self.row_mut(out, r, part);
                 y.copy_from_slice(x);
-                if self.model.program.rope.neox {
+                if rope.neox {
                     let (cos, sin) = (cosines.as_ptr(), sines.as_ptr());
                     (self.model.table.rotate)(x.as_ptr(), cos, sin, n, y.as_mut_ptr());
                 } else {
@@ -190,12 +193,12 @@ impl Part<'_> {
     /// # Safety
     /// As [`Part::run`]. *Shares* of heads of rows: no two rows of a step are at one position of
     /// one sequence.
-    unsafe fn kv_write(&self, k: Slot, v: Slot, layer: usize) {
-        let shape = self.model.program.kv;
+    unsafe fn kv_write(&self, k: Slot, v: Slot, cache: CacheLayer) {
+        let shape = self.model.program.cache(cache);
         for i in self.w.share(self.rows.len() * shape.n_head_kv, 1) {
             let (r, head) = (i / shape.n_head_kv, i % shape.n_head_kv);
             let Row { seq, pos, .. } = self.rows[r];
-            let page = self.tables[seq][pos / PAGE];
+            let page = self.tables[seq][cache.group][pos / PAGE];
             let part = head * shape.head_dim..(head + 1) * shape.head_dim;
             // SAFETY: one thread has this row and head, sequences do not share pages they write to,
             // and the store is read only in later sections: nobody is left behind in this one, and
@@ -203,8 +206,13 @@ impl Part<'_> {
             // (`Executor::keep_clear_of`).
             unsafe {
                 let kv = (self.row(k, r, part.clone()), self.row(v, r, part));
-                self.kv
-                    .write((layer, head, page, pos % PAGE), kv, self.model.table.to_f16);
+                let cell = Cell {
+                    layer: cache.layer,
+                    head,
+                    page,
+                    slot: pos % PAGE,
+                };
+                self.kv[cache.group].write(cell, kv, self.model.table.to_f16);
             }
         }
     }

@@ -51,8 +51,9 @@ impl Scratch {
         self.out.grow(MAX_QUERIES * padded(MAX_HEAD_DIM));
         self.strip.grow(2 * STRIP_PAIR * MAX_R);
         if let Some(unit) = model.unit {
-            self.unit
-                .grow((unit.scratch)(model.program.kv.head_dim) / 4);
+            let caches = model.program.caches.iter();
+            let bytes = caches.map(|kv| (unit.scratch)(kv.head_dim)).max();
+            self.unit.grow(bytes.unwrap_or(0) / 4);
         }
     }
 }

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use octavo_kernels::{
-    Activation, Executor, Function, Instruction, Isa, KvShape, Matrix, Op, Pool, Program, Rope,
-    RowSet, ValueShape,
+    Activation, CacheLayer, Executor, Function, Instruction, Isa, KvShape, Matrix, Op, Pool,
+    Program, Rope, RowSet, ValueShape,
 };
 use octavo_quant::TensorType;
 
@@ -76,12 +76,27 @@ impl Layers {
             Op::MatMul { x: 1, w: w + 2 }.to(4),
             norm(2, head_dim, 5),
             norm(3, head_dim, 6),
-            Op::Rope { x: 5, head_dim }.to(7),
-            Op::Rope { x: 6, head_dim }.to(8),
-            Op::KvWrite { k: 8, v: 4, layer }.without_result(),
+            Op::Rope {
+                x: 5,
+                head_dim,
+                rope: 0,
+            }
+            .to(7),
+            Op::Rope {
+                x: 6,
+                head_dim,
+                rope: 0,
+            }
+            .to(8),
+            Op::KvWrite {
+                k: 8,
+                v: 4,
+                cache: CacheLayer { group: 0, layer },
+            }
+            .without_result(),
             Op::Attention {
                 q: 7,
-                layer,
+                cache: CacheLayer { group: 0, layer },
                 scale: 0.125,
             }
             .to(9),
@@ -163,8 +178,8 @@ impl Layers {
             Program {
                 ops,
                 slots,
-                rope,
-                kv: self.kv,
+                ropes: vec![rope],
+                caches: vec![self.kv],
                 output: 18,
             },
             matrices,

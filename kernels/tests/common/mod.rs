@@ -190,8 +190,8 @@ pub(crate) fn program(ops: Vec<Instruction>, widths: &[usize], kv: KvShape) -> P
     Program {
         ops,
         slots,
-        rope: no_rope(),
-        kv,
+        ropes: vec![no_rope()],
+        caches: vec![kv],
         output: widths.len() - 1,
     }
 }
@@ -204,7 +204,7 @@ pub(crate) fn run(executor: &mut Executor, kv: KvShape, role: Role, m: usize) ->
     let seqs = [Sequence {
         tokens: &tokens,
         start: 0,
-        table: &table,
+        tables: &[&table],
         wanted: 0..m,
     }];
     executor
@@ -214,7 +214,7 @@ pub(crate) fn run(executor: &mut Executor, kv: KvShape, role: Role, m: usize) ->
                 seqs: &seqs,
                 input: &[],
             },
-            &mut KvStore::new(kv, pages).expect("memory"),
+            &mut KvStore::new(&[kv], pages).expect("memory"),
             None,
         )
         .to_vec()

@@ -238,7 +238,7 @@ fn programs_take_soft_caps() {
     let seqs = [Sequence {
         tokens: &[0, 1, 2],
         start: 0,
-        table: &[0],
+        tables: &[&[0]],
         wanted: 0..m,
     }];
     let step = Step {

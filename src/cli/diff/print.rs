@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use octavo_lab::diff::{Comparison, LogitComparison, PositionTop, TapReport, Verdict};
+use octavo_model::taps::L_OUT;
 use octavo_text::tokenizer::Tokenizer;
 use serde_json::json;
 
@@ -89,7 +90,7 @@ pub(super) fn title(tap: &TapReport) -> String {
 fn tensors(out: &mut String, c: &Comparison, all: bool) {
     let first = c.taps.iter().position(|tap| tap.outside);
     let matters = |i: usize, tap: &TapReport| {
-        all || tap.name.starts_with("l_out")
+        all || tap.name.starts_with(L_OUT)
             || tap.layer.is_none()
             || first.is_some_and(|first| (first.saturating_sub(3)..first + 2).contains(&i))
     };

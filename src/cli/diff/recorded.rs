@@ -8,7 +8,7 @@ use octavo_lab::diff::{
     LlamaCpp, LogitComparison, Measured, Reference, TensorComparison, Tolerance, mean_kl,
 };
 use octavo_lab::report::{ChartError, Page};
-use octavo_model::taps::RESULT_OUTPUT;
+use octavo_model::taps::{L_OUT, RESULT_OUTPUT};
 use octavo_text::tokenizer::{EncodeOptions, Tokenizer};
 use serde_json::{Value, json};
 
@@ -374,7 +374,7 @@ fn print_tensors(out: &mut String, tensors: &[TensorComparison], all: bool) {
     let first = tensors.iter().position(|t| t.outside);
     for (i, t) in tensors.iter().enumerate() {
         let few = tensors.len() <= 24;
-        let matters = t.name.starts_with("l_out") || t.layer.is_none() || Some(i) == first;
+        let matters = t.name.starts_with(L_OUT) || t.layer.is_none() || Some(i) == first;
         if !(all || few || matters) {
             continue;
         }

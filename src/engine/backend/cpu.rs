@@ -133,14 +133,12 @@ impl Cpu {
             weights,
             taps,
         } = lower(gguf, model, &layers, options.kv_type);
-        let kv = program.kv;
-        if !kv.ty.takes(kv.head_dim) {
-            return Err(Error::KvType {
-                ty: kv.ty,
-                head_dim: kv.head_dim,
-            });
+        let ty = options.kv_type;
+        if let Some(kv) = program.caches.iter().find(|kv| !ty.takes(kv.head_dim)) {
+            let head_dim = kv.head_dim;
+            return Err(Error::KvType { ty, head_dim });
         }
-        let store = KvStore::new(kv, options.n_pages)?;
+        let store = KvStore::new(&program.caches, options.n_pages)?;
         let (matrices, watched) = pack(gguf, model, &weights, options, &mut pool, progress)?;
         let executor = with_memory(|| Executor::new(options.isa, program, matrices, pool))?;
         Ok(Cpu {
@@ -238,9 +236,13 @@ impl Executable for Cpu {
         Ok(logits.map_err(Error::from)?)
     }
 
-    fn copy_page(&mut self, from: u32, to: u32) -> Result<(), crate::Error> {
-        self.kv.copy_page(from, to);
+    fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<(), crate::Error> {
+        self.kv.copy_page(group, from, to);
         Ok(())
+    }
+
+    fn cache_groups(&self) -> usize {
+        self.kv.groups()
     }
 
     fn n_pages(&self) -> usize {

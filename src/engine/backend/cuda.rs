@@ -238,8 +238,12 @@ impl<D: Device> Executable for Cuda<D> {
         Ok(self.executor.best(step)?)
     }
 
-    fn copy_page(&mut self, from: u32, to: u32) -> Result<(), crate::Error> {
-        Ok(self.executor.copy_page(from, to)?)
+    fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<(), crate::Error> {
+        Ok(self.executor.copy_page(group, from, to)?)
+    }
+
+    fn cache_groups(&self) -> usize {
+        self.executor.cache_groups()
     }
 
     fn n_pages(&self) -> usize {

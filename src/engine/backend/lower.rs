@@ -8,13 +8,14 @@ use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
 use octavo_kernels::{
-    Bytes, Instruction, KvShape, KvType, Program, ProgramOp, Rope, RowTable, Slot, Translate,
-    ValueShape,
+    Bytes, CacheLayer, Instruction, KvShape, KvType, Program, ProgramOp, Rope, RowTable, Slot,
+    Translate, ValueShape,
 };
 
 use super::{TapSink, TapView};
 use octavo_model::{
-    Graph, Hparams, Model, Node, Op, Pairing, Tap, ValueId, VecId, WeightId, WeightRef,
+    CacheGroup, Graph, Hparams, Model, Node, Op, Pairing, RopeTable, Tap, ValueId, VecId, WeightId,
+    WeightRef,
 };
 
 /// A graph as a program.
@@ -51,13 +52,30 @@ impl Taps {
     }
 }
 
-/// The cache of so many of a model's layers in elements of `ty`.
-fn kv_shape(h: &Hparams, n_layer: usize, ty: KvType) -> KvShape {
-    KvShape {
-        n_layer,
-        n_head_kv: h.n_head_kv(),
-        head_dim: h.head_dim(),
+/// Layers of a cache group before a layer of the model.
+fn layers_before(h: &Hparams, group: usize, layer: usize) -> usize {
+    let before = h.layers[..layer].iter();
+    before.filter(|l| l.cache.group == group).count()
+}
+
+/// The caches of some layers in elements of `ty`, all groups of the model, also those without any of
+/// these layers: a step brings block tables for all.
+fn caches(h: &Hparams, layers: &Range<usize>, ty: KvType) -> Vec<KvShape> {
+    let shape = |(i, group): (usize, &CacheGroup)| KvShape {
+        n_layer: layers_before(h, i, layers.end) - layers_before(h, i, layers.start),
+        n_head_kv: group.n_head_kv,
+        head_dim: group.head_dim,
         ty,
+    };
+    h.caches.iter().enumerate().map(shape).collect()
+}
+
+/// Angles as programs have them.
+fn rope(table: &RopeTable) -> Rope {
+    Rope {
+        frequencies: table.inv_freq.clone(),
+        magnitude: table.magnitude as f32,
+        neox: table.pairing == Pairing::Neox,
     }
 }
 
@@ -99,19 +117,13 @@ pub(super) fn weight_bytes(model: &Model, layers: &Range<usize>) -> u64 {
 /// Lowers these layers of a model, the first with the embeddings, the last with the output: all
 /// that there are, or those up to one, or those from one on. The cache is of type `kv`.
 pub(super) fn lower(gguf: &Arc<Gguf>, model: &Model, layers: &Range<usize>, kv: KvType) -> Lowered {
-    let kv = kv_shape(&model.hparams, layers.len(), kv);
     let mut compiler = Compiler::new(gguf, model);
     compiler.compile(layers);
-    let rope = Rope {
-        frequencies: model.rope.inv_freq.clone(),
-        magnitude: model.rope.magnitude as f32,
-        neox: model.rope.pairing == Pairing::Neox,
-    };
     let program = Program {
         ops: compiler.ops,
         slots: compiler.slots,
-        rope,
-        kv,
+        ropes: model.ropes.iter().map(rope).collect(),
+        caches: caches(&model.hparams, layers, kv),
         output: compiler.output,
     };
     Lowered {
@@ -152,7 +164,7 @@ struct Compiler<'a> {
     free: Vec<Slot>,
     slot_of: Vec<Option<Slot>>,
     matrices: Vec<WeightId>,
-    /// The first layer, which is the cache's first.
+    /// The first layer: each group's first from here on is the cache's first.
     first: usize,
     output: Slot,
 }
@@ -266,7 +278,11 @@ impl Translate<ValueId, WeightId, VecId, WeightId> for Compiler<'_> {
         }
     }
 
-    fn layer(&mut self, layer: usize) -> usize {
-        layer - self.first
+    fn cache(&mut self, cache: CacheLayer) -> CacheLayer {
+        let before = layers_before(&self.model.hparams, cache.group, self.first);
+        CacheLayer {
+            layer: cache.layer - before,
+            ..cache
+        }
     }
 }

@@ -71,13 +71,16 @@ pub trait Executable: Send {
             .collect())
     }
 
-    /// Copies page `from` to page `to` in every layer.
+    /// Copies page `from` to page `to` in every layer of a group of the cache's.
     ///
     /// # Errors
     /// If the device fails.
-    fn copy_page(&mut self, from: u32, to: u32) -> Result<(), Error>;
+    fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<(), Error>;
 
-    /// Pages of the cache.
+    /// Groups of the cache's layers, each with block tables of its own.
+    fn cache_groups(&self) -> usize;
+
+    /// Pages of each group.
     fn n_pages(&self) -> usize;
 
     /// Bytes of weights in the device's own layout.

@@ -137,9 +137,13 @@ impl<D: Device> Executable for Split<D> {
         self.second.best(&Step { input, ..*step })
     }
 
-    fn copy_page(&mut self, from: u32, to: u32) -> Result<(), Error> {
-        self.first.copy_page(from, to)?;
-        self.second.copy_page(from, to)
+    fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<(), Error> {
+        self.first.copy_page(group, from, to)?;
+        self.second.copy_page(group, from, to)
+    }
+
+    fn cache_groups(&self) -> usize {
+        self.first.cache_groups()
     }
 
     fn n_pages(&self) -> usize {

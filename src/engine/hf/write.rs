@@ -85,7 +85,11 @@ fn config(gguf: &Gguf, h: &Hparams) -> Result<Value, Error> {
         "qwen2" => "Qwen2ForCausalLM",
         _ => "Qwen3ForCausalLM",
     };
-    if h.ropes[0].n_rot.value != h.head_dim() {
+    let Some(layer) = h.every_layer() else {
+        let got = "layers that differ".to_owned();
+        return Err(bad("block_count", "layers of one size", got));
+    };
+    if h.ropes[0].n_rot.value != layer.head_dim {
         return Err(bad(
             "rope.dimension_count",
             "all of a head",
@@ -108,11 +112,11 @@ fn config(gguf: &Gguf, h: &Hparams) -> Result<Value, Error> {
         "architectures": [class],
         "model_type": h.arch.name(),
         "hidden_size": h.n_embd(),
-        "intermediate_size": h.n_ff(),
+        "intermediate_size": layer.n_ff,
         "num_hidden_layers": h.n_layer(),
-        "num_attention_heads": h.n_head(),
-        "num_key_value_heads": h.n_head_kv(),
-        "head_dim": h.head_dim(),
+        "num_attention_heads": layer.n_head,
+        "num_key_value_heads": layer.n_head_kv,
+        "head_dim": layer.head_dim,
         "max_position_embeddings": h.n_ctx_train(),
         "rms_norm_eps": number(h.rms_eps.value),
         "rope_theta": number(h.ropes[0].freq_base.value),
@@ -180,7 +184,7 @@ fn llama3(gguf: &Gguf, h: &Hparams) -> Option<Value> {
         original: 8192.0,
     };
     let same = |(a, b): (f32, &f32)| (a - b).abs() <= 1e-5 * a;
-    let ours = llama3.divisors(h.ropes[0].freq_base.value, h.head_dim());
+    let ours = llama3.divisors(h.ropes[0].freq_base.value, h.layers[0].head_dim);
     (ours.len() == theirs.len() && ours.into_iter().zip(&theirs).all(same)).then(|| {
         json!({
             "rope_type": "llama3",
@@ -258,7 +262,7 @@ fn weights<'a>(gguf: &'a Gguf, h: &Hparams) -> Result<Vec<(String, Weight<'a>)>,
         };
         let turns = stem.ends_with(".attn_q") || stem.ends_with(".attn_k");
         let order = (h.arch.name() == "llama" && turns).then_some(HeadOrder {
-            head_dim: h.head_dim(),
+            head_dim: h.layers[0].head_dim,
         });
         let small = Rc::new(OnceCell::new());
         let part = |name: &str, part: Part| {

@@ -106,6 +106,12 @@ fn apart(t: &TensorInfo, h: &Hparams) -> Vec<TensorInfo> {
     let Some((stem, end)) = t.name.split_once(".attn_qkv.") else {
         return vec![t.clone()];
     };
+    let layer = stem
+        .strip_prefix("blk.")
+        .and_then(|l| l.parse::<usize>().ok());
+    let Some(layer) = layer.and_then(|l| h.layers.get(l)) else {
+        return vec![t.clone()];
+    };
     let part = |(name, rows): (&str, usize)| {
         let mut part = t.clone();
         part.name = format!("{stem}.{name}.{end}");
@@ -115,9 +121,9 @@ fn apart(t: &TensorInfo, h: &Hparams) -> Vec<TensorInfo> {
         part
     };
     [
-        ("attn_q", h.q_width()),
-        ("attn_k", h.kv_width()),
-        ("attn_v", h.kv_width()),
+        ("attn_q", layer.q_width()),
+        ("attn_k", layer.kv_width()),
+        ("attn_v", layer.kv_width()),
     ]
     .map(part)
     .into()
@@ -271,7 +277,7 @@ pub fn quantized(
     }
     for l in 0..h.n_layer() {
         let mut layer = Layer::read(gguf, l, h)?;
-        for group in groups(l, h.n_head() != h.n_head_kv()) {
+        for group in groups(l, h.layers[l].n_head != h.layers[l].n_head_kv) {
             let first = &group.matrices[0];
             let fused = || first.replace(".attn_q.", ".attn_qkv.");
             let Some(inputs) = activations.and_then(|a| a.of(first).or_else(|| a.of(&fused())))

@@ -22,7 +22,7 @@
 use std::collections::HashMap;
 
 use gguf_rs_lite::{Gguf, TensorType};
-use octavo_kernels::{Activation, Function};
+use octavo_kernels::{Activation, CacheLayer, Function};
 
 use super::Error;
 use super::execution::Rounding;
@@ -67,7 +67,7 @@ pub struct Bounds<'a> {
     nodes: HashMap<OwnedTap, usize>,
     stats: Vec<Stats>,
     /// The values written to each layer's cache.
-    cache: HashMap<usize, (ValueId, ValueId)>,
+    cache: HashMap<CacheLayer, (ValueId, ValueId)>,
     gains: HashMap<WeightId, f64>,
     next: usize,
 }
@@ -127,7 +127,8 @@ impl<'a> Bounds<'a> {
         }
         self.next = self.next.max(at + 1);
         let explained = self.explain(at)?.error;
-        let head_dim = self.model.hparams.head_dim();
+        let layer = tap.layer.unwrap_or(0);
+        let head_dim = self.model.hparams.layers[layer].head_dim;
         let mut stats = Stats::default();
         for (a, b) in a.chunks_exact(width).zip(b.chunks_exact(width)) {
             let squares: f64 = a
@@ -166,18 +167,18 @@ impl<'a> Bounds<'a> {
                     (x.error[r] + U * size, size)
                 })
             }
-            Op::Rope { x, .. } => {
-                let (x, magnitude) = (&self.stats[x.index()], model.rope.magnitude);
+            Op::Rope { x, rope, .. } => {
+                let (x, magnitude) = (&self.stats[x.index()], model.ropes[rope].magnitude);
                 self.each_row(|r| {
                     let error = x.error[r] + 8.0 * U * x.size[r];
                     (magnitude * error, magnitude * x.size[r])
                 })
             }
-            Op::KvWrite { k, v, layer } => {
-                self.cache.insert(layer, (k, v));
+            Op::KvWrite { k, v, cache } => {
+                self.cache.insert(cache, (k, v));
                 self.each_row(|_| (0.0, 0.0))
             }
-            Op::Attention { q, layer, scale } => self.attention(q, layer, scale.into()),
+            Op::Attention { q, cache, scale } => self.attention(q, cache, scale.into()),
             Op::Gate {
                 gate,
                 up,
@@ -250,14 +251,14 @@ impl<'a> Bounds<'a> {
         Ok(self.each_row(|r| (gain * (x.error[r] + own * x.size[r]), gain * x.size[r])))
     }
 
-    fn attention(&self, q: ValueId, layer: usize, scale: f64) -> Explained {
-        let (k, v) = self.cache[&layer];
+    fn attention(&self, q: ValueId, cache: CacheLayer, scale: f64) -> Explained {
+        let (k, v) = self.cache[&cache];
         let (q, k, v) = (
             &self.stats[q.index()],
             &self.stats[k.index()],
             &self.stats[v.index()],
         );
-        let head_dim = self.model.hparams.head_dim() as f64;
+        let head_dim = self.model.hparams.caches[cache.group].head_dim as f64;
         let (mut k_size, mut k_error, mut v_size, mut v_error) = (0.0f64, 0.0f64, 0.0f64, 0.0f64);
         let mut explained = Explained::default();
         for r in 0..self.n_tokens {

@@ -159,10 +159,11 @@ impl Execution for Backend {
             .into());
         }
         let table: Vec<u32> = (0..).take(n_pages).collect();
+        let tables = vec![&table[..]; self.executable.cache_groups()];
         let seqs = [Sequence {
             tokens,
             start: 0,
-            table: &table,
+            tables: &tables,
             wanted: 0..tokens.len(),
         }];
         let step = Step {

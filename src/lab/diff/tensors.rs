@@ -10,8 +10,8 @@ use serde::Serialize;
 use super::Error;
 use octavo_engine::backend::{Role, TapView};
 use octavo_engine::{Engine, Wanted};
-use octavo_model::ValueId;
 use octavo_model::taps::{self, Tap};
+use octavo_model::{LayerHparams, ValueId};
 
 /// One tensor of a reference that the engine has too.
 #[derive(Clone, Debug, Serialize)]
@@ -195,14 +195,21 @@ pub(super) fn cached(
         h.n_layer().to_string(),
         cache.layers.len().to_string(),
     )?;
+    // such a file says one width for all layers
+    let width = h
+        .layers
+        .iter()
+        .map(LayerHparams::kv_width)
+        .max()
+        .unwrap_or(0);
     differ(
         "width of keys",
-        h.kv_width().to_string(),
+        width.to_string(),
         cache.widths.0.to_string(),
     )?;
     differ(
         "width of values",
-        h.kv_width().to_string(),
+        width.to_string(),
         cache.widths.1.to_string(),
     )?;
     // the last tensor of a name is what goes into the cache
@@ -212,7 +219,6 @@ pub(super) fn cached(
         .taps()
         .map(|(tap, _)| ((tap.name, tap.layer), tap))
         .collect();
-    let width = h.kv_width();
     let mut known = HashMap::new();
     for (layer, (keys, values)) in cache.layers.iter().enumerate() {
         for (name, data) in [(taps::K_CUR, keys), (taps::V_CUR, values)] {

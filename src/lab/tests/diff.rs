@@ -235,8 +235,8 @@ fn a_wrong_epsilon_is_found_at_the_first_norm() {
 fn a_wrong_rope_pairing_is_found_at_the_first_rotation() {
     let gguf = open(DEMO);
     let mut model = Model::load(&gguf).expect("a model");
-    assert_eq!(model.rope.pairing, Pairing::Neox);
-    model.rope.pairing = Pairing::Norm;
+    assert_eq!(model.ropes[0].pairing, Pairing::Neox);
+    model.ropes[0].pairing = Pairing::Norm;
     let options = cpu::Options {
         isa: Isa::best(),
         threads: 2,

@@ -1,5 +1,7 @@
 //! What may differ from layer to layer: heads and the feed-forward width.
 
+use octavo_kernels::CacheLayer;
+
 use crate::Error;
 use crate::arch::Spec;
 use crate::keys::{Keys, PerLayer};
@@ -19,6 +21,43 @@ pub struct LayerHparams {
     pub n_ff: usize,
     /// Which of [`super::Hparams::ropes`] turns its queries and keys.
     pub rope: usize,
+    /// Where its keys and values are cached; the group is one of [`super::Hparams::caches`].
+    pub cache: CacheLayer,
+}
+
+/// Layers whose keys and values have one shape, and a block table together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheGroup {
+    /// How many layers.
+    pub n_layer: usize,
+    /// Key and value heads of each.
+    pub n_head_kv: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+}
+
+/// The groups of layers with these many heads, and each layer's place in them; groups come in the
+/// order of their first layers.
+fn cache_groups(n_head_kv: &PerLayer, head_dim: usize) -> (Vec<CacheGroup>, Vec<CacheLayer>) {
+    let mut groups: Vec<CacheGroup> = Vec::new();
+    let place = |heads: usize| {
+        let group = groups.iter().position(|group| group.n_head_kv == heads);
+        let group = group.unwrap_or_else(|| {
+            groups.push(CacheGroup {
+                n_layer: 0,
+                n_head_kv: heads,
+                head_dim,
+            });
+            groups.len() - 1
+        });
+        groups[group].n_layer += 1;
+        CacheLayer {
+            group,
+            layer: groups[group].n_layer - 1,
+        }
+    };
+    let places = n_head_kv.iter().map(place).collect();
+    (groups, places)
 }
 
 impl LayerHparams {
@@ -33,13 +72,19 @@ impl LayerHparams {
     }
 }
 
+/// Every layer, and the groups that they make.
+pub(super) struct Layers {
+    pub(super) layers: Vec<LayerHparams>,
+    pub(super) caches: Vec<CacheGroup>,
+}
+
 /// Reads and checks the sizes of every layer.
 pub(super) fn read(
     k: &mut Keys<'_>,
     spec: &Spec,
     n_embd: usize,
     n_layer: usize,
-) -> Result<Vec<LayerHparams>, Error> {
+) -> Result<Layers, Error> {
     let n_ff = k.per_layer("feed_forward_length", n_layer, 1..=MAX_WIDTH, None)?;
     let n_head = k.per_layer("attention.head_count", n_layer, 1..=MAX_HEADS, None)?;
     let n_head_kv = k.per_layer(
@@ -55,21 +100,19 @@ pub(super) fn read(
             return Err(k.bad(key, expected, kv.to_string()));
         }
     }
-    let (first, expected) = (n_head_kv.of(0), "the same value for every layer");
-    if let Some(other) = n_head_kv.iter().find(|&kv| kv != first) {
-        let got = format!("{first} and {other}");
-        return Err(k.unsupported("attention.head_count_kv", expected, got));
-    }
     let head_dim = head_dim(k, spec, n_embd, &n_head)?;
-    Ok((0..n_layer)
+    let (caches, places) = cache_groups(&n_head_kv, head_dim);
+    let layers = (0..n_layer)
         .map(|l| LayerHparams {
             n_head: n_head.of(l),
             n_head_kv: n_head_kv.of(l),
             head_dim,
             n_ff: n_ff.of(l),
             rope: 0,
+            cache: places[l],
         })
-        .collect())
+        .collect();
+    Ok(Layers { layers, caches })
 }
 
 /// The width of a head, which is one for all layers.

@@ -11,12 +11,15 @@ mod refused;
 mod rope;
 
 use gguf_rs_lite::{Gguf, Value};
+use octavo_kernels::CacheLayer;
 
 use crate::Error;
 use crate::arch::Arch;
 use crate::keys::{Entry, Keys, Source, Sourced, show};
 
-pub use layers::LayerHparams;
+use layers::Layers;
+
+pub use layers::{CacheGroup, LayerHparams};
 pub use rope::{RopeHparams, ScalingKind};
 
 /// Most layers a file may ask for (llama.cpp's limit is of the same size).
@@ -49,6 +52,8 @@ pub struct Hparams {
     /// Vocabulary size: the length of the token list, or else `vocab_size`, or else the embedding's
     /// rows.
     pub n_vocab: Sourced<usize>,
+    /// How layers share block tables; [`LayerHparams::cache`] names one.
+    pub caches: Vec<CacheGroup>,
     /// Rotary embeddings; [`LayerHparams::rope`] indexes them.
     pub ropes: Vec<RopeHparams>,
     entries: Vec<Entry>,
@@ -85,7 +90,7 @@ impl Hparams {
             };
             return Err(k.bad(k.full("block_count"), expected, n_layer.value.to_string()));
         }
-        let layers = layers::read(&mut k, spec, n_embd.value, n_layer.value)?;
+        let Layers { layers, caches } = layers::read(&mut k, spec, n_embd.value, n_layer.value)?;
         // 1 would make every norm return almost nothing: no model is trained so
         let rms_eps = k.positive("attention.layer_norm_rms_epsilon", 1.0, None)?;
         let head_dim = layers[0].head_dim;
@@ -102,6 +107,7 @@ impl Hparams {
             n_embd,
             n_layer,
             layers,
+            caches,
             rms_eps,
             n_vocab,
             ropes: vec![rope],
@@ -145,32 +151,18 @@ impl Hparams {
         self.rms_eps.value
     }
 
-    // TODO-AFTER-MERGE
-    /// Query heads of the first layer.
-    pub fn n_head(&self) -> usize {
-        self.layers[0].n_head
+    /// The one size of all layers, for formats that know no other; `None` where layers differ.
+    pub fn every_layer(&self) -> Option<&LayerHparams> {
+        let sizes = |l: &LayerHparams| (l.n_head, l.n_head_kv, l.head_dim, l.n_ff, l.rope);
+        let first = self.layers.first()?;
+        let equal = self.layers.iter().all(|l| sizes(l) == sizes(first));
+        equal.then_some(first)
     }
-    /// Of the first layer.
-    pub fn n_head_kv(&self) -> usize {
-        self.layers[0].n_head_kv
+
+    /// The layer whose keys and values are cached there.
+    pub fn layer_of(&self, cache: CacheLayer) -> Option<usize> {
+        self.layers.iter().position(|layer| layer.cache == cache)
     }
-    /// Of the first layer.
-    pub fn head_dim(&self) -> usize {
-        self.layers[0].head_dim
-    }
-    /// Of the first layer.
-    pub fn q_width(&self) -> usize {
-        self.layers[0].q_width()
-    }
-    /// Of the first layer.
-    pub fn kv_width(&self) -> usize {
-        self.layers[0].kv_width()
-    }
-    /// Of the first layer.
-    pub fn n_ff(&self) -> usize {
-        self.layers[0].n_ff
-    }
-    // END-TODO
 
     /// The rotary embedding of a layer.
     pub fn rope(&self, layer: usize) -> &RopeHparams {

@@ -34,7 +34,7 @@ fn shared_models_load() {
         assert!(m.warnings().is_empty(), "{:?}", m.warnings());
         let h = &m.hparams;
         assert_eq!(
-            (h.n_embd(), h.n_vocab(), h.n_ff()),
+            (h.n_embd(), h.n_vocab(), h.layers[0].n_ff),
             (256, 1024, 512),
             "{name}"
         );
@@ -51,27 +51,47 @@ fn shared_models_load() {
         match (name.split('-').next(), h.arch) {
             (Some("tiny"), Arch::Qwen3) => {
                 assert_eq!(
-                    (h.n_layer(), h.n_head(), h.n_head_kv(), h.head_dim()),
+                    (
+                        h.n_layer(),
+                        h.layers[0].n_head,
+                        h.layers[0].n_head_kv,
+                        h.layers[0].head_dim
+                    ),
                     (4, 4, 2, 64)
                 );
                 assert!(m.weights.is_tied());
             }
             (_, Arch::Qwen3) => assert_eq!(
-                (h.n_layer(), h.n_head(), h.n_head_kv(), h.head_dim()),
+                (
+                    h.n_layer(),
+                    h.layers[0].n_head,
+                    h.layers[0].n_head_kv,
+                    h.layers[0].head_dim
+                ),
                 (3, 8, 2, 128)
             ),
             (_, Arch::Qwen2) => assert_eq!(
-                (h.n_layer(), h.n_head(), h.n_head_kv(), h.head_dim()),
+                (
+                    h.n_layer(),
+                    h.layers[0].n_head,
+                    h.layers[0].n_head_kv,
+                    h.layers[0].head_dim
+                ),
                 (3, 4, 1, 64)
             ),
             (_, Arch::Llama) => assert_eq!(
-                (h.n_layer(), h.n_head(), h.n_head_kv(), h.head_dim()),
+                (
+                    h.n_layer(),
+                    h.layers[0].n_head,
+                    h.layers[0].n_head_kv,
+                    h.layers[0].head_dim
+                ),
                 (3, 4, 2, 64)
             ),
         }
         assert_eq!(
             h.kv_elements_per_position(),
-            2 * h.n_layer() * h.n_head_kv() * h.head_dim()
+            2 * h.n_layer() * h.layers[0].n_head_kv * h.layers[0].head_dim
         );
     }
     assert!(n >= 30, "only {n} models");
@@ -137,8 +157,8 @@ fn defaults() {
     let h = &m.hparams;
     assert_eq!(
         (
-            h.n_head_kv(),
-            h.head_dim(),
+            h.layers[0].n_head_kv,
+            h.layers[0].head_dim,
             h.rope(0).n_rot.value,
             h.n_vocab()
         ),
@@ -200,9 +220,9 @@ fn other_number_types_and_equal_arrays_are_read() {
     let h = f.load().unwrap_or_else(|e| panic!("{e}")).hparams;
     assert_eq!(
         (
-            h.n_head(),
-            h.n_head_kv(),
-            h.n_ff(),
+            h.layers[0].n_head,
+            h.layers[0].n_head_kv,
+            h.layers[0].n_ff,
             h.n_layer(),
             h.rms_eps()
         ),

@@ -4,7 +4,7 @@
 
 use crate::support::{open_shared, shared};
 use gguf_rs_lite::{Gguf, TensorType};
-use octavo_kernels::{Activation, Function};
+use octavo_kernels::{Activation, CacheLayer, Function};
 use octavo_model::{Model, Op, ValueId, WeightId};
 use safetensors::SafeTensors;
 
@@ -28,14 +28,21 @@ impl Run<'_> {
             .collect()
     }
 
+    fn layer_of(&self, cache: CacheLayer) -> usize {
+        self.m
+            .hparams
+            .layer_of(cache)
+            .expect("a layer of the model")
+    }
+
     fn attention(&self, q: ValueId, layer: usize, scale: f32) -> Matrix {
-        let h = &self.m.hparams;
-        let (d, group) = (h.head_dim(), h.n_head() / h.n_head_kv());
+        let h = &self.m.hparams.layers[layer];
+        let (d, group) = (h.head_dim, h.n_head / h.n_head_kv);
         let (k, v) = &self.cache[layer];
         let head = |row: &[f64], head: usize| row[head * d..][..d].to_vec();
         let one = |t: usize, row: &Vec<f64>| {
             let mut out = Vec::new();
-            for i in 0..h.n_head() {
+            for i in 0..h.n_head {
                 let q = head(row, i);
                 let dot = |k: &Vec<f64>| {
                     q.iter()
@@ -62,8 +69,8 @@ impl Run<'_> {
             .collect()
     }
 
-    fn rope(&self, x: &Matrix, head_dim: usize) -> Matrix {
-        let table = &self.m.rope;
+    fn rope(&self, x: &Matrix, head_dim: usize, rope: usize) -> Matrix {
+        let table = &self.m.ropes[rope];
         let turn = |(t, row): (usize, &Vec<f64>)| {
             let mut row = row.clone();
             for head in row.chunks_exact_mut(head_dim) {
@@ -128,12 +135,13 @@ impl Run<'_> {
                     })
                     .collect()
             }
-            Op::Rope { x, head_dim } => self.rope(value(x), head_dim),
-            Op::KvWrite { k, v, layer } => {
+            Op::Rope { x, head_dim, rope } => self.rope(value(x), head_dim, rope),
+            Op::KvWrite { k, v, cache } => {
+                let layer = self.layer_of(cache);
                 self.cache[layer] = (value(k).clone(), value(v).clone());
                 Vec::new()
             }
-            Op::Attention { q, layer, scale } => self.attention(q, layer, scale),
+            Op::Attention { q, cache, scale } => self.attention(q, self.layer_of(cache), scale),
             Op::Gate {
                 gate,
                 up,

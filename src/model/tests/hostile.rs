@@ -193,11 +193,6 @@ fn per_layer_arrays() {
                 &["blk.1.ffn_gate.weight", "[64, 64]", "[64, 96]"],
             ),
             (
-                "key heads differ",
-                |f| f.set("attention.head_count_kv", vec![2u32, 4]),
-                &["head_count_kv = 2 and 4", "the same value for every layer"],
-            ),
-            (
                 "too short",
                 |f| f.set("attention.head_count_kv", vec![2u32]),
                 &["head_count_kv", "(2)", "array of 1"],

@@ -12,7 +12,7 @@ fn close(got: f64, expected: f64) {
 }
 
 fn table(f: &File) -> RopeTable {
-    f.load().unwrap_or_else(|e| panic!("{e}")).rope
+    f.load().unwrap_or_else(|e| panic!("{e}")).ropes.remove(0)
 }
 
 #[test]
@@ -85,7 +85,10 @@ fn yarn_of_the_shared_model() {
     let Some(gguf) = open_shared("rnd-qwen3-F32") else {
         return;
     };
-    let t = Model::load(&gguf).unwrap_or_else(|e| panic!("{e}")).rope;
+    let t = Model::load(&gguf)
+        .unwrap_or_else(|e| panic!("{e}"))
+        .ropes
+        .remove(0);
     assert_eq!(t.n_rot(), 128);
     // base 1e6, factor 4, original context 512: the ramp runs from pair 4 to pair 21
     for (i, expected) in [
@@ -144,7 +147,7 @@ fn yarn_with_a_ramp_inside_and_its_own_keys() {
     f.set("rope.scaling.yarn_beta_fast", Val::F32(1e-6));
     f.set("rope.scaling.yarn_beta_slow", Val::F32(1e-6));
     let m = f.load().unwrap_or_else(|e| panic!("{e}"));
-    close(m.rope.inv_freq[31], 1.333521432163324e-4);
+    close(m.ropes[0].inv_freq[31], 1.333521432163324e-4);
     assert_eq!(m.warnings().len(), 2, "{:?}", m.warnings());
     // a factor below 1 has no magnitude
     f.set("rope.scaling.factor", Val::F32(0.5));
@@ -171,7 +174,7 @@ fn rope_freqs_of_the_shared_model() {
         (31, 3.7673226901739635e-7),
     ] {
         assert_relative_eq!(
-            m.rope.inv_freq[i],
+            m.ropes[0].inv_freq[i],
             expected,
             max_relative = f32::EPSILON.into()
         );

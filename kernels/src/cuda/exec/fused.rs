@@ -3,6 +3,7 @@
 
 use super::launches::{List, Ready, Scene, small};
 use super::products::{Gated, Product};
+use super::single::Attend;
 use crate::cuda::launch::Form;
 use crate::cuda::params::{HeadGroup, Heads};
 use crate::cuda::{Ptr, launch};
@@ -57,17 +58,23 @@ impl Scene<'_> {
             }
             Kind::AttentionInto {
                 q,
-                layer,
+                cache,
                 scale,
                 out,
                 ref readers,
             } if self.shape.generated
-                && self.program.kv.head_dim.is_multiple_of(32)
+                && self.program.cache(cache).head_dim.is_multiple_of(32)
                 && self.one_form(readers) == Some(Form::Integers) =>
             {
                 let integers = self.at(self.plan.activations);
+                let attend = Attend {
+                    q,
+                    cache,
+                    scale,
+                    out,
+                };
                 list.launches
-                    .extend(self.attention(q, layer, scale, out, Some(integers)));
+                    .extend(self.attention(&attend, Some(integers)));
                 list.ready = Some(Ready {
                     slot: out,
                     form: Form::Integers,
@@ -100,8 +107,15 @@ impl Scene<'_> {
     }
 
     fn heads(&self, heads: &fuse::Heads, list: &mut List) {
-        let fuse::Heads { x, q, k, v, layer } = heads;
-        let kv = self.program.kv;
+        let fuse::Heads {
+            x,
+            q,
+            k,
+            v,
+            cache,
+            rope,
+        } = heads;
+        let kv = self.program.cache(*cache);
         // products have a place of their own: the slots of one chain may be another's
         let rows = self.rows(*x);
         let mut room = self.at(self.plan.heads);
@@ -126,7 +140,7 @@ impl Scene<'_> {
         if rows == 0 {
             return;
         }
-        let (pages_k, pages_v) = self.pages(*layer);
+        let (pages_k, pages_v) = self.pages(*cache);
         let p = Heads {
             q: groups[0],
             k: groups[1],
@@ -134,8 +148,8 @@ impl Scene<'_> {
             out: self.slot(q.out),
             pages_k,
             pages_v,
-            turn: self.turn(),
-            paging: self.record.paging,
+            turn: self.turn(*rope),
+            paging: self.record.paging(cache.group),
             head_dim: small(kv.head_dim),
             unused: 0,
         };

@@ -6,6 +6,7 @@ use crate::cuda::launch::Form;
 use crate::cuda::params::{Argmax, Matrix, Turn};
 use crate::cuda::{Launch, Ptr, launch};
 use crate::fuse::Group;
+use crate::op::CacheLayer;
 use crate::program::{Program, Slot};
 use octavo_quant::TensorType;
 
@@ -138,28 +139,23 @@ impl Scene<'_> {
         self.plan.placed[self.plan.weights[w]].source.stored()
     }
 
-    pub(super) fn turn(&self) -> Turn {
+    pub(super) fn turn(&self, rope: usize) -> Turn {
+        let (angles, rope) = (self.plan.angles[rope], &self.program.ropes[rope]);
         Turn {
-            cosines: self.at(self.plan.cosines),
-            sines: self.at(self.plan.sines),
-            pairs: small(self.program.rope.frequencies.len()),
-            neox: self.program.rope.neox.into(),
+            cosines: self.at(angles.cosines),
+            sines: self.at(angles.sines),
+            pairs: small(rope.frequencies.len()),
+            neox: rope.neox.into(),
         }
     }
 
     /// Keys and values of a layer.
-    pub(super) fn pages(&self, layer: usize) -> (Ptr, Ptr) {
-        let at = |half: usize| {
-            self.at(self.plan.pages + half_of_layer(self.program, self.n_pages, 2 * layer + half))
-        };
-        (at(0), at(1))
+    pub(super) fn pages(&self, cache: CacheLayer) -> (Ptr, Ptr) {
+        let start = self.plan.pages[cache.group];
+        let half = self.program.cache(cache).page_stride() * self.n_pages;
+        let at = |half_layer: usize| self.at(start + (half_layer * half) as u64);
+        (at(2 * cache.layer), at(2 * cache.layer + 1))
     }
-}
-
-/// Bytes of the cache before half `half`: keys of layer 0, its values, keys of layer 1 and so on.
-pub(super) fn half_of_layer(program: &Program, n_pages: usize, half: usize) -> u64 {
-    let page = program.kv.page_bytes().expect("it was allocated") / (2 * program.kv.n_layer);
-    (page * n_pages * half) as u64
 }
 
 pub(super) fn small(n: usize) -> u32 {

@@ -96,10 +96,11 @@ pub(super) fn constants(
         }
     }
     let positions = max_pages * crate::PAGE_POSITIONS;
-    let angles = (0..positions)
-        .flat_map(|p| program.rope.angles(p))
-        .collect::<Vec<_>>();
-    let (cosines, sines): (Vec<f32>, Vec<f32>) = angles.into_iter().unzip();
-    put(plan.cosines, &cosines)?;
-    put(plan.sines, &sines)
+    for (rope, place) in program.ropes.iter().zip(&plan.angles) {
+        let (cosines, sines): (Vec<f32>, Vec<f32>) =
+            (0..positions).flat_map(|p| rope.angles(p)).unzip();
+        put(place.cosines, &cosines)?;
+        put(place.sines, &sines)?;
+    }
+    Ok(())
 }

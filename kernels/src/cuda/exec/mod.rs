@@ -18,13 +18,13 @@ use std::collections::HashMap;
 
 pub use plan::{Limits, Needs, Source};
 
-use self::launches::{Part, Scene, half_of_layer};
+use self::launches::{Part, Scene};
 use self::plan::Plan;
 use self::record::{Record, Shape, tile_rows};
 use super::{Device, Error, HostBuffer, Launch, Ptr, Recording, launch};
 use crate::exec::TapFn;
 use crate::fuse::{self, Group};
-use crate::op::{MatrixShape, Op, RowSet};
+use crate::op::{MatrixShape, RowSet};
 use crate::program::{Program, Row, Step};
 
 /// How often a shape of generated tokens has come.
@@ -129,16 +129,10 @@ impl<D: Device> Executor<D> {
             program.slots[program.output].width * limits.wanted.min(limits.sequences);
         let values = device.host_buffer(of_generated)?;
         let told = device.host_buffer(1 + limits.wanted)?;
-        let query_width = program.ops.iter().find_map(|i| match i.op {
-            Op::Attention { q, .. } => Some(program.slots[q].width),
-            _ => None,
-        });
-        let heads_per_kv =
-            query_width.unwrap_or(0) / (program.kv.n_head_kv * program.kv.head_dim).max(1);
         let mut executor = Executor {
             device,
-            record: Record::new(&limits, check_pages),
-            tile_rows: tile_rows(heads_per_kv),
+            record: Record::new(&limits, program.caches.len(), check_pages),
+            tile_rows: tile_rows(program.most_heads_per_kv()),
             groups: fuse::groups(&program),
             program,
             limits,
@@ -185,6 +179,11 @@ impl<D: Device> Executor<D> {
     /// What it takes of the device's memory.
     pub fn memory(&self) -> Needs {
         self.plan.needs
+    }
+
+    /// Groups of the cache's layers.
+    pub fn cache_groups(&self) -> usize {
+        self.program.caches.len()
     }
 
     /// The largest step.
@@ -299,23 +298,23 @@ impl<D: Device> Executor<D> {
         }
     }
 
-    /// Copies a page of every layer, keys and values.
+    /// Copies a page of every layer of a group, keys and values.
     ///
     /// # Errors
     /// If the device fails.
     ///
     /// # Panics
     /// If a page does not exist.
-    pub fn copy_page(&mut self, from: u32, to: u32) -> Result<(), Error> {
+    pub fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<(), Error> {
         let n_pages = self.limits.n_pages;
         assert!(
             (from as usize) < n_pages && (to as usize) < n_pages,
             "a page that does not exist"
         );
-        let halves = 2 * self.program.kv.n_layer;
-        let bytes = self.program.kv.page_bytes().expect("it was allocated") / halves.max(1);
-        for half in 0..halves {
-            let start = self.plan.pages + half_of_layer(&self.program, n_pages, half);
+        let kv = self.program.caches[group];
+        let bytes = kv.page_stride();
+        for half in 0..2 * kv.n_layer {
+            let start = self.plan.pages[group] + (bytes * n_pages * half) as u64;
             let at = |page: u32| self.base.offset(start + bytes as u64 * u64::from(page));
             self.device.copy(at(from), at(to), bytes)?;
         }

@@ -12,8 +12,9 @@ use crate::bytes::Bytes;
 use crate::cuda::launch::Form;
 use crate::cuda::pack::{Layout, is_packed};
 use crate::cuda::{Error, FORMATS, launch};
+use crate::kv::KvShape;
 use crate::op::Op;
-use crate::program::Program;
+use crate::program::{Program, Rope};
 
 /// Rows whose attention is split and merged at a time: what the partial sums of all rows would take
 /// is too much.
@@ -168,6 +169,13 @@ pub(super) struct Placed {
     pub(super) at: u64,
 }
 
+/// Places of a table's cosines and sines, of all positions.
+#[derive(Clone, Copy)]
+pub(super) struct Angles {
+    pub(super) cosines: u64,
+    pub(super) sines: u64,
+}
+
 /// Places of everything, as distances from the arena's beginning.
 pub(super) struct Plan {
     /// Every weight once.
@@ -178,9 +186,11 @@ pub(super) struct Plan {
     pub(super) tables: HashMap<usize, usize>,
     /// Norm weights and biases, by operation.
     pub(super) vectors: HashMap<usize, u64>,
-    pub(super) cosines: u64,
-    pub(super) sines: u64,
-    pub(super) pages: u64,
+    /// For each table of angles.
+    pub(super) angles: Vec<Angles>,
+    /// For each group of the cache's layers: keys of its first layer, its values, keys of the second
+    /// and so on, all pages of each.
+    pub(super) pages: Vec<u64>,
     pub(super) slots: Vec<u64>,
     /// Inputs of products in the kernels' form, and their scales.
     pub(super) activations: u64,
@@ -206,15 +216,13 @@ impl Plan {
         sources: &[Source],
         limits: &Limits,
     ) -> Result<Plan, Error> {
-        let kv = program.kv;
-        if !kv.ty.takes(kv.head_dim) {
-            return Err(Error::KvType {
-                ty: kv.ty,
-                head_dim: kv.head_dim,
-            });
-        }
-        if !launch::takes_head_dim(kv.head_dim) {
-            return Err(Error::HeadDim(kv.head_dim));
+        for &KvShape { ty, head_dim, .. } in &program.caches {
+            if !ty.takes(head_dim) {
+                return Err(Error::KvType { ty, head_dim });
+            }
+            if !launch::takes_head_dim(head_dim) {
+                return Err(Error::HeadDim(head_dim));
+            }
         }
         let mut arena = Arena::default();
         let Constants {
@@ -223,15 +231,19 @@ impl Plan {
             tables,
             vectors,
         } = Constants::new(program, sources, &mut arena)?;
-        let angles = [
-            4,
-            limits.max_pages(),
-            crate::PAGE_POSITIONS,
-            program.rope.frequencies.len(),
-        ];
-        let (cosines, sines) = (arena.take(&angles), arena.take(&angles));
+        let mut table = |rope: &Rope| {
+            let pairs = rope.frequencies.len();
+            let values = [4, limits.max_pages(), crate::PAGE_POSITIONS, pairs];
+            Angles {
+                cosines: arena.take(&values),
+                sines: arena.take(&values),
+            }
+        };
+        let angles = program.ropes.iter().map(&mut table).collect();
         let weight_bytes = arena.0;
-        let pages = arena.take(&[kv.page_bytes().unwrap_or(usize::MAX), limits.n_pages]);
+        let mut group =
+            |kv: &KvShape| arena.take(&[kv.page_bytes().unwrap_or(usize::MAX), limits.n_pages]);
+        let pages = program.caches.iter().map(&mut group).collect();
         let kv_bytes = arena.0 - weight_bytes;
 
         let rows_of = |slot: usize| program.rows_of(slot, limits.rows, limits.wanted);
@@ -246,7 +258,7 @@ impl Plan {
         let scales = arena.take(&[4, limits.rows.max(limits.wanted)]);
         let gated = arena.take(&[widest.gated_bytes]);
         let query_width = widest.query_width;
-        let heads = arena.take(&[4, limits.rows, query_width + 2 * kv.n_head_kv * kv.head_dim]);
+        let heads = arena.take(&[4, limits.rows, query_width + 2 * widest.key_width]);
         let split = [4, ATTEND_ROWS.min(limits.rows), SPLITS, query_width];
         let (sums, states) = (arena.take(&split), arena.take(&[&split[..], &[2]].concat()));
         let parts = arena.take(&[
@@ -254,7 +266,7 @@ impl Plan {
             launch::ARGMAX_PARTS as usize,
             launch::ARGMAX_PART_BYTES,
         ]);
-        let record = arena.take(&[Record::most_bytes(limits)]);
+        let record = arena.take(&[Record::most_bytes(limits, program.caches.len())]);
         let needs = Needs {
             weights: weight_bytes,
             kv: kv_bytes,
@@ -265,8 +277,7 @@ impl Plan {
             weights,
             tables,
             vectors,
-            cosines,
-            sines,
+            angles,
             pages,
             slots,
             activations,
@@ -348,6 +359,7 @@ struct Widest {
     activation_bytes: usize,
     gated_bytes: usize,
     query_width: usize,
+    key_width: usize,
 }
 
 impl Widest {
@@ -370,6 +382,9 @@ impl Widest {
                 }
                 Op::Attention { q, .. } => {
                     widest.query_width = widest.query_width.max(program.slots[q].width);
+                }
+                Op::KvWrite { k, .. } => {
+                    widest.key_width = widest.key_width.max(program.slots[k].width);
                 }
                 _ => {}
             }

@@ -61,6 +61,8 @@ pub(super) fn tile_rows(heads_per_kv: usize) -> usize {
 pub(super) struct Record {
     bytes: Vec<u8>,
     max_pages: usize,
+    /// Groups of the cache's layers.
+    groups: usize,
     /// Pages there are, if kernels are to check them.
     n_pages: Option<u32>,
 }
@@ -81,7 +83,8 @@ struct Arrays {
     end: usize,
 }
 
-fn arrays(shape: &Shape, max_pages: usize) -> Arrays {
+/// `tables` are words of all block tables of a sequence.
+fn arrays(shape: &Shape, of_sequence: usize) -> Arrays {
     let Shape {
         rows,
         wanted,
@@ -96,7 +99,7 @@ fn arrays(shape: &Shape, max_pages: usize) -> Arrays {
     let at_wanted = of_rows + rows;
     let at_tiles = at_wanted + wanted;
     let tables = at_tiles + 2 * tiles;
-    let end = tables + sequences * max_pages;
+    let end = tables + sequences * of_sequence;
     Arrays {
         best,
         tokens,
@@ -117,31 +120,51 @@ pub(super) struct Addresses {
     pub(super) tokens: Ptr,
     pub(super) wanted: Ptr,
     pub(super) tiles: Ptr,
-    pub(super) paging: Paging,
+    /// For the first group of the cache's layers.
+    first: Paging,
+    /// Bytes of a group's tables.
+    tables: u64,
+}
+
+impl Addresses {
+    /// Positions of the rows.
+    pub(super) fn positions(&self) -> Ptr {
+        self.first.positions
+    }
+
+    /// Where a group's rows find their pages.
+    pub(super) fn paging(&self, group: usize) -> Paging {
+        let mut paging = self.first;
+        paging.tables = paging.tables.offset(self.tables * group as u64);
+        paging
+    }
 }
 
 impl Record {
     /// For steps of these limits. With `check`, kernels compare every page number with the number
     /// of pages.
-    pub(super) fn new(limits: &Limits, check: bool) -> Record {
+    pub(super) fn new(limits: &Limits, groups: usize, check: bool) -> Record {
         let n_pages =
             check.then(|| u32::try_from(limits.n_pages).expect("pages are numbered in 32 bits"));
         Record {
-            bytes: Vec::with_capacity(Record::most_bytes(limits)),
+            bytes: Vec::with_capacity(Record::most_bytes(limits, groups)),
             max_pages: limits.max_pages(),
+            groups,
             n_pages,
         }
     }
 
     /// Bytes of the largest.
-    pub(super) fn most_bytes(limits: &Limits) -> usize {
+    pub(super) fn most_bytes(limits: &Limits, groups: usize) -> usize {
         let &Limits {
             rows,
             wanted,
             sequences,
             ..
         } = limits;
-        let tables = sequences.saturating_mul(limits.max_pages());
+        let tables = sequences
+            .saturating_mul(limits.max_pages())
+            .saturating_mul(groups);
         // a tile has at least a row
         (MISSING + 5 * rows + 2 * wanted)
             .saturating_add(tables)
@@ -150,7 +173,7 @@ impl Record {
 
     /// Where the arrays of a record of this shape are, when it is at `base`.
     pub(super) fn addresses(&self, shape: &Shape, base: Ptr) -> Addresses {
-        let a = arrays(shape, self.max_pages);
+        let a = arrays(shape, self.groups * self.max_pages);
         let at = |words: usize| base.offset(4 * words as u64);
         let small = |n: usize| u32::try_from(n).expect("far below the largest grid");
         Addresses {
@@ -158,7 +181,8 @@ impl Record {
             tokens: at(a.tokens),
             wanted: at(a.wanted),
             tiles: at(a.tiles),
-            paging: Paging {
+            tables: (4 * shape.sequences * self.max_pages) as u64,
+            first: Paging {
                 positions: at(a.positions),
                 sequences: at(a.sequences),
                 tables: at(a.tables),
@@ -181,7 +205,7 @@ impl Record {
         wanted: &[usize],
         tile_rows: usize,
     ) -> &[u8] {
-        let a = arrays(shape, self.max_pages);
+        let a = arrays(shape, self.groups * self.max_pages);
         self.bytes.clear();
         self.bytes.resize(4 * a.end, 0);
         // what no sequence has is no page
@@ -209,8 +233,11 @@ impl Record {
         }
         let (mut tile, mut first) = (0, 0);
         for (s, seq) in step.seqs.iter().enumerate() {
-            for (i, page) in seq.table.iter().take(self.max_pages).enumerate() {
-                put(a.tables + s * self.max_pages + i, *page);
+            for (group, table) in seq.tables.iter().enumerate() {
+                let at = a.tables + (group * shape.sequences + s) * self.max_pages;
+                for (i, page) in table.iter().take(self.max_pages).enumerate() {
+                    put(at + i, *page);
+                }
             }
             for at in (0..seq.tokens.len())
                 .step_by(tile_rows)

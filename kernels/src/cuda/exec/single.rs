@@ -6,8 +6,16 @@ use super::products::Product;
 use crate::cuda::launch::Form;
 use crate::cuda::params::{Attention, Embed, KvWrite, Norm, Pair, Rope, Select};
 use crate::cuda::{Launch, Ptr, launch};
-use crate::op::Op;
+use crate::op::{CacheLayer, Op};
 use crate::program::Slot;
+
+/// Attention: which values, and over which layer of the cache.
+pub(super) struct Attend {
+    pub(super) q: Slot,
+    pub(super) cache: CacheLayer,
+    pub(super) scale: f32,
+    pub(super) out: Slot,
+}
 
 impl Scene<'_> {
     /// One operation.
@@ -21,9 +29,14 @@ impl Scene<'_> {
             Op::MatMul { x, w } => {
                 return self.products(x, &[Product::alone(w, self.slot(result()))], list);
             }
-            Op::Attention { q, layer, scale } => {
-                let launches = self.attention(q, layer, scale, result(), None);
-                return list.launches.extend(launches);
+            Op::Attention { q, cache, scale } => {
+                let attend = Attend {
+                    q,
+                    cache,
+                    scale,
+                    out: result(),
+                };
+                return list.launches.extend(self.attention(&attend, None));
             }
             // written before the launches
             Op::Input => return,
@@ -33,8 +46,8 @@ impl Scene<'_> {
                 let bias = self.at(self.plan.vectors[&at]);
                 launch::add(&self.pair(self.slot(x), bias, self.width(x), result()))
             }
-            Op::Rope { x, head_dim } => self.rope(x, head_dim, result()),
-            Op::KvWrite { k, v, layer } => self.kv_write(k, v, layer),
+            Op::Rope { x, head_dim, rope } => self.rope(x, head_dim, rope, result()),
+            Op::KvWrite { k, v, cache } => self.kv_write(k, v, cache),
             Op::Gate { gate, up, act } => {
                 let period = self.elements(result());
                 let p = self.pair(self.slot(gate), self.slot(up), period, result());
@@ -91,12 +104,12 @@ impl Scene<'_> {
         launch::rms_norm(&p, small(self.elements(x) / group))
     }
 
-    fn rope(&self, x: Slot, head_dim: usize, out: Slot) -> Launch {
+    fn rope(&self, x: Slot, head_dim: usize, rope: usize, out: Slot) -> Launch {
         launch::rope(&Rope {
             x: self.slot(x),
             out: self.slot(out),
-            positions: self.record.paging.positions,
-            turn: self.turn(),
+            positions: self.record.positions(),
+            turn: self.turn(rope),
             rows: small(self.shape.rows),
             heads: small(self.width(x) / head_dim),
             head_dim: small(head_dim),
@@ -104,15 +117,15 @@ impl Scene<'_> {
         })
     }
 
-    fn kv_write(&self, k: Slot, v: Slot, layer: usize) -> Launch {
-        let kv = self.program.kv;
-        let (pages_k, pages_v) = self.pages(layer);
+    fn kv_write(&self, k: Slot, v: Slot, cache: CacheLayer) -> Launch {
+        let kv = self.program.cache(cache);
+        let (pages_k, pages_v) = self.pages(cache);
         let p = KvWrite {
             k: self.slot(k),
             v: self.slot(v),
             pages_k,
             pages_v,
-            paging: self.record.paging,
+            paging: self.record.paging(cache.group),
             heads: small(kv.n_head_kv),
             head_dim: small(kv.head_dim),
         };
@@ -130,17 +143,16 @@ impl Scene<'_> {
     }
 
     /// Attention, into a slot or, as integers, there.
-    pub(super) fn attention(
-        &self,
-        q: Slot,
-        layer: usize,
-        scale: f32,
-        out: Slot,
-        integers: Option<Ptr>,
-    ) -> Vec<Launch> {
-        let kv = self.program.kv;
+    pub(super) fn attention(&self, attend: &Attend, integers: Option<Ptr>) -> Vec<Launch> {
+        let &Attend {
+            q,
+            cache,
+            scale,
+            out,
+        } = attend;
+        let kv = self.program.cache(cache);
         let heads = self.width(q) / kv.head_dim;
-        let (pages_k, pages_v) = self.pages(layer);
+        let (pages_k, pages_v) = self.pages(cache);
         let all = Attention {
             q: self.slot(q),
             pages_k,
@@ -150,7 +162,7 @@ impl Scene<'_> {
             out: self.slot(out),
             integers: integers.unwrap_or(Ptr::NULL),
             tiles: self.record.tiles,
-            paging: self.record.paging,
+            paging: self.record.paging(cache.group),
             heads: small(heads),
             heads_kv: small(kv.n_head_kv),
             splits: small(SPLITS),
