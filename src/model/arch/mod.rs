@@ -1,10 +1,11 @@
 //! The supported architectures: one file each, with what differs in its hyperparameters, its
-//! weights and its layer. Adding one is that file, a variant of [`Arch`] and a line in
-//! [`Arch::spec`].
+//! weights and its layer. Adding one is that file, its `mod` and a line in the list of them all.
 
 mod llama;
 mod qwen2;
 mod qwen3;
+
+use std::fmt;
 
 use gguf_rs_lite::{Gguf, Value};
 
@@ -15,15 +16,25 @@ use super::rope::Pairing;
 use super::weights::{Binder, Ends, Layer, blk};
 use super::{Error, hparams::Hparams, weights::Weights};
 
+/// Every supported architecture. Adding one is its file, and a line here.
+static ALL: [Arch; 3] = [Arch(&llama::SPEC), Arch(&qwen2::SPEC), Arch(&qwen3::SPEC)];
+
 /// A supported architecture.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Arch {
-    /// LLaMA 1 to 3.x, Mistral 7B, SmolLM2 and other models of that shape.
-    Llama,
-    /// Qwen 2 and 2.5.
-    Qwen2,
-    /// Qwen 3 (dense).
-    Qwen3,
+#[derive(Clone, Copy)]
+pub struct Arch(&'static Spec);
+
+impl PartialEq for Arch {
+    fn eq(&self, other: &Arch) -> bool {
+        self.name() == other.name()
+    }
+}
+
+impl Eq for Arch {}
+
+impl fmt::Debug for Arch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
 }
 
 /// What an architecture is, as data and three functions.
@@ -48,14 +59,12 @@ pub(super) struct Spec {
 
 impl Arch {
     /// Every supported architecture.
-    pub const ALL: [Arch; 3] = [Arch::Llama, Arch::Qwen2, Arch::Qwen3];
+    pub fn all() -> &'static [Arch] {
+        &ALL
+    }
 
     pub(super) fn spec(self) -> &'static Spec {
-        match self {
-            Arch::Llama => &llama::SPEC,
-            Arch::Qwen2 => &qwen2::SPEC,
-            Arch::Qwen3 => &qwen3::SPEC,
-        }
+        self.0
     }
 
     /// The name in `general.architecture`.
@@ -67,9 +76,9 @@ impl Arch {
     pub fn of_file(gguf: &Gguf) -> Result<Arch, Error> {
         const KEY: &str = "general.architecture";
         let file = || gguf.name().to_owned();
-        let supported = || Arch::ALL.map(Arch::name).join(", ");
+        let supported = || ALL.map(Arch::name).join(", ");
         match gguf.get(KEY) {
-            Some(Value::Str(s)) => Arch::ALL
+            Some(Value::Str(s)) => ALL
                 .into_iter()
                 .find(|a| a.name().as_bytes() == s)
                 .ok_or_else(|| {

@@ -3,7 +3,7 @@
 use crate::support::{File, Load, Val, open_shared, shared};
 use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_kernels::ValueShape;
-use octavo_model::{Arch, Hparams, Model, Source};
+use octavo_model::{Hparams, Model, Source};
 
 #[test]
 fn shared_models_load() {
@@ -48,47 +48,18 @@ fn shared_models_load() {
                 w.name
             );
         }
-        match (name.split('-').next(), h.arch) {
-            (Some("tiny"), Arch::Qwen3) => {
-                assert_eq!(
-                    (
-                        h.n_layer(),
-                        h.layers[0].n_head,
-                        h.layers[0].n_head_kv,
-                        h.layers[0].head_dim
-                    ),
-                    (4, 4, 2, 64)
-                );
-                assert!(m.weights.is_tied());
-            }
-            (_, Arch::Qwen3) => assert_eq!(
-                (
-                    h.n_layer(),
-                    h.layers[0].n_head,
-                    h.layers[0].n_head_kv,
-                    h.layers[0].head_dim
-                ),
-                (3, 8, 2, 128)
-            ),
-            (_, Arch::Qwen2) => assert_eq!(
-                (
-                    h.n_layer(),
-                    h.layers[0].n_head,
-                    h.layers[0].n_head_kv,
-                    h.layers[0].head_dim
-                ),
-                (3, 4, 1, 64)
-            ),
-            (_, Arch::Llama) => assert_eq!(
-                (
-                    h.n_layer(),
-                    h.layers[0].n_head,
-                    h.layers[0].n_head_kv,
-                    h.layers[0].head_dim
-                ),
-                (3, 4, 2, 64)
-            ),
-        }
+        let layer = h.layers[0];
+        let sizes = (h.n_layer(), layer.n_head, layer.n_head_kv, layer.head_dim);
+        let trained = name.starts_with("tiny");
+        let expected = match h.arch.name() {
+            "qwen3" if trained => (4, 4, 2, 64),
+            "qwen3" => (3, 8, 2, 128),
+            "qwen2" => (3, 4, 1, 64),
+            "llama" => (3, 4, 2, 64),
+            other => panic!("{name}: {other}"),
+        };
+        assert_eq!(sizes, expected, "{name}");
+        assert!(!trained || m.weights.is_tied(), "{name}");
         assert_eq!(
             h.kv_elements_per_position(),
             2 * h.n_layer() * h.layers[0].n_head_kv * h.layers[0].head_dim
