@@ -19,8 +19,8 @@ use common::{Rng, embed, program};
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, Throughput};
 use octavo_kernels::{
-    Activation, CacheLayer, Executor, Isa, KvShape, KvStore, KvType, Matrix, Op, Pool, Program,
-    Role, Rope, RowSet, Sequence, Step, ValueShape,
+    Activation, CacheLayer, Executor, Isa, KvShape, KvStore, KvType, Matrix, Op, Pairing, Pool,
+    Program, Role, Rope, RowSet, Sequence, Step, ValueShape,
     probe::{flops_peak, read_bandwidth},
 };
 use octavo_quant::{TensorType as T, quantize};
@@ -307,7 +307,7 @@ fn elementwise(bench: &mut Bench<'_>) {
         let rope = Rope {
             frequencies,
             magnitude: 1.0,
-            neox: true,
+            pairing: Pairing::Neox,
         };
         let program = Program {
             ops,

@@ -30,6 +30,7 @@ mod pool;
 mod portable;
 pub mod probe;
 mod program;
+mod rope;
 mod simd;
 mod stamp;
 mod table;
@@ -48,4 +49,5 @@ pub use op::{
     Translate, Translated, ValueShape,
 };
 pub use pool::Pool;
-pub use program::{Instruction, Program, ProgramOp, Role, Rope, RowTable, Sequence, Slot, Step};
+pub use program::{Instruction, Program, ProgramOp, Role, RowTable, Sequence, Slot, Step};
+pub use rope::{Pairing, Rope};

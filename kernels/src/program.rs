@@ -4,6 +4,7 @@ use crate::bytes::Bytes;
 use crate::generic::attention::PAGE;
 use crate::kv::KvShape;
 use crate::op::{CacheLayer, CacheShape, MatrixShape, Op, RowSet, Shapes, ValueShape};
+use crate::rope::Rope;
 use octavo_quant::TensorType;
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,28 +23,6 @@ pub struct RowTable {
     pub cols: usize,
     /// `rows` rows of whole blocks.
     pub source: Arc<dyn Bytes>,
-}
-
-/// Rotary position embedding, the same for queries and keys.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Rope {
-    /// Angle of pair `i` at position `p` is `p * frequencies[i]`.
-    pub frequencies: Vec<f64>,
-    /// Multiplies cosine and sine.
-    pub magnitude: f32,
-    /// Pairs are `(i, i + n)` of `n` pairs; otherwise `(2 i, 2 i + 1)`.
-    pub neox: bool,
-}
-
-impl Rope {
-    /// Cosine and sine of every pair at a position, in f64 until the end.
-    pub(crate) fn angles(&self, position: usize) -> impl Iterator<Item = (f32, f32)> + '_ {
-        let m = f64::from(self.magnitude);
-        self.frequencies.iter().map(move |f| {
-            let (sin, cos) = (position as f64 * f).sin_cos();
-            ((cos * m) as f32, (sin * m) as f32)
-        })
-    }
 }
 
 /// An operation on numbered buffers and matrices; the executor owns the matrices.

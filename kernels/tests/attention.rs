@@ -5,8 +5,8 @@ mod common;
 
 use common::{Rng, f32_bytes};
 use octavo_kernels::{
-    CacheLayer, Executor, Isa, KvShape, KvStore, KvType, Op, Pool, Program, Role, Rope, RowSet,
-    RowTable, Sequence, Step, ValueShape,
+    CacheLayer, Executor, Isa, KvShape, KvStore, KvType, Op, Pairing, Pool, Program, Role, Rope,
+    RowSet, RowTable, Sequence, Step, ValueShape,
 };
 use octavo_quant::TensorType;
 use std::sync::Arc;
@@ -66,7 +66,7 @@ fn executor(c: Case, q: &[f32], k: &[f32], v: &[f32], tokens: usize) -> Executor
     let rope = Rope {
         frequencies: Vec::new(),
         magnitude: 1.0,
-        neox: false,
+        pairing: Pairing::Norm,
     };
     let program = Program {
         ops,

@@ -8,7 +8,7 @@ mod error;
 pub mod graph;
 pub mod hparams;
 mod keys;
-pub mod rope;
+mod rope;
 pub mod taps;
 pub mod weights;
 
@@ -20,7 +20,7 @@ pub use error::Error;
 pub use graph::{Graph, Node, Op, ValueId};
 pub use hparams::{CacheGroup, Hparams, LayerHparams, ScalingKind};
 pub use keys::{Entry, Source, Sourced};
-pub use rope::{Pairing, RopeTable};
+pub use octavo_kernels::{Pairing, Rope};
 pub use taps::{OwnedTap, Tap};
 pub use weights::{Layer, VecId, WeightId, WeightRef, Weights};
 
@@ -34,7 +34,7 @@ pub struct Model {
     /// The forward pass.
     pub graph: Graph,
     /// Angles of the rotary embeddings; [`LayerHparams::rope`] indexes them.
-    pub ropes: Vec<RopeTable>,
+    pub ropes: Vec<Rope>,
 }
 
 impl Model {
@@ -43,7 +43,7 @@ impl Model {
         let hparams = Hparams::from_gguf(gguf)?;
         let weights = weights::bind(gguf, &hparams)?;
         let divisors = weights.rope_freqs.map(|id| weights.vector(id));
-        let table = |rope| RopeTable::new(rope, divisors);
+        let table = |hparams| rope::table(hparams, divisors);
         let ropes = hparams.ropes.iter().map(table).collect();
         let graph = arch::build(&hparams, &weights);
         graph

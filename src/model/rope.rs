@@ -1,108 +1,44 @@
-//! Rotary position embedding as a table: one inverse frequency per pair of dimensions, in f64, and
-//! one magnitude.
-//!
-//! Every scaling variant (linear, YaRN, `rope_freqs.weight`) only changes the table, so backends
-//! know none of them: pair i of a head turns by `position * inv_freq[i]` and both sine and cosine
-//! are multiplied by the magnitude.
+//! The rotary embedding's table from the hyperparameters: every scaling variant (linear, YaRN,
+//! `rope_freqs.weight`) only changes its numbers.
+
+use octavo_kernels::Rope;
 
 use super::hparams::{RopeHparams, ScalingKind};
 
-/// Which two dimensions of a head turn together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pairing {
-    /// Neighbours: (2i, 2i + 1). GGUF's llama, whose converter permutes the weights so.
-    Norm,
-    /// Halves: (i, i + n_rot / 2). Hugging Face's own order.
-    Neox,
-}
-
-impl Pairing {
-    /// The name llama.cpp uses.
-    pub fn name(self) -> &'static str {
-        match self {
-            Pairing::Norm => "norm",
-            Pairing::Neox => "neox",
-        }
-    }
-}
-
-/// Angles of every pair; dimensions from `n_rot` on pass unchanged.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RopeTable {
-    /// How dimensions pair up.
-    pub pairing: Pairing,
-    /// Angle per position of each pair: `n_rot / 2` values.
-    pub inv_freq: Vec<f64>,
-    /// Factor on sine and cosine.
-    pub magnitude: f64,
-}
-
-impl RopeTable {
-    /// The table for these hyperparameters; `divisors` is `rope_freqs.weight`, one divisor of the
-    /// angle per pair.
-    ///
-    /// YaRN follows ggml: pair i keeps its frequency below `floor(dim(beta_fast))`, is divided by
-    /// the factor above `ceil(dim(beta_slow))`, with a linear ramp between, where
-    /// `dim(r) = n_rot * ln(original_context / (2 pi r)) / (2 ln base)` is the pair that turns r
-    /// times over the original context. The magnitude is `1 + 0.1 ln factor` (1 for factors up to
-    /// 1) times attn_factor.
-    pub fn new(h: &RopeHparams, divisors: Option<&[f32]>) -> RopeTable {
-        let n_rot = h.n_rot.value;
-        let base = f64::from(h.freq_base.value);
-        let scale = match h.scaling.value {
-            ScalingKind::None => 1.0,
-            ScalingKind::Linear | ScalingKind::Yarn => 1.0 / f64::from(h.factor.value),
-        };
-        let yarn = (h.scaling.value == ScalingKind::Yarn).then(|| Ramp::new(h, base));
-        let inv_freq = (0..n_rot / 2)
-            .map(|i| {
-                let divisor = divisors
-                    .and_then(|d| d.get(i))
-                    .map_or(1.0, |&d| f64::from(d));
-                let full = base.powf(-2.0 * i as f64 / n_rot as f64) / divisor;
-                let keep = yarn.as_ref().map_or(0.0, |ramp| ramp.keep(i));
-                full * (scale * (1.0 - keep) + keep)
-            })
-            .collect();
-        let stretch = match (yarn, f64::from(h.factor.value)) {
-            (Some(_), factor) if factor > 1.0 => 1.0 + 0.1 * factor.ln(),
-            _ => 1.0,
-        };
-        RopeTable {
-            pairing: h.pairing,
-            inv_freq,
-            magnitude: stretch * f64::from(h.attn_factor.value),
-        }
-    }
-
-    /// Dimensions of a head that turn.
-    pub fn n_rot(&self) -> usize {
-        2 * self.inv_freq.len()
-    }
-
-    /// The angle of pair `i` at a position.
-    pub fn angle(&self, position: usize, i: usize) -> f64 {
-        position as f64 * self.inv_freq[i]
-    }
-
-    /// Cosine and sine of every pair at a position, times the magnitude, rounded once to f32.
-    ///
-    /// # Panics
-    /// If a slice is shorter than `n_rot / 2`.
-    pub fn cos_sin(&self, position: usize, cos: &mut [f32], sin: &mut [f32]) {
-        for i in 0..self.inv_freq.len() {
-            let (s, c) = self.angle(position, i).sin_cos();
-            cos[i] = (c * self.magnitude) as f32;
-            sin[i] = (s * self.magnitude) as f32;
-        }
-    }
-
-    /// The two dimensions of pair `i` inside a head.
-    pub fn pair(&self, i: usize) -> (usize, usize) {
-        match self.pairing {
-            Pairing::Norm => (2 * i, 2 * i + 1),
-            Pairing::Neox => (i, i + self.inv_freq.len()),
-        }
+/// The table for these hyperparameters; `divisors` is `rope_freqs.weight`, one divisor of the
+/// angle per pair.
+///
+/// YaRN follows ggml: pair i keeps its frequency below `floor(dim(beta_fast))`, is divided by
+/// the factor above `ceil(dim(beta_slow))`, with a linear ramp between, where
+/// `dim(r) = n_rot * ln(original_context / (2 pi r)) / (2 ln base)` is the pair that turns r
+/// times over the original context. The magnitude is `1 + 0.1 ln factor` (1 for factors up to
+/// 1) times attn_factor.
+pub(crate) fn table(h: &RopeHparams, divisors: Option<&[f32]>) -> Rope {
+    let n_rot = h.n_rot.value;
+    let base = f64::from(h.freq_base.value);
+    let scale = match h.scaling.value {
+        ScalingKind::None => 1.0,
+        ScalingKind::Linear | ScalingKind::Yarn => 1.0 / f64::from(h.factor.value),
+    };
+    let yarn = (h.scaling.value == ScalingKind::Yarn).then(|| Ramp::new(h, base));
+    let frequencies = (0..n_rot / 2)
+        .map(|i| {
+            let divisor = divisors
+                .and_then(|d| d.get(i))
+                .map_or(1.0, |&d| f64::from(d));
+            let full = base.powf(-2.0 * i as f64 / n_rot as f64) / divisor;
+            let keep = yarn.as_ref().map_or(0.0, |ramp| ramp.keep(i));
+            full * (scale * (1.0 - keep) + keep)
+        })
+        .collect();
+    let stretch = match (yarn, f64::from(h.factor.value)) {
+        (Some(_), factor) if factor > 1.0 => 1.0 + 0.1 * factor.ln(),
+        _ => 1.0,
+    };
+    Rope {
+        pairing: h.pairing,
+        frequencies,
+        magnitude: stretch * f64::from(h.attn_factor.value),
     }
 }
 

@@ -3,6 +3,7 @@
 use super::{CacheLayer, Cell, Instruction, Op, Operands, PAGE, Part, Row, Slot};
 use crate::op::Function;
 use crate::program::RowTable;
+use crate::rope::Pairing;
 
 impl Part<'_> {
     /// Cosines and sines of all rows.
@@ -180,7 +181,7 @@ impl Part<'_> {
                 let x = self.row(x, r, part.clone());
                 let y = self.row_mut(out, r, part);
                 y.copy_from_slice(x);
-                if rope.neox {
+                if rope.pairing == Pairing::Neox {
                     let (cos, sin) = (cosines.as_ptr(), sines.as_ptr());
                     (self.model.table.rotate)(x.as_ptr(), cos, sin, n, y.as_mut_ptr());
                 } else {

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use octavo_kernels::{
-    Activation, CacheLayer, Executor, Function, Instruction, Isa, KvShape, Matrix, Op, Pool,
-    Program, Rope, RowSet, ValueShape,
+    Activation, CacheLayer, Executor, Function, Instruction, Isa, KvShape, Matrix, Op, Pairing,
+    Pool, Program, Rope, RowSet, ValueShape,
 };
 use octavo_quant::TensorType;
 
@@ -171,7 +171,7 @@ impl Layers {
         let rope = Rope {
             frequencies,
             magnitude: 1.0,
-            neox: true,
+            pairing: Pairing::Neox,
         };
         Executor::new(
             isa,

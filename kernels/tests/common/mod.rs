@@ -6,8 +6,8 @@ pub(crate) mod layers;
 use std::sync::Arc;
 
 use octavo_kernels::{
-    Executor, Instruction, Isa, KvShape, KvStore, KvType, Matrix, Op, Pool, Program, Role, Rope,
-    RowSet, RowTable, Sequence, Step, ValueShape,
+    Executor, Instruction, Isa, KvShape, KvStore, KvType, Matrix, Op, Pairing, Pool, Program, Role,
+    Rope, RowSet, RowTable, Sequence, Step, ValueShape,
 };
 use octavo_quant::TensorType;
 
@@ -167,7 +167,7 @@ pub(crate) fn no_rope() -> Rope {
     Rope {
         frequencies: Vec::new(),
         magnitude: 1.0,
-        neox: false,
+        pairing: Pairing::Norm,
     }
 }
 

@@ -8,14 +8,13 @@ use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
 use octavo_kernels::{
-    Bytes, CacheLayer, Instruction, KvShape, KvType, Program, ProgramOp, Rope, RowTable, Slot,
-    Translate, ValueShape,
+    Bytes, CacheLayer, Instruction, KvShape, KvType, Program, ProgramOp, RowTable, Slot, Translate,
+    ValueShape,
 };
 
 use super::{TapSink, TapView};
 use octavo_model::{
-    CacheGroup, Graph, Hparams, Model, Node, Op, Pairing, RopeTable, Tap, ValueId, VecId, WeightId,
-    WeightRef,
+    CacheGroup, Graph, Hparams, Model, Node, Op, Tap, ValueId, VecId, WeightId, WeightRef,
 };
 
 /// A graph as a program.
@@ -70,15 +69,6 @@ fn caches(h: &Hparams, layers: &Range<usize>, ty: KvType) -> Vec<KvShape> {
     h.caches.iter().enumerate().map(shape).collect()
 }
 
-/// Angles as programs have them.
-fn rope(table: &RopeTable) -> Rope {
-    Rope {
-        frequencies: table.inv_freq.clone(),
-        magnitude: table.magnitude as f32,
-        neox: table.pairing == Pairing::Neox,
-    }
-}
-
 /// The nodes of these layers, of what comes before the first layer and behind the last.
 fn nodes(graph: &Graph, layers: &Range<usize>) -> Range<usize> {
     let behind = |layer: usize| {
@@ -122,7 +112,7 @@ pub(super) fn lower(gguf: &Arc<Gguf>, model: &Model, layers: &Range<usize>, kv: 
     let program = Program {
         ops: compiler.ops,
         slots: compiler.slots,
-        ropes: model.ropes.iter().map(rope).collect(),
+        ropes: model.ropes.clone(),
         caches: caches(&model.hparams, layers, kv),
         output: compiler.output,
     };

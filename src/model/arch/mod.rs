@@ -12,9 +12,9 @@ use gguf_rs_lite::{Gguf, Value};
 use super::blocks::Builder;
 use super::graph::{Graph, ValueId};
 use super::keys::show;
-use super::rope::Pairing;
 use super::weights::{Binder, Ends, Layer, blk};
 use super::{Error, hparams::Hparams, weights::Weights};
+use octavo_kernels::Pairing;
 
 /// Every supported architecture. Adding one is its file, and a line here.
 static ALL: [Arch; 3] = [Arch(&llama::SPEC), Arch(&qwen2::SPEC), Arch(&qwen3::SPEC)];

@@ -5,7 +5,7 @@ use gguf_rs_lite::Value;
 use crate::Error;
 use crate::arch::Spec;
 use crate::keys::{Keys, Source, Sourced, show};
-use crate::rope::Pairing;
+use octavo_kernels::Pairing;
 
 use super::refused::is_one_of;
 

@@ -76,7 +76,7 @@ impl Run<'_> {
             for head in row.chunks_exact_mut(head_dim) {
                 for i in 0..table.n_rot() / 2 {
                     let (a, b) = table.pair(i);
-                    let (sin, cos) = table.angle(t, i).sin_cos();
+                    let (sin, cos) = (t as f64 * table.frequencies[i]).sin_cos();
                     let (x, y) = (head[a] * table.magnitude, head[b] * table.magnitude);
                     (head[a], head[b]) = (x * cos - y * sin, x * sin + y * cos);
                 }

@@ -8,6 +8,7 @@ use crate::cuda::{Launch, Ptr, launch};
 use crate::fuse::Group;
 use crate::op::CacheLayer;
 use crate::program::{Program, Slot};
+use crate::rope::Pairing;
 use octavo_quant::TensorType;
 
 /// Everything that a list depends on.
@@ -145,7 +146,7 @@ impl Scene<'_> {
             cosines: self.at(angles.cosines),
             sines: self.at(angles.sines),
             pairs: small(rope.frequencies.len()),
-            neox: rope.neox.into(),
+            neox: (rope.pairing == Pairing::Neox).into(),
         }
     }
 

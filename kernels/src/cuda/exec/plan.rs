@@ -14,7 +14,8 @@ use crate::cuda::pack::{Layout, is_packed};
 use crate::cuda::{Error, FORMATS, launch};
 use crate::kv::KvShape;
 use crate::op::Op;
-use crate::program::{Program, Rope};
+use crate::program::Program;
+use crate::rope::Rope;
 
 /// Rows whose attention is split and merged at a time: what the partial sums of all rows would take
 /// is too much.
