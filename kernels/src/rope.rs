@@ -1,0 +1,59 @@
+//! Rotary position embedding as a table: one frequency per pair of dimensions, in f64, and one
+//! magnitude. Every variant (linear scaling, YaRN, divisors in the file) only changes the table, so
+//! that kernels know none of them.
+
+/// Which two dimensions of a head turn together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pairing {
+    /// Neighbours: (2i, 2i + 1). GGUF's llama, whose converter permutes the weights so.
+    Norm,
+    /// Halves: (i, i + n_rot / 2). Hugging Face's own order.
+    Neox,
+}
+
+impl Pairing {
+    /// The name llama.cpp uses.
+    pub fn name(self) -> &'static str {
+        match self {
+            Pairing::Norm => "norm",
+            Pairing::Neox => "neox",
+        }
+    }
+}
+
+/// Angles of every pair, the same for queries and keys; dimensions from [`Rope::n_rot`] on pass
+/// unchanged.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rope {
+    /// How dimensions pair up.
+    pub pairing: Pairing,
+    /// The angle of pair `i` at position `p` is `p * frequencies[i]`.
+    pub frequencies: Vec<f64>,
+    /// Factor on cosine and sine.
+    pub magnitude: f64,
+}
+
+impl Rope {
+    /// Dimensions of a head that turn.
+    pub fn n_rot(&self) -> usize {
+        2 * self.frequencies.len()
+    }
+
+    /// The two dimensions of pair `i` inside a head.
+    pub fn pair(&self, i: usize) -> (usize, usize) {
+        match self.pairing {
+            Pairing::Norm => (2 * i, 2 * i + 1),
+            Pairing::Neox => (i, i + self.frequencies.len()),
+        }
+    }
+
+    /// Cosine and sine of every pair at a position, times the magnitude: in f64 until the end, but
+    /// for the magnitude, which every engine has as an f32.
+    pub fn angles(&self, position: usize) -> impl Iterator<Item = (f32, f32)> + '_ {
+        let m = f64::from(self.magnitude as f32);
+        self.frequencies.iter().map(move |f| {
+            let (sin, cos) = (position as f64 * f).sin_cos();
+            ((cos * m) as f32, (sin * m) as f32)
+        })
+    }
+}
