@@ -27,7 +27,7 @@
 //! ```
 //!
 //! Behind it stand the crates, each with what its name says: [`text`] knows no tensor, [`model`] no
-//! backend, [`engine`] no file that it writes, and [`lab`] holds them all against references.
+//! backend, [`engine`] no command line, and [`lab`] compares them all with references.
 
 pub use octavo_engine as engine;
 pub use octavo_lab as lab;
