@@ -1,4 +1,4 @@
-//! What this CPU can do, as a value: detected once, printed, forced with `--isa`, passed down.
+//! What this CPU can do, as a value: detected once or demanded, printed, passed down.
 
 use crate::table::Table;
 use std::f64::consts::SQRT_2;
@@ -205,7 +205,10 @@ pub enum IsaChoice {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum IsaError {
     /// The CPU lacks it.
-    #[error("--isa {wanted}: this CPU lacks it (it offers {})", names(offered))]
+    #[error(
+        "instruction set {wanted}: this CPU lacks it (it offers {})",
+        names(offered)
+    )]
     Missing {
         /// The instruction set asked for.
         wanted: Isa,
@@ -213,7 +216,7 @@ pub enum IsaError {
         offered: Vec<Isa>,
     },
     /// No kernels of this name.
-    #[error("--isa {0}: unknown; expected one of {expected}", expected = Isa::names())]
+    #[error("instruction set {0}: unknown; expected one of {expected}", expected = Isa::names())]
     Unknown(String),
 }
 

@@ -1,5 +1,5 @@
 //! The command line: one file per subcommand. Owns arguments, terminals, signals and exit codes;
-//! sees no tensor.
+//! computes nothing, and sees tensors only where it shows them.
 //!
 //! Text goes to stdout and nothing else does; notes, progress and errors go to stderr. An error is
 //! one line, `octavo: error: ...`. Exit codes: 0, 1 (bad input), 2 (usage), 101 (a fault of the
