@@ -6,6 +6,7 @@ mod cli;
 mod crates;
 mod cuda;
 mod determinism;
+mod docs;
 mod goldens;
 mod hf;
 mod hostile;

@@ -25,7 +25,7 @@ impl LlamaCpp {
         "llama-results.gguf",
     ];
 
-    /// Finds the programs in `folder` or in its `bin` or `build/bin`.
+    /// Finds the programs in `folder`, or in the places below it where CMake puts them.
     ///
     /// # Errors
     /// If llama-results is in none of them.
