@@ -52,7 +52,12 @@ pub(super) struct DeviceArgs {
     gpu: Option<u16>,
     /// How many of the last layers a GPU takes, the output with them; the CPU keeps the others and
     /// the embeddings, or all if 0 (also: -ngl N) [default: all]
-    #[arg(long, visible_alias = "n-gpu-layers", value_name = "N", value_parser = clap::value_parser!(u32))]
+    #[arg(
+        long,
+        visible_alias = "n-gpu-layers",
+        value_name = "N",
+        value_parser = clap::value_parser!(u32),
+    )]
     gpu_layers: Option<u32>,
     /// On a GPU, launch every kernel by itself instead of replaying captured launches
     #[arg(long)]
@@ -156,7 +161,12 @@ pub(super) struct ComputeArgs {
     #[arg(long, value_name = "TYPE", value_parser = values::kv_type(), hide_possible_values = true)]
     cache_type_v: Option<KvType>,
     /// Context in tokens; 0 is what the model was trained with [default: that, but at most 4096]
-    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1 << 30))]
+    #[arg(
+        short,
+        long,
+        value_name = "N",
+        value_parser = clap::value_parser!(u32).range(0..=1 << 30),
+    )]
     ctx_size: Option<u32>,
     /// Prompt tokens computed at a time [default: 512; 2048 on a GPU]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
@@ -179,8 +189,8 @@ impl ComputeArgs {
         );
         if k != v {
             return Err(Failure::Usage(format!(
-                "-ctk {k} with -ctv {v}: expected the same type for both (unless given it is {unless_given}); \
-                 --kv-type sets both"
+                "-ctk {k} with -ctv {v}: expected the same type for both (unless given it is \
+                 {unless_given}); --kv-type sets both"
             )));
         }
         Ok(self.kv_type.unwrap_or(k))
@@ -291,7 +301,8 @@ impl GenerateArgs {
     }
 }
 
-const SAMPLING: &str = "Sampling (greedy unless one of --temp, --top-k, --top-p, --min-p, --seed, --samplers is given)";
+const SAMPLING: &str = "Sampling (greedy unless one of --temp, --top-k, --top-p, --min-p, --seed, \
+     --samplers is given)";
 
 /// How tokens are chosen.
 #[derive(Debug, Args)]
@@ -326,7 +337,12 @@ pub(super) struct SampleArgs {
     frequency_penalty: f32,
     /// How many tokens are recent, the prompt's included; 0 switches penalties off, -1 takes the
     /// whole context
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(i64).range(-1..=1 << 31))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 64,
+        value_parser = clap::value_parser!(i64).range(-1..=1 << 31),
+    )]
     repeat_last_n: i64,
     /// Add to a token's logit: ID+BIAS or ID-BIAS; ID-inf bans it; may be given several times
     #[arg(short, long, value_name = "ID(+/-)BIAS", value_parser = logit_bias)]
@@ -615,9 +631,10 @@ mod tests {
         assert_eq!(line(r"\n\n").options(true).expect("valid").stop, ["\n\n"]);
         assert_eq!(line(r"\xc3\xa9").options(true).expect("valid").stop, ["é"]);
         let refused = line(r"\xff").options(true);
-        assert!(
-            matches!(refused, Err(Failure::Usage(text)) if text.starts_with("--stop 1: expected UTF-8"))
-        );
+        assert!(matches!(
+            refused,
+            Err(Failure::Usage(text)) if text.starts_with("--stop 1: expected UTF-8")
+        ));
     }
 
     #[test]

@@ -29,11 +29,15 @@ Examples:
   octavo bench model.gguf --device cuda -d 0,4096
 
 -p, -n, -d and -t take lists, separated by commas; a length of 0 leaves its test out.
--o json prints an array of objects with llama-bench's field names, then ours: threads_reason, isa, kernels, read_gb_s,
-read_gb_s_best, read_percent, gflops, gflops_peak, flops_percent, token_hash. -o csv prints the same fields.
-More than 100 % of the best means that the model fits into the caches, or that other work ran while the limits were
+-o json prints an array of objects with llama-bench's field names, then ours: threads_reason, \
+isa, kernels, read_gb_s,
+read_gb_s_best, read_percent, gflops, gflops_peak, flops_percent, token_hash. -o csv prints the \
+same fields.
+More than 100 % of the best means that the model fits into the caches, or that other work ran \
+while the limits were
 measured.
-The hash is of the tokens chosen (greedily): it does not depend on threads, batches or repetitions.")]
+The hash is of the tokens chosen (greedily): it does not depend on threads, batches or \
+repetitions.")]
 pub(super) struct BenchArgs {
     #[command(flatten)]
     model: ModelArgs,
@@ -68,12 +72,21 @@ pub(super) struct BenchArgs {
     #[arg(value_parser = clap::value_parser!(u32).range(0..=1 << 24))]
     n_depth: Vec<u32>,
     /// Repetitions
-    #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(
+        short,
+        long,
+        value_name = "N",
+        default_value_t = 5,
+        value_parser = clap::value_parser!(u32).range(1..=1000),
+    )]
     repetitions: u32,
     #[command(flatten)]
     device: DeviceArgs,
     #[arg(short, long, value_name = "N", value_delimiter = ',')]
-    #[arg(help = format!("Numbers of threads; each more than the CPUs that this process may use counts as so many {DEFAULT}"))]
+    #[arg(help = format!(
+        "Numbers of threads; each more than the CPUs that this process may use counts as so many \
+         {DEFAULT}"
+    ))]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Vec<u16>,
     /// Prompt tokens computed at a time [default: 512; 2048 on a GPU]
@@ -84,7 +97,13 @@ pub(super) struct BenchArgs {
     #[arg(value_parser = values::isa(), hide_possible_values = true)]
     isa: IsaChoice,
     /// Type of the KV cache: f16, f32, bf16 or q8_0
-    #[arg(long, value_name = "TYPE", default_value_t, value_parser = values::kv_type(), hide_possible_values = true)]
+    #[arg(
+        long,
+        value_name = "TYPE",
+        default_value_t,
+        value_parser = values::kv_type(),
+        hide_possible_values = true,
+    )]
     kv_type: KvType,
     /// Read the file into memory instead of mapping it
     #[arg(long)]

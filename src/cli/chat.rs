@@ -60,7 +60,8 @@ pub(super) struct ChatArgs {
 pub(super) fn template(engine: &Engine) -> Result<ChatTemplate, Failure> {
     engine.chat_template()?.ok_or_else(|| {
         Failure::Input(format!(
-            "{}: key tokenizer.chat_template: expected a chat template, got none (octavo run continues plain text)",
+            "{}: key tokenizer.chat_template: expected a chat template, got none (octavo run \
+             continues plain text)",
             engine.gguf().name()
         ))
     })

@@ -26,7 +26,8 @@ Examples:
   octavo convert Qwen3-0.6B qwen3-0.6b-f16.gguf --type f16
   octavo quantize qwen3-0.6b-f16.gguf qwen3-0.6b-q4.gguf Q4_K_M
 
-A folder has config.json, safetensors, and tokenizer.json or tokenizer.model. octavo runs folders as they are, too.")]
+A folder has config.json, safetensors, and tokenizer.json or tokenizer.model. octavo runs folders \
+as they are, too.")]
 pub(super) struct ConvertArgs {
     /// The folder
     #[arg(value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
@@ -36,7 +37,12 @@ pub(super) struct ConvertArgs {
     output: PathBuf,
     /// The type of matrices: q4_1 (of AWQ weights only), f16, bf16 or f32 [default: q4_1, or what
     /// the folder has]
-    #[arg(long = "type", value_name = "TYPE", value_parser = matrix_type(), hide_possible_values = true)]
+    #[arg(
+        long = "type",
+        value_name = "TYPE",
+        value_parser = matrix_type(),
+        hide_possible_values = true,
+    )]
     to: Option<TensorType>,
     #[command(flatten)]
     threads: ThreadsArgs,

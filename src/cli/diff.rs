@@ -36,12 +36,16 @@ Examples:
   octavo diff model.gguf -p \"Hello\" --a-isa scalar --b-isa avx512
   octavo diff model.gguf -p \"Hello\" --b-device cuda        CPU against GPU
   octavo diff model.gguf -p \"Hello\" --a-exec oracle        engine against the f64 oracle
-  octavo diff --suite reference/suite.toml                 models x prompts x instruction sets against goldens
+  octavo diff --suite reference/suite.toml                 models x prompts x instruction sets \
+against goldens
 
 Exit code: 0 within the bounds, 1 outside, 2 if it could not be compared.
---json prints for two executions {verdict: identical|within|diverged, first_divergence: {name, layer, position,
-channel, a, b, ...} or null, taps, absent, logits, a, b, tokens}; for references {verdict: within|outside, model,
-tolerance, references: [{file, kind, tokens, verdict, first_divergence, and one of logits, tensors, generated,
+--json prints for two executions {verdict: identical|within|diverged, first_divergence: {name, \
+layer, position,
+channel, a, b, ...} or null, taps, absent, logits, a, b, tokens}; for references {verdict: \
+within|outside, model,
+tolerance, references: [{file, kind, tokens, verdict, first_divergence, and one of logits, \
+tensors, generated,
 divergence}]}.
 With a reference, -f drops one newline at the end of the file, as llama.cpp's -f does.")]
 pub(super) struct DiffArgs {
@@ -54,7 +58,13 @@ pub(super) struct DiffArgs {
     /// Compare the model with what was recorded, known by its content: files of llama-results,
     /// llama-debug, llama-eval-callback, llama-perplexity (bases), llama-completion (prompt
     /// caches), llama-imatrix, llama-server (probabilities), and goldens
-    #[arg(long, value_name = "REF", num_args = 1.., conflicts_with = "b", value_hint = clap::ValueHint::FilePath)]
+    #[arg(
+        long,
+        value_name = "REF",
+        num_args = 1..,
+        conflicts_with = "b",
+        value_hint = clap::ValueHint::FilePath,
+    )]
     reference: Vec<PathBuf>,
     /// Run the llama.cpp whose programs are in DIR on the same text, and compare the logits with
     /// its own
@@ -69,7 +79,12 @@ pub(super) struct DiffArgs {
     #[arg(long, requires = "suite")]
     bless: bool,
     /// Where --llama-cpp keeps its command line, raw output and the report
-    #[arg(long, value_name = "DIR", default_value = "octavo-diff", value_hint = clap::ValueHint::DirPath)]
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "octavo-diff",
+        value_hint = clap::ValueHint::DirPath,
+    )]
     keep: PathBuf,
     /// Which of a golden's two recordings: llama.cpp's own logits, or those of the exact
     /// dequantization
@@ -271,8 +286,8 @@ fn one(args: &DiffArgs) -> Result<Exit, Failure> {
     let recorded = !args.reference.is_empty() || args.llama_cpp.is_some();
     if !recorded && args.same_twice() {
         return Err(Failure::Usage(
-            "nothing to compare with: expected --reference, --llama-cpp, a second model, or different --a-isa and \
-             --b-isa, --a-device and --b-device, --a-exec and --b-exec"
+            "nothing to compare with: expected --reference, --llama-cpp, a second model, or \
+             different --a-isa and --b-isa, --a-device and --b-device, --a-exec and --b-exec"
                 .to_owned(),
         ));
     }

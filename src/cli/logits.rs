@@ -190,7 +190,10 @@ fn to_json(
     tops: &[Top],
     taps: Option<Vec<TapStats>>,
 ) -> Result<Value, serde_json::Error> {
-    let top = |(id, logit): &(u32, f32)| json!({"id": id, "piece": piece(engine.tokenizer(), *id), "logit": logit});
+    let top = |(id, logit): &(u32, f32)| {
+        let piece = piece(engine.tokenizer(), *id);
+        json!({"id": id, "piece": piece, "logit": logit})
+    };
     let positions: Vec<Value> = tops
         .iter()
         .map(|(pos, t)| json!({"pos": pos, "top": t.iter().map(top).collect::<Vec<_>>()}))

@@ -51,8 +51,8 @@ impl Metrics {
             n => format!(" ({n} cached)"),
         };
         format!(
-            "prompt {} tokens{cached}, {} tokens/s | generated {} tokens, {} tokens/s | TTFT {} | TPOT {} | \
-             memory {} | {}",
+            "prompt {} tokens{cached}, {} tokens/s | generated {} tokens, {} tokens/s | TTFT {} | \
+             TPOT {} | memory {} | {}",
             self.prompt_tokens,
             rate(self.prompt_tokens_per_second),
             self.generated_tokens,
@@ -136,8 +136,8 @@ mod tests {
         .line(Finish::Stop);
         assert_eq!(
             line,
-            "prompt 12 tokens (2 cached), 100.0 tokens/s | generated 5 tokens, 10.0 tokens/s | TTFT 101.0 ms | \
-             TPOT 100.0 ms | memory 1.0 MiB peak | stop"
+            "prompt 12 tokens (2 cached), 100.0 tokens/s | generated 5 tokens, 10.0 tokens/s | \
+             TTFT 101.0 ms | TPOT 100.0 ms | memory 1.0 MiB peak | stop"
         );
         let none = Metrics {
             peak_memory_bytes: None,

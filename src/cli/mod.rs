@@ -77,9 +77,8 @@ enum Command {
     Quantize(Box<quantize::QuantizeArgs>),
     Imatrix(imatrix::ImatrixArgs),
     /// Print a script that completes octavo's commands and options in a shell
-    #[command(
-        after_help = "Example:\n  octavo completions bash > ~/.local/share/bash-completion/completions/octavo"
-    )]
+    #[command(after_help = "Example:\n  \
+                      octavo completions bash > ~/.local/share/bash-completion/completions/octavo")]
     Completions {
         /// The shell
         shell: Shell,
@@ -177,7 +176,8 @@ fn install_panic_hook() {
         let place = info.location().map(ToString::to_string).unwrap_or_default();
         let what = failure::one_line(what.unwrap_or("unknown"));
         terminal::note(&format!(
-            "octavo: internal error: {what} ({place}); this is a bug: please report it at {}/issues",
+            "octavo: internal error: {what} ({place}); this is a bug: please report it at \
+             {}/issues",
             env!("CARGO_PKG_REPOSITORY")
         ));
     }));

@@ -247,7 +247,8 @@ impl Output<'_> {
         match self.kind {
             Kind::Model => refused("is there already: --force replaces it"),
             kind => refused(&format!(
-                "expected a new name or that of an older {}, got a file of another kind: --force replaces it",
+                "expected a new name or that of an older {}, got a file of another kind: --force \
+                 replaces it",
                 kind.name()
             )),
         }

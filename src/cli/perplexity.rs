@@ -27,7 +27,9 @@ const CHUNK: usize = 512;
 /// names and formats are llama-perplexity's. Figures go to stdout, progress to stderr.
 #[derive(Debug, Args)]
 #[command(
-    mut_arg("ctx_size", |a| a.help("Tokens of a chunk [default: 512; with --kl-divergence: those of the base]")),
+    mut_arg("ctx_size", |a| a.help(
+        "Tokens of a chunk [default: 512; with --kl-divergence: those of the base]",
+    )),
     after_help = "\
 Examples:
   octavo perplexity model.gguf -f text.txt
@@ -47,14 +49,25 @@ pub(super) struct PerplexityArgs {
     #[command(flatten)]
     model: ModelArgs,
     /// The text; - is stdin. As in llama.cpp, one line feed at its end is dropped
-    #[arg(short, long, value_name = "FILE", allow_hyphen_values = true, value_hint = clap::ValueHint::FilePath)]
+    #[arg(
+        short,
+        long,
+        value_name = "FILE",
+        allow_hyphen_values = true,
+        value_hint = clap::ValueHint::FilePath,
+    )]
     #[arg(required_unless_present = "kl_divergence")]
     file: Option<PathBuf>,
     /// Read at most N chunks; -1 is all
     #[arg(long, value_name = "N", default_value_t = -1, value_parser = values::chunks)]
     chunks: i64,
     /// Write the predictions for every scored token to FILE; with --kl-divergence, read them
-    #[arg(long, alias = "save-all-logits", value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    #[arg(
+        long,
+        alias = "save-all-logits",
+        value_name = "FILE",
+        value_hint = clap::ValueHint::FilePath,
+    )]
     kl_divergence_base: Option<PathBuf>,
     /// Replace the file of --kl-divergence-base whatever it is, unless it is an input
     #[arg(

@@ -27,7 +27,13 @@ pub(super) struct TextArgs {
     )]
     pub(super) prompt: Option<OsString>,
     /// Read the text from FILE, byte for byte; - is stdin
-    #[arg(short, long, value_name = "FILE", allow_hyphen_values = true, value_hint = clap::ValueHint::FilePath)]
+    #[arg(
+        short,
+        long,
+        value_name = "FILE",
+        allow_hyphen_values = true,
+        value_hint = clap::ValueHint::FilePath,
+    )]
     pub(super) file: Option<PathBuf>,
     /// Turn \n, \r, \t, \", \', \\ and \xHH in TEXT into what they stand for
     #[arg(short, long)]

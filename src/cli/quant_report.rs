@@ -32,15 +32,20 @@ use super::values;
 #[command(after_help = "\
 Examples:
   octavo quant-report model-f16.gguf -f text.txt
-  octavo quant-report model-f16.gguf -f text.txt --types Q8_0,Q4_K_M,IQ4_XS --chunks 20 --html report.html
-  octavo quant-report model-f16.gguf -f text.txt --types Q4_K_M --sensitivity Q2_K --html report.html
+  octavo quant-report model-f16.gguf -f text.txt --types Q8_0,Q4_K_M,IQ4_XS \
+--chunks 20 --html report.html
+  octavo quant-report model-f16.gguf -f text.txt --types Q4_K_M --sensitivity Q2_K \
+--html report.html
   octavo quant-report model-f16.gguf -f text.txt --types Q4_0,Q4_1 --also model-awq
 
---sensitivity TYPE quantizes one tensor at a time and ranks them by the KL divergence that each causes alone; with
+--sensitivity TYPE quantizes one tensor at a time and ranks them by the KL divergence \
+that each causes alone; with
 --by-role all layers of a tensor together.
---json prints {model, base: {ppl, ...}, types: [{name, bytes, bits_per_weight, ppl, mean_kl, kl_99, ...}],
+--json prints {model, base: {ppl, ...}, types: [{name, bytes, bits_per_weight, ppl, \
+mean_kl, kl_99, ...}],
 sensitivity?: [{name, layer, role, mean_kl, ...}], failed?: [{name, error}]}.
-A type that cannot be made or scored is named on stderr and left out; the rest is printed, with exit code 1.")]
+A type that cannot be made or scored is named on stderr and left out; the rest is printed, with \
+exit code 1.")]
 pub(super) struct QuantReportArgs {
     /// GGUF file or Hugging Face folder in F16, BF16 or F32
     #[arg(value_name = "MODEL", value_hint = clap::ValueHint::FilePath)]
@@ -383,7 +388,8 @@ impl Report {
         if let Some((to, ranking)) = &self.ranking {
             page.heading(&format!("One tensor at a time in {to}"));
             page.paragraph(
-                "Mean KL divergence that a tensor causes when it alone is quantized; rows are layers, columns tensors.",
+                "Mean KL divergence that a tensor causes when it alone is quantized; rows are \
+                 layers, columns tensors.",
                 None,
             );
             heat_map(&mut page, ranking);

@@ -26,7 +26,9 @@ use super::{chat, load};
 /// The text alone goes to stdout as it is generated; a closing line with speeds and memory goes to
 /// stderr.
 #[derive(Debug, Args)]
-#[command(mut_arg("escape", |a| a.help("Turn \\n, \\r, \\t, \\\", \\', \\\\ and \\xHH in TEXT and --stop into what they stand for")))]
+#[command(mut_arg("escape", |a| a.help(
+    "Turn \\n, \\r, \\t, \\\", \\', \\\\ and \\xHH in TEXT and --stop into what they stand for",
+)))]
 #[command(after_help = "\
 Examples:
   octavo run -p \"1+1=\"
@@ -36,7 +38,8 @@ Examples:
   cat prompt.txt | octavo run model.gguf -f -
 
 --json prints one object:
-  {text, prompt_tokens: ids, tokens: ids, finish_reason: stop|length|cancelled, finish_detail?, logprobs?, metrics}
+  {text, prompt_tokens: ids, tokens: ids, finish_reason: stop|length|cancelled, \
+finish_detail?, logprobs?, metrics}
 finish_detail says which limit a length is: max_tokens (-n) or context_full (-c).
 `tokens` has every token chosen, one that ended the text included; `text` ends before it.
 Ctrl-C ends the generation: what there is has been printed, and the exit code is 130.")]
@@ -63,7 +66,12 @@ pub(super) struct RunArgs {
     #[arg(long)]
     json: bool,
     /// Log-probabilities of every token, with the N most likely ones (with --json)
-    #[arg(long, value_name = "N", requires = "json", value_parser = clap::value_parser!(u16).range(0..=1000))]
+    #[arg(
+        long,
+        value_name = "N",
+        requires = "json",
+        value_parser = clap::value_parser!(u16).range(0..=1000),
+    )]
     logprobs: Option<u16>,
     #[command(flatten)]
     generate: GenerateArgs,
@@ -187,7 +195,10 @@ fn report(
 }
 
 fn logprobs(l: &Logprobs, tokenizer: &Tokenizer) -> Value {
-    let one = |id: u32, logprob: f64| json!({"id": id, "piece": piece(tokenizer, id), "logprob": logprob});
+    let one = |id: u32, logprob: f64| {
+        let piece = piece(tokenizer, id);
+        json!({"id": id, "piece": piece, "logprob": logprob})
+    };
     let mut object = one(l.id, l.logprob);
     object["top"] = l
         .top

@@ -1,5 +1,5 @@
-//! From a prompt to text, one sequence at a time: drives a [`Sequence`] over one timeline, tells who
-//! watches and takes the times.
+//! From a prompt to text, one sequence at a time: drives a [`Sequence`] over one timeline, tells
+//! who watches and takes the times.
 
 use std::io;
 use std::time::{Duration, Instant};

@@ -1,10 +1,10 @@
 //! Runs models. A [`backend`] executes the graph of an [`octavo_model::Model`] on a CPU or a GPU,
 //! [`kv`] says who owns which page of the cache, a [`Session`] is one timeline of a loaded
-//! [`Engine`], [`sample`] chooses tokens and [`generate`] puts it all together. [`hf`] reads folders
-//! as Hugging Face has them.
+//! [`Engine`], [`sample`] chooses tokens and [`generate`] puts it all together. [`hf`] reads
+//! folders as Hugging Face has them.
 //!
-//! Nothing flows backwards: the model knows no backend, the backend no session. Nothing here prints,
-//! and nothing here knows of a command line.
+//! Nothing flows backwards: the model knows no backend, the backend no session. Nothing here
+//! prints, and nothing here knows of a command line.
 
 pub mod backend;
 mod batch;

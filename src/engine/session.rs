@@ -1,5 +1,5 @@
-//! One timeline, driven by whoever waits for it: the front of the runtime for a command line and for
-//! tests.
+//! One timeline, driven by whoever waits for it: the front of the runtime for a command line and
+//! for tests.
 
 use octavo_kernels::Role;
 
@@ -45,8 +45,8 @@ impl Logits {
     }
 }
 
-/// One timeline of a loaded model: takes tokens, and waits for what comes of them. Dropping it frees
-/// its pages.
+/// One timeline of a loaded model: takes tokens, and waits for what comes of them. Dropping it
+/// frees its pages.
 pub struct Session {
     engine: Engine,
     timeline: Timeline,

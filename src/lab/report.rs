@@ -22,22 +22,29 @@ pub struct Page {
 
 const STYLE: &str = "\
 :root{color-scheme:light dark;--line:#8884;--bad:#c0392b;--good:#1e8449}\
-body{font:15px/1.5 system-ui,sans-serif;max-width:76rem;margin:2rem auto;padding:0 1rem;overflow-wrap:anywhere}\
+body{font:15px/1.5 system-ui,sans-serif;max-width:76rem;margin:2rem auto;padding:0 1rem;\
+overflow-wrap:anywhere}\
 h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2rem}\
 table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.9rem}\
-td{white-space:nowrap}th,td{padding:.2rem .6rem;border-bottom:1px solid var(--line);text-align:right}\
+td{white-space:nowrap}th,td{\
+padding:.2rem .6rem;border-bottom:1px solid var(--line);text-align:right}\
 th{overflow-wrap:normal}th:first-child,td:first-child{text-align:left}\
-.scroll{overflow-x:auto}.bad{color:var(--bad);font-weight:600}.good{color:var(--good);font-weight:600}\
-table.heat{table-layout:fixed;width:100%;max-width:56rem}table.heat td{text-align:center;font-size:.75rem;padding:.2rem 0}\
-table.heat th{padding:.2rem;width:2rem}table.heat th~th{width:auto;writing-mode:vertical-rl;text-align:left}\
+.scroll{overflow-x:auto}.bad{color:var(--bad);font-weight:600}\
+.good{color:var(--good);font-weight:600}\
+table.heat{table-layout:fixed;width:100%;max-width:56rem}\
+table.heat td{text-align:center;font-size:.75rem;padding:.2rem 0}\
+table.heat th{padding:.2rem;width:2rem}\
+table.heat th~th{width:auto;writing-mode:vertical-rl;text-align:left}\
 svg{max-width:100%;height:auto;background:#fff;border-radius:6px}.narrow{display:none}\
 code{font-size:.9em}details{margin:.5rem 0}\
 @media(max-width:40rem){.wide{display:none}.narrow{display:block}\
 table.heat td{font-size:.55rem}table.heat th{font-size:.7rem}\
 table.stack tr:first-child{display:none}table.stack,table.stack tbody,table.stack tr{display:block}\
 table.stack tr{padding:.4rem 0;border-bottom:1px solid var(--line)}\
-table.stack td,table.stack td:first-child{display:flex;justify-content:space-between;gap:1rem;border:0;padding:0;\
-white-space:normal;text-align:right}table.stack td::before{content:attr(data-of);opacity:.7;text-align:left}}";
+table.stack td,table.stack td:first-child{display:flex;justify-content:space-between;gap:1rem;\
+border:0;padding:0;\
+white-space:normal;text-align:right}\
+table.stack td::before{content:attr(data-of);opacity:.7;text-align:left}}";
 
 /// Columns of a table that still stand side by side on a narrow screen; a row of more becomes a
 /// list there.
@@ -75,7 +82,8 @@ impl Page {
     fn beginning(title: &str, viewport: &str) -> String {
         let title = escape(title);
         format!(
-            "<!doctype html>\n<html lang=en><meta charset=utf-8><meta name=viewport content=\"{viewport}\">\
+            "<!doctype html>\n<html lang=en><meta charset=utf-8><meta name=viewport \
+             content=\"{viewport}\">\
              <title>{title}</title>"
         )
     }

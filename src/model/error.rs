@@ -72,7 +72,8 @@ pub enum Error {
     },
     /// The file has tensors that the architecture does not use.
     #[error(
-        "{file}: unexpected tensor {tensor} ({why}; {arch} uses {expected} of the file's {got} tensors)"
+        "{file}: unexpected tensor {tensor} ({why}; {arch} uses {expected} of the file's {got} \
+         tensors)"
     )]
     UnexpectedTensor {
         file: String,

@@ -102,7 +102,8 @@ fn same_tokens(args: &DiffArgs, tokens: &[u32], b: &Gguf) -> Result<(), Failure>
         return Ok(());
     }
     let message = format!(
-        "{}: cuts the text into {} tokens, the first model into {}: expected the same tokens (--tokens gives ids)",
+        "{}: cuts the text into {} tokens, the first model into {}: expected the same tokens \
+         (--tokens gives ids)",
         path.display(),
         theirs.len(),
         tokens.len()

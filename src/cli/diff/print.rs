@@ -61,10 +61,14 @@ impl Report<'_> {
     /// Where the two part, if they do.
     pub(super) fn first(&self) -> Option<String> {
         self.comparison.first_divergence.as_ref().map(|first| {
-            let part = first.of_bound.map_or(String::new(), |part| format!("; {part:.4} times its bound"));
+            let part = first
+        .of_bound
+        .map_or(String::new(), |part| format!("; {part:.4} times its bound"));
             let (name, a, b) = (title(first), first.a, first.b);
             let (position, channel) = (first.position, first.channel);
-            format!("first divergence: {name}, position {position}, channel {channel}: A {a:?}, B {b:?}{part}")
+            format!(
+        "first divergence: {name}, position {position}, channel {channel}: A {a:?}, B {b:?}{part}"
+    )
         })
     }
 
@@ -141,8 +145,8 @@ pub(super) fn logits(
     let (at, id) = c.max_at;
     let _ = writeln!(
         out,
-        "logits of {} positions: NMSE {:.3e}, max |Δ| {:.3e} (position {at}, token {id}), KL mean {:.3e}, max {:.3e} \
-         (position {}), same top-1 {:.1} %, same top-5 {:.1} %",
+        "logits of {} positions: NMSE {:.3e}, max |Δ| {:.3e} (position {at}, token {id}), KL mean \
+         {:.3e}, max {:.3e} (position {}), same top-1 {:.1} %, same top-5 {:.1} %",
         c.positions,
         c.nmse,
         c.max_abs,

@@ -71,8 +71,8 @@ pub(super) fn diff(
     {
         let (path, kind) = (path.display(), reference.kind);
         let message = format!(
-            "{path}: the file of {kind} has no text: expected -p TEXT or -f FILE, the same as it was \
-             made from"
+            "{path}: the file of {kind} has no text: expected -p TEXT or -f FILE, the same as it \
+             was made from"
         );
         return Err(Failure::Usage(message));
     }
@@ -264,7 +264,11 @@ fn to_json(
             "kind": c.reference.kind,
             "tokens": c.reference.tokens,
             "verdict": word(within),
-            "first_divergence": if within { Value::Null } else { first_outside(tolerance, &c.measured) },
+            "first_divergence": if within {
+                Value::Null
+            } else {
+                first_outside(tolerance, &c.measured)
+            },
         });
         // one of: logits, tensors, generated, divergence
         if let (Value::Object(object), Value::Object(measured)) =
@@ -388,7 +392,8 @@ fn print_tensors(out: &mut String, tensors: &[TensorComparison], all: bool) {
         let (a, b) = (t.a, t.b);
         let _ = writeln!(
             out,
-            "{name:<28} {values:>8} {nmse:>10.2e}  position {position}, channel {channel}: ours {a:?}, theirs {b:?}{mark}"
+            "{name:<28} {values:>8} {nmse:>10.2e}  position {position}, channel {channel}: ours \
+             {a:?}, theirs {b:?}{mark}"
         );
     }
 }
@@ -413,11 +418,12 @@ fn verdict(tolerance: &Tolerance, measured: &Measured) -> String {
             let n = all.len();
             match all.iter().find(|t| t.outside) {
                 None => format!(
-                    "verdict: within tolerance: {n} tensors, NMSE {allowed:e} allowed for each ({reason})"
+                    "verdict: within tolerance: {n} tensors, NMSE {allowed:e} allowed for each \
+                     ({reason})"
                 ),
                 Some(t) => format!(
-                    "verdict: outside tolerance: first at {}, position {}, channel {}: NMSE {:.3e}, allowed {allowed:e} \
-                     ({reason})",
+                    "verdict: outside tolerance: first at {}, position {}, channel {}: NMSE \
+                     {:.3e}, allowed {allowed:e} ({reason})",
                     t.name, t.position, t.channel, t.nmse
                 ),
             }

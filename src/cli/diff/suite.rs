@@ -191,7 +191,8 @@ fn to_text(cells: &[Cell], all: bool) -> String {
             ..
         } = cell;
         out += &format!(
-            "{word} {model} / {prompt} / {isa}: NMSE {nmse:.3e} (allowed {allowed:e}), mean KL {kl:.3e}\n"
+            "{word} {model} / {prompt} / {isa}: NMSE {nmse:.3e} (allowed {allowed:e}), mean KL \
+             {kl:.3e}\n"
         );
     }
     let changed = cells.iter().filter(|cell| !cell.within).count();
@@ -202,7 +203,8 @@ fn to_text(cells: &[Cell], all: bool) -> String {
 fn to_json(cells: &[Cell]) -> String {
     let one = |cell: &Cell| {
         let verdict = if cell.within { "within" } else { "outside" };
-        json!({"model": cell.model, "prompt": cell.prompt, "isa": cell.isa.to_string(), "verdict": verdict,
+        json!({"model": cell.model, "prompt": cell.prompt, "isa": cell.isa.to_string(),
+                "verdict": verdict,
                "nmse": cell.nmse, "mean_kl": cell.kl, "tol_nmse": cell.allowed})
     };
     let changed = cells.iter().filter(|cell| !cell.within).count();

@@ -26,8 +26,8 @@ pub(super) fn render(isa: IsaChoice, threads: &Threads, as_json: bool) -> Result
                     ToString::to_string,
                 );
                 text += &format!(
-                    "cuda {} {}, compute capability {major}.{minor}, {} multiprocessors, {gib:.1} GiB, driver of CUDA \
-                     {}.{}: {state}\n",
+                    "cuda {} {}, compute capability {major}.{minor}, {} multiprocessors, {gib:.1} \
+                     GiB, driver of CUDA {}.{}: {state}\n",
                     gpu.ordinal, gpu.name, gpu.multiprocessors, gpu.driver.0, gpu.driver.1
                 );
             }
@@ -50,8 +50,10 @@ fn object(
         Ok(all) => {
             let gpu = |(gpu, wrong): &(octavo_kernels::cuda::GpuInfo, Option<cuda::Error>)| {
                 json!({
-                    "ordinal": gpu.ordinal, "name": gpu.name, "compute_capability": version(gpu.capability),
-                    "multiprocessors": gpu.multiprocessors, "memory": gpu.memory, "driver": version(gpu.driver),
+                    "ordinal": gpu.ordinal, "name": gpu.name,
+                    "compute_capability": version(gpu.capability),
+                    "multiprocessors": gpu.multiprocessors, "memory": gpu.memory,
+                    "driver": version(gpu.driver),
                     "why": wrong.as_ref().map(ToString::to_string),
                 })
             };

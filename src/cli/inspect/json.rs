@@ -40,14 +40,16 @@ pub(super) fn render(report: &Facts<'_>, tensors: bool) -> Result<Value, serde_j
     }
     if let Some(t) = &report.tokenizer {
         octavo["tokenizer"] = json!({
-            "model": t.model_name(), "pre": t.pre_name(), "tokens": t.n_vocab(), "bos": t.bos(), "eos": t.eos(),
+            "model": t.model_name(), "pre": t.pre_name(), "tokens": t.n_vocab(),
+                "bos": t.bos(), "eos": t.eos(),
             "eog": t.eog_ids(), "add_bos": t.add_bos(),
         });
     }
     if tensors {
         let list = gguf.tensors().iter().map(|t| {
             json!({
-                "name": t.name, "type": t.ty.name(), "shape": t.dims, "bytes": t.bytes, "part": t.part,
+                "name": t.name, "type": t.ty.name(), "shape": t.dims,
+                    "bytes": t.bytes, "part": t.part,
                 "kernel": report.kernel(t),
             })
         });

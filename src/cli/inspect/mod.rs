@@ -26,7 +26,8 @@ Examples:
 
 --json prints one object: every GGUF key => {value, source}, where source is `file`, or `default`
 for what the file lacks; an array of more than 32 values is {array: element type, len}.
-One more member, `octavo`, holds the rest: {file, isa, threads, threads_reason, structure?, types, memory, tokenizer?,
+One more member, `octavo`, holds the rest: {file, isa, threads, threads_reason, structure?, \
+types, memory, tokenizer?,
 chat_template, tensors?, warnings, refusals: [{what, why}]}.")]
 pub(super) struct InspectArgs {
     #[command(flatten)]

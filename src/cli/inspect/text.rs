@@ -205,7 +205,8 @@ fn memory(out: &mut String, report: &Facts<'_>) -> std::fmt::Result {
     };
     writeln!(
         out,
-        "\nMemory (estimate)\n  weights {}, KV cache {} (context {}, {}), buffers {} (batch {}): {} in all",
+        "\nMemory (estimate)\n  weights {}, KV cache {} (context {}, {}), buffers {} (batch {}): \
+         {} in all",
         size(m.weights),
         size(m.kv_cache),
         m.context,
@@ -224,7 +225,8 @@ fn tokenizer(out: &mut String, report: &Facts<'_>) -> std::fmt::Result {
     let ends: Vec<String> = t.eog_ids().iter().map(u32::to_string).collect();
     writeln!(
         out,
-        "\nTokenizer\n  {} / {}, {} tokens, bos {} ({}), eos {}, ends of generation [{}], chat template {}",
+        "\nTokenizer\n  {} / {}, {} tokens, bos {} ({}), eos {}, ends of generation [{}], chat \
+         template {}",
         t.model_name(),
         t.pre_name(),
         t.n_vocab(),

@@ -12,8 +12,10 @@ use serde_json::{Value, json};
 use super::about;
 
 /// Above the rows of [`divergence_row`].
-pub(super) const DIVERGENCE_HEADER: &str = "\nchunk             PPL               ln(PPL(Q)/PPL(base))          \
-                                            KL Divergence              Δp RMS            Same top p\n";
+pub(super) const DIVERGENCE_HEADER: &str = "\
+    \nchunk             PPL               \
+    ln(PPL(Q)/PPL(base))          \
+    KL Divergence              Δp RMS            Same top p\n";
 
 /// A number as C prints it: `inf` and `nan` in lower case.
 pub(super) fn fixed(x: f64, width: usize, precision: usize) -> String {

@@ -24,7 +24,12 @@ pub(super) struct AwqArgs {
     #[arg(short, long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     file: Option<PathBuf>,
     /// Tokens of the text at most [default: 8192]
-    #[arg(long, value_name = "N", requires = "file", value_parser = clap::value_parser!(u32).range(256..))]
+    #[arg(
+        long,
+        value_name = "N",
+        requires = "file",
+        value_parser = clap::value_parser!(u32).range(256..),
+    )]
     tokens: Option<u32>,
     /// Round weights as they are, without a text
     #[arg(long, conflicts_with = "file")]

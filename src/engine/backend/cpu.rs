@@ -41,7 +41,11 @@ pub enum Error {
         source: MatrixError,
     },
     /// No memory for a weight's copy in the kernels' layout.
-    #[error("tensor {name}: {source}; {} MiB of the {} MiB of weights are packed", done >> 20, total >> 20)]
+    #[error(
+        "tensor {name}: {source}; {} MiB of the {} MiB of weights are packed",
+        done >> 20,
+        total >> 20
+    )]
     Weights {
         /// Its name in the file.
         name: String,

@@ -57,8 +57,8 @@ fn layers_before(h: &Hparams, group: usize, layer: usize) -> usize {
     before.filter(|l| l.cache.group == group).count()
 }
 
-/// The caches of some layers in elements of `ty`, all groups of the model, also those without any of
-/// these layers: a step brings block tables for all.
+/// The caches of some layers in elements of `ty`, all groups of the model, also those without any
+/// of these layers: a step brings block tables for all.
 fn caches(h: &Hparams, layers: &Range<usize>, ty: KvType) -> Vec<KvShape> {
     let shape = |(i, group): (usize, &CacheGroup)| KvShape {
         n_layer: layers_before(h, i, layers.end) - layers_before(h, i, layers.start),

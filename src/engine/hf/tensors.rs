@@ -489,7 +489,8 @@ fn only_file(dir: &Path) -> Result<String, Error> {
         Ok([name]) => Ok(name),
         Err(_) => Err(Error::Missing {
             file: dir.join(USUAL).display().to_string(),
-            expected: "it, one other safetensors file, or several with model.safetensors.index.json",
+            expected: "it, one other safetensors file, or several with \
+                       model.safetensors.index.json",
         }),
     }
 }

@@ -164,7 +164,8 @@ pub enum Error {
     Engine(#[from] EngineError),
     /// Repetitions must compute the same.
     #[error(
-        "{test}: repetition {repetition} computed other tokens (hash {got}) than the one before (hash {expected})"
+        "{test}: repetition {repetition} computed other tokens (hash {got}) than the one before \
+         (hash {expected})"
     )]
     Drift {
         /// The test's name.

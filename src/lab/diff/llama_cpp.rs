@@ -35,11 +35,16 @@ impl LlamaCpp {
             folder.join("bin"),
             folder.join("build/bin"),
         ];
-        match places.into_iter().find(|place| place.join("llama-results").is_file()) {
+        match places
+            .into_iter()
+            .find(|place| place.join("llama-results").is_file())
+        {
             Some(folder) => Ok(LlamaCpp { folder }),
             None => Err(Error::Program {
                 program: folder.join("llama-results").display().to_string(),
-                what: "not found: expected a folder with llama.cpp's programs (or its bin or build/bin)".to_owned(),
+                what: "not found: expected a folder with llama.cpp's programs (or its bin or \
+                       build/bin)"
+                    .to_owned(),
             }),
         }
     }

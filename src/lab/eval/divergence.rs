@@ -204,8 +204,8 @@ impl Token {
 /// [`Writer`](super::base::Writer) wrote).
 ///
 /// # Errors
-/// [`enum@Error`]: the base is of another vocabulary, does not fit the model's context or cannot be read, the engine
-/// fails, or the observer cancels.
+/// [`enum@Error`]: the base is of another vocabulary, does not fit the model's context or cannot
+/// be read, the engine fails, or the observer cancels.
 pub fn divergence<R: Read + Seek>(
     engine: &Engine,
     base: &mut Reader<R>,

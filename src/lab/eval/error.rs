@@ -43,7 +43,8 @@ pub enum Error {
     },
     /// The base was made with another vocabulary.
     #[error(
-        "{file}: made with another vocabulary: expected {expected} tokens as the model has, got {got}"
+        "{file}: made with another vocabulary: expected {expected} tokens as the model has, got \
+         {got}"
     )]
     Vocabulary {
         /// The base.
@@ -55,7 +56,8 @@ pub enum Error {
     },
     /// The base was made from another text, or by another tokenizer.
     #[error(
-        "{file}: made from another text: token {index}: expected {expected} as in the text given, got {got}"
+        "{file}: made from another text: token {index}: expected {expected} as in the text given, \
+         got {got}"
     )]
     OtherText {
         /// The base.

@@ -69,7 +69,8 @@ pub enum Error {
     },
     /// Numbers of sums and counts that do not fit.
     #[error(
-        "{file}: {name}: expected a whole number of sums for each count, got {sums} sums and {counts} counts"
+        "{file}: {name}: expected a whole number of sums for each count, got {sums} sums and \
+         {counts} counts"
     )]
     Counts {
         file: String,

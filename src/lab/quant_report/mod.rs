@@ -92,7 +92,8 @@ pub enum Error {
     },
     /// Nothing to rank.
     #[error(
-        "{file}: no tensor can be quantized to {to}: expected F32, F16 or BF16 matrices whose rows fit its blocks"
+        "{file}: no tensor can be quantized to {to}: expected F32, F16 or BF16 matrices whose \
+         rows fit its blocks"
     )]
     NothingToRank {
         /// The model.

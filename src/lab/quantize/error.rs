@@ -49,7 +49,10 @@ pub enum Error {
         to: TensorType,
     },
     /// Rows that are no whole number of blocks, of a type without a stand-in.
-    #[error("tensor {tensor}: rows of {row} values do not fit {ty}: expected a multiple of {}", .ty.block_len())]
+    #[error(
+        "tensor {tensor}: rows of {row} values do not fit {ty}: expected a multiple of {}",
+        .ty.block_len()
+    )]
     Row {
         /// The tensor.
         tensor: String,
@@ -60,7 +63,8 @@ pub enum Error {
     },
     /// A tensor that is quantized already.
     #[error(
-        "tensor {tensor} is {ty} already: expected F32, F16 or BF16, unless it may be quantized again"
+        "tensor {tensor} is {ty} already: expected F32, F16 or BF16, unless it may be quantized \
+         again"
     )]
     Requantize {
         /// The tensor.
@@ -78,7 +82,8 @@ pub enum Error {
     },
     /// An expression that nothing answers to.
     #[error(
-        "{file}: {pattern:?} finds no tensor that can be quantized: expected a part of a name such as {example:?}"
+        "{file}: {pattern:?} finds no tensor that can be quantized: expected a part of a name \
+         such as {example:?}"
     )]
     NoMatch {
         /// The model.
@@ -102,7 +107,8 @@ pub enum Error {
     },
     /// The importance matrix was made for another model: it knows nothing of a layer.
     #[error(
-        "{file}: expected entries for each layer of {model}, got none for layer {layer} (such as {tensor})"
+        "{file}: expected entries for each layer of {model}, got none for layer {layer} (such as \
+         {tensor})"
     )]
     ImportanceLayer {
         /// The importance matrix.
@@ -138,7 +144,8 @@ pub enum Error {
     },
     /// A scale that overflowed.
     #[error(
-        "tensor {tensor}: {ty} cannot hold its values: the scale of block {block} is NaN or infinite"
+        "tensor {tensor}: {ty} cannot hold its values: the scale of block {block} is NaN or \
+         infinite"
     )]
     Overflow {
         /// The tensor.

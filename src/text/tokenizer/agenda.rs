@@ -113,7 +113,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pops_like_a_heap(steps in prop::collection::vec((any::<bool>(), 0_u32..5, 0_u32..20), 0..200)) {
+        fn pops_like_a_heap(
+            steps in prop::collection::vec((any::<bool>(), 0_u32..5, 0_u32..20), 0..200)
+        ) {
             let (mut agenda, mut heap) = (Agenda::default(), BinaryHeap::new());
             for round in 0..2 {
                 for (push, key, left) in &steps {

@@ -87,7 +87,11 @@ pub(super) fn announced_len(first: u8) -> usize {
 
 /// White space: `\s`.
 pub(super) fn is_whitespace(cp: u32) -> bool {
-    matches!(cp, 9..=13 | 0x20 | 0x85 | 0xA0 | 0x1680 | 0x2000..=0x200A | 0x2028 | 0x2029 | 0x202F | 0x205F | 0x3000)
+    matches!(
+        cp,
+        9..=13 | 0x20 | 0x85 | 0xA0 | 0x1680 | 0x2000..=0x200A
+            | 0x2028 | 0x2029 | 0x202F | 0x205F | 0x3000
+    )
 }
 
 /// Runs of one category, with an index by the upper bits so that a look-up touches only a few runs.

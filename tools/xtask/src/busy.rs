@@ -46,7 +46,8 @@ Scenarios:
 Examples:
   cargo xtask busy --llama-cpp ~/llama.cpp/build model.gguf
   cargo xtask busy --llama-cpp ~/llama.cpp/build model.gguf --scenarios busy2,nice --rounds 5
-  cargo xtask busy --llama-cpp ~/llama.cpp/build model.gguf --baseline older/octavo --csv tools/bench/busy.csv
+  cargo xtask busy --llama-cpp ~/llama.cpp/build model.gguf --baseline older/octavo \
+--csv tools/bench/busy.csv
 
 Nothing else should run. A speed with < in front is a bound: the run took longer than --limit.")]
 pub(crate) struct BusyArgs {
@@ -65,22 +66,56 @@ pub(crate) struct BusyArgs {
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=512))]
     threads: Option<u16>,
     /// Tokens of the prompt
-    #[arg(short = 'p', long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(
+        short = 'p',
+        long,
+        value_name = "N",
+        default_value_t = 256,
+        value_parser = clap::value_parser!(u32).range(1..),
+    )]
     n_prompt: u32,
     /// Tokens to generate
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 48, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(
+        short = 'n',
+        long,
+        value_name = "N",
+        default_value_t = 48,
+        value_parser = clap::value_parser!(u32).range(1..),
+    )]
     n_gen: u32,
     /// Repetitions in a run, after one to warm up
-    #[arg(short, long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(
+        short,
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=1000),
+    )]
     repetitions: u32,
     /// Rounds; the median counts
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 3,
+        value_parser = clap::value_parser!(u32).range(1..),
+    )]
     rounds: u32,
     /// Only these
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_enum, default_values_t = Scenario::ALL)]
+    #[arg(
+        long,
+        value_name = "NAMES",
+        value_delimiter = ',',
+        value_enum,
+        default_values_t = Scenario::ALL,
+    )]
     scenarios: Vec<Scenario>,
     /// Stop a run that takes longer, and report a bound
-    #[arg(long, value_name = "SECONDS", default_value_t = 25, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 25,
+        value_parser = clap::value_parser!(u64).range(1..),
+    )]
     limit: u64,
     /// Append the table to this file
     #[arg(long, value_name = "FILE")]

@@ -19,10 +19,13 @@ use crate::side::{self, median, text};
 #[command(after_help = "\
 Examples:
   cargo xtask compare-llama --llama-cpp ~/llama.cpp/build model.gguf
-  cargo xtask compare-llama --llama-cpp ~/llama.cpp/build model.gguf -d 0,4096 --csv tools/bench/my-machine.csv
+  cargo xtask compare-llama --llama-cpp ~/llama.cpp/build model.gguf -d 0,4096 \
+--csv tools/bench/my-machine.csv
 
-No other work should run: with more threads than free CPUs both programs wait at barriers, and ratios mean nothing. The
-spread shows it; cargo xtask busy measures beside other work. Of more threads than CPUs Octavo takes as many as CPUs.")]
+No other work should run: with more threads than free CPUs both programs wait at barriers, and \
+ratios mean nothing. The
+spread shows it; cargo xtask busy measures beside other work. Of more threads than \
+CPUs Octavo takes as many as CPUs.")]
 pub(crate) struct CompareArgs {
     /// GGUF file
     model: PathBuf,
@@ -48,7 +51,12 @@ pub(crate) struct CompareArgs {
     #[arg(long, value_name = "ISA", default_value = "auto")]
     isa: String,
     /// Rounds
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 3,
+        value_parser = clap::value_parser!(u32).range(1..),
+    )]
     rounds: u32,
     /// Append the results to this file
     #[arg(long, value_name = "FILE")]
@@ -324,7 +332,12 @@ mod tests {
             most: 1.6,
             setting: "fa 1, repack 1".into(),
         };
-        let about = json!({"test_time": "2026-01-01T00:00:00Z", "cpu_info": "c", "model_type": "m", "isa": "avx2"});
+        let about = json!({
+            "test_time": "2026-01-01T00:00:00Z",
+            "cpu_info": "c",
+            "model_type": "m",
+            "isa": "avx2"
+        });
         for _ in 0..2 {
             append(&path, std::slice::from_ref(&line), &about).expect("written");
         }
@@ -334,7 +347,8 @@ mod tests {
         assert_eq!((lines.len(), lines[1]), (3, lines[2]));
         assert_eq!(
             lines[1],
-            "2026-01-01T00:00:00Z,\"c\",\"m\",\"tg64, 2 threads\",avx2,30.00,20.00,1.500,1.400,1.600,\"fa 1, repack 1\""
+            "2026-01-01T00:00:00Z,\"c\",\"m\",\"tg64, 2 threads\",avx2,\
+             30.00,20.00,1.500,1.400,1.600,\"fa 1, repack 1\""
         );
     }
 }

@@ -25,7 +25,13 @@ Examples:
   target/gpu-pack/xtask gpu --packed target/gpu-pack       where there is a GPU")]
 pub(crate) struct GpuArgs {
     /// Only these, in the order of the list below
-    #[arg(long, value_name = "LEGS", value_delimiter = ',', value_enum, default_values_t = Leg::ALL)]
+    #[arg(
+        long,
+        value_name = "LEGS",
+        value_delimiter = ',',
+        value_enum,
+        default_values_t = Leg::ALL,
+    )]
     only: Vec<Leg>,
     /// Append what octavo bench prints to this file
     #[arg(long, value_name = "FILE", default_value = "target/gpu/bench.csv")]
@@ -50,7 +56,12 @@ pub(crate) struct GpuArgs {
     )]
     types: Vec<String>,
     /// Stop a program that takes longer, as one that hangs
-    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 300,
+        value_parser = clap::value_parser!(u64).range(1..),
+    )]
     limit: u64,
     /// Run nothing: build what a machine without Rust and network needs for all of this, and leave
     /// it in DIR

@@ -133,7 +133,8 @@ pub(crate) fn run(args: &NvrtcArgs) -> Result<(), String> {
     for ((compiler, arch), (kernels, registers, bytes)) in &lanes {
         let (version, kib) = (VERSIONS[*compiler].0, bytes >> 10);
         println!(
-            "NVRTC {version} {arch}: {kernels} kernels, at most {registers} registers, no spills, {kib} KiB of code"
+            "NVRTC {version} {arch}: {kernels} kernels, at most {registers} registers, no spills, \
+             {kib} KiB of code"
         );
     }
     for error in &wrong {

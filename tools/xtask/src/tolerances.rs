@@ -26,7 +26,12 @@ pub(crate) struct TolerancesArgs {
     #[arg(long, value_name = "DIR")]
     llama_cpp: PathBuf,
     /// Models of each type
-    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 50,
+        value_parser = clap::value_parser!(u64).range(1..),
+    )]
     models: u64,
     /// Types, as for cargo xtask model
     #[arg(long, value_name = "TYPES", value_delimiter = ',')]
@@ -41,7 +46,8 @@ pub(crate) struct TolerancesArgs {
 }
 
 /// Some fifty tokens: enough for positions to matter.
-const TEXT: &str = "The quick brown fox jumps over 13 lazy dogs; 2+2=4, and so on until the end of this line of text.";
+const TEXT: &str = "The quick brown fox jumps over 13 lazy dogs; 2+2=4, and so on until \
+                    the end of this line of text.";
 
 /// A shape that every type has blocks for.
 fn shape(seed: u64) -> Shape {

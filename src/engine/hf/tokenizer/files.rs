@@ -85,7 +85,8 @@ impl Vocab<'_> {
         };
         self.all().filter(is_added).map(move |(id, text, ty)| {
             let (lstrip, rstrip) = self.tokenizer.strips(id);
-            let token = json!({ "content": text, "single_word": false, "lstrip": lstrip, "rstrip": rstrip,
+            let token = json!({ "content": text, "single_word": false,
+                "lstrip": lstrip, "rstrip": rstrip,
                 "normalized": false, "special": special(ty) });
             (id, token)
         })
@@ -99,8 +100,10 @@ impl Vocab<'_> {
             token
         });
         json!({
-            "version": "1.0", "truncation": null, "padding": null, "added_tokens": added.collect::<Vec<_>>(),
-            "normalizer": normalizer, "pre_tokenizer": pre_tokenizer, "post_processor": self.post_processor(),
+            "version": "1.0", "truncation": null, "padding": null,
+            "added_tokens": added.collect::<Vec<_>>(),
+            "normalizer": normalizer, "pre_tokenizer": pre_tokenizer,
+            "post_processor": self.post_processor(),
             "decoder": decoder, "model": model,
         })
     }
@@ -135,7 +138,10 @@ impl Vocab<'_> {
             })
             .collect();
         let (single, pair) = (around("A", 0), [around("A", 0), around("B", 1)].concat());
-        json!({ "type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens })
+        json!({
+            "type": "TemplateProcessing", "single": single, "pair": pair,
+            "special_tokens": tokens,
+        })
     }
 
     fn byte_level(&self) -> Result<Value, Error> {
@@ -153,14 +159,24 @@ impl Vocab<'_> {
             .iter()
             .map(|m| m.split_once(' ').map_or(json!(m), |(a, b)| json!([a, b])))
             .collect();
-        let byte_level = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false });
+        let byte_level = json!({
+            "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+            "use_regex": false,
+        });
         let mut steps: Vec<Value> = regexes
             .iter()
-            .map(|r| json!({ "type": "Split", "pattern": { "Regex": r }, "behavior": "Isolated", "invert": false }))
+            .map(|r| {
+                json!({
+                    "type": "Split", "pattern": { "Regex": r }, "behavior": "Isolated",
+                    "invert": false,
+                })
+            })
             .collect();
         steps.push(byte_level.clone());
-        let model = json!({ "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": ignore_merges,
+        let model = json!({
+            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+            "ignore_merges": ignore_merges,
             "vocab": vocab, "merges": merges });
         let cut = json!({ "type": "Sequence", "pretokenizers": steps });
         Ok(self.json([Value::Null, cut, byte_level], &model))
@@ -206,8 +222,10 @@ impl Vocab<'_> {
             .collect();
         let unk = self.tokenizer.unk();
         let model = json!({ "type": "BPE", "dropout": null,
-            "unk_token": unk.and_then(|id| self.tokens.get(id as usize)), "continuing_subword_prefix": null,
-            "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "ignore_merges": false,
+            "unk_token": unk.and_then(|id| self.tokens.get(id as usize)),
+            "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true,
+            "ignore_merges": false,
             "vocab": vocab, "merges": merges });
         let last = self.all().filter(|t| !is_padding(t)).map(|t| t.0).last();
         let pieces = self
@@ -293,7 +311,9 @@ fn around_spm(prefix: SpacePrefix) -> [Value; 3] {
         |a: char, b: char| json!({ "type": "Replace", "pattern": { "String": a }, "content": b });
     let [normalizer, cut] = match (prefix, prefix.scheme()) {
         (_, Some(scheme)) => {
-            let metaspace = json!({ "type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": false });
+            let metaspace = json!({
+                "type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": false,
+            });
             [Value::Null, metaspace]
         }
         (SpacePrefix::Never, None) => [replace(' ', SPACE), Value::Null],

@@ -17,7 +17,8 @@ fn words(name: &str, text: &str) -> Vec<String> {
 
 #[test]
 fn every_family_compiles_and_splits_without_loss() {
-    let text = "Hello's  wörld 12345\r\n\n  \u{3000}你好ーか ' ll'LL\t\u{85}x e\u{301}tude ½²٣ 🙂🏽!? <sentinel:7>IMGIMGABZ 1,234 ";
+    let text = "Hello's  wörld 12345\r\n\n  \u{3000}你好ーか ' ll'LL\t\u{85}x e\u{301}tude \
+                ½²٣ 🙂🏽!? <sentinel:7>IMGIMGABZ 1,234 ";
     assert_eq!(names().count(), 91);
     for name in names() {
         let words = words(name, text);

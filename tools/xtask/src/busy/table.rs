@@ -85,8 +85,8 @@ pub(super) fn render(
     let [model, isa, cpu] = ["model_type", "isa", "cpu_info"].map(|name| text(about, name));
     let s = if threads == 1 { "" } else { "s" };
     let mut out = format!(
-        "{model}, {isa}, {cpu}, {threads} thread{s}; tokens per second and their share of the program's own quiet speed, \
-         median of {rounds} round{}\n",
+        "{model}, {isa}, {cpu}, {threads} thread{s}; tokens per second and their share of the \
+         program's own quiet speed, median of {rounds} round{}\n",
         if rounds == 1 { "" } else { "s" }
     );
     out += &format!("{:<8} {:<6} {:>5}", "scenario", "test", "fair");
@@ -135,10 +135,12 @@ pub(super) fn append(path: &Path, rows: &[Row], about: &Value) -> Result<(), Str
         let (scenario, test, ratio) = (row.scenario, &row.test, row.ratio());
         let skipped = row.skipped.as_deref().unwrap_or_default().replace('"', "'");
         format!(
-            "{date},\"{cpu}\",\"{model}\",{scenario},{test},{fair},{ours},{baseline},{theirs},{ratio},\"{skipped}\""
+            "{date},\"{cpu}\",\"{model}\",{scenario},{test},{fair},{ours},{baseline},\
+             {theirs},{ratio},\"{skipped}\""
         )
     };
-    let names = "date,cpu,model,scenario,test,fair,octavo,octavo_share,baseline,baseline_share,llama_cpp,\
+    let names = "date,cpu,model,scenario,test,fair,\
+                 octavo,octavo_share,baseline,baseline_share,llama_cpp,\
                  llama_cpp_share,ratio,skipped";
     side::append(path, names, &rows.iter().map(line).collect::<Vec<_>>())
 }

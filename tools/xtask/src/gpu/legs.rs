@@ -286,7 +286,8 @@ fn alike(cpu: &[String], gpu: &[String]) -> String {
     match (same.checked_sub(1).map(|i| lengths[i]), lengths.get(same)) {
         (Some(n), None) => format!("{n} tokens are the CPU's"),
         (n, Some(others)) => format!(
-            "{} tokens are the CPU's, not all of {others}: two logits may be almost alike, this is no failure",
+            "{} tokens are the CPU's, not all of {others}: two logits may be almost alike, this \
+             is no failure",
             n.unwrap_or("0")
         ),
         (None, None) => "no tokens were compared".to_owned(),

@@ -143,12 +143,15 @@ pub(super) fn pack(dir: &Path) -> Result<(), String> {
 fn readme() -> String {
     let (arch, os) = (std::env::consts::ARCH, std::env::consts::OS);
     format!(
-        "Octavo's programs and tests for a machine with an NVIDIA GPU ({arch}, {os}) and without Rust. In this folder,\n\
+        "Octavo's programs and tests for a machine with an NVIDIA GPU ({arch}, {os}) and without \
+         Rust. In this folder,\n\
          \n\
          \x20   ./xtask gpu --packed .\n\
          \n\
-         runs all that only a GPU can show, and `./xtask gpu --help` says how to run a part. Models and code go to\n\
-         `target/gpu` (17 GiB; `--presets 0.6b` 1 GiB). NVIDIA's driver is needed, and NVRTC of CUDA 12 or 13, which\n\
+         runs all that only a GPU can show, and `./xtask gpu --help` says how to run a part. \
+         Models and code go to\n\
+         `target/gpu` (17 GiB; `--presets 0.6b` 1 GiB). NVIDIA's driver is needed, and \
+         NVRTC of CUDA 12 or 13, which\n\
          is looked for beside these programs, in toolkits, and near `nvcc` and `python3`.\n"
     )
 }
