@@ -14,16 +14,23 @@ export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
 # the committed models only: emulation is slow; and what a compiler makes here does not run there
 export OCTAVO_SHARED=/nonexistent OCTAVO_REQUIRE_SHARED=0 OCTAVO_REQUIRE_CXX=0
 
-# on CPU ISAS ARGUMENTS...: tests on an emulated CPU, on which exactly these instruction sets must run
+# on CPU ISAS ARGUMENTS...: tests on an emulated CPU, on which exactly these instruction sets must
+# run
 on() {
   local cpu=$1 isas=$2
   shift 2
   printf '\n-- %s: %s\n' "$cpu" "$isas"
-  OCTAVO_EXPECT_ISA=$isas CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -cpu $cpu -L /usr/aarch64-linux-gnu" \
+  local runner="qemu-aarch64 -cpu $cpu -L /usr/aarch64-linux-gnu"
+  OCTAVO_EXPECT_ISA=$isas CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER=$runner \
     cargo test --release --target $target -p octavo-quant -p octavo-kernels -p octavo-llm "$@"
 }
 
-on max scalar,neon,dotprod,i8mm --lib --test matmul --test attention --test absorbed --test goldens
+all=scalar,neon,dotprod,i8mm
+# a GPU on the CPU is a compiler's code, which does not run there
+no_gpu=(--skip cuda_shim:: --skip cuda::)
+on max $all --lib
+on max $all --test kernels --test octavo -- matmul:: attention:: absorbed:: goldens:: "${no_gpu[@]}"
 # a kernel that used more than its name says would stop here with an illegal instruction
-on cortex-a53 scalar,neon --lib --test matmul --test attention -- instruction_set naive packed
-on cortex-a76 scalar,neon,dotprod --lib --test matmul --test attention -- instruction_set naive packed
+named=(--lib --test kernels -- instruction_set naive packed "${no_gpu[@]}")
+on cortex-a53 scalar,neon "${named[@]}"
+on cortex-a76 scalar,neon,dotprod "${named[@]}"

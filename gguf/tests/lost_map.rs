@@ -1,4 +1,6 @@
-//! Files that change while they are mapped.
+//! Files that change while they are mapped. A program of its own: what is lost raises a signal, and
+//! both its handler and the exit that follows belong to a whole process. The allocator of the other
+//! tests, which counts, would stand beside the handler too.
 #![cfg(unix)]
 
 use std::fs::OpenOptions as Files;

@@ -1,10 +1,8 @@
 //! What products do with their results while they are near, against the same operations one by one.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{KV, Rng, embed, program, random_blocks, run};
+use crate::common::{KV, Rng, embed, program, random_blocks, run};
 use octavo_kernels::{
     Activation, Executor, Instruction, Isa, KvStore, Matrix, Op, Pool, Role, Sequence, Step,
 };

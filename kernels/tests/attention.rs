@@ -1,9 +1,7 @@
 //! Paged attention against a naive f64 softmax; pages in any order, prompts in any pieces, any
 //! number of threads: always the same bits.
 
-mod common;
-
-use common::{Rng, f32_bytes};
+use crate::common::{Rng, f32_bytes};
 use octavo_kernels::{
     CacheLayer, Executor, Isa, KvShape, KvStore, KvType, Op, Pairing, Pool, Program, Role, Rope,
     RowSet, RowTable, Sequence, Step, ValueShape,

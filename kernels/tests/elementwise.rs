@@ -1,8 +1,6 @@
 //! Functions of single values against f64, on every instruction set, in any division among threads.
 
-mod common;
-
-use common::{KV, Rng, embed, program, run};
+use crate::common::{KV, Rng, embed, program, run};
 use octavo_kernels::{Executor, Function, Isa, Op, Pool, Role};
 
 /// The results for rows of `x`, by `threads` threads of `isa`.

@@ -3,9 +3,7 @@
 //! both roles, with taps and without, the paged cache, and what threads that go missing leave to
 //! others. Without Miri it takes a moment.
 
-mod common;
-
-use common::layers::Layers;
+use crate::common::layers::Layers;
 use octavo_kernels::{Executor, Isa, KvShape, KvStore, KvType, Pool, Role, Sequence, Step};
 use octavo_quant::TensorType as T;
 

@@ -1,9 +1,7 @@
 //! Every (format, instruction set, role) against f64 products of the oracle's dequantized weights,
 //! at the edges of every block, strip and tile, within bounds that are derived, not tuned.
 
-mod common;
-
-use common::{Form, Rng, exact, f32_bytes, product, random_blocks, weight_types};
+use crate::common::{Form, Rng, exact, f32_bytes, product, random_blocks, weight_types};
 use octavo_kernels::{Isa, Role, has_minimum, packed_types};
 use octavo_quant::TensorType as T;
 

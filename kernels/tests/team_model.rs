@@ -69,7 +69,11 @@ fn a_lost_wake_up_is_seen() {
     }
     let mut child = std::process::Command::new(std::env::current_exe().expect("this program"));
     let child = child
-        .args(["--exact", "a_lost_wake_up_is_seen", "--nocapture"])
+        .args([
+            "--exact",
+            "team_model::a_lost_wake_up_is_seen",
+            "--nocapture",
+        ])
         .env(PLANTED, "1");
     let output = child.output().expect("it runs");
     let errors = String::from_utf8_lossy(&output.stderr);

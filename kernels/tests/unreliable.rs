@@ -1,9 +1,7 @@
 //! Threads that go missing in the middle of a step, as on a busy machine, change no bit of any
 //! result: two layers of a model, prompts and generated tokens, every instruction set.
 
-mod common;
-
-use common::layers::Layers;
+use crate::common::layers::Layers;
 use octavo_kernels::{Executor, Isa, KvShape, KvStore, KvType, Pool, Role, Sequence, Step};
 use octavo_quant::TensorType as T;
 

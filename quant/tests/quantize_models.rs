@@ -1,8 +1,6 @@
 //! Quantized tensors are llama-quantize's, byte for byte: every tensor of the shared models whose
 //! type can be written is made again from the model it came from.
 
-mod common;
-
 use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_quant::{TensorType, can_quantize, dequantize, quantize};
 use std::collections::BTreeMap;
@@ -70,7 +68,7 @@ fn compare(
 
 #[test]
 fn models_are_made_again_byte_for_byte() {
-    let Some(f16) = common::shared("models/tiny-qwen3-f16.gguf") else {
+    let Some(f16) = crate::common::shared("models/tiny-qwen3-f16.gguf") else {
         return;
     };
     let folder = f16.parent().unwrap();
@@ -122,7 +120,7 @@ fn models_are_made_again_byte_for_byte() {
 /// f32 scale; 2 is never needed).
 #[test]
 fn q2_0_model_decodes_to_its_rounded_source() {
-    let Some(f16) = common::shared("models/tiny-qwen3-f16.gguf") else {
+    let Some(f16) = crate::common::shared("models/tiny-qwen3-f16.gguf") else {
         return;
     };
     let source = open(&f16);

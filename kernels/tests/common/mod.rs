@@ -1,6 +1,6 @@
 //! What the kernel tests share: seeded numbers, random weights of any type, one-operation programs.
-#![allow(dead_code)] // every test file uses a part
 
+pub(crate) mod device;
 pub(crate) mod layers;
 
 use std::sync::Arc;

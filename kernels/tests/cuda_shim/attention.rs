@@ -7,8 +7,8 @@ use octavo_kernels::cuda::shim::Schedule;
 use octavo_kernels::cuda::{HEAD_DIMS, Ptr, launch};
 use octavo_quant::TensorType;
 
+use super::{Bench, Worst, device};
 use crate::common::Rng;
-use crate::{Bench, Worst, device};
 
 /// A cache and the rows of one step.
 struct Scene {

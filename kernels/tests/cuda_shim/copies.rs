@@ -3,7 +3,7 @@
 
 use octavo_kernels::cuda::{Device, Ptr};
 
-use crate::device;
+use super::device;
 
 /// Bytes that differ from one upload to the next, and repeat late.
 fn bytes(seed: usize, n: usize) -> Vec<u8> {

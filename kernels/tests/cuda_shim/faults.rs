@@ -3,8 +3,8 @@
 use octavo_kernels::cuda::shim::{Schedule, Sources};
 use octavo_quant::TensorType as T;
 
+use super::device_of;
 use crate::common::{Rng, random_blocks};
-use crate::device_of;
 
 /// What a prompt product makes of changed sources: an error of the shim, or numbers.
 fn planted(

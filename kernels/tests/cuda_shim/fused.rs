@@ -8,8 +8,8 @@ use octavo_kernels::cuda::shim::Schedule;
 use octavo_kernels::cuda::{FORMATS, Ptr};
 use octavo_kernels::{Activation, KvType};
 
+use super::{Bench, device};
 use crate::common::{Rng, random_blocks};
-use crate::{Bench, device};
 
 /// Rows in a form, byte for byte (for halves their scales too).
 fn arrangement(bench: &mut Bench, form: Form, p: &Arrange) -> Vec<[u8; 4]> {

@@ -2,7 +2,7 @@
 
 use octavo_kernels::cuda::probe;
 
-use crate::device;
+use super::device;
 
 #[test]
 fn limits_are_those_of_work_that_was_done() {

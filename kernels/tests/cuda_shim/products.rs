@@ -7,8 +7,8 @@ use octavo_kernels::cuda::shim::Schedule;
 use octavo_kernels::has_minimum;
 use octavo_quant::TensorType as T;
 
+use super::{Bench, Worst, device};
 use crate::common::{Form, Rng, exact, random_blocks, weight_types};
-use crate::{Bench, Worst, device};
 
 /// Every type that kernels read, also those that share a kernel.
 fn types() -> impl Iterator<Item = T> {

@@ -6,8 +6,8 @@ use octavo_kernels::cuda::shim::Schedule;
 use octavo_kernels::cuda::{Executor, Limits, Setup};
 use octavo_kernels::{Activation, Function, KvShape, Op, Role, Sequence, Step};
 
+use super::{Bench, Worst, device};
 use crate::common::{KV, Rng, embed, program};
-use crate::{Bench, Worst, device};
 
 #[test]
 fn norms_match() {

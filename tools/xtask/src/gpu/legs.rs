@@ -25,7 +25,12 @@ const LENGTHS: &str = "1,2,4,8,16";
 const AGAIN: usize = 20;
 /// Kernels whose threads share memory or wait for each other: racecheck and synccheck take too long
 /// for all tests.
-const SHARING: [&str; 4] = ["products::large_tiles", "attention::", "fused::", "rows::"];
+const SHARING: [&str; 4] = [
+    "cuda_shim::products::large_tiles",
+    "cuda_shim::attention::",
+    "cuda_shim::fused::",
+    "cuda_shim::rows::",
+];
 
 /// What runs, where, and what came of it.
 pub(super) struct Legs<'a> {
@@ -136,7 +141,8 @@ impl Legs<'_> {
     /// All tests; those that failed once more, each in a process of its own: a kernel that crashes
     /// takes the context of all tests beside and behind it.
     fn tests(&mut self) {
-        for program in self.programs.tests.clone() {
+        for tests in self.programs.tests.clone() {
+            let program = tests.program;
             let name = program
                 .file_name()
                 .unwrap_or_default()
@@ -144,11 +150,11 @@ impl Legs<'_> {
                 .into_owned();
             println!("-- {name}");
             let start = || Command::new(&program);
-            let all = process::run(
-                self.programs.on_gpu(&mut start(), &self.dir),
-                self.limit,
-                true,
-            );
+            let mut command = start();
+            self.programs
+                .on_gpu(&mut command, &self.dir)
+                .arg(tests.module);
+            let all = process::run(&mut command, self.limit, true);
             let failed = failed_tests(&all.text);
             for test in failed.iter().take(AGAIN) {
                 println!("-- {test}, alone");
@@ -180,8 +186,9 @@ impl Legs<'_> {
             println!("skipped: compute-sanitizer (part of CUDA) was not found");
             return;
         };
+        let kernels = self.programs.tests[0].clone();
         for (tool, tests) in [
-            ("memcheck", &[][..]),
+            ("memcheck", &[kernels.module][..]),
             ("racecheck", &SHARING),
             ("synccheck", &SHARING),
         ] {
@@ -189,7 +196,7 @@ impl Legs<'_> {
             let mut command = Command::new(&sanitizer);
             command
                 .args(["--tool", tool, "--error-exitcode", "1"])
-                .arg(&self.programs.tests[0]);
+                .arg(&kernels.program);
             command
                 .args(["--test-threads", "1", "--skip", "faults"])
                 .args(tests);

@@ -7,8 +7,21 @@ use std::process::Command;
 use octavo_fixtures::workspace_root;
 use serde_json::Value;
 
-/// The tests that run on a device: package, name. The first are the kernels' own.
-const TESTS: [(&str, &str); 2] = [("octavo-kernels", "cuda_shim"), ("octavo-llm", "cuda")];
+/// The tests that run on a device. The first are the kernels' own.
+const TESTS: [Suite; 2] = [
+    Suite {
+        package: "octavo-kernels",
+        program: "kernels",
+        packed: "kernels-tests",
+        module: "cuda_shim::",
+    },
+    Suite {
+        package: "octavo-llm",
+        program: "octavo",
+        packed: "octavo-tests",
+        module: "cuda::",
+    },
+];
 /// What tests read: from the repository's root here, from the folder there. The first is how they
 /// know it.
 const FILES: [&str; 4] = [
@@ -18,11 +31,29 @@ const FILES: [&str; 4] = [
     "reference/goldens",
 ];
 
+/// A test program, of which a module runs on a device.
+struct Suite {
+    package: &'static str,
+    /// Cargo's name of it. The root package's is called as the program that it tests.
+    program: &'static str,
+    /// Its file's name in a packed folder, beside programs.
+    packed: &'static str,
+    /// What the names of the tests that run on a device begin with.
+    module: &'static str,
+}
+
+/// Tests to run: a program, and what their names begin with.
+#[derive(Clone)]
+pub(super) struct Tests {
+    pub(super) program: PathBuf,
+    pub(super) module: &'static str,
+}
+
 /// What is run.
 pub(super) struct Programs {
     pub(super) octavo: PathBuf,
-    /// Programs of [`TESTS`].
-    pub(super) tests: [PathBuf; 2],
+    /// Those of [`TESTS`].
+    pub(super) tests: [Tests; 2],
     /// Where tests find their files.
     root: PathBuf,
 }
@@ -30,10 +61,16 @@ pub(super) struct Programs {
 impl Programs {
     /// Builds them.
     pub(super) fn built() -> Result<Programs, String> {
-        let octavo = built(&["build", "--package", "octavo-llm", "--bin"], "octavo")?;
-        let test =
-            |(package, test)| built(&["test", "--no-run", "--package", package, "--test"], test);
-        let tests = [test(TESTS[0])?, test(TESTS[1])?];
+        let octavo = built(&["build", "--package", "octavo-llm", "--bin", "octavo"])?;
+        let test = |suite: &Suite| {
+            let (package, program) = (suite.package, suite.program);
+            let arguments = ["test", "--no-run", "--package", package, "--test", program];
+            Ok::<_, String>(Tests {
+                program: built(&arguments)?,
+                module: suite.module,
+            })
+        };
+        let tests = [test(&TESTS[0])?, test(&TESTS[1])?];
         Ok(Programs {
             octavo,
             tests,
@@ -53,7 +90,13 @@ impl Programs {
                 path.display()
             )),
         };
-        let tests = [program(TESTS[0].1)?, program(TESTS[1].1)?];
+        let test = |suite: &Suite| {
+            Ok::<_, String>(Tests {
+                program: program(suite.packed)?,
+                module: suite.module,
+            })
+        };
+        let tests = [test(&TESTS[0])?, test(&TESTS[1])?];
         Ok(Programs {
             octavo: program("octavo")?,
             tests,
@@ -70,56 +113,55 @@ impl Programs {
     }
 }
 
-/// Builds a program with cargo; where it is.
-fn built(arguments: &[&str], name: &str) -> Result<PathBuf, String> {
+/// Builds the program that Cargo's arguments end in; where it is.
+fn built(arguments: &[&str]) -> Result<PathBuf, String> {
     let mut command = crate::cargo();
-    command.args(arguments).args([
-        name,
-        "--release",
-        "--quiet",
-        "--message-format",
-        "json-render-diagnostics",
-    ]);
+    command
+        .args(arguments)
+        .args(["--release", "--quiet"])
+        .args(["--message-format", "json-render-diagnostics"]);
     let output = command
         .stderr(std::process::Stdio::inherit())
         .output()
         .map_err(|error| error.to_string())?;
+    let wrong = |what: &str| format!("cargo {}: {what}", arguments.join(" "));
     if !output.status.success() {
-        return Err(format!(
-            "cargo {} {name}: {}",
-            arguments.join(" "),
-            output.status
-        ));
+        return Err(wrong(&output.status.to_string()));
     }
-    executable(&String::from_utf8_lossy(&output.stdout), name).ok_or_else(|| {
-        format!(
-            "cargo {} {name}: it did not say where the program is",
-            arguments.join(" ")
-        )
-    })
+    let kind = if arguments[0] == "test" {
+        "test"
+    } else {
+        "bin"
+    };
+    let name = arguments.last().copied().unwrap_or_default();
+    executable(&String::from_utf8_lossy(&output.stdout), kind, name)
+        .ok_or_else(|| wrong("it did not say where the program is"))
 }
 
-/// A program in cargo's messages, which also tell of those that it needs.
-fn executable(messages: &str, name: &str) -> Option<PathBuf> {
+/// A program in cargo's messages, which also tell of those that it needs: a test may be called as
+/// what it tests.
+fn executable(messages: &str, kind: &str, name: &str) -> Option<PathBuf> {
     let all = messages
         .lines()
         .filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let mut named = all.filter(|message| message["target"]["name"] == name);
+    let mut named = all.filter(|message| {
+        message["target"]["name"] == name && message["target"]["kind"][0] == kind
+    });
     named.find_map(|message| message["executable"].as_str().map(PathBuf::from))
 }
 
 /// Builds everything and puts it into a folder, with what tests read and a word on how to run it.
 pub(super) fn pack(dir: &Path) -> Result<(), String> {
     let programs = Programs::built()?;
-    let xtask = built(&["build", "--package"], "xtask")?;
+    let xtask = built(&["build", "--package", "xtask"])?;
     let wrong = |error: std::io::Error| format!("{}: {error}", dir.display());
     fs::create_dir_all(dir).map_err(wrong)?;
     let [kernels, backend] = &programs.tests;
     for (name, program) in [
         ("octavo", &programs.octavo),
         ("xtask", &xtask),
-        (TESTS[0].1, kernels),
-        (TESTS[1].1, backend),
+        (TESTS[0].packed, &kernels.program),
+        (TESTS[1].packed, &backend.program),
     ] {
         crate::must(
             Command::new("strip")
@@ -143,16 +185,15 @@ pub(super) fn pack(dir: &Path) -> Result<(), String> {
 fn readme() -> String {
     let (arch, os) = (std::env::consts::ARCH, std::env::consts::OS);
     format!(
-        "Octavo's programs and tests for a machine with an NVIDIA GPU ({arch}, {os}) and without \
+        "Octavo's programs and tests for a machine with an NVIDIA GPU ({arch}, {os}) and without\n\
          Rust. In this folder,\n\
          \n\
          \x20   ./xtask gpu --packed .\n\
          \n\
-         runs all that only a GPU can show, and `./xtask gpu --help` says how to run a part. \
-         Models and code go to\n\
-         `target/gpu` (17 GiB; `--presets 0.6b` 1 GiB). NVIDIA's driver is needed, and \
-         NVRTC of CUDA 12 or 13, which\n\
-         is looked for beside these programs, in toolkits, and near `nvcc` and `python3`.\n"
+         runs all that only a GPU can show, and `./xtask gpu --help` says how to run a part. Models\n\
+         and code go to `target/gpu` (17 GiB; `--presets 0.6b` 1 GiB). NVIDIA's driver is needed,\n\
+         and NVRTC of CUDA 12 or 13, which is looked for beside these programs, in toolkits, and\n\
+         near `nvcc` and `python3`.\n"
     )
 }
 
@@ -185,19 +226,22 @@ mod tests {
 
     #[test]
     fn programs_are_known_by_their_names() {
-        let line = |name: &str, path: Value| {
-            json!({"target": {"name": name}, "executable": path}).to_string()
+        let line = |kind: &str, name: &str, path: Value| {
+            json!({"target": {"kind": [kind], "name": name}, "executable": path}).to_string()
         };
         let lines = [
-            line("cuda", Value::Null),
+            line("test", "octavo", Value::Null),
             "not json".to_owned(),
-            line("cuda", json!("/a")),
             // which the tests run
-            line("octavo", json!("/b")),
+            line("bin", "octavo", json!("/b")),
+            line("test", "octavo", json!("/a")),
             "{\"reason\":\"build-finished\"}".to_owned(),
-        ];
-        assert_eq!(executable(&lines.join("\n"), "cuda"), Some("/a".into()));
-        assert_eq!(executable(&lines.join("\n"), "xtask"), None);
+        ]
+        .join("\n");
+        let octavo = |kind| executable(&lines, kind, "octavo");
+        assert_eq!(octavo("test"), Some("/a".into()));
+        assert_eq!(octavo("bin"), Some("/b".into()));
+        assert_eq!(executable(&lines, "bin", "xtask"), None);
     }
 
     #[test]
@@ -207,7 +251,7 @@ mod tests {
             .err()
             .expect("nothing is there");
         assert!(
-            error.contains("/cuda_shim: expected a program that"),
+            error.contains("/kernels-tests: expected a program that"),
             "{error}"
         );
         assert!(Programs::packed(&dir.path().join("absent")).is_err());

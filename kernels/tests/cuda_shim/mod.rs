@@ -2,11 +2,6 @@
 //! kernel, odd shapes, three orders of threads. And the shim itself: faults that are planted must
 //! be seen.
 
-#[path = "../common/mod.rs"]
-mod common;
-#[path = "../common/device.rs"]
-mod machine;
-
 mod attention;
 mod copies;
 mod faults;
@@ -15,8 +10,8 @@ mod probe;
 mod products;
 mod rows;
 
-use common::f32_bytes;
-use machine::{Machine, machine, shim};
+use crate::common::device::{Machine, machine, shim};
+use crate::common::f32_bytes;
 use octavo_kernels::cuda::launch::Form;
 use octavo_kernels::cuda::pack::{UNIT, pack};
 use octavo_kernels::cuda::params::{Arrange, Gemm, Gemv, GemvPart, Matrix};

@@ -1,0 +1,13 @@
+//! The kernels from outside. All tests are one program: nothing here changes what another test of
+//! the process could see.
+
+mod common;
+
+mod absorbed;
+mod attention;
+mod cuda_shim;
+mod elementwise;
+mod layer;
+mod matmul;
+mod team_model;
+mod unreliable;

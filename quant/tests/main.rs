@@ -1,0 +1,8 @@
+//! The formats from outside.
+
+mod common;
+
+mod dequantize_golden;
+mod ggml_digests;
+mod properties;
+mod quantize_models;
