@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::logits::{load, logits};
 use octavo_engine::backend::Role;
-use octavo_fixtures::{committed_goldens, shared_dir, workspace_root};
+use octavo_fixtures::{Lacks, committed_goldens, shared_dir, skip, workspace_root};
 use octavo_kernels::Isa;
 use octavo_reference::golden::{Full, Golden, read_summary};
 use octavo_reference::metrics::{kl, nmse, top_order};
@@ -135,7 +135,7 @@ fn designed_for(isa: Isa, role: Role) -> f64 {
 
 fn every_model(isa: Isa, role: Role, repack: bool) {
     if !isa.is_available() {
-        println!("skipped: {isa}: this CPU lacks it");
+        skip(Lacks::InstructionSet, isa);
         return;
     }
     let mut all = Ratios::default();
@@ -197,7 +197,10 @@ fn a_wrong_token_is_seen() {
 fn smollm2() {
     let Some(shared) = shared_dir() else { return };
     let Some(model) = std::env::var_os("OCTAVO_SMOLLM2").map(PathBuf::from) else {
-        println!("skipped: OCTAVO_SMOLLM2 does not name the SmolLM2 file");
+        skip(
+            Lacks::Model,
+            "OCTAVO_SMOLLM2 does not name the SmolLM2 file",
+        );
         return;
     };
     for isa in Isa::available().into_iter().rev() {

@@ -2,13 +2,14 @@
 //! at the edges of every block, strip and tile, within bounds that are derived, not tuned.
 
 use crate::common::{Form, Rng, exact, f32_bytes, product, random_blocks, weight_types};
+use octavo_fixtures::{Lacks, skip};
 use octavo_kernels::{Isa, Role, has_minimum, packed_types};
 use octavo_quant::TensorType as T;
 
 fn instruction_sets() -> Vec<Isa> {
     for isa in Isa::ALL {
         if !isa.is_available() {
-            println!("skipped: {isa}: this CPU lacks it");
+            skip(Lacks::InstructionSet, isa);
         }
     }
     Isa::available()
@@ -288,6 +289,7 @@ fn results_do_not_depend_on_threads_or_batch() {
 /// every float step is exact, so whole results must be equal.
 #[test]
 fn integer_parts_are_equal_on_every_instruction_set() {
+    let isas = instruction_sets();
     let (rows, cols) = (33, 512);
     let mut rng = Rng(21);
     for ty in [T::Q4_0, T::Q5_0, T::Q8_0] {
@@ -308,8 +310,8 @@ fn integer_parts_are_equal_on_every_instruction_set() {
             .collect();
         let mut w = vec![0.0; rows * cols];
         octavo_quant::dequantize(ty, &raw, &mut w).expect("whole rows");
-        for isa in instruction_sets() {
-            let (y, _) = product(isa, (ty, rows, cols), &raw, &x, Role::Generated, true, 1);
+        for isa in &isas {
+            let (y, _) = product(*isa, (ty, rows, cols), &raw, &x, Role::Generated, true, 1);
             for (r, y) in y.iter().enumerate() {
                 // per group the integers are exact; groups are added in f32 in order
                 let groups = w[r * cols..(r + 1) * cols].chunks(32).zip(x.chunks(32));

@@ -25,7 +25,7 @@ fn assert_bits(ty: TensorType, raw: &[u8], want: &[u8], what: &str) {
 
 #[test]
 fn every_golden_block_is_bit_equal() {
-    let Some(path) = crate::common::shared("goldens/dequant.safetensors") else {
+    let Some(path) = octavo_fixtures::shared("goldens/dequant.safetensors") else {
         return;
     };
     let bytes = std::fs::read(path).unwrap();

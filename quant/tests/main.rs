@@ -1,7 +1,5 @@
 //! The formats from outside.
 
-mod common;
-
 mod dequantize_golden;
 mod ggml_digests;
 mod properties;

@@ -68,7 +68,7 @@ fn compare(
 
 #[test]
 fn models_are_made_again_byte_for_byte() {
-    let Some(f16) = crate::common::shared("models/tiny-qwen3-f16.gguf") else {
+    let Some(f16) = octavo_fixtures::shared("models/tiny-qwen3-f16.gguf") else {
         return;
     };
     let folder = f16.parent().unwrap();
@@ -120,7 +120,7 @@ fn models_are_made_again_byte_for_byte() {
 /// f32 scale; 2 is never needed).
 #[test]
 fn q2_0_model_decodes_to_its_rounded_source() {
-    let Some(f16) = crate::common::shared("models/tiny-qwen3-f16.gguf") else {
+    let Some(f16) = octavo_fixtures::shared("models/tiny-qwen3-f16.gguf") else {
         return;
     };
     let source = open(&f16);

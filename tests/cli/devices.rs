@@ -1,5 +1,7 @@
 //! `--device`, `--gpu` and `inspect --devices`, with and without a GPU.
 
+use octavo_fixtures::{Lacks, skip};
+
 use super::{bad, good, json, octavo, stderr};
 
 /// Why there is no GPU, as `inspect --devices` says it; none where there is one.
@@ -38,7 +40,7 @@ fn devices_are_listed_for_people_and_programs() {
 #[test]
 fn a_gpu_that_is_demanded_and_missing_is_one_line() {
     let Some(why) = missing() else {
-        return println!("skipped: there is a GPU");
+        return skip(Lacks::Device, "there is a GPU");
     };
     for args in [
         &["run", "-p", "1+1=", "--device", "cuda"][..],

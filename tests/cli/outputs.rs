@@ -9,7 +9,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command as Plain;
 
-use octavo_fixtures::{committed_goldens, workspace_root};
+use octavo_fixtures::{Lacks, committed_goldens, skip, workspace_root};
 use tempfile::TempDir;
 
 use super::{folder, octavo, stderr};
@@ -287,7 +287,7 @@ impl Writer<'_> {
                 .args([kind, &major_arg, &minor_arg])
                 .output();
             if !made.is_ok_and(|out| out.status.success()) {
-                println!("skipped: no devices can be made here");
+                skip(Lacks::System, "no devices can be made here");
                 return;
             }
         }

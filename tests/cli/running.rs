@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command as Plain, Stdio};
 
+use octavo_fixtures::{Lacks, skip};
 use octavo_reference::results::Results;
 use serde_json::Value;
 
@@ -492,7 +493,7 @@ fn on_a_terminal(arguments: &str, typed: &[(&str, &str)]) -> Option<String> {
         }
     }
     if child.wait().expect("it ends").code() == Some(127) {
-        println!("skipped: there is no `script`, which makes terminals");
+        skip(Lacks::System, "there is no `script`, which makes terminals");
         return None;
     }
     Some(String::from_utf8_lossy(&all).into_owned())

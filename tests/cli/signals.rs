@@ -7,6 +7,8 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use octavo_fixtures::{Lacks, skip};
+
 use super::kept::program;
 use super::outputs::Desk;
 
@@ -21,7 +23,7 @@ fn signals() -> Vec<(&'static str, i32)> {
     });
     let mut all = vec![("INT", 130), ("TERM", 143)];
     if hangup_ignored {
-        println!("skipped: SIGHUP is ignored here");
+        skip(Lacks::System, "SIGHUP is ignored here");
     } else {
         all.push(("HUP", 129));
     }

@@ -2,6 +2,7 @@
 
 use std::process::Command;
 
+use octavo_fixtures::{Lacks, skip};
 use serde_json::Value;
 
 use super::quota::QuotaGroup;
@@ -114,7 +115,7 @@ fn affinity_decides() {
         .output()
         .is_ok_and(|output| output.status.success())
     {
-        return println!("skipped: no taskset, or not on CPU 0");
+        return skip(Lacks::System, "no taskset, or not on CPU 0");
     }
     let (threads, reason) = told(under_taskset(), &[]);
     assert_eq!(threads, 1);
@@ -134,7 +135,7 @@ fn a_quota_decides() {
     for (time, threads, quota) in [(50_000, 1, "0.5"), (150_000, 2, "1.5")] {
         let group = match QuotaGroup::new(time) {
             Ok(group) => group,
-            Err(why) => return println!("skipped: {why}"),
+            Err(why) => return skip(Lacks::System, why),
         };
         let (without, reason) = told(Command::new(PROGRAM), &[]);
         let expected = if threads < without {

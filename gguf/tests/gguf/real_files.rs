@@ -2,27 +2,8 @@
 //! hold.
 
 use gguf_rs_lite::{Gguf, OpenOptions, TensorType, Value};
+use octavo_fixtures::shared_dir;
 use std::path::{Path, PathBuf};
-
-/// The shared data: `OCTAVO_SHARED`, else `../shared` beside the workspace. Where it is absent the
-/// test is skipped, or fails with `OCTAVO_REQUIRE_SHARED=1`.
-fn shared() -> Option<PathBuf> {
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .expect("the crate is in a workspace");
-    let dir = std::env::var_os("OCTAVO_SHARED")
-        .map_or_else(|| workspace.join("../shared"), PathBuf::from);
-    if dir.is_dir() {
-        return Some(dir);
-    }
-    assert!(
-        std::env::var_os("OCTAVO_REQUIRE_SHARED").is_none_or(|v| v != "1"),
-        "{} is missing",
-        dir.display()
-    );
-    println!("skipped: {} is missing", dir.display());
-    None
-}
 
 fn gguf_files(dir: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
@@ -36,7 +17,7 @@ fn gguf_files(dir: &Path) -> Vec<PathBuf> {
 
 #[test]
 fn every_shared_file_opens_mapped_and_read_with_equal_content() {
-    let Some(shared) = shared() else { return };
+    let Some(shared) = shared_dir() else { return };
     let mut files = gguf_files(&shared.join("models"));
     files.extend(gguf_files(&shared.join("vocabs")));
     assert!(files.len() >= 40, "{} files", files.len());
@@ -89,7 +70,7 @@ fn every_shared_file_opens_mapped_and_read_with_equal_content() {
 
 #[test]
 fn a_known_model_has_its_known_values() {
-    let Some(shared) = shared() else { return };
+    let Some(shared) = shared_dir() else { return };
     let file = Gguf::open(
         &shared.join("models/tiny-qwen3-Q4_K_M.gguf"),
         &OpenOptions::default(),

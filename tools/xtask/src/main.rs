@@ -8,6 +8,7 @@ mod model;
 mod nvrtc;
 mod random;
 mod side;
+mod skips;
 mod tolerances;
 
 use std::process::ExitCode;
@@ -31,6 +32,7 @@ enum Task {
     Gpu(gpu::GpuArgs),
     Model(model::ModelArgs),
     Nvrtc(nvrtc::NvrtcArgs),
+    Skips(skips::SkipsArgs),
     Tolerances(tolerances::TolerancesArgs),
     /// Keep a CPU busy until nobody holds the other end of stdin
     #[command(hide = true)]
@@ -45,6 +47,7 @@ fn main() -> ExitCode {
         Task::Gpu(args) => gpu::run(&args),
         Task::Model(args) => model::run(&args),
         Task::Nvrtc(args) => nvrtc::run(&args),
+        Task::Skips(args) => skips::run(&args),
         Task::Tolerances(args) => tolerances::run(&args),
         Task::Spin => busy::spin(),
     };
