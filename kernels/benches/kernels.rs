@@ -6,6 +6,7 @@
 //! prompts against the peak of the vectors or the matrix unit, both measured first with the same
 //! threads. Elementwise operations read and write caches: no limit is given.
 
+#[allow(dead_code)] // tests use the rest
 #[path = "../tests/common/mod.rs"]
 mod common;
 
