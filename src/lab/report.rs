@@ -4,6 +4,7 @@
 use std::fmt::{Display, Write};
 use std::ops::Range;
 
+use plotters::coord::cartesian::Cartesian2d;
 use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
@@ -385,6 +386,8 @@ fn drawn(
     })
 }
 
+type Plane<'c, 'a> = ChartContext<'c, SVGBackend<'a>, Cartesian2d<Axis, Axis>>;
+
 type Failed<'a> = DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>;
 
 fn draw<'a>(
@@ -429,6 +432,26 @@ fn draw<'a>(
         .label_style(("sans-serif", 14))
         .light_line_style(TRANSPARENT)
         .draw()?;
+    draw_lines(&mut chart, series, bottom)?;
+    draw_names(&mut chart, names)?;
+    if series.len() > 1 {
+        chart
+            .configure_series_labels()
+            .position(SeriesLabelPosition::LowerRight)
+            .label_font(("sans-serif", 14))
+            .background_style(WHITE.mix(0.8))
+            .border_style(BLACK.mix(0.3))
+            .draw()?;
+    }
+    root.present()
+}
+
+/// Each series as a line with dots. What lies below `bottom`, where the axis ends, is drawn on it.
+fn draw_lines<'a>(
+    chart: &mut Plane<'_, 'a>,
+    series: &[Series<'_>],
+    bottom: f64,
+) -> Result<(), Failed<'a>> {
     for (index, (name, points)) in series.iter().enumerate() {
         let color = Palette99::pick(index).to_rgba();
         let shown: Vec<(f64, f64)> = points
@@ -448,6 +471,10 @@ fn draw<'a>(
                 .map(|point| Circle::new(*point, 3, color.filled())),
         )?;
     }
+    Ok(())
+}
+
+fn draw_names<'a>(chart: &mut Plane<'_, 'a>, names: &[(f64, f64, &str)]) -> Result<(), Failed<'a>> {
     // by turns at the right above and at the left below: neighbours may be nearer than their names
     // are long
     let names = names.iter().enumerate().map(|(i, (x, y, name))| {
@@ -463,16 +490,7 @@ fn draw<'a>(
             )
     });
     chart.draw_series(names)?;
-    if series.len() > 1 {
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::LowerRight)
-            .label_font(("sans-serif", 14))
-            .background_style(WHITE.mix(0.8))
-            .border_style(BLACK.mix(0.3))
-            .draw()?;
-    }
-    root.present()
+    Ok(())
 }
 
 /// Points with a name each, joined from left to right, over a logarithmic y axis.

@@ -38,20 +38,18 @@ pub(super) fn diff(
     page: Option<&Output<'_>>,
     inputs: &Inputs,
 ) -> Result<Exit, Failure> {
-    let report = args.keep.join(if args.json {
+    let name = if args.json {
         "report.json"
     } else {
         "report.txt"
-    });
+    };
+    let report = args.keep.join(name);
     let report = args
         .llama_cpp
         .is_some()
         .then(|| args.output(&report, Kind::Kept, inputs));
-    if let Some(report) = &report {
-        args.check_kept(
-            report.path.file_name().and_then(|name| name.to_str()),
-            inputs,
-        )?;
+    if report.is_some() {
+        args.check_kept(Some(name), inputs)?;
     }
     let source = load::source_at(args.a.as_deref());
     let text = text(args)?;
@@ -64,41 +62,19 @@ pub(super) fn diff(
     }
     let read = |path: &PathBuf| Reference::read(path, args.against.into());
     let references = paths.iter().map(read).collect::<Result<Vec<_>, _>>()?;
-    if let Some((path, reference)) = paths
-        .iter()
-        .zip(&references)
-        .find(|(_, r)| r.wants_text() && text.is_none())
-    {
-        let (path, kind) = (path.display(), reference.kind);
-        let message = format!(
-            "{path}: the file of {kind} has no text: expected -p TEXT or -f FILE, the same as it \
-             was made from"
-        );
-        return Err(Failure::Usage(message));
+    if text.is_none() {
+        check_text_is_recorded(&paths, &references)?;
     }
     let engine = load_for(args, &source, &references, text.as_deref())?;
     for (path, reference) in paths.iter().zip(&references) {
         check_tokens(args, &engine, (path, reference), text.as_deref())?;
     }
     let tolerance = tolerance(args, &engine);
-    let mut all = Vec::new();
-    for (path, reference) in paths.into_iter().zip(references) {
-        let measured = reference.compare(&engine, text.as_deref(), &tolerance);
-        let measured =
-            measured.map_err(|error| Failure::Input(format!("{}: {error}", path.display())))?;
-        if matches!(&measured, Measured::Tensors(tensors) if tensors.is_empty()) {
-            let message = format!(
-                "{}: no tensor that this model and text have too",
-                path.display()
-            );
-            return Err(Failure::Input(message));
-        }
-        all.push(Compared {
-            path,
-            reference,
-            measured,
-        });
-    }
+    let all = paths
+        .into_iter()
+        .zip(references)
+        .map(|(path, reference)| compared(path, reference, &engine, text.as_deref(), &tolerance))
+        .collect::<Result<Vec<_>, _>>()?;
     let out = match args.json {
         true => to_json(&engine, &tolerance, &all)?,
         false => to_text(args, &engine, &tolerance, &all),
@@ -114,6 +90,44 @@ pub(super) fn diff(
         Exit::Done
     } else {
         Exit::Outside
+    })
+}
+
+/// Refuses references without a text of their own, for when none is given either.
+fn check_text_is_recorded(paths: &[PathBuf], references: &[Reference]) -> Result<(), Failure> {
+    let mut all = paths.iter().zip(references);
+    let Some((path, reference)) = all.find(|(_, r)| r.wants_text()) else {
+        return Ok(());
+    };
+    let (path, kind) = (path.display(), reference.kind);
+    let message = format!(
+        "{path}: the file of {kind} has no text: expected -p TEXT or -f FILE, the same as it \
+         was made from"
+    );
+    Err(Failure::Usage(message))
+}
+
+fn compared(
+    path: PathBuf,
+    reference: Reference,
+    engine: &Engine,
+    text: Option<&[u8]>,
+    tolerance: &Tolerance,
+) -> Result<Compared, Failure> {
+    let measured = reference
+        .compare(engine, text, tolerance)
+        .map_err(|error| Failure::Input(format!("{}: {error}", path.display())))?;
+    if matches!(&measured, Measured::Tensors(tensors) if tensors.is_empty()) {
+        let message = format!(
+            "{}: no tensor that this model and text have too",
+            path.display()
+        );
+        return Err(Failure::Input(message));
+    }
+    Ok(Compared {
+        path,
+        reference,
+        measured,
     })
 }
 

@@ -74,12 +74,7 @@ pub fn write(gguf: &Gguf, dir: &Path) -> Result<(), Error> {
 
 /// `config.json`.
 fn config(gguf: &Gguf, h: &Hparams) -> Result<Value, Error> {
-    let bad = |key: &str, expected: &str, got: String| Error::Value {
-        file: gguf.name().to_owned(),
-        key: key.to_owned(),
-        expected: expected.to_owned(),
-        got,
-    };
+    let bad = |key: &str, expected: &str, got: String| bad_value(gguf, key, expected, got);
     let class = match h.arch.name() {
         "llama" => "LlamaForCausalLM",
         "qwen2" => "Qwen2ForCausalLM",
@@ -96,18 +91,6 @@ fn config(gguf: &Gguf, h: &Hparams) -> Result<Value, Error> {
             h.ropes[0].n_rot.value.to_string(),
         ));
     }
-    let scaling = match h.ropes[0].scaling.value.name() {
-        "none" if gguf.tensor(FREQUENCIES).is_some() => {
-            let expected = "LLaMA 3's divisors of frequencies, for a context of 8192";
-            llama3(gguf, h).ok_or_else(|| bad(FREQUENCIES, expected, "others".to_owned()))?
-        }
-        "none" => Value::Null,
-        kind => json!({
-            "rope_type": kind,
-            "factor": number(h.ropes[0].factor.value),
-            "original_max_position_embeddings": h.ropes[0].original_context.value,
-        }),
-    };
     let mut config = json!({
         "architectures": [class],
         "model_type": h.arch.name(),
@@ -120,7 +103,7 @@ fn config(gguf: &Gguf, h: &Hparams) -> Result<Value, Error> {
         "max_position_embeddings": h.n_ctx_train(),
         "rms_norm_eps": number(h.rms_eps.value),
         "rope_theta": number(h.ropes[0].freq_base.value),
-        "rope_scaling": scaling,
+        "rope_scaling": rope_scaling(gguf, h)?,
         "attention_bias": gguf.tensor("blk.0.attn_q.bias").is_some(),
         "mlp_bias": gguf.tensor("blk.0.ffn_up.bias").is_some(),
         "hidden_act": "silu",
@@ -132,38 +115,74 @@ fn config(gguf: &Gguf, h: &Hparams) -> Result<Value, Error> {
         let id = gguf.u32(&format!("tokenizer.ggml.{name}_token_id"))?;
         config[format!("{name}_token_id")] = json!(id);
     }
+    if let Some(awq) = awq_settings(gguf)? {
+        config["quantization_config"] = awq;
+    }
+    Ok(config)
+}
+
+fn bad_value(gguf: &Gguf, key: &str, expected: &str, got: String) -> Error {
+    Error::Value {
+        file: gguf.name().to_owned(),
+        key: key.to_owned(),
+        expected: expected.to_owned(),
+        got,
+    }
+}
+
+/// `rope_scaling`: null where positions are not scaled.
+fn rope_scaling(gguf: &Gguf, h: &Hparams) -> Result<Value, Error> {
+    let rope = &h.ropes[0];
+    Ok(match rope.scaling.value.name() {
+        "none" if gguf.tensor(FREQUENCIES).is_some() => {
+            let expected = "LLaMA 3's divisors of frequencies, for a context of 8192";
+            llama3(gguf, h)
+                .ok_or_else(|| bad_value(gguf, FREQUENCIES, expected, "others".to_owned()))?
+        }
+        "none" => Value::Null,
+        kind => json!({
+            "rope_type": kind,
+            "factor": number(rope.factor.value),
+            "original_max_position_embeddings": rope.original_context.value,
+        }),
+    })
+}
+
+/// `quantization_config` of a model with matrices in AWQ groups, which must be of one size; `None`
+/// for other models.
+fn awq_settings(gguf: &Gguf) -> Result<Option<Value>, Error> {
     let mut groups = gguf
         .tensors()
         .iter()
         .filter(|t| TensorType::AWQ.contains(&t.ty))
         .map(|t| t.ty.block_len());
-    if let Some(group) = groups.next() {
-        if let Some(other) = groups.find(|other| *other != group) {
-            return Err(bad(
-                "weights",
-                "AWQ groups of one size",
-                format!("groups of {group} and of {other}"),
-            ));
-        }
-        let plain = |t: &&TensorInfo| {
-            t.dims.len() == 2 && t.name.starts_with("blk.") && t.ty.block_len() == 1
-        };
-        let names: Vec<String> = gguf
-            .tensors()
-            .iter()
-            .filter(plain)
-            .filter_map(|t| tensors::module(&t.name))
-            .collect();
-        config["quantization_config"] = json!({
-            "quant_method": "awq",
-            "bits": 4,
-            "group_size": group,
-            "zero_point": true,
-            "version": "gemm",
-            "modules_to_not_convert": if names.is_empty() { Value::Null } else { json!(names) },
-        });
+    let Some(group) = groups.next() else {
+        return Ok(None);
+    };
+    if let Some(other) = groups.find(|other| *other != group) {
+        return Err(bad_value(
+            gguf,
+            "weights",
+            "AWQ groups of one size",
+            format!("groups of {group} and of {other}"),
+        ));
     }
-    Ok(config)
+    let is_unquantized =
+        |t: &&TensorInfo| t.dims.len() == 2 && t.name.starts_with("blk.") && t.ty.block_len() == 1;
+    let names: Vec<String> = gguf
+        .tensors()
+        .iter()
+        .filter(is_unquantized)
+        .filter_map(|t| tensors::module(&t.name))
+        .collect();
+    Ok(Some(json!({
+        "quant_method": "awq",
+        "bits": 4,
+        "group_size": group,
+        "zero_point": true,
+        "version": "gemm",
+        "modules_to_not_convert": if names.is_empty() { Value::Null } else { json!(names) },
+    })))
 }
 
 /// The settings that give the file's divisors of rotary frequencies: those of all LLaMA 3 models,

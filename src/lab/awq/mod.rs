@@ -213,35 +213,14 @@ pub fn quantized(
         .into_iter()
         .find(|ty| ty.block_len() == options.group);
     let ty = ty.ok_or(Error::Group { got: options.group })?;
-    let is_matrix = |t: &TensorInfo| t.name.starts_with("blk.") && t.dims.len() == 2;
     let h = engine.hparams();
-    for t in gguf
-        .tensors()
-        .iter()
-        .filter(|t| is_matrix(t))
-        .flat_map(|t| apart(t, h))
-    {
-        let (tensor, group) = (t.name.clone(), options.group);
-        if !t.dims[0].is_multiple_of(group as u64) {
-            return Err(Error::Rows {
-                tensor,
-                group,
-                got: t.dims[0],
-            });
-        }
-        if !t.dims[1].is_multiple_of(8) {
-            return Err(Error::Columns {
-                tensor,
-                got: t.dims[1],
-            });
-        }
-    }
+    check_shapes(gguf, h, options.group)?;
     let mut view = View::new(Path::new(gguf.name()));
     for (key, value) in gguf.keys() {
         view.set(key, value);
     }
     let target = |t: &TensorInfo| match t.dims.len() {
-        2 if is_matrix(t) => ty,
+        2 if is_layer_matrix(t) => ty,
         2 => TensorType::F16,
         _ => TensorType::F32,
     };
@@ -277,31 +256,75 @@ pub fn quantized(
     }
     for l in 0..h.n_layer() {
         let mut layer = Layer::read(gguf, l, h)?;
-        for group in groups(l, h.layers[l].n_head != h.layers[l].n_head_kv) {
-            let first = &group.matrices[0];
-            let fused = || first.replace(".attn_q.", ".attn_qkv.");
-            let Some(inputs) = activations.and_then(|a| a.of(first).or_else(|| a.of(&fused())))
-            else {
-                continue;
-            };
-            let linears: Vec<Linear<'_>> = layer
-                .tensors
-                .iter()
-                .filter(|t| group.matrices.contains(&t.0.name))
-                .map(|t| Linear { weights: &t.1, ty })
-                .collect();
-            let found = best_scales(&linears, inputs, options.threads)?;
-            done(&Scaled {
-                tensors: group.matrices.clone(),
-                ratio: found.ratio,
-                error: found.error,
-                unscaled: found.unscaled,
-            });
-            layer.scale(&group, &found.scales);
+        if let Some(activations) = activations {
+            let all = groups(l, h.layers[l].n_head != h.layers[l].n_head_kv);
+            scale_groups(&mut layer, &all, ty, activations, options.threads, done)?;
         }
         for (t, values) in &layer.tensors {
             put(t, rounded(t, values)?)?;
         }
     }
     Ok(view.open()?)
+}
+
+/// Whether AWQ quantizes this tensor: a matrix inside a layer.
+fn is_layer_matrix(t: &TensorInfo) -> bool {
+    t.name.starts_with("blk.") && t.dims.len() == 2
+}
+
+/// Refuses matrices that AWQ's packing cannot hold: rows must be whole groups, and eight columns
+/// share a word.
+fn check_shapes(gguf: &Gguf, h: &Hparams, group: usize) -> Result<(), Error> {
+    let matrices = gguf.tensors().iter().filter(|t| is_layer_matrix(t));
+    for t in matrices.flat_map(|t| apart(t, h)) {
+        let tensor = t.name.clone();
+        if !t.dims[0].is_multiple_of(group as u64) {
+            return Err(Error::Rows {
+                tensor,
+                group,
+                got: t.dims[0],
+            });
+        }
+        if !t.dims[1].is_multiple_of(8) {
+            return Err(Error::Columns {
+                tensor,
+                got: t.dims[1],
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Scales each of a layer's groups by what suits its inputs best. Groups whose inputs were not
+/// recorded stay as they are. `done` hears of each group that was scaled.
+fn scale_groups(
+    layer: &mut Layer,
+    groups: &[Group],
+    ty: TensorType,
+    activations: &Activations,
+    threads: usize,
+    done: &mut dyn FnMut(&Scaled),
+) -> Result<(), Error> {
+    for group in groups {
+        let first = &group.matrices[0];
+        let fused = || first.replace(".attn_q.", ".attn_qkv.");
+        let Some(inputs) = activations.of(first).or_else(|| activations.of(&fused())) else {
+            continue;
+        };
+        let linears: Vec<Linear<'_>> = layer
+            .tensors
+            .iter()
+            .filter(|t| group.matrices.contains(&t.0.name))
+            .map(|t| Linear { weights: &t.1, ty })
+            .collect();
+        let found = best_scales(&linears, inputs, threads)?;
+        done(&Scaled {
+            tensors: group.matrices.clone(),
+            ratio: found.ratio,
+            error: found.error,
+            unscaled: found.unscaled,
+        });
+        layer.scale(group, &found.scales);
+    }
+    Ok(())
 }

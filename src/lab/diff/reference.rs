@@ -242,41 +242,16 @@ impl Reference {
     ) -> Result<Measured, Error> {
         let n_vocab = engine.hparams().n_vocab();
         if let Some(theirs) = self.n_vocab.filter(|theirs| *theirs != n_vocab) {
-            let (a, b) = (n_vocab.to_string(), theirs.to_string());
             return Err(Error::Differ {
                 what: "vocabulary of model (first) and reference (second)",
-                a,
-                b,
+                a: n_vocab.to_string(),
+                b: theirs.to_string(),
             });
         }
         let ids = || self.ids(engine, text);
         Ok(match &self.recorded {
-            Recorded::All(rows) => Measured::Logits(logits(
-                engine,
-                &ids()?,
-                Wanted::All,
-                &mut |c, position, ours| {
-                    c.add(
-                        position,
-                        ours,
-                        &rows[position * n_vocab..(position + 1) * n_vocab],
-                    )
-                },
-            )?),
-            Recorded::Top(k, top) => Measured::Logits(logits(
-                engine,
-                &ids()?,
-                Wanted::All,
-                &mut |c, position, ours| {
-                    let kept = position * k..(position + 1) * k;
-                    let theirs = (
-                        &top.ids[kept.clone()],
-                        &top.logits[kept],
-                        f64::from(top.lse[position]),
-                    );
-                    c.add_top(position, (ours, log_sum_exp(ours)), theirs)
-                },
-            )?),
+            Recorded::All(rows) => Measured::Logits(all_logits(engine, &ids()?, rows)?),
+            Recorded::Top(k, top) => Measured::Logits(top_logits(engine, &ids()?, *k, top)?),
             Recorded::Last(row) => Measured::Logits(logits(
                 engine,
                 &ids()?,
@@ -293,16 +268,7 @@ impl Reference {
                 Measured::Tensors(tensors::cached(engine, cache, tolerance.nmse)?)
             }
             Recorded::Generated(completion) => {
-                let prompt = ids()?;
-                if let Some(theirs) = completion.n_prompt.filter(|n| *n != prompt.len()) {
-                    let (a, b) = (prompt.len().to_string(), theirs.to_string());
-                    return Err(Error::Differ {
-                        what: "tokens of the prompt",
-                        a,
-                        b,
-                    });
-                }
-                Measured::Generated(generated(engine, &prompt, completion)?)
+                Measured::Generated(continued(engine, &ids()?, completion)?)
             }
             Recorded::Base(path) => divergence(engine, path)?,
             Recorded::Energies(importance, chunk) => {
@@ -316,6 +282,49 @@ impl Reference {
             }
         })
     }
+}
+
+/// Against the logits of every position, `[positions, n_vocab]`.
+fn all_logits(engine: &Engine, tokens: &[u32], rows: &[f32]) -> Result<LogitComparison, Error> {
+    let n_vocab = engine.hparams().n_vocab();
+    logits(engine, tokens, Wanted::All, &mut |c, position, ours| {
+        let theirs = &rows[position * n_vocab..(position + 1) * n_vocab];
+        c.add(position, ours, theirs)
+    })
+}
+
+/// Against the `k` largest logits of every position.
+fn top_logits(
+    engine: &Engine,
+    tokens: &[u32],
+    k: usize,
+    top: &TopLogits,
+) -> Result<LogitComparison, Error> {
+    logits(engine, tokens, Wanted::All, &mut |c, position, ours| {
+        let kept = position * k..(position + 1) * k;
+        let theirs = (
+            &top.ids[kept.clone()],
+            &top.logits[kept],
+            f64::from(top.lse[position]),
+        );
+        c.add_top(position, (ours, log_sum_exp(ours)), theirs)
+    })
+}
+
+/// Against tokens that were generated from a prompt of as many tokens.
+fn continued(
+    engine: &Engine,
+    prompt: &[u32],
+    completion: &Completion,
+) -> Result<Vec<TokenComparison>, Error> {
+    if let Some(theirs) = completion.n_prompt.filter(|n| *n != prompt.len()) {
+        return Err(Error::Differ {
+            what: "tokens of the prompt",
+            a: prompt.len().to_string(),
+            b: theirs.to_string(),
+        });
+    }
+    generated(engine, prompt, completion)
 }
 
 type Add<'a> = &'a mut dyn FnMut(&mut LogitComparison, usize, &[f32]) -> Result<(), Error>;

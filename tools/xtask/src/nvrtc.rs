@@ -66,17 +66,7 @@ pub(crate) fn run(args: &NvrtcArgs) -> Result<(), String> {
         .iter()
         .map(|v| open(&args.dir, v))
         .collect::<Result<Vec<_>, _>>()?;
-    let mut jobs: Vec<Job> = Vec::new();
-    for compiler in 0..compilers.len() {
-        for arch in ARCHITECTURES {
-            jobs.extend(
-                Module::all()
-                    .into_iter()
-                    .map(|module| (compiler, module, arch)),
-            );
-        }
-    }
-    jobs.retain(|job| args.wants(*job));
+    let jobs = wanted(args);
     if jobs.is_empty() {
         return Err(format!(
             "--only {}: no kernel is called that",
@@ -84,21 +74,7 @@ pub(crate) fn run(args: &NvrtcArgs) -> Result<(), String> {
         ));
     }
     let started = Instant::now();
-    let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    thread::scope(|scope| {
-        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
-            scope.spawn(|| {
-                while let Some(&job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let result = compile(&compilers[job.0], job);
-                    results
-                        .lock()
-                        .expect("no panic under the lock")
-                        .push((job, result));
-                }
-            });
-        }
-    });
-    let results = results.into_inner().expect("no panic under the lock");
+    let results = compile_all(&compilers, &jobs);
     let mut wrong: Vec<String> = Vec::new();
     let mut lanes: BTreeMap<(usize, &str), (usize, u32, usize)> = BTreeMap::new();
     let mut all: Vec<(usize, &str, Usage)> = Vec::new();
@@ -122,13 +98,7 @@ pub(crate) fn run(args: &NvrtcArgs) -> Result<(), String> {
         all.extend(usages.into_iter().map(|usage| (compiler, arch, usage)));
     }
     if args.list {
-        all.sort_by(|a, b| (a.0, a.1, &a.2.kernel).cmp(&(b.0, b.1, &b.2.kernel)));
-        for (compiler, arch, usage) in &all {
-            println!(
-                "{} {arch} {}: {} registers",
-                VERSIONS[*compiler].0, usage.kernel, usage.registers
-            );
-        }
+        print_registers(&mut all);
     }
     for ((compiler, arch), (kernels, registers, bytes)) in &lanes {
         let (version, kib) = (VERSIONS[*compiler].0, bytes >> 10);
@@ -153,6 +123,54 @@ pub(crate) fn run(args: &NvrtcArgs) -> Result<(), String> {
         all.len()
     );
     Ok(())
+}
+
+/// Every module for every compiler and architecture that `--only` leaves.
+fn wanted(args: &NvrtcArgs) -> Vec<Job> {
+    let mut jobs: Vec<Job> = Vec::new();
+    for compiler in 0..VERSIONS.len() {
+        for arch in ARCHITECTURES {
+            jobs.extend(
+                Module::all()
+                    .into_iter()
+                    .map(|module| (compiler, module, arch)),
+            );
+        }
+    }
+    jobs.retain(|job| args.wants(*job));
+    jobs
+}
+
+/// Compiles with a thread for each CPU; results come in the order in which they end.
+fn compile_all(
+    compilers: &[Nvrtc],
+    jobs: &[Job],
+) -> Vec<(Job, Result<(Vec<Usage>, usize), String>)> {
+    let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                while let Some(&job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let result = compile(&compilers[job.0], job);
+                    results
+                        .lock()
+                        .expect("no panic under the lock")
+                        .push((job, result));
+                }
+            });
+        }
+    });
+    results.into_inner().expect("no panic under the lock")
+}
+
+fn print_registers(all: &mut [(usize, &str, Usage)]) {
+    all.sort_by(|a, b| (a.0, a.1, &a.2.kernel).cmp(&(b.0, b.1, &b.2.kernel)));
+    for (compiler, arch, usage) in all {
+        println!(
+            "{} {arch} {}: {} registers",
+            VERSIONS[*compiler].0, usage.kernel, usage.registers
+        );
+    }
 }
 
 fn open(dir: &Path, (name, library, version): &(&str, &str, (i32, i32))) -> Result<Nvrtc, String> {

@@ -193,28 +193,7 @@ impl Vocab<'_> {
             Some(scores) => scores.collect(),
             None => return Err(self.bad("scores", "an array of f32", "something else")),
         };
-        let cut = |ty: i32| [CONTROL, USER_DEFINED, UNKNOWN].contains(&ty);
-        let tokens: Vec<Token<'_>> = self
-            .all()
-            .map(|(_, text, ty)| Token { text, cut: cut(ty) })
-            .collect();
-        if let Some(long) = tokens.iter().find(|t| !t.cut && t.text.len() > LONGEST) {
-            return Err(self.bad(
-                "tokens",
-                &format!("tokens of at most {LONGEST} bytes"),
-                long.text,
-            ));
-        }
-        let merges = merges(&tokens, &scores).map_err(|error| {
-            self.bad(
-                "scores",
-                "an order of tokens that merges can express",
-                error,
-            )
-        })?;
-        let is_padding = |t: &(u32, &String, i32)| {
-            [UNUSED, UNKNOWN].contains(&t.2) && *t.1 == padding(t.0 as usize)
-        };
+        let merges = self.spm_merges(&scores)?;
         let vocab: Map<String, Value> = self
             .all()
             .filter(|t| !is_padding(t))
@@ -227,11 +206,42 @@ impl Vocab<'_> {
             "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true,
             "ignore_merges": false,
             "vocab": vocab, "merges": merges });
+        let json = self.json(around_spm(self.tokenizer.space_prefix()), &model);
+        Ok((json, Some(self.proto(&scores))))
+    }
+
+    /// Merges that cut text as the tokens' scores do.
+    fn spm_merges(&self, scores: &[f32]) -> Result<Vec<(&str, &str)>, Error> {
+        let cut = |ty: i32| [CONTROL, USER_DEFINED, UNKNOWN].contains(&ty);
+        let tokens: Vec<Token<'_>> = self
+            .all()
+            .map(|(_, text, ty)| Token { text, cut: cut(ty) })
+            .collect();
+        if let Some(long) = tokens.iter().find(|t| !t.cut && t.text.len() > LONGEST) {
+            return Err(self.bad(
+                "tokens",
+                &format!("tokens of at most {LONGEST} bytes"),
+                long.text,
+            ));
+        }
+        merges(&tokens, scores).map_err(|error| {
+            self.bad(
+                "scores",
+                "an order of tokens that merges can express",
+                error,
+            )
+        })
+    }
+
+    /// `tokenizer.model`, without the padding at the end of the vocabulary.
+    fn proto(&self, scores: &[f32]) -> ModelProto {
+        let t = &self.tokenizer;
+        let unk = t.unk();
         let last = self.all().filter(|t| !is_padding(t)).map(|t| t.0).last();
         let pieces = self
             .all()
             .take_while(|t| Some(t.0) <= last)
-            .zip(&scores)
+            .zip(scores)
             .map(|((id, text, ty), score)| Piece {
                 text: text.replace(' ', &SPACE.to_string()),
                 score: *score,
@@ -243,8 +253,7 @@ impl Vocab<'_> {
                 }),
             });
         let id = |id: Option<u32>| Some(id.and_then(|id| i32::try_from(id).ok()).unwrap_or(-1));
-        let t = &self.tokenizer;
-        let proto = ModelProto {
+        ModelProto {
             pieces: pieces.collect(),
             trainer: Some(TrainerSpec {
                 model_type: Some(BPE),
@@ -263,8 +272,7 @@ impl Vocab<'_> {
                 escape_whitespaces: Some(true),
                 ..NormalizerSpec::default()
             }),
-        };
-        Ok((self.json(around_spm(t.space_prefix()), &model), Some(proto)))
+        }
     }
 
     fn settings(&self) -> Result<Value, Error> {
@@ -338,4 +346,9 @@ fn around_spm(prefix: SpacePrefix) -> [Value; 3] {
         cut,
         json!({ "type": "Sequence", "decoders": decoders }),
     ]
+}
+
+/// Whether a token (id, text, type) only fills the vocabulary up to a round number.
+fn is_padding((id, text, ty): &(u32, &String, i32)) -> bool {
+    [UNUSED, UNKNOWN].contains(ty) && **text == padding(*id as usize)
 }

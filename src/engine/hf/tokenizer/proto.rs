@@ -87,78 +87,83 @@ impl ModelProto {
             // knows
             return Err(unsound("no tokens".to_owned()));
         }
-        let bad = |key: &str, expected: &str, got: String| {
-            let got = got.chars().take(80).collect();
-            Err(Error::Value {
-                file: file.clone(),
-                key: key.to_owned(),
-                expected: expected.to_owned(),
-                got,
-            })
+        let refused = |wrong: Unsupported| Error::Value {
+            file: file.clone(),
+            key: wrong.key.to_owned(),
+            expected: wrong.expected.to_owned(),
+            got: wrong.got.chars().take(80).collect(),
         };
         let trainer = model.trainer.clone().unwrap_or_default();
         let normalizer = model.normalizer.clone().unwrap_or_default();
-        let kind = trainer.model_type.unwrap_or(1);
-        if kind != BPE {
-            let name = usize::try_from(kind)
-                .ok()
-                .and_then(|kind| ["UNIGRAM", "BPE", "WORD", "CHAR"].get(kind.checked_sub(1)?));
-            return bad(
-                "trainer_spec.model_type",
-                "BPE",
-                name.map_or(kind.to_string(), |name| (*name).to_owned()),
-            );
-        }
-        if trainer.treat_whitespace_as_suffix == Some(true) {
-            return bad(
-                "trainer_spec.treat_whitespace_as_suffix",
-                "false",
-                "true".to_owned(),
-            );
-        }
-        let name = normalizer.name.unwrap_or_default();
-        if normalizer
-            .precompiled_charsmap
-            .is_some_and(|map| !map.is_empty())
-            || !["identity", ""].contains(&&*name)
-        {
-            return bad(
-                "normalizer_spec",
-                "identity: text as it is",
-                format!("{name:?}, with rules"),
-            );
-        }
-        // the numbers that files leave out are true
-        if normalizer.remove_extra_whitespaces != Some(false) {
-            return bad(
-                "normalizer_spec.remove_extra_whitespaces",
-                "false",
-                "true".to_owned(),
-            );
-        }
-        if normalizer.escape_whitespaces == Some(false) {
-            return bad(
-                "normalizer_spec.escape_whitespaces",
-                "true",
-                "false".to_owned(),
-            );
-        }
-        for (id, piece) in model.pieces.iter().enumerate() {
-            if !piece.score.is_finite() {
-                return bad(
-                    "pieces",
-                    "finite scores",
-                    format!("{} of token {id}", piece.score),
-                );
-            }
-            if !(1..=6).contains(&piece.ty.unwrap_or(1)) {
-                return bad(
-                    "pieces",
-                    "types from 1 to 6",
-                    format!("{} of token {id}", piece.ty.unwrap_or(1)),
-                );
-            }
-        }
+        check_trainer(&trainer).map_err(refused)?;
+        check_normalizer(&normalizer).map_err(refused)?;
+        check_pieces(&model.pieces).map_err(refused)?;
         Ok(Some(model))
     }
+}
+
+/// A field that asks for what SPM in GGUF cannot do.
+struct Unsupported {
+    key: &'static str,
+    expected: &'static str,
+    got: String,
+}
+
+fn unsupported(
+    key: &'static str,
+    expected: &'static str,
+    got: impl Into<String>,
+) -> Result<(), Unsupported> {
+    let got = got.into();
+    Err(Unsupported { key, expected, got })
+}
+
+fn check_trainer(trainer: &TrainerSpec) -> Result<(), Unsupported> {
+    let kind = trainer.model_type.unwrap_or(1);
+    if kind != BPE {
+        let name = usize::try_from(kind)
+            .ok()
+            .and_then(|kind| ["UNIGRAM", "BPE", "WORD", "CHAR"].get(kind.checked_sub(1)?));
+        let got = name.map_or(kind.to_string(), |name| (*name).to_owned());
+        return unsupported("trainer_spec.model_type", "BPE", got);
+    }
+    if trainer.treat_whitespace_as_suffix == Some(true) {
+        return unsupported("trainer_spec.treat_whitespace_as_suffix", "false", "true");
+    }
+    Ok(())
+}
+
+fn check_normalizer(normalizer: &NormalizerSpec) -> Result<(), Unsupported> {
+    let name = normalizer.name.as_deref().unwrap_or_default();
+    let has_rules = normalizer
+        .precompiled_charsmap
+        .as_ref()
+        .is_some_and(|map| !map.is_empty());
+    if has_rules || !["identity", ""].contains(&name) {
+        let got = format!("{name:?}, with rules");
+        return unsupported("normalizer_spec", "identity: text as it is", got);
+    }
+    // what a file leaves out is true
+    if normalizer.remove_extra_whitespaces != Some(false) {
+        return unsupported("normalizer_spec.remove_extra_whitespaces", "false", "true");
+    }
+    if normalizer.escape_whitespaces == Some(false) {
+        return unsupported("normalizer_spec.escape_whitespaces", "true", "false");
+    }
+    Ok(())
+}
+
+fn check_pieces(pieces: &[Piece]) -> Result<(), Unsupported> {
+    for (id, piece) in pieces.iter().enumerate() {
+        if !piece.score.is_finite() {
+            let got = format!("{} of token {id}", piece.score);
+            return unsupported("pieces", "finite scores", got);
+        }
+        let ty = piece.ty.unwrap_or(1);
+        if !(1..=6).contains(&ty) {
+            let got = format!("{ty} of token {id}");
+            return unsupported("pieces", "types from 1 to 6", got);
+        }
+    }
+    Ok(())
 }
