@@ -5,7 +5,8 @@ use gguf_rs_lite::{Gguf, TensorInfo, TensorType};
 use half::f16;
 
 use super::mix::Choices;
-use super::{Error, Options, Plan, Target, change_to};
+use super::plan::change_to;
+use super::{Error, Options, Plan, Target};
 use octavo_engine::hf;
 
 /// Whether [`q4_1`] makes the one of the other.

@@ -6,12 +6,13 @@
 //! deviation; a tensor is drawn from those block by block. So a file of any type takes hardly
 //! longer than writing it, and little memory.
 
-use std::collections::HashMap;
-use std::io::{self, Write};
+mod rows;
+mod shape;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use gguf_rs_lite::{
     Gguf, OpenOptions, OwnedValue, RowSource, TensorData, TensorType, View, Writer,
 };
@@ -20,6 +21,9 @@ use octavo_lab::quantize::Target;
 use octavo_lab::quantize::mix::{self, Choices, Facts, Mix};
 
 use crate::random::Random;
+use rows::{Drawn, Pools, Vector, vector};
+use shape::Preset;
+pub(crate) use shape::{Arch, Shape};
 
 /// Write a GGUF file, or an AWQ folder, of a real shape with random weights
 #[derive(Debug, Args)]
@@ -48,167 +52,6 @@ pub(crate) struct ModelArgs {
     /// The file or folder to write
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Arch {
-    Llama,
-    Qwen2,
-    Qwen3,
-}
-
-impl Arch {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Arch::Llama => "llama",
-            Arch::Qwen2 => "qwen2",
-            Arch::Qwen3 => "qwen3",
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Preset {
-    Tiny,
-    #[value(name = "0.6b")]
-    B0_6,
-    #[value(name = "1.7b")]
-    B1_7,
-    #[value(name = "4b")]
-    B4,
-    #[value(name = "8b")]
-    B8,
-}
-
-/// A model's numbers.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Shape {
-    pub(crate) arch: Arch,
-    pub(crate) n_embd: u32,
-    pub(crate) n_ff: u32,
-    pub(crate) n_layer: u32,
-    pub(crate) n_head: u32,
-    pub(crate) n_head_kv: u32,
-    pub(crate) head_dim: u32,
-    pub(crate) n_vocab: u32,
-    pub(crate) tied: bool,
-}
-
-impl Shape {
-    fn of(arch: Arch, preset: Preset) -> Shape {
-        let (n_embd, n_ff, n_layer, n_head, n_head_kv, head_dim, n_vocab) = match preset {
-            Preset::Tiny => (256, 768, 4, 4, 2, 64, 1024),
-            Preset::B0_6 => (1024, 3072, 28, 16, 8, 128, 151_936),
-            Preset::B1_7 => (2048, 6144, 28, 16, 8, 128, 151_936),
-            Preset::B4 => (2560, 9728, 36, 32, 8, 128, 151_936),
-            Preset::B8 => (4096, 12_288, 36, 32, 8, 128, 151_936),
-        };
-        // only Qwen3's heads are wider than the model
-        let head_dim = if arch == Arch::Qwen3 {
-            head_dim
-        } else {
-            n_embd / n_head
-        };
-        let tied = preset != Preset::B8 && arch != Arch::Llama;
-        Shape {
-            arch,
-            n_embd,
-            n_ff,
-            n_layer,
-            n_head,
-            n_head_kv,
-            head_dim,
-            n_vocab,
-            tied,
-        }
-    }
-
-    /// Names and dimensions, in the order that llama-quantize's rules go through them.
-    fn tensors(&self) -> Vec<(String, Vec<u64>)> {
-        let [d, ff, vocab, head] =
-            [self.n_embd, self.n_ff, self.n_vocab, self.head_dim].map(u64::from);
-        let (q, kv) = (
-            head * u64::from(self.n_head),
-            head * u64::from(self.n_head_kv),
-        );
-        let mut all = vec![
-            ("token_embd".to_owned(), vec![d, vocab]),
-            ("output_norm".to_owned(), vec![d]),
-        ];
-        if !self.tied {
-            all.push(("output".to_owned(), vec![d, vocab]));
-        }
-        let layer: [(&str, &[u64]); 9] = [
-            ("attn_norm", &[d]),
-            ("attn_q", &[d, q]),
-            ("attn_k", &[d, kv]),
-            ("attn_v", &[d, kv]),
-            ("attn_output", &[q, d]),
-            ("ffn_norm", &[d]),
-            ("ffn_gate", &[d, ff]),
-            ("ffn_up", &[d, ff]),
-            ("ffn_down", &[ff, d]),
-        ];
-        let norms: [(&str, &[u64]); 2] = [("attn_q_norm", &[head]), ("attn_k_norm", &[head])];
-        for i in 0..self.n_layer {
-            let more: &[(&str, &[u64])] = if self.arch == Arch::Qwen3 {
-                &norms
-            } else {
-                &[]
-            };
-            all.extend(
-                layer
-                    .iter()
-                    .chain(more)
-                    .map(|(name, dims)| (format!("blk.{i}.{name}"), dims.to_vec())),
-            );
-        }
-        let mut all: Vec<_> = all
-            .into_iter()
-            .map(|(name, dims)| (name + ".weight", dims))
-            .collect();
-        if self.arch == Arch::Qwen2 {
-            for (name, n) in [("attn_q", q), ("attn_k", kv), ("attn_v", kv)] {
-                all.extend((0..self.n_layer).map(|i| (format!("blk.{i}.{name}.bias"), vec![n])));
-            }
-        }
-        all.sort_by(|a, b| mix::order(&a.0, &b.0));
-        all
-    }
-
-    fn set_keys(&self, writer: &mut Writer<'_>, file_type: Option<u32>) {
-        let arch = self.arch.name();
-        writer
-            .set("general.architecture", arch)
-            .set("general.name", format!("random {arch}"));
-        let mut put = |name: &str, value: OwnedValue| {
-            writer.set(&format!("{arch}.{name}"), value);
-        };
-        put("context_length", 40_960u32.into());
-        put("embedding_length", self.n_embd.into());
-        put("block_count", self.n_layer.into());
-        put("feed_forward_length", self.n_ff.into());
-        put("attention.head_count", self.n_head.into());
-        put("attention.head_count_kv", self.n_head_kv.into());
-        let llama = self.arch == Arch::Llama;
-        put(
-            "attention.layer_norm_rms_epsilon",
-            if llama { 1e-5f32 } else { 1e-6 }.into(),
-        );
-        put("rope.freq_base", if llama { 5e5f32 } else { 1e6 }.into());
-        match self.arch {
-            Arch::Llama => put("rope.dimension_count", self.head_dim.into()),
-            Arch::Qwen2 => {}
-            Arch::Qwen3 => {
-                put("attention.key_length", self.head_dim.into());
-                put("attention.value_length", self.head_dim.into());
-            }
-        }
-        writer.set("general.quantization_version", 2u32);
-        if let Some(number) = file_type {
-            writer.set("general.file_type", number);
-        }
-    }
 }
 
 /// The demo model's tokenizer, its vocabulary filled up with tokens that no text becomes.
@@ -316,109 +159,6 @@ impl Types {
     }
 }
 
-/// Values that are quantized for each type and deviation.
-const POOL: usize = 1 << 18;
-/// Values in a row of those.
-const ROW: usize = 4096;
-
-/// Blocks to draw from.
-struct Pool {
-    bytes: Vec<u8>,
-    /// Bytes that are drawn together: a block, or several small ones.
-    group_bytes: usize,
-    /// Values in them.
-    group: usize,
-}
-
-impl Pool {
-    fn new(ty: TensorType, deviation: f32, seed: u64) -> Result<Pool, String> {
-        let mut random = Random::new(seed, &format!("{ty} {deviation}"));
-        let values: Vec<f32> = (0..POOL).map(|_| deviation * random.normal()).collect();
-        let mut bytes = Vec::new();
-        // every column matters alike
-        octavo_quant::quantize(ty, &values, ROW, Some(&[1.0; ROW]), &mut bytes)
-            .map_err(|error| error.to_string())?;
-        // all block lengths are powers of two
-        let group = ty.block_len().max(64);
-        Ok(Pool {
-            group_bytes: group / ty.block_len() * ty.block_bytes(),
-            group,
-            bytes,
-        })
-    }
-
-    /// Writes `n` values.
-    fn draw(&self, n: u64, mut random: Random, out: &mut dyn Write) -> io::Result<()> {
-        let groups = self.bytes.len() / self.group_bytes;
-        let mut buffer = Vec::with_capacity(1 << 20);
-        for _ in 0..n / self.group as u64 {
-            let at = random.below(groups) * self.group_bytes;
-            buffer.extend_from_slice(&self.bytes[at..at + self.group_bytes]);
-            if buffer.len() + self.group_bytes > 1 << 20 {
-                out.write_all(&buffer)?;
-                buffer.clear();
-            }
-        }
-        out.write_all(&buffer)
-    }
-}
-
-/// Rows of a tensor in a folder, each of its own seed.
-struct Drawn {
-    pool: Arc<Pool>,
-    seed: u64,
-    name: String,
-    cols: u64,
-    row_bytes: usize,
-}
-
-impl RowSource for Drawn {
-    fn fill(&self, first: u64, out: &mut [u8]) {
-        for (row, mut out) in (first..).zip(out.chunks_exact_mut(self.row_bytes)) {
-            let random = Random::new(self.seed, &format!("{} {row}", self.name));
-            self.pool
-                .draw(self.cols, random, &mut out)
-                .expect("rows are as long as their values");
-        }
-    }
-}
-
-/// A vector of a folder.
-struct Vector(Vec<u8>);
-
-impl RowSource for Vector {
-    fn fill(&self, _: u64, out: &mut [u8]) {
-        out.copy_from_slice(&self.0);
-    }
-}
-
-/// Norms near 1, biases near 0.
-fn vector(name: &str, n: u64, mut random: Random) -> Vec<u8> {
-    let mut one = || {
-        if name.ends_with(".bias") {
-            0.1 * random.normal()
-        } else {
-            0.9 + 0.2 * random.uniform()
-        }
-    };
-    (0..n).flat_map(|_| one().to_le_bytes()).collect()
-}
-
-/// Blocks to draw from, by type and length of rows.
-#[derive(Default)]
-struct Pools(HashMap<(TensorType, u64), Arc<Pool>>);
-
-impl Pools {
-    fn get(&mut self, ty: TensorType, cols: u64, seed: u64) -> Result<Arc<Pool>, String> {
-        if let Some(pool) = self.0.get(&(ty, cols)) {
-            return Ok(pool.clone());
-        }
-        let pool = Arc::new(Pool::new(ty, 1.0 / (cols as f32).sqrt(), seed)?);
-        self.0.insert((ty, cols), pool.clone());
-        Ok(pool)
-    }
-}
-
 /// Runs the task.
 pub(crate) fn run(args: &ModelArgs) -> Result<(), String> {
     let shape = Shape::of(args.arch, args.preset);
@@ -438,7 +178,7 @@ pub(crate) fn run(args: &ModelArgs) -> Result<(), String> {
         .collect();
     match types {
         Types::Awq => write_folder(args, writer, &all)?,
-        _ => write_file((&args.out, args.seed), writer, &all)?,
+        _ => write_file(&args.out, args.seed, writer, &all)?,
     }
     let mega = weights as f64 / 1e6;
     let bytes = match std::fs::metadata(&args.out).map_err(|error| error.to_string())? {
@@ -479,11 +219,12 @@ pub(crate) fn write_shape(
         .zip(types)
         .map(|((name, dims), ty)| (name, dims, ty))
         .collect();
-    write_file((out, seed), writer, &all)
+    write_file(out, seed, writer, &all)
 }
 
 fn write_file(
-    (out, seed): (&Path, u64),
+    out: &Path,
+    seed: u64,
     mut writer: Writer<'_>,
     tensors: &[Planned<'_>],
 ) -> Result<(), String> {

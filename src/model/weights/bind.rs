@@ -1,214 +1,33 @@
-//! Weights bound once to typed fields: names, shapes and element types are checked here and never
-//! looked up again.
-//!
-//! Matrices stay in the file (a [`WeightRef`] says where); norms, biases and `rope_freqs` are small
-//! and are read.
+//! Finds each weight of a model in its file, once, and refuses what is missing, misshapen or left
+//! over.
 
 use std::collections::HashMap;
-use std::ops::Range;
 
 use gguf_rs_lite::{Gguf, TensorInfo, TensorType};
 
-use super::Error;
-use super::hparams::Hparams;
-
-/// A matrix of the model, by its place in [`Weights::matrices`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct WeightId(pub u32);
-
-/// A vector of the model, by its place in [`Weights::vectors`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct VecId(pub u32);
-
-/// A matrix inside the file: `rows` output features, each a row of `cols` input features.
-#[derive(Clone, Debug, PartialEq)]
-pub struct WeightRef {
-    /// The tensor's name.
-    pub name: String,
-    /// Index into `gguf.tensors()`.
-    pub tensor: usize,
-    /// Element type.
-    pub ty: TensorType,
-    /// Output features.
-    pub rows: u64,
-    /// Input features.
-    pub cols: u64,
-    /// First row inside the tensor: not 0 for the K and V parts of a fused `attn_qkv.weight`.
-    pub row_start: u64,
-}
-
-impl WeightRef {
-    /// Bytes of one row.
-    pub fn row_bytes(&self) -> usize {
-        // the reader refused rows that are not whole blocks or do not fit in memory
-        self.ty.row_bytes(self.cols).map_or(0, |b| b as usize)
-    }
-
-    /// Bytes of all rows.
-    pub fn n_bytes(&self) -> usize {
-        self.rows as usize * self.row_bytes()
-    }
-
-    /// The rows' bytes, all [`WeightRef::n_bytes`].
-    ///
-    /// # Panics
-    /// If `gguf` is not the file the weight was bound from.
-    pub fn bytes<'a>(&self, gguf: &'a Gguf) -> &'a [u8] {
-        let start = self.row_start as usize * self.row_bytes();
-        &gguf.data(self.info(gguf))[start..start + self.n_bytes()]
-    }
-
-    /// A range of the bytes, which is whole rows; in `room`, if the file does not have them as they
-    /// are.
-    ///
-    /// # Panics
-    /// As [`WeightRef::bytes`].
-    pub fn read<'a>(&self, gguf: &'a Gguf, range: Range<usize>, room: &'a mut Vec<u8>) -> &'a [u8] {
-        let info = self.info(gguf);
-        if !gguf.is_made(info) {
-            return &self.bytes(gguf)[range];
-        }
-        room.resize(range.len(), 0);
-        gguf.read(
-            info,
-            self.row_start as usize * self.row_bytes() + range.start,
-            room,
-        );
-        room
-    }
-
-    fn info<'a>(&self, gguf: &'a Gguf) -> &'a TensorInfo {
-        let info = gguf
-            .tensors()
-            .get(self.tensor)
-            .filter(|t| t.name == self.name);
-        info.unwrap_or_else(|| {
-            panic!(
-                "{} has no tensor {} at {}",
-                gguf.name(),
-                self.name,
-                self.tensor
-            )
-        })
-    }
-
-    /// Whether the weight is the whole tensor, so that its pages may be released once it is packed.
-    pub fn is_whole(&self, gguf: &Gguf) -> bool {
-        let rows = gguf
-            .tensors()
-            .get(self.tensor)
-            .map(|t| t.dims.iter().skip(1).product::<u64>());
-        rows == Some(self.rows)
-    }
-}
-
-/// A vector, read from the file.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Vector {
-    /// The tensor's name.
-    pub name: String,
-    /// Its values, all finite.
-    pub data: Vec<f32>,
-}
-
-/// One layer's weights; what an architecture does not have is `None`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Layer {
-    /// (n_embd)
-    pub attn_norm: VecId,
-    /// (n_head * head_dim, n_embd)
-    pub wq: WeightId,
-    /// (n_head_kv * head_dim, n_embd)
-    pub wk: WeightId,
-    /// (n_head_kv * head_dim, n_embd)
-    pub wv: WeightId,
-    /// (n_head * head_dim)
-    pub bq: Option<VecId>,
-    /// (n_head_kv * head_dim)
-    pub bk: Option<VecId>,
-    /// (n_head_kv * head_dim)
-    pub bv: Option<VecId>,
-    /// (head_dim), applied to each query head before the rotary embedding
-    pub q_norm: Option<VecId>,
-    /// (head_dim), applied to each key head before the rotary embedding
-    pub k_norm: Option<VecId>,
-    /// (n_embd, n_head * head_dim)
-    pub wo: WeightId,
-    /// (n_embd)
-    pub bo: Option<VecId>,
-    /// (n_embd)
-    pub ffn_norm: VecId,
-    /// (n_ff, n_embd)
-    pub gate: WeightId,
-    /// (n_ff)
-    pub gate_bias: Option<VecId>,
-    /// (n_ff, n_embd)
-    pub up: WeightId,
-    /// (n_ff)
-    pub up_bias: Option<VecId>,
-    /// (n_embd, n_ff)
-    pub down: WeightId,
-    /// (n_embd)
-    pub down_bias: Option<VecId>,
-}
-
-/// All weights of a model.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Weights {
-    /// Every matrix; [`WeightId`] indexes it.
-    pub matrices: Vec<WeightRef>,
-    /// Every vector; [`VecId`] indexes it.
-    pub vectors: Vec<Vector>,
-    /// (n_vocab, n_embd)
-    pub token_embd: WeightId,
-    /// (n_embd)
-    pub output_norm: VecId,
-    /// (n_vocab, n_embd); `token_embd` itself when tied
-    pub output: WeightId,
-    /// (n_vocab)
-    pub output_bias: Option<VecId>,
-    /// (n_rot / 2): divisors of the rotary angles
-    pub rope_freqs: Option<VecId>,
-    /// The layers in order.
-    pub layers: Vec<Layer>,
-}
-
-impl Weights {
-    /// A matrix.
-    pub fn matrix(&self, id: WeightId) -> &WeightRef {
-        &self.matrices[id.0 as usize]
-    }
-
-    /// A vector's values.
-    pub fn vector(&self, id: VecId) -> &[f32] {
-        &self.vectors[id.0 as usize].data
-    }
-
-    /// Whether the output matrix is the token embedding.
-    pub fn is_tied(&self) -> bool {
-        self.output == self.token_embd
-    }
-}
+use super::{Layer, VecId, Vector, WeightId, WeightRef, Weights};
+use crate::Error;
+use crate::hparams::Hparams;
 
 /// What surrounds the layers.
-pub(super) struct Ends {
-    pub(super) token_embd: WeightId,
-    pub(super) output_norm: VecId,
-    pub(super) output: WeightId,
-    pub(super) output_bias: Option<VecId>,
-    pub(super) rope_freqs: Option<VecId>,
+pub(crate) struct Ends {
+    pub(crate) token_embd: WeightId,
+    pub(crate) output_norm: VecId,
+    pub(crate) output: WeightId,
+    pub(crate) output_bias: Option<VecId>,
+    pub(crate) rope_freqs: Option<VecId>,
 }
 
 /// A layer's query, key and value projections, separate or cut out of one fused tensor.
-pub(super) struct Qkv {
-    pub(super) w: [WeightId; 3],
-    pub(super) b: [Option<VecId>; 3],
+pub(crate) struct Qkv {
+    pub(crate) w: [WeightId; 3],
+    pub(crate) b: [Option<VecId>; 3],
 }
 
 /// Looks tensors up by name, checks them, and remembers which were used.
-pub(super) struct Binder<'a> {
+pub(crate) struct Binder<'a> {
     gguf: &'a Gguf,
-    pub(super) h: &'a Hparams,
+    pub(crate) h: &'a Hparams,
     index: HashMap<&'a str, usize>,
     used: Vec<bool>,
     matrices: Vec<WeightRef>,
@@ -281,7 +100,7 @@ impl<'a> Binder<'a> {
     }
 
     /// A matrix, or `None` if the file lacks it.
-    pub(super) fn optional_matrix(
+    pub(crate) fn optional_matrix(
         &mut self,
         name: &str,
         rows: usize,
@@ -305,7 +124,7 @@ impl<'a> Binder<'a> {
     }
 
     /// A matrix that must be there.
-    pub(super) fn matrix(
+    pub(crate) fn matrix(
         &mut self,
         name: &str,
         rows: usize,
@@ -316,7 +135,7 @@ impl<'a> Binder<'a> {
     }
 
     /// A vector, or `None` if the file lacks it.
-    pub(super) fn optional_vector(&mut self, name: &str, n: usize) -> Result<Option<VecId>, Error> {
+    pub(crate) fn optional_vector(&mut self, name: &str, n: usize) -> Result<Option<VecId>, Error> {
         let Some((_, info)) = self.take(name, &[n])? else {
             return Ok(None);
         };
@@ -339,7 +158,7 @@ impl<'a> Binder<'a> {
     }
 
     /// A vector that must be there.
-    pub(super) fn vector(&mut self, name: &str, n: usize) -> Result<VecId, Error> {
+    pub(crate) fn vector(&mut self, name: &str, n: usize) -> Result<VecId, Error> {
         self.optional_vector(name, n)?
             .ok_or_else(|| self.missing(name, &[n]))
     }
@@ -356,7 +175,7 @@ impl<'a> Binder<'a> {
 
     /// Token embedding, final norm and output matrix, which is the embedding if the file has no
     /// other.
-    pub(super) fn ends(&mut self) -> Result<Ends, Error> {
+    pub(crate) fn ends(&mut self) -> Result<Ends, Error> {
         let (n_embd, n_vocab) = (self.h.n_embd(), self.h.n_vocab());
         let token_embd = self.matrix("token_embd.weight", n_vocab, n_embd)?;
         let output_norm = self.vector("output_norm.weight", n_embd)?;
@@ -373,7 +192,7 @@ impl<'a> Binder<'a> {
     }
 
     /// `rope_freqs.weight`, whose values divide angles.
-    pub(super) fn rope_freqs(&mut self) -> Result<Option<VecId>, Error> {
+    pub(crate) fn rope_freqs(&mut self) -> Result<Option<VecId>, Error> {
         const NAME: &str = "rope_freqs.weight";
         let Some(id) = self.optional_vector(NAME, self.h.rope(0).n_rot.value / 2)? else {
             return Ok(None);
@@ -387,7 +206,7 @@ impl<'a> Binder<'a> {
 
     /// A layer's Q, K and V: three tensors, or one with the rows of Q, then K, then V. Biases are
     /// optional.
-    pub(super) fn qkv(&mut self, l: usize) -> Result<Qkv, Error> {
+    pub(crate) fn qkv(&mut self, l: usize) -> Result<Qkv, Error> {
         let n_embd = self.h.n_embd();
         let layer = &self.h.layers[l];
         let rows = [layer.q_width(), layer.kv_width(), layer.kv_width()];
@@ -471,7 +290,7 @@ impl<'a> Binder<'a> {
     }
 
     /// Marks a tensor as known but not used by the forward pass.
-    pub(super) fn ignore(&mut self, name: &str) {
+    pub(crate) fn ignore(&mut self, name: &str) {
         if let Some(&i) = self.index.get(name) {
             self.used[i] = true;
         }
@@ -504,7 +323,7 @@ impl<'a> Binder<'a> {
 }
 
 /// Binds every tensor of the file to its field.
-pub(super) fn bind(gguf: &Gguf, h: &Hparams) -> Result<Weights, Error> {
+pub(crate) fn bind(gguf: &Gguf, h: &Hparams) -> Result<Weights, Error> {
     let spec = h.arch.spec();
     let mut binder = Binder::new(gguf, h);
     let ends = (spec.ends)(&mut binder)?;
@@ -515,7 +334,7 @@ pub(super) fn bind(gguf: &Gguf, h: &Hparams) -> Result<Weights, Error> {
 }
 
 /// `blk.<layer>.<rest>`.
-pub(super) fn blk(layer: usize, rest: &str) -> String {
+pub(crate) fn blk(layer: usize, rest: &str) -> String {
     format!("blk.{layer}.{rest}")
 }
 

@@ -1,13 +1,14 @@
 //! Groups of arguments that several commands share, and from them validated settings.
 
-use std::hash::{BuildHasher, RandomState};
+mod sample;
+
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use octavo_engine::generate;
-use octavo_engine::sample::{SamplerConfig, Stage};
 use octavo_engine::{DeviceChoice, EngineOptions, default_batch};
 use octavo_kernels::{IsaChoice, KvType};
+use sample::SampleArgs;
 
 use super::failure::Failure;
 use super::prompt::unescape;
@@ -301,204 +302,11 @@ impl GenerateArgs {
     }
 }
 
-const SAMPLING: &str = "Sampling (greedy unless one of --temp, --top-k, --top-p, --min-p, --seed, \
-     --samplers is given)";
-
-/// How tokens are chosen.
-#[derive(Debug, Args)]
-#[command(next_help_heading = SAMPLING)]
-pub(super) struct SampleArgs {
-    /// Always take the most likely token (after bias and penalties)
-    #[arg(long, conflicts_with_all = ["temp", "top_k", "top_p", "min_p", "seed", "samplers"])]
-    greedy: bool,
-    /// Temperature; 0 is greedy [default: 0.8]
-    #[arg(long, visible_alias = "temperature", value_name = "T", value_parser = temperature)]
-    temp: Option<f32>,
-    /// Keep the K most likely tokens; 0 keeps all [default: 40]
-    #[arg(long, value_name = "K")]
-    top_k: Option<u32>,
-    /// Keep the most likely tokens until their probabilities reach P; 1 keeps all [default: 0.95]
-    #[arg(long, value_name = "P", value_parser = top_p)]
-    top_p: Option<f32>,
-    /// Keep tokens of at least P times the highest probability; 0 keeps all [default: 0.05]
-    #[arg(long, value_name = "P", value_parser = min_p)]
-    min_p: Option<f32>,
-    /// Seed of the draws; -1 picks one (--json reports it) [default: -1]
-    #[arg(short, long, value_name = "N", value_parser = seed)]
-    seed: Option<Seed>,
-    /// Divide positive and multiply negative logits of recent tokens; 1 does nothing
-    #[arg(long, value_name = "R", default_value_t = 1.0, value_parser = repeat_penalty)]
-    repeat_penalty: f32,
-    /// Subtract from the logits of recent tokens
-    #[arg(long, value_name = "R", default_value_t = 0.0, value_parser = finite)]
-    presence_penalty: f32,
-    /// Subtract from the logits of recent tokens for each occurrence
-    #[arg(long, value_name = "R", default_value_t = 0.0, value_parser = finite)]
-    frequency_penalty: f32,
-    /// How many tokens are recent, the prompt's included; 0 switches penalties off, -1 takes the
-    /// whole context
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 64,
-        value_parser = clap::value_parser!(i64).range(-1..=1 << 31),
-    )]
-    repeat_last_n: i64,
-    /// Add to a token's logit: ID+BIAS or ID-BIAS; ID-inf bans it; may be given several times
-    #[arg(short, long, value_name = "ID(+/-)BIAS", value_parser = logit_bias)]
-    logit_bias: Vec<(u32, f32)>,
-    /// Order of the samplers, separated by ; or , (one left out does not run)
-    ///
-    /// Default: penalties;temperature;min_p;top_k;top_p, after the logit bias. llama.cpp's default
-    /// order differs: penalties;top_k;top_p;min_p;temperature, so that its cut-offs see the
-    /// distribution before the temperature.
-    #[arg(long, value_name = "LIST", value_parser = samplers)]
-    samplers: Option<Order>,
-}
-
-/// A newtype, so that clap takes the list as one value.
-#[derive(Clone, Debug)]
-struct Order(Vec<Stage>);
-
-#[derive(Clone, Copy, Debug)]
-enum Seed {
-    Fixed(u64),
-    Any,
-}
-
-impl SampleArgs {
-    fn config(&self) -> Result<SamplerConfig, Failure> {
-        let sampling = self.temp.is_some()
-            || self.top_k.is_some()
-            || self.top_p.is_some()
-            || self.min_p.is_some()
-            || self.seed.is_some()
-            || self.samplers.is_some();
-        let config = SamplerConfig {
-            repeat_penalty: self.repeat_penalty,
-            presence_penalty: self.presence_penalty,
-            frequency_penalty: self.frequency_penalty,
-            // a window that nothing fills is the whole context
-            penalty_window: usize::try_from(self.repeat_last_n).unwrap_or(usize::MAX),
-            logit_bias: self.logit_bias.clone(),
-            ..SamplerConfig::default()
-        };
-        if !sampling {
-            return Ok(config);
-        }
-        let order = self
-            .samplers
-            .clone()
-            .map_or_else(|| Stage::DEFAULT_ORDER.to_vec(), |order| order.0);
-        self.refuse_without_effect(&order)?;
-        Ok(SamplerConfig {
-            temperature: self.temp.unwrap_or(0.8),
-            top_k: self.top_k.unwrap_or(40) as usize,
-            top_p: self.top_p.unwrap_or(0.95),
-            min_p: self.min_p.unwrap_or(0.05),
-            seed: match self.seed {
-                Some(Seed::Fixed(seed)) => seed,
-                // the standard library's hasher is seeded by the system
-                Some(Seed::Any) | None => RandomState::new().hash_one(0),
-            },
-            order,
-            ..config
-        })
-    }
-
-    /// A setting whose sampler is not in the order would silently do nothing.
-    fn refuse_without_effect(&self, order: &[Stage]) -> Result<(), Failure> {
-        let penalties = self.repeat_penalty != 1.0
-            || self.presence_penalty != 0.0
-            || self.frequency_penalty != 0.0;
-        let given = [
-            // a temperature of 0 means greedy, whatever runs
-            (
-                "--temp",
-                Stage::Temperature,
-                self.temp.is_some_and(|t| t != 0.0),
-            ),
-            ("--min-p", Stage::MinP, self.min_p.is_some()),
-            ("--top-k", Stage::TopK, self.top_k.is_some()),
-            ("--top-p", Stage::TopP, self.top_p.is_some()),
-            ("penalties", Stage::Penalties, penalties),
-        ];
-        match given
-            .iter()
-            .find(|(_, stage, set)| *set && !order.contains(stage))
-        {
-            Some((flag, stage, _)) => Err(Failure::Usage(format!(
-                "{flag} has no effect: expected {stage} in --samplers"
-            ))),
-            None => Ok(()),
-        }
-    }
-}
-
-fn number(text: &str, expected: &str, ok: impl Fn(f32) -> bool) -> Result<f32, String> {
-    match text.parse::<f32>() {
-        Ok(x) if ok(x) => Ok(x),
-        _ => Err(format!("expected {expected}")),
-    }
-}
-
-fn temperature(text: &str) -> Result<f32, String> {
-    number(text, "a finite number of at least 0", |x| {
-        x.is_finite() && x >= 0.0
-    })
-}
-
-fn top_p(text: &str) -> Result<f32, String> {
-    number(text, "a number above 0 and up to 1", |x| {
-        x > 0.0 && x <= 1.0
-    })
-}
-
-fn min_p(text: &str) -> Result<f32, String> {
-    number(text, "a number from 0 to 1", |x| (0.0..=1.0).contains(&x))
-}
-
-fn repeat_penalty(text: &str) -> Result<f32, String> {
-    number(text, "a finite number above 0", |x| {
-        x.is_finite() && x > 0.0
-    })
-}
-
-fn finite(text: &str) -> Result<f32, String> {
-    number(text, "a finite number", f32::is_finite)
-}
-
-fn seed(text: &str) -> Result<Seed, String> {
-    match text.parse() {
-        Ok(seed) => Ok(Seed::Fixed(seed)),
-        Err(_) if text == "-1" => Ok(Seed::Any),
-        Err(_) => Err(format!(
-            "expected an integer from 0 to {}, or -1 for any",
-            u64::MAX
-        )),
-    }
-}
-
-fn samplers(text: &str) -> Result<Order, String> {
-    Stage::parse_order(text)
-        .map(Order)
-        .map_err(|e| format!("expected {}, got {}", e.expected, e.got))
-}
-
-/// `15043+1.5`, `15043-1.5`, `15043-inf`.
-fn logit_bias(text: &str) -> Result<(u32, f32), String> {
-    let parsed = text.find(['+', '-']).and_then(|at| {
-        let id = text[..at].parse().ok()?;
-        let bias: f32 = text[at..].parse().ok()?;
-        (bias < f32::INFINITY).then_some((id, bias))
-    });
-    parsed.ok_or_else(|| "expected a token id, + or -, and a finite number (or -inf)".to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use clap::{CommandFactory, FromArgMatches, Parser};
+    use octavo_engine::sample::SamplerConfig;
 
     #[derive(Parser)]
     struct Line {

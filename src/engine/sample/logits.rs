@@ -1,0 +1,202 @@
+//! What a row of logits says: its largest values, and how probable a token is.
+
+use super::SampleError;
+
+pub(super) fn check(logits: &[f32], n_vocab: usize) -> Result<(), SampleError> {
+    if logits.len() != n_vocab {
+        return Err(SampleError::Length {
+            expected: n_vocab,
+            got: logits.len(),
+        });
+    }
+    match logits.iter().position(|l| !l.is_finite()) {
+        Some(id) => Err(SampleError::NonFinite {
+            id,
+            value: logits[id],
+        }),
+        None => Ok(()),
+    }
+}
+
+/// Values compared side by side: a vector's worth on any CPU.
+const LANES: usize = 16;
+
+/// Values of which only the largest is kept at first.
+const BLOCK: usize = 64 * LANES;
+
+/// The token with the highest logit, the lowest id of equals; `None` of nothing. What is not a
+/// number is never chosen unless there is nothing else. Vocabularies are long, so this goes by
+/// blocks, of which only the best is searched.
+pub fn argmax(logits: &[f32]) -> Option<u32> {
+    let mut best = (0, f32::NEG_INFINITY);
+    for (block, values) in logits.chunks(BLOCK).enumerate() {
+        let largest = largest(values);
+        if largest > best.1 {
+            best = (block, largest);
+        }
+    }
+    let first = best.0 * BLOCK;
+    let place = logits.get(first..)?.iter().position(|l| *l == best.1);
+    u32::try_from(first + place.unwrap_or(0))
+        .ok()
+        .filter(|_| !logits.is_empty())
+}
+
+fn largest(values: &[f32]) -> f32 {
+    let max = |a: f32, b: f32| if b > a { b } else { a };
+    let (lanes, rest) = values.as_chunks::<LANES>();
+    let mut most = [f32::NEG_INFINITY; LANES];
+    for lane in lanes {
+        most.iter_mut()
+            .zip(lane)
+            .for_each(|(most, value)| *most = max(*most, *value));
+    }
+    most.iter()
+        .chain(rest)
+        .copied()
+        .fold(f32::NEG_INFINITY, max)
+}
+
+/// Whether all values are numbers, and no infinite ones.
+pub(crate) fn are_finite(values: &[f32]) -> bool {
+    // zero, or not a number where the value is not finite
+    let (lanes, rest) = values.as_chunks::<LANES>();
+    let mut sums = [0.0f32; LANES];
+    for lane in lanes {
+        sums.iter_mut()
+            .zip(lane)
+            .for_each(|(sum, value)| *sum += value * 0.0);
+    }
+    sums.iter().all(|sum| *sum == 0.0) && rest.iter().all(|value| value.is_finite())
+}
+
+/// A token's natural log-probability under the raw logits, and the most likely tokens with theirs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Logprobs {
+    /// The chosen token.
+    pub id: u32,
+    /// Its log-probability over the whole vocabulary.
+    pub logprob: f64,
+    /// The most likely tokens, best first, with theirs.
+    pub top: Vec<(u32, f64)>,
+}
+
+/// Log-probabilities before bias, penalties and everything else: `ln softmax` over the whole
+/// vocabulary in f64.
+///
+/// # Errors
+/// [`SampleError::NonFinite`] if a logit is not finite, [`SampleError::Length`] if there is none
+/// for `id`.
+pub fn logprobs(logits: &[f32], id: u32, n_top: usize) -> Result<Logprobs, SampleError> {
+    check(logits, logits.len())?;
+    let length = SampleError::Length {
+        expected: id as usize + 1,
+        got: logits.len(),
+    };
+    let own = f64::from(*logits.get(id as usize).ok_or(length)?);
+    let max = logits
+        .iter()
+        .fold(f64::NEG_INFINITY, |m, &l| m.max(f64::from(l)));
+    let lse = max
+        + logits
+            .iter()
+            .map(|&l| (f64::from(l) - max).exp())
+            .sum::<f64>()
+            .ln();
+    let top = top_logits(logits, n_top)
+        .into_iter()
+        .map(|(id, l)| (id, f64::from(l) - lse))
+        .collect();
+    Ok(Logprobs {
+        id,
+        logprob: own - lse,
+        top,
+    })
+}
+
+/// The `n` highest logits with their tokens, best first, equal ones by id; NaN counts as lowest.
+pub fn top_logits(logits: &[f32], n: usize) -> Vec<(u32, f32)> {
+    let key = |l: f32| {
+        if l.is_nan() {
+            f32::NEG_INFINITY
+        } else {
+            l + 0.0
+        }
+    }; // + 0.0: a negative zero equals zero
+    let order = |a: &u32, b: &u32| {
+        key(logits[*b as usize])
+            .total_cmp(&key(logits[*a as usize]))
+            .then(a.cmp(b))
+    };
+    let mut ids: Vec<u32> = (0u32..).zip(logits).map(|(id, _)| id).collect();
+    let n = n.min(ids.len());
+    if n < ids.len() {
+        ids.select_nth_unstable_by(n, order);
+        ids.truncate(n);
+    }
+    ids.sort_unstable_by(order);
+    ids.into_iter()
+        .map(|id| (id, logits[id as usize]))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_is_found_wherever_it_stands() {
+        assert_eq!(argmax(&[]), None);
+        for len in [
+            1,
+            2,
+            LANES,
+            LANES + 1,
+            BLOCK - 1,
+            BLOCK,
+            BLOCK + 1,
+            3 * BLOCK + 5,
+        ] {
+            let mut values: Vec<f32> = (0..len).map(|i| -1.0 - (i % 7) as f32).collect();
+            assert_eq!(
+                argmax(&values),
+                Some(0),
+                "the lowest id of equals, of {len}"
+            );
+            for at in [0, len / 2, len - 1] {
+                values[at] = 3.0;
+                // an equal one behind it
+                values[len - 1] = 3.0;
+                assert_eq!(argmax(&values), Some(at as u32), "of {len}");
+                values[len - 1] = -9.0;
+                values[at] = f32::NAN;
+                let other = values
+                    .iter()
+                    .position(|v| *v == -1.0)
+                    .or(values.iter().position(|v| !v.is_nan()));
+                assert_eq!(
+                    argmax(&values),
+                    Some(other.unwrap_or(0) as u32),
+                    "of {len}, without {at}"
+                );
+                values[at] = -9.0;
+            }
+            assert_eq!(argmax(&vec![f32::NEG_INFINITY; len]), Some(0));
+        }
+    }
+
+    #[test]
+    fn one_value_that_is_not_finite_is_seen() {
+        for len in [1, LANES, 3 * LANES + 5] {
+            let mut values = vec![f32::MAX; len];
+            assert!(are_finite(&values));
+            for at in 0..len {
+                for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                    values[at] = bad;
+                    assert!(!are_finite(&values), "{bad} at {at} of {len}");
+                }
+                values[at] = f32::MIN_POSITIVE;
+            }
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! Writes a template anew with its expensive operations guarded.
+//!
+//! minijinja counts instructions, but one instruction can double a string. Neither operators nor
+//! text that is captured into a variable can be intercepted, so the parsed template is printed
+//! again with calls around operands: `a + b` becomes `flat(a)+flat(b)`, which charge the budget and
+//! return their argument, and literal text becomes an emitted string, which the formatter charges.
+//! Lines are kept, so messages name the right one.
+
+mod expr;
+
+use minijinja::Error;
+use minijinja::machinery::ast::{Macro, Stmt};
+use minijinja::machinery::{Span, WhitespaceConfig, parse};
+use minijinja::syntax::SyntaxConfig;
+
+use super::scan::{check_tokens, unsupported, without_generation_tags};
+
+/// What the template is called in messages of the engine.
+pub(super) const NAME: &str = "chat template";
+
+/// Charges for everything in a value, however deep.
+pub(super) const DEEP: &str = "__guard_deep";
+/// Charges for a string's bytes or a sequence's elements.
+pub(super) const FLAT: &str = "__guard_flat";
+/// Charges for what finding one element costs.
+pub(super) const ITEM: &str = "__guard_item";
+/// Multiplies.
+pub(super) const MUL: &str = "__guard_mul";
+/// Takes a slice.
+pub(super) const SLICE: &str = "__guard_slice";
+
+/// How deep the parsed template may be.
+const MAX_DEPTH: usize = 400;
+
+/// Filters that look at a value but not into it.
+const SHALLOW_FILTERS: [&str; 16] = [
+    "length", "count", "first", "last", "default", "d", "list", "items", "attr", "int", "float",
+    "bool", "abs", "round", "safe", "trim",
+];
+/// Tests that compare whole values.
+const DEEP_TESTS: [&str; 17] = [
+    "eq",
+    "equalto",
+    "==",
+    "ne",
+    "!=",
+    "lt",
+    "lessthan",
+    "<",
+    "le",
+    "<=",
+    "gt",
+    "greaterthan",
+    ">",
+    "ge",
+    ">=",
+    "in",
+    "sameas",
+];
+
+type Result<T> = std::result::Result<T, Error>;
+
+/// The guarded form of a template.
+pub(super) fn rewrite(source: &str) -> Result<String> {
+    let source = without_generation_tags(source);
+    // As transformers sets up Jinja.
+    let whitespace = || WhitespaceConfig {
+        keep_trailing_newline: false,
+        lstrip_blocks: true,
+        trim_blocks: true,
+    };
+    check_tokens(&source, whitespace())?;
+    let template = parse(&source, NAME, SyntaxConfig, whitespace())?;
+    let mut printer = Printer {
+        out: String::with_capacity(source.len() * 2),
+        line: 1,
+        depth: 0,
+    };
+    printer.stmt(&template)?;
+    Ok(printer.out)
+}
+
+struct Printer {
+    out: String,
+    line: usize,
+    depth: usize,
+}
+
+impl Printer {
+    fn put(&mut self, text: &str) {
+        self.out.push_str(text);
+    }
+
+    /// Opens a tag on the line where the original has it.
+    fn open(&mut self, tag: &str, span: Span) {
+        self.put(tag);
+        let line = usize::from(span.start_line);
+        while self.line < line {
+            self.put("\n");
+            self.line += 1;
+        }
+        self.put(" ");
+    }
+
+    fn deeper<T>(&mut self, work: impl FnOnce(&mut Printer) -> Result<T>) -> Result<T> {
+        if self.depth >= MAX_DEPTH {
+            return Err(unsupported(format!("nested more than {MAX_DEPTH} deep")));
+        }
+        self.depth += 1;
+        let result = work(self);
+        self.depth -= 1;
+        result
+    }
+
+    fn stmts(&mut self, stmts: &[Stmt<'_>]) -> Result<()> {
+        stmts
+            .iter()
+            .try_for_each(|stmt| self.deeper(|p| p.stmt(stmt)))
+    }
+
+    fn stmt(&mut self, stmt: &Stmt<'_>) -> Result<()> {
+        match stmt {
+            Stmt::Template(s) => self.stmts(&s.children),
+            Stmt::EmitExpr(s) => {
+                self.open("{{", s.span());
+                self.expr(&s.expr)?;
+                self.put(" }}");
+                Ok(())
+            }
+            Stmt::EmitRaw(s) => {
+                self.open("{{", s.span());
+                self.string(s.raw);
+                self.put(" }}");
+                Ok(())
+            }
+            Stmt::ForLoop(s) => {
+                self.open("{%", s.span());
+                self.put("for ");
+                self.target(&s.target)?;
+                self.put(" in (");
+                self.expr(&s.iter)?;
+                self.put(")");
+                if let Some(filter) = &s.filter_expr {
+                    self.put(" if ");
+                    self.expr(filter)?;
+                }
+                self.put(if s.recursive { " recursive %}" } else { " %}" });
+                self.stmts(&s.body)?;
+                self.alternative(&s.else_body)?;
+                self.put("{% endfor %}");
+                Ok(())
+            }
+            Stmt::IfCond(s) => {
+                self.open("{%", s.span());
+                self.put("if ");
+                self.expr(&s.expr)?;
+                self.put(" %}");
+                self.stmts(&s.true_body)?;
+                self.alternative(&s.false_body)?;
+                self.put("{% endif %}");
+                Ok(())
+            }
+            _ => self.assigning_stmt(stmt),
+        }
+    }
+
+    fn alternative(&mut self, body: &[Stmt<'_>]) -> Result<()> {
+        if !body.is_empty() {
+            self.put("{% else %}");
+            self.stmts(body)?;
+        }
+        Ok(())
+    }
+
+    fn assigning_stmt(&mut self, stmt: &Stmt<'_>) -> Result<()> {
+        match stmt {
+            Stmt::Set(s) => {
+                self.open("{%", s.span());
+                self.put("set ");
+                self.target(&s.target)?;
+                self.put(" = ");
+                self.expr(&s.expr)?;
+                self.put(" %}");
+            }
+            Stmt::SetBlock(s) => {
+                self.open("{%", s.span());
+                self.put("set ");
+                self.target(&s.target)?;
+                if let Some(filter) = &s.filter {
+                    self.put(" | ");
+                    self.filter_chain(filter)?;
+                }
+                self.put(" %}");
+                self.stmts(&s.body)?;
+                self.put("{% endset %}");
+            }
+            Stmt::WithBlock(s) => {
+                self.open("{%", s.span());
+                self.put("with ");
+                for (i, (target, value)) in s.assignments.iter().enumerate() {
+                    self.put(if i > 0 { ", " } else { "" });
+                    self.target(target)?;
+                    self.put(" = ");
+                    self.expr(value)?;
+                }
+                self.put(" %}");
+                self.stmts(&s.body)?;
+                self.put("{% endwith %}");
+            }
+            Stmt::FilterBlock(s) => {
+                self.open("{%", s.span());
+                self.put("filter ");
+                self.filter_chain(&s.filter)?;
+                self.put(" %}");
+                self.stmts(&s.body)?;
+                self.put("{% endfilter %}");
+            }
+            _ => return self.calling_stmt(stmt),
+        }
+        Ok(())
+    }
+
+    fn calling_stmt(&mut self, stmt: &Stmt<'_>) -> Result<()> {
+        match stmt {
+            Stmt::Macro(s) => {
+                self.open("{%", s.span());
+                self.put("macro ");
+                self.put(s.name);
+                self.macro_args(s)?;
+                self.put(" %}");
+                self.stmts(&s.body)?;
+                self.put("{% endmacro %}");
+            }
+            Stmt::CallBlock(s) => {
+                self.open("{%", s.span());
+                self.put("call");
+                self.macro_args(&s.macro_decl)?;
+                self.put(" ");
+                self.call(&s.call.expr, &s.call.args)?;
+                self.put(" %}");
+                self.stmts(&s.macro_decl.body)?;
+                self.put("{% endcall %}");
+            }
+            Stmt::Do(s) => {
+                self.open("{%", s.span());
+                self.put("do ");
+                self.call(&s.call.expr, &s.call.args)?;
+                self.put(" %}");
+            }
+            Stmt::Continue(_) => self.put("{% continue %}"),
+            Stmt::Break(_) => self.put("{% break %}"),
+            Stmt::Include(_)
+            | Stmt::Import(_)
+            | Stmt::FromImport(_)
+            | Stmt::Extends(_)
+            | Stmt::Block(_) => {
+                return Err(unsupported(
+                    "other templates cannot be included, imported or extended",
+                ));
+            }
+            _ => return Err(unsupported("a tag that chat templates have no use for")),
+        }
+        Ok(())
+    }
+
+    fn macro_args(&mut self, declared: &Macro<'_>) -> Result<()> {
+        self.put("(");
+        let plain = declared.args.len() - declared.defaults.len();
+        for (i, arg) in declared.args.iter().enumerate() {
+            self.put(if i > 0 { ", " } else { "" });
+            self.target(arg)?;
+            if let Some(default) = i.checked_sub(plain).and_then(|i| declared.defaults.get(i)) {
+                self.put(" = ");
+                self.expr(default)?;
+            }
+        }
+        self.put(")");
+        Ok(())
+    }
+}
