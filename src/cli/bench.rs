@@ -1,4 +1,4 @@
-//! `octavo bench`: llama-bench's measurements, each as a part of what the machine can do.
+//! `octavo bench`: llama-bench's measurements, each as a fraction of what the machine can do.
 
 use clap::{Args, ValueEnum};
 use octavo_engine::backend::cuda;

@@ -224,10 +224,10 @@ impl<'e> Conversation<'e> {
             }
         };
         output.end_answer()?;
-        let used = (self.session.tokens().len(), self.session.n_ctx());
         note_full(
             out.finish,
-            used,
+            self.session.tokens().len(),
+            self.session.n_ctx(),
             "/reset starts over, and -c N makes room for more",
         );
         let seed = (!self.options.sampler.is_greedy()).then_some(self.options.sampler.seed);

@@ -71,7 +71,7 @@ impl Metrics {
 
 /// Says that a generation ended because of the context, and what can be done: nothing in the text
 /// shows it.
-pub(super) fn note_full(finish: Finish, (used, n_ctx): (usize, usize), more: &str) {
+pub(super) fn note_full(finish: Finish, used: usize, n_ctx: usize, more: &str) {
     if finish == Finish::ContextFull {
         terminal::note(&format!(
             "octavo: context full: {used} of {n_ctx} positions used; {more}"

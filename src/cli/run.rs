@@ -119,7 +119,8 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Failure> {
     drop(generating);
     note_full(
         out.finish,
-        (session.tokens().len(), session.n_ctx()),
+        session.tokens().len(),
+        session.n_ctx(),
         "-c N makes room for more",
     );
     let seed = (!options.sampler.is_greedy()).then_some(options.sampler.seed);

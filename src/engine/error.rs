@@ -41,7 +41,7 @@ pub enum Error {
     /// An id outside the vocabulary.
     #[error("token id {id}: expected an id below {n_vocab}")]
     Token {
-        /// Given.
+        /// The id that was asked for.
         id: u32,
         /// Size of the vocabulary.
         n_vocab: usize,

@@ -164,7 +164,7 @@ impl<D: Device> Cuda<D> {
             device.describe(),
             takes(part)
         )));
-        let mut told = |weight: Option<usize>, done: u64, total: u64| {
+        let mut progress = |weight: Option<usize>, done: u64, total: u64| {
             if let Some(weight) = weight {
                 gguf.release(&gguf.tensors()[weights[weight].tensor]);
             }
@@ -183,29 +183,30 @@ impl<D: Device> Cuda<D> {
             check_pages,
             threads,
         };
-        let executor = Executor::new(device, program, &sources, setup, &mut told).map_err(
-            |error| match error {
-                Error::TooLarge {
-                    device,
-                    needs: all,
-                    free,
-                    ..
-                } => {
-                    let fits = |n: &usize| {
-                        needs_of_last(gguf, model, *n, options).is_ok_and(|n| n.total() <= free)
-                    };
-                    let fitting = (1..layers.len()).rev().find(fits);
+        let executor =
+            Executor::new(device, program, &sources, setup, &mut progress).map_err(|error| {
+                match error {
                     Error::TooLarge {
                         device,
-                        part,
                         needs: all,
                         free,
-                        fitting,
+                        ..
+                    } => {
+                        let fits = |n: &usize| {
+                            needs_of_last(gguf, model, *n, options).is_ok_and(|n| n.total() <= free)
+                        };
+                        let fitting = (1..layers.len()).rev().find(fits);
+                        Error::TooLarge {
+                            device,
+                            part,
+                            needs: all,
+                            free,
+                            fitting,
+                        }
                     }
+                    other => other,
                 }
-                other => other,
-            },
-        )?;
+            })?;
         Ok(Cuda {
             executor,
             taps,

@@ -42,7 +42,7 @@ pub enum Loading<'a> {
     },
 }
 
-/// Is told what happens.
+/// Receives progress while a model loads.
 pub type LoadingSink<'a> = dyn FnMut(Loading<'_>) + 'a;
 
 /// A model prepared for one device, with its KV pages.

@@ -1,4 +1,4 @@
-//! How fast a model runs, as a part of what the machine can do: llama-bench's two tests, on a
+//! How fast a model runs, as a fraction of what the machine can do: llama-bench's two tests, on a
 //! [`Session`].
 //!
 //! A prompt test reads so many tokens at once, a generation test takes one greedy token after the

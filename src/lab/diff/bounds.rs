@@ -75,7 +75,9 @@ pub struct Bounds<'a> {
 impl<'a> Bounds<'a> {
     /// For two executions of `model` and `other` (the second's) over `n_tokens` positions.
     pub fn new(
-        (gguf, model, other): (&'a Gguf, &'a Model, &'a Model),
+        gguf: &'a Gguf,
+        model: &'a Model,
+        other: &'a Model,
         rounding: Rounding,
         n_tokens: usize,
     ) -> Bounds<'a> {

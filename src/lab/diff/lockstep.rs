@@ -47,7 +47,7 @@ pub struct TapReport {
     pub nmse: f64,
     /// Largest difference.
     pub max_abs: f64,
-    /// rms error as a part of the bound, at `position`; `None` where there is no bound.
+    /// rms error as a fraction of the bound, at `position`; `None` where there is no bound.
     pub of_bound: Option<f64>,
     /// Outside its bound, or a number against no number.
     pub outside: bool,
@@ -96,7 +96,7 @@ pub fn compare(
     same_shape(a, b)?;
     let (gguf_a, model_a, model_b) = (a.gguf().clone(), a.model().clone(), b.model().clone());
     let rounding = sum(a.rounding(), b.rounding());
-    let bounds = Bounds::new((&gguf_a, &model_a, &model_b), rounding, tokens.len());
+    let bounds = Bounds::new(&gguf_a, &model_a, &model_b, rounding, tokens.len());
     let total = model_a.graph.taps().count() as u64;
     let (send_a, receive_a) = sync_channel::<TapOut>(1);
     let (send_b, receive_b) = sync_channel::<TapOut>(1);

@@ -273,12 +273,7 @@ impl Reference {
             Recorded::Base(path) => divergence(engine, path)?,
             Recorded::Energies(importance, chunk) => {
                 let text = text.ok_or(Error::NoText { kind: self.kind })?;
-                Measured::Tensors(energies(
-                    engine,
-                    text,
-                    (importance, *chunk),
-                    tolerance.nmse,
-                )?)
+                Measured::Tensors(energies(engine, text, importance, *chunk, tolerance.nmse)?)
             }
         })
     }
@@ -364,7 +359,8 @@ fn divergence(engine: &Engine, path: &Path) -> Result<Measured, Error> {
 fn energies(
     engine: &Engine,
     text: &[u8],
-    (importance, chunk): (&Importance, usize),
+    importance: &Importance,
+    chunk: usize,
     nmse: f64,
 ) -> Result<Vec<TensorComparison>, Error> {
     let chunks = importance.chunks() as usize;
