@@ -57,7 +57,7 @@ pub(crate) enum Kind {
         readers: Vec<usize>,
     },
     /// Everything from the products of attention's queries, keys and values to the cache.
-    Heads(Heads),
+    Heads(Box<Heads>),
 }
 
 /// Queries, keys and values of one input.
@@ -169,7 +169,7 @@ fn add_into(program: &Program, at: usize) -> Option<Group> {
         return None;
     };
     let (is_a, is_b) = (*a == product.out, *b == product.out);
-    (is_a != is_b && is_gone(program, product.out, out, last)).then(|| Group {
+    (is_a != is_b && is_gone(program, product.out, out, last)).then_some(Group {
         kind: Kind::AddInto {
             x: product.x,
             w: product.w,
@@ -197,7 +197,7 @@ fn add_selected(program: &Program, at: usize) -> Option<Group> {
         && [product.out, c, d]
             .iter()
             .all(|slot| is_gone(program, *slot, out, last));
-    fits.then(|| Group {
+    fits.then_some(Group {
         kind: Kind::AddSelected {
             x: product.x,
             w: product.w,
@@ -262,14 +262,14 @@ fn heads(program: &Program, at: usize) -> Option<Group> {
         && (q.turn == k.turn && turn.head_dim == head_dim)
         && (v.turn.is_none() && k.out != v.out)
         && written.all(|slot| is_gone(program, slot, q.out, last));
-    let kind = Kind::Heads(Heads {
+    let kind = Kind::Heads(Box::new(Heads {
         x: a.x,
         q,
         k,
         v,
         cache,
         rope: turn.rope,
-    });
+    }));
     fits.then_some(Group { kind, last })
 }
 

@@ -141,11 +141,11 @@ fn wanted(args: &NvrtcArgs) -> Vec<Job> {
     jobs
 }
 
+/// What the kernels of a module take and how many bytes they are, or what the compiler said.
+type Compiled = Result<(Vec<Usage>, usize), String>;
+
 /// Compiles with a thread for each CPU; results come in the order in which they end.
-fn compile_all(
-    compilers: &[Nvrtc],
-    jobs: &[Job],
-) -> Vec<(Job, Result<(Vec<Usage>, usize), String>)> {
+fn compile_all(compilers: &[Nvrtc], jobs: &[Job]) -> Vec<(Job, Compiled)> {
     let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     thread::scope(|scope| {
         for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
