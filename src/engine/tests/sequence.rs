@@ -201,8 +201,7 @@ fn a_batch_says_what_each_says_alone() {
         let mut together = Batch::new(&engine);
         let mut tokens = vec![Vec::new(); PROMPTS.len()];
         let mut shown = vec![String::new(); PROMPTS.len()];
-        let mut waiting = (0..).zip(PROMPTS);
-        while let Some((seed, text)) = waiting.next() {
+        for (seed, text) in (0..).zip(PROMPTS) {
             together
                 .add(&ids(&engine, text), &options(seed))
                 .expect("there is room");
