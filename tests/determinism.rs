@@ -120,7 +120,8 @@ fn threads_and_batches_change_nothing() {
                 for (threads, batch) in GRID.into_iter().step_by(every) {
                     let what = || {
                         format!(
-                            "{source:?} {isa} {kv_type} repack {repack}: {threads} threads, batch {batch}"
+                            "{source:?} {isa} {kv_type} repack {repack}: {threads} threads, batch \
+                             {batch}"
                         )
                     };
                     let (tokens, bits) = run(threads, batch);

@@ -29,9 +29,10 @@ pub enum Error {
     },
     /// A file that is no reference.
     #[error(
-        "{file}: not a reference but {got}: expected the file of llama-results, llama-debug --save-logits, \
-         llama-perplexity --kl-divergence-base, llama-completion --prompt-cache, llama-imatrix, the text of \
-         llama-eval-callback, a completion of llama-server with probabilities, or a golden"
+        "{file}: not a reference but {got}: expected the file of llama-results, llama-debug \
+         --save-logits, llama-perplexity --kl-divergence-base, llama-completion --prompt-cache, \
+         llama-imatrix, the text of llama-eval-callback, a completion of llama-server \
+         with probabilities, or a golden"
     )]
     NoReference {
         /// The file.
@@ -98,7 +99,8 @@ pub enum Error {
     },
     /// A tensor that the forward pass would ignore: the result would not be this model's.
     #[error(
-        "{file}: tensor {tensor:?}: expected only tensors that the {architecture} oracle applies, got this one"
+        "{file}: tensor {tensor:?}: expected only tensors that the {architecture} oracle applies, \
+         got this one"
     )]
     UnusedTensor {
         /// Model file.

@@ -156,7 +156,8 @@ fn variants_agree_with_llama_cpp() {
         let mut model = Model::read(base);
         change(&mut model);
         model.write(&model_path);
-        let text = "What is the capital of France? The capital of France is Paris. Once there was a red fox.";
+        let text = "What is the capital of France? The capital of France is Paris. Once there was \
+                    a red fox.";
         let mut command = Command::new(&program);
         command
             .arg("-m")

@@ -84,7 +84,8 @@ fn options_that_would_do_nothing_are_refused() {
     );
     assert_eq!(
         line,
-        "octavo: error: --isa scalar has no effect: expected --device auto or cpu, or --gpu-layers, with it"
+        "octavo: error: --isa scalar has no effect: expected --device auto or cpu, or \
+         --gpu-layers, with it"
     );
     let line = bad(&["run", "-p", "x", "--device", "cpu", "-ngl", "3"], 2);
     assert_eq!(

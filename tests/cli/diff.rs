@@ -210,7 +210,8 @@ fn a_suite_is_blessed_holds_and_says_what_changed() {
     let model = dir.path().join("model.gguf");
     std::fs::copy(path(DEMO), &model).expect("copied");
     let suite = dir.path().join("suite.toml");
-    let text = "models = [\"model.gguf\"]\ngoldens = \"goldens\"\nisa = [\"auto\", \"scalar\"]\ntol_nmse = 1e-4\n\
+    let text = "models = [\"model.gguf\"]\ngoldens = \"goldens\"\nisa = \
+                [\"auto\", \"scalar\"]\ntol_nmse = 1e-4\n\
                 [prompts]\nsum = \"1+1=\"\nfox = \"the red fox\"\n";
     std::fs::write(&suite, text).expect("written");
     let args = ["diff", "--suite", suite.to_str().expect("UTF-8")];

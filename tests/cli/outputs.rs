@@ -453,7 +453,8 @@ fn quant_report() {
         "quantize @model.gguf @OUT F16 --allow-requantize",
         "f16.gguf",
     );
-    let args = "quant-report @f16.gguf -f @text -c 16 --chunks 1 --types Q4_0 --also @model.gguf --html @OUT";
+    let args = "quant-report @f16.gguf -f @text -c 16 --chunks 1 --types Q4_0 --also @model.gguf \
+                --html @OUT";
     let reads = &["f16.gguf", "text", "model.gguf"];
     // speeds are in it
     Writer {

@@ -362,7 +362,8 @@ fn a_pattern_that_finds_nothing_is_named() {
                 1,
             );
             let says = format!(
-                "f16.gguf: {name:?} finds no tensor that can be quantized: expected a part of a name"
+                "f16.gguf: {name:?} finds no tensor that can be quantized: expected a part of a \
+                 name"
             );
             assert!(line.contains(&says), "{line}");
         }

@@ -172,7 +172,8 @@ fn a_comparison_with_llama_cpp_and_the_program_itself() {
     let desk = Desk::new();
     program(
         &desk,
-        "test \"$1\" = --version && exit; echo $$ > \"${2%model.gguf}pid\"; echo half > \"$4\"; exec sleep 20",
+        "test \"$1\" = --version && exit; echo $$ > \"${2%model.gguf}pid\"; echo half > \"$4\"; \
+         exec sleep 20",
     );
     let args = "diff @model.gguf --llama-cpp @ --keep @keep -p x";
     for (signal, code) in signals() {
@@ -207,7 +208,8 @@ fn hidden(folder: &Path) -> usize {
 fn a_hangup_that_is_ignored_stays_ignored() {
     let desk = Desk::new();
     long(&desk);
-    let shell = "trap '' HUP; exec \"$0\" perplexity \"$1\" -f \"$2\" -c 64 -t 1 --kl-divergence-base \"$3\"";
+    let shell = "trap '' HUP; exec \"$0\" perplexity \"$1\" -f \"$2\" -c 64 -t 1 \
+                 --kl-divergence-base \"$3\"";
     let child = Command::new("sh")
         .args([
             "-c",

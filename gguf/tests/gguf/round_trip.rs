@@ -85,8 +85,10 @@ proptest! {
         alignment in prop::option::of(0u32..21),
         last_missing in any::<bool>(),
     ) {
-        let keys: BTreeMap<_, _> = keys.into_iter().filter(|(k, _)| !k.starts_with("split.")).collect();
-        let data: Vec<_> = tensors.values().map(|(ty, dims, seed)| tensor_bytes(*ty, dims, *seed)).collect();
+        let keys = keys.into_iter().filter(|(k, _)| !k.starts_with("split."));
+        let keys: BTreeMap<_, _> = keys.collect();
+        let data = tensors.values().map(|(ty, dims, seed)| tensor_bytes(*ty, dims, *seed));
+        let data: Vec<_> = data.collect();
         let mut w = Writer::new();
         for (key, value) in &keys {
             w.set(key, value.clone());
@@ -109,7 +111,8 @@ proptest! {
             prop_assert_eq!(&OwnedValue::from(got), want);
         }
         prop_assert_eq!(file.tensors().len(), tensors.len());
-        for ((got, (name, (ty, dims, _))), bytes) in file.tensors().iter().zip(&tensors).zip(&data) {
+        let wanted = file.tensors().iter().zip(&tensors).zip(&data);
+        for ((got, (name, (ty, dims, _))), bytes) in wanted {
             prop_assert_eq!((&got.name, got.ty, &got.dims), (name, *ty, dims));
             prop_assert_eq!(got.n_elements(), dims.iter().product::<u64>());
             prop_assert_eq!(file.data(got), bytes.as_slice());

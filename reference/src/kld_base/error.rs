@@ -71,7 +71,8 @@ pub enum Error {
     },
     /// A row that does not hold log-probabilities.
     #[error(
-        "{file}: chunk {chunk}, row {row}: expected log-probabilities, got scale {scale} and lowest value {lowest}"
+        "{file}: chunk {chunk}, row {row}: expected log-probabilities, got scale {scale} and \
+         lowest value {lowest}"
     )]
     Row {
         /// The file.

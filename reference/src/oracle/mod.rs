@@ -92,7 +92,8 @@ impl<'a> Oracle<'a> {
     ) -> Result<Vec<f64>, Error> {
         let hp = &self.hparams;
         let embedding = weights.matrix(EMBEDDING, hp.n_embd, self.n_vocab)?;
-        let mut x = Vec::with_capacity(tokens.len() * hp.n_embd); // (n_tokens, n_embd): the residual stream
+        // (n_tokens, n_embd): the residual stream
+        let mut x = Vec::with_capacity(tokens.len() * hp.n_embd);
         for (index, &id) in tokens.iter().enumerate() {
             let row = embedding.row(id as usize).ok_or(Error::Token {
                 index,

@@ -125,7 +125,8 @@ fn taps_hold_what_llama_cpp_calls_by_that_name() {
     for (model, sums) in EVAL_CALLBACK_SUMS {
         let gguf = Gguf::open(&shared.join("models").join(model), &OpenOptions::default()).unwrap();
         let oracle = Oracle::open(&gguf).unwrap();
-        let tokens = golden("tiny-qwen3-Q4_K_M/sum.safetensors").tokens; // all these models share a tokenizer
+        // all these models share a tokenizer
+        let tokens = golden("tiny-qwen3-Q4_K_M/sum.safetensors").tokens;
         let mut taps = Vec::new();
         oracle
             .forward_tapped(&tokens, &mut |name, layer, _, x| {

@@ -526,7 +526,8 @@ proptest! {
         let whole = String::from_utf8_lossy(&bytes).into_owned();
         let ends = whole.char_indices().map(|(i, c)| i + c.len_utf8());
         let cut = ends.filter_map(|end| {
-            let longest = stops.iter().filter(|s| whole[..end].ends_with(s.as_str())).map(String::len).max();
+            let ending = stops.iter().filter(|s| whole[..end].ends_with(s.as_str()));
+            let longest = ending.map(String::len).max();
             longest.map(|len| end - len)
         }).next();
         prop_assert_eq!(out.text, &whole[..cut.unwrap_or(whole.len())]);

@@ -129,7 +129,9 @@ proptest! {
         for step in steps {
             let n_seqs = seqs.len();
             match step {
-                Step::Append { seq, n } => append(&mut pool, &mut storage, &mut seqs[seq % n_seqs], n, &mut next),
+                Step::Append { seq, n } => {
+                    append(&mut pool, &mut storage, &mut seqs[seq % n_seqs], n, &mut next);
+                }
                 Step::ReserveOnly { seq, n } => {
                     let table = &mut seqs[seq % n_seqs].0;
                     if let Ok(copies) = table.reserve(&mut pool, table.len() + n) {

@@ -16,8 +16,8 @@ use octavo_lab::eval::{
 use octavo_reference::metrics::log_sum_exp;
 
 const TEXT: &[u8] =
-    b"The capital of France is Paris. 1+1=2, 2+2=4, and the cat sat on the mat. Once upon a time there \
-was a small model that knew a few sentences by heart and had never heard of any other.";
+    b"The capital of France is Paris. 1+1=2, 2+2=4, and the cat sat on the mat. Once upon a time \
+      there was a small model that knew a few sentences by heart and had never heard of any other.";
 
 fn engine(source: &ModelSource, ctx: usize) -> Engine {
     // recorded figures are reproduced closely: with vectors, since a matrix unit rounds prompts to

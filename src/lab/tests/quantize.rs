@@ -318,7 +318,8 @@ fn what_cannot_be_done_is_refused_before_anything_is_written() {
     let error = refused(&q8, &options(Target::Q4_0), None);
     assert_eq!(
         error,
-        "tensor blk.0.attn_v.weight is Q8_0 already: expected F32, F16 or BF16, unless it may be quantized again"
+        "tensor blk.0.attn_v.weight is Q8_0 already: expected F32, F16 or BF16, unless it may be \
+         quantized again"
     );
     let again = Options {
         allow_requantize: true,
@@ -506,20 +507,31 @@ proptest! {
         let width = 32 * blocks + 16 * odd;
         let mut writer = Writer::new();
         writer.set("general.architecture", "qwen2").set("qwen2.block_count", 2u32);
-        for name in ["token_embd.weight", "blk.0.attn_v.weight", "blk.1.ffn_down.weight", "blk.1.attn_norm.weight"] {
-            let data: Vec<u8> = (0..rows * width).flat_map(|i| ((i % 77) as f32 - 30.0).to_le_bytes()).collect();
+        let value = |i: u64| ((i % 77) as f32 - 30.0).to_le_bytes();
+        for name in [
+            "token_embd.weight",
+            "blk.0.attn_v.weight",
+            "blk.1.ffn_down.weight",
+            "blk.1.attn_norm.weight",
+        ] {
+            let data: Vec<u8> = (0..rows * width).flat_map(value).collect();
             writer.tensor(name, &[width, rows], TensorType::F32, data);
         }
         let mut file = Vec::new();
         writer.write_to(&mut file).unwrap();
         let model = Gguf::from_bytes(file, "m", &OpenOptions::default()).unwrap();
         let plan = Plan::new(&model, None, &options(target));
-        match plan.and_then(|plan| quantize(&model, None, &options(target)).map(|out| (plan.totals(), out))) {
+        let made = plan.and_then(|plan| {
+            quantize(&model, None, &options(target)).map(|out| (plan.totals(), out))
+        });
+        match made {
             Ok((totals, (_folder, out))) => {
                 prop_assert_eq!(out.tensors().len(), 4);
                 prop_assert_eq!(out.tensors().iter().map(|t| t.bytes).sum::<u64>(), totals.after);
             }
-            Err(Error::NeedsImportance { .. }) => prop_assert!(target.name().starts_with("IQ") || target == Target::Q2_K_S),
+            Err(Error::NeedsImportance { .. }) => {
+                prop_assert!(target.name().starts_with("IQ") || target == Target::Q2_K_S);
+            }
             Err(Error::Row { ty, .. }) => prop_assert_eq!(ty, TensorType::Q1_0),
             Err(other) => prop_assert!(false, "{}", other),
         }

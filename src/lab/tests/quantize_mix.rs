@@ -4,8 +4,8 @@
 //! `quantize_mix.txt` has one line for each model and target: how many tensors get each
 //! type, and a digest of which. It is what `llama-quantize --dry-run` (llama.cpp of October 2026)
 //! printed for these models. To make it again:
-//! `OCTAVO_LLAMA_CPP=FOLDER OCTAVO_BLESS=1 cargo test --release -p octavo-lab quantize_mix`, FOLDER being
-//! where llama-quantize is. Wherever the reference llama.cpp is built, its output is compared with
+//! `OCTAVO_LLAMA_CPP=FOLDER OCTAVO_BLESS=1 cargo test --release -p octavo-lab quantize_mix`, FOLDER
+//! being where llama-quantize is. Wherever the reference llama.cpp is built, its output is compared with
 //! the file.
 
 use std::collections::BTreeMap;

@@ -139,6 +139,7 @@ proptest! {
     ) {
         let stops: Vec<&str> = stops.iter().map(String::as_str).collect();
         let text = pieces.concat();
-        prop_assert_eq!(streamed(pieces.iter().map(String::as_str), &stops), buffered(&text, &stops));
+        let streamed = streamed(pieces.iter().map(String::as_str), &stops);
+        prop_assert_eq!(streamed, buffered(&text, &stops));
     }
 }

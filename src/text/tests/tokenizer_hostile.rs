@@ -464,7 +464,8 @@ proptest! {
         specials in prop::collection::btree_set("[abc]{2,6}", 0..8),
         text in "[abc]{0,200}",
     ) {
-        let more: Vec<(&str, i32)> = specials.iter().map(|text| (text.as_str(), USER_DEFINED)).collect();
+        let marked = specials.iter().map(|text| (text.as_str(), USER_DEFINED));
+        let more: Vec<(&str, i32)> = marked.collect();
         let tokenizer = open(bpe(&more, &[])).expect("it loads");
         let mut ordered: Vec<(String, u32)> = specials.iter().cloned().zip(FIRST..).collect();
         ordered.sort_by_key(|(text, id)| (std::cmp::Reverse(text.len()), *id));
