@@ -75,7 +75,6 @@ fn results<S: Simd>(
                 back(S::first(5usize.saturating_sub(at), f, S::zero())),
             );
             is("fma", back(S::fma(f, f, S::set1(1.0))));
-            is("exp", back(exp::<S>(f)));
             is(
                 "add to div",
                 back(S::div(S::sub(S::add(f, f), S::set1(1.0)), S::mul(f, f))),
@@ -112,7 +111,6 @@ pub(crate) fn agrees<S: Simd>(name: &str) {
     }
 }
 
-/// In every lane; [`agrees`] holds all instruction sets to the same bits.
 #[test]
 fn exp_is_within_two_ulp() {
     for turn in 0..1700 {
