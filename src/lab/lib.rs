@@ -1,7 +1,7 @@
 //! Proves and weighs an engine's numbers: [`diff`] finds the first wrong value, [`eval`] measures
 //! perplexity and divergence, [`imatrix`], [`quantize`] and [`awq`] make smaller files and
-//! [`quant_report`] says what they cost, [`bench`] how fast they run, [`facts`] what is in a file;
-//! [`report`] draws pages of it.
+//! [`quant_report`] says what they cost, [`mod@bench`] how fast they run, [`facts`] what is in a
+//! file; [`report`] draws pages of it.
 
 pub mod awq;
 pub mod bench;
