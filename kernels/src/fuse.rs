@@ -3,7 +3,7 @@
 //! kernels for, and does the operations of the others one by one. No number changes by it.
 
 use crate::op::{Activation, CacheLayer, Op};
-use crate::program::{Program, Slot};
+use crate::program::{Attend, Program, Slot};
 
 /// Some operations that follow each other.
 pub(crate) struct Group {
@@ -49,10 +49,7 @@ pub(crate) enum Kind {
     },
     /// Attention whose only readers are products.
     AttentionInto {
-        q: Slot,
-        cache: CacheLayer,
-        scale: f32,
-        out: Slot,
+        attend: Attend,
         /// Their matrices.
         readers: Vec<usize>,
     },
@@ -129,13 +126,13 @@ fn group(program: &Program, at: usize) -> Option<Group> {
         Op::Attention { q, cache, scale } => {
             let out = ops[0].out?;
             let readers = only_products(program, out, at + 1)?;
-            let kind = Kind::AttentionInto {
+            let attend = Attend {
                 q,
                 cache,
                 scale,
                 out,
-                readers,
             };
+            let kind = Kind::AttentionInto { attend, readers };
             Group { kind, last: at }
         }
         _ => return None,
@@ -349,7 +346,15 @@ fn only_products(program: &Program, slot: Slot, from: usize) -> Option<Vec<usize
             Op::RmsNorm { x, ref weight, .. } if weight.len() == program.slots[x].width => {
                 others = true;
             }
-            _ => {}
+            Op::Embed { .. }
+            | Op::Input
+            | Op::RmsNorm { .. }
+            | Op::AddBias { .. }
+            | Op::Rope { .. }
+            | Op::KvWrite { .. }
+            | Op::Unary { .. }
+            | Op::Add { .. }
+            | Op::SelectRows { .. } => {}
         }
         if instruction.out == Some(slot) {
             return Some(readers).filter(|readers| !readers.is_empty());

@@ -132,7 +132,7 @@ impl Isa {
             .expect("every instruction set has a row")
     }
 
-    /// The name that `--isa` takes.
+    /// Its name, by which people choose it.
     pub fn name(self) -> &'static str {
         self.spec().name
     }
@@ -174,7 +174,7 @@ impl Isa {
         Isa::available().into_iter().max().unwrap_or(Isa::Scalar)
     }
 
-    /// The names that `--isa` takes, in words.
+    /// What people may choose, in words.
     pub fn names() -> String {
         format!("auto, {}", names(&Isa::ALL))
     }

@@ -39,8 +39,8 @@ pub enum Op<V, M, C, T> {
     SelectRows { x: V },
 }
 
-/// A layer of the cache. Layers are grouped: those of a group have one shape, and a sequence has one
-/// block table for all of them.
+/// A layer of the cache. Layers are grouped: those of a group have one shape, and a sequence has
+/// one block table for all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CacheLayer {
     /// Which group.

@@ -56,6 +56,16 @@ impl ProgramOp {
     }
 }
 
+/// An attention of a program: its operands, and where its result goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Attend {
+    pub(crate) q: Slot,
+    pub(crate) cache: CacheLayer,
+    /// Multiplies the scores.
+    pub(crate) scale: f32,
+    pub(crate) out: Slot,
+}
+
 impl Instruction {
     /// The slot written by whatever but [`Op::KvWrite`].
     pub(crate) fn result(&self) -> Slot {

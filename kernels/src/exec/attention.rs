@@ -6,15 +6,7 @@ use super::{
     Slot, Task, piece_len,
 };
 use crate::generic::attention::{self, Block, Pages, Query, ROWS};
-
-/// One operation: which values, and over which layer of the cache.
-pub(super) struct Attention {
-    pub(super) q: Slot,
-    pub(super) cache: CacheLayer,
-    /// Multiplies the scores.
-    pub(super) scale: f32,
-    pub(super) out: Slot,
-}
+use crate::program::Attend;
 
 /// Some query rows of one KV head.
 struct Group<'a> {
@@ -114,13 +106,13 @@ impl Part<'_> {
 
     /// # Safety
     /// As [`Part::run`]. *Items*: a block of rows and one KV head.
-    pub(super) unsafe fn attend_prompt(&self, at: usize, attention: &Attention) {
-        let &Attention {
+    pub(super) unsafe fn attend_prompt(&self, at: usize, attend: &Attend) {
+        let &Attend {
             q,
             cache,
             scale,
             out,
-        } = attention;
+        } = attend;
         let kv = self.model.program.cache(cache);
         let (d, n_kv) = (kv.head_dim, kv.n_head_kv);
         let heads = self.width(q) / d / n_kv;
@@ -233,13 +225,13 @@ impl Part<'_> {
     /// # Safety
     /// As [`Part::run`]. *Items*: a row, a KV head and a piece; who finishes the last piece has the
     /// row's heads.
-    pub(super) unsafe fn attend_pieces(&self, task: &Task, attention: &Attention) {
-        let &Attention {
+    pub(super) unsafe fn attend_pieces(&self, task: &Task, attend: &Attend) {
+        let &Attend {
             q,
             cache,
             scale,
             out,
-        } = attention;
+        } = attend;
         let kv = self.model.program.cache(cache);
         let (n_kv, max_pieces) = (kv.n_head_kv, self.extent.pieces);
         let heads = self.width(q) / kv.head_dim / n_kv;

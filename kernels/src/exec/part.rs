@@ -4,11 +4,11 @@ use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use super::arena::View;
-use super::attention::Attention;
 use super::frame::Frame;
 use super::matmul::Product;
 use super::plan::{Phase, Task};
 use super::{Member, Op, Slot};
+use crate::program::Attend;
 
 /// One member's part of a section.
 pub(super) struct Part<'a> {
@@ -139,23 +139,18 @@ impl Part<'_> {
                     out: instruction.result(),
                     then,
                 }),
-                (Phase::Pieces, Op::Attention { q, cache, scale }) => {
-                    let attention = Attention {
-                        q: *q,
-                        cache: *cache,
-                        scale: *scale,
+                (phase @ (Phase::Pieces | Phase::Whole(_)), &Op::Attention { q, cache, scale }) => {
+                    let attend = Attend {
+                        q,
+                        cache,
+                        scale,
                         out: instruction.result(),
                     };
-                    self.attend_pieces(task, &attention);
-                }
-                (Phase::Whole(_), Op::Attention { q, cache, scale }) => {
-                    let attention = Attention {
-                        q: *q,
-                        cache: *cache,
-                        scale: *scale,
-                        out: instruction.result(),
-                    };
-                    self.attend_prompt(at, &attention);
+                    if phase == Phase::Pieces {
+                        self.attend_pieces(task, &attend);
+                    } else {
+                        self.attend_prompt(at, &attend);
+                    }
                 }
                 _ => self.rowwise(instruction, task.division.grain()),
             }

@@ -3,7 +3,6 @@
 
 use super::launches::{List, Ready, Scene, small};
 use super::products::{Gated, Product};
-use super::single::Attend;
 use crate::cuda::launch::Form;
 use crate::cuda::params::{HeadGroup, Heads};
 use crate::cuda::{Ptr, launch};
@@ -57,26 +56,16 @@ impl Scene<'_> {
                 });
             }
             Kind::AttentionInto {
-                q,
-                cache,
-                scale,
-                out,
+                ref attend,
                 ref readers,
             } if self.shape.generated
-                && self.program.cache(cache).head_dim.is_multiple_of(32)
+                && self.program.cache(attend.cache).head_dim.is_multiple_of(32)
                 && self.one_form(readers) == Some(Form::Integers) =>
             {
                 let integers = self.at(self.plan.activations);
-                let attend = Attend {
-                    q,
-                    cache,
-                    scale,
-                    out,
-                };
-                list.launches
-                    .extend(self.attention(&attend, Some(integers)));
+                list.launches.extend(self.attention(attend, Some(integers)));
                 list.ready = Some(Ready {
-                    slot: out,
+                    slot: attend.out,
                     form: Form::Integers,
                     at: integers,
                     new: true,

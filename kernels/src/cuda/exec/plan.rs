@@ -189,8 +189,8 @@ pub(super) struct Plan {
     pub(super) vectors: HashMap<usize, u64>,
     /// For each table of angles.
     pub(super) angles: Vec<Angles>,
-    /// For each group of the cache's layers: keys of its first layer, its values, keys of the second
-    /// and so on, all pages of each.
+    /// For each group of the cache's layers: keys of its first layer, its values, keys of the
+    /// second and so on, all pages of each.
     pub(super) pages: Vec<u64>,
     pub(super) slots: Vec<u64>,
     /// Inputs of products in the kernels' form, and their scales.

@@ -7,15 +7,7 @@ use crate::cuda::launch::Form;
 use crate::cuda::params::{Attention, Embed, KvWrite, Norm, Pair, Rope, Select};
 use crate::cuda::{Launch, Ptr, launch};
 use crate::op::{CacheLayer, Op};
-use crate::program::Slot;
-
-/// Attention: which values, and over which layer of the cache.
-pub(super) struct Attend {
-    pub(super) q: Slot,
-    pub(super) cache: CacheLayer,
-    pub(super) scale: f32,
-    pub(super) out: Slot,
-}
+use crate::program::{Attend, Slot};
 
 impl Scene<'_> {
     /// One operation.
