@@ -4,10 +4,9 @@
 
 use octavo_kernels::Role;
 
-use crate::Engine;
-use crate::runtime::{Entry, Output, Timeline, Value};
+use crate::runtime::{Entry, Output, Runtime, Timeline, Value};
 use crate::sequence::{Bounds, Computed, Options, Sequence, SequenceError, Text, Want, Work};
-use crate::{Error, runtime::Runtime};
+use crate::{Engine, Error};
 
 /// Which sequence of a batch: the first added is 0.
 pub type SequenceId = usize;
@@ -39,6 +38,8 @@ pub enum BatchError {
         sequences: usize,
     },
 }
+
+type Events = Vec<(SequenceId, Event)>;
 
 struct Running {
     id: SequenceId,
@@ -126,12 +127,22 @@ impl Batch {
     /// # Errors
     /// If the device fails; sequences stay as they were before the step that failed.
     pub fn tick(&mut self, sink: &mut dyn FnMut(SequenceId, Event)) -> Result<(), Error> {
+        let mut events = Vec::new();
+        let result = self.step_all(&mut events);
+        // the device is free again: who is told may use the engine
+        for (id, event) in events {
+            sink(id, event);
+        }
+        result
+    }
+
+    fn step_all(&mut self, events: &mut Events) -> Result<(), Error> {
         let engine = self.engine.clone();
         let mut runtime = engine.runtime();
         for role in [Role::Generated, Role::Prompt] {
             let shares = self.shares(role);
             if !shares.is_empty() {
-                self.step(role, &shares, &mut runtime, sink)?;
+                self.step(role, &shares, &mut runtime, events)?;
             }
         }
         Ok(())
@@ -159,7 +170,7 @@ impl Batch {
         role: Role,
         shares: &[Share],
         runtime: &mut Runtime,
-        sink: &mut dyn FnMut(SequenceId, Event),
+        events: &mut Events,
     ) -> Result<(), Error> {
         let mut outcomes: Vec<Option<Outcome>> = shares.iter().map(|_| None).collect();
         let mut left = shares.iter().peekable();
@@ -191,7 +202,7 @@ impl Batch {
             let running = &self.running[share.at];
             match result {
                 Ok(text) if text.is_empty() => {}
-                Ok(text) => sink(running.id, Event::Text(text)),
+                Ok(text) => events.push((running.id, Event::Text(text))),
                 Err(error) => {
                     ended.push((share.at, Some(error)));
                     continue;
@@ -201,7 +212,7 @@ impl Batch {
                 ended.push((share.at, None));
             }
         }
-        self.remove(ended, runtime, sink);
+        self.remove(ended, runtime, events);
         Ok(())
     }
 
@@ -210,7 +221,7 @@ impl Batch {
         &mut self,
         ended: Vec<(usize, Option<BatchError>)>,
         runtime: &mut Runtime,
-        sink: &mut dyn FnMut(SequenceId, Event),
+        events: &mut Events,
     ) {
         for (removed, (at, error)) in ended.into_iter().enumerate() {
             let mut running = self.running.remove(at - removed);
@@ -219,7 +230,7 @@ impl Batch {
                 Some(error) => Event::Failed(error),
                 None => Event::Finished(running.sequence.into_text()),
             };
-            sink(running.id, event);
+            events.push((running.id, event));
         }
     }
 

@@ -287,3 +287,22 @@ fn no_more_sequences_run_than_the_engine_was_loaded_for() {
         Err(BatchError::Full { sequences: 2 })
     ));
 }
+
+#[test]
+fn who_is_told_of_an_event_may_use_the_engine() {
+    let engine = engine(2, 512);
+    let mut batch = Batch::new(&engine);
+    batch.add(&[5, 6], &options(0)).expect("there is room");
+    let mut told = 0;
+    while !batch.is_empty() {
+        let look = &mut |_, _| {
+            told += 1;
+            let mut session = engine.session();
+            session
+                .eval(&[5], Role::Prompt, octavo_engine::Wanted::Last)
+                .expect("the device is free");
+        };
+        batch.tick(look).expect("a step");
+    }
+    assert!(told > 0);
+}
