@@ -2,7 +2,9 @@
 //!
 //!     cargo run --release --example batch -- model.gguf
 
-use octavo_llm::{Batch, EncodeOptions, Engine, EngineOptions, Event, ModelSource, Options};
+use octavo_llm::{
+    Batch, BatchOptions, EncodeOptions, Engine, EngineOptions, Event, ModelSource, Options, Request,
+};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let source = std::env::args()
@@ -18,7 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ..EngineOptions::default()
     };
     let engine = Engine::load(&source, &options, &mut |_| {})?;
-    let mut batch = Batch::new(&engine);
+    let mut batch = Batch::new(&engine, BatchOptions::default());
     for text in texts {
         let prompt = engine
             .tokenizer()
@@ -27,13 +29,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             max_tokens: Some(16),
             ..Options::default()
         };
-        batch.add(&prompt, &options)?;
+        batch.add(Request::new(&prompt, &options))?;
     }
     while !batch.is_empty() {
-        batch.tick(&mut |id, event| match event {
-            Event::Text(_) => {}
-            Event::Finished(all) => println!("{}{}", texts[id], all.text),
-            Event::Failed(error) => eprintln!("{}: {error}", texts[id]),
+        batch.step(&mut |id, event| match event {
+            Event::Finished { text, .. } => println!("{}{}", texts[id as usize], text.text),
+            Event::Failed(error) => eprintln!("{}: {error}", texts[id as usize]),
+            _ => {}
         })?;
     }
     Ok(())

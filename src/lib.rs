@@ -39,8 +39,8 @@ pub use octavo_engine::generate::{Generation, Observer, Stats, generate};
 pub use octavo_engine::sample::SamplerConfig;
 pub use octavo_engine::sequence::{Finish, Options};
 pub use octavo_engine::{
-    Batch, BatchError, DeviceChoice, Engine, EngineOptions, Error, Event, Loading, Logits,
-    ModelSource, Session, Wanted,
+    Batch, BatchError, BatchOptions, DeviceChoice, Engine, EngineOptions, Error, Event, Loading,
+    Logits, ModelSource, Request, Session, Wanted,
 };
 pub use octavo_kernels::{Isa, IsaChoice, KvType};
 pub use octavo_model::{Hparams, Model, Tap};

@@ -91,8 +91,11 @@ pub struct EngineOptions {
     pub mmap: bool,
     /// Copy weights into the kernels' layout.
     pub repack: bool,
-    /// Sessions of full length that the cache has pages for.
+    /// Sequences that run at a time.
     pub sessions: usize,
+    /// Positions that the cache has pages for; enough for as many sessions of full length unless
+    /// given.
+    pub kv_positions: Option<usize>,
     /// On a GPU, capture the launches of generated tokens and replay them.
     pub graphs: bool,
     /// On a GPU, let kernels check every page number of the KV cache that they use.
@@ -112,6 +115,7 @@ impl Default for EngineOptions {
             mmap: true,
             repack: true,
             sessions: 1,
+            kv_positions: None,
             graphs: true,
             check_pages: true,
         }
@@ -188,7 +192,10 @@ impl Engine {
             ));
         }
         let sessions = options.sessions.max(1);
-        let n_pages = n_ctx.div_ceil(PAGE_POSITIONS).saturating_mul(sessions);
+        let n_pages = match options.kv_positions {
+            Some(positions) => positions.div_ceil(PAGE_POSITIONS).max(1),
+            None => n_ctx.div_ceil(PAGE_POSITIONS).saturating_mul(sessions),
+        };
         let capacity = u32::try_from(n_pages).map_err(|_| Error::TooLong(n_ctx))?;
         // no step is longer than a context
         let rows = options.batch.clamp(1, n_ctx.max(sessions));

@@ -11,21 +11,27 @@ mod batch;
 mod demo;
 mod engine;
 mod error;
+mod front;
 pub mod generate;
 pub mod hf;
 pub mod kv;
 mod runtime;
 pub mod sample;
+pub mod schedule;
 pub mod sequence;
 mod session;
 pub mod threads;
 
 pub use backend::{Loading, LoadingSink};
-pub use batch::{Batch, BatchError, Event, SequenceId};
+pub use batch::{
+    Batch, BatchError, BatchOptions, Delta, Event, Goal, MAX_CHOICES, Pooling, Request, RequestId,
+    RequestView, Snapshot, Timing, Totals,
+};
 pub use demo::demo_model;
 pub use engine::{
     DEFAULT_CONTEXT, DeviceChoice, Engine, EngineOptions, MemoryReport, ModelSource, default_batch,
     default_threads, kv_bytes,
 };
 pub use error::Error;
+pub use front::{EventStream, Front, Health, Unavailable};
 pub use session::{Logits, Session, Wanted};

@@ -6,17 +6,8 @@ use octavo_kernels::{Role, Sequence, Step};
 
 use crate::Error;
 use crate::backend::{Executable, TapSink, TapView};
-use crate::kv::{BlockPool, BlockTable};
+use crate::kv::{BlockTable, GroupCopy, Ledger, Timeline};
 use crate::sample::{are_finite, argmax};
-
-/// Tokens whose keys and values are cached, and the pages that hold them. Pages go back to the pool
-/// by [`Runtime::truncate`] alone.
-#[derive(Debug, Default)]
-pub(crate) struct Timeline {
-    pub(crate) tokens: Vec<u32>,
-    /// For each group of the cache's layers.
-    tables: Vec<BlockTable>,
-}
 
 /// New tokens of a timeline.
 pub(crate) struct Entry<'a> {
@@ -45,7 +36,7 @@ impl<'a> Entry<'a> {
 
     /// Positions of the timeline after the step.
     fn end(&self) -> usize {
-        self.timeline.tokens.len() + self.tokens.len()
+        self.timeline.len() + self.tokens.len()
     }
 }
 
@@ -68,9 +59,7 @@ pub(crate) enum Value<'a> {
 /// A device, and who owns which of its pages.
 pub(crate) struct Runtime {
     executable: Box<dyn Executable>,
-    /// For each group of the cache's layers: pages of different shapes cannot stand in for each
-    /// other.
-    pools: Vec<BlockPool>,
+    pub(crate) ledger: Ledger,
     n_vocab: usize,
     /// The page numbers of a step's tables, one after the other.
     pages: Vec<u32>,
@@ -79,22 +68,24 @@ pub(crate) struct Runtime {
 impl Runtime {
     /// Takes a device with so many pages for each group of layers.
     pub(crate) fn new(executable: Box<dyn Executable>, n_pages: u32, n_vocab: usize) -> Runtime {
-        let groups = 0..executable.cache_groups();
+        let ledger = Ledger::new(executable.cache_groups(), n_pages);
         Runtime {
             executable,
-            pools: groups.map(|_| BlockPool::new(n_pages)).collect(),
+            ledger,
             n_vocab,
             pages: Vec::new(),
         }
     }
 
-    /// Forgets all but the first `n` tokens of a timeline.
-    pub(crate) fn truncate(&mut self, timeline: &mut Timeline, n: usize) {
-        timeline.tokens.truncate(n);
-        let end = timeline.tokens.len();
-        for (table, pool) in timeline.tables.iter_mut().zip(&mut self.pools) {
-            table.truncate(pool, end);
+    /// Copies pages, as a reservation asks for.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub(crate) fn copy(&mut self, copies: &[GroupCopy]) -> Result<(), Error> {
+        for GroupCopy { group, copy } in copies {
+            self.executable.copy_page(*group, copy.from.0, copy.to.0)?;
         }
+        Ok(())
     }
 
     /// Computes new tokens of some timelines, all of one role. `sink` gets their outputs, entry by
@@ -123,7 +114,7 @@ impl Runtime {
             .iter()
             .map(|&i| Sequence {
                 tokens: entries[i].tokens,
-                start: entries[i].timeline.tokens.len(),
+                start: entries[i].timeline.len(),
                 tables: &tables[i],
                 wanted: entries[i].wanted.clone(),
             })
@@ -152,10 +143,7 @@ impl Runtime {
             entries[live[at]].failed = Some(error);
         }
         for entry in entries.iter_mut().filter(|entry| entry.failed.is_none()) {
-            entry.timeline.tokens.extend_from_slice(entry.tokens);
-            let end = entry.timeline.tokens.len();
-            let tables = entry.timeline.tables.iter_mut();
-            tables.for_each(|table| table.advance(end));
+            entry.timeline.advance(entry.end());
         }
         Ok(())
     }
@@ -166,24 +154,16 @@ impl Runtime {
         self.pages.clear();
         let mut all = Vec::with_capacity(entries.len());
         for entry in entries {
-            let end = entry.end();
-            let tables = &mut entry.timeline.tables;
-            tables.resize_with(self.pools.len(), BlockTable::new);
-            let mut ranges = Vec::with_capacity(tables.len());
-            for (group, (table, pool)) in tables.iter_mut().zip(&mut self.pools).enumerate() {
-                let start = self.pages.len();
-                match table.reserve(pool, end) {
-                    Ok(copies) => {
-                        for copy in copies {
-                            self.executable.copy_page(group, copy.from.0, copy.to.0)?;
-                        }
-                        self.pages.extend(table.pages().iter().map(|page| page.0));
-                    }
-                    Err(error) => entry.failed = Some(error.into()),
-                }
-                ranges.push(start..self.pages.len());
+            match self.ledger.reserve(entry.timeline, entry.end()) {
+                Ok(copies) => self.copy(&copies)?,
+                Err(error) => entry.failed = Some(error.into()),
             }
-            all.push(ranges);
+            let ranges = entry.timeline.tables().iter().map(|table: &BlockTable| {
+                let start = self.pages.len();
+                self.pages.extend(table.pages().iter().map(|page| page.0));
+                start..self.pages.len()
+            });
+            all.push(ranges.collect());
         }
         Ok(all)
     }
@@ -235,7 +215,7 @@ fn hand_out(
     for (at, &i) in live.iter().enumerate() {
         let entry = &entries[i];
         let n = entry.wanted.len();
-        let position = |row: usize| entry.timeline.tokens.len() + entry.wanted.start + row;
+        let position = |row: usize| entry.timeline.len() + entry.wanted.start + row;
         match (0..n).find(|row| !rows.is_finite(first + row)) {
             Some(row) => wrong.push((at, position(row))),
             None => (0..n).for_each(|row| {

@@ -7,7 +7,9 @@ use octavo_text::stop::{EmptyStop, StopMatcher};
 use octavo_text::tokenizer::{Tokenizer, Utf8Stream};
 use serde::Serialize;
 
-use crate::sample::{ConfigError, Logprobs, SampleError, Sampler, SamplerConfig, logprobs};
+use crate::sample::{
+    ConfigError, Constraint, Logprobs, SampleError, Sampler, SamplerConfig, logprobs,
+};
 
 /// What tokens mean as text.
 pub trait Vocabulary {
@@ -214,6 +216,7 @@ pub struct Sequence {
     /// Tokens whose keys and values are cached.
     n_cached: usize,
     sampler: Sampler,
+    constraint: Option<Box<dyn Constraint>>,
     /// Only the most likely token is asked for.
     greedy_on_device: bool,
     utf8: Utf8Stream,
@@ -256,12 +259,27 @@ impl Sequence {
             n_cached_before: 0,
             n_cached: 0,
             sampler,
+            constraint: None,
             utf8: Utf8Stream::new(),
             text: String::new(),
             generated: Vec::new(),
             logprobs: Vec::new(),
             finish: None,
         })
+    }
+
+    /// Restricts what may be chosen from now on.
+    pub fn constrain(&mut self, constraint: Box<dyn Constraint>) {
+        self.constraint = Some(constraint);
+    }
+
+    /// What is wanted once its tokens are computed.
+    pub fn want(&self) -> Want {
+        if self.greedy_on_device && self.constraint.is_none() {
+            Want::Argmax
+        } else {
+            Want::Logits
+        }
     }
 
     /// Says which tokens a cache holds already; answers how many of them, from the first, this
@@ -288,15 +306,10 @@ impl Sequence {
         } else {
             Role::Generated
         };
-        let want = if self.greedy_on_device {
-            Want::Argmax
-        } else {
-            Want::Logits
-        };
         Some(Work {
             tokens: &self.tokens[self.n_cached..],
             role,
-            want,
+            want: self.want(),
         })
     }
 
@@ -362,6 +375,11 @@ impl Sequence {
         self.n_cached >= self.n_prompt
     }
 
+    /// Log-probabilities of the tokens chosen so far, if asked for.
+    pub fn logprobs(&self) -> &[Logprobs] {
+        &self.logprobs
+    }
+
     /// Tokens chosen so far.
     pub fn generated(&self) -> &[u32] {
         &self.generated
@@ -385,7 +403,14 @@ impl Sequence {
     }
 
     fn choose(&mut self, logits: &[f32]) -> Result<u32, SequenceError> {
-        let id = self.sampler.sample(logits)?;
+        let allowed = match &mut self.constraint {
+            Some(constraint) => constraint.allowed().map_err(SampleError::from)?,
+            None => None,
+        };
+        let id = self.sampler.sample_among(logits, allowed.as_ref())?;
+        if let Some(constraint) = &mut self.constraint {
+            constraint.accept(id).map_err(SampleError::from)?;
+        }
         if let Some(n) = self.options.logprobs {
             self.logprobs.push(logprobs(logits, id, n)?);
         }

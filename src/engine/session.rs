@@ -6,7 +6,8 @@ use octavo_kernels::Role;
 use crate::Engine;
 use crate::Error;
 use crate::backend::TapSink;
-use crate::runtime::{Entry, Output, Timeline, Value};
+use crate::kv::Timeline;
+use crate::runtime::{Entry, Output, Value};
 
 /// Of which of the given tokens logits are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +50,8 @@ impl Logits {
 /// frees its pages.
 pub struct Session {
     engine: Engine,
+    /// Those whose keys and values are cached.
+    tokens: Vec<u32>,
     timeline: Timeline,
 }
 
@@ -56,6 +59,7 @@ impl Session {
     pub(crate) fn new(engine: &Engine) -> Session {
         Session {
             engine: engine.clone(),
+            tokens: Vec::new(),
             timeline: Timeline::default(),
         }
     }
@@ -67,7 +71,7 @@ impl Session {
 
     /// Tokens whose keys and values are cached.
     pub fn tokens(&self) -> &[u32] {
-        &self.timeline.tokens
+        &self.tokens
     }
 
     /// Positions there are.
@@ -77,7 +81,9 @@ impl Session {
 
     /// Forgets all but the first `n` tokens.
     pub fn truncate(&mut self, n: usize) {
-        self.engine.runtime().truncate(&mut self.timeline, n);
+        self.tokens.truncate(n);
+        let ledger = &mut self.engine.runtime().ledger;
+        ledger.truncate(&mut self.timeline, self.tokens.len());
     }
 
     /// Appends tokens and returns the logits wanted. A prompt is cut into batches; that changes no
@@ -144,7 +150,7 @@ impl Session {
         only_argmax: bool,
         sink: &mut dyn FnMut(Output<'_>),
     ) -> Result<(), Error> {
-        let have = self.timeline.tokens.len();
+        let have = self.tokens.len();
         self.check(tokens)?;
         let limits = self.engine.limits();
         let batch = if wanted == Wanted::All {
@@ -171,13 +177,14 @@ impl Session {
                 self.truncate(have);
                 return Err(error);
             }
+            self.tokens.extend_from_slice(part);
         }
         Ok(())
     }
 
     /// Whether these tokens can be appended.
     fn check(&self, tokens: &[u32]) -> Result<(), Error> {
-        let (have, new, n_ctx) = (self.timeline.tokens.len(), tokens.len(), self.n_ctx());
+        let (have, new, n_ctx) = (self.tokens.len(), tokens.len(), self.n_ctx());
         if have + new > n_ctx {
             return Err(Error::Context { have, new, n_ctx });
         }

@@ -1,5 +1,5 @@
-//! Who owns which page of the KV cache: a free list with reference counts, and one page table per
-//! sequence.
+//! Who owns which page of the KV cache: a free list with reference counts, one page table per
+//! sequence, and a tree of the full pages that later texts may begin with.
 //!
 //! Pure bookkeeping, shared by all backends and tested without a model; where a page's bytes lie
 //! and how they are laid out inside is the backend's matter. A page holds [`PAGE`] positions of
@@ -7,10 +7,14 @@
 //! one of them is about to write (copy on write); everything a step needs is reserved before the
 //! step, all of it or nothing.
 
+mod ledger;
 mod pool;
+mod prefix;
 mod table;
 
+pub use ledger::{GroupCopy, Ledger, PageCounts, Timeline};
 pub use pool::{BlockPool, OutOfPages, PageId};
+pub use prefix::History;
 pub use table::{BlockTable, PageCopy};
 
 /// Positions in a page: as many as kernels take at a time.

@@ -23,6 +23,10 @@ pub struct BlockPool {
     free: Vec<PageId>,
     /// Owners of each page; 0 = free.
     refs: Vec<u32>,
+    /// Pages that are kept for later texts: one owner of theirs is the tree of prefixes.
+    kept: Vec<bool>,
+    /// Kept pages without another owner.
+    n_cached: usize,
 }
 
 impl BlockPool {
@@ -31,6 +35,8 @@ impl BlockPool {
         BlockPool {
             free: (0..capacity).rev().map(PageId).collect(),
             refs: vec![0; capacity as usize],
+            kept: vec![false; capacity as usize],
+            n_cached: 0,
         }
     }
 
@@ -47,6 +53,38 @@ impl BlockPool {
     /// Pages with an owner.
     pub fn used_pages(&self) -> usize {
         self.capacity() - self.free_pages()
+    }
+
+    /// Pages that are kept for later texts and have no other owner.
+    pub fn cached_pages(&self) -> usize {
+        self.n_cached
+    }
+
+    /// Keeps a page that has an owner: adds the tree of prefixes as another.
+    ///
+    /// # Panics
+    /// If the page is kept already, or free.
+    pub(super) fn keep(&mut self, page: PageId) {
+        self.retain(page);
+        let kept = &mut self.kept[page.0 as usize];
+        assert!(!*kept, "page {} is kept already", page.0);
+        *kept = true;
+    }
+
+    /// Keeps a page no longer.
+    ///
+    /// # Panics
+    /// If the page is not kept, or has other owners.
+    pub(super) fn drop_kept(&mut self, page: PageId) {
+        let i = page.0 as usize;
+        assert!(
+            self.kept[i] && self.refs[i] == 1,
+            "page {} is not kept, or in use",
+            page.0
+        );
+        self.kept[i] = false;
+        self.n_cached -= 1;
+        self.release(page);
     }
 
     /// Owners of a page; 0 if it is free.
@@ -92,6 +130,9 @@ impl BlockPool {
         let refs = &mut self.refs[page.0 as usize];
         assert!(*refs > 0, "page {} is free and cannot be shared", page.0);
         *refs += 1;
+        if self.kept[page.0 as usize] && *refs == 2 {
+            self.n_cached -= 1;
+        }
     }
 
     /// Removes an owner; the page is free when it was the last one. Returns whether it was.
@@ -102,6 +143,9 @@ impl BlockPool {
         let refs = &mut self.refs[page.0 as usize];
         assert!(*refs > 0, "page {} is free already", page.0);
         *refs -= 1;
+        if self.kept[page.0 as usize] && *refs == 1 {
+            self.n_cached += 1;
+        }
         let last = *refs == 0;
         if last {
             self.free.push(page);

@@ -102,6 +102,25 @@ impl BlockTable {
         Ok(copies)
     }
 
+    /// Appends a full page of another owner's, with what it holds. Every page here is full.
+    pub(super) fn adopt(&mut self, pool: &mut BlockPool, page: PageId) {
+        assert_eq!(
+            self.len,
+            self.capacity(),
+            "a page before this one is not full"
+        );
+        pool.retain(page);
+        self.pages.push(page);
+        self.len += PAGE;
+    }
+
+    /// Goes on with another page that holds the same as page `n`, and gives up its own.
+    pub(super) fn replace(&mut self, pool: &mut BlockPool, n: usize, page: PageId) {
+        pool.retain(page);
+        let own = std::mem::replace(&mut self.pages[n], page);
+        pool.release(own);
+    }
+
     /// Declares positions up to `end` written.
     ///
     /// # Panics

@@ -12,12 +12,14 @@
 //! what a seed means: the n-th draw takes the n-th output's upper 53 bits as a fraction in [0, 1).
 
 mod config;
+mod constraint;
 mod logits;
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, VecDeque};
 
 pub use config::{ConfigError, SamplerConfig, Stage};
+pub use constraint::{Constraint, ConstraintError, TokenSet};
 pub(crate) use logits::are_finite;
 use logits::check;
 pub use logits::{Logprobs, argmax, logprobs, top_logits};
@@ -41,9 +43,12 @@ pub enum SampleError {
         /// Logits given.
         got: usize,
     },
-    /// Logit bias bans every token.
-    #[error("logit bias bans every token of the vocabulary")]
+    /// Logit bias bans every token, or every one that a constraint allows.
+    #[error("no token is left to choose from: bias or a constraint bans all")]
     NothingLeft,
+    /// A constraint gave up.
+    #[error("constraint: {0}")]
+    Constraint(#[from] ConstraintError),
 }
 
 /// SplitMix64: a counter and a mixing function, so the n-th output depends on the seed and n alone.
@@ -134,8 +139,20 @@ impl Sampler {
     /// # Errors
     /// [`SampleError`] if a logit is not finite, their number is wrong, or bias bans every token.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, SampleError> {
+        self.sample_among(logits, None)
+    }
+
+    /// As [`Sampler::sample`], from these tokens alone if any are given.
+    ///
+    /// # Errors
+    /// As [`Sampler::sample`]; also if none of the tokens is left.
+    pub fn sample_among(
+        &mut self,
+        logits: &[f32],
+        allowed: Option<&TokenSet>,
+    ) -> Result<u32, SampleError> {
         check(logits, self.n_vocab)?;
-        if self.takes_the_largest() {
+        if self.takes_the_largest() && allowed.is_none() {
             return argmax(logits).ok_or(SampleError::NothingLeft);
         }
         self.candidates.clear();
@@ -147,6 +164,9 @@ impl Sampler {
             }));
         for &(id, bias) in &self.config.logit_bias {
             self.candidates[id as usize].logit += f64::from(bias);
+        }
+        if let Some(allowed) = allowed {
+            self.candidates.retain(|c| allowed.contains(c.id));
         }
         if self.config.penalises() && self.config.is_greedy() {
             self.penalise();

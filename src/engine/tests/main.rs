@@ -3,4 +3,5 @@
 mod generate;
 mod kv;
 mod sampler;
+mod scheduler;
 mod sequence;

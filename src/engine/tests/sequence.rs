@@ -4,7 +4,9 @@
 use octavo_engine::generate::{Observer, generate};
 use octavo_engine::sample::SamplerConfig;
 use octavo_engine::sequence::{Bounds, Computed, Finish, Options, Sequence, Vocabulary, Want};
-use octavo_engine::{Batch, BatchError, Engine, EngineOptions, Event, ModelSource};
+use octavo_engine::{
+    Batch, BatchError, BatchOptions, Engine, EngineOptions, Event, ModelSource, Request, RequestId,
+};
 use octavo_kernels::Role;
 use octavo_text::tokenizer::EncodeOptions;
 
@@ -198,35 +200,37 @@ fn a_batch_says_what_each_says_alone() {
     // prompts in one piece, and a few tokens at a time beside those that generate already
     for batch in [512, 3] {
         let engine = engine(PROMPTS.len(), batch);
-        let mut together = Batch::new(&engine);
+        let mut together = Batch::new(&engine, BatchOptions::default());
         let mut tokens = vec![Vec::new(); PROMPTS.len()];
         let mut shown = vec![String::new(); PROMPTS.len()];
         for (seed, text) in (0..).zip(PROMPTS) {
             together
-                .add(&ids(&engine, text), &options(seed))
+                .add(Request::new(&ids(&engine, text), &options(seed)))
                 .expect("there is room");
             // the next one comes when the others are under way
             together
-                .tick(&mut |id, event| note(id, event, &mut tokens, &mut shown))
+                .step(&mut |id, event| note(id, event, &mut tokens, &mut shown))
                 .expect("a step");
         }
         while !together.is_empty() {
             together
-                .tick(&mut |id, event| note(id, event, &mut tokens, &mut shown))
+                .step(&mut |id, event| note(id, event, &mut tokens, &mut shown))
                 .expect("a step");
         }
         assert_eq!(tokens, expected, "{batch} prompt tokens at a time");
     }
 }
 
-fn note(id: usize, event: Event, tokens: &mut [Vec<u32>], shown: &mut [String]) {
+fn note(id: RequestId, event: Event, tokens: &mut [Vec<u32>], shown: &mut [String]) {
+    let at = usize::try_from(id).expect("a few requests");
     match event {
-        Event::Text(text) => shown[id].push_str(&text),
-        Event::Finished(all) => {
-            assert_eq!(shown[id], all.text, "what was handed out, joined");
-            tokens[id] = all.tokens;
+        Event::Delta { delta, .. } => shown[at].push_str(&delta.text),
+        Event::Finished { text, .. } => {
+            assert_eq!(shown[at], text.text, "what was handed out, joined");
+            tokens[at] = text.tokens;
         }
         Event::Failed(error) => panic!("{id}: {error}"),
+        _ => {}
     }
 }
 
@@ -234,65 +238,87 @@ fn note(id: usize, event: Event, tokens: &mut [Vec<u32>], shown: &mut [String]) 
 fn who_leaves_gives_its_pages_back() {
     let engine = engine(1, 512);
     for _ in 0..3 {
-        let mut batch = Batch::new(&engine);
-        let id = batch.add(&[5; 90], &options(0)).expect("there is room");
-        batch.tick(&mut |_, _| {}).expect("a step");
-        assert_eq!(batch.cancel(id).expect("it runs").finish, Finish::Cancelled);
-        assert!(batch.cancel(id).is_none() && batch.is_empty());
+        let mut batch = Batch::new(&engine, BatchOptions::default());
+        let id = batch
+            .add(Request::new(&[5; 90], &options(0)))
+            .expect("there is room");
+        batch.step(&mut |_, _| {}).expect("a step");
+        assert!(batch.abort(id));
+        assert!(!batch.abort(id) && batch.is_empty());
         // all pages of the only session are needed again
-        batch.add(&[6; 90], &options(0)).expect("there is room");
+        batch
+            .add(Request::new(&[6; 90], &options(0)))
+            .expect("there is room");
         let mut failed = false;
         batch
-            .tick(&mut |_, event| failed |= matches!(event, Event::Failed(_)))
+            .step(&mut |_, event| failed |= matches!(event, Event::Failed(_)))
             .expect("a step");
         assert!(!failed);
     }
 }
 
 #[test]
-fn pages_that_are_missing_fail_one_sequence_alone() {
+fn who_finds_no_pages_waits_for_them() {
     // two sequences, and pages for both; a session of the same engine takes those of one
     let engine = engine(2, 512);
     let mut session = engine.session();
     session
         .eval(&[5; 96], Role::Prompt, octavo_engine::Wanted::None)
         .expect("there is room");
-    let mut batch = Batch::new(&engine);
-    let first = batch.add(&[5; 70], &options(0)).expect("there is room");
-    let second = batch.add(&[5; 70], &options(0)).expect("there is room");
-    let mut failed = Vec::new();
-    for _ in 0..3 {
-        batch
-            .tick(&mut |id, event| {
-                if let Event::Failed(error) = event {
-                    assert!(matches!(error, BatchError::Engine(_)), "{error}");
-                    failed.push(id);
-                }
-            })
-            .expect("a step");
+    let mut batch = Batch::new(&engine, BatchOptions::default());
+    for first in [5, 6] {
+        let prompt = [vec![first], vec![7; 69]].concat();
+        let request = Request::new(&prompt, &options(0));
+        batch.add(request).expect("it may wait");
     }
-    assert_eq!((failed, batch.len()), (vec![second], 1));
-    assert!(batch.cancel(first).is_some());
+    let mut states = || {
+        batch.step(&mut |_, _| {}).expect("a step");
+        let requests = batch.snapshot().requests;
+        let states = requests.iter().map(|request| request.state);
+        states.collect::<Vec<_>>()
+    };
+    assert_eq!(states(), ["running", "waiting"]);
+    drop(session);
+    assert_eq!(states(), ["running", "running"]);
 }
 
 #[test]
-fn no_more_sequences_run_than_the_engine_was_loaded_for() {
-    let engine = engine(2, 512);
-    let mut batch = Batch::new(&engine);
+fn who_finds_no_place_waits_and_no_more_wait_than_may() {
+    let engine = engine(1, 512);
+    let options_of_batch = BatchOptions {
+        queue: 2,
+        ..BatchOptions::default()
+    };
+    let mut batch = Batch::new(&engine, options_of_batch);
     for _ in 0..2 {
-        batch.add(&[5, 6], &options(0)).expect("there is room");
+        batch
+            .add(Request::new(&[5, 6], &options(0)))
+            .expect("it may wait");
     }
     assert!(matches!(
-        batch.add(&[5, 6], &options(0)),
-        Err(BatchError::Full { sequences: 2 })
+        batch.add(Request::new(&[5, 6], &options(0))),
+        Err(BatchError::QueueFull { waiting: 2 })
     ));
+    let mut ended = Vec::new();
+    while !batch.is_empty() {
+        let look = &mut |id, event| {
+            if let Event::Finished { text, .. } = event {
+                ended.push((id, text.tokens));
+            }
+        };
+        batch.step(look).expect("a step");
+    }
+    assert_eq!(ended.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [0, 1]);
+    assert_eq!(ended[0].1, ended[1].1, "the same request says the same");
 }
 
 #[test]
 fn who_is_told_of_an_event_may_use_the_engine() {
     let engine = engine(2, 512);
-    let mut batch = Batch::new(&engine);
-    batch.add(&[5, 6], &options(0)).expect("there is room");
+    let mut batch = Batch::new(&engine, BatchOptions::default());
+    batch
+        .add(Request::new(&[5, 6], &options(0)))
+        .expect("there is room");
     let mut told = 0;
     while !batch.is_empty() {
         let look = &mut |_, _| {
@@ -302,7 +328,7 @@ fn who_is_told_of_an_event_may_use_the_engine() {
                 .eval(&[5], Role::Prompt, octavo_engine::Wanted::Last)
                 .expect("the device is free");
         };
-        batch.tick(look).expect("a step");
+        batch.step(look).expect("a step");
     }
     assert!(told > 0);
 }

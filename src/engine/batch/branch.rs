@@ -1,0 +1,390 @@
+//! One text of a request, or its embedding: what becomes of the outputs of steps.
+
+use std::time::Instant;
+
+use crate::backend::TapView;
+use crate::sample::{Logprobs, SampleError, logprobs};
+use crate::sequence::{Bounds, Computed, Options, Sequence, SequenceError, Text, Vocabulary, Want};
+
+use super::request::{Delta, Goal, Pooling, Request, RequestId, Timing};
+
+/// What a text was fed last, before anybody was told.
+pub(super) type Fed = Result<Delta, SequenceError>;
+
+/// One text of a request, or its embedding.
+pub(super) struct Branch {
+    pub(super) request: RequestId,
+    pub(super) choice: usize,
+    work: Work,
+    clock: Clock,
+    fed: Option<Fed>,
+    /// Other texts of the request, which begin where this one's prompt ends.
+    siblings: Option<Siblings>,
+}
+
+enum Work {
+    Text {
+        sequence: Box<Sequence>,
+        n_prompt: usize,
+        prompt: Option<PromptProbs>,
+    },
+    Embedding(Pool),
+}
+
+/// Log-probabilities of a prompt's own tokens.
+struct PromptProbs {
+    tokens: Vec<u32>,
+    n_top: usize,
+    found: Vec<Logprobs>,
+}
+
+struct Siblings {
+    request: Request,
+    bounds: Bounds,
+    /// What may follow the prompt, once it is known.
+    first: Option<First>,
+}
+
+/// What may follow a prompt.
+enum First {
+    Argmax(u32),
+    Logits(Vec<f32>),
+}
+
+/// When what happened.
+struct Clock {
+    added: Instant,
+    begun: Option<Instant>,
+    first: Option<Instant>,
+    last: Option<Instant>,
+}
+
+/// The vectors of a prompt's tokens on their way to one.
+struct Pool {
+    pooling: Pooling,
+    n_prompt: usize,
+    rows: usize,
+    sum: Vec<f64>,
+}
+
+impl Branch {
+    /// The first text of a request.
+    pub(super) fn new(
+        id: RequestId,
+        request: Request,
+        bounds: Bounds,
+        vocabulary: &dyn Vocabulary,
+    ) -> Result<Branch, SequenceError> {
+        let n_prompt = request.prompt.len();
+        // also for an embedding: it checks the prompt
+        let mut sequence = Sequence::new(&request.prompt, &request.options, bounds, vocabulary)?;
+        if let Some(constraint) = &request.constraint {
+            sequence.constrain(constraint.fork());
+        }
+        let work = match request.goal {
+            Goal::Embedding(pooling) => Work::Embedding(Pool {
+                pooling,
+                n_prompt,
+                rows: 0,
+                sum: Vec::new(),
+            }),
+            Goal::Text => Work::Text {
+                sequence: Box::new(sequence),
+                n_prompt,
+                prompt: request.prompt_logprobs.map(|n_top| PromptProbs {
+                    tokens: request.prompt.clone(),
+                    n_top,
+                    found: Vec::new(),
+                }),
+            },
+        };
+        let siblings = (request.n > 1).then_some(Siblings {
+            request,
+            bounds,
+            first: None,
+        });
+        Ok(Branch {
+            request: id,
+            choice: 0,
+            work,
+            clock: Clock::new(),
+            fed: None,
+            siblings,
+        })
+    }
+
+    /// Whether outputs of every token of the prompt are wanted.
+    pub(super) fn wants_all(&self) -> bool {
+        match &self.work {
+            Work::Text { prompt, .. } => prompt.is_some(),
+            Work::Embedding(pool) => pool.pooling != Pooling::Last,
+        }
+    }
+
+    pub(super) fn wants_argmax(&self) -> bool {
+        match &self.work {
+            Work::Text {
+                sequence, prompt, ..
+            } => prompt.is_none() && sequence.want() == Want::Argmax,
+            Work::Embedding(_) => true,
+        }
+    }
+
+    pub(super) fn embeds(&self) -> bool {
+        matches!(self.work, Work::Embedding(_))
+    }
+
+    /// Tokens chosen.
+    pub(super) fn generated(&self) -> usize {
+        match &self.work {
+            Work::Text { sequence, .. } => sequence.generated().len(),
+            Work::Embedding(_) => 0,
+        }
+    }
+
+    /// The last token chosen, if the text goes on after it.
+    pub(super) fn next_token(&self) -> Option<u32> {
+        match &self.work {
+            Work::Text { sequence, .. } if sequence.finish().is_none() => {
+                sequence.generated().last().copied()
+            }
+            _ => None,
+        }
+    }
+
+    /// Notes when its first tokens are computed; whether these are the first.
+    pub(super) fn begins(&mut self, now: Instant) -> bool {
+        let is_first = self.clock.begun.is_none();
+        self.clock.begun.get_or_insert(now);
+        is_first
+    }
+
+    /// Takes the most likely token after the one at a position.
+    pub(super) fn take_argmax(&mut self, position: usize, id: u32, vocabulary: &dyn Vocabulary) {
+        if self.is_next(position) {
+            if let Some(siblings) = self.siblings.as_mut().filter(|s| s.first.is_none()) {
+                siblings.first = Some(First::Argmax(id));
+            }
+            self.feed(Computed::Argmax(id), vocabulary);
+        }
+    }
+
+    /// Takes the logits of what follows the token at a position.
+    pub(super) fn take_logits(
+        &mut self,
+        position: usize,
+        row: &[f32],
+        vocabulary: &dyn Vocabulary,
+    ) {
+        if let Err(error) = self.note_prompt(position, row) {
+            self.fed = Some(Err(error.into()));
+            return;
+        }
+        if !self.is_next(position) {
+            return;
+        }
+        if let Some(siblings) = self.siblings.as_mut().filter(|s| s.first.is_none()) {
+            siblings.first = Some(First::Logits(row.to_vec()));
+        }
+        self.feed(Computed::Logits(row), vocabulary);
+    }
+
+    /// Takes the vector of the next token of the prompt, or of the last one.
+    pub(super) fn take_row(&mut self, row: &[f32]) {
+        let Work::Embedding(pool) = &mut self.work else {
+            return;
+        };
+        if pool.pooling == Pooling::First && pool.rows > 0 {
+            pool.rows += 1;
+            return;
+        }
+        pool.rows += 1;
+        pool.sum.resize(row.len(), 0.0);
+        pool.sum
+            .iter_mut()
+            .zip(row)
+            .for_each(|(sum, x)| *sum += f64::from(*x));
+    }
+
+    /// What it was fed since this was last asked.
+    pub(super) fn take_fed(&mut self) -> Option<Fed> {
+        self.fed.take()
+    }
+
+    /// The log-probabilities of the prompt, once all are there; they are handed out once.
+    pub(super) fn take_prompt(&mut self) -> Option<Vec<Logprobs>> {
+        match &mut self.work {
+            Work::Text { prompt, .. } => prompt
+                .take_if(|prompt| prompt.found.len() + 1 == prompt.tokens.len())
+                .map(|prompt| prompt.found),
+            Work::Embedding(_) => None,
+        }
+    }
+
+    /// The embedding, normalized, if `n_read` tokens of the prompt are all.
+    pub(super) fn take_vector(&mut self, n_read: usize) -> Option<Vec<f32>> {
+        let Work::Embedding(pool) = &mut self.work else {
+            return None;
+        };
+        if n_read < pool.n_prompt {
+            return None;
+        }
+        let length = pool.sum.iter().map(|x| x * x).sum::<f64>().sqrt();
+        let scale = if length > 0.0 { 1.0 / length } else { 0.0 };
+        Some(pool.sum.iter().map(|x| (x * scale) as f32).collect())
+    }
+
+    /// The request's other texts, fed with what may follow the prompt, as soon as it is known.
+    pub(super) fn siblings(&mut self, vocabulary: &dyn Vocabulary) -> Vec<Branch> {
+        let Some(siblings) = self.siblings.take_if(|siblings| siblings.first.is_some()) else {
+            return Vec::new();
+        };
+        let choices = 1..siblings.request.n;
+        let make = |choice| self.sibling(choice, &siblings, vocabulary);
+        choices.map(make).collect()
+    }
+
+    fn sibling(&self, choice: usize, of: &Siblings, vocabulary: &dyn Vocabulary) -> Branch {
+        let request = &of.request;
+        let mut options: Options = request.options.clone();
+        options.sampler.seed = options.sampler.seed.wrapping_add(choice as u64);
+        let made = Sequence::new(&request.prompt, &options, of.bounds, vocabulary);
+        let mut sequence = Box::new(made.expect("as sound as the first text of the request"));
+        if let Some(constraint) = &request.constraint {
+            sequence.constrain(constraint.fork());
+        }
+        let mut branch = Branch {
+            request: self.request,
+            choice,
+            work: Work::Text {
+                sequence,
+                n_prompt: request.prompt.len(),
+                prompt: None,
+            },
+            clock: Clock {
+                first: None,
+                last: None,
+                ..self.clock
+            },
+            fed: None,
+            siblings: None,
+        };
+        match &of.first {
+            Some(First::Argmax(id)) => branch.feed(Computed::Argmax(*id), vocabulary),
+            Some(First::Logits(row)) => branch.feed(Computed::Logits(row), vocabulary),
+            None => unreachable!("texts begin when it is known what may follow the prompt"),
+        }
+        branch
+    }
+
+    /// Its times so far.
+    pub(super) fn timing(&self) -> Timing {
+        let clock = &self.clock;
+        let now = Instant::now();
+        let begun = clock.begun.unwrap_or(now);
+        let n_prompt = match &self.work {
+            Work::Text { n_prompt, .. } => *n_prompt,
+            Work::Embedding(pool) => pool.n_prompt,
+        };
+        Timing {
+            queued: begun - clock.added,
+            prompt: clock.first.unwrap_or(now).saturating_duration_since(begun),
+            first_token: clock.first.map(|first| first - clock.added),
+            generation: clock
+                .first
+                .zip(clock.last)
+                .map(|(first, last)| last - first)
+                .unwrap_or_default(),
+            total: now - clock.added,
+            prompt_tokens: n_prompt,
+            generated_tokens: self.generated(),
+            cached: 0,
+            recomputed: 0,
+        }
+    }
+
+    /// What it has brought forth; `None` for an embedding.
+    pub(super) fn into_text(self) -> Option<Text> {
+        match self.work {
+            Work::Text { sequence, .. } => Some(sequence.into_text()),
+            Work::Embedding(_) => None,
+        }
+    }
+
+    /// Whether what follows this position is not chosen yet. Tokens that are computed again after
+    /// their pages were given up have followers already.
+    fn is_next(&self, position: usize) -> bool {
+        match &self.work {
+            Work::Text {
+                sequence, n_prompt, ..
+            } => position + 1 == n_prompt + sequence.generated().len(),
+            Work::Embedding(_) => false,
+        }
+    }
+
+    fn note_prompt(&mut self, position: usize, row: &[f32]) -> Result<(), SampleError> {
+        if let Work::Text {
+            prompt: Some(prompt),
+            ..
+        } = &mut self.work
+            && prompt.found.len() == position
+            && let Some(&next) = prompt.tokens.get(position + 1)
+        {
+            prompt.found.push(logprobs(row, next, prompt.n_top)?);
+        }
+        Ok(())
+    }
+
+    fn feed(&mut self, computed: Computed<'_>, vocabulary: &dyn Vocabulary) {
+        let Work::Text { sequence, .. } = &mut self.work else {
+            return;
+        };
+        let before = sequence.generated().len();
+        let fed = sequence.feed(computed, vocabulary).map(|text| Delta {
+            text,
+            tokens: sequence.generated()[before..].to_vec(),
+            logprobs: sequence
+                .logprobs()
+                .get(before..)
+                .unwrap_or_default()
+                .to_vec(),
+        });
+        self.fed = Some(fed);
+        let now = Instant::now();
+        self.clock.first.get_or_insert(now);
+        self.clock.last = Some(now);
+    }
+}
+
+impl Clock {
+    fn new() -> Clock {
+        Clock {
+            added: Instant::now(),
+            begun: None,
+            first: None,
+            last: None,
+        }
+    }
+}
+
+/// The model's last vectors of a step, for embeddings: one row for each output.
+#[derive(Default)]
+pub(super) struct Vectors {
+    width: usize,
+    data: Vec<f32>,
+}
+
+impl Vectors {
+    /// Looks for them among all values of a step.
+    pub(super) fn see(&mut self, view: &TapView<'_>) {
+        if view.tap.name == octavo_model::taps::RESULT_NORM {
+            self.width = view.width;
+            self.data.extend_from_slice(view.data);
+        }
+    }
+
+    /// Row by row.
+    pub(super) fn rows(&self) -> impl Iterator<Item = &[f32]> {
+        self.data.chunks_exact(self.width.max(1))
+    }
+}

@@ -1,0 +1,405 @@
+//! Requests that advance together: each step gives a token to every request that generates, then
+//! reads more of the prompts of the others. What a request says does not depend on its neighbours.
+
+mod branch;
+mod request;
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use octavo_kernels::Role;
+
+use crate::backend::{TapSink, TapView};
+use crate::runtime::{Entry, Output, Runtime, Value};
+use crate::schedule::{Job, Plan, Scheduler, Settings, Share};
+use crate::sequence::Bounds;
+use crate::{Engine, Error};
+use branch::{Branch, Vectors};
+
+pub use request::{
+    BatchError, BatchOptions, Delta, Event, Goal, Pooling, Request, RequestId, RequestView,
+    Snapshot, Timing, Totals,
+};
+
+/// Texts of one request at most.
+pub const MAX_CHOICES: usize = 128;
+
+type Events = Vec<(RequestId, Event)>;
+
+/// Requests that advance together.
+pub struct Batch {
+    engine: Engine,
+    options: BatchOptions,
+    scheduler: Scheduler,
+    /// By their numbers in the scheduler; the first text of a request has the request's own.
+    branches: BTreeMap<RequestId, Branch>,
+    next_id: RequestId,
+    totals: Totals,
+}
+
+impl Batch {
+    /// A batch without requests. As many as [`crate::EngineOptions::sessions`] says run at a time;
+    /// others wait.
+    pub fn new(engine: &Engine, options: BatchOptions) -> Batch {
+        let limits = engine.limits();
+        let settings = Settings {
+            sequences: limits.sequences.min(limits.wanted).min(limits.rows),
+            rows: limits.rows,
+            wanted: limits.wanted,
+            stall: options.stall,
+            prefixes: options.prefixes,
+            reuse_generated: options.reuse_generated,
+        };
+        Batch {
+            engine: engine.clone(),
+            options,
+            scheduler: Scheduler::new(settings),
+            branches: BTreeMap::new(),
+            next_id: 0,
+            totals: Totals::default(),
+        }
+    }
+
+    /// Positions that a request can have: those of the context, or of all the cache's pages.
+    pub fn n_ctx(&self) -> usize {
+        let pages = self.engine.runtime().ledger.capacity();
+        self.engine.n_ctx().min(pages * crate::kv::PAGE)
+    }
+
+    /// Adds a request; it is newer than all others.
+    ///
+    /// # Errors
+    /// If the prompt or an option does not fit, or as many requests wait as may.
+    pub fn add(&mut self, request: Request) -> Result<RequestId, BatchError> {
+        let waiting = self.scheduler.jobs().len() - self.scheduler.running();
+        if waiting >= self.options.queue {
+            return Err(BatchError::QueueFull { waiting });
+        }
+        let n = request.n;
+        if !(1..=MAX_CHOICES).contains(&n) {
+            let most = MAX_CHOICES;
+            return Err(BatchError::Choices { n, most });
+        }
+        let bounds = Bounds {
+            n_ctx: self.n_ctx(),
+            n_vocab: self.engine.hparams().n_vocab(),
+        };
+        let id = self.next_id;
+        let (prompt, salt) = (request.prompt.clone(), request.salt.clone());
+        let branch = Branch::new(id, request, bounds, self.engine.tokenizer())?;
+        self.scheduler
+            .add(Job::new(id, prompt, salt, branch.wants_all()));
+        self.branches.insert(id, branch);
+        self.next_id += 1;
+        Ok(id)
+    }
+
+    /// Ends a request and gives its pages back; false if there is none of this number.
+    pub fn abort(&mut self, id: RequestId) -> bool {
+        let all = self.branches_of(id);
+        let engine = self.engine.clone();
+        let mut runtime = engine.runtime();
+        for &at in &all {
+            self.forget(at, &mut runtime);
+        }
+        self.totals.aborted += u64::from(!all.is_empty());
+        !all.is_empty()
+    }
+
+    /// Requests, of which each text that has begun counts as one.
+    pub fn len(&self) -> usize {
+        self.branches.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.branches.is_empty()
+    }
+
+    /// What it is doing.
+    pub fn snapshot(&self) -> Snapshot {
+        let runtime = self.engine.runtime();
+        let view = |job: &Job| {
+            let branch = &self.branches[&job.id()];
+            RequestView {
+                id: branch.request,
+                choice: branch.choice,
+                state: job.state_name(),
+                pages: job.timeline().n_pages(),
+                tokens: job.timeline().len(),
+                prompt_tokens: job.n_prompt(),
+                generated: branch.generated(),
+            }
+        };
+        Snapshot {
+            pages: runtime.ledger.counts(),
+            requests: self.scheduler.jobs().iter().map(view).collect(),
+            totals: Totals {
+                preemptions: self.scheduler.preemptions(),
+                evictions: runtime.ledger.evicted(),
+                ..self.totals
+            },
+        }
+    }
+
+    /// Forgets what was kept for later prompts and is not in use.
+    pub fn clear_cache(&mut self) {
+        self.engine.runtime().ledger.clear();
+    }
+
+    /// Takes every request a step further: first those that generate, then some of the prompts, so
+    /// that nobody's next token waits for a long one. `sink` learns what comes of it. Weights are
+    /// read twice where there are both: a token's role decides its kernels, which is what makes its
+    /// numbers independent of its neighbours.
+    ///
+    /// # Errors
+    /// If the device fails. Requests stay as they were before the step that failed.
+    pub fn step(&mut self, sink: &mut dyn FnMut(RequestId, Event)) -> Result<(), Error> {
+        let mut events = Vec::new();
+        let result = self.both_roles(&mut events);
+        // the device is free again: who is told may use the engine
+        for (id, event) in events {
+            sink(id, event);
+        }
+        result
+    }
+
+    /// Ends every request for the same reason: after a step that failed there is no other way on.
+    pub fn fail_all(&mut self, why: &str, sink: &mut dyn FnMut(RequestId, Event)) {
+        let engine = self.engine.clone();
+        let mut runtime = engine.runtime();
+        let all: Vec<RequestId> = self.branches.keys().copied().collect();
+        let mut failed = Vec::new();
+        for at in all {
+            let branch = self.forget(at, &mut runtime);
+            failed.extend(branch.map(|branch| branch.request));
+        }
+        drop(runtime);
+        failed.dedup();
+        for id in failed {
+            self.totals.failed += 1;
+            sink(id, Event::Failed(BatchError::Step(why.to_owned())));
+        }
+    }
+
+    fn both_roles(&mut self, events: &mut Events) -> Result<(), Error> {
+        let engine = self.engine.clone();
+        let mut runtime = engine.runtime();
+        for role in [Role::Generated, Role::Prompt] {
+            let ledger = &mut runtime.ledger;
+            let mut plan = match role {
+                Role::Generated => self.scheduler.generated(ledger),
+                Role::Prompt => self.scheduler.prompts(ledger),
+            };
+            for (at, error) in std::mem::take(&mut plan.failed) {
+                let error = Error::from(error).into();
+                self.fail(at, error, &mut runtime, events);
+            }
+            if !plan.shares.is_empty() {
+                self.compute(role, &plan, &mut runtime, events)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a step and hands its outputs to the requests.
+    fn compute(
+        &mut self,
+        role: Role,
+        plan: &Plan,
+        runtime: &mut Runtime,
+        events: &mut Events,
+    ) -> Result<(), Error> {
+        let start = Instant::now();
+        self.begin(plan, start, events);
+        runtime.copy(&plan.copies)?;
+        let failures = self.run(role, plan, runtime)?;
+        let took = start.elapsed();
+        self.totals.steps += 1;
+        self.totals.busy += took;
+        self.scheduler.took(&mut runtime.ledger, role, plan, took);
+        for (share, failure) in plan.shares.iter().zip(failures) {
+            match failure {
+                Some(error) => self.fail(share.id, error.into(), runtime, events),
+                None => self.advance(role, share, runtime, events),
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs the tokens of a plan; answers why an entry failed that did so alone.
+    fn run(
+        &mut self,
+        role: Role,
+        plan: &Plan,
+        runtime: &mut Runtime,
+    ) -> Result<Vec<Option<Error>>, Error> {
+        let Batch {
+            engine,
+            scheduler,
+            branches,
+            ..
+        } = self;
+        let entries = scheduler.entries(plan).into_iter().zip(&plan.shares);
+        let mut entries: Vec<Entry<'_>> = entries
+            .map(|((tokens, timeline), share)| Entry {
+                wanted: share.n - share.wanted..share.n,
+                only_argmax: branches[&share.id].wants_argmax(),
+                ..Entry::new(timeline, tokens)
+            })
+            .collect();
+        let embeds = |share: &Share| share.wanted > 0 && branches[&share.id].embeds();
+        let taps = plan.shares.iter().any(embeds);
+        let mut vectors = Vectors::default();
+        let mut see = |view: &TapView<'_>| vectors.see(view);
+        let tap = taps.then_some(&mut see as &mut TapSink<'_>);
+        runtime.step(role, &mut entries, tap, &mut |output: Output<'_>| {
+            let id = plan.shares[output.entry].id;
+            let branch = branches.get_mut(&id).expect("a branch of the plan");
+            let (position, vocabulary) = (output.position, engine.tokenizer());
+            match output.value {
+                Value::Argmax(token) => branch.take_argmax(position, token, vocabulary),
+                Value::Logits(row) => branch.take_logits(position, row, vocabulary),
+            }
+        })?;
+        let failures = entries.into_iter().map(|entry| entry.failed).collect();
+        let mut rows = vectors.rows();
+        for share in plan.shares.iter().filter(|_| taps) {
+            let branch = branches.get_mut(&share.id).expect("a branch of the plan");
+            rows.by_ref()
+                .take(share.wanted)
+                .for_each(|row| branch.take_row(row));
+        }
+        Ok(failures)
+    }
+
+    /// Notes who begins with this step.
+    fn begin(&mut self, plan: &Plan, now: Instant, events: &mut Events) {
+        for share in &plan.shares {
+            let branch = self
+                .branches
+                .get_mut(&share.id)
+                .expect("a branch of the plan");
+            if !branch.begins(now) {
+                continue;
+            }
+            let job = self.scheduler.job(share.id).expect("a job of the plan");
+            let (prompt, cached) = (job.n_prompt(), job.reused().cached);
+            if branch.choice == 0 {
+                self.totals.prompt_tokens += prompt as u64;
+                self.totals.cached_tokens += cached as u64;
+                events.push((branch.request, Event::Started { prompt, cached }));
+            }
+        }
+    }
+
+    /// A request's tokens of a step are computed: hands out what came of them.
+    fn advance(&mut self, role: Role, share: &Share, runtime: &mut Runtime, events: &mut Events) {
+        let branch = self
+            .branches
+            .get_mut(&share.id)
+            .expect("a branch of the plan");
+        let job = self.scheduler.job(share.id).expect("a job of the plan");
+        if role == Role::Prompt {
+            let done = job.timeline().len();
+            events.push((branch.request, Event::Read { done }));
+        }
+        let read = (role == Role::Prompt).then(|| job.timeline().len());
+        if let Some(vector) = read.and_then(|n| branch.take_vector(n)) {
+            let timing = branch.timing();
+            events.push((branch.request, Event::Embedded { vector, timing }));
+            self.forget(share.id, runtime);
+            return;
+        }
+        if let Some(all) = branch.take_prompt() {
+            events.push((branch.request, Event::Prompt(all)));
+        }
+        let siblings = branch.siblings(self.engine.tokenizer());
+        for sibling in siblings {
+            let id = self.next_id;
+            self.next_id += 1;
+            self.scheduler.fork(&mut runtime.ledger, share.id, id);
+            self.branches.insert(id, sibling);
+            self.hand_out(id, runtime, events);
+        }
+        self.hand_out(share.id, runtime, events);
+    }
+
+    /// Tells what a text was fed, and goes on with its next token or ends it.
+    fn hand_out(&mut self, at: RequestId, runtime: &mut Runtime, events: &mut Events) {
+        let branch = self.branches.get_mut(&at).expect("a branch of the batch");
+        let (request, choice) = (branch.request, branch.choice);
+        match branch.take_fed() {
+            None => return,
+            Some(Err(error)) => return self.fail(at, error.into(), runtime, events),
+            Some(Ok(delta)) => {
+                self.totals.generated_tokens += delta.tokens.len() as u64;
+                if delta != Delta::default() {
+                    events.push((request, Event::Delta { choice, delta }));
+                }
+            }
+        }
+        if let Some(token) = branch.next_token() {
+            self.scheduler.push(at, token);
+            return;
+        }
+        let reused = self.scheduler.job(at).map(Job::reused).unwrap_or_default();
+        let timing = Timing {
+            cached: reused.cached,
+            recomputed: reused.recomputed,
+            ..branch.timing()
+        };
+        let text = self.forget(at, runtime).and_then(Branch::into_text);
+        if let Some(text) = text {
+            self.totals.count(text.finish);
+            let finished = Event::Finished {
+                choice,
+                text,
+                timing,
+            };
+            events.push((request, finished));
+        }
+    }
+
+    /// Ends a request, all its texts with it.
+    fn fail(
+        &mut self,
+        at: RequestId,
+        error: BatchError,
+        runtime: &mut Runtime,
+        events: &mut Events,
+    ) {
+        let Some(request) = self.branches.get(&at).map(|branch| branch.request) else {
+            return;
+        };
+        self.totals.failed += 1;
+        for id in self.branches_of(request) {
+            self.forget(id, runtime);
+        }
+        events.push((request, Event::Failed(error)));
+    }
+
+    fn branches_of(&self, request: RequestId) -> Vec<RequestId> {
+        let branches = self.branches.iter();
+        let own = branches.filter(|(_, branch)| branch.request == request);
+        own.map(|(&id, _)| id).collect()
+    }
+
+    fn forget(&mut self, at: RequestId, runtime: &mut Runtime) -> Option<Branch> {
+        let job = self.scheduler.remove(&mut runtime.ledger, at);
+        let recomputed = job.map_or(0, |job| job.reused().recomputed);
+        self.totals.recomputed_tokens += recomputed as u64;
+        self.branches.remove(&at)
+    }
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        let engine = self.engine.clone();
+        let mut runtime = engine.runtime();
+        let all: Vec<RequestId> = self.branches.keys().copied().collect();
+        for at in all {
+            self.forget(at, &mut runtime);
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! A request as the scheduler sees it, and a step as it plans it.
+
+use std::time::Duration;
+
+use crate::kv::{GroupCopy, History, Ledger, OutOfPages, PAGE, Timeline};
+
+/// Which request; later ones have higher numbers.
+pub type RequestId = u64;
+
+/// What a scheduler may do.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// Requests that run at a time.
+    pub sequences: usize,
+    /// Tokens of a step.
+    pub rows: usize,
+    /// Tokens of a step with outputs.
+    pub wanted: usize,
+    /// How long requests that generate should wait for a step of prompts.
+    pub stall: Duration,
+    /// Keep full pages for later prompts that begin alike.
+    pub prefixes: bool,
+    /// Let prompts begin with pages that were generated. Their bits differ from a prompt's.
+    pub reuse_generated: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Waiting,
+    Running,
+    /// Waiting again: it ran, and its pages were needed by older ones.
+    Preempted,
+}
+
+/// Tokens of a request that were computed another number of times than once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reused {
+    /// Taken from the cache when it began.
+    pub cached: usize,
+    /// Computed again because its pages were needed by others.
+    pub recomputed: usize,
+}
+
+/// A request as the scheduler sees it.
+#[derive(Debug)]
+pub struct Job {
+    pub(super) id: RequestId,
+    /// The prompt, then what was generated.
+    pub(super) tokens: Vec<u32>,
+    pub(super) n_prompt: usize,
+    pub(super) salt: Option<String>,
+    /// Outputs of every token of the prompt are wanted, so none may come from the cache.
+    pub(super) wants_all: bool,
+    pub(super) timeline: Timeline,
+    pub(super) state: State,
+    pub(super) reused: Reused,
+}
+
+impl Job {
+    /// A request that waits; `wants_all` if outputs of every token of its prompt are wanted.
+    pub fn new(id: RequestId, prompt: Vec<u32>, salt: Option<String>, wants_all: bool) -> Job {
+        Job {
+            id,
+            n_prompt: prompt.len(),
+            tokens: prompt,
+            salt,
+            wants_all,
+            timeline: Timeline::default(),
+            state: State::Waiting,
+            reused: Reused::default(),
+        }
+    }
+
+    /// Its number.
+    pub fn id(&self) -> RequestId {
+        self.id
+    }
+
+    /// Tokens of its prompt.
+    pub fn n_prompt(&self) -> usize {
+        self.n_prompt
+    }
+
+    /// What it is doing: `waiting`, `running`, or `preempted`, which is waiting once more.
+    pub fn state_name(&self) -> &'static str {
+        match self.state {
+            State::Waiting => "waiting",
+            State::Running => "running",
+            State::Preempted => "preempted",
+        }
+    }
+
+    /// What it did not need to compute, and what it had to compute again.
+    pub fn reused(&self) -> Reused {
+        self.reused
+    }
+
+    /// Its pages.
+    pub fn timeline(&self) -> &Timeline {
+        &self.timeline
+    }
+
+    pub(super) fn reads(&self) -> bool {
+        self.timeline.len() < self.n_prompt
+    }
+
+    pub(super) fn generates(&self) -> bool {
+        self.state == State::Running && !self.reads()
+    }
+
+    /// Pages it will need before its next token, beyond those it has.
+    pub(super) fn pages_to_come(&self) -> usize {
+        (self.tokens.len() + 1)
+            .div_ceil(PAGE)
+            .saturating_sub(self.timeline.n_pages())
+    }
+}
+
+impl Job {
+    /// Takes what the cache holds of its tokens; answers how many. The last one is always computed:
+    /// its outputs are what follows from.
+    pub(super) fn adopt(&mut self, ledger: &mut Ledger, reuse_generated: bool) -> usize {
+        let end = self.tokens.len() - 1;
+        let history = history(&self.tokens, self.n_prompt, &self.salt, reuse_generated);
+        ledger.adopt(&mut self.timeline, &history, end)
+    }
+
+    /// Keeps its full pages for later.
+    pub(super) fn keep(&mut self, ledger: &mut Ledger, reuse_generated: bool) {
+        let history = history(&self.tokens, self.n_prompt, &self.salt, reuse_generated);
+        ledger.keep(&mut self.timeline, &history);
+    }
+
+    /// What its pages hold.
+    pub(super) fn history(&self, reuse_generated: bool) -> History<'_> {
+        history(&self.tokens, self.n_prompt, &self.salt, reuse_generated)
+    }
+}
+
+/// What pages hold; all of it counts as a prompt where generated pages are reused.
+fn history<'a>(
+    tokens: &'a [u32],
+    n_prompt: usize,
+    salt: &'a Option<String>,
+    reuse_generated: bool,
+) -> History<'a> {
+    History {
+        tokens,
+        n_prompt: if reuse_generated {
+            tokens.len()
+        } else {
+            n_prompt
+        },
+        salt: salt.as_deref(),
+    }
+}
+
+/// Tokens of one request in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Whose.
+    pub id: RequestId,
+    /// How many.
+    pub n: usize,
+    /// How many of them, from the last, need outputs.
+    pub wanted: usize,
+}
+
+/// A step: its pages are reserved.
+#[derive(Debug, Default)]
+pub struct Plan {
+    /// In the order in which requests came.
+    pub shares: Vec<Share>,
+    /// Pages to copy first.
+    pub copies: Vec<GroupCopy>,
+    /// Requests that cannot go on though nobody younger is left to make room.
+    pub failed: Vec<(RequestId, OutOfPages)>,
+}
+
+impl Plan {
+    /// Adds tokens of a request; outputs of so many of them, from the last, are wanted.
+    pub(super) fn push(&mut self, job: &Job, n: usize, wanted: usize) {
+        self.shares.push(Share {
+            id: job.id,
+            n,
+            wanted,
+        });
+    }
+}

@@ -1,0 +1,298 @@
+//! Which tokens of which requests are computed next. Knows no model, no text and no device; it is
+//! told what a step took and has no clock of its own.
+//!
+//! One round is a step for those that generate, then a step for prompts: a token's role decides its
+//! kernels, so no step mixes the two. Nobody's next token waits for more than one chunk of prompts.
+//! When pages are short, the newest running request gives its own back and computes its tokens
+//! again later, in the roles they had, so that its bits stay what they were.
+
+mod job;
+
+use std::time::Duration;
+
+use octavo_kernels::Role;
+
+use crate::kv::{Ledger, PAGE, Timeline};
+use job::State;
+pub use job::{Job, Plan, RequestId, Reused, Settings, Share};
+
+/// Tokens of prompts taken at a time at least, whatever others wait for: a prompt must end too.
+pub const MIN_CHUNK: usize = 64;
+
+/// Tokens of a preempted request that are computed again in a step beside others that generate, and
+/// alone: each costs about as much as another request.
+const REPLAYS: usize = 8;
+const REPLAYS_ALONE: usize = 64;
+
+/// What a new measurement makes up of the estimate of a prompt's speed.
+const NEWS: f64 = 0.3;
+
+/// All requests, in the order in which they came.
+pub struct Scheduler {
+    settings: Settings,
+    jobs: Vec<Job>,
+    /// Tokens of prompts per second, as measured.
+    rate: Option<f64>,
+    has_preempted: bool,
+    preemptions: u64,
+}
+
+impl Scheduler {
+    /// A scheduler without requests.
+    pub fn new(settings: Settings) -> Scheduler {
+        Scheduler {
+            settings,
+            jobs: Vec::new(),
+            rate: None,
+            has_preempted: false,
+            preemptions: 0,
+        }
+    }
+
+    /// Adds a request. It is newer than all others.
+    ///
+    /// # Panics
+    /// If its number is not the highest.
+    pub fn add(&mut self, job: Job) {
+        let last = self.jobs.last().map(|last| last.id);
+        assert!(last < Some(job.id), "numbers go up");
+        self.jobs.push(job);
+    }
+
+    /// Adds a request that goes on from where another stands, on the same pages until one of the
+    /// two writes. Where no more requests may run it waits and takes from the cache what is left.
+    pub fn fork(&mut self, ledger: &mut Ledger, of: RequestId, id: RequestId) {
+        let may_run = self.running() < self.settings.sequences;
+        let Some(at) = self.place(of) else { return };
+        let parent = &self.jobs[at];
+        let mut job = Job::new(id, parent.tokens.clone(), parent.salt.clone(), false);
+        job.n_prompt = parent.n_prompt;
+        if may_run && parent.state == State::Running {
+            job.timeline = ledger.fork(&parent.timeline);
+            job.reused.cached = job.timeline.len();
+            job.state = State::Running;
+        }
+        self.add(job);
+    }
+
+    /// Forgets a request, whatever it is doing, and gives its pages back.
+    pub fn remove(&mut self, ledger: &mut Ledger, id: RequestId) -> Option<Job> {
+        let mut job = self.jobs.remove(self.place(id)?);
+        ledger.truncate(&mut job.timeline, 0);
+        Some(job)
+    }
+
+    /// A request's next token was chosen.
+    pub fn push(&mut self, id: RequestId, token: u32) {
+        if let Some(at) = self.place(id) {
+            self.jobs[at].tokens.push(token);
+        }
+    }
+
+    /// The step of all requests that generate.
+    pub fn generated(&mut self, ledger: &mut Ledger) -> Plan {
+        self.has_preempted = false;
+        let mut plan = Plan::default();
+        let mut replays = match self.jobs.iter().filter(|job| job.generates()).count() {
+            0 | 1 => REPLAYS_ALONE.min(self.settings.rows - 1),
+            n => REPLAYS.min(self.settings.rows.saturating_sub(n)),
+        };
+        for at in 0..self.jobs.len() {
+            let job = &self.jobs[at];
+            let left = job.tokens.len() - job.timeline.len();
+            let n = left.min(1 + replays);
+            if n > 0 && job.generates() && self.reserve(ledger, at, n, &mut plan) {
+                let wanted = usize::from(n == left);
+                plan.push(&self.jobs[at], n, wanted);
+                replays -= n - 1;
+            }
+        }
+        plan
+    }
+
+    /// The step of prompts, to be taken after that of those that generate. Requests that wait begin
+    /// here, in the order in which they came.
+    pub fn prompts(&mut self, ledger: &mut Ledger) -> Plan {
+        let (mut plan, mut rows) = (Plan::default(), self.chunk());
+        let mut outputs = self.settings.wanted;
+        let mut is_open = true;
+        for at in 0..self.jobs.len() {
+            if rows == 0 || outputs == 0 {
+                break;
+            }
+            if self.jobs[at].state != State::Running {
+                let may_begin = !self.has_preempted && self.running() < self.settings.sequences;
+                is_open = is_open && may_begin;
+                if !is_open || !self.begins(ledger, at, &mut is_open) {
+                    continue;
+                }
+            }
+            let job = &self.jobs[at];
+            let left = job.n_prompt.saturating_sub(job.timeline.len());
+            let n = left
+                .min(rows)
+                .min(if job.wants_all { outputs } else { rows });
+            if n == 0 || !self.reserve(ledger, at, n, &mut plan) {
+                continue;
+            }
+            let job = &self.jobs[at];
+            let is_last = job.timeline.len() + n == job.tokens.len();
+            let wanted = if job.wants_all {
+                n
+            } else {
+                usize::from(is_last)
+            };
+            plan.push(job, n, wanted);
+            rows -= n;
+            outputs -= wanted;
+        }
+        plan
+    }
+
+    /// Tokens and timelines of a plan's shares, in its order.
+    pub fn entries(&mut self, plan: &Plan) -> Vec<(&[u32], &mut Timeline)> {
+        let mut shares = plan.shares.iter().peekable();
+        let mut entries = Vec::with_capacity(plan.shares.len());
+        for job in &mut self.jobs {
+            if let Some(share) = shares.next_if(|share| share.id == job.id) {
+                let start = job.timeline.len();
+                entries.push((&job.tokens[start..start + share.n], &mut job.timeline));
+            }
+        }
+        entries
+    }
+
+    /// A step was taken, in so much time: pages that it filled are kept.
+    pub fn took(&mut self, ledger: &mut Ledger, role: Role, plan: &Plan, time: Duration) {
+        let rows: usize = plan.shares.iter().map(|share| share.n).sum();
+        if role == Role::Prompt && rows >= MIN_CHUNK.min(self.settings.rows) {
+            let rate = rows as f64 / time.as_secs_f64().max(1e-9);
+            self.rate = Some(self.rate.map_or(rate, |old| old + NEWS * (rate - old)));
+        }
+        if !self.settings.prefixes {
+            return;
+        }
+        for share in &plan.shares {
+            if let Some(at) = self.place(share.id) {
+                let job = &mut self.jobs[at];
+                job.keep(ledger, self.settings.reuse_generated);
+            }
+        }
+    }
+
+    /// Requests that run.
+    pub fn running(&self) -> usize {
+        self.jobs
+            .iter()
+            .filter(|job| job.state == State::Running)
+            .count()
+    }
+
+    /// All requests, in the order in which they came.
+    pub fn jobs(&self) -> &[Job] {
+        &self.jobs
+    }
+
+    /// A request.
+    pub fn job(&self, id: RequestId) -> Option<&Job> {
+        self.place(id).map(|at| &self.jobs[at])
+    }
+
+    /// How often a request had to give its pages back so far.
+    pub fn preemptions(&self) -> u64 {
+        self.preemptions
+    }
+
+    fn place(&self, id: RequestId) -> Option<usize> {
+        self.jobs.binary_search_by_key(&id, |job| job.id).ok()
+    }
+
+    /// Tokens of prompts in the next step.
+    fn chunk(&self) -> usize {
+        let rows = self.settings.rows;
+        if !self.jobs.iter().any(Job::generates) {
+            return rows;
+        }
+        let in_time = self.rate.unwrap_or(0.0) * self.settings.stall.as_secs_f64();
+        (in_time as usize).max(MIN_CHUNK).min(rows)
+    }
+
+    /// Lets a request begin that waits, with what the cache holds of it. `is_open` becomes false if
+    /// there is no room: then nobody newer may begin either, or it would wait for ever.
+    fn begins(&mut self, ledger: &mut Ledger, at: usize, is_open: &mut bool) -> bool {
+        let job = &mut self.jobs[at];
+        let mut cached = 0;
+        if self.settings.prefixes && !job.wants_all {
+            cached = job.adopt(ledger, self.settings.reuse_generated);
+        }
+        let waits = self.settings.prefixes && self.is_being_read(at);
+        let running = self.jobs.iter().filter(|job| job.state == State::Running);
+        let promised: usize = running.clone().map(Job::pages_to_come).sum();
+        let needed = self.jobs[at].pages_to_come() + promised;
+        *is_open = waits || needed <= ledger.available() || running.count() == 0;
+        let job = &mut self.jobs[at];
+        if waits || !*is_open {
+            ledger.truncate(&mut job.timeline, 0);
+            return false;
+        }
+        match job.state {
+            State::Preempted => job.reused.recomputed += job.tokens.len() - 1 - cached,
+            _ => job.reused.cached = cached,
+        }
+        job.state = State::Running;
+        true
+    }
+
+    /// Whether another request is just computing the page that comes next in this one.
+    fn is_being_read(&self, at: usize) -> bool {
+        let job = &self.jobs[at];
+        let next = |job: &Job| {
+            let history = job.history(self.settings.reuse_generated);
+            history.page(job.timeline.len() / PAGE)
+        };
+        let alike = |other: &&Job| {
+            other.state == State::Running
+                && other.reads()
+                && other.salt == job.salt
+                && Ledger::is_at_same_page(&other.timeline, &job.timeline)
+                && next(other) == next(job)
+        };
+        let may_take = !job.wants_all && job.timeline.len() + PAGE < job.tokens.len();
+        may_take && self.jobs.iter().any(|other| alike(&other))
+    }
+
+    /// Makes room for `n` more tokens of a request, if need be by taking the pages of newer ones.
+    fn reserve(&mut self, ledger: &mut Ledger, at: usize, n: usize, plan: &mut Plan) -> bool {
+        loop {
+            let job = &mut self.jobs[at];
+            let end = job.timeline.len() + n;
+            let short = match ledger.reserve(&mut job.timeline, end) {
+                Ok(copies) => {
+                    plan.copies.extend(copies);
+                    return true;
+                }
+                Err(short) => short,
+            };
+            let is_running = |job: &Job| job.state == State::Running;
+            let newest = self.jobs.iter().rposition(is_running).unwrap_or(at);
+            if self.jobs[..=at]
+                .iter()
+                .filter(|job| is_running(job))
+                .count()
+                == 1
+                && newest == at
+            {
+                plan.failed.push((self.jobs[at].id, short));
+                return false;
+            }
+            let job = &mut self.jobs[newest];
+            ledger.truncate(&mut job.timeline, 0);
+            job.state = State::Preempted;
+            self.has_preempted = true;
+            self.preemptions += 1;
+            if newest == at {
+                return false;
+            }
+        }
+    }
+}
