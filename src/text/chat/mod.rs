@@ -6,8 +6,11 @@
 //! the number of instructions is limited too, and all of it happens on a thread of its own with a
 //! known stack.
 
+pub mod answer;
+mod context;
 mod guard;
 mod json;
+mod message;
 mod rewrite;
 mod scan;
 
@@ -15,11 +18,12 @@ use std::io::Write;
 use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
-use minijinja::{Environment, ErrorKind, Value, context};
-use serde::Serialize;
+use minijinja::{Environment, ErrorKind};
 
 use crate::tokenizer::{EncodeOptions, Tokenizer};
+use context::Unfit;
 use guard::Budget;
+pub use message::{Content, Conversation, Message, ToolCall};
 
 /// The longest template that is read, in bytes. The longest known ones have some 30 KiB.
 pub const MAX_TEMPLATE_BYTES: usize = 256 << 10;
@@ -27,34 +31,17 @@ pub const MAX_TEMPLATE_BYTES: usize = 256 << 10;
 /// Room for every thread a template runs on. Nesting is limited to what this holds many times over.
 const STACK_BYTES: usize = 32 << 20;
 
-/// Instructions a template may execute, and how many more for each message.
+/// Instructions a template may execute, and how many more for each message and each value in the
+/// JSON of a conversation.
 const FUEL: u64 = 1_000_000;
 const FUEL_PER_MESSAGE: u64 = 10_000;
+const FUEL_PER_VALUE: u64 = 200;
 
 /// Bytes of output, beyond what the messages themselves hold.
 const MAX_OUTPUT_BYTES: usize = 1 << 20;
 
 /// Macros inside macros and the like.
 const RECURSION_LIMIT: usize = 200;
-
-/// One message of a conversation.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Message {
-    /// `system`, `user`, `assistant`, …
-    pub role: String,
-    /// What was said.
-    pub content: String,
-}
-
-impl Message {
-    /// A message.
-    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Message {
-        Message {
-            role: role.into(),
-            content: content.into(),
-        }
-    }
-}
 
 /// What can be wrong with a chat template. Every message is one line.
 #[derive(Debug, thiserror::Error)]
@@ -95,6 +82,14 @@ pub enum Error {
         file: String,
         /// Which limit it met.
         limit: &'static str,
+    },
+    /// A variable has a name that the template's own variables have.
+    #[error("{file}: the chat template's variable {name} cannot be set")]
+    Reserved {
+        /// The file.
+        file: String,
+        /// The name.
+        name: String,
     },
     /// No thread could be started.
     #[error("cannot start a thread for the chat template: {source}")]
@@ -194,28 +189,44 @@ impl ChatTemplate {
         &self.source
     }
 
-    /// The prompt for a conversation. `add_generation_prompt` = end it where the assistant's answer
+    /// The prompt for messages. `add_generation_prompt` = end it where the assistant's answer
     /// begins.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render_conversation`].
     pub fn render(
         &self,
         messages: &[Message],
         add_generation_prompt: bool,
     ) -> Result<String, Error> {
-        let input = messages
-            .iter()
-            .map(|message| message.role.len() + message.content.len())
-            .sum();
+        self.render_conversation(&Conversation {
+            messages: messages.to_vec(),
+            add_generation_prompt,
+            ..Conversation::default()
+        })
+    }
+
+    /// The prompt for a conversation, with its tools and variables.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if the template raises an exception, [`Error::Template`] if it fails
+    /// otherwise, [`Error::Limit`] if it needs too much, or if JSON is nested too deep, and
+    /// [`Error::Reserved`] if a variable cannot be set.
+    pub fn render_conversation(&self, conversation: &Conversation) -> Result<String, Error> {
+        let file = || self.file.clone();
+        let size = context::measure(conversation).map_err(|unfit| match unfit {
+            Unfit::TooDeep => Error::Limit {
+                file: file(),
+                limit: "the conversation is nested too deep",
+            },
+            Unfit::Reserved(name) => Error::Reserved { file: file(), name },
+        })?;
+        let input = size.bytes;
         let budget = Arc::new(Budget::new(input));
-        let fuel = FUEL + FUEL_PER_MESSAGE * messages.len() as u64;
-        let nothing = Value::from(());
-        let context = context! {
-            messages => messages,
-            add_generation_prompt => add_generation_prompt,
-            bos_token => self.bos_token.as_str(),
-            eos_token => self.eos_token.as_str(),
-            tools => nothing,
-            documents => nothing,
-        };
+        let fuel = FUEL
+            + FUEL_PER_MESSAGE * conversation.messages.len() as u64
+            + FUEL_PER_VALUE * size.values as u64;
+        let context = context::variables(conversation, &self.bos_token, &self.eos_token);
         let (guarded, budget_there) = (Arc::clone(&self.guarded), Arc::clone(&budget));
         let rendered = on_thread(move || {
             let mut environment = Environment::new();

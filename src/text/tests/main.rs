@@ -1,5 +1,6 @@
 //! The text crate from outside.
 
+mod answer;
 mod chat_template;
 mod stop;
 mod tokenizer_hf;

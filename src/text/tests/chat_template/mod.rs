@@ -1,5 +1,6 @@
 //! Chat templates: what honest ones render, and that hostile ones end in a clean error, soon.
 
+mod conversation;
 mod hostile;
 mod language;
 

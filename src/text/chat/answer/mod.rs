@@ -1,0 +1,44 @@
+//! An answer taken apart as it is generated: what is said, what is thought, and calls of tools.
+//!
+//! A template shows how its model writes calls and thoughts ([`CallFormat`]); the prompt shows
+//! whether the answer begins inside a thought. Text that could still become a marker is held back
+//! until it is decided; nothing is ever taken back or lost.
+
+mod format;
+mod parser;
+
+pub use format::CallFormat;
+pub use parser::AnswerParser;
+
+/// What a client wants taken apart. The rest stays part of the content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Wants {
+    /// Calls of tools.
+    pub tools: bool,
+    /// Thoughts.
+    pub reasoning: bool,
+}
+
+/// A piece of an answer. Pieces of one kind that follow each other belong together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Piece {
+    /// More of what is said.
+    Content(String),
+    /// More of what is thought.
+    Reasoning(String),
+    /// A call begins.
+    CallBegins {
+        /// Which call of the answer, from 0.
+        index: usize,
+        /// The function.
+        name: String,
+    },
+    /// More of a call's arguments. All of a call's pieces joined are the text of a JSON value, in
+    /// an answer that was not cut short.
+    CallArguments {
+        /// Which call of the answer, from 0.
+        index: usize,
+        /// More of the JSON text.
+        text: String,
+    },
+}
