@@ -4,10 +4,11 @@
 use std::ffi::{OsStr, OsString};
 
 /// llama.cpp's spelling, and the option it stands for.
-const SPELLINGS: [(&str, &str); 4] = [
+const SPELLINGS: [(&str, &str); 5] = [
     ("-ctk", "--cache-type-k"),
     ("-ctv", "--cache-type-v"),
     ("-ngl", "--gpu-layers"),
+    ("-np", "--parallel"),
     ("-sys", "--system"),
 ];
 

@@ -23,6 +23,7 @@ mod prompt;
 mod quant_report;
 mod quantize;
 mod run;
+mod serve;
 mod signal;
 mod terminal;
 mod threads;
@@ -43,6 +44,7 @@ Examples:
   octavo run model.gguf -p \"Once upon a time\" -n 64 --temp 0.8 --seed 1
   octavo run model.gguf --chat -p \"What is the capital of France?\"
   octavo chat model.gguf
+  octavo serve model.gguf --port 8080
   octavo inspect model.gguf --tensors
   octavo logits model.gguf -p \"Hello\" --top 10
   octavo perplexity model.gguf -f text.txt
@@ -66,6 +68,7 @@ struct Cli {
 enum Command {
     Run(Box<run::RunArgs>),
     Chat(Box<chat::ChatArgs>),
+    Serve(Box<serve::ServeArgs>),
     Inspect(inspect::InspectArgs),
     Tokenize(tokenize::TokenizeArgs),
     Logits(logits::LogitsArgs),
@@ -132,6 +135,7 @@ fn dispatch(command: Command) -> Result<Exit, Failure> {
     match command {
         Command::Run(args) => run::run(&args),
         Command::Chat(args) => chat::run(&args),
+        Command::Serve(args) => serve::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Logits(args) => logits::run(&args),

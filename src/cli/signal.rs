@@ -1,7 +1,6 @@
 //! Signals. Ctrl-C: the first one ends a generation that is under way, any other ends the program
-//! at once, with code
-//! 130. SIGTERM and SIGHUP end it at once, with 143 and 129. No temporary file stays, and no
-//!      program that was started.
+//! at once, with code 130. SIGTERM and SIGHUP end it at once, with 143 and 129. A server is asked
+//! to stop by any of them. No temporary file stays, and no program that was started.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -26,6 +25,39 @@ pub(super) fn install() -> Result<(), Failure> {
     Ok(())
 }
 
+/// While a server works, signals are for it.
+pub(super) struct Serving(std::sync::Arc<AtomicBool>);
+
+impl Serving {
+    /// From now on signals ask the server to stop; before, they end the program at once.
+    pub(super) fn begin(&self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// As [`install`], for a server: once it works, the first two signals are handed to `stop`.
+pub(super) fn install_serving(stop: impl Fn() + Send + 'static) -> Result<Serving, Failure> {
+    let is_serving = std::sync::Arc::new(AtomicBool::new(false));
+    let serving = Serving(std::sync::Arc::clone(&is_serving));
+    let left = std::sync::atomic::AtomicU32::new(2);
+    let handle = move |code: i32| {
+        let take_one = |left: u32| left.checked_sub(1);
+        let has_left = left
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, take_one)
+            .is_ok();
+        if is_serving.load(Ordering::SeqCst) && has_left {
+            stop();
+        } else {
+            end(code);
+        }
+    };
+    #[cfg(unix)]
+    unix::install_serving(handle)?;
+    #[cfg(not(unix))]
+    ctrlc::set_handler(move || handle(130))?;
+    Ok(serving)
+}
+
 /// Ends the program from the thread that was told of a signal, whatever the others do.
 fn end(code: i32) -> ! {
     stop_llama_cpp();
@@ -35,7 +67,7 @@ fn end(code: i32) -> ! {
 
 #[cfg(unix)]
 mod unix {
-    use signal_hook::consts::{SIGHUP, SIGTERM};
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     use signal_hook::iterator::Signals;
 
     /// A thread that waits for the signals. It says what ctrlc does not: which one it was.
@@ -50,6 +82,23 @@ mod unix {
             .spawn(move || {
                 if let Some(signal) = signals.forever().next() {
                     super::end(128 + signal);
+                }
+            })?;
+        Ok(())
+    }
+
+    /// A thread that waits for the signals and hands each on with the exit code that it stands for.
+    pub(super) fn install_serving(handle: impl Fn(i32) + Send + 'static) -> std::io::Result<()> {
+        let ignored = ignored();
+        let wanted = [SIGINT, SIGTERM, SIGHUP]
+            .into_iter()
+            .filter(|signal| ignored >> (signal - 1) & 1 == 0);
+        let mut signals = Signals::new(wanted)?;
+        std::thread::Builder::new()
+            .name("signals".to_owned())
+            .spawn(move || {
+                for signal in signals.forever() {
+                    handle(128 + signal);
                 }
             })?;
         Ok(())

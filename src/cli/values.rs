@@ -94,9 +94,47 @@ pub(super) fn chunks(text: &str) -> Result<i64, String> {
     }
 }
 
+/// Bytes: a number, perhaps with K, M, G or T behind it for powers of 1024.
+pub(super) fn size(text: &str) -> Result<u64, String> {
+    let expected = || "expected a size such as 512M or 2G".to_owned();
+    let text = text.trim();
+    let text = text.strip_suffix(['b', 'B']).unwrap_or(text);
+    let text = text.strip_suffix('i').unwrap_or(text);
+    let (number, shift) = match text.chars().last().map(|unit| unit.to_ascii_uppercase()) {
+        Some('K') => (&text[..text.len() - 1], 10),
+        Some('M') => (&text[..text.len() - 1], 20),
+        Some('G') => (&text[..text.len() - 1], 30),
+        Some('T') => (&text[..text.len() - 1], 40),
+        _ => (text, 0),
+    };
+    let number: f64 = number.trim().parse().map_err(|_| expected())?;
+    let bytes = number * (1u64 << shift) as f64;
+    // beyond this no memory is
+    if bytes >= 1.0 && bytes < 1e18 {
+        Ok(bytes as u64)
+    } else {
+        Err(expected())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_are_read_as_people_write_them() {
+        for (text, bytes) in [
+            ("1024", 1024),
+            ("2G", 2 << 30),
+            ("1.5k", 1536),
+            ("3MiB", 3 << 20),
+        ] {
+            assert_eq!(size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "G", "-1", "0", "nan", "1e400", "2X"] {
+            assert!(size(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn what_is_offered_is_taken() {

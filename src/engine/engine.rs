@@ -10,6 +10,7 @@ use octavo_kernels::{IsaChoice, KvType, PAGE_POSITIONS};
 use crate::Error;
 use crate::backend::cuda::Limits;
 use crate::backend::{Executable, Loading, LoadingSink, cpu, cuda, split};
+use crate::batch::Pooling;
 use crate::demo::demo_model;
 use crate::hf;
 use crate::runtime::Runtime;
@@ -270,6 +271,23 @@ impl Engine {
     /// Prompt tokens taken at a time.
     pub fn batch(&self) -> usize {
         self.0.limits.rows
+    }
+
+    /// Sequences that run at a time.
+    pub fn sequences(&self) -> usize {
+        self.0.limits.sequences
+    }
+
+    /// How the file says that the vectors of a text's tokens become one; the last token's where it
+    /// says nothing, for that one has seen all others.
+    pub fn pooling(&self) -> Pooling {
+        let arch = self.0.gguf.str("general.architecture").ok().flatten();
+        let key = format!("{}.pooling_type", arch.unwrap_or_default());
+        match self.0.gguf.u32(&key) {
+            Ok(Some(1)) => Pooling::Mean,
+            Ok(Some(2)) => Pooling::First,
+            _ => Pooling::Last,
+        }
     }
 
     /// What was assumed, one line each.

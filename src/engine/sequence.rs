@@ -8,7 +8,7 @@ use octavo_text::tokenizer::{Tokenizer, Utf8Stream};
 use serde::Serialize;
 
 use crate::sample::{
-    ConfigError, Constraint, Logprobs, SampleError, Sampler, SamplerConfig, logprobs,
+    Among, ConfigError, Constraint, Logprobs, SampleError, Sampler, SamplerConfig, logprobs,
 };
 
 /// What tokens mean as text.
@@ -52,6 +52,8 @@ pub struct Options {
     pub stop_ids: Vec<u32>,
     /// Never choose a token that ends the generation.
     pub ignore_eos: bool,
+    /// Choose no token that ends the generation before so many others.
+    pub min_tokens: usize,
     /// Record log-probabilities with so many alternatives.
     pub logprobs: Option<usize>,
     /// Write control tokens as their text instead of nothing.
@@ -69,6 +71,7 @@ impl Default for Options {
             stop: Vec::new(),
             stop_ids: Vec::new(),
             ignore_eos: false,
+            min_tokens: 0,
             logprobs: None,
             show_special: false,
             chunk: 512,
@@ -275,7 +278,8 @@ impl Sequence {
 
     /// What is wanted once its tokens are computed.
     pub fn want(&self) -> Want {
-        if self.greedy_on_device && self.constraint.is_none() {
+        let may_end = self.generated.len() >= self.options.min_tokens;
+        if self.greedy_on_device && self.constraint.is_none() && may_end {
             Want::Argmax
         } else {
             Want::Logits
@@ -340,7 +344,7 @@ impl Sequence {
         }
         let id = match computed {
             Computed::Argmax(id) => id,
-            Computed::Logits(logits) => self.choose(logits)?,
+            Computed::Logits(logits) => self.choose(logits, vocabulary)?,
             Computed::Cached(_) => unreachable!("returned above"),
         };
         self.sampler.accept(id);
@@ -402,12 +406,25 @@ impl Sequence {
         }
     }
 
-    fn choose(&mut self, logits: &[f32]) -> Result<u32, SequenceError> {
+    fn choose(
+        &mut self,
+        logits: &[f32],
+        vocabulary: &dyn Vocabulary,
+    ) -> Result<u32, SequenceError> {
         let allowed = match &mut self.constraint {
             Some(constraint) => constraint.allowed().map_err(SampleError::from)?,
             None => None,
         };
-        let id = self.sampler.sample_among(logits, allowed.as_ref())?;
+        let banned = if self.generated.len() < self.options.min_tokens {
+            vocabulary.eog_ids()
+        } else {
+            &[]
+        };
+        let among = Among {
+            allowed: allowed.as_ref(),
+            banned,
+        };
+        let id = self.sampler.sample_among(logits, among)?;
         if let Some(constraint) = &mut self.constraint {
             constraint.accept(id).map_err(SampleError::from)?;
         }

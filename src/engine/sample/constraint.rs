@@ -32,6 +32,27 @@ impl TokenSet {
     }
 }
 
+/// What may be chosen from.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Among<'a> {
+    /// Only these; all if none is given.
+    pub allowed: Option<&'a TokenSet>,
+    /// But not these.
+    pub banned: &'a [u32],
+}
+
+impl Among<'_> {
+    /// Whether it is every token.
+    pub fn is_all(&self) -> bool {
+        self.allowed.is_none() && self.banned.is_empty()
+    }
+
+    /// Whether a token may be chosen.
+    pub fn contains(&self, id: u32) -> bool {
+        self.allowed.is_none_or(|set| set.contains(id)) && !self.banned.contains(&id)
+    }
+}
+
 /// Why a constraint cannot say what may come next.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]

@@ -19,7 +19,7 @@ use std::cmp::Ordering;
 use std::collections::{BTreeMap, VecDeque};
 
 pub use config::{ConfigError, SamplerConfig, Stage};
-pub use constraint::{Constraint, ConstraintError, TokenSet};
+pub use constraint::{Among, Constraint, ConstraintError, TokenSet};
 pub(crate) use logits::are_finite;
 use logits::check;
 pub use logits::{Logprobs, argmax, logprobs, top_logits};
@@ -139,20 +139,16 @@ impl Sampler {
     /// # Errors
     /// [`SampleError`] if a logit is not finite, their number is wrong, or bias bans every token.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, SampleError> {
-        self.sample_among(logits, None)
+        self.sample_among(logits, Among::default())
     }
 
-    /// As [`Sampler::sample`], from these tokens alone if any are given.
+    /// As [`Sampler::sample`], but not from all tokens.
     ///
     /// # Errors
     /// As [`Sampler::sample`]; also if none of the tokens is left.
-    pub fn sample_among(
-        &mut self,
-        logits: &[f32],
-        allowed: Option<&TokenSet>,
-    ) -> Result<u32, SampleError> {
+    pub fn sample_among(&mut self, logits: &[f32], among: Among<'_>) -> Result<u32, SampleError> {
         check(logits, self.n_vocab)?;
-        if self.takes_the_largest() && allowed.is_none() {
+        if self.takes_the_largest() && among.is_all() {
             return argmax(logits).ok_or(SampleError::NothingLeft);
         }
         self.candidates.clear();
@@ -165,8 +161,8 @@ impl Sampler {
         for &(id, bias) in &self.config.logit_bias {
             self.candidates[id as usize].logit += f64::from(bias);
         }
-        if let Some(allowed) = allowed {
-            self.candidates.retain(|c| allowed.contains(c.id));
+        if !among.is_all() {
+            self.candidates.retain(|c| among.contains(c.id));
         }
         if self.config.penalises() && self.config.is_greedy() {
             self.penalise();

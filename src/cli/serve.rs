@@ -1,0 +1,236 @@
+//! `octavo serve`: answer many at once over HTTP.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use octavo_engine::{BatchOptions, EngineOptions, ModelSource, kv_bytes};
+use octavo_kernels::PAGE_POSITIONS;
+use octavo_model::Hparams;
+use octavo_server::{Options, Stop};
+
+use super::args::{ComputeArgs, ModelArgs};
+use super::failure::{Exit, Failure};
+use super::{load, signal, terminal, values};
+
+/// What the built-in model is called.
+const DEMO_NAME: &str = "tiny-qwen3";
+
+/// Part of the free memory that the cache may take unless told otherwise: 1 of so many.
+const MEMORY_PART: u64 = 4;
+
+/// Taken as free memory where the system does not say.
+const MEMORY_UNKNOWN: u64 = 8 << 30;
+
+/// Answer many at once over HTTP: OpenAI's interface, and a page to chat on
+///
+/// One line on stderr says the address when it takes requests. SIGTERM or Ctrl-C: requests under
+/// way are answered, then it ends; a second one ends it at once.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  octavo serve                                   the built-in demo model on 127.0.0.1:8080
+  octavo serve model.gguf --port 8000 --parallel 32
+  octavo serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
+  curl http://127.0.0.1:8080/v1/chat/completions -d \
+'{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'
+
+Open the address in a browser for a page to chat on. docs/serving.md has the rest.")]
+pub(super) struct ServeArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    listen: ListenArgs,
+    #[command(flatten)]
+    share: ShareArgs,
+    #[command(flatten)]
+    compute: ComputeArgs,
+}
+
+/// Where it listens, and to whom.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Listening")]
+struct ListenArgs {
+    /// Address or name to listen on; 0.0.0.0 for all of this machine's
+    #[arg(long, value_name = "HOST", default_value = "127.0.0.1")]
+    host: String,
+    /// Port to listen on; 0 for any that is free
+    #[arg(long, value_name = "PORT", default_value_t = 8080)]
+    port: u16,
+    /// Another name of the model in requests and answers, beside the file's stem
+    #[arg(short, long, value_name = "NAME")]
+    alias: Option<String>,
+    /// Take requests for models of any name
+    #[arg(long)]
+    any_model: bool,
+    /// Key that requests must carry; may be given several times
+    #[arg(long, value_name = "KEY")]
+    api_key: Vec<String>,
+    /// File with such keys, one a line
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    api_key_file: Option<PathBuf>,
+    /// Site whose pages may use the server, such as https://example.org; * for all
+    #[arg(long, value_name = "ORIGIN")]
+    cors_origin: Vec<String>,
+}
+
+/// How requests share the machine.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Sharing")]
+struct ShareArgs {
+    /// Requests that run at a time; others wait (also: -np N)
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=512))]
+    parallel: u16,
+    /// Memory for the KV cache of all requests, such as 2G [default: a context for each request
+    /// that runs, but at most a quarter of the free memory]
+    #[arg(long, value_name = "SIZE", value_parser = values::size, conflicts_with = "kv_pages")]
+    kv_memory: Option<u64>,
+    /// The same in pages of 16 positions
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    kv_pages: Option<u32>,
+    /// Requests that may wait; beyond that they are turned away
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    queue: u16,
+    /// How long, in milliseconds, those that generate should wait for a piece of another's prompt
+    #[arg(long, value_name = "MS", default_value_t = 100)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    stall: u32,
+    /// Read every prompt from its beginning, whatever was read before
+    #[arg(long)]
+    no_cache_prompt: bool,
+    /// Let prompts go on from earlier answers without reading these again: quicker in chats, but
+    /// texts then depend on what was asked before
+    #[arg(long)]
+    reuse_generated: bool,
+    /// Seconds that requests under way may take to end once it is told to stop
+    #[arg(long, value_name = "S", default_value_t = 30)]
+    drain: u16,
+}
+
+/// Runs the command.
+pub(super) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
+    let stop = Stop::default();
+    let serving = signal::install_serving({
+        let stop = stop.clone();
+        move || stop.stop()
+    })?;
+    let options = options(args)?;
+    let engine = load::engine_with(&args.model, engine_options(args)?)?;
+    serving.begin();
+    let ready = |address: std::net::SocketAddr| {
+        let name = options.names.first().map_or("", String::as_str);
+        terminal::note(&format!(
+            "octavo: serving {name} on http://{address} ({})",
+            engine.describe()
+        ));
+    };
+    let mut warn = |line: &str| terminal::warn([line.to_owned()]);
+    octavo_server::serve(&engine, options.clone(), &stop, ready, &mut warn)?;
+    Ok(Exit::Done)
+}
+
+fn options(args: &ServeArgs) -> Result<Options, Failure> {
+    let (listen, share) = (&args.listen, &args.share);
+    Ok(Options {
+        host: listen.host.clone(),
+        port: listen.port,
+        names: names(args),
+        any_model: listen.any_model,
+        keys: keys(listen)?,
+        origins: listen.cors_origin.clone(),
+        drain: Duration::from_secs(share.drain.into()),
+        batch: BatchOptions {
+            stall: Duration::from_millis(share.stall.into()),
+            queue: share.queue.into(),
+            prefixes: !share.no_cache_prompt,
+            reuse_generated: share.reuse_generated,
+        },
+        ..Options::default()
+    })
+}
+
+/// The alias, then the file's stem.
+fn names(args: &ServeArgs) -> Vec<String> {
+    let stem = match args.model.path() {
+        Some(path) => path
+            .file_stem()
+            .map(|stem| stem.to_string_lossy().into_owned()),
+        None => Some(DEMO_NAME.to_owned()),
+    };
+    args.listen.alias.iter().cloned().chain(stem).collect()
+}
+
+fn keys(listen: &ListenArgs) -> Result<Vec<String>, Failure> {
+    let mut keys = listen.api_key.clone();
+    if let Some(path) = &listen.api_key_file {
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| Failure::Input(format!("{}: {error}", path.display())))?;
+        let lines = text.lines().map(str::trim);
+        let own = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
+        let before = keys.len();
+        keys.extend(own.map(str::to_owned));
+        if keys.len() == before {
+            return Err(no_keys(path));
+        }
+    }
+    match keys.iter().any(|key| key.trim().is_empty()) {
+        true => Err(Failure::Usage(
+            "--api-key: expected a key that is not empty".to_owned(),
+        )),
+        false => Ok(keys),
+    }
+}
+
+fn no_keys(path: &Path) -> Failure {
+    Failure::Input(format!(
+        "{}: expected at least one key, one a line",
+        path.display()
+    ))
+}
+
+/// The engine's options: how many requests, and how many positions for all of them.
+fn engine_options(args: &ServeArgs) -> Result<EngineOptions, Failure> {
+    let share = &args.share;
+    let mut options = args.compute.options()?;
+    options.sessions = share.parallel.into();
+    if let Some(pages) = share.kv_pages {
+        options.kv_positions = Some(pages as usize * PAGE_POSITIONS);
+        return Ok(options);
+    }
+    let source = match args.model.path() {
+        Some(path) => ModelSource::Path(path.to_owned()),
+        None => ModelSource::Demo,
+    };
+    let hparams = Hparams::from_gguf(&source.open(true)?)?;
+    let position = kv_bytes(&hparams, options.kv_type, 1).max(1);
+    let fitting = |bytes: u64| usize::try_from(bytes / position).unwrap_or(usize::MAX);
+    let trained = hparams.n_ctx_train();
+    let context = match options.ctx {
+        Some(0) => trained,
+        Some(n) => n,
+        None => trained.min(octavo_engine::DEFAULT_CONTEXT),
+    };
+    options.kv_positions = Some(match share.kv_memory {
+        Some(bytes) => fitting(bytes).max(PAGE_POSITIONS),
+        None => {
+            let all = context.saturating_mul(share.parallel.into());
+            let free = free_memory().unwrap_or(MEMORY_UNKNOWN);
+            all.min(fitting(free / MEMORY_PART)).max(context)
+        }
+    });
+    Ok(options)
+}
+
+/// Memory that programs may still take, in bytes; `None` where the system does not say.
+fn free_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    // inside a container its own limit is what counts
+    let limit = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
+    let limit = limit.and_then(|text| text.trim().parse::<u64>().ok());
+    Some((kib << 10).min(limit.unwrap_or(u64::MAX)))
+}

@@ -1,0 +1,135 @@
+//! What all routes share.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use octavo_engine::{Engine, Front};
+use octavo_text::chat::ChatTemplate;
+use octavo_text::tokenizer::Tokenizer;
+use tokio::sync::Semaphore;
+
+use crate::Options;
+use crate::error::ApiError;
+use crate::grammar::Grammars;
+use crate::metrics::Recorder;
+
+/// Conversations rendered, texts tokenized and grammars compiled at a time: this work is bounded,
+/// but must not keep a core from steps or all threads from other requests.
+const WORKERS: usize = 2;
+
+/// How long a request may wait for such work before it is turned away.
+const WORK_PATIENCE: Duration = Duration::from_secs(8);
+
+/// What all routes share.
+pub(crate) struct App {
+    pub(crate) engine: Engine,
+    pub(crate) front: Front,
+    pub(crate) template: Option<ChatTemplate>,
+    pub(crate) grammars: Grammars,
+    pub(crate) options: Options,
+    pub(crate) metrics: Recorder,
+    /// When it began, in seconds since 1970.
+    pub(crate) created: u64,
+    pub(crate) started: Instant,
+    workers: Arc<Semaphore>,
+    ids: std::sync::atomic::AtomicU64,
+}
+
+impl App {
+    pub(crate) fn new(
+        engine: Engine,
+        front: Front,
+        template: Option<ChatTemplate>,
+        options: Options,
+    ) -> App {
+        App {
+            grammars: Grammars::new(&engine),
+            metrics: Recorder::new(options.names.first().map_or("", String::as_str)),
+            engine,
+            front,
+            template,
+            options,
+            created: now(),
+            started: Instant::now(),
+            workers: Arc::new(Semaphore::new(WORKERS)),
+            ids: std::sync::atomic::AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn tokenizer(&self) -> &Tokenizer {
+        self.engine.tokenizer()
+    }
+
+    pub(crate) fn n_vocab(&self) -> usize {
+        self.engine.hparams().n_vocab()
+    }
+
+    /// Positions that a request can have.
+    pub(crate) fn n_ctx(&self) -> usize {
+        let counts = self.front.snapshot().pages;
+        let pages = counts.free + counts.cached + counts.used;
+        self.engine.n_ctx().min(pages * octavo_engine::kv::PAGE)
+    }
+
+    /// The name answers carry.
+    pub(crate) fn name(&self) -> &str {
+        self.options.names.first().map_or("", String::as_str)
+    }
+
+    /// An error unless the request names a model that is served.
+    pub(crate) fn check_model(&self, name: Option<&str>) -> Result<(), ApiError> {
+        match name {
+            None | Some("") => Ok(()),
+            Some(_) if self.options.any_model => Ok(()),
+            Some(name) if self.options.names.iter().any(|own| own == name) => Ok(()),
+            Some(name) => Err(ApiError::no_model(name)),
+        }
+    }
+
+    /// A new identifier for an answer. It says nothing about other answers to who cannot see them.
+    pub(crate) fn new_id(&self, prefix: &str) -> String {
+        use sha2::{Digest, Sha256};
+        let n = self.ids.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let mut hash = Sha256::new();
+        hash.update(self.options.secret);
+        hash.update(n.to_le_bytes());
+        let digest = hash.finalize();
+        let hex: String = digest[..12]
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        format!("{prefix}{hex}")
+    }
+
+    /// A seed for a request that gives none.
+    pub(crate) fn new_seed(&self) -> u64 {
+        let id = self.new_id("");
+        u64::from_str_radix(&id[..16], 16).unwrap_or_default()
+    }
+
+    /// Runs work that takes a while, away from the threads that talk to clients.
+    pub(crate) async fn work<T: Send + 'static>(
+        self: &Arc<App>,
+        work: impl FnOnce(&App) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let workers = Arc::clone(&self.workers);
+        let Ok(permit) = tokio::time::timeout(WORK_PATIENCE, workers.acquire_owned()).await else {
+            return Err(ApiError::busy("too many requests are being read"));
+        };
+        let app = Arc::clone(self);
+        let done = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            work(&app)
+        });
+        match done.await {
+            Ok(result) => result,
+            Err(_) => Err(ApiError::server("a fault of the program")),
+        }
+    }
+}
+
+/// Seconds since 1970.
+pub(crate) fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}

@@ -1,0 +1,108 @@
+//! Who may ask: keys, and which pages of which sites may use a server without one.
+
+use std::net::IpAddr;
+
+use axum::http::{HeaderMap, header};
+use subtle::ConstantTimeEq;
+
+use crate::Options;
+use crate::error::ApiError;
+
+/// Who asks.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Caller {
+    /// The key, where there are several: each has its own cached prompts.
+    key: Option<String>,
+}
+
+impl Caller {
+    /// What keeps this caller's cached prompts apart from others'.
+    pub(crate) fn salt(&self) -> Option<&str> {
+        self.key.as_deref()
+    }
+}
+
+/// Checks a key.
+///
+/// # Errors
+/// If there are keys and none of them was given.
+pub(crate) fn caller(options: &Options, headers: &HeaderMap) -> Result<Caller, ApiError> {
+    if options.keys.is_empty() {
+        return Ok(Caller::default());
+    }
+    let given = match headers.get(header::AUTHORIZATION) {
+        Some(value) => bearer(value.to_str().unwrap_or_default()),
+        None => headers
+            .get("x-api-key")
+            .and_then(|value| value.to_str().ok()),
+    };
+    let Some(given) = given else {
+        return Err(ApiError::unauthorized(
+            "an API key is needed: Authorization: Bearer KEY",
+        ));
+    };
+    // all keys are compared, whichever fits, and each in constant time
+    let fits = |key: &&String| bool::from(key.as_bytes().ct_eq(given.as_bytes()));
+    let fitting: Vec<&String> = options.keys.iter().filter(fits).collect();
+    match fitting.first() {
+        None => Err(ApiError::unauthorized("the API key is not valid")),
+        Some(key) => Ok(Caller {
+            key: (options.keys.len() > 1).then(|| (*key).clone()),
+        }),
+    }
+}
+
+/// The key behind `Bearer`, whose case does not matter.
+fn bearer(value: &str) -> Option<&str> {
+    let (scheme, key) = value.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
+}
+
+/// Without a key, whatever runs in a browser on this machine could use the server, the page of any
+/// site among it: only the server's own page may, and only under a name of this machine.
+///
+/// # Errors
+/// If the request comes from the page of another site, or by a name that could be anybody's.
+pub(crate) fn check_origin(options: &Options, headers: &HeaderMap) -> Result<(), ApiError> {
+    let host = headers
+        .get(header::HOST)
+        .and_then(|host| host.to_str().ok());
+    if let Some(origin) = headers.get(header::ORIGIN) {
+        let origin = origin.to_str().unwrap_or_default();
+        let is_own = origin.split_once("://").map(|(_, rest)| rest) == host;
+        if !is_own
+            && !options
+                .origins
+                .iter()
+                .any(|allowed| allowed == origin || allowed == "*")
+        {
+            let message = format!("pages of {origin} may not use this server");
+            return Err(ApiError::forbidden(message));
+        }
+    }
+    if !options.keys.is_empty() || !options.is_local {
+        return Ok(());
+    }
+    let Some(host) = host else {
+        return Ok(());
+    };
+    let name = name_of(host);
+    let is_address = name.parse::<IpAddr>().is_ok();
+    if is_address || name.eq_ignore_ascii_case("localhost") || name == options.host {
+        return Ok(());
+    }
+    Err(ApiError::forbidden(format!(
+        "{host}: expected an address of this machine as the host"
+    )))
+}
+
+/// A host without its port and brackets.
+fn name_of(host: &str) -> &str {
+    if let Some(rest) = host.strip_prefix('[') {
+        return rest.split(']').next().unwrap_or_default();
+    }
+    match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    }
+}

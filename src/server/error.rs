@@ -1,0 +1,215 @@
+//! What goes wrong, as OpenAI's interface says it.
+
+use axum::body::Body;
+use axum::http::{Response, StatusCode, header};
+use axum::response::IntoResponse;
+use octavo_engine::sequence::SequenceError;
+use octavo_engine::{BatchError, Unavailable};
+use serde_json::{Map, Value, json};
+
+/// An error object and its status.
+#[derive(Debug)]
+pub(crate) struct ApiError {
+    status: StatusCode,
+    kind: &'static str,
+    message: String,
+    param: Option<String>,
+    code: Option<&'static str>,
+    /// Seconds after which it may be tried again.
+    retry_after: Option<u32>,
+    /// Further fields of the error object.
+    more: Map<String, Value>,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> ApiError {
+        ApiError {
+            status,
+            kind,
+            message: message.into(),
+            param: None,
+            code: None,
+            retry_after: None,
+            more: Map::new(),
+        }
+    }
+
+    /// The request is wrong as a whole.
+    pub(crate) fn bad_request(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
+    }
+
+    /// A field is wrong.
+    pub(crate) fn bad_field(param: impl Into<String>, message: impl Into<String>) -> ApiError {
+        let param = param.into();
+        let message = format!("{param}: {}", message.into());
+        ApiError {
+            param: Some(param),
+            ..ApiError::bad_request(message)
+        }
+    }
+
+    /// A prompt of more tokens than there are positions.
+    pub(crate) fn too_long(n_prompt: usize, n_ctx: usize) -> ApiError {
+        let message =
+            format!("the prompt has {n_prompt} tokens: expected fewer than the context of {n_ctx}");
+        let mut error = ApiError::bad_request(message);
+        error.code = Some("context_length_exceeded");
+        error
+            .more
+            .insert("n_prompt_tokens".to_owned(), json!(n_prompt));
+        error.more.insert("n_ctx".to_owned(), json!(n_ctx));
+        error
+    }
+
+    /// No key, or a wrong one.
+    pub(crate) fn unauthorized(message: &str) -> ApiError {
+        ApiError {
+            code: Some("invalid_api_key"),
+            ..ApiError::new(StatusCode::UNAUTHORIZED, "authentication_error", message)
+        }
+    }
+
+    /// It comes from where nobody was allowed to ask.
+    pub(crate) fn forbidden(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::FORBIDDEN, "permission_error", message)
+    }
+
+    /// There is no such thing.
+    pub(crate) fn not_found(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::NOT_FOUND, "not_found_error", message)
+    }
+
+    /// No model of this name.
+    pub(crate) fn no_model(name: &str) -> ApiError {
+        ApiError {
+            param: Some("model".to_owned()),
+            code: Some("model_not_found"),
+            ..ApiError::not_found(format!("the model {name:?} is not served here"))
+        }
+    }
+
+    /// The route takes other methods.
+    pub(crate) fn method() -> ApiError {
+        let status = StatusCode::METHOD_NOT_ALLOWED;
+        ApiError::new(
+            status,
+            "invalid_request_error",
+            "the route takes another method",
+        )
+    }
+
+    /// The body did not come in time.
+    pub(crate) fn slow() -> ApiError {
+        let message = "the request did not arrive in time";
+        ApiError::new(
+            StatusCode::REQUEST_TIMEOUT,
+            "invalid_request_error",
+            message,
+        )
+    }
+
+    /// The body is too long.
+    pub(crate) fn too_large(limit: usize) -> ApiError {
+        let message = format!("the body is too long: expected at most {limit} bytes");
+        ApiError::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "invalid_request_error",
+            message,
+        )
+    }
+
+    /// The server has as much to do as it takes.
+    pub(crate) fn busy(message: impl Into<String>) -> ApiError {
+        ApiError {
+            code: Some("queue_full"),
+            retry_after: Some(5),
+            ..ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
+        }
+    }
+
+    /// Not now.
+    pub(crate) fn unavailable(message: impl Into<String>) -> ApiError {
+        ApiError {
+            retry_after: Some(10),
+            ..ApiError::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "unavailable_error",
+                message,
+            )
+        }
+    }
+
+    /// The model or the server cannot do this at all.
+    pub(crate) fn not_supported(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::NOT_IMPLEMENTED, "not_supported_error", message)
+    }
+
+    /// A fault of the program, or of the device.
+    pub(crate) fn server(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
+    }
+
+    /// The object `{"error": …}`.
+    pub(crate) fn to_json(&self) -> Value {
+        let mut error = self.more.clone();
+        error.insert("message".to_owned(), json!(self.message));
+        error.insert("type".to_owned(), json!(self.kind));
+        error.insert("param".to_owned(), json!(self.param));
+        error.insert("code".to_owned(), json!(self.code));
+        json!({ "error": error })
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response<Body> {
+        let mut response = Response::new(Body::from(self.to_json().to_string()));
+        *response.status_mut() = self.status;
+        let headers = response.headers_mut();
+        let json = header::HeaderValue::from_static("application/json");
+        headers.insert(header::CONTENT_TYPE, json);
+        if let Some(seconds) = self.retry_after {
+            headers.insert(header::RETRY_AFTER, seconds.into());
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            let bearer = header::HeaderValue::from_static("Bearer");
+            headers.insert(header::WWW_AUTHENTICATE, bearer);
+        }
+        response
+    }
+}
+
+impl From<BatchError> for ApiError {
+    fn from(error: BatchError) -> ApiError {
+        match error {
+            BatchError::Sequence(SequenceError::PromptTooLong { prompt, n_ctx }) => {
+                ApiError::too_long(prompt, n_ctx)
+            }
+            BatchError::Sequence(error) => ApiError::bad_request(error.to_string()),
+            BatchError::QueueFull { .. } => ApiError::busy(error.to_string()),
+            BatchError::Choices { .. } => ApiError::bad_field("n", error.to_string()),
+            BatchError::Engine(octavo_engine::Error::KvPages(_)) | BatchError::Step(_) => {
+                ApiError::unavailable(error.to_string())
+            }
+            BatchError::Engine(error) => ApiError::server(error.to_string()),
+        }
+    }
+}
+
+impl From<Unavailable> for ApiError {
+    fn from(error: Unavailable) -> ApiError {
+        ApiError::unavailable(error.0)
+    }
+}
+
+impl From<octavo_text::chat::Error> for ApiError {
+    fn from(error: octavo_text::chat::Error) -> ApiError {
+        ApiError::bad_field("messages", error.to_string())
+    }
+}
+
+impl From<octavo_text::tokenizer::Error> for ApiError {
+    fn from(error: octavo_text::tokenizer::Error) -> ApiError {
+        ApiError::bad_request(error.to_string())
+    }
+}

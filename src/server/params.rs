@@ -1,0 +1,220 @@
+//! The fields that all requests for text share.
+
+use octavo_engine::MAX_CHOICES;
+use octavo_engine::generate::Options;
+use octavo_engine::sample::SamplerConfig;
+use serde_json::Value;
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::fields::{Fields, token_id};
+use crate::grammar::{MAX_BYTES, Rule};
+
+/// Texts of one prompt.
+pub(crate) const MAX_N: usize = 16;
+const _: () = assert!(MAX_N <= MAX_CHOICES, "a batch takes as many");
+
+/// Stop strings, and bytes of each.
+const MAX_STOPS: usize = 16;
+const MAX_STOP_BYTES: usize = 4096;
+
+/// Tokens with a bias.
+const MAX_BIASES: usize = 4096;
+
+/// Alternatives of a token.
+pub(crate) const MAX_TOP: usize = 20;
+
+/// Whose defaults hold where a field is not given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Dialect {
+    /// Temperature 1, nothing else.
+    OpenAi,
+    /// llama-server's own: temperature 0.8, top-k 40, top-p 0.95, min-p 0.05.
+    Native,
+}
+
+/// Reads how to choose tokens and when to end.
+pub(crate) fn options(
+    app: &App,
+    fields: &Fields<'_>,
+    dialect: Dialect,
+) -> Result<Options, ApiError> {
+    let n_vocab = app.n_vocab();
+    let stop = fields.strings("stop", MAX_STOPS)?.unwrap_or_default();
+    if stop
+        .iter()
+        .any(|text| text.is_empty() || text.len() > MAX_STOP_BYTES)
+    {
+        let expected = format!("strings of 1 to {MAX_STOP_BYTES} bytes");
+        return Err(fields.wrong("stop", &expected));
+    }
+    Ok(Options {
+        sampler: sampler(app, fields, dialect)?,
+        stop,
+        stop_ids: fields
+            .ids("stop_token_ids", 256, n_vocab)?
+            .unwrap_or_default(),
+        ignore_eos: fields.bool("ignore_eos")?.unwrap_or(false),
+        min_tokens: fields.count("min_tokens", 0, 1 << 20)?.unwrap_or(0),
+        ..Options::default()
+    })
+}
+
+fn sampler(app: &App, fields: &Fields<'_>, dialect: Dialect) -> Result<SamplerConfig, ApiError> {
+    let is_native = dialect == Dialect::Native;
+    let or = |native: f32, openai: f32| if is_native { native } else { openai };
+    let most = if is_native { 1e9 } else { 2.0 };
+    let repeat = match fields.f32("repeat_penalty", 0.01..=10.0)? {
+        Some(value) => Some(value),
+        None => fields.f32("repetition_penalty", 0.01..=10.0)?,
+    };
+    let top_k = fields.int("top_k", -1..=i64::from(u32::MAX))?;
+    let top_k = top_k.map(|k| usize::try_from(k).unwrap_or(0));
+    // 0 keeps the most likely token alone, as the smallest number above it does
+    let top_p = fields.f32("top_p", 0.0..=1.0)?.unwrap_or(or(0.95, 1.0));
+    let defaults = SamplerConfig::default();
+    let window = fields.int("repeat_last_n", -1..=1 << 20)?;
+    Ok(SamplerConfig {
+        temperature: fields
+            .f32("temperature", 0.0..=most)?
+            .unwrap_or(or(0.8, 1.0)),
+        top_k: top_k.unwrap_or(if is_native { 40 } else { 0 }),
+        top_p: top_p.max(f32::MIN_POSITIVE),
+        min_p: fields.f32("min_p", 0.0..=1.0)?.unwrap_or(or(0.05, 0.0)),
+        repeat_penalty: repeat.unwrap_or(1.0),
+        presence_penalty: fields.f32("presence_penalty", -2.0..=2.0)?.unwrap_or(0.0),
+        frequency_penalty: fields.f32("frequency_penalty", -2.0..=2.0)?.unwrap_or(0.0),
+        penalty_window: match window {
+            None => defaults.penalty_window,
+            Some(n) => usize::try_from(n).unwrap_or(app.engine.n_ctx()),
+        },
+        logit_bias: bias(app, fields)?,
+        seed: seed(app, fields)?,
+        order: defaults.order,
+    })
+}
+
+fn seed(app: &App, fields: &Fields<'_>) -> Result<u64, ApiError> {
+    match fields.get("seed") {
+        None => Ok(app.new_seed()),
+        // llama-server's word for any
+        Some(value) if value.as_i64() == Some(-1) => Ok(app.new_seed()),
+        Some(value) => value
+            .as_u64()
+            .or_else(|| value.as_i64().map(i64::cast_unsigned))
+            .ok_or_else(|| fields.wrong("seed", "a whole number of 64 bits")),
+    }
+}
+
+/// `{"id": bias}`, or llama-server's `[[id, bias], …]`; -100 bans a token, as `false` does there.
+fn bias(app: &App, fields: &Fields<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
+    const NAME: &str = "logit_bias";
+    let wrong = || fields.wrong(NAME, "an object from token ids to numbers from -100 to 100");
+    let pairs: Vec<(Value, &Value)> = match fields.get(NAME) {
+        None => return Ok(Vec::new()),
+        Some(Value::Object(object)) => object
+            .iter()
+            .map(|(id, bias)| (id.parse::<u32>().map_or(Value::Null, Value::from), bias))
+            .collect(),
+        Some(Value::Array(list)) => {
+            let pair = |pair: &'_ Value| match pair.as_array().map(Vec::as_slice) {
+                Some([id, _]) => Some(id.clone()),
+                _ => None,
+            };
+            let ids: Option<Vec<Value>> = list.iter().map(pair).collect();
+            let biases = list.iter().map(|pair| &pair[1]);
+            ids.ok_or_else(wrong)?.into_iter().zip(biases).collect()
+        }
+        Some(_) => return Err(wrong()),
+    };
+    if pairs.len() > MAX_BIASES {
+        return Err(fields.wrong(NAME, &format!("at most {MAX_BIASES} tokens")));
+    }
+    let read = |(id, bias): (Value, &Value)| {
+        let id = token_id(&id, app.n_vocab())?;
+        let bias = match bias {
+            Value::Bool(false) => -100.0,
+            other => other.as_f64().filter(|bias| bias.abs() <= 100.0)?,
+        };
+        let bias = if bias == -100.0 {
+            f32::NEG_INFINITY
+        } else {
+            bias as f32
+        };
+        Some((id, bias))
+    };
+    pairs
+        .into_iter()
+        .map(read)
+        .collect::<Option<_>>()
+        .ok_or_else(wrong)
+}
+
+/// What the text must be, and the field that says so.
+pub(crate) fn rule(fields: &Fields<'_>) -> Result<Option<(Rule, &'static str)>, ApiError> {
+    let format = match fields.get("response_format") {
+        None => None,
+        Some(value) => response_format(value)?.map(|rule| (rule, "response_format")),
+    };
+    let schema = fields.get("json_schema").map(|schema| {
+        let rule = Rule::Schema(schema.clone());
+        (rule, "json_schema")
+    });
+    let grammar = fields.str("grammar")?.filter(|text| !text.is_empty());
+    let grammar = grammar.map(|text| (Rule::Lark(text.to_owned()), "grammar"));
+    let guided = fields.str("guided_regex")?;
+    let guided = guided.map(|text| (Rule::Regex(text.to_owned()), "guided_regex"));
+    let mut given = [format, schema, grammar, guided].into_iter().flatten();
+    let first = given.next();
+    if let Some((_, name)) = given.next() {
+        return Err(ApiError::bad_field(
+            name,
+            "expected one rule for the text, not two",
+        ));
+    }
+    match &first {
+        Some((rule, name)) if size(rule) > MAX_BYTES => {
+            let message = format!("expected at most {MAX_BYTES} bytes");
+            Err(ApiError::bad_field(*name, message))
+        }
+        _ => Ok(first),
+    }
+}
+
+fn size(rule: &Rule) -> usize {
+    match rule {
+        Rule::JsonObject => 0,
+        Rule::Schema(schema) => schema.to_string().len(),
+        Rule::Lark(text) | Rule::Regex(text) => text.len(),
+    }
+}
+
+fn response_format(value: &Value) -> Result<Option<Rule>, ApiError> {
+    const PATH: &str = "response_format.";
+    let fields = Fields::at(value, PATH)?;
+    let kind = fields.need("type", fields.str("type")?)?;
+    match kind {
+        "text" => Ok(None),
+        // llama-server has the schema beside the type
+        "json_object" => Ok(Some(match fields.get("schema") {
+            Some(schema) => Rule::Schema(checked(schema, "response_format.schema")?),
+            None => Rule::JsonObject,
+        })),
+        "json_schema" => {
+            let inner = fields.need("json_schema", fields.get("json_schema"))?;
+            let inner = Fields::at(inner, "response_format.json_schema.")?;
+            let schema = inner.need("schema", inner.get("schema"))?;
+            let schema = checked(schema, "response_format.json_schema.schema")?;
+            Ok(Some(Rule::Schema(schema)))
+        }
+        _ => Err(fields.wrong("type", "text, json_object or json_schema")),
+    }
+}
+
+/// A schema is an object, or true or false.
+fn checked(schema: &Value, param: &str) -> Result<Value, ApiError> {
+    match schema {
+        Value::Object(_) | Value::Bool(true) => Ok(schema.clone()),
+        _ => Err(ApiError::bad_field(param, "expected a JSON schema")),
+    }
+}

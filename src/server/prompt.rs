@@ -1,0 +1,91 @@
+//! Prompts: texts or token ids, and what of the request's fields applies to each.
+
+use octavo_text::tokenizer::EncodeOptions;
+use serde_json::Value;
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::fields::{Fields, token_id};
+
+/// Prompts of one request.
+pub(crate) const MAX_PROMPTS: usize = 64;
+
+/// Ids that a prompt can list: no context is longer.
+const MAX_IDS: usize = 1 << 22;
+
+/// Reads a field that is a string, a list of ids, or a list of either, into tokens.
+pub(crate) fn prompts(
+    app: &App,
+    fields: &Fields<'_>,
+    name: &str,
+    options: EncodeOptions,
+) -> Result<Vec<Vec<u32>>, ApiError> {
+    let value = fields.need(name, fields.get(name))?;
+    let expected = "a string, a list of token ids, or a list of strings or such lists";
+    let list = match value {
+        Value::String(_) => return Ok(vec![one(app, fields, name, value, options)?]),
+        Value::Array(list) => list,
+        _ => return Err(fields.wrong(name, expected)),
+    };
+    if list.is_empty() {
+        return Err(fields.wrong(name, "at least one prompt"));
+    }
+    if list.iter().all(Value::is_number) {
+        return Ok(vec![one(app, fields, name, value, options)?]);
+    }
+    if list.len() > MAX_PROMPTS {
+        return Err(fields.wrong(name, &format!("at most {MAX_PROMPTS} prompts")));
+    }
+    list.iter()
+        .map(|value| one(app, fields, name, value, options))
+        .collect()
+}
+
+fn one(
+    app: &App,
+    fields: &Fields<'_>,
+    name: &str,
+    value: &Value,
+    options: EncodeOptions,
+) -> Result<Vec<u32>, ApiError> {
+    let n_vocab = app.n_vocab();
+    let tokens = match value {
+        Value::String(text) => app.tokenizer().encode(text.as_bytes(), options)?,
+        Value::Array(ids) if ids.len() <= MAX_IDS => {
+            let ids = ids
+                .iter()
+                .map(|id| token_id(id, n_vocab))
+                .collect::<Option<Vec<u32>>>();
+            ids.ok_or_else(|| fields.wrong(name, &format!("token ids below {n_vocab}")))?
+        }
+        _ => return Err(fields.wrong(name, "a string or a list of token ids")),
+    };
+    if tokens.is_empty() {
+        return Err(fields.wrong(name, "a prompt with at least one token"));
+    }
+    Ok(tokens)
+}
+
+/// An error unless a prompt leaves room for a token.
+pub(crate) fn check_length(app: &App, tokens: &[u32]) -> Result<(), ApiError> {
+    let n_ctx = app.n_ctx();
+    if tokens.len() >= n_ctx {
+        return Err(ApiError::too_long(tokens.len(), n_ctx));
+    }
+    Ok(())
+}
+
+/// What separates this request's cached prompts from others': its own salt, and its key where there
+/// are several.
+pub(crate) fn salt(fields: &Fields<'_>, key: Option<&str>) -> Result<Option<String>, ApiError> {
+    const MAX_BYTES: usize = 256;
+    let own = fields.str("cache_salt")?;
+    if own.is_some_and(|salt| salt.len() > MAX_BYTES) {
+        return Err(fields.wrong("cache_salt", &format!("at most {MAX_BYTES} bytes")));
+    }
+    // not a mere concatenation, of which two different pairs could make the same
+    Ok(match (key, own) {
+        (None, None) => None,
+        (key, own) => Some(format!("{key:?} {own:?}")),
+    })
+}

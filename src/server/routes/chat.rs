@@ -1,0 +1,496 @@
+//! `/v1/chat/completions`: a conversation and the assistant's next message.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::http::Response;
+use axum::response::IntoResponse;
+use octavo_engine::sequence::Finish;
+use octavo_engine::{Event, Request, Timing};
+use octavo_text::chat::answer::{AnswerParser, CallFormat, Piece, Wants};
+use octavo_text::chat::{ChatTemplate, Conversation};
+use serde_json::{Value, json};
+
+use super::conversation::{self, ToolChoice, tool_name};
+use crate::app::{App, now};
+use crate::auth::Caller;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::http::json_response;
+use crate::params::{self, Dialect, MAX_N, MAX_TOP};
+use crate::prompt::{check_length, salt};
+use crate::sse::{self, Message, Writer};
+use crate::tools;
+use crate::wire::{self, Usage};
+use crate::work::{Answer, Update, Work};
+
+/// A request that is ready to run, and how its answer is written.
+pub(crate) struct Prepared {
+    pub(crate) request: Request,
+    pub(crate) stream: bool,
+    pub(crate) style: Style,
+}
+
+/// How an answer is written.
+#[derive(Clone)]
+pub(crate) struct Style {
+    template: Arc<str>,
+    rendered: Arc<str>,
+    wants: Wants,
+    /// Log-probabilities are told.
+    logprobs: bool,
+    include_usage: bool,
+    return_token_ids: bool,
+    n: usize,
+}
+
+impl Style {
+    /// Takes an answer apart.
+    pub(crate) fn parser(&self) -> AnswerParser {
+        AnswerParser::new(&self.template, &self.rendered, self.wants)
+    }
+}
+
+/// Answers a request.
+pub(crate) async fn handle(
+    app: Arc<App>,
+    caller: Caller,
+    body: Value,
+) -> Result<Response<Body>, ApiError> {
+    let prepared = app.work(move |app| prepare(app, &caller, &body)).await?;
+    let Prepared {
+        request,
+        stream,
+        style,
+    } = prepared;
+    let mut work = Work::begin(&app, vec![request])?;
+    let head = Head {
+        id: app.new_id("chatcmpl-"),
+        created: now(),
+    };
+    if stream {
+        work.has_begun().await?;
+        return Ok(sse::response(ChatWriter::new(app, work, head, style)));
+    }
+    let answers = work.collect().await?;
+    Ok(json_response(&whole(&app, &head, &style, answers)))
+}
+
+/// What all pieces of an answer carry.
+pub(crate) struct Head {
+    pub(crate) id: String,
+    pub(crate) created: u64,
+}
+
+/// The template of the model.
+pub(crate) fn template(app: &App) -> Result<&ChatTemplate, ApiError> {
+    app.template.as_ref().ok_or_else(|| {
+        ApiError::bad_request("this model's file has no chat template: use /v1/completions")
+    })
+}
+
+/// Reads a request, renders its conversation and makes tokens of it.
+pub(crate) fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiError> {
+    let fields = Fields::of(body)?;
+    app.check_model(fields.str("model")?)?;
+    let (conversation, choice) = conversation::read(&fields)?;
+    let mut options = params::options(app, &fields, Dialect::OpenAi)?;
+    options.max_tokens = match fields.count("max_completion_tokens", 1, 1 << 30)? {
+        Some(n) => Some(n),
+        None => fields.count("max_tokens", 1, 1 << 30)?,
+    };
+    let n = fields.count("n", 1, MAX_N)?.unwrap_or(1);
+    let logprobs = fields.bool("logprobs")?.unwrap_or(false);
+    let top = fields.count("top_logprobs", 0, MAX_TOP)?;
+    if top.is_some_and(|top| top > 0) && !logprobs {
+        return Err(fields.wrong("top_logprobs", "logprobs: true beside it"));
+    }
+    options.logprobs = logprobs.then(|| top.unwrap_or(0));
+    let stream_options = match fields.get("stream_options") {
+        Some(value) => Fields::at(value, "stream_options.")?.bool("include_usage")?,
+        None => None,
+    };
+    let continues = fields.bool("continue_final_message")?.unwrap_or(false);
+    let template = template(app)?;
+    let rendered = render(template, &conversation, continues)?;
+    let prompt = octavo_text::chat::encode(app.tokenizer(), &rendered)?;
+    check_length(app, &prompt)?;
+    let rule = rule(app, &fields, &conversation, &choice)?;
+    let constraint = match rule {
+        Some((rule, param)) => Some(app.grammars.compile(&rule, param)?),
+        None => None,
+    };
+    let wants = Wants {
+        tools: !conversation.tools.is_empty(),
+        reasoning: fields.str("reasoning_format")? != Some("none"),
+    };
+    // some vocabularies have the words around calls as control tokens
+    options.show_special = wants.tools;
+    Ok(Prepared {
+        request: Request {
+            n,
+            constraint,
+            salt: salt(&fields, caller.salt())?,
+            ..Request::new(&prompt, &options)
+        },
+        stream: fields.bool("stream")?.unwrap_or(false),
+        style: Style {
+            template: template.source().into(),
+            rendered: rendered.into(),
+            wants,
+            logprobs,
+            include_usage: stream_options.unwrap_or(false),
+            return_token_ids: fields.bool("return_token_ids")?.unwrap_or(false),
+            n,
+        },
+    })
+}
+
+/// The prompt of a conversation. Where its last message is to be continued, the prompt ends with
+/// that message's text.
+pub(crate) fn render(
+    template: &ChatTemplate,
+    conversation: &Conversation,
+    continues: bool,
+) -> Result<String, ApiError> {
+    if !continues {
+        return Ok(template.render_conversation(conversation)?);
+    }
+    let wrong = |expected: &str| ApiError::bad_field("continue_final_message", expected);
+    let text = match conversation.messages.last() {
+        Some(octavo_text::chat::Message {
+            role,
+            content: octavo_text::chat::Content::Text(text),
+            ..
+        }) if role == "assistant" => text.trim(),
+        _ => {
+            return Err(wrong(
+                "expected a text of the assistant as the last message",
+            ));
+        }
+    };
+    let conversation = Conversation {
+        add_generation_prompt: false,
+        ..conversation.clone()
+    };
+    let mut rendered = template.render_conversation(&conversation)?;
+    match rendered.rfind(text) {
+        Some(at) => rendered.truncate(at + text.len()),
+        None => {
+            return Err(wrong(
+                "the template does not show the last message as it is",
+            ));
+        }
+    }
+    Ok(rendered)
+}
+
+/// What the answer must be: a call if one is demanded, or what the request says.
+fn rule(
+    app: &App,
+    fields: &Fields<'_>,
+    conversation: &Conversation,
+    choice: &ToolChoice,
+) -> Result<Option<(crate::grammar::Rule, &'static str)>, ApiError> {
+    let given = params::rule(fields)?;
+    let is_chosen = |tool: &&Value| match choice {
+        ToolChoice::Named(name) => tool_name(tool) == name,
+        ToolChoice::Required => true,
+        ToolChoice::None | ToolChoice::Auto => false,
+    };
+    let chosen: Vec<&Value> = conversation.tools.iter().filter(is_chosen).collect();
+    match (chosen.is_empty(), given) {
+        (true, given) => Ok(given),
+        (false, None) => {
+            let format = CallFormat::of(template(app)?.source());
+            Ok(Some((tools::call(format, &chosen), "tools")))
+        }
+        (false, Some((_, name))) => Err(ApiError::bad_field(
+            name,
+            "expected no such field where a call is demanded",
+        )),
+    }
+}
+
+/// One message as it grows.
+#[derive(Default)]
+struct Assembled {
+    content: String,
+    reasoning: String,
+    calls: Vec<(String, String)>,
+}
+
+impl Assembled {
+    fn add(&mut self, pieces: Vec<Piece>) {
+        for piece in pieces {
+            match piece {
+                Piece::Content(text) => self.content.push_str(&text),
+                Piece::Reasoning(text) => self.reasoning.push_str(&text),
+                Piece::CallBegins { name, .. } => self.calls.push((name, String::new())),
+                Piece::CallArguments { index, text } => {
+                    if let Some((_, arguments)) = self.calls.get_mut(index) {
+                        arguments.push_str(&text);
+                    }
+                }
+            }
+        }
+    }
+
+    fn to_json(&self, app: &App) -> Value {
+        let mut message = json!({ "role": "assistant", "content": self.content });
+        if !self.reasoning.is_empty() {
+            message["reasoning_content"] = json!(self.reasoning);
+        }
+        if !self.calls.is_empty() {
+            if self.content.trim().is_empty() {
+                message["content"] = Value::Null;
+            }
+            let call = |(name, arguments): &(String, String)| {
+                json!({
+                    "id": app.new_id("call_"),
+                    "type": "function",
+                    "function": { "name": name, "arguments": arguments },
+                })
+            };
+            message["tool_calls"] = self.calls.iter().map(call).collect();
+        }
+        message
+    }
+}
+
+fn finish_reason(finish: Finish, has_called: bool) -> &'static str {
+    match wire::finish_reason(finish) {
+        "stop" if has_called => "tool_calls",
+        reason => reason,
+    }
+}
+
+/// The whole answer.
+fn whole(app: &App, head: &Head, style: &Style, answers: Vec<Answer>) -> Value {
+    let mut usage = Usage::default();
+    let mut choices = Vec::new();
+    let mut timings = Value::Null;
+    for choice in answers.iter().flat_map(|answer| &answer.choices) {
+        let mut parser = style.parser();
+        let mut message = Assembled::default();
+        message.add(parser.push(&choice.text));
+        message.add(parser.finish());
+        let logprobs = style
+            .logprobs
+            .then(|| wire::chat_logprobs(app.tokenizer(), &choice.logprobs));
+        let mut object = json!({
+            "index": choice.index,
+            "message": message.to_json(app),
+            "logprobs": logprobs,
+            "finish_reason": finish_reason(choice.finish, !message.calls.is_empty()),
+        });
+        if style.return_token_ids {
+            object["token_ids"] = json!(choice.tokens);
+        }
+        choices.push(object);
+        usage.prompt = choice.timing.prompt_tokens;
+        usage.completion += choice.timing.generated_tokens;
+        if choice.index == 0 {
+            usage.cached = choice.timing.cached;
+            timings = wire::timings(&choice.timing);
+        }
+    }
+    json!({
+        "id": head.id,
+        "object": "chat.completion",
+        "created": head.created,
+        "model": app.name(),
+        "system_fingerprint": crate::FINGERPRINT,
+        "choices": choices,
+        "usage": usage.to_json(),
+        "timings": timings,
+    })
+}
+
+/// Writes an answer while it is made.
+struct ChatWriter {
+    app: Arc<App>,
+    work: Work,
+    head: Head,
+    style: Style,
+    choices: Vec<ChoiceWriter>,
+    usage: Usage,
+    timings: Value,
+    has_ended: bool,
+}
+
+struct ChoiceWriter {
+    parser: AnswerParser,
+    has_begun: bool,
+    has_called: bool,
+}
+
+impl ChatWriter {
+    fn new(app: Arc<App>, work: Work, head: Head, style: Style) -> ChatWriter {
+        let choice = || ChoiceWriter {
+            parser: style.parser(),
+            has_begun: false,
+            has_called: false,
+        };
+        ChatWriter {
+            choices: (0..style.n).map(|_| choice()).collect(),
+            app,
+            work,
+            head,
+            style,
+            usage: Usage::default(),
+            timings: Value::Null,
+            has_ended: false,
+        }
+    }
+
+    fn chunk(&self, choices: Value) -> Value {
+        let mut chunk = json!({
+            "id": self.head.id,
+            "object": "chat.completion.chunk",
+            "created": self.head.created,
+            "model": self.app.name(),
+            "system_fingerprint": crate::FINGERPRINT,
+            "choices": choices,
+        });
+        if self.style.include_usage {
+            chunk["usage"] = Value::Null;
+        }
+        chunk
+    }
+
+    fn delta(&self, index: usize, delta: Value) -> Value {
+        self.chunk(json!([{ "index": index, "delta": delta, "finish_reason": null }]))
+    }
+
+    /// The first piece of a text, if nothing of it was told yet.
+    fn begin(&mut self, index: usize, messages: &mut Vec<Message>) {
+        if !std::mem::replace(&mut self.choices[index].has_begun, true) {
+            let delta = json!({ "role": "assistant", "content": "" });
+            messages.push(Message::Data(self.delta(index, delta)));
+        }
+    }
+
+    fn pieces(&mut self, index: usize, pieces: Vec<Piece>) -> Vec<Value> {
+        let mut deltas = Vec::new();
+        for piece in pieces {
+            deltas.push(match piece {
+                Piece::Content(text) => json!({ "content": text }),
+                Piece::Reasoning(text) => json!({ "reasoning_content": text }),
+                Piece::CallBegins { index: call, name } => {
+                    self.choices[index].has_called = true;
+                    json!({ "tool_calls": [{
+                        "index": call,
+                        "id": self.app.new_id("call_"),
+                        "type": "function",
+                        "function": { "name": name, "arguments": "" },
+                    }] })
+                }
+                Piece::CallArguments { index: call, text } => {
+                    json!({ "tool_calls": [{
+                        "index": call,
+                        "function": { "arguments": text },
+                    }] })
+                }
+            });
+        }
+        deltas
+    }
+
+    fn grow(&mut self, index: usize, delta: &octavo_engine::Delta, messages: &mut Vec<Message>) {
+        self.begin(index, messages);
+        let pieces = self.choices[index].parser.push(&delta.text);
+        let mut deltas = self.pieces(index, pieces);
+        let has_more = self.style.logprobs || self.style.return_token_ids;
+        if deltas.is_empty() && has_more && !delta.tokens.is_empty() {
+            deltas.push(json!({ "content": "" }));
+        }
+        for (i, value) in deltas.into_iter().enumerate() {
+            let mut chunk = self.delta(index, value);
+            // what belongs to tokens goes with the first piece
+            if i == 0 && self.style.logprobs {
+                let logprobs = wire::chat_logprobs(self.app.tokenizer(), &delta.logprobs);
+                chunk["choices"][0]["logprobs"] = logprobs;
+            }
+            if i == 0 && self.style.return_token_ids {
+                chunk["choices"][0]["token_ids"] = json!(delta.tokens);
+            }
+            messages.push(Message::Data(chunk));
+        }
+    }
+
+    fn end(&mut self, index: usize, finish: Finish, timing: &Timing, messages: &mut Vec<Message>) {
+        self.begin(index, messages);
+        let pieces = self.choices[index].parser.finish();
+        for value in self.pieces(index, pieces) {
+            messages.push(Message::Data(self.delta(index, value)));
+        }
+        self.usage.prompt = timing.prompt_tokens;
+        self.usage.completion += timing.generated_tokens;
+        if index == 0 {
+            self.usage.cached = timing.cached;
+            self.timings = wire::timings(timing);
+        }
+        let reason = finish_reason(finish, self.choices[index].has_called);
+        let mut chunk = self.chunk(json!([{
+            "index": index,
+            "delta": {},
+            "finish_reason": reason,
+        }]));
+        chunk["timings"] = wire::timings(timing);
+        messages.push(Message::Data(chunk));
+    }
+}
+
+impl Writer for ChatWriter {
+    async fn next(&mut self) -> Option<Vec<Message>> {
+        if self.has_ended {
+            return None;
+        }
+        let mut messages = Vec::new();
+        match self.work.next().await {
+            None => {
+                self.has_ended = true;
+                if self.style.include_usage {
+                    let mut chunk = self.chunk(json!([]));
+                    chunk["usage"] = self.usage.to_json();
+                    chunk["timings"] = self.timings.take();
+                    messages.push(Message::Data(chunk));
+                }
+                messages.push(Message::Done);
+            }
+            Some(Update { event, .. }) => match event {
+                Event::Started { .. } => self.begin(0, &mut messages),
+                Event::Delta { choice, delta } => self.grow(choice, &delta, &mut messages),
+                Event::Finished {
+                    choice,
+                    text,
+                    timing,
+                } => self.end(choice, text.finish, &timing, &mut messages),
+                Event::Failed(error) => {
+                    self.has_ended = true;
+                    messages.push(Message::Data(ApiError::from(error).to_json()));
+                }
+                Event::Read { .. } | Event::Prompt(_) | Event::Embedded { .. } => {}
+            },
+        }
+        Some(messages)
+    }
+}
+
+/// `/apply-template`: the prompt of a conversation.
+pub(crate) async fn apply_template(
+    app: Arc<App>,
+    _caller: Caller,
+    body: Value,
+) -> Result<Response<Body>, ApiError> {
+    let prompt = app
+        .work(move |app| {
+            let fields = Fields::of(&body)?;
+            let (conversation, _) = conversation::read(&fields)?;
+            let continues = fields.bool("continue_final_message")?.unwrap_or(false);
+            render(template(app)?, &conversation, continues)
+        })
+        .await?;
+    Ok(json_response(&json!({ "prompt": prompt })).into_response())
+}

@@ -1,0 +1,367 @@
+//! `/v1/completions`: texts and their continuations, with the log-probabilities that evaluation
+//! harnesses ask for.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::http::Response;
+use octavo_engine::sample::Logprobs;
+use octavo_engine::{Event, Request};
+use octavo_text::tokenizer::EncodeOptions;
+use serde_json::{Value, json};
+
+use super::chat::Head;
+use crate::app::{App, now};
+use crate::auth::Caller;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::http::json_response;
+use crate::params::{self, Dialect, MAX_N, MAX_TOP};
+use crate::prompt::{check_length, prompts, salt};
+use crate::sse::{self, Message, Writer};
+use crate::wire::{self, LegacyLogprobs, Usage};
+use crate::work::{Answer, Choice, Update, Work, keep_best};
+
+/// Tokens of a completion unless more are asked for.
+const DEFAULT_TOKENS: usize = 16;
+
+struct Prepared {
+    requests: Vec<Request>,
+    stream: bool,
+    style: Style,
+}
+
+/// How an answer is written.
+#[derive(Clone)]
+struct Style {
+    prompts: Arc<Vec<Vec<u32>>>,
+    echo: bool,
+    logprobs: bool,
+    n: usize,
+    include_usage: bool,
+    return_token_ids: bool,
+}
+
+/// Answers a request.
+pub(crate) async fn handle(
+    app: Arc<App>,
+    caller: Caller,
+    body: Value,
+) -> Result<Response<Body>, ApiError> {
+    let Prepared {
+        requests,
+        stream,
+        style,
+    } = app.work(move |app| prepare(app, &caller, &body)).await?;
+    let mut work = Work::begin(&app, requests)?;
+    let head = Head {
+        id: app.new_id("cmpl-"),
+        created: now(),
+    };
+    if stream {
+        work.has_begun().await?;
+        return Ok(sse::response(CompletionWriter::new(app, work, head, style)));
+    }
+    let answers = work.collect().await?;
+    Ok(json_response(&whole(&app, &head, &style, answers)))
+}
+
+fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiError> {
+    let fields = Fields::of(body)?;
+    app.check_model(fields.str("model")?)?;
+    let mut options = params::options(app, &fields, Dialect::OpenAi)?;
+    let most = fields.count("max_tokens", 0, 1 << 30)?;
+    options.max_tokens = Some(most.unwrap_or(DEFAULT_TOKENS));
+    let n = fields.count("n", 1, MAX_N)?.unwrap_or(1);
+    let best_of = fields.count("best_of", 1, MAX_N)?.unwrap_or(n);
+    let stream = fields.bool("stream")?.unwrap_or(false);
+    if best_of < n || (stream && best_of > n) {
+        let expected = format!("at least n = {n}, and no more in a stream");
+        return Err(fields.wrong("best_of", &expected));
+    }
+    let echo = fields.bool("echo")?.unwrap_or(false);
+    // some clients send what the chat interface takes
+    let logprobs = match fields.get("logprobs") {
+        Some(Value::Bool(wanted)) => wanted.then_some(0),
+        _ => fields.count("logprobs", 0, MAX_TOP)?,
+    };
+    // the most likely token is always told: whether a text is greedy can be seen from it
+    let top = logprobs.map(|top| top.max(1));
+    options.logprobs = match best_of > n {
+        true => Some(top.unwrap_or(0)),
+        false => top,
+    };
+    let add_special = fields.bool("add_special_tokens")?.unwrap_or(true);
+    let encode = EncodeOptions {
+        add_special,
+        ..EncodeOptions::PROMPT
+    };
+    let mut prompts = prompts(app, &fields, "prompt", encode)?;
+    if let Some(suffix) = fields.str("suffix")?.filter(|suffix| !suffix.is_empty()) {
+        for prompt in &mut prompts {
+            *prompt = super::native::infill(app, prompt, suffix)?;
+        }
+    }
+    if prompts.len() * best_of > crate::prompt::MAX_PROMPTS * 4 {
+        return Err(fields.wrong("n", "fewer texts over all prompts"));
+    }
+    let rule = params::rule(&fields)?;
+    let salt = salt(&fields, caller.salt())?;
+    let request = |prompt: &Vec<u32>| -> Result<Request, ApiError> {
+        let scores_only = echo && options.max_tokens == Some(0);
+        if !scores_only || prompt.len() > app.n_ctx() {
+            check_length(app, prompt)?;
+        }
+        let constraint = match &rule {
+            Some((rule, param)) => Some(app.grammars.compile(rule, param)?),
+            None => None,
+        };
+        Ok(Request {
+            n: best_of,
+            prompt_logprobs: top.filter(|_| echo && prompt.len() > 1),
+            constraint,
+            salt: salt.clone(),
+            ..Request::new(prompt, &options)
+        })
+    };
+    let stream_options = match fields.get("stream_options") {
+        Some(value) => Fields::at(value, "stream_options.")?.bool("include_usage")?,
+        None => None,
+    };
+    Ok(Prepared {
+        requests: prompts.iter().map(request).collect::<Result<_, _>>()?,
+        stream,
+        style: Style {
+            prompts: Arc::new(prompts),
+            echo,
+            logprobs: logprobs.is_some(),
+            n,
+            include_usage: stream_options.unwrap_or(false),
+            return_token_ids: fields.bool("return_token_ids")?.unwrap_or(false),
+        },
+    })
+}
+
+/// The text of a prompt, as it is echoed.
+fn prompt_text(app: &App, prompt: &[u32]) -> String {
+    String::from_utf8_lossy(&app.tokenizer().decode(prompt, true)).into_owned()
+}
+
+/// Log-probabilities of a prompt: the first token has none.
+fn prompt_logprobs(app: &App, prompt: &[u32], all: &[Logprobs]) -> LegacyLogprobs {
+    let mut logprobs = LegacyLogprobs::default();
+    if let Some(&first) = prompt.first() {
+        logprobs.push_first(app.tokenizer(), first);
+    }
+    all.iter()
+        .for_each(|token| logprobs.push(app.tokenizer(), token));
+    logprobs
+}
+
+fn whole(app: &App, head: &Head, style: &Style, answers: Vec<Answer>) -> Value {
+    let mut usage = Usage::default();
+    let mut choices = Vec::new();
+    let mut timings = Value::Null;
+    for (at, mut answer) in answers.into_iter().enumerate() {
+        let generated = answer
+            .choices
+            .iter()
+            .map(|choice| choice.timing.generated_tokens);
+        usage.completion += generated.sum::<usize>();
+        usage.prompt += style.prompts[at].len();
+        if let Some(first) = answer.choices.first() {
+            usage.cached += first.timing.cached;
+            timings = wire::timings(&first.timing);
+        }
+        keep_best(&mut answer.choices, style.n);
+        for choice in &answer.choices {
+            choices.push(one(app, style, at, &answer.prompt, choice));
+        }
+    }
+    json!({
+        "id": head.id,
+        "object": "text_completion",
+        "created": head.created,
+        "model": app.name(),
+        "system_fingerprint": crate::FINGERPRINT,
+        "choices": choices,
+        "usage": usage.to_json(),
+        "timings": timings,
+    })
+}
+
+fn one(app: &App, style: &Style, at: usize, of_prompt: &[Logprobs], choice: &Choice) -> Value {
+    let prompt = &style.prompts[at];
+    let mut text = if style.echo {
+        prompt_text(app, prompt)
+    } else {
+        String::new()
+    };
+    text.push_str(&choice.text);
+    let logprobs = style.logprobs.then(|| {
+        let mut logprobs = match style.echo {
+            true => prompt_logprobs(app, prompt, of_prompt),
+            false => LegacyLogprobs::default(),
+        };
+        let own = choice.logprobs.iter();
+        own.for_each(|token| logprobs.push(app.tokenizer(), token));
+        logprobs.into_json()
+    });
+    let mut object = json!({
+        "index": at * style.n + choice.index,
+        "text": text,
+        "logprobs": logprobs,
+        "finish_reason": wire::finish_reason(choice.finish),
+    });
+    if style.return_token_ids {
+        object["token_ids"] = json!(choice.tokens);
+        object["prompt_token_ids"] = json!(prompt);
+    }
+    object
+}
+
+/// Writes an answer while it is made.
+struct CompletionWriter {
+    app: Arc<App>,
+    work: Work,
+    head: Head,
+    style: Style,
+    /// Characters told of each text, and whether its prompt was.
+    told: Vec<(usize, bool)>,
+    usage: Usage,
+    has_ended: bool,
+}
+
+impl CompletionWriter {
+    fn new(app: Arc<App>, work: Work, head: Head, style: Style) -> CompletionWriter {
+        let usage = Usage {
+            prompt: style.prompts.iter().map(Vec::len).sum(),
+            ..Usage::default()
+        };
+        CompletionWriter {
+            told: vec![(0, !style.echo); style.prompts.len() * style.n],
+            app,
+            work,
+            head,
+            style,
+            usage,
+            has_ended: false,
+        }
+    }
+
+    fn chunk(&self, choices: Value) -> Value {
+        json!({
+            "id": self.head.id,
+            "object": "text_completion",
+            "created": self.head.created,
+            "model": self.app.name(),
+            "system_fingerprint": crate::FINGERPRINT,
+            "choices": choices,
+        })
+    }
+
+    fn piece(&self, index: usize, text: String, logprobs: Option<Value>) -> Value {
+        self.chunk(json!([{
+            "index": index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": null,
+        }]))
+    }
+
+    /// Tells the prompt of all texts that it belongs to.
+    fn echo(&mut self, prompt: usize, all: &[Logprobs], messages: &mut Vec<Message>) {
+        for choice in 0..self.style.n {
+            let index = prompt * self.style.n + choice;
+            if std::mem::replace(&mut self.told[index].1, true) {
+                continue;
+            }
+            let tokens = &self.style.prompts[prompt];
+            let text = prompt_text(&self.app, tokens);
+            let logprobs = prompt_logprobs(&self.app, tokens, all);
+            self.told[index].0 = logprobs.offset();
+            let logprobs = self.style.logprobs.then(|| logprobs.into_json());
+            let mut chunk = self.piece(index, text, logprobs);
+            if self.style.return_token_ids {
+                chunk["choices"][0]["prompt_token_ids"] = json!(tokens);
+            }
+            messages.push(Message::Data(chunk));
+        }
+    }
+
+    fn grow(
+        &mut self,
+        prompt: usize,
+        choice: usize,
+        delta: &octavo_engine::Delta,
+        messages: &mut Vec<Message>,
+    ) {
+        self.echo(prompt, &[], messages);
+        let index = prompt * self.style.n + choice;
+        let has_more = self.style.logprobs || self.style.return_token_ids;
+        if delta.text.is_empty() && !has_more {
+            return;
+        }
+        let mut logprobs = LegacyLogprobs::at(self.told[index].0);
+        delta
+            .logprobs
+            .iter()
+            .for_each(|token| logprobs.push(self.app.tokenizer(), token));
+        self.told[index].0 = logprobs.offset();
+        let logprobs = self.style.logprobs.then(|| logprobs.into_json());
+        let mut chunk = self.piece(index, delta.text.clone(), logprobs);
+        if self.style.return_token_ids {
+            chunk["choices"][0]["token_ids"] = json!(delta.tokens);
+        }
+        messages.push(Message::Data(chunk));
+    }
+}
+
+impl Writer for CompletionWriter {
+    async fn next(&mut self) -> Option<Vec<Message>> {
+        if self.has_ended {
+            return None;
+        }
+        let mut messages = Vec::new();
+        match self.work.next().await {
+            None => {
+                self.has_ended = true;
+                if self.style.include_usage {
+                    let mut chunk = self.chunk(json!([]));
+                    chunk["usage"] = self.usage.to_json();
+                    messages.push(Message::Data(chunk));
+                }
+                messages.push(Message::Done);
+            }
+            Some(Update { prompt, event }) => match event {
+                Event::Prompt(all) => self.echo(prompt, &all, &mut messages),
+                Event::Delta { choice, delta } => {
+                    self.grow(prompt, choice, &delta, &mut messages);
+                }
+                Event::Finished {
+                    choice,
+                    text,
+                    timing,
+                } => {
+                    self.echo(prompt, &[], &mut messages);
+                    self.usage.completion += timing.generated_tokens;
+                    if choice == 0 {
+                        self.usage.cached += timing.cached;
+                    }
+                    let index = prompt * self.style.n + choice;
+                    let reason = wire::finish_reason(text.finish);
+                    let mut chunk = self.piece(index, String::new(), None);
+                    chunk["choices"][0]["finish_reason"] = json!(reason);
+                    chunk["timings"] = wire::timings(&timing);
+                    messages.push(Message::Data(chunk));
+                }
+                Event::Failed(error) => {
+                    self.has_ended = true;
+                    messages.push(Message::Data(ApiError::from(error).to_json()));
+                }
+                Event::Started { .. } | Event::Read { .. } | Event::Embedded { .. } => {}
+            },
+        }
+        Some(messages)
+    }
+}

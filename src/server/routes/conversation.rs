@@ -1,0 +1,214 @@
+//! Messages and tools of a request, checked, as a chat template takes them.
+
+use octavo_text::chat::{Content, Conversation, Message, ToolCall};
+use serde_json::{Map, Value, json};
+
+use crate::error::ApiError;
+use crate::fields::Fields;
+
+const MAX_MESSAGES: usize = 2048;
+const MAX_PARTS: usize = 1024;
+const MAX_CALLS: usize = 128;
+const MAX_TOOLS: usize = 128;
+const MAX_NAME: usize = 256;
+
+/// Whether tools are called.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ToolChoice {
+    /// Never: the model does not see them.
+    None,
+    /// As the model likes.
+    Auto,
+    /// One of them, at once.
+    Required,
+    /// This one, at once.
+    Named(String),
+}
+
+/// Reads `messages`, `tools` and what else the template sees.
+pub(crate) fn read(fields: &Fields<'_>) -> Result<(Conversation, ToolChoice), ApiError> {
+    let messages = fields.need("messages", fields.list("messages", MAX_MESSAGES)?)?;
+    if messages.is_empty() {
+        return Err(fields.wrong("messages", "at least one message"));
+    }
+    let read = |(i, value): (usize, &Value)| message(value, &format!("messages[{i}]."));
+    let messages = messages
+        .iter()
+        .enumerate()
+        .map(read)
+        .collect::<Result<_, _>>()?;
+    let tools = tools(fields)?;
+    let choice = tool_choice(fields, &tools)?;
+    let mut kwargs = fields
+        .object("chat_template_kwargs")?
+        .cloned()
+        .unwrap_or_default();
+    if let Some(effort) = fields.str("reasoning_effort")? {
+        kwargs.entry("reasoning_effort").or_insert(json!(effort));
+    }
+    let conversation = Conversation {
+        messages,
+        tools: if choice == ToolChoice::None {
+            Vec::new()
+        } else {
+            tools
+        },
+        add_generation_prompt: fields.bool("add_generation_prompt")?.unwrap_or(true),
+        kwargs,
+    };
+    Ok((conversation, choice))
+}
+
+fn message(value: &Value, path: &str) -> Result<Message, ApiError> {
+    let fields = Fields::at(value, path)?;
+    let role = match fields.need("role", fields.str("role")?)? {
+        // the newer name for the same thing, which few templates know
+        "developer" => "system",
+        role @ ("system" | "user" | "assistant" | "tool") => role,
+        _ => {
+            let expected = "system, developer, user, assistant or tool";
+            return Err(fields.wrong("role", expected));
+        }
+    };
+    let tool_calls = tool_calls(&fields, path)?;
+    let content = content(&fields, path)?;
+    if content == Content::None && role != "assistant" {
+        return Err(fields.wrong("content", "a string or a list of parts"));
+    }
+    let reasoning = match fields.str("reasoning_content")? {
+        Some(text) => Some(text),
+        None => fields.str("reasoning")?,
+    };
+    Ok(Message {
+        role: role.to_owned(),
+        content,
+        name: fields.str("name")?.map(str::to_owned),
+        reasoning_content: reasoning.map(str::to_owned),
+        tool_calls,
+        tool_call_id: fields.str("tool_call_id")?.map(str::to_owned),
+    })
+}
+
+fn content(fields: &Fields<'_>, path: &str) -> Result<Content, ApiError> {
+    match fields.get("content") {
+        None => Ok(Content::None),
+        Some(Value::String(text)) => Ok(Content::Text(text.clone())),
+        Some(_) => {
+            let parts = fields.list("content", MAX_PARTS)?.unwrap_or_default();
+            let read = |(i, value): (usize, &Value)| part(value, &format!("{path}content[{i}]."));
+            let parts = parts.iter().enumerate().map(read);
+            Ok(Content::Parts(parts.collect::<Result<_, _>>()?))
+        }
+    }
+}
+
+fn part(value: &Value, path: &str) -> Result<Value, ApiError> {
+    let fields = Fields::at(value, path)?;
+    match fields.need("type", fields.str("type")?)? {
+        "text" | "input_text" | "output_text" => {
+            let text = fields.need("text", fields.str("text")?)?;
+            Ok(json!({ "type": "text", "text": text }))
+        }
+        "refusal" => {
+            let text = fields.need("refusal", fields.str("refusal")?)?;
+            Ok(json!({ "type": "text", "text": text }))
+        }
+        "image_url" | "image" | "input_image" => {
+            Err(fields.wrong("type", "text: this model takes no images"))
+        }
+        "input_audio" | "audio" | "video" | "video_url" | "file" => {
+            Err(fields.wrong("type", "text: this model takes nothing else"))
+        }
+        _ => Err(fields.wrong("type", "text")),
+    }
+}
+
+fn tool_calls(fields: &Fields<'_>, path: &str) -> Result<Vec<ToolCall>, ApiError> {
+    let calls = fields.list("tool_calls", MAX_CALLS)?.unwrap_or_default();
+    let read = |(i, value): (usize, &Value)| -> Result<ToolCall, ApiError> {
+        let outer_path = format!("{path}tool_calls[{i}].");
+        let outer = Fields::at(value, &outer_path)?;
+        let function = outer.need("function", outer.get("function"))?;
+        let inner_path = format!("{outer_path}function.");
+        let inner = Fields::at(function, &inner_path)?;
+        let name = inner.need("name", inner.str("name")?)?;
+        let arguments = match inner.get("arguments") {
+            None => Value::Object(Map::new()),
+            Some(Value::String(text)) => match serde_json::from_str::<Value>(text) {
+                Ok(object @ Value::Object(_)) => object,
+                _ if text.trim().is_empty() => Value::Object(Map::new()),
+                _ => Value::String(text.clone()),
+            },
+            Some(object @ Value::Object(_)) => object.clone(),
+            Some(_) => return Err(inner.wrong("arguments", "JSON as a string")),
+        };
+        Ok(ToolCall {
+            id: outer.str("id")?.unwrap_or_default().to_owned(),
+            name: name.to_owned(),
+            arguments,
+        })
+    };
+    calls.iter().enumerate().map(read).collect()
+}
+
+fn tools(fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
+    let tools = fields.list("tools", MAX_TOOLS)?.unwrap_or_default();
+    for (i, value) in tools.iter().enumerate() {
+        let path = format!("tools[{i}].");
+        let tool = Fields::at(value, &path)?;
+        if tool.need("type", tool.str("type")?)? != "function" {
+            return Err(tool.wrong("type", "function"));
+        }
+        let function = tool.need("function", tool.get("function"))?;
+        let path = format!("tools[{i}].function.");
+        let function = Fields::at(function, &path)?;
+        let name = function.need("name", function.str("name")?)?;
+        let is_sound = !name.is_empty() && name.len() <= MAX_NAME;
+        if !is_sound || name.chars().any(|c| c.is_control() || c.is_whitespace()) {
+            return Err(function.wrong("name", "letters, digits, _ and -"));
+        }
+        function.str("description")?;
+        function.object("parameters")?;
+    }
+    Ok(tools.to_vec())
+}
+
+/// The name of a tool.
+pub(crate) fn tool_name(tool: &Value) -> &str {
+    tool["function"]["name"].as_str().unwrap_or_default()
+}
+
+fn tool_choice(fields: &Fields<'_>, tools: &[Value]) -> Result<ToolChoice, ApiError> {
+    const NAME: &str = "tool_choice";
+    let needs_tools = |choice| match tools {
+        [] => Err(fields.wrong(NAME, "tools beside it")),
+        _ => Ok(choice),
+    };
+    match fields.get(NAME) {
+        None => Ok(ToolChoice::Auto),
+        Some(Value::String(word)) => match word.as_str() {
+            "none" => Ok(ToolChoice::None),
+            "auto" => Ok(ToolChoice::Auto),
+            "required" | "any" => needs_tools(ToolChoice::Required),
+            _ => Err(fields.wrong(NAME, "none, auto, required or a function")),
+        },
+        Some(value) => {
+            let outer = Fields::at(value, "tool_choice.")?;
+            // the responses interface has the name beside the type
+            let name = match outer.get("function") {
+                Some(function) => {
+                    let inner = Fields::at(function, "tool_choice.function.")?;
+                    inner.need("name", inner.str("name")?)?
+                }
+                None => outer.need("function", outer.str("name")?)?,
+            };
+            if !tools.iter().any(|tool| tool_name(tool) == name) {
+                return Err(ApiError::bad_field(
+                    "tool_choice.function.name",
+                    format!("{name:?} is not among the tools"),
+                ));
+            }
+            needs_tools(ToolChoice::Named(name.to_owned()))
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! `/v1/embeddings`: one vector for each text.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::http::Response;
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use octavo_engine::{Goal, Pooling, Request};
+use octavo_text::tokenizer::EncodeOptions;
+use serde_json::{Value, json};
+
+use crate::app::App;
+use crate::auth::Caller;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::http::json_response;
+use crate::prompt::{prompts, salt};
+use crate::wire::Usage;
+use crate::work::Work;
+
+/// Answers a request.
+pub(crate) async fn handle(
+    app: Arc<App>,
+    caller: Caller,
+    body: Value,
+) -> Result<Response<Body>, ApiError> {
+    let (requests, in_base64) = app.work(move |app| prepare(app, &caller, &body)).await?;
+    let prompt = requests.iter().map(|request| request.prompt.len()).sum();
+    let answers = Work::begin(&app, requests)?.collect().await?;
+    let data = answers.iter().enumerate().map(|(index, answer)| {
+        let vector = match in_base64 {
+            false => json!(answer.vector),
+            true => {
+                let bytes = answer.vector.iter().flat_map(|x| x.to_le_bytes());
+                json!(BASE64_STANDARD.encode(bytes.collect::<Vec<u8>>()))
+            }
+        };
+        json!({ "object": "embedding", "index": index, "embedding": vector })
+    });
+    let usage = Usage {
+        prompt,
+        ..Usage::default()
+    };
+    Ok(json_response(&json!({
+        "object": "list",
+        "data": data.collect::<Vec<_>>(),
+        "model": app.name(),
+        "usage": usage.to_json(),
+    })))
+}
+
+fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<(Vec<Request>, bool), ApiError> {
+    let fields = Fields::of(body)?;
+    app.check_model(fields.str("model")?)?;
+    let in_base64 = match fields.str("encoding_format")? {
+        None | Some("float") => false,
+        Some("base64") => true,
+        Some(_) => return Err(fields.wrong("encoding_format", "float or base64")),
+    };
+    let width = app.engine.hparams().n_embd();
+    if fields
+        .count("dimensions", 1, usize::MAX >> 1)?
+        .is_some_and(|n| n != width)
+    {
+        return Err(fields.wrong(
+            "dimensions",
+            &format!("{width}, which is what the model has"),
+        ));
+    }
+    let pooling = match fields.str("pooling")? {
+        None => app.engine.pooling(),
+        Some("last") => Pooling::Last,
+        Some("mean") => Pooling::Mean,
+        Some("cls" | "first") => Pooling::First,
+        Some(_) => return Err(fields.wrong("pooling", "last, mean or cls")),
+    };
+    let name = if fields.get("input").is_some() {
+        "input"
+    } else {
+        "content"
+    };
+    let prompts = prompts(app, &fields, name, EncodeOptions::PROMPT)?;
+    let salt = salt(&fields, caller.salt())?;
+    let request = |prompt: Vec<u32>| {
+        if prompt.len() > app.n_ctx() {
+            return Err(ApiError::too_long(prompt.len(), app.n_ctx()));
+        }
+        Ok(Request {
+            goal: Goal::Embedding(pooling),
+            salt: salt.clone(),
+            n: 1,
+            prompt,
+            ..Request::default()
+        })
+    };
+    let requests = prompts.into_iter().map(request).collect::<Result<_, _>>()?;
+    Ok((requests, in_base64))
+}

@@ -1,0 +1,133 @@
+//! What is served: one file for each group of routes.
+
+pub(crate) mod chat;
+pub(crate) mod completions;
+pub(crate) mod conversation;
+pub(crate) mod embeddings;
+pub(crate) mod models;
+pub(crate) mod native;
+pub(crate) mod responses;
+mod status;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Path, Request};
+use axum::http::Response;
+use axum::response::IntoResponse;
+use axum::routing::{MethodRouter, get, post};
+use serde_json::Value;
+
+use crate::app::App;
+use crate::auth::{self, Caller};
+use crate::error::ApiError;
+use crate::http::read_json;
+use crate::page;
+
+/// Who may ask for a route.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Guard {
+    /// Whoever has a key, if there are keys.
+    Key,
+    /// Everybody.
+    Open,
+}
+
+/// All routes.
+pub(crate) fn router(app: &Arc<App>) -> Router {
+    let mut router = Router::new();
+    for path in [
+        "/v1/chat/completions",
+        "/chat/completions",
+        "/api/v1/chat/completions",
+    ] {
+        router = router.route(path, asks(app, chat::handle));
+    }
+    for path in ["/v1/completions", "/completions"] {
+        router = router.route(path, asks(app, completions::handle));
+    }
+    for path in ["/v1/embeddings", "/embeddings", "/embedding"] {
+        router = router.route(path, asks(app, embeddings::handle));
+    }
+    for path in ["/v1/responses", "/responses"] {
+        router = router.route(path, asks(app, responses::handle));
+    }
+    for path in ["/v1/models", "/models"] {
+        router = router.route(path, shows(app, Guard::Key, models::list));
+    }
+    for path in ["/health", "/v1/health"] {
+        router = router.route(path, shows(app, Guard::Open, status::health));
+    }
+    let name = {
+        let app = Arc::clone(app);
+        get(
+            move |Path(name): Path<String>, request: Request| async move {
+                let answer = match check(&app, Guard::Key, &request) {
+                    Ok(_) => models::get(app, name).await,
+                    Err(error) => Err(error),
+                };
+                answer.into_response()
+            },
+        )
+    };
+    router
+        .route("/v1/models/{*name}", name)
+        .route("/completion", asks(app, native::completion))
+        .route("/infill", asks(app, native::infill_route))
+        .route("/tokenize", asks(app, native::tokenize))
+        .route("/detokenize", asks(app, native::detokenize))
+        .route("/apply-template", asks(app, chat::apply_template))
+        .route(
+            "/tokenizer_info",
+            shows(app, Guard::Key, native::tokenizer_info),
+        )
+        .route("/props", shows(app, Guard::Key, native::props))
+        .route("/slots", shows(app, Guard::Key, native::slots))
+        .route("/ready", shows(app, Guard::Open, status::ready))
+        .route("/metrics", shows(app, Guard::Key, status::metrics))
+        .route("/", get(|| async { page::response() }))
+        .fallback(|| async { ApiError::not_found("there is no such route") })
+        .method_not_allowed_fallback(|| async { ApiError::method() })
+}
+
+/// A route that takes a JSON object.
+fn asks<F, R>(app: &Arc<App>, handler: F) -> MethodRouter
+where
+    F: Fn(Arc<App>, Caller, Value) -> R + Clone + Send + Sync + 'static,
+    R: Future<Output = Result<Response<Body>, ApiError>> + Send,
+{
+    let app = Arc::clone(app);
+    post(move |request: Request| async move {
+        let answer = async {
+            let caller = check(&app, Guard::Key, &request)?;
+            let body = read_json(request, app.options.max_body).await?;
+            handler(app, caller, body).await
+        };
+        answer.await.into_response()
+    })
+}
+
+/// A route that only shows something.
+fn shows<F, R>(app: &Arc<App>, guard: Guard, handler: F) -> MethodRouter
+where
+    F: Fn(Arc<App>) -> R + Clone + Send + Sync + 'static,
+    R: Future<Output = Result<Response<Body>, ApiError>> + Send,
+{
+    let app = Arc::clone(app);
+    get(move |request: Request| async move {
+        let answer = match check(&app, guard, &request) {
+            Ok(_) => handler(app).await,
+            Err(error) => Err(error),
+        };
+        answer.into_response()
+    })
+}
+
+fn check(app: &App, guard: Guard, request: &Request) -> Result<Caller, ApiError> {
+    auth::check_origin(&app.options, request.headers())?;
+    match guard {
+        Guard::Key => auth::caller(&app.options, request.headers()),
+        Guard::Open => Ok(Caller::default()),
+    }
+}
