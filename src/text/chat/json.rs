@@ -1,55 +1,53 @@
 //! `tojson` as transformers defines it: `json.dumps(value, ensure_ascii=False)`, not the HTML-safe
 //! form of Jinja.
 
-use minijinja::value::{Kwargs, ValueKind};
+use minijinja::value::{Kwargs, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, Value};
 
-use super::guard::Budget;
+use super::guard::{Budget, float};
 
 const MAX_DEPTH: usize = 100;
 const MAX_INDENT: usize = 64;
 
 struct Style<'a> {
-    indent: Option<usize>,
+    indent: Option<String>,
     item: &'a str,
     key: &'a str,
     sort: bool,
     ascii: bool,
 }
 
-/// The filter.
-pub(super) fn tojson(
-    budget: &Budget,
-    value: &Value,
-    indent: Option<Value>,
-    options: &Kwargs,
-) -> Result<Value, Error> {
-    let indent = indent
-        .or(options.get::<Option<Value>>("indent")?)
-        .filter(|v| !v.is_none() && !v.is_undefined());
-    let indent = indent.map(usize::try_from).transpose()?;
-    if indent.is_some_and(|n| n > MAX_INDENT) {
-        return Err(Error::new(
-            ErrorKind::InvalidOperation,
-            "tojson: the indent is too large",
-        ));
-    }
-    let separators = options.get::<Option<Vec<String>>>("separators")?;
-    let (item, key) = match separators.as_deref() {
-        Some([item, key]) => (item.as_str(), key.as_str()),
-        Some(_) => {
-            return Err(Error::new(
-                ErrorKind::InvalidOperation,
-                "tojson: expected two separators",
-            ));
-        }
-        None => (if indent.is_some() { "," } else { ", " }, ": "),
-    };
-    let sort = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
-    let ascii = options
-        .get::<Option<bool>>("ensure_ascii")?
-        .unwrap_or(false);
+/// The filter: `tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
+pub(super) fn tojson(budget: &Budget, value: &Value, args: &[Value]) -> Result<Value, Error> {
+    type Given = Option<Value>;
+    let (ascii, indent, separators, sort, options): (Given, Given, Given, Given, Kwargs) =
+        from_args(args)?;
+    let ascii = ascii.or(options.get("ensure_ascii")?);
+    let indent = indent.or(options.get("indent")?);
+    let separators = separators.or(options.get("separators")?);
+    let sort = sort.or(options.get("sort_keys")?);
     options.assert_all_used()?;
+    let indent = indent.filter(|indent| !indent.is_none() && !indent.is_undefined());
+    let indent = indent.as_ref().map(indent_of).transpose()?;
+    let separators = separators.filter(|separators| !separators.is_none());
+    let (item, key) = match &separators {
+        Some(separators) => {
+            let separators: Vec<Value> = separators.try_iter()?.collect();
+            match separators.as_slice() {
+                [item, key] => (item.to_string(), key.to_string()),
+                _ => return Err(invalid("tojson: expected two separators")),
+            }
+        }
+        None => (
+            if indent.is_some() { "," } else { ", " }.to_owned(),
+            ": ".to_owned(),
+        ),
+    };
+    let (sort, ascii) = (
+        sort.is_some_and(|v| v.is_true()),
+        ascii.is_some_and(|v| v.is_true()),
+    );
+    let (item, key) = (item.as_str(), key.as_str());
     let mut out = String::new();
     write(
         budget,
@@ -67,6 +65,28 @@ pub(super) fn tojson(
     Ok(Value::from(out))
 }
 
+/// The text of one level: spaces, or the text itself.
+fn indent_of(indent: &Value) -> Result<String, Error> {
+    let text = match indent.as_str() {
+        Some(text) => text.to_owned(),
+        None if indent.kind() == ValueKind::Bool => " ".repeat(usize::from(indent.is_true())),
+        None => {
+            let n = indent
+                .as_i64()
+                .ok_or_else(|| invalid("tojson: not an indent"))?;
+            " ".repeat(usize::try_from(n).unwrap_or(0).min(MAX_INDENT + 1))
+        }
+    };
+    match text.len() <= MAX_INDENT {
+        true => Ok(text),
+        false => Err(invalid("tojson: the indent is too large")),
+    }
+}
+
+fn invalid(what: &'static str) -> Error {
+    Error::new(ErrorKind::InvalidOperation, what)
+}
+
 fn write(
     budget: &Budget,
     value: &Value,
@@ -80,7 +100,10 @@ fn write(
             "tojson: values are nested too deep",
         ));
     }
-    let around = style.indent.unwrap_or(0) * depth + style.item.len() + style.key.len() + 8;
+    let around = style.indent.as_ref().map_or(0, String::len) * depth
+        + style.item.len()
+        + style.key.len()
+        + 8;
     budget.charge(around as u64)?;
     match value.kind() {
         ValueKind::None => out.push_str("null"),
@@ -99,9 +122,7 @@ fn write(
                 keys.sort();
             }
             enclosed(style, depth, ('{', '}'), keys.len(), out, |i, out| {
-                let text = keys[i]
-                    .as_str()
-                    .map_or_else(|| keys[i].to_string(), str::to_owned);
+                let text = key_text(&keys[i])?;
                 string(budget, &text, style, out)?;
                 out.push_str(style.key);
                 write(budget, &value.get_item(&keys[i])?, style, depth + 1, out)
@@ -115,6 +136,23 @@ fn write(
         }
     }
     Ok(())
+}
+
+/// What stands for a key: JSON has strings alone.
+fn key_text(key: &Value) -> Result<String, Error> {
+    let mut text = String::new();
+    match key.kind() {
+        ValueKind::String => text.push_str(key.as_str().unwrap_or_default()),
+        ValueKind::None => text.push_str("null"),
+        ValueKind::Bool => text.push_str(if key.is_true() { "true" } else { "false" }),
+        ValueKind::Number => number(key, &mut text)?,
+        _ => {
+            return Err(invalid(
+                "tojson: keys must be strings, numbers, truths or none",
+            ));
+        }
+    }
+    Ok(text)
 }
 
 fn sized(budget: &Budget, value: &Value) -> Result<Vec<Value>, Error> {
@@ -131,9 +169,9 @@ fn enclosed(
     mut each: impl FnMut(usize, &mut String) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let new_line = |depth: usize, out: &mut String| {
-        if let Some(indent) = style.indent {
+        if let Some(indent) = &style.indent {
             out.push('\n');
-            out.push_str(&" ".repeat(indent * depth));
+            out.push_str(&indent.repeat(depth));
         }
     };
     out.push(open);
@@ -158,7 +196,7 @@ fn number(value: &Value, out: &mut String) -> Result<(), Error> {
     let text = match number {
         n if n.is_nan() => "NaN".to_owned(),
         n if n.is_infinite() => if n > 0.0 { "Infinity" } else { "-Infinity" }.to_owned(),
-        n => format!("{n:?}"),
+        n => float(n),
     };
     out.push_str(&text);
     Ok(())

@@ -1,18 +1,26 @@
 //! The budget a template works from, and the functions and filters that draw on it.
 
+mod collections;
+mod filters;
+mod format;
+mod numbers;
+mod ops;
 mod python;
+mod strings;
+mod text;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use minijinja::value::{Kwargs, ValueKind};
+use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Environment, Error, State, Value};
 
-use super::{json, rewrite};
+pub(super) use collections::{is_attribute, is_method};
+use python::{invalid, multiply, range, slice};
+pub(super) use text::float;
+
+use super::rewrite;
 use crate::time;
-use python::{
-    add_numbers, indent, invalid, join, method_call, multiply, range, replace, slice, split,
-};
 
 /// Bytes of work, plus a multiple of what the messages hold.
 const WORK: u64 = 24 << 20;
@@ -23,11 +31,6 @@ const ELEMENT: u64 = 64;
 
 /// How deep lists and maps may be nested: everything that walks or drops values recurses this far.
 const MAX_VALUE_DEPTH: u32 = 100;
-
-/// Filters that are of no use in a chat template and hard to bound.
-const REMOVED_FILTERS: [&str; 7] = [
-    "batch", "slice", "format", "pprint", "lines", "chain", "zip",
-];
 
 type Result<T> = std::result::Result<T, Error>;
 
@@ -139,16 +142,13 @@ impl Budget {
 /// Sets up an environment for one rendering.
 pub(super) fn install(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
     install_guards(environment, budget);
+    install_operators(environment, budget);
     install_functions(environment, budget);
-    install_filters(environment, budget);
+    filters::install(environment, budget);
     let b = Arc::clone(budget);
-    environment.set_formatter(move |out, state, value| {
-        b.deep(value, 0)?;
-        minijinja::escape_formatter(out, state, value)
-    });
-    let b = Arc::clone(budget);
-    environment.set_unknown_method_callback(move |state, value, method, args| {
-        method_call(&b, state, value, method, args)
+    environment.set_formatter(move |out, _, value| {
+        let text = text::text(&b, value)?;
+        out.write_str(&text).map_err(Error::from)
     });
 }
 
@@ -166,8 +166,65 @@ fn install_guards(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
         b.item(&value).map(|()| value)
     });
     let b = Arc::clone(budget);
+    environment.add_function(rewrite::ITERATED, move |value: Value| {
+        filters::iterated(&b, &value).map(|()| value)
+    });
+    let b = Arc::clone(budget);
+    environment.add_function(rewrite::METHOD, {
+        move |state: &State<'_, '_>, value: Value, name: &str, Rest(args): Rest<Value>| {
+            collections::call(&b, state, &value, name, &args)
+        }
+    });
+    environment.add_function(rewrite::ATTRIBUTE, |value: Value, name: &str| {
+        collections::attribute(&value, name)
+    });
+    let b = Arc::clone(budget);
+    environment.add_function(rewrite::TUPLE, move |Rest(items): Rest<Value>| {
+        b.charge_elements(items.len()).map(|()| text::tuple(items))
+    });
+    environment.add_function(rewrite::PASS, |value: Value| match value.is_undefined() {
+        true => Value::from_object(Passed),
+        false => value,
+    });
+    environment.add_function(rewrite::PASSED, |value: Value| {
+        match value.downcast_object_ref::<Passed>() {
+            Some(_) => Value::UNDEFINED,
+            None => value,
+        }
+    });
+}
+
+/// An undefined value that was passed to a macro, which takes no default for it.
+#[derive(Debug)]
+struct Passed;
+
+impl minijinja::value::Object for Passed {}
+
+fn install_operators(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
+    let b = Arc::clone(budget);
     environment.add_function(rewrite::MUL, move |left: Value, right: Value| {
         multiply(&b, &left, &right)
+    });
+    let b = Arc::clone(budget);
+    environment.add_function(rewrite::ADD, move |left: Value, right: Value| {
+        ops::add(&b, &left, &right)
+    });
+    let b = Arc::clone(budget);
+    environment.add_function(rewrite::CONCAT, move |left: Value, right: Value| {
+        ops::concat(&b, &left, &right)
+    });
+    let b = Arc::clone(budget);
+    environment.add_function(rewrite::REM, move |left: Value, right: Value| {
+        ops::remainder(&b, &left, &right)
+    });
+    environment.add_function(rewrite::POW, |left: Value, right: Value| {
+        ops::power(&left, &right)
+    });
+    environment.add_function(rewrite::DIV, |left: Value, right: Value| {
+        ops::divide(&left, &right)
+    });
+    environment.add_function(rewrite::FLOOR_DIV, |left: Value, right: Value| {
+        ops::floor_divide(&left, &right)
     });
     let b = Arc::clone(budget);
     environment.add_function(
@@ -183,8 +240,8 @@ fn install_functions(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
     environment.add_function("range", range);
     let b = Arc::clone(budget);
     environment.add_function("raise_exception", move |message: Value| -> Result<Value> {
-        b.deep(&message, 0)?;
-        *b.refusal.lock().unwrap_or_else(PoisonError::into_inner) = Some(message.to_string());
+        let text = text::text(&b, &message)?.into_owned();
+        *b.refusal.lock().unwrap_or_else(PoisonError::into_inner) = Some(text);
         Err(invalid("the template raised an exception"))
     });
     let b = Arc::clone(budget);
@@ -199,6 +256,7 @@ fn install_functions(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
             for arg in value.iter().cloned().chain(values(&named)?) {
                 b.deep(&arg, 0)?;
             }
+            let value = value.map(|value| pairs(&value)).transpose()?;
             minijinja::functions::dict(value, named)
         },
     );
@@ -215,78 +273,22 @@ fn install_functions(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
     );
 }
 
-fn values(named: &Kwargs) -> Result<Vec<Value>> {
-    named.args().map(|name| named.get::<Value>(name)).collect()
+/// A dictionary from a list of pairs; other values as they are.
+fn pairs(value: &Value) -> Result<Value> {
+    if value.kind() != ValueKind::Seq {
+        return Ok(value.clone());
+    }
+    let pair = |pair: Value| {
+        let mut items = pair.try_iter()?;
+        match (items.next(), items.next(), items.next()) {
+            (Some(key), Some(value), None) => Ok((key, value)),
+            _ => Err(invalid("a dictionary is made of pairs")),
+        }
+    };
+    let pairs: Result<Vec<(Value, Value)>> = value.try_iter()?.map(pair).collect();
+    Ok(Value::from_iter(pairs?))
 }
 
-fn install_filters(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
-    for name in REMOVED_FILTERS {
-        environment.remove_filter(name);
-    }
-    let b = Arc::clone(budget);
-    environment.add_filter(
-        "tojson",
-        move |value: Value, indent: Option<Value>, options: Kwargs| {
-            json::tojson(&b, &value, indent, &options)
-        },
-    );
-    let b = Arc::clone(budget);
-    environment.add_filter(
-        "replace",
-        move |text: Value, from: Value, to: Value| -> Result<String> {
-            replace(
-                &b,
-                &text.to_string(),
-                &from.to_string(),
-                &to.to_string(),
-                None,
-            )
-        },
-    );
-    let b = Arc::clone(budget);
-    environment.add_filter("join", move |value: Value, separator: Option<Value>| {
-        join(
-            &b,
-            &value,
-            &separator.map(|s| s.to_string()).unwrap_or_default(),
-        )
-    });
-    let b = Arc::clone(budget);
-    environment.add_filter(
-        "split",
-        move |text: &str, separator: Option<&str>, most: Option<i64>| {
-            split(&b, text, separator, most)
-        },
-    );
-    let b = Arc::clone(budget);
-    environment.add_filter(
-        "list",
-        move |state: &State<'_, '_>, value: Value| -> Result<Value> {
-            let n = value.as_str().map(str::len).or(value.len());
-            b.charge_elements(n.unwrap_or(1))?;
-            minijinja::filters::list(state, value)
-        },
-    );
-    let b = Arc::clone(budget);
-    environment.add_filter(
-        "indent",
-        move |text: String,
-              width: Option<usize>,
-              first: Option<bool>,
-              blank: Option<bool>,
-              options: Kwargs| { indent(&b, &text, width, first, blank, &options) },
-    );
-    // Nothing can be taken from `none`: the engine would let it pass for an empty list.
-    environment.add_test("iterable", |value: Value| {
-        !value.is_none() && value.try_iter().is_ok()
-    });
-    environment.add_filter(
-        "sum",
-        |value: Value, start: Option<Value>| -> Result<Value> {
-            let start = start.unwrap_or_else(|| Value::from(0));
-            value
-                .try_iter()?
-                .try_fold(start, |sum, item| add_numbers(&sum, &item))
-        },
-    );
+fn values(named: &Kwargs) -> Result<Vec<Value>> {
+    named.args().map(|name| named.get::<Value>(name)).collect()
 }

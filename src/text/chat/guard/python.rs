@@ -1,9 +1,9 @@
 //! What templates may do with values as in Python, with its work counted before it is done.
 
-use minijinja::value::{Kwargs, Rest, ValueKind};
-use minijinja::{Error, ErrorKind, State, Value};
-use minijinja_contrib::pycompat;
+use minijinja::value::ValueKind;
+use minijinja::{Error, ErrorKind, Value};
 
+use super::text::{like, same_sequence};
 use super::{Budget, Result};
 
 pub(super) fn invalid(what: &'static str) -> Error {
@@ -55,13 +55,17 @@ pub(super) fn slice(budget: &Budget, value: &Value, bounds: &[Value; 3]) -> Resu
         at = at.saturating_add(step);
     }
     Ok(match text {
-        Some(text) => Value::from(
+        Some(text) => like(
+            value,
             taken
                 .iter()
                 .filter_map(|at| text.get(*at))
                 .collect::<String>(),
         ),
-        None => Value::from_iter(taken.iter().filter_map(|at| items.get(*at).cloned())),
+        None => {
+            let taken = taken.iter().filter_map(|at| items.get(*at).cloned());
+            same_sequence(value, taken.collect())
+        }
     })
 }
 
@@ -103,16 +107,15 @@ pub(super) fn multiply(budget: &Budget, left: &Value, right: &Value) -> Result<V
     let times = usize::try_from(times.max(0)).unwrap_or(usize::MAX);
     if let Some(text) = what.as_str() {
         budget.charge_string(text.len().checked_mul(times))?;
-        return Ok(Value::from(text.repeat(times)));
+        return Ok(like(what, text.repeat(times)));
     }
     let Some(len) = what.len() else {
         return Err(invalid("cannot repeat a sequence of unknown length"));
     };
     budget.charge_elements(len.saturating_mul(times))?;
     let items: Vec<Value> = what.try_iter()?.collect();
-    Ok(Value::from_iter(
-        (0..times).flat_map(|_| items.iter().cloned()),
-    ))
+    let repeated = (0..times).flat_map(|_| items.iter().cloned());
+    Ok(same_sequence(what, repeated.collect()))
 }
 
 pub(super) fn multiply_numbers(left: &Value, right: &Value) -> Result<Value> {
@@ -146,161 +149,4 @@ pub(super) fn numbers(
     );
     let result = result.ok_or_else(|| invalid("integer overflow"))?;
     Ok(i64::try_from(result).map_or_else(|_| Value::from(result), Value::from))
-}
-
-pub(super) fn replace(
-    budget: &Budget,
-    text: &str,
-    from: &str,
-    to: &str,
-    most: Option<usize>,
-) -> Result<String> {
-    budget.charge_string(Some(text.len()))?;
-    let found = text.matches(from).take(most.unwrap_or(usize::MAX)).count();
-    budget.charge_string(found.checked_mul(to.len().saturating_add(8)))?;
-    Ok(most.map_or_else(
-        || text.replace(from, to),
-        |most| text.replacen(from, to, most),
-    ))
-}
-
-pub(super) fn join(budget: &Budget, value: &Value, separator: &str) -> Result<String> {
-    let mut out = String::new();
-    for (i, item) in value.try_iter()?.enumerate() {
-        if i > 0 {
-            budget.charge_string(Some(separator.len()))?;
-            out.push_str(separator);
-        }
-        budget.deep(&item, 0)?;
-        match item.as_str() {
-            Some(text) => out.push_str(text),
-            None => out.push_str(&item.to_string()),
-        }
-    }
-    Ok(out)
-}
-
-pub(super) fn split(
-    budget: &Budget,
-    text: &str,
-    separator: Option<&str>,
-    most: Option<i64>,
-) -> Result<Value> {
-    if separator == Some("") {
-        return Err(invalid("an empty separator"));
-    }
-    let most = most.and_then(|most| usize::try_from(most).ok());
-    let parts = match separator {
-        Some(separator) => text.matches(separator).count(),
-        None => text.split_whitespace().count(),
-    };
-    budget.charge_elements(parts.min(most.unwrap_or(usize::MAX)).saturating_add(1))?;
-    budget.charge_string(Some(text.len()))?;
-    let most = most.and_then(|most| i64::try_from(most).ok());
-    minijinja::filters::split(&Value::from(text), separator.map(Into::into), most)
-}
-
-pub(super) fn indent(
-    budget: &Budget,
-    text: &str,
-    width: Option<usize>,
-    first: Option<bool>,
-    blank: Option<bool>,
-    options: &Kwargs,
-) -> Result<String> {
-    let width = width
-        .or(options.get::<Option<usize>>("width")?)
-        .unwrap_or(4);
-    let first = first
-        .or(options.get::<Option<bool>>("first")?)
-        .unwrap_or(false);
-    let blank = blank
-        .or(options.get::<Option<bool>>("blank")?)
-        .unwrap_or(false);
-    options.assert_all_used()?;
-    let lines: Vec<&str> = text.split('\n').collect();
-    budget.charge_elements(lines.len())?;
-    budget.charge_string(
-        lines
-            .len()
-            .checked_mul(width)
-            .and_then(|n| n.checked_add(text.len())),
-    )?;
-    let padding = " ".repeat(width);
-    let mut out = String::with_capacity(text.len());
-    for (i, line) in lines.iter().enumerate() {
-        out.push_str(if i > 0 { "\n" } else { "" });
-        let padded = if i == 0 {
-            first
-        } else {
-            blank || !line.is_empty()
-        };
-        out.push_str(if padded { &padding } else { "" });
-        out.push_str(line);
-    }
-    Ok(out)
-}
-
-/// Methods of Python's strings, lists and dicts. Those whose cost the arguments decide are done
-/// here.
-pub(super) fn method_call(
-    budget: &Budget,
-    state: &State<'_, '_>,
-    value: &Value,
-    method: &str,
-    args: &[Value],
-) -> std::result::Result<Value, Error> {
-    let Some(text) = value.as_str() else {
-        return pycompat::unknown_method_callback(state, value, method, args);
-    };
-    match method {
-        "replace" => {
-            let (from, to, most): (&str, &str, Option<i64>) = minijinja::value::from_args(args)?;
-            replace(
-                budget,
-                text,
-                from,
-                to,
-                most.and_then(|most| usize::try_from(most).ok()),
-            )
-            .map(Value::from)
-        }
-        "join" => {
-            let (items,): (Value,) = minijinja::value::from_args(args)?;
-            join(budget, &items, text).map(Value::from)
-        }
-        "split" => {
-            let (separator, most): (Option<&str>, Option<i64>) = minijinja::value::from_args(args)?;
-            split(budget, text, separator, most)
-        }
-        "splitlines" => {
-            budget.charge_elements(text.matches('\n').count().saturating_add(1))?;
-            pycompat::unknown_method_callback(state, value, method, args)
-        }
-        "count" => {
-            let (what,): (&str,) = minijinja::value::from_args(args)?;
-            Ok(Value::from(text.matches(what).count()))
-        }
-        "strip" | "lstrip" | "rstrip" => {
-            let Rest(chars): Rest<Value> = minijinja::value::from_args::<(Rest<Value>,)>(args)?.0;
-            if chars
-                .iter()
-                .any(|set| set.as_str().is_some_and(|set| set.len() > 256))
-            {
-                return Err(invalid("too many characters to strip"));
-            }
-            pycompat::unknown_method_callback(state, value, method, args)
-        }
-        "format" => {
-            // Widths and precisions come after a colon; without them each field costs what its
-            // argument is long.
-            if text.contains(':') {
-                return Err(invalid("format specifications are not supported"));
-            }
-            let fields = text.matches('{').count() as u64;
-            (0..=fields).try_for_each(|_| args.iter().try_for_each(|arg| budget.deep(arg, 0)))?;
-            pycompat::unknown_method_callback(state, value, method, args)
-        }
-        _ => pycompat::unknown_method_callback(state, value, method, args),
-    }
 }

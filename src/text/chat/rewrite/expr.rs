@@ -6,10 +6,15 @@ use minijinja::Value;
 use minijinja::machinery::ast::{BinOpKind, CallArg, CompareOpKind, Expr, UnaryOpKind};
 use minijinja::value::ValueKind;
 
+use super::super::guard::{is_attribute, is_method};
 use super::super::scan::unsupported;
-use super::{DEEP, DEEP_TESTS, FLAT, ITEM, MUL, Printer, Result, SHALLOW_FILTERS, SLICE};
+use super::literal;
+use super::{
+    ADD, ATTRIBUTE, CONCAT, DEEP, DEEP_TESTS, DIV, FLAT, FLOOR_DIV, ITEM, METHOD, MUL, PASS, POW,
+    Printer, REM, Result, SHALLOW_FILTERS, SLICE, TUPLE,
+};
 
-impl Printer {
+impl Printer<'_> {
     /// What is assigned to: names, attributes, or several in parentheses.
     pub(super) fn target(&mut self, target: &Expr<'_>) -> Result<()> {
         self.deeper(|p| match target {
@@ -56,7 +61,16 @@ impl Printer {
                 p.put(s.id);
                 Ok(())
             }
-            Expr::Const(s) => p.constant(&s.value),
+            Expr::Const(s) => {
+                let span = s.span();
+                let (start, end) = (span.start_offset as usize, span.end_offset as usize);
+                let literal = p.source.get(start..end).and_then(literal::text);
+                match literal.filter(|_| s.value.kind() == ValueKind::String) {
+                    Some(text) => p.string(&text),
+                    None => p.constant(&s.value)?,
+                }
+                Ok(())
+            }
             Expr::UnaryOp(s) => {
                 p.put(match s.op {
                     UnaryOpKind::Not => "(not ",
@@ -108,25 +122,36 @@ impl Printer {
         left: &Expr<'_>,
         right: &Expr<'_>,
     ) -> Result<()> {
+        let function = match op {
+            BinOpKind::Mul => Some(MUL),
+            BinOpKind::Add => Some(ADD),
+            BinOpKind::Concat => Some(CONCAT),
+            BinOpKind::Rem => Some(REM),
+            BinOpKind::Pow => Some(POW),
+            BinOpKind::Div => Some(DIV),
+            BinOpKind::FloorDiv => Some(FLOOR_DIV),
+            _ => None,
+        };
+        if let Some(function) = function {
+            self.put(function);
+            self.put("(");
+            self.expr(left)?;
+            self.put(",");
+            self.expr(right)?;
+            self.put(")");
+            return Ok(());
+        }
         let (text, guard) = match op {
-            BinOpKind::Mul => {
-                self.put(MUL);
-                self.put("(");
-                self.expr(left)?;
-                self.put(",");
-                self.expr(right)?;
-                self.put(")");
-                return Ok(());
-            }
+            BinOpKind::Mul
+            | BinOpKind::Add
+            | BinOpKind::Concat
+            | BinOpKind::Rem
+            | BinOpKind::Pow
+            | BinOpKind::Div
+            | BinOpKind::FloorDiv => return Ok(()),
             BinOpKind::ScAnd => (" and ", None),
             BinOpKind::ScOr => (" or ", None),
             BinOpKind::Sub => ("-", None),
-            BinOpKind::Div => ("/", None),
-            BinOpKind::FloorDiv => ("//", None),
-            BinOpKind::Rem => ("%", None),
-            BinOpKind::Pow => ("**", None),
-            BinOpKind::Add => ("+", Some(FLAT)),
-            BinOpKind::Concat => ("~", Some(DEEP)),
             BinOpKind::Eq => ("==", Some(DEEP)),
             BinOpKind::Ne => ("!=", Some(DEEP)),
             BinOpKind::Lt => ("<", Some(DEEP)),
@@ -140,6 +165,13 @@ impl Printer {
             self.put(if i > 0 { text } else { "" });
             match guard {
                 Some(guard) => self.guarded(guard, operand)?,
+                // The engine would make a truth of two constants.
+                None if matches!(operand, Expr::Const(_)) => {
+                    self.put(FLAT);
+                    self.put("(");
+                    self.expr(operand)?;
+                    self.put(")");
+                }
                 None => self.expr(operand)?,
             }
         }
@@ -191,6 +223,14 @@ impl Printer {
                 self.args(&s.args, guard)?;
                 self.put(")");
             }
+            Expr::GetAttr(s) if is_attribute(s.name) => {
+                self.put(ATTRIBUTE);
+                self.put("(");
+                self.expr(&s.expr)?;
+                self.put(",");
+                self.string(s.name);
+                self.put(")");
+            }
             Expr::GetAttr(s) => {
                 self.operand(&s.expr)?;
                 self.put(".");
@@ -204,12 +244,17 @@ impl Printer {
             }
             Expr::Call(s) => self.call(&s.expr, &s.args)?,
             Expr::List(s) => {
-                self.put("[");
+                // The engine has no tuples: to it they are lists without a bracket.
+                let start = s.span().start_offset as usize;
+                let tuple = self.source.as_bytes().get(start) != Some(&b'[');
+                let (open, close) = if tuple { ("(", ")") } else { ("[", "]") };
+                self.put(if tuple { TUPLE } else { "" });
+                self.put(open);
                 for item in &s.items {
                     self.guarded(DEEP, item)?;
                     self.put(",");
                 }
-                self.put("]");
+                self.put(close);
             }
             Expr::Map(s) => {
                 self.put("{");
@@ -236,9 +281,21 @@ impl Printer {
     }
 
     pub(super) fn call(&mut self, callee: &Expr<'_>, args: &[CallArg<'_>]) -> Result<()> {
-        // A method of a string costs what the string is long; functions guard themselves and macros
-        // pay as they write.
+        // Methods of strings, lists and dictionaries, functions and macros pay for themselves.
         let guard = match callee {
+            Expr::GetAttr(s) if is_method(s.name) => {
+                self.put(METHOD);
+                self.put("(");
+                self.expr(&s.expr)?;
+                self.put(",");
+                self.string(s.name);
+                if !args.is_empty() {
+                    self.put(",");
+                    self.arg_list(args, DEEP)?;
+                }
+                self.put(")");
+                return Ok(());
+            }
             Expr::GetAttr(s) => {
                 // The engine's `loop.cycle` divides by the number of its arguments.
                 if s.name == "cycle" && !matches!(args.first(), Some(CallArg::Pos(_))) {
@@ -248,6 +305,10 @@ impl Printer {
                 self.put(".");
                 self.put(s.name);
                 DEEP
+            }
+            Expr::Var(s) if self.with_defaults.contains(s.id) => {
+                self.put(s.id);
+                PASS
             }
             other => {
                 self.operand(other)?;

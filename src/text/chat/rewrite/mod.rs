@@ -7,6 +7,9 @@
 //! Lines are kept, so messages name the right one.
 
 mod expr;
+mod literal;
+
+use std::collections::HashSet;
 
 use minijinja::Error;
 use minijinja::machinery::ast::{Macro, Stmt};
@@ -26,6 +29,29 @@ pub(super) const FLAT: &str = "__guard_flat";
 pub(super) const ITEM: &str = "__guard_item";
 /// Multiplies.
 pub(super) const MUL: &str = "__guard_mul";
+/// Adds numbers, strings or lists.
+pub(super) const ADD: &str = "__guard_add";
+/// Puts the texts of two values together.
+pub(super) const CONCAT: &str = "__guard_concat";
+/// The remainder of a division, or values written into a format.
+pub(super) const REM: &str = "__guard_rem";
+/// Raises to a power.
+pub(super) const POW: &str = "__guard_pow";
+/// Divides.
+pub(super) const DIV: &str = "__guard_div";
+/// Divides and rounds down.
+pub(super) const FLOOR_DIV: &str = "__guard_floor_div";
+/// Makes a tuple.
+pub(super) const TUPLE: &str = "__guard_tuple";
+/// Refuses what cannot be iterated.
+pub(super) const ITERATED: &str = "__guard_iterated";
+/// Calls a method that strings, lists or dictionaries have.
+pub(super) const METHOD: &str = "__guard_method";
+/// Reads an attribute where dictionaries have a method of that name.
+pub(super) const ATTRIBUTE: &str = "__guard_attribute";
+/// Marks an undefined argument of a macro, and removes the mark.
+pub(super) const PASS: &str = "__guard_pass";
+pub(super) const PASSED: &str = "__guard_passed";
 /// Takes a slice.
 pub(super) const SLICE: &str = "__guard_slice";
 
@@ -62,7 +88,9 @@ type Result<T> = std::result::Result<T, Error>;
 
 /// The guarded form of a template.
 pub(super) fn rewrite(source: &str) -> Result<String> {
-    let source = without_generation_tags(source);
+    // Jinja reads every line break as a line feed.
+    let source = source.replace("\r\n", "\n").replace('\r', "\n");
+    let source = without_generation_tags(&source);
     // As transformers sets up Jinja.
     let whitespace = || WhitespaceConfig {
         keep_trailing_newline: false,
@@ -73,20 +101,26 @@ pub(super) fn rewrite(source: &str) -> Result<String> {
     let template = parse(&source, NAME, SyntaxConfig, whitespace())?;
     let mut printer = Printer {
         out: String::with_capacity(source.len() * 2),
+        source: &source,
+        with_defaults: HashSet::new(),
         line: 1,
         depth: 0,
     };
+    printer.find_macros(std::slice::from_ref(&template));
     printer.stmt(&template)?;
     Ok(printer.out)
 }
 
-struct Printer {
+struct Printer<'s> {
+    source: &'s str,
+    /// Macros with an argument that has a default.
+    with_defaults: HashSet<String>,
     out: String,
     line: usize,
     depth: usize,
 }
 
-impl Printer {
+impl Printer<'_> {
     fn put(&mut self, text: &str) {
         self.out.push_str(text);
     }
@@ -102,7 +136,7 @@ impl Printer {
         self.put(" ");
     }
 
-    fn deeper<T>(&mut self, work: impl FnOnce(&mut Printer) -> Result<T>) -> Result<T> {
+    fn deeper<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         if self.depth >= MAX_DEPTH {
             return Err(unsupported(format!("nested more than {MAX_DEPTH} deep")));
         }
@@ -137,9 +171,8 @@ impl Printer {
                 self.open("{%", s.span());
                 self.put("for ");
                 self.target(&s.target)?;
-                self.put(" in (");
-                self.expr(&s.iter)?;
-                self.put(")");
+                self.put(" in ");
+                self.guarded(ITERATED, &s.iter)?;
                 if let Some(filter) = &s.filter_expr {
                     self.put(" if ");
                     self.expr(filter)?;
@@ -228,12 +261,16 @@ impl Printer {
                 self.put(s.name);
                 self.macro_args(s)?;
                 self.put(" %}");
+                self.macro_defaults(s)?;
                 self.stmts(&s.body)?;
                 self.put("{% endmacro %}");
             }
             Stmt::CallBlock(s) => {
                 self.open("{%", s.span());
                 self.put("call");
+                if !s.macro_decl.defaults.is_empty() {
+                    return Err(unsupported("defaults of a call's arguments"));
+                }
                 self.macro_args(&s.macro_decl)?;
                 self.put(" ");
                 self.call(&s.call.expr, &s.call.args)?;
@@ -265,16 +302,58 @@ impl Printer {
 
     fn macro_args(&mut self, declared: &Macro<'_>) -> Result<()> {
         self.put("(");
-        let plain = declared.args.len() - declared.defaults.len();
         for (i, arg) in declared.args.iter().enumerate() {
             self.put(if i > 0 { ", " } else { "" });
             self.target(arg)?;
-            if let Some(default) = i.checked_sub(plain).and_then(|i| declared.defaults.get(i)) {
-                self.put(" = ");
-                self.expr(default)?;
-            }
         }
         self.put(")");
         Ok(())
+    }
+
+    /// Sets arguments that were not given, in order: a default may name the arguments before it.
+    /// The engine would also replace what was given and is undefined.
+    fn macro_defaults(&mut self, declared: &Macro<'_>) -> Result<()> {
+        if declared.defaults.is_empty() {
+            return Ok(());
+        }
+        let plain = declared.args.len() - declared.defaults.len();
+        for (i, arg) in declared.args.iter().enumerate() {
+            self.put("{% set ");
+            self.target(arg)?;
+            self.put(" = ");
+            let default = i.checked_sub(plain).and_then(|i| declared.defaults.get(i));
+            if let Some(default) = default {
+                self.put("(");
+                self.expr(default)?;
+                self.put(") if ");
+                self.target(arg)?;
+                self.put(" is undefined else ");
+            }
+            self.put(PASSED);
+            self.put("(");
+            self.target(arg)?;
+            self.put(") %}");
+        }
+        Ok(())
+    }
+
+    fn find_macros(&mut self, stmts: &[Stmt<'_>]) {
+        for stmt in stmts {
+            match stmt {
+                Stmt::Template(s) => self.find_macros(&s.children),
+                Stmt::ForLoop(s) => self.find_macros(&s.body),
+                Stmt::IfCond(s) => {
+                    self.find_macros(&s.true_body);
+                    self.find_macros(&s.false_body);
+                }
+                Stmt::Macro(s) => {
+                    if !s.defaults.is_empty() {
+                        self.with_defaults.insert(s.name.to_owned());
+                    }
+                    self.find_macros(&s.body);
+                }
+                _ => {}
+            }
+        }
     }
 }

@@ -199,6 +199,47 @@ const NUMBERS: &Hostile = &[
     ("division by zero", "{{ 1 // 0 }}"),
 ];
 
+/// What Python's formats, filters and methods could be made to do.
+const FORMATS: &Hostile = &[
+    ("wide field", "{{ '%1000000000d' % 1 }}"),
+    ("wide precision", "{{ '%.1000000000f' % 1 }}"),
+    (
+        "many wide fields",
+        "{{ ('%999s' * 100000) % ((1,) * 100000) }}",
+    ),
+    ("wide field of a filter", "{{ '%99999999s'|format('a') }}"),
+    ("wide brace field", "{{ '{:1000000000}'.format(1) }}"),
+    ("field in a field", "{{ '{:{}}'.format(1, 1000000000) }}"),
+    ("wide padding", "{{ 'a'.ljust(1000000000000) }}"),
+    (
+        "much padding",
+        "{% for i in range(99999) %}{% set x = 'a'.center(1000000) %}{% endfor %}",
+    ),
+    ("zeros", "{{ '1'.zfill(9223372036854775807) }}"),
+    (
+        "indent by text",
+        "{{ ('a\n' * 100000)|indent('x' * 100000) }}",
+    ),
+    (
+        "escapes that grow",
+        "{% set ns = namespace(x='&&') %}{% for i in range(60) %}\
+         {% set ns.x = ns.x|safe|string|replace('a', 'aa')|forceescape|string ~ '&&' %}\
+         {% endfor %}",
+    ),
+    (
+        "escapes that nest",
+        "{% set ns = namespace(x='\\'') %}{% for i in range(60) %}{% set ns.x = [ns.x]|string %}\
+         {% endfor %}{{ ns.x }}",
+    ),
+    ("power", "{{ 10 ** 100000 }}"),
+    (
+        "printing of long lists",
+        "{% set x = [1] * 100000 %}{% for i in range(99999) %}{% set y = x ~ '' %}{% endfor %}",
+    ),
+    ("mutation", "{{ messages.append(1) }}"),
+    ("mutation of a dictionary", "{{ messages[0].update({}) }}"),
+];
+
 /// The template must end in one line of error text within a second of work, however it is built.
 fn refused(name: &str, source: &str) -> String {
     let start = ThreadTime::now();
@@ -219,7 +260,7 @@ fn refused(name: &str, source: &str) -> String {
 
 #[test]
 fn hostile_templates_end_in_a_clean_error() {
-    for cases in [REPEATS, GROWTH, LENGTH, FORBIDDEN, NUMBERS] {
+    for cases in [REPEATS, GROWTH, LENGTH, FORBIDDEN, NUMBERS, FORMATS] {
         for (name, source) in cases {
             refused(name, source);
         }

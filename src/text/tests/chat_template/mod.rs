@@ -3,6 +3,7 @@
 mod conversation;
 mod hostile;
 mod language;
+mod python;
 
 use octavo_text::chat::{ChatTemplate, Error, Message};
 

@@ -1,0 +1,319 @@
+//! Filters as Jinja defines them, with their work counted.
+
+use std::sync::Arc;
+
+use minijinja::value::{Kwargs, Rest, ValueKind};
+use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
+
+use super::format::percent;
+use super::ops::{escaped, is_number};
+use super::python::invalid;
+use super::text::{Sequence, Sequenced, like, text, tuple};
+use super::{Budget, Result, collections, numbers, strings};
+use crate::chat::json;
+
+/// Filters that are of no use in a chat template and hard to bound.
+const REMOVED: [&str; 6] = ["batch", "slice", "pprint", "lines", "chain", "zip"];
+
+/// The widest indent, in spaces.
+const MAX_INDENT: usize = 1 << 20;
+
+pub(super) fn install(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
+    for name in REMOVED {
+        environment.remove_filter(name);
+    }
+    install_of_text(environment, budget);
+    install_of_collections(environment, budget);
+    install_generators(environment);
+    numbers::install(environment, budget);
+}
+
+type Change = fn(&str) -> String;
+
+fn install_of_text(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
+    let changes: [(&str, Change); 3] = [
+        ("upper", |text| text.to_uppercase()),
+        ("lower", |text| text.to_lowercase()),
+        ("capitalize", strings::capitalize),
+    ];
+    for (name, change) in changes {
+        let b = Arc::clone(budget);
+        environment.add_filter(name, move |value: Value| -> Result<Value> {
+            let text = text(&b, &value)?;
+            b.charge_string(text.len().checked_mul(3))?;
+            Ok(like(&value, change(&text)))
+        });
+    }
+    let b = Arc::clone(budget);
+    environment.add_filter("string", move |value: Value| -> Result<Value> {
+        match value.as_str() {
+            Some(_) => Ok(value),
+            None => text(&b, &value).map(|text| Value::from(text.into_owned())),
+        }
+    });
+    for name in ["e", "escape", "forceescape"] {
+        let b = Arc::clone(budget);
+        environment.add_filter(name, move |value: Value| -> Result<Value> {
+            match value.is_safe() && name != "forceescape" {
+                true => Ok(value),
+                false => escaped(&b, &text(&b, &value)?).map(Value::from_safe_string),
+            }
+        });
+    }
+    let b = Arc::clone(budget);
+    environment.add_filter("safe", move |value: Value| -> Result<Value> {
+        Ok(Value::from_safe_string(text(&b, &value)?.into_owned()))
+    });
+    let b = Arc::clone(budget);
+    environment.add_filter(
+        "trim",
+        move |value: Value, chars: Option<Value>| -> Result<Value> {
+            let s = text(&b, &value)?;
+            let chars = chars.as_ref().and_then(Value::as_str);
+            Ok(like(
+                &value,
+                strings::strip(&s, chars, (true, true))?.to_owned(),
+            ))
+        },
+    );
+    let b = Arc::clone(budget);
+    environment.add_filter(
+        "replace",
+        move |value: Value, from: Value, to: Value, most: Option<i64>| -> Result<String> {
+            let (from, to) = (text(&b, &from)?, text(&b, &to)?);
+            let most = most.and_then(|most| usize::try_from(most).ok());
+            strings::replace(&b, &text(&b, &value)?, &from, &to, most)
+        },
+    );
+    let b = Arc::clone(budget);
+    environment.add_filter(
+        "split",
+        move |text: &str, separator: Option<&str>, most: Option<i64>| {
+            strings::split(&b, text, separator, most, false)
+        },
+    );
+    let b = Arc::clone(budget);
+    environment.add_filter(
+        "format",
+        move |format: Value, Rest(args): Rest<Value>| -> Result<Value> {
+            let safe = format.is_safe();
+            percent(&b, &text(&b, &format)?, safe, &args)
+        },
+    );
+    let b = Arc::clone(budget);
+    environment.add_filter("tojson", move |value: Value, Rest(args): Rest<Value>| {
+        json::tojson(&b, &value, &args)
+    });
+    let b = Arc::clone(budget);
+    environment.add_filter(
+        "indent",
+        move |value: Value,
+              width: Option<Value>,
+              first: Option<bool>,
+              blank: Option<bool>,
+              options: Kwargs|
+              -> Result<Value> {
+            let width = width.or(options.get("width")?);
+            let first = first.or(options.get("first")?).unwrap_or(false);
+            let blank = blank.or(options.get("blank")?).unwrap_or(false);
+            options.assert_all_used()?;
+            let s = text(&b, &value)?;
+            Ok(like(&value, indent(&b, &s, width, first, blank)?))
+        },
+    );
+}
+
+fn indent(
+    budget: &Budget,
+    s: &str,
+    width: Option<Value>,
+    first: bool,
+    blank: bool,
+) -> Result<String> {
+    let spaces = |n: usize| " ".repeat(n);
+    let padding = match width {
+        None => spaces(4),
+        Some(width) => match width.as_str() {
+            Some(padding) => padding.to_owned(),
+            None => match width.as_usize() {
+                Some(n) if n <= MAX_INDENT => spaces(n),
+                _ => return Err(invalid("the indent is too wide")),
+            },
+        },
+    };
+    let mut lines = strings::lines(s, false);
+    // The last line counts as ended, even where it is empty.
+    let ends = strings::lines(s, true).last().map(|last| last.len());
+    if ends != lines.last().map(|last| last.len()) || s.is_empty() {
+        lines.push("");
+    }
+    budget.charge_elements(lines.len())?;
+    let added = lines.len().checked_mul(padding.len());
+    budget.charge_string(added.and_then(|n| n.checked_add(s.len())))?;
+    let mut out = String::with_capacity(s.len());
+    for (i, line) in lines.iter().enumerate() {
+        out.push_str(if i > 0 { "\n" } else { "" });
+        let padded = match i {
+            0 => first,
+            _ => blank || !line.is_empty(),
+        };
+        out.push_str(if padded { &padding } else { "" });
+        out.push_str(line);
+    }
+    Ok(out)
+}
+
+fn install_of_collections(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
+    for name in ["length", "count"] {
+        let b = Arc::clone(budget);
+        environment.add_filter(name, move |value: Value| length(&b, &value));
+    }
+    let b = Arc::clone(budget);
+    environment.add_filter("first", move |value: Value| -> Result<Value> {
+        let nothing = || Value::UNDEFINED;
+        match value.as_str() {
+            Some(text) => Ok(text.chars().next().map_or_else(nothing, Value::from)),
+            None => Ok(iterable(&b, &value)?.next().unwrap_or_else(nothing)),
+        }
+    });
+    let b = Arc::clone(budget);
+    environment.add_filter("last", move |value: Value| -> Result<Value> {
+        let nothing = || Value::UNDEFINED;
+        match value.as_str() {
+            Some(text) => Ok(text.chars().next_back().map_or_else(nothing, Value::from)),
+            None => {
+                b.charge_elements(value.len().unwrap_or(1))?;
+                Ok(iterable(&b, &value)?.last().unwrap_or_else(nothing))
+            }
+        }
+    });
+    let b = Arc::clone(budget);
+    environment.add_filter("items", move |value: Value| -> Result<Value> {
+        match value.kind() {
+            ValueKind::Undefined => Ok(Value::from(Vec::<Value>::new())),
+            ValueKind::Map => collections::items(&b, &value).map(Value::from),
+            _ => Err(invalid("only a dictionary has items")),
+        }
+    });
+    let b = Arc::clone(budget);
+    environment.add_filter(
+        "dictsort",
+        move |value: Value, options: Kwargs| -> Result<Value> {
+            b.deep(&value, 0)?;
+            let sorted = minijinja::filters::dictsort(&value, options)?;
+            let pairs = sorted
+                .try_iter()?
+                .map(|pair| Ok(tuple(pair.try_iter()?.collect())));
+            Ok(Value::from(pairs.collect::<Result<Vec<Value>>>()?))
+        },
+    );
+    let b = Arc::clone(budget);
+    environment.add_filter(
+        "join",
+        move |value: Value, separator: Option<Value>, options: Kwargs| -> Result<String> {
+            let separator = separator.or(options.get("d")?).unwrap_or_default();
+            let attribute = options.get::<Option<&str>>("attribute")?;
+            options.assert_all_used()?;
+            let separator = text(&b, &separator)?;
+            match attribute {
+                None => strings::join(&b, &value, &separator, false),
+                Some(name) => {
+                    let named = value.try_iter()?.map(|item| item.get_attr(name));
+                    let named = Value::from(named.collect::<Result<Vec<Value>>>()?);
+                    strings::join(&b, &named, &separator, false)
+                }
+            }
+        },
+    );
+    let b = Arc::clone(budget);
+    environment.add_filter("list", move |value: Value| -> Result<Value> {
+        let n = value.as_str().map(str::len).or(value.len());
+        b.charge_elements(n.unwrap_or(1))?;
+        match value.as_str() {
+            Some(text) => Ok(Value::from_iter(text.chars())),
+            None => Ok(Value::from(iterable(&b, &value)?.collect::<Vec<Value>>())),
+        }
+    });
+}
+
+/// Filters that yield: to Python their results are true, however little is in them.
+fn install_generators(environment: &mut Environment<'_>) {
+    type Named<'a> = Option<std::borrow::Cow<'a, str>>;
+    fn yielded(items: Vec<Value>) -> Value {
+        Value::from_object(Sequenced {
+            sequence: Sequence::Generator,
+            items,
+        })
+    }
+    environment.add_filter(
+        "select",
+        |state: &State<'_, '_>, value: Value, test: Named<'_>, args: Rest<Value>| {
+            filters::select(state, value, test, args).map(yielded)
+        },
+    );
+    environment.add_filter(
+        "reject",
+        |state: &State<'_, '_>, value: Value, test: Named<'_>, args: Rest<Value>| {
+            filters::reject(state, value, test, args).map(yielded)
+        },
+    );
+    environment.add_filter(
+        "selectattr",
+        |state: &State<'_, '_>,
+         value: Value,
+         name: std::borrow::Cow<'_, str>,
+         test: Named<'_>,
+         args: Rest<Value>| {
+            filters::selectattr(state, value, name, test, args).map(yielded)
+        },
+    );
+    environment.add_filter(
+        "rejectattr",
+        |state: &State<'_, '_>,
+         value: Value,
+         name: std::borrow::Cow<'_, str>,
+         test: Named<'_>,
+         args: Rest<Value>| {
+            filters::rejectattr(state, value, name, test, args).map(yielded)
+        },
+    );
+    environment.add_filter(
+        "map",
+        |state: &State<'_, '_>, value: Value, args: Rest<Value>| {
+            filters::map(state, value, args).map(yielded)
+        },
+    );
+}
+
+/// What is in a value, where Python lets it be iterated.
+fn iterable(budget: &Budget, value: &Value) -> Result<minijinja::value::ValueIter> {
+    iterated(budget, value)?;
+    value.try_iter()
+}
+
+/// Refuses what Python does not iterate; the engine would take `none` for an empty list.
+pub(super) fn iterated(budget: &Budget, value: &Value) -> Result<()> {
+    budget.flat(value)?;
+    match value.is_none() || is_number(value) {
+        true => Err(Error::new(
+            ErrorKind::InvalidOperation,
+            format!("{} is not iterable", value.kind()),
+        )),
+        false => Ok(()),
+    }
+}
+
+fn length(budget: &Budget, value: &Value) -> Result<Value> {
+    budget.flat(value)?;
+    if value.is_undefined() {
+        return Ok(Value::from(0));
+    }
+    let length = match value.as_str() {
+        Some(text) => Some(text.chars().count()),
+        None => value.len(),
+    };
+    length.map(Value::from).ok_or_else(|| {
+        let what = format!("{} has no length", value.kind());
+        Error::new(ErrorKind::InvalidOperation, what)
+    })
+}
