@@ -3,6 +3,8 @@
 use minijinja::Value;
 use serde_json::{Map, Value as Json, json};
 
+use super::guard::float;
+use super::shape::{Form, Shape, kind_of};
 use super::{Content, Conversation, Message, ToolCall};
 
 /// How deep the JSON of a conversation may be nested. The engine's own limit holds for what
@@ -18,6 +20,8 @@ pub(super) enum Unfit {
     TooDeep,
     /// A variable has a name that is taken.
     Reserved(String),
+    /// A part of this type would have to become text.
+    Part(String),
 }
 
 /// How much a conversation holds.
@@ -98,10 +102,16 @@ pub(super) fn measure(conversation: &Conversation) -> Result<Size, Unfit> {
     Ok(size)
 }
 
-/// The variables of a template. `variables` come first, so that the conversation's own may replace
-/// them.
-pub(super) fn variables(conversation: &Conversation, bos: &str, eos: &str) -> Value {
-    let messages: Vec<Json> = conversation.messages.iter().map(message).collect();
+/// The variables of a template, in the shape that it takes. What belongs to the conversation comes
+/// last, so that it replaces variables of the same name.
+pub(super) fn variables(
+    conversation: &Conversation,
+    shape: &Shape,
+    bos: &str,
+    eos: &str,
+) -> Result<Value, Unfit> {
+    let messages = conversation.messages.iter();
+    let messages: Result<Vec<Json>, Unfit> = messages.map(|m| message(m, shape)).collect();
     let tools = match conversation.tools.as_slice() {
         [] => Json::Null,
         tools => Json::Array(tools.to_vec()),
@@ -111,45 +121,107 @@ pub(super) fn variables(conversation: &Conversation, bos: &str, eos: &str) -> Va
     variables.insert("eos_token".to_owned(), eos.into());
     variables.insert("documents".to_owned(), Json::Null);
     variables.extend(conversation.kwargs.clone());
-    variables.insert("messages".to_owned(), Json::Array(messages));
+    variables.insert("messages".to_owned(), Json::Array(messages?));
     variables.insert("tools".to_owned(), tools);
     let generate = conversation.add_generation_prompt;
     variables.insert("add_generation_prompt".to_owned(), generate.into());
-    Value::from_serialize(variables)
+    Ok(Value::from_serialize(variables))
 }
 
-fn message(message: &Message) -> Json {
+fn message(message: &Message, shape: &Shape) -> Result<Json, Unfit> {
     let mut fields = Map::new();
     fields.insert("role".to_owned(), message.role.as_str().into());
-    let content = match &message.content {
-        Content::None => Json::Null,
-        Content::Text(text) => text.as_str().into(),
-        Content::Parts(parts) => Json::Array(parts.clone()),
-    };
-    fields.insert("content".to_owned(), content);
+    fields.insert("content".to_owned(), content(message, shape)?);
+    // The template of gpt-oss refuses messages with thoughts, content and calls.
+    let has_content = !matches!(&message.content, Content::None)
+        && message.content != Content::Text(String::new());
+    let too_much = shape.reasoning == "thinking" && has_content && !message.tool_calls.is_empty();
+    let reasoning = message.reasoning_content.as_ref().filter(|_| !too_much);
     for (name, text) in [
-        ("name", &message.name),
-        ("reasoning_content", &message.reasoning_content),
-        ("tool_call_id", &message.tool_call_id),
+        ("name", message.name.as_ref()),
+        (shape.reasoning, reasoning),
+        ("tool_call_id", message.tool_call_id.as_ref()),
     ] {
         if let Some(text) = text {
             fields.insert(name.to_owned(), text.as_str().into());
         }
     }
     if !message.tool_calls.is_empty() {
-        let calls = message.tool_calls.iter().map(call).collect();
+        let calls = message.tool_calls.iter().map(|c| call(c, shape)).collect();
         fields.insert("tool_calls".to_owned(), Json::Array(calls));
     }
-    Json::Object(fields)
+    Ok(Json::Object(fields))
 }
 
-fn call(call: &ToolCall) -> Json {
+fn content(message: &Message, shape: &Shape) -> Result<Json, Unfit> {
+    let form = shape.forms.get(kind_of(&message.role)).copied();
+    Ok(match (&message.content, form.unwrap_or_default()) {
+        (Content::None, _) if shape.text_for_none => "".into(),
+        (Content::None, _) => Json::Null,
+        (Content::Text(text), Form::Parts) => json!([{"type": "text", "text": text}]),
+        (Content::Text(text), _) => text.as_str().into(),
+        (Content::Parts(parts), Form::Text) => {
+            let texts: Result<Vec<&str>, Unfit> = parts.iter().map(part_text).collect();
+            texts?.join("\n").into()
+        }
+        (Content::Parts(parts), _) => Json::Array(parts.clone()),
+    })
+}
+
+fn part_text(part: &Json) -> Result<&str, Unfit> {
+    let kind = part.get("type").and_then(Json::as_str);
+    let text = [part.get("text"), part.get("refusal"), Some(part)];
+    match text.into_iter().flatten().find_map(Json::as_str) {
+        Some(text) => Ok(text),
+        None => Err(Unfit::Part(kind.unwrap_or("unknown").to_owned())),
+    }
+}
+
+fn call(call: &ToolCall, shape: &Shape) -> Json {
     let mut fields = Map::new();
     if !call.id.is_empty() {
         fields.insert("id".to_owned(), call.id.as_str().into());
     }
     fields.insert("type".to_owned(), "function".into());
-    let function = json!({"name": call.name, "arguments": call.arguments});
+    let arguments = match &call.arguments {
+        Json::String(_) => call.arguments.clone(),
+        arguments if shape.arguments_as_text => {
+            let mut text = String::new();
+            dump(arguments, &mut text);
+            text.into()
+        }
+        arguments => arguments.clone(),
+    };
+    let function = json!({"name": call.name, "arguments": arguments});
     fields.insert("function".to_owned(), function);
     Json::Object(fields)
+}
+
+/// JSON as Python's `json.dumps(value, ensure_ascii=False)` writes it: what models were shown.
+fn dump(value: &Json, out: &mut String) {
+    match value {
+        Json::Array(items) => {
+            out.push('[');
+            for (i, item) in items.iter().enumerate() {
+                out.push_str(if i > 0 { ", " } else { "" });
+                dump(item, out);
+            }
+            out.push(']');
+        }
+        Json::Object(fields) => {
+            out.push('{');
+            for (i, (name, value)) in fields.iter().enumerate() {
+                out.push_str(if i > 0 { ", " } else { "" });
+                out.push_str(&Json::from(name.as_str()).to_string());
+                out.push_str(": ");
+                dump(value, out);
+            }
+            out.push('}');
+        }
+        Json::Number(number) => match number.as_f64().filter(|_| number.is_f64()) {
+            Some(number) => out.push_str(&float(number)),
+            None => out.push_str(&number.to_string()),
+        },
+        other => out.push_str(&other.to_string()),
+    }
 }

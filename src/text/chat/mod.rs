@@ -13,6 +13,7 @@ mod json;
 mod message;
 mod rewrite;
 mod scan;
+mod shape;
 
 use std::io::Write;
 use std::sync::Arc;
@@ -24,6 +25,7 @@ use crate::tokenizer::{EncodeOptions, Tokenizer};
 use context::Unfit;
 use guard::Budget;
 pub use message::{Content, Conversation, Message, ToolCall};
+use shape::{Shape, Shapes};
 
 /// The longest template that is read, in bytes. The longest known ones have some 30 KiB.
 pub const MAX_TEMPLATE_BYTES: usize = 256 << 10;
@@ -91,6 +93,14 @@ pub enum Error {
         /// The name.
         name: String,
     },
+    /// The template takes no parts but text.
+    #[error("{file}: the chat template takes text alone, found a part of type {kind}")]
+    Part {
+        /// The file.
+        file: String,
+        /// The part's type.
+        kind: String,
+    },
     /// No thread could be started.
     #[error("cannot start a thread for the chat template: {source}")]
     Thread {
@@ -126,6 +136,7 @@ pub struct ChatTemplate {
     guarded: Arc<str>,
     bos_token: String,
     eos_token: String,
+    shapes: Arc<Shapes>,
 }
 
 impl ChatTemplate {
@@ -176,6 +187,7 @@ impl ChatTemplate {
                 guarded: guarded.into(),
                 bos_token,
                 eos_token,
+                shapes: Arc::default(),
             }),
             Err(error) => Err(Error::Template {
                 file,
@@ -208,25 +220,47 @@ impl ChatTemplate {
 
     /// The prompt for a conversation, with its tools and variables.
     ///
+    /// Templates want things in different shapes; which one is found out by rendering a few small
+    /// conversations, once. Arguments of calls are given as objects, or as text to templates that
+    /// write them as they are. Content that is absent is `none`, or empty where the template cannot
+    /// bear that. Parts stay a list, or are joined by line breaks where the template wants text, and
+    /// text becomes a part where it wants a list. `reasoning_content` has the name that the template
+    /// has for it.
+    ///
     /// # Errors
     /// [`Error::Refused`] if the template raises an exception, [`Error::Template`] if it fails
-    /// otherwise, [`Error::Limit`] if it needs too much, or if JSON is nested too deep, and
-    /// [`Error::Reserved`] if a variable cannot be set.
+    /// otherwise, [`Error::Limit`] if it needs too much, or if JSON is nested too deep,
+    /// [`Error::Reserved`] if a variable cannot be set, and [`Error::Part`] if a part that is no
+    /// text would have to become text.
     pub fn render_conversation(&self, conversation: &Conversation) -> Result<String, Error> {
-        let file = || self.file.clone();
-        let size = context::measure(conversation).map_err(|unfit| match unfit {
+        context::measure(conversation).map_err(|unfit| self.unfit(unfit))?;
+        self.render_as(conversation, &self.shape(conversation))
+    }
+
+    fn unfit(&self, unfit: Unfit) -> Error {
+        let file = self.file.clone();
+        match unfit {
             Unfit::TooDeep => Error::Limit {
-                file: file(),
+                file,
                 limit: "the conversation is nested too deep",
             },
-            Unfit::Reserved(name) => Error::Reserved { file: file(), name },
-        })?;
+            Unfit::Reserved(name) => Error::Reserved { file, name },
+            Unfit::Part(kind) => Error::Part {
+                file,
+                kind: shorten(&kind),
+            },
+        }
+    }
+
+    fn render_as(&self, conversation: &Conversation, shape: &Shape) -> Result<String, Error> {
+        let size = context::measure(conversation).map_err(|unfit| self.unfit(unfit))?;
         let input = size.bytes;
         let budget = Arc::new(Budget::new(input));
         let fuel = FUEL
             + FUEL_PER_MESSAGE * conversation.messages.len() as u64
             + FUEL_PER_VALUE * size.values as u64;
-        let context = context::variables(conversation, &self.bos_token, &self.eos_token);
+        let context = context::variables(conversation, shape, &self.bos_token, &self.eos_token)
+            .map_err(|unfit| self.unfit(unfit))?;
         let (guarded, budget_there) = (Arc::clone(&self.guarded), Arc::clone(&budget));
         let rendered = on_thread(move || {
             let mut environment = Environment::new();

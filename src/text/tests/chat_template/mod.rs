@@ -4,6 +4,7 @@ mod conversation;
 mod hostile;
 mod language;
 mod python;
+mod shapes;
 
 use octavo_text::chat::{ChatTemplate, Error, Message};
 
