@@ -65,9 +65,44 @@ pub(crate) struct ActRow {
     pub(crate) isum: *const i32,
     /// k / 16 sums of the values they stand for.
     pub(crate) fsum: *const f32,
+    /// k / 32 sums of the integers.
+    pub(crate) isum32: *const i32,
+    /// k / 32 sums of two of `fsum`.
+    pub(crate) fsum32: *const f32,
+}
+
+/// What is known of the activations that share a scale with as many codes.
+#[derive(Clone, Copy)]
+pub(crate) struct GroupSums {
+    pub(crate) scale: f32,
+    /// Of the integers.
+    pub(crate) isum: i32,
+    /// Of the values.
+    pub(crate) fsum: f32,
 }
 
 impl ActRow {
+    /// Scale and sums of group `g` of `GROUP` values, 16 or 32.
+    ///
+    /// # Safety
+    /// The row has that group, and nobody writes it.
+    #[inline(always)]
+    pub(crate) unsafe fn group<const GROUP: usize>(&self, g: usize) -> GroupSums {
+        let (isum, fsum) = if GROUP == ACT_GROUP {
+            (self.isum32, self.fsum32)
+        } else {
+            (self.isum, self.fsum)
+        };
+        // SAFETY: the caller's promise.
+        unsafe {
+            GroupSums {
+                scale: self.scale.add(g * GROUP / ACT_GROUP).read(),
+                isum: isum.add(g).read(),
+                fsum: fsum.add(g).read(),
+            }
+        }
+    }
+
     /// What begins so many groups later.
     pub(crate) fn at_group(&self, group: usize) -> ActRow {
         ActRow {
@@ -75,6 +110,8 @@ impl ActRow {
             scale: self.scale.wrapping_add(group),
             isum: self.isum.wrapping_add(group * ACT_GROUP / 16),
             fsum: self.fsum.wrapping_add(group * ACT_GROUP / 16),
+            isum32: self.isum32.wrapping_add(group),
+            fsum32: self.fsum32.wrapping_add(group),
         }
     }
 
@@ -89,6 +126,8 @@ impl ActRow {
             std::ptr::copy_nonoverlapping(from.scale, self.scale.cast_mut(), groups);
             std::ptr::copy_nonoverlapping(from.isum, self.isum.cast_mut(), groups * ACT_GROUP / 16);
             std::ptr::copy_nonoverlapping(from.fsum, self.fsum.cast_mut(), groups * ACT_GROUP / 16);
+            std::ptr::copy_nonoverlapping(from.isum32, self.isum32.cast_mut(), groups);
+            std::ptr::copy_nonoverlapping(from.fsum32, self.fsum32.cast_mut(), groups);
         }
     }
 }

@@ -210,6 +210,10 @@ impl Matrix {
         self.kernels.map(|k| k.gemv)
     }
 
+    pub(crate) fn strip_bytes(&self) -> usize {
+        self.strip_bytes
+    }
+
     /// Start of strip `s`.
     pub(crate) fn strip(&self, s: usize) -> *const u8 {
         let Data::Packed(memory) = &self.data else {

@@ -87,6 +87,22 @@ pub(crate) trait Simd: Copy {
         unsafe { Self::dot4(acc, codes, x) }
     }
     unsafe fn acc_sum(acc: Self::Acc) -> Self::I;
+    /// Vectors that [`Simd::spread`] makes of one, 1 or 2.
+    const SPREAD: usize = 1;
+    /// Whether [`Simd::dot_spread`] takes codes as signed bytes.
+    const SIGNED: bool = false;
+    /// Codes as [`Simd::dot_spread`] reads them, done once for many rows: `SPREAD` vectors count.
+    #[inline(always)]
+    unsafe fn spread(codes: Self::I) -> [Self::I; 2] {
+        [codes, codes]
+    }
+    /// As [`Simd::dot4`], with codes that went through [`Simd::spread`].
+    #[inline(always)]
+    unsafe fn dot_spread(acc: Self::Acc, codes: [Self::I; 2], x: *const Act4) -> Self::Acc {
+        // SAFETY: the same contract. Codes that a signed byte does not hold come here only where
+        // they are taken unsigned, and there both are one.
+        unsafe { Self::dot4_i8(acc, codes[0], x) }
+    }
     /// Adds to every lane the products of its two 16-bit halves with the two halves of `x`.
     unsafe fn dot2(acc: Self::I, w: Self::I, x: *const i32) -> Self::I;
     /// Four 16-bit activations in the form `dot4` reads.

@@ -10,12 +10,13 @@ pub(crate) mod prelude {
     pub(crate) use crate::formats::floats::{BF16, F16, F32};
     pub(crate) use crate::formats::{self, Blocks, Float, Format, Visitor};
     pub(crate) use crate::generic::elementwise::Activate;
-    pub(crate) use crate::generic::{attention, elementwise, gemm, gemv, pairs, probe};
+    pub(crate) use crate::generic::{attention, batch, elementwise, gemm, gemv, pairs, probe};
     pub(crate) use crate::kv::KvType;
     pub(crate) use crate::op::{Activation, Function};
     pub(crate) use crate::stamp::{by_pairs, nothing};
     pub(crate) use crate::table::{
-        ActivationForm, Gemv, Packed, PromptKernels, Table, UnpackedKernels,
+        ActivationForm, CodeKernels, FloatKernels, Gemv, Packed, PromptKernels, Table,
+        UnpackedKernels,
     };
 }
 
@@ -120,14 +121,30 @@ macro_rules! instantiate {
                 unsafe { gemv::strips::<$simd, F, N>(strips, k, x, out) }
             }
             $(#[target_feature($(enable = $feature),+)])?
-            unsafe fn gemv_float<E: Float>(
-                strip: *const u8,
-                k: usize,
-                x: *const f32,
-                out: *mut f32,
+            unsafe fn unpack<F: Format>(
+                block: *const u8,
+                blocks: usize,
+                ahead: *const u8,
+                panel: *mut batch::Panel,
+                strip: usize,
             ) {
                 // SAFETY: as gemv.
-                unsafe { gemv::strip_float::<$simd, E>(strip, k, x, out) }
+                unsafe { batch::unpack::<$simd, F>(block, blocks, ahead, panel, strip) }
+            }
+            $(#[target_feature($(enable = $feature),+)])?
+            unsafe fn multiply_rows<const GROUP: usize, const MIN: bool>(a: &batch::Chunk) {
+                // SAFETY: as gemv.
+                unsafe { batch::multiply::<$simd, GROUP, MIN>(a) }
+            }
+            $(#[target_feature($(enable = $feature),+)])?
+            unsafe fn gemv_float<E: Float, const M: usize>(
+                strip: *const u8,
+                k: usize,
+                x: (*const f32, usize),
+                out: (*mut f32, usize),
+            ) {
+                // SAFETY: as gemv.
+                unsafe { gemv::strip_float::<$simd, E, M>(strip, k, x, out) }
             }
             $(#[target_feature($(enable = $feature),+)])?
             unsafe fn panel_float<E: Float>(strip: *const u8, k0: usize, k1: usize, out: *mut f32) {
@@ -237,14 +254,31 @@ macro_rules! instantiate {
                 fn blocks<F: Format>(&self) -> Packed {
                     Packed {
                         blocks: Some(const { &Blocks::of::<F>() }),
-                        gemv: Gemv::Codes([gemv::<F, 1>, gemv::<F, 2>]),
+                        gemv: Gemv::Codes(CodeKernels {
+                            row: [gemv::<F, 1>, gemv::<F, 2>],
+                            batch: batch::BatchKernels {
+                                unpack: unpack::<F>,
+                                multiply: match (F::GROUP, F::MIN) {
+                                    (16, false) => multiply_rows::<16, false>,
+                                    (16, true) => multiply_rows::<16, true>,
+                                    (_, false) => multiply_rows::<32, false>,
+                                    (_, true) => multiply_rows::<32, true>,
+                                },
+                                block: (F::K, F::BLOCK_BYTES * <$simd as Simd>::R),
+                                offset: const { batch::offset::<$simd, F>() },
+                            },
+                        }),
                         prompt: $prompts!(prompt F),
                     }
                 }
                 fn floats<E: Float>(&self) -> Packed {
                     Packed {
                         blocks: None,
-                        gemv: Gemv::Float(gemv_float::<E>),
+                        gemv: Gemv::Float(FloatKernels {
+                            row: gemv_float::<E, 1>,
+                            rows: gemv_float::<E, { gemv::float_rows::<$simd>() }>,
+                            at_once: gemv::float_rows::<$simd>(),
+                        }),
                         prompt: PromptKernels {
                             activations: &FLOATS,
                             panel: panel_float::<E>,

@@ -3,6 +3,7 @@
 
 use crate::act::{ActRow, Form};
 use crate::formats::Blocks;
+use crate::generic::batch::BatchKernels;
 use crate::generic::{attention, elementwise, gemm};
 use crate::kv::KvType;
 use crate::op::{Activation, Function};
@@ -13,7 +14,7 @@ use octavo_quant::TensorType;
 pub(crate) struct Packed {
     /// `None`: float weights, `[k][R]`.
     pub(crate) blocks: Option<&'static Blocks>,
-    /// One strip, or a pair of them, times one row of activations.
+    /// Rows of activations of generated tokens.
     pub(crate) gemv: Gemv,
     /// Many rows of activations.
     pub(crate) prompt: PromptKernels,
@@ -57,9 +58,31 @@ pub(crate) struct UnpackedKernels {
 #[derive(Clone, Copy)]
 pub(crate) enum Gemv {
     /// Integer activations.
-    Codes([unsafe fn(*const u8, usize, &ActRow, *mut f32); 2]),
+    Codes(CodeKernels),
     /// Activations as they are.
-    Float(unsafe fn(*const u8, usize, *const f32, *mut f32)),
+    Float(FloatKernels),
+}
+
+/// One strip, of so many weights a row, times rows of activations: the first row's, and floats to
+/// the next one's, as for the results.
+pub(crate) type FloatKernel = unsafe fn(*const u8, usize, (*const f32, usize), (*mut f32, usize));
+
+/// How activations are multiplied with float weights.
+#[derive(Clone, Copy)]
+pub(crate) struct FloatKernels {
+    pub(crate) row: FloatKernel,
+    /// So many rows.
+    pub(crate) rows: FloatKernel,
+    pub(crate) at_once: usize,
+}
+
+/// How integer activations are multiplied with one weight format.
+#[derive(Clone, Copy)]
+pub(crate) struct CodeKernels {
+    /// One strip, and a pair of them, times one row.
+    pub(crate) row: [unsafe fn(*const u8, usize, &ActRow, *mut f32); 2],
+    /// A pair of strips times several rows.
+    pub(crate) batch: BatchKernels,
 }
 
 /// Rows of the widest strip.

@@ -285,6 +285,36 @@ fn results_do_not_depend_on_threads_or_batch() {
     }
 }
 
+/// Tokens generated together share what is unpacked; each gets the bits it gets alone. So many that
+/// every number of rows comes up, strips that are not whole or lack their second, and chunks of k
+/// that are not full.
+#[test]
+fn tokens_generated_together_get_the_bits_of_each_alone() {
+    for ty in packed_types() {
+        let mut rng = Rng(ty.id().into());
+        let cols = 512 + ty.block_len().max(32);
+        for rows in [64, 72, 83] {
+            let raw = random_blocks(&mut rng, ty, rows * cols);
+            let x = rng.floats(67 * cols);
+            for isa in instruction_sets() {
+                let of = |x: &[f32]| {
+                    let shape = (ty, rows, cols);
+                    product(isa, shape, &raw, x, Role::Generated, true, 1).0
+                };
+                let alone: Vec<f32> = x[..17 * cols].chunks_exact(cols).flat_map(of).collect();
+                for tokens in [2, 3, 4, 5, 6, 7, 11, 17, 67] {
+                    let together = of(&x[..tokens * cols]);
+                    let n = rows * tokens.min(17);
+                    assert!(
+                        bits(&together[..n]) == bits(&alone[..n]),
+                        "{isa} {ty}: {rows} rows, {tokens} tokens differ from each alone"
+                    );
+                }
+            }
+        }
+    }
+}
+
 /// Integer parts are bit-equal over instruction sets: with power-of-two scales and activations
 /// every float step is exact, so whole results must be equal.
 #[test]
@@ -323,6 +353,10 @@ fn integer_parts_are_equal_on_every_instruction_set() {
             }
         }
     }
+}
+
+fn bits(y: &[f32]) -> Vec<u32> {
+    y.iter().map(|y| y.to_bits()).collect()
 }
 
 fn half_one() -> u16 {

@@ -21,6 +21,7 @@ type I = [int32x4_t; 2];
 /// The part of [`Simd`] in which Arm's instruction sets differ: see there.
 #[allow(clippy::missing_safety_doc)] // the contract at the head of simd.rs
 pub(crate) trait Dot: Copy {
+    const SIGNED: bool = false;
     type Acc: Copy;
     unsafe fn acc_zero() -> Self::Acc;
     unsafe fn dot4(acc: Self::Acc, codes: I, x: *const Act4) -> Self::Acc;
@@ -34,6 +35,7 @@ static LANES: [u32; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
 
 impl<D: Dot> Simd for Neon<D> {
     const R: usize = 8;
+    const SIGNED: bool = D::SIGNED;
     type F = F;
     type I = I;
     type Acc = D::Acc;
@@ -246,6 +248,7 @@ impl Planes {
 pub(crate) struct SignedDot;
 
 impl Dot for SignedDot {
+    const SIGNED: bool = true;
     type Acc = Planes;
 
     ops! {

@@ -79,6 +79,8 @@ struct Codes {
     scale: Vec<f32>,
     isum: Vec<i32>,
     fsum: Vec<f32>,
+    isum32: Vec<i32>,
+    fsum32: Vec<f32>,
 }
 
 impl Codes {
@@ -87,6 +89,8 @@ impl Codes {
         grow(&mut self.scale, groups);
         grow(&mut self.isum, groups * ACT_GROUP / 16);
         grow(&mut self.fsum, groups * ACT_GROUP / 16);
+        grow(&mut self.isum32, groups);
+        grow(&mut self.fsum32, groups);
     }
 
     fn view(&mut self) -> ActRow {
@@ -95,6 +99,8 @@ impl Codes {
             scale: self.scale.as_mut_ptr(),
             isum: self.isum.as_mut_ptr(),
             fsum: self.fsum.as_mut_ptr(),
+            isum32: self.isum32.as_mut_ptr(),
+            fsum32: self.fsum32.as_mut_ptr(),
         }
     }
 }
@@ -168,6 +174,8 @@ impl Default for View {
             scale: std::ptr::null(),
             isum: std::ptr::null(),
             fsum: std::ptr::null(),
+            isum32: std::ptr::null(),
+            fsum32: std::ptr::null(),
         };
         View {
             buffers: Vec::new(),

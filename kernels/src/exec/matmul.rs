@@ -4,8 +4,8 @@
 use std::ops::Range;
 
 use super::{
-    ACT_GROUP, ActivationForm, Division, Epilogue, Form, Gemv, Matrix, Operands, Part, Role,
-    STRIP_PAIR, Scratch, Slot, Task, UNITS, gemm, sums_len,
+    ACT_GROUP, ActivationForm, Division, Epilogue, Form, Matrix, Operands, Part, Role, STRIP_PAIR,
+    Scratch, Slot, Task, UNITS, gemm, sums_len,
 };
 
 /// Bytes of activations that stay near while all weights pass by: at most a quarter of the second
@@ -169,112 +169,6 @@ impl Part<'_> {
                     .tiles
                     .write(t * k * tokens.bytes / 4, width * k * tokens.bytes / 4);
                 (tokens.pack)(self.view.buffers[x].0, m, k, t, width, tile.as_mut_ptr());
-            }
-        }
-    }
-
-    /// # Safety
-    /// As [`Part::run`]. *Items*: pairs of strips.
-    unsafe fn gemv(&self, product: &Product<'_>, m: usize) {
-        // Each thread has one long stream. The last strips go to whoever is first: no two CPUs are
-        // equally fast.
-        let strips = product.matrix.strips();
-        let pairs = strips.div_ceil(2);
-        let fixed = if self.w.size == 1 {
-            pairs
-        } else {
-            strips * 15 / 16 / 2
-        };
-        self.take_items(product.task.op, fixed, pairs, |pair| {
-            if !self.is_done(pair) {
-                // SAFETY: one thread has these strips.
-                unsafe { self.gemv_strips(product, 2 * pair..(2 * pair + 2).min(strips), m) };
-                self.note_done(pair);
-            }
-        });
-    }
-
-    /// One or two strips times all rows, and what follows.
-    ///
-    /// # Safety
-    /// As [`Part::run`]; the strips are those of one of the *items*.
-    unsafe fn gemv_strips(&self, product: &Product<'_>, strips: Range<usize>, m: usize) {
-        let &Product {
-            task,
-            x,
-            matrix,
-            out,
-            then,
-        } = product;
-        let table = self.model.table;
-        let r = table.strip;
-        let kernel = matrix.gemv().expect("`reads` says that it is packed");
-        let at_once = if matches!(kernel, Gemv::Codes(_)) {
-            strips.len()
-        } else {
-            1
-        };
-        // SAFETY: the scratch at this thread's number is its own, and nothing below borrows it
-        // again.
-        let scratch = unsafe { &mut self.scratches.of(self.w.thread).strip };
-        let groups = matrix.cols / ACT_GROUP;
-        // both from one pointer: to borrow the scratch again would end what came of the first
-        // borrow
-        let near = scratch.as_mut_ptr();
-        let other = near.wrapping_add(STRIP_PAIR * r);
-        for s in strips.step_by(at_once) {
-            let rows = (at_once * r).min(matrix.rows - s * r);
-            for row in 0..m {
-                let place = |slot: Slot| {
-                    self.view.buffers[slot]
-                        .0
-                        .wrapping_add(row * matrix.rows + s * r)
-                };
-                // SAFETY: one thread has these strips, so rows s * r .. of the output; strips that
-                // are not full, and what is not the output yet, go through this thread's scratch.
-                unsafe {
-                    let multiply = |matrix: &Matrix, to: *mut f32| match kernel {
-                        Gemv::Codes(f) => {
-                            let x = self.view.codes[task.reads_codes].at_group(row * groups);
-                            (f[at_once - 1])(matrix.strip(s), matrix.cols, &x, to);
-                        }
-                        Gemv::Float(f) => f(
-                            matrix.strip(s),
-                            matrix.cols,
-                            self.row(x, row, 0..matrix.cols).as_ptr(),
-                            to,
-                        ),
-                    };
-                    let Some(then) = then else {
-                        let whole = rows == at_once * r;
-                        multiply(matrix, if whole { place(out) } else { near });
-                        if !whole {
-                            std::ptr::copy_nonoverlapping(near, place(out), rows);
-                        }
-                        continue;
-                    };
-                    multiply(matrix, near);
-                    let (f, b) = match then {
-                        Epilogue::Gate { up, act, .. } => {
-                            multiply(&self.model.matrices[up], other);
-                            ((table.gate)(act), other)
-                        }
-                        Epilogue::Add { to, .. } => (table.add, place(to)),
-                    };
-                    let (a, b) = ((near.cast_const(), 0), (b.cast_const(), 0));
-                    f(&Operands {
-                        a,
-                        b,
-                        y: (place(then.out()), 0),
-                        rows: 1,
-                        n: rows,
-                    });
-                    if let Some(codes) = task.codes {
-                        // whole groups, or the plan would not have asked for them
-                        let first = (row * matrix.rows + s * r) / ACT_GROUP;
-                        self.quantize_groups(then.out(), first..first + rows / ACT_GROUP, codes);
-                    }
-                }
             }
         }
     }

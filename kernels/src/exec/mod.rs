@@ -23,6 +23,7 @@ mod arena;
 mod attention;
 mod epilogue;
 mod frame;
+mod gemv;
 mod items;
 mod matmul;
 mod model;
@@ -66,6 +67,10 @@ const STRIP_PAIR: usize = 2;
 /// half of the second cache (2 MiB) of the Xeon with AMX where this was measured, whose third one
 /// gives a core less than the matrix unit eats.
 const UNITS: usize = 8;
+/// Generated tokens that a pair of strips passes by at a time: their integers, `2 * GENERATED_ROWS`
+/// bytes for each input, stay in the second cache (128 KiB for 1024 inputs), and the weights come
+/// apart once for so many.
+const GENERATED_ROWS: usize = 64;
 /// Floats of a strip's panel, in any form: see [`gemm::KC`] for the cache that two of them fit.
 const PANEL_FLOATS: usize = gemm::KC * MAX_R;
 /// Tokens of a prompt whose attention one thread takes at a time. Their queries and sums,

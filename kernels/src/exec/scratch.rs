@@ -3,7 +3,7 @@
 use std::cell::UnsafeCell;
 
 use super::arena::Extent;
-use super::{MAX_QUERIES, Model, PANEL_FLOATS, STRIP_PAIR, UNITS, sums_len};
+use super::{GENERATED_ROWS, MAX_QUERIES, Model, PANEL_FLOATS, STRIP_PAIR, UNITS, sums_len};
 use crate::generic::attention::{MAX_HEAD_DIM, padded};
 use crate::memory::Floats;
 use crate::table::MAX_R;
@@ -49,7 +49,8 @@ impl Scratch {
         self.sums.grow(UNITS * sums_len(extent.most_rows()));
         self.q.grow(MAX_QUERIES * MAX_HEAD_DIM);
         self.out.grow(MAX_QUERIES * padded(MAX_HEAD_DIM));
-        self.strip.grow(2 * STRIP_PAIR * MAX_R);
+        let rows = extent.most_rows().min(GENERATED_ROWS);
+        self.strip.grow(2 * STRIP_PAIR * MAX_R * rows);
         if let Some(unit) = model.unit {
             let caches = model.program.caches.iter();
             let bytes = caches.map(|kv| (unit.scratch)(kv.head_dim)).max();

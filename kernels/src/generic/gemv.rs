@@ -4,7 +4,7 @@
 //! prefetched. Codes are multiplied as integers with the two-plane activations; each group of 16 or
 //! 32 leaves the integer domain once, with the product of both scales.
 
-use crate::act::{ACT_GROUP, ACT_MAX, Act4, ActRow};
+use crate::act::{ACT_GROUP, ACT_MAX, Act4, ActRow, GroupSums};
 use crate::formats::{Float, Format};
 use crate::simd::Simd;
 
@@ -13,7 +13,7 @@ use crate::simd::Simd;
 /// A thread reads some 10 GB/s, so 2 KiB are 200 ns: more than memory takes to answer, on the Xeon
 /// where this was measured, and two streams' worth is a twelfth of its first cache (48 KiB), so
 /// that nothing is driven out before it is read.
-const AHEAD: usize = 2048;
+pub(super) const AHEAD: usize = 2048;
 
 /// `N` neighbouring strips times one row of activations -> N R outputs.
 ///
@@ -61,41 +61,20 @@ pub(crate) unsafe fn strips<S: Simd, F: Format, const N: usize>(
                 }
                 let at = b * groups + g;
                 let xq = x.q.add(at * (ACT_GROUP / 4));
-                let xs = x.scale.add(at).read();
                 for n in 0..N {
                     let (block, of_block) = (block.add(n * strip_bytes), block_scales[n]);
                     if F::GROUP == 32 {
                         let acc = half::<S, F, 0>(S::acc_zero(), block, g, xq);
                         let acc = half::<S, F, 1>(acc, block, g, xq.add(4));
-                        let isum = x.isum.add(2 * at).read() + x.isum.add(2 * at + 1).read();
-                        let fsum = x.fsum.add(2 * at).read() + x.fsum.add(2 * at + 1).read();
-                        sums[n] = group::<S, F>(
-                            sums[n],
-                            acc,
-                            F::scales::<S>(of_block, block, g),
-                            (xs, isum, fsum),
-                        );
+                        let scales = F::scales::<S>(of_block, block, g);
+                        sums[n] = group::<S, F>(sums[n], acc, scales, x.group::<32>(at));
                     } else {
                         let acc = half::<S, F, 0>(S::acc_zero(), block, g, xq);
-                        let first = (xs, x.isum.add(2 * at).read(), x.fsum.add(2 * at).read());
-                        sums[n] = group::<S, F>(
-                            sums[n],
-                            acc,
-                            F::scales::<S>(of_block, block, 2 * g),
-                            first,
-                        );
+                        let scales = F::scales::<S>(of_block, block, 2 * g);
+                        sums[n] = group::<S, F>(sums[n], acc, scales, x.group::<16>(2 * at));
                         let acc = half::<S, F, 1>(S::acc_zero(), block, g, xq.add(4));
-                        let second = (
-                            xs,
-                            x.isum.add(2 * at + 1).read(),
-                            x.fsum.add(2 * at + 1).read(),
-                        );
-                        sums[n] = group::<S, F>(
-                            sums[n],
-                            acc,
-                            F::scales::<S>(of_block, block, 2 * g + 1),
-                            second,
-                        );
+                        let scales = F::scales::<S>(of_block, block, 2 * g + 1);
+                        sums[n] = group::<S, F>(sums[n], acc, scales, x.group::<16>(2 * at + 1));
                     }
                 }
             }
@@ -137,71 +116,97 @@ unsafe fn dot4<S: Simd, F: Format>(acc: S::Acc, codes: S::I, x: *const Act4) -> 
     }
 }
 
-/// Takes one group's integers to floats: `sum + scale * xs * (acc - offset * isum) - min * fsum`.
+/// Takes one group's integers, less the format's offset, to floats.
 #[inline(always)]
 unsafe fn group<S: Simd, F: Format>(
     sum: S::F,
     acc: S::Acc,
-    (scale, min): (S::F, S::F),
-    (xs, isum, fsum): (f32, i32, f32),
+    scales: (S::F, S::F),
+    x: GroupSums,
 ) -> S::F {
     // SAFETY: no pointers; the instruction set is the caller's promise.
     unsafe {
         let mut dot = S::acc_sum(acc);
         if F::OFFSET != 0 {
-            dot = S::isub(dot, S::iset1(F::OFFSET * isum));
+            dot = S::isub(dot, S::iset1(F::OFFSET * x.isum));
         }
-        let mut sum = S::fma(S::mul(scale, S::set1(xs)), S::to_f(dot), sum);
         if F::MIN {
-            sum = S::fma(min, S::set1(-fsum), sum);
+            dot_to_sum::<S, true>(sum, dot, scales, x)
+        } else {
+            dot_to_sum::<S, false>(sum, dot, scales, x)
         }
-        sum
     }
 }
 
-/// As [`strips`], of one strip, for float weights packed as [k][R] and activations as they are.
+/// `sum + scale * xs * dot - min * fsum`: how every group of codes leaves the integers.
+#[inline(always)]
+pub(super) unsafe fn dot_to_sum<S: Simd, const MIN: bool>(
+    sum: S::F,
+    dot: S::I,
+    (scale, min): (S::F, S::F),
+    x: GroupSums,
+) -> S::F {
+    // SAFETY: no pointers; the instruction set is the caller's promise.
+    unsafe {
+        let sum = S::fma(S::mul(scale, S::set1(x.scale)), S::to_f(dot), sum);
+        if MIN {
+            S::fma(min, S::set1(-x.fsum), sum)
+        } else {
+            sum
+        }
+    }
+}
+
+/// Rows that [`strip_float`] takes at a time: their sums are half of the registers.
+pub(crate) const fn float_rows<S: Simd>() -> usize {
+    if S::R == 16 { 4 } else { 2 }
+}
+
+/// One strip of float weights, packed as `[k][R]`, times `M` rows of activations as they are: `x`
+/// and `out` are the first row's, and how far the next row's are.
 ///
 /// # Safety
-/// `strip` holds `k * R` elements, `x` is `k` floats, `out` R writable floats.
+/// `strip` holds `k * R` elements, each row of `x` is `k` floats, each of `out` R writable floats.
 #[inline(always)]
-pub(crate) unsafe fn strip_float<S: Simd, E: Float>(
+#[allow(clippy::needless_range_loop)] // see `strips`
+pub(crate) unsafe fn strip_float<S: Simd, E: Float, const M: usize>(
     strip: *const u8,
     k: usize,
-    x: *const f32,
-    out: *mut f32,
+    x: (*const f32, usize),
+    out: (*mut f32, usize),
 ) {
     let row = E::BYTES * S::R;
-    // SAFETY: offsets stay inside the strip and `x` by the caller's promise; prefetches may point
-    // past the end.
+    // SAFETY: offsets stay inside the strip and the rows by the caller's promise; prefetches may
+    // point past the end.
     unsafe {
         // four sums hide the latency of the multiply-add
-        let mut sums = [S::zero(); 4];
+        let mut sums = [[S::zero(); 4]; M];
         let mut i = 0;
         while i + 4 <= k {
             let p = strip.add(i * row);
             for line in 0..(4 * row) / 64 {
                 S::prefetch(p.wrapping_add(AHEAD + 64 * line));
             }
-            for (j, sum) in sums.iter_mut().enumerate() {
-                *sum = S::fma(
-                    E::load::<S>(p.add(j * row)),
-                    S::set1(x.add(i + j).read()),
-                    *sum,
-                );
+            for j in 0..4 {
+                let w = E::load::<S>(p.add(j * row));
+                for t in 0..M {
+                    let x = x.0.add(t * x.1 + i + j).read();
+                    sums[t][j] = S::fma(w, S::set1(x), sums[t][j]);
+                }
             }
             i += 4;
         }
         for i in i..k {
-            sums[i % 4] = S::fma(
-                E::load::<S>(strip.add(i * row)),
-                S::set1(x.add(i).read()),
-                sums[i % 4],
-            );
+            let w = E::load::<S>(strip.add(i * row));
+            for t in 0..M {
+                let x = x.0.add(t * x.1 + i).read();
+                sums[t][i % 4] = S::fma(w, S::set1(x), sums[t][i % 4]);
+            }
         }
-        S::store(
-            out,
-            S::add(S::add(sums[0], sums[2]), S::add(sums[1], sums[3])),
-        );
+        for t in 0..M {
+            let [a, b, c, d] = sums[t];
+            S::store(out.0.add(t * out.1), S::add(S::add(a, c), S::add(b, d)));
+        }
     }
 }
 
@@ -218,14 +223,16 @@ pub(crate) unsafe fn quantize<S: Simd>(x: *const f32, k: usize, out: &ActRow) {
             let mut q = [0i32; ACT_GROUP];
             let scale = integers::<S>(x.add(g * ACT_GROUP), &mut q);
             out.scale.cast_mut().add(g).write(scale);
+            let (mut isum32, mut fsum32) = (0, 0.0);
             for h in 0..2 {
                 let isum: i32 = q[16 * h..16 * h + 16].iter().sum();
                 out.isum.cast_mut().add(2 * g + h).write(isum);
-                out.fsum
-                    .cast_mut()
-                    .add(2 * g + h)
-                    .write(scale * isum as f32);
+                let fsum = scale * isum as f32;
+                out.fsum.cast_mut().add(2 * g + h).write(fsum);
+                (isum32, fsum32) = (isum32 + isum, fsum32 + fsum);
             }
+            out.isum32.cast_mut().add(g).write(isum32);
+            out.fsum32.cast_mut().add(g).write(fsum32);
             for (j, c) in q.chunks_exact(4).enumerate() {
                 let a = S::act4([c[0] as i16, c[1] as i16, c[2] as i16, c[3] as i16]);
                 out.q.cast_mut().add(g * (ACT_GROUP / 4) + j).write(a);

@@ -3,6 +3,7 @@
 //! `stamp` stamps the outermost functions that do.
 
 pub(crate) mod attention;
+pub(crate) mod batch;
 pub(crate) mod elementwise;
 pub(crate) mod gemm;
 pub(crate) mod gemv;

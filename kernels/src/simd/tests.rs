@@ -51,6 +51,11 @@ fn results<S: Simd>(
             let small = S::iset1(0x7f7f_7f7f);
             let acc = S::dot4_i8(S::dot4(S::acc_zero(), v, &act), S::and(w, small), &act);
             is("dot4_i8", S::acc_sum(acc));
+            let spread = S::spread(S::and(v, small));
+            is(
+                "dot_spread",
+                S::acc_sum(S::dot_spread(S::acc_zero(), spread, &act)),
+            );
             is("to_i", S::to_i(f));
             let mut half = [0u16; 16];
             S::store_f16(half.as_mut_ptr(), f);

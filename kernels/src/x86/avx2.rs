@@ -29,6 +29,7 @@ unsafe fn multiply_add<const VNNI: bool>(acc: __m256i, a: __m256i, b: __m256i) -
 
 impl<const VNNI: bool> Simd for Avx2<VNNI> {
     const R: usize = 8;
+    const SPREAD: usize = 2;
     type F = __m256;
     type I = __m256i;
     type Acc = __m256i;
@@ -91,11 +92,15 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         // 16-bit multiply-adds hold any 8-bit code times any 16-bit activation; `maddubs` would
         // saturate from 7 bits on
         dot4(acc: __m256i, codes: __m256i, x: *const Act4) -> __m256i {
+            Self::dot_spread(acc, Self::spread(codes), x)
+        }
+        spread(codes: __m256i) -> [__m256i; 2] {
+            [_mm256_and_si256(codes, _mm256_set1_epi16(0xff)), _mm256_srli_epi16(codes, 8)]
+        }
+        dot_spread(acc: __m256i, codes: [__m256i; 2], x: *const Act4) -> __m256i {
             let x = x.cast::<i32>();
-            let even = _mm256_and_si256(codes, _mm256_set1_epi16(0xff));
-            let odd = _mm256_srli_epi16(codes, 8);
             let (x0, x1) = (_mm256_set1_epi32(x.read()), _mm256_set1_epi32(x.add(1).read()));
-            multiply_add::<VNNI>(multiply_add::<VNNI>(acc, even, x0), odd, x1)
+            multiply_add::<VNNI>(multiply_add::<VNNI>(acc, codes[0], x0), codes[1], x1)
         }
         acc_sum(acc: __m256i) -> __m256i { acc }
         dot2(acc: __m256i, w: __m256i, x: *const i32) -> __m256i {
