@@ -124,12 +124,11 @@ macro_rules! instantiate {
             unsafe fn unpack<F: Format>(
                 block: *const u8,
                 blocks: usize,
-                ahead: *const u8,
                 panel: *mut batch::Panel,
                 strip: usize,
             ) {
                 // SAFETY: as gemv.
-                unsafe { batch::unpack::<$simd, F>(block, blocks, ahead, panel, strip) }
+                unsafe { batch::unpack::<$simd, F>(block, blocks, panel, strip) }
             }
             $(#[target_feature($(enable = $feature),+)])?
             unsafe fn multiply_rows<const GROUP: usize, const MIN: bool>(a: &batch::Chunk) {

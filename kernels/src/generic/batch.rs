@@ -5,7 +5,7 @@
 //! that of [`gemv`](super::gemv), in its order, so that a token's results do not depend on how many
 //! others there are.
 
-use super::gemv::{AHEAD, dot_to_sum};
+use super::gemv::dot_to_sum;
 use crate::act::{ACT_GROUP, Act4, ActRow};
 use crate::formats::Format;
 use crate::simd::Simd;
@@ -33,9 +33,9 @@ pub(crate) struct Panel {
     scales: [[f32; SCALE_FLOATS]; STRIPS],
 }
 
-/// What unpacks part of a strip: its first block, how many blocks, what to ask memory for
-/// meanwhile, the panel, and which of its strips.
-pub(crate) type Unpack = unsafe fn(*const u8, usize, *const u8, *mut Panel, usize);
+/// What unpacks part of a strip: its first block, how many blocks, the panel, and which of its
+/// strips.
+pub(crate) type Unpack = unsafe fn(*const u8, usize, *mut Panel, usize);
 
 /// How the codes of one format are multiplied with several rows.
 #[derive(Clone, Copy)]
@@ -61,6 +61,8 @@ pub(crate) struct Chunk {
     pub(crate) m: usize,
     /// What is added to: `2 R` floats of each row, and floats from there to the next row's.
     pub(crate) sums: (*mut f32, usize),
+    /// What memory is asked for meanwhile: in so many bytes of two strips comes the next panel.
+    pub(crate) next: ([*const u8; STRIPS], usize),
 }
 
 /// What is subtracted from the codes that [`unpack`] leaves.
@@ -83,14 +85,13 @@ const fn flips<S: Simd, F: Format>() -> bool {
 pub(crate) unsafe fn unpack<S: Simd, F: Format>(
     block: *const u8,
     blocks: usize,
-    ahead: *const u8,
     panel: *mut Panel,
     strip: usize,
 ) {
     let block_bytes = F::BLOCK_BYTES * S::R;
     let per_group = S::R * (1 + F::MIN as usize);
     // SAFETY: blocks are the caller's promise; a panel has room for CHUNK codes and the scales of
-    // the shortest groups; prefetches may point anywhere.
+    // the shortest groups.
     unsafe {
         let mut codes = (&raw mut (*panel).codes)
             .cast::<u8>()
@@ -100,10 +101,6 @@ pub(crate) unsafe fn unpack<S: Simd, F: Format>(
             .add(strip * SCALE_FLOATS);
         for b in 0..blocks {
             let block = block.add(b * block_bytes);
-            let ahead = ahead.wrapping_add(b * block_bytes);
-            for line in 0..block_bytes.div_ceil(64) {
-                S::prefetch(ahead.wrapping_add(64 * line));
-            }
             let of_block = F::block_scales::<S>(block);
             for g in 0..F::K / F::GROUP {
                 let (scale, min) = F::scales::<S>(of_block, block, g);
@@ -182,6 +179,11 @@ unsafe fn tile<S: Simd, const GROUP: usize, const MIN: bool, const M: usize>(
     let vector = 4 * S::R;
     let per_group = S::R * (1 + MIN as usize);
     let (x, stride) = a.x;
+    let groups = a.groups * ACT_GROUP / GROUP;
+    // this tile's share of what to ask for, and of that each group's
+    let (next, lines) = (a.next.0, a.next.1.div_ceil(64));
+    let (mut line, last) = (lines * row / a.m, lines * (row + M) / a.m);
+    let at_once = (last - line).div_ceil(groups);
     // SAFETY: panel, rows and sums have what is read by the promises of `Chunk`.
     unsafe {
         let codes = (&raw const (*a.panel).codes).cast::<u8>();
@@ -197,7 +199,13 @@ unsafe fn tile<S: Simd, const GROUP: usize, const MIN: bool, const M: usize>(
         // known to the processor, not to the compiler, which would unroll the loop until registers
         // run out
         let quarters = std::hint::black_box(GROUP / 4);
-        for g in 0..a.groups * ACT_GROUP / GROUP {
+        for g in 0..groups {
+            for line in line..last.min(line + at_once) {
+                for strip in next {
+                    S::prefetch(strip.wrapping_add(64 * line));
+                }
+            }
+            line += at_once;
             let mut accs = [[S::acc_zero(); STRIPS]; M];
             for p in g * quarters..(g + 1) * quarters {
                 let at = codes.add(p * S::SPREAD * vector);
@@ -271,18 +279,19 @@ pub(crate) unsafe fn strips(
     for k0 in (0..k).step_by(CHUNK) {
         let len = CHUNK.min(k - k0);
         let (from, blocks) = (k0 / block_len * block_bytes, len / block_len);
-        // after a strip's end comes the next one that is not being read
-        let next = if from + AHEAD >= strip_bytes {
-            (STRIPS - 1) * strip_bytes
-        } else {
-            0
-        };
         for n in 0..STRIPS {
             let block = strips.wrapping_add(n * strip_bytes + from);
-            let ahead = block.wrapping_add(AHEAD + next);
             // SAFETY: the strip has these blocks, no more than a panel has room for.
-            unsafe { (kernels.unpack)(block, blocks, ahead, panel.as_mut_ptr(), n) };
+            unsafe { (kernels.unpack)(block, blocks, panel.as_mut_ptr(), n) };
         }
+        // after a strip's end comes the next one that is not being read
+        let is_last = k0 + len == k;
+        let next = if is_last {
+            STRIPS * strip_bytes
+        } else {
+            from + blocks * block_bytes
+        };
+        let next_len = CHUNK.min(if is_last { k } else { k - k0 - len });
         let chunk = Chunk {
             panel: panel.as_ptr(),
             groups: len / ACT_GROUP,
@@ -290,6 +299,10 @@ pub(crate) unsafe fn strips(
             x: (x.at_group(k0 / ACT_GROUP), k / ACT_GROUP),
             m,
             sums: out,
+            next: (
+                std::array::from_fn(|n| strips.wrapping_add(n * strip_bytes + next)),
+                next_len / block_len * block_bytes,
+            ),
         };
         // SAFETY: the panel has these groups of both strips now, the rows are the caller's promise.
         unsafe { (kernels.multiply)(&chunk) };

@@ -13,7 +13,7 @@ use crate::simd::Simd;
 /// A thread reads some 10 GB/s, so 2 KiB are 200 ns: more than memory takes to answer, on the Xeon
 /// where this was measured, and two streams' worth is a twelfth of its first cache (48 KiB), so
 /// that nothing is driven out before it is read.
-pub(super) const AHEAD: usize = 2048;
+const AHEAD: usize = 2048;
 
 /// `N` neighbouring strips times one row of activations -> N R outputs.
 ///
