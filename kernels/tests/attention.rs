@@ -101,6 +101,18 @@ fn run(
     batch: usize,
     table: &[u32],
 ) -> Vec<f32> {
+    run_together(c, data, n, (prompt, batch), 1, table)
+}
+
+/// As [`run`], with so many generated tokens in a step.
+fn run_together(
+    c: Case,
+    data: &(Vec<f32>, Vec<f32>, Vec<f32>),
+    n: usize,
+    (prompt, batch): (usize, usize),
+    together: usize,
+    table: &[u32],
+) -> Vec<f32> {
     let mut executor = executor(c, &data.0, &data.1, &data.2, n);
     let mut kv = KvStore::new(&[kv_shape(c)], table.len() + 3).expect("memory");
     let mut all = Vec::new();
@@ -109,7 +121,7 @@ fn run(
         let (role, len) = if at < prompt {
             (Role::Prompt, batch.min(prompt - at))
         } else {
-            (Role::Generated, 1)
+            (Role::Generated, together.min(n - at))
         };
         let tokens: Vec<u32> = (at as u32..(at + len) as u32).collect();
         let seqs = [Sequence {
@@ -382,6 +394,15 @@ fn long_contexts_are_merged_from_pieces() {
         }
         let one = run(Case { threads: 1, ..c }, &data, n, 1020, 64, &identity(n));
         assert!(one == y, "{isa}: threads or batches change a long context");
+        // rows of two pieces beside rows of three
+        for threads in [1, 2, 3] {
+            let c = Case { threads, ..c };
+            let together = run_together(c, &data, n, (1020, 512), 7, &identity(n));
+            assert!(
+                together == y,
+                "{isa}: rows beside others differ, {threads} threads"
+            );
+        }
     }
 }
 

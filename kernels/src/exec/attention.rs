@@ -235,14 +235,21 @@ impl Part<'_> {
         let kv = self.model.program.cache(cache);
         let (n_kv, max_pieces) = (kv.n_head_kv, self.extent.pieces);
         let heads = self.width(q) / kv.head_dim / n_kv;
-        let items = self.rows.len() * n_kv * max_pieces;
-        self.take_items(task.op, items, items, |item| {
-            let (group, piece) = (item / max_pieces, item % max_pieces);
-            let (row, head_kv) = (group / n_kv, group % n_kv);
-            let pieces = self.rows[row].pos / PIECE + 1;
-            if piece >= pieces {
-                return;
+        let pieces_of = |row: usize| self.rows[row].pos / PIECE + 1;
+        let count = n_kv * (0..self.rows.len()).map(pieces_of).sum::<usize>();
+        // those of one row are alike; those of several may not be, and whoever is first takes more
+        let fixed = if self.rows.len() == 1 { count } else { 0 };
+        // a row, and how many there are before it
+        let (mut row, mut before) = (0, 0);
+        self.take_items(task.op, fixed, count, |i| {
+            while i - before >= n_kv * pieces_of(row) {
+                before += n_kv * pieces_of(row);
+                row += 1;
             }
+            let pieces = pieces_of(row);
+            let (head_kv, piece) = ((i - before) / pieces, (i - before) % pieces);
+            let group = row * n_kv + head_kv;
+            let item = group * max_pieces + piece;
             if !self.is_done(item) {
                 let rows: Vec<(usize, usize)> =
                     (0..heads).map(|h| (row, head_kv * heads + h)).collect();
