@@ -1,10 +1,15 @@
 //! Every (format, instruction set, role) against f64 products of the oracle's dequantized weights,
 //! at the edges of every block, strip and tile, within bounds that are derived, not tuned.
 
-use crate::common::{Form, Rng, exact, f32_bytes, product, random_blocks, weight_types};
+use crate::common::{
+    Form, KV, Rng, embed, exact, f32_bytes, product, program, random_blocks, run, weight_types,
+};
 use octavo_fixtures::{Lacks, skip};
-use octavo_kernels::{Isa, Role, has_minimum, packed_types};
+use octavo_kernels::{
+    Executor, Isa, KvStore, Matrix, Op, Pool, Role, Sequence, Step, has_minimum, packed_types,
+};
 use octavo_quant::TensorType as T;
+use std::sync::Arc;
 
 fn instruction_sets() -> Vec<Isa> {
     for isa in Isa::ALL {
@@ -352,6 +357,40 @@ fn integer_parts_are_equal_on_every_instruction_set() {
                 assert_eq!(*y, expected, "{isa} {ty} row {r}");
             }
         }
+    }
+}
+
+/// What is made of rows by several threads is what one makes of them in order.
+#[test]
+fn rows_of_outputs_are_divided_among_threads() {
+    let (rows, cols) = (24, 64);
+    for tokens in [1, 2, 9, 40] {
+        let x = Rng(3).floats(tokens * cols);
+        let raw = Arc::new(f32_bytes(&Rng(4).floats(rows * cols)));
+        let mut pool = Pool::new(3).expect("threads");
+        let shape = (T::F32, rows, cols);
+        let matrix = Matrix::new(Isa::Scalar, shape, raw, true, &mut pool).expect("a matrix");
+        let ops = vec![embed(tokens, cols, &x, 0), Op::MatMul { x: 0, w: 0 }.to(1)];
+        let program = program(ops, &[cols, rows], KV);
+        let mut executor = Executor::new(Isa::Scalar, program, vec![matrix], pool);
+        let whole = run(&mut executor, KV, Role::Generated, tokens);
+        let ids: Vec<u32> = (0..tokens as u32).collect();
+        let table: Vec<u32> = (0..tokens.div_ceil(16) as u32).collect();
+        let seqs = [Sequence {
+            tokens: &ids,
+            start: 0,
+            tables: &[&table],
+            wanted: 0..tokens,
+        }];
+        let step = Step {
+            role: Role::Generated,
+            seqs: &seqs,
+            input: &[],
+        };
+        let mut store = KvStore::new(&[KV], table.len()).expect("memory");
+        let by_rows = executor.step_by_rows(&step, &mut store, &<[f32]>::to_vec);
+        let expected: Vec<Vec<f32>> = whole.chunks_exact(rows).map(<[f32]>::to_vec).collect();
+        assert!(by_rows == expected, "{tokens} tokens");
     }
 }
 

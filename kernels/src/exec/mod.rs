@@ -32,8 +32,8 @@ mod plan;
 mod rows;
 mod scratch;
 
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 
 use crate::act::{ACT_GROUP, Form};
 use crate::fuse;
@@ -217,6 +217,42 @@ impl Executor {
         let len = frame.n_rows(output) * frame.width(output);
         // SAFETY: the step has ended in this place, where nobody is at work before the next one.
         unsafe { self.arenas.view(self.pool.place()).buffers[output].read(0, len) }
+    }
+
+    /// As [`Executor::step`], but what `of` makes of the outputs of each wanted row: the threads
+    /// divide the rows.
+    ///
+    /// # Panics
+    /// As [`Executor::step`], and if `of` panics.
+    pub fn step_by_rows<T: Send + Sync>(
+        &mut self,
+        step: &Step<'_>,
+        kv: &mut KvStore,
+        of: &(dyn Fn(&[f32]) -> T + Sync),
+    ) -> Vec<T> {
+        let width = self.model.program.slots[self.model.program.output].width;
+        let outputs = self.step(step, kv, None);
+        // SAFETY: they lie in the pool's place, where nobody is at work before the next step.
+        let outputs = unsafe { std::slice::from_raw_parts(outputs.as_ptr(), outputs.len()) };
+        let rows = outputs.len() / width;
+        let row = |i: usize| of(&outputs[i * width..(i + 1) * width]);
+        if rows <= 1 {
+            return (0..rows).map(row).collect();
+        }
+        let results: Vec<OnceLock<T>> = (0..rows).map(|_| OnceLock::new()).collect();
+        let next = AtomicUsize::new(0);
+        self.pool.run_tasks(&|_| {
+            loop {
+                let i = next.fetch_add(1, Ordering::Relaxed);
+                let Some(result) = results.get(i) else { return };
+                // no other thread has this row
+                let _ = result.set(row(i));
+            }
+        });
+        results
+            .into_iter()
+            .map(|result| result.into_inner().expect("every row was taken"))
+            .collect()
     }
 
     /// Lets no thread that was left behind in an earlier step read what this one writes.

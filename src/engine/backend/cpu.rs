@@ -11,7 +11,7 @@ use octavo_kernels::{
 };
 
 use super::lower::{FileBytes, Lowered, Taps, lower};
-use super::{Executable, TapSink};
+use super::{Executable, TapSink, best_of};
 use octavo_model::{Model, WeightId, WeightRef};
 
 /// How to run on the CPU.
@@ -238,6 +238,13 @@ impl Executable for Cpu {
             executor.step(step, kv, Some(&mut view))
         });
         Ok(logits.map_err(Error::from)?)
+    }
+
+    fn best(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, crate::Error> {
+        self.check()?;
+        let Cpu { executor, kv, .. } = self;
+        let rows = with_memory(|| executor.step_by_rows(step, kv, &best_of));
+        Ok(rows.map_err(Error::from)?)
     }
 
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<(), crate::Error> {

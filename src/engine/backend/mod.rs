@@ -45,6 +45,11 @@ pub enum Loading<'a> {
 /// Receives progress while a model loads.
 pub type LoadingSink<'a> = dyn FnMut(Loading<'_>) + 'a;
 
+/// Where the largest of a row of logits is, the first of equal ones; none if one is not finite.
+fn best_of(row: &[f32]) -> Option<u32> {
+    argmax(row).filter(|_| are_finite(row))
+}
+
 /// A model prepared for one device, with its KV pages.
 pub trait Executable: Send {
     /// Runs new tokens and returns the logits of the wanted rows, `[wanted][n_vocab]`.
@@ -64,10 +69,9 @@ pub trait Executable: Send {
     fn best(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, Error> {
         let wanted = step.wanted_rows();
         let logits = self.step(step, None)?;
-        let best = |row: &[f32]| argmax(row).filter(|_| are_finite(row));
         Ok(logits
             .chunks_exact((logits.len() / wanted.max(1)).max(1))
-            .map(best)
+            .map(best_of)
             .collect())
     }
 
