@@ -28,7 +28,7 @@ Examples:
   octavo bench model.gguf -n 0 --isa avx2 -o json
   octavo bench model.gguf --device cuda -d 0,4096
 
--p, -n, -d and -t take lists, separated by commas; a length of 0 leaves its test out.
+-p, -n, -d, -t and --sequences take lists, separated by commas; a length of 0 leaves its test out.
 -o json prints an array of objects with llama-bench's field names, then ours: threads_reason, \
 isa, kernels, read_gb_s,
 read_gb_s_best, read_percent, gflops, gflops_peak, flops_percent, token_hash. -o csv prints the \
@@ -71,6 +71,10 @@ pub(super) struct BenchArgs {
     )]
     #[arg(value_parser = clap::value_parser!(u32).range(0..=1 << 24))]
     n_depth: Vec<u32>,
+    /// Numbers of sequences that generate together; t/s counts the tokens of all
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1024))]
+    sequences: Vec<u32>,
     /// Repetitions
     #[arg(
         short,
@@ -136,6 +140,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<Exit, Failure> {
         &lengths(&args.n_prompt),
         &lengths(&args.n_gen),
         &lengths(&args.n_depth),
+        &lengths(&args.sequences),
     );
     if tests.is_empty() {
         return Err(Failure::Usage(
@@ -215,7 +220,8 @@ fn measure(
         threads: Some(setting.threads.count),
         isa: args.isa,
         kv_type: setting.kv_type,
-        ctx: tests.iter().map(Test::positions).max(),
+        ctx: tests.iter().map(|test| test.positions(setting.batch)).max(),
+        sessions: tests.iter().map(|test| test.sequences).max().unwrap_or(1),
         batch: setting.batch,
         mmap: !args.no_mmap,
         repack: setting.repack,

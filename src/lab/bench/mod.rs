@@ -3,10 +3,11 @@
 //!
 //! A prompt test reads so many tokens at once, a generation test takes one greedy token after the
 //! other, both after a given number of tokens that are not timed. Each runs once to warm up and
-//! then as often as asked. What was computed is part of the result, as a hash: a speed of other
+//! then as often as asked. Several sequences that generate together are a test of ours. What was computed is part of the result, as a hash: a speed of other
 //! tokens is not comparable.
 
 mod record;
+mod together;
 mod work;
 
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ use octavo_quant::TensorType;
 
 use octavo_engine::Error as EngineError;
 use octavo_engine::backend::Role;
-use octavo_engine::{Engine, Session, Wanted};
+use octavo_engine::{BatchError, Engine, Session, Wanted};
 
 pub use record::{Build, Record, Setting};
 pub use work::Work;
@@ -112,32 +113,55 @@ pub struct Test {
     pub n: usize,
     /// Tokens in the cache before.
     pub depth: usize,
+    /// Sequences that do so together.
+    pub sequences: usize,
 }
 
 impl Test {
-    /// Every prompt and every generation length at every depth, in llama-bench's order; lengths of
-    /// 0 are left out.
-    pub fn all(prompts: &[usize], generations: &[usize], depths: &[usize]) -> Vec<Test> {
+    /// Every prompt and every generation length at every depth, in llama-bench's order, generations
+    /// of every number of sequences; lengths of 0 are left out.
+    pub fn all(
+        prompts: &[usize],
+        generations: &[usize],
+        depths: &[usize],
+        sequences: &[usize],
+    ) -> Vec<Test> {
         let mut tests = Vec::new();
         for &depth in depths {
             let prompts = prompts.iter().map(|&n| Test {
                 role: Role::Prompt,
                 n,
                 depth,
+                sequences: 1,
             });
-            let generations = generations.iter().map(|&n| Test {
-                role: Role::Generated,
-                n,
-                depth,
-            });
+            let each = |&n: &usize| sequences.iter().map(move |&sequences| (n, sequences));
+            let generations = generations
+                .iter()
+                .flat_map(each)
+                .map(|(n, sequences)| Test {
+                    role: Role::Generated,
+                    n,
+                    depth,
+                    sequences,
+                });
             tests.extend(prompts.chain(generations).filter(|test| test.n > 0));
         }
         tests
     }
 
-    /// Positions it needs.
-    pub fn positions(&self) -> usize {
-        self.n.saturating_add(self.depth)
+    /// Positions that a sequence needs, if so many prompt tokens are taken at a time.
+    pub fn positions(&self, batch: usize) -> usize {
+        let before = match self.sequences {
+            1 => 0,
+            _ => 1 + self.prompt_ticks(batch),
+        };
+        self.n.saturating_add(self.depth).saturating_add(before)
+    }
+
+    /// Ticks after which all of several sequences generate; the first ones do so earlier.
+    fn prompt_ticks(&self, batch: usize) -> usize {
+        let tokens = self.sequences.saturating_mul(self.depth.saturating_add(1));
+        tokens.div_ceil(batch.max(1))
     }
 }
 
@@ -152,7 +176,12 @@ impl std::fmt::Display for Test {
         } else {
             String::new()
         };
-        f.pad(&format!("{kind}{}{depth}", self.n))
+        let sequences = if self.sequences > 1 {
+            format!(" x{}", self.sequences)
+        } else {
+            String::new()
+        };
+        f.pad(&format!("{kind}{}{sequences}{depth}", self.n))
     }
 }
 
@@ -162,6 +191,9 @@ pub enum Error {
     /// A step failed.
     #[error(transparent)]
     Engine(#[from] EngineError),
+    /// A sequence cannot begin.
+    #[error(transparent)]
+    Batch(#[from] BatchError),
     /// Repetitions must compute the same.
     #[error(
         "{test}: repetition {repetition} computed other tokens (hash {got}) than the one before \
@@ -184,6 +216,8 @@ pub enum Error {
 pub struct Samples {
     /// Of each repetition.
     pub times: Vec<Duration>,
+    /// Read or generated in each.
+    pub tokens: usize,
     /// FNV-1a of the tokens chosen: those generated, or the one that follows the prompt.
     pub token_hash: String,
 }
@@ -199,20 +233,28 @@ pub fn run(
     repetitions: usize,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<Samples, Error> {
-    let tokens = prompt_tokens(session.engine(), test.positions());
+    let tokens = prompt_tokens(session.engine(), test.depth + test.n);
     let (before, after) = tokens.split_at(test.depth);
-    if session.tokens() != before {
+    if test.sequences > 1 {
+        session.truncate(0);
+    } else if session.tokens() != before {
         session.truncate(0);
         session.eval(before, Role::Prompt, Wanted::None)?;
     }
+    let mut n = test.n;
     let mut times = Vec::with_capacity(repetitions);
     let mut expected = String::new();
     for repetition in 0..=repetitions {
         progress(repetition, repetitions + 1);
         session.truncate(test.depth);
         let start = Instant::now();
-        let chosen = once(session, test.role, after)?;
-        let time = start.elapsed();
+        let (time, chosen);
+        if test.sequences > 1 {
+            (time, n, chosen) = together::once(session.engine(), test)?;
+        } else {
+            chosen = once(session, test.role, after)?;
+            time = start.elapsed();
+        }
         let got = hash(&chosen);
         if repetition == 0 {
             expected = got;
@@ -231,6 +273,7 @@ pub fn run(
     session.truncate(test.depth);
     Ok(Samples {
         times,
+        tokens: n,
         token_hash: expected,
     })
 }
@@ -287,11 +330,21 @@ mod tests {
 
     #[test]
     fn names_and_order_are_llama_benchs() {
-        let names: Vec<String> = Test::all(&[512, 0], &[128], &[0, 4096])
+        let names: Vec<String> = Test::all(&[512, 0], &[128], &[0, 4096], &[1, 8])
             .iter()
             .map(Test::to_string)
             .collect();
-        assert_eq!(names, ["pp512", "tg128", "pp512 @ d4096", "tg128 @ d4096"]);
+        assert_eq!(
+            names,
+            [
+                "pp512",
+                "tg128",
+                "tg128 x8",
+                "pp512 @ d4096",
+                "tg128 @ d4096",
+                "tg128 x8 @ d4096"
+            ]
+        );
     }
 
     #[test]

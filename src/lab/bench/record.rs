@@ -65,6 +65,7 @@ pub struct Record {
     pub n_prompt: usize,
     pub n_gen: usize,
     pub n_depth: usize,
+    pub n_sequences: usize,
     pub test_time: String,
     pub avg_ns: u64,
     pub stddev_ns: u64,
@@ -113,7 +114,7 @@ impl Record {
             .iter()
             .map(|t| t.as_secs_f64().max(1e-9))
             .collect();
-        let samples_ts: Vec<f64> = seconds.iter().map(|s| test.n as f64 / s).collect();
+        let samples_ts: Vec<f64> = seconds.iter().map(|s| samples.tokens as f64 / s).collect();
         let nanoseconds: Vec<f64> = seconds.iter().map(|s| s * 1e9).collect();
         let ((avg_ns, stddev_ns), (avg_ts, stddev_ts)) =
             (spread(&nanoseconds), spread(&samples_ts));
@@ -130,7 +131,9 @@ impl Record {
         let percent = |rate: Option<f64>, best: Option<f64>| {
             Some(100.0 * rate? / best?).filter(|_| comparable)
         };
-        let read = (!prompt).then(|| rate(work.read_bytes));
+        // one token of each sequence for every time that the weights are read
+        let alone = test.sequences == 1;
+        let read = (!prompt && alone).then(|| rate(work.read_bytes));
         let gflops = prompt.then(|| rate(work.flops));
         Record {
             build_commit: setting.build.commit,
@@ -153,6 +156,7 @@ impl Record {
             n_prompt: if prompt { test.n } else { 0 },
             n_gen: if prompt { 0 } else { test.n },
             n_depth: test.depth,
+            n_sequences: test.sequences,
             test_time: time::strftime("%Y-%m-%dT%H:%M:%SZ", time::now()),
             avg_ns: avg_ns as u64,
             stddev_ns: stddev_ns as u64,

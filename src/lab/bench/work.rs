@@ -64,7 +64,19 @@ mod tests {
     fn the_demo_models_work_adds_up() {
         let gguf = ModelSource::Demo.open(true).expect("sound");
         let model = Model::load(&gguf).expect("sound");
-        let of = |role, n, depth| Work::of(&model, &gguf, KvType::F16, Test { role, n, depth });
+        let of = |role, n, depth| {
+            Work::of(
+                &model,
+                &gguf,
+                KvType::F16,
+                Test {
+                    role,
+                    n,
+                    depth,
+                    sequences: 1,
+                },
+            )
+        };
         let one = of(Role::Generated, 1, 0);
         // tied: the matrices are every tensor of two dimensions, the embedding serving as the
         // output

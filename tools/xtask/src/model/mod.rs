@@ -315,7 +315,7 @@ mod tests {
         let source = ModelSource::Path(path.to_owned());
         let engine = Engine::load(&source, &options, &mut |_| {}).unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(engine.warnings(), <[String; 0]>::default());
-        let tests = Test::all(&[], &[12], &[8]);
+        let tests = Test::all(&[], &[12], &[8], &[1]);
         let samples = bench::run(&mut engine.session(), tests[0], 1, &mut |_, _| {});
         samples
             .unwrap_or_else(|e| panic!("{}: {e}", path.display()))
