@@ -31,6 +31,12 @@ pub(crate) fn call(format: CallFormat, tools: &[&Value]) -> Rule {
 /// The arguments of a call: an object, written without white space of the model's choice.
 fn schema(mut parameters: Map<String, Value>) -> Value {
     parameters.entry("type").or_insert(json!("object"));
+    // a call has the parameters that the tool has
+    if parameters.contains_key("properties") {
+        parameters
+            .entry("additionalProperties")
+            .or_insert(json!(false));
+    }
     let spaces = json!({
         "whitespace_flexible": false,
         "item_separator": ", ",

@@ -153,15 +153,10 @@ impl Test {
     pub fn positions(&self, batch: usize) -> usize {
         let before = match self.sequences {
             1 => 0,
-            _ => 1 + self.prompt_ticks(batch),
+            // those that were read first have generated while the others were
+            _ => 1 + self.sequences * (self.depth + 1).div_ceil(batch.max(1)).max(1),
         };
         self.n.saturating_add(self.depth).saturating_add(before)
-    }
-
-    /// Ticks after which all of several sequences generate; the first ones do so earlier.
-    fn prompt_ticks(&self, batch: usize) -> usize {
-        let tokens = self.sequences.saturating_mul(self.depth.saturating_add(1));
-        tokens.div_ceil(batch.max(1))
     }
 }
 

@@ -1,9 +1,10 @@
 //! Sequences that generate together: all tokens of all of them count.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use octavo_engine::sequence::Options;
-use octavo_engine::{Batch, Engine, Error as EngineError, Event};
+use octavo_engine::{Batch, BatchOptions, Engine, Event, Request, RequestId};
 
 use super::{Error, Test, prompt_tokens};
 
@@ -19,33 +20,44 @@ pub(super) fn once(engine: &Engine, test: Test) -> Result<(Duration, usize, Vec<
         chunk: engine.batch(),
         ..Options::default()
     };
-    let mut batch = Batch::new(engine);
-    let mut ids = Vec::new();
+    let mut batch = Batch::new(
+        engine,
+        BatchOptions {
+            // prompts are read as fast as can be, and each of them from its beginning
+            stall: Duration::from_secs(3600),
+            prefixes: false,
+            ..BatchOptions::default()
+        },
+    );
+    let mut chosen = BTreeMap::new();
     for prompt in tokens.chunks_exact(prompt) {
-        ids.push(batch.add(prompt, &options)?);
+        chosen.insert(batch.add(Request::new(prompt, &options))?, Vec::new());
     }
-    let mut chosen = vec![Vec::new(); ids.len()];
-    let mut tick = |batch: &mut Batch| -> Result<(), EngineError> {
-        batch.tick(&mut |id, event| {
-            if let Event::Finished(text) = event {
-                chosen[id] = text.tokens;
-            }
-        })
-    };
-    for _ in 0..test.prompt_ticks(engine.batch()) {
-        tick(&mut batch)?;
+    // the prompt gives a first token, which is not measured
+    while chosen.values().any(Vec::is_empty) {
+        step(&mut batch, &mut chosen)?;
     }
-    let mut n = 0;
+    let count = |chosen: &BTreeMap<RequestId, Vec<u32>>| chosen.values().map(Vec::len).sum();
+    let before: usize = count(&chosen);
     let start = Instant::now();
     for _ in 0..test.n {
-        n += batch.len();
-        tick(&mut batch)?;
+        step(&mut batch, &mut chosen)?;
     }
     let time = start.elapsed();
-    for id in ids {
-        if let Some(text) = batch.cancel(id) {
-            chosen[id] = text.tokens;
-        }
+    let n = count(&chosen) - before;
+    Ok((time, n, chosen.into_values().flatten().collect()))
+}
+
+/// Takes a step and notes the tokens that were chosen.
+fn step(batch: &mut Batch, chosen: &mut BTreeMap<RequestId, Vec<u32>>) -> Result<(), Error> {
+    let mut failed = None;
+    batch.step(&mut |id, event| match event {
+        Event::Delta { delta, .. } => chosen.entry(id).or_default().extend(delta.tokens),
+        Event::Failed(error) => failed = Some(error),
+        _ => {}
+    })?;
+    match failed {
+        Some(error) => Err(error.into()),
+        None => Ok(()),
     }
-    Ok((time, n, chosen.concat()))
 }
