@@ -63,8 +63,10 @@ mod tests {
             assert_eq!(PAGE.matches(&format!("<{tag}")).count(), 1, "{tag}");
             assert!(!between(PAGE, tag).is_empty(), "{tag}");
         }
+        // names of vocabularies, which nobody opens
+        let page = PAGE.replace("http://www.w3.org/", "");
         for elsewhere in ["http://", "https://", "src=", "@import", "innerHTML"] {
-            assert!(!PAGE.contains(elsewhere), "{elsewhere}");
+            assert!(!page.contains(elsewhere), "{elsewhere}");
         }
     }
 }

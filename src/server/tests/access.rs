@@ -1,0 +1,121 @@
+//! Who may ask, for what, and under which name.
+
+use octavo_server::Options;
+use serde_json::{Value, json};
+
+use crate::client::{Server, read, small};
+
+const MODEL_ROUTES: [&str; 9] = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/tokenize",
+    "/detokenize",
+    "/apply-template",
+    "/completion",
+    "/infill",
+];
+
+#[test]
+fn with_a_key_nothing_of_the_model_is_open() {
+    let options = Options {
+        keys: vec!["right".to_owned(), "other".to_owned()],
+        ..Options::default()
+    };
+    let server = Server::new(small(), options);
+    let ask = |path: &str, headers: &str| {
+        let method = if MODEL_ROUTES.contains(&path) {
+            "POST"
+        } else {
+            "GET"
+        };
+        read(server.send(method, path, headers, b"{}")).status
+    };
+    let shown = [
+        "/v1/models",
+        "/v1/models/octavo",
+        "/props",
+        "/slots",
+        "/metrics",
+    ];
+    for path in MODEL_ROUTES.into_iter().chain(shown) {
+        for headers in [
+            "",
+            "authorization: Bearer wrong\r\n",
+            "authorization: Basic right\r\n",
+            "authorization: right\r\n",
+            "x-api-key: wrong\r\n",
+        ] {
+            assert_eq!(ask(path, headers), 401, "{path} {headers}");
+        }
+        for headers in ["authorization: Bearer right\r\n", "x-api-key: other\r\n"] {
+            assert_ne!(ask(path, headers), 401, "{path} {headers}");
+        }
+    }
+    for path in ["/health", "/v1/health", "/ready", "/"] {
+        assert_eq!(ask(path, ""), 200, "{path}");
+    }
+}
+
+#[test]
+fn pages_of_other_sites_are_turned_away() {
+    let server = Server::usual();
+    let body = br#"{"content": "a"}"#;
+    let ask = |headers: &str| read(server.send("POST", "/tokenize", headers, body)).status;
+    assert_eq!(ask(""), 200);
+    assert_eq!(ask("origin: https://example.org\r\n"), 403);
+    assert_eq!(ask(&format!("origin: http://{}\r\n", server.address)), 200);
+    // a name that somebody else made to mean this machine
+    let mut stream = server.connect();
+    let text = "GET /slots HTTP/1.1\r\nhost: example.org\r\nconnection: close\r\n\r\n";
+    std::io::Write::write_all(&mut stream, text.as_bytes()).expect("it reads");
+    assert_eq!(read(stream).status, 403);
+    let open = Options {
+        origins: vec!["https://example.org".to_owned()],
+        ..Options::default()
+    };
+    let server = Server::new(small(), open);
+    let headers = "origin: https://example.org\r\n";
+    assert_eq!(
+        read(server.send("POST", "/tokenize", headers, body)).status,
+        200
+    );
+}
+
+#[test]
+fn a_model_is_known_by_its_names() {
+    let options = Options {
+        names: vec!["a".to_owned(), "b/c".to_owned()],
+        ..Options::default()
+    };
+    let server = Server::new(small(), options);
+    let ask = |model: Value| {
+        let body = json!({ "prompt": "1", "max_tokens": 1, "model": model });
+        server.post("/v1/completions", &body).status
+    };
+    for (model, status) in [("a", 200), ("b/c", 200), ("", 200), ("gpt", 404)] {
+        assert_eq!(ask(json!(model)), status, "{model}");
+    }
+    assert_eq!((ask(Value::Null), ask(json!(1))), (200, 400));
+    assert_eq!(server.get("/v1/models/b/c").json()["id"], "b/c");
+    assert_eq!(server.get("/v1/models/gpt").status, 404);
+    assert_eq!(
+        server.get("/v1/models").json()["data"]
+            .as_array()
+            .map(Vec::len),
+        Some(2)
+    );
+}
+
+#[test]
+fn the_page_may_load_nothing_but_itself() {
+    let page = Server::usual().get("/");
+    assert_eq!(page.status, 200);
+    let head = page.head.to_ascii_lowercase();
+    assert!(
+        head.contains("content-security-policy: default-src 'none'"),
+        "{head}"
+    );
+    assert!(page.text.contains("<title>"));
+}

@@ -1,0 +1,155 @@
+//! What no proper client sends: always an error that says what is wrong, and nobody else notices.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::client::{Server, read};
+
+#[test]
+fn wrong_fields_are_named() {
+    let server = Server::usual();
+    let message = json!([{ "role": "user", "content": "a" }]);
+    let chat = [
+        (json!({}), "messages"),
+        (json!({ "messages": [] }), "messages"),
+        (json!({ "messages": "a" }), "messages"),
+        (json!({ "messages": [1] }), "messages[0]"),
+        (
+            json!({ "messages": [{ "role": "robot", "content": "a" }] }),
+            "messages[0].role",
+        ),
+        (
+            json!({ "messages": [{ "role": "user" }] }),
+            "messages[0].content",
+        ),
+        (
+            json!({ "messages": [{ "role": "user", "content": [{ "type": "image_url" }] }] }),
+            "messages[0].content[0].type",
+        ),
+    ];
+    for (body, param) in chat {
+        let answer = server.post("/v1/chat/completions", &body);
+        assert_eq!(
+            (answer.status, answer.param().as_str()),
+            (400, param),
+            "{body}"
+        );
+    }
+    let fields = [
+        ("temperature", json!(2.5)),
+        ("temperature", json!("hot")),
+        ("top_p", json!(-1)),
+        ("n", json!(0)),
+        ("n", json!(17)),
+        ("max_tokens", json!(-1)),
+        ("max_tokens", json!(1.5)),
+        ("stop", json!([""])),
+        ("stop", json!({})),
+        ("stop", json!(vec!["a"; 17])),
+        ("logit_bias", json!({ "a": 1 })),
+        ("logit_bias", json!({ "99999": 1 })),
+        ("seed", json!("a")),
+        ("stream", json!("yes")),
+        ("top_logprobs", json!(5)),
+        ("tool_choice", json!("required")),
+        ("tools", json!([{ "type": "robot" }])),
+        ("presence_penalty", json!(3)),
+        ("stream_options", json!([])),
+    ];
+    for (name, value) in fields {
+        let body = json!({ "messages": message, (name): value });
+        let answer = server.post("/v1/chat/completions", &body);
+        assert_eq!(answer.status, 400, "{body}: {}", answer.text);
+        assert!(answer.param().starts_with(name), "{body}: {}", answer.text);
+        let null = json!({ "messages": message, "max_tokens": 1, (name): null });
+        assert_eq!(
+            server.post("/v1/chat/completions", &null).status,
+            200,
+            "{name}"
+        );
+    }
+    let ids = json!({ "prompt": vec![5; 512] });
+    let answer = server.post("/v1/completions", &ids).json();
+    assert_eq!(answer["error"]["code"], "context_length_exceeded");
+}
+
+#[test]
+fn bodies_that_are_none_are_refused() {
+    let server = Server::usual();
+    let path = "/v1/completions";
+    let deep = "[".repeat(100_000);
+    let bodies: [&[u8]; 8] = [
+        b"",
+        b"{",
+        b"[]",
+        b"1",
+        b"\"a\"",
+        b"{\"prompt\": 1e400}",
+        b"{\"prompt\": \"\xff\"}",
+        deep.as_bytes(),
+    ];
+    for body in bodies {
+        let answer = read(server.send("POST", path, "", body));
+        assert_eq!(answer.status, 400, "{}", answer.text);
+        assert_eq!(answer.json()["error"]["type"], "invalid_request_error");
+    }
+    let long = vec![b' '; 9 << 20];
+    assert_eq!(read(server.send("POST", path, "", &long)).status, 413);
+    assert_eq!(read(server.send("DELETE", path, "", b"")).status, 405);
+    assert_eq!(read(server.send("POST", "/nowhere", "", b"{}")).status, 404);
+}
+
+#[test]
+fn idle_and_slow_connections_hold_nobody_up() {
+    let server = Server::usual();
+    let mut slow = Vec::new();
+    for i in 0..300 {
+        let mut stream = server.connect();
+        if i % 2 == 0 {
+            stream
+                .write_all(b"POST /v1/completions HTTP/1.1\r\nhost: lo")
+                .expect("it reads");
+        }
+        slow.push(stream);
+    }
+    let start = Instant::now();
+    let answer = server.post(
+        "/v1/completions",
+        &json!({ "prompt": "1+1=", "max_tokens": 1 }),
+    );
+    assert_eq!(answer.status, 200);
+    assert!(start.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn schemas_made_to_explode_are_answered_and_hold_nobody_up() {
+    let server = Server::usual();
+    let mut nested = json!({ "type": "null" });
+    for _ in 0..60 {
+        nested = json!({ "anyOf": [nested, { "type": "array", "items": { "type": "null" } }] });
+    }
+    let mut wide = serde_json::Map::new();
+    for i in 0..2000 {
+        wide.insert(format!("p{i}"), json!({ "type": "string" }));
+    }
+    let schemas: Vec<Value> = vec![
+        json!({ "$ref": "#" }),
+        json!({ "type": "string", "pattern": "((a{1,1000}){1,1000}){1,1000}" }),
+        json!({ "type": "string", "minLength": 1_000_000_000 }),
+        json!({ "type": "array", "minItems": 1_000_000_000 }),
+        json!({ "enum": [] }),
+        json!({ "type": "integer", "minimum": 5, "maximum": 4 }),
+        json!({ "type": "object", "properties": wide }),
+        nested,
+    ];
+    for schema in schemas {
+        let start = Instant::now();
+        let body = json!({ "prompt": "1+1=", "max_tokens": 8, "json_schema": schema });
+        let answer = server.post("/v1/completions", &body);
+        assert!([200, 400].contains(&answer.status), "{}", answer.text);
+        assert!(start.elapsed() < Duration::from_secs(10), "{schema}");
+    }
+    assert_eq!(server.get("/health").status, 200);
+}

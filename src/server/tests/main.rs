@@ -1,0 +1,8 @@
+//! The server from outside, on the built-in model, over real connections.
+
+mod access;
+mod answers;
+mod client;
+mod constraints;
+mod hostile;
+mod sharing;
