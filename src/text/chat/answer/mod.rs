@@ -4,8 +4,11 @@
 //! whether the answer begins inside a thought. Text that could still become a marker is held back
 //! until it is decided; nothing is ever taken back or lost.
 
+mod call;
 mod format;
+mod json;
 mod parser;
+mod tags;
 
 pub use format::CallFormat;
 pub use parser::AnswerParser;
