@@ -4,7 +4,7 @@ use minijinja::Value;
 use serde_json::{Map, Value as Json, json};
 
 use super::guard::float;
-use super::shape::{Form, Shape, kind_of};
+use super::shape::{Absent, Form, Shape, kind_of};
 use super::{Content, Conversation, Message, ToolCall};
 
 /// How deep the JSON of a conversation may be nested. The engine's own limit holds for what
@@ -156,7 +156,14 @@ fn message(message: &Message, shape: &Shape) -> Result<Json, Unfit> {
 fn content(message: &Message, shape: &Shape) -> Result<Json, Unfit> {
     let form = shape.forms.get(kind_of(&message.role)).copied();
     Ok(match (&message.content, form.unwrap_or_default()) {
-        (Content::None, _) if shape.text_for_none => "".into(),
+        (Content::None, _) if shape.absent == Absent::Text => "".into(),
+        (Content::Text(text), _)
+            if text.is_empty()
+                && !message.tool_calls.is_empty()
+                && shape.absent == Absent::None =>
+        {
+            Json::Null
+        }
         (Content::None, _) => Json::Null,
         (Content::Text(text), Form::Parts) => json!([{"type": "text", "text": text}]),
         (Content::Text(text), _) => text.as_str().into(),

@@ -222,10 +222,10 @@ impl ChatTemplate {
     ///
     /// Templates want things in different shapes; which one is found out by rendering a few small
     /// conversations, once. Arguments of calls are given as objects, or as text to templates that
-    /// write them as they are. Content that is absent is `none`, or empty where the template cannot
-    /// bear that. Parts stay a list, or are joined by line breaks where the template wants text, and
-    /// text becomes a part where it wants a list. `reasoning_content` has the name that the template
-    /// has for it.
+    /// write them as they are. Content that is absent beside calls is `none` or empty, as the
+    /// template bears it. Parts stay a list, or are joined by line breaks where the template wants
+    /// text, and text becomes a part where it wants a list. `reasoning_content` has the name that
+    /// the template has for it.
     ///
     /// # Errors
     /// [`Error::Refused`] if the template raises an exception, [`Error::Template`] if it fails

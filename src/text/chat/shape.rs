@@ -21,13 +21,25 @@ pub(super) enum Form {
     Parts,
 }
 
+/// How a template takes content that is absent beside calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Absent {
+    /// As `none` or as empty text.
+    #[default]
+    Either,
+    /// As empty text.
+    Text,
+    /// As `none`: it writes calls nowhere else.
+    None,
+}
+
 /// What a conversation is made into for a template.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Shape {
     /// Arguments become JSON text.
     pub(super) arguments_as_text: bool,
-    /// Content that is absent becomes an empty text.
-    pub(super) text_for_none: bool,
+    /// What is done with absent content.
+    pub(super) absent: Absent,
     /// For each kind of role, as [`kind_of`] numbers them.
     pub(super) forms: [Form; 4],
     /// What the template calls `reasoning_content`.
@@ -49,7 +61,7 @@ pub(super) fn kind_of(role: &str) -> usize {
 #[derive(Debug, Default)]
 pub(super) struct Shapes {
     arguments_as_text: OnceLock<bool>,
-    text_for_none: OnceLock<bool>,
+    absent: OnceLock<Absent>,
     forms: [OnceLock<Form>; 4],
 }
 
@@ -68,12 +80,13 @@ impl ChatTemplate {
             let wanted = || self.wants_arguments_as_text();
             shape.arguments_as_text = *self.shapes.arguments_as_text.get_or_init(wanted);
         }
-        if messages
-            .iter()
-            .any(|message| message.content == Content::None)
-        {
-            let wanted = || self.wants_text_for_none();
-            shape.text_for_none = *self.shapes.text_for_none.get_or_init(wanted);
+        let empty = Content::Text(String::new());
+        let absent = |message: &Message| {
+            let called = !message.tool_calls.is_empty();
+            message.content == Content::None || (called && message.content == empty)
+        };
+        if messages.iter().any(absent) {
+            shape.absent = *self.shapes.absent.get_or_init(|| self.absent());
         }
         for message in messages {
             let asks = match message.content {
@@ -131,34 +144,46 @@ impl ChatTemplate {
     }
 
     fn wants_arguments_as_text(&self) -> bool {
-        let call = calling(Content::Text(String::new()));
-        let shape = self.plain_shape();
-        let object = self.try_shape(call.clone(), shape);
-        // An object that is printed as Python does was meant to be text.
-        if object.is_some_and(|out| out.contains(NEEDLE) && !out.contains(&format!("'{KEY}': '"))) {
-            return false;
+        // Some templates write calls only where there is no content, others only where there is.
+        for content in [Content::Text(String::new()), Content::None] {
+            let call = calling(content);
+            let shape = self.plain_shape();
+            let object = self.try_shape(call.clone(), shape);
+            // An object that is printed as Python does was meant to be text.
+            let printed = format!("'{KEY}': '");
+            if object.is_some_and(|out| out.contains(NEEDLE) && !out.contains(&printed)) {
+                return false;
+            }
+            let shape = Shape {
+                arguments_as_text: true,
+                ..shape
+            };
+            let text = self.try_shape(call, shape);
+            // A text that is quoted once more was meant to be an object.
+            let quoted = format!("\\\"{KEY}");
+            if text.is_some_and(|out| out.contains(NEEDLE) && !out.contains(&quoted)) {
+                return true;
+            }
         }
-        let shape = Shape {
-            arguments_as_text: true,
-            ..shape
-        };
-        let text = self.try_shape(call, shape);
-        // A text that is quoted once more was meant to be an object.
-        text.is_some_and(|out| out.contains(NEEDLE) && !out.contains(&format!("\\\"{KEY}")))
+        false
     }
 
-    fn wants_text_for_none(&self) -> bool {
+    fn absent(&self) -> Absent {
         let wanted = || self.wants_arguments_as_text();
         let shape = Shape {
             arguments_as_text: *self.shapes.arguments_as_text.get_or_init(wanted),
             ..self.plain_shape()
         };
         let none = self.try_shape(calling(Content::None), shape);
-        let Some(text) = self.try_shape(calling(Content::Text(String::new())), shape) else {
-            return false;
-        };
+        let text = self.try_shape(calling(Content::Text(String::new())), shape);
+        let called = |out: &Option<String>| out.as_ref().is_some_and(|out| out.contains(NEEDLE));
         let nones = |out: &str| out.matches("None").count();
-        none.is_none_or(|out| nones(&out) > nones(&text))
+        match (none, text) {
+            (none, text) if called(&none) && !called(&text) => Absent::None,
+            (_, None) => Absent::Either,
+            (Some(none), Some(text)) if nones(&none) <= nones(&text) => Absent::Either,
+            _ => Absent::Text,
+        }
     }
 
     fn form_of(&self, kind: usize) -> Form {

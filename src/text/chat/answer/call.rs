@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::format::{Body, Syntax};
+use super::gemma::GemmaReader;
 use super::json::{Scan, unquoted};
 use super::tags::{Kinds, TagReader};
 
@@ -44,6 +45,8 @@ enum State {
     Arguments(String),
     /// Inside those.
     Inside(Scan),
+    /// Inside Gemma's arguments.
+    Gemma(GemmaReader),
     /// Inside parameters in tags.
     Tags(TagReader),
     /// Inside an object with name and arguments.
@@ -79,8 +82,9 @@ impl Reader {
             State::Open => self.open(c),
             State::Name(name) => {
                 name.push(c);
-                let Body::Named(separators) = self.syntax.body else {
-                    return Step::Wrong;
+                let separators = match self.syntax.body {
+                    Body::Named(separators) => separators,
+                    _ => &["{"],
                 };
                 if let Some(found) = separators.iter().find(|s| name.ends_with(*s)) {
                     let bare = found.ends_with('{');
@@ -103,7 +107,10 @@ impl Reader {
             State::Arguments(name) => match c {
                 '{' => {
                     events.push(Event::Begins(std::mem::take(name)));
-                    self.state = State::Inside(Scan::default());
+                    self.state = match self.syntax.body {
+                        Body::Gemma => State::Gemma(GemmaReader::new()),
+                        _ => State::Inside(Scan::default()),
+                    };
                     self.step(c, events)
                 }
                 c if c.is_whitespace() => Step::More,
@@ -119,6 +126,14 @@ impl Reader {
                     Step::Settled
                 }
             },
+            State::Gemma(reader) => {
+                let step = reader.step(c, events);
+                if step == Step::Over {
+                    self.state = State::After(String::new());
+                    return Step::Settled;
+                }
+                step
+            }
             State::Tags(reader) => {
                 let step = reader.step(c, events);
                 if step == Step::Over {
@@ -144,7 +159,7 @@ impl Reader {
             c if c.is_whitespace() => return Step::More,
             '[' if !self.list => self.list = true,
             '{' => self.state = State::Object(Object::new(self.syntax)),
-            _ if matches!(self.syntax.body, Body::Named(_)) && !self.list => {
+            _ if matches!(self.syntax.body, Body::Named(_) | Body::Gemma) && !self.list => {
                 self.state = State::Name(c.to_string());
             }
             _ => return Step::Wrong,
@@ -157,7 +172,8 @@ impl Reader {
             return Step::Wrong;
         };
         if tail.is_empty() {
-            let named = matches!(self.syntax.body, Body::Named(_) | Body::Tags(_)) && !self.list;
+            let objects = matches!(self.syntax.body, Body::Objects | Body::Keyed);
+            let named = !objects && !self.list;
             match c {
                 c if c.is_whitespace() => return Step::More,
                 ',' | ';' if !named => return Step::More,

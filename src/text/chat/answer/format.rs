@@ -23,6 +23,8 @@ pub enum CallFormat {
     Invoke,
     /// As [`CallFormat::Invoke`], every tag with `｜DSML｜`: DeepSeek from V3.2 on.
     Dsml,
+    /// `<function name="f"><param name="x">1</param></function>`: MiniCPM.
+    ParamTag,
     /// `<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"x": 1}<｜tool▁call▁end｜>`: DeepSeek V3.1.
     DeepSeek,
     /// The same with `function<｜tool▁sep｜>f` and the arguments in a fence: DeepSeek R1 and V3.
@@ -38,7 +40,12 @@ pub enum CallFormat {
     Cohere,
     /// `<|tools_prefix|>[{"f": {"x": 1}}]<|tools_suffix|>`: Apertus.
     Apertus,
-    /// `<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x": 1}<|call|>`: gpt-oss.
+    /// `<|function_call|>{"name": "f", "arguments": {"x": 1}}`: GigaChat.
+    FunctionCall,
+    /// `<|tool_call>call:f{x:1}<tool_call|>`: Gemma 4.
+    Gemma,
+    /// `<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x": 1}<|call|>`:
+    /// gpt-oss.
     Harmony,
     /// `{"name": "f", "arguments": {"x": 1}}` as the whole answer: for templates that show none.
     Json,
@@ -53,6 +60,8 @@ pub(super) enum Body {
     Keyed,
     /// The name, one of the separators, the arguments as JSON.
     Named(&'static [&'static str]),
+    /// The name, and Gemma's own notation.
+    Gemma,
     /// The name, a separator, parameters in tags.
     Tags(&'static Tags),
 }
@@ -115,6 +124,15 @@ const INVOKES: Tags = Tags {
     end: "</invoke>",
 };
 
+const PARAMS: Tags = Tags {
+    name_end: "\">",
+    open: "<param name=\"",
+    key_end: ">",
+    value_open: "",
+    value_end: "</param>",
+    end: "</function>",
+};
+
 const DSML: Tags = Tags {
     name_end: "\">",
     open: "<｜DSML｜parameter name=\"",
@@ -125,25 +143,23 @@ const DSML: Tags = Tags {
 };
 
 /// What a template contains where its model writes calls in a format; the first that fits counts.
-const SIGNS: [(&str, CallFormat); 18] = [
-    ("<｜DSML｜", CallFormat::Dsml),
+const SIGNS: [(&str, CallFormat); 19] = [
+    ("｜DSML｜", CallFormat::Dsml),
     ("<minimax:tool_call>", CallFormat::Invoke),
     ("<arg_key>", CallFormat::ArgKey),
     ("<parameter=", CallFormat::FunctionTag),
+    ("<param name=", CallFormat::ParamTag),
     ("<function=", CallFormat::FunctionJson),
     ("[ARGS]", CallFormat::MistralArgs),
     ("[TOOL_CALLS]", CallFormat::Mistral),
     ("<|tool_call_argument_begin|>", CallFormat::Kimi),
-    (
-        "<｜tool▁sep｜>' + tool['function']['name'] + '\\n' + '```json",
-        CallFormat::DeepSeekR1,
-    ),
-    ("```json", CallFormat::DeepSeekR1),
     ("<｜tool▁sep｜>", CallFormat::DeepSeek),
     ("<TOOLCALL>", CallFormat::Nemotron),
     ("<|START_ACTION|>", CallFormat::Cohere),
     ("<|tools_prefix|>", CallFormat::Apertus),
-    ("to=functions.", CallFormat::Harmony),
+    ("<|channel|>commentary", CallFormat::Harmony),
+    ("<|tool_call>call:", CallFormat::Gemma),
+    ("<|function_call|>", CallFormat::FunctionCall),
     ("<tool_calls>", CallFormat::ToolCalls),
     ("<tool_call>", CallFormat::Hermes),
     ("\"parameters\": ", CallFormat::Llama3),
@@ -152,11 +168,11 @@ const SIGNS: [(&str, CallFormat); 18] = [
 impl CallFormat {
     /// The format that a template shows.
     pub fn of(template: &str) -> CallFormat {
-        let fenced = template.contains("<｜tool▁sep｜>");
-        let found = SIGNS.iter().find(|(sign, format)| {
-            (*format != CallFormat::DeepSeekR1 || fenced) && template.contains(sign)
-        });
+        let found = SIGNS.iter().find(|(sign, _)| template.contains(sign));
         match found {
+            Some((_, CallFormat::DeepSeek)) if template.contains("```json") => {
+                CallFormat::DeepSeekR1
+            }
             Some((_, format)) => *format,
             None if template.contains("<|python_tag|>") => CallFormat::Llama3,
             None => CallFormat::Json,
@@ -170,7 +186,8 @@ impl CallFormat {
             CallFormat::Llama3 | CallFormat::Json => "{\"name\": \"",
             CallFormat::FunctionTag => "<tool_call>\n<function=",
             CallFormat::Invoke => "<minimax:tool_call>\n<invoke name=\"",
-            CallFormat::Dsml => "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"",
+            // V3.2 and V4 differ in what follows.
+            CallFormat::Dsml => "<｜DSML｜",
             CallFormat::DeepSeek => "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
             CallFormat::DeepSeekR1 => {
                 "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>"
@@ -231,7 +248,13 @@ impl CallFormat {
                 format!("{opening}{name} <|constrain|>json<|message|>"),
                 "<|call|>",
             ),
-            CallFormat::FunctionTag
+            CallFormat::FunctionCall => (
+                format!("{opening}{{\"name\": {quoted}, \"arguments\": "),
+                "}",
+            ),
+            CallFormat::Gemma
+            | CallFormat::ParamTag
+            | CallFormat::FunctionTag
             | CallFormat::ArgKey
             | CallFormat::Invoke
             | CallFormat::Dsml => return None,
@@ -269,6 +292,15 @@ impl CallFormat {
                     "<|END_TEXT|>",
                 ],
                 ..enclosed(&["<|START_ACTION|>"], &["<|END_ACTION|>"])
+            },
+            CallFormat::FunctionCall => enclosed(&["<|function_call|>"], &["<|message_sep|>"]),
+            CallFormat::Gemma => Syntax {
+                body: Body::Gemma,
+                ..enclosed(&["<|tool_call>call:"], &["<tool_call|>"])
+            },
+            CallFormat::ParamTag => Syntax {
+                body: Body::Tags(&PARAMS),
+                ..enclosed(&["<function name=\""], &[])
             },
             CallFormat::Apertus => Syntax {
                 body: Body::Keyed,
@@ -364,17 +396,14 @@ const THOUGHTS: [(&str, &str); 10] = [
     ("[THINK]", "[/THINK]"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<|channel|>analysis<|message|>", "<|end|>"),
-    ("<|channel>thought\n", "<channel|>"),
+    ("<|channel>thought", "<channel|>"),
     ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
     ("<thinking>", "</thinking>"),
 ];
 
 /// What opens and closes a thought in answers of this template's model.
 pub(super) fn thoughts(template: &str) -> (&'static str, &'static str) {
-    let shown = |&&(open, close): &&(&str, &str)| {
-        // Gemma's template writes the line break as an escape.
-        template.contains(open.trim_end()) && template.contains(close)
-    };
-    // gpt-oss puts its tag together from pieces, and closes with what closes every message.
+    let shown =
+        |&&(open, close): &&(&str, &str)| template.contains(open) && template.contains(close);
     *THOUGHTS.iter().find(shown).unwrap_or(&THOUGHTS[0])
 }

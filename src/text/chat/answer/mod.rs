@@ -6,6 +6,7 @@
 
 mod call;
 mod format;
+mod gemma;
 mod json;
 mod parser;
 mod tags;

@@ -67,8 +67,7 @@ impl AnswerParser {
     pub fn new(template: &str, rendered_prompt: &str, wants: Wants) -> AnswerParser {
         let format = CallFormat::of(template);
         let thoughts = thoughts(template);
-        let thinking =
-            wants.reasoning && rendered_prompt.trim_end().ends_with(thoughts.0.trim_end());
+        let thinking = wants.reasoning && rendered_prompt.trim_end().ends_with(thoughts.0);
         AnswerParser {
             format,
             syntax: format.syntax(),

@@ -3,28 +3,7 @@
 use octavo_text::chat::answer::CallFormat::{self, *};
 use serde_json::Value;
 
-use super::answer;
-
-const FORMATS: [CallFormat; 18] = [
-    Hermes,
-    Llama3,
-    Mistral,
-    MistralArgs,
-    FunctionTag,
-    FunctionJson,
-    ArgKey,
-    Invoke,
-    Dsml,
-    DeepSeek,
-    DeepSeekR1,
-    Kimi,
-    ToolCalls,
-    Nemotron,
-    Cohere,
-    Apertus,
-    Harmony,
-    Json,
-];
+use super::{FORMATS, answer};
 
 /// Calls of `f` with city = "Bern", days = 2 and of `now` without arguments, as templates write
 /// them; for formats that know one call at a time, the first alone.
@@ -147,6 +126,21 @@ const TWO_CALLS: &[(CallFormat, &str)] = &[
          commentary json<|message|>{}<|call|>",
     ),
     (
+        ParamTag,
+        "<function name=\"f\"><param name=\"city\">Bern</param><param name=\"days\">2</param>\
+         </function>\n<function name=\"now\"></function>",
+    ),
+    (
+        FunctionCall,
+        "<|function_call|>{\"name\": \"f\", \"arguments\": {\"city\": \"Bern\", \"days\": 2}}\
+         <|message_sep|><|function_call|>{\"name\": \"now\", \"arguments\": {}}",
+    ),
+    (
+        Gemma,
+        "<|tool_call>call:f{city:<|\"|>Bern<|\"|>,days:2}<tool_call|><|tool_call>call:now{}\
+         <tool_call|>",
+    ),
+    (
         Json,
         "{\"name\": \"f\", \"arguments\": {\"city\": \"Bern\", \"days\": 2}}\n\
          {\"name\": \"now\", \"arguments\": \"{}\"}",
@@ -159,12 +153,22 @@ fn call(name: &str, arguments: &str) -> (String, String) {
     (name.to_owned(), arguments.to_owned())
 }
 
+/// Calls without the spaces in their arguments: Gemma writes none.
+fn compact(calls: Vec<(String, String)>) -> Vec<(String, String)> {
+    let compact = |(name, text): (String, String)| (name, text.replace(' ', ""));
+    calls.into_iter().map(compact).collect()
+}
+
 #[test]
 fn calls_are_read_as_templates_write_them() {
     for (format, text) in TWO_CALLS {
         let answer = answer(*format, text);
         let expected = [call("f", ARGUMENTS), call("now", "{}")];
-        assert_eq!(answer.calls, expected, "{format:?}");
+        assert_eq!(
+            compact(answer.calls),
+            compact(expected.to_vec()),
+            "{format:?}"
+        );
         assert_eq!(answer.content, "", "{format:?}");
         let thought = match format {
             Harmony => "<|channel|>analysis<|message|>hm<|end|>",
@@ -173,7 +177,11 @@ fn calls_are_read_as_templates_write_them() {
         let said = format!("{thought}I look.\n{text}");
         if !text.starts_with('{') {
             let answer = super::answer(*format, &said);
-            assert_eq!(answer.calls, expected, "{format:?}");
+            assert_eq!(
+                compact(answer.calls),
+                compact(expected.to_vec()),
+                "{format:?}"
+            );
             assert_eq!(answer.content, "I look.", "{format:?}");
             assert_eq!(answer.reasoning, "hm", "{format:?}");
         }

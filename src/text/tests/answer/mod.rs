@@ -11,6 +11,30 @@ const ALL: Wants = Wants {
     reasoning: true,
 };
 
+const FORMATS: [CallFormat; 21] = [
+    CallFormat::Hermes,
+    CallFormat::Llama3,
+    CallFormat::Mistral,
+    CallFormat::MistralArgs,
+    CallFormat::FunctionTag,
+    CallFormat::FunctionJson,
+    CallFormat::ArgKey,
+    CallFormat::Invoke,
+    CallFormat::Dsml,
+    CallFormat::ParamTag,
+    CallFormat::DeepSeek,
+    CallFormat::DeepSeekR1,
+    CallFormat::Kimi,
+    CallFormat::ToolCalls,
+    CallFormat::Nemotron,
+    CallFormat::Cohere,
+    CallFormat::Apertus,
+    CallFormat::FunctionCall,
+    CallFormat::Gemma,
+    CallFormat::Harmony,
+    CallFormat::Json,
+];
+
 /// A whole answer.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 struct Answer {
@@ -62,7 +86,10 @@ fn template(format: CallFormat) -> &'static str {
         CallFormat::Nemotron => "<TOOLCALL>",
         CallFormat::Cohere => "<|START_ACTION|>",
         CallFormat::Apertus => "<|tools_prefix|>",
-        CallFormat::Harmony => "to=functions. <|channel|>analysis<|message|> <|end|>",
+        CallFormat::ParamTag => "<function name=<param name=",
+        CallFormat::FunctionCall => "<|function_call|>",
+        CallFormat::Gemma => "<|tool_call>call:",
+        CallFormat::Harmony => "<|channel|>commentary <|channel|>analysis<|message|> <|end|>",
         _ => "",
     }
 }

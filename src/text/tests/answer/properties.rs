@@ -4,35 +4,14 @@
 use std::time::Duration;
 
 use cpu_time::ThreadTime;
-use octavo_text::chat::answer::CallFormat::{self, *};
+use octavo_text::chat::answer::CallFormat::*;
 use octavo_text::chat::answer::{AnswerParser, Wants};
 use proptest::prelude::*;
 
-use super::{parser, read, template};
-
-const FORMATS: [CallFormat; 18] = [
-    Hermes,
-    Llama3,
-    Mistral,
-    MistralArgs,
-    FunctionTag,
-    FunctionJson,
-    ArgKey,
-    Invoke,
-    Dsml,
-    DeepSeek,
-    DeepSeekR1,
-    Kimi,
-    ToolCalls,
-    Nemotron,
-    Cohere,
-    Apertus,
-    Harmony,
-    Json,
-];
+use super::{FORMATS, parser, read, template};
 
 /// What answers are made of, in any order.
-const WORDS: [&str; 46] = [
+const WORDS: [&str; 52] = [
     "<think>",
     "</think>",
     "<tool_call>",
@@ -79,6 +58,12 @@ const WORDS: [&str; 46] = [
     "\"name\"",
     "\"arguments\"",
     "<|message|>",
+    "<|tool_call>call:f{",
+    "<|\"|>",
+    "a:",
+    "<tool_call|>",
+    "<param name=\"a\">",
+    "</param>",
 ];
 
 fn text() -> impl Strategy<Value = String> {
@@ -159,6 +144,9 @@ fn hostile_answers_take_linear_time() {
         (FunctionTag, "<function=f><parameter=other>\n</para"),
         (ArgKey, "<tool_call>f<arg_key>"),
         (DeepSeek, "<｜tool▁call▁begin｜>f<｜tool▁sep｜>"),
+        (Gemma, "<|tool_call>call:f{a:"),
+        (Gemma, "<|tool_call>call:f{a:<|\"|>"),
+        (Gemma, "<|tool_call>call:f{a:[[["),
     ] {
         let text = pattern.repeat(200_000 / pattern.len());
         let characters: Vec<String> = text.chars().map(String::from).collect();

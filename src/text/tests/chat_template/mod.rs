@@ -1,6 +1,7 @@
 //! Chat templates: what honest ones render, and that hostile ones end in a clean error, soon.
 
 mod conversation;
+mod folder;
 mod hostile;
 mod language;
 mod python;
@@ -90,7 +91,8 @@ fn a_long_conversation_is_not_mistaken_for_an_attack() {
         {% if '</think>' in content %}\
         {% set content = content.split('</think>')[-1].lstrip('\\n') %}{% endif %}\
         {{ m.role + ': ' + content|trim + '\\n' }}\
-        {% if loop.index0 == ns.last or messages[loop.index0 - 1].role == 'x' %}*{% endif %}{% endfor %}";
+        {% if loop.index0 == ns.last or messages[loop.index0 - 1].role == 'x' %}*{% endif %}\
+        {% endfor %}";
     let messages: Vec<Message> = (0..1000)
         .map(|i| {
             Message::new(
