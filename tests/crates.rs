@@ -57,4 +57,10 @@ fn nothing_flows_backwards() {
     );
     assert!(!ours("octavo-model").contains("octavo-engine"));
     assert!(!ours("octavo-engine").contains("octavo-lab"));
+    assert!(!ours("octavo-server").contains("octavo-lab"));
+    assert!(!needs("octavo-server").contains("clap"));
+    assert!(
+        !needs("octavo-engine").contains("tokio"),
+        "the engine knows nothing of async"
+    );
 }

@@ -9,7 +9,10 @@ use serde_json::{Map, Value, json};
 
 /// An error object and its status.
 #[derive(Debug)]
-pub(crate) struct ApiError {
+pub(crate) struct ApiError(Box<Fault>);
+
+#[derive(Debug)]
+struct Fault {
     status: StatusCode,
     kind: &'static str,
     message: String,
@@ -23,7 +26,7 @@ pub(crate) struct ApiError {
 
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> ApiError {
-        ApiError {
+        ApiError(Box::new(Fault {
             status,
             kind,
             message: message.into(),
@@ -31,7 +34,22 @@ impl ApiError {
             code: None,
             retry_after: None,
             more: Map::new(),
-        }
+        }))
+    }
+
+    fn about(mut self, param: impl Into<String>) -> ApiError {
+        self.0.param = Some(param.into());
+        self
+    }
+
+    fn coded(mut self, code: &'static str) -> ApiError {
+        self.0.code = Some(code);
+        self
+    }
+
+    fn again_after(mut self, seconds: u32) -> ApiError {
+        self.0.retry_after = Some(seconds);
+        self
     }
 
     /// The request is wrong as a whole.
@@ -43,31 +61,24 @@ impl ApiError {
     pub(crate) fn bad_field(param: impl Into<String>, message: impl Into<String>) -> ApiError {
         let param = param.into();
         let message = format!("{param}: {}", message.into());
-        ApiError {
-            param: Some(param),
-            ..ApiError::bad_request(message)
-        }
+        ApiError::bad_request(message).about(param)
     }
 
     /// A prompt of more tokens than there are positions.
     pub(crate) fn too_long(n_prompt: usize, n_ctx: usize) -> ApiError {
         let message =
             format!("the prompt has {n_prompt} tokens: expected fewer than the context of {n_ctx}");
-        let mut error = ApiError::bad_request(message);
-        error.code = Some("context_length_exceeded");
-        error
-            .more
-            .insert("n_prompt_tokens".to_owned(), json!(n_prompt));
-        error.more.insert("n_ctx".to_owned(), json!(n_ctx));
+        let mut error = ApiError::bad_request(message).coded("context_length_exceeded");
+        let more = &mut error.0.more;
+        more.insert("n_prompt_tokens".to_owned(), json!(n_prompt));
+        more.insert("n_ctx".to_owned(), json!(n_ctx));
         error
     }
 
     /// No key, or a wrong one.
     pub(crate) fn unauthorized(message: &str) -> ApiError {
-        ApiError {
-            code: Some("invalid_api_key"),
-            ..ApiError::new(StatusCode::UNAUTHORIZED, "authentication_error", message)
-        }
+        let status = StatusCode::UNAUTHORIZED;
+        ApiError::new(status, "authentication_error", message).coded("invalid_api_key")
     }
 
     /// It comes from where nobody was allowed to ask.
@@ -82,11 +93,8 @@ impl ApiError {
 
     /// No model of this name.
     pub(crate) fn no_model(name: &str) -> ApiError {
-        ApiError {
-            param: Some("model".to_owned()),
-            code: Some("model_not_found"),
-            ..ApiError::not_found(format!("the model {name:?} is not served here"))
-        }
+        let error = ApiError::not_found(format!("the model {name:?} is not served here"));
+        error.about("model").coded("model_not_found")
     }
 
     /// The route takes other methods.
@@ -121,23 +129,15 @@ impl ApiError {
 
     /// The server has as much to do as it takes.
     pub(crate) fn busy(message: impl Into<String>) -> ApiError {
-        ApiError {
-            code: Some("queue_full"),
-            retry_after: Some(5),
-            ..ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
-        }
+        let status = StatusCode::TOO_MANY_REQUESTS;
+        let error = ApiError::new(status, "rate_limit_error", message);
+        error.coded("queue_full").again_after(5)
     }
 
     /// Not now.
     pub(crate) fn unavailable(message: impl Into<String>) -> ApiError {
-        ApiError {
-            retry_after: Some(10),
-            ..ApiError::new(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "unavailable_error",
-                message,
-            )
-        }
+        let status = StatusCode::SERVICE_UNAVAILABLE;
+        ApiError::new(status, "unavailable_error", message).again_after(10)
     }
 
     /// The model or the server cannot do this at all.
@@ -152,11 +152,11 @@ impl ApiError {
 
     /// The object `{"error": …}`.
     pub(crate) fn to_json(&self) -> Value {
-        let mut error = self.more.clone();
-        error.insert("message".to_owned(), json!(self.message));
-        error.insert("type".to_owned(), json!(self.kind));
-        error.insert("param".to_owned(), json!(self.param));
-        error.insert("code".to_owned(), json!(self.code));
+        let mut error = self.0.more.clone();
+        error.insert("message".to_owned(), json!(self.0.message));
+        error.insert("type".to_owned(), json!(self.0.kind));
+        error.insert("param".to_owned(), json!(self.0.param));
+        error.insert("code".to_owned(), json!(self.0.code));
         json!({ "error": error })
     }
 }
@@ -164,14 +164,14 @@ impl ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response<Body> {
         let mut response = Response::new(Body::from(self.to_json().to_string()));
-        *response.status_mut() = self.status;
+        *response.status_mut() = self.0.status;
         let headers = response.headers_mut();
         let json = header::HeaderValue::from_static("application/json");
         headers.insert(header::CONTENT_TYPE, json);
-        if let Some(seconds) = self.retry_after {
+        if let Some(seconds) = self.0.retry_after {
             headers.insert(header::RETRY_AFTER, seconds.into());
         }
-        if self.status == StatusCode::UNAUTHORIZED {
+        if self.0.status == StatusCode::UNAUTHORIZED {
             let bearer = header::HeaderValue::from_static("Bearer");
             headers.insert(header::WWW_AUTHENTICATE, bearer);
         }

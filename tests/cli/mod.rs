@@ -19,6 +19,7 @@ mod quota;
 mod references;
 mod refusals;
 mod running;
+mod serve;
 mod signals;
 mod threads;
 

@@ -1,0 +1,134 @@
+//! `octavo serve` as a program: what it says, and how it ends.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::{octavo, stderr};
+
+struct Serving {
+    child: Child,
+    address: String,
+    lines: BufReader<std::process::ChildStderr>,
+}
+
+/// Starts a server and waits for the line that says its address.
+fn serve(args: &[&str]) -> Serving {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_octavo"))
+        .args(["serve", "--port", "0"])
+        .args(args)
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program runs");
+    let mut lines = BufReader::new(child.stderr.take().expect("stderr"));
+    let mut line = String::new();
+    while !line.contains("http://") {
+        line.clear();
+        let n = lines.read_line(&mut line).expect("a line");
+        assert!(n > 0, "it ended before it was ready");
+    }
+    let address = line.split("http://").nth(1).expect("an address");
+    let address = address.split(' ').next().expect("an address").to_owned();
+    Serving {
+        child,
+        address,
+        lines,
+    }
+}
+
+impl Serving {
+    fn ask(&self, body: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(&self.address).expect("it listens");
+        let request = format!(
+            "POST /v1/completions HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n\
+             content-length: {}\r\n\r\n{body}",
+            self.address,
+            body.len()
+        );
+        stream.write_all(request.as_bytes()).expect("it reads");
+        stream
+    }
+
+    fn terminate(&self) {
+        let id = self.child.id().to_string();
+        let killed = Command::new("kill").args(["-TERM", &id]).status();
+        assert!(killed.expect("kill runs").success());
+    }
+
+    /// Waits for its end; answers the exit code and what it still said.
+    fn end(mut self) -> (Option<i32>, String) {
+        let start = Instant::now();
+        while self.child.try_wait().expect("it can be asked").is_none() {
+            assert!(start.elapsed() < Duration::from_secs(30), "it does not end");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let mut rest = String::new();
+        self.lines.read_to_string(&mut rest).expect("text");
+        (self.child.wait().expect("it has ended").code(), rest)
+    }
+}
+
+fn read(mut stream: TcpStream) -> String {
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("an answer");
+    text
+}
+
+#[test]
+fn a_server_answers_and_ends_when_it_is_told_to() {
+    let serving = serve(&["--alias", "nice", "--parallel", "2", "--kv-memory", "4M"]);
+    let answer = read(serving.ask(r#"{"prompt": "1+1=", "max_tokens": 1, "temperature": 0}"#));
+    assert!(
+        answer.starts_with("HTTP/1.1 200") && answer.contains("\"text\":\"2\""),
+        "{answer}"
+    );
+    assert!(answer.contains("\"model\":\"nice\""), "{answer}");
+    let start = Instant::now();
+    serving.terminate();
+    let (code, rest) = serving.end();
+    assert_eq!((code, rest.as_str()), (Some(0), ""));
+    assert!(
+        start.elapsed() < Duration::from_secs(5),
+        "nobody was under way"
+    );
+}
+
+#[test]
+fn who_is_under_way_is_answered_before_the_program_ends() {
+    let serving = serve(&[]);
+    let body = r#"{"prompt": "1+1=", "max_tokens": 400, "ignore_eos": true}"#;
+    let streams: Vec<TcpStream> = (0..4).map(|_| serving.ask(body)).collect();
+    std::thread::sleep(Duration::from_millis(150));
+    serving.terminate();
+    for stream in streams {
+        let answer = read(stream);
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        assert!(answer.contains("\"completion_tokens\":400"), "{answer}");
+    }
+    assert_eq!(serving.end().0, Some(0));
+}
+
+#[test]
+fn what_cannot_be_served_is_said_in_a_line() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = taken.local_addr().expect("an address").port().to_string();
+    let cases: [(&[&str], &str); 5] = [
+        (&["--port", &port], "cannot listen on 127.0.0.1:"),
+        (&["/nowhere/model.gguf"], "/nowhere/model.gguf"),
+        (&["--api-key-file", "/nowhere/keys"], "/nowhere/keys"),
+        (&["--kv-memory", "much"], "expected a size"),
+        (&["--no-such-option"], "--no-such-option"),
+    ];
+    for (args, said) in cases {
+        let output = octavo(&[&["serve"], args].concat())
+            .output()
+            .expect("the program runs");
+        assert!(!output.status.success(), "{args:?}");
+        assert!(
+            stderr(&output).contains(said),
+            "{args:?}: {}",
+            stderr(&output)
+        );
+    }
+}
