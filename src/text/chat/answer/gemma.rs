@@ -54,26 +54,7 @@ impl GemmaReader {
                     }
                 }
             },
-            At::Value => match c {
-                c if c.is_whitespace() => {}
-                '{' | '[' if self.open.len() < MAX_DEPTH => {
-                    let object = c == '{';
-                    self.open.push(if object { '}' } else { ']' });
-                    write(&c.to_string());
-                    self.at = if object {
-                        At::Key(String::new())
-                    } else {
-                        At::Value
-                    };
-                }
-                ']' => return self.close(c, events),
-                '<' => self.at = At::Opening(c.to_string()),
-                c if c.is_ascii_alphanumeric() || c == '-' => {
-                    write(&c.to_string());
-                    self.at = At::Scalar;
-                }
-                _ => return Step::Wrong,
-            },
+            At::Value => return self.value(c, events),
             At::Scalar => match c {
                 c if c.is_ascii_alphanumeric() || "+-.".contains(c) => write(&c.to_string()),
                 c if c.is_whitespace() => self.at = At::After,
@@ -119,6 +100,31 @@ impl GemmaReader {
                 '}' | ']' => return self.close(c, events),
                 _ => return Step::Wrong,
             },
+        }
+        Step::Settled
+    }
+
+    fn value(&mut self, c: char, events: &mut Vec<Event>) -> Step {
+        let mut write = |text: &str| events.push(Event::Arguments(text.to_owned()));
+        match c {
+            c if c.is_whitespace() => {}
+            '{' | '[' if self.open.len() < MAX_DEPTH => {
+                let object = c == '{';
+                self.open.push(if object { '}' } else { ']' });
+                write(&c.to_string());
+                self.at = if object {
+                    At::Key(String::new())
+                } else {
+                    At::Value
+                };
+            }
+            ']' => return self.close(c, events),
+            '<' => self.at = At::Opening(c.to_string()),
+            c if c.is_ascii_alphanumeric() || c == '-' => {
+                write(&c.to_string());
+                self.at = At::Scalar;
+            }
+            _ => return Step::Wrong,
         }
         Step::Settled
     }

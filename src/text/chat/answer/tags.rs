@@ -67,29 +67,7 @@ impl TagReader {
 
     pub(super) fn step(&mut self, c: char, events: &mut Vec<Event>) -> Step {
         match &mut self.at {
-            At::Name(name) => {
-                name.push(c);
-                // The name of a call without parameters ends with the call.
-                let end = [self.tags.name_end, self.tags.end]
-                    .into_iter()
-                    .find(|end| name.ends_with(end));
-                let Some(end) = end else {
-                    return too_long(name);
-                };
-                let found = name[..name.len() - end.len()].trim().to_owned();
-                if found.is_empty() || found.contains(char::is_whitespace) {
-                    return Step::Wrong;
-                }
-                self.name = found;
-                if end == self.tags.end {
-                    return self.end(events);
-                }
-                self.at = match self.tags.name_end == self.tags.open {
-                    true => At::Key(String::new()),
-                    false => At::Between(String::new()),
-                };
-                Step::More
-            }
+            At::Name(_) => self.in_name(c, events),
             At::Between(tail) => {
                 if tail.is_empty() && c.is_whitespace() {
                     return Step::More;
@@ -151,6 +129,33 @@ impl TagReader {
                 }
             }
         }
+    }
+
+    fn in_name(&mut self, c: char, events: &mut Vec<Event>) -> Step {
+        let At::Name(name) = &mut self.at else {
+            return Step::Wrong;
+        };
+        name.push(c);
+        // The name of a call without parameters ends with the call.
+        let end = [self.tags.name_end, self.tags.end]
+            .into_iter()
+            .find(|end| name.ends_with(end));
+        let Some(end) = end else {
+            return too_long(name);
+        };
+        let found = name[..name.len() - end.len()].trim().to_owned();
+        if found.is_empty() || found.contains(char::is_whitespace) {
+            return Step::Wrong;
+        }
+        self.name = found;
+        if end == self.tags.end {
+            return self.end(events);
+        }
+        self.at = match self.tags.name_end == self.tags.open {
+            true => At::Key(String::new()),
+            false => At::Between(String::new()),
+        };
+        Step::More
     }
 
     /// A parameter begins: with the first one, the call does.

@@ -64,6 +64,11 @@ fn install_of_text(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
     environment.add_filter("safe", move |value: Value| -> Result<Value> {
         Ok(Value::from_safe_string(text(&b, &value)?.into_owned()))
     });
+    install_shaping(environment, budget);
+}
+
+/// Filters that cut, replace and format.
+fn install_shaping(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
     let b = Arc::clone(budget);
     environment.add_filter(
         "trim",

@@ -84,20 +84,7 @@ pub(super) fn method(
             };
             like(value, rest.unwrap_or(s).to_owned())
         }
-        "split" | "rsplit" => {
-            let (separator, most, named): (Option<Value>, Option<i64>, Kwargs) = from_args(args)?;
-            let separator = separator.or(named.get("sep")?).filter(|sep| !sep.is_none());
-            let most = most.or(named.get("maxsplit")?);
-            named.assert_all_used()?;
-            let separator = separator.as_ref().map(expect_text).transpose()?;
-            let parts = split(budget, s, separator, most, name == "rsplit")?;
-            match value.is_safe() {
-                true => {
-                    Value::from_iter(parts.try_iter()?.map(|part| like(value, part.to_string())))
-                }
-                false => parts,
-            }
-        }
+        "split" | "rsplit" => split_method(budget, value, s, name == "rsplit", args)?,
         "splitlines" => {
             let (keep, named): (Option<bool>, Kwargs) = from_args(args)?;
             let keep = keep.or(named.get("keepends")?).unwrap_or(false);
@@ -146,6 +133,26 @@ pub(super) fn method(
         }
     };
     Ok(Some(result))
+}
+
+fn split_method(
+    budget: &Budget,
+    value: &Value,
+    s: &str,
+    from_end: bool,
+    args: &[Value],
+) -> Result<Value> {
+    let (separator, most, named): (Option<Value>, Option<i64>, Kwargs) = from_args(args)?;
+    let separator = separator.or(named.get("sep")?).filter(|sep| !sep.is_none());
+    let most = most.or(named.get("maxsplit")?);
+    named.assert_all_used()?;
+    let separator = separator.as_ref().map(expect_text).transpose()?;
+    let parts = split(budget, s, separator, most, from_end)?;
+    if !value.is_safe() {
+        return Ok(parts);
+    }
+    let safe = parts.try_iter()?.map(|part| like(value, part.to_string()));
+    Ok(Value::from_iter(safe))
 }
 
 /// Methods that answer with a number or a truth.
@@ -405,7 +412,8 @@ fn words_from_end(s: &str, most: usize) -> Vec<&str> {
 
 /// `str.splitlines`
 pub(super) fn lines(s: &str, keep: bool) -> Vec<&str> {
-    let ends = |c: char| matches!(c, '\n'..='\r' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}');
+    let separates = |c: char| matches!(c, '\u{85}' | '\u{2028}' | '\u{2029}');
+    let ends = |c: char| matches!(c, '\n'..='\r' | '\u{1c}'..='\u{1e}') || separates(c);
     let mut lines = Vec::new();
     let mut rest = s;
     while !rest.is_empty() {

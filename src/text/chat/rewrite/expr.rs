@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use minijinja::Value;
+use minijinja::machinery::Span;
 use minijinja::machinery::ast::{BinOpKind, CallArg, CompareOpKind, Expr, UnaryOpKind};
 use minijinja::value::ValueKind;
 
@@ -223,19 +224,7 @@ impl Printer<'_> {
                 self.args(&s.args, guard)?;
                 self.put(")");
             }
-            Expr::GetAttr(s) if is_attribute(s.name) => {
-                self.put(ATTRIBUTE);
-                self.put("(");
-                self.expr(&s.expr)?;
-                self.put(",");
-                self.string(s.name);
-                self.put(")");
-            }
-            Expr::GetAttr(s) => {
-                self.operand(&s.expr)?;
-                self.put(".");
-                self.put(s.name);
-            }
+            Expr::GetAttr(s) => self.attribute(&s.expr, s.name)?,
             Expr::GetItem(s) => {
                 self.guarded(ITEM, &s.expr)?;
                 self.put("[");
@@ -243,19 +232,7 @@ impl Printer<'_> {
                 self.put("]");
             }
             Expr::Call(s) => self.call(&s.expr, &s.args)?,
-            Expr::List(s) => {
-                // The engine has no tuples: to it they are lists without a bracket.
-                let start = s.span().start_offset as usize;
-                let tuple = self.source.as_bytes().get(start) != Some(&b'[');
-                let (open, close) = if tuple { ("(", ")") } else { ("[", "]") };
-                self.put(if tuple { TUPLE } else { "" });
-                self.put(open);
-                for item in &s.items {
-                    self.guarded(DEEP, item)?;
-                    self.put(",");
-                }
-                self.put(close);
-            }
+            Expr::List(s) => self.list(&s.items, s.span())?,
             Expr::Map(s) => {
                 self.put("{");
                 for (key, value) in s.keys.iter().zip(&s.values) {
@@ -268,6 +245,37 @@ impl Printer<'_> {
             }
             other => return Err(unsupported(format!("unexpected {}", other.description()))),
         }
+        Ok(())
+    }
+
+    fn attribute(&mut self, of: &Expr<'_>, name: &str) -> Result<()> {
+        if is_attribute(name) {
+            self.put(ATTRIBUTE);
+            self.put("(");
+            self.expr(of)?;
+            self.put(",");
+            self.string(name);
+            self.put(")");
+        } else {
+            self.operand(of)?;
+            self.put(".");
+            self.put(name);
+        }
+        Ok(())
+    }
+
+    /// A list or a tuple: to the engine, tuples are lists without a bracket.
+    fn list(&mut self, items: &[Expr<'_>], span: Span) -> Result<()> {
+        let start = span.start_offset as usize;
+        let tuple = self.source.as_bytes().get(start) != Some(&b'[');
+        let (open, close) = if tuple { ("(", ")") } else { ("[", "]") };
+        self.put(if tuple { TUPLE } else { "" });
+        self.put(open);
+        for item in items {
+            self.guarded(DEEP, item)?;
+            self.put(",");
+        }
+        self.put(close);
         Ok(())
     }
 

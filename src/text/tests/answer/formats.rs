@@ -15,8 +15,8 @@ const TWO_CALLS: &[(CallFormat, &str)] = &[
     ),
     (
         Hermes,
-        "<tool_call>{\"arguments\": {\"city\": \"Bern\", \"days\": 2}, \"id\": [1], \"name\": \"f\"}\
-         </tool_call><tool_call>{\"name\": \"now\"}</tool_call>",
+        "<tool_call>{\"arguments\": {\"city\": \"Bern\", \"days\": 2}, \"id\": [1], \"name\": \
+         \"f\"}</tool_call><tool_call>{\"name\": \"now\"}</tool_call>",
     ),
     (
         Llama3,
@@ -111,8 +111,8 @@ const TWO_CALLS: &[(CallFormat, &str)] = &[
     (
         Cohere,
         "<|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"f\", \"parameters\": \
-         {\"city\": \"Bern\", \"days\": 2}},\n    {\"tool_call_id\": \"1\", \"tool_name\": \"now\", \
-         \"parameters\": {}}\n]<|END_ACTION|>",
+         {\"city\": \"Bern\", \"days\": 2}},\n    {\"tool_call_id\": \"1\", \"tool_name\": \
+         \"now\", \"parameters\": {}}\n]<|END_ACTION|>",
     ),
     (
         Apertus,

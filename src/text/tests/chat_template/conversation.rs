@@ -1,5 +1,7 @@
 //! Conversations with tools, calls, thoughts and parts.
 
+use std::time::{Duration, Instant};
+
 use octavo_text::chat::{Content, Conversation, Error, Message, ToolCall};
 use serde_json::{Map, Value, json};
 
@@ -81,4 +83,51 @@ fn deep_json_is_refused() {
     conversation.tools.push(deep);
     let error = render("{{ tools }}", &conversation).expect_err("too deep");
     assert!(matches!(error, Error::Limit { .. }), "{error}");
+}
+
+/// A conversation must end in a text or an error soon, whatever is in it.
+#[test]
+fn hostile_conversations_end_soon() {
+    let source = "{{ tools|tojson }}{{ tools }}{% for m in messages %}\
+        {{ m.content ~ m.tool_calls }}{% for c in m.tool_calls %}{{ c.function.arguments|tojson }}\
+        {% for k, v in c.function.arguments.items() %}{{ k ~ v }}{% endfor %}{% endfor %}\
+        {% endfor %}";
+    let wide = json!(vec![json!({}); 200_000]);
+    let keys: Map<String, Value> = (0..50_000).map(|i| (i.to_string(), json!(i))).collect();
+    let deep = (0..79).fold(json!("x"), |inner, _| json!({"a": inner}));
+    let nested: Map<String, Value> = (0..2000).map(|i| (i.to_string(), deep.clone())).collect();
+    for (name, value) in [
+        ("wide", wide),
+        ("keys", Value::Object(keys)),
+        ("nested", Value::Object(nested)),
+        ("long", json!("\u{1}'\"".repeat(1 << 20))),
+        ("format", json!("%s{}{0:>999}".repeat(1 << 16))),
+    ] {
+        let mut conversation = weather();
+        conversation.tools = vec![json!({"type": "function", "function": value.clone()})];
+        conversation.messages[1].tool_calls[0].arguments = value;
+        let start = Instant::now();
+        let result = render(source, &conversation);
+        let took = start.elapsed();
+        println!("{name}: {took:?}, {:?}", result.map(|text| text.len()));
+        assert!(took < Duration::from_secs(60), "{name}: took {took:?}");
+    }
+    for depth in [100_usize, 1000] {
+        let mut conversation = weather();
+        let deep = (0..depth).fold(json!(1), |inner, _| json!([inner]));
+        conversation.messages[1].tool_calls[0].arguments = deep.clone();
+        assert!(matches!(
+            render("", &conversation),
+            Err(Error::Limit { .. })
+        ));
+        let part = Message {
+            content: Content::Parts(vec![deep]),
+            ..Message::new("user", "")
+        };
+        conversation.messages = vec![part];
+        assert!(matches!(
+            render("", &conversation),
+            Err(Error::Limit { .. })
+        ));
+    }
 }
