@@ -79,6 +79,24 @@ fn hashes_depend_neither_on_runs_nor_on_threads() {
 }
 
 #[test]
+fn sequences_generate_together_and_threads_change_no_token() {
+    let of = |threads: &str, batch: &str| {
+        let more = ["--sequences", "1,3", "-d", "0,9", "--no-limits"];
+        let mut all = records(&[&["-t", threads, "-b", batch], &more[..]].concat());
+        all.retain(|r| r["n_prompt"] == 0);
+        all
+    };
+    let (one, two) = (of("1", "512"), of("2", "4"));
+    let counts: Vec<&Value> = one.iter().map(|r| &r["n_sequences"]).collect();
+    assert_eq!(counts, [1, 3, 1, 3]);
+    for (a, b) in one.iter().zip(&two) {
+        assert_eq!(a["token_hash"], b["token_hash"], "{a}");
+        assert_eq!(a["read_gb_s"].is_null(), a["n_sequences"] != 1, "{a}");
+    }
+    assert_ne!(one[1]["token_hash"], one[3]["token_hash"]);
+}
+
+#[test]
 fn results_name_the_commit_they_are_of() {
     let git = |arguments: &[&str]| {
         let mut git = std::process::Command::new("git");

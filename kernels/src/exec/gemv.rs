@@ -1,5 +1,5 @@
-//! Products of generated tokens: pairs of strips are divided among threads, and each goes through all
-//! rows.
+//! Products of generated tokens: pairs of strips are divided among threads, and each goes through
+//! all rows.
 
 use std::ops::Range;
 

@@ -260,9 +260,9 @@ unsafe fn load_codes<S: Simd>(at: *const u8) -> [S::I; 2] {
 /// Two strips times several rows.
 ///
 /// # Safety
-/// `strips` are two strips of `k` weights a row, of `strip_bytes` each; `x` is the first of `m` rows
-/// of `k` activations, one after the other; `out` has room for `2 R` floats in each of `m` rows that
-/// are so many floats apart, `r` being `R`. The kernels are of this CPU.
+/// `strips` are two strips of `k` weights a row, of `strip_bytes` each; `x` is the first of `m`
+/// rows of `k` activations, one after the other; `out` has room for `2 R` floats in each of `m`
+/// rows that are so many floats apart, `r` being `R`. The kernels are of this CPU.
 pub(crate) unsafe fn strips(
     kernels: &BatchKernels,
     (strips, strip_bytes, r): (*const u8, usize, usize),

@@ -3,8 +3,8 @@
 //!
 //! A prompt test reads so many tokens at once, a generation test takes one greedy token after the
 //! other, both after a given number of tokens that are not timed. Each runs once to warm up and
-//! then as often as asked. Several sequences that generate together are a test of ours. What was computed is part of the result, as a hash: a speed of other
-//! tokens is not comparable.
+//! then as often as asked. Several sequences that generate together are a test of ours. What was
+//! computed is part of the result, as a hash: a speed of other tokens is not comparable.
 
 mod record;
 mod together;

@@ -65,7 +65,6 @@ pub struct Record {
     pub n_prompt: usize,
     pub n_gen: usize,
     pub n_depth: usize,
-    pub n_sequences: usize,
     pub test_time: String,
     pub avg_ns: u64,
     pub stddev_ns: u64,
@@ -75,6 +74,8 @@ pub struct Record {
     pub samples_ts: Vec<f64>,
     /// Of the program.
     pub version: &'static str,
+    /// Sequences that generate together, whose tokens all count.
+    pub n_sequences: usize,
     /// What decided the number of threads.
     pub threads_reason: String,
     /// The instruction set, or the GPU's architecture.
@@ -156,7 +157,6 @@ impl Record {
             n_prompt: if prompt { test.n } else { 0 },
             n_gen: if prompt { 0 } else { test.n },
             n_depth: test.depth,
-            n_sequences: test.sequences,
             test_time: time::strftime("%Y-%m-%dT%H:%M:%SZ", time::now()),
             avg_ns: avg_ns as u64,
             stddev_ns: stddev_ns as u64,
@@ -169,6 +169,7 @@ impl Record {
                 .collect(),
             samples_ts,
             version: env!("CARGO_PKG_VERSION"),
+            n_sequences: test.sequences,
             threads_reason: setting.threads.reason.to_string(),
             isa: setting.processor.name(),
             kernels: kernels(engine, setting),

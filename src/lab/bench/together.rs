@@ -45,7 +45,11 @@ pub(super) fn once(engine: &Engine, test: Test) -> Result<(Duration, usize, Vec<
     }
     let time = start.elapsed();
     let n = count(&chosen) - before;
-    Ok((time, n, chosen.into_values().flatten().collect()))
+    // the first ones have gone on while the last ones' prompts were read
+    let of_each = chosen
+        .into_values()
+        .flat_map(|tokens| tokens.into_iter().take(test.n));
+    Ok((time, n, of_each.collect()))
 }
 
 /// Takes a step and notes the tokens that were chosen.
