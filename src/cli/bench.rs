@@ -221,6 +221,7 @@ fn measure(
         isa: args.isa,
         kv_type: setting.kv_type,
         ctx: tests.iter().map(|test| test.positions(setting.batch)).max(),
+        kv_positions: None,
         sessions: tests.iter().map(|test| test.sequences).max().unwrap_or(1),
         batch: setting.batch,
         mmap: !args.no_mmap,
