@@ -47,6 +47,14 @@ pub(super) enum Failure {
 }
 
 impl Failure {
+    /// What is wrong, in a line.
+    pub(super) fn message(&self) -> String {
+        match self {
+            Failure::Usage(message) | Failure::Input(message) => one_line(message),
+            Failure::Pipe => String::new(),
+        }
+    }
+
     /// Prints the one line and gives the exit code.
     pub(super) fn report(self) -> ExitCode {
         let (message, code) = match self {

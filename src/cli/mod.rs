@@ -14,6 +14,7 @@ mod diff;
 mod failure;
 mod imatrix;
 mod inspect;
+mod lines;
 mod load;
 mod logits;
 mod metrics;

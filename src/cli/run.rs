@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use clap::Args;
 use octavo_engine::Engine;
-use octavo_engine::generate::{Finish, Generation, Observer, generate};
+use octavo_engine::generate::{Finish, Generation, Observer, Options, generate};
 use octavo_engine::sample::Logprobs;
 use octavo_text::chat::Message;
 use octavo_text::tokenizer::{EncodeOptions, Tokenizer};
@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use super::args::{ComputeArgs, GenerateArgs, ModelArgs};
 use super::failure::{Exit, Failure};
+use super::lines::{self, Several, SeveralArgs};
 use super::metrics::{Metrics, note_full};
 use super::prompt::TextArgs;
 use super::signal::{self, Generating};
@@ -36,6 +37,7 @@ Examples:
   octavo run model.gguf --chat --system \"Be brief.\" -p \"What is the capital of France?\"
   octavo run model.gguf -f prompt.txt -e --stop \"\\n\\n\" --json
   cat prompt.txt | octavo run model.gguf -f -
+  octavo run model.gguf -f prompts.txt --lines -n 32 > answers.jsonl
 
 --json prints one object:
   {text, prompt_tokens: ids, tokens: ids, finish_reason: stop|length|cancelled, \
@@ -60,7 +62,7 @@ pub(super) struct RunArgs {
     )]
     system: Option<String>,
     /// Print the prompt before the text
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["lines", "n", "best_of"])]
     echo: bool,
     /// Print one JSON object when all is done
     #[arg(long)]
@@ -74,6 +76,8 @@ pub(super) struct RunArgs {
     )]
     logprobs: Option<u16>,
     #[command(flatten)]
+    several: SeveralArgs,
+    #[command(flatten)]
     generate: GenerateArgs,
     #[command(flatten)]
     compute: ComputeArgs,
@@ -82,7 +86,11 @@ pub(super) struct RunArgs {
 impl RunArgs {
     /// Whether nothing was said that could be continued, by a person who can say it now.
     fn opens_chat(&self) -> bool {
-        let wants_text = self.text.is_given() || self.text.escape || self.echo || self.json;
+        let wants_text = self.text.is_given()
+            || self.text.escape
+            || self.echo
+            || self.json
+            || self.several.is_several();
         !wants_text && terminal::stdin_is_terminal() && terminal::stdout_is_terminal()
     }
 }
@@ -95,8 +103,12 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Failure> {
     if args.opens_chat() {
         return chat::open(&args.model, &args.compute, args.system.as_deref(), options);
     }
+    args.several.check()?;
     let text = args.text.require_beside(args.generate.has_stops())?;
     signal::install()?;
+    if args.several.is_several() {
+        return several(args, options, &text);
+    }
     let engine = load::engine(&args.model, &args.compute)?;
     options.chunk = engine.batch();
     let (text, ids) = prepare(args, &engine, text)?;
@@ -142,6 +154,35 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Failure> {
         terminal::note(&metrics.line(out.finish));
     }
     Ok(exit)
+}
+
+/// Generates several texts, of one prompt or of one for each line.
+fn several(args: &RunArgs, options: Options, text: &[u8]) -> Result<Exit, Failure> {
+    let mut engine_options = args.compute.options()?;
+    engine_options.sessions = args.several.sequences();
+    let engine = load::engine_with(&args.model, engine_options)?;
+    let several = Several {
+        args: &args.several,
+        options,
+        json: args.json,
+    };
+    let lines: Vec<&[u8]> = match args.several.lines {
+        true => lines_of(text),
+        false => vec![text],
+    };
+    let prompts = lines.into_iter();
+    let prompts = prompts.map(|line| Ok(prepare(args, &engine, line.to_vec())?.1));
+    let generating = Generating::begin();
+    lines::generate(&engine, &several, prompts, &generating)
+}
+
+/// The lines of a text, without what ends them.
+fn lines_of(text: &[u8]) -> Vec<&[u8]> {
+    let text = text.strip_suffix(b"\n").unwrap_or(text);
+    let end = |line: &'_ [u8]| line.len() - usize::from(line.ends_with(b"\r"));
+    text.split(|byte| *byte == b'\n')
+        .map(|line| &line[..end(line)])
+        .collect()
 }
 
 /// The prompt's text, templated if asked for, and its tokens.
@@ -195,7 +236,7 @@ fn report(
     Ok(object)
 }
 
-fn logprobs(l: &Logprobs, tokenizer: &Tokenizer) -> Value {
+pub(super) fn logprobs(l: &Logprobs, tokenizer: &Tokenizer) -> Value {
     let one = |id: u32, logprob: f64| {
         let piece = piece(tokenizer, id);
         json!({"id": id, "piece": piece, "logprob": logprob})
