@@ -59,6 +59,7 @@ enum State {
 #[derive(Debug, Clone)]
 pub(super) struct Reader {
     syntax: Syntax,
+    kinds: Arc<Kinds>,
     state: State,
     list: bool,
 }
@@ -71,6 +72,7 @@ impl Reader {
         };
         Reader {
             syntax,
+            kinds: Arc::clone(kinds),
             state,
             list: false,
         }
@@ -158,7 +160,7 @@ impl Reader {
         match c {
             c if c.is_whitespace() => return Step::More,
             '[' if !self.list => self.list = true,
-            '{' => self.state = State::Object(Object::new(self.syntax)),
+            '{' => self.state = State::Object(Object::new(self.syntax, &self.kinds)),
             _ if matches!(self.syntax.body, Body::Named(_) | Body::Gemma) && !self.list => {
                 self.state = State::Name(c.to_string());
             }
@@ -250,6 +252,7 @@ enum At {
 /// An object with a name and arguments.
 #[derive(Debug, Clone)]
 struct Object {
+    kinds: Arc<Kinds>,
     keyed: bool,
     bare: bool,
     at: At,
@@ -266,8 +269,9 @@ struct Object {
 }
 
 impl Object {
-    fn new(syntax: Syntax) -> Object {
+    fn new(syntax: Syntax, kinds: &Arc<Kinds>) -> Object {
         Object {
+            kinds: Arc::clone(kinds),
             keyed: syntax.body == Body::Keyed,
             bare: syntax.bare,
             at: At::Key,
@@ -301,6 +305,8 @@ impl Object {
             At::Value => self.value(c, events),
             At::InName => match self.string(c) {
                 None => self.short(),
+                // An answer that is JSON for another reason may have a name too.
+                Some(name) if self.bare && !self.kinds.has(&name) => Step::Wrong,
                 Some(name) if !name.is_empty() => {
                     self.name = Some(name);
                     self.at = At::AfterValue;

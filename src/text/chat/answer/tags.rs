@@ -1,6 +1,6 @@
 //! Calls whose parameters stand in tags: their arguments become JSON.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use serde_json::Value;
@@ -23,8 +23,19 @@ enum At {
     JsonAfter(String),
 }
 
-/// What schemas say about the parameters of functions.
-pub(super) type Kinds = HashMap<(String, String), Kind>;
+/// What is known of tools: their names, and what schemas say about their parameters.
+#[derive(Debug, Default)]
+pub(super) struct Kinds {
+    names: HashSet<String>,
+    parameters: HashMap<(String, String), Kind>,
+}
+
+impl Kinds {
+    /// Whether a function may be called: any may where none are known.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.names.is_empty() || self.names.contains(name)
+    }
+}
 
 /// What a schema says about a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -175,7 +186,11 @@ impl TagReader {
             a if a.contains("string=\"false\"") => Kind::Other,
             _ => {
                 let place = (self.name.clone(), key.to_owned());
-                self.kinds.get(&place).copied().unwrap_or(Kind::Unknown)
+                self.kinds
+                    .parameters
+                    .get(&place)
+                    .copied()
+                    .unwrap_or(Kind::Unknown)
             }
         };
         self.value.clear();
@@ -310,10 +325,11 @@ fn begins(tags: [&str; 2], tail: &str) -> Step {
 
 /// What the schemas of tools say about their parameters.
 pub(super) fn kinds(tools: &[Value]) -> Kinds {
-    let mut kinds = HashMap::new();
+    let mut kinds = Kinds::default();
     for tool in tools {
         let function = tool.get("function").unwrap_or(tool);
         let name = function.get("name").and_then(Value::as_str);
+        kinds.names.extend(name.map(str::to_owned));
         let properties = function
             .get("parameters")
             .and_then(|parameters| parameters.get("properties"))
@@ -324,7 +340,8 @@ pub(super) fn kinds(tools: &[Value]) -> Kinds {
                 Some(Value::String(_)) => Kind::Other,
                 _ => Kind::Unknown,
             };
-            kinds.insert((name.unwrap_or_default().to_owned(), key.clone()), kind);
+            let place = (name.unwrap_or_default().to_owned(), key.clone());
+            kinds.parameters.insert(place, kind);
         }
     }
     kinds

@@ -257,6 +257,8 @@ fn what_is_no_call_is_content() {
         (Llama3, "{\"temperature\": 5}"),
         (Llama3, " {\"name\": \"f\" oh"),
         (Llama3, "So {\"name\": \"f\", \"parameters\": {}}"),
+        (Llama3, "{\"name\": \"Bob\", \"parameters\": {}}"),
+        (Json, "{\"name\": \"Bob\", \"age\": 5}"),
         (Json, "[1, 2]"),
         (Json, "{}"),
         (Mistral, "[TOOL_CALLS] {\"a\": 1}, "),

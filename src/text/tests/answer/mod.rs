@@ -101,7 +101,10 @@ fn tools() -> Vec<Value> {
         "exact": {"type": "boolean"},
     });
     let parameters = json!({"type": "object", "properties": properties});
-    vec![json!({"type": "function", "function": {"name": "f", "parameters": parameters}})]
+    vec![
+        json!({"type": "function", "function": {"name": "f", "parameters": parameters}}),
+        json!({"type": "function", "function": {"name": "now"}}),
+    ]
 }
 
 fn parser(format: CallFormat) -> AnswerParser {
