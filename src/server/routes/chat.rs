@@ -36,6 +36,7 @@ pub(crate) struct Prepared {
 pub(crate) struct Style {
     template: Arc<str>,
     rendered: Arc<str>,
+    tools: Arc<[Value]>,
     wants: Wants,
     /// Log-probabilities are told.
     logprobs: bool,
@@ -47,7 +48,7 @@ pub(crate) struct Style {
 impl Style {
     /// Takes an answer apart.
     pub(crate) fn parser(&self) -> AnswerParser {
-        AnswerParser::new(&self.template, &self.rendered, self.wants)
+        AnswerParser::new(&self.template, &self.rendered, self.wants).with_tools(&self.tools)
     }
 }
 
@@ -137,6 +138,7 @@ pub(crate) fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepar
         style: Style {
             template: template.source().into(),
             rendered: rendered.into(),
+            tools: conversation.tools.into(),
             wants,
             logprobs,
             include_usage: stream_options.unwrap_or(false),
