@@ -5,4 +5,5 @@ mod answers;
 mod client;
 mod constraints;
 mod hostile;
+mod page;
 mod sharing;

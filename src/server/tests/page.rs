@@ -1,0 +1,242 @@
+//! The page in a browser: Chromium without a window, driven by its own driver over HTTP.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use octavo_fixtures::{Lacks, skip};
+use serde_json::{Value, json};
+
+use crate::client::Server;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The key by which drivers name elements, fixed by the standard.
+const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
+
+/// The Enter key.
+const ENTER: &str = "\u{e007}";
+
+/// A browser with one window.
+struct Browser {
+    driver: Child,
+    port: u16,
+    session: String,
+}
+
+impl Browser {
+    /// Starts one; `None` where there is no driver.
+    fn start() -> Option<Browser> {
+        let mut command = Command::new("chromedriver");
+        command
+            .arg("--port=0")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
+        let Ok(mut driver) = command.spawn() else {
+            skip(Lacks::Browser, "chromedriver is not installed");
+            return None;
+        };
+        let lines = BufReader::new(driver.stdout.take().expect("stdout")).lines();
+        let port = lines.map_while(Result::ok).find_map(|line| {
+            let (_, rest) = line.split_once("started successfully on port ")?;
+            rest.trim_end_matches('.').parse().ok()
+        });
+        let mut browser = Browser {
+            driver,
+            port: port.expect("the driver says its port"),
+            session: String::new(),
+        };
+        let args = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage"];
+        let capabilities = json!({ "capabilities": { "alwaysMatch": {
+            "goog:loggingPrefs": { "browser": "ALL" },
+            "goog:chromeOptions": { "args": args },
+        } } });
+        let session = browser.ask("POST", "/session", &capabilities);
+        let id = session["sessionId"].as_str().expect("a session");
+        browser.session = format!("/session/{id}");
+        Some(browser)
+    }
+
+    /// Asks the driver; answers the `value`.
+    fn ask(&self, method: &str, path: &str, body: &Value) -> Value {
+        let path = format!("{}{path}", self.session);
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).expect("the driver listens");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        let body = if body.is_null() {
+            String::new()
+        } else {
+            body.to_string()
+        };
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\
+             content-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        stream.write_all(request.as_bytes()).expect("it reads");
+        let mut text = String::new();
+        stream.read_to_string(&mut text).expect("an answer");
+        let body = text.split_once("\r\n\r\n").expect("a body").1;
+        let value: Value = serde_json::from_str(body).unwrap_or_else(|e| panic!("{e}: {text}"));
+        assert!(
+            value["value"]["error"].is_null(),
+            "{method} {path}: {value}"
+        );
+        value["value"].clone()
+    }
+
+    fn post(&self, path: &str, body: &Value) -> Value {
+        self.ask("POST", path, body)
+    }
+
+    fn open(&self, server: &Server) {
+        let url = format!("http://{}/", server.address);
+        self.post("/url", &json!({ "url": url }));
+    }
+
+    fn run(&self, script: &str) -> Value {
+        self.post("/execute/sync", &json!({ "script": script, "args": [] }))
+    }
+
+    /// Waits until a script answers true.
+    fn wait(&self, script: &str) {
+        let start = Instant::now();
+        while self.run(script) != json!(true) {
+            assert!(
+                start.elapsed() < PATIENCE,
+                "{script}: {}",
+                self.run("return document.body.innerText")
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn element(&self, selector: &str) -> String {
+        let query = json!({ "using": "css selector", "value": selector });
+        let found = self.post("/element", &query);
+        found[ELEMENT].as_str().expect("an element").to_owned()
+    }
+
+    fn write(&self, selector: &str, text: &str) {
+        let element = self.element(selector);
+        self.post(
+            &format!("/element/{element}/value"),
+            &json!({ "text": text }),
+        );
+    }
+
+    fn click(&self, selector: &str) {
+        let element = self.element(selector);
+        self.post(&format!("/element/{element}/click"), &json!({}));
+    }
+
+    fn resize(&self, width: u32) {
+        self.post("/window/rect", &json!({ "width": width, "height": 800 }));
+    }
+}
+
+impl Drop for Browser {
+    fn drop(&mut self) {
+        // the driver takes the browser with it, unless it is gone already
+        if let Ok(mut stream) = TcpStream::connect(("127.0.0.1", self.port)) {
+            let end = format!(
+                "DELETE {} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n",
+                self.session
+            );
+            let _ = stream.write_all(end.as_bytes());
+            let _ = stream.set_read_timeout(Some(Duration::from_secs(5)));
+            let _ = stream.read(&mut [0; 64]);
+        }
+        let _ = self.driver.kill();
+        let _ = self.driver.wait();
+    }
+}
+
+const ENDED: &str = "const stop = document.querySelector('#stop'); \
+    return stop.hidden || getComputedStyle(stop).display === 'none';";
+const WRITES: &str = "const stop = document.querySelector('#stop'); \
+    return !stop.hidden && getComputedStyle(stop).display !== 'none';";
+
+#[test]
+fn the_page_chats_stops_and_shows_probabilities() {
+    let Some(browser) = Browser::start() else {
+        return;
+    };
+    let server = Server::usual();
+    browser.open(&server);
+    browser.wait("return document.querySelector('#model').textContent.includes('octavo');");
+
+    browser.write("#input", &format!("1+1={ENTER}"));
+    browser.wait("return document.querySelectorAll('.message[data-role=assistant]').length === 1;");
+    browser.wait(ENDED);
+    let answer = browser
+        .run("return document.querySelector('.message[data-role=assistant] .body').textContent;");
+    assert!(
+        answer.as_str().is_some_and(|text| text.contains('2')),
+        "{answer}"
+    );
+    let tokens = browser.run("return document.querySelectorAll('.token').length;");
+    assert!(
+        tokens.as_u64() > Some(0),
+        "every token can be asked how probable it was"
+    );
+    browser.click(".token");
+    browser.wait("return document.querySelector('#popup').innerText.includes('%');");
+
+    // what is typed stays text
+    let script = "<script>window.broken = true</script><img src=x onerror='window.broken = true'>";
+    browser.write("#input", &format!("{script}{ENTER}"));
+    browser.wait(ENDED);
+    assert_eq!(
+        browser.run("return window.broken === undefined;"),
+        json!(true)
+    );
+    assert_eq!(
+        browser.run("return document.querySelectorAll('#messages img').length;"),
+        json!(0)
+    );
+}
+
+#[test]
+fn stop_ends_the_work_on_the_server_too() {
+    let Some(browser) = Browser::start() else {
+        return;
+    };
+    let server = Server::usual();
+    browser.open(&server);
+    // nothing ends this answer but its length, which is a context's
+    browser.run(
+        "window.fetch = new Proxy(window.fetch, { apply(fetch, self, [url, init]) { \
+           if (init && init.body) { \
+             init.body = JSON.stringify({ ...JSON.parse(init.body), ignore_eos: true }); } \
+           return fetch.call(self, url, init); } });",
+    );
+    browser.write("#input", &format!("1+1={ENTER}"));
+    browser.wait(WRITES);
+    browser.click("#stop");
+    browser.wait(ENDED);
+    server.idle();
+    let slots = server.get("/metrics").text;
+    assert!(slots.contains("octavo_requests_running"), "{slots}");
+}
+
+#[test]
+fn nothing_is_wider_than_the_window_and_nothing_is_complained_of() {
+    let Some(browser) = Browser::start() else {
+        return;
+    };
+    let server = Server::usual();
+    browser.open(&server);
+    browser.write(
+        "#input",
+        &format!("What is 3+4? What is 3+4? What is 3+4?{ENTER}"),
+    );
+    browser.wait(ENDED);
+    for width in [1280, 768, 500] {
+        browser.resize(width);
+        let fits = "return document.documentElement.scrollWidth <= window.innerWidth;";
+        assert_eq!(browser.run(fits), json!(true), "{width} pixels");
+    }
+    let log = browser.post("/se/log", &json!({ "type": "browser" }));
+    assert_eq!(log, json!([]));
+}
