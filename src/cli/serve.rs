@@ -142,10 +142,11 @@ fn options(args: &ServeArgs) -> Result<Options, Failure> {
         drain: Duration::from_secs(share.drain.into()),
         batch: BatchOptions {
             stall: Duration::from_millis(share.stall.into()),
-            queue: share.queue.into(),
             prefixes: !share.no_cache_prompt,
             reuse_generated: share.reuse_generated,
+            ..Options::default().batch
         },
+        queue: share.queue.into(),
         ..Options::default()
     })
 }

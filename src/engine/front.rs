@@ -13,6 +13,9 @@ use crate::batch::{Batch, BatchError, Event, Request, RequestId, Snapshot};
 /// Events that nobody has taken for so long mean that nobody will.
 const UNREAD: Duration = Duration::from_secs(30);
 
+/// Room for the thread: constraints of texts follow their rules on it. Only what is used is taken.
+const STACK_BYTES: usize = 64 << 20;
+
 /// A handle to the thread that works on a batch. Clones are handles to the same thread; it ends
 /// when it is told to by [`Front::close`] or the last of them is gone.
 #[derive(Clone)]
@@ -92,7 +95,9 @@ impl Front {
             shared: Arc::clone(&shared),
             mailboxes: HashMap::new(),
         };
-        let thread = std::thread::Builder::new().name("steps".to_owned());
+        let thread = std::thread::Builder::new()
+            .name("steps".to_owned())
+            .stack_size(STACK_BYTES);
         let thread = Mutex::new(Some(thread.spawn(|| worker.work())?));
         Ok(Front(Arc::new(Handle { shared, thread })))
     }

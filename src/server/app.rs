@@ -1,8 +1,10 @@
 //! What all routes share.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use octavo_engine::sample::Constraint;
 use octavo_engine::{Engine, Front};
 use octavo_text::chat::ChatTemplate;
 use octavo_text::tokenizer::Tokenizer;
@@ -10,7 +12,7 @@ use tokio::sync::Semaphore;
 
 use crate::Options;
 use crate::error::ApiError;
-use crate::grammar::Grammars;
+use crate::grammar::{Grammars, Rule};
 use crate::metrics::Recorder;
 
 /// Conversations rendered, texts tokenized and grammars compiled at a time: this work is bounded,
@@ -32,7 +34,11 @@ pub(crate) struct App {
     pub(crate) created: u64,
     pub(crate) started: Instant,
     workers: Arc<Semaphore>,
-    ids: std::sync::atomic::AtomicU64,
+    /// Who compiles a rule for a text: that can take longer, and one at a time is enough.
+    compiler: Arc<Semaphore>,
+    /// Requests that run or wait.
+    admitted: Arc<AtomicUsize>,
+    ids: AtomicU64,
 }
 
 impl App {
@@ -52,7 +58,9 @@ impl App {
             created: now(),
             started: Instant::now(),
             workers: Arc::new(Semaphore::new(WORKERS)),
-            ids: std::sync::atomic::AtomicU64::new(0),
+            compiler: Arc::new(Semaphore::new(1)),
+            admitted: Arc::default(),
+            ids: AtomicU64::new(0),
         }
     }
 
@@ -89,7 +97,7 @@ impl App {
     /// A new identifier for an answer. It says nothing about other answers to who cannot see them.
     pub(crate) fn new_id(&self, prefix: &str) -> String {
         use sha2::{Digest, Sha256};
-        let n = self.ids.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let n = self.ids.fetch_add(1, Ordering::Relaxed);
         let mut hash = Sha256::new();
         hash.update(self.options.secret);
         hash.update(n.to_le_bytes());
@@ -107,12 +115,48 @@ impl App {
         u64::from_str_radix(&id[..16], 16).unwrap_or_default()
     }
 
+    /// Lets a request in that runs or waits until what is answered is dropped.
+    ///
+    /// # Errors
+    /// If as many are in as may be.
+    pub(crate) fn admit(&self) -> Result<Admission, ApiError> {
+        let most = self.engine.sequences().saturating_add(self.options.queue);
+        let admission = Admission(Arc::clone(&self.admitted));
+        let before = self.admitted.fetch_add(1, Ordering::SeqCst);
+        if before >= most {
+            return Err(ApiError::busy(format!(
+                "{before} requests run or wait already"
+            )));
+        }
+        Ok(admission)
+    }
+
+    /// Compiles the rule of a text, if there is one.
+    pub(crate) async fn compile(
+        self: &Arc<App>,
+        rule: Option<(Rule, &'static str)>,
+    ) -> Result<Option<Box<dyn Constraint>>, ApiError> {
+        let Some((rule, param)) = rule else {
+            return Ok(None);
+        };
+        let compile = move |app: &App| app.grammars.compile(&rule, param).map(Some);
+        self.work_as(&self.compiler, compile).await
+    }
+
     /// Runs work that takes a while, away from the threads that talk to clients.
     pub(crate) async fn work<T: Send + 'static>(
         self: &Arc<App>,
         work: impl FnOnce(&App) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let workers = Arc::clone(&self.workers);
+        self.work_as(&self.workers, work).await
+    }
+
+    async fn work_as<T: Send + 'static>(
+        self: &Arc<App>,
+        workers: &Arc<Semaphore>,
+        work: impl FnOnce(&App) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let workers = Arc::clone(workers);
         let Ok(permit) = tokio::time::timeout(WORK_PATIENCE, workers.acquire_owned()).await else {
             return Err(ApiError::busy("too many requests are being read"));
         };
@@ -125,6 +169,15 @@ impl App {
             Ok(result) => result,
             Err(_) => Err(ApiError::server("a fault of the program")),
         }
+    }
+}
+
+/// A place of a request among those that run or wait.
+pub(crate) struct Admission(Arc<AtomicUsize>);
+
+impl Drop for Admission {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

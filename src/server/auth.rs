@@ -99,7 +99,7 @@ pub(crate) fn check_origin(options: &Options, headers: &HeaderMap) -> Result<(),
 /// A host without its port and brackets.
 fn name_of(host: &str) -> &str {
     if let Some(rest) = host.strip_prefix('[') {
-        return rest.split(']').next().unwrap_or_default();
+        return rest.split_once(']').map_or("", |(name, _)| name);
     }
     match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,

@@ -204,7 +204,32 @@ impl From<Unavailable> for ApiError {
 
 impl From<octavo_text::chat::Error> for ApiError {
     fn from(error: octavo_text::chat::Error) -> ApiError {
-        ApiError::bad_field("messages", error.to_string())
+        use octavo_text::chat::Error;
+        // where the file lies is nobody's business
+        match error {
+            Error::Reserved { name, .. } => {
+                let message = format!("the variable {name} cannot be set");
+                ApiError::bad_field("chat_template_kwargs", message)
+            }
+            Error::Refused { message, .. } => {
+                let message = format!("the chat template refuses this conversation: {message}");
+                ApiError::bad_field("messages", message)
+            }
+            Error::Part { kind, .. } => {
+                let message = format!("the chat template takes text alone, found {kind}");
+                ApiError::bad_field("messages", message)
+            }
+            Error::Limit { limit, .. } => {
+                ApiError::bad_field("messages", format!("the chat template: {limit}"))
+            }
+            Error::Template { what, .. } => {
+                ApiError::bad_field("messages", format!("the chat template: {what}"))
+            }
+            Error::Gguf(_) | Error::TooLong { .. } => {
+                ApiError::bad_request("the model's chat template cannot be used")
+            }
+            Error::Thread { source } => ApiError::unavailable(source.to_string()),
+        }
     }
 }
 

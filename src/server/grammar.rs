@@ -1,8 +1,9 @@
 //! JSON schemas, regular expressions and grammars as constraints on what may be generated, by
 //! llguidance.
 
+use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
@@ -14,9 +15,13 @@ use octavo_text::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
 use crate::error::ApiError;
+use crate::limits;
 
-/// A schema or grammar has at most so many bytes.
-pub(crate) const MAX_BYTES: usize = 256 << 10;
+/// Room for whoever compiles a rule: llguidance follows references on the stack.
+const STACK_BYTES: usize = 256 << 20;
+
+/// Rules that are kept compiled.
+const KEPT: usize = 16;
 
 /// What a text must be.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,12 +34,19 @@ pub(crate) enum Rule {
     Lark(String),
     /// A regular expression for the whole text.
     Regex(String),
+    /// A call of a tool: a grammar in that dialect, and the schemas that stand in it.
+    Call {
+        grammar: String,
+        schemas: Vec<Value>,
+    },
 }
 
 /// Makes constraints for one vocabulary, which is prepared when it is first needed.
 pub(crate) struct Grammars {
     engine: Engine,
     factory: OnceLock<Result<ParserFactory, String>>,
+    /// The latest rules, compiled.
+    kept: Mutex<VecDeque<(Rule, Box<dyn Constraint>)>>,
 }
 
 impl Grammars {
@@ -42,15 +54,47 @@ impl Grammars {
         Grammars {
             engine: engine.clone(),
             factory: OnceLock::new(),
+            kept: Mutex::default(),
         }
     }
 
-    /// Compiles a rule. Takes up to a second or so: not for threads that others wait for.
+    /// Compiles a rule on a thread of its own with a stack that is large enough. Takes up to a
+    /// second or so: not for threads that others wait for.
     pub(crate) fn compile(
         &self,
         rule: &Rule,
         param: &str,
     ) -> Result<Box<dyn Constraint>, ApiError> {
+        if let Some(kept) = self.find(rule) {
+            return Ok(kept);
+        }
+        limits::check(rule).map_err(|expected| ApiError::bad_field(param, expected))?;
+        let compiled = std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().stack_size(STACK_BYTES);
+            let thread = thread.spawn_scoped(scope, || self.compile_here(rule, param));
+            let thread = thread.map_err(|error| ApiError::unavailable(error.to_string()))?;
+            let failed = |_| Err(ApiError::bad_field(param, TOO_COMPLEX));
+            thread.join().unwrap_or_else(failed)
+        })?;
+        self.keep(rule, &*compiled);
+        Ok(compiled)
+    }
+
+    fn find(&self, rule: &Rule) -> Option<Box<dyn Constraint>> {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = kept.iter().find(|(other, _)| other == rule);
+        found.map(|(_, constraint)| constraint.fork())
+    }
+
+    fn keep(&self, rule: &Rule, constraint: &dyn Constraint) {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() == KEPT {
+            kept.pop_front();
+        }
+        kept.push_back((rule.clone(), constraint.fork()));
+    }
+
+    fn compile_here(&self, rule: &Rule, param: &str) -> Result<Box<dyn Constraint>, ApiError> {
         let factory = self.factory.get_or_init(|| factory(&self.engine));
         let factory = factory.as_ref().map_err(|error| {
             ApiError::not_supported(format!("this vocabulary takes no grammars: {error}"))
@@ -60,7 +104,9 @@ impl Grammars {
                 "type": "object"
             }))),
             Rule::Schema(schema) => TopLevelGrammar::from_json_schema(compact(schema.clone())),
-            Rule::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
+            Rule::Lark(text) | Rule::Call { grammar: text, .. } => {
+                TopLevelGrammar::from_lark(text.clone())
+            }
             Rule::Regex(pattern) => TopLevelGrammar::from_regex(pattern),
         };
         let mut matcher = Matcher::new(factory.create_parser(grammar));
@@ -85,6 +131,7 @@ fn compact(mut schema: Value) -> Value {
             "whitespace_flexible": false,
             "item_separator": ", ",
             "key_separator": ": ",
+            "coerce_one_of": true,
         });
         object.insert("x-guidance".to_owned(), spaces);
     }
@@ -132,9 +179,15 @@ fn word(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
     Vocabulary::piece(tokenizer, id).to_vec()
 }
 
+const TOO_COMPLEX: &str = "the rule is too complex, or cannot be met";
+
 /// The first line of an error, not longer than people read.
 fn shorten(error: &str) -> String {
     const LONGEST: usize = 300;
+    // the compiler's own words about itself
+    if error.contains("panic") || error.contains("NoExtensionBias") {
+        return TOO_COMPLEX.to_owned();
+    }
     let line = error
         .lines()
         .find(|line| !line.trim().is_empty())

@@ -8,6 +8,7 @@ mod error;
 mod fields;
 mod grammar;
 mod http;
+mod limits;
 mod metrics;
 mod page;
 mod params;
@@ -49,6 +50,8 @@ pub struct Options {
     pub max_body: usize,
     /// How long requests under way may take to end after the server is told to stop.
     pub drain: Duration,
+    /// Requests that may wait for a place beside those that run; the texts of one count once.
+    pub queue: usize,
     /// How requests are worked on together.
     pub batch: BatchOptions,
     /// Whether it listens to this machine alone. Set when it begins.
@@ -68,8 +71,10 @@ impl Default for Options {
             origins: Vec::new(),
             max_body: 8 << 20,
             drain: Duration::from_secs(30),
+            queue: 128,
             batch: BatchOptions {
-                queue: 128,
+                // what may wait is decided by whole requests, before they come here
+                queue: usize::MAX,
                 ..BatchOptions::default()
             },
             is_local: true,

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::fields::{Fields, token_id};
-use crate::grammar::{MAX_BYTES, Rule};
+use crate::grammar::Rule;
 
 /// Texts of one prompt.
 pub(crate) const MAX_N: usize = 16;
@@ -172,21 +172,7 @@ pub(crate) fn rule(fields: &Fields<'_>) -> Result<Option<(Rule, &'static str)>, 
             "expected one rule for the text, not two",
         ));
     }
-    match &first {
-        Some((rule, name)) if size(rule) > MAX_BYTES => {
-            let message = format!("expected at most {MAX_BYTES} bytes");
-            Err(ApiError::bad_field(*name, message))
-        }
-        _ => Ok(first),
-    }
-}
-
-fn size(rule: &Rule) -> usize {
-    match rule {
-        Rule::JsonObject => 0,
-        Rule::Schema(schema) => schema.to_string().len(),
-        Rule::Lark(text) | Rule::Regex(text) => text.len(),
-    }
+    Ok(first)
 }
 
 fn response_format(value: &Value) -> Result<Option<Rule>, ApiError> {

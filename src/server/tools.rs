@@ -25,7 +25,13 @@ pub(crate) fn call(format: CallFormat, tools: &[&Value]) -> Rule {
             None => tagged(i, tool_name(tool), &parameters),
         });
     }
-    Rule::Lark(format!("start: {}\n{rules}", start.join(" | ")))
+    let parameters = tools
+        .iter()
+        .map(|tool| tool["function"]["parameters"].clone());
+    Rule::Call {
+        grammar: format!("start: {}\n{rules}", start.join(" | ")),
+        schemas: parameters.collect(),
+    }
 }
 
 /// The arguments of a call: an object, written without white space of the model's choice.
@@ -41,6 +47,7 @@ fn schema(mut parameters: Map<String, Value>) -> Value {
         "whitespace_flexible": false,
         "item_separator": ", ",
         "key_separator": ": ",
+        "coerce_one_of": true,
     });
     parameters.insert("x-guidance".to_owned(), spaces);
     Value::Object(parameters)

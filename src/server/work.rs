@@ -10,7 +10,7 @@ use octavo_engine::sample::Logprobs;
 use octavo_engine::sequence::Finish;
 use octavo_engine::{Event, EventStream, Request, Timing};
 
-use crate::app::App;
+use crate::app::{Admission, App};
 use crate::error::ApiError;
 
 /// How long an answer waits for its first event before it begins without one: an error after that
@@ -30,11 +30,13 @@ pub(crate) struct Work {
     /// Which stream is asked first: none is served before others for ever.
     turn: usize,
     seen: VecDeque<Update>,
+    _admission: Admission,
 }
 
 impl Work {
     /// Hands requests to the engine.
     pub(crate) fn begin(app: &Arc<App>, requests: Vec<Request>) -> Result<Work, ApiError> {
+        let admission = app.admit()?;
         let submit = |request| app.front.submit(request).map(Some);
         let streams = requests.into_iter().map(submit).collect::<Result<_, _>>()?;
         Ok(Work {
@@ -42,6 +44,7 @@ impl Work {
             streams,
             turn: 0,
             seen: VecDeque::new(),
+            _admission: admission,
         })
     }
 

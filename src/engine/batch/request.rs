@@ -181,8 +181,8 @@ pub enum BatchError {
         /// At most.
         most: usize,
     },
-    /// The device failed in a step that it was part of.
-    #[error("the step failed: {0}")]
+    /// The device failed in a step that it was part of, or nobody works any more.
+    #[error("{0}")]
     Step(String),
 }
 

@@ -124,8 +124,8 @@ impl Ledger {
         &self.pools
     }
 
-    /// Makes positions up to `end` writable by this timeline alone, giving up kept pages if need be;
-    /// answers what must be copied first. All or nothing.
+    /// Makes positions up to `end` writable by this timeline alone, giving up kept pages if need
+    /// be; answers what must be copied first. All or nothing.
     ///
     /// # Errors
     /// If there are not enough pages.

@@ -8,7 +8,7 @@ use axum::response::IntoResponse;
 use octavo_engine::sequence::Finish;
 use octavo_engine::{Event, Request, Timing};
 use octavo_text::chat::answer::{AnswerParser, CallFormat, Piece, Wants};
-use octavo_text::chat::{ChatTemplate, Conversation};
+use octavo_text::chat::{ChatTemplate, Content, Conversation};
 use serde_json::{Value, json};
 
 use super::conversation::{self, ToolChoice, tool_name};
@@ -16,6 +16,7 @@ use crate::app::{App, now};
 use crate::auth::Caller;
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::grammar::Rule;
 use crate::http::json_response;
 use crate::params::{self, Dialect, MAX_N, MAX_TOP};
 use crate::prompt::{check_length, salt};
@@ -27,6 +28,7 @@ use crate::work::{Answer, Update, Work};
 /// A request that is ready to run, and how its answer is written.
 pub(crate) struct Prepared {
     pub(crate) request: Request,
+    pub(crate) rule: Option<(Rule, &'static str)>,
     pub(crate) stream: bool,
     pub(crate) style: Style,
 }
@@ -60,10 +62,12 @@ pub(crate) async fn handle(
 ) -> Result<Response<Body>, ApiError> {
     let prepared = app.work(move |app| prepare(app, &caller, &body)).await?;
     let Prepared {
-        request,
+        mut request,
+        rule,
         stream,
         style,
     } = prepared;
+    request.constraint = app.compile(rule).await?;
     let mut work = Work::begin(&app, vec![request])?;
     let head = Head {
         id: app.new_id("chatcmpl-"),
@@ -117,10 +121,6 @@ pub(crate) fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepar
     let prompt = octavo_text::chat::encode(app.tokenizer(), &rendered)?;
     check_length(app, &prompt)?;
     let rule = rule(app, &fields, &conversation, &choice)?;
-    let constraint = match rule {
-        Some((rule, param)) => Some(app.grammars.compile(&rule, param)?),
-        None => None,
-    };
     let wants = Wants {
         tools: !conversation.tools.is_empty(),
         reasoning: fields.str("reasoning_format")? != Some("none"),
@@ -130,10 +130,10 @@ pub(crate) fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepar
     Ok(Prepared {
         request: Request {
             n,
-            constraint,
             salt: salt(&fields, caller.salt())?,
             ..Request::new(&prompt, &options)
         },
+        rule,
         stream: fields.bool("stream")?.unwrap_or(false),
         style: Style {
             template: template.source().into(),
@@ -148,6 +148,9 @@ pub(crate) fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepar
     })
 }
 
+/// Stands for a message that is to be continued while a template is rendered: what no one writes.
+const CONTINUES: &str = "\u{f8f0}continues-here\u{f8f1}";
+
 /// The prompt of a conversation. Where its last message is to be continued, the prompt ends with
 /// that message's text.
 pub(crate) fn render(
@@ -159,31 +162,30 @@ pub(crate) fn render(
         return Ok(template.render_conversation(conversation)?);
     }
     let wrong = |expected: &str| ApiError::bad_field("continue_final_message", expected);
-    let text = match conversation.messages.last() {
+    let mut conversation = Conversation {
+        add_generation_prompt: false,
+        ..conversation.clone()
+    };
+    let text = match conversation.messages.last_mut() {
         Some(octavo_text::chat::Message {
             role,
-            content: octavo_text::chat::Content::Text(text),
+            content: Content::Text(text),
             ..
-        }) if role == "assistant" => text.trim(),
+        }) if role == "assistant" => std::mem::replace(text, CONTINUES.to_owned()),
         _ => {
             return Err(wrong(
                 "expected a text of the assistant as the last message",
             ));
         }
     };
-    let conversation = Conversation {
-        add_generation_prompt: false,
-        ..conversation.clone()
-    };
     let mut rendered = template.render_conversation(&conversation)?;
-    match rendered.rfind(text) {
-        Some(at) => rendered.truncate(at + text.len()),
-        None => {
-            return Err(wrong(
-                "the template does not show the last message as it is",
-            ));
-        }
-    }
+    let Some(at) = rendered.rfind(CONTINUES) else {
+        return Err(wrong(
+            "the template does not show the last message as it is",
+        ));
+    };
+    rendered.truncate(at);
+    rendered.push_str(&text);
     Ok(rendered)
 }
 
@@ -193,7 +195,7 @@ fn rule(
     fields: &Fields<'_>,
     conversation: &Conversation,
     choice: &ToolChoice,
-) -> Result<Option<(crate::grammar::Rule, &'static str)>, ApiError> {
+) -> Result<Option<(Rule, &'static str)>, ApiError> {
     let given = params::rule(fields)?;
     let is_chosen = |tool: &&Value| match choice {
         ToolChoice::Named(name) => tool_name(tool) == name,

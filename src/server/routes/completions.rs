@@ -15,6 +15,7 @@ use crate::app::{App, now};
 use crate::auth::Caller;
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::grammar::Rule;
 use crate::http::json_response;
 use crate::params::{self, Dialect, MAX_N, MAX_TOP};
 use crate::prompt::{check_length, prompts, salt};
@@ -27,6 +28,7 @@ const DEFAULT_TOKENS: usize = 16;
 
 struct Prepared {
     requests: Vec<Request>,
+    rule: Option<(Rule, &'static str)>,
     stream: bool,
     style: Style,
 }
@@ -49,10 +51,15 @@ pub(crate) async fn handle(
     body: Value,
 ) -> Result<Response<Body>, ApiError> {
     let Prepared {
-        requests,
+        mut requests,
+        rule,
         stream,
         style,
     } = app.work(move |app| prepare(app, &caller, &body)).await?;
+    if let Some(constraint) = app.compile(rule).await? {
+        let constrain = |request: &mut Request| request.constraint = Some(constraint.fork());
+        requests.iter_mut().for_each(constrain);
+    }
     let mut work = Work::begin(&app, requests)?;
     let head = Head {
         id: app.new_id("cmpl-"),
@@ -105,6 +112,17 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiErro
     if prompts.len() * best_of > crate::prompt::MAX_PROMPTS * 4 {
         return Err(fields.wrong("n", "fewer texts over all prompts"));
     }
+    check_size(
+        app,
+        &fields,
+        &prompts,
+        Size {
+            best_of,
+            echo,
+            top,
+            most,
+        },
+    )?;
     let rule = params::rule(&fields)?;
     let salt = salt(&fields, caller.salt())?;
     let request = |prompt: &Vec<u32>| -> Result<Request, ApiError> {
@@ -112,14 +130,9 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiErro
         if !scores_only || prompt.len() > app.n_ctx() {
             check_length(app, prompt)?;
         }
-        let constraint = match &rule {
-            Some((rule, param)) => Some(app.grammars.compile(rule, param)?),
-            None => None,
-        };
         Ok(Request {
             n: best_of,
             prompt_logprobs: top.filter(|_| echo && prompt.len() > 1),
-            constraint,
             salt: salt.clone(),
             ..Request::new(prompt, &options)
         })
@@ -130,6 +143,7 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiErro
     };
     Ok(Prepared {
         requests: prompts.iter().map(request).collect::<Result<_, _>>()?,
+        rule,
         stream,
         style: Style {
             prompts: Arc::new(prompts),
@@ -140,6 +154,39 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiErro
             return_token_ids: fields.bool("return_token_ids")?.unwrap_or(false),
         },
     })
+}
+
+/// What decides how long an answer can become.
+struct Size {
+    best_of: usize,
+    echo: bool,
+    top: Option<usize>,
+    most: Option<usize>,
+}
+
+/// An error if an answer could hold more log-probabilities than anybody reads.
+fn check_size(
+    app: &App,
+    fields: &Fields<'_>,
+    prompts: &[Vec<u32>],
+    size: Size,
+) -> Result<(), ApiError> {
+    const MOST: usize = 1 << 20;
+    let Some(top) = size.top else {
+        return Ok(());
+    };
+    let n_ctx = app.n_ctx();
+    let generated = size.most.unwrap_or(DEFAULT_TOKENS).min(n_ctx) * prompts.len();
+    let echoed: usize = if size.echo {
+        prompts.iter().map(Vec::len).sum()
+    } else {
+        0
+    };
+    let all = (generated + echoed) * size.best_of * (top + 1);
+    match all <= MOST {
+        true => Ok(()),
+        false => Err(fields.wrong("logprobs", "fewer: the answer could have millions of them")),
+    }
 }
 
 /// The text of a prompt, as it is echoed.

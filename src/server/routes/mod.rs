@@ -13,8 +13,10 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Body;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request};
-use axum::http::Response;
+use axum::http::{HeaderValue, Method, Response, StatusCode, header};
+use axum::middleware::{Next, from_fn};
 use axum::response::IntoResponse;
 use axum::routing::{MethodRouter, get, post};
 use serde_json::Value;
@@ -62,10 +64,11 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
     let name = {
         let app = Arc::clone(app);
         get(
-            move |Path(name): Path<String>, request: Request| async move {
-                let answer = match check(&app, Guard::Key, &request) {
-                    Ok(_) => models::get(app, name).await,
-                    Err(error) => Err(error),
+            move |name: Result<Path<String>, PathRejection>, request: Request| async move {
+                let answer = match (check(&app, Guard::Key, &request), name) {
+                    (Ok(_), Ok(Path(name))) => models::get(app, name).await,
+                    (Ok(_), Err(_)) => Err(ApiError::no_model("?")),
+                    (Err(error), _) => Err(error),
                 };
                 answer.into_response()
             },
@@ -89,6 +92,32 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .route("/", get(|| async { page::response() }))
         .fallback(|| async { ApiError::not_found("there is no such route") })
         .method_not_allowed_fallback(|| async { ApiError::method() })
+        .layer(from_fn({
+            let app = Arc::clone(app);
+            move |request, next| share(Arc::clone(&app), request, next)
+        }))
+}
+
+/// Tells browsers which pages of other sites may use the server: those that were named.
+async fn share(app: Arc<App>, request: Request, next: Next) -> Response<Body> {
+    let origin = request.headers().get(header::ORIGIN).cloned();
+    let origins = &app.options.origins;
+    let is_named = |origin: &HeaderValue| origins.iter().any(|o| o == "*" || *origin == o.as_str());
+    let Some(origin) = origin.filter(is_named) else {
+        return next.run(request).await;
+    };
+    let mut response = match *request.method() {
+        Method::OPTIONS => StatusCode::NO_CONTENT.into_response(),
+        _ => next.run(request).await,
+    };
+    let headers = response.headers_mut();
+    headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+    headers.insert(header::VARY, HeaderValue::from_static("origin"));
+    let methods = HeaderValue::from_static("GET, POST");
+    headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, methods);
+    let named = HeaderValue::from_static("authorization, content-type, x-api-key");
+    headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, named);
+    response
 }
 
 /// A route that takes a JSON object.

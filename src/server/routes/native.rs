@@ -14,6 +14,7 @@ use crate::app::App;
 use crate::auth::Caller;
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::grammar::Rule;
 use crate::http::json_response;
 use crate::params::{self, Dialect};
 use crate::prompt::{check_length, prompts, salt};
@@ -23,6 +24,7 @@ use crate::work::{Choice, Update, Work};
 
 struct Prepared {
     request: Request,
+    rule: Option<(Rule, &'static str)>,
     stream: bool,
 }
 
@@ -109,21 +111,18 @@ fn prepare(
     // below 0 there is no limit but the context's
     options.max_tokens = most.and_then(|n| usize::try_from(n).ok());
     options.logprobs = fields.count("n_probs", 0, 100)?.filter(|n| *n > 0);
-    let constraint = match params::rule(fields)? {
-        Some((rule, param)) => Some(app.grammars.compile(&rule, param)?),
-        None => None,
-    };
     Ok(Prepared {
         request: Request {
-            constraint,
             salt: salt(fields, caller.salt())?,
             ..Request::new(&prompt, &options)
         },
+        rule: params::rule(fields)?,
         stream: fields.bool("stream")?.unwrap_or(false),
     })
 }
 
-async fn answer(app: &Arc<App>, prepared: Prepared) -> Result<Response<Body>, ApiError> {
+async fn answer(app: &Arc<App>, mut prepared: Prepared) -> Result<Response<Body>, ApiError> {
+    prepared.request.constraint = app.compile(prepared.rule.take()).await?;
     let mut work = Work::begin(app, vec![prepared.request])?;
     if prepared.stream {
         work.has_begun().await?;

@@ -32,10 +32,12 @@ pub(crate) async fn handle(
         chat::prepare(app, &caller, &chat)
     });
     let Prepared {
-        request,
+        mut request,
+        rule,
         stream,
         style,
     } = prepared.await?;
+    request.constraint = app.compile(rule).await?;
     let mut work = Work::begin(&app, vec![request])?;
     let mut writer = ResponseWriter::new(Arc::clone(&app), &style);
     if stream {

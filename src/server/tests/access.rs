@@ -77,6 +77,17 @@ fn pages_of_other_sites_are_turned_away() {
     };
     let server = Server::new(small(), open);
     let headers = "origin: https://example.org\r\n";
+    // the browser asks first
+    let asked = read(server.send("OPTIONS", "/tokenize", headers, b""));
+    assert_eq!(asked.status, 204);
+    let allowed = "access-control-allow-origin: https://example.org";
+    assert!(
+        asked.head.to_ascii_lowercase().contains(allowed),
+        "{}",
+        asked.head
+    );
+    let foreign = read(server.send("OPTIONS", "/tokenize", "origin: https://a.b\r\n", b""));
+    assert!(!foreign.head.contains("access-control"), "{}", foreign.head);
     assert_eq!(
         read(server.send("POST", "/tokenize", headers, body)).status,
         200
@@ -100,6 +111,10 @@ fn a_model_is_known_by_its_names() {
     assert_eq!((ask(Value::Null), ask(json!(1))), (200, 400));
     assert_eq!(server.get("/v1/models/b/c").json()["id"], "b/c");
     assert_eq!(server.get("/v1/models/gpt").status, 404);
+    assert_eq!(
+        server.get("/v1/models/%ff").json()["error"]["code"],
+        "model_not_found"
+    );
     assert_eq!(
         server.get("/v1/models").json()["data"]
             .as_array()

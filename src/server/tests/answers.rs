@@ -266,3 +266,23 @@ fn tokens_go_there_and_back() {
         "{answer}"
     );
 }
+
+#[test]
+fn a_message_is_continued_where_it_ends() {
+    let server = Server::usual();
+    for text in ["e", "im", "|", "", " two words "] {
+        let body = json!({
+            "messages": [
+                { "role": "user", "content": "a" },
+                { "role": "assistant", "content": text },
+            ],
+            "continue_final_message": true,
+        });
+        let prompt = server.post("/apply-template", &body).json();
+        let prompt = prompt["prompt"].as_str().expect("a prompt");
+        assert!(
+            prompt.ends_with(&format!("assistant\n{text}")),
+            "{prompt:?}"
+        );
+    }
+}

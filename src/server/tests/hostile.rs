@@ -134,7 +134,16 @@ fn schemas_made_to_explode_are_answered_and_hold_nobody_up() {
     for i in 0..2000 {
         wide.insert(format!("p{i}"), json!({ "type": "string" }));
     }
+    let mut chain = serde_json::Map::new();
+    for i in 0..3000 {
+        chain.insert(
+            format!("d{i}"),
+            json!({ "$ref": format!("#/$defs/d{}", i + 1) }),
+        );
+    }
     let schemas: Vec<Value> = vec![
+        json!({ "$ref": "#/$defs/d0", "$defs": chain }),
+        json!({ "type": "object", "patternProperties": wide }),
         json!({ "$ref": "#" }),
         json!({ "type": "string", "pattern": "((a{1,1000}){1,1000}){1,1000}" }),
         json!({ "type": "string", "minLength": 1_000_000_000 }),
@@ -150,6 +159,33 @@ fn schemas_made_to_explode_are_answered_and_hold_nobody_up() {
         let answer = server.post("/v1/completions", &body);
         assert!([200, 400].contains(&answer.status), "{}", answer.text);
         assert!(start.elapsed() < Duration::from_secs(10), "{schema}");
+    }
+    assert_eq!(server.get("/health").status, 200);
+}
+
+#[test]
+fn grammars_made_to_explode_are_answered() {
+    let server = Server::usual();
+    let chain = |n: usize| -> String {
+        let rules = (0..n).map(|i| format!("r{i}: r{}\n", i + 1));
+        format!("start: r0\n{}r{n}: \"a\"\n", rules.collect::<String>())
+    };
+    let rules = [
+        json!({ "grammar": chain(300) }),
+        json!({ "grammar": chain(3000) }),
+        json!({ "grammar": "start: start start | \"a\"" }),
+        json!({ "guided_regex": "a?".repeat(20_000) }),
+        json!({ "guided_regex": "(a|aa)+(b|bb)+$".repeat(100) }),
+    ];
+    for rule in rules {
+        let start = Instant::now();
+        let mut body = rule.clone();
+        body["prompt"] = json!(vec!["1+1="; 16]);
+        body["max_tokens"] = json!(4);
+        let answer = server.post("/v1/completions", &body);
+        assert!([200, 400].contains(&answer.status), "{}", answer.text);
+        assert!(!answer.text.contains("panic"), "{}", answer.text);
+        assert!(start.elapsed() < Duration::from_secs(10), "{rule}");
     }
     assert_eq!(server.get("/health").status, 200);
 }

@@ -31,7 +31,7 @@ fn batch(stall: u64, prefixes: bool) -> Options {
         batch: BatchOptions {
             stall: Duration::from_millis(stall),
             prefixes,
-            ..BatchOptions::default()
+            ..Options::default().batch
         },
         ..Options::default()
     }
@@ -160,4 +160,38 @@ fn who_is_under_way_is_answered_before_it_ends() {
     assert_eq!(answer.status, 200, "{}", answer.text);
     assert_eq!(answer.json()["usage"]["completion_tokens"], 300);
     server.join();
+}
+
+#[test]
+fn who_finds_no_place_is_told_when_to_come_back() {
+    let engine = EngineOptions {
+        sessions: 2,
+        ..small()
+    };
+    let options = Options {
+        queue: 0,
+        ..Options::default()
+    };
+    let server = Server::new(engine, options);
+    // one request of many texts waits for nobody else
+    let many = json!({ "prompt": vec!["1+1="; 32], "max_tokens": 2 });
+    assert_eq!(server.post("/v1/completions", &many).status, 200);
+    let mut long = body("What is 1+1? ");
+    long["max_tokens"] = json!(480);
+    let bytes = long.to_string();
+    let under_way: Vec<_> = (0..2)
+        .map(|_| server.send("POST", "/v1/completions", "", bytes.as_bytes()))
+        .collect();
+    while server.get("/slots").json()["requests"]
+        .as_array()
+        .is_none_or(|all| all.len() < 2)
+    {}
+    let answer = server.post("/v1/completions", &body("1+1="));
+    assert_eq!(answer.status, 429, "{}", answer.text);
+    assert!(
+        answer.head.to_ascii_lowercase().contains("retry-after"),
+        "{}",
+        answer.head
+    );
+    drop(under_way);
 }
