@@ -20,6 +20,7 @@ mod references;
 mod refusals;
 mod running;
 mod serve;
+mod several;
 mod signals;
 mod threads;
 
