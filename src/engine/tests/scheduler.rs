@@ -401,29 +401,47 @@ proptest! {
     }
 }
 
-/// Whether a world with this fault is caught on some schedule.
-fn is_caught(fault: Fault) -> bool {
-    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
-        cases: 400,
-        max_shrink_iters: 0,
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    });
-    let all = (3u32..24, settings(), acts());
-    let hook = std::panic::take_hook();
-    std::panic::set_hook(Box::new(|_| {}));
-    let caught = runner.run(&all, |(pages, settings, acts)| {
-        play(pages, settings, &acts, fault);
-        Ok(())
-    });
-    std::panic::set_hook(hook);
-    caught.is_err()
-}
-
 #[test]
 fn faults_are_seen() {
-    assert!(is_caught(Fault::NoCopies));
-    assert!(is_caught(Fault::AnyRole));
+    let settings = Settings {
+        sequences: 4,
+        rows: 64,
+        wanted: 20,
+        stall: Duration::from_millis(5),
+        prefixes: true,
+        reuse_generated: false,
+    };
+    let first = Asked {
+        prompt: vec![1; 20],
+        n: 60,
+        salt: None,
+        wants_all: false,
+    };
+    // goes on from what the first one said
+    let said = first.alone().into_iter().take(50);
+    let second = Asked {
+        prompt: first.prompt.iter().copied().chain(said).collect(),
+        ..first.clone()
+    };
+    let rounds = |n: usize| vec![Act::Round; n];
+    let forks = [
+        vec![Act::Add(first.clone()), Act::Round, Act::Fork(0)],
+        rounds(20),
+    ]
+    .concat();
+    let again = [
+        vec![Act::Add(first)],
+        rounds(70),
+        vec![Act::Add(second)],
+        rounds(3),
+    ]
+    .concat();
+    for (fault, acts) in [(Fault::NoCopies, forks), (Fault::AnyRole, again)] {
+        play(24, settings.clone(), &acts, Fault::None);
+        let play = || play(24, settings.clone(), &acts, fault);
+        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(play));
+        assert!(caught.is_err(), "{fault:?}");
+    }
 }
 
 /// 64 requests that generate and some that are read, on 4,096 pages.
