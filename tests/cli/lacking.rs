@@ -150,7 +150,7 @@ fn too_little_memory_is_one_line_that_says_what_would_help() {
         );
         for line in weights {
             assert!(
-                line.contains("tensor blk.") && line.contains("MiB of weights are packed"),
+                line.contains("error: tensor ") && line.contains("MiB of weights are packed"),
                 "{line}"
             );
             assert!(
