@@ -21,7 +21,7 @@ pub(super) fn install() -> Result<(), Failure> {
         }
     })?;
     #[cfg(unix)]
-    unix::install()?;
+    unix::listen(&[unix::SIGTERM, unix::SIGHUP], |code| end(code))?;
     Ok(())
 }
 
@@ -52,7 +52,7 @@ pub(super) fn install_serving(stop: impl Fn() + Send + 'static) -> Result<Servin
         }
     };
     #[cfg(unix)]
-    unix::install_serving(handle)?;
+    unix::listen(&[unix::SIGINT, unix::SIGTERM, unix::SIGHUP], handle)?;
     #[cfg(not(unix))]
     ctrlc::set_handler(move || handle(130))?;
     Ok(serving)
@@ -67,33 +67,18 @@ fn end(code: i32) -> ! {
 
 #[cfg(unix)]
 mod unix {
-    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    pub(super) use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     use signal_hook::iterator::Signals;
 
-    /// A thread that waits for the signals. It says what ctrlc does not: which one it was.
-    pub(super) fn install() -> std::io::Result<()> {
+    /// A thread that waits for these signals and hands each on with the exit code that it stands
+    /// for. It says what ctrlc does not: which one it was.
+    pub(super) fn listen(
+        signals: &[i32],
+        handle: impl Fn(i32) + Send + 'static,
+    ) -> std::io::Result<()> {
         let ignored = ignored();
-        let wanted = [SIGTERM, SIGHUP]
-            .into_iter()
-            .filter(|signal| ignored >> (signal - 1) & 1 == 0);
-        let mut signals = Signals::new(wanted)?;
-        std::thread::Builder::new()
-            .name("signals".to_owned())
-            .spawn(move || {
-                if let Some(signal) = signals.forever().next() {
-                    super::end(128 + signal);
-                }
-            })?;
-        Ok(())
-    }
-
-    /// A thread that waits for the signals and hands each on with the exit code that it stands for.
-    pub(super) fn install_serving(handle: impl Fn(i32) + Send + 'static) -> std::io::Result<()> {
-        let ignored = ignored();
-        let wanted = [SIGINT, SIGTERM, SIGHUP]
-            .into_iter()
-            .filter(|signal| ignored >> (signal - 1) & 1 == 0);
-        let mut signals = Signals::new(wanted)?;
+        let is_wanted = |signal: &&i32| ignored >> (**signal - 1) & 1 == 0;
+        let mut signals = Signals::new(signals.iter().filter(is_wanted))?;
         std::thread::Builder::new()
             .name("signals".to_owned())
             .spawn(move || {

@@ -33,6 +33,7 @@ pub(crate) struct App {
     /// When it began, in seconds since 1970.
     pub(crate) created: u64,
     pub(crate) started: Instant,
+    n_ctx: usize,
     workers: Arc<Semaphore>,
     /// Who compiles a rule for a text: that can take longer, and one at a time is enough.
     compiler: Arc<Semaphore>,
@@ -48,7 +49,10 @@ impl App {
         template: Option<ChatTemplate>,
         options: Options,
     ) -> App {
+        let pages = front.snapshot().pages;
+        let n_pages = pages.free + pages.cached + pages.used;
         App {
+            n_ctx: engine.n_ctx().min(n_pages * octavo_engine::kv::PAGE),
             grammars: Grammars::new(&engine),
             metrics: Recorder::new(options.names.first().map_or("", String::as_str)),
             engine,
@@ -74,9 +78,7 @@ impl App {
 
     /// Positions that a request can have.
     pub(crate) fn n_ctx(&self) -> usize {
-        let counts = self.front.snapshot().pages;
-        let pages = counts.free + counts.cached + counts.used;
-        self.engine.n_ctx().min(pages * octavo_engine::kv::PAGE)
+        self.n_ctx
     }
 
     /// The name answers carry.

@@ -121,19 +121,24 @@ impl Grammars {
     }
 }
 
-/// Writes JSON without white space of the model's choice: small models never stop writing it.
+/// How JSON is written: without white space of the model's choice, for small models never stop
+/// writing it.
+pub(crate) fn written() -> Value {
+    json!({
+        "whitespace_flexible": false,
+        "item_separator": ", ",
+        "key_separator": ": ",
+        "coerce_one_of": true,
+    })
+}
+
+/// A schema that says so itself.
 fn compact(mut schema: Value) -> Value {
     if schema == Value::Bool(true) {
         schema = json!({});
     }
     if let Value::Object(object) = &mut schema {
-        let spaces = json!({
-            "whitespace_flexible": false,
-            "item_separator": ", ",
-            "key_separator": ": ",
-            "coerce_one_of": true,
-        });
-        object.insert("x-guidance".to_owned(), spaces);
+        object.insert("x-guidance".to_owned(), written());
     }
     schema
 }

@@ -1,5 +1,5 @@
-//! How large a rule for a text may be. Compiling one takes time that grows faster than its size, and
-//! nobody else may wait for it.
+//! How large a rule for a text may be. Compiling one takes time that grows faster than its size,
+//! and nobody else may wait for it.
 
 use serde_json::Value;
 

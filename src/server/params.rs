@@ -150,6 +150,17 @@ fn bias(app: &App, fields: &Fields<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
         .ok_or_else(wrong)
 }
 
+/// Whether a stream ends with the number of tokens.
+pub(crate) fn includes_usage(fields: &Fields<'_>) -> Result<bool, ApiError> {
+    match fields.get("stream_options") {
+        Some(value) => {
+            let options = Fields::at(value, "stream_options.")?;
+            Ok(options.bool("include_usage")?.unwrap_or(false))
+        }
+        None => Ok(false),
+    }
+}
+
 /// What the text must be, and the field that says so.
 pub(crate) fn rule(fields: &Fields<'_>) -> Result<Option<(Rule, &'static str)>, ApiError> {
     let format = match fields.get("response_format") {

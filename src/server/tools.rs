@@ -3,7 +3,7 @@
 use octavo_text::chat::answer::CallFormat;
 use serde_json::{Map, Value, json};
 
-use crate::grammar::Rule;
+use crate::grammar::{Rule, written};
 use crate::routes::conversation::tool_name;
 
 /// A grammar of one call of one of these tools and nothing else.
@@ -43,13 +43,7 @@ fn schema(mut parameters: Map<String, Value>) -> Value {
             .entry("additionalProperties")
             .or_insert(json!(false));
     }
-    let spaces = json!({
-        "whitespace_flexible": false,
-        "item_separator": ", ",
-        "key_separator": ": ",
-        "coerce_one_of": true,
-    });
-    parameters.insert("x-guidance".to_owned(), spaces);
+    parameters.insert("x-guidance".to_owned(), written());
     Value::Object(parameters)
 }
 

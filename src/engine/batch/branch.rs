@@ -63,7 +63,8 @@ struct Clock {
 struct Pool {
     pooling: Pooling,
     n_prompt: usize,
-    rows: usize,
+    /// The first position whose vector has not come.
+    next: usize,
     sum: Vec<f64>,
 }
 
@@ -85,7 +86,7 @@ impl Branch {
             Goal::Embedding(pooling) => Work::Embedding(Pool {
                 pooling,
                 n_prompt,
-                rows: 0,
+                next: 0,
                 sum: Vec::new(),
             }),
             Goal::Text => Work::Text {
@@ -189,21 +190,11 @@ impl Branch {
         self.feed(Computed::Logits(row), vocabulary);
     }
 
-    /// Takes the vector of the next token of the prompt, or of the last one.
-    pub(super) fn take_row(&mut self, row: &[f32]) {
-        let Work::Embedding(pool) = &mut self.work else {
-            return;
-        };
-        if pool.pooling == Pooling::First && pool.rows > 0 {
-            pool.rows += 1;
-            return;
+    /// Takes the vector of the token at a position of the prompt.
+    pub(super) fn take_row(&mut self, position: usize, row: &[f32]) {
+        if let Work::Embedding(pool) = &mut self.work {
+            pool.add(position, row);
         }
-        pool.rows += 1;
-        pool.sum.resize(row.len(), 0.0);
-        pool.sum
-            .iter_mut()
-            .zip(row)
-            .for_each(|(sum, x)| *sum += f64::from(*x));
     }
 
     /// What it was fed since this was last asked.
@@ -356,6 +347,23 @@ impl Branch {
     }
 }
 
+impl Pool {
+    /// Adds the vector of the token at a position. One that was computed before, and again because
+    /// its pages were needed by others, counts once.
+    fn add(&mut self, position: usize, row: &[f32]) {
+        if position < self.next {
+            return;
+        }
+        self.next = position + 1;
+        if self.pooling == Pooling::First && position > 0 {
+            return;
+        }
+        self.sum.resize(row.len(), 0.0);
+        let both = self.sum.iter_mut().zip(row);
+        both.for_each(|(sum, x)| *sum += f64::from(*x));
+    }
+}
+
 impl Clock {
     fn new() -> Clock {
         Clock {
@@ -386,5 +394,28 @@ impl Vectors {
     /// Row by row.
     pub(super) fn rows(&self) -> impl Iterator<Item = &[f32]> {
         self.data.chunks_exact(self.width.max(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_computed_again_counts_once() {
+        let vectors = [[1.0, 2.0], [4.0, 8.0], [16.0, 32.0]];
+        for (pooling, sum) in [(Pooling::Mean, [21.0, 42.0]), (Pooling::First, [1.0, 2.0])] {
+            let mut pool = Pool {
+                pooling,
+                n_prompt: 3,
+                next: 0,
+                sum: Vec::new(),
+            };
+            // two are read, and all of them again after their pages were given up
+            for position in [0, 1, 0, 1, 2] {
+                pool.add(position, &vectors[position]);
+            }
+            assert_eq!(pool.sum, sum, "{pooling:?}");
+        }
     }
 }

@@ -266,9 +266,12 @@ impl Batch {
         let mut rows = vectors.rows();
         for share in plan.shares.iter().filter(|_| taps) {
             let branch = branches.get_mut(&share.id).expect("a branch of the plan");
-            rows.by_ref()
-                .take(share.wanted)
-                .for_each(|row| branch.take_row(row));
+            let job = scheduler.job(share.id).expect("a job of the plan");
+            let first = job.timeline().len() - share.wanted;
+            let own = rows.by_ref().take(share.wanted);
+            (first..)
+                .zip(own)
+                .for_each(|(position, row)| branch.take_row(position, row));
         }
         Ok(failures)
     }

@@ -111,10 +111,6 @@ pub(crate) fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepar
         return Err(fields.wrong("top_logprobs", "logprobs: true beside it"));
     }
     options.logprobs = logprobs.then(|| top.unwrap_or(0));
-    let stream_options = match fields.get("stream_options") {
-        Some(value) => Fields::at(value, "stream_options.")?.bool("include_usage")?,
-        None => None,
-    };
     let continues = fields.bool("continue_final_message")?.unwrap_or(false);
     let template = template(app)?;
     let rendered = render(template, &conversation, continues)?;
@@ -141,7 +137,7 @@ pub(crate) fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepar
             tools: conversation.tools.into(),
             wants,
             logprobs,
-            include_usage: stream_options.unwrap_or(false),
+            include_usage: params::includes_usage(&fields)?,
             return_token_ids: fields.bool("return_token_ids")?.unwrap_or(false),
             n,
         },

@@ -137,10 +137,6 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiErro
             ..Request::new(prompt, &options)
         })
     };
-    let stream_options = match fields.get("stream_options") {
-        Some(value) => Fields::at(value, "stream_options.")?.bool("include_usage")?,
-        None => None,
-    };
     Ok(Prepared {
         requests: prompts.iter().map(request).collect::<Result<_, _>>()?,
         rule,
@@ -150,7 +146,7 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiErro
             echo,
             logprobs: logprobs.is_some(),
             n,
-            include_usage: stream_options.unwrap_or(false),
+            include_usage: params::includes_usage(&fields)?,
             return_token_ids: fields.bool("return_token_ids")?.unwrap_or(false),
         },
     })
