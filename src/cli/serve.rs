@@ -69,7 +69,7 @@ struct ListenArgs {
     /// File with such keys, one a line
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     api_key_file: Option<PathBuf>,
-    /// Site whose pages may use the server, such as https://example.org; * for all
+    /// Site whose pages may use the server, with its scheme and without a path; * for all
     #[arg(long, value_name = "ORIGIN")]
     cors_origin: Vec<String>,
 }
