@@ -8,7 +8,7 @@ use crate::memory::{Memory, Size};
 use crate::pack;
 use crate::pool::Pool;
 use crate::program::Role;
-use crate::table::{ActivationForm, Gemv, MAX_R, Packed, Table, UnpackedKernels};
+use crate::table::{ActivationForm, Gemv, MAX_R, Packed, Table, TiledKernels, UnpackedKernels};
 use octavo_quant::TensorType;
 use std::sync::{Arc, Mutex};
 
@@ -208,6 +208,14 @@ impl Matrix {
 
     pub(crate) fn gemv(&self) -> Option<Gemv> {
         self.kernels.map(|k| k.gemv)
+    }
+
+    /// What a matrix unit does of generated tokens.
+    pub(crate) fn tiled(&self) -> Option<TiledKernels> {
+        match self.gemv()? {
+            Gemv::Codes(kernels) => kernels.tiled,
+            Gemv::Float(_) => None,
+        }
     }
 
     pub(crate) fn strip_bytes(&self) -> usize {

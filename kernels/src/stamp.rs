@@ -88,6 +88,9 @@ macro_rules! by_pairs {
             },
         }
     };
+    (generated $format:ident) => {
+        None
+    };
     (rows) => {
         FLOAT_ROWS
     };
@@ -266,6 +269,7 @@ macro_rules! instantiate {
                                 block: (F::K, F::BLOCK_BYTES * <$simd as Simd>::R),
                                 offset: const { batch::offset::<$simd, F>() },
                             },
+                            tiled: $prompts!(generated F),
                         }),
                         prompt: $prompts!(prompt F),
                     }

@@ -83,6 +83,28 @@ pub(crate) struct CodeKernels {
     pub(crate) row: [unsafe fn(*const u8, usize, &ActRow, *mut f32); 2],
     /// A pair of strips times several rows.
     pub(crate) batch: BatchKernels,
+    /// A pair of strips times many rows, on a matrix unit.
+    pub(crate) tiled: Option<TiledKernels>,
+}
+
+/// How a matrix unit multiplies integer activations of many rows with one weight format.
+#[derive(Clone, Copy)]
+pub(crate) struct TiledKernels {
+    /// Rows from which on it is the faster one.
+    pub(crate) fewest: usize,
+    /// Bytes of so many rows of so many activations in tiles.
+    pub(crate) bytes: fn(usize, usize) -> usize,
+    /// Codes that share a scale: formats with equally many read the same tiles.
+    pub(crate) group: usize,
+    /// Writes rows of `k` activations, the first and how many, as tiles.
+    pub(crate) pack: unsafe fn(&ActRow, usize, usize, *mut u8),
+    /// Two strips, and bytes from one to the next, of `k` weights a row times so many rows in
+    /// tiles; results in rows, and floats from one to the next.
+    #[allow(
+        clippy::type_complexity,
+        reason = "each pair is an address and its stride or length"
+    )]
+    pub(crate) strips: unsafe fn((*const u8, usize), usize, (*const u8, usize), (*mut f32, usize)),
 }
 
 /// Rows of the widest strip.

@@ -4,12 +4,21 @@
 use std::ops::Range;
 
 use super::matmul::Product;
+use super::scratch::{Scratch, Tiled};
 use super::{ACT_GROUP, Epilogue, GENERATED_ROWS, Gemv, Matrix, Operands, Part, STRIP_PAIR, Slot};
 use crate::generic::batch;
 use crate::table::FloatKernels;
 
 /// Results in rows: where the first one's begin, and floats from there to the next row's.
-type Rows = (*mut f32, usize);
+type Results = (*mut f32, usize);
+
+/// Some of a product's rows.
+#[derive(Clone, Copy)]
+struct Rows<'a> {
+    range: &'a Range<usize>,
+    /// How many the product has.
+    all: usize,
+}
 
 impl Part<'_> {
     /// # Safety
@@ -24,6 +33,8 @@ impl Part<'_> {
         } else {
             strips * 15 / 16 / STRIP_PAIR
         };
+        // SAFETY: the scratch at this thread's number is its own, and nobody has borrowed it.
+        unsafe { self.scratches.of(self.w.thread) }.tiled.forget();
         self.take_items(product.task.op, fixed, pairs, |pair| {
             if self.is_done(pair) {
                 return;
@@ -33,17 +44,23 @@ impl Part<'_> {
             for row in (0..m).step_by(GENERATED_ROWS) {
                 let rows = row..m.min(row + GENERATED_ROWS);
                 // SAFETY: one thread has these strips.
-                unsafe { self.gemv_strips(product, strips.clone(), rows) };
+                unsafe { self.gemv_strips(product, strips.clone(), rows, m) };
             }
             self.note_done(pair);
         });
     }
 
-    /// One or two strips times some rows, and what follows.
+    /// One or two strips times some of so many rows, and what follows.
     ///
     /// # Safety
     /// As [`Part::run`]; the strips are those of one of the *items*.
-    unsafe fn gemv_strips(&self, product: &Product<'_>, strips: Range<usize>, rows: Range<usize>) {
+    unsafe fn gemv_strips(
+        &self,
+        product: &Product<'_>,
+        strips: Range<usize>,
+        rows: Range<usize>,
+        all: usize,
+    ) {
         let &Product {
             task,
             matrix,
@@ -58,15 +75,18 @@ impl Part<'_> {
         let place = |slot: Slot| self.view.buffers[slot].0.wrapping_add(at);
         // SAFETY: the scratch at this thread's number is its own, and nothing below borrows it
         // again.
-        let scratch = unsafe { &mut self.scratches.of(self.w.thread).strip };
+        let Scratch { strip, tiled, .. } = unsafe { self.scratches.of(self.w.thread) };
         // both from one pointer: to borrow the scratch again would end what came of the first
         // borrow
-        let near = scratch.as_mut_ptr();
+        let near = strip.as_mut_ptr();
         let other = near.wrapping_add(m * width);
         // SAFETY: one thread has these strips, so `n` columns of the output; strips that are not
         // full, and what is not the output yet, go through this thread's scratch.
         unsafe {
-            let multiply = |matrix, to| self.multiply(product, matrix, &strips, &rows, to);
+            let mut multiply = |matrix, to| {
+                let rows = Rows { range: &rows, all };
+                self.multiply(product, matrix, &strips, rows, tiled, to);
+            };
             let Some(then) = then else {
                 if n == width {
                     multiply(matrix, (place(out), matrix.rows));
@@ -113,20 +133,35 @@ impl Part<'_> {
         product: &Product<'_>,
         matrix: &Matrix,
         strips: &Range<usize>,
-        rows: &Range<usize>,
-        to: Rows,
+        Rows { range: rows, all }: Rows<'_>,
+        tiled: &mut Tiled,
+        to: Results,
     ) {
         let (r, cols) = (self.model.table.strip, matrix.cols);
         let groups = cols / ACT_GROUP;
         let codes = |row| self.view.codes[product.task.reads_codes].at_group(row * groups);
         let (first, m) = (strips.start, rows.len());
         let weights = matrix.strip(first);
+        let is_pair = strips.len() == batch::STRIPS;
         // SAFETY: kernels are of this CPU; strips are whole, and the input is finished.
         unsafe {
             match matrix.gemv().expect("`reads` says that it is packed") {
-                Gemv::Codes(kernels) if m > 1 && strips.len() == batch::STRIPS => {
-                    let weights = (weights, matrix.strip_bytes(), r);
-                    batch::strips(&kernels.batch, weights, cols, (&codes(rows.start), m), to);
+                Gemv::Codes(kernels) if m > 1 && is_pair => {
+                    let strip_bytes = matrix.strip_bytes();
+                    let by_vectors = || {
+                        let (weights, x) = ((weights, strip_bytes, r), codes(rows.start));
+                        batch::strips(&kernels.batch, weights, cols, (&x, m), to);
+                    };
+                    let Some(unit) = kernels.tiled.filter(|unit| m >= unit.fewest) else {
+                        return by_vectors();
+                    };
+                    tiled.faster(&unit, (&codes(0), all, cols), |tiles| {
+                        let Some(x) = tiles else {
+                            return by_vectors();
+                        };
+                        let x = x.wrapping_add((unit.bytes)(rows.start, cols));
+                        (unit.strips)((weights, strip_bytes), cols, (x, m), to);
+                    });
                 }
                 Gemv::Codes(kernels) => {
                     for (i, row) in rows.clone().enumerate() {
@@ -152,7 +187,7 @@ impl Part<'_> {
         kernels: &FloatKernels,
         strip: *const u8,
         (x, rows): (Slot, &Range<usize>),
-        to: Rows,
+        to: Results,
     ) {
         let cols = self.width(x);
         let mut row = rows.start;

@@ -1,12 +1,14 @@
 //! What each thread needs to itself during a step.
 
 use std::cell::UnsafeCell;
+use std::time::{Duration, Instant};
 
 use super::arena::Extent;
-use super::{GENERATED_ROWS, MAX_QUERIES, Model, PANEL_FLOATS, STRIP_PAIR, UNITS, sums_len};
+use super::{GENERATED_ROWS, MAX_QUERIES, Model, PANEL_FLOATS, Role, STRIP_PAIR, UNITS, sums_len};
+use crate::act::ActRow;
 use crate::generic::attention::{MAX_HEAD_DIM, padded};
 use crate::memory::Floats;
-use crate::table::MAX_R;
+use crate::table::{MAX_R, TiledKernels};
 
 /// What one thread needs to itself.
 #[derive(Default)]
@@ -16,8 +18,93 @@ pub(super) struct Scratch {
     pub(super) q: Floats,
     pub(super) out: Floats,
     pub(super) strip: Floats,
+    /// Activations of generated tokens in tiles.
+    pub(super) tiled: Tiled,
     /// Of the matrix unit's attention.
     pub(super) unit: Floats,
+}
+
+/// Activations of generated tokens as a matrix unit reads them, and whether it is the faster one.
+#[derive(Default)]
+pub(super) struct Tiled {
+    values: Floats,
+    /// Codes that share a scale in the formats that read what is there; `None`: nothing is.
+    group: Option<usize>,
+    /// For groups of 16 codes, and of 32.
+    pace: [Pace; 2],
+}
+
+/// What products took lately, on vectors and on the matrix unit.
+///
+/// Two threads of a CPU share one unit, and the other one may be a stranger's: the unit takes two
+/// to four times as long then, which is longer than vectors take. Results are the same, so the
+/// faster one is whichever was faster a moment ago.
+#[derive(Clone, Copy, Default)]
+struct Pace {
+    calls: u32,
+    /// Of one call each.
+    vectors: Duration,
+    tiles: Duration,
+}
+
+/// Calls after which both ways are measured again: some milliseconds.
+const MEASURED_EVERY: u32 = 256;
+
+impl Tiled {
+    /// Says that other activations come.
+    pub(super) fn forget(&mut self) {
+        self.group = None;
+    }
+
+    /// Has the faster way multiply some rows of `x`, or each in turn while it is measured:
+    /// `multiply` gets the tiles of all of them, or nothing and takes vectors.
+    ///
+    /// # Safety
+    /// As [`Tiled::of`].
+    pub(super) unsafe fn faster(
+        &mut self,
+        kernels: &TiledKernels,
+        (x, m, k): (&ActRow, usize, usize),
+        multiply: impl FnOnce(Option<*const u8>),
+    ) {
+        let at = usize::from(kernels.group != 16);
+        let pace = &mut self.pace[at];
+        let call = pace.calls % MEASURED_EVERY;
+        pace.calls = pace.calls.wrapping_add(1);
+        let by_tiles = call == 1 || call > 1 && pace.tiles < pace.vectors;
+        // SAFETY: the caller's promise.
+        let tiles = by_tiles.then(|| unsafe { self.of(kernels, x, m, k) });
+        let start = Instant::now();
+        multiply(tiles);
+        match call {
+            0 => self.pace[at].vectors = start.elapsed(),
+            1 => self.pace[at].tiles = start.elapsed(),
+            _ => {}
+        }
+    }
+
+    /// `m` rows of `k` activations in tiles. They are made once, until somebody forgets them or
+    /// asks for those of other groups.
+    ///
+    /// # Safety
+    /// `x` is the first of the rows, which are finished, and the same ones each time; the kernels
+    /// are of this CPU.
+    pub(super) unsafe fn of(
+        &mut self,
+        kernels: &TiledKernels,
+        x: &ActRow,
+        m: usize,
+        k: usize,
+    ) -> *const u8 {
+        let to = self.values.as_mut_ptr().cast::<u8>();
+        if self.group != Some(kernels.group) {
+            assert!((kernels.bytes)(m, k) <= self.values.len() * 4);
+            // SAFETY: they fit, and the rows are the caller's promise.
+            unsafe { (kernels.pack)(x, m, k, to) };
+            self.group = Some(kernels.group);
+        }
+        to
+    }
 }
 
 /// The scratch of each thread of the pool.
@@ -51,6 +138,14 @@ impl Scratch {
         self.out.grow(MAX_QUERIES * padded(MAX_HEAD_DIM));
         let rows = extent.most_rows().min(GENERATED_ROWS);
         self.strip.grow(2 * STRIP_PAIR * MAX_R * rows);
+        if extent.role == Role::Generated {
+            let rows = extent.most_rows();
+            let bytes = model.matrices.iter().filter_map(|matrix| {
+                let tiled = matrix.tiled().filter(|tiled| tiled.fewest <= rows)?;
+                Some((tiled.bytes)(rows, matrix.cols))
+            });
+            self.tiled.values.grow(bytes.max().unwrap_or(0) / 4);
+        }
         if let Some(unit) = model.unit {
             let caches = model.program.caches.iter();
             let bytes = caches.map(|kv| (unit.scratch)(kv.head_dim)).max();

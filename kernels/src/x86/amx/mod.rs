@@ -1,14 +1,17 @@
-//! AMX: prompts in bf16, a matrix unit's 16 x 16 products of 32 k at a time.
+//! AMX: prompts in bf16, a matrix unit's 16 x 16 products of 32 k at a time; and many tokens that
+//! are generated together, with the bits that each has alone.
 //!
 //! ```text
 //! panel   per strip and 32 k: [16 pairs of k][16 rows][2]      1 KiB, a "B" tile
 //! tile    per 16 tokens and 32 k: [16 tokens][32]              1 KiB, an "A" tile
 //! sums    [16 tokens][16 rows] f32, stored to y as they are    a "C" tile
 //! ```
-//! `tile` has the unit's own instructions, `products` those with quantized weights,
-//! `prompt_attention` what its name says; everything else is AVX-512's.
+//! `tile` has the unit's own instructions, `products` those with quantized weights, `generated`
+//! those of tokens generated together, `prompt_attention` what its name says; everything else is
+//! AVX-512's.
 
 mod detect;
+mod generated;
 mod products;
 mod prompt_attention;
 mod tile;
@@ -28,6 +31,9 @@ macro_rules! by_tiles {
             panel: products::panel::<$format>,
             tiles: [products::tiles_bf16::<1>, products::tiles_bf16::<2>],
         }
+    };
+    (generated $format:ident) => {
+        Some(const { generated::kernels::<$format>() })
     };
     (rows) => {
         UnpackedKernels {

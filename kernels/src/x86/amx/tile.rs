@@ -241,3 +241,89 @@ pub(crate) unsafe fn busy(turns: usize) {
         }
     }
 }
+
+/// Sums of one group of codes: zeroes one of two sets of sum tiles, and adds the products of a B
+/// tile with one A tile (groups of 16), or with two (groups of 32), which lie one after the other;
+/// `APART`: each to a tile of its own. Set 0 is tiles 0 and 1, set 1 tiles 2 and 3.
+///
+/// # Safety
+/// Tiles are configured; `x` has the A tiles and `panel` the B tile.
+#[inline(always)]
+pub(super) unsafe fn multiply_group<const GROUP: usize, const APART: bool>(
+    set: usize,
+    x: *const u8,
+    panel: *const u8,
+) {
+    macro_rules! product {
+        ($sums:literal, $other:literal, $b:literal) => {
+            match (GROUP, APART) {
+                (16, _) => product!(
+                    concat!("tilezero ", $sums),
+                    concat!("tileloadd tmm4, [{a}+{s}*1]"),
+                    concat!("tileloadd ", $b, ", [{b}+{s}*1]"),
+                    concat!("tdpbf16ps ", $sums, ", tmm4, ", $b)
+                ),
+                (_, false) => product!(
+                    concat!("tilezero ", $sums),
+                    concat!("tileloadd tmm4, [{a}+{s}*1]"),
+                    concat!("tileloadd ", $b, ", [{b}+{s}*1]"),
+                    concat!("tdpbf16ps ", $sums, ", tmm4, ", $b),
+                    concat!("tileloadd tmm5, [{a}+{s}*1+1024]"),
+                    concat!("tdpbf16ps ", $sums, ", tmm5, ", $b)
+                ),
+                (_, true) => product!(
+                    concat!("tilezero ", $sums),
+                    concat!("tilezero ", $other),
+                    concat!("tileloadd tmm4, [{a}+{s}*1]"),
+                    concat!("tileloadd ", $b, ", [{b}+{s}*1]"),
+                    concat!("tdpbf16ps ", $sums, ", tmm4, ", $b),
+                    concat!("tileloadd tmm5, [{a}+{s}*1+1024]"),
+                    concat!("tdpbf16ps ", $other, ", tmm5, ", $b)
+                ),
+            }
+        };
+        ($($line:expr),*) => {
+            asm!($($line),*, a = in(reg) x, b = in(reg) panel, s = in(reg) 64usize,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _,
+                out("tmm5") _, out("tmm6") _, out("tmm7") _, options(nostack, readonly))
+        };
+    }
+    // SAFETY: tiles are configured and addresses have them by the caller's promise; every register
+    // written is declared.
+    unsafe {
+        if set == 0 {
+            product!("tmm0", "tmm1", "tmm6")
+        } else {
+            product!("tmm2", "tmm3", "tmm7")
+        }
+    }
+}
+
+/// Stores the sums that [`multiply_group`] left in a set: a tile, or two one after the other.
+///
+/// # Safety
+/// As there; `to` has room.
+#[inline(always)]
+pub(super) unsafe fn store_group<const APART: bool>(set: usize, to: *mut f32) {
+    macro_rules! store {
+        ($sums:literal, $other:literal) => {
+            if APART {
+                store!([concat!("tilestored [{c}+{s}*1], ", $sums),
+                    concat!("tilestored [{c}+{s}*1+1024], ", $other)])
+            } else {
+                store!([concat!("tilestored [{c}+{s}*1], ", $sums)])
+            }
+        };
+        ([$($line:expr),*]) => {
+            asm!($($line),*, c = in(reg) to, s = in(reg) 64usize, options(nostack))
+        };
+    }
+    // SAFETY: as `multiply_group`.
+    unsafe {
+        if set == 0 {
+            store!("tmm0", "tmm1")
+        } else {
+            store!("tmm2", "tmm3")
+        }
+    }
+}
