@@ -431,7 +431,7 @@ fn deliver(mailboxes: &mut HashMap<RequestId, Receiver>, id: RequestId, event: E
         return;
     };
     let is_last = match &event {
-        Event::Failed(_) | Event::Embedded { .. } => true,
+        Event::Failed(_) | Event::Embedded { .. } | Event::Found { .. } => true,
         Event::Finished { .. } => {
             receiver.open -= 1;
             receiver.open == 0

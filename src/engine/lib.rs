@@ -24,8 +24,8 @@ pub mod threads;
 
 pub use backend::{Loading, LoadingSink};
 pub use batch::{
-    Batch, BatchError, BatchOptions, Delta, Event, Goal, MAX_CHOICES, Pooling, Request, RequestId,
-    RequestView, Snapshot, Timing, Totals,
+    Batch, BatchError, BatchOptions, BeamSearch, Delta, Event, Found, Goal, MAX_CHOICES, Pooling,
+    Request, RequestId, RequestView, Snapshot, Timing, Totals,
 };
 pub use demo::demo_model;
 pub use engine::{

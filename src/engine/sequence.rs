@@ -2,14 +2,16 @@
 //! came of them, chooses the next token and hands out text as soon as it is certain. Knows no
 //! device, no clock and no output; whoever drives it may stop between any two steps.
 
+mod candidates;
+
 use octavo_kernels::Role;
 use octavo_text::stop::{EmptyStop, StopMatcher};
 use octavo_text::tokenizer::{Tokenizer, Utf8Stream};
 use serde::Serialize;
 
-use crate::sample::{
-    Among, ConfigError, Constraint, Logprobs, SampleError, Sampler, SamplerConfig, logprobs,
-};
+use crate::sample::{ConfigError, Constraint, Logprobs, SampleError, Sampler, SamplerConfig};
+
+pub(crate) use candidates::Candidate;
 
 /// What tokens mean as text.
 pub trait Vocabulary {
@@ -338,21 +340,34 @@ impl Sequence {
             return Ok(String::new());
         }
         self.n_cached = self.tokens.len();
-        let most = self.options.max_tokens.unwrap_or(usize::MAX);
-        if most == 0 {
+        if self.options.max_tokens == Some(0) {
             return Ok(self.end(Finish::Length));
         }
-        let id = match computed {
-            Computed::Argmax(id) => id,
+        let (id, recorded) = match computed {
+            Computed::Argmax(id) => (id, None),
             Computed::Logits(logits) => self.choose(logits, vocabulary)?,
             Computed::Cached(_) => unreachable!("returned above"),
         };
+        self.take(id, recorded, vocabulary)
+    }
+
+    /// Takes the token that comes next; answers the text that is certain now.
+    fn take(
+        &mut self,
+        id: u32,
+        recorded: Option<Logprobs>,
+        vocabulary: &dyn Vocabulary,
+    ) -> Result<String, SequenceError> {
+        if let Some(constraint) = &mut self.constraint {
+            constraint.accept(id).map_err(SampleError::from)?;
+        }
+        self.logprobs.extend(recorded);
         self.sampler.accept(id);
         self.generated.push(id);
         let (mut text, stopped) = self.append(id, vocabulary);
         let finish = if stopped {
             Some(Finish::Stop)
-        } else if self.generated.len() == most {
+        } else if Some(self.generated.len()) == self.options.max_tokens {
             Some(Finish::Length)
         } else if self.n_cached == self.bounds.n_ctx {
             Some(Finish::ContextFull)
@@ -406,40 +421,22 @@ impl Sequence {
         }
     }
 
-    fn choose(
-        &mut self,
-        logits: &[f32],
-        vocabulary: &dyn Vocabulary,
-    ) -> Result<u32, SequenceError> {
-        let allowed = match &mut self.constraint {
-            Some(constraint) => constraint.allowed().map_err(SampleError::from)?,
-            None => None,
-        };
-        let banned = if self.generated.len() < self.options.min_tokens {
-            vocabulary.eog_ids()
-        } else {
-            &[]
-        };
-        let among = Among {
-            allowed: allowed.as_ref(),
-            banned,
-        };
-        let id = self.sampler.sample_among(logits, among)?;
-        if let Some(constraint) = &mut self.constraint {
-            constraint.accept(id).map_err(SampleError::from)?;
-        }
-        if let Some(n) = self.options.logprobs {
-            self.logprobs.push(logprobs(logits, id, n)?);
-        }
-        Ok(id)
+    /// Whether the text ends before this token.
+    fn ends(&self, id: u32, vocabulary: &dyn Vocabulary) -> bool {
+        self.options.stop_ids.contains(&id) || vocabulary.eog_ids().contains(&id)
+    }
+
+    /// Whether a token is part of the text.
+    fn shows(&self, id: u32, vocabulary: &dyn Vocabulary) -> bool {
+        self.options.show_special || !vocabulary.is_special(id)
     }
 
     /// Adds a token's text; answers what is certain of it, and whether it ends the generation.
     fn append(&mut self, id: u32, vocabulary: &dyn Vocabulary) -> (String, bool) {
-        if self.options.stop_ids.contains(&id) || vocabulary.eog_ids().contains(&id) {
+        if self.ends(id, vocabulary) {
             return (String::new(), true);
         }
-        if vocabulary.is_special(id) && !self.options.show_special {
+        if !self.shows(id, vocabulary) {
             return (String::new(), false);
         }
         let whole = self.utf8.push(vocabulary.piece(id));

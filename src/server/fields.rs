@@ -59,13 +59,18 @@ impl<'a> Fields<'a> {
 
     /// A number in a range.
     pub(crate) fn f32(&self, name: &str, range: RangeInclusive<f64>) -> Read<f32> {
+        Ok(self.f64(name, range)?.map(|number| number as f32))
+    }
+
+    /// A number in a range.
+    pub(crate) fn f64(&self, name: &str, range: RangeInclusive<f64>) -> Read<f64> {
         let Some(value) = self.get(name) else {
             return Ok(None);
         };
         let number = value.as_f64().filter(|number| range.contains(number));
         let (from, to) = (range.start(), range.end());
         match number {
-            Some(number) => Ok(Some(number as f32)),
+            Some(number) => Ok(Some(number)),
             None => Err(self.wrong(name, &format!("a number from {from} to {to}"))),
         }
     }

@@ -63,11 +63,23 @@ impl Recorder {
 
     /// Takes notice of what happened to a request.
     pub(crate) fn note(&self, event: &Event) {
-        let Event::Finished { text, timing, .. } = event else {
-            return;
-        };
-        self.note_timing(timing);
-        let reason = match text.finish {
+        match event {
+            Event::Finished { text, timing, .. } => {
+                self.note_timing(timing);
+                self.note_end(text.finish);
+            }
+            Event::Found { texts, timing } => {
+                self.note_timing(timing);
+                texts
+                    .iter()
+                    .for_each(|found| self.note_end(found.text.finish));
+            }
+            _ => {}
+        }
+    }
+
+    fn note_end(&self, finish: Finish) {
+        let reason = match finish {
             Finish::Stop => "stop",
             Finish::Length | Finish::ContextFull => "length",
             Finish::Cancelled => "abort",

@@ -1,8 +1,8 @@
 //! The fields that all requests for text share.
 
-use octavo_engine::MAX_CHOICES;
 use octavo_engine::generate::Options;
 use octavo_engine::sample::SamplerConfig;
+use octavo_engine::{BeamSearch, Goal, MAX_CHOICES};
 use serde_json::Value;
 
 use crate::app::App;
@@ -148,6 +148,23 @@ fn bias(app: &App, fields: &Fields<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
         .map(read)
         .collect::<Option<_>>()
         .ok_or_else(wrong)
+}
+
+/// Whether `n` texts are drawn, or are the best of a search with as many beams, or `best_of`.
+pub(crate) fn goal(fields: &Fields<'_>, n: usize) -> Result<Goal, ApiError> {
+    let length_penalty = fields.f64("length_penalty", -10.0..=10.0)?;
+    if !fields.bool("use_beam_search")?.unwrap_or(false) {
+        return Ok(Goal::Text);
+    }
+    if fields.bool("stream")?.unwrap_or(false) {
+        let message = "expected false beside use_beam_search: \
+                       which texts are the best is known at the end of the search";
+        return Err(ApiError::bad_field("stream", message));
+    }
+    Ok(Goal::Beams(BeamSearch {
+        width: fields.count("best_of", n, MAX_N)?.unwrap_or(n),
+        length_penalty: length_penalty.unwrap_or(1.0),
+    }))
 }
 
 /// Whether a stream ends with the number of tokens.

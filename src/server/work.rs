@@ -7,8 +7,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use octavo_engine::sample::Logprobs;
-use octavo_engine::sequence::Finish;
-use octavo_engine::{Event, EventStream, Request, Timing};
+use octavo_engine::sequence::{Finish, Text};
+use octavo_engine::{Event, EventStream, Found, Request, Timing};
 
 use crate::app::{Admission, App};
 use crate::error::ApiError;
@@ -114,14 +114,13 @@ impl Work {
                     choice,
                     text,
                     timing,
-                } => answer.choices.push(Choice {
-                    index: choice,
-                    text: text.text,
-                    tokens: text.tokens,
-                    logprobs: text.logprobs,
-                    finish: text.finish,
-                    timing,
-                }),
+                } => answer.choices.push(Choice::of(choice, text, timing)),
+                Event::Found { texts, timing } => {
+                    let texts = texts.into_iter().enumerate();
+                    let choice =
+                        |(index, found): (usize, Found)| Choice::of(index, found.text, timing);
+                    answer.choices = texts.map(choice).collect();
+                }
                 Event::Embedded { vector, .. } => answer.vector = vector,
                 Event::Failed(error) => return Err(error.into()),
             }
@@ -155,6 +154,21 @@ pub(crate) struct Choice {
 }
 
 impl Choice {
+    fn of(index: usize, text: Text, timing: Timing) -> Choice {
+        Choice {
+            index,
+            timing: Timing {
+                // of a search, the longest text's
+                generated_tokens: text.tokens.len(),
+                ..timing
+            },
+            text: text.text,
+            tokens: text.tokens,
+            logprobs: text.logprobs,
+            finish: text.finish,
+        }
+    }
+
     /// How likely it is, by token.
     fn mean_logprob(&self) -> f64 {
         let sum: f64 = self.logprobs.iter().map(|token| token.logprob).sum();

@@ -1,4 +1,4 @@
-//! One text of a request, or its embedding: what becomes of the outputs of steps.
+//! One text of a request, its beams, or its embedding: what becomes of the outputs of steps.
 
 use std::time::Instant;
 
@@ -6,15 +6,18 @@ use crate::backend::TapView;
 use crate::sample::{Logprobs, SampleError, logprobs};
 use crate::sequence::{Bounds, Computed, Options, Sequence, SequenceError, Text, Vocabulary, Want};
 
-use super::request::{Delta, Goal, Pooling, Request, RequestId, Timing};
+use super::beams::Search;
+use super::request::{Delta, Found, Goal, Pooling, Request, RequestId, Timing};
 
 /// What a text was fed last, before anybody was told.
 pub(super) type Fed = Result<Delta, SequenceError>;
 
-/// One text of a request, or its embedding.
+/// One text of a request, its beams, or its embedding.
 pub(super) struct Branch {
     pub(super) request: RequestId,
     pub(super) choice: usize,
+    n_prompt: usize,
+    prompt: Option<PromptProbs>,
     work: Work,
     clock: Clock,
     fed: Option<Fed>,
@@ -23,10 +26,11 @@ pub(super) struct Branch {
 }
 
 enum Work {
-    Text {
-        sequence: Box<Sequence>,
-        n_prompt: usize,
-        prompt: Option<PromptProbs>,
+    Text(Box<Sequence>),
+    Beams {
+        search: Box<Search>,
+        /// Texts that are wanted.
+        n: usize,
     },
     Embedding(Pool),
 }
@@ -51,6 +55,14 @@ enum First {
     Logits(Vec<f32>),
 }
 
+/// How a search goes on.
+pub(super) enum Turn {
+    /// Which beams, by their places, are followed by which tokens.
+    On(Vec<(usize, u32)>),
+    /// It does not: this is what it has found, the best first.
+    Over(Vec<Found>),
+}
+
 /// When what happened.
 struct Clock {
     added: Instant,
@@ -62,7 +74,6 @@ struct Clock {
 /// The vectors of a prompt's tokens on their way to one.
 struct Pool {
     pooling: Pooling,
-    n_prompt: usize,
     /// The first position whose vector has not come.
     next: usize,
     sum: Vec<f64>,
@@ -82,24 +93,25 @@ impl Branch {
         if let Some(constraint) = &request.constraint {
             sequence.constrain(constraint.fork());
         }
+        let prompt = request.prompt_logprobs.map(|n_top| PromptProbs {
+            tokens: request.prompt.clone(),
+            n_top,
+            found: Vec::new(),
+        });
         let work = match request.goal {
             Goal::Embedding(pooling) => Work::Embedding(Pool {
                 pooling,
-                n_prompt,
                 next: 0,
                 sum: Vec::new(),
             }),
-            Goal::Text => Work::Text {
-                sequence: Box::new(sequence),
-                n_prompt,
-                prompt: request.prompt_logprobs.map(|n_top| PromptProbs {
-                    tokens: request.prompt.clone(),
-                    n_top,
-                    found: Vec::new(),
-                }),
+            Goal::Beams(how) => Work::Beams {
+                search: Box::new(Search::new(how, sequence)?),
+                n: request.n,
             },
+            Goal::Text => Work::Text(Box::new(sequence)),
         };
-        let siblings = (request.n > 1).then_some(Siblings {
+        let has_siblings = request.n > 1 && matches!(work, Work::Text(_));
+        let siblings = has_siblings.then_some(Siblings {
             request,
             bounds,
             first: None,
@@ -107,6 +119,8 @@ impl Branch {
         Ok(Branch {
             request: id,
             choice: 0,
+            n_prompt,
+            prompt: prompt.filter(|_| !matches!(work, Work::Embedding(_))),
             work,
             clock: Clock::new(),
             fed: None,
@@ -117,16 +131,15 @@ impl Branch {
     /// Whether outputs of every token of the prompt are wanted.
     pub(super) fn wants_all(&self) -> bool {
         match &self.work {
-            Work::Text { prompt, .. } => prompt.is_some(),
+            Work::Text(_) | Work::Beams { .. } => self.prompt.is_some(),
             Work::Embedding(pool) => pool.pooling != Pooling::Last,
         }
     }
 
     pub(super) fn wants_argmax(&self) -> bool {
         match &self.work {
-            Work::Text {
-                sequence, prompt, ..
-            } => prompt.is_none() && sequence.want() == Want::Argmax,
+            Work::Text(sequence) => self.prompt.is_none() && sequence.want() == Want::Argmax,
+            Work::Beams { .. } => false,
             Work::Embedding(_) => true,
         }
     }
@@ -135,10 +148,11 @@ impl Branch {
         matches!(self.work, Work::Embedding(_))
     }
 
-    /// Tokens chosen.
+    /// Tokens chosen, of beams those of each.
     pub(super) fn generated(&self) -> usize {
         match &self.work {
-            Work::Text { sequence, .. } => sequence.generated().len(),
+            Work::Text(sequence) => sequence.generated().len(),
+            Work::Beams { search, .. } => search.generated(),
             Work::Embedding(_) => 0,
         }
     }
@@ -146,7 +160,7 @@ impl Branch {
     /// The last token chosen, if the text goes on after it.
     pub(super) fn next_token(&self) -> Option<u32> {
         match &self.work {
-            Work::Text { sequence, .. } if sequence.finish().is_none() => {
+            Work::Text(sequence) if sequence.finish().is_none() => {
                 sequence.generated().last().copied()
             }
             _ => None,
@@ -170,9 +184,10 @@ impl Branch {
         }
     }
 
-    /// Takes the logits of what follows the token at a position.
+    /// Takes the logits of what follows the token at a position; of beams, of this one.
     pub(super) fn take_logits(
         &mut self,
+        beam: usize,
         position: usize,
         row: &[f32],
         vocabulary: &dyn Vocabulary,
@@ -187,7 +202,39 @@ impl Branch {
         if let Some(siblings) = self.siblings.as_mut().filter(|s| s.first.is_none()) {
             siblings.first = Some(First::Logits(row.to_vec()));
         }
+        if let Work::Beams { search, .. } = &mut self.work {
+            let taken = search.take(beam, row, vocabulary);
+            self.fed = taken.err().map(Err);
+            return;
+        }
         self.feed(Computed::Logits(row), vocabulary);
+    }
+
+    /// Whether it searches for texts.
+    pub(super) fn searches(&self) -> bool {
+        matches!(self.work, Work::Beams { .. })
+    }
+
+    /// Takes all beams a token further: which of them are followed by which tokens, or the texts
+    /// that were found if the search is over.
+    pub(super) fn advance(&mut self, vocabulary: &dyn Vocabulary) -> Result<Turn, SequenceError> {
+        let Work::Beams { search, n } = &mut self.work else {
+            unreachable!("only a search has beams");
+        };
+        if let Some(Err(error)) = self.fed.take() {
+            return Err(error);
+        }
+        let next = search.advance(vocabulary)?;
+        let now = Instant::now();
+        self.clock.first.get_or_insert(now);
+        self.clock.last = Some(now);
+        Ok(if next.is_empty() {
+            let mut found = search.take_found();
+            found.truncate(*n);
+            Turn::Over(found)
+        } else {
+            Turn::On(next)
+        })
     }
 
     /// Takes the vector of the token at a position of the prompt.
@@ -204,12 +251,9 @@ impl Branch {
 
     /// The log-probabilities of the prompt, once all are there; they are handed out once.
     pub(super) fn take_prompt(&mut self) -> Option<Vec<Logprobs>> {
-        match &mut self.work {
-            Work::Text { prompt, .. } => prompt
-                .take_if(|prompt| prompt.found.len() + 1 == prompt.tokens.len())
-                .map(|prompt| prompt.found),
-            Work::Embedding(_) => None,
-        }
+        let is_whole = |prompt: &mut PromptProbs| prompt.found.len() + 1 == prompt.tokens.len();
+        let whole = self.prompt.take_if(is_whole);
+        whole.map(|prompt| prompt.found)
     }
 
     /// The embedding, normalized, if `n_read` tokens of the prompt are all.
@@ -217,7 +261,7 @@ impl Branch {
         let Work::Embedding(pool) = &mut self.work else {
             return None;
         };
-        if n_read < pool.n_prompt {
+        if n_read < self.n_prompt {
             return None;
         }
         let length = pool.sum.iter().map(|x| x * x).sum::<f64>().sqrt();
@@ -247,11 +291,9 @@ impl Branch {
         let mut branch = Branch {
             request: self.request,
             choice,
-            work: Work::Text {
-                sequence,
-                n_prompt: request.prompt.len(),
-                prompt: None,
-            },
+            n_prompt: self.n_prompt,
+            prompt: None,
+            work: Work::Text(sequence),
             clock: Clock {
                 first: None,
                 last: None,
@@ -273,10 +315,6 @@ impl Branch {
         let clock = &self.clock;
         let now = Instant::now();
         let begun = clock.begun.unwrap_or(now);
-        let n_prompt = match &self.work {
-            Work::Text { n_prompt, .. } => *n_prompt,
-            Work::Embedding(pool) => pool.n_prompt,
-        };
         Timing {
             queued: begun - clock.added,
             prompt: clock.first.unwrap_or(now).saturating_duration_since(begun),
@@ -287,37 +325,29 @@ impl Branch {
                 .map(|(first, last)| last - first)
                 .unwrap_or_default(),
             total: now - clock.added,
-            prompt_tokens: n_prompt,
+            prompt_tokens: self.n_prompt,
             generated_tokens: self.generated(),
             cached: 0,
             recomputed: 0,
         }
     }
 
-    /// What it has brought forth; `None` for an embedding.
+    /// What it has brought forth; `None` if that is no text of its own.
     pub(super) fn into_text(self) -> Option<Text> {
         match self.work {
-            Work::Text { sequence, .. } => Some(sequence.into_text()),
-            Work::Embedding(_) => None,
+            Work::Text(sequence) => Some(sequence.into_text()),
+            Work::Beams { .. } | Work::Embedding(_) => None,
         }
     }
 
     /// Whether what follows this position is not chosen yet. Tokens that are computed again after
     /// their pages were given up have followers already.
     fn is_next(&self, position: usize) -> bool {
-        match &self.work {
-            Work::Text {
-                sequence, n_prompt, ..
-            } => position + 1 == n_prompt + sequence.generated().len(),
-            Work::Embedding(_) => false,
-        }
+        !self.embeds() && position + 1 == self.n_prompt + self.generated()
     }
 
     fn note_prompt(&mut self, position: usize, row: &[f32]) -> Result<(), SampleError> {
-        if let Work::Text {
-            prompt: Some(prompt),
-            ..
-        } = &mut self.work
+        if let Some(prompt) = &mut self.prompt
             && prompt.found.len() == position
             && let Some(&next) = prompt.tokens.get(position + 1)
         {
@@ -327,7 +357,7 @@ impl Branch {
     }
 
     fn feed(&mut self, computed: Computed<'_>, vocabulary: &dyn Vocabulary) {
-        let Work::Text { sequence, .. } = &mut self.work else {
+        let Work::Text(sequence) = &mut self.work else {
             return;
         };
         let before = sequence.generated().len();
@@ -407,7 +437,6 @@ mod tests {
         for (pooling, sum) in [(Pooling::Mean, [21.0, 42.0]), (Pooling::First, [1.0, 2.0])] {
             let mut pool = Pool {
                 pooling,
-                n_prompt: 3,
                 next: 0,
                 sum: Vec::new(),
             };

@@ -1,6 +1,7 @@
 //! Requests that advance together: each step gives a token to every request that generates, then
 //! reads more of the prompts of the others. What a request says does not depend on its neighbours.
 
+mod beams;
 mod branch;
 mod request;
 
@@ -14,11 +15,11 @@ use crate::runtime::{Entry, Output, Runtime, Value};
 use crate::schedule::{Job, Plan, Scheduler, Settings, Share};
 use crate::sequence::Bounds;
 use crate::{Engine, Error};
-use branch::{Branch, Vectors};
+use branch::{Branch, Turn, Vectors};
 
 pub use request::{
-    BatchError, BatchOptions, Delta, Event, Goal, Pooling, Request, RequestId, RequestView,
-    Snapshot, Timing, Totals,
+    BatchError, BatchOptions, BeamSearch, Delta, Event, Found, Goal, Pooling, Request, RequestId,
+    RequestView, Snapshot, Timing, Totals,
 };
 
 /// Texts of one request at most.
@@ -31,7 +32,10 @@ pub struct Batch {
     engine: Engine,
     options: BatchOptions,
     scheduler: Scheduler,
-    /// By their numbers in the scheduler; the first text of a request has the request's own.
+    /// Texts that run at a time.
+    places: usize,
+    /// By their numbers in the scheduler; the first text of a request has the request's own, and
+    /// all its beams are one branch.
     branches: BTreeMap<RequestId, Branch>,
     next_id: RequestId,
     totals: Totals,
@@ -53,6 +57,7 @@ impl Batch {
         Batch {
             engine: engine.clone(),
             options,
+            places: settings.sequences,
             scheduler: Scheduler::new(settings),
             branches: BTreeMap::new(),
             next_id: 0,
@@ -66,32 +71,56 @@ impl Batch {
         self.engine.n_ctx().min(pages * crate::kv::PAGE)
     }
 
+    /// Positions that each of so many beams of a prompt can have: they share its full pages only.
+    fn n_ctx_of_beams(&self, n_prompt: usize, width: usize) -> usize {
+        let pages = self.engine.runtime().ledger.capacity();
+        let common = (n_prompt / crate::kv::PAGE).min(pages);
+        let own = (pages - common) / width;
+        self.engine.n_ctx().min((common + own) * crate::kv::PAGE)
+    }
+
     /// Adds a request; it is newer than all others.
     ///
     /// # Errors
     /// If the prompt or an option does not fit, or as many requests wait as may.
     pub fn add(&mut self, request: Request) -> Result<RequestId, BatchError> {
-        let waiting = self.scheduler.jobs().len() - self.scheduler.running();
+        let waiting = self.scheduler.waiting();
         if waiting >= self.options.queue {
             return Err(BatchError::QueueFull { waiting });
         }
-        let n = request.n;
-        if !(1..=MAX_CHOICES).contains(&n) {
-            let most = MAX_CHOICES;
-            return Err(BatchError::Choices { n, most });
-        }
+        let width = match request.goal {
+            Goal::Beams(how) => how.width,
+            Goal::Text | Goal::Embedding(_) => 1,
+        };
+        self.check_counts(&request, width)?;
         let bounds = Bounds {
-            n_ctx: self.n_ctx(),
+            n_ctx: self.n_ctx_of_beams(request.prompt.len(), width),
             n_vocab: self.engine.hparams().n_vocab(),
         };
         let id = self.next_id;
         let (prompt, salt) = (request.prompt.clone(), request.salt.clone());
         let branch = Branch::new(id, request, bounds, self.engine.tokenizer())?;
-        self.scheduler
-            .add(Job::new(id, prompt, salt, branch.wants_all()));
+        let job = Job::new(id, prompt, salt, branch.wants_all());
+        self.scheduler.add(job.with_beams(width));
         self.branches.insert(id, branch);
-        self.next_id += 1;
+        self.next_id += width as u64;
         Ok(id)
+    }
+
+    /// An error if so many texts, or so many beams, cannot be.
+    fn check_counts(&self, request: &Request, width: usize) -> Result<(), BatchError> {
+        if !(1..=self.places).contains(&width) {
+            let most = self.places;
+            return Err(BatchError::Beams { width, most });
+        }
+        let most = match request.goal {
+            Goal::Beams(_) => width,
+            Goal::Text | Goal::Embedding(_) => MAX_CHOICES,
+        };
+        match request.n {
+            n if !(1..=most).contains(&n) => Err(BatchError::Choices { n, most }),
+            _ => Ok(()),
+        }
     }
 
     /// Ends a request and gives its pages back; false if there is none of this number.
@@ -106,7 +135,7 @@ impl Batch {
         !all.is_empty()
     }
 
-    /// Requests, of which each text that has begun counts as one.
+    /// Requests, of which each text that has begun counts as one, and all beams together as one.
     pub fn len(&self) -> usize {
         self.branches.len()
     }
@@ -120,10 +149,11 @@ impl Batch {
     pub fn snapshot(&self) -> Snapshot {
         let runtime = self.engine.runtime();
         let view = |job: &Job| {
-            let branch = &self.branches[&job.id()];
+            let branch = &self.branches[&job.group()];
+            let beam = (job.id() - job.group()) as usize;
             RequestView {
                 id: branch.request,
-                choice: branch.choice,
+                choice: branch.choice + beam,
                 state: job.state_name(),
                 pages: job.timeline().n_pages(),
                 tokens: job.timeline().len(),
@@ -195,6 +225,9 @@ impl Batch {
                 let error = Error::from(error).into();
                 self.fail(at, error, &mut runtime, events);
             }
+            // other texts of those that have failed have ended with them
+            let is_there = |share: &Share| self.branches.contains_key(&share.group);
+            plan.shares.retain(is_there);
             if !plan.shares.is_empty() {
                 self.compute(role, &plan, &mut runtime, events)?;
             }
@@ -244,28 +277,32 @@ impl Batch {
         let mut entries: Vec<Entry<'_>> = entries
             .map(|((tokens, timeline), share)| Entry {
                 wanted: share.n - share.wanted..share.n,
-                only_argmax: branches[&share.id].wants_argmax(),
+                only_argmax: branches[&share.group].wants_argmax(),
                 ..Entry::new(timeline, tokens)
             })
             .collect();
-        let embeds = |share: &Share| share.wanted > 0 && branches[&share.id].embeds();
+        let embeds = |share: &Share| share.wanted > 0 && branches[&share.group].embeds();
         let taps = plan.shares.iter().any(embeds);
         let mut vectors = Vectors::default();
         let mut see = |view: &TapView<'_>| vectors.see(view);
         let tap = taps.then_some(&mut see as &mut TapSink<'_>);
         runtime.step(role, &mut entries, tap, &mut |output: Output<'_>| {
-            let id = plan.shares[output.entry].id;
-            let branch = branches.get_mut(&id).expect("a branch of the plan");
+            let Share { id, group, .. } = plan.shares[output.entry];
+            let branch = branches.get_mut(&group).expect("a branch of the plan");
             let (position, vocabulary) = (output.position, engine.tokenizer());
             match output.value {
                 Value::Argmax(token) => branch.take_argmax(position, token, vocabulary),
-                Value::Logits(row) => branch.take_logits(position, row, vocabulary),
+                Value::Logits(row) => {
+                    branch.take_logits((id - group) as usize, position, row, vocabulary);
+                }
             }
         })?;
         let failures = entries.into_iter().map(|entry| entry.failed).collect();
         let mut rows = vectors.rows();
         for share in plan.shares.iter().filter(|_| taps) {
-            let branch = branches.get_mut(&share.id).expect("a branch of the plan");
+            let branch = branches
+                .get_mut(&share.group)
+                .expect("a branch of the plan");
             let job = scheduler.job(share.id).expect("a job of the plan");
             let first = job.timeline().len() - share.wanted;
             let own = rows.by_ref().take(share.wanted);
@@ -281,7 +318,7 @@ impl Batch {
         for share in &plan.shares {
             let branch = self
                 .branches
-                .get_mut(&share.id)
+                .get_mut(&share.group)
                 .expect("a branch of the plan");
             if !branch.begins(now) {
                 continue;
@@ -298,11 +335,14 @@ impl Batch {
 
     /// A request's tokens of a step are computed: hands out what came of them.
     fn advance(&mut self, role: Role, share: &Share, runtime: &mut Runtime, events: &mut Events) {
-        let branch = self
-            .branches
-            .get_mut(&share.id)
-            .expect("a branch of the plan");
-        let job = self.scheduler.job(share.id).expect("a job of the plan");
+        let Some(branch) = self.branches.get_mut(&share.group) else {
+            // another text of the request has failed, or its last beam has just been computed
+            return;
+        };
+        let Some(job) = self.scheduler.job(share.id) else {
+            // a beam that nothing follows
+            return;
+        };
         if role == Role::Prompt {
             let done = job.timeline().len();
             events.push((branch.request, Event::Read { done }));
@@ -317,6 +357,9 @@ impl Batch {
         if let Some(all) = branch.take_prompt() {
             events.push((branch.request, Event::Prompt(all)));
         }
+        if branch.searches() {
+            return self.search(share.group, runtime, events);
+        }
         let siblings = branch.siblings(self.engine.tokenizer());
         for sibling in siblings {
             let id = self.next_id;
@@ -326,6 +369,39 @@ impl Batch {
             self.hand_out(id, runtime, events);
         }
         self.hand_out(share.id, runtime, events);
+    }
+
+    /// Takes the beams of a request a token further as soon as all are computed, or ends it.
+    fn search(&mut self, at: RequestId, runtime: &mut Runtime, events: &mut Events) {
+        if !self.scheduler.is_level(at) {
+            return;
+        }
+        let branch = self.branches.get_mut(&at).expect("a branch of the batch");
+        match branch.advance(self.engine.tokenizer()) {
+            Err(error) => self.fail(at, error.into(), runtime, events),
+            Ok(Turn::On(next)) => {
+                self.totals.generated_tokens += next.len() as u64;
+                self.scheduler.regroup(&mut runtime.ledger, at, &next);
+            }
+            Ok(Turn::Over(texts)) => {
+                let timing = self.timing(at);
+                self.forget(at, runtime);
+                texts
+                    .iter()
+                    .for_each(|found| self.totals.count(found.text.finish));
+                events.push((at, Event::Found { texts, timing }));
+            }
+        }
+    }
+
+    /// The times of a branch so far, and what it did not need to compute.
+    fn timing(&self, at: RequestId) -> Timing {
+        let reused = self.scheduler.job(at).map(Job::reused).unwrap_or_default();
+        Timing {
+            cached: reused.cached,
+            recomputed: reused.recomputed,
+            ..self.branches[&at].timing()
+        }
     }
 
     /// Tells what a text was fed, and goes on with its next token or ends it.
@@ -346,12 +422,7 @@ impl Batch {
             self.scheduler.push(at, token);
             return;
         }
-        let reused = self.scheduler.job(at).map(Job::reused).unwrap_or_default();
-        let timing = Timing {
-            cached: reused.cached,
-            recomputed: reused.recomputed,
-            ..branch.timing()
-        };
+        let timing = self.timing(at);
         let text = self.forget(at, runtime).and_then(Branch::into_text);
         if let Some(text) = text {
             self.totals.count(text.finish);

@@ -10,13 +10,44 @@ use crate::sequence::{Finish, Options, SequenceError, Text};
 pub use crate::schedule::RequestId;
 
 /// What is wanted of a prompt.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Goal {
     /// Text that continues it.
     #[default]
     Text,
+    /// The best texts that a beam search finds. Nothing is drawn: seed, temperature and what cuts a
+    /// distribution off are not used.
+    Beams(BeamSearch),
     /// One vector for all of it.
     Embedding(Pooling),
+}
+
+/// How to search for likely texts.
+///
+/// At each step every beam proposes its `2 * width` likeliest tokens, by their natural
+/// log-probabilities among what bias, penalties and the constraint leave. All are ranked by the sum
+/// over their text, equal ones by beam and then by token. Those that end a text are found if they
+/// are among the best `width`, and the best `width` others go on. The search is over when `width` texts have been found and the best
+/// that goes on would not be better than the worst of them if it ended there, or when the texts may
+/// not become longer: then those that go on are found too.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BeamSearch {
+    /// Texts that go on at a time, and texts that are found before the search ends.
+    pub width: usize,
+    /// A found text's score is its sum divided by its number of tokens, the one that ended it
+    /// included, to this power: 0 prefers short texts, 1 compares means.
+    pub length_penalty: f64,
+}
+
+/// A text that a beam search has found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Found {
+    /// The text.
+    pub text: Text,
+    /// The sum of its tokens' natural log-probabilities.
+    pub logprob: f64,
+    /// What it was ranked by; the higher the better.
+    pub score: f64,
 }
 
 /// How the vectors of a prompt's tokens become one.
@@ -37,7 +68,7 @@ pub struct Request {
     pub prompt: Vec<u32>,
     /// How to generate.
     pub options: Options,
-    /// Texts to generate, each with a seed one above the last's.
+    /// Texts to generate, each with a seed one above the last's; of a beam search, the best so many.
     pub n: usize,
     /// Log-probabilities of the prompt's own tokens, with so many alternatives. Nothing of the
     /// prompt then comes from the cache.
@@ -47,7 +78,7 @@ pub struct Request {
     /// Only requests with the same salt share cached prompts: what is cached can be told from how
     /// long an answer takes.
     pub salt: Option<String>,
-    /// Text or an embedding.
+    /// Text, the best texts, or an embedding.
     pub goal: Goal,
 }
 
@@ -116,6 +147,14 @@ pub enum Event {
         /// When what happened.
         timing: Timing,
     },
+    /// The texts that its beam search has found, the best first, as many as were asked for unless
+    /// there are fewer; nothing follows.
+    Found {
+        /// At least one.
+        texts: Vec<Found>,
+        /// When what happened.
+        timing: Timing,
+    },
     /// Its embedding, normalized to length 1; nothing follows.
     Embedded {
         /// `[n_embd]`
@@ -181,6 +220,14 @@ pub enum BatchError {
         /// At most.
         most: usize,
     },
+    /// Beams of a search.
+    #[error("{width} beams: expected 1 to {most}, which is how many texts run at a time")]
+    Beams {
+        /// Beams asked for.
+        width: usize,
+        /// At most.
+        most: usize,
+    },
     /// The device failed in a step that it was part of, or nobody works any more.
     #[error("{0}")]
     Step(String),
@@ -215,7 +262,7 @@ impl Default for BatchOptions {
 pub struct RequestView {
     /// Its number.
     pub id: RequestId,
-    /// Which of its texts.
+    /// Which of its texts, or of its beams.
     pub choice: usize,
     /// `waiting`, `running` or `preempted`.
     pub state: &'static str,

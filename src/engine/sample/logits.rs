@@ -88,12 +88,17 @@ pub struct Logprobs {
 /// [`SampleError::NonFinite`] if a logit is not finite, [`SampleError::Length`] if there is none
 /// for `id`.
 pub fn logprobs(logits: &[f32], id: u32, n_top: usize) -> Result<Logprobs, SampleError> {
+    let mut all = all_logprobs(logits, &[id], n_top)?;
+    Ok(all.remove(0))
+}
+
+/// As [`logprobs`], of several tokens in order.
+pub(crate) fn all_logprobs(
+    logits: &[f32],
+    ids: &[u32],
+    n_top: usize,
+) -> Result<Vec<Logprobs>, SampleError> {
     check(logits, logits.len())?;
-    let length = SampleError::Length {
-        expected: id as usize + 1,
-        got: logits.len(),
-    };
-    let own = f64::from(*logits.get(id as usize).ok_or(length)?);
     let max = logits
         .iter()
         .fold(f64::NEG_INFINITY, |m, &l| m.max(f64::from(l)));
@@ -103,15 +108,22 @@ pub fn logprobs(logits: &[f32], id: u32, n_top: usize) -> Result<Logprobs, Sampl
             .map(|&l| (f64::from(l) - max).exp())
             .sum::<f64>()
             .ln();
-    let top = top_logits(logits, n_top)
+    let top: Vec<(u32, f64)> = top_logits(logits, n_top)
         .into_iter()
         .map(|(id, l)| (id, f64::from(l) - lse))
         .collect();
-    Ok(Logprobs {
-        id,
-        logprob: own - lse,
-        top,
-    })
+    let one = |&id: &u32| {
+        let length = SampleError::Length {
+            expected: id as usize + 1,
+            got: logits.len(),
+        };
+        Ok(Logprobs {
+            id,
+            logprob: f64::from(*logits.get(id as usize).ok_or(length)?) - lse,
+            top: top.clone(),
+        })
+    };
+    ids.iter().map(one).collect()
 }
 
 /// The `n` highest logits with their tokens, best first, equal ones by id; NaN counts as lowest.

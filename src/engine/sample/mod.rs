@@ -20,6 +20,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 pub use config::{ConfigError, SamplerConfig, Stage};
 pub use constraint::{Among, Constraint, ConstraintError, TokenSet};
+pub(crate) use logits::all_logprobs;
 pub(crate) use logits::are_finite;
 use logits::check;
 pub use logits::{Logprobs, argmax, logprobs, top_logits};
@@ -151,23 +152,7 @@ impl Sampler {
         if self.takes_the_largest() && among.is_all() {
             return argmax(logits).ok_or(SampleError::NothingLeft);
         }
-        self.candidates.clear();
-        // + 0.0 makes a negative zero equal to zero under total_cmp
-        self.candidates
-            .extend((0u32..).zip(logits).map(|(id, &l)| Candidate {
-                id,
-                logit: f64::from(l) + 0.0,
-            }));
-        for &(id, bias) in &self.config.logit_bias {
-            self.candidates[id as usize].logit += f64::from(bias);
-        }
-        if !among.is_all() {
-            self.candidates.retain(|c| among.contains(c.id));
-        }
-        if self.config.penalises() && self.config.is_greedy() {
-            self.penalise();
-        }
-        self.candidates.retain(|c| c.logit > f64::NEG_INFINITY);
+        self.gather(logits, among, self.config.is_greedy());
         if self.candidates.is_empty() {
             return Err(SampleError::NothingLeft);
         }
@@ -182,6 +167,50 @@ impl Sampler {
             .min_by(|a, b| likelier(a, b))
             .map(|c| c.id)
             .ok_or(SampleError::NothingLeft)
+    }
+
+    /// The `n` tokens that a greedy choice among some would like best, best first, each with its
+    /// natural log-probability among those: after bias and penalties, before everything else. None
+    /// if no token is left.
+    ///
+    /// # Errors
+    /// If a logit is not finite, or their number is wrong.
+    pub(crate) fn best_among(
+        &mut self,
+        logits: &[f32],
+        among: Among<'_>,
+        n: usize,
+    ) -> Result<Vec<(u32, f64)>, SampleError> {
+        check(logits, self.n_vocab)?;
+        self.gather(logits, among, true);
+        let max = max_logit(&self.candidates);
+        let sum: f64 = self.candidates.iter().map(|c| (c.logit - max).exp()).sum();
+        let lse = max + sum.ln();
+        keep_top_k(&mut self.candidates, n);
+        self.candidates.sort_unstable_by(likelier);
+        let best = self.candidates.iter();
+        Ok(best.map(|c| (c.id, c.logit - lse)).collect())
+    }
+
+    /// Collects what may be chosen from, with bias, and penalties if they come first.
+    fn gather(&mut self, logits: &[f32], among: Among<'_>, penalise: bool) {
+        self.candidates.clear();
+        // + 0.0 makes a negative zero equal to zero under total_cmp
+        self.candidates
+            .extend((0u32..).zip(logits).map(|(id, &l)| Candidate {
+                id,
+                logit: f64::from(l) + 0.0,
+            }));
+        for &(id, bias) in &self.config.logit_bias {
+            self.candidates[id as usize].logit += f64::from(bias);
+        }
+        if !among.is_all() {
+            self.candidates.retain(|c| among.contains(c.id));
+        }
+        if penalise && self.config.penalises() {
+            self.penalise();
+        }
+        self.candidates.retain(|c| c.logit > f64::NEG_INFINITY);
     }
 
     fn apply(&mut self, stage: Stage) {

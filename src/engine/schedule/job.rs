@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::kv::{GroupCopy, History, Ledger, OutOfPages, PAGE, Timeline};
+use crate::kv::{GroupCopy, History, Ledger, OutOfPages, PAGE, PageId, Timeline};
 
 /// Which request; later ones have higher numbers.
 pub type RequestId = u64;
@@ -45,6 +45,11 @@ pub struct Reused {
 #[derive(Debug)]
 pub struct Job {
     pub(super) id: RequestId,
+    /// The number of the first beam of its group; its own if it is no beam.
+    pub(super) group: RequestId,
+    /// Beams that its group may have. Their numbers follow each other, so that they are as old as
+    /// their request.
+    pub(super) width: usize,
     /// The prompt, then what was generated.
     pub(super) tokens: Vec<u32>,
     pub(super) n_prompt: usize,
@@ -61,6 +66,8 @@ impl Job {
     pub fn new(id: RequestId, prompt: Vec<u32>, salt: Option<String>, wants_all: bool) -> Job {
         Job {
             id,
+            group: id,
+            width: 1,
             n_prompt: prompt.len(),
             tokens: prompt,
             salt,
@@ -71,9 +78,38 @@ impl Job {
         }
     }
 
+    /// The same as the first beam of a group of so many at most, whose numbers are this one's and
+    /// those after it.
+    pub fn with_beams(self, width: usize) -> Job {
+        Job { width, ..self }
+    }
+
+    /// The job that goes on from where this one stands with a token, on the same pages until one of
+    /// the two writes.
+    pub(super) fn followed_by(&self, ledger: &mut Ledger, id: RequestId, token: u32) -> Job {
+        let followed = [&self.tokens[..], &[token]].concat();
+        Job {
+            n_prompt: self.n_prompt,
+            group: self.group,
+            width: self.width,
+            timeline: ledger.fork(&self.timeline),
+            state: self.state,
+            reused: Reused {
+                recomputed: 0,
+                ..self.reused
+            },
+            ..Job::new(id, followed, self.salt.clone(), false)
+        }
+    }
+
     /// Its number.
     pub fn id(&self) -> RequestId {
         self.id
+    }
+
+    /// The number of the first beam of its group; its own if it is no beam.
+    pub fn group(&self) -> RequestId {
+        self.group
     }
 
     /// Tokens of its prompt.
@@ -107,13 +143,27 @@ impl Job {
     pub(super) fn generates(&self) -> bool {
         self.state == State::Running && !self.reads()
     }
+}
 
-    /// Pages it will need before its next token, beyond those it has.
-    pub(super) fn pages_to_come(&self) -> usize {
-        (self.tokens.len() + 1)
-            .div_ceil(PAGE)
-            .saturating_sub(self.timeline.n_pages())
-    }
+/// Pages that a group will need before its next tokens, beyond those it has: the full pages of the
+/// prompt once, and what follows for each beam that there may be. A page that beams share until they
+/// write counts as the copies that they will make.
+pub(super) fn pages_to_come(group: &[Job]) -> usize {
+    let first = &group[0];
+    let end = (first.tokens.len() + 1).div_ceil(PAGE);
+    let common = match first.width {
+        1 => end,
+        _ => first.n_prompt / PAGE,
+    };
+    let needed = common + first.width * (end - common);
+    let tables = group.iter().filter_map(|job| job.timeline.tables().first());
+    let has = tables.clone().map(|table| table.pages().len().min(common));
+    let mut own: Vec<PageId> = tables
+        .flat_map(|table| table.pages().iter().skip(common).copied())
+        .collect();
+    own.sort_unstable();
+    own.dedup();
+    needed.saturating_sub(has.max().unwrap_or(0) + own.len())
 }
 
 impl Job {
@@ -160,6 +210,8 @@ fn history<'a>(
 pub struct Share {
     /// Whose.
     pub id: RequestId,
+    /// The number of the first beam of its group; its own if it is no beam.
+    pub group: RequestId,
     /// How many.
     pub n: usize,
     /// How many of them, from the last, need outputs.
@@ -182,8 +234,15 @@ impl Plan {
     pub(super) fn push(&mut self, job: &Job, n: usize, wanted: usize) {
         self.shares.push(Share {
             id: job.id,
+            group: job.group,
             n,
             wanted,
         });
+    }
+
+    /// Takes the tokens of a group out again: its pages are gone. What was to be copied for it still
+    /// is, before everything that is copied to the same pages for others.
+    pub(super) fn retract(&mut self, group: RequestId) {
+        self.shares.retain(|share| share.group != group);
     }
 }

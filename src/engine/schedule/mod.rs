@@ -4,8 +4,10 @@
 //! One round is a step for those that generate, then a step for prompts: a token's role decides its
 //! kernels, so no step mixes the two. Nobody's next token waits for more than one chunk of prompts.
 //! When pages are short, the newest running request gives its own back and computes its tokens
-//! again later, in the roles they had, so that its bits stay what they were.
+//! again later, in the roles they had, so that its bits stay what they were. Beams of one request
+//! are a group, which does all of this together.
 
+mod group;
 mod job;
 
 use std::time::Duration;
@@ -75,11 +77,15 @@ impl Scheduler {
         self.add(job);
     }
 
-    /// Forgets a request, whatever it is doing, and gives its pages back.
+    /// Forgets a request, whatever it is doing, and gives its pages back, those of all its beams.
+    /// Answers the first of them.
     pub fn remove(&mut self, ledger: &mut Ledger, id: RequestId) -> Option<Job> {
-        let mut job = self.jobs.remove(self.place(id)?);
-        ledger.truncate(&mut job.timeline, 0);
-        Some(job)
+        let all = self.members(self.place(id)?);
+        let mut all: Vec<Job> = self.jobs.drain(all).collect();
+        for job in &mut all {
+            ledger.truncate(&mut job.timeline, 0);
+        }
+        all.into_iter().next()
     }
 
     /// A request's next token was chosen.
@@ -120,12 +126,8 @@ impl Scheduler {
             if rows == 0 || outputs == 0 {
                 break;
             }
-            if self.jobs[at].state != State::Running {
-                let may_begin = !self.has_preempted && self.running() < self.settings.sequences;
-                is_open = is_open && may_begin;
-                if !is_open || !self.begins(ledger, at, &mut is_open) {
-                    continue;
-                }
+            if self.jobs[at].state != State::Running && !self.may_run(ledger, at, &mut is_open) {
+                continue;
             }
             let job = &self.jobs[at];
             let left = job.n_prompt.saturating_sub(job.timeline.len());
@@ -180,14 +182,6 @@ impl Scheduler {
         }
     }
 
-    /// Requests that run.
-    pub fn running(&self) -> usize {
-        self.jobs
-            .iter()
-            .filter(|job| job.state == State::Running)
-            .count()
-    }
-
     /// All requests, in the order in which they came.
     pub fn jobs(&self) -> &[Job] {
         &self.jobs
@@ -217,8 +211,18 @@ impl Scheduler {
         (in_time as usize).max(MIN_CHUNK).min(rows)
     }
 
-    /// Lets a request begin that waits, with what the cache holds of it. `is_open` becomes false if
-    /// there is no room: then nobody newer may begin either, or it would wait for ever.
+    /// Lets a request run that does not, if it may. `is_open` becomes false if there is no place or
+    /// no room: then nobody newer may begin either, or it would wait for ever.
+    fn may_run(&mut self, ledger: &mut Ledger, at: usize, is_open: &mut bool) -> bool {
+        if self.is_of_running_group(at) {
+            return self.joins(ledger, at);
+        }
+        let places = self.running() + self.jobs[at].width;
+        *is_open = *is_open && !self.has_preempted && places <= self.settings.sequences;
+        *is_open && self.begins(ledger, at, is_open)
+    }
+
+    /// Lets a request begin that waits, with what the cache holds of it, if there is room.
     fn begins(&mut self, ledger: &mut Ledger, at: usize, is_open: &mut bool) -> bool {
         let job = &mut self.jobs[at];
         let mut cached = 0;
@@ -226,10 +230,9 @@ impl Scheduler {
             cached = job.adopt(ledger, self.settings.reuse_generated);
         }
         let waits = self.settings.prefixes && self.is_being_read(at);
-        let running = self.jobs.iter().filter(|job| job.state == State::Running);
-        let promised: usize = running.clone().map(Job::pages_to_come).sum();
-        let needed = self.jobs[at].pages_to_come() + promised;
-        *is_open = waits || needed <= ledger.available() || running.count() == 0;
+        let promised: usize = self.running_groups().map(job::pages_to_come).sum();
+        let needed = job::pages_to_come(&self.jobs[self.members(at)]) + promised;
+        *is_open = waits || needed <= ledger.available() || self.running() == 0;
         let job = &mut self.jobs[at];
         if waits || !*is_open {
             ledger.truncate(&mut job.timeline, 0);
@@ -273,24 +276,17 @@ impl Scheduler {
                 }
                 Err(short) => short,
             };
-            let is_running = |job: &Job| job.state == State::Running;
-            let newest = self.jobs.iter().rposition(is_running).unwrap_or(at);
-            if self.jobs[..=at]
-                .iter()
-                .filter(|job| is_running(job))
-                .count()
-                == 1
-                && newest == at
-            {
+            let own = self.jobs[at].group;
+            let mut running = self.jobs.iter().enumerate();
+            let newest = running.rfind(|(_, job)| job.state == State::Running);
+            let newest = newest.map_or(at, |(newest, _)| newest);
+            let is_own = self.jobs[newest].group == own;
+            if is_own && self.running_groups().all(|group| group[0].group == own) {
                 plan.failed.push((self.jobs[at].id, short));
                 return false;
             }
-            let job = &mut self.jobs[newest];
-            ledger.truncate(&mut job.timeline, 0);
-            job.state = State::Preempted;
-            self.has_preempted = true;
-            self.preemptions += 1;
-            if newest == at {
+            self.preempt(ledger, newest, plan);
+            if is_own {
                 return false;
             }
         }

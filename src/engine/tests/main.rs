@@ -1,5 +1,6 @@
 //! The engine crate from outside.
 
+mod beams;
 mod generate;
 mod kv;
 mod sampler;

@@ -29,15 +29,59 @@ fn next(value: u64) -> u32 {
     (value % 3) as u32
 }
 
+/// Which beams, by their places, go on with which tokens: up to so many of all that could be, as
+/// what they hold says.
+fn followers(values: &[u64], width: usize) -> Vec<(usize, u32)> {
+    let token = |parent: usize| (0..3u32).map(move |token| (parent, token));
+    let mut all: Vec<(usize, u32)> = (0..values.len()).flat_map(token).collect();
+    all.sort_by_key(|&(parent, token)| mix(values[parent], token, Role::Prompt));
+    let n = 1 + values.iter().fold(0, |sum, value| sum ^ value) as usize % width;
+    all.truncate(n);
+    all
+}
+
 #[derive(Clone, Debug)]
 struct Asked {
     prompt: Vec<u32>,
     n: usize,
     salt: Option<String>,
     wants_all: bool,
+    /// Beams at most; none of them is said aloud.
+    beams: usize,
 }
 
 impl Asked {
+    /// Pages that it may need at once.
+    fn pages(&self) -> usize {
+        let common = match self.beams {
+            1 => 0,
+            _ => self.prompt.len() / PAGE,
+        };
+        common + self.beams * ((self.prompt.len() + self.n).div_ceil(PAGE) - common)
+    }
+
+    /// What its beams say after each step if nobody else is there.
+    fn beams_alone(&self) -> Vec<Vec<Vec<u32>>> {
+        let read = |value, token: &u32| mix(value, *token, Role::Prompt);
+        let value = self.prompt.iter().fold(root(self.salt.as_deref()), read);
+        let mut beams = vec![(value, Vec::new())];
+        let mut steps = Vec::new();
+        while steps.len() < self.n {
+            let values: Vec<u64> = beams.iter().map(|(value, _)| *value).collect();
+            let follow = |(parent, token): (usize, u32)| {
+                let (value, said): &(u64, Vec<u32>) = &beams[parent];
+                let said = [&said[..], &[token]].concat();
+                (mix(*value, token, Role::Generated), said)
+            };
+            beams = followers(&values, self.beams)
+                .into_iter()
+                .map(follow)
+                .collect();
+            steps.push(beams.iter().map(|(_, said)| said.clone()).collect());
+        }
+        steps
+    }
+
     /// What it says if nobody else is there.
     fn alone(&self) -> Vec<u32> {
         let read = |value, token: &u32| mix(value, *token, Role::Prompt);
@@ -69,9 +113,14 @@ enum Fault {
     None,
     /// Pages are not copied before one of two owners writes.
     NoCopies,
+    /// Beams that nothing follows are not given up.
+    KeepLosers,
     /// Pages of generated tokens stand in for a prompt's.
     AnyRole,
 }
+
+/// What a beam has said, and what its last position holds, once that is known.
+type Beam = (Vec<u32>, Option<u64>);
 
 struct World {
     ledger: Ledger,
@@ -80,6 +129,9 @@ struct World {
     store: HashMap<(usize, PageId), [u64; PAGE]>,
     asked: BTreeMap<RequestId, Asked>,
     said: BTreeMap<RequestId, Vec<u32>>,
+    /// Of each group.
+    beams: BTreeMap<RequestId, Vec<Beam>>,
+    sequences: usize,
     next_id: RequestId,
     fault: Fault,
 }
@@ -90,6 +142,8 @@ impl World {
     fn new(pages: u32, settings: Settings, fault: Fault) -> World {
         World {
             ledger: Ledger::new(GROUPS, pages),
+            sequences: settings.sequences,
+            beams: BTreeMap::new(),
             scheduler: Scheduler::new(Settings {
                 reuse_generated: fault == Fault::AnyRole,
                 ..settings
@@ -103,14 +157,17 @@ impl World {
     }
 
     fn add(&mut self, asked: Asked) {
-        if asked.prompt.len() + asked.n > self.ledger.capacity() * PAGE {
+        if asked.pages() > self.ledger.capacity() || asked.beams > self.sequences {
             return;
         }
         let id = self.next_id;
-        self.next_id += 1;
+        self.next_id += asked.beams as u64;
         let salt = asked.salt.clone();
-        self.scheduler
-            .add(Job::new(id, asked.prompt.clone(), salt, asked.wants_all));
+        let job = Job::new(id, asked.prompt.clone(), salt, asked.wants_all);
+        self.scheduler.add(job.with_beams(asked.beams));
+        if asked.beams > 1 {
+            self.beams.insert(id, vec![(Vec::new(), None)]);
+        }
         self.said.insert(id, Vec::new());
         self.asked.insert(id, asked);
     }
@@ -139,10 +196,14 @@ impl World {
         );
         self.asked.remove(&id);
         self.said.remove(&id);
+        self.beams.remove(&id);
+        let is_own = |job: &Job| job.group() == id;
+        assert!(!self.scheduler.jobs().iter().any(is_own), "with all beams");
     }
 
     fn fork(&mut self, of: RequestId) {
         let said = self.said[&of].clone();
+        // beams have said nothing aloud
         if said.is_empty() {
             return;
         }
@@ -208,7 +269,7 @@ impl World {
             "each request once, in order"
         );
         for ((tokens, timeline), share) in entries.into_iter().zip(&plan.shares) {
-            let salt = self.asked[&share.id].salt.as_deref();
+            let salt = self.asked[&share.group].salt.as_deref();
             let mut value = last_value(&self.store, timeline, salt);
             for (i, &token) in tokens.iter().enumerate() {
                 value = mix(value, token, role);
@@ -222,15 +283,51 @@ impl World {
             }
             timeline.advance(timeline.len() + tokens.len());
             if share.wanted > 0 {
-                outputs.push((share.id, next(value), timeline.len()));
+                outputs.push((*share, value, timeline.len()));
             }
         }
         let time = Duration::from_millis(10);
         self.scheduler.took(&mut self.ledger, role, plan, time);
-        for (id, token, len) in outputs {
-            self.say(id, token, len);
+        for &(share, value, len) in &outputs {
+            if let Some(beams) = self.beams.get_mut(&share.group) {
+                let (said, last) = &mut beams[(share.id - share.group) as usize];
+                let is_last = len == self.asked[&share.group].prompt.len() + said.len();
+                *last = if is_last { Some(value) } else { *last };
+            }
+        }
+        for (share, value, len) in outputs {
+            match self.beams.contains_key(&share.group) {
+                true => self.follow(share.group),
+                false if self.asked.contains_key(&share.id) => self.say(share.id, next(value), len),
+                false => {}
+            }
         }
         plan.shares.iter().map(|share| share.n).sum()
+    }
+
+    /// Takes the beams of a group a token further, if all are computed.
+    fn follow(&mut self, group: RequestId) {
+        if !self.scheduler.is_level(group) {
+            return;
+        }
+        let (asked, beams) = (&self.asked[&group], &self.beams[&group]);
+        let last = beams.iter().map(|(_, last)| last.expect("its output came"));
+        let next = followers(&last.collect::<Vec<u64>>(), asked.beams);
+        let follow =
+            |&(parent, token): &(usize, u32)| ([&beams[parent].0[..], &[token]].concat(), None);
+        let after: Vec<Beam> = next.iter().map(follow).collect();
+        let step = after[0].0.len();
+        let said: Vec<Vec<u32>> = after.iter().map(|(said, _)| said.clone()).collect();
+        assert_eq!(said, asked.beams_alone()[step - 1], "as if alone");
+        if step == asked.n {
+            return self.end(group);
+        }
+        self.beams.insert(group, after);
+        if self.fault == Fault::KeepLosers {
+            let job = self.scheduler.job(group).expect("it is there");
+            std::mem::forget(self.ledger.fork(job.timeline()));
+        }
+        self.scheduler.regroup(&mut self.ledger, group, &next);
     }
 
     /// A request's next token; it ends when it has said what it was asked for.
@@ -323,6 +420,7 @@ fn asked() -> impl Strategy<Value = Asked> {
             n: 60,
             salt: None,
             wants_all: false,
+            beams: 1,
         };
         let all = first.prompt.iter().copied().chain(first.alone());
         all.take(n).collect()
@@ -330,12 +428,16 @@ fn asked() -> impl Strategy<Value = Asked> {
     let rest = prop::collection::vec(0..3u32, 1..20);
     let salt = prop_oneof![3 => Just(None), 1 => Just(Some("a".to_owned()))];
     let wants_all = prop_oneof![5 => Just(false), 1 => Just(true)];
-    (stem, rest, 1..50usize, salt, wants_all).prop_map(|(stem, rest, n, salt, wants_all)| Asked {
-        prompt: stem.into_iter().chain(rest).collect(),
-        n,
-        salt,
-        wants_all,
-    })
+    let beams = prop_oneof![2 => Just(1), 1 => 2..5usize];
+    (stem, rest, 1..50usize, salt, wants_all, beams).prop_map(
+        |(stem, rest, n, salt, wants_all, beams)| Asked {
+            prompt: stem.into_iter().chain(rest).collect(),
+            n,
+            salt,
+            wants_all,
+            beams,
+        },
+    )
 }
 
 fn acts() -> impl Strategy<Value = Vec<Act>> {
@@ -416,6 +518,7 @@ fn faults_are_seen() {
         n: 60,
         salt: None,
         wants_all: false,
+        beams: 1,
     };
     // goes on from what the first one said
     let said = first.alone().into_iter().take(50);
@@ -430,13 +533,27 @@ fn faults_are_seen() {
     ]
     .concat();
     let again = [
-        vec![Act::Add(first)],
+        vec![Act::Add(first.clone())],
         rounds(70),
         vec![Act::Add(second)],
         rounds(3),
     ]
     .concat();
-    for (fault, acts) in [(Fault::NoCopies, forks), (Fault::AnyRole, again)] {
+    let beams = [
+        vec![Act::Add(Asked {
+            beams: 3,
+            ..first.clone()
+        })],
+        rounds(20),
+    ]
+    .concat();
+    let all = [
+        (Fault::NoCopies, forks),
+        (Fault::NoCopies, beams.clone()),
+        (Fault::KeepLosers, beams),
+        (Fault::AnyRole, again),
+    ];
+    for (fault, acts) in all {
         play(24, settings.clone(), &acts, Fault::None);
         let play = || play(24, settings.clone(), &acts, fault);
         let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(play));
@@ -463,6 +580,7 @@ fn a_round_of_many_takes_little_time() {
             n: 400,
             salt: None,
             wants_all: false,
+            beams: 1,
         });
     }
     for _ in 0..200 {

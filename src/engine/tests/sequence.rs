@@ -2,10 +2,11 @@
 //! beside whom, it says the same.
 
 use octavo_engine::generate::{Observer, generate};
-use octavo_engine::sample::SamplerConfig;
+use octavo_engine::sample::{Constraint, ConstraintError, SamplerConfig, TokenSet};
 use octavo_engine::sequence::{Bounds, Computed, Finish, Options, Sequence, Vocabulary, Want};
 use octavo_engine::{
-    Batch, BatchError, BatchOptions, Engine, EngineOptions, Event, ModelSource, Request, RequestId,
+    Batch, BatchError, BatchOptions, BeamSearch, Engine, EngineOptions, Event, Goal, ModelSource,
+    Request, RequestId,
 };
 use octavo_kernels::Role;
 use octavo_text::tokenizer::EncodeOptions;
@@ -331,4 +332,56 @@ fn who_is_told_of_an_event_may_use_the_engine() {
         batch.step(look).expect("a step");
     }
     assert!(told > 0);
+}
+
+/// Allows everything for so many tokens, and gives up then.
+#[derive(Debug)]
+struct GivesUp(usize);
+
+impl Constraint for GivesUp {
+    fn allowed(&mut self) -> Result<Option<TokenSet>, ConstraintError> {
+        match self.0 {
+            0 => Err(ConstraintError("it gives up".to_owned())),
+            _ => Ok(None),
+        }
+    }
+
+    fn accept(&mut self, _: u32) -> Result<(), ConstraintError> {
+        self.0 -= 1;
+        Ok(())
+    }
+
+    fn fork(&self) -> Box<dyn Constraint> {
+        Box::new(GivesUp(self.0))
+    }
+}
+
+#[test]
+fn a_request_whose_texts_all_fail_in_one_step_fails_once() {
+    let engine = engine(4, 512);
+    let beams = Goal::Beams(BeamSearch {
+        width: 3,
+        length_penalty: 1.0,
+    });
+    for goal in [Goal::Text, beams] {
+        let mut batch = Batch::new(&engine, BatchOptions::default());
+        let request = Request {
+            n: 3,
+            goal,
+            constraint: Some(Box::new(GivesUp(2))),
+            ..Request::new(&[5, 6], &options(0))
+        };
+        let id = batch.add(request).expect("there is room");
+        let mut failed = Vec::new();
+        while !batch.is_empty() {
+            let look = &mut |id, event| {
+                if let Event::Failed(error) = event {
+                    failed.push((id, error.to_string()));
+                }
+            };
+            batch.step(look).expect("a step");
+        }
+        assert_eq!(failed, [(id, "constraint: it gives up".to_owned())]);
+        assert_eq!(batch.snapshot().pages.used, 0);
+    }
 }

@@ -105,6 +105,7 @@ pub(crate) fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepar
         None => fields.count("max_tokens", 1, 1 << 30)?,
     };
     let n = fields.count("n", 1, MAX_N)?.unwrap_or(1);
+    let goal = params::goal(&fields, n)?;
     let logprobs = fields.bool("logprobs")?.unwrap_or(false);
     let top = fields.count("top_logprobs", 0, MAX_TOP)?;
     if top.is_some_and(|top| top > 0) && !logprobs {
@@ -126,6 +127,7 @@ pub(crate) fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepar
     Ok(Prepared {
         request: Request {
             n,
+            goal,
             salt: salt(&fields, caller.salt())?,
             ..Request::new(&prompt, &options)
         },
@@ -471,7 +473,10 @@ impl Writer for ChatWriter {
                     self.has_ended = true;
                     messages.push(Message::Data(ApiError::from(error).to_json()));
                 }
-                Event::Read { .. } | Event::Prompt(_) | Event::Embedded { .. } => {}
+                Event::Read { .. }
+                | Event::Prompt(_)
+                | Event::Found { .. }
+                | Event::Embedded { .. } => {}
             },
         }
         Some(messages)

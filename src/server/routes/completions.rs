@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::http::Response;
 use octavo_engine::sample::Logprobs;
-use octavo_engine::{Event, Request};
+use octavo_engine::{Event, Goal, Request};
 use octavo_text::tokenizer::EncodeOptions;
 use serde_json::{Value, json};
 
@@ -86,6 +86,7 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiErro
         let expected = format!("at least n = {n}, and no more in a stream");
         return Err(fields.wrong("best_of", &expected));
     }
+    let goal = params::goal(&fields, n)?;
     let echo = fields.bool("echo")?.unwrap_or(false);
     // some clients send what the chat interface takes
     let logprobs = match fields.get("logprobs") {
@@ -94,7 +95,8 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiErro
     };
     // the most likely token is always told: whether a text is greedy can be seen from it
     let top = logprobs.map(|top| top.max(1));
-    options.logprobs = match best_of > n {
+    // texts that are drawn are ranked by them
+    options.logprobs = match best_of > n && goal == Goal::Text {
         true => Some(top.unwrap_or(0)),
         false => top,
     };
@@ -131,7 +133,8 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiErro
             check_length(app, prompt)?;
         }
         Ok(Request {
-            n: best_of,
+            n: if goal == Goal::Text { best_of } else { n },
+            goal,
             prompt_logprobs: top.filter(|_| echo && prompt.len() > 1),
             salt: salt.clone(),
             ..Request::new(prompt, &options)
@@ -402,7 +405,10 @@ impl Writer for CompletionWriter {
                     self.has_ended = true;
                     messages.push(Message::Data(ApiError::from(error).to_json()));
                 }
-                Event::Started { .. } | Event::Read { .. } | Event::Embedded { .. } => {}
+                Event::Started { .. }
+                | Event::Read { .. }
+                | Event::Found { .. }
+                | Event::Embedded { .. } => {}
             },
         }
         Some(messages)

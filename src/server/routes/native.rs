@@ -207,6 +207,7 @@ impl Writer for NativeWriter {
             Event::Started { .. }
             | Event::Read { .. }
             | Event::Prompt(_)
+            | Event::Found { .. }
             | Event::Embedded { .. } => return Some(Vec::new()),
         };
         Some(vec![Message::Data(message)])

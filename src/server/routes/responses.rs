@@ -430,6 +430,7 @@ impl ResponseWriter {
             Event::Started { .. }
             | Event::Read { .. }
             | Event::Prompt(_)
+            | Event::Found { .. }
             | Event::Embedded { .. } => {}
         }
     }

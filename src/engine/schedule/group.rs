@@ -1,0 +1,107 @@
+//! Beams of one request: jobs that run, wait and end together, because none of them can go on
+//! before it is known which followers of all of them are the best.
+//!
+//! A group owns as many numbers in a row as it may have beams, and as many places, from its first
+//! token on: where only some of its beams found room, they would wait for the others for ever.
+
+use std::ops::Range;
+
+use super::Scheduler;
+use super::job::{Job, Plan, RequestId, State};
+use crate::kv::Ledger;
+
+impl Scheduler {
+    /// Places taken by what runs: one for a request, and for a group all that it may need.
+    pub fn running(&self) -> usize {
+        self.running_groups().map(|group| group[0].width).sum()
+    }
+
+    /// Requests that do not run, of which all beams count as one.
+    pub fn waiting(&self) -> usize {
+        self.groups().count() - self.running_groups().count()
+    }
+
+    /// Whether all beams of a group are computed to their ends.
+    pub fn is_level(&self, group: RequestId) -> bool {
+        let is_done =
+            |job: &Job| job.state == State::Running && job.timeline.len() == job.tokens.len();
+        let place = self.place(group);
+        place.is_some_and(|at| self.jobs[self.members(at)].iter().all(is_done))
+    }
+
+    /// Goes on with other beams, each of which is one of the present ones, by its place among them,
+    /// and a token that follows. The pages of those that nobody follows are given back.
+    ///
+    /// # Panics
+    /// If there are none, or more than the group may have.
+    pub fn regroup(&mut self, ledger: &mut Ledger, group: RequestId, next: &[(usize, u32)]) {
+        let Some(at) = self.place(group) else { return };
+        let all = self.members(at);
+        let before = &self.jobs[all.clone()];
+        let most = before[0].width;
+        assert!((1..=most).contains(&next.len()), "1 to {most} beams");
+        let follow = |(id, &(parent, token)): (RequestId, &(usize, u32))| {
+            before[parent].followed_by(ledger, id, token)
+        };
+        let mut next: Vec<Job> = (group..).zip(next).map(follow).collect();
+        next[0].reused.recomputed = before.iter().map(|job| job.reused.recomputed).sum();
+        for mut job in self.jobs.splice(all, next) {
+            ledger.truncate(&mut job.timeline, 0);
+        }
+    }
+
+    /// All beams of the group of a job.
+    pub(super) fn members(&self, at: usize) -> Range<usize> {
+        let group = self.jobs[at].group;
+        let start = self.jobs.partition_point(|job| job.group < group);
+        start..self.jobs.partition_point(|job| job.group <= group)
+    }
+
+    /// Groups of which a beam runs.
+    pub(super) fn running_groups(&self) -> impl Iterator<Item = &[Job]> {
+        let runs = |group: &&[Job]| group.iter().any(|job| job.state == State::Running);
+        self.groups().filter(runs)
+    }
+
+    /// Whether a job is of a group of which a beam runs.
+    pub(super) fn is_of_running_group(&self, at: usize) -> bool {
+        let mut all = self.jobs[self.members(at)].iter();
+        all.any(|job| job.state == State::Running)
+    }
+
+    /// Lets a beam run again beside one that has read the prompt, and go on from as much as the two
+    /// have in common: so full pages of the prompt are shared even where no prefixes are kept.
+    pub(super) fn joins(&mut self, ledger: &mut Ledger, at: usize) -> bool {
+        let has_read = |i: &usize| self.jobs[*i].generates();
+        let Some(of) = self.members(at).find(has_read) else {
+            return false;
+        };
+        let mut timeline = ledger.fork(&self.jobs[of].timeline);
+        let (own, other) = (&self.jobs[at].tokens, &self.jobs[of].tokens);
+        let alike = own.iter().zip(other).take_while(|(a, b)| a == b).count();
+        // the last token is always computed: its outputs are what follows from
+        ledger.truncate(&mut timeline, alike.min(own.len() - 1));
+        let job = &mut self.jobs[at];
+        job.reused.recomputed += job.tokens.len() - 1 - timeline.len();
+        job.timeline = timeline;
+        job.state = State::Running;
+        true
+    }
+
+    /// Takes the pages of a job back, and those of all beams of its group.
+    pub(super) fn preempt(&mut self, ledger: &mut Ledger, at: usize, plan: &mut Plan) {
+        let all = self.members(at);
+        for job in &mut self.jobs[all] {
+            ledger.truncate(&mut job.timeline, 0);
+            job.state = State::Preempted;
+        }
+        plan.retract(self.jobs[at].group);
+        self.has_preempted = true;
+        self.preemptions += 1;
+    }
+
+    /// All jobs, those of a group together.
+    fn groups(&self) -> impl Iterator<Item = &[Job]> {
+        self.jobs.chunk_by(|a, b| a.group == b.group)
+    }
+}

@@ -1,0 +1,135 @@
+//! Which tokens may be next: the one that is chosen, or several, each of which a sequence of its own
+//! can go on with.
+
+use super::{Finish, Sequence, SequenceError, Vocabulary};
+use crate::sample::{Among, Logprobs, SampleError, TokenSet, all_logprobs, logprobs};
+
+/// A token that may be next.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Candidate {
+    pub(crate) id: u32,
+    /// Its natural log-probability among all that may be next.
+    pub(crate) logprob: f64,
+    /// As it is recorded, if asked for.
+    pub(crate) recorded: Option<Logprobs>,
+}
+
+impl Sequence {
+    /// The `n` best tokens that may be next after this output, the best first; none if none is
+    /// left, or if it ends here because it was asked for nothing.
+    ///
+    /// # Errors
+    /// If a logit is not finite, or the constraint gives up.
+    pub(crate) fn candidates(
+        &mut self,
+        logits: &[f32],
+        n: usize,
+        vocabulary: &dyn Vocabulary,
+    ) -> Result<Vec<Candidate>, SequenceError> {
+        if self.options.max_tokens == Some(0) {
+            self.end(Finish::Length);
+            return Ok(Vec::new());
+        }
+        let allowed = self.allowed()?;
+        let among = self.among(allowed.as_ref(), vocabulary);
+        let best = self.sampler.best_among(logits, among, n)?;
+        let recorded = match self.options.logprobs {
+            Some(n_top) => {
+                let ids: Vec<u32> = best.iter().map(|(id, _)| *id).collect();
+                let all = all_logprobs(logits, &ids, n_top)?;
+                all.into_iter().map(Some).collect()
+            }
+            None => vec![None; best.len()],
+        };
+        let both = best.into_iter().zip(recorded);
+        let candidate = |((id, logprob), recorded)| Candidate {
+            id,
+            logprob,
+            recorded,
+        };
+        Ok(both.map(candidate).collect())
+    }
+
+    /// Whether this token would end it, however many may follow.
+    pub(crate) fn would_end(&self, id: u32, vocabulary: &dyn Vocabulary) -> bool {
+        if self.ends(id, vocabulary) {
+            return true;
+        }
+        if self.options.stop.is_empty() || !self.shows(id, vocabulary) {
+            return false;
+        }
+        let text = self.utf8.clone().push(vocabulary.piece(id));
+        self.stops.clone().push(&text).stop.is_some()
+    }
+
+    /// A second one, which goes on with one of this one's candidates.
+    ///
+    /// # Errors
+    /// If its constraint does not allow the token.
+    pub(crate) fn followed_by(
+        &self,
+        candidate: Candidate,
+        vocabulary: &dyn Vocabulary,
+    ) -> Result<Sequence, SequenceError> {
+        let mut next = self.fork();
+        next.n_cached = next.tokens.len();
+        next.take(candidate.id, candidate.recorded, vocabulary)?;
+        Ok(next)
+    }
+
+    /// The token that comes next after this output, and what is recorded of it.
+    ///
+    /// # Errors
+    /// If none can be chosen.
+    pub(super) fn choose(
+        &mut self,
+        logits: &[f32],
+        vocabulary: &dyn Vocabulary,
+    ) -> Result<(u32, Option<Logprobs>), SequenceError> {
+        let allowed = self.allowed()?;
+        let among = self.among(allowed.as_ref(), vocabulary);
+        let id = self.sampler.sample_among(logits, among)?;
+        let recorded = match self.options.logprobs {
+            Some(n) => Some(logprobs(logits, id, n)?),
+            None => None,
+        };
+        Ok((id, recorded))
+    }
+
+    /// What the constraint leaves to choose from.
+    fn allowed(&mut self) -> Result<Option<TokenSet>, SampleError> {
+        match &mut self.constraint {
+            Some(constraint) => Ok(constraint.allowed()?),
+            None => Ok(None),
+        }
+    }
+
+    /// Of what the constraint leaves, what the options do.
+    fn among<'a>(
+        &self,
+        allowed: Option<&'a TokenSet>,
+        vocabulary: &'a dyn Vocabulary,
+    ) -> Among<'a> {
+        let banned = if self.generated.len() < self.options.min_tokens {
+            vocabulary.eog_ids()
+        } else {
+            &[]
+        };
+        Among { allowed, banned }
+    }
+
+    fn fork(&self) -> Sequence {
+        Sequence {
+            options: self.options.clone(),
+            tokens: self.tokens.clone(),
+            sampler: self.sampler.clone(),
+            constraint: self.constraint.as_ref().map(|own| own.fork()),
+            utf8: self.utf8.clone(),
+            stops: self.stops.clone(),
+            text: self.text.clone(),
+            generated: self.generated.clone(),
+            logprobs: self.logprobs.clone(),
+            ..*self
+        }
+    }
+}

@@ -1,0 +1,534 @@
+//! Beam search on the built-in model, held against one that is written from its definition: it
+//! reads every text anew, alone, and sorts all that could follow.
+
+use octavo_engine::sample::SamplerConfig;
+use octavo_engine::sequence::{Finish, Options, Text};
+use octavo_engine::{
+    Batch, BatchError, BatchOptions, BeamSearch, Engine, EngineOptions, Event, Found, Goal,
+    ModelSource, Request, RequestId, Wanted,
+};
+use octavo_kernels::Role;
+use octavo_text::tokenizer::EncodeOptions;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+const PAGE: usize = octavo_engine::kv::PAGE;
+
+fn engine(options: EngineOptions) -> Engine {
+    Engine::load(&ModelSource::Demo, &options, &mut |_| {}).expect("the built-in model")
+}
+
+fn usual() -> EngineOptions {
+    EngineOptions {
+        sessions: 8,
+        ctx: Some(96),
+        threads: Some(2),
+        ..EngineOptions::default()
+    }
+}
+
+fn ids(engine: &Engine, text: &str) -> Vec<u32> {
+    let tokenizer = engine.tokenizer();
+    let tokens = tokenizer.encode(text.as_bytes(), EncodeOptions::default());
+    tokens.expect("it fits")
+}
+
+const PROMPTS: [&str; 3] = [
+    "1+1=",
+    "What is the capital of France? The capital of France is",
+    "The opposite of hot is",
+];
+
+fn search(prompt: &[u32], options: &Options, width: usize, length_penalty: f64) -> Request {
+    Request {
+        n: width,
+        goal: Goal::Beams(BeamSearch {
+            width,
+            length_penalty,
+        }),
+        ..Request::new(prompt, options)
+    }
+}
+
+/// A text on its way, and the sum of its log-probabilities.
+type Beam = (Vec<u32>, f64);
+
+/// What a search must find, from the definition: tokens, sums and scores.
+struct Oracle<'a> {
+    engine: &'a Engine,
+    prompt: &'a [u32],
+    options: &'a Options,
+    width: usize,
+    length_penalty: f64,
+}
+
+impl Oracle<'_> {
+    /// Log-probabilities of all tokens after a text.
+    fn logprobs(&self, said: &[u32]) -> Vec<f64> {
+        let mut session = self.engine.session();
+        let read = session.eval(self.prompt, Role::Prompt, Wanted::Last);
+        let mut row = read.expect("it fits").data;
+        if !said.is_empty() {
+            let said = session.eval(said, Role::Generated, Wanted::Last);
+            row = said.expect("it fits").data;
+        }
+        let mut logits: Vec<f64> = row.iter().map(|&logit| f64::from(logit)).collect();
+        for &(id, bias) in &self.options.sampler.logit_bias {
+            logits[id as usize] += f64::from(bias);
+        }
+        if self.options.ignore_eos || said.len() < self.options.min_tokens {
+            for &id in self.engine.tokenizer().eog_ids() {
+                logits[id as usize] = f64::NEG_INFINITY;
+            }
+        }
+        let most = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = logits.iter().map(|logit| (logit - most).exp()).sum();
+        logits.iter().map(|logit| logit - most - sum.ln()).collect()
+    }
+
+    /// Whether the last of these tokens ends a text.
+    fn ends(&self, tokens: &[u32]) -> bool {
+        let tokenizer = self.engine.tokenizer();
+        let last = tokens.last().expect("a token");
+        let text = String::from_utf8_lossy(&tokenizer.decode(tokens, false)).into_owned();
+        tokenizer.eog_ids().contains(last)
+            || self.options.stop_ids.contains(last)
+            || self.options.stop.iter().any(|stop| text.contains(stop))
+    }
+
+    fn score(&self, (tokens, sum): &Beam) -> f64 {
+        sum / (tokens.len() as f64).powf(self.length_penalty)
+    }
+
+    fn find(&self) -> Vec<(Vec<u32>, f64, f64)> {
+        let mut live: Vec<Beam> = vec![(Vec::new(), 0.0)];
+        let mut found: Vec<Beam> = Vec::new();
+        let by_score = |a: &Beam, b: &Beam| self.score(b).total_cmp(&self.score(a));
+        for step in 1.. {
+            let mut all = Vec::new();
+            for (said, sum) in &live {
+                for (id, logprob) in (0u32..).zip(self.logprobs(said)) {
+                    if logprob > f64::NEG_INFINITY {
+                        all.push(([&said[..], &[id]].concat(), sum + logprob));
+                    }
+                }
+            }
+            // stable: equal ones stay in the order of their beams and tokens
+            all.sort_by(|a, b| b.1.total_cmp(&a.1));
+            let best = all.iter().take(self.width);
+            found.extend(best.filter(|(tokens, _)| self.ends(tokens)).cloned());
+            let others = all.into_iter().filter(|(tokens, _)| !self.ends(tokens));
+            live = others.take(self.width).collect();
+            if Some(step) == self.options.max_tokens {
+                found.append(&mut live);
+            }
+            found.sort_by(by_score);
+            found.truncate(self.width);
+            let is_over = |best: &Beam| {
+                found.len() == self.width && self.score(best) <= self.score(&found[self.width - 1])
+            };
+            if live.first().is_none_or(is_over) {
+                break;
+            }
+        }
+        let scored = found.into_iter();
+        scored
+            .map(|beam| {
+                let score = self.score(&beam);
+                (beam.0, beam.1, score)
+            })
+            .collect()
+    }
+}
+
+/// Runs a batch to its end; what came of each of its requests.
+fn run(batch: &mut Batch) -> BTreeMap<RequestId, (Vec<Found>, Vec<Text>)> {
+    let mut all: BTreeMap<RequestId, (Vec<Found>, Vec<Text>)> = BTreeMap::new();
+    while !batch.is_empty() {
+        batch
+            .step(&mut |id, event| note(id, event, &mut all))
+            .expect("a step");
+    }
+    all
+}
+
+fn note(id: RequestId, event: Event, all: &mut BTreeMap<RequestId, (Vec<Found>, Vec<Text>)>) {
+    let own = all.entry(id).or_default();
+    match event {
+        Event::Found { texts, .. } => {
+            assert!(own.0.is_empty() && !texts.is_empty(), "told once");
+            own.0 = texts;
+        }
+        Event::Finished { text, .. } => own.1.push(text),
+        Event::Failed(error) => panic!("{id}: {error}"),
+        _ => {}
+    }
+}
+
+fn alone(engine: &Engine, request: Request) -> Vec<Found> {
+    let mut batch = Batch::new(engine, BatchOptions::default());
+    let id = batch.add(request).expect("there is room");
+    run(&mut batch).remove(&id).expect("it ends").0
+}
+
+fn at_most(max_tokens: usize) -> Options {
+    Options {
+        max_tokens: Some(max_tokens),
+        ..Options::default()
+    }
+}
+
+#[test]
+fn it_finds_what_its_definition_says() {
+    let engine = engine(usual());
+    let stops = ids(&engine, "e");
+    let biased = SamplerConfig {
+        logit_bias: vec![(stops[0], 4.0), (7, f32::NEG_INFINITY)],
+        ..SamplerConfig::default()
+    };
+    let all = [
+        at_most(10),
+        Options {
+            ignore_eos: true,
+            ..at_most(7)
+        },
+        Options {
+            min_tokens: 3,
+            stop_ids: stops,
+            ..at_most(8)
+        },
+        Options {
+            stop: vec!["is".to_owned(), "a".to_owned()],
+            sampler: biased,
+            ..at_most(8)
+        },
+    ];
+    let mut ended = 0;
+    for (text, options) in PROMPTS
+        .iter()
+        .flat_map(|text| all.iter().map(move |o| (text, o)))
+    {
+        let prompt = ids(&engine, text);
+        for (width, length_penalty) in [(1, 1.0), (2, 1.0), (4, 0.5), (4, -0.5), (3, 2.0)] {
+            let oracle = Oracle {
+                engine: &engine,
+                prompt: &prompt,
+                options,
+                width,
+                length_penalty,
+            };
+            let expected = oracle.find();
+            let found = alone(&engine, search(&prompt, options, width, length_penalty));
+            let what = format!("{text:?} {options:?} {width} {length_penalty}");
+            let tokens = found.iter().map(|found| &found.text.tokens);
+            let wanted = expected.iter().map(|(tokens, ..)| tokens);
+            assert!(
+                tokens.eq(wanted),
+                "{what}: {found:?}, expected {expected:?}"
+            );
+            for (found, (_, sum, score)) in found.iter().zip(&expected) {
+                // sums of at most ten values of a few bits' error each
+                assert!((found.logprob - sum).abs() < 1e-10, "{what}");
+                assert!((found.score - score).abs() < 1e-9, "{what}");
+                ended += usize::from(found.text.finish == Finish::Stop);
+            }
+        }
+    }
+    assert!(ended > 20, "{ended} texts ended by themselves");
+}
+
+#[test]
+fn one_beam_is_the_greedy_text() {
+    let engine = engine(usual());
+    let penalised = SamplerConfig {
+        repeat_penalty: 1.5,
+        ..SamplerConfig::default()
+    };
+    for sampler in [SamplerConfig::default(), penalised] {
+        for text in PROMPTS {
+            let options = Options {
+                sampler: sampler.clone(),
+                logprobs: Some(2),
+                ..at_most(20)
+            };
+            let prompt = ids(&engine, text);
+            let found = alone(&engine, search(&prompt, &options, 1, 1.0));
+            let mut batch = Batch::new(&engine, BatchOptions::default());
+            batch
+                .add(Request::new(&prompt, &options))
+                .expect("there is room");
+            let greedy = run(&mut batch).remove(&0).expect("it ends").1;
+            assert_eq!(found.len(), 1);
+            assert_eq!(found[0].text, greedy[0], "{text}");
+        }
+    }
+}
+
+#[test]
+fn the_best_are_told_and_no_more_than_asked_for() {
+    let engine = engine(usual());
+    let prompt = ids(&engine, PROMPTS[2]);
+    let all = alone(&engine, search(&prompt, &at_most(6), 4, 1.0));
+    assert_eq!(all.len(), 4);
+    assert!(all.windows(2).all(|pair| pair[0].score >= pair[1].score));
+    let two = Request {
+        n: 2,
+        ..search(&prompt, &at_most(6), 4, 1.0)
+    };
+    assert_eq!(alone(&engine, two), all[..2]);
+    // nothing is drawn
+    let drawn = Options {
+        sampler: SamplerConfig {
+            temperature: 1.5,
+            seed: 9,
+            top_k: 2,
+            ..SamplerConfig::default()
+        },
+        ..at_most(6)
+    };
+    assert_eq!(alone(&engine, search(&prompt, &drawn, 4, 1.0)), all);
+}
+
+/// Searches and others beside each other, the searches at the places that are divisible by 2.
+fn requests(engine: &Engine) -> Vec<Request> {
+    let request = |i: usize| {
+        let text = format!("{} {}", PROMPTS[i % 3], &PROMPTS[1][..i * 5]);
+        let prompt = ids(engine, &text);
+        let options = Options {
+            ignore_eos: !i.is_multiple_of(4),
+            logprobs: i.is_multiple_of(3).then_some(1),
+            ..at_most(9 + 3 * i)
+        };
+        match i % 2 {
+            0 => search(&prompt, &options, 2 + i % 3, 1.0),
+            _ => Request {
+                n: 1 + i % 3,
+                ..Request::new(&prompt, &options)
+            },
+        }
+    };
+    (0..8).map(request).collect()
+}
+
+#[test]
+fn it_finds_the_same_beside_any_others_and_with_few_pages() {
+    let reference = engine(usual());
+    let expected: Vec<Vec<Found>> = requests(&reference)
+        .into_iter()
+        .step_by(2)
+        .map(|request| alone(&reference, request))
+        .collect();
+    let mut preemptions = 0;
+    for (pages, batch, threads, stall, prefixes) in [
+        (48, 512, 2, 100, true),
+        (13, 512, 2, 100, true),
+        (13, 7, 1, 1, true),
+        (13, 64, 2, 1000, false),
+        (16, 16, 3, 0, false),
+    ] {
+        let engine = engine(EngineOptions {
+            batch: batch.max(8),
+            threads: Some(threads),
+            kv_positions: Some(pages * PAGE),
+            ..usual()
+        });
+        let options = BatchOptions {
+            stall: Duration::from_millis(stall),
+            prefixes,
+            ..BatchOptions::default()
+        };
+        let mut together = Batch::new(&engine, options);
+        let mut all = BTreeMap::new();
+        let mut numbers = Vec::new();
+        for (i, request) in requests(&engine).into_iter().enumerate() {
+            numbers.push(together.add(request).expect("there is room"));
+            // some come when the others are under way
+            for _ in 0..i {
+                together
+                    .step(&mut |id, event| note(id, event, &mut all))
+                    .expect("a step");
+            }
+        }
+        while !together.is_empty() {
+            together
+                .step(&mut |id, event| note(id, event, &mut all))
+                .expect("a step");
+        }
+        for (id, expected) in numbers.iter().step_by(2).zip(&expected) {
+            assert_eq!(&all[id].0, expected, "request {id} with {pages} pages");
+        }
+        let after = together.snapshot();
+        assert_eq!(after.pages.used, 0, "all pages are free or kept");
+        preemptions += after.totals.preemptions;
+    }
+    assert!(preemptions > 0, "pages were short");
+}
+
+#[test]
+fn whoever_is_preempted_alone_gets_by_with_the_pages_of_its_beams() {
+    let reference = engine(usual());
+    let prompt = [vec![5; 30], ids(&reference, PROMPTS[1])].concat();
+    let options = Options {
+        ignore_eos: true,
+        ..at_most(20)
+    };
+    let request = || search(&prompt, &options, 4, 1.0);
+    let expected = alone(&reference, request());
+    let common = prompt.len() / PAGE;
+    let pages = common + 4 * ((prompt.len() + 20).div_ceil(PAGE) - common);
+    for prefixes in [true, false] {
+        let engine = engine(EngineOptions {
+            kv_positions: Some(pages * PAGE),
+            ..usual()
+        });
+        let options_of_batch = BatchOptions {
+            prefixes,
+            ..BatchOptions::default()
+        };
+        let mut batch = Batch::new(&engine, options_of_batch);
+        // older, so the search gives way until it has ended
+        let longer = Options {
+            max_tokens: Some(60),
+            ..options.clone()
+        };
+        batch
+            .add(Request::new(&[6; 20], &longer))
+            .expect("there is room");
+        let id = batch.add(request()).expect("there is room");
+        let mut all = BTreeMap::new();
+        while !batch.is_empty() {
+            batch
+                .step(&mut |id, event| note(id, event, &mut all))
+                .expect("a step");
+            let used = batch.snapshot().pages.used;
+            let most = pages + 80usize.div_ceil(PAGE);
+            assert!(
+                used <= most,
+                "losers give their pages back at once: {used} of {most}"
+            );
+        }
+        assert_eq!(all[&id].0, expected);
+        assert!(batch.snapshot().totals.preemptions > 0, "it gave way");
+    }
+}
+
+#[test]
+fn losers_give_their_pages_back_at_once() {
+    let engine = engine(usual());
+    let prompt = ids(&engine, PROMPTS[1]);
+    let options = Options {
+        ignore_eos: true,
+        ..at_most(40)
+    };
+    let mut batch = Batch::new(&engine, BatchOptions::default());
+    let width = 3;
+    batch
+        .add(search(&prompt, &options, width, 1.0))
+        .expect("there is room");
+    while !batch.is_empty() {
+        batch.step(&mut |_, _| {}).expect("a step");
+        let snapshot = batch.snapshot();
+        assert!(snapshot.requests.len() <= width);
+        let common = prompt.len() / PAGE;
+        let own = |tokens: usize| tokens.div_ceil(PAGE) - common;
+        let most: usize = snapshot.requests.iter().map(|beam| own(beam.tokens)).sum();
+        assert!(snapshot.pages.used <= common + most, "{snapshot:?}");
+    }
+}
+
+#[test]
+fn whoever_is_aborted_gives_all_pages_back() {
+    let engine = engine(usual());
+    let prompt = ids(&engine, PROMPTS[1]);
+    let options = Options {
+        ignore_eos: true,
+        ..at_most(30)
+    };
+    for steps in 0..12 {
+        let mut batch = Batch::new(&engine, BatchOptions::default());
+        let ids = [(); 2].map(|()| {
+            let request = search(&prompt, &options, 4, 1.0);
+            batch.add(request).expect("there is room")
+        });
+        assert_eq!(ids, [0, 4], "a number for each beam");
+        for _ in 0..steps {
+            batch.step(&mut |_, _| {}).expect("a step");
+        }
+        assert_eq!(batch.len(), 2);
+        assert!(batch.abort(ids[0]) && !batch.abort(ids[0]));
+        assert!(
+            !batch
+                .snapshot()
+                .requests
+                .iter()
+                .any(|beam| beam.id == ids[0])
+        );
+        batch.step(&mut |_, _| {}).expect("a step");
+        assert!(batch.abort(ids[1]) && batch.is_empty());
+        let after = batch.snapshot();
+        assert_eq!(
+            (after.pages.used, after.totals.aborted),
+            (0, 2),
+            "{steps} steps"
+        );
+        batch.clear_cache();
+        assert_eq!(batch.snapshot().pages.free, 8 * 96 / PAGE);
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let engine = engine(usual());
+    let mut batch = Batch::new(&engine, BatchOptions::default());
+    let mut refused = |width, n, length_penalty| {
+        let request = Request {
+            n,
+            ..search(&[5, 6], &Options::default(), width, length_penalty)
+        };
+        batch.add(request).expect_err("it is refused")
+    };
+    assert!(matches!(
+        refused(0, 1, 1.0),
+        BatchError::Beams { width: 0, most: 8 }
+    ));
+    assert!(matches!(
+        refused(9, 1, 1.0),
+        BatchError::Beams { width: 9, most: 8 }
+    ));
+    assert!(matches!(
+        refused(4, 5, 1.0),
+        BatchError::Choices { n: 5, most: 4 }
+    ));
+    assert!(matches!(
+        refused(4, 0, 1.0),
+        BatchError::Choices { n: 0, most: 4 }
+    ));
+    let error = refused(4, 1, f64::NAN).to_string();
+    assert_eq!(
+        error,
+        "length_penalty: expected a number from -10 to 10, got NaN"
+    );
+}
+
+#[test]
+fn a_prompt_longer_than_its_beams_have_pages_for_is_refused() {
+    let engine = engine(EngineOptions {
+        kv_positions: Some(8 * PAGE),
+        ..usual()
+    });
+    let mut batch = Batch::new(&engine, BatchOptions::default());
+    // five full pages and a bit: three are left for the ends of four beams
+    let request = search(&[5; 5 * PAGE + 1], &Options::default(), 4, 1.0);
+    let error = batch.add(request).expect_err("it is refused").to_string();
+    assert_eq!(
+        error,
+        "the prompt has 81 tokens: expected at most the context of 80"
+    );
+    let request = search(&[5; 5 * PAGE + 1], &Options::default(), 3, 1.0);
+    let id = batch.add(request).expect("it fits");
+    let found = run(&mut batch).remove(&id).expect("it ends").0;
+    let full = found
+        .iter()
+        .any(|found| found.text.finish == Finish::ContextFull);
+    assert!(full || found.iter().all(|found| found.text.finish == Finish::Stop));
+}
