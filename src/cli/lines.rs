@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 use clap::Args;
 use octavo_engine::generate::Options;
 use octavo_engine::sequence::Text;
-use octavo_engine::{Batch, BatchOptions, Engine, Event, Request, RequestId};
+use octavo_engine::{
+    Batch, BatchOptions, BeamSearch, Engine, Event, Found, Goal, Request, RequestId,
+};
 use serde_json::{Value, json};
 
 use super::failure::{Exit, Failure};
@@ -40,19 +42,35 @@ pub(super) struct SeveralArgs {
     #[arg(long, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=128))]
     best_of: Option<u16>,
+    /// Search with W beams for likely texts, and print the --n best; draws nothing
+    #[arg(long, value_name = "W", conflicts_with = "best_of")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=128))]
+    beams: Option<u16>,
+    /// What the number of tokens is raised to that a beam's log-probability is divided by, from -10
+    /// to 10: 0 prefers short texts
+    #[arg(
+        long,
+        value_name = "P",
+        requires = "beams",
+        allow_negative_numbers = true
+    )]
+    #[arg(default_value_t = 1.0, hide_default_value = true)]
+    length_penalty: f64,
 }
 
 impl SeveralArgs {
     /// Whether more than one text is wanted.
     pub(super) fn is_several(&self) -> bool {
-        self.lines || self.n > 1 || self.best_of.is_some()
+        self.lines || self.n > 1 || self.best_of.is_some() || self.beams.is_some()
     }
 
     /// Sequences that run at a time.
     pub(super) fn sequences(&self) -> usize {
+        // beams of one prompt cannot wait for each other
+        let beams = self.beams.map_or(1, usize::from);
         match self.lines {
-            true => TOGETHER,
-            false => self.generated().min(TOGETHER),
+            true => TOGETHER.max(beams),
+            false => self.generated().min(TOGETHER).max(beams),
         }
     }
 
@@ -61,15 +79,28 @@ impl SeveralArgs {
         self.best_of.unwrap_or(self.n).into()
     }
 
+    /// How they are generated.
+    fn goal(&self) -> Goal {
+        match self.beams {
+            None => Goal::Text,
+            Some(width) => Goal::Beams(BeamSearch {
+                width: width.into(),
+                length_penalty: self.length_penalty,
+            }),
+        }
+    }
+
     /// An error if fewer texts are generated than kept.
     pub(super) fn check(&self) -> Result<(), Failure> {
-        match self.best_of {
-            Some(best_of) if best_of < self.n => Err(Failure::Usage(format!(
-                "--best-of {best_of}: expected at least --n, which is {}",
+        let least = |option: &str, made: Option<u16>| match made {
+            Some(made) if made < self.n => Err(Failure::Usage(format!(
+                "{option} {made}: expected at least --n, which is {}",
                 self.n
             ))),
             _ => Ok(()),
-        }
+        };
+        least("--best-of", self.best_of)?;
+        least("--beams", self.beams)
     }
 }
 
@@ -84,6 +115,8 @@ pub(super) struct Several<'a> {
 /// What came of one prompt.
 enum Outcome {
     Texts(Vec<(usize, Text)>),
+    /// The best first.
+    Found(Vec<Found>),
     Failed(String),
 }
 
@@ -142,8 +175,12 @@ pub(super) fn generate(
             };
             match event {
                 Event::Finished { choice, text, .. } => own.texts.push((choice, text)),
+                Event::Found { texts, .. } => {
+                    ended.push((id, Some(Outcome::Found(texts))));
+                    return;
+                }
                 Event::Failed(error) => {
-                    ended.push((id, Some(error.to_string())));
+                    ended.push((id, Some(Outcome::Failed(error.to_string()))));
                     return;
                 }
                 _ => return,
@@ -152,9 +189,9 @@ pub(super) fn generate(
                 ended.push((id, None));
             }
         })?;
-        for (id, error) in ended {
+        for (id, outcome) in ended {
             if let Some(own) = pending.remove(&id) {
-                let outcome = error.map_or(Outcome::Texts(own.texts), Outcome::Failed);
+                let outcome = outcome.unwrap_or(Outcome::Texts(own.texts));
                 printer.take(own.line, &own.prompt, outcome)?;
             }
         }
@@ -176,6 +213,7 @@ fn add(batch: &mut Batch, several: &Several<'_>, prompt: &[u32]) -> Result<Reque
     }
     Ok(batch.add(Request {
         n: several.args.generated(),
+        goal: several.args.goal(),
         ..Request::new(prompt, &options)
     })?)
 }
@@ -208,6 +246,14 @@ impl Printer<'_> {
                 });
                 shown.collect()
             }
+            Outcome::Found(found) => {
+                let found = found.iter().enumerate();
+                let shown = found.map(|(i, found)| match as_json {
+                    true => format!("{}\n", self.found(line, i, prompt, found)),
+                    false => format!("{}\n", found.text.text),
+                });
+                shown.collect()
+            }
         };
         self.ready.insert(line, printed);
         while let Some(texts) = self.ready.remove(&self.next) {
@@ -233,6 +279,14 @@ impl Printer<'_> {
         };
         texts.sort_by(|(_, a), (_, b)| mean(b).total_cmp(&mean(a)));
         texts.truncate(self.several.args.n.into());
+    }
+
+    /// A text that a search has found, with what it was ranked by.
+    fn found(&self, line: usize, place: usize, prompt: &[u32], found: &Found) -> Value {
+        let mut object = self.object(line, place, prompt, &found.text);
+        object["logprob"] = json!(found.logprob);
+        object["score"] = json!(found.score);
+        object
     }
 
     fn object(&self, line: usize, choice: usize, prompt: &[u32], text: &Text) -> Value {

@@ -38,6 +38,7 @@ Examples:
   octavo run model.gguf -f prompt.txt -e --stop \"\\n\\n\" --json
   cat prompt.txt | octavo run model.gguf -f -
   octavo run model.gguf -f prompts.txt --lines -n 32 > answers.jsonl
+  octavo run model.gguf -p \"Once upon a time\" -n 32 --beams 4 --n 2 --json
 
 --json prints one object:
   {text, prompt_tokens: ids, tokens: ids, finish_reason: stop|length|cancelled, \
@@ -62,7 +63,7 @@ pub(super) struct RunArgs {
     )]
     system: Option<String>,
     /// Print the prompt before the text
-    #[arg(long, conflicts_with_all = ["lines", "n", "best_of"])]
+    #[arg(long, conflicts_with_all = ["lines", "n", "best_of", "beams"])]
     echo: bool,
     /// Print one JSON object when all is done
     #[arg(long)]

@@ -83,3 +83,82 @@ fn a_line_that_cannot_be_answered_is_said_in_its_place() {
         .expect("it runs");
     assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
 }
+
+#[test]
+fn beams_are_searched_for_each_line_as_if_it_were_alone() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("prompts.txt");
+    let prompts = [
+        "1+1=",
+        "What is",
+        "The opposite of hot is",
+        "2+3=",
+        "What is 1+1?",
+    ];
+    std::fs::write(&path, prompts.join("\n")).expect("it is written");
+    let path = path.to_str().expect("text");
+    let beams = |more: &[&str]| {
+        let common = ["run", "-n", "8", "--beams", "3", "--json"];
+        objects(&good(&[&common, more].concat()))
+    };
+    let all = beams(&["-f", path, "--lines", "--n", "2"]);
+    assert_eq!(all.len(), 2 * prompts.len());
+    for (line, prompt) in prompts.iter().enumerate() {
+        let alone = beams(&["-p", prompt, "--n", "2", "--threads", "1"]);
+        for (choice, alone) in alone.iter().enumerate() {
+            let one = &all[2 * line + choice];
+            assert_eq!(
+                (&one["line"], &one["choice"]),
+                (&line.into(), &choice.into())
+            );
+            for field in ["text", "tokens", "finish_reason", "logprob", "score"] {
+                assert_eq!(one[field], alone[field], "{prompt} {field}");
+            }
+        }
+        let scores: Vec<_> = alone.iter().map(|one| one["score"].as_f64()).collect();
+        assert!(scores[0] >= scores[1]);
+    }
+}
+
+#[test]
+fn one_beam_is_the_greedy_text_and_a_penalty_says_how_long() {
+    let run = |more: &[&str]| {
+        let common = ["run", "-p", "What is", "-n", "12", "--json"];
+        objects(&good(&[&common, more].concat())).remove(0)
+    };
+    assert_eq!(run(&["--beams", "1"])["tokens"], run(&[])["tokens"]);
+    let score = |penalty: &str| {
+        let found = run(&["--beams", "4", "--length-penalty", penalty]);
+        let n = found["tokens"].as_array().map_or(0, Vec::len) as f64;
+        let [sum, score] = ["logprob", "score"].map(|name| found[name].as_f64().expect("a number"));
+        let power: f64 = penalty.parse().expect("a number");
+        assert!((score - sum / n.powf(power)).abs() < 1e-12, "{found}");
+    };
+    ["0", "1", "-1.5", "2"].into_iter().for_each(score);
+}
+
+#[test]
+fn beams_are_refused_where_they_cannot_be() {
+    for (more, code, expected) in [
+        (
+            &["--beams", "2", "--n", "3"][..],
+            2,
+            "--beams 2: expected at least --n, which is 3",
+        ),
+        (&["--beams", "2", "--best-of", "3"], 2, "--best-of"),
+        (&["--length-penalty", "1"], 2, "--beams"),
+        (&["--beams", "2", "--echo"], 2, "--echo"),
+        (&["--beams", "0"], 2, "1..=128"),
+        (
+            &["--beams", "2", "--length-penalty", "11"],
+            1,
+            "length_penalty: expected a number",
+        ),
+    ] {
+        let output = octavo(&[&["run", "-p", "a", "-n", "2"], more].concat()).output();
+        let output = output.expect("it runs");
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(code), "{more:?}: {said}");
+        assert!(said.contains(expected), "{more:?}: {said}");
+    }
+}
