@@ -286,3 +286,62 @@ fn a_message_is_continued_where_it_ends() {
         );
     }
 }
+
+#[test]
+fn a_beam_search_answers_with_the_best_texts() {
+    let server = Server::usual();
+    let ask = |more: Value| {
+        let mut body = json!({
+            "prompt": ["1+1=", "What is"], "max_tokens": 6, "use_beam_search": true, "logprobs": 1,
+        });
+        let body_fields = body.as_object_mut().expect("an object");
+        body_fields.extend(more.as_object().expect("an object").clone());
+        server.post("/v1/completions", &body)
+    };
+    let all = ask(json!({ "n": 2, "best_of": 3, "temperature": 0 })).json();
+    let choices = all["choices"].as_array().expect("choices");
+    assert_eq!(choices.len(), 4);
+    let mean = |choice: &Value| {
+        let all = choice["logprobs"]["token_logprobs"]
+            .as_array()
+            .expect("a list");
+        all.iter().filter_map(Value::as_f64).sum::<f64>() / all.len() as f64
+    };
+    for pair in choices.chunks(2) {
+        assert!(mean(&pair[0]) >= mean(&pair[1]) - 1e-9, "the best first");
+    }
+    // nothing is drawn, so a temperature changes nothing
+    let again = ask(json!({ "n": 2, "best_of": 3, "temperature": 1.5, "seed": 3 })).json();
+    assert_eq!(again["choices"], all["choices"]);
+    let greedy = json!({ "prompt": "What is", "max_tokens": 6, "temperature": 0 });
+    let greedy = server.post("/v1/completions", &greedy).json();
+    let one = ask(json!({})).json();
+    assert_eq!(one["choices"][1]["text"], greedy["choices"][0]["text"]);
+
+    let chat = |more: Value| {
+        let mut body = json!({
+            "messages": [{ "role": "user", "content": "1+1=" }], "max_tokens": 6, "n": 2,
+        });
+        let body_fields = body.as_object_mut().expect("an object");
+        body_fields.extend(more.as_object().expect("an object").clone());
+        server.post("/v1/chat/completions", &body)
+    };
+    let answer = chat(json!({ "use_beam_search": true, "length_penalty": 0.5 }));
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    assert_eq!(answer.json()["choices"].as_array().map(Vec::len), Some(2));
+    let beams = json!({ "use_beam_search": true, "stream": true });
+    for (answer, param) in [
+        (chat(beams.clone()), "stream"),
+        (ask(beams), "stream"),
+        (ask(json!({ "best_of": 16 })), "best_of"),
+        (ask(json!({ "length_penalty": 11 })), "length_penalty"),
+        (ask(json!({ "use_beam_search": "yes" })), "use_beam_search"),
+        (
+            chat(json!({ "use_beam_search": true, "best_of": 1 })),
+            "best_of",
+        ),
+    ] {
+        assert_eq!(answer.status, 400, "{}", answer.text);
+        assert_eq!(answer.json()["error"]["param"], param, "{}", answer.text);
+    }
+}
