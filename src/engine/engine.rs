@@ -1,6 +1,7 @@
 //! A loaded model and the timelines that run on it: the boundary that the command line sees. Nobody
 //! outside sees a tensor.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -147,6 +148,7 @@ struct Loaded {
     limits: Limits,
     memory: MemoryReport,
     description: String,
+    threads: NonZeroUsize,
     warnings: Vec<String>,
 }
 
@@ -225,6 +227,7 @@ impl Engine {
             limits,
             memory,
             description,
+            threads: threads(options),
             warnings,
         })))
     }
@@ -305,6 +308,11 @@ impl Engine {
         &self.0.description
     }
 
+    /// Threads that work at a time.
+    pub(crate) fn threads(&self) -> NonZeroUsize {
+        self.0.threads
+    }
+
     /// What a step may be.
     pub(crate) fn limits(&self) -> &Limits {
         &self.0.limits
@@ -320,6 +328,12 @@ impl Engine {
     }
 }
 
+/// Threads of the options, one at least.
+fn threads(options: &EngineOptions) -> NonZeroUsize {
+    let threads = options.threads.unwrap_or_else(default_threads);
+    NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN)
+}
+
 /// Prepares a model on the device of the options.
 fn prepare(
     gguf: &Arc<Gguf>,
@@ -328,7 +342,7 @@ fn prepare(
     limits: &Limits,
     sink: &mut LoadingSink<'_>,
 ) -> Result<Box<dyn Executable>, Error> {
-    let threads = options.threads.unwrap_or_else(default_threads);
+    let threads = threads(options).get();
     let gpu_layers = options.gpu_layers.unwrap_or(usize::MAX);
     let (ordinal, demanded, asked) = match options.device {
         DeviceChoice::Cpu => (None, false, false),

@@ -88,8 +88,8 @@ impl Runtime {
         Ok(())
     }
 
-    /// Computes new tokens of some timelines, all of one role. `sink` gets their outputs, entry by
-    /// entry and in order; `tap` sees every named value. Entries that fail by themselves say so and
+    /// Computes new tokens of some timelines, all of one role. `sink` gets their outputs at once,
+    /// entry by entry and in order; `tap` sees every named value. Entries that fail by themselves say so and
     /// hand out nothing; the others are not touched by that.
     ///
     /// # Errors
@@ -99,7 +99,7 @@ impl Runtime {
         role: Role,
         entries: &mut [Entry<'_>],
         tap: Option<&mut TapSink<'_>>,
-        sink: &mut dyn FnMut(Output<'_>),
+        sink: &mut dyn FnMut(Vec<Output<'_>>),
     ) -> Result<(), Error> {
         let ranges = self.reserve(entries)?;
         let table = |range: &Range<usize>| &self.pages[range.clone()];
@@ -133,8 +133,9 @@ impl Runtime {
         } else {
             Rows::Argmax(self.executable.best(&step)?)
         };
-        let wrong = hand_out(&rows, &live, entries, sink);
-        for (at, position) in wrong {
+        let (outputs, wrong) = outputs(&rows, &live, entries);
+        sink(outputs);
+        for Wrong { at, position } in wrong {
             let alone = Step {
                 seqs: &seqs[at..=at],
                 ..step.clone()
@@ -202,33 +203,40 @@ impl Rows<'_> {
     }
 }
 
-/// Gives every entry its outputs; answers which of `live` have one that is not finite, and at which
-/// position: these get none.
-fn hand_out(
-    rows: &Rows<'_>,
+/// An output that is not finite.
+struct Wrong {
+    /// Of which of the entries that were computed.
+    at: usize,
+    position: usize,
+}
+
+/// The outputs of all entries that were computed, and which of `live` have one that is not finite:
+/// these get none.
+fn outputs<'a>(
+    rows: &'a Rows<'_>,
     live: &[usize],
     entries: &[Entry<'_>],
-    sink: &mut dyn FnMut(Output<'_>),
-) -> Vec<(usize, usize)> {
-    let mut wrong = Vec::new();
+) -> (Vec<Output<'a>>, Vec<Wrong>) {
+    let (mut outputs, mut wrong) = (Vec::new(), Vec::new());
     let mut first = 0;
     for (at, &i) in live.iter().enumerate() {
         let entry = &entries[i];
         let n = entry.wanted.len();
         let position = |row: usize| entry.timeline.len() + entry.wanted.start + row;
-        match (0..n).find(|row| !rows.is_finite(first + row)) {
-            Some(row) => wrong.push((at, position(row))),
-            None => (0..n).for_each(|row| {
-                sink(Output {
-                    entry: i,
-                    position: position(row),
-                    value: rows.value(first + row, entry.only_argmax),
-                });
-            }),
+        let is_wrong = |row: &usize| !rows.is_finite(first + row);
+        if let Some(row) = (0..n).find(is_wrong) {
+            let position = position(row);
+            wrong.push(Wrong { at, position });
+        } else {
+            outputs.extend((0..n).map(|row| Output {
+                entry: i,
+                position: position(row),
+                value: rows.value(first + row, entry.only_argmax),
+            }));
         }
         first += n;
     }
-    wrong
+    (outputs, wrong)
 }
 
 /// Runs the step again with taps on, to name the op that produced the first value that is not

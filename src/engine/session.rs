@@ -171,7 +171,10 @@ impl Session {
                 ..Entry::new(&mut self.timeline, part)
             }];
             let tap = tap.as_mut().map(|tap| &mut **tap as &mut TapSink<'_>);
-            let result = self.engine.runtime().step(role, &mut entries, tap, sink);
+            let mut each = |outputs: Vec<Output<'_>>| outputs.into_iter().for_each(&mut *sink);
+            let mut runtime = self.engine.runtime();
+            let result = runtime.step(role, &mut entries, tap, &mut each);
+            drop(runtime);
             let [entry] = entries;
             if let Err(error) = result.and(entry.failed.map_or(Ok(()), Err)) {
                 self.truncate(have);

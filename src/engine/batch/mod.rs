@@ -3,6 +3,7 @@
 
 mod beams;
 mod branch;
+mod outputs;
 mod request;
 
 use std::collections::BTreeMap;
@@ -11,11 +12,12 @@ use std::time::Instant;
 use octavo_kernels::Role;
 
 use crate::backend::{TapSink, TapView};
-use crate::runtime::{Entry, Output, Runtime, Value};
+use crate::runtime::{Entry, Runtime};
 use crate::schedule::{Job, Plan, Scheduler, Settings, Share};
 use crate::sequence::Bounds;
 use crate::{Engine, Error};
 use branch::{Branch, Turn, Vectors};
+use outputs::{BeamOutput, ByBranch, hand_out};
 
 pub use request::{
     BatchError, BatchOptions, BeamSearch, Delta, Event, Found, Goal, Pooling, Request, RequestId,
@@ -286,16 +288,15 @@ impl Batch {
         let mut vectors = Vectors::default();
         let mut see = |view: &TapView<'_>| vectors.see(view);
         let tap = taps.then_some(&mut see as &mut TapSink<'_>);
-        runtime.step(role, &mut entries, tap, &mut |output: Output<'_>| {
-            let Share { id, group, .. } = plan.shares[output.entry];
-            let branch = branches.get_mut(&group).expect("a branch of the plan");
-            let (position, vocabulary) = (output.position, engine.tokenizer());
-            match output.value {
-                Value::Argmax(token) => branch.take_argmax(position, token, vocabulary),
-                Value::Logits(row) => {
-                    branch.take_logits((id - group) as usize, position, row, vocabulary);
-                }
+        runtime.step(role, &mut entries, tap, &mut |outputs| {
+            let mut all = ByBranch::new();
+            for output in outputs {
+                let Share { id, group, .. } = plan.shares[output.entry];
+                let beam = (id - group) as usize;
+                let own = all.entry(group).or_default();
+                own.push(BeamOutput { beam, output });
             }
+            hand_out(all, branches, engine.tokenizer(), engine.threads());
         })?;
         let failures = entries.into_iter().map(|entry| entry.failed).collect();
         let mut rows = vectors.rows();
