@@ -295,6 +295,19 @@ fn a_panic_reaches_the_caller_and_leaves_the_pool_usable() {
 }
 
 #[test]
+fn a_member_of_an_earlier_step_looks_for_nothing_in_a_later_one() {
+    let pool = Pool::new(1).expect("threads");
+    let (shared, team) = (&pool.shared, &pool.shared.team);
+    let earlier = team.begin();
+    assert!(shared.overdue_of(&earlier).is_some());
+    assert_eq!(team.arrive(0, &earlier, true), Next::Done);
+    let later = team.begin();
+    assert!(shared.overdue_of(&later).is_some());
+    assert!(shared.overdue_of(&earlier).is_none());
+    assert_eq!(team.arrive(0, &later, true), Next::Done);
+}
+
+#[test]
 fn sleeping_threads_come_when_there_is_work() {
     let mut pool = Pool::new(2).expect("threads");
     for pause in [0, 1, 5, 20] {

@@ -178,11 +178,10 @@ impl Shared {
             let patience = patience.get_or_insert_with(Patience::new);
             match verdict {
                 Verdict::Spin => {}
-                Verdict::Gone if self.take_over(id, work) => {}
+                Verdict::Gone if self.take_over(id, member, work) => {}
                 Verdict::Gone | Verdict::Displaced | Verdict::Long => {
                     let can = || {
-                        self.team
-                            .overdue()
+                        self.overdue_of(member)
                             .is_some_and(|overdue| work.can_repeat(overdue.section))
                     };
                     let could = can();
@@ -201,10 +200,17 @@ impl Shared {
         self.team.late().all(|id| self.cpus[id].is_here())
     }
 
-    fn take_over(&self, id: usize, work: &dyn Work) -> bool {
-        self.team
-            .overdue()
+    fn take_over(&self, id: usize, member: &Membership, work: &dyn Work) -> bool {
+        self.overdue_of(member)
             .is_some_and(|overdue| self.take_over_if_possible(id, &overdue, work))
+    }
+
+    /// The section that runs, if it is of a member's own step and could be taken over. A member
+    /// that was off its CPU for long may find another step under way, whose sections its work does
+    /// not have.
+    pub(super) fn overdue_of(&self, member: &Membership) -> Option<Overdue> {
+        let overdue = self.team.overdue()?;
+        (overdue.epoch() == member.epoch).then_some(overdue)
     }
 
     fn take_over_if_possible(&self, id: usize, overdue: &Overdue, work: &dyn Work) -> bool {
