@@ -13,6 +13,13 @@ use crate::batch::{Batch, BatchError, Event, Request, RequestId, Snapshot};
 /// Events that nobody has taken for so long mean that nobody will.
 const UNREAD: Duration = Duration::from_secs(30);
 
+/// After so long without work, memory that only work needs goes back to the system. Having it again
+/// costs the next step a few milliseconds.
+const REST: Duration = Duration::from_secs(1);
+
+/// Why nothing can be done any more after a panic.
+const FAULT: &str = "a step ended with a fault of the program";
+
 /// Room for the thread: constraints of texts follow their rules on it. Only what is used is taken.
 const STACK_BYTES: usize = 64 << 20;
 
@@ -94,6 +101,7 @@ impl Front {
             batch,
             shared: Arc::clone(&shared),
             mailboxes: HashMap::new(),
+            rests: false,
         };
         let thread = std::thread::Builder::new()
             .name("steps".to_owned())
@@ -293,6 +301,8 @@ struct Worker {
     batch: Batch,
     shared: Arc<Shared>,
     mailboxes: HashMap<RequestId, Receiver>,
+    /// Nothing was done since memory was given back.
+    rests: bool,
 }
 
 /// Who listens to a request, and how many of its texts have not ended.
@@ -337,11 +347,46 @@ impl Worker {
             if !self.batch.is_empty() {
                 return true;
             }
-            inbox = shared
-                .bell
-                .wait(inbox)
-                .unwrap_or_else(PoisonError::into_inner);
+            if self.batch.has_finished_texts() {
+                drop(inbox);
+                self.read_again();
+                inbox = lock(&shared.inbox);
+                continue;
+            }
+            inbox = self.wait(&shared, inbox);
         }
+    }
+
+    /// Nobody asks for anything: a piece of a finished text is read for whoever goes on with it.
+    fn read_again(&mut self) {
+        self.rests = false;
+        let read = catch_unwind(AssertUnwindSafe(|| self.batch.read_again()));
+        // a device that fails does so again in a step that somebody waits for, and is told of
+        if read.is_err() {
+            lock(&self.shared.state).broken = Some(FAULT.to_owned());
+        }
+        self.publish();
+    }
+
+    /// Waits until something may be in the inbox; after a while in vain, gives memory back.
+    fn wait<'a>(
+        &mut self,
+        shared: &'a Shared,
+        inbox: MutexGuard<'a, Inbox>,
+    ) -> MutexGuard<'a, Inbox> {
+        if self.rests {
+            let rung = shared.bell.wait(inbox);
+            return rung.unwrap_or_else(PoisonError::into_inner);
+        }
+        let rung = shared.bell.wait_timeout(inbox, REST);
+        let (inbox, waited) = rung.unwrap_or_else(PoisonError::into_inner);
+        if !waited.timed_out() {
+            return inbox;
+        }
+        drop(inbox);
+        self.batch.rest();
+        self.rests = true;
+        lock(&shared.inbox)
     }
 
     fn follow(&mut self, order: Order) {
@@ -370,6 +415,7 @@ impl Worker {
     }
 
     fn step(&mut self) {
+        self.rests = false;
         lock(&self.shared.state).step = Some(Instant::now());
         let Worker {
             batch, mailboxes, ..
@@ -380,10 +426,7 @@ impl Worker {
         let (why, is_broken) = match stepped {
             Ok(Ok(())) => (None, false),
             Ok(Err(error)) => (Some(error.to_string()), false),
-            Err(_) => (
-                Some("a step ended with a fault of the program".to_owned()),
-                true,
-            ),
+            Err(_) => (Some(FAULT.to_owned()), true),
         };
         let mut state = lock(&self.shared.state);
         state.step = None;

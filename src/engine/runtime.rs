@@ -88,9 +88,14 @@ impl Runtime {
         Ok(())
     }
 
+    /// Gives back what only steps need.
+    pub(crate) fn rest(&mut self) {
+        self.executable.rest();
+    }
+
     /// Computes new tokens of some timelines, all of one role. `sink` gets their outputs at once,
-    /// entry by entry and in order; `tap` sees every named value. Entries that fail by themselves say so and
-    /// hand out nothing; the others are not touched by that.
+    /// entry by entry and in order; `tap` sees every named value. Entries that fail by themselves
+    /// say so and hand out nothing; the others are not touched by that.
     ///
     /// # Errors
     /// If the device fails: no timeline has grown then.

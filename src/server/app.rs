@@ -19,6 +19,10 @@ use crate::metrics::Recorder;
 /// but must not keep a core from steps or all threads from other requests.
 const WORKERS: usize = 2;
 
+/// Threads for that: one for each of them, one for whoever compiles a rule, and one for the address
+/// that is looked up in the beginning.
+pub(crate) const THREADS: usize = WORKERS + 2;
+
 /// How long a request may wait for such work before it is turned away.
 const WORK_PATIENCE: Duration = Duration::from_secs(8);
 

@@ -28,6 +28,10 @@ use tokio::sync::watch;
 
 use app::App;
 
+/// How long a thread beside those that talk to clients stays without work. The allocator keeps what
+/// a thread freed for that thread, until it ends.
+const IDLE: Duration = Duration::from_millis(500);
+
 /// What answers say they come from.
 pub(crate) const FINGERPRINT: &str = concat!("octavo-", env!("CARGO_PKG_VERSION"));
 
@@ -152,6 +156,8 @@ pub fn serve(
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .thread_name("http")
+        .max_blocking_threads(app::THREADS)
+        .thread_keep_alive(IDLE)
         .enable_all()
         .build()
         .map_err(Error::Thread)?;

@@ -255,6 +255,13 @@ impl Executor {
             .collect()
     }
 
+    /// Gives the buffers of steps back; the next step makes new ones. A thread that was left behind
+    /// keeps those that it uses until it is done.
+    pub fn rest(&mut self) {
+        self.arenas = Arc::new(Arenas::new(self.model.program.ops.len()));
+        self.scratches = Arc::new(Scratches::new(self.pool.threads()));
+    }
+
     /// Lets no thread that was left behind in an earlier step read what this one writes.
     fn keep_clear_of(&mut self, frame: &Frame) {
         if self.pool.is_together() {

@@ -252,6 +252,10 @@ impl Executable for Cpu {
         Ok(())
     }
 
+    fn rest(&mut self) {
+        self.executor.rest();
+    }
+
     fn cache_groups(&self) -> usize {
         self.kv.groups()
     }

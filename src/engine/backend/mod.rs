@@ -81,6 +81,9 @@ pub trait Executable: Send {
     /// If the device fails.
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<(), Error>;
 
+    /// Gives back what only steps need, because none is to be expected soon.
+    fn rest(&mut self) {}
+
     /// Groups of the cache's layers, each with block tables of its own.
     fn cache_groups(&self) -> usize;
 

@@ -142,6 +142,11 @@ impl<D: Device> Executable for Split<D> {
         self.second.copy_page(group, from, to)
     }
 
+    fn rest(&mut self) {
+        self.first.rest();
+        self.second.rest();
+    }
+
     fn cache_groups(&self) -> usize {
         self.first.cache_groups()
     }

@@ -1,6 +1,7 @@
 //! Requests that advance together: each step gives a token to every request that generates, then
 //! reads more of the prompts of the others. What a request says does not depend on its neighbours.
 
+mod again;
 mod beams;
 mod branch;
 mod outputs;
@@ -16,6 +17,7 @@ use crate::runtime::{Entry, Runtime};
 use crate::schedule::{Job, Plan, Scheduler, Settings, Share};
 use crate::sequence::Bounds;
 use crate::{Engine, Error};
+use again::Again;
 use branch::{Branch, Turn, Vectors};
 use outputs::{BeamOutput, ByBranch, hand_out};
 
@@ -41,6 +43,7 @@ pub struct Batch {
     branches: BTreeMap<RequestId, Branch>,
     next_id: RequestId,
     totals: Totals,
+    again: Again,
 }
 
 impl Batch {
@@ -64,6 +67,7 @@ impl Batch {
             branches: BTreeMap::new(),
             next_id: 0,
             totals: Totals::default(),
+            again: Again::default(),
         }
     }
 
@@ -177,6 +181,27 @@ impl Batch {
     /// Forgets what was kept for later prompts and is not in use.
     pub fn clear_cache(&mut self) {
         self.engine.runtime().ledger.clear();
+    }
+
+    /// Whether finished texts wait to be read again, see [`Batch::read_again`].
+    pub fn has_finished_texts(&self) -> bool {
+        !self.again.is_empty()
+    }
+
+    /// Reads a piece of a text that has ended as a prompt, so that who goes on with it need not
+    /// wait for that. For when there is no request: it takes a step of its own.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn read_again(&mut self) -> Result<(), Error> {
+        let rows = self.engine.limits().rows;
+        self.again.read(&mut self.engine.runtime(), rows)
+    }
+
+    /// Gives memory back that only steps need: there is nothing to do for now.
+    pub fn rest(&mut self) {
+        self.engine.runtime().rest();
+        octavo_kernels::trim();
     }
 
     /// Takes every request a step further: first those that generate, then some of the prompts, so
@@ -424,15 +449,28 @@ impl Batch {
             return;
         }
         let timing = self.timing(at);
+        let prompt = self.scheduler.job(at).map(Job::asked);
         let text = self.forget(at, runtime).and_then(Branch::into_text);
         if let Some(text) = text {
             self.totals.count(text.finish);
+            self.note_finished(prompt, &text.tokens);
             let finished = Event::Finished {
                 choice,
                 text,
                 timing,
             };
             events.push((request, finished));
+        }
+    }
+
+    /// A text has ended: it is read again some time, where prompts may begin with it.
+    fn note_finished(&mut self, asked: Option<(Vec<u32>, Option<String>)>, answer: &[u32]) {
+        if let Some((mut tokens, salt)) = asked
+            && self.options.prefixes
+            && !self.options.reuse_generated
+        {
+            tokens.extend(answer);
+            self.again.add(tokens, salt);
         }
     }
 

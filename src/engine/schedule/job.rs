@@ -117,6 +117,11 @@ impl Job {
         self.n_prompt
     }
 
+    /// Its prompt and its salt.
+    pub fn asked(&self) -> (Vec<u32>, Option<String>) {
+        (self.tokens[..self.n_prompt].to_vec(), self.salt.clone())
+    }
+
     /// What it is doing: `waiting`, `running`, or `preempted`, which is waiting once more.
     pub fn state_name(&self) -> &'static str {
         match self.state {

@@ -79,7 +79,7 @@ fn texts_are_the_same_beside_any_others_and_with_few_pages() {
         let line = metrics
             .lines()
             .find(|l| l.starts_with("octavo_num_preemptions_total"));
-        preempted |= line.is_some_and(|line| !line.ends_with(" 0"));
+        preempted |= line.is_some_and(|line| !line.ends_with(" 0.0"));
     }
     assert!(preempted, "with 14 pages somebody had to give way");
 }
@@ -107,6 +107,73 @@ fn a_prompt_that_begins_like_another_is_not_read_again() {
         Some((n - 1) / 16 * 16),
         "all full pages but the last token's"
     );
+}
+
+/// Two turns of a chat, with a pause before the second: the answers, the tokens of the first prompt
+/// and answer, and how many of the second's came from the cache.
+fn chat(server: &Server) -> ([Value; 2], u64, u64) {
+    let first = json!({ "role": "user", "content": "What is 1+1? And what is 2+2?" });
+    let ask = |messages: Value| {
+        let body = json!({ "messages": messages, "temperature": 0, "max_tokens": 100,
+            "ignore_eos": true });
+        let answer = server.post("/v1/chat/completions", &body);
+        assert_eq!(answer.status, 200, "{}", answer.text);
+        answer.json()
+    };
+    let one = ask(json!([first]));
+    let said = one["choices"][0]["message"].clone();
+    wait_until_pages_rest(server);
+    let second = json!({ "role": "user", "content": "And what is 3+3?" });
+    let two = ask(json!([first, said, second]));
+    let total = one["usage"]["total_tokens"].as_u64().expect("a number");
+    let cached = two["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
+    let texts = [
+        said["content"].clone(),
+        two["choices"][0]["message"]["content"].clone(),
+    ];
+    (texts, total, cached.unwrap_or(0))
+}
+
+/// Waits until the cache is left alone for a while.
+fn wait_until_pages_rest(server: &Server) {
+    let cached = || server.get("/slots").json()["pages_cached"].as_u64();
+    let (mut before, mut same) = (cached(), 0);
+    while same < 10 {
+        std::thread::sleep(Duration::from_millis(30));
+        let now = cached();
+        same = if now == before { same + 1 } else { 0 };
+        before = now;
+    }
+    let metrics = server.get("/metrics").text;
+    let running = metrics
+        .lines()
+        .find(|line| line.starts_with("vllm:num_requests_running"));
+    assert!(
+        running.is_some_and(|line| line.ends_with(" 0.0")),
+        "{running:?}"
+    );
+}
+
+#[test]
+fn an_answer_is_in_the_cache_when_the_chat_goes_on() {
+    let server = Server::usual();
+    let (texts, total, cached) = chat(&server);
+    // how the template goes on after an answer is part of no full page, or of one
+    assert!(
+        cached + 16 >= total,
+        "{cached} cached of a first turn of {total} tokens"
+    );
+    let slots = server.get("/slots").json();
+    let sum = slots["pages_free"]
+        .as_u64()
+        .zip(slots["pages_cached"].as_u64());
+    wait_until_pages_rest(&server);
+    assert_eq!(
+        sum.map(|(free, cached)| free + cached),
+        slots["pages_total"].as_u64()
+    );
+    let (expected, _, none) = chat(&Server::new(small(), batch(100, false)));
+    assert_eq!((texts, none), (expected, 0));
 }
 
 #[test]

@@ -1,0 +1,100 @@
+//! Finished texts, read again while there is nothing else to do.
+//!
+//! What was generated has other bits than the same tokens read as a prompt, so no prompt begins with
+//! it. Whoever goes on with a chat sends the last answer as a part of the next prompt, and would
+//! wait for it to be read. Read before, as a prompt, it comes from the cache with the very bits that
+//! it would have had.
+
+use std::collections::VecDeque;
+
+use octavo_kernels::Role;
+
+use crate::Error;
+use crate::kv::{History, PAGE, Timeline};
+use crate::runtime::{Entry, Runtime};
+
+/// Texts that wait to be read: more are not worth the memory, and the latest go on most likely.
+const TEXTS: usize = 16;
+
+/// Tokens read at a time. A request that arrives meanwhile waits for as many.
+const CHUNK: usize = 64;
+
+/// Texts to be read again, the latest last.
+#[derive(Default)]
+pub(super) struct Again(VecDeque<Finished>);
+
+/// A prompt and its answer, as far as they fill pages.
+struct Finished {
+    tokens: Vec<u32>,
+    salt: Option<String>,
+    /// Tokens in the cache when it was last looked at.
+    read: usize,
+}
+
+impl Again {
+    /// Notes a text: prompt and answer.
+    pub(super) fn add(&mut self, mut tokens: Vec<u32>, salt: Option<String>) {
+        tokens.truncate(tokens.len() / PAGE * PAGE);
+        if self.0.len() == TEXTS {
+            self.0.pop_front();
+        }
+        let read = 0;
+        self.0.push_back(Finished { tokens, salt, read });
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Reads some tokens of the latest text, at most `rows`. Between two calls no page is in use.
+    ///
+    /// # Errors
+    /// If the device fails; the text is forgotten then.
+    pub(super) fn read(&mut self, runtime: &mut Runtime, rows: usize) -> Result<(), Error> {
+        let Some(mut text) = self.0.pop_back() else {
+            return Ok(());
+        };
+        let mut timeline = Timeline::default();
+        let read = text.read_on(runtime, &mut timeline, rows.min(CHUNK));
+        runtime.ledger.truncate(&mut timeline, 0);
+        text.read = read?;
+        if text.read < text.tokens.len() {
+            self.0.push_back(text);
+        }
+        Ok(())
+    }
+}
+
+impl Finished {
+    /// Reads at most `n` tokens that are not in the cache; answers how many are then, or all if
+    /// there is no use in going on.
+    fn read_on(
+        &self,
+        runtime: &mut Runtime,
+        timeline: &mut Timeline,
+        n: usize,
+    ) -> Result<usize, Error> {
+        let all = self.tokens.len();
+        let history = History {
+            tokens: &self.tokens,
+            n_prompt: all,
+            salt: self.salt.as_deref(),
+        };
+        runtime.ledger.adopt(timeline, &history, all);
+        let start = timeline.len();
+        if start == all || start < self.read {
+            // all is there, or what was read has been given up again
+            return Ok(all);
+        }
+        let tokens = &self.tokens[start..all.min(start + n)];
+        let mut entries = [Entry::new(timeline, tokens)];
+        runtime.step(Role::Prompt, &mut entries, None, &mut |_| {})?;
+        let [entry] = entries;
+        if entry.failed.is_some() {
+            // no pages: whoever asks for this text reads it then, or is told why not
+            return Ok(all);
+        }
+        runtime.ledger.keep(timeline, &history);
+        Ok(timeline.len())
+    }
+}
