@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Real clients, many clients and hostile clients against `octavo serve` with the built-in model.
-# Makes a Python environment of its own.
+# Keeps their packages in target/clients: 850 MB, which take minutes only the first time.
 #
 #     tools/clients.sh target/release/octavo
 set -euo pipefail
@@ -8,11 +8,19 @@ cd "$(dirname "$0")/.."
 octavo=$1
 
 environment=target/clients
-if [[ ! -x $environment/bin/python ]]; then
+wanted=tests/clients/requirements.txt
+if ! cmp -s "$wanted" "$environment/installed.txt"; then
   python3 -m venv "$environment"
+  "$environment/bin/pip" install --quiet -r "$wanted"
+  cp "$wanted" "$environment/installed.txt"
 fi
-"$environment/bin/pip" install --quiet "openai>=1.60"
 python=$environment/bin/python
+
+modules=$environment/node
+node_openai=6.30.1 # later ones want a newer Node than Debian has
+if ! grep -qs "\"version\": \"$node_openai\"" "$modules/node_modules/openai/package.json"; then
+  npm install --prefix "$modules" --no-audit --no-fund --silent "openai@$node_openai"
+fi
 
 log=$(mktemp)
 server=
@@ -39,11 +47,13 @@ end() {
 
 begin
 "$python" tests/clients/openai_client.py "$url/v1"
+node tests/clients/openai_client.cjs "$modules" "$url/v1"
+"$python" tests/clients/lm_eval_client.py "$octavo" "$url"
 end
 
 # few pages: requests wait, and give their place back
 begin --kv-pages 40 --parallel 8 --queue 64
-"$python" tests/clients/soak.py "$url" --requests 2000 --seed 1
+"$python" tests/clients/soak.py "$url" --requests 2000 --seed 1 --pid "$server"
 end
 
 begin
