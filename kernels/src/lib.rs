@@ -43,7 +43,7 @@ pub use formats::{has_minimum, packed_types};
 pub use isa::{Isa, IsaChoice, IsaError, Rounding};
 pub use kv::{KvShape, KvStore, KvTooLarge, KvType, PAGE_POSITIONS};
 pub use matrix::{Matrix, MatrixError, kernel_name};
-pub use memory::{NoMemory, room, trim, with_memory};
+pub use memory::{NoMemory, room, share_heap, trim, with_memory};
 pub use op::{
     Activation, CacheLayer, CacheShape, Function, MatrixShape, Op, RowSet, ShapeError, Shapes,
     Translate, Translated, ValueShape,

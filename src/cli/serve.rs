@@ -110,6 +110,7 @@ struct ShareArgs {
 
 /// Runs the command.
 pub(super) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
+    octavo_kernels::share_heap();
     let stop = Stop::default();
     let serving = signal::install_serving({
         let stop = stop.clone();

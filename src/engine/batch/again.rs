@@ -1,9 +1,9 @@
 //! Finished texts, read again while there is nothing else to do.
 //!
-//! What was generated has other bits than the same tokens read as a prompt, so no prompt begins with
-//! it. Whoever goes on with a chat sends the last answer as a part of the next prompt, and would
-//! wait for it to be read. Read before, as a prompt, it comes from the cache with the very bits that
-//! it would have had.
+//! What was generated has other bits than the same tokens read as a prompt, so no prompt begins
+//! with it. Whoever goes on with a chat sends the last answer as a part of the next prompt, and
+//! would wait for it to be read. Read before, as a prompt, it comes from the cache with the very
+//! bits that it would have had.
 
 use std::collections::VecDeque;
 
