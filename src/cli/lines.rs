@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use clap::Args;
 use octavo_engine::generate::Options;
+use octavo_engine::sample::mean_logprob;
 use octavo_engine::sequence::Text;
 use octavo_engine::{
     Batch, BatchOptions, BeamSearch, Engine, Event, Found, Goal, Request, RequestId,
@@ -183,7 +184,11 @@ pub(super) fn generate(
                     ended.push((id, Some(Outcome::Failed(error.to_string()))));
                     return;
                 }
-                _ => return,
+                Event::Started { .. }
+                | Event::Read { .. }
+                | Event::Prompt(_)
+                | Event::Delta { .. }
+                | Event::Embedded { .. } => return,
             }
             if own.texts.len() == several.args.generated() {
                 ended.push((id, None));
@@ -273,10 +278,7 @@ impl Printer<'_> {
         if self.several.args.best_of.is_none() {
             return;
         }
-        let mean = |text: &Text| {
-            let sum: f64 = text.logprobs.iter().map(|token| token.logprob).sum();
-            sum / text.logprobs.len().max(1) as f64
-        };
+        let mean = |text: &Text| mean_logprob(&text.logprobs);
         texts.sort_by(|(_, a), (_, b)| mean(b).total_cmp(&mean(a)));
         texts.truncate(self.several.args.n.into());
     }

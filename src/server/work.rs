@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use octavo_engine::sample::Logprobs;
+use octavo_engine::sample::{Logprobs, mean_logprob};
 use octavo_engine::sequence::{Finish, Text};
 use octavo_engine::{Event, EventStream, Found, Request, Timing};
 
@@ -168,18 +168,13 @@ impl Choice {
             finish: text.finish,
         }
     }
-
-    /// How likely it is, by token.
-    fn mean_logprob(&self) -> f64 {
-        let sum: f64 = self.logprobs.iter().map(|token| token.logprob).sum();
-        sum / self.logprobs.len().max(1) as f64
-    }
 }
 
 /// Keeps the `n` likeliest texts of more, the best first.
 pub(crate) fn keep_best(choices: &mut Vec<Choice>, n: usize) {
     if choices.len() > n {
-        choices.sort_by(|a, b| b.mean_logprob().total_cmp(&a.mean_logprob()));
+        let mean = |choice: &Choice| mean_logprob(&choice.logprobs);
+        choices.sort_by(|a, b| mean(b).total_cmp(&mean(a)));
         choices.truncate(n);
         (0..)
             .zip(choices)

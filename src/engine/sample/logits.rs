@@ -81,6 +81,12 @@ pub struct Logprobs {
     pub top: Vec<(u32, f64)>,
 }
 
+/// The mean log-probability of tokens; 0 of none.
+pub fn mean_logprob(tokens: &[Logprobs]) -> f64 {
+    let sum: f64 = tokens.iter().map(|token| token.logprob).sum();
+    sum / tokens.len().max(1) as f64
+}
+
 /// Log-probabilities before bias, penalties and everything else: `ln softmax` over the whole
 /// vocabulary in f64.
 ///

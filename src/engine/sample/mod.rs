@@ -23,7 +23,7 @@ pub use constraint::{Among, Constraint, ConstraintError, TokenSet};
 pub(crate) use logits::all_logprobs;
 pub(crate) use logits::are_finite;
 use logits::check;
-pub use logits::{Logprobs, argmax, logprobs, top_logits};
+pub use logits::{Logprobs, argmax, logprobs, mean_logprob, top_logits};
 
 /// Logits from which no token can be chosen.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

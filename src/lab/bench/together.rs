@@ -58,7 +58,12 @@ fn step(batch: &mut Batch, chosen: &mut BTreeMap<RequestId, Vec<u32>>) -> Result
     batch.step(&mut |id, event| match event {
         Event::Delta { delta, .. } => chosen.entry(id).or_default().extend(delta.tokens),
         Event::Failed(error) => failed = Some(error),
-        _ => {}
+        Event::Started { .. }
+        | Event::Read { .. }
+        | Event::Prompt(_)
+        | Event::Finished { .. }
+        | Event::Found { .. }
+        | Event::Embedded { .. } => {}
     })?;
     match failed {
         Some(error) => Err(error.into()),

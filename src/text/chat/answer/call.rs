@@ -130,30 +130,27 @@ impl Reader {
             },
             State::Gemma(reader) => {
                 let step = reader.step(c, events);
-                if step == Step::Over {
-                    self.state = State::After(String::new());
-                    return Step::Settled;
-                }
-                step
+                self.settle(step)
             }
             State::Tags(reader) => {
                 let step = reader.step(c, events);
-                if step == Step::Over {
-                    self.state = State::After(String::new());
-                    return Step::Settled;
-                }
-                step
+                self.settle(step)
             }
             State::Object(object) => {
                 let step = object.step(c, events);
-                if step == Step::Over {
-                    self.state = State::After(String::new());
-                    return Step::Settled;
-                }
-                step
+                self.settle(step)
             }
             State::After(_) => self.after(c, events),
         }
+    }
+
+    /// What a step inside the arguments is to the call, which goes on after them.
+    fn settle(&mut self, step: Step) -> Step {
+        if step != Step::Over {
+            return step;
+        }
+        self.state = State::After(String::new());
+        Step::Settled
     }
 
     fn open(&mut self, c: char) -> Step {
