@@ -56,9 +56,10 @@ pub fn with_memory<T>(work: impl FnOnce() -> T) -> Result<T, NoMemory> {
     })
 }
 
-/// Lets all threads take small memory from one heap, for a process that runs for long. The allocator
-/// makes another one whenever two threads meet, up to eight for each CPU, and each keeps pieces: a
-/// server's memory would grow with the number of such moments. To be called before threads start.
+/// Lets all threads take small memory from one heap, for a process that runs for long. The
+/// allocator makes another one whenever two threads meet, up to eight for each CPU, and each keeps
+/// pieces: a server's memory would grow with the number of such moments. To be called before
+/// threads start.
 pub fn share_heap() {
     #[cfg(all(target_os = "linux", target_env = "gnu", not(miri)))]
     // SAFETY: takes no pointer, and leaves alone what was allocated.
