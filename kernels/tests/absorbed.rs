@@ -253,3 +253,51 @@ fn what_is_read_again_is_not_absorbed() {
         }
     }
 }
+
+/// A gate's integers must not go where the integers are that the gate's own products still read:
+/// also where another input was made after theirs, and where the result goes over their input.
+#[test]
+fn a_gate_leaves_its_own_input_alone() {
+    use octavo_quant::TensorType as T;
+    let (m, mut rng) = (1, Rng(31));
+    let (x, y) = (rng.floats(m * D), rng.floats(m * D));
+    let raw: Vec<Vec<u8>> = (0..5)
+        .map(|_| random_blocks(&mut rng, T::Q4_K, D * D))
+        .collect();
+    for isa in Isa::available() {
+        for (other_input, result) in [(true, 6), (false, 0), (true, 0)] {
+            let mut pool = Pool::new(2).expect("threads");
+            let matrix = |raw: &Vec<u8>, pool: &mut Pool| {
+                Matrix::new(isa, (T::Q4_K, D, D), Arc::new(raw.clone()), true, pool)
+                    .expect("a matrix")
+            };
+            let matrices = raw.iter().map(|raw| matrix(raw, &mut pool)).collect();
+            let other = if other_input { 1 } else { 0 };
+            let ops = vec![
+                embed(m, D, &x, 0),
+                embed(m, D, &y, 1),
+                Op::MatMul { x: 0, w: 0 }.to(2),
+                Op::MatMul { x: other, w: 1 }.to(3),
+                Op::MatMul { x: 0, w: 2 }.to(4),
+                Op::MatMul { x: 0, w: 3 }.to(5),
+                Op::Gate {
+                    gate: 4,
+                    up: 5,
+                    act: Activation::Silu,
+                }
+                .to(result),
+                Op::MatMul { x: result, w: 4 }.to(7),
+                Op::Add { a: 2, b: 3 }.to(8),
+                Op::Add { a: 7, b: 8 }.to(9),
+            ];
+            let mut executor = Executor::new(isa, program(ops, &[D; 10], KV), matrices, pool);
+            for role in [Role::Prompt, Role::Generated] {
+                let near = run(&mut executor, KV, role, m);
+                assert!(
+                    near == one_by_one(&mut executor, role, m).0,
+                    "{isa} {role:?}, another input: {other_input}, result in {result}"
+                );
+            }
+        }
+    }
+}

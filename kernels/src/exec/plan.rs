@@ -310,8 +310,9 @@ impl Steps<'_> {
         {
             return ready.at;
         }
-        let place = self.free_place(form);
-        if form != Form::Codes || !self.last_step_makes_groups_of(x) {
+        let by_last_step = form == Form::Codes && self.last_step_makes_groups_of(x);
+        let place = self.free_place(form, by_last_step);
+        if !by_last_step {
             let division = self.division_of_preparation(x, w);
             self.push(
                 at,
@@ -335,10 +336,19 @@ impl Steps<'_> {
     }
 
     /// Where there is room for an input in such a form. Integers go from one place to the other, so
-    /// that a product can read the ones while it makes the others.
-    fn free_place(&self, form: Form) -> Resource {
+    /// that a product can read the ones while it makes the others: a step that makes them must not
+    /// put them where its own input is, whichever was made last.
+    fn free_place(&self, form: Form, by_last_step: bool) -> Resource {
         if form != Form::Codes {
             return Resource::Tiles;
+        }
+        let read = self.list.last().filter(|_| by_last_step);
+        let read = read.and_then(|step| {
+            let is_place = |r: &&Resource| matches!(r, Resource::Codes(_));
+            step.reads.iter().find(is_place).copied()
+        });
+        if let Some(Resource::Codes(i)) = read {
+            return Resource::Codes((i + 1) % CODES);
         }
         let last = self.ready.iter().rev().find_map(|ready| {
             if let Resource::Codes(i) = ready.at {
