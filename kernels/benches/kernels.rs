@@ -21,7 +21,7 @@ use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, Throughput};
 use octavo_kernels::{
     Activation, CacheLayer, Executor, Isa, KvShape, KvStore, KvType, Matrix, Op, Pairing, Pool,
-    Program, Role, Rope, RowSet, Sequence, Step, ValueShape,
+    Program, Role, Rope, RowSet, Scores, Sequence, Step, ValueShape,
     probe::{flops_peak, read_bandwidth},
 };
 use octavo_quant::{TensorType as T, quantize};
@@ -209,7 +209,8 @@ fn attention(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
                             Op::Attention {
                                 q: 0,
                                 cache: CacheLayer { group: 0, layer },
-                                scale: 0.09,
+                                scores: Scores::plain(0.09),
+                                sinks: None,
                             }
                             .to(2),
                         );

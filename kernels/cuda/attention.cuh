@@ -7,14 +7,19 @@
 // lanes keeps its own softmax until the end. Partial sums are joined in the order of warps and
 // lanes, then of splits: never by who is first.
 //
+// A row in a window takes none of the pages that lie wholly before it: the others are shared among
+// its splits.
+//
 // `attend_prompt`: 64 (token, head) rows of one KV head on the tensor cores, pages of halves.
 // Queries are two halves each, the second holding what the first rounded away: scores then have the
-// cache's accuracy. Probabilities are halves.
+// cache's accuracy. Probabilities are halves. Keys are taken 64 at a time, counted from position 0
+// wherever a window begins: what a row does not see has weight zero and changes no bit of it.
 #ifndef OCTAVO_ATTENTION
 #define OCTAVO_ATTENTION
 
 #include "activations.cuh"
 #include "paging.cuh"
+#include "softcap.cuh"
 
 struct AttentionParams {
     const float* q;       // (rows, heads, head_dim)
@@ -25,17 +30,30 @@ struct AttentionParams {
     float* out;     // (rows, heads, head_dim)
     u8* integers;      // instead of `out` if not null: (rows, units), see activations.cuh
     const u32* tiles;  // (tiles, 2): first row and number of rows, of prompts only
+    const float* sinks;  // (heads), or null: scores that count in the sum of weights alone
     Paging paging;
     u32 heads;     // of queries
     u32 heads_kv;
     u32 splits;
     float scale;
+    float cap;   // of scaled scores; 0: none
+    u32 window;  // positions that a row sees, its own the last; 0: all
 };
-static_assert(sizeof(AttentionParams) == 128, "kernels/src/cuda/params.rs has the same");
+static_assert(sizeof(AttentionParams) == 144, "kernels/src/cuda/params.rs has the same");
 
 constexpr u32 ATTEND_THREADS = 128;
 constexpr u32 ATTEND_WARPS = ATTEND_THREADS / WARP;
 constexpr u32 MOST_SPLITS = 16;
+
+// The first position seen by a row that sees none from `visible` on.
+DEVICE u32 first_seen(const AttentionParams& p, u32 visible) {
+    return p.window != 0 && visible > p.window ? visible - p.window : 0;
+}
+
+// The sink of a query head; where there are none, what adds nothing.
+DEVICE float sink_of(const AttentionParams& p, u32 head) {
+    return p.sinks == nullptr ? minus_infinity() : p.sinks[head];
+}
 
 DEVICE constexpr int power_of_two(int n) {
     int p = 2;
@@ -67,8 +85,9 @@ DEVICE void attend_split(const AttentionParams& p) {
     const u32 row = blockIdx.y, split = blockIdx.z;
 
     const u32 visible = static_cast<u32>(p.paging.positions[row] + 1);  // none for padding
-    const u32 pages = (visible + PAGE - 1) / PAGE;
-    const u32 begin = split * pages / p.splits, end = (split + 1) * pages / p.splits;
+    const u32 first = first_seen(p, visible), first_page = first / PAGE;
+    const u32 pages = (visible + PAGE - 1) / PAGE - first_page;
+    const u32 begin = first_page + split * pages / p.splits, end = first_page + (split + 1) * pages / p.splits;
     const u32* table = table_of(p.paging, row);
     const u8* all_k = static_cast<const u8*>(p.pages_k);
     const u8* all_v = static_cast<const u8*>(p.pages_v);
@@ -93,7 +112,8 @@ DEVICE void attend_split(const AttentionParams& p) {
         const u32 number = page_of(p.paging, row, table, page);
         if (number >= p.paging.n_pages) continue;
         const u64 base = page_start<Kv>(number, p.heads_kv, head_kv, DIM);
-        // at least the first position of a page is visible
+        // what is seen of the page: from `before` up to `in_page`, at least one position
+        const u32 before = most(first, page * PAGE) - page * PAGE;
         const u32 in_page = least(visible - page * PAGE, PAGE);
         typename Kv::Eight keys[early ? steps : 1] = {}, values[early ? steps : 1] = {};
         if constexpr (early) {
@@ -103,7 +123,7 @@ DEVICE void attend_split(const AttentionParams& p) {
                 if (active) keys[s] = Kv::fetch(all_k + base, at, 8 * piece, DIM);
                 // what lies behind the last position was never written: zero times that may be no
                 // number
-                if (active && at < in_page) values[s] = Kv::fetch(all_v + base, at, 8 * piece, DIM);
+                if (active && at >= before && at < in_page) values[s] = Kv::fetch(all_v + base, at, 8 * piece, DIM);
             }
         }
         float score[HEADS][steps];
@@ -122,16 +142,28 @@ DEVICE void attend_split(const AttentionParams& p) {
                 float dot = 0.0f;
 #pragma unroll
                 for (int i = 0; i < 8; ++i) dot = fmaf(q[h][i], k[i], dot);
-                dot = lanes_sum<lanes>(dot);
-                score[h][s] = s * groups + group < in_page ? dot : minus_infinity();
+                score[h][s] = lanes_sum<lanes>(dot);
             }
         }
         if (group >= in_page) continue;
+        if (p.cap != 0.0f) {
+#pragma unroll
+            for (int h = 0; h < HEADS; ++h) {
+#pragma unroll
+                for (int s = 0; s < steps; ++s) score[h][s] = soft_capped(score[h][s], p.cap);
+            }
+        }
+        bool seen[steps];
+#pragma unroll
+        for (int s = 0; s < steps; ++s) {
+            const u32 at = s * groups + group;
+            seen[s] = at >= before && at < in_page;
+        }
 #pragma unroll
         for (int h = 0; h < HEADS; ++h) {
             float top = max[h];
 #pragma unroll
-            for (int s = 0; s < steps; ++s) top = fmaxf(top, score[h][s]);
+            for (int s = 0; s < steps; ++s) top = seen[s] ? fmaxf(top, score[h][s]) : top;
             const float shrink = total[h] == 0.0f ? 0.0f : expf(max[h] - top);
             max[h] = top;
             total[h] *= shrink;
@@ -139,16 +171,15 @@ DEVICE void attend_split(const AttentionParams& p) {
             for (int i = 0; i < 8; ++i) sum[h][i] *= shrink;
 #pragma unroll
             for (int s = 0; s < steps; ++s) {
-                // not `expf(-inf)`, which would be the same: a score that is not a number must stay
-                // one
-                score[h][s] = s * groups + group < in_page ? expf(score[h][s] - top) : 0.0f;
+                // `top` is no number to subtract where a lane has seen nothing yet
+                score[h][s] = seen[s] ? expf(score[h][s] - top) : 0.0f;
                 total[h] += score[h][s];
             }
         }
 #pragma unroll
         for (int s = 0; s < steps; ++s) {
             float v[8] = {};
-            if (active && s * groups + group < in_page) {
+            if (active && seen[s]) {
                 if constexpr (early) {
                     Kv::decode(v, values[s]);
                 } else {
@@ -212,12 +243,15 @@ DEVICE void attend_merge(const AttentionParams& p) {
         float top = minus_infinity(), joined = 0.0f, value = 0.0f;
 #pragma unroll
         for (u32 i = 0; i < MOST_SPLITS; ++i) top = fmaxf(top, tops[i]);
+        const float sink = sink_of(p, blockIdx.x % p.heads);
+        top = fmaxf(top, sink);
 #pragma unroll
         for (u32 i = 0; i < MOST_SPLITS; ++i) {
             const float weight = totals[i] == 0.0f ? 0.0f : expf(tops[i] - top);
             joined = fmaf(totals[i], weight, joined);
             value = fmaf(sums[i], weight, value);
         }
+        if (p.sinks != nullptr) joined += expf(sink - top);
         value = joined == 0.0f ? 0.0f : value / joined;
         if constexpr (DIM % UNIT == 0) {
             if (p.integers != nullptr) {
@@ -271,21 +305,25 @@ DEVICE void attend_prompt(const AttentionParams& p) {
     __syncthreads();
 
     // the two queries of which this lane has scores
-    i32 position[2];
+    i32 position[2], before[2];  // it sees those above `before`
     u32 query[2];
 #pragma unroll
     for (u32 i = 0; i < 2; ++i) {
         query[i] = warp * 16 + lane / 4 + 8 * i;
         position[i] = query[i] < n_queries ? p.paging.positions[first_row + query[i] / per_kv] : -1;
+        before[i] = static_cast<i32>(first_seen(p, static_cast<u32>(position[i] + 1))) - 1;
     }
     float max[2] = {minus_infinity(), minus_infinity()}, total[2] = {}, sum[DIM / 8][4] = {};
     const u32 visible = static_cast<u32>(p.paging.positions[first_row + n_rows - 1] + 1);
-    for (u32 first_key = 0; first_key < visible; first_key += KEYS) {
+    // of all rows, the first one sees the first keys
+    const u32 first = first_seen(p, static_cast<u32>(p.paging.positions[first_row] + 1));
+    for (u32 first_key = first / KEYS * KEYS; first_key < visible; first_key += KEYS) {
         for (u32 i = threadIdx.x; i < KEYS * DIM / 8; i += ATTEND_THREADS) {
             const u32 key = i / (DIM / 8), d = i % (DIM / 8) * 8, at = first_key + key;
-            // nothing was written behind the last position: zero times that may be no number
+            // nothing was written behind the last position, and what lies before the first may be
+            // gone: zero times that may be no number
             Words k = {}, v = {};
-            const u32 page = at < visible ? page_of(p.paging, first_row, table, at / PAGE) : p.paging.n_pages;
+            const u32 page = at >= first && at < visible ? page_of(p.paging, first_row, table, at / PAGE) : p.paging.n_pages;
             if (page < p.paging.n_pages) {
                 const u32 in_page = 2 * (at % PAGE * DIM + d);
                 const u64 from = page_start<KvF16>(page, p.heads_kv, head_kv, DIM) + in_page;
@@ -311,6 +349,13 @@ DEVICE void attend_prompt(const AttentionParams& p) {
                 }
             }
         }
+        if (p.cap != 0.0f) {
+#pragma unroll
+            for (u32 n = 0; n < KEYS / 8; ++n) {
+#pragma unroll
+                for (u32 e = 0; e < 4; ++e) score[n][e] = soft_capped(score[n][e], p.cap);
+            }
+        }
 #pragma unroll
         for (u32 i = 0; i < 2; ++i) {
             float top = max[i];
@@ -319,7 +364,7 @@ DEVICE void attend_prompt(const AttentionParams& p) {
 #pragma unroll
                 for (u32 e = 0; e < 2; ++e) {
                     const i32 key = static_cast<i32>(first_key + 8 * n + lane % 4 * 2 + e);
-                    if (key > position[i]) score[n][2 * i + e] = minus_infinity();
+                    if (key > position[i] || key <= before[i]) score[n][2 * i + e] = minus_infinity();
                     top = fmaxf(top, score[n][2 * i + e]);
                 }
             }
@@ -339,7 +384,7 @@ DEVICE void attend_prompt(const AttentionParams& p) {
                 for (u32 e = 0; e < 2; ++e) {
                     const i32 key = static_cast<i32>(first_key + 8 * n + lane % 4 * 2 + e);
                     float& s = score[n][2 * i + e];
-                    s = key > position[i] ? 0.0f : expf(s - top);
+                    s = key > position[i] || key <= before[i] ? 0.0f : expf(s - top);
                     added += s;
                 }
             }
@@ -365,12 +410,19 @@ DEVICE void attend_prompt(const AttentionParams& p) {
 #pragma unroll
     for (u32 i = 0; i < 2; ++i) {
         if (query[i] >= n_queries) continue;
-        const u64 head = static_cast<u64>(first_row + query[i] / per_kv) * p.heads + head_kv * per_kv + query[i] % per_kv;
+        const u32 of_row = head_kv * per_kv + query[i] % per_kv;
+        const u64 head = static_cast<u64>(first_row + query[i] / per_kv) * p.heads + of_row;
+        float weight = 1.0f, all = total[i];
+        if (p.sinks != nullptr) {
+            const float sink = sink_of(p, of_row), top = fmaxf(max[i], sink);
+            weight = all == 0.0f ? 0.0f : expf(max[i] - top);
+            all = fmaf(all, weight, expf(sink - top));
+        }
 #pragma unroll
         for (u32 d = 0; d < DIM / 8; ++d) {
 #pragma unroll
             for (u32 e = 0; e < 2; ++e)
-                p.out[head * DIM + 8 * d + lane % 4 * 2 + e] = total[i] == 0.0f ? 0.0f : sum[d][2 * i + e] / total[i];
+                p.out[head * DIM + 8 * d + lane % 4 * 2 + e] = all == 0.0f ? 0.0f : sum[d][2 * i + e] * weight / all;
         }
     }
 }

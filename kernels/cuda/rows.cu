@@ -2,6 +2,7 @@
 // value.
 #include "gate.cuh"
 #include "norm.cuh"
+#include "softcap.cuh"
 #include "turn.cuh"
 
 struct NormParams {
@@ -76,7 +77,7 @@ static_assert(sizeof(UnaryParams) == 32, "kernels/src/cuda/params.rs has the sam
 // cap * tanh(x / cap)
 KERNEL(soft_cap, UnaryParams, THREADS) {
     const u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
-    if (at < p.n) p.out[at] = p.parameter * tanhf(p.x[at] / p.parameter);
+    if (at < p.n) p.out[at] = soft_capped(p.x[at], p.parameter);
 }
 
 struct SelectParams {

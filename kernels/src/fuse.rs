@@ -123,13 +123,15 @@ fn group(program: &Program, at: usize) -> Option<Group> {
             };
             Group { kind, last: at }
         }
-        Op::Attention { q, cache, scale } => {
+        Op::Attention {
+            q, cache, scores, ..
+        } => {
             let out = ops[0].out?;
             let readers = only_products(program, out, at + 1)?;
             let attend = Attend {
                 q,
                 cache,
-                scale,
+                scores,
                 out,
             };
             let kind = Kind::AttentionInto { attend, readers };

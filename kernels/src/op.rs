@@ -26,9 +26,15 @@ pub enum Op<V, M, C, T> {
     Rope { x: V, head_dim: usize, rope: usize },
     /// Appends keys and values to the cache. No result.
     KvWrite { k: V, v: V, cache: CacheLayer },
-    /// Causal attention over everything that is cached there: `softmax(scale * q K^T) V` per head;
-    /// query head `h` reads key head `h / (n_head / n_head_kv)`.
-    Attention { q: V, cache: CacheLayer, scale: f32 },
+    /// Causal attention over what is cached there: `softmax(scores) V` per head; query head `h`
+    /// reads key head `h / (n_head / n_head_kv)`. The softmax's denominator gains `e^sink` of the
+    /// query head, where there are sinks: one more score, of a value that is zero.
+    Attention {
+        q: V,
+        cache: CacheLayer,
+        scores: Scores,
+        sinks: Option<C>,
+    },
     /// `act(gate) * up`.
     Gate { gate: V, up: V, act: Activation },
     /// `f(x)`, value by value.
@@ -62,6 +68,35 @@ pub enum Function {
     /// `cap * tanh(x / cap)`: about `x` where that is small, and never beyond `cap`, which is
     /// positive.
     SoftCap(f32),
+}
+
+/// How attention's scores come about.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scores {
+    /// Multiplies `q k`.
+    pub scale: f32,
+    /// `cap * tanh(score / cap)` of every scaled score; positive.
+    pub cap: Option<f32>,
+    /// A query at position `q` sees the keys at positions above `q - window`: so many with its own.
+    /// At least 1.
+    pub window: Option<usize>,
+}
+
+impl Scores {
+    /// Scaled, and nothing else.
+    pub fn plain(scale: f32) -> Scores {
+        Scores {
+            scale,
+            cap: None,
+            window: None,
+        }
+    }
+
+    /// The first position that a query at `position` sees.
+    pub(crate) fn first(self, position: usize) -> usize {
+        let window = self.window.unwrap_or(usize::MAX);
+        (position + 1).saturating_sub(window)
+    }
 }
 
 /// Which rows a value has.
@@ -198,6 +233,15 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
         first.into_iter().chain(second)
     }
 
+    /// The vector read, if there is one.
+    pub fn vector(&self) -> Option<&C> {
+        match self {
+            Op::RmsNorm { weight: vector, .. } | Op::AddBias { bias: vector, .. } => Some(vector),
+            Op::Attention { sinks, .. } => sinks.as_ref(),
+            _ => None,
+        }
+    }
+
     /// Whether each value of the result is made of values at the same place alone, so that it may
     /// be written over them.
     pub(crate) fn is_by_element(&self) -> bool {
@@ -237,10 +281,16 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
                 v: to.value(v),
                 cache: to.cache(cache),
             },
-            Op::Attention { q, cache, scale } => Op::Attention {
+            Op::Attention {
+                q,
+                cache,
+                scores,
+                sinks,
+            } => Op::Attention {
                 q: to.value(q),
                 cache: to.cache(cache),
-                scale,
+                scores,
+                sinks: sinks.map(|sinks| to.vector(sinks)),
             },
             Op::Gate { gate, up, act } => Op::Gate {
                 gate: to.value(gate),
@@ -310,8 +360,19 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
                     rows: same_rows(value(k), value(v))?,
                 }
             }
-            Op::Attention { q, cache, .. } => {
-                whole("queries", shape_of(cache, of)?.width, value(q).width)?;
+            Op::Attention {
+                q,
+                cache,
+                ref sinks,
+                ..
+            } => {
+                let cache = shape_of(cache, of)?;
+                whole("queries", cache.width, value(q).width)?;
+                if let Some(sinks) = sinks {
+                    whole("query heads", cache.head_dim, value(q).width)?;
+                    let sinks = of.vector(sinks).ok_or(ShapeError::NoWeight)?;
+                    same("sinks", value(q).width / cache.head_dim, sinks)?;
+                }
                 value(q)
             }
             Op::Gate { gate: a, up: b, .. } | Op::Add { a, b } => {

@@ -3,7 +3,7 @@
 use crate::bytes::Bytes;
 use crate::generic::attention::PAGE;
 use crate::kv::KvShape;
-use crate::op::{CacheLayer, CacheShape, MatrixShape, Op, RowSet, Shapes, ValueShape};
+use crate::op::{CacheLayer, CacheShape, MatrixShape, Op, RowSet, Scores, Shapes, ValueShape};
 use crate::rope::Rope;
 use octavo_quant::TensorType;
 use std::ops::Range;
@@ -56,13 +56,12 @@ impl ProgramOp {
     }
 }
 
-/// An attention of a program: its operands, and where its result goes.
+/// An attention of a program: its operands but for the sinks, and where its result goes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Attend {
     pub(crate) q: Slot,
     pub(crate) cache: CacheLayer,
-    /// Multiplies the scores.
-    pub(crate) scale: f32,
+    pub(crate) scores: Scores,
     pub(crate) out: Slot,
 }
 
@@ -164,6 +163,12 @@ impl Program {
                 matches!(op, Op::KvWrite { .. }),
                 "operation {at}: everything but what goes to the cache has a result"
             );
+            if let Op::Attention { scores, .. } = op {
+                assert!(
+                    scores.window != Some(0) && scores.cap.is_none_or(|cap| cap > 0.0),
+                    "operation {at}: a window of no positions, or a cap that is not positive"
+                );
+            }
             assert!(
                 op.is_by_element() || op.inputs().all(|input| Some(input) != *out),
                 "operation {at} writes over its input"
@@ -193,6 +198,19 @@ impl Program {
             _ => 0,
         };
         self.ops.iter().map(of).max().unwrap_or(0)
+    }
+
+    /// For each group of the cache's layers, how many positions a token looks at, at most: its own,
+    /// where nothing attends.
+    fn widest_windows(&self) -> Vec<usize> {
+        let mut widest = vec![1; self.caches.len()];
+        for instruction in &self.ops {
+            if let Op::Attention { cache, scores, .. } = instruction.op {
+                let window = scores.window.unwrap_or(usize::MAX);
+                widest[cache.group] = window.max(widest[cache.group]);
+            }
+        }
+        widest
     }
 
     /// Cosines, and as many sines, of a row: those of all tables, one after the other.
@@ -230,6 +248,7 @@ impl Program {
             Op::Embed { table } => Some(table.rows),
             _ => None,
         });
+        let windows = self.widest_windows();
         let (mut rows, mut wanted) = (Vec::new(), Vec::new());
         for (seq, s) in step.seqs.iter().enumerate() {
             let end = s.start + s.tokens.len();
@@ -238,13 +257,15 @@ impl Program {
                 self.caches.len(),
                 "block tables for other groups of layers"
             );
-            for table in s.tables {
+            for (table, window) in s.tables.iter().zip(&windows) {
                 assert!(
                     table.len() * PAGE >= end,
                     "the block table ends before position {end}"
                 );
+                let first = (s.start + 1).saturating_sub(*window);
+                let mut read = table.iter().skip(first / PAGE);
                 assert!(
-                    table.iter().all(|p| (*p as usize) < n_pages),
+                    read.all(|p| (*p as usize) < n_pages),
                     "a page that does not exist"
                 );
             }
@@ -338,7 +359,8 @@ pub struct Sequence<'a> {
     /// Position of the first.
     pub start: usize,
     /// For each group of the cache's layers, pages of the sequence from position 0, covering all
-    /// new tokens.
+    /// new tokens. Where all layers of a group attend in windows, pages that lie wholly before the
+    /// first token's are never looked at: any number may stand for them.
     pub tables: &'a [&'a [u32]],
     /// Which of `tokens` need outputs.
     pub wanted: Range<usize>,

@@ -1,7 +1,7 @@
 //! Building blocks shared by all architectures: each adds its ops, with llama.cpp's names, in
 //! llama.cpp's order.
 
-use octavo_kernels::{Activation, RowSet, ValueShape};
+use octavo_kernels::{Activation, RowSet, Scores, ValueShape};
 
 use super::graph::{Graph, Node, Op, ValueId};
 use super::hparams::Hparams;
@@ -179,7 +179,12 @@ impl<'a> Builder<'a> {
         );
         let scale = 1.0 / (self.h.layers[l].head_dim as f32).sqrt();
         let out = self.push(
-            Op::Attention { q, cache, scale },
+            Op::Attention {
+                q,
+                cache,
+                scores: Scores::plain(scale),
+                sinks: None,
+            },
             self.info(q),
             at(taps::KQV_OUT, l),
         );

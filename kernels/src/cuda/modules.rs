@@ -37,10 +37,11 @@ pub static FORMATS: LazyLock<Vec<TensorType>> = LazyLock::new(|| {
 pub const HEAD_DIMS: [usize; 9] = [8, 16, 32, 64, 80, 96, 128, 192, 256];
 
 /// What the kernels include: name, text.
-pub const HEADERS: [(&str, &str); 11] = [
+pub const HEADERS: [(&str, &str); 12] = [
     ("compat.cuh", include_str!("../../cuda/compat.cuh")),
     ("gate.cuh", include_str!("../../cuda/gate.cuh")),
     ("norm.cuh", include_str!("../../cuda/norm.cuh")),
+    ("softcap.cuh", include_str!("../../cuda/softcap.cuh")),
     ("turn.cuh", include_str!("../../cuda/turn.cuh")),
     ("formats.cuh", include_str!("../../cuda/formats.cuh")),
     (

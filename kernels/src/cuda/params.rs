@@ -101,9 +101,9 @@ params! {
     /// `probe.cu`.
     Peak, 16 { out: Ptr, rounds: u32, unused: u32 }
     /// `attention.cuh`.
-    Attention, 128 {
+    Attention, 144 {
         q: Ptr, pages_k: Ptr, pages_v: Ptr, sums: Ptr, states: Ptr, out: Ptr, integers: Ptr,
-        tiles: Ptr, paging: Paging,
-        heads: u32, heads_kv: u32, splits: u32, scale: f32,
+        tiles: Ptr, sinks: Ptr, paging: Paging,
+        heads: u32, heads_kv: u32, splits: u32, scale: f32, cap: f32, window: u32,
     }
 }

@@ -1,11 +1,14 @@
 //! Attention of an operation list: which thread takes which rows, heads and positions.
 
+use std::ops::Range;
+
 use super::items::block_tokens;
 use super::{
     ACT_GROUP, CacheLayer, KvShape, MAX_QUERIES, MatrixUnit, Ordering, PAGE, PIECE, Part, Scratch,
     Slot, Task, piece_len,
 };
-use crate::generic::attention::{self, Block, Pages, Query, ROWS};
+use crate::generic::attention::{self, Block, Pages, Query, ROWS, Seen};
+use crate::op::Scores;
 use crate::program::Attend;
 
 /// Some query rows of one KV head.
@@ -16,7 +19,9 @@ struct Group<'a> {
     table: &'a [u32],
     /// (row of the step, query head)
     rows: &'a [(usize, usize)],
-    scale: f32,
+    scores: Scores,
+    /// Of all query heads.
+    sinks: Option<&'a [f32]>,
     /// Positions to attend to.
     from: usize,
     to: usize,
@@ -38,6 +43,15 @@ impl Part<'_> {
         }
     }
 
+    /// Positions that a row of the step sees.
+    fn seen(&self, scores: Scores, row: usize) -> Seen {
+        let pos = self.rows[row].pos;
+        Seen {
+            first: scores.first(pos),
+            end: pos + 1,
+        }
+    }
+
     /// Runs `group` (at most as many rows as the kernel takes) and leaves sums and states in the
     /// scratch.
     ///
@@ -51,13 +65,13 @@ impl Part<'_> {
         states: &mut [(f32, f32); MAX_QUERIES],
     ) {
         let (n, d) = (group.rows.len(), group.kv.head_dim);
-        let mut visible = [0; MAX_QUERIES];
+        let mut seen = [Seen { first: 0, end: 0 }; MAX_QUERIES];
         for (j, (row, head)) in group.rows.iter().enumerate() {
-            visible[j] = self.rows[*row].pos + 1;
+            seen[j] = self.seen(group.scores, *row);
             // SAFETY: the query buffer was finished before the last barrier.
             let q = unsafe { self.row(q, *row, head * d..(head + 1) * d) };
             for (i, x) in q.iter().enumerate() {
-                scratch.q[i * n + j] = x * group.scale;
+                scratch.q[i * n + j] = x * group.scores.scale;
             }
         }
         attention::start(
@@ -67,7 +81,8 @@ impl Part<'_> {
         let mut rows = attention::QueryRows {
             pages: self.pages(group),
             q: scratch.q.as_ptr(),
-            visible: &visible[..n],
+            seen: &seen[..n],
+            cap: group.scores.cap,
             first: group.from,
             out: scratch.out.as_mut_ptr(),
             state: &mut states[..n],
@@ -106,11 +121,11 @@ impl Part<'_> {
 
     /// # Safety
     /// As [`Part::run`]. *Items*: a block of rows and one KV head.
-    pub(super) unsafe fn attend_prompt(&self, at: usize, attend: &Attend) {
+    pub(super) unsafe fn attend_prompt(&self, at: usize, attend: &Attend, sinks: Option<&[f32]>) {
         let &Attend {
             q,
             cache,
-            scale,
+            scores,
             out,
         } = attend;
         let kv = self.model.program.cache(cache);
@@ -146,7 +161,8 @@ impl Part<'_> {
                     head_kv,
                     table,
                     rows: &rows,
-                    scale,
+                    scores,
+                    sinks,
                     from: 0,
                     to: usize::MAX,
                 };
@@ -162,9 +178,11 @@ impl Part<'_> {
                         for (j, (row, head)) in rows.iter().enumerate() {
                             let to = self.row_mut(out, *row, head * d..(head + 1) * d);
                             let sums = &sums[j * attention::padded(d)..];
+                            let (weight, total) =
+                                attention::last_factors(states[j], sink_of(sinks, *head));
                             to.iter_mut()
                                 .zip(sums)
-                                .for_each(|(to, sum)| *to = sum / states[j].1);
+                                .for_each(|(to, sum)| *to = sum * weight / total);
                         }
                     });
                 }
@@ -183,7 +201,8 @@ impl Part<'_> {
             let none = Query {
                 q: std::ptr::null(),
                 out: std::ptr::null_mut(),
-                visible: 0,
+                seen: Seen { first: 0, end: 0 },
+                sink: f32::NEG_INFINITY,
             };
             let mut queries = [none; ROWS];
             for (query, (row, head)) in queries.iter_mut().zip(rows) {
@@ -198,11 +217,13 @@ impl Part<'_> {
                 };
                 query.q = q.as_ptr();
                 query.out = out.as_mut_ptr();
-                query.visible = self.rows[*row].pos + 1;
+                query.seen = self.seen(group.scores, *row);
+                query.sink = sink_of(group.sinks, *head);
             }
             let block = Block {
                 rows: &queries[..rows.len()],
-                scale: group.scale,
+                scale: group.scores.scale,
+                cap: group.scores.cap,
                 pages: self.pages(group),
             };
             let kernel = (unit.attend)(group.kv.ty);
@@ -218,36 +239,40 @@ impl Part<'_> {
         }
     }
 
-    /// Attention of generated tokens in pieces of [`PIECE`] positions, each one thread's. Whoever
-    /// finishes the last one of a row and KV head joins them, and brings them into integers if
-    /// there is a place for these.
+    /// Attention of generated tokens in pieces of [`PIECE`] positions, counted from position 0, each
+    /// one thread's; those wholly before a row's window are left out. Whoever finishes the last one
+    /// of a row and KV head joins them, and brings them into integers if there is a place for these.
     ///
     /// # Safety
     /// As [`Part::run`]. *Items*: a row, a KV head and a piece; who finishes the last piece has the
     /// row's heads.
-    pub(super) unsafe fn attend_pieces(&self, task: &Task, attend: &Attend) {
+    pub(super) unsafe fn attend_pieces(&self, task: &Task, attend: &Attend, sinks: Option<&[f32]>) {
         let &Attend {
             q,
             cache,
-            scale,
+            scores,
             out,
         } = attend;
         let kv = self.model.program.cache(cache);
         let (n_kv, max_pieces) = (kv.n_head_kv, self.extent.pieces);
         let heads = self.width(q) / kv.head_dim / n_kv;
-        let pieces_of = |row: usize| self.rows[row].pos / PIECE + 1;
-        let count = n_kv * (0..self.rows.len()).map(pieces_of).sum::<usize>();
+        let pieces_of = |row: usize| self.pieces(scores, row);
+        let count = n_kv
+            * (0..self.rows.len())
+                .map(|row| pieces_of(row).len())
+                .sum::<usize>();
         // those of one row are alike; those of several may not be, and whoever is first takes more
         let fixed = if self.rows.len() == 1 { count } else { 0 };
         // a row, and how many there are before it
         let (mut row, mut before) = (0, 0);
         self.take_items(task.op, fixed, count, |i| {
-            while i - before >= n_kv * pieces_of(row) {
-                before += n_kv * pieces_of(row);
+            while i - before >= n_kv * pieces_of(row).len() {
+                before += n_kv * pieces_of(row).len();
                 row += 1;
             }
             let pieces = pieces_of(row);
-            let (head_kv, piece) = ((i - before) / pieces, (i - before) % pieces);
+            let head_kv = (i - before) / pieces.len();
+            let piece = pieces.start + (i - before) % pieces.len();
             let group = row * n_kv + head_kv;
             let item = group * max_pieces + piece;
             if !self.is_done(item) {
@@ -261,7 +286,8 @@ impl Part<'_> {
                     head_kv,
                     table,
                     rows: &rows,
-                    scale,
+                    scores,
+                    sinks,
                     from,
                     to,
                 };
@@ -272,14 +298,17 @@ impl Part<'_> {
             // acquired from those who have finished the others, and released to who finishes the
             // last
             let counter = &self.finished_pieces[row * self.model.most_heads_kv() + head_kv];
-            let finished = counter.fetch_add(1, Ordering::AcqRel) + 1;
-            // a row has the same number of pieces in all layers
-            if (finished as usize).is_multiple_of(pieces) {
+            // the first one stands for those before the window: so a row has the same number of
+            // pieces in all layers
+            let stands_for = if piece == pieces.start { 1 + piece } else { 1 };
+            let finished = counter.fetch_add(stands_for as u32, Ordering::AcqRel) as usize;
+            if (finished + stands_for).is_multiple_of(pieces.end) {
                 let groups = self.width(out) / n_kv / ACT_GROUP;
                 // SAFETY: all pieces are complete, and nobody else has finished the last one.
                 unsafe {
                     for head in head_kv * heads..(head_kv + 1) * heads {
-                        self.merge_pieces(kv, heads, out, (row, head));
+                        let sink = sink_of(sinks, head);
+                        self.merge_pieces((kv, heads), &pieces, sink, out, (row, head));
                     }
                     if let Some(codes) = task.codes {
                         self.quantize_groups(out, group * groups..(group + 1) * groups, codes);
@@ -287,6 +316,12 @@ impl Part<'_> {
                 }
             }
         });
+    }
+
+    /// The pieces of positions that a row sees any of.
+    fn pieces(&self, scores: Scores, row: usize) -> Range<usize> {
+        let seen = self.seen(scores, row);
+        seen.first / PIECE..seen.end.div_ceil(PIECE)
     }
 
     /// One piece of attention.
@@ -330,13 +365,13 @@ impl Part<'_> {
     /// They are complete, and nobody else has this row and head of the output.
     unsafe fn merge_pieces(
         &self,
-        kv: KvShape,
-        heads: usize,
+        (kv, heads): (KvShape, usize),
+        pieces: &Range<usize>,
+        sink: f32,
         out: Slot,
         (row, head): (usize, usize),
     ) {
         let d = kv.head_dim;
-        let n = self.rows[row].pos / PIECE + 1;
         // SAFETY: the pieces are complete, and this thread has the row and head.
         unsafe {
             let piece = |p| {
@@ -344,19 +379,25 @@ impl Part<'_> {
                     .pieces
                     .read(self.piece_at(kv, heads, (row, head), p), piece_len(d))
             };
-            let pieces: Vec<&[f32]> = (0..n).map(piece).collect();
-            merge(&pieces, self.row_mut(out, row, head * d..(head + 1) * d));
+            let pieces: Vec<&[f32]> = pieces.clone().map(piece).collect();
+            merge(
+                &pieces,
+                sink,
+                self.row_mut(out, row, head * d..(head + 1) * d),
+            );
         }
     }
 }
 
-/// Joins partial softmax sums, in the order of their positions.
-fn merge(pieces: &[&[f32]], out: &mut [f32]) {
+/// The sink of a query head: minus infinity, which adds nothing, where there are none.
+fn sink_of(sinks: Option<&[f32]>, head: usize) -> f32 {
+    sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[head])
+}
+
+/// Joins partial softmax sums, in the order of their positions, and adds the sink to their total.
+fn merge(pieces: &[&[f32]], sink: f32, out: &mut [f32]) {
     let state = |p: &[f32]| (p[p.len() - 2], p[p.len() - 1]);
-    let max = pieces
-        .iter()
-        .map(|p| state(p).0)
-        .fold(f32::NEG_INFINITY, f32::max);
+    let max = pieces.iter().map(|p| state(p).0).fold(sink, f32::max);
     let mut total = 0.0;
     out.fill(0.0);
     for p in pieces {
@@ -365,6 +406,7 @@ fn merge(pieces: &[&[f32]], out: &mut [f32]) {
         total += sum * weight;
         out.iter_mut().zip(*p).for_each(|(o, x)| *o += x * weight);
     }
+    total += (sink - max).exp();
     out.iter_mut().for_each(|o| *o /= total);
 }
 

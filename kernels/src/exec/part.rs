@@ -139,17 +139,25 @@ impl Part<'_> {
                     out: instruction.result(),
                     then,
                 }),
-                (phase @ (Phase::Pieces | Phase::Whole(_)), &Op::Attention { q, cache, scale }) => {
+                (
+                    phase @ (Phase::Pieces | Phase::Whole(_)),
+                    &Op::Attention {
+                        q,
+                        cache,
+                        scores,
+                        ref sinks,
+                    },
+                ) => {
                     let attend = Attend {
                         q,
                         cache,
-                        scale,
+                        scores,
                         out: instruction.result(),
                     };
                     if phase == Phase::Pieces {
-                        self.attend_pieces(task, &attend);
+                        self.attend_pieces(task, &attend, sinks.as_deref());
                     } else {
-                        self.attend_prompt(at, &attend);
+                        self.attend_prompt(at, &attend, sinks.as_deref());
                     }
                 }
                 _ => self.rowwise(instruction, task.division.grain()),

@@ -6,9 +6,11 @@
 //! V page [16 positions][head_dim]   the weighted sum runs along head_dim
 //! ```
 //! `NQ` query rows share every load of K and V: the heads of a group, and for prompts several
-//! tokens. A row's result does not depend on its neighbours: pages beyond a row's last position
-//! leave its sums as they are, bit for bit.
+//! tokens. A row's result does not depend on its neighbours: spans are counted from position 0, and
+//! positions that a row does not see, beyond its own or before its window, have weight zero, which
+//! leaves its sums as they are, bit for bit. What no row sees is not read.
 
+use super::elementwise::soft_cap;
 use crate::formats::Float;
 use crate::kv::Q8_GROUP;
 pub(crate) use crate::kv::{MAX_HEAD_DIM, PAGE};
@@ -101,13 +103,74 @@ impl Stored for Q8 {
     }
 }
 
+/// Positions that a row sees: from the first one up to `end`, which is beyond the last.
+#[derive(Clone, Copy)]
+pub(crate) struct Seen {
+    pub(crate) first: usize,
+    pub(crate) end: usize,
+}
+
+impl Seen {
+    /// All that any of some rows sees, and what is between.
+    pub(crate) fn of_all(rows: impl Iterator<Item = Seen> + Clone) -> Seen {
+        Seen {
+            first: rows.clone().map(|seen| seen.first).min().unwrap_or(0),
+            end: rows.map(|seen| seen.end).max().unwrap_or(0),
+        }
+    }
+
+    /// Those among `len` positions from `at` on, counted from there; empty ones may begin behind
+    /// their end.
+    #[inline(always)]
+    pub(crate) fn in_span(self, at: usize, len: usize) -> Seen {
+        Seen {
+            first: self.first.saturating_sub(at).min(len),
+            end: self.end.saturating_sub(at).min(len),
+        }
+    }
+
+    /// Whether there are none.
+    #[inline(always)]
+    pub(crate) fn is_empty(self) -> bool {
+        self.first >= self.end
+    }
+
+    /// A vector of `v` where positions from `i` on are seen, and of `other` elsewhere.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set of `S`.
+    #[inline(always)]
+    pub(crate) unsafe fn choose<S: Simd>(self, i: usize, v: S::F, other: S::F) -> S::F {
+        // almost all vectors are seen as a whole
+        if self.first <= i && i + S::R <= self.end {
+            return v;
+        }
+        // SAFETY: no pointers; the instruction set is the caller's promise.
+        unsafe {
+            let v = S::first(self.end.saturating_sub(i), v, other);
+            S::first(self.first.saturating_sub(i), other, v)
+        }
+    }
+}
+
+/// What a row's weighted sums are multiplied with in the end, and then divided by, out of the
+/// softmax's maximum and sum, and the sink of the row's head: minus infinity where there is none,
+/// which changes no bit.
+pub(crate) fn last_factors((max, sum): (f32, f32), sink: f32) -> (f32, f32) {
+    let top = max.max(sink);
+    let weight = (max - top).exp();
+    (weight, sum * weight + (sink - top).exp())
+}
+
 /// Query rows against a run of pages.
 pub(crate) struct QueryRows<'a> {
     pub(crate) pages: Pages<'a>,
     /// Scaled query values, `[head_dim][NQ]`.
     pub(crate) q: *const f32,
-    /// Positions visible to each row, counted from position 0; at least one more than `first`.
-    pub(crate) visible: &'a [usize],
+    /// Positions that each row sees; those before `first` are not looked at.
+    pub(crate) seen: &'a [Seen],
+    /// See [`Scores::cap`](crate::Scores::cap).
+    pub(crate) cap: Option<f32>,
     /// First position of the run; a multiple of 16.
     pub(crate) first: usize,
     /// Weighted sums, `[NQ][head_dim rounded up to 16]`, not divided yet.
@@ -126,8 +189,9 @@ pub(crate) struct Query {
     pub(crate) q: *const f32,
     /// Likewise, for the result.
     pub(crate) out: *mut f32,
-    /// Positions it sees, from 0.
-    pub(crate) visible: usize,
+    pub(crate) seen: Seen,
+    /// See [`last_factors`].
+    pub(crate) sink: f32,
 }
 
 /// Query rows of one sequence and KV head, for a matrix unit.
@@ -140,6 +204,8 @@ pub(crate) struct Block<'a> {
     pub(crate) rows: &'a [Query],
     /// Multiplies the scores.
     pub(crate) scale: f32,
+    /// See [`Scores::cap`](crate::Scores::cap).
+    pub(crate) cap: Option<f32>,
     pub(crate) pages: Pages<'a>,
 }
 
@@ -154,35 +220,37 @@ const SPAN: usize = 8;
 /// Scores, then weights, of a span for each row.
 type Span<const NQ: usize> = [[f32; SPAN * PAGE]; NQ];
 
-/// Runs `NQ` rows over the pages from `first` to the last one visible, or to `end` positions.
+/// Runs `NQ` rows over the pages of positions that any of them sees, between `first` and `end`.
 ///
 /// # Safety
 /// As the fields of [`QueryRows`] say; `out` and `state` are initialised by [`start`] and
 /// belong to the caller alone.
 #[inline(always)]
 pub(crate) unsafe fn run<S: Simd, E: Stored, const NQ: usize>(a: &mut QueryRows<'_>, end: usize) {
-    let last = a.visible[..NQ].iter().copied().max().unwrap_or(0).min(end);
+    let all = Seen::of_all(a.seen[..NQ].iter().copied());
+    let last = all.end.min(end);
     let mut p = [[0f32; SPAN * PAGE]; NQ];
-    let mut at = a.first;
+    // spans begin at fixed positions, wherever a window does
+    let mut at = a.first.max(all.first / (SPAN * PAGE) * (SPAN * PAGE));
     while at < last {
-        let positions = (last - at).min(SPAN * PAGE);
-        // SAFETY: the table covers every visible position, and pages are whole.
+        let span = all.in_span(at, (last - at).min(SPAN * PAGE));
+        // SAFETY: the table covers every position that is seen, and pages are whole.
         unsafe {
-            for i in 0..positions.div_ceil(PAGE) {
+            for i in span.first / PAGE..span.end.div_ceil(PAGE) {
                 let (page, next) = (a.pages.at(at / PAGE + i), a.pages.at(at / PAGE + i + 1));
                 // the values of this page are read when the span's scores are complete
                 let soon = [a.pages.k.wrapping_add(next), a.pages.v.wrapping_add(page)];
                 scores::<S, E, NQ>(a, a.pages.k.add(page), soon, i * PAGE, &mut p);
             }
-            let correction = softmax::<S, NQ>(a, at, positions, &mut p);
+            let correction = softmax::<S, NQ>(a, at, span, &mut p);
             let mut d = 0;
             // as many of the head's vectors at once as there are registers for
             if NQ <= 2 {
-                d = weigh::<S, E, NQ, 4>(a, d, at, positions, &p, &correction);
+                d = weigh::<S, E, NQ, 4>(a, d, at, span, &p, &correction);
             } else if NQ <= 4 {
-                d = weigh::<S, E, NQ, 2>(a, d, at, positions, &p, &correction);
+                d = weigh::<S, E, NQ, 2>(a, d, at, span, &p, &correction);
             }
-            weigh::<S, E, NQ, 1>(a, d, at, positions, &p, &correction);
+            weigh::<S, E, NQ, 1>(a, d, at, span, &p, &correction);
         }
         at += SPAN * PAGE;
     }
@@ -255,13 +323,13 @@ unsafe fn scores<S: Simd, E: Stored, const NQ: usize>(
     }
 }
 
-/// Scores of `positions` from `at` on to weights in place; returns what each row's earlier sums are
-/// multiplied with.
+/// Scores of the positions `span` from `at` on to weights in place; returns what each row's earlier
+/// sums are multiplied with.
 #[inline(always)]
 unsafe fn softmax<S: Simd, const NQ: usize>(
     a: &mut QueryRows<'_>,
     at: usize,
-    positions: usize,
+    span: Seen,
     p: &mut Span<NQ>,
 ) -> [f32; NQ] {
     let mut correction = [1.0; NQ];
@@ -269,22 +337,31 @@ unsafe fn softmax<S: Simd, const NQ: usize>(
     // array.
     unsafe {
         for (r, p) in p.iter_mut().enumerate() {
-            let seen = a.visible[r].saturating_sub(at).min(positions);
-            if seen == 0 {
-                p[..positions].fill(0.0);
+            let seen = a.seen[r].in_span(at, span.end);
+            if seen.is_empty() {
+                p[span.first..span.end].fill(0.0);
                 continue;
+            }
+            // whole vectors; what lies before them is not seen
+            let from = seen.first / S::R * S::R;
+            p[..from].fill(0.0);
+            if let Some(cap) = a.cap {
+                for i in (from..seen.end).step_by(S::R) {
+                    let v = soft_cap::<S>(cap, S::load(p.as_ptr().add(i)));
+                    S::store(p.as_mut_ptr().add(i), v);
+                }
             }
             let (max, sum) = a.state[r];
             let mut top = S::set1(max);
-            for i in (0..seen).step_by(S::R) {
+            for i in (from..seen.end).step_by(S::R) {
                 let v = S::load(p.as_ptr().add(i));
-                top = S::max(top, S::first(seen - i, v, S::set1(f32::NEG_INFINITY)));
+                top = S::max(top, seen.choose::<S>(i, v, S::set1(f32::NEG_INFINITY)));
             }
             let new = S::largest(top);
             let mut total = S::zero();
-            for i in (0..positions).step_by(S::R) {
+            for i in (from..span.end).step_by(S::R) {
                 let v = exp::<S>(S::sub(S::load(p.as_ptr().add(i)), S::set1(new)));
-                let v = S::first(seen.saturating_sub(i), v, S::zero());
+                let v = seen.choose::<S>(i, v, S::zero());
                 S::store(p.as_mut_ptr().add(i), v);
                 total = S::add(total, v);
             }
@@ -307,7 +384,7 @@ unsafe fn weigh<S: Simd, E: Stored, const NQ: usize, const DV: usize>(
     a: &QueryRows<'_>,
     mut d: usize,
     at: usize,
-    positions: usize,
+    span: Seen,
     p: &Span<NQ>,
     correction: &[f32; NQ],
 ) -> usize {
@@ -325,7 +402,7 @@ unsafe fn weigh<S: Simd, E: Stored, const NQ: usize, const DV: usize>(
                     sums[r][i] = S::mul(so_far, S::set1(correction[r]));
                 }
             }
-            for page in 0..positions.div_ceil(PAGE) {
+            for page in span.first / PAGE..span.end.div_ceil(PAGE) {
                 let v = a.pages.v.add(a.pages.at(at / PAGE + page));
                 let mut scales = [[1f32; PAGE]; DV];
                 if E::GROUP.is_some() {
@@ -336,7 +413,8 @@ unsafe fn weigh<S: Simd, E: Stored, const NQ: usize, const DV: usize>(
                         }
                     }
                 }
-                for j in 0..PAGE.min(positions - page * PAGE) {
+                let seen = span.in_span(page * PAGE, PAGE);
+                for j in seen.first..seen.end {
                     for i in 0..DV {
                         let mut value = E::values::<S>(v, a.pages.head_dim, j, d + i * S::R);
                         if E::GROUP.is_some() {

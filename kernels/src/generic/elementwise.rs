@@ -183,15 +183,24 @@ unsafe fn function<S: Simd>(f: Function, x: S::F) -> S::F {
     // SAFETY: no pointers; the instruction set is the caller's promise.
     unsafe {
         match f {
-            Function::SoftCap(cap) => {
-                // tanh(z) = (e^2z - 1) / (e^2z + 1), which is 1 in f32 from z = 9.1 on; twice is
-                // exact
-                let z = S::div(x, S::set1(cap));
-                let z2 = S::max(S::set1(-20.0), S::min(S::set1(20.0), S::add(z, z)));
-                let e = exp_less_one::<S>(z2);
-                S::mul(S::set1(cap), S::div(e, S::add(e, S::set1(2.0))))
-            }
+            Function::SoftCap(cap) => soft_cap::<S>(cap, x),
         }
+    }
+}
+
+/// `cap * tanh(x / cap)`, one vector.
+///
+/// # Safety
+/// The CPU has the instruction set of `S`.
+#[inline(always)]
+pub(crate) unsafe fn soft_cap<S: Simd>(cap: f32, x: S::F) -> S::F {
+    // SAFETY: no pointers; the instruction set is the caller's promise.
+    unsafe {
+        // tanh(z) = (e^2z - 1) / (e^2z + 1), which is 1 in f32 from z = 9.1 on; twice is exact
+        let z = S::div(x, S::set1(cap));
+        let z2 = S::max(S::set1(-20.0), S::min(S::set1(20.0), S::add(z, z)));
+        let e = exp_less_one::<S>(z2);
+        S::mul(S::set1(cap), S::div(e, S::add(e, S::set1(2.0))))
     }
 }
 

@@ -1,15 +1,19 @@
 //! Layers of a decoder on random weights, for what must hold of whole steps: all operations but
-//! biases and given rows.
+//! biases and given rows. Scores have caps and sinks, and every other layer a window.
 
 use std::sync::Arc;
 
 use octavo_kernels::{
     Activation, CacheLayer, Executor, Function, Instruction, Isa, KvShape, Matrix, Op, Pairing,
-    Pool, Program, Rope, RowSet, ValueShape,
+    Pool, Program, Rope, RowSet, Scores, ValueShape,
 };
 use octavo_quant::TensorType;
 
 use super::{Rng, embed, random_blocks};
+
+/// Of every second layer: so small that it begins behind the first page, and behind the first piece
+/// of a long context.
+const WINDOW: usize = 20;
 
 /// Sizes and weight types of a small model.
 pub(crate) struct Layers {
@@ -97,7 +101,12 @@ impl Layers {
             Op::Attention {
                 q: 7,
                 cache: CacheLayer { group: 0, layer },
-                scale: 0.125,
+                scores: Scores {
+                    scale: 0.125,
+                    cap: Some(20.0),
+                    window: (layer % 2 == 1).then_some(WINDOW),
+                },
+                sinks: Some((0..self.d / head_dim).map(|h| 0.5 - h as f32).collect()),
             }
             .to(9),
             Op::MatMul { x: 9, w: w + 3 }.to(2),

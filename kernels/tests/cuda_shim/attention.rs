@@ -1,16 +1,22 @@
 //! Writing the cache, and attention over it.
 
+use std::sync::Arc;
+
 use half::{bf16, f16};
-use octavo_kernels::KvType;
 use octavo_kernels::cuda::params::{Attention, KvWrite, Paging};
 use octavo_kernels::cuda::shim::Schedule;
-use octavo_kernels::cuda::{HEAD_DIMS, Ptr, launch};
+use octavo_kernels::cuda::{Executor, HEAD_DIMS, Limits, Ptr, Setup, Source, launch};
+use octavo_kernels::{
+    CacheLayer, Instruction, Isa, KvShape, KvStore, KvType, Matrix, Op, Pool, Role, Scores,
+    Sequence, Step,
+};
 use octavo_quant::TensorType;
 
 use super::{Bench, Worst, device};
-use crate::common::Rng;
+use crate::common::{Rng, embed, program, random_blocks};
 
 /// A cache and the rows of one step.
+#[derive(Clone)]
 struct Scene {
     kv: KvType,
     dim: usize,
@@ -24,6 +30,10 @@ struct Scene {
     q: Vec<f32>,
     /// (sequence, position), or none for padding.
     rows: Vec<Option<(usize, usize)>>,
+    cap: Option<f32>,
+    window: Option<usize>,
+    /// One for each head, or none.
+    sinks: Vec<f32>,
 }
 
 /// Whole heads, as the cache stores them.
@@ -83,7 +93,28 @@ impl Scene {
             v,
             q,
             rows,
+            cap: None,
+            window: None,
+            sinks: Vec::new(),
         }
+    }
+
+    /// The first position that one at `position` sees.
+    fn first(&self, position: usize) -> usize {
+        let window = self.window.unwrap_or(usize::MAX);
+        (position + 1).saturating_sub(window)
+    }
+
+    /// Tables without the pages that none of the rows sees.
+    fn without_passed(&self, pages: &[u32], max_pages: usize) -> Vec<u32> {
+        let mut tables = pages.to_vec();
+        for (s, table) in tables.chunks_exact_mut(max_pages).enumerate() {
+            let of_sequence = self.rows.iter().flatten().filter(|row| row.0 == s);
+            let first = of_sequence.map(|row| self.first(row.1)).min();
+            let passed = first.map_or(max_pages, |first| first / 16);
+            table[..passed].fill(u32::MAX);
+        }
+        tables
     }
 
     /// Writes the cache with the kernel under test, all positions of all sequences in one launch,
@@ -103,7 +134,8 @@ impl Scene {
         (1..n_pages)
             .rev()
             .for_each(|i| pages.swap(i, rng.bits() as usize % (i + 1)));
-        let tables = bench.integers(&pages[..self.lengths.len() * max_pages]);
+        let pages = &pages[..self.lengths.len() * max_pages];
+        let tables = bench.integers(pages);
         let page_bytes = self.kv.bytes(16 * width).expect("few");
         let (pages_k, pages_v) = (
             bench.alloc(n_pages * page_bytes),
@@ -159,6 +191,10 @@ impl Scene {
         };
         bench.run(&launch::kv_write(self.kv, &write));
         let states = self.rows.len() * self.heads * splits;
+        let sinks = match self.sinks.is_empty() {
+            true => Ptr::NULL,
+            false => bench.floats(&self.sinks),
+        };
         Attention {
             q: bench.floats(&self.q),
             pages_k,
@@ -168,11 +204,17 @@ impl Scene {
             out: bench.alloc(4 * self.q.len()),
             integers: Ptr::NULL,
             tiles: Ptr::NULL,
-            paging: paging(bench, &self.rows),
+            sinks,
+            paging: Paging {
+                tables: bench.integers(&self.without_passed(pages, max_pages)),
+                ..paging(bench, &self.rows)
+            },
             heads: self.heads as u32,
             heads_kv: self.heads_kv as u32,
             splits: splits as u32,
             scale: 1.0 / (self.dim as f32).sqrt(),
+            cap: self.cap.unwrap_or(0.0),
+            window: self.window.unwrap_or(0) as u32,
         }
     }
 
@@ -181,6 +223,7 @@ impl Scene {
         launch::attend(self.kv, self.dim, &p)
             .iter()
             .for_each(|launch| bench.run(launch));
+        assert_eq!(bench.read_integers(p.paging.missing, 1), [0], "pages read");
         bench.read(p.out, self.q.len())
     }
 
@@ -203,12 +246,14 @@ impl Scene {
             ..p
         };
         bench.run(&launch::attend_prompt(self.dim, &p, tiles.len() as u32 / 2));
+        assert_eq!(bench.read_integers(p.paging.missing, 1), [0], "pages read");
         bench.read(p.out, self.q.len())
     }
 
     /// In f64. A score is off by the roundings of its sum, and of its query where that is two
     /// halves; a weight by as much relatively, twice because the sum of weights has the same; and
-    /// weights themselves may be halves.
+    /// weights themselves may be halves. A cap passes errors on and adds that of `tanhf`, two units
+    /// in the last place, and two roundings of a half. A sink is a score of a value that is zero.
     fn check(&self, out: &[f32], prompt: bool) {
         let eps = f64::from(f32::EPSILON);
         let scale = f64::from(1.0 / (self.dim as f32).sqrt());
@@ -224,14 +269,16 @@ impl Scene {
                 let at =
                     |p: usize| (p * self.heads_kv + h / (self.heads / self.heads_kv)) * self.dim;
                 let (mut scores, mut off) = (Vec::new(), 0.0f64);
-                for p in 0..=position {
+                let first = self.first(position);
+                for p in first..=position {
                     let products = q
                         .iter()
                         .zip(&self.k[s][at(p)..])
                         .map(|(q, k)| f64::from(*q) * scale * f64::from(*k));
                     let (sum, size) =
                         products.fold((0.0, 0.0), |(s, a), x: f64| (s + x, a + x.abs()));
-                    scores.push(sum);
+                    let capped = self.cap.map(f64::from).map(|cap| cap * (sum / cap).tanh());
+                    scores.push(capped.unwrap_or(sum));
                     let mut error =
                         size * eps * (2.0 * (self.dim as f64).sqrt() + 4.0) + sum.abs() * eps;
                     if prompt {
@@ -241,17 +288,20 @@ impl Scene {
                             .sum();
                         error += size * 2f64.powi(-22) + keys * 2f64.powi(-25);
                     }
+                    error += capped.map_or(0.0, |capped| capped.abs() * 3.0 * eps);
                     off = off.max(error);
                 }
-                let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let sink = self.sinks.get(h).map(|sink| f64::from(*sink));
+                let all = scores.iter().copied().chain(sink);
+                let top = all.clone().fold(f64::NEG_INFINITY, f64::max);
                 let weights: Vec<f64> = scores.iter().map(|s| (s - top).exp()).collect();
-                let total: f64 = weights.iter().sum();
+                let total: f64 = all.map(|s| (s - top).exp()).sum();
                 let roundings = 2.0 * (weights.len() as f64).sqrt() + 24.0;
                 for (d, got) in out.iter().enumerate() {
                     let values = weights
                         .iter()
                         .enumerate()
-                        .map(|(p, w)| w / total * f64::from(self.v[s][at(p) + d]));
+                        .map(|(p, w)| w / total * f64::from(self.v[s][at(first + p) + d]));
                     let (value, size) =
                         values.fold((0.0, 0.0), |(s, a), x: f64| (s + x, a + x.abs()));
                     let mut bound = size * (2.0 * off + roundings * eps);
@@ -269,8 +319,8 @@ impl Scene {
             }
         }
         worst.check(&format!(
-            "attention of {:?}, heads of {}, prompt: {prompt}",
-            self.kv, self.dim
+            "attention of {:?}, heads of {}, prompt: {prompt}, window {:?}, cap {:?}, sinks {:?}",
+            self.kv, self.dim, self.window, self.cap, self.sinks
         ));
     }
 }
@@ -362,5 +412,204 @@ fn attention_depends_on_no_page_order_and_no_neighbour() {
             prompt[first * width..(first + 3) * width],
             "sequence {s} alone"
         );
+    }
+}
+
+/// Windows, caps and sinks: alone and together.
+const SCORES: [(Option<usize>, Option<f32>, bool); 9] = [
+    (Some(1), None, false),
+    (Some(16), None, false),
+    (Some(17), None, false),
+    (Some(100), None, false),
+    (Some(1000), None, false),
+    (None, Some(2.0), false),
+    (None, None, true),
+    (Some(100), Some(2.0), true),
+    (Some(17), Some(30.0), true),
+];
+
+impl Scene {
+    /// With some of [`SCORES`]; sinks lie below the scores, among them and above them.
+    fn with(self, (window, cap, sinks): (Option<usize>, Option<f32>, bool)) -> Scene {
+        let sink = |h: usize| [0.5, 4.0, -1.0, 9.0][h % 4];
+        let heads = if sinks { self.heads } else { 0 };
+        Scene {
+            window,
+            cap,
+            sinks: (0..heads).map(sink).collect(),
+            ..self
+        }
+    }
+}
+
+#[test]
+fn windows_caps_and_sinks_match_f64() {
+    let Some(mut bench) = device() else { return };
+    for (i, dim) in HEAD_DIMS.into_iter().enumerate() {
+        let types = KvType::ALL.into_iter().enumerate();
+        for (j, kv) in types.filter(|(_, kv)| kv.takes(dim)) {
+            for (n, scores) in SCORES.into_iter().enumerate() {
+                // a third of all, another one for each size and type
+                if !(i + j + n).is_multiple_of(3) {
+                    continue;
+                }
+                bench.0.schedule(Schedule::ALL[(i + n) % 3]);
+                let heads = [(2, 2), (4, 1), (10, 2), (3, 1)][(j + n) % 4];
+                let lengths = [[1, 17, 100], [16, 15, 300], [33, 130, 64]][(i + n / 3) % 3];
+                let splits = [1, 3, 16][(j + n / 3) % 3];
+                let one = Scene::new(kv, dim, heads, &lengths, 1).with(scores);
+                one.check(&one.attend(&mut bench, 5, splits), false);
+                bench.0.clear();
+                let some = Scene::new(kv, dim, heads, &[70, 5, 230], 23).with(scores);
+                some.check(&some.attend(&mut bench, 9, splits), false);
+                if launch::takes_prompt(kv, dim, heads.0 / heads.1) {
+                    some.check(&some.attend_prompt(&mut bench, 9), true);
+                }
+                bench.0.clear();
+            }
+        }
+    }
+}
+
+/// A row beside others, whose windows begin elsewhere, and alone.
+#[test]
+fn windows_depend_on_no_neighbour() {
+    let Some(mut bench) = device() else { return };
+    for scores in SCORES {
+        let (heads, dim, length) = (4, 64, 210);
+        let all = Scene::new(KvType::F16, dim, (heads, 2), &[length], 100).with(scores);
+        let (out, prompt) = (
+            all.attend(&mut bench, 1, 8),
+            all.attend_prompt(&mut bench, 1),
+        );
+        for rows in [0..1, 37..38, 60..75, 99..100] {
+            let values = rows.start * heads * dim..rows.end * heads * dim;
+            let some = Scene {
+                q: all.q[values.clone()].to_vec(),
+                rows: all.rows[rows.clone()].to_vec(),
+                ..all.clone()
+            };
+            assert_eq!(
+                some.attend(&mut bench, 7, 8),
+                out[values.clone()],
+                "{scores:?}, {rows:?}"
+            );
+            assert_eq!(
+                some.attend_prompt(&mut bench, 7),
+                prompt[values],
+                "{scores:?}, {rows:?}, prompt"
+            );
+        }
+        bench.0.clear();
+    }
+}
+
+/// Attention of four heads and a product that reads it, so that generated tokens' attention leaves
+/// integers: from tables of queries, keys and values.
+fn attention_and_product(tokens: usize, scores: Scores, sinks: bool) -> Vec<Instruction> {
+    let mut rng = Rng(23);
+    let mut table =
+        |width: usize, out: usize| embed(tokens, width, &rng.floats(tokens * width), out);
+    let cache = CacheLayer { group: 0, layer: 0 };
+    vec![
+        table(128, 0),
+        table(64, 1),
+        table(64, 2),
+        Op::KvWrite { k: 1, v: 2, cache }.without_result(),
+        Op::Attention {
+            q: 0,
+            cache,
+            scores,
+            sinks: sinks.then(|| vec![0.5, 2.0, -1.0, 1.0].into()),
+        }
+        .to(3),
+        Op::MatMul { x: 3, w: 0 }.to(4),
+    ]
+}
+
+/// What an executor passes to the kernels: programs on this device and on the CPU.
+#[test]
+fn programs_take_windows_caps_and_sinks() {
+    const TOKENS: usize = 60;
+    let kv = KvShape {
+        n_layer: 1,
+        n_head_kv: 2,
+        head_dim: 32,
+        ty: KvType::F16,
+    };
+    let widths = [128, 64, 64, 128, 64];
+    let shape = (TensorType::Q8_0, 64, 128);
+    let raw = Arc::new(random_blocks(&mut Rng(24), shape.0, 64 * 128));
+    for (window, cap, sinks) in [
+        (None, None, false),
+        (Some(5), None, false),
+        (None, Some(0.5), false),
+        (None, None, true),
+        (Some(20), Some(0.5), true),
+    ] {
+        let Some(Bench(machine)) = device() else {
+            return;
+        };
+        let scores = Scores {
+            scale: 0.4,
+            cap,
+            window,
+        };
+        let ops = || program(attention_and_product(TOKENS, scores, sinks), &widths, kv);
+        let source = Source {
+            name: "the product's".to_owned(),
+            ty: shape.0,
+            rows: shape.1,
+            cols: shape.2,
+            bytes: raw.clone(),
+        };
+        let limits = Limits {
+            rows: TOKENS,
+            wanted: TOKENS,
+            sequences: 1,
+            positions: 64,
+            n_pages: 4,
+        };
+        let setup = Setup {
+            limits,
+            capture: true,
+            check_pages: true,
+            threads: 1,
+        };
+        let mut here = Executor::new(machine.boxed(), ops(), &[source], setup, &mut |_, _, _| {})
+            .expect("a program that fits");
+        let mut pool = Pool::new(1).expect("a thread");
+        let matrix =
+            Matrix::new(Isa::Scalar, shape, raw.clone(), true, &mut pool).expect("a matrix");
+        let mut there = octavo_kernels::Executor::new(Isa::Scalar, ops(), vec![matrix], pool);
+        let mut store = KvStore::new(&[kv], 4).expect("memory");
+        let steps = [(Role::Prompt, 0..50)]
+            .into_iter()
+            .chain((50..TOKENS).map(|at| (Role::Generated, at..at + 1)));
+        for (role, tokens) in steps {
+            let ids: Vec<u32> = tokens.clone().map(|t| t as u32).collect();
+            let seqs = [Sequence {
+                tokens: &ids,
+                start: tokens.start,
+                tables: &[&[2, 0, 3, 1]],
+                wanted: 0..ids.len(),
+            }];
+            let step = Step {
+                role,
+                seqs: &seqs,
+                input: &[],
+            };
+            let got = here.step(&step, None).expect("it runs").to_vec();
+            let expected = there.step(&step, &mut store, None);
+            let largest = expected.iter().fold(0.0f32, |a, x| a.max(x.abs()));
+            // halves, of weights and of products' inputs, are right to 2^-11: whatever is left out
+            // makes a hundred times that
+            for (at, (got, expected)) in got.iter().zip(expected).enumerate() {
+                assert!(
+                    (got - expected).abs() <= 2e-3 * largest,
+                    "{scores:?} sinks {sinks} {role:?} {tokens:?} value {at}: {got}, not {expected}"
+                );
+            }
+        }
     }
 }

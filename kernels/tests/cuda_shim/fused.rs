@@ -364,11 +364,14 @@ fn attention_leaves_integers() {
         out: bench.alloc(4 * n),
         integers: Ptr::NULL,
         tiles: Ptr::NULL,
+        sinks: bench.floats(&[0.25, -1.0, 2.0]),
         paging,
         heads: heads as u32,
         heads_kv: 1,
         splits: splits as u32,
         scale: 0.125,
+        cap: 1.5,
+        window: 12,
     };
     launch::attend(KvType::F32, dim, &p)
         .iter()
@@ -494,6 +497,7 @@ fn attention_without_a_page(
         heads_kv,
         splits,
         scale,
+        ..Attention::default()
     };
     let mut behind = p;
     behind.paging.first_row = 100;

@@ -34,10 +34,10 @@ impl Work {
                     }
                 }
                 Op::Embed { table } => bytes += model.weights.matrix(table).row_bytes() as u64,
-                Op::RmsNorm { weight: vector, .. } | Op::AddBias { bias: vector, .. } => {
-                    bytes += 4 * model.weights.vector(vector).len() as u64;
-                }
                 _ => {}
+            }
+            if let Some(vector) = node.op.vector() {
+                bytes += 4 * model.weights.vector(*vector).len() as u64;
             }
         }
         let (n, depth) = (test.n as u64, test.depth as u64);

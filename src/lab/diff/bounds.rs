@@ -10,7 +10,9 @@
 //!   differ by the step of their codes;
 //! * norms divide by the norm of the group: by the smallest one of the row, where heads are normed;
 //! * attention: a change of a logit moves the mix of values by at most as much, relatively; logits
-//!   change by `scale sqrt(d) (e_q |k| + |q| e_k)`, and values pass their own error on;
+//!   change by `scale sqrt(d) (e_q |k| + |q| e_k)`, and values pass their own error on. A cap makes
+//!   changes smaller and rounds once more; a window leaves some of the values out, and a sink makes
+//!   the mix of the others smaller: what holds of all values holds of these;
 //! * SwiGLU: the slope of `silu` is at most 1.1; the other factor is as it is;
 //! * soft caps: their slope is at most 1;
 //! * sums, rotations and selections pass errors on as they are.
@@ -22,7 +24,7 @@
 use std::collections::HashMap;
 
 use gguf_rs_lite::{Gguf, TensorType};
-use octavo_kernels::{Activation, CacheLayer, Function};
+use octavo_kernels::{Activation, CacheLayer, Function, Scores};
 
 use super::Error;
 use super::execution::Rounding;
@@ -180,7 +182,9 @@ impl<'a> Bounds<'a> {
                 self.cache.insert(cache, (k, v));
                 self.each_row(|_| (0.0, 0.0))
             }
-            Op::Attention { q, cache, scale } => self.attention(q, cache, scale.into()),
+            Op::Attention {
+                q, cache, scores, ..
+            } => self.attention(q, cache, scores),
             Op::Gate {
                 gate,
                 up,
@@ -253,7 +257,8 @@ impl<'a> Bounds<'a> {
         Ok(self.each_row(|r| (gain * (x.error[r] + own * x.size[r]), gain * x.size[r])))
     }
 
-    fn attention(&self, q: ValueId, cache: CacheLayer, scale: f64) -> Explained {
+    fn attention(&self, q: ValueId, cache: CacheLayer, scores: Scores) -> Explained {
+        let scale = f64::from(scores.scale);
         let (k, v) = self.cache[&cache];
         let (q, k, v) = (
             &self.stats[q.index()],
@@ -270,7 +275,9 @@ impl<'a> Bounds<'a> {
             v_error = v_error.max(v.error[r] + self.rounding.kv * v.size[r]);
             let own = 4.0 * U * (r as f64 + 1.0).sqrt() + self.rounding.kernels.attention;
             let logit = scale * head_dim.sqrt() * (q.error[r] * k_size + q.size[r] * k_error);
-            let logit_own = scale * head_dim * 4.0 * U * q.size[r] * k_size;
+            let largest = scale * head_dim * q.size[r] * k_size;
+            let capped = scores.cap.map_or(0.0, |cap| largest.min(cap.into()));
+            let logit_own = 4.0 * U * largest + 16.0 * U * capped;
             let error = v_error + (2.0 * (logit + logit_own) + own) * v_size;
             explained.error.push(error);
             explained.size.push(v_size);

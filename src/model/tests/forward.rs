@@ -4,8 +4,8 @@
 
 use crate::support::{open_shared, shared};
 use gguf_rs_lite::{Gguf, TensorType};
-use octavo_kernels::{Activation, CacheLayer, Function};
-use octavo_model::{Model, Op, ValueId, WeightId};
+use octavo_kernels::{Activation, CacheLayer, Function, Scores};
+use octavo_model::{Model, Op, ValueId, VecId, WeightId};
 use safetensors::SafeTensors;
 
 type Matrix = Vec<Vec<f64>>;
@@ -35,7 +35,8 @@ impl Run<'_> {
             .expect("a layer of the model")
     }
 
-    fn attention(&self, q: ValueId, layer: usize, scale: f32) -> Matrix {
+    fn attention(&self, q: ValueId, layer: usize, scores: Scores, sinks: Option<VecId>) -> Matrix {
+        let sinks = sinks.map(|sinks| self.m.weights.vector(sinks));
         let h = &self.m.hparams.layers[layer];
         let (d, group) = (h.head_dim, h.n_head / h.n_head_kv);
         let (k, v) = &self.cache[layer];
@@ -44,19 +45,22 @@ impl Run<'_> {
             let mut out = Vec::new();
             for i in 0..h.n_head {
                 let q = head(row, i);
-                let dot = |k: &Vec<f64>| {
-                    q.iter()
-                        .zip(head(k, i / group))
-                        .map(|(a, b)| a * b)
-                        .sum::<f64>()
-                        * f64::from(scale)
+                let score = |k: &Vec<f64>| {
+                    let products = q.iter().zip(head(k, i / group)).map(|(a, b)| a * b);
+                    let score = products.sum::<f64>() * f64::from(scores.scale);
+                    let capped = |cap: f64| cap * (score / cap).tanh();
+                    scores.cap.map_or(score, |cap| capped(cap.into()))
                 };
-                let scores: Vec<f64> = k[..=t].iter().map(dot).collect();
-                let max = scores.iter().copied().fold(f64::MIN, f64::max);
+                let first = scores
+                    .window
+                    .map_or(0, |window| (t + 1).saturating_sub(window));
+                let scores: Vec<f64> = k[first..=t].iter().map(score).collect();
+                let sink = sinks.map(|sinks| f64::from(sinks[i]));
+                let max = scores.iter().copied().chain(sink).fold(f64::MIN, f64::max);
                 let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
-                let sum: f64 = weights.iter().sum();
+                let sum = weights.iter().sum::<f64>() + sink.map_or(0.0, |s| (s - max).exp());
                 for j in 0..d {
-                    let column = v[..=t].iter().map(|v| v[i / group * d + j]);
+                    let column = v[first..=t].iter().map(|v| v[i / group * d + j]);
                     out.push(weights.iter().zip(column).map(|(w, v)| w * v).sum::<f64>() / sum);
                 }
             }
@@ -141,7 +145,12 @@ impl Run<'_> {
                 self.cache[layer] = (value(k).clone(), value(v).clone());
                 Vec::new()
             }
-            Op::Attention { q, cache, scale } => self.attention(q, self.layer_of(cache), scale),
+            Op::Attention {
+                q,
+                cache,
+                scores,
+                sinks,
+            } => self.attention(q, self.layer_of(cache), scores, sinks),
             Op::Gate {
                 gate,
                 up,

@@ -63,7 +63,8 @@ impl Scene<'_> {
                 && self.one_form(readers) == Some(Form::Integers) =>
             {
                 let integers = self.at(self.plan.activations);
-                list.launches.extend(self.attention(attend, Some(integers)));
+                list.launches
+                    .extend(self.attention(at, attend, Some(integers)));
                 list.ready = Some(Ready {
                     slot: attend.out,
                     form: Form::Integers,

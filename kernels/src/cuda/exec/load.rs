@@ -7,7 +7,6 @@ use std::thread;
 use super::plan::{Placed, Plan, Source};
 use crate::cuda::pack::{Packed, is_packed, pack};
 use crate::cuda::{Device, Error, Ptr};
-use crate::op::Op;
 use crate::program::Program;
 use octavo_quant::TensorType;
 
@@ -76,7 +75,7 @@ fn packed(placed: &Placed) -> Packed {
     packed.expect("the plan checked type and size")
 }
 
-/// Norm weights, biases, and the cosines and sines of every position.
+/// Norm weights, biases, sinks, and the cosines and sines of every position.
 pub(super) fn constants(
     device: &mut impl Device,
     program: &Program,
@@ -89,9 +88,7 @@ pub(super) fn constants(
         device.upload(base.offset(at), &bytes)
     };
     for (at, instruction) in program.ops.iter().enumerate() {
-        if let Op::RmsNorm { weight: values, .. } | Op::AddBias { bias: values, .. } =
-            &instruction.op
-        {
+        if let Some(values) = instruction.op.vector() {
             put(plan.vectors[&at], values)?;
         }
     }

@@ -185,7 +185,7 @@ pub(super) struct Plan {
     pub(super) weights: Vec<usize>,
     /// Which of them an operation looks rows up in.
     pub(super) tables: HashMap<usize, usize>,
-    /// Norm weights and biases, by operation.
+    /// Norm weights, biases and sinks, by operation.
     pub(super) vectors: HashMap<usize, u64>,
     /// For each table of angles.
     pub(super) angles: Vec<Angles>,
@@ -315,23 +315,20 @@ impl Constants {
             constants.weights.push(placed);
         }
         for (at, instruction) in program.ops.iter().enumerate() {
-            match &instruction.op {
-                Op::Embed { table } => {
-                    let source = Source {
-                        name: "token embeddings".to_owned(),
-                        ty: table.ty,
-                        rows: table.rows,
-                        cols: table.cols,
-                        bytes: table.source.clone(),
-                    };
-                    let placed = constants.place(&source, arena)?;
-                    constants.tables.insert(at, placed);
-                }
-                Op::RmsNorm { weight: values, .. } | Op::AddBias { bias: values, .. } => {
-                    let place = arena.take(&[4, values.len()]);
-                    constants.vectors.insert(at, place);
-                }
-                _ => {}
+            if let Op::Embed { table } = &instruction.op {
+                let source = Source {
+                    name: "token embeddings".to_owned(),
+                    ty: table.ty,
+                    rows: table.rows,
+                    cols: table.cols,
+                    bytes: table.source.clone(),
+                };
+                let placed = constants.place(&source, arena)?;
+                constants.tables.insert(at, placed);
+            }
+            if let Some(values) = instruction.op.vector() {
+                let place = arena.take(&[4, values.len()]);
+                constants.vectors.insert(at, place);
             }
         }
         Ok(constants)

@@ -21,14 +21,16 @@ impl Scene<'_> {
             Op::MatMul { x, w } => {
                 return self.products(x, &[Product::alone(w, self.slot(result()))], list);
             }
-            Op::Attention { q, cache, scale } => {
+            Op::Attention {
+                q, cache, scores, ..
+            } => {
                 let attend = Attend {
                     q,
                     cache,
-                    scale,
+                    scores,
                     out: result(),
                 };
-                return list.launches.extend(self.attention(&attend, None));
+                return list.launches.extend(self.attention(at, &attend, None));
             }
             // written before the launches
             Op::Input => return,
@@ -134,12 +136,17 @@ impl Scene<'_> {
         })
     }
 
-    /// Attention, into a slot or, as integers, there.
-    pub(super) fn attention(&self, attend: &Attend, integers: Option<Ptr>) -> Vec<Launch> {
+    /// Attention, which is operation `at`, into a slot or, as integers, there.
+    pub(super) fn attention(
+        &self,
+        at: usize,
+        attend: &Attend,
+        integers: Option<Ptr>,
+    ) -> Vec<Launch> {
         let &Attend {
             q,
             cache,
-            scale,
+            scores,
             out,
         } = attend;
         let kv = self.program.cache(cache);
@@ -154,11 +161,22 @@ impl Scene<'_> {
             out: self.slot(out),
             integers: integers.unwrap_or(Ptr::NULL),
             tiles: self.record.tiles,
+            sinks: self
+                .plan
+                .vectors
+                .get(&at)
+                .map_or(Ptr::NULL, |sinks| self.at(*sinks)),
             paging: self.record.paging(cache.group),
             heads: small(heads),
             heads_kv: small(kv.n_head_kv),
             splits: small(SPLITS),
-            scale,
+            scale: scores.scale,
+            cap: scores.cap.unwrap_or(0.0),
+            // none, and one beyond what is counted here, are both everything
+            window: scores
+                .window
+                .and_then(|window| u32::try_from(window).ok())
+                .unwrap_or(0),
         };
         if !self.shape.generated && launch::takes_prompt(kv.ty, kv.head_dim, heads / kv.n_head_kv) {
             return vec![launch::attend_prompt(

@@ -8,14 +8,16 @@
 //! ```
 //! Pages of K lie as `[head_dim][16 positions]` and pages of V as `[16 positions][head_dim]`:
 //! neighbouring rows of either become one row of a B tile. A row's result does not depend on its
-//! neighbours: positions it does not see have weight zero, and spans of 128 are counted from
-//! position 0.
+//! neighbours: positions it does not see, beyond its own or before its window, have weight zero, and
+//! spans of 128 are counted from position 0. What no row sees is not read.
 
 use super::tile::{K, Sums, TILE, TileBlock, TileRows, multiply, pair};
-use crate::generic::attention::{Block, PAGE, ROWS, Stored};
+use crate::generic::attention::{Block, PAGE, ROWS, Seen, Stored, last_factors};
+use crate::generic::elementwise::soft_cap;
 use crate::simd::{Simd, exp};
 use crate::x86::avx512::Avx512;
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 /// Positions at a time. Their keys in three terms and their values are `SPAN * 4 * 2 d` bytes of B
 /// tiles, 128 KiB for heads of 128; with the scores (64 KiB) and the queries (96 KiB for 128 rows)
@@ -82,10 +84,10 @@ impl Parts {
     /// # Safety
     /// Queries and keys are packed.
     #[inline(always)]
-    unsafe fn score(&self, i: usize, blocks: usize, steps: usize) {
+    unsafe fn score(&self, i: usize, blocks: usize, steps: Range<usize>) {
         // every term of every 32 values of a head
         let tiles = TERMS * self.d / K;
-        for page in (0..2 * steps).step_by(2) {
+        for page in (2 * steps.start..2 * steps.end).step_by(2) {
             // SAFETY: blocks and pages have `tiles` tiles each.
             unsafe {
                 multiply(&TileBlock {
@@ -115,7 +117,7 @@ impl Parts {
     /// # Safety
     /// Weights and values are packed.
     #[inline(always)]
-    unsafe fn add_values(&self, i: usize, blocks: usize, seen: usize, steps: usize) {
+    unsafe fn add_values(&self, i: usize, blocks: usize, seen: Range<usize>, steps: usize) {
         for n in (0..self.d / 16).step_by(2) {
             // SAFETY: blocks and columns have `steps` tiles each.
             unsafe {
@@ -127,14 +129,14 @@ impl Parts {
                     blocks,
                     strips: 2,
                     x: TileRows {
-                        at: self.weights.add(i * steps * TILE),
+                        at: self.weights.add((i * steps + seen.start) * TILE),
                         stride: steps * TILE,
                     },
                     panel: TileRows {
-                        at: self.v.add(n * steps * TILE),
+                        at: self.v.add((n * steps + seen.start) * TILE),
                         stride: steps * TILE,
                     },
-                    steps: seen,
+                    steps: seen.len(),
                     from: Some(sums),
                     to: sums,
                 });
@@ -154,50 +156,58 @@ pub(crate) unsafe fn attend<E: Stored>(a: &Block<'_>, scratch: *mut u8) {
     let blocks = a.rows.len().div_ceil(16);
     let parts = Parts::new(scratch, d);
     let mut states = [(f32::NEG_INFINITY, 0f32); ROWS];
-    let last = a.rows.iter().map(|r| r.visible).max().unwrap_or(0);
+    let all = Seen::of_all(a.rows.iter().map(|row| row.seen));
     // SAFETY: every part of the scratch has the room its loops use; pages of all visible positions
     // are in the table.
     unsafe {
         pack_queries(a, blocks, parts.q);
         std::ptr::write_bytes(parts.sums, 0, blocks * 16 * d);
-        let mut at = 0;
-        while at < last {
-            let pages = (last - at).min(SPAN).div_ceil(PAGE);
+        let mut at = all.first / SPAN * SPAN;
+        while at < all.end {
+            let span = all.in_span(at, SPAN);
+            let pages = span.first / PAGE..span.end.div_ceil(PAGE);
             // positions come in tiles of 32
-            let steps = pages.div_ceil(2);
-            for p in 0..2 * steps {
-                let page = a.pages.at(at / PAGE + p);
-                let from = (p < pages)
-                    .then(|| (a.pages.k.wrapping_add(page), a.pages.v.wrapping_add(page)));
+            let steps = pages.end.div_ceil(2);
+            for p in pages.start / 2 * 2..2 * steps {
+                let from = pages.contains(&p).then(|| {
+                    let page = a.pages.at(at / PAGE + p);
+                    (a.pages.k.wrapping_add(page), a.pages.v.wrapping_add(page))
+                });
                 pack_page::<E>(from, d, (p, steps), parts.k, parts.v);
             }
-            // steps of positions that any row of a pair of blocks sees: what is beyond would add
-            // zeros
+            // steps of positions that any row of a pair of blocks sees: what lies before or beyond
+            // would add zeros
             let seen = |i: usize| {
                 let rows = &a.rows[i * 16..a.rows.len().min((i + 2) * 16)];
-                let seen = rows.iter().map(|r| r.visible).max().unwrap_or(0);
-                seen.saturating_sub(at).div_ceil(K).min(steps)
+                let seen = Seen::of_all(rows.iter().map(|row| row.seen)).in_span(at, SPAN);
+                if seen.is_empty() {
+                    0..0
+                } else {
+                    seen.first / K..seen.end.div_ceil(K)
+                }
             };
             for i in (0..blocks).step_by(2) {
                 parts.score(i, (blocks - i).min(2), seen(i));
             }
             for (r, row) in a.rows.iter().enumerate() {
-                let seen = row.visible.saturating_sub(at).min(SPAN);
+                let seen = row.seen.in_span(at, SPAN);
                 let tile = parts.weights.add((r / 16 * steps) * TILE + r % 16 * 64);
                 let (scores, sums) = (parts.scores.add(r * SPAN), parts.sums.add(r * d));
-                softmax(scores, seen, steps, tile, &mut states[r], sums, d);
+                let state = &mut states[r];
+                softmax(scores, a.cap, seen, steps, tile, state, sums, d);
             }
             for r in a.rows.len()..blocks * 16 {
                 let tile = parts.weights.add((r / 16 * steps) * TILE + r % 16 * 64);
                 clear(tile, steps);
             }
-            for i in (0..blocks).step_by(2).filter(|i| seen(*i) > 0) {
+            for i in (0..blocks).step_by(2).filter(|i| !seen(*i).is_empty()) {
                 parts.add_values(i, (blocks - i).min(2), seen(i), steps);
             }
             at += SPAN;
         }
         for (r, row) in a.rows.iter().enumerate() {
-            let inverse = _mm512_set1_ps(1.0 / states[r].1);
+            let (weight, total) = last_factors(states[r], row.sink);
+            let inverse = _mm512_set1_ps(weight / total);
             for i in (0..d).step_by(16) {
                 let sum = _mm512_loadu_ps(parts.sums.add(r * d + i));
                 _mm512_storeu_ps(row.out.add(i), _mm512_mul_ps(sum, inverse));
@@ -333,11 +343,13 @@ unsafe fn pack_page<E: Stored>(
 }
 
 /// Turns a row of scores into weights, a row of each of `steps` A tiles, and rescales the row's
-/// sums where its maximum rose.
+/// sums where its maximum rose. Scores of tiles where nothing is seen are not looked at.
 #[inline(always)]
+#[allow(clippy::too_many_arguments)] // a row of everything
 unsafe fn softmax(
-    scores: *const f32,
-    seen: usize,
+    scores: *mut f32,
+    cap: Option<f32>,
+    seen: Seen,
     steps: usize,
     tile: *mut u8,
     state: &mut (f32, f32),
@@ -348,13 +360,20 @@ unsafe fn softmax(
     let (max, sum) = *state;
     // SAFETY: scores are `32 * steps` floats, sums `d`; row of tile `step` at `tile + step * TILE`.
     unsafe {
-        if seen == 0 {
+        if seen.is_empty() {
             return clear(tile, steps);
         }
+        let vectors = seen.first / 16..seen.end.div_ceil(16);
+        if let Some(cap) = cap {
+            for i in vectors.clone() {
+                let v = soft_cap::<S>(cap, S::load(scores.add(16 * i)));
+                S::store(scores.add(16 * i), v);
+            }
+        }
         let mut top = S::set1(max);
-        for i in 0..seen.div_ceil(16) {
+        for i in vectors.clone() {
             let v = S::load(scores.add(16 * i));
-            top = S::max(top, S::first(seen - 16 * i, v, S::set1(f32::NEG_INFINITY)));
+            top = S::max(top, seen.choose::<S>(16 * i, v, S::set1(f32::NEG_INFINITY)));
         }
         let new = S::largest(top);
         let minus = S::set1(new);
@@ -363,10 +382,10 @@ unsafe fn softmax(
             let at = 32 * step;
             let mut parts = [S::zero(); 2];
             for (half, part) in parts.iter_mut().enumerate() {
-                let left = seen.saturating_sub(at + 16 * half);
-                if left > 0 {
-                    let e = exp::<S>(S::sub(S::load(scores.add(at + 16 * half)), minus));
-                    *part = S::first(left, e, S::zero());
+                if vectors.contains(&(2 * step + half)) {
+                    let i = at + 16 * half;
+                    let e = exp::<S>(S::sub(S::load(scores.add(i)), minus));
+                    *part = seen.choose::<S>(i, e, S::zero());
                     total = S::add(total, *part);
                 }
             }
