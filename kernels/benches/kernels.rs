@@ -30,6 +30,8 @@ use octavo_quant::{TensorType as T, quantize};
 const BYTES: usize = 256 << 20;
 /// Tokens of a prompt.
 const TOKENS: usize = 512;
+/// Positions that a generated token sees where it does not see all.
+const WINDOW: usize = 512;
 
 /// What a result is held against: its name, and its value in 1e9 a second.
 #[derive(Clone, Copy)]
@@ -178,10 +180,15 @@ fn attention(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
     for ty in KvType::ALL {
         let position = 2 * ty.bytes(heads_kv * d).expect("small");
         let deep = BYTES / (4096 * position);
-        for (role, start, m, layers) in [
-            (Role::Generated, 4095, 1, deep),
-            (Role::Prompt, 0, TOKENS, 1),
+        for (role, start, m, layers, window) in [
+            (Role::Generated, 4095, 1, deep, None),
+            (Role::Generated, 4095, 1, deep, Some(WINDOW)),
+            (Role::Prompt, 0, TOKENS, 1, None),
         ] {
+            let scores = Scores {
+                window,
+                ..Scores::plain(0.09)
+            };
             let kv = KvShape {
                 n_layer: layers,
                 n_head_kv: heads_kv,
@@ -209,7 +216,7 @@ fn attention(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
                             Op::Attention {
                                 q: 0,
                                 cache: CacheLayer { group: 0, layer },
-                                scores: Scores::plain(0.09),
+                                scores,
                                 sinks: None,
                             }
                             .to(2),
@@ -237,9 +244,10 @@ fn attention(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
             let run = repeat(executor(true), store, role, start, m);
             match role {
                 Role::Generated => {
-                    let bytes = layers * (start + m) * position;
+                    let bytes = layers * window.unwrap_or(start + m) * position;
+                    let of = window.map_or(String::new(), |window| format!("{window} of "));
                     bench.run(
-                        &format!("attend 4096/{ty}"),
+                        &format!("attend {of}4096/{ty}"),
                         &Throughput::Bytes(bytes as u64),
                         Some(read),
                         run,
