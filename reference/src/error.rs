@@ -20,10 +20,12 @@ pub enum Error {
         source: octavo_quant::Error,
     },
     /// `general.architecture` names a model that the oracle does not define.
-    #[error("{file}: general.architecture: expected llama, qwen2 or qwen3, got {got:?}")]
+    #[error("{file}: general.architecture: expected one of {expected}; got {got:?}")]
     Architecture {
         /// Model file.
         file: String,
+        /// The architectures that it defines.
+        expected: String,
         /// The architecture found.
         got: String,
     },

@@ -2,84 +2,16 @@
 //! biases, fused QKV, tied output), written as F32 and run by stock llama.cpp on the spot. Skipped
 //! where llama.cpp is not built.
 
-use gguf_rs_lite::{Gguf, OpenOptions, OwnedValue, TensorType, Writer};
+use crate::model::Model;
+use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_fixtures as fixtures;
 use octavo_reference::results::Results;
 use octavo_reference::{Oracle, metrics};
-use std::collections::BTreeMap;
-use std::path::Path;
 use std::process::{Command, Stdio};
 
 const LLAMA: &str = "models/rnd-llama-Q4_K_M.gguf";
 const QWEN2: &str = "models/rnd-qwen2-Q6_K.gguf";
 const QWEN3: &str = "../src/engine/demo/tiny-qwen3-Q4_K_M.gguf";
-
-/// A model in memory: every tensor F32.
-struct Model {
-    keys: Vec<(String, OwnedValue)>,
-    tensors: BTreeMap<String, (Vec<u64>, Vec<f32>)>,
-}
-
-impl Model {
-    fn read(path: &str) -> Self {
-        let path = fixtures::workspace_root().join("reference").join(path);
-        let gguf = Gguf::open(&path, &OpenOptions::default()).unwrap();
-        let tensors = gguf.tensors().iter().map(|info| {
-            let mut values = vec![0.0; info.n_elements() as usize];
-            octavo_quant::dequantize(info.ty, gguf.data(info), &mut values).unwrap();
-            (info.name.clone(), (info.dims.clone(), values))
-        });
-        Self {
-            keys: gguf
-                .keys()
-                .map(|(key, value)| (key.into(), value.into()))
-                .collect(),
-            tensors: tensors.collect(),
-        }
-    }
-
-    fn set(&mut self, key: &str, value: impl Into<OwnedValue>) {
-        self.keys.retain(|(old, _)| old != key);
-        self.keys.push((key.into(), value.into()));
-    }
-
-    /// A vector of small values that differ.
-    fn add_bias(&mut self, name: &str, len: usize) {
-        let values = (0..len)
-            .map(|i| ((i * 37 + name.len() * 11) % 101) as f32 / 100.0 - 0.5)
-            .collect();
-        self.tensors.insert(name.into(), (vec![len as u64], values));
-    }
-
-    /// Replaces q, k and v of every layer, weights or biases, by one tensor.
-    fn fuse(&mut self, what: &str) {
-        for il in 0.. {
-            let parts =
-                ["q", "k", "v"].map(|p| self.tensors.remove(&format!("blk.{il}.attn_{p}.{what}")));
-            let [Some(q), Some(k), Some(v)] = parts else {
-                break;
-            };
-            let mut dims = q.0.clone();
-            *dims.last_mut().unwrap() += k.0.last().unwrap() + v.0.last().unwrap();
-            self.tensors.insert(
-                format!("blk.{il}.attn_qkv.{what}"),
-                (dims, [q.1, k.1, v.1].concat()),
-            );
-        }
-    }
-
-    fn write(self, path: &Path) {
-        let mut writer = Writer::new();
-        for (key, value) in self.keys {
-            writer.set(&key, value);
-        }
-        for (name, (dims, values)) in &self.tensors {
-            let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-            writer.tensor(name, dims, TensorType::F32, bytes);
-        }
-        writer.write_file(path).unwrap();
-    }
-}
 
 fn yarn(model: &mut Model, arch: &str, factor: f32) {
     model.set(&format!("{arch}.rope.scaling.type"), "yarn");

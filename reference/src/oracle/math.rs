@@ -60,12 +60,80 @@ pub(super) fn rms_norm(x: &[f64], weight: &[f64], eps: f64) -> Vec<f64> {
         .collect()
 }
 
-/// `silu(gate) ⊙ up`, with `silu(g) = g / (1 + e^-g)`.
-pub(super) fn swiglu(gate: &[f64], up: &[f64]) -> Vec<f64> {
-    gate.iter()
-        .zip(up)
-        .map(|(&g, &u)| g / (1.0 + (-g).exp()) * u)
+/// `(x - mean) / sqrt(variance + eps) ⊙ weight`, for every group of `width` values; the groups of a
+/// row take their weights in turn.
+pub(super) fn layer_norm(x: &[f64], width: usize, weight: &[f64], eps: f64) -> Vec<f64> {
+    x.chunks(width)
+        .zip(weight.chunks(width).cycle())
+        .flat_map(|(row, weight)| {
+            let mean = row.iter().sum::<f64>() / width as f64;
+            let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / width as f64;
+            let scale = 1.0 / (variance + eps).sqrt();
+            let normed = row.iter().zip(weight);
+            normed.map(move |(x, w)| (x - mean) * scale * w)
+        })
         .collect()
+}
+
+/// What makes the feed-forward block more than a product of matrices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Activation {
+    Silu,
+    /// By the hyperbolic tangent, as ggml has it.
+    Gelu,
+    ReluSquared,
+}
+
+impl Activation {
+    /// The activation of one value.
+    pub(super) fn of(self, x: f64) -> f64 {
+        match self {
+            Self::Silu => x * sigmoid(x),
+            Self::Gelu => {
+                let inner = (2.0 / std::f64::consts::PI).sqrt() * x * (1.0 + 0.044715 * x * x);
+                0.5 * x * (1.0 + inner.tanh())
+            }
+            Self::ReluSquared => x.max(0.0).powi(2),
+        }
+    }
+
+    /// `activation(gate) ⊙ up`.
+    pub(super) fn gated(self, gate: &[f64], up: &[f64]) -> Vec<f64> {
+        let pairs = gate.iter().zip(up);
+        pairs.map(|(&g, &u)| self.of(g) * u).collect()
+    }
+
+    /// llama.cpp's name for activated values that gate nothing.
+    pub(super) fn plain_name(self) -> &'static str {
+        match self {
+            Self::Silu => "ffn_silu",
+            Self::Gelu => "ffn_gelu",
+            Self::ReluSquared => "ffn_sqr(relu)",
+        }
+    }
+
+    /// llama.cpp's name for the gated product.
+    pub(super) fn gated_name(self) -> &'static str {
+        match self {
+            Self::Silu => "swiglu",
+            Self::Gelu => "geglu",
+            Self::ReluSquared => "reglu",
+        }
+    }
+}
+
+pub(super) fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+/// `c · tanh(x / c)`.
+pub(super) fn cap(x: f64, c: f64) -> f64 {
+    c * (x / c).tanh()
+}
+
+/// `x *= factor`.
+pub(super) fn scale(x: &mut [f64], factor: f64) {
+    x.iter_mut().for_each(|x| *x *= factor);
 }
 
 /// Adds `bias` to every row.
@@ -80,41 +148,72 @@ pub(super) fn add_into(x: &mut [f64], y: &[f64]) {
     x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
 }
 
-/// Causal attention: `softmax(q·k / sqrt(head_dim)) · v` over the positions up to each query's own.
-/// Query head `h` reads key-value head `h / (n_head / n_head_kv)`.
-pub(super) fn attention(
-    q: &[f64],
-    k: &[f64],
-    v: &[f64],
-    head_dim: usize,
-    n_head: usize,
-    n_head_kv: usize,
-) -> Vec<f64> {
-    let (q_width, kv_width) = (n_head * head_dim, n_head_kv * head_dim);
-    let mut out = vec![0.0; q.len()];
-    for (pos, (q, out)) in q.chunks(q_width).zip(out.chunks_mut(q_width)).enumerate() {
-        for (h, (q, out)) in q.chunks(head_dim).zip(out.chunks_mut(head_dim)).enumerate() {
-            let first = h / (n_head / n_head_kv) * head_dim;
-            let at = |x: usize| x * kv_width + first..x * kv_width + first + head_dim;
-            let mut p: Vec<f64> = (0..=pos)
-                .map(|t| dot(q, &k[at(t)]) / (head_dim as f64).sqrt())
-                .collect();
-            let max = p.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            p.iter_mut().for_each(|p| *p = (*p - max).exp());
-            let sum: f64 = p.iter().sum();
-            for (t, p) in p.iter().enumerate() {
-                out.iter_mut()
-                    .zip(&v[at(t)])
-                    .for_each(|(out, v)| *out += p / sum * v);
+/// Attention of one layer.
+#[derive(Debug)]
+pub(super) struct Attention {
+    pub(super) head_dim: usize,
+    pub(super) n_head: usize,
+    pub(super) n_head_kv: usize,
+    /// Multiplies scores.
+    pub(super) scale: f64,
+    /// Then bounds them.
+    pub(super) cap: Option<f64>,
+    /// How many keys a query sees, its own with them.
+    pub(super) window: Option<usize>,
+}
+
+impl Attention {
+    /// `softmax(scale · q·k) · v` over the positions up to each query's own. Query head `h` reads
+    /// key-value head `h / (n_head / n_head_kv)`.
+    pub(super) fn run(&self, q: &[f64], k: &[f64], v: &[f64]) -> Vec<f64> {
+        let head_dim = self.head_dim;
+        let (q_width, kv_width) = (self.n_head * head_dim, self.n_head_kv * head_dim);
+        let mut out = vec![0.0; q.len()];
+        for (pos, (q, out)) in q.chunks(q_width).zip(out.chunks_mut(q_width)).enumerate() {
+            let first = self
+                .window
+                .map_or(0, |window| (pos + 1).saturating_sub(window));
+            for (h, (q, out)) in q.chunks(head_dim).zip(out.chunks_mut(head_dim)).enumerate() {
+                let column = h / (self.n_head / self.n_head_kv) * head_dim;
+                let at = |t: usize| t * kv_width + column..t * kv_width + column + head_dim;
+                let scores = (first..=pos).map(|t| self.score(q, &k[at(t)])).collect();
+                let p = softmax(scores);
+                for (t, p) in (first..=pos).zip(p) {
+                    out.iter_mut()
+                        .zip(&v[at(t)])
+                        .for_each(|(out, v)| *out += p * v);
+                }
             }
         }
+        out
     }
-    out
+
+    fn score(&self, q: &[f64], k: &[f64]) -> f64 {
+        let score = dot(q, k) * self.scale;
+        self.cap.map_or(score, |c| cap(score, c))
+    }
+}
+
+fn softmax(mut scores: Vec<f64>) -> Vec<f64> {
+    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    scores.iter_mut().for_each(|p| *p = (*p - max).exp());
+    let sum: f64 = scores.iter().sum();
+    scores.iter_mut().for_each(|p| *p /= sum);
+    scores
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const ONE_HEAD: Attention = Attention {
+        head_dim: 1,
+        n_head: 1,
+        n_head_kv: 1,
+        scale: 1.0,
+        cap: None,
+        window: None,
+    };
 
     #[test]
     fn dot_equals_the_plain_sum_at_every_tail() {
@@ -129,19 +228,46 @@ mod tests {
     #[test]
     fn a_single_position_attends_to_itself_only() {
         let (q, k, v) = ([0.3, -2.0, 5.0, 1.0], [9.0, -9.0], [4.0, 7.0]);
-        assert_eq!(attention(&q, &k, &v, 2, 2, 1), [4.0, 7.0, 4.0, 7.0]);
+        let attention = Attention {
+            head_dim: 2,
+            n_head: 2,
+            ..ONE_HEAD
+        };
+        assert_eq!(attention.run(&q, &k, &v), [4.0, 7.0, 4.0, 7.0]);
     }
 
     #[test]
     fn equal_scores_average_the_past() {
         let (q, k, v) = ([0.0; 3], [1.0, 2.0, 3.0], [3.0, 6.0, 12.0]);
-        let out = attention(&q, &k, &v, 1, 1, 1);
-        assert!(
-            out.iter()
-                .zip([3.0, 4.5, 7.0])
-                .all(|(a, b)| (a - b).abs() < 1e-14),
-            "{out:?}"
+        let close = |out: Vec<f64>, expected: [f64; 3]| {
+            assert!(
+                out.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-14),
+                "{out:?}"
+            );
+        };
+        close(ONE_HEAD.run(&q, &k, &v), [3.0, 4.5, 7.0]);
+        let window = Some(2);
+        close(
+            Attention { window, ..ONE_HEAD }.run(&q, &k, &v),
+            [3.0, 4.5, 9.0],
         );
+    }
+
+    #[test]
+    fn a_layer_norm_takes_the_weights_of_each_group_in_turn() {
+        let x = [1.0, 3.0, 5.0, 9.0, 2.0, 0.0, 0.0, 4.0];
+        let normed = layer_norm(&x, 2, &[1.0, 2.0, 3.0, 4.0], 0.0);
+        assert_eq!(normed, [-1.0, 2.0, -3.0, 4.0, 1.0, -2.0, -3.0, 4.0]);
+    }
+
+    #[test]
+    fn activations_are_those_of_the_definitions() {
+        let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-12, "{a} {b}");
+        close(Activation::Silu.of(1.0), 0.731_058_578_630_004_9);
+        close(Activation::Gelu.of(1.0), 0.841_191_990_608_276_1);
+        close(Activation::ReluSquared.of(-2.0), 0.0);
+        close(Activation::ReluSquared.of(3.0), 9.0);
+        close(cap(30.0, 3.0), 3.0 * 10f64.tanh());
     }
 
     #[test]

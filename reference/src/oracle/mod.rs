@@ -5,21 +5,28 @@
 //! together only so that each matrix is dequantized once. There is no cache, no fusion, no
 //! quantized activation and no thread.
 
+mod architecture;
+mod attention;
+mod feed_forward;
 mod hparams;
+mod layer;
 mod math;
 mod rope;
 #[cfg(test)]
 mod tests;
+mod weights;
 
 use crate::Error;
 use gguf_rs_lite::{Gguf, TensorInfo};
-use hparams::{Architecture, Hparams, LayerDims};
-use math::{Matrix, add_bias, add_into, attention, rms_norm, swiglu};
-use std::cell::RefCell;
-use std::collections::HashSet;
+use hparams::Hparams;
+use layer::{Layer, whole_norm};
+use math::{add_bias, cap, scale};
+use weights::Weights;
 
 const EMBEDDING: &str = "token_embd.weight";
 const ROPE_DIVISORS: &str = "rope_freqs.weight";
+const LONG_FACTORS: &str = "rope_factors_long.weight";
+const SHORT_FACTORS: &str = "rope_factors_short.weight";
 
 /// A model opened for the plain f64 forward pass.
 #[derive(Debug)]
@@ -41,6 +48,15 @@ impl<'a> Oracle<'a> {
     /// # Errors
     /// Names the key or tensor that is missing, misshapen or unknown.
     pub fn open(gguf: &'a Gguf) -> Result<Self, Error> {
+        Self::open_for(gguf, None)
+    }
+
+    /// [`Oracle::open`] for contexts of up to `n_ctx` positions: some models rotate by other
+    /// factors in long contexts. Without a number it is the length that the file names.
+    ///
+    /// # Errors
+    /// As [`Oracle::open`].
+    pub fn open_for(gguf: &'a Gguf, n_ctx: Option<usize>) -> Result<Self, Error> {
         let hparams = Hparams::read(gguf)?;
         let weights = Weights::new(gguf, false);
         let n_vocab = match gguf.tensor(EMBEDDING) {
@@ -54,11 +70,33 @@ impl<'a> Oracle<'a> {
             hparams,
             n_vocab,
         };
-        if let Some(divisors) = weights.vector(ROPE_DIVISORS, oracle.hparams.rope.n_rot / 2)? {
+        if let Some(divisors) = oracle.rope_divisors(&weights, n_ctx)? {
+            oracle.hparams.window_rope.divisors.clone_from(&divisors);
             oracle.hparams.rope.divisors = divisors;
         }
         oracle.check_tensors()?;
         Ok(oracle)
+    }
+
+    /// What divides the angle of each pair, if the file has such a tensor.
+    fn rope_divisors(
+        &self,
+        weights: &Weights<'_>,
+        n_ctx: Option<usize>,
+    ) -> Result<Option<Vec<f64>>, Error> {
+        let n_pairs = self.hparams.rope.n_rot / 2;
+        let divisors = weights.vector(ROPE_DIVISORS, n_pairs)?;
+        let contexts = self.hparams.contexts;
+        let by_length = weights.has(LONG_FACTORS) || weights.has(SHORT_FACTORS);
+        if !contexts.choose_factors || !by_length {
+            return Ok(divisors);
+        }
+        let original = contexts.original.unwrap_or(0.0);
+        let n_ctx = n_ctx.map_or(contexts.trained.unwrap_or(0.0), |n_ctx| n_ctx as f64);
+        let long = weights.required_vector(LONG_FACTORS, n_pairs)?;
+        let short = weights.required_vector(SHORT_FACTORS, n_pairs)?;
+        let chosen = if n_ctx > original { long } else { short };
+        Ok(divisors.or(Some(chosen)))
     }
 
     /// Size of the vocabulary: the length of one row of logits.
@@ -91,8 +129,31 @@ impl<'a> Oracle<'a> {
         tap: &mut Tap<'_>,
     ) -> Result<Vec<f64>, Error> {
         let hp = &self.hparams;
+        let mut x = self.embed(weights, tokens, tap)?;
+        for (il, dims) in hp.layers.iter().enumerate() {
+            let mut layer = Layer {
+                hp,
+                weights,
+                il,
+                dims: *dims,
+                tap: &mut *tap,
+            };
+            layer.run(&mut x)?;
+        }
+        let mut x = whole_norm(hp, weights, "output_norm", hp.n_embd, &x)?;
+        tap("result_norm", None, hp.n_embd, &mut x);
+        self.logits(weights, &x, tap)
+    }
+
+    /// The residual stream at its start, `(n_tokens, n_embd)`.
+    fn embed(
+        &self,
+        weights: &Weights<'_>,
+        tokens: &[u32],
+        tap: &mut Tap<'_>,
+    ) -> Result<Vec<f64>, Error> {
+        let hp = &self.hparams;
         let embedding = weights.matrix(EMBEDDING, hp.n_embd, self.n_vocab)?;
-        // (n_tokens, n_embd): the residual stream
         let mut x = Vec::with_capacity(tokens.len() * hp.n_embd);
         for (index, &id) in tokens.iter().enumerate() {
             let row = embedding.row(id as usize).ok_or(Error::Token {
@@ -102,33 +163,36 @@ impl<'a> Oracle<'a> {
             })?;
             x.extend(row.iter().map(|&v| f64::from(v)));
         }
-        tap("inp_embd", None, hp.n_embd, &mut x);
-        for (il, dims) in hp.layers.iter().enumerate() {
-            let mut layer = Layer {
-                hp,
-                weights,
-                il,
-                dims: *dims,
-                tap: &mut *tap,
-            };
-            layer.attention_block(&mut x)?;
-            layer.ffn_block(&mut x)?;
-            tap("l_out", Some(il), hp.n_embd, &mut x);
+        let scaled = hp.architecture.names.scaled_embedding;
+        if scaled.is_some() {
+            tap("inp_embd", None, hp.n_embd, &mut x);
         }
-        let mut x = rms_norm(
-            &x,
-            &weights.required_vector("output_norm.weight", hp.n_embd)?,
-            hp.rms_eps,
-        );
-        tap("result_norm", None, hp.n_embd, &mut x);
-        let mut logits = match weights.optional_matrix("output.weight", hp.n_embd, self.n_vocab)? {
-            Some(output) => output.times(&x),
-            None => embedding.times(&x),
+        scale(&mut x, hp.factors.embedding);
+        tap(scaled.unwrap_or("inp_embd"), None, hp.n_embd, &mut x);
+        Ok(x)
+    }
+
+    fn logits(
+        &self,
+        weights: &Weights<'_>,
+        x: &[f64],
+        tap: &mut Tap<'_>,
+    ) -> Result<Vec<f64>, Error> {
+        let hp = &self.hparams;
+        let output = weights.optional_matrix("output.weight", hp.n_embd, self.n_vocab)?;
+        let mut logits = match output {
+            Some(output) => output.times(x),
+            None => weights.matrix(EMBEDDING, hp.n_embd, self.n_vocab)?.times(x),
         };
-        if hp.architecture == Architecture::Qwen2
-            && let Some(bias) = weights.vector("output.bias", self.n_vocab)?
-        {
+        if let Some(bias) = weights.vector("output.bias", self.n_vocab)? {
+            if let Some(name) = hp.architecture.names.unbiased_logits {
+                tap(name, None, self.n_vocab, &mut logits);
+            }
             add_bias(&mut logits, &bias);
+        }
+        scale(&mut logits, hp.factors.logits);
+        if let Some(c) = hp.logit_cap {
+            logits.iter_mut().for_each(|x| *x = cap(*x, c));
         }
         tap("result_output", None, self.n_vocab, &mut logits);
         Ok(logits)
@@ -138,322 +202,27 @@ impl<'a> Oracle<'a> {
     /// tensors that it did not ask for. So the list of tensors is written once, in the pass itself.
     fn check_tensors(&self) -> Result<(), Error> {
         let weights = Weights::new(self.gguf, true);
+        self.rope_divisors(&weights, None)?;
         self.pass(&weights, &[], &mut |_, _, _, _| {})?;
         let used = weights.used.into_inner();
-        let unused = |info: &&TensorInfo| info.name != ROPE_DIVISORS && !used.contains(&info.name);
+        let unused = |info: &&TensorInfo| !used.contains(&info.name) && !self.skips(&info.name);
         match self.gguf.tensors().iter().find(unused) {
             None => Ok(()),
             Some(info) => Err(Error::UnusedTensor {
                 file: self.gguf.name().into(),
                 tensor: info.name.clone(),
-                architecture: self.hparams.architecture.name(),
+                architecture: self.hparams.architecture.name,
             }),
         }
     }
-}
 
-/// One layer at work.
-struct Layer<'l, 't> {
-    hp: &'l Hparams,
-    weights: &'l Weights<'l>,
-    il: usize,
-    dims: LayerDims,
-    tap: &'l mut Tap<'t>,
-}
-
-impl Layer<'_, '_> {
-    fn tap(&mut self, name: &str, width: usize, x: &mut [f64]) {
-        (self.tap)(name, Some(self.il), width, x);
+    /// Whether a tensor belongs to a layer behind those that make logits.
+    fn skips(&self, tensor: &str) -> bool {
+        let layer = tensor
+            .strip_prefix("blk.")
+            .and_then(|rest| rest.split('.').next())
+            .and_then(|layer| layer.parse::<usize>().ok());
+        let (first, n) = (self.hparams.layers.len(), self.hparams.n_skipped);
+        layer.is_some_and(|layer| (first..first + n).contains(&layer))
     }
-
-    fn name(&self, tensor: &str) -> String {
-        format!("blk.{}.{tensor}", self.il)
-    }
-
-    /// `x += Wo · attention(norm(x))`; taps up to `ffn_inp`.
-    fn attention_block(&mut self, x: &mut [f64]) -> Result<(), Error> {
-        let hp = self.hp;
-        let (n_embd, n_q) = (hp.n_embd, self.dims.n_head * hp.head_dim);
-        let h = self.norm("attn_norm", x)?;
-        let [q, k, v] = self.qkv(&h)?;
-        let mut mixed = attention(
-            &q,
-            &k,
-            &v,
-            hp.head_dim,
-            self.dims.n_head,
-            self.dims.n_head_kv,
-        );
-        self.tap("kqv_out", n_q, &mut mixed);
-        let mut out = self
-            .weights
-            .matrix(&self.name("attn_output.weight"), n_q, n_embd)?
-            .times(&mixed);
-        if hp.architecture == Architecture::Llama {
-            if let Some(bias) = self
-                .weights
-                .vector(&self.name("attn_output.bias"), n_embd)?
-            {
-                add_bias(&mut out, &bias);
-            }
-            self.tap("attn_out", n_embd, &mut out);
-        }
-        add_into(x, &out);
-        self.tap("ffn_inp", n_embd, x);
-        Ok(())
-    }
-
-    /// Queries, keys and values, normed and rotated, in llama.cpp's order: all of Q, then V, then
-    /// K.
-    fn qkv(&mut self, h: &[f64]) -> Result<[Vec<f64>; 3], Error> {
-        let hp = self.hp;
-        let n_q = self.dims.n_head * hp.head_dim;
-        let n_kv = self.dims.n_head_kv * hp.head_dim;
-        if self.weights.has(&self.name("attn_qkv.weight")) {
-            let [mut q, mut k, mut v] = self.fused_qkv(h, n_q, n_kv)?;
-            self.norm_and_rotate("Q", "attn_q_norm.weight", n_q, &mut q)?;
-            self.tap("Vcur", n_kv, &mut v);
-            self.norm_and_rotate("K", "attn_k_norm.weight", n_kv, &mut k)?;
-            return Ok([q, k, v]);
-        }
-        let mut q = self.project("Qcur", "attn_q", n_q, h)?;
-        self.norm_and_rotate("Q", "attn_q_norm.weight", n_q, &mut q)?;
-        let v = self.project("Vcur", "attn_v", n_kv, h)?;
-        let mut k = self.project("Kcur", "attn_k", n_kv, h)?;
-        self.norm_and_rotate("K", "attn_k_norm.weight", n_kv, &mut k)?;
-        Ok([q, k, v])
-    }
-
-    /// One product and its bias, both tapped under the same name.
-    fn project(
-        &mut self,
-        tap: &str,
-        tensor: &str,
-        width: usize,
-        h: &[f64],
-    ) -> Result<Vec<f64>, Error> {
-        let n_embd = self.hp.n_embd;
-        let mut y = self
-            .weights
-            .matrix(&self.name(&format!("{tensor}.weight")), n_embd, width)?
-            .times(h);
-        self.tap(tap, width, &mut y);
-        if let Some(bias) = self
-            .weights
-            .vector(&self.name(&format!("{tensor}.bias")), width)?
-        {
-            add_bias(&mut y, &bias);
-            self.tap(tap, width, &mut y);
-        }
-        Ok(y)
-    }
-
-    /// Rows of `attn_qkv` are those of Q, K and V; the biases may be fused too, or stand apart.
-    fn fused_qkv(&mut self, h: &[f64], n_q: usize, n_kv: usize) -> Result<[Vec<f64>; 3], Error> {
-        let (n_embd, width) = (self.hp.n_embd, n_q + 2 * n_kv);
-        let mut qkv = self
-            .weights
-            .matrix(&self.name("attn_qkv.weight"), n_embd, width)?
-            .times(h);
-        self.tap("wqkv", width, &mut qkv);
-        let mut bias = self.weights.vector(&self.name("attn_qkv.bias"), width)?;
-        if bias.is_none() {
-            let parts = [
-                ("attn_q.bias", n_q),
-                ("attn_k.bias", n_kv),
-                ("attn_v.bias", n_kv),
-            ];
-            if parts
-                .iter()
-                .any(|(tensor, _)| self.weights.has(&self.name(tensor)))
-            {
-                let mut joined = Vec::with_capacity(width);
-                for (tensor, len) in parts {
-                    joined.extend(self.weights.required_vector(&self.name(tensor), len)?);
-                }
-                bias = Some(joined);
-            }
-        }
-        if let Some(bias) = bias {
-            add_bias(&mut qkv, &bias);
-            self.tap("wqkv_b", width, &mut qkv);
-        }
-        let cut = |from: usize, to: usize| {
-            qkv.chunks(width)
-                .flat_map(|row| &row[from..to])
-                .copied()
-                .collect()
-        };
-        Ok([cut(0, n_q), cut(n_q, n_q + n_kv), cut(n_q + n_kv, width)])
-    }
-
-    /// `side` is "Q" or "K".
-    fn norm_and_rotate(
-        &mut self,
-        side: &str,
-        norm: &str,
-        width: usize,
-        x: &mut Vec<f64>,
-    ) -> Result<(), Error> {
-        let hp = self.hp;
-        if hp.qk_norm {
-            *x = rms_norm(
-                x,
-                &self
-                    .weights
-                    .required_vector(&self.name(norm), hp.head_dim)?,
-                hp.rms_eps,
-            );
-            self.tap(&format!("{side}cur_normed"), width, x);
-        }
-        for (pos, row) in x.chunks_mut(width).enumerate() {
-            let rotation = hp.rope.rotation(pos);
-            row.chunks_mut(hp.head_dim)
-                .for_each(|head| hp.rope.rotate(head, &rotation));
-        }
-        self.tap(&format!("{side}cur"), width, x);
-        Ok(())
-    }
-
-    /// `x += Wdown · (silu(Wgate · norm(x)) ⊙ Wup · norm(x))`; taps up to `ffn_out`.
-    fn ffn_block(&mut self, x: &mut [f64]) -> Result<(), Error> {
-        let (n_embd, n_ff) = (self.hp.n_embd, self.dims.n_ff);
-        let h = self.norm("ffn_norm", x)?;
-        let gate = self.ffn_product("ffn_gate", n_ff, &h)?;
-        let up = self.ffn_product("ffn_up", n_ff, &h)?;
-        let mut gated = swiglu(&gate, &up);
-        self.tap("ffn_swiglu", n_ff, &mut gated);
-        let mut out = self
-            .weights
-            .matrix(&self.name("ffn_down.weight"), n_ff, n_embd)?
-            .times(&gated);
-        if self.hp.architecture == Architecture::Llama
-            && let Some(bias) = self.weights.vector(&self.name("ffn_down.bias"), n_embd)?
-        {
-            self.tap("ffn_down", n_embd, &mut out);
-            add_bias(&mut out, &bias);
-        }
-        self.tap("ffn_out", n_embd, &mut out);
-        add_into(x, &out);
-        Ok(())
-    }
-
-    fn ffn_product(&mut self, tensor: &str, width: usize, h: &[f64]) -> Result<Vec<f64>, Error> {
-        let n_embd = self.hp.n_embd;
-        let mut y = self
-            .weights
-            .matrix(&self.name(&format!("{tensor}.weight")), n_embd, width)?
-            .times(h);
-        self.tap(tensor, width, &mut y);
-        if self.hp.architecture == Architecture::Llama
-            && let Some(bias) = self
-                .weights
-                .vector(&self.name(&format!("{tensor}.bias")), width)?
-        {
-            add_bias(&mut y, &bias);
-            self.tap(&format!("{tensor}_b"), width, &mut y);
-        }
-        Ok(y)
-    }
-
-    fn norm(&mut self, tensor: &str, x: &[f64]) -> Result<Vec<f64>, Error> {
-        let hp = self.hp;
-        let mut h = rms_norm(
-            x,
-            &self
-                .weights
-                .required_vector(&self.name(&format!("{tensor}.weight")), hp.n_embd)?,
-            hp.rms_eps,
-        );
-        self.tap(tensor, hp.n_embd, &mut h);
-        Ok(h)
-    }
-}
-
-/// Tensors by name, dims checked, dequantized when asked for.
-struct Weights<'a> {
-    gguf: &'a Gguf,
-    /// Check names and dims, and return matrices without values (for a pass over no tokens).
-    only_check: bool,
-    used: RefCell<HashSet<String>>,
-}
-
-impl<'a> Weights<'a> {
-    fn new(gguf: &'a Gguf, only_check: bool) -> Self {
-        Self {
-            gguf,
-            only_check,
-            used: RefCell::new(HashSet::new()),
-        }
-    }
-
-    fn has(&self, name: &str) -> bool {
-        self.gguf.tensor(name).is_some()
-    }
-
-    fn missing(&self, name: &str, expected: String) -> Error {
-        Error::MissingTensor {
-            file: self.gguf.name().into(),
-            tensor: name.into(),
-            expected,
-        }
-    }
-
-    fn matrix(&self, name: &str, n_in: usize, n_out: usize) -> Result<Matrix, Error> {
-        self.optional_matrix(name, n_in, n_out)?
-            .ok_or_else(|| self.missing(name, format!("[{n_in}, {n_out}]")))
-    }
-
-    fn optional_matrix(
-        &self,
-        name: &str,
-        n_in: usize,
-        n_out: usize,
-    ) -> Result<Option<Matrix>, Error> {
-        let data = self.read(name, &[n_in as u64, n_out as u64])?;
-        Ok(data.map(|data| Matrix { n_in, data }))
-    }
-
-    fn required_vector(&self, name: &str, len: usize) -> Result<Vec<f64>, Error> {
-        self.vector(name, len)?
-            .ok_or_else(|| self.missing(name, format!("[{len}]")))
-    }
-
-    fn vector(&self, name: &str, len: usize) -> Result<Option<Vec<f64>>, Error> {
-        let data = self.read(name, &[len as u64])?;
-        Ok(data.map(|data| data.into_iter().map(f64::from).collect()))
-    }
-
-    fn read(&self, name: &str, dims: &[u64]) -> Result<Option<Vec<f32>>, Error> {
-        let Some(info) = self.gguf.tensor(name) else {
-            return Ok(None);
-        };
-        self.used.borrow_mut().insert(name.into());
-        if !same_dims(info, dims) {
-            return Err(Error::Dims {
-                file: self.gguf.name().into(),
-                tensor: name.into(),
-                expected: format!("{dims:?}"),
-                got: info.dims.clone(),
-            });
-        }
-        if self.only_check {
-            return Ok(Some(Vec::new()));
-        }
-        let mut values = vec![0f32; info.n_elements() as usize];
-        octavo_quant::dequantize(info.ty, self.gguf.data(info), &mut values).map_err(|source| {
-            Error::Dequantize {
-                file: self.gguf.name().into(),
-                tensor: name.into(),
-                source,
-            }
-        })?;
-        Ok(Some(values))
-    }
-}
-
-/// A tensor may be declared with trailing dims of 1.
-fn same_dims(info: &TensorInfo, dims: &[u64]) -> bool {
-    let n = info.dims.len().max(dims.len());
-    (0..n).all(|i| info.dims.get(i).unwrap_or(&1) == dims.get(i).unwrap_or(&1))
 }

@@ -19,8 +19,23 @@ pub(super) struct Yarn {
     high: f64,
 }
 
-/// The rotation of a model.
-#[derive(Debug)]
+/// What a file says about YaRN.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct YarnKeys {
+    /// How many times longer contexts have become.
+    pub(super) factor: f64,
+    /// The context length of the first training.
+    pub(super) context: f64,
+    /// The ramp lies between so many turns within that context
+    pub(super) beta_fast: f64,
+    /// and so many.
+    pub(super) beta_slow: f64,
+    /// Takes part of the magnitude back, if it is not 0.
+    pub(super) log_multiplier: f64,
+}
+
+/// The rotation of a layer.
+#[derive(Debug, Clone)]
 pub(super) struct Rope {
     pub(super) pairs: RopePairs,
     /// How many leading elements of each head are rotated.
@@ -36,24 +51,23 @@ pub(super) struct Rope {
 }
 
 impl Rope {
-    /// Adds YaRN's ramp for an original training context, and its magnitude `1 + 0.1 ln(factor)`.
-    /// The ramp lies between `beta_fast` turns and `beta_slow` turns.
-    pub(super) fn set_yarn(
-        &mut self,
-        factor: f64,
-        context: f64,
-        (beta_fast, beta_slow): (f64, f64),
-    ) {
+    /// Adds YaRN's ramp, and its magnitude `m(1) = 1 + 0.1 ln(factor)`, divided by `m` of the
+    /// multiplier where there is one.
+    pub(super) fn set_yarn(&mut self, keys: YarnKeys) {
         // The pair index whose wave turns `turns` times within the original context.
         let pair_of = |turns: f64| {
-            self.n_rot as f64 * (context / (turns * 2.0 * std::f64::consts::PI)).ln()
+            self.n_rot as f64 * (keys.context / (turns * 2.0 * std::f64::consts::PI)).ln()
                 / (2.0 * self.base.ln())
         };
-        let low = pair_of(beta_fast).floor().max(0.0);
-        let high = pair_of(beta_slow).ceil().min(self.n_rot as f64 - 1.0);
+        let low = pair_of(keys.beta_fast).floor().max(0.0);
+        let high = pair_of(keys.beta_slow).ceil().min(self.n_rot as f64 - 1.0);
         self.yarn = Some(Yarn { low, high });
-        if factor > 1.0 {
-            self.magnitude *= 1.0 + 0.1 * factor.ln();
+        if keys.factor > 1.0 {
+            let m = |multiplier: f64| 1.0 + 0.1 * multiplier * keys.factor.ln();
+            self.magnitude *= m(1.0);
+            if keys.log_multiplier != 0.0 {
+                self.magnitude /= m(keys.log_multiplier);
+            }
         }
     }
 
@@ -132,7 +146,14 @@ mod tests {
     fn yarn_keeps_fast_pairs_and_stretches_slow_ones() {
         let mut rope = plain(RopePairs::Halves, 128);
         rope.scale = 0.25;
-        rope.set_yarn(4.0, 4096.0, (32.0, 1.0));
+        let keys = YarnKeys {
+            factor: 4.0,
+            context: 4096.0,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            log_multiplier: 0.0,
+        };
+        rope.set_yarn(keys);
         let magnitude = 1.0 + 0.1 * 4f64.ln();
         let r = rope.rotation(3);
         assert_abs_diff_eq!(r[0].0, 3f64.cos() * magnitude, epsilon = 1e-14);
@@ -141,7 +162,16 @@ mod tests {
         // a ramp that begins and ends elsewhere: pair 40 lies on neither's flat parts alike
         let usual = rope.rotation(3)[40];
         rope.magnitude = 1.0;
-        rope.set_yarn(4.0, 4096.0, (16.0, 2.0));
+        rope.set_yarn(YarnKeys {
+            beta_fast: 16.0,
+            beta_slow: 2.0,
+            log_multiplier: 1.0,
+            ..keys
+        });
         assert!((rope.rotation(3)[40].1 - usual.1).abs() > 1e-6);
+        assert_eq!(
+            rope.magnitude, 1.0,
+            "a multiplier of 1 takes all of it back"
+        );
     }
 }

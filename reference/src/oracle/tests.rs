@@ -1,6 +1,7 @@
 //! Faults planted in the oracle itself: each must show in the numbers, else the comparison with
 //! llama.cpp proves nothing. And the ways in which a model is refused.
 
+use super::architecture::QkNorm;
 use super::*;
 use crate::golden::Full;
 use crate::metrics::nmse;
@@ -52,7 +53,7 @@ fn the_wrong_rope_pairs_show() {
 
 #[test]
 fn a_skipped_query_and_key_norm_shows() {
-    let error = error_with(QWEN3.0, QWEN3.1, |hp| hp.qk_norm = false);
+    let error = error_with(QWEN3.0, QWEN3.1, |hp| hp.qk_norm = QkNorm::None);
     assert!(error > 1e-3, "NMSE {error:e}");
 }
 
@@ -197,13 +198,13 @@ const EVAL_CALLBACK_SUMS: &[(&str, Sums)] = &[
 fn a_tensor_that_would_be_ignored_is_refused() {
     let gguf = open(QWEN3.0);
     let mut oracle = Oracle::open(&gguf).unwrap();
-    oracle.hparams.qk_norm = false;
+    oracle.hparams.qk_norm = QkNorm::None;
     let message = oracle.check_tensors().unwrap_err().to_string();
     assert!(
         message.contains("attn_k_norm.weight") || message.contains("attn_q_norm.weight"),
         "{message}"
     );
-    oracle.hparams.qk_norm = true;
+    oracle.hparams.qk_norm = QkNorm::Head;
     oracle.hparams.layers.pop();
     assert!(matches!(
         oracle.check_tensors(),

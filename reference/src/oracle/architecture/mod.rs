@@ -1,0 +1,176 @@
+//! What tells one architecture from another: facts that the shared blocks follow.
+
+mod rows;
+
+pub(super) use rows::ARCHITECTURES;
+
+use super::math::Activation;
+use super::rope::RopePairs;
+
+/// One architecture.
+#[derive(Debug)]
+pub(super) struct Architecture {
+    /// `general.architecture`.
+    pub(super) name: &'static str,
+    pub(super) norm: NormKind,
+    /// Before attention; without it attention reads the residual stream itself.
+    pub(super) attn_norm: Option<Norm>,
+    /// After attention, before the residual is added.
+    pub(super) attn_post_norm: Option<Norm>,
+    /// Before the feed-forward block.
+    pub(super) ffn_norm: Option<Norm>,
+    /// After it, before the residual is added.
+    pub(super) ffn_post_norm: Option<Norm>,
+    /// Attention and feed-forward read the same norm, and the stream gains both.
+    pub(super) parallel: bool,
+    pub(super) rope_pairs: RopePairs,
+    /// Every dimension of a head has to turn.
+    pub(super) whole_rotation: bool,
+    pub(super) rotated: Rotated,
+    /// `rope_factors_long` and `_short` apply whatever `rope.scaling.type` says.
+    pub(super) long_factors: bool,
+    pub(super) qk_norm: QkNorm,
+    /// In which layers attention sees the latest keys only, if in any.
+    pub(super) windows: Option<Windows>,
+    /// The number of layers at which scores are scaled by the width that a head would have without
+    /// `attention.key_length`: llama.cpp knows the largest Gemmas by it.
+    pub(super) wide_score_scale_at: Option<usize>,
+    /// Scores are capped: the default of `attn_logit_softcapping`.
+    pub(super) score_cap: Option<f64>,
+    /// The default of `final_logit_softcapping`.
+    pub(super) logit_cap: Option<f64>,
+    pub(super) up: Up,
+    pub(super) activation: Activation,
+    pub(super) scales: Scales,
+    pub(super) names: Names,
+}
+
+/// How llama.cpp names values that not all architectures show, or not by one name.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Names {
+    /// The projected attention has a name.
+    pub(super) attn_out: bool,
+    /// The stream between attention and feed-forward.
+    pub(super) residual: Option<&'static str>,
+    /// The feed-forward block's result has a name.
+    pub(super) ffn_out: bool,
+    /// The embeddings after their scale, if they show before it.
+    pub(super) scaled_embedding: Option<&'static str>,
+    /// Queries are scaled before attention, and then named so.
+    pub(super) scaled_query: Option<&'static str>,
+    /// Queries and keys after their norm, behind `Q` or `K`.
+    pub(super) qk_normed: &'static str,
+    /// Logits before their bias.
+    pub(super) unbiased_logits: Option<&'static str>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NormKind {
+    /// Divided by the root mean square.
+    Rms,
+    /// Mean taken off, divided by the standard deviation, with a bias where the file has one.
+    Layer,
+}
+
+impl NormKind {
+    /// The key of what is added to the mean square or the variance.
+    pub(super) fn epsilon_key(self) -> &'static str {
+        match self {
+            Self::Rms => "attention.layer_norm_rms_epsilon",
+            Self::Layer => "attention.layer_norm_epsilon",
+        }
+    }
+}
+
+/// A norm of a layer.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Norm {
+    pub(super) tensor: &'static str,
+    pub(super) tap: &'static str,
+    /// llama.cpp's name says which layer.
+    pub(super) numbered: bool,
+}
+
+/// Norm of queries and keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum QkNorm {
+    None,
+    /// Each head, by the same weights.
+    Head,
+    /// As `Head`, after the rotation.
+    HeadAfterRotation,
+    /// Each head by weights of its own, in models of so many layers or more.
+    EachHeadFrom(usize),
+    /// All heads together.
+    Whole,
+}
+
+/// The layers in which queries and keys are rotated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Rotated {
+    All,
+    /// Not in each fourth.
+    ThreeOfFour,
+    /// Where some layers have windows, only those.
+    Windowed,
+    /// In none if `rope.scaling.finetuned` is false.
+    IfFinetuned,
+}
+
+/// Layers with a sliding window.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Windows {
+    pub(super) length: WindowLength,
+    /// Of each so many layers the last has no window, if no key says otherwise.
+    pub(super) period: usize,
+    /// Only models of so many layers have windows.
+    pub(super) only_of: Option<usize>,
+    pub(super) rope: WindowRope,
+}
+
+/// Where the number of keys in a window comes from.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum WindowLength {
+    /// From the key.
+    Required,
+    /// From the key; without it, or if it is 0, there are no windows.
+    Optional,
+    /// From the key, or else this.
+    Default(usize),
+}
+
+/// The rotation in windowed layers.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum WindowRope {
+    /// That of the others, but for `rope.freq_base_swa` if it is there.
+    Same,
+    /// `rope.freq_base_swa` or else this base, not scaled.
+    Local(f64),
+    /// The base of the others, not scaled and of magnitude 1.
+    Plain,
+}
+
+/// What the feed-forward block multiplies its input by first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Up {
+    /// `ffn_gate` and `ffn_up`.
+    Gated,
+    /// `ffn_up`, whose rows are those of a gate and then those that it gates.
+    Fused,
+    /// `ffn_up`, not gated.
+    Plain,
+}
+
+/// Factors that the formulas of llama do not have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scales {
+    None,
+    /// Embeddings by the root of their width.
+    Embedding,
+    /// Logits by `logit_scale`.
+    Logits,
+    /// Embeddings and both branches by keys; logits divided by `logit_scale`, which has to be there.
+    Granite,
+    /// As Granite, with defaults for all three.
+    MiniCpm,
+}

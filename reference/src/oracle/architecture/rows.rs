@@ -1,0 +1,298 @@
+//! A row of facts for each architecture: what differs from llama.
+
+use super::super::math::Activation;
+use super::super::rope::RopePairs;
+use super::{
+    Architecture, Names, Norm, NormKind, QkNorm, Rotated, Scales, Up, WindowLength, WindowRope,
+    Windows,
+};
+
+const fn norm(tensor: &'static str, tap: &'static str) -> Option<Norm> {
+    Some(Norm {
+        tensor,
+        tap,
+        numbered: true,
+    })
+}
+
+const fn unnumbered(tensor: &'static str, tap: &'static str) -> Option<Norm> {
+    Some(Norm {
+        tensor,
+        tap,
+        numbered: false,
+    })
+}
+
+/// The row that the others differ from.
+const LLAMA: Architecture = Architecture {
+    name: "llama",
+    norm: NormKind::Rms,
+    attn_norm: norm("attn_norm", "attn_norm"),
+    attn_post_norm: None,
+    ffn_norm: norm("ffn_norm", "ffn_norm"),
+    ffn_post_norm: None,
+    parallel: false,
+    rope_pairs: RopePairs::Adjacent,
+    whole_rotation: false,
+    rotated: Rotated::All,
+    long_factors: false,
+    qk_norm: QkNorm::None,
+    windows: None,
+    wide_score_scale_at: None,
+    score_cap: None,
+    logit_cap: None,
+    up: Up::Gated,
+    activation: Activation::Silu,
+    scales: Scales::None,
+    names: Names {
+        attn_out: true,
+        residual: Some("ffn_inp"),
+        ffn_out: true,
+        scaled_embedding: None,
+        scaled_query: None,
+        qk_normed: "cur_normed",
+        unbiased_logits: None,
+    },
+};
+
+const QWEN2: Architecture = Architecture {
+    name: "qwen2",
+    rope_pairs: RopePairs::Halves,
+    names: UNNAMED_ATTN_OUT,
+    ..LLAMA
+};
+
+const QWEN3: Architecture = Architecture {
+    name: "qwen3",
+    qk_norm: QkNorm::Head,
+    ..QWEN2
+};
+
+/// LayerNorm, biases everywhere, and nothing gated.
+const STARCODER2: Architecture = Architecture {
+    name: "starcoder2",
+    norm: NormKind::Layer,
+    up: Up::Plain,
+    activation: Activation::Gelu,
+    ..QWEN2
+};
+
+const GEMMA: Architecture = Architecture {
+    name: "gemma",
+    activation: Activation::Gelu,
+    scales: Scales::Embedding,
+    names: Names {
+        residual: Some("sa_out"),
+        scaled_embedding: Some("inp_scaled"),
+        scaled_query: Some("Qcur_scaled"),
+        ..UNNAMED_ATTN_OUT
+    },
+    ..QWEN2
+};
+
+/// Norms before and after both blocks; windows in every second layer.
+const GEMMA2: Architecture = Architecture {
+    name: "gemma2",
+    attn_post_norm: norm("post_attention_norm", "attn_post_norm"),
+    ffn_post_norm: unnumbered("post_ffw_norm", "ffn_post_norm"),
+    windows: Some(Windows {
+        length: WindowLength::Default(4096),
+        period: 2,
+        only_of: None,
+        rope: WindowRope::Same,
+    }),
+    wide_score_scale_at: Some(46),
+    score_cap: Some(50.0),
+    logit_cap: Some(30.0),
+    names: Names {
+        scaled_query: None,
+        ..GEMMA.names
+    },
+    ..GEMMA
+};
+
+/// Norms after both blocks only.
+const OLMO2: Architecture = Architecture {
+    name: "olmo2",
+    attn_norm: None,
+    ffn_norm: None,
+    attn_post_norm: norm("post_attention_norm", "attn_post_norm"),
+    ffn_post_norm: unnumbered("post_ffw_norm", "ffn_post_norm"),
+    qk_norm: QkNorm::Whole,
+    windows: Some(Windows {
+        length: WindowLength::Optional,
+        period: 4,
+        only_of: None,
+        rope: WindowRope::Plain,
+    }),
+    ..QWEN2
+};
+
+const GRANITE: Architecture = Architecture {
+    name: "granite",
+    rotated: Rotated::IfFinetuned,
+    scales: Scales::Granite,
+    ..LLAMA
+};
+
+const COMMAND_R: Architecture = Architecture {
+    name: "command-r",
+    norm: NormKind::Layer,
+    ffn_norm: None,
+    parallel: true,
+    qk_norm: QkNorm::EachHeadFrom(64),
+    scales: Scales::Logits,
+    names: Names {
+        qk_normed: "cur",
+        ..PARALLEL
+    },
+    ..LLAMA
+};
+
+const FALCON: Architecture = Architecture {
+    name: "falcon",
+    ffn_norm: None,
+    parallel: true,
+    whole_rotation: true,
+    names: PARALLEL,
+    ..STARCODER2
+};
+
+const UNNAMED_ATTN_OUT: Names = Names {
+    attn_out: false,
+    ..LLAMA.names
+};
+
+const PARALLEL: Names = Names {
+    residual: None,
+    ..UNNAMED_ATTN_OUT
+};
+
+/// The architectures that the oracle defines.
+pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
+    Architecture {
+        whole_rotation: true,
+        ..LLAMA
+    },
+    QWEN2,
+    QWEN3,
+    Architecture {
+        name: "mistral3",
+        ..LLAMA
+    },
+    Architecture {
+        name: "smollm3",
+        rotated: Rotated::ThreeOfFour,
+        ..LLAMA
+    },
+    GRANITE,
+    Architecture {
+        name: "minicpm",
+        scales: Scales::MiniCpm,
+        ..LLAMA
+    },
+    Architecture {
+        name: "ernie4_5",
+        rope_pairs: RopePairs::Adjacent,
+        ..QWEN2
+    },
+    Architecture {
+        name: "seed_oss",
+        rope_pairs: RopePairs::Halves,
+        ffn_norm: norm("post_attention_norm", "attn_post_norm"),
+        ..LLAMA
+    },
+    Architecture {
+        name: "hunyuan-dense",
+        rope_pairs: RopePairs::Halves,
+        qk_norm: QkNorm::HeadAfterRotation,
+        names: Names {
+            qk_normed: "cur_norm",
+            ..LLAMA.names
+        },
+        ..LLAMA
+    },
+    Architecture {
+        name: "glm4",
+        attn_post_norm: norm("post_attention_norm", "post_attn_norm"),
+        ffn_post_norm: norm("post_ffw_norm", "post_mlp_norm"),
+        up: Up::Fused,
+        names: UNNAMED_ATTN_OUT,
+        ..LLAMA
+    },
+    Architecture {
+        name: "phi3",
+        up: Up::Fused,
+        long_factors: true,
+        names: Names {
+            scaled_query: Some("Qcur"),
+            unbiased_logits: Some("result_output_no_bias"),
+            ..PARALLEL
+        },
+        ..QWEN2
+    },
+    OLMO2,
+    Architecture {
+        name: "exaone4",
+        rotated: Rotated::Windowed,
+        qk_norm: QkNorm::Head,
+        windows: Some(Windows {
+            length: WindowLength::Default(4096),
+            period: 4,
+            only_of: Some(64),
+            rope: WindowRope::Same,
+        }),
+        names: LLAMA.names,
+        ..OLMO2
+    },
+    GEMMA,
+    GEMMA2,
+    Architecture {
+        name: "gemma3",
+        ffn_post_norm: norm("post_ffw_norm", "ffn_post_norm"),
+        qk_norm: QkNorm::Head,
+        windows: Some(Windows {
+            length: WindowLength::Optional,
+            period: 6,
+            only_of: None,
+            rope: WindowRope::Local(10_000.0),
+        }),
+        wide_score_scale_at: Some(62),
+        score_cap: None,
+        logit_cap: None,
+        ..GEMMA2
+    },
+    STARCODER2,
+    Architecture {
+        name: "nemotron",
+        activation: Activation::ReluSquared,
+        names: Names {
+            ffn_out: false,
+            ..UNNAMED_ATTN_OUT
+        },
+        ..STARCODER2
+    },
+    FALCON,
+    Architecture {
+        name: "phi2",
+        whole_rotation: false,
+        names: Names {
+            unbiased_logits: Some("result_output_no_bias"),
+            ..PARALLEL
+        },
+        ..FALCON
+    },
+    COMMAND_R,
+    Architecture {
+        name: "cohere2",
+        rotated: Rotated::Windowed,
+        qk_norm: QkNorm::None,
+        windows: Some(Windows {
+            length: WindowLength::Required,
+            period: 4,
+            only_of: None,
+            rope: WindowRope::Same,
+        }),
+        ..COMMAND_R
+    },
+];

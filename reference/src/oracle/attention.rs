@@ -1,0 +1,205 @@
+//! The attention block of a layer: products, norms and rotation of queries and keys, attention, and
+//! the product behind it.
+
+use super::architecture::QkNorm;
+use super::layer::{Layer, whole_norm};
+use super::math::{Attention, add_bias, layer_norm, scale};
+use crate::Error;
+
+/// Queries or keys: both are normed and rotated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Query,
+    Key,
+}
+
+impl Side {
+    /// What names begin with, of values and, in small letters, of tensors.
+    fn letters(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Query => ("Q", "q"),
+            Self::Key => ("K", "k"),
+        }
+    }
+}
+
+impl Layer<'_, '_> {
+    /// `Wo · attention(h)`.
+    pub(super) fn attention(&mut self, h: &[f64]) -> Result<Vec<f64>, Error> {
+        let hp = self.hp;
+        let (n_embd, n_q) = (hp.n_embd, self.width_of(Side::Query));
+        let [q, k, v] = self.qkv(h)?;
+        let attention = Attention {
+            head_dim: hp.head_dim,
+            n_head: self.dims.n_head,
+            n_head_kv: self.dims.n_head_kv,
+            scale: match hp.architecture.names.scaled_query {
+                Some(_) => 1.0,
+                None => hp.score_scale,
+            },
+            cap: hp.score_cap,
+            window: self.dims.window,
+        };
+        let mut mixed = attention.run(&q, &k, &v);
+        self.tap("kqv_out", n_q, &mut mixed);
+        let mut out = self.product("attn_output", n_q, n_embd, &mixed)?;
+        if let Some(bias) = self.bias("attn_output", n_embd)? {
+            add_bias(&mut out, &bias);
+        }
+        if hp.architecture.names.attn_out {
+            self.tap("attn_out", n_embd, &mut out);
+        }
+        Ok(out)
+    }
+
+    fn width_of(&self, side: Side) -> usize {
+        let heads = match side {
+            Side::Query => self.dims.n_head,
+            Side::Key => self.dims.n_head_kv,
+        };
+        heads * self.hp.head_dim
+    }
+
+    /// Queries, keys and values, normed and rotated, in llama.cpp's order: all of Q, then V and K;
+    /// but K before V where two caches are kept, and where V is a part of a fused product.
+    fn qkv(&mut self, h: &[f64]) -> Result<[Vec<f64>; 3], Error> {
+        let n_kv = self.width_of(Side::Key);
+        if self.weights.has(&self.name("attn_qkv.weight")) {
+            let [q, k, mut v] = self.fused_qkv(h)?;
+            let q = self.finish(Side::Query, q)?;
+            let k = self.finish(Side::Key, k)?;
+            self.tap("Vcur", n_kv, &mut v);
+            return Ok([q, k, v]);
+        }
+        let q = self.query_or_key(Side::Query, h)?;
+        if self.hp.has_windows {
+            let k = self.query_or_key(Side::Key, h)?;
+            let v = self.project("Vcur", "attn_v", n_kv, h)?;
+            return Ok([q, k, v]);
+        }
+        let v = self.project("Vcur", "attn_v", n_kv, h)?;
+        let k = self.query_or_key(Side::Key, h)?;
+        Ok([q, k, v])
+    }
+
+    fn query_or_key(&mut self, side: Side, h: &[f64]) -> Result<Vec<f64>, Error> {
+        let (value, tensor) = side.letters();
+        let width = self.width_of(side);
+        let x = self.project(&format!("{value}cur"), &format!("attn_{tensor}"), width, h)?;
+        self.finish(side, x)
+    }
+
+    /// One product and its bias, both tapped under the same name.
+    fn project(
+        &mut self,
+        tap: &str,
+        tensor: &str,
+        width: usize,
+        h: &[f64],
+    ) -> Result<Vec<f64>, Error> {
+        let mut y = self.product(tensor, self.hp.n_embd, width, h)?;
+        self.tap(tap, width, &mut y);
+        if let Some(bias) = self.bias(tensor, width)? {
+            add_bias(&mut y, &bias);
+            self.tap(tap, width, &mut y);
+        }
+        Ok(y)
+    }
+
+    /// Rows of `attn_qkv` are those of Q, K and V; the biases may be fused too, or stand apart.
+    fn fused_qkv(&mut self, h: &[f64]) -> Result<[Vec<f64>; 3], Error> {
+        let (n_q, n_kv) = (self.width_of(Side::Query), self.width_of(Side::Key));
+        let width = n_q + 2 * n_kv;
+        let mut qkv = self.product("attn_qkv", self.hp.n_embd, width, h)?;
+        self.tap("wqkv", width, &mut qkv);
+        let mut bias = self.bias("attn_qkv", width)?;
+        if bias.is_none() {
+            let parts = [
+                ("attn_q.bias", n_q),
+                ("attn_k.bias", n_kv),
+                ("attn_v.bias", n_kv),
+            ];
+            if parts
+                .iter()
+                .any(|(tensor, _)| self.weights.has(&self.name(tensor)))
+            {
+                let mut joined = Vec::with_capacity(width);
+                for (tensor, len) in parts {
+                    joined.extend(self.weights.required_vector(&self.name(tensor), len)?);
+                }
+                bias = Some(joined);
+            }
+        }
+        if let Some(bias) = bias {
+            add_bias(&mut qkv, &bias);
+            self.tap("wqkv_b", width, &mut qkv);
+        }
+        let cut = |from: usize, to: usize| {
+            qkv.chunks(width)
+                .flat_map(|row| &row[from..to])
+                .copied()
+                .collect()
+        };
+        Ok([cut(0, n_q), cut(n_q, n_q + n_kv), cut(n_q + n_kv, width)])
+    }
+
+    /// Norm, rotation and, of queries, scale.
+    fn finish(&mut self, side: Side, mut x: Vec<f64>) -> Result<Vec<f64>, Error> {
+        let hp = self.hp;
+        let (letter, _) = side.letters();
+        let (width, rotates) = (self.width_of(side), self.dims.rotates);
+        let normed = format!("{letter}{}", hp.architecture.names.qk_normed);
+        let rotated = format!("{letter}cur");
+        if !matches!(hp.qk_norm, QkNorm::None | QkNorm::HeadAfterRotation) {
+            x = self.qk_norm(side, &x)?;
+            // what is not rotated has the name of what is
+            let name = if rotates { &normed } else { &rotated };
+            self.tap(name, width, &mut x);
+        }
+        if let Some(rope) = hp.rope_of(&self.dims) {
+            for (pos, row) in x.chunks_mut(width).enumerate() {
+                let rotation = rope.rotation(pos);
+                row.chunks_mut(hp.head_dim)
+                    .for_each(|head| rope.rotate(head, &rotation));
+            }
+            self.tap(&rotated, width, &mut x);
+        }
+        if hp.qk_norm == QkNorm::HeadAfterRotation {
+            x = self.qk_norm(side, &x)?;
+            self.tap(&normed, width, &mut x);
+        }
+        if side == Side::Query {
+            self.scale_queries(width, &mut x);
+        }
+        Ok(x)
+    }
+
+    fn qk_norm(&self, side: Side, x: &[f64]) -> Result<Vec<f64>, Error> {
+        let hp = self.hp;
+        let tensor = self.name(&format!("attn_{}_norm", side.letters().1));
+        match hp.qk_norm {
+            QkNorm::EachHeadFrom(_) => {
+                let n_head = self.width_of(side) / hp.head_dim;
+                let name = format!("{tensor}.weight");
+                let weight = self.weights.required_rows(&name, hp.head_dim, n_head)?;
+                Ok(layer_norm(x, hp.head_dim, &weight, hp.norm_eps))
+            }
+            QkNorm::Whole => whole_norm(hp, self.weights, &tensor, self.width_of(side), x),
+            _ => whole_norm(hp, self.weights, &tensor, hp.head_dim, x),
+        }
+    }
+
+    fn scale_queries(&mut self, width: usize, q: &mut [f64]) {
+        if let Some(name) = self.hp.architecture.names.scaled_query {
+            scale(q, self.hp.score_scale);
+            self.tap(name, width, q);
+        }
+        if let Some(temperature) = self.hp.temperature {
+            for (pos, row) in q.chunks_mut(width).enumerate() {
+                let spans = (pos / temperature.length) as f64;
+                scale(row, 1.0 + temperature.strength * spans.ln_1p());
+            }
+            self.tap("Qcur_attn_temp_scaled", width, q);
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! The feed-forward block of a layer.
+
+use super::architecture::Up;
+use super::layer::Layer;
+use super::math::{Activation, add_bias};
+use crate::Error;
+
+impl Layer<'_, '_> {
+    /// `Wdown · (activation(Wgate · h) ⊙ Wup · h)`, or `Wdown · activation(Wup · h)`.
+    pub(super) fn feed_forward(&mut self, h: &[f64]) -> Result<Vec<f64>, Error> {
+        let mut out = self.dense("", self.dims.n_ff, h)?;
+        if self.hp.architecture.names.ffn_out {
+            self.tap("ffn_out", self.hp.n_embd, &mut out);
+        }
+        Ok(out)
+    }
+
+    /// The block whose tensors' names end in `suffix`; its result has no name yet.
+    pub(super) fn dense(
+        &mut self,
+        suffix: &str,
+        n_ff: usize,
+        h: &[f64],
+    ) -> Result<Vec<f64>, Error> {
+        let n_embd = self.hp.n_embd;
+        let inner = self.inner(suffix, n_ff, h)?;
+        let down = format!("ffn_down{suffix}");
+        let mut out = self.product(&down, n_ff, n_embd, &inner)?;
+        if let Some(bias) = self.bias(&down, n_embd)? {
+            self.tap("ffn_down", n_embd, &mut out);
+            add_bias(&mut out, &bias);
+        }
+        Ok(out)
+    }
+
+    fn inner(&mut self, suffix: &str, n_ff: usize, h: &[f64]) -> Result<Vec<f64>, Error> {
+        let activation = self.hp.architecture.activation;
+        let (gate, up) = match self.hp.architecture.up {
+            Up::Plain => return self.ungated(suffix, n_ff, h),
+            Up::Gated => {
+                let gate = self.ffn_product("ffn_gate", suffix, n_ff, h)?;
+                (gate, self.ffn_product("ffn_up", suffix, n_ff, h)?)
+            }
+            Up::Fused => {
+                let both = self.ffn_product("ffn_up", suffix, 2 * n_ff, h)?;
+                let half = |from: usize| {
+                    let rows = both.chunks(2 * n_ff);
+                    rows.flat_map(|row| &row[from..from + n_ff])
+                        .copied()
+                        .collect()
+                };
+                (half(0), half(n_ff))
+            }
+        };
+        let mut gated = activation.gated(&gate, &up);
+        let name = format!("ffn_{}", activation.gated_name());
+        self.tap(&name, n_ff, &mut gated);
+        Ok(gated)
+    }
+
+    fn ungated(&mut self, suffix: &str, n_ff: usize, h: &[f64]) -> Result<Vec<f64>, Error> {
+        let activation = self.hp.architecture.activation;
+        let mut x = self.ffn_product("ffn_up", suffix, n_ff, h)?;
+        if activation == Activation::ReluSquared {
+            x.iter_mut().for_each(|x| *x = x.max(0.0));
+            self.tap("ffn_relu", n_ff, &mut x);
+        }
+        x.iter_mut().for_each(|x| *x = activation.of(*x));
+        self.tap(activation.plain_name(), n_ff, &mut x);
+        Ok(x)
+    }
+
+    fn ffn_product(
+        &mut self,
+        tensor: &str,
+        suffix: &str,
+        width: usize,
+        h: &[f64],
+    ) -> Result<Vec<f64>, Error> {
+        let full = format!("{tensor}{suffix}");
+        let mut y = self.product(&full, self.hp.n_embd, width, h)?;
+        self.tap(tensor, width, &mut y);
+        if let Some(bias) = self.bias(&full, width)? {
+            add_bias(&mut y, &bias);
+            self.tap(&format!("{tensor}_b"), width, &mut y);
+        }
+        Ok(y)
+    }
+}

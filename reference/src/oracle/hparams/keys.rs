@@ -1,0 +1,103 @@
+//! Keys below an architecture's prefix, checked.
+
+use crate::Error;
+use gguf_rs_lite::{Gguf, Value};
+
+/// Reads keys below the architecture's prefix.
+pub(super) struct Keys<'a> {
+    pub(super) gguf: &'a Gguf,
+    pub(super) prefix: &'static str,
+}
+
+impl Keys<'_> {
+    pub(super) fn name(&self, key: &str) -> String {
+        format!("{}.{key}", self.prefix)
+    }
+
+    pub(super) fn missing(&self, key: &str) -> Error {
+        Error::MissingKey {
+            file: self.gguf.name().into(),
+            key: self.name(key),
+            expected: "a number",
+        }
+    }
+
+    pub(super) fn bad(&self, key: &str, expected: impl ToString, got: impl ToString) -> Error {
+        Error::BadKey {
+            file: self.gguf.name().into(),
+            key: self.name(key),
+            expected: expected.to_string(),
+            got: got.to_string(),
+        }
+    }
+
+    /// An integer that may be 0.
+    pub(super) fn integer(&self, key: &str) -> Result<Option<usize>, Error> {
+        Ok(self.gguf.u32(&self.name(key))?.map(|v| v as usize))
+    }
+
+    /// A positive integer; zero heads or layers would divide by zero later.
+    pub(super) fn optional_count(&self, key: &str) -> Result<Option<usize>, Error> {
+        match self.integer(key)? {
+            Some(0) => Err(self.bad(key, "at least 1", 0)),
+            value => Ok(value),
+        }
+    }
+
+    pub(super) fn count(&self, key: &str) -> Result<usize, Error> {
+        self.optional_count(key)?.ok_or_else(|| self.missing(key))
+    }
+
+    pub(super) fn flag(&self, key: &str) -> Result<Option<bool>, Error> {
+        Ok(self.gguf.bool(&self.name(key))?)
+    }
+
+    /// A float key, or an integer one such as a context length.
+    pub(super) fn number(&self, key: &str) -> Result<Option<f64>, Error> {
+        let name = self.name(key);
+        let value = match self.gguf.get(&name) {
+            Some(Value::F32(_) | Value::F64(_)) => self.gguf.f32(&name)?.map(f64::from),
+            _ => self.gguf.u32(&name)?.map(f64::from),
+        };
+        match value {
+            Some(v) if !v.is_finite() || v < 0.0 => {
+                Err(self.bad(key, "a finite number, not negative", v))
+            }
+            value => Ok(value),
+        }
+    }
+
+    /// A factor: 0 stands for none, as in llama.cpp.
+    pub(super) fn factor(&self, key: &str) -> Result<Option<f64>, Error> {
+        Ok(self.number(key)?.filter(|&v| v != 0.0))
+    }
+
+    /// A count for each layer: one value for all, or an array with at least one for each.
+    pub(super) fn per_layer(&self, key: &str, n_layer: usize) -> Result<Option<Vec<usize>>, Error> {
+        let Some(values) = self.array(key, n_layer)? else {
+            return Ok(self.optional_count(key)?.map(|count| vec![count; n_layer]));
+        };
+        let count = |value: &Value<'_>| value.as_int().and_then(|v| usize::try_from(v).ok());
+        let counts = values.iter().enumerate().map(|(il, value)| {
+            count(value)
+                .filter(|&v| v > 0 && v <= u32::MAX as usize)
+                .ok_or_else(|| {
+                    let expected = format!("a count of at least 1 for layer {il}");
+                    self.bad(key, expected, "another value")
+                })
+        });
+        counts.collect::<Result<_, _>>().map(Some)
+    }
+
+    /// The values for the first `n_layer` layers, if the key has an array.
+    pub(super) fn array(&self, key: &str, n_layer: usize) -> Result<Option<Vec<Value<'_>>>, Error> {
+        let Some(Value::Array(array)) = self.gguf.get(&self.name(key)) else {
+            return Ok(None);
+        };
+        if array.len() < n_layer {
+            let expected = format!("one value for each of {n_layer} layers");
+            return Err(self.bad(key, expected, array.len()));
+        }
+        Ok(Some(array.iter().take(n_layer).collect()))
+    }
+}

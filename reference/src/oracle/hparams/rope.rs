@@ -1,0 +1,143 @@
+//! The rotation, from its keys.
+
+use super::super::architecture::{Architecture, WindowRope};
+use super::super::rope::{Rope, YarnKeys};
+use super::keys::Keys;
+use crate::Error;
+
+/// The rotation of layers without and with a window.
+pub(super) fn read(
+    keys: &Keys<'_>,
+    architecture: &Architecture,
+    head_dim: usize,
+) -> Result<(Rope, Rope), Error> {
+    let n_rot = read_n_rot(keys, architecture, head_dim)?;
+    let base = keys.number("rope.freq_base")?.unwrap_or(10_000.0);
+    let base = match keys.factor("rope.scaling.alpha")? {
+        Some(alpha) => base * alpha.powf(head_dim as f64 / (head_dim as f64 - 2.0)),
+        None => base,
+    };
+    let rope = scaled(keys, architecture, n_rot, base)?;
+    let window_base = keys.number("rope.freq_base_swa")?;
+    let window_rope = match architecture.windows.map(|windows| windows.rope) {
+        None => rope.clone(),
+        Some(WindowRope::Same) => scaled(keys, architecture, n_rot, window_base.unwrap_or(base))?,
+        Some(WindowRope::Local(local)) => Rope {
+            base: window_base.unwrap_or(local),
+            scale: 1.0,
+            magnitude: read_magnitude(keys)?,
+            yarn: None,
+            ..rope.clone()
+        },
+        Some(WindowRope::Plain) => Rope {
+            scale: 1.0,
+            magnitude: 1.0,
+            yarn: None,
+            ..rope.clone()
+        },
+    };
+    for (key, rope) in [
+        ("rope.freq_base", &rope),
+        ("rope.freq_base_swa", &window_rope),
+    ] {
+        if !rope.base.is_finite() || rope.base <= 1.0 {
+            return Err(keys.bad(key, "more than 1", rope.base));
+        }
+    }
+    Ok((rope, window_rope))
+}
+
+fn read_n_rot(
+    keys: &Keys<'_>,
+    architecture: &Architecture,
+    head_dim: usize,
+) -> Result<usize, Error> {
+    let n_rot = keys
+        .optional_count("rope.dimension_count")?
+        .unwrap_or(head_dim);
+    let allowed = n_rot == head_dim || (n_rot < head_dim && !architecture.whole_rotation);
+    if !allowed || n_rot % 2 != 0 {
+        let expected = format!("an even count within the head width {head_dim}");
+        return Err(keys.bad("rope.dimension_count", expected, n_rot));
+    }
+    // Files for pictures turn pairs by several positions each.
+    if keys.array("rope.dimension_sections", 0)?.is_some() {
+        let expected = "no sections: a text has one position for each token";
+        return Err(keys.bad("rope.dimension_sections", expected, "an array"));
+    }
+    Ok(n_rot)
+}
+
+fn read_magnitude(keys: &Keys<'_>) -> Result<f64, Error> {
+    Ok(keys.number("rope.scaling.attn_factor")?.unwrap_or(1.0))
+}
+
+/// Context lengths that choose between long and short factors.
+#[derive(Debug, Clone, Copy)]
+pub(in super::super) struct Contexts {
+    /// The model has such factors, if its file has the tensors.
+    pub(in super::super) choose_factors: bool,
+    /// What the model was first trained for: long factors are for more.
+    pub(in super::super) original: Option<f64>,
+    /// What it is said to reach.
+    pub(in super::super) trained: Option<f64>,
+}
+
+pub(super) fn read_contexts(
+    keys: &Keys<'_>,
+    architecture: &Architecture,
+) -> Result<Contexts, Error> {
+    let trained = keys.number("context_length")?;
+    let original = keys.number("rope.scaling.original_context_length")?;
+    let kind = keys.gguf.str(&keys.name("rope.scaling.type"))?;
+    Ok(Contexts {
+        choose_factors: architecture.long_factors || kind == Some("longrope"),
+        original: original.or(trained),
+        trained,
+    })
+}
+
+/// The rotation with a base, scaled as the keys say.
+fn scaled(
+    keys: &Keys<'_>,
+    architecture: &Architecture,
+    n_rot: usize,
+    base: f64,
+) -> Result<Rope, Error> {
+    let mut rope = Rope {
+        pairs: architecture.rope_pairs,
+        n_rot,
+        base,
+        scale: 1.0,
+        magnitude: read_magnitude(keys)?,
+        yarn: None,
+        divisors: vec![1.0; n_rot / 2],
+    };
+    let factor = match keys.number("rope.scaling.factor")? {
+        Some(factor) => factor,
+        None => keys.number("rope.scale_linear")?.unwrap_or(0.0),
+    };
+    let factor = if factor == 0.0 { 1.0 } else { factor };
+    match keys.gguf.str(&keys.name("rope.scaling.type"))? {
+        Some("none") => {}
+        None | Some("linear" | "longrope") => rope.scale = 1.0 / factor,
+        Some("yarn") => {
+            rope.scale = 1.0 / factor;
+            let or = |key: &str, usual| Ok::<_, Error>(keys.number(key)?.unwrap_or(usual));
+            rope.set_yarn(YarnKeys {
+                factor,
+                context: read_contexts(keys, architecture)?
+                    .original
+                    .ok_or_else(|| keys.missing("context_length"))?,
+                beta_fast: or("rope.scaling.yarn_beta_fast", 32.0)?,
+                beta_slow: or("rope.scaling.yarn_beta_slow", 1.0)?,
+                log_multiplier: or("rope.scaling.yarn_log_multiplier", 0.0)?,
+            });
+        }
+        Some(other) => {
+            let expected = "none, linear, yarn or longrope";
+            return Err(keys.bad("rope.scaling.type", expected, format!("{other:?}")));
+        }
+    }
+    Ok(rope)
+}

@@ -1,0 +1,51 @@
+//! Which layers have a sliding window, and how long it is.
+
+use super::super::architecture::{Architecture, WindowLength};
+use super::keys::Keys;
+use crate::Error;
+use gguf_rs_lite::Value;
+
+const LENGTH: &str = "attention.sliding_window";
+const PATTERN: &str = "attention.sliding_window_pattern";
+
+/// The window of each layer; nothing where the architecture or the file has none.
+pub(super) fn read(
+    keys: &Keys<'_>,
+    architecture: &Architecture,
+    n_layer: usize,
+) -> Result<Option<Vec<Option<usize>>>, Error> {
+    let Some(windows) = architecture.windows else {
+        return Ok(None);
+    };
+    if windows.only_of.is_some_and(|only| only != n_layer) {
+        return Ok(None);
+    }
+    let length = match windows.length {
+        WindowLength::Required => keys.count(LENGTH)?,
+        WindowLength::Default(length) => keys.optional_count(LENGTH)?.unwrap_or(length),
+        WindowLength::Optional => match keys.integer(LENGTH)? {
+            None | Some(0) => return Ok(None),
+            Some(length) => length,
+        },
+    };
+    let windowed = read_pattern(keys, windows.period, n_layer)?;
+    let window = |windowed: bool| windowed.then_some(length);
+    Ok(Some(windowed.into_iter().map(window).collect()))
+}
+
+/// Whether each layer has a window: an array says it, or a period whose last layer has none.
+fn read_pattern(keys: &Keys<'_>, period: usize, n_layer: usize) -> Result<Vec<bool>, Error> {
+    if let Some(values) = keys.array(PATTERN, n_layer)? {
+        let flags = values.iter().map(|value| match value {
+            Value::Bool(flag) => Some(*flag),
+            other => other.as_int().map(|v| v != 0),
+        });
+        let flags: Option<Vec<bool>> = flags.collect();
+        return flags.ok_or_else(|| keys.bad(PATTERN, "an array of flags", "other values"));
+    }
+    let period = keys.integer(PATTERN)?.unwrap_or(period);
+    // a period of 0: every layer has a window
+    Ok((0..n_layer)
+        .map(|il| period == 0 || il % period < period - 1)
+        .collect())
+}

@@ -1,0 +1,128 @@
+//! One layer at work: its norms, and what it adds to the residual stream. Attention and the
+//! feed-forward block have files of their own.
+
+use super::Tap;
+use super::architecture::{Norm, NormKind};
+use super::hparams::{Hparams, LayerDims};
+use super::math::{add_bias, add_into, layer_norm, rms_norm, scale};
+use super::weights::Weights;
+use crate::Error;
+
+/// One layer at work.
+pub(super) struct Layer<'l, 't> {
+    pub(super) hp: &'l Hparams,
+    pub(super) weights: &'l Weights<'l>,
+    pub(super) il: usize,
+    pub(super) dims: LayerDims,
+    pub(super) tap: &'l mut Tap<'t>,
+}
+
+/// The second norm of large Falcons: attention reads it and not the first.
+const ATTN_NORM_2: Norm = Norm {
+    tensor: "attn_norm_2",
+    tap: "attn_norm_2",
+    numbered: true,
+};
+
+impl Layer<'_, '_> {
+    pub(super) fn tap(&mut self, name: &str, width: usize, x: &mut [f64]) {
+        (self.tap)(name, Some(self.il), width, x);
+    }
+
+    pub(super) fn name(&self, tensor: &str) -> String {
+        format!("blk.{}.{tensor}", self.il)
+    }
+
+    /// The residual stream `x` through this layer.
+    pub(super) fn run(&mut self, x: &mut [f64]) -> Result<(), Error> {
+        let architecture = self.hp.architecture;
+        let normed = self.norm_or_copy(architecture.attn_norm, x)?;
+        if architecture.parallel {
+            let attended = if self.weights.has(&self.name("attn_norm_2.weight")) {
+                let second = self.norm(ATTN_NORM_2, x)?;
+                self.attention(&second)?
+            } else {
+                self.attention(&normed)?
+            };
+            self.add_branch(x, attended);
+        } else {
+            let mut attended = self.attention(&normed)?;
+            if let Some(norm) = architecture.attn_post_norm {
+                attended = self.norm(norm, &attended)?;
+            }
+            self.add_branch(x, attended);
+        }
+        if let Some(name) = architecture.names.residual {
+            self.tap(name, self.hp.n_embd, x);
+        }
+        let normed = match architecture.parallel {
+            true => normed,
+            false => self.norm_or_copy(architecture.ffn_norm, x)?,
+        };
+        let mut fed = self.feed_forward(&normed)?;
+        if let Some(norm) = architecture.ffn_post_norm {
+            fed = self.norm(norm, &fed)?;
+        }
+        self.add_branch(x, fed);
+        self.tap("l_out", self.hp.n_embd, x);
+        Ok(())
+    }
+
+    fn add_branch(&self, x: &mut [f64], mut branch: Vec<f64>) {
+        scale(&mut branch, self.hp.factors.residual);
+        add_into(x, &branch);
+    }
+
+    fn norm_or_copy(&mut self, norm: Option<Norm>, x: &[f64]) -> Result<Vec<f64>, Error> {
+        match norm {
+            Some(norm) => self.norm(norm, x),
+            None => Ok(x.to_vec()),
+        }
+    }
+
+    fn norm(&mut self, norm: Norm, x: &[f64]) -> Result<Vec<f64>, Error> {
+        let n_embd = self.hp.n_embd;
+        let mut h = whole_norm(self.hp, self.weights, &self.name(norm.tensor), n_embd, x)?;
+        let layer = norm.numbered.then_some(self.il);
+        (self.tap)(norm.tap, layer, n_embd, &mut h);
+        Ok(h)
+    }
+
+    /// One product.
+    pub(super) fn product(
+        &self,
+        tensor: &str,
+        n_in: usize,
+        n_out: usize,
+        x: &[f64],
+    ) -> Result<Vec<f64>, Error> {
+        let name = self.name(&format!("{tensor}.weight"));
+        Ok(self.weights.matrix(&name, n_in, n_out)?.times(x))
+    }
+
+    /// The bias that goes with a product, where the file has one.
+    pub(super) fn bias(&self, tensor: &str, width: usize) -> Result<Option<Vec<f64>>, Error> {
+        self.weights
+            .vector(&self.name(&format!("{tensor}.bias")), width)
+    }
+}
+
+/// The norm of an architecture over rows of `width`, by `{tensor}.weight` and, for a LayerNorm,
+/// `{tensor}.bias` if that is there.
+pub(super) fn whole_norm(
+    hp: &Hparams,
+    weights: &Weights<'_>,
+    tensor: &str,
+    width: usize,
+    x: &[f64],
+) -> Result<Vec<f64>, Error> {
+    let weight = weights.required_vector(&format!("{tensor}.weight"), width)?;
+    if hp.architecture.norm == NormKind::Rms {
+        return Ok(rms_norm(x, &weight, hp.norm_eps));
+    }
+    let mut h = layer_norm(x, width, &weight, hp.norm_eps);
+    if let Some(bias) = weights.vector(&format!("{tensor}.bias"), width)? {
+        add_bias(&mut h, &bias);
+    }
+    Ok(h)
+}

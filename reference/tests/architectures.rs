@@ -1,0 +1,202 @@
+//! The oracle on small models of every architecture it defines, against stock llama.cpp: its logits
+//! on the exact dequantization, and the names of its graph's nodes in their order.
+
+use gguf_rs_lite::{Gguf, OpenOptions};
+use octavo_fixtures as fixtures;
+use octavo_reference::golden::Full;
+use octavo_reference::{Oracle, metrics};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// The context that the goldens were made with: it chooses among phi3's factors.
+const N_CTX: usize = 2048;
+
+/// llama.cpp computes the exact dequantization in f32: above this, the model differs.
+const F32_ROUNDING: f64 = 1e-9;
+
+/// It takes GELU from a table of f16, which the oracle does not.
+const F16_GELU: f64 = 1e-6;
+
+/// Names of models, and the bound of each.
+const MODELS: &[(&str, f64)] = &[
+    ("smollm3", F32_ROUNDING),
+    ("granite", F32_ROUNDING),
+    ("olmo2", F32_ROUNDING),
+    ("glm4", F32_ROUNDING),
+    ("phi3", F32_ROUNDING),
+    ("phi4", F32_ROUNDING),
+    ("gemma", F16_GELU),
+    ("seed_oss", F32_ROUNDING),
+    ("ernie4_5", F32_ROUNDING),
+    ("mistral3", F32_ROUNDING),
+    ("minicpm", F32_ROUNDING),
+    ("hunyuan-dense", F32_ROUNDING),
+    ("starcoder2", F16_GELU),
+    ("nemotron", F32_ROUNDING),
+    ("falcon", F16_GELU),
+    ("phi2", F16_GELU),
+    ("command-r", F32_ROUNDING),
+    ("gemma2", F16_GELU),
+    ("gemma3", F16_GELU),
+    ("cohere2", F32_ROUNDING),
+    ("exaone4", F32_ROUNDING),
+];
+
+fn open(path: &Path) -> Gguf {
+    Gguf::open(path, &OpenOptions::default()).unwrap()
+}
+
+/// The files in a folder whose names have an extension, in order.
+fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
+    let mut files: Vec<PathBuf> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|found| found == extension))
+        .collect();
+    files.sort();
+    files
+}
+
+/// The files of a model, without their extension: one of F32, one quantized.
+fn variants(arch: &Path, name: &str) -> Vec<String> {
+    let stems = files(&arch.join("models"), "gguf").into_iter();
+    let stems = stems.map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned());
+    stems
+        .filter(|stem| stem.rsplit_once('-').is_some_and(|(of, _)| of == name))
+        .collect()
+}
+
+#[test]
+fn logits_agree_with_llama_cpp() {
+    let Some(arch) = fixtures::shared("arch") else {
+        return;
+    };
+    for (name, bound) in MODELS {
+        let variants = variants(&arch, name);
+        assert_eq!(variants.len(), 2, "{name}: {variants:?}");
+        for variant in variants {
+            let gguf = open(&arch.join("models").join(format!("{variant}.gguf")));
+            let oracle = Oracle::open_for(&gguf, Some(N_CTX)).unwrap();
+            let goldens = files(&arch.join("goldens").join(&variant), "safetensors");
+            assert!(goldens.len() >= 2, "{variant}: {goldens:?}");
+            let mut worst = 0.0;
+            for path in goldens {
+                let golden = Full::read(&path).unwrap();
+                let logits = oracle.forward(&golden.tokens).unwrap();
+                let error = metrics::nmse(&logits, &golden.exact).unwrap();
+                assert!(error <= *bound, "{}: NMSE {error:e}", path.display());
+                worst = error.max(worst);
+            }
+            println!("{variant}: NMSE {worst:.1e}");
+        }
+    }
+}
+
+/// A named value: name, layer, number of values.
+type Node = (String, Option<usize>, usize);
+
+/// What llama.cpp names inside its operations, where the oracle shows the operation's result.
+const INSIDE: &[&str] = &[
+    "norm",
+    "norm_w",
+    "kq",
+    "kq_scaled_1",
+    "kq_tanh",
+    "kq_scaled_2",
+    "kq_soft_max",
+    "kqv",
+];
+
+/// llama.cpp shows it, the list leaves it out: the parentheses were taken for a part of the line.
+const UNLISTED: &[&str] = &["ffn_sqr(relu)"];
+
+/// A line such as `Qcur-0 MUL_MAT 64x4` of the list, in the oracle's words.
+fn listed(line: &str) -> Option<Node> {
+    let mut words = line.split(' ');
+    let (name, _op, dims) = (words.next()?, words.next()?, words.next()?);
+    let (name, layer) = match name.rsplit_once('-') {
+        Some((name, layer)) => (name, Some(layer.parse().unwrap())),
+        None => (name, None),
+    };
+    let name = match name {
+        // the first line of some versions
+        "embd" => "inp_embd",
+        name => name,
+    };
+    let len = dims.split('x').map(|dim| dim.parse::<usize>().unwrap());
+    (!INSIDE.contains(&name)).then(|| (name.into(), layer, len.product()))
+}
+
+/// The nodes of each layer; those before the layers under `None`, those after under the number of
+/// layers. A name without a layer belongs to the layer around it. Between layers that a list leaves
+/// out nothing belongs anywhere.
+fn by_layer(nodes: Vec<Node>, n_layer: usize) -> BTreeMap<Option<usize>, Vec<Node>> {
+    let mut layers: BTreeMap<Option<usize>, Vec<Node>> = BTreeMap::new();
+    let mut current = Some(None);
+    for node in nodes {
+        if node.1.is_some() {
+            current = Some(node.1);
+        } else if node.0.starts_with("result_") {
+            current = Some(Some(n_layer));
+        }
+        let ends = node.0 == "l_out";
+        if let Some(layer) = current {
+            layers.entry(layer).or_default().push(node);
+        }
+        if ends {
+            current = None;
+        }
+    }
+    layers
+}
+
+fn names(nodes: &[Node]) -> Vec<&str> {
+    nodes.iter().map(|node| node.0.as_str()).collect()
+}
+
+#[test]
+fn taps_have_llama_cpp_s_names_and_order() {
+    let Some(arch) = fixtures::shared("arch") else {
+        return;
+    };
+    let lists = std::fs::read(arch.join("taps.json")).unwrap();
+    let lists: BTreeMap<String, Vec<String>> = serde_json::from_slice(&lists).unwrap();
+    for (model, _) in MODELS {
+        let gguf = open(&arch.join("models").join(format!("{model}-F32.gguf")));
+        let oracle = Oracle::open_for(&gguf, Some(N_CTX)).unwrap();
+        let golden = arch
+            .join("goldens")
+            .join(format!("{model}-F32/sum.safetensors"));
+        let tokens = Full::read(&golden).unwrap().tokens;
+        let mut ours: Vec<Node> = Vec::new();
+        oracle
+            .forward_tapped(&tokens, &mut |name, layer, width, x| {
+                assert_eq!(x.len(), tokens.len() * width, "{model}: {name}");
+                if !UNLISTED.contains(&name) {
+                    ours.push((name.into(), layer, x.len()));
+                }
+            })
+            .unwrap();
+        let layered: Vec<usize> = ours.iter().filter_map(|node| node.1).collect();
+        assert!(layered.is_sorted(), "{model}: layers out of order");
+        let n_layer = layered.last().unwrap() + 1;
+        let theirs: Vec<Node> = lists[*model]
+            .iter()
+            .filter_map(|line| listed(line))
+            .collect();
+        let (ours, theirs) = (by_layer(ours, n_layer), by_layer(theirs, n_layer));
+        let last = *theirs.last_key_value().unwrap().0;
+        for (layer, theirs) in &theirs {
+            let mut ours = ours[layer].clone();
+            if *layer == last {
+                // lists end where llama.cpp's output was cut off
+                ours.truncate(theirs.len());
+            }
+            assert_eq!(names(&ours), names(theirs), "{model}, layer {layer:?}");
+            // in the last layer llama.cpp goes on with the last position only
+            if layer.is_none_or(|layer| layer + 1 < n_layer) {
+                assert_eq!(&ours, theirs, "{model}, layer {layer:?}: sizes");
+            }
+        }
+    }
+}

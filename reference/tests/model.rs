@@ -1,0 +1,79 @@
+//! Models that differ from a file in keys or tensors.
+
+use gguf_rs_lite::{Gguf, OpenOptions, OwnedValue, TensorType, Writer};
+use octavo_fixtures as fixtures;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// A model in memory: every tensor F32.
+pub(crate) struct Model {
+    pub(crate) keys: Vec<(String, OwnedValue)>,
+    pub(crate) tensors: BTreeMap<String, (Vec<u64>, Vec<f32>)>,
+}
+
+impl Model {
+    /// A relative path begins at this package.
+    pub(crate) fn read(path: &str) -> Self {
+        let path = fixtures::workspace_root().join("reference").join(path);
+        let gguf = Gguf::open(&path, &OpenOptions::default()).unwrap();
+        let tensors = gguf.tensors().iter().map(|info| {
+            let mut values = vec![0.0; info.n_elements() as usize];
+            octavo_quant::dequantize(info.ty, gguf.data(info), &mut values).unwrap();
+            (info.name.clone(), (info.dims.clone(), values))
+        });
+        Self {
+            keys: gguf
+                .keys()
+                .map(|(key, value)| (key.into(), value.into()))
+                .collect(),
+            tensors: tensors.collect(),
+        }
+    }
+
+    pub(crate) fn set(&mut self, key: &str, value: impl Into<OwnedValue>) {
+        self.keys.retain(|(old, _)| old != key);
+        self.keys.push((key.into(), value.into()));
+    }
+
+    /// Takes a tensor away.
+    pub(crate) fn remove(&mut self, tensor: &str) {
+        self.tensors.remove(tensor);
+    }
+
+    /// A vector of small values that differ.
+    pub(crate) fn add_bias(&mut self, name: &str, len: usize) {
+        let values = (0..len)
+            .map(|i| ((i * 37 + name.len() * 11) % 101) as f32 / 100.0 - 0.5)
+            .collect();
+        self.tensors.insert(name.into(), (vec![len as u64], values));
+    }
+
+    /// Replaces q, k and v of every layer, weights or biases, by one tensor.
+    pub(crate) fn fuse(&mut self, what: &str) {
+        for il in 0.. {
+            let parts =
+                ["q", "k", "v"].map(|p| self.tensors.remove(&format!("blk.{il}.attn_{p}.{what}")));
+            let [Some(q), Some(k), Some(v)] = parts else {
+                break;
+            };
+            let mut dims = q.0.clone();
+            *dims.last_mut().unwrap() += k.0.last().unwrap() + v.0.last().unwrap();
+            self.tensors.insert(
+                format!("blk.{il}.attn_qkv.{what}"),
+                (dims, [q.1, k.1, v.1].concat()),
+            );
+        }
+    }
+
+    pub(crate) fn write(self, path: &Path) {
+        let mut writer = Writer::new();
+        for (key, value) in self.keys {
+            writer.set(&key, value);
+        }
+        for (name, (dims, values)) in &self.tensors {
+            let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+            writer.tensor(name, dims, TensorType::F32, bytes);
+        }
+        writer.write_file(path).unwrap();
+    }
+}
