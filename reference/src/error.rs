@@ -112,6 +112,16 @@ pub enum Error {
         /// The model's architecture.
         architecture: &'static str,
     },
+    /// What was written into the tap `ffn_moe_topk` names no expert.
+    #[error("ffn_moe_topk-{layer}: expected experts below {count}, got {got}")]
+    Expert {
+        /// The layer.
+        layer: usize,
+        /// The experts of a layer.
+        count: usize,
+        /// What stands there.
+        got: f64,
+    },
     /// A token id outside the vocabulary.
     #[error("token {index}: expected an id below {n_vocab}, got {id}")]
     Token {

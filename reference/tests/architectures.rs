@@ -40,6 +40,13 @@ const MODELS: &[(&str, f64)] = &[
     ("gemma3", F16_GELU),
     ("cohere2", F32_ROUNDING),
     ("exaone4", F32_ROUNDING),
+    ("mixtral", F32_ROUNDING),
+    ("qwen3moe", F32_ROUNDING),
+    ("qwen2moe", F32_ROUNDING),
+    ("granitemoe", F32_ROUNDING),
+    ("glm4moe", F32_ROUNDING),
+    ("ernie4_5-moe", F32_ROUNDING),
+    ("gpt-oss", F32_ROUNDING),
 ];
 
 fn open(path: &Path) -> Gguf {
@@ -105,10 +112,16 @@ const INSIDE: &[&str] = &[
     "kq_scaled_2",
     "kq_soft_max",
     "kqv",
+    "ffn_moe_weights_sum",
+    "ffn_moe_weights_sum_clamped",
 ];
 
-/// llama.cpp shows it, the list leaves it out: the parentheses were taken for a part of the line.
-const UNLISTED: &[&str] = &["ffn_sqr(relu)"];
+/// llama.cpp names them, the list leaves them out: the first for its parentheses, the second
+/// because it is a reshaped view of a node without a name.
+const UNLISTED: &[&str] = &["ffn_sqr(relu)", "ffn_moe_weights_softmax"];
+
+/// The chosen experts, whose number the list does not have.
+const TOPK: &str = "ffn_moe_topk";
 
 /// A line such as `Qcur-0 MUL_MAT 64x4` of the list, in the oracle's words.
 fn listed(line: &str) -> Option<Node> {
@@ -121,6 +134,8 @@ fn listed(line: &str) -> Option<Node> {
     let name = match name {
         // the first line of some versions
         "embd" => "inp_embd",
+        // all experts in order; the chosen ones are a view of it
+        "ffn_moe_argsort" => return Some((TOPK.into(), layer, 0)),
         name => name,
     };
     let len = dims.split('x').map(|dim| dim.parse::<usize>().unwrap());
@@ -173,7 +188,8 @@ fn taps_have_llama_cpp_s_names_and_order() {
             .forward_tapped(&tokens, &mut |name, layer, width, x| {
                 assert_eq!(x.len(), tokens.len() * width, "{model}: {name}");
                 if !UNLISTED.contains(&name) {
-                    ours.push((name.into(), layer, x.len()));
+                    let len = if name == TOPK { 0 } else { x.len() };
+                    ours.push((name.into(), layer, len));
                 }
             })
             .unwrap();

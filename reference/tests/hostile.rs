@@ -2,7 +2,7 @@
 //! wrong.
 
 use crate::model::Model;
-use gguf_rs_lite::{Gguf, OpenOptions};
+use gguf_rs_lite::{Gguf, OpenOptions, OwnedValue, Writer};
 use octavo_fixtures as fixtures;
 use octavo_reference::Oracle;
 
@@ -93,6 +93,102 @@ const CASES: &[Case] = &[
         |m| m.add_bias("rope_factors_long.weight", 8),
         r#"tensor "rope_factors_long.weight": expected only tensors that the smollm3 oracle applies"#,
     ),
+    (
+        "qwen3moe",
+        |m| m.set("qwen3moe.expert_count", 0u32),
+        r#"key "qwen3moe.expert_count": expected at least 1, got 0"#,
+    ),
+    (
+        "mixtral",
+        |m| m.set("llama.expert_count", 0u32),
+        r#"tensor "blk.0.ffn_gate.weight": expected dims [64, 24], got no such tensor"#,
+    ),
+    (
+        "mixtral",
+        |m| m.set("llama.expert_count", u32::MAX),
+        r#"tensor "blk.0.ffn_gate_inp.weight": expected dims [64, 4294967295], got [64, 6]"#,
+    ),
+    (
+        "mixtral",
+        |m| m.set("llama.expert_used_count", 7u32),
+        r#"key "llama.expert_used_count": expected at most the 6 experts there are, got 7"#,
+    ),
+    (
+        "mixtral",
+        |m| m.set("llama.expert_used_count", 0u32),
+        r#"key "llama.expert_used_count": expected at least 1, got 0"#,
+    ),
+    (
+        "mixtral",
+        |m| m.set("llama.expert_group_count", 4u32),
+        r#"key "llama.expert_group_count": expected a divisor of the 6 experts, got 4"#,
+    ),
+    (
+        "mixtral",
+        |m| {
+            m.set("llama.expert_group_count", 3u32);
+            m.set("llama.expert_group_used_count", 4u32);
+        },
+        r#"key "llama.expert_group_used_count": expected at most the 3 groups there are, got 4"#,
+    ),
+    (
+        "qwen3moe",
+        |m| m.set("qwen3moe.expert_feed_forward_length", u32::MAX),
+        r#""blk.0.ffn_gate_exps.weight": expected dims [64, 4294967295, 6], got [64, 24, 6]"#,
+    ),
+    (
+        "qwen2moe",
+        |m| m.remove("blk.1.ffn_gate_inp_shexp.weight"),
+        r#"tensor "blk.1.ffn_gate_inp_shexp.weight": expected dims [64, 1], got no such tensor"#,
+    ),
+    (
+        "glm4moe",
+        |m| m.set("glm4moe.expert_gating_func", 4u32),
+        r#"key "glm4moe.expert_gating_func": expected 0 to 3, got 4"#,
+    ),
+    (
+        "glm4moe",
+        |m| m.remove("blk.1.exp_probs_b.bias"),
+        r#"tensor "blk.1.exp_probs_b.bias": expected dims [6], got no such tensor"#,
+    ),
+    (
+        "glm4moe",
+        |m| m.set("glm4moe.expert_shared_count", u32::MAX),
+        r#"tensor "blk.1.ffn_gate_shexp.weight": expected dims [64, "#,
+    ),
+    (
+        "glm4moe",
+        |m| m.set("glm4moe.leading_dense_block_count", u32::MAX),
+        r#"tensor "blk.1.ffn_gate.weight": expected dims [64, 64], got no such tensor"#,
+    ),
+    (
+        "ernie4_5-moe",
+        |m| m.set("ernie4_5-moe.interleave_moe_layer_step", 0u32),
+        r#"key "ernie4_5-moe.interleave_moe_layer_step": expected at least 1, got 0"#,
+    ),
+    (
+        "gpt-oss",
+        |m| m.remove("blk.2.attn_sinks.weight"),
+        r#"tensor "blk.2.attn_sinks.weight": expected dims [4], got no such tensor"#,
+    ),
+    (
+        "gpt-oss",
+        |m| {
+            m.remove("blk.0.ffn_up_exps.bias");
+            m.add_bias("blk.0.ffn_up_exps.bias", 24);
+        },
+        r#"tensor "blk.0.ffn_up_exps.bias": expected dims [24, 6], got [24]"#,
+    ),
+    (
+        "command-r",
+        |m| {
+            m.set("command-r.block_count", 64u32);
+            for il in 2..64 {
+                m.copy_layer(0, il);
+            }
+        },
+        r#"tensor "blk.0.attn_q_norm.weight": expected dims [16, 4], got no such tensor"#,
+    ),
 ];
 
 #[test]
@@ -137,4 +233,80 @@ fn skipped_layers_change_nothing() {
         Oracle::open(&gguf).unwrap().forward(&[1, 2, 3]).unwrap()
     };
     assert_eq!(logits(&path), logits(&base));
+}
+
+/// One of each block.
+const MODELS: &[&str] = &[
+    "olmo2",
+    "phi3",
+    "mistral3",
+    "minicpm",
+    "hunyuan-dense",
+    "phi2",
+    "gemma2",
+    "gemma3",
+    "cohere2",
+    "mixtral",
+    "qwen2moe",
+    "glm4moe",
+    "ernie4_5-moe",
+    "gpt-oss",
+];
+
+/// The numbers that are put in place of each number of a file.
+const WHOLE: &[u32] = &[0, 1, 2, 3, 5, 1 << 20, u32::MAX];
+const REAL: &[f32] = &[0.0, -1.0, 1e-30, 3.0, 1e30, f32::INFINITY, f32::NAN];
+
+/// Whatever a single number says: an error or logits, but no panic.
+#[test]
+fn no_single_number_is_fatal() {
+    let Some(arch) = fixtures::shared("arch") else {
+        return;
+    };
+    let (mut refused, mut computed) = (0, 0);
+    for name in MODELS {
+        let path = arch.join(format!("models/{name}-F32.gguf"));
+        let gguf = Gguf::open(&path, &OpenOptions::default()).unwrap();
+        let keys = gguf
+            .keys()
+            .filter(|(key, _)| !key.starts_with("tokenizer."));
+        let keys: Vec<(String, OwnedValue)> = keys
+            .map(|(key, value)| (key.into(), value.into()))
+            .collect();
+        for at in 0..keys.len() {
+            let wrong: Vec<OwnedValue> = match keys[at].1 {
+                OwnedValue::U32(_) => WHOLE.iter().map(|&v| v.into()).collect(),
+                OwnedValue::F32(_) => REAL.iter().map(|&v| v.into()).collect(),
+                _ => continue,
+            };
+            for value in wrong {
+                let mut writer = Writer::new();
+                for (key, right) in &keys {
+                    writer.set(key, right.clone());
+                }
+                writer.set(&keys[at].0, value);
+                for info in gguf.tensors() {
+                    writer.tensor(&info.name, &info.dims, info.ty, gguf.data(info));
+                }
+                let mut bytes = Vec::new();
+                writer.write_to(&mut bytes).unwrap();
+                let Ok(changed) = Gguf::from_bytes(bytes, "changed", &OpenOptions::default())
+                else {
+                    continue;
+                };
+                match Oracle::open(&changed) {
+                    Ok(oracle) => {
+                        oracle.forward(&[3, 1, 4]).unwrap();
+                        computed += 1;
+                    }
+                    Err(_) => refused += 1,
+                }
+            }
+        }
+    }
+    println!("{refused} refused, {computed} computed");
+    assert!(
+        refused > 500 && computed > 300,
+        "{refused} refused, {computed} computed"
+    );
 }

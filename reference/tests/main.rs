@@ -1,6 +1,7 @@
 //! The oracle and its files from outside.
 
 mod architectures;
+mod equivalents;
 mod golden;
 mod hostile;
 mod kld_base;

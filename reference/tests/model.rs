@@ -40,6 +40,20 @@ impl Model {
         self.tensors.remove(tensor);
     }
 
+    /// Gives a layer the tensors of another.
+    pub(crate) fn copy_layer(&mut self, from: usize, to: usize) {
+        let prefix = format!("blk.{from}.");
+        let copies: Vec<_> = self
+            .tensors
+            .iter()
+            .filter_map(|(name, tensor)| {
+                let rest = name.strip_prefix(&prefix)?;
+                Some((format!("blk.{to}.{rest}"), tensor.clone()))
+            })
+            .collect();
+        self.tensors.extend(copies);
+    }
+
     /// A vector of small values that differ.
     pub(crate) fn add_bias(&mut self, name: &str, len: usize) {
         let values = (0..len)

@@ -3,7 +3,7 @@
 
 use super::architecture::QkNorm;
 use super::layer::{Layer, whole_norm};
-use super::math::{Attention, add_bias, layer_norm, scale};
+use super::math::{Attention, add_bias, columns, layer_norm, scale};
 use crate::Error;
 
 /// Queries or keys: both are normed and rotated.
@@ -29,6 +29,13 @@ impl Layer<'_, '_> {
         let hp = self.hp;
         let (n_embd, n_q) = (hp.n_embd, self.width_of(Side::Query));
         let [q, k, v] = self.qkv(h)?;
+        let sinks = match hp.architecture.sinks {
+            true => {
+                let name = self.name("attn_sinks.weight");
+                Some(self.weights.required_vector(&name, self.dims.n_head)?)
+            }
+            false => None,
+        };
         let attention = Attention {
             head_dim: hp.head_dim,
             n_head: self.dims.n_head,
@@ -39,6 +46,7 @@ impl Layer<'_, '_> {
             },
             cap: hp.score_cap,
             window: self.dims.window,
+            sinks: sinks.as_deref(),
         };
         let mut mixed = attention.run(&q, &k, &v);
         self.tap("kqv_out", n_q, &mut mixed);
@@ -134,12 +142,7 @@ impl Layer<'_, '_> {
             add_bias(&mut qkv, &bias);
             self.tap("wqkv_b", width, &mut qkv);
         }
-        let cut = |from: usize, to: usize| {
-            qkv.chunks(width)
-                .flat_map(|row| &row[from..to])
-                .copied()
-                .collect()
-        };
+        let cut = |from, to| columns(&qkv, width, from..to);
         Ok([cut(0, n_q), cut(n_q, n_q + n_kv), cut(n_q + n_kv, width)])
     }
 

@@ -2,12 +2,16 @@
 
 use super::architecture::Up;
 use super::layer::Layer;
-use super::math::{Activation, add_bias};
+use super::math::{Activation, add_bias, columns};
 use crate::Error;
 
 impl Layer<'_, '_> {
-    /// `Wdown · (activation(Wgate · h) ⊙ Wup · h)`, or `Wdown · activation(Wup · h)`.
+    /// `Wdown · (activation(Wgate · h) ⊙ Wup · h)`, or `Wdown · activation(Wup · h)`, or a mixture
+    /// of experts that each are such a block.
     pub(super) fn feed_forward(&mut self, h: &[f64]) -> Result<Vec<f64>, Error> {
+        if let (Some(routing), Some(experts)) = (&self.hp.routing, self.dims.experts) {
+            return self.mixture(routing, experts, h);
+        }
         let mut out = self.dense("", self.dims.n_ff, h)?;
         if self.hp.architecture.names.ffn_out {
             self.tap("ffn_out", self.hp.n_embd, &mut out);
@@ -43,13 +47,11 @@ impl Layer<'_, '_> {
             }
             Up::Fused => {
                 let both = self.ffn_product("ffn_up", suffix, 2 * n_ff, h)?;
-                let half = |from: usize| {
-                    let rows = both.chunks(2 * n_ff);
-                    rows.flat_map(|row| &row[from..from + n_ff])
-                        .copied()
-                        .collect()
-                };
-                (half(0), half(n_ff))
+                let (width, half) = (2 * n_ff, n_ff);
+                (
+                    columns(&both, width, 0..half),
+                    columns(&both, width, half..width),
+                )
             }
         };
         let mut gated = activation.gated(&gate, &up);

@@ -1,6 +1,8 @@
 //! The operations of a transformer layer, in f64, straight from their formulas. All arrays are
 //! `(n_tokens, width)`.
 
+use std::ops::Range;
+
 /// A weight of `n_in` columns; each row gives one output.
 pub(super) struct Matrix {
     pub(super) n_in: usize,
@@ -82,6 +84,8 @@ pub(super) enum Activation {
     /// By the hyperbolic tangent, as ggml has it.
     Gelu,
     ReluSquared,
+    /// Steeper, with both sides clamped to 7; it only ever gates, and what it gates gains 1.
+    SiluClamped,
 }
 
 impl Activation {
@@ -94,19 +98,27 @@ impl Activation {
                 0.5 * x * (1.0 + inner.tanh())
             }
             Self::ReluSquared => x.max(0.0).powi(2),
+            Self::SiluClamped => {
+                let x = x.min(7.0);
+                x * sigmoid(1.702 * x)
+            }
         }
     }
 
     /// `activation(gate) ⊙ up`.
     pub(super) fn gated(self, gate: &[f64], up: &[f64]) -> Vec<f64> {
+        let gated = |u: f64| match self {
+            Self::SiluClamped => u.clamp(-7.0, 7.0) + 1.0,
+            _ => u,
+        };
         let pairs = gate.iter().zip(up);
-        pairs.map(|(&g, &u)| self.of(g) * u).collect()
+        pairs.map(|(&g, &u)| self.of(g) * gated(u)).collect()
     }
 
     /// llama.cpp's name for activated values that gate nothing.
     pub(super) fn plain_name(self) -> &'static str {
         match self {
-            Self::Silu => "ffn_silu",
+            Self::Silu | Self::SiluClamped => "ffn_silu",
             Self::Gelu => "ffn_gelu",
             Self::ReluSquared => "ffn_sqr(relu)",
         }
@@ -118,6 +130,7 @@ impl Activation {
             Self::Silu => "swiglu",
             Self::Gelu => "geglu",
             Self::ReluSquared => "reglu",
+            Self::SiluClamped => "swiglu_oai",
         }
     }
 }
@@ -129,6 +142,14 @@ pub(super) fn sigmoid(x: f64) -> f64 {
 /// `c · tanh(x / c)`.
 pub(super) fn cap(x: f64, c: f64) -> f64 {
     c * (x / c).tanh()
+}
+
+/// Some columns of rows of `width` values.
+pub(super) fn columns(x: &[f64], width: usize, range: Range<usize>) -> Vec<f64> {
+    x.chunks(width)
+        .flat_map(|row| &row[range.clone()])
+        .copied()
+        .collect()
 }
 
 /// `x *= factor`.
@@ -150,7 +171,7 @@ pub(super) fn add_into(x: &mut [f64], y: &[f64]) {
 
 /// Attention of one layer.
 #[derive(Debug)]
-pub(super) struct Attention {
+pub(super) struct Attention<'a> {
     pub(super) head_dim: usize,
     pub(super) n_head: usize,
     pub(super) n_head_kv: usize,
@@ -160,9 +181,11 @@ pub(super) struct Attention {
     pub(super) cap: Option<f64>,
     /// How many keys a query sees, its own with them.
     pub(super) window: Option<usize>,
+    /// A score for each head that has no value.
+    pub(super) sinks: Option<&'a [f64]>,
 }
 
-impl Attention {
+impl Attention<'_> {
     /// `softmax(scale · q·k) · v` over the positions up to each query's own. Query head `h` reads
     /// key-value head `h / (n_head / n_head_kv)`.
     pub(super) fn run(&self, q: &[f64], k: &[f64], v: &[f64]) -> Vec<f64> {
@@ -177,7 +200,7 @@ impl Attention {
                 let column = h / (self.n_head / self.n_head_kv) * head_dim;
                 let at = |t: usize| t * kv_width + column..t * kv_width + column + head_dim;
                 let scores = (first..=pos).map(|t| self.score(q, &k[at(t)])).collect();
-                let p = softmax(scores);
+                let p = softmax_beside(scores, self.sinks.map(|sinks| sinks[h]));
                 for (t, p) in (first..=pos).zip(p) {
                     out.iter_mut()
                         .zip(&v[at(t)])
@@ -194,25 +217,35 @@ impl Attention {
     }
 }
 
-fn softmax(mut scores: Vec<f64>) -> Vec<f64> {
-    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+/// The softmax of scores beside one more, whose own share is left out.
+fn softmax_beside(mut scores: Vec<f64>, sink: Option<f64>) -> Vec<f64> {
+    let all = scores.iter().copied().chain(sink);
+    let max = all.fold(f64::NEG_INFINITY, f64::max);
     scores.iter_mut().for_each(|p| *p = (*p - max).exp());
-    let sum: f64 = scores.iter().sum();
+    let sum = scores.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - max).exp());
     scores.iter_mut().for_each(|p| *p /= sum);
     scores
+}
+
+/// The softmax of every row of `width` values.
+pub(super) fn softmax_rows(x: &[f64], width: usize) -> Vec<f64> {
+    x.chunks(width)
+        .flat_map(|row| softmax_beside(row.to_vec(), None))
+        .collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const ONE_HEAD: Attention = Attention {
+    const ONE_HEAD: Attention<'_> = Attention {
         head_dim: 1,
         n_head: 1,
         n_head_kv: 1,
         scale: 1.0,
         cap: None,
         window: None,
+        sinks: None,
     };
 
     #[test]
@@ -251,6 +284,12 @@ mod tests {
             Attention { window, ..ONE_HEAD }.run(&q, &k, &v),
             [3.0, 4.5, 9.0],
         );
+        // a score of 0 more, beside one, two and three of them
+        let sinks = Some(&[0.0][..]);
+        close(
+            Attention { sinks, ..ONE_HEAD }.run(&q, &k, &v),
+            [1.5, 3.0, 5.25],
+        );
     }
 
     #[test]
@@ -267,6 +306,9 @@ mod tests {
         close(Activation::Gelu.of(1.0), 0.841_191_990_608_276_1);
         close(Activation::ReluSquared.of(-2.0), 0.0);
         close(Activation::ReluSquared.of(3.0), 9.0);
+        let clamped = Activation::SiluClamped.gated(&[1.0, 9.0], &[0.5, -9.0]);
+        close(clamped[0], 1.5 / (1.0 + (-1.702f64).exp()));
+        close(clamped[1], -6.0 * 7.0 / (1.0 + (-1.702f64 * 7.0).exp()));
         close(cap(30.0, 3.0), 3.0 * 10f64.tanh());
     }
 

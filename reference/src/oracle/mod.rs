@@ -7,6 +7,7 @@
 
 mod architecture;
 mod attention;
+mod experts;
 mod feed_forward;
 mod hparams;
 mod layer;
@@ -38,7 +39,7 @@ pub struct Oracle<'a> {
 
 /// Receives every named intermediate: llama.cpp's name without the layer, the layer, the width of
 /// one row, and `(n_tokens, width)` values. What it writes there is what the pass goes on with: so
-/// a fault is planted.
+/// a fault is planted, and so routing is forced: `ffn_moe_topk` holds the numbers of experts.
 pub type Tap<'t> = dyn FnMut(&str, Option<usize>, usize, &mut [f64]) + 't;
 
 impl<'a> Oracle<'a> {

@@ -1,7 +1,7 @@
 //! Faults planted in the oracle itself: each must show in the numbers, else the comparison with
 //! llama.cpp proves nothing. And the ways in which a model is refused.
 
-use super::architecture::QkNorm;
+use super::architecture::{Gating, QkNorm};
 use super::*;
 use crate::golden::Full;
 use crate::metrics::nmse;
@@ -63,6 +63,64 @@ fn skipped_rope_divisors_show() {
     // a right pass.
     let error = error_with(LLAMA.0, LLAMA.1, |hp| hp.rope.divisors.fill(1.0));
     assert!(error > 1e-7, "NMSE {error:e}");
+}
+
+type Fault = fn(&mut Hparams);
+
+fn without_windows(hp: &mut Hparams) {
+    hp.layers.iter_mut().for_each(|layer| layer.window = None);
+}
+
+fn rotated_everywhere(hp: &mut Hparams) {
+    hp.layers.iter_mut().for_each(|layer| layer.rotates = true);
+}
+
+/// Facts that only some architectures have.
+const FAULTS: &[(&str, Fault)] = &[
+    ("smollm3", rotated_everywhere),
+    ("cohere2", rotated_everywhere),
+    ("cohere2", without_windows),
+    ("exaone4", rotated_everywhere),
+    ("gpt-oss", without_windows),
+    ("gemma2", without_windows),
+    ("gemma2", |hp| hp.score_cap = None),
+    ("gemma2", |hp| hp.logit_cap = None),
+    ("gemma3", |hp| hp.window_rope.base = hp.rope.base),
+    ("gemma", |hp| hp.factors.embedding = 1.0),
+    ("granite", |hp| hp.factors.residual = 1.0),
+    ("granite", |hp| hp.score_scale = 0.25),
+    ("command-r", |hp| hp.factors.logits = 1.0),
+    ("minicpm", |hp| hp.factors.residual = 0.5),
+    ("mistral3", |hp| hp.temperature = None),
+    ("mistral3", |hp| hp.rope.magnitude *= 1.1),
+    ("hunyuan-dense", |hp| hp.qk_norm = QkNorm::Head),
+    ("phi3", |hp| hp.rope.divisors.fill(1.0)),
+    ("qwen2moe", |hp| routing(hp).normed = true),
+    ("qwen3moe", |hp| routing(hp).normed = false),
+    ("mixtral", |hp| routing(hp).gating = Gating::Sigmoid),
+    ("glm4moe", |hp| routing(hp).scale = 1.0),
+];
+
+fn routing(hp: &mut Hparams) -> &mut hparams::Routing {
+    hp.routing.as_mut().unwrap()
+}
+
+#[test]
+fn wrong_facts_show() {
+    let Some(arch) = octavo_fixtures::shared("arch") else {
+        return;
+    };
+    for (index, (model, plant)) in FAULTS.iter().enumerate() {
+        let path = arch.join(format!("models/{model}-F32.gguf"));
+        let gguf = Gguf::open(&path, &OpenOptions::default()).unwrap();
+        let mut oracle = Oracle::open(&gguf).unwrap();
+        plant(&mut oracle.hparams);
+        let golden = arch.join(format!("goldens/{model}-F32/fox.safetensors"));
+        let golden = Full::read(&golden).unwrap();
+        let logits = oracle.forward(&golden.tokens).unwrap();
+        let error = nmse(&logits, &golden.exact).unwrap();
+        assert!(error > 1e-4, "fault {index}, {model}: NMSE {error:e}");
+    }
 }
 
 #[test]

@@ -55,17 +55,37 @@ impl<'a> Weights<'a> {
             .ok_or_else(|| self.missing(name, format!("[{len}]")))
     }
 
-    /// `n` rows of `len` values, one after another.
     pub(super) fn required_rows(
         &self,
         name: &str,
         len: usize,
         n: usize,
     ) -> Result<Vec<f64>, Error> {
-        let data = self
-            .read(name, &[len as u64, n as u64])?
-            .ok_or_else(|| self.missing(name, format!("[{len}, {n}]")))?;
-        Ok(data.into_iter().map(f64::from).collect())
+        self.rows(name, len, n)?
+            .ok_or_else(|| self.missing(name, format!("[{len}, {n}]")))
+    }
+
+    /// `n` rows of `len` values, one after another.
+    pub(super) fn rows(&self, name: &str, len: usize, n: usize) -> Result<Option<Vec<f64>>, Error> {
+        let data = self.read(name, &[len as u64, n as u64])?;
+        Ok(data.map(|data| data.into_iter().map(f64::from).collect()))
+    }
+
+    /// Matrices in one tensor, each of which is dequantized when it is asked for.
+    pub(super) fn experts(
+        &self,
+        name: &str,
+        [n_in, n_out, count]: [usize; 3],
+    ) -> Result<ExpertMatrices<'_>, Error> {
+        let info = self
+            .find(name, &[n_in as u64, n_out as u64, count as u64])?
+            .ok_or_else(|| self.missing(name, format!("[{n_in}, {n_out}, {count}]")))?;
+        Ok(ExpertMatrices {
+            weights: self,
+            info,
+            n_in,
+            n_out,
+        })
     }
 
     pub(super) fn vector(&self, name: &str, len: usize) -> Result<Option<Vec<f64>>, Error> {
@@ -74,6 +94,18 @@ impl<'a> Weights<'a> {
     }
 
     fn read(&self, name: &str, dims: &[u64]) -> Result<Option<Vec<f32>>, Error> {
+        let Some(info) = self.find(name, dims)? else {
+            return Ok(None);
+        };
+        if self.only_check {
+            return Ok(Some(Vec::new()));
+        }
+        let n = info.n_elements() as usize;
+        self.dequantize(info, self.gguf.data(info), n).map(Some)
+    }
+
+    /// The tensor of a name, if the file has it, with its dims checked.
+    fn find(&self, name: &str, dims: &[u64]) -> Result<Option<&'a TensorInfo>, Error> {
         let Some(info) = self.gguf.tensor(name) else {
             return Ok(None);
         };
@@ -86,18 +118,43 @@ impl<'a> Weights<'a> {
                 got: info.dims.clone(),
             });
         }
-        if self.only_check {
-            return Ok(Some(Vec::new()));
-        }
-        let mut values = vec![0f32; info.n_elements() as usize];
-        octavo_quant::dequantize(info.ty, self.gguf.data(info), &mut values).map_err(|source| {
+        Ok(Some(info))
+    }
+
+    fn dequantize(&self, info: &TensorInfo, bytes: &[u8], n: usize) -> Result<Vec<f32>, Error> {
+        let mut values = vec![0f32; n];
+        octavo_quant::dequantize(info.ty, bytes, &mut values).map_err(|source| {
             Error::Dequantize {
                 file: self.gguf.name().into(),
-                tensor: name.into(),
+                tensor: info.name.clone(),
                 source,
             }
         })?;
-        Ok(Some(values))
+        Ok(values)
+    }
+}
+
+/// The matrices of all experts of a layer. Rows are whole blocks, so that each expert's bytes can
+/// be read alone.
+pub(super) struct ExpertMatrices<'w> {
+    weights: &'w Weights<'w>,
+    info: &'w TensorInfo,
+    n_in: usize,
+    n_out: usize,
+}
+
+impl ExpertMatrices<'_> {
+    /// The matrix of an expert.
+    pub(super) fn get(&self, expert: usize) -> Result<Matrix, Error> {
+        let n = self.n_in * self.n_out;
+        let bytes = self.weights.gguf.data(self.info);
+        let each = bytes.len() / (self.info.n_elements() as usize / n);
+        let bytes = bytes.get(expert * each..(expert + 1) * each).unwrap_or(&[]);
+        let data = self.weights.dequantize(self.info, bytes, n)?;
+        Ok(Matrix {
+            n_in: self.n_in,
+            data,
+        })
     }
 }
 

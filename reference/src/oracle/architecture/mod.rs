@@ -39,8 +39,11 @@ pub(super) struct Architecture {
     pub(super) score_cap: Option<f64>,
     /// The default of `final_logit_softcapping`.
     pub(super) logit_cap: Option<f64>,
+    /// A score for each head that takes part in the softmax but has no value.
+    pub(super) sinks: bool,
     pub(super) up: Up,
     pub(super) activation: Activation,
+    pub(super) experts: Option<Experts>,
     pub(super) scales: Scales,
     pub(super) names: Names,
 }
@@ -97,6 +100,8 @@ pub(super) enum QkNorm {
     None,
     /// Each head, by the same weights.
     Head,
+    /// As `Head`, in files that have the weights.
+    HeadIfPresent,
     /// As `Head`, after the rotation.
     HeadAfterRotation,
     /// Each head by weights of its own, in models of so many layers or more.
@@ -173,4 +178,41 @@ pub(super) enum Scales {
     Granite,
     /// As Granite, with defaults for all three.
     MiniCpm,
+}
+
+/// Mixtures of experts.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Experts {
+    /// Every file has them.
+    pub(super) required: bool,
+    pub(super) gating: Gating,
+    /// `expert_gating_func` may say otherwise.
+    pub(super) keyed_gating: bool,
+    pub(super) weights_norm: WeightsNorm,
+    /// An expert is as wide as a dense block; otherwise `expert_feed_forward_length` says how wide.
+    pub(super) dense_width: bool,
+    /// `exp_probs_b` has to be there.
+    pub(super) selection_bias: bool,
+    /// There is a shared expert, whose result a gate scales.
+    pub(super) gated_shared: bool,
+    /// llama.cpp's name for the shared expert's result.
+    pub(super) shared_tap: &'static str,
+}
+
+/// What becomes of the router's logits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Gating {
+    Softmax,
+    Sigmoid,
+    /// Softmax over the chosen ones only.
+    SoftmaxOfChosen,
+}
+
+/// Whether the weights of the chosen experts are made to add up to 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum WeightsNorm {
+    Always,
+    Never,
+    /// If `expert_weights_norm` says so.
+    Keyed,
 }

@@ -3,8 +3,8 @@
 use super::super::math::Activation;
 use super::super::rope::RopePairs;
 use super::{
-    Architecture, Names, Norm, NormKind, QkNorm, Rotated, Scales, Up, WindowLength, WindowRope,
-    Windows,
+    Architecture, Experts, Gating, Names, Norm, NormKind, QkNorm, Rotated, Scales, Up, WeightsNorm,
+    WindowLength, WindowRope, Windows,
 };
 
 const fn norm(tensor: &'static str, tap: &'static str) -> Option<Norm> {
@@ -41,8 +41,10 @@ const LLAMA: Architecture = Architecture {
     wide_score_scale_at: None,
     score_cap: None,
     logit_cap: None,
+    sinks: false,
     up: Up::Gated,
     activation: Activation::Silu,
+    experts: None,
     scales: Scales::None,
     names: Names {
         attn_out: true,
@@ -53,6 +55,25 @@ const LLAMA: Architecture = Architecture {
         qk_normed: "cur_normed",
         unbiased_logits: None,
     },
+};
+
+/// Softmax over all experts, as wide as a dense block.
+const MIXTRAL: Experts = Experts {
+    required: false,
+    gating: Gating::Softmax,
+    keyed_gating: false,
+    weights_norm: WeightsNorm::Always,
+    dense_width: true,
+    selection_bias: false,
+    gated_shared: false,
+    shared_tap: "ffn_shexp",
+};
+
+/// The same with a width of their own.
+const NARROW: Experts = Experts {
+    required: true,
+    dense_width: false,
+    ..MIXTRAL
 };
 
 const QWEN2: Architecture = Architecture {
@@ -132,6 +153,7 @@ const GRANITE: Architecture = Architecture {
     name: "granite",
     rotated: Rotated::IfFinetuned,
     scales: Scales::Granite,
+    experts: Some(MIXTRAL),
     ..LLAMA
 };
 
@@ -172,12 +194,14 @@ const PARALLEL: Names = Names {
 pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
     Architecture {
         whole_rotation: true,
+        experts: Some(MIXTRAL),
         ..LLAMA
     },
     QWEN2,
     QWEN3,
     Architecture {
         name: "mistral3",
+        experts: Some(MIXTRAL),
         ..LLAMA
     },
     Architecture {
@@ -294,5 +318,66 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
             rope: WindowRope::Same,
         }),
         ..COMMAND_R
+    },
+    Architecture {
+        name: "qwen2moe",
+        experts: Some(Experts {
+            weights_norm: WeightsNorm::Never,
+            gated_shared: true,
+            ..NARROW
+        }),
+        ..QWEN2
+    },
+    Architecture {
+        name: "qwen3moe",
+        experts: Some(NARROW),
+        ..QWEN3
+    },
+    Architecture {
+        name: "granitemoe",
+        rotated: Rotated::All,
+        experts: Some(Experts {
+            required: true,
+            ..MIXTRAL
+        }),
+        ..GRANITE
+    },
+    Architecture {
+        name: "ernie4_5-moe",
+        experts: Some(NARROW),
+        ..LLAMA
+    },
+    Architecture {
+        name: "glm4moe",
+        ffn_norm: norm("post_attention_norm", "post_attn_norm"),
+        qk_norm: QkNorm::HeadIfPresent,
+        experts: Some(Experts {
+            gating: Gating::Sigmoid,
+            keyed_gating: true,
+            weights_norm: WeightsNorm::Keyed,
+            selection_bias: true,
+            shared_tap: "ffn_shexp_out",
+            ..NARROW
+        }),
+        ..QWEN2
+    },
+    Architecture {
+        name: "gpt-oss",
+        rope_pairs: RopePairs::Halves,
+        ffn_norm: norm("post_attention_norm", "attn_post_norm"),
+        windows: Some(Windows {
+            length: WindowLength::Required,
+            period: 2,
+            only_of: None,
+            rope: WindowRope::Same,
+        }),
+        sinks: true,
+        activation: Activation::SiluClamped,
+        experts: Some(Experts {
+            gating: Gating::SoftmaxOfChosen,
+            weights_norm: WeightsNorm::Never,
+            ..NARROW
+        }),
+        ..LLAMA
     },
 ];

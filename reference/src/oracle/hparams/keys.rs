@@ -89,6 +89,15 @@ impl Keys<'_> {
         counts.collect::<Result<_, _>>().map(Some)
     }
 
+    pub(super) fn required_per_layer(
+        &self,
+        key: &str,
+        n_layer: usize,
+    ) -> Result<Vec<usize>, Error> {
+        self.per_layer(key, n_layer)?
+            .ok_or_else(|| self.missing(key))
+    }
+
     /// The values for the first `n_layer` layers, if the key has an array.
     pub(super) fn array(&self, key: &str, n_layer: usize) -> Result<Option<Vec<Value<'_>>>, Error> {
         let Some(Value::Array(array)) = self.gguf.get(&self.name(key)) else {

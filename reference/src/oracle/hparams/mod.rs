@@ -1,5 +1,6 @@
 //! The numbers of a model, straight from its GGUF keys, with llama.cpp's defaults and nothing else.
 
+mod experts;
 mod keys;
 mod rope;
 mod windows;
@@ -7,6 +8,7 @@ mod windows;
 use super::architecture::{ARCHITECTURES, Architecture, QkNorm, Rotated, Scales};
 use super::rope::Rope;
 use crate::Error;
+pub(super) use experts::{Groups, LayerExperts, Routing};
 use gguf_rs_lite::Gguf;
 use keys::Keys;
 use rope::Contexts;
@@ -24,6 +26,8 @@ pub(super) struct LayerDims {
     pub(super) window: Option<usize>,
     /// Queries and keys are rotated.
     pub(super) rotates: bool,
+    /// In place of the dense block.
+    pub(super) experts: Option<LayerExperts>,
 }
 
 /// Factors of the whole model; 1 where an architecture has none.
@@ -56,6 +60,8 @@ pub(super) struct Hparams {
     /// Some layers have windows, or could have: llama.cpp then keeps two caches.
     pub(super) has_windows: bool,
     pub(super) layers: Vec<LayerDims>,
+    /// How experts are chosen, where layers have them.
+    pub(super) routing: Option<Routing>,
     /// Layers behind these that predict further tokens and have no part in the logits.
     pub(super) n_skipped: usize,
     /// What the norm of queries and keys covers.
@@ -77,24 +83,12 @@ impl Hparams {
         };
         let n_embd = keys.count("embedding_length")?;
         let (n_layer, n_skipped) = read_layer_counts(&keys)?;
-        let required = |key: &str| {
-            keys.per_layer(key, n_layer)?
-                .ok_or_else(|| keys.missing(key))
-        };
-        let n_head = required("attention.head_count")?;
-        let n_head_kv = keys
-            .per_layer("attention.head_count_kv", n_layer)?
-            .unwrap_or_else(|| n_head.clone());
-        let n_ff = required("feed_forward_length")?;
-        for (il, (&heads, &kv_heads)) in n_head.iter().zip(&n_head_kv).enumerate() {
-            if heads % kv_heads != 0 {
-                let expected = format!("a divisor of the {heads} query heads of layer {il}");
-                return Err(keys.bad("attention.head_count_kv", expected, kv_heads));
-            }
-        }
+        let (n_head, n_head_kv) = read_heads(&keys, n_layer)?;
+        let n_ff = keys.required_per_layer("feed_forward_length", n_layer)?;
         let head_dim = read_head_dim(&keys, n_embd, &n_head)?;
         let windows = windows::read(&keys, architecture, n_layer)?;
         let rotates = read_rotated(&keys, architecture, &windows)?;
+        let (routing, experts) = experts::read(&keys, architecture, &n_ff)?;
         let layers = (0..n_layer)
             .map(|il| LayerDims {
                 n_head: n_head[il],
@@ -102,6 +96,7 @@ impl Hparams {
                 n_ff: n_ff[il],
                 window: windows.as_ref().and_then(|windows| windows[il]),
                 rotates: rotates(il),
+                experts: experts[il],
             })
             .collect();
         let (rope, window_rope) = rope::read(&keys, architecture, head_dim)?;
@@ -115,8 +110,9 @@ impl Hparams {
             contexts: rope::read_contexts(&keys, architecture)?,
             has_windows: windows.is_some(),
             layers,
+            routing,
             n_skipped,
-            qk_norm: read_qk_norm(architecture, n_layer),
+            qk_norm: read_qk_norm(gguf, architecture, n_layer),
             score_scale: read_score_scale(
                 &keys,
                 architecture,
@@ -173,6 +169,21 @@ fn read_layer_counts(keys: &Keys<'_>) -> Result<(usize, usize), Error> {
     Ok((n_block - n_skipped, n_skipped))
 }
 
+/// Query heads and key-value heads of each layer.
+fn read_heads(keys: &Keys<'_>, n_layer: usize) -> Result<(Vec<usize>, Vec<usize>), Error> {
+    let n_head = keys.required_per_layer("attention.head_count", n_layer)?;
+    let n_head_kv = keys
+        .per_layer("attention.head_count_kv", n_layer)?
+        .unwrap_or_else(|| n_head.clone());
+    for (il, (&heads, &kv_heads)) in n_head.iter().zip(&n_head_kv).enumerate() {
+        if heads % kv_heads != 0 {
+            let expected = format!("a divisor of the {heads} query heads of layer {il}");
+            return Err(keys.bad("attention.head_count_kv", expected, kv_heads));
+        }
+    }
+    Ok((n_head, n_head_kv))
+}
+
 fn read_norm_eps(keys: &Keys<'_>, architecture: &Architecture) -> Result<f64, Error> {
     let key = architecture.norm.epsilon_key();
     keys.number(key)?.ok_or_else(|| keys.missing(key))
@@ -223,9 +234,10 @@ fn read_rotated<'w>(
     })
 }
 
-fn read_qk_norm(architecture: &Architecture, n_layer: usize) -> QkNorm {
+fn read_qk_norm(gguf: &Gguf, architecture: &Architecture, n_layer: usize) -> QkNorm {
     match architecture.qk_norm {
         QkNorm::EachHeadFrom(least) if n_layer < least => QkNorm::None,
+        QkNorm::HeadIfPresent if gguf.tensor("blk.0.attn_q_norm.weight").is_none() => QkNorm::None,
         norm => norm,
     }
 }

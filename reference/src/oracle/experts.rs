@@ -1,0 +1,279 @@
+//! Mixtures of experts: each token goes through the experts that a router chooses for it, and
+//! through a shared one where there is one.
+
+use super::architecture::Gating;
+use super::hparams::{Groups, LayerExperts, Routing};
+use super::layer::Layer;
+use super::math::{add_bias, add_into, columns, scale, sigmoid, softmax_rows};
+use crate::Error;
+
+/// The smallest sum that weights are divided by, as in llama.cpp: the smallest normal f16.
+const SMALLEST_SUM: f64 = 6.103515625e-5;
+
+/// The experts of every token, best first, and their weights: `(n_tokens, used)`.
+struct Chosen {
+    ids: Vec<usize>,
+    weights: Vec<f64>,
+}
+
+impl Layer<'_, '_> {
+    pub(super) fn mixture(
+        &mut self,
+        routing: &Routing,
+        experts: LayerExperts,
+        h: &[f64],
+    ) -> Result<Vec<f64>, Error> {
+        let n_embd = self.hp.n_embd;
+        let chosen = self.route(routing, experts.used, h)?;
+        let mut out = self.routed(routing, experts, &chosen, h)?;
+        self.tap("ffn_moe_out", n_embd, &mut out);
+        if let Some(n_ff) = experts.n_ff_shared {
+            add_into(&mut out, &self.shared(n_ff, h)?);
+            self.tap("ffn_out", n_embd, &mut out);
+        }
+        Ok(out)
+    }
+
+    fn route(&mut self, routing: &Routing, used: usize, h: &[f64]) -> Result<Chosen, Error> {
+        let probs = self.router_probs(routing, h)?;
+        let scores = self.selection(routing, &probs)?;
+        let mut top: Vec<f64> = scores
+            .chunks(routing.count)
+            .flat_map(|row| best(row, used))
+            .map(|id| id as f64)
+            .collect();
+        // a caller that writes here chooses the experts
+        self.tap("ffn_moe_topk", used, &mut top);
+        let ids = top.iter().map(|&id| self.expert(routing, id));
+        let ids: Vec<usize> = ids.collect::<Result<_, _>>()?;
+        let weights = probs
+            .chunks(routing.count)
+            .zip(ids.chunks(used))
+            .flat_map(|(probs, ids)| ids.iter().map(|&id| probs[id]))
+            .collect();
+        let weights = self.finish_weights(routing, used, weights);
+        Ok(Chosen { ids, weights })
+    }
+
+    fn expert(&self, routing: &Routing, id: f64) -> Result<usize, Error> {
+        if id >= 0.0 && id < routing.count as f64 && id.fract() == 0.0 {
+            return Ok(id as usize);
+        }
+        Err(Error::Expert {
+            layer: self.il,
+            count: routing.count,
+            got: id,
+        })
+    }
+
+    /// What the router makes of each token: the weights of the experts come from these.
+    fn router_probs(&mut self, routing: &Routing, h: &[f64]) -> Result<Vec<f64>, Error> {
+        let count = routing.count;
+        let mut x = self.product("ffn_gate_inp", self.hp.n_embd, count, h)?;
+        let bias = self.bias("ffn_gate_inp", count)?;
+        // Logits that nothing happens to have the name of probabilities.
+        let named = routing.gating != Gating::SoftmaxOfChosen;
+        if named || bias.is_some() {
+            self.tap("ffn_moe_logits", count, &mut x);
+        }
+        if let Some(bias) = bias {
+            add_bias(&mut x, &bias);
+            if named {
+                self.tap("ffn_moe_logits_biased", count, &mut x);
+            }
+        }
+        match routing.gating {
+            Gating::Softmax => x = softmax_rows(&x, count),
+            Gating::Sigmoid => x.iter_mut().for_each(|x| *x = sigmoid(*x)),
+            Gating::SoftmaxOfChosen => {}
+        }
+        self.tap("ffn_moe_probs", count, &mut x);
+        Ok(x)
+    }
+
+    /// What experts are chosen by: their probabilities, with a bias and without the worse groups
+    /// where the model has these.
+    fn selection(&mut self, routing: &Routing, probs: &[f64]) -> Result<Vec<f64>, Error> {
+        let count = routing.count;
+        let mut scores = probs.to_vec();
+        let bias = match routing.selection_bias {
+            true => {
+                let name = self.name("exp_probs_b.bias");
+                Some(self.weights.required_vector(&name, count)?)
+            }
+            false => self.bias("exp_probs_b", count)?,
+        };
+        if let Some(bias) = bias {
+            add_bias(&mut scores, &bias);
+            self.tap("ffn_moe_probs_biased", count, &mut scores);
+        }
+        if let Some(groups) = routing.groups {
+            scores
+                .chunks_mut(count)
+                .for_each(|row| mask_groups(row, groups));
+            self.tap("ffn_moe_probs_masked", count, &mut scores);
+        }
+        Ok(scores)
+    }
+
+    fn finish_weights(&mut self, routing: &Routing, used: usize, mut w: Vec<f64>) -> Vec<f64> {
+        self.tap("ffn_moe_weights", used, &mut w);
+        if routing.gating == Gating::SoftmaxOfChosen {
+            w = softmax_rows(&w, used);
+            self.tap("ffn_moe_weights_softmax", used, &mut w);
+        }
+        if routing.normed {
+            for row in w.chunks_mut(used) {
+                let sum: f64 = row.iter().sum();
+                scale(row, 1.0 / sum.max(SMALLEST_SUM));
+            }
+            self.tap("ffn_moe_weights_norm", used, &mut w);
+        }
+        if routing.scale != 1.0 {
+            scale(&mut w, routing.scale);
+            self.tap("ffn_moe_weights_scaled", used, &mut w);
+        }
+        w
+    }
+
+    /// The weighted sum of what the chosen experts make of each token.
+    fn routed(
+        &mut self,
+        routing: &Routing,
+        experts: LayerExperts,
+        chosen: &Chosen,
+        h: &[f64],
+    ) -> Result<Vec<f64>, Error> {
+        let (n_embd, n_ff, used) = (self.hp.n_embd, experts.n_ff, experts.used);
+        let merged = self.weights.has(&self.name("ffn_gate_up_exps.weight"));
+        // one row for each chosen expert of each token
+        let rows = h.chunks(n_embd);
+        let x: Vec<f64> = rows.flat_map(|row| row.repeat(used)).collect();
+        let mut product = |what: &str, n_out| {
+            self.expert_product(what, [n_embd, n_out, routing.count], used, &chosen.ids, &x)
+        };
+        let (gate, up) = if merged {
+            let both = product("gate_up", 2 * n_ff)?;
+            (
+                columns(&both, 2 * n_ff, 0..n_ff),
+                columns(&both, 2 * n_ff, n_ff..2 * n_ff),
+            )
+        } else {
+            (product("gate", n_ff)?, product("up", n_ff)?)
+        };
+        let activation = self.hp.architecture.activation;
+        let mut gated = activation.gated(&gate, &up);
+        let name = format!("ffn_moe_{}", activation.gated_name());
+        self.tap(&name, used * n_ff, &mut gated);
+        let dims = [n_ff, n_embd, routing.count];
+        let mut down = self.expert_product("down", dims, used, &chosen.ids, &gated)?;
+        for (row, &weight) in down.chunks_mut(n_embd).zip(&chosen.weights) {
+            scale(row, weight);
+        }
+        self.tap("ffn_moe_weighted", used * n_embd, &mut down);
+        let mut out = vec![0.0; h.len()];
+        for (sum, rows) in out.chunks_mut(n_embd).zip(down.chunks(used * n_embd)) {
+            rows.chunks(n_embd).for_each(|row| add_into(sum, row));
+        }
+        Ok(out)
+    }
+
+    /// Each row of `x` times the matrix of its expert, and that expert's bias where there is one.
+    fn expert_product(
+        &mut self,
+        what: &str,
+        dims: [usize; 3],
+        used: usize,
+        ids: &[usize],
+        x: &[f64],
+    ) -> Result<Vec<f64>, Error> {
+        let [n_in, n_out, count] = dims;
+        let tensor = self.name(&format!("ffn_{what}_exps"));
+        let matrices = self.weights.experts(&format!("{tensor}.weight"), dims)?;
+        let mut y = vec![0.0; ids.len() * n_out];
+        for id in 0..count {
+            let slots: Vec<usize> = (0..ids.len()).filter(|&slot| ids[slot] == id).collect();
+            if slots.is_empty() {
+                continue; // most matrices of a large model need not be dequantized
+            }
+            let rows = slots.iter().flat_map(|slot| &x[slot * n_in..][..n_in]);
+            let products = matrices.get(id)?.times(&rows.copied().collect::<Vec<_>>());
+            for (slot, product) in slots.iter().zip(products.chunks(n_out)) {
+                y[slot * n_out..][..n_out].copy_from_slice(product);
+            }
+        }
+        let name = format!("ffn_moe_{what}");
+        self.tap(&name, used * n_out, &mut y);
+        if let Some(bias) = self.weights.rows(&format!("{tensor}.bias"), n_out, count)? {
+            for (row, id) in y.chunks_mut(n_out).zip(ids) {
+                add_into(row, &bias[id * n_out..][..n_out]);
+            }
+            self.tap(&format!("{name}_biased"), used * n_out, &mut y);
+        }
+        Ok(y)
+    }
+
+    /// The expert that every token goes through.
+    fn shared(&mut self, n_ff: usize, h: &[f64]) -> Result<Vec<f64>, Error> {
+        let n_embd = self.hp.n_embd;
+        let mut out = self.dense("_shexp", n_ff, h)?;
+        let Some(facts) = self.hp.architecture.experts else {
+            return Ok(out);
+        };
+        self.tap(facts.shared_tap, n_embd, &mut out);
+        if facts.gated_shared {
+            let mut gate = self.product("ffn_gate_inp_shexp", n_embd, 1, h)?;
+            self.tap("ffn_shexp_gate_inp", 1, &mut gate);
+            gate.iter_mut().for_each(|x| *x = sigmoid(*x));
+            self.tap("ffn_shexp_gate", 1, &mut gate);
+            for (row, &gate) in out.chunks_mut(n_embd).zip(&gate) {
+                scale(row, gate);
+            }
+            self.tap("ffn_shexp_out", n_embd, &mut out);
+        }
+        Ok(out)
+    }
+}
+
+/// The indices of the `n` greatest values, greatest first, of equal ones the lower index first.
+fn best(row: &[f64], n: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..row.len()).collect();
+    // adding 0 makes both zeros equal in the total order, which also places what is no number
+    order.sort_by(|&a, &b| (row[b] + 0.0).total_cmp(&(row[a] + 0.0)));
+    order.truncate(n);
+    order
+}
+
+/// Leaves the groups whose two best experts together are best.
+fn mask_groups(row: &mut [f64], groups: Groups) {
+    let size = row.len() / groups.count;
+    let sum_of_two = |group: &[f64]| best(group, 2).iter().map(|&i| group[i]).sum::<f64>();
+    let scores: Vec<f64> = row.chunks(size).map(sum_of_two).collect();
+    let kept = best(&scores, groups.used);
+    for (index, group) in row.chunks_mut(size).enumerate() {
+        if !kept.contains(&index) {
+            group.fill(f64::NEG_INFINITY);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_equal_scores_the_lower_index_comes_first() {
+        assert_eq!(best(&[1.0, 3.0, 3.0, 2.0, 3.0], 4), [1, 2, 4, 3]);
+        assert_eq!(best(&[-0.0, 0.0, -0.0], 3), [0, 1, 2]);
+        assert_eq!(best(&[f64::NAN, 1.0, f64::NEG_INFINITY], 2).len(), 2);
+    }
+
+    #[test]
+    fn groups_are_judged_by_their_two_best() {
+        let groups = Groups { count: 3, used: 2 };
+        let mut row = [9.0, 0.0, 0.0, 5.0, 5.0, 0.0, 4.0, 4.0, 4.0];
+        mask_groups(&mut row, groups);
+        let gone = f64::NEG_INFINITY;
+        assert_eq!(row, [9.0, 0.0, 0.0, 5.0, 5.0, 0.0, gone, gone, gone]);
+    }
+}

@@ -1,0 +1,152 @@
+//! Which layers are mixtures of experts, and how experts are chosen.
+
+use super::super::architecture::{Architecture, Experts, Gating, WeightsNorm};
+use super::keys::Keys;
+use crate::Error;
+
+/// How a layer's experts are chosen and weighted.
+#[derive(Debug)]
+pub(in super::super) struct Routing {
+    pub(in super::super) count: usize,
+    pub(in super::super) gating: Gating,
+    /// The weights of the chosen ones are made to add up to 1,
+    pub(in super::super) normed: bool,
+    /// and then multiplied.
+    pub(in super::super) scale: f64,
+    pub(in super::super) groups: Option<Groups>,
+    /// Something is added to what they are chosen by.
+    pub(in super::super) selection_bias: bool,
+}
+
+/// Experts come in groups of equal size, and only the best groups are chosen from.
+#[derive(Debug, Clone, Copy)]
+pub(in super::super) struct Groups {
+    pub(in super::super) count: usize,
+    pub(in super::super) used: usize,
+}
+
+/// The experts of a layer.
+#[derive(Debug, Clone, Copy)]
+pub(in super::super) struct LayerExperts {
+    /// How many a token goes through.
+    pub(in super::super) used: usize,
+    /// Of one expert.
+    pub(in super::super) n_ff: usize,
+    /// Of an expert that every token goes through besides, if there is one.
+    pub(in super::super) n_ff_shared: Option<usize>,
+}
+
+/// The routing, if the file has experts, and those of each layer.
+pub(super) fn read(
+    keys: &Keys<'_>,
+    architecture: &Architecture,
+    n_ff: &[usize],
+) -> Result<(Option<Routing>, Vec<Option<LayerExperts>>), Error> {
+    let n_layer = n_ff.len();
+    let count = match architecture.experts {
+        Some(experts) if experts.required => keys.count("expert_count")?,
+        Some(_) => keys.integer("expert_count")?.unwrap_or(0),
+        None => 0,
+    };
+    let (Some(facts), true) = (architecture.experts, count > 0) else {
+        return Ok((None, vec![None; n_layer]));
+    };
+    let used = keys.required_per_layer("expert_used_count", n_layer)?;
+    if let Some(&used) = used.iter().find(|&&used| used > count) {
+        let expected = format!("at most the {count} experts there are");
+        return Err(keys.bad("expert_used_count", expected, used));
+    }
+    let n_ff_expert = match facts.dense_width {
+        true => n_ff.to_vec(),
+        false => read_widths(keys, n_ff, &used)?,
+    };
+    let first = keys.integer("leading_dense_block_count")?.unwrap_or(0);
+    let step = keys
+        .optional_count("interleave_moe_layer_step")?
+        .unwrap_or(1);
+    let mut layers = vec![None; n_layer];
+    for il in (first..n_layer).filter(|il| (il + 1).is_multiple_of(step)) {
+        layers[il] = Some(LayerExperts {
+            used: used[il],
+            n_ff: n_ff_expert[il],
+            n_ff_shared: read_shared_width(keys, &facts, n_ff[il], n_ff_expert[il])?,
+        });
+    }
+    let routing = Routing {
+        count,
+        gating: read_gating(keys, &facts)?,
+        normed: match facts.weights_norm {
+            WeightsNorm::Always => true,
+            WeightsNorm::Never => false,
+            WeightsNorm::Keyed => keys.flag("expert_weights_norm")?.unwrap_or(false),
+        },
+        scale: keys.factor("expert_weights_scale")?.unwrap_or(1.0),
+        groups: read_groups(keys, count)?,
+        selection_bias: facts.selection_bias,
+    };
+    Ok((Some(routing), layers))
+}
+
+/// The width of an expert in each layer: of a dense block that all the chosen ones make up, if no
+/// key says otherwise.
+fn read_widths(keys: &Keys<'_>, n_ff: &[usize], used: &[usize]) -> Result<Vec<usize>, Error> {
+    if let Some(widths) = keys.per_layer("expert_feed_forward_length", n_ff.len())? {
+        return Ok(widths);
+    }
+    let shares = n_ff.iter().zip(used).map(|(n_ff, used)| match n_ff / used {
+        0 => {
+            let expected = format!("at least the {used} experts used");
+            Err(keys.bad("feed_forward_length", expected, n_ff))
+        }
+        share => Ok(share),
+    });
+    shares.collect()
+}
+
+fn read_shared_width(
+    keys: &Keys<'_>,
+    facts: &Experts,
+    n_ff: usize,
+    n_ff_expert: usize,
+) -> Result<Option<usize>, Error> {
+    let keyed = keys.integer("expert_shared_feed_forward_length")?;
+    if let Some(width) = keyed.filter(|&width| width > 0) {
+        return Ok(Some(width));
+    }
+    match keys.integer("expert_shared_count")?.unwrap_or(0) {
+        0 => Ok(facts.gated_shared.then_some(n_ff)),
+        count => Ok(Some(count.saturating_mul(n_ff_expert))),
+    }
+}
+
+fn read_gating(keys: &Keys<'_>, facts: &Experts) -> Result<Gating, Error> {
+    const KEY: &str = "expert_gating_func";
+    let keyed = match facts.keyed_gating {
+        true => keys.integer(KEY)?,
+        false => None,
+    };
+    match keyed {
+        None | Some(0) => Ok(facts.gating),
+        Some(1) => Ok(Gating::Softmax),
+        Some(2) => Ok(Gating::Sigmoid),
+        Some(3) => Ok(Gating::SoftmaxOfChosen),
+        Some(other) => Err(keys.bad(KEY, "0 to 3", other)),
+    }
+}
+
+fn read_groups(keys: &Keys<'_>, n_expert: usize) -> Result<Option<Groups>, Error> {
+    let count = keys.integer("expert_group_count")?.unwrap_or(0);
+    if count <= 1 {
+        return Ok(None);
+    }
+    if !n_expert.is_multiple_of(count) {
+        let expected = format!("a divisor of the {n_expert} experts");
+        return Err(keys.bad("expert_group_count", expected, count));
+    }
+    let used = keys.count("expert_group_used_count")?;
+    if used > count {
+        let expected = format!("at most the {count} groups there are");
+        return Err(keys.bad("expert_group_used_count", expected, used));
+    }
+    Ok(Some(Groups { count, used }))
+}
