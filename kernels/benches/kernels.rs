@@ -175,6 +175,56 @@ fn products(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
     }
 }
 
+/// Experts of a mixture, and those of a token.
+const EXPERTS: usize = 128;
+const USED: usize = 8;
+
+/// Products with experts: a token's with all of them in turn, so that caches hold none; and those
+/// of a prompt.
+fn experts(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
+    let (n, cols) = (768, 2048);
+    for ty in [T::Q4_K, T::Q8_0] {
+        for (role, m) in [(Role::Generated, 1), (Role::Prompt, TOKENS)] {
+            let turns = if m == 1 { EXPERTS / USED } else { 1 };
+            let raw = weights(ty, EXPERTS * n * cols);
+            let bytes = raw.len() as u64;
+            let mut pool = Pool::new(bench.threads).expect("threads");
+            let shape = (ty, EXPERTS * n, cols);
+            let matrix =
+                Matrix::of_experts(bench.isa, shape, EXPERTS, Arc::new(raw), true, &mut pool)
+                    .expect("a matrix");
+            let x = Rng(2).floats(m * cols);
+            let mut ops = vec![embed(m, cols, &x, 0)];
+            for turn in 0..turns {
+                // neighbours are far apart, and every expert is there as often as the others
+                let id = |i: usize| ((i + turn * USED) * 45 % EXPERTS) as f32;
+                let ids: Vec<f32> = (0..m * USED).map(id).collect();
+                ops.push(embed(m, USED, &ids, 1));
+                let product = Op::ExpertMatMul {
+                    x: 0,
+                    w: 0,
+                    ids: 1,
+                    experts: EXPERTS,
+                };
+                ops.push(product.to(2));
+            }
+            let program = program(ops, &[cols, USED, USED * n], common::KV);
+            let executor = Executor::new(bench.isa, program, vec![matrix], pool);
+            let run = repeat(executor, no_cache(m), role, 0, m);
+            match role {
+                Role::Generated => {
+                    let work = Throughput::Bytes(bytes);
+                    bench.run(&format!("generated/experts/{ty}"), &work, Some(read), run);
+                }
+                Role::Prompt => {
+                    let work = Throughput::Elements((2 * m * USED * n * cols) as u64);
+                    bench.run(&format!("prompt/experts/{ty}"), &work, Some(flops), run);
+                }
+            }
+        }
+    }
+}
+
 fn attention(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
     let (heads, heads_kv, d) = (16, 8, 128);
     for ty in KvType::ALL {
@@ -360,6 +410,7 @@ fn main() {
             threads,
         };
         products(&mut bench, read, flops);
+        experts(&mut bench, read, flops);
         attention(&mut bench, read, flops);
         elementwise(&mut bench);
         bench.group.finish();

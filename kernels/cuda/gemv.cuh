@@ -27,7 +27,7 @@ struct GemvParams {
     u8* integers;  // instead of `out` if not null: (columns, units of rows), see activations.cuh
     u32 strips;    // of all parts that are one beside the other
     u32 columns;
-    u32 gated;  // parts[0].out = gate(parts[0].w x) * parts[1].w x
+    u32 gated;  // a GateKind: parts[0].out = gate(parts[0].w x) * parts[1].w x; 0: products alone
     u32 unused;
 };
 static_assert(sizeof(GemvParams) == 224, "kernels/src/cuda/params.rs has the same");
@@ -193,11 +193,11 @@ DEVICE void gemv(const GemvParams& p) {
         float value = 0.0f, gate = 0.0f;
         if (there) {
 #pragma unroll 1
-            for (u32 round = 0; round <= p.gated; ++round) {
+            for (u32 round = 0; round <= (p.gated != 0 ? 1u : 0u); ++round) {
                 gate = value;
                 value = strip_product<F, N>(p.parts[part + round].w, p, strip);
             }
-            if (p.gated != 0) value = gated(gate, value);
+            if (p.gated != 0) value = gated(p.gated, gate, value);
         }
         const GemvPart& to = p.parts[part];
         const u32 row = strip * STRIP + in_strip;

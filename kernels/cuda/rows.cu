@@ -21,6 +21,26 @@ KERNEL(rms_norm, NormParams, NORM_THREADS) {
     for (u32 i = threadIdx.x; i < p.n; i += blockDim.x) p.out[base + i] = p.x[base + i] * scale * p.weight[i];
 }
 
+// (x - mean) / sqrt(var) * weight, likewise: the mean first, because the mean of the squares less
+// its square would cancel.
+KERNEL(layer_norm, NormParams, NORM_THREADS) {
+    SHARED(float, sums, [NORM_THREADS / WARP]);
+    const float* x = p.x + static_cast<u64>(blockIdx.x) * p.n;
+    float* out = p.out + static_cast<u64>(blockIdx.x) * p.n;
+    float sum = 0.0f;
+    for (u32 i = threadIdx.x; i < p.n; i += blockDim.x) sum += x[i];
+    sum = lanes_sum<32>(sum);
+    if (threadIdx.x % WARP == 0) sums[threadIdx.x / WARP] = sum;
+    __syncthreads();
+    float mean = 0.0f;
+    for (u32 i = 0; i < blockDim.x / WARP; ++i) mean += sums[i];
+    mean /= static_cast<float>(p.n);
+    float squares = 0.0f;
+    for (u32 i = threadIdx.x; i < p.n; i += blockDim.x) squares = fmaf(x[i] - mean, x[i] - mean, squares);
+    const float scale = norm_scale_of(squares, p.n, p.eps);
+    for (u32 i = threadIdx.x; i < p.n; i += blockDim.x) out[i] = (x[i] - mean) * scale * p.weight[i];
+}
+
 struct RopeParams {
     const float* x;        // (rows, heads, head_dim)
     float* out;            // the same, elsewhere
@@ -59,10 +79,18 @@ KERNEL(add, PairParams, THREADS) {
     if (at < p.n) p.out[at] = p.a[at] + p.b[at % p.period];
 }
 
-// a / (1 + e^-a) * b
+// a / (1 + e^-a) * b, and the other kinds of gates.
 KERNEL(swiglu, PairParams, THREADS) {
     const u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
-    if (at < p.n) p.out[at] = gated(p.a[at], p.b[at]);
+    if (at < p.n) p.out[at] = gated(GATE_SILU, p.a[at], p.b[at]);
+}
+KERNEL(geglu, PairParams, THREADS) {
+    const u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
+    if (at < p.n) p.out[at] = gated(GATE_GELU, p.a[at], p.b[at]);
+}
+KERNEL(swiglu_oai, PairParams, THREADS) {
+    const u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
+    if (at < p.n) p.out[at] = gated(GATE_SWIGLU_OAI, p.a[at], p.b[at]);
 }
 
 struct UnaryParams {
@@ -78,6 +106,49 @@ static_assert(sizeof(UnaryParams) == 32, "kernels/src/cuda/params.rs has the sam
 KERNEL(soft_cap, UnaryParams, THREADS) {
     const u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
     if (at < p.n) p.out[at] = soft_capped(p.x[at], p.parameter);
+}
+
+// factor * x
+KERNEL(scale, UnaryParams, THREADS) {
+    const u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
+    if (at < p.n) p.out[at] = p.parameter * p.x[at];
+}
+
+// x / 2 * (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
+KERNEL(gelu_tanh, UnaryParams, THREADS) {
+    const u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
+    if (at < p.n) p.out[at] = gelu(p.x[at]);
+}
+
+// max(x, 0)^2
+KERNEL(squared_relu, UnaryParams, THREADS) {
+    const u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
+    if (at >= p.n) return;
+    const float x = p.x[at] > 0.0f || p.x[at] != p.x[at] ? p.x[at] : 0.0f;
+    p.out[at] = x * x;
+}
+
+// 1 / (1 + e^-x)
+KERNEL(sigmoid, UnaryParams, THREADS) {
+    const u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
+    if (at < p.n) p.out[at] = 1.0f / (1.0f + expf(-p.x[at]));
+}
+
+struct ScaleByPositionParams {
+    const float* x;        // (rows, width)
+    const float* factors;  // by position
+    const i32* positions;  // (rows), below zero: the row is padding
+    float* out;            // (rows, width)
+    u32 rows;
+    u32 width;
+};
+static_assert(sizeof(ScaleByPositionParams) == 40, "kernels/src/cuda/params.rs has the same");
+
+KERNEL(scale_by_position, ScaleByPositionParams, THREADS) {
+    const u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
+    if (at >= static_cast<u64>(p.rows) * p.width) return;
+    const i32 position = p.positions[at / p.width];
+    p.out[at] = position < 0 ? p.x[at] : p.factors[position] * p.x[at];
 }
 
 struct SelectParams {

@@ -344,19 +344,31 @@ fn only_products(program: &Program, slot: Slot, from: usize) -> Option<Vec<usize
             Op::MatMul { x, w } if x == slot && !others => readers.push(w),
             _ if instruction.reads_slot(slot) => return None,
             // what may put another input where this one is
-            Op::MatMul { .. } | Op::Attention { .. } | Op::Gate { .. } => others = true,
+            Op::MatMul { .. }
+            | Op::Attention { .. }
+            | Op::Gate { .. }
+            | Op::ExpertMatMul { .. } => others = true,
             Op::RmsNorm { x, ref weight, .. } if weight.len() == program.slots[x].width => {
                 others = true;
             }
             Op::Embed { .. }
             | Op::Input
             | Op::RmsNorm { .. }
+            | Op::LayerNorm { .. }
             | Op::AddBias { .. }
             | Op::Rope { .. }
             | Op::KvWrite { .. }
             | Op::Unary { .. }
+            | Op::ScaleByPosition { .. }
             | Op::Add { .. }
-            | Op::SelectRows { .. } => {}
+            | Op::SelectRows { .. }
+            | Op::Softmax { .. }
+            | Op::TopK { .. }
+            | Op::Gather { .. }
+            | Op::Normalize { .. }
+            | Op::ScaleRows { .. }
+            | Op::ExpertBias { .. }
+            | Op::ExpertSum { .. } => {}
         }
         if instruction.out == Some(slot) {
             return Some(readers).filter(|readers| !readers.is_empty());

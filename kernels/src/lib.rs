@@ -46,7 +46,7 @@ pub use matrix::{Matrix, MatrixError, kernel_name};
 pub use memory::{NoMemory, room, share_heap, trim, with_memory};
 pub use op::{
     Activation, CacheLayer, CacheShape, Function, MatrixShape, Op, RowSet, Scores, ShapeError,
-    Shapes, Translate, Translated, ValueShape,
+    Shapes, TopGroups, Translate, Translated, ValueShape,
 };
 pub use pool::Pool;
 pub use program::{Instruction, Program, ProgramOp, Role, RowTable, Sequence, Slot, Step};

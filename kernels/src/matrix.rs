@@ -53,14 +53,17 @@ enum Data {
     Rows(Arc<dyn Bytes>),
 }
 
-/// `y = W x` with W of `rows` x `cols`, in one of ggml's types.
+/// `y = W x` with W of `rows` x `cols`, in one of ggml's types; or several such matrices, the
+/// experts, one below the other.
 pub struct Matrix {
     /// Element type in the file.
     pub ty: TensorType,
-    /// Outputs.
+    /// Outputs, of all experts.
     pub rows: usize,
     /// Inputs.
     pub cols: usize,
+    /// How many experts; 1: an ordinary matrix.
+    experts: usize,
     isa: Isa,
     table: &'static Table,
     data: Data,
@@ -78,11 +81,35 @@ impl Matrix {
     /// is no memory for a copy.
     pub fn new(
         isa: Isa,
-        (ty, rows, cols): (TensorType, usize, usize),
+        shape: (TensorType, usize, usize),
         source: Arc<dyn Bytes>,
         repack: bool,
         pool: &mut Pool,
     ) -> Result<Matrix, MatrixError> {
+        Matrix::of_experts(isa, shape, 1, source, repack, pool)
+    }
+
+    /// As [`Matrix::new`], of `experts` matrices one below the other, `rows` in all: what
+    /// [`Op::ExpertMatMul`](crate::Op::ExpertMatMul) multiplies with. Each begins with a strip of
+    /// its own.
+    ///
+    /// # Errors
+    /// As [`Matrix::new`].
+    ///
+    /// # Panics
+    /// If the rows are not those of so many experts: a bug in whoever asks.
+    pub fn of_experts(
+        isa: Isa,
+        (ty, rows, cols): (TensorType, usize, usize),
+        experts: usize,
+        source: Arc<dyn Bytes>,
+        repack: bool,
+        pool: &mut Pool,
+    ) -> Result<Matrix, MatrixError> {
+        assert!(
+            experts > 0 && rows.is_multiple_of(experts),
+            "{rows} rows of {experts} experts"
+        );
         if !octavo_quant::can_dequantize(ty) {
             return Err(MatrixError::Type(ty));
         }
@@ -108,7 +135,7 @@ impl Matrix {
         let strip_bytes = row_bytes * table.strip;
         let data = match kernels {
             Some(kernels) => {
-                let bytes = rows.div_ceil(table.strip) * strip_bytes;
+                let bytes = (rows / experts).div_ceil(table.strip) * experts * strip_bytes;
                 let memory = Memory::in_shared_mapping(bytes).ok_or(MatrixError::NoMemory {
                     ty,
                     rows,
@@ -117,7 +144,7 @@ impl Matrix {
                 })?;
                 Data::Packed(pack_strips(
                     &kernels,
-                    (ty, row_bytes),
+                    (ty, row_bytes, rows / experts),
                     &*source,
                     table.strip,
                     memory,
@@ -130,6 +157,7 @@ impl Matrix {
             ty,
             rows,
             cols,
+            experts,
             isa,
             table,
             data,
@@ -201,9 +229,24 @@ impl Matrix {
         self.table.strip
     }
 
-    /// Strips, the last one perhaps not full.
+    /// How many experts; 1 for an ordinary matrix.
+    pub(crate) fn experts(&self) -> usize {
+        self.experts
+    }
+
+    /// Rows of an expert: all, in an ordinary matrix.
+    pub(crate) fn expert_rows(&self) -> usize {
+        self.rows / self.experts
+    }
+
+    /// Strips of an expert, the last one perhaps not full.
+    pub(crate) fn expert_strips(&self) -> usize {
+        self.expert_rows().div_ceil(self.table.strip)
+    }
+
+    /// Strips, an expert's last one perhaps not full.
     pub(crate) fn strips(&self) -> usize {
-        self.rows.div_ceil(self.table.strip)
+        self.expert_strips() * self.experts
     }
 
     pub(crate) fn gemv(&self) -> Option<Gemv> {
@@ -286,8 +329,9 @@ impl Matrix {
         let (len, bytes) = (self.ty.block_len(), self.ty.block_bytes());
         let mut row = [0f32; KC];
         out[..(k1 - k0) * r].fill(0.0);
-        for i in 0..r.min(self.rows - s * r) {
-            let at = (s * r + i) * row_bytes;
+        let (expert, first) = (s / self.expert_strips(), s % self.expert_strips() * r);
+        for i in 0..r.min(self.expert_rows() - first) {
+            let at = (expert * self.expert_rows() + first + i) * row_bytes;
             let raw = &source.bytes()[at + k0 / len * bytes..at + k1 / len * bytes];
             octavo_quant::dequantize(self.ty, raw, &mut row[..k1 - k0])
                 .expect("lengths were checked in `new`");
@@ -335,23 +379,27 @@ pub fn kernel_name(isa: Isa, ty: TensorType, packed: bool) -> String {
     }
 }
 
-/// Fills `memory`, which has room for all strips of `r` rows.
+/// Fills `memory`, which has room for all strips of `r` rows; every `expert_rows` rows begin with a
+/// new one.
 fn pack_strips(
     kernels: &Packed,
-    (ty, row_bytes): (TensorType, usize),
+    (ty, row_bytes, expert_rows): (TensorType, usize, usize),
     source: &dyn Bytes,
     r: usize,
     mut memory: Memory,
     pool: &mut Pool,
 ) -> Memory {
     let n = source.n_bytes();
-    let strip_bytes = row_bytes * r;
-    if strip_bytes > 0 {
-        let work = Mutex::new(
-            (0..n)
+    let (strip_bytes, expert_bytes) = (row_bytes * r, row_bytes * expert_rows);
+    if strip_bytes > 0 && expert_bytes > 0 {
+        // where the rows of each strip begin and end
+        let strips = (0..n).step_by(expert_bytes).flat_map(|expert| {
+            let end = expert + expert_bytes;
+            (expert..end)
                 .step_by(strip_bytes)
-                .zip(memory.bytes_mut().chunks_exact_mut(strip_bytes)),
-        );
+                .map(move |at| at..end.min(at + strip_bytes))
+        });
+        let work = Mutex::new(strips.zip(memory.bytes_mut().chunks_exact_mut(strip_bytes)));
         pool.run_tasks(&|_| {
             let mut room = Vec::new();
             loop {
@@ -360,7 +408,7 @@ fn pack_strips(
                 let Some((at, to)) = work.lock().expect("no panic under the lock").next() else {
                     break;
                 };
-                let from = source.rows(at..n.min(at + strip_bytes), &mut room);
+                let from = source.rows(at, &mut room);
                 let rows: Vec<&[u8]> = from.chunks_exact(row_bytes).collect();
                 match kernels.blocks {
                     Some(format) => pack::strip(format, &rows, r, to),

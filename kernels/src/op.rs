@@ -17,6 +17,9 @@ pub enum Op<V, M, C, T> {
     /// `x * weight / sqrt(mean(x^2) + eps)` over as many neighbours as `weight` has values: the
     /// whole row, or each head.
     RmsNorm { x: V, weight: C, eps: f32 },
+    /// `(x - mean) * weight / sqrt(mean((x - mean)^2) + eps)` over as many neighbours as `weight`
+    /// has values.
+    LayerNorm { x: V, weight: C, eps: f32 },
     /// `x W^T`.
     MatMul { x: V, w: M },
     /// `x + bias` in every row.
@@ -39,10 +42,47 @@ pub enum Op<V, M, C, T> {
     Gate { gate: V, up: V, act: Activation },
     /// `f(x)`, value by value.
     Unary { x: V, f: Function },
+    /// Every row times `1 + rate * ln(1 + floor(position / step))`: what keeps the scores of
+    /// attention apart in long contexts.
+    ScaleByPosition { x: V, rate: f32, step: usize },
     /// `a + b`.
     Add { a: V, b: V },
     /// The rows whose outputs are wanted.
     SelectRows { x: V },
+    /// Softmax of every row.
+    Softmax { x: V },
+    /// Places of the `n` largest values of every row, the largest first and of equal ones the lower
+    /// place; as floats. What is not a number counts as the largest, so that it stays to be seen.
+    /// With groups, only values of the best groups count.
+    TopK {
+        x: V,
+        n: usize,
+        groups: Option<TopGroups>,
+    },
+    /// The values of `x` at the places `ids`.
+    Gather { x: V, ids: V },
+    /// Every row divided by its sum, or by `least` if that is more.
+    Normalize { x: V, least: f32 },
+    /// Every row of `x` times the one value of the row in `by`.
+    ScaleRows { x: V, by: V },
+    /// Products with the experts that `ids` names: `w` holds `experts` matrices one below the
+    /// other. `x` is one row for all, or one for each of them, side by side like the results.
+    ExpertMatMul { x: V, w: M, ids: V, experts: usize },
+    /// Adds to each part of `x` the bias of its expert; `bias` has one below the other.
+    ExpertBias { x: V, bias: C, ids: V },
+    /// Sum of the parts of `x`, each times its weight, in order.
+    ExpertSum { x: V, weights: V },
+}
+
+/// Which values [`Op::TopK`] chooses from: a row is cut into `count` groups of equally many values,
+/// the sum of a group's two best values is its score, and those of the `used` best groups count, of
+/// equal ones those of the lower group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TopGroups {
+    /// Groups of a row.
+    pub count: usize,
+    /// Groups whose values count.
+    pub used: usize,
 }
 
 /// A layer of the cache. Layers are grouped: those of a group have one shape, and a sequence has
@@ -55,11 +95,16 @@ pub struct CacheLayer {
     pub layer: usize,
 }
 
-/// What a gate goes through before it is multiplied.
+/// How a gate and what it gates come together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Activation {
-    /// `x / (1 + e^-x)`.
+    /// `gate / (1 + e^-gate) * up`.
     Silu,
+    /// `gelu(gate) * up`, see [`Function::Gelu`].
+    Gelu,
+    /// `g / (1 + e^(-1.702 g)) * (u + 1)`, with `g` the gate, at most 7, and `u` between -7 and 7:
+    /// gpt-oss.
+    SwigluOai,
 }
 
 /// A function of single values.
@@ -68,6 +113,14 @@ pub enum Function {
     /// `cap * tanh(x / cap)`: about `x` where that is small, and never beyond `cap`, which is
     /// positive.
     SoftCap(f32),
+    /// `factor * x`.
+    Scale(f32),
+    /// `x / 2 * (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`.
+    Gelu,
+    /// `max(x, 0)^2`.
+    SquaredRelu,
+    /// `1 / (1 + e^-x)`.
+    Sigmoid,
 }
 
 /// How attention's scores come about.
@@ -220,11 +273,21 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
         let (first, second) = match *self {
             Op::Embed { .. } | Op::Input => (None, None),
             Op::RmsNorm { x, .. }
+            | Op::LayerNorm { x, .. }
             | Op::MatMul { x, .. }
             | Op::AddBias { x, .. }
             | Op::Rope { x, .. }
             | Op::Unary { x, .. }
-            | Op::SelectRows { x } => (Some(x), None),
+            | Op::ScaleByPosition { x, .. }
+            | Op::SelectRows { x }
+            | Op::Softmax { x }
+            | Op::TopK { x, .. }
+            | Op::Normalize { x, .. } => (Some(x), None),
+            Op::Gather { x, ids }
+            | Op::ExpertMatMul { x, ids, .. }
+            | Op::ExpertBias { x, ids, .. } => (Some(x), Some(ids)),
+            Op::ScaleRows { x, by } => (Some(x), Some(by)),
+            Op::ExpertSum { x, weights } => (Some(x), Some(weights)),
             Op::Attention { q, .. } => (Some(q), None),
             Op::KvWrite { k, v, .. } => (Some(k), Some(v)),
             Op::Gate { gate, up, .. } => (Some(gate), Some(up)),
@@ -236,7 +299,10 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
     /// The vector read, if there is one.
     pub fn vector(&self) -> Option<&C> {
         match self {
-            Op::RmsNorm { weight: vector, .. } | Op::AddBias { bias: vector, .. } => Some(vector),
+            Op::RmsNorm { weight: vector, .. }
+            | Op::LayerNorm { weight: vector, .. }
+            | Op::AddBias { bias: vector, .. }
+            | Op::ExpertBias { bias: vector, .. } => Some(vector),
             Op::Attention { sinks, .. } => sinks.as_ref(),
             _ => None,
         }
@@ -259,6 +325,11 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             },
             Op::Input => Op::Input,
             Op::RmsNorm { x, weight, eps } => Op::RmsNorm {
+                x: to.value(x),
+                weight: to.vector(weight),
+                eps,
+            },
+            Op::LayerNorm { x, weight, eps } => Op::LayerNorm {
                 x: to.value(x),
                 weight: to.vector(weight),
                 eps,
@@ -298,11 +369,49 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
                 act,
             },
             Op::Unary { x, f } => Op::Unary { x: to.value(x), f },
+            Op::ScaleByPosition { x, rate, step } => Op::ScaleByPosition {
+                x: to.value(x),
+                rate,
+                step,
+            },
             Op::Add { a, b } => Op::Add {
                 a: to.value(a),
                 b: to.value(b),
             },
             Op::SelectRows { x } => Op::SelectRows { x: to.value(x) },
+            Op::Softmax { x } => Op::Softmax { x: to.value(x) },
+            Op::TopK { x, n, groups } => Op::TopK {
+                x: to.value(x),
+                n,
+                groups,
+            },
+            Op::Gather { x, ids } => Op::Gather {
+                x: to.value(x),
+                ids: to.value(ids),
+            },
+            Op::Normalize { x, least } => Op::Normalize {
+                x: to.value(x),
+                least,
+            },
+            Op::ScaleRows { x, by } => Op::ScaleRows {
+                x: to.value(x),
+                by: to.value(by),
+            },
+            Op::ExpertMatMul { x, w, ids, experts } => Op::ExpertMatMul {
+                x: to.value(x),
+                w: to.matrix(w),
+                ids: to.value(ids),
+                experts,
+            },
+            Op::ExpertBias { x, bias, ids } => Op::ExpertBias {
+                x: to.value(x),
+                bias: to.vector(bias),
+                ids: to.value(ids),
+            },
+            Op::ExpertSum { x, weights } => Op::ExpertSum {
+                x: to.value(x),
+                weights: to.value(weights),
+            },
         }
     }
 
@@ -321,7 +430,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
                 width: of.input().ok_or(ShapeError::NoInput)?,
                 rows: RowSet::All,
             },
-            Op::RmsNorm { x, ref weight, .. } => {
+            Op::RmsNorm { x, ref weight, .. } | Op::LayerNorm { x, ref weight, .. } => {
                 let group = of.vector(weight).ok_or(ShapeError::NoWeight)?;
                 whole("normalised width", group, value(x).width)?;
                 value(x)
@@ -383,6 +492,13 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
                 }
             }
             Op::Unary { x, .. } => value(x),
+            Op::ScaleByPosition { x, .. } if value(x).rows == RowSet::Wanted => {
+                return Err(ShapeError::RowsDiffer);
+            }
+            Op::ScaleByPosition { x, step, .. } => {
+                whole("positions of a step of the scale", step, step)?;
+                value(x)
+            }
             Op::SelectRows { x } if value(x).rows == RowSet::Wanted => {
                 return Err(ShapeError::RowsDiffer);
             }
@@ -390,8 +506,75 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
                 rows: RowSet::Wanted,
                 ..value(x)
             },
+            Op::Softmax { x } | Op::Normalize { x, .. } => {
+                some("values of a row", value(x).width)?;
+                value(x)
+            }
+            Op::TopK { x, n, groups } => ValueShape {
+                width: top(value(x).width, n, groups)?,
+                ..value(x)
+            },
+            Op::Gather { x, ids } => {
+                some("values of a row", value(x).width)?;
+                some("places", value(ids).width)?;
+                ValueShape {
+                    rows: same_rows(value(x), value(ids))?,
+                    ..value(ids)
+                }
+            }
+            Op::ScaleRows { x, by } => {
+                same("factors of a row", 1, value(by).width)?;
+                ValueShape {
+                    rows: same_rows(value(x), value(by))?,
+                    ..value(x)
+                }
+            }
+            Op::ExpertMatMul {
+                x,
+                ref w,
+                ids,
+                experts,
+            } => {
+                let matrix = of.matrix(w).ok_or(ShapeError::NoWeight)?;
+                whole("rows of an expert", experts, matrix.rows)?;
+                let used = value(ids).width;
+                at_most("experts of a row", experts, used)?;
+                if value(x).width != matrix.cols {
+                    let all = used.saturating_mul(matrix.cols);
+                    same("inputs of experts", all, value(x).width)?;
+                }
+                ValueShape {
+                    width: used.saturating_mul(matrix.rows / experts),
+                    rows: same_rows(value(x), value(ids))?,
+                }
+            }
+            Op::ExpertBias { x, ref bias, ids } => {
+                let bias = of.vector(bias).ok_or(ShapeError::NoWeight)?;
+                let used = value(ids).width;
+                whole("results of experts", used, value(x).width)?;
+                let n = value(x).width / used;
+                whole("biases of experts", n, bias)?;
+                at_most("experts of a row", bias / n, used)?;
+                ValueShape {
+                    rows: same_rows(value(x), value(ids))?,
+                    ..value(x)
+                }
+            }
+            Op::ExpertSum { x, weights } => {
+                let used = value(weights).width;
+                whole("results of experts", used, value(x).width)?;
+                ValueShape {
+                    width: value(x).width / used,
+                    rows: same_rows(value(x), value(weights))?,
+                }
+            }
         })
     }
+}
+
+/// What [`Op::ScaleByPosition`] multiplies a position with.
+pub(crate) fn scale_at(position: usize, rate: f32, step: usize) -> f32 {
+    (1.0 + f64::from(rate) * ((1 + position / step) as f64).ln()) as f32
 }
 
 impl ValueShape {
@@ -433,6 +616,46 @@ fn same(what: &'static str, expected: usize, got: usize) -> Result<(), ShapeErro
             got,
         })
     }
+}
+
+/// There must be some.
+fn some(what: &'static str, got: usize) -> Result<(), ShapeError> {
+    at_most(what, usize::MAX, got)
+}
+
+/// There must be some, and no more than there are.
+fn at_most(what: &'static str, expected: usize, got: usize) -> Result<(), ShapeError> {
+    if (1..=expected).contains(&got) {
+        Ok(())
+    } else {
+        Err(ShapeError::Width {
+            what,
+            // of none, one is the least that was expected
+            expected: if got == 0 { 1 } else { expected },
+            got,
+        })
+    }
+}
+
+/// The width of [`Op::TopK`] of rows of so many values.
+fn top(width: usize, n: usize, groups: Option<TopGroups>) -> Result<usize, ShapeError> {
+    // places are told as floats
+    at_most("values of a row", 1 << f32::MANTISSA_DIGITS, width)?;
+    let mut candidates = width;
+    if let Some(TopGroups { count, used }) = groups {
+        whole("groups of a row", count, width)?;
+        if width / count < 2 {
+            return Err(ShapeError::Width {
+                what: "values of a group",
+                expected: 2,
+                got: width / count,
+            });
+        }
+        at_most("groups used", count, used)?;
+        candidates = width / count * used;
+    }
+    at_most("places", candidates, n)?;
+    Ok(n)
 }
 
 /// `got` must be a whole number of groups.

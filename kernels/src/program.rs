@@ -176,6 +176,18 @@ impl Program {
         }
     }
 
+    /// How many experts each of so many matrices has, one below the other: 1 for those that
+    /// ordinary products multiply with.
+    pub fn experts(&self, matrices: usize) -> Vec<usize> {
+        let mut experts = vec![1; matrices];
+        for instruction in &self.ops {
+            if let Op::ExpertMatMul { w, experts: n, .. } = instruction.op {
+                experts[w] = n;
+            }
+        }
+        experts
+    }
+
     /// The shape of a layer of the cache.
     pub(crate) fn cache(&self, cache: CacheLayer) -> KvShape {
         self.caches[cache.group]

@@ -10,7 +10,9 @@ pub(crate) mod prelude {
     pub(crate) use crate::formats::floats::{BF16, F16, F32};
     pub(crate) use crate::formats::{self, Blocks, Float, Format, Visitor};
     pub(crate) use crate::generic::elementwise::Activate;
-    pub(crate) use crate::generic::{attention, batch, elementwise, gemm, gemv, pairs, probe};
+    pub(crate) use crate::generic::{
+        attention, batch, elementwise, gemm, gemv, pairs, probe, routing,
+    };
     pub(crate) use crate::kv::KvType;
     pub(crate) use crate::op::{Activation, Function};
     pub(crate) use crate::stamp::{by_pairs, nothing};
@@ -190,6 +192,17 @@ macro_rules! instantiate {
                 unsafe { elementwise::rms_norm::<$simd>(x, weight, eps, n, y) }
             }
             $(#[target_feature($(enable = $feature),+)])?
+            unsafe fn layer_norm(
+                x: *const f32,
+                weight: *const f32,
+                eps: f32,
+                n: usize,
+                y: *mut f32,
+            ) {
+                // SAFETY: as gemv.
+                unsafe { elementwise::layer_norm::<$simd>(x, weight, eps, n, y) }
+            }
+            $(#[target_feature($(enable = $feature),+)])?
             unsafe fn unary(f: Function, x: *const f32, n: usize, y: *mut f32) {
                 // SAFETY: as gemv.
                 unsafe { elementwise::unary::<$simd>(f, x, n, y) }
@@ -203,6 +216,16 @@ macro_rules! instantiate {
             unsafe fn add(rows: &elementwise::Operands) {
                 // SAFETY: as gemv.
                 unsafe { elementwise::add::<$simd>(rows) }
+            }
+            $(#[target_feature($(enable = $feature),+)])?
+            unsafe fn softmax(x: *const f32, n: usize, y: *mut f32) {
+                // SAFETY: as gemv.
+                unsafe { routing::softmax::<$simd>(x, n, y) }
+            }
+            $(#[target_feature($(enable = $feature),+)])?
+            unsafe fn weighted_sum(parts: &routing::Parts) {
+                // SAFETY: as gemv.
+                unsafe { routing::weighted_sum::<$simd>(parts) }
             }
             $(#[target_feature($(enable = $feature),+)])?
             unsafe fn read<const PREFETCH: bool>(p: *const f32, n: usize) -> f32 {
@@ -314,11 +337,16 @@ macro_rules! instantiate {
                 },
                 unit: $prompts!(attention),
                 rms_norm,
+                layer_norm,
                 unary,
                 gate: |act| match act {
                     Activation::Silu => gate::<elementwise::Silu>,
+                    Activation::Gelu => gate::<elementwise::Gelu>,
+                    Activation::SwigluOai => gate::<elementwise::SwigluOai>,
                 },
                 add,
+                softmax,
+                weighted_sum,
                 to_f16,
                 rotate,
                 read: [read::<false>, read::<true>],

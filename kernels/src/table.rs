@@ -4,7 +4,7 @@
 use crate::act::{ActRow, Form};
 use crate::formats::Blocks;
 use crate::generic::batch::BatchKernels;
-use crate::generic::{attention, elementwise, gemm};
+use crate::generic::{attention, elementwise, gemm, routing};
 use crate::kv::KvType;
 use crate::op::{Activation, Function};
 use octavo_quant::TensorType;
@@ -125,6 +125,9 @@ pub(crate) struct MatrixUnit {
 /// One run of `NQ` query rows over pages.
 pub(crate) type AttentionRun = unsafe fn(&mut attention::QueryRows<'_>, usize);
 
+/// Norms values by weights, with an epsilon, so many at a time.
+pub(crate) type Norm = unsafe fn(*const f32, *const f32, f32, usize, *mut f32);
+
 /// Every kernel of one instruction set.
 pub(crate) struct Table {
     /// Whether this CPU has every instruction that the kernels were compiled with.
@@ -146,11 +149,14 @@ pub(crate) struct Table {
     pub(crate) attention: fn(usize, KvType) -> AttentionRun,
     /// Instead of the former, for prompts.
     pub(crate) unit: Option<MatrixUnit>,
-    pub(crate) rms_norm: unsafe fn(*const f32, *const f32, f32, usize, *mut f32),
+    pub(crate) rms_norm: Norm,
+    pub(crate) layer_norm: Norm,
     pub(crate) unary: unsafe fn(Function, *const f32, usize, *mut f32),
     /// Of an activation.
     pub(crate) gate: fn(Activation) -> unsafe fn(&elementwise::Operands),
     pub(crate) add: unsafe fn(&elementwise::Operands),
+    pub(crate) softmax: unsafe fn(*const f32, usize, *mut f32),
+    pub(crate) weighted_sum: unsafe fn(&routing::Parts),
     pub(crate) to_f16: unsafe fn(*const f32, usize, *mut u16),
     pub(crate) rotate: unsafe fn(*const f32, *const f32, *const f32, usize, *mut f32),
     /// Measures memory: without and with prefetch.

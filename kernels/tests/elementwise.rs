@@ -1,7 +1,7 @@
 //! Functions of single values against f64, on every instruction set, in any division among threads.
 
 use crate::common::{KV, Rng, embed, program, run};
-use octavo_kernels::{Executor, Function, Isa, Op, Pool, Role};
+use octavo_kernels::{Activation, Executor, Function, Isa, Op, Pool, Role};
 
 /// The results for rows of `x`, by `threads` threads of `isa`.
 fn applied(isa: Isa, f: Function, x: &[f32], width: usize, threads: usize, role: Role) -> Vec<f32> {
@@ -66,6 +66,242 @@ fn soft_caps_hold_at_the_ends() {
             got[5].is_nan(),
             "{isa}: what is not a number must stay to be seen"
         );
+    }
+}
+
+/// Half a unit in the last place of 1: the relative error of one rounding.
+const U: f64 = f32::EPSILON as f64 / 2.0;
+
+/// Values of all sizes, of both signs.
+fn of_all_sizes(rng: &mut Rng, n: usize) -> Vec<f32> {
+    let size = |rng: &mut Rng| 2f32.powi((rng.bits() % 20) as i32 - 12);
+    (0..n).map(|_| rng.unit() * size(rng)).collect()
+}
+
+/// `1 + e^z` divides: of a relative error `error` of `z`, this is left of the quotient's, with two
+/// units in the last place of `exp` and the two roundings behind it.
+fn over_one_and_exp(z: f64, error: f64) -> f64 {
+    let part = 1.0 / (1.0 + (-z).exp());
+    part * (z.abs() * error + 4.0 * U) + 2.5 * U
+}
+
+/// What a function gives, and how far the kernels may be from it.
+fn expected(f: Function, x: f64) -> (f64, f64) {
+    match f {
+        Function::SoftCap(_) => unreachable!("`soft_caps_match_f64`"),
+        Function::Scale(factor) => (f64::from(factor) * x, U * (f64::from(factor) * x).abs()),
+        Function::SquaredRelu => (x.max(0.0).powi(2), U * x * x),
+        Function::Sigmoid => {
+            let y = 1.0 / (1.0 + (-x).exp());
+            (y, y * over_one_and_exp(-x, 0.0))
+        }
+        Function::Gelu => {
+            let z = -2.0 * (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+            let y = x / (1.0 + z.exp());
+            // z: two constants, a square, a sum and two products
+            (y, y.abs() * over_one_and_exp(z, 6.0 * U))
+        }
+    }
+}
+
+#[test]
+fn functions_match_f64() {
+    let mut rng = Rng(18);
+    for f in [
+        Function::Scale(0.3),
+        Function::SquaredRelu,
+        Function::Sigmoid,
+        Function::Gelu,
+    ] {
+        for (m, width) in [(1, 1), (3, 31), (2, 64), (5, 257), (16, 1000)] {
+            let x = of_all_sizes(&mut rng, m * width);
+            for isa in Isa::available() {
+                let got = applied(isa, f, &x, width, 1, Role::Prompt);
+                for (x, got) in x.iter().zip(&got) {
+                    let (exact, allowed) = expected(f, f64::from(*x));
+                    let error = (f64::from(*got) - exact).abs();
+                    // below e^-87 the kernels know no smaller numbers
+                    let allowed = allowed + 1e-35;
+                    assert!(
+                        error <= allowed,
+                        "{isa} {f:?} of {x}: expected {exact}, got {got}, {error:e} > {allowed:e}"
+                    );
+                }
+                for (threads, role) in [(2, Role::Prompt), (3, Role::Generated)] {
+                    let again = applied(isa, f, &x, width, threads, role);
+                    assert!(again == got, "{isa} {f:?} {threads} threads, {m} x {width}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn functions_hold_at_the_ends() {
+    let x = [-1e30, -200.0, 0.0, 200.0, f32::NAN];
+    for isa in Isa::available() {
+        let of = |f| applied(isa, f, &x, x.len(), 1, Role::Prompt);
+        for (f, expected) in [
+            (Function::Sigmoid, [0.0, 0.0, 0.5, 1.0]),
+            (Function::Gelu, [0.0, 0.0, 0.0, 200.0]),
+            (Function::SquaredRelu, [0.0, 0.0, 0.0, 40_000.0]),
+        ] {
+            let got = of(f);
+            let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-7;
+            assert!(
+                got[..4].iter().zip(&expected).all(near),
+                "{isa} {f:?}: {got:?}"
+            );
+            assert!(
+                got[4].is_nan(),
+                "{isa} {f:?}: what is not a number must stay to be seen"
+            );
+        }
+    }
+}
+
+/// What a gate gives, and how far the kernels may be from it.
+fn expected_of_gate(act: Activation, gate: f64, up: f64) -> (f64, f64) {
+    let (glu, factor, relative) = match act {
+        Activation::Silu => (
+            gate / (1.0 + (-gate).exp()),
+            up,
+            over_one_and_exp(-gate, 0.0),
+        ),
+        Activation::Gelu => {
+            let (y, error) = expected(Function::Gelu, gate);
+            (y, up, error / y.abs().max(f64::MIN_POSITIVE))
+        }
+        Activation::SwigluOai => {
+            let (g, u) = (gate.min(7.0), up.clamp(-7.0, 7.0));
+            let z = -1.702 * g;
+            // z: the constant and the product; the sum behind it: one rounding
+            let relative = over_one_and_exp(z, 2.0 * U) + U;
+            (g / (1.0 + z.exp()), u + 1.0, relative)
+        }
+    };
+    let y = glu * factor;
+    (y, y.abs() * (relative + U))
+}
+
+#[test]
+fn gates_match_f64() {
+    let mut rng = Rng(19);
+    for act in [Activation::Silu, Activation::Gelu, Activation::SwigluOai] {
+        for (m, width) in [(1, 1), (3, 31), (5, 257), (16, 640)] {
+            let [gate, up] = [0, 1].map(|_| of_all_sizes(&mut rng, m * width));
+            let on = |isa, threads, role| {
+                let ops = vec![
+                    embed(m, width, &gate, 0),
+                    embed(m, width, &up, 1),
+                    Op::Gate {
+                        gate: 0,
+                        up: 1,
+                        act,
+                    }
+                    .to(2),
+                ];
+                let pool = Pool::new(threads).expect("threads");
+                let program = program(ops, &[width; 3], KV);
+                let mut executor = Executor::new(isa, program, Vec::new(), pool);
+                run(&mut executor, KV, role, m)
+            };
+            for isa in Isa::available() {
+                let got = on(isa, 1, Role::Prompt);
+                for ((gate, up), got) in gate.iter().zip(&up).zip(&got) {
+                    let (exact, allowed) = expected_of_gate(act, (*gate).into(), (*up).into());
+                    let error = (f64::from(*got) - exact).abs();
+                    let allowed = allowed + 1e-33;
+                    assert!(
+                        error <= allowed,
+                        "{isa} {act:?} of {gate} and {up}: expected {exact}, got {got}, \
+                         {error:e} > {allowed:e}"
+                    );
+                }
+                assert!(on(isa, 2, Role::Generated) == got, "{isa} {act:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn layer_norms_match_f64() {
+    let mut rng = Rng(20);
+    for (m, width, group) in [
+        (1, 1, 1),
+        (3, 62, 31),
+        (2, 64, 64),
+        (5, 257, 257),
+        (4, 2000, 500),
+    ] {
+        // a mean that is large beside what is left without it
+        let x: Vec<f32> = rng.floats(m * width).iter().map(|x| 3.0 + x).collect();
+        let weight: Vec<f32> = rng.floats(group);
+        let eps = 1e-5f32;
+        let on = |isa, threads, role| {
+            let norm = Op::LayerNorm {
+                x: 0,
+                weight: weight.clone().into(),
+                eps,
+            };
+            let ops = vec![embed(m, width, &x, 0), norm.to(1)];
+            let pool = Pool::new(threads).expect("threads");
+            let program = program(ops, &[width; 2], KV);
+            let mut executor = Executor::new(isa, program, Vec::new(), pool);
+            run(&mut executor, KV, role, m)
+        };
+        for isa in Isa::available() {
+            let got = on(isa, 1, Role::Prompt);
+            for (x, got) in x.chunks(group).zip(got.chunks(group)) {
+                let x: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
+                let n = group as f64;
+                let mean = x.iter().sum::<f64>() / n;
+                let squares = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>();
+                let scale = 1.0 / (squares / n + f64::from(eps)).sqrt();
+                let largest = x.iter().fold(0.0, |m: f64, x| m.max(x.abs()));
+                // a sum of n values of one sign is off by a rounding of each partial sum at most,
+                // the mean by one more; the sum of squares likewise, and half of that its root
+                let of_mean = (n / 2.0 + 8.0) * U * largest;
+                let relative = (n / 2.0 + 8.0) * U + of_mean * scale;
+                for ((x, w), got) in x.iter().zip(&weight).zip(got) {
+                    let y = (x - mean) * scale * f64::from(*w);
+                    let direct = (of_mean + 4.0 * U * (x - mean).abs()) * scale;
+                    let allowed = direct * f64::from(w.abs()) + relative * y.abs();
+                    let error = (f64::from(*got) - y).abs();
+                    assert!(
+                        error <= allowed,
+                        "{isa} {m} x {width} by {group}: expected {y}, got {got}, \
+                         {error:e} > {allowed:e}"
+                    );
+                }
+            }
+            assert!(on(isa, 2, Role::Generated) == got, "{isa} {m} x {width}");
+        }
+    }
+}
+
+#[test]
+fn scales_follow_positions() {
+    let (m, width, rate, step) = (40, 33, 0.1f32, 16);
+    let x = Rng(21).floats(m * width);
+    let on = |isa, threads, role| {
+        let op = Op::ScaleByPosition { x: 0, rate, step };
+        let ops = vec![embed(m, width, &x, 0), op.to(1)];
+        let pool = Pool::new(threads).expect("threads");
+        let mut executor = Executor::new(isa, program(ops, &[width; 2], KV), Vec::new(), pool);
+        run(&mut executor, KV, role, m)
+    };
+    for isa in Isa::available() {
+        let got = on(isa, 1, Role::Prompt);
+        for (position, (x, got)) in x.chunks(width).zip(got.chunks(width)).enumerate() {
+            let factor = 1.0 + f64::from(rate) * ((1 + position / step) as f64).ln();
+            for (x, got) in x.iter().zip(got) {
+                let y = factor * f64::from(*x);
+                let error = (f64::from(*got) - y).abs();
+                assert!(error <= 2.0 * U * y.abs(), "{isa} {position}: {y}, {got}");
+            }
+        }
+        assert!(on(isa, 2, Role::Prompt) == got, "{isa}");
     }
 }
 

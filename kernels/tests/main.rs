@@ -7,6 +7,7 @@ mod absorbed;
 mod attention;
 mod cuda_shim;
 mod elementwise;
+mod experts;
 mod layer;
 mod matmul;
 mod team_model;

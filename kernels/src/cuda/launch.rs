@@ -5,10 +5,11 @@
 
 use super::Ptr;
 use super::modules::Module;
-use super::pack::{UNIT, kernels_of};
+use super::pack::{STRIP, UNIT, kernels_of};
 use super::params::{
-    Argmax, Arrange, Attention, Embed, Gemm, Gemv, Heads, KvWrite, Norm, Pair, Params, Peak, Rope,
-    Select, Unary,
+    Argmax, Arrange, Attention, Embed, ExpertBias, ExpertGemv, Gather, Gemm, Gemv, Heads, KvWrite,
+    Norm, Normalize, Pair, Params, Peak, Rope, ScaleByPosition, Select, Softmax, TopK, Unary,
+    WeightedSum,
 };
 use crate::kv::KvType;
 use crate::op::{Activation, Function};
@@ -85,6 +86,19 @@ pub fn rms_norm(p: &Norm, groups: u32) -> Launch {
     )
 }
 
+/// `layer_norm` of so many groups of `p.n` values.
+pub fn layer_norm(p: &Norm, groups: u32) -> Launch {
+    let threads = norm_threads(p.n);
+    launch(Module::Rows, "layer_norm", [groups, 1, 1], threads, p)
+}
+
+/// Every row times the factor of its position.
+pub fn scale_by_position(p: &ScaleByPosition) -> Launch {
+    let n = u64::from(p.rows) * u64::from(p.width);
+    let grid = [blocks(n, 256), 1, 1];
+    launch(Module::Rows, "scale_by_position", grid, 256, p)
+}
+
 /// Rotates queries or keys.
 pub fn rope(p: &Rope) -> Launch {
     let n = u64::from(p.rows) * u64::from(p.heads) * u64::from(p.head_dim);
@@ -100,6 +114,10 @@ pub fn add(p: &Pair) -> Launch {
 pub fn unary(f: Function, x: Ptr, out: Ptr, n: u64) -> Launch {
     let (name, parameter) = match f {
         Function::SoftCap(cap) => ("soft_cap", cap),
+        Function::Scale(factor) => ("scale", factor),
+        Function::Gelu => ("gelu_tanh", 0.0),
+        Function::SquaredRelu => ("squared_relu", 0.0),
+        Function::Sigmoid => ("sigmoid", 0.0),
     };
     let p = Unary {
         x,
@@ -115,6 +133,8 @@ pub fn unary(f: Function, x: Ptr, out: Ptr, n: u64) -> Launch {
 pub fn gate(act: Activation, p: &Pair) -> Launch {
     let name = match act {
         Activation::Silu => "swiglu",
+        Activation::Gelu => "geglu",
+        Activation::SwigluOai => "swiglu_oai",
     };
     launch(Module::Rows, name, [blocks(p.n, 256), 1, 1], 256, p)
 }
@@ -123,6 +143,8 @@ pub fn gate(act: Activation, p: &Pair) -> Launch {
 pub(super) fn gate_of_gemv(act: Activation) -> u32 {
     match act {
         Activation::Silu => 1,
+        Activation::Gelu => 2,
+        Activation::SwigluOai => 3,
     }
 }
 
@@ -135,6 +157,49 @@ pub fn select_rows(p: &Select) -> Launch {
         256,
         p,
     )
+}
+
+/// Softmax of so many rows.
+pub fn softmax(p: &Softmax, rows: u32) -> Launch {
+    launch(Module::Experts, "softmax", [rows, 1, 1], 32, p)
+}
+
+/// Places of the largest values of so many rows.
+pub fn top_k(p: &TopK, rows: u32) -> Launch {
+    launch(Module::Experts, "top_k", [rows, 1, 1], 32, p)
+}
+
+/// Values at places.
+pub fn gather(p: &Gather) -> Launch {
+    let grid = [blocks(p.total, 256), 1, 1];
+    launch(Module::Experts, "gather", grid, 256, p)
+}
+
+/// Rows divided by their sums.
+pub fn normalize(p: &Normalize) -> Launch {
+    let grid = [blocks(p.rows.into(), 256), 1, 1];
+    launch(Module::Experts, "normalize", grid, 256, p)
+}
+
+/// Parts of rows, each times its weight, added up.
+pub fn weighted_sum(p: &WeightedSum) -> Launch {
+    let grid = [blocks(p.total, 256), 1, 1];
+    launch(Module::Experts, "weighted_sum", grid, 256, p)
+}
+
+/// Each part of a row and the bias of its expert.
+pub fn expert_bias(p: &ExpertBias) -> Launch {
+    let grid = [blocks(p.total, 256), 1, 1];
+    launch(Module::Experts, "expert_bias", grid, 256, p)
+}
+
+/// Products of so many experts of rows, counted over all rows.
+pub fn expert_gemv(ty: TensorType, p: &ExpertGemv, choices: u32) -> Launch {
+    let ty = kernels_of(ty);
+    // choices first: only that side of a grid is never too short
+    let grid = [choices, p.n.div_ceil(STRIP as u32).div_ceil(GEMV_WARPS), 1];
+    let name = format!("expert_gemv_{ty}_1");
+    launch(Module::ExpertGemv(ty), name, grid, 32 * GEMV_WARPS, p)
 }
 
 /// What `argmax` says of a row that has a value that is not finite.

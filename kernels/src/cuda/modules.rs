@@ -23,6 +23,10 @@ pub enum Module {
     Gemv(TensorType),
     /// Prompts' products.
     Gemm(TensorType),
+    /// Operations around mixtures of experts.
+    Experts,
+    /// Products with experts.
+    ExpertGemv(TensorType),
     /// Attention, for heads of so many values.
     Attention(usize),
 }
@@ -37,7 +41,7 @@ pub static FORMATS: LazyLock<Vec<TensorType>> = LazyLock::new(|| {
 pub const HEAD_DIMS: [usize; 9] = [8, 16, 32, 64, 80, 96, 128, 192, 256];
 
 /// What the kernels include: name, text.
-pub const HEADERS: [(&str, &str); 12] = [
+pub const HEADERS: [(&str, &str); 14] = [
     ("compat.cuh", include_str!("../../cuda/compat.cuh")),
     ("gate.cuh", include_str!("../../cuda/gate.cuh")),
     ("norm.cuh", include_str!("../../cuda/norm.cuh")),
@@ -51,12 +55,17 @@ pub const HEADERS: [(&str, &str); 12] = [
     ("embed.cuh", include_str!("../../cuda/embed.cuh")),
     ("gemv.cuh", include_str!("../../cuda/gemv.cuh")),
     ("gemm.cuh", include_str!("../../cuda/gemm.cuh")),
+    ("experts.cuh", include_str!("../../cuda/experts.cuh")),
+    (
+        "expert_gemv.cuh",
+        include_str!("../../cuda/expert_gemv.cuh"),
+    ),
     ("paging.cuh", include_str!("../../cuda/paging.cuh")),
     ("attention.cuh", include_str!("../../cuda/attention.cuh")),
 ];
 
 /// The files of modules: name, text.
-const FILES: [(&str, &str); 8] = [
+const FILES: [(&str, &str); 10] = [
     ("rows.cu", include_str!("../../cuda/rows.cu")),
     ("activations.cu", include_str!("../../cuda/activations.cu")),
     ("kv.cu", include_str!("../../cuda/kv.cu")),
@@ -65,14 +74,18 @@ const FILES: [(&str, &str); 8] = [
     ("gemm.cu", include_str!("../../cuda/gemm.cu")),
     ("attention.cu", include_str!("../../cuda/attention.cu")),
     ("probe.cu", include_str!("../../cuda/probe.cu")),
+    ("experts.cu", include_str!("../../cuda/experts.cu")),
+    ("expert_gemv.cu", include_str!("../../cuda/expert_gemv.cu")),
 ];
 
 impl Module {
     /// Every module, every format and the usual head sizes.
     pub fn all() -> Vec<Module> {
         let mut all = vec![Module::Rows, Module::Activations, Module::Kv, Module::Probe];
+        all.push(Module::Experts);
         for &ty in FORMATS.iter() {
             all.extend([Module::Embed(ty), Module::Gemv(ty), Module::Gemm(ty)]);
+            all.push(Module::ExpertGemv(ty));
         }
         all.extend(HEAD_DIMS.map(Module::Attention));
         all
@@ -89,6 +102,8 @@ impl Module {
             Module::Gemm(_) => 5,
             Module::Attention(_) => 6,
             Module::Probe => 7,
+            Module::Experts => 8,
+            Module::ExpertGemv(_) => 9,
         }]
     }
 
@@ -96,7 +111,8 @@ impl Module {
     pub fn define(self) -> Option<(&'static str, String)> {
         match self {
             Module::Rows | Module::Activations | Module::Kv | Module::Probe => None,
-            Module::Embed(ty) | Module::Gemv(ty) | Module::Gemm(ty) => {
+            Module::Experts => None,
+            Module::Embed(ty) | Module::Gemv(ty) | Module::Gemm(ty) | Module::ExpertGemv(ty) => {
                 Some(("FORMAT", ty.to_string()))
             }
             Module::Attention(dim) => Some(("HEAD_DIM", dim.to_string())),

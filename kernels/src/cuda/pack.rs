@@ -80,17 +80,33 @@ pub struct Layout {
     rows: usize,
     cols: usize,
     units: usize,
+    /// Rows of an expert, each of which begins with a strip.
+    expert_rows: usize,
+    strips: usize,
 }
 
 impl Layout {
     /// Of a tensor of `rows` rows of `cols` values; `None` if no kernel reads the type, a row is
     /// not whole blocks, or there are 2^31 rows or columns.
     pub fn new(ty: TensorType, rows: usize, cols: usize) -> Option<Layout> {
+        Layout::of_experts(ty, 1, rows, cols)
+    }
+
+    /// The same of `experts` matrices one below the other, with `rows` rows in all; `None` also if
+    /// these are not as many for each.
+    pub fn of_experts(ty: TensorType, experts: usize, rows: usize, cols: usize) -> Option<Layout> {
         let shape = shape(ty)?;
         if cols == 0 || !cols.is_multiple_of(ty.block_len()) || rows.max(cols) >= 1 << 31 {
             return None;
         }
-        let (units, strips) = (cols.div_ceil(UNIT), rows.div_ceil(STRIP));
+        if experts == 0 || !rows.is_multiple_of(experts) {
+            return None;
+        }
+        let expert_rows = rows / experts;
+        let (units, strips) = (
+            cols.div_ceil(UNIT),
+            expert_rows.div_ceil(STRIP).checked_mul(experts)?,
+        );
         let supers = units.div_ceil(SUPER_UNITS);
         let plane = |n: usize, bytes: usize| {
             n.checked_mul(strips)?
@@ -108,6 +124,8 @@ impl Layout {
             rows,
             cols,
             units,
+            expert_rows,
+            strips,
         })
     }
 
@@ -124,7 +142,7 @@ impl Layout {
             rows: n(self.rows),
             cols: n(self.cols),
             units: n(self.units),
-            strips: n(self.rows.div_ceil(STRIP)),
+            strips: n(self.strips),
         }
     }
 }
@@ -141,11 +159,23 @@ pub struct Packed {
 /// Packs a tensor of `rows` rows of `cols` values; `None` where [`Layout::new`] has none, or the
 /// source is not as long.
 pub fn pack(ty: TensorType, rows: usize, cols: usize, source: &[u8]) -> Option<Packed> {
-    let layout = Layout::new(ty, rows, cols)?;
+    pack_experts(ty, 1, rows, cols, source)
+}
+
+/// The same of `experts` matrices one below the other, `rows` rows in all.
+pub fn pack_experts(
+    ty: TensorType,
+    experts: usize,
+    rows: usize,
+    cols: usize,
+    source: &[u8],
+) -> Option<Packed> {
+    let layout = Layout::of_experts(ty, experts, rows, cols)?;
     let Layout {
         shape,
         at: [at_high, at_scales, at_supers],
         units,
+        expert_rows,
         ..
     } = layout;
     let (len, block) = (ty.block_len(), ty.block_bytes());
@@ -165,8 +195,9 @@ pub fn pack(ty: TensorType, rows: usize, cols: usize, source: &[u8]) -> Option<P
     };
     let format = formats::row(ty)?.blocks.as_ref();
     for (row, raw) in source.chunks_exact(row_bytes).enumerate() {
+        let (expert, row) = (row / expert_rows, row % expert_rows);
         let place = Place {
-            strip: row / STRIP,
+            strip: expert * expert_rows.div_ceil(STRIP) + row / STRIP,
             row: row % STRIP,
             unit: 0,
             units,

@@ -83,9 +83,29 @@ params! {
     /// `rows.cu`: a function of single values.
     Unary, 32 { x: Ptr, out: Ptr, n: u64, parameter: f32, unused: u32 }
     /// `rows.cu`.
+    ScaleByPosition, 40 {
+        x: Ptr, factors: Ptr, positions: Ptr, out: Ptr, rows: u32, width: u32,
+    }
+    /// `rows.cu`.
     Select, 32 { x: Ptr, wanted: Ptr, out: Ptr, rows: u32, width: u32 }
     /// `rows.cu`.
     Argmax, 32 { x: Ptr, parts: Ptr, out: Ptr, n: u32, parts_n: u32 }
+    /// `experts.cu`.
+    Softmax, 24 { x: Ptr, out: Ptr, n: u32, unused: u32 }
+    /// `experts.cu`.
+    TopK, 32 { x: Ptr, out: Ptr, width: u32, n: u32, groups: u32, used: u32 }
+    /// `experts.cu`.
+    Gather, 40 { x: Ptr, ids: Ptr, out: Ptr, total: u64, width: u32, n: u32 }
+    /// `experts.cu`.
+    Normalize, 32 { x: Ptr, out: Ptr, rows: u32, n: u32, least: f32, unused: u32 }
+    /// `experts.cu`.
+    WeightedSum, 40 { x: Ptr, weights: Ptr, out: Ptr, total: u64, n: u32, count: u32 }
+    /// `experts.cu`.
+    ExpertBias, 48 { x: Ptr, bias: Ptr, ids: Ptr, out: Ptr, total: u64, n: u32, experts: u32 }
+    /// `expert_gemv.cuh`.
+    ExpertGemv, 88 {
+        w: Matrix, x: Ptr, ids: Ptr, out: Ptr, n: u32, experts: u32, sharing: u32, unused: u32,
+    }
     /// `kv.cu`.
     KvWrite, 88 {
         k: Ptr, v: Ptr, pages_k: Ptr, pages_v: Ptr, paging: Paging, heads: u32, head_dim: u32,

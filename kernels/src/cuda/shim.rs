@@ -71,6 +71,8 @@ impl Default for Sources {
             Module::Gemv(FORMATS[0]),
             Module::Gemm(FORMATS[0]),
             Module::Attention(HEAD_DIMS[0]),
+            Module::Experts,
+            Module::ExpertGemv(FORMATS[0]),
         ];
         let files = HEADERS
             .into_iter()
@@ -225,7 +227,7 @@ impl Shim {
     fn compile(&self, file: &'static str) -> Result<PathBuf, Error> {
         let mut unit = "#include \"host/shim.cpp\"\n".to_owned();
         let wanted = |module: &Module| match module {
-            Module::Embed(ty) | Module::Gemv(ty) | Module::Gemm(ty) => {
+            Module::Embed(ty) | Module::Gemv(ty) | Module::Gemm(ty) | Module::ExpertGemv(ty) => {
                 self.sources.formats.contains(ty)
             }
             _ => true,

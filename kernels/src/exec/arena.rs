@@ -74,7 +74,7 @@ impl Extent {
 
 /// Inputs of products as integers; see [`ActRow`].
 #[derive(Default)]
-struct Codes {
+pub(super) struct Codes {
     q: Vec<Act4>,
     scale: Vec<f32>,
     isum: Vec<i32>,
@@ -84,7 +84,7 @@ struct Codes {
 }
 
 impl Codes {
-    fn reserve(&mut self, groups: usize) {
+    pub(super) fn reserve(&mut self, groups: usize) {
         grow(&mut self.q, groups * ACT_GROUP / 4);
         grow(&mut self.scale, groups);
         grow(&mut self.isum, groups * ACT_GROUP / 16);
@@ -93,7 +93,7 @@ impl Codes {
         grow(&mut self.fsum32, groups);
     }
 
-    fn view(&mut self) -> ActRow {
+    pub(super) fn view(&mut self) -> ActRow {
         ActRow {
             q: self.q.as_mut_ptr(),
             scale: self.scale.as_mut_ptr(),
@@ -216,7 +216,7 @@ impl Arena {
             let rows = program.rows_of(slot, extent.rows, extent.wanted);
             buffer.grow(rows * program.slots[slot].width);
         }
-        let (most, widest) = (extent.most_rows(), model.widest());
+        let (most, widest) = (extent.most_rows(), model.widest_input());
         if extent.role == Role::Generated {
             self.codes
                 .iter_mut()
@@ -230,7 +230,7 @@ impl Arena {
             model.most_items(extent),
             extent.rows * model.most_heads_kv(),
         );
-        self.tiles.grow((most + MAX_TILE) * widest);
+        self.tiles.grow(model.tile_floats(extent));
         grow(&mut self.angles, extent.rows * 2 * program.angles());
         self.view = View {
             buffers: self

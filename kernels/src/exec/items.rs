@@ -20,6 +20,13 @@ enum Kind {
         width: usize,
         at_once: usize,
     },
+    /// Columns of the results of one expert of a row, so many at a time; `parts` times.
+    Experts {
+        slot: Slot,
+        n: usize,
+        at_once: usize,
+        parts: usize,
+    },
     /// Rows of a slot, so many at a time, and of those the part of one KV head.
     Blocks {
         slot: Slot,
@@ -72,6 +79,21 @@ impl Items {
                     kind,
                 })
             }
+            (Phase::Whole(_), &Op::ExpertMatMul { w, ids, .. }) => {
+                let n = model.matrices[w].expert_rows();
+                let at_once = model.table.strip * STRIP_PAIR;
+                let parts = n.div_ceil(at_once);
+                let kind = Kind::Experts {
+                    slot: instruction.result(),
+                    n,
+                    at_once,
+                    parts,
+                };
+                Some(Items {
+                    count: rows(ids) * width(ids) * parts,
+                    kind,
+                })
+            }
             (Phase::Whole(_), &Op::Attention { q, cache, .. }) => {
                 let (out, kv) = (instruction.result(), program.cache(cache));
                 let heads_kv = kv.n_head_kv;
@@ -121,6 +143,21 @@ impl Items {
                     rows,
                     stride: width,
                     len: at_once.min(width - first),
+                }
+            }
+            Kind::Experts {
+                slot,
+                n,
+                at_once,
+                parts,
+            } => {
+                let (choice, first) = (item / parts, item % parts * at_once);
+                Region {
+                    slot: Some(slot),
+                    first: choice * n + first,
+                    rows: 1,
+                    stride: n,
+                    len: at_once.min(n - first),
                 }
             }
             Kind::Blocks {

@@ -15,34 +15,38 @@ const NEAR_BYTES: usize = 1 << 19;
 
 /// Strips of weights by twos, whose sums stand side by side: neighbours, or one of the gate and one
 /// of the up projection.
-struct StripPairs<'a> {
-    matrix: &'a Matrix,
-    up: Option<&'a Matrix>,
+pub(super) struct StripPairs<'a> {
+    pub(super) matrix: &'a Matrix,
+    pub(super) up: Option<&'a Matrix>,
+    /// Which of the strips: all, or those of an expert.
+    pub(super) strips: Range<usize>,
+    /// Rows that these have.
+    pub(super) rows: usize,
 }
 
 impl<'a> StripPairs<'a> {
     fn count(&self) -> usize {
         if self.up.is_some() {
-            self.matrix.strips()
+            self.strips.len()
         } else {
-            self.matrix.strips().div_ceil(STRIP_PAIR)
+            self.strips.len().div_ceil(STRIP_PAIR)
         }
     }
 
     /// The strips of a pair, the last of which may lack its second: matrix and number.
     fn strips(&self, pair: usize) -> impl Iterator<Item = (&'a Matrix, usize)> {
-        let matrix = self.matrix;
+        let (matrix, start, end) = (self.matrix, self.strips.start, self.strips.end);
         let [first, second] = match self.up {
-            Some(up) => [(matrix, pair), (up, pair)],
-            None => [0, 1].map(|i| (matrix, pair * STRIP_PAIR + i)),
+            Some(up) => [(matrix, start + pair), (up, start + pair)],
+            None => [0, 1].map(|i| (matrix, start + pair * STRIP_PAIR + i)),
         };
         [first, second]
             .into_iter()
-            .filter(|(matrix, strip)| *strip < matrix.strips())
+            .filter(move |(_, strip)| *strip < end)
     }
 
-    /// First row of the matrix that a pair has.
-    fn first_row(&self, pair: usize) -> usize {
+    /// First of the rows that a pair has.
+    pub(super) fn first_row(&self, pair: usize) -> usize {
         let strips = if self.up.is_some() { 1 } else { STRIP_PAIR };
         pair * strips * self.matrix.strip_rows()
     }
@@ -67,6 +71,26 @@ impl<'a> StripPairs<'a> {
             *packed = matrix.packed(strip, k0, k1);
         }
         packed
+    }
+}
+
+/// What strips are multiplied with, in tiles, and where the results go.
+pub(super) struct Tokens {
+    pub(super) x: *const f32,
+    pub(super) m: usize,
+    /// The first one's results, and floats from there to the next one's. Without it they stay among
+    /// the sums.
+    pub(super) y: Option<(*mut f32, usize)>,
+}
+
+/// Pairs that go through a slice of activations together, of so many that each thread has: a slice
+/// of many activations serves several pairs once it is there.
+pub(super) fn pairs_at_once(tokens: &ActivationForm, m: usize, cols: usize, each: usize) -> usize {
+    let many = m * cols * tokens.bytes > NEAR_BYTES;
+    if many && cols > tokens.slice {
+        (each / 3).clamp(1, UNITS)
+    } else {
+        1
     }
 }
 
@@ -117,7 +141,7 @@ impl Part<'_> {
 
     /// # Safety
     /// As [`Part::run`]. *Shares* of groups: of whole rows where the operation before divides rows.
-    unsafe fn quantize(&self, x: Slot, task: &Task) {
+    pub(super) unsafe fn quantize(&self, x: Slot, task: &Task) {
         let Some(codes) = task.codes else {
             unreachable!("the plan gives it a place")
         };
@@ -185,14 +209,11 @@ impl Part<'_> {
                 Some(Epilogue::Gate { up, .. }) => Some(&self.model.matrices[up]),
                 _ => None,
             },
+            strips: 0..matrix.strips(),
+            rows: matrix.rows,
         };
-        // a slice of many activations serves several pairs once it is there
-        let many = m * matrix.cols * activations.bytes > NEAR_BYTES;
-        let at_once = if many && matrix.cols > activations.slice {
-            (pairs.count() / (3 * self.w.size)).clamp(1, UNITS)
-        } else {
-            1
-        };
+        let each = pairs.count() / self.w.size;
+        let at_once = pairs_at_once(activations, m, matrix.cols, each);
         let turns = pairs.count().div_ceil(at_once);
         self.take_items(product.task.op, 0, turns, |turn| {
             let turn = turn * at_once..((turn + 1) * at_once).min(pairs.count());
@@ -224,12 +245,45 @@ impl Part<'_> {
         let &Product {
             matrix, out, then, ..
         } = product;
-        let role = self.extent.role;
-        let (activations, kernels) = matrix.prompt(role);
         // SAFETY: the scratch at this thread's number is its own.
         let Scratch { panel, sums, .. } = unsafe { self.scratches.of(self.w.thread) };
-        for k0 in (0..matrix.cols).step_by(activations.slice) {
-            let kc = activations.slice.min(matrix.cols - k0);
+        let tokens = Tokens {
+            x: self.view.tiles.0,
+            m,
+            y: then
+                .is_none()
+                .then_some((self.view.buffers[out].0, matrix.rows)),
+        };
+        // SAFETY: one thread has these strips and so these columns of the output; tiles are
+        // finished.
+        unsafe { self.multiply_turn(pairs, turn, &tokens, panel, sums) };
+        for (pair, sums) in turn.iter().zip(sums.chunks_exact(sums_len(m))) {
+            if let Some(then) = then {
+                // SAFETY: one thread has these columns of the output, whose other inputs were
+                // finished before the last barrier.
+                unsafe { self.follow(then, matrix, *pair, sums, m) };
+            }
+            self.note_done(*pair);
+        }
+    }
+
+    /// Some pairs of strips against tokens, slice by slice. The sums of each are `sums_len` apart.
+    ///
+    /// # Safety
+    /// The tokens are finished and in the form of the matrix; the results are the calling thread's.
+    pub(super) unsafe fn multiply_turn(
+        &self,
+        pairs: &StripPairs<'_>,
+        turn: &[usize],
+        tokens: &Tokens,
+        panel: &mut [f32],
+        sums: &mut [f32],
+    ) {
+        let &Tokens { x, m, y } = tokens;
+        let (role, cols) = (self.extent.role, pairs.matrix.cols);
+        let (activations, kernels) = pairs.matrix.prompt(role);
+        for k0 in (0..cols).step_by(activations.slice) {
+            let kc = activations.slice.min(cols - k0);
             for (i, (pair, sums)) in turn
                 .iter()
                 .zip(sums.chunks_exact_mut(sums_len(m)))
@@ -241,33 +295,24 @@ impl Part<'_> {
                     Some(next) => (*next, k0),
                     None => (turn[0], k0 + kc),
                 };
-                let end = matrix.cols.min(k + activations.slice);
+                let end = cols.min(k + activations.slice);
                 let first = pairs.first_row(*pair);
-                let y = self.view.buffers[out].0.wrapping_add(first);
                 let tiles = gemm::Tiles {
                     panel: panel.as_ptr(),
                     kc,
                     k0,
-                    k: matrix.cols,
-                    x: self.view.tiles.0,
+                    k: cols,
+                    x,
                     m,
                     sums: sums.as_mut_ptr(),
-                    y: then.is_none().then_some((y, matrix.rows)),
-                    rows: matrix.rows - first,
+                    y: y.map(|(y, stride)| (y.wrapping_add(first), stride)),
+                    rows: pairs.rows - first,
                     prefetch_next: pairs.packed(next, k, end),
                 };
-                // SAFETY: one thread has these strips and so these columns of the output; its
-                // scratch holds the panel and the sums.
+                // SAFETY: the caller's tokens and results; panel and sums are this thread's, and
+                // have room.
                 unsafe { (kernels[n_strips - 1])(&tiles) };
             }
-        }
-        for (pair, sums) in turn.iter().zip(sums.chunks_exact(sums_len(m))) {
-            if let Some(then) = then {
-                // SAFETY: one thread has these columns of the output, whose other inputs were
-                // finished before the last barrier.
-                unsafe { self.follow(then, matrix, *pair, sums, m) };
-            }
-            self.note_done(*pair);
         }
     }
 

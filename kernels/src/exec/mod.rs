@@ -22,6 +22,7 @@
 mod arena;
 mod attention;
 mod epilogue;
+mod experts;
 mod frame;
 mod gemv;
 mod items;
@@ -49,6 +50,7 @@ use crate::program::{Instruction, Program, Resource, Role, Row, Sequence, Slot, 
 use crate::table::{ActivationForm, Gemv, MAX_R, MatrixUnit, Table};
 use arena::{Arenas, Extent, MAX_TILE};
 use epilogue::Epilogue;
+use experts::Experts;
 use frame::Frame;
 use model::Model;
 use part::Part;
@@ -104,6 +106,15 @@ impl Executor {
             cols: m.cols,
         };
         program.check(&matrices.iter().map(shape).collect::<Vec<_>>());
+        for instruction in &program.ops {
+            let (w, experts) = match instruction.op {
+                Op::MatMul { w, .. } => (w, 1),
+                Op::ExpertMatMul { w, experts, .. } => (w, experts),
+                _ => continue,
+            };
+            let packed = matrices[w].experts();
+            assert_eq!(packed, experts, "matrix {w}: experts");
+        }
         let is_known = |kv: &KvShape| kv.ty.takes(kv.head_dim) && kv.head_dim <= MAX_HEAD_DIM;
         assert!(
             program.caches.iter().all(is_known),
@@ -116,6 +127,7 @@ impl Executor {
             .as_ref()
             .filter(|u| in_bf16 && program.caches.iter().all(|kv| (u.takes)(kv.head_dim)));
         let groups = fuse::groups(&program);
+        let experts = Experts::of(&program, &matrices);
         let plan = |role, tapped| Plan::new(table, &program, &matrices, &groups, role, tapped);
         let plans = [
             plan(Role::Prompt, false),
@@ -131,6 +143,7 @@ impl Executor {
                 table,
                 program,
                 matrices,
+                experts,
                 plans,
                 unit,
             }),

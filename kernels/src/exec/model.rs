@@ -1,6 +1,7 @@
 //! What an executor knows from the beginning, and what follows from it for a step's size.
 
 use super::arena::{Extent, MAX_TILE};
+use super::experts::Experts;
 use super::items::Items;
 use super::plan::{Plan, Section};
 use super::{
@@ -14,6 +15,8 @@ pub(super) struct Model {
     pub(super) program: Program,
     /// Indexed by `Op::MatMul::w`.
     pub(super) matrices: Vec<Matrix>,
+    /// The largest products with experts.
+    pub(super) experts: Experts,
     /// See [`Model::plan`].
     pub(super) plans: [Plan; 4],
     /// What attends for prompts instead of the vector kernels. Models of float weights keep their
@@ -29,6 +32,19 @@ impl Model {
     /// Columns of the widest matrix.
     pub(super) fn widest(&self) -> usize {
         self.matrices.iter().map(|m| m.cols).max().unwrap_or(0)
+    }
+
+    /// Values of the widest row that is brought into integers.
+    pub(super) fn widest_input(&self) -> usize {
+        self.widest().max(self.experts.width)
+    }
+
+    /// Floats of a step's inputs of products in tiles, at most. No form takes more than a float
+    /// for each value of a tile.
+    pub(super) fn tile_floats(&self, extent: &Extent) -> usize {
+        let rows = extent.most_rows();
+        let ordinary = (rows + MAX_TILE) * self.widest();
+        ordinary.max(self.experts.tile_floats(extent.role, rows))
     }
 
     /// Items of the tasks of any section, at most.
@@ -59,16 +75,14 @@ impl Model {
         let rows = |slot| self.program.rows_of(slot, extent.rows, extent.wanted);
         let width = |slot: Slot| self.program.slots[slot].width;
         // the slot that an earlier section has brought there in another form
-        let ready = section
-            .ready
-            .iter()
-            .find(|ready| ready.at == resource)
-            .map(|ready| ready.slot);
+        let ready = section.ready.iter().find(|ready| ready.at == resource);
         match (resource, ready) {
-            (Resource::Slot(slot), _) | (Resource::Codes(_), Some(slot)) => {
-                rows(slot) * width(slot)
-            }
-            (Resource::Tiles, Some(slot)) => (rows(slot) + MAX_TILE) * width(slot),
+            (Resource::Slot(slot), _) => rows(slot) * width(slot),
+            (Resource::Codes(_), Some(ready)) => rows(ready.slot) * width(ready.slot),
+            (Resource::Tiles, Some(ready)) => match ready.by {
+                Some(by) => by.tile_floats(width(by.ids), rows(by.ids)),
+                None => (rows(ready.slot) + MAX_TILE) * width(ready.slot),
+            },
             (Resource::Angles, _) => extent.rows * 2 * self.program.angles(),
             // pieces are joined in the section that makes them; the cache is the same in all places
             (Resource::Pieces | Resource::Kv(_), _)

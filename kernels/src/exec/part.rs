@@ -4,6 +4,7 @@ use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use super::arena::View;
+use super::experts::ExpertProduct;
 use super::frame::Frame;
 use super::matmul::Product;
 use super::plan::{Phase, Task};
@@ -139,6 +140,22 @@ impl Part<'_> {
                     out: instruction.result(),
                     then,
                 }),
+                (
+                    phase @ (Phase::Prepare(_) | Phase::Whole(_)),
+                    &Op::ExpertMatMul { x, w, ids, .. },
+                ) => {
+                    let product = ExpertProduct {
+                        task,
+                        x,
+                        ids,
+                        matrix: &self.model.matrices[w],
+                        out: instruction.result(),
+                    };
+                    match phase {
+                        Phase::Prepare(form) => self.prepare_experts(form, &product),
+                        _ => self.expert_matmul(&product),
+                    }
+                }
                 (
                     phase @ (Phase::Pieces | Phase::Whole(_)),
                     &Op::Attention {

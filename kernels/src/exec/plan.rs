@@ -5,6 +5,7 @@
 //! thread goes on with its own.
 
 use super::epilogue::{Epilogue, epilogue};
+use super::experts::ByExpert;
 use super::{ACT_GROUP, Form, Matrix, Op, Program, Resource, Role, STRIP_PAIR, Slot, Table};
 use crate::fuse::Group;
 
@@ -34,6 +35,8 @@ pub(super) struct Section {
 pub(super) struct Ready {
     pub(super) slot: Slot,
     pub(super) form: Form,
+    /// By which experts its rows are arranged, if they are.
+    pub(super) by: Option<ByExpert>,
     /// Where it stands.
     pub(super) at: Resource,
 }
@@ -206,6 +209,9 @@ fn steps(
         let then = fused.and_then(|group| epilogue(group, matrices, role));
         match instruction.op {
             Op::MatMul { x, w } => steps.product(at, x, w, instruction.result(), then),
+            Op::ExpertMatMul { x, w, ids, .. } => {
+                steps.expert_product(at, x, w, ids, instruction.result());
+            }
             Op::Attention { .. } if role == Role::Generated => {
                 steps.push(
                     at,
@@ -261,8 +267,9 @@ impl Steps<'_> {
             codes: None,
         };
         let ready = self.ready.clone();
+        let overwritten = |slot: Slot| writes.contains(&Resource::Slot(slot));
         self.ready
-            .retain(|r| !writes.contains(&Resource::Slot(r.slot)));
+            .retain(|r| !overwritten(r.slot) && !r.by.is_some_and(|by| overwritten(by.ids)));
         self.list.push(Step {
             task,
             reads,
@@ -281,7 +288,7 @@ impl Steps<'_> {
         let form = self.matrices[w].reads(self.role);
         let mut input = Resource::Slot(x);
         if form != Form::Floats {
-            input = self.prepared(at, x, w, form);
+            input = self.prepared(at, x, w, None);
         }
         let mut reads = vec![input];
         if let Some(Epilogue::Add { to, .. }) = then {
@@ -300,24 +307,53 @@ impl Steps<'_> {
         }
     }
 
-    /// Where the input of the product at `at` stands in the form that it reads, after a step for
-    /// that if necessary.
-    fn prepared(&mut self, at: usize, x: Slot, w: usize, form: Form) -> Resource {
+    /// A product with the experts that `ids` names.
+    fn expert_product(&mut self, at: usize, x: Slot, w: usize, ids: Slot, out: Slot) {
+        let input = match self.matrices[w].reads(self.role) {
+            Form::Floats => Resource::Slot(x),
+            // as they are: each expert finds its rows
+            Form::Codes => self.prepared(at, x, w, None),
+            // a tile's rows are those of one expert
+            Form::Tiles | Form::Pairs | Form::Bf16 => {
+                let by = ByExpert::new(ids, &self.matrices[w]);
+                self.prepared(at, x, w, Some(by))
+            }
+        };
+        self.push(
+            at,
+            Phase::Whole(None),
+            vec![input, Resource::Slot(ids)],
+            vec![Resource::Slot(out)],
+            Division::Own,
+        );
+        if let Resource::Codes(i) = input {
+            self.last().task.reads_codes = i;
+        }
+    }
+
+    /// Where the input of the product at `at` stands in the form that it reads, perhaps arranged by
+    /// experts, after a step for that if necessary.
+    fn prepared(&mut self, at: usize, x: Slot, w: usize, by: Option<ByExpert>) -> Resource {
+        let form = self.matrices[w].reads(self.role);
         if let Some(ready) = self
             .ready
             .iter()
-            .find(|ready| (ready.slot, ready.form) == (x, form))
+            .find(|ready| (ready.slot, ready.form, ready.by) == (x, form, by))
         {
             return ready.at;
         }
         let by_last_step = form == Form::Codes && self.last_step_makes_groups_of(x);
         let place = self.free_place(form, by_last_step);
         if !by_last_step {
-            let division = self.division_of_preparation(x, w);
+            let division = match by {
+                Some(_) => Division::Own,
+                None => self.division_of_preparation(x, w),
+            };
+            let ids = by.map(|by| Resource::Slot(by.ids));
             self.push(
                 at,
                 Phase::Prepare(form),
-                vec![Resource::Slot(x)],
+                [Resource::Slot(x)].into_iter().chain(ids).collect(),
                 Vec::new(),
                 division,
             );
@@ -330,6 +366,7 @@ impl Steps<'_> {
         self.ready.push(Ready {
             slot: x,
             form,
+            by,
             at: place,
         });
         place
@@ -416,12 +453,16 @@ impl Steps<'_> {
         let heads = |head_dim: usize, width: usize| Division::Heads { head_dim, width };
         let instruction = &self.program.ops[at];
         match &instruction.op {
-            Op::RmsNorm { x, weight, .. } if weight.len() < width(*x) => {
+            Op::RmsNorm { x, weight, .. } | Op::LayerNorm { x, weight, .. }
+                if weight.len() < width(*x) =>
+            {
                 heads(weight.len(), width(*x))
             }
             // as the next product's input is divided, so that whoever has normed rows goes on with
             // them
-            Op::RmsNorm { x, weight, .. } if weight.len() == width(*x) => {
+            Op::RmsNorm { x, weight, .. } | Op::LayerNorm { x, weight, .. }
+                if weight.len() == width(*x) =>
+            {
                 let out = instruction.out;
                 let mut behind = self.program.ops[at + 1..].iter();
                 let next = behind.find_map(|next| match next.op {
@@ -435,6 +476,10 @@ impl Steps<'_> {
                 None => Division::Own,
             },
             Op::Rope { x, head_dim, .. } => heads(*head_dim, width(*x)),
+            // few values a row, so that it is better not to wait for each other
+            Op::Softmax { .. } | Op::TopK { .. } | Op::Gather { .. } | Op::Normalize { .. } => {
+                Division::Rows { grain: 1 }
+            }
             Op::KvWrite { k, cache, .. } => heads(self.program.cache(*cache).head_dim, width(*k)),
             _ => Division::Own,
         }

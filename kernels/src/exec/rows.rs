@@ -1,9 +1,10 @@
 //! Operations of an operation list on rows, or on heads of rows, each of which is one thread's.
 
 use super::{CacheLayer, Cell, Instruction, Op, Operands, PAGE, Part, Row, Slot};
-use crate::op::Function;
+use crate::op::{Function, scale_at};
 use crate::program::RowTable;
 use crate::rope::Pairing;
+use crate::table::Norm;
 
 impl Part<'_> {
     /// Cosines and sines of all rows.
@@ -37,7 +38,12 @@ impl Part<'_> {
             match &instruction.op {
                 Op::Embed { table } => self.embed(table, result()),
                 Op::Input => self.given(result()),
-                Op::RmsNorm { x, weight, eps } => self.norm(*x, weight, *eps, result(), grain),
+                Op::RmsNorm { x, weight, eps } => {
+                    self.norm(table.rms_norm, *x, (weight, *eps), result(), grain);
+                }
+                Op::LayerNorm { x, weight, eps } => {
+                    self.norm(table.layer_norm, *x, (weight, *eps), result(), grain);
+                }
                 Op::AddBias { x, bias } => self.add_bias(*x, bias, result()),
                 Op::Rope { x, head_dim, rope } => self.rope(*x, *head_dim, *rope, result()),
                 Op::KvWrite { k, v, cache } => self.kv_write(*k, *v, *cache),
@@ -45,9 +51,20 @@ impl Part<'_> {
                     self.by_element((table.gate)(*act), *gate, *up, result());
                 }
                 Op::Unary { x, f } => self.unary(*f, *x, result()),
+                Op::ScaleByPosition { x, rate, step } => {
+                    self.scale_by_position(*x, *rate, *step, result());
+                }
                 Op::Add { a, b } => self.by_element(table.add, *a, *b, result()),
                 Op::SelectRows { x } => self.select(*x, result()),
-                Op::MatMul { .. } | Op::Attention { .. } => {
+                Op::Softmax { x } => self.softmax(*x, result()),
+                Op::TopK { x, groups, .. } => self.top_k(*x, *groups, result()),
+                Op::Gather { x, ids } => self.gather(*x, *ids, result()),
+                Op::Normalize { x, least } => self.normalize(*x, *least, result()),
+                // a sum of one part
+                Op::ScaleRows { x, by } => self.weighted_sum(*x, *by, result()),
+                Op::ExpertSum { x, weights } => self.weighted_sum(*x, *weights, result()),
+                Op::ExpertBias { x, bias, ids } => self.expert_bias(*x, bias, *ids, result()),
+                Op::MatMul { .. } | Op::Attention { .. } | Op::ExpertMatMul { .. } => {
                     unreachable!("these have tasks of their own")
                 }
             }
@@ -80,8 +97,16 @@ impl Part<'_> {
     }
 
     /// # Safety
-    /// As [`Part::run`]. *Shares* of groups of a row that are normed together, `grain` at a time.
-    unsafe fn norm(&self, x: Slot, weight: &[f32], eps: f32, out: Slot, grain: usize) {
+    /// As [`Part::run`]; the kernel is one of this CPU. *Shares* of groups of a row that are normed
+    /// together, `grain` at a time.
+    unsafe fn norm(
+        &self,
+        kernel: Norm,
+        x: Slot,
+        (weight, eps): (&[f32], f32),
+        out: Slot,
+        grain: usize,
+    ) {
         let n = weight.len();
         let groups = self.width(x) / n;
         for i in self.w.share(self.n_rows(x) * groups, grain) {
@@ -90,8 +115,7 @@ impl Part<'_> {
             unsafe {
                 let from = self.row(x, i / groups, part.clone());
                 let to = self.row_mut(out, i / groups, part);
-                let rms_norm = self.model.table.rms_norm;
-                rms_norm(from.as_ptr(), weight.as_ptr(), eps, n, to.as_mut_ptr());
+                kernel(from.as_ptr(), weight.as_ptr(), eps, n, to.as_mut_ptr());
             }
         }
     }
@@ -147,6 +171,21 @@ impl Part<'_> {
         unsafe {
             let at = |slot: Slot| self.view.buffers[slot].0.add(part.start);
             (self.model.table.unary)(f, at(x).cast_const(), part.len(), at(out));
+        }
+    }
+
+    /// # Safety
+    /// As [`Part::run`]. *Shares* of rows.
+    unsafe fn scale_by_position(&self, x: Slot, rate: f32, step: usize, out: Slot) {
+        let all = 0..self.width(x);
+        for r in self.w.share(self.rows.len(), 1) {
+            let factor = scale_at(self.rows[r].pos, rate, step);
+            // SAFETY: this row is of this member's share, and its input is finished.
+            unsafe {
+                let from = self.row(x, r, all.clone()).as_ptr();
+                let to = self.row_mut(out, r, all.clone()).as_mut_ptr();
+                (self.model.table.unary)(Function::Scale(factor), from, all.end, to);
+            }
         }
     }
 

@@ -3,9 +3,10 @@
 use std::cell::UnsafeCell;
 use std::time::{Duration, Instant};
 
-use super::arena::Extent;
+use super::arena::{Codes, Extent, MAX_TILE};
+use super::experts::{EXPERT_ROWS, Grouping};
 use super::{GENERATED_ROWS, MAX_QUERIES, Model, PANEL_FLOATS, Role, STRIP_PAIR, UNITS, sums_len};
-use crate::act::ActRow;
+use crate::act::{ACT_GROUP, ActRow};
 use crate::generic::attention::{MAX_HEAD_DIM, padded};
 use crate::memory::Floats;
 use crate::table::{MAX_R, TiledKernels};
@@ -22,6 +23,13 @@ pub(super) struct Scratch {
     pub(super) tiled: Tiled,
     /// Of the matrix unit's attention.
     pub(super) unit: Floats,
+    /// Which rows each expert has.
+    pub(super) grouping: Grouping,
+    /// Rows of an expert, one after the other: as integers, and as they are.
+    pub(super) codes: Codes,
+    pub(super) rows: Floats,
+    /// Scores of the groups of experts.
+    pub(super) scores: Vec<f32>,
 }
 
 /// Activations of generated tokens as a matrix unit reads them, and whether it is the faster one.
@@ -145,6 +153,16 @@ impl Scratch {
                 Some((tiled.bytes)(rows, matrix.cols))
             });
             self.tiled.values.grow(bytes.max().unwrap_or(0) / 4);
+        }
+        let experts = model.experts;
+        if experts.used > 0 {
+            let rows = extent.most_rows();
+            self.grouping.reserve(rows * experts.used, experts.count);
+            self.rows.grow(MAX_TILE * experts.cols);
+            if extent.role == Role::Generated {
+                let groups = experts.cols.div_ceil(ACT_GROUP);
+                self.codes.reserve(rows.min(EXPERT_ROWS) * groups);
+            }
         }
         if let Some(unit) = model.unit {
             let caches = model.program.caches.iter();

@@ -40,6 +40,55 @@ pub(crate) unsafe fn rms_norm<S: Simd>(
     }
 }
 
+/// `y = (x - mean) / sqrt(mean((x - mean)^2) + eps) * weight`, over `n` values.
+///
+/// # Safety
+/// `x`, `weight` and `y` are `n` floats; `y` may be `x`.
+#[inline(always)]
+pub(crate) unsafe fn layer_norm<S: Simd>(
+    x: *const f32,
+    weight: *const f32,
+    eps: f32,
+    n: usize,
+    y: *mut f32,
+) {
+    // SAFETY: all indices are below n.
+    unsafe {
+        let whole = n - n % S::R;
+        let mut sums = [S::zero(); 2];
+        for i in (0..whole).step_by(S::R) {
+            let at = (i / S::R) % 2;
+            sums[at] = S::add(S::load(x.add(i)), sums[at]);
+        }
+        let mut sum = f64::from(S::sum(S::add(sums[0], sums[1])));
+        for i in whole..n {
+            sum += f64::from(x.add(i).read());
+        }
+        let mean = (sum / n as f64) as f32;
+        // a second pass: the mean of the squares less the square of the mean would cancel
+        let mut squares = [S::zero(); 2];
+        for i in (0..whole).step_by(S::R) {
+            let v = S::sub(S::load(x.add(i)), S::set1(mean));
+            let at = (i / S::R) % 2;
+            squares[at] = S::fma(v, v, squares[at]);
+        }
+        let mut sum = f64::from(S::sum(S::add(squares[0], squares[1])));
+        for i in whole..n {
+            sum += f64::from(x.add(i).read() - mean).powi(2);
+        }
+        let scale = (1.0 / (sum / n as f64 + f64::from(eps)).sqrt()) as f32;
+        for i in (0..whole).step_by(S::R) {
+            let v = S::sub(S::load(x.add(i)), S::set1(mean));
+            let v = S::mul(v, S::set1(scale));
+            S::store(y.add(i), S::mul(v, S::load(weight.add(i))));
+        }
+        for i in whole..n {
+            let v = (x.add(i).read() - mean) * scale;
+            y.add(i).write(v * weight.add(i).read());
+        }
+    }
+}
+
 /// Rows of two operands and of a result, each an address and the floats from one row to the next.
 pub(crate) struct Operands {
     pub(crate) a: (*const f32, usize),
@@ -50,12 +99,12 @@ pub(crate) struct Operands {
     pub(crate) n: usize,
 }
 
-/// What a gate goes through, one vector at a time. A trait and not a closure: closures are compiled
-/// without the caller's target features.
+/// A gate and what it gates, one vector of each at a time. A trait and not a closure: closures are
+/// compiled without the caller's target features.
 pub(crate) trait Activate {
     /// # Safety
     /// The CPU has the instruction set of `S`.
-    unsafe fn activate<S: Simd>(x: S::F) -> S::F;
+    unsafe fn gated<S: Simd>(gate: S::F, up: S::F) -> S::F;
 }
 
 /// `x / (1 + e^-x)`.
@@ -63,12 +112,56 @@ pub(crate) struct Silu;
 
 impl Activate for Silu {
     #[inline(always)]
-    unsafe fn activate<S: Simd>(x: S::F) -> S::F {
+    unsafe fn gated<S: Simd>(gate: S::F, up: S::F) -> S::F {
+        // SAFETY: no pointers; the instruction set is the caller's promise.
+        unsafe { S::mul(over_one_and_exp::<S>(gate, S::sub(S::zero(), gate)), up) }
+    }
+}
+
+/// `gelu(x)`, see [`Function::Gelu`].
+pub(crate) struct Gelu;
+
+impl Activate for Gelu {
+    #[inline(always)]
+    unsafe fn gated<S: Simd>(gate: S::F, up: S::F) -> S::F {
+        // SAFETY: no pointers; the instruction set is the caller's promise.
+        unsafe { S::mul(gelu::<S>(gate), up) }
+    }
+}
+
+/// See [`Activation::SwigluOai`](crate::Activation::SwigluOai).
+pub(crate) struct SwigluOai;
+
+impl Activate for SwigluOai {
+    #[inline(always)]
+    unsafe fn gated<S: Simd>(gate: S::F, up: S::F) -> S::F {
         // SAFETY: no pointers; the instruction set is the caller's promise.
         unsafe {
-            let e = exp::<S>(S::sub(S::zero(), x));
-            S::div(x, S::add(S::set1(1.0), e))
+            let gate = S::min(S::set1(7.0), gate);
+            let up = S::max(S::set1(-7.0), S::min(S::set1(7.0), up));
+            let glu = over_one_and_exp::<S>(gate, S::mul(S::set1(-1.702), gate));
+            S::mul(glu, S::add(up, S::set1(1.0)))
         }
+    }
+}
+
+/// `x / (1 + e^z)`.
+#[inline(always)]
+unsafe fn over_one_and_exp<S: Simd>(x: S::F, z: S::F) -> S::F {
+    // SAFETY: no pointers; the instruction set is the caller's promise.
+    unsafe { S::div(x, S::add(S::set1(1.0), exp::<S>(z))) }
+}
+
+/// `x / 2 * (1 + tanh(z))` is `x / (1 + e^-2z)`, with `z = sqrt(2 / pi) (x + 0.044715 x^3)`.
+#[inline(always)]
+unsafe fn gelu<S: Simd>(x: S::F) -> S::F {
+    const MINUS_2_ROOT_2_OVER_PI: f32 = -1.595_769_1;
+    // SAFETY: no pointers; the instruction set is the caller's promise.
+    unsafe {
+        let square = S::mul(x, x);
+        let factor = S::fma(square, S::set1(0.044_715), S::set1(1.0));
+        let z = S::mul(S::mul(x, factor), S::set1(MINUS_2_ROOT_2_OVER_PI));
+        over_one_and_exp::<S>(x, z)
     }
 }
 
@@ -118,7 +211,7 @@ unsafe fn gate_row<S: Simd, A: Activate>(gate: *const f32, up: *const f32, n: us
         for i in (0..whole).step_by(S::R) {
             S::store(
                 y.add(i),
-                gated::<S, A>(S::load(gate.add(i)), S::load(up.add(i))),
+                A::gated::<S>(S::load(gate.add(i)), S::load(up.add(i))),
             );
         }
         if whole < n {
@@ -128,19 +221,13 @@ unsafe fn gate_row<S: Simd, A: Activate>(gate: *const f32, up: *const f32, n: us
             }
             S::store(
                 g.as_mut_ptr(),
-                gated::<S, A>(S::load(g.as_ptr()), S::load(u.as_ptr())),
+                A::gated::<S>(S::load(g.as_ptr()), S::load(u.as_ptr())),
             );
             for i in whole..n {
                 y.add(i).write(g[i - whole]);
             }
         }
     }
-}
-
-#[inline(always)]
-unsafe fn gated<S: Simd, A: Activate>(gate: S::F, up: S::F) -> S::F {
-    // SAFETY: no pointers; the instruction set is the caller's promise.
-    unsafe { S::mul(A::activate::<S>(gate), up) }
 }
 
 #[inline(always)]
@@ -184,6 +271,13 @@ unsafe fn function<S: Simd>(f: Function, x: S::F) -> S::F {
     unsafe {
         match f {
             Function::SoftCap(cap) => soft_cap::<S>(cap, x),
+            Function::Scale(factor) => S::mul(S::set1(factor), x),
+            Function::Gelu => gelu::<S>(x),
+            Function::SquaredRelu => {
+                let x = S::max(S::zero(), x);
+                S::mul(x, x)
+            }
+            Function::Sigmoid => over_one_and_exp::<S>(S::set1(1.0), S::sub(S::zero(), x)),
         }
     }
 }

@@ -9,3 +9,4 @@ pub(crate) mod gemm;
 pub(crate) mod gemv;
 pub(crate) mod pairs;
 pub(crate) mod probe;
+pub(crate) mod routing;

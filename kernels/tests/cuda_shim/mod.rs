@@ -4,6 +4,7 @@
 
 mod attention;
 mod copies;
+mod experts;
 mod faults;
 mod fused;
 mod probe;

@@ -203,6 +203,160 @@ fn soft_caps_match() {
     }
 }
 
+#[test]
+fn functions_and_gates_match() {
+    let Some(mut bench) = device() else { return };
+    let mut rng = Rng(7);
+    let n = 515;
+    let x: Vec<f32> = rng.floats(n).iter().map(|x| 12.0 * x).collect();
+    let up: Vec<f32> = rng.floats(n).iter().map(|x| 9.0 * x).collect();
+    let (at, at_up, out) = (bench.floats(&x), bench.floats(&up), bench.alloc(4 * n));
+    let gelu = |x: f64| {
+        let z = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+        x / (1.0 + (-2.0 * z).exp())
+    };
+    // two units of `expf`, a few roundings of its argument, which is below 200, and of the rest
+    let bound = |y: f64, z: f64| y.abs() * (z.abs() * 4.0 + 6.0) * f64::from(f32::EPSILON) + 1e-33;
+    for f in [
+        Function::Scale(0.7),
+        Function::SquaredRelu,
+        Function::Sigmoid,
+        Function::Gelu,
+    ] {
+        bench.run(&launch::unary(f, at, out, n as u64));
+        let mut worst = Worst::default();
+        for (x, got) in x.iter().zip(bench.read(out, n)) {
+            let x = f64::from(*x);
+            let y = match f {
+                Function::SoftCap(_) => unreachable!("see above"),
+                Function::Scale(factor) => f64::from(factor) * x,
+                Function::SquaredRelu => x.max(0.0).powi(2),
+                Function::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+                Function::Gelu => gelu(x),
+            };
+            worst.see(
+                || format!("{f:?} of {x}"),
+                y,
+                got,
+                bound(y, 1.6 * x + 0.08 * x.powi(3)),
+            );
+        }
+        worst.check("functions");
+    }
+    for act in [Activation::Silu, Activation::Gelu, Activation::SwigluOai] {
+        let pair = Pair {
+            a: at,
+            b: at_up,
+            out,
+            n: n as u64,
+            period: n as u64,
+        };
+        bench.run(&launch::gate(act, &pair));
+        let mut worst = Worst::default();
+        for (i, got) in bench.read(out, n).into_iter().enumerate() {
+            let (g, u) = (f64::from(x[i]), f64::from(up[i]));
+            let y = match act {
+                Activation::Silu => g / (1.0 + (-g).exp()) * u,
+                Activation::Gelu => gelu(g) * u,
+                Activation::SwigluOai => {
+                    let g = g.min(7.0);
+                    g / (1.0 + (-1.702 * g).exp()) * (u.clamp(-7.0, 7.0) + 1.0)
+                }
+            };
+            worst.see(
+                || format!("{act:?} of {g}, {u}"),
+                y,
+                got,
+                bound(y, 1.7 * g + 0.08 * g.powi(3)),
+            );
+        }
+        worst.check("gates");
+    }
+}
+
+#[test]
+fn layer_norms_match() {
+    let Some(mut bench) = device() else { return };
+    let mut rng = Rng(8);
+    for (groups, n) in [(1, 1), (3, 64), (2, 257), (2, 3000)] {
+        let x: Vec<f32> = rng.floats(groups * n).iter().map(|x| 3.0 + x).collect();
+        let weight = rng.floats(n);
+        let p = Norm {
+            x: bench.floats(&x),
+            weight: bench.floats(&weight),
+            out: bench.alloc(4 * x.len()),
+            eps: 1e-5,
+            n: n as u32,
+        };
+        bench.run(&launch::layer_norm(&p, groups as u32));
+        let mut worst = Worst::default();
+        for (x, got) in x.chunks(n).zip(bench.read(p.out, x.len()).chunks(n)) {
+            let x: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
+            let mean = x.iter().sum::<f64>() / n as f64;
+            let squares = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n as f64;
+            let scale = 1.0 / (squares + f64::from(p.eps)).sqrt();
+            // a thread's part of the sum, and those of all of them, in f32
+            let roundings = (n as f64 / 32.0 + 48.0) * f64::from(f32::EPSILON);
+            for ((x, w), got) in x.iter().zip(&weight).zip(got) {
+                let y = (x - mean) * scale * f64::from(*w);
+                let off = 4.0 * roundings * scale;
+                let bound = f64::from(w.abs()) * off + y.abs() * (roundings + off);
+                worst.see(|| format!("{groups} x {n}"), y, *got, bound);
+            }
+        }
+        worst.check("layer_norm");
+    }
+}
+
+/// The executor's own way to the factors of positions, rows of several sequences included.
+#[test]
+fn scales_follow_positions() {
+    let Some(Bench(machine)) = device() else {
+        return;
+    };
+    let (m, width, rate, step) = (20, 24, 0.5f32, 8);
+    let x = Rng(9).floats(m * width);
+    let kv = KvShape { head_dim: 8, ..KV };
+    let op = Op::ScaleByPosition { x: 0, rate, step };
+    let program = program(vec![embed(m, width, &x, 0), op.to(1)], &[width; 2], kv);
+    let setup = Setup {
+        limits: Limits {
+            rows: m,
+            wanted: m,
+            sequences: 1,
+            positions: 32,
+            n_pages: 2,
+        },
+        capture: false,
+        check_pages: true,
+        threads: 1,
+    };
+    let mut executor = Executor::new(machine.boxed(), program, &[], setup, &mut |_, _, _| {})
+        .expect("a program that fits");
+    let tokens: Vec<u32> = (0..m as u32).collect();
+    let seqs = [Sequence {
+        tokens: &tokens,
+        start: 0,
+        tables: &[&[1, 0]],
+        wanted: 0..m,
+    }];
+    let all = Step {
+        role: Role::Prompt,
+        seqs: &seqs,
+        input: &[],
+    };
+    let got = executor.step(&all, None).expect("it runs");
+    for (position, (x, got)) in x.chunks(width).zip(got.chunks(width)).enumerate() {
+        let factor = 1.0 + rate * ((1 + position / step) as f32).ln();
+        for (x, got) in x.iter().zip(got) {
+            assert!(
+                (got - factor * x).abs() <= 4e-7 * factor,
+                "{position}: {x}, {got}"
+            );
+        }
+    }
+}
+
 /// No model has one yet: the executor's own way to the kernel.
 #[test]
 fn programs_take_soft_caps() {

@@ -143,6 +143,8 @@ impl Cpu {
             return Err(Error::KvType { ty, head_dim });
         }
         let store = KvStore::new(&program.caches, options.n_pages)?;
+        let experts = program.experts(weights.len());
+        let weights: Vec<_> = weights.into_iter().zip(experts).collect();
         let (matrices, watched) = pack(gguf, model, &weights, options, &mut pool, progress)?;
         let executor = with_memory(|| Executor::new(options.isa, program, matrices, pool))?;
         Ok(Cpu {
@@ -164,23 +166,26 @@ impl Cpu {
     }
 }
 
-/// Brings every matrix into its kernel's layout and lets go of the file's pages behind it. Also
-/// gives a tensor of each file that is read from then on.
+/// Brings every matrix, of so many experts, into its kernel's layout and lets go of the file's
+/// pages behind it. Also gives a tensor of each file that is read from then on.
 fn pack(
     gguf: &Arc<Gguf>,
     model: &Model,
-    ids: &[WeightId],
+    ids: &[(WeightId, usize)],
     options: &Options,
     pool: &mut Pool,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(Vec<Matrix>, Vec<usize>), Error> {
-    let weights: Vec<&WeightRef> = ids.iter().map(|id| model.weights.matrix(*id)).collect();
-    let total: u64 = weights.iter().map(|w| w.n_bytes() as u64).sum();
+    let weights: Vec<(&WeightRef, usize)> = ids
+        .iter()
+        .map(|(id, experts)| (model.weights.matrix(*id), *experts))
+        .collect();
+    let total: u64 = weights.iter().map(|(w, _)| w.n_bytes() as u64).sum();
     let mut done = 0;
     progress(0, total);
     let mut matrices = Vec::with_capacity(weights.len());
     let mut watched: Vec<usize> = Vec::new();
-    for weight in weights {
+    for (weight, experts) in weights {
         let tensor = &gguf.tensors()[weight.tensor];
         gguf.check(tensor)?;
         let source = Arc::new(FileBytes {
@@ -188,21 +193,19 @@ fn pack(
             weight: weight.clone(),
         });
         let shape = (weight.ty, weight.rows as usize, weight.cols as usize);
-        let matrix =
-            Matrix::new(options.isa, shape, source, options.repack, pool).map_err(|source| {
-                match source {
-                    MatrixError::NoMemory { .. } => Error::Weights {
-                        name: weight.name.clone(),
-                        source,
-                        done,
-                        total,
-                    },
-                    _ => Error::Matrix {
-                        name: weight.name.clone(),
-                        source,
-                    },
-                }
-            })?;
+        let matrix = Matrix::of_experts(options.isa, shape, experts, source, options.repack, pool);
+        let matrix = matrix.map_err(|source| match source {
+            MatrixError::NoMemory { .. } => Error::Weights {
+                name: weight.name.clone(),
+                source,
+                done,
+                total,
+            },
+            _ => Error::Matrix {
+                name: weight.name.clone(),
+                source,
+            },
+        })?;
         if matrix.is_packed() {
             gguf.release(tensor);
         } else if watched

@@ -95,7 +95,9 @@ fn nodes(graph: &Graph, layers: &Range<usize>) -> Range<usize> {
 /// Bytes in the file of what products of these layers multiply with, as progress counts them.
 pub(super) fn weight_bytes(model: &Model, layers: &Range<usize>) -> u64 {
     let bytes = |node: &Node| match node.op {
-        Op::MatMul { w, .. } => model.weights.matrix(w).n_bytes() as u64,
+        Op::MatMul { w, .. } | Op::ExpertMatMul { w, .. } => {
+            model.weights.matrix(w).n_bytes() as u64
+        }
         _ => 0,
     };
     model.graph.nodes[nodes(&model.graph, layers)]

@@ -17,7 +17,7 @@ use gguf_rs_lite::{Gguf, RowSource, TensorInfo, TensorType, View};
 use octavo_quant::{dequantize, quantize};
 
 pub use activations::{Activations, Inputs};
-use octavo_engine::Engine;
+use octavo_engine::{Engine, hf};
 use octavo_model::Hparams;
 use search::{Linear, best_scales};
 
@@ -52,6 +52,8 @@ pub enum Error {
     Gguf(#[from] gguf_rs_lite::Error),
     #[error(transparent)]
     Engine(#[from] octavo_engine::Error),
+    #[error(transparent)]
+    Folder(#[from] octavo_engine::hf::Error),
 }
 
 /// What became of the matrices with one input.
@@ -201,7 +203,7 @@ impl RowSource for Held {
 /// `done` hears of each group.
 ///
 /// # Errors
-/// [`Error::Group`], [`Error::Rows`], [`Error::Columns`].
+/// [`Error::Folder`], [`Error::Group`], [`Error::Rows`], [`Error::Columns`].
 pub fn quantized(
     engine: &Engine,
     activations: Option<&Activations>,
@@ -214,6 +216,8 @@ pub fn quantized(
         .find(|ty| ty.block_len() == options.group);
     let ty = ty.ok_or(Error::Group { got: options.group })?;
     let h = engine.hparams();
+    // scales are folded into norms and products that other architectures do not have
+    hf::check_writable(gguf, h)?;
     check_shapes(gguf, h, options.group)?;
     let mut view = View::new(Path::new(gguf.name()));
     for (key, value) in gguf.keys() {

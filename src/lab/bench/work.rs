@@ -11,8 +11,8 @@ use octavo_model::{Model, Op};
 /// Bytes and operations of one run of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Work {
-    /// Weights, and keys and values of the positions before, read once for each step of a
-    /// generation.
+    /// Weights, of experts those that one token is given to, and keys and values of the positions
+    /// before, read once for each step of a generation.
     pub read_bytes: u64,
     /// Two for each multiply-add of a matrix product.
     pub flops: u64,
@@ -32,6 +32,21 @@ impl Work {
                         RowSet::All => every += matrix.rows * matrix.cols,
                         RowSet::Wanted => wanted += matrix.rows * matrix.cols,
                     }
+                }
+                Op::ExpertMatMul {
+                    w, ids, experts, ..
+                } => {
+                    let (matrix, experts) = (model.weights.matrix(w), experts as u64);
+                    let used = model.graph.values[ids.index()].width as u64;
+                    bytes += matrix.bytes(gguf).len() as u64 / experts * used;
+                    let products = matrix.rows / experts * used * matrix.cols;
+                    match model.graph.values[node.out.index()].rows {
+                        RowSet::All => every += products,
+                        RowSet::Wanted => wanted += products,
+                    }
+                }
+                Op::ExpertBias { x, .. } => {
+                    bytes += 4 * model.graph.values[x.index()].width as u64;
                 }
                 Op::Embed { table } => bytes += model.weights.matrix(table).row_bytes() as u64,
                 _ => {}

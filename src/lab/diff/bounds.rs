@@ -13,9 +13,14 @@
 //!   change by `scale sqrt(d) (e_q |k| + |q| e_k)`, and values pass their own error on. A cap makes
 //!   changes smaller and rounds once more; a window leaves some of the values out, and a sink makes
 //!   the mix of the others smaller: what holds of all values holds of these;
-//! * SwiGLU: the slope of `silu` is at most 1.1; the other factor is as it is;
-//! * soft caps: their slope is at most 1;
-//! * sums, rotations and selections pass errors on as they are.
+//! * gates: the slopes of `silu` and `gelu` are at most 1.13; the other factor is as it is;
+//! * soft caps and sigmoids: their slope is at most 1; of the square of what is above 0 it is twice
+//!   the value;
+//! * sums, rotations and selections pass errors on as they are;
+//! * softmax has a slope of at most 1/2, and is at most 1 in all;
+//! * which experts are chosen changes only where values, or scores of groups, are as close to each
+//!   other as their errors allow: then any choice is explained, and otherwise none but the same.
+//!   Where choices differ, so may whatever follows from them.
 //!
 //! These are statements about typical directions, so that what is allowed is [`MARGIN`] times what
 //! is explained. Being held against the *measured* error of its inputs, an op is never blamed for
@@ -24,7 +29,7 @@
 use std::collections::HashMap;
 
 use gguf_rs_lite::{Gguf, TensorType};
-use octavo_kernels::{Activation, CacheLayer, Function, Scores};
+use octavo_kernels::{Activation, CacheLayer, Function, Scores, TopGroups};
 
 use super::Error;
 use super::execution::Rounding;
@@ -71,6 +76,8 @@ pub struct Bounds<'a> {
     /// The values written to each layer's cache.
     cache: HashMap<CacheLayer, (ValueId, ValueId)>,
     gains: HashMap<WeightId, f64>,
+    /// The first execution's values where experts are chosen by them.
+    chosen_by: HashMap<ValueId, Vec<f32>>,
     next: usize,
 }
 
@@ -99,6 +106,7 @@ impl<'a> Bounds<'a> {
             stats,
             cache,
             gains,
+            chosen_by: HashMap::new(),
             next: 0,
         }
     }
@@ -148,6 +156,10 @@ impl<'a> Bounds<'a> {
         }
         let out = self.model.graph.nodes[at].out;
         self.stats[out.index()] = stats;
+        let mut behind = self.model.graph.nodes[at..].iter();
+        if behind.any(|node| matches!(node.op, Op::TopK { x, .. } if x == out)) {
+            self.chosen_by.insert(out, a.to_vec());
+        }
         Ok(Some(explained.into_iter().map(|e| MARGIN * e).collect()))
     }
 
@@ -161,8 +173,8 @@ impl<'a> Bounds<'a> {
                 self.each_row(|_| (error, size))
             }
             Op::Input => unreachable!("a graph begins with token ids"),
-            Op::RmsNorm { x, weight, .. } => self.norm(x, weight),
-            Op::MatMul { x, w } => self.product(x, w)?,
+            Op::RmsNorm { x, weight, .. } | Op::LayerNorm { x, weight, .. } => self.norm(x, weight),
+            Op::MatMul { x, w } => self.product(x, w, 1)?,
             Op::AddBias { x, bias } => {
                 let bias = rms(model.weights.vector(bias));
                 let x = &self.stats[x.index()];
@@ -185,26 +197,27 @@ impl<'a> Bounds<'a> {
             Op::Attention {
                 q, cache, scores, ..
             } => self.attention(q, cache, scores),
-            Op::Gate {
-                gate,
-                up,
-                act: Activation::Silu,
-            } => {
+            Op::Gate { gate, up, act } => {
                 let (g, u) = (&self.stats[gate.index()], &self.stats[up.index()]);
+                // gpt-oss adds 1 to what is gated
+                let more = f64::from(u8::from(act == Activation::SwigluOai));
                 self.each_row(|r| {
-                    let error = 1.1 * g.error[r] * u.size[r] + g.size[r] * u.error[r];
-                    let size = g.size[r] * u.size[r];
+                    let up = u.size[r] + more;
+                    let error = 1.13 * g.error[r] * up + g.size[r] * u.error[r];
+                    let size = g.size[r] * up;
                     (4.0 * error + 16.0 * U * size, size)
                 })
             }
-            Op::Unary {
-                x,
-                f: Function::SoftCap(cap),
-            } => {
+            Op::Unary { x, f } => {
+                let x = &self.stats[x.index()];
+                self.each_row(|r| unary(f, x.error[r], x.size[r]))
+            }
+            Op::ScaleByPosition { x, rate, step } => {
                 let x = &self.stats[x.index()];
                 self.each_row(|r| {
-                    let size = x.size[r].min(cap.into());
-                    (x.error[r] + 16.0 * U * size, size)
+                    let factor = 1.0 + f64::from(rate) * ((1 + r / step) as f64).ln();
+                    let size = factor * x.size[r];
+                    (factor * x.error[r] + 2.0 * U * size, size)
                 })
             }
             Op::Add { a, b } => {
@@ -218,6 +231,85 @@ impl<'a> Bounds<'a> {
                 let x = &self.stats[x.index()];
                 self.each_row(|r| (x.error[r], x.size[r]))
             }
+            Op::Softmax { x } => {
+                let width = self.width(x);
+                let x = &self.stats[x.index()];
+                self.each_row(|r| {
+                    let size = 1.0 / width.sqrt();
+                    // arguments are rounded too, the largest by as much as it is
+                    let own = U * (16.0 + width.sqrt() * (1.0 + x.size[r])) * size;
+                    (0.5 * x.error[r] + own, size)
+                })
+            }
+            Op::TopK { x, n, groups } => self.places(x, n, groups),
+            Op::Gather { x, ids } => {
+                // the largest may be among them, with all of the error
+                let few = (self.width(x) / self.width(ids)).max(1.0).sqrt();
+                let (x, ids) = (&self.stats[x.index()], &self.stats[ids.index()]);
+                self.each_row(|r| {
+                    let size = few * x.size[r];
+                    (few * x.error[r] + others(ids, r, size), size)
+                })
+            }
+            Op::Normalize { x, least } => {
+                let n = self.width(x);
+                let x = &self.stats[x.index()];
+                self.each_row(|r| {
+                    let sum = (n.sqrt() * x.size[r]).max(least.into());
+                    let size = x.size[r] / sum;
+                    let error = x.error[r] / sum * (1.0 + n.sqrt());
+                    (error + U * (n + 1.0) * size, size)
+                })
+            }
+            Op::ScaleRows { x, by } => self.weighted(x, by),
+            Op::ExpertSum { x, weights } => self.weighted(x, weights),
+            Op::ExpertMatMul { x, w, ids, experts } => {
+                let mut explained = self.product(x, w, experts)?;
+                let ids = &self.stats[ids.index()];
+                for (r, error) in explained.error.iter_mut().enumerate() {
+                    *error += others(ids, r, explained.size[r]);
+                }
+                explained
+            }
+            Op::ExpertBias { x, bias, ids } => {
+                let n = model.graph.values[x.index()].width / model.graph.values[ids.index()].width;
+                let biases = model.weights.vector(bias).chunks(n);
+                let bias = biases.map(rms).fold(0.0, f64::max);
+                let (x, ids) = (&self.stats[x.index()], &self.stats[ids.index()]);
+                self.each_row(|r| {
+                    let size = x.size[r] + bias;
+                    (x.error[r] + U * size + others(ids, r, bias), size)
+                })
+            }
+        })
+    }
+
+    fn width(&self, value: ValueId) -> f64 {
+        self.model.graph.values[value.index()].width as f64
+    }
+
+    /// Places of the largest values of `x`.
+    fn places(&self, x: ValueId, n: usize, groups: Option<TopGroups>) -> Explained {
+        let width = self.model.graph.values[x.index()].width;
+        let (stats, values) = (&self.stats[x.index()], self.chosen_by.get(&x));
+        self.each_row(|r| {
+            // that of one value, at most
+            let error = (width as f64).sqrt() * stats.error[r];
+            let row = values.and_then(|values| values.chunks_exact(width).nth(r));
+            let certain = row.is_some_and(|row| is_certain(row, n, groups, error));
+            let any = width as f64;
+            (if certain { 0.0 } else { any }, any)
+        })
+    }
+
+    /// The parts of `x`, each times its weight, added up: no more than there are parts.
+    fn weighted(&self, x: ValueId, weights: ValueId) -> Explained {
+        let count = self.width(weights);
+        let (x, w) = (&self.stats[x.index()], &self.stats[weights.index()]);
+        self.each_row(|r| {
+            let size = count * w.size[r] * x.size[r];
+            let error = count * (w.size[r] * x.error[r] + w.error[r] * x.size[r]);
+            (error + U * (count + 1.0) * size, size)
         })
     }
 
@@ -243,9 +335,9 @@ impl<'a> Bounds<'a> {
         })
     }
 
-    fn product(&mut self, x: ValueId, w: WeightId) -> Result<Explained, Error> {
+    fn product(&mut self, x: ValueId, w: WeightId, experts: usize) -> Result<Explained, Error> {
         let matrix = self.model.weights.matrix(w);
-        let (gain, cols) = (self.gain(w)?, matrix.cols as f64);
+        let (gain, cols) = (self.gain_of(w, experts)?, matrix.cols as f64);
         let kernels = self.rounding.kernels;
         let rounded = if matrix.ty.block_len() > 1 {
             kernels.products
@@ -288,20 +380,28 @@ impl<'a> Bounds<'a> {
     /// `|W|_F / sqrt(rows)`: the rms of `W e` for an `e` of rms 1 that points nowhere in
     /// particular.
     fn gain(&mut self, id: WeightId) -> Result<f64, Error> {
+        self.gain_of(id, 1)
+    }
+
+    /// The largest of those of so many experts, one below the other.
+    fn gain_of(&mut self, id: WeightId, experts: usize) -> Result<f64, Error> {
         if let Some(gain) = self.gains.get(&id) {
             return Ok(*gain);
         }
         let w = self.model.weights.matrix(id);
         let mut row = vec![0.0f32; w.cols as usize];
-        let mut squares = 0.0;
-        for bytes in w.bytes(self.gguf).chunks_exact(w.row_bytes().max(1)) {
+        let expert_rows = (w.rows as usize / experts).max(1);
+        let mut squares = vec![0.0; experts];
+        let rows = w.bytes(self.gguf).chunks_exact(w.row_bytes().max(1));
+        for (r, bytes) in rows.enumerate() {
             octavo_quant::dequantize(w.ty, bytes, &mut row).map_err(|source| Error::Weight {
                 name: w.name.clone(),
                 source,
             })?;
-            squares += row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
+            squares[r / expert_rows] += row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
         }
-        let gain = (squares / (w.rows as f64).max(1.0)).sqrt();
+        let most = squares.into_iter().fold(0.0, f64::max);
+        let gain = (most / expert_rows as f64).sqrt();
         self.gains.insert(id, gain);
         Ok(gain)
     }
@@ -317,6 +417,68 @@ impl<'a> Bounds<'a> {
             .map_or(a, |w| w.ty);
         if a == b { 0.0 } else { step(a).hypot(step(b)) }
     }
+}
+
+/// Error and size of a function's values, of those of its argument. Of the size no more is known
+/// than the largest that it can be, so that a few roundings of it are allowed for.
+fn unary(f: Function, error: f64, size: f64) -> (f64, f64) {
+    match f {
+        Function::SoftCap(cap) => {
+            let size = size.min(cap.into());
+            (error + 16.0 * U * size, size)
+        }
+        Function::Scale(factor) => {
+            let factor = f64::from(factor.abs());
+            (factor * (error + U * size), factor * size)
+        }
+        Function::Gelu => (1.13 * error + 16.0 * U * size, size),
+        // values are not all alike: the square of a row's rms is less than the rms of the squares
+        Function::SquaredRelu => (
+            4.0 * (2.0 * size * error + U * size * size),
+            4.0 * size * size,
+        ),
+        Function::Sigmoid => (error + 16.0 * U, 1.0),
+    }
+}
+
+/// What other choices of experts may change of a value of such a size: all of it, twice.
+fn others(ids: &Stats, row: usize, size: f64) -> f64 {
+    if ids.error[row] > 0.0 {
+        2.0 * size
+    } else {
+        0.0
+    }
+}
+
+/// Whether the `n` largest values of a row stay the same, in their order, when each changes by up
+/// to `error`.
+fn is_certain(row: &[f32], n: usize, groups: Option<TopGroups>, error: f64) -> bool {
+    let descending = |mut values: Vec<f64>| {
+        values.sort_by(|a, b| b.total_cmp(a));
+        values
+    };
+    let is_apart = |pair: &[f64], error: f64| pair[0] - pair[1] > 2.0 * error;
+    let of = |group: &[f32]| descending(group.iter().map(|x| f64::from(*x)).collect());
+    let mut values = of(row);
+    if let Some(TopGroups { count, used }) = groups {
+        let score = |group: &[f32]| of(group)[..2].iter().sum::<f64>();
+        let scores: Vec<f64> = row.chunks_exact(row.len() / count).map(score).collect();
+        let ordered = descending(scores.clone());
+        // sums of two have the errors of both
+        if used < count && !is_apart(&ordered[used - 1..=used], 2.0 * error) {
+            return false;
+        }
+        let kept = |(_, score): &(&[f32], &f64)| **score >= ordered[used - 1];
+        let groups = row.chunks_exact(row.len() / count).zip(&scores);
+        let kept: Vec<f32> = groups
+            .filter(kept)
+            .flat_map(|(group, _)| group)
+            .copied()
+            .collect();
+        values = of(&kept);
+    }
+    let last = values.len().min(n + 1);
+    values[..last].windows(2).all(|pair| is_apart(pair, error))
 }
 
 /// The relative rms error of a weight in a type: codes of b bits spread over three standard
@@ -339,4 +501,26 @@ fn rms(x: &[f32]) -> f64 {
 
 fn largest(x: &[f32]) -> f64 {
     x.iter().fold(0.0, |m, x| m.max(f64::from(x.abs())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_choice_is_certain_where_values_are_further_apart_than_their_errors() {
+        let row = [0.5, 0.1, 0.25, 0.105];
+        assert!(is_certain(&row, 2, None, 0.05));
+        // the second and the third
+        assert!(!is_certain(&row, 2, None, 0.08));
+        assert!(!is_certain(&row, 3, None, 0.003));
+        // all of them, the last two of which may change places
+        assert!(is_certain(&row, 4, None, 0.002));
+        assert!(!is_certain(&row, 4, None, 0.003));
+        // scores 0.6 and 0.355: the other group's values do not matter
+        let groups = Some(TopGroups { count: 2, used: 1 });
+        assert!(is_certain(&row, 1, groups, 0.06));
+        assert!(!is_certain(&row, 1, groups, 0.07));
+        assert!(is_certain(&[1.0, 1.0, 3.0, 2.0], 2, groups, 0.1));
+    }
 }

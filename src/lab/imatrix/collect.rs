@@ -208,7 +208,8 @@ fn squares(view: &TapView<'_>) -> Vec<f64> {
 }
 
 /// For every named value the layers' matrices (and the output) that multiply it, each once: the
-/// parts of a fused tensor have one name.
+/// parts of a fused tensor have one name. Without experts: of these each has sums of its own, for
+/// the rows that it is given.
 pub(crate) fn readers(engine: &Engine, output: bool) -> HashMap<Tap, Vec<String>> {
     let model = engine.model();
     let mut tap_of = HashMap::new();

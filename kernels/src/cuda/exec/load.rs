@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
-use super::plan::{Placed, Plan, Source};
-use crate::cuda::pack::{Packed, is_packed, pack};
+use super::plan::{Placed, Plan, Source, vector_of};
+use crate::cuda::pack::{Packed, is_packed, pack_experts};
 use crate::cuda::{Device, Error, Ptr};
 use crate::program::Program;
 use octavo_quant::TensorType;
@@ -64,13 +64,13 @@ fn packed(placed: &Placed) -> Packed {
         ..
     } = placed.source;
     let packed = if is_packed(ty) {
-        pack(ty, rows, cols, bytes.bytes())
+        pack_experts(ty, placed.experts, rows, cols, bytes.bytes())
     } else {
         let mut values = vec![0f32; rows * cols];
         octavo_quant::dequantize(ty, bytes.bytes(), &mut values)
             .expect("the plan checked type and size");
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        pack(TensorType::F32, rows, cols, &bytes)
+        pack_experts(TensorType::F32, placed.experts, rows, cols, &bytes)
     };
     packed.expect("the plan checked type and size")
 }
@@ -81,18 +81,17 @@ pub(super) fn constants(
     program: &Program,
     plan: &Plan,
     base: Ptr,
-    max_pages: usize,
+    positions: usize,
 ) -> Result<(), Error> {
     let mut put = |at: u64, values: &[f32]| {
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         device.upload(base.offset(at), &bytes)
     };
     for (at, instruction) in program.ops.iter().enumerate() {
-        if let Some(values) = instruction.op.vector() {
-            put(plan.vectors[&at], values)?;
+        if let Some(values) = vector_of(&instruction.op, positions) {
+            put(plan.vectors[&at], &values)?;
         }
     }
-    let positions = max_pages * crate::PAGE_POSITIONS;
     for (rope, place) in program.ropes.iter().zip(&plan.angles) {
         let (cosines, sines): (Vec<f32>, Vec<f32>) =
             (0..positions).flat_map(|p| rope.angles(p)).unzip();

@@ -6,6 +6,7 @@
 //! between, and no address ever changes; so the launches of generated tokens are captured once for
 //! each number of sequences, and replayed.
 
+mod experts;
 mod fused;
 mod launches;
 mod load;
@@ -124,7 +125,7 @@ impl<D: Device> Executor<D> {
         })?;
         let base = device.alloc(bytes)?;
         load::weights(&mut device, &plan, base, sources, threads, progress)?;
-        load::constants(&mut device, &program, &plan, base, limits.max_pages())?;
+        load::constants(&mut device, &program, &plan, base, limits.table_positions())?;
         let of_generated =
             program.slots[program.output].width * limits.wanted.min(limits.sequences);
         let values = device.host_buffer(of_generated)?;

@@ -1,6 +1,7 @@
 //! What an executor keeps on its device, and where: worked out before anything is allocated, so
 //! that a model that does not fit is refused with numbers.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
@@ -13,8 +14,8 @@ use crate::cuda::launch::Form;
 use crate::cuda::pack::{Layout, is_packed};
 use crate::cuda::{Error, FORMATS, launch};
 use crate::kv::KvShape;
-use crate::op::Op;
-use crate::program::Program;
+use crate::op::{Op, scale_at};
+use crate::program::{Program, ProgramOp};
 use crate::rope::Rope;
 
 /// Rows whose attention is split and merged at a time: what the partial sums of all rows would take
@@ -46,6 +47,11 @@ impl Limits {
     pub(super) fn max_pages(&self) -> usize {
         self.positions.div_ceil(crate::PAGE_POSITIONS)
     }
+
+    /// Positions that tables of angles and the like are made for: those of whole pages.
+    pub(super) fn table_positions(&self) -> usize {
+        self.max_pages() * crate::PAGE_POSITIONS
+    }
 }
 
 /// A weight as it lies in the file.
@@ -73,7 +79,7 @@ impl Source {
         }
     }
 
-    fn layout(&self) -> Result<Layout, Error> {
+    fn layout(&self, experts: usize) -> Result<Layout, Error> {
         let unusable = |expected: String| {
             let (name, got) = (
                 self.name.clone(),
@@ -97,7 +103,7 @@ impl Source {
             .row_bytes(self.cols as u64)
             .and_then(|b| b.checked_mul(self.rows as u64));
         let got = self.bytes.n_bytes();
-        match Layout::new(self.stored(), self.rows, self.cols) {
+        match Layout::of_experts(self.stored(), experts, self.rows, self.cols) {
             Some(layout) if bytes == Some(got as u64) => Ok(layout),
             _ => Err(unusable(format!("rows of whole blocks in {got} bytes"))),
         }
@@ -166,6 +172,8 @@ impl Arena {
 /// A weight's place.
 pub(super) struct Placed {
     pub(super) source: Source,
+    /// Matrices one below the other: 1 for an ordinary one.
+    pub(super) experts: usize,
     pub(super) layout: Layout,
     pub(super) at: u64,
 }
@@ -185,7 +193,7 @@ pub(super) struct Plan {
     pub(super) weights: Vec<usize>,
     /// Which of them an operation looks rows up in.
     pub(super) tables: HashMap<usize, usize>,
-    /// Norm weights, biases and sinks, by operation.
+    /// Values that an operation brings, by operation: see [`vector_of`].
     pub(super) vectors: HashMap<usize, u64>,
     /// For each table of angles.
     pub(super) angles: Vec<Angles>,
@@ -231,10 +239,10 @@ impl Plan {
             weights,
             tables,
             vectors,
-        } = Constants::new(program, sources, &mut arena)?;
+        } = Constants::new(program, sources, limits.table_positions(), &mut arena)?;
         let mut table = |rope: &Rope| {
             let pairs = rope.frequencies.len();
-            let values = [4, limits.max_pages(), crate::PAGE_POSITIONS, pairs];
+            let values = [4, limits.table_positions(), pairs];
             Angles {
                 cosines: arena.take(&values),
                 sines: arena.take(&values),
@@ -294,6 +302,16 @@ impl Plan {
     }
 }
 
+/// The values that an operation reads besides its inputs and matrices: a norm's weights, a bias, or
+/// factors by position, of so many.
+pub(super) fn vector_of(op: &ProgramOp, positions: usize) -> Option<Cow<'_, [f32]>> {
+    if let Op::ScaleByPosition { rate, step, .. } = *op {
+        let factors = (0..positions).map(|position| scale_at(position, rate, step));
+        return Some(factors.collect());
+    }
+    op.vector().map(|values| Cow::Borrowed(&values[..]))
+}
+
 /// Places of what a model brings: matrices, tables and vectors.
 struct Constants {
     placed: Vec<Placed>,
@@ -303,32 +321,41 @@ struct Constants {
 }
 
 impl Constants {
-    fn new(program: &Program, sources: &[Source], arena: &mut Arena) -> Result<Constants, Error> {
+    fn new(
+        program: &Program,
+        sources: &[Source],
+        positions: usize,
+        arena: &mut Arena,
+    ) -> Result<Constants, Error> {
         let mut constants = Constants {
             placed: Vec::new(),
             weights: Vec::new(),
             tables: HashMap::new(),
             vectors: HashMap::new(),
         };
-        for source in sources {
-            let placed = constants.place(source, arena)?;
+        for (source, experts) in sources.iter().zip(program.experts(sources.len())) {
+            let placed = constants.place(source, experts, arena)?;
             constants.weights.push(placed);
         }
         for (at, instruction) in program.ops.iter().enumerate() {
-            if let Op::Embed { table } = &instruction.op {
-                let source = Source {
-                    name: "token embeddings".to_owned(),
-                    ty: table.ty,
-                    rows: table.rows,
-                    cols: table.cols,
-                    bytes: table.source.clone(),
-                };
-                let placed = constants.place(&source, arena)?;
-                constants.tables.insert(at, placed);
-            }
-            if let Some(values) = instruction.op.vector() {
-                let place = arena.take(&[4, values.len()]);
-                constants.vectors.insert(at, place);
+            match &instruction.op {
+                Op::Embed { table } => {
+                    let source = Source {
+                        name: "token embeddings".to_owned(),
+                        ty: table.ty,
+                        rows: table.rows,
+                        cols: table.cols,
+                        bytes: table.source.clone(),
+                    };
+                    let placed = constants.place(&source, 1, arena)?;
+                    constants.tables.insert(at, placed);
+                }
+                op => {
+                    if let Some(values) = vector_of(op, positions) {
+                        let place = arena.take(&[4, values.len()]);
+                        constants.vectors.insert(at, place);
+                    }
+                }
             }
         }
         Ok(constants)
@@ -336,14 +363,22 @@ impl Constants {
 
     /// Which of the placed weights this is, which may be there already: an output that is the
     /// embedding once more is one weight.
-    fn place(&mut self, source: &Source, arena: &mut Arena) -> Result<usize, Error> {
-        let same = |p: &Placed| std::ptr::eq(p.source.bytes.bytes(), source.bytes.bytes());
+    fn place(
+        &mut self,
+        source: &Source,
+        experts: usize,
+        arena: &mut Arena,
+    ) -> Result<usize, Error> {
+        let same = |p: &Placed| {
+            p.experts == experts && std::ptr::eq(p.source.bytes.bytes(), source.bytes.bytes())
+        };
         if let Some(at) = self.placed.iter().position(same) {
             return Ok(at);
         }
-        let layout = source.layout()?;
+        let layout = source.layout(experts)?;
         self.placed.push(Placed {
             source: source.clone(),
+            experts,
             layout,
             at: arena.take(&[layout.bytes]),
         });
@@ -372,6 +407,13 @@ impl Widest {
                         let bytes = launch::activation_bytes(form, rows, source.cols);
                         widest.activation_bytes = widest.activation_bytes.max(bytes);
                     }
+                }
+                Op::ExpertMatMul { x, w, .. } => {
+                    let source = source(w);
+                    let inputs = rows_of(x) * (program.slots[x].width / source.cols);
+                    let form = Form::of_gemv(source.stored());
+                    let bytes = launch::activation_bytes(form, inputs, source.cols);
+                    widest.activation_bytes = widest.activation_bytes.max(bytes);
                 }
                 Op::Gate { up: x, .. } => {
                     let width = program.slots[x].width;

@@ -44,7 +44,18 @@ impl Scene<'_> {
     /// Brings rows, normed with a weight and an epsilon first where those are given, into a form of
     /// products' inputs.
     pub(super) fn arrange(&self, x: Slot, form: Form, norm: Option<(Ptr, f32)>, list: &mut List) {
-        let (rows, cols) = (self.rows(x), self.width(x));
+        self.arrange_as((self.rows(x), self.width(x)), x, form, norm, list);
+    }
+
+    /// The same of a slot's values as rows of another width.
+    pub(super) fn arrange_as(
+        &self,
+        (rows, cols): (usize, usize),
+        x: Slot,
+        form: Form,
+        norm: Option<(Ptr, f32)>,
+        list: &mut List,
+    ) {
         if rows == 0 {
             return;
         }
@@ -67,7 +78,7 @@ impl Scene<'_> {
     }
 
     /// Where an input of products is in a form of theirs, after it was brought there if it was not.
-    fn input(&self, x: Slot, form: Form, list: &mut List) -> Ptr {
+    pub(super) fn input(&self, x: Slot, form: Form, list: &mut List) -> Ptr {
         if let Some(ready) = list.ready.filter(|r| (r.slot, r.form) == (x, form)) {
             return ready.at;
         }

@@ -4,7 +4,7 @@ use super::launches::{List, Scene, small};
 use super::plan::{ATTEND_ROWS, SPLITS};
 use super::products::Product;
 use crate::cuda::launch::Form;
-use crate::cuda::params::{Attention, Embed, KvWrite, Norm, Pair, Rope, Select};
+use crate::cuda::params::{Attention, Embed, KvWrite, Norm, Pair, Rope, ScaleByPosition, Select};
 use crate::cuda::{Launch, Ptr, launch};
 use crate::op::{CacheLayer, Op};
 use crate::program::{Attend, Slot};
@@ -35,7 +35,14 @@ impl Scene<'_> {
             // written before the launches
             Op::Input => return,
             Op::Embed { .. } => self.embed(at, result()),
-            Op::RmsNorm { x, ref weight, eps } => self.norm(at, x, weight.len(), eps, result()),
+            Op::RmsNorm { x, ref weight, eps } => {
+                let (norm, groups) = self.norm(at, x, weight.len(), eps, result());
+                launch::rms_norm(&norm, groups)
+            }
+            Op::LayerNorm { x, ref weight, eps } => {
+                let (norm, groups) = self.norm(at, x, weight.len(), eps, result());
+                launch::layer_norm(&norm, groups)
+            }
             Op::AddBias { x, .. } => {
                 let bias = self.at(self.plan.vectors[&at]);
                 launch::add(&self.pair(self.slot(x), bias, self.width(x), result()))
@@ -51,16 +58,37 @@ impl Scene<'_> {
                 let (x, out) = (self.slot(x), result());
                 launch::unary(f, x, self.slot(out), self.elements(out) as u64)
             }
+            Op::ScaleByPosition { x, .. } => launch::scale_by_position(&ScaleByPosition {
+                x: self.slot(x),
+                factors: self.at(self.plan.vectors[&at]),
+                positions: self.record.positions(),
+                out: self.slot(result()),
+                rows: small(self.shape.rows),
+                width: small(self.width(x)),
+            }),
             Op::Add { a, b } => {
                 let period = self.elements(result());
                 launch::add(&self.pair(self.slot(a), self.slot(b), period, result()))
             }
             Op::SelectRows { x } => self.select(x, result()),
+            Op::ExpertMatMul { x, w, ids, .. } => {
+                return self.expert_product(x, w, ids, result(), list);
+            }
+            Op::Softmax { x } => self.softmax(x, result()),
+            Op::TopK { x, groups, .. } => self.top_k(x, groups, result()),
+            Op::Gather { x, ids } => self.gather(x, ids, result()),
+            Op::Normalize { x, least } => self.normalize(x, least, result()),
+            // a sum of one part
+            Op::ScaleRows { x, by } => self.weighted_sum(x, by, result()),
+            Op::ExpertSum { x, weights } => self.weighted_sum(x, weights, result()),
+            Op::ExpertBias { x, ref bias, ids } => {
+                self.expert_bias(at, x, bias.len(), ids, result())
+            }
         };
         list.launches.push(launch);
     }
 
-    fn elements(&self, slot: Slot) -> usize {
+    pub(super) fn elements(&self, slot: Slot) -> usize {
         self.rows(slot) * self.width(slot)
     }
 
@@ -87,7 +115,8 @@ impl Scene<'_> {
         launch::embed(ty, &p)
     }
 
-    fn norm(&self, at: usize, x: Slot, group: usize, eps: f32, out: Slot) -> Launch {
+    /// A norm of groups of so many values, and how many groups there are.
+    fn norm(&self, at: usize, x: Slot, group: usize, eps: f32, out: Slot) -> (Norm, u32) {
         let p = Norm {
             x: self.slot(x),
             weight: self.at(self.plan.vectors[&at]),
@@ -95,7 +124,7 @@ impl Scene<'_> {
             eps,
             n: small(group),
         };
-        launch::rms_norm(&p, small(self.elements(x) / group))
+        (p, small(self.elements(x) / group))
     }
 
     fn rope(&self, x: Slot, head_dim: usize, rope: usize, out: Slot) -> Launch {

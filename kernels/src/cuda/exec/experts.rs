@@ -1,0 +1,119 @@
+//! Launches of the operations around mixtures of experts. Which experts a row is given to stays on
+//! the device: no launch depends on it.
+
+use super::launches::{List, Scene, small};
+use crate::cuda::launch::Form;
+use crate::cuda::params::{ExpertBias, ExpertGemv, Gather, Normalize, Softmax, TopK, WeightedSum};
+use crate::cuda::{Launch, launch};
+use crate::op::TopGroups;
+use crate::program::Slot;
+
+impl Scene<'_> {
+    pub(super) fn softmax(&self, x: Slot, out: Slot) -> Launch {
+        let p = Softmax {
+            x: self.slot(x),
+            out: self.slot(out),
+            n: small(self.width(x)),
+            unused: 0,
+        };
+        launch::softmax(&p, small(self.rows(x)))
+    }
+
+    pub(super) fn top_k(&self, x: Slot, groups: Option<TopGroups>, out: Slot) -> Launch {
+        let width = self.width(x);
+        // without groups each value is one, and all are used
+        let (count, used) = groups.map_or((width, width), |groups| (groups.count, groups.used));
+        let p = TopK {
+            x: self.slot(x),
+            out: self.slot(out),
+            width: small(width),
+            n: small(self.width(out)),
+            groups: small(count),
+            used: small(used),
+        };
+        launch::top_k(&p, small(self.rows(x)))
+    }
+
+    pub(super) fn gather(&self, x: Slot, ids: Slot, out: Slot) -> Launch {
+        launch::gather(&Gather {
+            x: self.slot(x),
+            ids: self.slot(ids),
+            out: self.slot(out),
+            total: self.elements(out) as u64,
+            width: small(self.width(x)),
+            n: small(self.width(out)),
+        })
+    }
+
+    pub(super) fn normalize(&self, x: Slot, least: f32, out: Slot) -> Launch {
+        launch::normalize(&Normalize {
+            x: self.slot(x),
+            out: self.slot(out),
+            rows: small(self.rows(x)),
+            n: small(self.width(x)),
+            least,
+            unused: 0,
+        })
+    }
+
+    /// The parts of `x`, as many as there are weights, each times its own.
+    pub(super) fn weighted_sum(&self, x: Slot, weights: Slot, out: Slot) -> Launch {
+        launch::weighted_sum(&WeightedSum {
+            x: self.slot(x),
+            weights: self.slot(weights),
+            out: self.slot(out),
+            total: self.elements(out) as u64,
+            n: small(self.width(out)),
+            count: small(self.width(weights)),
+        })
+    }
+
+    /// Operation `at`, whose bias has so many values.
+    pub(super) fn expert_bias(
+        &self,
+        at: usize,
+        x: Slot,
+        values: usize,
+        ids: Slot,
+        out: Slot,
+    ) -> Launch {
+        let n = self.width(x) / self.width(ids);
+        launch::expert_bias(&ExpertBias {
+            x: self.slot(x),
+            bias: self.at(self.plan.vectors[&at]),
+            ids: self.slot(ids),
+            out: self.slot(out),
+            total: self.elements(out) as u64,
+            n: small(n),
+            experts: small(values / n),
+        })
+    }
+
+    /// A product with experts. Prompts go this way too: a row's numbers are the same in both roles.
+    pub(super) fn expert_product(&self, x: Slot, w: usize, ids: Slot, out: Slot, list: &mut List) {
+        let (ty, matrix) = self.matrix(self.plan.weights[w]);
+        let experts = self.plan.placed[self.plan.weights[w]].experts;
+        let (form, cols) = (Form::of_gemv(ty), matrix.cols as usize);
+        let used = self.width(ids);
+        let (input, sharing) = if self.width(x) == cols {
+            (self.input(x, form, list), used)
+        } else {
+            // an input for each expert of a row: no other product reads them so
+            self.arrange_as((self.rows(x) * used, cols), x, form, None, list);
+            list.ready = None;
+            (self.at(self.plan.activations), 1)
+        };
+        let p = ExpertGemv {
+            w: matrix,
+            x: input,
+            ids: self.slot(ids),
+            out: self.slot(out),
+            n: matrix.rows / small(experts),
+            experts: small(experts),
+            sharing: small(sharing),
+            unused: 0,
+        };
+        let choices = small(self.rows(ids) * used);
+        list.launches.push(launch::expert_gemv(ty, &p, choices));
+    }
+}

@@ -1,0 +1,658 @@
+//! Mixtures of experts: which experts a row is given to, products with those, and what becomes of
+//! their results.
+//!
+//! Each expert of a row is a *choice*, numbered row by row. Choices are sorted by expert first, by
+//! every thread for itself: that takes less time than to wait for each other. Then threads take
+//! pairs of strips of the experts that were chosen, and nothing of the others is read. All rows of
+//! an expert go through the kernels that [`Op::MatMul`](super::Op::MatMul) has for their role, which
+//! give a row the same bits whatever other rows there are.
+
+use std::ops::Range;
+
+use super::arena::{Codes, MAX_TILE};
+use super::matmul::{StripPairs, Tokens, pairs_at_once};
+use super::scratch::Scratch;
+use super::{ACT_GROUP, Form, Gemv, Matrix, Op, Operands, Part, Program, STRIP_PAIR, Slot, Task};
+use super::{Role, UNITS, gemm, sums_len};
+use crate::act::ActRow;
+use crate::generic::batch;
+use crate::generic::routing::{self, Parts, place};
+use crate::memory::Floats;
+use crate::op::TopGroups;
+use crate::table::{CodeKernels, FloatKernels};
+
+/// Generated rows of an expert multiplied at a time: as integers they stay in the first cache
+/// (some 2.4 bytes a value, 78 KiB for 2048) or close to it, while the weights come apart once.
+pub(super) const EXPERT_ROWS: usize = 16;
+
+/// Columns of sums that a thread takes at a time: a few lines of each part.
+const SUM_COLUMNS: usize = 64;
+
+/// The most that a program's products with experts need.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Experts {
+    /// Experts of a row; 0: there are no such products.
+    pub(super) used: usize,
+    pub(super) count: usize,
+    /// Values of an expert's input, and of the inputs of all experts of a row.
+    pub(super) cols: usize,
+    pub(super) width: usize,
+    /// Whether inputs are arranged in tiles: of prompts, and of generated tokens.
+    tiled: [bool; 2],
+}
+
+impl Experts {
+    pub(super) fn of(program: &Program, matrices: &[Matrix]) -> Experts {
+        let mut most = Experts::default();
+        for instruction in &program.ops {
+            if let Op::ExpertMatMul { x, w, ids, experts } = instruction.op {
+                most.used = most.used.max(program.slots[ids].width);
+                most.count = most.count.max(experts);
+                most.cols = most.cols.max(matrices[w].cols);
+                most.width = most.width.max(program.slots[x].width);
+                for (tiled, role) in most.tiled.iter_mut().zip([Role::Prompt, Role::Generated]) {
+                    *tiled |= !matches!(matrices[w].reads(role), Form::Codes | Form::Floats);
+                }
+            }
+        }
+        most
+    }
+
+    /// Floats of the inputs of so many rows in tiles.
+    pub(super) fn tile_floats(&self, role: Role, rows: usize) -> usize {
+        let is_tiled = self.tiled[usize::from(role == Role::Generated)];
+        let floats = || tile_floats(rows, self.used, self.count, self.cols);
+        if is_tiled { floats() } else { 0 }
+    }
+}
+
+/// Every expert's rows begin with a tile of their own, and so does each run of them: one more for
+/// each expert of a row, at most.
+fn tile_floats(rows: usize, used: usize, experts: usize, cols: usize) -> usize {
+    let choices = rows * used;
+    (choices + (experts.min(choices) + used) * MAX_TILE) * cols
+}
+
+/// Inputs of products that are arranged by the experts which `ids` names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ByExpert {
+    pub(super) ids: Slot,
+    experts: usize,
+    /// Values of an expert's input.
+    cols: usize,
+}
+
+impl ByExpert {
+    pub(super) fn new(ids: Slot, matrix: &Matrix) -> ByExpert {
+        ByExpert {
+            ids,
+            experts: matrix.experts(),
+            cols: matrix.cols,
+        }
+    }
+
+    /// Floats that they take, of so many rows with so many experts each.
+    pub(super) fn tile_floats(self, used: usize, rows: usize) -> usize {
+        tile_floats(rows, used, self.experts, self.cols)
+    }
+}
+
+/// A product with experts of an operation list.
+pub(super) struct ExpertProduct<'a> {
+    pub(super) task: &'a Task,
+    pub(super) x: Slot,
+    pub(super) ids: Slot,
+    pub(super) matrix: &'a Matrix,
+    pub(super) out: Slot,
+}
+
+/// Choices of one expert that are multiplied together.
+#[derive(Clone, Copy)]
+struct Run {
+    expert: usize,
+    /// Where they begin among the sorted ones, and how many there are.
+    first: usize,
+    len: usize,
+    /// Where their tiles begin, in rows.
+    tiled: usize,
+}
+
+/// Choices sorted by expert.
+#[derive(Default)]
+pub(super) struct Grouping {
+    /// Of each expert in order.
+    choices: Vec<u32>,
+    runs: Vec<Run>,
+    /// By expert: where its choices end.
+    ends: Vec<usize>,
+    /// Room for those of a run that are not done yet.
+    mine: Vec<u32>,
+}
+
+impl Grouping {
+    /// Makes room.
+    pub(super) fn reserve(&mut self, choices: usize, experts: usize) {
+        let more = |have: usize, want: usize| want.saturating_sub(have);
+        self.choices.reserve(more(self.choices.len(), choices));
+        self.mine.reserve(more(self.mine.len(), choices));
+        self.runs.reserve(more(self.runs.len(), choices));
+        self.ends.reserve(more(self.ends.len(), experts));
+    }
+
+    /// Sorts the choices by expert, and those of one expert into runs of `most`; tiles are so many
+    /// rows.
+    fn sort(&mut self, ids: &[f32], experts: usize, most: usize, tile: usize) {
+        let Grouping {
+            choices,
+            runs,
+            ends,
+            ..
+        } = self;
+        ends.clear();
+        ends.resize(experts, 0);
+        for id in ids {
+            ends[place(*id, experts)] += 1;
+        }
+        let mut before = 0;
+        for end in ends.iter_mut() {
+            // where its choices begin, for now
+            (before, *end) = (before + *end, before);
+        }
+        choices.clear();
+        choices.resize(ids.len(), 0);
+        for (choice, id) in ids.iter().enumerate() {
+            let at = &mut ends[place(*id, experts)];
+            choices[*at] = choice as u32;
+            *at += 1;
+        }
+        runs.clear();
+        let (mut start, mut tiled) = (0, 0);
+        for (expert, end) in ends.iter().enumerate() {
+            for first in (start..*end).step_by(most) {
+                let len = most.min(end - first);
+                runs.push(Run {
+                    expert,
+                    first,
+                    len,
+                    tiled,
+                });
+                tiled += len.next_multiple_of(tile);
+            }
+            start = *end;
+        }
+    }
+}
+
+/// Where results go before they are in their rows: whole strips of so many rows.
+#[derive(Clone, Copy)]
+struct Near {
+    at: *mut f32,
+    width: usize,
+}
+
+impl Part<'_> {
+    /// # Safety
+    /// As [`Part::run`]. *Shares* of rows.
+    pub(super) unsafe fn softmax(&self, x: Slot, out: Slot) {
+        let width = self.width(x);
+        for r in self.w.share(self.n_rows(x), 1) {
+            // SAFETY: this row is of this member's share, and its input is finished.
+            unsafe {
+                let from = self.row(x, r, 0..width);
+                let to = self.row_mut(out, r, 0..width);
+                (self.model.table.softmax)(from.as_ptr(), width, to.as_mut_ptr());
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Part::run`]. *Shares* of rows.
+    pub(super) unsafe fn top_k(&self, x: Slot, groups: Option<TopGroups>, out: Slot) {
+        // SAFETY: the scratch at this thread's number is its own, and nobody has borrowed it.
+        let Scratch { scores, .. } = unsafe { self.scratches.of(self.w.thread) };
+        for r in self.w.share(self.n_rows(x), 1) {
+            // SAFETY: this row is of this member's share, and its input is finished.
+            unsafe {
+                let from = self.row(x, r, 0..self.width(x));
+                let to = self.row_mut(out, r, 0..self.width(out));
+                routing::top_k(from, groups, scores, to);
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Part::run`]. *Shares* of rows.
+    pub(super) unsafe fn gather(&self, x: Slot, ids: Slot, out: Slot) {
+        for r in self.w.share(self.n_rows(x), 1) {
+            // SAFETY: this row is of this member's share, and its inputs are finished.
+            unsafe {
+                let from = self.row(x, r, 0..self.width(x));
+                let ids = self.row(ids, r, 0..self.width(ids));
+                let to = self.row_mut(out, r, 0..self.width(out));
+                for (to, id) in to.iter_mut().zip(ids) {
+                    *to = from[place(*id, from.len())];
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Part::run`]. *Shares* of rows.
+    pub(super) unsafe fn normalize(&self, x: Slot, least: f32, out: Slot) {
+        let width = self.width(x);
+        for r in self.w.share(self.n_rows(x), 1) {
+            // SAFETY: this row is of this member's share, and its input is finished.
+            unsafe {
+                let to = self.row_mut(out, r, 0..width);
+                routing::normalize(self.row(x, r, 0..width), least, to);
+            }
+        }
+    }
+
+    /// The parts of `x`, as many as there are weights, each times its own.
+    ///
+    /// # Safety
+    /// As [`Part::run`]. *Shares* of [`SUM_COLUMNS`] columns of rows of the result.
+    pub(super) unsafe fn weighted_sum(&self, x: Slot, weights: Slot, out: Slot) {
+        let (n, count) = (self.width(out), self.width(weights));
+        let blocks = n.div_ceil(SUM_COLUMNS);
+        for i in self.w.share(self.n_rows(out) * blocks, 1) {
+            let (r, first) = (i / blocks, i % blocks * SUM_COLUMNS);
+            // SAFETY: these columns are of this member's share, and the inputs are finished:
+            // `count` parts of n values in each row.
+            unsafe {
+                let at = |slot: Slot, at: usize| self.view.buffers[slot].0.add(at);
+                (self.model.table.weighted_sum)(&Parts {
+                    x: (at(x, r * count * n + first).cast_const(), n),
+                    weights: at(weights, r * count).cast_const(),
+                    count,
+                    n: SUM_COLUMNS.min(n - first),
+                    y: at(out, r * n + first),
+                });
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Part::run`]. *Shares* of the parts of rows.
+    pub(super) unsafe fn expert_bias(&self, x: Slot, bias: &[f32], ids: Slot, out: Slot) {
+        let used = self.width(ids);
+        let n = self.width(x) / used;
+        for choice in self.w.share(self.n_rows(x) * used, 1) {
+            // SAFETY: this part is of this member's share, and its inputs are finished. The bias
+            // has whole parts, of which `place` names one.
+            unsafe {
+                let id = self.row(ids, choice / used, choice % used..choice % used + 1);
+                let bias = &bias[place(id[0], bias.len() / n) * n..][..n];
+                let at = |slot: Slot| self.view.buffers[slot].0.add(choice * n);
+                (self.model.table.add)(&Operands {
+                    a: (at(x).cast_const(), 0),
+                    b: (bias.as_ptr(), 0),
+                    y: (at(out), 0),
+                    rows: 1,
+                    n,
+                });
+            }
+        }
+    }
+
+    /// Brings the input of a product with experts into the form that its kernel reads.
+    ///
+    /// # Safety
+    /// As [`Part::run`]. *Shares* of groups or of tiles.
+    pub(super) unsafe fn prepare_experts(&self, form: Form, product: &ExpertProduct<'_>) {
+        // SAFETY: the same shares of the same finished input.
+        unsafe {
+            match form {
+                Form::Codes => self.quantize(product.x, product.task),
+                Form::Floats => {}
+                Form::Tiles | Form::Pairs | Form::Bf16 => self.tile_by_expert(product),
+            }
+        }
+    }
+
+    /// A product with experts.
+    ///
+    /// # Safety
+    /// As [`Part::run`]. *Items*: pairs of strips for a choice; those of all choices of an expert
+    /// are taken together.
+    pub(super) unsafe fn expert_matmul(&self, product: &ExpertProduct<'_>) {
+        if self.n_rows(product.x) == 0 {
+            return;
+        }
+        // SAFETY: the same items of the same finished input.
+        unsafe {
+            match product.matrix.reads(self.extent.role) {
+                Form::Codes | Form::Floats => self.expert_gemv(product),
+                Form::Tiles | Form::Pairs | Form::Bf16 => self.expert_gemm(product),
+            }
+        }
+    }
+
+    /// Sorts the choices of all rows by expert: the same in every thread.
+    ///
+    /// # Safety
+    /// As [`Part::run`].
+    unsafe fn sort(&self, product: &ExpertProduct<'_>, tile: usize, grouping: &mut Grouping) {
+        let ids = product.ids;
+        let n = self.n_rows(ids) * self.width(ids);
+        // SAFETY: they are finished, and there are so many.
+        let ids = unsafe { self.view.buffers[ids].read(0, n) };
+        // no more than sums have room for: where an expert is chosen once a row, that is all of
+        // its rows
+        let most = self.extent.most_rows().max(1);
+        grouping.sort(ids, product.matrix.experts(), most, tile);
+    }
+
+    /// Which row of `cols` values of the input a choice is multiplied with.
+    fn input_of(&self, product: &ExpertProduct<'_>, choice: u32) -> usize {
+        if self.width(product.x) == product.matrix.cols {
+            choice as usize / self.width(product.ids)
+        } else {
+            choice as usize
+        }
+    }
+
+    /// # Safety
+    /// As [`Part::run`]. *Shares* of whole tiles.
+    unsafe fn tile_by_expert(&self, product: &ExpertProduct<'_>) {
+        let tokens = product.matrix.prompt(self.extent.role).0;
+        let (k, nt) = (product.matrix.cols, tokens.tile);
+        // SAFETY: the scratch at this thread's number is its own, and nobody has borrowed it.
+        let Scratch { grouping, rows, .. } = unsafe { self.scratches.of(self.w.thread) };
+        // SAFETY: as the caller's.
+        unsafe { self.sort(product, nt, grouping) };
+        let tiles = |run: &Run| run.len.div_ceil(nt);
+        let share = self.w.share(grouping.runs.iter().map(tiles).sum(), 1);
+        let mut before = 0;
+        for run in &grouping.runs {
+            let (from, to) = (before, before + tiles(run));
+            before = to;
+            for t in share.start.clamp(from, to)..share.end.clamp(from, to) {
+                let t = (t - from) * nt;
+                let width = if tokens.narrow {
+                    gemm::tile_width(run.len - t, nt)
+                } else {
+                    nt
+                };
+                let there = width.min(run.len - t);
+                let choices = &grouping.choices[run.first + t..][..there];
+                for (to, choice) in rows.chunks_exact_mut(k).zip(choices) {
+                    let at = self.input_of(product, *choice) * k;
+                    // SAFETY: the input is finished and has this row.
+                    to.copy_from_slice(unsafe { self.view.buffers[product.x].read(at, k) });
+                }
+                // SAFETY: one thread has this tile, whose place is reserved: tiles before it are
+                // full. Its rows are in this thread's scratch.
+                unsafe {
+                    let at = (run.tiled + t) * k * tokens.bytes / 4;
+                    let tile = self.view.tiles.write(at, width * k * tokens.bytes / 4);
+                    (tokens.pack)(rows.as_ptr(), there, k, 0, width, tile.as_mut_ptr());
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Part::expert_matmul`].
+    unsafe fn expert_gemm(&self, product: &ExpertProduct<'_>) {
+        let matrix = product.matrix;
+        let tokens = matrix.prompt(self.extent.role).0;
+        // SAFETY: the scratch at this thread's number is its own, and nobody has borrowed it.
+        let Scratch {
+            grouping,
+            panel,
+            sums,
+            ..
+        } = unsafe { self.scratches.of(self.w.thread) };
+        // SAFETY: as the caller's.
+        unsafe { self.sort(product, tokens.tile, grouping) };
+        let runs = &grouping.runs;
+        let n_pairs = matrix.expert_strips().div_ceil(STRIP_PAIR);
+        let longest = runs.iter().map(|run| run.len).max().unwrap_or(0);
+        let each = runs.len() * n_pairs / self.w.size;
+        let at_once = pairs_at_once(tokens, longest, matrix.cols, each);
+        let turns = n_pairs.div_ceil(at_once);
+        self.take_items(product.task.op, 0, runs.len() * turns, |unit| {
+            let (run, first) = (&runs[unit / turns], unit % turns * at_once);
+            let choices = &grouping.choices[run.first..][..run.len];
+            let item = |choice: u32, pair: usize| choice as usize * n_pairs + pair;
+            // nobody writes once more what is done: others may be reading it
+            let (mut mine, mut n_mine) = ([0; UNITS], 0);
+            for pair in first..n_pairs.min(first + at_once) {
+                if choices
+                    .iter()
+                    .any(|choice| !self.is_done(item(*choice, pair)))
+                {
+                    mine[n_mine] = pair;
+                    n_mine += 1;
+                }
+            }
+            if n_mine == 0 {
+                return;
+            }
+            let strips = matrix.expert_strips();
+            let pairs = StripPairs {
+                matrix,
+                up: None,
+                strips: run.expert * strips..(run.expert + 1) * strips,
+                rows: matrix.expert_rows(),
+            };
+            let tiled = run.tiled * matrix.cols * tokens.bytes / 4;
+            let tokens = Tokens {
+                x: self.view.tiles.0.wrapping_add(tiled),
+                m: run.len,
+                y: None,
+            };
+            // SAFETY: tiles are finished; the sums are this thread's, with room for as many rows as
+            // a run has.
+            unsafe { self.multiply_turn(&pairs, &mine[..n_mine], &tokens, panel, sums) };
+            for (pair, sums) in mine[..n_mine]
+                .iter()
+                .zip(sums.chunks_exact(sums_len(run.len)))
+            {
+                let columns = Columns::of(matrix, *pair);
+                for (choice, sums) in choices.iter().zip(sums.chunks_exact(columns.width)) {
+                    if self.is_done(item(*choice, *pair)) {
+                        continue;
+                    }
+                    // SAFETY: one thread has these columns of the choice.
+                    unsafe { self.put(product, *choice, &columns, sums.as_ptr()) };
+                    self.note_done(item(*choice, *pair));
+                }
+            }
+        });
+    }
+
+    /// # Safety
+    /// As [`Part::expert_matmul`].
+    unsafe fn expert_gemv(&self, product: &ExpertProduct<'_>) {
+        // SAFETY: the scratch at this thread's number is its own, and nobody has borrowed it.
+        let Scratch {
+            grouping,
+            strip,
+            codes,
+            ..
+        } = unsafe { self.scratches.of(self.w.thread) };
+        // SAFETY: as the caller's.
+        unsafe { self.sort(product, 1, grouping) };
+        let Grouping {
+            choices,
+            runs,
+            mine,
+            ..
+        } = grouping;
+        let pairs = product.matrix.expert_strips().div_ceil(STRIP_PAIR);
+        let units = runs.len() * pairs;
+        // as in `Part::gemv`, each thread has one long stream, and the last strips go to whoever is
+        // first; but rows make some experts take longer than others
+        let fixed = match (self.w.size, self.n_rows(product.x)) {
+            (1, _) => units,
+            (_, 1) => units * 15 / 16,
+            _ => 0,
+        };
+        self.take_items(product.task.op, fixed, units, |unit| {
+            let (run, pair) = (&runs[unit / pairs], unit % pairs);
+            let item = |choice: u32| choice as usize * pairs + pair;
+            mine.clear();
+            let all = choices[run.first..][..run.len].iter().copied();
+            mine.extend(all.filter(|choice| !self.is_done(item(*choice))));
+            for choices in mine.chunks(EXPERT_ROWS) {
+                // SAFETY: one thread has this pair of strips for these choices.
+                unsafe { self.expert_pair(product, run.expert, pair, choices, strip, codes) };
+            }
+            for choice in mine.iter() {
+                self.note_done(item(*choice));
+            }
+        });
+    }
+
+    /// One or two strips of an expert times the rows of some choices, no more than
+    /// [`EXPERT_ROWS`].
+    ///
+    /// # Safety
+    /// As [`Part::run`]; the strips and choices are those of *items* of the calling thread.
+    unsafe fn expert_pair(
+        &self,
+        product: &ExpertProduct<'_>,
+        expert: usize,
+        pair: usize,
+        choices: &[u32],
+        strip: &mut Floats,
+        codes: &mut Codes,
+    ) {
+        let matrix = product.matrix;
+        let columns = Columns::of(matrix, pair);
+        let first = expert * matrix.expert_strips() + pair * STRIP_PAIR;
+        let strips = first..first + columns.width / matrix.strip_rows();
+        let near = Near {
+            at: strip.as_mut_ptr(),
+            width: columns.width,
+        };
+        // SAFETY: kernels are of this CPU, strips are whole, and the input is finished. Whole
+        // strips of results of so many rows have room in the scratch.
+        unsafe {
+            match matrix.gemv().expect("`reads` says that it is packed") {
+                Gemv::Codes(kernels) => {
+                    self.expert_codes(product, &kernels, strips, choices, near, codes);
+                }
+                Gemv::Float(kernels) => {
+                    self.expert_floats(product, &kernels, strips, choices, near);
+                }
+            }
+            for (i, choice) in choices.iter().enumerate() {
+                self.put(product, *choice, &columns, near.at.add(i * near.width));
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Part::expert_pair`]; `near` has room for these strips' results.
+    unsafe fn expert_codes(
+        &self,
+        product: &ExpertProduct<'_>,
+        kernels: &CodeKernels,
+        strips: Range<usize>,
+        choices: &[u32],
+        near: Near,
+        codes: &mut Codes,
+    ) {
+        let matrix = product.matrix;
+        let (cols, groups) = (matrix.cols, matrix.cols / ACT_GROUP);
+        let weights = matrix.strip(strips.start);
+        let input = |choice: u32| -> ActRow {
+            let row = self.input_of(product, choice);
+            self.view.codes[product.task.reads_codes].at_group(row * groups)
+        };
+        // SAFETY: the input is finished; copies of rows are in this thread's scratch, which has
+        // room for so many.
+        unsafe {
+            if choices.len() > 1 && strips.len() == batch::STRIPS {
+                let rows = codes.view();
+                for (i, choice) in choices.iter().enumerate() {
+                    rows.at_group(i * groups).copy_from(&input(*choice), groups);
+                }
+                let weights = (weights, matrix.strip_bytes(), matrix.strip_rows());
+                let (x, to) = ((&rows, choices.len()), (near.at, near.width));
+                return batch::strips(&kernels.batch, weights, cols, x, to);
+            }
+            for (i, choice) in choices.iter().enumerate() {
+                let kernel = kernels.row[strips.len() - 1];
+                kernel(weights, cols, &input(*choice), near.at.add(i * near.width));
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Part::expert_codes`].
+    unsafe fn expert_floats(
+        &self,
+        product: &ExpertProduct<'_>,
+        kernels: &FloatKernels,
+        strips: Range<usize>,
+        choices: &[u32],
+        near: Near,
+    ) {
+        let (matrix, x) = (product.matrix, self.view.buffers[product.x]);
+        let cols = matrix.cols;
+        for strip in strips.clone() {
+            let column = (strip - strips.start) * matrix.strip_rows();
+            for (i, choice) in choices.iter().enumerate() {
+                // SAFETY: the input is finished and has this row; the strip is whole, and its
+                // results have room.
+                unsafe {
+                    let x = x.read(self.input_of(product, *choice) * cols, cols);
+                    let to = near.at.add(i * near.width + column);
+                    (kernels.row)(
+                        matrix.strip(strip),
+                        cols,
+                        (x.as_ptr(), cols),
+                        (to, near.width),
+                    );
+                }
+            }
+        }
+    }
+
+    /// Copies a pair's results to their place.
+    ///
+    /// # Safety
+    /// These columns of the choice are the calling thread's, and `from` has as many values.
+    unsafe fn put(
+        &self,
+        product: &ExpertProduct<'_>,
+        choice: u32,
+        columns: &Columns,
+        from: *const f32,
+    ) {
+        let n = product.matrix.expert_rows();
+        let at = choice as usize * n + columns.first;
+        assert!(at + columns.n <= self.n_rows(product.out) * self.width(product.out));
+        // SAFETY: the output has these columns, which are the caller's.
+        unsafe {
+            let to = self.view.buffers[product.out].0.add(at);
+            std::ptr::copy_nonoverlapping(from, to, columns.n);
+        }
+    }
+}
+
+/// The results of a pair of strips of an expert.
+struct Columns {
+    first: usize,
+    /// Those that are there, and those of whole strips.
+    n: usize,
+    width: usize,
+}
+
+impl Columns {
+    fn of(matrix: &Matrix, pair: usize) -> Columns {
+        let (r, first_strip) = (matrix.strip_rows(), pair * STRIP_PAIR);
+        let first = first_strip * r;
+        let width = STRIP_PAIR.min(matrix.expert_strips() - first_strip) * r;
+        Columns {
+            first,
+            n: width.min(matrix.expert_rows() - first),
+            width,
+        }
+    }
+}
