@@ -61,7 +61,7 @@ struct Ratios {
     kl: Vec<f64>,
 }
 
-fn geometric_mean(x: &[f64]) -> f64 {
+pub(crate) fn geometric_mean(x: &[f64]) -> f64 {
     (x.iter().map(|r| r.ln()).sum::<f64>() / x.len().max(1) as f64).exp()
 }
 
@@ -124,7 +124,7 @@ fn check(recorded: &Recorded, isa: Isa, role: Role, repack: bool) -> Ratios {
 }
 
 /// The error that kernels are designed for, as a ratio to llama.cpp's. Asked for is 1.
-fn designed_for(isa: Isa, role: Role) -> f64 {
+pub(crate) fn designed_for(isa: Isa, role: Role) -> f64 {
     // bf16 rounds inputs to about 1e-3 of themselves, integers of 15 bits to about 1e-4
     if role == Role::Prompt && isa.prompt_rounding().products > 5e-4 {
         0.25

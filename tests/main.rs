@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)] // `cuda::watched`: a device passes promises on
 
+mod architectures;
 mod cli;
 mod crates;
 mod cuda;

@@ -180,7 +180,7 @@ impl Engine {
         prepare: impl FnOnce(&Arc<Gguf>, &Model, &Limits) -> Result<Box<dyn Executable>, Error>,
     ) -> Result<Engine, Error> {
         let gguf = Arc::new(source.open(options.mmap)?);
-        let model = Model::load(&gguf)?;
+        let mut model = Model::load(&gguf)?;
         let tokenizer = Tokenizer::from_gguf(&gguf)?;
         let mut warnings = model.warnings().to_vec();
         warnings.extend(tokenizer.warnings().iter().cloned());
@@ -194,6 +194,7 @@ impl Engine {
                 "context {n_ctx} is longer than the {trained} that the model was trained with"
             ));
         }
+        model.fit_to_context(n_ctx);
         let sessions = options.sessions.max(1);
         let n_pages = match options.kv_positions {
             Some(positions) => positions.div_ceil(PAGE_POSITIONS).max(1),

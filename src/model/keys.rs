@@ -238,6 +238,51 @@ impl<'a> Keys<'a> {
         Ok(got)
     }
 
+    /// A finite number that is not 0; where the file has none, or 0, it is `default`, or an error.
+    pub(super) fn factor(&mut self, suffix: &str, default: Option<f32>) -> Result<f32, Error> {
+        let key = self.full(suffix);
+        let got = match self.gguf.get(&key) {
+            Some(v) => match float(&v).map(|x| x as f32).filter(|x| x.is_finite()) {
+                Some(x) => Some(x).filter(|x| *x != 0.0),
+                None => return Err(self.bad(key, "a finite number", show(&v))),
+            },
+            None => None,
+        };
+        let source = got.map_or(Source::Default, |_| Source::File);
+        let value = got.or(default);
+        let value = value.ok_or_else(|| self.missing(key.clone(), "a number other than 0"))?;
+        self.note(key, json_f32(value), source);
+        Ok(value)
+    }
+
+    /// A finite number from 0 on.
+    pub(super) fn not_negative(&mut self, suffix: &str, default: f32) -> Result<f32, Error> {
+        let key = self.full(suffix);
+        let (value, source) = match self.gguf.get(&key) {
+            Some(v) => {
+                let x = float(&v).map(|x| x as f32);
+                let x = x.filter(|x| x.is_finite() && *x >= 0.0);
+                let bad = || self.bad(key.clone(), "a finite number from 0 on", show(&v));
+                (x.ok_or_else(bad)?, Source::File)
+            }
+            None => (default, Source::Default),
+        };
+        self.note(key, json_f32(value), source);
+        Ok(value)
+    }
+
+    /// A yes or no; `default` is what an absent key means.
+    pub(super) fn flag(&mut self, suffix: &str, default: bool) -> Result<bool, Error> {
+        let key = self.full(suffix);
+        let (value, source) = match self.gguf.get(&key) {
+            Some(Value::Bool(value)) => (value, Source::File),
+            Some(v) => return Err(self.bad(key, "true or false", show(&v))),
+            None => (default, Source::Default),
+        };
+        self.note(key, value, source);
+        Ok(value)
+    }
+
     /// A string key.
     pub(super) fn text(&self, suffix: &str) -> Result<Option<&'a str>, Error> {
         let key = self.full(suffix);

@@ -42,9 +42,7 @@ impl Model {
     pub fn load(gguf: &Gguf) -> Result<Model, Error> {
         let hparams = Hparams::from_gguf(gguf)?;
         let weights = weights::bind(gguf, &hparams)?;
-        let divisors = weights.rope_freqs.map(|id| weights.vector(id));
-        let table = |hparams| rope::table(hparams, divisors);
-        let ropes = hparams.ropes.iter().map(table).collect();
+        let ropes = rope::tables(&hparams, &weights, hparams.n_ctx_train());
         let graph = arch::build(&hparams, &weights);
         graph
             .validate(&weights, &hparams)
@@ -59,6 +57,11 @@ impl Model {
             graph,
             ropes,
         })
+    }
+
+    /// Lets the angles be those for contexts of so many positions, where that makes a difference.
+    pub fn fit_to_context(&mut self, n_ctx: usize) {
+        self.ropes = rope::tables(&self.hparams, &self.weights, n_ctx);
     }
 
     /// What was assumed or left out, one line each.
@@ -77,8 +80,8 @@ impl Model {
             qkv_bias: any(|l| l.bq.is_some() || l.bk.is_some() || l.bv.is_some()),
             fused_qkv: self.weights.matrices.iter().any(|m| m.row_start > 0),
             rope_pairing: self.ropes[0].pairing.name(),
-            rope_scaling: self.hparams.rope(0).scaling.value.name(),
-            rope_freqs: self.weights.rope_freqs.is_some(),
+            rope_scaling: self.hparams.ropes[0].scaling.value.name(),
+            rope_freqs: self.weights.rope_divisors.all.is_some(),
             tied_output: self.weights.is_tied(),
             output_bias: self.weights.output_bias.is_some(),
             parameters: self.parameters(),

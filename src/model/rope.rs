@@ -3,7 +3,22 @@
 
 use octavo_kernels::Rope;
 
-use super::hparams::{RopeHparams, ScalingKind};
+use super::hparams::{Hparams, RopeHparams, ScalingKind};
+use super::weights::Weights;
+
+/// The tables of a model for contexts of so many positions.
+pub(crate) fn tables(h: &Hparams, w: &Weights, n_ctx: usize) -> Vec<Rope> {
+    let table = |rope: &RopeHparams| {
+        let by_length = if n_ctx > rope.original_context.value {
+            w.rope_divisors.long
+        } else {
+            w.rope_divisors.short
+        };
+        let divisors = w.rope_divisors.all.or(by_length);
+        self::table(rope, divisors.map(|id| w.vector(id)))
+    };
+    h.ropes.iter().map(table).collect()
+}
 
 /// The table for these hyperparameters; `divisors` is `rope_freqs.weight`, one divisor of the
 /// angle per pair.
@@ -12,13 +27,15 @@ use super::hparams::{RopeHparams, ScalingKind};
 /// the factor above `ceil(dim(beta_slow))`, with a linear ramp between, where
 /// `dim(r) = n_rot * ln(original_context / (2 pi r)) / (2 ln base)` is the pair that turns r
 /// times over the original context. The magnitude is `1 + 0.1 ln factor` (1 for factors up to
-/// 1) times attn_factor.
-pub(crate) fn table(h: &RopeHparams, divisors: Option<&[f32]>) -> Rope {
+/// 1) times attn_factor, divided by `1 + 0.1 log_multiplier ln factor`.
+fn table(h: &RopeHparams, divisors: Option<&[f32]>) -> Rope {
     let n_rot = h.n_rot.value;
     let base = f64::from(h.freq_base.value);
     let scale = match h.scaling.value {
         ScalingKind::None => 1.0,
-        ScalingKind::Linear | ScalingKind::Yarn => 1.0 / f64::from(h.factor.value),
+        ScalingKind::Linear | ScalingKind::LongRope | ScalingKind::Yarn => {
+            1.0 / f64::from(h.factor.value)
+        }
     };
     let yarn = (h.scaling.value == ScalingKind::Yarn).then(|| Ramp::new(h, base));
     let frequencies = (0..n_rot / 2)
@@ -32,7 +49,10 @@ pub(crate) fn table(h: &RopeHparams, divisors: Option<&[f32]>) -> Rope {
         })
         .collect();
     let stretch = match (yarn, f64::from(h.factor.value)) {
-        (Some(_), factor) if factor > 1.0 => 1.0 + 0.1 * factor.ln(),
+        (Some(_), factor) if factor > 1.0 => {
+            let taken_back = 0.1 * f64::from(h.log_multiplier) * factor.ln();
+            (1.0 + 0.1 * factor.ln()) / (1.0 + taken_back)
+        }
         _ => 1.0,
     };
     Rope {

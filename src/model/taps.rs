@@ -9,24 +9,42 @@ use std::hash::Hash;
 
 /// Token embeddings.
 pub const INP_EMBD: &str = "inp_embd";
+/// Token embeddings times a factor, where both have a name.
+pub const INP_SCALED: &str = "inp_scaled";
 /// A layer's input, normed.
 pub const ATTN_NORM: &str = "attn_norm";
+/// A second norm of the layer's input: attention's, where the first is the feed-forward block's.
+pub const ATTN_NORM_2: &str = "attn_norm_2";
+/// A layer norm before its bias.
+pub const NORM_W: &str = "norm_w";
 /// Queries: product, with the bias, rotated.
 pub const Q_CUR: &str = "Qcur";
 /// Queries, normed per head.
 pub const Q_CUR_NORMED: &str = "Qcur_normed";
+/// Queries, normed per head after they turned.
+pub const Q_CUR_NORM: &str = "Qcur_norm";
+/// Queries, scaled by position.
+pub const Q_CUR_TEMP: &str = "Qcur_attn_temp_scaled";
 /// Keys, as [`Q_CUR`]. The last of them goes into the cache.
 pub const K_CUR: &str = "Kcur";
 /// Keys, normed per head.
 pub const K_CUR_NORMED: &str = "Kcur_normed";
+/// Keys, normed per head after they turned.
+pub const K_CUR_NORM: &str = "Kcur_norm";
 /// Values: product, with the bias. The last of them goes into the cache.
 pub const V_CUR: &str = "Vcur";
 /// Attention's mix of values.
 pub const KQV_OUT: &str = "kqv_out";
 /// Its projection.
 pub const ATTN_OUT: &str = "attn_out";
+/// The attention's result, normed; or the norm after it, where files call that so.
+pub const ATTN_POST_NORM: &str = "attn_post_norm";
+/// The same, of GLM.
+pub const POST_ATTN_NORM: &str = "post_attn_norm";
 /// The layer's input and the attention's result.
 pub const FFN_INP: &str = "ffn_inp";
+/// The same, of Gemma.
+pub const SA_OUT: &str = "sa_out";
 /// That, normed.
 pub const FFN_NORM: &str = "ffn_norm";
 /// The gate's product.
@@ -39,10 +57,68 @@ pub const FFN_UP: &str = "ffn_up";
 pub const FFN_UP_B: &str = "ffn_up_b";
 /// Gate and product together.
 pub const FFN_SWIGLU: &str = "ffn_swiglu";
+/// The same of gpt-oss.
+pub const FFN_SWIGLU_OAI: &str = "ffn_swiglu_oai";
+/// The same with GELU.
+pub const FFN_GEGLU: &str = "ffn_geglu";
+/// The product after GELU, without a gate.
+pub const FFN_GELU: &str = "ffn_gelu";
+/// The squares of the product's values above 0.
+pub const FFN_SQR_RELU: &str = "ffn_sqr(relu)";
 /// Their projection, where a bias follows.
 pub const FFN_DOWN: &str = "ffn_down";
 /// The feed-forward block's result.
 pub const FFN_OUT: &str = "ffn_out";
+/// That, normed. llama.cpp leaves the layer out of this name where it is not Gemma 3's.
+pub const FFN_POST_NORM: &str = "ffn_post_norm";
+/// The same, of GLM.
+pub const POST_MLP_NORM: &str = "post_mlp_norm";
+/// A router's scores.
+pub const FFN_MOE_LOGITS: &str = "ffn_moe_logits";
+/// With their bias.
+pub const FFN_MOE_LOGITS_BIASED: &str = "ffn_moe_logits_biased";
+/// A weight for every expert.
+pub const FFN_MOE_PROBS: &str = "ffn_moe_probs";
+/// What experts are chosen by, where that is another number.
+pub const FFN_MOE_PROBS_BIASED: &str = "ffn_moe_probs_biased";
+/// The chosen experts, best first.
+pub const FFN_MOE_TOPK: &str = "ffn_moe_topk";
+/// Their weights.
+pub const FFN_MOE_WEIGHTS: &str = "ffn_moe_weights";
+/// After a softmax over them.
+pub const FFN_MOE_WEIGHTS_SOFTMAX: &str = "ffn_moe_weights_softmax";
+/// Divided by their sum.
+pub const FFN_MOE_WEIGHTS_NORM: &str = "ffn_moe_weights_norm";
+/// Times a factor.
+pub const FFN_MOE_WEIGHTS_SCALED: &str = "ffn_moe_weights_scaled";
+/// The chosen experts' gates.
+pub const FFN_MOE_GATE: &str = "ffn_moe_gate";
+/// With their biases.
+pub const FFN_MOE_GATE_BIASED: &str = "ffn_moe_gate_biased";
+/// The products that are gated.
+pub const FFN_MOE_UP: &str = "ffn_moe_up";
+/// With their biases.
+pub const FFN_MOE_UP_BIASED: &str = "ffn_moe_up_biased";
+/// Gates and products together.
+pub const FFN_MOE_SWIGLU: &str = "ffn_moe_swiglu";
+/// The same with GELU.
+pub const FFN_MOE_GEGLU: &str = "ffn_moe_geglu";
+/// The same of gpt-oss.
+pub const FFN_MOE_SWIGLU_OAI: &str = "ffn_moe_swiglu_oai";
+/// What each chosen expert gives.
+pub const FFN_MOE_DOWN: &str = "ffn_moe_down";
+/// With its bias.
+pub const FFN_MOE_DOWN_BIASED: &str = "ffn_moe_down_biased";
+/// The weighted sum of these.
+pub const FFN_MOE_OUT: &str = "ffn_moe_out";
+/// What the expert gives that sees every token.
+pub const FFN_SHEXP: &str = "ffn_shexp";
+/// How much of that a token gets, before a sigmoid.
+pub const FFN_SHEXP_GATE_INP: &str = "ffn_shexp_gate_inp";
+/// After it.
+pub const FFN_SHEXP_GATE: &str = "ffn_shexp_gate";
+/// What the token gets.
+pub const FFN_SHEXP_OUT: &str = "ffn_shexp_out";
 /// What a layer hands on.
 pub const L_OUT: &str = "l_out";
 /// The final norm.

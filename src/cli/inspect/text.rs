@@ -113,7 +113,7 @@ fn structure(out: &mut String, report: &Facts<'_>, h: &Hparams) -> std::fmt::Res
         },
         present(biases)
     )?;
-    let rope = h.rope(0);
+    let rope = &h.ropes[0];
     write!(
         out,
         "  {:<10} freq_base {}, dimensions {} of {}, pairing {}, scaling {}",
@@ -136,7 +136,13 @@ fn structure(out: &mut String, report: &Facts<'_>, h: &Hparams) -> std::fmt::Res
         ", frequency factors {}",
         present(has("rope_freqs.weight"))
     )?;
-    writeln!(out, "  {:<10} RMS, eps {:e}", "norm", h.rms_eps())?;
+    writeln!(
+        out,
+        "  {:<10} {}, eps {:e}",
+        "norm",
+        h.norm_name(),
+        h.norm_eps()
+    )?;
     writeln!(
         out,
         "  {:<10} {}",

@@ -25,7 +25,7 @@ use octavo_model::Model;
 use octavo_text::tokenizer::Tokenizer;
 
 pub use error::Error;
-pub use write::write;
+pub use write::{check_writable, write};
 
 /// The largest `config.json`, and other files of settings.
 const MAX_SETTINGS: u64 = 16 << 20;

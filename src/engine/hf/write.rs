@@ -72,14 +72,42 @@ pub fn write(gguf: &Gguf, dir: &Path) -> Result<(), Error> {
     new.rename(dir).map_err(io)
 }
 
+/// Architectures that are written, and what such folders call them.
+const CLASSES: [(&str, &str); 3] = [
+    ("llama", "LlamaForCausalLM"),
+    ("qwen2", "Qwen2ForCausalLM"),
+    ("qwen3", "Qwen3ForCausalLM"),
+];
+
+/// Whether models of this architecture can be written.
+///
+/// # Errors
+/// If they cannot: mixtures of experts are among them.
+pub fn check_writable(gguf: &Gguf, h: &Hparams) -> Result<(), Error> {
+    class(gguf, h).map(|_| ())
+}
+
+/// What such folders call a model's architecture.
+fn class(gguf: &Gguf, h: &Hparams) -> Result<&'static str, Error> {
+    let bad = |key: &str, expected: &str, got: String| Err(bad_value(gguf, key, expected, got));
+    if let Some(experts) = h.experts {
+        return bad("expert_count", "no experts", experts.count.to_string());
+    }
+    let class = CLASSES.iter().find(|class| class.0 == h.arch.name());
+    match class {
+        Some((_, class)) => Ok(class),
+        None => {
+            let names = CLASSES.map(|class| class.0).join(", ");
+            let expected = format!("one of {names}, which can be written as a folder");
+            bad("general.architecture", &expected, h.arch.name().to_owned())
+        }
+    }
+}
+
 /// `config.json`.
 fn config(gguf: &Gguf, h: &Hparams) -> Result<Value, Error> {
     let bad = |key: &str, expected: &str, got: String| bad_value(gguf, key, expected, got);
-    let class = match h.arch.name() {
-        "llama" => "LlamaForCausalLM",
-        "qwen2" => "Qwen2ForCausalLM",
-        _ => "Qwen3ForCausalLM",
-    };
+    let class = class(gguf, h)?;
     let Some(layer) = h.every_layer() else {
         let got = "layers that differ".to_owned();
         return Err(bad("block_count", "layers of one size", got));
@@ -101,7 +129,7 @@ fn config(gguf: &Gguf, h: &Hparams) -> Result<Value, Error> {
         "num_key_value_heads": layer.n_head_kv,
         "head_dim": layer.head_dim,
         "max_position_embeddings": h.n_ctx_train(),
-        "rms_norm_eps": number(h.rms_eps.value),
+        "rms_norm_eps": number(h.norm_eps.value),
         "rope_theta": number(h.ropes[0].freq_base.value),
         "rope_scaling": rope_scaling(gguf, h)?,
         "attention_bias": gguf.tensor("blk.0.attn_q.bias").is_some(),

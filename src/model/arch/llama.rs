@@ -2,35 +2,28 @@
 //! turns, and `rope_freqs.weight` carries Llama 3's frequency scaling. Attention output and
 //! feed-forward biases are optional.
 
-use super::{Binder, Ends, Error, Layer, Pairing, Spec, blk, dense_layer, pre_norm_block};
+use super::{DECODER, Error, Hparams, Keys, Pairing, Spec, biased_layer};
+use crate::hparams::{DefaultWidth, EXPERT_KEYS, ExpertRules, MIXTURE, experts, has_experts};
 
 pub(super) const SPEC: Spec = Spec {
     name: "llama",
     pairing: Pairing::Norm,
     full_rotary: true,
-    heads_fill_width: false,
-    reads: &[],
-    ends,
-    layer,
-    block: pre_norm_block,
+    reads: &EXPERT_KEYS,
+    numbers: mixture,
+    ends: |b| b.ends_with_rope_freqs(),
+    layer: biased_layer,
+    ..DECODER
 };
 
-fn ends(b: &mut Binder<'_>) -> Result<Ends, Error> {
-    let ends = b.ends()?;
-    Ok(Ends {
-        rope_freqs: b.rope_freqs()?,
-        ..ends
-    })
-}
-
-fn layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
-    let (n_embd, n_ff) = (b.h.n_embd(), b.h.layers[l].n_ff);
-    let layer = dense_layer(b, l)?;
-    Ok(Layer {
-        bo: b.optional_vector(&blk(l, "attn_output.bias"), n_embd)?,
-        gate_bias: b.optional_vector(&blk(l, "ffn_gate.bias"), n_ff)?,
-        up_bias: b.optional_vector(&blk(l, "ffn_up.bias"), n_ff)?,
-        down_bias: b.optional_vector(&blk(l, "ffn_down.bias"), n_embd)?,
-        ..layer
-    })
+/// Mixtral's experts, if there are some: as wide as the file's feed-forward blocks.
+pub(super) fn mixture(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+    let rules = ExpertRules {
+        n_ff: DefaultWidth::Whole,
+        ..MIXTURE
+    };
+    if has_experts(k)? {
+        h.experts = Some(experts(k, h, rules)?);
+    }
+    Ok(())
 }

@@ -1,23 +1,80 @@
 //! The supported architectures: one file each, with what differs in its hyperparameters, its
 //! weights and its layer. Adding one is that file, its `mod` and a line in the list of them all.
 
+mod cohere2;
+mod command_r;
+mod ernie4_5;
+mod ernie4_5_moe;
+mod exaone4;
+mod falcon;
+mod gemma;
+mod gemma2;
+mod gemma3;
+mod glm4;
+mod glm4moe;
+mod gpt_oss;
+mod granite;
+mod granitemoe;
+mod hunyuan_dense;
 mod llama;
+mod minicpm;
+mod mistral3;
+mod nemotron;
+mod olmo2;
+mod phi2;
+mod phi3;
 mod qwen2;
+mod qwen2moe;
 mod qwen3;
+mod qwen3moe;
+mod seed_oss;
+mod smollm3;
+mod starcoder2;
 
 use std::fmt;
 
 use gguf_rs_lite::{Gguf, Value};
 
-use super::blocks::Builder;
-use super::graph::{Graph, ValueId};
-use super::keys::show;
-use super::weights::{Binder, Ends, Layer, blk};
+use super::blocks::{Block, Builder, Feature};
+use super::graph::Graph;
+use super::keys::{Keys, show};
+use super::taps;
+use super::weights::{Binder, Ends, Ffn, Layer, NormWeights, blk};
 use super::{Error, hparams::Hparams, weights::Weights};
 use octavo_kernels::Pairing;
 
 /// Every supported architecture. Adding one is its file, and a line here.
-static ALL: [Arch; 3] = [Arch(&llama::SPEC), Arch(&qwen2::SPEC), Arch(&qwen3::SPEC)];
+static ALL: [Arch; 29] = [
+    Arch(&cohere2::SPEC),
+    Arch(&command_r::SPEC),
+    Arch(&ernie4_5::SPEC),
+    Arch(&ernie4_5_moe::SPEC),
+    Arch(&exaone4::SPEC),
+    Arch(&falcon::SPEC),
+    Arch(&gemma::SPEC),
+    Arch(&gemma2::SPEC),
+    Arch(&gemma3::SPEC),
+    Arch(&glm4::SPEC),
+    Arch(&glm4moe::SPEC),
+    Arch(&gpt_oss::SPEC),
+    Arch(&granite::SPEC),
+    Arch(&granitemoe::SPEC),
+    Arch(&hunyuan_dense::SPEC),
+    Arch(&llama::SPEC),
+    Arch(&minicpm::SPEC),
+    Arch(&mistral3::SPEC),
+    Arch(&nemotron::SPEC),
+    Arch(&olmo2::SPEC),
+    Arch(&phi2::SPEC),
+    Arch(&phi3::SPEC),
+    Arch(&qwen2::SPEC),
+    Arch(&qwen2moe::SPEC),
+    Arch(&qwen3::SPEC),
+    Arch(&qwen3moe::SPEC),
+    Arch(&seed_oss::SPEC),
+    Arch(&smollm3::SPEC),
+    Arch(&starcoder2::SPEC),
+];
 
 /// A supported architecture.
 #[derive(Clone, Copy)]
@@ -37,7 +94,8 @@ impl fmt::Debug for Arch {
     }
 }
 
-/// What an architecture is, as data and three functions.
+/// What an architecture is, as data and functions that read and bind what is its own. Those of one
+/// kind begin with [`DECODER`].
 pub(super) struct Spec {
     /// `general.architecture`.
     pub(super) name: &'static str,
@@ -45,17 +103,66 @@ pub(super) struct Spec {
     pub(super) pairing: Pairing,
     /// The whole head must turn.
     pub(super) full_rotary: bool,
+    /// Angles may be divided by one of two lists, by the context's length.
+    pub(super) longrope: bool,
     /// Heads must fill the embedding width exactly.
     pub(super) heads_fill_width: bool,
+    /// What its norms are.
+    pub(super) norm: Norm,
+    /// What a feed-forward block puts its gate through, or without a gate its product.
+    pub(super) feature: Feature,
+    /// How attention and feed-forward block stand to each other.
+    pub(super) block: Block,
+    /// Where queries and keys are normed, if they are.
+    pub(super) qk_norm: QkNorm,
+    /// What token embeddings are called after a factor.
+    pub(super) scaled_embedding: &'static str,
     /// Keys that this architecture reads itself, of those that are refused otherwise.
     pub(super) reads: &'static [&'static str],
+    /// Reads them, and makes the hyperparameters what it needs.
+    pub(super) numbers: fn(&mut Keys<'_>, &mut Hparams) -> Result<(), Error>,
     /// Binds what surrounds the layers.
     pub(super) ends: fn(&mut Binder<'_>) -> Result<Ends, Error>,
     /// Binds one layer.
     pub(super) layer: fn(&mut Binder<'_>, usize) -> Result<Layer, Error>,
-    /// Adds one layer's ops; takes the layer's input and gives its output.
-    pub(super) block: fn(&mut Builder<'_>, ValueId, usize) -> ValueId,
 }
+
+/// A kind of norm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Norm {
+    /// By the root of the mean of the squares.
+    Rms,
+    /// The same of what is left without the mean, and there may be a bias.
+    Layer,
+}
+
+/// Where queries and keys are normed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum QkNorm {
+    BeforeRope,
+    AfterRope,
+}
+
+/// Most decoders: RMS norms before attention and before a gated feed-forward block, SiLU, and
+/// halves of heads that turn together.
+const DECODER: Spec = Spec {
+    name: "",
+    pairing: Pairing::Neox,
+    full_rotary: false,
+    longrope: false,
+    heads_fill_width: false,
+    norm: Norm::Rms,
+    feature: Feature::Silu,
+    block: Block::Sequential {
+        residual: Some(taps::FFN_INP),
+    },
+    qk_norm: QkNorm::BeforeRope,
+    scaled_embedding: taps::INP_EMBD,
+    reads: &[],
+    numbers: |_, _| Ok(()),
+    ends: |b| b.ends(),
+    layer: dense_layer,
+};
 
 impl Arch {
     /// Every supported architecture.
@@ -113,20 +220,102 @@ pub(super) fn build(h: &Hparams, w: &Weights) -> Graph {
     let mut x = b.embed();
     let mut layers = Vec::with_capacity(h.n_layer());
     for l in 0..h.n_layer() {
-        x = (h.arch.spec().block)(&mut b, x, l);
+        x = b.layer(x, l);
         layers.push(x);
     }
     b.head(x, layers)
 }
 
-/// The weights that every architecture's layer has, without its optional ones.
+/// A pre-norm layer with a gated feed-forward block, without the weights that may be missing.
 fn dense_layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
-    let n_embd = b.h.n_embd();
-    let (n_ff, q_width) = (b.h.layers[l].n_ff, b.h.layers[l].q_width());
-    let attn_norm = b.vector(&blk(l, "attn_norm.weight"), n_embd)?;
+    pre_norm_layer(b, l, |b| Ok(Ffn::Dense(b.gated_ffn(l)?)))
+}
+
+/// A pre-norm layer with experts, where the model has some.
+fn expert_layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
+    match b.h.experts {
+        Some(_) => pre_norm_layer(b, l, |b| Ok(Ffn::Experts(b.experts(l)?))),
+        None => dense_layer(b, l),
+    }
+}
+
+/// A pre-norm layer with this feed-forward block.
+fn pre_norm_layer<'b>(
+    b: &mut Binder<'b>,
+    l: usize,
+    ffn: impl FnOnce(&mut Binder<'b>) -> Result<Ffn, Error>,
+) -> Result<Layer, Error> {
+    let attn_norm = b.layer_norm(l, "attn_norm", taps::ATTN_NORM)?;
+    let bare = bare_layer(b, l, ffn)?;
+    Ok(Layer {
+        attn_norm: Some(attn_norm),
+        ffn_norm: Some(b.layer_norm(l, "ffn_norm", taps::FFN_NORM)?),
+        ..bare
+    })
+}
+
+/// The same with biases behind attention and in a feed-forward block for all tokens, where the file
+/// has them.
+fn biased_layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
+    let layer = expert_layer(b, l)?;
+    Ok(Layer {
+        bo: b.optional_vector(&blk(l, "attn_output.bias"), b.h.n_embd())?,
+        ffn: match layer.ffn {
+            Ffn::Dense(ffn) => Ffn::Dense(b.ffn_biases(l, ffn)?),
+            experts => experts,
+        },
+        ..layer
+    })
+}
+
+/// The same with a norm of each query and key head.
+fn qk_normed_layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
+    let layer = expert_layer(b, l)?;
+    with_head_norms(b, l, layer)
+}
+
+/// A layer with a norm of each query and key head.
+fn with_head_norms(b: &mut Binder<'_>, l: usize, layer: Layer) -> Result<Layer, Error> {
+    let head_dim = b.h.layers[l].head_dim;
+    let [q, k] = match b.h.arch.spec().qk_norm {
+        QkNorm::BeforeRope => [taps::Q_CUR_NORMED, taps::K_CUR_NORMED],
+        QkNorm::AfterRope => [taps::Q_CUR_NORM, taps::K_CUR_NORM],
+    };
+    Ok(Layer {
+        q_norm: Some(b.norm(&blk(l, "attn_q_norm"), head_dim, q)?),
+        k_norm: Some(b.norm(&blk(l, "attn_k_norm"), head_dim, k)?),
+        ..layer
+    })
+}
+
+/// A layer with norms of what attention and the feed-forward block add. llama.cpp leaves the layer
+/// out of the name `ffn_post_norm`.
+fn with_post_norms(
+    b: &mut Binder<'_>,
+    l: usize,
+    layer: Layer,
+    [attn, ffn]: [&'static str; 2],
+) -> Result<Layer, Error> {
+    Ok(Layer {
+        attn_post_norm: Some(b.layer_norm(l, "post_attention_norm", attn)?),
+        ffn_post_norm: Some(NormWeights {
+            numbered: ffn != taps::FFN_POST_NORM,
+            ..b.layer_norm(l, "post_ffw_norm", ffn)?
+        }),
+        ..layer
+    })
+}
+
+/// A layer without norms.
+fn bare_layer<'b>(
+    b: &mut Binder<'b>,
+    l: usize,
+    ffn: impl FnOnce(&mut Binder<'b>) -> Result<Ffn, Error>,
+) -> Result<Layer, Error> {
+    let (n_embd, q_width) = (b.h.n_embd(), b.h.layers[l].q_width());
     let qkv = b.qkv(l)?;
     Ok(Layer {
-        attn_norm,
+        attn_norm: None,
         wq: qkv.w[0],
         wk: qkv.w[1],
         wv: qkv.w[2],
@@ -135,22 +324,12 @@ fn dense_layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
         bv: qkv.b[2],
         q_norm: None,
         k_norm: None,
+        sinks: None,
         wo: b.matrix(&blk(l, "attn_output.weight"), n_embd, q_width)?,
         bo: None,
-        ffn_norm: b.vector(&blk(l, "ffn_norm.weight"), n_embd)?,
-        gate: b.matrix(&blk(l, "ffn_gate.weight"), n_ff, n_embd)?,
-        gate_bias: None,
-        up: b.matrix(&blk(l, "ffn_up.weight"), n_ff, n_embd)?,
-        up_bias: None,
-        down: b.matrix(&blk(l, "ffn_down.weight"), n_embd, n_ff)?,
-        down_bias: None,
+        attn_post_norm: None,
+        ffn_norm: None,
+        ffn: ffn(b)?,
+        ffn_post_norm: None,
     })
-}
-
-/// The pre-norm decoder layer: attention, then a gated feed-forward block, each added to its input.
-fn pre_norm_block(b: &mut Builder<'_>, x: ValueId, l: usize) -> ValueId {
-    let attn_out = b.attention(x, l);
-    let ffn_inp = b.attention_residual(attn_out, x, l);
-    let ffn_out = b.gated(ffn_inp, l);
-    b.ffn_residual(ffn_out, ffn_inp, l)
 }

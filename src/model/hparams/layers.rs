@@ -1,6 +1,6 @@
 //! What may differ from layer to layer: heads and the feed-forward width.
 
-use octavo_kernels::CacheLayer;
+use octavo_kernels::{CacheLayer, Scores};
 
 use crate::Error;
 use crate::arch::Spec;
@@ -8,8 +8,8 @@ use crate::keys::{Keys, PerLayer};
 
 use super::{MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH};
 
-/// One layer's sizes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// One layer's sizes, and how it attends.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LayerHparams {
     /// Query heads.
     pub n_head: usize,
@@ -19,8 +19,10 @@ pub struct LayerHparams {
     pub head_dim: usize,
     /// Feed-forward width.
     pub n_ff: usize,
-    /// Which of [`super::Hparams::ropes`] turns its queries and keys.
-    pub rope: usize,
+    /// Which of [`super::Hparams::ropes`] turns its queries and keys, if they turn.
+    pub rope: Option<usize>,
+    /// How its scores come about.
+    pub scores: Scores,
     /// Where its keys and values are cached; the group is one of [`super::Hparams::caches`].
     pub cache: CacheLayer,
 }
@@ -108,7 +110,8 @@ pub(super) fn read(
             n_head_kv: n_head_kv.of(l),
             head_dim,
             n_ff: n_ff.of(l),
-            rope: 0,
+            rope: Some(0),
+            scores: Scores::plain(1.0 / (head_dim as f32).sqrt()),
             cache: places[l],
         })
         .collect();

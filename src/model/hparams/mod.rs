@@ -6,21 +6,26 @@
 //! changes results is an error naming the key, and so is a key that asks for something not
 //! implemented.
 
+mod experts;
 mod layers;
 mod refused;
 mod rope;
+mod windows;
 
 use gguf_rs_lite::{Gguf, Value};
 use octavo_kernels::CacheLayer;
 
 use crate::Error;
-use crate::arch::Arch;
+use crate::arch::{Arch, Norm};
 use crate::keys::{Entry, Keys, Source, Sourced, show};
 
 use layers::Layers;
 
+pub(crate) use experts::{DefaultWidth, EXPERT_KEYS, ExpertRules, MIXTURE, experts, has_experts};
+pub use experts::{Experts, Gating};
 pub use layers::{CacheGroup, LayerHparams};
 pub use rope::{RopeHparams, ScalingKind};
+pub(crate) use windows::{windows, windows_turn_by};
 
 /// Most layers a file may ask for (llama.cpp's limit is of the same size).
 pub const MAX_LAYERS: usize = 1024;
@@ -32,7 +37,7 @@ pub const MAX_HEADS: usize = 1 << 16;
 pub const MAX_HEAD_DIM: usize = 1024;
 /// Fewest tensors that any architecture's layer has (fused QKV): bounds the layer count by the
 /// tensor count.
-const MIN_TENSORS_PER_LAYER: usize = 7;
+const MIN_TENSORS_PER_LAYER: usize = 6;
 
 /// A model's hyperparameters, validated.
 #[derive(Clone, Debug)]
@@ -43,12 +48,24 @@ pub struct Hparams {
     pub context_length: Sourced<usize>,
     /// Embedding width.
     pub n_embd: Sourced<usize>,
-    /// Layers.
+    /// Layers of the forward pass.
     pub n_layer: Sourced<usize>,
+    /// Layers of the file: the last of them may be for predicting several tokens at once.
+    pub n_block: usize,
     /// What may differ from layer to layer, in order.
     pub layers: Vec<LayerHparams>,
-    /// Epsilon of every RMS norm.
-    pub rms_eps: Sourced<f32>,
+    /// Epsilon of every norm.
+    pub norm_eps: Sourced<f32>,
+    /// What values are multiplied with on their way.
+    pub factors: Factors,
+    /// Experts of the layers that have some.
+    pub experts: Option<Experts>,
+    /// Layers at the beginning that have none.
+    pub leading_dense: usize,
+    /// Every so manieth of the others has some.
+    pub expert_period: usize,
+    /// How queries grow with their positions, if they do.
+    pub temperature: Option<Temperature>,
     /// Vocabulary size: the length of the token list, or else `vocab_size`, or else the embedding's
     /// rows.
     pub n_vocab: Sourced<usize>,
@@ -58,6 +75,28 @@ pub struct Hparams {
     pub ropes: Vec<RopeHparams>,
     entries: Vec<Entry>,
     warnings: Vec<String>,
+}
+
+/// What values are multiplied with on their way; 1 where an architecture has no such factor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Factors {
+    /// Of token embeddings.
+    pub embedding: f32,
+    /// Of what attention and feed-forward blocks add.
+    pub residual: f32,
+    /// Of the logits.
+    pub logits: f32,
+    /// `cap * tanh(logits / cap)`, after that.
+    pub logit_cap: Option<f32>,
+}
+
+/// Queries are multiplied with `1 + rate * ln(1 + floor(position / step))`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Temperature {
+    /// See above.
+    pub rate: f32,
+    /// Positions from one factor to the next.
+    pub step: usize,
 }
 
 impl Hparams {
@@ -80,7 +119,8 @@ impl Hparams {
 
         let context_length = k.count("context_length", 1..=i32::MAX as usize, None)?;
         let n_embd = k.count("embedding_length", 1..=MAX_WIDTH, None)?;
-        let n_layer = k.count("block_count", 1..=MAX_LAYERS, None)?;
+        let mut n_layer = k.count("block_count", 1..=MAX_LAYERS, None)?;
+        let n_block = n_layer.value;
         let most = gguf.tensors().len() / MIN_TENSORS_PER_LAYER;
         if n_layer.value > most {
             let expected = match gguf.tensors().len() {
@@ -90,30 +130,47 @@ impl Hparams {
             };
             return Err(k.bad(k.full("block_count"), expected, n_layer.value.to_string()));
         }
+        if spec.reads.contains(&experts::PREDICTION_LAYERS) {
+            n_layer.value -= experts::prediction_layers(&mut k, n_block)?;
+        }
         let Layers { layers, caches } = layers::read(&mut k, spec, n_embd.value, n_layer.value)?;
+        let epsilon = match spec.norm {
+            Norm::Rms => "attention.layer_norm_rms_epsilon",
+            Norm::Layer => "attention.layer_norm_epsilon",
+        };
         // 1 would make every norm return almost nothing: no model is trained so
-        let rms_eps = k.positive("attention.layer_norm_rms_epsilon", 1.0, None)?;
+        let norm_eps = k.positive(epsilon, 1.0, None)?;
         let head_dim = layers[0].head_dim;
         let rope = rope::read(&mut k, spec, head_dim, context_length.value)?;
         let n_vocab = vocabulary(&mut k)?;
         refused::refuse_unsupported(&mut k, spec, context_length.value)?;
-
-        let Keys {
-            entries, warnings, ..
-        } = k;
-        Ok(Hparams {
+        let mut h = Hparams {
             arch,
             context_length,
             n_embd,
             n_layer,
+            n_block,
             layers,
             caches,
-            rms_eps,
+            norm_eps,
+            factors: Factors {
+                embedding: 1.0,
+                residual: 1.0,
+                logits: 1.0,
+                logit_cap: None,
+            },
+            experts: None,
+            leading_dense: 0,
+            expert_period: 1,
+            temperature: None,
             n_vocab,
             ropes: vec![rope],
-            entries,
-            warnings,
-        })
+            entries: Vec::new(),
+            warnings: Vec::new(),
+        };
+        (spec.numbers)(&mut k, &mut h)?;
+        (h.entries, h.warnings) = (k.entries, k.warnings);
+        Ok(h)
     }
 
     /// Every value in use, in a fixed order, with its source.
@@ -146,27 +203,41 @@ impl Hparams {
         self.context_length.value
     }
 
-    /// Epsilon of every RMS norm.
-    pub fn rms_eps(&self) -> f32 {
-        self.rms_eps.value
+    /// What its norms are: `RMS` or `layer`.
+    pub fn norm_name(&self) -> &'static str {
+        match self.arch.spec().norm {
+            Norm::Rms => "RMS",
+            Norm::Layer => "layer",
+        }
+    }
+
+    /// Epsilon of every norm.
+    pub fn norm_eps(&self) -> f32 {
+        self.norm_eps.value
+    }
+
+    /// One factor on the scores of every layer's attention.
+    pub(crate) fn set_attention_scale(&mut self, scale: f32) {
+        for layer in &mut self.layers {
+            layer.scores.scale = scale;
+        }
     }
 
     /// The one size of all layers, for formats that know no other; `None` where layers differ.
     pub fn every_layer(&self) -> Option<&LayerHparams> {
-        let sizes = |l: &LayerHparams| (l.n_head, l.n_head_kv, l.head_dim, l.n_ff, l.rope);
         let first = self.layers.first()?;
-        let equal = self.layers.iter().all(|l| sizes(l) == sizes(first));
-        equal.then_some(first)
+        let like_first = |l: &LayerHparams| {
+            LayerHparams {
+                cache: first.cache,
+                ..*l
+            } == *first
+        };
+        self.layers.iter().all(like_first).then_some(first)
     }
 
     /// The layer whose keys and values are cached there.
     pub fn layer_of(&self, cache: CacheLayer) -> Option<usize> {
         self.layers.iter().position(|layer| layer.cache == cache)
-    }
-
-    /// The rotary embedding of a layer.
-    pub fn rope(&self, layer: usize) -> &RopeHparams {
-        &self.ropes[self.layers[layer].rope]
     }
 
     /// Cached numbers per position: keys and values of every layer.

@@ -60,6 +60,9 @@ pub(super) fn refuse_unsupported(
     // llama.cpp attends to everything in these architectures whatever the key says, and so do we;
     // the user is told
     const WINDOW: &str = "attention.sliding_window";
+    if spec.reads.contains(&WINDOW) {
+        return Ok(());
+    }
     if let Some(window) = k
         .get(WINDOW)
         .and_then(|v| v.as_int())

@@ -16,6 +16,8 @@ pub enum ScalingKind {
     None,
     /// All angles divided by the factor.
     Linear,
+    /// Divisors of the angles that depend on the context's length; all divided by the factor too.
+    LongRope,
     /// YaRN: high frequencies kept, low ones divided, with a ramp between.
     Yarn,
 }
@@ -26,6 +28,7 @@ impl ScalingKind {
         match self {
             ScalingKind::None => "none",
             ScalingKind::Linear => "linear",
+            ScalingKind::LongRope => "longrope",
             ScalingKind::Yarn => "yarn",
         }
     }
@@ -50,6 +53,8 @@ pub struct RopeHparams {
     pub beta_fast: Sourced<f32>,
     /// YaRN: rotations below which a dimension is scaled in full.
     pub beta_slow: Sourced<f32>,
+    /// YaRN: takes back a part of the magnitude; 0 takes nothing.
+    pub log_multiplier: f32,
     /// How dimensions pair up (a property of the architecture).
     pub pairing: Pairing,
 }
@@ -79,7 +84,7 @@ pub(super) fn read(
         let key = k.full("rope.freq_base");
         k.warn(format!("no {key}: 10000 is assumed"));
     }
-    let (scaling, factor) = scaling(k)?;
+    let (scaling, factor) = scaling(k, spec)?;
     let original_context = k.count(
         "rope.scaling.original_context_length",
         1..=i32::MAX as usize,
@@ -101,7 +106,7 @@ pub(super) fn read(
             ("rope.scaling.yarn_beta_fast", beta_fast, 32.0),
             ("rope.scaling.yarn_beta_slow", beta_slow, 1.0),
         ] {
-            if got.value != usual {
+            if got.value != usual && !spec.reads.contains(&suffix) {
                 let key = k.full(suffix);
                 k.warn(format!(
                     "{key} = {} is used; llama.cpp takes {usual} for this architecture",
@@ -120,12 +125,13 @@ pub(super) fn read(
         attn_factor,
         beta_fast,
         beta_slow,
+        log_multiplier: 0.0,
         pairing: spec.pairing,
     })
 }
 
 /// `rope.scaling.type` and the factor, which old files call `rope.scale_linear`.
-fn scaling(k: &mut Keys<'_>) -> Result<(Sourced<ScalingKind>, Sourced<f32>), Error> {
+fn scaling(k: &mut Keys<'_>, spec: &Spec) -> Result<(Sourced<ScalingKind>, Sourced<f32>), Error> {
     const TYPE: &str = "rope.scaling.type";
     let old = k.get("rope.scaling.factor").is_none() && k.get("rope.scale_linear").is_some();
     let suffix = if old {
@@ -140,6 +146,7 @@ fn scaling(k: &mut Keys<'_>) -> Result<(Sourced<ScalingKind>, Sourced<f32>), Err
         Some("none") => Sourced::file(ScalingKind::None),
         Some("linear") => Sourced::file(ScalingKind::Linear),
         Some("yarn") => Sourced::file(ScalingKind::Yarn),
+        Some("longrope") if spec.longrope => Sourced::file(ScalingKind::LongRope),
         Some("longrope") => return Err(k.unsupported(TYPE, "none, linear or yarn", "longrope")),
         Some(other) => {
             return Err(k.bad(
@@ -150,7 +157,8 @@ fn scaling(k: &mut Keys<'_>) -> Result<(Sourced<ScalingKind>, Sourced<f32>), Err
         }
     };
     k.note(k.full(TYPE), kind.value.name(), kind.source);
-    let needs = kind.source == Source::File && kind.value != ScalingKind::None;
+    let needs = kind.source == Source::File
+        && matches!(kind.value, ScalingKind::Linear | ScalingKind::Yarn);
     let factor = k.positive(suffix, f32::INFINITY, if needs { None } else { Some(1.0) })?;
     Ok((kind, factor))
 }

@@ -130,7 +130,7 @@ fn defaults() {
         (
             h.layers[0].n_head_kv,
             h.layers[0].head_dim,
-            h.rope(0).n_rot.value,
+            h.ropes[0].n_rot.value,
             h.n_vocab()
         ),
         (4, 16, 16, 7)
@@ -140,10 +140,10 @@ fn defaults() {
     let entry = report.iter().find(kv).expect("it is reported");
     assert_eq!(entry.source, Source::Default);
     assert_eq!(
-        (h.rope(0).freq_base.value, h.rope(0).freq_base.source),
+        (h.ropes[0].freq_base.value, h.ropes[0].freq_base.source),
         (10000.0, Source::Default)
     );
-    assert_eq!(h.rope(0).original_context.value, 512);
+    assert_eq!(h.ropes[0].original_context.value, 512);
     assert_eq!(
         m.warnings(),
         ["mem.gguf: no llama.rope.freq_base: 10000 is assumed"]
@@ -195,7 +195,7 @@ fn other_number_types_and_equal_arrays_are_read() {
             h.layers[0].n_head_kv,
             h.layers[0].n_ff,
             h.n_layer(),
-            h.rms_eps()
+            h.norm_eps()
         ),
         (4, 2, 96, 2, 1e-6)
     );

@@ -3,12 +3,23 @@
 //! table is right up to the longest golden prompt.
 
 use crate::support::{open_shared, shared};
-use gguf_rs_lite::{Gguf, TensorType};
-use octavo_kernels::{Activation, CacheLayer, Function, Scores};
-use octavo_model::{Model, Op, ValueId, VecId, WeightId};
+use gguf_rs_lite::{Gguf, OpenOptions, TensorType};
+use octavo_kernels::{Activation, CacheLayer, Function, Scores, TopGroups};
+use octavo_model::{Arch, Model, Op, ValueId, VecId, WeightId};
 use safetensors::SafeTensors;
+use std::collections::BTreeSet;
+use std::path::Path;
 
 type Matrix = Vec<Vec<f64>>;
+
+fn mean(x: &[f64]) -> f64 {
+    x.iter().sum::<f64>() / x.len() as f64
+}
+
+fn gelu(x: f64) -> f64 {
+    let z = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+    x / 2.0 * (1.0 + z.tanh())
+}
 
 /// Every row of every value; all rows are wanted.
 struct Run<'a> {
@@ -73,6 +84,23 @@ impl Run<'_> {
             .collect()
     }
 
+    /// Groups as wide as the weight, without what `middle` says of them, over the root of the mean
+    /// of their squares.
+    fn norm(&self, x: &Matrix, weight: VecId, eps: f32, middle: fn(&[f64]) -> f64) -> Matrix {
+        let weight = self.m.weights.vector(weight);
+        let norm = |group: &[f64]| {
+            let middle = middle(group);
+            let squares: Vec<f64> = group.iter().map(|x| (x - middle).powi(2)).collect();
+            let scale = 1.0 / (mean(&squares) + f64::from(eps)).sqrt();
+            let weighted = group.iter().zip(weight);
+            weighted
+                .map(|(x, w)| (x - middle) * scale * f64::from(*w))
+                .collect::<Vec<_>>()
+        };
+        let row = |row: &Vec<f64>| row.chunks_exact(weight.len()).flat_map(norm).collect();
+        x.iter().map(row).collect()
+    }
+
     fn rope(&self, x: &Matrix, head_dim: usize, rope: usize) -> Matrix {
         let table = &self.m.ropes[rope];
         let turn = |(t, row): (usize, &Vec<f64>)| {
@@ -103,21 +131,8 @@ impl Run<'_> {
                 tokens.iter().map(|&t| table[t].clone()).collect()
             }
             Op::Input => unreachable!("a graph begins with token ids"),
-            Op::RmsNorm { x, weight, eps } => {
-                let weight = self.m.weights.vector(weight);
-                let norm = |g: &[f64]| {
-                    let mean = g.iter().map(|x| x * x).sum::<f64>() / g.len() as f64;
-                    let scale = 1.0 / (mean + f64::from(eps)).sqrt();
-                    g.iter()
-                        .zip(weight)
-                        .map(|(x, w)| x * scale * f64::from(*w))
-                        .collect::<Vec<_>>()
-                };
-                value(x)
-                    .iter()
-                    .map(|row| row.chunks_exact(weight.len()).flat_map(norm).collect())
-                    .collect()
-            }
+            Op::RmsNorm { x, weight, eps } => self.norm(value(x), weight, eps, |_| 0.0),
+            Op::LayerNorm { x, weight, eps } => self.norm(value(x), weight, eps, mean),
             Op::MatMul { x, w } => {
                 let w = self.weight(w);
                 let dot =
@@ -151,19 +166,120 @@ impl Run<'_> {
                 scores,
                 sinks,
             } => self.attention(q, self.layer_of(cache), scores, sinks),
-            Op::Gate {
-                gate,
-                up,
-                act: Activation::Silu,
-            } => zip(gate, up, &|g, u| g / (1.0 + (-g).exp()) * u),
-            Op::Unary {
-                x,
-                f: Function::SoftCap(cap),
-            } => zip(x, x, &|x, _| f64::from(cap) * (x / f64::from(cap)).tanh()),
+            Op::Gate { gate, up, act } => zip(gate, up, &|g, u| match act {
+                Activation::Silu => g / (1.0 + (-g).exp()) * u,
+                Activation::Gelu => gelu(g) * u,
+                Activation::SwigluOai => {
+                    let (g, u) = (g.min(7.0), u.clamp(-7.0, 7.0));
+                    g / (1.0 + (-1.702 * g).exp()) * (u + 1.0)
+                }
+            }),
+            Op::Unary { x, f } => zip(x, x, &|x, _| match f {
+                Function::SoftCap(cap) => f64::from(cap) * (x / f64::from(cap)).tanh(),
+                Function::Scale(factor) => f64::from(factor) * x,
+                Function::Gelu => gelu(x),
+                Function::SquaredRelu => x.max(0.0).powi(2),
+                Function::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+            }),
+            Op::ScaleByPosition { x, rate, step } => {
+                let scaled = |(t, row): (usize, &Vec<f64>)| {
+                    let factor = 1.0 + f64::from(rate) * ((1 + t / step) as f64).ln();
+                    row.iter().map(|x| factor * x).collect()
+                };
+                value(x).iter().enumerate().map(scaled).collect()
+            }
             Op::Add { a, b } => zip(a, b, &|a, b| a + b),
             Op::SelectRows { x } => value(x).clone(),
+            Op::Softmax { x } => {
+                let softmax = |row: &Vec<f64>| {
+                    let max = row.iter().copied().fold(f64::MIN, f64::max);
+                    let e: Vec<f64> = row.iter().map(|x| (x - max).exp()).collect();
+                    let sum: f64 = e.iter().sum();
+                    e.iter().map(|e| e / sum).collect()
+                };
+                value(x).iter().map(softmax).collect()
+            }
+            Op::TopK { x, n, groups } => value(x).iter().map(|row| top_k(row, n, groups)).collect(),
+            Op::Gather { x, ids } => {
+                let gather = |(row, ids): (&Vec<f64>, &Vec<f64>)| {
+                    ids.iter().map(|id| row[*id as usize]).collect()
+                };
+                value(x).iter().zip(value(ids)).map(gather).collect()
+            }
+            Op::Normalize { x, least } => {
+                let normalize = |row: &Vec<f64>| {
+                    let sum = row.iter().sum::<f64>().max(least.into());
+                    row.iter().map(|x| x / sum).collect()
+                };
+                value(x).iter().map(normalize).collect()
+            }
+            Op::ScaleRows { x, by } => {
+                let scale =
+                    |(row, by): (&Vec<f64>, &Vec<f64>)| row.iter().map(|x| x * by[0]).collect();
+                value(x).iter().zip(value(by)).map(scale).collect()
+            }
+            Op::ExpertMatMul { x, w, ids, experts } => {
+                let w = self.weight(w);
+                let (n, cols) = (w.len() / experts, w[0].len());
+                let dot =
+                    |row: &[f64], w: &[f64]| row.iter().zip(w).map(|(a, b)| a * b).sum::<f64>();
+                let product = |(row, ids): (&Vec<f64>, &Vec<f64>)| {
+                    let mut out = Vec::new();
+                    for (i, id) in ids.iter().enumerate() {
+                        // one input for all, or one for each
+                        let at = if row.len() == cols { 0 } else { i * cols };
+                        let expert = &w[*id as usize * n..(*id as usize + 1) * n];
+                        out.extend(expert.iter().map(|w| dot(&row[at..at + cols], w)));
+                    }
+                    out
+                };
+                value(x).iter().zip(value(ids)).map(product).collect()
+            }
+            Op::ExpertBias { x, bias, ids } => {
+                let bias = self.m.weights.vector(bias);
+                let add = |(row, ids): (&Vec<f64>, &Vec<f64>)| {
+                    let n = row.len() / ids.len();
+                    let biased = |(i, x): (usize, &f64)| {
+                        x + f64::from(bias[ids[i / n] as usize * n + i % n])
+                    };
+                    row.iter().enumerate().map(biased).collect()
+                };
+                value(x).iter().zip(value(ids)).map(add).collect()
+            }
+            Op::ExpertSum { x, weights } => {
+                let sum = |(row, weights): (&Vec<f64>, &Vec<f64>)| {
+                    let n = row.len() / weights.len();
+                    let parts = || weights.iter().enumerate();
+                    (0..n)
+                        .map(|i| parts().map(|(p, w)| w * row[p * n + i]).sum())
+                        .collect()
+                };
+                value(x).iter().zip(value(weights)).map(sum).collect()
+            }
         }
     }
+}
+
+/// Places of the largest values, of the best groups where there are any.
+fn top_k(row: &[f64], n: usize, groups: Option<TopGroups>) -> Vec<f64> {
+    let descending = |values: &[f64]| {
+        let mut order: Vec<usize> = (0..values.len()).collect();
+        order.sort_by(|a, b| values[*b].total_cmp(&values[*a]));
+        order
+    };
+    let mut row = row.to_vec();
+    if let Some(TopGroups { count, used }) = groups {
+        let len = row.len() / count;
+        let score = |group: &[f64]| {
+            let order = descending(group);
+            group[order[0]] + group[order[1]]
+        };
+        let scores: Vec<f64> = row.chunks_exact(len).map(score).collect();
+        for group in &descending(&scores)[used..] {
+            row[group * len..(group + 1) * len].fill(f64::NEG_INFINITY);
+        }
+    }
+    descending(&row)[..n].iter().map(|at| *at as f64).collect()
 }
 
 fn forward(m: &Model, gguf: &Gguf, tokens: &[usize]) -> Matrix {
@@ -181,6 +297,64 @@ fn forward(m: &Model, gguf: &Gguf, tokens: &[usize]) -> Matrix {
     run.values.swap_remove(m.graph.logits.index())
 }
 
+/// Numbers of a golden.
+fn numbers<T>(golden: &SafeTensors<'_>, name: &str, number: fn([u8; 4]) -> T) -> Vec<T> {
+    let bytes = golden.tensor(name).expect("a golden has it");
+    let four = |b: &[u8]| <[u8; 4]>::try_from(b).expect("four bytes");
+    let data = bytes.data().chunks_exact(4);
+    data.map(|b| number(four(b))).collect()
+}
+
+/// Where a model's logits are not llama.cpp's on its prompts, of which there are at least so many.
+fn faults(model: &str, gguf: &Gguf, goldens: &Path, fewest: usize) -> Vec<String> {
+    let mut m = Model::load(gguf).unwrap_or_else(|e| panic!("{e}"));
+    // llama.cpp's context when the goldens were made
+    m.fit_to_context(2048);
+    // llama.cpp computes in f32: up to 1.7e-12 is measured. The smallest faults give far more:
+    // rope_freqs ignored 1.6e-6, YaRN's ramp one pair off 1.2e-5, its magnitude dropped 2.4e-2.
+    // GELU it reads from a table of halves.
+    let limit = if uses_gelu(&m) { 1e-6 } else { 1e-9 };
+    let (mut n, mut faults) = (0, Vec::new());
+    for entry in std::fs::read_dir(goldens).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.extension().is_none_or(|e| e != "safetensors") {
+            continue;
+        }
+        let bytes = std::fs::read(&path).expect("a golden");
+        let golden = SafeTensors::deserialize(&bytes).expect("safetensors");
+        let tokens = numbers(&golden, "tokens", |b| i32::from_le_bytes(b) as usize);
+        let logits = numbers(&golden, "logits", |b| f64::from(f32::from_le_bytes(b)));
+        let ours: Vec<f64> = forward(&m, gguf, &tokens).concat();
+        assert_eq!(ours.len(), logits.len());
+        let error: f64 = ours.iter().zip(&logits).map(|(a, b)| (a - b).powi(2)).sum();
+        let nmse = error / logits.iter().map(|x| x * x).sum::<f64>();
+        let what = format!("{model} {}", path.display());
+        println!("{what}: {} tokens, NMSE {nmse:.2e}", tokens.len());
+        if nmse.is_nan() || nmse >= limit {
+            faults.push(format!("{what}: NMSE {nmse:.2e}, allowed {limit:.0e}"));
+        }
+        n += 1;
+    }
+    assert!(n >= fewest, "{model}: only {n} goldens");
+    faults
+}
+
+fn uses_gelu(m: &Model) -> bool {
+    let gelu = |op: &Op| {
+        matches!(
+            op,
+            Op::Gate {
+                act: Activation::Gelu,
+                ..
+            } | Op::Unary {
+                f: Function::Gelu,
+                ..
+            }
+        )
+    };
+    m.graph.nodes.iter().any(|node| gelu(&node.op))
+}
+
 #[test]
 fn logits_are_those_of_llama_cpp() {
     for model in [
@@ -192,50 +366,46 @@ fn logits_are_those_of_llama_cpp() {
         let Some(gguf) = open_shared(model) else {
             return;
         };
-        let m = Model::load(&gguf).unwrap_or_else(|e| panic!("{e}"));
-        let Some(folder) = shared(&format!("goldens/{model}")) else {
+        let Some(goldens) = shared(&format!("goldens/{model}")) else {
             return;
         };
-        let mut n = 0;
-        for entry in std::fs::read_dir(folder).expect("a folder") {
-            let path = entry.expect("an entry").path();
-            if path.extension().is_none_or(|e| e != "safetensors") {
+        assert_eq!(faults(model, &gguf, &goldens, 3), Vec::<String>::new());
+    }
+}
+
+/// Every architecture of the shared folder but those that are refused by name.
+#[test]
+fn every_architecture_gives_llama_cpps_logits() {
+    let (Some(models), Some(goldens)) = (shared("arch/models"), shared("arch/goldens")) else {
+        return;
+    };
+    let (mut held, mut all) = (BTreeSet::new(), Vec::new());
+    for entry in std::fs::read_dir(models).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        let name = path.file_stem().expect("a name").to_string_lossy();
+        if !name.ends_with("-F32") {
+            continue;
+        }
+        let gguf = Gguf::open(&path, &OpenOptions::default()).expect("a shared model");
+        if let Ok(arch) = Arch::of_file(&gguf) {
+            if needs_pooling(&gguf) {
                 continue;
             }
-            let bytes = std::fs::read(&path).expect("a golden");
-            let golden = SafeTensors::deserialize(&bytes).expect("safetensors");
-            let number = |b: &[u8]| <[u8; 4]>::try_from(b).expect("four bytes");
-            let tokens = golden
-                .tensor("tokens")
-                .expect("tokens")
-                .data()
-                .chunks_exact(4);
-            let tokens: Vec<usize> = tokens
-                .map(|b| i32::from_le_bytes(number(b)) as usize)
-                .collect();
-            let logits = golden
-                .tensor("logits")
-                .expect("logits")
-                .data()
-                .chunks_exact(4);
-            let logits: Vec<f64> = logits
-                .map(|b| f64::from(f32::from_le_bytes(number(b))))
-                .collect();
-            let ours: Vec<f64> = forward(&m, &gguf, &tokens).concat();
-            assert_eq!(ours.len(), logits.len());
-            let error: f64 = ours.iter().zip(&logits).map(|(a, b)| (a - b).powi(2)).sum();
-            let nmse = error / logits.iter().map(|x| x * x).sum::<f64>();
-            println!(
-                "{model} {}: {} tokens, NMSE {nmse:.2e}",
-                path.display(),
-                tokens.len()
-            );
-            // llama.cpp computes in f32: up to 1.7e-12 is measured. The smallest faults give far
-            // more: rope_freqs ignored 1.6e-6, YaRN's ramp one pair off 1.2e-5, its magnitude
-            // dropped 2.4e-2
-            assert!(nmse < 1e-9, "{model} {}: NMSE {nmse:.2e}", path.display());
-            n += 1;
+            all.extend(faults(&name, &gguf, &goldens.join(&*name), 2));
+            held.insert(arch.name());
         }
-        assert!(n >= 3, "{model}: only {n} goldens");
     }
+    assert!(all.is_empty(), "{}", all.join("\n"));
+    let missing: Vec<_> = Arch::all()
+        .iter()
+        .map(|arch| arch.name())
+        .filter(|name| !held.contains(name) && !["llama", "qwen2", "qwen3"].contains(name))
+        .collect();
+    assert!(missing.is_empty(), "no goldens of {missing:?}");
+}
+
+/// Whether a file is an embedding model, which has no logits.
+fn needs_pooling(gguf: &Gguf) -> bool {
+    let arch = Arch::of_file(gguf).expect("a known architecture");
+    gguf.get(&format!("{}.pooling_type", arch.name())).is_some()
 }

@@ -5,17 +5,22 @@ use std::collections::HashMap;
 
 use gguf_rs_lite::{Gguf, TensorInfo, TensorType};
 
-use super::{Layer, VecId, Vector, WeightId, WeightRef, Weights};
+use super::{
+    ExpertBank, Experts, FeedForward, Layer, NormWeights, RopeDivisors, VecId, Vector, WeightId,
+    WeightRef, Weights,
+};
 use crate::Error;
+use crate::arch::Norm;
 use crate::hparams::Hparams;
+use crate::taps;
 
 /// What surrounds the layers.
 pub(crate) struct Ends {
     pub(crate) token_embd: WeightId,
-    pub(crate) output_norm: VecId,
+    pub(crate) output_norm: NormWeights,
     pub(crate) output: WeightId,
     pub(crate) output_bias: Option<VecId>,
-    pub(crate) rope_freqs: Option<VecId>,
+    pub(crate) rope_divisors: RopeDivisors,
 }
 
 /// A layer's query, key and value projections, separate or cut out of one fused tensor.
@@ -106,7 +111,12 @@ impl<'a> Binder<'a> {
         rows: usize,
         cols: usize,
     ) -> Result<Option<WeightId>, Error> {
-        let Some((tensor, info)) = self.take(name, &[cols, rows])? else {
+        self.matrix_of(name, &[cols, rows])
+    }
+
+    /// A tensor of this shape as a matrix: all dimensions but the first are rows.
+    fn matrix_of(&mut self, name: &str, shape: &[usize]) -> Result<Option<WeightId>, Error> {
+        let Some((tensor, info)) = self.take(name, shape)? else {
             return Ok(None);
         };
         if !is_matrix_type(info.ty) {
@@ -116,8 +126,8 @@ impl<'a> Binder<'a> {
             name: name.to_owned(),
             tensor,
             ty: info.ty,
-            rows: rows as u64,
-            cols: cols as u64,
+            rows: shape[1..].iter().product::<usize>() as u64,
+            cols: shape[0] as u64,
             row_start: 0,
         });
         Ok(Some(WeightId(self.matrices.len() as u32 - 1)))
@@ -136,9 +146,14 @@ impl<'a> Binder<'a> {
 
     /// A vector, or `None` if the file lacks it.
     pub(crate) fn optional_vector(&mut self, name: &str, n: usize) -> Result<Option<VecId>, Error> {
-        let Some((_, info)) = self.take(name, &[n])? else {
-            return Ok(None);
-        };
+        match self.take(name, &[n])? {
+            Some((_, info)) => self.vector_of(name, info).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// All values of a tensor.
+    fn vector_of(&mut self, name: &str, info: &TensorInfo) -> Result<VecId, Error> {
         // llama.cpp multiplies and adds f32 vectors only; a file with others runs nowhere
         if info.ty != TensorType::F32 {
             return Err(self.wrong_type(info, "F32"));
@@ -154,7 +169,7 @@ impl<'a> Binder<'a> {
             name: name.to_owned(),
             data,
         });
-        Ok(Some(VecId(self.vectors.len() as u32 - 1)))
+        Ok(VecId(self.vectors.len() as u32 - 1))
     }
 
     /// A vector that must be there.
@@ -178,7 +193,7 @@ impl<'a> Binder<'a> {
     pub(crate) fn ends(&mut self) -> Result<Ends, Error> {
         let (n_embd, n_vocab) = (self.h.n_embd(), self.h.n_vocab());
         let token_embd = self.matrix("token_embd.weight", n_vocab, n_embd)?;
-        let output_norm = self.vector("output_norm.weight", n_embd)?;
+        let output_norm = self.norm("output_norm", n_embd, taps::RESULT_NORM)?;
         let output = self
             .optional_matrix("output.weight", n_vocab, n_embd)?
             .unwrap_or(token_embd);
@@ -187,21 +202,209 @@ impl<'a> Binder<'a> {
             output_norm,
             output,
             output_bias: None,
-            rope_freqs: None,
+            rope_divisors: RopeDivisors::default(),
         })
     }
 
-    /// `rope_freqs.weight`, whose values divide angles.
-    pub(crate) fn rope_freqs(&mut self) -> Result<Option<VecId>, Error> {
-        const NAME: &str = "rope_freqs.weight";
-        let Some(id) = self.optional_vector(NAME, self.h.rope(0).n_rot.value / 2)? else {
+    /// The same with `rope_freqs.weight`, if the file has it.
+    pub(crate) fn ends_with_rope_freqs(&mut self) -> Result<Ends, Error> {
+        let all = self.rope_divisors("rope_freqs.weight")?;
+        let rope_divisors = RopeDivisors {
+            all,
+            ..RopeDivisors::default()
+        };
+        Ok(Ends {
+            rope_divisors,
+            ..self.ends()?
+        })
+    }
+
+    /// The same with `rope_factors_short.weight` and `rope_factors_long.weight`, both or neither.
+    pub(crate) fn ends_with_rope_factors(&mut self) -> Result<Ends, Error> {
+        const NAMES: [&str; 2] = ["rope_factors_short.weight", "rope_factors_long.weight"];
+        let (short, long) = (self.rope_divisors(NAMES[0])?, self.rope_divisors(NAMES[1])?);
+        for (id, name) in [(short, NAMES[0]), (long, NAMES[1])] {
+            if id.is_none() && short.or(long).is_some() {
+                return Err(self.missing(name, &[self.n_pairs()]));
+            }
+        }
+        Ok(Ends {
+            rope_divisors: RopeDivisors {
+                all: None,
+                short,
+                long,
+            },
+            ..self.ends()?
+        })
+    }
+
+    /// Pairs of a head that turn.
+    fn n_pairs(&self) -> usize {
+        self.h.ropes[0].n_rot.value / 2
+    }
+
+    /// A vector whose values divide angles.
+    fn rope_divisors(&mut self, name: &str) -> Result<Option<VecId>, Error> {
+        let Some(id) = self.optional_vector(name, self.n_pairs())? else {
             return Ok(None);
         };
         let data = &self.vectors[id.0 as usize].data;
         match data.iter().position(|&x| x <= 0.0) {
-            Some(i) => Err(self.bad_element(NAME, i, "a divisor above 0", data[i])),
+            Some(i) => Err(self.bad_element(name, i, "a divisor above 0", data[i])),
             None => Ok(Some(id)),
         }
+    }
+
+    /// The experts of a layer; a bias of the router, and of experts, is optional.
+    pub(crate) fn experts(&mut self, l: usize) -> Result<Experts, Error> {
+        let n_embd = self.h.n_embd();
+        let rules = self
+            .h
+            .experts
+            .expect("read by whoever has layers with experts");
+        let (count, n_ff) = (rules.count, rules.n_ff);
+        let router = self.matrix(&blk(l, "ffn_gate_inp.weight"), count, n_embd)?;
+        let router_bias = self.optional_vector(&blk(l, "ffn_gate_inp.bias"), count)?;
+        let selection_bias = self.optional_vector(&blk(l, "exp_probs_b.bias"), count)?;
+        Ok(Experts {
+            router,
+            router_bias,
+            selection_bias,
+            gate: self.bank(&blk(l, "ffn_gate_exps"), n_ff, n_embd)?,
+            up: self.bank(&blk(l, "ffn_up_exps"), n_ff, n_embd)?,
+            down: self.bank(&blk(l, "ffn_down_exps"), n_embd, n_ff)?,
+            shared: self.shared_expert(l, rules.shared_n_ff)?,
+            shared_tap: taps::FFN_SHEXP,
+            shared_gate: None,
+        })
+    }
+
+    /// A matrix of every expert, in one tensor.
+    fn bank(&mut self, name: &str, rows: usize, cols: usize) -> Result<ExpertBank, Error> {
+        let count = self.h.experts.map_or(0, |rules| rules.count);
+        let (weight, bias) = (format!("{name}.weight"), format!("{name}.bias"));
+        let shape = [cols, rows, count];
+        let found = self.matrix_of(&weight, &shape)?;
+        let bias = match self.take(&bias, &[rows, count])? {
+            Some((_, info)) => Some(self.vector_of(&bias, info)?),
+            None => None,
+        };
+        Ok(ExpertBank {
+            weight: found.ok_or_else(|| self.missing(&weight, &shape))?,
+            bias,
+        })
+    }
+
+    fn shared_expert(&mut self, l: usize, n_ff: usize) -> Result<Option<FeedForward>, Error> {
+        if n_ff == 0 {
+            return Ok(None);
+        }
+        let n_embd = self.h.n_embd();
+        Ok(Some(FeedForward {
+            gate: Some(self.matrix(&blk(l, "ffn_gate_shexp.weight"), n_ff, n_embd)?),
+            gate_bias: None,
+            up: self.matrix(&blk(l, "ffn_up_shexp.weight"), n_ff, n_embd)?,
+            up_bias: None,
+            down: self.matrix(&blk(l, "ffn_down_shexp.weight"), n_embd, n_ff)?,
+            down_bias: None,
+        }))
+    }
+
+    /// A norm's weights, or `None` if the file lacks them; a bias may stand beside them where
+    /// norms are layer norms.
+    pub(crate) fn optional_norm(
+        &mut self,
+        name: &str,
+        n: usize,
+        tap: &'static str,
+    ) -> Result<Option<NormWeights>, Error> {
+        let Some(weight) = self.optional_vector(&format!("{name}.weight"), n)? else {
+            return Ok(None);
+        };
+        let bias = match self.h.arch.spec().norm {
+            Norm::Rms => None,
+            Norm::Layer => self.optional_vector(&format!("{name}.bias"), n)?,
+        };
+        Ok(Some(NormWeights {
+            weight,
+            bias,
+            tap,
+            numbered: true,
+        }))
+    }
+
+    /// A norm's weights, which must be there.
+    pub(crate) fn norm(
+        &mut self,
+        name: &str,
+        n: usize,
+        tap: &'static str,
+    ) -> Result<NormWeights, Error> {
+        self.optional_norm(name, n, tap)?
+            .ok_or_else(|| self.missing(&format!("{name}.weight"), &[n]))
+    }
+
+    /// A norm of a layer's rows.
+    pub(crate) fn layer_norm(
+        &mut self,
+        l: usize,
+        name: &str,
+        tap: &'static str,
+    ) -> Result<NormWeights, Error> {
+        self.norm(&blk(l, name), self.h.n_embd(), tap)
+    }
+
+    /// A feed-forward block with a gate, without biases.
+    pub(crate) fn gated_ffn(&mut self, l: usize) -> Result<FeedForward, Error> {
+        let (n_ff, n_embd) = (self.h.layers[l].n_ff, self.h.n_embd());
+        let gate = self.matrix(&blk(l, "ffn_gate.weight"), n_ff, n_embd)?;
+        Ok(FeedForward {
+            gate: Some(gate),
+            ..self.plain_ffn(l)?
+        })
+    }
+
+    /// A feed-forward block without a gate and without biases.
+    pub(crate) fn plain_ffn(&mut self, l: usize) -> Result<FeedForward, Error> {
+        let (n_ff, n_embd) = (self.h.layers[l].n_ff, self.h.n_embd());
+        Ok(FeedForward {
+            gate: None,
+            gate_bias: None,
+            up: self.matrix(&blk(l, "ffn_up.weight"), n_ff, n_embd)?,
+            up_bias: None,
+            down: self.matrix(&blk(l, "ffn_down.weight"), n_embd, n_ff)?,
+            down_bias: None,
+        })
+    }
+
+    /// The block with those biases that the file has.
+    pub(crate) fn ffn_biases(&mut self, l: usize, ffn: FeedForward) -> Result<FeedForward, Error> {
+        let (n_ff, n_embd) = (self.h.layers[l].n_ff, self.h.n_embd());
+        let gate_bias = match ffn.gate {
+            Some(_) => self.optional_vector(&blk(l, "ffn_gate.bias"), n_ff)?,
+            None => None,
+        };
+        Ok(FeedForward {
+            gate_bias,
+            up_bias: self.optional_vector(&blk(l, "ffn_up.bias"), n_ff)?,
+            down_bias: self.optional_vector(&blk(l, "ffn_down.bias"), n_embd)?,
+            ..ffn
+        })
+    }
+
+    /// A feed-forward block whose `ffn_up` has the gate's rows and then those that are gated.
+    pub(crate) fn fused_ffn(&mut self, l: usize) -> Result<FeedForward, Error> {
+        let (n_ff, n_embd) = (self.h.layers[l].n_ff, self.h.n_embd());
+        let both = self.matrix(&blk(l, "ffn_up.weight"), 2 * n_ff, n_embd)?;
+        let [gate, up] = self.split_matrix(both, [n_ff, n_ff]);
+        Ok(FeedForward {
+            gate: Some(gate),
+            gate_bias: None,
+            up,
+            up_bias: None,
+            down: self.matrix(&blk(l, "ffn_down.weight"), n_embd, n_ff)?,
+            down_bias: None,
+        })
     }
 
     /// A layer's Q, K and V: three tensors, or one with the rows of Q, then K, then V. Biases are
@@ -247,10 +450,10 @@ impl<'a> Binder<'a> {
         Ok(Qkv { w, b })
     }
 
-    fn split_matrix(&mut self, fused: WeightId, rows: [usize; 3]) -> [WeightId; 3] {
+    fn split_matrix<const N: usize>(&mut self, fused: WeightId, rows: [usize; N]) -> [WeightId; N] {
         let whole = self.matrices[fused.0 as usize].clone();
         let mut start = 0;
-        let mut ids = [fused; 3];
+        let mut ids = [fused; N];
         for (i, rows) in rows.into_iter().enumerate() {
             let part = WeightRef {
                 rows: rows as u64,
@@ -289,6 +492,11 @@ impl<'a> Binder<'a> {
         ids
     }
 
+    /// Whether the file has a tensor of this name.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.index.contains_key(name)
+    }
+
     /// Marks a tensor as known but not used by the forward pass.
     pub(crate) fn ignore(&mut self, name: &str) {
         if let Some(&i) = self.index.get(name) {
@@ -296,9 +504,19 @@ impl<'a> Binder<'a> {
         }
     }
 
-    /// The weights, if every tensor of the file found its place.
+    /// The weights, if every tensor of the file found its place, but those of layers that are not
+    /// part of the forward pass.
     fn finish(self, ends: Ends, layers: Vec<Layer>) -> Result<Weights, Error> {
-        if let Some(i) = self.used.iter().position(|used| !used) {
+        let behind = |name: &str| {
+            let layer = name
+                .strip_prefix("blk.")
+                .and_then(|rest| rest.split('.').next());
+            let layer = layer.and_then(|layer| layer.parse::<usize>().ok());
+            layer.is_some_and(|l| (self.h.n_layer()..self.h.n_block).contains(&l))
+        };
+        let is_left_over =
+            |(i, used): (usize, &bool)| !used && !behind(&self.gguf.tensors()[i].name);
+        if let Some(i) = self.used.iter().enumerate().position(is_left_over) {
             let tensor = self.gguf.tensors()[i].name.clone();
             return Err(Error::UnexpectedTensor {
                 file: self.file(),
@@ -316,7 +534,7 @@ impl<'a> Binder<'a> {
             output_norm: ends.output_norm,
             output: ends.output,
             output_bias: ends.output_bias,
-            rope_freqs: ends.rope_freqs,
+            rope_divisors: ends.rope_divisors,
             layers,
         })
     }
@@ -356,9 +574,9 @@ fn why_unexpected(name: &str) -> &'static str {
     if name.ends_with(".scale") || name.ends_with(".input_scale") {
         "per-tensor scales are not supported"
     } else if name.contains("_exps.") || name.contains("ffn_gate_inp") {
-        "mixtures of experts are not supported"
+        "there are no experts in this architecture"
     } else if name.starts_with("rope_factors_") {
-        "longrope is not supported"
+        "longrope is not supported in this architecture"
     } else {
         "no such tensor in this architecture"
     }

@@ -110,35 +110,24 @@ pub struct Vector {
     pub data: Vec<f32>,
 }
 
-/// One layer's weights; what an architecture does not have is `None`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Layer {
-    /// (n_embd)
-    pub attn_norm: VecId,
-    /// (n_head * head_dim, n_embd)
-    pub wq: WeightId,
-    /// (n_head_kv * head_dim, n_embd)
-    pub wk: WeightId,
-    /// (n_head_kv * head_dim, n_embd)
-    pub wv: WeightId,
-    /// (n_head * head_dim)
-    pub bq: Option<VecId>,
-    /// (n_head_kv * head_dim)
-    pub bk: Option<VecId>,
-    /// (n_head_kv * head_dim)
-    pub bv: Option<VecId>,
-    /// (head_dim), applied to each query head before the rotary embedding
-    pub q_norm: Option<VecId>,
-    /// (head_dim), applied to each key head before the rotary embedding
-    pub k_norm: Option<VecId>,
-    /// (n_embd, n_head * head_dim)
-    pub wo: WeightId,
-    /// (n_embd)
-    pub bo: Option<VecId>,
-    /// (n_embd)
-    pub ffn_norm: VecId,
+/// A norm's weights, and what llama.cpp calls its result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NormWeights {
+    /// (n) of the values that are normed together
+    pub weight: VecId,
+    /// (n)
+    pub bias: Option<VecId>,
+    /// The result's name.
+    pub tap: &'static str,
+    /// Whether the name has the layer's number.
+    pub numbered: bool,
+}
+
+/// A gated feed-forward block, or one of a single product if there is no gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FeedForward {
     /// (n_ff, n_embd)
-    pub gate: WeightId,
+    pub gate: Option<WeightId>,
     /// (n_ff)
     pub gate_bias: Option<VecId>,
     /// (n_ff, n_embd)
@@ -151,6 +140,95 @@ pub struct Layer {
     pub down_bias: Option<VecId>,
 }
 
+/// What follows attention in a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ffn {
+    /// One feed-forward block for all tokens.
+    Dense(FeedForward),
+    /// One of many for each token.
+    Experts(Experts),
+}
+
+/// Feed-forward blocks of which every token goes to a few.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Experts {
+    /// (n_expert, n_embd): scores a token for each.
+    pub router: WeightId,
+    /// (n_expert)
+    pub router_bias: Option<VecId>,
+    /// (n_expert): added where experts are chosen, and not where they are weighed.
+    pub selection_bias: Option<VecId>,
+    /// (n_ff, n_embd) each
+    pub gate: ExpertBank,
+    /// (n_ff, n_embd) each
+    pub up: ExpertBank,
+    /// (n_embd, n_ff) each
+    pub down: ExpertBank,
+    /// A block that sees every token.
+    pub shared: Option<FeedForward>,
+    /// What its result is called.
+    pub shared_tap: &'static str,
+    /// (1, n_embd): how much of it a token gets, before a sigmoid.
+    pub shared_gate: Option<WeightId>,
+}
+
+/// Matrices of all experts, one below the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertBank {
+    /// (n_expert * rows, cols)
+    pub weight: WeightId,
+    /// (n_expert * rows)
+    pub bias: Option<VecId>,
+}
+
+/// One layer's weights; what an architecture does not have is `None`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Layer {
+    /// Of the layer's input.
+    pub attn_norm: Option<NormWeights>,
+    /// (n_head * head_dim, n_embd)
+    pub wq: WeightId,
+    /// (n_head_kv * head_dim, n_embd)
+    pub wk: WeightId,
+    /// (n_head_kv * head_dim, n_embd)
+    pub wv: WeightId,
+    /// (n_head * head_dim)
+    pub bq: Option<VecId>,
+    /// (n_head_kv * head_dim)
+    pub bk: Option<VecId>,
+    /// (n_head_kv * head_dim)
+    pub bv: Option<VecId>,
+    /// Of queries: as wide as a head, or as all of them.
+    pub q_norm: Option<NormWeights>,
+    /// Of keys, likewise.
+    pub k_norm: Option<NormWeights>,
+    /// (n_head): what softmax's denominators gain beside the scores.
+    pub sinks: Option<VecId>,
+    /// (n_embd, n_head * head_dim)
+    pub wo: WeightId,
+    /// (n_embd)
+    pub bo: Option<VecId>,
+    /// Of the attention's result, before it is added.
+    pub attn_post_norm: Option<NormWeights>,
+    /// Of the feed-forward block's input.
+    pub ffn_norm: Option<NormWeights>,
+    /// The feed-forward block, or many.
+    pub ffn: Ffn,
+    /// Of the feed-forward block's result, before it is added.
+    pub ffn_post_norm: Option<NormWeights>,
+}
+
+/// Divisors of the rotary angles, one for each pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RopeDivisors {
+    /// (n_rot / 2): of every context.
+    pub all: Option<VecId>,
+    /// (n_rot / 2): of contexts up to the one before extension.
+    pub short: Option<VecId>,
+    /// (n_rot / 2): of longer ones.
+    pub long: Option<VecId>,
+}
+
 /// All weights of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Weights {
@@ -160,14 +238,14 @@ pub struct Weights {
     pub vectors: Vec<Vector>,
     /// (n_vocab, n_embd)
     pub token_embd: WeightId,
-    /// (n_embd)
-    pub output_norm: VecId,
+    /// Of what the last layer hands on.
+    pub output_norm: NormWeights,
     /// (n_vocab, n_embd); `token_embd` itself when tied
     pub output: WeightId,
     /// (n_vocab)
     pub output_bias: Option<VecId>,
-    /// (n_rot / 2): divisors of the rotary angles
-    pub rope_freqs: Option<VecId>,
+    /// Divisors of the rotary angles.
+    pub rope_divisors: RopeDivisors,
     /// The layers in order.
     pub layers: Vec<Layer>,
 }

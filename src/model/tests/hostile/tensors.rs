@@ -100,7 +100,7 @@ const UNEXPECTED: &[Row] = &[
     (
         "experts",
         |f| f.add("blk.0.ffn_gate_inp.weight", &[64, 8]),
-        &["ffn_gate_inp.weight", "mixtures of experts"],
+        &["ffn_gate_inp.weight", "no experts in this architecture"],
     ),
     (
         "rope_freqs",

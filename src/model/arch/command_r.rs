@@ -1,0 +1,34 @@
+//! Command R: attention and a gated feed-forward block beside each other, one layer norm without a
+//! bias for both, a factor on logits, an output that is the embedding.
+
+use super::{Binder, Block, DECODER, Error, Ffn, Hparams, Keys, Layer, Norm, Pairing, Spec};
+use super::{bare_layer, taps};
+
+pub(super) const SPEC: Spec = Spec {
+    name: "command-r",
+    numbers: logit_factor,
+    ..COMMAND
+};
+
+/// What Command R and its successor have in common.
+pub(super) const COMMAND: Spec = Spec {
+    pairing: Pairing::Norm,
+    norm: Norm::Layer,
+    block: Block::Parallel,
+    reads: &["logit_scale"],
+    layer,
+    ..DECODER
+};
+
+pub(super) fn logit_factor(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+    h.factors.logits = k.factor("logit_scale", None)?;
+    Ok(())
+}
+
+fn layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
+    let bare = bare_layer(b, l, |b| Ok(Ffn::Dense(b.gated_ffn(l)?)))?;
+    Ok(Layer {
+        attn_norm: Some(b.layer_norm(l, "attn_norm", taps::ATTN_NORM)?),
+        ..bare
+    })
+}

@@ -1,0 +1,42 @@
+//! ERNIE 4.5 with experts in the layers behind the first ones, or in every so manieth of them.
+
+use super::pre_norm_layer;
+use super::{Binder, DECODER, Error, Ffn, Hparams, Keys, Layer, Pairing, Spec, blk};
+use crate::hparams::{DefaultWidth, EXPERT_KEYS, ExpertRules, MIXTURE, experts};
+
+pub(super) const SPEC: Spec = Spec {
+    name: "ernie4_5-moe",
+    pairing: Pairing::Norm,
+    reads: &EXPERT_KEYS,
+    numbers,
+    layer,
+    ..DECODER
+};
+
+fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+    let rules = ExpertRules {
+        n_ff: DefaultWidth::Required,
+        ..MIXTURE
+    };
+    h.experts = Some(experts(k, h, rules)?);
+    h.leading_dense = k
+        .count("leading_dense_block_count", 0..=h.n_layer(), Some(0))?
+        .value;
+    h.expert_period = k
+        .count("interleave_moe_layer_step", 1..=h.n_layer(), Some(1))?
+        .value;
+    Ok(())
+}
+
+fn layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
+    let layer = pre_norm_layer(b, l, |b| {
+        if l < b.h.leading_dense || !(l + 1).is_multiple_of(b.h.expert_period) {
+            return Ok(Ffn::Dense(b.gated_ffn(l)?));
+        }
+        Ok(Ffn::Experts(b.experts(l)?))
+    })?;
+    Ok(Layer {
+        bo: b.optional_vector(&blk(l, "attn_output.bias"), b.h.n_embd())?,
+        ..layer
+    })
+}

@@ -1,0 +1,52 @@
+//! Gemma 2: norms before and behind attention and the feed-forward block, windows in every other
+//! layer, soft caps on scores and on logits.
+
+use super::gemma::{GEMMA, scaled_embedding};
+use super::{Binder, Error, Hparams, Keys, Layer, Spec, dense_layer, taps, with_post_norms};
+use crate::hparams::{windows, windows_turn_by};
+
+pub(super) const SPEC: Spec = Spec {
+    name: "gemma2",
+    reads: &[
+        "attention.sliding_window",
+        "attn_logit_softcapping",
+        "final_logit_softcapping",
+    ],
+    numbers,
+    layer: sandwiched_layer,
+    ..GEMMA
+};
+
+fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+    scaled_embedding(k, h)?;
+    windows(k, h, 2, Some(4096))?;
+    let base = k.positive(
+        "rope.freq_base_swa",
+        f32::INFINITY,
+        Some(h.ropes[0].freq_base.value),
+    )?;
+    windows_turn_by(h, |rope| rope.freq_base = base);
+    let cap = k.positive("attn_logit_softcapping", f32::INFINITY, Some(50.0))?;
+    for layer in &mut h.layers {
+        layer.scores.cap = Some(cap.value);
+    }
+    let cap = k.positive("final_logit_softcapping", f32::INFINITY, Some(30.0))?;
+    h.factors.logit_cap = Some(cap.value);
+    scale_by_width(h, 46);
+    Ok(())
+}
+
+/// The 27B models, which are known by their number of layers, divide scores by the root of the
+/// width that each head has of the embedding.
+pub(super) fn scale_by_width(h: &mut Hparams, n_layer: usize) {
+    if h.n_layer() == n_layer {
+        let width = h.n_embd() as f32 / h.layers[0].n_head as f32;
+        h.set_attention_scale(1.0 / width.sqrt());
+    }
+}
+
+/// A layer with norms before and behind both of its blocks.
+pub(super) fn sandwiched_layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
+    let layer = dense_layer(b, l)?;
+    with_post_norms(b, l, layer, [taps::ATTN_POST_NORM, taps::FFN_POST_NORM])
+}

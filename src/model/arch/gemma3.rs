@@ -1,0 +1,42 @@
+//! Gemma 3: Gemma 2 without a cap on scores; queries and keys are normed by head, and layers with
+//! windows turn by angles of their own.
+
+use super::gemma::{GEMMA, scaled_embedding};
+use super::gemma2::{sandwiched_layer, scale_by_width};
+use super::{Binder, Error, Hparams, Keys, Layer, NormWeights, Spec, with_head_norms};
+use crate::hparams::{ScalingKind, windows, windows_turn_by};
+
+pub(super) const SPEC: Spec = Spec {
+    name: "gemma3",
+    reads: &["attention.sliding_window", "final_logit_softcapping"],
+    numbers,
+    layer,
+    ..GEMMA
+};
+
+fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+    scaled_embedding(k, h)?;
+    windows(k, h, 6, None)?;
+    let base = k.positive("rope.freq_base_swa", f32::INFINITY, Some(10000.0))?;
+    windows_turn_by(h, |rope| {
+        rope.freq_base = base;
+        rope.scaling.value = ScalingKind::None;
+    });
+    let cap = k.not_negative("final_logit_softcapping", 0.0)?;
+    h.factors.logit_cap = (cap > 0.0).then_some(cap);
+    scale_by_width(h, 62);
+    Ok(())
+}
+
+fn layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
+    let layer = sandwiched_layer(b, l)?;
+    let layer = Layer {
+        // here the name has its layer
+        ffn_post_norm: layer.ffn_post_norm.map(|norm| NormWeights {
+            numbered: true,
+            ..norm
+        }),
+        ..layer
+    };
+    with_head_norms(b, l, layer)
+}

@@ -1,0 +1,50 @@
+//! GLM 4.5 and later: the first layers are dense, the others have experts that a sigmoid and a bias
+//! choose, and one that sees every token. A part of each head turns.
+
+use super::with_head_norms;
+use super::{Binder, DECODER, Error, Ffn, Hparams, Keys, Layer, Spec, bare_layer, blk, taps};
+use crate::hparams::{DefaultWidth, ExpertRules, Gating, experts};
+use crate::weights::Experts;
+
+pub(super) const SPEC: Spec = Spec {
+    name: "glm4moe",
+    reads: &["expert_count", "expert_used_count", "nextn_predict_layers"],
+    numbers,
+    layer,
+    ..DECODER
+};
+
+fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+    let rules = ExpertRules {
+        gating: Gating::Sigmoid,
+        normalized: None,
+        n_ff: DefaultWidth::Required,
+    };
+    h.experts = Some(experts(k, h, rules)?);
+    h.leading_dense = k
+        .count("leading_dense_block_count", 0..=h.n_layer(), Some(0))?
+        .value;
+    Ok(())
+}
+
+fn layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
+    let bare = bare_layer(b, l, |b| {
+        if l < b.h.leading_dense {
+            return Ok(Ffn::Dense(b.gated_ffn(l)?));
+        }
+        Ok(Ffn::Experts(Experts {
+            shared_tap: taps::FFN_SHEXP_OUT,
+            ..b.experts(l)?
+        }))
+    })?;
+    let layer = Layer {
+        attn_norm: Some(b.layer_norm(l, "attn_norm", taps::ATTN_NORM)?),
+        ffn_norm: Some(b.layer_norm(l, "post_attention_norm", taps::POST_ATTN_NORM)?),
+        ..bare
+    };
+    // the smaller models norm no heads
+    if b.has(&blk(l, "attn_q_norm.weight")) {
+        return with_head_norms(b, l, layer);
+    }
+    Ok(layer)
+}

@@ -1,0 +1,46 @@
+//! gpt-oss: experts that a softmax over the chosen ones weighs, with biases everywhere, windows in
+//! every other layer, and a sink for each head of attention.
+
+use super::{
+    Binder, DECODER, Error, Feature, Ffn, Hparams, Keys, Layer, Spec, bare_layer, blk, taps,
+};
+use crate::hparams::{DefaultWidth, ExpertRules, Gating, experts, windows, windows_turn_by};
+
+pub(super) const SPEC: Spec = Spec {
+    name: "gpt-oss",
+    feature: Feature::SwigluOai,
+    reads: &[
+        "expert_count",
+        "expert_used_count",
+        "attention.sliding_window",
+    ],
+    numbers,
+    layer,
+    ..DECODER
+};
+
+fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+    let rules = ExpertRules {
+        gating: Gating::SoftmaxOfChosen,
+        normalized: Some(false),
+        n_ff: DefaultWidth::Required,
+    };
+    h.experts = Some(experts(k, h, rules)?);
+    windows(k, h, 2, None)?;
+    let usual = h.ropes[0].freq_base.value;
+    let base = k.positive("rope.freq_base_swa", f32::INFINITY, Some(usual))?;
+    windows_turn_by(h, |rope| rope.freq_base = base);
+    Ok(())
+}
+
+fn layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
+    let (n_embd, n_head) = (b.h.n_embd(), b.h.layers[l].n_head);
+    let bare = bare_layer(b, l, |b| Ok(Ffn::Experts(b.experts(l)?)))?;
+    Ok(Layer {
+        attn_norm: Some(b.layer_norm(l, "attn_norm", taps::ATTN_NORM)?),
+        bo: Some(b.vector(&blk(l, "attn_output.bias"), n_embd)?),
+        sinks: Some(b.vector(&blk(l, "attn_sinks.weight"), n_head)?),
+        ffn_norm: Some(b.layer_norm(l, "post_attention_norm", taps::ATTN_POST_NORM)?),
+        ..bare
+    })
+}

@@ -1,0 +1,23 @@
+//! Hunyuan: Qwen 3, but queries and keys are normed after they turned, and a factor of the context
+//! may stretch the angles' base.
+
+use super::{DECODER, Error, Hparams, Keys, QkNorm, Spec, qk_normed_layer};
+
+pub(super) const SPEC: Spec = Spec {
+    name: "hunyuan-dense",
+    qk_norm: QkNorm::AfterRope,
+    reads: &["rope.scaling.alpha"],
+    numbers,
+    layer: qk_normed_layer,
+    ..DECODER
+};
+
+fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+    let alpha = k.not_negative("rope.scaling.alpha", 0.0)?;
+    if alpha > 0.0 {
+        let rope = &mut h.ropes[0];
+        let n_rot = rope.n_rot.value as f32;
+        rope.freq_base.value *= alpha.powf(n_rot / (n_rot - 2.0));
+    }
+    Ok(())
+}

@@ -1,0 +1,35 @@
+//! Mistral 3 and Ministral: LLaMA, with YaRN that takes a part of its magnitude back and whose ramp
+//! the file sets, and queries that grow with their positions.
+
+use super::llama::mixture;
+use super::{DECODER, Error, Hparams, Keys, Pairing, Spec, biased_layer};
+use crate::hparams::Temperature;
+
+pub(super) const SPEC: Spec = Spec {
+    name: "mistral3",
+    pairing: Pairing::Norm,
+    full_rotary: true,
+    reads: &[
+        "expert_count",
+        "expert_used_count",
+        "attention.temperature_scale",
+        "rope.scaling.yarn_log_multiplier",
+        "rope.scaling.yarn_beta_fast",
+        "rope.scaling.yarn_beta_slow",
+    ],
+    numbers,
+    ends: |b| b.ends_with_rope_freqs(),
+    layer: biased_layer,
+    ..DECODER
+};
+
+fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+    mixture(k, h)?;
+    h.ropes[0].log_multiplier = k.not_negative("rope.scaling.yarn_log_multiplier", 0.0)?;
+    let rate = k.not_negative("attention.temperature_scale", 0.0)?;
+    h.temperature = (rate > 0.0).then_some(Temperature {
+        rate,
+        step: h.ropes[0].original_context.value,
+    });
+    Ok(())
+}

@@ -1,0 +1,35 @@
+//! Phi 2: attention and an ungated feed-forward block beside each other, one layer norm for both,
+//! biases everywhere, and a part of each head turns.
+
+use super::{Binder, Block, DECODER, Ends, Error, Feature, Ffn, Layer, Norm, Spec};
+use super::{bare_layer, blk, taps};
+
+pub(super) const SPEC: Spec = Spec {
+    name: "phi2",
+    norm: Norm::Layer,
+    feature: Feature::Gelu,
+    block: Block::Parallel,
+    ends,
+    layer,
+    ..DECODER
+};
+
+fn ends(b: &mut Binder<'_>) -> Result<Ends, Error> {
+    let ends = b.ends()?;
+    Ok(Ends {
+        output_bias: Some(b.vector("output.bias", b.h.n_vocab())?),
+        ..ends
+    })
+}
+
+fn layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
+    let bare = bare_layer(b, l, |b| {
+        let ffn = b.plain_ffn(l)?;
+        Ok(Ffn::Dense(b.ffn_biases(l, ffn)?))
+    })?;
+    Ok(Layer {
+        attn_norm: Some(b.layer_norm(l, "attn_norm", taps::ATTN_NORM)?),
+        bo: b.optional_vector(&blk(l, "attn_output.bias"), b.h.n_embd())?,
+        ..bare
+    })
+}

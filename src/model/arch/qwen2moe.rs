@@ -1,0 +1,32 @@
+//! Qwen 2 with experts in every layer, whose weights are not divided by their sum, and one that
+//! sees every token behind a gate.
+
+use super::{Binder, DECODER, Error, Ffn, Layer, Spec, blk, pre_norm_layer};
+use crate::hparams::{EXPERT_KEYS, ExpertRules, MIXTURE, experts};
+use crate::weights::Experts;
+
+pub(super) const SPEC: Spec = Spec {
+    name: "qwen2moe",
+    reads: &EXPERT_KEYS,
+    numbers: |k, h| {
+        let rules = ExpertRules {
+            normalized: Some(false),
+            ..MIXTURE
+        };
+        h.experts = Some(experts(k, h, rules)?);
+        Ok(())
+    },
+    layer,
+    ..DECODER
+};
+
+fn layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
+    pre_norm_layer(b, l, |b| {
+        let experts = b.experts(l)?;
+        let gate = b.matrix(&blk(l, "ffn_gate_inp_shexp.weight"), 1, b.h.n_embd())?;
+        Ok(Ffn::Experts(Experts {
+            shared_gate: Some(gate),
+            ..experts
+        }))
+    })
+}

@@ -1,0 +1,15 @@
+//! Qwen 3 with experts in every layer.
+
+use super::{DECODER, Spec, qk_normed_layer};
+use crate::hparams::{EXPERT_KEYS, MIXTURE, experts};
+
+pub(super) const SPEC: Spec = Spec {
+    name: "qwen3moe",
+    reads: &EXPERT_KEYS,
+    numbers: |k, h| {
+        h.experts = Some(experts(k, h, MIXTURE)?);
+        Ok(())
+    },
+    layer: qk_normed_layer,
+    ..DECODER
+};

@@ -1,0 +1,96 @@
+//! Attention: from a layer's normed input to what it adds.
+
+use octavo_kernels::ValueShape;
+
+use super::super::arch::QkNorm;
+use super::super::graph::{Op, ValueId};
+use super::super::taps;
+use super::super::weights::{NormWeights, VecId, WeightId};
+use super::{Builder, Named, at};
+
+/// One of Q, K and V on its way into attention.
+struct Projection {
+    w: WeightId,
+    bias: Option<VecId>,
+    norm: Option<NormWeights>,
+    tap: &'static str,
+}
+
+impl Builder<'_> {
+    /// Attention over the cache, and its projection. V comes before K: so does llama.cpp, to let
+    /// K's rotation write into the cache.
+    pub(super) fn attention(&mut self, x: ValueId, l: usize) -> ValueId {
+        let w = self.of_layer(l);
+        let q = Projection {
+            w: w.wq,
+            bias: w.bq,
+            norm: w.q_norm,
+            tap: taps::Q_CUR,
+        };
+        let k = Projection {
+            w: w.wk,
+            bias: w.bk,
+            norm: w.k_norm,
+            tap: taps::K_CUR,
+        };
+        let q = self.turned(x, &q, l);
+        let q = self.scaled_by_position(q, l);
+        let v = self.matmul(x, w.wv, at(taps::V_CUR, l));
+        let v = self.bias(v, w.bv, at(taps::V_CUR, l));
+        let k = self.turned(x, &k, l);
+        let layer = self.h.layers[l];
+        let cache = layer.cache;
+        let nothing = ValueShape {
+            width: 0,
+            ..self.info(k)
+        };
+        self.push(Op::KvWrite { k, v, cache }, nothing, None);
+        let attention = Op::Attention {
+            q,
+            cache,
+            scores: layer.scores,
+            sinks: w.sinks,
+        };
+        let out = self.push(attention, self.info(q), at(taps::KQV_OUT, l));
+        self.affine(out, w.wo, w.bo, at(taps::ATTN_OUT, l))
+    }
+
+    /// A query or key: product, bias, norm if there is one, rotation if the layer turns.
+    fn turned(&mut self, x: ValueId, p: &Projection, l: usize) -> ValueId {
+        let tap = at(p.tap, l);
+        let mut y = self.matmul(x, p.w, tap);
+        y = self.bias(y, p.bias, tap);
+        match self.spec.qk_norm {
+            QkNorm::BeforeRope => {
+                y = self.optional_norm(y, p.norm, l);
+                self.rotated(y, l, tap)
+            }
+            QkNorm::AfterRope => {
+                y = self.rotated(y, l, tap);
+                self.optional_norm(y, p.norm, l)
+            }
+        }
+    }
+
+    fn rotated(&mut self, x: ValueId, l: usize, tap: Option<Named>) -> ValueId {
+        let layer = &self.h.layers[l];
+        let head_dim = layer.head_dim;
+        match layer.rope {
+            Some(rope) => self.push(Op::Rope { x, head_dim, rope }, self.info(x), tap),
+            None => x,
+        }
+    }
+
+    /// Queries, multiplied with what their positions ask for.
+    fn scaled_by_position(&mut self, q: ValueId, l: usize) -> ValueId {
+        let Some(temperature) = self.h.temperature else {
+            return q;
+        };
+        let op = Op::ScaleByPosition {
+            x: q,
+            rate: temperature.rate,
+            step: temperature.step,
+        };
+        self.push(op, self.info(q), at(taps::Q_CUR_TEMP, l))
+    }
+}

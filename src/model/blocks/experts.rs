@@ -1,0 +1,143 @@
+//! Mixtures of experts: a router sends every token to a few of many feed-forward blocks.
+
+use octavo_kernels::{Function, ValueShape};
+
+use super::super::graph::{Op, ValueId};
+use super::super::hparams::Gating;
+use super::super::taps;
+use super::super::weights::{ExpertBank, Experts, WeightId};
+use super::{Builder, Named, at};
+
+/// What llama.cpp divides by at least when weights are divided by their sum: the smallest number
+/// of a half with all its digits.
+const LEAST_SUM: f32 = 6.103_515_625e-5;
+
+/// Where tokens go, and with which weights: (rows, used) both.
+struct Route {
+    ids: ValueId,
+    weights: ValueId,
+}
+
+impl Builder<'_> {
+    /// The sum of what the experts make of a token, and those that see every token.
+    pub(super) fn experts(&mut self, x: ValueId, w: &Experts, l: usize) -> ValueId {
+        let route = self.route(x, w, l);
+        let ids = route.ids;
+        let gate = self.bank(
+            x,
+            ids,
+            w.gate,
+            l,
+            [taps::FFN_MOE_GATE, taps::FFN_MOE_GATE_BIASED],
+        );
+        let up = self.bank(x, ids, w.up, l, [taps::FFN_MOE_UP, taps::FFN_MOE_UP_BIASED]);
+        let (act, name) = self.spec.feature.gated_experts();
+        let y = self.push(Op::Gate { gate, up, act }, self.info(gate), at(name, l));
+        let names = [taps::FFN_MOE_DOWN, taps::FFN_MOE_DOWN_BIASED];
+        let y = self.bank(y, ids, w.down, l, names);
+        let sum = Op::ExpertSum {
+            x: y,
+            weights: route.weights,
+        };
+        let out = self.push(sum, self.info(x), at(taps::FFN_MOE_OUT, l));
+        let Some(shared) = w.shared else {
+            return out;
+        };
+        let mut y = self.dense(x, &shared, l, w.shared_tap);
+        if let Some(gate) = w.shared_gate {
+            let by = self.matmul(x, gate, at(taps::FFN_SHEXP_GATE_INP, l));
+            let by = self.unary(by, Function::Sigmoid, at(taps::FFN_SHEXP_GATE, l));
+            y = self.push(
+                Op::ScaleRows { x: y, by },
+                self.info(y),
+                at(taps::FFN_SHEXP_OUT, l),
+            );
+        }
+        self.add(out, y, at(taps::FFN_OUT, l))
+    }
+
+    fn route(&mut self, x: ValueId, w: &Experts, l: usize) -> Route {
+        let rules = self
+            .h
+            .experts
+            .expect("checked where the weights were bound");
+        let logits = self.matmul(x, w.router, at(taps::FFN_MOE_LOGITS, l));
+        let named = at(taps::FFN_MOE_PROBS, l);
+        // scores that nothing happens to are called weights
+        let biased = match rules.gating {
+            Gating::SoftmaxOfChosen => named,
+            Gating::Softmax | Gating::Sigmoid => at(taps::FFN_MOE_LOGITS_BIASED, l),
+        };
+        let logits = self.bias(logits, w.router_bias, biased);
+        let probs = match rules.gating {
+            Gating::Softmax => self.push(Op::Softmax { x: logits }, self.info(logits), named),
+            Gating::Sigmoid => self.unary(logits, Function::Sigmoid, named),
+            Gating::SoftmaxOfChosen => logits,
+        };
+        let scores = self.bias(probs, w.selection_bias, at(taps::FFN_MOE_PROBS_BIASED, l));
+        let of_used = ValueShape {
+            width: rules.used,
+            ..self.info(x)
+        };
+        let top = Op::TopK {
+            x: scores,
+            n: rules.used,
+            groups: rules.groups,
+        };
+        let ids = self.push(top, of_used, at(taps::FFN_MOE_TOPK, l));
+        let gather = Op::Gather { x: probs, ids };
+        let mut weights = self.push(gather, of_used, at(taps::FFN_MOE_WEIGHTS, l));
+        if rules.gating == Gating::SoftmaxOfChosen {
+            let op = Op::Softmax { x: weights };
+            weights = self.push(op, of_used, at(taps::FFN_MOE_WEIGHTS_SOFTMAX, l));
+        }
+        if rules.normalized {
+            let op = Op::Normalize {
+                x: weights,
+                least: LEAST_SUM,
+            };
+            weights = self.push(op, of_used, at(taps::FFN_MOE_WEIGHTS_NORM, l));
+        }
+        let weights = self.scale(weights, rules.scale, at(taps::FFN_MOE_WEIGHTS_SCALED, l));
+        Route { ids, weights }
+    }
+
+    /// Products with the chosen experts of a bank, and their biases.
+    fn bank(
+        &mut self,
+        x: ValueId,
+        ids: ValueId,
+        bank: ExpertBank,
+        l: usize,
+        [product, biased]: [&'static str; 2],
+    ) -> ValueId {
+        let y = self.expert_matmul(x, ids, bank.weight, at(product, l));
+        match bank.bias {
+            Some(bias) => {
+                let op = Op::ExpertBias { x: y, bias, ids };
+                self.push(op, self.info(y), at(biased, l))
+            }
+            None => y,
+        }
+    }
+
+    fn expert_matmul(
+        &mut self,
+        x: ValueId,
+        ids: ValueId,
+        w: WeightId,
+        tap: Option<Named>,
+    ) -> ValueId {
+        let rules = self
+            .h
+            .experts
+            .expect("checked where the weights were bound");
+        let experts = rules.count;
+        let width = rules.used * (self.w.matrix(w).rows as usize / experts);
+        let info = ValueShape {
+            width,
+            ..self.info(x)
+        };
+        self.push(Op::ExpertMatMul { x, w, ids, experts }, info, tap)
+    }
+}

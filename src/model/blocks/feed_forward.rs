@@ -1,0 +1,94 @@
+//! Feed-forward blocks: from a layer's normed value to what they add.
+
+use octavo_kernels::{Activation, Function};
+
+use super::super::graph::{Op, ValueId};
+use super::super::taps;
+use super::super::weights::{FeedForward, Ffn};
+use super::{Builder, at};
+
+/// What a feed-forward block puts its gate through, or without a gate its product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Feature {
+    Silu,
+    Gelu,
+    SquaredRelu,
+    SwigluOai,
+}
+
+impl Feature {
+    /// How a gate and what it gates come together, and what that is called.
+    fn gated(self) -> (Activation, &'static str) {
+        match self {
+            Feature::Silu => (Activation::Silu, taps::FFN_SWIGLU),
+            Feature::Gelu => (Activation::Gelu, taps::FFN_GEGLU),
+            Feature::SwigluOai => (Activation::SwigluOai, taps::FFN_SWIGLU_OAI),
+            Feature::SquaredRelu => unreachable!("no architecture gates with it"),
+        }
+    }
+
+    /// The same of experts.
+    pub(super) fn gated_experts(self) -> (Activation, &'static str) {
+        let (act, _) = self.gated();
+        let name = match act {
+            Activation::Silu => taps::FFN_MOE_SWIGLU,
+            Activation::Gelu => taps::FFN_MOE_GEGLU,
+            Activation::SwigluOai => taps::FFN_MOE_SWIGLU_OAI,
+        };
+        (act, name)
+    }
+
+    /// What becomes of a product that is not gated, and what that is called.
+    fn plain(self) -> (Function, &'static str) {
+        match self {
+            Feature::Gelu => (Function::Gelu, taps::FFN_GELU),
+            Feature::SquaredRelu => (Function::SquaredRelu, taps::FFN_SQR_RELU),
+            Feature::Silu | Feature::SwigluOai => {
+                unreachable!("no architecture has it without a gate")
+            }
+        }
+    }
+}
+
+impl Builder<'_> {
+    /// The layer's feed-forward block, or its experts.
+    pub(super) fn feed_forward(&mut self, x: ValueId, l: usize) -> ValueId {
+        match &self.of_layer(l).ffn {
+            Ffn::Dense(w) => self.dense(x, w, l, taps::FFN_OUT),
+            Ffn::Experts(w) => self.experts(x, w, l),
+        }
+    }
+
+    /// One feed-forward block, whose result is called `out`.
+    pub(super) fn dense(
+        &mut self,
+        x: ValueId,
+        w: &FeedForward,
+        l: usize,
+        out: &'static str,
+    ) -> ValueId {
+        let gate = w.gate.map(|gate| {
+            let gate = self.matmul(x, gate, at(taps::FFN_GATE, l));
+            self.bias(gate, w.gate_bias, at(taps::FFN_GATE_B, l))
+        });
+        let up = self.matmul(x, w.up, at(taps::FFN_UP, l));
+        let up = self.bias(up, w.up_bias, at(taps::FFN_UP_B, l));
+        let y = match gate {
+            Some(gate) => {
+                let (act, name) = self.spec.feature.gated();
+                self.push(Op::Gate { gate, up, act }, self.info(gate), at(name, l))
+            }
+            None => {
+                let (f, name) = self.spec.feature.plain();
+                self.unary(up, f, at(name, l))
+            }
+        };
+        let product = if w.down_bias.is_some() {
+            taps::FFN_DOWN
+        } else {
+            out
+        };
+        let y = self.matmul(y, w.down, at(product, l));
+        self.bias(y, w.down_bias, at(out, l))
+    }
+}

@@ -1,0 +1,73 @@
+//! Layers whose attention sees a window of the latest positions, and how these turn.
+
+use gguf_rs_lite::Value;
+
+use crate::Error;
+use crate::keys::{Keys, show};
+
+use super::{Hparams, RopeHparams};
+
+const WINDOW: &str = "attention.sliding_window";
+const PATTERN: &str = "attention.sliding_window_pattern";
+
+/// Gives a window to the layers that have one: those that the file marks, or else all but every
+/// `period`th. Without a window's size in the file it is `default`, or no layer has one. Says
+/// whether any layer has.
+pub(crate) fn windows(
+    k: &mut Keys<'_>,
+    h: &mut Hparams,
+    period: usize,
+    default: Option<usize>,
+) -> Result<bool, Error> {
+    const RANGE: std::ops::RangeInclusive<usize> = 1..=i32::MAX as usize;
+    if k.get(WINDOW).is_none() && default.is_none() {
+        return Ok(false);
+    }
+    let window = k.count(WINDOW, RANGE, default)?.value;
+    let has = pattern(k, h.n_layer(), period)?;
+    for (layer, has) in h.layers.iter_mut().zip(&has) {
+        layer.scores.window = has.then_some(window);
+    }
+    Ok(has.contains(&true))
+}
+
+/// Which layers have windows: a flag for each in the file, or the period of those without.
+fn pattern(k: &mut Keys<'_>, n_layer: usize, period: usize) -> Result<Vec<bool>, Error> {
+    if let Some(Value::Array(flags)) = k.get(PATTERN) {
+        let flag = |v: Value<'_>| match v {
+            Value::Bool(flag) => Some(flag),
+            v => v.as_int().map(|flag| flag != 0),
+        };
+        let all: Option<Vec<bool>> = flags.iter().map(flag).collect();
+        let fits = all.filter(|all| all.len() == n_layer).ok_or_else(|| {
+            let expected = format!("a flag for each of {n_layer} layers");
+            let got = format!("an array of {}", flags.len());
+            k.bad(k.full(PATTERN), expected, got)
+        })?;
+        let shown: Vec<serde_json::Value> = fits.iter().map(|flag| (*flag).into()).collect();
+        k.note(k.full(PATTERN), shown, crate::Source::File);
+        return Ok(fits);
+    }
+    if let Some(value @ (Value::Str(_) | Value::F32(_) | Value::F64(_))) = k.get(PATTERN) {
+        let expected = "a flag for each layer, or an integer";
+        return Err(k.bad(k.full(PATTERN), expected, show(&value)));
+    }
+    let period = k.count(PATTERN, 0..=i32::MAX as usize, Some(period))?.value;
+    // as llama.cpp reads them: 0 is all layers, 1 is none
+    let has = |l: usize| period == 0 || l % period < period - 1;
+    Ok((0..n_layer).map(has).collect())
+}
+
+/// Lets layers with windows turn by a rotary embedding of their own, made from the model's.
+pub(crate) fn windows_turn_by(h: &mut Hparams, change: impl FnOnce(&mut RopeHparams)) {
+    let mut rope = h.ropes[0].clone();
+    change(&mut rope);
+    if rope == h.ropes[0] {
+        return;
+    }
+    h.ropes.push(rope);
+    let own = h.ropes.len() - 1;
+    for layer in h.layers.iter_mut().filter(|l| l.scores.window.is_some()) {
+        layer.rope = Some(own);
+    }
+}

@@ -1,0 +1,320 @@
+//! What only some architectures have: windows, factors, experts, sinks, other norms.
+
+use super::{Row, broken};
+use crate::support::{File, Load, Val};
+
+/// Experts in place of every layer's feed-forward block.
+fn with_experts(f: &mut File) {
+    f.set("expert_count", Val::U32(6));
+    f.set("expert_used_count", Val::U32(2));
+    f.set("expert_feed_forward_length", Val::U32(24));
+    for l in 0..2 {
+        for name in ["ffn_gate", "ffn_up", "ffn_down"] {
+            f.remove(&format!("blk.{l}.{name}.weight"));
+        }
+        f.add(&format!("blk.{l}.ffn_gate_inp.weight"), &[64, 6]);
+        f.add(&format!("blk.{l}.ffn_gate_exps.weight"), &[64, 24, 6]);
+        f.add(&format!("blk.{l}.ffn_up_exps.weight"), &[64, 24, 6]);
+        f.add(&format!("blk.{l}.ffn_down_exps.weight"), &[24, 64, 6]);
+    }
+}
+
+/// A valid file of an architecture.
+fn valid(arch: &'static str) -> File {
+    let mut f = File::new(arch, 2);
+    let mut norms = |names: &[(&str, u32)]| {
+        for l in 0..2 {
+            for (name, n) in names {
+                f.add(&format!("blk.{l}.{name}"), &[*n]);
+            }
+        }
+    };
+    match arch {
+        "gemma2" => norms(&[
+            ("post_attention_norm.weight", 64),
+            ("post_ffw_norm.weight", 64),
+        ]),
+        "qwen3moe" => {
+            norms(&[("attn_q_norm.weight", 16), ("attn_k_norm.weight", 16)]);
+            with_experts(&mut f);
+        }
+        "gpt-oss" => {
+            norms(&[
+                ("post_attention_norm.weight", 64),
+                ("attn_output.bias", 64),
+                ("attn_sinks.weight", 4),
+            ]);
+            with_experts(&mut f);
+            f.set("attention.sliding_window", Val::U32(16));
+            for l in 0..2 {
+                f.remove(&format!("blk.{l}.ffn_norm.weight"));
+            }
+        }
+        "granite" => f.set("logit_scale", Val::F32(3.0)),
+        "starcoder2" => {
+            norms(&[("attn_norm.bias", 64), ("ffn_norm.bias", 64)]);
+            f.unset("attention.layer_norm_rms_epsilon");
+            f.set("attention.layer_norm_epsilon", Val::F32(1e-5));
+            for l in 0..2 {
+                f.remove(&format!("blk.{l}.ffn_gate.weight"));
+            }
+        }
+        "phi3" => {
+            for l in 0..2 {
+                f.remove(&format!("blk.{l}.ffn_gate.weight"));
+                f.remove(&format!("blk.{l}.ffn_up.weight"));
+                f.add(&format!("blk.{l}.ffn_up.weight"), &[64, 192]);
+            }
+            f.add("rope_factors_short.weight", &[8]);
+            f.add("rope_factors_long.weight", &[8]);
+        }
+        other => panic!("{other}"),
+    }
+    f
+}
+
+const ARCHITECTURES: [&str; 6] = [
+    "gemma2",
+    "qwen3moe",
+    "gpt-oss",
+    "granite",
+    "starcoder2",
+    "phi3",
+];
+
+fn check(arch: &'static str, rows: &[Row]) {
+    valid(arch).load().unwrap_or_else(|e| panic!("{arch}: {e}"));
+    for row in rows {
+        broken(valid(arch), row);
+    }
+}
+
+#[test]
+fn windows() {
+    check(
+        "gemma2",
+        &[
+            (
+                "none",
+                |f| f.set("attention.sliding_window", Val::U32(0)),
+                &["gemma2.attention.sliding_window", "from 1", "got 0"],
+            ),
+            (
+                "negative",
+                |f| f.set("attention.sliding_window", Val::I32(-1)),
+                &["gemma2.attention.sliding_window", "got -1"],
+            ),
+            (
+                "flags of other layers",
+                |f| f.set("attention.sliding_window_pattern", vec![true]),
+                &["sliding_window_pattern", "2 layers", "array of 1"],
+            ),
+            (
+                "a pattern in words",
+                |f| f.set("attention.sliding_window_pattern", "every other"),
+                &["sliding_window_pattern", "\"every other\""],
+            ),
+            (
+                "a cap of nothing",
+                |f| f.set("attn_logit_softcapping", Val::F32(0.0)),
+                &["gemma2.attn_logit_softcapping", "above 0", "got 0"],
+            ),
+            (
+                "a cap that is no number",
+                |f| f.set("final_logit_softcapping", Val::F32(f32::NAN)),
+                &["gemma2.final_logit_softcapping", "NaN"],
+            ),
+            (
+                "no norm behind attention",
+                |f| f.remove("blk.1.post_attention_norm.weight"),
+                &["missing tensor blk.1.post_attention_norm.weight"],
+            ),
+        ],
+    );
+}
+
+#[test]
+fn factors() {
+    check(
+        "granite",
+        &[
+            (
+                "no factor of logits",
+                |f| f.unset("logit_scale"),
+                &["missing key granite.logit_scale"],
+            ),
+            (
+                "a factor of nothing",
+                |f| f.set("logit_scale", Val::F32(0.0)),
+                &["granite.logit_scale", "other than 0"],
+            ),
+            (
+                "an endless factor",
+                |f| f.set("embedding_scale", Val::F32(f32::INFINITY)),
+                &["granite.embedding_scale", "finite"],
+            ),
+            (
+                "turning in words",
+                |f| f.set("rope.scaling.finetuned", "no"),
+                &["granite.rope.scaling.finetuned", "true or false"],
+            ),
+        ],
+    );
+}
+
+#[test]
+fn experts() {
+    check(
+        "qwen3moe",
+        &[
+            (
+                "no experts",
+                |f| f.set("expert_count", Val::U32(0)),
+                &["qwen3moe.expert_count", "from 1", "got 0"],
+            ),
+            (
+                "no number of experts",
+                |f| f.unset("expert_count"),
+                &["missing key qwen3moe.expert_count"],
+            ),
+            (
+                "more used than there are",
+                |f| f.set("expert_used_count", Val::U32(7)),
+                &["qwen3moe.expert_used_count", "from 1 to 6", "got 7"],
+            ),
+            (
+                "none used",
+                |f| f.set("expert_used_count", Val::U32(0)),
+                &["qwen3moe.expert_used_count", "got 0"],
+            ),
+            (
+                "more than anybody has",
+                |f| f.set("expert_count", Val::U32(u32::MAX)),
+                &["qwen3moe.expert_count", "got 4294967295"],
+            ),
+            (
+                "no width",
+                |f| f.set("expert_feed_forward_length", Val::U32(0)),
+                &["qwen3moe.expert_feed_forward_length", "got 0"],
+            ),
+            (
+                "a gate that is unknown",
+                |f| f.set("expert_gating_func", Val::U32(4)),
+                &["qwen3moe.expert_gating_func = 4"],
+            ),
+            (
+                "groups that do not divide",
+                |f| f.set("expert_group_count", Val::U32(4)),
+                &["qwen3moe.expert_group_count", "got 4"],
+            ),
+            (
+                "groups with too few experts",
+                |f| {
+                    f.set("expert_group_count", Val::U32(3));
+                    f.set("expert_used_count", Val::U32(3));
+                    f.set("expert_group_used_count", Val::U32(1));
+                },
+                &["qwen3moe.expert_group_used_count", "got 1"],
+            ),
+            (
+                "shared experts beyond counting",
+                |f| f.set("expert_shared_count", Val::U32(1024)),
+                &["missing tensor blk.0.ffn_gate_shexp.weight"],
+            ),
+            (
+                "an expert too few",
+                |f| f.tensor("blk.1.ffn_up_exps.weight").dims = vec![64, 24, 5],
+                &["blk.1.ffn_up_exps.weight", "[64, 24, 6]", "[64, 24, 5]"],
+            ),
+            (
+                "experts in two dimensions",
+                |f| f.tensor("blk.0.ffn_down_exps.weight").dims = vec![24, 384],
+                &["blk.0.ffn_down_exps.weight", "[24, 64, 6]", "[24, 384]"],
+            ),
+            (
+                "no experts' tensor",
+                |f| f.remove("blk.0.ffn_gate_exps.weight"),
+                &["missing tensor blk.0.ffn_gate_exps.weight"],
+            ),
+            (
+                "no router",
+                |f| f.remove("blk.1.ffn_gate_inp.weight"),
+                &["missing tensor blk.1.ffn_gate_inp.weight"],
+            ),
+            (
+                "a block for all tokens beside them",
+                |f| f.add("blk.0.ffn_up.weight", &[64, 96]),
+                &["blk.0.ffn_up.weight"],
+            ),
+        ],
+    );
+}
+
+#[test]
+fn sinks_and_biases_of_experts() {
+    check(
+        "gpt-oss",
+        &[
+            (
+                "no sinks",
+                |f| f.remove("blk.0.attn_sinks.weight"),
+                &["missing tensor blk.0.attn_sinks.weight", "[4]"],
+            ),
+            (
+                "a sink too many",
+                |f| f.tensor("blk.1.attn_sinks.weight").dims = vec![5],
+                &["blk.1.attn_sinks.weight", "[4]", "[5]"],
+            ),
+            (
+                "a bias of other experts",
+                |f| f.add("blk.0.ffn_down_exps.bias", &[64, 5]),
+                &["blk.0.ffn_down_exps.bias", "[64, 6]", "[64, 5]"],
+            ),
+        ],
+    );
+}
+
+#[test]
+fn other_norms_and_angles() {
+    check(
+        "starcoder2",
+        &[
+            (
+                "the other norm's epsilon",
+                |f| {
+                    f.unset("attention.layer_norm_epsilon");
+                    f.set("attention.layer_norm_rms_epsilon", Val::F32(1e-5));
+                },
+                &["missing key starcoder2.attention.layer_norm_epsilon"],
+            ),
+            (
+                "a short bias",
+                |f| f.tensor("blk.0.attn_norm.bias").dims = vec![32],
+                &["blk.0.attn_norm.bias", "[64]", "[32]"],
+            ),
+        ],
+    );
+    check(
+        "phi3",
+        &[
+            (
+                "one list of factors",
+                |f| f.remove("rope_factors_long.weight"),
+                &["missing tensor rope_factors_long.weight", "[8]"],
+            ),
+            (
+                "a factor of nothing",
+                |f| f.tensor("rope_factors_short.weight").values = Some(vec![0.0; 8]),
+                &["rope_factors_short.weight", "above 0"],
+            ),
+        ],
+    );
+}
+
+/// Whatever single key or tensor is dropped or bent, loading ends in a result.
+#[test]
+fn no_single_change_panics() {
+    for arch in ARCHITECTURES {
+        super::bend_everything(&valid(arch));
+    }
+}

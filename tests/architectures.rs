@@ -1,0 +1,188 @@
+//! Logits of small models of every architecture against stock llama.cpp's, on every instruction
+//! set, for prompt and generation kernels.
+//!
+//! As in `goldens.rs`: F32 models are held against llama.cpp itself, the others against the exact
+//! logits, beside llama.cpp's own error. In a mixture of experts a rounding can send a token to
+//! another expert, so that mixtures are judged by their median position.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use crate::goldens::{designed_for, geometric_mean};
+use crate::logits::{load, logits};
+use gguf_rs_lite::{Gguf, OpenOptions};
+use octavo_engine::Engine;
+use octavo_engine::backend::Role;
+use octavo_fixtures::{Lacks, shared_dir, skip};
+use octavo_kernels::{Activation, Function, Isa};
+use octavo_model::{Arch, Op};
+use octavo_reference::golden::Full;
+use octavo_reference::metrics::{nmse, top_order};
+
+/// llama.cpp's own error on F32 models, with room for kernels that sum in another order.
+const F32_NMSE: f64 = 1e-9;
+/// The same where llama.cpp takes GELU from a table of halves.
+const GELU_NMSE: f64 = 1e-6;
+/// Errors below these are rounding noise of the recorded f32 logits themselves.
+const NMSE_FLOOR: f64 = 1e-9;
+
+/// A model file and the folder with its goldens.
+struct Recorded {
+    name: String,
+    model: PathBuf,
+    goldens: PathBuf,
+}
+
+/// Every model of an architecture that is supported, but embedding models, which have no logits.
+fn recorded(shared: &Path) -> Vec<Recorded> {
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir(shared.join("arch/models")).expect("a folder of models") {
+        let model = entry.expect("an entry").path();
+        let gguf = Gguf::open(&model, &OpenOptions::default()).expect("a model");
+        let Ok(arch) = Arch::of_file(&gguf) else {
+            continue;
+        };
+        if gguf.get(&format!("{}.pooling_type", arch.name())).is_some() {
+            continue;
+        }
+        let name = model
+            .file_stem()
+            .expect("a name")
+            .to_string_lossy()
+            .into_owned();
+        let goldens = shared.join("arch/goldens").join(&name);
+        all.push(Recorded {
+            name,
+            model,
+            goldens,
+        });
+    }
+    all.sort_by(|a, b| a.name.cmp(&b.name));
+    all
+}
+
+/// What decides how closely a model can be held.
+struct Traits {
+    gelu: bool,
+    experts: bool,
+}
+
+impl Traits {
+    fn of(engine: &Engine) -> Traits {
+        let has = |f: fn(&Op) -> bool| engine.model().graph.nodes.iter().any(|node| f(&node.op));
+        Traits {
+            gelu: has(|op| {
+                let gate = matches!(op, Op::Gate { act, .. } if *act == Activation::Gelu);
+                gate || matches!(op, Op::Unary { f, .. } if *f == Function::Gelu)
+            }),
+            experts: has(|op| matches!(op, Op::ExpertMatMul { .. })),
+        }
+    }
+}
+
+fn median(mut x: Vec<f64>) -> f64 {
+    x.sort_by(f64::total_cmp);
+    x[x.len() / 2]
+}
+
+/// NMSE of all positions, or of the median one.
+fn error(ours: &[f32], exact: &[f32], n_vocab: usize, traits: &Traits) -> f64 {
+    if !traits.experts {
+        return nmse(ours, exact).expect("same length");
+    }
+    let rows = ours.chunks(n_vocab).zip(exact.chunks(n_vocab));
+    median(
+        rows.map(|(a, b)| nmse(a, b).expect("same length"))
+            .collect(),
+    )
+}
+
+/// Runs every golden of one model; says what does not hold, and adds what its errors are as a ratio to
+/// llama.cpp's.
+fn check(recorded: &Recorded, isa: Isa, role: Role, ratios: &mut Vec<f64>) -> Vec<String> {
+    let engine = load(&recorded.model, isa, true);
+    let traits = Traits::of(&engine);
+    let mut faults = Vec::new();
+    let mut n = 0;
+    for entry in std::fs::read_dir(&recorded.goldens).expect("goldens") {
+        let path = entry.expect("an entry").path();
+        if path.extension().is_none_or(|e| e != "safetensors") {
+            continue;
+        }
+        n += 1;
+        let golden = Full::read(&path).expect("a golden");
+        let prompt = path.file_stem().expect("a name").to_string_lossy();
+        let what = format!("{} {prompt} {isa} {role:?}", recorded.name);
+        let ours = logits(&engine, &golden.tokens, role);
+        let error = |x: &[f32], y: &[f32]| self::error(x, y, golden.n_vocab, &traits);
+        if recorded.name.ends_with("-F32") {
+            let limit = if traits.gelu { GELU_NMSE } else { F32_NMSE };
+            let got = error(&ours, &golden.logits);
+            if got.is_nan() || got > limit {
+                faults.push(format!("{what}: NMSE {got:.2e}, allowed {limit:.0e}"));
+            }
+            // no order is asked of logits that are closer than the error that is allowed
+            let gap = if traits.gelu { 5e-3 } else { 1e-4 };
+            let order = top_order(&ours, &golden.logits, golden.n_vocab, 5, gap);
+            let order = order.expect("same length");
+            if order.judged == 0 || order.judged != order.equal {
+                faults.push(format!("{what}: {order:?}"));
+            }
+            continue;
+        }
+        let got = error(&ours, &golden.exact);
+        let theirs = error(&golden.logits, &golden.exact);
+        let ratio = got.max(NMSE_FLOOR) / theirs.max(NMSE_FLOOR);
+        if ratio.is_nan() || ratio > 1.0 {
+            faults.push(format!("{what}: NMSE {got:.2e}, llama.cpp's {theirs:.2e}"));
+        }
+        ratios.push(ratio);
+    }
+    assert!(n >= 2, "{}: only {n} goldens", recorded.name);
+    faults
+}
+
+fn every_architecture(role: Role) {
+    let Some(shared) = shared_dir() else {
+        return;
+    };
+    let recorded = recorded(&shared);
+    let mut faults = Vec::new();
+    for isa in Isa::ALL {
+        if !isa.is_available() {
+            skip(Lacks::InstructionSet, isa);
+            continue;
+        }
+        let mut ratios = Vec::new();
+        for model in &recorded {
+            faults.extend(check(model, isa, role, &mut ratios));
+        }
+        let mean = geometric_mean(&ratios);
+        println!(
+            "{isa} {role:?}: {} quantized goldens; error as a ratio to llama.cpp's: NMSE mean \
+             {mean:.4}",
+            ratios.len()
+        );
+        let limit = designed_for(isa, role);
+        if mean > limit {
+            faults.push(format!("{isa} {role:?}: mean ratio {mean:.3} > {limit}"));
+        }
+    }
+    let mut by_model: BTreeMap<&str, usize> = BTreeMap::new();
+    for fault in &faults {
+        *by_model
+            .entry(fault.split(' ').next().unwrap_or(""))
+            .or_default() += 1;
+    }
+    assert!(faults.is_empty(), "{}\n{by_model:?}", faults.join("\n"));
+}
+
+#[test]
+fn prompts_of_every_architecture() {
+    every_architecture(Role::Prompt);
+}
+
+#[test]
+fn generation_of_every_architecture() {
+    every_architecture(Role::Generated);
+}
