@@ -1,5 +1,6 @@
 //! The lab crate from outside.
 
+mod architectures;
 mod diff;
 mod imatrix;
 mod perplexity;

@@ -33,11 +33,18 @@ impl Builder<'_> {
             norm: w.k_norm,
             tap: taps::K_CUR,
         };
-        let q = self.turned(x, &q, l);
+        // of one tensor with the rows of all three llama.cpp shows no part but what becomes of it
+        let apart = !self.shares_tensor(w.wq, w.wk);
+        let q = self.turned(x, &q, apart, l);
         let q = self.scaled_by_position(q, l);
-        let v = self.matmul(x, w.wv, at(taps::V_CUR, l));
-        let v = self.bias(v, w.bv, at(taps::V_CUR, l));
-        let k = self.turned(x, &k, l);
+        let named = at(taps::V_CUR, l);
+        let v = if apart {
+            let v = self.matmul(x, w.wv, named);
+            self.bias(v, w.bv, named)
+        } else {
+            self.affine(x, w.wv, w.bv, named)
+        };
+        let k = self.turned(x, &k, apart, l);
         let layer = self.h.layers[l];
         let cache = layer.cache;
         let nothing = ValueShape {
@@ -55,11 +62,13 @@ impl Builder<'_> {
         self.affine(out, w.wo, w.bo, at(taps::ATTN_OUT, l))
     }
 
-    /// A query or key: product, bias, norm if there is one, rotation if the layer turns.
-    fn turned(&mut self, x: ValueId, p: &Projection, l: usize) -> ValueId {
+    /// A query or key: product, bias, norm if there is one, rotation if the layer turns. Product
+    /// and bias have names if they are `apart` from the others'.
+    fn turned(&mut self, x: ValueId, p: &Projection, apart: bool, l: usize) -> ValueId {
         let tap = at(p.tap, l);
-        let mut y = self.matmul(x, p.w, tap);
-        y = self.bias(y, p.bias, tap);
+        let own = tap.filter(|_| apart);
+        let mut y = self.matmul(x, p.w, own);
+        y = self.bias(y, p.bias, own);
         match self.spec.qk_norm {
             QkNorm::BeforeRope => {
                 y = self.optional_norm(y, p.norm, l);

@@ -67,11 +67,14 @@ impl Builder<'_> {
         l: usize,
         out: &'static str,
     ) -> ValueId {
+        // llama.cpp's `ffn_up` of a tensor with the rows of both is not one of the two
+        let apart = w.gate.is_none_or(|gate| !self.shares_tensor(gate, w.up));
+        let named = |name| at(name, l).filter(|_| apart);
         let gate = w.gate.map(|gate| {
-            let gate = self.matmul(x, gate, at(taps::FFN_GATE, l));
+            let gate = self.matmul(x, gate, named(taps::FFN_GATE));
             self.bias(gate, w.gate_bias, at(taps::FFN_GATE_B, l))
         });
-        let up = self.matmul(x, w.up, at(taps::FFN_UP, l));
+        let up = self.matmul(x, w.up, named(taps::FFN_UP));
         let up = self.bias(up, w.up_bias, at(taps::FFN_UP_B, l));
         let y = match gate {
             Some(gate) => {

@@ -133,6 +133,11 @@ impl<'a> Builder<'a> {
         )
     }
 
+    /// Whether two matrices are rows of one tensor.
+    fn shares_tensor(&self, a: WeightId, b: WeightId) -> bool {
+        self.w.matrix(a).tensor == self.w.matrix(b).tensor
+    }
+
     fn bias(&mut self, x: ValueId, bias: Option<VecId>, tap: Option<Named>) -> ValueId {
         match bias {
             Some(bias) => self.push(Op::AddBias { x, bias }, self.info(x), tap),

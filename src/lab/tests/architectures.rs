@@ -1,0 +1,213 @@
+//! Every architecture under `diff`: the engine within its bounds of the oracle, and faults that are
+//! easily made found where they were made.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use gguf_rs_lite::{Gguf, OpenOptions, TensorType, Writer};
+use octavo_engine::backend::cpu;
+use octavo_fixtures::shared;
+use octavo_kernels::{Isa, KvType};
+use octavo_lab::diff::{Backend, Comparison, OracleExecution, Verdict, compare};
+use octavo_model::{Arch, Model, OwnedTap};
+use octavo_reference::golden::Full;
+
+/// A model of the shared folder, and the tokens of a text long enough for every window.
+struct Case {
+    name: String,
+    gguf: Arc<Gguf>,
+    tokens: Vec<u32>,
+}
+
+fn case(path: PathBuf) -> Case {
+    let name = path.file_stem().expect("a name").to_string_lossy().into_owned();
+    let gguf = Gguf::open(&path, &OpenOptions::default()).expect("a model");
+    let goldens = path.parent().and_then(|models| models.parent()).expect("two folders");
+    let golden = goldens.join("goldens").join(&name).join("fox.safetensors");
+    Case {
+        name,
+        gguf: Arc::new(gguf),
+        tokens: Full::read(&golden).expect("a golden").tokens,
+    }
+}
+
+fn named(name: &str) -> Option<Case> {
+    shared(&format!("arch/models/{name}.gguf")).map(case)
+}
+
+fn backend(gguf: &Arc<Gguf>, isa: Isa) -> Backend {
+    let options = cpu::Options {
+        isa,
+        threads: 2,
+        kv_type: KvType::F32,
+        n_pages: 8,
+        repack: true,
+    };
+    let model = Model::load(gguf).expect("a model");
+    Backend::cpu(gguf.clone(), model, &options, &mut |_, _| {}).expect("it is prepared")
+}
+
+#[test]
+fn every_architecture_is_within_its_bounds_of_the_oracle() {
+    let Some(models) = shared("arch/models") else {
+        return;
+    };
+    let mut n = 0;
+    for entry in std::fs::read_dir(models).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        let gguf = Gguf::open(&path, &OpenOptions::default()).expect("a model");
+        let Ok(arch) = Arch::of_file(&gguf) else {
+            continue;
+        };
+        if gguf.get(&format!("{}.pooling_type", arch.name())).is_some() {
+            continue;
+        }
+        let Case { name, gguf, tokens } = case(path);
+        for isa in Isa::available() {
+            let mut oracle = OracleExecution::new(gguf.clone()).expect("a model");
+            let mut engine = backend(&gguf, isa);
+            let c = compare(&mut oracle, &mut engine, &tokens, &mut |_, _| {});
+            let c = c.unwrap_or_else(|e| panic!("{name}: {e}"));
+            assert_eq!(
+                c.verdict,
+                Verdict::Within,
+                "{name} {isa}: {:?}",
+                c.first_divergence
+            );
+        }
+        n += 1;
+    }
+    assert!(n >= 56, "only {n} models");
+}
+
+/// The name that a model and the same with a fault first part at.
+fn first(c: &Comparison) -> &str {
+    assert_eq!(c.verdict, Verdict::Diverged);
+    &c.first_divergence.as_ref().expect("a tensor").name
+}
+
+/// The model with keys and tensors changed.
+fn changed(gguf: &Gguf, keys: &[(&str, u32)], change: impl Fn(&str, &mut [f32])) -> Arc<Gguf> {
+    let mut writer = Writer::new();
+    for (key, value) in gguf.keys() {
+        writer.set(key, value);
+    }
+    for (key, value) in keys {
+        writer.set(key, *value);
+    }
+    for t in gguf.tensors() {
+        let mut bytes = gguf.data(t).to_vec();
+        if t.ty == TensorType::F32 {
+            let floats = bytes.chunks_exact(4);
+            let mut values: Vec<f32> = floats
+                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+                .collect();
+            change(&t.name, &mut values);
+            bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        }
+        writer.tensor(&t.name, &t.dims, t.ty, bytes);
+    }
+    let mut bytes = Vec::new();
+    writer.write_to(&mut bytes).expect("it is written");
+    Arc::new(Gguf::from_bytes(bytes, "changed.gguf", &OpenOptions::default()).expect("it opens"))
+}
+
+/// Where the engine and the engine on a changed model part.
+fn parts(case: &Case, keys: &[(&str, u32)], change: impl Fn(&str, &mut [f32])) -> String {
+    let other = changed(&case.gguf, keys, change);
+    let (mut a, mut b) = (backend(&case.gguf, Isa::best()), backend(&other, Isa::best()));
+    let c = compare(&mut a, &mut b, &case.tokens, &mut |_, _| {}).expect("both run");
+    first(&c).to_owned()
+}
+
+/// Where the engine and the oracle part, with what `fault` does to the oracle's tensors.
+fn parts_from_oracle(
+    case: &Case,
+    fault: impl FnMut(&OwnedTap, usize, &mut [f64]) + Send + 'static,
+) -> String {
+    let mut oracle =
+        OracleExecution::with_fault(case.gguf.clone(), Box::new(fault)).expect("a model");
+    let mut engine = backend(&case.gguf, Isa::best());
+    let c = compare(&mut engine, &mut oracle, &case.tokens, &mut |_, _| {}).expect("both run");
+    first(&c).to_owned()
+}
+
+#[test]
+fn a_window_that_is_off_by_one_is_found() {
+    let Some(case) = named("gemma2-F32") else { return };
+    let key = "gemma2.attention.sliding_window";
+    let window = case.gguf.u32(key).expect("a number").expect("a window");
+    for other in [window - 1, window + 1] {
+        let at = parts(&case, &[(key, other)], |_, _| {});
+        assert_eq!(at, "kqv_out-0", "{other} instead of {window}");
+    }
+}
+
+#[test]
+fn a_missing_sink_is_found() {
+    let Some(case) = named("gpt-oss-F32") else { return };
+    let at = parts(&case, &[], |name, values| {
+        if name == "blk.1.attn_sinks.weight" {
+            values.fill(-1e30);
+        }
+    });
+    assert_eq!(at, "kqv_out-1");
+}
+
+#[test]
+fn a_forgotten_one_in_a_norm_is_found() {
+    let Some(case) = named("gemma-F32") else { return };
+    let at = parts(&case, &[], |name, values| {
+        if name == "blk.1.ffn_norm.weight" {
+            values.iter_mut().for_each(|w| *w -= 1.0);
+        }
+    });
+    assert_eq!(at, "ffn_norm-1");
+}
+
+#[test]
+fn experts_in_another_order_are_found() {
+    let Some(case) = named("qwen3moe-F32") else { return };
+    let at = parts_from_oracle(&case, |tap, width, ids| {
+        if tap.name == "ffn_moe_topk" && tap.layer == Some(1) {
+            ids.chunks_exact_mut(width).for_each(|ids| ids.swap(0, 1));
+        }
+    });
+    assert_eq!(at, "ffn_moe_topk-1");
+}
+
+#[test]
+fn a_bias_of_the_choice_in_the_weights_is_found() {
+    let Some(case) = named("glm4moe-F32") else { return };
+    let mut biased: Vec<f64> = Vec::new();
+    let mut chosen: Vec<f64> = Vec::new();
+    let at = parts_from_oracle(&case, move |tap, width, x| match tap.name.as_str() {
+        "ffn_moe_probs_biased" => biased = x.to_vec(),
+        "ffn_moe_topk" => chosen = x.to_vec(),
+        "ffn_moe_weights" => {
+            let n_expert = biased.len() / (x.len() / width);
+            for (i, weight) in x.iter_mut().enumerate() {
+                *weight = biased[i / width * n_expert + chosen[i] as usize];
+            }
+        }
+        _ => {}
+    });
+    assert_eq!(at, "ffn_moe_weights-1");
+}
+
+#[test]
+fn a_rotation_where_none_is_asked_for_is_found() {
+    let Some(case) = named("smollm3-F32") else { return };
+    let head_dim = Model::load(&case.gguf).expect("a model").hparams.layers[3].head_dim;
+    let at = parts_from_oracle(&case, move |tap, width, x| {
+        if tap.name == "Kcur" && tap.layer == Some(3) {
+            for (position, row) in x.chunks_exact_mut(width).enumerate() {
+                for head in row.chunks_exact_mut(head_dim) {
+                    let (sin, cos) = (position as f64).sin_cos();
+                    (head[0], head[1]) = (head[0] * cos - head[1] * sin, head[0] * sin + head[1] * cos);
+                }
+            }
+        }
+    });
+    assert_eq!(at, "Kcur-3");
+}
