@@ -89,6 +89,40 @@ const GRID: [(usize, usize); 9] = [
     (8, 16),
 ];
 
+/// One model of each kind that other architectures bring: windows and caps, sinks and experts, blocks
+/// beside each other, positions that scale queries, fused tensors, norms behind blocks, layer norms.
+#[test]
+fn threads_and_batches_change_nothing_in_other_architectures() {
+    let names = [
+        "gemma2-Q8_0",
+        "gpt-oss-MXFP4_MOE",
+        "qwen2moe-Q8_0",
+        "glm4moe-Q8_0",
+        "cohere2-Q8_0",
+        "mistral3-Q6_K",
+        "phi3-Q4_K_M",
+        "olmo2-Q5_0",
+        "nemotron-Q5_0",
+    ];
+    let paths = names.map(|name| shared(&format!("arch/models/{name}.gguf")));
+    for source in paths.into_iter().flatten().map(ModelSource::Path) {
+        for isa in Isa::available() {
+            let run = |threads, batch| {
+                let engine = load(&source, &options(isa, threads, batch));
+                let prompt = prompt(&engine);
+                timeline(&mut engine.session(), &prompt, GENERATED)
+            };
+            let expected = run(1, 512);
+            for (threads, batch) in GRID.into_iter().step_by(2) {
+                assert!(
+                    run(threads, batch) == expected,
+                    "{source:?} {isa}: {threads} threads, batch {batch}"
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn threads_and_batches_change_nothing() {
     for source in models() {

@@ -25,7 +25,12 @@ const F32_NMSE: f64 = 1e-10;
 /// inputs, independently of the others, and the residual stream keeps what each of them adds.
 /// Attention's queries and weights are rounded like one more product.
 pub(crate) fn of_halves(model: &Model) -> f64 {
-    let rounded = |op: &Op| matches!(op, Op::MatMul { .. } | Op::Attention { .. });
+    let rounded = |op: &Op| {
+        matches!(
+            op,
+            Op::MatMul { .. } | Op::ExpertMatMul { .. } | Op::Attention { .. }
+        )
+    };
     let products = model
         .graph
         .nodes
@@ -147,6 +152,31 @@ fn the_shared_goldens_hold() {
             &shared.join(format!("models/{model}.gguf")),
             &shared.join("goldens"),
             &["sum"],
+            usize::MAX,
+        );
+    }
+}
+
+/// Every kind of block that other architectures bring, within windows and beyond them.
+#[test]
+fn other_architectures_hold() {
+    let Some(shared) = shared_dir() else { return };
+    for model in [
+        "gemma2-Q8_0",
+        "gpt-oss-MXFP4_MOE",
+        "qwen2moe-Q8_0",
+        "glm4moe-Q8_0",
+        "cohere2-Q8_0",
+        "mistral3-Q6_K",
+        "phi3-Q4_K_M",
+        "olmo2-Q5_0",
+        "nemotron-Q5_0",
+        "starcoder2-Q5_1",
+    ] {
+        every_prompt(
+            &shared.join(format!("arch/models/{model}.gguf")),
+            &shared.join("arch/goldens"),
+            &["sum", "fox"],
             usize::MAX,
         );
     }

@@ -20,9 +20,16 @@ struct Case {
 }
 
 fn case(path: PathBuf) -> Case {
-    let name = path.file_stem().expect("a name").to_string_lossy().into_owned();
+    let name = path
+        .file_stem()
+        .expect("a name")
+        .to_string_lossy()
+        .into_owned();
     let gguf = Gguf::open(&path, &OpenOptions::default()).expect("a model");
-    let goldens = path.parent().and_then(|models| models.parent()).expect("two folders");
+    let goldens = path
+        .parent()
+        .and_then(|models| models.parent())
+        .expect("two folders");
     let golden = goldens.join("goldens").join(&name).join("fox.safetensors");
     Case {
         name,
@@ -115,7 +122,10 @@ fn changed(gguf: &Gguf, keys: &[(&str, u32)], change: impl Fn(&str, &mut [f32]))
 /// Where the engine and the engine on a changed model part.
 fn parts(case: &Case, keys: &[(&str, u32)], change: impl Fn(&str, &mut [f32])) -> String {
     let other = changed(&case.gguf, keys, change);
-    let (mut a, mut b) = (backend(&case.gguf, Isa::best()), backend(&other, Isa::best()));
+    let (mut a, mut b) = (
+        backend(&case.gguf, Isa::best()),
+        backend(&other, Isa::best()),
+    );
     let c = compare(&mut a, &mut b, &case.tokens, &mut |_, _| {}).expect("both run");
     first(&c).to_owned()
 }
@@ -134,7 +144,9 @@ fn parts_from_oracle(
 
 #[test]
 fn a_window_that_is_off_by_one_is_found() {
-    let Some(case) = named("gemma2-F32") else { return };
+    let Some(case) = named("gemma2-F32") else {
+        return;
+    };
     let key = "gemma2.attention.sliding_window";
     let window = case.gguf.u32(key).expect("a number").expect("a window");
     for other in [window - 1, window + 1] {
@@ -145,7 +157,9 @@ fn a_window_that_is_off_by_one_is_found() {
 
 #[test]
 fn a_missing_sink_is_found() {
-    let Some(case) = named("gpt-oss-F32") else { return };
+    let Some(case) = named("gpt-oss-F32") else {
+        return;
+    };
     let at = parts(&case, &[], |name, values| {
         if name == "blk.1.attn_sinks.weight" {
             values.fill(-1e30);
@@ -156,7 +170,9 @@ fn a_missing_sink_is_found() {
 
 #[test]
 fn a_forgotten_one_in_a_norm_is_found() {
-    let Some(case) = named("gemma-F32") else { return };
+    let Some(case) = named("gemma-F32") else {
+        return;
+    };
     let at = parts(&case, &[], |name, values| {
         if name == "blk.1.ffn_norm.weight" {
             values.iter_mut().for_each(|w| *w -= 1.0);
@@ -167,7 +183,9 @@ fn a_forgotten_one_in_a_norm_is_found() {
 
 #[test]
 fn experts_in_another_order_are_found() {
-    let Some(case) = named("qwen3moe-F32") else { return };
+    let Some(case) = named("qwen3moe-F32") else {
+        return;
+    };
     let at = parts_from_oracle(&case, |tap, width, ids| {
         if tap.name == "ffn_moe_topk" && tap.layer == Some(1) {
             ids.chunks_exact_mut(width).for_each(|ids| ids.swap(0, 1));
@@ -178,7 +196,9 @@ fn experts_in_another_order_are_found() {
 
 #[test]
 fn a_bias_of_the_choice_in_the_weights_is_found() {
-    let Some(case) = named("glm4moe-F32") else { return };
+    let Some(case) = named("glm4moe-F32") else {
+        return;
+    };
     let mut biased: Vec<f64> = Vec::new();
     let mut chosen: Vec<f64> = Vec::new();
     let at = parts_from_oracle(&case, move |tap, width, x| match tap.name.as_str() {
@@ -197,14 +217,17 @@ fn a_bias_of_the_choice_in_the_weights_is_found() {
 
 #[test]
 fn a_rotation_where_none_is_asked_for_is_found() {
-    let Some(case) = named("smollm3-F32") else { return };
+    let Some(case) = named("smollm3-F32") else {
+        return;
+    };
     let head_dim = Model::load(&case.gguf).expect("a model").hparams.layers[3].head_dim;
     let at = parts_from_oracle(&case, move |tap, width, x| {
         if tap.name == "Kcur" && tap.layer == Some(3) {
             for (position, row) in x.chunks_exact_mut(width).enumerate() {
                 for head in row.chunks_exact_mut(head_dim) {
                     let (sin, cos) = (position as f64).sin_cos();
-                    (head[0], head[1]) = (head[0] * cos - head[1] * sin, head[0] * sin + head[1] * cos);
+                    (head[0], head[1]) =
+                        (head[0] * cos - head[1] * sin, head[0] * sin + head[1] * cos);
                 }
             }
         }
