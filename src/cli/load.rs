@@ -49,6 +49,20 @@ pub(super) fn engine_with(
     Ok(engine)
 }
 
+/// Makes the options those of a model that computes as in the context that it was trained with,
+/// which decides some models' angles, with a cache of so many positions.
+pub(super) fn in_trained_context(
+    source: &ModelSource,
+    options: &mut EngineOptions,
+    positions: usize,
+) -> Result<(), Failure> {
+    let positions = positions.max(1);
+    let trained = Hparams::from_gguf(&source.open(options.mmap)?)?.n_ctx_train();
+    options.ctx = Some(trained.max(positions));
+    options.kv_positions = Some(positions);
+    Ok(())
+}
+
 /// Runs what loads a model, and shows on stderr what happens meanwhile.
 pub(super) fn shown<T>(load: impl FnOnce(&mut LoadingSink<'_>) -> T) -> T {
     let bar = Progress::bytes("loading");

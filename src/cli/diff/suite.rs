@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::DiffArgs;
 use crate::cli::failure::{Exit, Failure};
-use crate::cli::load::shown;
+use crate::cli::load::{in_trained_context, shown};
 use crate::cli::output::{Inputs, Kind, Output};
 use crate::cli::signal;
 use crate::cli::terminal;
@@ -56,15 +56,14 @@ pub(super) fn diff(args: &DiffArgs, path: &Path) -> Result<Exit, Failure> {
 
 fn load(args: &DiffArgs, model: &Path, isa: IsaChoice, ctx: usize) -> Result<Engine, Failure> {
     let kv_type = args.compute.kv_type_or_f32()?;
-    let options = EngineOptions {
+    let mut options = EngineOptions {
         isa,
         kv_type,
-        ctx: Some(ctx.max(1)),
         ..args.compute.options()?
     };
-    Ok(shown(|sink| {
-        Engine::load(&ModelSource::Path(model.to_owned()), &options, sink)
-    })?)
+    let source = ModelSource::Path(model.to_owned());
+    in_trained_context(&source, &mut options, ctx)?;
+    Ok(shown(|sink| Engine::load(&source, &options, sink))?)
 }
 
 /// Computes every golden anew: by llama.cpp where --llama-cpp names one, else by this engine.

@@ -11,7 +11,7 @@ use report::{to_html, to_json, to_text};
 
 use super::DiffArgs;
 use crate::cli::failure::{Exit, Failure};
-use crate::cli::load::{self, shown};
+use crate::cli::load::{self, in_trained_context, shown};
 use crate::cli::output::{Inputs, Kind, Output};
 use crate::cli::terminal;
 
@@ -190,7 +190,7 @@ fn load_for(
     };
     let longest = references.iter().map(|r| r.n_ctx(given)).max().unwrap_or(1);
     // positions beyond what the model was trained with were computed there too
-    options.ctx = Some(longest.max(1));
+    in_trained_context(source, &mut options, longest)?;
     let engine = shown(|sink| Engine::load(source, &options, sink))?;
     terminal::warn(engine.warnings());
     Ok(engine)
