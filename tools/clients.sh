@@ -3,6 +3,7 @@
 # Keeps their packages in target/clients: 850 MB, which take minutes only the first time.
 #
 #     tools/clients.sh target/release/octavo
+#     tools/clients.sh --install      only brings the packages
 set -euo pipefail
 cd "$(dirname "$0")/.."
 octavo=$1
@@ -21,6 +22,8 @@ node_openai=6.30.1 # later ones want a newer Node than Debian has
 if ! grep -qs "\"version\": \"$node_openai\"" "$modules/node_modules/openai/package.json"; then
   npm install --prefix "$modules" --no-audit --no-fund --silent "openai@$node_openai"
 fi
+
+[[ $octavo != --install ]] || exit 0
 
 log=$(mktemp)
 server=
