@@ -9,20 +9,18 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use crate::goldens::{designed_for, geometric_mean};
-use crate::logits::{load, logits};
+use crate::logits::{GELU_NMSE, load, logits, uses_gelu};
 use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_engine::Engine;
 use octavo_engine::backend::Role;
 use octavo_fixtures::{Lacks, shared_dir, skip};
-use octavo_kernels::{Activation, Function, Isa};
+use octavo_kernels::Isa;
 use octavo_model::{Arch, Op};
 use octavo_reference::golden::Full;
 use octavo_reference::metrics::{nmse, top_order};
 
 /// llama.cpp's own error on F32 models, with room for kernels that sum in another order.
 const F32_NMSE: f64 = 1e-9;
-/// The same where llama.cpp takes GELU from a table of halves.
-const GELU_NMSE: f64 = 1e-6;
 /// Errors below these are rounding noise of the recorded f32 logits themselves.
 const NMSE_FLOOR: f64 = 1e-9;
 
@@ -71,10 +69,7 @@ impl Traits {
     fn of(engine: &Engine) -> Traits {
         let has = |f: fn(&Op) -> bool| engine.model().graph.nodes.iter().any(|node| f(&node.op));
         Traits {
-            gelu: has(|op| {
-                let gate = matches!(op, Op::Gate { act, .. } if *act == Activation::Gelu);
-                gate || matches!(op, Op::Unary { f, .. } if *f == Function::Gelu)
-            }),
+            gelu: uses_gelu(engine.model()),
             experts: has(|op| matches!(op, Op::ExpertMatMul { .. })),
         }
     }

@@ -96,6 +96,8 @@ fn threads_and_batches_change_nothing_in_other_architectures() {
     let names = [
         "gemma2-Q8_0",
         "gpt-oss-MXFP4_MOE",
+        "gemma4-F32",
+        "gemma4-Q4_0",
         "qwen2moe-Q8_0",
         "glm4moe-Q8_0",
         "cohere2-Q8_0",

@@ -151,6 +151,22 @@ KERNEL(scale_by_position, ScaleByPositionParams, THREADS) {
     p.out[at] = position < 0 ? p.x[at] : p.factors[position] * p.x[at];
 }
 
+struct SliceParams {
+    const float* x;  // (rows, width)
+    float* out;      // (rows, part)
+    u32 rows;
+    u32 width;
+    u32 from;
+    u32 part;
+};
+static_assert(sizeof(SliceParams) == 32, "kernels/src/cuda/params.rs has the same");
+
+KERNEL(slice, SliceParams, THREADS) {
+    const u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
+    if (at >= static_cast<u64>(p.rows) * p.part) return;
+    p.out[at] = p.x[at / p.part * p.width + p.from + at % p.part];
+}
+
 struct SelectParams {
     const float* x;     // (any, width)
     const u32* wanted;  // (rows)

@@ -360,6 +360,7 @@ fn only_products(program: &Program, slot: Slot, from: usize) -> Option<Vec<usize
             | Op::KvWrite { .. }
             | Op::Unary { .. }
             | Op::ScaleByPosition { .. }
+            | Op::Slice { .. }
             | Op::Add { .. }
             | Op::SelectRows { .. }
             | Op::Softmax { .. }

@@ -49,6 +49,8 @@ pub enum Op<V, M, C, T> {
     Add { a: V, b: V },
     /// The rows whose outputs are wanted.
     SelectRows { x: V },
+    /// So many values of every row, from one on.
+    Slice { x: V, from: usize, width: usize },
     /// Softmax of every row.
     Softmax { x: V },
     /// Places of the `n` largest values of every row, the largest first and of equal ones the lower
@@ -280,6 +282,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             | Op::Unary { x, .. }
             | Op::ScaleByPosition { x, .. }
             | Op::SelectRows { x }
+            | Op::Slice { x, .. }
             | Op::Softmax { x }
             | Op::TopK { x, .. }
             | Op::Normalize { x, .. } => (Some(x), None),
@@ -379,6 +382,11 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
                 b: to.value(b),
             },
             Op::SelectRows { x } => Op::SelectRows { x: to.value(x) },
+            Op::Slice { x, from, width } => Op::Slice {
+                x: to.value(x),
+                from,
+                width,
+            },
             Op::Softmax { x } => Op::Softmax { x: to.value(x) },
             Op::TopK { x, n, groups } => Op::TopK {
                 x: to.value(x),
@@ -506,6 +514,12 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
                 rows: RowSet::Wanted,
                 ..value(x)
             },
+            Op::Slice { x, from, width } => {
+                some("values of a part", width)?;
+                let end = from.checked_add(width).unwrap_or(usize::MAX);
+                at_most("values of a row", value(x).width, end)?;
+                ValueShape { width, ..value(x) }
+            }
             Op::Softmax { x } | Op::Normalize { x, .. } => {
                 some("values of a row", value(x).width)?;
                 value(x)

@@ -313,3 +313,44 @@ fn results_are_as_wide_as_their_input() {
     let pool = Pool::new(1).expect("threads");
     Executor::new(Isa::Scalar, program(ops, &[4, 5], KV), Vec::new(), pool);
 }
+
+#[test]
+fn slices_are_values_of_rows() {
+    let (m, width) = (7, 50);
+    let x = Rng(22).floats(m * width);
+    for (from, part) in [(0, 50), (0, 1), (49, 1), (13, 20)] {
+        for isa in Isa::available() {
+            for threads in [1, 3] {
+                let op = Op::Slice {
+                    x: 0,
+                    from,
+                    width: part,
+                };
+                let ops = vec![embed(m, width, &x, 0), op.to(1)];
+                let pool = Pool::new(threads).expect("threads");
+                let program = program(ops, &[width, part], KV);
+                let mut executor = Executor::new(isa, program, Vec::new(), pool);
+                let got = run(&mut executor, KV, Role::Prompt, m);
+                let rows = x.chunks(width);
+                let expected: Vec<f32> = rows
+                    .flat_map(|row| &row[from..from + part])
+                    .copied()
+                    .collect();
+                assert_eq!(got, expected, "{isa}: {part} values from {from} on");
+            }
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "values of a row: expected 4, got 5")]
+fn a_slice_ends_in_its_row() {
+    let slice = Op::Slice {
+        x: 0,
+        from: 2,
+        width: 3,
+    };
+    let ops = vec![embed(1, 4, &[0.0; 4], 0), slice.to(1)];
+    let pool = Pool::new(1).expect("threads");
+    Executor::new(Isa::Scalar, program(ops, &[4, 3], KV), Vec::new(), pool);
+}

@@ -52,6 +52,19 @@ pub enum Error {
     /// A cache of more pages than can be numbered.
     #[error("context {0}: more positions than a KV cache can number")]
     TooLong(usize),
+    /// Layers that need more than what the layer before them hands on.
+    #[error(
+        "{file}: {gpu_layers} of {n_layer} layers on the GPU: expected all or none, since layers \
+         share keys and values, or inputs, with others"
+    )]
+    Indivisible {
+        /// The model.
+        file: String,
+        /// Layers that were to be on the GPU.
+        gpu_layers: usize,
+        /// All layers.
+        n_layer: usize,
+    },
     /// A logit that is not a number.
     #[error("position {position}: logits are not finite; the first value that is not is in {tap}")]
     NotFinite {

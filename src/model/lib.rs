@@ -64,6 +64,14 @@ impl Model {
         self.ropes = rope::tables(&self.hparams, &self.weights, n_ctx);
     }
 
+    /// Whether a part of the layers can be computed without values of others but what the layer
+    /// before it hands on.
+    pub fn is_divisible(&self) -> bool {
+        let own = |(l, layer): (usize, &LayerHparams)| layer.kv_layer == l;
+        let mut layers = self.hparams.layers.iter().enumerate();
+        self.weights.per_layer_inputs.is_none() && layers.all(own)
+    }
+
     /// What was assumed or left out, one line each.
     pub fn warnings(&self) -> &[String] {
         self.hparams.warnings()

@@ -15,6 +15,7 @@ pub(crate) fn tables(h: &Hparams, w: &Weights, n_ctx: usize) -> Vec<Rope> {
             w.rope_divisors.short
         };
         let divisors = w.rope_divisors.all.or(by_length);
+        let divisors = divisors.filter(|_| rope.divided);
         self::table(rope, divisors.map(|id| w.vector(id)))
     };
     h.ropes.iter().map(table).collect()

@@ -11,6 +11,12 @@ use std::hash::Hash;
 pub const INP_EMBD: &str = "inp_embd";
 /// Token embeddings times a factor, where both have a name.
 pub const INP_SCALED: &str = "inp_scaled";
+/// What the token's own row gives every layer.
+pub const INP_PER_LAYER_SELECTED: &str = "inp_per_layer_selected";
+/// What its embedding gives every layer, normed.
+pub const PER_LAYER_PROJ: &str = "per_layer_proj";
+/// Both together.
+pub const INP_PER_LAYER: &str = "inp_per_layer";
 /// A layer's input, normed.
 pub const ATTN_NORM: &str = "attn_norm";
 /// A second norm of the layer's input: attention's, where the first is the feed-forward block's.
@@ -25,14 +31,20 @@ pub const Q_CUR_NORMED: &str = "Qcur_normed";
 pub const Q_CUR_NORM: &str = "Qcur_norm";
 /// Queries, scaled by position.
 pub const Q_CUR_TEMP: &str = "Qcur_attn_temp_scaled";
+/// Queries, rotated, of Gemma 4.
+pub const Q_CUR_POS: &str = "Qcur_pos";
 /// Keys, as [`Q_CUR`]. The last of them goes into the cache.
 pub const K_CUR: &str = "Kcur";
 /// Keys, normed per head.
 pub const K_CUR_NORMED: &str = "Kcur_normed";
 /// Keys, normed per head after they turned.
 pub const K_CUR_NORM: &str = "Kcur_norm";
+/// Keys, rotated, of Gemma 4.
+pub const K_CUR_POS: &str = "Kcur_pos";
 /// Values: product, with the bias. The last of them goes into the cache.
 pub const V_CUR: &str = "Vcur";
+/// Values, normed per head.
+pub const V_CUR_NORMED: &str = "Vcur_normed";
 /// Attention's mix of values.
 pub const KQV_OUT: &str = "kqv_out";
 /// Its projection.
@@ -47,6 +59,10 @@ pub const FFN_INP: &str = "ffn_inp";
 pub const SA_OUT: &str = "sa_out";
 /// That, normed.
 pub const FFN_NORM: &str = "ffn_norm";
+/// The same beside experts.
+pub const FFN_NORM_1: &str = "ffn_norm_1";
+/// The same for experts beside a block for all tokens.
+pub const FFN_NORM_2: &str = "ffn_norm_2";
 /// The gate's product.
 pub const FFN_GATE: &str = "ffn_gate";
 /// With its bias.
@@ -73,6 +89,10 @@ pub const FFN_OUT: &str = "ffn_out";
 pub const FFN_POST_NORM: &str = "ffn_post_norm";
 /// The same, of GLM.
 pub const POST_MLP_NORM: &str = "post_mlp_norm";
+/// The sum of the two, where a layer goes on from there.
+pub const PE_IN: &str = "pe_in";
+/// What a layer makes of its part of the inputs of all layers.
+pub const PER_LAYER_EMBD_OUT: &str = "per_layer_embd_out";
 /// A router's scores.
 pub const FFN_MOE_LOGITS: &str = "ffn_moe_logits";
 /// With their bias.
@@ -111,6 +131,12 @@ pub const FFN_MOE_DOWN: &str = "ffn_moe_down";
 pub const FFN_MOE_DOWN_BIASED: &str = "ffn_moe_down_biased";
 /// The weighted sum of these.
 pub const FFN_MOE_OUT: &str = "ffn_moe_out";
+/// What the block for all tokens gives beside experts, normed.
+pub const FFN_MLP: &str = "ffn_mlp";
+/// What the experts give beside it, normed.
+pub const FFN_MOE: &str = "ffn_moe";
+/// Both.
+pub const FFN_MOE_COMBINED: &str = "ffn_moe_combined";
 /// What the expert gives that sees every token.
 pub const FFN_SHEXP: &str = "ffn_shexp";
 /// How much of that a token gets, before a sigmoid.

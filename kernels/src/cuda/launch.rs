@@ -8,8 +8,8 @@ use super::modules::Module;
 use super::pack::{STRIP, UNIT, kernels_of};
 use super::params::{
     Argmax, Arrange, Attention, Embed, ExpertBias, ExpertGemv, Gather, Gemm, Gemv, Heads, KvWrite,
-    Norm, Normalize, Pair, Params, Peak, Rope, ScaleByPosition, Select, Softmax, TopK, Unary,
-    WeightedSum,
+    Norm, Normalize, Pair, Params, Peak, Rope, ScaleByPosition, Select, Slice, Softmax, TopK,
+    Unary, WeightedSum,
 };
 use crate::kv::KvType;
 use crate::op::{Activation, Function};
@@ -146,6 +146,12 @@ pub(super) fn gate_of_gemv(act: Activation) -> u32 {
         Activation::Gelu => 2,
         Activation::SwigluOai => 3,
     }
+}
+
+/// Keeps some values of every row.
+pub fn slice(p: &Slice) -> Launch {
+    let n = u64::from(p.rows) * u64::from(p.part);
+    launch(Module::Rows, "slice", [blocks(n, 256), 1, 1], 256, p)
 }
 
 /// Keeps rows by number.

@@ -87,6 +87,8 @@ params! {
         x: Ptr, factors: Ptr, positions: Ptr, out: Ptr, rows: u32, width: u32,
     }
     /// `rows.cu`.
+    Slice, 32 { x: Ptr, out: Ptr, rows: u32, width: u32, from: u32, part: u32 }
+    /// `rows.cu`.
     Select, 32 { x: Ptr, wanted: Ptr, out: Ptr, rows: u32, width: u32 }
     /// `rows.cu`.
     Argmax, 32 { x: Ptr, parts: Ptr, out: Ptr, n: u32, parts_n: u32 }

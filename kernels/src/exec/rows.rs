@@ -56,6 +56,7 @@ impl Part<'_> {
                 }
                 Op::Add { a, b } => self.by_element(table.add, *a, *b, result()),
                 Op::SelectRows { x } => self.select(*x, result()),
+                Op::Slice { x, from, .. } => self.slice(*x, *from, result()),
                 Op::Softmax { x } => self.softmax(*x, result()),
                 Op::TopK { x, groups, .. } => self.top_k(*x, *groups, result()),
                 Op::Gather { x, ids } => self.gather(*x, *ids, result()),
@@ -185,6 +186,19 @@ impl Part<'_> {
                 let from = self.row(x, r, all.clone()).as_ptr();
                 let to = self.row_mut(out, r, all.clone()).as_mut_ptr();
                 (self.model.table.unary)(Function::Scale(factor), from, all.end, to);
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Part::run`]. *Shares* of rows.
+    unsafe fn slice(&self, x: Slot, from: usize, out: Slot) {
+        let width = self.width(out);
+        for r in self.w.share(self.n_rows(out), 1) {
+            // SAFETY: this row is of this member's share, and its input is finished.
+            unsafe {
+                let part = self.row(x, r, from..from + width);
+                self.row_mut(out, r, 0..width).copy_from_slice(part);
             }
         }
     }

@@ -44,6 +44,13 @@ pub fn prepare<D: Device + 'static>(
             sink,
         )?));
     }
+    if !model.is_divisible() {
+        return Err(Error::Indivisible {
+            file: gguf.name().to_owned(),
+            gpu_layers: options.gpu_layers,
+            n_layer: model.hparams.n_layer(),
+        });
+    }
     Ok(Box::new(Split::prepare(
         device, gguf, model, options, sink,
     )?))

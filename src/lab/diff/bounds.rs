@@ -227,6 +227,13 @@ impl<'a> Bounds<'a> {
                     (a.error[r] + b.error[r] + U * size, size)
                 })
             }
+            // a part of a row may have all of its error, and all of its size
+            Op::Slice { x, width, .. } => {
+                let whole = model.graph.values[x.index()].width;
+                let x = &self.stats[x.index()];
+                let share = (whole as f64 / width as f64).sqrt();
+                self.each_row(|r| (share * x.error[r], share * x.size[r]))
+            }
             Op::SelectRows { x } => {
                 let x = &self.stats[x.index()];
                 self.each_row(|r| (x.error[r], x.size[r]))

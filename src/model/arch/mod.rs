@@ -10,6 +10,7 @@ mod falcon;
 mod gemma;
 mod gemma2;
 mod gemma3;
+mod gemma4;
 mod glm4;
 mod glm4moe;
 mod gpt_oss;
@@ -44,7 +45,7 @@ use super::{Error, hparams::Hparams, weights::Weights};
 use octavo_kernels::Pairing;
 
 /// Every supported architecture. Adding one is its file, and a line here.
-static ALL: [Arch; 29] = [
+static ALL: [Arch; 30] = [
     Arch(&cohere2::SPEC),
     Arch(&command_r::SPEC),
     Arch(&ernie4_5::SPEC),
@@ -54,6 +55,7 @@ static ALL: [Arch; 29] = [
     Arch(&gemma::SPEC),
     Arch(&gemma2::SPEC),
     Arch(&gemma3::SPEC),
+    Arch(&gemma4::SPEC),
     Arch(&glm4::SPEC),
     Arch(&glm4moe::SPEC),
     Arch(&gpt_oss::SPEC),
@@ -115,6 +117,10 @@ pub(super) struct Spec {
     pub(super) block: Block,
     /// Where queries and keys are normed, if they are.
     pub(super) qk_norm: QkNorm,
+    /// What attention's projection is called, if it has a name.
+    pub(super) attn_out: Option<&'static str>,
+    /// What queries and keys are called after they turned.
+    pub(super) turned: [&'static str; 2],
     /// What token embeddings are called after a factor.
     pub(super) scaled_embedding: &'static str,
     /// Keys that this architecture reads itself, of those that are refused otherwise.
@@ -157,6 +163,8 @@ const DECODER: Spec = Spec {
         residual: Some(taps::FFN_INP),
     },
     qk_norm: QkNorm::BeforeRope,
+    attn_out: Some(taps::ATTN_OUT),
+    turned: [taps::Q_CUR, taps::K_CUR],
     scaled_embedding: taps::INP_EMBD,
     reads: &[],
     numbers: |_, _| Ok(()),
@@ -262,7 +270,7 @@ fn biased_layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
         bo: b.optional_vector(&blk(l, "attn_output.bias"), b.h.n_embd())?,
         ffn: match layer.ffn {
             Ffn::Dense(ffn) => Ffn::Dense(b.ffn_biases(l, ffn)?),
-            experts => experts,
+            others => others,
         },
         ..layer
     })
@@ -314,22 +322,13 @@ fn bare_layer<'b>(
 ) -> Result<Layer, Error> {
     let (n_embd, q_width) = (b.h.n_embd(), b.h.layers[l].q_width());
     let qkv = b.qkv(l)?;
+    let wo = b.matrix(&blk(l, "attn_output.weight"), n_embd, q_width)?;
     Ok(Layer {
-        attn_norm: None,
-        wq: qkv.w[0],
-        wk: qkv.w[1],
-        wv: qkv.w[2],
+        wk: Some(qkv.w[1]),
+        wv: Some(qkv.w[2]),
         bq: qkv.b[0],
         bk: qkv.b[1],
         bv: qkv.b[2],
-        q_norm: None,
-        k_norm: None,
-        sinks: None,
-        wo: b.matrix(&blk(l, "attn_output.weight"), n_embd, q_width)?,
-        bo: None,
-        attn_post_norm: None,
-        ffn_norm: None,
-        ffn: ffn(b)?,
-        ffn_post_norm: None,
+        ..Layer::new(qkv.w[0], wo, ffn(b)?)
     })
 }

@@ -14,6 +14,7 @@ struct Projection {
     bias: Option<VecId>,
     norm: Option<NormWeights>,
     tap: &'static str,
+    turned_tap: &'static str,
 }
 
 impl Builder<'_> {
@@ -26,49 +27,63 @@ impl Builder<'_> {
             bias: w.bq,
             norm: w.q_norm,
             tap: taps::Q_CUR,
+            turned_tap: self.spec.turned[0],
         };
+        // of one tensor with the rows of all three llama.cpp shows no part but what becomes of it
+        let apart = w.wk.is_none_or(|wk| !self.shares_tensor(w.wq, wk));
+        let q = self.turned(x, &q, apart, l);
+        let q = self.scaled_by_position(q, l);
+        if let Some(wk) = w.wk {
+            self.cache_keys_and_values(x, wk, apart, l);
+        }
+        let layer = self.h.layers[l];
+        let attention = Op::Attention {
+            q,
+            cache: layer.cache,
+            scores: layer.scores,
+            sinks: w.sinks,
+        };
+        let out = self.push(attention, self.info(q), at(taps::KQV_OUT, l));
+        let named = self.spec.attn_out.and_then(|name| at(name, l));
+        self.affine(out, w.wo, w.bo, named)
+    }
+
+    /// The layer's own keys and values, into the cache.
+    fn cache_keys_and_values(&mut self, x: ValueId, wk: WeightId, apart: bool, l: usize) {
+        let w = self.of_layer(l);
         let k = Projection {
-            w: w.wk,
+            w: wk,
             bias: w.bk,
             norm: w.k_norm,
             tap: taps::K_CUR,
+            turned_tap: self.spec.turned[1],
         };
-        // of one tensor with the rows of all three llama.cpp shows no part but what becomes of it
-        let apart = !self.shares_tensor(w.wq, w.wk);
-        let q = self.turned(x, &q, apart, l);
-        let q = self.scaled_by_position(q, l);
         let named = at(taps::V_CUR, l);
+        // without a matrix of their own, values are the keys' product as it is
+        let wv = w.wv.unwrap_or(wk);
         let v = if apart {
-            let v = self.matmul(x, w.wv, named);
+            let v = self.matmul(x, wv, named);
             self.bias(v, w.bv, named)
         } else {
-            self.affine(x, w.wv, w.bv, named)
+            self.affine(x, wv, w.bv, named)
         };
+        let v = self.optional_norm(v, w.v_norm, l);
         let k = self.turned(x, &k, apart, l);
-        let layer = self.h.layers[l];
-        let cache = layer.cache;
+        let cache = self.h.layers[l].cache;
         let nothing = ValueShape {
             width: 0,
             ..self.info(k)
         };
         self.push(Op::KvWrite { k, v, cache }, nothing, None);
-        let attention = Op::Attention {
-            q,
-            cache,
-            scores: layer.scores,
-            sinks: w.sinks,
-        };
-        let out = self.push(attention, self.info(q), at(taps::KQV_OUT, l));
-        self.affine(out, w.wo, w.bo, at(taps::ATTN_OUT, l))
     }
 
     /// A query or key: product, bias, norm if there is one, rotation if the layer turns. Product
     /// and bias have names if they are `apart` from the others'.
     fn turned(&mut self, x: ValueId, p: &Projection, apart: bool, l: usize) -> ValueId {
-        let tap = at(p.tap, l);
-        let own = tap.filter(|_| apart);
+        let own = at(p.tap, l).filter(|_| apart);
         let mut y = self.matmul(x, p.w, own);
         y = self.bias(y, p.bias, own);
+        let tap = at(p.turned_tap, l);
         match self.spec.qk_norm {
             QkNorm::BeforeRope => {
                 y = self.optional_norm(y, p.norm, l);

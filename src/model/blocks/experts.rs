@@ -19,9 +19,16 @@ struct Route {
 }
 
 impl Builder<'_> {
-    /// The sum of what the experts make of a token, and those that see every token.
-    pub(super) fn experts(&mut self, x: ValueId, w: &Experts, l: usize) -> ValueId {
-        let route = self.route(x, w, l);
+    /// The sum of what the experts make of a token, and those that see every token; the router may
+    /// read another value than they.
+    pub(super) fn experts(
+        &mut self,
+        x: ValueId,
+        router: ValueId,
+        w: &Experts,
+        l: usize,
+    ) -> ValueId {
+        let route = self.route(router, w, l);
         let ids = route.ids;
         let gate = self.bank(
             x,

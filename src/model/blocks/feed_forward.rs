@@ -4,7 +4,7 @@ use octavo_kernels::{Activation, Function};
 
 use super::super::graph::{Op, ValueId};
 use super::super::taps;
-use super::super::weights::{FeedForward, Ffn};
+use super::super::weights::{DenseAndExperts, FeedForward, Ffn};
 use super::{Builder, at};
 
 /// What a feed-forward block puts its gate through, or without a gate its product.
@@ -51,12 +51,36 @@ impl Feature {
 }
 
 impl Builder<'_> {
-    /// The layer's feed-forward block, or its experts.
-    pub(super) fn feed_forward(&mut self, x: ValueId, l: usize) -> ValueId {
+    /// The layer's feed-forward block, or its experts, of the normed value and, where there are
+    /// norms beside that, the value itself.
+    pub(super) fn feed_forward(&mut self, normed: ValueId, x: ValueId, l: usize) -> ValueId {
         match &self.of_layer(l).ffn {
-            Ffn::Dense(w) => self.dense(x, w, l, taps::FFN_OUT),
-            Ffn::Experts(w) => self.experts(x, w, l),
+            Ffn::Dense(w) => self.dense(normed, w, l, taps::FFN_OUT),
+            Ffn::Experts(w) => self.experts(normed, normed, w, l),
+            Ffn::Both(w) => self.dense_and_experts(normed, x, w, l),
         }
+    }
+
+    /// A block for all tokens and experts beside each other.
+    fn dense_and_experts(
+        &mut self,
+        normed: ValueId,
+        x: ValueId,
+        w: &DenseAndExperts,
+        l: usize,
+    ) -> ValueId {
+        let dense = self.dense(normed, &w.dense, l, taps::FFN_OUT);
+        let dense = self.norm(dense, w.dense_post_norm, Some(l));
+        let normed = self.norm(x, w.experts_norm, Some(l));
+        let router = Op::RmsNorm {
+            x,
+            weight: w.router_norm,
+            eps: self.h.norm_eps(),
+        };
+        let router = self.push(router, self.info(x), None);
+        let experts = self.experts(normed, router, &w.experts, l);
+        let experts = self.norm(experts, w.experts_post_norm, Some(l));
+        self.add(dense, experts, at(taps::FFN_MOE_COMBINED, l))
     }
 
     /// One feed-forward block, whose result is called `out`.

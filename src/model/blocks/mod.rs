@@ -6,7 +6,7 @@ mod attention;
 mod experts;
 mod feed_forward;
 
-use octavo_kernels::{Function, RowSet, ValueShape};
+use octavo_kernels::{Activation, Function, RowSet, ValueShape};
 
 pub(super) use feed_forward::Feature;
 
@@ -14,7 +14,7 @@ use super::arch::{Norm, Spec};
 use super::graph::{Graph, Node, Op, ValueId};
 use super::hparams::Hparams;
 use super::taps::{self, Numbering};
-use super::weights::{Layer, NormWeights, VecId, WeightId, Weights};
+use super::weights::{Layer, NormWeights, PerLayer, PerLayerInputs, VecId, WeightId, Weights};
 
 /// How attention and the feed-forward block of a layer stand to each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +34,8 @@ pub(super) struct Builder<'a> {
     nodes: Vec<Node>,
     values: Vec<ValueShape>,
     taps: Numbering<&'static str>,
+    /// What every layer gets of each token beside its input.
+    per_layer: Option<ValueId>,
 }
 
 /// What a value is called.
@@ -65,6 +67,7 @@ impl<'a> Builder<'a> {
             nodes: Vec::new(),
             values: Vec::new(),
             taps: Numbering::default(),
+            per_layer: None,
         }
     }
 
@@ -96,7 +99,33 @@ impl<'a> Builder<'a> {
         let own = (factor == 1.0 || name != taps::INP_EMBD).then_some(taps::INP_EMBD);
         let table = self.w.token_embd;
         let x = self.push(Op::Embed { table }, info, own.and_then(once));
-        self.scale(x, factor, once(name))
+        let x = self.scale(x, factor, once(name));
+        self.per_layer = self
+            .w
+            .per_layer_inputs
+            .map(|w| self.per_layer_inputs(x, &w));
+        x
+    }
+
+    /// What the token's own row and its embedding give every layer, side by side.
+    fn per_layer_inputs(&mut self, x: ValueId, w: &PerLayerInputs) -> ValueId {
+        let width = self.h.n_embd_per_layer;
+        let all = ValueShape {
+            width: width * self.h.n_layer(),
+            ..self.info(x)
+        };
+        let rows = self.push(Op::Embed { table: w.table }, all, None);
+        let selected = once(taps::INP_PER_LAYER_SELECTED);
+        let rows = self.scale(rows, (width as f32).sqrt(), selected);
+        let projected = self.matmul(x, w.projection, None);
+        let projected = self.scale(projected, 1.0 / (self.h.n_embd() as f32).sqrt(), None);
+        let projected = self.norm(projected, w.norm, None);
+        let sum = self.add(projected, rows, None);
+        self.scale(
+            sum,
+            std::f32::consts::FRAC_1_SQRT_2,
+            once(taps::INP_PER_LAYER),
+        )
     }
 
     /// Norm of groups as wide as the weight: the row, or each head.
@@ -206,10 +235,53 @@ impl<'a> Builder<'a> {
         let out = self.scale(out, self.h.factors.residual, None);
         let x = self.add(out, x, residual.and_then(|name| at(name, l)));
         let normed = self.optional_norm(x, w.ffn_norm, l);
-        let out = self.feed_forward(normed, l);
+        let out = self.feed_forward(normed, x, l);
         let out = self.optional_norm(out, w.ffn_post_norm, l);
         let out = self.scale(out, self.h.factors.residual, None);
-        self.add(out, x, at(taps::L_OUT, l))
+        // the last of the steps has the name of the layer's output
+        let named =
+            |step: &'static str, is_last: bool| at(if is_last { taps::L_OUT } else { step }, l);
+        let unscaled = w.output_scale.is_none();
+        let ends = unscaled && w.per_layer.is_none();
+        let mut x = self.add(out, x, named(taps::PE_IN, ends));
+        if let Some(per_layer) = &w.per_layer {
+            let out = self.per_layer(x, per_layer, l);
+            x = self.add(out, x, at(taps::L_OUT, l).filter(|_| unscaled));
+        }
+        match w.output_scale {
+            Some(scale) => self.unary(x, Function::Scale(scale), at(taps::L_OUT, l)),
+            None => x,
+        }
+    }
+
+    /// What a layer makes of its part of [`Builder::per_layer_inputs`].
+    fn per_layer(&mut self, x: ValueId, w: &PerLayer, l: usize) -> ValueId {
+        let all = self.per_layer.expect("made with the embeddings");
+        let width = self.h.n_embd_per_layer;
+        let info = ValueShape {
+            width,
+            ..self.info(all)
+        };
+        let from = l * width;
+        let own = self.push(
+            Op::Slice {
+                x: all,
+                from,
+                width,
+            },
+            info,
+            None,
+        );
+        let [up] = self.wanted([own], l);
+        let gate = self.matmul(x, w.gate, None);
+        let gated = Op::Gate {
+            gate,
+            up,
+            act: Activation::Gelu,
+        };
+        let y = self.push(gated, self.info(gate), None);
+        let y = self.matmul(y, w.projection, None);
+        self.norm(y, w.norm, Some(l))
     }
 
     fn parallel(&mut self, x: ValueId, l: usize) -> ValueId {
@@ -218,7 +290,7 @@ impl<'a> Builder<'a> {
         let normed = self.optional_norm(x, w.attn_norm, l);
         let attended = self.attention(normed, l);
         let [attended, x, normed] = self.wanted([attended, x, ffn_normed.unwrap_or(normed)], l);
-        let out = self.feed_forward(normed, l);
+        let out = self.feed_forward(normed, x, l);
         let out = self.add(out, x, None);
         self.add(attended, out, at(taps::L_OUT, l))
     }

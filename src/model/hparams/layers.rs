@@ -6,7 +6,7 @@ use crate::Error;
 use crate::arch::Spec;
 use crate::keys::{Keys, PerLayer};
 
-use super::{MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH};
+use super::{Hparams, MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH};
 
 /// One layer's sizes, and how it attends.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -23,7 +23,9 @@ pub struct LayerHparams {
     pub rope: Option<usize>,
     /// How its scores come about.
     pub scores: Scores,
-    /// Where its keys and values are cached; the group is one of [`super::Hparams::caches`].
+    /// The layer whose keys and values it reads: itself, or an earlier one, if it has none.
+    pub kv_layer: usize,
+    /// Where these are cached; the group is one of [`super::Hparams::caches`].
     pub cache: CacheLayer,
 }
 
@@ -38,28 +40,35 @@ pub struct CacheGroup {
     pub head_dim: usize,
 }
 
-/// The groups of layers with these many heads, and each layer's place in them; groups come in the
-/// order of their first layers.
-fn cache_groups(n_head_kv: &PerLayer, head_dim: usize) -> (Vec<CacheGroup>, Vec<CacheLayer>) {
+/// Gives each layer its place in the cache: groups are of layers with the same heads, in the order
+/// of their first layers.
+fn place_in_caches(layers: &mut [LayerHparams]) -> Vec<CacheGroup> {
     let mut groups: Vec<CacheGroup> = Vec::new();
-    let place = |heads: usize| {
-        let group = groups.iter().position(|group| group.n_head_kv == heads);
-        let group = group.unwrap_or_else(|| {
+    for l in 0..layers.len() {
+        let LayerHparams {
+            n_head_kv,
+            head_dim,
+            kv_layer,
+            ..
+        } = layers[l];
+        if kv_layer != l {
+            layers[l].cache = layers[kv_layer].cache;
+            continue;
+        }
+        let like = |group: &CacheGroup| (group.n_head_kv, group.head_dim) == (n_head_kv, head_dim);
+        let group = groups.iter().position(like).unwrap_or_else(|| {
             groups.push(CacheGroup {
                 n_layer: 0,
-                n_head_kv: heads,
+                n_head_kv,
                 head_dim,
             });
             groups.len() - 1
         });
+        let layer = groups[group].n_layer;
         groups[group].n_layer += 1;
-        CacheLayer {
-            group,
-            layer: groups[group].n_layer - 1,
-        }
-    };
-    let places = n_head_kv.iter().map(place).collect();
-    (groups, places)
+        layers[l].cache = CacheLayer { group, layer };
+    }
+    groups
 }
 
 impl LayerHparams {
@@ -103,8 +112,7 @@ pub(super) fn read(
         }
     }
     let head_dim = head_dim(k, spec, n_embd, &n_head)?;
-    let (caches, places) = cache_groups(&n_head_kv, head_dim);
-    let layers = (0..n_layer)
+    let mut layers: Vec<LayerHparams> = (0..n_layer)
         .map(|l| LayerHparams {
             n_head: n_head.of(l),
             n_head_kv: n_head_kv.of(l),
@@ -112,9 +120,11 @@ pub(super) fn read(
             n_ff: n_ff.of(l),
             rope: Some(0),
             scores: Scores::plain(1.0 / (head_dim as f32).sqrt()),
-            cache: places[l],
+            kv_layer: l,
+            cache: CacheLayer { group: 0, layer: 0 },
         })
         .collect();
+    let caches = place_in_caches(&mut layers);
     Ok(Layers { layers, caches })
 }
 
@@ -164,6 +174,33 @@ fn head_dim(
     Ok(key)
 }
 
-fn is_head_dim(width: usize) -> bool {
+pub(super) fn is_head_dim(width: usize) -> bool {
     width.is_multiple_of(2) && (2..=MAX_HEAD_DIM).contains(&width)
+}
+
+/// The last layers read the keys and values of the last layer of their kind before them.
+pub(crate) fn share_caches(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+    const KEY: &str = "attention.shared_kv_layers";
+    let n_layer = h.n_layer();
+    let shared = k.count(KEY, 0..=n_layer - 1, Some(0))?.value;
+    let own = n_layer - shared;
+    for l in own..n_layer {
+        let behind = if h.layers[l].scores.window.is_some() {
+            2
+        } else {
+            1
+        };
+        let like = |from: &usize| {
+            let (a, b) = (&h.layers[*from], &h.layers[l]);
+            a.scores.window == b.scores.window
+                && (a.n_head_kv, a.head_dim) == (b.n_head_kv, b.head_dim)
+        };
+        let Some(from) = own.checked_sub(behind).filter(like) else {
+            let expected = format!("layer {l} to have one of its kind {behind} before layer {own}");
+            return Err(k.bad(k.full(KEY), expected, shared.to_string()));
+        };
+        h.layers[l].kv_layer = from;
+    }
+    h.caches = place_in_caches(&mut h.layers);
+    Ok(())
 }

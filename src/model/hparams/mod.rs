@@ -23,9 +23,10 @@ use layers::Layers;
 
 pub(crate) use experts::{DefaultWidth, EXPERT_KEYS, ExpertRules, MIXTURE, experts, has_experts};
 pub use experts::{Experts, Gating};
+pub(crate) use layers::share_caches;
 pub use layers::{CacheGroup, LayerHparams};
 pub use rope::{RopeHparams, ScalingKind};
-pub(crate) use windows::{windows, windows_turn_by};
+pub(crate) use windows::{windows, windows_have_heads, windows_turn_by};
 
 /// Most layers a file may ask for (llama.cpp's limit is of the same size).
 pub const MAX_LAYERS: usize = 1024;
@@ -58,6 +59,8 @@ pub struct Hparams {
     pub norm_eps: Sourced<f32>,
     /// What values are multiplied with on their way.
     pub factors: Factors,
+    /// Width of what every layer gets of the token beside its input; 0 if it gets nothing.
+    pub n_embd_per_layer: usize,
     /// Experts of the layers that have some.
     pub experts: Option<Experts>,
     /// Layers at the beginning that have none.
@@ -159,6 +162,7 @@ impl Hparams {
                 logits: 1.0,
                 logit_cap: None,
             },
+            n_embd_per_layer: 0,
             experts: None,
             leading_dense: 0,
             expert_period: 1,
@@ -227,8 +231,10 @@ impl Hparams {
     pub fn every_layer(&self) -> Option<&LayerHparams> {
         let first = self.layers.first()?;
         let like_first = |l: &LayerHparams| {
+            let (cache, kv_layer) = (first.cache, first.kv_layer);
             LayerHparams {
-                cache: first.cache,
+                cache,
+                kv_layer,
                 ..*l
             } == *first
         };
@@ -242,11 +248,9 @@ impl Hparams {
 
     /// Cached numbers per position: keys and values of every layer.
     pub fn kv_elements_per_position(&self) -> usize {
-        2 * self
-            .layers
-            .iter()
-            .map(LayerHparams::kv_width)
-            .sum::<usize>()
+        let own = self.layers.iter().enumerate();
+        let own = own.filter(|(l, layer)| layer.kv_layer == *l);
+        2 * own.map(|(_, layer)| layer.kv_width()).sum::<usize>()
     }
 }
 

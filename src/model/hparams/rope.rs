@@ -55,6 +55,8 @@ pub struct RopeHparams {
     pub beta_slow: Sourced<f32>,
     /// YaRN: takes back a part of the magnitude; 0 takes nothing.
     pub log_multiplier: f32,
+    /// Whether `rope_freqs` and the like divide its angles.
+    pub divided: bool,
     /// How dimensions pair up (a property of the architecture).
     pub pairing: Pairing,
 }
@@ -126,6 +128,7 @@ pub(super) fn read(
         beta_fast,
         beta_slow,
         log_multiplier: 0.0,
+        divided: true,
         pairing: spec.pairing,
     })
 }

@@ -5,7 +5,8 @@ use gguf_rs_lite::Value;
 use crate::Error;
 use crate::keys::{Keys, show};
 
-use super::{Hparams, RopeHparams};
+use super::layers::is_head_dim;
+use super::{Hparams, MAX_HEAD_DIM, RopeHparams, ScalingKind};
 
 const WINDOW: &str = "attention.sliding_window";
 const PATTERN: &str = "attention.sliding_window_pattern";
@@ -70,4 +71,33 @@ pub(crate) fn windows_turn_by(h: &mut Hparams, change: impl FnOnce(&mut RopeHpar
     for layer in h.layers.iter_mut().filter(|l| l.scores.window.is_some()) {
         layer.rope = Some(own);
     }
+}
+
+/// Gives layers with windows heads and angles of their own, which no divisors of the file change.
+pub(crate) fn windows_have_heads(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+    const HEAD_DIM: &str = "attention.key_length_swa";
+    let usual = h.layers[0].head_dim;
+    let head_dim = k.count(HEAD_DIM, 2..=MAX_HEAD_DIM, Some(usual))?.value;
+    let value = k
+        .count("attention.value_length_swa", 1..=usize::MAX, Some(head_dim))?
+        .value;
+    if !is_head_dim(head_dim) || value != head_dim {
+        let expected = format!("an even number, which attention.value_length_swa ({value}) equals");
+        return Err(k.bad(k.full(HEAD_DIM), expected, head_dim.to_string()));
+    }
+    for layer in h.layers.iter_mut().filter(|l| l.scores.window.is_some()) {
+        layer.head_dim = head_dim;
+    }
+    let n_rot = k.count("rope.dimension_count_swa", 2..=head_dim, Some(head_dim))?;
+    if n_rot.value % 2 != 0 {
+        let key = k.full("rope.dimension_count_swa");
+        return Err(k.bad(key, "an even number", n_rot.value.to_string()));
+    }
+    let base = k.positive("rope.freq_base_swa", f32::INFINITY, Some(10000.0))?;
+    windows_turn_by(h, |rope| {
+        (rope.n_rot, rope.freq_base) = (n_rot, base);
+        rope.scaling.value = ScalingKind::None;
+        rope.divided = false;
+    });
+    Ok(())
 }

@@ -190,6 +190,10 @@ impl Run<'_> {
             }
             Op::Add { a, b } => zip(a, b, &|a, b| a + b),
             Op::SelectRows { x } => value(x).clone(),
+            Op::Slice { x, from, width } => {
+                let part = |row: &Vec<f64>| row[from..from + width].to_vec();
+                value(x).iter().map(part).collect()
+            }
             Op::Softmax { x } => {
                 let softmax = |row: &Vec<f64>| {
                     let max = row.iter().copied().fold(f64::MIN, f64::max);

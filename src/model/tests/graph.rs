@@ -314,8 +314,8 @@ fn fused_qkv_is_cut_into_rows() {
         // is
         for (id, first, rows) in [
             (layer.wq, 0u64, 64u64),
-            (layer.wk, 64, 32),
-            (layer.wv, 96, 32),
+            (layer.wk.expect("keys"), 64, 32),
+            (layer.wv.expect("values"), 96, 32),
         ] {
             let w = m.weights.matrix(id);
             assert_eq!((w.row_start, w.rows, w.cols), (first, rows, 64));

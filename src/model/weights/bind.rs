@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use gguf_rs_lite::{Gguf, TensorInfo, TensorType};
 
 use super::{
-    ExpertBank, Experts, FeedForward, Layer, NormWeights, RopeDivisors, VecId, Vector, WeightId,
-    WeightRef, Weights,
+    DenseAndExperts, ExpertBank, Experts, FeedForward, Layer, NormWeights, PerLayer,
+    PerLayerInputs, RopeDivisors, VecId, Vector, WeightId, WeightRef, Weights,
 };
 use crate::Error;
 use crate::arch::Norm;
@@ -21,6 +21,7 @@ pub(crate) struct Ends {
     pub(crate) output: WeightId,
     pub(crate) output_bias: Option<VecId>,
     pub(crate) rope_divisors: RopeDivisors,
+    pub(crate) per_layer_inputs: Option<PerLayerInputs>,
 }
 
 /// A layer's query, key and value projections, separate or cut out of one fused tensor.
@@ -172,6 +173,20 @@ impl<'a> Binder<'a> {
         Ok(VecId(self.vectors.len() as u32 - 1))
     }
 
+    /// A vector that follows from others, or from the architecture.
+    pub(crate) fn made_vector(&mut self, name: &str, data: Vec<f32>) -> VecId {
+        self.vectors.push(Vector {
+            name: name.to_owned(),
+            data,
+        });
+        VecId(self.vectors.len() as u32 - 1)
+    }
+
+    /// A vector's values.
+    pub(crate) fn values(&self, id: VecId) -> &[f32] {
+        &self.vectors[id.0 as usize].data
+    }
+
     /// A vector that must be there.
     pub(crate) fn vector(&mut self, name: &str, n: usize) -> Result<VecId, Error> {
         self.optional_vector(name, n)?
@@ -203,6 +218,7 @@ impl<'a> Binder<'a> {
             output,
             output_bias: None,
             rope_divisors: RopeDivisors::default(),
+            per_layer_inputs: None,
         })
     }
 
@@ -216,6 +232,62 @@ impl<'a> Binder<'a> {
         Ok(Ends {
             rope_divisors,
             ..self.ends()?
+        })
+    }
+
+    /// The same, and with what every layer gets of the token beside its input, if it gets something.
+    pub(crate) fn ends_with_per_layer_inputs(&mut self) -> Result<Ends, Error> {
+        let ends = self.ends_with_rope_freqs()?;
+        let (width, n_embd) = (self.h.n_embd_per_layer, self.h.n_embd());
+        if width == 0 {
+            return Ok(ends);
+        }
+        let all = width * self.h.n_layer();
+        Ok(Ends {
+            per_layer_inputs: Some(PerLayerInputs {
+                table: self.matrix("per_layer_token_embd.weight", self.h.n_vocab(), all)?,
+                projection: self.matrix("per_layer_model_proj.weight", all, n_embd)?,
+                norm: self.norm("per_layer_proj_norm", width, taps::PER_LAYER_PROJ)?,
+            }),
+            ..ends
+        })
+    }
+
+    /// What a layer makes of its part of that.
+    pub(crate) fn per_layer(&mut self, l: usize) -> Result<Option<PerLayer>, Error> {
+        let (width, n_embd) = (self.h.n_embd_per_layer, self.h.n_embd());
+        if width == 0 {
+            return Ok(None);
+        }
+        Ok(Some(PerLayer {
+            gate: self.matrix(&blk(l, "inp_gate.weight"), width, n_embd)?,
+            projection: self.matrix(&blk(l, "proj.weight"), n_embd, width)?,
+            norm: self.layer_norm(l, "post_norm", taps::PER_LAYER_EMBD_OUT)?,
+        }))
+    }
+
+    /// The block for all tokens with experts beside it.
+    pub(crate) fn dense_and_experts(
+        &mut self,
+        l: usize,
+        dense: FeedForward,
+    ) -> Result<DenseAndExperts, Error> {
+        let n_embd = self.h.n_embd();
+        // the router reads rows of length 1, times these
+        let scales = self.vector(&blk(l, "ffn_gate_inp.scale"), n_embd)?;
+        let unit = 1.0 / (n_embd as f32).sqrt();
+        let scales = self
+            .values(scales)
+            .iter()
+            .map(|scale| scale * unit)
+            .collect();
+        Ok(DenseAndExperts {
+            dense,
+            dense_post_norm: self.layer_norm(l, "post_ffw_norm_1", taps::FFN_MLP)?,
+            experts: self.experts(l)?,
+            router_norm: self.made_vector("ffn_gate_inp.scale / sqrt(n_embd)", scales),
+            experts_norm: self.layer_norm(l, "pre_ffw_norm_2", taps::FFN_NORM_2)?,
+            experts_post_norm: self.layer_norm(l, "post_ffw_norm_2", taps::FFN_MOE)?,
         })
     }
 
@@ -535,6 +607,7 @@ impl<'a> Binder<'a> {
             output: ends.output,
             output_bias: ends.output_bias,
             rope_divisors: ends.rope_divisors,
+            per_layer_inputs: ends.per_layer_inputs,
             layers,
         })
     }

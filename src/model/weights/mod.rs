@@ -123,6 +123,18 @@ pub struct NormWeights {
     pub numbered: bool,
 }
 
+impl NormWeights {
+    /// Without a bias.
+    pub(crate) fn plain(weight: VecId, tap: &'static str) -> NormWeights {
+        NormWeights {
+            weight,
+            bias: None,
+            tap,
+            numbered: true,
+        }
+    }
+}
+
 /// A gated feed-forward block, or one of a single product if there is no gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FeedForward {
@@ -147,6 +159,25 @@ pub enum Ffn {
     Dense(FeedForward),
     /// One of many for each token.
     Experts(Experts),
+    /// Both.
+    Both(DenseAndExperts),
+}
+
+/// A feed-forward block for all tokens and experts beside each other, each with norms of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DenseAndExperts {
+    /// For all tokens.
+    pub dense: FeedForward,
+    /// Of its result.
+    pub dense_post_norm: NormWeights,
+    /// The experts.
+    pub experts: Experts,
+    /// Of what the router reads.
+    pub router_norm: VecId,
+    /// Of what the experts read.
+    pub experts_norm: NormWeights,
+    /// Of their result.
+    pub experts_post_norm: NormWeights,
 }
 
 /// Feed-forward blocks of which every token goes to a few.
@@ -188,10 +219,10 @@ pub struct Layer {
     pub attn_norm: Option<NormWeights>,
     /// (n_head * head_dim, n_embd)
     pub wq: WeightId,
-    /// (n_head_kv * head_dim, n_embd)
-    pub wk: WeightId,
-    /// (n_head_kv * head_dim, n_embd)
-    pub wv: WeightId,
+    /// (n_head_kv * head_dim, n_embd); none where another layer's keys and values are read
+    pub wk: Option<WeightId>,
+    /// (n_head_kv * head_dim, n_embd); without it, values are the keys' product
+    pub wv: Option<WeightId>,
     /// (n_head * head_dim)
     pub bq: Option<VecId>,
     /// (n_head_kv * head_dim)
@@ -202,6 +233,8 @@ pub struct Layer {
     pub q_norm: Option<NormWeights>,
     /// Of keys, likewise.
     pub k_norm: Option<NormWeights>,
+    /// Of values.
+    pub v_norm: Option<NormWeights>,
     /// (n_head): what softmax's denominators gain beside the scores.
     pub sinks: Option<VecId>,
     /// (n_embd, n_head * head_dim)
@@ -216,6 +249,59 @@ pub struct Layer {
     pub ffn: Ffn,
     /// Of the feed-forward block's result, before it is added.
     pub ffn_post_norm: Option<NormWeights>,
+    /// What the layer makes of its part of [`PerLayerInputs`].
+    pub per_layer: Option<PerLayer>,
+    /// What the layer's output is multiplied with.
+    pub output_scale: Option<f32>,
+}
+
+/// What a layer makes of what it gets of each token beside its input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PerLayer {
+    /// (n_embd_per_layer, n_embd): gates it.
+    pub gate: WeightId,
+    /// (n_embd, n_embd_per_layer)
+    pub projection: WeightId,
+    /// Of the projection.
+    pub norm: NormWeights,
+}
+
+/// What every layer gets of each token beside its input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PerLayerInputs {
+    /// (n_vocab, n_layer * n_embd_per_layer)
+    pub table: WeightId,
+    /// (n_layer * n_embd_per_layer, n_embd)
+    pub projection: WeightId,
+    /// Of each layer's part of the projection.
+    pub norm: NormWeights,
+}
+
+impl Layer {
+    /// With what every layer has, and nothing else.
+    pub(crate) fn new(wq: WeightId, wo: WeightId, ffn: Ffn) -> Layer {
+        Layer {
+            attn_norm: None,
+            wq,
+            wk: None,
+            wv: None,
+            bq: None,
+            bk: None,
+            bv: None,
+            q_norm: None,
+            k_norm: None,
+            v_norm: None,
+            sinks: None,
+            wo,
+            bo: None,
+            attn_post_norm: None,
+            ffn_norm: None,
+            ffn,
+            ffn_post_norm: None,
+            per_layer: None,
+            output_scale: None,
+        }
+    }
 }
 
 /// Divisors of the rotary angles, one for each pair.
@@ -246,6 +332,8 @@ pub struct Weights {
     pub output_bias: Option<VecId>,
     /// Divisors of the rotary angles.
     pub rope_divisors: RopeDivisors,
+    /// What every layer gets of each token beside its input.
+    pub per_layer_inputs: Option<PerLayerInputs>,
     /// The layers in order.
     pub layers: Vec<Layer>,
 }

@@ -4,7 +4,9 @@ use super::launches::{List, Scene, small};
 use super::plan::{ATTEND_ROWS, SPLITS};
 use super::products::Product;
 use crate::cuda::launch::Form;
-use crate::cuda::params::{Attention, Embed, KvWrite, Norm, Pair, Rope, ScaleByPosition, Select};
+use crate::cuda::params::{
+    Attention, Embed, KvWrite, Norm, Pair, Rope, ScaleByPosition, Select, Slice,
+};
 use crate::cuda::{Launch, Ptr, launch};
 use crate::op::{CacheLayer, Op};
 use crate::program::{Attend, Slot};
@@ -71,6 +73,14 @@ impl Scene<'_> {
                 launch::add(&self.pair(self.slot(a), self.slot(b), period, result()))
             }
             Op::SelectRows { x } => self.select(x, result()),
+            Op::Slice { x, from, width } => launch::slice(&Slice {
+                x: self.slot(x),
+                out: self.slot(result()),
+                rows: small(self.rows(result())),
+                width: small(self.width(x)),
+                from: small(from),
+                part: small(width),
+            }),
             Op::ExpertMatMul { x, w, ids, .. } => {
                 return self.expert_product(x, w, ids, result(), list);
             }

@@ -34,6 +34,16 @@ fn valid(arch: &'static str) -> File {
             ("post_attention_norm.weight", 64),
             ("post_ffw_norm.weight", 64),
         ]),
+        "gemma4" => {
+            norms(&[
+                ("attn_q_norm.weight", 16),
+                ("attn_k_norm.weight", 16),
+                ("post_attention_norm.weight", 64),
+                ("post_ffw_norm.weight", 64),
+            ]);
+            f.set("attention.sliding_window", Val::U32(16));
+            f.set("attention.sliding_window_pattern", vec![true, false]);
+        }
         "qwen3moe" => {
             norms(&[("attn_q_norm.weight", 16), ("attn_k_norm.weight", 16)]);
             with_experts(&mut f);
@@ -73,8 +83,9 @@ fn valid(arch: &'static str) -> File {
     f
 }
 
-const ARCHITECTURES: [&str; 6] = [
+const ARCHITECTURES: [&str; 7] = [
     "gemma2",
+    "gemma4",
     "qwen3moe",
     "gpt-oss",
     "granite",
@@ -128,6 +139,60 @@ fn windows() {
                 "no norm behind attention",
                 |f| f.remove("blk.1.post_attention_norm.weight"),
                 &["missing tensor blk.1.post_attention_norm.weight"],
+            ),
+        ],
+    );
+}
+
+#[test]
+fn layers_of_two_kinds() {
+    check(
+        "gemma4",
+        &[
+            (
+                "no pattern",
+                |f| f.unset("attention.sliding_window_pattern"),
+                &["missing key gemma4.attention.sliding_window_pattern"],
+            ),
+            (
+                "heads of an odd width",
+                |f| f.set("attention.key_length_swa", Val::U32(15)),
+                &["gemma4.attention.key_length_swa", "even", "got 15"],
+            ),
+            (
+                "values of another width",
+                |f| f.set("attention.value_length_swa", Val::U32(8)),
+                &["gemma4.attention.key_length_swa", "value_length_swa (8)"],
+            ),
+            (
+                "heads that no matrix has",
+                |f| f.set("attention.key_length_swa", Val::U32(32)),
+                &["blk.0.attn_k.weight", "[64, 64]"],
+            ),
+            (
+                "keys of a layer of the other kind",
+                |f| f.set("attention.shared_kv_layers", Val::U32(1)),
+                &["gemma4.attention.shared_kv_layers", "layer 1", "got 1"],
+            ),
+            (
+                "no layer with keys",
+                |f| f.set("attention.shared_kv_layers", Val::U32(2)),
+                &["gemma4.attention.shared_kv_layers", "got 2"],
+            ),
+            (
+                "inputs of layers that overflow",
+                |f| f.set("embedding_length_per_layer_input", Val::U32(u32::MAX)),
+                &["gemma4.embedding_length_per_layer_input", "got 4294967295"],
+            ),
+            (
+                "inputs of layers without a table",
+                |f| f.set("embedding_length_per_layer_input", Val::U32(8)),
+                &["missing tensor per_layer_token_embd.weight", "[16, 7]"],
+            ),
+            (
+                "more dimensions that turn than there are",
+                |f| f.set("rope.dimension_count_swa", Val::U32(18)),
+                &["gemma4.rope.dimension_count_swa", "got 18"],
             ),
         ],
     );

@@ -1,0 +1,117 @@
+//! Gemma 4: Gemma 3's norms, values that are normed too, and layers of two kinds that differ in
+//! window, heads and angles. The last layers may read earlier ones' keys and values, every layer may
+//! get something of the token beside its input, and there may be experts beside the dense block.
+
+use super::gemma::{GEMMA, scaled_embedding};
+use super::{Binder, Block, Error, Ffn, Hparams, Keys, Layer, NormWeights, Spec};
+use super::{blk, taps, with_post_norms};
+use crate::hparams::{DefaultWidth, ExpertRules, MAX_WIDTH, MIXTURE, experts, has_experts};
+use crate::hparams::{share_caches, windows, windows_have_heads};
+use crate::weights::WeightId;
+
+pub(super) const SPEC: Spec = Spec {
+    name: "gemma4",
+    block: Block::Sequential {
+        residual: Some(taps::ATTN_OUT),
+    },
+    attn_out: None,
+    turned: [taps::Q_CUR_POS, taps::K_CUR_POS],
+    reads: &[
+        "attention.sliding_window",
+        "attention.shared_kv_layers",
+        "final_logit_softcapping",
+        "expert_count",
+        "expert_used_count",
+    ],
+    numbers,
+    ends: |b| b.ends_with_per_layer_inputs(),
+    layer,
+    ..GEMMA
+};
+
+fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+    scaled_embedding(k, h)?;
+    const PATTERN: &str = "attention.sliding_window_pattern";
+    if k.get(PATTERN).is_none() {
+        return Err(k.missing(k.full(PATTERN), "a flag for each layer"));
+    }
+    windows(k, h, 1, None)?;
+    windows_have_heads(k, h)?;
+    h.set_attention_scale(1.0);
+    share_caches(k, h)?;
+    let most = MAX_WIDTH / h.n_layer();
+    h.n_embd_per_layer = k
+        .count("embedding_length_per_layer_input", 0..=most, Some(0))?
+        .value;
+    let cap = k.not_negative("final_logit_softcapping", 0.0)?;
+    h.factors.logit_cap = (cap > 0.0).then_some(cap);
+    if has_experts(k)? {
+        let rules = ExpertRules {
+            n_ff: DefaultWidth::Required,
+            ..MIXTURE
+        };
+        h.experts = Some(experts(k, h, rules)?);
+    }
+    Ok(())
+}
+
+fn layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
+    let layer = Layer {
+        attn_norm: Some(b.layer_norm(l, "attn_norm", taps::ATTN_NORM)?),
+        ffn_norm: Some(b.layer_norm(l, "ffn_norm", taps::FFN_NORM)?),
+        ..bare(b, l)?
+    };
+    let layer = with_post_norms(b, l, layer, [taps::ATTN_POST_NORM, taps::FFN_POST_NORM])?;
+    let scale = b.optional_vector(&blk(l, "layer_output_scale.weight"), 1)?;
+    Ok(Layer {
+        // here the name has its layer
+        ffn_post_norm: layer.ffn_post_norm.map(|norm| NormWeights {
+            numbered: true,
+            ..norm
+        }),
+        per_layer: b.per_layer(l)?,
+        output_scale: scale.map(|scale| b.values(scale)[0]),
+        ..layer
+    })
+}
+
+/// The layer without norms of rows.
+fn bare(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
+    let sizes = b.h.layers[l];
+    let (n_embd, head_dim) = (b.h.n_embd(), sizes.head_dim);
+    let mut keys = KeysAndValues::default();
+    if sizes.kv_layer == l {
+        let name = blk(l, "attn_v.weight");
+        let ones = b.made_vector("(no weight)", vec![1.0; head_dim]);
+        keys = KeysAndValues {
+            wk: Some(b.matrix(&blk(l, "attn_k.weight"), sizes.kv_width(), n_embd)?),
+            wv: b.optional_matrix(&name, sizes.kv_width(), n_embd)?,
+            k_norm: Some(b.norm(&blk(l, "attn_k_norm"), head_dim, taps::K_CUR_NORMED)?),
+            v_norm: Some(NormWeights::plain(ones, taps::V_CUR_NORMED)),
+        };
+    }
+    let wq = b.matrix(&blk(l, "attn_q.weight"), sizes.q_width(), n_embd)?;
+    let wo = b.matrix(&blk(l, "attn_output.weight"), n_embd, sizes.q_width())?;
+    let dense = b.gated_ffn(l)?;
+    let ffn = match b.h.experts {
+        Some(_) => Ffn::Both(b.dense_and_experts(l, dense)?),
+        None => Ffn::Dense(dense),
+    };
+    Ok(Layer {
+        q_norm: Some(b.norm(&blk(l, "attn_q_norm"), head_dim, taps::Q_CUR_NORMED)?),
+        wk: keys.wk,
+        wv: keys.wv,
+        k_norm: keys.k_norm,
+        v_norm: keys.v_norm,
+        ..Layer::new(wq, wo, ffn)
+    })
+}
+
+/// What a layer has that does not read another's.
+#[derive(Default)]
+struct KeysAndValues {
+    wk: Option<WeightId>,
+    wv: Option<WeightId>,
+    k_norm: Option<NormWeights>,
+    v_norm: Option<NormWeights>,
+}
