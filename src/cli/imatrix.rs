@@ -14,7 +14,8 @@ use super::{load, signal, terminal, values};
 
 /// Make an importance matrix from a text
 ///
-/// Writes llama-imatrix's GGUF form: for every matrix the sums of its squared inputs over the text.
+/// Writes llama-imatrix's GGUF form: for every matrix the sums of its squared inputs over the text,
+/// for an expert's over the tokens that are sent to it.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -98,5 +99,12 @@ pub(super) fn run(args: &ImatrixArgs) -> Result<Exit, Failure> {
         collector.matrices(),
         collector.chunks()
     ));
+    let (unseen, all) = collector.unseen();
+    if unseen > 0 {
+        terminal::note(&format!(
+            "octavo: warning: {unseen} of {all} experts' matrices saw no token of this text: all \
+             their inputs will count alike"
+        ));
+    }
     Ok(Exit::Done)
 }

@@ -1,15 +1,16 @@
 //! Makes an importance matrix: runs a text through the engine and adds up the squared inputs of its
 //! matrices.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
 use gguf_rs_lite::{TensorType, Writer};
 
+use super::readers::{Routed, readers, routed};
 use super::{CHUNK_COUNT, CHUNK_SIZE, COUNTS, DATASETS, Error, SUMS};
 use octavo_engine::backend::{Role, TapView};
 use octavo_engine::{Engine, Wanted};
-use octavo_model::{Op, Tap};
+use octavo_model::Tap;
 use octavo_text::tokenizer::EncodeOptions;
 
 /// What of a text is looked at.
@@ -33,11 +34,49 @@ impl Default for Options {
     }
 }
 
-/// Sums for the inputs of one matrix.
+/// Sums for the inputs of one tensor.
 #[derive(Clone, Debug, Default)]
 struct Entry {
+    /// One sum for each input of each of its matrices.
     squares: Vec<f64>,
-    tokens: u64,
+    /// Rows that each of its matrices was given: one number, or one for each expert.
+    rows: Vec<u64>,
+}
+
+impl Entry {
+    /// Room for so many matrices with rows of `width` values.
+    fn make(&mut self, matrices: usize, width: usize) {
+        self.squares.resize(matrices * width, 0.0);
+        self.rows.resize(matrices, 0);
+    }
+
+    /// Adds one row of what a matrix is given.
+    fn add(&mut self, matrix: usize, row: &[f32]) {
+        let sums = self.squares.chunks_exact_mut(row.len().max(1)).nth(matrix);
+        let Some((sums, rows)) = sums.zip(self.rows.get_mut(matrix)) else {
+            return;
+        };
+        *rows += 1;
+        for (sum, x) in sums.iter_mut().zip(row) {
+            *sum += f64::from(*x) * f64::from(*x);
+        }
+    }
+
+    /// Mean squares; like whoever reads the file, 1 for a matrix that was given nothing.
+    fn means(&self) -> Vec<f64> {
+        let width = self.squares.len() / self.rows.len().max(1);
+        let matrices = self.squares.chunks_exact(width.max(1)).zip(&self.rows);
+        let mean = |sum: f64, rows: u64| if rows == 0 { 1.0 } else { sum / rows as f64 };
+        matrices
+            .flat_map(|(sums, &rows)| sums.iter().map(move |&sum| mean(sum, rows)))
+            .collect()
+    }
+}
+
+/// A value of the step that is running: `[rows][width]`.
+struct Held {
+    rows: usize,
+    data: Vec<f32>,
 }
 
 /// Adds up, chunk by chunk.
@@ -46,6 +85,8 @@ pub struct Collector<'e> {
     options: Options,
     /// The matrices that multiply a value.
     readers: HashMap<Tap, Vec<String>>,
+    /// The experts' matrices, by the value that completes what they need.
+    routed: HashMap<Tap, Vec<Routed>>,
     entries: BTreeMap<String, Entry>,
     chunks: usize,
 }
@@ -60,11 +101,11 @@ impl<'e> Collector<'e> {
         if !(2..=n_ctx).contains(&chunk) {
             return Err(Error::Chunk { chunk, n_ctx });
         }
-        let readers = readers(engine, options.output);
         Ok(Collector {
             engine,
             options,
-            readers,
+            readers: readers(engine, options.output),
+            routed: routed(engine),
             entries: BTreeMap::new(),
             chunks: 0,
         })
@@ -109,21 +150,37 @@ impl<'e> Collector<'e> {
         {
             *first = bos;
         }
-        let (readers, entries) = (&self.readers, &mut self.entries);
+        let (readers, routed) = (&self.readers, &self.routed);
+        let entries = &mut self.entries;
+        let wait: HashSet<Tap> = routed
+            .values()
+            .flatten()
+            .flat_map(|r| [r.x, r.ids])
+            .collect();
+        let mut held: HashMap<Tap, Held> = HashMap::new();
         let mut look = |view: &TapView<'_>| {
-            let Some(names) = readers.get(&view.tap) else {
-                return;
-            };
-            let squares = squares(view);
-            for name in names {
-                let entry = entries.entry(name.clone()).or_default();
-                entry.squares.resize(view.width, 0.0);
-                entry
-                    .squares
-                    .iter_mut()
-                    .zip(&squares)
-                    .for_each(|(sum, s)| *sum += s);
-                entry.tokens += view.rows as u64;
+            if let Some(names) = readers.get(&view.tap) {
+                let squares = squares(view);
+                for name in names {
+                    let entry = entries.entry(name.clone()).or_default();
+                    entry.make(1, view.width);
+                    let sums = entry.squares.iter_mut().zip(&squares);
+                    sums.for_each(|(sum, s)| *sum += s);
+                    entry.rows[0] += view.rows as u64;
+                }
+            }
+            if wait.contains(&view.tap) {
+                let (rows, data) = (view.rows, view.data.to_vec());
+                held.insert(view.tap, Held { rows, data });
+            }
+            for product in routed.get(&view.tap).into_iter().flatten() {
+                let entry = entries.entry(product.name.clone()).or_default();
+                entry.make(product.experts, product.width);
+                add_routed(entry, product, &held);
+            }
+            if let Some(products) = routed.get(&view.tap) {
+                // inputs are as large as a step's values are; few of them are needed at a time
+                products.iter().for_each(|p| drop(held.remove(&p.x)));
             }
         };
         // the rows of the last layer are those whose logits are wanted
@@ -149,18 +206,18 @@ impl<'e> Collector<'e> {
         self.entries.len()
     }
 
+    /// Experts' matrices that no token was sent to, and how many there are.
+    pub fn unseen(&self) -> (usize, usize) {
+        let entries = || self.entries.values().filter(|entry| entry.rows.len() > 1);
+        let rows = || entries().flat_map(|entry| &entry.rows);
+        (rows().filter(|rows| **rows == 0).count(), rows().count())
+    }
+
     /// Mean squares of the inputs of each matrix seen, by its name.
     pub fn means(&self) -> impl Iterator<Item = (&str, Vec<f64>)> {
-        let mean = |entry: &Entry| {
-            entry
-                .squares
-                .iter()
-                .map(|s| s / (entry.tokens as f64).max(1.0))
-                .collect()
-        };
         self.entries
             .iter()
-            .map(move |(name, entry)| (name.as_str(), mean(entry)))
+            .map(|(name, entry)| (name.as_str(), entry.means()))
     }
 
     /// Writes llama.cpp's GGUF form. `dataset` names the text.
@@ -177,19 +234,23 @@ impl<'e> Collector<'e> {
             .set(CHUNK_COUNT, number(self.chunks))
             .set(CHUNK_SIZE, number(self.options.chunk));
         for (name, entry) in &self.entries {
-            let sums: Vec<u8> = entry
-                .squares
-                .iter()
-                .flat_map(|&s| (s as f32).to_le_bytes())
-                .collect();
-            let count = (entry.tokens as f32).to_le_bytes().to_vec();
-            writer.tensor(
-                &format!("{name}{SUMS}"),
-                &[entry.squares.len() as u64],
-                TensorType::F32,
-                sums,
-            );
-            writer.tensor(&format!("{name}{COUNTS}"), &[1], TensorType::F32, count);
+            let bytes = |x: f32| x.to_le_bytes();
+            let sums = entry.squares.iter().flat_map(|&sum| bytes(sum as f32));
+            let counts = entry.rows.iter().flat_map(|&rows| bytes(rows as f32));
+            let (sums, counts): (Vec<u8>, Vec<u8>) = (sums.collect(), counts.collect());
+            // one matrix has no second dimension, as ggml counts them
+            let matrices = entry.rows.len() as u64;
+            let width = entry.squares.len() as u64 / matrices.max(1);
+            let dims = |n: u64| {
+                if matrices > 1 {
+                    vec![n, matrices]
+                } else {
+                    vec![n]
+                }
+            };
+            let ty = TensorType::F32;
+            writer.tensor(&format!("{name}{SUMS}"), &dims(width), ty, sums);
+            writer.tensor(&format!("{name}{COUNTS}"), &dims(1), ty, counts);
         }
         Ok(writer.write_file(path)?)
     }
@@ -207,27 +268,19 @@ fn squares(view: &TapView<'_>) -> Vec<f64> {
     sums
 }
 
-/// For every named value the layers' matrices (and the output) that multiply it, each once: the
-/// parts of a fused tensor have one name. Without experts: of these each has sums of its own, for
-/// the rows that it is given.
-pub(crate) fn readers(engine: &Engine, output: bool) -> HashMap<Tap, Vec<String>> {
-    let model = engine.model();
-    let mut tap_of = HashMap::new();
-    let mut readers: HashMap<Tap, Vec<String>> = HashMap::new();
-    for node in &model.graph.nodes {
-        if let Op::MatMul { x, w } = node.op
-            && let Some(tap) = tap_of.get(&x)
-            && let Some(weight) = model.weights.matrices.get(w.0 as usize)
-            && (weight.name.starts_with("blk.") || (output && weight.name == "output.weight"))
-        {
-            let names = readers.entry(*tap).or_default();
-            if !names.contains(&weight.name) {
-                names.push(weight.name.clone());
-            }
-        }
-        if let Some(tap) = node.tap {
-            tap_of.insert(node.out, tap);
+/// Adds what each token's experts were given. `held` has both values, or the model is at fault.
+fn add_routed(entry: &mut Entry, product: &Routed, held: &HashMap<Tap, Held>) {
+    let (Some(x), Some(ids)) = (held.get(&product.x), held.get(&product.ids)) else {
+        return;
+    };
+    let row = |value: &Held| value.data.len() / value.rows.max(1);
+    let (x_row, used) = (row(x).max(1), row(ids).max(1));
+    for (x, ids) in x.data.chunks_exact(x_row).zip(ids.data.chunks_exact(used)) {
+        // one row for all experts comes again for each
+        let parts = x.chunks_exact(product.width).cycle();
+        for (part, &id) in parts.zip(ids) {
+            // ids are whole numbers in floats
+            entry.add(id as usize, part);
         }
     }
-    readers
 }

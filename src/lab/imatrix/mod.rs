@@ -1,23 +1,25 @@
 //! Importance matrices: what makes them, and the files that keep them.
 //!
 //! For each matrix and each of its inputs: the sum, over the tokens of a text, of the input
-//! squared. Quantizers weigh the error of a weight with it. The files are llama.cpp's.
+//! squared. Each expert of a mixture has sums of its own, over the tokens that it was given.
+//! Quantizers weigh the error of a weight with it. The files are llama.cpp's.
 
 mod collect;
 mod file;
+mod readers;
 
 use gguf_rs_lite::TensorType;
 
-pub(crate) use collect::readers;
 pub use collect::{Collector, Options};
 pub use file::Importance;
+pub(crate) use readers::readers;
 
 const DATASETS: &str = "imatrix.datasets";
 const CHUNK_COUNT: &str = "imatrix.chunk_count";
 const CHUNK_SIZE: &str = "imatrix.chunk_size";
 /// After a matrix' name: the sums of squares.
 const SUMS: &str = ".in_sum2";
-/// After a matrix' name: how many tokens were summed.
+/// After a matrix' name: how many tokens were summed, for each expert where it has some.
 const COUNTS: &str = ".counts";
 
 /// Why an importance matrix cannot be read or made.
