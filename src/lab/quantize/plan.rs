@@ -118,7 +118,7 @@ impl<'a> Plan<'a> {
     /// # Errors
     /// An entry of a layer's tensor that the model lacks, or for rows of another length; a layer
     /// without entries in architectures of which each layer sees the text (those that can be run
-    /// here).
+    /// here), but those at the end that only predict further tokens.
     pub fn check_importance(&self) -> Result<(), Error> {
         let Some(importance) = self.importance else {
             return Ok(());
@@ -142,8 +142,9 @@ impl<'a> Plan<'a> {
             return Ok(());
         };
         let known: BTreeSet<i64> = importance.names().filter_map(mix::layer_of).collect();
+        let run = layers_run(self.gguf, arch)?;
         let without = self.changes.iter().map(|c| &c.tensor).find(|t| {
-            mix::layer_of(&t.name).is_some_and(|layer| !known.contains(&layer))
+            mix::layer_of(&t.name).is_some_and(|l| l < run && !known.contains(&l))
                 && mix::is_quantizable(arch.name(), &t.name, &t.dims)
         });
         match without.and_then(|t| Some((t, mix::layer_of(&t.name)?))) {
@@ -232,7 +233,11 @@ impl<'a> Plan<'a> {
                         }
                     })
             });
-            writer.tensor(&change.tensor.name, &change.tensor.dims, change.to, data);
+            let dims = match self.from_folder {
+                true => &change.tensor.dims[..],
+                false => as_counted(&change.tensor.dims),
+            };
+            writer.tensor(&change.tensor.name, dims, change.to, data);
         }
         let written = writer.write_file(path);
         match failure.take() {
@@ -301,6 +306,16 @@ impl<'a> Plan<'a> {
     }
 }
 
+/// Dimensions without the ones at the end, which ggml does not count: so llama-quantize, which
+/// reads and writes with it, drops them.
+fn as_counted(dims: &[u64]) -> &[u64] {
+    let n = dims
+        .iter()
+        .rposition(|&n| n != 1)
+        .map_or(1, |last| last + 1);
+    &dims[..n.min(dims.len())]
+}
+
 /// Text for a key, as much of it as llama.cpp keeps.
 fn note(text: &[u8]) -> OwnedValue {
     OwnedValue::Str(text.iter().copied().take(MAX_NOTE).collect())
@@ -336,6 +351,14 @@ fn facts(gguf: &Gguf) -> Result<Facts, Error> {
         n_head_kv,
         n_expert,
     })
+}
+
+/// How many layers a text goes through: all but those at the end that predict several tokens.
+fn layers_run(gguf: &Gguf, arch: Arch) -> Result<i64, Error> {
+    let number = |name: &str| gguf.u32(&format!("{}.{name}", arch.name()));
+    let predict = number("nextn_predict_layers")?.unwrap_or(0);
+    let all = number("block_count")?.unwrap_or(u32::MAX);
+    Ok(i64::from(all.saturating_sub(predict)))
 }
 
 /// Refuses an expression that finds no tensor: whoever wrote it meant one.

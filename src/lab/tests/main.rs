@@ -5,4 +5,5 @@ mod diff;
 mod imatrix;
 mod perplexity;
 mod quantize;
+mod quantize_arch;
 mod quantize_mix;
