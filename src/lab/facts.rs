@@ -6,7 +6,7 @@ use gguf_rs_lite::{Array, Gguf, TensorInfo, TensorType, Value};
 use octavo_engine::threads::Threads;
 use octavo_engine::{DEFAULT_CONTEXT, EngineOptions, kv_bytes};
 use octavo_kernels::{Isa, KvType, kernel_name};
-use octavo_model::{Hparams, LayerHparams, Model, Source};
+use octavo_model::{Hparams, LayerHparams, Model, Source, hparams};
 use octavo_text::chat::ChatTemplate;
 use octavo_text::tokenizer::Tokenizer;
 use serde::Serialize;
@@ -191,8 +191,11 @@ fn keep<T, E: std::error::Error>(
         .ok()
 }
 
+/// A matrix, or one of each expert; experts' biases have two dimensions too.
 fn is_matrix(tensor: &TensorInfo) -> bool {
-    tensor.dims.len() == 2 && octavo_quant::can_dequantize(tensor.ty)
+    (2..=3).contains(&tensor.dims.len())
+        && !tensor.name.ends_with(".bias")
+        && octavo_quant::can_dequantize(tensor.ty)
 }
 
 fn kernel(isa: Isa, ty: TensorType, repack: bool) -> String {
@@ -239,8 +242,11 @@ fn memory(gguf: &Gguf, h: &Hparams, options: &EngineOptions) -> Memory {
     let kv_cache = kv_bytes(h, kv_type, context);
     let weights: u64 = gguf.tensors().iter().map(|t| t.bytes).sum();
     // per prompt token: the residual stream and its branch, the attention's inputs and output, both
-    // halves of the feed-forward block; and one row of logits
-    let of = |l: &LayerHparams| 2 * l.q_width() + 2 * l.kv_width() + 2 * l.n_ff;
+    // halves of the feed-forward block, or of all experts that a token is sent to and what each of
+    // them makes of it; and one row of logits
+    let experts = |e: hparams::Experts| e.used * (2 * e.n_ff + h.n_embd()) + 2 * e.shared_n_ff;
+    let experts = h.experts.map_or(0, experts);
+    let of = |l: &LayerHparams| 2 * l.q_width() + 2 * l.kv_width() + (2 * l.n_ff).max(experts);
     let width = 3 * h.n_embd() + h.layers.iter().map(of).max().unwrap_or(0);
     let rows = options.batch.min(context) as u64;
     let buffers = (rows.saturating_mul(width as u64))

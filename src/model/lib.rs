@@ -9,11 +9,11 @@ pub mod graph;
 pub mod hparams;
 mod keys;
 mod rope;
+mod structure;
 pub mod taps;
 pub mod weights;
 
 use gguf_rs_lite::Gguf;
-use serde::Serialize;
 
 pub use arch::Arch;
 pub use error::Error;
@@ -21,6 +21,7 @@ pub use graph::{Graph, Node, Op, ValueId};
 pub use hparams::{CacheGroup, Hparams, LayerHparams, ScalingKind};
 pub use keys::{Entry, Source, Sourced};
 pub use octavo_kernels::{Pairing, Rope};
+pub use structure::{Active, ExpertStructure, Structure, Windows};
 pub use taps::{OwnedTap, Tap};
 pub use weights::{Layer, VecId, WeightId, WeightRef, Weights};
 
@@ -76,71 +77,4 @@ impl Model {
     pub fn warnings(&self) -> &[String] {
         self.hparams.warnings()
     }
-
-    /// What the model is made of, for `inspect`.
-    pub fn structure(&self) -> Structure {
-        let any = |f: fn(&Layer) -> bool| self.weights.layers.iter().any(f);
-        Structure {
-            architecture: self.hparams.arch.name(),
-            layers: self.hparams.n_layer(),
-            gqa_ratio: self.gqa_ratio(),
-            qk_norm: any(|l| l.q_norm.is_some()),
-            qkv_bias: any(|l| l.bq.is_some() || l.bk.is_some() || l.bv.is_some()),
-            fused_qkv: self.weights.matrices.iter().any(|m| m.row_start > 0),
-            rope_pairing: self.ropes[0].pairing.name(),
-            rope_scaling: self.hparams.ropes[0].scaling.value.name(),
-            rope_freqs: self.weights.rope_divisors.all.is_some(),
-            tied_output: self.weights.is_tied(),
-            output_bias: self.weights.output_bias.is_some(),
-            parameters: self.parameters(),
-        }
-    }
-
-    /// Query heads per key head, if it is the same in all layers.
-    fn gqa_ratio(&self) -> Option<usize> {
-        let mut ratios = self.hparams.layers.iter().map(|l| l.n_head / l.n_head_kv);
-        let first = ratios.next()?;
-        ratios.all(|ratio| ratio == first).then_some(first)
-    }
-
-    /// Numbers in all weights; a tied output is counted once.
-    fn parameters(&self) -> u64 {
-        let matrices: u64 = self.weights.matrices.iter().map(|m| m.rows * m.cols).sum();
-        let vectors: u64 = self
-            .weights
-            .vectors
-            .iter()
-            .map(|v| v.data.len() as u64)
-            .sum();
-        matrices + vectors
-    }
-}
-
-/// A model's structure in a few facts.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Structure {
-    /// `general.architecture`.
-    pub architecture: &'static str,
-    /// Layers.
-    pub layers: usize,
-    /// Query heads per key head; none where layers differ.
-    pub gqa_ratio: Option<usize>,
-    /// Query and key heads are normalised.
-    pub qk_norm: bool,
-    /// Q, K or V have biases.
-    pub qkv_bias: bool,
-    /// Q, K and V are one tensor.
-    pub fused_qkv: bool,
-    /// Which dimensions turn together: `norm` or `neox`.
-    pub rope_pairing: &'static str,
-    /// `none`, `linear` or `yarn`.
-    pub rope_scaling: &'static str,
-    /// The file carries divisors of the rotary angles.
-    pub rope_freqs: bool,
-    /// The output matrix is the token embedding.
-    pub tied_output: bool,
-    /// The output has a bias.
-    pub output_bias: bool,
-    /// Numbers in all weights.
-    pub parameters: u64,
 }

@@ -93,6 +93,81 @@ fn inspect_json_maps_keys_to_values_and_sources() {
 }
 
 #[test]
+fn inspect_tells_of_experts_and_of_what_a_token_uses() {
+    let dir = folder();
+    let path = dir.path().join("mixture.gguf");
+    std::fs::write(&path, octavo_fixtures::tiny::File::mixture().bytes()).expect("written");
+    let name = path.to_str().expect("UTF-8");
+    let text = good(&["inspect", name]);
+    let experts = "4 of width 96 (gated by SiLU), 2 for a token, gating softmax, weights \
+                   normalized, in all 2 layers";
+    assert!(text.contains(experts), "{text}");
+    assert!(!text.contains("feed-forward"), "{text}");
+    let structure = &json(&["inspect", name, "--json"])["octavo"]["structure"];
+    assert_eq!(structure["experts"]["count"], 4);
+    assert_eq!(structure["experts"]["layers"], serde_json::json!([0, 1]));
+    let number = |key: &str| structure[key].as_u64().expect("a number");
+    // half of the experts, and no embedding but one row
+    let unused = 2 * 2 * 3 * 64 * 96 + 64 * (number_of_tokens(name) - 1);
+    assert_eq!(number("active_parameters") + unused, number("parameters"));
+}
+
+fn number_of_tokens(model: &str) -> u64 {
+    let object = json(&["inspect", model, "--json"]);
+    object["octavo"]["tokenizer"]["tokens"]
+        .as_u64()
+        .expect("a count")
+}
+
+#[test]
+fn inspect_tells_of_windows_caps_sinks_and_layers_that_do_not_turn() {
+    let Some(models) = octavo_fixtures::shared("arch/models") else {
+        return;
+    };
+    for (model, facts) in [
+        (
+            "gpt-oss",
+            &["a sink for each head", "24 positions in every other layer"][..],
+        ),
+        (
+            "gemma2",
+            &[
+                "soft cap 2.5 on scores",
+                "soft cap 4 on logits",
+                "embeddings x 8",
+            ],
+        ),
+        (
+            "gemma3",
+            &["all layers but every 6th from 5, freq_base 10000, scaling none"],
+        ),
+        (
+            "cohere2",
+            &[
+                "not in every 4th layer from 3",
+                "beside attention",
+                "layer, eps",
+            ],
+        ),
+        (
+            "olmo2",
+            &["q/k norm present (of whole rows)", "after blocks"],
+        ),
+        ("phi3", &["SiLU, fused", "Q, K and V fused"]),
+        (
+            "glm4moe",
+            &["(gated by SiLU) in layer 0", "weights x 1.7, in layer 1"],
+        ),
+    ] {
+        let path = models.join(format!("{model}-F32.gguf"));
+        let text = good(&["inspect", path.to_str().expect("UTF-8")]);
+        for fact in facts {
+            assert!(text.contains(fact), "{fact} is not in\n{text}");
+        }
+    }
+}
+
+#[test]
 fn inspect_explains_files_that_would_not_run() {
     let dir = folder();
     let vocabulary = variant(&dir, "vocabulary.gguf", false, |_| {});

@@ -2,6 +2,7 @@
 
 mod devices;
 mod json;
+mod structure;
 mod text;
 
 use clap::Args;

@@ -2,10 +2,11 @@
 
 use std::fmt::Write;
 
-use octavo_model::{Hparams, LayerHparams, Source};
+use octavo_model::Source;
 
 use super::super::failure::one_line;
 use super::super::metrics::size;
+use super::structure;
 use octavo_lab::facts::{Facts, Key};
 
 /// Longest value shown on a line.
@@ -34,7 +35,7 @@ fn sections(out: &mut String, report: &Facts<'_>, tensors: bool) -> std::fmt::Re
         "  {container}, {bytes}, {keys} keys, {n} tensors, alignment {alignment}"
     )?;
     if let Some(h) = &report.hparams {
-        structure(out, report, h)?;
+        structure::write(out, report, h)?;
     }
     writeln!(out, "\nKeys (* = not in the file: the default in use)")?;
     for key in &report.keys {
@@ -58,101 +59,6 @@ fn sections(out: &mut String, report: &Facts<'_>, tensors: bool) -> std::fmt::Re
         }
     }
     verdict(out, report)
-}
-
-/// A number of every layer: one where all are equal, else the least and the greatest.
-fn range(h: &Hparams, of: fn(&LayerHparams) -> usize) -> String {
-    let all = || h.layers.iter().map(of);
-    match (all().min().unwrap_or(0), all().max().unwrap_or(0)) {
-        (least, greatest) if least == greatest => least.to_string(),
-        (least, greatest) => format!("{least} to {greatest}"),
-    }
-}
-
-/// What the numbers say, and what the tensors say about the same.
-fn structure(out: &mut String, report: &Facts<'_>, h: &Hparams) -> std::fmt::Result {
-    let has = |name: &str| report.gguf.tensor(name).is_some();
-    let present = |yes: bool| if yes { "present" } else { "absent" };
-    let (q_norm, k_norm) = (
-        has("blk.0.attn_q_norm.weight"),
-        has("blk.0.attn_k_norm.weight"),
-    );
-    let biases = ["q", "k", "v", "qkv"]
-        .iter()
-        .any(|x| has(&format!("blk.0.attn_{x}.bias")));
-    let heads = range(h, |layer| layer.n_head);
-    let heads_kv = range(h, |layer| layer.n_head_kv);
-    let gqa = match range(h, |layer| layer.n_head / layer.n_head_kv).as_str() {
-        "1" => "MHA".to_owned(),
-        n if heads_kv == "1" => format!("MQA: all {n} query heads share one KV head"),
-        n => format!("GQA: {n} query heads per KV head"),
-    };
-    writeln!(out, "\nStructure")?;
-    writeln!(
-        out,
-        "  {:<10} {}, {} layers, width {}, feed-forward {}, vocabulary {}, trained context {}",
-        "model",
-        h.arch.name(),
-        h.n_layer(),
-        h.n_embd(),
-        range(h, |layer| layer.n_ff),
-        h.n_vocab(),
-        h.n_ctx_train()
-    )?;
-    writeln!(
-        out,
-        "  {:<10} heads {}/{} ({gqa}), head_dim {}, q/k norm {}, biases {}",
-        "attention",
-        heads,
-        heads_kv,
-        range(h, |layer| layer.head_dim),
-        if q_norm == k_norm {
-            present(q_norm)
-        } else {
-            "on one of the two only"
-        },
-        present(biases)
-    )?;
-    let rope = &h.ropes[0];
-    write!(
-        out,
-        "  {:<10} freq_base {}, dimensions {} of {}, pairing {}, scaling {}",
-        "rope",
-        rope.freq_base.value,
-        rope.n_rot.value,
-        range(h, |layer| layer.head_dim),
-        rope.pairing.name(),
-        rope.scaling.value.name()
-    )?;
-    if rope.factor.value != 1.0 {
-        write!(
-            out,
-            " x {} from {}",
-            rope.factor.value, rope.original_context.value
-        )?;
-    }
-    writeln!(
-        out,
-        ", frequency factors {}",
-        present(has("rope_freqs.weight"))
-    )?;
-    writeln!(
-        out,
-        "  {:<10} {}, eps {:e}",
-        "norm",
-        h.norm_name(),
-        h.norm_eps()
-    )?;
-    writeln!(
-        out,
-        "  {:<10} {}",
-        "output",
-        if has("output.weight") {
-            "own matrix"
-        } else {
-            "tied to the embedding"
-        }
-    )
 }
 
 /// A value on one line: long strings are cut, long arrays are counted.

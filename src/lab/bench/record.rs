@@ -119,7 +119,7 @@ impl Record {
         let nanoseconds: Vec<f64> = seconds.iter().map(|s| s * 1e9).collect();
         let ((avg_ns, stddev_ns), (avg_ts, stddev_ts)) =
             (spread(&nanoseconds), spread(&samples_ts));
-        let work = Work::of(engine.model(), gguf, setting.kv_type, test);
+        let work = Work::of(engine.model(), setting.kv_type, test);
         let rate = |work: u64| work as f64 * avg_ts / test.n as f64 / 1e9;
         let prompt = test.role == Role::Prompt;
         let n_layer = engine.hparams().n_layer();

@@ -3,9 +3,7 @@
 use octavo_kernels::{KvType, RowSet};
 
 use super::Test;
-use gguf_rs_lite::Gguf;
 use octavo_engine::backend::Role;
-use octavo_engine::kv_bytes;
 use octavo_model::{Model, Op};
 
 /// Bytes and operations of one run of a test.
@@ -21,38 +19,26 @@ pub struct Work {
 impl Work {
     /// Of one run of `test`. The last layer's end and the output head count only for the rows that
     /// are wanted, of which both tests have one a step.
-    pub fn of(model: &Model, gguf: &Gguf, kv_type: KvType, test: Test) -> Work {
-        let (mut every, mut wanted, mut bytes) = (0u64, 0u64, 0u64);
+    pub fn of(model: &Model, kv_type: KvType, test: Test) -> Work {
+        let (mut every, mut wanted) = (0u64, 0u64);
         for node in &model.graph.nodes {
-            match node.op {
+            let products = match node.op {
                 Op::MatMul { w, .. } => {
                     let matrix = model.weights.matrix(w);
-                    bytes += matrix.bytes(gguf).len() as u64;
-                    match model.graph.values[node.out.index()].rows {
-                        RowSet::All => every += matrix.rows * matrix.cols,
-                        RowSet::Wanted => wanted += matrix.rows * matrix.cols,
-                    }
+                    matrix.rows * matrix.cols
                 }
                 Op::ExpertMatMul {
                     w, ids, experts, ..
                 } => {
-                    let (matrix, experts) = (model.weights.matrix(w), experts as u64);
+                    let matrix = model.weights.matrix(w);
                     let used = model.graph.values[ids.index()].width as u64;
-                    bytes += matrix.bytes(gguf).len() as u64 / experts * used;
-                    let products = matrix.rows / experts * used * matrix.cols;
-                    match model.graph.values[node.out.index()].rows {
-                        RowSet::All => every += products,
-                        RowSet::Wanted => wanted += products,
-                    }
+                    matrix.rows / experts as u64 * used * matrix.cols
                 }
-                Op::ExpertBias { x, .. } => {
-                    bytes += 4 * model.graph.values[x.index()].width as u64;
-                }
-                Op::Embed { table } => bytes += model.weights.matrix(table).row_bytes() as u64,
-                _ => {}
-            }
-            if let Some(vector) = node.op.vector() {
-                bytes += 4 * model.weights.vector(*vector).len() as u64;
+                _ => continue,
+            };
+            match model.graph.values[node.out.index()].rows {
+                RowSet::All => every += products,
+                RowSet::Wanted => wanted += products,
             }
         }
         let (n, depth) = (test.n as u64, test.depth as u64);
@@ -60,20 +46,38 @@ impl Work {
             Role::Prompt => 1,
             Role::Generated => n,
         };
-        // step i attends to depth + i + 1 positions
-        let positions = steps * depth + steps * (steps + 1) / 2;
-        let kv = kv_bytes(&model.hparams, kv_type, 1) * positions;
+        let kv: u64 = model
+            .hparams
+            .layers
+            .iter()
+            .map(|layer| {
+                let position = kv_type.bytes(2 * layer.kv_width()).unwrap_or(usize::MAX) as u64;
+                position.saturating_mul(positions(depth, steps, layer.scores.window))
+            })
+            .sum();
         Work {
-            read_bytes: steps * bytes + kv,
+            read_bytes: steps * model.active().bytes + kv,
             flops: 2 * (n * every + steps * wanted),
         }
     }
 }
 
+/// How many positions so many steps attend to, all together: step `i` to `depth + i + 1`, or to
+/// those in a window.
+fn positions(depth: u64, steps: u64, window: Option<usize>) -> u64 {
+    let window = window.map_or(u64::MAX, |window| window as u64);
+    // the steps before a window is full
+    let growing = window.saturating_sub(depth).min(steps);
+    let full = (steps - growing).saturating_mul(window);
+    growing * depth + growing * (growing + 1) / 2 + full
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use octavo_engine::ModelSource;
+    use gguf_rs_lite::TensorInfo;
+    use octavo_engine::{ModelSource, kv_bytes};
+    use octavo_fixtures::tiny::File;
 
     #[test]
     fn the_demo_models_work_adds_up() {
@@ -82,7 +86,6 @@ mod tests {
         let of = |role, n, depth| {
             Work::of(
                 &model,
-                &gguf,
                 KvType::F16,
                 Test {
                     role,
@@ -114,5 +117,42 @@ mod tests {
         // a prompt multiplies the head for one token
         assert!(of(Role::Prompt, 8, 0).flops < 8 * one.flops);
         assert_eq!(of(Role::Prompt, 1, 0).flops, one.flops);
+    }
+
+    #[test]
+    fn windows_end_what_is_read_of_the_cache() {
+        assert_eq!(positions(10, 3, None), 11 + 12 + 13);
+        assert_eq!(positions(10, 3, Some(100)), 11 + 12 + 13);
+        assert_eq!(positions(10, 3, Some(12)), 11 + 12 + 12);
+        assert_eq!(positions(10, 3, Some(4)), 4 + 4 + 4);
+        assert_eq!(positions(0, 5, Some(2)), 1 + 2 + 2 + 2 + 2);
+    }
+
+    /// Two of four experts, and all of what every token sees.
+    #[test]
+    fn a_mixtures_token_reads_its_experts_alone() {
+        let gguf = File::mixture().gguf();
+        let model = Model::load(&gguf).expect("sound");
+        let test = Test {
+            role: Role::Generated,
+            n: 1,
+            depth: 0,
+            sequences: 1,
+        };
+        let work = Work::of(&model, KvType::F16, test);
+        let is_expert = |t: &&TensorInfo| t.name.contains("_exps.");
+        let tensors = || gguf.tensors().iter();
+        let experts: u64 = tensors().filter(is_expert).map(|t| t.bytes).sum();
+        let shared = || tensors().filter(|t| !is_expert(t) && t.name != "token_embd.weight");
+        let kv = kv_bytes(&model.hparams, KvType::F16, 1);
+        let row = 4 * model.hparams.n_embd() as u64;
+        let bytes: u64 = shared().map(|t| t.bytes).sum();
+        assert_eq!(work.read_bytes, experts / 2 + bytes + row + kv);
+        let matrices = shared().filter(|t| t.dims.len() == 2);
+        let products: u64 = matrices.map(TensorInfo::n_elements).sum();
+        assert_eq!(work.flops, 2 * (experts / 4 / 2 + products));
+        let structure = model.structure();
+        assert_eq!(structure.active_bytes + kv, work.read_bytes);
+        assert!(structure.active_parameters < structure.parameters);
     }
 }

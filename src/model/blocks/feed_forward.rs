@@ -17,6 +17,16 @@ pub(crate) enum Feature {
 }
 
 impl Feature {
+    /// Its usual name.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Feature::Silu => "SiLU",
+            Feature::Gelu => "GELU",
+            Feature::SquaredRelu => "squared ReLU",
+            Feature::SwigluOai => "clamped SwiGLU",
+        }
+    }
+
     /// How a gate and what it gates come together, and what that is called.
     fn gated(self) -> (Activation, &'static str) {
         match self {

@@ -1,0 +1,326 @@
+//! What a model is made of, in a few facts, and what of it a token uses.
+
+use octavo_kernels::TopGroups;
+use serde::{Serialize, Serializer};
+
+use super::arch::{Norm, QkNorm};
+use super::blocks::Block;
+use super::hparams::{Factors, Gating};
+use super::weights::{Ffn, Layer};
+use super::{Model, Op};
+
+/// A model's structure.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Structure {
+    /// `general.architecture`.
+    pub architecture: &'static str,
+    /// Layers.
+    pub layers: usize,
+    /// Attention and the feed-forward block read the same input, beside each other.
+    pub parallel: bool,
+    /// `RMS` or `layer`.
+    pub norm: &'static str,
+    /// What goes into attention is normed.
+    pub norm_before: bool,
+    /// What attention adds is normed.
+    pub norm_after: bool,
+    /// Query heads per key head; none where layers differ.
+    pub gqa_ratio: Option<usize>,
+    /// Queries and keys are normalised.
+    pub qk_norm: bool,
+    /// As what: `head`, or `row` for all heads together.
+    pub qk_norm_of: Option<&'static str>,
+    /// They are so after they turned.
+    pub qk_norm_after_rope: bool,
+    /// Q, K or V have biases.
+    pub qkv_bias: bool,
+    /// Q, K and V are one tensor.
+    pub fused_qkv: bool,
+    /// The gate and what it gates are one tensor.
+    pub fused_gate: bool,
+    /// What feed-forward blocks put their gate through, or without a gate their product.
+    pub activation: &'static str,
+    /// Feed-forward blocks have a gate.
+    pub gated: bool,
+    /// Layers with one feed-forward block for all tokens.
+    pub dense_layers: Vec<usize>,
+    /// Experts of the other layers.
+    pub experts: Option<ExpertStructure>,
+    /// Attention in windows of the latest positions.
+    pub windows: Option<Windows>,
+    /// Soft cap on attention's scores.
+    pub score_cap: Option<f32>,
+    /// Soft cap on logits.
+    pub logit_cap: Option<f32>,
+    /// Queries are multiplied with a factor that grows with their position.
+    pub queries_scaled_by_position: bool,
+    /// Heads have sinks.
+    pub sinks: bool,
+    /// Of the first layer's scores.
+    pub score_scale: f32,
+    /// Of token embeddings.
+    pub embedding_factor: f32,
+    /// Of what blocks add.
+    pub residual_factor: f32,
+    /// Of logits.
+    pub logit_factor: f32,
+    /// Which dimensions turn together: `norm` or `neox`.
+    pub rope_pairing: &'static str,
+    /// `none`, `linear`, `longrope` or `yarn`.
+    pub rope_scaling: &'static str,
+    /// The file carries divisors of the rotary angles.
+    pub rope_freqs: bool,
+    /// Layers whose queries and keys do not turn.
+    pub unturned_layers: Vec<usize>,
+    /// The output matrix is the token embedding.
+    pub tied_output: bool,
+    /// The output has a bias.
+    pub output_bias: bool,
+    /// Numbers in all weights.
+    pub parameters: u64,
+    /// Numbers that one token uses.
+    pub active_parameters: u64,
+    /// Bytes that they take: what generating a token reads of the weights.
+    pub active_bytes: u64,
+}
+
+/// Layers of experts.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ExpertStructure {
+    /// How many a layer has.
+    pub count: usize,
+    /// How many a token is sent to.
+    pub used: usize,
+    /// Feed-forward width of each.
+    pub width: usize,
+    /// Feed-forward width of those that see every token, together; 0 if there are none.
+    pub shared_width: usize,
+    /// Their result is multiplied with a sigmoid of its own.
+    pub shared_gate: bool,
+    /// How scores become weights.
+    #[serde(serialize_with = "gating_name")]
+    pub gating: Gating,
+    /// A bias decides with the scores which experts are chosen.
+    pub selection_bias: bool,
+    /// The weights of a token are divided by their sum.
+    pub normalized: bool,
+    /// Then they are multiplied with it.
+    pub scale: f32,
+    /// Groups of experts, and how many of them are chosen from.
+    #[serde(serialize_with = "group_counts")]
+    pub groups: Option<TopGroups>,
+    /// The layers.
+    pub layers: Vec<usize>,
+}
+
+/// Layers that attend to the latest positions alone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Windows {
+    /// How many positions, a token's own included.
+    pub size: usize,
+    /// The layers.
+    pub layers: Vec<usize>,
+    /// Which of [`Hparams::ropes`](super::Hparams::ropes) turns them, if they turn.
+    #[serde(skip)]
+    pub rope: Option<usize>,
+}
+
+impl Gating {
+    /// In words.
+    pub fn name(self) -> &'static str {
+        match self {
+            Gating::Softmax => "softmax",
+            Gating::Sigmoid => "sigmoid",
+            Gating::SoftmaxOfChosen => "softmax of the chosen",
+        }
+    }
+}
+
+fn gating_name<S: Serializer>(gating: &Gating, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(gating.name())
+}
+
+fn group_counts<S: Serializer>(groups: &Option<TopGroups>, to: S) -> Result<S::Ok, S::Error> {
+    groups
+        .map(|groups| [groups.count, groups.used])
+        .serialize(to)
+}
+
+/// What one token uses of a model's weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Active {
+    /// Numbers.
+    pub parameters: u64,
+    /// Their bytes: vectors are F32.
+    pub bytes: u64,
+}
+
+impl Active {
+    fn vector(&mut self, n: usize) {
+        self.parameters += n as u64;
+        self.bytes += 4 * n as u64;
+    }
+}
+
+impl Model {
+    /// What the model is made of.
+    pub fn structure(&self) -> Structure {
+        let (h, w) = (&self.hparams, &self.weights);
+        let spec = h.arch.spec();
+        let any = |f: &dyn Fn(&Layer) -> bool| w.layers.iter().any(f);
+        let first = &w.layers[0];
+        let norm_width = first.q_norm.map(|norm| w.vector(norm.weight).len());
+        let Factors {
+            embedding,
+            residual,
+            logits,
+            logit_cap,
+        } = h.factors;
+        let active = self.active();
+        Structure {
+            architecture: h.arch.name(),
+            layers: h.n_layer(),
+            parallel: spec.block == Block::Parallel,
+            norm: match spec.norm {
+                Norm::Rms => "RMS",
+                Norm::Layer => "layer",
+            },
+            norm_before: first.attn_norm.is_some(),
+            norm_after: first.attn_post_norm.is_some(),
+            gqa_ratio: self.gqa_ratio(),
+            qk_norm: any(&|l| l.q_norm.is_some()),
+            qk_norm_of: norm_width.map(|n| match n == h.layers[0].head_dim {
+                true => "head",
+                false => "row",
+            }),
+            qk_norm_after_rope: first.q_norm.is_some() && spec.qk_norm == QkNorm::AfterRope,
+            qkv_bias: any(&|l| l.bq.is_some() || l.bk.is_some() || l.bv.is_some()),
+            fused_qkv: any(&|l| w.matrix(l.wk).row_start > 0),
+            fused_gate: any(&|l| match l.ffn {
+                Ffn::Dense(ffn) => ffn.gate.is_some() && w.matrix(ffn.up).row_start > 0,
+                Ffn::Experts(_) => false,
+            }),
+            activation: spec.feature.name(),
+            gated: any(&|l| match l.ffn {
+                Ffn::Dense(ffn) => ffn.gate.is_some(),
+                Ffn::Experts(_) => true,
+            }),
+            dense_layers: self.layers_where(|l| matches!(w.layers[l].ffn, Ffn::Dense(_))),
+            experts: self.expert_structure(),
+            windows: self.windows(),
+            score_cap: h.layers[0].scores.cap,
+            logit_cap,
+            queries_scaled_by_position: h.temperature.is_some(),
+            sinks: any(&|l| l.sinks.is_some()),
+            score_scale: h.layers[0].scores.scale,
+            embedding_factor: embedding,
+            residual_factor: residual,
+            logit_factor: logits,
+            rope_pairing: self.ropes[0].pairing.name(),
+            rope_scaling: h.ropes[0].scaling.value.name(),
+            rope_freqs: w.rope_divisors.all.is_some(),
+            unturned_layers: self.layers_where(|l| h.layers[l].rope.is_none()),
+            tied_output: w.is_tied(),
+            output_bias: w.output_bias.is_some(),
+            parameters: self.parameters(),
+            active_parameters: active.parameters,
+            active_bytes: active.bytes,
+        }
+    }
+
+    fn layers_where(&self, is: impl Fn(usize) -> bool) -> Vec<usize> {
+        (0..self.hparams.n_layer()).filter(|l| is(*l)).collect()
+    }
+
+    fn expert_structure(&self) -> Option<ExpertStructure> {
+        let rules = self.hparams.experts?;
+        let of = |l: &Layer| match l.ffn {
+            Ffn::Experts(experts) => Some(experts),
+            Ffn::Dense(_) => None,
+        };
+        let some = self.weights.layers.iter().find_map(of)?;
+        Some(ExpertStructure {
+            count: rules.count,
+            used: rules.used,
+            width: rules.n_ff,
+            shared_width: rules.shared_n_ff,
+            shared_gate: some.shared_gate.is_some(),
+            gating: rules.gating,
+            selection_bias: some.selection_bias.is_some(),
+            normalized: rules.normalized,
+            scale: rules.scale,
+            groups: rules.groups,
+            layers: self.layers_where(|l| of(&self.weights.layers[l]).is_some()),
+        })
+    }
+
+    fn windows(&self) -> Option<Windows> {
+        let window = |l: usize| self.hparams.layers[l].scores.window;
+        let layers = self.layers_where(|l| window(l).is_some());
+        let first = *layers.first()?;
+        Some(Windows {
+            size: window(first)?,
+            layers,
+            rope: self.hparams.layers[first].rope,
+        })
+    }
+
+    /// Query heads per key head, if it is the same in all layers.
+    fn gqa_ratio(&self) -> Option<usize> {
+        let mut ratios = self.hparams.layers.iter().map(|l| l.n_head / l.n_head_kv);
+        let first = ratios.next()?;
+        ratios.all(|ratio| ratio == first).then_some(first)
+    }
+
+    /// Numbers in all weights; a tied output is counted once.
+    fn parameters(&self) -> u64 {
+        let matrices: u64 = self.weights.matrices.iter().map(|m| m.rows * m.cols).sum();
+        let vectors: u64 = self
+            .weights
+            .vectors
+            .iter()
+            .map(|v| v.data.len() as u64)
+            .sum();
+        matrices + vectors
+    }
+
+    /// What one token uses: its row of the embedding, its experts, and everything that all tokens
+    /// share.
+    pub fn active(&self) -> Active {
+        let mut active = Active::default();
+        for node in &self.graph.nodes {
+            match node.op {
+                Op::MatMul { w, .. } => {
+                    let matrix = self.weights.matrix(w);
+                    active.parameters += matrix.rows * matrix.cols;
+                    active.bytes += matrix.n_bytes() as u64;
+                }
+                Op::ExpertMatMul {
+                    w, ids, experts, ..
+                } => {
+                    let (matrix, experts) = (self.weights.matrix(w), experts as u64);
+                    let used = self.graph.values[ids.index()].width as u64;
+                    active.parameters += matrix.rows / experts * used * matrix.cols;
+                    active.bytes += matrix.n_bytes() as u64 / experts * used;
+                }
+                Op::ExpertBias { x, .. } => {
+                    active.vector(self.graph.values[x.index()].width);
+                }
+                Op::Embed { table } => {
+                    let matrix = self.weights.matrix(table);
+                    active.bytes += matrix.row_bytes() as u64;
+                    // a tied output has the row among its own
+                    if !self.weights.is_tied() {
+                        active.parameters += matrix.cols;
+                    }
+                }
+                op => {
+                    if let Some(vector) = op.vector() {
+                        active.vector(self.weights.vector(*vector).len());
+                    }
+                }
+            }
+        }
+        active
+    }
+}
