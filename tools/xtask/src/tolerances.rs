@@ -9,7 +9,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use serde_json::Value;
 
 use crate::model::{Arch, Shape, write_shape};
@@ -53,7 +53,7 @@ const TEXT: &str = "The quick brown fox jumps over 13 lazy dogs; 2+2=4, and so o
 fn shape(seed: u64) -> Shape {
     let mut random = Random::new(seed, "shape");
     let mut one = |of: &[u32]| of[random.below(of.len())];
-    let arch = Arch::value_variants()[seed as usize % 3];
+    let arch = [Arch::Llama, Arch::Qwen2, Arch::Qwen3][seed as usize % 3];
     let n_embd = one(&[256, 512, 768]);
     let head_dim = one(&[32, 64, 128]);
     let n_head = n_embd / head_dim;
@@ -76,6 +76,8 @@ fn shape(seed: u64) -> Shape {
         head_dim,
         n_vocab: 1024,
         tied: one(&[0, 1]) == 1,
+        experts: None,
+        window: None,
     }
 }
 

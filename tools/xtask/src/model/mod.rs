@@ -31,14 +31,19 @@ pub(crate) use shape::{Arch, Shape};
 Examples:
   cargo xtask model --arch qwen3 --preset 0.6b --type Q4_K_M --out model.gguf
   cargo xtask model --arch qwen3 --preset 0.6b --type awq --out model-awq
-  cargo xtask model --arch llama --preset tiny --type IQ2_XXS --seed 7 --out tiny.gguf")]
+  cargo xtask model --arch llama --preset tiny --type IQ2_XXS --seed 7 --out tiny.gguf
+  cargo xtask model --arch qwen3moe --preset 30b-a3b --layers 6 --type Q4_K_M --out eighth.gguf
+  cargo xtask model --arch gpt-oss --preset 20b --layers 3 --type MXFP4_MOE --out eighth.gguf")]
 pub(crate) struct ModelArgs {
     /// Architecture
     #[arg(long, default_value = "qwen3")]
     arch: Arch,
-    /// Size: Qwen3's shapes, or a tiny one
+    /// Size: that of a published model of the architecture, or a tiny one
     #[arg(long)]
     preset: Preset,
+    /// So many layers instead of the size's own: a part of a large model does what all of it does
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    layers: Option<u32>,
     /// A name that octavo quantize takes, with its mix of types; a type of ggml, for all matrices;
     /// or awq, for a folder with 4-bit groups of 128
     #[arg(long = "type", value_name = "TYPE")]
@@ -121,7 +126,7 @@ impl Types {
             n_layer: shape.n_layer,
             n_head: shape.n_head,
             n_head_kv: shape.n_head_kv,
-            n_expert: 0,
+            n_expert: shape.experts.map_or(0, |experts| experts.count),
         };
         let mut mix = match self {
             Types::Mix(target, choices) => Some(Mix::new(
@@ -161,8 +166,15 @@ impl Types {
 
 /// Runs the task.
 pub(crate) fn run(args: &ModelArgs) -> Result<(), String> {
-    let shape = Shape::of(args.arch, args.preset);
+    let mut shape = Shape::of(args.arch, args.preset)?;
+    shape.n_layer = args.layers.unwrap_or(shape.n_layer);
     let types = Types::parse(&args.ty, args.pure)?;
+    if matches!(types, Types::Awq) && !args.arch.has_folders() {
+        let name = args.arch.name();
+        return Err(format!(
+            "awq: expected --arch llama, qwen2 or qwen3, got {name}"
+        ));
+    }
     let tensors = shape.tensors();
     let mut writer = Writer::new();
     shape.set_keys(&mut writer, types.file_type());
@@ -289,6 +301,7 @@ fn write_folder(args: &ModelArgs, keys: Writer<'_>, tensors: &[Planned<'_>]) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::ValueEnum;
     use octavo_engine::{Engine, EngineOptions, ModelSource};
     use octavo_lab::bench::{self, Test};
 
@@ -297,6 +310,7 @@ mod tests {
         run(&ModelArgs {
             arch,
             preset: Preset::Tiny,
+            layers: None,
             ty: ty.to_owned(),
             pure: false,
             seed,
@@ -325,7 +339,7 @@ mod tests {
     #[test]
     fn every_architecture_loads_runs_and_is_deterministic() {
         let dir = tempfile::tempdir().expect("a folder");
-        for arch in [Arch::Llama, Arch::Qwen2, Arch::Qwen3] {
+        for &arch in Arch::value_variants() {
             let one = made(&dir, arch, "Q4_K_M", 1).expect("written");
             let bytes = std::fs::read(&one).expect("there");
             let hash = generated(&one);
@@ -365,19 +379,28 @@ mod tests {
     }
 
     #[test]
-    fn presets_are_qwen3s_shapes() {
-        let count = |preset| {
-            let tensors = Shape::of(Arch::Qwen3, preset).tensors();
+    fn presets_are_published_shapes() {
+        let count = |arch, preset| {
+            let tensors = Shape::of(arch, preset).expect("it has it").tensors();
             tensors
                 .iter()
                 .map(|(_, dims)| dims.iter().product::<u64>())
                 .sum::<u64>()
         };
         // as published: 0.6B and 1.7B, 4B; 8B has an output of its own
-        let counts = [Preset::B0_6, Preset::B1_7, Preset::B4, Preset::B8].map(count);
+        let sizes = [Preset::B0_6, Preset::B1_7, Preset::B4, Preset::B8];
+        let counts = sizes.map(|preset| count(Arch::Qwen3, preset));
         assert_eq!(
             counts,
             [596_049_920, 1_720_574_976, 4_022_468_096, 8_190_735_360]
         );
+        assert_eq!(count(Arch::Qwen3moe, Preset::B30A3), 30_532_122_624);
+        assert_eq!(count(Arch::GptOss, Preset::B20), 20_914_757_184);
+        assert_eq!(count(Arch::Gemma3, Preset::B1), 999_885_952);
+        // without 64 tokens that pictures become
+        assert_eq!(count(Arch::Gemma3, Preset::B4), 3_880_099_328);
+        for arch in [Arch::Qwen3moe, Arch::GptOss, Arch::Gemma3] {
+            assert!(Shape::of(arch, Preset::B8).is_err(), "{}", arch.name());
+        }
     }
 }

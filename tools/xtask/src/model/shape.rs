@@ -9,6 +9,9 @@ pub(crate) enum Arch {
     Llama,
     Qwen2,
     Qwen3,
+    Qwen3moe,
+    GptOss,
+    Gemma3,
 }
 
 impl Arch {
@@ -17,13 +20,27 @@ impl Arch {
             Arch::Llama => "llama",
             Arch::Qwen2 => "qwen2",
             Arch::Qwen3 => "qwen3",
+            Arch::Qwen3moe => "qwen3moe",
+            Arch::GptOss => "gpt-oss",
+            Arch::Gemma3 => "gemma3",
         }
+    }
+
+    /// Those that Hugging Face folders are written of: Qwen3's shapes fit them.
+    pub(super) fn has_folders(self) -> bool {
+        matches!(self, Arch::Llama | Arch::Qwen2 | Arch::Qwen3)
+    }
+
+    fn norms_heads(self) -> bool {
+        matches!(self, Arch::Qwen3 | Arch::Qwen3moe | Arch::Gemma3)
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Preset {
+    /// Any architecture
     Tiny,
+    /// Qwen3's, as the next three; also for llama and qwen2
     #[value(name = "0.6b")]
     B0_6,
     #[value(name = "1.7b")]
@@ -32,6 +49,34 @@ pub(super) enum Preset {
     B4,
     #[value(name = "8b")]
     B8,
+    /// qwen3moe
+    #[value(name = "30b-a3b")]
+    B30A3,
+    /// gpt-oss
+    #[value(name = "20b")]
+    B20,
+    /// gemma3, which has a 4b too
+    #[value(name = "1b")]
+    B1,
+}
+
+/// Experts of every layer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Experts {
+    pub(crate) count: u32,
+    pub(crate) used: u32,
+    /// Feed-forward width of each.
+    pub(crate) n_ff: u32,
+}
+
+fn wrong_preset(arch: Arch) -> String {
+    let expected = match arch {
+        Arch::Llama | Arch::Qwen2 | Arch::Qwen3 => "tiny, 0.6b, 1.7b, 4b or 8b",
+        Arch::Qwen3moe => "tiny or 30b-a3b",
+        Arch::GptOss => "tiny or 20b",
+        Arch::Gemma3 => "tiny, 1b or 4b",
+    };
+    format!("--preset: expected {expected} with --arch {}", arch.name())
 }
 
 /// A model's numbers.
@@ -46,25 +91,58 @@ pub(crate) struct Shape {
     pub(crate) head_dim: u32,
     pub(crate) n_vocab: u32,
     pub(crate) tied: bool,
+    pub(crate) experts: Option<Experts>,
+    /// Positions that windows have, where the architecture has windows.
+    pub(crate) window: Option<u32>,
 }
 
 impl Shape {
-    pub(super) fn of(arch: Arch, preset: Preset) -> Shape {
-        let (n_embd, n_ff, n_layer, n_head, n_head_kv, head_dim, n_vocab) = match preset {
-            Preset::Tiny => (256, 768, 4, 4, 2, 64, 1024),
-            Preset::B0_6 => (1024, 3072, 28, 16, 8, 128, 151_936),
-            Preset::B1_7 => (2048, 6144, 28, 16, 8, 128, 151_936),
-            Preset::B4 => (2560, 9728, 36, 32, 8, 128, 151_936),
-            Preset::B8 => (4096, 12_288, 36, 32, 8, 128, 151_936),
+    /// The shape of a published model, or a tiny one.
+    ///
+    /// # Errors
+    /// A preset that the architecture does not have.
+    pub(super) fn of(arch: Arch, preset: Preset) -> Result<Shape, String> {
+        use Preset::{B0_6, B1, B1_7, B4, B8, B20, B30A3, Tiny};
+        let (n_embd, n_ff, n_layer, n_head, n_head_kv, head_dim, n_vocab) = match (arch, preset) {
+            (Arch::GptOss, Tiny) => (256, 256, 4, 8, 2, 64, 1024),
+            (_, Tiny) => (256, 768, 4, 4, 2, 64, 1024),
+            (Arch::Qwen3moe, B30A3) => (2048, 6144, 48, 32, 4, 128, 151_936),
+            (Arch::GptOss, B20) => (2880, 2880, 24, 64, 8, 64, 201_088),
+            (Arch::Gemma3, B1) => (1152, 6912, 26, 4, 1, 256, 262_144),
+            (Arch::Gemma3, B4) => (2560, 10_240, 34, 8, 4, 256, 262_144),
+            _ if !arch.has_folders() => return Err(wrong_preset(arch)),
+            (_, B0_6) => (1024, 3072, 28, 16, 8, 128, 151_936),
+            (_, B1_7) => (2048, 6144, 28, 16, 8, 128, 151_936),
+            (_, B4) => (2560, 9728, 36, 32, 8, 128, 151_936),
+            (_, B8) => (4096, 12_288, 36, 32, 8, 128, 151_936),
+            _ => return Err(wrong_preset(arch)),
         };
-        // only Qwen3's heads are wider than the model
-        let head_dim = if arch == Arch::Qwen3 {
-            head_dim
-        } else {
-            n_embd / n_head
+        // heads of LLaMA and Qwen2 are as wide as the model together
+        let head_dim = match arch {
+            Arch::Llama | Arch::Qwen2 => n_embd / n_head,
+            _ => head_dim,
         };
-        let tied = preset != Preset::B8 && arch != Arch::Llama;
-        Shape {
+        let experts = |count, used, n_ff| Some(Experts { count, used, n_ff });
+        let experts = match (arch, preset) {
+            (Arch::Qwen3moe, Tiny) => experts(8, 2, 256),
+            (Arch::Qwen3moe, _) => experts(128, 8, 768),
+            (Arch::GptOss, Tiny) => experts(8, 2, 256),
+            (Arch::GptOss, _) => experts(32, 4, 2880),
+            _ => None,
+        };
+        let window = match (arch, preset) {
+            (Arch::GptOss | Arch::Gemma3, Tiny) => Some(16),
+            (Arch::GptOss, _) => Some(128),
+            (Arch::Gemma3, B1) => Some(512),
+            (Arch::Gemma3, _) => Some(1024),
+            _ => None,
+        };
+        let tied = match arch {
+            Arch::Qwen2 | Arch::Qwen3 => preset != B8,
+            Arch::Gemma3 => true,
+            Arch::Llama | Arch::Qwen3moe | Arch::GptOss => false,
+        };
+        Ok(Shape {
             arch,
             n_embd,
             n_ff,
@@ -74,7 +152,9 @@ impl Shape {
             head_dim,
             n_vocab,
             tied,
-        }
+            experts,
+            window,
+        })
     }
 
     /// Names and dimensions, in the order that llama-quantize's rules go through them.
@@ -86,47 +166,72 @@ impl Shape {
             head * u64::from(self.n_head_kv),
         );
         let mut all = vec![
-            ("token_embd".to_owned(), vec![d, vocab]),
-            ("output_norm".to_owned(), vec![d]),
+            ("token_embd.weight".to_owned(), vec![d, vocab]),
+            ("output_norm.weight".to_owned(), vec![d]),
         ];
         if !self.tied {
-            all.push(("output".to_owned(), vec![d, vocab]));
+            all.push(("output.weight".to_owned(), vec![d, vocab]));
         }
-        let layer: [(&str, &[u64]); 9] = [
-            ("attn_norm", &[d]),
-            ("attn_q", &[d, q]),
-            ("attn_k", &[d, kv]),
-            ("attn_v", &[d, kv]),
-            ("attn_output", &[q, d]),
-            ("ffn_norm", &[d]),
-            ("ffn_gate", &[d, ff]),
-            ("ffn_up", &[d, ff]),
-            ("ffn_down", &[ff, d]),
+        let mut layer: Vec<(&str, Vec<u64>)> = vec![
+            ("attn_norm.weight", vec![d]),
+            ("attn_q.weight", vec![d, q]),
+            ("attn_k.weight", vec![d, kv]),
+            ("attn_v.weight", vec![d, kv]),
+            ("attn_output.weight", vec![q, d]),
         ];
-        let norms: [(&str, &[u64]); 2] = [("attn_q_norm", &[head]), ("attn_k_norm", &[head])];
-        for i in 0..self.n_layer {
-            let more: &[(&str, &[u64])] = if self.arch == Arch::Qwen3 {
-                &norms
-            } else {
-                &[]
-            };
-            all.extend(
-                layer
-                    .iter()
-                    .chain(more)
-                    .map(|(name, dims)| (format!("blk.{i}.{name}"), dims.to_vec())),
-            );
+        layer.push(match self.arch {
+            Arch::GptOss => ("post_attention_norm.weight", vec![d]),
+            _ => ("ffn_norm.weight", vec![d]),
+        });
+        if self.arch.norms_heads() {
+            layer.push(("attn_q_norm.weight", vec![head]));
+            layer.push(("attn_k_norm.weight", vec![head]));
         }
-        let mut all: Vec<_> = all
-            .into_iter()
-            .map(|(name, dims)| (name + ".weight", dims))
-            .collect();
-        if self.arch == Arch::Qwen2 {
-            for (name, n) in [("attn_q", q), ("attn_k", kv), ("attn_v", kv)] {
-                all.extend((0..self.n_layer).map(|i| (format!("blk.{i}.{name}.bias"), vec![n])));
-            }
+        if self.arch == Arch::Gemma3 {
+            layer.push(("post_attention_norm.weight", vec![d]));
+            layer.push(("post_ffw_norm.weight", vec![d]));
+        }
+        if matches!(self.arch, Arch::Qwen2 | Arch::GptOss) {
+            layer.push(("attn_q.bias", vec![q]));
+            layer.push(("attn_k.bias", vec![kv]));
+            layer.push(("attn_v.bias", vec![kv]));
+        }
+        if self.arch == Arch::GptOss {
+            layer.push(("attn_output.bias", vec![d]));
+            layer.push(("attn_sinks.weight", vec![u64::from(self.n_head)]));
+        }
+        match self.experts {
+            Some(experts) => layer.extend(self.expert_tensors(experts)),
+            None => layer.extend([
+                ("ffn_gate.weight", vec![d, ff]),
+                ("ffn_up.weight", vec![d, ff]),
+                ("ffn_down.weight", vec![ff, d]),
+            ]),
+        }
+        for i in 0..self.n_layer {
+            let named = |(name, dims): &(&str, Vec<u64>)| (format!("blk.{i}.{name}"), dims.clone());
+            all.extend(layer.iter().map(named));
         }
         all.sort_by(|a, b| mix::order(&a.0, &b.0));
+        all
+    }
+
+    fn expert_tensors(&self, experts: Experts) -> Vec<(&'static str, Vec<u64>)> {
+        let [d, n, ff] = [self.n_embd, experts.count, experts.n_ff].map(u64::from);
+        let mut all = vec![
+            ("ffn_gate_inp.weight", vec![d, n]),
+            ("ffn_gate_exps.weight", vec![d, ff, n]),
+            ("ffn_up_exps.weight", vec![d, ff, n]),
+            ("ffn_down_exps.weight", vec![ff, d, n]),
+        ];
+        if self.arch == Arch::GptOss {
+            all.extend([
+                ("ffn_gate_inp.bias", vec![n]),
+                ("ffn_gate_exps.bias", vec![ff, n]),
+                ("ffn_up_exps.bias", vec![ff, n]),
+                ("ffn_down_exps.bias", vec![d, n]),
+            ]);
+        }
         all
     }
 
@@ -144,19 +249,33 @@ impl Shape {
         put("feed_forward_length", self.n_ff.into());
         put("attention.head_count", self.n_head.into());
         put("attention.head_count_kv", self.n_head_kv.into());
-        let llama = self.arch == Arch::Llama;
-        put(
-            "attention.layer_norm_rms_epsilon",
-            if llama { 1e-5f32 } else { 1e-6 }.into(),
-        );
-        put("rope.freq_base", if llama { 5e5f32 } else { 1e6 }.into());
+        let (eps, base) = match self.arch {
+            Arch::Llama => (1e-5f32, 5e5f32),
+            Arch::GptOss => (1e-5, 1.5e5),
+            Arch::Qwen2 | Arch::Qwen3 | Arch::Qwen3moe | Arch::Gemma3 => (1e-6, 1e6),
+        };
+        put("attention.layer_norm_rms_epsilon", eps.into());
+        put("rope.freq_base", base.into());
         match self.arch {
             Arch::Llama => put("rope.dimension_count", self.head_dim.into()),
             Arch::Qwen2 => {}
-            Arch::Qwen3 => {
+            Arch::Qwen3 | Arch::Qwen3moe | Arch::GptOss | Arch::Gemma3 => {
                 put("attention.key_length", self.head_dim.into());
                 put("attention.value_length", self.head_dim.into());
             }
+        }
+        if let Some(experts) = self.experts {
+            put("expert_count", experts.count.into());
+            put("expert_used_count", experts.used.into());
+            put("expert_feed_forward_length", experts.n_ff.into());
+        }
+        if let Some(window) = self.window {
+            put("attention.sliding_window", window.into());
+        }
+        if self.arch == Arch::GptOss {
+            put("rope.scaling.type", "yarn".into());
+            put("rope.scaling.factor", 32f32.into());
+            put("rope.scaling.original_context_length", 4096u32.into());
         }
         writer.set("general.quantization_version", 2u32);
         if let Some(number) = file_type {
