@@ -1,6 +1,6 @@
 //! `octavo quant-report` from outside.
 
-use super::{bad, folder, octavo, stderr, stdout};
+use super::{bad, folder, good, json, octavo, stderr, stdout};
 
 #[test]
 fn coarser_types_cost_more_and_the_ranking_is_complete() {
@@ -61,4 +61,48 @@ fn coarser_types_cost_more_and_the_ranking_is_complete() {
     assert!(html.contains("<svg") && html.contains("class=heat") && !html.contains("<script"));
     assert!(bad(&["quant-report", &f16, "-f", &text, "--types", "Q9"], 2).contains("Q9"));
     assert!(bad(&["quant-report", "/nonexistent", "-f", &text], 1).contains("/nonexistent"));
+}
+
+/// Experts are ranked like any matrices, with importance of their own; routers are never quantized.
+#[test]
+fn experts_are_ranked_and_routers_are_not() {
+    let dir = folder();
+    let path = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_owned();
+    let (model, imatrix) = (path("mixture.gguf"), path("imatrix.gguf"));
+    std::fs::write(&model, octavo_fixtures::tiny::File::mixture().bytes()).expect("written");
+    let text = octavo_fixtures::committed_goldens().join("formats/text.txt");
+    let text = text.to_str().expect("UTF-8");
+    good(&["imatrix", &model, "-f", text, "-c", "16", "-o", &imatrix]);
+    let args = [
+        "quant-report",
+        &model,
+        "-f",
+        text,
+        "-c",
+        "16",
+        "--types",
+        "Q8_0",
+    ];
+    let more = ["--allow-requantize", "--imatrix", &imatrix];
+    let ranking = ["--sensitivity", "Q4_0", "--by-role", "--json"];
+    let json = json(&[&args[..], &more, &ranking].concat());
+    let ranked = json["sensitivity"].as_array().expect("a list");
+    let mut roles: Vec<&str> = ranked
+        .iter()
+        .filter_map(|r| r["role"].as_str())
+        .filter(|role| role.starts_with("ffn"))
+        .collect();
+    roles.sort_unstable();
+    assert_eq!(roles, ["ffn_down_exps", "ffn_gate_exps", "ffn_up_exps"]);
+    let of_experts = |r: &&serde_json::Value| r["role"] == "ffn_up_exps";
+    let up = ranked.iter().find(of_experts).expect("ranked");
+    // both layers, four experts each
+    assert_eq!(up["weights"], 2 * 4 * 64 * 96);
+    assert!(up["mean_kl"].as_f64().is_some_and(|kl| kl > 0.0), "{up}");
+    let awq = path("awq");
+    let line = bad(&["quantize", &model, &awq, "awq", "-f", text], 1);
+    assert!(
+        line.contains("expert_count: expected no experts, got 4"),
+        "{line}"
+    );
 }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use clap::Args;
 use octavo_engine::hf;
 use octavo_engine::{Engine, EngineOptions, ModelSource};
-use octavo_lab::awq::{Activations, Options, Scaled, quantized};
+use octavo_lab::awq::{Activations, Options, Scaled, check, quantized};
 
 use super::super::failure::{Exit, Failure};
 use super::super::output::check_new_folder;
@@ -60,12 +60,18 @@ pub(super) fn run(
     let text = args.file.as_deref().map(prompt::read).transpose()?;
     let start = Instant::now();
     let source = ModelSource::Path(input.to_owned());
-    let options = EngineOptions {
+    let running = EngineOptions {
         ctx: Some(512),
         threads: Some(threads),
         ..EngineOptions::default()
     };
-    let engine = load::shown(|sink| Engine::load(&source, &options, sink))?;
+    let engine = load::shown(|sink| Engine::load(&source, &running, sink))?;
+    let options = Options {
+        group: args.group.map_or(128, |n| n as usize),
+        threads,
+    };
+    // before minutes of calibration
+    check(&engine, options)?;
     let activations = match &text {
         Some(text) => {
             let bar = Progress::tokens("calibrating");
@@ -76,10 +82,6 @@ pub(super) fn run(
             Some(activations?)
         }
         None => None,
-    };
-    let options = Options {
-        group: args.group.map_or(128, |n| n as usize),
-        threads,
     };
     let view = quantized(&engine, activations.as_ref(), options, &mut |scaled| {
         note(&row(scaled))

@@ -198,6 +198,23 @@ impl RowSource for Held {
     }
 }
 
+/// Whether [`quantized`] can do this, which calibration needs not be waited for; the type that
+/// layers' matrices get.
+///
+/// # Errors
+/// As [`quantized`].
+pub fn check(engine: &Engine, options: Options) -> Result<TensorType, Error> {
+    let (gguf, h) = (engine.gguf(), engine.hparams());
+    let ty = TensorType::AWQ
+        .into_iter()
+        .find(|ty| ty.block_len() == options.group);
+    let ty = ty.ok_or(Error::Group { got: options.group })?;
+    // scales are folded into norms and products that other architectures do not have
+    hf::check_writable(gguf, h)?;
+    check_shapes(gguf, h, options.group)?;
+    Ok(ty)
+}
+
 /// The model with the matrices of its layers in AWQ groups; the rest as F16 matrices and F32
 /// vectors. With `activations`, scales are searched for, else weights are rounded as they are.
 /// `done` hears of each group.
@@ -210,15 +227,8 @@ pub fn quantized(
     options: Options,
     done: &mut dyn FnMut(&Scaled),
 ) -> Result<Gguf, Error> {
-    let gguf = engine.gguf();
-    let ty = TensorType::AWQ
-        .into_iter()
-        .find(|ty| ty.block_len() == options.group);
-    let ty = ty.ok_or(Error::Group { got: options.group })?;
-    let h = engine.hparams();
-    // scales are folded into norms and products that other architectures do not have
-    hf::check_writable(gguf, h)?;
-    check_shapes(gguf, h, options.group)?;
+    let ty = check(engine, options)?;
+    let (gguf, h) = (engine.gguf(), engine.hparams());
     let mut view = View::new(Path::new(gguf.name()));
     for (key, value) in gguf.keys() {
         view.set(key, value);

@@ -8,7 +8,10 @@ use octavo_quant::needs_importance;
 use serde::Serialize;
 
 use super::{Base, Error, Setup, Watch, io, score};
-use crate::quantize::{self, mix::fallback};
+use crate::quantize::{
+    self,
+    mix::{fallback, is_quantizable},
+};
 use octavo_engine::ModelSource;
 
 /// What one tensor costs when it alone is quantized.
@@ -41,11 +44,12 @@ fn role(name: &str) -> (String, Option<usize>) {
 }
 
 /// The type that a tensor gets: `to`, or what `quantize` takes where its rows do not fit it; `None`
-/// for what is not quantized at all.
-fn goes_to(t: &TensorInfo, to: TensorType) -> Option<TensorType> {
+/// for what is not quantized at all: vectors, norms, routers.
+fn goes_to(gguf: &Gguf, t: &TensorInfo, to: TensorType) -> Option<TensorType> {
     let float = matches!(t.ty, TensorType::F32 | TensorType::F16 | TensorType::BF16);
     let fits = |ty: &TensorType| t.dims[0].is_multiple_of(ty.block_len() as u64);
-    if !float || t.dims.len() != 2 {
+    let architecture = gguf.str("general.architecture").ok().flatten();
+    if !float || !is_quantizable(architecture.unwrap_or(""), &t.name, &t.dims) {
         return None;
     }
     Some(to)
@@ -57,12 +61,17 @@ fn goes_to(t: &TensorInfo, to: TensorType) -> Option<TensorType> {
 /// Tensors that are quantized together: their role, their layer if they are of one, and they.
 type Group<'g> = (String, Option<usize>, Vec<&'g TensorInfo>);
 
-/// A tensor's importance weights, if there are any for it.
+/// A tensor's importance weights, if there are any for it: a row of them for each expert.
 fn weights<'s>(setup: &Setup<'s>, t: &TensorInfo) -> Option<&'s [f32]> {
     setup
         .importance?
         .weights(&t.name)
-        .filter(|weights| weights.len() as u64 == t.dims[0])
+        .filter(|weights| weights.len() as u64 == t.dims[0] * experts(t))
+}
+
+/// Matrices that a tensor stacks.
+fn experts(t: &TensorInfo) -> u64 {
+    t.dims.get(2).copied().unwrap_or(1)
 }
 
 /// What is quantized together to `to`, each tensor by itself or all layers of a role. With an
@@ -78,7 +87,7 @@ pub(super) fn groups<'g>(
     let can: Vec<(&TensorInfo, TensorType)> = gguf
         .tensors()
         .iter()
-        .filter_map(|t| Some((t, goes_to(t, to)?)))
+        .filter_map(|t| Some((t, goes_to(gguf, t, to)?)))
         .collect();
     let weighted =
         |t: &TensorInfo, ty: TensorType| !needs_importance(ty) || weights(setup, t).is_some();
@@ -158,7 +167,12 @@ pub fn sensitivity(
         for (t, at) in tensors.iter().zip(&places[done]) {
             put(
                 *at,
-                &rounded(&gguf, t, goes_to(t, to).unwrap_or(to), weights(setup, t))?,
+                &rounded(
+                    &gguf,
+                    t,
+                    goes_to(&gguf, t, to).unwrap_or(to),
+                    weights(setup, t),
+                )?,
             )?;
         }
         let engine = setup.load(&copy)?;
@@ -214,7 +228,11 @@ fn rounded(
     octavo_quant::dequantize(t.ty, data, &mut values).map_err(convert)?;
     let mut coarse = Vec::with_capacity(n / to.block_len() * to.block_bytes());
     let width = t.dims[0] as usize;
-    octavo_quant::quantize(to, &values, width, weights, &mut coarse).map_err(convert)?;
+    let one = n / experts(t).max(1) as usize;
+    for (i, matrix) in values.chunks(one.max(1)).enumerate() {
+        let weights = weights.and_then(|weights| weights.chunks(width).nth(i));
+        octavo_quant::quantize(to, matrix, width, weights, &mut coarse).map_err(convert)?;
+    }
     octavo_quant::dequantize(to, &coarse, &mut values).map_err(convert)?;
     let mut out = Vec::with_capacity(data.len());
     octavo_quant::quantize(t.ty, &values, width, None, &mut out).map_err(convert)?;
