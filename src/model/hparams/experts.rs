@@ -166,7 +166,7 @@ fn groups(k: &mut Keys<'_>, experts: usize, used: usize) -> Result<Option<TopGro
         return Ok(None);
     }
     // a group's score is the sum of its two best
-    if experts % count != 0 || experts / count < 2 {
+    if !experts.is_multiple_of(count) || experts / count < 2 {
         let expected = format!("groups of at least two of {experts} experts");
         return Err(k.bad(k.full(COUNT), expected, count.to_string()));
     }
