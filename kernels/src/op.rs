@@ -516,7 +516,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             },
             Op::Slice { x, from, width } => {
                 some("values of a part", width)?;
-                let end = from.checked_add(width).unwrap_or(usize::MAX);
+                let end = from.saturating_add(width);
                 at_most("values of a row", value(x).width, end)?;
                 ValueShape { width, ..value(x) }
             }

@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 use super::arch::{Norm, QkNorm};
 use super::blocks::Block;
 use super::hparams::{Factors, Gating};
-use super::weights::{Ffn, Layer};
+use super::weights::Layer;
 use super::{Model, Op};
 
 /// A model's structure.
@@ -70,6 +70,10 @@ pub struct Structure {
     pub rope_scaling: &'static str,
     /// The file carries divisors of the rotary angles.
     pub rope_freqs: bool,
+    /// Layers that read another's keys and values.
+    pub layers_without_keys: Vec<usize>,
+    /// Width of what every layer gets of a token beside its input; 0 if it gets nothing.
+    pub width_per_layer: usize,
     /// Layers whose queries and keys do not turn.
     pub unturned_layers: Vec<usize>,
     /// The output matrix is the token embedding.
@@ -195,17 +199,14 @@ impl Model {
             }),
             qk_norm_after_rope: first.q_norm.is_some() && spec.qk_norm == QkNorm::AfterRope,
             qkv_bias: any(&|l| l.bq.is_some() || l.bk.is_some() || l.bv.is_some()),
-            fused_qkv: any(&|l| w.matrix(l.wk).row_start > 0),
-            fused_gate: any(&|l| match l.ffn {
-                Ffn::Dense(ffn) => ffn.gate.is_some() && w.matrix(ffn.up).row_start > 0,
-                Ffn::Experts(_) => false,
+            fused_qkv: any(&|l| l.wk.is_some_and(|wk| w.matrix(wk).row_start > 0)),
+            fused_gate: any(&|l| {
+                let dense = l.ffn.dense();
+                dense.is_some_and(|ffn| ffn.gate.is_some() && w.matrix(ffn.up).row_start > 0)
             }),
             activation: spec.feature.name(),
-            gated: any(&|l| match l.ffn {
-                Ffn::Dense(ffn) => ffn.gate.is_some(),
-                Ffn::Experts(_) => true,
-            }),
-            dense_layers: self.layers_where(|l| matches!(w.layers[l].ffn, Ffn::Dense(_))),
+            gated: any(&|l| l.ffn.dense().is_none_or(|ffn| ffn.gate.is_some())),
+            dense_layers: self.layers_where(|l| w.layers[l].ffn.dense().is_some()),
             experts: self.expert_structure(),
             windows: self.windows(),
             score_cap: h.layers[0].scores.cap,
@@ -219,6 +220,8 @@ impl Model {
             rope_pairing: self.ropes[0].pairing.name(),
             rope_scaling: h.ropes[0].scaling.value.name(),
             rope_freqs: w.rope_divisors.all.is_some(),
+            layers_without_keys: self.layers_where(|l| h.layers[l].kv_layer != l),
+            width_per_layer: h.n_embd_per_layer,
             unturned_layers: self.layers_where(|l| h.layers[l].rope.is_none()),
             tied_output: w.is_tied(),
             output_bias: w.output_bias.is_some(),
@@ -234,11 +237,7 @@ impl Model {
 
     fn expert_structure(&self) -> Option<ExpertStructure> {
         let rules = self.hparams.experts?;
-        let of = |l: &Layer| match l.ffn {
-            Ffn::Experts(experts) => Some(experts),
-            Ffn::Dense(_) => None,
-        };
-        let some = self.weights.layers.iter().find_map(of)?;
+        let some = self.weights.layers.iter().find_map(|l| l.ffn.experts())?;
         Some(ExpertStructure {
             count: rules.count,
             used: rules.used,
@@ -250,7 +249,7 @@ impl Model {
             normalized: rules.normalized,
             scale: rules.scale,
             groups: rules.groups,
-            layers: self.layers_where(|l| of(&self.weights.layers[l]).is_some()),
+            layers: self.layers_where(|l| self.weights.layers[l].ffn.experts().is_some()),
         })
     }
 
@@ -279,6 +278,7 @@ impl Model {
             .weights
             .vectors
             .iter()
+            .filter(|v| !v.is_made)
             .map(|v| v.data.len() as u64)
             .sum();
         matrices + vectors

@@ -155,7 +155,7 @@ unsafe fn over_one_and_exp<S: Simd>(x: S::F, z: S::F) -> S::F {
 /// `x / 2 * (1 + tanh(z))` is `x / (1 + e^-2z)`, with `z = sqrt(2 / pi) (x + 0.044715 x^3)`.
 #[inline(always)]
 unsafe fn gelu<S: Simd>(x: S::F) -> S::F {
-    const MINUS_2_ROOT_2_OVER_PI: f32 = -1.595_769_1;
+    const MINUS_2_ROOT_2_OVER_PI: f32 = -1.595_769_2;
     // SAFETY: no pointers; the instruction set is the caller's promise.
     unsafe {
         let square = S::mul(x, x);

@@ -114,6 +114,9 @@ fn model(h: &Hparams, s: Option<&Structure>) -> String {
             }
         }
     }
+    if h.n_embd_per_layer > 0 {
+        text += &format!(", {} of each token for every layer", h.n_embd_per_layer);
+    }
     let (vocabulary, context) = (h.n_vocab(), h.n_ctx_train());
     text + &format!(", vocabulary {vocabulary}, trained context {context}")
 }
@@ -128,6 +131,10 @@ fn attention(h: &Hparams, s: Option<&Structure>) -> String {
         n => format!("GQA: {n} query heads per KV head"),
     };
     let mut text = format!("heads {heads}/{heads_kv} ({sharing}), head_dim {head_dim}");
+    if let Some(s) = s.filter(|s| !s.layers_without_keys.is_empty()) {
+        let some = layers(&s.layers_without_keys, s.layers);
+        text += &format!(", {some} read earlier keys and values");
+    }
     let Some(s) = s else {
         return text;
     };

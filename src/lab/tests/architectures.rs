@@ -12,6 +12,9 @@ use octavo_lab::diff::{Backend, Comparison, OracleExecution, Verdict, compare};
 use octavo_model::{Arch, Model, OwnedTap};
 use octavo_reference::golden::Full;
 
+/// What the oracle does not compute yet.
+const WITHOUT_ORACLE: [&str; 1] = ["gemma4"];
+
 /// A model of the shared folder, and the tokens of a text long enough for every window.
 struct Case {
     name: String,
@@ -66,7 +69,8 @@ fn every_architecture_is_within_its_bounds_of_the_oracle() {
         let Ok(arch) = Arch::of_file(&gguf) else {
             continue;
         };
-        if gguf.get(&format!("{}.pooling_type", arch.name())).is_some() {
+        let pools = gguf.get(&format!("{}.pooling_type", arch.name()));
+        if pools.is_some() || WITHOUT_ORACLE.contains(&arch.name()) {
             continue;
         }
         let Case { name, gguf, tokens } = case(path);

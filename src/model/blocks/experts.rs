@@ -10,7 +10,7 @@ use super::{Builder, Named, at};
 
 /// What llama.cpp divides by at least when weights are divided by their sum: the smallest number
 /// of a half with all its digits.
-const LEAST_SUM: f32 = 6.103_515_625e-5;
+const LEAST_SUM: f32 = 1.0 / 16384.0;
 
 /// Where tokens go, and with which weights: (rows, used) both.
 struct Route {

@@ -169,6 +169,7 @@ impl<'a> Binder<'a> {
         self.vectors.push(Vector {
             name: name.to_owned(),
             data,
+            is_made: false,
         });
         Ok(VecId(self.vectors.len() as u32 - 1))
     }
@@ -178,6 +179,7 @@ impl<'a> Binder<'a> {
         self.vectors.push(Vector {
             name: name.to_owned(),
             data,
+            is_made: true,
         });
         VecId(self.vectors.len() as u32 - 1)
     }
@@ -553,6 +555,7 @@ impl<'a> Binder<'a> {
             let part = Vector {
                 name: whole.name.clone(),
                 data: part.to_vec(),
+                is_made: whole.is_made,
             };
             if i == 0 {
                 self.vectors[fused.0 as usize] = part;

@@ -108,6 +108,8 @@ pub struct Vector {
     pub name: String,
     /// Its values, all finite.
     pub data: Vec<f32>,
+    /// It follows from others, or from the architecture, and is not in the file.
+    pub is_made: bool,
 }
 
 /// A norm's weights, and what llama.cpp calls its result.
@@ -161,6 +163,24 @@ pub enum Ffn {
     Experts(Experts),
     /// Both.
     Both(DenseAndExperts),
+}
+
+impl Ffn {
+    /// The block for all tokens, if there is one.
+    pub fn dense(&self) -> Option<&FeedForward> {
+        match self {
+            Ffn::Dense(dense) | Ffn::Both(DenseAndExperts { dense, .. }) => Some(dense),
+            Ffn::Experts(_) => None,
+        }
+    }
+
+    /// The experts, if there are some.
+    pub fn experts(&self) -> Option<&Experts> {
+        match self {
+            Ffn::Experts(experts) | Ffn::Both(DenseAndExperts { experts, .. }) => Some(experts),
+            Ffn::Dense(_) => None,
+        }
+    }
 }
 
 /// A feed-forward block for all tokens and experts beside each other, each with norms of its own.
