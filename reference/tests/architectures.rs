@@ -38,6 +38,7 @@ const MODELS: &[(&str, f64)] = &[
     ("command-r", F32_ROUNDING),
     ("gemma2", F16_GELU),
     ("gemma3", F16_GELU),
+    ("gemma4", F16_GELU),
     ("cohere2", F32_ROUNDING),
     ("exaone4", F32_ROUNDING),
     ("mixtral", F32_ROUNDING),
@@ -126,11 +127,14 @@ const TOPK: &str = "ffn_moe_topk";
 /// A line such as `Qcur-0 MUL_MAT 64x4` of the list, in the oracle's words.
 fn listed(line: &str) -> Option<Node> {
     let mut words = line.split(' ');
-    let (name, _op, dims) = (words.next()?, words.next()?, words.next()?);
+    let (name, op, dims) = (words.next()?, words.next()?, words.next()?);
     let (name, layer) = match name.rsplit_once('-') {
         Some((name, layer)) => (name, Some(layer.parse().unwrap())),
         None => (name, None),
     };
+    if (name, op) == ("inp_per_layer", "CONT") {
+        return None; // the same in another order
+    }
     let name = match name {
         // the first line of some versions
         "embd" => "inp_embd",

@@ -39,6 +39,36 @@ const CASES: &[Case] = &[
         r#"key "gemma2.attn_logit_softcapping": expected more than 0, got 0"#,
     ),
     (
+        "gemma4",
+        |m| m.set("gemma4.attention.shared_kv_layers", 4u32),
+        r#"shared_kv_layers": expected at least 2 of the 5 layers left, got 4"#,
+    ),
+    (
+        "gemma4",
+        |m| m.set("gemma4.attention.shared_kv_layers", 1u32),
+        r#"shared_kv_layers": expected layer 4 with a window and heads as layer 2 has, got 1"#,
+    ),
+    (
+        "gemma4",
+        |m| m.set("gemma4.embedding_length_per_layer_input", u32::MAX),
+        r#"embedding_length_per_layer_input": expected at most 1048576 values for all layers"#,
+    ),
+    (
+        "gemma4",
+        |m| m.remove("blk.2.inp_gate.weight"),
+        r#"tensor "blk.2.inp_gate.weight": expected dims [64, 16], got no such tensor"#,
+    ),
+    (
+        "gemma4",
+        |m| m.set("gemma4.attention.sliding_window_pattern", 3u32),
+        r#"key "gemma4.attention.sliding_window_pattern": expected a number, got nothing"#,
+    ),
+    (
+        "gemma4",
+        |m| m.set("gemma4.expert_count", 4u32),
+        r#"key "gemma4.expert_used_count": expected a number, got nothing"#,
+    ),
+    (
         "granite",
         |m| m.set("granite.logit_scale", 0f32),
         r#"key "granite.logit_scale": expected a number, got nothing"#,
@@ -245,6 +275,7 @@ const MODELS: &[&str] = &[
     "phi2",
     "gemma2",
     "gemma3",
+    "gemma4",
     "cohere2",
     "mixtral",
     "qwen2moe",

@@ -3,7 +3,7 @@
 
 use super::architecture::QkNorm;
 use super::layer::{Layer, whole_norm};
-use super::math::{Attention, add_bias, columns, layer_norm, scale};
+use super::math::{Attention, add_bias, columns, layer_norm, rms_norm, scale};
 use crate::Error;
 
 /// Queries or keys: both are normed and rotated.
@@ -28,7 +28,16 @@ impl Layer<'_, '_> {
     pub(super) fn attention(&mut self, h: &[f64]) -> Result<Vec<f64>, Error> {
         let hp = self.hp;
         let (n_embd, n_q) = (hp.n_embd, self.width_of(Side::Query));
-        let [q, k, v] = self.qkv(h)?;
+        let (q, [k, v]) = match self.dims.kv_from {
+            Some(from) => (self.query_or_key(Side::Query, h)?, self.kept(from)),
+            None => {
+                let [q, k, v] = self.qkv(h)?;
+                if hp.layers.iter().any(|layer| layer.kv_from == Some(self.il)) {
+                    self.shared.kept.insert(self.il, [k.clone(), v.clone()]);
+                }
+                (q, [k, v])
+            }
+        };
         let sinks = match hp.architecture.sinks {
             true => {
                 let name = self.name("attn_sinks.weight");
@@ -37,7 +46,7 @@ impl Layer<'_, '_> {
             false => None,
         };
         let attention = Attention {
-            head_dim: hp.head_dim,
+            head_dim: self.dims.head_dim,
             n_head: self.dims.n_head,
             n_head_kv: self.dims.n_head_kv,
             scale: match hp.architecture.names.scaled_query {
@@ -54,8 +63,8 @@ impl Layer<'_, '_> {
         if let Some(bias) = self.bias("attn_output", n_embd)? {
             add_bias(&mut out, &bias);
         }
-        if hp.architecture.names.attn_out {
-            self.tap("attn_out", n_embd, &mut out);
+        if let Some(name) = hp.architecture.names.attn_out {
+            self.tap(name, n_embd, &mut out);
         }
         Ok(out)
     }
@@ -65,7 +74,7 @@ impl Layer<'_, '_> {
             Side::Query => self.dims.n_head,
             Side::Key => self.dims.n_head_kv,
         };
-        heads * self.hp.head_dim
+        heads * self.dims.head_dim
     }
 
     /// Queries, keys and values, normed and rotated, in llama.cpp's order: all of Q, then V and K;
@@ -77,17 +86,38 @@ impl Layer<'_, '_> {
             let q = self.finish(Side::Query, q)?;
             let k = self.finish(Side::Key, k)?;
             self.tap("Vcur", n_kv, &mut v);
-            return Ok([q, k, v]);
+            return Ok([q, k, self.finish_values(v)]);
         }
         let q = self.query_or_key(Side::Query, h)?;
+        let normed = self.hp.architecture.normed_values;
+        if normed && !self.weights.has(&self.name("attn_v.weight")) {
+            let both = self.project("Vcur", "attn_k", n_kv, h)?;
+            let k = self.finish(Side::Key, both.clone())?;
+            return Ok([q, k, self.finish_values(both)]);
+        }
         if self.hp.has_windows {
             let k = self.query_or_key(Side::Key, h)?;
             let v = self.project("Vcur", "attn_v", n_kv, h)?;
-            return Ok([q, k, v]);
+            return Ok([q, k, self.finish_values(v)]);
         }
         let v = self.project("Vcur", "attn_v", n_kv, h)?;
         let k = self.query_or_key(Side::Key, h)?;
         Ok([q, k, v])
+    }
+
+    /// Keys and values of an earlier layer.
+    fn kept(&self, layer: usize) -> [Vec<f64>; 2] {
+        self.shared.kept.get(&layer).cloned().unwrap_or_default()
+    }
+
+    fn finish_values(&mut self, v: Vec<f64>) -> Vec<f64> {
+        if !self.hp.architecture.normed_values {
+            return v;
+        }
+        let ones = vec![1.0; self.dims.head_dim];
+        let mut v = rms_norm(&v, &ones, self.hp.norm_eps);
+        self.tap("Vcur_normed", self.width_of(Side::Key), &mut v);
+        v
     }
 
     fn query_or_key(&mut self, side: Side, h: &[f64]) -> Result<Vec<f64>, Error> {
@@ -149,27 +179,32 @@ impl Layer<'_, '_> {
     /// Norm, rotation and, of queries, scale.
     fn finish(&mut self, side: Side, mut x: Vec<f64>) -> Result<Vec<f64>, Error> {
         let hp = self.hp;
-        let (letter, _) = side.letters();
         let (width, rotates) = (self.width_of(side), self.dims.rotates);
-        let normed = format!("{letter}{}", hp.architecture.names.qk_normed);
-        let rotated = format!("{letter}cur");
+        let normed = hp.architecture.names.qk_normed[side as usize];
+        let rotated = hp
+            .architecture
+            .names
+            .rotated
+            .map(|both| both[side as usize]);
         if !matches!(hp.qk_norm, QkNorm::None | QkNorm::HeadAfterRotation) {
             x = self.qk_norm(side, &x)?;
             // what is not rotated has the name of what is
-            let name = if rotates { &normed } else { &rotated };
+            let name = rotated.filter(|_| !rotates).unwrap_or(normed);
             self.tap(name, width, &mut x);
         }
         if let Some(rope) = hp.rope_of(&self.dims) {
             for (pos, row) in x.chunks_mut(width).enumerate() {
                 let rotation = rope.rotation(pos);
-                row.chunks_mut(hp.head_dim)
+                row.chunks_mut(self.dims.head_dim)
                     .for_each(|head| rope.rotate(head, &rotation));
             }
-            self.tap(&rotated, width, &mut x);
+            if let Some(name) = rotated {
+                self.tap(name, width, &mut x);
+            }
         }
         if hp.qk_norm == QkNorm::HeadAfterRotation {
             x = self.qk_norm(side, &x)?;
-            self.tap(&normed, width, &mut x);
+            self.tap(normed, width, &mut x);
         }
         if side == Side::Query {
             self.scale_queries(width, &mut x);
@@ -178,17 +213,17 @@ impl Layer<'_, '_> {
     }
 
     fn qk_norm(&self, side: Side, x: &[f64]) -> Result<Vec<f64>, Error> {
-        let hp = self.hp;
+        let (hp, head_dim) = (self.hp, self.dims.head_dim);
         let tensor = self.name(&format!("attn_{}_norm", side.letters().1));
         match hp.qk_norm {
             QkNorm::EachHeadFrom(_) => {
-                let n_head = self.width_of(side) / hp.head_dim;
+                let n_head = self.width_of(side) / head_dim;
                 let name = format!("{tensor}.weight");
-                let weight = self.weights.required_rows(&name, hp.head_dim, n_head)?;
-                Ok(layer_norm(x, hp.head_dim, &weight, hp.norm_eps))
+                let weight = self.weights.required_rows(&name, head_dim, n_head)?;
+                Ok(layer_norm(x, head_dim, &weight, hp.norm_eps))
             }
             QkNorm::Whole => whole_norm(hp, self.weights, &tensor, self.width_of(side), x),
-            _ => whole_norm(hp, self.weights, &tensor, hp.head_dim, x),
+            _ => whole_norm(hp, self.weights, &tensor, head_dim, x),
         }
     }
 

@@ -1,10 +1,10 @@
 //! Mixtures of experts: each token goes through the experts that a router chooses for it, and
 //! through a shared one where there is one.
 
-use super::architecture::Gating;
+use super::architecture::{Gating, Norm};
 use super::hparams::{Groups, LayerExperts, Routing};
 use super::layer::Layer;
-use super::math::{add_bias, add_into, columns, scale, sigmoid, softmax_rows};
+use super::math::{add_bias, add_into, columns, rms_norm, scale, sigmoid, softmax_rows};
 use crate::Error;
 
 /// The smallest sum that weights are divided by, as in llama.cpp: the smallest normal f16.
@@ -24,13 +24,45 @@ impl Layer<'_, '_> {
         h: &[f64],
     ) -> Result<Vec<f64>, Error> {
         let n_embd = self.hp.n_embd;
-        let chosen = self.route(routing, experts.used, h)?;
-        let mut out = self.routed(routing, experts, &chosen, h)?;
-        self.tap("ffn_moe_out", n_embd, &mut out);
+        let mut out = self.routed_by(routing, experts, h, h)?;
         if let Some(n_ff) = experts.n_ff_shared {
             add_into(&mut out, &self.shared(n_ff, h)?);
             self.tap("ffn_out", n_embd, &mut out);
         }
+        Ok(out)
+    }
+
+    /// The chosen experts on `h`, where the router reads something else.
+    fn routed_by(
+        &mut self,
+        routing: &Routing,
+        experts: LayerExperts,
+        router_input: &[f64],
+        h: &[f64],
+    ) -> Result<Vec<f64>, Error> {
+        let chosen = self.route(routing, experts.used, router_input)?;
+        let mut out = self.routed(routing, experts, &chosen, h)?;
+        self.tap("ffn_moe_out", self.hp.n_embd, &mut out);
+        Ok(out)
+    }
+
+    /// A dense block and a mixture, each between norms of its own, on the same stream.
+    pub(super) fn dense_beside_experts(&mut self, x: &[f64]) -> Result<Vec<f64>, Error> {
+        let n_embd = self.hp.n_embd;
+        let h = self.norm(beside("ffn_norm", "ffn_norm_1"), x)?;
+        let fed = self.dense("", self.dims.n_ff, &h)?;
+        let mut out = self.norm(beside("post_ffw_norm_1", "ffn_mlp"), &fed)?;
+        let h = self.norm(beside("pre_ffw_norm_2", "ffn_norm_2"), x)?;
+        let factors = self.name("ffn_gate_inp.scale");
+        let factors = self.weights.required_vector(&factors, n_embd)?;
+        let mut input = rms_norm(x, &factors, self.hp.norm_eps);
+        scale(&mut input, 1.0 / (n_embd as f64).sqrt());
+        if let (Some(routing), Some(experts)) = (&self.hp.routing, self.dims.experts) {
+            let mixed = self.routed_by(routing, experts, &input, &h)?;
+            let mixed = self.norm(beside("post_ffw_norm_2", "ffn_moe"), &mixed)?;
+            add_into(&mut out, &mixed);
+        }
+        self.tap("ffn_moe_combined", n_embd, &mut out);
         Ok(out)
     }
 
@@ -204,6 +236,12 @@ impl Layer<'_, '_> {
         }
         let name = format!("ffn_moe_{what}");
         self.tap(&name, used * n_out, &mut y);
+        let factors = self.name(&format!("ffn_{what}_exps.scale"));
+        if let Some(factors) = self.weights.vector(&factors, count)? {
+            let rows = y.chunks_mut(n_out).zip(ids);
+            rows.for_each(|(row, &id)| scale(row, factors[id]));
+            self.tap(&format!("{name}_scaled"), used * n_out, &mut y);
+        }
         if let Some(bias) = self.weights.rows(&format!("{tensor}.bias"), n_out, count)? {
             for (row, id) in y.chunks_mut(n_out).zip(ids) {
                 add_into(row, &bias[id * n_out..][..n_out]);
@@ -232,6 +270,14 @@ impl Layer<'_, '_> {
             self.tap("ffn_shexp_out", n_embd, &mut out);
         }
         Ok(out)
+    }
+}
+
+fn beside(tensor: &'static str, tap: &'static str) -> Norm {
+    Norm {
+        tensor,
+        tap,
+        numbered: true,
     }
 }
 

@@ -2,11 +2,20 @@
 //! feed-forward block have files of their own.
 
 use super::Tap;
-use super::architecture::{Norm, NormKind};
+use super::architecture::{Experts, Norm, NormKind};
 use super::hparams::{Hparams, LayerDims};
 use super::math::{add_bias, add_into, layer_norm, rms_norm, scale};
+use super::per_layer::PerLayer;
 use super::weights::Weights;
 use crate::Error;
+use std::collections::BTreeMap;
+
+/// What layers have in common, or leave to others.
+pub(super) struct Shared {
+    /// Keys and values by layer, of layers whose own others read.
+    pub(super) kept: BTreeMap<usize, [Vec<f64>; 2]>,
+    pub(super) per_layer: Option<PerLayer>,
+}
 
 /// One layer at work.
 pub(super) struct Layer<'l, 't> {
@@ -14,6 +23,7 @@ pub(super) struct Layer<'l, 't> {
     pub(super) weights: &'l Weights<'l>,
     pub(super) il: usize,
     pub(super) dims: LayerDims,
+    pub(super) shared: &'l mut Shared,
     pub(super) tap: &'l mut Tap<'t>,
 }
 
@@ -55,15 +65,26 @@ impl Layer<'_, '_> {
         if let Some(name) = architecture.names.residual {
             self.tap(name, self.hp.n_embd, x);
         }
-        let normed = match architecture.parallel {
-            true => normed,
-            false => self.norm_or_copy(architecture.ffn_norm, x)?,
+        let beside = |experts: &Experts| experts.beside_dense && self.dims.experts.is_some();
+        let mut fed = if architecture.experts.as_ref().is_some_and(beside) {
+            self.dense_beside_experts(x)?
+        } else if architecture.parallel {
+            self.feed_forward(&normed)?
+        } else {
+            let normed = self.norm_or_copy(architecture.ffn_norm, x)?;
+            self.feed_forward(&normed)?
         };
-        let mut fed = self.feed_forward(&normed)?;
         if let Some(norm) = architecture.ffn_post_norm {
             fed = self.norm(norm, &fed)?;
         }
         self.add_branch(x, fed);
+        self.add_per_layer(x)?;
+        if architecture.output_scale {
+            let name = self.name("layer_output_scale.weight");
+            if let Some(&[factor]) = self.weights.vector(&name, 1)?.as_deref() {
+                scale(x, factor);
+            }
+        }
         self.tap("l_out", self.hp.n_embd, x);
         Ok(())
     }
@@ -80,7 +101,7 @@ impl Layer<'_, '_> {
         }
     }
 
-    fn norm(&mut self, norm: Norm, x: &[f64]) -> Result<Vec<f64>, Error> {
+    pub(super) fn norm(&mut self, norm: Norm, x: &[f64]) -> Result<Vec<f64>, Error> {
         let n_embd = self.hp.n_embd;
         let mut h = whole_norm(self.hp, self.weights, &self.name(norm.tensor), n_embd, x)?;
         let layer = norm.numbered.then_some(self.il);

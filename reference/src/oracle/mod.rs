@@ -12,6 +12,7 @@ mod feed_forward;
 mod hparams;
 mod layer;
 mod math;
+mod per_layer;
 mod rope;
 #[cfg(test)]
 mod tests;
@@ -20,14 +21,18 @@ mod weights;
 use crate::Error;
 use gguf_rs_lite::{Gguf, TensorInfo};
 use hparams::Hparams;
-use layer::{Layer, whole_norm};
+use layer::{Layer, Shared, whole_norm};
 use math::{add_bias, cap, scale};
+use per_layer::PerLayer;
+use std::collections::BTreeMap;
 use weights::Weights;
 
 const EMBEDDING: &str = "token_embd.weight";
 const ROPE_DIVISORS: &str = "rope_freqs.weight";
 const LONG_FACTORS: &str = "rope_factors_long.weight";
 const SHORT_FACTORS: &str = "rope_factors_short.weight";
+
+const KEYS_AND_VALUES: &[&str] = &["attn_k.weight", "attn_k_norm.weight", "attn_v.weight"];
 
 /// A model opened for the plain f64 forward pass.
 #[derive(Debug)]
@@ -72,7 +77,10 @@ impl<'a> Oracle<'a> {
             n_vocab,
         };
         if let Some(divisors) = oracle.rope_divisors(&weights, n_ctx)? {
-            oracle.hparams.window_rope.divisors.clone_from(&divisors);
+            let windows = oracle.hparams.architecture.windows;
+            if !windows.is_some_and(|windows| windows.own_heads) {
+                oracle.hparams.window_rope.divisors.clone_from(&divisors);
+            }
             oracle.hparams.rope.divisors = divisors;
         }
         oracle.check_tensors()?;
@@ -130,13 +138,14 @@ impl<'a> Oracle<'a> {
         tap: &mut Tap<'_>,
     ) -> Result<Vec<f64>, Error> {
         let hp = &self.hparams;
-        let mut x = self.embed(weights, tokens, tap)?;
+        let (mut x, mut shared) = self.embed(weights, tokens, tap)?;
         for (il, dims) in hp.layers.iter().enumerate() {
             let mut layer = Layer {
                 hp,
                 weights,
                 il,
                 dims: *dims,
+                shared: &mut shared,
                 tap: &mut *tap,
             };
             layer.run(&mut x)?;
@@ -146,13 +155,13 @@ impl<'a> Oracle<'a> {
         self.logits(weights, &x, tap)
     }
 
-    /// The residual stream at its start, `(n_tokens, n_embd)`.
+    /// The residual stream at its start, `(n_tokens, n_embd)`, and what layers share.
     fn embed(
         &self,
         weights: &Weights<'_>,
         tokens: &[u32],
         tap: &mut Tap<'_>,
-    ) -> Result<Vec<f64>, Error> {
+    ) -> Result<(Vec<f64>, Shared), Error> {
         let hp = &self.hparams;
         let embedding = weights.matrix(EMBEDDING, hp.n_embd, self.n_vocab)?;
         let mut x = Vec::with_capacity(tokens.len() * hp.n_embd);
@@ -164,13 +173,19 @@ impl<'a> Oracle<'a> {
             })?;
             x.extend(row.iter().map(|&v| f64::from(v)));
         }
-        let scaled = hp.architecture.names.scaled_embedding;
-        if scaled.is_some() {
-            tap("inp_embd", None, hp.n_embd, &mut x);
+        let names = hp.architecture.names;
+        if names.scaled_embedding.is_some() {
+            tap(names.embedding, None, hp.n_embd, &mut x);
         }
+        let rows = PerLayer::select(hp, weights, self.n_vocab, tokens, tap)?;
         scale(&mut x, hp.factors.embedding);
-        tap(scaled.unwrap_or("inp_embd"), None, hp.n_embd, &mut x);
-        Ok(x)
+        let name = names.scaled_embedding.unwrap_or(names.embedding);
+        tap(name, None, hp.n_embd, &mut x);
+        let shared = Shared {
+            kept: BTreeMap::new(),
+            per_layer: rows.map(|rows| PerLayer::new(rows, x.clone())),
+        };
+        Ok((x, shared))
     }
 
     fn logits(
@@ -217,13 +232,19 @@ impl<'a> Oracle<'a> {
         }
     }
 
-    /// Whether a tensor belongs to a layer behind those that make logits.
+    /// Whether a tensor belongs to a layer behind those that make logits, or makes keys and values
+    /// in a layer that reads those of another.
     fn skips(&self, tensor: &str) -> bool {
-        let layer = tensor
-            .strip_prefix("blk.")
-            .and_then(|rest| rest.split('.').next())
-            .and_then(|layer| layer.parse::<usize>().ok());
-        let (first, n) = (self.hparams.layers.len(), self.hparams.n_skipped);
-        layer.is_some_and(|layer| (first..first + n).contains(&layer))
+        let rest = tensor.strip_prefix("blk.").unwrap_or("");
+        let Some((layer, rest)) = rest.split_once('.') else {
+            return false;
+        };
+        let Ok(il) = layer.parse::<usize>() else {
+            return false;
+        };
+        match self.hparams.layers.get(il) {
+            Some(layer) => layer.kv_from.is_some() && KEYS_AND_VALUES.contains(&rest),
+            None => il - self.hparams.layers.len() < self.hparams.n_skipped,
+        }
     }
 }

@@ -32,9 +32,12 @@ pub(super) struct Architecture {
     pub(super) qk_norm: QkNorm,
     /// In which layers attention sees the latest keys only, if in any.
     pub(super) windows: Option<Windows>,
-    /// The number of layers at which scores are scaled by the width that a head would have without
-    /// `attention.key_length`: llama.cpp knows the largest Gemmas by it.
-    pub(super) wide_score_scale_at: Option<usize>,
+    pub(super) score_scale: ScoreScale,
+    /// Values are normed too, by no weights; without `attn_v` they are what keys are made from.
+    pub(super) normed_values: bool,
+    /// The last layers may have no keys and values of their own, and each token may have an
+    /// embedding for each layer: keys say so.
+    pub(super) shared_layers: bool,
     /// Scores are capped: the default of `attn_logit_softcapping`.
     pub(super) score_cap: Option<f64>,
     /// The default of `final_logit_softcapping`.
@@ -44,6 +47,8 @@ pub(super) struct Architecture {
     pub(super) up: Up,
     pub(super) activation: Activation,
     pub(super) experts: Option<Experts>,
+    /// `layer_output_scale` multiplies what leaves a layer, where the file has it.
+    pub(super) output_scale: bool,
     pub(super) scales: Scales,
     pub(super) names: Names,
 }
@@ -51,8 +56,10 @@ pub(super) struct Architecture {
 /// How llama.cpp names values that not all architectures show, or not by one name.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Names {
-    /// The projected attention has a name.
-    pub(super) attn_out: bool,
+    /// The embeddings as they are in the file.
+    pub(super) embedding: &'static str,
+    /// The projected attention.
+    pub(super) attn_out: Option<&'static str>,
     /// The stream between attention and feed-forward.
     pub(super) residual: Option<&'static str>,
     /// The feed-forward block's result has a name.
@@ -61,8 +68,10 @@ pub(super) struct Names {
     pub(super) scaled_embedding: Option<&'static str>,
     /// Queries are scaled before attention, and then named so.
     pub(super) scaled_query: Option<&'static str>,
-    /// Queries and keys after their norm, behind `Q` or `K`.
-    pub(super) qk_normed: &'static str,
+    /// Queries and keys after their norm.
+    pub(super) qk_normed: [&'static str; 2],
+    /// And after their rotation.
+    pub(super) rotated: Option<[&'static str; 2]>,
     /// Logits before their bias.
     pub(super) unbiased_logits: Option<&'static str>,
 }
@@ -110,6 +119,17 @@ pub(super) enum QkNorm {
     Whole,
 }
 
+/// What scores are multiplied by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ScoreScale {
+    /// The root of a head's width divides them, if `attention.scale` says nothing.
+    Width,
+    /// In models of so many layers it is the width that a head would have without
+    /// `attention.key_length`: llama.cpp knows the largest Gemmas by it.
+    WideAt(usize),
+    One,
+}
+
 /// The layers in which queries and keys are rotated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rotated {
@@ -131,6 +151,8 @@ pub(super) struct Windows {
     /// Only models of so many layers have windows.
     pub(super) only_of: Option<usize>,
     pub(super) rope: WindowRope,
+    /// Heads of windowed layers have widths of their own, and they alone ignore `rope_freqs`.
+    pub(super) own_heads: bool,
 }
 
 /// Where the number of keys in a window comes from.
@@ -197,6 +219,8 @@ pub(super) struct Experts {
     pub(super) gated_shared: bool,
     /// llama.cpp's name for the shared expert's result.
     pub(super) shared_tap: &'static str,
+    /// They stand beside a dense block, and the router reads a norm of its own.
+    pub(super) beside_dense: bool,
 }
 
 /// What becomes of the router's logits.

@@ -3,8 +3,8 @@
 use super::super::math::Activation;
 use super::super::rope::RopePairs;
 use super::{
-    Architecture, Experts, Gating, Names, Norm, NormKind, QkNorm, Rotated, Scales, Up, WeightsNorm,
-    WindowLength, WindowRope, Windows,
+    Architecture, Experts, Gating, Names, Norm, NormKind, QkNorm, Rotated, Scales, ScoreScale, Up,
+    WeightsNorm, WindowLength, WindowRope, Windows,
 };
 
 const fn norm(tensor: &'static str, tap: &'static str) -> Option<Norm> {
@@ -38,21 +38,26 @@ const LLAMA: Architecture = Architecture {
     long_factors: false,
     qk_norm: QkNorm::None,
     windows: None,
-    wide_score_scale_at: None,
+    score_scale: ScoreScale::Width,
+    normed_values: false,
+    shared_layers: false,
     score_cap: None,
     logit_cap: None,
     sinks: false,
     up: Up::Gated,
     activation: Activation::Silu,
     experts: None,
+    output_scale: false,
     scales: Scales::None,
     names: Names {
-        attn_out: true,
+        embedding: "inp_embd",
+        attn_out: Some("attn_out"),
         residual: Some("ffn_inp"),
         ffn_out: true,
         scaled_embedding: None,
         scaled_query: None,
-        qk_normed: "cur_normed",
+        qk_normed: ["Qcur_normed", "Kcur_normed"],
+        rotated: Some(["Qcur", "Kcur"]),
         unbiased_logits: None,
     },
 };
@@ -67,6 +72,7 @@ const MIXTRAL: Experts = Experts {
     selection_bias: false,
     gated_shared: false,
     shared_tap: "ffn_shexp",
+    beside_dense: false,
 };
 
 /// The same with a width of their own.
@@ -121,8 +127,9 @@ const GEMMA2: Architecture = Architecture {
         period: 2,
         only_of: None,
         rope: WindowRope::Same,
+        own_heads: false,
     }),
-    wide_score_scale_at: Some(46),
+    score_scale: ScoreScale::WideAt(46),
     score_cap: Some(50.0),
     logit_cap: Some(30.0),
     names: Names {
@@ -130,6 +137,23 @@ const GEMMA2: Architecture = Architecture {
         ..GEMMA.names
     },
     ..GEMMA
+};
+
+const GEMMA3: Architecture = Architecture {
+    name: "gemma3",
+    ffn_post_norm: norm("post_ffw_norm", "ffn_post_norm"),
+    qk_norm: QkNorm::Head,
+    windows: Some(Windows {
+        length: WindowLength::Optional,
+        period: 6,
+        only_of: None,
+        rope: WindowRope::Local(10_000.0),
+        own_heads: false,
+    }),
+    score_scale: ScoreScale::WideAt(62),
+    score_cap: None,
+    logit_cap: None,
+    ..GEMMA2
 };
 
 /// Norms after both blocks only.
@@ -145,6 +169,7 @@ const OLMO2: Architecture = Architecture {
         period: 4,
         only_of: None,
         rope: WindowRope::Plain,
+        own_heads: false,
     }),
     ..QWEN2
 };
@@ -165,7 +190,7 @@ const COMMAND_R: Architecture = Architecture {
     qk_norm: QkNorm::EachHeadFrom(64),
     scales: Scales::Logits,
     names: Names {
-        qk_normed: "cur",
+        qk_normed: ["Qcur", "Kcur"],
         ..PARALLEL
     },
     ..LLAMA
@@ -181,7 +206,7 @@ const FALCON: Architecture = Architecture {
 };
 
 const UNNAMED_ATTN_OUT: Names = Names {
-    attn_out: false,
+    attn_out: None,
     ..LLAMA.names
 };
 
@@ -231,7 +256,7 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         rope_pairs: RopePairs::Halves,
         qk_norm: QkNorm::HeadAfterRotation,
         names: Names {
-            qk_normed: "cur_norm",
+            qk_normed: ["Qcur_norm", "Kcur_norm"],
             ..LLAMA.names
         },
         ..LLAMA
@@ -265,26 +290,38 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
             period: 4,
             only_of: Some(64),
             rope: WindowRope::Same,
+            own_heads: false,
         }),
         names: LLAMA.names,
         ..OLMO2
     },
     GEMMA,
     GEMMA2,
+    GEMMA3,
     Architecture {
-        name: "gemma3",
-        ffn_post_norm: norm("post_ffw_norm", "ffn_post_norm"),
-        qk_norm: QkNorm::Head,
+        name: "gemma4",
         windows: Some(Windows {
-            length: WindowLength::Optional,
+            length: WindowLength::Required,
             period: 6,
             only_of: None,
             rope: WindowRope::Local(10_000.0),
+            own_heads: true,
         }),
-        wide_score_scale_at: Some(62),
-        score_cap: None,
-        logit_cap: None,
-        ..GEMMA2
+        score_scale: ScoreScale::One,
+        normed_values: true,
+        shared_layers: true,
+        experts: Some(Experts {
+            required: false,
+            beside_dense: true,
+            ..NARROW
+        }),
+        output_scale: true,
+        names: Names {
+            residual: Some("attn_out"),
+            rotated: Some(["Qcur_pos", "Kcur_pos"]),
+            ..GEMMA2.names
+        },
+        ..GEMMA3
     },
     STARCODER2,
     Architecture {
@@ -316,6 +353,7 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
             period: 4,
             only_of: None,
             rope: WindowRope::Same,
+            own_heads: false,
         }),
         ..COMMAND_R
     },
@@ -370,6 +408,7 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
             period: 2,
             only_of: None,
             rope: WindowRope::Same,
+            own_heads: false,
         }),
         sinks: true,
         activation: Activation::SiluClamped,

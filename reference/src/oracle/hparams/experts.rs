@@ -80,7 +80,10 @@ pub(super) fn read(
             WeightsNorm::Never => false,
             WeightsNorm::Keyed => keys.flag("expert_weights_norm")?.unwrap_or(false),
         },
-        scale: keys.factor("expert_weights_scale")?.unwrap_or(1.0),
+        scale: match facts.beside_dense {
+            true => 1.0,
+            false => keys.factor("expert_weights_scale")?.unwrap_or(1.0),
+        },
         groups: read_groups(keys, count)?,
         selection_bias: facts.selection_bias,
     };

@@ -1,15 +1,20 @@
 //! The numbers of a model, straight from its GGUF keys, with llama.cpp's defaults and nothing else.
 
 mod experts;
+mod factors;
+mod heads;
 mod keys;
+mod per_layer;
 mod rope;
 mod windows;
 
-use super::architecture::{ARCHITECTURES, Architecture, QkNorm, Rotated, Scales};
+use super::architecture::{ARCHITECTURES, Architecture, QkNorm, Rotated};
 use super::rope::Rope;
 use crate::Error;
 pub(super) use experts::{Groups, LayerExperts, Routing};
+pub(super) use factors::Factors;
 use gguf_rs_lite::Gguf;
+use heads::Heads;
 use keys::Keys;
 use rope::Contexts;
 
@@ -21,6 +26,10 @@ const MAX_WIDTH: usize = 1 << 20;
 pub(super) struct LayerDims {
     pub(super) n_head: usize,
     pub(super) n_head_kv: usize,
+    /// Values of a head.
+    pub(super) head_dim: usize,
+    /// The layer whose keys and values this one reads, if it has none.
+    pub(super) kv_from: Option<usize>,
     pub(super) n_ff: usize,
     /// A query sees this many keys, its own with them; without it all up to its own.
     pub(super) window: Option<usize>,
@@ -28,15 +37,6 @@ pub(super) struct LayerDims {
     pub(super) rotates: bool,
     /// In place of the dense block.
     pub(super) experts: Option<LayerExperts>,
-}
-
-/// Factors of the whole model; 1 where an architecture has none.
-#[derive(Debug)]
-pub(super) struct Factors {
-    pub(super) embedding: f64,
-    /// Of both branches, before they are added to the stream.
-    pub(super) residual: f64,
-    pub(super) logits: f64,
 }
 
 /// Queries grow with the position: by `1 + strength · ln(1 + ⌊position / length⌋)`.
@@ -51,7 +51,6 @@ pub(super) struct Temperature {
 pub(super) struct Hparams {
     pub(super) architecture: &'static Architecture,
     pub(super) n_embd: usize,
-    pub(super) head_dim: usize,
     pub(super) norm_eps: f64,
     pub(super) rope: Rope,
     /// That of layers with a window.
@@ -64,6 +63,8 @@ pub(super) struct Hparams {
     pub(super) routing: Option<Routing>,
     /// Layers behind these that predict further tokens and have no part in the logits.
     pub(super) n_skipped: usize,
+    /// The width of the embeddings that tokens have for each layer, if they have any.
+    pub(super) per_layer_width: Option<usize>,
     /// What the norm of queries and keys covers.
     pub(super) qk_norm: QkNorm,
     /// Multiplies scores.
@@ -83,27 +84,32 @@ impl Hparams {
         };
         let n_embd = keys.count("embedding_length")?;
         let (n_layer, n_skipped) = read_layer_counts(&keys)?;
-        let (n_head, n_head_kv) = read_heads(&keys, n_layer)?;
         let n_ff = keys.required_per_layer("feed_forward_length", n_layer)?;
-        let head_dim = read_head_dim(&keys, n_embd, &n_head)?;
         let windows = windows::read(&keys, architecture, n_layer)?;
+        let window = |il: usize| windows.as_ref().and_then(|windows| windows[il]);
+        let heads = Heads::read(&keys, architecture, n_embd, n_layer)?;
         let rotates = read_rotated(&keys, architecture, &windows)?;
         let (routing, experts) = experts::read(&keys, architecture, &n_ff)?;
-        let layers = (0..n_layer)
+        let mut layers: Vec<LayerDims> = (0..n_layer)
             .map(|il| LayerDims {
-                n_head: n_head[il],
-                n_head_kv: n_head_kv[il],
+                n_head: heads.n_head[il],
+                n_head_kv: heads.n_head_kv[il],
+                head_dim: match window(il) {
+                    Some(_) => heads.window_dim,
+                    None => heads.dim,
+                },
+                kv_from: None,
                 n_ff: n_ff[il],
-                window: windows.as_ref().and_then(|windows| windows[il]),
+                window: window(il),
                 rotates: rotates(il),
                 experts: experts[il],
             })
             .collect();
-        let (rope, window_rope) = rope::read(&keys, architecture, head_dim)?;
+        per_layer::share(&keys, architecture, &mut layers)?;
+        let (rope, window_rope) = rope::read(&keys, architecture, heads.dim, heads.window_dim)?;
         Ok(Self {
             architecture,
             n_embd,
-            head_dim,
             norm_eps: read_norm_eps(&keys, architecture)?,
             rope,
             window_rope,
@@ -112,21 +118,16 @@ impl Hparams {
             layers,
             routing,
             n_skipped,
+            per_layer_width: per_layer::read_width(&keys, architecture, n_layer)?,
             qk_norm: read_qk_norm(gguf, architecture, n_layer),
-            score_scale: read_score_scale(
-                &keys,
-                architecture,
-                [n_embd, n_head[0]],
-                head_dim,
-                n_layer,
-            )?,
+            score_scale: factors::read_score_scale(&keys, architecture, n_embd, &heads)?,
             score_cap: read_score_cap(&keys, architecture)?,
             logit_cap: match keys.number("final_logit_softcapping")? {
                 None => architecture.logit_cap,
                 cap => cap.filter(|&cap| cap != 0.0),
             },
             temperature: read_temperature(&keys)?,
-            factors: read_factors(&keys, architecture, n_embd, n_layer)?,
+            factors: factors::read(&keys, architecture, n_embd, n_layer)?,
         })
     }
 
@@ -169,53 +170,9 @@ fn read_layer_counts(keys: &Keys<'_>) -> Result<(usize, usize), Error> {
     Ok((n_block - n_skipped, n_skipped))
 }
 
-/// Query heads and key-value heads of each layer.
-fn read_heads(keys: &Keys<'_>, n_layer: usize) -> Result<(Vec<usize>, Vec<usize>), Error> {
-    let n_head = keys.required_per_layer("attention.head_count", n_layer)?;
-    let n_head_kv = keys
-        .per_layer("attention.head_count_kv", n_layer)?
-        .unwrap_or_else(|| n_head.clone());
-    for (il, (&heads, &kv_heads)) in n_head.iter().zip(&n_head_kv).enumerate() {
-        if heads % kv_heads != 0 {
-            let expected = format!("a divisor of the {heads} query heads of layer {il}");
-            return Err(keys.bad("attention.head_count_kv", expected, kv_heads));
-        }
-    }
-    Ok((n_head, n_head_kv))
-}
-
 fn read_norm_eps(keys: &Keys<'_>, architecture: &Architecture) -> Result<f64, Error> {
     let key = architecture.norm.epsilon_key();
     keys.number(key)?.ok_or_else(|| keys.missing(key))
-}
-
-/// Values of a head, keys and values alike.
-fn read_head_dim(keys: &Keys<'_>, n_embd: usize, n_head: &[usize]) -> Result<usize, Error> {
-    // The default head width is taken from layer 0, as in llama.cpp, even when other layers
-    // have other head counts.
-    let head_dim = keys
-        .optional_count("attention.key_length")?
-        .unwrap_or(n_embd / n_head[0]);
-    let value_length = keys
-        .optional_count("attention.value_length")?
-        .unwrap_or(n_embd / n_head[0]);
-    if value_length != head_dim {
-        let expected = format!("{head_dim}, the key length");
-        return Err(keys.bad("attention.value_length", expected, value_length));
-    }
-    if head_dim == 0 {
-        let expected = format!("at most {n_embd}, the embedding length");
-        return Err(keys.bad("attention.head_count", expected, n_head[0]));
-    }
-    let widest = n_head
-        .iter()
-        .max()
-        .and_then(|&heads| heads.checked_mul(head_dim));
-    if widest.is_none_or(|width| width > MAX_WIDTH) {
-        let expected = format!("heads of at most {MAX_WIDTH} elements together");
-        return Err(keys.bad("attention.key_length", expected, head_dim));
-    }
-    Ok(head_dim)
 }
 
 /// Which layers rotate queries and keys.
@@ -242,22 +199,6 @@ fn read_qk_norm(gguf: &Gguf, architecture: &Architecture, n_layer: usize) -> QkN
     }
 }
 
-fn read_score_scale(
-    keys: &Keys<'_>,
-    architecture: &Architecture,
-    [n_embd, n_head]: [usize; 2],
-    head_dim: usize,
-    n_layer: usize,
-) -> Result<f64, Error> {
-    let width = if architecture.wide_score_scale_at == Some(n_layer) {
-        n_embd as f64 / n_head as f64
-    } else {
-        head_dim as f64
-    };
-    let scale = 1.0 / width.sqrt();
-    Ok(keys.factor("attention.scale")?.unwrap_or(scale))
-}
-
 fn read_score_cap(keys: &Keys<'_>, architecture: &Architecture) -> Result<Option<f64>, Error> {
     let Some(default) = architecture.score_cap else {
         return Ok(None);
@@ -278,42 +219,4 @@ fn read_temperature(keys: &Keys<'_>) -> Result<Option<Temperature>, Error> {
         None => keys.count("context_length")?,
     };
     Ok(Some(Temperature { strength, length }))
-}
-
-fn read_factors(
-    keys: &Keys<'_>,
-    architecture: &Architecture,
-    n_embd: usize,
-    n_layer: usize,
-) -> Result<Factors, Error> {
-    let keyed = |key, default| Ok::<_, Error>(keys.factor(key)?.unwrap_or(default));
-    let mut factors = Factors {
-        embedding: 1.0,
-        residual: 1.0,
-        logits: 1.0,
-    };
-    let wide = n_embd as f64;
-    match architecture.scales {
-        Scales::None => {}
-        Scales::Embedding => factors.embedding = wide.sqrt(),
-        Scales::Logits => factors.logits = keyed("logit_scale", 1.0)?,
-        Scales::Granite => {
-            let divisor = keys
-                .factor("logit_scale")?
-                .ok_or_else(|| keys.missing("logit_scale"))?;
-            factors = Factors {
-                embedding: keyed("embedding_scale", 1.0)?,
-                residual: keyed("residual_scale", 1.0)?,
-                logits: 1.0 / divisor,
-            };
-        }
-        Scales::MiniCpm => {
-            factors = Factors {
-                embedding: keyed("embedding_scale", 12.0)?,
-                residual: keyed("residual_scale", 1.4 / (n_layer as f64).sqrt())?,
-                logits: 1.0 / keyed("logit_scale", 256.0 / wide)?,
-            };
-        }
-    }
-    Ok(factors)
 }

@@ -10,8 +10,9 @@ pub(super) fn read(
     keys: &Keys<'_>,
     architecture: &Architecture,
     head_dim: usize,
+    window_head_dim: usize,
 ) -> Result<(Rope, Rope), Error> {
-    let n_rot = read_n_rot(keys, architecture, head_dim)?;
+    let n_rot = read_n_rot(keys, architecture, "rope.dimension_count", head_dim)?;
     let base = keys.number("rope.freq_base")?.unwrap_or(10_000.0);
     let base = match keys.factor("rope.scaling.alpha")? {
         Some(alpha) => base * alpha.powf(head_dim as f64 / (head_dim as f64 - 2.0)),
@@ -36,6 +37,21 @@ pub(super) fn read(
             ..rope.clone()
         },
     };
+    let own = architecture
+        .windows
+        .is_some_and(|windows| windows.own_heads);
+    let window_n_rot = match own {
+        true => {
+            let key = "rope.dimension_count_swa";
+            read_n_rot(keys, architecture, key, window_head_dim)?
+        }
+        false => n_rot,
+    };
+    let window_rope = Rope {
+        n_rot: window_n_rot,
+        divisors: vec![1.0; window_n_rot / 2],
+        ..window_rope
+    };
     for (key, rope) in [
         ("rope.freq_base", &rope),
         ("rope.freq_base_swa", &window_rope),
@@ -50,15 +66,14 @@ pub(super) fn read(
 fn read_n_rot(
     keys: &Keys<'_>,
     architecture: &Architecture,
+    key: &str,
     head_dim: usize,
 ) -> Result<usize, Error> {
-    let n_rot = keys
-        .optional_count("rope.dimension_count")?
-        .unwrap_or(head_dim);
+    let n_rot = keys.optional_count(key)?.unwrap_or(head_dim);
     let allowed = n_rot == head_dim || (n_rot < head_dim && !architecture.whole_rotation);
     if !allowed || n_rot % 2 != 0 {
         let expected = format!("an even count within the head width {head_dim}");
-        return Err(keys.bad("rope.dimension_count", expected, n_rot));
+        return Err(keys.bad(key, expected, n_rot));
     }
     // Files for pictures turn pairs by several positions each.
     if keys.array("rope.dimension_sections", 0)?.is_some() {

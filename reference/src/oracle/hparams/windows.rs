@@ -28,6 +28,9 @@ pub(super) fn read(
             Some(length) => length,
         },
     };
+    if windows.own_heads && keys.array(PATTERN, n_layer)?.is_none() {
+        return Err(keys.missing(PATTERN));
+    }
     let windowed = read_pattern(keys, windows.period, n_layer)?;
     let window = |windowed: bool| windowed.then_some(length);
     Ok(Some(windowed.into_iter().map(window).collect()))

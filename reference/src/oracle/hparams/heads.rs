@@ -1,0 +1,96 @@
+//! How many heads layers have, and how wide these are.
+
+use super::super::architecture::Architecture;
+use super::MAX_WIDTH;
+use super::keys::Keys;
+use crate::Error;
+
+/// The heads of all layers.
+pub(super) struct Heads {
+    pub(super) n_head: Vec<usize>,
+    pub(super) n_head_kv: Vec<usize>,
+    pub(super) dim: usize,
+    /// In layers with a window.
+    pub(super) window_dim: usize,
+}
+
+impl Heads {
+    pub(super) fn read(
+        keys: &Keys<'_>,
+        architecture: &Architecture,
+        n_embd: usize,
+        n_layer: usize,
+    ) -> Result<Self, Error> {
+        let (n_head, n_head_kv) = read_counts(keys, n_layer)?;
+        let dim = read_dim(keys, "", n_embd, &n_head)?;
+        let own = architecture
+            .windows
+            .is_some_and(|windows| windows.own_heads);
+        let window_dim = match own {
+            true => read_dim(keys, "_swa", n_embd, &n_head)?,
+            false => dim,
+        };
+        Ok(Self {
+            n_head,
+            n_head_kv,
+            dim,
+            window_dim,
+        })
+    }
+}
+
+/// Query heads and key-value heads of each layer.
+fn read_counts(keys: &Keys<'_>, n_layer: usize) -> Result<(Vec<usize>, Vec<usize>), Error> {
+    let n_head = keys.required_per_layer("attention.head_count", n_layer)?;
+    let n_head_kv = keys
+        .per_layer("attention.head_count_kv", n_layer)?
+        .unwrap_or_else(|| n_head.clone());
+    for (il, (&heads, &kv_heads)) in n_head.iter().zip(&n_head_kv).enumerate() {
+        if heads % kv_heads != 0 {
+            let expected = format!("a divisor of the {heads} query heads of layer {il}");
+            return Err(keys.bad("attention.head_count_kv", expected, kv_heads));
+        }
+    }
+    Ok((n_head, n_head_kv))
+}
+
+/// Values of a head, keys and values alike, by the keys that end so.
+fn read_dim(
+    keys: &Keys<'_>,
+    ending: &str,
+    n_embd: usize,
+    n_head: &[usize],
+) -> Result<usize, Error> {
+    let (key_length, value_length) = (
+        format!("attention.key_length{ending}"),
+        format!("attention.value_length{ending}"),
+    );
+    // The default head width is taken from layer 0, as in llama.cpp, even when other layers
+    // have other head counts.
+    let usual = n_embd / n_head[0];
+    let head_dim = keys.optional_count(&key_length)?.unwrap_or(usual);
+    let values = keys.optional_count(&value_length)?.unwrap_or(usual);
+    if values != head_dim {
+        let expected = format!("{head_dim}, the key length");
+        return Err(keys.bad(&value_length, expected, values));
+    }
+    if head_dim == 0 {
+        let expected = format!("at most {n_embd}, the embedding length");
+        return Err(keys.bad("attention.head_count", expected, n_head[0]));
+    }
+    check_width(keys, &key_length, n_head, head_dim)?;
+    Ok(head_dim)
+}
+
+/// Bounds what the heads of a layer have together.
+fn check_width(keys: &Keys<'_>, key: &str, n_head: &[usize], head_dim: usize) -> Result<(), Error> {
+    let widest = n_head
+        .iter()
+        .max()
+        .and_then(|&heads| heads.checked_mul(head_dim));
+    if widest.is_none_or(|width| width > MAX_WIDTH) {
+        let expected = format!("heads of at most {MAX_WIDTH} elements together");
+        return Err(keys.bad(key, expected, head_dim));
+    }
+    Ok(())
+}
