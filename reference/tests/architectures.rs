@@ -46,6 +46,8 @@ const MODELS: &[(&str, f64)] = &[
     ("qwen2moe", F32_ROUNDING),
     ("granitemoe", F32_ROUNDING),
     ("glm4moe", F32_ROUNDING),
+    ("deepseek2", F32_ROUNDING),
+    ("deepseek2-lite", F32_ROUNDING),
     ("ernie4_5-moe", F32_ROUNDING),
     ("gpt-oss", F32_ROUNDING),
 ];
@@ -113,13 +115,19 @@ const INSIDE: &[&str] = &[
     "kq_scaled_2",
     "kq_soft_max",
     "kqv",
+    "v_cont",
     "ffn_moe_weights_sum",
     "ffn_moe_weights_sum_clamped",
 ];
 
 /// llama.cpp names them, the list leaves them out: the first for its parentheses, the second
-/// because it is a reshaped view of a node without a name.
-const UNLISTED: &[&str] = &["ffn_sqr(relu)", "ffn_moe_weights_softmax"];
+/// and the third
+/// because they are reshaped views of nodes without names.
+const UNLISTED: &[&str] = &[
+    "ffn_sqr(relu)",
+    "ffn_moe_weights_softmax",
+    "ffn_moe_probs_masked",
+];
 
 /// The chosen experts, whose number the list does not have.
 const TOPK: &str = "ffn_moe_topk";

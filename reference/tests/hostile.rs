@@ -197,6 +197,31 @@ const CASES: &[Case] = &[
         r#"key "ernie4_5-moe.interleave_moe_layer_step": expected at least 1, got 0"#,
     ),
     (
+        "deepseek2",
+        |m| m.set("deepseek2.rope.dimension_count", 24u32),
+        r#"key "deepseek2.rope.dimension_count": expected fewer than the 24 of a head, got 24"#,
+    ),
+    (
+        "deepseek2",
+        |m| m.set("deepseek2.attention.kv_lora_rank", u32::MAX),
+        r#"kv_lora_rank": expected heads of at most 1048576 elements together, got"#,
+    ),
+    (
+        "deepseek2",
+        |m| m.set("deepseek2.attention.value_length_mla", 25u32),
+        r#"tensor "blk.0.attn_v_b.weight": expected dims [32, 25, 4], got [32, 24, 4]"#,
+    ),
+    (
+        "deepseek2",
+        |m| m.remove("blk.1.attn_k_b.weight"),
+        r#"tensor "blk.1.attn_k_b.weight": expected dims [16, 32, 4], got no such tensor"#,
+    ),
+    (
+        "deepseek2-lite",
+        |m| m.remove("blk.3.attn_kv_b.weight"),
+        r#"tensor "blk.3.attn_kv_b.weight": expected dims [32, 80], got no such tensor"#,
+    ),
+    (
         "gpt-oss",
         |m| m.remove("blk.2.attn_sinks.weight"),
         r#"tensor "blk.2.attn_sinks.weight": expected dims [4], got no such tensor"#,
@@ -282,6 +307,8 @@ const MODELS: &[&str] = &[
     "glm4moe",
     "ernie4_5-moe",
     "gpt-oss",
+    "deepseek2",
+    "deepseek2-lite",
 ];
 
 /// The numbers that are put in place of each number of a file.

@@ -27,6 +27,9 @@ impl Layer<'_, '_> {
     /// `Wo · attention(h)`.
     pub(super) fn attention(&mut self, h: &[f64]) -> Result<Vec<f64>, Error> {
         let hp = self.hp;
+        if let Some(latent) = &hp.latent {
+            return self.latent_attention(latent, h);
+        }
         let (n_embd, n_q) = (hp.n_embd, self.width_of(Side::Query));
         let (q, [k, v]) = match self.dims.kv_from {
             Some(from) => (self.query_or_key(Side::Query, h)?, self.kept(from)),
@@ -47,6 +50,7 @@ impl Layer<'_, '_> {
         };
         let attention = Attention {
             head_dim: self.dims.head_dim,
+            value_dim: self.dims.head_dim,
             n_head: self.dims.n_head,
             n_head_kv: self.dims.n_head_kv,
             scale: match hp.architecture.names.scaled_query {
@@ -227,7 +231,7 @@ impl Layer<'_, '_> {
         }
     }
 
-    fn scale_queries(&mut self, width: usize, q: &mut [f64]) {
+    pub(super) fn scale_queries(&mut self, width: usize, q: &mut [f64]) {
         if let Some(name) = self.hp.architecture.names.scaled_query {
             scale(q, self.hp.score_scale);
             self.tap(name, width, q);

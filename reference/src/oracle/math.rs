@@ -172,7 +172,9 @@ pub(super) fn add_into(x: &mut [f64], y: &[f64]) {
 /// Attention of one layer.
 #[derive(Debug)]
 pub(super) struct Attention<'a> {
+    /// Of queries and keys.
     pub(super) head_dim: usize,
+    pub(super) value_dim: usize,
     pub(super) n_head: usize,
     pub(super) n_head_kv: usize,
     /// Multiplies scores.
@@ -189,21 +191,24 @@ impl Attention<'_> {
     /// `softmax(scale · q·k) · v` over the positions up to each query's own. Query head `h` reads
     /// key-value head `h / (n_head / n_head_kv)`.
     pub(super) fn run(&self, q: &[f64], k: &[f64], v: &[f64]) -> Vec<f64> {
-        let head_dim = self.head_dim;
-        let (q_width, kv_width) = (self.n_head * head_dim, self.n_head_kv * head_dim);
-        let mut out = vec![0.0; q.len()];
-        for (pos, (q, out)) in q.chunks(q_width).zip(out.chunks_mut(q_width)).enumerate() {
+        let (key_dim, value_dim) = (self.head_dim, self.value_dim);
+        let (q_width, out_width) = (self.n_head * key_dim, self.n_head * value_dim);
+        let mut out = vec![0.0; q.len() / q_width * out_width];
+        let rows = q.chunks(q_width).zip(out.chunks_mut(out_width));
+        for (pos, (q, out)) in rows.enumerate() {
             let first = self
                 .window
                 .map_or(0, |window| (pos + 1).saturating_sub(window));
-            for (h, (q, out)) in q.chunks(head_dim).zip(out.chunks_mut(head_dim)).enumerate() {
-                let column = h / (self.n_head / self.n_head_kv) * head_dim;
-                let at = |t: usize| t * kv_width + column..t * kv_width + column + head_dim;
-                let scores = (first..=pos).map(|t| self.score(q, &k[at(t)])).collect();
+            let heads = q.chunks(key_dim).zip(out.chunks_mut(value_dim));
+            for (h, (q, out)) in heads.enumerate() {
+                let head = h / (self.n_head / self.n_head_kv);
+                let row = |t: usize| t * self.n_head_kv + head;
+                let key = |t: usize| &k[row(t) * key_dim..][..key_dim];
+                let scores = (first..=pos).map(|t| self.score(q, key(t))).collect();
                 let p = softmax_beside(scores, self.sinks.map(|sinks| sinks[h]));
                 for (t, p) in (first..=pos).zip(p) {
                     out.iter_mut()
-                        .zip(&v[at(t)])
+                        .zip(&v[row(t) * value_dim..][..value_dim])
                         .for_each(|(out, v)| *out += p * v);
                 }
             }
@@ -240,6 +245,7 @@ mod tests {
 
     const ONE_HEAD: Attention<'_> = Attention {
         head_dim: 1,
+        value_dim: 1,
         n_head: 1,
         n_head_kv: 1,
         scale: 1.0,
@@ -263,6 +269,7 @@ mod tests {
         let (q, k, v) = ([0.3, -2.0, 5.0, 1.0], [9.0, -9.0], [4.0, 7.0]);
         let attention = Attention {
             head_dim: 2,
+            value_dim: 2,
             n_head: 2,
             ..ONE_HEAD
         };

@@ -10,6 +10,7 @@ mod attention;
 mod experts;
 mod feed_forward;
 mod hparams;
+mod latent;
 mod layer;
 mod math;
 mod per_layer;

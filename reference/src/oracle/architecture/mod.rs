@@ -23,6 +23,8 @@ pub(super) struct Architecture {
     pub(super) ffn_post_norm: Option<Norm>,
     /// Attention and feed-forward read the same norm, and the stream gains both.
     pub(super) parallel: bool,
+    /// Keys and values are made from one narrow row that all heads share.
+    pub(super) latent: bool,
     pub(super) rope_pairs: RopePairs,
     /// Every dimension of a head has to turn.
     pub(super) whole_rotation: bool,

@@ -32,6 +32,7 @@ const LLAMA: Architecture = Architecture {
     ffn_norm: norm("ffn_norm", "ffn_norm"),
     ffn_post_norm: None,
     parallel: false,
+    latent: false,
     rope_pairs: RopePairs::Adjacent,
     whole_rotation: false,
     rotated: Rotated::All,
@@ -398,6 +399,17 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
             ..NARROW
         }),
         ..QWEN2
+    },
+    Architecture {
+        name: "deepseek2",
+        latent: true,
+        experts: Some(Experts {
+            keyed_gating: true,
+            weights_norm: WeightsNorm::Keyed,
+            ..NARROW
+        }),
+        names: UNNAMED_ATTN_OUT,
+        ..LLAMA
     },
     Architecture {
         name: "gpt-oss",

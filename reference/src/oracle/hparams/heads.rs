@@ -3,6 +3,7 @@
 use super::super::architecture::Architecture;
 use super::MAX_WIDTH;
 use super::keys::Keys;
+use super::latent;
 use crate::Error;
 
 /// The heads of all layers.
@@ -22,7 +23,10 @@ impl Heads {
         n_layer: usize,
     ) -> Result<Self, Error> {
         let (n_head, n_head_kv) = read_counts(keys, n_layer)?;
-        let dim = read_dim(keys, "", n_embd, &n_head)?;
+        let dim = match architecture.latent {
+            true => latent::read_key_dim(keys, n_embd, &n_head)?,
+            false => read_dim(keys, "", n_embd, &n_head)?,
+        };
         let own = architecture
             .windows
             .is_some_and(|windows| windows.own_heads);
@@ -83,7 +87,12 @@ fn read_dim(
 }
 
 /// Bounds what the heads of a layer have together.
-fn check_width(keys: &Keys<'_>, key: &str, n_head: &[usize], head_dim: usize) -> Result<(), Error> {
+pub(super) fn check_width(
+    keys: &Keys<'_>,
+    key: &str,
+    n_head: &[usize],
+    head_dim: usize,
+) -> Result<(), Error> {
     let widest = n_head
         .iter()
         .max()

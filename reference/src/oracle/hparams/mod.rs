@@ -4,6 +4,7 @@ mod experts;
 mod factors;
 mod heads;
 mod keys;
+mod latent;
 mod per_layer;
 mod rope;
 mod windows;
@@ -16,6 +17,7 @@ pub(super) use factors::Factors;
 use gguf_rs_lite::Gguf;
 use heads::Heads;
 use keys::Keys;
+pub(super) use latent::Latent;
 use rope::Contexts;
 
 /// Bounds the tables that are allocated from a key alone, before any tensor's dims confirm it.
@@ -61,6 +63,8 @@ pub(super) struct Hparams {
     pub(super) layers: Vec<LayerDims>,
     /// How experts are chosen, where layers have them.
     pub(super) routing: Option<Routing>,
+    /// Attention by one narrow row for all heads, where the architecture has it.
+    pub(super) latent: Option<Latent>,
     /// Layers behind these that predict further tokens and have no part in the logits.
     pub(super) n_skipped: usize,
     /// The width of the embeddings that tokens have for each layer, if they have any.
@@ -106,11 +110,17 @@ impl Hparams {
             })
             .collect();
         per_layer::share(&keys, architecture, &mut layers)?;
+        let latent = latent::read(&keys, architecture, n_embd, &heads)?;
         let (rope, window_rope) = rope::read(&keys, architecture, heads.dim, heads.window_dim)?;
+        let score_scale = match latent {
+            Some(_) => latent::read_score_scale(&keys, heads.dim, rope.magnitude)?,
+            None => factors::read_score_scale(&keys, architecture, n_embd, &heads)?,
+        };
         Ok(Self {
             architecture,
             n_embd,
             norm_eps: read_norm_eps(&keys, architecture)?,
+            latent,
             rope,
             window_rope,
             contexts: rope::read_contexts(&keys, architecture)?,
@@ -120,13 +130,13 @@ impl Hparams {
             n_skipped,
             per_layer_width: per_layer::read_width(&keys, architecture, n_layer)?,
             qk_norm: read_qk_norm(gguf, architecture, n_layer),
-            score_scale: factors::read_score_scale(&keys, architecture, n_embd, &heads)?,
+            score_scale,
             score_cap: read_score_cap(&keys, architecture)?,
             logit_cap: match keys.number("final_logit_softcapping")? {
                 None => architecture.logit_cap,
                 cap => cap.filter(|&cap| cap != 0.0),
             },
-            temperature: read_temperature(&keys)?,
+            temperature: read_temperature(&keys, architecture)?,
             factors: factors::read(&keys, architecture, n_embd, n_layer)?,
         })
     }
@@ -210,11 +220,19 @@ fn read_score_cap(keys: &Keys<'_>, architecture: &Architecture) -> Result<Option
     Ok(Some(cap))
 }
 
-fn read_temperature(keys: &Keys<'_>) -> Result<Option<Temperature>, Error> {
+fn read_temperature(
+    keys: &Keys<'_>,
+    architecture: &Architecture,
+) -> Result<Option<Temperature>, Error> {
     let Some(strength) = keys.factor("attention.temperature_scale")? else {
         return Ok(None);
     };
-    let length = match keys.optional_count("rope.scaling.original_context_length")? {
+    let key = match architecture.latent {
+        true => "attention.temperature_length",
+        false => "rope.scaling.original_context_length",
+    };
+    let length = match keys.optional_count(key)? {
+        None if architecture.latent => return Err(keys.missing(key)),
         Some(length) => length,
         None => keys.count("context_length")?,
     };

@@ -146,7 +146,11 @@ fn scaled(
                     .ok_or_else(|| keys.missing("context_length"))?,
                 beta_fast: or("rope.scaling.yarn_beta_fast", 32.0)?,
                 beta_slow: or("rope.scaling.yarn_beta_slow", 1.0)?,
-                log_multiplier: or("rope.scaling.yarn_log_multiplier", 0.0)?,
+                // with latent attention it scales scores, and the magnitude is taken back whole
+                log_multiplier: match or("rope.scaling.yarn_log_multiplier", 0.0)? {
+                    multiplier if architecture.latent && multiplier != 0.0 => 1.0,
+                    multiplier => multiplier,
+                },
             });
         }
         Some(other) => {
