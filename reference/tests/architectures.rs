@@ -44,6 +44,9 @@ const MODELS: &[(&str, f64)] = &[
     ("mixtral", F32_ROUNDING),
     ("qwen3moe", F32_ROUNDING),
     ("qwen2moe", F32_ROUNDING),
+    ("qwen35", F32_ROUNDING),
+    ("qwen35moe", F32_ROUNDING),
+    ("qwen3next", F32_ROUNDING),
     ("granitemoe", F32_ROUNDING),
     ("glm4moe", F32_ROUNDING),
     ("deepseek2", F32_ROUNDING),
@@ -116,6 +119,8 @@ const INSIDE: &[&str] = &[
     "kq_soft_max",
     "kqv",
     "v_cont",
+    "conv_states",
+    "conv_input",
     "ffn_moe_weights_sum",
     "ffn_moe_weights_sum_clamped",
 ];

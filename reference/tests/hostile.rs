@@ -222,6 +222,44 @@ const CASES: &[Case] = &[
         r#"tensor "blk.3.attn_kv_b.weight": expected dims [32, 80], got no such tensor"#,
     ),
     (
+        "qwen35",
+        |m| m.set("qwen35.ssm.state_size", 1u32 << 31),
+        r#"key "qwen35.ssm.inner_size": expected 4 heads of 2147483648 values, got 64"#,
+    ),
+    (
+        "qwen35",
+        |m| {
+            m.set("qwen35.ssm.state_size", 1u32 << 18);
+            m.set("qwen35.ssm.inner_size", 1u32 << 20);
+        },
+        r#"key "qwen35.ssm.state_size": expected a state of at most 16777216 values, got 262144"#,
+    ),
+    (
+        "qwen35",
+        |m| m.set("qwen35.ssm.group_count", 3u32),
+        r#"key "qwen35.ssm.group_count": expected a divisor of the 4 heads, got 3"#,
+    ),
+    (
+        "qwen35",
+        |m| m.set("qwen35.rope.dimension_sections", vec![0u32; 4]),
+        r#"dimension_sections": expected four counts of 1 to 1048576 pairs together, got others"#,
+    ),
+    (
+        "qwen35",
+        |m| m.set("qwen35.full_attention_interval", 2u32),
+        r#"tensor "blk.1.attn_q.weight": expected dims [64, 128], got no such tensor"#,
+    ),
+    (
+        "qwen35moe",
+        |m| m.remove("blk.1.ffn_up_exps.weight"),
+        r#"tensor "blk.1.ffn_up_exps.weight": expected dims [64, 24, 6], got no such tensor"#,
+    ),
+    (
+        "qwen3next",
+        |m| m.remove("blk.1.ssm_ba.weight"),
+        r#"tensor "blk.1.ssm_alpha.weight": expected dims [64, 4], got no such tensor"#,
+    ),
+    (
         "gpt-oss",
         |m| m.remove("blk.2.attn_sinks.weight"),
         r#"tensor "blk.2.attn_sinks.weight": expected dims [4], got no such tensor"#,
@@ -309,6 +347,8 @@ const MODELS: &[&str] = &[
     "gpt-oss",
     "deepseek2",
     "deepseek2-lite",
+    "qwen35moe",
+    "qwen3next",
 ];
 
 /// The numbers that are put in place of each number of a file.

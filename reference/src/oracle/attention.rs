@@ -3,7 +3,7 @@
 
 use super::architecture::QkNorm;
 use super::layer::{Layer, whole_norm};
-use super::math::{Attention, add_bias, columns, layer_norm, rms_norm, scale};
+use super::math::{Attention, add_bias, columns, layer_norm, rms_norm, scale, sigmoid};
 use crate::Error;
 
 /// Queries or keys: both are normed and rotated.
@@ -31,8 +31,15 @@ impl Layer<'_, '_> {
             return self.latent_attention(latent, h);
         }
         let (n_embd, n_q) = (hp.n_embd, self.width_of(Side::Query));
+        let gated = hp.architecture.names.query_gate;
+        let mut gate = None;
         let (q, [k, v]) = match self.dims.kv_from {
             Some(from) => (self.query_or_key(Side::Query, h)?, self.kept(from)),
+            None if gated.is_some() => {
+                let (q, g) = self.query_and_gate(h)?;
+                gate = Some(g);
+                (q, self.key_and_value(h)?)
+            }
             None => {
                 let [q, k, v] = self.qkv(h)?;
                 if hp.layers.iter().any(|layer| layer.kv_from == Some(self.il)) {
@@ -62,7 +69,10 @@ impl Layer<'_, '_> {
             sinks: sinks.as_deref(),
         };
         let mut mixed = attention.run(&q, &k, &v);
-        self.tap("kqv_out", n_q, &mut mixed);
+        match (gated, gate) {
+            (Some(name), Some(gate)) => self.apply_gate(name, gate, &mut mixed),
+            _ => self.tap("kqv_out", n_q, &mut mixed),
+        }
         let mut out = self.product("attn_output", n_q, n_embd, &mixed)?;
         if let Some(bias) = self.bias("attn_output", n_embd)? {
             add_bias(&mut out, &bias);
@@ -104,9 +114,33 @@ impl Layer<'_, '_> {
             let v = self.project("Vcur", "attn_v", n_kv, h)?;
             return Ok([q, k, self.finish_values(v)]);
         }
-        let v = self.project("Vcur", "attn_v", n_kv, h)?;
-        let k = self.query_or_key(Side::Key, h)?;
+        let [k, v] = self.key_and_value(h)?;
         Ok([q, k, v])
+    }
+
+    /// Keys and values, of which llama.cpp makes values first.
+    fn key_and_value(&mut self, h: &[f64]) -> Result<[Vec<f64>; 2], Error> {
+        let v = self.project("Vcur", "attn_v", self.width_of(Side::Key), h)?;
+        Ok([self.query_or_key(Side::Key, h)?, v])
+    }
+
+    /// Each head's query, and behind it in the product as many values of the gate.
+    fn query_and_gate(&mut self, h: &[f64]) -> Result<(Vec<f64>, Vec<f64>), Error> {
+        let (head_dim, both) = (self.dims.head_dim, 2 * self.dims.head_dim);
+        let width = 2 * self.width_of(Side::Query);
+        let full = self.project("Qcur_full", "attn_q", width, h)?;
+        let q = self.finish(Side::Query, columns(&full, both, 0..head_dim))?;
+        Ok((q, columns(&full, both, head_dim..both)))
+    }
+
+    fn apply_gate(&mut self, name: &str, mut gate: Vec<f64>, mixed: &mut [f64]) {
+        let width = self.width_of(Side::Query);
+        self.tap("attn_pregate", width, mixed);
+        self.tap(name, width, &mut gate);
+        gate.iter_mut().for_each(|x| *x = sigmoid(*x));
+        self.tap("gate_sigmoid", width, &mut gate);
+        mixed.iter_mut().zip(&gate).for_each(|(x, gate)| *x *= gate);
+        self.tap("attn_gated", width, mixed);
     }
 
     /// Keys and values of an earlier layer.

@@ -259,15 +259,15 @@ impl Layer<'_, '_> {
             return Ok(out);
         };
         self.tap(facts.shared_tap, n_embd, &mut out);
-        if facts.gated_shared {
+        if let Some([gate_name, sigmoid_name, gated_name]) = facts.shared_gate {
             let mut gate = self.product("ffn_gate_inp_shexp", n_embd, 1, h)?;
-            self.tap("ffn_shexp_gate_inp", 1, &mut gate);
+            self.tap(gate_name, 1, &mut gate);
             gate.iter_mut().for_each(|x| *x = sigmoid(*x));
-            self.tap("ffn_shexp_gate", 1, &mut gate);
+            self.tap(sigmoid_name, 1, &mut gate);
             for (row, &gate) in out.chunks_mut(n_embd).zip(&gate) {
                 scale(row, gate);
             }
-            self.tap("ffn_shexp_out", n_embd, &mut out);
+            self.tap(gated_name, n_embd, &mut out);
         }
         Ok(out)
     }

@@ -2,7 +2,7 @@
 //! feed-forward block have files of their own.
 
 use super::Tap;
-use super::architecture::{Experts, Norm, NormKind};
+use super::architecture::{Experts, Norm, NormKind, Recurrent};
 use super::hparams::{Hparams, LayerDims};
 use super::math::{add_bias, add_into, layer_norm, rms_norm, scale};
 use super::per_layer::PerLayer;
@@ -56,7 +56,7 @@ impl Layer<'_, '_> {
             };
             self.add_branch(x, attended);
         } else {
-            let mut attended = self.attention(&normed)?;
+            let mut attended = self.mixed_tokens(&normed)?;
             if let Some(norm) = architecture.attn_post_norm {
                 attended = self.norm(norm, &attended)?;
             }
@@ -87,6 +87,16 @@ impl Layer<'_, '_> {
         }
         self.tap("l_out", self.hp.n_embd, x);
         Ok(())
+    }
+
+    /// What the layer draws from other tokens.
+    fn mixed_tokens(&mut self, h: &[f64]) -> Result<Vec<f64>, Error> {
+        match (self.hp.architecture.recurrent, &self.hp.state) {
+            (Some(recurrent), Some(state)) if self.dims.recurrent => match recurrent {
+                Recurrent::DeltaNet { grouped } => self.delta_net(state, grouped, h),
+            },
+            _ => self.attention(h),
+        }
     }
 
     fn add_branch(&self, x: &mut [f64], mut branch: Vec<f64>) {

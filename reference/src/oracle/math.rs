@@ -34,7 +34,7 @@ impl Matrix {
 
 /// Eight partial sums, so that the additions do not wait for each other and the compiler may
 /// vectorise them.
-fn dot(a: &[f64], b: &[f64]) -> f64 {
+pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {
     let (a8, b8) = (a.chunks_exact(8), b.chunks_exact(8));
     let tail: f64 = a8
         .remainder()
@@ -137,6 +137,27 @@ impl Activation {
 
 pub(super) fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
+}
+
+/// `ln(1 + exp(x))`, as ggml has it.
+pub(super) fn softplus(x: f64) -> f64 {
+    if x > 20.0 { x } else { x.exp().ln_1p() }
+}
+
+/// Each of `width` columns with a kernel of its own, whose last value meets the current row; before
+/// the first row there are zeros.
+pub(super) fn convolve(x: &[f64], width: usize, kernels: &[f64]) -> Vec<f64> {
+    let size = kernels.len() / width;
+    let mut y = vec![0.0; x.len()];
+    for (pos, row) in y.chunks_mut(width).enumerate() {
+        for back in 0..size.min(pos + 1) {
+            let seen = &x[(pos - back) * width..][..width];
+            for (column, (y, x)) in row.iter_mut().zip(seen).enumerate() {
+                *y += kernels[(column + 1) * size - 1 - back] * x;
+            }
+        }
+    }
+    y
 }
 
 /// `c · tanh(x / c)`.
@@ -317,6 +338,14 @@ mod tests {
         close(clamped[0], 1.5 / (1.0 + (-1.702f64).exp()));
         close(clamped[1], -6.0 * 7.0 / (1.0 + (-1.702f64 * 7.0).exp()));
         close(cap(30.0, 3.0), 3.0 * 10f64.tanh());
+    }
+
+    #[test]
+    fn a_convolution_sees_the_latest_rows() {
+        let x = [1.0, 10.0, 2.0, 20.0, 3.0, 30.0];
+        // columns of 1, 2, 3 by (4, 5) and of 10, 20, 30 by (0, 1)
+        let y = convolve(&x, 2, &[4.0, 5.0, 0.0, 1.0]);
+        assert_eq!(y, [5.0, 10.0, 14.0, 20.0, 23.0, 30.0]);
     }
 
     #[test]

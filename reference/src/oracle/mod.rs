@@ -7,6 +7,7 @@
 
 mod architecture;
 mod attention;
+mod delta_net;
 mod experts;
 mod feed_forward;
 mod hparams;

@@ -25,9 +25,13 @@ pub(super) struct Architecture {
     pub(super) parallel: bool,
     /// Keys and values are made from one narrow row that all heads share.
     pub(super) latent: bool,
+    /// What some layers have that keep a state in place of keys and values.
+    pub(super) recurrent: Option<Recurrent>,
     pub(super) rope_pairs: RopePairs,
     /// Every dimension of a head has to turn.
     pub(super) whole_rotation: bool,
+    /// `rope.dimension_sections` shares out the pairs among the axes of pictures.
+    pub(super) sections: bool,
     pub(super) rotated: Rotated,
     /// `rope_factors_long` and `_short` apply whatever `rope.scaling.type` says.
     pub(super) long_factors: bool,
@@ -68,6 +72,8 @@ pub(super) struct Names {
     pub(super) ffn_out: bool,
     /// The embeddings after their scale, if they show before it.
     pub(super) scaled_embedding: Option<&'static str>,
+    /// A gate for what attention makes comes with the queries, and has this name.
+    pub(super) query_gate: Option<&'static str>,
     /// Queries are scaled before attention, and then named so.
     pub(super) scaled_query: Option<&'static str>,
     /// Queries and keys after their norm.
@@ -119,6 +125,14 @@ pub(super) enum QkNorm {
     EachHeadFrom(usize),
     /// All heads together.
     Whole,
+}
+
+/// Layers that keep a state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Recurrent {
+    /// A gated delta net, in three of four layers if no key says otherwise. Heads of values that
+    /// share one of keys follow each other, or lie as many apart as there are heads of keys.
+    DeltaNet { grouped: bool },
 }
 
 /// What scores are multiplied by.
@@ -217,8 +231,9 @@ pub(super) struct Experts {
     pub(super) dense_width: bool,
     /// `exp_probs_b` has to be there.
     pub(super) selection_bias: bool,
-    /// There is a shared expert, whose result a gate scales.
-    pub(super) gated_shared: bool,
+    /// There is a shared expert whose result a gate scales: names of the gate, of its sigmoid and of
+    /// the scaled result.
+    pub(super) shared_gate: Option<[&'static str; 3]>,
     /// llama.cpp's name for the shared expert's result.
     pub(super) shared_tap: &'static str,
     /// They stand beside a dense block, and the router reads a norm of its own.

@@ -3,8 +3,8 @@
 use super::super::math::Activation;
 use super::super::rope::RopePairs;
 use super::{
-    Architecture, Experts, Gating, Names, Norm, NormKind, QkNorm, Rotated, Scales, ScoreScale, Up,
-    WeightsNorm, WindowLength, WindowRope, Windows,
+    Architecture, Experts, Gating, Names, Norm, NormKind, QkNorm, Recurrent, Rotated, Scales,
+    ScoreScale, Up, WeightsNorm, WindowLength, WindowRope, Windows,
 };
 
 const fn norm(tensor: &'static str, tap: &'static str) -> Option<Norm> {
@@ -33,8 +33,10 @@ const LLAMA: Architecture = Architecture {
     ffn_post_norm: None,
     parallel: false,
     latent: false,
+    recurrent: None,
     rope_pairs: RopePairs::Adjacent,
     whole_rotation: false,
+    sections: false,
     rotated: Rotated::All,
     long_factors: false,
     qk_norm: QkNorm::None,
@@ -56,6 +58,7 @@ const LLAMA: Architecture = Architecture {
         residual: Some("ffn_inp"),
         ffn_out: true,
         scaled_embedding: None,
+        query_gate: None,
         scaled_query: None,
         qk_normed: ["Qcur_normed", "Kcur_normed"],
         rotated: Some(["Qcur", "Kcur"]),
@@ -71,7 +74,7 @@ const MIXTRAL: Experts = Experts {
     weights_norm: WeightsNorm::Always,
     dense_width: true,
     selection_bias: false,
-    gated_shared: false,
+    shared_gate: None,
     shared_tap: "ffn_shexp",
     beside_dense: false,
 };
@@ -204,6 +207,35 @@ const FALCON: Architecture = Architecture {
     whole_rotation: true,
     names: PARALLEL,
     ..STARCODER2
+};
+
+/// Delta nets, and attention that a gate scales.
+const QWEN35: Architecture = Architecture {
+    name: "qwen35",
+    ffn_norm: norm("post_attention_norm", "attn_post_norm"),
+    recurrent: Some(Recurrent::DeltaNet { grouped: false }),
+    sections: true,
+    names: Names {
+        embedding: "model.input_embed",
+        attn_out: Some("attn_output"),
+        residual: Some("attn_residual"),
+        query_gate: Some("gate_reshaped"),
+        ..UNNAMED_ATTN_OUT
+    },
+    ..QWEN3
+};
+
+const QWEN35_MOE: Architecture = Architecture {
+    name: "qwen35moe",
+    experts: Some(Experts {
+        shared_gate: Some([
+            "shared_expert_gate",
+            "shared_expert_gate_sigmoid",
+            "ffn_shexp_gated",
+        ]),
+        ..NARROW
+    }),
+    ..QWEN35
 };
 
 const UNNAMED_ATTN_OUT: Names = Names {
@@ -362,7 +394,7 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         name: "qwen2moe",
         experts: Some(Experts {
             weights_norm: WeightsNorm::Never,
-            gated_shared: true,
+            shared_gate: Some(["ffn_shexp_gate_inp", "ffn_shexp_gate", "ffn_shexp_out"]),
             ..NARROW
         }),
         ..QWEN2
@@ -371,6 +403,19 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         name: "qwen3moe",
         experts: Some(NARROW),
         ..QWEN3
+    },
+    QWEN35,
+    QWEN35_MOE,
+    Architecture {
+        name: "qwen3next",
+        recurrent: Some(Recurrent::DeltaNet { grouped: true }),
+        sections: false,
+        names: Names {
+            embedding: "model.embed_tokens",
+            query_gate: Some("gate"),
+            ..QWEN35.names
+        },
+        ..QWEN35_MOE
     },
     Architecture {
         name: "granitemoe",

@@ -117,7 +117,7 @@ fn read_shared_width(
         return Ok(Some(width));
     }
     match keys.integer("expert_shared_count")?.unwrap_or(0) {
-        0 => Ok(facts.gated_shared.then_some(n_ff)),
+        0 => Ok(facts.shared_gate.map(|_| n_ff)),
         count => Ok(Some(count.saturating_mul(n_ff_expert))),
     }
 }

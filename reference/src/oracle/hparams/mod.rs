@@ -6,6 +6,7 @@ mod heads;
 mod keys;
 mod latent;
 mod per_layer;
+mod recurrent;
 mod rope;
 mod windows;
 
@@ -18,6 +19,7 @@ use gguf_rs_lite::Gguf;
 use heads::Heads;
 use keys::Keys;
 pub(super) use latent::Latent;
+pub(super) use recurrent::State;
 use rope::Contexts;
 
 /// Bounds the tables that are allocated from a key alone, before any tensor's dims confirm it.
@@ -35,6 +37,8 @@ pub(super) struct LayerDims {
     pub(super) n_ff: usize,
     /// A query sees this many keys, its own with them; without it all up to its own.
     pub(super) window: Option<usize>,
+    /// A state stands in place of keys and values.
+    pub(super) recurrent: bool,
     /// Queries and keys are rotated.
     pub(super) rotates: bool,
     /// In place of the dense block.
@@ -63,6 +67,8 @@ pub(super) struct Hparams {
     pub(super) layers: Vec<LayerDims>,
     /// How experts are chosen, where layers have them.
     pub(super) routing: Option<Routing>,
+    /// What recurrent layers keep, where there are any.
+    pub(super) state: Option<State>,
     /// Attention by one narrow row for all heads, where the architecture has it.
     pub(super) latent: Option<Latent>,
     /// Layers behind these that predict further tokens and have no part in the logits.
@@ -94,6 +100,7 @@ impl Hparams {
         let heads = Heads::read(&keys, architecture, n_embd, n_layer)?;
         let rotates = read_rotated(&keys, architecture, &windows)?;
         let (routing, experts) = experts::read(&keys, architecture, &n_ff)?;
+        let (state, recurrent) = recurrent::read(&keys, architecture, n_layer)?;
         let mut layers: Vec<LayerDims> = (0..n_layer)
             .map(|il| LayerDims {
                 n_head: heads.n_head[il],
@@ -105,6 +112,7 @@ impl Hparams {
                 kv_from: None,
                 n_ff: n_ff[il],
                 window: window(il),
+                recurrent: recurrent[il],
                 rotates: rotates(il),
                 experts: experts[il],
             })
@@ -120,6 +128,7 @@ impl Hparams {
             architecture,
             n_embd,
             norm_eps: read_norm_eps(&keys, architecture)?,
+            state,
             latent,
             rope,
             window_rope,

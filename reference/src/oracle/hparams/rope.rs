@@ -2,8 +2,12 @@
 
 use super::super::architecture::{Architecture, WindowRope};
 use super::super::rope::{Rope, YarnKeys};
+use super::MAX_WIDTH;
 use super::keys::Keys;
 use crate::Error;
+use gguf_rs_lite::Value;
+
+const SECTIONS: &str = "rope.dimension_sections";
 
 /// The rotation of layers without and with a window.
 pub(super) fn read(
@@ -18,7 +22,10 @@ pub(super) fn read(
         Some(alpha) => base * alpha.powf(head_dim as f64 / (head_dim as f64 - 2.0)),
         None => base,
     };
-    let rope = scaled(keys, architecture, n_rot, base)?;
+    let mut rope = scaled(keys, architecture, n_rot, base)?;
+    if architecture.sections {
+        hold_others(keys, &mut rope)?;
+    }
     let window_base = keys.number("rope.freq_base_swa")?;
     let window_rope = match architecture.windows.map(|windows| windows.rope) {
         None => rope.clone(),
@@ -76,11 +83,39 @@ fn read_n_rot(
         return Err(keys.bad(key, expected, n_rot));
     }
     // Files for pictures turn pairs by several positions each.
-    if keys.array("rope.dimension_sections", 0)?.is_some() {
+    if !architecture.sections && keys.array(SECTIONS, 0)?.is_some() {
         let expected = "no sections: a text has one position for each token";
-        return Err(keys.bad("rope.dimension_sections", expected, "an array"));
+        return Err(keys.bad(SECTIONS, expected, "an array"));
     }
     Ok(n_rot)
+}
+
+/// Pairs belong to the three axes of pictures in turn, as far as the axis has pairs left. In a text
+/// these all turn by the token's position, and pairs of no axis do not turn.
+fn hold_others(keys: &Keys<'_>, rope: &mut Rope) -> Result<(), Error> {
+    let values = keys
+        .array(SECTIONS, 4)?
+        .ok_or_else(|| keys.missing(SECTIONS))?;
+    let count = |value: &Value<'_>| value.as_int().and_then(|v| usize::try_from(v).ok());
+    let counts: Option<Vec<usize>> = values.iter().map(count).collect();
+    let in_range = |counts: &Vec<usize>| {
+        let total = counts
+            .iter()
+            .fold(0usize, |sum, &count| sum.saturating_add(count));
+        (1..=MAX_WIDTH).contains(&total)
+    };
+    let counts = counts.filter(in_range).ok_or_else(|| {
+        let expected = format!("four counts of 1 to {MAX_WIDTH} pairs together");
+        keys.bad(SECTIONS, expected, "others")
+    })?;
+    let total: usize = counts.iter().sum();
+    for (pair, divisor) in rope.divisors.iter_mut().enumerate() {
+        let place = pair % total;
+        if place >= 3 * counts[place % 3] {
+            *divisor = f64::INFINITY;
+        }
+    }
+    Ok(())
 }
 
 fn read_magnitude(keys: &Keys<'_>) -> Result<f64, Error> {

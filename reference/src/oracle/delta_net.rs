@@ -1,0 +1,174 @@
+//! The gated delta net: each head keeps a matrix from keys to values, lets it fade, and corrects what
+//! it says of each new key.
+
+use super::hparams::State;
+use super::layer::Layer;
+use super::math::{Activation, add_bias, columns, convolve, dot, rms_norm, sigmoid, softplus};
+use crate::Error;
+
+/// What a recurrence reads.
+struct Inputs {
+    /// Rows of `groups` heads.
+    q: Vec<f64>,
+    k: Vec<f64>,
+    /// Rows of `heads` heads.
+    v: Vec<f64>,
+    /// Logarithm of what is left of the state, by token and head.
+    fading: Vec<f64>,
+    /// How far the state is corrected, by token and head.
+    correction: Vec<f64>,
+}
+
+impl Layer<'_, '_> {
+    pub(super) fn delta_net(
+        &mut self,
+        state: &State,
+        grouped: bool,
+        h: &[f64],
+    ) -> Result<Vec<f64>, Error> {
+        let (n_embd, inner) = (self.hp.n_embd, state.inner);
+        let [qkv, mut z] = self.delta_products(state, h)?;
+        let inputs = self.delta_inputs(state, grouped, qkv, h)?;
+        let mixed = recurrence(state, grouped, &inputs);
+        let norm = self.name("ssm_norm.weight");
+        let norm = self.weights.required_vector(&norm, state.size)?;
+        let mixed = rms_norm(&mixed, &norm, self.hp.norm_eps);
+        self.tap("z", inner, &mut z);
+        let gated = Activation::Silu.gated(&z, &mixed);
+        let mut out = self.product("ssm_out", inner, n_embd, &gated)?;
+        self.tap("linear_attn_out", n_embd, &mut out);
+        Ok(out)
+    }
+
+    /// Queries, keys and values together, and the gate of the result. Old files have one matrix for
+    /// all, whose rows go by heads of keys.
+    fn delta_products(&mut self, state: &State, h: &[f64]) -> Result<[Vec<f64>; 2], Error> {
+        let (n_embd, inner) = (self.hp.n_embd, state.inner);
+        let keys = state.groups * state.size;
+        if !self.weights.has(&self.name("ssm_in.weight")) {
+            let qkv = self.product("attn_qkv", n_embd, 2 * keys + inner, h)?;
+            return Ok([qkv, self.product("attn_gate", n_embd, inner, h)?]);
+        }
+        let width = 2 * (keys + inner);
+        let mut all = self.product("ssm_in", n_embd, width, h)?;
+        self.tap("linear_attn_mixed_qkvz", width, &mut all);
+        let (key, value, each) = (state.size, inner / state.groups, width / state.groups);
+        let part = |from, len| columns(&all, each, from..from + len);
+        let parts = [
+            (part(0, key), keys),
+            (part(key, key), keys),
+            (part(2 * key, value), inner),
+        ];
+        let rows = 0..all.len() / width;
+        let qkv = rows.flat_map(|t| {
+            let row = move |(part, width): &(Vec<f64>, usize)| part[t * width..][..*width].to_vec();
+            parts.iter().flat_map(row).collect::<Vec<_>>()
+        });
+        Ok([qkv.collect(), part(2 * key + value, value)])
+    }
+
+    fn delta_inputs(
+        &mut self,
+        state: &State,
+        grouped: bool,
+        qkv: Vec<f64>,
+        h: &[f64],
+    ) -> Result<Inputs, Error> {
+        let keys = state.groups * state.size;
+        let width = 2 * keys + state.inner;
+        let kernels = self.name("ssm_conv1d.weight");
+        let kernels = self.weights.required_rows(&kernels, state.kernel, width)?;
+        let mut x = convolve(&qkv, width, &kernels);
+        self.tap("conv_output_raw", width, &mut x);
+        x.iter_mut().for_each(|x| *x = Activation::Silu.of(*x));
+        self.tap("conv_output_silu", width, &mut x);
+        let mut q = self.unit_heads(state, &columns(&x, width, 0..keys));
+        let mut k = self.unit_heads(state, &columns(&x, width, keys..2 * keys));
+        if !grouped {
+            self.tap("q_conv_predelta", keys, &mut q);
+            self.tap("k_conv_predelta", keys, &mut k);
+        }
+        let [fading, correction] = self.rates(state, h)?;
+        Ok(Inputs {
+            q,
+            k,
+            v: columns(&x, width, 2 * keys..width),
+            fading,
+            correction,
+        })
+    }
+
+    /// Heads of length 1.
+    fn unit_heads(&self, state: &State, x: &[f64]) -> Vec<f64> {
+        let heads = x.chunks(state.size).flat_map(|head| {
+            let length = (dot(head, head) + self.hp.norm_eps).sqrt();
+            head.iter().map(move |x| x / length)
+        });
+        heads.collect()
+    }
+
+    /// How the state of each head fades, and how far it is corrected. Some files have one matrix for
+    /// both, whose rows go by heads of keys.
+    fn rates(&mut self, state: &State, h: &[f64]) -> Result<[Vec<f64>; 2], Error> {
+        let (n_embd, heads) = (self.hp.n_embd, state.heads);
+        let both = self.weights.has(&self.name("ssm_ba.weight"));
+        let (mut alpha, mut beta) = if both {
+            let mut mixed = self.product("ssm_ba", n_embd, 2 * heads, h)?;
+            self.tap("linear_attn_mixed_ba", 2 * heads, &mut mixed);
+            let (each, own) = (2 * heads / state.groups, heads / state.groups);
+            let mut alpha = columns(&mixed, each, own..each);
+            self.tap("a", heads, &mut alpha);
+            (alpha, columns(&mixed, each, 0..own))
+        } else {
+            let alpha = self.product("ssm_alpha", n_embd, heads, h)?;
+            (alpha, self.product("ssm_beta", n_embd, heads, h)?)
+        };
+        let bias = self.name("ssm_dt.bias");
+        add_bias(&mut alpha, &self.weights.required_vector(&bias, heads)?);
+        alpha.iter_mut().for_each(|x| *x = softplus(*x));
+        self.tap("a_softplus", heads, &mut alpha);
+        let factors = self.weights.required_vector(&self.name("ssm_a"), heads)?;
+        for row in alpha.chunks_mut(heads) {
+            row.iter_mut().zip(&factors).for_each(|(x, a)| *x *= a);
+        }
+        self.tap("gate", heads, &mut alpha);
+        if both {
+            self.tap("b", heads, &mut beta);
+        }
+        beta.iter_mut().for_each(|x| *x = sigmoid(*x));
+        if !both {
+            self.tap("beta_sigmoid", heads, &mut beta);
+        }
+        Ok([alpha, beta])
+    }
+}
+
+/// `M ← e^g M`, then `M += β(v − M k) kᵀ`, of which the query reads `M q / √size`.
+fn recurrence(state: &State, grouped: bool, inputs: &Inputs) -> Vec<f64> {
+    let (size, heads, groups) = (state.size, state.heads, state.groups);
+    let mut out = vec![0.0; inputs.v.len()];
+    if out.is_empty() {
+        return out;
+    }
+    let mut memory = vec![0.0; size]; // of one value of a head: a row of its matrix
+    let n_tokens = out.len() / state.inner;
+    for at in 0..state.inner {
+        let head = at / size;
+        let group = match grouped {
+            true => head / (heads / groups),
+            false => head % groups,
+        };
+        memory.fill(0.0);
+        for t in 0..n_tokens {
+            let key = &inputs.k[(t * groups + group) * size..][..size];
+            let query = &inputs.q[(t * groups + group) * size..][..size];
+            let fading = inputs.fading[t * heads + head].exp();
+            memory.iter_mut().for_each(|m| *m *= fading);
+            let error = inputs.v[t * state.inner + at] - dot(&memory, key);
+            let step = inputs.correction[t * heads + head] * error;
+            memory.iter_mut().zip(key).for_each(|(m, k)| *m += step * k);
+            out[t * state.inner + at] = dot(&memory, query) / (size as f64).sqrt();
+        }
+    }
+    out
+}

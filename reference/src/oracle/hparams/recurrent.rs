@@ -1,0 +1,102 @@
+//! Layers that keep a state: which they are, and how large it is.
+
+use super::super::architecture::{Architecture, Recurrent};
+use super::MAX_WIDTH;
+use super::keys::Keys;
+use crate::Error;
+use gguf_rs_lite::Value;
+
+/// Bounds the values of a state, which is allocated whole.
+const MAX_STATE: usize = 1 << 24;
+
+const LAYERS: &str = "attention.recurrent_layers";
+
+/// What a recurrent layer keeps.
+#[derive(Debug)]
+pub(in super::super) struct State {
+    /// How many rows a convolution sees, the latest with them.
+    pub(in super::super) kernel: usize,
+    /// Values of all heads together.
+    pub(in super::super) inner: usize,
+    /// What each value of a head is spread over.
+    pub(in super::super) size: usize,
+    pub(in super::super) heads: usize,
+    /// Heads of a group have what reads and writes the state in common.
+    pub(in super::super) groups: usize,
+}
+
+/// The state, and which layers have it.
+pub(super) fn read(
+    keys: &Keys<'_>,
+    architecture: &Architecture,
+    n_layer: usize,
+) -> Result<(Option<State>, Vec<bool>), Error> {
+    let Some(recurrent) = architecture.recurrent else {
+        return Ok((None, vec![false; n_layer]));
+    };
+    let layers = match recurrent {
+        Recurrent::DeltaNet { .. } => read_layers(keys, n_layer)?,
+    };
+    Ok((Some(read_state(keys, recurrent)?), layers))
+}
+
+/// All layers but each fourth, or as the keys say.
+fn read_layers(keys: &Keys<'_>, n_layer: usize) -> Result<Vec<bool>, Error> {
+    if let Some(values) = keys.array(LAYERS, n_layer)? {
+        let flags = values.iter().map(|value| match value {
+            Value::Bool(flag) => Some(*flag),
+            other => other.as_int().map(|v| v != 0),
+        });
+        let flags: Option<Vec<bool>> = flags.collect();
+        return flags.ok_or_else(|| keys.bad(LAYERS, "an array of flags", "other values"));
+    }
+    let interval = keys.optional_count("full_attention_interval")?.unwrap_or(4);
+    Ok((1..=n_layer).map(|n| !n.is_multiple_of(interval)).collect())
+}
+
+fn read_state(keys: &Keys<'_>, recurrent: Recurrent) -> Result<State, Error> {
+    let state = State {
+        kernel: keys.count("ssm.conv_kernel")?,
+        inner: keys.count("ssm.inner_size")?,
+        size: keys.count("ssm.state_size")?,
+        heads: keys.count("ssm.time_step_rank")?,
+        groups: keys.count("ssm.group_count")?,
+    };
+    if !state.heads.is_multiple_of(state.groups) {
+        let expected = format!("a divisor of the {} heads", state.heads);
+        return Err(keys.bad("ssm.group_count", expected, state.groups));
+    }
+    let fits = match recurrent {
+        Recurrent::DeltaNet { .. } => Some(state.inner) == state.heads.checked_mul(state.size),
+    };
+    if !fits {
+        let expected = format!("{} heads of {} values", state.heads, state.size);
+        return Err(keys.bad("ssm.inner_size", expected, state.inner));
+    }
+    check_sizes(keys, &state)?;
+    Ok(state)
+}
+
+/// Bounds what is allocated, and sums and products of these numbers with it.
+fn check_sizes(keys: &Keys<'_>, state: &State) -> Result<(), Error> {
+    for (key, value) in [
+        ("ssm.conv_kernel", Some(state.kernel)),
+        ("ssm.inner_size", Some(state.inner)),
+        ("ssm.group_count", state.groups.checked_mul(state.size)),
+    ] {
+        if value.is_none_or(|value| value > MAX_WIDTH) {
+            let expected = format!("rows of at most {MAX_WIDTH} values");
+            return Err(keys.bad(
+                key,
+                expected,
+                value.map_or("more".into(), |v| v.to_string()),
+            ));
+        }
+    }
+    let values = state.inner.checked_mul(state.size);
+    if values.is_none_or(|values| values > MAX_STATE) {
+        let expected = format!("a state of at most {MAX_STATE} values");
+        return Err(keys.bad("ssm.state_size", expected, state.size));
+    }
+    Ok(())
+}
