@@ -7,3 +7,4 @@ mod tokenizer_hf;
 mod tokenizer_hostile;
 mod tokenizer_roundtrip;
 mod tokenizer_vocabs;
+mod tokenizer_wpm;

@@ -16,7 +16,8 @@ pub enum Error {
     },
     /// A tokenizer model that is not implemented.
     #[error(
-        "{file}: tokenizer model '{model}' is not supported, expected 'gpt2' (BPE) or 'llama' (SPM)"
+        "{file}: tokenizer model '{model}' is not supported, expected 'gpt2' (BPE), 'llama' \
+         (SPM) or 'bert' (WPM)"
     )]
     UnsupportedModel {
         /// The file.

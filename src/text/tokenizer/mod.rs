@@ -1,5 +1,5 @@
-//! Tokenizers from GGUF metadata alone: BPE (`gpt2`) and SPM (`llama`), the same ids as llama.cpp
-//! for the same bytes.
+//! Tokenizers from GGUF metadata alone: BPE (`gpt2`), SPM (`llama`) and WPM (`bert`), the same ids
+//! as llama.cpp for the same bytes.
 //!
 //! Owns everything between bytes and token ids. Knows no model and no chat: templates are in
 //! `chat`. Every step is linear in the text, or n log n: texts come from strangers.
@@ -8,16 +8,19 @@ mod agenda;
 mod bpe;
 mod detokenize;
 mod error;
+mod folding;
 mod hash;
 mod joins;
 mod partition;
 mod pre;
+mod space;
 mod specials;
 mod spm;
 mod texts;
 mod unicode;
 mod utf8;
 mod vocab;
+mod wpm;
 
 use std::collections::BTreeSet;
 
@@ -25,12 +28,15 @@ use gguf_rs_lite::Gguf;
 
 use bpe::Bpe;
 use partition::{Fragment, Partitioner};
+use specials::Defaults;
 use spm::Spm;
 use vocab::{CONTROL, LSTRIP, Pieces, RSTRIP, UNKNOWN, Vocab};
+use wpm::Wpm;
 
 pub use detokenize::DetokenizeOptions;
 pub use error::Error;
 pub use joins::last_join;
+pub use space::SpacePrefix;
 pub use specials::{STRIP_KEYS, SpecialTokens};
 pub use utf8::Utf8Stream;
 
@@ -41,7 +47,7 @@ pub const MAX_TEXT_BYTES: usize = 1 << 30;
 /// it where the model expects them, and none by what it says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EncodeOptions {
-    /// Add BOS and EOS where the file asks for them.
+    /// Add BOS and EOS where the file asks for them, and what surrounds every text of a model.
     pub add_special: bool,
     /// Recognize control tokens written out in the text. User-defined tokens are always recognized.
     pub parse_special: bool,
@@ -70,63 +76,29 @@ impl Default for EncodeOptions {
     }
 }
 
-/// Where SPM puts a space that is not in the text.
-///
-/// GGUF's `tokenizer.ggml.add_space_prefix` knows the first two. Newer Hugging Face tokenizers have
-/// the others, which [`SpacePrefix::KEY`] keeps beside it; llama.cpp takes them for
-/// [`SpacePrefix::Every`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SpacePrefix {
-    /// Nowhere.
-    Never,
-    /// Before the text and after special tokens.
-    Every,
-    /// There, but not before a space.
-    Always,
-    /// Before a text that begins neither with a space nor with a special token.
-    First,
-}
-
-impl SpacePrefix {
-    /// `always` or `first`, as Hugging Face's `prepend_scheme` has it.
-    pub const KEY: &str = "tokenizer.octavo.prepend_scheme";
-
-    /// What a file says; `default` is for one that does not.
-    pub(crate) fn read(gguf: &Gguf, default: bool) -> Result<SpacePrefix, gguf_rs_lite::Error> {
-        let add = gguf
-            .bool("tokenizer.ggml.add_space_prefix")?
-            .unwrap_or(default);
-        Ok(match gguf.str(SpacePrefix::KEY)? {
-            _ if !add => SpacePrefix::Never,
-            Some("always") => SpacePrefix::Always,
-            Some("first") => SpacePrefix::First,
-            _ => SpacePrefix::Every,
-        })
-    }
-
-    /// The `prepend_scheme` that says so, where `add_space_prefix` does not.
-    pub fn scheme(self) -> Option<&'static str> {
-        match self {
-            SpacePrefix::Never | SpacePrefix::Every => None,
-            SpacePrefix::Always => Some("always"),
-            SpacePrefix::First => Some("first"),
-        }
-    }
-
-    fn comes_before(self, part: &[u8], first: bool, after_special: bool) -> bool {
-        let space = part.starts_with(b" ") || part.starts_with("\u{2581}".as_bytes());
-        match self {
-            SpacePrefix::Never => false,
-            SpacePrefix::Every => after_special,
-            SpacePrefix::Always => after_special && !space,
-            SpacePrefix::First => first && !space,
-        }
-    }
-}
-
 enum Kind {
     Bpe(Bpe),
     Spm(Spm),
+    Wpm(Wpm),
+}
+
+impl Kind {
+    /// `tokenizer.ggml.model`.
+    fn name(&self) -> &'static str {
+        match self {
+            Kind::Bpe(_) => "gpt2",
+            Kind::Spm(_) => "llama",
+            Kind::Wpm(_) => "bert",
+        }
+    }
+
+    fn defaults(&self) -> Defaults {
+        match self {
+            Kind::Bpe(_) => Defaults::None,
+            Kind::Spm(_) => Defaults::Spm,
+            Kind::Wpm(_) => Defaults::Wpm,
+        }
+    }
 }
 
 /// A tokenizer.
@@ -141,9 +113,9 @@ pub struct Tokenizer {
     partitioners: [Partitioner; 2],
     add_bos: bool,
     add_eos: bool,
+    add_sep: bool,
     space_prefix: SpacePrefix,
     clean_spaces: bool,
-    model: &'static str,
     pre: String,
     warnings: Vec<String>,
 }
@@ -157,6 +129,7 @@ impl Tokenizer {
             None => Err(Error::MissingKey { file: file(), key }),
             Some("gpt2") => Tokenizer::read_bpe(gguf),
             Some("llama") => Tokenizer::read_spm(gguf),
+            Some("bert") => Tokenizer::read_wpm(gguf),
             Some(model) => Err(Error::UnsupportedModel {
                 file: file(),
                 model: error::printable(model.as_bytes()),
@@ -202,7 +175,7 @@ impl Tokenizer {
                 key: "tokenizer.ggml.scores",
             });
         }
-        let unknown = SpecialTokens::read(gguf, &vocab, true)?.unk;
+        let unknown = SpecialTokens::read(gguf, &vocab, Defaults::Spm)?.unk;
         let kind = Kind::Spm(Spm::new(&vocab, unknown));
         let mut tokenizer = Tokenizer::assemble(gguf, vocab, kind, "default", Vec::new())?;
         tokenizer.pieces = tokenizer.vocab.pieces(true);
@@ -211,7 +184,28 @@ impl Tokenizer {
         tokenizer.finish(gguf)
     }
 
-    /// Special tokens, and the flags that are the same for both models.
+    /// CLS and SEP surround every text, whatever a file says.
+    fn read_wpm(gguf: &Gguf) -> Result<Tokenizer, Error> {
+        let vocab = Vocab::read(gguf, 0)?;
+        let special = SpecialTokens::read(gguf, &vocab, Defaults::Wpm)?;
+        let needed = |id: Option<u32>, key| {
+            let file = vocab.file.clone();
+            id.ok_or(Error::MissingKey { file, key })
+        };
+        needed(special.bos, "tokenizer.ggml.bos_token_id")?;
+        needed(special.sep, "tokenizer.ggml.seperator_token_id")?;
+        let unknown = needed(special.unk, "tokenizer.ggml.unknown_token_id")?;
+        let kind = Kind::Wpm(Wpm::read(gguf, &vocab, unknown)?);
+        let mut tokenizer = Tokenizer::assemble(gguf, vocab, kind, "default", Vec::new())?;
+        tokenizer.pieces = tokenizer.vocab.pieces(true);
+        tokenizer.add_bos = true;
+        tokenizer.add_eos = false;
+        tokenizer.add_sep = true;
+        tokenizer.clean_spaces = true;
+        tokenizer.finish(gguf)
+    }
+
+    /// Special tokens, and the flags that are the same for all models.
     fn assemble(
         gguf: &Gguf,
         mut vocab: Vocab,
@@ -219,8 +213,7 @@ impl Tokenizer {
         pre: &str,
         warnings: Vec<String>,
     ) -> Result<Self, Error> {
-        let spm = matches!(kind, Kind::Spm(_));
-        let mut special = SpecialTokens::read(gguf, &vocab, spm)?;
+        let mut special = SpecialTokens::read(gguf, &vocab, kind.defaults())?;
         let ends = special.complete(&mut vocab);
         Ok(Tokenizer {
             pieces: Pieces::default(),
@@ -230,9 +223,9 @@ impl Tokenizer {
             partitioners: [Partitioner::default(), Partitioner::default()],
             add_bos: false,
             add_eos: gguf.bool("tokenizer.ggml.add_eos_token")?.unwrap_or(false),
+            add_sep: false,
             space_prefix: SpacePrefix::read(gguf, false)?,
             clean_spaces: false,
-            model: if spm { "llama" } else { "gpt2" },
             pre: pre.to_owned(),
             warnings,
             vocab,
@@ -246,7 +239,8 @@ impl Tokenizer {
             Partitioner::new(&self.vocab, false),
             Partitioner::new(&self.vocab, true),
         ];
-        if self.special.eos.is_none() {
+        // what WPM tokenizes is never generated
+        if self.special.eos.is_none() && !matches!(self.kind, Kind::Wpm(_)) {
             self.warnings
                 .push("the vocabulary names no EOS token".to_owned());
         }
@@ -305,6 +299,9 @@ impl Tokenizer {
         if options.add_special && self.add_eos {
             out.extend(self.special.eos);
         }
+        if options.add_special && self.add_sep {
+            out.extend(self.special.sep);
+        }
         Ok(out)
     }
 
@@ -321,6 +318,10 @@ impl Tokenizer {
                 }
                 vocab::escape_spaces(text, &mut escaped);
                 spm.encode(&self.vocab, &escaped, out)
+            }
+            Kind::Wpm(wpm) => {
+                wpm.encode(&self.vocab, text, out);
+                Ok(())
             }
         }
     }
@@ -410,6 +411,11 @@ impl Tokenizer {
         self.add_bos && self.special.bos.is_some()
     }
 
+    /// Whether `add_special` puts a separator last.
+    pub fn add_sep(&self) -> bool {
+        self.add_sep
+    }
+
     /// Whether `add_special` puts an EOS token last.
     pub fn add_eos(&self) -> bool {
         self.add_eos && self.special.eos.is_some()
@@ -429,9 +435,9 @@ impl Tokenizer {
         self.vocab.id(text)
     }
 
-    /// `gpt2` or `llama`.
+    /// `gpt2`, `llama` or `bert`.
     pub fn model_name(&self) -> &str {
-        self.model
+        self.kind.name()
     }
 
     /// The pre-tokenizer in use.
@@ -467,7 +473,7 @@ impl std::fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let n_vocab = self.n_vocab();
         f.debug_struct("Tokenizer")
-            .field("model", &self.model)
+            .field("model", &self.model_name())
             .field("pre", &self.pre)
             .field("n_vocab", &n_vocab)
             .finish()

@@ -45,6 +45,14 @@ pub struct SpecialTokens {
     pub fim_sep: Option<u32>,
 }
 
+/// Which ids special tokens have where no key says.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Defaults {
+    None,
+    Spm,
+    Wpm,
+}
+
 type Field = fn(&mut SpecialTokens) -> &mut Option<u32>;
 
 /// Keys in the order in which they are read; the last three are older names, and a later value
@@ -174,11 +182,23 @@ const ENDS: [&str; 22] = [
 const ALWAYS_SHOWN: [&str; 4] = ["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
 
 impl SpecialTokens {
-    /// Ids given by keys, over the defaults of SPM where `spm` is set. An id outside the vocabulary
-    /// is an error.
-    pub(super) fn read(gguf: &Gguf, vocab: &Vocab, spm: bool) -> Result<SpecialTokens, Error> {
+    /// Ids given by keys, over the defaults of a tokenizer's model. An id outside the vocabulary is an
+    /// error.
+    pub(super) fn read(
+        gguf: &Gguf,
+        vocab: &Vocab,
+        defaults: Defaults,
+    ) -> Result<SpecialTokens, Error> {
         let mut special = SpecialTokens::default();
-        if spm {
+        if defaults == Defaults::Wpm {
+            let default = |id: u32| ((id as usize) < vocab.n).then_some(id);
+            special.pad = default(0);
+            special.unk = default(100);
+            special.bos = default(101);
+            special.sep = default(102);
+            special.mask = default(103);
+        }
+        if defaults == Defaults::Spm {
             // Only where the token looks the part; a file without types has nothing else to go by.
             let default = |id: u32, wanted| {
                 let attrs = vocab.attrs(id);

@@ -85,6 +85,14 @@ pub(super) fn announced_len(first: u8) -> usize {
     }
 }
 
+/// Controls, formats, surrogates and private use: a bit that no [`CategorySet`] shows.
+const CONTROL: CategorySet = 1 << 5;
+
+/// Whether a code point is a control or format character, a surrogate or for private use.
+pub(super) fn is_control(cp: u32) -> bool {
+    categories().run_of(cp) & CONTROL != 0
+}
+
 /// White space: `\s`.
 pub(super) fn is_whitespace(cp: u32) -> bool {
     matches!(
@@ -106,6 +114,10 @@ impl Categories {
     /// The category of `cp` as a set of at most one bit; separators, controls and unassigned code
     /// points have none.
     pub(super) fn of(&self, cp: u32) -> CategorySet {
+        self.run_of(cp) & !CONTROL
+    }
+
+    fn run_of(&self, cp: u32) -> CategorySet {
         let block = (cp >> 8) as usize;
         let (Some(&from), Some(&to)) = (self.blocks.get(block), self.blocks.get(block + 1)) else {
             return 0;
@@ -136,6 +148,7 @@ impl Categories {
                 "N" => NUMBER,
                 "P" => PUNCTUATION,
                 "S" => SYMBOL,
+                "C" => CONTROL,
                 _ => 0,
             });
         }
@@ -240,6 +253,17 @@ mod tests {
         assert_eq!(table.of(0xD800), 0);
         assert_eq!(table.of(0x11_0000), 0);
         assert_eq!(table.of(u32::MAX), 0);
+    }
+
+    #[test]
+    fn controls_are_what_no_text_has() {
+        let control = Regex::new(r"^[\p{Cc}\p{Cf}\p{Co}&&\p{age=15.1}]$").expect("a class");
+        let mut buf = [0; 4];
+        for c in '\0'..=char::MAX {
+            let expected = control.is_match(c.encode_utf8(&mut buf));
+            assert_eq!(is_control(u32::from(c)), expected, "U+{:04X}", u32::from(c));
+        }
+        assert!(is_control(0xD800) && !is_control(0x11_0000));
     }
 
     #[test]
