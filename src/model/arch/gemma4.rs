@@ -80,12 +80,15 @@ fn bare(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
     let sizes = b.h.layers[l];
     let (n_embd, head_dim) = (b.h.n_embd(), sizes.head_dim);
     let mut keys = KeysAndValues::default();
-    if sizes.kv_layer == l {
-        let name = blk(l, "attn_v.weight");
+    if sizes.kv_layer != l {
+        // files may have what nobody reads
+        let unread = ["attn_k.weight", "attn_v.weight", "attn_k_norm.weight"];
+        unread.map(|name| b.ignore(&blk(l, name)));
+    } else {
         let ones = b.made_vector("(no weight)", vec![1.0; head_dim]);
         keys = KeysAndValues {
             wk: Some(b.matrix(&blk(l, "attn_k.weight"), sizes.kv_width(), n_embd)?),
-            wv: b.optional_matrix(&name, sizes.kv_width(), n_embd)?,
+            wv: b.optional_matrix(&blk(l, "attn_v.weight"), sizes.kv_width(), n_embd)?,
             k_norm: Some(b.norm(&blk(l, "attn_k_norm"), head_dim, taps::K_CUR_NORMED)?),
             v_norm: Some(NormWeights::plain(ones, taps::V_CUR_NORMED)),
         };

@@ -179,7 +179,7 @@ fn what_is_missing_or_of_another_type_is_named() {
 
 #[test]
 fn other_models_and_pre_tokenizers_are_refused_by_name() {
-    for model in ["bert", "t5", "rwkv", "plamo2", "no_vocab", "", "GPT2"] {
+    for model in ["t5", "rwkv", "plamo2", "no_vocab", "", "GPT2"] {
         let mut writer = bpe(&[], &[]);
         writer.set("tokenizer.ggml.model", model);
         assert!(refused(writer).contains(&format!("'{model}'")));
