@@ -44,6 +44,11 @@ const MODELS: &[(&str, f64)] = &[
     ("mixtral", F32_ROUNDING),
     ("qwen3moe", F32_ROUNDING),
     ("qwen2moe", F32_ROUNDING),
+    ("lfm2", F32_ROUNDING),
+    ("lfm2moe", F32_ROUNDING),
+    ("mamba2", F32_ROUNDING),
+    ("falcon-h1", F32_ROUNDING),
+    ("granitehybrid", F32_ROUNDING),
     ("qwen35", F32_ROUNDING),
     ("qwen35moe", F32_ROUNDING),
     ("qwen3next", F32_ROUNDING),
@@ -121,6 +126,8 @@ const INSIDE: &[&str] = &[
     "v_cont",
     "conv_states",
     "conv_input",
+    // falcon-h1 norms twice by the same weights
+    "ssm_in",
     "ffn_moe_weights_sum",
     "ffn_moe_weights_sum_clamped",
 ];

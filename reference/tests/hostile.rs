@@ -260,6 +260,41 @@ const CASES: &[Case] = &[
         r#"tensor "blk.1.ssm_alpha.weight": expected dims [64, 4], got no such tensor"#,
     ),
     (
+        "lfm2",
+        |m| m.set("lfm2.shortconv.l_cache", u32::MAX),
+        r#"key "lfm2.shortconv.l_cache": expected at most 1048576 rows, got 4294967295"#,
+    ),
+    (
+        "lfm2",
+        |m| m.set("lfm2.attention.head_count", 0u32),
+        r#"key "lfm2.attention.head_count_kv": expected a divisor of the 0 query heads"#,
+    ),
+    (
+        "lfm2moe",
+        |m| m.remove("blk.2.ffn_down_exps.weight"),
+        r#"tensor "blk.2.ffn_down_exps.weight": expected dims [24, 64, 6], got no such tensor"#,
+    ),
+    (
+        "mamba2",
+        |m| m.set("mamba2.ssm.time_step_rank", 7u32),
+        r#"key "mamba2.ssm.inner_size": expected 7 heads of equal width, got 128"#,
+    ),
+    (
+        "mamba2",
+        |m| m.set("mamba2.ssm.state_size", u32::MAX),
+        r#"key "mamba2.ssm.group_count": expected rows of at most 1048576 values, got 4294967295"#,
+    ),
+    (
+        "mamba2",
+        |m| m.remove("blk.1.ssm_norm.weight"),
+        r#"tensor "blk.1.ssm_norm.weight": expected dims [128, 1], got no such tensor"#,
+    ),
+    (
+        "falcon-h1",
+        |m| m.remove("blk.1.ffn_norm"),
+        r#"tensor "blk.1.ffn_norm": expected dims [64], got no such tensor"#,
+    ),
+    (
         "gpt-oss",
         |m| m.remove("blk.2.attn_sinks.weight"),
         r#"tensor "blk.2.attn_sinks.weight": expected dims [4], got no such tensor"#,
@@ -349,6 +384,10 @@ const MODELS: &[&str] = &[
     "deepseek2-lite",
     "qwen35moe",
     "qwen3next",
+    "lfm2moe",
+    "mamba2",
+    "falcon-h1",
+    "granitehybrid",
 ];
 
 /// The numbers that are put in place of each number of a file.

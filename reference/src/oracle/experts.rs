@@ -278,6 +278,7 @@ fn beside(tensor: &'static str, tap: &'static str) -> Norm {
         tensor,
         tap,
         numbered: true,
+        bare: false,
     }
 }
 

@@ -32,6 +32,7 @@ const ATTN_NORM_2: Norm = Norm {
     tensor: "attn_norm_2",
     tap: "attn_norm_2",
     numbered: true,
+    bare: false,
 };
 
 impl Layer<'_, '_> {
@@ -47,37 +48,10 @@ impl Layer<'_, '_> {
     pub(super) fn run(&mut self, x: &mut [f64]) -> Result<(), Error> {
         let architecture = self.hp.architecture;
         let normed = self.norm_or_copy(architecture.attn_norm, x)?;
-        if architecture.parallel {
-            let attended = if self.weights.has(&self.name("attn_norm_2.weight")) {
-                let second = self.norm(ATTN_NORM_2, x)?;
-                self.attention(&second)?
-            } else {
-                self.attention(&normed)?
-            };
-            self.add_branch(x, attended);
-        } else {
-            let mut attended = self.mixed_tokens(&normed)?;
-            if let Some(norm) = architecture.attn_post_norm {
-                attended = self.norm(norm, &attended)?;
-            }
-            self.add_branch(x, attended);
+        self.add_mixed_tokens(x, &normed)?;
+        if architecture.feeds_forward {
+            self.add_fed(x, &normed)?;
         }
-        if let Some(name) = architecture.names.residual {
-            self.tap(name, self.hp.n_embd, x);
-        }
-        let beside = |experts: &Experts| experts.beside_dense && self.dims.experts.is_some();
-        let mut fed = if architecture.experts.as_ref().is_some_and(beside) {
-            self.dense_beside_experts(x)?
-        } else if architecture.parallel {
-            self.feed_forward(&normed)?
-        } else {
-            let normed = self.norm_or_copy(architecture.ffn_norm, x)?;
-            self.feed_forward(&normed)?
-        };
-        if let Some(norm) = architecture.ffn_post_norm {
-            fed = self.norm(norm, &fed)?;
-        }
-        self.add_branch(x, fed);
         self.add_per_layer(x)?;
         if architecture.output_scale {
             let name = self.name("layer_output_scale.weight");
@@ -89,13 +63,62 @@ impl Layer<'_, '_> {
         Ok(())
     }
 
+    /// Adds what `normed` draws from other tokens.
+    fn add_mixed_tokens(&mut self, x: &mut [f64], normed: &[f64]) -> Result<(), Error> {
+        let architecture = self.hp.architecture;
+        let second = self.weights.has(&self.name("attn_norm_2.weight"));
+        let mut mixed = if architecture.parallel && second {
+            let second = self.norm(ATTN_NORM_2, x)?;
+            self.mixed_tokens(&second)?
+        } else {
+            self.mixed_tokens(normed)?
+        };
+        if let Some(norm) = architecture.attn_post_norm {
+            mixed = self.norm(norm, &mixed)?;
+        }
+        self.add_branch(x, mixed);
+        if let Some(name) = architecture.names.residual {
+            self.tap(name, self.hp.n_embd, x);
+        }
+        Ok(())
+    }
+
+    /// Adds what the feed-forward block makes, of `normed` where it stands beside attention.
+    fn add_fed(&mut self, x: &mut [f64], normed: &[f64]) -> Result<(), Error> {
+        let architecture = self.hp.architecture;
+        let beside = |experts: &Experts| experts.beside_dense && self.dims.experts.is_some();
+        let mut fed = if architecture.experts.as_ref().is_some_and(beside) {
+            self.dense_beside_experts(x)?
+        } else if architecture.parallel {
+            self.feed_forward(normed)?
+        } else {
+            let normed = self.norm_or_copy(architecture.ffn_norm, x)?;
+            self.feed_forward(&normed)?
+        };
+        if let Some(norm) = architecture.ffn_post_norm {
+            fed = self.norm(norm, &fed)?;
+        }
+        self.add_branch(x, fed);
+        Ok(())
+    }
+
     /// What the layer draws from other tokens.
     fn mixed_tokens(&mut self, h: &[f64]) -> Result<Vec<f64>, Error> {
-        match (self.hp.architecture.recurrent, &self.hp.state) {
-            (Some(recurrent), Some(state)) if self.dims.recurrent => match recurrent {
-                Recurrent::DeltaNet { grouped } => self.delta_net(state, grouped, h),
-            },
-            _ => self.attention(h),
+        let (Some(recurrent), Some(state)) = (self.hp.architecture.recurrent, &self.hp.state)
+        else {
+            return self.attention(h);
+        };
+        match recurrent {
+            Recurrent::Mamba2Beside => {
+                let mut mixed = self.attention(h)?;
+                add_into(&mut mixed, &self.mamba2(state, true, h)?);
+                self.tap("layer_out", self.hp.n_embd, &mut mixed);
+                Ok(mixed)
+            }
+            _ if !self.dims.recurrent => self.attention(h),
+            Recurrent::DeltaNet { grouped } => self.delta_net(state, grouped, h),
+            Recurrent::ShortConv => self.short_conv(state, h),
+            Recurrent::Mamba2 => self.mamba2(state, false, h),
         }
     }
 
@@ -113,7 +136,14 @@ impl Layer<'_, '_> {
 
     pub(super) fn norm(&mut self, norm: Norm, x: &[f64]) -> Result<Vec<f64>, Error> {
         let n_embd = self.hp.n_embd;
-        let mut h = whole_norm(self.hp, self.weights, &self.name(norm.tensor), n_embd, x)?;
+        let name = self.name(norm.tensor);
+        let mut h = match norm.bare {
+            true => {
+                let weight = self.weights.required_vector(&name, n_embd)?;
+                rms_norm(x, &weight, self.hp.norm_eps)
+            }
+            false => whole_norm(self.hp, self.weights, &name, n_embd, x)?,
+        };
         let layer = norm.numbered.then_some(self.il);
         (self.tap)(norm.tap, layer, n_embd, &mut h);
         Ok(h)

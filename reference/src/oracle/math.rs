@@ -53,10 +53,15 @@ pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {
 
 /// `x / sqrt(mean(x²) + eps) ⊙ weight`, for every group of `weight.len()` values.
 pub(super) fn rms_norm(x: &[f64], weight: &[f64], eps: f64) -> Vec<f64> {
-    let n = weight.len().max(1);
-    x.chunks(n)
-        .flat_map(|row| {
-            let scale = 1.0 / (dot(row, row) / n as f64 + eps).sqrt();
+    rms_norm_groups(x, weight.len().max(1), weight, eps)
+}
+
+/// The same for every group of `width` values; the groups of a row take their weights in turn.
+pub(super) fn rms_norm_groups(x: &[f64], width: usize, weight: &[f64], eps: f64) -> Vec<f64> {
+    x.chunks(width)
+        .zip(weight.chunks(width).cycle())
+        .flat_map(|(row, weight)| {
+            let scale = 1.0 / (dot(row, row) / width as f64 + eps).sqrt();
             row.iter().zip(weight).map(move |(x, w)| x * scale * w)
         })
         .collect()

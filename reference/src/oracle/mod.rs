@@ -13,9 +13,11 @@ mod feed_forward;
 mod hparams;
 mod latent;
 mod layer;
+mod mamba;
 mod math;
 mod per_layer;
 mod rope;
+mod short_conv;
 #[cfg(test)]
 mod tests;
 mod weights;
@@ -152,7 +154,7 @@ impl<'a> Oracle<'a> {
             };
             layer.run(&mut x)?;
         }
-        let mut x = whole_norm(hp, weights, "output_norm", hp.n_embd, &x)?;
+        let mut x = whole_norm(hp, weights, hp.architecture.output_norm, hp.n_embd, &x)?;
         tap("result_norm", None, hp.n_embd, &mut x);
         self.logits(weights, &x, tap)
     }

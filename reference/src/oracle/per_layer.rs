@@ -11,6 +11,7 @@ const POST_NORM: Norm = Norm {
     tensor: "post_norm",
     tap: "per_layer_embd_out",
     numbered: true,
+    bare: false,
 };
 
 /// What each layer gets of each token.

@@ -1,5 +1,6 @@
 //! What tells one architecture from another: facts that the shared blocks follow.
 
+mod families;
 mod rows;
 
 pub(super) use rows::ARCHITECTURES;
@@ -27,6 +28,10 @@ pub(super) struct Architecture {
     pub(super) latent: bool,
     /// What some layers have that keep a state in place of keys and values.
     pub(super) recurrent: Option<Recurrent>,
+    /// Layers have a feed-forward block.
+    pub(super) feeds_forward: bool,
+    /// The norm behind the last layer.
+    pub(super) output_norm: &'static str,
     pub(super) rope_pairs: RopePairs,
     /// Every dimension of a head has to turn.
     pub(super) whole_rotation: bool,
@@ -109,6 +114,8 @@ pub(super) struct Norm {
     pub(super) tap: &'static str,
     /// llama.cpp's name says which layer.
     pub(super) numbered: bool,
+    /// The tensor's name does not end in `.weight`.
+    pub(super) bare: bool,
 }
 
 /// Norm of queries and keys.
@@ -133,6 +140,12 @@ pub(super) enum Recurrent {
     /// A gated delta net, in three of four layers if no key says otherwise. Heads of values that
     /// share one of keys follow each other, or lie as many apart as there are heads of keys.
     DeltaNet { grouped: bool },
+    /// A short convolution between gates, in layers without heads for keys.
+    ShortConv,
+    /// Mamba 2, in layers without heads for keys.
+    Mamba2,
+    /// Mamba 2 beside attention, in every layer.
+    Mamba2Beside,
 }
 
 /// What scores are multiplied by.

@@ -1,6 +1,6 @@
 //! How many heads layers have, and how wide these are.
 
-use super::super::architecture::Architecture;
+use super::super::architecture::{Architecture, Recurrent};
 use super::MAX_WIDTH;
 use super::keys::Keys;
 use super::latent;
@@ -22,7 +22,15 @@ impl Heads {
         n_embd: usize,
         n_layer: usize,
     ) -> Result<Self, Error> {
-        let (n_head, n_head_kv) = read_counts(keys, n_layer)?;
+        let (n_head, n_head_kv) = read_counts(keys, architecture, n_layer)?;
+        if n_head.iter().all(|&heads| heads == 0) {
+            return Ok(Self {
+                n_head,
+                n_head_kv,
+                dim: 0,
+                window_dim: 0,
+            });
+        }
         let dim = match architecture.latent {
             true => latent::read_key_dim(keys, n_embd, &n_head)?,
             false => read_dim(keys, "", n_embd, &n_head)?,
@@ -44,13 +52,25 @@ impl Heads {
 }
 
 /// Query heads and key-value heads of each layer.
-fn read_counts(keys: &Keys<'_>, n_layer: usize) -> Result<(Vec<usize>, Vec<usize>), Error> {
-    let n_head = keys.required_per_layer("attention.head_count", n_layer)?;
+fn read_counts(
+    keys: &Keys<'_>,
+    architecture: &Architecture,
+    n_layer: usize,
+) -> Result<(Vec<usize>, Vec<usize>), Error> {
+    // layers without heads for keys keep a state
+    let headless = matches!(
+        architecture.recurrent,
+        Some(Recurrent::ShortConv | Recurrent::Mamba2)
+    );
+    let least = usize::from(!headless);
+    let n_head = keys
+        .per_layer_from(least, "attention.head_count", n_layer)?
+        .ok_or_else(|| keys.missing("attention.head_count"))?;
     let n_head_kv = keys
-        .per_layer("attention.head_count_kv", n_layer)?
+        .per_layer_from(least, "attention.head_count_kv", n_layer)?
         .unwrap_or_else(|| n_head.clone());
     for (il, (&heads, &kv_heads)) in n_head.iter().zip(&n_head_kv).enumerate() {
-        if heads % kv_heads != 0 {
+        if kv_heads > 0 && (heads == 0 || heads % kv_heads != 0) {
             let expected = format!("a divisor of the {heads} query heads of layer {il}");
             return Err(keys.bad("attention.head_count_kv", expected, kv_heads));
         }
@@ -71,7 +91,7 @@ fn read_dim(
     );
     // The default head width is taken from layer 0, as in llama.cpp, even when other layers
     // have other head counts.
-    let usual = n_embd / n_head[0];
+    let usual = n_embd.checked_div(n_head[0]).unwrap_or(0);
     let head_dim = keys.optional_count(&key_length)?.unwrap_or(usual);
     let values = keys.optional_count(&value_length)?.unwrap_or(usual);
     if values != head_dim {

@@ -74,15 +74,29 @@ impl Keys<'_> {
 
     /// A count for each layer: one value for all, or an array with at least one for each.
     pub(super) fn per_layer(&self, key: &str, n_layer: usize) -> Result<Option<Vec<usize>>, Error> {
+        self.per_layer_from(1, key, n_layer)
+    }
+
+    /// The same, of counts that may be as low as `least`: 0 or 1.
+    pub(super) fn per_layer_from(
+        &self,
+        least: usize,
+        key: &str,
+        n_layer: usize,
+    ) -> Result<Option<Vec<usize>>, Error> {
         let Some(values) = self.array(key, n_layer)? else {
-            return Ok(self.optional_count(key)?.map(|count| vec![count; n_layer]));
+            let count = match least {
+                0 => self.integer(key)?,
+                _ => self.optional_count(key)?,
+            };
+            return Ok(count.map(|count| vec![count; n_layer]));
         };
         let count = |value: &Value<'_>| value.as_int().and_then(|v| usize::try_from(v).ok());
         let counts = values.iter().enumerate().map(|(il, value)| {
             count(value)
-                .filter(|&v| v > 0 && v <= u32::MAX as usize)
+                .filter(|&v| v >= least && v <= u32::MAX as usize)
                 .ok_or_else(|| {
-                    let expected = format!("a count of at least 1 for layer {il}");
+                    let expected = format!("a count of at least {least} for layer {il}");
                     self.bad(key, expected, "another value")
                 })
         });

@@ -94,13 +94,16 @@ impl Hparams {
         };
         let n_embd = keys.count("embedding_length")?;
         let (n_layer, n_skipped) = read_layer_counts(&keys)?;
-        let n_ff = keys.required_per_layer("feed_forward_length", n_layer)?;
+        let n_ff = match architecture.feeds_forward {
+            true => keys.required_per_layer("feed_forward_length", n_layer)?,
+            false => vec![0; n_layer],
+        };
         let windows = windows::read(&keys, architecture, n_layer)?;
         let window = |il: usize| windows.as_ref().and_then(|windows| windows[il]);
         let heads = Heads::read(&keys, architecture, n_embd, n_layer)?;
         let rotates = read_rotated(&keys, architecture, &windows)?;
         let (routing, experts) = experts::read(&keys, architecture, &n_ff)?;
-        let (state, recurrent) = recurrent::read(&keys, architecture, n_layer)?;
+        let (state, recurrent) = recurrent::read(&keys, architecture, n_embd, &heads)?;
         let mut layers: Vec<LayerDims> = (0..n_layer)
             .map(|il| LayerDims {
                 n_head: heads.n_head[il],

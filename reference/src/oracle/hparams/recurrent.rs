@@ -2,11 +2,12 @@
 
 use super::super::architecture::{Architecture, Recurrent};
 use super::MAX_WIDTH;
+use super::heads::Heads;
 use super::keys::Keys;
 use crate::Error;
 use gguf_rs_lite::Value;
 
-/// Bounds the values of a state, which is allocated whole.
+/// Bounds the values of a state.
 const MAX_STATE: usize = 1 << 24;
 
 const LAYERS: &str = "attention.recurrent_layers";
@@ -29,15 +30,28 @@ pub(in super::super) struct State {
 pub(super) fn read(
     keys: &Keys<'_>,
     architecture: &Architecture,
-    n_layer: usize,
+    n_embd: usize,
+    heads: &Heads,
 ) -> Result<(Option<State>, Vec<bool>), Error> {
+    let n_layer = heads.n_head.len();
     let Some(recurrent) = architecture.recurrent else {
         return Ok((None, vec![false; n_layer]));
     };
     let layers = match recurrent {
         Recurrent::DeltaNet { .. } => read_layers(keys, n_layer)?,
+        _ => heads.n_head_kv.iter().map(|&heads| heads == 0).collect(),
     };
-    Ok((Some(read_state(keys, recurrent)?), layers))
+    let state = match recurrent {
+        Recurrent::ShortConv => State {
+            kernel: read_kernel(keys, "shortconv.l_cache")?,
+            inner: n_embd,
+            size: 1,
+            heads: 1,
+            groups: 1,
+        },
+        _ => read_state(keys, recurrent)?,
+    };
+    Ok((Some(state), layers))
 }
 
 /// All layers but each fourth, or as the keys say.
@@ -54,9 +68,18 @@ fn read_layers(keys: &Keys<'_>, n_layer: usize) -> Result<Vec<bool>, Error> {
     Ok((1..=n_layer).map(|n| !n.is_multiple_of(interval)).collect())
 }
 
+/// How many rows a convolution sees.
+fn read_kernel(keys: &Keys<'_>, key: &str) -> Result<usize, Error> {
+    let kernel = keys.count(key)?;
+    if kernel > MAX_WIDTH {
+        return Err(keys.bad(key, format!("at most {MAX_WIDTH} rows"), kernel));
+    }
+    Ok(kernel)
+}
+
 fn read_state(keys: &Keys<'_>, recurrent: Recurrent) -> Result<State, Error> {
     let state = State {
-        kernel: keys.count("ssm.conv_kernel")?,
+        kernel: read_kernel(keys, "ssm.conv_kernel")?,
         inner: keys.count("ssm.inner_size")?,
         size: keys.count("ssm.state_size")?,
         heads: keys.count("ssm.time_step_rank")?,
@@ -66,11 +89,17 @@ fn read_state(keys: &Keys<'_>, recurrent: Recurrent) -> Result<State, Error> {
         let expected = format!("a divisor of the {} heads", state.heads);
         return Err(keys.bad("ssm.group_count", expected, state.groups));
     }
-    let fits = match recurrent {
-        Recurrent::DeltaNet { .. } => Some(state.inner) == state.heads.checked_mul(state.size),
+    let (fits, expected) = match recurrent {
+        Recurrent::DeltaNet { .. } => (
+            Some(state.inner) == state.heads.checked_mul(state.size),
+            format!("{} heads of {} values", state.heads, state.size),
+        ),
+        _ => (
+            state.inner.is_multiple_of(state.heads),
+            format!("{} heads of equal width", state.heads),
+        ),
     };
     if !fits {
-        let expected = format!("{} heads of {} values", state.heads, state.size);
         return Err(keys.bad("ssm.inner_size", expected, state.inner));
     }
     check_sizes(keys, &state)?;
@@ -80,7 +109,6 @@ fn read_state(keys: &Keys<'_>, recurrent: Recurrent) -> Result<State, Error> {
 /// Bounds what is allocated, and sums and products of these numbers with it.
 fn check_sizes(keys: &Keys<'_>, state: &State) -> Result<(), Error> {
     for (key, value) in [
-        ("ssm.conv_kernel", Some(state.kernel)),
         ("ssm.inner_size", Some(state.inner)),
         ("ssm.group_count", state.groups.checked_mul(state.size)),
     ] {
