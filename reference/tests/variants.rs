@@ -7,6 +7,7 @@ use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_fixtures as fixtures;
 use octavo_reference::results::Results;
 use octavo_reference::{Oracle, metrics};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 const LLAMA: &str = "models/rnd-llama-Q4_K_M.gguf";
@@ -77,41 +78,92 @@ const VARIANTS: &[Variant] = &[
     }),
 ];
 
+/// Of models of other architectures in the shared folder, with a bound of each.
+const OTHERS: &[(Variant, f64)] = &[
+    (
+        ("gemma4, scaled experts, no values", "gemma4-Q4_0", |m| {
+            for il in 0..4 {
+                m.add_bias(&format!("blk.{il}.ffn_down_exps.scale"), 4);
+            }
+            m.remove("blk.2.attn_v.weight");
+        }),
+        1e-6,
+    ),
+    (
+        ("qwen35, a pair of no section", "qwen35-F32", |m| {
+            m.set("qwen35.rope.dimension_sections", vec![2u32, 1, 0, 0]);
+        }),
+        1e-9,
+    ),
+    (
+        (
+            "deepseek2, no multiplier, temperature",
+            "deepseek2-F32",
+            |m| {
+                let multiplier = "deepseek2.rope.scaling.yarn_log_multiplier";
+                m.keys.retain(|(key, _)| key != multiplier);
+                m.set("deepseek2.attention.temperature_scale", 0.5f32);
+                m.set("deepseek2.attention.temperature_length", 8u32);
+            },
+        ),
+        1e-9,
+    ),
+];
+
+#[test]
+fn variants_of_other_architectures_agree_with_llama_cpp() {
+    let (Some(program), Some(arch)) = (
+        fixtures::llama_cpp("llama-results"),
+        fixtures::shared("arch"),
+    ) else {
+        return;
+    };
+    for ((name, model, change), bound) in OTHERS {
+        let base = arch.join(format!("models/{model}.gguf"));
+        let error = error_of(&program, name, base.to_str().unwrap(), *change);
+        assert!(error < *bound, "{name}: NMSE {error:e}");
+    }
+}
+
 #[test]
 fn variants_agree_with_llama_cpp() {
     let Some(program) = fixtures::llama_cpp("llama-results") else {
         return;
     };
-    let dir = tempfile::tempdir().unwrap();
-    let (model_path, out) = (dir.path().join("m.gguf"), dir.path().join("r.gguf"));
     for (name, base, change) in VARIANTS {
-        let mut model = Model::read(base);
-        change(&mut model);
-        model.write(&model_path);
-        let text = "What is the capital of France? The capital of France is Paris. Once there was \
-                    a red fox.";
-        let mut command = Command::new(&program);
-        command
-            .arg("-m")
-            .arg(&model_path)
-            .arg("-o")
-            .arg(&out)
-            .args(["-p", text, "-t", "1", "-c", "256"]);
-        command
-            .args(["-ctk", "f32", "-ctv", "f32", "-fa", "off", "--no-repack"])
-            .stdout(Stdio::null());
-        assert!(
-            command.stderr(Stdio::null()).status().unwrap().success(),
-            "{name}: llama-results failed"
-        );
-        let theirs = Results::read(&out).unwrap();
-        let gguf = Gguf::open(&model_path, &OpenOptions::default()).unwrap();
-        let ours = Oracle::open(&gguf)
-            .unwrap()
-            .forward(&theirs.tokens)
-            .unwrap();
-        let error = metrics::nmse(&ours, &theirs.logits).unwrap();
-        println!("{name}: NMSE {error:.2e}");
+        let error = error_of(&program, name, base, *change);
         assert!(error < 1e-11, "{name}: NMSE {error:e}"); // f32 rounding, as in tests/models.rs
     }
+}
+
+/// NMSE of the oracle against llama.cpp on a changed model.
+fn error_of(program: &Path, name: &str, base: &str, change: fn(&mut Model)) -> f64 {
+    let dir = tempfile::tempdir().unwrap();
+    let (model_path, out) = (dir.path().join("m.gguf"), dir.path().join("r.gguf"));
+    let mut model = Model::read(base);
+    change(&mut model);
+    model.write(&model_path);
+    let text = "What is the capital of France? The capital of France is Paris. Once there was a red \
+                fox.";
+    let mut command = Command::new(program);
+    command
+        .arg("-m")
+        .arg(&model_path)
+        .arg("-o")
+        .arg(&out)
+        .args(["-p", text, "-t", "1", "-c", "256"]);
+    command
+        .args(["-ctk", "f32", "-ctv", "f32", "-fa", "off", "--no-repack"])
+        .stdout(Stdio::null());
+    assert!(
+        command.stderr(Stdio::null()).status().unwrap().success(),
+        "{name}: llama-results failed"
+    );
+    let theirs = Results::read(&out).unwrap();
+    let gguf = Gguf::open(&model_path, &OpenOptions::default()).unwrap();
+    let oracle = Oracle::open(&gguf).unwrap();
+    let ours = oracle.forward(&theirs.tokens).unwrap();
+    let error = metrics::nmse(&ours, &theirs.logits).unwrap();
+    println!("{name}: NMSE {error:.2e}");
+    error
 }
