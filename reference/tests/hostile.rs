@@ -61,7 +61,7 @@ const CASES: &[Case] = &[
     (
         "gemma4",
         |m| m.set("gemma4.attention.sliding_window_pattern", 3u32),
-        r#"key "gemma4.attention.sliding_window_pattern": expected a number, got nothing"#,
+        r#"key "gemma4.attention.sliding_window_pattern": expected an array of flags, got no array"#,
     ),
     (
         "gemma4",

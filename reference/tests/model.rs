@@ -40,6 +40,16 @@ impl Model {
         self.tensors.remove(tensor);
     }
 
+    /// Puts one tensor of all their values, one after another, in place of two that differ in a dim.
+    pub(crate) fn join(&mut self, parts: &[String; 2], name: &str, dim: usize) {
+        let [(mut dims, mut values), other] = parts
+            .each_ref()
+            .map(|part| self.tensors.remove(part).unwrap());
+        dims[dim] += other.0[dim];
+        values.extend(other.1);
+        self.tensors.insert(name.into(), (dims, values));
+    }
+
     /// Gives a layer the tensors of another.
     pub(crate) fn copy_layer(&mut self, from: usize, to: usize) {
         let prefix = format!("blk.{from}.");

@@ -90,6 +90,40 @@ const OTHERS: &[(Variant, f64)] = &[
         1e-6,
     ),
     (
+        (
+            "gemma4, gates and what they gate merged",
+            "gemma4-Q4_0",
+            |m| {
+                for il in 0..4 {
+                    let parts =
+                        ["gate", "up"].map(|part| format!("blk.{il}.ffn_{part}_exps.weight"));
+                    m.join(&parts, &format!("blk.{il}.ffn_gate_up_exps.weight"), 1);
+                }
+            },
+        ),
+        1e-6,
+    ),
+    (
+        ("qwen3next, one matrix for all", "qwen3next-F32", |m| {
+            for il in 0..3 {
+                let parts = ["qkv", "gate"].map(|part| format!("blk.{il}.attn_{part}.weight"));
+                m.join(&parts, &format!("blk.{il}.ssm_in.weight"), 1);
+            }
+        }),
+        1e-9,
+    ),
+    (
+        ("mamba2, two groups", "mamba2-F32", |m| {
+            m.set("mamba2.ssm.group_count", 2u32);
+            m.set("mamba2.ssm.state_size", 8u32);
+            for il in 0..2 {
+                let norm = m.tensors.get_mut(&format!("blk.{il}.ssm_norm.weight"));
+                norm.unwrap().0 = vec![64, 2];
+            }
+        }),
+        1e-9,
+    ),
+    (
         ("qwen35, a pair of no section", "qwen35-F32", |m| {
             m.set("qwen35.rope.dimension_sections", vec![2u32, 1, 0, 0]);
         }),

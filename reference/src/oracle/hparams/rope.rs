@@ -95,7 +95,7 @@ fn read_n_rot(
 fn hold_others(keys: &Keys<'_>, rope: &mut Rope) -> Result<(), Error> {
     let values = keys
         .array(SECTIONS, 4)?
-        .ok_or_else(|| keys.missing(SECTIONS))?;
+        .ok_or_else(|| keys.bad(SECTIONS, "an array of counts", "no array"))?;
     let count = |value: &Value<'_>| value.as_int().and_then(|v| usize::try_from(v).ok());
     let counts: Option<Vec<usize>> = values.iter().map(count).collect();
     let in_range = |counts: &Vec<usize>| {

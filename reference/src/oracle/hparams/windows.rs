@@ -29,7 +29,7 @@ pub(super) fn read(
         },
     };
     if windows.own_heads && keys.array(PATTERN, n_layer)?.is_none() {
-        return Err(keys.missing(PATTERN));
+        return Err(keys.bad(PATTERN, "an array of flags", "no array"));
     }
     let windowed = read_pattern(keys, windows.period, n_layer)?;
     let window = |windowed: bool| windowed.then_some(length);
