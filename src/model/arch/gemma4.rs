@@ -1,6 +1,5 @@
-//! Gemma 4: Gemma 3's norms, values that are normed too, and layers of two kinds that differ in
-//! window, heads and angles. The last layers may read earlier ones' keys and values, every layer may
-//! get something of the token beside its input, and there may be experts beside the dense block.
+//! Gemma 4: layers of two kinds that differ in window, heads and angles; the last may read earlier
+//! ones' keys and values, all may get a part of the token, and experts may stand beside the dense.
 
 use super::gemma::{GEMMA, scaled_embedding};
 use super::{Binder, Block, Error, Ffn, Hparams, Keys, Layer, NormWeights, Spec};
@@ -82,8 +81,9 @@ fn bare(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
     let mut keys = KeysAndValues::default();
     if sizes.kv_layer != l {
         // files may have what nobody reads
-        let unread = ["attn_k.weight", "attn_v.weight", "attn_k_norm.weight"];
-        unread.map(|name| b.ignore(&blk(l, name)));
+        for name in ["attn_k.weight", "attn_v.weight", "attn_k_norm.weight"] {
+            b.ignore(&blk(l, name));
+        }
     } else {
         let ones = b.made_vector("(no weight)", vec![1.0; head_dim]);
         keys = KeysAndValues {
