@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use crate::goldens::{designed_for, geometric_mean};
-use crate::logits::{GELU_NMSE, load, logits, uses_gelu};
+use crate::logits::{GELU_NMSE, load, logits};
 use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_engine::Engine;
 use octavo_engine::backend::Role;
@@ -69,7 +69,7 @@ impl Traits {
     fn of(engine: &Engine) -> Traits {
         let has = |f: fn(&Op) -> bool| engine.model().graph.nodes.iter().any(|node| f(&node.op));
         Traits {
-            gelu: uses_gelu(engine.model()),
+            gelu: engine.model().graph.uses_gelu(),
             experts: has(|op| matches!(op, Op::ExpertMatMul { .. })),
         }
     }

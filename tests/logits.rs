@@ -4,8 +4,7 @@ use std::path::Path;
 
 use octavo_engine::backend::Role;
 use octavo_engine::{Engine, EngineOptions, ModelSource, Wanted};
-use octavo_kernels::{Activation, Function, Isa, IsaChoice, KvType};
-use octavo_model::{Model, Op};
+use octavo_kernels::{Isa, IsaChoice, KvType};
 
 pub(crate) fn load(model: &Path, isa: Isa, repack: bool) -> Engine {
     let options = EngineOptions {
@@ -43,12 +42,3 @@ pub(crate) fn logits(engine: &Engine, tokens: &[u32], role: Role) -> Vec<f32> {
 
 /// llama.cpp's error on F32 models where it takes GELU from a table of halves.
 pub(crate) const GELU_NMSE: f64 = 1e-6;
-
-pub(crate) fn uses_gelu(model: &Model) -> bool {
-    let gelu = |op: &Op| match op {
-        Op::Gate { act, .. } => *act == Activation::Gelu,
-        Op::Unary { f, .. } => *f == Function::Gelu,
-        _ => false,
-    };
-    model.graph.nodes.iter().any(|node| gelu(&node.op))
-}

@@ -4,7 +4,9 @@
 //! batch until `Op::SelectRows` keeps the rows whose logits are wanted. A node's tap says what
 //! llama.cpp calls the same tensor.
 
-use octavo_kernels::{CacheLayer, CacheShape, MatrixShape, ShapeError, Shapes, ValueShape};
+use octavo_kernels::{
+    Activation, CacheLayer, CacheShape, Function, MatrixShape, ShapeError, Shapes, ValueShape,
+};
 
 use super::hparams::{Hparams, LayerHparams};
 use super::taps::Tap;
@@ -110,6 +112,16 @@ impl Graph {
             last[v.index()] = self.nodes.len();
         }
         last
+    }
+
+    /// Whether a gate or a function of values is GELU, which not all programs compute alike.
+    pub fn uses_gelu(&self) -> bool {
+        let gelu = |op: &Op| match op {
+            Op::Gate { act, .. } => *act == Activation::Gelu,
+            Op::Unary { f, .. } => *f == Function::Gelu,
+            _ => false,
+        };
+        self.nodes.iter().any(|node| gelu(&node.op))
     }
 
     /// All named values, in order, with the nodes that make them.

@@ -68,9 +68,9 @@ impl Model {
     /// Whether a part of the layers can be computed without values of others but what the layer
     /// before it hands on.
     pub fn is_divisible(&self) -> bool {
-        let own = |(l, layer): (usize, &LayerHparams)| layer.kv_layer == l;
-        let mut layers = self.hparams.layers.iter().enumerate();
-        self.weights.per_layer_inputs.is_none() && layers.all(own)
+        let n_layer = self.hparams.n_layer();
+        let all_cached = self.hparams.cached_layers(n_layer).count() == n_layer;
+        self.weights.per_layer_inputs.is_none() && all_cached
     }
 
     /// What was assumed or left out, one line each.

@@ -11,7 +11,7 @@ use octavo_model::{Model, Op};
 use octavo_reference::golden::{Full, Summary, read_summary};
 use octavo_reference::metrics::{kl, nmse};
 
-use crate::logits::{GELU_NMSE, uses_gelu};
+use crate::logits::GELU_NMSE;
 
 use super::{Sequences, both, device, limits, open};
 
@@ -85,7 +85,7 @@ fn check(
         "{what}: NMSE {error:.2e}, llama.cpp's {:.2e}; KL {divergence:.2e}, llama.cpp's {:.2e}",
         theirs.nmse, theirs.mean_kl
     );
-    let exact_limit = if is_f32 && uses_gelu(&model.1) {
+    let exact_limit = if is_f32 && model.1.graph.uses_gelu() {
         GELU_NMSE
     } else if is_f32 {
         F32_NMSE

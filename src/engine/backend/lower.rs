@@ -53,10 +53,8 @@ impl Taps {
 
 /// Layers of a cache group before a layer of the model.
 fn layers_before(h: &Hparams, group: usize, layer: usize) -> usize {
-    // those that read another layer's keys and values have no place of their own
-    let before = h.layers[..layer].iter().enumerate();
-    let own = before.filter(|(l, layer)| layer.kv_layer == *l);
-    own.filter(|(_, layer)| layer.cache.group == group).count()
+    let before = h.cached_layers(layer);
+    before.filter(|layer| layer.cache.group == group).count()
 }
 
 /// The caches of some layers in elements of `ty`, all groups of the model, also those without any

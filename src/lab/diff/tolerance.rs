@@ -5,8 +5,7 @@ use serde::Serialize;
 
 use super::logits::LogitComparison;
 use super::reference::{Measured, mean_kl};
-use octavo_kernels::{Activation, Function};
-use octavo_model::{Model, Op};
+use octavo_model::Model;
 
 /// What is allowed between two computations of the same file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -29,15 +28,6 @@ const F32_SUMS: f64 = 1e-9;
 /// Allowed where llama.cpp takes GELU from a table whose arguments and values are halves: against an
 /// exact one, logits of small models differ by 2e-8 to 4e-7, and tensors inside by up to 1.1e-6.
 const GELU_OF_HALVES: f64 = 3e-6;
-
-fn uses_gelu(model: &Model) -> bool {
-    let gelu = |op: &Op| match op {
-        Op::Gate { act, .. } => *act == Activation::Gelu,
-        Op::Unary { f, .. } => *f == Function::Gelu,
-        _ => false,
-    };
-    model.graph.nodes.iter().any(|node| gelu(&node.op))
-}
 
 /// What llama.cpp rounds the activations to that meet weights of a type (`vec_dot_type` in its
 /// table of types), as the NMSE that this adds to one product.
@@ -86,18 +76,14 @@ impl Tolerance {
         let coarsest = types
             .max_by(|a, b| rounding(*a).total_cmp(&rounding(*b)))
             .unwrap_or(TensorType::F32);
-        let nmse = (ROUNDINGS * rounding(coarsest)).max(F32_SUMS);
+        let mut nmse = (ROUNDINGS * rounding(coarsest)).max(F32_SUMS);
         let mut reason = format!("the default for {coarsest} weights");
-        if nmse < GELU_OF_HALVES && uses_gelu(model) {
+        if nmse < GELU_OF_HALVES && model.graph.uses_gelu() {
+            nmse = GELU_OF_HALVES;
             reason += ", and for GELU, which llama.cpp takes from a table of halves";
         }
-        let least = if uses_gelu(model) {
-            GELU_OF_HALVES
-        } else {
-            0.0
-        };
         Tolerance {
-            nmse: two_digits(nmse.max(least)),
+            nmse: two_digits(nmse),
             kl: None,
             reason,
         }

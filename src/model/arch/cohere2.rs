@@ -2,7 +2,7 @@
 
 use super::command_r::{COMMAND, logit_factor};
 use super::{Error, Hparams, Keys, Spec};
-use crate::hparams::{windows, windows_turn_by};
+use crate::hparams::{only_windows_turn, windows, windows_turn_by_base};
 
 pub(super) const SPEC: Spec = Spec {
     name: "cohere2",
@@ -14,14 +14,7 @@ pub(super) const SPEC: Spec = Spec {
 fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     logit_factor(k, h)?;
     windows(k, h, 4, None)?;
-    let base = k.positive(
-        "rope.freq_base_swa",
-        f32::INFINITY,
-        Some(h.ropes[0].freq_base.value),
-    )?;
-    windows_turn_by(h, |rope| rope.freq_base = base);
-    for layer in h.layers.iter_mut().filter(|l| l.scores.window.is_none()) {
-        layer.rope = None;
-    }
+    windows_turn_by_base(k, h)?;
+    only_windows_turn(h);
     Ok(())
 }

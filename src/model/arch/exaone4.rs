@@ -1,9 +1,9 @@
 //! EXAONE 4: OLMo 2's norms, but queries and keys are normed by head. The model of 64 layers has
 //! windows, and its layers without one do not turn.
 
-use super::{Binder, DECODER, Error, Ffn, Hparams, Keys, Layer, Spec, bare_layer, taps};
-use super::{with_head_norms, with_post_norms};
-use crate::hparams::{windows, windows_turn_by};
+use super::{Binder, DECODER, Error, Ffn, Hparams, Keys, Layer, Spec, bare_layer};
+use super::{POST_NORMS, with_head_norms, with_post_norms};
+use crate::hparams::{only_windows_turn, windows, windows_turn_by_base};
 
 pub(super) const SPEC: Spec = Spec {
     name: "exaone4",
@@ -19,20 +19,13 @@ fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     if h.n_layer() != 64 || !windows(k, h, 4, Some(4096))? {
         return Ok(());
     }
-    let base = k.positive(
-        "rope.freq_base_swa",
-        f32::INFINITY,
-        Some(h.ropes[0].freq_base.value),
-    )?;
-    windows_turn_by(h, |rope| rope.freq_base = base);
-    for layer in h.layers.iter_mut().filter(|l| l.scores.window.is_none()) {
-        layer.rope = None;
-    }
+    windows_turn_by_base(k, h)?;
+    only_windows_turn(h);
     Ok(())
 }
 
 fn layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
     let layer = bare_layer(b, l, |b| Ok(Ffn::Dense(b.gated_ffn(l)?)))?;
     let layer = with_head_norms(b, l, layer)?;
-    with_post_norms(b, l, layer, [taps::ATTN_POST_NORM, taps::FFN_POST_NORM])
+    with_post_norms(b, l, layer, &POST_NORMS)
 }

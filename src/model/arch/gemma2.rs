@@ -2,8 +2,9 @@
 //! layer, soft caps on scores and on logits.
 
 use super::gemma::{GEMMA, scaled_embedding};
-use super::{Binder, Error, Hparams, Keys, Layer, Spec, dense_layer, taps, with_post_norms};
-use crate::hparams::{windows, windows_turn_by};
+use super::{Binder, Error, Hparams, Keys, Layer, POST_NORMS, PostNorms, Spec};
+use super::{dense_layer, with_post_norms};
+use crate::hparams::{windows, windows_turn_by_base};
 
 pub(super) const SPEC: Spec = Spec {
     name: "gemma2",
@@ -13,19 +14,14 @@ pub(super) const SPEC: Spec = Spec {
         "final_logit_softcapping",
     ],
     numbers,
-    layer: sandwiched_layer,
+    layer: |b, l| sandwiched_layer(b, l, &POST_NORMS),
     ..GEMMA
 };
 
 fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     scaled_embedding(k, h)?;
     windows(k, h, 2, Some(4096))?;
-    let base = k.positive(
-        "rope.freq_base_swa",
-        f32::INFINITY,
-        Some(h.ropes[0].freq_base.value),
-    )?;
-    windows_turn_by(h, |rope| rope.freq_base = base);
+    windows_turn_by_base(k, h)?;
     let cap = k.positive("attn_logit_softcapping", f32::INFINITY, Some(50.0))?;
     for layer in &mut h.layers {
         layer.scores.cap = Some(cap.value);
@@ -46,7 +42,11 @@ pub(super) fn scale_by_width(h: &mut Hparams, n_layer: usize) {
 }
 
 /// A layer with norms before and behind both of its blocks.
-pub(super) fn sandwiched_layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
+pub(super) fn sandwiched_layer(
+    b: &mut Binder<'_>,
+    l: usize,
+    names: &PostNorms,
+) -> Result<Layer, Error> {
     let layer = dense_layer(b, l)?;
-    with_post_norms(b, l, layer, [taps::ATTN_POST_NORM, taps::FFN_POST_NORM])
+    with_post_norms(b, l, layer, names)
 }

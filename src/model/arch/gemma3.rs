@@ -3,7 +3,7 @@
 
 use super::gemma::{GEMMA, scaled_embedding};
 use super::gemma2::{sandwiched_layer, scale_by_width};
-use super::{Binder, Error, Hparams, Keys, Layer, NormWeights, Spec, with_head_norms};
+use super::{Binder, Error, Hparams, Keys, Layer, NUMBERED_POST_NORMS, Spec, with_head_norms};
 use crate::hparams::{ScalingKind, windows, windows_turn_by};
 
 pub(super) const SPEC: Spec = Spec {
@@ -29,14 +29,6 @@ fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
 }
 
 fn layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
-    let layer = sandwiched_layer(b, l)?;
-    let layer = Layer {
-        // here the name has its layer
-        ffn_post_norm: layer.ffn_post_norm.map(|norm| NormWeights {
-            numbered: true,
-            ..norm
-        }),
-        ..layer
-    };
+    let layer = sandwiched_layer(b, l, &NUMBERED_POST_NORMS)?;
     with_head_norms(b, l, layer)
 }

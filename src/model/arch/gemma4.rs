@@ -3,8 +3,8 @@
 
 use super::gemma::{GEMMA, scaled_embedding};
 use super::{Binder, Block, Error, Ffn, Hparams, Keys, Layer, NormWeights, Spec};
-use super::{blk, taps, with_post_norms};
-use crate::hparams::{DefaultWidth, ExpertRules, MAX_WIDTH, MIXTURE, experts, has_experts};
+use super::{NUMBERED_POST_NORMS, blk, taps, with_post_norms};
+use crate::hparams::{DefaultWidth, ExpertRules, MAX_WIDTH, MIXTURE, experts_if_any};
 use crate::hparams::{share_caches, windows, windows_have_heads};
 use crate::weights::WeightId;
 
@@ -44,13 +44,11 @@ fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
         .value;
     let cap = k.not_negative("final_logit_softcapping", 0.0)?;
     h.factors.logit_cap = (cap > 0.0).then_some(cap);
-    if has_experts(k)? {
-        let rules = ExpertRules {
-            n_ff: DefaultWidth::Required,
-            ..MIXTURE
-        };
-        h.experts = Some(experts(k, h, rules)?);
-    }
+    let rules = ExpertRules {
+        n_ff: DefaultWidth::Required,
+        ..MIXTURE
+    };
+    h.experts = experts_if_any(k, h, rules)?;
     Ok(())
 }
 
@@ -60,14 +58,9 @@ fn layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
         ffn_norm: Some(b.layer_norm(l, "ffn_norm", taps::FFN_NORM)?),
         ..bare(b, l)?
     };
-    let layer = with_post_norms(b, l, layer, [taps::ATTN_POST_NORM, taps::FFN_POST_NORM])?;
+    let layer = with_post_norms(b, l, layer, &NUMBERED_POST_NORMS)?;
     let scale = b.optional_vector(&blk(l, "layer_output_scale.weight"), 1)?;
     Ok(Layer {
-        // here the name has its layer
-        ffn_post_norm: layer.ffn_post_norm.map(|norm| NormWeights {
-            numbered: true,
-            ..norm
-        }),
         per_layer: b.per_layer(l)?,
         output_scale: scale.map(|scale| b.values(scale)[0]),
         ..layer

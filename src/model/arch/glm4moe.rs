@@ -1,8 +1,8 @@
 //! GLM 4.5 and later: the first layers are dense, the others have experts that a sigmoid and a bias
 //! choose, and one that sees every token. A part of each head turns.
 
-use super::with_head_norms;
-use super::{Binder, DECODER, Error, Ffn, Hparams, Keys, Layer, Spec, bare_layer, blk, taps};
+use super::{Binder, DECODER, Error, Ffn, Hparams, Keys, Layer, Spec, blk, taps};
+use super::{pre_norm_layer_with, with_head_norms};
 use crate::hparams::{DefaultWidth, ExpertRules, Gating, experts};
 use crate::weights::Experts;
 
@@ -28,7 +28,8 @@ fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
 }
 
 fn layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
-    let bare = bare_layer(b, l, |b| {
+    let ffn_norm = ["post_attention_norm", taps::POST_ATTN_NORM];
+    let layer = pre_norm_layer_with(b, l, ffn_norm, |b| {
         if l < b.h.leading_dense {
             return Ok(Ffn::Dense(b.gated_ffn(l)?));
         }
@@ -37,11 +38,6 @@ fn layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
             ..b.experts(l)?
         }))
     })?;
-    let layer = Layer {
-        attn_norm: Some(b.layer_norm(l, "attn_norm", taps::ATTN_NORM)?),
-        ffn_norm: Some(b.layer_norm(l, "post_attention_norm", taps::POST_ATTN_NORM)?),
-        ..bare
-    };
     // the smaller models norm no heads
     if b.has(&blk(l, "attn_q_norm.weight")) {
         return with_head_norms(b, l, layer);

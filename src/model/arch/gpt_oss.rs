@@ -2,9 +2,10 @@
 //! every other layer, and a sink for each head of attention.
 
 use super::{
-    Binder, DECODER, Error, Feature, Ffn, Hparams, Keys, Layer, Spec, bare_layer, blk, taps,
+    Binder, DECODER, Error, Feature, Ffn, Hparams, Keys, Layer, Spec, blk, pre_norm_layer_with,
+    taps,
 };
-use crate::hparams::{DefaultWidth, ExpertRules, Gating, experts, windows, windows_turn_by};
+use crate::hparams::{DefaultWidth, ExpertRules, Gating, experts, windows, windows_turn_by_base};
 
 pub(super) const SPEC: Spec = Spec {
     name: "gpt-oss",
@@ -27,20 +28,16 @@ fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     };
     h.experts = Some(experts(k, h, rules)?);
     windows(k, h, 2, None)?;
-    let usual = h.ropes[0].freq_base.value;
-    let base = k.positive("rope.freq_base_swa", f32::INFINITY, Some(usual))?;
-    windows_turn_by(h, |rope| rope.freq_base = base);
-    Ok(())
+    windows_turn_by_base(k, h)
 }
 
 fn layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
     let (n_embd, n_head) = (b.h.n_embd(), b.h.layers[l].n_head);
-    let bare = bare_layer(b, l, |b| Ok(Ffn::Experts(b.experts(l)?)))?;
+    let ffn_norm = ["post_attention_norm", taps::ATTN_POST_NORM];
+    let layer = pre_norm_layer_with(b, l, ffn_norm, |b| Ok(Ffn::Experts(b.experts(l)?)))?;
     Ok(Layer {
-        attn_norm: Some(b.layer_norm(l, "attn_norm", taps::ATTN_NORM)?),
         bo: Some(b.vector(&blk(l, "attn_output.bias"), n_embd)?),
         sinks: Some(b.vector(&blk(l, "attn_sinks.weight"), n_head)?),
-        ffn_norm: Some(b.layer_norm(l, "post_attention_norm", taps::ATTN_POST_NORM)?),
-        ..bare
+        ..layer
     })
 }

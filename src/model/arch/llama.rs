@@ -3,7 +3,7 @@
 //! feed-forward biases are optional.
 
 use super::{DECODER, Error, Hparams, Keys, Pairing, Spec, biased_layer};
-use crate::hparams::{DefaultWidth, EXPERT_KEYS, ExpertRules, MIXTURE, experts, has_experts};
+use crate::hparams::{DefaultWidth, EXPERT_KEYS, ExpertRules, MIXTURE, experts_if_any};
 
 pub(super) const SPEC: Spec = Spec {
     name: "llama",
@@ -22,8 +22,6 @@ pub(super) fn mixture(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
         n_ff: DefaultWidth::Whole,
         ..MIXTURE
     };
-    if has_experts(k)? {
-        h.experts = Some(experts(k, h, rules)?);
-    }
+    h.experts = experts_if_any(k, h, rules)?;
     Ok(())
 }

@@ -253,11 +253,21 @@ fn pre_norm_layer<'b>(
     l: usize,
     ffn: impl FnOnce(&mut Binder<'b>) -> Result<Ffn, Error>,
 ) -> Result<Layer, Error> {
+    pre_norm_layer_with(b, l, ["ffn_norm", taps::FFN_NORM], ffn)
+}
+
+/// The same with another tensor, of another name, for the norm before the feed-forward block.
+fn pre_norm_layer_with<'b>(
+    b: &mut Binder<'b>,
+    l: usize,
+    [ffn_norm, tap]: [&'static str; 2],
+    ffn: impl FnOnce(&mut Binder<'b>) -> Result<Ffn, Error>,
+) -> Result<Layer, Error> {
     let attn_norm = b.layer_norm(l, "attn_norm", taps::ATTN_NORM)?;
     let bare = bare_layer(b, l, ffn)?;
     Ok(Layer {
         attn_norm: Some(attn_norm),
-        ffn_norm: Some(b.layer_norm(l, "ffn_norm", taps::FFN_NORM)?),
+        ffn_norm: Some(b.layer_norm(l, ffn_norm, tap)?),
         ..bare
     })
 }
@@ -296,19 +306,39 @@ fn with_head_norms(b: &mut Binder<'_>, l: usize, layer: Layer) -> Result<Layer, 
     })
 }
 
-/// A layer with norms of what attention and the feed-forward block add. llama.cpp leaves the layer
-/// out of the name `ffn_post_norm`.
+/// What norms of what attention and the feed-forward block add are called.
+struct PostNorms {
+    attn: &'static str,
+    ffn: &'static str,
+    /// Whether the second name has the layer's number.
+    ffn_is_numbered: bool,
+}
+
+/// Their usual names.
+const POST_NORMS: PostNorms = PostNorms {
+    attn: taps::ATTN_POST_NORM,
+    ffn: taps::FFN_POST_NORM,
+    ffn_is_numbered: false,
+};
+
+/// The same with the layer's number.
+const NUMBERED_POST_NORMS: PostNorms = PostNorms {
+    ffn_is_numbered: true,
+    ..POST_NORMS
+};
+
+/// A layer with norms of what attention and the feed-forward block add.
 fn with_post_norms(
     b: &mut Binder<'_>,
     l: usize,
     layer: Layer,
-    [attn, ffn]: [&'static str; 2],
+    names: &PostNorms,
 ) -> Result<Layer, Error> {
     Ok(Layer {
-        attn_post_norm: Some(b.layer_norm(l, "post_attention_norm", attn)?),
+        attn_post_norm: Some(b.layer_norm(l, "post_attention_norm", names.attn)?),
         ffn_post_norm: Some(NormWeights {
-            numbered: ffn != taps::FFN_POST_NORM,
-            ..b.layer_norm(l, "post_ffw_norm", ffn)?
+            numbered: names.ffn_is_numbered,
+            ..b.layer_norm(l, "post_ffw_norm", names.ffn)?
         }),
         ..layer
     })

@@ -1,8 +1,8 @@
 //! OLMo 2 and 3: no norms before attention and the feed-forward block but behind both; queries and
 //! keys are normed as whole rows. OLMo 3 has windows, and layers with one turn without YaRN.
 
-use super::with_post_norms;
 use super::{Binder, DECODER, Error, Ffn, Hparams, Keys, Layer, Spec, bare_layer, blk, taps};
+use super::{POST_NORMS, with_post_norms};
 use crate::hparams::{ScalingKind, windows, windows_turn_by};
 
 pub(super) const SPEC: Spec = Spec {
@@ -30,5 +30,5 @@ fn layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
         k_norm: Some(b.norm(&blk(l, "attn_k_norm"), kv_width, taps::K_CUR_NORMED)?),
         ..bare
     };
-    with_post_norms(b, l, layer, [taps::ATTN_POST_NORM, taps::FFN_POST_NORM])
+    with_post_norms(b, l, layer, &POST_NORMS)
 }

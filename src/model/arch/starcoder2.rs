@@ -1,6 +1,6 @@
 //! StarCoder 2: layer norms with biases, biases everywhere, GELU without a gate.
 
-use super::{Binder, DECODER, Error, Feature, Ffn, Layer, Norm, Spec, bare_layer, blk, taps};
+use super::{Binder, DECODER, Error, Feature, Ffn, Layer, Norm, Spec, blk, pre_norm_layer};
 
 pub(super) const SPEC: Spec = Spec {
     name: "starcoder2",
@@ -12,14 +12,12 @@ pub(super) const SPEC: Spec = Spec {
 
 /// A pre-norm layer without a gate; biases are optional.
 pub(super) fn plain_layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
-    let bare = bare_layer(b, l, |b| {
+    let layer = pre_norm_layer(b, l, |b| {
         let ffn = b.plain_ffn(l)?;
         Ok(Ffn::Dense(b.ffn_biases(l, ffn)?))
     })?;
     Ok(Layer {
-        attn_norm: Some(b.layer_norm(l, "attn_norm", taps::ATTN_NORM)?),
         bo: b.optional_vector(&blk(l, "attn_output.bias"), b.h.n_embd())?,
-        ffn_norm: Some(b.layer_norm(l, "ffn_norm", taps::FFN_NORM)?),
-        ..bare
+        ..layer
     })
 }

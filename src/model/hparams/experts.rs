@@ -74,11 +74,18 @@ pub(crate) const MIXTURE: ExpertRules = ExpertRules {
 /// Keys that [`experts`] reads, of those that are refused otherwise.
 pub(crate) const EXPERT_KEYS: [&str; 2] = ["expert_count", "expert_used_count"];
 
-/// Whether there are any: files of models without them may say 0.
-pub(crate) fn has_experts(k: &mut Keys<'_>) -> Result<bool, Error> {
-    match k.get("expert_count") {
-        Some(_) => Ok(k.count("expert_count", 0..=MAX_EXPERTS, None)?.value > 0),
-        None => Ok(false),
+/// Reads what there is of experts, if there are any: files of models without them may say 0.
+pub(crate) fn experts_if_any(
+    k: &mut Keys<'_>,
+    h: &Hparams,
+    rules: ExpertRules,
+) -> Result<Option<Experts>, Error> {
+    if k.get("expert_count").is_none() {
+        return Ok(None);
+    }
+    match k.count("expert_count", 0..=MAX_EXPERTS, None)?.value {
+        0 => Ok(None),
+        _ => experts(k, h, rules).map(Some),
     }
 }
 

@@ -21,12 +21,16 @@ use crate::keys::{Entry, Keys, Source, Sourced, show};
 
 use layers::Layers;
 
-pub(crate) use experts::{DefaultWidth, EXPERT_KEYS, ExpertRules, MIXTURE, experts, has_experts};
+pub(crate) use experts::{
+    DefaultWidth, EXPERT_KEYS, ExpertRules, MIXTURE, experts, experts_if_any,
+};
 pub use experts::{Experts, Gating};
 pub(crate) use layers::share_caches;
 pub use layers::{CacheGroup, LayerHparams};
 pub use rope::{RopeHparams, ScalingKind};
-pub(crate) use windows::{windows, windows_have_heads, windows_turn_by};
+pub(crate) use windows::{
+    only_windows_turn, windows, windows_have_heads, windows_turn_by, windows_turn_by_base,
+};
 
 /// Most layers a file may ask for (llama.cpp's limit is of the same size).
 pub const MAX_LAYERS: usize = 1024;
@@ -248,9 +252,19 @@ impl Hparams {
 
     /// Cached numbers per position: keys and values of every layer.
     pub fn kv_elements_per_position(&self) -> usize {
-        let own = self.layers.iter().enumerate();
-        let own = own.filter(|(l, layer)| layer.kv_layer == *l);
-        2 * own.map(|(_, layer)| layer.kv_width()).sum::<usize>()
+        let n_layer = self.n_layer();
+        2 * self
+            .cached_layers(n_layer)
+            .map(LayerHparams::kv_width)
+            .sum::<usize>()
+    }
+
+    /// Of the first so many layers those that have keys and values of their own, and so a place in
+    /// the cache.
+    pub fn cached_layers(&self, first: usize) -> impl Iterator<Item = &LayerHparams> {
+        let all = self.layers[..first].iter().enumerate();
+        all.filter(|(l, layer)| layer.kv_layer == *l)
+            .map(|(_, layer)| layer)
     }
 }
 

@@ -59,6 +59,23 @@ fn pattern(k: &mut Keys<'_>, n_layer: usize, period: usize) -> Result<Vec<bool>,
     Ok((0..n_layer).map(has).collect())
 }
 
+/// Lets layers with windows turn by a base of their own, if the file has one that is another.
+pub(crate) fn windows_turn_by_base(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+    let usual = h.ropes[0].freq_base.value;
+    let base = k.positive("rope.freq_base_swa", f32::INFINITY, Some(usual))?;
+    if base.value != usual {
+        windows_turn_by(h, |rope| rope.freq_base = base);
+    }
+    Ok(())
+}
+
+/// Lets none but layers with windows turn.
+pub(crate) fn only_windows_turn(h: &mut Hparams) {
+    for layer in h.layers.iter_mut().filter(|l| l.scores.window.is_none()) {
+        layer.rope = None;
+    }
+}
+
 /// Lets layers with windows turn by a rotary embedding of their own, made from the model's.
 pub(crate) fn windows_turn_by(h: &mut Hparams, change: impl FnOnce(&mut RopeHparams)) {
     let mut rope = h.ropes[0].clone();

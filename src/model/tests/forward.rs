@@ -317,7 +317,7 @@ fn faults(model: &str, gguf: &Gguf, goldens: &Path, fewest: usize) -> Vec<String
     // llama.cpp computes in f32: up to 1.7e-12 is measured. The smallest faults give far more:
     // rope_freqs ignored 1.6e-6, YaRN's ramp one pair off 1.2e-5, its magnitude dropped 2.4e-2.
     // GELU it reads from a table of halves.
-    let limit = if uses_gelu(&m) { 1e-6 } else { 1e-9 };
+    let limit = if m.graph.uses_gelu() { 1e-6 } else { 1e-9 };
     let (mut n, mut faults) = (0, Vec::new());
     for entry in std::fs::read_dir(goldens).expect("a folder") {
         let path = entry.expect("an entry").path();
@@ -341,22 +341,6 @@ fn faults(model: &str, gguf: &Gguf, goldens: &Path, fewest: usize) -> Vec<String
     }
     assert!(n >= fewest, "{model}: only {n} goldens");
     faults
-}
-
-fn uses_gelu(m: &Model) -> bool {
-    let gelu = |op: &Op| {
-        matches!(
-            op,
-            Op::Gate {
-                act: Activation::Gelu,
-                ..
-            } | Op::Unary {
-                f: Function::Gelu,
-                ..
-            }
-        )
-    };
-    m.graph.nodes.iter().any(|node| gelu(&node.op))
 }
 
 #[test]
