@@ -92,8 +92,8 @@ fn error(ours: &[f32], exact: &[f32], n_vocab: usize, traits: &Traits) -> f64 {
     )
 }
 
-/// Runs every golden of one model; says what does not hold, and adds what its errors are as a ratio to
-/// llama.cpp's.
+/// Runs every golden of one model; says what does not hold, and adds what its errors are as a ratio
+/// to llama.cpp's.
 fn check(recorded: &Recorded, isa: Isa, role: Role, ratios: &mut Vec<f64>) -> Vec<String> {
     let engine = load(&recorded.model, isa, true);
     let traits = Traits::of(&engine);

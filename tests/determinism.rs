@@ -89,8 +89,9 @@ const GRID: [(usize, usize); 9] = [
     (8, 16),
 ];
 
-/// One model of each kind that other architectures bring: windows and caps, sinks and experts, blocks
-/// beside each other, positions that scale queries, fused tensors, norms behind blocks, layer norms.
+/// One model of each kind that other architectures bring: windows and caps, sinks and experts,
+/// blocks beside each other, positions that scale queries, fused tensors, norms behind blocks,
+/// layer norms.
 #[test]
 fn threads_and_batches_change_nothing_in_other_architectures() {
     let names = [

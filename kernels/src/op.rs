@@ -307,7 +307,24 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             | Op::AddBias { bias: vector, .. }
             | Op::ExpertBias { bias: vector, .. } => Some(vector),
             Op::Attention { sinks, .. } => sinks.as_ref(),
-            _ => None,
+            Op::Embed { .. }
+            | Op::Input
+            | Op::MatMul { .. }
+            | Op::Rope { .. }
+            | Op::Unary { .. }
+            | Op::ScaleByPosition { .. }
+            | Op::SelectRows { .. }
+            | Op::Slice { .. }
+            | Op::Softmax { .. }
+            | Op::TopK { .. }
+            | Op::Normalize { .. }
+            | Op::Gather { .. }
+            | Op::ExpertMatMul { .. }
+            | Op::ScaleRows { .. }
+            | Op::ExpertSum { .. }
+            | Op::KvWrite { .. }
+            | Op::Gate { .. }
+            | Op::Add { .. } => None,
         }
     }
 

@@ -217,8 +217,8 @@ fn roundings(k: usize) -> f64 {
 /// Besides, weighted values and weights are summed over positions, with a product for every span.
 /// The last step multiplies with an inverse, which is rounded too.
 ///
-/// A cap passes a score's error on, and adds its own. A sink is one more score, without an error, of
-/// a value that is zero; bringing sums to its maximum is one more join.
+/// A cap passes a score's error on, and adds its own. A sink is one more score, without an error,
+/// of a value that is zero; bringing sums to its maximum is one more join.
 ///
 /// The matrix unit takes queries and keys as two bf16 each: what is below the second is lost of
 /// either, and so is the product of both second ones, each a rounding of bf16 squared. It adds

@@ -16,7 +16,8 @@ fn applied(isa: Isa, f: Function, x: &[f32], width: usize, threads: usize, role:
 /// rounded by half of one. `e^2z - 1` is off by 3.4 of itself at most, where its parts partly
 /// cancel (2z about -ln 2 / 2: two for the polynomial, which is 1.4 of the value, and half for the
 /// sum); `t / (t + 2)` makes at most twice of that, and half of one for each of sum, quotient and
-/// product. Where it makes twice, t is below zero and off by 1.9 at most: 0.5 + max(3.4, 2 * 1.9) + 1.5.
+/// product. Where it makes twice, t is below zero and off by 1.9 at most: 0.5 + max(3.4, 2 * 1.9) +
+/// 1.5.
 const ROUNDINGS: f64 = 5.8;
 
 #[test]

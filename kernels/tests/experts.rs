@@ -324,22 +324,24 @@ fn no_number_of_an_expert_reads_beyond_them() {
 }
 
 /// A mixture with everything that belongs to one. Slots: 0 x, 1 logits, 2 probabilities, 3 experts,
-/// 4 their probabilities, 5 their weights, 6 gates, 7 biased, 8 up, 9 gated, 10 down, 11 the sum, 12
-/// what that is scaled by, 13 scaled, 14 the output.
-struct Mixture {
-    types: [T; 3],
-    d: usize,
-    ff: usize,
-    experts: usize,
-    used: usize,
-    tokens: usize,
+/// 4 their probabilities, 5 their weights, 6 gates, 7 biased, 8 up, 9 gated, 10 down, 11 the sum,
+/// 12 what that is scaled by, 13 scaled, 14 the output.
+pub(crate) struct Mixture {
+    /// Of the gates' weights, those of `up` and those of `down`.
+    pub(crate) types: [T; 3],
+    pub(crate) d: usize,
+    pub(crate) ff: usize,
+    pub(crate) experts: usize,
+    pub(crate) used: usize,
+    pub(crate) tokens: usize,
 }
 
 impl Mixture {
-    fn ops(&self, rng: &mut Rng) -> Vec<Instruction> {
+    /// What it computes, from these rows (`[tokens, d]`) and with this bias (`[experts, ff]`) on
+    /// its gates.
+    pub(crate) fn ops(&self, x: &[f32], bias: &[f32]) -> Vec<Instruction> {
         let &Mixture {
             d,
-            ff,
             experts,
             used,
             tokens,
@@ -352,7 +354,7 @@ impl Mixture {
             experts,
         };
         vec![
-            embed(tokens, d, &rng.floats(tokens * d), 0),
+            embed(tokens, d, x, 0),
             Op::MatMul { x: 0, w: 0 }.to(1),
             Op::Softmax { x: 1 }.to(2),
             Op::TopK {
@@ -366,7 +368,7 @@ impl Mixture {
             experts_of(0, 1).to(6),
             Op::ExpertBias {
                 x: 6,
-                bias: rng.floats(experts * ff).into(),
+                bias: bias.into(),
                 ids: 3,
             }
             .to(7),
@@ -385,34 +387,50 @@ impl Mixture {
         ]
     }
 
-    fn executor(&self, isa: Isa, repack: bool, mut pool: Pool) -> Executor {
-        let mut rng = Rng(77);
-        let ops = self.ops(&mut rng);
+    /// Values of a token in each slot.
+    pub(crate) fn widths(&self) -> [usize; 15] {
         let &Mixture {
-            types: [gate, up, down],
             d,
             ff,
             experts,
             used,
             ..
         } = self;
-        let matrices = [
-            (T::F32, experts, d, 1),
-            (gate, experts * ff, d, experts),
-            (up, experts * ff, d, experts),
-            (down, experts * d, ff, experts),
-            (T::F32, 1, d, 1),
-        ];
-        let matrices = matrices.map(|(ty, rows, cols, experts)| {
-            let raw = Arc::new(random_blocks(&mut rng, ty, rows * cols));
-            Matrix::of_experts(isa, (ty, rows, cols), experts, raw, repack, &mut pool)
-                .expect("a matrix")
-        });
         let (inner, outer) = (used * ff, used * d);
-        let widths = [
+        [
             d, experts, experts, used, used, used, inner, inner, inner, inner, outer, d, 1, d, d,
-        ];
-        Executor::new(isa, program(ops, &widths, KV), matrices.into(), pool)
+        ]
+    }
+
+    /// The type, rows and columns of each matrix, and how many experts the rows belong to.
+    pub(crate) fn matrices(&self) -> [((T, usize, usize), usize); 5] {
+        let &Mixture {
+            types: [gate, up, down],
+            d,
+            ff,
+            experts,
+            ..
+        } = self;
+        [
+            ((T::F32, experts, d), 1),
+            ((gate, experts * ff, d), experts),
+            ((up, experts * ff, d), experts),
+            ((down, experts * d, ff), experts),
+            ((T::F32, 1, d), 1),
+        ]
+    }
+
+    fn executor(&self, isa: Isa, repack: bool, mut pool: Pool) -> Executor {
+        let mut rng = Rng(77);
+        let x = rng.floats(self.tokens * self.d);
+        let bias = rng.floats(self.experts * self.ff);
+        let matrices = self.matrices().map(|(shape, experts)| {
+            let (ty, rows, cols) = shape;
+            let raw = Arc::new(random_blocks(&mut rng, ty, rows * cols));
+            Matrix::of_experts(isa, shape, experts, raw, repack, &mut pool).expect("a matrix")
+        });
+        let program = program(self.ops(&x, &bias), &self.widths(), KV);
+        Executor::new(isa, program, matrices.into(), pool)
     }
 }
 

@@ -40,7 +40,8 @@ impl Model {
         self.tensors.remove(tensor);
     }
 
-    /// Puts one tensor of all their values, one after another, in place of two that differ in a dim.
+    /// Puts one tensor of all their values, one after another, in place of two that differ in a
+    /// dim.
     pub(crate) fn join(&mut self, parts: &[String; 2], name: &str, dim: usize) {
         let [(mut dims, mut values), other] = parts
             .each_ref()

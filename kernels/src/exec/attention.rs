@@ -239,9 +239,10 @@ impl Part<'_> {
         }
     }
 
-    /// Attention of generated tokens in pieces of [`PIECE`] positions, counted from position 0, each
-    /// one thread's; those wholly before a row's window are left out. Whoever finishes the last one
-    /// of a row and KV head joins them, and brings them into integers if there is a place for these.
+    /// Attention of generated tokens in pieces of [`PIECE`] positions, counted from position 0,
+    /// each one thread's; those wholly before a row's window are left out. Whoever finishes the
+    /// last one of a row and KV head joins them, and brings them into integers if there is a place
+    /// for these.
     ///
     /// # Safety
     /// As [`Part::run`]. *Items*: a row, a KV head and a piece; who finishes the last piece has the

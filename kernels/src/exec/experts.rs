@@ -4,8 +4,8 @@
 //! Each expert of a row is a *choice*, numbered row by row. Choices are sorted by expert first, by
 //! every thread for itself: that takes less time than to wait for each other. Then threads take
 //! pairs of strips of the experts that were chosen, and nothing of the others is read. All rows of
-//! an expert go through the kernels that [`Op::MatMul`](super::Op::MatMul) has for their role, which
-//! give a row the same bits whatever other rows there are.
+//! an expert go through the kernels that [`Op::MatMul`](super::Op::MatMul) has for their role,
+//! which give a row the same bits whatever other rows there are.
 
 use std::ops::Range;
 
@@ -399,12 +399,13 @@ impl Part<'_> {
         let matrix = product.matrix;
         let tokens = matrix.prompt(self.extent.role).0;
         // SAFETY: the scratch at this thread's number is its own, and nobody has borrowed it.
+        let scratch = unsafe { self.scratches.of(self.w.thread) };
         let Scratch {
             grouping,
             panel,
             sums,
             ..
-        } = unsafe { self.scratches.of(self.w.thread) };
+        } = scratch;
         // SAFETY: as the caller's.
         unsafe { self.sort(product, tokens.tile, grouping) };
         let runs = &grouping.runs;
@@ -468,12 +469,13 @@ impl Part<'_> {
     /// As [`Part::expert_matmul`].
     unsafe fn expert_gemv(&self, product: &ExpertProduct<'_>) {
         // SAFETY: the scratch at this thread's number is its own, and nobody has borrowed it.
+        let scratch = unsafe { self.scratches.of(self.w.thread) };
         let Scratch {
             grouping,
             strip,
             codes,
             ..
-        } = unsafe { self.scratches.of(self.w.thread) };
+        } = scratch;
         // SAFETY: as the caller's.
         unsafe { self.sort(product, 1, grouping) };
         let Grouping {

@@ -15,29 +15,8 @@ pub(crate) unsafe fn rms_norm<S: Simd>(
     n: usize,
     y: *mut f32,
 ) {
-    // SAFETY: all indices are below n.
-    unsafe {
-        let whole = n - n % S::R;
-        let mut sums = [S::zero(); 2];
-        for i in (0..whole).step_by(S::R) {
-            let v = S::load(x.add(i));
-            let at = (i / S::R) % 2;
-            sums[at] = S::fma(v, v, sums[at]);
-        }
-        let mut sum = f64::from(S::sum(S::add(sums[0], sums[1])));
-        for i in whole..n {
-            sum += f64::from(x.add(i).read()) * f64::from(x.add(i).read());
-        }
-        let scale = (1.0 / (sum / n as f64 + f64::from(eps)).sqrt()) as f32;
-        for i in (0..whole).step_by(S::R) {
-            let v = S::mul(S::load(x.add(i)), S::set1(scale));
-            S::store(y.add(i), S::mul(v, S::load(weight.add(i))));
-        }
-        for i in whole..n {
-            y.add(i)
-                .write(x.add(i).read() * scale * weight.add(i).read());
-        }
-    }
+    // SAFETY: as the caller's.
+    unsafe { norm_around::<S>(None, x, weight, eps, n, y) }
 }
 
 /// `y = (x - mean) / sqrt(mean((x - mean)^2) + eps) * weight`, over `n` values.
@@ -52,7 +31,7 @@ pub(crate) unsafe fn layer_norm<S: Simd>(
     n: usize,
     y: *mut f32,
 ) {
-    // SAFETY: all indices are below n.
+    // SAFETY: all indices are below n, and the rest is as the caller's.
     unsafe {
         let whole = n - n % S::R;
         let mut sums = [S::zero(); 2];
@@ -66,25 +45,49 @@ pub(crate) unsafe fn layer_norm<S: Simd>(
         }
         let mean = (sum / n as f64) as f32;
         // a second pass: the mean of the squares less the square of the mean would cancel
+        norm_around::<S>(Some(mean), x, weight, eps, n, y);
+    }
+}
+
+/// Values less their mean, where there is one, over the root of the mean of their squares, times
+/// `weight`.
+///
+/// # Safety
+/// `x`, `weight` and `y` are `n` floats; `y` may be `x`.
+#[inline(always)]
+unsafe fn norm_around<S: Simd>(
+    mean: Option<f32>,
+    x: *const f32,
+    weight: *const f32,
+    eps: f32,
+    n: usize,
+    y: *mut f32,
+) {
+    // SAFETY: all indices are below n.
+    unsafe {
+        let several = |i: usize| {
+            let v = S::load(x.add(i));
+            mean.map_or(v, |mean| S::sub(v, S::set1(mean)))
+        };
+        let one = |i: usize| x.add(i).read() - mean.unwrap_or(0.0);
+        let whole = n - n % S::R;
         let mut squares = [S::zero(); 2];
         for i in (0..whole).step_by(S::R) {
-            let v = S::sub(S::load(x.add(i)), S::set1(mean));
+            let v = several(i);
             let at = (i / S::R) % 2;
             squares[at] = S::fma(v, v, squares[at]);
         }
         let mut sum = f64::from(S::sum(S::add(squares[0], squares[1])));
         for i in whole..n {
-            sum += f64::from(x.add(i).read() - mean).powi(2);
+            sum += f64::from(one(i)).powi(2);
         }
         let scale = (1.0 / (sum / n as f64 + f64::from(eps)).sqrt()) as f32;
         for i in (0..whole).step_by(S::R) {
-            let v = S::sub(S::load(x.add(i)), S::set1(mean));
-            let v = S::mul(v, S::set1(scale));
+            let v = S::mul(several(i), S::set1(scale));
             S::store(y.add(i), S::mul(v, S::load(weight.add(i))));
         }
         for i in whole..n {
-            let v = (x.add(i).read() - mean) * scale;
-            y.add(i).write(v * weight.add(i).read());
+            y.add(i).write(one(i) * scale * weight.add(i).read());
         }
     }
 }

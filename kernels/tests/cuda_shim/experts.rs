@@ -8,12 +8,12 @@ use octavo_kernels::cuda::params::{
     ExpertBias, ExpertGemv, Gather, Normalize, Softmax, TopK, WeightedSum,
 };
 use octavo_kernels::cuda::{Executor, Limits, Setup, Source, launch};
-use octavo_kernels::{Activation, KvShape, Op, Role, Sequence, Step, TopGroups};
+use octavo_kernels::{KvShape, Role, Sequence, Step, TopGroups};
 use octavo_quant::TensorType as T;
 
 use super::{Bench, Worst, device};
-use crate::common::{KV, Rng, embed, program, random_blocks, weight_types};
-use crate::experts::{TOPS, check_softmax, rows_to_choose_from, sorted};
+use crate::common::{KV, Rng, program, random_blocks, weight_types};
+use crate::experts::{Mixture, TOPS, check_softmax, rows_to_choose_from, sorted};
 
 #[test]
 fn softmax_matches() {
@@ -243,63 +243,23 @@ fn programs_take_mixtures() {
         return;
     };
     let mut rng = Rng(5);
-    let experts_of = |x, w| Op::ExpertMatMul {
-        x,
-        w,
-        ids: 3,
+    let mixture = Mixture {
+        types: [T::Q4_0, T::Q8_0, T::F16],
+        d: D,
+        ff: FF,
         experts: EXPERTS,
+        used: USED,
+        tokens: M,
     };
     let bias = rng.floats(EXPERTS * FF);
-    let ops = vec![
-        embed(M, D, &rng.floats(M * D), 0),
-        Op::MatMul { x: 0, w: 0 }.to(1),
-        Op::Softmax { x: 1 }.to(2),
-        Op::TopK {
-            x: 2,
-            n: USED,
-            groups: Some(TopGroups { count: 4, used: 2 }),
-        }
-        .to(3),
-        Op::Gather { x: 2, ids: 3 }.to(4),
-        Op::Normalize { x: 4, least: 1e-5 }.to(5),
-        experts_of(0, 1).to(6),
-        Op::ExpertBias {
-            x: 6,
-            bias: bias.clone().into(),
-            ids: 3,
-        }
-        .to(7),
-        experts_of(0, 2).to(8),
-        Op::Gate {
-            gate: 7,
-            up: 8,
-            act: Activation::Silu,
-        }
-        .to(9),
-        experts_of(9, 3).to(10),
-        Op::ExpertSum { x: 10, weights: 5 }.to(11),
-        Op::MatMul { x: 0, w: 4 }.to(12),
-        Op::ScaleRows { x: 11, by: 12 }.to(13),
-        Op::Add { a: 0, b: 13 }.to(14),
-    ];
-    let shapes = [
-        (T::F32, EXPERTS, D),
-        (T::Q4_0, EXPERTS * FF, D),
-        (T::Q8_0, EXPERTS * FF, D),
-        (T::F16, EXPERTS * D, FF),
-        (T::F32, 1, D),
-    ];
-    let sources = shapes.map(|(ty, rows, cols)| Source {
+    let ops = mixture.ops(&rng.floats(M * D), &bias);
+    let sources = mixture.matrices().map(|((ty, rows, cols), _)| Source {
         name: "w".to_owned(),
         ty,
         rows,
         cols,
         bytes: Arc::new(random_blocks(&mut rng, ty, rows * cols)),
     });
-    let (inner, outer) = (USED * FF, USED * D);
-    let widths = [
-        D, EXPERTS, EXPERTS, USED, USED, USED, inner, inner, inner, inner, outer, D, 1, D, D,
-    ];
     let kv = KvShape { head_dim: 8, ..KV };
     let setup = Setup {
         limits: Limits {
@@ -313,7 +273,7 @@ fn programs_take_mixtures() {
         check_pages: true,
         threads: 2,
     };
-    let program = program(ops, &widths, kv);
+    let program = program(ops, &mixture.widths(), kv);
     let mut executor = Executor::new(machine.boxed(), program, &sources, setup, &mut |_, _, _| {})
         .expect("a program that fits");
     // a sequence for each token, so that generated ones are replayed

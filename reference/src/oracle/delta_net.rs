@@ -1,5 +1,5 @@
-//! The gated delta net: each head keeps a matrix from keys to values, lets it fade, and corrects what
-//! it says of each new key.
+//! The gated delta net: each head keeps a matrix from keys to values, lets it fade, and corrects
+//! what it says of each new key.
 
 use super::hparams::State;
 use super::layer::Layer;
@@ -107,8 +107,8 @@ impl Layer<'_, '_> {
         heads.collect()
     }
 
-    /// How the state of each head fades, and how far it is corrected. Some files have one matrix for
-    /// both, whose rows go by heads of keys.
+    /// How the state of each head fades, and how far it is corrected. Some files have one matrix
+    /// for both, whose rows go by heads of keys.
     fn rates(&mut self, state: &State, h: &[f64]) -> Result<[Vec<f64>; 2], Error> {
         let (n_embd, heads) = (self.hp.n_embd, state.heads);
         let both = self.weights.has(&self.name("ssm_ba.weight"));

@@ -25,8 +25,8 @@ const KL_FLOOR: f64 = 1e-6;
 /// Allowed where nothing is rounded but sums in f32, in two orders, and angles in f32.
 const F32_SUMS: f64 = 1e-9;
 
-/// Allowed where llama.cpp takes GELU from a table whose arguments and values are halves: against an
-/// exact one, logits of small models differ by 2e-8 to 4e-7, and tensors inside by up to 1.1e-6.
+/// Allowed where llama.cpp takes GELU from a table whose arguments and values are halves: against
+/// an exact one, logits of small models differ by 2e-8 to 4e-7, and tensors inside by up to 1.1e-6.
 const GELU_OF_HALVES: f64 = 3e-6;
 
 /// What llama.cpp rounds the activations to that meet weights of a type (`vec_dot_type` in its

@@ -1,5 +1,5 @@
-//! WPM tokenizers: llama-tokenize's ids, recorded, of texts in many scripts and of broken ones, with
-//! and without capitals and accents; what is refused; linear time.
+//! WPM tokenizers: llama-tokenize's ids, recorded, of texts in many scripts and of broken ones,
+//! with and without capitals and accents; what is refused; linear time.
 
 use cpu_time::ThreadTime;
 use gguf_rs_lite::{Gguf, OpenOptions, Writer};

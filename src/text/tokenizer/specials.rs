@@ -182,8 +182,8 @@ const ENDS: [&str; 22] = [
 const ALWAYS_SHOWN: [&str; 4] = ["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
 
 impl SpecialTokens {
-    /// Ids given by keys, over the defaults of a tokenizer's model. An id outside the vocabulary is an
-    /// error.
+    /// Ids given by keys, over the defaults of a tokenizer's model. An id outside the vocabulary is
+    /// an error.
     pub(super) fn read(
         gguf: &Gguf,
         vocab: &Vocab,

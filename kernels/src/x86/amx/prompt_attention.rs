@@ -8,8 +8,8 @@
 //! ```
 //! Pages of K lie as `[head_dim][16 positions]` and pages of V as `[16 positions][head_dim]`:
 //! neighbouring rows of either become one row of a B tile. A row's result does not depend on its
-//! neighbours: positions it does not see, beyond its own or before its window, have weight zero, and
-//! spans of 128 are counted from position 0. What no row sees is not read.
+//! neighbours: positions it does not see, beyond its own or before its window, have weight zero,
+//! and spans of 128 are counted from position 0. What no row sees is not read.
 
 use super::tile::{K, Sums, TILE, TileBlock, TileRows, multiply, pair};
 use crate::generic::attention::{Block, PAGE, ROWS, Seen, Stored, last_factors};

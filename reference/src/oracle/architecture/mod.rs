@@ -225,7 +225,8 @@ pub(super) enum Scales {
     Embedding,
     /// Logits by `logit_scale`.
     Logits,
-    /// Embeddings and both branches by keys; logits divided by `logit_scale`, which has to be there.
+    /// Embeddings and both branches by keys; logits divided by `logit_scale`, which has to be
+    /// there.
     Granite,
     /// As Granite, with defaults for all three.
     MiniCpm,
@@ -244,8 +245,8 @@ pub(super) struct Experts {
     pub(super) dense_width: bool,
     /// `exp_probs_b` has to be there.
     pub(super) selection_bias: bool,
-    /// There is a shared expert whose result a gate scales: names of the gate, of its sigmoid and of
-    /// the scaled result.
+    /// There is a shared expert whose result a gate scales: names of the gate, of its sigmoid and
+    /// of the scaled result.
     pub(super) shared_gate: Option<[&'static str; 3]>,
     /// llama.cpp's name for the shared expert's result.
     pub(super) shared_tap: &'static str,

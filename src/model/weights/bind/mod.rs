@@ -1,34 +1,18 @@
 //! Finds each weight of a model in its file, once, and refuses what is missing, misshapen or left
 //! over.
 
+mod blocks;
+mod ends;
+
 use std::collections::HashMap;
 
+pub(crate) use ends::Ends;
 use gguf_rs_lite::{Gguf, TensorInfo, TensorType};
 
-use super::{
-    DenseAndExperts, ExpertBank, Experts, FeedForward, Layer, NormWeights, PerLayer,
-    PerLayerInputs, RopeDivisors, VecId, Vector, WeightId, WeightRef, Weights,
-};
+use super::{Layer, NormWeights, VecId, Vector, WeightId, WeightRef, Weights};
 use crate::Error;
 use crate::arch::Norm;
 use crate::hparams::Hparams;
-use crate::taps;
-
-/// What surrounds the layers.
-pub(crate) struct Ends {
-    pub(crate) token_embd: WeightId,
-    pub(crate) output_norm: NormWeights,
-    pub(crate) output: WeightId,
-    pub(crate) output_bias: Option<VecId>,
-    pub(crate) rope_divisors: RopeDivisors,
-    pub(crate) per_layer_inputs: Option<PerLayerInputs>,
-}
-
-/// A layer's query, key and value projections, separate or cut out of one fused tensor.
-pub(crate) struct Qkv {
-    pub(crate) w: [WeightId; 3],
-    pub(crate) b: [Option<VecId>; 3],
-}
 
 /// Looks tensors up by name, checks them, and remembers which were used.
 pub(crate) struct Binder<'a> {
@@ -205,185 +189,6 @@ impl<'a> Binder<'a> {
         }
     }
 
-    /// Token embedding, final norm and output matrix, which is the embedding if the file has no
-    /// other.
-    pub(crate) fn ends(&mut self) -> Result<Ends, Error> {
-        let (n_embd, n_vocab) = (self.h.n_embd(), self.h.n_vocab());
-        let token_embd = self.matrix("token_embd.weight", n_vocab, n_embd)?;
-        let output_norm = self.norm("output_norm", n_embd, taps::RESULT_NORM)?;
-        let output = self
-            .optional_matrix("output.weight", n_vocab, n_embd)?
-            .unwrap_or(token_embd);
-        Ok(Ends {
-            token_embd,
-            output_norm,
-            output,
-            output_bias: None,
-            rope_divisors: RopeDivisors::default(),
-            per_layer_inputs: None,
-        })
-    }
-
-    /// The same with `rope_freqs.weight`, if the file has it.
-    pub(crate) fn ends_with_rope_freqs(&mut self) -> Result<Ends, Error> {
-        let all = self.rope_divisors("rope_freqs.weight")?;
-        let rope_divisors = RopeDivisors {
-            all,
-            ..RopeDivisors::default()
-        };
-        Ok(Ends {
-            rope_divisors,
-            ..self.ends()?
-        })
-    }
-
-    /// The same, and with what every layer gets of the token beside its input, if it gets something.
-    pub(crate) fn ends_with_per_layer_inputs(&mut self) -> Result<Ends, Error> {
-        let ends = self.ends_with_rope_freqs()?;
-        let (width, n_embd) = (self.h.n_embd_per_layer, self.h.n_embd());
-        if width == 0 {
-            return Ok(ends);
-        }
-        let all = width * self.h.n_layer();
-        Ok(Ends {
-            per_layer_inputs: Some(PerLayerInputs {
-                table: self.matrix("per_layer_token_embd.weight", self.h.n_vocab(), all)?,
-                projection: self.matrix("per_layer_model_proj.weight", all, n_embd)?,
-                norm: self.norm("per_layer_proj_norm", width, taps::PER_LAYER_PROJ)?,
-            }),
-            ..ends
-        })
-    }
-
-    /// What a layer makes of its part of that.
-    pub(crate) fn per_layer(&mut self, l: usize) -> Result<Option<PerLayer>, Error> {
-        let (width, n_embd) = (self.h.n_embd_per_layer, self.h.n_embd());
-        if width == 0 {
-            return Ok(None);
-        }
-        Ok(Some(PerLayer {
-            gate: self.matrix(&blk(l, "inp_gate.weight"), width, n_embd)?,
-            projection: self.matrix(&blk(l, "proj.weight"), n_embd, width)?,
-            norm: self.layer_norm(l, "post_norm", taps::PER_LAYER_EMBD_OUT)?,
-        }))
-    }
-
-    /// The block for all tokens with experts beside it.
-    pub(crate) fn dense_and_experts(
-        &mut self,
-        l: usize,
-        dense: FeedForward,
-    ) -> Result<DenseAndExperts, Error> {
-        let n_embd = self.h.n_embd();
-        // the router reads rows of length 1, times these
-        let scales = self.vector(&blk(l, "ffn_gate_inp.scale"), n_embd)?;
-        let unit = 1.0 / (n_embd as f32).sqrt();
-        let scales = self
-            .values(scales)
-            .iter()
-            .map(|scale| scale * unit)
-            .collect();
-        Ok(DenseAndExperts {
-            dense,
-            dense_post_norm: self.layer_norm(l, "post_ffw_norm_1", taps::FFN_MLP)?,
-            experts: self.experts(l)?,
-            router_norm: self.made_vector("ffn_gate_inp.scale / sqrt(n_embd)", scales),
-            experts_norm: self.layer_norm(l, "pre_ffw_norm_2", taps::FFN_NORM_2)?,
-            experts_post_norm: self.layer_norm(l, "post_ffw_norm_2", taps::FFN_MOE)?,
-        })
-    }
-
-    /// The same with `rope_factors_short.weight` and `rope_factors_long.weight`, both or neither.
-    pub(crate) fn ends_with_rope_factors(&mut self) -> Result<Ends, Error> {
-        const NAMES: [&str; 2] = ["rope_factors_short.weight", "rope_factors_long.weight"];
-        let (short, long) = (self.rope_divisors(NAMES[0])?, self.rope_divisors(NAMES[1])?);
-        for (id, name) in [(short, NAMES[0]), (long, NAMES[1])] {
-            if id.is_none() && short.or(long).is_some() {
-                return Err(self.missing(name, &[self.n_pairs()]));
-            }
-        }
-        Ok(Ends {
-            rope_divisors: RopeDivisors {
-                all: None,
-                short,
-                long,
-            },
-            ..self.ends()?
-        })
-    }
-
-    /// Pairs of a head that turn.
-    fn n_pairs(&self) -> usize {
-        self.h.ropes[0].n_rot.value / 2
-    }
-
-    /// A vector whose values divide angles.
-    fn rope_divisors(&mut self, name: &str) -> Result<Option<VecId>, Error> {
-        let Some(id) = self.optional_vector(name, self.n_pairs())? else {
-            return Ok(None);
-        };
-        let data = &self.vectors[id.0 as usize].data;
-        match data.iter().position(|&x| x <= 0.0) {
-            Some(i) => Err(self.bad_element(name, i, "a divisor above 0", data[i])),
-            None => Ok(Some(id)),
-        }
-    }
-
-    /// The experts of a layer; a bias of the router, and of experts, is optional.
-    pub(crate) fn experts(&mut self, l: usize) -> Result<Experts, Error> {
-        let n_embd = self.h.n_embd();
-        let rules = self
-            .h
-            .experts
-            .expect("read by whoever has layers with experts");
-        let (count, n_ff) = (rules.count, rules.n_ff);
-        let router = self.matrix(&blk(l, "ffn_gate_inp.weight"), count, n_embd)?;
-        let router_bias = self.optional_vector(&blk(l, "ffn_gate_inp.bias"), count)?;
-        let selection_bias = self.optional_vector(&blk(l, "exp_probs_b.bias"), count)?;
-        Ok(Experts {
-            router,
-            router_bias,
-            selection_bias,
-            gate: self.bank(&blk(l, "ffn_gate_exps"), n_ff, n_embd)?,
-            up: self.bank(&blk(l, "ffn_up_exps"), n_ff, n_embd)?,
-            down: self.bank(&blk(l, "ffn_down_exps"), n_embd, n_ff)?,
-            shared: self.shared_expert(l, rules.shared_n_ff)?,
-            shared_tap: taps::FFN_SHEXP,
-            shared_gate: None,
-        })
-    }
-
-    /// A matrix of every expert, in one tensor.
-    fn bank(&mut self, name: &str, rows: usize, cols: usize) -> Result<ExpertBank, Error> {
-        let count = self.h.experts.map_or(0, |rules| rules.count);
-        let (weight, bias) = (format!("{name}.weight"), format!("{name}.bias"));
-        let shape = [cols, rows, count];
-        let found = self.matrix_of(&weight, &shape)?;
-        let bias = match self.take(&bias, &[rows, count])? {
-            Some((_, info)) => Some(self.vector_of(&bias, info)?),
-            None => None,
-        };
-        Ok(ExpertBank {
-            weight: found.ok_or_else(|| self.missing(&weight, &shape))?,
-            bias,
-        })
-    }
-
-    fn shared_expert(&mut self, l: usize, n_ff: usize) -> Result<Option<FeedForward>, Error> {
-        if n_ff == 0 {
-            return Ok(None);
-        }
-        let n_embd = self.h.n_embd();
-        Ok(Some(FeedForward {
-            gate: Some(self.matrix(&blk(l, "ffn_gate_shexp.weight"), n_ff, n_embd)?),
-            gate_bias: None,
-            up: self.matrix(&blk(l, "ffn_up_shexp.weight"), n_ff, n_embd)?,
-            up_bias: None,
-            down: self.matrix(&blk(l, "ffn_down_shexp.weight"), n_embd, n_ff)?,
-            down_bias: None,
-        }))
-    }
-
     /// A norm's weights, or `None` if the file lacks them; a bias may stand beside them where
     /// norms are layer norms.
     pub(crate) fn optional_norm(
@@ -426,102 +231,6 @@ impl<'a> Binder<'a> {
         tap: &'static str,
     ) -> Result<NormWeights, Error> {
         self.norm(&blk(l, name), self.h.n_embd(), tap)
-    }
-
-    /// A feed-forward block with a gate, without biases.
-    pub(crate) fn gated_ffn(&mut self, l: usize) -> Result<FeedForward, Error> {
-        let (n_ff, n_embd) = (self.h.layers[l].n_ff, self.h.n_embd());
-        let gate = self.matrix(&blk(l, "ffn_gate.weight"), n_ff, n_embd)?;
-        Ok(FeedForward {
-            gate: Some(gate),
-            ..self.plain_ffn(l)?
-        })
-    }
-
-    /// A feed-forward block without a gate and without biases.
-    pub(crate) fn plain_ffn(&mut self, l: usize) -> Result<FeedForward, Error> {
-        let (n_ff, n_embd) = (self.h.layers[l].n_ff, self.h.n_embd());
-        Ok(FeedForward {
-            gate: None,
-            gate_bias: None,
-            up: self.matrix(&blk(l, "ffn_up.weight"), n_ff, n_embd)?,
-            up_bias: None,
-            down: self.matrix(&blk(l, "ffn_down.weight"), n_embd, n_ff)?,
-            down_bias: None,
-        })
-    }
-
-    /// The block with those biases that the file has.
-    pub(crate) fn ffn_biases(&mut self, l: usize, ffn: FeedForward) -> Result<FeedForward, Error> {
-        let (n_ff, n_embd) = (self.h.layers[l].n_ff, self.h.n_embd());
-        let gate_bias = match ffn.gate {
-            Some(_) => self.optional_vector(&blk(l, "ffn_gate.bias"), n_ff)?,
-            None => None,
-        };
-        Ok(FeedForward {
-            gate_bias,
-            up_bias: self.optional_vector(&blk(l, "ffn_up.bias"), n_ff)?,
-            down_bias: self.optional_vector(&blk(l, "ffn_down.bias"), n_embd)?,
-            ..ffn
-        })
-    }
-
-    /// A feed-forward block whose `ffn_up` has the gate's rows and then those that are gated.
-    pub(crate) fn fused_ffn(&mut self, l: usize) -> Result<FeedForward, Error> {
-        let (n_ff, n_embd) = (self.h.layers[l].n_ff, self.h.n_embd());
-        let both = self.matrix(&blk(l, "ffn_up.weight"), 2 * n_ff, n_embd)?;
-        let [gate, up] = self.split_matrix(both, [n_ff, n_ff]);
-        Ok(FeedForward {
-            gate: Some(gate),
-            gate_bias: None,
-            up,
-            up_bias: None,
-            down: self.matrix(&blk(l, "ffn_down.weight"), n_embd, n_ff)?,
-            down_bias: None,
-        })
-    }
-
-    /// A layer's Q, K and V: three tensors, or one with the rows of Q, then K, then V. Biases are
-    /// optional.
-    pub(crate) fn qkv(&mut self, l: usize) -> Result<Qkv, Error> {
-        let n_embd = self.h.n_embd();
-        let layer = &self.h.layers[l];
-        let rows = [layer.q_width(), layer.kv_width(), layer.kv_width()];
-        let names = ["attn_q", "attn_k", "attn_v"];
-        let total = rows.iter().sum();
-        let Some(fused) = self.optional_matrix(&blk(l, "attn_qkv.weight"), total, n_embd)? else {
-            let mut qkv = Qkv {
-                w: [WeightId(0); 3],
-                b: [None; 3],
-            };
-            for i in 0..3 {
-                qkv.w[i] =
-                    self.matrix(&blk(l, &format!("{}.weight", names[i])), rows[i], n_embd)?;
-                qkv.b[i] = self.optional_vector(&blk(l, &format!("{}.bias", names[i])), rows[i])?;
-            }
-            return Ok(qkv);
-        };
-        let w = self.split_matrix(fused, rows);
-        if let Some(bias) = self.optional_vector(&blk(l, "attn_qkv.bias"), total)? {
-            return Ok(Qkv {
-                w,
-                b: self.split_vector(bias, rows).map(Some),
-            });
-        }
-        let mut b = [None; 3];
-        for i in 0..3 {
-            b[i] = self.optional_vector(&blk(l, &format!("{}.bias", names[i])), rows[i])?;
-        }
-        // llama.cpp adds separate biases to a fused product only when all three are there, else
-        // silently none
-        if let Some(i) = b
-            .iter()
-            .position(Option::is_none)
-            .filter(|_| b.iter().any(Option::is_some))
-        {
-            return Err(self.missing(&blk(l, &format!("{}.bias", names[i])), &[rows[i]]));
-        }
-        Ok(Qkv { w, b })
     }
 
     fn split_matrix<const N: usize>(&mut self, fused: WeightId, rows: [usize; N]) -> [WeightId; N] {

@@ -1,0 +1,104 @@
+//! What surrounds the layers: embedding, final norm, output, and what divides angles.
+
+use super::Binder;
+use crate::weights::{NormWeights, PerLayerInputs, RopeDivisors, VecId, WeightId};
+use crate::{Error, taps};
+
+/// What surrounds the layers.
+pub(crate) struct Ends {
+    pub(crate) token_embd: WeightId,
+    pub(crate) output_norm: NormWeights,
+    pub(crate) output: WeightId,
+    pub(crate) output_bias: Option<VecId>,
+    pub(crate) rope_divisors: RopeDivisors,
+    pub(crate) per_layer_inputs: Option<PerLayerInputs>,
+}
+
+impl Binder<'_> {
+    /// Token embedding, final norm and output matrix, which is the embedding if the file has no
+    /// other.
+    pub(crate) fn ends(&mut self) -> Result<Ends, Error> {
+        let (n_embd, n_vocab) = (self.h.n_embd(), self.h.n_vocab());
+        let token_embd = self.matrix("token_embd.weight", n_vocab, n_embd)?;
+        let output_norm = self.norm("output_norm", n_embd, taps::RESULT_NORM)?;
+        let output = self
+            .optional_matrix("output.weight", n_vocab, n_embd)?
+            .unwrap_or(token_embd);
+        Ok(Ends {
+            token_embd,
+            output_norm,
+            output,
+            output_bias: None,
+            rope_divisors: RopeDivisors::default(),
+            per_layer_inputs: None,
+        })
+    }
+
+    /// `ends` with `rope_freqs.weight`, if the file has it.
+    pub(crate) fn ends_with_rope_freqs(&mut self) -> Result<Ends, Error> {
+        let all = self.rope_divisors("rope_freqs.weight")?;
+        let rope_divisors = RopeDivisors {
+            all,
+            ..RopeDivisors::default()
+        };
+        Ok(Ends {
+            rope_divisors,
+            ..self.ends()?
+        })
+    }
+
+    /// `ends_with_rope_freqs`, and what every layer gets of the token beside its input, if it gets
+    /// something.
+    pub(crate) fn ends_with_per_layer_inputs(&mut self) -> Result<Ends, Error> {
+        let ends = self.ends_with_rope_freqs()?;
+        let (width, n_embd) = (self.h.n_embd_per_layer, self.h.n_embd());
+        if width == 0 {
+            return Ok(ends);
+        }
+        let all = width * self.h.n_layer();
+        Ok(Ends {
+            per_layer_inputs: Some(PerLayerInputs {
+                table: self.matrix("per_layer_token_embd.weight", self.h.n_vocab(), all)?,
+                projection: self.matrix("per_layer_model_proj.weight", all, n_embd)?,
+                norm: self.norm("per_layer_proj_norm", width, taps::PER_LAYER_PROJ)?,
+            }),
+            ..ends
+        })
+    }
+
+    /// `ends` with `rope_factors_short.weight` and `rope_factors_long.weight`, both or neither.
+    pub(crate) fn ends_with_rope_factors(&mut self) -> Result<Ends, Error> {
+        const NAMES: [&str; 2] = ["rope_factors_short.weight", "rope_factors_long.weight"];
+        let (short, long) = (self.rope_divisors(NAMES[0])?, self.rope_divisors(NAMES[1])?);
+        for (id, name) in [(short, NAMES[0]), (long, NAMES[1])] {
+            if id.is_none() && short.or(long).is_some() {
+                return Err(self.missing(name, &[self.n_pairs()]));
+            }
+        }
+        Ok(Ends {
+            rope_divisors: RopeDivisors {
+                all: None,
+                short,
+                long,
+            },
+            ..self.ends()?
+        })
+    }
+
+    /// Pairs of a head that turn.
+    fn n_pairs(&self) -> usize {
+        self.h.ropes[0].n_rot.value / 2
+    }
+
+    /// A vector whose values divide angles.
+    fn rope_divisors(&mut self, name: &str) -> Result<Option<VecId>, Error> {
+        let Some(id) = self.optional_vector(name, self.n_pairs())? else {
+            return Ok(None);
+        };
+        let data = &self.vectors[id.0 as usize].data;
+        match data.iter().position(|&x| x <= 0.0) {
+            Some(i) => Err(self.bad_element(name, i, "a divisor above 0", data[i])),
+            None => Ok(Some(id)),
+        }
+    }
+}
