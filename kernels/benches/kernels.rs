@@ -21,7 +21,7 @@ use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, Throughput};
 use octavo_kernels::{
     Activation, CacheLayer, Executor, Isa, KvShape, KvStore, KvType, Matrix, Op, Pairing, Pool,
-    Program, Role, Rope, RowSet, Scores, Sequence, Step, ValueShape,
+    Program, Role, Rope, RowSet, Scores, Sequence, StateUse, Step, ValueShape,
     probe::{flops_peak, read_bandwidth},
 };
 use octavo_quant::{TensorType as T, quantize};
@@ -101,6 +101,7 @@ fn step(executor: &mut Executor, store: &mut KvStore, role: Role, start: usize, 
         start,
         tables: &[&table],
         wanted: 0..m,
+        states: StateUse::default(),
     }];
     executor.step(
         &Step {
@@ -374,6 +375,7 @@ fn elementwise(bench: &mut Bench<'_>) {
             slots,
             ropes: vec![rope],
             caches: vec![kv],
+            states: vec![],
             output: 1,
         };
         let executor = Executor::new(

@@ -79,6 +79,27 @@ KERNEL(add, PairParams, THREADS) {
     if (at < p.n) p.out[at] = p.a[at] + p.b[at % p.period];
 }
 
+// a * b
+KERNEL(mul, PairParams, THREADS) {
+    const u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
+    if (at < p.n) p.out[at] = p.a[at] * p.b[at % p.period];
+}
+
+struct MulVectorParams {
+    const float* a;
+    const float* b;  // (period)
+    float* out;
+    u64 n;
+    u32 neighbours;  // of a, for which each value of b is
+    u32 period;
+};
+static_assert(sizeof(MulVectorParams) == 40, "kernels/src/cuda/params.rs has the same");
+
+KERNEL(mul_vector, MulVectorParams, THREADS) {
+    const u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
+    if (at < p.n) p.out[at] = p.a[at] * p.b[at / p.neighbours % p.period];
+}
+
 // a / (1 + e^-a) * b, and the other kinds of gates.
 KERNEL(swiglu, PairParams, THREADS) {
     const u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
@@ -134,6 +155,28 @@ KERNEL(sigmoid, UnaryParams, THREADS) {
     if (at < p.n) p.out[at] = 1.0f / (1.0f + expf(-p.x[at]));
 }
 
+// x / (1 + e^-x)
+KERNEL(silu, UnaryParams, THREADS) {
+    const u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
+    if (at < p.n) p.out[at] = p.x[at] / (1.0f + expf(-p.x[at]));
+}
+
+// ln(1 + e^x), which does not overflow so
+KERNEL(softplus, UnaryParams, THREADS) {
+    const u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
+    if (at >= p.n) return;
+    const float x = p.x[at];
+    p.out[at] = x > 0.0f ? x + log1pf(expf(-x)) : log1pf(expf(x));
+}
+
+// e^x, clamped as on the CPU
+KERNEL(exponential, UnaryParams, THREADS) {
+    const u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
+    if (at >= p.n) return;
+    const float x = p.x[at];
+    p.out[at] = x != x ? x : expf(fmaxf(-87.3f, fminf(88.3f, x)));
+}
+
 struct ScaleByPositionParams {
     const float* x;        // (rows, width)
     const float* factors;  // by position
@@ -152,19 +195,20 @@ KERNEL(scale_by_position, ScaleByPositionParams, THREADS) {
 }
 
 struct SliceParams {
-    const float* x;  // (rows, width)
-    float* out;      // (rows, part)
-    u32 rows;
-    u32 width;
+    const float* x;  // (rows, width), which is whole pieces of `each`
+    float* out;      // (rows, width / each * part)
+    u64 n;           // values of out
+    u32 each;
     u32 from;
     u32 part;
+    u32 unused;
 };
-static_assert(sizeof(SliceParams) == 32, "kernels/src/cuda/params.rs has the same");
+static_assert(sizeof(SliceParams) == 40, "kernels/src/cuda/params.rs has the same");
 
+// Rows are whole pieces, so that their pieces follow each other through all of them.
 KERNEL(slice, SliceParams, THREADS) {
     const u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
-    if (at >= static_cast<u64>(p.rows) * p.part) return;
-    p.out[at] = p.x[at / p.part * p.width + p.from + at % p.part];
+    if (at < p.n) p.out[at] = p.x[at / p.part * p.each + p.from + at % p.part];
 }
 
 struct SelectParams {

@@ -360,8 +360,12 @@ fn only_products(program: &Program, slot: Slot, from: usize) -> Option<Vec<usize
             | Op::KvWrite { .. }
             | Op::Unary { .. }
             | Op::ScaleByPosition { .. }
+            | Op::MulVector { .. }
             | Op::Slice { .. }
+            | Op::CausalConv { .. }
+            | Op::LinearAttention { .. }
             | Op::Add { .. }
+            | Op::Mul { .. }
             | Op::SelectRows { .. }
             | Op::Softmax { .. }
             | Op::TopK { .. }

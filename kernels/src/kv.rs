@@ -1,6 +1,8 @@
-//! Storage of keys and values in pages of 16 positions. Who owns which page is decided elsewhere.
+//! Storage of keys and values in pages of 16 positions, and of what recurrent layers keep. Who owns
+//! which page or state is decided elsewhere.
 
-use crate::memory::{Memory, Size};
+use crate::memory::{Memory, NoMemory, Size};
+use crate::state::{StateStore, States};
 use memmap2::MmapRaw;
 use std::fmt;
 use std::str::FromStr;
@@ -127,6 +129,7 @@ impl KvShape {
 pub struct KvStore {
     pub(crate) groups: Vec<KvGroup>,
     pub(crate) n_pages: usize,
+    states: StateStore,
     /// Shared by all [`KvPages`] of this store.
     users: Arc<()>,
 }
@@ -206,13 +209,31 @@ impl KvStore {
         Ok(KvStore {
             groups: groups.ok_or_else(too_large)?,
             n_pages,
+            states: StateStore::default(),
             users: Arc::new(()),
         })
     }
 
-    /// Whether it was made for groups of these shapes.
-    pub(crate) fn is_of(&self, shapes: &[KvShape]) -> bool {
-        self.groups.iter().map(|group| &group.shape).eq(shapes)
+    /// With room for so many states of parts of these lengths.
+    ///
+    /// # Errors
+    /// If the system does not have that much memory.
+    pub fn with_states(self, parts: &[usize], slots: usize) -> Result<KvStore, NoMemory> {
+        Ok(KvStore {
+            states: StateStore::new(parts, slots)?,
+            ..self
+        })
+    }
+
+    /// Whether it was made for groups of these shapes, and states of these parts.
+    pub(crate) fn is_of(&self, shapes: &[KvShape], parts: &[usize]) -> bool {
+        let groups = self.groups.iter().map(|group| &group.shape);
+        groups.eq(shapes) && self.states.is_of(parts)
+    }
+
+    /// States that there is room for.
+    pub fn n_states(&self) -> usize {
+        self.states.slots
     }
 
     /// Groups of layers.
@@ -259,6 +280,7 @@ impl KvStore {
         };
         KvPages {
             groups: self.groups.iter_mut().map(pages).collect(),
+            states: self.states.shared(),
             _user: self.users.clone(),
         }
     }
@@ -267,6 +289,7 @@ impl KvStore {
 /// All groups of a [`KvStore`], whose memory stays for as long as this does.
 pub(crate) struct KvPages {
     groups: Vec<GroupPages>,
+    pub(crate) states: States,
     _user: Arc<()>,
 }
 

@@ -33,6 +33,7 @@ mod program;
 mod rope;
 mod simd;
 mod stamp;
+mod state;
 mod table;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -45,9 +46,12 @@ pub use kv::{KvShape, KvStore, KvTooLarge, KvType, PAGE_POSITIONS};
 pub use matrix::{Matrix, MatrixError, kernel_name};
 pub use memory::{NoMemory, room, share_heap, trim, with_memory};
 pub use op::{
-    Activation, CacheLayer, CacheShape, Function, MatrixShape, Op, RowSet, Scores, ShapeError,
-    Shapes, TopGroups, Translate, Translated, ValueShape,
+    Activation, CacheLayer, CacheShape, Function, KeyHeads, MatrixShape, Op, Recurrence, RowSet,
+    STATE_LANES, Scores, ShapeError, Shapes, TopGroups, Translate, Translated, ValueShape,
+    matrix_state,
 };
 pub use pool::Pool;
-pub use program::{Instruction, Program, ProgramOp, Role, RowTable, Sequence, Slot, Step};
+pub use program::{
+    Instruction, Program, ProgramOp, Role, RowTable, Sequence, Slot, StateUse, StateWrite, Step,
+};
 pub use rope::{Pairing, Rope};

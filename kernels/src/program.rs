@@ -82,6 +82,9 @@ impl Instruction {
         match self.op {
             Op::Rope { .. } => all.push(Resource::Angles),
             Op::Attention { cache, .. } => all.push(Resource::Kv(cache)),
+            Op::CausalConv { state, .. } | Op::LinearAttention { state, .. } => {
+                all.push(Resource::State(state));
+            }
             _ => {}
         }
         all
@@ -91,6 +94,9 @@ impl Instruction {
     pub(crate) fn writes(&self) -> Vec<Resource> {
         match self.op {
             Op::KvWrite { cache, .. } => vec![Resource::Kv(cache)],
+            Op::CausalConv { state, .. } | Op::LinearAttention { state, .. } => {
+                vec![Resource::Slot(self.result()), Resource::State(state)]
+            }
             _ => self.out.map(Resource::Slot).into_iter().collect(),
         }
     }
@@ -103,6 +109,8 @@ pub(crate) enum Resource {
     Slot(Slot),
     /// Keys and values of a layer.
     Kv(CacheLayer),
+    /// A part of the sequences' states.
+    State(usize),
     /// The input of products as integers, of which there is room for two.
     Codes(usize),
     /// The input of products in tiles of any form.
@@ -111,6 +119,13 @@ pub(crate) enum Resource {
     Pieces,
     /// Cosines and sines.
     Angles,
+}
+
+impl Resource {
+    /// Whether it outlives the step.
+    pub(crate) fn is_kept(self) -> bool {
+        matches!(self, Resource::Kv(_) | Resource::State(_))
+    }
 }
 
 /// A compiled model, without the weights of its products: whoever executes it has them in a layout
@@ -124,6 +139,8 @@ pub struct Program {
     pub ropes: Vec<Rope>,
     /// Groups of the cache's layers; a [`CacheLayer`] names one.
     pub caches: Vec<KvShape>,
+    /// Floats of each part of a sequence's state; operations name them by number.
+    pub states: Vec<usize>,
     /// The slot that holds the outputs: the logits, or what another program goes on with.
     pub output: Slot,
 }
@@ -261,6 +278,9 @@ impl Program {
             _ => None,
         });
         let windows = self.widest_windows();
+        if !self.states.is_empty() {
+            check_states(step);
+        }
         let (mut rows, mut wanted) = (Vec::new(), Vec::new());
         for (seq, s) in step.seqs.iter().enumerate() {
             let end = s.start + s.tokens.len();
@@ -308,6 +328,37 @@ impl Program {
     }
 }
 
+/// Whether the states of a step are in order.
+///
+/// # Panics
+/// If they are not: a bug in whoever made the step.
+fn check_states(step: &Step<'_>) {
+    let (mut read, mut written) = (Vec::new(), Vec::new());
+    for s in step.seqs {
+        let StateUse { from, to } = s.states;
+        assert_eq!(
+            from.is_some(),
+            s.start > 0,
+            "there is a state exactly where there are tokens"
+        );
+        assert!(
+            to.windows(2).all(|w| w[0].after < w[1].after)
+                && to.first().is_some_and(|first| first.after > 0)
+                && to.last().is_some_and(|last| last.after == s.tokens.len()),
+            "states in order, the last after all tokens"
+        );
+        read.extend(from);
+        written.extend(to.iter().map(|write| write.slot));
+    }
+    let all = written.len();
+    written.sort_unstable();
+    written.dedup();
+    assert!(
+        written.len() == all && read.iter().all(|slot| written.binary_search(slot).is_err()),
+        "a state written over another of the step"
+    );
+}
+
 /// What an operation's shape follows from in a program.
 struct Operands<'a> {
     program: &'a Program,
@@ -344,6 +395,10 @@ impl Shapes<Slot, usize, Arc<[f32]>, RowTable> for Operands<'_> {
         Some(rope.frequencies.len())
     }
 
+    fn state(&self, state: usize) -> Option<usize> {
+        self.program.states.get(state).copied()
+    }
+
     fn cache(&self, group: usize) -> Option<CacheShape> {
         let kv = self.program.caches.get(group)?;
         Some(CacheShape {
@@ -376,6 +431,27 @@ pub struct Sequence<'a> {
     pub tables: &'a [&'a [u32]],
     /// Which of `tokens` need outputs.
     pub wanted: Range<usize>,
+    /// Where its state is, for programs that keep one.
+    pub states: StateUse<'a>,
+}
+
+/// Where a sequence's state stands before a step, and where it goes. A state is written once and
+/// never changed, so that a step can be taken again, and others can go on from it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StateUse<'a> {
+    /// The slot with what the tokens before the step have left; none where there are no tokens.
+    pub from: Option<u32>,
+    /// In order, the last after all tokens.
+    pub to: &'a [StateWrite],
+}
+
+/// A state that is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateWrite {
+    /// After so many tokens of the step.
+    pub after: usize,
+    /// Where it goes. No other sequence of the step reads or writes there.
+    pub slot: u32,
 }
 
 /// One step: new tokens of some sequences, all of one role.

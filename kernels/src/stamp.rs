@@ -9,9 +9,9 @@ pub(crate) mod prelude {
     pub(crate) use crate::act::{ActRow, Form};
     pub(crate) use crate::formats::floats::{BF16, F16, F32};
     pub(crate) use crate::formats::{self, Blocks, Float, Format, Visitor};
-    pub(crate) use crate::generic::elementwise::Activate;
+    pub(crate) use crate::generic::elementwise::{Activate, Combine};
     pub(crate) use crate::generic::{
-        attention, batch, elementwise, gemm, gemv, pairs, probe, routing,
+        attention, batch, elementwise, gemm, gemv, pairs, probe, recurrence, routing,
     };
     pub(crate) use crate::kv::KvType;
     pub(crate) use crate::op::{Activation, Function};
@@ -213,9 +213,19 @@ macro_rules! instantiate {
                 unsafe { elementwise::gate::<$simd, A>(rows) }
             }
             $(#[target_feature($(enable = $feature),+)])?
-            unsafe fn add(rows: &elementwise::Operands) {
+            unsafe fn combine<C: Combine>(rows: &elementwise::Operands) {
                 // SAFETY: as gemv.
-                unsafe { elementwise::add::<$simd>(rows) }
+                unsafe { elementwise::combine::<$simd, C>(rows) }
+            }
+            $(#[target_feature($(enable = $feature),+)])?
+            unsafe fn convolve(columns: &recurrence::Columns) {
+                // SAFETY: as gemv.
+                unsafe { recurrence::convolve::<$simd>(columns) }
+            }
+            $(#[target_feature($(enable = $feature),+)])?
+            unsafe fn linear_attention(lanes: &recurrence::Lanes) {
+                // SAFETY: as gemv.
+                unsafe { recurrence::linear_attention::<$simd>(lanes) }
             }
             $(#[target_feature($(enable = $feature),+)])?
             unsafe fn softmax(x: *const f32, n: usize, y: *mut f32) {
@@ -344,7 +354,10 @@ macro_rules! instantiate {
                     Activation::Gelu => gate::<elementwise::Gelu>,
                     Activation::SwigluOai => gate::<elementwise::SwigluOai>,
                 },
-                add,
+                add: combine::<elementwise::Sum>,
+                mul: combine::<elementwise::Product>,
+                convolve,
+                linear_attention,
                 softmax,
                 weighted_sum,
                 to_f16,

@@ -4,7 +4,7 @@
 use crate::act::{ActRow, Form};
 use crate::formats::Blocks;
 use crate::generic::batch::BatchKernels;
-use crate::generic::{attention, elementwise, gemm, routing};
+use crate::generic::{attention, elementwise, gemm, recurrence, routing};
 use crate::kv::KvType;
 use crate::op::{Activation, Function};
 use octavo_quant::TensorType;
@@ -155,6 +155,9 @@ pub(crate) struct Table {
     /// Of an activation.
     pub(crate) gate: fn(Activation) -> unsafe fn(&elementwise::Operands),
     pub(crate) add: unsafe fn(&elementwise::Operands),
+    pub(crate) mul: unsafe fn(&elementwise::Operands),
+    pub(crate) convolve: unsafe fn(&recurrence::Columns),
+    pub(crate) linear_attention: unsafe fn(&recurrence::Lanes),
     pub(crate) softmax: unsafe fn(*const f32, usize, *mut f32),
     pub(crate) weighted_sum: unsafe fn(&routing::Parts),
     pub(crate) to_f16: unsafe fn(*const f32, usize, *mut u16),

@@ -4,7 +4,7 @@
 use crate::common::{KV, Rng, embed, f32_bytes, program};
 use octavo_kernels::{
     CacheLayer, Executor, Isa, KvShape, KvStore, KvType, Matrix, Op, Pairing, Pool, Program, Role,
-    Rope, RowSet, RowTable, Scores, Sequence, Step, ValueShape,
+    Rope, RowSet, RowTable, Scores, Sequence, StateUse, Step, ValueShape,
 };
 use octavo_quant::TensorType;
 use std::sync::Arc;
@@ -88,6 +88,7 @@ fn executor(c: Case, q: &[f32], k: &[f32], v: &[f32], tokens: usize) -> Executor
         slots,
         ropes: vec![rope],
         caches: vec![kv],
+        states: vec![],
         output: 3,
     };
     let mut pool = Pool::new(c.threads).expect("threads");
@@ -146,6 +147,7 @@ fn run_together(
             start: at,
             tables: &[&table],
             wanted: 0..len,
+            states: StateUse::default(),
         }];
         all.extend_from_slice(executor.step(
             &Step {
@@ -466,6 +468,7 @@ fn copied_pages_hold_the_same_keys_and_values() {
         start: 0,
         tables: &[&[0, 1]],
         wanted: 0..0,
+        states: StateUse::default(),
     }];
     executor.step(
         &Step {
@@ -483,6 +486,7 @@ fn copied_pages_hold_the_same_keys_and_values() {
         start: 16,
         tables: &[&[0, 1]],
         wanted: 0..0,
+        states: StateUse::default(),
     }];
     executor.step(
         &Step {
@@ -498,6 +502,7 @@ fn copied_pages_hold_the_same_keys_and_values() {
         start: 18,
         tables: &[&[0, 3]],
         wanted: 0..2,
+        states: StateUse::default(),
     }];
     let y = executor.step(
         &Step {

@@ -1,7 +1,7 @@
 //! Functions of single values against f64, on every instruction set, in any division among threads.
 
 use crate::common::{KV, Rng, embed, program, run};
-use octavo_kernels::{Activation, Executor, Function, Isa, Op, Pool, Role};
+use octavo_kernels::{Activation, Executor, Function, Instruction, Isa, Op, Pool, Role};
 
 /// The results for rows of `x`, by `threads` threads of `isa`.
 fn applied(isa: Isa, f: Function, x: &[f32], width: usize, threads: usize, role: Role) -> Vec<f32> {
@@ -96,6 +96,19 @@ fn expected(f: Function, x: f64) -> (f64, f64) {
             let y = 1.0 / (1.0 + (-x).exp());
             (y, y * over_one_and_exp(-x, 0.0))
         }
+        Function::Silu => {
+            let y = x / (1.0 + (-x).exp());
+            (y, y.abs() * over_one_and_exp(-x, 0.0))
+        }
+        // the exponential and its logarithm lose some units of what they add, and the sum one
+        Function::Softplus => {
+            let y = x.max(0.0) + (-x.abs()).exp().ln_1p();
+            (y, 4.0 * U * y + 4.0 * U * (-x.abs()).exp().ln_1p())
+        }
+        Function::Exp => {
+            let y = x.clamp(f64::from(-87.3f32), f64::from(88.3f32)).exp();
+            (y, 4.0 * U * y)
+        }
         Function::Gelu => {
             let z = -2.0 * (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
             let y = x / (1.0 + z.exp());
@@ -112,6 +125,9 @@ fn functions_match_f64() {
         Function::Scale(0.3),
         Function::SquaredRelu,
         Function::Sigmoid,
+        Function::Silu,
+        Function::Softplus,
+        Function::Exp,
         Function::Gelu,
     ] {
         for (m, width) in [(1, 1), (3, 31), (2, 64), (5, 257), (16, 1000)] {
@@ -144,6 +160,8 @@ fn functions_hold_at_the_ends() {
         let of = |f| applied(isa, f, &x, x.len(), 1, Role::Prompt);
         for (f, expected) in [
             (Function::Sigmoid, [0.0, 0.0, 0.5, 1.0]),
+            (Function::Silu, [0.0, 0.0, 0.0, 200.0]),
+            (Function::Softplus, [0.0, 0.0, 2f32.ln(), 200.0]),
             (Function::Gelu, [0.0, 0.0, 0.0, 200.0]),
             (Function::SquaredRelu, [0.0, 0.0, 0.0, 40_000.0]),
         ] {
@@ -319,22 +337,30 @@ fn results_are_as_wide_as_their_input() {
 fn slices_are_values_of_rows() {
     let (m, width) = (7, 50);
     let x = Rng(22).floats(m * width);
-    for (from, part) in [(0, 50), (0, 1), (49, 1), (13, 20)] {
+    for (each, from, part) in [
+        (50, 0, 50),
+        (50, 0, 1),
+        (50, 49, 1),
+        (50, 13, 20),
+        (10, 7, 3),
+        (25, 0, 24),
+    ] {
         for isa in Isa::available() {
             for threads in [1, 3] {
                 let op = Op::Slice {
                     x: 0,
+                    each,
                     from,
                     width: part,
                 };
                 let ops = vec![embed(m, width, &x, 0), op.to(1)];
                 let pool = Pool::new(threads).expect("threads");
-                let program = program(ops, &[width, part], KV);
+                let program = program(ops, &[width, width / each * part], KV);
                 let mut executor = Executor::new(isa, program, Vec::new(), pool);
                 let got = run(&mut executor, KV, Role::Prompt, m);
-                let rows = x.chunks(width);
-                let expected: Vec<f32> = rows
-                    .flat_map(|row| &row[from..from + part])
+                let pieces = x.chunks(each);
+                let expected: Vec<f32> = pieces
+                    .flat_map(|piece| &piece[from..from + part])
                     .copied()
                     .collect();
                 assert_eq!(got, expected, "{isa}: {part} values from {from} on");
@@ -348,10 +374,52 @@ fn slices_are_values_of_rows() {
 fn a_slice_ends_in_its_row() {
     let slice = Op::Slice {
         x: 0,
+        each: 4,
         from: 2,
         width: 3,
     };
     let ops = vec![embed(1, 4, &[0.0; 4], 0), slice.to(1)];
     let pool = Pool::new(1).expect("threads");
     Executor::new(Isa::Scalar, program(ops, &[4, 3], KV), Vec::new(), pool);
+}
+
+#[test]
+fn products_of_values_are_rounded_once() {
+    let mut rng = Rng(23);
+    for (m, width) in [(1, 3), (5, 64), (3, 257)] {
+        let (x, by) = (rng.floats(m * width), rng.floats(width));
+        let one = |y: f32, i: usize| y * by[i % width];
+        let expected: Vec<f32> = x.iter().enumerate().map(|(i, y)| one(*y, i)).collect();
+        let squares: Vec<f32> = x.iter().map(|x| x * x).collect();
+        for isa in Isa::available() {
+            for threads in [1, 3] {
+                let of = |op: Instruction| {
+                    let ops = vec![embed(m, width, &x, 0), op];
+                    let pool = Pool::new(threads).expect("threads");
+                    let program = program(ops, &[width, width], KV);
+                    let mut executor = Executor::new(isa, program, Vec::new(), pool);
+                    run(&mut executor, KV, Role::Prompt, m)
+                };
+                let by = by.clone().into();
+                let got = of(Op::MulVector { x: 0, by }.to(1));
+                assert!(got == expected, "{isa}: {m} rows of {width}");
+                assert!(of(Op::Mul { a: 0, b: 0 }.to(1)) == squares, "{isa}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_factor_is_for_its_neighbours() {
+    let x = Rng(24).floats(2 * 12);
+    let by = vec![2.0, -0.5, 0.25];
+    let expected: Vec<f32> = (0..24).map(|i| x[i] * by[i % 12 / 4]).collect();
+    for isa in Isa::available() {
+        let by = by.clone().into();
+        let ops = vec![embed(2, 12, &x, 0), Op::MulVector { x: 0, by }.to(1)];
+        let program = program(ops, &[12, 12], KV);
+        let pool = Pool::new(2).expect("threads");
+        let mut executor = Executor::new(isa, program, Vec::new(), pool);
+        assert_eq!(run(&mut executor, KV, Role::Prompt, 2), expected, "{isa}");
+    }
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use crate::common::{KV, Rng, embed, f32_bytes, product, program, random_blocks};
 use octavo_kernels::{
-    Activation, Executor, Instruction, Isa, KvStore, Matrix, Op, Pool, Role, Sequence, Step,
-    TopGroups,
+    Activation, Executor, Instruction, Isa, KvStore, Matrix, Op, Pool, Role, Sequence, StateUse,
+    Step, TopGroups,
 };
 use octavo_quant::TensorType as T;
 
@@ -22,6 +22,7 @@ fn run(executor: &mut Executor, role: Role, tokens: &[u32], seen: Option<&mut us
         start: 0,
         tables: &[&table],
         wanted: 0..tokens.len(),
+        states: StateUse::default(),
     }];
     let step = Step {
         role,
@@ -782,6 +783,9 @@ fn shapes_that_do_not_fit_are_refused() {
             None
         }
         fn cache(&self, _: usize) -> Option<CacheShape> {
+            None
+        }
+        fn state(&self, _: usize) -> Option<usize> {
             None
         }
     }

@@ -4,7 +4,9 @@
 //! others. Without Miri it takes a moment.
 
 use crate::common::layers::Layers;
-use octavo_kernels::{Executor, Isa, KvShape, KvStore, KvType, Pool, Role, Sequence, Step};
+use octavo_kernels::{
+    Executor, Isa, KvShape, KvStore, KvType, Pool, Role, Sequence, StateUse, Step,
+};
 use octavo_quant::TensorType as T;
 
 /// Rows of the table of embeddings: Miri takes ten microseconds for a call, so that all is as small
@@ -68,6 +70,7 @@ fn timeline(executor: &mut Executor, kv: KvShape, tapped: bool) -> (Vec<u32>, us
             start: 14,
             tables: &[&one],
             wanted: 1..3,
+            states: StateUse::default(),
         }],
     );
     let first = Sequence {
@@ -75,12 +78,14 @@ fn timeline(executor: &mut Executor, kv: KvShape, tapped: bool) -> (Vec<u32>, us
         start: 17,
         tables: &[&one],
         wanted: 0..1,
+        states: StateUse::default(),
     };
     let second = Sequence {
         tokens: &[1],
         start: 0,
         tables: &[&two],
         wanted: 0..1,
+        states: StateUse::default(),
     };
     step(Role::Generated, &[first, second]);
     (bits, seen)

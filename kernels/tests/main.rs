@@ -10,5 +10,6 @@ mod elementwise;
 mod experts;
 mod layer;
 mod matmul;
+mod recurrence;
 mod team_model;
 mod unreliable;

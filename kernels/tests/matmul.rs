@@ -6,7 +6,8 @@ use crate::common::{
 };
 use octavo_fixtures::{Lacks, skip};
 use octavo_kernels::{
-    Executor, Isa, KvStore, Matrix, Op, Pool, Role, Sequence, Step, has_minimum, packed_types,
+    Executor, Isa, KvStore, Matrix, Op, Pool, Role, Sequence, StateUse, Step, has_minimum,
+    packed_types,
 };
 use octavo_quant::TensorType as T;
 use std::sync::Arc;
@@ -384,6 +385,7 @@ fn rows_of_outputs_are_divided_among_threads() {
             start: 0,
             tables: &[&table],
             wanted: 0..tokens,
+            states: StateUse::default(),
         }];
         let step = Step {
             role: Role::Generated,

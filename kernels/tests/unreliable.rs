@@ -2,7 +2,9 @@
 //! result: two layers of a model, prompts and generated tokens, every instruction set.
 
 use crate::common::layers::Layers;
-use octavo_kernels::{Executor, Isa, KvShape, KvStore, KvType, Pool, Role, Sequence, Step};
+use octavo_kernels::{
+    Executor, Isa, KvShape, KvStore, KvType, Pool, Role, Sequence, StateUse, Step,
+};
 use octavo_quant::TensorType as T;
 
 const TOKENS: usize = 64;
@@ -44,6 +46,7 @@ fn timeline(executor: &mut Executor) -> Vec<u32> {
             start,
             tables: &[&table],
             wanted: n - 1..n,
+            states: StateUse::default(),
         }];
         let out = executor.step(
             &Step {
@@ -72,6 +75,7 @@ fn timeline(executor: &mut Executor) -> Vec<u32> {
             start,
             tables,
             wanted: 0..1,
+            states: StateUse::default(),
         };
         let (long, table): ([&[u32]; 1], [&[u32]; 1]) = ([&long], [&table]);
         let seqs = [

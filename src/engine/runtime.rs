@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use octavo_kernels::{Role, Sequence, Step};
+use octavo_kernels::{Role, Sequence, StateUse, Step};
 
 use crate::Error;
 use crate::backend::{Executable, TapSink, TapView};
@@ -122,6 +122,7 @@ impl Runtime {
                 start: entries[i].timeline.len(),
                 tables: &tables[i],
                 wanted: entries[i].wanted.clone(),
+                states: StateUse::default(),
             })
             .collect();
         if seqs.is_empty() {

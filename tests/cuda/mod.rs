@@ -176,6 +176,7 @@ impl Sequences {
                 start: *start,
                 tables,
                 wanted: 0..tokens.len(),
+                states: StateUse::default(),
             })
             .collect();
         let logits = executable

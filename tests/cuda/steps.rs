@@ -154,6 +154,7 @@ fn a_stale_block_table_is_seen_at_the_first_new_page() {
                 start: i,
                 tables: &[table],
                 wanted: 0..1,
+                states: StateUse::default(),
             }];
             match cuda.step(
                 &Step {
@@ -208,6 +209,7 @@ fn what_is_done_together_changes_no_number() {
                 start: 0,
                 tables: &tables[s],
                 wanted: 0..1,
+                states: StateUse::default(),
             };
             let seqs: Vec<Sequence<'_>> = (0..n).map(one).collect();
             let step = Step {
@@ -255,6 +257,7 @@ fn the_largest_logit_is_found_where_it_is() {
                     start: at,
                     tables: &tables[s],
                     wanted: wanted.clone(),
+                    states: StateUse::default(),
                 };
                 let seqs: Vec<Sequence<'_>> = (0..n).map(one).collect();
                 let step = Step {

@@ -110,6 +110,7 @@ fn taps_of_both_parts_come_in_the_order_of_the_graph() {
             start: 0,
             tables: &[&[0]],
             wanted: 3..5,
+            states: StateUse::default(),
         }];
         let mut tap = |view: &TapView<'_>| {
             assert_eq!(view.data.len(), view.rows * view.width, "{}", view.tap);
@@ -223,6 +224,7 @@ fn rows_that_are_not_wanted_are_cached() {
             start: first,
             tables: &[&[0, 1]],
             wanted,
+            states: StateUse::default(),
         }];
         split
             .step(

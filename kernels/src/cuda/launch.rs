@@ -8,8 +8,8 @@ use super::modules::Module;
 use super::pack::{STRIP, UNIT, kernels_of};
 use super::params::{
     Argmax, Arrange, Attention, Embed, ExpertBias, ExpertGemv, Gather, Gemm, Gemv, Heads, KvWrite,
-    Norm, Normalize, Pair, Params, Peak, Rope, ScaleByPosition, Select, Slice, Softmax, TopK,
-    Unary, WeightedSum,
+    MulVector, Norm, Normalize, Pair, Params, Peak, Rope, ScaleByPosition, Select, Slice, Softmax,
+    TopK, Unary, WeightedSum,
 };
 use crate::kv::KvType;
 use crate::op::{Activation, Function};
@@ -110,6 +110,16 @@ pub fn add(p: &Pair) -> Launch {
     launch(Module::Rows, "add", [blocks(p.n, 256), 1, 1], 256, p)
 }
 
+/// `a * b`.
+pub fn mul(p: &Pair) -> Launch {
+    launch(Module::Rows, "mul", [blocks(p.n, 256), 1, 1], 256, p)
+}
+
+/// `a * b`, where each value of `b` is for neighbours.
+pub fn mul_vector(p: &MulVector) -> Launch {
+    launch(Module::Rows, "mul_vector", [blocks(p.n, 256), 1, 1], 256, p)
+}
+
 /// `f` of `n` values.
 pub fn unary(f: Function, x: Ptr, out: Ptr, n: u64) -> Launch {
     let (name, parameter) = match f {
@@ -118,6 +128,9 @@ pub fn unary(f: Function, x: Ptr, out: Ptr, n: u64) -> Launch {
         Function::Gelu => ("gelu_tanh", 0.0),
         Function::SquaredRelu => ("squared_relu", 0.0),
         Function::Sigmoid => ("sigmoid", 0.0),
+        Function::Silu => ("silu", 0.0),
+        Function::Softplus => ("softplus", 0.0),
+        Function::Exp => ("exponential", 0.0),
     };
     let p = Unary {
         x,
@@ -148,10 +161,9 @@ pub(super) fn gate_of_gemv(act: Activation) -> u32 {
     }
 }
 
-/// Keeps some values of every row.
+/// Keeps some of every so many values.
 pub fn slice(p: &Slice) -> Launch {
-    let n = u64::from(p.rows) * u64::from(p.part);
-    launch(Module::Rows, "slice", [blocks(n, 256), 1, 1], 256, p)
+    launch(Module::Rows, "slice", [blocks(p.n, 256), 1, 1], 256, p)
 }
 
 /// Keeps rows by number.

@@ -125,6 +125,9 @@ pub enum Error {
     /// Heads without kernels.
     #[error("attention heads of {0} values: expected a multiple of 8, at most 256, on a GPU")]
     HeadDim(usize),
+    /// A model that keeps states from token to token.
+    #[error("recurrent layers: expected a model that looks back with attention alone")]
+    States,
     /// A block table without a page that a step needs, as kernels saw it: a bug.
     #[error(
         "sequence {sequence}, position {position}: the block table on the GPU lacks one of its pages"

@@ -87,7 +87,9 @@ params! {
         x: Ptr, factors: Ptr, positions: Ptr, out: Ptr, rows: u32, width: u32,
     }
     /// `rows.cu`.
-    Slice, 32 { x: Ptr, out: Ptr, rows: u32, width: u32, from: u32, part: u32 }
+    Slice, 40 { x: Ptr, out: Ptr, n: u64, each: u32, from: u32, part: u32, unused: u32 }
+    /// `rows.cu`.
+    MulVector, 40 { a: Ptr, b: Ptr, out: Ptr, n: u64, neighbours: u32, period: u32 }
     /// `rows.cu`.
     Select, 32 { x: Ptr, wanted: Ptr, out: Ptr, rows: u32, width: u32 }
     /// `rows.cu`.

@@ -356,9 +356,9 @@ impl Arenas {
                     Resource::Angles => copy(from.angles, to.angles, values),
                     Resource::Codes(i) => to.codes[i].copy_from(&from.codes[i], values / ACT_GROUP),
                     Resource::Tiles => copy(from.tiles, to.tiles, values),
-                    // pieces are joined in the section that makes them; the cache is the same in
-                    // all places
-                    Resource::Pieces | Resource::Kv(_) => {}
+                    // pieces are joined in the section that makes them; the cache and states are
+                    // the same in all places
+                    Resource::Pieces | Resource::Kv(_) | Resource::State(_) => {}
                 }
             }
         }

@@ -9,7 +9,8 @@ use super::model::Model;
 use super::part::Part;
 use super::plan::Section;
 use super::scratch::Scratches;
-use super::{KvPages, Member, PAGE, Resource, Row, Slot, TapFn, Work};
+use super::{KvPages, Member, PAGE, Resource, Row, Sequence, Slot, Step, TapFn, Work};
+use crate::program::StateWrite;
 
 /// A step, as long as any thread is at it.
 pub(super) struct Frame {
@@ -26,8 +27,37 @@ pub(super) struct Frame {
     pub(super) tables: Vec<Vec<Vec<u32>>>,
     /// Positions of the sequences at the end of the step.
     pub(super) ends: Vec<usize>,
+    /// Of programs that keep states: the sequences' rows, and where their states are.
+    pub(super) spans: Vec<Span>,
     /// What [`Op::Input`] gives.
     pub(super) input: Vec<f32>,
+}
+
+/// The rows of a sequence in a step, and where its state is.
+pub(super) struct Span {
+    pub(super) first: usize,
+    pub(super) rows: usize,
+    /// See [`StateUse`](crate::StateUse).
+    pub(super) from: Option<u32>,
+    pub(super) to: Vec<StateWrite>,
+}
+
+impl Span {
+    /// Those of a step.
+    pub(super) fn all(step: &Step<'_>) -> Vec<Span> {
+        let mut first = 0;
+        let span = |s: &Sequence<'_>| {
+            let span = Span {
+                first,
+                rows: s.tokens.len(),
+                from: s.states.from,
+                to: s.states.to.to_vec(),
+            };
+            first += span.rows;
+            span
+        };
+        step.seqs.iter().map(span).collect()
+    }
 }
 
 impl Frame {

@@ -30,6 +30,7 @@ mod matmul;
 mod model;
 mod part;
 mod plan;
+mod recurrent;
 mod rows;
 mod scratch;
 
@@ -51,7 +52,7 @@ use crate::table::{ActivationForm, Gemv, MAX_R, MatrixUnit, Table};
 use arena::{Arenas, Extent, MAX_TILE};
 use epilogue::Epilogue;
 use experts::Experts;
-use frame::Frame;
+use frame::{Frame, Span};
 use model::Model;
 use part::Part;
 use plan::{Division, Phase, Plan, Task};
@@ -180,7 +181,7 @@ impl Executor {
         mut tap: Option<&mut TapFn<'_>>,
     ) -> &[f32] {
         assert!(
-            kv.is_of(&self.model.program.caches),
+            kv.is_of(&self.model.program.caches, &self.model.program.states),
             "the cache belongs to another program"
         );
         let (rows, wanted) = self.model.program.rows(step, kv.n_pages);
@@ -208,6 +209,7 @@ impl Executor {
             wanted,
             tables: step.seqs.iter().map(tables).collect(),
             ends: step.seqs.iter().map(|s| s.start + s.tokens.len()).collect(),
+            spans: Span::all(step),
             input: step.input.to_vec(),
         });
         self.keep_clear_of(&frame);

@@ -152,9 +152,7 @@ impl Plan {
             // what an earlier task of the section has made is no input of the section
             reads.extend(step.reads.iter().filter(|r| !writes.contains(r)));
             writes.extend(&step.writes);
-            let overwrites = writes
-                .iter()
-                .any(|r| reads.contains(r) || matches!(r, Resource::Kv(_)));
+            let overwrites = writes.iter().any(|r| reads.contains(r) || r.is_kept());
             section.can_repeat &= !overwrites;
             section.tasks.push(step.task);
             read.extend(step.reads.iter().map(|r| (*r, step.task.division)));
@@ -169,11 +167,7 @@ impl Plan {
                 .filter(|r| !live.contains(r))
                 .collect();
             live.extend(news);
-            section.carried = live
-                .iter()
-                .copied()
-                .filter(|r| !matches!(r, Resource::Kv(_)))
-                .collect();
+            section.carried = live.iter().copied().filter(|r| !r.is_kept()).collect();
         }
         Plan { sections }
     }
@@ -477,9 +471,12 @@ impl Steps<'_> {
             },
             Op::Rope { x, head_dim, .. } => heads(*head_dim, width(*x)),
             // few values a row, so that it is better not to wait for each other
-            Op::Softmax { .. } | Op::TopK { .. } | Op::Gather { .. } | Op::Normalize { .. } => {
-                Division::Rows { grain: 1 }
-            }
+            Op::Softmax { .. }
+            | Op::TopK { .. }
+            | Op::Gather { .. }
+            | Op::Normalize { .. }
+            | Op::MulVector { .. }
+            | Op::Slice { .. } => Division::Rows { grain: 1 },
             Op::KvWrite { k, cache, .. } => heads(self.program.cache(*cache).head_dim, width(*k)),
             _ => Division::Own,
         }

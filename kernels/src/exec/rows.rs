@@ -1,5 +1,8 @@
 //! Operations of an operation list on rows, or on heads of rows, each of which is one thread's.
 
+use std::ops::Range;
+
+use super::recurrent::Recurrent;
 use super::{CacheLayer, Cell, Instruction, Op, Operands, PAGE, Part, Row, Slot};
 use crate::op::{Function, scale_at};
 use crate::program::RowTable;
@@ -56,7 +59,35 @@ impl Part<'_> {
                 }
                 Op::Add { a, b } => self.by_element(table.add, *a, *b, result()),
                 Op::SelectRows { x } => self.select(*x, result()),
-                Op::Slice { x, from, .. } => self.slice(*x, *from, result()),
+                Op::Mul { a, b } => self.by_element(table.mul, *a, *b, result()),
+                Op::MulVector { x, by } => self.mul_vector(*x, by, result()),
+                &Op::Slice {
+                    x,
+                    each,
+                    from,
+                    width,
+                } => self.slice(x, each, from..from + width, result()),
+                Op::CausalConv { x, weight, state } => {
+                    self.causal_conv(*x, weight, *state, result());
+                }
+                &Op::LinearAttention {
+                    q,
+                    k,
+                    v,
+                    decay,
+                    rate,
+                    how,
+                    state,
+                } => self.linear_attention(&Recurrent {
+                    q,
+                    k,
+                    v,
+                    decay,
+                    rate,
+                    how,
+                    state,
+                    out: result(),
+                }),
                 Op::Softmax { x } => self.softmax(*x, result()),
                 Op::TopK { x, groups, .. } => self.top_k(*x, *groups, result()),
                 Op::Gather { x, ids } => self.gather(*x, *ids, result()),
@@ -192,13 +223,43 @@ impl Part<'_> {
 
     /// # Safety
     /// As [`Part::run`]. *Shares* of rows.
-    unsafe fn slice(&self, x: Slot, from: usize, out: Slot) {
-        let width = self.width(out);
+    unsafe fn slice(&self, x: Slot, each: usize, part: Range<usize>, out: Slot) {
         for r in self.w.share(self.n_rows(out), 1) {
             // SAFETY: this row is of this member's share, and its input is finished.
             unsafe {
-                let part = self.row(x, r, from..from + width);
-                self.row_mut(out, r, 0..width).copy_from_slice(part);
+                let from = self.row(x, r, 0..self.width(x)).chunks_exact(each);
+                let to = self.row_mut(out, r, 0..self.width(out));
+                for (from, to) in from.zip(to.chunks_exact_mut(part.len())) {
+                    to.copy_from_slice(&from[part.clone()]);
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Part::run`]. *Shares* of rows.
+    unsafe fn mul_vector(&self, x: Slot, by: &[f32], out: Slot) {
+        let width = self.width(x);
+        let n = width / by.len();
+        for r in self.w.share(self.n_rows(out), 1) {
+            // SAFETY: this row is of this member's share, and its input is finished.
+            unsafe {
+                let from = self.row(x, r, 0..width).as_ptr();
+                let to = self.row_mut(out, r, 0..width).as_mut_ptr();
+                if n == 1 {
+                    (self.model.table.mul)(&Operands {
+                        a: (from, 0),
+                        b: (by.as_ptr(), 0),
+                        y: (to, 0),
+                        rows: 1,
+                        n: width,
+                    });
+                    continue;
+                }
+                for (i, factor) in by.iter().enumerate() {
+                    let f = Function::Scale(*factor);
+                    (self.model.table.unary)(f, from.add(i * n), n, to.add(i * n));
+                }
             }
         }
     }

@@ -9,4 +9,5 @@ pub(crate) mod gemm;
 pub(crate) mod gemv;
 pub(crate) mod pairs;
 pub(crate) mod probe;
+pub(crate) mod recurrence;
 pub(crate) mod routing;

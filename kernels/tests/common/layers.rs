@@ -189,6 +189,7 @@ impl Layers {
                 slots,
                 ropes: vec![rope],
                 caches: vec![self.kv],
+                states: vec![],
                 output: 18,
             },
             matrices,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use octavo_kernels::{
     Executor, Instruction, Isa, KvShape, KvStore, KvType, Matrix, Op, Pairing, Pool, Program, Role,
-    Rope, RowSet, RowTable, Sequence, Step, ValueShape,
+    Rope, RowSet, RowTable, Sequence, StateUse, Step, ValueShape,
 };
 use octavo_quant::TensorType;
 
@@ -192,6 +192,7 @@ pub(crate) fn program(ops: Vec<Instruction>, widths: &[usize], kv: KvShape) -> P
         slots,
         ropes: vec![no_rope()],
         caches: vec![kv],
+        states: vec![],
         output: widths.len() - 1,
     }
 }
@@ -206,6 +207,7 @@ pub(crate) fn run(executor: &mut Executor, kv: KvShape, role: Role, m: usize) ->
         start: 0,
         tables: &[&table],
         wanted: 0..m,
+        states: StateUse::default(),
     }];
     executor
         .step(

@@ -8,7 +8,7 @@ use octavo_kernels::cuda::params::{
     ExpertBias, ExpertGemv, Gather, Normalize, Softmax, TopK, WeightedSum,
 };
 use octavo_kernels::cuda::{Executor, Limits, Setup, Source, launch};
-use octavo_kernels::{KvShape, Role, Sequence, Step, TopGroups};
+use octavo_kernels::{KvShape, Role, Sequence, StateUse, Step, TopGroups};
 use octavo_quant::TensorType as T;
 
 use super::{Bench, Worst, device};
@@ -285,6 +285,7 @@ fn programs_take_mixtures() {
         start: 0,
         tables: &tables[i],
         wanted: 0..1,
+        states: StateUse::default(),
     };
     let seqs: Vec<Sequence<'_>> = (0..M).map(sequence).collect();
     for role in [Role::Prompt, Role::Generated] {

@@ -4,7 +4,7 @@ use octavo_kernels::cuda::launch;
 use octavo_kernels::cuda::params::{Argmax, Norm, Pair, Rope, Select, Turn};
 use octavo_kernels::cuda::shim::Schedule;
 use octavo_kernels::cuda::{Executor, Limits, Setup};
-use octavo_kernels::{Activation, Function, KvShape, Op, Role, Sequence, Step};
+use octavo_kernels::{Activation, Function, KvShape, Op, Role, Sequence, StateUse, Step};
 
 use super::{Bench, Worst, device};
 use crate::common::{KV, Rng, embed, program};
@@ -221,6 +221,9 @@ fn functions_and_gates_match() {
         Function::Scale(0.7),
         Function::SquaredRelu,
         Function::Sigmoid,
+        Function::Silu,
+        Function::Softplus,
+        Function::Exp,
         Function::Gelu,
     ] {
         bench.run(&launch::unary(f, at, out, n as u64));
@@ -232,6 +235,9 @@ fn functions_and_gates_match() {
                 Function::Scale(factor) => f64::from(factor) * x,
                 Function::SquaredRelu => x.max(0.0).powi(2),
                 Function::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+                Function::Silu => x / (1.0 + (-x).exp()),
+                Function::Softplus => x.max(0.0) + (-x.abs()).exp().ln_1p(),
+                Function::Exp => x.exp(),
                 Function::Gelu => gelu(x),
             };
             worst.see(
@@ -339,6 +345,7 @@ fn scales_follow_positions() {
         start: 0,
         tables: &[&[1, 0]],
         wanted: 0..m,
+        states: StateUse::default(),
     }];
     let all = Step {
         role: Role::Prompt,
@@ -394,6 +401,7 @@ fn programs_take_soft_caps() {
         start: 0,
         tables: &[&[0]],
         wanted: 0..m,
+        states: StateUse::default(),
     }];
     let step = Step {
         role: Role::Prompt,

@@ -116,6 +116,7 @@ pub(super) fn lower(gguf: &Arc<Gguf>, model: &Model, layers: &Range<usize>, kv: 
         slots: compiler.slots,
         ropes: model.ropes.clone(),
         caches: caches(&model.hparams, layers, kv),
+        states: vec![],
         output: compiler.output,
     };
     Lowered {

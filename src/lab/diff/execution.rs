@@ -165,6 +165,7 @@ impl Execution for Backend {
             start: 0,
             tables: &tables,
             wanted: 0..tokens.len(),
+            states: StateUse::default(),
         }];
         let step = Step {
             role: Role::Prompt,

@@ -233,6 +233,9 @@ impl Plan {
                 return Err(Error::HeadDim(head_dim));
             }
         }
+        if !program.states.is_empty() {
+            return Err(Error::States);
+        }
         let mut arena = Arena::default();
         let Constants {
             placed,

@@ -5,7 +5,7 @@ use super::plan::{ATTEND_ROWS, SPLITS};
 use super::products::Product;
 use crate::cuda::launch::Form;
 use crate::cuda::params::{
-    Attention, Embed, KvWrite, Norm, Pair, Rope, ScaleByPosition, Select, Slice,
+    Attention, Embed, KvWrite, MulVector, Norm, Pair, Rope, ScaleByPosition, Select, Slice,
 };
 use crate::cuda::{Launch, Ptr, launch};
 use crate::op::{CacheLayer, Op};
@@ -73,14 +73,35 @@ impl Scene<'_> {
                 launch::add(&self.pair(self.slot(a), self.slot(b), period, result()))
             }
             Op::SelectRows { x } => self.select(x, result()),
-            Op::Slice { x, from, width } => launch::slice(&Slice {
+            Op::Mul { a, b } => {
+                let period = self.elements(result());
+                launch::mul(&self.pair(self.slot(a), self.slot(b), period, result()))
+            }
+            Op::MulVector { x, ref by } => launch::mul_vector(&MulVector {
+                a: self.slot(x),
+                b: self.at(self.plan.vectors[&at]),
+                out: self.slot(result()),
+                n: self.elements(result()) as u64,
+                neighbours: small(self.width(x) / by.len()),
+                period: small(by.len()),
+            }),
+            Op::Slice {
+                x,
+                each,
+                from,
+                width,
+            } => launch::slice(&Slice {
                 x: self.slot(x),
                 out: self.slot(result()),
-                rows: small(self.rows(result())),
-                width: small(self.width(x)),
+                n: self.elements(result()) as u64,
+                each: small(each),
                 from: small(from),
                 part: small(width),
+                unused: 0,
             }),
+            Op::CausalConv { .. } | Op::LinearAttention { .. } => {
+                unreachable!("`Plan::new` has refused these")
+            }
             Op::ExpertMatMul { x, w, ids, .. } => {
                 return self.expert_product(x, w, ids, result(), list);
             }

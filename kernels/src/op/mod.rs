@@ -6,6 +6,10 @@
 //!
 //! [`Instruction`]: crate::Instruction
 
+mod shape;
+
+pub use shape::{ShapeError, Shapes};
+
 /// One operation on values `V`, with matrices `M`, vectors `C` and tables of embeddings `T`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[allow(missing_docs)] // the fields are the formulas' letters
@@ -47,10 +51,37 @@ pub enum Op<V, M, C, T> {
     ScaleByPosition { x: V, rate: f32, step: usize },
     /// `a + b`.
     Add { a: V, b: V },
+    /// `a * b`, value by value.
+    Mul { a: V, b: V },
+    /// `x * by` in every row; where `x` is wider, each value of `by` is for equally many neighbours.
+    MulVector { x: V, by: C },
     /// The rows whose outputs are wanted.
     SelectRows { x: V },
-    /// So many values of every row, from one on.
-    Slice { x: V, from: usize, width: usize },
+    /// Of every `each` values of a row, `width` from `from` on, side by side.
+    Slice {
+        x: V,
+        each: usize,
+        from: usize,
+        width: usize,
+    },
+    /// Every value with those at its place in the rows of the sequence's tokens before it, weighed
+    /// and added. `weight` has a row for each token that counts, the oldest first and the value's
+    /// own last; there are as many values of a row as of `x`. The state holds the rows before the
+    /// next token.
+    CausalConv { x: V, weight: C, state: usize },
+    /// Attention that remembers in place of looking back: of each head a matrix `M` from keys to
+    /// values fades, is written to and is read, token by token: `M = decay M`, `M = M + rate (v -
+    /// a) k^T`, and the result is `scale M q`. See [`Recurrence`] for `a` and the heads. The state
+    /// holds the matrices.
+    LinearAttention {
+        q: V,
+        k: V,
+        v: V,
+        decay: V,
+        rate: V,
+        how: Recurrence,
+        state: usize,
+    },
     /// Softmax of every row.
     Softmax { x: V },
     /// Places of the `n` largest values of every row, the largest first and of equal ones the lower
@@ -85,6 +116,50 @@ pub struct TopGroups {
     pub count: usize,
     /// Groups whose values count.
     pub used: usize,
+}
+
+/// How [`Op::LinearAttention`] goes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Recurrence {
+    /// Values of a query or key.
+    pub key_dim: usize,
+    /// Which query and key a head of values has.
+    pub heads: KeyHeads,
+    /// The delta rule: `a` is what the faded matrix answers to the key already, so that the new
+    /// value takes the old one's place. Otherwise it is nothing.
+    pub delta: bool,
+    /// Multiplies the result.
+    pub scale: f32,
+}
+
+/// Which of fewer queries and keys a head of values has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KeyHeads {
+    /// Neighbours share one: head `h` of `n` has key `h / (n / keys)`.
+    Grouped,
+    /// Keys take turns: head `h` has key `h % keys`.
+    Tiled,
+}
+
+impl KeyHeads {
+    /// The key of head `h` of `heads`, of so many keys.
+    pub fn key_of(self, h: usize, heads: usize, keys: usize) -> usize {
+        match self {
+            KeyHeads::Grouped => h / (heads / keys),
+            KeyHeads::Tiled => h % keys,
+        }
+    }
+}
+
+/// Values of a head that stand side by side in the state of [`Op::LinearAttention`], which is
+/// `[head][values / 16][key_dim][16]`.
+pub const STATE_LANES: usize = 16;
+
+/// Floats of the state of [`Op::LinearAttention`]: so many heads, each from keys to values of these
+/// lengths.
+pub fn matrix_state(heads: usize, key_dim: usize, value_dim: usize) -> Option<usize> {
+    let values = value_dim.checked_next_multiple_of(STATE_LANES)?;
+    heads.checked_mul(values)?.checked_mul(key_dim)
 }
 
 /// A layer of the cache. Layers are grouped: those of a group have one shape, and a sequence has
@@ -123,6 +198,12 @@ pub enum Function {
     SquaredRelu,
     /// `1 / (1 + e^-x)`.
     Sigmoid,
+    /// `x / (1 + e^-x)`.
+    Silu,
+    /// `ln(1 + e^x)`.
+    Softplus,
+    /// `e^x`; arguments outside [-87.3, 88.3] are clamped.
+    Exp,
 }
 
 /// How attention's scores come about.
@@ -192,52 +273,6 @@ pub struct CacheShape {
     pub width: usize,
 }
 
-/// What the shape of a result follows from; `None` for what does not exist.
-pub trait Shapes<V, M, C, T> {
-    /// A value that was written before.
-    fn value(&self, value: V) -> ValueShape;
-    /// A matrix.
-    fn matrix(&self, matrix: &M) -> Option<MatrixShape>;
-    /// How many values a vector has.
-    fn vector(&self, vector: &C) -> Option<usize>;
-    /// A table of embeddings.
-    fn table(&self, table: &T) -> Option<MatrixShape>;
-    /// The width of the rows that come with a step.
-    fn input(&self) -> Option<usize>;
-    /// How many pairs of a head the table of angles turns.
-    fn rope(&self, rope: usize) -> Option<usize>;
-    /// A group of the cache's layers.
-    fn cache(&self, group: usize) -> Option<CacheShape>;
-}
-
-/// What is wrong with an operation's operands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs)] // the fields are what the messages say
-pub enum ShapeError {
-    /// Widths do not fit.
-    #[error("{what}: expected {expected}, got {got}")]
-    Width {
-        what: &'static str,
-        expected: usize,
-        got: usize,
-    },
-    /// Two operands, or an operand and the operation, are about different rows.
-    #[error("operands have different rows")]
-    RowsDiffer,
-    /// A matrix, a vector or a table that does not exist.
-    #[error("a weight that does not exist")]
-    NoWeight,
-    /// A layer that the cache does not have.
-    #[error("layer {} of group {} is not in the cache", .0.layer, .0.group)]
-    NoLayer(CacheLayer),
-    /// A table of angles that does not exist.
-    #[error("no table {rope} of angles")]
-    NoRope { rope: usize },
-    /// [`Op::Input`] where steps bring no rows.
-    #[error("no rows come with a step")]
-    NoInput,
-}
-
 /// Says what the operands of one vocabulary are in another.
 pub trait Translate<V, M, C, T> {
     /// Values there.
@@ -259,6 +294,8 @@ pub trait Translate<V, M, C, T> {
     fn table(&mut self, table: T) -> Self::Table;
     /// A layer of the cache.
     fn cache(&mut self, cache: CacheLayer) -> CacheLayer;
+    /// A part of a sequence's state.
+    fn state(&mut self, state: usize) -> usize;
 }
 
 /// An operation in the words of `X`.
@@ -272,8 +309,10 @@ pub type Translated<X, V, M, C, T> = Op<
 impl<V: Copy, M, C, T> Op<V, M, C, T> {
     /// The values read, in order.
     pub fn inputs(&self) -> impl Iterator<Item = V> + use<V, M, C, T> {
-        let (first, second) = match *self {
-            Op::Embed { .. } | Op::Input => (None, None),
+        let one = |x| [Some(x), None, None, None, None];
+        let two = |a, b| [Some(a), Some(b), None, None, None];
+        let inputs = match *self {
+            Op::Embed { .. } | Op::Input => [None; 5],
             Op::RmsNorm { x, .. }
             | Op::LayerNorm { x, .. }
             | Op::MatMul { x, .. }
@@ -281,22 +320,32 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             | Op::Rope { x, .. }
             | Op::Unary { x, .. }
             | Op::ScaleByPosition { x, .. }
+            | Op::MulVector { x, .. }
             | Op::SelectRows { x }
             | Op::Slice { x, .. }
+            | Op::CausalConv { x, .. }
             | Op::Softmax { x }
             | Op::TopK { x, .. }
-            | Op::Normalize { x, .. } => (Some(x), None),
+            | Op::Normalize { x, .. } => one(x),
             Op::Gather { x, ids }
             | Op::ExpertMatMul { x, ids, .. }
-            | Op::ExpertBias { x, ids, .. } => (Some(x), Some(ids)),
-            Op::ScaleRows { x, by } => (Some(x), Some(by)),
-            Op::ExpertSum { x, weights } => (Some(x), Some(weights)),
-            Op::Attention { q, .. } => (Some(q), None),
-            Op::KvWrite { k, v, .. } => (Some(k), Some(v)),
-            Op::Gate { gate, up, .. } => (Some(gate), Some(up)),
-            Op::Add { a, b } => (Some(a), Some(b)),
+            | Op::ExpertBias { x, ids, .. } => two(x, ids),
+            Op::ScaleRows { x, by } => two(x, by),
+            Op::ExpertSum { x, weights } => two(x, weights),
+            Op::Attention { q, .. } => one(q),
+            Op::KvWrite { k, v, .. } => two(k, v),
+            Op::Gate { gate, up, .. } => two(gate, up),
+            Op::Add { a, b } | Op::Mul { a, b } => two(a, b),
+            Op::LinearAttention {
+                q,
+                k,
+                v,
+                decay,
+                rate,
+                ..
+            } => [Some(q), Some(k), Some(v), Some(decay), Some(rate)],
         };
-        first.into_iter().chain(second)
+        inputs.into_iter().flatten()
     }
 
     /// The vector read, if there is one.
@@ -305,7 +354,9 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             Op::RmsNorm { weight: vector, .. }
             | Op::LayerNorm { weight: vector, .. }
             | Op::AddBias { bias: vector, .. }
-            | Op::ExpertBias { bias: vector, .. } => Some(vector),
+            | Op::ExpertBias { bias: vector, .. }
+            | Op::MulVector { by: vector, .. }
+            | Op::CausalConv { weight: vector, .. } => Some(vector),
             Op::Attention { sinks, .. } => sinks.as_ref(),
             Op::Embed { .. }
             | Op::Input
@@ -324,7 +375,9 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             | Op::ExpertSum { .. }
             | Op::KvWrite { .. }
             | Op::Gate { .. }
-            | Op::Add { .. } => None,
+            | Op::Add { .. }
+            | Op::Mul { .. }
+            | Op::LinearAttention { .. } => None,
         }
     }
 
@@ -333,7 +386,12 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
     pub(crate) fn is_by_element(&self) -> bool {
         matches!(
             self,
-            Op::AddBias { .. } | Op::Gate { .. } | Op::Unary { .. } | Op::Add { .. }
+            Op::AddBias { .. }
+                | Op::Gate { .. }
+                | Op::Unary { .. }
+                | Op::Add { .. }
+                | Op::Mul { .. }
+                | Op::MulVector { .. }
         )
     }
 
@@ -398,11 +456,47 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
                 a: to.value(a),
                 b: to.value(b),
             },
-            Op::SelectRows { x } => Op::SelectRows { x: to.value(x) },
-            Op::Slice { x, from, width } => Op::Slice {
+            Op::Mul { a, b } => Op::Mul {
+                a: to.value(a),
+                b: to.value(b),
+            },
+            Op::MulVector { x, by } => Op::MulVector {
                 x: to.value(x),
+                by: to.vector(by),
+            },
+            Op::SelectRows { x } => Op::SelectRows { x: to.value(x) },
+            Op::Slice {
+                x,
+                each,
                 from,
                 width,
+            } => Op::Slice {
+                x: to.value(x),
+                each,
+                from,
+                width,
+            },
+            Op::CausalConv { x, weight, state } => Op::CausalConv {
+                x: to.value(x),
+                weight: to.vector(weight),
+                state: to.state(state),
+            },
+            Op::LinearAttention {
+                q,
+                k,
+                v,
+                decay,
+                rate,
+                how,
+                state,
+            } => Op::LinearAttention {
+                q: to.value(q),
+                k: to.value(k),
+                v: to.value(v),
+                decay: to.value(decay),
+                rate: to.value(rate),
+                how,
+                state: to.state(state),
             },
             Op::Softmax { x } => Op::Softmax { x: to.value(x) },
             Op::TopK { x, n, groups } => Op::TopK {
@@ -439,265 +533,9 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             },
         }
     }
-
-    /// The shape of the result.
-    ///
-    /// # Errors
-    /// If the operands do not fit the operation, or each other.
-    pub fn shape(&self, of: &impl Shapes<V, M, C, T>) -> Result<ValueShape, ShapeError> {
-        let value = |v: V| of.value(v);
-        Ok(match *self {
-            Op::Embed { ref table } => ValueShape {
-                width: of.table(table).ok_or(ShapeError::NoWeight)?.cols,
-                rows: RowSet::All,
-            },
-            Op::Input => ValueShape {
-                width: of.input().ok_or(ShapeError::NoInput)?,
-                rows: RowSet::All,
-            },
-            Op::RmsNorm { x, ref weight, .. } | Op::LayerNorm { x, ref weight, .. } => {
-                let group = of.vector(weight).ok_or(ShapeError::NoWeight)?;
-                whole("normalised width", group, value(x).width)?;
-                value(x)
-            }
-            Op::MatMul { x, ref w } => {
-                let matrix = of.matrix(w).ok_or(ShapeError::NoWeight)?;
-                same("matrix input", matrix.cols, value(x).width)?;
-                ValueShape {
-                    width: matrix.rows,
-                    ..value(x)
-                }
-            }
-            Op::AddBias { x, ref bias } => {
-                let bias = of.vector(bias).ok_or(ShapeError::NoWeight)?;
-                same("bias", value(x).width, bias)?;
-                value(x)
-            }
-            Op::Rope { x, head_dim, rope } => {
-                let pairs = of.rope(rope).ok_or(ShapeError::NoRope { rope })?;
-                if 2 * pairs > head_dim {
-                    return Err(ShapeError::Width {
-                        what: "pairs of a head that turn",
-                        expected: head_dim / 2,
-                        got: pairs,
-                    });
-                }
-                whole("heads", head_dim, value(x).width)?;
-                value(x)
-            }
-            Op::KvWrite { k, v, cache } => {
-                let cache = shape_of(cache, of)?;
-                same("keys", cache.width, value(k).width)?;
-                same("values", cache.width, value(v).width)?;
-                ValueShape {
-                    width: 0,
-                    rows: same_rows(value(k), value(v))?,
-                }
-            }
-            Op::Attention {
-                q,
-                cache,
-                ref sinks,
-                ..
-            } => {
-                let cache = shape_of(cache, of)?;
-                whole("queries", cache.width, value(q).width)?;
-                if let Some(sinks) = sinks {
-                    whole("query heads", cache.head_dim, value(q).width)?;
-                    let sinks = of.vector(sinks).ok_or(ShapeError::NoWeight)?;
-                    same("sinks", value(q).width / cache.head_dim, sinks)?;
-                }
-                value(q)
-            }
-            Op::Gate { gate: a, up: b, .. } | Op::Add { a, b } => {
-                same("second operand", value(a).width, value(b).width)?;
-                ValueShape {
-                    rows: same_rows(value(a), value(b))?,
-                    ..value(a)
-                }
-            }
-            Op::Unary { x, .. } => value(x),
-            Op::ScaleByPosition { x, .. } if value(x).rows == RowSet::Wanted => {
-                return Err(ShapeError::RowsDiffer);
-            }
-            Op::ScaleByPosition { x, step, .. } => {
-                whole("positions of a step of the scale", step, step)?;
-                value(x)
-            }
-            Op::SelectRows { x } if value(x).rows == RowSet::Wanted => {
-                return Err(ShapeError::RowsDiffer);
-            }
-            Op::SelectRows { x } => ValueShape {
-                rows: RowSet::Wanted,
-                ..value(x)
-            },
-            Op::Slice { x, from, width } => {
-                some("values of a part", width)?;
-                let end = from.saturating_add(width);
-                at_most("values of a row", value(x).width, end)?;
-                ValueShape { width, ..value(x) }
-            }
-            Op::Softmax { x } | Op::Normalize { x, .. } => {
-                some("values of a row", value(x).width)?;
-                value(x)
-            }
-            Op::TopK { x, n, groups } => ValueShape {
-                width: top(value(x).width, n, groups)?,
-                ..value(x)
-            },
-            Op::Gather { x, ids } => {
-                some("values of a row", value(x).width)?;
-                some("places", value(ids).width)?;
-                ValueShape {
-                    rows: same_rows(value(x), value(ids))?,
-                    ..value(ids)
-                }
-            }
-            Op::ScaleRows { x, by } => {
-                same("factors of a row", 1, value(by).width)?;
-                ValueShape {
-                    rows: same_rows(value(x), value(by))?,
-                    ..value(x)
-                }
-            }
-            Op::ExpertMatMul {
-                x,
-                ref w,
-                ids,
-                experts,
-            } => {
-                let matrix = of.matrix(w).ok_or(ShapeError::NoWeight)?;
-                whole("rows of an expert", experts, matrix.rows)?;
-                let used = value(ids).width;
-                at_most("experts of a row", experts, used)?;
-                if value(x).width != matrix.cols {
-                    let all = used.saturating_mul(matrix.cols);
-                    same("inputs of experts", all, value(x).width)?;
-                }
-                ValueShape {
-                    width: used.saturating_mul(matrix.rows / experts),
-                    rows: same_rows(value(x), value(ids))?,
-                }
-            }
-            Op::ExpertBias { x, ref bias, ids } => {
-                let bias = of.vector(bias).ok_or(ShapeError::NoWeight)?;
-                let used = value(ids).width;
-                whole("results of experts", used, value(x).width)?;
-                let n = value(x).width / used;
-                whole("biases of experts", n, bias)?;
-                at_most("experts of a row", bias / n, used)?;
-                ValueShape {
-                    rows: same_rows(value(x), value(ids))?,
-                    ..value(x)
-                }
-            }
-            Op::ExpertSum { x, weights } => {
-                let used = value(weights).width;
-                whole("results of experts", used, value(x).width)?;
-                ValueShape {
-                    width: value(x).width / used,
-                    rows: same_rows(value(x), value(weights))?,
-                }
-            }
-        })
-    }
 }
 
 /// What [`Op::ScaleByPosition`] multiplies a position with.
 pub(crate) fn scale_at(position: usize, rate: f32, step: usize) -> f32 {
     (1.0 + f64::from(rate) * ((1 + position / step) as f64).ln()) as f32
-}
-
-impl ValueShape {
-    /// That `got` is this.
-    ///
-    /// # Errors
-    /// Which of the two is another.
-    pub fn expect(self, got: ValueShape) -> Result<(), ShapeError> {
-        same("result", self.width, got.width)?;
-        same_rows(self, got).map(|_| ())
-    }
-}
-
-fn shape_of<V, M, C, T>(
-    cache: CacheLayer,
-    of: &impl Shapes<V, M, C, T>,
-) -> Result<CacheShape, ShapeError> {
-    let group = of.cache(cache.group);
-    group
-        .filter(|group| cache.layer < group.layers)
-        .ok_or(ShapeError::NoLayer(cache))
-}
-
-fn same_rows(a: ValueShape, b: ValueShape) -> Result<RowSet, ShapeError> {
-    if a.rows == b.rows {
-        Ok(a.rows)
-    } else {
-        Err(ShapeError::RowsDiffer)
-    }
-}
-
-fn same(what: &'static str, expected: usize, got: usize) -> Result<(), ShapeError> {
-    if expected == got {
-        Ok(())
-    } else {
-        Err(ShapeError::Width {
-            what,
-            expected,
-            got,
-        })
-    }
-}
-
-/// There must be some.
-fn some(what: &'static str, got: usize) -> Result<(), ShapeError> {
-    at_most(what, usize::MAX, got)
-}
-
-/// There must be some, and no more than there are.
-fn at_most(what: &'static str, expected: usize, got: usize) -> Result<(), ShapeError> {
-    if (1..=expected).contains(&got) {
-        Ok(())
-    } else {
-        Err(ShapeError::Width {
-            what,
-            // of none, one is the least that was expected
-            expected: if got == 0 { 1 } else { expected },
-            got,
-        })
-    }
-}
-
-/// The width of [`Op::TopK`] of rows of so many values.
-fn top(width: usize, n: usize, groups: Option<TopGroups>) -> Result<usize, ShapeError> {
-    // places are told as floats
-    at_most("values of a row", 1 << f32::MANTISSA_DIGITS, width)?;
-    let mut candidates = width;
-    if let Some(TopGroups { count, used }) = groups {
-        whole("groups of a row", count, width)?;
-        if width / count < 2 {
-            return Err(ShapeError::Width {
-                what: "values of a group",
-                expected: 2,
-                got: width / count,
-            });
-        }
-        at_most("groups used", count, used)?;
-        candidates = width / count * used;
-    }
-    at_most("places", candidates, n)?;
-    Ok(n)
-}
-
-/// `got` must be a whole number of groups.
-fn whole(what: &'static str, group: usize, got: usize) -> Result<(), ShapeError> {
-    if group > 0 && got > 0 && got.is_multiple_of(group) {
-        Ok(())
-    } else {
-        Err(ShapeError::Width {
-            what,
-            expected: group,
-            got,
-        })
-    }
 }
