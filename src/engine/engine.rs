@@ -14,6 +14,7 @@ use crate::backend::{Executable, Loading, LoadingSink, cpu, cuda, split};
 use crate::batch::Pooling;
 use crate::demo::demo_model;
 use crate::hf;
+use crate::kv::{CHECKPOINTS, WRITES};
 use crate::runtime::Runtime;
 use crate::session::Session;
 use octavo_model::{Hparams, Model};
@@ -364,6 +365,7 @@ fn prepare(
         threads,
         kv_type,
         n_pages: limits.n_pages,
+        n_states: states(model, limits.sequences),
         repack,
     };
     if let Some(ordinal) = ordinal {
@@ -409,6 +411,17 @@ fn on_gpu(
     sink: &mut LoadingSink<'_>,
 ) -> Result<Box<dyn Executable>, Error> {
     split::prepare(cuda::open(ordinal)?, gguf, model, options, sink)
+}
+
+/// States of recurrent layers that so many timelines need, if the model has such layers: each reads
+/// one while it writes others, and keeps some to go back to; where there are several, as many again
+/// for texts that begin alike.
+fn states(model: &Model, timelines: usize) -> usize {
+    if model.graph.states.is_empty() {
+        return 0;
+    }
+    let own = timelines.saturating_mul(1 + WRITES + CHECKPOINTS);
+    own + if timelines > 1 { own } else { 1 }
 }
 
 /// Prompt tokens taken at a time unless asked for otherwise: as many as keep the device busy.

@@ -191,8 +191,9 @@ pub fn generate<L: Lm>(
         n_vocab: lm.n_vocab(),
     };
     let mut sequence = Sequence::new(prompt, options, bounds, vocabulary)?;
+    let alike = sequence.reuse(lm.tokens());
+    lm.truncate(alike);
     let cached = sequence.reuse(lm.tokens());
-    lm.truncate(cached);
     let run = Run {
         lm,
         vocabulary,

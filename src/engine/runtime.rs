@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use octavo_kernels::{Role, Sequence, StateUse, Step};
+use octavo_kernels::{Role, Sequence, StateUse, StateWrite, Step};
 
 use crate::Error;
 use crate::backend::{Executable, TapSink, TapView};
-use crate::kv::{BlockTable, GroupCopy, Ledger, Timeline};
+use crate::kv::{BlockTable, Checkpoint, GroupCopy, Ledger, Timeline};
 use crate::sample::{are_finite, argmax};
 
 /// New tokens of a timeline.
@@ -68,7 +68,8 @@ pub(crate) struct Runtime {
 impl Runtime {
     /// Takes a device with so many pages for each group of layers.
     pub(crate) fn new(executable: Box<dyn Executable>, n_pages: u32, n_vocab: usize) -> Runtime {
-        let ledger = Ledger::new(executable.cache_groups(), n_pages);
+        let slots = u32::try_from(executable.n_states()).expect("states are numbered in 32 bits");
+        let ledger = Ledger::new(executable.cache_groups(), n_pages).with_states(slots);
         Runtime {
             executable,
             ledger,
@@ -115,6 +116,7 @@ impl Runtime {
         let live: Vec<usize> = (0..entries.len())
             .filter(|i| entries[*i].failed.is_none())
             .collect();
+        let states: Vec<States> = entries.iter().map(|e| States::of(e.timeline)).collect();
         let seqs: Vec<Sequence<'_>> = live
             .iter()
             .map(|&i| Sequence {
@@ -122,7 +124,10 @@ impl Runtime {
                 start: entries[i].timeline.len(),
                 tables: &tables[i],
                 wanted: entries[i].wanted.clone(),
-                states: StateUse::default(),
+                states: StateUse {
+                    from: states[i].from,
+                    to: &states[i].to,
+                },
             })
             .collect();
         if seqs.is_empty() {
@@ -173,6 +178,26 @@ impl Runtime {
             all.push(ranges.collect());
         }
         Ok(all)
+    }
+}
+
+/// Where the states of an entry are.
+struct States {
+    from: Option<u32>,
+    to: Vec<StateWrite>,
+}
+
+impl States {
+    fn of(timeline: &Timeline) -> States {
+        let (from, to) = timeline.states();
+        let write = |state: &Checkpoint| StateWrite {
+            after: state.len - timeline.len(),
+            slot: state.slot.0,
+        };
+        States {
+            from: from.map(|slot| slot.0),
+            to: to.iter().map(write).collect(),
+        }
     }
 }
 

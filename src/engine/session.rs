@@ -79,11 +79,13 @@ impl Session {
         self.engine.n_ctx()
     }
 
-    /// Forgets all but the first `n` tokens.
-    pub fn truncate(&mut self, n: usize) {
-        self.tokens.truncate(n);
+    /// Forgets all but the first `n` tokens; answers how many are left. Of models with recurrent
+    /// layers these may be fewer, because such a layer goes back only to where its state was kept.
+    pub fn truncate(&mut self, n: usize) -> usize {
         let ledger = &mut self.engine.runtime().ledger;
-        ledger.truncate(&mut self.timeline, self.tokens.len());
+        let left = ledger.truncate(&mut self.timeline, n);
+        self.tokens.truncate(left);
+        left
     }
 
     /// Appends tokens and returns the logits wanted. A prompt is cut into batches; that changes no
@@ -91,7 +93,8 @@ impl Session {
     ///
     /// # Errors
     /// [`Error::Context`] if they do not fit, [`Error::Token`] for an id outside the vocabulary,
-    /// [`Error::NotFinite`] if a logit is NaN or infinite. The session keeps its earlier tokens.
+    /// [`Error::NotFinite`] if a logit is NaN or infinite. The session keeps its earlier tokens, or
+    /// as many of them as [`Session::truncate`] leaves.
     pub fn eval(&mut self, tokens: &[u32], role: Role, wanted: Wanted) -> Result<Logits, Error> {
         let mut data = Vec::new();
         self.eval_with(tokens, role, wanted, None, &mut |_, row| {

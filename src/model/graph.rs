@@ -46,6 +46,8 @@ pub struct Graph {
     pub nodes: Vec<Node>,
     /// The values' shapes.
     pub values: Vec<ValueShape>,
+    /// How many values each part of a sequence's state has; ops name them by number.
+    pub states: Vec<usize>,
     /// Layers.
     pub n_layer: usize,
     /// What each layer hands on, (rows, n_embd).
@@ -88,6 +90,9 @@ pub enum GraphError {
         "node {node}: layer {layer}: keys and values must be written once, before they are read"
     )]
     Cache { node: usize, layer: usize },
+    /// A part of the state that does not exist, that two nodes have, or none.
+    #[error("node {node}: state {state}: expected one node that keeps it")]
+    State { node: usize, state: usize },
     /// A node takes rows that come with a step: graphs begin with token ids.
     #[error("node {node} takes rows that nobody gives")]
     Given { node: usize },
@@ -138,11 +143,17 @@ impl Graph {
             h,
             written: vec![false; self.values.len()],
             cached: h.caches.iter().map(|c| vec![false; c.n_layer]).collect(),
+            seen: vec![false; self.states.len()],
         };
         for (i, node) in self.nodes.iter().enumerate() {
             check.node(i, node)?;
         }
-        let is_cached = |l: &LayerHparams| check.cached[l.cache.group][l.cache.layer];
+        if let Some(state) = check.seen.iter().position(|seen| !seen) {
+            let node = self.nodes.len();
+            return Err(GraphError::State { node, state });
+        }
+        let is_cached =
+            |l: &LayerHparams| !l.attends() || check.cached[l.cache.group][l.cache.layer];
         if let Some(layer) = h.layers.iter().position(|l| !is_cached(l)) {
             return Err(GraphError::Cache {
                 node: self.nodes.len(),
@@ -170,6 +181,8 @@ struct Check<'a> {
     written: Vec<bool>,
     /// By group and layer of the cache.
     cached: Vec<Vec<bool>>,
+    /// Which parts of the state a node has.
+    seen: Vec<bool>,
 }
 
 impl Check<'_> {
@@ -198,11 +211,19 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// That each layer's cache is written once, before it is read.
+    /// That each layer's cache is written once, before it is read, and that each part of the state
+    /// is one node's.
     fn see_cache(&mut self, node: usize, op: &Op) -> Result<(), GraphError> {
         let (cache, written) = match *op {
             Op::KvWrite { cache, .. } => (cache, false),
             Op::Attention { cache, .. } => (cache, true),
+            Op::CausalConv { state, .. } | Op::LinearAttention { state, .. } => {
+                let before = std::mem::replace(&mut self.seen[state], true);
+                return match before {
+                    false => Ok(()),
+                    true => Err(GraphError::State { node, state }),
+                };
+            }
             _ => return Ok(()),
         };
         let cached = &mut self.cached[cache.group][cache.layer];
@@ -239,6 +260,7 @@ fn at_node(node: usize, error: ShapeError, h: &Hparams) -> GraphError {
             node,
             layer: layer_of(h, cache),
         },
+        ShapeError::NoState { state } => GraphError::State { node, state },
         ShapeError::NoRope { rope } => GraphError::Rope { node, rope },
         ShapeError::NoInput => GraphError::Given { node },
     }
@@ -271,6 +293,10 @@ impl Shapes<ValueId, WeightId, VecId, WeightId> for Check<'_> {
 
     fn rope(&self, rope: usize) -> Option<usize> {
         Some(self.h.ropes.get(rope)?.n_rot.value / 2)
+    }
+
+    fn state(&self, state: usize) -> Option<usize> {
+        self.graph.states.get(state).copied()
     }
 
     fn cache(&self, group: usize) -> Option<CacheShape> {

@@ -58,6 +58,15 @@ pub struct Entry {
 pub(super) struct PerLayer(Vec<usize>);
 
 impl PerLayer {
+    /// The same in so many layers.
+    pub(super) fn same(value: usize, n_layer: usize) -> PerLayer {
+        PerLayer(vec![value; n_layer])
+    }
+
+    pub(super) fn set(&mut self, layer: usize, value: usize) {
+        self.0[layer] = value;
+    }
+
     pub(super) fn of(&self, layer: usize) -> usize {
         self.0[layer]
     }

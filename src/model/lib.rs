@@ -18,7 +18,7 @@ use gguf_rs_lite::Gguf;
 pub use arch::Arch;
 pub use error::Error;
 pub use graph::{Graph, Node, Op, ValueId};
-pub use hparams::{CacheGroup, Hparams, LayerHparams, ScalingKind};
+pub use hparams::{CacheGroup, Hparams, LayerHparams, Mixing, RecurrentHparams, ScalingKind};
 pub use keys::{Entry, Source, Sourced};
 pub use octavo_kernels::{Pairing, Rope};
 pub use structure::{Active, ExpertStructure, Structure, Windows};
@@ -68,9 +68,9 @@ impl Model {
     /// Whether a part of the layers can be computed without values of others but what the layer
     /// before it hands on.
     pub fn is_divisible(&self) -> bool {
-        let n_layer = self.hparams.n_layer();
-        let all_cached = self.hparams.cached_layers(n_layer).count() == n_layer;
-        self.weights.per_layer_inputs.is_none() && all_cached
+        let mut layers = self.hparams.layers.iter().enumerate();
+        let own_keys = layers.all(|(l, layer)| layer.kv_layer == l);
+        self.weights.per_layer_inputs.is_none() && own_keys
     }
 
     /// What was assumed or left out, one line each.

@@ -46,7 +46,8 @@ fn table(h: &RopeHparams, divisors: Option<&[f32]>) -> Rope {
                 .map_or(1.0, |&d| f64::from(d));
             let full = base.powf(-2.0 * i as f64 / n_rot as f64) / divisor;
             let keep = yarn.as_ref().map_or(0.0, |ramp| ramp.keep(i));
-            full * (scale * (1.0 - keep) + keep)
+            let turns = if h.still.contains(&i) { 0.0 } else { 1.0 };
+            turns * full * (scale * (1.0 - keep) + keep)
         })
         .collect();
     let stretch = match (yarn, f64::from(h.factor.value)) {

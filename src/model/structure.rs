@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 use super::arch::{Norm, QkNorm};
 use super::blocks::Block;
 use super::hparams::{Factors, Gating};
-use super::weights::Layer;
+use super::weights::{Attention, Layer, Recurrence};
 use super::{Model, Op};
 
 /// A model's structure.
@@ -56,7 +56,11 @@ pub struct Structure {
     pub queries_scaled_by_position: bool,
     /// Heads have sinks.
     pub sinks: bool,
-    /// Of the first layer's scores.
+    /// Attention's result goes through a gate that comes with the query.
+    pub gated_attention: bool,
+    /// Layers that go from token to token with a state.
+    pub recurrent: Option<RecurrentStructure>,
+    /// Of the first scores.
     pub score_scale: f32,
     /// Of token embeddings.
     pub embedding_factor: f32,
@@ -117,6 +121,27 @@ pub struct ExpertStructure {
     pub layers: Vec<usize>,
 }
 
+/// Layers that go from token to token with a state.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RecurrentStructure {
+    /// What they are.
+    pub kind: &'static str,
+    /// Tokens that their convolution sees.
+    pub kernel: usize,
+    /// Heads of values.
+    pub heads: usize,
+    /// Heads of keys.
+    pub key_heads: usize,
+    /// Values of a key.
+    pub key_dim: usize,
+    /// Values of a head.
+    pub value_dim: usize,
+    /// Bytes of a sequence's state, of all layers.
+    pub state_bytes: u64,
+    /// Which layers.
+    pub layers: Vec<usize>,
+}
+
 /// Layers that attend to the latest positions alone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Windows {
@@ -173,7 +198,12 @@ impl Model {
         let spec = h.arch.spec();
         let any = |f: &dyn Fn(&Layer) -> bool| w.layers.iter().any(f);
         let first = &w.layers[0];
-        let norm_width = first.q_norm.map(|norm| w.vector(norm.weight).len());
+        let attending = || w.layers.iter().filter_map(|l| l.attention.as_ref());
+        let attends = |f: &dyn Fn(&Attention) -> bool| attending().any(f);
+        let heads = h.layers.iter().find(|layer| layer.attends());
+        let heads = heads.unwrap_or(&h.layers[0]);
+        let q_norm = attending().next().and_then(|a| a.q_norm);
+        let norm_width = q_norm.map(|norm| w.vector(norm.weight).len());
         let Factors {
             embedding,
             residual,
@@ -192,14 +222,14 @@ impl Model {
             norm_before: first.attn_norm.is_some(),
             norm_after: first.attn_post_norm.is_some(),
             gqa_ratio: self.gqa_ratio(),
-            qk_norm: any(&|l| l.q_norm.is_some()),
-            qk_norm_of: norm_width.map(|n| match n == h.layers[0].head_dim {
+            qk_norm: attends(&|a| a.q_norm.is_some()),
+            qk_norm_of: norm_width.map(|n| match n == heads.head_dim {
                 true => "head",
                 false => "row",
             }),
-            qk_norm_after_rope: first.q_norm.is_some() && spec.qk_norm == QkNorm::AfterRope,
-            qkv_bias: any(&|l| l.bq.is_some() || l.bk.is_some() || l.bv.is_some()),
-            fused_qkv: any(&|l| l.wk.is_some_and(|wk| w.matrix(wk).row_start > 0)),
+            qk_norm_after_rope: q_norm.is_some() && spec.qk_norm == QkNorm::AfterRope,
+            qkv_bias: attends(&|a| a.bq.is_some() || a.bk.is_some() || a.bv.is_some()),
+            fused_qkv: attends(&|a| a.wk.is_some_and(|wk| w.matrix(wk).row_start > 0)),
             fused_gate: any(&|l| {
                 let dense = l.ffn.dense();
                 dense.is_some_and(|ffn| ffn.gate.is_some() && w.matrix(ffn.up).row_start > 0)
@@ -209,11 +239,13 @@ impl Model {
             dense_layers: self.layers_where(|l| w.layers[l].ffn.dense().is_some()),
             experts: self.expert_structure(),
             windows: self.windows(),
-            score_cap: h.layers[0].scores.cap,
+            score_cap: heads.scores.cap,
             logit_cap,
             queries_scaled_by_position: h.temperature.is_some(),
-            sinks: any(&|l| l.sinks.is_some()),
-            score_scale: h.layers[0].scores.scale,
+            sinks: attends(&|a| a.sinks.is_some()),
+            gated_attention: attends(&|a| a.gated),
+            recurrent: self.recurrent_structure(),
+            score_scale: heads.scores.scale,
             embedding_factor: embedding,
             residual_factor: residual,
             logit_factor: logits,
@@ -222,7 +254,8 @@ impl Model {
             rope_freqs: w.rope_divisors.all.is_some(),
             layers_without_keys: self.layers_where(|l| h.layers[l].kv_layer != l),
             width_per_layer: h.n_embd_per_layer,
-            unturned_layers: self.layers_where(|l| h.layers[l].rope.is_none()),
+            unturned_layers: self
+                .layers_where(|l| h.layers[l].attends() && h.layers[l].rope.is_none()),
             tied_output: w.is_tied(),
             output_bias: w.output_bias.is_some(),
             parameters: self.parameters(),
@@ -253,6 +286,34 @@ impl Model {
         })
     }
 
+    fn recurrent_structure(&self) -> Option<RecurrentStructure> {
+        let sizes = self.hparams.recurrent?;
+        let some = self
+            .weights
+            .layers
+            .iter()
+            .find_map(|l| l.recurrence.as_ref())?;
+        Some(RecurrentStructure {
+            kind: match some {
+                Recurrence::DeltaNet(_) => "gated delta net",
+                Recurrence::Mamba2(_) => "Mamba 2",
+                Recurrence::ShortConv(_) => "short convolution",
+            },
+            kernel: sizes.kernel,
+            heads: sizes.heads,
+            key_heads: sizes.groups,
+            key_dim: sizes.state_size,
+            value_dim: sizes.value_dim(),
+            state_bytes: self.state_bytes(),
+            layers: self.layers_where(|l| self.hparams.layers[l].recurs()),
+        })
+    }
+
+    /// Bytes that a sequence's state takes, of all layers.
+    pub fn state_bytes(&self) -> u64 {
+        self.graph.states.iter().map(|n| 4 * *n as u64).sum()
+    }
+
     fn windows(&self) -> Option<Windows> {
         let window = |l: usize| self.hparams.layers[l].scores.window;
         let layers = self.layers_where(|l| window(l).is_some());
@@ -266,7 +327,8 @@ impl Model {
 
     /// Query heads per key head, if it is the same in all layers.
     fn gqa_ratio(&self) -> Option<usize> {
-        let mut ratios = self.hparams.layers.iter().map(|l| l.n_head / l.n_head_kv);
+        let attending = self.hparams.layers.iter().filter(|l| l.attends());
+        let mut ratios = attending.map(|l| l.n_head / l.n_head_kv);
         let first = ratios.next()?;
         ratios.all(|ratio| ratio == first).then_some(first)
     }

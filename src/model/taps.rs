@@ -115,6 +115,8 @@ pub const FFN_MOE_WEIGHTS_SCALED: &str = "ffn_moe_weights_scaled";
 pub const FFN_MOE_GATE: &str = "ffn_moe_gate";
 /// With their biases.
 pub const FFN_MOE_GATE_BIASED: &str = "ffn_moe_gate_biased";
+/// The chosen experts' gates, each followed by what it gates, of one product.
+pub const FFN_MOE_GATE_UP: &str = "ffn_moe_gate_up";
 /// The products that are gated.
 pub const FFN_MOE_UP: &str = "ffn_moe_up";
 /// With their biases.
@@ -145,6 +147,84 @@ pub const FFN_SHEXP_GATE_INP: &str = "ffn_shexp_gate_inp";
 pub const FFN_SHEXP_GATE: &str = "ffn_shexp_gate";
 /// What the token gets.
 pub const FFN_SHEXP_OUT: &str = "ffn_shexp_out";
+/// The same, of Qwen 3.5: scores, sigmoid, and what the token gets.
+pub const SHARED_EXPERT_GATE: &str = "shared_expert_gate";
+/// See [`SHARED_EXPERT_GATE`].
+pub const SHARED_EXPERT_GATE_SIGMOID: &str = "shared_expert_gate_sigmoid";
+/// See [`SHARED_EXPERT_GATE`].
+pub const FFN_SHEXP_GATED: &str = "ffn_shexp_gated";
+/// Token embeddings, of Qwen 3.5.
+pub const INPUT_EMBED: &str = "model.input_embed";
+/// Token embeddings, of Qwen 3 Next and LFM 2.
+pub const EMBED_TOKENS: &str = "model.embed_tokens";
+/// Queries and gates of attention, before they are taken apart.
+pub const Q_CUR_FULL: &str = "Qcur_full";
+/// Attention's mix of values, where a gate follows.
+pub const ATTN_PREGATE: &str = "attn_pregate";
+/// That gate.
+pub const GATE_RESHAPED: &str = "gate_reshaped";
+/// Its sigmoid.
+pub const GATE_SIGMOID: &str = "gate_sigmoid";
+/// What the gate lets pass.
+pub const ATTN_GATED: &str = "attn_gated";
+/// Attention's projection, of Qwen 3.5.
+pub const ATTN_OUTPUT: &str = "attn_output";
+/// The layer's input and what attention or a recurrence adds.
+pub const ATTN_RESIDUAL: &str = "attn_residual";
+/// A convolution's result.
+pub const CONV_OUTPUT_RAW: &str = "conv_output_raw";
+/// That, after SiLU.
+pub const CONV_OUTPUT_SILU: &str = "conv_output_silu";
+/// A delta net's queries, of length 1.
+pub const Q_CONV_PREDELTA: &str = "q_conv_predelta";
+/// Its keys, likewise.
+pub const K_CONV_PREDELTA: &str = "k_conv_predelta";
+/// Both rates of a delta net, in one matrix.
+pub const MIXED_BA: &str = "linear_attn_mixed_ba";
+/// Queries, keys, values and gates of a delta net, in one matrix.
+pub const MIXED_QKVZ: &str = "linear_attn_mixed_qkvz";
+/// Time steps, before their bias.
+pub const A: &str = "a";
+/// After a softplus.
+pub const A_SOFTPLUS: &str = "a_softplus";
+/// The logarithm of what is left of a delta net's state; in Qwen 3 Next also attention's gate.
+pub const GATE: &str = "gate";
+/// How far a delta net's state is corrected, before a sigmoid.
+pub const B: &str = "b";
+/// After it.
+pub const BETA_SIGMOID: &str = "beta_sigmoid";
+/// What gates a delta net's result.
+pub const Z: &str = "z";
+/// A delta net's result.
+pub const LINEAR_ATTN_OUT: &str = "linear_attn_out";
+/// What is read from a Mamba's state, and what goes past it.
+pub const MAMBA2_Y_ADD_D: &str = "mamba2_y_add_d";
+/// A Mamba's result.
+pub const MAMBA_OUT: &str = "mamba_out";
+/// A Mamba's result beside attention.
+pub const SSM_OUT: &str = "ssm_out";
+/// Both.
+pub const LAYER_OUT: &str = "layer_out";
+/// Queries, rotated, of Falcon H1.
+pub const Q_CUR_POST_ROPE: &str = "Qcur-post-rope";
+/// Keys, rotated, of Falcon H1.
+pub const K_CUR_POST_ROPE: &str = "Kcur-post-rope";
+/// A layer's input, normed, of LFM 2.
+pub const OPERATOR_NORM: &str = "model.layers.{}.operator_norm";
+/// Gates and values of a short convolution.
+pub const CONV_IN_PROJ: &str = "model.layers.{}.conv.in_proj";
+/// Its result.
+pub const CONV_CONV: &str = "model.layers.{}.conv.conv";
+/// What it adds.
+pub const CONV_OUT_PROJ: &str = "model.layers.{}.conv.out_proj";
+/// Queries, normed per head, of LFM 2.
+pub const Q_LAYERNORM: &str = "model.layers.{}.self_attn.q_layernorm";
+/// Keys, normed per head, of LFM 2.
+pub const K_LAYERNORM: &str = "model.layers.{}.self_attn.k_layernorm";
+/// Attention's projection, of LFM 2.
+pub const SELF_ATTN_OUT_PROJ: &str = "model.layers.{}.self_attn.out_proj";
+/// The feed-forward block's input, normed, as LFM 2 calls it.
+pub const LFM2_FFN_OUT: &str = "model.layers.{}.ffn_out";
 /// What a layer hands on.
 pub const L_OUT: &str = "l_out";
 /// The final norm.

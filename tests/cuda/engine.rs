@@ -93,6 +93,7 @@ fn every_tensor_is_within_its_bound_of_the_cpus() {
             threads: 2,
             kv_type: KvType::F32,
             n_pages: 1,
+            n_states: 1,
             repack: true,
         };
         let mut a =

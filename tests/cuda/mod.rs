@@ -17,6 +17,7 @@ use std::sync::Arc;
 use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_engine::backend::cuda::{Cuda, Limits, Options};
 use octavo_engine::backend::{Executable, Role, Sequence, Step, cpu, cuda, split};
+use octavo_kernels::StateUse;
 use octavo_kernels::cuda::Device;
 use octavo_kernels::cuda::shim::{Shim, Sources};
 use octavo_kernels::{Isa, KvType, PAGE_POSITIONS};
@@ -69,6 +70,7 @@ fn both(gpu_layers: usize, kv_type: KvType, limits: Limits, graphs: bool) -> spl
         threads: 2,
         kv_type,
         n_pages: limits.n_pages,
+        n_states: 1,
         repack: true,
     };
     split::Options {

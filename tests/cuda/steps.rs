@@ -10,6 +10,7 @@ use octavo_engine::backend::cuda::{Cuda, Error, Options};
 use octavo_engine::backend::{Executable, Loading, Role, Sequence, Step};
 use octavo_engine::sample::argmax;
 use octavo_fixtures::workspace_root;
+use octavo_kernels::StateUse;
 use octavo_kernels::{KvType, PAGE_POSITIONS};
 use octavo_model::{Model, WeightId};
 
@@ -294,7 +295,10 @@ fn layers_take_few_launches() {
         let types = |ids: &[WeightId]| ids.iter().map(|id| ty(*id)).collect::<HashSet<_>>().len();
         let most: usize = layers
             .iter()
-            .map(|layer| 8 + types(&[layer.wq, layer.wk.expect("keys"), layer.wv.expect("values")]))
+            .map(|layer| {
+                let a = layer.attention.expect("it attends");
+                8 + types(&[a.wq, a.wk.expect("keys"), a.wv.expect("values")])
+            })
             .sum();
         let mut cuda = prepare(
             Watched::new(device),

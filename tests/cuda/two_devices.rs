@@ -9,6 +9,7 @@ use octavo_engine::backend::{Executable, Loading, Role, Sequence, Step, TapView,
 use octavo_engine::{DeviceChoice, Engine, EngineOptions, ModelSource};
 use octavo_fixtures::workspace_root;
 use octavo_kernels::KvType;
+use octavo_kernels::StateUse;
 use octavo_kernels::cuda::Device;
 use octavo_lab::diff::{Backend, Verdict, compare};
 use octavo_model::Model;

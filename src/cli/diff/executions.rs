@@ -137,6 +137,7 @@ fn execution(
         threads,
         kv_type,
         n_pages,
+        n_states: 1,
         repack: compute.repack,
     };
     if side.device == Device::Cuda

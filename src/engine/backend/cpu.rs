@@ -25,6 +25,8 @@ pub struct Options {
     pub kv_type: KvType,
     /// Pages of the cache.
     pub n_pages: usize,
+    /// Room for states, of models with recurrent layers.
+    pub n_states: usize,
     /// Copy weights into the kernels' layout; otherwise run from the file's rows.
     pub repack: bool,
 }
@@ -81,6 +83,14 @@ pub enum Error {
     /// The cache does not fit.
     #[error("{0}")]
     Kv(#[from] KvTooLarge),
+    /// No memory for what recurrent layers keep.
+    #[error("{n_states} states of recurrent layers: {source}")]
+    States {
+        /// How many.
+        n_states: usize,
+        /// What they take.
+        source: NoMemory,
+    },
     /// A cache type that comes in groups of values.
     #[error("KV cache of {ty}: expected heads of a multiple of 32 values, got {head_dim}")]
     KvType {
@@ -142,7 +152,15 @@ impl Cpu {
             let head_dim = kv.head_dim;
             return Err(Error::KvType { ty, head_dim });
         }
+        let n_states = if program.states.is_empty() {
+            0
+        } else {
+            options.n_states
+        };
         let store = KvStore::new(&program.caches, options.n_pages)?;
+        let store = store
+            .with_states(&program.states, n_states)
+            .map_err(|source| Error::States { n_states, source })?;
         let experts = program.experts(weights.len());
         let weights: Vec<_> = weights.into_iter().zip(experts).collect();
         let (matrices, watched) = pack(gguf, model, &weights, options, &mut pool, progress)?;
@@ -265,6 +283,10 @@ impl Executable for Cpu {
 
     fn n_pages(&self) -> usize {
         self.kv.n_pages()
+    }
+
+    fn n_states(&self) -> usize {
+        self.kv.n_states()
     }
 
     fn weight_bytes(&self) -> u64 {

@@ -251,6 +251,10 @@ impl<D: Device> Executable for Cuda<D> {
         self.executor.limits().n_pages
     }
 
+    fn n_states(&self) -> usize {
+        0
+    }
+
     fn weight_bytes(&self) -> u64 {
         self.executor.memory().weights
     }

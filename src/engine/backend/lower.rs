@@ -116,7 +116,7 @@ pub(super) fn lower(gguf: &Arc<Gguf>, model: &Model, layers: &Range<usize>, kv: 
         slots: compiler.slots,
         ropes: model.ropes.clone(),
         caches: caches(&model.hparams, layers, kv),
-        states: vec![],
+        states: compiler.states,
         output: compiler.output,
     };
     Lowered {
@@ -157,6 +157,8 @@ struct Compiler<'a> {
     free: Vec<Slot>,
     slot_of: Vec<Option<Slot>>,
     matrices: Vec<WeightId>,
+    /// Parts of a sequence's state.
+    states: Vec<usize>,
     /// The first layer: each group's first from here on is the cache's first.
     first: usize,
     output: Slot,
@@ -173,6 +175,7 @@ impl<'a> Compiler<'a> {
             free: Vec::new(),
             slot_of: vec![None; model.graph.values.len()],
             matrices: Vec::new(),
+            states: Vec::new(),
             first: 0,
             output: 0,
         }
@@ -269,6 +272,12 @@ impl Translate<ValueId, WeightId, VecId, WeightId> for Compiler<'_> {
                 weight,
             }),
         }
+    }
+
+    fn state(&mut self, state: usize) -> usize {
+        // each part is one operation's
+        self.states.push(self.model.graph.states[state]);
+        self.states.len() - 1
     }
 
     fn cache(&mut self, cache: CacheLayer) -> CacheLayer {

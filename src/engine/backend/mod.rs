@@ -90,6 +90,9 @@ pub trait Executable: Send {
     /// Pages of each group.
     fn n_pages(&self) -> usize;
 
+    /// Room for states of recurrent layers; 0 for models without.
+    fn n_states(&self) -> usize;
+
     /// Bytes of weights in the device's own layout.
     fn weight_bytes(&self) -> u64;
 

@@ -162,6 +162,10 @@ impl<D: Device> Executable for Split<D> {
         self.first.n_pages().min(self.second.n_pages())
     }
 
+    fn n_states(&self) -> usize {
+        self.first.n_states().max(self.second.n_states())
+    }
+
     fn weight_bytes(&self) -> u64 {
         self.first.weight_bytes() + self.second.weight_bytes()
     }

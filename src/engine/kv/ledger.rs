@@ -4,6 +4,7 @@
 use super::PAGE;
 use super::pool::{BlockPool, OutOfPages, PageId};
 use super::prefix::{History, NodeId, PrefixTree};
+use super::states::{Checkpoint, StatePool, Trail};
 use super::table::{BlockTable, PageCopy};
 
 /// Positions of one sequence, and the pages that hold them. Pages go back by [`Ledger::truncate`]
@@ -16,6 +17,8 @@ pub struct Timeline {
     /// The last of its pages that is in the tree, and how many are.
     at: Option<NodeId>,
     kept: usize,
+    /// What recurrent layers have kept of it.
+    trail: Trail,
 }
 
 impl Timeline {
@@ -39,11 +42,18 @@ impl Timeline {
         &self.tables
     }
 
+    /// States that a step reads and writes, of models with recurrent layers: where the one after
+    /// [`Timeline::len`] positions is, and where those go that the step leaves.
+    pub fn states(&self) -> (Option<PageId>, &[Checkpoint]) {
+        (self.trail.current(), self.trail.next())
+    }
+
     /// Declares positions up to `end` written.
     ///
     /// # Panics
     /// If they were not reserved.
     pub fn advance(&mut self, end: usize) {
+        self.trail.advance(end);
         self.len = end;
         self.tables.iter_mut().for_each(|table| table.advance(end));
     }
@@ -74,6 +84,8 @@ pub struct Ledger {
     /// For each group of the cache's layers: pages of different shapes cannot stand in for each
     /// other.
     pools: Vec<BlockPool>,
+    /// Room for states of recurrent layers, of models with some.
+    states: Option<StatePool>,
     tree: PrefixTree,
     evicted: u64,
 }
@@ -83,9 +95,23 @@ impl Ledger {
     pub fn new(groups: usize, n_pages: u32) -> Ledger {
         Ledger {
             pools: (0..groups).map(|_| BlockPool::new(n_pages)).collect(),
+            states: None,
             tree: PrefixTree::default(),
             evicted: 0,
         }
+    }
+
+    /// With room for so many states of recurrent layers; none if 0, for models without such.
+    pub fn with_states(self, slots: u32) -> Ledger {
+        Ledger {
+            states: (slots > 0).then(|| StatePool::new(slots)),
+            ..self
+        }
+    }
+
+    /// Room for states that nobody uses; none for models without.
+    pub fn free_states(&self) -> Option<usize> {
+        Some(self.states.as_ref()?.free())
     }
 
     /// Pages of each group.
@@ -142,6 +168,12 @@ impl Ledger {
             while self.pools[group].check(needed).is_err() && self.evict() {}
             self.pools[group].check(needed)?;
         }
+        if let Some(states) = &mut self.states {
+            let mut give_up = |states: &mut StatePool| self.tree.give_up_state(states);
+            timeline
+                .trail
+                .reserve(states, timeline.len, end, &mut give_up)?;
+        }
         let mut copies = Vec::new();
         let both = timeline.tables.iter_mut().zip(&mut self.pools);
         for (group, (table, pool)) in both.enumerate() {
@@ -151,9 +183,14 @@ impl Ledger {
         Ok(copies)
     }
 
-    /// Forgets all but the first `n` positions and gives back the pages that then hold none.
-    pub fn truncate(&mut self, timeline: &mut Timeline, n: usize) {
+    /// Forgets all but the first `n` positions and gives back the pages that then hold none;
+    /// answers how many are left. With recurrent layers these may be fewer: a state cannot be
+    /// taken back, so that the timeline stands where it has one.
+    pub fn truncate(&mut self, timeline: &mut Timeline, n: usize) -> usize {
         timeline.len = timeline.len.min(n);
+        if let Some(states) = &mut self.states {
+            timeline.len = timeline.trail.truncate(states, timeline.len);
+        }
         let whole = timeline.len / PAGE;
         if let Some(node) = timeline.at.filter(|_| whole < timeline.kept) {
             timeline.at = self.tree.ancestor(node, timeline.kept - whole);
@@ -162,6 +199,7 @@ impl Ledger {
         for (table, pool) in timeline.tables.iter_mut().zip(&mut self.pools) {
             table.truncate(pool, timeline.len);
         }
+        timeline.len
     }
 
     /// A second timeline with the same positions; their pages are shared until one of the two
@@ -170,19 +208,22 @@ impl Ledger {
         let both = timeline.tables.iter().zip(&mut self.pools);
         Timeline {
             tables: both.map(|(table, pool)| table.fork(pool)).collect(),
-            ..*timeline
+            len: timeline.len,
+            at: timeline.at,
+            kept: timeline.kept,
+            trail: match &mut self.states {
+                Some(states) => timeline.trail.fork(states),
+                None => Trail::default(),
+            },
         }
     }
 
     /// Takes over kept pages that hold what follows in a history, up to position `end` at most;
     /// answers how many positions that are. Only for a timeline all of whose pages are full and
-    /// kept.
+    /// kept. With recurrent layers, it ends at a page after which their state is kept.
     pub fn adopt(&mut self, timeline: &mut Timeline, history: &History<'_>, end: usize) -> usize {
         let before = timeline.len;
-        while timeline.len == timeline.kept * PAGE && timeline.len + PAGE <= end {
-            let Some(node) = self.next(timeline, history) else {
-                break;
-            };
+        for node in self.adoptable(timeline, history, end) {
             self.tree.touch(node);
             timeline
                 .tables
@@ -195,7 +236,37 @@ impl Ledger {
             timeline.kept += 1;
             timeline.len += PAGE;
         }
+        if let (Some(states), Some(node)) = (&mut self.states, timeline.at) {
+            let state = self.tree.state(node).filter(|_| timeline.len > before);
+            if let Some(slot) = state {
+                timeline.trail.adopt(states, timeline.len, slot);
+            }
+        }
         timeline.len - before
+    }
+
+    /// The kept pages that a timeline can take over, in order.
+    fn adoptable(&self, timeline: &Timeline, history: &History<'_>, end: usize) -> Vec<NodeId> {
+        let (mut nodes, mut at) = (Vec::new(), timeline.at);
+        if timeline.len != timeline.kept * PAGE {
+            return nodes;
+        }
+        while timeline.len + (nodes.len() + 1) * PAGE <= end {
+            let Some(key) = history.page(timeline.kept + nodes.len()) else {
+                break;
+            };
+            let Some(node) = self.tree.child(at, history.salt, &key) else {
+                break;
+            };
+            nodes.push(node);
+            at = Some(node);
+        }
+        if self.states.is_some() {
+            let has_state = |node: &NodeId| self.tree.state(*node).is_some();
+            let n = nodes.iter().rposition(has_state).map_or(0, |last| last + 1);
+            nodes.truncate(n);
+        }
+        nodes
     }
 
     /// Keeps the pages of a timeline that are full. Where a page with the same tokens is kept
@@ -215,6 +286,13 @@ impl Ledger {
             };
             timeline.at = Some(node);
             timeline.kept += 1;
+            if let Some(states) = &mut self.states {
+                let state = timeline.trail.at(timeline.kept * PAGE);
+                if let Some(slot) = state.filter(|_| self.tree.state(node).is_none()) {
+                    states.retain(slot);
+                    self.tree.set_state(node, slot);
+                }
+            }
         }
     }
 
@@ -265,6 +343,10 @@ impl Ledger {
         let Some(node) = self.tree.oldest(is_idle) else {
             return false;
         };
+        let state = self.tree.state(node);
+        if let (Some(states), Some(slot)) = (&mut self.states, state) {
+            states.release(slot);
+        }
         let pages = self.tree.remove(node);
         for (pool, &page) in self.pools.iter_mut().zip(&pages) {
             pool.drop_kept(page);

@@ -10,11 +10,13 @@
 mod ledger;
 mod pool;
 mod prefix;
+mod states;
 mod table;
 
 pub use ledger::{GroupCopy, Ledger, PageCounts, Timeline};
 pub use pool::{BlockPool, OutOfPages, PageId};
 pub use prefix::History;
+pub use states::{CHECKPOINTS, Checkpoint, WRITES};
 pub use table::{BlockTable, PageCopy};
 
 /// Positions in a page: as many as kernels take at a time.

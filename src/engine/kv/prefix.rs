@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::PAGE;
 use super::pool::PageId;
+use super::states::StatePool;
 
 /// Which page of a prefix: its place in the tree's memory.
 pub(super) type NodeId = usize;
@@ -59,6 +60,8 @@ struct Node {
     key: PageKey,
     /// One for each group of the cache's layers.
     pages: Box<[PageId]>,
+    /// What recurrent layers have kept up to its end, if that is there.
+    state: Option<PageId>,
     children: HashMap<PageKey, NodeId>,
     /// When it was last of use; counts, and is no time.
     used: u64,
@@ -133,6 +136,7 @@ impl PrefixTree {
             salt: salt.map(Box::from),
             key,
             pages: pages.into(),
+            state: None,
             children: HashMap::new(),
             used: self.now,
         };
@@ -149,6 +153,31 @@ impl PrefixTree {
         }
         self.leaves.insert((self.now, id));
         id
+    }
+
+    /// What recurrent layers have kept up to the end of a node.
+    pub(super) fn state(&self, id: NodeId) -> Option<PageId> {
+        self.node(id).state
+    }
+
+    /// Keeps a state with a node, which owns it from then on.
+    pub(super) fn set_state(&mut self, id: NodeId, slot: PageId) {
+        self.node_mut(id).state = Some(slot);
+    }
+
+    /// Gives up the state of use longest ago that nobody else has; false if there is none.
+    pub(super) fn give_up_state(&mut self, pool: &mut StatePool) -> bool {
+        let idle = self.nodes.iter_mut().flatten().filter(|node| {
+            let state = node.state;
+            state.is_some_and(|slot| !pool.is_shared(slot))
+        });
+        let Some(node) = idle.min_by_key(|node| node.used) else {
+            return false;
+        };
+        node.state.take().is_some_and(|slot| {
+            pool.release(slot);
+            true
+        })
     }
 
     /// The node to give up first among those that `is_idle` says nobody uses: one without children,

@@ -230,18 +230,18 @@ pub fn run(
 ) -> Result<Samples, Error> {
     let tokens = prompt_tokens(session.engine(), test.depth + test.n);
     let (before, after) = tokens.split_at(test.depth);
-    if test.sequences > 1 {
+    if session.tokens() != before || test.sequences > 1 {
         session.truncate(0);
-    } else if session.tokens() != before {
-        session.truncate(0);
-        session.eval(before, Role::Prompt, Wanted::None)?;
     }
     let mut n = test.n;
     let mut times = Vec::with_capacity(repetitions);
     let mut expected = String::new();
     for repetition in 0..=repetitions {
         progress(repetition, repetitions + 1);
-        session.truncate(test.depth);
+        if test.sequences == 1 {
+            let left = session.truncate(test.depth);
+            session.eval(&before[left..], Role::Prompt, Wanted::None)?;
+        }
         let start = Instant::now();
         let (time, chosen);
         if test.sequences > 1 {

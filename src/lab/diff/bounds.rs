@@ -17,6 +17,9 @@
 //! * soft caps and sigmoids: their slope is at most 1; of the square of what is above 0 it is twice
 //!   the value;
 //! * sums, rotations and selections pass errors on as they are;
+//! * convolutions add a few rows up; linear attention adds values to a state that fades, so that
+//!   the largest relative errors of its inputs so far are those of what it reads, and that of what
+//!   is left of the state counts once for each token;
 //! * softmax has a slope of at most 1/2, and is at most 1 in all;
 //! * which experts are chosen changes only where values, or scores of groups, are as close to each
 //!   other as their errors allow: then any choice is explained, and otherwise none but the same.
@@ -29,7 +32,7 @@
 use std::collections::HashMap;
 
 use gguf_rs_lite::{Gguf, TensorType};
-use octavo_kernels::{Activation, CacheLayer, Function, Scores, TopGroups};
+use octavo_kernels::{Activation, CacheLayer, Function, Recurrence, Scores, TopGroups};
 
 use super::Error;
 use super::execution::Rounding;
@@ -227,11 +230,36 @@ impl<'a> Bounds<'a> {
                     (a.error[r] + b.error[r] + U * size, size)
                 })
             }
-            // a part of a row may have all of its error, and all of its size
-            Op::Slice { x, width, .. } => {
-                let whole = model.graph.values[x.index()].width;
+            Op::Mul { a, b } => {
+                let (a, b) = (&self.stats[a.index()], &self.stats[b.index()]);
+                self.each_row(|r| {
+                    let size = a.size[r] * b.size[r];
+                    let error = a.error[r] * b.size[r] + a.size[r] * b.error[r];
+                    (4.0 * error + 4.0 * U * size, size)
+                })
+            }
+            Op::MulVector { x, by } => {
+                let by = largest(model.weights.vector(by));
                 let x = &self.stats[x.index()];
-                let share = (whole as f64 / width as f64).sqrt();
+                self.each_row(|r| {
+                    let size = by * x.size[r];
+                    (by * x.error[r] + U * size, size)
+                })
+            }
+            Op::CausalConv { x, weight, .. } => self.convolution(x, weight),
+            Op::LinearAttention {
+                q,
+                k,
+                v,
+                decay,
+                rate,
+                how,
+                ..
+            } => self.linear_attention([q, k, v, decay, rate], how),
+            // a part of a row may have all of its error, and all of its size
+            Op::Slice { x, each, width, .. } => {
+                let x = &self.stats[x.index()];
+                let share = (each as f64 / width as f64).sqrt();
                 self.each_row(|r| (share * x.error[r], share * x.size[r]))
             }
             Op::SelectRows { x } => {
@@ -356,6 +384,43 @@ impl<'a> Bounds<'a> {
         Ok(self.each_row(|r| (gain * (x.error[r] + own * x.size[r]), gain * x.size[r])))
     }
 
+    /// A few rows, each weighed.
+    fn convolution(&self, x: ValueId, weight: VecId) -> Explained {
+        let weight = self.model.weights.vector(weight);
+        let kernel = (weight.len() as f64 / self.width(x)).max(1.0);
+        let gain = kernel.sqrt() * rms(weight);
+        let x = &self.stats[x.index()];
+        let latest = |of: &[f64], r: usize| {
+            let first = (r + 1).saturating_sub(kernel as usize);
+            of[first..=r].iter().copied().fold(0.0, f64::max)
+        };
+        self.each_row(|r| {
+            let size = gain * latest(&x.size, r);
+            let own = (kernel + 2.0) * U * size;
+            (gain * latest(&x.error, r) + own, size)
+        })
+    }
+
+    /// The largest relative errors of queries, keys, values and rates so far, and how the state
+    /// that is left has been off at each token.
+    fn linear_attention(&self, inputs: [ValueId; 5], how: Recurrence) -> Explained {
+        let [q, k, v, decay, rate] = inputs.map(|value| &self.stats[value.index()]);
+        let relative = |of: &Stats, r: usize| of.error[r] / of.size[r].max(f64::MIN_POSITIVE);
+        let (mut written, mut left, mut size) = (0.0f64, 0.0f64, 0.0f64);
+        let mut explained = Explained::default();
+        for r in 0..self.n_tokens {
+            let now = relative(v, r) + 2.0 * relative(k, r) + relative(rate, r);
+            written = written.max(now);
+            left += decay.error[r] + U;
+            size = size.max(v.size[r] * rate.size[r]);
+            let own = (8.0 + 4.0 * (how.key_dim as f64).sqrt()) * U;
+            let sum = written + left + relative(q, r) + own;
+            explained.error.push(size * sum);
+            explained.size.push(size);
+        }
+        explained
+    }
+
     fn attention(&self, q: ValueId, cache: CacheLayer, scores: Scores) -> Explained {
         let scale = f64::from(scores.scale);
         let (k, v) = self.cache[&cache];
@@ -445,6 +510,13 @@ fn unary(f: Function, error: f64, size: f64) -> (f64, f64) {
             4.0 * size * size,
         ),
         Function::Sigmoid => (error + 16.0 * U, 1.0),
+        Function::Silu => (1.13 * error + 16.0 * U * size, size),
+        Function::Softplus => {
+            let size = size + std::f64::consts::LN_2;
+            (error + 16.0 * U * size, size)
+        }
+        // of what is not above 0: parts that are left
+        Function::Exp => (error + 16.0 * U * (1.0 + size), 1.0),
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
 use octavo_kernels::cuda::Device;
-use octavo_kernels::{KvType, PAGE_POSITIONS};
+use octavo_kernels::{KvType, PAGE_POSITIONS, StateUse, StateWrite};
 use octavo_reference::Oracle;
 
 use super::Error;
@@ -165,7 +165,13 @@ impl Execution for Backend {
             start: 0,
             tables: &tables,
             wanted: 0..tokens.len(),
-            states: StateUse::default(),
+            states: StateUse {
+                from: None,
+                to: &[StateWrite {
+                    after: tokens.len(),
+                    slot: 0,
+                }],
+            },
         }];
         let step = Step {
             role: Role::Prompt,

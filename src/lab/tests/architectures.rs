@@ -48,6 +48,7 @@ fn backend(gguf: &Arc<Gguf>, isa: Isa) -> Backend {
         threads: 2,
         kv_type: KvType::F32,
         n_pages: 8,
+        n_states: 1,
         repack: true,
     };
     let model = Model::load(gguf).expect("a model");

@@ -1,6 +1,6 @@
 //! ERNIE 4.5: LLaMA with an optional bias behind attention.
 
-use super::{Binder, DECODER, Error, Layer, Pairing, Spec, blk, dense_layer};
+use super::{Binder, DECODER, Error, Layer, Pairing, Spec, dense_layer, with_output_bias};
 
 pub(super) const SPEC: Spec = Spec {
     name: "ernie4_5",
@@ -11,8 +11,5 @@ pub(super) const SPEC: Spec = Spec {
 
 fn layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
     let layer = dense_layer(b, l)?;
-    Ok(Layer {
-        bo: b.optional_vector(&blk(l, "attn_output.bias"), b.h.n_embd())?,
-        ..layer
-    })
+    with_output_bias(b, l, layer)
 }

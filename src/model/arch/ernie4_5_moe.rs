@@ -1,7 +1,7 @@
 //! ERNIE 4.5 with experts in the layers behind the first ones, or in every so manieth of them.
 
-use super::pre_norm_layer;
-use super::{Binder, DECODER, Error, Ffn, Hparams, Keys, Layer, Pairing, Spec, blk};
+use super::{Binder, DECODER, Error, Ffn, Hparams, Keys, Layer, Pairing, Spec};
+use super::{pre_norm_layer, with_output_bias};
 use crate::hparams::{DefaultWidth, EXPERT_KEYS, ExpertRules, MIXTURE, experts};
 
 pub(super) const SPEC: Spec = Spec {
@@ -35,8 +35,5 @@ fn layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
         }
         Ok(Ffn::Experts(b.experts(l)?))
     })?;
-    Ok(Layer {
-        bo: b.optional_vector(&blk(l, "attn_output.bias"), b.h.n_embd())?,
-        ..layer
-    })
+    with_output_bias(b, l, layer)
 }

@@ -2,11 +2,10 @@
 //! ones' keys and values, all may get a part of the token, and experts may stand beside the dense.
 
 use super::gemma::{GEMMA, scaled_embedding};
-use super::{Binder, Block, Error, Ffn, Hparams, Keys, Layer, NormWeights, Spec};
+use super::{Attention, Binder, Block, Error, Ffn, Hparams, Keys, Layer, NormWeights, Spec};
 use super::{NUMBERED_POST_NORMS, blk, taps, with_post_norms};
 use crate::hparams::{DefaultWidth, ExpertRules, MAX_WIDTH, MIXTURE, experts_if_any};
 use crate::hparams::{share_caches, windows, windows_have_heads};
-use crate::weights::WeightId;
 
 pub(super) const SPEC: Spec = Spec {
     name: "gemma4",
@@ -71,7 +70,12 @@ fn layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
 fn bare(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
     let sizes = b.h.layers[l];
     let (n_embd, head_dim) = (b.h.n_embd(), sizes.head_dim);
-    let mut keys = KeysAndValues::default();
+    let wq = b.matrix(&blk(l, "attn_q.weight"), sizes.q_width(), n_embd)?;
+    let wo = b.matrix(&blk(l, "attn_output.weight"), n_embd, sizes.q_width())?;
+    let mut attention = Attention {
+        q_norm: Some(b.norm(&blk(l, "attn_q_norm"), head_dim, taps::Q_CUR_NORMED)?),
+        ..Attention::new(wq, wo)
+    };
     if sizes.kv_layer != l {
         // files may have what nobody reads
         for name in ["attn_k.weight", "attn_v.weight", "attn_k_norm.weight"] {
@@ -79,35 +83,21 @@ fn bare(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
         }
     } else {
         let ones = b.made_vector("(no weight)", vec![1.0; head_dim]);
-        keys = KeysAndValues {
+        attention = Attention {
             wk: Some(b.matrix(&blk(l, "attn_k.weight"), sizes.kv_width(), n_embd)?),
             wv: b.optional_matrix(&blk(l, "attn_v.weight"), sizes.kv_width(), n_embd)?,
             k_norm: Some(b.norm(&blk(l, "attn_k_norm"), head_dim, taps::K_CUR_NORMED)?),
             v_norm: Some(NormWeights::plain(ones, taps::V_CUR_NORMED)),
+            ..attention
         };
     }
-    let wq = b.matrix(&blk(l, "attn_q.weight"), sizes.q_width(), n_embd)?;
-    let wo = b.matrix(&blk(l, "attn_output.weight"), n_embd, sizes.q_width())?;
     let dense = b.gated_ffn(l)?;
     let ffn = match b.h.experts {
         Some(_) => Ffn::Both(b.dense_and_experts(l, dense)?),
         None => Ffn::Dense(dense),
     };
     Ok(Layer {
-        q_norm: Some(b.norm(&blk(l, "attn_q_norm"), head_dim, taps::Q_CUR_NORMED)?),
-        wk: keys.wk,
-        wv: keys.wv,
-        k_norm: keys.k_norm,
-        v_norm: keys.v_norm,
-        ..Layer::new(wq, wo, ffn)
+        attention: Some(attention),
+        ..Layer::new(ffn)
     })
-}
-
-/// What a layer has that does not read another's.
-#[derive(Default)]
-struct KeysAndValues {
-    wk: Option<WeightId>,
-    wv: Option<WeightId>,
-    k_norm: Option<NormWeights>,
-    v_norm: Option<NormWeights>,
 }

@@ -2,8 +2,8 @@
 //! every other layer, and a sink for each head of attention.
 
 use super::{
-    Binder, DECODER, Error, Feature, Ffn, Hparams, Keys, Layer, Spec, blk, pre_norm_layer_with,
-    taps,
+    Attention, Binder, DECODER, Error, Feature, Ffn, Hparams, Keys, Layer, Spec, blk,
+    pre_norm_layer_with, taps,
 };
 use crate::hparams::{DefaultWidth, ExpertRules, Gating, experts, windows, windows_turn_by_base};
 
@@ -35,9 +35,11 @@ fn layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
     let (n_embd, n_head) = (b.h.n_embd(), b.h.layers[l].n_head);
     let ffn_norm = ["post_attention_norm", taps::ATTN_POST_NORM];
     let layer = pre_norm_layer_with(b, l, ffn_norm, |b| Ok(Ffn::Experts(b.experts(l)?)))?;
-    Ok(Layer {
-        bo: Some(b.vector(&blk(l, "attn_output.bias"), n_embd)?),
-        sinks: Some(b.vector(&blk(l, "attn_sinks.weight"), n_head)?),
-        ..layer
+    layer.attending(|attention| {
+        Ok(Attention {
+            bo: Some(b.vector(&blk(l, "attn_output.bias"), n_embd)?),
+            sinks: Some(b.vector(&blk(l, "attn_sinks.weight"), n_head)?),
+            ..attention
+        })
     })
 }

@@ -22,7 +22,8 @@ pub(super) const SPEC: Spec = Spec {
     ..GRANITE
 };
 
-const WIDE: ExpertRules = ExpertRules {
+/// Experts as wide as the file's feed-forward blocks.
+pub(super) const WIDE: ExpertRules = ExpertRules {
     n_ff: DefaultWidth::Whole,
     ..MIXTURE
 };

@@ -1,11 +1,12 @@
 //! Hunyuan: Qwen 3, but queries and keys are normed after they turned, and a factor of the context
 //! may stretch the angles' base.
 
-use super::{DECODER, Error, Hparams, Keys, QkNorm, Spec, qk_normed_layer};
+use super::{DECODER, Error, Hparams, Keys, QkNorm, Spec, qk_normed_layer, taps};
 
 pub(super) const SPEC: Spec = Spec {
     name: "hunyuan-dense",
     qk_norm: QkNorm::AfterRope,
+    qk_normed: [taps::Q_CUR_NORM, taps::K_CUR_NORM],
     reads: &["rope.scaling.alpha"],
     numbers,
     layer: qk_normed_layer,

@@ -7,6 +7,7 @@ mod ernie4_5;
 mod ernie4_5_moe;
 mod exaone4;
 mod falcon;
+mod falcon_h1;
 mod gemma;
 mod gemma2;
 mod gemma3;
@@ -15,9 +16,13 @@ mod glm4;
 mod glm4moe;
 mod gpt_oss;
 mod granite;
+mod granitehybrid;
 mod granitemoe;
 mod hunyuan_dense;
+mod lfm2;
+mod lfm2moe;
 mod llama;
+mod mamba2;
 mod minicpm;
 mod mistral3;
 mod nemotron;
@@ -27,7 +32,10 @@ mod phi3;
 mod qwen2;
 mod qwen2moe;
 mod qwen3;
+mod qwen35;
+mod qwen35moe;
 mod qwen3moe;
+mod qwen3next;
 mod seed_oss;
 mod smollm3;
 mod starcoder2;
@@ -40,18 +48,19 @@ use super::blocks::{Block, Builder, Feature};
 use super::graph::Graph;
 use super::keys::{Keys, show};
 use super::taps;
-use super::weights::{Binder, Ends, Ffn, Layer, NormWeights, blk};
+use super::weights::{Attention, Binder, Ends, Ffn, Layer, NormWeights, Recurrence, blk};
 use super::{Error, hparams::Hparams, weights::Weights};
-use octavo_kernels::Pairing;
+use octavo_kernels::{KeyHeads, Pairing};
 
 /// Every supported architecture. Adding one is its file, and a line here.
-static ALL: [Arch; 30] = [
+static ALL: [Arch; 38] = [
     Arch(&cohere2::SPEC),
     Arch(&command_r::SPEC),
     Arch(&ernie4_5::SPEC),
     Arch(&ernie4_5_moe::SPEC),
     Arch(&exaone4::SPEC),
     Arch(&falcon::SPEC),
+    Arch(&falcon_h1::SPEC),
     Arch(&gemma::SPEC),
     Arch(&gemma2::SPEC),
     Arch(&gemma3::SPEC),
@@ -60,9 +69,13 @@ static ALL: [Arch; 30] = [
     Arch(&glm4moe::SPEC),
     Arch(&gpt_oss::SPEC),
     Arch(&granite::SPEC),
+    Arch(&granitehybrid::SPEC),
     Arch(&granitemoe::SPEC),
     Arch(&hunyuan_dense::SPEC),
+    Arch(&lfm2::SPEC),
+    Arch(&lfm2moe::SPEC),
     Arch(&llama::SPEC),
+    Arch(&mamba2::SPEC),
     Arch(&minicpm::SPEC),
     Arch(&mistral3::SPEC),
     Arch(&nemotron::SPEC),
@@ -72,7 +85,10 @@ static ALL: [Arch; 30] = [
     Arch(&qwen2::SPEC),
     Arch(&qwen2moe::SPEC),
     Arch(&qwen3::SPEC),
+    Arch(&qwen35::SPEC),
+    Arch(&qwen35moe::SPEC),
     Arch(&qwen3moe::SPEC),
+    Arch(&qwen3next::SPEC),
     Arch(&seed_oss::SPEC),
     Arch(&smollm3::SPEC),
     Arch(&starcoder2::SPEC),
@@ -115,8 +131,22 @@ pub(super) struct Spec {
     pub(super) feature: Feature,
     /// How attention and feed-forward block stand to each other.
     pub(super) block: Block,
+    /// How layers go from token to token, if some do.
+    pub(super) recurrent: Option<Recurrent>,
+    /// Attention is followed by a feed-forward block.
+    pub(super) feeds_forward: bool,
+    /// Behind each head's query there is a gate of its result.
+    pub(super) gated_attention: bool,
     /// Where queries and keys are normed, if they are.
     pub(super) qk_norm: QkNorm,
+    /// What queries and keys are called after that.
+    pub(super) qk_normed: [&'static str; 2],
+    /// What gates of attention's result are called.
+    pub(super) query_gate: &'static str,
+    /// What gates the expert that sees every token: scores, their sigmoid, and what it gives then.
+    pub(super) shared_gate: [&'static str; 3],
+    /// What token embeddings are called.
+    pub(super) embedding: &'static str,
     /// What attention's projection is called, if it has a name.
     pub(super) attn_out: Option<&'static str>,
     /// What queries and keys are called after they turned.
@@ -149,6 +179,19 @@ pub(super) enum QkNorm {
     AfterRope,
 }
 
+/// How layers go from token to token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Recurrent {
+    /// A gated delta net, in all layers but those that the file's keys name.
+    DeltaNet(KeyHeads),
+    /// A convolution between two gates, in layers without heads for keys.
+    ShortConv,
+    /// Mamba 2, in layers without heads for keys.
+    Mamba2,
+    /// Mamba 2 beside attention in every layer.
+    Mamba2Beside,
+}
+
 /// Most decoders: RMS norms before attention and before a gated feed-forward block, SiLU, and
 /// halves of heads that turn together.
 const DECODER: Spec = Spec {
@@ -162,7 +205,18 @@ const DECODER: Spec = Spec {
     block: Block::Sequential {
         residual: Some(taps::FFN_INP),
     },
+    recurrent: None,
+    feeds_forward: true,
+    gated_attention: false,
     qk_norm: QkNorm::BeforeRope,
+    qk_normed: [taps::Q_CUR_NORMED, taps::K_CUR_NORMED],
+    query_gate: taps::GATE_RESHAPED,
+    shared_gate: [
+        taps::FFN_SHEXP_GATE_INP,
+        taps::FFN_SHEXP_GATE,
+        taps::FFN_SHEXP_OUT,
+    ],
+    embedding: taps::INP_EMBD,
     attn_out: Some(taps::ATTN_OUT),
     turned: [taps::Q_CUR, taps::K_CUR],
     scaled_embedding: taps::INP_EMBD,
@@ -276,13 +330,21 @@ fn pre_norm_layer_with<'b>(
 /// has them.
 fn biased_layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
     let layer = expert_layer(b, l)?;
+    let layer = with_output_bias(b, l, layer)?;
     Ok(Layer {
-        bo: b.optional_vector(&blk(l, "attn_output.bias"), b.h.n_embd())?,
         ffn: match layer.ffn {
             Ffn::Dense(ffn) => Ffn::Dense(b.ffn_biases(l, ffn)?),
             others => others,
         },
         ..layer
+    })
+}
+
+/// A layer with a bias behind attention, where the file has one.
+fn with_output_bias(b: &mut Binder<'_>, l: usize, layer: Layer) -> Result<Layer, Error> {
+    layer.attending(|attention| {
+        let bo = b.optional_vector(&blk(l, "attn_output.bias"), b.h.n_embd())?;
+        Ok(Attention { bo, ..attention })
     })
 }
 
@@ -294,15 +356,24 @@ fn qk_normed_layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
 
 /// A layer with a norm of each query and key head.
 fn with_head_norms(b: &mut Binder<'_>, l: usize, layer: Layer) -> Result<Layer, Error> {
-    let head_dim = b.h.layers[l].head_dim;
-    let [q, k] = match b.h.arch.spec().qk_norm {
-        QkNorm::BeforeRope => [taps::Q_CUR_NORMED, taps::K_CUR_NORMED],
-        QkNorm::AfterRope => [taps::Q_CUR_NORM, taps::K_CUR_NORM],
-    };
-    Ok(Layer {
-        q_norm: Some(b.norm(&blk(l, "attn_q_norm"), head_dim, q)?),
-        k_norm: Some(b.norm(&blk(l, "attn_k_norm"), head_dim, k)?),
-        ..layer
+    let widths = [b.h.layers[l].head_dim; 2];
+    with_qk_norms(b, l, layer, widths)
+}
+
+/// A layer with norms of so many values of queries and keys.
+fn with_qk_norms(
+    b: &mut Binder<'_>,
+    l: usize,
+    layer: Layer,
+    widths: [usize; 2],
+) -> Result<Layer, Error> {
+    let names = b.h.arch.spec().qk_normed;
+    layer.attending(|attention| {
+        Ok(Attention {
+            q_norm: Some(b.norm(&blk(l, "attn_q_norm"), widths[0], names[0])?),
+            k_norm: Some(b.norm(&blk(l, "attn_k_norm"), widths[1], names[1])?),
+            ..attention
+        })
     })
 }
 
@@ -350,15 +421,36 @@ fn bare_layer<'b>(
     l: usize,
     ffn: impl FnOnce(&mut Binder<'b>) -> Result<Ffn, Error>,
 ) -> Result<Layer, Error> {
+    let sizes = &b.h.layers[l];
+    let (attends, recurs) = (sizes.attends(), sizes.recurs());
+    Ok(Layer {
+        attention: attends.then(|| attention(b, l)).transpose()?,
+        recurrence: recurs.then(|| recurrence(b, l)).transpose()?,
+        ..Layer::new(ffn(b)?)
+    })
+}
+
+fn attention(b: &mut Binder<'_>, l: usize) -> Result<Attention, Error> {
     let (n_embd, q_width) = (b.h.n_embd(), b.h.layers[l].q_width());
     let qkv = b.qkv(l)?;
     let wo = b.matrix(&blk(l, "attn_output.weight"), n_embd, q_width)?;
-    Ok(Layer {
+    Ok(Attention {
+        gated: b.h.arch.spec().gated_attention,
         wk: Some(qkv.w[1]),
         wv: Some(qkv.w[2]),
         bq: qkv.b[0],
         bk: qkv.b[1],
         bv: qkv.b[2],
-        ..Layer::new(qkv.w[0], wo, ffn(b)?)
+        ..Attention::new(qkv.w[0], wo)
+    })
+}
+
+fn recurrence(b: &mut Binder<'_>, l: usize) -> Result<Recurrence, Error> {
+    let recurrent = b.h.arch.spec().recurrent;
+    Ok(match recurrent.expect("it has recurrent layers") {
+        Recurrent::DeltaNet(_) => Recurrence::DeltaNet(b.delta_net(l)?),
+        Recurrent::ShortConv => Recurrence::ShortConv(b.short_conv(l)?),
+        Recurrent::Mamba2 => Recurrence::Mamba2(b.mamba2(l, taps::MAMBA_OUT, false)?),
+        Recurrent::Mamba2Beside => Recurrence::Mamba2(b.mamba2(l, taps::SSM_OUT, true)?),
     })
 }

@@ -1,8 +1,8 @@
 //! OLMo 2 and 3: no norms before attention and the feed-forward block but behind both; queries and
 //! keys are normed as whole rows. OLMo 3 has windows, and layers with one turn without YaRN.
 
-use super::{Binder, DECODER, Error, Ffn, Hparams, Keys, Layer, Spec, bare_layer, blk, taps};
-use super::{POST_NORMS, with_post_norms};
+use super::{Binder, DECODER, Error, Ffn, Hparams, Keys, Layer, Spec, bare_layer};
+use super::{POST_NORMS, with_post_norms, with_qk_norms};
 use crate::hparams::{ScalingKind, windows, windows_turn_by};
 
 pub(super) const SPEC: Spec = Spec {
@@ -25,10 +25,6 @@ fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
 fn layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
     let (q_width, kv_width) = (b.h.layers[l].q_width(), b.h.layers[l].kv_width());
     let bare = bare_layer(b, l, |b| Ok(Ffn::Dense(b.gated_ffn(l)?)))?;
-    let layer = Layer {
-        q_norm: Some(b.norm(&blk(l, "attn_q_norm"), q_width, taps::Q_CUR_NORMED)?),
-        k_norm: Some(b.norm(&blk(l, "attn_k_norm"), kv_width, taps::K_CUR_NORMED)?),
-        ..bare
-    };
+    let layer = with_qk_norms(b, l, bare, [q_width, kv_width])?;
     with_post_norms(b, l, layer, &POST_NORMS)
 }

@@ -2,7 +2,7 @@
 //! biases everywhere, and a part of each head turns.
 
 use super::{Binder, Block, DECODER, Ends, Error, Feature, Ffn, Layer, Norm, Spec};
-use super::{bare_layer, blk, taps};
+use super::{bare_layer, taps, with_output_bias};
 
 pub(super) const SPEC: Spec = Spec {
     name: "phi2",
@@ -27,9 +27,9 @@ fn layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
         let ffn = b.plain_ffn(l)?;
         Ok(Ffn::Dense(b.ffn_biases(l, ffn)?))
     })?;
-    Ok(Layer {
+    let layer = Layer {
         attn_norm: Some(b.layer_norm(l, "attn_norm", taps::ATTN_NORM)?),
-        bo: b.optional_vector(&blk(l, "attn_output.bias"), b.h.n_embd())?,
         ..bare
-    })
+    };
+    with_output_bias(b, l, layer)
 }

@@ -21,12 +21,15 @@ pub(super) const SPEC: Spec = Spec {
 };
 
 fn layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
-    pre_norm_layer(b, l, |b| {
-        let experts = b.experts(l)?;
-        let gate = b.matrix(&blk(l, "ffn_gate_inp_shexp.weight"), 1, b.h.n_embd())?;
-        Ok(Ffn::Experts(Experts {
-            shared_gate: Some(gate),
-            ..experts
-        }))
-    })
+    pre_norm_layer(b, l, |b| gated_experts(b, l))
+}
+
+/// Experts, and one that sees every token behind a gate.
+pub(super) fn gated_experts(b: &mut Binder<'_>, l: usize) -> Result<Ffn, Error> {
+    let experts = b.experts(l)?;
+    let gate = b.matrix(&blk(l, "ffn_gate_inp_shexp.weight"), 1, b.h.n_embd())?;
+    Ok(Ffn::Experts(Experts {
+        shared_gate: Some(gate),
+        ..experts
+    }))
 }

@@ -1,6 +1,7 @@
 //! StarCoder 2: layer norms with biases, biases everywhere, GELU without a gate.
 
-use super::{Binder, DECODER, Error, Feature, Ffn, Layer, Norm, Spec, blk, pre_norm_layer};
+use super::{Binder, DECODER, Error, Feature, Ffn, Layer, Norm, Spec};
+use super::{pre_norm_layer, with_output_bias};
 
 pub(super) const SPEC: Spec = Spec {
     name: "starcoder2",
@@ -16,8 +17,5 @@ pub(super) fn plain_layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> 
         let ffn = b.plain_ffn(l)?;
         Ok(Ffn::Dense(b.ffn_biases(l, ffn)?))
     })?;
-    Ok(Layer {
-        bo: b.optional_vector(&blk(l, "attn_output.bias"), b.h.n_embd())?,
-        ..layer
-    })
+    with_output_bias(b, l, layer)
 }

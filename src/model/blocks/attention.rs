@@ -1,40 +1,49 @@
 //! Attention: from a layer's normed input to what it adds.
 
-use octavo_kernels::ValueShape;
+use octavo_kernels::{Function, ValueShape};
 
 use super::super::arch::QkNorm;
 use super::super::graph::{Op, ValueId};
 use super::super::taps;
-use super::super::weights::{NormWeights, VecId, WeightId};
+use super::super::weights::{Attention, NormWeights, VecId, WeightId};
 use super::{Builder, Named, at};
 
 /// One of Q, K and V on its way into attention.
 struct Projection {
     w: WeightId,
     bias: Option<VecId>,
+    /// Behind each head there is a gate.
+    gated: bool,
     norm: Option<NormWeights>,
     tap: &'static str,
     turned_tap: &'static str,
 }
 
+/// What has become of it.
+struct Projected {
+    y: ValueId,
+    /// Of attention's result.
+    gate: Option<ValueId>,
+}
+
 impl Builder<'_> {
     /// Attention over the cache, and its projection. V comes before K: so does llama.cpp, to let
     /// K's rotation write into the cache.
-    pub(super) fn attention(&mut self, x: ValueId, l: usize) -> ValueId {
-        let w = self.of_layer(l);
+    pub(super) fn attention(&mut self, x: ValueId, w: &Attention, l: usize) -> ValueId {
         let q = Projection {
             w: w.wq,
             bias: w.bq,
+            gated: w.gated,
             norm: w.q_norm,
             tap: taps::Q_CUR,
             turned_tap: self.spec.turned[0],
         };
         // of one tensor with the rows of all three llama.cpp shows no part but what becomes of it
         let apart = w.wk.is_none_or(|wk| !self.shares_tensor(w.wq, wk));
-        let q = self.turned(x, &q, apart, l);
+        let Projected { y: q, gate } = self.turned(x, &q, apart, l);
         let q = self.scaled_by_position(q, l);
         if let Some(wk) = w.wk {
-            self.cache_keys_and_values(x, wk, apart, l);
+            self.cache_keys_and_values(x, w, wk, apart, l);
         }
         let layer = self.h.layers[l];
         let attention = Op::Attention {
@@ -43,16 +52,32 @@ impl Builder<'_> {
             scores: layer.scores,
             sinks: w.sinks,
         };
-        let out = self.push(attention, self.info(q), at(taps::KQV_OUT, l));
+        let name = if w.gated {
+            taps::ATTN_PREGATE
+        } else {
+            taps::KQV_OUT
+        };
+        let mut out = self.push(attention, self.info(q), at(name, l));
+        if let Some(gate) = gate {
+            let by = self.unary(gate, Function::Sigmoid, at(taps::GATE_SIGMOID, l));
+            out = self.mul(out, by, at(taps::ATTN_GATED, l));
+        }
         let named = self.spec.attn_out.and_then(|name| at(name, l));
         self.affine(out, w.wo, w.bo, named)
     }
 
     /// The layer's own keys and values, into the cache.
-    fn cache_keys_and_values(&mut self, x: ValueId, wk: WeightId, apart: bool, l: usize) {
-        let w = self.of_layer(l);
+    fn cache_keys_and_values(
+        &mut self,
+        x: ValueId,
+        w: &Attention,
+        wk: WeightId,
+        apart: bool,
+        l: usize,
+    ) {
         let k = Projection {
             w: wk,
+            gated: false,
             bias: w.bk,
             norm: w.k_norm,
             tap: taps::K_CUR,
@@ -68,7 +93,7 @@ impl Builder<'_> {
             self.affine(x, wv, w.bv, named)
         };
         let v = self.optional_norm(v, w.v_norm, l);
-        let k = self.turned(x, &k, apart, l);
+        let k = self.turned(x, &k, apart, l).y;
         let cache = self.h.layers[l].cache;
         let nothing = ValueShape {
             width: 0,
@@ -79,12 +104,17 @@ impl Builder<'_> {
 
     /// A query or key: product, bias, norm if there is one, rotation if the layer turns. Product
     /// and bias have names if they are `apart` from the others'.
-    fn turned(&mut self, x: ValueId, p: &Projection, apart: bool, l: usize) -> ValueId {
+    fn turned(&mut self, x: ValueId, p: &Projection, apart: bool, l: usize) -> Projected {
         let own = at(p.tap, l).filter(|_| apart);
-        let mut y = self.matmul(x, p.w, own);
+        let (mut y, mut gate) = (self.matmul(x, p.w, own.filter(|_| !p.gated)), None);
+        if p.gated {
+            let n = self.h.layers[l].head_dim;
+            gate = Some(self.named_slice(y, 2 * n, n, n, at(self.spec.query_gate, l)));
+            y = self.slice(y, 2 * n, 0, n);
+        }
         y = self.bias(y, p.bias, own);
         let tap = at(p.turned_tap, l);
-        match self.spec.qk_norm {
+        y = match self.spec.qk_norm {
             QkNorm::BeforeRope => {
                 y = self.optional_norm(y, p.norm, l);
                 self.rotated(y, l, tap)
@@ -93,7 +123,8 @@ impl Builder<'_> {
                 y = self.rotated(y, l, tap);
                 self.optional_norm(y, p.norm, l)
             }
-        }
+        };
+        Projected { y, gate }
     }
 
     fn rotated(&mut self, x: ValueId, l: usize, tap: Option<Named>) -> ValueId {

@@ -5,7 +5,7 @@ use octavo_kernels::{Function, ValueShape};
 use super::super::graph::{Op, ValueId};
 use super::super::hparams::Gating;
 use super::super::taps;
-use super::super::weights::{ExpertBank, Experts, WeightId};
+use super::super::weights::{ExpertBank, ExpertInputs, Experts, WeightId};
 use super::{Builder, Named, at};
 
 /// What llama.cpp divides by at least when weights are divided by their sum: the smallest number
@@ -30,14 +30,7 @@ impl Builder<'_> {
     ) -> ValueId {
         let route = self.route(router, w, l);
         let ids = route.ids;
-        let gate = self.bank(
-            x,
-            ids,
-            w.gate,
-            l,
-            [taps::FFN_MOE_GATE, taps::FFN_MOE_GATE_BIASED],
-        );
-        let up = self.bank(x, ids, w.up, l, [taps::FFN_MOE_UP, taps::FFN_MOE_UP_BIASED]);
+        let [gate, up] = self.expert_inputs(x, ids, w, l);
         let (act, name) = self.spec.feature.gated_experts();
         let y = self.push(Op::Gate { gate, up, act }, self.info(gate), at(name, l));
         let names = [taps::FFN_MOE_DOWN, taps::FFN_MOE_DOWN_BIASED];
@@ -52,13 +45,10 @@ impl Builder<'_> {
         };
         let mut y = self.dense(x, &shared, l, w.shared_tap);
         if let Some(gate) = w.shared_gate {
-            let by = self.matmul(x, gate, at(taps::FFN_SHEXP_GATE_INP, l));
-            let by = self.unary(by, Function::Sigmoid, at(taps::FFN_SHEXP_GATE, l));
-            y = self.push(
-                Op::ScaleRows { x: y, by },
-                self.info(y),
-                at(taps::FFN_SHEXP_OUT, l),
-            );
+            let [scores, sigmoid, gated] = self.spec.shared_gate;
+            let by = self.matmul(x, gate, at(scores, l));
+            let by = self.unary(by, Function::Sigmoid, at(sigmoid, l));
+            y = self.push(Op::ScaleRows { x: y, by }, self.info(y), at(gated, l));
         }
         self.add(out, y, at(taps::FFN_OUT, l))
     }
@@ -107,6 +97,24 @@ impl Builder<'_> {
         }
         let weights = self.scale(weights, rules.scale, at(taps::FFN_MOE_WEIGHTS_SCALED, l));
         Route { ids, weights }
+    }
+
+    /// The chosen experts' gates, and what these gate.
+    fn expert_inputs(&mut self, x: ValueId, ids: ValueId, w: &Experts, l: usize) -> [ValueId; 2] {
+        match w.input {
+            ExpertInputs::Apart { gate, up } => {
+                let names = [taps::FFN_MOE_GATE, taps::FFN_MOE_GATE_BIASED];
+                let gate = self.bank(x, ids, gate, l, names);
+                let names = [taps::FFN_MOE_UP, taps::FFN_MOE_UP_BIASED];
+                [gate, self.bank(x, ids, up, l, names)]
+            }
+            ExpertInputs::Together(both) => {
+                let all = self.expert_matmul(x, ids, both, at(taps::FFN_MOE_GATE_UP, l));
+                let n = self.h.experts.map_or(0, |rules| rules.n_ff);
+                let mut half = |from, name| self.named_slice(all, 2 * n, from, n, at(name, l));
+                [half(0, taps::FFN_MOE_GATE), half(n, taps::FFN_MOE_UP)]
+            }
+        }
     }
 
     /// Products with the chosen experts of a bank, and their biases.

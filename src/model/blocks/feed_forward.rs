@@ -68,6 +68,7 @@ impl Builder<'_> {
             Ffn::Dense(w) => self.dense(normed, w, l, taps::FFN_OUT),
             Ffn::Experts(w) => self.experts(normed, normed, w, l),
             Ffn::Both(w) => self.dense_and_experts(normed, x, w, l),
+            Ffn::Absent => unreachable!("the layer ends before it"),
         }
     }
 

@@ -5,6 +5,7 @@
 mod attention;
 mod experts;
 mod feed_forward;
+mod recurrent;
 
 use octavo_kernels::{Activation, Function, RowSet, ValueShape};
 
@@ -14,7 +15,7 @@ use super::arch::{Norm, Spec};
 use super::graph::{Graph, Node, Op, ValueId};
 use super::hparams::Hparams;
 use super::taps::{self, Numbering};
-use super::weights::{Layer, NormWeights, PerLayer, PerLayerInputs, VecId, WeightId, Weights};
+use super::weights::{Ffn, Layer, NormWeights, PerLayer, PerLayerInputs, VecId, WeightId, Weights};
 
 /// How attention and the feed-forward block of a layer stand to each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +37,8 @@ pub(super) struct Builder<'a> {
     taps: Numbering<&'static str>,
     /// What every layer gets of each token beside its input.
     per_layer: Option<ValueId>,
+    /// How many values each part of a sequence's state has.
+    states: Vec<usize>,
 }
 
 /// What a value is called.
@@ -68,6 +71,7 @@ impl<'a> Builder<'a> {
             values: Vec::new(),
             taps: Numbering::default(),
             per_layer: None,
+            states: Vec::new(),
         }
     }
 
@@ -96,7 +100,7 @@ impl<'a> Builder<'a> {
         };
         let (factor, name) = (self.h.factors.embedding, self.spec.scaled_embedding);
         // where both have one name, it is that of the product
-        let own = (factor == 1.0 || name != taps::INP_EMBD).then_some(taps::INP_EMBD);
+        let own = (factor == 1.0 || name != taps::INP_EMBD).then_some(self.spec.embedding);
         let table = self.w.token_embd;
         let x = self.push(Op::Embed { table }, info, own.and_then(once));
         let x = self.scale(x, factor, once(name));
@@ -226,13 +230,28 @@ impl<'a> Builder<'a> {
         }
     }
 
+    /// What the layer draws from other tokens.
+    fn mixed(&mut self, x: ValueId, l: usize) -> ValueId {
+        let w = self.of_layer(l);
+        let attended = w.attention.as_ref().map(|w| self.attention(x, w, l));
+        let carried = w.recurrence.as_ref().map(|w| self.recurrence(x, w, l));
+        match (attended, carried) {
+            (Some(a), Some(b)) => self.add(a, b, at(taps::LAYER_OUT, l)),
+            (Some(one), None) | (None, Some(one)) => one,
+            (None, None) => unreachable!("whoever bound the layer gave it one of them"),
+        }
+    }
+
     fn sequential(&mut self, x: ValueId, l: usize, residual: Option<&'static str>) -> ValueId {
         let w = self.of_layer(l);
         let normed = self.optional_norm(x, w.attn_norm, l);
-        let out = self.attention(normed, l);
+        let out = self.mixed(normed, l);
         let [out, x] = self.wanted([out, x], l);
         let out = self.optional_norm(out, w.attn_post_norm, l);
         let out = self.scale(out, self.h.factors.residual, None);
+        if w.ffn == Ffn::Absent {
+            return self.add(out, x, at(taps::L_OUT, l));
+        }
         let x = self.add(out, x, residual.and_then(|name| at(name, l)));
         let normed = self.optional_norm(x, w.ffn_norm, l);
         let out = self.feed_forward(normed, x, l);
@@ -258,20 +277,7 @@ impl<'a> Builder<'a> {
     fn per_layer(&mut self, x: ValueId, w: &PerLayer, l: usize) -> ValueId {
         let all = self.per_layer.expect("made with the embeddings");
         let width = self.h.n_embd_per_layer;
-        let info = ValueShape {
-            width,
-            ..self.info(all)
-        };
-        let from = l * width;
-        let own = self.push(
-            Op::Slice {
-                x: all,
-                from,
-                width,
-            },
-            info,
-            None,
-        );
+        let own = self.part(all, l * width, width);
         let [up] = self.wanted([own], l);
         let gate = self.matmul(x, w.gate, None);
         let gated = Op::Gate {
@@ -288,7 +294,7 @@ impl<'a> Builder<'a> {
         let w = self.of_layer(l);
         let ffn_normed = w.ffn_norm.map(|norm| self.norm(x, norm, Some(l)));
         let normed = self.optional_norm(x, w.attn_norm, l);
-        let attended = self.attention(normed, l);
+        let attended = self.mixed(normed, l);
         let [attended, x, normed] = self.wanted([attended, x, ffn_normed.unwrap_or(normed)], l);
         let out = self.feed_forward(normed, x, l);
         let out = self.add(out, x, None);
@@ -313,6 +319,7 @@ impl<'a> Builder<'a> {
         Graph {
             nodes: self.nodes,
             values: self.values,
+            states: self.states,
             n_layer: self.h.n_layer(),
             layers,
             hidden,

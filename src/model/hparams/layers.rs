@@ -1,4 +1,4 @@
-//! What may differ from layer to layer: heads and the feed-forward width.
+//! What may differ from layer to layer: whether it attends, heads and the feed-forward width.
 
 use octavo_kernels::{CacheLayer, Scores};
 
@@ -6,18 +6,32 @@ use crate::Error;
 use crate::arch::Spec;
 use crate::keys::{Keys, PerLayer};
 
+use super::recurrent;
 use super::{Hparams, MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH};
+
+/// How a layer brings tokens together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mixing {
+    /// It looks back at all of them.
+    Attention,
+    /// It goes from one to the next, with a state.
+    Recurrence,
+    /// Both, beside each other.
+    Both,
+}
 
 /// One layer's sizes, and how it attends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LayerHparams {
-    /// Query heads.
+    /// How it brings tokens together.
+    pub mixing: Mixing,
+    /// Query heads; 0 where nothing attends.
     pub n_head: usize,
-    /// Key and value heads; divides `n_head`.
+    /// Key and value heads; divides `n_head`, and 0 like it.
     pub n_head_kv: usize,
     /// Width of one query, key or value head; even.
     pub head_dim: usize,
-    /// Feed-forward width.
+    /// Feed-forward width; 0 where there is no block for all tokens.
     pub n_ff: usize,
     /// Which of [`super::Hparams::ropes`] turns its queries and keys, if they turn.
     pub rope: Option<usize>,
@@ -51,6 +65,9 @@ fn place_in_caches(layers: &mut [LayerHparams]) -> Vec<CacheGroup> {
             kv_layer,
             ..
         } = layers[l];
+        if !layers[l].attends() {
+            continue;
+        }
         if kv_layer != l {
             layers[l].cache = layers[kv_layer].cache;
             continue;
@@ -68,10 +85,28 @@ fn place_in_caches(layers: &mut [LayerHparams]) -> Vec<CacheGroup> {
         groups[group].n_layer += 1;
         layers[l].cache = CacheLayer { group, layer };
     }
+    if groups.is_empty() {
+        // positions are counted in pages also where no page holds anything
+        groups.push(CacheGroup {
+            n_layer: 0,
+            n_head_kv: 1,
+            head_dim: 2,
+        });
+    }
     groups
 }
 
 impl LayerHparams {
+    /// Whether it looks back at earlier tokens.
+    pub fn attends(&self) -> bool {
+        self.mixing != Mixing::Recurrence
+    }
+
+    /// Whether it keeps a state from token to token.
+    pub fn recurs(&self) -> bool {
+        self.mixing != Mixing::Attention
+    }
+
     /// Width of all query heads together.
     pub fn q_width(&self) -> usize {
         self.n_head * self.head_dim
@@ -96,16 +131,25 @@ pub(super) fn read(
     n_embd: usize,
     n_layer: usize,
 ) -> Result<Layers, Error> {
-    let n_ff = k.per_layer("feed_forward_length", n_layer, 1..=MAX_WIDTH, None)?;
-    let n_head = k.per_layer("attention.head_count", n_layer, 1..=MAX_HEADS, None)?;
-    let n_head_kv = k.per_layer(
-        "attention.head_count_kv",
+    let least = usize::from(!spec.reads.contains(&"expert_count") && spec.feeds_forward);
+    let none = PerLayer::same(0, n_layer);
+    let n_ff = k.per_layer(
+        "feed_forward_length",
         n_layer,
-        1..=MAX_HEADS,
-        Some(&n_head),
+        least..=MAX_WIDTH,
+        Some(&none).filter(|_| least == 0),
     )?;
+    let mut heads = read_heads(k, spec, n_layer)?;
+    let mixing = recurrent::mixing(k, spec, &heads.n_head_kv)?;
+    for (l, mixing) in mixing.iter().enumerate() {
+        if *mixing == Mixing::Recurrence {
+            heads.n_head.set(l, 0);
+            heads.n_head_kv.set(l, 0);
+        }
+    }
+    let Heads { n_head, n_head_kv } = heads;
     for (heads, kv) in n_head.iter().zip(n_head_kv.iter()) {
-        if heads % kv != 0 {
+        if kv > 0 && heads % kv != 0 || kv == 0 && heads > 0 {
             let expected = format!("a divisor of attention.head_count ({heads})");
             let key = k.full("attention.head_count_kv");
             return Err(k.bad(key, expected, kv.to_string()));
@@ -114,6 +158,7 @@ pub(super) fn read(
     let head_dim = head_dim(k, spec, n_embd, &n_head)?;
     let mut layers: Vec<LayerHparams> = (0..n_layer)
         .map(|l| LayerHparams {
+            mixing: mixing[l],
             n_head: n_head.of(l),
             n_head_kv: n_head_kv.of(l),
             head_dim,
@@ -128,24 +173,43 @@ pub(super) fn read(
     Ok(Layers { layers, caches })
 }
 
-/// The width of a head, which is one for all layers.
+/// Heads of every layer.
+struct Heads {
+    n_head: PerLayer,
+    n_head_kv: PerLayer,
+}
+
+/// Where layers may be recurrent, they may have no heads.
+fn read_heads(k: &mut Keys<'_>, spec: &Spec, n_layer: usize) -> Result<Heads, Error> {
+    let range = usize::from(spec.recurrent.is_none())..=MAX_HEADS;
+    let n_head = k.per_layer("attention.head_count", n_layer, range.clone(), None)?;
+    let key = "attention.head_count_kv";
+    let n_head_kv = k.per_layer(key, n_layer, range, Some(&n_head))?;
+    Ok(Heads { n_head, n_head_kv })
+}
+
+/// The width of a head, which is one for all layers that have some.
 fn head_dim(
     k: &mut Keys<'_>,
     spec: &Spec,
     n_embd: usize,
     n_head: &PerLayer,
 ) -> Result<usize, Error> {
-    let most_heads = n_head.iter().max().unwrap_or(1);
+    let most_heads = n_head.iter().max().unwrap_or(0);
+    if most_heads == 0 {
+        return Ok(2);
+    }
+    let attending = || n_head.iter().filter(|heads| *heads > 0);
     let default = n_embd / most_heads;
     if k.get("attention.key_length").is_none() {
         let fills = |heads: usize| n_embd.is_multiple_of(heads) && is_head_dim(n_embd / heads);
-        if let Some(heads) = n_head.iter().find(|&heads| !fills(heads)) {
+        if let Some(heads) = attending().find(|&heads| !fills(heads)) {
             let expected = format!(
                 "heads of an even width up to {MAX_HEAD_DIM} that fill embedding_length {n_embd}"
             );
             return Err(k.bad(k.full("attention.head_count"), expected, heads.to_string()));
         }
-        if n_head.iter().any(|heads| heads != most_heads) {
+        if attending().any(|heads| heads != most_heads) {
             let expected = "attention.key_length, where layers have unequal heads";
             return Err(k.missing(k.full("attention.key_length"), expected));
         }
@@ -164,10 +228,7 @@ fn head_dim(
         let expected = format!("must equal attention.key_length, {key}");
         return Err(k.unsupported("attention.value_length", expected, value.to_string()));
     }
-    if let Some(heads) = n_head
-        .iter()
-        .find(|heads| spec.heads_fill_width && heads * key != n_embd)
-    {
+    if let Some(heads) = attending().find(|heads| spec.heads_fill_width && heads * key != n_embd) {
         let expected = format!("embedding_length / head_count = {n_embd} / {heads}");
         return Err(k.bad(k.full("attention.key_length"), expected, key.to_string()));
     }

@@ -8,6 +8,7 @@
 
 mod experts;
 mod layers;
+mod recurrent;
 mod refused;
 mod rope;
 mod windows;
@@ -26,7 +27,8 @@ pub(crate) use experts::{
 };
 pub use experts::{Experts, Gating};
 pub(crate) use layers::share_caches;
-pub use layers::{CacheGroup, LayerHparams};
+pub use layers::{CacheGroup, LayerHparams, Mixing};
+pub use recurrent::RecurrentHparams;
 pub use rope::{RopeHparams, ScalingKind};
 pub(crate) use windows::{
     only_windows_turn, windows, windows_have_heads, windows_turn_by, windows_turn_by_base,
@@ -71,6 +73,8 @@ pub struct Hparams {
     pub leading_dense: usize,
     /// Every so manieth of the others has some.
     pub expert_period: usize,
+    /// The sizes of recurrent layers, where there are some.
+    pub recurrent: Option<RecurrentHparams>,
     /// How queries grow with their positions, if they do.
     pub temperature: Option<Temperature>,
     /// Vocabulary size: the length of the token list, or else `vocab_size`, or else the embedding's
@@ -147,8 +151,11 @@ impl Hparams {
         };
         // 1 would make every norm return almost nothing: no model is trained so
         let norm_eps = k.positive(epsilon, 1.0, None)?;
-        let head_dim = layers[0].head_dim;
-        let rope = rope::read(&mut k, spec, head_dim, context_length.value)?;
+        let rope = match layers.iter().find(|layer| layer.attends()) {
+            Some(layer) => rope::read(&mut k, spec, layer.head_dim, context_length.value)?,
+            None => rope::unused(spec, context_length.value),
+        };
+        let recurrent = recurrent::read(&mut k, spec, n_embd.value)?;
         let n_vocab = vocabulary(&mut k)?;
         refused::refuse_unsupported(&mut k, spec, context_length.value)?;
         let mut h = Hparams {
@@ -170,6 +177,7 @@ impl Hparams {
             experts: None,
             leading_dense: 0,
             expert_period: 1,
+            recurrent,
             temperature: None,
             n_vocab,
             ropes: vec![rope],
@@ -177,6 +185,15 @@ impl Hparams {
             warnings: Vec::new(),
         };
         (spec.numbers)(&mut k, &mut h)?;
+        let is_fed = h.experts.is_some() || !spec.feeds_forward;
+        if !is_fed && h.layers.iter().any(|layer| layer.n_ff == 0) {
+            let key = k.full("feed_forward_length");
+            let expected = format!("an integer from 1 to {MAX_WIDTH}, as there are no experts");
+            return Err(match k.get("feed_forward_length") {
+                Some(_) => k.bad(key, expected, "0"),
+                None => k.missing(key, expected),
+            });
+        }
         (h.entries, h.warnings) = (k.entries, k.warnings);
         Ok(h)
     }
@@ -247,7 +264,8 @@ impl Hparams {
 
     /// The layer whose keys and values are cached there.
     pub fn layer_of(&self, cache: CacheLayer) -> Option<usize> {
-        self.layers.iter().position(|layer| layer.cache == cache)
+        let is_there = |layer: &LayerHparams| layer.attends() && layer.cache == cache;
+        self.layers.iter().position(is_there)
     }
 
     /// Cached numbers per position: keys and values of every layer.
@@ -263,7 +281,7 @@ impl Hparams {
     /// the cache.
     pub fn cached_layers(&self, first: usize) -> impl Iterator<Item = &LayerHparams> {
         let all = self.layers[..first].iter().enumerate();
-        all.filter(|(l, layer)| layer.kv_layer == *l)
+        all.filter(|(l, layer)| layer.attends() && layer.kv_layer == *l)
             .map(|(_, layer)| layer)
     }
 }

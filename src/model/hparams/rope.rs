@@ -57,6 +57,8 @@ pub struct RopeHparams {
     pub log_multiplier: f32,
     /// Whether `rope_freqs` and the like divide its angles.
     pub divided: bool,
+    /// Pairs that do not turn.
+    pub still: Vec<usize>,
     /// How dimensions pair up (a property of the architecture).
     pub pairing: Pairing,
 }
@@ -118,6 +120,7 @@ pub(super) fn read(
         }
     }
     refuse_ext_factor(k, scaling.value)?;
+    let still = still(k, spec, n_rot.value)?;
     Ok(RopeHparams {
         n_rot,
         freq_base,
@@ -129,8 +132,61 @@ pub(super) fn read(
         beta_slow,
         log_multiplier: 0.0,
         divided: true,
+        still,
         pairing: spec.pairing,
     })
+}
+
+/// What stands for them where nothing turns; no key is looked at.
+pub(super) fn unused(spec: &Spec, context: usize) -> RopeHparams {
+    RopeHparams {
+        n_rot: Sourced::default(2),
+        freq_base: Sourced::default(10000.0),
+        scaling: Sourced::default(ScalingKind::None),
+        factor: Sourced::default(1.0),
+        original_context: Sourced::default(context),
+        attn_factor: Sourced::default(1.0),
+        beta_fast: Sourced::default(32.0),
+        beta_slow: Sourced::default(1.0),
+        log_multiplier: 0.0,
+        divided: false,
+        still: Vec::new(),
+        pairing: spec.pairing,
+    }
+}
+
+/// Pairs that the sections of a head leave out. Pairs belong to the first three sections in turn, as
+/// far as a section has pairs left; in a text all of these turn by the token's position, and what
+/// belongs to none does not turn.
+fn still(k: &mut Keys<'_>, spec: &Spec, n_rot: usize) -> Result<Vec<usize>, Error> {
+    const SECTIONS: &str = "rope.dimension_sections";
+    if !spec.reads.contains(&SECTIONS) {
+        return Ok(Vec::new());
+    }
+    let Some(value) = k.get(SECTIONS) else {
+        return Err(k.missing(k.full(SECTIONS), "four counts of pairs"));
+    };
+    let counts: Option<Vec<usize>> = match &value {
+        Value::Array(counts) => counts
+            .iter()
+            .map(|v| usize::try_from(v.as_int()?).ok().filter(|n| *n <= n_rot))
+            .collect(),
+        _ => None,
+    };
+    let is_sound = |counts: &Vec<usize>| counts.len() == 4 && counts.iter().sum::<usize>() > 0;
+    let counts = counts.filter(is_sound);
+    let counts = counts.ok_or_else(|| {
+        let expected = format!("four counts of pairs, each at most {n_rot} and not all 0");
+        k.bad(k.full(SECTIONS), expected, show(&value))
+    })?;
+    let shown: Vec<serde_json::Value> = counts.iter().map(|n| (*n).into()).collect();
+    k.note(k.full(SECTIONS), shown, Source::File);
+    let total: usize = counts.iter().sum();
+    let is_still = |pair: &usize| {
+        let place = pair % total;
+        place >= 3 * counts[place % 3]
+    };
+    Ok((0..n_rot / 2).filter(is_still).collect())
 }
 
 /// `rope.scaling.type` and the factor, which old files call `rope.scale_linear`.

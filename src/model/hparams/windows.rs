@@ -27,7 +27,7 @@ pub(crate) fn windows(
     let window = k.count(WINDOW, RANGE, default)?.value;
     let has = pattern(k, h.n_layer(), period)?;
     for (layer, has) in h.layers.iter_mut().zip(&has) {
-        layer.scores.window = has.then_some(window);
+        layer.scores.window = (*has && layer.attends()).then_some(window);
     }
     Ok(has.contains(&true))
 }

@@ -4,7 +4,7 @@
 
 use crate::support::{open_shared, shared};
 use gguf_rs_lite::{Gguf, OpenOptions, TensorType};
-use octavo_kernels::{Activation, CacheLayer, Function, Scores, TopGroups};
+use octavo_kernels::{Activation, CacheLayer, Function, Recurrence, Scores, TopGroups};
 use octavo_model::{Arch, Model, Op, ValueId, VecId, WeightId};
 use safetensors::SafeTensors;
 use std::collections::BTreeSet;
@@ -180,6 +180,9 @@ impl Run<'_> {
                 Function::Gelu => gelu(x),
                 Function::SquaredRelu => x.max(0.0).powi(2),
                 Function::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+                Function::Silu => x / (1.0 + (-x).exp()),
+                Function::Softplus => x.exp().ln_1p(),
+                Function::Exp => x.exp(),
             }),
             Op::ScaleByPosition { x, rate, step } => {
                 let scaled = |(t, row): (usize, &Vec<f64>)| {
@@ -190,10 +193,40 @@ impl Run<'_> {
             }
             Op::Add { a, b } => zip(a, b, &|a, b| a + b),
             Op::SelectRows { x } => value(x).clone(),
-            Op::Slice { x, from, width } => {
-                let part = |row: &Vec<f64>| row[from..from + width].to_vec();
+            Op::Mul { a, b } => zip(a, b, &|a, b| a * b),
+            Op::MulVector { x, by } => {
+                let by = self.m.weights.vector(by);
+                let times = |row: &Vec<f64>| {
+                    let each = row.len() / by.len();
+                    let one = |(i, x): (usize, &f64)| x * f64::from(by[i / each]);
+                    row.iter().enumerate().map(one).collect()
+                };
+                value(x).iter().map(times).collect()
+            }
+            Op::Slice {
+                x,
+                each,
+                from,
+                width,
+            } => {
+                let part = |row: &Vec<f64>| {
+                    let pieces = row.chunks_exact(each);
+                    pieces
+                        .flat_map(|piece| piece[from..from + width].to_vec())
+                        .collect()
+                };
                 value(x).iter().map(part).collect()
             }
+            Op::CausalConv { x, weight, .. } => convolve(value(x), self.m.weights.vector(weight)),
+            Op::LinearAttention {
+                q,
+                k,
+                v,
+                decay,
+                rate,
+                how,
+                ..
+            } => linear_attention([q, k, v, decay, rate].map(value), how),
             Op::Softmax { x } => {
                 let softmax = |row: &Vec<f64>| {
                     let max = row.iter().copied().fold(f64::MIN, f64::max);
@@ -262,6 +295,44 @@ impl Run<'_> {
             }
         }
     }
+}
+
+/// Every value with those above it, the last row of weights for its own.
+fn convolve(x: &Matrix, weight: &[f32]) -> Matrix {
+    let width = x[0].len();
+    let kernel = weight.len() / width;
+    let at = |t: usize, c: usize| {
+        let rows = (0..kernel).filter(|j| t + j + 1 >= kernel);
+        rows.map(|j| x[t + j + 1 - kernel][c] * f64::from(weight[j * width + c]))
+            .sum()
+    };
+    (0..x.len())
+        .map(|t| (0..width).map(|c| at(t, c)).collect())
+        .collect()
+}
+
+/// Each value of a head has a row of the state.
+fn linear_attention([q, k, v, decay, rate]: [&Matrix; 5], how: Recurrence) -> Matrix {
+    let (heads, d) = (decay[0].len(), how.key_dim);
+    let n = v[0].len() / heads;
+    let mut out = vec![vec![0.0; heads * n]; v.len()];
+    for at in 0..heads * n {
+        let head = at / n;
+        let key = how.heads.key_of(head, heads, q[0].len() / d) * d;
+        let mut row = vec![0.0; d];
+        for t in 0..v.len() {
+            let (q, k) = (&q[t][key..key + d], &k[t][key..key + d]);
+            let dot = |row: &[f64], with: &[f64]| -> f64 {
+                row.iter().zip(with).map(|(a, b)| a * b).sum()
+            };
+            row.iter_mut().for_each(|m| *m *= decay[t][head]);
+            let known = if how.delta { dot(&row, k) } else { 0.0 };
+            let change = rate[t][head] * (v[t][at] - known);
+            row.iter_mut().zip(k).for_each(|(m, k)| *m += change * k);
+            out[t][at] = f64::from(how.scale) * dot(&row, q);
+        }
+    }
+    out
 }
 
 /// Places of the largest values, of the best groups where there are any.

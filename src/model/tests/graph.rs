@@ -309,7 +309,7 @@ fn fused_qkv_is_cut_into_rows() {
         }
         let gguf = f.gguf();
         let m = Model::load(&gguf).unwrap_or_else(|e| panic!("{e}"));
-        let layer = &m.weights.layers[0];
+        let layer = m.weights.layers[0].attention.expect("it attends");
         // the tensor's values are 1, 1.001, ... in order, so a row's first value says which row it
         // is
         for (id, first, rows) in [

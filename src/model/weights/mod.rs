@@ -163,6 +163,8 @@ pub enum Ffn {
     Experts(Experts),
     /// Both.
     Both(DenseAndExperts),
+    /// The layer ends before it.
+    Absent,
 }
 
 impl Ffn {
@@ -170,7 +172,7 @@ impl Ffn {
     pub fn dense(&self) -> Option<&FeedForward> {
         match self {
             Ffn::Dense(dense) | Ffn::Both(DenseAndExperts { dense, .. }) => Some(dense),
-            Ffn::Experts(_) => None,
+            Ffn::Experts(_) | Ffn::Absent => None,
         }
     }
 
@@ -178,7 +180,7 @@ impl Ffn {
     pub fn experts(&self) -> Option<&Experts> {
         match self {
             Ffn::Experts(experts) | Ffn::Both(DenseAndExperts { experts, .. }) => Some(experts),
-            Ffn::Dense(_) => None,
+            Ffn::Dense(_) | Ffn::Absent => None,
         }
     }
 }
@@ -209,10 +211,8 @@ pub struct Experts {
     pub router_bias: Option<VecId>,
     /// (n_expert): added where experts are chosen, and not where they are weighed.
     pub selection_bias: Option<VecId>,
-    /// (n_ff, n_embd) each
-    pub gate: ExpertBank,
-    /// (n_ff, n_embd) each
-    pub up: ExpertBank,
+    /// What is gated, and by what.
+    pub input: ExpertInputs,
     /// (n_embd, n_ff) each
     pub down: ExpertBank,
     /// A block that sees every token.
@@ -221,6 +221,20 @@ pub struct Experts {
     pub shared_tap: &'static str,
     /// (1, n_embd): how much of it a token gets, before a sigmoid.
     pub shared_gate: Option<WeightId>,
+}
+
+/// Where the gates of experts and what they gate come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertInputs {
+    /// Two banks (n_ff, n_embd).
+    Apart {
+        /// The gates.
+        gate: ExpertBank,
+        /// What they gate.
+        up: ExpertBank,
+    },
+    /// One (2 n_ff, n_embd): an expert's gate, then what it gates.
+    Together(WeightId),
 }
 
 /// Matrices of all experts, one below the other.
@@ -232,13 +246,13 @@ pub struct ExpertBank {
     pub bias: Option<VecId>,
 }
 
-/// One layer's weights; what an architecture does not have is `None`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Layer {
-    /// Of the layer's input.
-    pub attn_norm: Option<NormWeights>,
-    /// (n_head * head_dim, n_embd)
+/// What looks back at earlier tokens; what an architecture does not have is `None`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Attention {
+    /// (n_head * head_dim, n_embd); twice as many rows if `gated`
     pub wq: WeightId,
+    /// Behind each head's query there is a gate of its result.
+    pub gated: bool,
     /// (n_head_kv * head_dim, n_embd); none where another layer's keys and values are read
     pub wk: Option<WeightId>,
     /// (n_head_kv * head_dim, n_embd); without it, values are the keys' product
@@ -261,7 +275,148 @@ pub struct Layer {
     pub wo: WeightId,
     /// (n_embd)
     pub bo: Option<VecId>,
-    /// Of the attention's result, before it is added.
+}
+
+impl Attention {
+    /// With what every one has, and nothing else.
+    pub(crate) fn new(wq: WeightId, wo: WeightId) -> Attention {
+        Attention {
+            wq,
+            gated: false,
+            wk: None,
+            wv: None,
+            bq: None,
+            bk: None,
+            bv: None,
+            q_norm: None,
+            k_norm: None,
+            v_norm: None,
+            sinks: None,
+            wo,
+            bo: None,
+        }
+    }
+}
+
+/// What goes from token to token. `kernel`, `inner`, heads and groups are those of
+/// [`RecurrentHparams`](crate::hparams::RecurrentHparams).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Recurrence {
+    /// A gated delta net.
+    DeltaNet(DeltaNet),
+    /// Mamba 2.
+    Mamba2(Mamba2),
+    /// A convolution between two gates.
+    ShortConv(ShortConv),
+}
+
+/// A gated delta net: each head keeps a matrix that fades, and corrects what it says of each key.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DeltaNet {
+    /// Queries, keys and values, and what gates the result.
+    pub inputs: DeltaInputs,
+    /// What says how much fades, and how far the state is corrected.
+    pub rates: DeltaRates,
+    /// (heads): added to the former.
+    pub dt_bias: VecId,
+    /// (heads): multiplies it after a softplus; the logarithm of what is left.
+    pub a: VecId,
+    /// (state_size), all `1 / sqrt(state_size)`: gives queries and keys length 1.
+    pub unit: VecId,
+    /// (state_size): norms each head's result.
+    pub norm: VecId,
+    /// (n_embd, inner)
+    pub out: WeightId,
+}
+
+/// Where queries, keys and values of a [`DeltaNet`] come from; convolutions are `[kernel][width]`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum DeltaInputs {
+    /// Queries, keys and values in one matrix (2 groups * state_size + inner, n_embd).
+    Apart {
+        /// All three.
+        qkv: WeightId,
+        /// Of all three.
+        conv: VecId,
+        /// (inner, n_embd): what gates the result.
+        gate: WeightId,
+    },
+    /// All four in one matrix, whose rows go by heads of keys.
+    ByHeads {
+        /// (2 groups * state_size + 2 inner, n_embd)
+        all: WeightId,
+        /// Of queries, keys and values.
+        convs: [VecId; 3],
+    },
+}
+
+/// Where the rates of a [`DeltaNet`] come from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum DeltaRates {
+    /// A matrix (heads, n_embd) for each.
+    Apart {
+        /// How much fades.
+        alpha: WeightId,
+        /// How far the state is corrected.
+        beta: WeightId,
+    },
+    /// (2 heads, n_embd): both, whose rows go by heads of keys, the corrections first.
+    ByHeads(WeightId),
+}
+
+/// Mamba 2: values are written to a state that fades, and read from it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Mamba2 {
+    /// (2 inner + 2 groups * state_size + heads, n_embd): gate, values, keys, queries, time steps.
+    pub input: WeightId,
+    /// `[kernel][inner + 2 groups * state_size]`
+    pub conv: VecId,
+    /// (inner + 2 groups * state_size)
+    pub conv_bias: Option<VecId>,
+    /// (heads): added to time steps.
+    pub dt_bias: VecId,
+    /// (heads): how fast states fade; negative.
+    pub a: VecId,
+    /// (heads): how much of the values goes past the state.
+    pub d: VecId,
+    /// Of each group of the result.
+    pub norm: Option<GroupNorm>,
+    /// (n_embd, inner)
+    pub out: WeightId,
+    /// What the result is called.
+    pub tap: &'static str,
+}
+
+/// A norm of groups of a row, each with weights of its own.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GroupNorm {
+    /// (width of a group), all 1.
+    pub ones: VecId,
+    /// (width of the row)
+    pub weight: VecId,
+}
+
+/// `out (c * convolution(b * x))`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ShortConv {
+    /// (3 n_embd, n_embd): b, c and x.
+    pub input: WeightId,
+    /// `[kernel][n_embd]`
+    pub conv: VecId,
+    /// (n_embd, n_embd)
+    pub out: WeightId,
+}
+
+/// One layer's weights; what an architecture does not have is `None`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Layer {
+    /// Of the layer's input.
+    pub attn_norm: Option<NormWeights>,
+    /// What looks back.
+    pub attention: Option<Attention>,
+    /// What goes from token to token, alone or beside that.
+    pub recurrence: Option<Recurrence>,
+    /// Of their result, before it is added.
     pub attn_post_norm: Option<NormWeights>,
     /// Of the feed-forward block's input.
     pub ffn_norm: Option<NormWeights>,
@@ -298,22 +453,12 @@ pub struct PerLayerInputs {
 }
 
 impl Layer {
-    /// With what every layer has, and nothing else.
-    pub(crate) fn new(wq: WeightId, wo: WeightId, ffn: Ffn) -> Layer {
+    /// With this feed-forward block, and nothing else.
+    pub(crate) fn new(ffn: Ffn) -> Layer {
         Layer {
             attn_norm: None,
-            wq,
-            wk: None,
-            wv: None,
-            bq: None,
-            bk: None,
-            bv: None,
-            q_norm: None,
-            k_norm: None,
-            v_norm: None,
-            sinks: None,
-            wo,
-            bo: None,
+            attention: None,
+            recurrence: None,
             attn_post_norm: None,
             ffn_norm: None,
             ffn,
@@ -321,6 +466,17 @@ impl Layer {
             per_layer: None,
             output_scale: None,
         }
+    }
+
+    /// With something else of its attention, where it has one.
+    pub(crate) fn attending<E>(
+        self,
+        with: impl FnOnce(Attention) -> Result<Attention, E>,
+    ) -> Result<Layer, E> {
+        Ok(Layer {
+            attention: self.attention.map(with).transpose()?,
+            ..self
+        })
     }
 }
 

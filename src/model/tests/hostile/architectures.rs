@@ -167,7 +167,7 @@ fn layers_of_two_kinds() {
             (
                 "heads that no matrix has",
                 |f| f.set("attention.key_length_swa", Val::U32(32)),
-                &["blk.0.attn_k.weight", "[64, 64]"],
+                &["blk.0.attn_q.weight", "[64, 64]"],
             ),
             (
                 "keys of a layer of the other kind",

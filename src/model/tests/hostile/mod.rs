@@ -116,7 +116,7 @@ fn architectures() {
                 |f| f.unset("general.architecture"),
                 &[
                     "missing key general.architecture",
-                    "llama, minicpm",
+                    "llama, mamba2, minicpm",
                     "qwen3,",
                 ],
             ),

@@ -4,7 +4,7 @@ use super::{Binder, blk};
 use crate::Error;
 use crate::taps;
 use crate::weights::{
-    DenseAndExperts, ExpertBank, Experts, FeedForward, PerLayer, VecId, WeightId,
+    DenseAndExperts, ExpertBank, ExpertInputs, Experts, FeedForward, PerLayer, VecId, WeightId,
 };
 
 /// A layer's query, key and value projections, separate or cut out of one fused tensor.
@@ -19,7 +19,16 @@ impl Binder<'_> {
     pub(crate) fn qkv(&mut self, l: usize) -> Result<Qkv, Error> {
         let n_embd = self.h.n_embd();
         let layer = &self.h.layers[l];
-        let rows = [layer.q_width(), layer.kv_width(), layer.kv_width()];
+        let of_query = if self.h.arch.spec().gated_attention {
+            2
+        } else {
+            1
+        };
+        let rows = [
+            of_query * layer.q_width(),
+            layer.kv_width(),
+            layer.kv_width(),
+        ];
         let names = ["attn_q", "attn_k", "attn_v"];
         let total = rows.iter().sum();
         let Some(fused) = self.optional_matrix(&blk(l, "attn_qkv.weight"), total, n_embd)? else {
@@ -125,12 +134,26 @@ impl Binder<'_> {
             router,
             router_bias,
             selection_bias,
-            gate: self.bank(&blk(l, "ffn_gate_exps"), n_ff, n_embd)?,
-            up: self.bank(&blk(l, "ffn_up_exps"), n_ff, n_embd)?,
+            input: self.expert_inputs(l, n_ff)?,
             down: self.bank(&blk(l, "ffn_down_exps"), n_embd, n_ff)?,
             shared: self.shared_expert(l, rules.shared_n_ff)?,
             shared_tap: taps::FFN_SHEXP,
             shared_gate: None,
+        })
+    }
+
+    /// Gates and what they gate: in two tensors, or in one.
+    fn expert_inputs(&mut self, l: usize, n_ff: usize) -> Result<ExpertInputs, Error> {
+        let n_embd = self.h.n_embd();
+        let both = blk(l, "ffn_gate_up_exps");
+        if self.has(&format!("{both}.weight")) {
+            return Ok(ExpertInputs::Together(
+                self.bank(&both, 2 * n_ff, n_embd)?.weight,
+            ));
+        }
+        Ok(ExpertInputs::Apart {
+            gate: self.bank(&blk(l, "ffn_gate_exps"), n_ff, n_embd)?,
+            up: self.bank(&blk(l, "ffn_up_exps"), n_ff, n_embd)?,
         })
     }
 

@@ -18,9 +18,14 @@ impl Binder<'_> {
     /// Token embedding, final norm and output matrix, which is the embedding if the file has no
     /// other.
     pub(crate) fn ends(&mut self) -> Result<Ends, Error> {
+        self.ends_with_norm("output_norm")
+    }
+
+    /// The same with a final norm of this name.
+    pub(crate) fn ends_with_norm(&mut self, norm: &str) -> Result<Ends, Error> {
         let (n_embd, n_vocab) = (self.h.n_embd(), self.h.n_vocab());
         let token_embd = self.matrix("token_embd.weight", n_vocab, n_embd)?;
-        let output_norm = self.norm("output_norm", n_embd, taps::RESULT_NORM)?;
+        let output_norm = self.norm(norm, n_embd, taps::RESULT_NORM)?;
         let output = self
             .optional_matrix("output.weight", n_vocab, n_embd)?
             .unwrap_or(token_embd);

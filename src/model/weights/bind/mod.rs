@@ -3,6 +3,7 @@
 
 mod blocks;
 mod ends;
+mod recurrent;
 
 use std::collections::HashMap;
 

@@ -1,0 +1,182 @@
+//! Who owns which state of recurrent layers. A state is what they have kept of a text up to some
+//! position. It cannot be taken back, and is never changed: a step reads one and writes others, so
+//! that texts with a common beginning share it, and one can go back to where it has an older one.
+
+use super::PAGE;
+use super::pool::{BlockPool, OutOfPages, PageId};
+
+/// Room for states, counted like pages.
+pub(super) struct StatePool(BlockPool);
+
+impl StatePool {
+    pub(super) fn new(slots: u32) -> StatePool {
+        StatePool(BlockPool::new(slots))
+    }
+
+    pub(super) fn free(&self) -> usize {
+        self.0.free_pages()
+    }
+
+    /// Adds an owner.
+    pub(super) fn retain(&mut self, slot: PageId) {
+        self.0.retain(slot);
+    }
+
+    /// Removes an owner.
+    pub(super) fn release(&mut self, slot: PageId) {
+        self.0.release(slot);
+    }
+
+    /// Whether somebody has it beside the one who asks.
+    pub(super) fn is_shared(&self, slot: PageId) -> bool {
+        self.0.is_shared(slot)
+    }
+}
+
+/// A state, and how many positions came before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Checkpoint {
+    /// Positions.
+    pub len: usize,
+    /// Where it is.
+    pub slot: PageId,
+}
+
+/// States that a timeline keeps beside the one that it goes on from, so that it can go back.
+pub const CHECKPOINTS: usize = 4;
+/// States that a step may leave, at most: after all its tokens, and after the last full page.
+pub const WRITES: usize = 2;
+
+/// The states of a timeline.
+#[derive(Debug, Default)]
+pub(super) struct Trail {
+    /// In order of position; the timeline goes on from the last.
+    past: Vec<Checkpoint>,
+    /// Those that the next step leaves, likewise.
+    next: Vec<Checkpoint>,
+}
+
+impl Trail {
+    /// The state that the timeline goes on from; none at its beginning.
+    pub(super) fn current(&self) -> Option<PageId> {
+        self.past.last().map(|state| state.slot)
+    }
+
+    pub(super) fn next(&self) -> &[Checkpoint] {
+        &self.next
+    }
+
+    /// The state after so many positions, if it is kept.
+    pub(super) fn at(&self, len: usize) -> Option<PageId> {
+        let state = self.past.iter().find(|state| state.len == len);
+        state.map(|state| state.slot)
+    }
+
+    /// Makes room for the states that a step from `len` to `end` leaves, while `give_up` finds some
+    /// that are kept for others. All or nothing.
+    pub(super) fn reserve(
+        &mut self,
+        pool: &mut StatePool,
+        len: usize,
+        end: usize,
+        give_up: &mut dyn FnMut(&mut StatePool) -> bool,
+    ) -> Result<(), OutOfPages> {
+        let page = end / PAGE * PAGE;
+        let ends = [page, end].into_iter().filter(|at| *at > len);
+        let mut ends: Vec<usize> = ends.collect();
+        ends.dedup();
+        if self
+            .next
+            .iter()
+            .map(|state| state.len)
+            .eq(ends.iter().copied())
+        {
+            return Ok(());
+        }
+        self.give_back_next(pool);
+        self.thin(pool, len, CHECKPOINTS);
+        let slots = loop {
+            match pool.0.alloc(ends.len()) {
+                Ok(slots) => break slots,
+                Err(_) if give_up(pool) => {}
+                Err(_) if self.past.len() > 1 => self.thin(pool, len, 0),
+                Err(short) => return Err(short),
+            }
+        };
+        let states = ends.into_iter().zip(slots);
+        self.next = states.map(|(len, slot)| Checkpoint { len, slot }).collect();
+        Ok(())
+    }
+
+    /// The step has been taken.
+    ///
+    /// # Panics
+    /// If room was made for another.
+    pub(super) fn advance(&mut self, end: usize) {
+        if let Some(last) = self.next.last() {
+            assert_eq!(last.len, end, "states of another step");
+            self.past.append(&mut self.next);
+        }
+    }
+
+    /// Forgets states after more than `n` positions; answers how many positions come before the
+    /// last that is left.
+    pub(super) fn truncate(&mut self, pool: &mut StatePool, n: usize) -> usize {
+        self.give_back_next(pool);
+        while let Some(last) = self.past.pop_if(|state| state.len > n) {
+            pool.release(last.slot);
+        }
+        self.past.last().map_or(0, |state| state.len)
+    }
+
+    /// The same states, shared.
+    pub(super) fn fork(&self, pool: &mut StatePool) -> Trail {
+        self.past.iter().for_each(|state| pool.retain(state.slot));
+        Trail {
+            past: self.past.clone(),
+            next: Vec::new(),
+        }
+    }
+
+    /// Goes on from a state that somebody else has.
+    pub(super) fn adopt(&mut self, pool: &mut StatePool, len: usize, slot: PageId) {
+        pool.retain(slot);
+        self.past.push(Checkpoint { len, slot });
+    }
+
+    fn give_back_next(&mut self, pool: &mut StatePool) {
+        for state in self.next.drain(..) {
+            pool.release(state.slot);
+        }
+    }
+
+    /// Leaves the current state and `most` others: those after full pages, for no page can be kept
+    /// with another; and of these first the ones that are closest to their neighbours, as seen from
+    /// the end.
+    fn thin(&mut self, pool: &mut StatePool, len: usize, most: usize) {
+        let Some(current) = self.past.pop() else {
+            return;
+        };
+        let mut kept: Vec<Checkpoint> = Vec::with_capacity(self.past.len());
+        for state in self.past.drain(..) {
+            if state.len.is_multiple_of(PAGE) {
+                kept.push(state);
+            } else {
+                pool.release(state.slot);
+            }
+        }
+        while kept.len() > most {
+            let gap = |i: &usize| {
+                let before = i.checked_sub(1).map_or(0, |i| kept[i].len);
+                let after = kept.get(i + 1).map_or(current.len, |state| state.len);
+                // the same in pages is less the farther back it is
+                (after - before) as f64 / (len + PAGE - before) as f64
+            };
+            let least = (0..kept.len()).min_by(|a, b| gap(a).total_cmp(&gap(b)));
+            let dropped = kept.remove(least.expect("there are more than none"));
+            pool.release(dropped.slot);
+        }
+        self.past = kept;
+        self.past.push(current);
+    }
+}

@@ -1,0 +1,25 @@
+//! Granite 4: Granite with Mamba 2 in place of most layers' attention, and experts in some models.
+
+use super::granite::{self, GRANITE};
+use super::granitemoe::WIDE;
+use super::{Recurrent, Spec};
+use crate::hparams::experts_if_any;
+
+pub(super) const SPEC: Spec = Spec {
+    name: "granitehybrid",
+    recurrent: Some(Recurrent::Mamba2),
+    reads: &[
+        "attention.scale",
+        "embedding_scale",
+        "residual_scale",
+        "logit_scale",
+        "expert_count",
+        "expert_used_count",
+    ],
+    numbers: |k, h| {
+        (granite::SPEC.numbers)(k, h)?;
+        h.experts = experts_if_any(k, h, WIDE)?;
+        Ok(())
+    },
+    ..GRANITE
+};

@@ -1,0 +1,39 @@
+//! LFM 2: short convolutions between gates, and attention in some layers, whose heads are normed.
+
+use super::{Binder, Block, DECODER, Error, Ffn, Layer, NormWeights, Recurrent, Spec};
+use super::{Ends, pre_norm_layer_with, taps, with_head_norms};
+use crate::hparams::windows;
+
+pub(super) const SPEC: Spec = Spec {
+    name: "lfm2",
+    block: Block::Sequential { residual: None },
+    recurrent: Some(Recurrent::ShortConv),
+    embedding: taps::EMBED_TOKENS,
+    scaled_embedding: taps::EMBED_TOKENS,
+    qk_normed: [taps::Q_LAYERNORM, taps::K_LAYERNORM],
+    attn_out: Some(taps::SELF_ATTN_OUT_PROJ),
+    reads: &["attention.sliding_window"],
+    numbers: |k, h| windows(k, h, 0, None).map(|_| ()),
+    ends,
+    layer: |b, l| normed_layer(b, l, |b| Ok(Ffn::Dense(b.gated_ffn(l)?))),
+    ..DECODER
+};
+
+/// The final norm has the name of one behind the embedding.
+fn ends(b: &mut Binder<'_>) -> Result<Ends, Error> {
+    b.ends_with_norm("token_embd_norm")
+}
+
+/// A layer with this feed-forward block.
+pub(super) fn normed_layer<'b>(
+    b: &mut Binder<'b>,
+    l: usize,
+    ffn: impl FnOnce(&mut Binder<'b>) -> Result<Ffn, Error>,
+) -> Result<Layer, Error> {
+    let layer = pre_norm_layer_with(b, l, ["ffn_norm", taps::LFM2_FFN_OUT], ffn)?;
+    let attn_norm = layer.attn_norm.map(|norm| NormWeights {
+        tap: taps::OPERATOR_NORM,
+        ..norm
+    });
+    with_head_norms(b, l, Layer { attn_norm, ..layer })
+}

@@ -1,0 +1,31 @@
+//! Qwen 3.5: gated delta nets, and in every fourth layer attention behind a gate. A part of each
+//! head turns, by sections that matter with images alone.
+
+use super::{Binder, Block, DECODER, Error, Ffn, Layer, Recurrent, Spec};
+use super::{KeyHeads, pre_norm_layer_with, taps, with_head_norms};
+
+pub(super) const SPEC: Spec = Spec {
+    name: "qwen35",
+    block: Block::Sequential {
+        residual: Some(taps::ATTN_RESIDUAL),
+    },
+    recurrent: Some(Recurrent::DeltaNet(KeyHeads::Tiled)),
+    gated_attention: true,
+    embedding: taps::INPUT_EMBED,
+    scaled_embedding: taps::INPUT_EMBED,
+    attn_out: Some(taps::ATTN_OUTPUT),
+    reads: &["nextn_predict_layers", "rope.dimension_sections"],
+    layer: |b, l| normed_layer(b, l, |b| Ok(Ffn::Dense(b.gated_ffn(l)?))),
+    ..DECODER
+};
+
+/// A layer with this feed-forward block, whose norm is called after what it follows.
+pub(super) fn normed_layer<'b>(
+    b: &mut Binder<'b>,
+    l: usize,
+    ffn: impl FnOnce(&mut Binder<'b>) -> Result<Ffn, Error>,
+) -> Result<Layer, Error> {
+    let ffn_norm = ["post_attention_norm", taps::ATTN_POST_NORM];
+    let layer = pre_norm_layer_with(b, l, ffn_norm, ffn)?;
+    with_head_norms(b, l, layer)
+}

@@ -1,0 +1,29 @@
+//! Qwen 3.5 with experts in every layer, and one that sees every token behind a gate.
+
+use super::qwen2moe::gated_experts;
+use super::qwen35::{self, normed_layer};
+use super::{Error, Hparams, Keys, Spec, taps};
+use crate::hparams::{MIXTURE, experts};
+
+pub(super) const SPEC: Spec = Spec {
+    name: "qwen35moe",
+    reads: &[
+        "nextn_predict_layers",
+        "rope.dimension_sections",
+        "expert_count",
+        "expert_used_count",
+    ],
+    shared_gate: [
+        taps::SHARED_EXPERT_GATE,
+        taps::SHARED_EXPERT_GATE_SIGMOID,
+        taps::FFN_SHEXP_GATED,
+    ],
+    numbers,
+    layer: |b, l| normed_layer(b, l, |b| gated_experts(b, l)),
+    ..qwen35::SPEC
+};
+
+pub(super) fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+    h.experts = Some(experts(k, h, MIXTURE)?);
+    Ok(())
+}

@@ -1,0 +1,14 @@
+//! Qwen 3 Next: Qwen 3.5 with experts, before its time: heads of values share keys with their
+//! neighbours, and old files have one matrix for all that a delta net reads.
+
+use super::{KeyHeads, Recurrent, Spec, qwen35moe, taps};
+
+pub(super) const SPEC: Spec = Spec {
+    name: "qwen3next",
+    recurrent: Some(Recurrent::DeltaNet(KeyHeads::Grouped)),
+    embedding: taps::EMBED_TOKENS,
+    scaled_embedding: taps::EMBED_TOKENS,
+    query_gate: taps::GATE,
+    reads: &["nextn_predict_layers", "expert_count", "expert_used_count"],
+    ..qwen35moe::SPEC
+};

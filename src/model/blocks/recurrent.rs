@@ -1,0 +1,292 @@
+//! What goes from token to token: from a layer's normed input to what it adds.
+
+use octavo_kernels::{Activation, Function, KeyHeads, Recurrence, ValueShape, matrix_state};
+
+use super::super::graph::{Op, ValueId};
+use super::super::hparams::RecurrentHparams;
+use super::super::taps;
+use super::super::weights::{
+    DeltaInputs, DeltaNet, DeltaRates, GroupNorm, Mamba2, Recurrence as Weights, ShortConv, VecId,
+};
+use super::{Builder, Named, at};
+
+/// What is read and written token by token.
+struct Streams {
+    q: ValueId,
+    k: ValueId,
+    v: ValueId,
+    /// What is left of the state.
+    decay: ValueId,
+    rate: ValueId,
+}
+
+/// What a delta net's projections give.
+struct Projected {
+    q: ValueId,
+    k: ValueId,
+    v: ValueId,
+    /// Of the result.
+    gate: ValueId,
+}
+
+impl Builder<'_> {
+    /// The layer's recurrence.
+    pub(super) fn recurrence(&mut self, x: ValueId, w: &Weights, l: usize) -> ValueId {
+        match w {
+            Weights::DeltaNet(w) => self.delta_net(x, w, l),
+            Weights::Mamba2(w) => self.mamba2(x, w, l),
+            Weights::ShortConv(w) => self.short_conv(x, w, l),
+        }
+    }
+
+    fn sizes(&self) -> RecurrentHparams {
+        self.h
+            .recurrent
+            .expect("checked where the weights were bound")
+    }
+
+    fn key_heads(&self) -> KeyHeads {
+        let recurrent = self.spec.recurrent.expect("the layer has a recurrence");
+        recurrent.key_heads()
+    }
+
+    fn delta_net(&mut self, x: ValueId, w: &DeltaNet, l: usize) -> ValueId {
+        let sizes = self.sizes();
+        let Projected { q, k, v, gate } = self.delta_inputs(x, &w.inputs, l);
+        let named = |name| match self.key_heads() {
+            KeyHeads::Tiled => at(name, l),
+            KeyHeads::Grouped => None,
+        };
+        let names = [taps::Q_CONV_PREDELTA, taps::K_CONV_PREDELTA].map(named);
+        let q = self.of_length_1(q, w.unit, names[0]);
+        let k = self.of_length_1(k, w.unit, names[1]);
+        let [decay, rate] = self.delta_rates(x, w, l);
+        let how = Recurrence {
+            key_dim: sizes.state_size,
+            heads: self.key_heads(),
+            delta: true,
+            scale: 1.0 / (sizes.state_size as f32).sqrt(),
+        };
+        let streams = Streams {
+            q,
+            k,
+            v,
+            decay,
+            rate,
+        };
+        let y = self.linear_attention(&streams, how);
+        let op = Op::RmsNorm {
+            x: y,
+            weight: w.norm,
+            eps: self.h.norm_eps(),
+        };
+        let y = self.push(op, self.info(y), None);
+        let y = self.gated_by(gate, y);
+        self.matmul(y, w.out, at(taps::LINEAR_ATTN_OUT, l))
+    }
+
+    /// Heads over the root of the sum of their squares, as llama.cpp adds epsilon to it.
+    fn of_length_1(&mut self, x: ValueId, unit: VecId, tap: Option<Named>) -> ValueId {
+        let eps = self.h.norm_eps() / self.sizes().state_size as f32;
+        let op = Op::RmsNorm {
+            x,
+            weight: unit,
+            eps,
+        };
+        self.push(op, self.info(x), tap)
+    }
+
+    fn delta_inputs(&mut self, x: ValueId, w: &DeltaInputs, l: usize) -> Projected {
+        let (keys, inner) = (self.sizes().key_width(), self.sizes().inner);
+        match *w {
+            DeltaInputs::Apart { qkv, conv, gate } => {
+                let qkv = self.matmul(x, qkv, None);
+                let gate = self.matmul(x, gate, at(taps::Z, l));
+                let raw = self.causal_conv(qkv, conv, at(taps::CONV_OUTPUT_RAW, l));
+                let all = self.unary(raw, Function::Silu, at(taps::CONV_OUTPUT_SILU, l));
+                Projected {
+                    q: self.part(all, 0, keys),
+                    k: self.part(all, keys, keys),
+                    v: self.part(all, 2 * keys, inner),
+                    gate,
+                }
+            }
+            DeltaInputs::ByHeads { all, convs } => {
+                let all = self.matmul(x, all, at(taps::MIXED_QKVZ, l));
+                let groups = self.sizes().groups;
+                let (key, value) = (keys / groups, inner / groups);
+                let each = 2 * (key + value);
+                let firsts = [0, key, 2 * key].into_iter().zip([key, key, value]);
+                let mut parts = firsts.zip(convs).map(|((from, width), conv)| {
+                    let part = self.slice(all, each, from, width);
+                    let raw = self.causal_conv(part, conv, None);
+                    self.unary(raw, Function::Silu, None)
+                });
+                let mut next = || parts.next().expect("three parts");
+                let (q, k, v) = (next(), next(), next());
+                let gate = self.slice(all, each, 2 * key + value, value);
+                Projected { q, k, v, gate }
+            }
+        }
+    }
+
+    /// What is left of each head's state, and how far it is corrected.
+    fn delta_rates(&mut self, x: ValueId, w: &DeltaNet, l: usize) -> [ValueId; 2] {
+        let (alpha, beta, corrected) = match w.rates {
+            DeltaRates::Apart { alpha, beta } => {
+                let alpha = self.matmul(x, alpha, None);
+                let beta = self.matmul(x, beta, None);
+                (alpha, beta, at(taps::BETA_SIGMOID, l))
+            }
+            DeltaRates::ByHeads(both) => {
+                let both = self.matmul(x, both, at(taps::MIXED_BA, l));
+                let of_group = self.sizes().heads / self.sizes().groups;
+                let mut half =
+                    |from, tap| self.named_slice(both, 2 * of_group, from, of_group, tap);
+                let alpha = half(of_group, at(taps::A, l));
+                (alpha, half(0, at(taps::B, l)), None)
+            }
+        };
+        let alpha = self.bias(alpha, Some(w.dt_bias), None);
+        let alpha = self.unary(alpha, Function::Softplus, at(taps::A_SOFTPLUS, l));
+        let log = self.mul_vector(alpha, w.a, at(taps::GATE, l));
+        let decay = self.unary(log, Function::Exp, None);
+        [decay, self.unary(beta, Function::Sigmoid, corrected)]
+    }
+
+    fn mamba2(&mut self, x: ValueId, w: &Mamba2, l: usize) -> ValueId {
+        let sizes = self.sizes();
+        let (inner, keys) = (sizes.inner, sizes.key_width());
+        let all = self.matmul(x, w.input, None);
+        let gate = self.part(all, 0, inner);
+        let mixed = self.part(all, inner, inner + 2 * keys);
+        let steps = self.part(all, 2 * inner + 2 * keys, sizes.heads);
+        let mixed = self.causal_conv(mixed, w.conv, None);
+        let mixed = self.bias(mixed, w.conv_bias, None);
+        let mixed = self.unary(mixed, Function::Silu, None);
+        let v = self.part(mixed, 0, inner);
+        let steps = self.bias(steps, Some(w.dt_bias), None);
+        let rate = self.unary(steps, Function::Softplus, None);
+        let log = self.mul_vector(rate, w.a, None);
+        let streams = Streams {
+            q: self.part(mixed, inner + keys, keys),
+            k: self.part(mixed, inner, keys),
+            v,
+            decay: self.unary(log, Function::Exp, None),
+            rate,
+        };
+        let how = Recurrence {
+            key_dim: sizes.state_size,
+            heads: self.key_heads(),
+            delta: false,
+            scale: 1.0,
+        };
+        let read = self.linear_attention(&streams, how);
+        let past = self.mul_vector(v, w.d, None);
+        let y = self.add(read, past, at(taps::MAMBA2_Y_ADD_D, l));
+        let y = self.gated_by(gate, y);
+        let y = match &w.norm {
+            Some(norm) => self.group_norm(y, norm),
+            None => y,
+        };
+        self.matmul(y, w.out, at(w.tap, l))
+    }
+
+    fn short_conv(&mut self, x: ValueId, w: &ShortConv, l: usize) -> ValueId {
+        let n = self.h.n_embd();
+        let all = self.matmul(x, w.input, at(taps::CONV_IN_PROJ, l));
+        let [b, c, x] = [0, 1, 2].map(|nth| self.part(all, nth * n, n));
+        let y = self.mul(b, x, None);
+        let y = self.causal_conv(y, w.conv, at(taps::CONV_CONV, l));
+        let y = self.mul(c, y, None);
+        self.matmul(y, w.out, at(taps::CONV_OUT_PROJ, l))
+    }
+
+    fn group_norm(&mut self, x: ValueId, w: &GroupNorm) -> ValueId {
+        let op = Op::RmsNorm {
+            x,
+            weight: w.ones,
+            eps: self.h.norm_eps(),
+        };
+        let y = self.push(op, self.info(x), None);
+        self.mul_vector(y, w.weight, None)
+    }
+
+    /// `silu(gate) * y`.
+    fn gated_by(&mut self, gate: ValueId, y: ValueId) -> ValueId {
+        let op = Op::Gate {
+            gate,
+            up: y,
+            act: Activation::Silu,
+        };
+        self.push(op, self.info(y), None)
+    }
+
+    fn causal_conv(&mut self, x: ValueId, weight: VecId, tap: Option<Named>) -> ValueId {
+        let info = self.info(x);
+        let state = self.state(self.w.vector(weight).len() - info.width);
+        self.push(Op::CausalConv { x, weight, state }, info, tap)
+    }
+
+    fn linear_attention(&mut self, s: &Streams, how: Recurrence) -> ValueId {
+        let (heads, info) = (self.info(s.decay).width, self.info(s.v));
+        let values = matrix_state(heads, how.key_dim, info.width / heads);
+        let state = self.state(values.expect("checked with the hyperparameters"));
+        let op = Op::LinearAttention {
+            q: s.q,
+            k: s.k,
+            v: s.v,
+            decay: s.decay,
+            rate: s.rate,
+            how,
+            state,
+        };
+        self.push(op, info, None)
+    }
+
+    /// A new part of a sequence's state.
+    fn state(&mut self, values: usize) -> usize {
+        self.states.push(values);
+        self.states.len() - 1
+    }
+
+    fn mul_vector(&mut self, x: ValueId, by: VecId, tap: Option<Named>) -> ValueId {
+        self.push(Op::MulVector { x, by }, self.info(x), tap)
+    }
+
+    pub(super) fn mul(&mut self, a: ValueId, b: ValueId, tap: Option<Named>) -> ValueId {
+        self.push(Op::Mul { a, b }, self.info(a), tap)
+    }
+
+    /// Values `from..from + width` of every row.
+    pub(super) fn part(&mut self, x: ValueId, from: usize, width: usize) -> ValueId {
+        self.slice(x, self.info(x).width, from, width)
+    }
+
+    /// The same of every `each` values.
+    pub(super) fn slice(&mut self, x: ValueId, each: usize, from: usize, width: usize) -> ValueId {
+        self.named_slice(x, each, from, width, None)
+    }
+
+    pub(super) fn named_slice(
+        &mut self,
+        x: ValueId,
+        each: usize,
+        from: usize,
+        width: usize,
+        tap: Option<Named>,
+    ) -> ValueId {
+        let of_row = self.info(x);
+        let info = ValueShape {
+            width: of_row.width / each * width,
+            ..of_row
+        };
+        let op = Op::Slice {
+            x,
+            each,
+            from,
+            width,
+        };
+        self.push(op, info, tap)
+    }
+}

@@ -1,0 +1,178 @@
+//! Layers that go from token to token with a state: which they are, and how large it is.
+
+use gguf_rs_lite::Value;
+use octavo_kernels::{KeyHeads, matrix_state};
+
+use crate::arch::Spec;
+use crate::keys::{Keys, PerLayer, Source};
+use crate::{Error, arch::Recurrent};
+
+use super::{MAX_HEADS, MAX_WIDTH, Mixing};
+
+/// Most values of a layer's state.
+const MAX_STATE: usize = 1 << 26;
+/// Most rows that a convolution looks at.
+const MAX_KERNEL: usize = 64;
+
+/// The sizes of every recurrent layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecurrentHparams {
+    /// Rows that the convolution looks at, the token's own with them.
+    pub kernel: usize,
+    /// Values of all heads together.
+    pub inner: usize,
+    /// Values that each of them is kept by: the length of keys.
+    pub state_size: usize,
+    /// Heads of values.
+    pub heads: usize,
+    /// Heads of keys; divides `heads`.
+    pub groups: usize,
+}
+
+impl RecurrentHparams {
+    /// Width of all queries, or of all keys.
+    pub fn key_width(&self) -> usize {
+        self.groups * self.state_size
+    }
+
+    /// Values of a head.
+    pub fn value_dim(&self) -> usize {
+        self.inner / self.heads
+    }
+}
+
+/// How each layer brings tokens together.
+pub(super) fn mixing(
+    k: &mut Keys<'_>,
+    spec: &Spec,
+    n_head_kv: &PerLayer,
+) -> Result<Vec<Mixing>, Error> {
+    let without_keys = |kv: usize| match kv {
+        0 => Mixing::Recurrence,
+        _ => Mixing::Attention,
+    };
+    Ok(match spec.recurrent {
+        None => n_head_kv.iter().map(|_| Mixing::Attention).collect(),
+        Some(Recurrent::Mamba2Beside) => n_head_kv.iter().map(|_| Mixing::Both).collect(),
+        Some(Recurrent::Mamba2 | Recurrent::ShortConv) => {
+            n_head_kv.iter().map(without_keys).collect()
+        }
+        Some(Recurrent::DeltaNet(_)) => by_interval(k, n_head_kv.iter().count())?,
+    })
+}
+
+/// A flag for each layer, or all layers but every so manieth.
+fn by_interval(k: &mut Keys<'_>, n_layer: usize) -> Result<Vec<Mixing>, Error> {
+    const FLAGS: &str = "attention.recurrent_layers";
+    let of = |recurs: bool| match recurs {
+        true => Mixing::Recurrence,
+        false => Mixing::Attention,
+    };
+    if let Some(value) = k.get(FLAGS) {
+        let flag = |v: Value<'_>| match v {
+            Value::Bool(flag) => Some(flag),
+            v => v.as_int().map(|flag| flag != 0),
+        };
+        let flags: Option<Vec<bool>> = match &value {
+            Value::Array(flags) => flags.iter().map(flag).collect(),
+            _ => None,
+        };
+        // those of layers behind the last are for predicting several tokens at once
+        let flags = flags
+            .filter(|flags| flags.len() >= n_layer)
+            .ok_or_else(|| {
+                let expected = format!("a flag for each of {n_layer} layers");
+                k.bad(k.full(FLAGS), expected, crate::keys::show(&value))
+            })?;
+        let shown: Vec<serde_json::Value> = flags.iter().map(|flag| (*flag).into()).collect();
+        k.note(k.full(FLAGS), shown, Source::File);
+        return Ok(flags[..n_layer].iter().copied().map(of).collect());
+    }
+    let range = 1..=i32::MAX as usize;
+    let interval = k.count("full_attention_interval", range, Some(4))?.value;
+    Ok((1..=n_layer)
+        .map(|n| of(!n.is_multiple_of(interval)))
+        .collect())
+}
+
+/// The sizes of recurrent layers, where an architecture has some.
+pub(super) fn read(
+    k: &mut Keys<'_>,
+    spec: &Spec,
+    n_embd: usize,
+) -> Result<Option<RecurrentHparams>, Error> {
+    let Some(recurrent) = spec.recurrent else {
+        return Ok(None);
+    };
+    if recurrent == Recurrent::ShortConv {
+        let kernel = k.count("shortconv.l_cache", 1..=MAX_KERNEL, None)?.value;
+        return Ok(Some(RecurrentHparams {
+            kernel,
+            inner: n_embd,
+            state_size: 1,
+            heads: 1,
+            groups: 1,
+        }));
+    }
+    let kernel = k.count("ssm.conv_kernel", 1..=MAX_KERNEL, None)?.value;
+    let inner = k.count("ssm.inner_size", 1..=MAX_WIDTH, None)?.value;
+    let state_size = k.count("ssm.state_size", 1..=MAX_WIDTH, None)?.value;
+    let heads = k.count("ssm.time_step_rank", 1..=MAX_HEADS, None)?.value;
+    let groups = k.count("ssm.group_count", 1..=heads, None)?.value;
+    let sizes = RecurrentHparams {
+        kernel,
+        inner,
+        state_size,
+        heads,
+        groups,
+    };
+    check(k, recurrent, &sizes)?;
+    Ok(Some(sizes))
+}
+
+fn check(k: &Keys<'_>, recurrent: Recurrent, sizes: &RecurrentHparams) -> Result<(), Error> {
+    let &RecurrentHparams {
+        inner,
+        state_size,
+        heads,
+        groups,
+        ..
+    } = sizes;
+    if !heads.is_multiple_of(groups) {
+        let expected = format!("a divisor of the {heads} heads");
+        return Err(k.bad(k.full("ssm.group_count"), expected, groups.to_string()));
+    }
+    let (fits, expected) = match recurrent {
+        Recurrent::DeltaNet(_) => (
+            Some(inner) == heads.checked_mul(state_size),
+            format!("{heads} heads of {state_size} values"),
+        ),
+        _ => (
+            inner.is_multiple_of(heads) && inner.is_multiple_of(groups),
+            format!("{heads} heads of equal width, in {groups} equal groups"),
+        ),
+    };
+    if !fits {
+        return Err(k.bad(k.full("ssm.inner_size"), expected, inner.to_string()));
+    }
+    if groups.checked_mul(state_size).is_none_or(|n| n > MAX_WIDTH) {
+        let expected = format!("{groups} keys of together at most {MAX_WIDTH} values");
+        return Err(k.bad(k.full("ssm.state_size"), expected, state_size.to_string()));
+    }
+    let state = matrix_state(heads, state_size, inner / heads);
+    if state.is_none_or(|values| values > MAX_STATE) {
+        let expected = format!("a layer's state of at most {MAX_STATE} values");
+        return Err(k.bad(k.full("ssm.state_size"), expected, state_size.to_string()));
+    }
+    Ok(())
+}
+
+impl Recurrent {
+    /// Which key a head of values has.
+    pub(crate) fn key_heads(self) -> KeyHeads {
+        match self {
+            Recurrent::DeltaNet(heads) => heads,
+            Recurrent::ShortConv | Recurrent::Mamba2 | Recurrent::Mamba2Beside => KeyHeads::Grouped,
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! What goes from token to token: delta nets, Mamba 2 and short convolutions.
+
+use super::{Binder, blk};
+use crate::Error;
+use crate::hparams::RecurrentHparams;
+use crate::weights::{DeltaInputs, DeltaNet, DeltaRates, GroupNorm, Mamba2, ShortConv, VecId};
+
+impl Binder<'_> {
+    fn recurrent(&self) -> RecurrentHparams {
+        self.h
+            .recurrent
+            .expect("read by whoever has recurrent layers")
+    }
+
+    /// A gated delta net.
+    pub(crate) fn delta_net(&mut self, l: usize) -> Result<DeltaNet, Error> {
+        let sizes = self.recurrent();
+        let n_embd = self.h.n_embd();
+        let unit = 1.0 / (sizes.state_size as f32).sqrt();
+        let unit = vec![unit; sizes.state_size];
+        Ok(DeltaNet {
+            inputs: self.delta_inputs(l, &sizes)?,
+            rates: self.delta_rates(l, sizes.heads)?,
+            dt_bias: self.vector(&blk(l, "ssm_dt.bias"), sizes.heads)?,
+            a: self.vector(&blk(l, "ssm_a"), sizes.heads)?,
+            unit: self.made_vector("1 / sqrt(ssm.state_size)", unit),
+            norm: self.vector(&blk(l, "ssm_norm.weight"), sizes.state_size)?,
+            out: self.matrix(&blk(l, "ssm_out.weight"), n_embd, sizes.inner)?,
+        })
+    }
+
+    /// Queries, keys and values: with the gate in one tensor in old files.
+    fn delta_inputs(&mut self, l: usize, sizes: &RecurrentHparams) -> Result<DeltaInputs, Error> {
+        let (n_embd, inner, keys) = (self.h.n_embd(), sizes.inner, sizes.key_width());
+        let width = 2 * keys + inner;
+        let conv = self.convolution(&blk(l, "ssm_conv1d.weight"), sizes.kernel, width)?;
+        let all = blk(l, "ssm_in.weight");
+        if let Some(all) = self.optional_matrix(&all, width + inner, n_embd)? {
+            let convs = self.split_columns(conv, width, [keys, keys, inner]);
+            return Ok(DeltaInputs::ByHeads { all, convs });
+        }
+        Ok(DeltaInputs::Apart {
+            qkv: self.matrix(&blk(l, "attn_qkv.weight"), width, n_embd)?,
+            conv,
+            gate: self.matrix(&blk(l, "attn_gate.weight"), inner, n_embd)?,
+        })
+    }
+
+    /// How fast states fade and how far they are corrected: in one tensor in some files.
+    fn delta_rates(&mut self, l: usize, heads: usize) -> Result<DeltaRates, Error> {
+        let n_embd = self.h.n_embd();
+        let both = blk(l, "ssm_ba.weight");
+        if let Some(both) = self.optional_matrix(&both, 2 * heads, n_embd)? {
+            return Ok(DeltaRates::ByHeads(both));
+        }
+        Ok(DeltaRates::Apart {
+            alpha: self.matrix(&blk(l, "ssm_alpha.weight"), heads, n_embd)?,
+            beta: self.matrix(&blk(l, "ssm_beta.weight"), heads, n_embd)?,
+        })
+    }
+
+    /// Mamba 2, whose result is called `tap`; the norm may be missing if `norm_is_optional`.
+    pub(crate) fn mamba2(
+        &mut self,
+        l: usize,
+        tap: &'static str,
+        norm_is_optional: bool,
+    ) -> Result<Mamba2, Error> {
+        let sizes = self.recurrent();
+        let (n_embd, inner, heads) = (self.h.n_embd(), sizes.inner, sizes.heads);
+        let width = inner + 2 * sizes.key_width();
+        let norm = blk(l, "ssm_norm.weight");
+        Ok(Mamba2 {
+            input: self.matrix(&blk(l, "ssm_in.weight"), inner + width + heads, n_embd)?,
+            conv: self.convolution(&blk(l, "ssm_conv1d.weight"), sizes.kernel, width)?,
+            conv_bias: self.optional_vector(&blk(l, "ssm_conv1d.bias"), width)?,
+            dt_bias: self.vector(&blk(l, "ssm_dt.bias"), heads)?,
+            a: self.column(&blk(l, "ssm_a"), heads)?,
+            d: self.column(&blk(l, "ssm_d"), heads)?,
+            norm: match norm_is_optional && !self.has(&norm) {
+                true => None,
+                false => Some(self.group_norm(&norm, inner, sizes.groups)?),
+            },
+            out: self.matrix(&blk(l, "ssm_out.weight"), n_embd, inner)?,
+            tap,
+        })
+    }
+
+    /// A convolution between two gates.
+    pub(crate) fn short_conv(&mut self, l: usize) -> Result<ShortConv, Error> {
+        let (n_embd, kernel) = (self.h.n_embd(), self.recurrent().kernel);
+        Ok(ShortConv {
+            input: self.matrix(&blk(l, "shortconv.in_proj.weight"), 3 * n_embd, n_embd)?,
+            conv: self.convolution(&blk(l, "shortconv.conv.weight"), kernel, n_embd)?,
+            out: self.matrix(&blk(l, "shortconv.out_proj.weight"), n_embd, n_embd)?,
+        })
+    }
+
+    /// Weights of a convolution, which files have by column, as rows.
+    fn convolution(&mut self, name: &str, kernel: usize, width: usize) -> Result<VecId, Error> {
+        let id = self.vector_of_shape(name, &[kernel, width])?;
+        let data = &self.vectors[id.0 as usize].data;
+        let row = |j: usize| (0..width).map(move |column| data[column * kernel + j]);
+        let rows = (0..kernel).flat_map(row).collect();
+        self.vectors[id.0 as usize].data = rows;
+        Ok(id)
+    }
+
+    /// A vector that files have as a matrix of one column.
+    fn column(&mut self, name: &str, n: usize) -> Result<VecId, Error> {
+        self.vector_of_shape(name, &[1, n])
+    }
+
+    /// Weights of the groups of a row. Those of one group have no other shape than a norm's.
+    fn group_norm(&mut self, name: &str, width: usize, groups: usize) -> Result<GroupNorm, Error> {
+        let of_group = width / groups;
+        Ok(GroupNorm {
+            weight: self.vector_of_shape(name, &[of_group, groups])?,
+            ones: self.made_vector("(no weight)", vec![1.0; of_group]),
+        })
+    }
+
+    /// All values of a tensor of this shape, which must be there.
+    fn vector_of_shape(&mut self, name: &str, shape: &[usize]) -> Result<VecId, Error> {
+        match self.take(name, shape)? {
+            Some((_, info)) => self.vector_of(name, info),
+            None => Err(self.missing(name, shape)),
+        }
+    }
+
+    /// Rows of `width` cut into columns.
+    fn split_columns<const N: usize>(
+        &mut self,
+        rows: VecId,
+        width: usize,
+        parts: [usize; N],
+    ) -> [VecId; N] {
+        let whole = self.vectors[rows.0 as usize].clone();
+        let mut first = 0;
+        parts.map(|n| {
+            let columns = first..first + n;
+            let part = whole.data.chunks_exact(width);
+            let part = part.flat_map(|row| row[columns.clone()].to_vec()).collect();
+            first += n;
+            self.made_vector(&whole.name, part)
+        })
+    }
+}
