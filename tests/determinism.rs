@@ -6,7 +6,7 @@ use octavo_engine::sample::top_logits;
 use octavo_engine::{Engine, EngineOptions, ModelSource, Session, Wanted};
 use octavo_fixtures::tiny::File;
 use octavo_fixtures::{shared, workspace_root};
-use octavo_kernels::{Isa, IsaChoice, KvType};
+use octavo_kernels::{Isa, IsaChoice, KvType, PAGE_POSITIONS as PAGE};
 
 /// 37 positions: more than two pages, and no multiple of 7, 16 or a kernel's tile.
 const PROMPT: usize = 37;
@@ -91,7 +91,7 @@ const GRID: [(usize, usize); 9] = [
 
 /// One model of each kind that other architectures bring: windows and caps, sinks and experts,
 /// blocks beside each other, positions that scale queries, fused tensors, norms behind blocks,
-/// layer norms.
+/// layer norms, states of three kinds.
 #[test]
 fn threads_and_batches_change_nothing_in_other_architectures() {
     let names = [
@@ -106,6 +106,11 @@ fn threads_and_batches_change_nothing_in_other_architectures() {
         "phi3-Q4_K_M",
         "olmo2-Q5_0",
         "nemotron-Q5_0",
+        "qwen35-Q4_K_M",
+        "qwen3next-Q8_0",
+        "falcon-h1-Q4_K_M",
+        "mamba2-Q8_0",
+        "lfm2moe-Q8_0",
     ];
     let paths = names.map(|name| shared(&format!("arch/models/{name}.gguf")));
     for source in paths.into_iter().flatten().map(ModelSource::Path) {
@@ -339,6 +344,50 @@ fn looking_at_tensors_changes_nothing() {
             seen > 0 && got == expected,
             "{source:?}: {seen} tensors seen"
         );
+    }
+}
+
+/// A session goes back to where a state was kept, and says the same from there, also where the
+/// tokens before it were read in other steps.
+#[test]
+fn going_back_changes_nothing_where_states_are_kept() {
+    let names = [
+        "qwen35-Q4_K_M",
+        "mamba2-F32",
+        "lfm2-Q4_0",
+        "granitehybrid-F32",
+    ];
+    let paths = names.map(|name| shared(&format!("arch/models/{name}.gguf")));
+    for source in paths.into_iter().flatten().map(ModelSource::Path) {
+        let engine = load(&source, &options(Isa::best(), 2, 40));
+        let all: Vec<u32> = (0..90).map(|i| (i * i + 3 * i + 7) % 200).collect();
+        let expected = timeline(&mut engine.session(), &all, GENERATED);
+        let mut session = engine.session();
+        timeline(&mut session, &all[..61], GENERATED);
+        for asked in [70, 61, 50, 17, 3] {
+            let left = session.truncate(asked);
+            assert!(
+                left <= asked && left.is_multiple_of(PAGE),
+                "{left} of {asked}"
+            );
+            assert!(
+                asked - left < 40 + PAGE,
+                "{left} of {asked}: it goes back too far"
+            );
+            let tokens = session.tokens().len();
+            assert_eq!(tokens, left);
+            if left > 61 {
+                continue;
+            }
+            let rows = session
+                .eval(&all[left..], Role::Prompt, Wanted::All)
+                .expect("logits");
+            let bits: Vec<u32> = rows.data.iter().map(|x| x.to_bits()).collect();
+            assert!(
+                expected.1[left * rows.n_vocab..][..bits.len()] == bits,
+                "from {left}"
+            );
+        }
     }
 }
 

@@ -53,6 +53,8 @@ pub struct Memory {
     pub kv_type: String,
     /// Its bytes.
     pub kv_cache: u64,
+    /// Bytes of what recurrent layers keep of a sequence.
+    pub state: u64,
     /// Prompt tokens taken at a time.
     pub batch: usize,
     /// Bytes of a step's values.
@@ -252,14 +254,17 @@ fn memory(gguf: &Gguf, h: &Hparams, options: &EngineOptions) -> Memory {
     let buffers = (rows.saturating_mul(width as u64))
         .saturating_add(h.n_vocab() as u64)
         .saturating_mul(4);
+    let state = h.state_bytes();
+    let caches = kv_cache.saturating_add(state);
     Memory {
         weights,
         context,
         kv_type: kv_type.to_string(),
         kv_cache,
+        state,
         batch: options.batch,
         buffers,
-        total: weights.saturating_add(kv_cache).saturating_add(buffers),
+        total: weights.saturating_add(caches).saturating_add(buffers),
     }
 }
 

@@ -21,7 +21,7 @@ pub use graph::{Graph, Node, Op, ValueId};
 pub use hparams::{CacheGroup, Hparams, LayerHparams, Mixing, RecurrentHparams, ScalingKind};
 pub use keys::{Entry, Source, Sourced};
 pub use octavo_kernels::{Pairing, Rope};
-pub use structure::{Active, ExpertStructure, Structure, Windows};
+pub use structure::{Active, ExpertStructure, RecurrentStructure, Structure, Windows};
 pub use taps::{OwnedTap, Tap};
 pub use weights::{Layer, VecId, WeightId, WeightRef, Weights};
 

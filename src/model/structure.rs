@@ -304,14 +304,9 @@ impl Model {
             key_heads: sizes.groups,
             key_dim: sizes.state_size,
             value_dim: sizes.value_dim(),
-            state_bytes: self.state_bytes(),
+            state_bytes: self.hparams.state_bytes(),
             layers: self.layers_where(|l| self.hparams.layers[l].recurs()),
         })
-    }
-
-    /// Bytes that a sequence's state takes, of all layers.
-    pub fn state_bytes(&self) -> u64 {
-        self.graph.states.iter().map(|n| 4 * *n as u64).sum()
     }
 
     fn windows(&self) -> Option<Windows> {

@@ -3,7 +3,7 @@
 use std::fmt::{Result, Write};
 
 use octavo_lab::facts::Facts;
-use octavo_model::{ExpertStructure, Hparams, LayerHparams, Structure};
+use octavo_model::{ExpertStructure, Hparams, LayerHparams, RecurrentStructure, Structure};
 
 use super::super::metrics::size;
 
@@ -12,11 +12,19 @@ pub(super) fn write(out: &mut String, report: &Facts<'_>, h: &Hparams) -> Result
     let bound = report.model.as_ref().map(octavo_model::Model::structure);
     writeln!(out, "\nStructure")?;
     line(out, "model", &model(h, bound.as_ref()))?;
-    line(out, "attention", &attention(h, bound.as_ref()))?;
+    let attends = h.layers.iter().any(LayerHparams::attends);
+    if attends {
+        line(out, "attention", &attention(h, bound.as_ref()))?;
+    }
+    if let Some(recurrent) = bound.as_ref().and_then(|s| s.recurrent.as_ref()) {
+        line(out, "recurrence", &recurrence(recurrent, h.n_layer()))?;
+    }
     if let Some(text) = bound.as_ref().and_then(|s| windows(h, s)) {
         line(out, "windows", &text)?;
     }
-    line(out, "rope", &rope(report, h, bound.as_ref()))?;
+    if attends {
+        line(out, "rope", &rope(report, h, bound.as_ref()))?;
+    }
     let layers = h.n_layer();
     if let Some(experts) = bound.as_ref().and_then(|s| s.experts.as_ref()) {
         let activation = bound.as_ref().map_or("", |s| s.activation);
@@ -41,7 +49,16 @@ fn line(out: &mut String, name: &str, text: &str) -> Result {
 
 /// A number of every layer: one where all are equal, else the least and the greatest.
 fn range(h: &Hparams, of: fn(&LayerHparams) -> usize) -> String {
-    let all = || h.layers.iter().map(of);
+    range_of(h.layers.iter().map(of))
+}
+
+/// The same of layers that attend.
+fn attending(h: &Hparams, of: fn(&LayerHparams) -> usize) -> String {
+    range_of(h.layers.iter().filter(|layer| layer.attends()).map(of))
+}
+
+fn range_of(numbers: impl Iterator<Item = usize> + Clone) -> String {
+    let all = || numbers.clone();
     match (all().min().unwrap_or(0), all().max().unwrap_or(0)) {
         (least, greatest) if least == greatest => least.to_string(),
         (least, greatest) => format!("{least} to {greatest}"),
@@ -101,7 +118,11 @@ fn model(h: &Hparams, s: Option<&Structure>) -> String {
     match s {
         None => text += &format!(", feed-forward {width}"),
         // no layer is as wide as the file's number then
-        Some(s) if s.dense_layers.is_empty() => {}
+        Some(s) if s.dense_layers.is_empty() => {
+            if s.experts.is_none() {
+                text += ", no feed-forward blocks";
+            }
+        }
         Some(s) => {
             let gate = if s.gated { "gated by " } else { "" };
             let fused = if s.fused_gate { ", fused" } else { "" };
@@ -122,10 +143,10 @@ fn model(h: &Hparams, s: Option<&Structure>) -> String {
 }
 
 fn attention(h: &Hparams, s: Option<&Structure>) -> String {
-    let heads = range(h, |layer| layer.n_head);
-    let heads_kv = range(h, |layer| layer.n_head_kv);
-    let head_dim = range(h, |layer| layer.head_dim);
-    let sharing = match range(h, |layer| layer.n_head / layer.n_head_kv).as_str() {
+    let heads = attending(h, |layer| layer.n_head);
+    let heads_kv = attending(h, |layer| layer.n_head_kv);
+    let head_dim = attending(h, |layer| layer.head_dim);
+    let sharing = match attending(h, |layer| layer.n_head / layer.n_head_kv).as_str() {
         "1" => "MHA".to_owned(),
         n if heads_kv == "1" => format!("MQA: all {n} query heads share one KV head"),
         n => format!("GQA: {n} query heads per KV head"),
@@ -138,6 +159,13 @@ fn attention(h: &Hparams, s: Option<&Structure>) -> String {
     let Some(s) = s else {
         return text;
     };
+    let some: Vec<usize> = (0..s.layers).filter(|l| h.layers[*l].attends()).collect();
+    if some.len() < s.layers {
+        text += &format!(", in {}", layers(&some, s.layers));
+    }
+    if s.gated_attention {
+        text += ", behind a gate";
+    }
     text += match (s.qk_norm_of, s.qk_norm_after_rope) {
         (None, _) => ", q/k norm absent",
         (Some("row"), _) => ", q/k norm present (of whole rows)",
@@ -152,7 +180,8 @@ fn attention(h: &Hparams, s: Option<&Structure>) -> String {
     if s.fused_qkv {
         text += ", Q, K and V fused";
     }
-    let usual = 1.0 / (h.layers[0].head_dim as f32).sqrt();
+    let first = h.layers.iter().find(|layer| layer.attends());
+    let usual = first.map_or(1.0, |layer| 1.0 / (layer.head_dim as f32).sqrt());
     if s.score_scale != usual {
         text += &format!(", scores x {}", s.score_scale);
     }
@@ -194,7 +223,7 @@ fn rope(report: &Facts<'_>, h: &Hparams, s: Option<&Structure>) -> String {
         "freq_base {}, dimensions {} of {}, pairing {}, scaling {}",
         rope.freq_base.value,
         rope.n_rot.value,
-        range(h, |layer| layer.head_dim),
+        attending(h, |layer| layer.head_dim),
         rope.pairing.name(),
         rope.scaling.value.name()
     );
@@ -212,6 +241,19 @@ fn rope(report: &Facts<'_>, h: &Hparams, s: Option<&Structure>) -> String {
         Some(s) => text + &format!(", not in {}", layers(&s.unturned_layers, s.layers)),
         None => text,
     }
+}
+
+fn recurrence(r: &RecurrentStructure, n_layer: usize) -> String {
+    let mut text = r.kind.to_owned();
+    if r.heads > 1 {
+        text += &format!(
+            ", {} heads of {} values, {} of keys of {}",
+            r.heads, r.value_dim, r.key_heads, r.key_dim
+        );
+    }
+    let (kernel, state) = (r.kernel, size(r.state_bytes));
+    text += &format!(", convolution of {kernel} tokens, state {state} a sequence");
+    text + &format!(", in {}", layers(&r.layers, n_layer))
 }
 
 fn mixture(e: &ExpertStructure, activation: &str, n_layer: usize) -> String {

@@ -115,10 +115,14 @@ fn memory(out: &mut String, report: &Facts<'_>) -> std::fmt::Result {
     let Some(m) = &report.memory else {
         return Ok(());
     };
+    let state = match m.state {
+        0 => String::new(),
+        n => format!(", state {}", size(n)),
+    };
     writeln!(
         out,
-        "\nMemory (estimate)\n  weights {}, KV cache {} (context {}, {}), buffers {} (batch {}): \
-         {} in all",
+        "\nMemory (estimate)\n  weights {}, KV cache {} (context {}, {}){state}, buffers {} \
+         (batch {}): {} in all",
         size(m.weights),
         size(m.kv_cache),
         m.context,

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
-use octavo_engine::kv::{Ledger, PAGE, PageId, Timeline};
+use octavo_engine::kv::{CHECKPOINTS, Ledger, PAGE, PageId, Timeline, WRITES};
 use octavo_engine::schedule::{Job, Plan, RequestId, Scheduler, Settings};
 use octavo_kernels::Role;
 use proptest::prelude::*;
@@ -117,6 +117,8 @@ enum Fault {
     KeepLosers,
     /// Pages of generated tokens stand in for a prompt's.
     AnyRole,
+    /// The state after a full page is that at the end of the step.
+    LateStates,
 }
 
 /// What a beam has said, and what its last position holds, once that is known.
@@ -127,6 +129,9 @@ struct World {
     scheduler: Scheduler,
     /// By group and page.
     store: HashMap<(usize, PageId), [u64; PAGE]>,
+    /// What recurrent layers keep: what the last position holds.
+    states: HashMap<PageId, u64>,
+    n_states: u32,
     asked: BTreeMap<RequestId, Asked>,
     said: BTreeMap<RequestId, Vec<u32>>,
     /// Of each group.
@@ -138,10 +143,21 @@ struct World {
 
 const GROUPS: usize = 2;
 
+/// As many states as an engine has for a timeline: one to go on from, those that a step leaves, and
+/// those to go back to.
+const STATES: u32 = (1 + WRITES + CHECKPOINTS) as u32;
+
 impl World {
     fn new(pages: u32, settings: Settings, fault: Fault) -> World {
+        // every second world has recurrent layers
+        let n_states = match pages % 2 {
+            0 => STATES * settings.sequences as u32,
+            _ => 0,
+        };
         World {
-            ledger: Ledger::new(GROUPS, pages),
+            ledger: Ledger::new(GROUPS, pages).with_states(n_states),
+            states: HashMap::new(),
+            n_states,
             sequences: settings.sequences,
             beams: BTreeMap::new(),
             scheduler: Scheduler::new(Settings {
@@ -271,8 +287,21 @@ impl World {
         for ((tokens, timeline), share) in entries.into_iter().zip(&plan.shares) {
             let salt = self.asked[&share.group].salt.as_deref();
             let mut value = last_value(&self.store, timeline, salt);
+            let (from, to) = timeline.states();
+            if self.n_states > 0 {
+                let state = from.map_or_else(|| root(salt), |slot| self.states[&slot]);
+                assert_eq!(state, value, "the state of another text");
+                let last = to.last().map(|state| state.len);
+                assert_eq!(last, Some(timeline.len() + tokens.len()));
+            }
             for (i, &token) in tokens.iter().enumerate() {
                 value = mix(value, token, role);
+                let is_late = self.fault == Fault::LateStates;
+                let is_after = |len: usize| is_late || len == timeline.len() + i + 1;
+                for state in to.iter().filter(|state| is_after(state.len)) {
+                    assert_ne!(Some(state.slot), from, "a state is never changed");
+                    self.states.insert(state.slot, value);
+                }
                 write(
                     &mut self.store,
                     &self.ledger,
@@ -489,6 +518,8 @@ fn play(pages: u32, settings: Settings, acts: &[Act], fault: Fault) {
     assert_eq!(world.ledger.counts().used, 0, "all pages are free or kept");
     world.ledger.clear();
     assert_eq!(world.ledger.counts().free, world.ledger.capacity());
+    let states = (world.n_states > 0).then_some(world.n_states as usize);
+    assert_eq!(world.ledger.free_states(), states, "all states are free");
 }
 
 proptest! {
@@ -551,7 +582,8 @@ fn faults_are_seen() {
         (Fault::NoCopies, forks),
         (Fault::NoCopies, beams.clone()),
         (Fault::KeepLosers, beams),
-        (Fault::AnyRole, again),
+        (Fault::AnyRole, again.clone()),
+        (Fault::LateStates, again),
     ];
     for (fault, acts) in all {
         play(24, settings.clone(), &acts, Fault::None);

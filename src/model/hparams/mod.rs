@@ -277,6 +277,15 @@ impl Hparams {
             .sum::<usize>()
     }
 
+    /// Bytes of what recurrent layers keep of a sequence, of all layers.
+    pub fn state_bytes(&self) -> u64 {
+        let Some(sizes) = self.recurrent else {
+            return 0;
+        };
+        let layers = self.layers.iter().filter(|layer| layer.recurs());
+        4 * (layers.count() * sizes.state_values(self.arch)) as u64
+    }
+
     /// Of the first so many layers those that have keys and values of their own, and so a place in
     /// the cache.
     pub fn cached_layers(&self, first: usize) -> impl Iterator<Item = &LayerHparams> {

@@ -5,7 +5,7 @@ use octavo_kernels::{KeyHeads, matrix_state};
 
 use crate::arch::Spec;
 use crate::keys::{Keys, PerLayer, Source};
-use crate::{Error, arch::Recurrent};
+use crate::{Arch, Error, arch::Recurrent};
 
 use super::{MAX_HEADS, MAX_WIDTH, Mixing};
 
@@ -33,6 +33,17 @@ impl RecurrentHparams {
     /// Width of all queries, or of all keys.
     pub fn key_width(&self) -> usize {
         self.groups * self.state_size
+    }
+
+    /// Values of a layer's state, its convolution's and its heads'.
+    pub(super) fn state_values(&self, arch: Arch) -> usize {
+        let before = self.kernel - 1;
+        if arch.spec().recurrent == Some(Recurrent::ShortConv) {
+            return before * self.inner;
+        }
+        let matrices = matrix_state(self.heads, self.state_size, self.value_dim());
+        let matrices = matrices.expect("checked when they were read");
+        before * (self.inner + 2 * self.key_width()) + matrices
     }
 
     /// Values of a head.
