@@ -3,6 +3,7 @@
 
 mod architectures;
 mod numbers;
+mod recurrent;
 mod sizes;
 mod tensors;
 

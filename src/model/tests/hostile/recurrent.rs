@@ -1,0 +1,374 @@
+//! What only architectures with recurrent layers have: states, convolutions, gates of attention.
+
+use super::{Row, broken};
+use crate::support::{File, Load, Val};
+
+const SIZES: [(&str, u32); 5] = [
+    ("ssm.conv_kernel", 4),
+    ("ssm.inner_size", 64),
+    ("ssm.state_size", 16),
+    ("ssm.time_step_rank", 4),
+    ("ssm.group_count", 2),
+];
+
+fn remove(f: &mut File, l: usize, names: &[&str]) {
+    for name in names {
+        f.remove(&format!("blk.{l}.{name}.weight"));
+    }
+}
+
+fn add(f: &mut File, l: usize, tensors: &[(&str, &[u32])]) {
+    for (name, dims) in tensors {
+        f.add(&format!("blk.{l}.{name}"), dims);
+    }
+}
+
+const ATTENTION: [&str; 4] = ["attn_q", "attn_k", "attn_v", "attn_output"];
+
+/// A delta net in the first of two layers.
+fn qwen(arch: &'static str) -> File {
+    let mut f = File::new(arch, 2);
+    f.set("full_attention_interval", Val::U32(2));
+    SIZES.map(|(key, n)| f.set(key, Val::U32(n)));
+    remove(&mut f, 0, &ATTENTION);
+    remove(&mut f, 1, &["attn_q"]);
+    for l in 0..2 {
+        remove(&mut f, l, &["ffn_norm"]);
+        add(&mut f, l, &[("post_attention_norm.weight", &[64])]);
+    }
+    let own: [(&str, &[u32]); 5] = [
+        ("ssm_conv1d.weight", &[4, 128]),
+        ("ssm_dt.bias", &[4]),
+        ("ssm_a", &[4]),
+        ("ssm_norm.weight", &[16]),
+        ("ssm_out.weight", &[64, 64]),
+    ];
+    add(&mut f, 0, &own);
+    let attention: [(&str, &[u32]); 3] = [
+        ("attn_q.weight", &[64, 128]),
+        ("attn_q_norm.weight", &[16]),
+        ("attn_k_norm.weight", &[16]),
+    ];
+    add(&mut f, 1, &attention);
+    f
+}
+
+/// Mamba 2 in the layers named.
+fn mamba(f: &mut File, layers: &[usize]) {
+    SIZES.map(|(key, n)| f.set(key, Val::U32(n)));
+    for l in layers {
+        let own: [(&str, &[u32]); 8] = [
+            ("ssm_in.weight", &[64, 196]),
+            ("ssm_conv1d.weight", &[4, 128]),
+            ("ssm_conv1d.bias", &[128]),
+            ("ssm_dt.bias", &[4]),
+            ("ssm_a", &[1, 4]),
+            ("ssm_d", &[1, 4]),
+            ("ssm_norm.weight", &[32, 2]),
+            ("ssm_out.weight", &[64, 64]),
+        ];
+        add(f, *l, &own);
+    }
+}
+
+/// A valid file of an architecture.
+fn valid(arch: &'static str) -> File {
+    match arch {
+        "qwen35" => {
+            let mut f = qwen(arch);
+            f.set("rope.dimension_sections", vec![3u32, 3, 2, 0]);
+            let own: [(&str, &[u32]); 4] = [
+                ("attn_qkv.weight", &[64, 128]),
+                ("attn_gate.weight", &[64, 64]),
+                ("ssm_alpha.weight", &[64, 4]),
+                ("ssm_beta.weight", &[64, 4]),
+            ];
+            add(&mut f, 0, &own);
+            f
+        }
+        "qwen3next" => {
+            let mut f = qwen(arch);
+            let own: [(&str, &[u32]); 2] =
+                [("ssm_in.weight", &[64, 192]), ("ssm_ba.weight", &[64, 8])];
+            add(&mut f, 0, &own);
+            f.set("expert_count", Val::U32(6));
+            f.set("expert_used_count", Val::U32(2));
+            f.set("expert_feed_forward_length", Val::U32(24));
+            f.set("expert_shared_feed_forward_length", Val::U32(24));
+            for l in 0..2 {
+                remove(&mut f, l, &["ffn_gate", "ffn_up", "ffn_down"]);
+                let experts: [(&str, &[u32]); 7] = [
+                    ("ffn_gate_inp.weight", &[64, 6]),
+                    ("ffn_gate_up_exps.weight", &[64, 48, 6]),
+                    ("ffn_down_exps.weight", &[24, 64, 6]),
+                    ("ffn_gate_inp_shexp.weight", &[64]),
+                    ("ffn_gate_shexp.weight", &[64, 24]),
+                    ("ffn_up_shexp.weight", &[64, 24]),
+                    ("ffn_down_shexp.weight", &[24, 64]),
+                ];
+                add(&mut f, l, &experts);
+            }
+            f
+        }
+        "mamba2" => {
+            let mut f = File::new(arch, 2);
+            mamba(&mut f, &[0, 1]);
+            f.set("attention.head_count", Val::U32(0));
+            f.unset("attention.head_count_kv");
+            f.set("feed_forward_length", Val::U32(0));
+            for l in 0..2 {
+                remove(&mut f, l, &ATTENTION);
+                remove(&mut f, l, &["ffn_norm", "ffn_gate", "ffn_up", "ffn_down"]);
+            }
+            f
+        }
+        "falcon-h1" => {
+            let mut f = File::new(arch, 2);
+            mamba(&mut f, &[0, 1]);
+            for l in 0..2 {
+                remove(&mut f, l, &["ffn_norm"]);
+                add(&mut f, l, &[("ffn_norm", &[64])]);
+            }
+            f
+        }
+        "granitehybrid" => {
+            let mut f = File::new(arch, 2);
+            mamba(&mut f, &[0]);
+            remove(&mut f, 0, &ATTENTION);
+            f.set("attention.head_count_kv", vec![0u32, 2]);
+            f.set("logit_scale", Val::F32(3.0));
+            f
+        }
+        "lfm2" => {
+            let mut f = File::new(arch, 2);
+            f.set("attention.head_count_kv", vec![0u32, 2]);
+            f.set("shortconv.l_cache", Val::U32(3));
+            remove(&mut f, 0, &ATTENTION);
+            let own: [(&str, &[u32]); 3] = [
+                ("shortconv.conv.weight", &[3, 64]),
+                ("shortconv.in_proj.weight", &[64, 192]),
+                ("shortconv.out_proj.weight", &[64, 64]),
+            ];
+            add(&mut f, 0, &own);
+            let norms: [(&str, &[u32]); 2] =
+                [("attn_q_norm.weight", &[16]), ("attn_k_norm.weight", &[16])];
+            add(&mut f, 1, &norms);
+            f.remove("output_norm.weight");
+            f.add("token_embd_norm.weight", &[64]);
+            f
+        }
+        other => panic!("{other}"),
+    }
+}
+
+const ARCHITECTURES: [&str; 6] = [
+    "qwen35",
+    "qwen3next",
+    "mamba2",
+    "falcon-h1",
+    "granitehybrid",
+    "lfm2",
+];
+
+fn check(arch: &'static str, rows: &[Row]) {
+    valid(arch).load().unwrap_or_else(|e| panic!("{arch}: {e}"));
+    for row in rows {
+        broken(valid(arch), row);
+    }
+}
+
+#[test]
+fn sizes_of_states() {
+    check(
+        "qwen35",
+        &[
+            (
+                "no heads",
+                |f| f.set("ssm.time_step_rank", Val::U32(0)),
+                &["qwen35.ssm.time_step_rank", "from 1", "got 0"],
+            ),
+            (
+                "more keys than heads",
+                |f| f.set("ssm.group_count", Val::U32(8)),
+                &["qwen35.ssm.group_count", "from 1 to 4", "got 8"],
+            ),
+            (
+                "keys that heads do not share alike",
+                |f| f.set("ssm.group_count", Val::U32(3)),
+                &["qwen35.ssm.group_count", "divisor of the 4 heads", "got 3"],
+            ),
+            (
+                "heads that do not fill the width",
+                |f| f.set("ssm.inner_size", Val::U32(65)),
+                &["qwen35.ssm.inner_size", "4 heads of 16 values", "got 65"],
+            ),
+            (
+                "a state beyond memory",
+                |f| {
+                    f.set("ssm.state_size", Val::U32(1 << 20));
+                    f.set("ssm.inner_size", Val::U32(4 << 20));
+                },
+                &["qwen35.ssm.state_size", "at most 67108864", "got 1048576"],
+            ),
+            (
+                "a kernel of nothing",
+                |f| f.set("ssm.conv_kernel", Val::U32(0)),
+                &["qwen35.ssm.conv_kernel", "from 1 to 64", "got 0"],
+            ),
+            (
+                "a kernel without an end",
+                |f| f.set("ssm.conv_kernel", Val::U32(u32::MAX)),
+                &["qwen35.ssm.conv_kernel", "got 4294967295"],
+            ),
+            (
+                "no layer of attention at any time",
+                |f| f.set("full_attention_interval", Val::U32(0)),
+                &["qwen35.full_attention_interval", "from 1", "got 0"],
+            ),
+            (
+                "flags of other layers",
+                |f| f.set("attention.recurrent_layers", vec![true]),
+                &["qwen35.attention.recurrent_layers", "each of 2 layers"],
+            ),
+            (
+                "no sections",
+                |f| f.unset("rope.dimension_sections"),
+                &["missing key qwen35.rope.dimension_sections"],
+            ),
+            (
+                "sections of nothing",
+                |f| f.set("rope.dimension_sections", vec![0u32, 0, 0, 0]),
+                &["qwen35.rope.dimension_sections", "four counts"],
+            ),
+            (
+                "sections in words",
+                |f| f.set("rope.dimension_sections", "three"),
+                &["qwen35.rope.dimension_sections", "\"three\""],
+            ),
+        ],
+    );
+    check(
+        "mamba2",
+        &[
+            (
+                "heads of unequal width",
+                |f| f.set("ssm.inner_size", Val::U32(66)),
+                &["mamba2.ssm.inner_size", "equal width", "got 66"],
+            ),
+            (
+                "no state",
+                |f| f.unset("ssm.state_size"),
+                &["missing key mamba2.ssm.state_size"],
+            ),
+        ],
+    );
+    check(
+        "lfm2",
+        &[
+            (
+                "no kernel",
+                |f| f.unset("shortconv.l_cache"),
+                &["missing key lfm2.shortconv.l_cache"],
+            ),
+            (
+                "heads for no keys",
+                |f| f.set("attention.head_count_kv", vec![0u32, 3]),
+                &["lfm2.attention.head_count_kv", "divisor of", "got 3"],
+            ),
+        ],
+    );
+}
+
+#[test]
+fn tensors_of_states() {
+    check(
+        "qwen35",
+        &[
+            (
+                "no convolution",
+                |f| f.remove("blk.0.ssm_conv1d.weight"),
+                &["missing tensor blk.0.ssm_conv1d.weight", "[4, 128]"],
+            ),
+            (
+                "a convolution of other columns",
+                |f| f.tensor("blk.0.ssm_conv1d.weight").dims = vec![4, 127],
+                &["blk.0.ssm_conv1d.weight", "[4, 128]", "[4, 127]"],
+            ),
+            (
+                "no rates",
+                |f| f.remove("blk.0.ssm_alpha.weight"),
+                &["missing tensor blk.0.ssm_alpha.weight", "[64, 4]"],
+            ),
+            (
+                "queries without gates",
+                |f| f.tensor("blk.1.attn_q.weight").dims = vec![64, 64],
+                &["blk.1.attn_q.weight", "[64, 128]", "[64, 64]"],
+            ),
+            (
+                "attention in a layer with a state",
+                |f| f.add("blk.0.attn_q.weight", &[64, 128]),
+                &["blk.0.attn_q.weight", "no such tensor"],
+            ),
+            (
+                "a rate that is no number",
+                |f| f.tensor("blk.0.ssm_a").values = Some(vec![f32::NAN; 4]),
+                &["blk.0.ssm_a", "finite"],
+            ),
+        ],
+    );
+    check(
+        "qwen3next",
+        &[
+            (
+                "gates and what they gate of other experts",
+                |f| f.tensor("blk.0.ffn_gate_up_exps.weight").dims = vec![64, 48, 5],
+                &[
+                    "blk.0.ffn_gate_up_exps.weight",
+                    "[64, 48, 6]",
+                    "[64, 48, 5]",
+                ],
+            ),
+            (
+                "one matrix of other rows",
+                |f| f.tensor("blk.0.ssm_in.weight").dims = vec![64, 191],
+                &["blk.0.ssm_in.weight", "[64, 192]", "[64, 191]"],
+            ),
+        ],
+    );
+    check(
+        "mamba2",
+        &[
+            (
+                "rates in a row",
+                |f| f.tensor("blk.0.ssm_a").dims = vec![4],
+                &["blk.0.ssm_a", "[1, 4]", "[4]"],
+            ),
+            (
+                "no norm",
+                |f| f.remove("blk.1.ssm_norm.weight"),
+                &["missing tensor blk.1.ssm_norm.weight", "[32, 2]"],
+            ),
+        ],
+    );
+    check(
+        "falcon-h1",
+        &[(
+            "a norm of its usual name",
+            |f| {
+                f.remove("blk.0.ffn_norm");
+                f.add("blk.0.ffn_norm.weight", &[64]);
+            },
+            &["missing tensor blk.0.ffn_norm "],
+        )],
+    );
+}
+
+/// Whatever single key or tensor is dropped or bent, loading ends in a result.
+#[test]
+fn no_single_change_panics() {
+    for arch in ARCHITECTURES {
+        let file = valid(arch);
+        file.load().unwrap_or_else(|e| panic!("{arch}: {e}"));
+        super::bend_everything(&file);
+    }
+}
