@@ -87,8 +87,8 @@ fn what_is_not_supported_is_refused_by_name() {
         c["quantization_config"]["group_size"] = json!(0)
     });
     config(
-        &["model_type", "llama, mistral, qwen2, qwen3", "phi3"],
-        &|c| c["model_type"] = json!("phi3"),
+        &["model_type", "llama, mistral, qwen2, qwen3", "mamba2"],
+        &|c| c["model_type"] = json!("mamba2"),
     );
     config(&["hidden_act", "gelu"], &|c| {
         c["hidden_act"] = json!("gelu")

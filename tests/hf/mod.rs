@@ -4,6 +4,7 @@
 mod hostile;
 mod make;
 mod spm;
+mod types;
 
 use std::path::{Path, PathBuf};
 

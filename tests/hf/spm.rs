@@ -17,7 +17,7 @@ impl RowSource for Zeros {
 }
 
 /// A model of one small layer without any weights to speak of, around a vocabulary.
-fn model_around(vocabulary: &Gguf, change: impl FnOnce(&mut View)) -> Gguf {
+pub(super) fn model_around(vocabulary: &Gguf, change: impl FnOnce(&mut View)) -> Gguf {
     let n_vocab = vocabulary
         .array("tokenizer.ggml.tokens")
         .expect("an array")

@@ -22,8 +22,13 @@ pub(super) struct Part {
 }
 
 impl Part {
-    fn bytes(&self) -> &[u8] {
+    pub(super) fn bytes(&self) -> &[u8] {
         &self.file.bytes()[self.range.clone()]
+    }
+
+    /// Its pages are not needed for now.
+    pub(super) fn release(&self) {
+        self.file.release(self.range.clone());
     }
 
     /// Its little-endian words.
@@ -130,7 +135,7 @@ impl RowSource for Awq {
             .into_iter()
             .chain(&self.qzeros)
         {
-            part.file.release(part.range.clone());
+            part.release();
         }
     }
 

@@ -11,9 +11,16 @@
 mod awq;
 mod config;
 mod error;
+mod files;
+mod layout;
+mod names;
+mod quantization;
+mod rope;
 mod rows;
 mod tensors;
 mod tokenizer;
+mod types;
+mod windows;
 mod write;
 
 use std::path::Path;
@@ -25,6 +32,7 @@ use octavo_model::Model;
 use octavo_text::tokenizer::Tokenizer;
 
 pub use error::Error;
+pub use layout::stays_f32;
 pub use write::{check_writable, write};
 
 /// The largest `config.json`, and other files of settings.
@@ -59,7 +67,7 @@ pub fn open(dir: &Path, options: &OpenOptions) -> Result<Gguf, Error> {
 /// The first setting, tensor or token that is missing, too many, or not as it must be.
 pub fn check(gguf: &Gguf) -> Result<(), Error> {
     Model::load(gguf).map_err(|error| Error::Model {
-        error: with_module(&error),
+        error: with_module(gguf, &error),
     })?;
     Tokenizer::from_gguf(gguf).map_err(|error| Error::Model {
         error: error.to_string(),
@@ -68,14 +76,16 @@ pub fn check(gguf: &Gguf) -> Result<(), Error> {
 }
 
 /// The error, and what the tensor that it is about is called in folders.
-fn with_module(error: &octavo_model::Error) -> String {
+fn with_module(gguf: &Gguf, error: &octavo_model::Error) -> String {
     use octavo_model::Error as E;
+    let arch = gguf.str("general.architecture").ok().flatten();
+    let arch = arch.unwrap_or_default();
     let module = match error {
         E::MissingTensor { tensor, .. }
         | E::TensorShape { tensor, .. }
         | E::TensorType { tensor, .. }
         | E::TensorValue { tensor, .. }
-        | E::UnexpectedTensor { tensor, .. } => tensors::module(tensor),
+        | E::UnexpectedTensor { tensor, .. } => names::module(arch, tensor),
         _ => None,
     };
     module.map_or_else(

@@ -1,51 +1,20 @@
-//! Safetensors, one file or several with an index, under GGUF's names.
+//! A folder's tensors under GGUF's names.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use gguf_rs_lite::{OpenOptions, SharedFile, TensorType, View};
-use safetensors::{Dtype, SafeTensors};
-use serde_json::Value;
+use gguf_rs_lite::{OpenOptions, TensorType, View};
+use safetensors::Dtype;
 
+use super::Error;
 use super::awq::{Awq, Part, block_type};
-use super::config::{Biases, Config};
-use super::rows::{Computed, HeadOrder, Plain, Reordered, Widened};
-use super::{Error, MAX_SETTINGS, read_json};
-
-const INDEX: &str = "model.safetensors.index.json";
-
-/// A tensor of the folder.
-struct Source {
-    dtype: Dtype,
-    shape: Vec<usize>,
-    part: Part,
-}
-
-/// Everything in the files, by Hugging Face's names.
-type Sources = BTreeMap<String, Source>;
-
-/// Names outside the layers, and GGUF's.
-const ENDS: [(&str, &str); 3] = [
-    ("model.embed_tokens", "token_embd"),
-    ("model.norm", "output_norm"),
-    ("lm_head", "output"),
-];
-/// Names inside `model.layers.N.`, and GGUF's inside `blk.N.`.
-const LAYER: [(&str, &str); 11] = [
-    ("input_layernorm", "attn_norm"),
-    ("self_attn.q_proj", "attn_q"),
-    ("self_attn.k_proj", "attn_k"),
-    ("self_attn.v_proj", "attn_v"),
-    ("self_attn.o_proj", "attn_output"),
-    ("self_attn.q_norm", "attn_q_norm"),
-    ("self_attn.k_norm", "attn_k_norm"),
-    ("post_attention_layernorm", "ffn_norm"),
-    ("mlp.gate_proj", "ffn_gate"),
-    ("mlp.up_proj", "ffn_up"),
-    ("mlp.down_proj", "ffn_down"),
-];
+use super::config::Config;
+use super::files::{Source, Sources, bad, read, show};
+use super::layout::{Layout, Rule};
+use super::names::{gguf_name, in_layer, named, place, which_expert};
+use super::rows::{Computed, HeadOrder, Mxfp4, Order, Plain, Reordered, Transposed, Widened};
+use super::types::{Biases, Expert};
 
 /// Adds every tensor of the folder.
 pub(super) fn declare(
@@ -54,7 +23,8 @@ pub(super) fn declare(
     options: &OpenOptions,
     view: &mut View,
 ) -> Result<(), Error> {
-    let mut sources = read(dir, options)?;
+    let row = config.row;
+    let mut sources = named(row, read(dir, options)?);
     // what checkpoints keep beside weights: frequencies that follow from the settings, and copies
     let spare = |name: &str| {
         name.ends_with("rotary_emb.inv_freq") || config.tied && name == "lm_head.weight"
@@ -71,18 +41,19 @@ pub(super) fn declare(
         view,
     };
     let mut modules: Vec<String> = modules.into_iter().collect();
-    modules.sort_by_key(|module| place(module));
+    modules.sort_by_key(|module| place(row, module));
     for module in modules {
         folder.module(&module)?;
     }
+    folder.experts()?;
     if let Some((name, source)) = folder.sources.first_key_value() {
-        let expected = format!("a tensor of {}", config.arch);
+        let expected = format!("a tensor of {}", row.arch);
         return Err(bad(name, source, expected, "a name that is none's"));
     }
-    if let Some(divisors) = config.rope_freqs()? {
+    for (name, divisors) in config.divisors()? {
         let n = divisors.len() as u64;
         view.made(
-            "rope_freqs.weight",
+            name,
             &[n],
             TensorType::F32,
             &config.file,
@@ -104,22 +75,27 @@ pub(super) fn promised(config: &Config, is_there: impl Fn(&str) -> bool) -> Resu
             got: got.to_owned(),
         })
     };
-    if !config.tied && !is_there("lm_head.weight") && !is_there("lm_head.qweight") {
+    if config.untied && !is_there("lm_head.weight") && !is_there("lm_head.qweight") {
         let expected = "a tensor of that name, as tie_word_embeddings is not true".to_owned();
         return broken("lm_head.weight".to_owned(), expected, "none");
     }
     let layers = config.count("num_hidden_layers")?;
+    let prefix = config.row.layers;
+    // no more layers than the files have: the number comes from outside
+    let has_layer = |layer: &usize| {
+        let name = |module: &str| format!("{prefix}{layer}.{module}.weight");
+        config.row.modules.iter().any(|m| is_there(&name(m.0)))
+    };
+    let layers = (0..layers).take_while(has_layer).count();
     for Biases {
         key,
+        unset,
         modules,
-        there,
-    } in config.biases()?
+    } in config.row.biases
     {
-        // no more layers than the files have: the number comes from outside
-        for layer in (0..layers)
-            .take_while(|l| is_there(&format!("model.layers.{l}.input_layernorm.weight")))
-        {
-            let name = |module: &&str| format!("model.layers.{layer}.{module}.bias");
+        let there = config.flag(key)?.unwrap_or(*unset);
+        for layer in 0..layers {
+            let name = |module: &&str| format!("{prefix}{layer}.{module}.bias");
             match modules
                 .iter()
                 .map(name)
@@ -153,170 +129,211 @@ struct Folder<'a> {
     view: &'a mut View,
 }
 
-fn bad(name: &str, source: &Source, expected: impl Into<String>, got: impl Into<String>) -> Error {
-    let file = source.part.file.name().to_owned();
-    Error::Tensor {
-        file,
-        tensor: name.to_owned(),
-        expected: expected.into(),
-        got: got.into(),
-    }
-}
-
-fn show(source: &Source) -> String {
-    format!("{:?} {:?}", source.dtype, source.shape)
-}
-
-/// GGUF's name of a module, if it has one.
-fn gguf_name(module: &str) -> Option<String> {
-    let find = |names: &[(&'static str, &'static str)], module: &str| {
-        names.iter().find(|n| n.0 == module).map(|n| n.1)
-    };
-    if let Some(name) = find(&ENDS, module) {
-        return Some(name.to_owned());
-    }
-    let (layer, rest) = module.strip_prefix("model.layers.")?.split_once('.')?;
-    let layer: u32 = layer
-        .parse()
-        .ok()
-        .filter(|n: &u32| n.to_string() == layer)?;
-    Some(format!("blk.{layer}.{}", find(&LAYER, rest)?))
-}
-
-/// Where a module's tensors stand in a GGUF file: embedding, layers, norm and output.
-fn place(module: &str) -> (u32, usize) {
-    let at = |names: &[(&str, &str)], name: &str| {
-        names
-            .iter()
-            .position(|n| n.0 == name)
-            .unwrap_or(names.len())
-    };
-    let layer = module
-        .strip_prefix("model.layers.")
-        .and_then(|rest| rest.split_once('.'));
-    match layer.and_then(|(layer, rest)| Some((layer.parse::<u32>().ok()?, rest))) {
-        Some((layer, rest)) => (layer.saturating_add(1), at(&LAYER, rest)),
-        None if module == ENDS[0].0 => (0, 0),
-        None => (u32::MAX, at(&ENDS, module)),
-    }
-}
-
-/// The module that a tensor of a GGUF file belongs to.
-pub(super) fn module(tensor: &str) -> Option<String> {
-    let find = |names: &[(&'static str, &'static str)], name: &str| {
-        names.iter().find(|n| n.1 == name).map(|n| n.0)
-    };
-    let stem = tensor.rsplit_once('.')?.0;
-    if let Some(module) = find(&ENDS, stem) {
-        return Some(module.to_owned());
-    }
-    let (layer, rest) = stem.strip_prefix("blk.")?.split_once('.')?;
-    Some(format!("model.layers.{layer}.{}", find(&LAYER, rest)?))
-}
-
 impl Folder<'_> {
-    /// Adds the weight and the bias of a module; one that has no name in GGUF is left.
+    /// Adds the tensors of a module; one that has no name in GGUF is left.
     fn module(&mut self, module: &str) -> Result<(), Error> {
-        let Some(name) = gguf_name(module) else {
+        let row = self.config.row;
+        if let Some(name) = gguf_name(row, module) {
+            let rule = self.rule(&name);
+            return self.parts(module, &[(name, rule)]);
+        }
+        let Some((layer, rest)) = in_layer(row, module) else {
             return Ok(());
         };
-        let order = self.order(&name);
+        let cuts = row.cuts.iter().filter(|cut| cut.0 == rest);
+        let cuts: Vec<_> = cuts
+            .map(|(_, name, cut)| (format!("blk.{layer}.{name}"), Rule::Cut(*cut)))
+            .collect();
+        match cuts.is_empty() {
+            true => Ok(()),
+            false => self.parts(module, &cuts),
+        }
+    }
+
+    /// Adds the weight and the bias of a module under these names.
+    fn parts(&mut self, module: &str, names: &[(String, Rule)]) -> Result<(), Error> {
         let (weight, qweight) = (format!("{module}.weight"), format!("{module}.qweight"));
         let awq = self.config.awq.as_ref();
         let stays = awq.is_none_or(|awq| awq.plain.iter().any(|part| module.contains(part)));
-        let quantized = self.sources.contains_key(&qweight);
-        if let Some(source) = self.sources.get(&qweight).filter(|_| stays) {
-            return Err(bad(
-                &qweight,
-                source,
-                "a plain weight, as config.json says",
-                show(source),
-            ));
-        }
         let linear = module.ends_with("_proj");
         if let Some(source) = self.sources.get(&weight).filter(|_| linear && !stays) {
             let expected = "AWQ's qweight: config.json does not list it in modules_to_not_convert";
             return Err(bad(&weight, source, expected, show(source)));
         }
-        if quantized {
-            self.awq(module, &format!("{name}.weight"), order)?;
-        } else if let Some(source) = self.sources.remove(&weight) {
-            self.plain(&weight, &source, &format!("{name}.weight"), order)?;
+        match (self.sources.get(&qweight), names) {
+            (Some(_), [(name, rule)]) if !stays => {
+                self.awq(module, &format!("{name}.weight"), rule.heads())?;
+            }
+            (Some(source), _) => {
+                let expected = "a plain weight, as config.json says";
+                return Err(bad(&qweight, source, expected, show(source)));
+            }
+            (None, _) => {
+                self.mxfp4(module, names)?;
+                self.part(module, "weight", names)?;
+            }
         }
-        if let Some(source) = self.sources.remove(&format!("{module}.bias")) {
-            self.plain(
-                &format!("{module}.bias"),
-                &source,
-                &format!("{name}.bias"),
-                order,
-            )?;
+        self.part(module, "bias", names)
+    }
+
+    /// Adds a module's weight or bias, if it has one.
+    fn part(&mut self, module: &str, suffix: &str, names: &[(String, Rule)]) -> Result<(), Error> {
+        let from = format!("{module}.{suffix}");
+        let Some(source) = self.sources.remove(&from) else {
+            return Ok(());
+        };
+        for (name, rule) in names {
+            self.plain(&from, &[&source], &format!("{name}.{suffix}"), *rule)?;
         }
         Ok(())
     }
 
     /// How the rows of a tensor change places.
-    fn order(&self, name: &str) -> Option<HeadOrder> {
+    fn rule(&self, name: &str) -> Rule {
+        let config = self.config;
+        let (heads, groups, head_dim) = (config.heads, config.heads_kv, config.head_dim);
         let turns = name.ends_with(".attn_q") || name.ends_with(".attn_k");
-        (self.config.arch == "llama" && turns).then_some(HeadOrder {
-            head_dim: self.config.head_dim,
-        })
+        if config.row.turned && turns {
+            return Rule::Heads(HeadOrder { head_dim });
+        }
+        if !(config.row.grouped && name.ends_with(".attn_qkv")) {
+            return Rule::Same;
+        }
+        let queries = heads / groups;
+        let order = Order::Groups {
+            queries,
+            groups,
+            head_dim,
+        };
+        let rows = groups.saturating_mul(queries + 2).saturating_mul(head_dim);
+        Rule::Groups { order, rows }
     }
 
+    /// Adds a plain tensor, made of several of one shape if experts have one each.
     fn plain(
         &mut self,
         from: &str,
-        source: &Source,
+        sources: &[&Source],
         name: &str,
-        order: Option<HeadOrder>,
+        rule: Rule,
     ) -> Result<(), Error> {
+        let source = sources[0];
+        let differs = |s: &&&Source| s.dtype != source.dtype || s.shape != source.shape;
+        if let Some(other) = sources.iter().find(differs) {
+            let expected = format!("{} for every expert", show(source));
+            return Err(bad(from, other, expected, show(other)));
+        }
         let (plain, ty) = match source.dtype {
             Dtype::F32 => (Plain::F32, TensorType::F32),
             Dtype::F16 => (Plain::F16, TensorType::F16),
             Dtype::BF16 => (Plain::Bf16, TensorType::BF16),
             _ => return Err(bad(from, source, "F16, BF16 or F32", show(source))),
         };
-        let rows = source.shape.first().copied().unwrap_or(0);
-        if order.is_some_and(|o| !rows.is_multiple_of(o.head_dim)) {
-            return Err(bad(from, source, "rows of whole heads", show(source)));
-        }
-        let Part { file, range } = source.part.clone();
-        let file_name = file.name().to_owned();
-        let dims: Vec<u64> = source.shape.iter().rev().map(|d| *d as u64).collect();
-        match (source.shape.len(), order) {
-            (1, order) => {
-                let rows = Arc::new(Widened {
-                    file,
-                    range,
-                    plain,
-                    order,
-                });
-                self.view
-                    .made(name, &dims, TensorType::F32, &file_name, rows)?;
+        let layout = Layout::of(from, source, name, rule, self.config)?;
+        let (bytes, order, mut dims) = (plain.bytes(), layout.order, layout.dims);
+        let (part, row_len) = (source.part.clone(), dims[0] as usize);
+        let file = part.file.name().to_owned();
+        if layout.in_f32 {
+            let plus = layout.plus;
+            let rows = Arc::new(Widened {
+                part,
+                plain,
+                order,
+                row_len,
+                plus,
+            });
+            self.view.made(name, &dims, TensorType::F32, &file, rows)?;
+        } else if let Some(shape) = layout.transposed {
+            let rows = Arc::new(Transposed {
+                part,
+                bytes,
+                shape,
+                order,
+            });
+            self.view.made(name, &dims, ty, &file, rows)?;
+        } else if matches!((rule, order), (Rule::Same, _)) {
+            let Part { file, range } = part;
+            self.view.tensor(name, &dims, ty, &file, range)?;
+        } else {
+            if matches!(rule, Rule::Stacked) {
+                dims.push(sources.len() as u64);
             }
-            (2, None) => {
-                self.view.tensor(name, &dims, ty, &file, range)?;
-            }
-            (2, Some(order)) => {
-                let row_bytes = source.shape[1] * plain.bytes();
-                let rows = Arc::new(Reordered {
-                    file,
-                    range,
-                    row_bytes,
-                    order,
-                });
-                self.view.made(name, &dims, ty, &file_name, rows)?;
-            }
-            _ => return Err(bad(from, source, "one or two dimensions", show(source))),
+            let rows = Arc::new(Reordered {
+                parts: sources.iter().map(|s| s.part.clone()).collect(),
+                part_rows: layout.source_rows,
+                row_bytes: row_len * bytes,
+                order,
+            });
+            self.view.made(name, &dims, ty, &file, rows)?;
         }
         Ok(())
     }
 
-    /// A part of a quantized weight, of the type and shape it must have.
-    fn awq_part(
+    /// Adds a weight of MXFP4 blocks, if the module has one.
+    fn mxfp4(&mut self, module: &str, names: &[(String, Rule)]) -> Result<(), Error> {
+        let [blocks, scales] = ["blocks", "scales"].map(|part| format!("{module}.{part}"));
+        let Some(source) = self.sources.remove(&blocks) else {
+            return Ok(());
+        };
+        let file = source.part.file.name().to_owned();
+        let (Dtype::U8, &[experts, rows, row_blocks, 16]) = (source.dtype, &source.shape[..])
+        else {
+            let expected = "U8 of experts, rows, blocks and 16 bytes";
+            return Err(bad(&blocks, &source, expected, show(&source)));
+        };
+        let scales = self.exactly(&scales, Dtype::U8, &[experts, rows, row_blocks], &file)?;
+        for (name, rule) in names {
+            let left = rule.rows(rows);
+            let (rows, order) =
+                left.map_err(|expected| bad(&blocks, &source, expected, show(&source)))?;
+            let dims = [row_blocks * 32, rows, experts].map(|n| n as u64);
+            let made = Arc::new(Mxfp4 {
+                blocks: source.part.clone(),
+                scales: scales.clone(),
+                row_blocks,
+                order,
+            });
+            let name = format!("{name}.weight");
+            self.view
+                .made(&name, &dims, TensorType::MXFP4, &file, made)?;
+        }
+        Ok(())
+    }
+
+    /// Adds the matrices of all experts that have tensors of their own.
+    fn experts(&mut self) -> Result<(), Error> {
+        let row = self.config.row;
+        let mut found: BTreeMap<(u32, usize), BTreeMap<u32, String>> = BTreeMap::new();
+        for name in self.sources.keys() {
+            if let Some((layer, which, number)) = which_expert(row, name) {
+                let names = found.entry((layer, which)).or_default();
+                names.insert(number, name.clone());
+            }
+        }
+        for ((layer, which), names) in found {
+            let Expert { before, part, gguf } = &row.experts[which];
+            let taken = names
+                .iter()
+                .filter_map(|(number, name)| Some((*number, name, self.sources.remove(name)?)));
+            let taken: Vec<_> = taken.collect();
+            let missing = (0..).zip(&taken).find(|(n, taken)| *n != taken.0);
+            if let Some((number, (_, _, other))) = missing {
+                let name = format!("{}{layer}.{before}{number}.{part}.weight", row.layers);
+                return Err(bad(&name, other, "a matrix of every expert", "nothing"));
+            }
+            let sources: Vec<&Source> = taken.iter().map(|t| &t.2).collect();
+            let name = format!("blk.{layer}.{gguf}.weight");
+            self.plain(taken[0].1, &sources, &name, Rule::Stacked)?;
+        }
+        Ok(())
+    }
+
+    /// A part of a quantized weight, of exactly the type and shape it must have.
+    fn exactly(
         &mut self,
         name: &str,
         dtype: Dtype,
-        shape: [usize; 2],
+        shape: &[usize],
         file: &str,
     ) -> Result<Part, Error> {
         let expected = format!("{dtype:?} {shape:?}");
@@ -359,12 +376,12 @@ impl Folder<'_> {
         }
         let groups = cols / group;
         let rest = Awq {
-            qweight: self.awq_part(&qweight, Dtype::I32, [cols, words], &file)?,
+            qweight: self.exactly(&qweight, Dtype::I32, &[cols, words], &file)?,
             qzeros: match config.zero_point || self.sources.contains_key(&qzeros) {
-                true => Some(self.awq_part(&qzeros, Dtype::I32, [groups, words], &file)?),
+                true => Some(self.exactly(&qzeros, Dtype::I32, &[groups, words], &file)?),
                 false => None,
             },
-            scales: self.awq_part(&scales, Dtype::F16, [groups, rows], &file)?,
+            scales: self.exactly(&scales, Dtype::F16, &[groups, rows], &file)?,
             cols,
             rows,
             group,
@@ -374,123 +391,5 @@ impl Folder<'_> {
         self.view
             .made(name, &[cols as u64, rows as u64], ty, &file, Arc::new(rest))?;
         Ok(())
-    }
-}
-
-/// The files of the folder, and what is in them.
-fn read(dir: &Path, options: &OpenOptions) -> Result<Sources, Error> {
-    let (names, index) = match read_json(dir, INDEX, MAX_SETTINGS)? {
-        Some(index) => {
-            let map = index_map(dir, &index)?;
-            (map.values().cloned().collect::<BTreeSet<_>>(), Some(map))
-        }
-        None => (BTreeSet::from([only_file(dir)?]), None),
-    };
-    let mut all = Sources::new();
-    for name in names {
-        let file = SharedFile::open(&dir.join(&name), options)?;
-        let sound = |source| Error::Safetensors {
-            file: file.name().to_owned(),
-            source,
-        };
-        let (header, metadata) = SafeTensors::read_metadata(file.bytes()).map_err(sound)?;
-        for (tensor, info) in metadata.tensors() {
-            let at = |offset: usize| header + 8 + offset;
-            let range: Range<usize> = at(info.data_offsets.0)..at(info.data_offsets.1);
-            let source = Source {
-                dtype: info.dtype,
-                shape: info.shape.clone(),
-                part: Part {
-                    file: file.clone(),
-                    range,
-                },
-            };
-            let expected = match &index {
-                Some(map) if map.get(&tensor) != Some(&name) => {
-                    Some(format!("no tensor that {INDEX} does not put there"))
-                }
-                _ => None,
-            };
-            if let Some(expected) = expected {
-                return Err(bad(&tensor, &source, expected, show(&source)));
-            }
-            all.insert(tensor, source);
-        }
-    }
-    if let Some((tensor, name)) = index
-        .iter()
-        .flatten()
-        .find(|(tensor, _)| !all.contains_key(*tensor))
-    {
-        let file = dir.join(name).display().to_string();
-        let expected = format!("what {INDEX} says");
-        return Err(Error::Tensor {
-            file,
-            tensor: tensor.clone(),
-            expected,
-            got: "nothing".to_owned(),
-        });
-    }
-    Ok(all)
-}
-
-/// Which file has each tensor. Files are those of the folder.
-fn index_map(dir: &Path, index: &Value) -> Result<BTreeMap<String, String>, Error> {
-    let bad = |expected: &str, got: String| Error::Value {
-        file: dir.join(INDEX).display().to_string(),
-        key: "weight_map".to_owned(),
-        expected: expected.to_owned(),
-        got: got.chars().take(80).collect(),
-    };
-    let map = index.get("weight_map").and_then(Value::as_object);
-    let Some(map) = map else {
-        return Err(bad("tensors and their files", "nothing".to_owned()));
-    };
-    let mut files = BTreeMap::new();
-    for (tensor, name) in map {
-        let plain = |name: &&str| {
-            name.ends_with(".safetensors")
-                && !name.contains(['/', '\\', ':', '\0'])
-                && !name.starts_with('.')
-        };
-        let Some(name) = name.as_str().filter(plain) else {
-            return Err(bad(
-                "names of safetensors files in the same folder",
-                name.to_string(),
-            ));
-        };
-        files.insert(tensor.clone(), name.to_owned());
-    }
-    Ok(files)
-}
-
-/// The file of a folder without an index.
-fn only_file(dir: &Path) -> Result<String, Error> {
-    const USUAL: &str = "model.safetensors";
-    if dir.join(USUAL).exists() {
-        return Ok(USUAL.to_owned());
-    }
-    let io = |source| Error::Io {
-        file: dir.display().to_string(),
-        source,
-    };
-    let mut names = Vec::new();
-    for entry in std::fs::read_dir(dir).map_err(io)? {
-        let name = entry
-            .map_err(io)?
-            .file_name()
-            .to_string_lossy()
-            .into_owned();
-        if name.ends_with(".safetensors") {
-            names.push(name);
-        }
-    }
-    match <[String; 1]>::try_from(names) {
-        Ok([name]) => Ok(name),
-        Err(_) => Err(Error::Missing {
-            file: dir.join(USUAL).display().to_string(),
-            expected: "it, one other safetensors file, or several with \
-                       model.safetensors.index.json",
-        }),
     }
 }

@@ -12,9 +12,10 @@ use safetensors::tensor::View;
 use safetensors::{Dtype, serialize_to_file};
 use serde_json::{Value, json};
 
-use super::config::{Config, Llama3};
+use super::config::Config;
+use super::rope::Llama3;
 use super::rows::HeadOrder;
-use super::{Error, pretty, tensors, tokenizer};
+use super::{Error, names, pretty, tensors, tokenizer};
 use octavo_model::Hparams;
 
 /// The tensor of divisors of rotary frequencies: settings, in a folder.
@@ -143,7 +144,7 @@ fn config(gguf: &Gguf, h: &Hparams) -> Result<Value, Error> {
         let id = gguf.u32(&format!("tokenizer.ggml.{name}_token_id"))?;
         config[format!("{name}_token_id")] = json!(id);
     }
-    if let Some(awq) = awq_settings(gguf)? {
+    if let Some(awq) = awq_settings(gguf, h.arch.name())? {
         config["quantization_config"] = awq;
     }
     Ok(config)
@@ -178,7 +179,7 @@ fn rope_scaling(gguf: &Gguf, h: &Hparams) -> Result<Value, Error> {
 
 /// `quantization_config` of a model with matrices in AWQ groups, which must be of one size; `None`
 /// for other models.
-fn awq_settings(gguf: &Gguf) -> Result<Option<Value>, Error> {
+fn awq_settings(gguf: &Gguf, arch: &str) -> Result<Option<Value>, Error> {
     let mut groups = gguf
         .tensors()
         .iter()
@@ -197,11 +198,11 @@ fn awq_settings(gguf: &Gguf) -> Result<Option<Value>, Error> {
     }
     let is_unquantized =
         |t: &&TensorInfo| t.dims.len() == 2 && t.name.starts_with("blk.") && t.ty.block_len() == 1;
-    let names: Vec<String> = gguf
+    let plain: Vec<String> = gguf
         .tensors()
         .iter()
         .filter(is_unquantized)
-        .filter_map(|t| tensors::module(&t.name))
+        .filter_map(|t| names::module(arch, &t.name))
         .collect();
     Ok(Some(json!({
         "quant_method": "awq",
@@ -209,7 +210,7 @@ fn awq_settings(gguf: &Gguf) -> Result<Option<Value>, Error> {
         "group_size": group,
         "zero_point": true,
         "version": "gemm",
-        "modules_to_not_convert": if names.is_empty() { Value::Null } else { json!(names) },
+        "modules_to_not_convert": if plain.is_empty() { Value::Null } else { json!(plain) },
     })))
 }
 
@@ -301,7 +302,7 @@ fn weights<'a>(gguf: &'a Gguf, h: &Hparams) -> Result<Vec<(String, Weight<'a>)>,
             got,
         };
         let (stem, suffix) = tensor.name.rsplit_once('.').unwrap_or((&tensor.name, ""));
-        let Some(module) = tensors::module(&tensor.name) else {
+        let Some(module) = names::module(h.arch.name(), &tensor.name) else {
             return Err(bad(
                 "a tensor that Hugging Face has a name for",
                 suffix.to_owned(),

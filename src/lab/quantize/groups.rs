@@ -35,11 +35,13 @@ pub(super) fn q4_1(ty: TensorType, groups: &[u8]) -> (Vec<u8>, f32) {
     (out, most)
 }
 
-/// The type that a tensor gets: `to` for matrices, F32 for vectors. Q4_1 is for AWQ groups; other
-/// matrices stay as they are then, and without a `to`.
+/// The type that a tensor gets: `to` for matrices, F32 for vectors, and what else llama.cpp's
+/// converter keeps so. Q4_1 is for AWQ groups; other matrices stay as they are then, and without a
+/// `to`. MXFP4 blocks stay always.
 fn wanted(tensor: &TensorInfo, to: Option<TensorType>) -> TensorType {
     match to.unwrap_or(TensorType::Q4_1) {
-        _ if tensor.dims.len() < 2 => TensorType::F32,
+        _ if hf::stays_f32(&tensor.name, tensor.dims.len()) => TensorType::F32,
+        _ if tensor.ty == TensorType::MXFP4 => tensor.ty,
         TensorType::Q4_1 if !TensorType::AWQ.contains(&tensor.ty) => tensor.ty,
         to => to,
     }

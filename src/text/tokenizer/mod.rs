@@ -458,9 +458,14 @@ impl Tokenizer {
     }
 
     /// The `tokenizer.ggml.pre` of a Hugging Face tokenizer that cuts text by these patterns, each
-    /// inside the pieces of the one before; `None` where none is known to cut so.
-    pub fn recognise_pre(regexes: &[String], ignore_merges: bool) -> Option<&'static str> {
-        pre::recognise(regexes, ignore_merges)
+    /// inside the pieces of the one before; `None` where none is known to cut so. Several names may
+    /// mean the same: `expected` ones come first.
+    pub fn recognise_pre(
+        regexes: &[String],
+        ignore_merges: bool,
+        expected: &[&'static str],
+    ) -> Option<&'static str> {
+        pre::recognise(regexes, ignore_merges, expected)
     }
 
     /// Every `tokenizer.ggml.pre` that is known.

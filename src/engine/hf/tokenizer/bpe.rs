@@ -11,10 +11,13 @@ use octavo_text::tokenizer::Tokenizer;
 /// The pattern of a `ByteLevel` that cuts by itself: GPT-2's.
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)";
 
+/// What `Punctuation` cuts out: Unicode's, and the symbols of ASCII.
+const PUNCTUATION: &str = r"[\p{P}\$\+<=>\^~\|`]+";
+
 /// Sets the keys of the vocabulary.
 pub(super) fn declare(files: &Files, config: &Config, view: &mut View) -> Result<Specials, Error> {
     view.set("tokenizer.ggml.model", "gpt2")
-        .set("tokenizer.ggml.pre", pre(files)?);
+        .set("tokenizer.ggml.pre", pre(files, config.row.pre)?);
     let mut tokens = Tokens::new(config)?;
     for (text, id) in files.vocab()? {
         tokens.put(&files.file, id.as_u64(), text, NORMAL)?;
@@ -48,7 +51,13 @@ fn patterns(files: &Files, step: &Value, out: &mut Vec<String>) -> Result<(), Er
                     .to_owned(),
             );
         }
-        Some("Digits") if step["individual_digits"] == true => out.push(r"\p{N}".to_owned()),
+        Some("Digits") => {
+            let each = step["individual_digits"] == true;
+            out.push(if each { r"\p{N}" } else { r"\p{N}+" }.to_owned());
+        }
+        Some("Punctuation") if step["behavior"] == "Contiguous" => {
+            out.push(PUNCTUATION.to_owned());
+        }
         Some("ByteLevel") if step["add_prefix_space"] != true => {
             // it cuts unless it says that it does not
             if step["use_regex"] != false {
@@ -58,7 +67,7 @@ fn patterns(files: &Files, step: &Value, out: &mut Vec<String>) -> Result<(), Er
         _ => {
             return Err(files.bad(
                 "pre_tokenizer",
-                "Split, Digits or ByteLevel, isolated and without spaces added",
+                "Split, Digits, Punctuation or ByteLevel, isolated and without spaces added",
                 step,
             ));
         }
@@ -67,16 +76,23 @@ fn patterns(files: &Files, step: &Value, out: &mut Vec<String>) -> Result<(), Er
 }
 
 /// GGUF's name of the way in which the folder's tokenizer cuts text.
-fn pre(files: &Files) -> Result<&'static str, Error> {
+fn pre(files: &Files, expected: &[&'static str]) -> Result<&'static str, Error> {
     let step = &files.tokenizer["pre_tokenizer"];
     let mut regexes = Vec::new();
     patterns(files, step, &mut regexes)?;
+    // llama.cpp's converter recognises Falcon by its hash, and leaves out the step that takes
+    // spaces off numbers
+    if let [punctuation, _, numbers, _] = regexes.as_slice()
+        && (punctuation.as_str(), numbers.as_str()) == (PUNCTUATION, r"\p{N}+")
+    {
+        regexes.remove(2);
+    }
     let normalizer = files.tokenizer["normalizer"]["type"].as_str();
     if normalizer.is_some_and(|kind| kind != "NFC") {
         return Err(files.bad("normalizer", "none, or NFC", normalizer.unwrap_or_default()));
     }
     let ignore_merges = files.tokenizer["model"]["ignore_merges"] == true;
-    Tokenizer::recognise_pre(&regexes, ignore_merges).ok_or_else(|| {
+    Tokenizer::recognise_pre(&regexes, ignore_merges, expected).ok_or_else(|| {
         files.bad(
             "pre_tokenizer",
             "one that llama.cpp has a name for",

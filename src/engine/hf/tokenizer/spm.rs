@@ -353,7 +353,9 @@ fn prefix_of(files: &Files) -> Result<SpacePrefix, Error> {
     } else {
         SpacePrefix::Never
     };
-    if cutter.is_null() && replaces {
+    // Gemma's cuts at spaces, of which none are left
+    let at_spaces = cutter["type"] == "Split" && cutter["pattern"]["String"] == " ";
+    if (cutter.is_null() || at_spaces) && replaces {
         return Ok(prefix);
     }
     if cutter["type"] != "Metaspace" || cutter["replacement"] != SPACE.to_string() {

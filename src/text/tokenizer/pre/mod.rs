@@ -78,24 +78,36 @@ const RECOGNISED: [&str; 10] = [
     "deepseek-v3",
 ];
 
-/// The name of the family with these patterns, as Hugging Face writes them, one inside the pieces
-/// of the one before.
-pub(super) fn recognise(regexes: &[String], ignore_merges: bool) -> Option<&'static str> {
-    let spelled = |regex: &str| {
-        // letters of either case, which llama.cpp spells; and white space that becomes a piece
-        // whether or not it matches
-        let any_case = "(?i:'s|'t|'re|'ve|'m|'ll|'d)";
-        let regex = regex.replace(
-            any_case,
+/// A pattern in one of the ways in which llama.cpp and Hugging Face write it.
+fn spelled(regex: &str) -> String {
+    const UPPER: &str = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]";
+    const LOWER: &str = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]";
+    let regex = regex
+        // letters of either case, which llama.cpp spells
+        .replace(
+            "(?i:'s|'t|'re|'ve|'m|'ll|'d)",
             "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])",
-        );
-        regex
-            .strip_suffix(r"|\s+")
-            .map(str::to_owned)
-            .unwrap_or(regex)
-    };
+        )
+        // and classes that it takes apart
+        .replace(UPPER, r"((?=[\p{L}])([^a-z]))")
+        .replace(LOWER, r"((?=[\p{L}])([^A-Z]))")
+        .replace(r"\p{N}{1}|", r"\p{N}|");
+    // white space becomes a piece whether or not it matches
+    match regex.strip_suffix(r"|\s+") {
+        Some(regex) => regex.to_owned(),
+        None => regex,
+    }
+}
+
+/// The name of the family with these patterns, as Hugging Face writes them, one inside the pieces
+/// of the one before. Of several, one of those that are `expected` comes first.
+pub(super) fn recognise(
+    regexes: &[String],
+    ignore_merges: bool,
+    expected: &[&'static str],
+) -> Option<&'static str> {
     let wanted: Vec<String> = regexes.iter().map(|r| spelled(r)).collect();
-    RECOGNISED.into_iter().find(|name| {
+    let cuts_so = |name: &&str| {
         family(name).is_some_and(|f| {
             f.ignore_merges == ignore_merges
                 && f.regexes
@@ -103,7 +115,8 @@ pub(super) fn recognise(regexes: &[String], ignore_merges: bool) -> Option<&'sta
                     .map(|r| spelled(r))
                     .eq(wanted.iter().cloned())
         })
-    })
+    };
+    expected.iter().copied().chain(RECOGNISED).find(cuts_so)
 }
 
 /// The patterns of a family that has nothing but patterns and merges, and whether it ignores merges

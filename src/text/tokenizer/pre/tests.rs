@@ -100,3 +100,25 @@ fn an_ideographic_space_is_white_space_everywhere() {
         ["a", "\u{3000}", "。"]
     );
 }
+
+/// Letters by their classes, as o200k's patterns have them in tokenizer.json.
+#[test]
+fn families_are_recognised_as_hugging_face_writes_them() {
+    let (upper, lower) = (
+        r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]",
+        r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]",
+    );
+    let word = r"[^\r\n\p{L}\p{N}]?";
+    let pattern = |ending: &str, numbers: &str| {
+        format!(
+            r"{word}{upper}*{lower}+{ending}|{word}{upper}+{lower}*{ending}|{numbers}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        )
+    };
+    let o200k = [pattern(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?", r"\p{N}{1,3}")];
+    assert_eq!(recognise(&o200k, false, &["gpt-4o"]), Some("gpt-4o"));
+    assert_eq!(
+        recognise(&[pattern("", r"\p{N}")], true, &[]),
+        Some("tekken")
+    );
+    assert_eq!(recognise(&o200k, true, &["gpt-4o"]), None);
+}

@@ -1,0 +1,84 @@
+//! Names of tensors: a folder's, and GGUF's.
+
+use super::files::Sources;
+use super::types::{self, ModelType};
+
+/// The tensors of the language model, by the names that they would have in a folder of their own.
+pub(super) fn named(row: &ModelType, sources: Sources) -> Sources {
+    let name = |name: String| {
+        let name = name.replacen("language_model.", "", 1);
+        let mut renamed = row.renamed.iter();
+        let stem = renamed.find_map(|(from, to)| Some((name.strip_suffix(from)?, to)));
+        stem.map_or_else(|| name.clone(), |(stem, to)| format!("{stem}{to}"))
+    };
+    let skipped = |name: &str| row.skipped.iter().any(|start| name.starts_with(start));
+    sources
+        .into_iter()
+        .filter(|(name, _)| !skipped(name))
+        .map(|(from, source)| (name(from), source))
+        .collect()
+}
+
+/// GGUF's name of a module, if it has one.
+pub(super) fn gguf_name(row: &ModelType, module: &str) -> Option<String> {
+    if let Some((_, name)) = row.ends.iter().find(|n| n.0 == module) {
+        return Some((*name).to_owned());
+    }
+    let (layer, rest) = in_layer(row, module)?;
+    let (_, name) = row.modules.iter().find(|n| n.0 == rest)?;
+    Some(format!("blk.{layer}.{name}"))
+}
+
+/// A module's layer and its name there.
+pub(super) fn in_layer<'a>(row: &ModelType, module: &'a str) -> Option<(u32, &'a str)> {
+    let (layer, rest) = module.strip_prefix(row.layers)?.split_once('.')?;
+    Some((canonical(layer)?, rest))
+}
+
+/// A number as it is written in names.
+fn canonical(digits: &str) -> Option<u32> {
+    let number: u32 = digits.parse().ok()?;
+    (number.to_string() == digits).then_some(number)
+}
+
+/// Where a module's tensors stand in a GGUF file: embedding, layers, norm and output.
+pub(super) fn place(row: &ModelType, module: &str) -> (u32, usize) {
+    let at = |names: &[(&str, &str)], name: &str| {
+        names
+            .iter()
+            .position(|n| n.0 == name)
+            .unwrap_or(names.len())
+    };
+    match in_layer(row, module) {
+        Some((layer, rest)) => (layer.saturating_add(1), at(row.modules, rest)),
+        None if module == row.ends[0].0 => (0, 0),
+        None => (u32::MAX, at(row.ends, module)),
+    }
+}
+
+/// The layer of an expert's matrix, which of the row's it is, and the expert's number.
+pub(super) fn which_expert(row: &ModelType, tensor: &str) -> Option<(u32, usize, u32)> {
+    let (layer, rest) = in_layer(row, tensor.strip_suffix(".weight")?)?;
+    row.experts.iter().enumerate().find_map(|(which, expert)| {
+        let (number, part) = rest.strip_prefix(expert.before)?.split_once('.')?;
+        (part == expert.part).then_some((layer, which, canonical(number)?))
+    })
+}
+
+/// The module that a tensor of a GGUF file of this architecture belongs to.
+pub(super) fn module(arch: &str, tensor: &str) -> Option<String> {
+    let row = types::of_arch(arch)?;
+    let find = |names: &[(&'static str, &'static str)], name: &str| {
+        names.iter().find(|n| n.1 == name).map(|n| n.0)
+    };
+    let stem = tensor.rsplit_once('.')?.0;
+    if let Some(module) = find(row.ends, stem) {
+        return Some(module.to_owned());
+    }
+    let (layer, rest) = stem.strip_prefix("blk.")?.split_once('.')?;
+    Some(format!(
+        "{}{layer}.{}",
+        row.layers,
+        find(row.modules, rest)?
+    ))
+}

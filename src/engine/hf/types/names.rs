@@ -1,0 +1,214 @@
+//! Lists that several rows share.
+
+use super::{Biases, Cut, Expert, Key, Kind, key};
+
+/// The epsilon of RMS norms.
+pub(super) const RMS: &[Key] = &[RMS_EPS];
+pub(super) const RMS_EPS: Key = key(
+    "attention.layer_norm_rms_epsilon",
+    &["rms_norm_eps"],
+    Kind::Number,
+);
+/// The epsilon of layer norms.
+pub(super) const LAYER_NORM: &[Key] = &[LAYER_NORM_EPS];
+pub(super) const LAYER_NORM_EPS: Key = key(
+    "attention.layer_norm_epsilon",
+    &[
+        "layer_norm_eps",
+        "layer_norm_epsilon",
+        "norm_epsilon",
+        "norm_eps",
+    ],
+    Kind::Number,
+);
+
+type Names = &'static [(&'static str, &'static str)];
+
+pub(super) const ENDS: Names = &[
+    ("model.embed_tokens", "token_embd"),
+    ("model.norm", "output_norm"),
+    ("lm_head", "output"),
+];
+/// The end of Phi 2.
+pub(super) const PHI_ENDS: Names = &[
+    ("model.embed_tokens", "token_embd"),
+    ("model.final_layernorm", "output_norm"),
+    ("lm_head", "output"),
+];
+/// Falcon's.
+pub(super) const FALCON_ENDS: Names = &[
+    ("transformer.word_embeddings", "token_embd"),
+    ("transformer.ln_f", "output_norm"),
+    ("lm_head", "output"),
+];
+
+pub(super) const LLAMA: Names = &[
+    ("input_layernorm", "attn_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.o_proj", "attn_output"),
+    ("self_attn.q_norm", "attn_q_norm"),
+    ("self_attn.k_norm", "attn_k_norm"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+];
+/// The norm before the feed-forward block has the name of one behind attention.
+pub(super) const SEED_OSS: Names = &[
+    ("input_layernorm", "attn_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.o_proj", "attn_output"),
+    ("post_attention_layernorm", "post_attention_norm"),
+    ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+];
+/// Norms behind attention and feed-forward block, and none before them.
+pub(super) const POST_NORMED: Names = &[
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.q_norm", "attn_q_norm"),
+    ("self_attn.k_norm", "attn_k_norm"),
+    ("self_attn.o_proj", "attn_output"),
+    ("post_attention_layernorm", "post_attention_norm"),
+    ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+    ("post_feedforward_layernorm", "post_ffw_norm"),
+];
+pub(super) const GLM4: Names = &[
+    ("input_layernorm", "attn_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.o_proj", "attn_output"),
+    ("post_self_attn_layernorm", "post_attention_norm"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("mlp.gate_up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+    ("post_mlp_layernorm", "post_ffw_norm"),
+];
+pub(super) const PHI3: Names = &[
+    ("input_layernorm", "attn_norm"),
+    ("self_attn.qkv_proj", "attn_qkv"),
+    ("self_attn.o_proj", "attn_output"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("mlp.gate_up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+];
+/// Norms before and behind both blocks.
+pub(super) const GEMMA: Names = &[
+    ("input_layernorm", "attn_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.q_norm", "attn_q_norm"),
+    ("self_attn.k_norm", "attn_k_norm"),
+    ("self_attn.o_proj", "attn_output"),
+    ("post_attention_layernorm", "post_attention_norm"),
+    ("pre_feedforward_layernorm", "ffn_norm"),
+    ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+    ("post_feedforward_layernorm", "post_ffw_norm"),
+];
+pub(super) const STARCODER2: Names = &[
+    ("input_layernorm", "attn_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.o_proj", "attn_output"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("mlp.c_fc", "ffn_up"),
+    ("mlp.c_proj", "ffn_down"),
+];
+pub(super) const HUNYUAN: Names = &[
+    ("input_layernorm", "attn_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.query_layernorm", "attn_q_norm"),
+    ("self_attn.key_layernorm", "attn_k_norm"),
+    ("self_attn.o_proj", "attn_output"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+];
+/// Of the two norms of new ones, the feed-forward block's has the name that the only one of others
+/// has.
+pub(super) const FALCON: Names = &[
+    ("input_layernorm", "attn_norm"),
+    ("ln_mlp", "attn_norm"),
+    ("ln_attn", "attn_norm_2"),
+    ("self_attention.query_key_value", "attn_qkv"),
+    ("self_attention.dense", "attn_output"),
+    ("mlp.dense_h_to_4h", "ffn_up"),
+    ("mlp.dense_4h_to_h", "ffn_down"),
+];
+pub(super) const PHI: Names = &[
+    ("input_layernorm", "attn_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.dense", "attn_output"),
+    ("mlp.fc1", "ffn_up"),
+    ("mlp.fc2", "ffn_down"),
+];
+
+const QKV: &[&str] = &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"];
+pub(super) const QKVO: &[&str] = &[
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+];
+
+pub(super) const ATTENTION_BIAS: Biases = biases("attention_bias", false, QKVO);
+/// Outputs of attention have none.
+pub(super) const QKV_BIAS: Biases = biases("attention_bias", false, QKV);
+/// The same where the setting came later than the first models.
+pub(super) const QWEN2_BIAS: Biases = biases("attention_bias", true, QKV);
+pub(super) const MLP_BIAS: Biases = biases("mlp_bias", false, GATED);
+pub(super) const GATED: &[&str] = &["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"];
+
+pub(super) const fn biases(
+    key: &'static str,
+    unset: bool,
+    modules: &'static [&'static str],
+) -> Biases {
+    Biases {
+        key,
+        unset,
+        modules,
+    }
+}
+
+pub(super) const EXPERTS: &[Expert] = &[
+    expert("mlp.experts.", "gate_proj", "ffn_gate_exps"),
+    expert("mlp.experts.", "up_proj", "ffn_up_exps"),
+    expert("mlp.experts.", "down_proj", "ffn_down_exps"),
+];
+
+pub(super) const fn expert(before: &'static str, part: &'static str, gguf: &'static str) -> Expert {
+    Expert { before, part, gguf }
+}
+
+/// Gates and what they gate of all experts, as newer versions of transformers write them.
+pub(super) const FUSED_EXPERTS: &[(&str, &str, Cut)] = &[
+    ("mlp.experts.gate_up_proj", "ffn_gate_exps", Cut::FirstHalf),
+    ("mlp.experts.gate_up_proj", "ffn_up_exps", Cut::SecondHalf),
+];
+/// Modules of theirs without an end that says what they are.
+pub(super) const FUSED_NAMES: Names = &[
+    (
+        "mlp.experts.gate_up_proj",
+        "mlp.experts.gate_up_proj.weight",
+    ),
+    ("mlp.experts.down_proj", "mlp.experts.down_proj.weight"),
+];

@@ -1,0 +1,106 @@
+//! What single types say in ways of their own.
+
+use gguf_rs_lite::View;
+
+use super::super::Error;
+use super::super::config::Config;
+
+/// Which layers of SmolLM3 do not turn is no key: it must be every fourth.
+pub(super) fn every_fourth_stands(config: &Config, _: &mut View) -> Result<(), Error> {
+    let turns = config.flags("no_rope_layers", |v| v.as_u64().map(|v| v != 0))?;
+    config.every("no_rope_layers", turns, 4, "1 for layers but every fourth")?;
+    config.number_is("no_rope_layer_interval", 4.0)
+}
+
+/// The factor on scores is no key: the root of a head's width, or in models of so many layers of
+/// the width that a head has of the embedding.
+pub(super) fn scores_by_width(config: &Config, n_layer: usize) -> Result<(), Error> {
+    let width = match config.count("num_hidden_layers")? == n_layer {
+        true => config.count("hidden_size")? / config.heads,
+        false => config.head_dim,
+    };
+    config.number_is("query_pre_attn_scalar", width as f64)
+}
+
+/// Contexts from which the longer divisors count, and their factor on magnitudes.
+pub(super) fn phi3_scaling(config: &Config, view: &mut View) -> Result<(), Error> {
+    let context = config.count("max_position_embeddings")?;
+    let original = config.original_context()?.unwrap_or(context);
+    view.set(
+        &config.key("rope.scaling.original_context_length"),
+        u32::try_from(original).unwrap_or(u32::MAX),
+    );
+    let Some((group, _)) = config.scaling()? else {
+        return Ok(());
+    };
+    let factor = match context as f64 / original as f64 {
+        scale if scale > 1.0 => (1.0 + scale.ln() / (original as f64).ln()).sqrt(),
+        _ => 1.0,
+    };
+    config.number_is(&format!("{group}.attention_factor"), factor)?;
+    view.set(&config.key("rope.scaling.attn_factor"), factor as f32);
+    Ok(())
+}
+
+/// Scaling by `alpha` is another base; the context is that of the training.
+pub(super) fn hunyuan_base(config: &Config, view: &mut View) -> Result<(), Error> {
+    let Some((group, _)) = config.scaling()? else {
+        return Ok(());
+    };
+    let path = format!("{group}.alpha");
+    let alpha = config
+        .double(&path)?
+        .ok_or_else(|| config.bad(&path, "a number", "nothing"))?;
+    let base = f64::from(config.rope_base()?.unwrap_or(10_000.0));
+    let n = config.head_dim as f64;
+    let scaled = base * alpha.powf(n / (n - 2.0));
+    view.set(&config.key("rope.freq_base"), scaled as f32)
+        .set(&config.key("rope.scaling.type"), "none")
+        .set(&config.key("rope.scaling.factor"), 1.0_f32)
+        .set(
+            &config.key("rope.scaling.original_context_length"),
+            262_144_u32,
+        )
+        .set(&config.key("context_length"), 262_144_u32);
+    Ok(())
+}
+
+/// New ones say how many; those before have one for all queries.
+pub(super) fn falcon_heads_kv(config: &Config, heads: usize) -> Result<usize, Error> {
+    if config.flag("new_decoder_architecture")?.unwrap_or(false) {
+        return Ok(config.optional_count("num_kv_heads")?.unwrap_or(heads));
+    }
+    match config.flag("multi_query")?.unwrap_or(true) {
+        true => Ok(1),
+        false => Err(config.bad("multi_query", "true", "false")),
+    }
+}
+
+/// llama.cpp goes by the number of layers, and so does what runs models here.
+pub(super) fn exaone4_windows(config: &Config, _: &mut View) -> Result<(), Error> {
+    match config.optional_count("sliding_window")? {
+        Some(window) if config.count("num_hidden_layers")? != 64 => {
+            let expected = "nothing in models of other than 64 layers";
+            Err(config.bad("sliding_window", expected, window))
+        }
+        _ => Ok(()),
+    }
+}
+
+pub(super) fn minicpm_scales(config: &Config, view: &mut View) -> Result<(), Error> {
+    let number = |name: &str| -> Result<f64, Error> {
+        let value = config.double(name)?;
+        value.ok_or_else(|| config.bad(name, "a number", "nothing"))
+    };
+    let layers = config.count("num_hidden_layers")? as f64;
+    let residual = number("scale_depth")? / layers.sqrt();
+    let logits = config.count("hidden_size")? as f64 / number("dim_model_base")?;
+    view.set(&config.key("residual_scale"), residual as f32)
+        .set(&config.key("logit_scale"), logits as f32);
+    let Some((group, _)) = config.scaling()?.filter(|s| s.1 == "longrope") else {
+        return Ok(());
+    };
+    // GGUF has no key for where the longer divisors begin to count here, nor for the magnitude
+    let path = format!("{group}.original_max_position_embeddings");
+    config.number_is(&path, config.count("max_position_embeddings")? as f64)
+}

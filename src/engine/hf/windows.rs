@@ -1,0 +1,116 @@
+//! `sliding_window`, and which layers have one.
+
+use gguf_rs_lite::View;
+use serde_json::Value;
+
+use super::Error;
+use super::config::Config;
+use super::types::Windows;
+
+const WINDOW: &str = "sliding_window";
+const PATTERN: &str = "sliding_window_pattern";
+const TYPES: &str = "layer_types";
+
+impl Config {
+    /// Sets keys of windows, or refuses them.
+    pub(super) fn windows(&self, view: &mut View) -> Result<(), Error> {
+        let key = self.key("attention.sliding_window");
+        let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let window = self.optional_count(WINDOW)?;
+        match self.row.windows {
+            Windows::Refused(unless) => self.refuse_window(window, unless),
+            Windows::Reported => {
+                view.set(&key, narrow(window.unwrap_or(0)));
+                Ok(())
+            }
+            Windows::Every(period) => {
+                view.set(&key, narrow(self.count(WINDOW)?));
+                let expected = format!("sliding_attention for layers but every {period}th");
+                self.every(TYPES, self.windowed_by_type()?, period, &expected)?;
+                self.number_is(PATTERN, period as f64)
+            }
+            Windows::Marked(period) => {
+                let Some(window) = window else { return Ok(()) };
+                view.set(&key, narrow(window));
+                let flags = match self.windowed_by_type()? {
+                    Some(flags) => flags,
+                    None => self.windowed_by_pattern(period)?,
+                };
+                let layers = self.count("num_hidden_layers")?;
+                if flags.len() != layers {
+                    let expected = format!("a kind for each of {layers} layers");
+                    return Err(self.bad(TYPES, expected, flags.len()));
+                }
+                view.set(&self.key("attention.sliding_window_pattern"), flags);
+                Ok(())
+            }
+        }
+    }
+
+    fn refuse_window(
+        &self,
+        window: Option<usize>,
+        unless: Option<&'static str>,
+    ) -> Result<(), Error> {
+        let used = unless.map_or(Ok(Some(true)), |flag| self.flag(flag))?;
+        let context = self.count("max_position_embeddings")?;
+        match window.filter(|w| used.unwrap_or(false) && *w < context) {
+            Some(window) => Err(self.bad(
+                WINDOW,
+                format!("nothing, or at least max_position_embeddings, {context}"),
+                window,
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// Which layers `layer_types` gives a window.
+    fn windowed_by_type(&self) -> Result<Option<Vec<bool>>, Error> {
+        self.flags(TYPES, |v| match v.as_str() {
+            Some("sliding_attention") => Some(true),
+            Some("full_attention") => Some(false),
+            _ => None,
+        })
+    }
+
+    /// Which layers `sliding_window_pattern` gives a window: a period, or letters in turn, of which
+    /// L stands for one. Without it all but every so manieth.
+    fn windowed_by_pattern(&self, period: usize) -> Result<Vec<bool>, Error> {
+        let layers = 0..self.count("num_hidden_layers")?;
+        if let Some(letters) = self.get(PATTERN).and_then(Value::as_str) {
+            let letters = letters.as_bytes();
+            if letters.is_empty() {
+                return Err(self.bad(PATTERN, "a letter for each layer in turn", "none"));
+            }
+            return Ok(layers.map(|l| letters[l % letters.len()] == b'L').collect());
+        }
+        let period = self.optional_count(PATTERN)?.unwrap_or(period);
+        Ok(layers.map(|l| (l + 1) % period != 0).collect())
+    }
+
+    /// A list of something that is so or not, one for each layer.
+    pub(super) fn flags(
+        &self,
+        key: &str,
+        read: impl Fn(&Value) -> Option<bool>,
+    ) -> Result<Option<Vec<bool>>, Error> {
+        let all = |v: &Value| v.as_array()?.iter().map(&read).collect();
+        self.typed(key, "a list with a known value for each layer", all)
+    }
+
+    /// Refuses flags unless they are set for all layers but every so manieth.
+    pub(super) fn every(
+        &self,
+        key: &str,
+        flags: Option<Vec<bool>>,
+        period: usize,
+        expected: &str,
+    ) -> Result<(), Error> {
+        let Some(flags) = flags else { return Ok(()) };
+        let other = |(l, flag): (usize, &bool)| *flag != ((l + 1) % period != 0);
+        match flags.iter().enumerate().position(other) {
+            Some(layer) => Err(self.bad(key, expected, format!("another for layer {layer}"))),
+            None => Ok(()),
+        }
+    }
+}

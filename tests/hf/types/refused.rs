@@ -1,0 +1,149 @@
+//! What a row cannot say is refused by name.
+
+use super::*;
+
+/// Opens the folder of a case with other settings.
+fn refusal(model_type: &str, change: fn(&mut Value)) -> Option<String> {
+    let models = shared("arch/models")?;
+    let case = CASES.iter().find(|c| c.model_type == model_type);
+    let case = case.expect("a case of every type");
+    let dir = TempDir::new().expect("a folder");
+    let model = open(&models.join(format!("{}-F32.gguf", case.file)));
+    let folder = folder(case, &model, &dir);
+    let path = folder.join("config.json");
+    let text = std::fs::read(&path).expect("there");
+    let mut config: Value = serde_json::from_slice(&text).expect("JSON");
+    change(&mut config);
+    std::fs::write(&path, config.to_string()).expect("written");
+    let opened = hf::open(&folder, &OpenOptions::default());
+    let error = opened.map(drop).expect_err(model_type).to_string();
+    assert!(!error.contains('\n'), "{error}");
+    Some(error)
+}
+
+#[test]
+fn settings_that_nothing_computes_are_refused_by_name() {
+    type Change = fn(&mut Value);
+    let all: &[(&str, &[&str], Change)] = &[
+        ("smollm3", &["no_rope_layers", "layer 0"], |c| {
+            c["no_rope_layers"] = json!([0, 1, 1, 1, 1]);
+        }),
+        ("olmo2", &["partial_rotary_factor", "got 0.5"], |c| {
+            c["partial_rotary_factor"] = json!(0.5);
+        }),
+        ("gemma2", &["query_pre_attn_scalar", "or 16", "144"], |c| {
+            c["query_pre_attn_scalar"] = json!(144);
+        }),
+        ("gemma3_text", &["layer_types", "layer 0"], |c| {
+            c["layer_types"] = json!(["full_attention"]);
+        }),
+        ("falcon", &["alibi", "false", "true"], |c| {
+            c["alibi"] = json!(true)
+        }),
+        ("cohere", &["use_qk_norm"], |c| {
+            c["use_qk_norm"] = json!(true)
+        }),
+        ("cohere2", &["sliding_window_pattern", "4", "3"], |c| {
+            c["sliding_window_pattern"] = json!(3);
+        }),
+        ("nemotron", &["hidden_act", "relu2", "silu"], |c| {
+            c["hidden_act"] = json!("silu")
+        }),
+        ("granite", &["logits_scaling"], |c| {
+            c["logits_scaling"] = Value::Null
+        }),
+        ("glm4", &["quantization_config", "unquantized"], |c| {
+            c["model_type"] = json!("glm4_moe");
+            c["quantization_config"] = json!({ "quant_method": "awq" });
+        }),
+        ("phi3", &["long_factor", "8 positive numbers"], |c| {
+            c["rope_scaling"]["long_factor"] = json!([1.0]);
+        }),
+        ("qwen3_moe", &["norm_topk_prob", "true", "false"], |c| {
+            c["norm_topk_prob"] = json!(false);
+        }),
+        ("mixtral", &["sliding_window", "16"], |c| {
+            c["sliding_window"] = json!(16)
+        }),
+        ("gpt_oss", &["swiglu_limit", "7", "5"], |c| {
+            c["swiglu_limit"] = json!(5)
+        }),
+        ("ernie4_5_moe", &["moe_layer_end_index"], |c| {
+            c["moe_layer_end_index"] = json!(0)
+        }),
+        ("ministral3", &["rope_parameters.mscale"], |c| {
+            c["rope_parameters"]["mscale"] = json!(0.7);
+        }),
+    ];
+    for (model_type, says, change) in all {
+        let Some(error) = refusal(model_type, *change) else {
+            return;
+        };
+        for part in says.iter().chain(&["config.json"]) {
+            assert!(error.contains(part), "{error:?} does not say {part:?}");
+        }
+    }
+}
+
+#[test]
+fn an_expert_that_is_missing_is_named() {
+    let Some(models) = shared("arch/models") else {
+        return;
+    };
+    let case = CASES.iter().find(|c| c.model_type == "mixtral");
+    let case = case.expect("one");
+    let dir = TempDir::new().expect("a folder");
+    let model = open(&models.join("mixtral-F32.gguf"));
+    let folder = folder(case, &model, &dir);
+    let name = "model.layers.1.block_sparse_moe.experts.2.w3.weight";
+    let mut tensors = inverse::tensors(case, numbers(&model));
+    let removed = tensors.remove(name).expect("there");
+    save(&tensors, &folder);
+    let refused = || {
+        let opened = hf::open(&folder, &OpenOptions::default());
+        opened.map(drop).expect_err("wrong").to_string()
+    };
+    let error = refused();
+    assert!(
+        error.contains(name) && error.contains("every expert"),
+        "{error}"
+    );
+    let shape = vec![removed.shape[1], removed.shape[0]];
+    tensors.insert(name.to_owned(), Tensor { shape, ..removed });
+    save(&tensors, &folder);
+    let error = refused();
+    assert!(
+        error.contains("w3") && error.contains("[24, 64]"),
+        "{error}"
+    );
+}
+
+/// HunYuan scales positions by another base: 10000 times 1000 to the power 16 / 14.
+#[test]
+fn alpha_is_another_base() {
+    let Some(models) = shared("arch/models") else {
+        return;
+    };
+    let case = CASES.iter().find(|c| c.model_type == "hunyuan_v1_dense");
+    let case = Case {
+        config: || {
+            let mut config = (CASES[0].config)();
+            config["num_hidden_layers"] = json!(2);
+            config["head_dim"] = json!(16);
+            config["rope_theta"] = json!(10000.0);
+            config["rope_scaling"] = json!({ "type": "dynamic", "alpha": 1000.0 });
+            config
+        },
+        ..*case.expect("one")
+    };
+    let dir = TempDir::new().expect("a folder");
+    let folder = folder(&case, &open(&models.join("hunyuan-dense-F32.gguf")), &dir);
+    let view = hf::open(&folder, &OpenOptions::default()).expect("read");
+    let number = |key: &str| {
+        view.f32(&format!("hunyuan-dense.rope.{key}"))
+            .expect("a number")
+    };
+    let base = number("freq_base").expect("there");
+    assert!((base / 26_826_958.0 - 1.0).abs() < 1e-6, "{base}");
+    hf::check(&view).expect("a model");
+}
