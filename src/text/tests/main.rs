@@ -3,6 +3,7 @@
 mod answer;
 mod chat_template;
 mod stop;
+mod tokenizer_gemma4;
 mod tokenizer_hf;
 mod tokenizer_hostile;
 mod tokenizer_roundtrip;

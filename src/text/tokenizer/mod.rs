@@ -127,7 +127,9 @@ impl Tokenizer {
         let file = || gguf.name().to_owned();
         match gguf.str(key)? {
             None => Err(Error::MissingKey { file: file(), key }),
-            Some("gpt2") => Tokenizer::read_bpe(gguf),
+            Some("gpt2") => Tokenizer::read_bpe(gguf, None),
+            // whatever its files say of how text is cut
+            Some("gemma4") => Tokenizer::read_bpe(gguf, Some("gemma4")),
             Some("llama") => Tokenizer::read_spm(gguf),
             Some("bert") => Tokenizer::read_wpm(gguf),
             Some(model) => Err(Error::UnsupportedModel {
@@ -137,18 +139,19 @@ impl Tokenizer {
         }
     }
 
-    fn read_bpe(gguf: &Gguf) -> Result<Tokenizer, Error> {
+    fn read_bpe(gguf: &Gguf, always: Option<&'static str>) -> Result<Tokenizer, Error> {
         let mut warnings = Vec::new();
-        let pre = match gguf.str("tokenizer.ggml.pre")? {
-            Some(pre) if !pre.is_empty() => pre,
-            _ => {
-                warnings.push(
-                    "tokenizer.ggml.pre is missing: text is split by the rules of 'default'"
-                        .to_owned(),
-                );
-                "default"
-            }
-        };
+        let pre =
+            match always.map_or_else(|| gguf.str("tokenizer.ggml.pre"), |pre| Ok(Some(pre)))? {
+                Some(pre) if !pre.is_empty() => pre,
+                _ => {
+                    warnings.push(
+                        "tokenizer.ggml.pre is missing: text is split by the rules of 'default'"
+                            .to_owned(),
+                    );
+                    "default"
+                }
+            };
         let Some(family) = pre::family(pre) else {
             return Err(Error::UnknownPre {
                 file: gguf.name().to_owned(),
