@@ -8,7 +8,7 @@ mod types;
 
 use std::path::{Path, PathBuf};
 
-use gguf_rs_lite::{Gguf, OpenOptions, TensorInfo, TensorType, View};
+use gguf_rs_lite::{Gguf, OpenOptions, TensorInfo, TensorType, Value, View};
 use octavo_engine::backend::Role;
 use octavo_engine::hf;
 use octavo_engine::{Engine, EngineOptions, ModelSource};
@@ -235,6 +235,14 @@ fn frequencies_come_back() {
     );
 }
 
+/// A value with its type, and with what is in it if it is an array.
+fn shown(value: Value<'_>) -> String {
+    match value {
+        Value::Array(array) => format!("{value:?} {:?}", array.iter().collect::<Vec<_>>()),
+        value => format!("{value:?}"),
+    }
+}
+
 /// Every key that changes results is the same, and so is how text becomes tokens.
 fn same_keys(gguf: &Gguf, back: &Gguf, what: &str) {
     let arch = gguf
@@ -244,7 +252,7 @@ fn same_keys(gguf: &Gguf, back: &Gguf, what: &str) {
         .to_owned();
     for (key, value) in gguf.keys().filter(|(key, _)| key.starts_with(&arch)) {
         let other = back.get(key).unwrap_or_else(|| panic!("{what}: no {key}"));
-        assert_eq!(format!("{value:?}"), format!("{other:?}"), "{what}: {key}");
+        assert_eq!(shown(value), shown(other), "{what}: {key}");
     }
     let [ours, theirs] = [gguf, back].map(|g| Tokenizer::from_gguf(g).expect("a tokenizer"));
     let options = EncodeOptions::PROMPT;

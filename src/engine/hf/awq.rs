@@ -9,7 +9,7 @@ use std::ops::Range;
 use gguf_rs_lite::{Error, RowSource, SharedFile, TensorType};
 use octavo_quant::awq;
 
-use super::rows::HeadOrder;
+use super::order::HeadOrder;
 
 /// Rows that are made together, so that words which they share are read once.
 const TOGETHER: usize = 32;

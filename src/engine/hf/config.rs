@@ -176,8 +176,10 @@ impl Config {
         ] {
             view.set(&self.key(name), as_u32(self.count(from)?));
         }
+        if let Some(n_ff) = (self.row.n_ff)(self)? {
+            view.set(&self.key("feed_forward_length"), as_u32(n_ff));
+        }
         for (name, value) in [
-            ("feed_forward_length", (self.row.n_ff)(self)?),
             ("attention.head_count", self.heads),
             ("attention.head_count_kv", self.heads_kv),
             ("attention.key_length", self.head_dim),

@@ -3,7 +3,8 @@
 use super::Error;
 use super::config::Config;
 use super::files::{Source, bad, show};
-use super::rows::{HeadOrder, Order};
+use super::order::{HeadOrder, Order};
+use super::rows::Change;
 use super::types::Cut;
 
 /// What happens to a module's rows.
@@ -12,10 +13,16 @@ pub(super) enum Rule {
     Same,
     /// Rows of a head change places.
     Heads(HeadOrder),
-    /// Heads do: Falcon's queries, keys and values, `rows` of them.
-    Groups {
+    /// Of exactly so many rows, some are left in another order.
+    Rows {
         order: Order,
-        rows: usize,
+        from: usize,
+        left: usize,
+    },
+    /// Of exactly so many columns, all in another order.
+    Columns {
+        order: Order,
+        columns: usize,
     },
     /// Some are left, of each expert.
     Cut(Cut),
@@ -39,13 +46,13 @@ impl Rule {
             fits.ok_or_else(|| expected.to_owned())
         };
         match self {
-            Rule::Same | Rule::Stacked => Ok((rows, Order::Same)),
+            Rule::Same | Rule::Stacked | Rule::Columns { .. } => Ok((rows, Order::Same)),
             Rule::Heads(order) => {
                 let fits = rows.is_multiple_of(order.head_dim);
                 whole(fits, rows, Order::Heads(order), "rows of whole heads")
             }
-            Rule::Groups { order, rows: all } => {
-                whole(rows == all, rows, order, &format!("{all} rows"))
+            Rule::Rows { order, from, left } => {
+                whole(rows == from, left, order, &format!("{from} rows"))
             }
             Rule::Cut(cut) => {
                 let fits = rows.is_multiple_of(2);
@@ -67,8 +74,12 @@ pub(super) struct Layout {
     pub(super) order: Order,
     /// As F32, whatever it is in the folder.
     pub(super) in_f32: bool,
-    /// What is added to each value of such a tensor.
-    pub(super) plus: f32,
+    /// Values of such a tensor that change places together.
+    pub(super) unit: usize,
+    /// What becomes of each of them.
+    pub(super) change: Change,
+    /// The order of its columns, if it is another.
+    pub(super) columns: Option<Order>,
     /// The shape of a matrix in the folder whose columns become rows.
     pub(super) transposed: Option<[usize; 2]>,
     /// Rows in the folder.
@@ -85,23 +96,36 @@ impl Layout {
         config: &Config,
     ) -> Result<Layout, Error> {
         let refuse = |expected: String| bad(from, source, expected, show(source));
-        let is_bias = !name.ends_with(".weight");
+        let is_vector = !name.ends_with(".weight");
         let mut shape = source.shape.clone();
         // ERNIE keeps a vector as a matrix of one row
-        if is_bias && shape.len() == 2 && shape[0] == 1 {
+        if is_vector && shape.len() == 2 && shape[0] == 1 {
             shape.remove(0);
+        }
+        // and convolutions have a matrix of one row for each channel
+        if name.ends_with(CONVOLUTION) && shape.len() == 3 && shape[1] == 1 {
+            shape.remove(1);
         }
         let most = match rule {
             Rule::Same | Rule::Cut(_) => 3,
-            Rule::Heads(_) | Rule::Groups { .. } | Rule::Stacked => 2,
+            Rule::Heads(_) | Rule::Rows { .. } | Rule::Columns { .. } | Rule::Stacked => 2,
         };
         if !(1..=most).contains(&shape.len()) || shape.contains(&0) {
             return Err(refuse(format!("one to {most} dimensions, none of them 0")));
         }
-        let in_f32 = stays_f32(name, shape.len());
-        if is_bias && shape.len() > 2 || matches!(rule, Rule::Stacked) && in_f32 {
+        let change = config.row.change(from);
+        let in_f32 = stays_f32(name, shape.len()) || change != Change::Nothing;
+        let of_matrices = matches!(rule, Rule::Stacked | Rule::Columns { .. });
+        if is_vector && shape.len() > 2 || of_matrices && in_f32 {
             return Err(refuse("a matrix".to_owned()));
         }
+        let columns = match rule {
+            Rule::Columns { order, columns } if shape[1] == columns => Some(order),
+            Rule::Columns { columns, .. } => {
+                return Err(refuse(format!("{columns} columns")));
+            }
+            _ => None,
+        };
         let transposed = match shape[..] {
             [_, rows, cols] if config.row.transposed => {
                 shape.swap(1, 2);
@@ -111,28 +135,34 @@ impl Layout {
         };
         let source_rows = shape[..shape.len() - 1].iter().product();
         // where there are no rows, values change places
-        let at = shape.len().saturating_sub(if is_bias { 1 } else { 2 });
+        let of_values = is_vector || shape.len() == 1;
+        let at = shape.len() - if of_values { 1 } else { 2 };
         let (rows, order) = rule.rows(shape[at]).map_err(refuse)?;
         shape[at] = rows;
-        let is_norm = name.ends_with("_norm.weight");
         Ok(Layout {
+            unit: if of_values { 1 } else { shape[at + 1] },
             dims: shape.iter().rev().map(|d| *d as u64).collect(),
             order,
             in_f32,
-            plus: if is_norm { config.row.norm_plus } else { 0.0 },
+            change,
+            columns,
             transposed,
             source_rows,
         })
     }
 }
 
+/// How the names of convolutions along tokens end.
+const CONVOLUTION: &str = ".ssm_conv1d.weight";
+
 /// Whether llama.cpp's converter keeps a tensor in F32 whatever the type of matrices: vectors,
-/// norms, biases and routers.
+/// norms, biases, routers and convolutions.
 pub fn stays_f32(name: &str, dimensions: usize) -> bool {
     let ends = [
         "_norm.weight",
         ".ffn_gate_inp.weight",
         ".ffn_gate_inp_shexp.weight",
+        CONVOLUTION,
     ];
     dimensions < 2 || !name.ends_with(".weight") || ends.iter().any(|end| name.ends_with(end))
 }

@@ -14,6 +14,7 @@ mod error;
 mod files;
 mod layout;
 mod names;
+mod order;
 mod quantization;
 mod rope;
 mod rows;

@@ -1,22 +1,47 @@
 //! Names of tensors: a folder's, and GGUF's.
 
-use super::files::Sources;
+use super::Error;
+use super::files::{Sources, bad, show};
 use super::types::{self, ModelType};
 
 /// The tensors of the language model, by the names that they would have in a folder of their own.
-pub(super) fn named(row: &ModelType, sources: Sources) -> Sources {
+///
+/// # Errors
+/// Two that would have one name.
+pub(super) fn named(row: &ModelType, n_layer: usize, sources: Sources) -> Result<Sources, Error> {
     let name = |name: String| {
         let name = name.replacen("language_model.", "", 1);
+        let name = ahead(row, n_layer, &name).unwrap_or(name);
         let mut renamed = row.renamed.iter();
         let stem = renamed.find_map(|(from, to)| Some((name.strip_suffix(from)?, to)));
         stem.map_or_else(|| name.clone(), |(stem, to)| format!("{stem}{to}"))
     };
     let skipped = |name: &str| row.skipped.iter().any(|start| name.starts_with(start));
-    sources
-        .into_iter()
-        .filter(|(name, _)| !skipped(name))
-        .map(|(from, source)| (name(from), source))
-        .collect()
+    let mut all = Sources::new();
+    for (from, source) in sources.into_iter().filter(|(name, _)| !skipped(name)) {
+        let to = name(from.clone());
+        if all.contains_key(&to) {
+            let expected = format!("one tensor only that is {to} of the language model");
+            return Err(bad(&from, &source, expected, show(&source)));
+        }
+        all.insert(to, source);
+    }
+    Ok(all)
+}
+
+/// The name in the layers behind the last of what predicts further tokens.
+fn ahead(row: &ModelType, n_layer: usize, name: &str) -> Option<String> {
+    let rest = name.strip_prefix("model.").unwrap_or(name);
+    let rest = rest
+        .strip_prefix("mtp.")
+        .filter(|_| !row.ahead.is_empty())?;
+    if let Some((layer, rest)) = rest.strip_prefix("layers.").and_then(|r| r.split_once('.')) {
+        let layer = n_layer.checked_add(canonical(layer)? as usize)?;
+        return Some(format!("{}{layer}.{rest}", row.layers));
+    }
+    let (module, suffix) = rest.rsplit_once('.')?;
+    let (_, to) = row.ahead.iter().find(|n| n.0 == module)?;
+    Some(format!("{}{n_layer}.{to}.{suffix}", row.layers))
 }
 
 /// GGUF's name of a module, if it has one.

@@ -140,6 +140,9 @@ impl Config {
             .map(|divisors| ("rope_freqs.weight", divisors))
             .into_iter()
             .collect();
+        if let Some(divisors) = self.proportional()? {
+            all.push(("rope_freqs.weight", divisors));
+        }
         let longrope = self.scaling()?.filter(|s| s.1 == "longrope" || s.1 == "su");
         if let Some((group, _)) = longrope {
             for (name, to) in [
@@ -150,6 +153,23 @@ impl Config {
             }
         }
         Ok(all)
+    }
+
+    /// Gemma 4's heads without a window, of which the first pairs of either half turn. Those that do
+    /// not are divided away, as in llama.cpp's files, for their places stay between the two halves.
+    fn proportional(&self) -> Result<Option<Vec<f32>>, Error> {
+        let Some((group, _)) = self.scaling()?.filter(|s| s.1 == "proportional") else {
+            return Ok(None);
+        };
+        let path = format!("{group}.partial_rotary_factor");
+        let expected = "a part of 1";
+        let is_part = |part: &f64| (0.0..=1.0).contains(part);
+        let part = self.typed(&path, expected, |v| v.as_f64().filter(is_part))?;
+        let part = self.must(&path, expected, part)?;
+        let head_dim = self.count("global_head_dim")?;
+        let turn = (head_dim as f64 * part / 2.0) as usize;
+        let divisor = |pair: usize| if pair < turn { 1.0 } else { 1e30 };
+        Ok(Some((0..head_dim / 2).map(divisor).collect()))
     }
 
     /// A divisor for each pair of values that turn.

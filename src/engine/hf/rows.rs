@@ -4,105 +4,7 @@ use gguf_rs_lite::{Error, RowSource};
 use half::{bf16, f16};
 
 use super::awq::Part;
-use super::types::Cut;
-
-/// The order in which GGUF keeps the rows of LLaMA's queries and keys: in Hugging Face's, the two
-/// halves of a head turn together, in GGUF's, neighbours do.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct HeadOrder {
-    /// Rows of a head; even.
-    pub(super) head_dim: usize,
-}
-
-impl HeadOrder {
-    /// The row of the file that is row `row` of the tensor.
-    pub(super) fn source(self, row: usize) -> usize {
-        let (head, at) = (row / self.head_dim, row % self.head_dim);
-        head * self.head_dim + at % 2 * (self.head_dim / 2) + at / 2
-    }
-
-    /// The row of the tensor that is row `row` of the file.
-    pub(super) fn target(self, row: usize) -> usize {
-        let (head, at) = (row / self.head_dim, row % self.head_dim);
-        let half = self.head_dim / 2;
-        head * self.head_dim + 2 * (at % half) + at / half
-    }
-}
-
-/// Which row of the folder's tensors becomes which row of GGUF's.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Order {
-    /// The same.
-    Same,
-    /// Heads whose halves turn together become heads whose neighbours do.
-    Heads(HeadOrder),
-    /// Of every so many rows, those from one on in steps.
-    Cut {
-        /// Rows before.
-        of: usize,
-        /// Rows that are left.
-        take: usize,
-        start: usize,
-        step: usize,
-    },
-    /// Falcon's queries, keys and values: for each key head its queries, itself and its value
-    /// become all queries, all keys and all values.
-    Groups {
-        /// Query heads of a key head.
-        queries: usize,
-        /// Key heads.
-        groups: usize,
-        head_dim: usize,
-    },
-}
-
-impl Order {
-    /// The order of the rows that a cut leaves, of so many before it.
-    pub(super) fn cut(cut: Cut, of: usize) -> Order {
-        let take = of / 2;
-        let (start, step) = match cut {
-            Cut::FirstHalf => (0, 1),
-            Cut::SecondHalf => (take, 1),
-            Cut::Even => (0, 2),
-            Cut::Odd => (1, 2),
-        };
-        Order::Cut {
-            of,
-            take,
-            start,
-            step,
-        }
-    }
-
-    /// The row of the file that is row `row` of the tensor.
-    pub(super) fn source(self, row: usize) -> usize {
-        match self {
-            Order::Same => row,
-            Order::Heads(heads) => heads.source(row),
-            Order::Cut {
-                of,
-                take,
-                start,
-                step,
-            } => row / take * of + start + row % take * step,
-            Order::Groups {
-                queries,
-                groups,
-                head_dim,
-            } => {
-                let (head, at) = (row / head_dim, row % head_dim);
-                let source = match head.checked_sub(queries * groups) {
-                    None => head / queries * (queries + 2) + head % queries,
-                    Some(other) => {
-                        let (value, group) = (other / groups, other % groups);
-                        group * (queries + 2) + queries + value
-                    }
-                };
-                source * head_dim + at
-            }
-        }
-    }
-}
+use super::order::Order;
 
 /// What a plain tensor's numbers are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -217,36 +119,88 @@ impl RowSource for Mxfp4 {
     }
 }
 
-/// A vector as F32: norms and biases, which GGUF keeps so.
+/// Rows whose columns change places.
+pub(super) struct Shuffled {
+    pub(super) part: Part,
+    /// Bytes of a number.
+    pub(super) bytes: usize,
+    /// Numbers of a row.
+    pub(super) row_len: usize,
+    /// Which columns become which.
+    pub(super) order: Order,
+}
+
+impl RowSource for Shuffled {
+    fn fill(&self, first: u64, out: &mut [u8]) {
+        let row_bytes = self.row_len * self.bytes;
+        let from = &self.part.bytes()[first as usize * row_bytes..];
+        for (from, out) in from
+            .chunks_exact(row_bytes)
+            .zip(out.chunks_exact_mut(row_bytes))
+        {
+            for (k, out) in out.chunks_exact_mut(self.bytes).enumerate() {
+                let at = self.order.source(k) * self.bytes;
+                out.copy_from_slice(&from[at..at + self.bytes]);
+            }
+        }
+    }
+
+    fn release(&self) {
+        self.part.release();
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        self.part.file.check()
+    }
+}
+
+/// What becomes of a number.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Change {
+    Nothing,
+    /// This is added to it.
+    Plus(f32),
+    /// It was a logarithm, and becomes what that is of, less than 0.
+    MinusExp,
+}
+
+impl Change {
+    fn of(self, value: f32) -> f32 {
+        match self {
+            Change::Nothing => value,
+            Change::Plus(more) => value + more,
+            Change::MinusExp => -(f64::from(value).exp() as f32),
+        }
+    }
+}
+
+/// Vectors, and what else GGUF keeps in F32.
 pub(super) struct Widened {
     pub(super) part: Part,
     pub(super) plain: Plain,
     pub(super) order: Order,
+    /// Values that change places together: a row's, or single ones.
+    pub(super) unit: usize,
     /// Values of a row.
     pub(super) row_len: usize,
-    /// What is added to each.
-    pub(super) plus: f32,
+    pub(super) change: Change,
 }
 
 impl RowSource for Widened {
     fn fill(&self, first: u64, out: &mut [u8]) {
         let from = self.part.bytes();
         let n = self.plain.bytes();
-        for (i, out) in (first as usize * self.row_len..).zip(out.chunks_exact_mut(4)) {
-            let at = self.order.source(i) * n;
+        let values = first as usize * self.row_len..;
+        for (i, out) in values.zip(out.chunks_exact_mut(4)) {
+            let source = self.order.source(i / self.unit) * self.unit + i % self.unit;
+            let at = source * n;
             let v = &from[at..at + n];
             let wide = match self.plain {
                 Plain::F32 => f32::from_le_bytes([v[0], v[1], v[2], v[3]]),
                 Plain::F16 => f16::from_le_bytes([v[0], v[1]]).to_f32(),
                 Plain::Bf16 => bf16::from_le_bytes([v[0], v[1]]).to_f32(),
             };
-            // adding 0 would take the sign off -0
-            let value = if self.plus == 0.0 {
-                wide
-            } else {
-                wide + self.plus
-            };
-            out.copy_from_slice(&value.to_le_bytes());
+            out.copy_from_slice(&self.change.of(wide).to_le_bytes());
         }
     }
 }
@@ -259,19 +213,5 @@ impl RowSource for Computed {
         for (out, v) in out.chunks_exact_mut(4).zip(&self.0) {
             out.copy_from_slice(&v.to_le_bytes());
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn heads_are_ordered_as_llama_cpp_converts_them() {
-        // reshape(n_head, 2, head_dim / 2).swapaxes(1, 2): of two heads of 6 rows
-        let order = HeadOrder { head_dim: 6 };
-        let rows: Vec<usize> = (0..12).map(|row| order.source(row)).collect();
-        assert_eq!(rows, [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]);
-        assert!((0..12).all(|row| order.target(order.source(row)) == row));
     }
 }

@@ -13,8 +13,9 @@ use super::config::Config;
 use super::files::{Source, Sources, bad, read, show};
 use super::layout::{Layout, Rule};
 use super::names::{gguf_name, in_layer, named, place, which_expert};
-use super::rows::{Computed, HeadOrder, Mxfp4, Order, Plain, Reordered, Transposed, Widened};
-use super::types::{Biases, Expert};
+use super::order::HeadOrder;
+use super::rows::{Computed, Mxfp4, Plain, Reordered, Shuffled, Transposed, Widened};
+use super::types::{Biases, Cut, Expert};
 
 /// Adds every tensor of the folder.
 pub(super) fn declare(
@@ -24,7 +25,8 @@ pub(super) fn declare(
     view: &mut View,
 ) -> Result<(), Error> {
     let row = config.row;
-    let mut sources = named(row, read(dir, options)?);
+    let n_layer = config.count("num_hidden_layers")?;
+    let mut sources = named(row, n_layer, read(dir, options)?)?;
     // what checkpoints keep beside weights: frequencies that follow from the settings, and copies
     let spare = |name: &str| {
         name.ends_with("rotary_emb.inv_freq") || config.tied && name == "lm_head.weight"
@@ -134,16 +136,21 @@ impl Folder<'_> {
     fn module(&mut self, module: &str) -> Result<(), Error> {
         let row = self.config.row;
         if let Some(name) = gguf_name(row, module) {
-            let rule = self.rule(&name);
+            let rule = (row.order)(self.config, &name)?;
             return self.parts(module, &[(name, rule)]);
         }
         let Some((layer, rest)) = in_layer(row, module) else {
             return Ok(());
         };
-        let cuts = row.cuts.iter().filter(|cut| cut.0 == rest);
-        let cuts: Vec<_> = cuts
-            .map(|(_, name, cut)| (format!("blk.{layer}.{name}"), Rule::Cut(*cut)))
-            .collect();
+        let mut cuts = Vec::new();
+        for (_, name, cut) in row.cuts.iter().filter(|cut| cut.0 == rest) {
+            let name = format!("blk.{layer}.{name}");
+            let rule = match cut {
+                Cut::Ordered => (row.order)(self.config, &name)?,
+                cut => Rule::Cut(*cut),
+            };
+            cuts.push((name, rule));
+        }
         match cuts.is_empty() {
             true => Ok(()),
             false => self.parts(module, &cuts),
@@ -173,40 +180,27 @@ impl Folder<'_> {
                 self.part(module, "weight", names)?;
             }
         }
-        self.part(module, "bias", names)
+        for suffix in ["bias", "scale", "log"] {
+            self.part(module, suffix, names)?;
+        }
+        Ok(())
     }
 
-    /// Adds a module's weight or bias, if it has one.
+    /// Adds a module's weight or another tensor of its, if it has one.
     fn part(&mut self, module: &str, suffix: &str, names: &[(String, Rule)]) -> Result<(), Error> {
         let from = format!("{module}.{suffix}");
         let Some(source) = self.sources.remove(&from) else {
             return Ok(());
         };
         for (name, rule) in names {
-            self.plain(&from, &[&source], &format!("{name}.{suffix}"), *rule)?;
+            let name = match suffix {
+                // no logarithm any more, and no other tensor of the module's
+                "log" => name.clone(),
+                suffix => format!("{name}.{suffix}"),
+            };
+            self.plain(&from, &[&source], &name, *rule)?;
         }
         Ok(())
-    }
-
-    /// How the rows of a tensor change places.
-    fn rule(&self, name: &str) -> Rule {
-        let config = self.config;
-        let (heads, groups, head_dim) = (config.heads, config.heads_kv, config.head_dim);
-        let turns = name.ends_with(".attn_q") || name.ends_with(".attn_k");
-        if config.row.turned && turns {
-            return Rule::Heads(HeadOrder { head_dim });
-        }
-        if !(config.row.grouped && name.ends_with(".attn_qkv")) {
-            return Rule::Same;
-        }
-        let queries = heads / groups;
-        let order = Order::Groups {
-            queries,
-            groups,
-            head_dim,
-        };
-        let rows = groups.saturating_mul(queries + 2).saturating_mul(head_dim);
-        Rule::Groups { order, rows }
     }
 
     /// Adds a plain tensor, made of several of one shape if experts have one each.
@@ -234,15 +228,23 @@ impl Folder<'_> {
         let (part, row_len) = (source.part.clone(), dims[0] as usize);
         let file = part.file.name().to_owned();
         if layout.in_f32 {
-            let plus = layout.plus;
             let rows = Arc::new(Widened {
                 part,
                 plain,
                 order,
+                unit: layout.unit,
                 row_len,
-                plus,
+                change: layout.change,
             });
             self.view.made(name, &dims, TensorType::F32, &file, rows)?;
+        } else if let Some(order) = layout.columns {
+            let rows = Arc::new(Shuffled {
+                part,
+                bytes,
+                row_len,
+                order,
+            });
+            self.view.made(name, &dims, ty, &file, rows)?;
         } else if let Some(shape) = layout.transposed {
             let rows = Arc::new(Transposed {
                 part,

@@ -30,21 +30,33 @@ impl Config {
                 self.number_is(PATTERN, period as f64)
             }
             Windows::Marked(period) => {
-                let Some(window) = window else { return Ok(()) };
-                view.set(&key, narrow(window));
+                if window.is_none() {
+                    return Ok(());
+                }
                 let flags = match self.windowed_by_type()? {
                     Some(flags) => flags,
                     None => self.windowed_by_pattern(period)?,
                 };
-                let layers = self.count("num_hidden_layers")?;
-                if flags.len() != layers {
-                    let expected = format!("a kind for each of {layers} layers");
-                    return Err(self.bad(TYPES, expected, flags.len()));
-                }
-                view.set(&self.key("attention.sliding_window_pattern"), flags);
-                Ok(())
+                self.mark(flags, view)
+            }
+            Windows::Listed => {
+                let flags = self.windowed_by_type()?;
+                self.mark(self.must(TYPES, "a kind for each layer", flags)?, view)
             }
         }
+    }
+
+    /// Sets the keys of a window that some layers have.
+    fn mark(&self, flags: Vec<bool>, view: &mut View) -> Result<(), Error> {
+        let window = u32::try_from(self.count(WINDOW)?).unwrap_or(u32::MAX);
+        let layers = self.count("num_hidden_layers")?;
+        if flags.len() != layers {
+            let expected = format!("a kind for each of {layers} layers");
+            return Err(self.bad(TYPES, expected, flags.len()));
+        }
+        view.set(&self.key("attention.sliding_window"), window)
+            .set(&self.key("attention.sliding_window_pattern"), flags);
+        Ok(())
     }
 
     fn refuse_window(
@@ -65,7 +77,7 @@ impl Config {
     }
 
     /// Which layers `layer_types` gives a window.
-    fn windowed_by_type(&self) -> Result<Option<Vec<bool>>, Error> {
+    pub(super) fn windowed_by_type(&self) -> Result<Option<Vec<bool>>, Error> {
         self.flags(TYPES, |v| match v.as_str() {
             Some("sliding_attention") => Some(true),
             Some("full_attention") => Some(false),

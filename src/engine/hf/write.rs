@@ -13,8 +13,8 @@ use safetensors::{Dtype, serialize_to_file};
 use serde_json::{Value, json};
 
 use super::config::Config;
+use super::order::HeadOrder;
 use super::rope::Llama3;
-use super::rows::HeadOrder;
 use super::{Error, names, pretty, tensors, tokenizer};
 use octavo_model::Hparams;
 

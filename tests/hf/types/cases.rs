@@ -1,19 +1,24 @@
-//! Settings and names of every type, for the small files.
+//! Settings and names of dense types, for the small files.
 
-use super::names::{FUSED_QWEN, GEMMA, GPT_OSS, MIXTRAL, PHI3, POST_NORMED, WRAPPED_GEMMA};
+use super::names::{GEMMA, PHI3, POST_NORMED, WRAPPED_GEMMA};
 use super::*;
 
 /// A file, and what a folder of the same model says.
 pub(super) struct Case {
+    /// Its name, and F32 if that says no type.
     pub(super) file: &'static str,
     pub(super) model_type: &'static str,
     pub(super) config: fn() -> Value,
     /// GGUF's names and Hugging Face's; a dash stands before tensors that are no modules'.
-    pub(super) names: &'static str,
+    pub(super) names: &'static [&'static str],
     pub(super) layers: &'static str,
     pub(super) head_dim: usize,
     pub(super) turned: bool,
     pub(super) plus_one: bool,
+    /// The end of the norm that is an exception.
+    pub(super) plain_norm: &'static str,
+    /// The layer of the file that predicts a further token.
+    pub(super) ahead: Option<usize>,
     /// Gates, what they gate, the tensor of both, and whether rows take turns.
     pub(super) joined: &'static [(&'static str, &'static str, &'static str, bool)],
     /// Tensors that follow from no setting, being random.
@@ -26,15 +31,17 @@ pub(super) struct Case {
     pub(super) other_keys: &'static [&'static str],
 }
 
-const LLAMA: Case = Case {
+pub(super) const LLAMA: Case = Case {
     file: "",
     model_type: "",
     config: base,
-    names: names::LLAMA,
+    names: &[names::LLAMA],
     layers: "model.layers.",
     head_dim: 16,
     turned: false,
     plus_one: false,
+    plain_norm: "-",
+    ahead: None,
     joined: &[],
     dropped: &[],
     settings: &[],
@@ -52,7 +59,7 @@ fn base() -> Value {
     })
 }
 
-fn with(more: Value) -> Value {
+pub(super) fn with(more: Value) -> Value {
     let mut all = base();
     let (Value::Object(all_of), Value::Object(more)) = (&mut all, more) else {
         panic!("objects");
@@ -61,14 +68,25 @@ fn with(more: Value) -> Value {
     all
 }
 
-const GRANITE: fn() -> Value = || {
+pub(super) const GRANITE: fn() -> Value = || {
     with(
         json!({ "attention_multiplier": 0.15, "embedding_multiplier": 12.0,
         "residual_multiplier": 0.4, "logits_scaling": 3.0 }),
     )
 };
 
-const FUSED: &[(&str, &str, &str, bool)] = &[("ffn_gate_exps", "ffn_up_exps", "gate_up", false)];
+impl Case {
+    pub(super) fn model(&self, models: &Path) -> Gguf {
+        let ty = if self.file.contains("-Q") { "" } else { "-F32" };
+        let file = self.file.strip_suffix("-F32").unwrap_or(self.file);
+        open(&models.join(format!("{file}{ty}.gguf")))
+    }
+
+    /// Whether transformers adds one to the weights of this tensor.
+    pub(super) fn adds_one(&self, name: &str) -> bool {
+        self.plus_one && name.ends_with("norm.weight") && !name.ends_with(self.plain_norm)
+    }
+}
 
 fn gemma3() -> Value {
     json!({
@@ -77,26 +95,6 @@ fn gemma3() -> Value {
         "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 24,
         "hidden_activation": "gelu_pytorch_tanh", "vocab_size": 0,
     })
-}
-
-fn qwen3_moe() -> Value {
-    with(
-        json!({ "rms_norm_eps": 1e-6, "rope_theta": 1e6, "head_dim": 16, "num_experts": 6,
-        "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": true,
-        "decoder_sparse_step": 1, "mlp_only_layers": [] }),
-    )
-}
-
-/// The quantized file of gpt-oss.
-pub(super) fn gpt_oss_blocks() -> Value {
-    with(
-        json!({ "hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 1,
-        "head_dim": 32, "intermediate_size": 64, "rope_theta": 150000, "sliding_window": 20,
-        "num_local_experts": 4, "num_experts_per_tok": 2, "attention_bias": true,
-        "quantization_config": { "quant_method": "mxfp4" },
-        "rope_scaling": { "rope_type": "yarn", "factor": 4.0,
-            "original_max_position_embeddings": 16 } }),
-    )
 }
 
 pub(super) const CASES: &[Case] = &[
@@ -123,18 +121,20 @@ pub(super) const CASES: &[Case] = &[
         file: "olmo2",
         model_type: "olmo2",
         config: || with(json!({ "rms_norm_eps": 1e-6, "rope_theta": 500000 })),
-        names: POST_NORMED,
+        names: &[POST_NORMED],
         ..LLAMA
     },
     Case {
         file: "glm4",
         model_type: "glm4",
         config: || with(json!({ "partial_rotary_factor": 0.5, "attention_bias": true })),
-        names: "token_embd=model.embed_tokens output_norm=model.norm output=lm_head \
+        names: &[
+            "token_embd=model.embed_tokens output_norm=model.norm output=lm_head \
                 attn_norm=input_layernorm attn_q=self_attn.q_proj attn_k=self_attn.k_proj \
                 attn_v=self_attn.v_proj attn_output=self_attn.o_proj \
                 post_attention_norm=post_self_attn_layernorm ffn_norm=post_attention_layernorm \
                 ffn_up=mlp.gate_up_proj ffn_down=mlp.down_proj post_ffw_norm=post_mlp_layernorm",
+        ],
         ..LLAMA
     },
     Case {
@@ -145,7 +145,7 @@ pub(super) const CASES: &[Case] = &[
                 "original_max_position_embeddings": 1024, "sliding_window": null,
                 "rope_scaling": { "type": "longrope" } }))
         },
-        names: PHI3,
+        names: &[PHI3],
         settings: &["rope_factors_long.weight", "rope_factors_short.weight"],
         // the root of 1 + ln 8 / ln 1024
         set: &[("phi3.rope.scaling.attn_factor", 1.140_175_5)],
@@ -155,7 +155,7 @@ pub(super) const CASES: &[Case] = &[
         file: "phi4",
         model_type: "phi3",
         config: || with(json!({ "partial_rotary_factor": 0.75, "rope_scaling": null })),
-        names: PHI3,
+        names: &[PHI3],
         ..LLAMA
     },
     Case {
@@ -181,7 +181,7 @@ pub(super) const CASES: &[Case] = &[
                 "attn_logit_softcapping": 2.5, "final_logit_softcapping": 4.0 }),
             )
         },
-        names: GEMMA,
+        names: &[GEMMA],
         plus_one: true,
         ..LLAMA
     },
@@ -189,7 +189,7 @@ pub(super) const CASES: &[Case] = &[
         file: "gemma3",
         model_type: "gemma3_text",
         config: gemma3,
-        names: GEMMA,
+        names: &[GEMMA],
         plus_one: true,
         ..LLAMA
     },
@@ -197,7 +197,7 @@ pub(super) const CASES: &[Case] = &[
         file: "gemma3",
         model_type: "gemma3",
         config: || json!({ "text_config": gemma3(), "vision_config": { "hidden_size": 8 } }),
-        names: WRAPPED_GEMMA,
+        names: &[WRAPPED_GEMMA],
         layers: "language_model.model.layers.",
         plus_one: true,
         ..LLAMA
@@ -211,11 +211,13 @@ pub(super) const CASES: &[Case] = &[
                 "attention_out_bias": false, "mlp_bias": false }),
             )
         },
-        names: "token_embd=model.embed_tokens output_norm=model.norm output=lm_head \
+        names: &[
+            "token_embd=model.embed_tokens output_norm=model.norm output=lm_head \
                 attn_norm=input_layernorm attn_q=self_attn.q_proj attn_k=self_attn.k_proj \
                 attn_v=self_attn.v_proj attn_output=self_attn.o_proj \
                 post_attention_norm=post_attention_layernorm ffn_gate=mlp.gate_proj \
                 ffn_up=mlp.up_proj ffn_down=mlp.down_proj",
+        ],
         ..LLAMA
     },
     Case {
@@ -238,10 +240,12 @@ pub(super) const CASES: &[Case] = &[
                 "rope_theta": 100000, "use_bias": true, "tie_word_embeddings": null }),
             )
         },
-        names: "token_embd=model.embed_tokens output_norm=model.norm attn_norm=input_layernorm \
+        names: &[
+            "token_embd=model.embed_tokens output_norm=model.norm attn_norm=input_layernorm \
                 attn_q=self_attn.q_proj attn_k=self_attn.k_proj attn_v=self_attn.v_proj \
                 attn_output=self_attn.o_proj ffn_norm=post_attention_layernorm \
                 ffn_up=mlp.c_fc ffn_down=mlp.c_proj",
+        ],
         ..LLAMA
     },
     Case {
@@ -253,11 +257,13 @@ pub(super) const CASES: &[Case] = &[
                 "tie_word_embeddings": true }),
             )
         },
-        names: "token_embd=model.embed_tokens output_norm=model.norm attn_norm=input_layernorm \
+        names: &[
+            "token_embd=model.embed_tokens output_norm=model.norm attn_norm=input_layernorm \
                 attn_q=self_attn.q_proj attn_k=self_attn.k_proj attn_v=self_attn.v_proj \
                 attn_output=self_attn.o_proj attn_q_norm=self_attn.query_layernorm \
                 attn_k_norm=self_attn.key_layernorm ffn_norm=post_attention_layernorm \
                 ffn_gate=mlp.gate_proj ffn_up=mlp.up_proj ffn_down=mlp.down_proj",
+        ],
         ..LLAMA
     },
     Case {
@@ -281,10 +287,12 @@ pub(super) const CASES: &[Case] = &[
                 "tie_word_embeddings": false,
             })
         },
-        names: "token_embd=transformer.word_embeddings output_norm=transformer.ln_f \
+        names: &[
+            "token_embd=transformer.word_embeddings output_norm=transformer.ln_f \
                 output=lm_head attn_norm=ln_mlp attn_norm_2=ln_attn \
                 attn_qkv=self_attention.query_key_value attn_output=self_attention.dense \
                 ffn_up=mlp.dense_h_to_4h ffn_down=mlp.dense_4h_to_h",
+        ],
         layers: "transformer.h.",
         ..LLAMA
     },
@@ -295,10 +303,12 @@ pub(super) const CASES: &[Case] = &[
             with(json!({ "layer_norm_eps": 1e-5, "hidden_act": "gelu_new",
                 "num_key_value_heads": null, "partial_rotary_factor": 0.5 }))
         },
-        names: "token_embd=model.embed_tokens output_norm=model.final_layernorm output=lm_head \
+        names: &[
+            "token_embd=model.embed_tokens output_norm=model.final_layernorm output=lm_head \
                 attn_norm=input_layernorm attn_q=self_attn.q_proj attn_k=self_attn.k_proj \
                 attn_v=self_attn.v_proj attn_output=self_attn.dense ffn_up=mlp.fc1 \
                 ffn_down=mlp.fc2",
+        ],
         ..LLAMA
     },
     Case {
@@ -336,7 +346,7 @@ pub(super) const CASES: &[Case] = &[
                 "tie_word_embeddings": true }),
             )
         },
-        names: POST_NORMED,
+        names: &[POST_NORMED],
         dropped: &["rope_freqs.weight"],
         ..LLAMA
     },
@@ -365,135 +375,6 @@ pub(super) const CASES: &[Case] = &[
             )
         },
         turned: true,
-        ..LLAMA
-    },
-    Case {
-        file: "qwen3moe",
-        model_type: "qwen3_moe",
-        config: qwen3_moe,
-        ..LLAMA
-    },
-    Case {
-        file: "qwen3moe",
-        model_type: "qwen3_moe",
-        config: qwen3_moe,
-        names: FUSED_QWEN,
-        joined: FUSED,
-        ..LLAMA
-    },
-    Case {
-        file: "qwen2moe",
-        model_type: "qwen2_moe",
-        config: || {
-            with(
-                json!({ "rms_norm_eps": 1e-6, "rope_theta": 1e6, "num_experts": 6,
-                "num_experts_per_tok": 2, "moe_intermediate_size": 24,
-                "shared_expert_intermediate_size": 48, "norm_topk_prob": false }),
-            )
-        },
-        ..LLAMA
-    },
-    Case {
-        file: "mixtral",
-        model_type: "mixtral",
-        config: || {
-            with(
-                json!({ "intermediate_size": 24, "rope_theta": 1e6, "num_local_experts": 6,
-                "num_experts_per_tok": 2, "sliding_window": null }),
-            )
-        },
-        names: MIXTRAL,
-        turned: true,
-        ..LLAMA
-    },
-    Case {
-        file: "granitemoe",
-        model_type: "granitemoe",
-        config: || {
-            let mut config = GRANITE();
-            config["intermediate_size"] = json!(24);
-            config["num_local_experts"] = json!(6);
-            config["num_experts_per_tok"] = json!(2);
-            config
-        },
-        names: "token_embd=model.embed_tokens output_norm=model.norm output=lm_head \
-                attn_norm=input_layernorm attn_q=self_attn.q_proj attn_k=self_attn.k_proj \
-                attn_v=self_attn.v_proj attn_output=self_attn.o_proj \
-                ffn_norm=post_attention_layernorm \
-                ffn_gate_inp=block_sparse_moe.router.layer \
-                gate_up=block_sparse_moe.input_linear \
-                ffn_down_exps=block_sparse_moe.output_linear",
-        joined: FUSED,
-        turned: true,
-        ..LLAMA
-    },
-    Case {
-        file: "glm4moe",
-        model_type: "glm4_moe",
-        config: || {
-            with(
-                json!({ "rope_theta": 1e6, "head_dim": 16, "partial_rotary_factor": 0.5,
-                "attention_bias": true, "n_routed_experts": 6, "num_experts_per_tok": 2,
-                "moe_intermediate_size": 24, "n_shared_experts": 1, "first_k_dense_replace": 1,
-                "routed_scaling_factor": 1.7, "norm_topk_prob": true, "n_group": 1,
-                "topk_group": 1, "num_nextn_predict_layers": 1 }),
-            )
-        },
-        names: "token_embd=model.embed_tokens output_norm=model.norm output=lm_head \
-                attn_norm=input_layernorm attn_q=self_attn.q_proj attn_k=self_attn.k_proj \
-                attn_v=self_attn.v_proj attn_output=self_attn.o_proj \
-                attn_q_norm=self_attn.q_norm attn_k_norm=self_attn.k_norm \
-                post_attention_norm=post_attention_layernorm ffn_gate=mlp.gate_proj \
-                ffn_up=mlp.up_proj ffn_down=mlp.down_proj ffn_gate_inp=mlp.gate \
-                exp_probs_b=-mlp.gate.e_score_correction \
-                ffn_gate_exps=mlp.experts.{}.gate_proj ffn_up_exps=mlp.experts.{}.up_proj \
-                ffn_down_exps=mlp.experts.{}.down_proj \
-                ffn_gate_shexp=mlp.shared_experts.gate_proj \
-                ffn_up_shexp=mlp.shared_experts.up_proj \
-                ffn_down_shexp=mlp.shared_experts.down_proj nextn.eh_proj=eh_proj \
-                nextn.enorm=enorm nextn.hnorm=hnorm nextn.shared_head_norm=shared_head.norm",
-        ..LLAMA
-    },
-    Case {
-        file: "ernie4_5-moe",
-        model_type: "ernie4_5_moe",
-        config: || {
-            with(
-                json!({ "rope_theta": 500000, "head_dim": 16, "moe_num_experts": 6, "moe_k": 2,
-                "moe_intermediate_size": 24, "moe_layer_interval": 1,
-                "moe_layer_start_index": 1, "moe_num_shared_experts": 2, "use_bias": false,
-                "moe_layer_end_index": -1, "tie_word_embeddings": true }),
-            )
-        },
-        names: "token_embd=model.embed_tokens output_norm=model.norm \
-                attn_norm=input_layernorm attn_q=self_attn.q_proj attn_k=self_attn.k_proj \
-                attn_v=self_attn.v_proj attn_output=self_attn.o_proj \
-                ffn_norm=post_attention_layernorm ffn_gate=mlp.gate_proj \
-                ffn_up=mlp.up_proj ffn_down=mlp.down_proj ffn_gate_inp=mlp.gate \
-                exp_probs_b=-mlp.moe_statics.e_score_correction \
-                ffn_gate_exps=mlp.experts.{}.gate_proj ffn_up_exps=mlp.experts.{}.up_proj \
-                ffn_down_exps=mlp.experts.{}.down_proj \
-                ffn_gate_shexp=mlp.shared_experts.gate_proj \
-                ffn_up_shexp=mlp.shared_experts.up_proj \
-                ffn_down_shexp=mlp.shared_experts.down_proj",
-        ..LLAMA
-    },
-    Case {
-        file: "gpt-oss",
-        model_type: "gpt_oss",
-        config: || {
-            with(
-                json!({ "num_hidden_layers": 3, "head_dim": 16, "intermediate_size": 24,
-                "rope_theta": 150000, "sliding_window": 24, "num_local_experts": 6,
-                "num_experts_per_tok": 2, "attention_bias": true, "swiglu_limit": 7.0,
-                "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-                "rope_scaling": { "rope_type": "yarn", "factor": 4.0, "truncate": false,
-                    "original_max_position_embeddings": 16 } }),
-            )
-        },
-        names: GPT_OSS,
-        joined: &[("ffn_gate_exps", "ffn_up_exps", "gate_up", true)],
-        other_keys: &["gpt-oss.feed_forward_length"],
         ..LLAMA
     },
 ];

@@ -12,8 +12,11 @@ pub(super) fn tensors(case: &Case, file: Tensors) -> Tensors {
         !case.dropped.contains(&name.as_str()) && !case.settings.contains(&name.as_str())
     });
     join(case, &mut file);
+    if case.plain_norm.starts_with("ssm") {
+        delta::folders(case, &mut file);
+    }
     for (name, mut tensor) in file {
-        if case.plus_one && name.ends_with("_norm.weight") {
+        if case.adds_one(&name) {
             tensor.values.iter_mut().for_each(|v| *v -= 1.0);
         }
         if case.turned && (name.contains("attn_q.") || name.contains("attn_k.")) {
@@ -52,19 +55,33 @@ pub(super) fn tensors(case: &Case, file: Tensors) -> Tensors {
 fn named(case: &Case, name: &str) -> String {
     let (stem, suffix) = name.rsplit_once('.').expect("a suffix");
     let find = |stem: &str| {
-        let mut pairs = case
-            .names
-            .split_whitespace()
-            .filter_map(|p| p.split_once('='));
+        let pairs = case.names.iter().flat_map(|names| names.split_whitespace());
+        let mut pairs = pairs.filter_map(|p| p.split_once('='));
         let found = pairs.find(|p| p.0 == stem);
         found
             .unwrap_or_else(|| panic!("{}: no name for {name}", case.file))
             .1
     };
-    let (module, layer) = match stem.strip_prefix("blk.").and_then(|r| r.split_once('.')) {
-        Some((layer, rest)) => (find(rest), format!("{}{layer}.", case.layers)),
+    let in_layer = |name: &str| -> Option<(usize, String)> {
+        let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+        Some((layer.parse().ok()?, rest.to_owned()))
+    };
+    if let Some((layer, "ssm_a")) = in_layer(name).as_ref().map(|n| (n.0, n.1.as_str())) {
+        return format!("{}{layer}.linear_attn.A_log", case.layers);
+    }
+    let (module, layer) = match in_layer(stem) {
+        Some((_, rest)) if rest.starts_with("nextn.") && case.ahead.is_some() => {
+            (find(&rest), String::new())
+        }
+        Some((layer, rest)) if Some(layer) == case.ahead => {
+            (find(&rest), "mtp.layers.0.".to_owned())
+        }
+        Some((layer, rest)) => (find(&rest), format!("{}{layer}.", case.layers)),
         None => (find(stem), String::new()),
     };
+    if (module, suffix) == ("router.proj", "scale") {
+        return format!("{layer}router.scale");
+    }
     // a name with a dash in front is that of a tensor
     match module.strip_prefix('-') {
         Some(tensor) if suffix == "bias" && !tensor.ends_with("_bias") => {

@@ -5,10 +5,9 @@ use super::*;
 /// Opens the folder of a case with other settings.
 fn refusal(model_type: &str, change: fn(&mut Value)) -> Option<String> {
     let models = shared("arch/models")?;
-    let case = CASES.iter().find(|c| c.model_type == model_type);
-    let case = case.expect("a case of every type");
+    let case = case(model_type);
     let dir = TempDir::new().expect("a folder");
-    let model = open(&models.join(format!("{}-F32.gguf", case.file)));
+    let model = case.model(&models);
     let folder = folder(case, &model, &dir);
     let path = folder.join("config.json");
     let text = std::fs::read(&path).expect("there");
@@ -71,6 +70,51 @@ fn settings_that_nothing_computes_are_refused_by_name() {
         ("ernie4_5_moe", &["moe_layer_end_index"], |c| {
             c["moe_layer_end_index"] = json!(0)
         }),
+        (
+            "qwen3_5_text",
+            &["layer_types", "every 4th", "layer 1"],
+            |c| {
+                c["layer_types"][1] = json!("full_attention");
+            },
+        ),
+        ("qwen3_5_text", &["attn_output_gate", "true"], |c| {
+            c["attn_output_gate"] = json!(false);
+        }),
+        (
+            "qwen3_next",
+            &["linear_num_value_heads", "multiple", "3"],
+            |c| {
+                c["linear_num_value_heads"] = json!(3);
+            },
+        ),
+        (
+            "gemma4_text",
+            &["layer_types", "each layer", "nothing"],
+            |c| {
+                c["layer_types"] = Value::Null;
+            },
+        ),
+        (
+            "gemma4_text",
+            &["layer_types", "each of 4 layers", "got 1"],
+            |c| {
+                c["layer_types"] = json!(["full_attention"]);
+            },
+        ),
+        (
+            "gemma4_text",
+            &["use_bidirectional_attention", "vision", "all"],
+            |c| {
+                c["use_bidirectional_attention"] = json!("all");
+            },
+        ),
+        (
+            "gemma4_text",
+            &["partial_rotary_factor", "a part of 1", "got 2"],
+            |c| {
+                c["rope_parameters"]["full_attention"]["partial_rotary_factor"] = json!(2);
+            },
+        ),
         ("ministral3", &["rope_parameters.mscale"], |c| {
             c["rope_parameters"]["mscale"] = json!(0.7);
         }),
@@ -90,8 +134,7 @@ fn an_expert_that_is_missing_is_named() {
     let Some(models) = shared("arch/models") else {
         return;
     };
-    let case = CASES.iter().find(|c| c.model_type == "mixtral");
-    let case = case.expect("one");
+    let case = case("mixtral");
     let dir = TempDir::new().expect("a folder");
     let model = open(&models.join("mixtral-F32.gguf"));
     let folder = folder(case, &model, &dir);
@@ -124,7 +167,6 @@ fn alpha_is_another_base() {
     let Some(models) = shared("arch/models") else {
         return;
     };
-    let case = CASES.iter().find(|c| c.model_type == "hunyuan_v1_dense");
     let case = Case {
         config: || {
             let mut config = (CASES[0].config)();
@@ -134,7 +176,7 @@ fn alpha_is_another_base() {
             config["rope_scaling"] = json!({ "type": "dynamic", "alpha": 1000.0 });
             config
         },
-        ..*case.expect("one")
+        ..*case("hunyuan_v1_dense")
     };
     let dir = TempDir::new().expect("a folder");
     let folder = folder(&case, &open(&models.join("hunyuan-dense-F32.gguf")), &dir);
@@ -146,4 +188,56 @@ fn alpha_is_another_base() {
     let base = number("freq_base").expect("there");
     assert!((base / 26_826_958.0 - 1.0).abs() < 1e-6, "{base}");
     hf::check(&view).expect("a model");
+}
+
+/// Heads of delta nets are those that the settings say.
+#[test]
+fn delta_nets_of_other_shapes_are_named() {
+    let Some(models) = shared("arch/models") else {
+        return;
+    };
+    let case = case("qwen3_5");
+    let dir = TempDir::new().expect("a folder");
+    let model = case.model(&models);
+    let folder = folder(case, &model, &dir);
+    let whole = inverse::tensors(case, numbers(&model));
+    for (part, shape, expected) in [
+        ("in_proj_qkv.weight", [64, 128], "128 rows"),
+        ("in_proj_a.weight", [8, 32], "4 rows"),
+        ("out_proj.weight", [32, 128], "64 columns"),
+    ] {
+        let name = format!("model.language_model.layers.1.linear_attn.{part}");
+        let mut tensors = whole.clone();
+        tensors.get_mut(&name).expect("there").shape = shape.to_vec();
+        save(&tensors, &folder);
+        let opened = hf::open(&folder, &OpenOptions::default());
+        let error = opened.map(drop).expect_err(part).to_string();
+        let got = format!("{shape:?}");
+        for says in [part, expected, &got, "model.safetensors"] {
+            assert!(error.contains(says), "{error:?} does not say {says:?}");
+        }
+    }
+}
+
+/// A tensor is not taken for another that has its name where nothing stands around the language
+/// model.
+#[test]
+fn tensors_with_one_name_are_refused() {
+    let Some(models) = shared("arch/models") else {
+        return;
+    };
+    let case = case("qwen3_5");
+    let dir = TempDir::new().expect("a folder");
+    let model = case.model(&models);
+    let folder = folder(case, &model, &dir);
+    let mut tensors = inverse::tensors(case, numbers(&model));
+    let norm = tensors["model.language_model.norm.weight"].clone();
+    tensors.insert("model.norm.weight".to_owned(), norm);
+    save(&tensors, &folder);
+    let opened = hf::open(&folder, &OpenOptions::default());
+    let error = opened.map(drop).expect_err("two").to_string();
+    assert!(
+        error.contains("one tensor only that is model.norm.weight"),
+        "{error}"
+    );
 }

@@ -1,11 +1,12 @@
 //! `tokenizer.json`, `tokenizer.model` and what stands beside them, under GGUF's keys.
 //!
 //! Byte-level BPE, whose way to cut text into words (GGUF's `pre`) is recognised by its patterns
-//! and flags, and SentencePiece's BPE, from either file. A tokenizer that works in a way of its own
+//! and flags, and SentencePiece's BPE, from either file; Gemma 4's, which merges characters. A tokenizer that works in a way of its own
 //! is refused, because a wrong guess changes tokens without a word.
 
 mod bpe;
 mod files;
+mod gemma4;
 mod order;
 mod proto;
 mod spm;
@@ -113,7 +114,9 @@ pub(super) fn declare(dir: &Path, config: &Config, view: &mut View) -> Result<()
     {
         return Err(files.bad("model.type", "BPE", &model["type"]));
     }
-    let specials = if files.tokenizer.is_null() || model["byte_fallback"] == true {
+    let specials = if config.row.arch == "gemma4" {
+        gemma4::declare(dir, &files, config, view)?
+    } else if files.tokenizer.is_null() || model["byte_fallback"] == true {
         spm::declare(dir, &files, config, view)?
     } else {
         bpe::declare(&files, config, view)?

@@ -152,7 +152,7 @@ fn byte_without_token(tokens: &Tokens) -> Option<u8> {
 }
 
 /// What `tokenizer.json` says, but for scores, which wait until all tokens are known.
-fn from_json(files: &Files, tokens: &mut Tokens) -> Result<Specials, Error> {
+pub(super) fn from_json(files: &Files, tokens: &mut Tokens) -> Result<Specials, Error> {
     let model = &files.tokenizer["model"];
     for (key, harmless) in [
         ("dropout", Value::from(0.0)),
@@ -193,7 +193,7 @@ fn from_json(files: &Files, tokens: &mut Tokens) -> Result<Specials, Error> {
 }
 
 /// Added tokens, of all files that may name some.
-fn add(dir: &Path, files: &Files, tokens: &mut Tokens) -> Result<(), Error> {
+pub(super) fn add(dir: &Path, files: &Files, tokens: &mut Tokens) -> Result<(), Error> {
     let name = "added_tokens.json";
     let file = dir.join(name).display().to_string();
     for (text, id) in read_json(dir, name, MAX_SETTINGS)?
@@ -328,7 +328,7 @@ fn prefix_of_settings(files: &Files, model: Option<&ModelProto>) -> SpacePrefix 
 }
 
 /// Where `tokenizer.json` puts a space that is not in the text.
-fn prefix_of(files: &Files) -> Result<SpacePrefix, Error> {
+pub(super) fn prefix_of(files: &Files) -> Result<SpacePrefix, Error> {
     let (normalizer, cutter) = (
         &files.tokenizer["normalizer"],
         &files.tokenizer["pre_tokenizer"],

@@ -6,12 +6,12 @@ use super::{Is, Key, Kind, LLAMA, ModelType, Windows, key, only};
 
 pub(super) const ALL: &[ModelType] = &[
     ModelType {
-        turned: true,
+        order: rules::turned,
         ..LLAMA
     },
     ModelType {
         name: "mistral",
-        turned: true,
+        order: rules::turned,
         ..LLAMA
     },
     ModelType {
@@ -34,7 +34,7 @@ pub(super) const ALL: &[ModelType] = &[
         windows: Windows::Refused(Some("use_sliding_window")),
         extra: rules::every_fourth_stands,
         tied: true,
-        turned: true,
+        order: rules::turned,
         ..LLAMA
     },
     ModelType {
@@ -42,7 +42,7 @@ pub(super) const ALL: &[ModelType] = &[
         arch: "granite",
         pre: &["refact"],
         keys: &GRANITE_FIVE,
-        turned: true,
+        order: rules::turned,
         ..LLAMA
     },
     ModelType {
@@ -72,7 +72,7 @@ pub(super) const ALL: &[ModelType] = &[
     ModelType {
         name: "phi3",
         arch: "phi3",
-        pre: &["dbrx"],
+        pre: &["dbrx", "gpt-4o"],
         rotary: Some(1.0),
         scalings: &["longrope", "su"],
         windows: Windows::Reported,
@@ -197,15 +197,15 @@ pub(super) const ALL: &[ModelType] = &[
         activations: GELU,
         heads_kv: rules::falcon_heads_kv,
         n_ff: |config| match config.optional_count("ffn_hidden_size")? {
-            Some(n_ff) => Ok(n_ff),
-            None => Ok(config.count("hidden_size")?.saturating_mul(4)),
+            Some(n_ff) => Ok(Some(n_ff)),
+            None => Ok(Some(config.count("hidden_size")?.saturating_mul(4))),
         },
         tied: true,
         awq: false,
         ends: names::FALCON_ENDS,
         layers: "transformer.h.",
         modules: names::FALCON,
-        grouped: true,
+        order: rules::falcon_groups,
         biases: &[],
         ..LLAMA
     },
@@ -272,7 +272,7 @@ pub(super) const ALL: &[ModelType] = &[
         scalings: &["linear", "yarn", "longrope"],
         extra: rules::minicpm_scales,
         tied: true,
-        turned: true,
+        order: rules::turned,
         ..LLAMA
     },
     ModelType {
@@ -385,7 +385,7 @@ const MISTRAL3: ModelType = ModelType {
         only("rope_scaling.mscale", Is::Number(1.0)),
     ],
     skipped: VISION,
-    turned: true,
+    order: rules::turned,
     ..LLAMA
 };
 const LOG_MULTIPLIER: &[&str] = &[

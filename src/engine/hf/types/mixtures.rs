@@ -6,6 +6,7 @@ use super::super::Error;
 use super::super::config::Config;
 use super::dense::GRANITE_FIVE;
 use super::names::{self, RMS_EPS, biases, expert};
+use super::rules;
 use super::{Cut, Is, Key, Kind, LLAMA, ModelType, Windows, key, only};
 
 pub(super) const ALL: &[ModelType] = &[
@@ -18,7 +19,7 @@ pub(super) const ALL: &[ModelType] = &[
             expert("block_sparse_moe.experts.", "w3", "ffn_up_exps"),
             expert("block_sparse_moe.experts.", "w2", "ffn_down_exps"),
         ],
-        turned: true,
+        order: rules::turned,
         biases: &[],
         ..MIXTURE
     },
@@ -184,24 +185,24 @@ pub(super) const ALL: &[ModelType] = &[
 const MIXTURE: ModelType = ModelType {
     awq: false,
     renamed: names::FUSED_NAMES,
-    cuts: names::FUSED_EXPERTS,
+    cuts: &names::FUSED_EXPERTS,
     experts: names::EXPERTS,
     ..LLAMA
 };
 
-const COUNT: Key = key(
+pub(super) const COUNT: Key = key(
     "expert_count",
     &["num_experts", "num_local_experts"],
     Kind::Count,
 );
 const LOCAL: Key = key("expert_count", &["num_local_experts"], Kind::Count);
-const USED: Key = key("expert_used_count", &["num_experts_per_tok"], Kind::Count);
-const WIDTH: Key = key(
+pub(super) const USED: Key = key("expert_used_count", &["num_experts_per_tok"], Kind::Count);
+pub(super) const WIDTH: Key = key(
     "expert_feed_forward_length",
     &["moe_intermediate_size"],
     Kind::Count,
 );
-const SHARED_WIDTH: Key = key(
+pub(super) const SHARED_WIDTH: Key = key(
     "expert_shared_feed_forward_length",
     &["shared_expert_intermediate_size"],
     Kind::Count,
@@ -268,7 +269,7 @@ const GRANITE_MOE: ModelType = ModelType {
         ("shared_mlp.input_linear", "ffn_up_shexp", Cut::SecondHalf),
     ],
     experts: &[],
-    turned: true,
+    order: rules::turned,
     biases: &[names::ATTENTION_BIAS],
     ..MIXTURE
 };

@@ -4,7 +4,9 @@
 //! A row says which architecture the layers are, which settings become which keys, which tensors
 //! have which names, and what happens to rows on the way. What a row cannot say is refused by name.
 
+mod delta;
 mod dense;
+mod gemma4;
 mod mixtures;
 mod names;
 mod rules;
@@ -13,6 +15,8 @@ use gguf_rs_lite::View;
 
 use super::Error;
 use super::config::Config;
+use super::layout::Rule;
+use super::rows::Change;
 
 /// One `model_type`.
 pub(super) struct ModelType {
@@ -32,8 +36,8 @@ pub(super) struct ModelType {
     pub(super) activations: &'static [&'static str],
     /// The number of key and value heads, of so many query heads.
     pub(super) heads_kv: fn(&Config, usize) -> Result<usize, Error>,
-    /// The width of feed-forward blocks.
-    pub(super) n_ff: fn(&Config) -> Result<usize, Error>,
+    /// The width of feed-forward blocks, where settings must have one.
+    pub(super) n_ff: fn(&Config) -> Result<Option<usize>, Error>,
     /// How much of a head turns unless a setting says; `None` where all of it must.
     pub(super) rotary: Option<f32>,
     /// Ways to scale positions, beside none.
@@ -62,14 +66,31 @@ pub(super) struct ModelType {
     pub(super) experts: &'static [Expert],
     /// Experts' matrices have inputs in rows.
     pub(super) transposed: bool,
-    /// The rows of queries and keys change places.
-    pub(super) turned: bool,
-    /// Fused queries, keys and values stand together for each key head.
-    pub(super) grouped: bool,
-    /// What is added to the weights of norms.
+    /// What happens to the rows or columns of the tensors with this of GGUF's names.
+    pub(super) order: fn(&Config, &str) -> Result<Rule, Error>,
+    /// What is added to the weights of norms,
     pub(super) norm_plus: f32,
+    /// but for those whose names end so.
+    pub(super) plain_norms: &'static [&'static str],
+    /// Names of what predicts further tokens, `mtp.` before them, and what they are called in the
+    /// layer behind the last; nothing if such tensors have no names in GGUF.
+    pub(super) ahead: &'static [(&'static str, &'static str)],
     /// Modules of a layer that have biases all together or not at all.
     pub(super) biases: &'static [Biases],
+}
+
+impl ModelType {
+    /// What becomes of the numbers of a folder's tensor.
+    pub(super) fn change(&self, tensor: &str) -> Change {
+        let is_plain = || self.plain_norms.iter().any(|end| tensor.ends_with(end));
+        if tensor.ends_with(".log") {
+            Change::MinusExp
+        } else if self.norm_plus != 0.0 && tensor.ends_with("norm.weight") && !is_plain() {
+            Change::Plus(self.norm_plus)
+        } else {
+            Change::Nothing
+        }
+    }
 }
 
 /// A setting that becomes a key.
@@ -151,6 +172,8 @@ pub(super) enum Windows {
     Every(usize),
     /// The same where there is a window, and which layers have one is a key, too.
     Marked(usize),
+    /// Keys of a window and of which layers have it, both of which the settings must say.
+    Listed,
 }
 
 /// Which rows of a module's tensor are rows of GGUF's, in each expert if it has all of them.
@@ -160,6 +183,8 @@ pub(super) enum Cut {
     SecondHalf,
     Even,
     Odd,
+    /// Those that [`ModelType::order`] says.
+    Ordered,
 }
 
 /// A module that every expert has.
@@ -183,7 +208,7 @@ pub(super) struct Biases {
 }
 
 /// Every `model_type`, of an architecture the one first that folders are written as.
-const ALL: [&[ModelType]; 2] = [dense::ALL, mixtures::ALL];
+const ALL: [&[ModelType]; 4] = [dense::ALL, mixtures::ALL, gemma4::ALL, delta::ALL];
 
 /// All of them.
 pub(super) fn all() -> impl Iterator<Item = &'static ModelType> {
@@ -212,7 +237,7 @@ const LLAMA: ModelType = ModelType {
     only: &[],
     activations: &["silu", "swish"],
     heads_kv: usual_heads_kv,
-    n_ff: |config| config.count("intermediate_size"),
+    n_ff: |config| config.count("intermediate_size").map(Some),
     rotary: None,
     scalings: &["linear", "yarn", "llama3"],
     windows: Windows::Refused(None),
@@ -227,8 +252,9 @@ const LLAMA: ModelType = ModelType {
     cuts: &[],
     experts: &[],
     transposed: false,
-    turned: false,
-    grouped: false,
+    order: |_, _| Ok(Rule::Same),
     norm_plus: 0.0,
+    plain_norms: &[],
+    ahead: &[],
     biases: &[names::ATTENTION_BIAS, names::MLP_BIAS],
 };

@@ -200,7 +200,7 @@ pub(super) const fn expert(before: &'static str, part: &'static str, gguf: &'sta
 }
 
 /// Gates and what they gate of all experts, as newer versions of transformers write them.
-pub(super) const FUSED_EXPERTS: &[(&str, &str, Cut)] = &[
+pub(super) const FUSED_EXPERTS: [(&str, &str, Cut); 2] = [
     ("mlp.experts.gate_up_proj", "ffn_gate_exps", Cut::FirstHalf),
     ("mlp.experts.gate_up_proj", "ffn_up_exps", Cut::SecondHalf),
 ];

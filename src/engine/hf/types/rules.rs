@@ -4,6 +4,43 @@ use gguf_rs_lite::View;
 
 use super::super::Error;
 use super::super::config::Config;
+use super::super::layout::Rule;
+use super::super::order::{HeadOrder, Order, Parts};
+
+/// The halves of a query's or key's head turn together in the folder, neighbours in GGUF.
+pub(super) fn turned(config: &Config, name: &str) -> Result<Rule, Error> {
+    let head_dim = config.head_dim;
+    let turns = name.ends_with(".attn_q") || name.ends_with(".attn_k");
+    Ok(match turns {
+        true => Rule::Heads(HeadOrder { head_dim }),
+        false => Rule::Same,
+    })
+}
+
+/// Falcon's fused queries, keys and values stand together for each key head.
+pub(super) fn falcon_groups(config: &Config, name: &str) -> Result<Rule, Error> {
+    let (groups, head_dim) = (config.heads_kv, config.head_dim);
+    let queries = config.heads / groups * head_dim;
+    Ok(match name.ends_with(".attn_qkv") {
+        true => gathered(Parts {
+            of: queries + 2 * head_dim,
+            heads: groups,
+            start: 0,
+            lens: [queries, head_dim, head_dim],
+        }),
+        false => Rule::Same,
+    })
+}
+
+/// Parts of all heads, one part behind the other.
+pub(super) fn gathered(parts: Parts) -> Rule {
+    let [from, left] = parts.rows();
+    Rule::Rows {
+        order: Order::Parts(parts),
+        from,
+        left,
+    }
+}
 
 /// Which layers of SmolLM3 do not turn is no key: it must be every fourth.
 pub(super) fn every_fourth_stands(config: &Config, _: &mut View) -> Result<(), Error> {

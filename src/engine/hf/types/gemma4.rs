@@ -1,0 +1,160 @@
+//! Gemma 4: layers of two kinds, of which those without a window have heads of their own.
+
+use gguf_rs_lite::View;
+use serde_json::Value;
+
+use super::super::Error;
+use super::super::config::Config;
+use super::names::RMS_EPS;
+use super::{Cut, Is, Key, Kind, LLAMA, ModelType, Windows, key, only};
+
+pub(super) const ALL: &[ModelType] = &[
+    GEMMA4,
+    ModelType {
+        name: "gemma4_text",
+        ..GEMMA4
+    },
+];
+
+const GEMMA4: ModelType = ModelType {
+    name: "gemma4",
+    arch: "gemma4",
+    keys: KEYS,
+    only: &[only("attn_logit_softcapping", Is::Nothing)],
+    activations: &["gelu_pytorch_tanh"],
+    scalings: &["proportional"],
+    windows: Windows::Listed,
+    extra: keys,
+    tied: true,
+    awq: false,
+    skipped: &[
+        "model.vision_tower.",
+        "model.embed_vision.",
+        "model.audio_tower.",
+        "model.embed_audio.",
+    ],
+    renamed: &[
+        ("layer_scalar", "layer_scalar.weight"),
+        ("router.scale", "router.proj.scale"),
+        ("router.per_expert_scale", "experts.down_proj.scale"),
+        ("experts.gate_up_proj", "experts.gate_up_proj.weight"),
+        ("experts.down_proj", "experts.down_proj.weight"),
+    ],
+    ends: &[
+        ("model.embed_tokens", "token_embd"),
+        ("model.embed_tokens_per_layer", "per_layer_token_embd"),
+        ("model.per_layer_model_projection", "per_layer_model_proj"),
+        ("model.per_layer_projection_norm", "per_layer_proj_norm"),
+        ("model.norm", "output_norm"),
+        ("lm_head", "output"),
+    ],
+    modules: MODULES,
+    // the converter leaves them in one piece; llama.cpp runs them apart, too, as we do
+    cuts: &[
+        ("experts.gate_up_proj", "ffn_gate_exps", Cut::FirstHalf),
+        ("experts.gate_up_proj", "ffn_up_exps", Cut::SecondHalf),
+    ],
+    ..LLAMA
+};
+
+const KEYS: &[Key] = &[
+    RMS_EPS,
+    key(
+        "final_logit_softcapping",
+        &["final_logit_softcapping"],
+        Kind::Number,
+    )
+    .optional(),
+    key(
+        "rope.freq_base_swa",
+        &["rope_parameters.sliding_attention.rope_theta"],
+        Kind::Number,
+    ),
+    key(
+        "attention.shared_kv_layers",
+        &["num_kv_shared_layers"],
+        Kind::CountOrNone,
+    )
+    .optional(),
+    key("expert_count", &["num_experts"], Kind::Count).optional(),
+    key("expert_used_count", &["top_k_experts"], Kind::Count).optional(),
+    key("expert_feed_forward_length", WIDTH, Kind::Count).optional(),
+];
+const WIDTH: &[&str] = &["expert_intermediate_size", "moe_intermediate_size"];
+
+const MODULES: &[(&str, &str)] = &[
+    ("input_layernorm", "attn_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.q_norm", "attn_q_norm"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.k_norm", "attn_k_norm"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.o_proj", "attn_output"),
+    ("post_attention_layernorm", "post_attention_norm"),
+    ("layer_scalar", "layer_output_scale"),
+    ("pre_feedforward_layernorm", "ffn_norm"),
+    ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+    ("pre_feedforward_layernorm_2", "pre_ffw_norm_2"),
+    ("router.proj", "ffn_gate_inp"),
+    ("experts.down_proj", "ffn_down_exps"),
+    ("post_feedforward_layernorm_1", "post_ffw_norm_1"),
+    ("post_feedforward_layernorm_2", "post_ffw_norm_2"),
+    ("post_feedforward_layernorm", "post_ffw_norm"),
+    ("per_layer_input_gate", "inp_gate"),
+    ("per_layer_projection", "proj"),
+    ("post_per_layer_input_norm", "post_norm"),
+];
+
+/// What layers without a window have another of, and what may differ from layer to layer.
+fn keys(config: &Config, view: &mut View) -> Result<(), Error> {
+    causal_for_text(config)?;
+    let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    // lists are of this type in files
+    let listed = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
+    let global = config.count("global_head_dim")?;
+    for (key, value) in [
+        ("attention.key_length", global),
+        ("attention.value_length", global),
+        ("rope.dimension_count", global),
+        ("attention.key_length_swa", config.head_dim),
+        ("attention.value_length_swa", config.head_dim),
+        ("rope.dimension_count_swa", config.head_dim),
+        (
+            "embedding_length_per_layer_input",
+            config.whole("hidden_size_per_layer_input")?.unwrap_or(0),
+        ),
+    ] {
+        view.set(&config.key(key), narrow(value));
+    }
+    if let Some(heads_kv) = config.optional_count("num_global_key_value_heads")? {
+        let of = |windowed: bool| if windowed { config.heads_kv } else { heads_kv };
+        let windowed = config.windowed_by_type()?.unwrap_or_default();
+        let all: Vec<i32> = windowed.into_iter().map(|w| listed(of(w))).collect();
+        view.set(&config.key("attention.head_count_kv"), all);
+    }
+    if config.flag("use_double_wide_mlp")?.unwrap_or(false) {
+        let layers = config.count("num_hidden_layers")?;
+        let shared = config.whole("num_kv_shared_layers")?.unwrap_or(0);
+        let n_ff = config.count("intermediate_size")?;
+        let twice = n_ff.saturating_mul(2);
+        let own = layers.saturating_sub(shared);
+        let widths = (0..layers).map(|l| listed(if l < own { n_ff } else { twice }));
+        view.set(
+            &config.key("feed_forward_length"),
+            widths.collect::<Vec<i32>>(),
+        );
+    }
+    Ok(())
+}
+
+/// Parts of pictures may see each other, which text has none of.
+fn causal_for_text(config: &Config) -> Result<(), Error> {
+    const KEY: &str = "use_bidirectional_attention";
+    match config.get(KEY) {
+        None | Some(Value::Bool(false)) => Ok(()),
+        Some(value) if value == "vision" => Ok(()),
+        Some(value) => Err(config.bad(KEY, "nothing, false or vision", value)),
+    }
+}
