@@ -50,13 +50,13 @@ fn stderr(output: &Output) -> String {
 }
 
 /// Runs a command that must succeed; gives what it prints.
-fn good(args: &[&str]) -> String {
+pub(crate) fn good(args: &[&str]) -> String {
     let output = octavo(args).output().expect("the program runs");
     assert!(output.status.success(), "{args:?}: {}", stderr(&output));
     stdout(&output)
 }
 
-fn json(args: &[&str]) -> serde_json::Value {
+pub(crate) fn json(args: &[&str]) -> serde_json::Value {
     let text = good(args);
     assert_eq!(text.lines().count(), 1, "one object on one line: {text}");
     serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"))
@@ -64,7 +64,7 @@ fn json(args: &[&str]) -> serde_json::Value {
 
 /// Runs a command that must fail with this code and one line of error, without text on stdout;
 /// gives the line.
-fn bad(args: &[&str], code: i32) -> String {
+pub(crate) fn bad(args: &[&str], code: i32) -> String {
     let output = octavo(args).output().expect("the program runs");
     let text = stderr(&output);
     assert_eq!(output.status.code(), Some(code), "{args:?}: {text}");

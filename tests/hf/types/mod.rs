@@ -11,6 +11,7 @@ mod inverse;
 mod mixtures;
 mod names;
 mod refused;
+mod uses;
 
 use std::collections::BTreeMap;
 
