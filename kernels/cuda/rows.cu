@@ -211,6 +211,41 @@ KERNEL(slice, SliceParams, THREADS) {
     if (at < p.n) p.out[at] = p.x[at / p.part * p.each + p.from + at % p.part];
 }
 
+struct ConstantParams {
+    const float* values;  // (width)
+    float* out;           // (rows, width)
+    u64 n;                // values of out
+    u32 width;
+    u32 unused;
+};
+static_assert(sizeof(ConstantParams) == 32, "kernels/src/cuda/params.rs has the same");
+
+KERNEL(constant, ConstantParams, THREADS) {
+    const u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
+    if (at < p.n) p.out[at] = p.values[at % p.width];
+}
+
+struct ConcatParams {
+    const float* a;  // (rows, pieces, first)
+    const float* b;  // (rows, pieces, second), or (rows, second) if not `each`
+    float* out;      // (rows, pieces, first + second)
+    u64 n;           // values of out
+    u32 first;
+    u32 second;
+    u32 pieces;
+    u32 each;
+};
+static_assert(sizeof(ConcatParams) == 48, "kernels/src/cuda/params.rs has the same");
+
+KERNEL(concat, ConcatParams, THREADS) {
+    const u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
+    if (at >= p.n) return;
+    const u64 piece = at / (p.first + p.second);
+    const u32 i = static_cast<u32>(at % (p.first + p.second));
+    const u64 of_b = p.each ? piece : piece / p.pieces;
+    p.out[at] = i < p.first ? p.a[piece * p.first + i] : p.b[of_b * p.second + (i - p.first)];
+}
+
 struct SelectParams {
     const float* x;     // (any, width)
     const u32* wanted;  // (rows)

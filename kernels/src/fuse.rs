@@ -352,6 +352,7 @@ fn only_products(program: &Program, slot: Slot, from: usize) -> Option<Vec<usize
                 others = true;
             }
             Op::Embed { .. }
+            | Op::Constant { .. }
             | Op::Input
             | Op::RmsNorm { .. }
             | Op::LayerNorm { .. }
@@ -362,6 +363,7 @@ fn only_products(program: &Program, slot: Slot, from: usize) -> Option<Vec<usize
             | Op::ScaleByPosition { .. }
             | Op::MulVector { .. }
             | Op::Slice { .. }
+            | Op::Concat { .. }
             | Op::CausalConv { .. }
             | Op::LinearAttention { .. }
             | Op::Add { .. }

@@ -18,7 +18,9 @@ use gguf_rs_lite::Gguf;
 pub use arch::Arch;
 pub use error::Error;
 pub use graph::{Graph, Node, Op, ValueId};
-pub use hparams::{CacheGroup, Hparams, LayerHparams, Mixing, RecurrentHparams, ScalingKind};
+pub use hparams::{
+    CacheGroup, Hparams, LatentHparams, LayerHparams, Mixing, RecurrentHparams, ScalingKind,
+};
 pub use keys::{Entry, Source, Sourced};
 pub use octavo_kernels::{Pairing, Rope};
 pub use structure::{Active, ExpertStructure, RecurrentStructure, Structure, Windows};

@@ -171,6 +171,24 @@ pub const ATTN_GATED: &str = "attn_gated";
 pub const ATTN_OUTPUT: &str = "attn_output";
 /// The layer's input and what attention or a recurrence adds.
 pub const ATTN_RESIDUAL: &str = "attn_residual";
+/// Queries of latent attention: their narrow row, that normed, and what is made of it.
+pub const Q: &str = "q";
+/// What does not turn of queries, as it reads the narrow row.
+pub const Q_NOPE_ABSORBED: &str = "q_nope_absorbed";
+/// What does.
+pub const Q_PE: &str = "q_pe";
+/// The narrow row and the part of keys that turns.
+pub const KV_CMPR_PE: &str = "kv_cmpr_pe";
+/// The row, normed.
+pub const KV_CMPR: &str = "kv_cmpr";
+/// That part of keys, rotated.
+pub const K_PE: &str = "k_pe";
+/// Keys and values made of the row.
+pub const KV: &str = "kv";
+/// Those values.
+pub const V_CUR_CONT: &str = "Vcur_cont";
+/// What heads read, as their values would be.
+pub const KQV_MLA: &str = "kqv_mla";
 /// A convolution's result.
 pub const CONV_OUTPUT_RAW: &str = "conv_output_raw";
 /// That, after SiLU.

@@ -7,9 +7,9 @@ use super::Ptr;
 use super::modules::Module;
 use super::pack::{STRIP, UNIT, kernels_of};
 use super::params::{
-    Argmax, Arrange, Attention, Embed, ExpertBias, ExpertGemv, Gather, Gemm, Gemv, Heads, KvWrite,
-    MulVector, Norm, Normalize, Pair, Params, Peak, Rope, ScaleByPosition, Select, Slice, Softmax,
-    TopK, Unary, WeightedSum,
+    Argmax, Arrange, Attention, Concat, Constant, Embed, ExpertBias, ExpertGemv, Gather, Gemm,
+    Gemv, Heads, KvWrite, MulVector, Norm, Normalize, Pair, Params, Peak, Rope, ScaleByPosition,
+    Select, Slice, Softmax, TopK, Unary, WeightedSum,
 };
 use crate::kv::KvType;
 use crate::op::{Activation, Function};
@@ -159,6 +159,16 @@ pub(super) fn gate_of_gemv(act: Activation) -> u32 {
         Activation::Gelu => 2,
         Activation::SwigluOai => 3,
     }
+}
+
+/// The same row in every row.
+pub fn constant(p: &Constant) -> Launch {
+    launch(Module::Rows, "constant", [blocks(p.n, 256), 1, 1], 256, p)
+}
+
+/// Pieces of two rows in turn.
+pub fn concat(p: &Concat) -> Launch {
+    launch(Module::Rows, "concat", [blocks(p.n, 256), 1, 1], 256, p)
 }
 
 /// Keeps some of every so many values.

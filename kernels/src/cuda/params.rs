@@ -89,6 +89,12 @@ params! {
     /// `rows.cu`.
     Slice, 40 { x: Ptr, out: Ptr, n: u64, each: u32, from: u32, part: u32, unused: u32 }
     /// `rows.cu`.
+    Constant, 32 { values: Ptr, out: Ptr, n: u64, width: u32, unused: u32 }
+    /// `rows.cu`.
+    Concat, 48 {
+        a: Ptr, b: Ptr, out: Ptr, n: u64, first: u32, second: u32, pieces: u32, each: u32,
+    }
+    /// `rows.cu`.
     MulVector, 40 { a: Ptr, b: Ptr, out: Ptr, n: u64, neighbours: u32, period: u32 }
     /// `rows.cu`.
     Select, 32 { x: Ptr, wanted: Ptr, out: Ptr, rows: u32, width: u32 }

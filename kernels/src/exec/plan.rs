@@ -476,6 +476,8 @@ impl Steps<'_> {
             | Op::Gather { .. }
             | Op::Normalize { .. }
             | Op::MulVector { .. }
+            | Op::Constant { .. }
+            | Op::Concat { .. }
             | Op::Slice { .. } => Division::Rows { grain: 1 },
             Op::KvWrite { k, cache, .. } => heads(self.program.cache(*cache).head_dim, width(*k)),
             _ => Division::Own,

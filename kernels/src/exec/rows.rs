@@ -40,6 +40,7 @@ impl Part<'_> {
         unsafe {
             match &instruction.op {
                 Op::Embed { table } => self.embed(table, result()),
+                Op::Constant { values } => self.constant(values, result()),
                 Op::Input => self.given(result()),
                 Op::RmsNorm { x, weight, eps } => {
                     self.norm(table.rms_norm, *x, (weight, *eps), result(), grain);
@@ -67,6 +68,7 @@ impl Part<'_> {
                     from,
                     width,
                 } => self.slice(x, each, from..from + width, result()),
+                &Op::Concat { a, b, each } => self.concat(a, b, each, result()),
                 Op::CausalConv { x, weight, state } => {
                     self.causal_conv(*x, weight, *state, result());
                 }
@@ -125,6 +127,34 @@ impl Part<'_> {
             // SAFETY: this row is of this member's share.
             unsafe { self.row_mut(out, r, 0..width) }
                 .copy_from_slice(&self.input[r * width..(r + 1) * width]);
+        }
+    }
+
+    /// # Safety
+    /// As [`Part::run`]. *Shares* of rows.
+    unsafe fn constant(&self, values: &[f32], out: Slot) {
+        for r in self.w.share(self.n_rows(out), 1) {
+            // SAFETY: this row is of this member's share.
+            unsafe { self.row_mut(out, r, 0..values.len()) }.copy_from_slice(values);
+        }
+    }
+
+    /// # Safety
+    /// As [`Part::run`]. *Shares* of rows.
+    unsafe fn concat(&self, a: Slot, b: Slot, each: [usize; 2], out: Slot) {
+        for r in self.w.share(self.n_rows(out), 1) {
+            // SAFETY: this row is of this member's share, and its inputs are finished.
+            unsafe {
+                let first = self.row(a, r, 0..self.width(a)).chunks_exact(each[0]);
+                let second = self.row(b, r, 0..self.width(b)).chunks_exact(each[1]);
+                let to = self.row_mut(out, r, 0..self.width(out));
+                let pieces = to.chunks_exact_mut(each[0] + each[1]);
+                // one for all goes round
+                for ((to, first), second) in pieces.zip(first).zip(second.cycle()) {
+                    to[..each[0]].copy_from_slice(first);
+                    to[each[0]..].copy_from_slice(second);
+                }
+            }
         }
     }
 

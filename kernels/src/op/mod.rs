@@ -16,6 +16,8 @@ pub use shape::{ShapeError, Shapes};
 pub enum Op<V, M, C, T> {
     /// Rows of the table, one per token id of the step.
     Embed { table: T },
+    /// The same row for every token.
+    Constant { values: C },
     /// Rows that come with the step, where another program computed what is before this one.
     Input,
     /// `x * weight / sqrt(mean(x^2) + eps)` over as many neighbours as `weight` has values: the
@@ -64,6 +66,9 @@ pub enum Op<V, M, C, T> {
         from: usize,
         width: usize,
     },
+    /// Pieces of `a` and of `b` in turn, so many values of each: `a` is whole pieces, and `b` has as
+    /// many, or one that follows each of them.
+    Concat { a: V, b: V, each: [usize; 2] },
     /// Every value with those at its place in the rows of the sequence's tokens before it, weighed
     /// and added. `weight` has a row for each token that counts, the oldest first and the value's
     /// own last; there are as many values of a row as of `x`. The state holds the rows before the
@@ -312,7 +317,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
         let one = |x| [Some(x), None, None, None, None];
         let two = |a, b| [Some(a), Some(b), None, None, None];
         let inputs = match *self {
-            Op::Embed { .. } | Op::Input => [None; 5],
+            Op::Embed { .. } | Op::Constant { .. } | Op::Input => [None; 5],
             Op::RmsNorm { x, .. }
             | Op::LayerNorm { x, .. }
             | Op::MatMul { x, .. }
@@ -335,7 +340,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             Op::Attention { q, .. } => one(q),
             Op::KvWrite { k, v, .. } => two(k, v),
             Op::Gate { gate, up, .. } => two(gate, up),
-            Op::Add { a, b } | Op::Mul { a, b } => two(a, b),
+            Op::Add { a, b } | Op::Mul { a, b } | Op::Concat { a, b, .. } => two(a, b),
             Op::LinearAttention {
                 q,
                 k,
@@ -356,6 +361,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             | Op::AddBias { bias: vector, .. }
             | Op::ExpertBias { bias: vector, .. }
             | Op::MulVector { by: vector, .. }
+            | Op::Constant { values: vector }
             | Op::CausalConv { weight: vector, .. } => Some(vector),
             Op::Attention { sinks, .. } => sinks.as_ref(),
             Op::Embed { .. }
@@ -377,6 +383,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             | Op::Gate { .. }
             | Op::Add { .. }
             | Op::Mul { .. }
+            | Op::Concat { .. }
             | Op::LinearAttention { .. } => None,
         }
     }
@@ -400,6 +407,9 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
         match self {
             Op::Embed { table } => Op::Embed {
                 table: to.table(table),
+            },
+            Op::Constant { values } => Op::Constant {
+                values: to.vector(values),
             },
             Op::Input => Op::Input,
             Op::RmsNorm { x, weight, eps } => Op::RmsNorm {
@@ -475,6 +485,11 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
                 each,
                 from,
                 width,
+            },
+            Op::Concat { a, b, each } => Op::Concat {
+                a: to.value(a),
+                b: to.value(b),
+                each,
             },
             Op::CausalConv { x, weight, state } => Op::CausalConv {
                 x: to.value(x),

@@ -68,6 +68,10 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
                 width: of.table(table).ok_or(ShapeError::NoWeight)?.cols,
                 rows: RowSet::All,
             },
+            Op::Constant { ref values } => ValueShape {
+                width: of.vector(values).ok_or(ShapeError::NoWeight)?,
+                rows: RowSet::All,
+            },
             Op::Input => ValueShape {
                 width: of.input().ok_or(ShapeError::NoInput)?,
                 rows: RowSet::All,
@@ -165,6 +169,19 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
                 ValueShape {
                     width: value(x).width / each * width,
                     ..value(x)
+                }
+            }
+            Op::Concat { a, b, each } => {
+                whole("pieces of a row", each[0], value(a).width)?;
+                let pieces = value(a).width / each[0];
+                if value(b).width != each[1] {
+                    let all = pieces.saturating_mul(each[1]);
+                    same("pieces of the second row", all, value(b).width)?;
+                }
+                some("values of a piece", each[1])?;
+                ValueShape {
+                    width: pieces * (each[0] + each[1]),
+                    rows: same_rows(value(a), value(b))?,
                 }
             }
             Op::CausalConv {

@@ -176,6 +176,16 @@ impl<'a> Bounds<'a> {
                 self.each_row(|_| (error, size))
             }
             Op::Input => unreachable!("a graph begins with token ids"),
+            Op::Constant { values } => {
+                let size = rms(model.weights.vector(values));
+                self.each_row(|_| (0.0, size))
+            }
+            Op::Concat { a, b, each } => {
+                let (a, b) = (&self.stats[a.index()], &self.stats[b.index()]);
+                let [m, n] = each.map(|n| n as f64);
+                let both = |a: f64, b: f64| ((m * a * a + n * b * b) / (m + n)).sqrt();
+                self.each_row(|r| (both(a.error[r], b.error[r]), both(a.size[r], b.size[r])))
+            }
             Op::RmsNorm { x, weight, .. } | Op::LayerNorm { x, weight, .. } => self.norm(x, weight),
             Op::MatMul { x, w } => self.product(x, w, 1)?,
             Op::AddBias { x, bias } => {

@@ -3,6 +3,7 @@
 
 mod cohere2;
 mod command_r;
+mod deepseek2;
 mod ernie4_5;
 mod ernie4_5_moe;
 mod exaone4;
@@ -53,9 +54,10 @@ use super::{Error, hparams::Hparams, weights::Weights};
 use octavo_kernels::{KeyHeads, Pairing};
 
 /// Every supported architecture. Adding one is its file, and a line here.
-static ALL: [Arch; 38] = [
+static ALL: [Arch; 39] = [
     Arch(&cohere2::SPEC),
     Arch(&command_r::SPEC),
+    Arch(&deepseek2::SPEC),
     Arch(&ernie4_5::SPEC),
     Arch(&ernie4_5_moe::SPEC),
     Arch(&exaone4::SPEC),
@@ -131,6 +133,8 @@ pub(super) struct Spec {
     pub(super) feature: Feature,
     /// How attention and feed-forward block stand to each other.
     pub(super) block: Block,
+    /// Heads of attention read one narrow row for all of them.
+    pub(super) latent: bool,
     /// How layers go from token to token, if some do.
     pub(super) recurrent: Option<Recurrent>,
     /// Attention is followed by a feed-forward block.
@@ -205,6 +209,7 @@ const DECODER: Spec = Spec {
     block: Block::Sequential {
         residual: Some(taps::FFN_INP),
     },
+    latent: false,
     recurrent: None,
     feeds_forward: true,
     gated_attention: false,
@@ -423,8 +428,10 @@ fn bare_layer<'b>(
 ) -> Result<Layer, Error> {
     let sizes = &b.h.layers[l];
     let (attends, recurs) = (sizes.attends(), sizes.recurs());
+    let latent = b.h.arch.spec().latent;
     Ok(Layer {
-        attention: attends.then(|| attention(b, l)).transpose()?,
+        latent: latent.then(|| b.latent_attention(l)).transpose()?,
+        attention: (attends && !latent).then(|| attention(b, l)).transpose()?,
         recurrence: recurs.then(|| recurrence(b, l)).transpose()?,
         ..Layer::new(ffn(b)?)
     })

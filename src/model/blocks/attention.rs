@@ -137,7 +137,7 @@ impl Builder<'_> {
     }
 
     /// Queries, multiplied with what their positions ask for.
-    fn scaled_by_position(&mut self, q: ValueId, l: usize) -> ValueId {
+    pub(super) fn scaled_by_position(&mut self, q: ValueId, l: usize) -> ValueId {
         let Some(temperature) = self.h.temperature else {
             return q;
         };

@@ -5,6 +5,7 @@
 mod attention;
 mod experts;
 mod feed_forward;
+mod latent;
 mod recurrent;
 
 use octavo_kernels::{Activation, Function, RowSet, ValueShape};
@@ -233,7 +234,11 @@ impl<'a> Builder<'a> {
     /// What the layer draws from other tokens.
     fn mixed(&mut self, x: ValueId, l: usize) -> ValueId {
         let w = self.of_layer(l);
-        let attended = w.attention.as_ref().map(|w| self.attention(x, w, l));
+        let attended = match (&w.attention, &w.latent) {
+            (Some(w), _) => Some(self.attention(x, w, l)),
+            (None, Some(w)) => Some(self.latent_attention(x, w, l)),
+            (None, None) => None,
+        };
         let carried = w.recurrence.as_ref().map(|w| self.recurrence(x, w, l));
         match (attended, carried) {
             (Some(a), Some(b)) => self.add(a, b, at(taps::LAYER_OUT, l)),

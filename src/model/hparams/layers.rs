@@ -6,6 +6,7 @@ use crate::Error;
 use crate::arch::Spec;
 use crate::keys::{Keys, PerLayer};
 
+use super::latent::{self, LatentHparams};
 use super::recurrent;
 use super::{Hparams, MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH};
 
@@ -122,6 +123,7 @@ impl LayerHparams {
 pub(super) struct Layers {
     pub(super) layers: Vec<LayerHparams>,
     pub(super) caches: Vec<CacheGroup>,
+    pub(super) latent: Option<LatentHparams>,
 }
 
 /// Reads and checks the sizes of every layer.
@@ -147,7 +149,14 @@ pub(super) fn read(
             heads.n_head_kv.set(l, 0);
         }
     }
-    let Heads { n_head, n_head_kv } = heads;
+    let Heads {
+        n_head,
+        mut n_head_kv,
+    } = heads;
+    let latent = latent::read(k, spec, n_embd, &n_head)?;
+    if let Some(latent) = &latent {
+        (0..n_layer).for_each(|l| n_head_kv.set(l, latent.key_heads(n_head.of(l))));
+    }
     for (heads, kv) in n_head.iter().zip(n_head_kv.iter()) {
         if kv > 0 && heads % kv != 0 || kv == 0 && heads > 0 {
             let expected = format!("a divisor of attention.head_count ({heads})");
@@ -155,7 +164,10 @@ pub(super) fn read(
             return Err(k.bad(key, expected, kv.to_string()));
         }
     }
-    let head_dim = head_dim(k, spec, n_embd, &n_head)?;
+    let head_dim = match &latent {
+        Some(latent) => latent.key(),
+        None => head_dim(k, spec, n_embd, &n_head)?,
+    };
     let mut layers: Vec<LayerHparams> = (0..n_layer)
         .map(|l| LayerHparams {
             mixing: mixing[l],
@@ -170,7 +182,11 @@ pub(super) fn read(
         })
         .collect();
     let caches = place_in_caches(&mut layers);
-    Ok(Layers { layers, caches })
+    Ok(Layers {
+        layers,
+        caches,
+        latent,
+    })
 }
 
 /// Heads of every layer.

@@ -7,6 +7,7 @@
 //! implemented.
 
 mod experts;
+mod latent;
 mod layers;
 mod recurrent;
 mod refused;
@@ -26,6 +27,8 @@ pub(crate) use experts::{
     DefaultWidth, EXPERT_KEYS, ExpertRules, MIXTURE, experts, experts_if_any,
 };
 pub use experts::{Experts, Gating};
+pub use latent::LatentHparams;
+pub(crate) use latent::latent_scores;
 pub(crate) use layers::share_caches;
 pub use layers::{CacheGroup, LayerHparams, Mixing};
 pub use recurrent::RecurrentHparams;
@@ -75,6 +78,8 @@ pub struct Hparams {
     pub expert_period: usize,
     /// The sizes of recurrent layers, where there are some.
     pub recurrent: Option<RecurrentHparams>,
+    /// The widths of latent attention, where all layers attend so.
+    pub latent: Option<LatentHparams>,
     /// How queries grow with their positions, if they do.
     pub temperature: Option<Temperature>,
     /// Vocabulary size: the length of the token list, or else `vocab_size`, or else the embedding's
@@ -144,7 +149,11 @@ impl Hparams {
         if spec.reads.contains(&experts::PREDICTION_LAYERS) {
             n_layer.value -= experts::prediction_layers(&mut k, n_block)?;
         }
-        let Layers { layers, caches } = layers::read(&mut k, spec, n_embd.value, n_layer.value)?;
+        let Layers {
+            layers,
+            caches,
+            latent,
+        } = layers::read(&mut k, spec, n_embd.value, n_layer.value)?;
         let epsilon = match spec.norm {
             Norm::Rms => "attention.layer_norm_rms_epsilon",
             Norm::Layer => "attention.layer_norm_epsilon",
@@ -152,7 +161,10 @@ impl Hparams {
         // 1 would make every norm return almost nothing: no model is trained so
         let norm_eps = k.positive(epsilon, 1.0, None)?;
         let rope = match layers.iter().find(|layer| layer.attends()) {
-            Some(layer) => rope::read(&mut k, spec, layer.head_dim, context_length.value)?,
+            Some(layer) => {
+                let head_dim = latent.map_or(layer.head_dim, |latent| latent.rotated);
+                rope::read(&mut k, spec, head_dim, context_length.value)?
+            }
             None => rope::unused(spec, context_length.value),
         };
         let recurrent = recurrent::read(&mut k, spec, n_embd.value)?;
@@ -178,6 +190,7 @@ impl Hparams {
             leading_dense: 0,
             expert_period: 1,
             recurrent,
+            latent,
             temperature: None,
             n_vocab,
             ropes: vec![rope],

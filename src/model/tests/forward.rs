@@ -131,6 +131,18 @@ impl Run<'_> {
                 tokens.iter().map(|&t| table[t].clone()).collect()
             }
             Op::Input => unreachable!("a graph begins with token ids"),
+            Op::Constant { values } => {
+                let values = self.m.weights.vector(values).iter();
+                let row: Vec<f64> = values.map(|x| f64::from(*x)).collect();
+                vec![row; tokens.len()]
+            }
+            Op::Concat { a, b, each } => {
+                let join = |(a, b): (&Vec<f64>, &Vec<f64>)| {
+                    let pieces = a.chunks(each[0]).zip(b.chunks(each[1]).cycle());
+                    pieces.flat_map(|(a, b)| [a, b].concat()).collect()
+                };
+                value(a).iter().zip(value(b)).map(join).collect()
+            }
             Op::RmsNorm { x, weight, eps } => self.norm(value(x), weight, eps, |_| 0.0),
             Op::LayerNorm { x, weight, eps } => self.norm(value(x), weight, eps, mean),
             Op::MatMul { x, w } => {

@@ -298,6 +298,54 @@ impl Attention {
     }
 }
 
+/// Attention whose heads read one narrow row for all of them; widths are those of
+/// [`LatentHparams`](crate::hparams::LatentHparams).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LatentAttention {
+    /// Queries.
+    pub query: LatentQuery,
+    /// (rank + rotated, n_embd): the narrow row, and the part of keys that turns.
+    pub narrow: WeightId,
+    /// Of the narrow row.
+    pub norm: NormWeights,
+    /// How heads read it.
+    pub heads: LatentHeads,
+    /// (n_embd, n_head * value)
+    pub wo: WeightId,
+}
+
+/// Where the queries of a [`LatentAttention`] come from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum LatentQuery {
+    /// (n_head * query, n_embd)
+    Whole(WeightId),
+    /// A narrow row of their own.
+    Narrow {
+        /// (query_rank, n_embd)
+        down: WeightId,
+        /// Of the row.
+        norm: NormWeights,
+        /// (n_head * query, query_rank)
+        up: WeightId,
+    },
+}
+
+/// How heads read the narrow row of a [`LatentAttention`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum LatentHeads {
+    /// As it is, by a matrix for each head's query and one for what it reads.
+    Absorbed {
+        /// (rank, plain) each
+        keys: WeightId,
+        /// (value, rank) each
+        values: WeightId,
+        /// (n_head): their numbers.
+        all: VecId,
+    },
+    /// (n_head * (plain + value), rank): keys and values are made of it for each head.
+    Materialised(WeightId),
+}
+
 /// What goes from token to token. `kernel`, `inner`, heads and groups are those of
 /// [`RecurrentHparams`](crate::hparams::RecurrentHparams).
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -414,7 +462,9 @@ pub struct Layer {
     pub attn_norm: Option<NormWeights>,
     /// What looks back.
     pub attention: Option<Attention>,
-    /// What goes from token to token, alone or beside that.
+    /// What looks back by one narrow row.
+    pub latent: Option<LatentAttention>,
+    /// What goes from token to token, alone or beside attention.
     pub recurrence: Option<Recurrence>,
     /// Of their result, before it is added.
     pub attn_post_norm: Option<NormWeights>,
@@ -458,6 +508,7 @@ impl Layer {
         Layer {
             attn_norm: None,
             attention: None,
+            latent: None,
             recurrence: None,
             attn_post_norm: None,
             ffn_norm: None,

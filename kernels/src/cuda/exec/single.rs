@@ -5,7 +5,8 @@ use super::plan::{ATTEND_ROWS, SPLITS};
 use super::products::Product;
 use crate::cuda::launch::Form;
 use crate::cuda::params::{
-    Attention, Embed, KvWrite, MulVector, Norm, Pair, Rope, ScaleByPosition, Select, Slice,
+    Attention, Concat, Constant, Embed, KvWrite, MulVector, Norm, Pair, Rope, ScaleByPosition,
+    Select, Slice,
 };
 use crate::cuda::{Launch, Ptr, launch};
 use crate::op::{CacheLayer, Op};
@@ -37,6 +38,23 @@ impl Scene<'_> {
             // written before the launches
             Op::Input => return,
             Op::Embed { .. } => self.embed(at, result()),
+            Op::Constant { ref values } => launch::constant(&Constant {
+                values: self.at(self.plan.vectors[&at]),
+                out: self.slot(result()),
+                n: self.elements(result()) as u64,
+                width: small(values.len()),
+                unused: 0,
+            }),
+            Op::Concat { a, b, each } => launch::concat(&Concat {
+                a: self.slot(a),
+                b: self.slot(b),
+                out: self.slot(result()),
+                n: self.elements(result()) as u64,
+                first: small(each[0]),
+                second: small(each[1]),
+                pieces: small(self.width(a) / each[0]),
+                each: u32::from(self.width(b) > each[1]),
+            }),
             Op::RmsNorm { x, ref weight, eps } => {
                 let (norm, groups) = self.norm(at, x, weight.len(), eps, result());
                 launch::rms_norm(&norm, groups)

@@ -2,9 +2,11 @@
 
 use super::{Binder, blk};
 use crate::Error;
+use crate::hparams::LatentHparams;
 use crate::taps;
 use crate::weights::{
-    DenseAndExperts, ExpertBank, ExpertInputs, Experts, FeedForward, PerLayer, VecId, WeightId,
+    DenseAndExperts, ExpertBank, ExpertInputs, Experts, FeedForward, LatentAttention, LatentHeads,
+    LatentQuery, PerLayer, VecId, WeightId,
 };
 
 /// A layer's query, key and value projections, separate or cut out of one fused tensor.
@@ -64,6 +66,56 @@ impl Binder<'_> {
             return Err(self.missing(&blk(l, &format!("{}.bias", names[i])), &[rows[i]]));
         }
         Ok(Qkv { w, b })
+    }
+
+    /// Attention by one narrow row.
+    pub(crate) fn latent_attention(&mut self, l: usize) -> Result<LatentAttention, Error> {
+        let sizes = self.h.latent.expect("read by whoever attends so");
+        let (n_embd, n_head) = (self.h.n_embd(), self.h.layers[l].n_head);
+        let queries = n_head * sizes.query();
+        let query = match sizes.query_rank {
+            None => LatentQuery::Whole(self.matrix(&blk(l, "attn_q.weight"), queries, n_embd)?),
+            Some(rank) => LatentQuery::Narrow {
+                down: self.matrix(&blk(l, "attn_q_a.weight"), rank, n_embd)?,
+                norm: self.norm(&blk(l, "attn_q_a_norm"), rank, taps::Q)?,
+                up: self.matrix(&blk(l, "attn_q_b.weight"), queries, rank)?,
+            },
+        };
+        let narrow = blk(l, "attn_kv_a_mqa.weight");
+        Ok(LatentAttention {
+            query,
+            narrow: self.matrix(&narrow, sizes.rank + sizes.rotated, n_embd)?,
+            norm: self.norm(&blk(l, "attn_kv_a_norm"), sizes.rank, taps::KV_CMPR)?,
+            heads: self.latent_heads(l, &sizes)?,
+            wo: self.matrix(&blk(l, "attn_output.weight"), n_embd, n_head * sizes.value)?,
+        })
+    }
+
+    fn latent_heads(&mut self, l: usize, sizes: &LatentHparams) -> Result<LatentHeads, Error> {
+        let n_head = self.h.layers[l].n_head;
+        if !sizes.absorbed {
+            let rows = n_head * (sizes.plain + sizes.value);
+            let both = self.matrix(&blk(l, "attn_kv_b.weight"), rows, sizes.rank)?;
+            return Ok(LatentHeads::Materialised(both));
+        }
+        let numbers = (0..n_head).map(|head| head as f32).collect();
+        Ok(LatentHeads::Absorbed {
+            keys: self.matrices(
+                &blk(l, "attn_k_b.weight"),
+                [sizes.plain, sizes.rank, n_head],
+            )?,
+            values: self.matrices(
+                &blk(l, "attn_v_b.weight"),
+                [sizes.rank, sizes.value, n_head],
+            )?,
+            all: self.made_vector("(numbers of heads)", numbers),
+        })
+    }
+
+    /// Matrices one below the other, which must be there.
+    fn matrices(&mut self, name: &str, shape: [usize; 3]) -> Result<WeightId, Error> {
+        let found = self.matrix_of(name, &shape)?;
+        found.ok_or_else(|| self.missing(name, &shape))
     }
 
     /// A feed-forward block with a gate, without biases.
@@ -161,16 +213,12 @@ impl Binder<'_> {
     fn bank(&mut self, name: &str, rows: usize, cols: usize) -> Result<ExpertBank, Error> {
         let count = self.h.experts.map_or(0, |rules| rules.count);
         let (weight, bias) = (format!("{name}.weight"), format!("{name}.bias"));
-        let shape = [cols, rows, count];
-        let found = self.matrix_of(&weight, &shape)?;
+        let weight = self.matrices(&weight, [cols, rows, count])?;
         let bias = match self.take(&bias, &[rows, count])? {
             Some((_, info)) => Some(self.vector_of(&bias, info)?),
             None => None,
         };
-        Ok(ExpertBank {
-            weight: found.ok_or_else(|| self.missing(&weight, &shape))?,
-            bias,
-        })
+        Ok(ExpertBank { weight, bias })
     }
 
     fn shared_expert(&mut self, l: usize, n_ff: usize) -> Result<Option<FeedForward>, Error> {

@@ -1,0 +1,52 @@
+//! DeepSeek V2, V3 and R1, and what was made after them (GLM 4.7 Flash, Kimi K2, Mistral Large 3):
+//! attention by one narrow row for all heads, and experts behind the first layers.
+
+use super::{Binder, DECODER, Error, Ffn, Hparams, Keys, Layer, Pairing, Spec, pre_norm_layer};
+use crate::hparams::{DefaultWidth, ExpertRules, Gating, experts, latent_scores};
+
+pub(super) const SPEC: Spec = Spec {
+    name: "deepseek2",
+    pairing: Pairing::Norm,
+    latent: true,
+    attn_out: None,
+    reads: &[
+        "expert_count",
+        "expert_used_count",
+        "nextn_predict_layers",
+        "attention.temperature_scale",
+        "attention.temperature_length",
+        "rope.scaling.yarn_log_multiplier",
+    ],
+    numbers,
+    layer,
+    ..DECODER
+};
+
+fn numbers(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+    latent_scores(k, h)?;
+    // GLM 4.7 Flash, whose files do not say
+    let is_flash = h.n_vocab() == 154_880 && (47..=48).contains(&h.n_block);
+    let rules = ExpertRules {
+        gating: if is_flash {
+            Gating::Sigmoid
+        } else {
+            Gating::Softmax
+        },
+        normalized: None,
+        n_ff: DefaultWidth::Required,
+    };
+    h.experts = Some(experts(k, h, rules)?);
+    h.leading_dense = k
+        .count("leading_dense_block_count", 0..=h.n_layer(), Some(0))?
+        .value;
+    Ok(())
+}
+
+fn layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
+    pre_norm_layer(b, l, |b| {
+        if l < b.h.leading_dense {
+            return Ok(Ffn::Dense(b.gated_ffn(l)?));
+        }
+        Ok(Ffn::Experts(b.experts(l)?))
+    })
+}

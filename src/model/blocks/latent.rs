@@ -1,0 +1,186 @@
+//! Attention whose heads read one narrow row for all of them: from a layer's normed input to what
+//! it adds.
+
+use octavo_kernels::ValueShape;
+
+use super::super::graph::{Op, ValueId};
+use super::super::hparams::LatentHparams;
+use super::super::taps;
+use super::super::weights::{LatentAttention, LatentHeads, LatentQuery, VecId, WeightId};
+use super::{Builder, Named, at};
+
+/// A row that all heads read: what does not turn, and what does.
+struct Narrow {
+    plain: ValueId,
+    rotated: ValueId,
+}
+
+impl Builder<'_> {
+    pub(super) fn latent_attention(
+        &mut self,
+        x: ValueId,
+        w: &LatentAttention,
+        l: usize,
+    ) -> ValueId {
+        let sizes = self.h.latent.expect("checked where the weights were bound");
+        let q = self.latent_queries(x, &w.query, l);
+        let plain = self.slice(q, sizes.query(), 0, sizes.plain);
+        let turns = self.slice(q, sizes.query(), sizes.plain, sizes.rotated);
+        let out = match w.heads {
+            LatentHeads::Absorbed { keys, values, all } => {
+                let all = self.numbers_of_heads(all, x);
+                let plain = self.by_head(plain, keys, all, at(taps::Q_NOPE_ABSORBED, l));
+                let turns = self.turned_part(turns, &sizes, at(taps::Q_PE, l));
+                let q = self.concat(
+                    plain,
+                    turns,
+                    [sizes.rank, sizes.rotated],
+                    at(taps::Q_CUR, l),
+                );
+                let Narrow { plain, rotated } = self.narrow_row(x, w, &sizes, l);
+                let each = [sizes.rank, sizes.rotated];
+                let k = self.concat(plain, rotated, each, at(taps::K_CUR, l));
+                // values are the keys' first part: what is behind it is not looked at
+                let read = self.attend(q, k, k, None, l);
+                let read = self.slice(read, sizes.key(), 0, sizes.rank);
+                self.by_head(read, values, all, at(taps::KQV_OUT, l))
+            }
+            LatentHeads::Materialised(both) => {
+                let turns = self.turned_part(turns, &sizes, None);
+                let each = [sizes.plain, sizes.rotated];
+                let q = self.concat(plain, turns, each, at(taps::Q_CUR, l));
+                self.materialised(x, q, both, w, l)
+            }
+        };
+        self.matmul(out, w.wo, None)
+    }
+
+    /// Keys and values for each head, made of the narrow row.
+    fn materialised(
+        &mut self,
+        x: ValueId,
+        q: ValueId,
+        both: WeightId,
+        w: &LatentAttention,
+        l: usize,
+    ) -> ValueId {
+        let sizes = self.h.latent.expect("checked where the weights were bound");
+        let row = self.narrow_row(x, w, &sizes, l);
+        let both = self.matmul(row.plain, both, at(taps::KV, l));
+        let (head, key) = (sizes.plain + sizes.value, sizes.key());
+        let mut v = self.named_slice(
+            both,
+            head,
+            sizes.plain,
+            sizes.value,
+            at(taps::V_CUR_CONT, l),
+        );
+        let plain = self.slice(both, head, 0, sizes.plain);
+        let each = [sizes.plain, sizes.rotated];
+        let k = self.concat(plain, row.rotated, each, at(taps::K_CUR, l));
+        if sizes.value == key {
+            return self.attend(q, k, v, at(taps::KQV_OUT, l), l);
+        }
+        // rows as long as keys, whose ends are not looked at
+        let rest = self.slice(both, head, 0, key - sizes.value);
+        v = self.concat(v, rest, [sizes.value, key - sizes.value], None);
+        let read = self.attend(q, k, v, None, l);
+        self.named_slice(read, key, 0, sizes.value, at(taps::KQV_OUT, l))
+    }
+
+    fn latent_queries(&mut self, x: ValueId, w: &LatentQuery, l: usize) -> ValueId {
+        match *w {
+            LatentQuery::Whole(w) => self.matmul(x, w, at(taps::Q, l)),
+            LatentQuery::Narrow { down, norm, up } => {
+                let narrow = self.matmul(x, down, at(taps::Q, l));
+                let narrow = self.norm(narrow, norm, Some(l));
+                self.matmul(narrow, up, at(taps::Q, l))
+            }
+        }
+    }
+
+    fn narrow_row(
+        &mut self,
+        x: ValueId,
+        w: &LatentAttention,
+        sizes: &LatentHparams,
+        l: usize,
+    ) -> Narrow {
+        let both = self.matmul(x, w.narrow, at(taps::KV_CMPR_PE, l));
+        let plain = self.part(both, 0, sizes.rank);
+        let plain = self.norm(plain, w.norm, Some(l));
+        let rotated = self.part(both, sizes.rank, sizes.rotated);
+        let rotated = self.turned_part(rotated, sizes, at(taps::K_PE, l));
+        Narrow { plain, rotated }
+    }
+
+    fn turned_part(&mut self, x: ValueId, sizes: &LatentHparams, tap: Option<Named>) -> ValueId {
+        let op = Op::Rope {
+            x,
+            head_dim: sizes.rotated,
+            rope: 0,
+        };
+        self.push(op, self.info(x), tap)
+    }
+
+    /// Keys and values into the cache, and what heads read there.
+    fn attend(
+        &mut self,
+        q: ValueId,
+        k: ValueId,
+        v: ValueId,
+        tap: Option<Named>,
+        l: usize,
+    ) -> ValueId {
+        let q = self.scaled_by_position(q, l);
+        let layer = self.h.layers[l];
+        let nothing = ValueShape {
+            width: 0,
+            ..self.info(k)
+        };
+        let cache = layer.cache;
+        self.push(Op::KvWrite { k, v, cache }, nothing, None);
+        let attention = Op::Attention {
+            q,
+            cache,
+            scores: layer.scores,
+            sinks: None,
+        };
+        self.push(attention, self.info(q), tap)
+    }
+
+    /// The numbers of all heads, for every token.
+    fn numbers_of_heads(&mut self, all: VecId, x: ValueId) -> ValueId {
+        let info = ValueShape {
+            width: self.w.vector(all).len(),
+            ..self.info(x)
+        };
+        self.push(Op::Constant { values: all }, info, None)
+    }
+
+    /// Each head's part times the matrix of that head: a product with experts, of which every token
+    /// goes to all.
+    fn by_head(&mut self, x: ValueId, w: WeightId, all: ValueId, tap: Option<Named>) -> ValueId {
+        let info = ValueShape {
+            width: self.w.matrix(w).rows as usize,
+            ..self.info(x)
+        };
+        let experts = self.info(all).width;
+        let op = Op::ExpertMatMul {
+            x,
+            w,
+            ids: all,
+            experts,
+        };
+        self.push(op, info, tap)
+    }
+
+    fn concat(&mut self, a: ValueId, b: ValueId, each: [usize; 2], tap: Option<Named>) -> ValueId {
+        let of_row = self.info(a);
+        let info = ValueShape {
+            width: of_row.width / each[0] * (each[0] + each[1]),
+            ..of_row
+        };
+        self.push(Op::Concat { a, b, each }, info, tap)
+    }
+}
