@@ -111,6 +111,7 @@ fn threads_and_batches_change_nothing_in_other_architectures() {
         "falcon-h1-Q4_K_M",
         "mamba2-Q8_0",
         "lfm2moe-Q8_0",
+        "deepseek2-Q4_K_M",
     ];
     let paths = names.map(|name| shared(&format!("arch/models/{name}.gguf")));
     for source in paths.into_iter().flatten().map(ModelSource::Path) {

@@ -423,3 +423,64 @@ fn a_factor_is_for_its_neighbours() {
         assert_eq!(run(&mut executor, KV, Role::Prompt, 2), expected, "{isa}");
     }
 }
+
+#[test]
+fn pieces_follow_each_other_in_turn() {
+    let (m, mut rng) = (3, Rng(25));
+    for (each, pieces, shared) in [([4, 2], 5, false), ([4, 2], 5, true), ([1, 7], 3, false)] {
+        let (first, second) = (each[0] * pieces, each[1] * if shared { 1 } else { pieces });
+        let (a, b) = (rng.floats(m * first), rng.floats(m * second));
+        let row = |r: usize| {
+            let of_b = b[r * second..(r + 1) * second].chunks(each[1]).cycle();
+            let of_a = a[r * first..(r + 1) * first].chunks(each[0]);
+            of_a.zip(of_b).flat_map(|(a, b)| [a, b].concat())
+        };
+        let expected: Vec<f32> = (0..m).flat_map(row).collect();
+        for isa in Isa::available() {
+            for threads in [1, 2] {
+                let ops = vec![
+                    embed(m, first, &a, 0),
+                    embed(m, second, &b, 1),
+                    Op::Concat { a: 0, b: 1, each }.to(2),
+                ];
+                let widths = [first, second, pieces * (each[0] + each[1])];
+                let program = program(ops, &widths, KV);
+                let pool = Pool::new(threads).expect("threads");
+                let mut executor = Executor::new(isa, program, Vec::new(), pool);
+                assert_eq!(run(&mut executor, KV, Role::Prompt, m), expected, "{isa}");
+            }
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "pieces of the second row: expected 6, got 4")]
+fn as_many_pieces_follow() {
+    let ops = vec![
+        embed(1, 6, &[0.0; 6], 0),
+        embed(1, 4, &[0.0; 4], 1),
+        Op::Concat {
+            a: 0,
+            b: 1,
+            each: [2, 2],
+        }
+        .to(2),
+    ];
+    let pool = Pool::new(1).expect("threads");
+    Executor::new(Isa::Scalar, program(ops, &[6, 4, 12], KV), Vec::new(), pool);
+}
+
+#[test]
+fn a_constant_is_every_row() {
+    let values = vec![0.0, 1.0, 2.5];
+    for isa in Isa::available() {
+        let constant = Op::Constant {
+            values: values.clone().into(),
+        };
+        let ops = vec![embed(4, 1, &[0.0; 4], 0), constant.to(1)];
+        let pool = Pool::new(2).expect("threads");
+        let mut executor = Executor::new(isa, program(ops, &[1, 3], KV), Vec::new(), pool);
+        let expected = [&values[..]; 4].concat();
+        assert_eq!(run(&mut executor, KV, Role::Prompt, 4), expected, "{isa}");
+    }
+}

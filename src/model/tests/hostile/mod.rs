@@ -2,6 +2,7 @@
 //! a panic.
 
 mod architectures;
+mod latent;
 mod numbers;
 mod recurrent;
 mod sizes;

@@ -1,0 +1,181 @@
+//! Attention by one narrow row: its widths, its tensors.
+
+use super::{Row, broken};
+use crate::support::{File, Load, Val};
+
+/// Heads of 24 and values of 16 by a row of 32, absorbed, with experts behind the first layer.
+fn absorbed() -> File {
+    let mut f = File::new("deepseek2", 2);
+    for (key, n) in [
+        ("attention.head_count_kv", 1),
+        ("attention.key_length", 40),
+        ("attention.value_length", 32),
+        ("attention.key_length_mla", 24),
+        ("attention.value_length_mla", 16),
+        ("attention.kv_lora_rank", 32),
+        ("attention.q_lora_rank", 40),
+        ("rope.dimension_count", 8),
+        ("leading_dense_block_count", 1),
+        ("expert_count", 6),
+        ("expert_used_count", 2),
+        ("expert_feed_forward_length", 24),
+    ] {
+        f.set(key, Val::U32(n));
+    }
+    for l in 0..2 {
+        for name in ["attn_q", "attn_k", "attn_v", "attn_output"] {
+            f.remove(&format!("blk.{l}.{name}.weight"));
+        }
+        let tensors: [(&str, &[u32]); 8] = [
+            ("attn_q_a", &[64, 40]),
+            ("attn_q_a_norm", &[40]),
+            ("attn_q_b", &[40, 96]),
+            ("attn_kv_a_mqa", &[64, 40]),
+            ("attn_kv_a_norm", &[32]),
+            ("attn_k_b", &[16, 32, 4]),
+            ("attn_v_b", &[32, 16, 4]),
+            ("attn_output", &[64, 64]),
+        ];
+        for (name, dims) in tensors {
+            f.add(&format!("blk.{l}.{name}.weight"), dims);
+        }
+    }
+    for name in ["ffn_gate", "ffn_up", "ffn_down"] {
+        f.remove(&format!("blk.1.{name}.weight"));
+    }
+    let experts: [(&str, &[u32]); 4] = [
+        ("ffn_gate_inp", &[64, 6]),
+        ("ffn_gate_exps", &[64, 24, 6]),
+        ("ffn_up_exps", &[64, 24, 6]),
+        ("ffn_down_exps", &[24, 64, 6]),
+    ];
+    for (name, dims) in experts {
+        f.add(&format!("blk.1.{name}.weight"), dims);
+    }
+    f
+}
+
+/// The same with keys and values made for each head, as in old files, whose queries are whole.
+fn materialised() -> File {
+    let mut f = absorbed();
+    for key in ["attention.key_length_mla", "attention.value_length_mla"] {
+        f.unset(key);
+    }
+    f.set("attention.head_count_kv", Val::U32(4));
+    f.set("attention.key_length", Val::U32(24));
+    f.set("attention.value_length", Val::U32(16));
+    for l in 0..2 {
+        for name in ["attn_q_a", "attn_q_a_norm", "attn_q_b", "attn_k_b", "attn_v_b"] {
+            f.remove(&format!("blk.{l}.{name}.weight"));
+        }
+        f.add(&format!("blk.{l}.attn_q.weight"), &[64, 96]);
+        f.add(&format!("blk.{l}.attn_kv_b.weight"), &[32, 128]);
+    }
+    f
+}
+
+fn check(valid: fn() -> File, rows: &[Row]) {
+    valid().load().unwrap_or_else(|e| panic!("{e}"));
+    for row in rows {
+        broken(valid(), row);
+    }
+}
+
+#[test]
+fn widths() {
+    check(
+        absorbed,
+        &[
+            (
+                "no row",
+                |f| f.unset("attention.kv_lora_rank"),
+                &["missing key deepseek2.attention.kv_lora_rank"],
+            ),
+            (
+                "a row wider than heads can be",
+                |f| f.set("attention.kv_lora_rank", Val::U32(2048)),
+                &["deepseek2.attention.kv_lora_rank", "at most 1024", "got 2048"],
+            ),
+            (
+                "nothing that does not turn",
+                |f| f.set("rope.dimension_count", Val::U32(24)),
+                &["deepseek2.rope.dimension_count", "got 24"],
+            ),
+            (
+                "half a pair",
+                |f| f.set("rope.dimension_count", Val::U32(7)),
+                &["deepseek2.rope.dimension_count", "even", "got 7"],
+            ),
+            (
+                "no length for what grows",
+                |f| f.set("attention.temperature_scale", Val::F32(0.1)),
+                &["missing key deepseek2.attention.temperature_length"],
+            ),
+            (
+                "a multiplier that is no number",
+                |f| f.set("rope.scaling.yarn_log_multiplier", Val::F32(f32::NAN)),
+                &["deepseek2.rope.scaling.yarn_log_multiplier", "from 0 on"],
+            ),
+        ],
+    );
+    check(
+        materialised,
+        &[
+            (
+                "values longer than keys",
+                |f| f.set("attention.value_length", Val::U32(32)),
+                &["deepseek2.attention.value_length", "8 to 24", "32"],
+            ),
+            (
+                "values shorter than what turns",
+                |f| f.set("attention.value_length", Val::U32(4)),
+                &["deepseek2.attention.value_length", "8 to 24", "4"],
+            ),
+        ],
+    );
+}
+
+#[test]
+fn tensors() {
+    check(
+        absorbed,
+        &[
+            (
+                "a head too few",
+                |f| f.tensor("blk.0.attn_k_b.weight").dims = vec![16, 32, 3],
+                &["blk.0.attn_k_b.weight", "[16, 32, 4]", "[16, 32, 3]"],
+            ),
+            (
+                "keys the other way round",
+                |f| f.tensor("blk.1.attn_k_b.weight").dims = vec![32, 16, 4],
+                &["blk.1.attn_k_b.weight", "[16, 32, 4]", "[32, 16, 4]"],
+            ),
+            (
+                "no values",
+                |f| f.remove("blk.1.attn_v_b.weight"),
+                &["missing tensor blk.1.attn_v_b.weight", "[32, 16, 4]"],
+            ),
+            (
+                "both forms",
+                |f| f.add("blk.0.attn_kv_b.weight", &[32, 128]),
+                &["blk.0.attn_kv_b.weight", "no such tensor"],
+            ),
+        ],
+    );
+    check(
+        materialised,
+        &[(
+            "rows of other heads",
+            |f| f.tensor("blk.0.attn_kv_b.weight").dims = vec![32, 96],
+            &["blk.0.attn_kv_b.weight", "[32, 128]", "[32, 96]"],
+        )],
+    );
+}
+
+/// Whatever single key or tensor is dropped or bent, loading ends in a result.
+#[test]
+fn no_single_change_panics() {
+    for file in [absorbed(), materialised()] {
+        super::bend_everything(&file);
+    }
+}
