@@ -77,6 +77,7 @@ fn shape(seed: u64) -> Shape {
         n_vocab: 1024,
         tied: one(&[0, 1]) == 1,
         experts: None,
+        delta_net: None,
         window: None,
     }
 }

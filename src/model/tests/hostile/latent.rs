@@ -65,7 +65,13 @@ fn materialised() -> File {
     f.set("attention.key_length", Val::U32(24));
     f.set("attention.value_length", Val::U32(16));
     for l in 0..2 {
-        for name in ["attn_q_a", "attn_q_a_norm", "attn_q_b", "attn_k_b", "attn_v_b"] {
+        for name in [
+            "attn_q_a",
+            "attn_q_a_norm",
+            "attn_q_b",
+            "attn_k_b",
+            "attn_v_b",
+        ] {
             f.remove(&format!("blk.{l}.{name}.weight"));
         }
         f.add(&format!("blk.{l}.attn_q.weight"), &[64, 96]);
@@ -94,7 +100,11 @@ fn widths() {
             (
                 "a row wider than heads can be",
                 |f| f.set("attention.kv_lora_rank", Val::U32(2048)),
-                &["deepseek2.attention.kv_lora_rank", "at most 1024", "got 2048"],
+                &[
+                    "deepseek2.attention.kv_lora_rank",
+                    "at most 1024",
+                    "got 2048",
+                ],
             ),
             (
                 "nothing that does not turn",

@@ -33,6 +33,7 @@ Examples:
   cargo xtask model --arch qwen3 --preset 0.6b --type awq --out model-awq
   cargo xtask model --arch llama --preset tiny --type IQ2_XXS --seed 7 --out tiny.gguf
   cargo xtask model --arch qwen3moe --preset 30b-a3b --layers 6 --type Q4_K_M --out eighth.gguf
+  cargo xtask model --arch qwen35 --preset 0.8b --type Q4_K_M --out small.gguf
   cargo xtask model --arch gpt-oss --preset 20b --layers 3 --type MXFP4_MOE --out eighth.gguf")]
 pub(crate) struct ModelArgs {
     /// Architecture
@@ -397,6 +398,9 @@ mod tests {
         assert_eq!(count(Arch::Qwen3moe, Preset::B30A3), 30_532_122_624);
         assert_eq!(count(Arch::GptOss, Preset::B20), 20_914_757_184);
         assert_eq!(count(Arch::Gemma3, Preset::B1), 999_885_952);
+        // as its name says, to the digit that it has
+        let small = count(Arch::Qwen35, Preset::B0_8) as f64;
+        assert!((small / 1e9 - 0.75).abs() < 0.05, "{small}");
         // without 64 tokens that pictures become
         assert_eq!(count(Arch::Gemma3, Preset::B4), 3_880_099_328);
         for arch in [Arch::Qwen3moe, Arch::GptOss, Arch::Gemma3] {

@@ -85,11 +85,14 @@ impl RowSource for Vector {
     }
 }
 
-/// Norms near 1, biases near 0.
+/// Norms near 1, biases near 0, rates below it.
 pub(super) fn vector(name: &str, n: u64, mut random: Random) -> Vec<u8> {
     let mut one = || {
         if name.ends_with(".bias") {
             0.1 * random.normal()
+        } else if name.ends_with("ssm_a") {
+            // states fade
+            -0.5 * random.uniform()
         } else {
             0.9 + 0.2 * random.uniform()
         }

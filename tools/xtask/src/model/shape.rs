@@ -12,6 +12,7 @@ pub(crate) enum Arch {
     Qwen3moe,
     GptOss,
     Gemma3,
+    Qwen35,
 }
 
 impl Arch {
@@ -23,6 +24,7 @@ impl Arch {
             Arch::Qwen3moe => "qwen3moe",
             Arch::GptOss => "gpt-oss",
             Arch::Gemma3 => "gemma3",
+            Arch::Qwen35 => "qwen35",
         }
     }
 
@@ -32,7 +34,10 @@ impl Arch {
     }
 
     fn norms_heads(self) -> bool {
-        matches!(self, Arch::Qwen3 | Arch::Qwen3moe | Arch::Gemma3)
+        matches!(
+            self,
+            Arch::Qwen3 | Arch::Qwen3moe | Arch::Gemma3 | Arch::Qwen35
+        )
     }
 }
 
@@ -58,7 +63,24 @@ pub(super) enum Preset {
     /// gemma3, which has a 4b too
     #[value(name = "1b")]
     B1,
+    /// qwen35
+    #[value(name = "0.8b")]
+    B0_8,
 }
+
+/// Delta nets in all layers but every fourth.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DeltaNet {
+    /// Heads, of keys and of values.
+    pub(crate) heads: u32,
+    /// Values of a head.
+    pub(crate) dim: u32,
+}
+
+/// Tokens that the convolutions of delta nets see.
+const KERNEL: u32 = 4;
+/// Every so manieth layer attends.
+const INTERVAL: u32 = 4;
 
 /// Experts of every layer.
 #[derive(Clone, Copy, Debug)]
@@ -75,6 +97,7 @@ fn wrong_preset(arch: Arch) -> String {
         Arch::Qwen3moe => "tiny or 30b-a3b",
         Arch::GptOss => "tiny or 20b",
         Arch::Gemma3 => "tiny, 1b or 4b",
+        Arch::Qwen35 => "tiny or 0.8b",
     };
     format!("--preset: expected {expected} with --arch {}", arch.name())
 }
@@ -94,6 +117,7 @@ pub(crate) struct Shape {
     pub(crate) experts: Option<Experts>,
     /// Positions that windows have, where the architecture has windows.
     pub(crate) window: Option<u32>,
+    pub(crate) delta_net: Option<DeltaNet>,
 }
 
 impl Shape {
@@ -102,13 +126,14 @@ impl Shape {
     /// # Errors
     /// A preset that the architecture does not have.
     pub(super) fn of(arch: Arch, preset: Preset) -> Result<Shape, String> {
-        use Preset::{B0_6, B1, B1_7, B4, B8, B20, B30A3, Tiny};
+        use Preset::{B0_6, B0_8, B1, B1_7, B4, B8, B20, B30A3, Tiny};
         let (n_embd, n_ff, n_layer, n_head, n_head_kv, head_dim, n_vocab) = match (arch, preset) {
             (Arch::GptOss, Tiny) => (256, 256, 4, 8, 2, 64, 1024),
             (_, Tiny) => (256, 768, 4, 4, 2, 64, 1024),
             (Arch::Qwen3moe, B30A3) => (2048, 6144, 48, 32, 4, 128, 151_936),
             (Arch::GptOss, B20) => (2880, 2880, 24, 64, 8, 64, 201_088),
             (Arch::Gemma3, B1) => (1152, 6912, 26, 4, 1, 256, 262_144),
+            (Arch::Qwen35, B0_8) => (1024, 3584, 24, 8, 2, 256, 248_320),
             (Arch::Gemma3, B4) => (2560, 10_240, 34, 8, 4, 256, 262_144),
             _ if !arch.has_folders() => return Err(wrong_preset(arch)),
             (_, B0_6) => (1024, 3072, 28, 16, 8, 128, 151_936),
@@ -139,10 +164,16 @@ impl Shape {
         };
         let tied = match arch {
             Arch::Qwen2 | Arch::Qwen3 => preset != B8,
-            Arch::Gemma3 => true,
+            Arch::Gemma3 | Arch::Qwen35 => true,
             Arch::Llama | Arch::Qwen3moe | Arch::GptOss => false,
         };
+        let delta_net = match (arch, preset) {
+            (Arch::Qwen35, Tiny) => Some((4, 32)),
+            (Arch::Qwen35, _) => Some((16, 128)),
+            _ => None,
+        };
         Ok(Shape {
+            delta_net: delta_net.map(|(heads, dim)| DeltaNet { heads, dim }),
             arch,
             n_embd,
             n_ff,
@@ -172,21 +203,23 @@ impl Shape {
         if !self.tied {
             all.push(("output.weight".to_owned(), vec![d, vocab]));
         }
-        let mut layer: Vec<(&str, Vec<u64>)> = vec![
-            ("attn_norm.weight", vec![d]),
-            ("attn_q.weight", vec![d, q]),
+        // a gate comes with each query
+        let of_query = if self.arch == Arch::Qwen35 { 2 } else { 1 };
+        let mut attention: Vec<(&str, Vec<u64>)> = vec![
+            ("attn_q.weight", vec![d, of_query * q]),
             ("attn_k.weight", vec![d, kv]),
             ("attn_v.weight", vec![d, kv]),
             ("attn_output.weight", vec![q, d]),
         ];
+        if self.arch.norms_heads() {
+            attention.push(("attn_q_norm.weight", vec![head]));
+            attention.push(("attn_k_norm.weight", vec![head]));
+        }
+        let mut layer: Vec<(&str, Vec<u64>)> = vec![("attn_norm.weight", vec![d])];
         layer.push(match self.arch {
-            Arch::GptOss => ("post_attention_norm.weight", vec![d]),
+            Arch::GptOss | Arch::Qwen35 => ("post_attention_norm.weight", vec![d]),
             _ => ("ffn_norm.weight", vec![d]),
         });
-        if self.arch.norms_heads() {
-            layer.push(("attn_q_norm.weight", vec![head]));
-            layer.push(("attn_k_norm.weight", vec![head]));
-        }
         if self.arch == Arch::Gemma3 {
             layer.push(("post_attention_norm.weight", vec![d]));
             layer.push(("post_ffw_norm.weight", vec![d]));
@@ -211,9 +244,29 @@ impl Shape {
         for i in 0..self.n_layer {
             let named = |(name, dims): &(&str, Vec<u64>)| (format!("blk.{i}.{name}"), dims.clone());
             all.extend(layer.iter().map(named));
+            match self.delta_net.filter(|_| !(i + 1).is_multiple_of(INTERVAL)) {
+                Some(delta_net) => all.extend(self.delta_tensors(delta_net).iter().map(named)),
+                None => all.extend(attention.iter().map(named)),
+            }
         }
         all.sort_by(|a, b| mix::order(&a.0, &b.0));
         all
+    }
+
+    fn delta_tensors(&self, delta_net: DeltaNet) -> Vec<(&'static str, Vec<u64>)> {
+        let [d, n, dim] = [self.n_embd, delta_net.heads, delta_net.dim].map(u64::from);
+        let inner = n * dim;
+        vec![
+            ("attn_qkv.weight", vec![d, 3 * inner]),
+            ("attn_gate.weight", vec![d, inner]),
+            ("ssm_conv1d.weight", vec![KERNEL.into(), 3 * inner]),
+            ("ssm_dt.bias", vec![n]),
+            ("ssm_a", vec![n]),
+            ("ssm_alpha.weight", vec![d, n]),
+            ("ssm_beta.weight", vec![d, n]),
+            ("ssm_norm.weight", vec![dim]),
+            ("ssm_out.weight", vec![inner, d]),
+        ]
     }
 
     fn expert_tensors(&self, experts: Experts) -> Vec<(&'static str, Vec<u64>)> {
@@ -253,13 +306,14 @@ impl Shape {
             Arch::Llama => (1e-5f32, 5e5f32),
             Arch::GptOss => (1e-5, 1.5e5),
             Arch::Qwen2 | Arch::Qwen3 | Arch::Qwen3moe | Arch::Gemma3 => (1e-6, 1e6),
+            Arch::Qwen35 => (1e-6, 1e7),
         };
         put("attention.layer_norm_rms_epsilon", eps.into());
         put("rope.freq_base", base.into());
         match self.arch {
             Arch::Llama => put("rope.dimension_count", self.head_dim.into()),
             Arch::Qwen2 => {}
-            Arch::Qwen3 | Arch::Qwen3moe | Arch::GptOss | Arch::Gemma3 => {
+            Arch::Qwen3 | Arch::Qwen3moe | Arch::GptOss | Arch::Gemma3 | Arch::Qwen35 => {
                 put("attention.key_length", self.head_dim.into());
                 put("attention.value_length", self.head_dim.into());
             }
@@ -268,6 +322,20 @@ impl Shape {
             put("expert_count", experts.count.into());
             put("expert_used_count", experts.used.into());
             put("expert_feed_forward_length", experts.n_ff.into());
+        }
+        if let Some(DeltaNet { heads, dim }) = self.delta_net {
+            put("ssm.conv_kernel", KERNEL.into());
+            put("ssm.inner_size", (heads * dim).into());
+            put("ssm.state_size", dim.into());
+            put("ssm.time_step_rank", heads.into());
+            put("ssm.group_count", heads.into());
+            put("full_attention_interval", INTERVAL.into());
+            // a quarter of each head turns
+            let pairs = self.head_dim / 8;
+            let third = pairs.div_ceil(3);
+            put("rope.dimension_count", (2 * pairs).into());
+            let sections = [third, third, pairs - 2 * third, 0].map(|n| n as i32);
+            put("rope.dimension_sections", sections.to_vec().into());
         }
         if let Some(window) = self.window {
             put("attention.sliding_window", window.into());
