@@ -8,6 +8,7 @@ mod crates;
 mod cuda;
 mod determinism;
 mod docs;
+mod embeddings;
 mod goldens;
 mod hf;
 mod hostile;

@@ -7,8 +7,8 @@
 // lanes keeps its own softmax until the end. Partial sums are joined in the order of warps and
 // lanes, then of splits: never by who is first.
 //
-// A row in a window takes none of the pages that lie wholly before it: the others are shared among
-// its splits.
+// A row in a window takes none of the pages that lie wholly outside of it: the others are shared
+// among its splits.
 //
 // `attend_prompt`: 64 (token, head) rows of one KV head on the tensor cores, pages of halves.
 // Queries are two halves each, the second holding what the first rounded away: scores then have the
@@ -31,23 +31,32 @@ struct AttentionParams {
     u8* integers;      // instead of `out` if not null: (rows, units), see activations.cuh
     const u32* tiles;  // (tiles, 2): first row and number of rows, of prompts only
     const float* sinks;  // (heads), or null: scores that count in the sum of weights alone
+    const u32* ends;  // (rows): positions of the row's sequence, with this step's; 0 of padding
     Paging paging;
     u32 heads;     // of queries
     u32 heads_kv;
     u32 splits;
     float scale;
     float cap;   // of scaled scores; 0: none
-    u32 window;  // positions that a row sees, its own the last; 0: all
+    u32 window;  // positions that a row sees up to its own, with this; 0: all
+    u32 after;   // positions that it sees behind its own, if there are so many; below 2^31
+    u32 unused;
 };
-static_assert(sizeof(AttentionParams) == 144, "kernels/src/cuda/params.rs has the same");
+static_assert(sizeof(AttentionParams) == 160, "kernels/src/cuda/params.rs has the same");
 
 constexpr u32 ATTEND_THREADS = 128;
 constexpr u32 ATTEND_WARPS = ATTEND_THREADS / WARP;
 constexpr u32 MOST_SPLITS = 16;
 
-// The first position seen by a row that sees none from `visible` on.
-DEVICE u32 first_seen(const AttentionParams& p, u32 visible) {
-    return p.window != 0 && visible > p.window ? visible - p.window : 0;
+// The positions that a row sees: from `first` up to `end`. Padding sees none.
+struct Seen {
+    u32 first, end;
+};
+
+DEVICE Seen seen_by(const AttentionParams& p, u32 row) {
+    const u32 own = static_cast<u32>(p.paging.positions[row] + 1);
+    const u32 first = p.window != 0 && own > p.window ? own - p.window : 0;
+    return {first, least(own + p.after, p.ends[row])};
 }
 
 // The sink of a query head; where there are none, what adds nothing.
@@ -84,8 +93,8 @@ DEVICE void attend_split(const AttentionParams& p) {
     const u32 n_heads = least<u32>(HEADS, per_kv - chunk * HEADS);
     const u32 row = blockIdx.y, split = blockIdx.z;
 
-    const u32 visible = static_cast<u32>(p.paging.positions[row] + 1);  // none for padding
-    const u32 first = first_seen(p, visible), first_page = first / PAGE;
+    const Seen of_row = seen_by(p, row);
+    const u32 first = of_row.first, visible = of_row.end, first_page = first / PAGE;
     const u32 pages = (visible + PAGE - 1) / PAGE - first_page;
     const u32 begin = first_page + split * pages / p.splits, end = first_page + (split + 1) * pages / p.splits;
     const u32* table = table_of(p.paging, row);
@@ -305,18 +314,16 @@ DEVICE void attend_prompt(const AttentionParams& p) {
     __syncthreads();
 
     // the two queries of which this lane has scores
-    i32 position[2], before[2];  // it sees those above `before`
+    Seen seen[2] = {};  // none of those that there are not
     u32 query[2];
 #pragma unroll
     for (u32 i = 0; i < 2; ++i) {
         query[i] = warp * 16 + lane / 4 + 8 * i;
-        position[i] = query[i] < n_queries ? p.paging.positions[first_row + query[i] / per_kv] : -1;
-        before[i] = static_cast<i32>(first_seen(p, static_cast<u32>(position[i] + 1))) - 1;
+        if (query[i] < n_queries) seen[i] = seen_by(p, first_row + query[i] / per_kv);
     }
     float max[2] = {minus_infinity(), minus_infinity()}, total[2] = {}, sum[DIM / 8][4] = {};
-    const u32 visible = static_cast<u32>(p.paging.positions[first_row + n_rows - 1] + 1);
-    // of all rows, the first one sees the first keys
-    const u32 first = first_seen(p, static_cast<u32>(p.paging.positions[first_row] + 1));
+    // of all rows, the first one sees the first keys, and the last one the last
+    const u32 first = seen_by(p, first_row).first, visible = seen_by(p, first_row + n_rows - 1).end;
     for (u32 first_key = first / KEYS * KEYS; first_key < visible; first_key += KEYS) {
         for (u32 i = threadIdx.x; i < KEYS * DIM / 8; i += ATTEND_THREADS) {
             const u32 key = i / (DIM / 8), d = i % (DIM / 8) * 8, at = first_key + key;
@@ -363,8 +370,8 @@ DEVICE void attend_prompt(const AttentionParams& p) {
             for (u32 n = 0; n < KEYS / 8; ++n) {
 #pragma unroll
                 for (u32 e = 0; e < 2; ++e) {
-                    const i32 key = static_cast<i32>(first_key + 8 * n + lane % 4 * 2 + e);
-                    if (key > position[i] || key <= before[i]) score[n][2 * i + e] = minus_infinity();
+                    const u32 key = first_key + 8 * n + lane % 4 * 2 + e;
+                    if (key < seen[i].first || key >= seen[i].end) score[n][2 * i + e] = minus_infinity();
                     top = fmaxf(top, score[n][2 * i + e]);
                 }
             }
@@ -382,9 +389,9 @@ DEVICE void attend_prompt(const AttentionParams& p) {
             for (u32 n = 0; n < KEYS / 8; ++n) {
 #pragma unroll
                 for (u32 e = 0; e < 2; ++e) {
-                    const i32 key = static_cast<i32>(first_key + 8 * n + lane % 4 * 2 + e);
+                    const u32 key = first_key + 8 * n + lane % 4 * 2 + e;
                     float& s = score[n][2 * i + e];
-                    s = key > position[i] || key <= before[i] ? 0.0f : expf(s - top);
+                    s = key < seen[i].first || key >= seen[i].end ? 0.0f : expf(s - top);
                     added += s;
                 }
             }

@@ -353,6 +353,7 @@ fn only_products(program: &Program, slot: Slot, from: usize) -> Option<Vec<usize
             }
             Op::Embed { .. }
             | Op::Constant { .. }
+            | Op::EmbedPositions { .. }
             | Op::Input
             | Op::RmsNorm { .. }
             | Op::LayerNorm { .. }

@@ -152,6 +152,8 @@ pub(crate) struct Row {
     pub(crate) seq: usize,
     pub(crate) token: u32,
     pub(crate) pos: usize,
+    /// Positions of its sequence at the end of the step.
+    pub(crate) end: usize,
 }
 
 impl Program {
@@ -229,6 +231,13 @@ impl Program {
         self.ops.iter().map(of).max().unwrap_or(0)
     }
 
+    /// Whether no token sees a later one, so that a sequence may come in parts.
+    pub(crate) fn is_causal(&self) -> bool {
+        let sees_later =
+            |i: &Instruction| matches!(&i.op, Op::Attention { scores, .. } if !scores.causal);
+        !self.ops.iter().any(sees_later)
+    }
+
     /// For each group of the cache's layers, how many positions a token looks at, at most: its own,
     /// where nothing attends.
     fn widest_windows(&self) -> Vec<usize> {
@@ -271,12 +280,18 @@ impl Program {
     ///
     /// # Panics
     /// If the step does not fit: tokens beyond the table (where there is one), tables that do not
-    /// cover the positions, page numbers that do not exist, an input of another size.
+    /// cover the positions, page numbers that do not exist, an input of another size, a part of a
+    /// sequence whose tokens see later ones.
     pub(crate) fn rows(&self, step: &Step<'_>, n_pages: usize) -> (Vec<Row>, Vec<usize>) {
         let vocabulary = self.ops.iter().find_map(|i| match &i.op {
             Op::Embed { table } => Some(table.rows),
             _ => None,
         });
+        let positions = self.ops.iter().find_map(|i| match &i.op {
+            Op::EmbedPositions { table } => Some(table.rows),
+            _ => None,
+        });
+        let is_causal = self.is_causal();
         let windows = self.widest_windows();
         if !self.states.is_empty() {
             check_states(step);
@@ -284,6 +299,14 @@ impl Program {
         let (mut rows, mut wanted) = (Vec::new(), Vec::new());
         for (seq, s) in step.seqs.iter().enumerate() {
             let end = s.start + s.tokens.len();
+            assert!(
+                is_causal || (s.start == 0 && step.role == Role::Prompt),
+                "a part of a sequence whose tokens see later ones"
+            );
+            assert!(
+                positions.is_none_or(|n| end <= n),
+                "position {end} has no embedding"
+            );
             assert_eq!(
                 s.tables.len(),
                 self.caches.len(),
@@ -315,6 +338,7 @@ impl Program {
                     seq,
                     token: *token,
                     pos: s.start + i,
+                    end,
                 });
             }
         }

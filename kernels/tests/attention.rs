@@ -239,8 +239,14 @@ fn exact(
         let at = (t * heads + h) * d;
         x[at..at + d].iter().map(|v| f64::from(*v)).collect()
     };
-    let (n, scale, query) = (t + 1, f64::from(c.scores.scale), row(q, c.heads, t, h));
-    let first = c.scores.window.map_or(0, |window| n.saturating_sub(window));
+    let (scale, query) = (f64::from(c.scores.scale), row(q, c.heads, t, h));
+    let len = k.len() / (c.heads_kv * d);
+    let (first, n) = match (c.scores.window, c.scores.causal) {
+        (None, true) => (0, t + 1),
+        (Some(window), true) => ((t + 1).saturating_sub(window), t + 1),
+        (None, false) => (0, len),
+        (Some(window), false) => (t.saturating_sub(window / 2), len.min(t + window / 2 + 1)),
+    };
     let mut score_part = HALF + roundings(d / 2 + 1);
     if unit {
         score_part = HALF + roundings(3 * d) + 3.0 * HALF_BF16 * HALF_BF16;
@@ -523,6 +529,7 @@ fn scores_and_sinks() -> Vec<(Scores, bool)> {
         scale: SCALE,
         cap,
         window,
+        causal: true,
     };
     vec![
         (of(Some(1), None), false),
@@ -662,6 +669,7 @@ fn windows_leave_pieces_out() {
                 scale: SCALE,
                 cap,
                 window,
+                causal: true,
             };
             let c = Case {
                 isa,
@@ -712,6 +720,77 @@ fn windows_leave_pieces_out() {
             }
         }
     }
+}
+
+/// Attention that is not causal, over several spans, in windows that reach as far behind a token as
+/// before it; with neighbours in the step that have nothing to do with it.
+#[test]
+fn every_position_is_seen() {
+    const N: usize = 300;
+    for isa in Isa::available() {
+        for (window, cap) in [
+            (None, None),
+            (Some(24), None),
+            (Some(301), Some(5.0)),
+            (Some(1), None),
+        ] {
+            for (heads, heads_kv, head_dim) in [(4, 2, 16), (3, 3, 64)] {
+                let scores = Scores {
+                    scale: SCALE,
+                    cap,
+                    window,
+                    causal: false,
+                };
+                let c = Case {
+                    isa,
+                    heads,
+                    heads_kv,
+                    head_dim,
+                    ty: KvType::F32,
+                    threads: 2,
+                    scores,
+                    sinks: false,
+                    before: None,
+                };
+                let data = data(c, N);
+                let y = run(c, &data, N, N, N, &identity(N));
+                let unit = isa.prompt_rounding().attention > 0.0 && head_dim % 32 == 0;
+                for t in [0, 1, 11, 12, 13, 127, 128, 150, 287, 288, 298, 299] {
+                    for h in 0..heads {
+                        let exact = exact(c, &data, t, h, unit);
+                        let got = &y[(t * heads + h) * head_dim..][..head_dim];
+                        hold(c, &exact, got, &format!("{scores:?} t {t} h {h}"));
+                    }
+                }
+                let c = Case { threads: 1, ..c };
+                assert!(
+                    run(c, &data, N, N, N, &identity(N)) == y,
+                    "{isa} one thread"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "a part of a sequence whose tokens see later ones")]
+fn a_part_of_what_is_seen_is_refused() {
+    let scores = Scores {
+        causal: false,
+        ..Scores::plain(SCALE)
+    };
+    let c = Case {
+        isa: Isa::Scalar,
+        heads: 1,
+        heads_kv: 1,
+        head_dim: 16,
+        ty: KvType::F32,
+        threads: 1,
+        scores,
+        sinks: false,
+        before: None,
+    };
+    run(c, &data(c, 20), 20, 20, 10, &identity(20));
 }
 
 /// A program with one attention, of four heads.

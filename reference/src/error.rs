@@ -112,6 +112,14 @@ pub enum Error {
         /// The model's architecture.
         architecture: &'static str,
     },
+    /// A text longer than the positions that have embeddings.
+    #[error("expected at most {expected} tokens, as many as positions have embeddings; got {got}")]
+    Positions {
+        /// Positions.
+        expected: usize,
+        /// Tokens.
+        got: usize,
+    },
     /// What was written into the tap `ffn_moe_topk` names no expert.
     #[error("ffn_moe_topk-{layer}: expected experts below {count}, got {got}")]
     Expert {

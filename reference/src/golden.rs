@@ -1,6 +1,6 @@
 //! Goldens: stock llama.cpp's logits for a model and a prompt, in safetensors, beside the logits of
 //! the exact dequantization of that model. Two forms: all logits, or, for large vocabularies, the
-//! most likely tokens.
+//! most likely tokens. A third holds the vectors of models that turn texts into such.
 
 use crate::Error;
 use crate::metrics::{Kl, TopRow, kl_top_rows, log_sum_exp};
@@ -60,17 +60,42 @@ pub struct TopLogits {
     pub last: Vec<f32>,
 }
 
+/// Vectors of a text: of every token, and the one that the model's own pooling makes of them, which
+/// is not normalised.
+#[derive(Debug, Clone)]
+pub struct Embedded {
+    /// The text, n ids, with those that the model adds.
+    pub tokens: Vec<u32>,
+    /// Length of a vector.
+    pub width: usize,
+    /// `(n, width)`: llama.cpp on the file itself.
+    pub rows: Vec<f32>,
+    /// `width`
+    pub pooled: Vec<f32>,
+    /// `(n, width)`: llama.cpp on the file dequantized to F32.
+    pub exact_rows: Vec<f32>,
+    /// `width`
+    pub exact_pooled: Vec<f32>,
+}
+
+impl Embedded {
+    /// Reads such a golden and checks every type and shape.
+    ///
+    /// # Errors
+    /// Names the file and the tensor.
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        let bytes = read(path)?;
+        File::open(&bytes, &path.display().to_string())?.embedded()
+    }
+}
+
 impl Golden {
     /// Reads a golden and checks every type, shape and id.
     ///
     /// # Errors
     /// Names the file and the tensor.
     pub fn read(path: &Path) -> Result<Self, Error> {
-        let bytes = std::fs::read(path).map_err(|source| Error::Io {
-            path: path.into(),
-            source,
-        })?;
-        Self::from_bytes(&bytes, &path.display().to_string())
+        Self::from_bytes(&read(path)?, &path.display().to_string())
     }
 
     /// [`Golden::read`] from memory; `name` stands for the file in messages.
@@ -78,11 +103,7 @@ impl Golden {
     /// # Errors
     /// As [`Golden::read`].
     pub fn from_bytes(bytes: &[u8], name: &str) -> Result<Self, Error> {
-        let tensors = SafeTensors::deserialize(bytes).map_err(|source| Error::Safetensors {
-            file: name.into(),
-            source,
-        })?;
-        let file = File { name, tensors };
+        let file = File::open(bytes, name)?;
         if file.tensors.tensor("at_exact_top").is_ok() {
             file.top().map(|top| Self::Top(Box::new(top)))
         } else {
@@ -206,12 +227,15 @@ pub struct Summary {
 /// # Errors
 /// The file cannot be read or is not such a summary.
 pub fn read_summary(path: &Path) -> Result<BTreeMap<String, Summary>, Error> {
-    let bytes = std::fs::read(path).map_err(|source| Error::Io {
-        path: path.into(),
-        source,
-    })?;
-    serde_json::from_slice(&bytes).map_err(|source| Error::Summary {
+    serde_json::from_slice(&read(path)?).map_err(|source| Error::Summary {
         file: path.display().to_string(),
+        source,
+    })
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, Error> {
+    std::fs::read(path).map_err(|source| Error::Io {
+        path: path.into(),
         source,
     })
 }
@@ -222,7 +246,30 @@ struct File<'a> {
     tensors: SafeTensors<'a>,
 }
 
-impl File<'_> {
+impl<'a> File<'a> {
+    fn open(bytes: &'a [u8], name: &'a str) -> Result<Self, Error> {
+        let tensors = SafeTensors::deserialize(bytes).map_err(|source| Error::Safetensors {
+            file: name.into(),
+            source,
+        })?;
+        Ok(Self { name, tensors })
+    }
+
+    fn embedded(&self) -> Result<Embedded, Error> {
+        // goldens of this form do not say how large the vocabulary is
+        const ANY_ID: usize = 1 << 31;
+        let n = self.len("tokens")?;
+        let width = self.second_dim("embd", n, "width")?;
+        Ok(Embedded {
+            tokens: self.ids("tokens", &[n], ANY_ID)?,
+            width,
+            rows: self.floats("embd", &[n, width])?,
+            pooled: self.floats("pooled", &[width])?,
+            exact_rows: self.floats("exact_embd", &[n, width])?,
+            exact_pooled: self.floats("exact_pooled", &[width])?,
+        })
+    }
+
     fn full(&self) -> Result<Full, Error> {
         let n = self.len("tokens")?;
         let n_vocab = self.second_dim("logits", n, "n_vocab")?;

@@ -3,7 +3,7 @@
 
 use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_fixtures as fixtures;
-use octavo_reference::golden::Full;
+use octavo_reference::golden::{Embedded, Full};
 use octavo_reference::{Oracle, metrics};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -104,6 +104,72 @@ fn logits_agree_with_llama_cpp() {
                 let error = metrics::nmse(&logits, &golden.exact).unwrap();
                 assert!(error <= *bound, "{}: NMSE {error:e}", path.display());
                 worst = error.max(worst);
+            }
+            println!("{variant}: NMSE {worst:.1e}");
+        }
+    }
+}
+
+/// Names of models that turn texts into vectors, and the bound of each.
+const EMBEDDING_MODELS: &[(&str, f64)] = &[
+    ("bert", F16_GELU),
+    ("nomic-bert", F32_ROUNDING),
+    ("gemma-embedding", F16_GELU),
+    ("qwen3-embedding", F32_ROUNDING),
+];
+
+/// The rows of a model's last vectors.
+fn vectors(oracle: &Oracle<'_>, tokens: &[u32]) -> Vec<f64> {
+    let mut rows = Vec::new();
+    oracle
+        .forward_tapped(tokens, &mut |name, _, _, x| {
+            if ["result_norm", "result_embd", "result_embd_pooled"].contains(&name) {
+                rows = x.to_vec();
+            }
+        })
+        .unwrap();
+    rows
+}
+
+/// What pooling as the file says makes of them.
+fn pooled(gguf: &Gguf, rows: &[f64], width: usize) -> Vec<f64> {
+    let architecture = gguf.str("general.architecture").unwrap().unwrap();
+    match gguf.u32(&format!("{architecture}.pooling_type")).unwrap() {
+        Some(1) => {
+            let n = (rows.len() / width) as f64;
+            let column = |i: usize| rows[i..].iter().step_by(width).sum::<f64>() / n;
+            (0..width).map(column).collect()
+        }
+        Some(2) => rows[..width].to_vec(),
+        Some(3) => rows[rows.len() - width..].to_vec(),
+        other => panic!("pooling {other:?}"),
+    }
+}
+
+#[test]
+fn vectors_agree_with_llama_cpp() {
+    let Some(arch) = fixtures::shared("arch") else {
+        return;
+    };
+    for (name, bound) in EMBEDDING_MODELS {
+        let variants = variants(&arch, name);
+        assert_eq!(variants.len(), 2, "{name}: {variants:?}");
+        for variant in variants {
+            let gguf = open(&arch.join("models").join(format!("{variant}.gguf")));
+            let oracle = Oracle::open_for(&gguf, Some(N_CTX)).unwrap();
+            let goldens = files(&arch.join("goldens").join(&variant), "safetensors");
+            assert!(goldens.len() >= 2, "{variant}: {goldens:?}");
+            let mut worst: f64 = 0.0;
+            for path in goldens {
+                let golden = Embedded::read(&path).unwrap();
+                let rows = vectors(&oracle, &golden.tokens);
+                let pooled = pooled(&gguf, &rows, golden.width);
+                for (ours, exact) in [(&rows, &golden.exact_rows), (&pooled, &golden.exact_pooled)]
+                {
+                    let error = metrics::nmse(ours, exact).unwrap();
+                    assert!(error <= *bound, "{}: NMSE {error:e}", path.display());
+                    worst = error.max(worst);
+                }
             }
             println!("{variant}: NMSE {worst:.1e}");
         }

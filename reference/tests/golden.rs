@@ -2,7 +2,7 @@
 
 use octavo_fixtures as fixtures;
 use octavo_reference::Error;
-use octavo_reference::golden::{Full, Golden, read_summary};
+use octavo_reference::golden::{Embedded, Full, Golden, read_summary};
 use octavo_reference::metrics::{kl, log_sum_exp};
 use safetensors::Dtype;
 use safetensors::tensor::{TensorView, serialize};
@@ -40,6 +40,37 @@ fn a_full_golden_reads_back() {
         (golden.logits, golden.exact),
         (vec![0., 1., 0., 1., 0., 0.], vec![1.; 6])
     );
+}
+
+#[test]
+fn vectors_read_back_and_others_are_refused_by_name() {
+    let one = 1f32.to_bits();
+    let (two_rows, ones) = ([0, one, 0, one, 0, 0], [one; 3]);
+    let rows = |name| (name, Dtype::F32, &[2usize, 3][..], &two_rows[..]);
+    let vector = |name| (name, Dtype::F32, &[3usize][..], &ones[..]);
+    let tokens = ("tokens", Dtype::I32, &[2usize][..], &[2u32, 0][..]);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("g.safetensors");
+    let read = |tensors: &[(&str, Dtype, &[usize], &[u32])]| {
+        std::fs::write(&path, file(tensors)).unwrap();
+        Embedded::read(&path).map_err(|error| error.to_string())
+    };
+    let pooled = [vector("pooled"), vector("exact_pooled")];
+    let golden = read(&[
+        tokens,
+        rows("embd"),
+        rows("exact_embd"),
+        pooled[0],
+        pooled[1],
+    ])
+    .unwrap();
+    assert_eq!((golden.tokens, golden.width), (vec![2, 0], 3));
+    assert_eq!(golden.rows, [0., 1., 0., 1., 0., 0.]);
+    assert_eq!(golden.exact_pooled, [1.; 3]);
+    let error = read(&[tokens, rows("embd"), pooled[0], pooled[1]]).unwrap_err();
+    assert!(error.ends_with(r#"tensor "exact_embd": expected dims [2, 3], got no such tensor"#));
+    let error = read(&[tokens, rows("embd"), rows("pooled"), rows("exact_embd")]).unwrap_err();
+    assert!(error.ends_with(r#"tensor "pooled": expected dims [3], got [2, 3]"#));
 }
 
 #[test]

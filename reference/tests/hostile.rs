@@ -69,6 +69,40 @@ const CASES: &[Case] = &[
         r#"key "gemma4.expert_used_count": expected a number, got nothing"#,
     ),
     (
+        "bert",
+        |m| m.set("bert.attention.causal", true),
+        r#"key "bert.attention.causal": expected false, got true"#,
+    ),
+    (
+        "bert",
+        |m| m.set("tokenizer.ggml.token_type_count", 0u32),
+        r#"key "tokenizer.ggml.token_type_count": expected at least 1, got nothing"#,
+    ),
+    (
+        "bert",
+        |m| m.remove("position_embd.weight"),
+        r#"tensor "position_embd.weight": expected dims [64, 512], got no such tensor"#,
+    ),
+    (
+        "bert",
+        |m| m.remove("blk.1.layer_output_norm.weight"),
+        r#"tensor "blk.1.layer_output_norm.weight": expected dims [64], got no such tensor"#,
+    ),
+    (
+        "nomic-bert",
+        |m| m.add_bias("position_embd.weight", 64),
+        r#"tensor "position_embd.weight": expected only tensors that the nomic-bert oracle applies"#,
+    ),
+    (
+        "gemma-embedding",
+        |m| {
+            m.set("gemma-embedding.dense_2_feat_out", 100u32);
+            m.set("gemma-embedding.dense_2_feat_in", 64u32);
+            m.set("gemma-embedding.dense_3_feat_in", 101u32);
+        },
+        r#"key "gemma-embedding.dense_3_feat_in": expected 100, got 101"#,
+    ),
+    (
         "granite",
         |m| m.set("granite.logit_scale", 0f32),
         r#"key "granite.logit_scale": expected a number, got nothing"#,

@@ -55,6 +55,14 @@ impl Failure {
         }
     }
 
+    /// The same of a part of the input.
+    pub(super) fn of(self, part: &str) -> Failure {
+        match self {
+            Failure::Input(message) => Failure::Input(format!("{part}: {message}")),
+            others => others,
+        }
+    }
+
     /// Prints the one line and gives the exit code.
     pub(super) fn report(self) -> ExitCode {
         let (message, code) = match self {
@@ -93,6 +101,8 @@ fn advise(error: &(dyn Error + 'static)) -> Option<String> {
     let advice = if let Some(MatrixError::NoMemory { .. }) = error.downcast_ref() {
         "--no-repack runs from the file's own rows, and a smaller -c N or --kv-type q8_0 makes the \
          KV cache smaller"
+    } else if let Some(engine::Error::NoLogits { .. }) = error.downcast_ref() {
+        "octavo embed gives what it computes"
     } else if error.is::<KvTooLarge>() {
         "a smaller -c N or --kv-type q8_0 makes it smaller"
     } else if error.is::<NoMemory>() {
@@ -105,10 +115,14 @@ fn advise(error: &(dyn Error + 'static)) -> Option<String> {
         "-c sets the length of a chunk"
     } else if let Some(diff::Error::NoText { .. }) = error.downcast_ref() {
         "-p TEXT or -f FILE gives it"
+    } else if let Some(engine::BatchError::Engine(error)) = error.downcast_ref() {
+        // its message is this error's own
+        return advise(error);
     } else if let Some(error) = error.downcast_ref() {
         return advise_on_cuda(error);
     } else {
         return match error.downcast_ref()? {
+            engine::Error::Whole { .. } => Some("-b N sets it".to_owned()),
             engine::Error::Context { .. } => Some("-c N sets how many".to_owned()),
             engine::Error::Cpu(cpu::Error::KvType { .. }) => Some(KV_TYPE.to_owned()),
             engine::Error::Cuda(error) => advise_on_cuda(error),

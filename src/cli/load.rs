@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use octavo_engine::{Engine, EngineOptions, Loading, LoadingSink, ModelSource};
+use octavo_engine::{DEFAULT_CONTEXT, Engine, EngineOptions, Loading, LoadingSink, ModelSource};
 use octavo_model::Hparams;
 
 use super::args::{ComputeArgs, ModelArgs};
@@ -29,17 +29,37 @@ pub(super) fn source_at(path: Option<&Path>) -> ModelSource {
     }
 }
 
-/// Loads the model and prints its warnings.
+/// As [`source_at`], for who looks at the model before it is loaded.
+pub(super) fn source_at_quietly(path: Option<&Path>) -> ModelSource {
+    path.map_or(ModelSource::Demo, |path| ModelSource::Path(path.to_owned()))
+}
+
+/// The context that a model is loaded with where this one is asked for; 0 is what the model was
+/// trained with.
+pub(super) fn context(hparams: &Hparams, asked: Option<usize>) -> usize {
+    let trained = hparams.n_ctx_train();
+    match asked {
+        Some(0) => trained,
+        Some(n) => n,
+        None => trained.min(DEFAULT_CONTEXT),
+    }
+}
+
+/// Loads a model that gives logits and prints its warnings.
 pub(super) fn engine(model: &ModelArgs, compute: &ComputeArgs) -> Result<Engine, Failure> {
     engine_with(model, compute.options()?)
 }
 
-/// As [`engine`], with options made from the arguments; a context of 0 is what the model was
-/// trained with.
-pub(super) fn engine_with(
-    model: &ModelArgs,
-    mut options: EngineOptions,
-) -> Result<Engine, Failure> {
+/// As [`engine`], with options made from the arguments.
+pub(super) fn engine_with(model: &ModelArgs, options: EngineOptions) -> Result<Engine, Failure> {
+    let engine = any_engine(model, options)?;
+    engine.check_logits()?;
+    Ok(engine)
+}
+
+/// Loads a model, also one that gives rows and no logits, and prints its warnings; a context of 0 is
+/// what the model was trained with.
+pub(super) fn any_engine(model: &ModelArgs, mut options: EngineOptions) -> Result<Engine, Failure> {
     let source = source(model);
     if options.ctx == Some(0) {
         options.ctx = Some(Hparams::from_gguf(&source.open(true)?)?.n_ctx_train());

@@ -11,6 +11,7 @@ mod bench;
 mod chat;
 mod convert;
 mod diff;
+mod embed;
 mod failure;
 mod imatrix;
 mod inspect;
@@ -48,6 +49,7 @@ Examples:
   octavo serve model.gguf --port 8080
   octavo inspect model.gguf --tensors
   octavo logits model.gguf -p \"Hello\" --top 10
+  octavo embed bge-small.gguf -p \"Hello\"
   octavo perplexity model.gguf -f text.txt
   octavo bench model.gguf -p 512 -n 128
   octavo diff f16.gguf q4_k_m.gguf -p \"Hello\"
@@ -73,6 +75,7 @@ enum Command {
     Inspect(inspect::InspectArgs),
     Tokenize(tokenize::TokenizeArgs),
     Logits(logits::LogitsArgs),
+    Embed(embed::EmbedArgs),
     Perplexity(perplexity::PerplexityArgs),
     Bench(bench::BenchArgs),
     Diff(Box<diff::DiffArgs>),
@@ -140,6 +143,7 @@ fn dispatch(command: Command) -> Result<Exit, Failure> {
         Command::Inspect(args) => inspect::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Logits(args) => logits::run(&args),
+        Command::Embed(args) => embed::run(&args),
         Command::Perplexity(args) => perplexity::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Diff(args) => diff::run(&args),

@@ -13,6 +13,7 @@ use gguf_rs_lite::{Gguf, OpenOptions, Value, behind_links, check_replaceable};
 use octavo_lab::eval::base;
 use octavo_lab::report::Page;
 
+use super::embed::PRODUCER;
 use super::failure::Failure;
 
 /// Bytes that are enough to know a file by its beginning.
@@ -28,6 +29,8 @@ pub(super) enum Kind {
     Imatrix,
     /// What llama-results writes.
     Logits,
+    /// What `octavo embed` writes.
+    Embeddings,
     /// A base of log-probabilities.
     Base,
     /// A page with this title.
@@ -46,6 +49,7 @@ impl Kind {
             Kind::Model => "model".to_owned(),
             Kind::Imatrix => "importance matrix".to_owned(),
             Kind::Logits => "file of logits".to_owned(),
+            Kind::Embeddings => "file of embeddings".to_owned(),
             Kind::Base => "file of log-probabilities".to_owned(),
             Kind::Page(title) => format!("page of {title}"),
             Kind::Kept => "comparison with llama.cpp".to_owned(),
@@ -68,6 +72,7 @@ impl Kind {
                         .iter()
                         .all(|name| g.tensor(name).is_some())
             }),
+            Kind::Embeddings => says(path, PRODUCER),
             Kind::Base => beginning(path).starts_with(&base::MAGIC),
             Kind::Page(title) => Page::is_beginning(title, &beginning(path)),
             // they lie beside the command line that they came from

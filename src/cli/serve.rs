@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use octavo_engine::{BatchOptions, EngineOptions, ModelSource, kv_bytes};
+use octavo_engine::{BatchOptions, EngineOptions, kv_bytes};
 use octavo_kernels::PAGE_POSITIONS;
 use octavo_model::Hparams;
 use octavo_server::{Options, Stop};
@@ -117,7 +117,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
         move || stop.stop()
     })?;
     let options = options(args)?;
-    let engine = load::engine_with(&args.model, engine_options(args)?)?;
+    let engine = load::any_engine(&args.model, engine_options(args)?)?;
     serving.begin();
     let ready = |address: std::net::SocketAddr| {
         let name = options.names.first().map_or("", String::as_str);
@@ -196,23 +196,19 @@ fn engine_options(args: &ServeArgs) -> Result<EngineOptions, Failure> {
     let share = &args.share;
     let mut options = args.compute.options()?;
     options.sessions = share.parallel.into();
+    let source = load::source_at_quietly(args.model.path());
+    let hparams = Hparams::from_gguf(&source.open(true)?)?;
+    let context = load::context(&hparams, options.ctx);
+    if !hparams.is_causal() && !args.compute.has_batch() {
+        // a text is read whole
+        options.batch = options.batch.max(context);
+    }
     if let Some(pages) = share.kv_pages {
         options.kv_positions = Some(pages as usize * PAGE_POSITIONS);
         return Ok(options);
     }
-    let source = match args.model.path() {
-        Some(path) => ModelSource::Path(path.to_owned()),
-        None => ModelSource::Demo,
-    };
-    let hparams = Hparams::from_gguf(&source.open(true)?)?;
     let position = kv_bytes(&hparams, options.kv_type, 1).max(1);
     let fitting = |bytes: u64| usize::try_from(bytes / position).unwrap_or(usize::MAX);
-    let trained = hparams.n_ctx_train();
-    let context = match options.ctx {
-        Some(0) => trained,
-        Some(n) => n,
-        None => trained.min(octavo_engine::DEFAULT_CONTEXT),
-    };
     options.kv_positions = Some(match share.kv_memory {
         Some(bytes) => fitting(bytes).max(PAGE_POSITIONS),
         None => {

@@ -11,13 +11,12 @@ use octavo_kernels::{IsaChoice, KvType, PAGE_POSITIONS};
 use crate::Error;
 use crate::backend::cuda::Limits;
 use crate::backend::{Executable, Loading, LoadingSink, cpu, cuda, split};
-use crate::batch::Pooling;
 use crate::demo::demo_model;
 use crate::hf;
 use crate::kv::{CHECKPOINTS, WRITES};
 use crate::runtime::Runtime;
 use crate::session::Session;
-use octavo_model::{Hparams, Model};
+use octavo_model::{Hparams, Model, Pooling};
 use octavo_text::chat::ChatTemplate;
 use octavo_text::tokenizer::Tokenizer;
 
@@ -195,6 +194,12 @@ impl Engine {
                 "context {n_ctx} is longer than the {trained} that the model was trained with"
             ));
         }
+        if let Some(table) = model.weights.positions {
+            let rows = model.weights.matrix(table).rows as usize;
+            if n_ctx > rows {
+                return Err(Error::Positions { n_ctx, rows });
+            }
+        }
         model.fit_to_context(n_ctx);
         let sessions = options.sessions.max(1);
         let n_pages = match options.kv_positions {
@@ -204,7 +209,7 @@ impl Engine {
         let capacity = u32::try_from(n_pages).map_err(|_| Error::TooLong(n_ctx))?;
         // no step is longer than a context
         let rows = options.batch.clamp(1, n_ctx.max(sessions));
-        let wanted = rows.min((MAX_LOGIT_BYTES / 4 / model.hparams.n_vocab()).max(1));
+        let wanted = rows.min((MAX_LOGIT_BYTES / 4 / model.graph.output_width()).max(1));
         let limits = Limits {
             rows,
             wanted,
@@ -219,7 +224,7 @@ impl Engine {
             kv: kv_bytes(&model.hparams, options.kv_type, n_pages * PAGE_POSITIONS),
         };
         let description = executable.describe();
-        let runtime = Runtime::new(executable, capacity, model.hparams.n_vocab());
+        let runtime = Runtime::new(executable, capacity, model.graph.output_width());
         Ok(Engine(Arc::new(Loaded {
             gguf,
             model,
@@ -283,16 +288,36 @@ impl Engine {
         self.0.limits.sequences
     }
 
-    /// How the file says that the vectors of a text's tokens become one; the last token's where it
-    /// says nothing, for that one has seen all others.
+    /// How the file says that the vectors of a text's tokens become one; their mean where it says
+    /// nothing.
     pub fn pooling(&self) -> Pooling {
-        let arch = self.0.gguf.str("general.architecture").ok().flatten();
-        let key = format!("{}.pooling_type", arch.unwrap_or_default());
-        match self.0.gguf.u32(&key) {
-            Ok(Some(1)) => Pooling::Mean,
-            Ok(Some(2)) => Pooling::First,
-            _ => Pooling::Last,
+        self.hparams().pooling.unwrap_or(Pooling::Mean)
+    }
+
+    /// An error if the model gives rows and no logits, so that nothing can be generated.
+    ///
+    /// # Errors
+    /// [`Error::NoLogits`].
+    pub fn check_logits(&self) -> Result<(), Error> {
+        match self.model().graph.has_logits() {
+            true => Ok(()),
+            false => Err(Error::NoLogits {
+                file: self.gguf().name().to_owned(),
+                arch: self.hparams().arch.name(),
+            }),
         }
+    }
+
+    /// An error unless so many tokens can be read: of a text whose tokens see later ones, all at
+    /// once.
+    pub(crate) fn check_whole(&self, tokens: usize) -> Result<(), Error> {
+        let limits = self.limits();
+        let most = limits.rows.min(limits.wanted);
+        if self.hparams().is_causal() || tokens <= most {
+            return Ok(());
+        }
+        let arch = self.hparams().arch.name();
+        Err(Error::Whole { arch, tokens, most })
     }
 
     /// What was assumed, one line each.

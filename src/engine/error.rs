@@ -38,6 +38,37 @@ pub enum Error {
         /// Positions.
         n_ctx: usize,
     },
+    /// A context of more positions than the model has embeddings for.
+    #[error("context {n_ctx}: expected at most the {rows} positions that the model has")]
+    Positions {
+        /// Asked for.
+        n_ctx: usize,
+        /// Rows of `position_embd.weight`.
+        rows: usize,
+    },
+    /// Logits are asked of a model that gives none.
+    #[error(
+        "{file}: architecture {arch}: expected a model that generates text, got one for embeddings"
+    )]
+    NoLogits {
+        /// The file.
+        file: String,
+        /// Its architecture.
+        arch: &'static str,
+    },
+    /// A text longer than a step, of a model that reads texts whole.
+    #[error(
+        "the text has {tokens} tokens: expected at most {most}, which is how many are computed at \
+         a time, for architecture {arch} reads a text whole"
+    )]
+    Whole {
+        /// The architecture.
+        arch: &'static str,
+        /// Tokens of the text.
+        tokens: usize,
+        /// Tokens of a step.
+        most: usize,
+    },
     /// An id outside the vocabulary.
     #[error("token id {id}: expected an id below {n_vocab}")]
     Token {

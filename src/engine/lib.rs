@@ -24,7 +24,7 @@ pub mod threads;
 
 pub use backend::{Loading, LoadingSink};
 pub use batch::{
-    Batch, BatchError, BatchOptions, BeamSearch, Delta, Event, Found, Goal, MAX_CHOICES, Pooling,
+    Batch, BatchError, BatchOptions, BeamSearch, Delta, Embed, Event, Found, Goal, MAX_CHOICES,
     Request, RequestId, RequestView, Snapshot, Timing, Totals,
 };
 pub use demo::demo_model;
@@ -34,4 +34,5 @@ pub use engine::{
 };
 pub use error::Error;
 pub use front::{EventStream, Front, Health, Unavailable};
+pub use octavo_model::Pooling;
 pub use session::{Logits, Session, Wanted};

@@ -93,8 +93,9 @@ impl Session {
     ///
     /// # Errors
     /// [`Error::Context`] if they do not fit, [`Error::Token`] for an id outside the vocabulary,
-    /// [`Error::NotFinite`] if a logit is NaN or infinite. The session keeps its earlier tokens, or
-    /// as many of them as [`Session::truncate`] leaves.
+    /// [`Error::NotFinite`] if a logit is NaN or infinite, [`Error::NoLogits`] of a model that has
+    /// none. The session keeps its earlier tokens, or as many of them as [`Session::truncate`]
+    /// leaves.
     pub fn eval(&mut self, tokens: &[u32], role: Role, wanted: Wanted) -> Result<Logits, Error> {
         let mut data = Vec::new();
         self.eval_with(tokens, role, wanted, None, &mut |_, row| {
@@ -154,6 +155,7 @@ impl Session {
         sink: &mut dyn FnMut(Output<'_>),
     ) -> Result<(), Error> {
         let have = self.tokens.len();
+        self.engine.check_logits()?;
         self.check(tokens)?;
         let limits = self.engine.limits();
         let batch = if wanted == Wanted::All {

@@ -6,7 +6,8 @@ use gguf_rs_lite::{Array, Gguf, TensorInfo, TensorType, Value};
 use octavo_engine::threads::Threads;
 use octavo_engine::{DEFAULT_CONTEXT, EngineOptions, kv_bytes};
 use octavo_kernels::{Isa, KvType, kernel_name};
-use octavo_model::{Hparams, LayerHparams, Model, Source, hparams};
+use octavo_model::weights::WeightId;
+use octavo_model::{Hparams, LayerHparams, Model, Op, Source, hparams};
 use octavo_text::chat::ChatTemplate;
 use octavo_text::tokenizer::Tokenizer;
 use serde::Serialize;
@@ -153,17 +154,21 @@ impl<'g> Facts<'g> {
             .tensors()
             .iter()
             .position(|t| t.name == tensor.name)?;
-        let weights = &model.weights;
-        let used = weights.matrices.iter().any(|m| m.tensor == at);
-        let embedding = weights.matrix(weights.token_embd).tensor == at;
-        match (used, embedding, weights.is_tied()) {
-            (false, ..) => None,
-            (true, true, false) => Some("row look-up".to_owned()),
-            (true, true, true) => Some(format!(
-                "row look-up; {}",
-                kernel(self.isa, tensor.ty, self.repack)
-            )),
-            (true, false, _) => Some(kernel(self.isa, tensor.ty, self.repack)),
+        let uses = |matrix: WeightId| model.weights.matrix(matrix).tensor == at;
+        let (mut looked_up, mut multiplied) = (false, false);
+        for node in &model.graph.nodes {
+            if let Op::Embed { table } | Op::EmbedPositions { table } = node.op {
+                looked_up |= uses(table);
+            }
+            if let Op::MatMul { w, .. } | Op::ExpertMatMul { w, .. } = node.op {
+                multiplied |= uses(w);
+            }
+        }
+        let rows = looked_up.then(|| "row look-up".to_owned());
+        let kernel = multiplied.then(|| kernel(self.isa, tensor.ty, self.repack));
+        match (rows, kernel) {
+            (Some(rows), Some(kernel)) => Some(format!("{rows}; {kernel}")),
+            (rows, kernel) => rows.or(kernel),
         }
     }
 

@@ -52,9 +52,9 @@ pub struct Graph {
     pub n_layer: usize,
     /// What each layer hands on, (rows, n_embd).
     pub layers: Vec<ValueId>,
-    /// The final norm's result, (wanted rows, n_embd).
+    /// The final norm's result, or what a model without logits gives, (wanted rows, n_embd).
     pub hidden: ValueId,
-    /// The logits, (wanted rows, n_vocab).
+    /// The logits, (wanted rows, n_vocab); [`Graph::hidden`] where a model gives none.
     pub logits: ValueId,
 }
 
@@ -102,6 +102,26 @@ pub enum GraphError {
 }
 
 impl Graph {
+    /// Whether its last rows become logits; otherwise they are the result.
+    pub fn has_logits(&self) -> bool {
+        self.logits != self.hidden
+    }
+
+    /// What [`Graph::hidden`] is called.
+    ///
+    /// # Panics
+    /// If it has no name, which builders give it.
+    pub fn hidden_tap(&self) -> Tap {
+        let node = self.nodes.iter().find(|node| node.out == self.hidden);
+        let tap = node.and_then(|node| node.tap);
+        tap.expect("builders name the rows that a model ends with")
+    }
+
+    /// Numbers of a row of the result: as many as tokens, or as an embedding is wide.
+    pub fn output_width(&self) -> usize {
+        self.values[self.logits.index()].width
+    }
+
     /// For every value the index of the last node that reads it (of the node that writes it, if
     /// none does): after that node its storage can be reused. Results live on: their entry is
     /// `nodes.len()`.

@@ -147,6 +147,13 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// Takes back what was assumed of the keys that begin so: nothing uses it.
+    pub(super) fn forget_defaults(&mut self, prefix: &str) {
+        let prefix = self.full(prefix);
+        let assumed = |e: &Entry| e.source == Source::Default && e.key.starts_with(&prefix);
+        self.entries.retain(|entry| !assumed(entry));
+    }
+
     pub(super) fn note(
         &mut self,
         key: String,

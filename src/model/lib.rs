@@ -19,7 +19,8 @@ pub use arch::Arch;
 pub use error::Error;
 pub use graph::{Graph, Node, Op, ValueId};
 pub use hparams::{
-    CacheGroup, Hparams, LatentHparams, LayerHparams, Mixing, RecurrentHparams, ScalingKind,
+    CacheGroup, Hparams, LatentHparams, LayerHparams, Mixing, Pooling, RecurrentHparams,
+    ScalingKind,
 };
 pub use keys::{Entry, Source, Sourced};
 pub use octavo_kernels::{Pairing, Rope};

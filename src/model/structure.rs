@@ -5,7 +5,7 @@ use serde::{Serialize, Serializer};
 
 use super::arch::{Norm, QkNorm};
 use super::blocks::Block;
-use super::hparams::{Factors, Gating};
+use super::hparams::{Factors, Gating, Pooling};
 use super::weights::{Attention, Layer, Recurrence};
 use super::{Model, Op};
 
@@ -16,14 +16,25 @@ pub struct Structure {
     pub architecture: &'static str,
     /// Layers.
     pub layers: usize,
+    /// Tokens see those before them alone. Otherwise they see all of their text, and the model gives
+    /// a row for each token in place of logits.
+    pub causal: bool,
+    /// Positions have embeddings.
+    pub embedded_positions: bool,
+    /// How the file says that the rows of a text become one vector.
+    pub pooling: Option<Pooling>,
+    /// Width between the two products behind the last norm, if there are any.
+    pub dense_width: Option<usize>,
     /// Attention and the feed-forward block read the same input, beside each other.
     pub parallel: bool,
     /// `RMS` or `layer`.
     pub norm: &'static str,
     /// What goes into attention is normed.
     pub norm_before: bool,
-    /// What attention adds is normed.
+    /// What attention adds is normed, or, with `normed_sums`, what it is added to.
     pub norm_after: bool,
+    /// Sums are normed, and not what is added.
+    pub normed_sums: bool,
     /// Query heads per key head; none where layers differ.
     pub gqa_ratio: Option<usize>,
     /// Queries and keys are normalised.
@@ -214,6 +225,10 @@ impl Model {
         Structure {
             architecture: h.arch.name(),
             layers: h.n_layer(),
+            causal: spec.causal,
+            embedded_positions: w.positions.is_some(),
+            pooling: h.pooling,
+            dense_width: h.dense,
             parallel: spec.block == Block::Parallel,
             norm: match spec.norm {
                 Norm::Rms => "RMS",
@@ -221,6 +236,7 @@ impl Model {
             },
             norm_before: first.attn_norm.is_some(),
             norm_after: first.attn_post_norm.is_some(),
+            normed_sums: spec.block == Block::NormedSums,
             gqa_ratio: self.gqa_ratio(),
             qk_norm: attends(&|a| a.q_norm.is_some()),
             qk_norm_of: norm_width.map(|n| match n == heads.head_dim {
@@ -363,7 +379,7 @@ impl Model {
                 Op::ExpertBias { x, .. } => {
                     active.vector(self.graph.values[x.index()].width);
                 }
-                Op::Embed { table } => {
+                Op::Embed { table } | Op::EmbedPositions { table } => {
                     let matrix = self.weights.matrix(table);
                     active.bytes += matrix.row_bytes() as u64;
                     // a tied output has the row among its own

@@ -9,6 +9,8 @@ use std::hash::Hash;
 
 /// Token embeddings.
 pub const INP_EMBD: &str = "inp_embd";
+/// Token embeddings, normed.
+pub const INP_NORM: &str = "inp_norm";
 /// Token embeddings times a factor, where both have a name.
 pub const INP_SCALED: &str = "inp_scaled";
 /// What the token's own row gives every layer.
@@ -247,6 +249,10 @@ pub const LFM2_FFN_OUT: &str = "model.layers.{}.ffn_out";
 pub const L_OUT: &str = "l_out";
 /// The final norm.
 pub const RESULT_NORM: &str = "result_norm";
+/// What a model without logits gives.
+pub const RESULT_EMBD: &str = "result_embd";
+/// The same after the products that follow.
+pub const RESULT_EMBD_POOLED: &str = "result_embd_pooled";
 /// The logits.
 pub const RESULT_OUTPUT: &str = "result_output";
 

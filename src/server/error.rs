@@ -192,6 +192,9 @@ impl From<BatchError> for ApiError {
             BatchError::Engine(octavo_engine::Error::KvPages(_)) | BatchError::Step(_) => {
                 ApiError::unavailable(error.to_string())
             }
+            BatchError::Engine(
+                octavo_engine::Error::NoLogits { .. } | octavo_engine::Error::Whole { .. },
+            ) => ApiError::bad_request(error.to_string()),
             BatchError::Engine(error) => ApiError::server(error.to_string()),
         }
     }

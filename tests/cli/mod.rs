@@ -4,6 +4,7 @@ mod bad_input;
 mod bench;
 mod devices;
 mod diff;
+mod embed;
 mod facts;
 mod folders;
 mod hostile;

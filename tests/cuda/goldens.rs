@@ -2,13 +2,15 @@
 //! llama.cpp's own.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use gguf_rs_lite::Gguf;
 use octavo_engine::backend::cuda::prompt_rounding;
 use octavo_engine::backend::{Role, split};
 use octavo_fixtures::{committed_goldens, shared_dir, workspace_root};
 use octavo_kernels::KvType;
 use octavo_model::{Model, Op};
-use octavo_reference::golden::{Full, Summary, read_summary};
+use octavo_reference::golden::{Embedded, Full, Summary, read_summary};
 use octavo_reference::metrics::{kl, nmse};
 
 use crate::logits::GELU_NMSE;
@@ -187,6 +189,55 @@ fn other_architectures_hold() {
             usize::MAX,
         );
     }
+}
+
+/// Rows of models whose tokens see all of their text, with all layers on the device and with some.
+#[test]
+fn embedding_models_hold() {
+    let Some(shared) = shared_dir() else { return };
+    for name in ["bert", "nomic-bert", "gemma-embedding"] {
+        for ty in ["F32", "Q8_0"] {
+            let name = format!("{name}-{ty}");
+            let model = open(&shared.join(format!("arch/models/{name}.gguf")));
+            for (prompt, kv_type) in [
+                ("sum", KvType::F32),
+                ("fox", KvType::F32),
+                ("fox", KvType::F16),
+            ] {
+                let golden = format!("arch/goldens/{name}/{prompt}.safetensors");
+                let golden = Embedded::read(&shared.join(golden)).expect("a golden");
+                for gpu_layers in [usize::MAX, 1] {
+                    hold_rows(&name, &model, &golden, (kv_type, gpu_layers));
+                }
+            }
+        }
+    }
+}
+
+/// The rows of a golden, within what halves may add to exact ones.
+fn hold_rows(
+    name: &str,
+    model: &(Arc<Gguf>, Model),
+    golden: &Embedded,
+    (kv_type, gpu_layers): (KvType, usize),
+) {
+    let Some(device) = device() else { return };
+    let n = golden.tokens.len();
+    let options = both(gpu_layers, kv_type, limits(3 * n, 3, n), true);
+    let mut model_on =
+        split::prepare(device, &model.0, &model.1, &options, &mut |_| {}).expect("it is prepared");
+    let mut run =
+        |texts: &[&[u32]]| Sequences::new(texts.len(), n).run(&mut *model_on, Role::Prompt, texts);
+    let ours = run(&[&golden.tokens]).remove(0);
+    let beside = run(&[&golden.tokens[1..], &golden.tokens, &golden.tokens[..1]]).remove(1);
+    assert!(beside == ours, "{name}, {n} tokens: neighbours in a step");
+    let error = nmse(&ours, &golden.exact_rows).expect("same length");
+    let limit = of_halves(&model.1) + GELU_NMSE;
+    println!("{name}, {n} tokens, {kv_type}: NMSE {error:.2e}, allowed {limit:.2e}");
+    assert!(
+        error <= limit,
+        "{name}, {n} tokens: NMSE {error:e} > {limit:e}"
+    );
 }
 
 /// Layers that share keys and values are on one device.

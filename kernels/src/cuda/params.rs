@@ -131,9 +131,10 @@ params! {
     /// `probe.cu`.
     Peak, 16 { out: Ptr, rounds: u32, unused: u32 }
     /// `attention.cuh`.
-    Attention, 144 {
+    Attention, 160 {
         q: Ptr, pages_k: Ptr, pages_v: Ptr, sums: Ptr, states: Ptr, out: Ptr, integers: Ptr,
-        tiles: Ptr, sinks: Ptr, paging: Paging,
-        heads: u32, heads_kv: u32, splits: u32, scale: f32, cap: f32, window: u32,
+        tiles: Ptr, sinks: Ptr, ends: Ptr, paging: Paging,
+        heads: u32, heads_kv: u32, splits: u32, scale: f32, cap: f32, window: u32, after: u32,
+        unused: u32,
     }
 }

@@ -45,11 +45,9 @@ impl Part<'_> {
 
     /// Positions that a row of the step sees.
     fn seen(&self, scores: Scores, row: usize) -> Seen {
-        let pos = self.rows[row].pos;
-        Seen {
-            first: scores.first(pos),
-            end: pos + 1,
-        }
+        let row = &self.rows[row];
+        let Range { start, end } = scores.seen(row.pos, row.end);
+        Seen { first: start, end }
     }
 
     /// Runs `group` (at most as many rows as the kernel takes) and leaves sums and states in the

@@ -39,7 +39,8 @@ impl Part<'_> {
         // `Program::check` compared.
         unsafe {
             match &instruction.op {
-                Op::Embed { table } => self.embed(table, result()),
+                Op::Embed { table } => self.embed(table, |row| row.token as usize, result()),
+                Op::EmbedPositions { table } => self.embed(table, |row| row.pos, result()),
                 Op::Constant { values } => self.constant(values, result()),
                 Op::Input => self.given(result()),
                 Op::RmsNorm { x, weight, eps } => {
@@ -107,11 +108,11 @@ impl Part<'_> {
 
     /// # Safety
     /// As [`Part::run`]. *Shares* of rows.
-    unsafe fn embed(&self, table: &RowTable, out: Slot) {
+    unsafe fn embed(&self, table: &RowTable, of: impl Fn(&Row) -> usize, out: Slot) {
         let bytes = table.ty.row_bytes(table.cols as u64);
         let bytes = bytes.expect("whole blocks, checked at load") as usize;
         for r in self.w.share(self.rows.len(), 1) {
-            let from = self.rows[r].token as usize * bytes;
+            let from = of(&self.rows[r]) * bytes;
             let raw = &table.source.bytes()[from..from + bytes];
             // SAFETY: this row is of this member's share.
             let to = unsafe { self.row_mut(out, r, 0..self.width(out)) };

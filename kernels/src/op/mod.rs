@@ -10,6 +10,8 @@ mod shape;
 
 pub use shape::{ShapeError, Shapes};
 
+use std::ops::Range;
+
 /// One operation on values `V`, with matrices `M`, vectors `C` and tables of embeddings `T`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[allow(missing_docs)] // the fields are the formulas' letters
@@ -18,6 +20,8 @@ pub enum Op<V, M, C, T> {
     Embed { table: T },
     /// The same row for every token.
     Constant { values: C },
+    /// Rows of the table, one per position of the step's tokens.
+    EmbedPositions { table: T },
     /// Rows that come with the step, where another program computed what is before this one.
     Input,
     /// `x * weight / sqrt(mean(x^2) + eps)` over as many neighbours as `weight` has values: the
@@ -35,7 +39,7 @@ pub enum Op<V, M, C, T> {
     Rope { x: V, head_dim: usize, rope: usize },
     /// Appends keys and values to the cache. No result.
     KvWrite { k: V, v: V, cache: CacheLayer },
-    /// Causal attention over what is cached there: `softmax(scores) V` per head; query head `h`
+    /// Attention over what is cached there: `softmax(scores) V` per head; query head `h`
     /// reads key head `h / (n_head / n_head_kv)`. The softmax's denominator gains `e^sink` of the
     /// query head, where there are sinks: one more score, of a value that is zero.
     Attention {
@@ -219,8 +223,10 @@ pub struct Scores {
     /// `cap * tanh(score / cap)` of every scaled score; positive.
     pub cap: Option<f32>,
     /// A query at position `q` sees the keys at positions above `q - window`: so many with its own.
-    /// At least 1.
+    /// At least 1. Where attention is not causal, it sees those at most `window / 2` away.
     pub window: Option<usize>,
+    /// A query sees no later position; otherwise all of its sequence, which is one step then.
+    pub causal: bool,
 }
 
 impl Scores {
@@ -230,13 +236,31 @@ impl Scores {
             scale,
             cap: None,
             window: None,
+            causal: true,
         }
     }
 
-    /// The first position that a query at `position` sees.
-    pub(crate) fn first(self, position: usize) -> usize {
-        let window = self.window.unwrap_or(usize::MAX);
-        (position + 1).saturating_sub(window)
+    /// How many positions before its own a query sees, at most: all, if none.
+    pub(crate) fn before(self) -> Option<usize> {
+        self.window.map(|window| match self.causal {
+            true => window - 1,
+            false => window / 2,
+        })
+    }
+
+    /// How many positions behind its own it sees, at most: all, if none.
+    pub(crate) fn after(self) -> Option<usize> {
+        match self.causal {
+            true => Some(0),
+            false => self.before(),
+        }
+    }
+
+    /// The positions that a query at `position` sees of a sequence that has so many.
+    pub(crate) fn seen(self, position: usize, len: usize) -> Range<usize> {
+        let first = self.before().map_or(0, |n| position.saturating_sub(n));
+        let end = self.after().map_or(len, |n| position.saturating_add(n + 1));
+        first..end.min(len)
     }
 }
 
@@ -317,7 +341,9 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
         let one = |x| [Some(x), None, None, None, None];
         let two = |a, b| [Some(a), Some(b), None, None, None];
         let inputs = match *self {
-            Op::Embed { .. } | Op::Constant { .. } | Op::Input => [None; 5],
+            Op::Embed { .. } | Op::EmbedPositions { .. } | Op::Constant { .. } | Op::Input => {
+                [None; 5]
+            }
             Op::RmsNorm { x, .. }
             | Op::LayerNorm { x, .. }
             | Op::MatMul { x, .. }
@@ -365,6 +391,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             | Op::CausalConv { weight: vector, .. } => Some(vector),
             Op::Attention { sinks, .. } => sinks.as_ref(),
             Op::Embed { .. }
+            | Op::EmbedPositions { .. }
             | Op::Input
             | Op::MatMul { .. }
             | Op::Rope { .. }
@@ -410,6 +437,9 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             },
             Op::Constant { values } => Op::Constant {
                 values: to.vector(values),
+            },
+            Op::EmbedPositions { table } => Op::EmbedPositions {
+                table: to.table(table),
             },
             Op::Input => Op::Input,
             Op::RmsNorm { x, weight, eps } => Op::RmsNorm {

@@ -64,7 +64,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
     pub fn shape(&self, of: &impl Shapes<V, M, C, T>) -> Result<ValueShape, ShapeError> {
         let value = |v: V| of.value(v);
         Ok(match *self {
-            Op::Embed { ref table } => ValueShape {
+            Op::Embed { ref table } | Op::EmbedPositions { ref table } => ValueShape {
                 width: of.table(table).ok_or(ShapeError::NoWeight)?.cols,
                 rows: RowSet::All,
             },

@@ -105,6 +105,7 @@ impl Layers {
                     scale: 0.125,
                     cap: Some(20.0),
                     window: (layer % 2 == 1).then_some(WINDOW),
+                    causal: true,
                 },
                 sinks: Some((0..self.d / head_dim).map(|h| 0.5 - h as f32).collect()),
             }

@@ -32,6 +32,8 @@ struct Scene {
     rows: Vec<Option<(usize, usize)>>,
     cap: Option<f32>,
     window: Option<usize>,
+    /// How many positions behind its own a row sees.
+    after: usize,
     /// One for each head, or none.
     sinks: Vec<f32>,
 }
@@ -95,6 +97,7 @@ impl Scene {
             rows,
             cap: None,
             window: None,
+            after: 0,
             sinks: Vec::new(),
         }
     }
@@ -103,6 +106,11 @@ impl Scene {
     fn first(&self, position: usize) -> usize {
         let window = self.window.unwrap_or(usize::MAX);
         (position + 1).saturating_sub(window)
+    }
+
+    /// The positions that one of a sequence sees.
+    fn seen(&self, sequence: usize, position: usize) -> std::ops::Range<usize> {
+        self.first(position)..(position + 1 + self.after).min(self.lengths[sequence])
     }
 
     /// Tables without the pages that none of the rows sees.
@@ -205,6 +213,13 @@ impl Scene {
             integers: Ptr::NULL,
             tiles: Ptr::NULL,
             sinks,
+            ends: bench.integers(
+                &self
+                    .rows
+                    .iter()
+                    .map(|r| r.map_or(0, |r| self.lengths[r.0] as u32))
+                    .collect::<Vec<_>>(),
+            ),
             paging: Paging {
                 tables: bench.integers(&self.without_passed(pages, max_pages)),
                 ..paging(bench, &self.rows)
@@ -215,6 +230,8 @@ impl Scene {
             scale: 1.0 / (self.dim as f32).sqrt(),
             cap: self.cap.unwrap_or(0.0),
             window: self.window.unwrap_or(0) as u32,
+            after: self.after as u32,
+            unused: 0,
         }
     }
 
@@ -269,8 +286,8 @@ impl Scene {
                 let at =
                     |p: usize| (p * self.heads_kv + h / (self.heads / self.heads_kv)) * self.dim;
                 let (mut scores, mut off) = (Vec::new(), 0.0f64);
-                let first = self.first(position);
-                for p in first..=position {
+                let seen = self.seen(s, position);
+                for p in seen.clone() {
                     let products = q
                         .iter()
                         .zip(&self.k[s][at(p)..])
@@ -301,7 +318,7 @@ impl Scene {
                     let values = weights
                         .iter()
                         .enumerate()
-                        .map(|(p, w)| w / total * f64::from(self.v[s][at(first + p) + d]));
+                        .map(|(p, w)| w / total * f64::from(self.v[s][at(seen.start + p) + d]));
                     let (value, size) =
                         values.fold((0.0, 0.0), |(s, a), x: f64| (s + x, a + x.abs()));
                     let mut bound = size * (2.0 * off + roundings * eps);
@@ -319,8 +336,8 @@ impl Scene {
             }
         }
         worst.check(&format!(
-            "attention of {:?}, heads of {}, prompt: {prompt}, window {:?}, cap {:?}, sinks {:?}",
-            self.kv, self.dim, self.window, self.cap, self.sinks
+            "attention of {:?}, heads of {}, prompt: {prompt}, window {:?}, {} after, cap {:?}, sinks {:?}",
+            self.kv, self.dim, self.window, self.after, self.cap, self.sinks
         ));
     }
 }
@@ -471,6 +488,43 @@ fn windows_caps_and_sinks_match_f64() {
     }
 }
 
+/// Positions behind a row's own: some, all, and more than there are.
+#[test]
+fn what_lies_behind_matches_f64() {
+    let Some(mut bench) = device() else { return };
+    let everything = i32::MAX as usize;
+    for (n, (window, after)) in [
+        (None, everything),
+        (Some(13), 12),
+        (Some(1), 0),
+        (Some(2), 1),
+        (Some(101), 100),
+        (Some(1000), 999),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for (i, dim) in [8, 32, 64, 80, 128, 256].into_iter().enumerate() {
+            bench.0.schedule(Schedule::ALL[(i + n) % 3]);
+            let kv = KvType::ALL[(i + n) % KvType::ALL.len()];
+            let kv = if kv.takes(dim) { kv } else { KvType::F16 };
+            for kv in [kv, KvType::F16] {
+                let heads = [(2, 2), (4, 1), (10, 2), (3, 1)][(i + n) % 4];
+                let scene = Scene {
+                    window,
+                    after,
+                    ..Scene::new(kv, dim, heads, &[70, 5, 130], usize::MAX)
+                };
+                scene.check(&scene.attend(&mut bench, 5, [1, 3, 16][n % 3]), false);
+                if launch::takes_prompt(kv, dim, heads.0 / heads.1) {
+                    scene.check(&scene.attend_prompt(&mut bench, 9), true);
+                }
+                bench.0.clear();
+            }
+        }
+    }
+}
+
 /// A row beside others, whose windows begin elsewhere, and alone.
 #[test]
 fn windows_depend_on_no_neighbour() {
@@ -505,16 +559,21 @@ fn windows_depend_on_no_neighbour() {
 }
 
 /// Attention of four heads and a product that reads it, so that generated tokens' attention leaves
-/// integers: from tables of queries, keys and values.
+/// integers: from tables of queries, keys and values, the last one by position.
 fn attention_and_product(tokens: usize, scores: Scores, sinks: bool) -> Vec<Instruction> {
     let mut rng = Rng(23);
     let mut table =
         |width: usize, out: usize| embed(tokens, width, &rng.floats(tokens * width), out);
     let cache = CacheLayer { group: 0, layer: 0 };
+    let (q, k) = (table(128, 0), table(64, 1));
+    let Op::Embed { table } = table(64, 2).op else {
+        unreachable!("rows of a table");
+    };
+    let v = Op::EmbedPositions { table }.to(2);
     vec![
-        table(128, 0),
-        table(64, 1),
-        table(64, 2),
+        q,
+        k,
+        v,
         Op::KvWrite { k: 1, v: 2, cache }.without_result(),
         Op::Attention {
             q: 0,
@@ -540,12 +599,14 @@ fn programs_take_windows_caps_and_sinks() {
     let widths = [128, 64, 64, 128, 64];
     let shape = (TensorType::Q8_0, 64, 128);
     let raw = Arc::new(random_blocks(&mut Rng(24), shape.0, 64 * 128));
-    for (window, cap, sinks) in [
-        (None, None, false),
-        (Some(5), None, false),
-        (None, Some(0.5), false),
-        (None, None, true),
-        (Some(20), Some(0.5), true),
+    for (window, cap, sinks, causal) in [
+        (None, None, false, true),
+        (Some(5), None, false, true),
+        (None, Some(0.5), false, true),
+        (None, None, true, true),
+        (Some(20), Some(0.5), true, true),
+        (None, None, false, false),
+        (Some(20), None, false, false),
     ] {
         let Some(Bench(machine)) = device() else {
             return;
@@ -554,6 +615,7 @@ fn programs_take_windows_caps_and_sinks() {
             scale: 0.4,
             cap,
             window,
+            causal,
         };
         let ops = || program(attention_and_product(TOKENS, scores, sinks), &widths, kv);
         let source = Source {
@@ -583,11 +645,12 @@ fn programs_take_windows_caps_and_sinks() {
             Matrix::new(Isa::Scalar, shape, raw.clone(), true, &mut pool).expect("a matrix");
         let mut there = octavo_kernels::Executor::new(Isa::Scalar, ops(), vec![matrix], pool);
         let mut store = KvStore::new(&[kv], 4).expect("memory");
-        let steps = [(Role::Prompt, 0..50)]
+        let prompt = if causal { 50 } else { TOKENS };
+        let steps = [(Role::Prompt, 0..prompt)]
             .into_iter()
-            .chain((50..TOKENS).map(|at| (Role::Generated, at..at + 1)));
+            .chain((prompt..TOKENS).map(|at| (Role::Generated, at..at + 1)));
         for (role, tokens) in steps {
-            let ids: Vec<u32> = tokens.clone().map(|t| t as u32).collect();
+            let ids: Vec<u32> = tokens.clone().map(|t| (7 * t % TOKENS) as u32).collect();
             let seqs = [Sequence {
                 tokens: &ids,
                 start: tokens.start,

@@ -172,6 +172,9 @@ fn gated_products_are_two_products_and_a_gate() {
     }
 }
 
+/// Positions of the sequences of the rows of [`paging`].
+const ENDS: [u32; 4] = [19, 0, 4, 19];
+
 /// Rows of two sequences, one row of padding among them.
 fn paging(bench: &mut Bench, tables: &[u32], n_pages: u32) -> Paging {
     let positions = [17, -1i32, 3, 18].map(|p| p as u32);
@@ -365,6 +368,7 @@ fn attention_leaves_integers() {
         integers: Ptr::NULL,
         tiles: Ptr::NULL,
         sinks: bench.floats(&[0.25, -1.0, 2.0]),
+        ends: bench.integers(&ENDS),
         paging,
         heads: heads as u32,
         heads_kv: 1,
@@ -372,6 +376,8 @@ fn attention_leaves_integers() {
         scale: 0.125,
         cap: 1.5,
         window: 12,
+        after: 0,
+        unused: 0,
     };
     launch::attend(KvType::F32, dim, &p)
         .iter()
@@ -492,6 +498,7 @@ fn attention_without_a_page(
         out,
         integers,
         tiles,
+        ends: bench.integers(&ENDS),
         paging,
         heads,
         heads_kv,

@@ -66,6 +66,7 @@ impl Layer<'_, '_> {
             },
             cap: hp.score_cap,
             window: self.dims.window,
+            causal: hp.rows.is_none(),
             sinks: sinks.as_deref(),
         };
         let mut mixed = attention.run(&q, &k, &v);
@@ -92,7 +93,7 @@ impl Layer<'_, '_> {
     }
 
     /// Queries, keys and values, normed and rotated, in llama.cpp's order: all of Q, then V and K;
-    /// but K before V where two caches are kept, and where V is a part of a fused product.
+    /// but K before V where two caches are kept, or none, and where V is a part of a fused product.
     fn qkv(&mut self, h: &[f64]) -> Result<[Vec<f64>; 3], Error> {
         let n_kv = self.width_of(Side::Key);
         if self.weights.has(&self.name("attn_qkv.weight")) {
@@ -109,7 +110,7 @@ impl Layer<'_, '_> {
             let k = self.finish(Side::Key, both.clone())?;
             return Ok([q, k, self.finish_values(both)]);
         }
-        if self.hp.has_windows {
+        if self.hp.has_windows || self.hp.rows.is_some() {
             let k = self.query_or_key(Side::Key, h)?;
             let v = self.project("Vcur", "attn_v", n_kv, h)?;
             return Ok([q, k, self.finish_values(v)]);

@@ -37,6 +37,7 @@ impl Layer<'_, '_> {
             scale: self.hp.score_scale,
             cap: None,
             window: None,
+            causal: true,
             sinks: None,
         };
         let mut mixed = attention.run(&memory.q, &memory.k, &memory.v);

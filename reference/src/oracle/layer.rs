@@ -59,7 +59,10 @@ impl Layer<'_, '_> {
                 scale(x, factor);
             }
         }
-        self.tap("l_out", self.hp.n_embd, x);
+        // a stream that is normed at last has no name, or that of the result
+        if architecture.sum_norms.is_none() {
+            self.tap("l_out", self.hp.n_embd, x);
+        }
         Ok(())
     }
 
@@ -77,6 +80,7 @@ impl Layer<'_, '_> {
             mixed = self.norm(norm, &mixed)?;
         }
         self.add_branch(x, mixed);
+        self.norm_sum(0, x)?;
         if let Some(name) = architecture.names.residual {
             self.tap(name, self.hp.n_embd, x);
         }
@@ -99,7 +103,7 @@ impl Layer<'_, '_> {
             fed = self.norm(norm, &fed)?;
         }
         self.add_branch(x, fed);
-        Ok(())
+        self.norm_sum(1, x)
     }
 
     /// What the layer draws from other tokens.
@@ -125,6 +129,21 @@ impl Layer<'_, '_> {
     fn add_branch(&self, x: &mut [f64], mut branch: Vec<f64>) {
         scale(&mut branch, self.hp.factors.residual);
         add_into(x, &branch);
+    }
+
+    /// Norms the stream itself, where the architecture does.
+    fn norm_sum(&self, which: usize, x: &mut [f64]) -> Result<(), Error> {
+        if let Some(tensors) = self.hp.architecture.sum_norms {
+            let name = self.name(tensors[which]);
+            x.copy_from_slice(&whole_norm(
+                self.hp,
+                self.weights,
+                &name,
+                self.hp.n_embd,
+                x,
+            )?);
+        }
+        Ok(())
     }
 
     fn norm_or_copy(&mut self, norm: Option<Norm>, x: &[f64]) -> Result<Vec<f64>, Error> {

@@ -207,32 +207,34 @@ pub(super) struct Attention<'a> {
     pub(super) scale: f64,
     /// Then bounds them.
     pub(super) cap: Option<f64>,
-    /// How many keys a query sees, its own with them.
+    /// How many keys a query sees, its own with them; where it sees later ones, half as many on
+    /// either side.
     pub(super) window: Option<usize>,
+    /// It sees no later ones.
+    pub(super) causal: bool,
     /// A score for each head that has no value.
     pub(super) sinks: Option<&'a [f64]>,
 }
 
 impl Attention<'_> {
-    /// `softmax(scale · q·k) · v` over the positions up to each query's own. Query head `h` reads
+    /// `softmax(scale · q·k) · v` over the positions that each query sees. Query head `h` reads
     /// key-value head `h / (n_head / n_head_kv)`.
     pub(super) fn run(&self, q: &[f64], k: &[f64], v: &[f64]) -> Vec<f64> {
         let (key_dim, value_dim) = (self.head_dim, self.value_dim);
         let (q_width, out_width) = (self.n_head * key_dim, self.n_head * value_dim);
-        let mut out = vec![0.0; q.len() / q_width * out_width];
+        let n = q.len() / q_width;
+        let mut out = vec![0.0; n * out_width];
         let rows = q.chunks(q_width).zip(out.chunks_mut(out_width));
         for (pos, (q, out)) in rows.enumerate() {
-            let first = self
-                .window
-                .map_or(0, |window| (pos + 1).saturating_sub(window));
+            let seen = self.seen(pos, n);
             let heads = q.chunks(key_dim).zip(out.chunks_mut(value_dim));
             for (h, (q, out)) in heads.enumerate() {
                 let head = h / (self.n_head / self.n_head_kv);
                 let row = |t: usize| t * self.n_head_kv + head;
                 let key = |t: usize| &k[row(t) * key_dim..][..key_dim];
-                let scores = (first..=pos).map(|t| self.score(q, key(t))).collect();
+                let scores = seen.clone().map(|t| self.score(q, key(t))).collect();
                 let p = softmax_beside(scores, self.sinks.map(|sinks| sinks[h]));
-                for (t, p) in (first..=pos).zip(p) {
+                for (t, p) in seen.clone().zip(p) {
                     out.iter_mut()
                         .zip(&v[row(t) * value_dim..][..value_dim])
                         .for_each(|(out, v)| *out += p * v);
@@ -240,6 +242,19 @@ impl Attention<'_> {
             }
         }
         out
+    }
+
+    /// The positions that the query at `pos` sees of `n`.
+    fn seen(&self, pos: usize, n: usize) -> Range<usize> {
+        match (self.causal, self.window) {
+            (true, None) => 0..pos + 1,
+            (true, Some(window)) => (pos + 1).saturating_sub(window)..pos + 1,
+            (false, None) => 0..n,
+            (false, Some(window)) => {
+                let reach = window / 2;
+                pos.saturating_sub(reach)..n.min((pos + 1).saturating_add(reach))
+            }
+        }
     }
 
     fn score(&self, q: &[f64], k: &[f64]) -> f64 {
@@ -277,6 +292,7 @@ mod tests {
         scale: 1.0,
         cap: None,
         window: None,
+        causal: true,
         sinks: None,
     };
 
@@ -317,6 +333,15 @@ mod tests {
             Attention { window, ..ONE_HEAD }.run(&q, &k, &v),
             [3.0, 4.5, 9.0],
         );
+        let all = Attention {
+            causal: false,
+            ..ONE_HEAD
+        };
+        close(all.run(&q, &k, &v), [7.0; 3]);
+        // a window of 3 reaches one position on either side
+        for window in [Some(2), Some(3)] {
+            close(Attention { window, ..all }.run(&q, &k, &v), [4.5, 7.0, 9.0]);
+        }
         // a score of 0 more, beside one, two and three of them
         let sinks = Some(&[0.0][..]);
         close(

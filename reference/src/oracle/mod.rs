@@ -24,9 +24,9 @@ mod weights;
 
 use crate::Error;
 use gguf_rs_lite::{Gguf, TensorInfo};
-use hparams::Hparams;
+use hparams::{Hparams, Rows};
 use layer::{Layer, Shared, whole_norm};
-use math::{add_bias, cap, scale};
+use math::{add_bias, add_into, cap, scale};
 use per_layer::PerLayer;
 use std::collections::BTreeMap;
 use weights::Weights;
@@ -112,15 +112,16 @@ impl<'a> Oracle<'a> {
         Ok(divisors.or(Some(chosen)))
     }
 
-    /// Size of the vocabulary: the length of one row of logits.
+    /// Size of the vocabulary: the length of one row of logits, where there are any.
     pub fn n_vocab(&self) -> usize {
         self.n_vocab
     }
 
-    /// Logits of every position, `(n_tokens, n_vocab)`, positions counted from 0.
+    /// Logits of every position, `(n_tokens, n_vocab)`, positions counted from 0; of a model that
+    /// has none its rows, `(n_tokens, n_embd)`.
     ///
     /// # Errors
-    /// A token outside the vocabulary, or a tensor that cannot be dequantized.
+    /// A token outside the vocabulary, a text longer than the positions that have embeddings, or a tensor that cannot be dequantized.
     pub fn forward(&self, tokens: &[u32]) -> Result<Vec<f64>, Error> {
         self.forward_tapped(tokens, &mut |_, _, _, _| {})
     }
@@ -154,9 +155,36 @@ impl<'a> Oracle<'a> {
             };
             layer.run(&mut x)?;
         }
-        let mut x = whole_norm(hp, weights, hp.architecture.output_norm, hp.n_embd, &x)?;
-        tap("result_norm", None, hp.n_embd, &mut x);
-        self.logits(weights, &x, tap)
+        match hp.architecture.output_norm {
+            Some(norm) => {
+                x = whole_norm(hp, weights, norm, hp.n_embd, &x)?;
+                tap("result_norm", None, hp.n_embd, &mut x);
+            }
+            None => tap("result_embd", None, hp.n_embd, &mut x),
+        }
+        match hp.rows {
+            Some(rows) => self.rows(weights, rows, x, tap),
+            None => self.logits(weights, &x, tap),
+        }
+    }
+
+    /// The rows that a model gives, with the products behind them. Products of means are means of
+    /// products: pooling may come after them.
+    fn rows(
+        &self,
+        weights: &Weights<'_>,
+        rows: Rows,
+        x: Vec<f64>,
+        tap: &mut Tap<'_>,
+    ) -> Result<Vec<f64>, Error> {
+        let n_embd = self.hparams.n_embd;
+        let Some(width) = rows.dense else {
+            return Ok(x);
+        };
+        let x = weights.matrix("dense_2.weight", n_embd, width)?.times(&x);
+        let mut x = weights.matrix("dense_3.weight", width, n_embd)?.times(&x);
+        tap("result_embd_pooled", None, n_embd, &mut x);
+        Ok(x)
     }
 
     /// The residual stream at its start, `(n_tokens, n_embd)`, and what layers share.
@@ -177,6 +205,7 @@ impl<'a> Oracle<'a> {
             })?;
             x.extend(row.iter().map(|&v| f64::from(v)));
         }
+        self.add_embedded(weights, &mut x)?;
         let names = hp.architecture.names;
         if names.scaled_embedding.is_some() {
             tap(names.embedding, None, hp.n_embd, &mut x);
@@ -185,11 +214,42 @@ impl<'a> Oracle<'a> {
         scale(&mut x, hp.factors.embedding);
         let name = names.scaled_embedding.unwrap_or(names.embedding);
         tap(name, None, hp.n_embd, &mut x);
+        if hp.architecture.embedded.is_some() {
+            x = whole_norm(hp, weights, "token_embd_norm", hp.n_embd, &x)?;
+            // llama.cpp's name has a layer's number
+            tap("inp_norm", Some(0), hp.n_embd, &mut x);
+        }
         let shared = Shared {
             kept: BTreeMap::new(),
             per_layer: rows.map(|rows| PerLayer::new(rows, x.clone())),
         };
         Ok((x, shared))
+    }
+
+    /// Adds what types of tokens and positions have to the embeddings of tokens.
+    fn add_embedded(&self, weights: &Weights<'_>, x: &mut [f64]) -> Result<(), Error> {
+        let (hp, n_tokens) = (&self.hparams, x.len() / self.hparams.n_embd);
+        let Some(rows) = hp.rows else {
+            return Ok(());
+        };
+        if let Some(n) = rows.n_token_types {
+            // every token is of the first type
+            if let Some(types) = weights.rows("token_types.weight", hp.n_embd, n)? {
+                add_bias(x, types.get(..hp.n_embd).unwrap_or(&[]));
+            }
+        }
+        if let Some(n) = rows.n_positions {
+            if n_tokens > n {
+                return Err(Error::Positions {
+                    expected: n,
+                    got: n_tokens,
+                });
+            }
+            let positions = weights.required_rows("position_embd.weight", hp.n_embd, n)?;
+            let positions = positions.get(..x.len()).unwrap_or(&[]);
+            add_into(x, positions);
+        }
+        Ok(())
     }
 
     fn logits(

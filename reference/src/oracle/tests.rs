@@ -3,7 +3,7 @@
 
 use super::architecture::{Gating, QkNorm};
 use super::*;
-use crate::golden::Full;
+use crate::golden::{Embedded, Full};
 use crate::metrics::nmse;
 use gguf_rs_lite::OpenOptions;
 use rope::RopePairs;
@@ -137,6 +137,54 @@ fn wrong_facts_show() {
         let error = nmse(&logits, &golden.exact).unwrap();
         assert!(error > 1e-4, "fault {index}, {model}: NMSE {error:e}");
     }
+}
+
+/// The same of models that give rows.
+const ROW_FAULTS: &[(&str, Fault)] = &[
+    ("bert-F32", rotated_everywhere),
+    ("bert-F32", |hp| hp.norm_eps = 1e-1),
+    ("nomic-bert-F32", |hp| hp.rope.base = 500.0),
+    ("gemma-embedding-F32", without_windows),
+    ("gemma-embedding-F32", |hp| {
+        hp.layers
+            .iter_mut()
+            .for_each(|layer| layer.window = layer.window.map(|window| window + 2));
+    }),
+    ("gemma-embedding-Q8_0", |hp| rows(hp).dense = None),
+];
+
+fn rows(hp: &mut Hparams) -> &mut Rows {
+    hp.rows.as_mut().unwrap()
+}
+
+#[test]
+fn wrong_facts_show_in_rows() {
+    let Some(arch) = octavo_fixtures::shared("arch") else {
+        return;
+    };
+    for (index, (model, plant)) in ROW_FAULTS.iter().enumerate() {
+        let path = arch.join(format!("models/{model}.gguf"));
+        let gguf = Gguf::open(&path, &OpenOptions::default()).unwrap();
+        let mut oracle = Oracle::open(&gguf).unwrap();
+        plant(&mut oracle.hparams);
+        let golden = arch.join(format!("goldens/{model}/fox.safetensors"));
+        let golden = Embedded::read(&golden).unwrap();
+        let rows = oracle.forward(&golden.tokens).unwrap();
+        let error = nmse(&rows, &golden.exact_rows).unwrap();
+        assert!(error > 1e-4, "fault {index}, {model}: NMSE {error:e}");
+    }
+}
+
+#[test]
+fn a_position_without_an_embedding_is_named() {
+    let Some(path) = octavo_fixtures::shared("arch/models/bert-F32.gguf") else {
+        return;
+    };
+    let gguf = Gguf::open(&path, &OpenOptions::default()).unwrap();
+    let oracle = Oracle::open(&gguf).unwrap();
+    assert_eq!(oracle.forward(&[7; 512]).unwrap().len(), 512 * 64);
+    let message = oracle.forward(&[7; 513]).unwrap_err().to_string();
+    assert!(message.contains("at most 512 tokens"), "{message}");
 }
 
 #[test]

@@ -208,6 +208,11 @@ impl ComputeArgs {
         }
     }
 
+    /// Whether it was said how many prompt tokens are computed at a time.
+    pub(super) fn has_batch(&self) -> bool {
+        self.batch_size.is_some()
+    }
+
     /// Whether to map the file.
     pub(super) fn mmap(&self) -> bool {
         !self.no_mmap

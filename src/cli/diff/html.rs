@@ -5,7 +5,7 @@ use octavo_lab::report::{Axes, Chart, ChartError, Page, line_chart};
 use octavo_model::taps;
 use octavo_text::tokenizer::Tokenizer;
 
-use super::print::{Columns, Report, title};
+use super::print::{Columns, EXECUTIONS, Report, title};
 use crate::cli::run::piece;
 
 /// Positions whose tables are shown: the first of a long text say no more.
@@ -23,18 +23,11 @@ pub(super) fn executions(report: &Report<'_>) -> Result<String, ChartError> {
     }
     page.heading("Error by layer");
     page.chart(&by_layer(c)?);
-    page.heading("Error by position");
-    page.chart(&by_position(&c.logits)?);
-    logits(
-        &mut page,
-        &c.logits,
-        report.tokenizer,
-        &Columns {
-            ours: "B",
-            theirs: "A",
-            theirs_first: true,
-        },
-    );
+    if let Some(c) = &c.logits {
+        page.heading("Error by position");
+        page.chart(&by_position(c)?);
+        logits(&mut page, c, report.tokenizer, &EXECUTIONS);
+    }
     page.heading("Tensors");
     page.fold("Every tensor, in the order of the computation");
     let head = [

@@ -41,17 +41,9 @@ impl Report<'_> {
             );
         }
         out.push('\n');
-        logits(
-            &mut out,
-            &c.logits,
-            self.tokenizer,
-            &Columns {
-                ours: "B",
-                theirs: "A",
-                theirs_first: true,
-            },
-            all,
-        );
+        if let Some(c) = &c.logits {
+            logits(&mut out, c, self.tokenizer, &EXECUTIONS, all);
+        }
         for line in self.first().into_iter().chain([self.verdict().to_owned()]) {
             let _ = writeln!(out, "{line}");
         }
@@ -164,6 +156,13 @@ pub(super) struct Columns {
     pub(super) theirs: &'static str,
     pub(super) theirs_first: bool,
 }
+
+/// Of two executions.
+pub(super) const EXECUTIONS: Columns = Columns {
+    ours: "B",
+    theirs: "A",
+    theirs_first: true,
+};
 
 impl Columns {
     /// Left and right.

@@ -32,7 +32,11 @@ pub(super) fn write(out: &mut String, report: &Facts<'_>, h: &Hparams) -> Result
     }
     line(out, "norm", &norm(h, bound.as_ref()))?;
     let tied = report.gguf.tensor("output.weight").is_none();
-    line(out, "output", &output(tied, bound.as_ref()))?;
+    let output = match h.is_causal() {
+        true => output(tied, bound.as_ref()),
+        false => rows(h, bound.as_ref()),
+    };
+    line(out, "output", &output)?;
     let Some(s) = &bound else {
         return Ok(());
     };
@@ -166,6 +170,9 @@ fn attention(h: &Hparams, s: Option<&Structure>) -> String {
     if s.gated_attention {
         text += ", behind a gate";
     }
+    if !s.causal {
+        text += ", not causal: tokens see all of their text";
+    }
     text += match (s.qk_norm_of, s.qk_norm_after_rope) {
         (None, _) => ", q/k norm absent",
         (Some("row"), _) => ", q/k norm present (of whole rows)",
@@ -199,11 +206,11 @@ fn attention(h: &Hparams, s: Option<&Structure>) -> String {
 
 fn windows(h: &Hparams, s: &Structure) -> Option<String> {
     let windows = s.windows.as_ref()?;
-    let mut text = format!(
-        "the latest {} positions in {}",
-        windows.size,
-        layers(&windows.layers, s.layers)
-    );
+    let size = match s.causal {
+        true => format!("the latest {} positions", windows.size),
+        false => format!("{} positions on either side", windows.size / 2),
+    };
+    let mut text = format!("{size} in {}", layers(&windows.layers, s.layers));
     // the line of the rotary embedding tells of the others
     let of = |rope: usize| (h.ropes[rope].freq_base.value, h.ropes[rope].scaling.value);
     if let Some(rope) = windows.rope.filter(|rope| of(*rope) != of(0)) {
@@ -215,6 +222,9 @@ fn windows(h: &Hparams, s: &Structure) -> Option<String> {
 }
 
 fn rope(report: &Facts<'_>, h: &Hparams, s: Option<&Structure>) -> String {
+    if s.is_some_and(|s| s.embedded_positions) {
+        return "none: positions are embedded".to_owned();
+    }
     if s.is_some_and(|s| s.unturned_layers.len() == s.layers) {
         return "none: queries and keys do not turn".to_owned();
     }
@@ -284,6 +294,7 @@ fn mixture(e: &ExpertStructure, activation: &str, n_layer: usize) -> String {
 fn norm(h: &Hparams, s: Option<&Structure>) -> String {
     let text = format!("{}, eps {:e}", h.norm_name(), h.norm_eps());
     let place = s.map_or("", |s| match (s.norm_before, s.norm_after) {
+        (_, true) if s.normed_sums => ", of the sums after blocks",
         (true, false) => ", before blocks",
         (false, true) => ", after blocks",
         (true, true) => ", before and after blocks",
@@ -306,6 +317,18 @@ fn output(tied: bool, s: Option<&Structure>) -> String {
     }
     match s.logit_cap {
         Some(cap) => text + &format!(", soft cap {cap} on logits"),
+        None => text,
+    }
+}
+
+/// What a model gives that has no logits.
+fn rows(h: &Hparams, s: Option<&Structure>) -> String {
+    let mut text = format!("no logits: a row of {} for each token", h.n_embd());
+    if let Some(width) = s.and_then(|s| s.dense_width) {
+        text += &format!(", after products through {width}");
+    }
+    match h.pooling {
+        Some(pooling) => text + &format!(", pooling {}", pooling.name()),
         None => text,
     }
 }

@@ -2,12 +2,12 @@
 
 use std::time::Instant;
 
-use crate::backend::TapView;
 use crate::sample::{Logprobs, SampleError, logprobs};
 use crate::sequence::{Bounds, Computed, Options, Sequence, SequenceError, Text, Vocabulary, Want};
 
 use super::beams::Search;
-use super::request::{Delta, Found, Goal, Pooling, Request, RequestId, Timing};
+use super::pool::Pool;
+use super::request::{Delta, Found, Goal, Request, RequestId, Timing};
 
 /// What a text was fed last, before anybody was told.
 pub(super) type Fed = Result<Delta, SequenceError>;
@@ -71,14 +71,6 @@ struct Clock {
     last: Option<Instant>,
 }
 
-/// The vectors of a prompt's tokens on their way to one.
-struct Pool {
-    pooling: Pooling,
-    /// The first position whose vector has not come.
-    next: usize,
-    sum: Vec<f64>,
-}
-
 impl Branch {
     /// The first text of a request.
     pub(super) fn new(
@@ -99,11 +91,7 @@ impl Branch {
             found: Vec::new(),
         });
         let work = match request.goal {
-            Goal::Embedding(pooling) => Work::Embedding(Pool {
-                pooling,
-                next: 0,
-                sum: Vec::new(),
-            }),
+            Goal::Embedding(embed) => Work::Embedding(Pool::new(embed)),
             Goal::Beams(how) => Work::Beams {
                 search: Box::new(Search::new(how, sequence)?),
                 n: request.n,
@@ -132,7 +120,7 @@ impl Branch {
     pub(super) fn wants_all(&self) -> bool {
         match &self.work {
             Work::Text(_) | Work::Beams { .. } => self.prompt.is_some(),
-            Work::Embedding(pool) => pool.pooling != Pooling::Last,
+            Work::Embedding(pool) => pool.wants_all(),
         }
     }
 
@@ -184,7 +172,8 @@ impl Branch {
         }
     }
 
-    /// Takes the logits of what follows the token at a position; of beams, of this one.
+    /// Takes the logits of what follows the token at a position; of beams, of this one; or the
+    /// token's vector, where that is what the model gives.
     pub(super) fn take_logits(
         &mut self,
         beam: usize,
@@ -192,6 +181,10 @@ impl Branch {
         row: &[f32],
         vocabulary: &dyn Vocabulary,
     ) {
+        // of a model that gives no logits
+        if self.embeds() {
+            return self.take_row(position, row);
+        }
         if let Err(error) = self.note_prompt(position, row) {
             self.fed = Some(Err(error.into()));
             return;
@@ -256,7 +249,7 @@ impl Branch {
         whole.map(|prompt| prompt.found)
     }
 
-    /// The embedding, normalized, if `n_read` tokens of the prompt are all.
+    /// The embedding, if `n_read` tokens of the prompt are all.
     pub(super) fn take_vector(&mut self, n_read: usize) -> Option<Vec<f32>> {
         let Work::Embedding(pool) = &mut self.work else {
             return None;
@@ -264,9 +257,7 @@ impl Branch {
         if n_read < self.n_prompt {
             return None;
         }
-        let length = pool.sum.iter().map(|x| x * x).sum::<f64>().sqrt();
-        let scale = if length > 0.0 { 1.0 / length } else { 0.0 };
-        Some(pool.sum.iter().map(|x| (x * scale) as f32).collect())
+        Some(pool.take())
     }
 
     /// The request's other texts, fed with what may follow the prompt, as soon as it is known.
@@ -377,23 +368,6 @@ impl Branch {
     }
 }
 
-impl Pool {
-    /// Adds the vector of the token at a position. One that was computed before, and again because
-    /// its pages were needed by others, counts once.
-    fn add(&mut self, position: usize, row: &[f32]) {
-        if position < self.next {
-            return;
-        }
-        self.next = position + 1;
-        if self.pooling == Pooling::First && position > 0 {
-            return;
-        }
-        self.sum.resize(row.len(), 0.0);
-        let both = self.sum.iter_mut().zip(row);
-        both.for_each(|(sum, x)| *sum += f64::from(*x));
-    }
-}
-
 impl Clock {
     fn new() -> Clock {
         Clock {
@@ -401,50 +375,6 @@ impl Clock {
             begun: None,
             first: None,
             last: None,
-        }
-    }
-}
-
-/// The model's last vectors of a step, for embeddings: one row for each output.
-#[derive(Default)]
-pub(super) struct Vectors {
-    width: usize,
-    data: Vec<f32>,
-}
-
-impl Vectors {
-    /// Looks for them among all values of a step.
-    pub(super) fn see(&mut self, view: &TapView<'_>) {
-        if view.tap.name == octavo_model::taps::RESULT_NORM {
-            self.width = view.width;
-            self.data.extend_from_slice(view.data);
-        }
-    }
-
-    /// Row by row.
-    pub(super) fn rows(&self) -> impl Iterator<Item = &[f32]> {
-        self.data.chunks_exact(self.width.max(1))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_computed_again_counts_once() {
-        let vectors = [[1.0, 2.0], [4.0, 8.0], [16.0, 32.0]];
-        for (pooling, sum) in [(Pooling::Mean, [21.0, 42.0]), (Pooling::First, [1.0, 2.0])] {
-            let mut pool = Pool {
-                pooling,
-                next: 0,
-                sum: Vec::new(),
-            };
-            // two are read, and all of them again after their pages were given up
-            for position in [0, 1, 0, 1, 2] {
-                pool.add(position, &vectors[position]);
-            }
-            assert_eq!(pool.sum, sum, "{pooling:?}");
         }
     }
 }

@@ -5,6 +5,7 @@ mod again;
 mod beams;
 mod branch;
 mod outputs;
+mod pool;
 mod request;
 
 use std::collections::BTreeMap;
@@ -18,11 +19,12 @@ use crate::schedule::{Job, Plan, Scheduler, Settings, Share};
 use crate::sequence::Bounds;
 use crate::{Engine, Error};
 use again::Again;
-use branch::{Branch, Turn, Vectors};
+use branch::{Branch, Turn};
 use outputs::{BeamOutput, ByBranch, hand_out};
+use pool::Vectors;
 
 pub use request::{
-    BatchError, BatchOptions, BeamSearch, Delta, Event, Found, Goal, Pooling, Request, RequestId,
+    BatchError, BatchOptions, BeamSearch, Delta, Embed, Event, Found, Goal, Request, RequestId,
     RequestView, Snapshot, Timing, Totals,
 };
 
@@ -56,7 +58,8 @@ impl Batch {
             rows: limits.rows,
             wanted: limits.wanted,
             stall: options.stall,
-            prefixes: options.prefixes,
+            prefixes: options.prefixes && engine.hparams().is_causal(),
+            whole: !engine.hparams().is_causal(),
             reuse_generated: options.reuse_generated,
         };
         Batch {
@@ -99,6 +102,9 @@ impl Batch {
             Goal::Text | Goal::Embedding(_) => 1,
         };
         self.check_counts(&request, width)?;
+        if let Goal::Text | Goal::Beams(_) = request.goal {
+            self.engine.check_logits()?;
+        }
         let bounds = Bounds {
             n_ctx: self.n_ctx_of_beams(request.prompt.len(), width),
             n_vocab: self.engine.hparams().n_vocab(),
@@ -106,6 +112,7 @@ impl Batch {
         let id = self.next_id;
         let (prompt, salt) = (request.prompt.clone(), request.salt.clone());
         let branch = Branch::new(id, request, bounds, self.engine.tokenizer())?;
+        self.engine.check_whole(prompt.len())?;
         let job = Job::new(id, prompt, salt, branch.wants_all());
         self.scheduler.add(job.with_beams(width));
         self.branches.insert(id, branch);
@@ -300,17 +307,19 @@ impl Batch {
             branches,
             ..
         } = self;
+        let graph = &engine.model().graph;
         let entries = scheduler.entries(plan).into_iter().zip(&plan.shares);
         let mut entries: Vec<Entry<'_>> = entries
             .map(|((tokens, timeline), share)| Entry {
                 wanted: share.n - share.wanted..share.n,
-                only_argmax: branches[&share.group].wants_argmax(),
+                only_argmax: graph.has_logits() && branches[&share.group].wants_argmax(),
                 ..Entry::new(timeline, tokens)
             })
             .collect();
         let embeds = |share: &Share| share.wanted > 0 && branches[&share.group].embeds();
-        let taps = plan.shares.iter().any(embeds);
-        let mut vectors = Vectors::default();
+        // a model without logits hands its vectors out by itself
+        let taps = graph.has_logits() && plan.shares.iter().any(embeds);
+        let mut vectors = Vectors::new(graph.hidden_tap());
         let mut see = |view: &TapView<'_>| vectors.see(view);
         let tap = taps.then_some(&mut see as &mut TapSink<'_>);
         runtime.step(role, &mut entries, tap, &mut |outputs| {

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use octavo_model::Pooling;
+
 use crate::Error;
 use crate::kv::PageCounts;
 use crate::sample::{Constraint, Logprobs};
@@ -18,8 +20,17 @@ pub enum Goal {
     /// The best texts that a beam search finds. Nothing is drawn: seed, temperature and what cuts a
     /// distribution off are not used.
     Beams(BeamSearch),
-    /// One vector for all of it.
-    Embedding(Pooling),
+    /// One vector for all of it, or, without pooling, one for each token.
+    Embedding(Embed),
+}
+
+/// What vectors are wanted of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Embed {
+    /// How those of its tokens become one.
+    pub pooling: Pooling,
+    /// Each is divided by its length.
+    pub normalize: bool,
 }
 
 /// How to search for likely texts.
@@ -48,17 +59,6 @@ pub struct Found {
     pub logprob: f64,
     /// What it was ranked by; the higher the better.
     pub score: f64,
-}
-
-/// How the vectors of a prompt's tokens become one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pooling {
-    /// The last token's.
-    Last,
-    /// Their mean.
-    Mean,
-    /// The first token's.
-    First,
 }
 
 /// A prompt, and what is wanted of it.
@@ -155,9 +155,9 @@ pub enum Event {
         /// When what happened.
         timing: Timing,
     },
-    /// Its embedding, normalized to length 1; nothing follows.
+    /// Its embedding; nothing follows.
     Embedded {
-        /// `[n_embd]`
+        /// `[n_embd]`, or without pooling `[tokens][n_embd]`
         vector: Vec<f32>,
         /// When what happened.
         timing: Timing,

@@ -18,6 +18,8 @@ pub struct Settings {
     pub wanted: usize,
     /// How long requests that generate should wait for a step of prompts.
     pub stall: Duration,
+    /// A prompt is computed in one step: its tokens see those behind them.
+    pub whole: bool,
     /// Keep full pages for later prompts that begin alike.
     pub prefixes: bool,
     /// Let prompts begin with pages that were generated. Their bits differ from a prompt's.

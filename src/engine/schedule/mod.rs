@@ -134,6 +134,10 @@ impl Scheduler {
             let n = left
                 .min(rows)
                 .min(if job.wants_all { outputs } else { rows });
+            if self.settings.whole && n < left {
+                // in a step of its own, before anybody newer
+                break;
+            }
             if n == 0 || !self.reserve(ledger, at, n, &mut plan) {
                 continue;
             }

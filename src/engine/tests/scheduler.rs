@@ -487,6 +487,7 @@ fn settings() -> impl Strategy<Value = Settings> {
         stall: Duration::from_millis(5),
         prefixes,
         reuse_generated: false,
+        whole: false,
     })
 }
 
@@ -543,6 +544,7 @@ fn faults_are_seen() {
         stall: Duration::from_millis(5),
         prefixes: true,
         reuse_generated: false,
+        whole: false,
     };
     let first = Asked {
         prompt: vec![1; 20],
@@ -603,6 +605,7 @@ fn a_round_of_many_takes_little_time() {
         stall: Duration::from_millis(100),
         prefixes: true,
         reuse_generated: false,
+        whole: false,
     };
     let mut world = World::new(4096, settings, Fault::None);
     for i in 0..80 {

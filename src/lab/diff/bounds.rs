@@ -170,7 +170,7 @@ impl<'a> Bounds<'a> {
     fn explain(&mut self, at: usize) -> Result<Explained, Error> {
         let model = self.model;
         Ok(match model.graph.nodes[at].op {
-            Op::Embed { table } => {
+            Op::Embed { table } | Op::EmbedPositions { table } => {
                 let size = self.gain(table)? / (model.weights.matrix(table).cols as f64).sqrt();
                 let error = size * (self.other_type(table) + U);
                 self.each_row(|_| (error, size))
@@ -442,12 +442,16 @@ impl<'a> Bounds<'a> {
         let head_dim = self.model.hparams.caches[cache.group].head_dim as f64;
         let (mut k_size, mut k_error, mut v_size, mut v_error) = (0.0f64, 0.0f64, 0.0f64, 0.0f64);
         let mut explained = Explained::default();
+        let mut read = 0;
         for r in 0..self.n_tokens {
-            // a position attends to all before it: the worst of them
-            (k_size, v_size) = (k_size.max(k.size[r]), v_size.max(v.size[r]));
-            k_error = k_error.max(k.error[r] + self.rounding.kv * k.size[r]);
-            v_error = v_error.max(v.error[r] + self.rounding.kv * v.size[r]);
-            let own = 4.0 * U * (r as f64 + 1.0).sqrt() + self.rounding.kernels.attention;
+            // a position attends to all before it, or to all there are: the worst of them
+            let seen = if scores.causal { r + 1 } else { self.n_tokens };
+            for r in std::mem::replace(&mut read, seen)..seen {
+                (k_size, v_size) = (k_size.max(k.size[r]), v_size.max(v.size[r]));
+                k_error = k_error.max(k.error[r] + self.rounding.kv * k.size[r]);
+                v_error = v_error.max(v.error[r] + self.rounding.kv * v.size[r]);
+            }
+            let own = 4.0 * U * (seen as f64).sqrt() + self.rounding.kernels.attention;
             let logit = scale * head_dim.sqrt() * (q.error[r] * k_size + q.size[r] * k_error);
             let largest = scale * head_dim * q.size[r] * k_size;
             let capped = scores.cap.map_or(0.0, |cap| largest.min(cap.into()));

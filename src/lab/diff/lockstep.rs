@@ -11,8 +11,8 @@ use super::Error;
 use super::bounds::Bounds;
 use super::execution::{Execution, Rounding, TapOut};
 use super::logits::LogitComparison;
-use octavo_model::OwnedTap;
 use octavo_model::taps::RESULT_OUTPUT;
+use octavo_model::{Model, OwnedTap};
 
 /// What came of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -75,8 +75,8 @@ pub struct Comparison {
     pub taps: Vec<TapReport>,
     /// Tensors that one of the two does not show.
     pub absent: Vec<Absent>,
-    /// The logits.
-    pub logits: LogitComparison,
+    /// The logits; nothing of a model that has none.
+    pub logits: Option<LogitComparison>,
 }
 
 /// Tensors that one side may be ahead of the other: more than a layer has.
@@ -107,7 +107,7 @@ pub fn compare(
         };
         let first = scope.spawn(move || run(a, send_a));
         let second = scope.spawn(move || run(b, send_b));
-        let mut pairing = Pairing::new(bounds, tokens, model_a.hparams.n_vocab());
+        let mut pairing = Pairing::new(bounds, tokens, &model_a);
         let compared = pairing.pair(&receive_a, &receive_b, &mut |done| progress(done, total));
         drop((receive_a, receive_b));
         for thread in [first, second] {
@@ -161,8 +161,9 @@ struct Pairing<'a> {
 }
 
 impl<'a> Pairing<'a> {
-    fn new(bounds: Bounds<'a>, tokens: &[u32], n_vocab: usize) -> Self {
-        let logits = LogitComparison::new(tokens, n_vocab);
+    fn new(bounds: Bounds<'a>, tokens: &[u32], model: &Model) -> Self {
+        let logits = LogitComparison::new(tokens, model.hparams.n_vocab());
+        let logits = model.graph.has_logits().then_some(logits);
         let report = Comparison {
             verdict: Verdict::Identical,
             first_divergence: None,
@@ -244,7 +245,8 @@ impl<'a> Pairing<'a> {
             self.report.first_divergence = Some(tap.clone());
         }
         self.report.taps.push(tap);
-        if a.tap.name == RESULT_OUTPUT && a.data.len() == a.width * self.n_tokens {
+        let all = a.tap.name == RESULT_OUTPUT && a.data.len() == a.width * self.n_tokens;
+        if let Some(logits) = self.report.logits.as_mut().filter(|_| all) {
             for (position, (a, b)) in a
                 .data
                 .chunks_exact(a.width)
@@ -252,7 +254,7 @@ impl<'a> Pairing<'a> {
                 .enumerate()
             {
                 // the first is what the second is held against
-                self.report.logits.add(position, b, a)?;
+                logits.add(position, b, a)?;
             }
         }
         Ok(())

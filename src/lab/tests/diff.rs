@@ -91,7 +91,7 @@ fn the_engine_is_within_its_bounds_of_the_oracle() {
                     "{:?}",
                     c.absent
                 );
-                assert_eq!(c.logits.positions, TOKENS.len());
+                assert_eq!(c.logits.expect("logits").positions, TOKENS.len());
             }
         }
     }
@@ -304,10 +304,8 @@ fn the_same_execution_twice_is_identical() {
     let (a, b) = all.split_at_mut(1);
     let c = run(&mut a[0], &mut b[0]);
     assert_eq!(c.verdict, Verdict::Identical);
-    assert_eq!(
-        (c.logits.nmse, c.logits.top1, c.logits.top5),
-        (0.0, 1.0, 1.0)
-    );
+    let logits = c.logits.expect("logits");
+    assert_eq!((logits.nmse, logits.top1, logits.top5), (0.0, 1.0, 1.0));
 }
 
 #[test]
@@ -333,9 +331,10 @@ fn another_quantization_is_within_the_step_of_its_codes() {
             &mut backend(&coarse, Isa::best(), KvType::F32),
         );
         let (part, tap) = worst(&c);
+        let logits = c.logits.as_ref().expect("logits");
         println!(
             "{name}: worst {part:.3} of the bound at {tap}; NMSE {:.2e}, KL {:.2e}",
-            c.logits.nmse, c.logits.mean_kl
+            logits.nmse, logits.mean_kl
         );
         assert_eq!(
             c.verdict,

@@ -32,7 +32,7 @@ pub(super) fn normed_layer<'b>(
 ) -> Result<Layer, Error> {
     let layer = pre_norm_layer_with(b, l, ["ffn_norm", taps::LFM2_FFN_OUT], ffn)?;
     let attn_norm = layer.attn_norm.map(|norm| NormWeights {
-        tap: taps::OPERATOR_NORM,
+        tap: Some(taps::OPERATOR_NORM),
         ..norm
     });
     with_head_norms(b, l, Layer { attn_norm, ..layer })

@@ -1,6 +1,7 @@
 //! The supported architectures: one file each, with what differs in its hyperparameters, its
 //! weights and its layer. Adding one is that file, its `mod` and a line in the list of them all.
 
+mod bert;
 mod cohere2;
 mod command_r;
 mod deepseek2;
@@ -13,6 +14,7 @@ mod gemma;
 mod gemma2;
 mod gemma3;
 mod gemma4;
+mod gemma_embedding;
 mod glm4;
 mod glm4moe;
 mod gpt_oss;
@@ -27,6 +29,7 @@ mod mamba2;
 mod minicpm;
 mod mistral3;
 mod nemotron;
+mod nomic_bert;
 mod olmo2;
 mod phi2;
 mod phi3;
@@ -54,7 +57,8 @@ use super::{Error, hparams::Hparams, weights::Weights};
 use octavo_kernels::{KeyHeads, Pairing};
 
 /// Every supported architecture. Adding one is its file, and a line here.
-static ALL: [Arch; 39] = [
+static ALL: [Arch; 42] = [
+    Arch(&bert::SPEC),
     Arch(&cohere2::SPEC),
     Arch(&command_r::SPEC),
     Arch(&deepseek2::SPEC),
@@ -67,6 +71,7 @@ static ALL: [Arch; 39] = [
     Arch(&gemma2::SPEC),
     Arch(&gemma3::SPEC),
     Arch(&gemma4::SPEC),
+    Arch(&gemma_embedding::SPEC),
     Arch(&glm4::SPEC),
     Arch(&glm4moe::SPEC),
     Arch(&gpt_oss::SPEC),
@@ -81,6 +86,7 @@ static ALL: [Arch; 39] = [
     Arch(&minicpm::SPEC),
     Arch(&mistral3::SPEC),
     Arch(&nemotron::SPEC),
+    Arch(&nomic_bert::SPEC),
     Arch(&olmo2::SPEC),
     Arch(&phi2::SPEC),
     Arch(&phi3::SPEC),
@@ -157,6 +163,11 @@ pub(super) struct Spec {
     pub(super) turned: [&'static str; 2],
     /// What token embeddings are called after a factor.
     pub(super) scaled_embedding: &'static str,
+    /// Tokens see only those before them, and the last layer's rows become logits. Otherwise they
+    /// see their whole text, and the rows are what the model is for.
+    pub(super) causal: bool,
+    /// Positions are embedded, and nothing turns.
+    pub(super) embeds_positions: bool,
     /// Keys that this architecture reads itself, of those that are refused otherwise.
     pub(super) reads: &'static [&'static str],
     /// Reads them, and makes the hyperparameters what it needs.
@@ -225,6 +236,8 @@ const DECODER: Spec = Spec {
     attn_out: Some(taps::ATTN_OUT),
     turned: [taps::Q_CUR, taps::K_CUR],
     scaled_embedding: taps::INP_EMBD,
+    causal: true,
+    embeds_positions: false,
     reads: &[],
     numbers: |_, _| Ok(()),
     ends: |b| b.ends(),

@@ -3,6 +3,7 @@
 //! its architecture's [`Spec`](super::arch::Spec).
 
 mod attention;
+mod ends;
 mod experts;
 mod feed_forward;
 mod latent;
@@ -13,10 +14,10 @@ use octavo_kernels::{Activation, Function, RowSet, ValueShape};
 pub(super) use feed_forward::Feature;
 
 use super::arch::{Norm, Spec};
-use super::graph::{Graph, Node, Op, ValueId};
+use super::graph::{Node, Op, ValueId};
 use super::hparams::Hparams;
 use super::taps::{self, Numbering};
-use super::weights::{Ffn, Layer, NormWeights, PerLayer, PerLayerInputs, VecId, WeightId, Weights};
+use super::weights::{Ffn, Layer, NormWeights, PerLayer, VecId, WeightId, Weights};
 
 /// How attention and the feed-forward block of a layer stand to each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +27,8 @@ pub(super) enum Block {
     Sequential { residual: Option<&'static str> },
     /// Both read the layer's input, and both are added to it.
     Parallel,
+    /// Sequential, and what is normed is the sums.
+    NormedSums,
 }
 
 /// Appends nodes to a graph.
@@ -93,58 +96,22 @@ impl<'a> Builder<'a> {
         self.values[v.index()]
     }
 
-    /// Token embeddings, and their factor.
-    pub(super) fn embed(&mut self) -> ValueId {
-        let info = ValueShape {
-            width: self.h.n_embd(),
-            rows: RowSet::All,
-        };
-        let (factor, name) = (self.h.factors.embedding, self.spec.scaled_embedding);
-        // where both have one name, it is that of the product
-        let own = (factor == 1.0 || name != taps::INP_EMBD).then_some(self.spec.embedding);
-        let table = self.w.token_embd;
-        let x = self.push(Op::Embed { table }, info, own.and_then(once));
-        let x = self.scale(x, factor, once(name));
-        self.per_layer = self
-            .w
-            .per_layer_inputs
-            .map(|w| self.per_layer_inputs(x, &w));
-        x
-    }
-
-    /// What the token's own row and its embedding give every layer, side by side.
-    fn per_layer_inputs(&mut self, x: ValueId, w: &PerLayerInputs) -> ValueId {
-        let width = self.h.n_embd_per_layer;
-        let all = ValueShape {
-            width: width * self.h.n_layer(),
-            ..self.info(x)
-        };
-        let rows = self.push(Op::Embed { table: w.table }, all, None);
-        let selected = once(taps::INP_PER_LAYER_SELECTED);
-        let rows = self.scale(rows, (width as f32).sqrt(), selected);
-        let projected = self.matmul(x, w.projection, None);
-        let projected = self.scale(projected, 1.0 / (self.h.n_embd() as f32).sqrt(), None);
-        let projected = self.norm(projected, w.norm, None);
-        let sum = self.add(projected, rows, None);
-        self.scale(
-            sum,
-            std::f32::consts::FRAC_1_SQRT_2,
-            once(taps::INP_PER_LAYER),
-        )
-    }
-
     /// Norm of groups as wide as the weight: the row, or each head.
     fn norm(&mut self, x: ValueId, norm: NormWeights, layer: Option<usize>) -> ValueId {
         let (weight, eps) = (norm.weight, self.h.norm_eps());
-        let layer = layer.filter(|_| norm.numbered);
-        let named = |name| Some(Named { name, layer });
+        let named = |name, layer| Named { name, layer };
+        let numbered = layer.filter(|_| norm.numbered);
+        let result = norm.tap.map(|name| named(name, numbered));
         let (op, name) = match (self.spec.norm, norm.bias) {
-            (Norm::Rms, _) => (Op::RmsNorm { x, weight, eps }, norm.tap),
-            (Norm::Layer, None) => (Op::LayerNorm { x, weight, eps }, norm.tap),
-            (Norm::Layer, Some(_)) => (Op::LayerNorm { x, weight, eps }, taps::NORM_W),
+            (Norm::Rms, _) => (Op::RmsNorm { x, weight, eps }, result),
+            (Norm::Layer, None) => (Op::LayerNorm { x, weight, eps }, result),
+            (Norm::Layer, Some(_)) => {
+                let unbiased = named(taps::NORM_W, layer);
+                (Op::LayerNorm { x, weight, eps }, Some(unbiased))
+            }
         };
-        let y = self.push(op, self.info(x), named(name));
-        self.bias(y, norm.bias, named(norm.tap))
+        let y = self.push(op, self.info(x), name);
+        self.bias(y, norm.bias, result)
     }
 
     /// The same, or the value itself where there is no norm.
@@ -228,6 +195,7 @@ impl<'a> Builder<'a> {
         match self.spec.block {
             Block::Sequential { residual } => self.sequential(x, l, residual),
             Block::Parallel => self.parallel(x, l),
+            Block::NormedSums => self.normed_sums(x, l),
         }
     }
 
@@ -306,29 +274,14 @@ impl<'a> Builder<'a> {
         self.add(attended, out, at(taps::L_OUT, l))
     }
 
-    /// Final norm and logits, of what the last of the layers hands on.
-    pub(super) fn head(mut self, x: ValueId, layers: Vec<ValueId>) -> Graph {
-        let hidden = self.norm(x, self.w.output_norm, None);
-        let factors = self.h.factors;
-        let steps = [factors.logits != 1.0, factors.logit_cap.is_some()];
-        // the last step has the name
-        let named = |step: usize| {
-            let is_last = steps[step..].iter().all(|follows| !follows);
-            is_last.then_some(taps::RESULT_OUTPUT).and_then(once)
-        };
-        let logits = self.affine(hidden, self.w.output, self.w.output_bias, named(0));
-        let mut logits = self.scale(logits, factors.logits, named(1));
-        if let Some(cap) = factors.logit_cap {
-            logits = self.unary(logits, Function::SoftCap(cap), once(taps::RESULT_OUTPUT));
-        }
-        Graph {
-            nodes: self.nodes,
-            values: self.values,
-            states: self.states,
-            n_layer: self.h.n_layer(),
-            layers,
-            hidden,
-            logits,
-        }
+    fn normed_sums(&mut self, x: ValueId, l: usize) -> ValueId {
+        let w = self.of_layer(l);
+        let out = self.mixed(x, l);
+        let [out, x] = self.wanted([out, x], l);
+        let x = self.add(out, x, None);
+        let x = self.optional_norm(x, w.attn_post_norm, l);
+        let out = self.feed_forward(x, x, l);
+        let x = self.add(out, x, None);
+        self.optional_norm(x, w.ffn_post_norm, l)
     }
 }

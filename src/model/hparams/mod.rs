@@ -9,6 +9,7 @@
 mod experts;
 mod latent;
 mod layers;
+mod pooling;
 mod recurrent;
 mod refused;
 mod rope;
@@ -31,6 +32,8 @@ pub use latent::LatentHparams;
 pub(crate) use latent::latent_scores;
 pub(crate) use layers::share_caches;
 pub use layers::{CacheGroup, LayerHparams, Mixing};
+pub use pooling::Pooling;
+pub(crate) use pooling::{CAUSAL, dense_width, see_all, token_types};
 pub use recurrent::RecurrentHparams;
 pub use rope::{RopeHparams, ScalingKind};
 pub(crate) use windows::{
@@ -82,6 +85,12 @@ pub struct Hparams {
     pub latent: Option<LatentHparams>,
     /// How queries grow with their positions, if they do.
     pub temperature: Option<Temperature>,
+    /// Token types that embeddings are added for.
+    pub n_token_types: usize,
+    /// How the file says that the rows of a text's tokens become one, if it does.
+    pub pooling: Option<Pooling>,
+    /// Width between the two products that follow pooling, if there are any.
+    pub dense: Option<usize>,
     /// Vocabulary size: the length of the token list, or else `vocab_size`, or else the embedding's
     /// rows.
     pub n_vocab: Sourced<usize>,
@@ -168,7 +177,11 @@ impl Hparams {
             None => rope::unused(spec, context_length.value),
         };
         let recurrent = recurrent::read(&mut k, spec, n_embd.value)?;
+        if spec.embeds_positions {
+            k.forget_defaults("rope.");
+        }
         let n_vocab = vocabulary(&mut k)?;
+        let pooling = pooling::read(&mut k, spec)?;
         refused::refuse_unsupported(&mut k, spec, context_length.value)?;
         let mut h = Hparams {
             arch,
@@ -192,6 +205,9 @@ impl Hparams {
             recurrent,
             latent,
             temperature: None,
+            n_token_types: 0,
+            pooling,
+            dense: None,
             n_vocab,
             ropes: vec![rope],
             entries: Vec::new(),
@@ -239,6 +255,12 @@ impl Hparams {
     /// Context length the model was trained for.
     pub fn n_ctx_train(&self) -> usize {
         self.context_length.value
+    }
+
+    /// Whether tokens see only those before them, so that a text can be read in parts and go on.
+    /// Otherwise a model gives rows, and no logits.
+    pub fn is_causal(&self) -> bool {
+        self.arch.spec().causal
     }
 
     /// What its norms are: `RMS` or `layer`.

@@ -84,7 +84,7 @@ pub(super) fn read(
         ));
     }
     let freq_base = k.positive("rope.freq_base", f32::INFINITY, Some(10000.0))?;
-    if freq_base.source == Source::Default {
+    if freq_base.source == Source::Default && !spec.embeds_positions {
         let key = k.full("rope.freq_base");
         k.warn(format!("no {key}: 10000 is assumed"));
     }

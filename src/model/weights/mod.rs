@@ -119,8 +119,8 @@ pub struct NormWeights {
     pub weight: VecId,
     /// (n)
     pub bias: Option<VecId>,
-    /// The result's name.
-    pub tap: &'static str,
+    /// The result's name, if it has one.
+    pub tap: Option<&'static str>,
     /// Whether the name has the layer's number.
     pub numbered: bool,
 }
@@ -131,7 +131,7 @@ impl NormWeights {
         NormWeights {
             weight,
             bias: None,
-            tap,
+            tap: Some(tap),
             numbered: true,
         }
     }
@@ -466,13 +466,13 @@ pub struct Layer {
     pub latent: Option<LatentAttention>,
     /// What goes from token to token, alone or beside attention.
     pub recurrence: Option<Recurrence>,
-    /// Of their result, before it is added.
+    /// Of their result, before it is added; or of the sum ([`crate::Arch`] decides).
     pub attn_post_norm: Option<NormWeights>,
     /// Of the feed-forward block's input.
     pub ffn_norm: Option<NormWeights>,
     /// The feed-forward block, or many.
     pub ffn: Ffn,
-    /// Of the feed-forward block's result, before it is added.
+    /// Of the feed-forward block's result, likewise.
     pub ffn_post_norm: Option<NormWeights>,
     /// What the layer makes of its part of [`PerLayerInputs`].
     pub per_layer: Option<PerLayer>,
@@ -551,10 +551,18 @@ pub struct Weights {
     pub vectors: Vec<Vector>,
     /// (n_vocab, n_embd)
     pub token_embd: WeightId,
+    /// (n_ctx_train, n_embd): added to embeddings of tokens.
+    pub positions: Option<WeightId>,
+    /// (n_embd): likewise, of every token.
+    pub token_type: Option<VecId>,
+    /// Of the sum of these.
+    pub embd_norm: Option<NormWeights>,
     /// Of what the last layer hands on.
-    pub output_norm: NormWeights,
-    /// (n_vocab, n_embd); `token_embd` itself when tied
-    pub output: WeightId,
+    pub output_norm: Option<NormWeights>,
+    /// Products that follow, one after the other, where a model gives no logits.
+    pub dense: Vec<WeightId>,
+    /// (n_vocab, n_embd); `token_embd` itself when tied; none where a model gives no logits
+    pub output: Option<WeightId>,
     /// (n_vocab)
     pub output_bias: Option<VecId>,
     /// Divisors of the rotary angles.
@@ -578,6 +586,6 @@ impl Weights {
 
     /// Whether the output matrix is the token embedding.
     pub fn is_tied(&self) -> bool {
-        self.output == self.token_embd
+        self.output == Some(self.token_embd)
     }
 }

@@ -6,7 +6,7 @@ use axum::body::Body;
 use axum::http::Response;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use octavo_engine::{Goal, Pooling, Request};
+use octavo_engine::{Embed, Goal, Pooling, Request};
 use octavo_text::tokenizer::EncodeOptions;
 use serde_json::{Value, json};
 
@@ -69,7 +69,11 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<(Vec<Request>, bo
         ));
     }
     let pooling = match fields.str("pooling")? {
-        None => app.engine.pooling(),
+        None => match app.engine.pooling() {
+            // an answer is one vector for each text
+            Pooling::None => Pooling::Mean,
+            said => said,
+        },
         Some("last") => Pooling::Last,
         Some("mean") => Pooling::Mean,
         Some("cls" | "first") => Pooling::First,
@@ -87,7 +91,10 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<(Vec<Request>, bo
             return Err(ApiError::too_long(prompt.len(), app.n_ctx()));
         }
         Ok(Request {
-            goal: Goal::Embedding(pooling),
+            goal: Goal::Embedding(Embed {
+                pooling,
+                normalize: true,
+            }),
             salt: salt.clone(),
             n: 1,
             prompt,

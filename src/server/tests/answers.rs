@@ -222,6 +222,36 @@ fn embeddings_have_length_1_and_two_spellings() {
 }
 
 #[test]
+fn embedding_models_answer_nothing_else() {
+    let Some(path) = octavo_fixtures::shared("arch/models/bert-F32.gguf") else {
+        return;
+    };
+    let source = octavo_engine::ModelSource::Path(path);
+    let options = octavo_engine::EngineOptions {
+        batch: 64,
+        ..crate::client::small()
+    };
+    let server = Server::of(&source, options, octavo_server::Options::default());
+    let ask = |input: Value| server.post("/v1/embeddings", &json!({ "input": input }));
+    let both = ask(json!(["the fox", "a tree"])).json();
+    for (i, text) in ["the fox", "a tree"].into_iter().enumerate() {
+        assert_eq!(
+            both["data"][i]["embedding"],
+            ask(json!(text)).json()["data"][0]["embedding"]
+        );
+    }
+    let answer = ask(json!("fox ".repeat(100)));
+    assert_eq!(answer.status, 400, "{}", answer.text);
+    assert!(answer.text.contains("at most 64"), "{}", answer.text);
+    let answer = server.post(
+        "/v1/completions",
+        &json!({ "prompt": "fox", "max_tokens": 4 }),
+    );
+    assert_eq!(answer.status, 400, "{}", answer.text);
+    assert!(answer.text.contains("architecture bert"), "{}", answer.text);
+}
+
+#[test]
 fn a_response_has_the_text_of_the_chat() {
     let server = Server::usual();
     let body = json!({ "input": "1+1=", "temperature": 0, "max_output_tokens": 12 });

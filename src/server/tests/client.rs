@@ -37,7 +37,12 @@ impl Server {
     }
 
     pub(crate) fn new(engine: EngineOptions, options: Options) -> Server {
-        let engine = Engine::load(&ModelSource::Demo, &engine, &mut |_| {}).expect("it loads");
+        Server::of(&ModelSource::Demo, engine, options)
+    }
+
+    /// A server of another model.
+    pub(crate) fn of(source: &ModelSource, engine: EngineOptions, options: Options) -> Server {
+        let engine = Engine::load(source, &engine, &mut |_| {}).expect("it loads");
         let stop = Stop::default();
         let (sender, receiver) = mpsc::channel();
         let options = Options { port: 0, ..options };

@@ -76,6 +76,7 @@ struct Arrays {
     best: usize,
     tokens: usize,
     positions: usize,
+    ends: usize,
     sequences: usize,
     wanted: usize,
     tiles: usize,
@@ -95,7 +96,8 @@ fn arrays(shape: &Shape, of_sequence: usize) -> Arrays {
     let best = MISSING;
     let tokens = best + wanted;
     let positions = tokens + rows;
-    let of_rows = positions + rows;
+    let ends = positions + rows;
+    let of_rows = ends + rows;
     let at_wanted = of_rows + rows;
     let at_tiles = at_wanted + wanted;
     let tables = at_tiles + 2 * tiles;
@@ -104,6 +106,7 @@ fn arrays(shape: &Shape, of_sequence: usize) -> Arrays {
         best,
         tokens,
         positions,
+        ends,
         sequences: of_rows,
         wanted: at_wanted,
         tiles: at_tiles,
@@ -118,6 +121,8 @@ pub(super) struct Addresses {
     /// without a page.
     pub(super) best: Ptr,
     pub(super) tokens: Ptr,
+    /// Positions of the rows' sequences, with this step's.
+    pub(super) ends: Ptr,
     pub(super) wanted: Ptr,
     pub(super) tiles: Ptr,
     /// For the first group of the cache's layers.
@@ -166,7 +171,7 @@ impl Record {
             .saturating_mul(limits.max_pages())
             .saturating_mul(groups);
         // a tile has at least a row
-        (MISSING + 5 * rows + 2 * wanted)
+        (MISSING + 6 * rows + 2 * wanted)
             .saturating_add(tables)
             .saturating_mul(4)
     }
@@ -179,6 +184,7 @@ impl Record {
         Addresses {
             best: at(a.best),
             tokens: at(a.tokens),
+            ends: at(a.ends),
             wanted: at(a.wanted),
             tiles: at(a.tiles),
             tables: (4 * shape.sequences * self.max_pages) as u64,
@@ -196,7 +202,7 @@ impl Record {
     }
 
     /// Writes down a step in a shape that has room for it. Rows that the step does not have are
-    /// padding: position -1, whose keys and values go nowhere and which attends to nothing.
+    /// padding: position -1 of a sequence without positions, whose keys and values go nowhere and which attends to nothing.
     pub(super) fn fill(
         &mut self,
         shape: &Shape,
@@ -218,6 +224,7 @@ impl Record {
         for (r, row) in rows.iter().enumerate() {
             put(a.tokens + r, row.token);
             put(a.positions + r, small(row.pos));
+            put(a.ends + r, small(row.end));
             put(a.sequences + r, small(row.seq));
         }
         for r in rows.len()..shape.rows {

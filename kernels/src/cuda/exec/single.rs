@@ -12,6 +12,9 @@ use crate::cuda::{Launch, Ptr, launch};
 use crate::op::{CacheLayer, Op};
 use crate::program::{Attend, Slot};
 
+/// Positions behind a row's own, where it sees all of them: kernels add them to a position.
+const MOST_AFTER: usize = i32::MAX as usize;
+
 impl Scene<'_> {
     /// One operation.
     pub(super) fn single(&self, at: usize, list: &mut List) {
@@ -37,7 +40,8 @@ impl Scene<'_> {
             }
             // written before the launches
             Op::Input => return,
-            Op::Embed { .. } => self.embed(at, result()),
+            Op::Embed { .. } => self.embed(at, self.record.tokens, result()),
+            Op::EmbedPositions { .. } => self.embed(at, self.record.positions(), result()),
             Op::Constant { ref values } => launch::constant(&Constant {
                 values: self.at(self.plan.vectors[&at]),
                 out: self.slot(result()),
@@ -152,11 +156,11 @@ impl Scene<'_> {
         }
     }
 
-    fn embed(&self, at: usize, out: Slot) -> Launch {
+    fn embed(&self, at: usize, tokens: Ptr, out: Slot) -> Launch {
         let (ty, table) = self.matrix(self.plan.tables[&at]);
         let p = Embed {
             table,
-            tokens: self.record.tokens,
+            tokens,
             out: self.slot(out),
             columns: small(self.shape.rows),
             unused: 0,
@@ -244,6 +248,7 @@ impl Scene<'_> {
                 .vectors
                 .get(&at)
                 .map_or(Ptr::NULL, |sinks| self.at(*sinks)),
+            ends: self.record.ends,
             paging: self.record.paging(cache.group),
             heads: small(heads),
             heads_kv: small(kv.n_head_kv),
@@ -252,9 +257,11 @@ impl Scene<'_> {
             cap: scores.cap.unwrap_or(0.0),
             // none, and one beyond what is counted here, are both everything
             window: scores
-                .window
-                .and_then(|window| u32::try_from(window).ok())
+                .before()
+                .and_then(|before| u32::try_from(before + 1).ok())
                 .unwrap_or(0),
+            after: scores.after().unwrap_or(MOST_AFTER).min(MOST_AFTER) as u32,
+            unused: 0,
         };
         if !self.shape.generated && launch::takes_prompt(kv.ty, kv.head_dim, heads / kv.n_head_kv) {
             return vec![launch::attend_prompt(
@@ -280,6 +287,7 @@ impl Scene<'_> {
                 .or_offset(launch::activation_bytes(Form::Integers, first, self.width(q)) as u64);
         p.paging.positions = p.paging.positions.offset(words);
         p.paging.sequences = p.paging.sequences.offset(words);
+        p.ends = p.ends.offset(words);
         p.paging.first_row = small(first);
         p.paging.rows = small(ATTEND_ROWS.min(self.shape.rows - first));
         p

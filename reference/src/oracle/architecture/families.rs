@@ -3,8 +3,8 @@
 use super::super::math::Activation;
 use super::super::rope::RopePairs;
 use super::{
-    Architecture, Experts, Gating, Names, Norm, NormKind, QkNorm, Recurrent, Rotated, Scales,
-    ScoreScale, Up, WeightsNorm, WindowLength, WindowRope, Windows,
+    Architecture, Embedded, Experts, Gating, Names, Norm, NormKind, QkNorm, Recurrent, Rotated,
+    Scales, ScoreScale, Up, WeightsNorm, WindowLength, WindowRope, Windows,
 };
 
 pub(super) const fn norm(tensor: &'static str, tap: &'static str) -> Option<Norm> {
@@ -38,15 +38,18 @@ pub(super) const fn bare(tensor: &'static str, tap: &'static str) -> Option<Norm
 pub(super) const LLAMA: Architecture = Architecture {
     name: "llama",
     norm: NormKind::Rms,
+    causal: true,
+    embedded: None,
     attn_norm: norm("attn_norm", "attn_norm"),
     attn_post_norm: None,
     ffn_norm: norm("ffn_norm", "ffn_norm"),
     ffn_post_norm: None,
+    sum_norms: None,
     parallel: false,
     latent: false,
     recurrent: None,
     feeds_forward: true,
-    output_norm: "output_norm",
+    output_norm: Some("output_norm"),
     rope_pairs: RopePairs::Adjacent,
     whole_rotation: false,
     sections: false,
@@ -191,6 +194,23 @@ pub(super) const OLMO2: Architecture = Architecture {
     ..QWEN2
 };
 
+/// Norms of sums, biases everywhere; rows in place of logits.
+pub(super) const BERT: Architecture = Architecture {
+    name: "bert",
+    causal: false,
+    embedded: Some(Embedded { positions: true }),
+    attn_norm: None,
+    ffn_norm: None,
+    sum_norms: Some(["attn_output_norm", "layer_output_norm"]),
+    output_norm: None,
+    rotated: Rotated::Never,
+    names: Names {
+        attn_out: Some("kqv_out"),
+        ..LLAMA.names
+    },
+    ..STARCODER2
+};
+
 pub(super) const GRANITE: Architecture = Architecture {
     name: "granite",
     rotated: Rotated::IfFinetuned,
@@ -257,7 +277,7 @@ pub(super) const LFM2: Architecture = Architecture {
     attn_norm: norm("attn_norm", "model.layers.{}.operator_norm"),
     ffn_norm: norm("ffn_norm", "model.layers.{}.ffn_out"),
     recurrent: Some(Recurrent::ShortConv),
-    output_norm: "token_embd_norm",
+    output_norm: Some("token_embd_norm"),
     windows: Some(Windows {
         length: WindowLength::Optional,
         period: 0,

@@ -14,6 +14,11 @@ pub(super) struct Architecture {
     /// `general.architecture`.
     pub(super) name: &'static str,
     pub(super) norm: NormKind,
+    /// Tokens see those before them, and the last rows become logits. Otherwise they see all of
+    /// their text, and the rows are what the model gives.
+    pub(super) causal: bool,
+    /// What is added to the embeddings of tokens before all is normed.
+    pub(super) embedded: Option<Embedded>,
     /// Before attention; without it attention reads the residual stream itself.
     pub(super) attn_norm: Option<Norm>,
     /// After attention, before the residual is added.
@@ -22,6 +27,9 @@ pub(super) struct Architecture {
     pub(super) ffn_norm: Option<Norm>,
     /// After it, before the residual is added.
     pub(super) ffn_post_norm: Option<Norm>,
+    /// Tensors that norm the stream after attention was added to it, and after the feed-forward
+    /// block was.
+    pub(super) sum_norms: Option<[&'static str; 2]>,
     /// Attention and feed-forward read the same norm, and the stream gains both.
     pub(super) parallel: bool,
     /// Keys and values are made from one narrow row that all heads share.
@@ -31,7 +39,7 @@ pub(super) struct Architecture {
     /// Layers have a feed-forward block.
     pub(super) feeds_forward: bool,
     /// The norm behind the last layer.
-    pub(super) output_norm: &'static str,
+    pub(super) output_norm: Option<&'static str>,
     pub(super) rope_pairs: RopePairs,
     /// Every dimension of a head has to turn.
     pub(super) whole_rotation: bool,
@@ -107,6 +115,12 @@ impl NormKind {
     }
 }
 
+/// The first type of tokens is added to each token's embedding, and what its position has.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Embedded {
+    pub(super) positions: bool,
+}
+
 /// A norm of a layer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Norm {
@@ -169,6 +183,7 @@ pub(super) enum Rotated {
     Windowed,
     /// In none if `rope.scaling.finetuned` is false.
     IfFinetuned,
+    Never,
 }
 
 /// Layers with a sliding window.

@@ -3,12 +3,13 @@
 use super::super::math::Activation;
 use super::super::rope::RopePairs;
 use super::families::{
-    COMMAND_R, FALCON, GEMMA, GEMMA2, GEMMA3, GRANITE, LFM2, LLAMA, MIXTRAL, NARROW, OLMO2,
+    BERT, COMMAND_R, FALCON, GEMMA, GEMMA2, GEMMA3, GRANITE, LFM2, LLAMA, MIXTRAL, NARROW, OLMO2,
     PARALLEL, QWEN2, QWEN3, QWEN35, QWEN35_MOE, STARCODER2, UNNAMED_ATTN_OUT, bare, norm,
+    unnumbered,
 };
 use super::{
-    Architecture, Experts, Gating, Names, QkNorm, Recurrent, Rotated, Scales, ScoreScale, Up,
-    WeightsNorm, WindowLength, WindowRope, Windows,
+    Architecture, Embedded, Experts, Gating, Names, QkNorm, Recurrent, Rotated, Scales, ScoreScale,
+    Up, WeightsNorm, WindowLength, WindowRope, Windows,
 };
 
 /// The architectures that the oracle defines.
@@ -95,6 +96,13 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
     GEMMA2,
     GEMMA3,
     Architecture {
+        name: "gemma-embedding",
+        causal: false,
+        ffn_post_norm: unnumbered("post_ffw_norm", "ffn_post_norm"),
+        score_scale: ScoreScale::Width,
+        ..GEMMA3
+    },
+    Architecture {
         name: "gemma4",
         windows: Some(Windows {
             length: WindowLength::Required,
@@ -118,6 +126,15 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
             ..GEMMA2.names
         },
         ..GEMMA3
+    },
+    BERT,
+    Architecture {
+        name: "nomic-bert",
+        embedded: Some(Embedded { positions: false }),
+        rotated: Rotated::All,
+        up: Up::Gated,
+        activation: Activation::Silu,
+        ..BERT
     },
     STARCODER2,
     Architecture {

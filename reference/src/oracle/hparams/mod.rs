@@ -8,6 +8,7 @@ mod latent;
 mod per_layer;
 mod recurrent;
 mod rope;
+mod rows;
 mod windows;
 
 use super::architecture::{ARCHITECTURES, Architecture, QkNorm, Rotated};
@@ -21,6 +22,7 @@ use keys::Keys;
 pub(super) use latent::Latent;
 pub(super) use recurrent::State;
 use rope::Contexts;
+pub(super) use rows::Rows;
 
 /// Bounds the tables that are allocated from a key alone, before any tensor's dims confirm it.
 const MAX_WIDTH: usize = 1 << 20;
@@ -35,7 +37,8 @@ pub(super) struct LayerDims {
     /// The layer whose keys and values this one reads, if it has none.
     pub(super) kv_from: Option<usize>,
     pub(super) n_ff: usize,
-    /// A query sees this many keys, its own with them; without it all up to its own.
+    /// A query sees this many keys, its own with them; without it all up to its own. Where it sees
+    /// later ones too, it sees those at most half as far away; without it all there are.
     pub(super) window: Option<usize>,
     /// A state stands in place of keys and values.
     pub(super) recurrent: bool,
@@ -82,6 +85,8 @@ pub(super) struct Hparams {
     pub(super) score_cap: Option<f64>,
     pub(super) logit_cap: Option<f64>,
     pub(super) temperature: Option<Temperature>,
+    /// What a model has whose tokens see all of their text, and which gives no logits.
+    pub(super) rows: Option<Rows>,
     pub(super) factors: Factors,
 }
 
@@ -149,6 +154,7 @@ impl Hparams {
                 cap => cap.filter(|&cap| cap != 0.0),
             },
             temperature: read_temperature(&keys, architecture)?,
+            rows: rows::read(&keys, architecture, n_embd)?,
             factors: factors::read(&keys, architecture, n_embd, n_layer)?,
         })
     }
@@ -210,6 +216,7 @@ fn read_rotated<'w>(
         Rotated::ThreeOfFour => !(il + 1).is_multiple_of(4),
         Rotated::Windowed => windows.as_ref().is_none_or(|windows| windows[il].is_some()),
         Rotated::IfFinetuned => finetuned,
+        Rotated::Never => false,
     })
 }
 

@@ -60,6 +60,47 @@ fn valid(arch: &'static str) -> File {
                 f.remove(&format!("blk.{l}.ffn_norm.weight"));
             }
         }
+        "bert" => {
+            norms(&[
+                ("attn_output_norm.weight", 64),
+                ("attn_output_norm.bias", 64),
+                ("layer_output_norm.weight", 64),
+                ("layer_output_norm.bias", 64),
+            ]);
+            for name in ["output_norm.weight", "output.weight"] {
+                f.remove(name);
+            }
+            for l in 0..2 {
+                for name in ["attn_norm", "ffn_norm", "ffn_gate"] {
+                    f.remove(&format!("blk.{l}.{name}.weight"));
+                }
+            }
+            f.add("position_embd.weight", &[64, 512]);
+            f.add("token_types.weight", &[64, 2]);
+            f.add("token_embd_norm.weight", &[64]);
+            f.add("token_embd_norm.bias", &[64]);
+            f.set("tokenizer.ggml.token_type_count", Val::U32(2));
+            f.set("attention.causal", Val::Bool(false));
+            f.set("pooling_type", Val::U32(2));
+            f.unset("attention.layer_norm_rms_epsilon");
+            f.set("attention.layer_norm_epsilon", Val::F32(1e-12));
+        }
+        "gemma-embedding" => {
+            norms(&[
+                ("attn_q_norm.weight", 16),
+                ("attn_k_norm.weight", 16),
+                ("post_attention_norm.weight", 64),
+                ("post_ffw_norm.weight", 64),
+            ]);
+            f.set("attention.sliding_window", Val::U32(16));
+            f.set("pooling_type", Val::U32(1));
+            for (key, n) in [("2_feat_in", 64), ("2_feat_out", 96), ("3_feat_in", 96)] {
+                f.set(&format!("dense_{key}"), Val::U32(n));
+            }
+            f.set("dense_3_feat_out", Val::U32(64));
+            f.add("dense_2.weight", &[64, 96]);
+            f.add("dense_3.weight", &[96, 64]);
+        }
         "granite" => f.set("logit_scale", Val::F32(3.0)),
         "starcoder2" => {
             norms(&[("attn_norm.bias", 64), ("ffn_norm.bias", 64)]);
@@ -83,7 +124,9 @@ fn valid(arch: &'static str) -> File {
     f
 }
 
-const ARCHITECTURES: [&str; 7] = [
+const ARCHITECTURES: [&str; 9] = [
+    "bert",
+    "gemma-embedding",
     "gemma2",
     "gemma4",
     "qwen3moe",
@@ -371,6 +414,100 @@ fn other_norms_and_angles() {
                 "a factor of nothing",
                 |f| f.tensor("rope_factors_short.weight").values = Some(vec![0.0; 8]),
                 &["rope_factors_short.weight", "above 0"],
+            ),
+        ],
+    );
+}
+
+#[test]
+fn rows_without_logits() {
+    check(
+        "bert",
+        &[
+            (
+                "nobody says what is seen",
+                |f| f.unset("attention.causal"),
+                &["missing key bert.attention.causal", "false"],
+            ),
+            (
+                "only what was before is seen",
+                |f| f.set("attention.causal", Val::Bool(true)),
+                &["bert.attention.causal = true", "false"],
+            ),
+            (
+                "seen in words",
+                |f| f.set("attention.causal", "no"),
+                &["bert.attention.causal", "true or false"],
+            ),
+            (
+                "a reranker",
+                |f| f.set("pooling_type", Val::U32(4)),
+                &["bert.pooling_type = 4", "0 (none)"],
+            ),
+            (
+                "pooling that is unknown",
+                |f| f.set("pooling_type", Val::U32(5)),
+                &["bert.pooling_type", "from 0 to 4", "got 5"],
+            ),
+            (
+                "no types of tokens",
+                |f| f.unset("tokenizer.ggml.token_type_count"),
+                &["missing key tokenizer.ggml.token_type_count"],
+            ),
+            (
+                "a negative number of types",
+                |f| f.set("tokenizer.ggml.token_type_count", Val::I32(-2)),
+                &["tokenizer.ggml.token_type_count", "got -2"],
+            ),
+            (
+                "other types of tokens",
+                |f| f.set("tokenizer.ggml.token_type_count", Val::U32(3)),
+                &["token_types.weight", "[64, 3]", "[64, 2]"],
+            ),
+            (
+                "no positions",
+                |f| f.remove("position_embd.weight"),
+                &["missing tensor position_embd.weight", "[64, 512]"],
+            ),
+            (
+                "a position too few",
+                |f| f.tensor("position_embd.weight").dims = vec![64, 511],
+                &["position_embd.weight", "[64, 512]", "[64, 511]"],
+            ),
+            (
+                "no norm of a sum",
+                |f| f.remove("blk.1.layer_output_norm.weight"),
+                &["missing tensor blk.1.layer_output_norm.weight"],
+            ),
+            (
+                "a classifier",
+                |f| f.add("cls.weight", &[64, 64]),
+                &["cls.weight"],
+            ),
+        ],
+    );
+    check(
+        "gemma-embedding",
+        &[
+            (
+                "a product from another width",
+                |f| f.set("dense_2_feat_in", Val::U32(32)),
+                &["gemma-embedding.dense_2_feat_in", "from 64 to 64", "got 32"],
+            ),
+            (
+                "products that do not meet",
+                |f| f.set("dense_3_feat_in", Val::U32(95)),
+                &["gemma-embedding.dense_3_feat_in", "from 96 to 96", "got 95"],
+            ),
+            (
+                "one product",
+                |f| f.remove("dense_3.weight"),
+                &["missing tensor dense_3.weight", "[96, 64]"],
+            ),
+            (
+                "only what was before is seen",
+                |f| f.set("attention.causal", Val::Bool(true)),
+                &["gemma-embedding.attention.causal = true"],
             ),
         ],
     );

@@ -125,7 +125,7 @@ fn architectures() {
             (
                 "unknown",
                 |f| f.set("general.architecture", "gpt5"),
-                &["\"gpt5\"", "supported: cohere2, command-r", "qwen3,"],
+                &["\"gpt5\"", "supported: bert, cohere2", "qwen3,"],
             ),
             (
                 "a number",

@@ -29,7 +29,7 @@ const ATTENTION: [&str; 4] = ["attn_q", "attn_k", "attn_v", "attn_output"];
 fn qwen(arch: &'static str) -> File {
     let mut f = File::new(arch, 2);
     f.set("full_attention_interval", Val::U32(2));
-    SIZES.map(|(key, n)| f.set(key, Val::U32(n)));
+    SIZES.iter().for_each(|(key, n)| f.set(key, Val::U32(*n)));
     remove(&mut f, 0, &ATTENTION);
     remove(&mut f, 1, &["attn_q"]);
     for l in 0..2 {
@@ -55,7 +55,7 @@ fn qwen(arch: &'static str) -> File {
 
 /// Mamba 2 in the layers named.
 fn mamba(f: &mut File, layers: &[usize]) {
-    SIZES.map(|(key, n)| f.set(key, Val::U32(n)));
+    SIZES.iter().for_each(|(key, n)| f.set(key, Val::U32(*n)));
     for l in layers {
         let own: [(&str, &[u32]); 8] = [
             ("ssm_in.weight", &[64, 196]),

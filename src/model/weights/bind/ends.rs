@@ -7,8 +7,12 @@ use crate::{Error, taps};
 /// What surrounds the layers.
 pub(crate) struct Ends {
     pub(crate) token_embd: WeightId,
-    pub(crate) output_norm: NormWeights,
-    pub(crate) output: WeightId,
+    pub(crate) positions: Option<WeightId>,
+    pub(crate) token_type: Option<VecId>,
+    pub(crate) embd_norm: Option<NormWeights>,
+    pub(crate) output_norm: Option<NormWeights>,
+    pub(crate) dense: Vec<WeightId>,
+    pub(crate) output: Option<WeightId>,
     pub(crate) output_bias: Option<VecId>,
     pub(crate) rope_divisors: RopeDivisors,
     pub(crate) per_layer_inputs: Option<PerLayerInputs>,
@@ -24,19 +28,43 @@ impl Binder<'_> {
     /// The same with a final norm of this name.
     pub(crate) fn ends_with_norm(&mut self, norm: &str) -> Result<Ends, Error> {
         let (n_embd, n_vocab) = (self.h.n_embd(), self.h.n_vocab());
-        let token_embd = self.matrix("token_embd.weight", n_vocab, n_embd)?;
+        let ends = self.rows_only()?;
         let output_norm = self.norm(norm, n_embd, taps::RESULT_NORM)?;
-        let output = self
-            .optional_matrix("output.weight", n_vocab, n_embd)?
-            .unwrap_or(token_embd);
+        let output = self.optional_matrix("output.weight", n_vocab, n_embd)?;
         Ok(Ends {
-            token_embd,
-            output_norm,
-            output,
+            output_norm: Some(output_norm),
+            output: output.or(Some(ends.token_embd)),
+            ..ends
+        })
+    }
+
+    /// Token embedding, and nothing behind the layers.
+    pub(crate) fn rows_only(&mut self) -> Result<Ends, Error> {
+        let (n_embd, n_vocab) = (self.h.n_embd(), self.h.n_vocab());
+        Ok(Ends {
+            token_embd: self.matrix("token_embd.weight", n_vocab, n_embd)?,
+            positions: None,
+            token_type: None,
+            embd_norm: None,
+            output_norm: None,
+            dense: Vec::new(),
+            output: None,
             output_bias: None,
             rope_divisors: RopeDivisors::default(),
             per_layer_inputs: None,
         })
+    }
+
+    /// The first row of `token_types.weight`, of as many as the file says, if there are any.
+    pub(crate) fn first_token_type(&mut self) -> Result<Option<VecId>, Error> {
+        const NAME: &str = "token_types.weight";
+        let (n_embd, n_types) = (self.h.n_embd(), self.h.n_token_types);
+        let Some((_, info)) = self.take(NAME, &[n_embd, n_types])? else {
+            return Ok(None);
+        };
+        let id = self.vector_of(NAME, info)?;
+        self.vectors[id.0 as usize].data.truncate(n_embd);
+        Ok(Some(id))
     }
 
     /// `ends` with `rope_freqs.weight`, if the file has it.

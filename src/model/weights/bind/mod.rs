@@ -208,7 +208,7 @@ impl<'a> Binder<'a> {
         Ok(Some(NormWeights {
             weight,
             bias,
-            tap,
+            tap: Some(tap),
             numbered: true,
         }))
     }
@@ -316,7 +316,11 @@ impl<'a> Binder<'a> {
             matrices: self.matrices,
             vectors: self.vectors,
             token_embd: ends.token_embd,
+            positions: ends.positions,
+            token_type: ends.token_type,
+            embd_norm: ends.embd_norm,
             output_norm: ends.output_norm,
+            dense: ends.dense,
             output: ends.output,
             output_bias: ends.output_bias,
             rope_divisors: ends.rope_divisors,

@@ -1,0 +1,280 @@
+//! `octavo embed`: texts as vectors.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use octavo_engine::{
+    Batch, BatchOptions, Embed, Engine, EngineOptions, Event, Goal, Pooling, Request,
+};
+use octavo_model::Hparams;
+use octavo_text::tokenizer::EncodeOptions;
+use serde_json::{Value, json};
+
+use super::args::{ComputeArgs, ModelArgs};
+use super::failure::{Exit, Failure};
+use super::output::{Inputs, Kind, Output};
+use super::prompt::TextArgs;
+use super::{load, signal, terminal};
+
+/// Turn texts into vectors (embeddings)
+///
+/// Works with embedding models and with any other: of those that generate, it takes the rows that
+/// would become logits.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  octavo embed bge-small.gguf -p \"The capital of France\"
+  octavo embed bge-small.gguf -f questions.txt --lines --json
+  octavo embed qwen3-embedding.gguf -p \"Hello\" --pooling mean --no-normalize
+  octavo embed nomic.gguf -p \"Hello\" --dump out.safetensors
+
+A vector is one line of numbers; with --pooling none there is one for each token.
+--json prints {pooling, normalized, embeddings: [{tokens, vectors: [[number]]}]}.
+--dump writes `tokens` [n], `embd` [n, width], one vector for each token, and `pooled` [width].")]
+pub(super) struct EmbedArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    text: TextArgs,
+    /// Every line of the text is a text of its own; empty ones are left out
+    #[arg(long)]
+    lines: bool,
+    /// How the vectors of a text's tokens become one: none, mean, cls (the first) or last [default:
+    /// what the file says, or else mean]
+    #[arg(long, value_name = "HOW", hide_possible_values = true)]
+    pooling: Option<How>,
+    /// Do not divide vectors by their lengths
+    #[arg(long)]
+    no_normalize: bool,
+    /// Neither add special tokens nor recognize them in the text
+    #[arg(long)]
+    no_special: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Write the tokens and vectors to a safetensors file, in place of printing them
+    #[arg(long, value_name = "OUT.safetensors", value_hint = clap::ValueHint::FilePath)]
+    #[arg(conflicts_with_all = ["lines", "json"])]
+    dump: Option<PathBuf>,
+    /// Replace --dump's file whatever it is, unless it is an input
+    #[arg(long, requires = "dump")]
+    force: bool,
+    #[command(flatten)]
+    compute: ComputeArgs,
+}
+
+/// What [`Pooling`] is called here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum How {
+    None,
+    Mean,
+    Cls,
+    Last,
+}
+
+impl How {
+    fn pooling(self) -> Pooling {
+        match self {
+            How::None => Pooling::None,
+            How::Mean => Pooling::Mean,
+            How::Cls => Pooling::First,
+            How::Last => Pooling::Last,
+        }
+    }
+}
+
+/// Texts that are worked on at a time, at most.
+const TOGETHER: usize = 32;
+
+/// Runs the command.
+pub(super) fn run(args: &EmbedArgs) -> Result<Exit, Failure> {
+    let inputs = Inputs::default()
+        .model(args.model.path())
+        .file(args.text.file.as_deref());
+    let dump = args.dump.as_deref().map(|path| Output {
+        path,
+        kind: Kind::Embeddings,
+        force: args.force,
+        inputs: &inputs,
+    });
+    if let Some(dump) = &dump {
+        dump.check()?;
+    }
+    signal::install()?;
+    let text = args.text.require()?;
+    let texts: Vec<&[u8]> = match args.lines {
+        true => lines(&text),
+        false => vec![&text],
+    };
+    let engine = load::any_engine(&args.model, options(args, texts.len())?)?;
+    let special = !args.no_special;
+    let encoding = EncodeOptions {
+        add_special: special,
+        parse_special: special,
+    };
+    let encode = |text: &&[u8]| engine.tokenizer().encode(text, encoding);
+    let tokens = texts.iter().map(encode).collect::<Result<Vec<_>, _>>()?;
+    let embed = Embed {
+        pooling: args.pooling.map_or(engine.pooling(), How::pooling),
+        normalize: !args.no_normalize,
+    };
+    if let Some(dump) = &dump {
+        return write(dump, &engine, &tokens[0], embed);
+    }
+    let vectors = embed_all(&engine, &tokens, embed, args.lines)?;
+    let width = engine.model().graph.values[engine.model().graph.hidden.index()].width;
+    let out = match args.json {
+        true => format!("{}\n", to_json(&tokens, &vectors, width, embed)),
+        false => to_text(&vectors, width),
+    };
+    terminal::print(out.as_bytes())?;
+    Ok(Exit::Done)
+}
+
+/// The lines of a text, without their ends, but for empty ones.
+fn lines(text: &[u8]) -> Vec<&[u8]> {
+    let lines = text.split(|byte| *byte == b'\n');
+    let lines = lines.map(|line| line.strip_suffix(b"\r").unwrap_or(line));
+    lines.filter(|line| !line.is_empty()).collect()
+}
+
+/// The engine's options: keys and values are kept as they are unless told otherwise, for they do
+/// not live longer than a text, and so are the pages of two of the longest.
+fn options(args: &EmbedArgs, texts: usize) -> Result<EngineOptions, Failure> {
+    let mut options = EngineOptions {
+        kv_type: args.compute.kv_type_or_f32()?,
+        sessions: texts.clamp(1, TOGETHER),
+        ..args.compute.options()?
+    };
+    let hparams = Hparams::from_gguf(&load::source_at_quietly(args.model.path()).open(true)?)?;
+    let context = load::context(&hparams, options.ctx);
+    options.kv_positions = Some(context.saturating_mul(texts.clamp(1, 2)));
+    if !hparams.is_causal() && !args.compute.has_batch() {
+        // a text is read whole
+        options.batch = options.batch.max(context);
+    }
+    Ok(options)
+}
+
+/// The vectors of every text; `numbered` says that errors name its number.
+fn embed_all(
+    engine: &Engine,
+    texts: &[Vec<u32>],
+    embed: Embed,
+    numbered: bool,
+) -> Result<Vec<Vec<f32>>, Failure> {
+    let options = BatchOptions {
+        queue: texts.len(),
+        prefixes: false,
+        ..BatchOptions::default()
+    };
+    let mut batch = Batch::new(engine, options);
+    let mut places = std::collections::HashMap::new();
+    for (i, tokens) in texts.iter().enumerate() {
+        let request = Request {
+            goal: Goal::Embedding(embed),
+            prompt: tokens.clone(),
+            n: 1,
+            ..Request::default()
+        };
+        let id = batch.add(request).map_err(|error| match numbered {
+            true => Failure::from(error).of(&format!("text {}", i + 1)),
+            false => error.into(),
+        })?;
+        places.insert(id, i);
+    }
+    let mut vectors = vec![Vec::new(); texts.len()];
+    let mut failed = None;
+    while !batch.is_empty() && failed.is_none() {
+        batch.step(&mut |id, event| match event {
+            Event::Embedded { vector, .. } => vectors[places[&id]] = vector,
+            Event::Failed(error) => failed = Some(error),
+            _ => {}
+        })?;
+    }
+    match failed {
+        Some(error) => Err(error.into()),
+        None => Ok(vectors),
+    }
+}
+
+fn to_text(texts: &[Vec<f32>], width: usize) -> String {
+    let mut out = String::new();
+    for vector in texts.iter().flat_map(|vectors| vectors.chunks(width)) {
+        let numbers: Vec<String> = vector.iter().map(f32::to_string).collect();
+        out.push_str(&numbers.join(" "));
+        out.push('\n');
+    }
+    out
+}
+
+fn to_json(tokens: &[Vec<u32>], texts: &[Vec<f32>], width: usize, embed: Embed) -> Value {
+    let one = |(tokens, vectors): (&Vec<u32>, &Vec<f32>)| {
+        let vectors: Vec<&[f32]> = vectors.chunks(width).collect();
+        json!({ "tokens": tokens, "vectors": vectors })
+    };
+    json!({
+        "pooling": embed.pooling.name(),
+        "normalized": embed.normalize,
+        "embeddings": tokens.iter().zip(texts).map(one).collect::<Vec<_>>(),
+    })
+}
+
+/// Writes the vectors of one text: of all tokens, and what they become.
+fn write(
+    dump: &Output<'_>,
+    engine: &Engine,
+    tokens: &Vec<u32>,
+    embed: Embed,
+) -> Result<Exit, Failure> {
+    let of = |pooling| {
+        let embed = Embed { pooling, ..embed };
+        let mut all = embed_all(engine, std::slice::from_ref(tokens), embed, false)?;
+        Ok::<_, Failure>(all.swap_remove(0))
+    };
+    let rows = of(Pooling::None)?;
+    let width = rows.len() / tokens.len();
+    let ids: Vec<u8> = tokens.iter().flat_map(|id| id.to_le_bytes()).collect();
+    let bytes = |x: &[f32]| x.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+    let mut tensors = vec![
+        ("tokens", "I32", vec![tokens.len()], ids),
+        ("embd", "F32", vec![tokens.len(), width], bytes(&rows)),
+    ];
+    if embed.pooling != Pooling::None {
+        tensors.push(("pooled", "F32", vec![width], bytes(&of(embed.pooling)?)));
+    }
+    dump.write(&safetensors(&tensors))?;
+    Ok(Exit::Done)
+}
+
+/// What tells these files from others: see [`Kind::Embeddings`].
+pub(super) const PRODUCER: &str = "octavo embed";
+
+/// A safetensors file: the length of a header, the header, and the tensors one after the other.
+fn safetensors(tensors: &[(&str, &str, Vec<usize>, Vec<u8>)]) -> Vec<u8> {
+    let mut header = json!({ "__metadata__": { "producer": PRODUCER } });
+    let mut end = 0;
+    for (name, ty, shape, data) in tensors {
+        let start = end;
+        end += data.len();
+        header[name] = json!({ "dtype": ty, "shape": shape, "data_offsets": [start, end] });
+    }
+    let mut header = header.to_string();
+    // tensors begin at a multiple of 8
+    header.push_str(&" ".repeat(header.len().next_multiple_of(8) - header.len()));
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header.bytes());
+    tensors.iter().for_each(|(.., data)| file.extend(data));
+    file
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_without_text_are_left_out() {
+        assert_eq!(lines(b"a\n\nb c\r\n\r\n"), [&b"a"[..], b"b c"]);
+        assert!(lines(b"").is_empty());
+    }
+}

@@ -1,0 +1,142 @@
+//! The vectors of a prompt's tokens on their way to one.
+
+use octavo_model::{Pooling, Tap};
+
+use crate::backend::TapView;
+
+use super::request::Embed;
+
+/// What there is of an embedding.
+pub(super) struct Pool {
+    embed: Embed,
+    /// The first position whose vector has not come.
+    next: usize,
+    /// The sum of those that count; without pooling all of them, one after the other.
+    sum: Vec<f64>,
+    width: usize,
+}
+
+impl Pool {
+    pub(super) fn new(embed: Embed) -> Pool {
+        Pool {
+            embed,
+            next: 0,
+            sum: Vec::new(),
+            width: 0,
+        }
+    }
+
+    /// Whether the vector of every token counts.
+    pub(super) fn wants_all(&self) -> bool {
+        self.embed.pooling != Pooling::Last
+    }
+
+    /// Adds the vector of the token at a position. One that was computed before, and again because
+    /// its pages were needed by others, counts once.
+    pub(super) fn add(&mut self, position: usize, row: &[f32]) {
+        if position < self.next {
+            return;
+        }
+        self.next = position + 1;
+        self.width = row.len();
+        match self.embed.pooling {
+            Pooling::First if position > 0 => {}
+            Pooling::None => self.sum.extend(row.iter().map(|x| f64::from(*x))),
+            _ => {
+                self.sum.resize(row.len(), 0.0);
+                let both = self.sum.iter_mut().zip(row);
+                both.for_each(|(sum, x)| *sum += f64::from(*x));
+            }
+        }
+    }
+
+    /// What they have become.
+    pub(super) fn take(&self) -> Vec<f32> {
+        let rows = self.sum.chunks(self.width.max(1));
+        rows.flat_map(|row| {
+            let scale = match (self.embed.normalize, self.embed.pooling) {
+                (true, _) => inverse_length(row),
+                (false, Pooling::Mean) => 1.0 / self.next as f64,
+                (false, _) => 1.0,
+            };
+            row.iter().map(move |x| (x * scale) as f32)
+        })
+        .collect()
+    }
+}
+
+/// 1 over the length of a vector; of zeros 0.
+fn inverse_length(row: &[f64]) -> f64 {
+    let length = row.iter().map(|x| x * x).sum::<f64>().sqrt();
+    if length > 0.0 { 1.0 / length } else { 0.0 }
+}
+
+/// The model's last vectors of a step, for embeddings: one row for each output.
+pub(super) struct Vectors {
+    tap: Tap,
+    width: usize,
+    data: Vec<f32>,
+}
+
+impl Vectors {
+    /// Those of this name.
+    pub(super) fn new(tap: Tap) -> Vectors {
+        Vectors {
+            tap,
+            width: 0,
+            data: Vec::new(),
+        }
+    }
+
+    /// Looks for them among all values of a step.
+    pub(super) fn see(&mut self, view: &TapView<'_>) {
+        if view.tap == self.tap {
+            self.width = view.width;
+            self.data.extend_from_slice(view.data);
+        }
+    }
+
+    /// Row by row.
+    pub(super) fn rows(&self) -> impl Iterator<Item = &[f32]> {
+        self.data.chunks_exact(self.width.max(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_computed_again_counts_once() {
+        let vectors = [[3.0, 4.0], [6.0, 8.0], [18.0, 24.0]];
+        let all = vec![3.0, 4.0, 6.0, 8.0, 18.0, 24.0];
+        for (pooling, raw) in [
+            (Pooling::Mean, vec![9.0, 12.0]),
+            (Pooling::First, vec![3.0, 4.0]),
+            (Pooling::None, all),
+        ] {
+            for normalize in [false, true] {
+                let mut pool = Pool::new(Embed { pooling, normalize });
+                // two are read, and all of them again after their pages were given up
+                for position in [0, 1, 0, 1, 2] {
+                    pool.add(position, &vectors[position]);
+                }
+                let expected = match normalize {
+                    true => [0.6, 0.8].repeat(raw.len() / 2),
+                    false => raw.clone(),
+                };
+                assert_eq!(pool.take(), expected, "{pooling:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn zeros_stay_zeros() {
+        let mut pool = Pool::new(Embed {
+            pooling: Pooling::Last,
+            normalize: true,
+        });
+        pool.add(0, &[0.0, 0.0]);
+        assert_eq!(pool.take(), [0.0, 0.0]);
+    }
+}

@@ -1,0 +1,15 @@
+//! Nomic's BERT: heads turn in place of embedded positions, and the feed-forward block has a gate.
+
+use super::bert::{BERT, normed_sums_layer};
+use super::{Ffn, Spec};
+
+pub(super) const SPEC: Spec = Spec {
+    name: "nomic-bert",
+    layer: |b, l| {
+        normed_sums_layer(b, l, |b| {
+            let ffn = b.gated_ffn(l)?;
+            Ok(Ffn::Dense(b.ffn_biases(l, ffn)?))
+        })
+    },
+    ..BERT
+};

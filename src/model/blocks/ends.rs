@@ -1,0 +1,103 @@
+//! What surrounds the layers: embeddings, and what the last layer's rows become.
+
+use octavo_kernels::{Function, RowSet, ValueShape};
+
+use super::super::graph::{Graph, Op, ValueId};
+use super::super::taps;
+use super::super::weights::{PerLayerInputs, WeightId};
+use super::{Builder, once};
+
+impl Builder<'_> {
+    /// Token embeddings with all that is added to them, and their factor or norm.
+    pub(crate) fn embed(&mut self) -> ValueId {
+        let info = ValueShape {
+            width: self.h.n_embd(),
+            rows: RowSet::All,
+        };
+        let w = self.w;
+        let (factor, name) = (self.h.factors.embedding, self.spec.scaled_embedding);
+        // where both have one name, it is that of the product; and of sums that of the last
+        let own = (factor == 1.0 || name != taps::INP_EMBD).then_some(self.spec.embedding);
+        let named = |is_last: bool| own.filter(|_| is_last).and_then(once);
+        let (typed, placed) = (w.token_type.is_some(), w.positions.is_some());
+        let table = w.token_embd;
+        let x = self.push(Op::Embed { table }, info, named(!typed && !placed));
+        let x = self.bias(x, w.token_type, named(!placed));
+        let x = match w.positions {
+            Some(table) => {
+                let positions = self.push(Op::EmbedPositions { table }, info, None);
+                self.add(positions, x, named(true))
+            }
+            None => x,
+        };
+        let x = self.scale(x, factor, once(name));
+        self.per_layer = w.per_layer_inputs.map(|w| self.per_layer_inputs(x, &w));
+        self.optional_norm(x, w.embd_norm, 0)
+    }
+
+    /// What the token's own row and its embedding give every layer, side by side.
+    fn per_layer_inputs(&mut self, x: ValueId, w: &PerLayerInputs) -> ValueId {
+        let width = self.h.n_embd_per_layer;
+        let all = ValueShape {
+            width: width * self.h.n_layer(),
+            ..self.info(x)
+        };
+        let rows = self.push(Op::Embed { table: w.table }, all, None);
+        let selected = once(taps::INP_PER_LAYER_SELECTED);
+        let rows = self.scale(rows, (width as f32).sqrt(), selected);
+        let projected = self.matmul(x, w.projection, None);
+        let projected = self.scale(projected, 1.0 / (self.h.n_embd() as f32).sqrt(), None);
+        let projected = self.norm(projected, w.norm, None);
+        let sum = self.add(projected, rows, None);
+        self.scale(
+            sum,
+            std::f32::consts::FRAC_1_SQRT_2,
+            once(taps::INP_PER_LAYER),
+        )
+    }
+
+    /// Final norm and logits, of what the last of the layers hands on; or the rows alone, and the
+    /// products that follow. Pooling comes after these: they are linear, so that this makes no
+    /// difference.
+    pub(crate) fn head(mut self, x: ValueId, layers: Vec<ValueId>) -> Graph {
+        let w = self.w;
+        let mut hidden = match w.output_norm {
+            Some(norm) => self.norm(x, norm, None),
+            None => x,
+        };
+        for (i, dense) in w.dense.iter().enumerate() {
+            let is_last = i + 1 == w.dense.len();
+            let name = is_last.then_some(taps::RESULT_EMBD_POOLED).and_then(once);
+            hidden = self.matmul(hidden, *dense, name);
+        }
+        let logits = match w.output {
+            Some(output) => self.logits(hidden, output),
+            None => hidden,
+        };
+        Graph {
+            nodes: self.nodes,
+            values: self.values,
+            states: self.states,
+            n_layer: self.h.n_layer(),
+            layers,
+            hidden,
+            logits,
+        }
+    }
+
+    fn logits(&mut self, hidden: ValueId, output: WeightId) -> ValueId {
+        let factors = self.h.factors;
+        let steps = [factors.logits != 1.0, factors.logit_cap.is_some()];
+        // the last step has the name
+        let named = |step: usize| {
+            let is_last = steps[step..].iter().all(|follows| !follows);
+            is_last.then_some(taps::RESULT_OUTPUT).and_then(once)
+        };
+        let logits = self.affine(hidden, output, self.w.output_bias, named(0));
+        let mut logits = self.scale(logits, factors.logits, named(1));
+        if let Some(cap) = factors.logit_cap {
+            logits = self.unary(logits, Function::SoftCap(cap), once(taps::RESULT_OUTPUT));
+        }
+        logits
+    }
+}

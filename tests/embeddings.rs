@@ -1,0 +1,243 @@
+//! Vectors of small embedding models against stock llama.cpp's, on every instruction set; and the
+//! same bits whatever else is computed beside them.
+//!
+//! As in `architectures.rs`: F32 models are held against llama.cpp itself, the others against the
+//! exact vectors, beside llama.cpp's own error.
+
+use std::path::Path;
+
+use octavo_engine::{
+    Batch, BatchError, BatchOptions, Embed, Engine, EngineOptions, Error, Event, Goal, ModelSource,
+    Pooling, Request,
+};
+use octavo_fixtures::{Lacks, shared, shared_dir, skip};
+use octavo_kernels::{Isa, IsaChoice, KvType};
+use octavo_reference::golden::Embedded;
+use octavo_reference::metrics::nmse;
+use octavo_text::tokenizer::EncodeOptions;
+
+use crate::goldens::{designed_for, geometric_mean};
+use octavo_engine::backend::Role;
+
+/// The models, and what llama.cpp's own error on their F32 files may be taken for: it takes GELU
+/// from a table of halves.
+const MODELS: [(&str, f64); 4] = [
+    ("bert", 1e-6),
+    ("nomic-bert", 1e-9),
+    ("gemma-embedding", 1e-6),
+    ("qwen3-embedding", 1e-9),
+];
+
+fn load(path: &Path, isa: IsaChoice, threads: usize) -> Engine {
+    let options = EngineOptions {
+        isa,
+        kv_type: KvType::F32,
+        threads: Some(threads),
+        sessions: 4,
+        ..EngineOptions::default()
+    };
+    Engine::load(&ModelSource::Path(path.to_owned()), &options, &mut |_| {})
+        .expect("the model loads")
+}
+
+/// The vectors of some texts, computed together, not normalized.
+fn embed(engine: &Engine, texts: &[&[u32]], pooling: Pooling) -> Vec<Vec<f32>> {
+    let mut batch = Batch::new(engine, BatchOptions::default());
+    let mut add = |text: &&[u32]| {
+        let goal = Goal::Embedding(Embed {
+            pooling,
+            normalize: false,
+        });
+        let request = Request {
+            goal,
+            prompt: text.to_vec(),
+            n: 1,
+            ..Request::default()
+        };
+        batch.add(request).expect("a text that fits")
+    };
+    let ids: Vec<_> = texts.iter().map(&mut add).collect();
+    let mut vectors = vec![Vec::new(); texts.len()];
+    while !batch.is_empty() {
+        let mut see = |id, event| match event {
+            Event::Embedded { vector, .. } => {
+                let place = ids.iter().position(|own| *own == id);
+                vectors[place.expect("one of these")] = vector;
+            }
+            Event::Failed(error) => panic!("{error}"),
+            _ => {}
+        };
+        batch.step(&mut see).expect("a step");
+    }
+    vectors
+}
+
+/// What does not hold of one golden; adds our errors as ratios to llama.cpp's.
+fn check(engine: &Engine, path: &Path, limit: Option<f64>, ratios: &mut Vec<f64>) -> Vec<String> {
+    let golden = Embedded::read(path).expect("a golden");
+    let mut faults = Vec::new();
+    for (name, pooling, theirs, exact) in [
+        ("rows", Pooling::None, &golden.rows, &golden.exact_rows),
+        (
+            "pooled",
+            engine.pooling(),
+            &golden.pooled,
+            &golden.exact_pooled,
+        ),
+    ] {
+        let ours = embed(engine, &[&golden.tokens], pooling).swap_remove(0);
+        let error = |x: &[f32]| nmse(x, exact).expect("same length");
+        let (ours, theirs) = (error(&ours), error(theirs));
+        if limit.is_none() {
+            ratios.push(ours / theirs);
+        }
+        let limit = limit.unwrap_or(theirs);
+        if ours.is_nan() || ours > limit {
+            let path = path.display();
+            faults.push(format!(
+                "{path} {name}: NMSE {ours:.2e}, allowed {limit:.1e}"
+            ));
+        }
+    }
+    faults
+}
+
+#[test]
+fn vectors_are_those_of_llama_cpp() {
+    let Some(shared) = shared_dir() else {
+        return;
+    };
+    let mut faults = Vec::new();
+    for isa in Isa::ALL {
+        if !isa.is_available() {
+            skip(Lacks::InstructionSet, isa);
+            continue;
+        }
+        let mut ratios = Vec::new();
+        for (model, of_f32) in MODELS {
+            for (ty, limit) in [("F32", Some(of_f32)), ("Q8_0", None)] {
+                let name = format!("{model}-{ty}");
+                let file = shared.join(format!("arch/models/{name}.gguf"));
+                let engine = load(&file, IsaChoice::Only(isa), 2);
+                for prompt in ["sum", "fox"] {
+                    let golden = format!("arch/goldens/{name}/{prompt}.safetensors");
+                    let found = check(&engine, &shared.join(golden), limit, &mut ratios);
+                    faults.extend(found.into_iter().map(|fault| format!("{isa} {fault}")));
+                }
+            }
+        }
+        let mean = geometric_mean(&ratios);
+        println!(
+            "{isa}: {} vectors; error as a ratio to llama.cpp's: NMSE mean {mean:.4}",
+            ratios.len()
+        );
+        if mean > designed_for(isa, Role::Prompt) {
+            faults.push(format!("{isa}: mean ratio {mean:.3}"));
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+/// The ids that llama.cpp cut the texts into, those that the model adds among them.
+#[test]
+fn texts_are_cut_as_llama_cpp_cuts_them() {
+    let Some(goldens) = shared("arch/goldens") else {
+        return;
+    };
+    for (model, _) in MODELS {
+        let folder = goldens.join(format!("{model}-F32"));
+        let file = goldens.join(format!("../models/{model}-F32.gguf"));
+        let engine = load(&file, IsaChoice::Auto, 1);
+        let summary = std::fs::read(folder.join("summary.json")).expect("a summary");
+        let summary: serde_json::Value = serde_json::from_slice(&summary).expect("JSON");
+        for (prompt, said) in summary.as_object().expect("an object") {
+            let golden = Embedded::read(&folder.join(format!("{prompt}.safetensors")));
+            let text = said["text"].as_str().expect("a text");
+            let options = EncodeOptions {
+                add_special: true,
+                parse_special: false,
+            };
+            let ids = engine.tokenizer().encode(text.as_bytes(), options);
+            assert_eq!(
+                ids.expect("ids"),
+                golden.expect("a golden").tokens,
+                "{model}"
+            );
+        }
+    }
+}
+
+#[test]
+fn neighbours_and_threads_change_no_bit() {
+    for model in [
+        "bert-Q8_0",
+        "nomic-bert-Q8_0",
+        "gemma-embedding-Q8_0",
+        "qwen3-embedding-Q8_0",
+    ] {
+        let Some(path) = shared(&format!("arch/models/{model}.gguf")) else {
+            return;
+        };
+        let text = |n: u32| (0..n).map(|i| 5 + i * 7 % 200).collect::<Vec<u32>>();
+        let texts = [text(1), text(40), text(17), text(33), text(490), text(300)];
+        let texts = texts.each_ref().map(|text| &text[..]);
+        for isa in Isa::available() {
+            let one = load(&path, IsaChoice::Only(isa), 1);
+            let three = load(&path, IsaChoice::Only(isa), 3);
+            for pooling in Pooling::ALL {
+                let alone = texts.map(|text| embed(&one, &[text], pooling).swap_remove(0));
+                let together = embed(&three, &texts, pooling);
+                assert!(together == alone, "{model} {isa} {pooling:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_not_read_whole_is_refused_and_so_is_what_needs_logits() {
+    let Some(path) = shared("arch/models/bert-F32.gguf") else {
+        return;
+    };
+    let load = |ctx: usize, batch: usize| {
+        let options = EngineOptions {
+            ctx: Some(ctx),
+            batch,
+            ..EngineOptions::default()
+        };
+        Engine::load(&ModelSource::Path(path.clone()), &options, &mut |_| {})
+    };
+    let error = load(513, 512).map(|_| ()).expect_err("too many positions");
+    assert!(error.to_string().contains("the 512 positions"), "{error}");
+    let engine = load(512, 16).expect("the model loads");
+    let mut batch = Batch::new(&engine, BatchOptions::default());
+    let mut add = |n: usize, goal: Goal| {
+        let request = Request {
+            goal,
+            prompt: vec![7; n],
+            n: 1,
+            ..Request::default()
+        };
+        batch.add(request)
+    };
+    let goal = Goal::Embedding(Embed {
+        pooling: Pooling::Mean,
+        normalize: true,
+    });
+    assert!(add(16, goal).is_ok());
+    let error = add(17, goal).expect_err("longer than a step");
+    assert!(
+        matches!(
+            error,
+            BatchError::Engine(Error::Whole {
+                tokens: 17,
+                most: 16,
+                ..
+            })
+        ),
+        "{error}"
+    );
+    let error = add(3, Goal::Text).expect_err("no logits");
+    assert!(error.to_string().contains("architecture bert"), "{error}");
+    let error = engine.session().eval_best(&[1, 2], Role::Prompt);
+    assert!(matches!(error, Err(Error::NoLogits { .. })));
+}
