@@ -277,3 +277,42 @@ fn a_rotation_where_none_is_asked_for_is_found() {
     });
     assert_eq!(at, "Kcur-3");
 }
+
+/// Convolutions that see the end of another text before the first tokens.
+#[test]
+fn a_convolution_that_was_not_reset_is_found() {
+    let Some(case) = named("qwen35-F32") else {
+        return;
+    };
+    let at = parts_from_oracle(&case, |tap, width, values| {
+        if tap.name == "conv_output_raw" && tap.layer == Some(1) {
+            let before = values[5 * width..8 * width].to_vec();
+            let first = values[..3 * width].iter_mut();
+            first.zip(before).for_each(|(x, other)| *x += 0.1 * other);
+        }
+    });
+    assert_eq!(at, "conv_output_raw-1");
+}
+
+/// What another text has left in a state, which fades.
+#[test]
+fn a_state_that_was_not_reset_is_found() {
+    for (name, tap) in [
+        ("mamba2-F32", "mamba2_y_add_d"),
+        ("qwen35-F32", "linear_attn_out"),
+    ] {
+        let Some(case) = named(name) else {
+            return;
+        };
+        let at = parts_from_oracle(&case, move |at, width, values| {
+            if at.name == tap && at.layer == Some(1) {
+                let mut left = 0.01;
+                for row in values.chunks_exact_mut(width) {
+                    row.iter_mut().for_each(|x| *x += left);
+                    left *= 0.7;
+                }
+            }
+        });
+        assert_eq!(at, format!("{tap}-1"), "{name}");
+    }
+}
