@@ -1,9 +1,16 @@
 //! The same bits, whatever the number of threads, the cut of the prompt into batches, the place of
 //! pages in the cache, and the history of a session.
 
+use std::collections::BTreeMap;
+use std::time::Duration;
+
 use octavo_engine::backend::Role;
 use octavo_engine::sample::top_logits;
-use octavo_engine::{Engine, EngineOptions, ModelSource, Session, Wanted};
+use octavo_engine::sequence::Options;
+use octavo_engine::{
+    Batch, BatchOptions, Engine, EngineOptions, Event, ModelSource, Request, Session, Totals,
+    Wanted,
+};
 use octavo_fixtures::tiny::File;
 use octavo_fixtures::{shared, workspace_root};
 use octavo_kernels::{Isa, IsaChoice, KvType, PAGE_POSITIONS as PAGE};
@@ -360,7 +367,11 @@ fn going_back_changes_nothing_where_states_are_kept() {
     ];
     let paths = names.map(|name| shared(&format!("arch/models/{name}.gguf")));
     for source in paths.into_iter().flatten().map(ModelSource::Path) {
-        let engine = load(&source, &options(Isa::best(), 2, 40));
+        let options = EngineOptions {
+            ctx: Some(128),
+            ..options(Isa::best(), 2, 40)
+        };
+        let engine = load(&source, &options);
         let all: Vec<u32> = (0..90).map(|i| (i * i + 3 * i + 7) % 200).collect();
         let expected = timeline(&mut engine.session(), &all, GENERATED);
         let mut session = engine.session();
@@ -388,6 +399,91 @@ fn going_back_changes_nothing_where_states_are_kept() {
                 expected.1[left * rows.n_vocab..][..bits.len()] == bits,
                 "from {left}"
             );
+        }
+    }
+}
+
+/// What every request says, in the order of the requests and of their texts, and what was counted.
+fn together(
+    engine: &Engine,
+    prompts: &[(usize, Vec<u32>)],
+    rounds: usize,
+) -> (Vec<Vec<u32>>, Totals) {
+    let options = BatchOptions {
+        stall: Duration::from_millis(1),
+        prefixes: rounds > 1,
+        ..BatchOptions::default()
+    };
+    let mut batch = Batch::new(engine, options);
+    let mut said = BTreeMap::new();
+    for _ in 0..rounds {
+        for &(i, ref prompt) in prompts {
+            let options = Options {
+                max_tokens: Some(20 + i),
+                ignore_eos: true,
+                ..Options::default()
+            };
+            let request = Request {
+                n: 1 + i % 2,
+                ..Request::new(prompt, &options)
+            };
+            batch.add(request).expect("it fits");
+        }
+        while !batch.is_empty() {
+            let mut sink = |id, event| match event {
+                Event::Finished { choice, text, .. } => {
+                    said.insert((id, choice), text.tokens);
+                }
+                Event::Failed(error) => panic!("{error}"),
+                _ => {}
+            };
+            batch.step(&mut sink).expect("a step");
+        }
+        while batch.has_finished_texts() {
+            batch.read_again().expect("a step");
+        }
+    }
+    (said.into_values().collect(), batch.snapshot().totals)
+}
+
+/// States are shared with the pages of prompts that begin alike, forked with the texts of one
+/// prompt, and computed again after a preemption.
+#[test]
+fn neighbours_and_few_pages_change_nothing_where_states_are_kept() {
+    let names = [
+        "qwen35-Q4_K_M",
+        "falcon-h1-Q4_K_M",
+        "lfm2moe-Q8_0",
+        "mamba2-Q8_0",
+    ];
+    let common: Vec<u32> = (0..50).map(|i| (i * i + 3 * i + 7) % 200).collect();
+    let tail = |i: u32| (0..5 + 9 * i).map(move |t| (t * (i + 2) + i) % 200);
+    let prompts: Vec<(usize, Vec<u32>)> = (0..6)
+        .map(|i| (i as usize, common.iter().copied().chain(tail(i)).collect()))
+        .collect();
+    let paths = names.map(|name| shared(&format!("arch/models/{name}.gguf")));
+    for source in paths.into_iter().flatten().map(ModelSource::Path) {
+        let engine = |sessions, kv_positions| {
+            let options = EngineOptions {
+                sessions,
+                kv_positions,
+                ctx: Some(192),
+                ..options(Isa::best(), 2, 48)
+            };
+            load(&source, &options)
+        };
+        let alone = |prompt| together(&engine(1, None), std::slice::from_ref(prompt), 1).0;
+        let expected: Vec<Vec<u32>> = prompts.iter().flat_map(alone).collect();
+        for (sessions, pages) in [(1, None), (4, None), (4, Some(13)), (8, Some(26))] {
+            let engine = engine(sessions, pages.map(|pages| pages * PAGE));
+            let (got, totals) = together(&engine, &prompts, 2);
+            let twice = [&expected[..], &expected[..]].concat();
+            assert!(
+                got == twice,
+                "{source:?}: {sessions} places, {pages:?} pages"
+            );
+            assert!(totals.cached_tokens > 0, "{totals:?}");
+            assert!(pages != Some(13) || totals.preemptions > 0, "{totals:?}");
         }
     }
 }

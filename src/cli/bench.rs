@@ -17,8 +17,8 @@ use super::{load, signal, threads, values};
 /// Measure a model's speed, as llama-bench does, and how much of the machine's it is
 ///
 /// Every test runs once to warm up, then -r times. GB/s counts what a generated token has to read
-/// (weights, keys and values), GFLOP/s the matrix products of a prompt; the limits they are held
-/// against are measured first.
+/// (weights, keys, values and states), GFLOP/s the matrix products of a prompt; the limits they are
+/// held against are measured first.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

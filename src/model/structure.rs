@@ -388,8 +388,9 @@ impl Model {
                     }
                 }
                 op => {
-                    if let Some(vector) = op.vector() {
-                        active.vector(self.weights.vector(*vector).len());
+                    let vector = op.vector().map(|id| &self.weights.vectors[id.0 as usize]);
+                    if let Some(vector) = vector.filter(|vector| !vector.is_made) {
+                        active.vector(vector.data.len());
                     }
                 }
             }

@@ -3,7 +3,9 @@
 use std::fmt::{Result, Write};
 
 use octavo_lab::facts::Facts;
-use octavo_model::{ExpertStructure, Hparams, LayerHparams, RecurrentStructure, Structure};
+use octavo_model::{
+    ExpertStructure, Hparams, LatentHparams, LayerHparams, RecurrentStructure, Structure,
+};
 
 use super::super::metrics::size;
 
@@ -155,7 +157,10 @@ fn attention(h: &Hparams, s: Option<&Structure>) -> String {
         n if heads_kv == "1" => format!("MQA: all {n} query heads share one KV head"),
         n => format!("GQA: {n} query heads per KV head"),
     };
-    let mut text = format!("heads {heads}/{heads_kv} ({sharing}), head_dim {head_dim}");
+    let mut text = match h.latent {
+        None => format!("heads {heads}/{heads_kv} ({sharing}), head_dim {head_dim}"),
+        Some(latent) => self::latent(&heads, &latent),
+    };
     if let Some(s) = s.filter(|s| !s.layers_without_keys.is_empty()) {
         let some = layers(&s.layers_without_keys, s.layers);
         text += &format!(", {some} read earlier keys and values");
@@ -200,6 +205,28 @@ fn attention(h: &Hparams, s: Option<&Structure>) -> String {
     }
     if s.sinks {
         text += ", a sink for each head";
+    }
+    text
+}
+
+fn latent(heads: &str, latent: &LatentHparams) -> String {
+    let LatentHparams {
+        rank,
+        rotated,
+        value,
+        ..
+    } = *latent;
+    let form = match latent.absorbed {
+        true => "read by all heads as they are",
+        false => "from which each head's are made",
+    };
+    let query = latent.query();
+    let mut text = format!(
+        "heads {heads}, queries {query}, values {value}; keys and values a latent row of {rank}, \
+         {form}, and {rotated} that turn"
+    );
+    if let Some(rank) = latent.query_rank {
+        text += &format!("; queries from a row of {rank}");
     }
     text
 }

@@ -10,7 +10,7 @@ use octavo_model::{Model, Op};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Work {
     /// Weights, of experts those that one token is given to, and keys and values of the positions
-    /// before, read once for each step of a generation.
+    /// before, and states, read once for each step of a generation.
     pub read_bytes: u64,
     /// Two for each multiply-add of a matrix product.
     pub flops: u64,
@@ -56,7 +56,7 @@ impl Work {
             })
             .sum();
         Work {
-            read_bytes: steps * model.active().bytes + kv,
+            read_bytes: steps * (model.active().bytes + model.hparams.state_bytes()) + kv,
             flops: 2 * (n * every + steps * wanted),
         }
     }
