@@ -18,8 +18,9 @@
 //!   the value;
 //! * sums, rotations and selections pass errors on as they are;
 //! * convolutions add a few rows up; linear attention adds values to a state that fades, so that
-//!   the largest relative errors of its inputs so far are those of what it reads, and that of what
-//!   is left of the state counts once for each token;
+//!   the largest relative errors of its inputs so far are those of what it reads. What is off in
+//!   how much is left makes no more of old values than of new ones: `k` tokens back it counts `k`
+//!   times, of what has faded `k` times;
 //! * softmax has a slope of at most 1/2, and is at most 1 in all;
 //! * which experts are chosen changes only where values, or scores of groups, are as close to each
 //!   other as their errors allow: then any choice is explained, and otherwise none but the same.
@@ -411,8 +412,8 @@ impl<'a> Bounds<'a> {
         })
     }
 
-    /// The largest relative errors of queries, keys, values and rates so far, and how the state
-    /// that is left has been off at each token.
+    /// The largest relative errors of queries, keys, values and rates so far, and of what is left
+    /// of the state.
     fn linear_attention(&self, inputs: [ValueId; 5], how: Recurrence) -> Explained {
         let [q, k, v, decay, rate] = inputs.map(|value| &self.stats[value.index()]);
         let relative = |of: &Stats, r: usize| of.error[r] / of.size[r].max(f64::MIN_POSITIVE);
@@ -421,9 +422,10 @@ impl<'a> Bounds<'a> {
         for r in 0..self.n_tokens {
             let now = relative(v, r) + 2.0 * relative(k, r) + relative(rate, r);
             written = written.max(now);
-            left += decay.error[r] + U;
+            left = left.max(decay.error[r]);
             size = size.max(v.size[r] * rate.size[r]);
-            let own = (8.0 + 4.0 * (how.key_dim as f64).sqrt()) * U;
+            let roundings = 8.0 + 4.0 * (how.key_dim as f64).sqrt() + 4.0 * (r as f64).sqrt();
+            let own = roundings * U;
             let sum = written + left + relative(q, r) + own;
             explained.error.push(size * sum);
             explained.size.push(size);
@@ -529,8 +531,12 @@ fn unary(f: Function, error: f64, size: f64) -> (f64, f64) {
             let size = size + std::f64::consts::LN_2;
             (error + 16.0 * U * size, size)
         }
-        // of what is not above 0: parts that are left
-        Function::Exp => (error + 16.0 * U * (1.0 + size), 1.0),
+        // of what is not above 0: a change of x by a part of it changes e^x by no more than that
+        // part of 1 / e, however large x is
+        Function::Exp => {
+            let part = error / size.max(f64::MIN_POSITIVE);
+            (error.min(0.4 * part) + 16.0 * U, 1.0)
+        }
     }
 }
 
