@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use gguf_rs_lite::{Gguf, OpenOptions, TensorType, Writer};
+use gguf_rs_lite::{Gguf, OpenOptions, OwnedValue, TensorType, Writer};
 use octavo_engine::backend::cpu;
 use octavo_fixtures::shared;
 use octavo_kernels::{Isa, KvType};
@@ -314,5 +314,148 @@ fn a_state_that_was_not_reset_is_found() {
             }
         });
         assert_eq!(at, format!("{tap}-1"), "{name}");
+    }
+}
+
+/// A tensor as a file has it.
+struct Tensor {
+    name: String,
+    dims: Vec<u64>,
+    ty: TensorType,
+    bytes: Vec<u8>,
+}
+
+/// The tensors of a file, to be written anew.
+struct Tensors(Vec<Tensor>);
+
+impl Tensors {
+    fn take(&mut self, name: &str) -> Tensor {
+        let at = self.0.iter().position(|t| t.name == name);
+        self.0.remove(at.unwrap_or_else(|| panic!("no {name}")))
+    }
+
+    /// Rows of several tensors in one.
+    fn join(&mut self, names: &[String], to: &str) {
+        let parts: Vec<Tensor> = names.iter().map(|name| self.take(name)).collect();
+        let mut dims = parts[0].dims.clone();
+        dims[1] = parts.iter().map(|part| part.dims[1]).sum();
+        self.0.push(Tensor {
+            name: to.to_owned(),
+            dims,
+            ty: parts[0].ty,
+            bytes: parts.into_iter().flat_map(|part| part.bytes).collect(),
+        });
+    }
+
+    /// A vector of numbers near 1.
+    fn add_factors(&mut self, name: &str, n: usize) {
+        let factors = (0..n).map(|i| 0.7 + 0.2 * i as f32);
+        self.0.push(Tensor {
+            name: name.to_owned(),
+            dims: vec![n as u64],
+            ty: TensorType::F32,
+            bytes: factors.flat_map(f32::to_le_bytes).collect(),
+        });
+    }
+}
+
+/// The file with other keys and tensors.
+fn rewritten(gguf: &Gguf, keys: &[(&str, OwnedValue)], change: fn(&mut Tensors)) -> Arc<Gguf> {
+    let mut writer = Writer::new();
+    for (key, value) in gguf.keys() {
+        writer.set(key, value);
+    }
+    for (key, value) in keys {
+        writer.set(key, value.clone());
+    }
+    let tensor = |t: &gguf_rs_lite::TensorInfo| Tensor {
+        name: t.name.clone(),
+        dims: t.dims.clone(),
+        ty: t.ty,
+        bytes: gguf.data(t).to_vec(),
+    };
+    let mut tensors = Tensors(gguf.tensors().iter().map(tensor).collect());
+    change(&mut tensors);
+    for t in tensors.0 {
+        writer.tensor(&t.name, &t.dims, t.ty, t.bytes);
+    }
+    let mut bytes = Vec::new();
+    writer.write_to(&mut bytes).expect("it is written");
+    Arc::new(Gguf::from_bytes(bytes, "rewritten.gguf", &OpenOptions::default()).expect("it opens"))
+}
+
+/// Forms of tensors and values of keys that no golden has: the engine gives what the oracle does.
+#[test]
+fn other_forms_are_within_their_bounds_of_the_oracle() {
+    type Form = (
+        &'static str,
+        Vec<(&'static str, OwnedValue)>,
+        fn(&mut Tensors),
+    );
+    let forms: [Form; 7] = [
+        ("gemma4-Q4_0", vec![], |t| {
+            (0..4).for_each(|l| t.add_factors(&format!("blk.{l}.ffn_down_exps.scale"), 4));
+        }),
+        ("gemma4-Q4_0", vec![], |t| {
+            for l in 0..4 {
+                let parts = ["gate", "up"].map(|part| format!("blk.{l}.ffn_{part}_exps.weight"));
+                t.join(&parts, &format!("blk.{l}.ffn_gate_up_exps.weight"));
+            }
+        }),
+        ("qwen3next-F32", vec![], |t| {
+            for l in 0..3 {
+                let parts = ["qkv", "gate"].map(|part| format!("blk.{l}.attn_{part}.weight"));
+                t.join(&parts, &format!("blk.{l}.ssm_in.weight"));
+            }
+        }),
+        (
+            "mamba2-F32",
+            vec![
+                ("mamba2.ssm.group_count", 2u32.into()),
+                ("mamba2.ssm.state_size", 8u32.into()),
+            ],
+            |t| {
+                for l in 0..2 {
+                    let mut norm = t.take(&format!("blk.{l}.ssm_norm.weight"));
+                    norm.dims = vec![64, 2];
+                    t.0.push(norm);
+                }
+            },
+        ),
+        (
+            "qwen35-F32",
+            vec![("qwen35.rope.dimension_sections", vec![2i32, 1, 0, 0].into())],
+            |_| {},
+        ),
+        (
+            "qwen35moe-F32",
+            vec![(
+                "qwen35moe.attention.recurrent_layers",
+                vec![true, true, true, false].into(),
+            )],
+            |_| {},
+        ),
+        (
+            "deepseek2-F32",
+            vec![
+                ("deepseek2.attention.temperature_scale", 0.5f32.into()),
+                ("deepseek2.attention.temperature_length", 4u32.into()),
+            ],
+            |_| {},
+        ),
+    ];
+    for (name, keys, change) in forms {
+        let Some(case) = named(name) else {
+            return;
+        };
+        let gguf = rewritten(&case.gguf, &keys, change);
+        for isa in Isa::available() {
+            let mut oracle = OracleExecution::new(gguf.clone()).expect("a model");
+            let mut engine = backend(&gguf, isa);
+            let c = compare(&mut oracle, &mut engine, &case.tokens, &mut |_, _| {});
+            let c = c.unwrap_or_else(|e| panic!("{name}: {e}"));
+            let first = &c.first_divergence;
+            assert_eq!(c.verdict, Verdict::Within, "{name} {isa}: {first:?}");
+        }
     }
 }

@@ -1,11 +1,11 @@
 //! Mixtures of experts: a router sends every token to a few of many feed-forward blocks.
 
-use octavo_kernels::{Function, ValueShape};
+use octavo_kernels::{Function, RowSet, ValueShape};
 
 use super::super::graph::{Op, ValueId};
 use super::super::hparams::Gating;
 use super::super::taps;
-use super::super::weights::{ExpertBank, ExpertInputs, Experts, WeightId};
+use super::super::weights::{ExpertBank, ExpertInputs, Experts, VecId, WeightId};
 use super::{Builder, Named, at};
 
 /// What llama.cpp divides by at least when weights are divided by their sum: the smallest number
@@ -35,10 +35,8 @@ impl Builder<'_> {
         let y = self.push(Op::Gate { gate, up, act }, self.info(gate), at(name, l));
         let names = [taps::FFN_MOE_DOWN, taps::FFN_MOE_DOWN_BIASED];
         let y = self.bank(y, ids, w.down, l, names);
-        let sum = Op::ExpertSum {
-            x: y,
-            weights: route.weights,
-        };
+        let weights = self.scaled_experts(route, w.down_scale);
+        let sum = Op::ExpertSum { x: y, weights };
         let out = self.push(sum, self.info(x), at(taps::FFN_MOE_OUT, l));
         let Some(shared) = w.shared else {
             return out;
@@ -51,6 +49,28 @@ impl Builder<'_> {
             y = self.push(Op::ScaleRows { x: y, by }, self.info(y), at(gated, l));
         }
         self.add(out, y, at(taps::FFN_OUT, l))
+    }
+
+    /// The weights of the chosen experts, times what each of these is multiplied with.
+    fn scaled_experts(&mut self, route: Route, scales: Option<VecId>) -> ValueId {
+        let Some(values) = scales else {
+            return route.weights;
+        };
+        let ids = route.ids;
+        let info = ValueShape {
+            width: self.w.vector(values).len(),
+            rows: RowSet::All,
+        };
+        let mut x = self.push(Op::Constant { values }, info, None);
+        let info = ValueShape {
+            rows: self.info(ids).rows,
+            ..info
+        };
+        if info.rows == RowSet::Wanted {
+            x = self.push(Op::SelectRows { x }, info, None);
+        }
+        let chosen = self.push(Op::Gather { x, ids }, self.info(ids), None);
+        self.mul(route.weights, chosen, None)
     }
 
     fn route(&mut self, x: ValueId, w: &Experts, l: usize) -> Route {

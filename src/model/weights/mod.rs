@@ -215,6 +215,8 @@ pub struct Experts {
     pub input: ExpertInputs,
     /// (n_embd, n_ff) each
     pub down: ExpertBank,
+    /// (n_expert): multiplies what each expert gives.
+    pub down_scale: Option<VecId>,
     /// A block that sees every token.
     pub shared: Option<FeedForward>,
     /// What its result is called.

@@ -188,6 +188,7 @@ impl Binder<'_> {
             selection_bias,
             input: self.expert_inputs(l, n_ff)?,
             down: self.bank(&blk(l, "ffn_down_exps"), n_embd, n_ff)?,
+            down_scale: self.optional_vector(&blk(l, "ffn_down_exps.scale"), count)?,
             shared: self.shared_expert(l, rules.shared_n_ff)?,
             shared_tap: taps::FFN_SHEXP,
             shared_gate: None,
