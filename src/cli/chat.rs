@@ -4,8 +4,10 @@ use std::io::{self, BufRead, Read};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use octavo_engine::generate::Observer;
 use octavo_engine::generate::{Finish, Options, generate};
 use octavo_engine::{Engine, Session};
+use octavo_text::chat::answer::{AnswerParser, Piece, Wants};
 use octavo_text::chat::{self, ChatTemplate, Message};
 use rustyline::error::ReadlineError;
 use rustyline::{Config, DefaultEditor};
@@ -27,8 +29,9 @@ Ctrl-C ends an answer that is under way; it stays part of the conversation.";
 
 /// Talk with a model, turn by turn
 ///
-/// The model's own chat template is applied; the cache of earlier turns is reused. Where stdin is
-/// no terminal, every line is a message.
+/// The model's own chat template is applied; the cache of earlier turns is reused. What the model
+/// thinks before it answers is dimmed on a terminal, and left out elsewhere. Where stdin is no
+/// terminal, every line is a message.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -208,22 +211,24 @@ impl<'e> Conversation<'e> {
         let rendered = self.template.render(&self.messages, true)?;
         let ids = chat::encode(self.engine.tokenizer(), &rendered)?;
         let generating = Generating::begin();
-        let mut output = Output::new(&generating, true, "reading");
+        let mut answer = Answer::new(&generating, self.template.source(), &rendered);
+        self.options.show_special = answer.parser.has_control_words();
         let result = generate(
             &mut self.session,
             self.engine.tokenizer(),
             &ids,
             &self.options,
-            &mut output,
+            &mut answer,
         );
         let out = match result {
             Ok(out) => out,
             Err(error) => {
-                output.end_line(false)?;
+                answer.dim(false)?;
+                answer.output.end_line(false)?;
                 return Err(error.into());
             }
         };
-        output.end_answer()?;
+        let message = answer.end()?;
         note_full(
             out.finish,
             self.session.tokens().len(),
@@ -232,10 +237,103 @@ impl<'e> Conversation<'e> {
         );
         let seed = (!self.options.sampler.is_greedy()).then_some(self.options.sampler.seed);
         self.last = Some(Metrics::new(&out.stats, seed, self.engine.describe()).line(out.finish));
-        self.messages.push(Message::new("assistant", &out.text));
+        self.messages.push(message);
         // every turn draws anew: the same seed would choose alike in the same place of each answer
         self.options.sampler.seed = self.options.sampler.seed.wrapping_add(1);
         Ok(out.finish)
+    }
+}
+
+/// An answer as it arrives: what is said, and what is thought before it.
+struct Answer<'a> {
+    output: Output<'a>,
+    parser: AnswerParser,
+    said: String,
+    thought: String,
+    /// Thoughts are being shown.
+    dims: bool,
+}
+
+/// What a terminal shows dimmed, and not any more.
+const DIM: [&str; 2] = ["\x1b[2m", "\x1b[22m"];
+
+impl<'a> Answer<'a> {
+    fn new(generating: &'a Generating, template: &str, rendered: &str) -> Answer<'a> {
+        let wants = Wants {
+            tools: false,
+            reasoning: true,
+        };
+        Answer {
+            output: Output::new(generating, true, "reading"),
+            parser: AnswerParser::new(template, rendered, wants),
+            said: String::new(),
+            thought: String::new(),
+            dims: false,
+        }
+    }
+
+    fn show(&mut self, pieces: Vec<Piece>) -> io::Result<()> {
+        for piece in pieces {
+            match piece {
+                Piece::Content(text) => {
+                    self.dim(false)?;
+                    self.said.push_str(&text);
+                    self.output.text(&text)?;
+                }
+                Piece::Reasoning(text) => {
+                    if terminal::stdout_is_terminal() {
+                        self.dim(true)?;
+                        self.output.text(&text)?;
+                    }
+                    self.thought.push_str(&text);
+                }
+                // none are asked for
+                Piece::CallBegins { .. } | Piece::CallArguments { .. } => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins or ends what a terminal shows as thoughts.
+    fn dim(&mut self, dims: bool) -> io::Result<()> {
+        if self.dims == dims {
+            return Ok(());
+        }
+        self.dims = dims;
+        match dims {
+            true => self.output.text(DIM[0]),
+            false => self.output.text(&format!("{}\n\n", DIM[1])),
+        }
+    }
+
+    /// The whole of it, as a message of the conversation.
+    fn end(mut self) -> io::Result<Message> {
+        let rest = self.parser.finish();
+        self.show(rest)?;
+        if self.dims {
+            self.output.text(DIM[1])?;
+        }
+        self.output.end_answer()?;
+        let thought = Some(self.thought).filter(|thought| !thought.is_empty());
+        Ok(Message {
+            reasoning_content: thought,
+            ..Message::new("assistant", self.said)
+        })
+    }
+}
+
+impl Observer for Answer<'_> {
+    fn prompt(&mut self, done: usize, total: usize) {
+        self.output.prompt(done, total);
+    }
+
+    fn text(&mut self, text: &str) -> io::Result<()> {
+        let pieces = self.parser.push(text);
+        self.show(pieces)
+    }
+
+    fn cancelled(&self) -> bool {
+        self.output.cancelled()
     }
 }
 
@@ -373,6 +471,36 @@ fn save(editor: &mut DefaultEditor, path: &mut PathBuf) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn thoughts_are_no_part_of_what_is_said() {
+        let harmony = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant";
+        for (template, words, text) in [
+            ("<think> </think>", false, "<think>\nhm\n</think>\n\nYes."),
+            (
+                "<|channel|>analysis<|message|> <|end|> <|channel|>commentary",
+                true,
+                &format!("{harmony}<|channel|>final<|message|>Yes."),
+            ),
+        ] {
+            let generating = Generating::begin();
+            let mut answer = Answer::new(&generating, template, "");
+            assert_eq!(answer.parser.has_control_words(), words, "{template}");
+            for (at, c) in text.char_indices() {
+                answer
+                    .text(&text[at..at + c.len_utf8()])
+                    .expect("it is shown");
+            }
+            let message = answer.end().expect("it is shown");
+            assert_eq!(
+                message.reasoning_content.as_deref(),
+                Some("hm"),
+                "{template}"
+            );
+            let said = Message::new("assistant", "Yes.").content;
+            assert_eq!(message.content, said, "{template}");
+        }
+    }
 
     #[test]
     fn only_earlier_lines_are_written_over() {

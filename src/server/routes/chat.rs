@@ -122,8 +122,9 @@ pub(crate) fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepar
         tools: !conversation.tools.is_empty(),
         reasoning: fields.str("reasoning_format")? != Some("none"),
     };
-    // some vocabularies have the words around calls as control tokens
-    options.show_special = wants.tools;
+    // some vocabularies have the words around calls, or thoughts, as control tokens
+    let thinks = AnswerParser::new(template.source(), "", wants).has_control_words();
+    options.show_special = wants.tools || wants.reasoning && thinks;
     Ok(Prepared {
         request: Request {
             n,

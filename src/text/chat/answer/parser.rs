@@ -97,6 +97,12 @@ impl AnswerParser {
         self
     }
 
+    /// Whether the words around thoughts are control tokens in the vocabularies of models with such
+    /// a template, so that an answer must be generated with them shown.
+    pub fn has_control_words(&self) -> bool {
+        self.thoughts.0.starts_with("<|channel")
+    }
+
     /// How the model writes calls.
     pub fn format(&self) -> CallFormat {
         self.format
