@@ -2,35 +2,18 @@
 //! steps against one step.
 
 use octavo_kernels::{
-    Executor, Instruction, Isa, KeyHeads, KvStore, Op, Pool, Program, Recurrence, Role, Sequence,
-    StateUse, StateWrite, Step, matrix_state,
+    Executor, Isa, KeyHeads, KvStore, Pool, Role, Sequence, StateUse, StateWrite, Step,
 };
 
-use crate::common::{KV, Rng, embed, program};
-
-/// Half a unit in the last place, relatively.
-const U: f64 = f32::EPSILON as f64 / 2.0;
-
-/// A program with one part of a state.
-struct Case {
-    ops: Vec<Instruction>,
-    widths: Vec<usize>,
-    state: usize,
-}
+use crate::common::recurrent::{Case, Sizes, convolution, linear_attention};
+use crate::common::{KV, Rng};
 
 impl Case {
-    fn program(&self) -> Program {
-        Program {
-            states: vec![self.state],
-            ..program(self.ops.clone(), &self.widths, KV)
-        }
-    }
-
     /// The results of tokens `0..n` of a sequence, in steps that end at `ends`; `kept` are places
     /// where steps keep a state as well.
     fn run(&self, isa: Isa, threads: usize, ends: &[usize], kept: &[usize]) -> Vec<f32> {
         let pool = Pool::new(threads).expect("threads");
-        let mut executor = Executor::new(isa, self.program(), Vec::new(), pool);
+        let mut executor = Executor::new(isa, self.program(KV), Vec::new(), pool);
         let n = *ends.last().expect("a step");
         let pages: Vec<u32> = (0..n.div_ceil(16) as u32).collect();
         let slots = ends.len() + kept.len();
@@ -115,30 +98,6 @@ impl Case {
     }
 }
 
-/// A convolution of some rows of random numbers, and what it is in f64.
-fn convolution(rng: &mut Rng, (n, width, kernel): (usize, usize, usize)) -> (Case, Vec<f64>) {
-    let (x, weight) = (rng.floats(n * width), rng.floats(kernel * width));
-    let at = |t: usize, c: usize| f64::from(x[t * width + c]);
-    let exact = (0..n * width).map(|i| {
-        let (t, c) = (i / width, i % width);
-        let rows = (0..kernel).filter(|j| t + j + 1 >= kernel);
-        rows.map(|j| at(t + j + 1 - kernel, c) * f64::from(weight[j * width + c]))
-            .sum()
-    });
-    let exact = exact.collect();
-    let conv = Op::CausalConv {
-        x: 0,
-        weight: weight.into(),
-        state: 0,
-    };
-    let case = Case {
-        ops: vec![embed(n, width, &x, 0), conv.to(1)],
-        widths: vec![width, width],
-        state: (kernel - 1) * width,
-    };
-    (case, exact)
-}
-
 #[test]
 fn convolutions_look_back() {
     let mut rng = Rng(31);
@@ -151,101 +110,11 @@ fn convolutions_look_back() {
         (5, 200, 8),
     ] {
         let (case, exact) = convolution(&mut rng, shape);
-        let (n, _, kernel) = shape;
         for isa in Isa::available() {
-            let got = case.in_any_steps(isa, n);
-            for (got, exact) in got.iter().zip(&exact) {
-                let error = (f64::from(*got) - exact).abs();
-                assert!(
-                    error <= 2.0 * kernel as f64 * U,
-                    "{isa} {shape:?}: {got} for {exact}"
-                );
-            }
+            let got = case.in_any_steps(isa, shape.0);
+            exact.check(&format!("{isa} {shape:?}"), &got);
         }
     }
-}
-
-/// The sizes of a linear attention.
-#[derive(Clone, Copy, Debug)]
-struct Sizes {
-    n: usize,
-    heads: usize,
-    keys: usize,
-    key_dim: usize,
-    value_dim: usize,
-}
-
-/// Rows of random numbers, of one input.
-struct Rows {
-    width: usize,
-    values: Vec<f32>,
-}
-
-impl Rows {
-    fn new(width: usize, values: Vec<f32>) -> Rows {
-        Rows { width, values }
-    }
-
-    fn at(&self, t: usize, i: usize) -> f64 {
-        f64::from(self.values[t * self.width + i])
-    }
-}
-
-/// Queries, keys, values, decays and rates as programs have them.
-fn inputs(rng: &mut Rng, s: Sizes) -> [Rows; 5] {
-    let mut unit = |heads: usize| {
-        let mut rows = rng.floats(s.n * heads * s.key_dim);
-        for head in rows.chunks_mut(s.key_dim) {
-            let length = head.iter().map(|x| x * x).sum::<f32>().sqrt();
-            head.iter_mut().for_each(|x| *x /= length);
-        }
-        Rows::new(heads * s.key_dim, rows)
-    };
-    let (q, k) = (unit(s.keys), unit(s.keys));
-    let v = Rows::new(
-        s.heads * s.value_dim,
-        rng.floats(s.n * s.heads * s.value_dim),
-    );
-    let mut part = |least: f32| {
-        let rows = rng.floats(s.n * s.heads);
-        let rows = rows
-            .iter()
-            .map(|x| least + (1.0 - least) * x.abs())
-            .collect();
-        Rows::new(s.heads, rows)
-    };
-    [q, k, v, part(0.5), part(0.0)]
-}
-
-/// What comes of them in f64, and how large what is added up on the way is.
-fn exactly(s: Sizes, how: &Recurrence, [q, k, v, decay, rate]: &[Rows; 5]) -> (Vec<f64>, f64) {
-    let mut out = vec![0.0; s.n * s.heads * s.value_dim];
-    let mut largest = 0f64;
-    for (head, i) in (0..s.heads).flat_map(|h| (0..s.value_dim).map(move |i| (h, i))) {
-        let mut row = vec![0.0; s.key_dim];
-        let key = match how.heads {
-            KeyHeads::Grouped => head / (s.heads / s.keys),
-            KeyHeads::Tiled => head % s.keys,
-        };
-        for t in 0..s.n {
-            row.iter_mut().for_each(|m| *m *= decay.at(t, head));
-            let dot = |row: &[f64], with: &Rows| -> f64 {
-                let terms = row.iter().enumerate();
-                terms
-                    .map(|(j, m)| m * with.at(t, key * s.key_dim + j))
-                    .sum()
-            };
-            let known = if how.delta { dot(&row, k) } else { 0.0 };
-            let change = rate.at(t, head) * (v.at(t, head * s.value_dim + i) - known);
-            for (j, m) in row.iter_mut().enumerate() {
-                *m += change * k.at(t, key * s.key_dim + j);
-            }
-            largest = row.iter().fold(largest, |most, m| most.max(m.abs()));
-            let at = (t * s.heads + head) * s.value_dim + i;
-            out[at] = f64::from(how.scale) * dot(&row, q);
-        }
-    }
-    (out, largest)
 }
 
 #[test]
@@ -266,42 +135,10 @@ fn linear_attention_is_its_formula() {
         (sizes(5, 3, 1, 7, 5), KeyHeads::Tiled, false),
         (sizes(12, 6, 3, 64, 72), KeyHeads::Tiled, true),
     ] {
-        let how = Recurrence {
-            key_dim: s.key_dim,
-            heads,
-            delta,
-            scale: 0.7,
-        };
-        let inputs = inputs(&mut rng, s);
-        let (exact, largest) = exactly(s, &how, &inputs);
-        let tables = inputs.iter().enumerate();
-        let mut ops: Vec<Instruction> = tables
-            .map(|(slot, rows)| embed(s.n, rows.width, &rows.values, slot))
-            .collect();
-        let op = Op::LinearAttention {
-            q: 0,
-            k: 1,
-            v: 2,
-            decay: 3,
-            rate: 4,
-            how,
-            state: 0,
-        };
-        ops.push(op.to(5));
-        let mut widths: Vec<usize> = inputs.iter().map(|rows| rows.width).collect();
-        widths.push(s.heads * s.value_dim);
-        let state = matrix_state(s.heads, s.key_dim, s.value_dim).expect("a small state");
-        let case = Case { ops, widths, state };
+        let (case, exact) = linear_attention(&mut rng, s, heads, delta);
         for isa in Isa::available() {
             let got = case.in_any_steps(isa, s.n);
-            // a value is added to and fades in three roundings a token, of which less than half is
-            // left after one; queries and keys have length 1, and their products as many roundings
-            // as terms, twice for what is taken away
-            let allowed = largest * U * (16.0 + 4.0 * s.key_dim as f64);
-            for (i, (got, exact)) in got.iter().zip(&exact).enumerate() {
-                let error = (f64::from(*got) - exact).abs();
-                assert!(error <= allowed, "{isa} {s:?} at {i}: {got} for {exact}");
-            }
+            exact.check(&format!("{isa} {s:?}"), &got);
         }
     }
 }
@@ -311,7 +148,7 @@ fn sequences_of_a_step_have_states_of_their_own() {
     let (case, _) = convolution(&mut Rng(33), (8, 20, 4));
     for isa in Isa::available() {
         let pool = Pool::new(2).expect("threads");
-        let mut executor = Executor::new(isa, case.program(), Vec::new(), pool);
+        let mut executor = Executor::new(isa, case.program(KV), Vec::new(), pool);
         let mut store = KvStore::new(&[KV], 2)
             .expect("memory")
             .with_states(&[case.state], 4)
@@ -351,7 +188,7 @@ fn sequences_of_a_step_have_states_of_their_own() {
 fn a_state_that_is_read_is_not_written() {
     let (case, _) = convolution(&mut Rng(34), (2, 4, 2));
     let pool = Pool::new(1).expect("a thread");
-    let mut executor = Executor::new(Isa::Scalar, case.program(), Vec::new(), pool);
+    let mut executor = Executor::new(Isa::Scalar, case.program(KV), Vec::new(), pool);
     let mut store = KvStore::new(&[KV], 1)
         .expect("memory")
         .with_states(&[case.state], 1)

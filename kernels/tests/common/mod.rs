@@ -2,6 +2,7 @@
 
 pub(crate) mod device;
 pub(crate) mod layers;
+pub(crate) mod recurrent;
 
 use std::sync::Arc;
 

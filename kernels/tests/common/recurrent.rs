@@ -1,0 +1,195 @@
+//! Operations that go from token to token as programs, and what they are in f64.
+
+use octavo_kernels::{Instruction, KeyHeads, KvShape, Op, Program, Recurrence, matrix_state};
+
+use super::{Rng, embed, program};
+
+/// Half a unit in the last place, relatively.
+const U: f64 = f32::EPSILON as f64 / 2.0;
+
+/// A program with one part of a state. Token `t` is row `t` of its inputs.
+pub(crate) struct Case {
+    pub(crate) ops: Vec<Instruction>,
+    pub(crate) widths: Vec<usize>,
+    pub(crate) state: usize,
+}
+
+impl Case {
+    pub(crate) fn program(&self, kv: KvShape) -> Program {
+        Program {
+            states: vec![self.state],
+            ..program(self.ops.clone(), &self.widths, kv)
+        }
+    }
+}
+
+/// Results of tokens 0, 1 and so on of one sequence, and how far from each a kernel may be.
+pub(crate) struct Exact(Vec<(f64, f64)>);
+
+impl Exact {
+    pub(crate) fn check(&self, what: &str, got: &[f32]) {
+        assert_eq!(got.len(), self.0.len(), "{what}: other results");
+        for (i, (got, (exact, allowed))) in got.iter().zip(&self.0).enumerate() {
+            let error = (f64::from(*got) - exact).abs();
+            assert!(
+                error <= *allowed,
+                "{what} at {i}: {got} for {exact}, which may be {allowed:e} off"
+            );
+        }
+    }
+}
+
+/// A convolution of some rows of random numbers. Each of its sums is of `kernel` products, and as
+/// many times rounded.
+pub(crate) fn convolution(
+    rng: &mut Rng,
+    (n, width, kernel): (usize, usize, usize),
+) -> (Case, Exact) {
+    let (x, weight) = (rng.floats(n * width), rng.floats(kernel * width));
+    let exact = (0..n * width).map(|i| {
+        let (t, c) = (i / width, i % width);
+        let rows = (0..kernel).filter(|j| t + j + 1 >= kernel);
+        let terms = rows.map(|j| {
+            let x = x[(t + j + 1 - kernel) * width + c];
+            f64::from(x) * f64::from(weight[j * width + c])
+        });
+        terms.fold((0.0, 0.0), |(sum, allowed), term| {
+            (sum + term, allowed + kernel as f64 * U * term.abs())
+        })
+    });
+    let exact = Exact(exact.collect());
+    let conv = Op::CausalConv {
+        x: 0,
+        weight: weight.into(),
+        state: 0,
+    };
+    let case = Case {
+        ops: vec![embed(n, width, &x, 0), conv.to(1)],
+        widths: vec![width, width],
+        state: (kernel - 1) * width,
+    };
+    (case, exact)
+}
+
+/// The sizes of a linear attention.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    /// Tokens.
+    pub(crate) n: usize,
+    pub(crate) heads: usize,
+    pub(crate) keys: usize,
+    pub(crate) key_dim: usize,
+    pub(crate) value_dim: usize,
+}
+
+/// Rows of random numbers, of one input.
+struct Rows {
+    width: usize,
+    values: Vec<f32>,
+}
+
+impl Rows {
+    fn new(width: usize, values: Vec<f32>) -> Rows {
+        Rows { width, values }
+    }
+
+    fn at(&self, t: usize, i: usize) -> f64 {
+        f64::from(self.values[t * self.width + i])
+    }
+}
+
+/// Queries, keys, values, decays and rates as programs have them.
+fn inputs(rng: &mut Rng, s: Sizes) -> [Rows; 5] {
+    let mut unit = |heads: usize| {
+        let mut rows = rng.floats(s.n * heads * s.key_dim);
+        for head in rows.chunks_mut(s.key_dim) {
+            let length = head.iter().map(|x| x * x).sum::<f32>().sqrt();
+            head.iter_mut().for_each(|x| *x /= length);
+        }
+        Rows::new(heads * s.key_dim, rows)
+    };
+    let (q, k) = (unit(s.keys), unit(s.keys));
+    let v = Rows::new(
+        s.heads * s.value_dim,
+        rng.floats(s.n * s.heads * s.value_dim),
+    );
+    let mut part = |least: f32| {
+        let rows = rng.floats(s.n * s.heads);
+        let rows = rows
+            .iter()
+            .map(|x| least + (1.0 - least) * x.abs())
+            .collect();
+        Rows::new(s.heads, rows)
+    };
+    [q, k, v, part(0.5), part(0.0)]
+}
+
+/// What comes of them in f64, and how large what is added up on the way is.
+fn exactly(s: Sizes, how: &Recurrence, [q, k, v, decay, rate]: &[Rows; 5]) -> (Vec<f64>, f64) {
+    let mut out = vec![0.0; s.n * s.heads * s.value_dim];
+    let mut largest = 0f64;
+    for (head, i) in (0..s.heads).flat_map(|h| (0..s.value_dim).map(move |i| (h, i))) {
+        let mut row = vec![0.0; s.key_dim];
+        let key = match how.heads {
+            KeyHeads::Grouped => head / (s.heads / s.keys),
+            KeyHeads::Tiled => head % s.keys,
+        };
+        for t in 0..s.n {
+            row.iter_mut().for_each(|m| *m *= decay.at(t, head));
+            let dot = |row: &[f64], with: &Rows| -> f64 {
+                let terms = row.iter().enumerate();
+                terms
+                    .map(|(j, m)| m * with.at(t, key * s.key_dim + j))
+                    .sum()
+            };
+            let known = if how.delta { dot(&row, k) } else { 0.0 };
+            let change = rate.at(t, head) * (v.at(t, head * s.value_dim + i) - known);
+            for (j, m) in row.iter_mut().enumerate() {
+                *m += change * k.at(t, key * s.key_dim + j);
+            }
+            largest = row.iter().fold(largest, |most, m| most.max(m.abs()));
+            let at = (t * s.heads + head) * s.value_dim + i;
+            out[at] = f64::from(how.scale) * dot(&row, q);
+        }
+    }
+    (out, largest)
+}
+
+/// A linear attention of random numbers. A value is added to and fades in three roundings a token,
+/// of which less than half is left after one; queries and keys have length 1, and their products as
+/// many roundings as terms, twice for what is taken away.
+pub(crate) fn linear_attention(
+    rng: &mut Rng,
+    s: Sizes,
+    heads: KeyHeads,
+    delta: bool,
+) -> (Case, Exact) {
+    let how = Recurrence {
+        key_dim: s.key_dim,
+        heads,
+        delta,
+        scale: 0.7,
+    };
+    let inputs = inputs(rng, s);
+    let (exact, largest) = exactly(s, &how, &inputs);
+    let tables = inputs.iter().enumerate();
+    let mut ops: Vec<Instruction> = tables
+        .map(|(slot, rows)| embed(s.n, rows.width, &rows.values, slot))
+        .collect();
+    let op = Op::LinearAttention {
+        q: 0,
+        k: 1,
+        v: 2,
+        decay: 3,
+        rate: 4,
+        how,
+        state: 0,
+    };
+    ops.push(op.to(5));
+    let mut widths: Vec<usize> = inputs.iter().map(|rows| rows.width).collect();
+    widths.push(s.heads * s.value_dim);
+    let state = matrix_state(s.heads, s.key_dim, s.value_dim).expect("a small state");
+    let allowed = largest * U * (16.0 + 4.0 * s.key_dim as f64);
+    let exact = exact.into_iter().map(|exact| (exact, allowed)).collect();
+    (Case { ops, widths, state }, Exact(exact))
+}
