@@ -3,7 +3,9 @@
 use crate::bytes::Bytes;
 use crate::generic::attention::PAGE;
 use crate::kv::KvShape;
-use crate::op::{CacheLayer, CacheShape, MatrixShape, Op, RowSet, Scores, Shapes, ValueShape};
+use crate::op::{
+    CacheLayer, CacheShape, MatrixShape, Op, Recurrence, RowSet, Scores, Shapes, ValueShape,
+};
 use crate::rope::Rope;
 use octavo_quant::TensorType;
 use std::ops::Range;
@@ -62,6 +64,19 @@ pub(crate) struct Attend {
     pub(crate) q: Slot,
     pub(crate) cache: CacheLayer,
     pub(crate) scores: Scores,
+    pub(crate) out: Slot,
+}
+
+/// The operands of an [`Op::LinearAttention`] of a program, and where its result goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Recurrent {
+    pub(crate) q: Slot,
+    pub(crate) k: Slot,
+    pub(crate) v: Slot,
+    pub(crate) decay: Slot,
+    pub(crate) rate: Slot,
+    pub(crate) how: Recurrence,
+    pub(crate) state: usize,
     pub(crate) out: Slot,
 }
 

@@ -3,22 +3,11 @@
 use super::frame::Span;
 use super::{Part, Slot};
 use crate::generic::recurrence::{Columns, Lanes};
-use crate::op::{Recurrence, STATE_LANES};
+use crate::op::STATE_LANES;
+use crate::program::Recurrent;
 
 /// Neighbouring values that one thread convolves: some cache lines of each row.
 const COLUMNS: usize = 64;
-
-/// The operands of [`Op::LinearAttention`](crate::Op::LinearAttention), and where its result goes.
-pub(super) struct Recurrent {
-    pub(super) q: Slot,
-    pub(super) k: Slot,
-    pub(super) v: Slot,
-    pub(super) decay: Slot,
-    pub(super) rate: Slot,
-    pub(super) how: Recurrence,
-    pub(super) state: usize,
-    pub(super) out: Slot,
-}
 
 impl Part<'_> {
     /// # Safety

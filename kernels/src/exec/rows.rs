@@ -2,10 +2,9 @@
 
 use std::ops::Range;
 
-use super::recurrent::Recurrent;
 use super::{CacheLayer, Cell, Instruction, Op, Operands, PAGE, Part, Row, Slot};
 use crate::op::{Function, scale_at};
-use crate::program::RowTable;
+use crate::program::{Recurrent, RowTable};
 use crate::rope::Pairing;
 use crate::table::Norm;
 
