@@ -1,7 +1,7 @@
 //! Operations over rows of floats.
 
 use octavo_kernels::cuda::launch;
-use octavo_kernels::cuda::params::{Argmax, Norm, Pair, Rope, Select, Turn};
+use octavo_kernels::cuda::params::{Argmax, MulVector, Norm, Pair, Rope, Select, Slice, Turn};
 use octavo_kernels::cuda::shim::Schedule;
 use octavo_kernels::cuda::{Executor, Limits, Setup};
 use octavo_kernels::{Activation, Function, KvShape, Op, Role, Sequence, StateUse, Step};
@@ -139,6 +139,12 @@ fn element_by_element_operations_match() {
             a.iter().zip(bias).map(|(a, b)| a + b).collect::<Vec<_>>()
         );
 
+        bench.run(&launch::mul(&pair(n)));
+        assert_eq!(
+            bench.read(out, n),
+            a.iter().zip(&b).map(|(a, b)| a * b).collect::<Vec<_>>()
+        );
+
         let gate: Vec<f32> = a.iter().map(|v| v * 120.0).collect();
         let at_gate = bench.floats(&gate);
         bench.run(&launch::gate(
@@ -177,6 +183,60 @@ fn element_by_element_operations_match() {
             .copied()
             .collect();
         assert_eq!(bench.read(out, n), expected);
+    }
+}
+
+#[test]
+fn factors_are_for_neighbours() {
+    let Some(mut bench) = device() else { return };
+    let mut rng = Rng(10);
+    for (rows, period, neighbours) in [(1, 1, 1), (3, 130, 1), (2, 5, 51), (4, 1, 70)] {
+        let width = period * neighbours;
+        let (x, by) = (rng.floats(rows * width), rng.floats(period));
+        let p = MulVector {
+            a: bench.floats(&x),
+            b: bench.floats(&by),
+            out: bench.alloc(4 * x.len()),
+            n: x.len() as u64,
+            neighbours: neighbours as u32,
+            period: period as u32,
+        };
+        bench.run(&launch::mul_vector(&p));
+        let factors = (0..x.len()).map(|i| by[i % width / neighbours]);
+        let expected: Vec<f32> = x.iter().zip(factors).map(|(x, by)| x * by).collect();
+        assert_eq!(bench.read(p.out, x.len()), expected);
+    }
+}
+
+#[test]
+fn parts_of_every_piece_are_kept() {
+    let Some(mut bench) = device() else { return };
+    let mut rng = Rng(11);
+    // values of a row, of a piece, and which of those
+    for (rows, width, each, kept) in [
+        (1, 1, 1, 0..1),
+        (3, 300, 300, 256..300),
+        (2, 96, 8, 3..5),
+        (5, 130, 65, 0..64),
+    ] {
+        let x = rng.floats(rows * width);
+        let expected: Vec<f32> = x
+            .chunks(width)
+            .flat_map(|row| row.chunks(each))
+            .flat_map(|piece| &piece[kept.clone()])
+            .copied()
+            .collect();
+        let p = Slice {
+            x: bench.floats(&x),
+            out: bench.alloc(4 * expected.len()),
+            n: expected.len() as u64,
+            each: each as u32,
+            from: kept.start as u32,
+            part: kept.len() as u32,
+            unused: 0,
+        };
+        bench.run(&launch::slice(&p));
+        assert_eq!(bench.read(p.out, expected.len()), expected);
     }
 }
 
