@@ -7,9 +7,9 @@ use super::Ptr;
 use super::modules::Module;
 use super::pack::{STRIP, UNIT, kernels_of};
 use super::params::{
-    Argmax, Arrange, Attention, Concat, Constant, Embed, ExpertBias, ExpertGemv, Gather, Gemm,
-    Gemv, Heads, KvWrite, MulVector, Norm, Normalize, Pair, Params, Peak, Rope, ScaleByPosition,
-    Select, Slice, Softmax, TopK, Unary, WeightedSum,
+    Argmax, Arrange, Attention, CausalConv, Concat, Constant, Embed, ExpertBias, ExpertGemv,
+    Gather, Gemm, Gemv, Heads, KvWrite, LinearAttention, MulVector, Norm, Normalize, Pair, Params,
+    Peak, Rope, ScaleByPosition, Select, Slice, Softmax, TopK, Unary, WeightedSum,
 };
 use crate::kv::KvType;
 use crate::op::{Activation, Function};
@@ -434,6 +434,34 @@ pub fn attend_prompt(head_dim: usize, p: &Attention, tiles: u32) -> Launch {
         128,
         p,
     )
+}
+
+/// A convolution over the rows of sequences, and the rows that it keeps.
+pub fn causal_conv(p: &CausalConv) -> Launch {
+    let grid = [blocks(u64::from(p.rows) * u64::from(p.width), 256), 1, 1];
+    launch(Module::Recurrence, "causal_conv", grid, 256, p)
+}
+
+/// Lengths of keys that `linear_attention` is compiled for: a shorter key is one with zeros.
+const KEY_DIMS: [usize; 3] = [64, 128, 256];
+/// Values of a head that a block of `linear_attention` works on.
+const LINEAR_VALUES: u32 = 32;
+
+/// The longest key of [`linear_attention`].
+pub const MOST_KEY_DIM: usize = KEY_DIMS[KEY_DIMS.len() - 1];
+
+/// Attention by the states of so many sequences.
+///
+/// # Panics
+/// For keys of more than [`MOST_KEY_DIM`] values.
+pub fn linear_attention(p: &LinearAttention, sequences: u32) -> Launch {
+    let fits = |dim: &usize| p.key_dim as usize <= *dim;
+    let dim = KEY_DIMS.into_iter().find(fits);
+    let dim = dim.unwrap_or_else(|| panic!("keys of {} values: see `MOST_KEY_DIM`", p.key_dim));
+    // sequences first: only that side of a grid is never too short
+    let grid = [sequences * p.heads, p.value_dim.div_ceil(LINEAR_VALUES), 1];
+    let name = format!("linear_attention_{dim}");
+    launch(Module::Recurrence, name, grid, 128, p)
 }
 
 /// Threads of an `mma_peak` block.

@@ -26,7 +26,7 @@ mod toolkits;
 
 pub use cache::{Cache, Delivered};
 pub use driver::Gpu;
-pub use exec::{Executor, Limits, Needs, Setup, Source};
+pub use exec::{Executor, Limits, MOST_KEPT, Needs, Setup, Source};
 pub use gpus::{GpuInfo, gpus};
 pub use launch::Launch;
 pub use modules::{FORMATS, HEAD_DIMS, HEADERS, Module};
@@ -125,9 +125,12 @@ pub enum Error {
     /// Heads without kernels.
     #[error("attention heads of {0} values: expected a multiple of 8, at most 256, on a GPU")]
     HeadDim(usize),
-    /// A model that keeps states from token to token.
-    #[error("recurrent layers: expected a model that looks back with attention alone")]
-    States,
+    /// Keys without kernels.
+    #[error(
+        "linear attention with keys of {0} values: expected at most {max}, on a GPU",
+        max = launch::MOST_KEY_DIM
+    )]
+    KeyDim(usize),
     /// A block table without a page that a step needs, as kernels saw it: a bug.
     #[error(
         "sequence {sequence}, position {position}: the block table on the GPU lacks one of its pages"

@@ -25,6 +25,8 @@ pub enum Module {
     Gemm(TensorType),
     /// Operations around mixtures of experts.
     Experts,
+    /// Operations that go from token to token.
+    Recurrence,
     /// Products with experts.
     ExpertGemv(TensorType),
     /// Attention, for heads of so many values.
@@ -65,7 +67,7 @@ pub const HEADERS: [(&str, &str); 14] = [
 ];
 
 /// The files of modules: name, text.
-const FILES: [(&str, &str); 10] = [
+const FILES: [(&str, &str); 11] = [
     ("rows.cu", include_str!("../../cuda/rows.cu")),
     ("activations.cu", include_str!("../../cuda/activations.cu")),
     ("kv.cu", include_str!("../../cuda/kv.cu")),
@@ -76,13 +78,14 @@ const FILES: [(&str, &str); 10] = [
     ("probe.cu", include_str!("../../cuda/probe.cu")),
     ("experts.cu", include_str!("../../cuda/experts.cu")),
     ("expert_gemv.cu", include_str!("../../cuda/expert_gemv.cu")),
+    ("recurrence.cu", include_str!("../../cuda/recurrence.cu")),
 ];
 
 impl Module {
     /// Every module, every format and the usual head sizes.
     pub fn all() -> Vec<Module> {
         let mut all = vec![Module::Rows, Module::Activations, Module::Kv, Module::Probe];
-        all.push(Module::Experts);
+        all.extend([Module::Experts, Module::Recurrence]);
         for &ty in FORMATS.iter() {
             all.extend([Module::Embed(ty), Module::Gemv(ty), Module::Gemm(ty)]);
             all.push(Module::ExpertGemv(ty));
@@ -104,6 +107,7 @@ impl Module {
             Module::Probe => 7,
             Module::Experts => 8,
             Module::ExpertGemv(_) => 9,
+            Module::Recurrence => 10,
         }]
     }
 
@@ -111,7 +115,7 @@ impl Module {
     pub fn define(self) -> Option<(&'static str, String)> {
         match self {
             Module::Rows | Module::Activations | Module::Kv | Module::Probe => None,
-            Module::Experts => None,
+            Module::Experts | Module::Recurrence => None,
             Module::Embed(ty) | Module::Gemv(ty) | Module::Gemm(ty) | Module::ExpertGemv(ty) => {
                 Some(("FORMAT", ty.to_string()))
             }

@@ -128,6 +128,18 @@ params! {
         turn: Turn, paging: Paging,
         head_dim: u32, unused: u32,
     }
+    /// `recurrence.cu`: a part of the sequences' states.
+    States, 24 { slots: Ptr, spans: Ptr, stride: u64 }
+    /// `recurrence.cu`.
+    CausalConv, 72 {
+        x: Ptr, weight: Ptr, out: Ptr, sequences: Ptr, states: States, rows: u32, width: u32,
+        kernel: u32, unused: u32,
+    }
+    /// `recurrence.cu`.
+    LinearAttention, 104 {
+        q: Ptr, k: Ptr, v: Ptr, decay: Ptr, rate: Ptr, out: Ptr, states: States, heads: u32,
+        keys: u32, key_dim: u32, value_dim: u32, tiled: u32, delta: u32, scale: f32, unused: u32,
+    }
     /// `probe.cu`.
     Peak, 16 { out: Ptr, rounds: u32, unused: u32 }
     /// `attention.cuh`.

@@ -73,6 +73,7 @@ impl Default for Sources {
             Module::Attention(HEAD_DIMS[0]),
             Module::Experts,
             Module::ExpertGemv(FORMATS[0]),
+            Module::Recurrence,
         ];
         let files = HEADERS
             .into_iter()

@@ -631,6 +631,7 @@ fn programs_take_windows_caps_and_sinks() {
             sequences: 1,
             positions: 64,
             n_pages: 4,
+            states: 0,
         };
         let setup = Setup {
             limits,

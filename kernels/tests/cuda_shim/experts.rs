@@ -268,6 +268,7 @@ fn programs_take_mixtures() {
             sequences: M,
             positions: 16,
             n_pages: M,
+            states: 0,
         },
         capture: true,
         check_pages: true,

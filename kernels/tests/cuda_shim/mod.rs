@@ -9,6 +9,7 @@ mod faults;
 mod fused;
 mod probe;
 mod products;
+mod recurrence;
 mod rows;
 
 use crate::common::device::{Machine, machine, shim};

@@ -13,11 +13,13 @@ mod load;
 mod plan;
 mod products;
 mod record;
+mod recurrent;
 mod single;
 
 use std::collections::HashMap;
 
 pub use plan::{Limits, Needs, Source};
+pub use record::MOST_KEPT;
 
 use self::launches::{Part, Scene};
 use self::plan::Plan;
@@ -26,7 +28,7 @@ use super::{Device, Error, HostBuffer, Launch, Ptr, Recording, launch};
 use crate::exec::TapFn;
 use crate::fuse::{self, Group};
 use crate::op::{MatrixShape, RowSet};
-use crate::program::{Program, Row, Step};
+use crate::program::{Program, Row, StateUse, Step};
 
 /// How often a shape of generated tokens has come.
 enum Seen {
@@ -88,8 +90,9 @@ impl<D: Device> Executor<D> {
     /// done (by its number in `sources`), bytes of the file done, and bytes in all.
     ///
     /// # Errors
-    /// [`Error::Weight`], [`Error::KvType`] or [`Error::HeadDim`] for what the kernels do not take,
-    /// [`Error::TooLarge`] if the device has not the room, and the device's own errors.
+    /// [`Error::Weight`], [`Error::KvType`], [`Error::HeadDim`] or [`Error::KeyDim`] for what the
+    /// kernels do not take, [`Error::TooLarge`] if the device has not the room, and the device's
+    /// own errors.
     ///
     /// # Panics
     /// If the program's numbers contradict each other: a bug in whoever compiled it.
@@ -132,7 +135,7 @@ impl<D: Device> Executor<D> {
         let told = device.host_buffer(1 + limits.wanted)?;
         let mut executor = Executor {
             device,
-            record: Record::new(&limits, program.caches.len(), check_pages),
+            record: Record::new(&limits, &program, check_pages),
             tile_rows: tile_rows(program.most_heads_per_kv()),
             groups: fuse::groups(&program),
             program,
@@ -199,7 +202,8 @@ impl<D: Device> Executor<D> {
     /// If the device fails.
     ///
     /// # Panics
-    /// If the step does not fit the program, the cache or the limits.
+    /// If the step does not fit the program, the cache or the limits, or keeps more than
+    /// [`MOST_KEPT`] states of a sequence.
     pub fn step(&mut self, step: &Step<'_>, tap: Option<&mut TapFn<'_>>) -> Result<&[f32], Error> {
         let (rows, wanted) = self.start(step, tap, false)?;
         let output = self.program.output;
@@ -256,6 +260,9 @@ impl<D: Device> Executor<D> {
             rows.iter().all(|row| row.pos < positions),
             "a position beyond the longest sequence"
         );
+        if !self.program.states.is_empty() {
+            self.check_states(step);
+        }
         if rows.is_empty() {
             return Ok((rows, 0));
         }
@@ -279,6 +286,25 @@ impl<D: Device> Executor<D> {
             None => self.run((shape, best))?,
         }
         Ok((rows, wanted.len()))
+    }
+
+    /// Whether there is room for the states of a step.
+    ///
+    /// # Panics
+    /// If there is not: a bug in whoever made the step.
+    fn check_states(&self, step: &Step<'_>) {
+        for StateUse { from, to } in step.seqs.iter().map(|s| s.states) {
+            assert!(
+                to.len() <= MOST_KEPT,
+                "{} states of a sequence: expected at most {MOST_KEPT}",
+                to.len()
+            );
+            let mut slots = to.iter().map(|write| write.slot).chain(from);
+            assert!(
+                slots.all(|slot| (slot as usize) < self.limits.states),
+                "a state that does not exist"
+            );
+        }
     }
 
     /// Whether every page that the step's rows needed was in the tables that the kernels saw; what

@@ -40,6 +40,8 @@ pub struct Limits {
     pub positions: usize,
     /// Pages of the cache.
     pub n_pages: usize,
+    /// Slots of states; none are needed by a program that keeps none.
+    pub states: usize,
 }
 
 impl Limits {
@@ -117,6 +119,8 @@ pub struct Needs {
     pub weights: u64,
     /// Keys and values.
     pub kv: u64,
+    /// States of sequences.
+    pub states: u64,
     /// Everything that a step writes.
     pub buffers: u64,
 }
@@ -126,6 +130,7 @@ impl Needs {
     pub fn total(&self) -> u64 {
         self.weights
             .saturating_add(self.kv)
+            .saturating_add(self.states)
             .saturating_add(self.buffers)
     }
 }
@@ -136,16 +141,15 @@ impl fmt::Display for Needs {
         let Needs {
             weights,
             kv,
+            states,
             buffers,
         } = *self;
-        write!(
-            f,
-            "{} MiB (weights {}, KV cache {}, buffers {})",
-            mib(self.total()),
-            mib(weights),
-            mib(kv),
-            mib(buffers)
-        )
+        let (total, weights, kv) = (mib(self.total()), mib(weights), mib(kv));
+        write!(f, "{total} MiB (weights {weights}, KV cache {kv}, ")?;
+        if states > 0 {
+            write!(f, "states {}, ", mib(states))?;
+        }
+        write!(f, "buffers {})", mib(buffers))
     }
 }
 
@@ -200,6 +204,8 @@ pub(super) struct Plan {
     /// For each group of the cache's layers: keys of its first layer, its values, keys of the
     /// second and so on, all pages of each.
     pub(super) pages: Vec<u64>,
+    /// Where each part of a state is in the first slot; the others follow at equal distances.
+    pub(super) state_parts: Vec<u64>,
     pub(super) slots: Vec<u64>,
     /// Inputs of products in the kernels' form, and their scales.
     pub(super) activations: u64,
@@ -233,8 +239,12 @@ impl Plan {
                 return Err(Error::HeadDim(head_dim));
             }
         }
-        if !program.states.is_empty() {
-            return Err(Error::States);
+        for instruction in &program.ops {
+            if let Op::LinearAttention { how, .. } = &instruction.op
+                && how.key_dim > launch::MOST_KEY_DIM
+            {
+                return Err(Error::KeyDim(how.key_dim));
+            }
         }
         let mut arena = Arena::default();
         let Constants {
@@ -257,6 +267,8 @@ impl Plan {
             |kv: &KvShape| arena.take(&[kv.page_bytes().unwrap_or(usize::MAX), limits.n_pages]);
         let pages = program.caches.iter().map(&mut group).collect();
         let kv_bytes = arena.0 - weight_bytes;
+        let state_parts = place_states(program, limits, &mut arena);
+        let state_bytes = arena.0 - weight_bytes - kv_bytes;
 
         let rows_of = |slot: usize| program.rows_of(slot, limits.rows, limits.wanted);
         let slots = program
@@ -278,11 +290,12 @@ impl Plan {
             launch::ARGMAX_PARTS as usize,
             launch::ARGMAX_PART_BYTES,
         ]);
-        let record = arena.take(&[Record::most_bytes(limits, program.caches.len())]);
+        let record = arena.take(&[Record::most_bytes(limits, program)]);
         let needs = Needs {
             weights: weight_bytes,
             kv: kv_bytes,
-            buffers: arena.0.saturating_sub(weight_bytes + kv_bytes),
+            states: state_bytes,
+            buffers: arena.0 - weight_bytes - kv_bytes - state_bytes,
         };
         Ok(Plan {
             placed,
@@ -291,6 +304,7 @@ impl Plan {
             vectors,
             angles,
             pages,
+            state_parts,
             slots,
             activations,
             scales,
@@ -303,6 +317,23 @@ impl Plan {
             needs,
         })
     }
+}
+
+/// Takes room for all slots of states; answers where the parts of the first one are.
+fn place_states(program: &Program, limits: &Limits, arena: &mut Arena) -> Vec<u64> {
+    let mut before = 0usize;
+    let parts: Vec<usize> = program
+        .states
+        .iter()
+        .map(|floats| {
+            let part = before;
+            before = before.saturating_add(*floats);
+            part
+        })
+        .collect();
+    let start = arena.take(&[4, before, limits.states]);
+    let at = |part: usize| start.saturating_add((part as u64).saturating_mul(4));
+    parts.into_iter().map(at).collect()
 }
 
 /// The values that an operation reads besides its inputs and matrices: a norm's weights, a bias, or

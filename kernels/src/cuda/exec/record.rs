@@ -6,7 +6,7 @@ use super::plan::Limits;
 use crate::cuda::Ptr;
 use crate::cuda::launch::TILE_QUERIES;
 use crate::cuda::params::Paging;
-use crate::program::{Role, Row, Step};
+use crate::program::{Program, Role, Row, StateUse, Step};
 
 /// What decides a step's launches: sizes, and nothing of the contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,6 +52,15 @@ impl Shape {
     }
 }
 
+/// States of a sequence that one step keeps, at most.
+pub const MOST_KEPT: usize = 4;
+
+/// Words of what `recurrence.cu` calls a `Span`.
+const SPAN: usize = 3 + 2 * MOST_KEPT;
+
+/// The slot of a sequence that begins with zeros.
+const NO_SLOT: u32 = u32::MAX;
+
 /// Rows of a tile of attention on tensor cores, for so many query heads of a KV head.
 pub(super) fn tile_rows(heads_per_kv: usize) -> usize {
     (TILE_QUERIES / heads_per_kv.max(1)).max(1)
@@ -63,6 +72,8 @@ pub(super) struct Record {
     max_pages: usize,
     /// Groups of the cache's layers.
     groups: usize,
+    /// Whether sequences have states.
+    has_states: bool,
     /// Pages there are, if kernels are to check them.
     n_pages: Option<u32>,
 }
@@ -80,12 +91,13 @@ struct Arrays {
     sequences: usize,
     wanted: usize,
     tiles: usize,
+    spans: usize,
     tables: usize,
     end: usize,
 }
 
-/// `tables` are words of all block tables of a sequence.
-fn arrays(shape: &Shape, of_sequence: usize) -> Arrays {
+/// With so many words of a span of each sequence, and of all its block tables.
+fn arrays(shape: &Shape, span: usize, tables_each: usize) -> Arrays {
     let Shape {
         rows,
         wanted,
@@ -100,8 +112,9 @@ fn arrays(shape: &Shape, of_sequence: usize) -> Arrays {
     let of_rows = ends + rows;
     let at_wanted = of_rows + rows;
     let at_tiles = at_wanted + wanted;
-    let tables = at_tiles + 2 * tiles;
-    let end = tables + sequences * of_sequence;
+    let spans = at_tiles + 2 * tiles;
+    let tables = spans + sequences * span;
+    let end = tables + sequences * tables_each;
     Arrays {
         best,
         tokens,
@@ -110,6 +123,7 @@ fn arrays(shape: &Shape, of_sequence: usize) -> Arrays {
         sequences: of_rows,
         wanted: at_wanted,
         tiles: at_tiles,
+        spans,
         tables,
         end,
     }
@@ -125,6 +139,8 @@ pub(super) struct Addresses {
     pub(super) ends: Ptr,
     pub(super) wanted: Ptr,
     pub(super) tiles: Ptr,
+    /// Of programs that keep states: the sequences' rows, and where their states are.
+    pub(super) spans: Ptr,
     /// For the first group of the cache's layers.
     first: Paging,
     /// Bytes of a group's tables.
@@ -135,6 +151,11 @@ impl Addresses {
     /// Positions of the rows.
     pub(super) fn positions(&self) -> Ptr {
         self.first.positions
+    }
+
+    /// Which sequence each row is of.
+    pub(super) fn sequences(&self) -> Ptr {
+        self.first.sequences
     }
 
     /// Where a group's rows find their pages.
@@ -148,45 +169,50 @@ impl Addresses {
 impl Record {
     /// For steps of these limits. With `check`, kernels compare every page number with the number
     /// of pages.
-    pub(super) fn new(limits: &Limits, groups: usize, check: bool) -> Record {
+    pub(super) fn new(limits: &Limits, program: &Program, check: bool) -> Record {
         let n_pages =
             check.then(|| u32::try_from(limits.n_pages).expect("pages are numbered in 32 bits"));
         Record {
-            bytes: Vec::with_capacity(Record::most_bytes(limits, groups)),
+            bytes: Vec::with_capacity(Record::most_bytes(limits, program)),
             max_pages: limits.max_pages(),
-            groups,
+            groups: program.caches.len(),
+            has_states: !program.states.is_empty(),
             n_pages,
         }
     }
 
     /// Bytes of the largest.
-    pub(super) fn most_bytes(limits: &Limits, groups: usize) -> usize {
+    pub(super) fn most_bytes(limits: &Limits, program: &Program) -> usize {
         let &Limits {
             rows,
             wanted,
             sequences,
             ..
         } = limits;
-        let tables = sequences
-            .saturating_mul(limits.max_pages())
-            .saturating_mul(groups);
+        let span = if program.states.is_empty() { 0 } else { SPAN };
+        let each = limits.max_pages().saturating_mul(program.caches.len());
         // a tile has at least a row
         (MISSING + 6 * rows + 2 * wanted)
-            .saturating_add(tables)
+            .saturating_add(sequences.saturating_mul(each.saturating_add(span)))
             .saturating_mul(4)
+    }
+
+    fn arrays(&self, shape: &Shape) -> Arrays {
+        let span = if self.has_states { SPAN } else { 0 };
+        arrays(shape, span, self.groups * self.max_pages)
     }
 
     /// Where the arrays of a record of this shape are, when it is at `base`.
     pub(super) fn addresses(&self, shape: &Shape, base: Ptr) -> Addresses {
-        let a = arrays(shape, self.groups * self.max_pages);
+        let a = self.arrays(shape);
         let at = |words: usize| base.offset(4 * words as u64);
-        let small = |n: usize| u32::try_from(n).expect("far below the largest grid");
         Addresses {
             best: at(a.best),
             tokens: at(a.tokens),
             ends: at(a.ends),
             wanted: at(a.wanted),
             tiles: at(a.tiles),
+            spans: at(a.spans),
             tables: (4 * shape.sequences * self.max_pages) as u64,
             first: Paging {
                 positions: at(a.positions),
@@ -202,7 +228,8 @@ impl Record {
     }
 
     /// Writes down a step in a shape that has room for it. Rows that the step does not have are
-    /// padding: position -1 of a sequence without positions, whose keys and values go nowhere and which attends to nothing.
+    /// padding, each a sequence of its own without positions: position -1, whose keys and values go
+    /// nowhere and which attends to nothing, and a state that begins with zeros and is not kept.
     pub(super) fn fill(
         &mut self,
         shape: &Shape,
@@ -211,7 +238,7 @@ impl Record {
         wanted: &[usize],
         tile_rows: usize,
     ) -> &[u8] {
-        let a = arrays(shape, self.groups * self.max_pages);
+        let a = self.arrays(shape);
         self.bytes.clear();
         self.bytes.resize(4 * a.end, 0);
         // what no sequence has is no page
@@ -219,16 +246,15 @@ impl Record {
         let mut put = |at: usize, value: u32| {
             self.bytes[4 * at..4 * at + 4].copy_from_slice(&value.to_le_bytes())
         };
-        let small =
-            |n: usize| u32::try_from(n).expect("rows and positions are numbered in 31 bits");
         for (r, row) in rows.iter().enumerate() {
             put(a.tokens + r, row.token);
             put(a.positions + r, small(row.pos));
             put(a.ends + r, small(row.end));
             put(a.sequences + r, small(row.seq));
         }
-        for r in rows.len()..shape.rows {
+        for (padding, r) in (rows.len()..shape.rows).enumerate() {
             put(a.positions + r, u32::MAX);
+            put(a.sequences + r, small(step.seqs.len() + padding));
         }
         for (i, row) in wanted
             .iter()
@@ -259,6 +285,38 @@ impl Record {
             }
             first += seq.tokens.len();
         }
+        if self.has_states {
+            let spans = spans(shape, step);
+            let to = &mut self.bytes[4 * a.spans..4 * a.tables];
+            for (to, word) in to.as_chunks_mut::<4>().0.iter_mut().zip(spans) {
+                *to = word.to_le_bytes();
+            }
+        }
         &self.bytes
     }
+}
+
+fn small(n: usize) -> u32 {
+    u32::try_from(n).expect("rows and positions are numbered in 31 bits")
+}
+
+/// For each sequence of a shape: its first row, how many it has, the slot with its state, and after
+/// how many rows which slot gets one; no state is kept after 0 rows.
+fn spans(shape: &Shape, step: &Step<'_>) -> impl Iterator<Item = u32> {
+    let padding = StateUse::default();
+    let of_step = step.seqs.iter().map(|s| (s.tokens.len(), s.states));
+    let mut first = 0;
+    let sequences = of_step.chain(std::iter::repeat((1, padding)));
+    sequences
+        .take(shape.sequences)
+        .flat_map(move |(rows, states)| {
+            let mut span = [0; SPAN];
+            let from = states.from.unwrap_or(NO_SLOT);
+            span[..3].copy_from_slice(&[small(first), small(rows), from]);
+            for (words, write) in span[3..].as_chunks_mut::<2>().0.iter_mut().zip(states.to) {
+                *words = [small(write.after), write.slot];
+            }
+            first += rows;
+            span
+        })
 }

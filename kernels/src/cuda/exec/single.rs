@@ -10,7 +10,7 @@ use crate::cuda::params::{
 };
 use crate::cuda::{Launch, Ptr, launch};
 use crate::op::{CacheLayer, Op};
-use crate::program::{Attend, Slot};
+use crate::program::{Attend, Recurrent, Slot};
 
 /// Positions behind a row's own, where it sees all of them: kernels add them to a position.
 const MOST_AFTER: usize = i32::MAX as usize;
@@ -121,9 +121,29 @@ impl Scene<'_> {
                 part: small(width),
                 unused: 0,
             }),
-            Op::CausalConv { .. } | Op::LinearAttention { .. } => {
-                unreachable!("`Plan::new` has refused these")
-            }
+            Op::CausalConv {
+                x,
+                ref weight,
+                state,
+            } => self.causal_conv(at, x, weight.len(), state, result()),
+            Op::LinearAttention {
+                q,
+                k,
+                v,
+                decay,
+                rate,
+                how,
+                state,
+            } => self.linear_attention(&Recurrent {
+                q,
+                k,
+                v,
+                decay,
+                rate,
+                how,
+                state,
+                out: result(),
+            }),
             Op::ExpertMatMul { x, w, ids, .. } => {
                 return self.expert_product(x, w, ids, result(), list);
             }

@@ -1,0 +1,68 @@
+//! Launches of operations that go from token to token of a sequence, and keep a state between
+//! steps.
+
+use super::launches::{Scene, small};
+use crate::cuda::params::{CausalConv, LinearAttention, States};
+use crate::cuda::{Launch, launch};
+use crate::op::KeyHeads;
+use crate::program::{Recurrent, Slot};
+
+impl Scene<'_> {
+    /// A convolution with so many weights, which is operation `at`.
+    pub(super) fn causal_conv(
+        &self,
+        at: usize,
+        x: Slot,
+        weights: usize,
+        state: usize,
+        out: Slot,
+    ) -> Launch {
+        launch::causal_conv(&CausalConv {
+            x: self.slot(x),
+            weight: self.at(self.plan.vectors[&at]),
+            out: self.slot(out),
+            sequences: self.record.sequences(),
+            states: self.states(state),
+            rows: small(self.shape.rows),
+            width: small(self.width(x)),
+            kernel: small(weights / self.width(x)),
+            unused: 0,
+        })
+    }
+
+    pub(super) fn linear_attention(&self, op: &Recurrent) -> Launch {
+        let heads = self.width(op.decay);
+        let p = LinearAttention {
+            q: self.slot(op.q),
+            k: self.slot(op.k),
+            v: self.slot(op.v),
+            decay: self.slot(op.decay),
+            rate: self.slot(op.rate),
+            out: self.slot(op.out),
+            states: self.states(op.state),
+            heads: small(heads),
+            keys: small(self.width(op.q) / op.how.key_dim),
+            key_dim: small(op.how.key_dim),
+            value_dim: small(self.width(op.v) / heads),
+            tiled: (op.how.heads == KeyHeads::Tiled).into(),
+            delta: op.how.delta.into(),
+            scale: op.how.scale,
+            unused: 0,
+        };
+        launch::linear_attention(&p, small(self.shape.sequences))
+    }
+
+    /// A part of the sequences' states.
+    fn states(&self, part: usize) -> States {
+        States {
+            slots: self.at(self.plan.state_parts[part]),
+            spans: self.record.spans,
+            stride: self
+                .program
+                .states
+                .iter()
+                .map(|floats| *floats as u64)
+                .sum(),
+        }
+    }
+}

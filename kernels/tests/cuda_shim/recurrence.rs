@@ -1,0 +1,423 @@
+//! Operations that go from token to token: against the formulas in f64, and any cut of texts into
+//! steps against one step for each, bit by bit.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use octavo_kernels::cuda::shim::Schedule;
+use octavo_kernels::cuda::{Device, Error, Executor, Limits, MOST_KEPT, Setup};
+use octavo_kernels::{KeyHeads, KvShape, Role, Sequence, StateUse, StateWrite, Step};
+
+use super::{Bench, device};
+use crate::common::recurrent::{Case, Exact, Sizes, convolution, linear_attention};
+use crate::common::{KV, Rng};
+
+const CACHE: KvShape = KvShape { head_dim: 8, ..KV };
+const LIMITS: Limits = Limits {
+    rows: 64,
+    wanted: 64,
+    sequences: 16,
+    positions: 32,
+    n_pages: 1,
+    states: 200,
+};
+/// Nothing is cached: every page is the same.
+const TABLES: &[&[u32]] = &[&[0; 2]];
+
+/// Tokens, how many of them were computed, and what came of them.
+struct Text {
+    tokens: Vec<u32>,
+    done: usize,
+    /// After how many tokens there is a state, and where.
+    states: Vec<(usize, u32)>,
+    got: Vec<f32>,
+}
+
+/// What a step does for a text: so many tokens, and after how many of them states are kept besides
+/// the last one.
+struct Part<'a> {
+    text: usize,
+    tokens: usize,
+    kept: &'a [usize],
+}
+
+impl Part<'_> {
+    fn of(text: usize, tokens: usize) -> Part<'static> {
+        Part {
+            text,
+            tokens,
+            kept: &[],
+        }
+    }
+}
+
+/// Texts on a device. Every state goes to a slot that nothing was written to before.
+struct Texts {
+    executor: Executor<Box<dyn Device>>,
+    texts: Vec<Text>,
+    width: usize,
+    next: u32,
+}
+
+impl Texts {
+    /// On what tests run on, if there is any.
+    fn new(case: &Case, capture: bool, schedule: usize) -> Option<Texts> {
+        let Bench(mut machine) = device()?;
+        let schedules = machine.schedules();
+        machine.schedule(schedules[schedule % schedules.len()]);
+        let setup = Setup {
+            limits: LIMITS,
+            capture,
+            check_pages: true,
+            threads: 1,
+        };
+        let program = case.program(CACHE);
+        let executor = Executor::new(machine.boxed(), program, &[], setup, &mut |_, _, _| {});
+        Some(Texts {
+            executor: executor.expect("a program that fits"),
+            texts: Vec::new(),
+            width: *case.widths.last().expect("an output"),
+            next: 0,
+        })
+    }
+
+    /// Begins another text.
+    fn begin(&mut self, tokens: Vec<u32>) -> usize {
+        self.texts.push(Text {
+            tokens,
+            done: 0,
+            states: Vec::new(),
+            got: Vec::new(),
+        });
+        self.texts.len() - 1
+    }
+
+    /// Begins a text that goes on from one of the states that another has left.
+    fn go_on(&mut self, text: usize, state: usize) -> usize {
+        let Text {
+            tokens,
+            states,
+            got,
+            ..
+        } = &self.texts[text];
+        let (done, slot) = states[state];
+        let text = Text {
+            tokens: tokens.clone(),
+            done,
+            states: vec![(done, slot)],
+            got: got[..done * self.width].to_vec(),
+        };
+        self.texts.push(text);
+        self.texts.len() - 1
+    }
+
+    fn step(&mut self, role: Role, parts: &[Part<'_>]) {
+        let mut next = self.next;
+        let mut write = |after: usize| {
+            let slot = next;
+            next += 1;
+            StateWrite { after, slot }
+        };
+        let writes: Vec<Vec<StateWrite>> = parts
+            .iter()
+            .map(|part| part.kept.iter().copied().chain([part.tokens]))
+            .map(|after| after.map(&mut write).collect())
+            .collect();
+        let sequence = |(part, to)| {
+            let (Part { text, tokens, .. }, to): (&Part<'_>, &Vec<StateWrite>) = (part, to);
+            let text = &self.texts[*text];
+            Sequence {
+                tokens: &text.tokens[text.done..text.done + tokens],
+                start: text.done,
+                tables: TABLES,
+                wanted: 0..*tokens,
+                states: StateUse {
+                    from: text.states.last().map(|(_, slot)| *slot),
+                    to,
+                },
+            }
+        };
+        let seqs: Vec<Sequence<'_>> = parts.iter().zip(&writes).map(sequence).collect();
+        let step = Step {
+            role,
+            seqs: &seqs,
+            input: &[],
+        };
+        let mut got = self.executor.step(&step, None).expect("it runs");
+        self.next = next;
+        for (part, writes) in parts.iter().zip(&writes) {
+            let text = &mut self.texts[part.text];
+            let own;
+            (own, got) = got.split_at(part.tokens * self.width);
+            text.got.extend_from_slice(own);
+            let states = writes.iter().map(|w| (text.done + w.after, w.slot));
+            text.states.extend(states);
+            text.done += part.tokens;
+        }
+        assert!(got.is_empty(), "results of nobody");
+    }
+
+    /// What comes of the rest of a text in one step.
+    fn finish(&mut self, role: Role, text: usize) -> &[f32] {
+        let Text { tokens, done, .. } = &self.texts[text];
+        self.step(role, &[Part::of(text, tokens.len() - done)]);
+        &self.texts[text].got
+    }
+}
+
+/// Tokens `0..n`, from the `first` on and around.
+fn around(first: usize, n: usize) -> Vec<u32> {
+    (first..first + n).map(|t| (t % n) as u32).collect()
+}
+
+/// That a text of `n` tokens gives what is exact, and that no cut, no role and no state that is
+/// kept changes a bit.
+fn check_in_any_steps(case: &Case, exact: &Exact, n: usize, what: &str) {
+    for schedule in 0..Schedule::ALL.len() {
+        let Some(mut texts) = Texts::new(case, false, schedule) else {
+            return;
+        };
+        let whole = texts.begin(around(0, n));
+        let whole = texts.finish(Role::Prompt, whole).to_vec();
+        exact.check(what, &whole);
+        let each: Vec<usize> = (1..=n).collect();
+        let mut kept = vec![1, n / 2, n - 1];
+        kept.dedup();
+        let cuts: [(Role, &[usize], &[usize]); 4] = [
+            (Role::Generated, &each, &[]),
+            (Role::Prompt, &[1, n], &[]),
+            (Role::Prompt, &[n - 1, n], &kept[..1]),
+            (Role::Prompt, &[n], &kept),
+        ];
+        for (role, ends, kept) in cuts {
+            let text = texts.begin(around(0, n));
+            for end in ends {
+                let tokens = end - texts.texts[text].done;
+                let inside = kept.iter().filter(|at| **at < tokens);
+                let kept: Vec<usize> = inside.copied().collect();
+                let kept = &kept;
+                texts.step(role, &[Part { text, tokens, kept }]);
+            }
+            assert!(texts.texts[text].got == whole, "{what}: steps to {ends:?}");
+            if kept.is_empty() {
+                continue;
+            }
+            for state in 0..texts.texts[text].states.len() - 1 {
+                let again = texts.go_on(text, state);
+                let (after, _) = texts.texts[text].states[state];
+                let again = texts.finish(Role::Generated, again);
+                assert!(again == whole, "{what}: from the state after {after}");
+            }
+        }
+    }
+}
+
+#[test]
+fn convolutions_look_back() {
+    let mut rng = Rng(41);
+    for shape in [
+        (9, 5, 4),
+        (6, 64, 4),
+        (12, 130, 3),
+        (7, 33, 2),
+        (4, 16, 1),
+        (5, 200, 8),
+    ] {
+        let (case, exact) = convolution(&mut rng, shape);
+        check_in_any_steps(&case, &exact, shape.0, &format!("{shape:?}"));
+    }
+}
+
+/// Two shapes for each kernel, one that is all of it and one that is less.
+#[test]
+fn linear_attention_is_its_formula() {
+    let mut rng = Rng(42);
+    let sizes = |n, heads, keys, key_dim, value_dim| Sizes {
+        n,
+        heads,
+        keys,
+        key_dim,
+        value_dim,
+    };
+    for (s, heads, delta) in [
+        (sizes(7, 4, 2, 16, 16), KeyHeads::Tiled, true),
+        (sizes(7, 4, 2, 16, 16), KeyHeads::Grouped, true),
+        (sizes(5, 3, 1, 7, 5), KeyHeads::Tiled, false),
+        (sizes(17, 6, 3, 64, 72), KeyHeads::Tiled, true),
+        (sizes(6, 8, 2, 65, 20), KeyHeads::Grouped, false),
+        (sizes(20, 2, 1, 128, 128), KeyHeads::Grouped, true),
+        (sizes(5, 1, 1, 130, 33), KeyHeads::Grouped, true),
+        (sizes(4, 2, 2, 256, 256), KeyHeads::Tiled, true),
+    ] {
+        let (case, exact) = linear_attention(&mut rng, s, heads, delta);
+        check_in_any_steps(&case, &exact, s.n, &format!("{s:?}"));
+    }
+}
+
+/// A program of each kind for `n` tokens.
+fn one_of_each(n: usize) -> [Case; 2] {
+    let mut rng = Rng(43);
+    let s = Sizes {
+        n,
+        heads: 4,
+        keys: 2,
+        key_dim: 24,
+        value_dim: 40,
+    };
+    [
+        convolution(&mut rng, (n, 70, 4)).0,
+        linear_attention(&mut rng, s, KeyHeads::Tiled, true).0,
+    ]
+}
+
+/// What comes of texts that each have the device for themselves.
+fn alone(case: &Case, texts: usize, n: usize) -> Option<Vec<Vec<f32>>> {
+    let of = |first| {
+        let mut texts = Texts::new(case, false, 0)?;
+        let text = texts.begin(around(first, n));
+        Some(texts.finish(Role::Prompt, text).to_vec())
+    };
+    (0..texts).map(of).collect()
+}
+
+#[test]
+fn texts_of_a_step_have_states_of_their_own() {
+    let n = 21;
+    for case in one_of_each(n) {
+        let Some(alone) = alone(&case, 4, n) else {
+            return;
+        };
+        for schedule in 0..Schedule::ALL.len() {
+            let Some(mut texts) = Texts::new(&case, false, schedule) else {
+                return;
+            };
+            for first in 0..4 {
+                texts.begin(around(first, n));
+            }
+            let with = |text, tokens, kept| Part { text, tokens, kept };
+            let steps: [(Role, &[Part<'_>]); 5] = [
+                (
+                    Role::Prompt,
+                    &[with(0, 5, &[2]), Part::of(1, 18), with(2, 1, &[])],
+                ),
+                (
+                    Role::Generated,
+                    &[Part::of(2, 3), Part::of(0, 1), Part::of(1, 2)],
+                ),
+                (
+                    Role::Prompt,
+                    &[with(3, 20, &[1, 3, 17]), with(2, 16, &[1, 2])],
+                ),
+                (
+                    Role::Generated,
+                    &[Part::of(0, 1), Part::of(3, 1), Part::of(1, 1)],
+                ),
+                (Role::Prompt, &[Part::of(2, 1), with(0, 14, &[13])]),
+            ];
+            for (role, parts) in steps {
+                texts.step(role, parts);
+            }
+            for (text, alone) in texts.texts.iter().zip(&alone) {
+                assert!(text.got == *alone, "of {} tokens", text.done);
+            }
+        }
+    }
+}
+
+/// Generated tokens of so many texts that replayed launches have padding, which reads no state and
+/// writes none: what the first slot holds is used again in the end.
+#[test]
+fn replayed_steps_are_the_same() {
+    let (n, most) = (16, 11);
+    for case in one_of_each(n) {
+        let Some(alone) = alone(&case, most, n) else {
+            return;
+        };
+        for capture in [true, false] {
+            let Some(mut texts) = Texts::new(&case, capture, 2) else {
+                return;
+            };
+            for first in 0..most {
+                texts.begin(around(first, n));
+            }
+            // two tokens at least: a row of padding that kept a state would keep that of one
+            let prompts: Vec<Part<'_>> =
+                (0..most).map(|text| Part::of(text, 2 + text % 5)).collect();
+            texts.step(Role::Prompt, &prompts);
+            loop {
+                let rest = (0..most).rev().filter(|text| texts.texts[*text].done < n);
+                let parts: Vec<Part<'_>> = rest.map(|text| Part::of(text, 1)).collect();
+                if parts.is_empty() {
+                    break;
+                }
+                texts.step(Role::Generated, &parts);
+            }
+            let again = texts.go_on(0, 0);
+            texts.finish(Role::Prompt, again);
+            assert_eq!(texts.texts[again].states[0].1, 0, "the first slot");
+            for (text, alone) in texts.texts.iter().zip(alone.iter().chain(&alone[..1])) {
+                assert!(text.got == *alone, "captured: {capture}");
+            }
+        }
+    }
+}
+
+/// What a step that does not fit says.
+fn complaint(texts: &mut Texts, part: &Part<'_>) -> String {
+    let step = || texts.step(Role::Prompt, std::slice::from_ref(part));
+    let panic = catch_unwind(AssertUnwindSafe(step)).expect_err("too much");
+    match panic.downcast::<String>() {
+        Ok(text) => *text,
+        Err(other) => other.downcast_ref::<&str>().expect("a text").to_string(),
+    }
+}
+
+#[test]
+fn states_beyond_what_there_is_are_refused() {
+    let n = 9;
+    let [case, _] = one_of_each(n);
+    let Some(mut texts) = Texts::new(&case, false, 0) else {
+        return;
+    };
+    let text = texts.begin(around(0, n));
+    let too_many = Part {
+        text,
+        tokens: n,
+        kept: &[1, 2, 3, 4],
+    };
+    let expected = format!("5 states of a sequence: expected at most {MOST_KEPT}");
+    assert_eq!(complaint(&mut texts, &too_many), expected);
+    texts.next = LIMITS.states as u32;
+    let beyond = complaint(&mut texts, &Part::of(text, n));
+    assert_eq!(beyond, "a state that does not exist");
+}
+
+#[test]
+fn needs_are_known_before() {
+    let needs = |case: &Case, states| {
+        let limits = Limits { states, ..LIMITS };
+        Executor::<Box<dyn Device>>::needs(&case.program(CACHE), &[], &limits)
+    };
+    let mut rng = Rng(44);
+    let s = Sizes {
+        n: 1,
+        heads: 2,
+        keys: 1,
+        key_dim: 128,
+        value_dim: 120,
+    };
+    let (case, _) = linear_attention(&mut rng, s, KeyHeads::Grouped, true);
+    let none = needs(&case, 0).expect("it fits");
+    let some = needs(&case, 12).expect("it fits");
+    assert_eq!(none.states, 0);
+    assert_eq!(some.states, 12 * 2 * 128 * 128 * 4);
+    assert_eq!(some.total(), none.total() + some.states);
+    assert!(!none.to_string().contains("states"), "{none}");
+    assert!(some.to_string().contains(", states 2, "), "{some}");
+
+    let s = Sizes { key_dim: 257, ..s };
+    let (case, _) = linear_attention(&mut rng, s, KeyHeads::Grouped, true);
+    let refused = needs(&case, 12).expect_err("no kernel");
+    assert!(matches!(refused, Error::KeyDim(257)), "{refused}");
+    let says = "linear attention with keys of 257 values: expected at most 256, on a GPU";
+    assert_eq!(refused.to_string(), says);
+}
