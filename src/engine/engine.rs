@@ -216,6 +216,7 @@ impl Engine {
             sequences: sessions,
             positions: n_ctx,
             n_pages,
+            states: states(&model, sessions),
         };
         let executable = prepare(&gguf, &model, &limits)?;
         let memory = MemoryReport {
@@ -390,7 +391,7 @@ fn prepare(
         threads,
         kv_type,
         n_pages: limits.n_pages,
-        n_states: states(model, limits.sequences),
+        n_states: limits.states,
         repack,
     };
     if let Some(ordinal) = ordinal {

@@ -17,10 +17,10 @@ use std::sync::Arc;
 use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_engine::backend::cuda::{Cuda, Limits, Options};
 use octavo_engine::backend::{Executable, Role, Sequence, Step, cpu, cuda, split};
-use octavo_kernels::StateUse;
 use octavo_kernels::cuda::Device;
 use octavo_kernels::cuda::shim::{Shim, Sources};
 use octavo_kernels::{Isa, KvType, PAGE_POSITIONS};
+use octavo_kernels::{StateUse, StateWrite};
 use octavo_model::Model;
 
 use octavo_fixtures::tiny::File;
@@ -50,6 +50,7 @@ fn limits(rows: usize, sequences: usize, positions: usize) -> Limits {
         sequences,
         positions,
         n_pages,
+        states: 2 * sequences,
     }
 }
 
@@ -70,7 +71,7 @@ fn both(gpu_layers: usize, kv_type: KvType, limits: Limits, graphs: bool) -> spl
         threads: 2,
         kv_type,
         n_pages: limits.n_pages,
-        n_states: 1,
+        n_states: limits.states,
         repack: true,
     };
     split::Options {
@@ -132,6 +133,8 @@ fn text(n: usize) -> Vec<u32> {
 struct Sequences {
     lengths: Vec<usize>,
     tables: Vec<Vec<u32>>,
+    /// Where the state of each is: one of two slots, of which a step reads one and writes the other.
+    states: Vec<u32>,
 }
 
 impl Sequences {
@@ -139,9 +142,16 @@ impl Sequences {
     fn new(n: usize, positions: usize) -> Sequences {
         let pages = positions.div_ceil(PAGE_POSITIONS);
         let table = |s: usize| (s * pages..(s + 1) * pages).map(|p| p as u32).collect();
+        Sequences::on(vec![0; n], (0..n).map(table).collect())
+    }
+
+    /// As long as these, on these pages.
+    fn on(lengths: Vec<usize>, tables: Vec<Vec<u32>>) -> Sequences {
+        let states = (0..lengths.len() as u32).map(|s| 2 * s).collect();
         Sequences {
-            lengths: vec![0; n],
-            tables: (0..n).map(table).collect(),
+            lengths,
+            tables,
+            states,
         }
     }
 
@@ -165,6 +175,13 @@ impl Sequences {
             .zip(&self.tables)
             .map(one)
             .collect();
+        let write = |(tokens, slot): (&&[u32], &u32)| {
+            [StateWrite {
+                after: tokens.len(),
+                slot: slot ^ 1,
+            }]
+        };
+        let to: Vec<_> = tokens.iter().zip(&self.states).map(write).collect();
         let groups = executable.cache_groups();
         let tables: Vec<Vec<&[u32]>> = owned
             .iter()
@@ -173,12 +190,16 @@ impl Sequences {
         let seqs: Vec<Sequence<'_>> = owned
             .iter()
             .zip(&tables)
-            .map(|((tokens, start, _), tables)| Sequence {
+            .enumerate()
+            .map(|(s, ((tokens, start, _), tables))| Sequence {
                 tokens,
                 start: *start,
                 tables,
                 wanted: 0..tokens.len(),
-                states: StateUse::default(),
+                states: StateUse {
+                    from: (*start > 0).then_some(self.states[s]),
+                    to: &to[s],
+                },
             })
             .collect();
         let logits = executable
@@ -191,6 +212,7 @@ impl Sequences {
                 None,
             )
             .expect("it runs");
+        self.states.iter_mut().for_each(|slot| *slot ^= 1);
         let n: usize = tokens.iter().map(|t| t.len()).sum();
         let n_vocab = logits.len() / n;
         let mut at = 0;

@@ -24,10 +24,7 @@ fn logits_depend_on_no_page_order() {
         let Some(device) = device() else { return };
         let mut cuda = prepare(device, &small("qwen3"), kv, limits(37, 1, 64), true);
         let mut run = |table: [u32; 4]| {
-            let mut sequence = Sequences {
-                lengths: vec![0],
-                tables: vec![table.to_vec()],
-            };
+            let mut sequence = Sequences::on(vec![0], vec![table.to_vec()]);
             let mut all = sequence.run(&mut cuda, Role::Prompt, &[&prompt]);
             all.extend(
                 generated
@@ -334,23 +331,14 @@ fn a_copied_page_is_the_page() {
         true,
     );
     let tokens = text(20);
-    let mut sequence = Sequences {
-        lengths: vec![0],
-        tables: vec![vec![0, 1]],
-    };
+    let mut sequence = Sequences::on(vec![0], vec![vec![0, 1]]);
     sequence.run(&mut cuda, Role::Prompt, &[&tokens]);
     let expected = sequence.run(&mut cuda, Role::Generated, &[&[9]]);
     cuda.copy_page(0, 0, 3).expect("it copies");
-    let mut other = Sequences {
-        lengths: vec![20],
-        tables: vec![vec![3, 1]],
-    };
+    let mut other = Sequences::on(vec![20], vec![vec![3, 1]]);
     assert_eq!(other.run(&mut cuda, Role::Generated, &[&[9]]), expected);
     cuda.copy_page(0, 2, 0).expect("it copies");
-    let mut sequence = Sequences {
-        lengths: vec![20],
-        tables: vec![vec![0, 1]],
-    };
+    let mut sequence = Sequences::on(vec![20], vec![vec![0, 1]]);
     assert_ne!(
         sequence.run(&mut cuda, Role::Generated, &[&[9]]),
         expected,

@@ -249,23 +249,13 @@ fn a_page_is_copied_in_both_parts() {
     let Some(device) = device() else { return };
     let mut split = halved(device, &small("qwen2"), limits(20, 1, 48), true);
     let tokens = text(20);
-    let mut sequence = Sequences {
-        lengths: vec![0],
-        tables: vec![vec![0, 1]],
-    };
+    let mut sequence = Sequences::on(vec![0], vec![vec![0, 1]]);
     sequence.run(&mut split, Role::Prompt, &[&tokens]);
     let expected = sequence.run(&mut split, Role::Generated, &[&[9]]);
     split.copy_page(0, 0, 3).expect("it copies");
     // what was there is overwritten
-    Sequences {
-        lengths: vec![0],
-        tables: vec![vec![0]],
-    }
-    .run(&mut split, Role::Prompt, &[&text(16)[..9]]);
-    let mut other = Sequences {
-        lengths: vec![20],
-        tables: vec![vec![3, 1]],
-    };
+    Sequences::on(vec![0], vec![vec![0]]).run(&mut split, Role::Prompt, &[&text(16)[..9]]);
+    let mut other = Sequences::on(vec![20], vec![vec![3, 1]]);
     assert_eq!(other.run(&mut split, Role::Generated, &[&[9]]), expected);
 }
 

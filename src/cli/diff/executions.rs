@@ -150,6 +150,7 @@ fn execution(
             sequences: 1,
             positions: n_tokens,
             n_pages,
+            states: 1,
         };
         let EngineOptions {
             graphs,

@@ -252,7 +252,7 @@ impl<D: Device> Executable for Cuda<D> {
     }
 
     fn n_states(&self) -> usize {
-        0
+        self.executor.n_states()
     }
 
     fn weight_bytes(&self) -> u64 {

@@ -190,6 +190,14 @@ impl<D: Device> Executor<D> {
         self.program.caches.len()
     }
 
+    /// Room for states; 0 for programs without.
+    pub fn n_states(&self) -> usize {
+        match self.program.states.is_empty() {
+            true => 0,
+            false => self.limits.states,
+        }
+    }
+
     /// The largest step.
     pub fn limits(&self) -> Limits {
         self.limits
