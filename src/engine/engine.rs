@@ -10,7 +10,7 @@ use octavo_kernels::{IsaChoice, KvType, PAGE_POSITIONS};
 
 use crate::Error;
 use crate::backend::cuda::Limits;
-use crate::backend::{Executable, Loading, LoadingSink, cpu, cuda, split};
+use crate::backend::{Executable, Loading, LoadingSink, TapSink, cpu, cuda, split};
 use crate::demo::demo_model;
 use crate::hf;
 use crate::kv::{CHECKPOINTS, WRITES};
@@ -307,6 +307,16 @@ impl Engine {
                 arch: self.hparams().arch.name(),
             }),
         }
+    }
+
+    /// Computes a text for what `tap` sees of it: every named value of every position. Any model
+    /// can be looked at, those without logits too.
+    ///
+    /// # Errors
+    /// As [`Session::eval`], and [`Error::Whole`].
+    pub fn look(&self, tokens: &[u32], tap: &mut TapSink<'_>) -> Result<(), Error> {
+        self.check_whole(tokens.len())?;
+        self.session().look(tokens, tap)
     }
 
     /// An error unless so many tokens can be read: of a text whose tokens see later ones, all at

@@ -120,6 +120,7 @@ impl Session {
         tap: Option<&mut TapSink<'_>>,
         sink: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), Error> {
+        self.engine.check_logits()?;
         self.run(tokens, role, wanted, tap, false, &mut |output| {
             if let Value::Logits(row) = output.value {
                 sink(output.position, row);
@@ -137,12 +138,19 @@ impl Session {
     /// If there are no tokens.
     pub fn eval_best(&mut self, tokens: &[u32], role: Role) -> Result<u32, Error> {
         let mut best = None;
+        self.engine.check_logits()?;
         self.run(tokens, role, Wanted::Last, None, true, &mut |output| {
             if let Value::Argmax(id) = output.value {
                 best = Some(id);
             }
         })?;
         Ok(best.expect("expected at least one token"))
+    }
+
+    /// As [`Engine::look`], from where the session stands.
+    pub(crate) fn look(&mut self, tokens: &[u32], tap: &mut TapSink<'_>) -> Result<(), Error> {
+        let (role, wanted) = (Role::Prompt, Wanted::All);
+        self.run(tokens, role, wanted, Some(tap), false, &mut |_| {})
     }
 
     fn run(
@@ -155,7 +163,6 @@ impl Session {
         sink: &mut dyn FnMut(Output<'_>),
     ) -> Result<(), Error> {
         let have = self.tokens.len();
-        self.engine.check_logits()?;
         self.check(tokens)?;
         let limits = self.engine.limits();
         let batch = if wanted == Wanted::All {

@@ -33,13 +33,50 @@ pub struct Printed {
 /// Operations that give a tensor another shape and leave its values.
 const VIEWS: [&str; 6] = ["RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE", "CONT", "NONE"];
 
-/// Reads all tensors, views left out.
+/// Whether a tensor is another one in another shape. What puts the heads of a permuted tensor beside
+/// each other is not: its values have an order of their own, in which they are printed for the first
+/// time.
+fn is_view(head: &Header<'_>) -> bool {
+    VIEWS.contains(&head.op) && !(head.op == "CONT" && head.first.ends_with(" (permuted)"))
+}
+
+/// What the file says, views left out.
+#[derive(Debug)]
+pub struct Recording {
+    /// In the order in which they were computed.
+    pub tensors: Vec<Printed>,
+    /// The tensor in which the file ends, if it is not printed as a whole: the program prints from
+    /// a thread that its end does not wait for. Not one of `tensors`.
+    pub cut_off: Option<String>,
+}
+
+/// Reads all tensors.
 ///
 /// # Errors
 /// Names the file and line.
-pub fn read(path: &Path) -> Result<Vec<Printed>, Error> {
+pub fn read(path: &Path) -> Result<Recording, Error> {
     let bytes = whole(path)?;
-    parse(path, &String::from_utf8_lossy(&bytes))
+    let text = String::from_utf8_lossy(&bytes);
+    let (text, cut_off) = split_cut_off(&text);
+    let tensors = parse(path, text)?;
+    Ok(Recording { tensors, cut_off })
+}
+
+/// The text without the tensor that it ends in, and the name of that.
+fn split_cut_off(text: &str) -> (&str, Option<String>) {
+    let Some(mark) = text.rfind(MARK) else {
+        return (text, None);
+    };
+    let (before, last) = (&text[..mark], &text[mark + MARK.len()..]);
+    let is_whole = |line: &str| line.trim_start().starts_with("sum = ");
+    if last
+        .split_inclusive('\n')
+        .any(|line| is_whole(line) && line.ends_with('\n'))
+    {
+        return (text, None);
+    }
+    let name = last.split(" = ").next().unwrap_or_default().trim();
+    (before, Some(name.to_owned()))
 }
 
 fn parse(path: &Path, text: &str) -> Result<Vec<Printed>, Error> {
@@ -50,7 +87,7 @@ fn parse(path: &Path, text: &str) -> Result<Vec<Printed>, Error> {
     for (number, line) in text.lines().enumerate() {
         let place = || format!("line {}", number + 1);
         if let Some((_, head)) = line.split_once(MARK) {
-            let (name, op, dims) = header(head).ok_or_else(|| {
+            let head = header(head).ok_or_else(|| {
                 bad(
                     path,
                     &place(),
@@ -59,14 +96,13 @@ fn parse(path: &Path, text: &str) -> Result<Vec<Printed>, Error> {
                 )
             })?;
             at = None;
-            if !VIEWS.contains(&op) {
-                let count = seen.entry(name.to_owned()).or_default();
-                let (name, op) = (name.to_owned(), op.to_owned());
+            if !is_view(&head) {
+                let count = seen.entry(head.name.to_owned()).or_default();
                 all.push(Printed {
-                    name,
-                    op,
+                    name: head.name.to_owned(),
+                    op: head.op.to_owned(),
                     occurrence: *count,
-                    dims,
+                    dims: head.dims,
                     values: Vec::new(),
                     sum: None,
                 });
@@ -103,19 +139,33 @@ fn parse(path: &Path, text: &str) -> Result<Vec<Printed>, Error> {
     Ok(all)
 }
 
-/// `NAME = (TYPE) OP(...) = {a, b, c, d}`.
-fn header(head: &str) -> Option<(&str, &str, [usize; 4])> {
+/// What is said of a tensor before its values.
+struct Header<'a> {
+    name: &'a str,
+    op: &'a str,
+    /// The first of what it was made from.
+    first: &'a str,
+    dims: [usize; 4],
+}
+
+/// `NAME = (TYPE) OP(FIRST{a, b, c, d}, ...) = {a, b, c, d}`.
+fn header(head: &str) -> Option<Header<'_>> {
     let (name, rest) = head.split_once(" = (")?;
     let (_, rest) = rest.split_once(')')?;
     let (op, rest) = rest.split_once('(')?;
-    let (_, dims) = rest.rsplit_once("= {")?;
+    let (from, dims) = rest.rsplit_once("= {")?;
     let mut numbers = dims
         .trim_end()
         .strip_suffix('}')?
         .split(',')
         .map(|n| n.trim().parse::<usize>().ok());
     let mut next = || numbers.next()?;
-    Some((name.trim(), op.trim(), [next()?, next()?, next()?, next()?]))
+    Some(Header {
+        name: name.trim(),
+        op: op.trim(),
+        first: from.split('{').next()?,
+        dims: [next()?, next()?, next()?, next()?],
+    })
 }
 
 fn row(content: &str, at: [usize; 4], tensor: &mut Printed) -> Option<()> {
@@ -210,6 +260,27 @@ common_debug_cb_eval:                   Qcur-0 = (f32)       ROPE(Qcur-0{1, 7, 7
             ),
             (Some(3.0), Some(4.0), Some(7.0))
         );
+    }
+
+    #[test]
+    fn what_puts_heads_beside_each_other_counts_and_other_copies_do_not() {
+        let name = |from: &str| {
+            let head =
+                format!("kqv_out-0 = (f32)  CONT({from}{{4, 2, 3, 1}}, }}) = {{8, 3, 1, 1}}");
+            is_view(&header(&head).expect("a head"))
+        };
+        assert!(!name("kqv-0 (permuted)"));
+        assert!(name("Vcur-0 (permuted) (transposed)") && name("Qcur-0 (view)"));
+    }
+
+    #[test]
+    fn a_tensor_in_which_the_file_ends_is_left_out() {
+        assert_eq!(split_cut_off(TEXT), (TEXT, None));
+        let last = TEXT.rfind(MARK).expect("there is one");
+        for end in last + 60..TEXT.len() {
+            let (text, name) = split_cut_off(&TEXT[..end]);
+            assert_eq!((text, name.as_deref()), (&TEXT[..last], Some("Qcur-0")));
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use octavo_reference::formats::eval_callback::{self, Printed};
+use octavo_reference::formats::eval_callback::{self, Printed, Recording};
 use octavo_reference::formats::server::{self, Completion};
 use octavo_reference::formats::session::{self, Session};
 use octavo_reference::formats::{Kind, debug, recognize};
@@ -60,6 +60,8 @@ enum Recorded {
 pub struct Reference {
     /// The program that wrote it, for people.
     pub kind: &'static str,
+    /// What the file lacks, for people.
+    pub warning: Option<String>,
     /// The text as ids, if the file has it.
     pub tokens: Option<Vec<u32>>,
     /// The text itself, if the file has that.
@@ -100,6 +102,7 @@ impl Reference {
     pub fn read(path: &Path, against: Against) -> Result<Reference, Error> {
         let plain = |kind, recorded| Reference {
             kind,
+            warning: None,
             tokens: None,
             text: None,
             n_vocab: None,
@@ -128,10 +131,17 @@ impl Reference {
                     ..plain("llama-debug", recorded)
                 }
             }
-            Kind::EvalCallback => plain(
-                "llama-eval-callback",
-                Recorded::Printed(eval_callback::read(path)?),
-            ),
+            Kind::EvalCallback => {
+                let Recording { tensors, cut_off } = eval_callback::read(path)?;
+                let warning = cut_off.map(|tensor| {
+                    let path = path.display();
+                    format!("{path}: the file ends inside of {tensor}, which is left out")
+                });
+                Reference {
+                    warning,
+                    ..plain("llama-eval-callback", Recorded::Printed(tensors))
+                }
+            }
             Kind::Session => {
                 let cache = session::read(path)?;
                 // the last token was not yet computed
@@ -182,6 +192,7 @@ impl Reference {
         let kind = if exact { "golden, exact" } else { "golden" };
         Reference {
             kind,
+            warning: None,
             tokens: Some(tokens),
             text: None,
             n_vocab: Some(n_vocab),

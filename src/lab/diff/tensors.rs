@@ -8,8 +8,8 @@ use octavo_reference::metrics::Nmse;
 use serde::Serialize;
 
 use super::Error;
-use octavo_engine::backend::{Role, TapView};
-use octavo_engine::{Engine, Wanted};
+use octavo_engine::Engine;
+use octavo_engine::backend::TapView;
 use octavo_model::taps::{self, Tap};
 use octavo_model::{LayerHparams, ValueId};
 
@@ -145,9 +145,13 @@ pub(super) fn printed(
         let rows = t.dims.iter().product::<usize>() / width.max(1);
         // after the last layer's attention llama.cpp keeps the last position alone
         let first = if rows == 1 { tokens.len() - 1 } else { 0 };
-        let place = |index: &[usize; 4]| {
-            let flat =
-                index[0] + t.dims[0] * (index[1] + t.dims[1] * (index[2] + t.dims[2] * index[3]));
+        // a product for each head has the heads outermost, everything else the positions
+        let by_head = t.op == "MUL_MAT" && t.dims[2] > 1;
+        let place = |&[i, j, k, l]: &[usize; 4]| {
+            if by_head {
+                return (first + j, i + t.dims[0] * k);
+            }
+            let flat = i + t.dims[0] * (j + t.dims[1] * (k + t.dims[2] * l));
             (first + flat / width, flat % width)
         };
         let values = t.values.iter().map(|(index, value)| {
@@ -293,13 +297,6 @@ fn run(
         n_tokens: tokens.len(),
         found: &mut found,
     };
-    let mut look = |view: &TapView<'_>| comparing.look(view);
-    engine.session().eval_with(
-        tokens,
-        Role::Prompt,
-        Wanted::All,
-        Some(&mut look),
-        &mut |_, _| {},
-    )?;
+    engine.look(tokens, &mut |view| comparing.look(view))?;
     Ok(found)
 }

@@ -52,6 +52,7 @@ pub(super) fn diff(
     }
     let read = |path: &PathBuf| Reference::read(path, args.against.into());
     let references = paths.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+    terminal::warn(references.iter().filter_map(|r| r.warning.as_ref()));
     if text.is_none() {
         check_text_is_recorded(&paths, &references)?;
     }
