@@ -52,10 +52,10 @@ pub(super) fn diff(
     }
     let read = |path: &PathBuf| Reference::read(path, args.against.into());
     let references = paths.iter().map(read).collect::<Result<Vec<_>, _>>()?;
-    terminal::warn(references.iter().filter_map(|r| r.warning.as_ref()));
     if text.is_none() {
         check_text_is_recorded(&paths, &references)?;
     }
+    terminal::warn(references.iter().filter_map(|r| r.warning.as_ref()));
     let engine = load_for(args, &source, &references, text.as_deref())?;
     for (path, reference) in paths.iter().zip(&references) {
         check_tokens(args, &engine, path, reference, text.as_deref())?;
