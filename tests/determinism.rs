@@ -403,6 +403,73 @@ fn going_back_changes_nothing_where_states_are_kept() {
     }
 }
 
+/// Layers with a window hold no more of a long text than the window and what a session can go back,
+/// and the text is the same whatever it is cut into.
+#[test]
+fn windows_give_pages_back_and_change_nothing() {
+    /// Of all models here.
+    const WINDOW: usize = 24;
+    /// That a session can always go back, with windows or without.
+    const BACK: usize = 64;
+    for name in [
+        "gemma3-F32",
+        "gemma2-Q8_0",
+        "gpt-oss-MXFP4_MOE",
+        "gemma4-F32",
+    ] {
+        let Some(path) = shared(&format!("arch/models/{name}.gguf")) else {
+            continue;
+        };
+        let source = ModelSource::Path(path);
+        let run = |batch| {
+            let options = EngineOptions {
+                ctx: Some(512),
+                ..options(Isa::best(), 2, batch)
+            };
+            let engine = load(&source, &options);
+            let all: Vec<u32> = (0..300).map(|i| (i * i + 3 * i + 7) % 200).collect();
+            let mut session = engine.session();
+            let expected = timeline(&mut session, &all, 100);
+            let pages = session.pages();
+            let passing = engine.hparams().caches.iter().map(|c| c.window.is_some());
+            for (pages, passes) in pages.into_iter().zip(passing) {
+                let most = if passes {
+                    WINDOW + BACK + 2 * PAGE
+                } else {
+                    400
+                };
+                assert!(pages <= most.div_ceil(PAGE), "{name}: {pages} pages");
+            }
+            // a little way back it goes on from there, and from far away it begins anew
+            for (asked, left) in [(340, 340), (100, 0)] {
+                assert_eq!(session.truncate(asked), left, "{name}");
+                let again = expected.0.iter().skip(left.saturating_sub(300));
+                let first = again.clone().next().expect("a token");
+                let rest = if left == 0 {
+                    timeline(&mut session, &all, 100).0
+                } else {
+                    let rest = 100 - (left - 300);
+                    let mut said = vec![*first];
+                    while said.len() < rest {
+                        let last = &said[said.len() - 1..];
+                        let next = session
+                            .eval(last, Role::Generated, Wanted::Last)
+                            .expect("logits");
+                        said.push(most_likely(&next.data));
+                    }
+                    said
+                };
+                assert!(again.eq(&rest), "{name}: from {left}");
+            }
+            expected
+        };
+        let expected = run(512);
+        for batch in [1, 7, 40] {
+            assert!(run(batch) == expected, "{name}: batch {batch}");
+        }
+    }
+}
+
 /// What every request says, in the order of the requests and of their texts, and what was counted.
 fn together(
     engine: &Engine,
@@ -447,14 +514,18 @@ fn together(
 }
 
 /// States are shared with the pages of prompts that begin alike, forked with the texts of one
-/// prompt, and computed again after a preemption.
+/// prompt, and computed again after a preemption. Pages that windows have passed are given back,
+/// and are needed again by texts that go on from an earlier place.
 #[test]
-fn neighbours_and_few_pages_change_nothing_where_states_are_kept() {
+fn neighbours_and_few_pages_change_nothing_where_states_are_kept_or_windows_pass() {
     let names = [
         "qwen35-Q4_K_M",
         "falcon-h1-Q4_K_M",
         "lfm2moe-Q8_0",
         "mamba2-Q8_0",
+        "gemma2-Q8_0",
+        "gemma4-Q4_0",
+        "gpt-oss-MXFP4_MOE",
     ];
     let common: Vec<u32> = (0..50).map(|i| (i * i + 3 * i + 7) % 200).collect();
     let tail = |i: u32| (0..5 + 9 * i).map(move |t| (t * (i + 2) + i) % 200);

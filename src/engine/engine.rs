@@ -225,7 +225,10 @@ impl Engine {
             kv: kv_bytes(&model.hparams, options.kv_type, n_pages * PAGE_POSITIONS),
         };
         let description = executable.describe();
-        let runtime = Runtime::new(executable, capacity, model.graph.output_width());
+        let groups = model.hparams.caches.iter();
+        let windows: Vec<Option<usize>> = groups.map(|group| group.window).collect();
+        let width = model.graph.output_width();
+        let runtime = Runtime::new(executable, capacity, &windows, width);
         Ok(Engine(Arc::new(Loaded {
             gguf,
             model,

@@ -6,7 +6,7 @@ use octavo_kernels::{Role, Sequence, StateUse, StateWrite, Step};
 
 use crate::Error;
 use crate::backend::{Executable, TapSink, TapView};
-use crate::kv::{BlockTable, Checkpoint, GroupCopy, Ledger, Timeline};
+use crate::kv::{BlockTable, Checkpoint, GroupCopy, Ledger, NO_PAGE, Timeline};
 use crate::sample::{are_finite, argmax};
 
 /// New tokens of a timeline.
@@ -66,10 +66,21 @@ pub(crate) struct Runtime {
 }
 
 impl Runtime {
-    /// Takes a device with so many pages for each group of layers.
-    pub(crate) fn new(executable: Box<dyn Executable>, n_pages: u32, n_vocab: usize) -> Runtime {
+    /// Takes a device with so many pages for each group of layers, and how far each looks back.
+    pub(crate) fn new(
+        executable: Box<dyn Executable>,
+        n_pages: u32,
+        windows: &[Option<usize>],
+        n_vocab: usize,
+    ) -> Runtime {
+        let groups = executable.cache_groups();
+        assert_eq!(
+            groups,
+            windows.len(),
+            "the device has other groups of layers"
+        );
         let slots = u32::try_from(executable.n_states()).expect("states are numbered in 32 bits");
-        let ledger = Ledger::new(executable.cache_groups(), n_pages).with_states(slots);
+        let ledger = Ledger::new(windows, n_pages).with_states(slots);
         Runtime {
             executable,
             ledger,
@@ -172,6 +183,7 @@ impl Runtime {
             }
             let ranges = entry.timeline.tables().iter().map(|table: &BlockTable| {
                 let start = self.pages.len();
+                self.pages.resize(start + table.passed(), NO_PAGE);
                 self.pages.extend(table.pages().iter().map(|page| page.0));
                 start..self.pages.len()
             });

@@ -79,8 +79,16 @@ impl Session {
         self.engine.n_ctx()
     }
 
+    /// Pages of the cache that it has in each group of layers.
+    pub fn pages(&self) -> Vec<usize> {
+        let tables = self.timeline.tables().iter();
+        tables.map(|table| table.pages().len()).collect()
+    }
+
     /// Forgets all but the first `n` tokens; answers how many are left. Of models with recurrent
     /// layers these may be fewer, because such a layer goes back only to where its state was kept.
+    /// Of models with windows there may be none, if `n` is far behind: what a window has passed is
+    /// gone.
     pub fn truncate(&mut self, n: usize) -> usize {
         let ledger = &mut self.engine.runtime().ledger;
         let left = ledger.truncate(&mut self.timeline, n);
@@ -193,6 +201,7 @@ impl Session {
                 return Err(error);
             }
             self.tokens.extend_from_slice(part);
+            self.engine.runtime().ledger.pass(&mut self.timeline);
         }
         Ok(())
     }

@@ -6,6 +6,7 @@ use super::pool::{BlockPool, OutOfPages, PageId};
 use super::prefix::{History, NodeId, PrefixTree};
 use super::states::{Checkpoint, StatePool, Trail};
 use super::table::{BlockTable, PageCopy};
+use super::window::Window;
 
 /// Positions of one sequence, and the pages that hold them. Pages go back by [`Ledger::truncate`]
 /// alone: a timeline cannot free them when dropped.
@@ -32,9 +33,10 @@ impl Timeline {
         self.len == 0
     }
 
-    /// Pages it has in each group.
+    /// Pages it has in the group where it has most.
     pub fn n_pages(&self) -> usize {
-        self.tables.first().map_or(0, |table| table.pages().len())
+        let pages = self.tables.iter().map(|table| table.pages().len());
+        pages.max().unwrap_or(0)
     }
 
     /// Its pages in each group of layers, in order of position.
@@ -84,6 +86,8 @@ pub struct Ledger {
     /// For each group of the cache's layers: pages of different shapes cannot stand in for each
     /// other.
     pools: Vec<BlockPool>,
+    /// How far each group looks back.
+    windows: Vec<Window>,
     /// Room for states of recurrent layers, of models with some.
     states: Option<StatePool>,
     tree: PrefixTree,
@@ -91,10 +95,12 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// So many free pages for each of so many groups of layers.
-    pub fn new(groups: usize, n_pages: u32) -> Ledger {
+    /// So many free pages for each group of layers, of which is said at how many positions a token
+    /// looks back, its own with them; at all if nothing is said.
+    pub fn new(windows: &[Option<usize>], n_pages: u32) -> Ledger {
         Ledger {
-            pools: (0..groups).map(|_| BlockPool::new(n_pages)).collect(),
+            pools: windows.iter().map(|_| BlockPool::new(n_pages)).collect(),
+            windows: windows.iter().copied().map(Window).collect(),
             states: None,
             tree: PrefixTree::default(),
             evicted: 0,
@@ -165,7 +171,8 @@ impl Ledger {
             .resize_with(self.pools.len(), BlockTable::new);
         for (group, table) in timeline.tables.iter().enumerate() {
             let needed = table.pages_needed(&self.pools[group], end);
-            while self.pools[group].check(needed).is_err() && self.evict() {}
+            let is_short = |ledger: &Ledger| ledger.pools[group].check(needed).is_err();
+            while is_short(self) && (self.evict() || self.give_up_page(group)) {}
             self.pools[group].check(needed)?;
         }
         if let Some(states) = &mut self.states {
@@ -184,12 +191,13 @@ impl Ledger {
     }
 
     /// Forgets all but the first `n` positions and gives back the pages that then hold none;
-    /// answers how many are left. With recurrent layers these may be fewer: a state cannot be
-    /// taken back, so that the timeline stands where it has one.
+    /// answers how many are left. These may be fewer. With recurrent layers the timeline stands
+    /// where it has a state, which cannot be taken back. And where it has given back a page that
+    /// the next token looks at, it begins anew.
     pub fn truncate(&mut self, timeline: &mut Timeline, n: usize) -> usize {
-        timeline.len = timeline.len.min(n);
-        if let Some(states) = &mut self.states {
-            timeline.len = timeline.trail.truncate(states, timeline.len);
+        timeline.len = self.has_state(timeline, timeline.len.min(n));
+        if !self.has_windows(timeline, timeline.len) {
+            timeline.len = self.has_state(timeline, 0);
         }
         let whole = timeline.len / PAGE;
         if let Some(node) = timeline.at.filter(|_| whole < timeline.kept) {
@@ -200,6 +208,30 @@ impl Ledger {
             table.truncate(pool, timeline.len);
         }
         timeline.len
+    }
+
+    /// Goes back to the last state that is not after more than `n` positions; answers after how
+    /// many it is. That is `n` without recurrent layers.
+    fn has_state(&mut self, timeline: &mut Timeline, n: usize) -> usize {
+        match &mut self.states {
+            Some(states) => timeline.trail.truncate(states, n),
+            None => n,
+        }
+    }
+
+    /// Whether a timeline has all pages that a token after `n` positions looks at.
+    fn has_windows(&self, timeline: &Timeline, n: usize) -> bool {
+        let mut both = timeline.tables.iter().zip(&self.windows);
+        both.all(|(table, window)| table.passed() <= window.first_needed(n))
+    }
+
+    /// Gives back the pages that are behind the windows of all tokens to come, but for a few, so
+    /// that the timeline can go back a little. Those that are kept stay with the tree.
+    pub fn pass(&mut self, timeline: &mut Timeline) {
+        let both = timeline.tables.iter_mut().zip(&mut self.pools);
+        for ((table, pool), window) in both.zip(&self.windows) {
+            table.pass(pool, window.first_kept(timeline.len));
+        }
     }
 
     /// A second timeline with the same positions; their pages are shared until one of the two
@@ -220,17 +252,22 @@ impl Ledger {
 
     /// Takes over kept pages that hold what follows in a history, up to position `end` at most;
     /// answers how many positions that are. Only for a timeline all of whose pages are full and
-    /// kept. With recurrent layers, it ends at a page after which their state is kept.
+    /// kept. With recurrent layers, it ends at a page after which their state is kept; with windows,
+    /// where their pages are. Those that are behind a window are not taken.
     pub fn adopt(&mut self, timeline: &mut Timeline, history: &History<'_>, end: usize) -> usize {
         let before = timeline.len;
-        for node in self.adoptable(timeline, history, end) {
+        let nodes = self.adoptable(timeline, history, end);
+        let len = before + nodes.len() * PAGE;
+        for node in nodes {
             self.tree.touch(node);
             timeline
                 .tables
                 .resize_with(self.pools.len(), BlockTable::new);
-            let tables = timeline.tables.iter_mut().zip(&mut self.pools);
-            for ((table, pool), &page) in tables.zip(self.tree.pages(node)) {
-                table.adopt(pool, page);
+            let of_groups = self.pools.iter_mut().zip(&self.windows);
+            let of_node = of_groups.zip(self.tree.pages(node));
+            for (table, ((pool, window), page)) in timeline.tables.iter_mut().zip(of_node) {
+                let is_kept = table.places() >= window.first_kept(len);
+                table.adopt(pool, page.filter(|_| is_kept));
             }
             timeline.at = Some(node);
             timeline.kept += 1;
@@ -261,12 +298,29 @@ impl Ledger {
             nodes.push(node);
             at = Some(node);
         }
-        if self.states.is_some() {
-            let has_state = |node: &NodeId| self.tree.state(*node).is_some();
-            let n = nodes.iter().rposition(has_state).map_or(0, |last| last + 1);
-            nodes.truncate(n);
-        }
+        nodes.truncate(self.complete(timeline, &nodes));
         nodes
+    }
+
+    /// Of nodes that follow a timeline's last one, how many it can take over: up to one after which
+    /// there are a state and all pages that the next token looks at.
+    fn complete(&self, timeline: &Timeline, nodes: &[NodeId]) -> usize {
+        let passed = |group| timeline.tables.get(group).map_or(0, BlockTable::passed);
+        // of each group the place from which on no page is missing
+        let mut from: Vec<usize> = (0..self.pools.len()).map(passed).collect();
+        let mut complete = 0;
+        for (i, &node) in nodes.iter().enumerate() {
+            let places = timeline.kept + i + 1;
+            for (from, page) in from.iter_mut().zip(self.tree.pages(node)) {
+                *from = if page.is_some() { *from } else { places };
+            }
+            let mut both = from.iter().zip(&self.windows);
+            let has_pages = both.all(|(from, window)| *from <= window.first_needed(places * PAGE));
+            if has_pages && (self.states.is_none() || self.tree.state(node).is_some()) {
+                complete = i + 1;
+            }
+        }
+        complete
     }
 
     /// Keeps the pages of a timeline that are full. Where a page with the same tokens is kept
@@ -278,7 +332,7 @@ impl Ledger {
             };
             let node = match self.next(timeline, history) {
                 Some(node) => {
-                    self.swap(timeline, node);
+                    self.share(timeline, node);
                     self.tree.touch(node);
                     node
                 }
@@ -312,10 +366,21 @@ impl Ledger {
         self.tree.child(timeline.at, history.salt, &key)
     }
 
-    fn swap(&mut self, timeline: &mut Timeline, node: NodeId) {
-        let tables = timeline.tables.iter_mut().zip(&mut self.pools);
-        for ((table, pool), &page) in tables.zip(self.tree.pages(node)) {
-            table.replace(pool, timeline.kept, page);
+    /// Makes the pages of a timeline's next place and those of a node the same ones: the node's,
+    /// and the timeline's where the node has none.
+    fn share(&mut self, timeline: &mut Timeline, node: NodeId) {
+        let place = timeline.kept;
+        let both = timeline.tables.iter_mut().zip(&mut self.pools);
+        for (group, (table, pool)) in both.enumerate() {
+            let Some(own) = table.page(place) else {
+                continue;
+            };
+            if let Some(page) = self.tree.pages(node)[group] {
+                table.replace(pool, place, page);
+            } else {
+                pool.keep(own);
+                self.tree.set_page(node, group, own);
+            }
         }
     }
 
@@ -325,20 +390,21 @@ impl Ledger {
         history: &History<'_>,
         key: super::prefix::PageKey,
     ) -> NodeId {
-        let page = |table: &BlockTable| table.pages()[timeline.kept];
-        let pages: Vec<PageId> = timeline.tables.iter().map(page).collect();
-        for (pool, &page) in self.pools.iter_mut().zip(&pages) {
-            pool.keep(page);
+        let page = |table: &BlockTable| table.page(timeline.kept);
+        let pages: Vec<Option<PageId>> = timeline.tables.iter().map(page).collect();
+        for (pool, page) in self.pools.iter_mut().zip(&pages) {
+            page.iter().for_each(|&page| pool.keep(page));
         }
         self.tree.insert(timeline.at, history.salt, key, &pages)
     }
 
-    /// Gives up the kept page that was of use longest ago; false if all are in use.
+    /// Gives up the node that was of use longest ago, of those that nobody uses and that nothing
+    /// follows, with its pages of all groups; false if there is none.
     fn evict(&mut self) -> bool {
         let pools = &self.pools;
-        let is_idle = |pages: &[PageId]| {
+        let is_idle = |pages: &[Option<PageId>]| {
             let mut both = pools.iter().zip(pages);
-            both.all(|(pool, &page)| pool.ref_count(page) == 1)
+            both.all(|(pool, page)| page.is_none_or(|page| pool.ref_count(page) == 1))
         };
         let Some(node) = self.tree.oldest(is_idle) else {
             return false;
@@ -348,15 +414,31 @@ impl Ledger {
             states.release(slot);
         }
         let pages = self.tree.remove(node);
-        for (pool, &page) in self.pools.iter_mut().zip(&pages) {
-            pool.drop_kept(page);
+        for (pool, page) in self.pools.iter_mut().zip(&pages) {
+            page.iter().for_each(|&page| pool.drop_kept(page));
         }
+        self.evicted += u64::from(pages.iter().any(Option::is_some));
+        true
+    }
+
+    /// Gives up one page of a group with a window that nobody uses, of a node that stays for what
+    /// follows it; false if there is none. Without a window, who uses what follows uses this too.
+    fn give_up_page(&mut self, group: usize) -> bool {
+        if self.windows[group] == Window(None) {
+            return false;
+        }
+        let pool = &mut self.pools[group];
+        let is_idle = |page| pool.ref_count(page) == 1;
+        let Some(page) = self.tree.take_page(group, is_idle) else {
+            return false;
+        };
+        pool.drop_kept(page);
         self.evicted += 1;
         true
     }
 
-    /// Pages of each group that are kept, in use or not.
-    pub fn kept_pages(&self) -> usize {
-        self.tree.len()
+    /// Pages of a group that are kept, in use or not.
+    pub fn kept_pages(&self, group: usize) -> usize {
+        self.tree.kept(group)
     }
 }

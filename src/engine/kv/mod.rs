@@ -5,19 +5,24 @@
 //! and how they are laid out inside is the backend's matter. A page holds [`PAGE`] positions of
 //! every layer and head. Pages are shared between sequences with a common beginning and copied when
 //! one of them is about to write (copy on write); everything a step needs is reserved before the
-//! step, all of it or nothing.
+//! step, all of it or nothing. Layers with a window have pages of their own, which a sequence gives
+//! back when no token to come looks at them.
 
 mod ledger;
 mod pool;
 mod prefix;
 mod states;
 mod table;
+mod window;
 
 pub use ledger::{GroupCopy, Ledger, PageCounts, Timeline};
 pub use pool::{BlockPool, OutOfPages, PageId};
 pub use prefix::History;
 pub use states::{CHECKPOINTS, Checkpoint, WRITES};
 pub use table::{BlockTable, PageCopy};
+
+/// Stands in a table where a page was given back: the number of no page, at which nobody looks.
+pub const NO_PAGE: u32 = u32::MAX;
 
 /// Positions in a page: as many as kernels take at a time.
 pub use octavo_kernels::PAGE_POSITIONS as PAGE;

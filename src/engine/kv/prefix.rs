@@ -58,8 +58,9 @@ struct Node {
     parent: Parent,
     salt: Option<Box<str>>,
     key: PageKey,
-    /// One for each group of the cache's layers.
-    pages: Box<[PageId]>,
+    /// One for each group of the cache's layers. In groups with a window it may have been given up,
+    /// or behind the window before it was kept.
+    pages: Box<[Option<PageId>]>,
     /// What recurrent layers have kept up to its end, if that is there.
     state: Option<PageId>,
     children: HashMap<PageKey, NodeId>,
@@ -94,9 +95,27 @@ impl PrefixTree {
         children?.get(key).copied()
     }
 
-    /// The pages of a node, one for each group.
-    pub(super) fn pages(&self, node: NodeId) -> &[PageId] {
+    /// The pages of a node, one for each group where it has one.
+    pub(super) fn pages(&self, node: NodeId) -> &[Option<PageId>] {
         &self.node(node).pages
+    }
+
+    /// Gives a node its page of a group where it has none.
+    pub(super) fn set_page(&mut self, node: NodeId, group: usize, page: PageId) {
+        let before = self.node_mut(node).pages[group].replace(page);
+        assert_eq!(before, None, "a node has one page of a group");
+    }
+
+    /// Takes the page of a group from the node of use longest ago whose page `is_idle`; the node
+    /// stays. None if there is no such node.
+    pub(super) fn take_page(
+        &mut self,
+        group: usize,
+        is_idle: impl Fn(PageId) -> bool,
+    ) -> Option<PageId> {
+        let nodes = self.nodes.iter_mut().flatten();
+        let idle = nodes.filter(|node| node.pages[group].is_some_and(&is_idle));
+        idle.min_by_key(|node| node.used)?.pages[group].take()
     }
 
     /// The node `steps` above this one; `None` for the root.
@@ -128,7 +147,7 @@ impl PrefixTree {
         at: Option<NodeId>,
         salt: Option<&str>,
         key: PageKey,
-        pages: &[PageId],
+        pages: &[Option<PageId>],
     ) -> NodeId {
         self.now += 1;
         let node = Node {
@@ -182,13 +201,13 @@ impl PrefixTree {
 
     /// The node to give up first among those that `is_idle` says nobody uses: one without children,
     /// of use longest ago. Who uses a node uses all above it, so few are passed over.
-    pub(super) fn oldest(&self, is_idle: impl Fn(&[PageId]) -> bool) -> Option<NodeId> {
+    pub(super) fn oldest(&self, is_idle: impl Fn(&[Option<PageId>]) -> bool) -> Option<NodeId> {
         let mut leaves = self.leaves.iter().map(|&(_, node)| node);
         leaves.find(|&node| is_idle(self.pages(node)))
     }
 
     /// Takes a node without children out; answers its pages.
-    pub(super) fn remove(&mut self, id: NodeId) -> Box<[PageId]> {
+    pub(super) fn remove(&mut self, id: NodeId) -> Box<[Option<PageId>]> {
         let node = self.nodes[id].take().expect("a node of the tree");
         assert!(node.children.is_empty(), "pages follow this one");
         self.vacant.push(id);
@@ -214,9 +233,10 @@ impl PrefixTree {
         node.pages
     }
 
-    /// Pages of each group that it keeps.
-    pub(super) fn len(&self) -> usize {
-        self.nodes.len() - self.vacant.len()
+    /// Pages of a group that it keeps.
+    pub(super) fn kept(&self, group: usize) -> usize {
+        let nodes = self.nodes.iter().flatten();
+        nodes.filter(|node| node.pages[group].is_some()).count()
     }
 
     fn siblings(

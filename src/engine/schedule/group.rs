@@ -69,6 +69,13 @@ impl Scheduler {
         all.any(|job| job.state == State::Running)
     }
 
+    /// Whether all beams of the group of a job run. Those that do not will go back in the pages of
+    /// another, to where they have its text in common.
+    pub(super) fn all_run(&self, at: usize) -> bool {
+        let mut all = self.jobs[self.members(at)].iter();
+        all.all(|job| job.state == State::Running)
+    }
+
     /// Lets a beam run again beside one that has read the prompt, and go on from as much as the two
     /// have in common: so full pages of the prompt are shared even where no prefixes are kept.
     pub(super) fn joins(&mut self, ledger: &mut Ledger, at: usize) -> bool {

@@ -154,7 +154,8 @@ impl Job {
 
 /// Pages that a group will need before its next tokens, beyond those it has: the full pages of the
 /// prompt once, and what follows for each beam that there may be. A page that beams share until they
-/// write counts as the copies that they will make.
+/// write counts as the copies that they will make. A page that was given back counts as one that
+/// they have: it is not needed again.
 pub(super) fn pages_to_come(group: &[Job]) -> usize {
     let first = &group[0];
     let end = (first.tokens.len() + 1).div_ceil(PAGE);
@@ -164,9 +165,9 @@ pub(super) fn pages_to_come(group: &[Job]) -> usize {
     };
     let needed = common + first.width * (end - common);
     let tables = group.iter().filter_map(|job| job.timeline.tables().first());
-    let has = tables.clone().map(|table| table.pages().len().min(common));
-    let mut own: Vec<PageId> = tables
-        .flat_map(|table| table.pages().iter().skip(common).copied())
+    let has = tables.clone().map(|table| table.places().min(common));
+    let mut own: Vec<(usize, Option<PageId>)> = tables
+        .flat_map(|table| (common..table.places()).map(|place| (place, table.page(place))))
         .collect();
     own.sort_unstable();
     own.dedup();

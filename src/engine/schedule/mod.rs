@@ -168,20 +168,23 @@ impl Scheduler {
         entries
     }
 
-    /// A step was taken, in so much time: pages that it filled are kept.
+    /// A step was taken, in so much time: pages that it filled are kept, and those that windows have
+    /// passed are given back.
     pub fn took(&mut self, ledger: &mut Ledger, role: Role, plan: &Plan, time: Duration) {
         let rows: usize = plan.shares.iter().map(|share| share.n).sum();
         if role == Role::Prompt && rows >= MIN_CHUNK.min(self.settings.rows) {
             let rate = rows as f64 / time.as_secs_f64().max(1e-9);
             self.rate = Some(self.rate.map_or(rate, |old| old + NEWS * (rate - old)));
         }
-        if !self.settings.prefixes {
-            return;
-        }
         for share in &plan.shares {
-            if let Some(at) = self.place(share.id) {
-                let job = &mut self.jobs[at];
-                job.keep(ledger, self.settings.reuse_generated);
+            let Some(at) = self.place(share.id) else {
+                continue;
+            };
+            if self.settings.prefixes {
+                self.jobs[at].keep(ledger, self.settings.reuse_generated);
+            }
+            if self.all_run(at) {
+                ledger.pass(&mut self.jobs[at].timeline);
             }
         }
     }

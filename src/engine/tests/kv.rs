@@ -22,8 +22,9 @@ impl Storage {
         self.0.entry(page).or_default()[i] = value;
     }
 
+    /// All that was not given back.
     fn read(&self, table: &BlockTable) -> Vec<u64> {
-        (0..table.len())
+        (table.passed() * PAGE..table.len())
             .map(|p| {
                 let (page, i) = table.locate(p).expect("written");
                 self.0[&page][i]
@@ -40,6 +41,7 @@ enum Step {
     Append { seq: usize, n: usize },
     ReserveOnly { seq: usize, n: usize },
     Truncate { seq: usize, n: usize },
+    Pass { seq: usize, n: usize },
     Fork { seq: usize },
     Drop { seq: usize },
 }
@@ -49,6 +51,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         4 => (0..8usize, 0..40usize).prop_map(|(seq, n)| Step::Append { seq, n }),
         1 => (0..8usize, 0..40usize).prop_map(|(seq, n)| Step::ReserveOnly { seq, n }),
         2 => (0..8usize, 0..80usize).prop_map(|(seq, n)| Step::Truncate { seq, n }),
+        2 => (0..8usize, 0..6usize).prop_map(|(seq, n)| Step::Pass { seq, n }),
         2 => (0..8usize).prop_map(|seq| Step::Fork { seq }),
         1 => (0..8usize).prop_map(|seq| Step::Drop { seq }),
     ];
@@ -59,7 +62,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 fn check(pool: &BlockPool, storage: &Storage, seqs: &[Sequence]) {
     let mut owners: HashMap<PageId, u32> = HashMap::new();
     for (table, expected) in seqs {
-        assert_eq!(&storage.read(table), expected);
+        assert_eq!(storage.read(table), expected[table.passed() * PAGE..]);
         for &page in table.pages() {
             *owners.entry(page).or_default() += 1;
         }
@@ -142,9 +145,17 @@ proptest! {
                 }
                 Step::Truncate { seq, n } => {
                     let (table, expected) = &mut seqs[seq % n_seqs];
+                    // what was given back is gone
+                    let n = if n < table.passed() * PAGE { 0 } else { n };
                     table.truncate(&mut pool, n);
                     expected.truncate(n);
-                    prop_assert_eq!(table.pages().len(), table.len().div_ceil(PAGE));
+                    prop_assert_eq!(table.places(), table.len().div_ceil(PAGE));
+                }
+                Step::Pass { seq, n } => {
+                    let table = &mut seqs[seq % n_seqs].0;
+                    let places = n.min(table.len() / PAGE);
+                    table.pass(&mut pool, places);
+                    prop_assert!(table.passed() >= places);
                 }
                 Step::Fork { seq } => {
                     let (table, expected) = &seqs[seq % n_seqs];

@@ -44,7 +44,8 @@ pub struct LayerHparams {
     pub cache: CacheLayer,
 }
 
-/// Layers whose keys and values have one shape, and a block table together.
+/// Layers whose keys and values have one shape and are needed for as long, and a block table
+/// together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheGroup {
     /// How many layers.
@@ -53,33 +54,37 @@ pub struct CacheGroup {
     pub n_head_kv: usize,
     /// Width of a head.
     pub head_dim: usize,
+    /// Positions that a token looks back at, its own with them; all if none.
+    pub window: Option<usize>,
 }
 
-/// Gives each layer its place in the cache: groups are of layers with the same heads, in the order
-/// of their first layers.
-fn place_in_caches(layers: &mut [LayerHparams]) -> Vec<CacheGroup> {
+/// Gives each layer its place in the cache: groups are of layers with the same heads and the same
+/// window, in the order of their first layers.
+pub(super) fn place_in_caches(layers: &mut [LayerHparams]) -> Vec<CacheGroup> {
     let mut groups: Vec<CacheGroup> = Vec::new();
     for l in 0..layers.len() {
-        let LayerHparams {
-            n_head_kv,
-            head_dim,
-            kv_layer,
-            ..
-        } = layers[l];
-        if !layers[l].attends() {
+        let layer = layers[l];
+        if !layer.attends() {
             continue;
         }
-        if kv_layer != l {
-            layers[l].cache = layers[kv_layer].cache;
+        if layer.kv_layer != l {
+            layers[l].cache = layers[layer.kv_layer].cache;
             continue;
         }
-        let like = |group: &CacheGroup| (group.n_head_kv, group.head_dim) == (n_head_kv, head_dim);
-        let group = groups.iter().position(like).unwrap_or_else(|| {
-            groups.push(CacheGroup {
+        let empty = CacheGroup {
+            n_layer: 0,
+            n_head_kv: layer.n_head_kv,
+            head_dim: layer.head_dim,
+            window: layer.looks_back(),
+        };
+        let like = |group: &CacheGroup| {
+            CacheGroup {
                 n_layer: 0,
-                n_head_kv,
-                head_dim,
-            });
+                ..*group
+            } == empty
+        };
+        let group = groups.iter().position(like).unwrap_or_else(|| {
+            groups.push(empty);
             groups.len() - 1
         });
         let layer = groups[group].n_layer;
@@ -93,6 +98,7 @@ fn place_in_caches(layers: &mut [LayerHparams]) -> Vec<CacheGroup> {
             n_layer: 0,
             n_head_kv: 1,
             head_dim: 32,
+            window: None,
         });
     }
     groups
@@ -109,6 +115,12 @@ impl LayerHparams {
         self.mixing != Mixing::Attention
     }
 
+    /// Positions that a token looks back at, its own with them; all if none. A text whose tokens
+    /// see later ones is never gone on with, so nothing of it is behind a window.
+    fn looks_back(&self) -> Option<usize> {
+        self.scores.window.filter(|_| self.scores.causal)
+    }
+
     /// Width of all query heads together.
     pub fn q_width(&self) -> usize {
         self.n_head * self.head_dim
@@ -120,10 +132,9 @@ impl LayerHparams {
     }
 }
 
-/// Every layer, and the groups that they make.
+/// Every layer. What groups they make is known when their windows are.
 pub(super) struct Layers {
     pub(super) layers: Vec<LayerHparams>,
-    pub(super) caches: Vec<CacheGroup>,
     pub(super) latent: Option<LatentHparams>,
 }
 
@@ -169,7 +180,7 @@ pub(super) fn read(
         Some(latent) => latent.key(),
         None => head_dim(k, spec, n_embd, &n_head)?,
     };
-    let mut layers: Vec<LayerHparams> = (0..n_layer)
+    let layers: Vec<LayerHparams> = (0..n_layer)
         .map(|l| LayerHparams {
             mixing: mixing[l],
             n_head: n_head.of(l),
@@ -182,12 +193,7 @@ pub(super) fn read(
             cache: CacheLayer { group: 0, layer: 0 },
         })
         .collect();
-    let caches = place_in_caches(&mut layers);
-    Ok(Layers {
-        layers,
-        caches,
-        latent,
-    })
+    Ok(Layers { layers, latent })
 }
 
 /// Heads of every layer.
@@ -279,6 +285,5 @@ pub(crate) fn share_caches(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Erro
         };
         h.layers[l].kv_layer = from;
     }
-    h.caches = place_in_caches(&mut h.layers);
     Ok(())
 }

@@ -158,11 +158,7 @@ impl Hparams {
         if spec.reads.contains(&experts::PREDICTION_LAYERS) {
             n_layer.value -= experts::prediction_layers(&mut k, n_block)?;
         }
-        let Layers {
-            layers,
-            caches,
-            latent,
-        } = layers::read(&mut k, spec, n_embd.value, n_layer.value)?;
+        let Layers { layers, latent } = layers::read(&mut k, spec, n_embd.value, n_layer.value)?;
         let epsilon = match spec.norm {
             Norm::Rms => "attention.layer_norm_rms_epsilon",
             Norm::Layer => "attention.layer_norm_epsilon",
@@ -190,7 +186,7 @@ impl Hparams {
             n_layer,
             n_block,
             layers,
-            caches,
+            caches: Vec::new(),
             norm_eps,
             factors: Factors {
                 embedding: 1.0,
@@ -214,6 +210,7 @@ impl Hparams {
             warnings: Vec::new(),
         };
         (spec.numbers)(&mut k, &mut h)?;
+        h.caches = layers::place_in_caches(&mut h.layers);
         let is_fed = h.experts.is_some() || !spec.feeds_forward;
         if !is_fed && h.layers.iter().any(|layer| layer.n_ff == 0) {
             let key = k.full("feed_forward_length");
