@@ -82,7 +82,10 @@ fn one_by_one(executor: &mut Executor, role: Role, m: usize) -> (Vec<f32>, usize
         states: StateUse::default(),
     }];
     let mut seen = 0;
-    let mut tap = |_: usize, _: usize, _: usize, _: &[f32]| seen += 1;
+    let mut tap = |_: usize, _: usize, _: usize, _: &[f32]| {
+        seen += 1;
+        None
+    };
     let mut kv = KvStore::new(&[KV], table.len()).expect("memory");
     let out = executor
         .step(

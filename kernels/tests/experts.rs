@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::common::{KV, Rng, embed, f32_bytes, product, program, random_blocks};
 use octavo_kernels::{
     Activation, Executor, Instruction, Isa, KvStore, Matrix, Op, Pool, Role, Sequence, StateUse,
-    Step, TopGroups,
+    Step, TapFn, TopGroups,
 };
 use octavo_quant::TensorType as T;
 
@@ -16,6 +16,24 @@ const U: f64 = 1.0 / 16_777_216.0;
 
 /// Runs some tokens of one sequence, with a tap if `seen` is given, and returns the outputs of all.
 fn run(executor: &mut Executor, role: Role, tokens: &[u32], seen: Option<&mut usize>) -> Vec<f32> {
+    match seen {
+        None => run_tapped(executor, role, tokens, None),
+        Some(seen) => {
+            let mut tap = |_: usize, _: usize, _: usize, _: &[f32]| {
+                *seen += 1;
+                None
+            };
+            run_tapped(executor, role, tokens, Some(&mut tap))
+        }
+    }
+}
+
+fn run_tapped(
+    executor: &mut Executor,
+    role: Role,
+    tokens: &[u32],
+    tap: Option<&mut TapFn<'_>>,
+) -> Vec<f32> {
     let table: Vec<u32> = (0..tokens.len().div_ceil(16) as u32).collect();
     let seqs = [Sequence {
         tokens,
@@ -30,13 +48,7 @@ fn run(executor: &mut Executor, role: Role, tokens: &[u32], seen: Option<&mut us
         input: &[],
     };
     let mut kv = KvStore::new(&[KV], table.len()).expect("memory");
-    match seen {
-        None => executor.step(&step, &mut kv, None).to_vec(),
-        Some(seen) => {
-            let mut tap = |_: usize, _: usize, _: usize, _: &[f32]| *seen += 1;
-            executor.step(&step, &mut kv, Some(&mut tap)).to_vec()
-        }
-    }
+    executor.step(&step, &mut kv, tap).to_vec()
 }
 
 fn all(m: usize) -> Vec<u32> {
@@ -421,7 +433,32 @@ impl Mixture {
         ]
     }
 
-    fn executor(&self, isa: Isa, repack: bool, mut pool: Pool) -> Executor {
+    /// What each operation may be thought to have given instead: experts where experts are chosen,
+    /// and otherwise numbers above zero.
+    pub(crate) fn others(&self, rng: &mut Rng) -> Vec<Vec<f32>> {
+        let one = |(op, width): (usize, usize)| {
+            let value = |i: usize| match op {
+                // neighbours, the first of them at random
+                3 => ((rng.bits() as usize % 2 + i % width) % self.experts) as f32,
+                _ => rng.floats(1)[0].abs() + 0.1,
+            };
+            (0..self.tokens * width).map(value).collect()
+        };
+        self.widths().into_iter().enumerate().map(one).collect()
+    }
+
+    fn executor(&self, isa: Isa, repack: bool, pool: Pool) -> Executor {
+        self.executor_with(isa, repack, pool, None)
+    }
+
+    /// With an operation that gives known values in place of its own.
+    fn executor_with(
+        &self,
+        isa: Isa,
+        repack: bool,
+        mut pool: Pool,
+        known: Option<(usize, &[f32])>,
+    ) -> Executor {
         let mut rng = Rng(77);
         let x = rng.floats(self.tokens * self.d);
         let bias = rng.floats(self.experts * self.ff);
@@ -430,7 +467,11 @@ impl Mixture {
             let raw = Arc::new(random_blocks(&mut rng, ty, rows * cols));
             Matrix::of_experts(isa, shape, experts, raw, repack, &mut pool).expect("a matrix")
         });
-        let program = program(self.ops(&x, &bias), &self.widths(), KV);
+        let mut ops = self.ops(&x, &bias);
+        if let Some((op, values)) = known {
+            ops[op] = embed(self.tokens, self.widths()[op], values, op);
+        }
+        let program = program(ops, &self.widths(), KV);
         Executor::new(isa, program, matrices.into(), pool)
     }
 }
@@ -453,6 +494,60 @@ fn mixtures() -> [Mixture; 2] {
         tokens: 23,
     };
     [first, second]
+}
+
+/// The outputs where a tap gives known values in place of an operation's own have the bits of a
+/// program in which the operation gives these itself: every operation of a mixture is read from
+/// what the tap gave, by whatever reads it next.
+#[test]
+fn what_a_tap_gives_is_what_the_next_operation_reads() {
+    let mixture = Mixture {
+        types: [T::Q4_0, T::Q8_0, T::F16],
+        d: 64,
+        ff: 96,
+        experts: 8,
+        used: 3,
+        tokens: 7,
+    };
+    let tokens = all(mixture.tokens);
+    let others = mixture.others(&mut Rng(31));
+    for isa in Isa::available() {
+        let pool = |threads| Pool::new(threads).expect("threads");
+        let mut executors = [1, 3].map(|threads| mixture.executor(isa, true, pool(threads)));
+        for (op, values) in others.iter().enumerate() {
+            let mut known = mixture.executor_with(isa, true, pool(1), Some((op, values)));
+            for role in [Role::Prompt, Role::Generated] {
+                let expected = run(&mut known, role, &tokens, None);
+                for executor in &mut executors {
+                    let how = format!("{isa}, {role:?}, operation {op}");
+                    let own = run(executor, role, &tokens, None);
+                    assert!(bits(&own) != bits(&expected), "{how}: nothing changed");
+                    let mut tap = |at: usize, _: usize, _: usize, seen: &[f32]| {
+                        assert!(at != op || seen != values, "{how}");
+                        (at == op).then(|| values.clone())
+                    };
+                    let got = run_tapped(executor, role, &tokens, Some(&mut tap));
+                    assert!(bits(&got) == bits(&expected), "{how}");
+                    // and nothing of it is left for the next step
+                    assert!(
+                        bits(&run(executor, role, &tokens, None)) == bits(&own),
+                        "{how}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Values of another number are a fault of the tap, and not of memory.
+#[test]
+#[should_panic(expected = "values in place of others")]
+fn a_tap_that_gives_too_few_values_is_refused() {
+    let [mixture, _] = mixtures();
+    let isa = Isa::Scalar;
+    let mut executor = mixture.executor(isa, true, Pool::new(2).expect("threads"));
+    let mut tap = |_: usize, _: usize, _: usize, seen: &[f32]| Some(seen[1..].to_vec());
+    run_tapped(&mut executor, Role::Prompt, &all(2), Some(&mut tap));
 }
 
 /// Tokens together, each alone, with taps, and with threads that go missing.

@@ -91,19 +91,29 @@ impl Frame {
         self.model.program.slots[slot].width
     }
 
-    /// Shows the result of an operation.
+    /// Shows the result of an operation, and puts what the tap gives in its place.
     ///
     /// # Safety
-    /// The operation is complete in that place, and nobody writes there meanwhile.
+    /// *Taps*: the operation is complete in that place, where nobody else reads or writes
+    /// meanwhile.
+    ///
+    /// # Panics
+    /// If the tap gives more or fewer values than it saw.
     pub(super) unsafe fn show(&self, at: usize, place: usize, tap: &mut TapFn<'_>) {
         let Some(out) = self.model.program.ops[at].out else {
             return;
         };
         let (rows, width) = (self.n_rows(out), self.width(out));
         // SAFETY: the operation is complete, and the buffer holds that many values.
-        tap(at, rows, width, unsafe {
-            self.arenas.view(place).buffers[out].read(0, rows * width)
-        });
+        let (buffer, shown) = unsafe {
+            let buffer = self.arenas.view(place).buffers[out];
+            (buffer, buffer.read(0, rows * width))
+        };
+        if let Some(instead) = tap(at, rows, width, shown) {
+            assert_eq!(instead.len(), rows * width, "values in place of others");
+            // SAFETY: as above; nobody looks at what was shown any more, nor at anything else here.
+            unsafe { buffer.write(0, rows * width) }.copy_from_slice(&instead);
+        }
     }
 }
 

@@ -14,6 +14,8 @@
 //!   [`Part::take_items`], so that each is one member's; and its part of the output is that of no
 //!   other item (`items.rs`).
 //! - *Scratch*: that of a thread's number is its own.
+//! - *Taps*: a result is shown, and other values are put in its place, in a section of its own, in
+//!   which thread 0 alone touches buffers.
 //! - *Places*: a member that was left behind stays in a place where nobody else is; who takes over
 //!   copies items from there that are finished, which nobody writes again.
 //!
@@ -83,8 +85,9 @@ const QUERY_BLOCK: usize = 16;
 /// Query rows handled at once, at most.
 const MAX_QUERIES: usize = 8;
 
-/// What a tap sees: number of the operation, rows, width, values `[rows][width]`.
-pub type TapFn<'a> = dyn FnMut(usize, usize, usize, &[f32]) + Send + 'a;
+/// What a tap sees: number of the operation, rows, width, values `[rows][width]`. What it gives, if
+/// anything, are as many values that stand in their place from there on.
+pub type TapFn<'a> = dyn FnMut(usize, usize, usize, &[f32]) -> Option<Vec<f32>> + Send + 'a;
 
 /// Runs one program. Buffers are kept and grow with the largest step so far, never inside one.
 pub struct Executor {
@@ -169,11 +172,13 @@ impl Executor {
     }
 
     /// Runs a step and returns the outputs of the wanted rows, `[wanted][width of the output]`; of
-    /// all rows, if the program does not select any. `tap` sees the result of every operation.
+    /// all rows, if the program does not select any. `tap` sees the result of every operation
+    /// before the next one runs, and may put other values in its place.
     ///
     /// # Panics
     /// If the step does not fit the program or the store: tokens beyond the table, tables that do
-    /// not cover the positions, page numbers that do not exist.
+    /// not cover the positions, page numbers that do not exist. If `tap` gives more or fewer values
+    /// than it saw.
     pub fn step(
         &mut self,
         step: &Step<'_>,

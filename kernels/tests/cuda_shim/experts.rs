@@ -7,12 +7,12 @@ use octavo_kernels::cuda::pack::{is_packed, pack_experts};
 use octavo_kernels::cuda::params::{
     ExpertBias, ExpertGemv, Gather, Normalize, Softmax, TopK, WeightedSum,
 };
-use octavo_kernels::cuda::{Executor, Limits, Setup, Source, launch};
-use octavo_kernels::{KvShape, Role, Sequence, StateUse, Step, TopGroups};
+use octavo_kernels::cuda::{Device, Executor, Limits, Setup, Source, launch};
+use octavo_kernels::{Instruction, KvShape, Role, Sequence, StateUse, Step, TapFn, TopGroups};
 use octavo_quant::TensorType as T;
 
 use super::{Bench, Worst, device};
-use crate::common::{KV, Rng, program, random_blocks, weight_types};
+use crate::common::{KV, Rng, embed, program, random_blocks, weight_types};
 use crate::experts::{Mixture, TOPS, check_softmax, rows_to_choose_from, sorted};
 
 #[test]
@@ -243,23 +243,82 @@ fn programs_take_mixtures() {
         return;
     };
     let mut rng = Rng(5);
-    let mixture = Mixture {
-        types: [T::Q4_0, T::Q8_0, T::F16],
-        d: D,
-        ff: FF,
-        experts: EXPERTS,
-        used: USED,
-        tokens: M,
-    };
     let bias = rng.floats(EXPERTS * FF);
-    let ops = mixture.ops(&rng.floats(M * D), &bias);
-    let sources = mixture.matrices().map(|((ty, rows, cols), _)| Source {
+    let ops = MIXTURE.ops(&rng.floats(M * D), &bias);
+    let sources = sources(&mut rng);
+    let mut executor = executor(machine.boxed(), ops, &sources);
+    for role in [Role::Prompt, Role::Generated] {
+        let mut shown: Vec<Vec<f32>> = Vec::new();
+        let mut tap = |_: usize, _: usize, _: usize, x: &[f32]| {
+            shown.push(x.to_vec());
+            None
+        };
+        let tapped = run(&mut executor, role, Some(&mut tap));
+        check_mixture(&shown, &sources, &bias);
+        for round in 0..3 {
+            let again = run(&mut executor, role, None);
+            assert!(again == tapped, "{role:?}, round {round}");
+        }
+    }
+}
+
+/// The outputs where a tap gives known values in place of an operation's own have the bits of a
+/// program in which the operation gives these itself.
+#[test]
+fn what_a_tap_gives_is_what_the_next_operation_reads() {
+    let Some(Bench(machine)) = device() else {
+        return;
+    };
+    let mut rng = Rng(6);
+    let (x, bias) = (rng.floats(M * D), rng.floats(EXPERTS * FF));
+    let sources = sources(&mut rng);
+    let mut tapped = executor(machine.boxed(), MIXTURE.ops(&x, &bias), &sources);
+    for (op, values) in MIXTURE.others(&mut rng).iter().enumerate() {
+        let Some(Bench(machine)) = device() else {
+            return;
+        };
+        let mut ops = MIXTURE.ops(&x, &bias);
+        ops[op] = embed(M, MIXTURE.widths()[op], values, op);
+        let mut known = executor(machine.boxed(), ops, &sources);
+        for role in [Role::Prompt, Role::Generated] {
+            let how = format!("{role:?}, operation {op}");
+            let expected = run(&mut known, role, None);
+            let own = run(&mut tapped, role, None);
+            assert!(own != expected, "{how}: nothing changed");
+            let mut tap =
+                |at: usize, _: usize, _: usize, _: &[f32]| (at == op).then(|| values.clone());
+            let got = run(&mut tapped, role, Some(&mut tap));
+            assert!(got == expected, "{how}");
+            // and nothing of it is left for the next step
+            assert!(run(&mut tapped, role, None) == own, "{how}");
+        }
+    }
+}
+
+const MIXTURE: Mixture = Mixture {
+    types: [T::Q4_0, T::Q8_0, T::F16],
+    d: D,
+    ff: FF,
+    experts: EXPERTS,
+    used: USED,
+    tokens: M,
+};
+
+fn sources(rng: &mut Rng) -> [Source; 5] {
+    MIXTURE.matrices().map(|((ty, rows, cols), _)| Source {
         name: "w".to_owned(),
         ty,
         rows,
         cols,
-        bytes: Arc::new(random_blocks(&mut rng, ty, rows * cols)),
-    });
+        bytes: Arc::new(random_blocks(rng, ty, rows * cols)),
+    })
+}
+
+fn executor(
+    device: Box<dyn Device>,
+    ops: Vec<Instruction>,
+    sources: &[Source],
+) -> Executor<Box<dyn Device>> {
     let kv = KvShape { head_dim: 8, ..KV };
     let setup = Setup {
         limits: Limits {
@@ -274,10 +333,16 @@ fn programs_take_mixtures() {
         check_pages: true,
         threads: 2,
     };
-    let program = program(ops, &mixture.widths(), kv);
-    let mut executor = Executor::new(machine.boxed(), program, &sources, setup, &mut |_, _, _| {})
-        .expect("a program that fits");
-    // a sequence for each token, so that generated ones are replayed
+    let program = program(ops, &MIXTURE.widths(), kv);
+    Executor::new(device, program, sources, setup, &mut |_, _, _| {}).expect("a program that fits")
+}
+
+/// A sequence for each token, so that generated ones are replayed.
+fn run(
+    executor: &mut Executor<Box<dyn Device>>,
+    role: Role,
+    tap: Option<&mut TapFn<'_>>,
+) -> Vec<f32> {
     let pages: Vec<[u32; 1]> = (0..M as u32).map(|i| [i]).collect();
     let tables: Vec<[&[u32]; 1]> = pages.iter().map(|page| [&page[..]]).collect();
     let tokens: Vec<u32> = (0..M as u32).collect();
@@ -289,24 +354,12 @@ fn programs_take_mixtures() {
         states: StateUse::default(),
     };
     let seqs: Vec<Sequence<'_>> = (0..M).map(sequence).collect();
-    for role in [Role::Prompt, Role::Generated] {
-        let step = Step {
-            role,
-            seqs: &seqs,
-            input: &[],
-        };
-        let mut shown: Vec<Vec<f32>> = Vec::new();
-        let mut tap = |_: usize, _: usize, _: usize, x: &[f32]| shown.push(x.to_vec());
-        let tapped = executor
-            .step(&step, Some(&mut tap))
-            .expect("it runs")
-            .to_vec();
-        check_mixture(&shown, &sources, &bias);
-        for round in 0..3 {
-            let again = executor.step(&step, None).expect("it runs");
-            assert!(again == tapped, "{role:?}, round {round}");
-        }
-    }
+    let step = Step {
+        role,
+        seqs: &seqs,
+        input: &[],
+    };
+    executor.step(&step, tap).expect("it runs").to_vec()
 }
 
 /// Each value of a mixture from those before it.

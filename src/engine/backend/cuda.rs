@@ -230,7 +230,7 @@ impl<D: Device> Executable for Cuda<D> {
             return Ok(self.executor.step(step, None)?);
         };
         let mut view = |op: usize, rows: usize, width: usize, data: &[f32]| {
-            self.taps.show(sink, op, rows, width, data);
+            self.taps.show(sink, op, rows, width, data)
         };
         Ok(self.executor.step(step, Some(&mut view))?)
     }

@@ -2,6 +2,7 @@
 //! values that never live at the same time. A part of the layers is a program too: what comes
 //! before it is given with each step.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -31,7 +32,8 @@ pub(super) struct Lowered {
 pub(super) struct Taps(Vec<Option<Tap>>);
 
 impl Taps {
-    /// Shows the result of operation `op` to `sink`, if it has a name.
+    /// Shows the result of operation `op` to `sink`, if it has a name; what is to stand in its place
+    /// from there on, if anything.
     pub(super) fn show(
         &self,
         sink: &mut TapSink<'_>,
@@ -39,15 +41,17 @@ impl Taps {
         rows: usize,
         width: usize,
         data: &[f32],
-    ) {
-        if let Some(tap) = self.0[op] {
-            sink(&TapView {
-                tap,
-                rows,
-                width,
-                data,
-            });
-        }
+    ) -> Option<Vec<f32>> {
+        let tap = self.0[op]?;
+        let instead = RefCell::new(None);
+        sink(&TapView {
+            tap,
+            rows,
+            width,
+            data,
+            instead: &instead,
+        });
+        instead.into_inner()
     }
 }
 

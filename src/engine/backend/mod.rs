@@ -6,6 +6,8 @@ pub mod cuda;
 mod lower;
 pub mod split;
 
+use std::cell::RefCell;
+
 pub use octavo_kernels::{Role, Sequence, Step};
 
 use crate::Error;
@@ -23,9 +25,22 @@ pub struct TapView<'a> {
     pub width: usize,
     /// `[rows][width]`
     pub data: &'a [f32],
+    /// What the pass goes on with, if not with these.
+    instead: &'a RefCell<Option<Vec<f32>>>,
 }
 
-/// Receives every named value of a step, in graph order.
+impl TapView<'_> {
+    /// Lets the pass go on with other values in place of these: the next op reads them.
+    ///
+    /// # Panics
+    /// If they are not as many.
+    pub fn go_on_with(&self, values: Vec<f32>) {
+        assert_eq!(values.len(), self.data.len(), "{}: values", self.tap);
+        *self.instead.borrow_mut() = Some(values);
+    }
+}
+
+/// Receives every named value of a step, in graph order, each before the next op runs.
 pub type TapSink<'a> = dyn FnMut(&TapView<'_>) + Send + 'a;
 
 /// What happens while a model is loaded.

@@ -204,14 +204,15 @@ impl<D: Device> Executor<D> {
     }
 
     /// Runs a step and returns the outputs of the wanted rows, `[wanted][width of the output]`; of
-    /// all rows, if the program does not select any. `tap` sees the result of every operation.
+    /// all rows, if the program does not select any. `tap` sees the result of every operation
+    /// before the next one runs, and may put other values in its place.
     ///
     /// # Errors
     /// If the device fails.
     ///
     /// # Panics
-    /// If the step does not fit the program, the cache or the limits, or keeps more than
-    /// [`MOST_KEPT`] states of a sequence.
+    /// If the step does not fit the program, the cache or the limits, if it keeps more than
+    /// [`MOST_KEPT`] states of a sequence, or if `tap` gives more or fewer values than it saw.
     pub fn step(&mut self, step: &Step<'_>, tap: Option<&mut TapFn<'_>>) -> Result<&[f32], Error> {
         let (rows, wanted) = self.start(step, tap, false)?;
         let output = self.program.output;
@@ -429,14 +430,18 @@ impl<D: Device> Executor<D> {
             let rows = self.program.rows_of(out, shape.rows, shape.wanted);
             let width = self.program.slots[out].width;
             self.read(out, rows, 0)?;
-            tap(op, rows, width, &self.values.floats()[..rows * width]);
+            let shown = &self.values.floats()[..rows * width];
+            if let Some(instead) = tap(op, rows, width, shown) {
+                assert_eq!(instead.len(), rows * width, "values in place of others");
+                self.put(out, &instead, rows)?;
+            }
         }
         Ok(())
     }
 
-    /// Writes a step's own rows to a slot, and zeros to those behind them, of `rows` in all: what a
-    /// bucket has too many is computed like the others, and must be numbers. Not a launch, so that
-    /// captured ones find new rows there.
+    /// Writes rows to a slot, and zeros to those behind them, of `rows` in all: what a bucket has
+    /// too many is computed like the others, and must be numbers. Not a launch, so that captured
+    /// ones find new rows there.
     fn put(&mut self, slot: usize, input: &[f32], rows: usize) -> Result<(), Error> {
         let mut padded = Vec::new();
         let n = rows * self.program.slots[slot].width;
