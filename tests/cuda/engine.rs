@@ -3,9 +3,11 @@
 use octavo_engine::backend::{cpu, cuda};
 use octavo_engine::generate::{Observer, Options, generate};
 use octavo_engine::{Engine, EngineOptions, ModelSource};
-use octavo_fixtures::workspace_root;
+use octavo_fixtures::{shared, workspace_root};
 use octavo_kernels::{Isa, KvType};
-use octavo_lab::diff::{Backend, Verdict, compare};
+use octavo_lab::diff::{
+    Backend, Fault, Options as DiffOptions, OracleExecution, Verdict, compare, compare_with,
+};
 
 use super::{both, device, limits, open, small};
 
@@ -122,5 +124,40 @@ fn every_tensor_is_within_its_bound_of_the_cpus() {
             "{name}: {:?}",
             comparison.absent
         );
+    }
+}
+
+/// The device goes on with the experts of the oracle, which chose them the other way round: the
+/// choice differs, and nothing that follows from it, on a device alone and where it has only the
+/// last layers.
+#[test]
+fn a_mixture_goes_on_with_the_experts_that_another_chose() {
+    let Some(path) = shared("arch/models/qwen3moe-F32.gguf") else {
+        return;
+    };
+    let tokens = [11, 102, 33, 4, 205, 66, 7];
+    for (gpu_layers, layer) in [(usize::MAX, 1), (1, 0)] {
+        let Some(device) = device() else { return };
+        let (gguf, model) = open(&path);
+        let turned: Box<Fault> = Box::new(move |tap, width, ids| {
+            if tap.name == "ffn_moe_topk" && tap.layer == Some(layer) {
+                ids.chunks_exact_mut(width).for_each(|ids| ids.reverse());
+            }
+        });
+        let mut a = OracleExecution::with_fault(gguf.clone(), turned).expect("a model");
+        let options = both(gpu_layers, KvType::F32, limits(7, 1, 7), true);
+        let mut b =
+            Backend::cuda(device, gguf, model, &options, &mut |_| {}).expect("it is prepared");
+        let with = DiffOptions { same_routing: true };
+        let c = compare_with(&mut a, &mut b, &tokens, with, &mut |_, _| {}).expect("both run");
+        let outside = c.taps.iter().filter(|tap| tap.outside);
+        let outside: Vec<&str> = outside.map(|tap| tap.name.as_str()).collect();
+        assert_eq!(
+            outside,
+            [format!("ffn_moe_topk-{layer}")],
+            "{gpu_layers} layers"
+        );
+        let routing = c.routing.expect("a mixture");
+        assert_eq!(routing.reordered, tokens.len(), "{gpu_layers} layers");
     }
 }

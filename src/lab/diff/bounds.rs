@@ -22,9 +22,10 @@
 //!   how much is left makes no more of old values than of new ones: `k` tokens back it counts `k`
 //!   times, of what has faded `k` times;
 //! * softmax has a slope of at most 1/2, and is at most 1 in all;
-//! * which experts are chosen changes only where values, or scores of groups, are as close to each
-//!   other as their errors allow: then any choice is explained, and otherwise none but the same.
-//!   Where choices differ, so may whatever follows from them.
+//! * which experts are chosen changes only where values are as close to each other as their errors
+//!   allow: an expert in another's place is explained if its score is, or that of its group
+//!   (`near_tie.rs`). Where choices differ, so may whatever follows from them, unless the second
+//!   execution goes on with the first's.
 //!
 //! These are statements about typical directions, so that what is allowed is [`MARGIN`] times what
 //! is explained. Being held against the *measured* error of its inputs, an op is never blamed for
@@ -37,6 +38,7 @@ use octavo_kernels::{Activation, CacheLayer, Function, Recurrence, Scores, TopGr
 
 use super::Error;
 use super::execution::Rounding;
+use super::near_tie::{Tie, tie};
 use octavo_model::{Model, Op, OwnedTap, ValueId, VecId, WeightId};
 
 /// What is allowed, as a multiple of what is explained. Errors of a trained model point in
@@ -142,7 +144,16 @@ impl<'a> Bounds<'a> {
             self.next += 1;
         }
         self.next = self.next.max(at + 1);
-        let explained = self.explain(at)?.error;
+        let mut explained = self.explain(at)?.error;
+        if let Op::TopK { x, groups, .. } = self.model.graph.nodes[at].op {
+            let rows = a.chunks_exact(width).zip(b.chunks_exact(width));
+            for (r, (error, (a, b))) in explained.iter_mut().zip(rows).enumerate() {
+                let tie = self.tie_in((x, groups), r, [a, b]);
+                if tie.is_none_or(|tie| !tie.is_near()) {
+                    *error = 0.0;
+                }
+            }
+        }
         let layer = tap.layer.unwrap_or(0);
         let head_dim = self.model.hparams.layers[layer].head_dim;
         let mut stats = Stats::default();
@@ -165,6 +176,23 @@ impl<'a> Bounds<'a> {
             self.chosen_by.insert(out, a.to_vec());
         }
         Ok(Some(explained.into_iter().map(|e| MARGIN * e).collect()))
+    }
+
+    /// What changed places in two choices of one position, of a tensor of choices that was observed.
+    pub fn tie(&self, tap: &OwnedTap, position: usize, choices: [&[f32]; 2]) -> Option<Tie> {
+        let node = &self.model.graph.nodes[*self.nodes.get(tap)?];
+        let Op::TopK { x, groups, .. } = node.op else {
+            return None;
+        };
+        self.tie_in((x, groups), position, choices)
+    }
+
+    /// Both go on with the first's values of a tensor that was observed.
+    pub fn agree(&mut self, tap: &OwnedTap) {
+        if let Some(&at) = self.nodes.get(tap) {
+            let out = self.model.graph.nodes[at].out;
+            self.stats[out.index()].error.fill(0.0);
+        }
     }
 
     /// Error and size of a node's result, as its inputs explain them.
@@ -287,7 +315,8 @@ impl<'a> Bounds<'a> {
                     (0.5 * x.error[r] + own, size)
                 })
             }
-            Op::TopK { x, n, groups } => self.places(x, n, groups),
+            // any, until both choices are known
+            Op::TopK { x, .. } => self.each_row(|_| (self.width(x), self.width(x))),
             Op::Gather { x, ids } => {
                 // the largest may be among them, with all of the error
                 let few = (self.width(x) / self.width(ids)).max(1.0).sqrt();
@@ -334,18 +363,23 @@ impl<'a> Bounds<'a> {
         self.model.graph.values[value.index()].width as f64
     }
 
-    /// Places of the largest values of `x`.
-    fn places(&self, x: ValueId, n: usize, groups: Option<TopGroups>) -> Explained {
+    /// What changed places in a choice from row `r` of `x`, of two such choices the one that is
+    /// harder to explain. `None` if one of them is none.
+    fn tie_in(
+        &self,
+        (x, groups): (ValueId, Option<TopGroups>),
+        r: usize,
+        choices: [&[f32]; 2],
+    ) -> Option<Tie> {
+        // that of one value, at most
+        let error = self.width(x).sqrt() * self.stats[x.index()].error[r];
         let width = self.model.graph.values[x.index()].width;
-        let (stats, values) = (&self.stats[x.index()], self.chosen_by.get(&x));
-        self.each_row(|r| {
-            // that of one value, at most
-            let error = (width as f64).sqrt() * stats.error[r];
-            let row = values.and_then(|values| values.chunks_exact(width).nth(r));
-            let certain = row.is_some_and(|row| is_certain(row, n, groups, error));
-            let any = width as f64;
-            (if certain { 0.0 } else { any }, any)
-        })
+        let values = self.chosen_by.get(&x);
+        let Some(row) = values.and_then(|values| values.chunks_exact(width).nth(r)) else {
+            return Some(Tie::UNSEEN);
+        };
+        let [a, b] = choices.map(|ids| tie(row, groups, ids, error));
+        Some(a?.harder(b?))
     }
 
     /// The parts of `x`, each times its weight, added up: no more than there are parts.
@@ -549,37 +583,6 @@ fn others(ids: &Stats, row: usize, size: f64) -> f64 {
     }
 }
 
-/// Whether the `n` largest values of a row stay the same, in their order, when each changes by up
-/// to `error`.
-fn is_certain(row: &[f32], n: usize, groups: Option<TopGroups>, error: f64) -> bool {
-    let descending = |mut values: Vec<f64>| {
-        values.sort_by(|a, b| b.total_cmp(a));
-        values
-    };
-    let is_apart = |pair: &[f64], error: f64| pair[0] - pair[1] > 2.0 * error;
-    let of = |group: &[f32]| descending(group.iter().map(|x| f64::from(*x)).collect());
-    let mut values = of(row);
-    if let Some(TopGroups { count, used }) = groups {
-        let score = |group: &[f32]| of(group)[..2].iter().sum::<f64>();
-        let scores: Vec<f64> = row.chunks_exact(row.len() / count).map(score).collect();
-        let ordered = descending(scores.clone());
-        // sums of two have the errors of both
-        if used < count && !is_apart(&ordered[used - 1..=used], 2.0 * error) {
-            return false;
-        }
-        let kept = |(_, score): &(&[f32], &f64)| **score >= ordered[used - 1];
-        let groups = row.chunks_exact(row.len() / count).zip(&scores);
-        let kept: Vec<f32> = groups
-            .filter(kept)
-            .flat_map(|(group, _)| group)
-            .copied()
-            .collect();
-        values = of(&kept);
-    }
-    let last = values.len().min(n + 1);
-    values[..last].windows(2).all(|pair| is_apart(pair, error))
-}
-
 /// The relative rms error of a weight in a type: codes of b bits spread over three standard
 /// deviations to each side, rounded to the nearest.
 pub fn step(ty: TensorType) -> f64 {
@@ -600,26 +603,4 @@ fn rms(x: &[f32]) -> f64 {
 
 fn largest(x: &[f32]) -> f64 {
     x.iter().fold(0.0, |m, x| m.max(f64::from(x.abs())))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_choice_is_certain_where_values_are_further_apart_than_their_errors() {
-        let row = [0.5, 0.1, 0.25, 0.105];
-        assert!(is_certain(&row, 2, None, 0.05));
-        // the second and the third
-        assert!(!is_certain(&row, 2, None, 0.08));
-        assert!(!is_certain(&row, 3, None, 0.003));
-        // all of them, the last two of which may change places
-        assert!(is_certain(&row, 4, None, 0.002));
-        assert!(!is_certain(&row, 4, None, 0.003));
-        // scores 0.6 and 0.355: the other group's values do not matter
-        let groups = Some(TopGroups { count: 2, used: 1 });
-        assert!(is_certain(&row, 1, groups, 0.06));
-        assert!(!is_certain(&row, 1, groups, 0.07));
-        assert!(is_certain(&[1.0, 1.0, 3.0, 2.0], 2, groups, 0.1));
-    }
 }

@@ -34,6 +34,20 @@ pub struct Rounding {
     pub kernels: octavo_kernels::Rounding,
 }
 
+/// How a pass goes on after it has shown a tensor.
+#[derive(Clone, Debug, PartialEq)]
+pub enum After {
+    /// With the tensor as it is.
+    GoOn,
+    /// With these values in its place, as many as it has.
+    GoOnWith(Vec<f32>),
+    /// Nobody looks at those that follow.
+    Unseen,
+}
+
+/// Receives the tensors of a pass, each before the next is computed.
+pub type TapOutSink<'a> = dyn FnMut(TapOut) -> After + Send + 'a;
+
 /// A model ready to compute all positions of a text in one pass.
 pub trait Execution: Send {
     /// For people: which file, on what.
@@ -48,16 +62,12 @@ pub trait Execution: Send {
     /// What it rounds beyond f32.
     fn rounding(&self) -> Rounding;
 
-    /// Computes logits of all positions; shows every named tensor, in graph order. `sink` returns
-    /// whether to go on showing.
+    /// Computes logits of all positions; shows every named tensor, in graph order. `sink` says how
+    /// to go on.
     ///
     /// # Errors
     /// If the pass fails.
-    fn run(
-        &mut self,
-        tokens: &[u32],
-        sink: &mut (dyn FnMut(TapOut) -> bool + Send),
-    ) -> Result<(), Error>;
+    fn run(&mut self, tokens: &[u32], sink: &mut TapOutSink<'_>) -> Result<(), Error>;
 }
 
 /// A model on one of the engine's backends.
@@ -139,11 +149,7 @@ impl Execution for Backend {
         }
     }
 
-    fn run(
-        &mut self,
-        tokens: &[u32],
-        sink: &mut (dyn FnMut(TapOut) -> bool + Send),
-    ) -> Result<(), Error> {
+    fn run(&mut self, tokens: &[u32], sink: &mut TapOutSink<'_>) -> Result<(), Error> {
         let n_vocab = self.model.hparams.n_vocab();
         if let Some(&id) = tokens.iter().find(|id| **id as usize >= n_vocab) {
             return Err(octavo_engine::Error::Token { id, n_vocab }.into());
@@ -181,11 +187,16 @@ impl Execution for Backend {
         let mut more = true;
         let mut look = |view: &TapView<'_>| {
             if more {
-                more = sink(TapOut {
+                let shown = TapOut {
                     tap: view.tap.owned(),
                     width: view.width,
                     data: view.data.to_vec(),
-                });
+                };
+                match sink(shown) {
+                    After::GoOn => {}
+                    After::GoOnWith(values) => view.go_on_with(values),
+                    After::Unseen => more = false,
+                }
             }
         };
         self.executable.step(&step, Some(&mut look))?;
@@ -251,11 +262,7 @@ impl Execution for OracleExecution {
         }
     }
 
-    fn run(
-        &mut self,
-        tokens: &[u32],
-        sink: &mut (dyn FnMut(TapOut) -> bool + Send),
-    ) -> Result<(), Error> {
+    fn run(&mut self, tokens: &[u32], sink: &mut TapOutSink<'_>) -> Result<(), Error> {
         let oracle = Oracle::open(&self.gguf)?;
         let mut taps = Numbering::default();
         let mut more = true;
@@ -265,11 +272,21 @@ impl Execution for OracleExecution {
                 fault(&tap, width, data);
             }
             if more {
-                more = sink(TapOut {
+                let shown = TapOut {
                     tap,
                     width,
                     data: data.iter().map(|x| *x as f32).collect(),
-                });
+                };
+                match sink(shown) {
+                    After::GoOn => {}
+                    After::GoOnWith(values) => {
+                        assert_eq!(values.len(), data.len(), "values in place of others");
+                        for (x, value) in data.iter_mut().zip(values) {
+                            *x = f64::from(value);
+                        }
+                    }
+                    After::Unseen => more = false,
+                }
             }
         })?;
         Ok(())

@@ -1,16 +1,17 @@
 //! Two executions side by side: each tensor is compared as soon as both have it, so that memory
 //! holds a few tensors and not two whole passes.
 
-use std::collections::HashMap;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 
 use octavo_reference::metrics::Nmse;
 use serde::Serialize;
 
 use super::Error;
 use super::bounds::Bounds;
-use super::execution::{Execution, Rounding, TapOut};
+use super::execution::{After, Execution, Rounding, TapOut};
 use super::logits::LogitComparison;
+use super::routing::{Cause, Pair, Routing, is_choice};
 use octavo_model::taps::RESULT_OUTPUT;
 use octavo_model::{Model, OwnedTap};
 
@@ -75,8 +76,18 @@ pub struct Comparison {
     pub taps: Vec<TapReport>,
     /// Tensors that one of the two does not show.
     pub absent: Vec<Absent>,
+    /// The choices of experts; nothing of a model that has none.
+    pub routing: Option<Routing>,
     /// The logits; nothing of a model that has none.
     pub logits: Option<LogitComparison>,
+}
+
+/// How to compare.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Let the second go on with the experts that the first chose, so that what follows from
+    /// another choice does not differ for that reason. The choices are compared all the same.
+    pub same_routing: bool,
 }
 
 /// Tensors that one side may be ahead of the other: more than a layer has.
@@ -93,6 +104,20 @@ pub fn compare(
     tokens: &[u32],
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Comparison, Error> {
+    compare_with(a, b, tokens, Options::default(), progress)
+}
+
+/// As [`compare`], in a way of one's own.
+///
+/// # Errors
+/// As [`compare`].
+pub fn compare_with(
+    a: &mut dyn Execution,
+    b: &mut dyn Execution,
+    tokens: &[u32],
+    options: Options,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Comparison, Error> {
     same_shape(a, b)?;
     let (gguf_a, model_a, model_b) = (a.gguf().clone(), a.model().clone(), b.model().clone());
     let rounding = sum(a.rounding(), b.rounding());
@@ -100,16 +125,19 @@ pub fn compare(
     let total = model_a.graph.taps().count() as u64;
     let (send_a, receive_a) = sync_channel::<TapOut>(1);
     let (send_b, receive_b) = sync_channel::<TapOut>(1);
+    let (choices, of_first) = options.same_routing.then(channel::<TapOut>).unzip();
     std::thread::scope(|scope| {
-        let run = |execution: &mut dyn Execution, to: SyncSender<TapOut>| {
-            // the other end hangs up when the comparison has failed: then there is no more to show
-            execution.run(tokens, &mut |tap| to.send(tap).is_ok())
-        };
-        let first = scope.spawn(move || run(a, send_a));
-        let second = scope.spawn(move || run(b, send_b));
-        let mut pairing = Pairing::new(bounds, tokens, &model_a);
-        let compared = pairing.pair(&receive_a, &receive_b, &mut |done| progress(done, total));
-        drop((receive_a, receive_b));
+        let first = scope.spawn(move || a.run(tokens, &mut |tap| shown(&send_a, tap)));
+        let second = scope.spawn(move || {
+            let mut sink = move |tap| match &of_first {
+                Some(choices) => routed(&send_b, tap, choices),
+                None => shown(&send_b, tap),
+            };
+            b.run(tokens, &mut sink)
+        });
+        let mut pairing = Pairing::new(bounds, tokens, &model_a, options);
+        let streams = Streams::new(receive_a, receive_b, choices);
+        let compared = pairing.pair(streams, &mut |done| progress(done, total));
         for thread in [first, second] {
             match thread.join() {
                 Ok(result) => result?,
@@ -119,6 +147,91 @@ pub fn compare(
         compared?;
         Ok(pairing.finish())
     })
+}
+
+/// Hands a tensor over. The other end hangs up when the comparison has failed: then there is no more
+/// to show.
+fn shown(to: &SyncSender<TapOut>, tap: TapOut) -> After {
+    match to.send(tap) {
+        Ok(()) => After::GoOn,
+        Err(_) => After::Unseen,
+    }
+}
+
+/// As [`shown`]; a choice of experts is exchanged for that of the first execution.
+fn routed(to: &SyncSender<TapOut>, tap: TapOut, choices: &Receiver<TapOut>) -> After {
+    if !is_choice(&tap.tap) {
+        return shown(to, tap);
+    }
+    let (which, len) = (tap.tap.clone(), tap.data.len());
+    if shown(to, tap) == After::Unseen {
+        return After::Unseen;
+    }
+    // without a choice of the same shape, which is an error elsewhere, its own is as good
+    match choices.iter().find(|choice| choice.tap == which) {
+        Some(choice) if choice.data.len() == len => After::GoOnWith(choice.data),
+        _ => After::GoOn,
+    }
+}
+
+/// The tensors of both executions, as they come. Where the second waits for the choice of experts
+/// of the first, the first is read ahead, as far as there.
+struct Streams {
+    a: Receiver<TapOut>,
+    b: Receiver<TapOut>,
+    /// Of the first, read ahead.
+    ahead: VecDeque<TapOut>,
+    /// Where the second waits for choices, while there are any to come.
+    choices: Option<Sender<TapOut>>,
+    /// Those that it has, or will not have.
+    decided: HashSet<OwnedTap>,
+}
+
+impl Streams {
+    fn new(a: Receiver<TapOut>, b: Receiver<TapOut>, choices: Option<Sender<TapOut>>) -> Streams {
+        Streams {
+            a,
+            b,
+            ahead: VecDeque::new(),
+            choices,
+            decided: HashSet::new(),
+        }
+    }
+
+    /// The first's next tensor.
+    fn next_of_a(&mut self) -> Option<TapOut> {
+        self.ahead.pop_front().or_else(|| self.receive_a())
+    }
+
+    /// The second's next tensor.
+    fn next_of_b(&mut self) -> Option<TapOut> {
+        let theirs = self.b.recv().ok()?;
+        let waits = is_choice(&theirs.tap) && self.choices.is_some();
+        while waits && !self.decided.contains(&theirs.tap) {
+            let Some(ours) = self.receive_a() else { break };
+            self.ahead.push_back(ours);
+        }
+        Some(theirs)
+    }
+
+    /// Takes a tensor from the first, and hands a choice of experts to the second.
+    fn receive_a(&mut self) -> Option<TapOut> {
+        let Ok(tap) = self.a.recv() else {
+            // nobody waits for what does not come
+            self.choices = None;
+            return None;
+        };
+        if is_choice(&tap.tap)
+            && let Some(choices) = &self.choices
+        {
+            self.decided.insert(tap.tap.clone());
+            if choices.send(tap.clone()).is_err() {
+                // the second has ended, and its thread says why
+                self.choices = None;
+            }
+        }
+        Some(tap)
+    }
 }
 
 fn sum(a: Rounding, b: Rounding) -> Rounding {
@@ -156,12 +269,18 @@ fn same_shape(a: &dyn Execution, b: &dyn Execution) -> Result<(), Error> {
 struct Pairing<'a> {
     bounds: Bounds<'a>,
     n_tokens: usize,
+    options: Options,
     report: Comparison,
     identical: bool,
+    /// Whether a position has nothing of those behind it.
+    causal: bool,
+    /// The first position of which something differs that others may follow from: a tensor outside
+    /// its bound, or a choice that each goes on with.
+    differs_from: Option<usize>,
 }
 
 impl<'a> Pairing<'a> {
-    fn new(bounds: Bounds<'a>, tokens: &[u32], model: &Model) -> Self {
+    fn new(bounds: Bounds<'a>, tokens: &[u32], model: &Model, options: Options) -> Self {
         let logits = LogitComparison::new(tokens, model.hparams.n_vocab());
         let logits = model.graph.has_logits().then_some(logits);
         let report = Comparison {
@@ -169,27 +288,28 @@ impl<'a> Pairing<'a> {
             first_divergence: None,
             taps: Vec::new(),
             absent: Vec::new(),
+            routing: None,
             logits,
         };
         Pairing {
             bounds,
             n_tokens: tokens.len(),
+            options,
             report,
             identical: true,
+            causal: model.hparams.is_causal(),
+            differs_from: None,
         }
     }
 
-    fn pair(
-        &mut self,
-        a: &Receiver<TapOut>,
-        b: &Receiver<TapOut>,
-        progress: &mut dyn FnMut(u64),
-    ) -> Result<(), Error> {
+    fn pair(&mut self, mut streams: Streams, progress: &mut dyn FnMut(u64)) -> Result<(), Error> {
         let mut waiting: HashMap<OwnedTap, TapOut> = HashMap::new();
         let mut order: Vec<OwnedTap> = Vec::new();
-        while let Ok(ours) = a.recv() {
+        while let Some(ours) = streams.next_of_a() {
             while !waiting.contains_key(&ours.tap) && waiting.len() < AHEAD {
-                let Ok(theirs) = b.recv() else { break };
+                let Some(theirs) = streams.next_of_b() else {
+                    break;
+                };
                 order.push(theirs.tap.clone());
                 waiting.insert(theirs.tap.clone(), theirs);
             }
@@ -199,11 +319,10 @@ impl<'a> Pairing<'a> {
             }
             progress(self.report.taps.len() as u64);
         }
-        order.extend(b.iter().map(|tap| {
-            let which = tap.tap.clone();
-            waiting.insert(which.clone(), tap);
-            which
-        }));
+        while let Some(theirs) = streams.next_of_b() {
+            order.push(theirs.tap.clone());
+            waiting.insert(theirs.tap.clone(), theirs);
+        }
         for tap in order.iter().filter(|tap| waiting.contains_key(tap)) {
             self.absent(tap, "a");
         }
@@ -235,14 +354,21 @@ impl<'a> Pairing<'a> {
             });
         }
         let allowed = self.bounds.observe(&a.tap, a.width, &a.data, &b.data)?;
-        let tap = report(a, b, allowed.as_deref());
+        if is_choice(&a.tap) {
+            self.compare_choices(a, b);
+        }
+        let (tap, outside_from) = report(a, b, allowed.as_deref());
         self.identical &= a
             .data
             .iter()
             .zip(&b.data)
             .all(|(a, b)| a.to_bits() == b.to_bits());
-        if tap.outside && self.report.first_divergence.is_none() {
-            self.report.first_divergence = Some(tap.clone());
+        if let Some(row) = outside_from {
+            if !is_choice(&a.tap) {
+                self.may_differ_from(row);
+            }
+            let first = &mut self.report.first_divergence;
+            first.get_or_insert_with(|| tap.clone());
         }
         self.report.taps.push(tap);
         let all = a.tap.name == RESULT_OUTPUT && a.data.len() == a.width * self.n_tokens;
@@ -260,6 +386,37 @@ impl<'a> Pairing<'a> {
         Ok(())
     }
 
+    /// What is behind a choice that both go on with has no error from it; otherwise what follows
+    /// from another choice may differ.
+    fn compare_choices(&mut self, a: &TapOut, b: &TapOut) {
+        let same_routing = self.options.same_routing;
+        let routing = self.report.routing.as_mut();
+        let mut routing = routing.map_or_else(|| Routing::new(same_routing), std::mem::take);
+        let width = a.width.max(1);
+        let rows = a.data.chunks_exact(width).zip(b.data.chunks_exact(width));
+        let pairs = rows.enumerate();
+        let pairs = pairs.map(|(position, (a, b))| Pair { position, a, b });
+        routing.add(&a.tap, pairs, &mut |pair| {
+            let tie = self.bounds.tie(&a.tap, pair.position, [pair.a, pair.b]);
+            let differs = self.differs_from.is_some_and(|from| from <= pair.position);
+            (Cause::of(tie.as_ref(), differs), tie)
+        });
+        self.report.routing = Some(routing);
+        let mut rows = a.data.chunks_exact(width).zip(b.data.chunks_exact(width));
+        if same_routing {
+            self.bounds.agree(&a.tap);
+        } else if let Some(row) = rows.position(|(a, b)| a != b) {
+            self.may_differ_from(row);
+        }
+    }
+
+    /// What follows may differ from this position on, or everywhere in a model that looks ahead.
+    fn may_differ_from(&mut self, position: usize) {
+        let position = if self.causal { position } else { 0 };
+        let before = self.differs_from.unwrap_or(position);
+        self.differs_from = Some(before.min(position));
+    }
+
     fn finish(self) -> Comparison {
         let verdict = match (&self.report.first_divergence, self.identical) {
             (Some(_), _) => Verdict::Diverged,
@@ -273,11 +430,12 @@ impl<'a> Pairing<'a> {
     }
 }
 
-/// Compares one tensor; `allowed` is the rms error allowed at each position.
-fn report(a: &TapOut, b: &TapOut, allowed: Option<&[f64]>) -> TapReport {
+/// Compares one tensor, and finds the first position that is outside its bound; `allowed` is the rms
+/// error allowed at each position.
+fn report(a: &TapOut, b: &TapOut, allowed: Option<&[f64]>) -> (TapReport, Option<usize>) {
     let width = a.width.max(1);
     let (mut nmse, mut max_abs) = (Nmse::default(), 0.0f64);
-    let (mut worst, mut position, mut unlike) = (-1.0, 0, false);
+    let (mut worst, mut position, mut outside_from) = (-1.0, 0, None);
     for (row, (x, y)) in a
         .data
         .chunks_exact(width)
@@ -296,7 +454,10 @@ fn report(a: &TapOut, b: &TapOut, allowed: Option<&[f64]>) -> TapReport {
             Some(allowed) => rms / allowed,
             None => rms,
         };
-        unlike |= x.iter().zip(y).any(|(x, y)| x.is_finite() != y.is_finite());
+        let unlike = x.iter().zip(y).any(|(x, y)| x.is_finite() != y.is_finite());
+        if unlike || allowed.is_some() && (part > 1.0 || part.is_nan()) {
+            outside_from.get_or_insert(row);
+        }
         if part > worst || part.is_nan() && !f64::is_nan(worst) {
             (worst, position) = (part, row);
         }
@@ -313,7 +474,7 @@ fn report(a: &TapOut, b: &TapOut, allowed: Option<&[f64]>) -> TapReport {
         .max_by(|i, j| difference(*i).total_cmp(&difference(*j)))
         .unwrap_or(0);
     let value = |x: &[f32]| x.get(at).copied().unwrap_or_default();
-    TapReport {
+    let report = TapReport {
         name: a.tap.to_string(),
         layer: a.tap.layer,
         occurrence: a.tap.nth,
@@ -324,6 +485,7 @@ fn report(a: &TapOut, b: &TapOut, allowed: Option<&[f64]>) -> TapReport {
         nmse: nmse.value(),
         max_abs,
         of_bound: allowed.map(|_| worst.max(0.0)),
-        outside: unlike || allowed.is_some() && (worst > 1.0 || worst.is_nan()),
-    }
+        outside: outside_from.is_some(),
+    };
+    (report, outside_from)
 }

@@ -11,18 +11,24 @@ mod execution;
 mod llama_cpp;
 mod lockstep;
 mod logits;
+mod near_tie;
 mod probabilities;
 mod reference;
+mod routing;
 pub mod suite;
 mod tensors;
 mod tolerance;
 
-pub use execution::{Backend, Execution, Fault, OracleExecution, Rounding, TapOut};
+pub use execution::{
+    After, Backend, Execution, Fault, OracleExecution, Rounding, TapOut, TapOutSink,
+};
 pub use llama_cpp::{LlamaCpp, stop_llama_cpp};
-pub use lockstep::{Absent, Comparison, TapReport, Verdict, compare};
+pub use lockstep::{Absent, Comparison, Options, TapReport, Verdict, compare, compare_with};
 pub use logits::{LogitComparison, PositionTop, TopPair};
+pub use near_tie::Tie;
 pub use probabilities::TokenComparison;
 pub use reference::{Against, Measured, Reference, mean_kl};
+pub use routing::{Cause, Choice, LayerRouting, Routing};
 pub use tensors::TensorComparison;
 pub use tolerance::Tolerance;
 

@@ -7,3 +7,4 @@ mod perplexity;
 mod quantize;
 mod quantize_arch;
 mod quantize_mix;
+mod routing;
