@@ -1,7 +1,8 @@
 //! `octavo diff`: verdicts, exit codes and what is printed.
 
 use super::{bad, folder, json, octavo, stderr, stdout, variant};
-use octavo_fixtures::{committed_goldens, workspace_root};
+use gguf_rs_lite::{Gguf, OpenOptions, Writer};
+use octavo_fixtures::{committed_goldens, shared, workspace_root};
 
 fn path(relative: &str) -> String {
     workspace_root()
@@ -277,4 +278,165 @@ fn the_page_is_complete_and_loads_nothing() {
             "{html}"
         );
     }
+}
+
+/// One of the mixtures that are shared between test machines.
+fn mixture(name: &str) -> Option<String> {
+    let path = shared(&format!("arch/models/{name}.gguf"))?;
+    Some(path.to_str().expect("UTF-8").to_owned())
+}
+
+/// A copy of a mixture in which expert 0 of layer 1 has the place of expert 1 in the router alone,
+/// so that tokens go to other experts than they should.
+fn misrouted(dir: &tempfile::TempDir, model: &str) -> String {
+    let gguf = Gguf::open(model.as_ref(), &OpenOptions::default()).expect("a model");
+    let path = dir.path().join("misrouted.gguf");
+    let mut writer = Writer::new();
+    for (key, value) in gguf.keys() {
+        writer.set(key, value);
+    }
+    for t in gguf.tensors() {
+        let mut bytes = gguf.data(t).to_vec();
+        if t.name == "blk.1.ffn_gate_inp.weight" {
+            let row = bytes.len() / t.dims[1] as usize;
+            let (first, second) = bytes.split_at_mut(row);
+            first.swap_with_slice(&mut second[..row]);
+        }
+        writer.tensor(&t.name, &t.dims, t.ty, bytes);
+    }
+    let mut bytes = Vec::new();
+    writer.write_to(&mut bytes).expect("it is written");
+    std::fs::write(&path, bytes).expect("it is written");
+    path.to_str().expect("UTF-8").to_owned()
+}
+
+#[test]
+fn choices_of_experts_are_compared_and_can_be_the_first_models() {
+    let Some(model) = mixture("qwen3moe-F32") else {
+        return;
+    };
+    let dir = folder();
+    let other = misrouted(&dir, &model);
+    let page = dir.path().join("page.html");
+    let page = page.to_str().expect("UTF-8");
+    let args = ["diff", &model, &other, "--tokens", "5,17,33,2,61"];
+
+    let text = compared(&args, 1);
+    for part in [
+        "routing: ",
+        "first other choice: ffn_moe_topk-1, position ",
+        "other experts follow from what differs before; --same-routing gives A's experts to B",
+        "first divergence: ffn_moe_logits-1",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let place = |part: &str| text.find(part).expect("it is there");
+    assert!(place("routing: ") < place("first divergence: "), "{text}");
+
+    let same = [&args[..], &["--same-routing", "--html", page, "--json"]].concat();
+    let out: serde_json::Value = serde_json::from_str(&compared(&same, 1)).expect("JSON");
+    let routing = &out["routing"];
+    assert_eq!(routing["same_routing"], true);
+    let differing = routing["differing"].as_u64().expect("a number");
+    assert!(
+        differing > 0 && routing["choices"].as_u64() > Some(differing),
+        "{routing}"
+    );
+    assert_eq!(
+        (&routing["layers"][0]["name"], &routing["layers"][1]),
+        (&"ffn_moe_topk-1".into(), &serde_json::Value::Null),
+        "no other layer goes astray: {routing}"
+    );
+    assert_eq!(routing["layers"][0]["tokens"], differing);
+    assert_eq!(routing["first"]["name"], "ffn_moe_topk-1");
+    assert!(routing["first"]["a"] != routing["first"]["b"], "{routing}");
+    let html = std::fs::read_to_string(page).expect("a page");
+    assert!(html.contains("Routing") && html.contains("B went on with the experts that A chose"));
+
+    let two = ["diff", &model, "--tokens", "5,17", "--b-exec", "oracle"];
+    let text = compared(&[&two[..], &["--same-routing"]].concat(), 0);
+    assert!(text.contains("choices of experts are the same\n"), "{text}");
+    assert!(
+        text.ends_with("verdict: within the bounds of every tensor\n"),
+        "{text}"
+    );
+}
+
+#[test]
+fn the_same_routing_is_refused_where_there_is_none() {
+    let two = [
+        "diff",
+        &path(DEMO),
+        &path(DEMO),
+        "-p",
+        "x",
+        "--same-routing",
+    ];
+    let line = bad(&two, 2);
+    assert!(line.contains("chooses no experts"), "{line}");
+    let golden = committed_goldens().join("tiny-qwen3-Q4_K_M/sum.safetensors");
+    let golden = golden.to_str().expect("UTF-8");
+    let recorded = ["diff", &path(DEMO), "--same-routing", "--reference", golden];
+    let line = bad(&recorded, 2);
+    assert!(line.contains("has no choices of experts"), "{line}");
+    for other in [["--llama-cpp", "/"], ["--suite", "reference/suite.toml"]] {
+        let line = bad(&[&["diff", "--same-routing"], &other[..]].concat(), 2);
+        assert!(line.contains("--same-routing"), "{line}");
+    }
+}
+
+/// What llama-eval-callback prints of the last layer's choice.
+fn printed_choice(dir: &tempfile::TempDir, experts: &[u64]) -> String {
+    let path = dir.path().join("printed.txt");
+    let ids: Vec<String> = experts.iter().map(|id| format!("{id}.0000")).collect();
+    let text = format!(
+        "common_debug_cb_eval: ffn_moe_topk-1 = (i32) VIEW(ffn_moe_argsort-1{{6, 1, 1, 1}}, }}) = \
+         {{2, 1, 1, 1}}\n    [\n        [\n            [ {} ],\n        ],\n    ]\n    sum = 1.0\n",
+        ids.join(", ")
+    );
+    std::fs::write(&path, text).expect("it is written");
+    path.to_str().expect("UTF-8").to_owned()
+}
+
+#[test]
+fn choices_that_a_recording_has_are_compared_and_gone_on_with() {
+    let Some(model) = mixture("qwen3moe-F32") else {
+        return;
+    };
+    let dir = folder();
+    let diff = |recording: &str, more: &[&str], exit: i32| {
+        let args = ["diff", &model, "-p", "3+4", "--reference", recording];
+        compared(&[&args[..], more].concat(), exit)
+    };
+    // one expert twice
+    let out = diff(&printed_choice(&dir, &[4, 4]), &["--json"], 1);
+    let out: serde_json::Value = serde_json::from_str(&out).expect("JSON");
+    let reference = &out["references"][0];
+    assert_eq!(reference["first_divergence"]["name"], "ffn_moe_topk-1");
+    let first = &reference["routing"]["first"];
+    assert_eq!(
+        (&first["cause"], &first["tie"]),
+        (&"unexplained".into(), &().into())
+    );
+    let ours: Vec<u64> = serde_json::from_value(first["a"].clone()).expect("ids");
+
+    let text = diff(&printed_choice(&dir, &ours), &["--same-routing"], 0);
+    let same = "routing: the only choice of experts is the same\nverdict: within tolerance";
+    assert!(text.contains(same), "{text}");
+
+    let page = dir.path().join("page.html");
+    let page = page.to_str().expect("UTF-8");
+    let turned = printed_choice(&dir, &[ours[1], ours[0]]);
+    let text = diff(&turned, &["--same-routing", "--html", page], 1);
+    for part in [
+        "routing: 1 of 1 choices of experts differ (1 only in order): 1 token in ffn_moe_topk-1; \
+         1 unexplained\n",
+        &format!("theirs [{}, {}]; unexplained: scores ", ours[1], ours[0]),
+        "the model went on with the experts of the recording: 0 tensors behind",
+        "verdict: outside tolerance: first at ffn_moe_topk-1",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let html = std::fs::read_to_string(page).expect("a page");
+    assert!(html.contains("Routing") && html.contains("went on with the experts of the recording"));
 }

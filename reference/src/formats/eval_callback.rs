@@ -33,11 +33,15 @@ pub struct Printed {
 /// Operations that give a tensor another shape and leave its values.
 const VIEWS: [&str; 6] = ["RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE", "CONT", "NONE"];
 
+/// What has a view's name and is not what is viewed: of an order of all experts the first ones.
+const CHOICE: &str = "ffn_moe_topk-";
+
 /// Whether a tensor is another one in another shape. What puts the heads of a permuted tensor beside
 /// each other is not: its values have an order of their own, in which they are printed for the first
 /// time.
 fn is_view(head: &Header<'_>) -> bool {
-    VIEWS.contains(&head.op) && !(head.op == "CONT" && head.first.ends_with(" (permuted)"))
+    let is_new = head.op == "CONT" && head.first.ends_with(" (permuted)");
+    VIEWS.contains(&head.op) && !is_new && !head.name.starts_with(CHOICE)
 }
 
 /// What the file says, views left out.
@@ -271,6 +275,32 @@ common_debug_cb_eval:                   Qcur-0 = (f32)       ROPE(Qcur-0{1, 7, 7
         };
         assert!(!name("kqv-0 (permuted)"));
         assert!(name("Vcur-0 (permuted) (transposed)") && name("Qcur-0 (view)"));
+    }
+
+    #[test]
+    fn choices_of_experts_count_although_they_are_views() {
+        let text = "\
+common_debug_cb_eval:  ffn_moe_argsort-1 = (i32)  ARGSORT(ffn_moe_probs-1{3, 1, 1, 1}, }) = {3, 1, 1, 1}
+    [
+        [
+            [      2.0000,       0.0000,       1.0000  ],
+        ],
+    ]
+    sum = 3.000000
+common_debug_cb_eval:     ffn_moe_topk-1 = (i32)     VIEW(ffn_moe_argsort-1{3, 1, 1, 1}, }) = {2, 1, 1, 1}
+    [
+        [
+            [      2.0000,       0.0000  ],
+        ],
+    ]
+    sum = 2.000000
+";
+        let all = parse(Path::new("t"), text).expect("it is read");
+        let [_, choice] = &all[..] else {
+            panic!("{all:?}")
+        };
+        assert_eq!(choice.name, "ffn_moe_topk-1");
+        assert_eq!(choice.values, [([0, 0, 0, 0], 2.0), ([1, 0, 0, 0], 0.0)]);
     }
 
     #[test]

@@ -7,8 +7,11 @@ use gguf_rs_lite::Gguf;
 use octavo_engine::backend::{cpu, cuda, split};
 use octavo_engine::{DeviceChoice, EngineOptions, Loading, default_threads};
 use octavo_kernels::{IsaChoice, PAGE_POSITIONS};
-use octavo_lab::diff::{Backend, Comparison, Execution, OracleExecution, Verdict, compare};
+use octavo_lab::diff::{
+    Backend, Comparison, Execution, Options, OracleExecution, Verdict, compare_with,
+};
 use octavo_model::Model;
+use octavo_model::taps::FFN_MOE_TOPK;
 use octavo_text::tokenizer::Tokenizer;
 
 use super::{DiffArgs, Exec, encoding, print};
@@ -40,23 +43,29 @@ pub(super) fn diff(args: &DiffArgs, page: Option<&Output<'_>>) -> Result<Exit, F
     };
     let mut first = execution(args, a, &of_a, tokens.len())?;
     let mut second = execution(args, b, &of_b, tokens.len())?;
+    if args.same_routing {
+        routes(&*first)?;
+    }
+    let options = Options {
+        same_routing: args.same_routing,
+    };
     let bar = Progress::tensors("comparing");
-    let comparison = compare(&mut *first, &mut *second, &tokens, &mut |done, total| {
-        bar.at(done, total)
-    });
+    let mut progress = |done, total| bar.at(done, total);
+    let comparison = compare_with(&mut *first, &mut *second, &tokens, options, &mut progress);
     bar.clear();
     let comparison = comparison?;
     let report = print::Report {
         a: first.describe(),
         b: second.describe(),
         tokenizer: &tokenizer,
+        tokens: &tokens,
         comparison,
     };
     if let Some(page) = page {
         page.write(super::html::executions(&report)?.as_bytes())?;
     }
     let text = if args.json {
-        report.json(&tokens)?
+        report.json()?
     } else {
         report.text(args.all)
     };
@@ -109,6 +118,18 @@ fn same_tokens(args: &DiffArgs, tokens: &[u32], b: &Gguf) -> Result<(), Failure>
         tokens.len()
     );
     Err(Failure::Input(message))
+}
+
+/// Without a choice there is none to keep the same.
+fn routes(execution: &dyn Execution) -> Result<(), Failure> {
+    let mut taps = execution.model().graph.taps();
+    if taps.any(|(tap, _)| tap.name == FFN_MOE_TOPK) {
+        return Ok(());
+    }
+    Err(Failure::Usage(format!(
+        "{}: chooses no experts: expected a mixture of experts for --same-routing",
+        execution.gguf().name()
+    )))
 }
 
 /// What computes one of the two.

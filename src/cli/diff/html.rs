@@ -6,6 +6,7 @@ use octavo_model::taps;
 use octavo_text::tokenizer::Tokenizer;
 
 use super::print::{Columns, EXECUTIONS, Report, title};
+use super::routing;
 use crate::cli::run::piece;
 
 /// Positions whose tables are shown: the first of a long text say no more.
@@ -18,8 +19,14 @@ pub(super) fn executions(report: &Report<'_>) -> Result<String, ChartError> {
     page.paragraph(&format!("A: {}", report.a), None);
     page.paragraph(&format!("B: {}", report.b), None);
     page.paragraph(report.verdict(), Some(c.verdict != Verdict::Diverged));
+    for line in report.routing() {
+        page.paragraph(&line, None);
+    }
     if let Some(first) = report.first() {
         page.paragraph(&first, Some(false));
+    }
+    if let Some(found) = &c.routing {
+        routing::table(&mut page, found, &routing::EXECUTIONS);
     }
     page.heading("Error by layer");
     page.chart(&by_layer(c)?);

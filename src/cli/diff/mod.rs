@@ -4,6 +4,7 @@ mod executions;
 mod html;
 mod print;
 mod recorded;
+mod routing;
 mod suite;
 
 use std::path::{Path, PathBuf};
@@ -36,17 +37,22 @@ Examples:
   octavo diff model.gguf -p \"Hello\" --a-isa scalar --b-isa avx512
   octavo diff model.gguf -p \"Hello\" --b-device cuda        CPU against GPU
   octavo diff model.gguf -p \"Hello\" --a-exec oracle        engine against the f64 oracle
+  octavo diff moe.gguf moe-q4.gguf -p \"Hello\" --same-routing
+                                                           B with the experts that A chose
+  octavo diff moe.gguf -p \"Hello\" --same-routing --reference eval-callback.txt
   octavo diff --suite reference/suite.toml                 models x prompts x instruction sets \
 against goldens
 
 Exit code: 0 within the bounds, 1 outside, 2 if it could not be compared.
 --json prints for two executions {verdict: identical|within|diverged, first_divergence: {name, \
-layer, position,
-channel, a, b, ...} or null, taps, absent, logits, a, b, tokens}; for references {verdict: \
-within|outside, model,
-tolerance, references: [{file, kind, tokens, verdict, first_divergence, and one of logits, \
-tensors, generated,
-divergence}]}.
+layer, position, channel, a, b, ...} or null, taps, absent, routing, logits, a, b, tokens}; for \
+references {verdict: within|outside, model, tolerance, references: [{file, kind, tokens, verdict, \
+first_divergence, and one of logits, tensors (with routing), generated, divergence}]}.
+routing is null for a model without experts, or {same_routing, choices, unrecorded, differing, \
+reordered, following, unexplained, layers: [{name, layer, tokens, unexplained, first}], first}; \
+first is null or {name, layer, position, a: [ids], b: [ids], cause: \
+near_tie|following|unexplained, tie: {apart, allowed, of_groups} or null}. Of references, a is \
+ours and b theirs.
 With a reference, -f drops one newline at the end of the file, as llama.cpp's -f does.")]
 pub(super) struct DiffArgs {
     /// The first model; the built-in demo model if not given
@@ -124,6 +130,11 @@ pub(super) struct DiffArgs {
     /// What computes the second
     #[arg(long, value_name = "EXEC", default_value = "engine")]
     b_exec: Exec,
+    /// For mixtures of experts: let B go on with the experts that A chose, so that a near tie of
+    /// two experts does not hide what follows; B's own choices are compared all the same. With
+    /// --reference: let the model go on with the experts that llama-eval-callback printed
+    #[arg(long, conflicts_with_all = ["suite", "llama_cpp"])]
+    same_routing: bool,
     /// Show every tensor and every position, not only what matters
     #[arg(long)]
     all: bool,

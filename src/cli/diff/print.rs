@@ -7,6 +7,7 @@ use octavo_model::taps::L_OUT;
 use octavo_text::tokenizer::Tokenizer;
 use serde_json::json;
 
+use super::routing;
 use crate::cli::run::piece;
 
 /// What was compared, and what came of it.
@@ -14,16 +15,17 @@ pub(super) struct Report<'a> {
     pub(super) a: String,
     pub(super) b: String,
     pub(super) tokenizer: &'a Tokenizer,
+    pub(super) tokens: &'a [u32],
     pub(super) comparison: Comparison,
 }
 
 impl Report<'_> {
     /// One object on one line.
-    pub(super) fn json(&self, tokens: &[u32]) -> Result<String, serde_json::Error> {
+    pub(super) fn json(&self) -> Result<String, serde_json::Error> {
         let mut object = serde_json::to_value(&self.comparison)?;
         object["a"] = json!(self.a);
         object["b"] = json!(self.b);
-        object["tokens"] = json!(tokens);
+        object["tokens"] = json!(self.tokens);
         Ok(format!("{object}\n"))
     }
 
@@ -44,10 +46,29 @@ impl Report<'_> {
         if let Some(c) = &c.logits {
             logits(&mut out, c, self.tokenizer, &EXECUTIONS, all);
         }
-        for line in self.first().into_iter().chain([self.verdict().to_owned()]) {
+        let verdict = self.verdict().to_owned();
+        for line in self
+            .routing()
+            .into_iter()
+            .chain(self.first())
+            .chain([verdict])
+        {
             let _ = writeln!(out, "{line}");
         }
         out
+    }
+
+    /// Which experts the two chose, if the model has any: the first place to look.
+    pub(super) fn routing(&self) -> Vec<String> {
+        let Some(routing) = &self.comparison.routing else {
+            return Vec::new();
+        };
+        let tensors: Vec<&str> = self.comparison.taps.iter().map(|tap| &*tap.name).collect();
+        let token = |position: usize| {
+            let id = self.tokens.get(position)?;
+            Some(format!("{:?}", piece(self.tokenizer, *id)))
+        };
+        routing::lines(routing, &routing::EXECUTIONS, &tensors, &token)
     }
 
     /// Where the two part, if they do.

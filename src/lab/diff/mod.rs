@@ -13,6 +13,7 @@ mod lockstep;
 mod logits;
 mod near_tie;
 mod probabilities;
+mod recorded_routing;
 mod reference;
 mod routing;
 pub mod suite;
@@ -29,7 +30,7 @@ pub use near_tie::Tie;
 pub use probabilities::TokenComparison;
 pub use reference::{Against, Measured, Reference, mean_kl};
 pub use routing::{Cause, Choice, LayerRouting, Routing};
-pub use tensors::TensorComparison;
+pub use tensors::{TensorComparison, Tensors};
 pub use tolerance::Tolerance;
 
 /// Why two computations could not be compared.

@@ -12,9 +12,11 @@ use octavo_reference::results::Results;
 use serde::Serialize;
 
 use super::Error;
+use super::lockstep::Options;
 use super::logits::LogitComparison;
 use super::probabilities::{TokenComparison, generated};
-use super::tensors::{self, TensorComparison};
+use super::recorded_routing::is_printed_choice;
+use super::tensors::{self, TensorComparison, Tensors};
 use super::tolerance::Tolerance;
 use crate::eval;
 use crate::imatrix::{Collector, Importance, Options as ImatrixOptions};
@@ -78,7 +80,7 @@ pub enum Measured {
     /// Logits, position by position.
     Logits(LogitComparison),
     /// Tensors, in graph order.
-    Tensors(Vec<TensorComparison>),
+    Tensors(Tensors),
     /// Generated tokens.
     Generated(Vec<TokenComparison>),
     /// Predictions of a long text.
@@ -220,6 +222,11 @@ impl Reference {
         self.tokens.is_none() && self.text.is_none() && !matches!(self.recorded, Recorded::Base(_))
     }
 
+    /// Whether it has choices of experts, which the engine can go on with.
+    pub fn has_routing(&self) -> bool {
+        matches!(&self.recorded, Recorded::Printed(all) if all.iter().any(is_printed_choice))
+    }
+
     /// The ids of the text: the file's own, or else `given`'s, or else those of the file's text.
     fn ids(&self, engine: &Engine, given: Option<&[u8]>) -> Result<Vec<u32>, Error> {
         if let Some(tokens) = &self.tokens {
@@ -251,6 +258,21 @@ impl Reference {
         text: Option<&[u8]>,
         tolerance: &Tolerance,
     ) -> Result<Measured, Error> {
+        self.compare_with(engine, text, tolerance, Options::default())
+    }
+
+    /// As [`Reference::compare`], in a way of one's own: choices of experts are kept where
+    /// [`Reference::has_routing`] says that there are any.
+    ///
+    /// # Errors
+    /// As [`Reference::compare`].
+    pub fn compare_with(
+        &self,
+        engine: &Engine,
+        text: Option<&[u8]>,
+        tolerance: &Tolerance,
+        options: Options,
+    ) -> Result<Measured, Error> {
         let n_vocab = engine.hparams().n_vocab();
         if let Some(theirs) = self.n_vocab.filter(|theirs| *theirs != n_vocab) {
             return Err(Error::Differ {
@@ -273,7 +295,8 @@ impl Reference {
                 Measured::Tensors(tensors::hidden(engine, &ids()?, values, tolerance.nmse)?)
             }
             Recorded::Printed(all) => {
-                Measured::Tensors(tensors::printed(engine, &ids()?, all, tolerance.nmse)?)
+                let (ids, nmse) = (ids()?, tolerance.nmse);
+                Measured::Tensors(tensors::printed(engine, &ids, all, nmse, options)?)
             }
             Recorded::Cache(cache) => {
                 Measured::Tensors(tensors::cached(engine, cache, tolerance.nmse)?)
@@ -284,7 +307,8 @@ impl Reference {
             Recorded::Base(path) => divergence(engine, path)?,
             Recorded::Energies(importance, chunk) => {
                 let text = text.ok_or(Error::NoText { kind: self.kind })?;
-                Measured::Tensors(energies(engine, text, importance, *chunk, tolerance.nmse)?)
+                let all = energies(engine, text, importance, *chunk, tolerance.nmse)?;
+                Measured::Tensors(all.into())
             }
         })
     }

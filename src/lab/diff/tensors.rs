@@ -8,10 +8,30 @@ use octavo_reference::metrics::Nmse;
 use serde::Serialize;
 
 use super::Error;
+use super::lockstep::Options;
+use super::recorded_routing::RecordedRouting;
+use super::routing::Routing;
 use octavo_engine::Engine;
 use octavo_engine::backend::TapView;
 use octavo_model::taps::{self, Tap};
 use octavo_model::{LayerHparams, ValueId};
+
+/// Tensors of a reference that the engine has too, in graph order.
+#[derive(Debug, Default, Serialize)]
+#[serde(transparent)]
+pub struct Tensors {
+    /// Each of them.
+    pub all: Vec<TensorComparison>,
+    /// The choices of experts among them, if the reference has any.
+    #[serde(skip)]
+    pub routing: Option<Routing>,
+}
+
+impl From<Vec<TensorComparison>> for Tensors {
+    fn from(all: Vec<TensorComparison>) -> Tensors {
+        Tensors { all, routing: None }
+    }
+}
 
 /// One tensor of a reference that the engine has too.
 #[derive(Clone, Debug, Serialize)]
@@ -54,6 +74,7 @@ struct Known {
 /// The engine's tensors are compared as they come, in graph order.
 struct Comparing<'a> {
     known: HashMap<Tap, Known>,
+    routing: RecordedRouting,
     nmse: f64,
     n_tokens: usize,
     found: &'a mut Vec<TensorComparison>,
@@ -61,6 +82,10 @@ struct Comparing<'a> {
 
 impl Comparing<'_> {
     fn look(&mut self, view: &TapView<'_>) {
+        if view.rows == self.n_tokens {
+            let diverged = self.found.iter().any(|tensor| tensor.outside);
+            self.found.extend(self.routing.look(view, diverged));
+        }
         let Some(known) = self.known.remove(&view.tap) else {
             return;
         };
@@ -124,12 +149,14 @@ pub(super) fn printed(
     tokens: &[u32],
     all: &[Printed],
     nmse: f64,
-) -> Result<Vec<TensorComparison>, Error> {
+    options: Options,
+) -> Result<Tensors, Error> {
     let graph = &engine.model().graph;
     let ours: HashMap<(String, usize), (Tap, ValueId)> = graph
         .taps()
         .map(|(tap, node)| ((tap.to_string(), tap.nth), (tap, node.out)))
         .collect();
+    let mut routing = RecordedRouting::new(options.same_routing, nmse);
     let mut known = HashMap::new();
     for t in all {
         // older and newer versions call the same tensor differently
@@ -154,6 +181,9 @@ pub(super) fn printed(
             let flat = i + t.dims[0] * (j + t.dims[1] * (k + t.dims[2] * l));
             (first + flat / width, flat % width)
         };
+        if routing.add(graph, tap, t, &place) {
+            continue;
+        }
         let values = t.values.iter().map(|(index, value)| {
             let (position, channel) = place(index);
             (position, channel, *value)
@@ -169,18 +199,14 @@ pub(super) fn printed(
             },
         );
     }
-    run(engine, tokens, known, nmse)
+    run(engine, tokens, known, routing)
 }
 
 /// Compares a prompt cache's keys and values with the engine's.
 ///
 /// # Errors
 /// If the text cannot be computed, or the cache is of a model of another shape.
-pub(super) fn cached(
-    engine: &Engine,
-    cache: &Cache,
-    nmse: f64,
-) -> Result<Vec<TensorComparison>, Error> {
+pub(super) fn cached(engine: &Engine, cache: &Cache, nmse: f64) -> Result<Tensors, Error> {
     let h = engine.hparams();
     let differ = |what, a: String, b: String| {
         if a == b {
@@ -245,7 +271,12 @@ pub(super) fn cached(
             );
         }
     }
-    run(engine, &cache.tokens, known, nmse)
+    run(
+        engine,
+        &cache.tokens,
+        known,
+        RecordedRouting::new(false, nmse),
+    )
 }
 
 /// Compares rows of `result_norm` of all positions.
@@ -257,7 +288,7 @@ pub(super) fn hidden(
     tokens: &[u32],
     values: &[f32],
     nmse: f64,
-) -> Result<Vec<TensorComparison>, Error> {
+) -> Result<Tensors, Error> {
     let width = engine.hparams().n_embd();
     if values.len() != width * tokens.len() {
         return Err(Error::Row {
@@ -281,22 +312,28 @@ pub(super) fn hidden(
         layer: None,
         nth: 0,
     };
-    run(engine, tokens, HashMap::from([(tap, known)]), nmse)
+    let known = HashMap::from([(tap, known)]);
+    run(engine, tokens, known, RecordedRouting::new(false, nmse))
 }
 
 fn run(
     engine: &Engine,
     tokens: &[u32],
     known: HashMap<Tap, Known>,
-    nmse: f64,
-) -> Result<Vec<TensorComparison>, Error> {
+    routing: RecordedRouting,
+) -> Result<Tensors, Error> {
     let mut found = Vec::new();
     let mut comparing = Comparing {
         known,
-        nmse,
+        nmse: routing.nmse(),
+        routing,
         n_tokens: tokens.len(),
         found: &mut found,
     };
     engine.look(tokens, &mut |view| comparing.look(view))?;
-    Ok(found)
+    let routing = comparing.routing.finish();
+    Ok(Tensors {
+        all: found,
+        routing,
+    })
 }

@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use super::logits::LogitComparison;
 use super::reference::{Measured, mean_kl};
+use super::tensors::Tensors;
 use octavo_model::Model;
 
 /// What is allowed between two computations of the same file.
@@ -103,7 +104,9 @@ impl Tolerance {
     pub fn holds(&self, measured: &Measured) -> bool {
         match measured {
             Measured::Logits(c) => self.allows(c),
-            Measured::Tensors(all) => !all.is_empty() && all.iter().all(|t| !t.outside),
+            Measured::Tensors(Tensors { all, .. }) => {
+                !all.is_empty() && all.iter().all(|t| !t.outside)
+            }
             Measured::Generated(all) => mean_kl(all) <= self.kl_alone(),
             Measured::Divergence { mean_kl, .. } => *mean_kl <= self.kl_alone(),
         }

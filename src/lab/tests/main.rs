@@ -7,4 +7,5 @@ mod perplexity;
 mod quantize;
 mod quantize_arch;
 mod quantize_mix;
+mod recorded_routing;
 mod routing;

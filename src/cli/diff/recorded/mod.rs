@@ -5,7 +5,7 @@ mod report;
 use std::path::{Path, PathBuf};
 
 use octavo_engine::{Engine, ModelSource, default_threads};
-use octavo_lab::diff::{LlamaCpp, Measured, Reference, Tolerance};
+use octavo_lab::diff::{LlamaCpp, Measured, Options, Reference, Tensors, Tolerance};
 use octavo_text::tokenizer::{EncodeOptions, Tokenizer};
 use report::{to_html, to_json, to_text};
 
@@ -52,6 +52,9 @@ pub(super) fn diff(
     }
     let read = |path: &PathBuf| Reference::read(path, args.against.into());
     let references = paths.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+    if args.same_routing {
+        check_routing_is_recorded(&paths, &references)?;
+    }
     if text.is_none() {
         check_text_is_recorded(&paths, &references)?;
     }
@@ -64,7 +67,9 @@ pub(super) fn diff(
     let all = paths
         .into_iter()
         .zip(references)
-        .map(|(path, reference)| compared(path, reference, &engine, text.as_deref(), &tolerance))
+        .map(|(path, reference)| {
+            compared(args, path, reference, &engine, text.as_deref(), &tolerance)
+        })
         .collect::<Result<Vec<_>, _>>()?;
     let out = match args.json {
         true => to_json(&engine, &tolerance, &all)?,
@@ -98,17 +103,35 @@ fn check_text_is_recorded(paths: &[PathBuf], references: &[Reference]) -> Result
     Err(Failure::Usage(message))
 }
 
+/// Refuses references without choices of experts, for when the model is to go on with these.
+fn check_routing_is_recorded(paths: &[PathBuf], references: &[Reference]) -> Result<(), Failure> {
+    let mut all = paths.iter().zip(references);
+    let Some((path, reference)) = all.find(|(_, r)| !r.has_routing()) else {
+        return Ok(());
+    };
+    let (path, kind) = (path.display(), reference.kind);
+    let message = format!(
+        "{path}: the file of {kind} has no choices of experts: expected what llama-eval-callback \
+         prints of a mixture for --same-routing"
+    );
+    Err(Failure::Usage(message))
+}
+
 fn compared(
+    args: &DiffArgs,
     path: PathBuf,
     reference: Reference,
     engine: &Engine,
     text: Option<&[u8]>,
     tolerance: &Tolerance,
 ) -> Result<Compared, Failure> {
+    let options = Options {
+        same_routing: args.same_routing,
+    };
     let measured = reference
-        .compare(engine, text, tolerance)
+        .compare_with(engine, text, tolerance, options)
         .map_err(|error| Failure::Input(format!("{}: {error}", path.display())))?;
-    if matches!(&measured, Measured::Tensors(tensors) if tensors.is_empty()) {
+    if matches!(&measured, Measured::Tensors(Tensors { all, .. }) if all.is_empty()) {
         let message = format!(
             "{}: no tensor that this model and text have too",
             path.display()

@@ -3,12 +3,12 @@
 use std::fmt::Write;
 
 use octavo_engine::Engine;
-use octavo_lab::diff::{LogitComparison, Measured, TensorComparison, Tolerance, mean_kl};
+use octavo_lab::diff::{LogitComparison, Measured, TensorComparison, Tensors, Tolerance, mean_kl};
 use octavo_lab::report::{ChartError, Page};
 use octavo_model::taps::{L_OUT, RESULT_OUTPUT};
 use serde_json::{Value, json};
 
-use super::super::{DiffArgs, html, print};
+use super::super::{DiffArgs, html, print, routing};
 use super::Compared;
 use crate::cli::run::piece;
 
@@ -42,6 +42,10 @@ pub(super) fn to_json(
             (&mut object, serde_json::to_value(&c.measured)?)
         {
             object.extend(measured);
+            if let Measured::Tensors(tensors) = &c.measured {
+                let routing = serde_json::to_value(&tensors.routing)?;
+                object.insert("routing".to_owned(), routing);
+            }
         }
         Ok(object)
     };
@@ -78,7 +82,7 @@ fn first_outside(tolerance: &Tolerance, measured: &Measured) -> Value {
                 "b": pair.map(|p| p.theirs),
             })
         }
-        Measured::Tensors(all) => json!(all.iter().find(|t| t.outside)),
+        Measured::Tensors(t) => json!(t.all.iter().find(|t| t.outside)),
         Measured::Generated(_) | Measured::Divergence { .. } => Value::Null,
     }
 }
@@ -100,7 +104,12 @@ pub(super) fn to_text(
             Measured::Logits(logits) => {
                 print::logits(&mut out, logits, engine.tokenizer(), &COLUMNS, args.all)
             }
-            Measured::Tensors(tensors) => print_tensors(&mut out, tensors, args.all),
+            Measured::Tensors(tensors) => {
+                print_tensors(&mut out, &tensors.all, args.all);
+                for line in choices(tensors) {
+                    let _ = writeln!(out, "{line}");
+                }
+            }
             Measured::Generated(tokens) => {
                 let _ = writeln!(
                     out,
@@ -170,6 +179,15 @@ fn print_tensors(out: &mut String, tensors: &[TensorComparison], all: bool) {
     }
 }
 
+/// Which experts both chose, if the recording says.
+fn choices(tensors: &Tensors) -> Vec<String> {
+    let Some(found) = &tensors.routing else {
+        return Vec::new();
+    };
+    let names: Vec<&str> = tensors.all.iter().map(|t| &*t.name).collect();
+    routing::lines(found, &routing::RECORDED, &names, &|_| None)
+}
+
 fn verdict(tolerance: &Tolerance, measured: &Measured) -> String {
     let word = if tolerance.holds(measured) {
         "within"
@@ -186,7 +204,7 @@ fn verdict(tolerance: &Tolerance, measured: &Measured) -> String {
                 logits.nmse
             )
         }
-        Measured::Tensors(all) => {
+        Measured::Tensors(Tensors { all, .. }) => {
             let n = all.len();
             match all.iter().find(|t| t.outside) {
                 None => format!(
@@ -232,7 +250,13 @@ pub(super) fn to_html(
         match &c.measured {
             Measured::Logits(logits) => logits_html(&mut page, engine, logits)?,
             Measured::Tensors(tensors) => {
-                page.chart(&html::by_tensor(tensors)?);
+                for line in choices(tensors) {
+                    page.paragraph(&line, None);
+                }
+                if let Some(found) = &tensors.routing {
+                    routing::table(&mut page, found, &routing::RECORDED);
+                }
+                page.chart(&html::by_tensor(&tensors.all)?);
                 let row = |t: &TensorComparison| {
                     let numbers = [t.values.to_string(), format!("{:.2e}", t.nmse)];
                     let place = [
@@ -252,7 +276,7 @@ pub(super) fn to_html(
                 let head = [
                     "tensor", "values", "NMSE", "position", "channel", "ours", "theirs",
                 ];
-                page.table(&head, tensors.iter().map(row));
+                page.table(&head, tensors.all.iter().map(row));
             }
             Measured::Generated(tokens) => {
                 let row = |t: &octavo_lab::diff::TokenComparison| {
