@@ -90,7 +90,7 @@ struct Line {
 
 /// Runs the task.
 pub(crate) fn run(args: &CompareArgs) -> Result<(), String> {
-    let llama = side::find(&args.llama_cpp)?;
+    let llama = side::find(&args.llama_cpp, "llama-bench")?;
     let octavo = args.octavo.clone().map_or_else(side::build, Ok)?;
     let (mut ours, mut theirs, mut about) = (Vec::new(), Vec::new(), Value::Null);
     for round in 1..=args.rounds {

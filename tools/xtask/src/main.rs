@@ -9,6 +9,7 @@ mod nvrtc;
 mod random;
 mod side;
 mod skips;
+mod tensors;
 mod tolerances;
 
 use std::process::ExitCode;
@@ -33,6 +34,7 @@ enum Task {
     Model(model::ModelArgs),
     Nvrtc(nvrtc::NvrtcArgs),
     Skips(skips::SkipsArgs),
+    Tensors(Box<tensors::TensorsArgs>),
     Tolerances(tolerances::TolerancesArgs),
     /// Keep a CPU busy until nobody holds the other end of stdin
     #[command(hide = true)]
@@ -48,6 +50,7 @@ fn main() -> ExitCode {
         Task::Model(args) => model::run(&args),
         Task::Nvrtc(args) => nvrtc::run(&args),
         Task::Skips(args) => skips::run(&args),
+        Task::Tensors(args) => tensors::run(&args),
         Task::Tolerances(args) => tolerances::run(&args),
         Task::Spin => busy::spin(),
     };

@@ -1,5 +1,5 @@
-//! What the tasks share that run octavo bench and llama-bench side by side: both print the same
-//! records.
+//! What the tasks share that run Octavo and llama.cpp side by side. octavo bench and llama-bench
+//! print the same records.
 
 use std::fs::OpenOptions;
 use std::io::Write as _;
@@ -10,17 +10,13 @@ use serde_json::Value;
 /// Every setting of llama.cpp that may be its best on a CPU.
 pub(crate) const LLAMA_SETTINGS: [&str; 4] = ["-fa", "0,1", "--repack", "0,1"];
 
-/// llama-bench in a folder, a build folder or a source folder.
-pub(crate) fn find(dir: &Path) -> Result<PathBuf, String> {
-    let places = [
-        dir.join("llama-bench"),
-        dir.join("bin/llama-bench"),
-        dir.join("build/bin/llama-bench"),
-    ];
+/// A program of llama.cpp in a folder, a build folder or a source folder.
+pub(crate) fn find(dir: &Path, program: &str) -> Result<PathBuf, String> {
+    let places = ["", "bin", "build/bin"].map(|folder| dir.join(folder).join(program));
     let found = places.into_iter().find(|place| place.is_file());
     found.ok_or_else(|| {
         format!(
-            "{}: expected llama-bench here, in bin or in build/bin",
+            "{}: expected {program} here, in bin or in build/bin",
             dir.display()
         )
     })

@@ -264,7 +264,7 @@ impl Program {
 
 /// Runs the task.
 pub(crate) fn run(args: &BusyArgs) -> Result<(), String> {
-    let llama = side::find(&args.llama_cpp)?;
+    let llama = side::find(&args.llama_cpp, "llama-bench")?;
     let octavo = args.octavo.clone().map_or_else(side::build, Ok)?;
     let mut programs = vec![Program::octavo("octavo", octavo)?];
     if let Some(path) = &args.baseline {

@@ -1,0 +1,206 @@
+//! `cargo xtask tensors`: whether every tensor that llama-eval-callback prints is within the
+//! bounds of `octavo diff`.
+//!
+//! The program prints six values of each row at most, with four digits, and the sum of them all:
+//! enough to see that a tensor is the same one, not how near it is. How near the logits are is what
+//! the goldens say.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use clap::Args;
+use serde_json::Value;
+
+use crate::side::{build, find};
+
+/// Hold every tensor that llama-eval-callback prints against Octavo's
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  cargo xtask tensors --llama-cpp ~/llama.cpp/build/bin ../shared/arch/models/*-F32.gguf")]
+pub(crate) struct TensorsArgs {
+    /// Models in GGUF files; what llama.cpp rounds to eight bits on its way differs where weights
+    /// are quantized
+    #[arg(required = true, value_name = "MODEL")]
+    models: Vec<PathBuf>,
+    /// Folder with llama-eval-callback, or the build folder above its bin
+    #[arg(long, value_name = "DIR")]
+    llama_cpp: PathBuf,
+    /// The text
+    #[arg(
+        short,
+        long,
+        value_name = "TEXT",
+        default_value = "The fox lived under a tree; 3+4=7."
+    )]
+    prompt: String,
+    /// The program to test [default: built first, in release mode]
+    #[arg(long, value_name = "FILE")]
+    octavo: Option<PathBuf>,
+    /// Where the printed tensors are kept
+    #[arg(long, value_name = "DIR", default_value = "target/tensors")]
+    work: PathBuf,
+}
+
+/// How often llama-eval-callback is asked: what it prints last is lost where it ends before the
+/// thread that writes its log.
+const TRIES: usize = 8;
+
+/// Runs the task.
+pub(crate) fn run(args: &TensorsArgs) -> Result<(), String> {
+    let octavo = args.octavo.clone().map_or_else(build, Ok)?;
+    let callback = find(&args.llama_cpp, "llama-eval-callback")?;
+    fs::create_dir_all(&args.work).map_err(|error| format!("{}: {error}", args.work.display()))?;
+    println!("{:<32} {:>7} {:>7}  verdict", "model", "tensors", "values");
+    let mut outside = 0;
+    for model in &args.models {
+        let name = model.file_stem().unwrap_or_default().to_string_lossy();
+        let result = printed(
+            args,
+            &callback,
+            model,
+            &args.work.join(format!("{name}.txt")),
+        )
+        .and_then(|text| compare(args, &octavo, model, &text));
+        let (tensors, values, verdict) = match result {
+            Ok(found) => (
+                found.tensors.to_string(),
+                found.values.to_string(),
+                found.verdict,
+            ),
+            Err(message) => ("-".to_owned(), "-".to_owned(), message),
+        };
+        println!("{name:<32} {tensors:>7} {values:>7}  {verdict}");
+        outside += usize::from(verdict != "within");
+    }
+    match outside {
+        0 => Ok(()),
+        n => Err(format!(
+            "{n} of {} models are not within",
+            args.models.len()
+        )),
+    }
+}
+
+/// What llama-eval-callback prints of a model, whole, in a file.
+fn printed(
+    args: &TensorsArgs,
+    callback: &Path,
+    model: &Path,
+    to: &Path,
+) -> Result<PathBuf, String> {
+    for _ in 0..TRIES {
+        let output = Command::new(callback)
+            .arg("-m")
+            .arg(model)
+            .args(["-p", &args.prompt, "-t", "1", "-c", "2048"])
+            // as wherever numbers are compared: a cache of whole floats, weights as the file has
+            // them, attention in single operations
+            .args(["-ctk", "f32", "-ctv", "f32", "-fa", "off", "--no-repack"])
+            .stderr(Stdio::null())
+            .output()
+            .map_err(|error| format!("{}: {error}", callback.display()))?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        if is_whole(&text) {
+            fs::write(to, &*text).map_err(|error| format!("{}: {error}", to.display()))?;
+            return Ok(to.to_owned());
+        }
+    }
+    Err(format!(
+        "llama-eval-callback printed no whole text in {TRIES} runs"
+    ))
+}
+
+/// Whether a text goes on to the last tensor of a graph and the sum below it.
+fn is_whole(text: &str) -> bool {
+    let mut from_end = text.trim_end().lines().rev();
+    let is_sum = from_end
+        .next()
+        .is_some_and(|line| line.trim().starts_with("sum ="));
+    let node = from_end.find_map(|line| line.split_once("common_debug_cb_eval:"));
+    is_sum && node.is_some_and(|(_, node)| node.trim_start().starts_with("result_"))
+}
+
+/// What `octavo diff` says of a model and its printed tensors.
+struct Compared {
+    tensors: usize,
+    values: u64,
+    verdict: String,
+}
+
+fn compare(
+    args: &TensorsArgs,
+    octavo: &Path,
+    model: &Path,
+    printed: &Path,
+) -> Result<Compared, String> {
+    let output = Command::new(octavo)
+        .arg("diff")
+        .arg(model)
+        .arg("--reference")
+        .arg(printed)
+        .args(["-p", &args.prompt, "--json"])
+        .output()
+        .map_err(|error| format!("{}: {error}", octavo.display()))?;
+    let said = || String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    let value: Value = serde_json::from_slice(&output.stdout).map_err(|_| said())?;
+    summary(&value).ok_or_else(|| format!("expected one reference with its tensors in {value}"))
+}
+
+/// How many tensors and values were compared, and the verdict with the first tensor outside.
+fn summary(value: &Value) -> Option<Compared> {
+    let reference = value.pointer("/references/0")?;
+    let tensors = reference["tensors"].as_array()?;
+    let verdict = value["verdict"].as_str()?;
+    let first = &reference["first_divergence"]["name"];
+    Some(Compared {
+        tensors: tensors.len(),
+        values: tensors
+            .iter()
+            .filter_map(|tensor| tensor["values"].as_u64())
+            .sum(),
+        verdict: first.as_str().map_or_else(
+            || verdict.to_owned(),
+            |name| format!("{verdict}, first {name}"),
+        ),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WHOLE: &str = "\
+common_debug_cb_eval:          l_out-1 = (f32)  ADD(a{4, 1, 1, 1}, b{4, 1, 1, 1}}) = {4, 1, 1, 1}
+    sum = -17.707371
+common_debug_cb_eval:    result_output = (f32)  MUL_MAT(c{4, 9, 1, 1}, d{4, 1, 1, 1}}) = {9, 1, 1, 1}
+    sum = 16.384514
+
+";
+
+    #[test]
+    fn a_text_is_whole_where_it_ends_with_the_sum_of_the_result() {
+        assert!(is_whole(WHOLE));
+        let lines: Vec<&str> = WHOLE.trim_end().lines().collect();
+        for cut in 0..lines.len() {
+            assert!(!is_whole(&lines[..cut].join("\n")), "{cut} lines");
+        }
+    }
+
+    #[test]
+    fn a_verdict_names_the_first_tensor_outside() {
+        let mut value = serde_json::json!({
+            "verdict": "outside",
+            "references": [{
+                "first_divergence": { "name": "ffn_out-1" },
+                "tensors": [{ "values": 36 }, { "values": 18 }],
+            }],
+        });
+        let compared = summary(&value).expect("a summary");
+        assert_eq!((compared.tensors, compared.values), (2, 54));
+        assert_eq!(compared.verdict, "outside, first ffn_out-1");
+        value["references"] = serde_json::json!([]);
+        assert!(summary(&value).is_none());
+    }
+}
