@@ -13,6 +13,7 @@ compile_error!("weights are used as they lie in the file: little-endian");
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
 mod act;
+mod ahead;
 mod bytes;
 mod clock;
 pub mod cuda;

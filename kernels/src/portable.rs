@@ -231,6 +231,8 @@ impl Simd for Portable {
     }
     #[inline(always)]
     unsafe fn prefetch(_: *const u8) {}
+    #[inline(always)]
+    unsafe fn prefetch_far(_: *const u8) {}
 }
 
 /// Exact, and short enough to vectorise: shifts the exponent into place and lets one multiply do

@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use crate::generic::probe::{FEW, MANY, READS};
 use crate::isa::Isa;
+use crate::memory::Floats;
 use crate::pool::Pool;
 
 /// Bytes that are read in a pass, by all threads together: far more than a core's own caches.
@@ -33,11 +34,14 @@ fn best_read(isa: Isa, pool: &mut Pool, bytes: usize) -> f64 {
     let table = isa.table();
     let turn = READS * table.strip;
     let part = (bytes / 4 / pool.threads()).next_multiple_of(turn);
-    let parts: Vec<Mutex<Vec<f32>>> = (0..pool.threads())
-        .map(|_| Mutex::new(Vec::new()))
-        .collect();
+    // in large pages, as weights are
+    let parts: Vec<Mutex<Floats>> = (0..pool.threads()).map(|_| Mutex::default()).collect();
     // the thread that reads a page is the first to touch it, which decides on whose memory it lies
-    pool.run_everywhere(&|id| *lock(&parts[id]) = vec![1.0; part]);
+    pool.run_everywhere(&|id| {
+        let mut floats = lock(&parts[id]);
+        floats.grow(part);
+        floats.fill(1.0);
+    });
     let mut best = 0f64;
     for _ in 0..PASSES {
         for read in table.read {

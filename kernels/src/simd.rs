@@ -107,7 +107,10 @@ pub(crate) trait Simd: Copy {
     unsafe fn dot2(acc: Self::I, w: Self::I, x: *const i32) -> Self::I;
     /// Four 16-bit activations in the form `dot4` reads.
     fn act4(x: [i16; 4]) -> Act4;
+    /// Asks for the line at `p`, into the first cache.
     unsafe fn prefetch(p: *const u8);
+    /// Asks for the line at `p`, into the second cache.
+    unsafe fn prefetch_far(p: *const u8);
 }
 
 /// Stamps trait operations whose bodies are intrinsics. The one SAFETY text for all of them is

@@ -158,6 +158,9 @@ impl<D: Dot> Simd for Neon<D> {
             // an address, not a pointer: nothing is read
             asm!("prfm pldl1keep, [{}]", in(reg) p.addr(), options(nomem, nostack, preserves_flags))
         }
+        prefetch_far(p: *const u8) {
+            asm!("prfm pldl2keep, [{}]", in(reg) p.addr(), options(nomem, nostack, preserves_flags))
+        }
     }
 
     #[inline(always)]

@@ -1,19 +1,13 @@
 //! One generated token against packed weights: every weight is read once, so memory is the limit.
 //!
-//! A strip of R rows is one contiguous stream, walked in address order with the next block
-//! prefetched. Codes are multiplied as integers with the two-plane activations; each group of 16 or
+//! A strip of R rows is one contiguous stream, walked in address order; what comes soon is asked
+//! for ahead. Codes are multiplied as integers with the two-plane activations; each group of 16 or
 //! 32 leaves the integer domain once, with the product of both scales.
 
 use crate::act::{ACT_GROUP, ACT_MAX, Act4, ActRow, GroupSums};
+use crate::ahead::Ahead;
 use crate::formats::{Float, Format};
 use crate::simd::Simd;
-
-/// Bytes of a stream asked for before they are read, at least.
-///
-/// A thread reads some 10 GB/s, so 2 KiB are 200 ns: more than memory takes to answer, on the Xeon
-/// where this was measured, and two streams' worth is a twelfth of its first cache (48 KiB), so
-/// that nothing is driven out before it is read.
-const AHEAD: usize = 2048;
 
 /// `N` neighbouring strips times one row of activations -> N R outputs.
 ///
@@ -39,14 +33,15 @@ pub(crate) unsafe fn strips<S: Simd, F: Format, const N: usize>(
     // SAFETY: all offsets below stay inside the strips and the activation row by the caller's
     // promise; prefetches may point past the end, which is harmless.
     unsafe {
+        let ahead = Ahead::here();
         let mut sums = [S::zero(); N];
         for b in 0..blocks {
             let block = strips.add(b * block_bytes);
             // what will be read so many bytes from now: after a strip's end comes the next one that
             // is not being read
-            let is_last = b + AHEAD.div_ceil(block_bytes) >= blocks;
+            let is_last = b + ahead.bytes.div_ceil(block_bytes) >= blocks;
             let end = usize::from(is_last) * (N - 1) * strip_bytes;
-            let ahead = block.wrapping_add(AHEAD.next_multiple_of(block_bytes) + end);
+            let soon = block.wrapping_add(ahead.bytes.next_multiple_of(block_bytes) + end);
             let mut asked = 0;
             let mut block_scales = [F::block_scales::<S>(block); N];
             for n in 1..N {
@@ -55,7 +50,7 @@ pub(crate) unsafe fn strips<S: Simd, F: Format, const N: usize>(
             for g in 0..groups {
                 while asked < (g + 1) * block_bytes / groups {
                     for n in 0..N {
-                        S::prefetch(ahead.wrapping_add(n * strip_bytes + asked));
+                        ahead.ask::<S>(soon.wrapping_add(n * strip_bytes + asked));
                     }
                     asked += 64;
                 }
@@ -179,13 +174,14 @@ pub(crate) unsafe fn strip_float<S: Simd, E: Float, const M: usize>(
     // SAFETY: offsets stay inside the strip and the rows by the caller's promise; prefetches may
     // point past the end.
     unsafe {
+        let ahead = Ahead::here();
         // four sums hide the latency of the multiply-add
         let mut sums = [[S::zero(); 4]; M];
         let mut i = 0;
         while i + 4 <= k {
             let p = strip.add(i * row);
             for line in 0..(4 * row) / 64 {
-                S::prefetch(p.wrapping_add(AHEAD + 64 * line));
+                ahead.ask::<S>(p.wrapping_add(ahead.bytes + 64 * line));
             }
             for j in 0..4 {
                 let w = E::load::<S>(p.add(j * row));

@@ -107,6 +107,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
             multiply_add::<VNNI>(acc, w, _mm256_set1_epi32(x.read_unaligned()))
         }
         prefetch(p: *const u8) { _mm_prefetch(p.cast(), _MM_HINT_T0) }
+        prefetch_far(p: *const u8) { _mm_prefetch(p.cast(), _MM_HINT_T1) }
     }
 
     #[inline(always)]

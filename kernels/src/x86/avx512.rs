@@ -83,6 +83,7 @@ impl Simd for Avx512 {
             _mm512_dpwssd_epi32(acc, w, _mm512_set1_epi32(x.read_unaligned()))
         }
         prefetch(p: *const u8) { _mm_prefetch(p.cast(), _MM_HINT_T0) }
+        prefetch_far(p: *const u8) { _mm_prefetch(p.cast(), _MM_HINT_T1) }
     }
 
     #[inline(always)]
