@@ -92,5 +92,5 @@ impl Simd for Avx512 {
     }
 }
 
-instantiate!(kernels, Avx512, floats 12, queries [8, 4, 2, 1], prompts by_pairs 10,
+instantiate!(kernels, Avx512, floats 12, queries [8, 4, 2, 1], prompts by_pairs 6,
     features ["avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni"]);
