@@ -111,47 +111,105 @@ pub(crate) struct Lanes {
 pub(crate) unsafe fn linear_attention<S: Simd>(a: &Lanes) {
     const { assert!(STATE_LANES.is_multiple_of(S::R)) };
     for first in (0..a.lanes).step_by(S::R) {
-        for t in 0..a.tokens {
-            // SAFETY: these lanes of this token.
-            unsafe { token::<S>(a, first, t) }
+        // SAFETY: these lanes of tokens that exist.
+        unsafe {
+            if !a.delta {
+                for t in 0..a.tokens {
+                    token::<S, false>(a, first, t, S::zero());
+                }
+            } else if let Some(last) = a.tokens.checked_sub(1) {
+                let mut held = recall::<S>(a, first);
+                for t in 0..last {
+                    held = token::<S, true>(a, first, t, held);
+                }
+                token::<S, false>(a, first, last, held);
+            }
         }
     }
 }
 
-/// Sums that run beside each other.
+/// Sums that run beside each other: of every fourth key.
 const SUMS: usize = 4;
 
-/// # Safety
-/// As [`linear_attention`]; there are lanes from `first` on, and the token exists.
+/// Calls with each key, and the sum that it belongs to.
 #[inline(always)]
-unsafe fn token<S: Simd>(a: &Lanes, first: usize, t: usize) {
+fn by_sums(keys: usize, mut each: impl FnMut(usize, usize)) {
+    for j in (0..keys).step_by(SUMS) {
+        // constant indices keep the sums in registers
+        for i in 0..SUMS {
+            if j + i < keys {
+                each(j + i, i);
+            }
+        }
+    }
+}
+
+/// What the state holds for the first token's key.
+///
+/// # Safety
+/// As [`linear_attention`]; there are lanes from `first` on, and a token.
+#[inline(always)]
+unsafe fn recall<S: Simd>(a: &Lanes, first: usize) -> S::F {
+    // SAFETY: all indices are of keys and lanes that exist.
+    unsafe {
+        let (k, state) = (a.k.0, a.state.add(first));
+        let mut sums = [S::zero(); SUMS];
+        by_sums(
+            a.key_dim,
+            #[inline(always)]
+            |j, i| {
+                let m = S::load(state.add(j * STATE_LANES));
+                sums[i] = S::fma(m, S::set1(k.add(j).read()), sums[i]);
+            },
+        );
+        total::<S>(sums)
+    }
+}
+
+/// One token, whose key the state holds `held` for, if that counts. With `RECALL` returns what it
+/// holds for the next token's key then: the state is read and written once a token.
+///
+/// # Safety
+/// As [`linear_attention`]; there are lanes from `first` on, and the token exists, with `RECALL`
+/// also the next one.
+#[inline(always)]
+unsafe fn token<S: Simd, const RECALL: bool>(
+    a: &Lanes,
+    first: usize,
+    t: usize,
+    held: S::F,
+) -> S::F {
     // SAFETY: all indices are of tokens, keys and lanes that exist.
     unsafe {
         let lanes = S::R.min(a.lanes - first);
         let (q, k) = (a.q.0.add(t * a.q.1), a.k.0.add(t * a.k.1));
+        let next_k = k.wrapping_add(a.k.1);
         let state = a.state.add(first);
         let decay = S::set1(a.decay.0.add(t * a.decay.1).read());
         let rate = S::set1(a.rate.0.add(t * a.rate.1).read());
         let mut value = some::<S>(a.v.0.add(t * a.v.1 + first), lanes);
         if a.delta {
-            let mut sums = [S::zero(); SUMS];
-            for j in 0..a.key_dim {
-                let m = S::load(state.add(j * STATE_LANES));
-                sums[j % SUMS] = S::fma(m, S::set1(k.add(j).read()), sums[j % SUMS]);
-            }
-            value = S::sub(value, S::mul(decay, total::<S>(sums)));
+            value = S::sub(value, S::mul(decay, held));
         }
         let change = S::mul(rate, value);
-        let mut sums = [S::zero(); SUMS];
-        for j in 0..a.key_dim {
-            let at = state.add(j * STATE_LANES);
-            let faded = S::mul(decay, S::load(at));
-            let m = S::fma(change, S::set1(k.add(j).read()), faded);
-            S::store(at, m);
-            sums[j % SUMS] = S::fma(m, S::set1(q.add(j).read()), sums[j % SUMS]);
-        }
+        let (mut sums, mut next) = ([S::zero(); SUMS], [S::zero(); SUMS]);
+        by_sums(
+            a.key_dim,
+            #[inline(always)]
+            |j, i| {
+                let at = state.add(j * STATE_LANES);
+                let faded = S::mul(decay, S::load(at));
+                let m = S::fma(change, S::set1(k.add(j).read()), faded);
+                S::store(at, m);
+                sums[i] = S::fma(m, S::set1(q.add(j).read()), sums[i]);
+                if RECALL {
+                    next[i] = S::fma(m, S::set1(next_k.add(j).read()), next[i]);
+                }
+            },
+        );
         let result = S::mul(S::set1(a.scale), total::<S>(sums));
         put::<S>(result, a.y.0.add(t * a.y.1 + first), lanes);
+        total::<S>(next)
     }
 }
 
