@@ -11,6 +11,7 @@
 //! leaves its sums as they are, bit for bit. What no row sees is not read.
 
 use super::elementwise::soft_cap;
+use crate::ahead::Ahead;
 use crate::formats::Float;
 use crate::kv::Q8_GROUP;
 pub(crate) use crate::kv::{MAX_HEAD_DIM, PAGE};
@@ -280,6 +281,7 @@ unsafe fn scores<S: Simd, E: Stored, const NQ: usize>(
     p: &mut Span<NQ>,
 ) {
     let head_dim = a.pages.head_dim;
+    let ahead = Ahead::here();
     // elements that share a scale are summed before it counts
     let group = E::GROUP.unwrap_or(head_dim);
     // SAFETY: a K page is head_dim * 16 elements, `q` head_dim * NQ floats.
@@ -295,8 +297,8 @@ unsafe fn scores<S: Simd, E: Stored, const NQ: usize>(
                         // two rows of a page at a time, never many at once: those that wait would
                         // hold up everything else
                         for line in (0..2 * PAGE * E::BYTES).step_by(64) {
-                            S::prefetch(soon[0].wrapping_add(d * PAGE * E::BYTES + line));
-                            S::prefetch(soon[1].wrapping_add(d * PAGE * E::BYTES + line));
+                            ahead.ask::<S>(soon[0].wrapping_add(d * PAGE * E::BYTES + line));
+                            ahead.ask::<S>(soon[1].wrapping_add(d * PAGE * E::BYTES + line));
                         }
                     }
                     for odd in 0..2 {
