@@ -6,6 +6,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
+use octavo_model::Arch;
+
 /// Endings that make a name a file of this repository, with or without a folder before it.
 const ENDINGS: [&str; 6] = [".rs", ".md", ".toml", ".cu", ".cuh", ".sh"];
 
@@ -237,6 +239,35 @@ fn what_the_documentation_names_exists() {
     }
     assert!(named > 100, "only {named} paths in Markdown were looked at");
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Lines of code, without comments and blank ones.
+fn code_lines(text: &str) -> usize {
+    let is_code = |line: &&str| !line.is_empty() && !line.starts_with("//");
+    text.lines().map(str::trim).filter(is_code).count()
+}
+
+#[test]
+fn every_architecture_is_listed_with_its_lines() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = fs::read_to_string(root.join("docs/architectures.md")).expect("the page");
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| "));
+    let said: BTreeSet<String> = rows
+        .map(|row| row.split(" | ").take(2).collect::<Vec<_>>().join(": "))
+        .collect();
+    for arch in Arch::all() {
+        let file = format!("src/model/arch/{}.rs", arch.name().replace('-', "_"));
+        let code = fs::read_to_string(root.join(&file)).expect("a file for each architecture");
+        let lines = code_lines(&code);
+        assert!(
+            lines <= 120,
+            "{file} has {lines} lines: blocks can be shared"
+        );
+        let row = format!("{}: {lines}", arch.name());
+        assert!(said.contains(&row), "docs/architectures.md: expected {row}");
+    }
+    // and a line for the names of columns, and one for the sum
+    assert_eq!(said.len(), Arch::all().len() + 2, "{said:?}");
 }
 
 /// A repository of two crates.
