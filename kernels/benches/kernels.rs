@@ -403,7 +403,7 @@ fn main() {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     for isa in Isa::available() {
         let mut pool = Pool::new(threads).expect("threads");
-        let read = Limit("read", read_bandwidth(isa, &mut pool));
+        let read = Limit("read", read_bandwidth(isa, &mut pool).expect("memory"));
         let flops = Limit("peak", flops_peak(isa, &mut pool));
         drop(pool);
         let mut bench = Bench {

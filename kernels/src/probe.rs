@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use crate::generic::probe::{FEW, MANY, READS};
 use crate::isa::Isa;
-use crate::memory::Floats;
+use crate::memory::{Floats, NoMemory, with_memory};
 use crate::pool::Pool;
 
 /// Bytes that are read in a pass, by all threads together: far more than a core's own caches.
@@ -24,10 +24,13 @@ const TURNS: usize = 1 << 20;
 /// GB/s (1e9 bytes) that all threads of the pool together read from memory with the vectors of
 /// `isa`, each its own contiguous part; with or without software prefetch, whichever is faster.
 ///
+/// # Errors
+/// [`NoMemory`] if there is none to read.
+///
 /// # Panics
 /// If the CPU lacks `isa`.
-pub fn read_bandwidth(isa: Isa, pool: &mut Pool) -> f64 {
-    best_read(isa, pool, READ_BYTES)
+pub fn read_bandwidth(isa: Isa, pool: &mut Pool) -> Result<f64, NoMemory> {
+    with_memory(|| best_read(isa, pool, READ_BYTES))
 }
 
 fn best_read(isa: Isa, pool: &mut Pool, bytes: usize) -> f64 {

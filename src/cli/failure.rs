@@ -105,6 +105,8 @@ fn advise(error: &(dyn Error + 'static)) -> Option<String> {
         "octavo embed gives what it computes"
     } else if error.is::<KvTooLarge>() {
         "a smaller -c N or --kv-type q8_0 makes it smaller"
+    } else if let Some(engine::Error::Cpu(cpu::Error::Measuring(_))) = error.downcast_ref() {
+        "--no-limits leaves that out"
     } else if error.is::<NoMemory>() {
         "smaller -b N, fewer threads with -t N, a smaller -c N and --no-repack take less"
     } else if let Some(SequenceError::PromptTooLong { .. }) = error.downcast_ref() {

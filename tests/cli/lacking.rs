@@ -84,6 +84,20 @@ fn limited(kib: u64, args: &[&str]) -> Output {
         .expect("sh runs")
 }
 
+#[test]
+fn memory_to_measure_with_may_lack() {
+    // two threads read 256 MiB each
+    let output = limited(400_000, &["bench", "-p", "0", "-n", "1", "-t", "2"]);
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    let line = text.lines().last().expect("an error");
+    assert!(
+        line.starts_with("octavo: error: reading memory to measure it: no memory for 256 MiB")
+            && line.ends_with("(--no-limits leaves that out)"),
+        "{text}"
+    );
+}
+
 /// Runs under limits from almost nothing on until three in a row were enough; gives every error.
 fn errors_while_memory_lacks(args: &[&str], step: u64) -> Vec<String> {
     let (mut errors, mut enough, mut started) = (Vec::new(), 0, false);

@@ -66,6 +66,9 @@ pub enum Error {
         /// What they take.
         source: NoMemory,
     },
+    /// No memory to measure its speed with.
+    #[error("reading memory to measure it: {0}")]
+    Measuring(#[source] NoMemory),
     /// No memory for what a step computes.
     #[error("buffers of a step: {0}")]
     Buffers(#[from] NoMemory),

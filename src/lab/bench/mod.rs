@@ -17,7 +17,7 @@ use octavo_kernels::{Isa, Pool, kernel_name, probe};
 use octavo_quant::TensorType;
 
 use octavo_engine::Error as EngineError;
-use octavo_engine::backend::Role;
+use octavo_engine::backend::{Role, cpu};
 use octavo_engine::{BatchError, Engine, Session, Wanted};
 
 pub use record::{Build, Record, Setting};
@@ -79,16 +79,15 @@ impl Limits {
     /// Measures for about a second. No other work should run.
     ///
     /// # Errors
-    /// If the system refuses threads, or the GPU fails.
+    /// If the system refuses threads or memory, or the GPU fails.
     pub fn measure(processor: &Processor, threads: usize) -> Result<Limits, EngineError> {
         match processor {
             Processor::Cpu(isa) => {
-                let refused =
-                    |source| octavo_engine::backend::cpu::Error::Threads { threads, source };
+                let refused = |source| cpu::Error::Threads { threads, source };
                 let mut pool = Pool::new(threads).map_err(refused)?;
                 Ok(Limits {
                     flops: probe::flops_peak(*isa, &mut pool),
-                    read: probe::read_bandwidth(*isa, &mut pool),
+                    read: probe::read_bandwidth(*isa, &mut pool).map_err(cpu::Error::Measuring)?,
                 })
             }
             Processor::Gpu(gpu) => {
