@@ -1,9 +1,11 @@
 //! What the tasks share that run Octavo and llama.cpp side by side. octavo bench and llama-bench
 //! print the same records.
 
+use std::ffi::OsStr;
 use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use serde_json::Value;
 
@@ -35,6 +37,28 @@ pub(crate) fn build() -> Result<PathBuf, String> {
     ]))?;
     let this = std::env::current_exe().map_err(|error| error.to_string())?;
     Ok(this.with_file_name(format!("octavo{}", std::env::consts::EXE_SUFFIX)))
+}
+
+/// What `octavo diff MODEL` says with these arguments, as JSON; its exit code is part of the answer
+/// and no failure.
+pub(crate) fn diff(octavo: &Path, model: &Path, args: &[&OsStr]) -> Result<Value, String> {
+    let output = Command::new(octavo)
+        .arg("diff")
+        .arg(model)
+        .args(args)
+        .arg("--json")
+        .output()
+        .map_err(|error| format!("{}: {error}", octavo.display()))?;
+    let said = || String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    let value: Value = serde_json::from_slice(&output.stdout).map_err(|_| said())?;
+    if (value["verdict"] == "within") != output.status.success() {
+        return Err(format!(
+            "{}: {} and the verdict contradict each other: {value}",
+            model.display(),
+            output.status
+        ));
+    }
+    Ok(value)
 }
 
 /// The array of records that a program printed.

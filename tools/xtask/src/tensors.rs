@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use clap::Args;
 use serde_json::Value;
 
-use crate::side::{build, find};
+use crate::side::{build, diff, find};
 
 /// Hold every tensor that llama-eval-callback prints against Octavo's
 #[derive(Debug, Args)]
@@ -56,13 +56,9 @@ pub(crate) fn run(args: &TensorsArgs) -> Result<(), String> {
     let mut outside = 0;
     for model in &args.models {
         let name = model.file_stem().unwrap_or_default().to_string_lossy();
-        let result = printed(
-            args,
-            &callback,
-            model,
-            &args.work.join(format!("{name}.txt")),
-        )
-        .and_then(|text| compare(args, &octavo, model, &text));
+        let text = args.work.join(format!("{name}.txt"));
+        let result = print(args, &callback, model, &text)
+            .and_then(|()| compare(args, &octavo, model, &text));
         let (tensors, values, verdict) = match result {
             Ok(found) => (
                 found.tensors.to_string(),
@@ -83,13 +79,8 @@ pub(crate) fn run(args: &TensorsArgs) -> Result<(), String> {
     }
 }
 
-/// What llama-eval-callback prints of a model, whole, in a file.
-fn printed(
-    args: &TensorsArgs,
-    callback: &Path,
-    model: &Path,
-    to: &Path,
-) -> Result<PathBuf, String> {
+/// Writes what llama-eval-callback prints of a model to a file, all of it.
+fn print(args: &TensorsArgs, callback: &Path, model: &Path, to: &Path) -> Result<(), String> {
     for _ in 0..TRIES {
         let output = Command::new(callback)
             .arg("-m")
@@ -103,8 +94,7 @@ fn printed(
             .map_err(|error| format!("{}: {error}", callback.display()))?;
         let text = String::from_utf8_lossy(&output.stdout);
         if is_whole(&text) {
-            fs::write(to, &*text).map_err(|error| format!("{}: {error}", to.display()))?;
-            return Ok(to.to_owned());
+            return fs::write(to, &*text).map_err(|error| format!("{}: {error}", to.display()));
         }
     }
     Err(format!(
@@ -135,16 +125,9 @@ fn compare(
     model: &Path,
     printed: &Path,
 ) -> Result<Compared, String> {
-    let output = Command::new(octavo)
-        .arg("diff")
-        .arg(model)
-        .arg("--reference")
-        .arg(printed)
-        .args(["-p", &args.prompt, "--json"])
-        .output()
-        .map_err(|error| format!("{}: {error}", octavo.display()))?;
-    let said = || String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    let value: Value = serde_json::from_slice(&output.stdout).map_err(|_| said())?;
+    let (reference, prompt) = (printed.as_os_str(), args.prompt.as_ref());
+    let options = ["--reference".as_ref(), reference, "-p".as_ref(), prompt];
+    let value = diff(octavo, model, &options)?;
     summary(&value).ok_or_else(|| format!("expected one reference with its tensors in {value}"))
 }
 
@@ -174,7 +157,7 @@ mod tests {
     const WHOLE: &str = "\
 common_debug_cb_eval:          l_out-1 = (f32)  ADD(a{4, 1, 1, 1}, b{4, 1, 1, 1}}) = {4, 1, 1, 1}
     sum = -17.707371
-common_debug_cb_eval:    result_output = (f32)  MUL_MAT(c{4, 9, 1, 1}, d{4, 1, 1, 1}}) = {9, 1, 1, 1}
+common_debug_cb_eval:    result_output = (f32)  MUL_MAT(c{4, 9, 1, 1}, d{4, 1, 1, 1}}) = {9, 1}
     sum = 16.384514
 
 ";
