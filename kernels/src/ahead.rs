@@ -1,11 +1,11 @@
-//! How far ahead of its loads a stream of weights is asked for.
+//! How what a generated token reads once is asked for: weights, keys and values.
 
 use crate::simd::Simd;
 
-/// How weights that a generated token reads once are asked for before they are loaded.
+/// How memory is asked for before it is loaded.
 #[derive(Clone, Copy)]
 pub(crate) struct Ahead {
-    /// From the load to the line asked for, at least.
+    /// From a load of weights to the line asked for, at least. Keys and values have pages for that.
     pub(crate) bytes: usize,
     /// Into the second cache, and not into the first.
     second_cache: bool,

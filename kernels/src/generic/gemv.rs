@@ -34,14 +34,15 @@ pub(crate) unsafe fn strips<S: Simd, F: Format, const N: usize>(
     // promise; prefetches may point past the end, which is harmless.
     unsafe {
         let ahead = Ahead::here();
+        let blocks_ahead = ahead.bytes.div_ceil(block_bytes);
         let mut sums = [S::zero(); N];
         for b in 0..blocks {
             let block = strips.add(b * block_bytes);
             // what will be read so many bytes from now: after a strip's end comes the next one that
             // is not being read
-            let is_last = b + ahead.bytes.div_ceil(block_bytes) >= blocks;
+            let is_last = b + blocks_ahead >= blocks;
             let end = usize::from(is_last) * (N - 1) * strip_bytes;
-            let soon = block.wrapping_add(ahead.bytes.next_multiple_of(block_bytes) + end);
+            let soon = block.wrapping_add(blocks_ahead * block_bytes + end);
             let mut asked = 0;
             let mut block_scales = [F::block_scales::<S>(block); N];
             for n in 1..N {
