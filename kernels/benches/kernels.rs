@@ -21,7 +21,7 @@ use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, Throughput};
 use octavo_kernels::{
     Activation, CacheLayer, Executor, Isa, KvShape, KvStore, KvType, Matrix, Op, Pairing, Pool,
-    Program, Role, Rope, RowSet, Scores, Sequence, StateUse, Step, ValueShape,
+    Program, Role, Rope, RowSet, Scores, Sequence, Step, ValueShape,
     probe::{flops_peak, read_bandwidth},
 };
 use octavo_quant::{TensorType as T, quantize};
@@ -101,7 +101,7 @@ fn step(executor: &mut Executor, store: &mut KvStore, role: Role, start: usize, 
         start,
         tables: &[&table],
         wanted: 0..m,
-        states: StateUse::default(),
+        ..Sequence::default()
     }];
     executor.step(
         &Step {
@@ -369,6 +369,7 @@ fn elementwise(bench: &mut Bench<'_>) {
             frequencies,
             magnitude: 1.0,
             pairing: Pairing::Neox,
+            axes: Vec::new(),
         };
         let program = Program {
             ops,
@@ -377,6 +378,7 @@ fn elementwise(bench: &mut Bench<'_>) {
             caches: vec![kv],
             states: vec![],
             output: 1,
+            given: 0,
         };
         let executor = Executor::new(
             bench.isa,

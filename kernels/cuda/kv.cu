@@ -61,7 +61,7 @@ struct HeadsParams {
     u32 head_dim;
     u32 unused;
 };
-static_assert(sizeof(HeadsParams) == 200, "kernels/src/cuda/params.rs has the same");
+static_assert(sizeof(HeadsParams) == 216, "kernels/src/cuda/params.rs has the same");
 
 constexpr u32 LARGEST_HEAD = 256;
 
@@ -83,18 +83,18 @@ DEVICE void heads(const HeadsParams& p) {
         for (u32 i = lane; i < p.head_dim; i += WARP) head[i] = head[i] * scale * from.norm[i];
         __syncthreads();
     }
-    const i32 position = p.paging.positions[row];
     if (query) {
         float* out = p.out + (static_cast<u64>(row) * p.q.n + h) * p.head_dim;
-        for (u32 i = lane; i < p.head_dim; i += WARP) out[i] = rotated(head, i, position, p.turn);
+        for (u32 i = lane; i < p.head_dim; i += WARP) out[i] = rotated(head, i, row, p.turn);
         return;
     }
+    const i32 position = p.paging.positions[row];
     if (position < 0) return;
     const u32 page = page_of(p.paging, row, table_of(p.paging, row), position / PAGE);
     if (page >= p.paging.n_pages) return;
     u8* to = static_cast<u8*>(value ? p.pages_v : p.pages_k) + page_start<Kv>(page, p.k.n, h, p.head_dim);
     for (u32 i = lane; i < p.head_dim; i += WARP)
-        Kv::store(to, position % PAGE, i, p.head_dim, value ? head[i] : rotated(head, i, position, p.turn));
+        Kv::store(to, position % PAGE, i, p.head_dim, value ? head[i] : rotated(head, i, row, p.turn));
 }
 
 KERNEL(heads_F16, HeadsParams, WARP) { heads<KvF16>(p); }

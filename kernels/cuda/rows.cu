@@ -42,16 +42,15 @@ KERNEL(layer_norm, NormParams, NORM_THREADS) {
 }
 
 struct RopeParams {
-    const float* x;        // (rows, heads, head_dim)
-    float* out;            // the same, elsewhere
-    const i32* positions;  // (rows), below zero: the row is padding
+    const float* x;  // (rows, heads, head_dim)
+    float* out;      // the same, elsewhere
     Turn turn;
     u32 rows;
     u32 heads;
     u32 head_dim;
     u32 unused;
 };
-static_assert(sizeof(RopeParams) == 64, "kernels/src/cuda/params.rs has the same");
+static_assert(sizeof(RopeParams) == 72, "kernels/src/cuda/params.rs has the same");
 
 constexpr u32 THREADS = 256;
 
@@ -61,7 +60,34 @@ KERNEL(rope, RopeParams, THREADS) {
     const u32 width = p.heads * p.head_dim;
     if (at >= static_cast<u64>(p.rows) * width) return;
     const u32 i = static_cast<u32>(at % p.head_dim);
-    p.out[at] = rotated(p.x + (at - i), i, p.positions[at / width], p.turn);
+    p.out[at] = rotated(p.x + (at - i), i, at / width, p.turn);
+}
+
+struct GivenParams {
+    const float* x;      // (rows, width); null: rows that are not given stay as they are
+    const float* given;  // (given rows, stride)
+    const u32* places;   // (rows): which of the given rows stands in this place, or none
+    float* out;          // (rows, width)
+    u32 rows;
+    u32 width;
+    u32 stride;
+    u32 from;  // of a given row
+};
+static_assert(sizeof(GivenParams) == 48, "kernels/src/cuda/params.rs has the same");
+
+constexpr u32 NOT_GIVEN = 0xffffffffu;
+
+// x + given, or given where there is no x.
+KERNEL(given, GivenParams, THREADS) {
+    const u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
+    if (at >= static_cast<u64>(p.rows) * p.width) return;
+    const u32 place = p.places[at / p.width];
+    if (place == NOT_GIVEN) {
+        if (p.x != nullptr) p.out[at] = p.x[at];
+        return;
+    }
+    const float given = p.given[static_cast<u64>(place) * p.stride + p.from + at % p.width];
+    p.out[at] = p.x == nullptr ? given : p.x[at] + given;
 }
 
 struct PairParams {

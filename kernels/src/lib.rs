@@ -53,6 +53,6 @@ pub use op::{
 };
 pub use pool::Pool;
 pub use program::{
-    Instruction, Program, ProgramOp, Role, RowTable, Sequence, Slot, StateUse, StateWrite, Step,
+    GivenRows, Instruction, Program, ProgramOp, Role, RowTable, Sequence, Slot, StateUse, StateWrite, Step,
 };
-pub use rope::{Pairing, Rope};
+pub use rope::{Pairing, Rope, Turns};

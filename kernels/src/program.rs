@@ -6,7 +6,7 @@ use crate::kv::KvShape;
 use crate::op::{
     CacheLayer, CacheShape, MatrixShape, Op, Recurrence, RowSet, Scores, Shapes, ValueShape,
 };
-use crate::rope::Rope;
+use crate::rope::{Rope, Turns};
 use octavo_quant::TensorType;
 use std::ops::Range;
 use std::sync::Arc;
@@ -158,6 +158,9 @@ pub struct Program {
     pub states: Vec<usize>,
     /// The slot that holds the outputs: the logits, or what another program goes on with.
     pub output: Slot,
+    /// Values of a row that comes in the place of a token's embedding, see [`GivenRows`]; 0 if none
+    /// can.
+    pub given: usize,
 }
 
 /// One token of a step.
@@ -167,8 +170,19 @@ pub(crate) struct Row {
     pub(crate) seq: usize,
     pub(crate) token: u32,
     pub(crate) pos: usize,
+    /// By what its pairs turn.
+    pub(crate) turns: Turns,
+    /// Which of the step's given rows stands in the place of its embedding.
+    pub(crate) given: Option<usize>,
     /// Positions of its sequence at the end of the step.
     pub(crate) end: usize,
+}
+
+impl Row {
+    /// The largest of what its pairs turn by.
+    pub(crate) fn furthest_turn(&self) -> usize {
+        self.turns.into_iter().max().unwrap_or(0) as usize
+    }
 }
 
 impl Program {
@@ -311,7 +325,7 @@ impl Program {
         if !self.states.is_empty() {
             check_states(step);
         }
-        let (mut rows, mut wanted) = (Vec::new(), Vec::new());
+        let (mut rows, mut wanted, mut n_given) = (Vec::new(), Vec::new(), 0);
         for (seq, s) in step.seqs.iter().enumerate() {
             let end = s.start + s.tokens.len();
             assert!(
@@ -344,17 +358,26 @@ impl Program {
                 "outputs wanted of tokens that are not there"
             );
             wanted.extend(s.wanted.clone().map(|i| rows.len() + i));
+            assert!(
+                s.turns.is_empty() || s.turns.len() == s.tokens.len(),
+                "turns of other tokens"
+            );
+            let first = rows.len();
             for (i, token) in s.tokens.iter().enumerate() {
-                assert!(
-                    vocabulary.is_none_or(|n| (*token as usize) < n),
-                    "token {token} has no embedding"
-                );
+                let pos = s.start + i;
                 rows.push(Row {
                     seq,
                     token: *token,
-                    pos: s.start + i,
+                    pos,
+                    turns: s.turns.get(i).copied().unwrap_or([pos as u32; 3]),
+                    given: None,
                     end,
                 });
+            }
+            n_given = self.place_given(s, n_given, &mut rows[first..]);
+            let known = |row: &Row| vocabulary.is_none_or(|n| (row.token as usize) < n);
+            if let Some(row) = rows[first..].iter().find(|r| r.given.is_none() && !known(r)) {
+                panic!("token {} has no embedding", row.token);
             }
         }
         let width = self.input().map_or(0, |slot| self.slots[slot].width);
@@ -364,6 +387,27 @@ impl Program {
             "an input of other rows, or for another program"
         );
         (rows, wanted)
+    }
+
+    /// Notes in a sequence's rows which of them are given, there being so many in the step before;
+    /// how many there are with these.
+    ///
+    /// # Panics
+    /// If they are not whole rows for this program, or of tokens that are not there.
+    fn place_given(&self, s: &Sequence<'_>, before: usize, rows: &mut [Row]) -> usize {
+        let mut next = before;
+        for given in s.given {
+            assert!(
+                self.given > 0 && given.rows.len().is_multiple_of(self.given),
+                "given rows of another width"
+            );
+            for row in &mut rows[given.first..][..given.rows.len() / self.given] {
+                assert!(row.given.is_none(), "two rows for one token");
+                row.given = Some(next);
+                next += 1;
+            }
+        }
+        next
     }
 }
 
@@ -429,6 +473,10 @@ impl Shapes<Slot, usize, Arc<[f32]>, RowTable> for Operands<'_> {
         self.out.map(|out| self.program.slots[out].width)
     }
 
+    fn given(&self) -> usize {
+        self.program.given
+    }
+
     fn rope(&self, rope: usize) -> Option<usize> {
         let rope = self.program.ropes.get(rope)?;
         Some(rope.frequencies.len())
@@ -458,7 +506,7 @@ pub enum Role {
 }
 
 /// New tokens of one sequence.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Sequence<'a> {
     /// In order.
     pub tokens: &'a [u32],
@@ -472,6 +520,20 @@ pub struct Sequence<'a> {
     pub wanted: Range<usize>,
     /// Where its state is, for programs that keep one.
     pub states: StateUse<'a>,
+    /// By what the pairs of each of `tokens` turn; empty where that is its position, along all axes.
+    pub turns: &'a [Turns],
+    /// Rows in the place of embeddings, in order.
+    pub given: &'a [GivenRows<'a>],
+}
+
+/// Rows that stand in the place of the embeddings of neighbouring tokens, whose ids mean nothing
+/// then.
+#[derive(Clone, Copy, Debug)]
+pub struct GivenRows<'a> {
+    /// The first of the tokens, counted from the sequence's first of the step.
+    pub first: usize,
+    /// `[tokens][Program::given]`: the embedding, and behind it what [`Op::AddGiven`] adds.
+    pub rows: &'a [f32],
 }
 
 /// Where a sequence's state stands before a step, and where it goes. A state is written once and
@@ -505,6 +567,12 @@ pub struct Step<'a> {
 }
 
 impl Step<'_> {
+    /// All given rows, one after the other.
+    pub(crate) fn given(&self) -> impl Iterator<Item = &[f32]> {
+        let of_sequences = self.seqs.iter().flat_map(|s| s.given);
+        of_sequences.map(|given| given.rows)
+    }
+
     /// All new tokens.
     pub fn rows(&self) -> usize {
         self.seqs.iter().map(|s| s.tokens.len()).sum()

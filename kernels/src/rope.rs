@@ -31,7 +31,13 @@ pub struct Rope {
     pub frequencies: Vec<f64>,
     /// Factor on cosine and sine.
     pub magnitude: f64,
+    /// Along which axis of [`Turns`] each pair turns; the first, where this is empty.
+    pub axes: Vec<usize>,
 }
+
+/// Where a token stands along the axes by which pairs of dimensions turn: in a text all the same,
+/// its position; in a picture its time, its row and its column.
+pub type Turns = [u32; 3];
 
 impl Rope {
     /// Dimensions of a head that turn.
@@ -47,12 +53,17 @@ impl Rope {
         }
     }
 
-    /// Cosine and sine of every pair at a position, times the magnitude: in f64 until the end, but
-    /// for the magnitude, which every engine has as an f32.
-    pub fn angles(&self, position: usize) -> impl Iterator<Item = (f32, f32)> + '_ {
+    /// Along which axis pair `i` turns.
+    pub fn axis(&self, i: usize) -> usize {
+        self.axes.get(i).copied().unwrap_or(0)
+    }
+
+    /// Cosine and sine of every pair of a token, times the magnitude: in f64 until the end, but for
+    /// the magnitude, which every engine has as an f32.
+    pub fn angles(&self, turns: Turns) -> impl Iterator<Item = (f32, f32)> + '_ {
         let m = f64::from(self.magnitude as f32);
-        self.frequencies.iter().map(move |f| {
-            let (sin, cos) = (position as f64 * f).sin_cos();
+        self.frequencies.iter().enumerate().map(move |(i, f)| {
+            let (sin, cos) = (f64::from(turns[self.axis(i)]) * f).sin_cos();
             ((cos * m) as f32, (sin * m) as f32)
         })
     }

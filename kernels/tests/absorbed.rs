@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::common::{KV, Rng, embed, program, random_blocks, run};
 use octavo_kernels::{
-    Activation, Executor, Instruction, Isa, KvStore, Matrix, Op, Pool, Role, Sequence, StateUse,
+    Activation, Executor, Instruction, Isa, KvStore, Matrix, Op, Pool, Role, Sequence,
     Step,
 };
 use octavo_quant::TensorType as T;
@@ -79,7 +79,7 @@ fn one_by_one(executor: &mut Executor, role: Role, m: usize) -> (Vec<f32>, usize
         start: 0,
         tables: &[&table],
         wanted: 0..m,
-        states: StateUse::default(),
+        ..Sequence::default()
     }];
     let mut seen = 0;
     let mut tap = |_: usize, _: usize, _: usize, _: &[f32]| {

@@ -4,7 +4,7 @@
 use crate::common::{KV, Rng, embed, f32_bytes, program};
 use octavo_kernels::{
     CacheLayer, Executor, Isa, KvShape, KvStore, KvType, Matrix, Op, Pairing, Pool, Program, Role,
-    Rope, RowSet, RowTable, Scores, Sequence, StateUse, Step, ValueShape,
+    Rope, RowSet, RowTable, Scores, Sequence, Step, ValueShape,
 };
 use octavo_quant::TensorType;
 use std::sync::Arc;
@@ -82,6 +82,7 @@ fn executor(c: Case, q: &[f32], k: &[f32], v: &[f32], tokens: usize) -> Executor
         frequencies: Vec::new(),
         magnitude: 1.0,
         pairing: Pairing::Norm,
+        axes: Vec::new(),
     };
     let program = Program {
         ops,
@@ -90,6 +91,7 @@ fn executor(c: Case, q: &[f32], k: &[f32], v: &[f32], tokens: usize) -> Executor
         caches: vec![kv],
         states: vec![],
         output: 3,
+        given: 0,
     };
     let mut pool = Pool::new(c.threads).expect("threads");
     let raw = Arc::new(vec![0; 64 * 64 / 32 * 34]);
@@ -147,7 +149,7 @@ fn run_together(
             start: at,
             tables: &[&table],
             wanted: 0..len,
-            states: StateUse::default(),
+            ..Sequence::default()
         }];
         all.extend_from_slice(executor.step(
             &Step {
@@ -474,7 +476,7 @@ fn copied_pages_hold_the_same_keys_and_values() {
         start: 0,
         tables: &[&[0, 1]],
         wanted: 0..0,
-        states: StateUse::default(),
+        ..Sequence::default()
     }];
     executor.step(
         &Step {
@@ -492,7 +494,7 @@ fn copied_pages_hold_the_same_keys_and_values() {
         start: 16,
         tables: &[&[0, 1]],
         wanted: 0..0,
-        states: StateUse::default(),
+        ..Sequence::default()
     }];
     executor.step(
         &Step {
@@ -508,7 +510,7 @@ fn copied_pages_hold_the_same_keys_and_values() {
         start: 18,
         tables: &[&[0, 3]],
         wanted: 0..2,
-        states: StateUse::default(),
+        ..Sequence::default()
     }];
     let y = executor.step(
         &Step {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::common::{KV, Rng, embed, f32_bytes, product, program, random_blocks};
 use octavo_kernels::{
-    Activation, Executor, Instruction, Isa, KvStore, Matrix, Op, Pool, Role, Sequence, StateUse,
+    Activation, Executor, Instruction, Isa, KvStore, Matrix, Op, Pool, Role, Sequence,
     Step, TapFn, TopGroups,
 };
 use octavo_quant::TensorType as T;
@@ -40,7 +40,7 @@ fn run_tapped(
         start: 0,
         tables: &[&table],
         wanted: 0..tokens.len(),
-        states: StateUse::default(),
+        ..Sequence::default()
     }];
     let step = Step {
         role,
@@ -873,6 +873,9 @@ fn shapes_that_do_not_fit_are_refused() {
         }
         fn input(&self) -> Option<usize> {
             None
+        }
+        fn given(&self) -> usize {
+            0
         }
         fn rope(&self, _: usize) -> Option<usize> {
             None

@@ -5,7 +5,7 @@
 
 use crate::common::layers::Layers;
 use octavo_kernels::{
-    Executor, Isa, KvShape, KvStore, KvType, Pool, Role, Sequence, StateUse, Step,
+    Executor, Isa, KvShape, KvStore, KvType, Pool, Role, Sequence, Step,
 };
 use octavo_quant::TensorType as T;
 
@@ -72,7 +72,7 @@ fn timeline(executor: &mut Executor, kv: KvShape, tapped: bool) -> (Vec<u32>, us
             start: 14,
             tables: &[&one],
             wanted: 1..3,
-            states: StateUse::default(),
+            ..Sequence::default()
         }],
     );
     let first = Sequence {
@@ -80,14 +80,14 @@ fn timeline(executor: &mut Executor, kv: KvShape, tapped: bool) -> (Vec<u32>, us
         start: 17,
         tables: &[&one],
         wanted: 0..1,
-        states: StateUse::default(),
+        ..Sequence::default()
     };
     let second = Sequence {
         tokens: &[1],
         start: 0,
         tables: &[&two],
         wanted: 0..1,
-        states: StateUse::default(),
+        ..Sequence::default()
     };
     step(Role::Generated, &[first, second]);
     (bits, seen)

@@ -8,6 +8,7 @@ mod attention;
 mod cuda_shim;
 mod elementwise;
 mod experts;
+mod given;
 mod layer;
 mod matmul;
 mod recurrence;

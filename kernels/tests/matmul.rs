@@ -6,7 +6,7 @@ use crate::common::{
 };
 use octavo_fixtures::{Lacks, skip};
 use octavo_kernels::{
-    Executor, Isa, KvStore, Matrix, Op, Pool, Role, Sequence, StateUse, Step, has_minimum,
+    Executor, Isa, KvStore, Matrix, Op, Pool, Role, Sequence, Step, has_minimum,
     packed_types,
 };
 use octavo_quant::TensorType as T;
@@ -385,7 +385,7 @@ fn rows_of_outputs_are_divided_among_threads() {
             start: 0,
             tables: &[&table],
             wanted: 0..tokens,
-            states: StateUse::default(),
+            ..Sequence::default()
         }];
         let step = Step {
             role: Role::Generated,

@@ -39,6 +39,7 @@ impl Case {
                 tables: &[&pages],
                 wanted: 0..tokens.len(),
                 states: StateUse { from, to: &to },
+                ..Sequence::default()
             }];
             let step = Step {
                 role: Role::Prompt,
@@ -60,6 +61,7 @@ impl Case {
                             ..to[to.len() - 1]
                         }],
                     },
+                    ..Sequence::default()
                 }];
                 let step = Step {
                     role: Role::Generated,
@@ -166,6 +168,7 @@ fn sequences_of_a_step_have_states_of_their_own() {
                     from: (step > 0).then_some(i as u32),
                     to: &to[i],
                 },
+                ..Sequence::default()
             };
             let seqs = [sequence(0, &[&[0]]), sequence(1, &[&[1]])];
             let step = Step {
@@ -202,6 +205,7 @@ fn a_state_that_is_read_is_not_written() {
             from: Some(0),
             to: &[StateWrite { after: 1, slot: 0 }],
         },
+        ..Sequence::default()
     }];
     let step = Step {
         role: Role::Prompt,

@@ -3,7 +3,7 @@
 
 use crate::common::layers::Layers;
 use octavo_kernels::{
-    Executor, Isa, KvShape, KvStore, KvType, Pool, Role, Sequence, StateUse, Step,
+    Executor, Isa, KvShape, KvStore, KvType, Pool, Role, Sequence, Step,
 };
 use octavo_quant::TensorType as T;
 
@@ -46,7 +46,7 @@ fn timeline(executor: &mut Executor) -> Vec<u32> {
             start,
             tables: &[&table],
             wanted: n - 1..n,
-            states: StateUse::default(),
+            ..Sequence::default()
         }];
         let out = executor.step(
             &Step {
@@ -75,7 +75,7 @@ fn timeline(executor: &mut Executor) -> Vec<u32> {
             start,
             tables,
             wanted: 0..1,
-            states: StateUse::default(),
+            ..Sequence::default()
         };
         let (long, table): ([&[u32]; 1], [&[u32]; 1]) = ([&long], [&table]);
         let seqs = [

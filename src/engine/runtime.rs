@@ -139,6 +139,7 @@ impl Runtime {
                     from: states[i].from,
                     to: &states[i].to,
                 },
+                ..Sequence::default()
             })
             .collect();
         if seqs.is_empty() {

@@ -50,6 +50,8 @@ pub struct Graph {
     pub states: Vec<usize>,
     /// Layers.
     pub n_layer: usize,
+    /// Values of a row that may stand in the place of a token's embedding; 0 if none may.
+    pub given: usize,
     /// What each layer hands on, (rows, n_embd).
     pub layers: Vec<ValueId>,
     /// The final norm's result, or what a model without logits gives, (wanted rows, n_embd).
@@ -309,6 +311,10 @@ impl Shapes<ValueId, WeightId, VecId, WeightId> for Check<'_> {
 
     fn input(&self) -> Option<usize> {
         None
+    }
+
+    fn given(&self) -> usize {
+        self.graph.given
     }
 
     fn rope(&self, rope: usize) -> Option<usize> {

@@ -46,7 +46,8 @@ fn table(h: &RopeHparams, divisors: Option<&[f32]>) -> Rope {
                 .map_or(1.0, |&d| f64::from(d));
             let full = base.powf(-2.0 * i as f64 / n_rot as f64) / divisor;
             let keep = yarn.as_ref().map_or(0.0, |ramp| ramp.keep(i));
-            let turns = if h.still.contains(&i) { 0.0 } else { 1.0 };
+            let is_still = h.axes.get(i).is_some_and(Option::is_none);
+            let turns = if is_still { 0.0 } else { 1.0 };
             turns * full * (scale * (1.0 - keep) + keep)
         })
         .collect();
@@ -61,6 +62,8 @@ fn table(h: &RopeHparams, divisors: Option<&[f32]>) -> Rope {
         pairing: h.pairing,
         frequencies,
         magnitude: stretch * f64::from(h.attn_factor.value),
+        // those that do not turn do so along any
+        axes: h.axes.iter().map(|axis| axis.unwrap_or(0)).collect(),
     }
 }
 

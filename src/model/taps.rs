@@ -247,6 +247,8 @@ pub const SELF_ATTN_OUT_PROJ: &str = "model.layers.{}.self_attn.out_proj";
 pub const LFM2_FFN_OUT: &str = "model.layers.{}.ffn_out";
 /// What a layer hands on.
 pub const L_OUT: &str = "l_out";
+/// The same with a part of what stands for a cell of a picture.
+pub const DEEPSTACK_OUT: &str = "deepstack_out";
 /// The final norm.
 pub const RESULT_NORM: &str = "result_norm";
 /// What a model without logits gives.

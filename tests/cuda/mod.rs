@@ -200,6 +200,7 @@ impl Sequences {
                     from: (*start > 0).then_some(self.states[s]),
                     to: &to[s],
                 },
+                ..Sequence::default()
             })
             .collect();
         let logits = executable

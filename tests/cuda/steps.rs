@@ -10,7 +10,6 @@ use octavo_engine::backend::cuda::{Cuda, Error, Options};
 use octavo_engine::backend::{Executable, Loading, Role, Sequence, Step};
 use octavo_engine::sample::argmax;
 use octavo_fixtures::workspace_root;
-use octavo_kernels::StateUse;
 use octavo_kernels::{KvType, PAGE_POSITIONS};
 use octavo_model::{Model, WeightId};
 
@@ -152,7 +151,7 @@ fn a_stale_block_table_is_seen_at_the_first_new_page() {
                 start: i,
                 tables: &[table],
                 wanted: 0..1,
-                states: StateUse::default(),
+                ..Sequence::default()
             }];
             match cuda.step(
                 &Step {
@@ -207,7 +206,7 @@ fn what_is_done_together_changes_no_number() {
                 start: 0,
                 tables: &tables[s],
                 wanted: 0..1,
-                states: StateUse::default(),
+                ..Sequence::default()
             };
             let seqs: Vec<Sequence<'_>> = (0..n).map(one).collect();
             let step = Step {
@@ -255,7 +254,7 @@ fn the_largest_logit_is_found_where_it_is() {
                     start: at,
                     tables: &tables[s],
                     wanted: wanted.clone(),
-                    states: StateUse::default(),
+                    ..Sequence::default()
                 };
                 let seqs: Vec<Sequence<'_>> = (0..n).map(one).collect();
                 let step = Step {

@@ -9,7 +9,6 @@ use octavo_engine::backend::{Executable, Loading, Role, Sequence, Step, TapView,
 use octavo_engine::{DeviceChoice, Engine, EngineOptions, ModelSource};
 use octavo_fixtures::workspace_root;
 use octavo_kernels::KvType;
-use octavo_kernels::StateUse;
 use octavo_kernels::cuda::Device;
 use octavo_lab::diff::{Backend, Verdict, compare};
 use octavo_model::Model;
@@ -111,7 +110,7 @@ fn taps_of_both_parts_come_in_the_order_of_the_graph() {
             start: 0,
             tables: &[&[0]],
             wanted: 3..5,
-            states: StateUse::default(),
+            ..Sequence::default()
         }];
         let mut tap = |view: &TapView<'_>| {
             assert_eq!(view.data.len(), view.rows * view.width, "{}", view.tap);
@@ -225,7 +224,7 @@ fn rows_that_are_not_wanted_are_cached() {
             start: first,
             tables: &[&[0, 1]],
             wanted,
-            states: StateUse::default(),
+            ..Sequence::default()
         }];
         split
             .step(

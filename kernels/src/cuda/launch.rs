@@ -8,7 +8,7 @@ use super::modules::Module;
 use super::pack::{STRIP, UNIT, kernels_of};
 use super::params::{
     Argmax, Arrange, Attention, CausalConv, Concat, Constant, Embed, ExpertBias, ExpertGemv,
-    Gather, Gemm, Gemv, Heads, KvWrite, LinearAttention, MulVector, Norm, Normalize, Pair, Params,
+    Gather, Gemm, Gemv, Given, Heads, KvWrite, LinearAttention, MulVector, Norm, Normalize, Pair, Params,
     Peak, Rope, ScaleByPosition, Select, Slice, Softmax, TopK, Unary, WeightedSum,
 };
 use crate::kv::KvType;
@@ -103,6 +103,12 @@ pub fn scale_by_position(p: &ScaleByPosition) -> Launch {
 pub fn rope(p: &Rope) -> Launch {
     let n = u64::from(p.rows) * u64::from(p.heads) * u64::from(p.head_dim);
     launch(Module::Rows, "rope", [blocks(n, 256), 1, 1], 256, p)
+}
+
+/// What is given in the place of embeddings, or the sum with it.
+pub fn given(p: &Given) -> Launch {
+    let n = u64::from(p.rows) * u64::from(p.width);
+    launch(Module::Rows, "given", [blocks(n, 256), 1, 1], 256, p)
 }
 
 /// `a + b`.

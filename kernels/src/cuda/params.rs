@@ -72,11 +72,14 @@ params! {
     /// `rows.cu`.
     Norm, 32 { x: Ptr, weight: Ptr, out: Ptr, eps: f32, n: u32 }
     /// `turn.cuh`.
-    Turn, 24 { cosines: Ptr, sines: Ptr, pairs: u32, neox: u32 }
+    Turn, 40 { cosines: Ptr, sines: Ptr, turns: Ptr, axes: Ptr, pairs: u32, neox: u32 }
     /// `rows.cu`.
-    Rope, 64 {
-        x: Ptr, out: Ptr, positions: Ptr, turn: Turn, rows: u32, heads: u32, head_dim: u32,
-        unused: u32,
+    Rope, 72 {
+        x: Ptr, out: Ptr, turn: Turn, rows: u32, heads: u32, head_dim: u32, unused: u32,
+    }
+    /// `rows.cu`.
+    Given, 48 {
+        x: Ptr, given: Ptr, places: Ptr, out: Ptr, rows: u32, width: u32, stride: u32, from: u32,
     }
     /// `rows.cu`: two operands, element by element.
     Pair, 40 { a: Ptr, b: Ptr, out: Ptr, n: u64, period: u64 }
@@ -123,7 +126,7 @@ params! {
     /// `kv.cu`: queries, keys or values.
     HeadGroup, 32 { x: Ptr, bias: Ptr, norm: Ptr, n: u32, eps: f32 }
     /// `kv.cu`.
-    Heads, 200 {
+    Heads, 216 {
         q: HeadGroup, k: HeadGroup, v: HeadGroup, out: Ptr, pages_k: Ptr, pages_v: Ptr,
         turn: Turn, paging: Paging,
         head_dim: u32, unused: u32,

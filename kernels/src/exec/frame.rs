@@ -31,6 +31,8 @@ pub(super) struct Frame {
     pub(super) spans: Vec<Span>,
     /// What [`Op::Input`] gives.
     pub(super) input: Vec<f32>,
+    /// Rows in the place of embeddings, [`Row::given`] counts them.
+    pub(super) given: Vec<f32>,
 }
 
 /// The rows of a sequence in a step, and where its state is.

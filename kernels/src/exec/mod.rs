@@ -216,6 +216,7 @@ impl Executor {
             ends: step.seqs.iter().map(|s| s.start + s.tokens.len()).collect(),
             spans: Span::all(step),
             input: step.input.to_vec(),
+            given: step.given().collect::<Vec<_>>().concat(),
         });
         self.keep_clear_of(&frame);
         // SAFETY: between steps nobody is in the pool's place.

@@ -20,8 +20,8 @@ impl Part<'_> {
             // SAFETY: this row is of this member's share.
             let (cosines, sines) =
                 unsafe { self.view.angles.write(r * 2 * n, 2 * n) }.split_at_mut(n);
-            let pos = self.rows[r].pos;
-            let all = program.ropes.iter().flat_map(|rope| rope.angles(pos));
+            let turns = self.rows[r].turns;
+            let all = program.ropes.iter().flat_map(|rope| rope.angles(turns));
             for (i, angle) in all.enumerate() {
                 (cosines[i], sines[i]) = angle;
             }
@@ -38,8 +38,9 @@ impl Part<'_> {
         // `Program::check` compared.
         unsafe {
             match &instruction.op {
-                Op::Embed { table } => self.embed(table, |row| row.token as usize, result()),
-                Op::EmbedPositions { table } => self.embed(table, |row| row.pos, result()),
+                Op::Embed { table } => self.embed(table, result()),
+                Op::AddGiven { x, from } => self.add_given(*x, *from, result()),
+                Op::EmbedPositions { table } => self.embed_positions(table, result()),
                 Op::Constant { values } => self.constant(values, result()),
                 Op::Input => self.given(result()),
                 Op::RmsNorm { x, weight, eps } => {
@@ -105,18 +106,59 @@ impl Part<'_> {
         }
     }
 
+    /// Rows of tokens, or what is given in their place.
+    ///
     /// # Safety
     /// As [`Part::run`]. *Shares* of rows.
-    unsafe fn embed(&self, table: &RowTable, of: impl Fn(&Row) -> usize, out: Slot) {
-        let bytes = table.ty.row_bytes(table.cols as u64);
-        let bytes = bytes.expect("whole blocks, checked at load") as usize;
+    unsafe fn embed(&self, table: &RowTable, out: Slot) {
         for r in self.w.share(self.rows.len(), 1) {
-            let from = of(&self.rows[r]) * bytes;
-            let raw = &table.source.bytes()[from..from + bytes];
             // SAFETY: this row is of this member's share.
-            let to = unsafe { self.row_mut(out, r, 0..self.width(out)) };
-            octavo_quant::dequantize(table.ty, raw, to).expect("checked at load");
+            let to = unsafe { self.row_mut(out, r, 0..table.cols) };
+            match self.given_row(r) {
+                Some(given) => to.copy_from_slice(&given[..table.cols]),
+                None => read_row(table, self.rows[r].token as usize, to),
+            }
         }
+    }
+
+    /// # Safety
+    /// As [`Part::run`]. *Shares* of rows.
+    unsafe fn embed_positions(&self, table: &RowTable, out: Slot) {
+        for r in self.w.share(self.rows.len(), 1) {
+            // SAFETY: this row is of this member's share.
+            let to = unsafe { self.row_mut(out, r, 0..table.cols) };
+            read_row(table, self.rows[r].pos, to);
+        }
+    }
+
+    /// # Safety
+    /// As [`Part::run`]. *Shares* of rows.
+    unsafe fn add_given(&self, x: Slot, from: usize, out: Slot) {
+        let width = self.width(out);
+        for r in self.w.share(self.rows.len(), 1) {
+            // SAFETY: this row is of this member's share, and where both are one slot the values
+            // that are read are gone before others are written.
+            unsafe {
+                if x != out {
+                    let x = self.row(x, r, 0..width);
+                    self.row_mut(out, r, 0..width).copy_from_slice(x);
+                }
+                if let Some(given) = self.given_row(r) {
+                    let sum = self.row_mut(out, r, 0..width);
+                    sum.iter_mut()
+                        .zip(&given[from..from + width])
+                        .for_each(|(sum, x)| *sum += x);
+                }
+            }
+        }
+    }
+
+    /// What is given in the place of a row's embedding, if something is.
+    fn given_row(&self, r: usize) -> Option<&[f32]> {
+        let width = self.model.program.given;
+        self.rows[r]
+            .given
+            .map(|at| &self.frame.given[at * width..(at + 1) * width])
     }
 
     /// # Safety
@@ -374,4 +416,12 @@ fn rotate_pairs(x: &[f32], cosines: &[f32], sines: &[f32], y: &mut [f32]) {
         y[0] = x[0] * cos - x[1] * sin;
         y[1] = x[0] * sin + x[1] * cos;
     }
+}
+
+/// A row of a table.
+fn read_row(table: &RowTable, row: usize, to: &mut [f32]) {
+    let bytes = table.ty.row_bytes(table.cols as u64);
+    let bytes = bytes.expect("whole blocks, checked at load") as usize;
+    let raw = &table.source.bytes()[row * bytes..(row + 1) * bytes];
+    octavo_quant::dequantize(table.ty, raw, to).expect("checked at load");
 }

@@ -22,6 +22,9 @@ pub enum Op<V, M, C, T> {
     Constant { values: C },
     /// Rows of the table, one per position of the step's tokens.
     EmbedPositions { table: T },
+    /// `x` and, in rows that are given in the place of an embedding, so many of what was given from
+    /// value `from` on.
+    AddGiven { x: V, from: usize },
     /// Rows that come with the step, where another program computed what is before this one.
     Input,
     /// `x * weight / sqrt(mean(x^2) + eps)` over as many neighbours as `weight` has values: the
@@ -348,6 +351,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             | Op::LayerNorm { x, .. }
             | Op::MatMul { x, .. }
             | Op::AddBias { x, .. }
+            | Op::AddGiven { x, .. }
             | Op::Rope { x, .. }
             | Op::Unary { x, .. }
             | Op::ScaleByPosition { x, .. }
@@ -394,6 +398,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             | Op::EmbedPositions { .. }
             | Op::Input
             | Op::MatMul { .. }
+            | Op::AddGiven { .. }
             | Op::Rope { .. }
             | Op::Unary { .. }
             | Op::ScaleByPosition { .. }
@@ -421,6 +426,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
         matches!(
             self,
             Op::AddBias { .. }
+                | Op::AddGiven { .. }
                 | Op::Gate { .. }
                 | Op::Unary { .. }
                 | Op::Add { .. }
@@ -440,6 +446,10 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             },
             Op::EmbedPositions { table } => Op::EmbedPositions {
                 table: to.table(table),
+            },
+            Op::AddGiven { x, from } => Op::AddGiven {
+                x: to.value(x),
+                from,
             },
             Op::Input => Op::Input,
             Op::RmsNorm { x, weight, eps } => Op::RmsNorm {

@@ -17,6 +17,8 @@ pub trait Shapes<V, M, C, T> {
     fn table(&self, table: &T) -> Option<MatrixShape>;
     /// The width of the rows that come with a step.
     fn input(&self) -> Option<usize>;
+    /// The width of rows that come in the place of embeddings; 0 if none can.
+    fn given(&self) -> usize;
     /// How many pairs of a head the table of angles turns.
     fn rope(&self, rope: usize) -> Option<usize>;
     /// A group of the cache's layers.
@@ -93,6 +95,10 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
                 let bias = of.vector(bias).ok_or(ShapeError::NoWeight)?;
                 same("bias", value(x).width, bias)?;
                 value(x)
+            }
+            Op::AddGiven { x, from } => {
+                at_most("given values of a row", of.given(), from + value(x).width)?;
+                of_all(value(x))?
             }
             Op::Rope { x, head_dim, rope } => {
                 let pairs = of.rope(rope).ok_or(ShapeError::NoRope { rope })?;

@@ -182,6 +182,7 @@ impl Layers {
             frequencies,
             magnitude: 1.0,
             pairing: Pairing::Neox,
+            axes: Vec::new(),
         };
         Executor::new(
             isa,
@@ -192,6 +193,7 @@ impl Layers {
                 caches: vec![self.kv],
                 states: vec![],
                 output: 18,
+                given: 0,
             },
             matrices,
             pool,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use octavo_kernels::{
     Executor, Instruction, Isa, KvShape, KvStore, KvType, Matrix, Op, Pairing, Pool, Program, Role,
-    Rope, RowSet, RowTable, Sequence, StateUse, Step, ValueShape,
+    Rope, RowSet, RowTable, Sequence, Step, ValueShape,
 };
 use octavo_quant::TensorType;
 
@@ -169,6 +169,7 @@ pub(crate) fn no_rope() -> Rope {
         frequencies: Vec::new(),
         magnitude: 1.0,
         pairing: Pairing::Norm,
+        axes: Vec::new(),
     }
 }
 
@@ -195,6 +196,7 @@ pub(crate) fn program(ops: Vec<Instruction>, widths: &[usize], kv: KvShape) -> P
         caches: vec![kv],
         states: vec![],
         output: widths.len() - 1,
+        given: 0,
     }
 }
 
@@ -208,7 +210,7 @@ pub(crate) fn run(executor: &mut Executor, kv: KvShape, role: Role, m: usize) ->
         start: 0,
         tables: &[&table],
         wanted: 0..m,
-        states: StateUse::default(),
+        ..Sequence::default()
     }];
     executor
         .step(

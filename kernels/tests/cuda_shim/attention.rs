@@ -8,7 +8,7 @@ use octavo_kernels::cuda::shim::Schedule;
 use octavo_kernels::cuda::{Executor, HEAD_DIMS, Limits, Ptr, Setup, Source, launch};
 use octavo_kernels::{
     CacheLayer, Instruction, Isa, KvShape, KvStore, KvType, Matrix, Op, Pool, Role, Scores,
-    Sequence, StateUse, Step,
+    Sequence, Step,
 };
 use octavo_quant::TensorType;
 
@@ -657,7 +657,7 @@ fn programs_take_windows_caps_and_sinks() {
                 start: tokens.start,
                 tables: &[&[2, 0, 3, 1]],
                 wanted: 0..ids.len(),
-                states: StateUse::default(),
+                ..Sequence::default()
             }];
             let step = Step {
                 role,

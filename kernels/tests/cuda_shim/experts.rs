@@ -8,7 +8,7 @@ use octavo_kernels::cuda::params::{
     ExpertBias, ExpertGemv, Gather, Normalize, Softmax, TopK, WeightedSum,
 };
 use octavo_kernels::cuda::{Device, Executor, Limits, Setup, Source, launch};
-use octavo_kernels::{Instruction, KvShape, Role, Sequence, StateUse, Step, TapFn, TopGroups};
+use octavo_kernels::{Instruction, KvShape, Role, Sequence, Step, TapFn, TopGroups};
 use octavo_quant::TensorType as T;
 
 use super::{Bench, Worst, device};
@@ -351,7 +351,7 @@ fn run(
         start: 0,
         tables: &tables[i],
         wanted: 0..1,
-        states: StateUse::default(),
+        ..Sequence::default()
     };
     let seqs: Vec<Sequence<'_>> = (0..M).map(sequence).collect();
     let step = Step {

@@ -190,6 +190,13 @@ fn paging(bench: &mut Bench, tables: &[u32], n_pages: u32) -> Paging {
     }
 }
 
+/// Where the rows of [`paging`] stand along three axes, the first of padding being below zero.
+fn turns(bench: &mut Bench) -> Ptr {
+    let turns = [[17, 2, 9], [-1i32, 0, 0], [3, 30, 4], [18, 1, 0]];
+    let words = turns.as_flattened().iter().map(|p| *p as u32);
+    bench.integers(&words.collect::<Vec<_>>())
+}
+
 /// What [`launch::heads`] does to a group before the cache, by a launch for each operation.
 fn bias_norm_rotation(
     bench: &mut Bench,
@@ -227,11 +234,10 @@ fn bias_norm_rotation(
     }
     if let Some(turn) = turn {
         let out = bench.alloc(4 * n);
-        let (positions, rows, heads) = (paging.positions, rows as u32, group.n);
+        let (rows, heads) = (rows as u32, group.n);
         bench.run(&launch::rope(&Rope {
             x: at,
             out,
-            positions,
             turn: *turn,
             rows,
             heads,
@@ -262,6 +268,8 @@ fn heads_are_bias_norm_rotation_and_cache() {
                 let turn = Turn {
                     cosines,
                     sines,
+                    turns: turns(&mut bench),
+                    axes: bench.integers(&(0..pairs as u32).map(|i| i % 3).collect::<Vec<_>>()),
                     pairs: pairs as u32,
                     neox: u32::from(neox),
                 };
@@ -416,6 +424,8 @@ fn a_missing_page_is_told() {
         let turn = Turn {
             cosines: x,
             sines: x,
+            turns: turns(&mut bench),
+            axes: Ptr::NULL,
             pairs: 0,
             neox: 0,
         };

@@ -22,7 +22,7 @@ use octavo_kernels::cuda::{Error, Launch, Ptr, launch};
 use octavo_quant::TensorType as T;
 
 /// What tests run on, if there is any.
-fn device() -> Option<Bench> {
+pub(crate) fn device() -> Option<Bench> {
     machine(env!("CARGO_TARGET_TMPDIR")).map(Bench)
 }
 
@@ -31,7 +31,7 @@ fn device_of(sources: Sources) -> Option<Bench> {
     shim(env!("CARGO_TARGET_TMPDIR"), sources).map(|shim| Bench(Machine::Shim(shim)))
 }
 
-struct Bench(Machine);
+pub(crate) struct Bench(pub(crate) Machine);
 
 impl Bench {
     fn bytes(&mut self, bytes: &[u8]) -> Ptr {

@@ -134,6 +134,7 @@ impl Texts {
                     from: text.states.last().map(|(_, slot)| *slot),
                     to,
                 },
+                ..Sequence::default()
             }
         };
         let seqs: Vec<Sequence<'_>> = parts.iter().zip(&writes).map(sequence).collect();

@@ -1,10 +1,11 @@
 //! Operations over rows of floats.
 
 use octavo_kernels::cuda::launch;
+use octavo_kernels::cuda::Ptr;
 use octavo_kernels::cuda::params::{Argmax, MulVector, Norm, Pair, Rope, Select, Slice, Turn};
 use octavo_kernels::cuda::shim::Schedule;
 use octavo_kernels::cuda::{Executor, Limits, Setup};
-use octavo_kernels::{Activation, Function, KvShape, Op, Role, Sequence, StateUse, Step};
+use octavo_kernels::{Activation, Function, KvShape, Op, Role, Sequence, Step};
 
 use super::{Bench, Worst, device};
 use crate::common::{KV, Rng, embed, program};
@@ -62,7 +63,9 @@ fn norms_match() {
 fn rotations_are_f32s_own() {
     let Some(mut bench) = device() else { return };
     let mut rng = Rng(2);
-    for neox in [false, true] {
+    // the first is below zero where a row is padding
+    let turns = [[8, 1, 0], [0, 7, 3], [-1i32, 0, 0], [5, 2, 8]];
+    for (neox, axes) in [(false, false), (true, false), (true, true)] {
         for (rows, heads, head_dim, pairs) in
             [(1, 1, 2, 1), (3, 5, 64, 32), (4, 2, 80, 16), (2, 3, 6, 0)]
         {
@@ -71,15 +74,21 @@ fn rotations_are_f32s_own() {
                 rng.floats(n_positions * pairs + 1),
                 rng.floats(n_positions * pairs + 1),
             );
-            let positions: Vec<i32> = (0..rows).map(|r| [8, 0, -1, 5][r]).collect();
+            let axis_of = |i: usize| if axes { [2, 0, 1, 1][i % 4] } else { 0 };
+            let axes_of_pairs: Vec<u32> = (0..pairs).map(|i| axis_of(i) as u32).collect();
+            let words: Vec<u32> = turns[..rows].as_flattened().iter().map(|p| *p as u32).collect();
             let x = rng.floats(rows * heads * head_dim);
             let p = Rope {
                 x: bench.floats(&x),
                 out: bench.alloc(4 * x.len()),
-                positions: bench.integers(&positions.iter().map(|p| *p as u32).collect::<Vec<_>>()),
                 turn: Turn {
                     cosines: bench.floats(&cosines),
                     sines: bench.floats(&sines),
+                    turns: bench.integers(&words),
+                    axes: match axes {
+                        true => bench.integers(&axes_of_pairs),
+                        false => Ptr::NULL,
+                    },
                     pairs: pairs as u32,
                     neox: neox.into(),
                 },
@@ -91,14 +100,14 @@ fn rotations_are_f32s_own() {
             bench.run(&launch::rope(&p));
             let mut expected = x.clone();
             for (at, y) in expected.chunks_exact_mut(head_dim).enumerate() {
-                let position = positions[at / heads];
-                for i in (0..pairs).filter(|_| position >= 0) {
+                let turns = turns[at / heads];
+                for i in (0..pairs).filter(|_| turns[0] >= 0) {
                     let (a, b) = if neox {
                         (i, i + pairs)
                     } else {
                         (2 * i, 2 * i + 1)
                     };
-                    let angle = position as usize * pairs + i;
+                    let angle = turns[axis_of(i)] as usize * pairs + i;
                     let (c, s) = (cosines[angle], sines[angle]);
                     (y[a], y[b]) = (y[a] * c - y[b] * s, y[a] * s + y[b] * c);
                 }
@@ -106,7 +115,7 @@ fn rotations_are_f32s_own() {
             assert_eq!(
                 bench.read(p.out, x.len()),
                 expected,
-                "neox {neox}, {head_dim} values, {pairs} pairs"
+                "neox {neox}, axes {axes}, {head_dim} values, {pairs} pairs"
             );
         }
     }
@@ -406,7 +415,7 @@ fn scales_follow_positions() {
         start: 0,
         tables: &[&[1, 0]],
         wanted: 0..m,
-        states: StateUse::default(),
+        ..Sequence::default()
     }];
     let all = Step {
         role: Role::Prompt,
@@ -463,7 +472,7 @@ fn programs_take_soft_caps() {
         start: 0,
         tables: &[&[0]],
         wanted: 0..m,
-        states: StateUse::default(),
+        ..Sequence::default()
     }];
     let step = Step {
         role: Role::Prompt,

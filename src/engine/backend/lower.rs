@@ -122,6 +122,7 @@ pub(super) fn lower(gguf: &Arc<Gguf>, model: &Model, layers: &Range<usize>, kv: 
         caches: caches(&model.hparams, layers, kv),
         states: compiler.states,
         output: compiler.output,
+        given: model.graph.given,
     };
     Lowered {
         program,

@@ -225,6 +225,11 @@ impl<'a> Bounds<'a> {
                     (x.error[r] + U * size, size)
                 })
             }
+            // a text has no rows that are given: nothing is added
+            Op::AddGiven { x, .. } => {
+                let x = &self.stats[x.index()];
+                self.each_row(|r| (x.error[r], x.size[r]))
+            }
             Op::Rope { x, rope, .. } => {
                 let (x, magnitude) = (&self.stats[x.index()], model.ropes[rope].magnitude);
                 self.each_row(|r| {

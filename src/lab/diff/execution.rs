@@ -178,6 +178,7 @@ impl Execution for Backend {
                     slot: 0,
                 }],
             },
+            ..Sequence::default()
         }];
         let step = Step {
             role: Role::Prompt,

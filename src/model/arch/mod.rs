@@ -35,11 +35,14 @@ mod phi2;
 mod phi3;
 mod qwen2;
 mod qwen2moe;
+mod qwen2vl;
 mod qwen3;
 mod qwen35;
 mod qwen35moe;
 mod qwen3moe;
 mod qwen3next;
+mod qwen3vl;
+mod qwen3vlmoe;
 mod seed_oss;
 mod smollm3;
 mod starcoder2;
@@ -53,11 +56,11 @@ use super::graph::Graph;
 use super::keys::{Keys, show};
 use super::taps;
 use super::weights::{Attention, Binder, Ends, Ffn, Layer, NormWeights, Recurrence, blk};
-use super::{Error, hparams::Hparams, weights::Weights};
+use super::{Error, hparams::Hparams, hparams::Sections, weights::Weights};
 use octavo_kernels::{KeyHeads, Pairing};
 
 /// Every supported architecture. Adding one is its file, and a line here.
-static ALL: [Arch; 42] = [
+static ALL: [Arch; 45] = [
     Arch(&bert::SPEC),
     Arch(&cohere2::SPEC),
     Arch(&command_r::SPEC),
@@ -92,11 +95,14 @@ static ALL: [Arch; 42] = [
     Arch(&phi3::SPEC),
     Arch(&qwen2::SPEC),
     Arch(&qwen2moe::SPEC),
+    Arch(&qwen2vl::SPEC),
     Arch(&qwen3::SPEC),
     Arch(&qwen35::SPEC),
     Arch(&qwen35moe::SPEC),
     Arch(&qwen3moe::SPEC),
     Arch(&qwen3next::SPEC),
+    Arch(&qwen3vl::SPEC),
+    Arch(&qwen3vlmoe::SPEC),
     Arch(&seed_oss::SPEC),
     Arch(&smollm3::SPEC),
     Arch(&starcoder2::SPEC),
@@ -129,6 +135,8 @@ pub(super) struct Spec {
     pub(super) pairing: Pairing,
     /// The whole head must turn.
     pub(super) full_rotary: bool,
+    /// How the axes of pictures share out pairs, where a model sees pictures.
+    pub(super) sections: Option<Sections>,
     /// Angles may be divided by one of two lists, by the context's length.
     pub(super) longrope: bool,
     /// Heads must fill the embedding width exactly.
@@ -213,6 +221,7 @@ const DECODER: Spec = Spec {
     name: "",
     pairing: Pairing::Neox,
     full_rotary: false,
+    sections: None,
     longrope: false,
     heads_fill_width: false,
     norm: Norm::Rms,
@@ -301,6 +310,9 @@ pub(super) fn build(h: &Hparams, w: &Weights) -> Graph {
     let mut layers = Vec::with_capacity(h.n_layer());
     for l in 0..h.n_layer() {
         x = b.layer(x, l);
+        if l < h.n_deepstack {
+            x = b.add_deep(x, l);
+        }
         layers.push(x);
     }
     b.head(x, layers)

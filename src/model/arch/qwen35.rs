@@ -2,7 +2,7 @@
 //! head turns, by sections that matter with images alone.
 
 use super::{Binder, Block, DECODER, Error, Ffn, Layer, Recurrent, Spec};
-use super::{KeyHeads, pre_norm_layer_with, taps, with_head_norms};
+use super::{KeyHeads, Sections, pre_norm_layer_with, taps, with_head_norms};
 
 pub(super) const SPEC: Spec = Spec {
     name: "qwen35",
@@ -14,7 +14,8 @@ pub(super) const SPEC: Spec = Spec {
     embedding: taps::INPUT_EMBED,
     scaled_embedding: taps::INPUT_EMBED,
     attn_out: Some(taps::ATTN_OUTPUT),
-    reads: &["nextn_predict_layers", "rope.dimension_sections"],
+    sections: Some(Sections::Interleaved),
+    reads: &["nextn_predict_layers"],
     layer: |b, l| normed_layer(b, l, |b| Ok(Ffn::Dense(b.gated_ffn(l)?))),
     ..DECODER
 };

@@ -9,7 +9,6 @@ pub(super) const SPEC: Spec = Spec {
     name: "qwen35moe",
     reads: &[
         "nextn_predict_layers",
-        "rope.dimension_sections",
         "expert_count",
         "expert_used_count",
     ],

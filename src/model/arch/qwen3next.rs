@@ -10,5 +10,6 @@ pub(super) const SPEC: Spec = Spec {
     scaled_embedding: taps::EMBED_TOKENS,
     query_gate: taps::GATE,
     reads: &["nextn_predict_layers", "expert_count", "expert_used_count"],
+    sections: None,
     ..qwen35moe::SPEC
 };

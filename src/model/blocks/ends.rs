@@ -5,7 +5,7 @@ use octavo_kernels::{Function, RowSet, ValueShape};
 use super::super::graph::{Graph, Op, ValueId};
 use super::super::taps;
 use super::super::weights::{PerLayerInputs, WeightId};
-use super::{Builder, once};
+use super::{Builder, at, once};
 
 impl Builder<'_> {
     /// Token embeddings with all that is added to them, and their factor or norm.
@@ -33,6 +33,16 @@ impl Builder<'_> {
         let x = self.scale(x, factor, once(name));
         self.per_layer = w.per_layer_inputs.map(|w| self.per_layer_inputs(x, &w));
         self.optional_norm(x, w.embd_norm, 0)
+    }
+
+    /// What a layer hands on, with what comes from a picture's tower for it.
+    pub(crate) fn add_deep(&mut self, x: ValueId, l: usize) -> ValueId {
+        let from = (1 + l) * self.h.n_embd();
+        self.push(
+            Op::AddGiven { x, from },
+            self.info(x),
+            at(taps::DEEPSTACK_OUT, l),
+        )
     }
 
     /// What the token's own row and its embedding give every layer, side by side.
@@ -79,6 +89,7 @@ impl Builder<'_> {
             values: self.values,
             states: self.states,
             n_layer: self.h.n_layer(),
+            given: self.h.picture_width(),
             layers,
             hidden,
             logits,

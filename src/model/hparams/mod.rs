@@ -19,7 +19,7 @@ use gguf_rs_lite::{Gguf, Value};
 use octavo_kernels::CacheLayer;
 
 use crate::Error;
-use crate::arch::{Arch, Norm};
+use crate::arch::{Arch, Norm, Spec};
 use crate::keys::{Entry, Keys, Source, Sourced, show};
 
 use layers::Layers;
@@ -35,6 +35,7 @@ pub use layers::{CacheGroup, LayerHparams, Mixing};
 pub use pooling::Pooling;
 pub(crate) use pooling::{CAUSAL, dense_width, see_all, token_types};
 pub use recurrent::RecurrentHparams;
+pub(crate) use rope::Sections;
 pub use rope::{RopeHparams, ScalingKind};
 pub(crate) use windows::{
     only_windows_turn, windows, windows_have_heads, windows_turn_by, windows_turn_by_base,
@@ -48,6 +49,8 @@ pub const MAX_WIDTH: usize = 1 << 24;
 pub const MAX_HEADS: usize = 1 << 16;
 /// Largest head.
 pub const MAX_HEAD_DIM: usize = 1024;
+/// The key of [`Hparams::n_deepstack`].
+pub(crate) const DEEPSTACK: &str = "n_deepstack_layers";
 /// Fewest tensors that any architecture's layer has (fused QKV): bounds the layer count by the
 /// tensor count.
 const MIN_TENSORS_PER_LAYER: usize = 6;
@@ -83,6 +86,8 @@ pub struct Hparams {
     pub recurrent: Option<RecurrentHparams>,
     /// The widths of latent attention, where all layers attend so.
     pub latent: Option<LatentHparams>,
+    /// Layers whose results gain a part of what stands for a cell of a picture.
+    pub n_deepstack: usize,
     /// How queries grow with their positions, if they do.
     pub temperature: Option<Temperature>,
     /// Token types that embeddings are added for.
@@ -173,6 +178,7 @@ impl Hparams {
             None => rope::unused(spec, context_length.value),
         };
         let recurrent = recurrent::read(&mut k, spec, n_embd.value)?;
+        let n_deepstack = deepstack(&mut k, spec, n_layer.value)?;
         if spec.embeds_positions {
             k.forget_defaults("rope.");
         }
@@ -200,6 +206,7 @@ impl Hparams {
             expert_period: 1,
             recurrent,
             latent,
+            n_deepstack,
             temperature: None,
             n_token_types: 0,
             pooling,
@@ -273,6 +280,15 @@ impl Hparams {
         self.norm_eps.value
     }
 
+    /// Values of the row that stands for a cell of a picture: its embedding, and what layers add; 0
+    /// for models that only read text.
+    pub fn picture_width(&self) -> usize {
+        match self.arch.spec().sections {
+            Some(_) => (1 + self.n_deepstack) * self.n_embd(),
+            None => 0,
+        }
+    }
+
     /// One factor on the scores of every layer's attention.
     pub(crate) fn set_attention_scale(&mut self, scale: f32) {
         for layer in &mut self.layers {
@@ -325,6 +341,15 @@ impl Hparams {
         all.filter(|(l, layer)| layer.attends() && layer.kv_layer == *l)
             .map(|(_, layer)| layer)
     }
+}
+
+/// How many of the first layers gain a part of what stands for a cell of a picture: never the last,
+/// behind which only wanted rows are left.
+fn deepstack(k: &mut Keys<'_>, spec: &Spec, n_layer: usize) -> Result<usize, Error> {
+    if !spec.reads.contains(&DEEPSTACK) {
+        return Ok(0);
+    }
+    Ok(k.count(DEEPSTACK, 0..=n_layer - 1, Some(0))?.value)
 }
 
 fn vocabulary(k: &mut Keys<'_>) -> Result<Sourced<usize>, Error> {

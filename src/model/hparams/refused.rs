@@ -6,6 +6,9 @@ use crate::Error;
 use crate::arch::Spec;
 use crate::keys::{Keys, float, show};
 
+use super::DEEPSTACK;
+use super::rope::SECTIONS;
+
 /// Keys that ask for something that graphs do not do unless their architecture says so
 /// ([`Spec::reads`]), with the values that ask for nothing.
 const REFUSED: &[(&str, &[f64])] = &[
@@ -30,8 +33,8 @@ const REFUSED: &[(&str, &[f64])] = &[
     ("embedding_scale", &[0.0, 1.0]),
     ("swiglu_clamp_exp", &[0.0]),
     ("swiglu_clamp_shexp", &[0.0]),
-    ("n_deepstack_layers", &[0.0]),
-    ("rope.dimension_sections", &[0.0]),
+    (DEEPSTACK, &[0.0]),
+    (SECTIONS, &[0.0]),
     ("rope.scaling.alpha", &[0.0]),
     ("rope.scaling.yarn_log_multiplier", &[0.0]),
     ("rope.scaling.yarn_attn_factor", &[1.0]),
@@ -46,6 +49,7 @@ pub(super) fn refuse_unsupported(
     for (suffix, neutral) in REFUSED
         .iter()
         .filter(|(suffix, _)| !spec.reads.contains(suffix))
+        .filter(|(suffix, _)| spec.sections.is_none() || *suffix != SECTIONS)
     {
         if let Some(v) = k.get(suffix).filter(|v| !is_one_of(v, neutral)) {
             return Err(k.unsupported(suffix, "not implemented", show(&v)));

@@ -57,8 +57,9 @@ pub struct RopeHparams {
     pub log_multiplier: f32,
     /// Whether `rope_freqs` and the like divide its angles.
     pub divided: bool,
-    /// Pairs that do not turn.
-    pub still: Vec<usize>,
+    /// Along which axis of a picture each pair turns, or that it does not; empty where all turn by a
+    /// token's position.
+    pub axes: Vec<Option<usize>>,
     /// How dimensions pair up (a property of the architecture).
     pub pairing: Pairing,
 }
@@ -120,7 +121,10 @@ pub(super) fn read(
         }
     }
     refuse_ext_factor(k, scaling.value)?;
-    let still = still(k, spec, n_rot.value)?;
+    let axes = match spec.sections {
+        Some(sections) => axes(k, sections, n_rot.value)?,
+        None => Vec::new(),
+    };
     Ok(RopeHparams {
         n_rot,
         freq_base,
@@ -132,7 +136,7 @@ pub(super) fn read(
         beta_slow,
         log_multiplier: 0.0,
         divided: true,
-        still,
+        axes,
         pairing: spec.pairing,
     })
 }
@@ -150,19 +154,31 @@ pub(super) fn unused(spec: &Spec, context: usize) -> RopeHparams {
         beta_slow: Sourced::default(1.0),
         log_multiplier: 0.0,
         divided: false,
-        still: Vec::new(),
+        axes: Vec::new(),
         pairing: spec.pairing,
     }
 }
 
-/// Pairs that the sections of a head leave out. Pairs belong to the first three sections in turn, as
-/// far as a section has pairs left; in a text all of these turn by the token's position, and what
-/// belongs to none does not turn.
-fn still(k: &mut Keys<'_>, spec: &Spec, n_rot: usize) -> Result<Vec<usize>, Error> {
-    const SECTIONS: &str = "rope.dimension_sections";
-    if !spec.reads.contains(&SECTIONS) {
-        return Ok(Vec::new());
-    }
+/// How the sections of a head share out its pairs among the axes of a picture: time, height and
+/// width. In a text all of these turn by the token's position, and what belongs to none of the three
+/// does not turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sections {
+    /// To each axis in turn, as far as its section has pairs left.
+    Interleaved,
+    /// One section after the other.
+    Blocks,
+}
+
+/// The key of their sizes.
+pub(super) const SECTIONS: &str = "rope.dimension_sections";
+
+/// The axis of each pair.
+fn axes(
+    k: &mut Keys<'_>,
+    sections: Sections,
+    n_rot: usize,
+) -> Result<Vec<Option<usize>>, Error> {
     let Some(value) = k.get(SECTIONS) else {
         return Err(k.missing(k.full(SECTIONS), "four counts of pairs"));
     };
@@ -182,11 +198,14 @@ fn still(k: &mut Keys<'_>, spec: &Spec, n_rot: usize) -> Result<Vec<usize>, Erro
     let shown: Vec<serde_json::Value> = counts.iter().map(|n| (*n).into()).collect();
     k.note(k.full(SECTIONS), shown, Source::File);
     let total: usize = counts.iter().sum();
-    let is_still = |pair: &usize| {
+    let axis = |pair: usize| {
         let place = pair % total;
-        place >= 3 * counts[place % 3]
+        match sections {
+            Sections::Interleaved => Some(place % 3).filter(|axis| place < 3 * counts[*axis]),
+            Sections::Blocks => (0..3).find(|axis| place < counts[..=*axis].iter().sum()),
+        }
     };
-    Ok((0..n_rot / 2).filter(is_still).collect())
+    Ok((0..n_rot / 2).map(axis).collect())
 }
 
 /// `rope.scaling.type` and the factor, which old files call `rope.scale_linear`.

@@ -161,6 +161,8 @@ impl Run<'_> {
                     .map(|row| w.iter().map(|w| dot(row, w)).collect())
                     .collect()
             }
+            // a text has no rows that are given
+            Op::AddGiven { x, .. } => value(x).clone(),
             Op::AddBias { x, bias } => {
                 let bias = self.m.weights.vector(bias);
                 value(x)

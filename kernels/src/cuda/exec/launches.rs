@@ -145,6 +145,8 @@ impl Scene<'_> {
         Turn {
             cosines: self.at(angles.cosines),
             sines: self.at(angles.sines),
+            turns: self.record.turns,
+            axes: angles.axes.map_or(Ptr::NULL, |axes| self.at(axes)),
             pairs: small(rope.frequencies.len()),
             neox: (rope.pairing == Pairing::Neox).into(),
         }

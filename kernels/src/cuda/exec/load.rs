@@ -83,20 +83,25 @@ pub(super) fn constants(
     base: Ptr,
     positions: usize,
 ) -> Result<(), Error> {
-    let mut put = |at: u64, values: &[f32]| {
-        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+    let mut put = |at: u64, words: &[u32]| {
+        let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
         device.upload(base.offset(at), &bytes)
     };
+    let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
     for (at, instruction) in program.ops.iter().enumerate() {
         if let Some(values) = vector_of(&instruction.op, positions) {
-            put(plan.vectors[&at], &values)?;
+            put(plan.vectors[&at], &bits(&values))?;
         }
     }
     for (rope, place) in program.ropes.iter().zip(&plan.angles) {
         let (cosines, sines): (Vec<f32>, Vec<f32>) =
-            (0..positions).flat_map(|p| rope.angles(p)).unzip();
-        put(place.cosines, &cosines)?;
-        put(place.sines, &sines)?;
+            (0..positions).flat_map(|p| rope.angles([p as u32; 3])).unzip();
+        put(place.cosines, &bits(&cosines))?;
+        put(place.sines, &bits(&sines))?;
+        if let Some(at) = place.axes {
+            let axes: Vec<u32> = rope.axes.iter().map(|axis| *axis as u32).collect();
+            put(at, &axes)?;
+        }
     }
     Ok(())
 }

@@ -266,7 +266,8 @@ impl<D: Device> Executor<D> {
             "a step too large"
         );
         assert!(
-            rows.iter().all(|row| row.pos < positions),
+            rows.iter()
+                .all(|row| row.pos.max(row.furthest_turn()) < positions),
             "a position beyond the longest sequence"
         );
         if !self.program.states.is_empty() {
@@ -288,6 +289,11 @@ impl<D: Device> Executor<D> {
             .upload(self.base.offset(self.plan.record), bytes)?;
         if let Some(slot) = self.program.input() {
             self.put(slot, step.input, shape.rows)?;
+        }
+        let mut at = self.base.offset(self.plan.given);
+        for given in step.given() {
+            self.upload_floats(at, given)?;
+            at = at.offset(4 * given.len() as u64);
         }
         match tap {
             Some(tap) => self.run_tapped(shape, tap)?,
@@ -452,10 +458,14 @@ impl<D: Device> Executor<D> {
             padded.resize(n, 0.0);
             &padded
         };
+        self.upload_floats(self.base.offset(self.plan.slots[slot]), input)
+    }
+
+    fn upload_floats(&mut self, to: Ptr, floats: &[f32]) -> Result<(), Error> {
+        let (start, len) = (floats.as_ptr().cast::<u8>(), size_of_val(floats));
         // SAFETY: the bytes of these floats; bytes have no alignment.
-        let bytes = unsafe { std::slice::from_raw_parts(input.as_ptr().cast::<u8>(), 4 * n) };
-        self.device
-            .upload(self.base.offset(self.plan.slots[slot]), bytes)
+        let bytes = unsafe { std::slice::from_raw_parts(start, len) };
+        self.device.upload(to, bytes)
     }
 
     /// Reads the first rows of a slot, and the first words of the step record, in which kernels say

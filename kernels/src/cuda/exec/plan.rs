@@ -187,6 +187,8 @@ pub(super) struct Placed {
 pub(super) struct Angles {
     pub(super) cosines: u64,
     pub(super) sines: u64,
+    /// Along which axis each pair turns, if not all along the first.
+    pub(super) axes: Option<u64>,
 }
 
 /// Places of everything, as distances from the arena's beginning.
@@ -207,6 +209,8 @@ pub(super) struct Plan {
     /// Where each part of a state is in the first slot; the others follow at equal distances.
     pub(super) state_parts: Vec<u64>,
     pub(super) slots: Vec<u64>,
+    /// Rows that are given in the place of embeddings.
+    pub(super) given: u64,
     /// Inputs of products in the kernels' form, and their scales.
     pub(super) activations: u64,
     pub(super) scales: u64,
@@ -259,6 +263,7 @@ impl Plan {
             Angles {
                 cosines: arena.take(&values),
                 sines: arena.take(&values),
+                axes: (!rope.axes.is_empty()).then(|| arena.take(&[4, pairs])),
             }
         };
         let angles = program.ropes.iter().map(&mut table).collect();
@@ -277,6 +282,7 @@ impl Plan {
             .enumerate()
             .map(|(i, s)| arena.take(&[4, s.width, rows_of(i)]))
             .collect();
+        let given = arena.take(&[4, program.given, limits.rows]);
         let widest = Widest::new(program, limits, |w| &placed[weights[w]].source);
         let activations = arena.take(&[widest.activation_bytes]);
         let scales = arena.take(&[4, limits.rows.max(limits.wanted)]);
@@ -306,6 +312,7 @@ impl Plan {
             pages,
             state_parts,
             slots,
+            given,
             activations,
             scales,
             gated,

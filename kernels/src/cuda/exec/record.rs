@@ -61,6 +61,9 @@ const SPAN: usize = 3 + 2 * MOST_KEPT;
 /// The slot of a sequence that begins with zeros.
 const NO_SLOT: u32 = u32::MAX;
 
+/// The place of a row that is not given; no table has such a token.
+const NOT_GIVEN: u32 = u32::MAX;
+
 /// Rows of a tile of attention on tensor cores, for so many query heads of a KV head.
 pub(super) fn tile_rows(heads_per_kv: usize) -> usize {
     (TILE_QUERIES / heads_per_kv.max(1)).max(1)
@@ -87,6 +90,8 @@ struct Arrays {
     best: usize,
     tokens: usize,
     positions: usize,
+    turns: usize,
+    given: usize,
     ends: usize,
     sequences: usize,
     wanted: usize,
@@ -108,7 +113,9 @@ fn arrays(shape: &Shape, span: usize, tables_each: usize) -> Arrays {
     let best = MISSING;
     let tokens = best + wanted;
     let positions = tokens + rows;
-    let ends = positions + rows;
+    let turns = positions + rows;
+    let given = turns + 3 * rows;
+    let ends = given + rows;
     let of_rows = ends + rows;
     let at_wanted = of_rows + rows;
     let at_tiles = at_wanted + wanted;
@@ -119,6 +126,8 @@ fn arrays(shape: &Shape, span: usize, tables_each: usize) -> Arrays {
         best,
         tokens,
         positions,
+        turns,
+        given,
         ends,
         sequences: of_rows,
         wanted: at_wanted,
@@ -135,6 +144,10 @@ pub(super) struct Addresses {
     /// without a page.
     pub(super) best: Ptr,
     pub(super) tokens: Ptr,
+    /// Positions of the rows along the axes by which pairs turn.
+    pub(super) turns: Ptr,
+    /// Which of the given rows stands in the place of each row's embedding.
+    pub(super) given: Ptr,
     /// Positions of the rows' sequences, with this step's.
     pub(super) ends: Ptr,
     pub(super) wanted: Ptr,
@@ -192,7 +205,7 @@ impl Record {
         let span = if program.states.is_empty() { 0 } else { SPAN };
         let each = limits.max_pages().saturating_mul(program.caches.len());
         // a tile has at least a row
-        (MISSING + 6 * rows + 2 * wanted)
+        (MISSING + 10 * rows + 2 * wanted)
             .saturating_add(sequences.saturating_mul(each.saturating_add(span)))
             .saturating_mul(4)
     }
@@ -209,6 +222,8 @@ impl Record {
         Addresses {
             best: at(a.best),
             tokens: at(a.tokens),
+            turns: at(a.turns),
+            given: at(a.given),
             ends: at(a.ends),
             wanted: at(a.wanted),
             tiles: at(a.tiles),
@@ -247,13 +262,20 @@ impl Record {
             self.bytes[4 * at..4 * at + 4].copy_from_slice(&value.to_le_bytes())
         };
         for (r, row) in rows.iter().enumerate() {
-            put(a.tokens + r, row.token);
+            // what is given is no token of the table
+            put(a.tokens + r, row.given.map_or(row.token, |_| NOT_GIVEN));
             put(a.positions + r, small(row.pos));
+            put(a.given + r, row.given.map_or(NOT_GIVEN, small));
+            for (axis, position) in row.turns.into_iter().enumerate() {
+                put(a.turns + 3 * r + axis, position);
+            }
             put(a.ends + r, small(row.end));
             put(a.sequences + r, small(row.seq));
         }
         for (padding, r) in (rows.len()..shape.rows).enumerate() {
             put(a.positions + r, u32::MAX);
+            put(a.turns + 3 * r, u32::MAX);
+            put(a.given + r, NOT_GIVEN);
             put(a.sequences + r, small(step.seqs.len() + padding));
         }
         for (i, row) in wanted

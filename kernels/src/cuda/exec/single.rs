@@ -5,7 +5,7 @@ use super::plan::{ATTEND_ROWS, SPLITS};
 use super::products::Product;
 use crate::cuda::launch::Form;
 use crate::cuda::params::{
-    Attention, Concat, Constant, Embed, KvWrite, MulVector, Norm, Pair, Rope, ScaleByPosition,
+    Attention, Concat, Constant, Embed, Given, KvWrite, MulVector, Norm, Pair, Rope, ScaleByPosition,
     Select, Slice,
 };
 use crate::cuda::{Launch, Ptr, launch};
@@ -40,7 +40,15 @@ impl Scene<'_> {
             }
             // written before the launches
             Op::Input => return,
-            Op::Embed { .. } => self.embed(at, self.record.tokens, result()),
+            Op::Embed { .. } => {
+                list.launches
+                    .push(self.embed(at, self.record.tokens, result()));
+                if self.program.given == 0 || self.shape.generated {
+                    return;
+                }
+                self.given(Ptr::NULL, 0, result())
+            }
+            Op::AddGiven { x, from } => self.given(self.slot(x), from, result()),
             Op::EmbedPositions { .. } => self.embed(at, self.record.positions(), result()),
             Op::Constant { ref values } => launch::constant(&Constant {
                 values: self.at(self.plan.vectors[&at]),
@@ -188,6 +196,21 @@ impl Scene<'_> {
         launch::embed(ty, &p)
     }
 
+    /// Values from `from` on of what is given in the place of embeddings, in the rows where it is;
+    /// and `x` there added, and alone in the others, if it is somewhere.
+    fn given(&self, x: Ptr, from: usize, out: Slot) -> Launch {
+        launch::given(&Given {
+            x,
+            given: self.at(self.plan.given),
+            places: self.record.given,
+            out: self.slot(out),
+            rows: small(self.rows(out)),
+            width: small(self.width(out)),
+            stride: small(self.program.given),
+            from: small(from),
+        })
+    }
+
     /// A norm of groups of so many values, and how many groups there are.
     fn norm(&self, at: usize, x: Slot, group: usize, eps: f32, out: Slot) -> (Norm, u32) {
         let p = Norm {
@@ -204,7 +227,6 @@ impl Scene<'_> {
         launch::rope(&Rope {
             x: self.slot(x),
             out: self.slot(out),
-            positions: self.record.positions(),
             turn: self.turn(rope),
             rows: small(self.shape.rows),
             heads: small(self.width(x) / head_dim),
