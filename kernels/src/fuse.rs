@@ -371,6 +371,7 @@ fn only_products(program: &Program, slot: Slot, from: usize) -> Option<Vec<usize
             | Op::Add { .. }
             | Op::Mul { .. }
             | Op::SelectRows { .. }
+            | Op::Merge { .. }
             | Op::Softmax { .. }
             | Op::TopK { .. }
             | Op::Gather { .. }

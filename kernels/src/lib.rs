@@ -47,12 +47,13 @@ pub use kv::{KvShape, KvStore, KvTooLarge, KvType, PAGE_POSITIONS};
 pub use matrix::{Matrix, MatrixError, kernel_name};
 pub use memory::{NoMemory, room, share_heap, trim, with_memory};
 pub use op::{
-    Activation, CacheLayer, CacheShape, Function, KeyHeads, MatrixShape, Op, Recurrence, RowSet,
-    STATE_LANES, Scores, ShapeError, Shapes, TopGroups, Translate, Translated, ValueShape,
-    matrix_state,
+    Activation, CacheLayer, CacheShape, Function, KeyHeads, MERGED_ROWS, MatrixShape, Op,
+    Recurrence, RowSet, STATE_LANES, Scores, ShapeError, Shapes, TopGroups, Translate, Translated,
+    ValueShape, matrix_state,
 };
 pub use pool::Pool;
 pub use program::{
-    GivenRows, Instruction, Program, ProgramOp, Role, RowTable, Sequence, Slot, StateUse, StateWrite, Step,
+    GivenRows, Instruction, Program, ProgramOp, Role, RowTable, Sequence, Slot, StateUse,
+    StateWrite, Step,
 };
 pub use rope::{Pairing, Rope, Turns};

@@ -4,7 +4,8 @@ use crate::bytes::Bytes;
 use crate::generic::attention::PAGE;
 use crate::kv::KvShape;
 use crate::op::{
-    CacheLayer, CacheShape, MatrixShape, Op, Recurrence, RowSet, Scores, Shapes, ValueShape,
+    CacheLayer, CacheShape, MERGED_ROWS, MatrixShape, Op, Recurrence, RowSet, Scores, Shapes,
+    ValueShape,
 };
 use crate::rope::{Rope, Turns};
 use octavo_quant::TensorType;
@@ -296,6 +297,7 @@ impl Program {
         match self.slots[slot].rows {
             RowSet::All => rows,
             RowSet::Wanted => wanted,
+            RowSet::Merged => rows / MERGED_ROWS,
         }
     }
 
@@ -376,7 +378,10 @@ impl Program {
             }
             n_given = self.place_given(s, n_given, &mut rows[first..]);
             let known = |row: &Row| vocabulary.is_none_or(|n| (row.token as usize) < n);
-            if let Some(row) = rows[first..].iter().find(|r| r.given.is_none() && !known(r)) {
+            if let Some(row) = rows[first..]
+                .iter()
+                .find(|r| r.given.is_none() && !known(r))
+            {
                 panic!("token {} has no embedding", row.token);
             }
         }

@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use crate::common::{KV, Rng, embed, program, random_blocks, run};
 use octavo_kernels::{
-    Activation, Executor, Instruction, Isa, KvStore, Matrix, Op, Pool, Role, Sequence,
-    Step,
+    Activation, Executor, Instruction, Isa, KvStore, Matrix, Op, Pool, Role, Sequence, Step,
 };
 use octavo_quant::TensorType as T;
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use crate::common::{KV, Rng, embed, f32_bytes, product, program, random_blocks};
 use octavo_kernels::{
-    Activation, Executor, Instruction, Isa, KvStore, Matrix, Op, Pool, Role, Sequence,
-    Step, TapFn, TopGroups,
+    Activation, Executor, Instruction, Isa, KvStore, Matrix, Op, Pool, Role, Sequence, Step, TapFn,
+    TopGroups,
 };
 use octavo_quant::TensorType as T;
 

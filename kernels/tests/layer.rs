@@ -4,9 +4,7 @@
 //! others. Without Miri it takes a moment.
 
 use crate::common::layers::Layers;
-use octavo_kernels::{
-    Executor, Isa, KvShape, KvStore, KvType, Pool, Role, Sequence, Step,
-};
+use octavo_kernels::{Executor, Isa, KvShape, KvStore, KvType, Pool, Role, Sequence, Step};
 use octavo_quant::TensorType as T;
 
 /// Rows of the table of embeddings: Miri takes ten microseconds for a call, so that all is as small

@@ -6,8 +6,7 @@ use crate::common::{
 };
 use octavo_fixtures::{Lacks, skip};
 use octavo_kernels::{
-    Executor, Isa, KvStore, Matrix, Op, Pool, Role, Sequence, Step, has_minimum,
-    packed_types,
+    Executor, Isa, KvStore, Matrix, Op, Pool, Role, Sequence, Step, has_minimum, packed_types,
 };
 use octavo_quant::TensorType as T;
 use std::sync::Arc;

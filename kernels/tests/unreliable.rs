@@ -2,9 +2,7 @@
 //! result: two layers of a model, prompts and generated tokens, every instruction set.
 
 use crate::common::layers::Layers;
-use octavo_kernels::{
-    Executor, Isa, KvShape, KvStore, KvType, Pool, Role, Sequence, Step,
-};
+use octavo_kernels::{Executor, Isa, KvShape, KvStore, KvType, Pool, Role, Sequence, Step};
 use octavo_quant::TensorType as T;
 
 const TOKENS: usize = 64;

@@ -7,7 +7,7 @@ mod blocks;
 mod error;
 pub mod graph;
 pub mod hparams;
-mod keys;
+pub mod keys;
 mod rope;
 mod structure;
 pub mod taps;
@@ -26,7 +26,37 @@ pub use keys::{Entry, Source, Sourced};
 pub use octavo_kernels::{Pairing, Rope};
 pub use structure::{Active, ExpertStructure, RecurrentStructure, Structure, Windows};
 pub use taps::{OwnedTap, Tap};
-pub use weights::{Layer, VecId, WeightId, WeightRef, Weights};
+pub use weights::{Layer, TensorBinder, Tensors, VecId, WeightId, WeightRef, Weights};
+
+/// What a backend executes: a graph, what it computes with, and the tables and caches that it names.
+pub trait Network {
+    /// The operations.
+    fn graph(&self) -> &Graph;
+    /// What they compute with.
+    fn tensors(&self) -> &Tensors;
+    /// Angles of rotary embeddings.
+    fn ropes(&self) -> &[Rope];
+    /// Groups of the cache's layers.
+    fn caches(&self) -> &[CacheGroup];
+}
+
+impl Network for Model {
+    fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    fn tensors(&self) -> &Tensors {
+        &self.weights.tensors
+    }
+
+    fn ropes(&self) -> &[Rope] {
+        &self.ropes
+    }
+
+    fn caches(&self) -> &[CacheGroup] {
+        &self.hparams.caches
+    }
+}
 
 /// A model ready for a backend.
 #[derive(Clone, Debug)]
@@ -49,7 +79,7 @@ impl Model {
         let ropes = rope::tables(&hparams, &weights, hparams.n_ctx_train());
         let graph = arch::build(&hparams, &weights);
         graph
-            .validate(&weights, &hparams)
+            .validate(&weights.tensors, &ropes, &hparams.caches)
             .map_err(|source| Error::Graph {
                 file: gguf.name().to_owned(),
                 arch: hparams.arch.name(),

@@ -3,8 +3,9 @@
 use octavo_kernels::TopGroups;
 use serde::{Serialize, Serializer};
 
-use super::arch::{Norm, QkNorm};
+use super::arch::QkNorm;
 use super::blocks::Block;
+use super::graph::Norm;
 use super::hparams::{Factors, Gating, Pooling};
 use super::weights::{Attention, Layer, Recurrence};
 use super::{Model, Op};
@@ -346,9 +347,16 @@ impl Model {
 
     /// Numbers in all weights; a tied output is counted once.
     fn parameters(&self) -> u64 {
-        let matrices: u64 = self.weights.matrices.iter().map(|m| m.rows * m.cols).sum();
+        let matrices: u64 = self
+            .weights
+            .tensors
+            .matrices
+            .iter()
+            .map(|m| m.rows * m.cols)
+            .sum();
         let vectors: u64 = self
             .weights
+            .tensors
             .vectors
             .iter()
             .filter(|v| !v.is_made)
@@ -388,7 +396,9 @@ impl Model {
                     }
                 }
                 op => {
-                    let vector = op.vector().map(|id| &self.weights.vectors[id.0 as usize]);
+                    let vector = op
+                        .vector()
+                        .map(|id| &self.weights.tensors.vectors[id.0 as usize]);
                     if let Some(vector) = vector.filter(|vector| !vector.is_made) {
                         active.vector(vector.data.len());
                     }

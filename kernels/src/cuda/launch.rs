@@ -8,8 +8,8 @@ use super::modules::Module;
 use super::pack::{STRIP, UNIT, kernels_of};
 use super::params::{
     Argmax, Arrange, Attention, CausalConv, Concat, Constant, Embed, ExpertBias, ExpertGemv,
-    Gather, Gemm, Gemv, Given, Heads, KvWrite, LinearAttention, MulVector, Norm, Normalize, Pair, Params,
-    Peak, Rope, ScaleByPosition, Select, Slice, Softmax, TopK, Unary, WeightedSum,
+    Gather, Gemm, Gemv, Given, Heads, KvWrite, LinearAttention, MulVector, Norm, Normalize, Pair,
+    Params, Peak, Rope, ScaleByPosition, Select, Slice, Softmax, TopK, Unary, WeightedSum,
 };
 use crate::kv::KvType;
 use crate::op::{Activation, Function};

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{CacheLayer, Cell, Instruction, Op, Operands, PAGE, Part, Row, Slot};
-use crate::op::{Function, scale_at};
+use crate::op::{Function, MERGED_ROWS, scale_at};
 use crate::program::{Recurrent, RowTable};
 use crate::rope::Pairing;
 use crate::table::Norm;
@@ -61,6 +61,7 @@ impl Part<'_> {
                 }
                 Op::Add { a, b } => self.by_element(table.add, *a, *b, result()),
                 Op::SelectRows { x } => self.select(*x, result()),
+                Op::Merge { x } => self.merge(*x, result()),
                 Op::Mul { a, b } => self.by_element(table.mul, *a, *b, result()),
                 Op::MulVector { x, by } => self.mul_vector(*x, by, result()),
                 &Op::Slice {
@@ -128,6 +129,20 @@ impl Part<'_> {
             // SAFETY: this row is of this member's share.
             let to = unsafe { self.row_mut(out, r, 0..table.cols) };
             read_row(table, self.rows[r].pos, to);
+        }
+    }
+
+    /// # Safety
+    /// As [`Part::run`]. *Shares* of rows.
+    unsafe fn merge(&self, x: Slot, out: Slot) {
+        let width = self.width(x);
+        for r in self.w.share(self.n_rows(out), 1) {
+            // SAFETY: this row is of this member's share.
+            let to = unsafe { self.row_mut(out, r, 0..self.width(out)) };
+            for (i, to) in to.chunks_exact_mut(width).enumerate() {
+                // SAFETY: the input was finished before the last barrier.
+                to.copy_from_slice(unsafe { self.row(x, r * MERGED_ROWS + i, 0..width) });
+            }
         }
     }
 

@@ -66,6 +66,8 @@ pub enum Op<V, M, C, T> {
     MulVector { x: V, by: C },
     /// The rows whose outputs are wanted.
     SelectRows { x: V },
+    /// [`MERGED_ROWS`] neighbouring rows side by side as one.
+    Merge { x: V },
     /// Of every `each` values of a row, `width` from `from` on, side by side.
     Slice {
         x: V,
@@ -267,6 +269,9 @@ impl Scores {
     }
 }
 
+/// Rows of a picture that become one: two by two.
+pub const MERGED_ROWS: usize = 4;
+
 /// Which rows a value has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RowSet {
@@ -274,6 +279,8 @@ pub enum RowSet {
     All,
     /// One per token whose outputs are wanted.
     Wanted,
+    /// One per [`MERGED_ROWS`] neighbouring tokens.
+    Merged,
 }
 
 /// A value's shape: (rows, width) f32.
@@ -357,6 +364,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             | Op::ScaleByPosition { x, .. }
             | Op::MulVector { x, .. }
             | Op::SelectRows { x }
+            | Op::Merge { x }
             | Op::Slice { x, .. }
             | Op::CausalConv { x, .. }
             | Op::Softmax { x }
@@ -403,6 +411,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             | Op::Unary { .. }
             | Op::ScaleByPosition { .. }
             | Op::SelectRows { .. }
+            | Op::Merge { .. }
             | Op::Slice { .. }
             | Op::Softmax { .. }
             | Op::TopK { .. }
@@ -515,6 +524,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
                 by: to.vector(by),
             },
             Op::SelectRows { x } => Op::SelectRows { x: to.value(x) },
+            Op::Merge { x } => Op::Merge { x: to.value(x) },
             Op::Slice {
                 x,
                 each,

@@ -1,8 +1,8 @@
 //! Which operands fit an operation, and what shape its result has.
 
 use super::{
-    CacheLayer, CacheShape, MatrixShape, Op, Recurrence, RowSet, TopGroups, ValueShape,
-    matrix_state,
+    CacheLayer, CacheShape, MERGED_ROWS, MatrixShape, Op, Recurrence, RowSet, TopGroups,
+    ValueShape, matrix_state,
 };
 
 /// What the shape of a result follows from; `None` for what does not exist.
@@ -144,19 +144,23 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
                 }
             }
             Op::Unary { x, .. } => value(x),
-            Op::ScaleByPosition { x, .. } if value(x).rows == RowSet::Wanted => {
+            Op::ScaleByPosition { x, .. } if value(x).rows != RowSet::All => {
                 return Err(ShapeError::RowsDiffer);
             }
             Op::ScaleByPosition { x, step, .. } => {
                 whole("positions of a step of the scale", step, step)?;
                 value(x)
             }
-            Op::SelectRows { x } if value(x).rows == RowSet::Wanted => {
+            Op::SelectRows { x } if value(x).rows != RowSet::All => {
                 return Err(ShapeError::RowsDiffer);
             }
             Op::SelectRows { x } => ValueShape {
                 rows: RowSet::Wanted,
                 ..value(x)
+            },
+            Op::Merge { x } => ValueShape {
+                width: MERGED_ROWS * of_all(value(x))?.width,
+                rows: RowSet::Merged,
             },
             Op::MulVector { x, ref by } => {
                 let by = of.vector(by).ok_or(ShapeError::NoWeight)?;
@@ -307,7 +311,7 @@ fn shape_of<V, M, C, T>(
 fn of_all(x: ValueShape) -> Result<ValueShape, ShapeError> {
     match x.rows {
         RowSet::All => Ok(x),
-        RowSet::Wanted => Err(ShapeError::RowsDiffer),
+        RowSet::Wanted | RowSet::Merged => Err(ShapeError::RowsDiffer),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Operations over rows of floats.
 
-use octavo_kernels::cuda::launch;
 use octavo_kernels::cuda::Ptr;
+use octavo_kernels::cuda::launch;
 use octavo_kernels::cuda::params::{Argmax, MulVector, Norm, Pair, Rope, Select, Slice, Turn};
 use octavo_kernels::cuda::shim::Schedule;
 use octavo_kernels::cuda::{Executor, Limits, Setup};
@@ -76,7 +76,11 @@ fn rotations_are_f32s_own() {
             );
             let axis_of = |i: usize| if axes { [2, 0, 1, 1][i % 4] } else { 0 };
             let axes_of_pairs: Vec<u32> = (0..pairs).map(|i| axis_of(i) as u32).collect();
-            let words: Vec<u32> = turns[..rows].as_flattened().iter().map(|p| *p as u32).collect();
+            let words: Vec<u32> = turns[..rows]
+                .as_flattened()
+                .iter()
+                .map(|p| *p as u32)
+                .collect();
             let x = rng.floats(rows * heads * head_dim);
             let p = Rope {
                 x: bench.floats(&x),

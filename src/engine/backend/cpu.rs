@@ -12,7 +12,7 @@ use octavo_kernels::{
 
 use super::lower::{FileBytes, Lowered, Taps, lower};
 use super::{Executable, TapSink, best_of};
-use octavo_model::{Model, WeightId, WeightRef};
+use octavo_model::{Network, WeightId, WeightRef};
 
 /// How to run on the CPU.
 #[derive(Clone, Copy, Debug)]
@@ -124,17 +124,17 @@ impl Cpu {
     /// [`enum@Error`] if a weight, the threads or the cache cannot be had.
     pub fn prepare(
         gguf: &Arc<Gguf>,
-        model: &Model,
+        model: &dyn Network,
         options: &Options,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Cpu, Error> {
-        Cpu::prepare_part(gguf, model, 0..model.hparams.n_layer(), options, progress)
+        Cpu::prepare_part(gguf, model, 0..model.graph().n_layer, options, progress)
     }
 
     /// As [`Cpu::prepare`], of some layers.
     pub(super) fn prepare_part(
         gguf: &Arc<Gguf>,
-        model: &Model,
+        model: &dyn Network,
         layers: Range<usize>,
         options: &Options,
         progress: &mut dyn FnMut(u64, u64),
@@ -191,7 +191,7 @@ impl Cpu {
 /// pages behind it. Also gives a tensor of each file that is read from then on.
 fn pack(
     gguf: &Arc<Gguf>,
-    model: &Model,
+    model: &dyn Network,
     ids: &[(WeightId, usize)],
     options: &Options,
     pool: &mut Pool,
@@ -199,7 +199,7 @@ fn pack(
 ) -> Result<(Vec<Matrix>, Vec<usize>), Error> {
     let weights: Vec<(&WeightRef, usize)> = ids
         .iter()
-        .map(|(id, experts)| (model.weights.matrix(*id), *experts))
+        .map(|(id, experts)| (model.tensors().matrix(*id), *experts))
         .collect();
     let total: u64 = weights.iter().map(|(w, _)| w.n_bytes() as u64).sum();
     let mut done = 0;

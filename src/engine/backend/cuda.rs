@@ -14,7 +14,7 @@ pub use octavo_kernels::cuda::{Error, Limits};
 
 use super::lower::{FileBytes, Lowered, Taps, lower};
 use super::{Executable, Loading, LoadingSink, TapSink};
-use octavo_model::{Model, WeightRef};
+use octavo_model::{Network, WeightRef};
 
 /// How to run on a GPU.
 #[derive(Clone, Copy, Debug)]
@@ -71,7 +71,12 @@ struct Part {
 }
 
 impl Part {
-    fn new(gguf: &Arc<Gguf>, model: &Model, layers: &Range<usize>, options: &Options) -> Part {
+    fn new(
+        gguf: &Arc<Gguf>,
+        model: &dyn Network,
+        layers: &Range<usize>,
+        options: &Options,
+    ) -> Part {
         let lowered = lower(gguf, model, layers, options.kv_type);
         let source = |weight: &WeightRef| Source {
             name: weight.name.clone(),
@@ -86,7 +91,7 @@ impl Part {
         let sources = lowered
             .weights
             .iter()
-            .map(|id| source(model.weights.matrix(*id)))
+            .map(|id| source(model.tensors().matrix(*id)))
             .collect();
         Part { lowered, sources }
     }
@@ -95,11 +100,11 @@ impl Part {
 /// What the last `n` layers of a model take.
 fn needs_of_last(
     gguf: &Arc<Gguf>,
-    model: &Model,
+    model: &dyn Network,
     n: usize,
     options: &Options,
 ) -> Result<Needs, Error> {
-    let n_layer = model.hparams.n_layer();
+    let n_layer = model.graph().n_layer;
     let Part { lowered, sources } = Part::new(gguf, model, &(n_layer - n..n_layer), options);
     Executor::<Gpu>::needs(&lowered.program, &sources, &options.limits)
 }
@@ -121,25 +126,18 @@ impl<D: Device> Cuda<D> {
     pub fn prepare(
         device: D,
         gguf: &Arc<Gguf>,
-        model: &Model,
+        model: &dyn Network,
         options: &Options,
         sink: &mut LoadingSink<'_>,
     ) -> Result<Cuda<D>, Error> {
-        Cuda::prepare_part(
-            device,
-            gguf,
-            model,
-            0..model.hparams.n_layer(),
-            options,
-            sink,
-        )
+        Cuda::prepare_part(device, gguf, model, 0..model.graph().n_layer, options, sink)
     }
 
     /// As [`Cuda::prepare`], of some layers.
     pub(super) fn prepare_part(
         device: D,
         gguf: &Arc<Gguf>,
-        model: &Model,
+        model: &dyn Network,
         layers: Range<usize>,
         options: &Options,
         sink: &mut LoadingSink<'_>,
@@ -155,10 +153,10 @@ impl<D: Device> Cuda<D> {
         } = Part::new(gguf, model, &layers, options);
         let weights: Vec<_> = weights
             .into_iter()
-            .map(|id| model.weights.matrix(id))
+            .map(|id| model.tensors().matrix(id))
             .collect();
         let needs = Executor::<D>::needs(&program, &sources, &options.limits)?;
-        let part = (layers.len() < model.hparams.n_layer()).then_some(layers.len());
+        let part = (layers.len() < model.graph().n_layer).then_some(layers.len());
         sink(Loading::Note(&format!(
             "{}: {} {needs}",
             device.describe(),

@@ -3,7 +3,7 @@
 //! before it is given with each step.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use octavo_kernels::{
 
 use super::{TapSink, TapView};
 use octavo_model::{
-    CacheGroup, Graph, Hparams, Model, Node, Op, Tap, ValueId, VecId, WeightId, WeightRef,
+    CacheGroup, Graph, Network, Node, Op, Tap, ValueId, VecId, WeightId, WeightRef,
 };
 
 /// A graph as a program.
@@ -55,22 +55,26 @@ impl Taps {
     }
 }
 
-/// Layers of a cache group before a layer of the model.
-fn layers_before(h: &Hparams, group: usize, layer: usize) -> usize {
-    let before = h.cached_layers(layer);
-    before.filter(|layer| layer.cache.group == group).count()
+/// Layers of a cache group that these nodes write.
+fn cached(nodes: &[Node], group: usize) -> usize {
+    let layer = |node: &Node| match node.op {
+        Op::KvWrite { cache, .. } => Some(cache.layer).filter(|_| cache.group == group),
+        _ => None,
+    };
+    let layers: BTreeSet<usize> = nodes.iter().filter_map(layer).collect();
+    layers.len()
 }
 
-/// The caches of some layers in elements of `ty`, all groups of the model, also those without any
-/// of these layers: a step brings block tables for all.
-fn caches(h: &Hparams, layers: &Range<usize>, ty: KvType) -> Vec<KvShape> {
+/// The caches of some nodes in elements of `ty`, all groups of the model, also those that none of
+/// these writes: a step brings block tables for all.
+fn caches(network: &dyn Network, nodes: &[Node], ty: KvType) -> Vec<KvShape> {
     let shape = |(i, group): (usize, &CacheGroup)| KvShape {
-        n_layer: layers_before(h, i, layers.end) - layers_before(h, i, layers.start),
+        n_layer: cached(nodes, i),
         n_head_kv: group.n_head_kv,
         head_dim: group.head_dim,
         ty,
     };
-    h.caches.iter().enumerate().map(shape).collect()
+    network.caches().iter().enumerate().map(shape).collect()
 }
 
 /// The nodes of these layers, of what comes before the first layer and behind the last.
@@ -97,32 +101,36 @@ fn nodes(graph: &Graph, layers: &Range<usize>) -> Range<usize> {
 }
 
 /// Bytes in the file of what products of these layers multiply with, as progress counts them.
-pub(super) fn weight_bytes(model: &Model, layers: &Range<usize>) -> u64 {
+pub(super) fn weight_bytes(network: &dyn Network, layers: &Range<usize>) -> u64 {
     let bytes = |node: &Node| match node.op {
         Op::MatMul { w, .. } | Op::ExpertMatMul { w, .. } => {
-            model.weights.matrix(w).n_bytes() as u64
+            network.tensors().matrix(w).n_bytes() as u64
         }
         _ => 0,
     };
-    model.graph.nodes[nodes(&model.graph, layers)]
-        .iter()
-        .map(bytes)
-        .sum()
+    let graph = network.graph();
+    graph.nodes[nodes(graph, layers)].iter().map(bytes).sum()
 }
 
 /// Lowers these layers of a model, the first with the embeddings, the last with the output: all
 /// that there are, or those up to one, or those from one on. The cache is of type `kv`.
-pub(super) fn lower(gguf: &Arc<Gguf>, model: &Model, layers: &Range<usize>, kv: KvType) -> Lowered {
-    let mut compiler = Compiler::new(gguf, model);
+pub(super) fn lower(
+    gguf: &Arc<Gguf>,
+    network: &dyn Network,
+    layers: &Range<usize>,
+    kv: KvType,
+) -> Lowered {
+    let mut compiler = Compiler::new(gguf, network);
     compiler.compile(layers);
+    let graph = network.graph();
     let program = Program {
         ops: compiler.ops,
         slots: compiler.slots,
-        ropes: model.ropes.clone(),
-        caches: caches(&model.hparams, layers, kv),
+        ropes: network.ropes().to_vec(),
+        caches: caches(network, &graph.nodes[nodes(graph, layers)], kv),
         states: compiler.states,
         output: compiler.output,
-        given: model.graph.given,
+        given: graph.given,
     };
     Lowered {
         program,
@@ -154,7 +162,7 @@ impl Bytes for FileBytes {
 /// From graph to program.
 struct Compiler<'a> {
     gguf: &'a Arc<Gguf>,
-    model: &'a Model,
+    network: &'a dyn Network,
     ops: Vec<Instruction>,
     taps: Vec<Option<Tap>>,
     slots: Vec<ValueShape>,
@@ -164,30 +172,30 @@ struct Compiler<'a> {
     matrices: Vec<WeightId>,
     /// Parts of a sequence's state.
     states: Vec<usize>,
-    /// The first layer: each group's first from here on is the cache's first.
-    first: usize,
+    /// Layers of each group of the cache that earlier parts have.
+    cached_before: Vec<usize>,
     output: Slot,
 }
 
 impl<'a> Compiler<'a> {
-    fn new(gguf: &'a Arc<Gguf>, model: &'a Model) -> Self {
+    fn new(gguf: &'a Arc<Gguf>, network: &'a dyn Network) -> Self {
         Compiler {
             gguf,
-            model,
+            network,
             ops: Vec::new(),
             taps: Vec::new(),
             slots: Vec::new(),
             free: Vec::new(),
-            slot_of: vec![None; model.graph.values.len()],
+            slot_of: vec![None; network.graph().values.len()],
             matrices: Vec::new(),
             states: Vec::new(),
-            first: 0,
+            cached_before: Vec::new(),
             output: 0,
         }
     }
 
     fn compile(&mut self, layers: &Range<usize>) {
-        let graph: &Graph = &self.model.graph;
+        let graph = self.network.graph();
         let last_use = graph.liveness();
         // values by the node after which their slot is free
         let mut dying: HashMap<usize, Vec<ValueId>> = HashMap::new();
@@ -195,7 +203,9 @@ impl<'a> Compiler<'a> {
             dying.entry(*node).or_default().push(ValueId(i as u32));
         }
         let nodes = nodes(graph, layers);
-        self.first = layers.start;
+        let before = &graph.nodes[..nodes.start];
+        let groups = 0..self.network.caches().len();
+        self.cached_before = groups.map(|group| cached(before, group)).collect();
         if let Some(before) = layers.start.checked_sub(1) {
             let out = self.allocate(graph.layers[before]);
             self.ops.push(ProgramOp::Input.to(out));
@@ -229,7 +239,7 @@ impl<'a> Compiler<'a> {
     /// A slot for a value: one that is free and has its shape, or a new one. An op's inputs are
     /// still alive here, so its result never overwrites them.
     fn allocate(&mut self, value: ValueId) -> Slot {
-        let info = self.model.graph.values[value.index()];
+        let info = self.network.graph().values[value.index()];
         let slot = match self.free.iter().position(|s| self.slots[*s] == info) {
             Some(at) => self.free.swap_remove(at),
             None => {
@@ -263,11 +273,11 @@ impl Translate<ValueId, WeightId, VecId, WeightId> for Compiler<'_> {
     }
 
     fn vector(&mut self, id: VecId) -> Arc<[f32]> {
-        self.model.weights.vector(id).into()
+        self.network.tensors().vector(id).into()
     }
 
     fn table(&mut self, id: WeightId) -> RowTable {
-        let weight = self.model.weights.matrix(id).clone();
+        let weight = self.network.tensors().matrix(id).clone();
         RowTable {
             ty: weight.ty,
             rows: weight.rows as usize,
@@ -281,14 +291,13 @@ impl Translate<ValueId, WeightId, VecId, WeightId> for Compiler<'_> {
 
     fn state(&mut self, state: usize) -> usize {
         // each part is one operation's
-        self.states.push(self.model.graph.states[state]);
+        self.states.push(self.network.graph().states[state]);
         self.states.len() - 1
     }
 
     fn cache(&mut self, cache: CacheLayer) -> CacheLayer {
-        let before = layers_before(&self.model.hparams, cache.group, self.first);
         CacheLayer {
-            layer: cache.layer - before,
+            layer: cache.layer - self.cached_before[cache.group],
             ..cache
         }
     }

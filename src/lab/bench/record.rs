@@ -237,7 +237,7 @@ fn model_type(engine: &Engine) -> String {
 /// The kernels of every type that matrices have, the most frequent type first.
 fn kernels(engine: &Engine, setting: &Setting) -> String {
     let mut types: Vec<(octavo_quant::TensorType, usize)> = Vec::new();
-    for matrix in &engine.model().weights.matrices {
+    for matrix in &engine.model().weights.tensors.matrices {
         match types.iter_mut().find(|(ty, _)| *ty == matrix.ty) {
             Some((_, n)) => *n += 1,
             None => types.push((matrix.ty, 1)),

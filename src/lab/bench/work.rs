@@ -1,6 +1,6 @@
 //! What a test has to read and to multiply at least, from the model's graph.
 
-use octavo_kernels::{KvType, RowSet};
+use octavo_kernels::{KvType, MERGED_ROWS, RowSet};
 
 use super::Test;
 use octavo_engine::backend::Role;
@@ -39,6 +39,7 @@ impl Work {
             match model.graph.values[node.out.index()].rows {
                 RowSet::All => every += products,
                 RowSet::Wanted => wanted += products,
+                RowSet::Merged => every += products / MERGED_ROWS as u64,
             }
         }
         let (n, depth) = (test.n as u64, test.depth as u64);

@@ -204,7 +204,7 @@ impl<'a> Bounds<'a> {
                 let error = size * (self.other_type(table) + U);
                 self.each_row(|_| (error, size))
             }
-            Op::Input => unreachable!("a graph begins with token ids"),
+            Op::Input | Op::Merge { .. } => unreachable!("a text is token ids, and no picture"),
             Op::Constant { values } => {
                 let size = rms(model.weights.vector(values));
                 self.each_row(|_| (0.0, size))
@@ -539,6 +539,7 @@ impl<'a> Bounds<'a> {
         let b = self
             .other
             .weights
+            .tensors
             .matrices
             .get(id.0 as usize)
             .map_or(a, |w| w.ty);

@@ -73,7 +73,7 @@ const ROUNDINGS: f64 = 100.0;
 impl Tolerance {
     /// By what llama.cpp rounds for the coarsest type among the model's matrices.
     pub fn of(model: &Model) -> Tolerance {
-        let types = model.weights.matrices.iter().map(|w| w.ty);
+        let types = model.weights.tensors.matrices.iter().map(|w| w.ty);
         let coarsest = types
             .max_by(|a, b| rounding(*a).total_cmp(&rounding(*b)))
             .unwrap_or(TensorType::F32);

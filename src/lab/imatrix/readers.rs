@@ -91,7 +91,13 @@ impl<'e> Names<'e> {
     }
 
     fn tensor(&self, w: WeightId) -> Option<&'e str> {
-        let weight = self.engine.model().weights.matrices.get(w.0 as usize)?;
+        let weight = self
+            .engine
+            .model()
+            .weights
+            .tensors
+            .matrices
+            .get(w.0 as usize)?;
         Some(&weight.name)
     }
 }

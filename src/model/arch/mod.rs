@@ -52,7 +52,7 @@ use std::fmt;
 use gguf_rs_lite::{Gguf, Value};
 
 use super::blocks::{Block, Builder, Feature};
-use super::graph::Graph;
+use super::graph::{Graph, Norm};
 use super::keys::{Keys, show};
 use super::taps;
 use super::weights::{Attention, Binder, Ends, Ffn, Layer, NormWeights, Recurrence, blk};
@@ -184,15 +184,6 @@ pub(super) struct Spec {
     pub(super) ends: fn(&mut Binder<'_>) -> Result<Ends, Error>,
     /// Binds one layer.
     pub(super) layer: fn(&mut Binder<'_>, usize) -> Result<Layer, Error>,
-}
-
-/// A kind of norm.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Norm {
-    /// By the root of the mean of the squares.
-    Rms,
-    /// The same of what is left without the mean, and there may be a bias.
-    Layer,
 }
 
 /// Where queries and keys are normed.

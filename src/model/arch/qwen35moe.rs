@@ -7,11 +7,7 @@ use crate::hparams::{MIXTURE, experts};
 
 pub(super) const SPEC: Spec = Spec {
     name: "qwen35moe",
-    reads: &[
-        "nextn_predict_layers",
-        "expert_count",
-        "expert_used_count",
-    ],
+    reads: &["nextn_predict_layers", "expert_count", "expert_used_count"],
     shared_gate: [
         taps::SHARED_EXPERT_GATE,
         taps::SHARED_EXPERT_GATE_SIGMOID,

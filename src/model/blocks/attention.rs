@@ -109,7 +109,8 @@ impl Builder<'_> {
         let (mut y, mut gate) = (self.matmul(x, p.w, own.filter(|_| !p.gated)), None);
         if p.gated {
             let n = self.h.layers[l].head_dim;
-            gate = Some(self.named_slice(y, 2 * n, n, n, at(self.spec.query_gate, l)));
+            let name = at(self.spec.query_gate, l);
+            gate = Some(self.named_slice(y, 2 * n, n, n, name));
             y = self.slice(y, 2 * n, 0, n);
         }
         y = self.bias(y, p.bias, own);

@@ -85,10 +85,11 @@ impl Builder<'_> {
             None => hidden,
         };
         Graph {
-            nodes: self.nodes,
-            values: self.values,
-            states: self.states,
+            nodes: self.nodes.nodes,
+            values: self.nodes.values,
+            states: self.nodes.states,
             n_layer: self.h.n_layer(),
+            input: 0,
             given: self.h.picture_width(),
             layers,
             hidden,
@@ -104,7 +105,8 @@ impl Builder<'_> {
             let is_last = steps[step..].iter().all(|follows| !follows);
             is_last.then_some(taps::RESULT_OUTPUT).and_then(once)
         };
-        let logits = self.affine(hidden, output, self.w.output_bias, named(0));
+        let bias = self.w.output_bias;
+        let logits = self.affine(hidden, output, bias, named(0));
         let mut logits = self.scale(logits, factors.logits, named(1));
         if let Some(cap) = factors.logit_cap {
             logits = self.unary(logits, Function::SoftCap(cap), once(taps::RESULT_OUTPUT));

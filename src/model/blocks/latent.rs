@@ -174,13 +174,4 @@ impl Builder<'_> {
         };
         self.push(op, info, tap)
     }
-
-    fn concat(&mut self, a: ValueId, b: ValueId, each: [usize; 2], tap: Option<Named>) -> ValueId {
-        let of_row = self.info(a);
-        let info = ValueShape {
-            width: of_row.width / each[0] * (each[0] + each[1]),
-            ..of_row
-        };
-        self.push(Op::Concat { a, b, each }, info, tap)
-    }
 }

@@ -9,15 +9,17 @@ mod feed_forward;
 mod latent;
 mod recurrent;
 
+use std::ops::{Deref, DerefMut};
+
 use octavo_kernels::{Activation, Function, RowSet, ValueShape};
 
 pub(super) use feed_forward::Feature;
 
-use super::arch::{Norm, Spec};
-use super::graph::{Node, Op, ValueId};
+use super::arch::Spec;
+use super::graph::{Named, Nodes, Op, ValueId, at, once};
 use super::hparams::Hparams;
-use super::taps::{self, Numbering};
-use super::weights::{Ffn, Layer, NormWeights, PerLayer, VecId, WeightId, Weights};
+use super::taps;
+use super::weights::{Ffn, Layer, NormWeights, PerLayer, WeightId, Weights};
 
 /// How attention and the feed-forward block of a layer stand to each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,33 +38,23 @@ pub(super) struct Builder<'a> {
     h: &'a Hparams,
     w: &'a Weights,
     spec: &'static Spec,
-    nodes: Vec<Node>,
-    values: Vec<ValueShape>,
-    taps: Numbering<&'static str>,
+    nodes: Nodes<'a>,
     /// What every layer gets of each token beside its input.
     per_layer: Option<ValueId>,
-    /// How many values each part of a sequence's state has.
-    states: Vec<usize>,
 }
 
-/// What a value is called.
-#[derive(Clone, Copy)]
-struct Named {
-    name: &'static str,
-    layer: Option<usize>,
+impl<'a> Deref for Builder<'a> {
+    type Target = Nodes<'a>;
+
+    fn deref(&self) -> &Nodes<'a> {
+        &self.nodes
+    }
 }
 
-/// This name in a layer.
-fn at(name: &'static str, layer: usize) -> Option<Named> {
-    Some(Named {
-        name,
-        layer: Some(layer),
-    })
-}
-
-/// This name, which no layer has.
-fn once(name: &'static str) -> Option<Named> {
-    Some(Named { name, layer: None })
+impl<'a> DerefMut for Builder<'a> {
+    fn deref_mut(&mut self) -> &mut Nodes<'a> {
+        &mut self.nodes
+    }
 }
 
 impl<'a> Builder<'a> {
@@ -71,12 +63,17 @@ impl<'a> Builder<'a> {
             h,
             w,
             spec: h.arch.spec(),
-            nodes: Vec::new(),
-            values: Vec::new(),
-            taps: Numbering::default(),
+            nodes: Nodes::new(&w.tensors),
             per_layer: None,
-            states: Vec::new(),
         }
+    }
+
+    fn push(&mut self, op: Op, info: ValueShape, tap: Option<Named>) -> ValueId {
+        self.nodes.push(op, info, tap)
+    }
+
+    fn scale(&mut self, x: ValueId, factor: f32, tap: Option<Named>) -> ValueId {
+        self.nodes.scale(x, factor, tap)
     }
 
     /// The weights of a layer.
@@ -84,34 +81,10 @@ impl<'a> Builder<'a> {
         &self.w.layers[l]
     }
 
-    fn push(&mut self, op: Op, info: ValueShape, tap: Option<Named>) -> ValueId {
-        let out = ValueId(self.values.len() as u32);
-        self.values.push(info);
-        let tap = tap.map(|tap| self.taps.next(tap.name, tap.layer));
-        self.nodes.push(Node { op, out, tap });
-        out
-    }
-
-    fn info(&self, v: ValueId) -> ValueShape {
-        self.values[v.index()]
-    }
-
     /// Norm of groups as wide as the weight: the row, or each head.
     fn norm(&mut self, x: ValueId, norm: NormWeights, layer: Option<usize>) -> ValueId {
-        let (weight, eps) = (norm.weight, self.h.norm_eps());
-        let named = |name, layer| Named { name, layer };
-        let numbered = layer.filter(|_| norm.numbered);
-        let result = norm.tap.map(|name| named(name, numbered));
-        let (op, name) = match (self.spec.norm, norm.bias) {
-            (Norm::Rms, _) => (Op::RmsNorm { x, weight, eps }, result),
-            (Norm::Layer, None) => (Op::LayerNorm { x, weight, eps }, result),
-            (Norm::Layer, Some(_)) => {
-                let unbiased = named(taps::NORM_W, layer);
-                (Op::LayerNorm { x, weight, eps }, Some(unbiased))
-            }
-        };
-        let y = self.push(op, self.info(x), name);
-        self.bias(y, norm.bias, result)
+        let (kind, eps) = (self.spec.norm, self.h.norm_eps());
+        self.nodes.norm(x, kind, norm, eps, layer)
     }
 
     /// The same, or the value itself where there is no norm.
@@ -122,56 +95,9 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn matmul(&mut self, x: ValueId, w: WeightId, tap: Option<Named>) -> ValueId {
-        let width = self.w.matrix(w).rows as usize;
-        self.push(
-            Op::MatMul { x, w },
-            ValueShape {
-                width,
-                ..self.info(x)
-            },
-            tap,
-        )
-    }
-
     /// Whether two matrices are rows of one tensor.
     fn shares_tensor(&self, a: WeightId, b: WeightId) -> bool {
         self.w.matrix(a).tensor == self.w.matrix(b).tensor
-    }
-
-    fn bias(&mut self, x: ValueId, bias: Option<VecId>, tap: Option<Named>) -> ValueId {
-        match bias {
-            Some(bias) => self.push(Op::AddBias { x, bias }, self.info(x), tap),
-            None => x,
-        }
-    }
-
-    /// Product and bias where only the sum has a name.
-    fn affine(
-        &mut self,
-        x: ValueId,
-        w: WeightId,
-        bias: Option<VecId>,
-        tap: Option<Named>,
-    ) -> ValueId {
-        let y = self.matmul(x, w, if bias.is_some() { None } else { tap });
-        self.bias(y, bias, tap)
-    }
-
-    fn add(&mut self, a: ValueId, b: ValueId, tap: Option<Named>) -> ValueId {
-        self.push(Op::Add { a, b }, self.info(a), tap)
-    }
-
-    fn unary(&mut self, x: ValueId, f: Function, tap: Option<Named>) -> ValueId {
-        self.push(Op::Unary { x, f }, self.info(x), tap)
-    }
-
-    /// Times a factor, unless that is 1.
-    fn scale(&mut self, x: ValueId, factor: f32, tap: Option<Named>) -> ValueId {
-        if factor == 1.0 {
-            return x;
-        }
-        self.unary(x, Function::Scale(factor), tap)
     }
 
     /// In the last layer only the wanted rows go on: nothing after it looks at other tokens, and

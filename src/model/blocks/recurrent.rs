@@ -1,6 +1,6 @@
 //! What goes from token to token: from a layer's normed input to what it adds.
 
-use octavo_kernels::{Activation, Function, KeyHeads, Recurrence, ValueShape, matrix_state};
+use octavo_kernels::{Activation, Function, KeyHeads, Recurrence, matrix_state};
 
 use super::super::graph::{Op, ValueId};
 use super::super::hparams::RecurrentHparams;
@@ -248,45 +248,5 @@ impl Builder<'_> {
     fn state(&mut self, values: usize) -> usize {
         self.states.push(values);
         self.states.len() - 1
-    }
-
-    fn mul_vector(&mut self, x: ValueId, by: VecId, tap: Option<Named>) -> ValueId {
-        self.push(Op::MulVector { x, by }, self.info(x), tap)
-    }
-
-    pub(super) fn mul(&mut self, a: ValueId, b: ValueId, tap: Option<Named>) -> ValueId {
-        self.push(Op::Mul { a, b }, self.info(a), tap)
-    }
-
-    /// Values `from..from + width` of every row.
-    pub(super) fn part(&mut self, x: ValueId, from: usize, width: usize) -> ValueId {
-        self.slice(x, self.info(x).width, from, width)
-    }
-
-    /// The same of every `each` values.
-    pub(super) fn slice(&mut self, x: ValueId, each: usize, from: usize, width: usize) -> ValueId {
-        self.named_slice(x, each, from, width, None)
-    }
-
-    pub(super) fn named_slice(
-        &mut self,
-        x: ValueId,
-        each: usize,
-        from: usize,
-        width: usize,
-        tap: Option<Named>,
-    ) -> ValueId {
-        let of_row = self.info(x);
-        let info = ValueShape {
-            width: of_row.width / each * width,
-            ..of_row
-        };
-        let op = Op::Slice {
-            x,
-            each,
-            from,
-            width,
-        };
-        self.push(op, info, tap)
     }
 }

@@ -19,7 +19,8 @@ use gguf_rs_lite::{Gguf, Value};
 use octavo_kernels::CacheLayer;
 
 use crate::Error;
-use crate::arch::{Arch, Norm, Spec};
+use crate::arch::{Arch, Spec};
+use crate::graph::Norm;
 use crate::keys::{Entry, Keys, Source, Sourced, show};
 
 use layers::Layers;

@@ -174,11 +174,7 @@ pub(crate) enum Sections {
 pub(super) const SECTIONS: &str = "rope.dimension_sections";
 
 /// The axis of each pair.
-fn axes(
-    k: &mut Keys<'_>,
-    sections: Sections,
-    n_rot: usize,
-) -> Result<Vec<Option<usize>>, Error> {
+fn axes(k: &mut Keys<'_>, sections: Sections, n_rot: usize) -> Result<Vec<Option<usize>>, Error> {
     let Some(value) = k.get(SECTIONS) else {
         return Err(k.missing(k.full(SECTIONS), "four counts of pairs"));
     };

@@ -40,7 +40,7 @@ fn shared_models_load() {
         );
         let ValueShape { width, .. } = m.graph.values[m.graph.logits.index()];
         assert_eq!(width, 1024);
-        for w in &m.weights.matrices {
+        for w in &m.weights.tensors.matrices {
             assert_eq!(
                 w.bytes(&gguf).len() as u64,
                 w.rows * w.ty.row_bytes(w.cols).expect("whole blocks"),

@@ -179,7 +179,8 @@ fn validation_finds_each_kind_of_fault() {
     let check = |break_it: &dyn Fn(&mut Model)| {
         let mut m = good.clone();
         break_it(&mut m);
-        m.graph.validate(&m.weights, &m.hparams)
+        m.graph
+            .validate(&m.weights.tensors, &m.ropes, &m.hparams.caches)
     };
     assert_eq!(check(&|_| {}), Ok(()));
     let swapped = check(&|m| m.graph.nodes.swap(1, 2));
@@ -197,7 +198,7 @@ fn validation_finds_each_kind_of_fault() {
         matches!(wide, Err(GraphError::Width { node: 0, .. })),
         "{wide:?}"
     );
-    let no_weight = check(&|m| m.weights.matrices.truncate(1));
+    let no_weight = check(&|m| m.weights.tensors.matrices.truncate(1));
     assert!(
         matches!(no_weight, Err(GraphError::NoWeight { .. })),
         "{no_weight:?}"

@@ -69,7 +69,7 @@ fn pairs_and_partial_rotation() {
     close(t.frequencies[1], 0.1);
     let t = table(&File::new("llama", 1));
     assert_eq!((t.n_rot(), t.pair(0), t.pair(7)), (16, (0, 1), (14, 15)));
-    let (cos, sin): (Vec<f32>, Vec<f32>) = t.angles(3).unzip();
+    let (cos, sin): (Vec<f32>, Vec<f32>) = t.angles([3; 3]).unzip();
     // cos and sin of 3 and of 3 * 10000^(-1/8), in doubles
     assert_eq!(
         (cos[0], sin[0]),

@@ -94,8 +94,9 @@ pub(super) fn constants(
         }
     }
     for (rope, place) in program.ropes.iter().zip(&plan.angles) {
-        let (cosines, sines): (Vec<f32>, Vec<f32>) =
-            (0..positions).flat_map(|p| rope.angles([p as u32; 3])).unzip();
+        let (cosines, sines): (Vec<f32>, Vec<f32>) = (0..positions)
+            .flat_map(|p| rope.angles([p as u32; 3]))
+            .unzip();
         put(place.cosines, &bits(&cosines))?;
         put(place.sines, &bits(&sines))?;
         if let Some(at) = place.axes {

@@ -5,8 +5,8 @@ use super::plan::{ATTEND_ROWS, SPLITS};
 use super::products::Product;
 use crate::cuda::launch::Form;
 use crate::cuda::params::{
-    Attention, Concat, Constant, Embed, Given, KvWrite, MulVector, Norm, Pair, Rope, ScaleByPosition,
-    Select, Slice,
+    Attention, Concat, Constant, Embed, Given, KvWrite, MulVector, Norm, Pair, Rope,
+    ScaleByPosition, Select, Slice,
 };
 use crate::cuda::{Launch, Ptr, launch};
 use crate::op::{CacheLayer, Op};
@@ -103,6 +103,16 @@ impl Scene<'_> {
                 launch::add(&self.pair(self.slot(a), self.slot(b), period, result()))
             }
             Op::SelectRows { x } => self.select(x, result()),
+            // the same values in the same order: all of one row
+            Op::Merge { x } => launch::slice(&Slice {
+                x: self.slot(x),
+                out: self.slot(result()),
+                n: self.elements(result()) as u64,
+                each: small(self.width(x)),
+                from: 0,
+                part: small(self.width(x)),
+                unused: 0,
+            }),
             Op::Mul { a, b } => {
                 let period = self.elements(result());
                 launch::mul(&self.pair(self.slot(a), self.slot(b), period, result()))

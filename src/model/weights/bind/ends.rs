@@ -63,7 +63,7 @@ impl Binder<'_> {
             return Ok(None);
         };
         let id = self.vector_of(NAME, info)?;
-        self.vectors[id.0 as usize].data.truncate(n_embd);
+        self.values_mut(id).truncate(n_embd);
         Ok(Some(id))
     }
 
@@ -128,7 +128,7 @@ impl Binder<'_> {
         let Some(id) = self.optional_vector(name, self.n_pairs())? else {
             return Ok(None);
         };
-        let data = &self.vectors[id.0 as usize].data;
+        let data = self.values(id);
         match data.iter().position(|&x| x <= 0.0) {
             Some(i) => Err(self.bad_element(name, i, "a divisor above 0", data[i])),
             None => Ok(Some(id)),

@@ -4,89 +4,43 @@
 mod blocks;
 mod ends;
 mod recurrent;
+mod tensors;
 
-use std::collections::HashMap;
+use std::ops::{Deref, DerefMut};
 
 pub(crate) use ends::Ends;
-use gguf_rs_lite::{Gguf, TensorInfo, TensorType};
+use gguf_rs_lite::Gguf;
+pub use tensors::TensorBinder;
 
-use super::{Layer, NormWeights, VecId, Vector, WeightId, WeightRef, Weights};
+use super::{Layer, NormWeights, VecId, WeightId, Weights};
 use crate::Error;
-use crate::arch::Norm;
 use crate::hparams::Hparams;
 
-/// Looks tensors up by name, checks them, and remembers which were used.
+/// Finds the tensors that a model's hyperparameters ask for.
 pub(crate) struct Binder<'a> {
-    gguf: &'a Gguf,
     pub(crate) h: &'a Hparams,
-    index: HashMap<&'a str, usize>,
-    used: Vec<bool>,
-    matrices: Vec<WeightRef>,
-    vectors: Vec<Vector>,
+    tensors: TensorBinder<'a>,
+}
+
+impl<'a> Deref for Binder<'a> {
+    type Target = TensorBinder<'a>;
+
+    fn deref(&self) -> &TensorBinder<'a> {
+        &self.tensors
+    }
+}
+
+impl<'a> DerefMut for Binder<'a> {
+    fn deref_mut(&mut self) -> &mut TensorBinder<'a> {
+        &mut self.tensors
+    }
 }
 
 impl<'a> Binder<'a> {
     fn new(gguf: &'a Gguf, h: &'a Hparams) -> Binder<'a> {
-        let index = gguf
-            .tensors()
-            .iter()
-            .enumerate()
-            .map(|(i, t)| (t.name.as_str(), i))
-            .collect();
-        let used = vec![false; gguf.tensors().len()];
         Binder {
-            gguf,
             h,
-            index,
-            used,
-            matrices: Vec::new(),
-            vectors: Vec::new(),
-        }
-    }
-
-    fn file(&self) -> String {
-        self.gguf.name().to_owned()
-    }
-
-    /// The tensor of this name, its shape checked and marked as used.
-    fn take(
-        &mut self,
-        name: &str,
-        shape: &[usize],
-    ) -> Result<Option<(usize, &'a TensorInfo)>, Error> {
-        let Some(&i) = self.index.get(name) else {
-            return Ok(None);
-        };
-        let info = &self.gguf.tensors()[i];
-        let padded = |n: usize| shape.get(n).map_or(1, |&d| d as u64);
-        let n_dims = info.dims.len().max(shape.len());
-        if (0..n_dims).any(|n| info.dims.get(n).copied().unwrap_or(1) != padded(n)) {
-            let (expected, got) = (show_shape(shape), show_shape(&info.dims));
-            return Err(Error::TensorShape {
-                file: self.file(),
-                tensor: name.to_owned(),
-                expected,
-                got,
-            });
-        }
-        self.used[i] = true;
-        Ok(Some((i, info)))
-    }
-
-    fn missing(&self, name: &str, shape: &[usize]) -> Error {
-        Error::MissingTensor {
-            file: self.file(),
-            tensor: name.to_owned(),
-            expected: show_shape(shape),
-        }
-    }
-
-    fn wrong_type(&self, info: &TensorInfo, expected: &'static str) -> Error {
-        Error::TensorType {
-            file: self.file(),
-            tensor: info.name.clone(),
-            expected,
-            got: info.ty.name(),
+            tensors: TensorBinder::new(gguf),
         }
     }
 
@@ -97,26 +51,7 @@ impl<'a> Binder<'a> {
         rows: usize,
         cols: usize,
     ) -> Result<Option<WeightId>, Error> {
-        self.matrix_of(name, &[cols, rows])
-    }
-
-    /// A tensor of this shape as a matrix: all dimensions but the first are rows.
-    fn matrix_of(&mut self, name: &str, shape: &[usize]) -> Result<Option<WeightId>, Error> {
-        let Some((tensor, info)) = self.take(name, shape)? else {
-            return Ok(None);
-        };
-        if !is_matrix_type(info.ty) {
-            return Err(self.wrong_type(info, "F32, F16, BF16 or a quantized weight type"));
-        }
-        self.matrices.push(WeightRef {
-            name: name.to_owned(),
-            tensor,
-            ty: info.ty,
-            rows: shape[1..].iter().product::<usize>() as u64,
-            cols: shape[0] as u64,
-            row_start: 0,
-        });
-        Ok(Some(WeightId(self.matrices.len() as u32 - 1)))
+        self.tensors.optional_matrix(name, rows, cols)
     }
 
     /// A matrix that must be there.
@@ -126,91 +61,28 @@ impl<'a> Binder<'a> {
         rows: usize,
         cols: usize,
     ) -> Result<WeightId, Error> {
-        self.optional_matrix(name, rows, cols)?
-            .ok_or_else(|| self.missing(name, &[cols, rows]))
+        self.tensors.matrix(name, rows, cols)
     }
 
     /// A vector, or `None` if the file lacks it.
     pub(crate) fn optional_vector(&mut self, name: &str, n: usize) -> Result<Option<VecId>, Error> {
-        match self.take(name, &[n])? {
-            Some((_, info)) => self.vector_of(name, info).map(Some),
-            None => Ok(None),
-        }
-    }
-
-    /// All values of a tensor.
-    fn vector_of(&mut self, name: &str, info: &TensorInfo) -> Result<VecId, Error> {
-        // llama.cpp multiplies and adds f32 vectors only; a file with others runs nowhere
-        if info.ty != TensorType::F32 {
-            return Err(self.wrong_type(info, "F32"));
-        }
-        let bytes = self.gguf.data(info).chunks_exact(4);
-        let data: Vec<f32> = bytes
-            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-            .collect();
-        if let Some(index) = data.iter().position(|x| !x.is_finite()) {
-            return Err(self.bad_element(name, index, "a finite number", data[index]));
-        }
-        self.vectors.push(Vector {
-            name: name.to_owned(),
-            data,
-            is_made: false,
-        });
-        Ok(VecId(self.vectors.len() as u32 - 1))
-    }
-
-    /// A vector that follows from others, or from the architecture.
-    pub(crate) fn made_vector(&mut self, name: &str, data: Vec<f32>) -> VecId {
-        self.vectors.push(Vector {
-            name: name.to_owned(),
-            data,
-            is_made: true,
-        });
-        VecId(self.vectors.len() as u32 - 1)
-    }
-
-    /// A vector's values.
-    pub(crate) fn values(&self, id: VecId) -> &[f32] {
-        &self.vectors[id.0 as usize].data
+        self.tensors.optional_vector(name, n)
     }
 
     /// A vector that must be there.
     pub(crate) fn vector(&mut self, name: &str, n: usize) -> Result<VecId, Error> {
-        self.optional_vector(name, n)?
-            .ok_or_else(|| self.missing(name, &[n]))
+        self.tensors.vector(name, n)
     }
 
-    fn bad_element(&self, name: &str, index: usize, expected: &'static str, got: f32) -> Error {
-        Error::TensorValue {
-            file: self.file(),
-            tensor: name.to_owned(),
-            index,
-            expected,
-            got,
-        }
-    }
-
-    /// A norm's weights, or `None` if the file lacks them; a bias may stand beside them where
-    /// norms are layer norms.
+    /// A norm's weights, or `None` if the file lacks them.
     pub(crate) fn optional_norm(
         &mut self,
         name: &str,
         n: usize,
         tap: &'static str,
     ) -> Result<Option<NormWeights>, Error> {
-        let Some(weight) = self.optional_vector(&format!("{name}.weight"), n)? else {
-            return Ok(None);
-        };
-        let bias = match self.h.arch.spec().norm {
-            Norm::Rms => None,
-            Norm::Layer => self.optional_vector(&format!("{name}.bias"), n)?,
-        };
-        Ok(Some(NormWeights {
-            weight,
-            bias,
-            tap: Some(tap),
-            numbered: true,
-        }))
+        let kind = self.h.arch.spec().norm;
+        self.tensors.optional_norm(name, kind, n, tap)
     }
 
     /// A norm's weights, which must be there.
@@ -220,8 +92,8 @@ impl<'a> Binder<'a> {
         n: usize,
         tap: &'static str,
     ) -> Result<NormWeights, Error> {
-        self.optional_norm(name, n, tap)?
-            .ok_or_else(|| self.missing(&format!("{name}.weight"), &[n]))
+        let kind = self.h.arch.spec().norm;
+        self.tensors.norm(name, kind, n, tap)
     }
 
     /// A norm of a layer's rows.
@@ -234,61 +106,6 @@ impl<'a> Binder<'a> {
         self.norm(&blk(l, name), self.h.n_embd(), tap)
     }
 
-    fn split_matrix<const N: usize>(&mut self, fused: WeightId, rows: [usize; N]) -> [WeightId; N] {
-        let whole = self.matrices[fused.0 as usize].clone();
-        let mut start = 0;
-        let mut ids = [fused; N];
-        for (i, rows) in rows.into_iter().enumerate() {
-            let part = WeightRef {
-                rows: rows as u64,
-                row_start: start,
-                ..whole.clone()
-            };
-            start += part.rows;
-            if i == 0 {
-                self.matrices[fused.0 as usize] = part;
-            } else {
-                self.matrices.push(part);
-                ids[i] = WeightId(self.matrices.len() as u32 - 1);
-            }
-        }
-        ids
-    }
-
-    fn split_vector(&mut self, fused: VecId, rows: [usize; 3]) -> [VecId; 3] {
-        let whole = self.vectors[fused.0 as usize].clone();
-        let mut rest = whole.data.as_slice();
-        let mut ids = [fused; 3];
-        for (i, n) in rows.into_iter().enumerate() {
-            let (part, tail) = rest.split_at(n);
-            rest = tail;
-            let part = Vector {
-                name: whole.name.clone(),
-                data: part.to_vec(),
-                is_made: whole.is_made,
-            };
-            if i == 0 {
-                self.vectors[fused.0 as usize] = part;
-            } else {
-                self.vectors.push(part);
-                ids[i] = VecId(self.vectors.len() as u32 - 1);
-            }
-        }
-        ids
-    }
-
-    /// Whether the file has a tensor of this name.
-    pub(crate) fn has(&self, name: &str) -> bool {
-        self.index.contains_key(name)
-    }
-
-    /// Marks a tensor as known but not used by the forward pass.
-    pub(crate) fn ignore(&mut self, name: &str) {
-        if let Some(&i) = self.index.get(name) {
-            self.used[i] = true;
-        }
-    }
-
     /// The weights, if every tensor of the file found its place, but those of layers that are not
     /// part of the forward pass.
     fn finish(self, ends: Ends, layers: Vec<Layer>) -> Result<Weights, Error> {
@@ -299,22 +116,9 @@ impl<'a> Binder<'a> {
             let layer = layer.and_then(|layer| layer.parse::<usize>().ok());
             layer.is_some_and(|l| (self.h.n_layer()..self.h.n_block).contains(&l))
         };
-        let is_left_over =
-            |(i, used): (usize, &bool)| !used && !behind(&self.gguf.tensors()[i].name);
-        if let Some(i) = self.used.iter().enumerate().position(is_left_over) {
-            let tensor = self.gguf.tensors()[i].name.clone();
-            return Err(Error::UnexpectedTensor {
-                file: self.file(),
-                why: why_unexpected(&tensor),
-                tensor,
-                arch: self.h.arch.name(),
-                expected: self.used.iter().filter(|used| **used).count(),
-                got: self.used.len(),
-            });
-        }
+        let tensors = self.tensors.finish(self.h.arch.name(), behind)?;
         Ok(Weights {
-            matrices: self.matrices,
-            vectors: self.vectors,
+            tensors,
             token_embd: ends.token_embd,
             positions: ends.positions,
             token_type: ends.token_type,
@@ -344,30 +148,4 @@ pub(crate) fn bind(gguf: &Gguf, h: &Hparams) -> Result<Weights, Error> {
 /// `blk.<layer>.<rest>`.
 pub(crate) fn blk(layer: usize, rest: &str) -> String {
     format!("blk.{layer}.{rest}")
-}
-
-/// Types a matrix may have: every type that holds weights. The rest are indices or activations.
-fn is_matrix_type(ty: TensorType) -> bool {
-    use TensorType as T;
-    !matches!(
-        ty,
-        T::I8 | T::I16 | T::I32 | T::I64 | T::F64 | T::Q8_1 | T::Q8_K
-    )
-}
-
-fn show_shape<D: std::fmt::Display>(dims: &[D]) -> String {
-    let dims: Vec<String> = dims.iter().map(ToString::to_string).collect();
-    format!("[{}]", dims.join(", "))
-}
-
-fn why_unexpected(name: &str) -> &'static str {
-    if name.ends_with(".scale") || name.ends_with(".input_scale") {
-        "per-tensor scales are not supported"
-    } else if name.contains("_exps.") || name.contains("ffn_gate_inp") {
-        "there are no experts in this architecture"
-    } else if name.starts_with("rope_factors_") {
-        "longrope is not supported in this architecture"
-    } else {
-        "no such tensor in this architecture"
-    }
 }

@@ -99,10 +99,10 @@ impl Binder<'_> {
     /// Weights of a convolution, which files have by column, as rows.
     fn convolution(&mut self, name: &str, kernel: usize, width: usize) -> Result<VecId, Error> {
         let id = self.vector_of_shape(name, &[kernel, width])?;
-        let data = &self.vectors[id.0 as usize].data;
+        let data = self.values(id);
         let row = |j: usize| (0..width).map(move |column| data[column * kernel + j]);
         let rows = (0..kernel).flat_map(row).collect();
-        self.vectors[id.0 as usize].data = rows;
+        *self.values_mut(id) = rows;
         Ok(id)
     }
 
@@ -135,7 +135,7 @@ impl Binder<'_> {
         width: usize,
         parts: [usize; N],
     ) -> [VecId; N] {
-        let whole = self.vectors[rows.0 as usize].clone();
+        let whole = self.found(rows).clone();
         let mut first = 0;
         parts.map(|n| {
             let columns = first..first + n;

@@ -1,0 +1,224 @@
+//! Puts a graph together, node by node.
+
+use octavo_kernels::{Function, RowSet, ValueShape};
+
+use super::{Node, Op, ValueId};
+use crate::taps::{self, Numbering};
+use crate::weights::{NormWeights, Tensors, VecId, WeightId};
+
+/// What a value is called.
+#[derive(Clone, Copy, Debug)]
+pub struct Named {
+    /// The name.
+    pub name: &'static str,
+    /// The layer, for what repeats per layer.
+    pub layer: Option<usize>,
+}
+
+/// This name in a layer.
+pub fn at(name: &'static str, layer: usize) -> Option<Named> {
+    Some(Named {
+        name,
+        layer: Some(layer),
+    })
+}
+
+/// This name, which no layer has.
+pub fn once(name: &'static str) -> Option<Named> {
+    Some(Named { name, layer: None })
+}
+
+/// A kind of norm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Norm {
+    /// By the root of the mean of the squares.
+    Rms,
+    /// The same of what is left without the mean, and there may be a bias.
+    Layer,
+}
+
+/// The nodes of a graph that grows. Every function appends what it says and answers its result.
+#[derive(Debug)]
+pub struct Nodes<'a> {
+    /// What products multiply with, and their like.
+    pub tensors: &'a Tensors,
+    /// In order of execution.
+    pub nodes: Vec<Node>,
+    /// Shapes of what they give.
+    pub values: Vec<ValueShape>,
+    /// How many values each part of a sequence's state has.
+    pub states: Vec<usize>,
+    taps: Numbering<&'static str>,
+}
+
+impl<'a> Nodes<'a> {
+    /// None yet.
+    pub fn new(tensors: &'a Tensors) -> Nodes<'a> {
+        Nodes {
+            tensors,
+            nodes: Vec::new(),
+            values: Vec::new(),
+            states: Vec::new(),
+            taps: Numbering::default(),
+        }
+    }
+
+    /// An operation whose result has this shape.
+    pub fn push(&mut self, op: Op, info: ValueShape, tap: Option<Named>) -> ValueId {
+        let out = ValueId(self.values.len() as u32);
+        self.values.push(info);
+        let tap = tap.map(|tap| self.taps.next(tap.name, tap.layer));
+        self.nodes.push(Node { op, out, tap });
+        out
+    }
+
+    /// The shape of a value.
+    pub fn info(&self, v: ValueId) -> ValueShape {
+        self.values[v.index()]
+    }
+
+    /// A norm of groups as wide as its weight: the row, or each head. A bias's sum has the norm's
+    /// name, and what it is added to another.
+    pub fn norm(
+        &mut self,
+        x: ValueId,
+        kind: Norm,
+        norm: NormWeights,
+        eps: f32,
+        layer: Option<usize>,
+    ) -> ValueId {
+        let weight = norm.weight;
+        let named = |name, layer| Named { name, layer };
+        let numbered = layer.filter(|_| norm.numbered);
+        let result = norm.tap.map(|name| named(name, numbered));
+        let (op, name) = match (kind, norm.bias) {
+            (Norm::Rms, _) => (Op::RmsNorm { x, weight, eps }, result),
+            (Norm::Layer, None) => (Op::LayerNorm { x, weight, eps }, result),
+            (Norm::Layer, Some(_)) => {
+                let unbiased = named(taps::NORM_W, layer);
+                (Op::LayerNorm { x, weight, eps }, Some(unbiased))
+            }
+        };
+        let y = self.push(op, self.info(x), name);
+        self.bias(y, norm.bias, result)
+    }
+
+    /// `x W^T`.
+    pub fn matmul(&mut self, x: ValueId, w: WeightId, tap: Option<Named>) -> ValueId {
+        let width = self.tensors.matrix(w).rows as usize;
+        self.push(
+            Op::MatMul { x, w },
+            ValueShape {
+                width,
+                ..self.info(x)
+            },
+            tap,
+        )
+    }
+
+    /// With a bias, if there is one.
+    pub fn bias(&mut self, x: ValueId, bias: Option<VecId>, tap: Option<Named>) -> ValueId {
+        match bias {
+            Some(bias) => self.push(Op::AddBias { x, bias }, self.info(x), tap),
+            None => x,
+        }
+    }
+
+    /// Product and bias where only the sum has a name.
+    pub fn affine(
+        &mut self,
+        x: ValueId,
+        w: WeightId,
+        bias: Option<VecId>,
+        tap: Option<Named>,
+    ) -> ValueId {
+        let y = self.matmul(x, w, if bias.is_some() { None } else { tap });
+        self.bias(y, bias, tap)
+    }
+
+    /// `a + b`.
+    pub fn add(&mut self, a: ValueId, b: ValueId, tap: Option<Named>) -> ValueId {
+        self.push(Op::Add { a, b }, self.info(a), tap)
+    }
+
+    /// `f(x)`.
+    pub fn unary(&mut self, x: ValueId, f: Function, tap: Option<Named>) -> ValueId {
+        self.push(Op::Unary { x, f }, self.info(x), tap)
+    }
+
+    /// Times a factor, unless that is 1.
+    pub fn scale(&mut self, x: ValueId, factor: f32, tap: Option<Named>) -> ValueId {
+        if factor == 1.0 {
+            return x;
+        }
+        self.unary(x, Function::Scale(factor), tap)
+    }
+
+    /// `x * by` in every row.
+    pub fn mul_vector(&mut self, x: ValueId, by: VecId, tap: Option<Named>) -> ValueId {
+        self.push(Op::MulVector { x, by }, self.info(x), tap)
+    }
+
+    /// `a * b`, value by value.
+    pub fn mul(&mut self, a: ValueId, b: ValueId, tap: Option<Named>) -> ValueId {
+        self.push(Op::Mul { a, b }, self.info(a), tap)
+    }
+
+    /// Values `from..from + width` of every row.
+    pub fn part(&mut self, x: ValueId, from: usize, width: usize) -> ValueId {
+        self.slice(x, self.info(x).width, from, width)
+    }
+
+    /// The same of every `each` values.
+    pub fn slice(&mut self, x: ValueId, each: usize, from: usize, width: usize) -> ValueId {
+        self.named_slice(x, each, from, width, None)
+    }
+
+    /// The same, with a name.
+    pub fn named_slice(
+        &mut self,
+        x: ValueId,
+        each: usize,
+        from: usize,
+        width: usize,
+        tap: Option<Named>,
+    ) -> ValueId {
+        let of_row = self.info(x);
+        let info = ValueShape {
+            width: of_row.width / each * width,
+            ..of_row
+        };
+        let op = Op::Slice {
+            x,
+            each,
+            from,
+            width,
+        };
+        self.push(op, info, tap)
+    }
+
+    /// Pieces of `a` and of `b` in turn, so many values of each.
+    pub fn concat(
+        &mut self,
+        a: ValueId,
+        b: ValueId,
+        each: [usize; 2],
+        tap: Option<Named>,
+    ) -> ValueId {
+        let of_row = self.info(a);
+        let info = ValueShape {
+            width: of_row.width / each[0] * (each[0] + each[1]),
+            ..of_row
+        };
+        self.push(Op::Concat { a, b, each }, info, tap)
+    }
+
+    /// Four neighbouring rows side by side as one.
+    pub fn merge(&mut self, x: ValueId) -> ValueId {
+        let info = ValueShape {
+            width: octavo_kernels::MERGED_ROWS * self.info(x).width,
+            rows: RowSet::Merged,
+        };
+        self.push(Op::Merge { x }, info, None)
+    }
+}

@@ -1,0 +1,342 @@
+//! Finds tensors by name, whatever they are for.
+
+use std::collections::HashMap;
+
+use gguf_rs_lite::{Gguf, TensorInfo, TensorType};
+
+use crate::Error;
+use crate::graph::Norm;
+use crate::weights::{NormWeights, Tensors, VecId, Vector, WeightId, WeightRef};
+
+/// Looks tensors up by name, checks them, and remembers which were used.
+#[derive(Debug)]
+pub struct TensorBinder<'a> {
+    gguf: &'a Gguf,
+    index: HashMap<&'a str, usize>,
+    used: Vec<bool>,
+    found: Tensors,
+}
+
+impl<'a> TensorBinder<'a> {
+    /// Of a file, none found yet.
+    pub fn new(gguf: &'a Gguf) -> TensorBinder<'a> {
+        let index = gguf
+            .tensors()
+            .iter()
+            .enumerate()
+            .map(|(i, t)| (t.name.as_str(), i))
+            .collect();
+        TensorBinder {
+            gguf,
+            index,
+            used: vec![false; gguf.tensors().len()],
+            found: Tensors::default(),
+        }
+    }
+
+    pub(crate) fn file(&self) -> String {
+        self.gguf.name().to_owned()
+    }
+
+    /// The tensor of this name, its shape checked and marked as used.
+    pub(crate) fn take(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+    ) -> Result<Option<(usize, &'a TensorInfo)>, Error> {
+        let Some(&i) = self.index.get(name) else {
+            return Ok(None);
+        };
+        let info = &self.gguf.tensors()[i];
+        let padded = |n: usize| shape.get(n).map_or(1, |&d| d as u64);
+        let n_dims = info.dims.len().max(shape.len());
+        if (0..n_dims).any(|n| info.dims.get(n).copied().unwrap_or(1) != padded(n)) {
+            let (expected, got) = (show_shape(shape), show_shape(&info.dims));
+            return Err(Error::TensorShape {
+                file: self.file(),
+                tensor: name.to_owned(),
+                expected,
+                got,
+            });
+        }
+        self.used[i] = true;
+        Ok(Some((i, info)))
+    }
+
+    pub(crate) fn missing(&self, name: &str, shape: &[usize]) -> Error {
+        Error::MissingTensor {
+            file: self.file(),
+            tensor: name.to_owned(),
+            expected: show_shape(shape),
+        }
+    }
+
+    pub(crate) fn wrong_type(&self, info: &TensorInfo, expected: &'static str) -> Error {
+        Error::TensorType {
+            file: self.file(),
+            tensor: info.name.clone(),
+            expected,
+            got: info.ty.name(),
+        }
+    }
+
+    /// A matrix, or `None` if the file lacks it.
+    pub fn optional_matrix(
+        &mut self,
+        name: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Option<WeightId>, Error> {
+        self.matrix_of(name, &[cols, rows])
+    }
+
+    /// A tensor of this shape as a matrix: all dimensions but the first are rows.
+    pub(crate) fn matrix_of(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+    ) -> Result<Option<WeightId>, Error> {
+        let Some((tensor, info)) = self.take(name, shape)? else {
+            return Ok(None);
+        };
+        if !is_matrix_type(info.ty) {
+            return Err(self.wrong_type(info, "F32, F16, BF16 or a quantized weight type"));
+        }
+        self.found.matrices.push(WeightRef {
+            name: name.to_owned(),
+            tensor,
+            ty: info.ty,
+            rows: shape[1..].iter().product::<usize>() as u64,
+            cols: shape[0] as u64,
+            row_start: 0,
+        });
+        Ok(Some(WeightId(self.found.matrices.len() as u32 - 1)))
+    }
+
+    /// A matrix that must be there.
+    pub fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<WeightId, Error> {
+        self.optional_matrix(name, rows, cols)?
+            .ok_or_else(|| self.missing(name, &[cols, rows]))
+    }
+
+    /// A vector, or `None` if the file lacks it.
+    pub fn optional_vector(&mut self, name: &str, n: usize) -> Result<Option<VecId>, Error> {
+        match self.take(name, &[n])? {
+            Some((_, info)) => self.vector_of(name, info).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// All values of a tensor.
+    pub(crate) fn vector_of(&mut self, name: &str, info: &TensorInfo) -> Result<VecId, Error> {
+        // llama.cpp multiplies and adds f32 vectors only; a file with others runs nowhere
+        if info.ty != TensorType::F32 {
+            return Err(self.wrong_type(info, "F32"));
+        }
+        let bytes = self.gguf.data(info).chunks_exact(4);
+        let data: Vec<f32> = bytes
+            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+            .collect();
+        if let Some(index) = data.iter().position(|x| !x.is_finite()) {
+            return Err(self.bad_element(name, index, "a finite number", data[index]));
+        }
+        self.found.vectors.push(Vector {
+            name: name.to_owned(),
+            data,
+            is_made: false,
+        });
+        Ok(VecId(self.found.vectors.len() as u32 - 1))
+    }
+
+    /// A vector that follows from others, or from the architecture.
+    pub fn made_vector(&mut self, name: &str, data: Vec<f32>) -> VecId {
+        self.found.vectors.push(Vector {
+            name: name.to_owned(),
+            data,
+            is_made: true,
+        });
+        VecId(self.found.vectors.len() as u32 - 1)
+    }
+
+    /// A vector.
+    pub(crate) fn found(&self, id: VecId) -> &Vector {
+        &self.found.vectors[id.0 as usize]
+    }
+
+    /// A vector's values, to change them.
+    pub(crate) fn values_mut(&mut self, id: VecId) -> &mut Vec<f32> {
+        &mut self.found.vectors[id.0 as usize].data
+    }
+
+    /// A vector's values.
+    pub fn values(&self, id: VecId) -> &[f32] {
+        &self.found.vectors[id.0 as usize].data
+    }
+
+    /// A vector that must be there.
+    pub fn vector(&mut self, name: &str, n: usize) -> Result<VecId, Error> {
+        self.optional_vector(name, n)?
+            .ok_or_else(|| self.missing(name, &[n]))
+    }
+
+    pub(crate) fn bad_element(
+        &self,
+        name: &str,
+        index: usize,
+        expected: &'static str,
+        got: f32,
+    ) -> Error {
+        Error::TensorValue {
+            file: self.file(),
+            tensor: name.to_owned(),
+            index,
+            expected,
+            got,
+        }
+    }
+
+    /// A norm's weights, or `None` if the file lacks them; a bias may stand beside those of layer
+    /// norms.
+    pub fn optional_norm(
+        &mut self,
+        name: &str,
+        kind: Norm,
+        n: usize,
+        tap: &'static str,
+    ) -> Result<Option<NormWeights>, Error> {
+        let Some(weight) = self.optional_vector(&format!("{name}.weight"), n)? else {
+            return Ok(None);
+        };
+        let bias = match kind {
+            Norm::Rms => None,
+            Norm::Layer => self.optional_vector(&format!("{name}.bias"), n)?,
+        };
+        Ok(Some(NormWeights {
+            weight,
+            bias,
+            tap: Some(tap),
+            numbered: true,
+        }))
+    }
+
+    /// A norm's weights, which must be there.
+    pub fn norm(
+        &mut self,
+        name: &str,
+        kind: Norm,
+        n: usize,
+        tap: &'static str,
+    ) -> Result<NormWeights, Error> {
+        self.optional_norm(name, kind, n, tap)?
+            .ok_or_else(|| self.missing(&format!("{name}.weight"), &[n]))
+    }
+
+    /// Parts of a matrix, one below the other, of so many rows each.
+    pub fn split_matrix<const N: usize>(
+        &mut self,
+        fused: WeightId,
+        rows: [usize; N],
+    ) -> [WeightId; N] {
+        let whole = self.found.matrices[fused.0 as usize].clone();
+        let mut start = 0;
+        let mut ids = [fused; N];
+        for (i, rows) in rows.into_iter().enumerate() {
+            let part = WeightRef {
+                rows: rows as u64,
+                row_start: start,
+                ..whole.clone()
+            };
+            start += part.rows;
+            if i == 0 {
+                self.found.matrices[fused.0 as usize] = part;
+            } else {
+                self.found.matrices.push(part);
+                ids[i] = WeightId(self.found.matrices.len() as u32 - 1);
+            }
+        }
+        ids
+    }
+
+    /// Parts of a vector, of so many values each.
+    pub fn split_vector(&mut self, fused: VecId, rows: [usize; 3]) -> [VecId; 3] {
+        let whole = self.found.vectors[fused.0 as usize].clone();
+        let mut rest = whole.data.as_slice();
+        let mut ids = [fused; 3];
+        for (i, n) in rows.into_iter().enumerate() {
+            let (part, tail) = rest.split_at(n);
+            rest = tail;
+            let part = Vector {
+                name: whole.name.clone(),
+                data: part.to_vec(),
+                is_made: whole.is_made,
+            };
+            if i == 0 {
+                self.found.vectors[fused.0 as usize] = part;
+            } else {
+                self.found.vectors.push(part);
+                ids[i] = VecId(self.found.vectors.len() as u32 - 1);
+            }
+        }
+        ids
+    }
+
+    /// Whether the file has a tensor of this name.
+    pub fn has(&self, name: &str) -> bool {
+        self.index.contains_key(name)
+    }
+
+    /// Marks a tensor as known but not used by the forward pass.
+    pub fn ignore(&mut self, name: &str) {
+        if let Some(&i) = self.index.get(name) {
+            self.used[i] = true;
+        }
+    }
+
+    /// All that was found, if every tensor of the file was, but those that `may_stay` by their name.
+    pub fn finish(
+        self,
+        arch: &'static str,
+        may_stay: impl Fn(&str) -> bool,
+    ) -> Result<Tensors, Error> {
+        let is_left_over =
+            |(i, used): (usize, &bool)| !used && !may_stay(&self.gguf.tensors()[i].name);
+        if let Some(i) = self.used.iter().enumerate().position(is_left_over) {
+            let tensor = self.gguf.tensors()[i].name.clone();
+            return Err(Error::UnexpectedTensor {
+                file: self.file(),
+                why: why_unexpected(&tensor),
+                tensor,
+                arch,
+                expected: self.used.iter().filter(|used| **used).count(),
+                got: self.used.len(),
+            });
+        }
+        Ok(self.found)
+    }
+}
+
+/// Types a matrix may have: every type that holds weights. The rest are indices or activations.
+fn is_matrix_type(ty: TensorType) -> bool {
+    use TensorType as T;
+    !matches!(
+        ty,
+        T::I8 | T::I16 | T::I32 | T::I64 | T::F64 | T::Q8_1 | T::Q8_K
+    )
+}
+
+fn show_shape<D: std::fmt::Display>(dims: &[D]) -> String {
+    let dims: Vec<String> = dims.iter().map(ToString::to_string).collect();
+    format!("[{}]", dims.join(", "))
+}
+
+fn why_unexpected(name: &str) -> &'static str {
+    if name.ends_with(".scale") || name.ends_with(".input_scale") {
+        "per-tensor scales are not supported"
+    } else if name.contains("_exps.") || name.contains("ffn_gate_inp") {
+        "there are no experts in this architecture"
+    } else if name.starts_with("rope_factors_") {
+        "longrope is not supported in this architecture"
+    } else {
+        "no such tensor in this architecture"
+    }
+}
