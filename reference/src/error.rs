@@ -120,6 +120,14 @@ pub enum Error {
         /// Tokens.
         got: usize,
     },
+    /// An image that a model cannot take.
+    #[error("image: expected {expected}, got {got}")]
+    Image {
+        /// What it should be.
+        expected: String,
+        /// What it is.
+        got: String,
+    },
     /// What was written into the tap `ffn_moe_topk` names no expert.
     #[error("ffn_moe_topk-{layer}: expected experts below {count}, got {got}")]
     Expert {

@@ -232,8 +232,8 @@ impl Layer<'_, '_> {
             self.tap(name, width, &mut x);
         }
         if let Some(rope) = hp.rope_of(&self.dims) {
-            for (pos, row) in x.chunks_mut(width).enumerate() {
-                let rotation = rope.rotation(pos);
+            for (&at, row) in self.shared.positions.iter().zip(x.chunks_mut(width)) {
+                let rotation = rope.rotation(at);
                 row.chunks_mut(self.dims.head_dim)
                     .for_each(|head| rope.rotate(head, &rotation));
             }

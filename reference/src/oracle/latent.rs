@@ -84,8 +84,9 @@ impl Layer<'_, '_> {
     /// Rotates the last `rotated` of each head's `head_dim` values.
     fn rotate_ends(&self, latent: &Latent, n_head: usize, head_dim: usize, x: &mut [f64]) {
         let rope = &self.hp.rope;
-        for (pos, row) in x.chunks_mut(n_head * head_dim).enumerate() {
-            let rotation = rope.rotation(pos);
+        let rows = x.chunks_mut(n_head * head_dim);
+        for (&at, row) in self.shared.positions.iter().zip(rows) {
+            let rotation = rope.rotation(at);
             row.chunks_mut(head_dim)
                 .for_each(|head| rope.rotate(&mut head[head_dim - latent.rotated..], &rotation));
         }

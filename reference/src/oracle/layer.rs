@@ -6,6 +6,7 @@ use super::architecture::{Experts, Norm, NormKind, Recurrent};
 use super::hparams::{Hparams, LayerDims};
 use super::math::{add_bias, add_into, layer_norm, rms_norm, scale};
 use super::per_layer::PerLayer;
+use super::rope::Position;
 use super::weights::Weights;
 use crate::Error;
 use std::collections::BTreeMap;
@@ -15,6 +16,8 @@ pub(super) struct Shared {
     /// Keys and values by layer, of layers whose own others read.
     pub(super) kept: BTreeMap<usize, [Vec<f64>; 2]>,
     pub(super) per_layer: Option<PerLayer>,
+    /// Of each row.
+    pub(super) positions: Vec<Position>,
 }
 
 /// One layer at work.

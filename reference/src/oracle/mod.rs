@@ -16,6 +16,7 @@ mod layer;
 mod mamba;
 mod math;
 mod per_layer;
+mod prompt;
 mod rope;
 mod short_conv;
 #[cfg(test)]
@@ -25,10 +26,11 @@ mod weights;
 use crate::Error;
 use gguf_rs_lite::{Gguf, TensorInfo};
 use hparams::{Hparams, Rows};
-use layer::{Layer, Shared, whole_norm};
+use layer::{Layer, whole_norm};
 use math::{add_bias, add_into, cap, scale};
-use per_layer::PerLayer;
-use std::collections::BTreeMap;
+use prompt::Start;
+pub use prompt::{ImageRows, Piece};
+pub use rope::Position;
 use weights::Weights;
 
 const EMBEDDING: &str = "token_embd.weight";
@@ -121,7 +123,8 @@ impl<'a> Oracle<'a> {
     /// has none its rows, `(n_tokens, n_embd)`.
     ///
     /// # Errors
-    /// A token outside the vocabulary, a text longer than the positions that have embeddings, or a tensor that cannot be dequantized.
+    /// A token outside the vocabulary, a text longer than the positions that have embeddings, or a
+    /// tensor that cannot be dequantized.
     pub fn forward(&self, tokens: &[u32]) -> Result<Vec<f64>, Error> {
         self.forward_tapped(tokens, &mut |_, _, _, _| {})
     }
@@ -133,17 +136,49 @@ impl<'a> Oracle<'a> {
     /// # Errors
     /// As [`Oracle::forward`].
     pub fn forward_tapped(&self, tokens: &[u32], tap: &mut Tap<'_>) -> Result<Vec<f64>, Error> {
-        self.pass(&Weights::new(self.gguf, false), tokens, tap)
+        self.forward_pieces(&[Piece::Tokens(tokens)], tap)
+    }
+
+    /// [`Oracle::forward_tapped`] of a prompt with images, at the positions that
+    /// [`Oracle::positions`] gives. Every row, of a token or of an image, sees those before it.
+    ///
+    /// # Errors
+    /// As [`Oracle::forward`], and for images: the architecture takes none, or their rows are not
+    /// as many or as wide as they should be.
+    pub fn forward_pieces(
+        &self,
+        pieces: &[Piece<'_>],
+        tap: &mut Tap<'_>,
+    ) -> Result<Vec<f64>, Error> {
+        self.forward_at(pieces, &Self::positions(pieces), tap)
+    }
+
+    /// [`Oracle::forward_pieces`] at other positions, one for each row.
+    ///
+    /// # Errors
+    /// As [`Oracle::forward_pieces`]; also if there are not as many positions as rows.
+    pub fn forward_at(
+        &self,
+        pieces: &[Piece<'_>],
+        positions: &[Position],
+        tap: &mut Tap<'_>,
+    ) -> Result<Vec<f64>, Error> {
+        self.pass(&Weights::new(self.gguf, false), pieces, positions, tap)
     }
 
     fn pass(
         &self,
         weights: &Weights<'_>,
-        tokens: &[u32],
+        pieces: &[Piece<'_>],
+        positions: &[Position],
         tap: &mut Tap<'_>,
     ) -> Result<Vec<f64>, Error> {
         let hp = &self.hparams;
-        let (mut x, mut shared) = self.embed(weights, tokens, tap)?;
+        let Start {
+            mut x,
+            deep,
+            mut shared,
+        } = self.embed(weights, pieces, positions, tap)?;
         for (il, dims) in hp.layers.iter().enumerate() {
             let mut layer = Layer {
                 hp,
@@ -154,6 +189,10 @@ impl<'a> Oracle<'a> {
                 tap: &mut *tap,
             };
             layer.run(&mut x)?;
+            if let Some(rows) = deep.get(il) {
+                add_into(&mut x, rows);
+                tap("deepstack_out", Some(il), hp.n_embd, &mut x);
+            }
         }
         match hp.architecture.output_norm {
             Some(norm) => {
@@ -187,71 +226,6 @@ impl<'a> Oracle<'a> {
         Ok(x)
     }
 
-    /// The residual stream at its start, `(n_tokens, n_embd)`, and what layers share.
-    fn embed(
-        &self,
-        weights: &Weights<'_>,
-        tokens: &[u32],
-        tap: &mut Tap<'_>,
-    ) -> Result<(Vec<f64>, Shared), Error> {
-        let hp = &self.hparams;
-        let embedding = weights.matrix(EMBEDDING, hp.n_embd, self.n_vocab)?;
-        let mut x = Vec::with_capacity(tokens.len() * hp.n_embd);
-        for (index, &id) in tokens.iter().enumerate() {
-            let row = embedding.row(id as usize).ok_or(Error::Token {
-                index,
-                id,
-                n_vocab: self.n_vocab,
-            })?;
-            x.extend(row.iter().map(|&v| f64::from(v)));
-        }
-        self.add_embedded(weights, &mut x)?;
-        let names = hp.architecture.names;
-        if names.scaled_embedding.is_some() {
-            tap(names.embedding, None, hp.n_embd, &mut x);
-        }
-        let rows = PerLayer::select(hp, weights, self.n_vocab, tokens, tap)?;
-        scale(&mut x, hp.factors.embedding);
-        let name = names.scaled_embedding.unwrap_or(names.embedding);
-        tap(name, None, hp.n_embd, &mut x);
-        if hp.architecture.embedded.is_some() {
-            x = whole_norm(hp, weights, "token_embd_norm", hp.n_embd, &x)?;
-            // llama.cpp's name has a layer's number
-            tap("inp_norm", Some(0), hp.n_embd, &mut x);
-        }
-        let shared = Shared {
-            kept: BTreeMap::new(),
-            per_layer: rows.map(|rows| PerLayer::new(rows, x.clone())),
-        };
-        Ok((x, shared))
-    }
-
-    /// Adds what types of tokens and positions have to the embeddings of tokens.
-    fn add_embedded(&self, weights: &Weights<'_>, x: &mut [f64]) -> Result<(), Error> {
-        let (hp, n_tokens) = (&self.hparams, x.len() / self.hparams.n_embd);
-        let Some(rows) = hp.rows else {
-            return Ok(());
-        };
-        if let Some(n) = rows.n_token_types {
-            // every token is of the first type
-            if let Some(types) = weights.rows("token_types.weight", hp.n_embd, n)? {
-                add_bias(x, types.get(..hp.n_embd).unwrap_or(&[]));
-            }
-        }
-        if let Some(n) = rows.n_positions {
-            if n_tokens > n {
-                return Err(Error::Positions {
-                    expected: n,
-                    got: n_tokens,
-                });
-            }
-            let positions = weights.required_rows("position_embd.weight", hp.n_embd, n)?;
-            let positions = positions.get(..x.len()).unwrap_or(&[]);
-            add_into(x, positions);
-        }
-        Ok(())
-    }
-
     fn logits(
         &self,
         weights: &Weights<'_>,
@@ -283,7 +257,7 @@ impl<'a> Oracle<'a> {
     fn check_tensors(&self) -> Result<(), Error> {
         let weights = Weights::new(self.gguf, true);
         self.rope_divisors(&weights, None)?;
-        self.pass(&weights, &[], &mut |_, _, _, _| {})?;
+        self.pass(&weights, &[], &[], &mut |_, _, _, _| {})?;
         let used = weights.used.into_inner();
         let unused = |info: &&TensorInfo| !used.contains(&info.name) && !self.skips(&info.name);
         match self.gguf.tensors().iter().find(unused) {

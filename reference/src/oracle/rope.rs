@@ -1,6 +1,10 @@
 //! Rotary position embedding: plain, linearly scaled, YaRN, and with per-frequency divisors
 //! (`rope_freqs.weight`).
 
+/// Where a row stands: in time, height and width, and a fourth number. In a text the first three are
+/// the number of positions before the row, the fourth is always 0.
+pub type Position = [usize; 4];
+
 /// Which two elements of a head form the pair that is rotated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RopePairs {
@@ -48,6 +52,8 @@ pub(super) struct Rope {
     pub(super) yarn: Option<Yarn>,
     /// Divides the angle of each pair; length `n_rot / 2`.
     pub(super) divisors: Vec<f64>,
+    /// Which part of the position each pair turns by; length `n_rot / 2`.
+    pub(super) axes: Vec<usize>,
 }
 
 impl Rope {
@@ -71,13 +77,13 @@ impl Rope {
         }
     }
 
-    /// `(cos, sin)` of every pair at position `pos`, magnitude included.
-    pub(super) fn rotation(&self, pos: usize) -> Vec<(f64, f64)> {
+    /// `(cos, sin)` of every pair at a position, magnitude included.
+    pub(super) fn rotation(&self, at: Position) -> Vec<(f64, f64)> {
         (0..self.n_rot / 2)
             .map(|i| {
                 let frequency =
                     self.base.powf(-2.0 * i as f64 / self.n_rot as f64) / self.divisors[i];
-                let extrapolated = pos as f64 * frequency;
+                let extrapolated = at[self.axes[i]] as f64 * frequency;
                 let interpolated = extrapolated * self.scale;
                 let angle = match self.yarn {
                     None => interpolated,
@@ -94,10 +100,17 @@ impl Rope {
 
     /// Rotates one head in place.
     pub(super) fn rotate(&self, head: &mut [f64], rotation: &[(f64, f64)]) {
+        self.pairs.rotate(head, rotation);
+    }
+}
+
+impl RopePairs {
+    /// Rotates as many pairs of one head as there are `(cos, sin)`, in place.
+    pub(super) fn rotate(self, head: &mut [f64], rotation: &[(f64, f64)]) {
         for (i, &(cos, sin)) in rotation.iter().enumerate() {
-            let (a, b) = match self.pairs {
-                RopePairs::Adjacent => (2 * i, 2 * i + 1),
-                RopePairs::Halves => (i, i + self.n_rot / 2),
+            let (a, b) = match self {
+                Self::Adjacent => (2 * i, 2 * i + 1),
+                Self::Halves => (i, i + rotation.len()),
             };
             let (x, y) = (head[a], head[b]);
             head[a] = x * cos - y * sin;
@@ -120,14 +133,19 @@ mod tests {
             magnitude: 1.0,
             yarn: None,
             divisors: vec![1.0; n_rot / 2],
+            axes: vec![0; n_rot / 2],
         }
+    }
+
+    fn at(pos: usize) -> Position {
+        [pos, pos, pos, 0]
     }
 
     #[test]
     fn position_zero_changes_nothing() {
         let rope = plain(RopePairs::Halves, 4);
         let mut head = [1.0, 2.0, 3.0, 4.0, 5.0];
-        rope.rotate(&mut head, &rope.rotation(0));
+        rope.rotate(&mut head, &rope.rotation(at(0)));
         assert_eq!(head, [1.0, 2.0, 3.0, 4.0, 5.0]);
     }
 
@@ -136,10 +154,20 @@ mod tests {
         for (pairs, partner) in [(RopePairs::Adjacent, 1), (RopePairs::Halves, 2)] {
             let rope = plain(pairs, 4);
             let mut head = [1.0, 0.0, 0.0, 0.0];
-            rope.rotate(&mut head, &rope.rotation(1));
+            rope.rotate(&mut head, &rope.rotation(at(1)));
             assert_abs_diff_eq!(head[0], 1f64.cos(), epsilon = 1e-15);
             assert_abs_diff_eq!(head[partner], 1f64.sin(), epsilon = 1e-15);
         }
+    }
+
+    #[test]
+    fn pairs_turn_by_their_axes() {
+        let mut rope = plain(RopePairs::Halves, 8);
+        rope.base = 1.0; // all as fast
+        rope.axes = vec![2, 0, 1, 3];
+        let rotation = rope.rotation([5, 6, 7, 8]);
+        let sines: Vec<f64> = rotation.iter().map(|pair| pair.1).collect();
+        assert_eq!(sines, [7f64, 5.0, 6.0, 8.0].map(f64::sin));
     }
 
     #[test]
@@ -155,12 +183,12 @@ mod tests {
         };
         rope.set_yarn(keys);
         let magnitude = 1.0 + 0.1 * 4f64.ln();
-        let r = rope.rotation(3);
+        let r = rope.rotation(at(3));
         assert_abs_diff_eq!(r[0].0, 3f64.cos() * magnitude, epsilon = 1e-14);
         let slow = 0.25 * 3.0 * 10_000f64.powf(-126.0 / 128.0);
         assert_abs_diff_eq!(r[63].1, slow.sin() * magnitude, epsilon = 1e-15);
         // a ramp that begins and ends elsewhere: pair 40 lies on neither's flat parts alike
-        let usual = rope.rotation(3)[40];
+        let usual = rope.rotation(at(3))[40];
         rope.magnitude = 1.0;
         rope.set_yarn(YarnKeys {
             beta_fast: 16.0,
@@ -168,7 +196,7 @@ mod tests {
             log_multiplier: 1.0,
             ..keys
         });
-        assert!((rope.rotation(3)[40].1 - usual.1).abs() > 1e-6);
+        assert!((rope.rotation(at(3))[40].1 - usual.1).abs() > 1e-6);
         assert_eq!(
             rope.magnitude, 1.0,
             "a multiplier of 1 takes all of it back"

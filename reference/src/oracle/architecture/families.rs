@@ -4,7 +4,7 @@ use super::super::math::Activation;
 use super::super::rope::RopePairs;
 use super::{
     Architecture, Embedded, Experts, Gating, Names, Norm, NormKind, QkNorm, Recurrent, Rotated,
-    Scales, ScoreScale, Up, WeightsNorm, WindowLength, WindowRope, Windows,
+    Scales, ScoreScale, Sections, Up, WeightsNorm, WindowLength, WindowRope, Windows,
 };
 
 pub(super) const fn norm(tensor: &'static str, tap: &'static str) -> Option<Norm> {
@@ -52,7 +52,8 @@ pub(super) const LLAMA: Architecture = Architecture {
     output_norm: Some("output_norm"),
     rope_pairs: RopePairs::Adjacent,
     whole_rotation: false,
-    sections: false,
+    sections: Sections::None,
+    deepstack: false,
     rotated: Rotated::All,
     long_factors: false,
     qk_norm: QkNorm::None,
@@ -113,6 +114,15 @@ pub(super) const QWEN3: Architecture = Architecture {
     name: "qwen3",
     qk_norm: QkNorm::Head,
     ..QWEN2
+};
+
+/// Qwen 3 with images.
+pub(super) const QWEN3_VL: Architecture = Architecture {
+    name: "qwen3vl",
+    whole_rotation: true,
+    sections: Sections::Interleaved,
+    deepstack: true,
+    ..QWEN3
 };
 
 /// LayerNorm, biases everywhere, and nothing gated.
@@ -247,7 +257,7 @@ pub(super) const QWEN35: Architecture = Architecture {
     name: "qwen35",
     ffn_norm: norm("post_attention_norm", "attn_post_norm"),
     recurrent: Some(Recurrent::DeltaNet { grouped: false }),
-    sections: true,
+    sections: Sections::Interleaved,
     names: Names {
         embedding: "model.input_embed",
         attn_out: Some("attn_output"),

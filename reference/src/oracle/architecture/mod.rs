@@ -43,8 +43,11 @@ pub(super) struct Architecture {
     pub(super) rope_pairs: RopePairs,
     /// Every dimension of a head has to turn.
     pub(super) whole_rotation: bool,
-    /// `rope.dimension_sections` shares out the pairs among the axes of pictures.
-    pub(super) sections: bool,
+    /// How `rope.dimension_sections` shares out the pairs among the axes of pictures. Architectures
+    /// that do take images.
+    pub(super) sections: Sections,
+    /// Images may have more rows, for the first layers' ends: `n_deepstack_layers` says how many.
+    pub(super) deepstack: bool,
     pub(super) rotated: Rotated,
     /// `rope_factors_long` and `_short` apply whatever `rope.scaling.type` says.
     pub(super) long_factors: bool,
@@ -160,6 +163,18 @@ pub(super) enum Recurrent {
     Mamba2,
     /// Mamba 2 beside attention, in every layer.
     Mamba2Beside,
+}
+
+/// Which pairs turn by which axis of a picture: by time, by height, by width, or by a fourth
+/// number that is 0 in texts and pictures alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sections {
+    /// One position for all.
+    None,
+    /// The axes take pairs in turn, as long as they have some left; the rest is the fourth's.
+    Interleaved,
+    /// The axes' pairs follow each other.
+    Blocks,
 }
 
 /// What scores are multiplied by.

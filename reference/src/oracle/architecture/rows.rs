@@ -4,12 +4,12 @@ use super::super::math::Activation;
 use super::super::rope::RopePairs;
 use super::families::{
     BERT, COMMAND_R, FALCON, GEMMA, GEMMA2, GEMMA3, GRANITE, LFM2, LLAMA, MIXTRAL, NARROW, OLMO2,
-    PARALLEL, QWEN2, QWEN3, QWEN35, QWEN35_MOE, STARCODER2, UNNAMED_ATTN_OUT, bare, norm,
+    PARALLEL, QWEN2, QWEN3, QWEN3_VL, QWEN35, QWEN35_MOE, STARCODER2, UNNAMED_ATTN_OUT, bare, norm,
     unnumbered,
 };
 use super::{
     Architecture, Embedded, Experts, Gating, Names, QkNorm, Recurrent, Rotated, Scales, ScoreScale,
-    Up, WeightsNorm, WindowLength, WindowRope, Windows,
+    Sections, Up, WeightsNorm, WindowLength, WindowRope, Windows,
 };
 
 /// The architectures that the oracle defines.
@@ -184,6 +184,18 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         experts: Some(NARROW),
         ..QWEN3
     },
+    Architecture {
+        name: "qwen2vl",
+        whole_rotation: true,
+        sections: Sections::Blocks,
+        ..QWEN2
+    },
+    QWEN3_VL,
+    Architecture {
+        name: "qwen3vlmoe",
+        experts: Some(NARROW),
+        ..QWEN3_VL
+    },
     LFM2,
     Architecture {
         name: "lfm2moe",
@@ -223,7 +235,7 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
     Architecture {
         name: "qwen3next",
         recurrent: Some(Recurrent::DeltaNet { grouped: true }),
-        sections: false,
+        sections: Sections::None,
         names: Names {
             embedding: "model.embed_tokens",
             query_gate: Some("gate"),

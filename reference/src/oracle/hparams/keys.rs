@@ -4,17 +4,17 @@ use crate::Error;
 use gguf_rs_lite::{Gguf, Value};
 
 /// Reads keys below the architecture's prefix.
-pub(super) struct Keys<'a> {
-    pub(super) gguf: &'a Gguf,
-    pub(super) prefix: &'static str,
+pub(in super::super) struct Keys<'a> {
+    pub(in super::super) gguf: &'a Gguf,
+    pub(in super::super) prefix: &'static str,
 }
 
 impl Keys<'_> {
-    pub(super) fn name(&self, key: &str) -> String {
+    pub(in super::super) fn name(&self, key: &str) -> String {
         format!("{}.{key}", self.prefix)
     }
 
-    pub(super) fn missing(&self, key: &str) -> Error {
+    pub(in super::super) fn missing(&self, key: &str) -> Error {
         Error::MissingKey {
             file: self.gguf.name().into(),
             key: self.name(key),
@@ -22,7 +22,12 @@ impl Keys<'_> {
         }
     }
 
-    pub(super) fn bad(&self, key: &str, expected: impl ToString, got: impl ToString) -> Error {
+    pub(in super::super) fn bad(
+        &self,
+        key: &str,
+        expected: impl ToString,
+        got: impl ToString,
+    ) -> Error {
         Error::BadKey {
             file: self.gguf.name().into(),
             key: self.name(key),
@@ -32,28 +37,28 @@ impl Keys<'_> {
     }
 
     /// An integer that may be 0.
-    pub(super) fn integer(&self, key: &str) -> Result<Option<usize>, Error> {
+    pub(in super::super) fn integer(&self, key: &str) -> Result<Option<usize>, Error> {
         Ok(self.gguf.u32(&self.name(key))?.map(|v| v as usize))
     }
 
     /// A positive integer; zero heads or layers would divide by zero later.
-    pub(super) fn optional_count(&self, key: &str) -> Result<Option<usize>, Error> {
+    pub(in super::super) fn optional_count(&self, key: &str) -> Result<Option<usize>, Error> {
         match self.integer(key)? {
             Some(0) => Err(self.bad(key, "at least 1", 0)),
             value => Ok(value),
         }
     }
 
-    pub(super) fn count(&self, key: &str) -> Result<usize, Error> {
+    pub(in super::super) fn count(&self, key: &str) -> Result<usize, Error> {
         self.optional_count(key)?.ok_or_else(|| self.missing(key))
     }
 
-    pub(super) fn flag(&self, key: &str) -> Result<Option<bool>, Error> {
+    pub(in super::super) fn flag(&self, key: &str) -> Result<Option<bool>, Error> {
         Ok(self.gguf.bool(&self.name(key))?)
     }
 
     /// A float key, or an integer one such as a context length.
-    pub(super) fn number(&self, key: &str) -> Result<Option<f64>, Error> {
+    pub(in super::super) fn number(&self, key: &str) -> Result<Option<f64>, Error> {
         let name = self.name(key);
         let value = match self.gguf.get(&name) {
             Some(Value::F32(_) | Value::F64(_)) => self.gguf.f32(&name)?.map(f64::from),
@@ -68,17 +73,21 @@ impl Keys<'_> {
     }
 
     /// A factor: 0 stands for none, as in llama.cpp.
-    pub(super) fn factor(&self, key: &str) -> Result<Option<f64>, Error> {
+    pub(in super::super) fn factor(&self, key: &str) -> Result<Option<f64>, Error> {
         Ok(self.number(key)?.filter(|&v| v != 0.0))
     }
 
     /// A count for each layer: one value for all, or an array with at least one for each.
-    pub(super) fn per_layer(&self, key: &str, n_layer: usize) -> Result<Option<Vec<usize>>, Error> {
+    pub(in super::super) fn per_layer(
+        &self,
+        key: &str,
+        n_layer: usize,
+    ) -> Result<Option<Vec<usize>>, Error> {
         self.per_layer_from(1, key, n_layer)
     }
 
     /// The same, of counts that may be as low as `least`: 0 or 1.
-    pub(super) fn per_layer_from(
+    pub(in super::super) fn per_layer_from(
         &self,
         least: usize,
         key: &str,
@@ -103,7 +112,7 @@ impl Keys<'_> {
         counts.collect::<Result<_, _>>().map(Some)
     }
 
-    pub(super) fn required_per_layer(
+    pub(in super::super) fn required_per_layer(
         &self,
         key: &str,
         n_layer: usize,
@@ -113,7 +122,11 @@ impl Keys<'_> {
     }
 
     /// The values for the first `n_layer` layers, if the key has an array.
-    pub(super) fn array(&self, key: &str, n_layer: usize) -> Result<Option<Vec<Value<'_>>>, Error> {
+    pub(in super::super) fn array(
+        &self,
+        key: &str,
+        n_layer: usize,
+    ) -> Result<Option<Vec<Value<'_>>>, Error> {
         let Some(Value::Array(array)) = self.gguf.get(&self.name(key)) else {
             return Ok(None);
         };

@@ -18,14 +18,14 @@ pub(super) use experts::{Groups, LayerExperts, Routing};
 pub(super) use factors::Factors;
 use gguf_rs_lite::Gguf;
 use heads::Heads;
-use keys::Keys;
+pub(super) use keys::Keys;
 pub(super) use latent::Latent;
 pub(super) use recurrent::State;
 use rope::Contexts;
 pub(super) use rows::Rows;
 
 /// Bounds the tables that are allocated from a key alone, before any tensor's dims confirm it.
-const MAX_WIDTH: usize = 1 << 20;
+pub(super) const MAX_WIDTH: usize = 1 << 20;
 
 /// What differs from layer to layer.
 #[derive(Debug, Clone, Copy)]
@@ -88,6 +88,8 @@ pub(super) struct Hparams {
     /// What a model has whose tokens see all of their text, and which gives no logits.
     pub(super) rows: Option<Rows>,
     pub(super) factors: Factors,
+    /// How many layers add rows of images to what leaves them, the first ones.
+    pub(super) n_deepstack: usize,
 }
 
 impl Hparams {
@@ -156,6 +158,7 @@ impl Hparams {
             temperature: read_temperature(&keys, architecture)?,
             rows: rows::read(&keys, architecture, n_embd)?,
             factors: factors::read(&keys, architecture, n_embd, n_layer)?,
+            n_deepstack: read_n_deepstack(&keys, architecture, n_layer)?,
         })
     }
 
@@ -196,6 +199,25 @@ fn read_layer_counts(keys: &Keys<'_>) -> Result<(usize, usize), Error> {
         return Err(keys.bad("nextn_predict_layers", expected, n_skipped));
     }
     Ok((n_block - n_skipped, n_skipped))
+}
+
+/// Layers that images have rows for. The last layer is not one of them: llama.cpp drops rows in it
+/// before it would add those.
+fn read_n_deepstack(
+    keys: &Keys<'_>,
+    architecture: &Architecture,
+    n_layer: usize,
+) -> Result<usize, Error> {
+    const KEY: &str = "n_deepstack_layers";
+    let n_deepstack = match architecture.deepstack {
+        true => keys.integer(KEY)?.unwrap_or(0),
+        false => 0,
+    };
+    if n_deepstack >= n_layer {
+        let expected = format!("fewer than the {n_layer} layers");
+        return Err(keys.bad(KEY, expected, n_deepstack));
+    }
+    Ok(n_deepstack)
 }
 
 fn read_norm_eps(keys: &Keys<'_>, architecture: &Architecture) -> Result<f64, Error> {

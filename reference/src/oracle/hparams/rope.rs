@@ -1,6 +1,6 @@
 //! The rotation, from its keys.
 
-use super::super::architecture::{Architecture, WindowRope};
+use super::super::architecture::{Architecture, Sections, WindowRope};
 use super::super::rope::{Rope, YarnKeys};
 use super::MAX_WIDTH;
 use super::keys::Keys;
@@ -23,8 +23,8 @@ pub(super) fn read(
         None => base,
     };
     let mut rope = scaled(keys, architecture, n_rot, base)?;
-    if architecture.sections {
-        hold_others(keys, &mut rope)?;
+    if architecture.sections != Sections::None {
+        rope.axes = read_axes(keys, architecture.sections, n_rot / 2)?;
     }
     let window_base = keys.number("rope.freq_base_swa")?;
     let window_rope = match architecture.windows.map(|windows| windows.rope) {
@@ -57,6 +57,10 @@ pub(super) fn read(
     let window_rope = Rope {
         n_rot: window_n_rot,
         divisors: vec![1.0; window_n_rot / 2],
+        axes: match own {
+            true => vec![0; window_n_rot / 2],
+            false => window_rope.axes,
+        },
         ..window_rope
     };
     for (key, rope) in [
@@ -83,16 +87,15 @@ fn read_n_rot(
         return Err(keys.bad(key, expected, n_rot));
     }
     // Files for pictures turn pairs by several positions each.
-    if !architecture.sections && keys.array(SECTIONS, 0)?.is_some() {
+    if architecture.sections == Sections::None && keys.array(SECTIONS, 0)?.is_some() {
         let expected = "no sections: a text has one position for each token";
         return Err(keys.bad(SECTIONS, expected, "an array"));
     }
     Ok(n_rot)
 }
 
-/// Pairs belong to the three axes of pictures in turn, as far as the axis has pairs left. In a text
-/// these all turn by the token's position, and pairs of no axis do not turn.
-fn hold_others(keys: &Keys<'_>, rope: &mut Rope) -> Result<(), Error> {
+/// The axis of each pair. Where there are more pairs than the sections count, these begin again.
+fn read_axes(keys: &Keys<'_>, sections: Sections, n_pairs: usize) -> Result<Vec<usize>, Error> {
     let values = keys
         .array(SECTIONS, 4)?
         .ok_or_else(|| keys.bad(SECTIONS, "an array of counts", "no array"))?;
@@ -109,13 +112,25 @@ fn hold_others(keys: &Keys<'_>, rope: &mut Rope) -> Result<(), Error> {
         keys.bad(SECTIONS, expected, "others")
     })?;
     let total: usize = counts.iter().sum();
-    for (pair, divisor) in rope.divisors.iter_mut().enumerate() {
-        let place = pair % total;
-        if place >= 3 * counts[place % 3] {
-            *divisor = f64::INFINITY;
+    let axis = |pair: usize| axis_of(sections, &counts, pair % total);
+    Ok((0..n_pairs).map(axis).collect())
+}
+
+/// The axis of the pair at `place` among those that the sections count.
+fn axis_of(sections: Sections, counts: &[usize], place: usize) -> usize {
+    const FOURTH: usize = 3;
+    match sections {
+        Sections::None => 0,
+        Sections::Interleaved if place < 3 * counts[place % 3] => place % 3,
+        Sections::Interleaved => FOURTH,
+        Sections::Blocks => {
+            let mut ends = counts.iter().scan(0, |end, count| {
+                *end += count;
+                Some(*end)
+            });
+            ends.position(|end| place < end).unwrap_or(FOURTH)
         }
     }
-    Ok(())
 }
 
 fn read_magnitude(keys: &Keys<'_>) -> Result<f64, Error> {
@@ -162,6 +177,7 @@ fn scaled(
         magnitude: read_magnitude(keys)?,
         yarn: None,
         divisors: vec![1.0; n_rot / 2],
+        axes: vec![0; n_rot / 2],
     };
     let factor = match keys.number("rope.scaling.factor")? {
         Some(factor) => factor,
@@ -194,4 +210,30 @@ fn scaled(
         }
     }
     Ok(rope)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn axes_take_pairs_in_turn_or_one_after_another() {
+        let axes = |sections, counts: [usize; 4]| -> String {
+            let total: usize = counts.iter().sum();
+            let axis = |place| {
+                "thw-"
+                    .chars()
+                    .nth(axis_of(sections, &counts, place))
+                    .unwrap()
+            };
+            (0..total).map(axis).collect()
+        };
+        let interleaved = |counts| axes(Sections::Interleaved, counts);
+        assert_eq!(interleaved([4, 3, 3, 0]), "thwthwthwt");
+        // a third axis that is short leaves places to no axis, and so does a fourth section
+        assert_eq!(interleaved([3, 3, 1, 2]), "thwth-th-");
+        // real files: of 24, 20, 20 the last turn of heights and widths is left over
+        assert_eq!(&interleaved([24, 20, 20, 0])[57..], "thwt--t");
+        assert_eq!(axes(Sections::Blocks, [2, 3, 1, 1]), "tthhhw-");
+    }
 }
