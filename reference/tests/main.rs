@@ -9,3 +9,4 @@ mod model;
 mod models;
 mod results;
 mod variants;
+mod vision;

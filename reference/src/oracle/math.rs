@@ -88,6 +88,8 @@ pub(super) enum Activation {
     Silu,
     /// By the hyperbolic tangent, as ggml has it.
     Gelu,
+    /// By the logistic function.
+    GeluQuick,
     ReluSquared,
     /// Steeper, with both sides clamped to 7; it only ever gates, and what it gates gains 1.
     SiluClamped,
@@ -102,6 +104,7 @@ impl Activation {
                 let inner = (2.0 / std::f64::consts::PI).sqrt() * x * (1.0 + 0.044715 * x * x);
                 0.5 * x * (1.0 + inner.tanh())
             }
+            Self::GeluQuick => x * sigmoid(1.702 * x),
             Self::ReluSquared => x.max(0.0).powi(2),
             Self::SiluClamped => {
                 let x = x.min(7.0);
@@ -125,6 +128,7 @@ impl Activation {
         match self {
             Self::Silu | Self::SiluClamped => "ffn_silu",
             Self::Gelu => "ffn_gelu",
+            Self::GeluQuick => "ffn_gelu_quick",
             Self::ReluSquared => "ffn_sqr(relu)",
         }
     }
@@ -134,6 +138,7 @@ impl Activation {
         match self {
             Self::Silu => "swiglu",
             Self::Gelu => "geglu",
+            Self::GeluQuick => "geglu_quick",
             Self::ReluSquared => "reglu",
             Self::SiluClamped => "swiglu_oai",
         }
@@ -362,6 +367,10 @@ mod tests {
         let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-12, "{a} {b}");
         close(Activation::Silu.of(1.0), 0.731_058_578_630_004_9);
         close(Activation::Gelu.of(1.0), 0.841_191_990_608_276_1);
+        close(
+            Activation::GeluQuick.of(-1.0),
+            -1.0 / (1.0 + 1.702f64.exp()),
+        );
         close(Activation::ReluSquared.of(-2.0), 0.0);
         close(Activation::ReluSquared.of(3.0), 9.0);
         let clamped = Activation::SiluClamped.gated(&[1.0, 9.0], &[0.5, -9.0]);

@@ -21,6 +21,7 @@ mod rope;
 mod short_conv;
 #[cfg(test)]
 mod tests;
+mod vision;
 mod weights;
 
 use crate::Error;
@@ -31,6 +32,7 @@ use math::{add_bias, add_into, cap, scale};
 use prompt::Start;
 pub use prompt::{ImageRows, Piece};
 pub use rope::Position;
+pub use vision::{Pixels, VisionOracle};
 use weights::Weights;
 
 const EMBEDDING: &str = "token_embd.weight";

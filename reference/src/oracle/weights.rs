@@ -35,6 +35,15 @@ impl<'a> Weights<'a> {
         }
     }
 
+    pub(super) fn wrong_dims(&self, name: &str, expected: String, got: &[u64]) -> Error {
+        Error::Dims {
+            file: self.gguf.name().into(),
+            tensor: name.into(),
+            expected,
+            got: got.to_vec(),
+        }
+    }
+
     pub(super) fn matrix(&self, name: &str, n_in: usize, n_out: usize) -> Result<Matrix, Error> {
         self.optional_matrix(name, n_in, n_out)?
             .ok_or_else(|| self.missing(name, format!("[{n_in}, {n_out}]")))
@@ -48,6 +57,26 @@ impl<'a> Weights<'a> {
     ) -> Result<Option<Matrix>, Error> {
         let data = self.read(name, &[n_in as u64, n_out as u64])?;
         Ok(data.map(|data| Matrix { n_in, data }))
+    }
+
+    /// One row for each of `n_out` kernels, whose dims are `kernel`.
+    pub(super) fn kernels(
+        &self,
+        name: &str,
+        kernel: [usize; 3],
+        n_out: usize,
+    ) -> Result<Matrix, Error> {
+        let dims: Vec<u64> = kernel.iter().chain([&n_out]).map(|&n| n as u64).collect();
+        let data = self
+            .read(name, &dims)?
+            .ok_or_else(|| self.missing(name, format!("{dims:?}")))?;
+        let n_in = kernel.iter().product();
+        Ok(Matrix { n_in, data })
+    }
+
+    /// The dims of a tensor, if the file has it.
+    pub(super) fn dims(&self, name: &str) -> Option<&[u64]> {
+        self.gguf.tensor(name).map(|info| &info.dims[..])
     }
 
     pub(super) fn required_vector(&self, name: &str, len: usize) -> Result<Vec<f64>, Error> {
@@ -111,12 +140,7 @@ impl<'a> Weights<'a> {
         };
         self.used.borrow_mut().insert(name.into());
         if !same_dims(info, dims) {
-            return Err(Error::Dims {
-                file: self.gguf.name().into(),
-                tensor: name.into(),
-                expected: format!("{dims:?}"),
-                got: info.dims.clone(),
-            });
+            return Err(self.wrong_dims(name, format!("{dims:?}"), &info.dims));
         }
         Ok(Some(info))
     }

@@ -1,0 +1,116 @@
+//! From pixels to the rows that the first block reads.
+
+use super::super::math::add_into;
+use super::hparams::Kind;
+use super::{Pixels, Tower};
+use crate::Error;
+
+const POSITIONS: &str = "v.position_embd.weight";
+
+impl Tower<'_, '_> {
+    /// `W₀ · p + W₁ · p`, one row for every patch: the kernels are those of two frames, and of a
+    /// picture both frames are the same. Qwen3-VL adds a bias and what the table has for the place.
+    pub(super) fn embed(&mut self, pixels: Pixels<'_>) -> Result<Vec<f64>, Error> {
+        let (patch, n_embd) = (self.hp.patch, self.hp.n_embd);
+        let values = self.patch_values(pixels);
+        let kernels = |name| self.weights.kernels(name, [patch, patch, 3], n_embd);
+        let mut x = kernels("v.patch_embd.weight")?.times(&values);
+        add_into(&mut x, &kernels("v.patch_embd.weight.1")?.times(&values));
+        if self.hp.kind == Kind::Qwen25 {
+            return Ok(x);
+        }
+        self.add_bias("v.patch_embd", n_embd, &mut x)?;
+        self.tap("patch_bias", None, n_embd, &mut x);
+        add_into(&mut x, &self.positions()?);
+        self.tap("inp_pos_emb", None, n_embd, &mut x);
+        Ok(x)
+    }
+
+    /// The pixels of every patch, `(n_patches, 3 * patch * patch)`: of each colour row by row.
+    fn patch_values(&self, pixels: Pixels<'_>) -> Vec<f64> {
+        let patch = self.hp.patch;
+        let mut values = Vec::with_capacity(pixels.values.len());
+        for [row, column] in &self.layout.places {
+            for colour in 0..3 {
+                for y in row * patch..(row + 1) * patch {
+                    let start = (colour * pixels.height + y) * pixels.width + column * patch;
+                    let line = &pixels.values[start..start + patch];
+                    values.extend(line.iter().map(|&v| f64::from(v)));
+                }
+            }
+        }
+        values
+    }
+
+    /// What the table has for the place of every patch, `(n_patches, n_embd)`. The table is a
+    /// square grid. It is stretched over the image so that corners meet corners, and read between
+    /// four entries.
+    fn positions(&self) -> Result<Vec<f64>, Error> {
+        let n_embd = self.hp.n_embd;
+        let side = self.table_side()?;
+        let table = self.weights.required_rows(POSITIONS, n_embd, side * side)?;
+        let [across, down] = self.layout.patches();
+        let mut x = Vec::with_capacity(self.layout.places.len() * n_embd);
+        for &[row, column] in &self.layout.places {
+            let (y, x_) = (between(row, down, side), between(column, across, side));
+            let start = x.len();
+            x.resize(start + n_embd, 0.0);
+            for (ty, wy) in y {
+                for (tx, wx) in x_ {
+                    let entry = &table[(ty * side + tx) * n_embd..][..n_embd];
+                    let sums = x[start..].iter_mut().zip(entry);
+                    sums.for_each(|(sum, value)| *sum += wy * wx * value);
+                }
+            }
+        }
+        Ok(x)
+    }
+
+    /// Entries along a side of the table.
+    fn table_side(&self) -> Result<usize, Error> {
+        let n_embd = self.hp.n_embd as u64;
+        let dims = self.weights.dims(POSITIONS);
+        let n = match dims {
+            Some([width, n]) if *width == n_embd => *n as usize,
+            _ => 0,
+        };
+        let side = n.isqrt();
+        if side > 0 && side * side == n {
+            return Ok(side);
+        }
+        let expected = format!("[{n_embd}, a square]");
+        Err(match dims {
+            Some(dims) => self.weights.wrong_dims(POSITIONS, expected, dims),
+            None => self.weights.missing(POSITIONS, expected),
+        })
+    }
+}
+
+/// The two entries of `n` that place `i` of `count` lies between, and how much of each it has.
+fn between(i: usize, count: usize, n: usize) -> [(usize, f64); 2] {
+    let source = match count {
+        0 | 1 => i as f64 * n as f64,
+        _ => i as f64 * (n - 1) as f64 / (count - 1) as f64,
+    };
+    let low = (source.floor() as usize).min(n - 1);
+    let high = (low + 1).min(n - 1);
+    let share = source - source.floor();
+    [(low, 1.0 - share), (high, share)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn corners_of_the_table_meet_corners_of_the_image() {
+        assert_eq!(between(0, 6, 8), [(0, 1.0), (1, 0.0)]);
+        assert_eq!(between(5, 6, 8), [(7, 1.0), (7, 0.0)]);
+        // a third of seven steps
+        let [(low, a), (high, b)] = between(1, 4, 8);
+        assert_eq!((low, high), (2, 3));
+        assert!((b - 1.0 / 3.0).abs() < 1e-15 && (a + b - 1.0).abs() < 1e-15);
+        assert!((0..8).all(|i| between(i, 8, 8)[0] == (i, 1.0)), "as it is");
+        assert_eq!(between(1, 2, 1), [(0, 1.0), (0, 0.0)], "one entry for all");
+    }
+}
