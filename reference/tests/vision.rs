@@ -3,6 +3,7 @@
 
 mod faults;
 mod golden;
+mod graph;
 
 use golden::Case;
 use half::f16;

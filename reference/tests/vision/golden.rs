@@ -40,6 +40,13 @@ impl Image {
         self.values.iter_mut().for_each(|x| *x = change(*x));
         self
     }
+
+    /// Blue, green, red.
+    pub(crate) fn reverse_colours(mut self) -> Self {
+        let planes: Vec<_> = self.values.chunks(self.width * self.height).collect();
+        self.values = [planes[2], planes[1], planes[0]].concat();
+        self
+    }
 }
 
 impl Case {

@@ -10,8 +10,6 @@ mod hparams;
 mod layout;
 mod patches;
 mod projector;
-#[cfg(test)]
-mod tests;
 
 use super::weights::Weights;
 use super::{ImageRows, Tap};

@@ -1,1 +1,0 @@
-//! Faults planted in the tower.
