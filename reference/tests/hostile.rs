@@ -425,8 +425,8 @@ const MODELS: &[&str] = &[
 ];
 
 /// The numbers that are put in place of each number of a file.
-const WHOLE: &[u32] = &[0, 1, 2, 3, 5, 1 << 20, u32::MAX];
-const REAL: &[f32] = &[0.0, -1.0, 1e-30, 3.0, 1e30, f32::INFINITY, f32::NAN];
+pub(crate) const WHOLE: &[u32] = &[0, 1, 2, 3, 5, 1 << 20, u32::MAX];
+pub(crate) const REAL: &[f32] = &[0.0, -1.0, 1e-30, 3.0, 1e30, f32::INFINITY, f32::NAN];
 
 /// Whatever a single number says: an error or logits, but no panic.
 #[test]

@@ -1,9 +1,11 @@
 //! Images: the vision towers and the text models behind them, against what stock llama.cpp
 //! recorded.
 
+mod equals;
 mod faults;
 mod golden;
 mod graph;
+mod refused;
 
 use golden::Case;
 use half::f16;

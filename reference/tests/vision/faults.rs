@@ -14,7 +14,7 @@ use std::path::Path;
 const SHOWS: f64 = 5e-5;
 
 /// Runs a change of a model in memory from a file of its own.
-fn written<T>(model: Model, run: impl FnOnce(&Gguf) -> T) -> T {
+pub(super) fn written<T>(model: Model, run: impl FnOnce(&Gguf) -> T) -> T {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.gguf");
     model.write(&path);
