@@ -31,7 +31,8 @@ struct AttentionParams {
     u8* integers;      // instead of `out` if not null: (rows, units), see activations.cuh
     const u32* tiles;  // (tiles, 2): first row and number of rows, of prompts only
     const float* sinks;  // (heads), or null: scores that count in the sum of weights alone
-    const u32* ends;  // (rows): positions of the row's sequence, with this step's; 0 of padding
+    const u32* firsts;  // (rows), or null: the first position of what the row sees
+    const u32* ends;  // (rows): behind it, then; else positions of the row's sequence, with this step's; 0 of padding
     Paging paging;
     u32 heads;     // of queries
     u32 heads_kv;
@@ -42,7 +43,7 @@ struct AttentionParams {
     u32 after;   // positions that it sees behind its own, if there are so many; below 2^31
     u32 unused;
 };
-static_assert(sizeof(AttentionParams) == 160, "kernels/src/cuda/params.rs has the same");
+static_assert(sizeof(AttentionParams) == 168, "kernels/src/cuda/params.rs has the same");
 
 constexpr u32 ATTEND_THREADS = 128;
 constexpr u32 ATTEND_WARPS = ATTEND_THREADS / WARP;
@@ -54,6 +55,7 @@ struct Seen {
 };
 
 DEVICE Seen seen_by(const AttentionParams& p, u32 row) {
+    if (p.firsts != nullptr) return {p.firsts[row], p.ends[row]};
     const u32 own = static_cast<u32>(p.paging.positions[row] + 1);
     const u32 first = p.window != 0 && own > p.window ? own - p.window : 0;
     return {first, least(own + p.after, p.ends[row])};

@@ -177,6 +177,8 @@ pub(crate) struct Row {
     pub(crate) given: Option<usize>,
     /// Positions of its sequence at the end of the step.
     pub(crate) end: usize,
+    /// The positions of its block: where nothing attends by blocks, all of its sequence.
+    pub(crate) block: [usize; 2],
 }
 
 impl Row {
@@ -364,9 +366,21 @@ impl Program {
                 s.turns.is_empty() || s.turns.len() == s.tokens.len(),
                 "turns of other tokens"
             );
+            let is_rising = s.blocks.is_sorted_by(|a, b| a < b);
+            assert!(
+                s.blocks.is_empty() || (is_rising && s.blocks.last() == Some(&s.tokens.len())),
+                "blocks of other tokens"
+            );
+            let mut blocks = s.blocks.iter().map(|end| s.start + end).peekable();
+            let mut block = [s.start, end];
             let first = rows.len();
             for (i, token) in s.tokens.iter().enumerate() {
                 let pos = s.start + i;
+                if blocks.peek() == Some(&pos) {
+                    block[0] = pos;
+                    blocks.next();
+                }
+                block[1] = blocks.peek().copied().unwrap_or(end);
                 rows.push(Row {
                     seq,
                     token: *token,
@@ -374,6 +388,7 @@ impl Program {
                     turns: s.turns.get(i).copied().unwrap_or([pos as u32; 3]),
                     given: None,
                     end,
+                    block,
                 });
             }
             n_given = self.place_given(s, n_given, &mut rows[first..]);
@@ -529,6 +544,9 @@ pub struct Sequence<'a> {
     pub turns: &'a [Turns],
     /// Rows in the place of embeddings, in order.
     pub given: &'a [GivenRows<'a>],
+    /// Where blocks of attention end: after so many of `tokens`, in order, the last after all of
+    /// them; empty where all are one.
+    pub blocks: &'a [usize],
 }
 
 /// Rows that stand in the place of the embeddings of neighbouring tokens, whose ids mean nothing

@@ -144,11 +144,13 @@ fn run_together(
         };
         let tokens: Vec<u32> = (at as u32..(at + len) as u32).collect();
         let table = table(at);
+        let ends = block_ends(len);
         let seqs = [Sequence {
             tokens: &tokens,
             start: at,
             tables: &[&table],
             wanted: 0..len,
+            blocks: if c.scores.blocks { &ends } else { &[] },
             ..Sequence::default()
         }];
         all.extend_from_slice(executor.step(
@@ -163,6 +165,13 @@ fn run_together(
         at += len;
     }
     all
+}
+
+/// Where blocks of so many tokens end: within pages and at their ends, after one token and after
+/// more than a span.
+fn block_ends(n: usize) -> Vec<usize> {
+    let inside = [20, 21, 32, 200].into_iter().filter(|end| *end < n);
+    inside.chain([n]).collect()
 }
 
 fn data(c: Case, n: usize) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
@@ -244,6 +253,11 @@ fn exact(
     let (scale, query) = (f64::from(c.scores.scale), row(q, c.heads, t, h));
     let len = k.len() / (c.heads_kv * d);
     let (first, n) = match (c.scores.window, c.scores.causal) {
+        _ if c.scores.blocks => {
+            let ends = block_ends(len);
+            let block = ends.partition_point(|end| *end <= t);
+            (block.checked_sub(1).map_or(0, |b| ends[b]), ends[block])
+        }
         (None, true) => (0, t + 1),
         (Some(window), true) => ((t + 1).saturating_sub(window), t + 1),
         (None, false) => (0, len),
@@ -532,6 +546,7 @@ fn scores_and_sinks() -> Vec<(Scores, bool)> {
         cap,
         window,
         causal: true,
+        blocks: false,
     };
     vec![
         (of(Some(1), None), false),
@@ -672,6 +687,7 @@ fn windows_leave_pieces_out() {
                 cap,
                 window,
                 causal: true,
+                blocks: false,
             };
             let c = Case {
                 isa,
@@ -725,16 +741,17 @@ fn windows_leave_pieces_out() {
 }
 
 /// Attention that is not causal, over several spans, in windows that reach as far behind a token as
-/// before it; with neighbours in the step that have nothing to do with it.
+/// before it, and in blocks; with neighbours in the step that have nothing to do with it.
 #[test]
 fn every_position_is_seen() {
     const N: usize = 300;
     for isa in Isa::available() {
-        for (window, cap) in [
-            (None, None),
-            (Some(24), None),
-            (Some(301), Some(5.0)),
-            (Some(1), None),
+        for (window, cap, blocks) in [
+            (None, None, false),
+            (Some(24), None, false),
+            (Some(301), Some(5.0), false),
+            (Some(1), None, false),
+            (None, None, true),
         ] {
             for (heads, heads_kv, head_dim) in [(4, 2, 16), (3, 3, 64)] {
                 let scores = Scores {
@@ -742,6 +759,7 @@ fn every_position_is_seen() {
                     cap,
                     window,
                     causal: false,
+                    blocks,
                 };
                 let c = Case {
                     isa,
@@ -757,7 +775,9 @@ fn every_position_is_seen() {
                 let data = data(c, N);
                 let y = run(c, &data, N, N, N, &identity(N));
                 let unit = isa.prompt_rounding().attention > 0.0 && head_dim % 32 == 0;
-                for t in [0, 1, 11, 12, 13, 127, 128, 150, 287, 288, 298, 299] {
+                for t in [
+                    0, 1, 11, 12, 13, 19, 20, 21, 127, 128, 150, 287, 288, 298, 299,
+                ] {
                     for h in 0..heads {
                         let exact = exact(c, &data, t, h, unit);
                         let got = &y[(t * heads + h) * head_dim..][..head_dim];

@@ -146,9 +146,9 @@ params! {
     /// `probe.cu`.
     Peak, 16 { out: Ptr, rounds: u32, unused: u32 }
     /// `attention.cuh`.
-    Attention, 160 {
+    Attention, 168 {
         q: Ptr, pages_k: Ptr, pages_v: Ptr, sums: Ptr, states: Ptr, out: Ptr, integers: Ptr,
-        tiles: Ptr, sinks: Ptr, ends: Ptr, paging: Paging,
+        tiles: Ptr, sinks: Ptr, firsts: Ptr, ends: Ptr, paging: Paging,
         heads: u32, heads_kv: u32, splits: u32, scale: f32, cap: f32, window: u32, after: u32,
         unused: u32,
     }

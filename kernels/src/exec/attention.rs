@@ -46,6 +46,10 @@ impl Part<'_> {
     /// Positions that a row of the step sees.
     fn seen(&self, scores: Scores, row: usize) -> Seen {
         let row = &self.rows[row];
+        if scores.blocks {
+            let [first, end] = row.block;
+            return Seen { first, end };
+        }
         let Range { start, end } = scores.seen(row.pos, row.end);
         Seen { first: start, end }
     }

@@ -232,6 +232,9 @@ pub struct Scores {
     pub window: Option<usize>,
     /// A query sees no later position; otherwise all of its sequence, which is one step then.
     pub causal: bool,
+    /// A query sees the positions of its own block and no others, whatever stands above; steps say
+    /// where blocks end.
+    pub blocks: bool,
 }
 
 impl Scores {
@@ -242,6 +245,7 @@ impl Scores {
             cap: None,
             window: None,
             causal: true,
+            blocks: false,
         }
     }
 

@@ -106,6 +106,7 @@ impl Layers {
                     cap: Some(20.0),
                     window: (layer % 2 == 1).then_some(WINDOW),
                     causal: true,
+                    blocks: false,
                 },
                 sinks: Some((0..self.d / head_dim).map(|h| 0.5 - h as f32).collect()),
             }

@@ -213,6 +213,7 @@ impl Scene {
             integers: Ptr::NULL,
             tiles: Ptr::NULL,
             sinks,
+            firsts: Ptr::NULL,
             ends: bench.integers(
                 &self
                     .rows
@@ -599,14 +600,15 @@ fn programs_take_windows_caps_and_sinks() {
     let widths = [128, 64, 64, 128, 64];
     let shape = (TensorType::Q8_0, 64, 128);
     let raw = Arc::new(random_blocks(&mut Rng(24), shape.0, 64 * 128));
-    for (window, cap, sinks, causal) in [
-        (None, None, false, true),
-        (Some(5), None, false, true),
-        (None, Some(0.5), false, true),
-        (None, None, true, true),
-        (Some(20), Some(0.5), true, true),
-        (None, None, false, false),
-        (Some(20), None, false, false),
+    for (window, cap, sinks, causal, blocks) in [
+        (None, None, false, true, false),
+        (Some(5), None, false, true, false),
+        (None, Some(0.5), false, true, false),
+        (None, None, true, true, false),
+        (Some(20), Some(0.5), true, true, false),
+        (None, None, false, false, false),
+        (Some(20), None, false, false, false),
+        (None, None, false, false, true),
     ] {
         let Some(Bench(machine)) = device() else {
             return;
@@ -616,6 +618,7 @@ fn programs_take_windows_caps_and_sinks() {
             cap,
             window,
             causal,
+            blocks,
         };
         let ops = || program(attention_and_product(TOKENS, scores, sinks), &widths, kv);
         let source = Source {
@@ -657,6 +660,7 @@ fn programs_take_windows_caps_and_sinks() {
                 start: tokens.start,
                 tables: &[&[2, 0, 3, 1]],
                 wanted: 0..ids.len(),
+                blocks: if blocks { &[3, 4, 37, TOKENS] } else { &[] },
                 ..Sequence::default()
             }];
             let step = Step {

@@ -376,6 +376,7 @@ fn attention_leaves_integers() {
         integers: Ptr::NULL,
         tiles: Ptr::NULL,
         sinks: bench.floats(&[0.25, -1.0, 2.0]),
+        firsts: Ptr::NULL,
         ends: bench.integers(&ENDS),
         paging,
         heads: heads as u32,

@@ -93,6 +93,8 @@ struct Arrays {
     turns: usize,
     given: usize,
     ends: usize,
+    blocks: usize,
+    block_ends: usize,
     sequences: usize,
     wanted: usize,
     tiles: usize,
@@ -116,7 +118,9 @@ fn arrays(shape: &Shape, span: usize, tables_each: usize) -> Arrays {
     let turns = positions + rows;
     let given = turns + 3 * rows;
     let ends = given + rows;
-    let of_rows = ends + rows;
+    let blocks = ends + rows;
+    let block_ends = blocks + rows;
+    let of_rows = block_ends + rows;
     let at_wanted = of_rows + rows;
     let at_tiles = at_wanted + wanted;
     let spans = at_tiles + 2 * tiles;
@@ -129,6 +133,8 @@ fn arrays(shape: &Shape, span: usize, tables_each: usize) -> Arrays {
         turns,
         given,
         ends,
+        blocks,
+        block_ends,
         sequences: of_rows,
         wanted: at_wanted,
         tiles: at_tiles,
@@ -150,6 +156,9 @@ pub(super) struct Addresses {
     pub(super) given: Ptr,
     /// Positions of the rows' sequences, with this step's.
     pub(super) ends: Ptr,
+    /// The first positions of the rows' blocks, and those behind the last.
+    pub(super) blocks: Ptr,
+    pub(super) block_ends: Ptr,
     pub(super) wanted: Ptr,
     pub(super) tiles: Ptr,
     /// Of programs that keep states: the sequences' rows, and where their states are.
@@ -205,7 +214,7 @@ impl Record {
         let span = if program.states.is_empty() { 0 } else { SPAN };
         let each = limits.max_pages().saturating_mul(program.caches.len());
         // a tile has at least a row
-        (MISSING + 10 * rows + 2 * wanted)
+        (MISSING + 12 * rows + 2 * wanted)
             .saturating_add(sequences.saturating_mul(each.saturating_add(span)))
             .saturating_mul(4)
     }
@@ -225,6 +234,8 @@ impl Record {
             turns: at(a.turns),
             given: at(a.given),
             ends: at(a.ends),
+            blocks: at(a.blocks),
+            block_ends: at(a.block_ends),
             wanted: at(a.wanted),
             tiles: at(a.tiles),
             spans: at(a.spans),
@@ -270,6 +281,8 @@ impl Record {
                 put(a.turns + 3 * r + axis, position);
             }
             put(a.ends + r, small(row.end));
+            put(a.blocks + r, small(row.block[0]));
+            put(a.block_ends + r, small(row.block[1]));
             put(a.sequences + r, small(row.seq));
         }
         for (padding, r) in (rows.len()..shape.rows).enumerate() {

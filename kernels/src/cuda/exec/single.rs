@@ -300,7 +300,14 @@ impl Scene<'_> {
                 .vectors
                 .get(&at)
                 .map_or(Ptr::NULL, |sinks| self.at(*sinks)),
-            ends: self.record.ends,
+            firsts: match scores.blocks {
+                true => self.record.blocks,
+                false => Ptr::NULL,
+            },
+            ends: match scores.blocks {
+                true => self.record.block_ends,
+                false => self.record.ends,
+            },
             paging: self.record.paging(cache.group),
             heads: small(heads),
             heads_kv: small(kv.n_head_kv),
@@ -339,6 +346,7 @@ impl Scene<'_> {
                 .or_offset(launch::activation_bytes(Form::Integers, first, self.width(q)) as u64);
         p.paging.positions = p.paging.positions.offset(words);
         p.paging.sequences = p.paging.sequences.offset(words);
+        p.firsts = p.firsts.or_offset(words);
         p.ends = p.ends.offset(words);
         p.paging.first_row = small(first);
         p.paging.rows = small(ATTEND_ROWS.min(self.shape.rows - first));
