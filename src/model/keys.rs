@@ -85,15 +85,19 @@ impl PerLayer {
 }
 
 /// Reader of `<arch>.*` keys.
-pub(super) struct Keys<'a> {
-    pub(super) gguf: &'a Gguf,
+pub struct Keys<'a> {
+    /// The file.
+    pub gguf: &'a Gguf,
     arch: &'static str,
-    pub(super) entries: Vec<Entry>,
-    pub(super) warnings: Vec<String>,
+    /// What was read or assumed, in order.
+    pub entries: Vec<Entry>,
+    /// What was assumed or left out, one line each.
+    pub warnings: Vec<String>,
 }
 
 impl<'a> Keys<'a> {
-    pub(super) fn new(gguf: &'a Gguf, arch: &'static str) -> Keys<'a> {
+    /// Of a file and an architecture.
+    pub fn new(gguf: &'a Gguf, arch: &'static str) -> Keys<'a> {
         Keys {
             gguf,
             arch,
@@ -102,20 +106,18 @@ impl<'a> Keys<'a> {
         }
     }
 
-    pub(super) fn full(&self, suffix: &str) -> String {
+    /// A key as GGUF spells it.
+    pub fn full(&self, suffix: &str) -> String {
         format!("{}.{suffix}", self.arch)
     }
 
-    pub(super) fn get(&self, suffix: &str) -> Option<Value<'a>> {
+    /// A key's value, if the file has it.
+    pub fn get(&self, suffix: &str) -> Option<Value<'a>> {
         self.gguf.get(&self.full(suffix))
     }
 
-    pub(super) fn bad(
-        &self,
-        key: String,
-        expected: impl Into<String>,
-        got: impl Into<String>,
-    ) -> Error {
+    /// A value that is not what it should be.
+    pub fn bad(&self, key: String, expected: impl Into<String>, got: impl Into<String>) -> Error {
         Error::BadValue {
             file: self.gguf.name().to_owned(),
             key,
@@ -124,7 +126,8 @@ impl<'a> Keys<'a> {
         }
     }
 
-    pub(super) fn missing(&self, key: String, expected: impl Into<String>) -> Error {
+    /// A key that must be there.
+    pub fn missing(&self, key: String, expected: impl Into<String>) -> Error {
         Error::MissingKey {
             file: self.gguf.name().to_owned(),
             key,
@@ -132,7 +135,8 @@ impl<'a> Keys<'a> {
         }
     }
 
-    pub(super) fn unsupported(
+    /// A value that asks for what is not implemented.
+    pub fn unsupported(
         &self,
         suffix: &str,
         expected: impl Into<String>,
@@ -148,18 +152,14 @@ impl<'a> Keys<'a> {
     }
 
     /// Takes back what was assumed of the keys that begin so: nothing uses it.
-    pub(super) fn forget_defaults(&mut self, prefix: &str) {
+    pub fn forget_defaults(&mut self, prefix: &str) {
         let prefix = self.full(prefix);
         let assumed = |e: &Entry| e.source == Source::Default && e.key.starts_with(&prefix);
         self.entries.retain(|entry| !assumed(entry));
     }
 
-    pub(super) fn note(
-        &mut self,
-        key: String,
-        value: impl Into<serde_json::Value>,
-        source: Source,
-    ) {
+    /// Remembers a value in use.
+    pub fn note(&mut self, key: String, value: impl Into<serde_json::Value>, source: Source) {
         self.entries.push(Entry {
             key,
             value: value.into(),
@@ -167,7 +167,8 @@ impl<'a> Keys<'a> {
         });
     }
 
-    pub(super) fn warn(&mut self, text: String) {
+    /// Remembers what was assumed or left out.
+    pub fn warn(&mut self, text: String) {
         self.warnings.push(format!("{}: {text}", self.gguf.name()));
     }
 
@@ -184,7 +185,7 @@ impl<'a> Keys<'a> {
     }
 
     /// A count or size; `default` is what an absent key means, `None` makes the key required.
-    pub(super) fn count(
+    pub fn count(
         &mut self,
         suffix: &str,
         range: RangeInclusive<usize>,
@@ -229,7 +230,7 @@ impl<'a> Keys<'a> {
     }
 
     /// A finite positive number below `below`; `None` as default makes the key required.
-    pub(super) fn positive(
+    pub fn positive(
         &mut self,
         suffix: &str,
         below: f32,
@@ -255,7 +256,7 @@ impl<'a> Keys<'a> {
     }
 
     /// A finite number that is not 0; where the file has none, or 0, it is `default`, or an error.
-    pub(super) fn factor(&mut self, suffix: &str, default: Option<f32>) -> Result<f32, Error> {
+    pub fn factor(&mut self, suffix: &str, default: Option<f32>) -> Result<f32, Error> {
         let key = self.full(suffix);
         let got = match self.gguf.get(&key) {
             Some(v) => match float(&v).map(|x| x as f32).filter(|x| x.is_finite()) {
@@ -272,7 +273,7 @@ impl<'a> Keys<'a> {
     }
 
     /// A finite number from 0 on.
-    pub(super) fn not_negative(&mut self, suffix: &str, default: f32) -> Result<f32, Error> {
+    pub fn not_negative(&mut self, suffix: &str, default: f32) -> Result<f32, Error> {
         let key = self.full(suffix);
         let (value, source) = match self.gguf.get(&key) {
             Some(v) => {
@@ -288,7 +289,7 @@ impl<'a> Keys<'a> {
     }
 
     /// A yes or no; `default` is what an absent key means.
-    pub(super) fn flag(&mut self, suffix: &str, default: bool) -> Result<bool, Error> {
+    pub fn flag(&mut self, suffix: &str, default: bool) -> Result<bool, Error> {
         let key = self.full(suffix);
         let (value, source) = match self.gguf.get(&key) {
             Some(Value::Bool(value)) => (value, Source::File),
@@ -300,7 +301,7 @@ impl<'a> Keys<'a> {
     }
 
     /// A string key.
-    pub(super) fn text(&self, suffix: &str) -> Result<Option<&'a str>, Error> {
+    pub fn text(&self, suffix: &str) -> Result<Option<&'a str>, Error> {
         let key = self.full(suffix);
         match self.gguf.get(&key) {
             None => Ok(None),
@@ -327,7 +328,7 @@ pub(super) fn float(v: &Value<'_>) -> Option<f64> {
 }
 
 /// A short picture of a value for an error message: at most 60 characters, on one line.
-pub(super) fn show(v: &Value<'_>) -> String {
+pub fn show(v: &Value<'_>) -> String {
     let text = match v {
         Value::Str(s) => format!("{:?}", String::from_utf8_lossy(&s[..s.len().min(60)])),
         Value::Bool(b) => b.to_string(),
@@ -344,7 +345,7 @@ pub(super) fn show(v: &Value<'_>) -> String {
 }
 
 /// A JSON number that prints as the f32 does (`1e-6`, not `9.999999974752427e-7`).
-pub(super) fn json_f32(x: f32) -> serde_json::Value {
+pub fn json_f32(x: f32) -> serde_json::Value {
     x.to_string()
         .parse::<f64>()
         .ok()

@@ -119,6 +119,66 @@ impl<'a> TensorBinder<'a> {
             .ok_or_else(|| self.missing(name, &[cols, rows]))
     }
 
+    /// Kernels of a convolution whose steps are as wide as they are: a matrix with a row for each,
+    /// of all their values in the order of the file.
+    pub fn kernels(&mut self, name: &str, kernel: &[usize], n: usize) -> Result<WeightId, Error> {
+        let shape = [kernel, &[n]].concat();
+        let Some((tensor, info)) = self.take(name, &shape)? else {
+            return Err(self.missing(name, &shape));
+        };
+        // others have blocks, which end with the file's rows
+        if !matches!(
+            info.ty,
+            TensorType::F32 | TensorType::F16 | TensorType::BF16
+        ) {
+            return Err(self.wrong_type(info, "F32, F16 or BF16"));
+        }
+        self.found.matrices.push(WeightRef {
+            name: name.to_owned(),
+            tensor,
+            ty: info.ty,
+            rows: n as u64,
+            cols: kernel.iter().product::<usize>() as u64,
+            row_start: 0,
+        });
+        Ok(WeightId(self.found.matrices.len() as u32 - 1))
+    }
+
+    /// How many rows of so many values a tensor has, which must be `right`, and all its values.
+    pub fn rows(
+        &mut self,
+        name: &str,
+        width: usize,
+        expected: &str,
+        right: impl Fn(usize) -> bool,
+    ) -> Result<(usize, Vec<f32>), Error> {
+        let dims = self.index.get(name).map(|i| &self.gguf.tensors()[*i].dims);
+        let expected = || format!("[{width}, {expected}]");
+        let Some(dims) = dims else {
+            return Err(Error::MissingTensor {
+                file: self.file(),
+                tensor: name.to_owned(),
+                expected: expected(),
+            });
+        };
+        let rows = match dims[..] {
+            [cols, rows] if cols == width as u64 => usize::try_from(rows).ok(),
+            _ => None,
+        };
+        let Some(rows) = rows.filter(|rows| right(*rows)) else {
+            return Err(Error::TensorShape {
+                file: self.file(),
+                tensor: name.to_owned(),
+                expected: expected(),
+                got: show_shape(dims),
+            });
+        };
+        let found = self.take(name, &[width, rows])?;
+        let (_, info) = found.expect("its shape was looked at");
+        let values = self.read_floats(name, info)?;
+        Ok((rows, values))
+    }
+
     /// A vector, or `None` if the file lacks it.
     pub fn optional_vector(&mut self, name: &str, n: usize) -> Result<Option<VecId>, Error> {
         match self.take(name, &[n])? {
@@ -129,6 +189,16 @@ impl<'a> TensorBinder<'a> {
 
     /// All values of a tensor.
     pub(crate) fn vector_of(&mut self, name: &str, info: &TensorInfo) -> Result<VecId, Error> {
+        let data = self.read_floats(name, info)?;
+        self.found.vectors.push(Vector {
+            name: name.to_owned(),
+            data,
+            is_made: false,
+        });
+        Ok(VecId(self.found.vectors.len() as u32 - 1))
+    }
+
+    fn read_floats(&self, name: &str, info: &TensorInfo) -> Result<Vec<f32>, Error> {
         // llama.cpp multiplies and adds f32 vectors only; a file with others runs nowhere
         if info.ty != TensorType::F32 {
             return Err(self.wrong_type(info, "F32"));
@@ -140,12 +210,7 @@ impl<'a> TensorBinder<'a> {
         if let Some(index) = data.iter().position(|x| !x.is_finite()) {
             return Err(self.bad_element(name, index, "a finite number", data[index]));
         }
-        self.found.vectors.push(Vector {
-            name: name.to_owned(),
-            data,
-            is_made: false,
-        });
-        Ok(VecId(self.found.vectors.len() as u32 - 1))
+        Ok(data)
     }
 
     /// A vector that follows from others, or from the architecture.

@@ -1,0 +1,165 @@
+//! A tower on a device: from pixels to the rows that stand for a picture's cells.
+
+use std::sync::Arc;
+
+use gguf_rs_lite::Gguf;
+use octavo_engine::Loading;
+use octavo_engine::backend::cpu::{self, Cpu};
+use octavo_engine::backend::{Executable, Role, Sequence, Step, TapSink};
+use octavo_kernels::{GivenRows, Isa, KvType, MERGED_ROWS, PAGE_POSITIONS};
+
+use crate::Error;
+use crate::tower::{Layout, Tower};
+
+/// How to run a tower.
+#[derive(Clone, Copy, Debug)]
+pub struct EncoderOptions {
+    /// Whose kernels.
+    pub isa: Isa,
+    /// Threads.
+    pub threads: usize,
+    /// Cells of a picture, at most.
+    pub most_cells: usize,
+}
+
+/// Normalised pixels.
+#[derive(Clone, Copy, Debug)]
+pub struct Pixels<'a> {
+    /// Of a row.
+    pub width: usize,
+    /// Rows.
+    pub height: usize,
+    /// Planes of red, green and blue, `[3][height][width]`.
+    pub planes: &'a [f32],
+}
+
+/// What stands for a picture's cells.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cells {
+    /// Cells across.
+    pub nx: usize,
+    /// And down.
+    pub ny: usize,
+    /// `[ny][nx][width]`, of the tower's width.
+    pub rows: Vec<f32>,
+}
+
+/// A tower, prepared.
+pub struct Encoder {
+    tower: Tower,
+    executable: Box<dyn Executable>,
+    most_cells: usize,
+}
+
+impl Encoder {
+    /// Packs the tower's weights for the CPU.
+    ///
+    /// # Errors
+    /// If the file is no tower that is known, or what it takes cannot be had.
+    pub fn cpu(
+        gguf: &Arc<Gguf>,
+        options: &EncoderOptions,
+        progress: &mut dyn FnMut(Loading<'_>),
+    ) -> Result<Encoder, Error> {
+        let tower = Tower::load(gguf)?;
+        let most_cells = options.most_cells;
+        let options = cpu::Options {
+            isa: options.isa,
+            threads: options.threads,
+            kv_type: KvType::F32,
+            n_pages: (most_cells * MERGED_ROWS).div_ceil(PAGE_POSITIONS),
+            n_states: 0,
+            repack: true,
+        };
+        let mut weights = |done, total| progress(Loading::Weights { done, total });
+        let cpu = Cpu::prepare(gguf, &tower, &options, &mut weights);
+        let cpu = cpu.map_err(octavo_engine::Error::from)?;
+        Ok(Encoder {
+            tower,
+            executable: Box::new(cpu),
+            most_cells,
+        })
+    }
+
+    /// What is run.
+    pub fn tower(&self) -> &Tower {
+        &self.tower
+    }
+
+    /// Computes the rows of a picture; `tap` sees every named value, of patches in the tower's
+    /// order.
+    ///
+    /// # Errors
+    /// If its sides are not whole cells, it has more cells than there is room for, or the device
+    /// fails.
+    ///
+    /// # Panics
+    /// If the planes have more or fewer pixels than the sides say.
+    pub fn encode(
+        &mut self,
+        pixels: Pixels<'_>,
+        tap: Option<&mut TapSink<'_>>,
+    ) -> Result<Cells, Error> {
+        let Pixels {
+            width,
+            height,
+            planes,
+        } = pixels;
+        let h = &self.tower.hparams;
+        let unit = h.unit();
+        let is_whole = |side: usize| side > 0 && side.is_multiple_of(unit);
+        if !is_whole(width) || !is_whole(height) {
+            return Err(Error::Sides {
+                width,
+                height,
+                unit,
+            });
+        }
+        assert_eq!(planes.len(), 3 * width * height, "pixels of a picture");
+        let (nx, ny) = (width / unit, height / unit);
+        if nx * ny > self.most_cells {
+            return Err(Error::TooManyCells {
+                got: nx * ny,
+                most: self.most_cells,
+            });
+        }
+        let layout = Layout::new(nx, ny, h.windows.map(|windows| windows.side));
+        let rows = self.run(&layout, planes, tap)?;
+        Ok(Cells { nx, ny, rows })
+    }
+
+    fn run(
+        &mut self,
+        layout: &Layout,
+        planes: &[f32],
+        tap: Option<&mut TapSink<'_>>,
+    ) -> Result<Vec<f32>, Error> {
+        let n = layout.places.len();
+        let positions = self.tower.positions.as_ref();
+        let positions = positions.map(|table| table.rows(layout));
+        let given = positions
+            .as_deref()
+            .map(|rows| GivenRows { first: 0, rows });
+        // a patch is no token
+        let tokens = vec![0; n];
+        let pages: Vec<u32> = (0..n.div_ceil(PAGE_POSITIONS) as u32).collect();
+        let seqs = [Sequence {
+            tokens: &tokens,
+            tables: &[&pages],
+            wanted: 0..n,
+            turns: &layout.turns(),
+            given: given.as_slice(),
+            blocks: &layout.windows,
+            ..Sequence::default()
+        }];
+        let step = Step {
+            role: Role::Prompt,
+            seqs: &seqs,
+            input: &layout.pixels(planes, self.tower.hparams.patch),
+        };
+        let rows = self.executable.step(&step, tap)?;
+        let rows = layout.in_raster_order(rows, self.tower.width());
+        self.executable.rest();
+        Ok(rows)
+    }
+}

@@ -1,0 +1,14 @@
+//! Pictures for language models, as llama.cpp's libmtmd computes them: [`pixels`] come of an image file, [`tower`] is what a file of a
+//! vision tower says and how its rows are computed, [`encoder`] runs it on a device.
+//!
+//! Knows of a text model no more than the width of its embeddings and how many of its layers gain a
+//! part of what stands for a picture's cell.
+
+pub mod encoder;
+mod error;
+pub mod pixels;
+pub mod tower;
+
+pub use encoder::{Encoder, EncoderOptions};
+pub use error::Error;
+pub use tower::Tower;

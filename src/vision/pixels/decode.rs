@@ -1,0 +1,141 @@
+//! From the bytes of an image file to pixels, within bounds.
+
+use std::io::Cursor;
+
+use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader};
+
+use crate::Error;
+
+/// What a file may ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of the file.
+    pub bytes: usize,
+    /// Pixels of the picture.
+    pub pixels: usize,
+    /// Bytes that decoding takes.
+    pub memory: u64,
+}
+
+impl Default for Limits {
+    /// 64 MiB of a file, 64 million pixels, and what decoding those takes.
+    fn default() -> Limits {
+        Limits {
+            bytes: 64 << 20,
+            pixels: 64_000_000,
+            memory: 768 << 20,
+        }
+    }
+}
+
+/// Pixels of 8 bits a colour.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Picture {
+    /// Pixels across.
+    pub width: usize,
+    /// And down.
+    pub height: usize,
+    /// `[height][width][3]`: red, green and blue.
+    pub rgb: Vec<u8>,
+}
+
+/// Decodes a PNG, JPEG or WebP file; of moving pictures the first. Transparency is dropped, not
+/// blended; of 16 bits the high byte stays; what a file says of turning and of colours is not
+/// looked at: all as llama.cpp does.
+///
+/// # Errors
+/// If it is none of these, damaged, or asks for more than the limits.
+pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Picture, Error> {
+    if bytes.len() > limits.bytes {
+        return Err(Error::TooManyBytes {
+            got: bytes.len(),
+            most: limits.bytes,
+        });
+    }
+    let format = image::guess_format(bytes).map_err(|_| Error::Format {
+        got: first_bytes(bytes),
+    })?;
+    if !matches!(
+        format,
+        ImageFormat::Png | ImageFormat::Jpeg | ImageFormat::WebP
+    ) {
+        let got = format!("{format:?}");
+        return Err(Error::Format { got });
+    }
+    let bad = |error: image::ImageError| Error::Damaged {
+        // one line, whatever the decoder says
+        why: error.to_string().replace(['\n', '\r'], " "),
+    };
+    let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
+    let mut bounds = image::Limits::no_limits();
+    bounds.max_alloc = Some(limits.memory);
+    reader.limits(bounds.clone());
+    let mut decoder = reader.into_decoder().map_err(bad)?;
+    let (width, height) = decoder.dimensions();
+    let (width, height) = (width as usize, height as usize);
+    if width == 0 || height == 0 {
+        let why = format!("{width} x {height} pixels");
+        return Err(Error::Damaged { why });
+    }
+    let pixels = width.checked_mul(height);
+    if pixels.is_none_or(|n| n > limits.pixels) {
+        return Err(Error::TooManyPixels {
+            width,
+            height,
+            most: limits.pixels,
+        });
+    }
+    if decoder.total_bytes() > limits.memory {
+        return Err(Error::TooManyPixels {
+            width,
+            height,
+            most: limits.pixels,
+        });
+    }
+    decoder.set_limits(bounds).map_err(bad)?;
+    let image = DynamicImage::from_decoder(decoder).map_err(bad)?;
+    Ok(Picture {
+        width,
+        height,
+        rgb: rgb(image),
+    })
+}
+
+/// Red, green and blue of every pixel, in 8 bits.
+fn rgb(image: DynamicImage) -> Vec<u8> {
+    let high = |v: u16| (v >> 8) as u8;
+    match image {
+        DynamicImage::ImageRgb8(image) => image.into_raw(),
+        DynamicImage::ImageRgba8(image) => image
+            .pixels()
+            .flat_map(|p| [p.0[0], p.0[1], p.0[2]])
+            .collect(),
+        DynamicImage::ImageLuma8(image) => image.pixels().flat_map(|p| [p.0[0]; 3]).collect(),
+        DynamicImage::ImageLumaA8(image) => image.pixels().flat_map(|p| [p.0[0]; 3]).collect(),
+        DynamicImage::ImageRgb16(image) => image.pixels().flat_map(|p| p.0.map(high)).collect(),
+        DynamicImage::ImageRgba16(image) => image
+            .pixels()
+            .flat_map(|p| [p.0[0], p.0[1], p.0[2]].map(high))
+            .collect(),
+        DynamicImage::ImageLuma16(image) => {
+            image.pixels().flat_map(|p| [high(p.0[0]); 3]).collect()
+        }
+        DynamicImage::ImageLumaA16(image) => {
+            image.pixels().flat_map(|p| [high(p.0[0]); 3]).collect()
+        }
+        // the three formats have no others
+        other => other.into_rgb8().into_raw(),
+    }
+}
+
+/// What a file that is no picture begins with.
+fn first_bytes(bytes: &[u8]) -> String {
+    match bytes {
+        [] => "an empty file".to_owned(),
+        _ => {
+            let first = bytes.iter().take(8);
+            let first: Vec<String> = first.map(|b| format!("{b:02x}")).collect();
+            format!("a file that begins with {}", first.join(" "))
+        }
+    }
+}

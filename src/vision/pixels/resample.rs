@@ -1,0 +1,141 @@
+//! Scaling as Pillow does: bicubic, and over as many pixels as one becomes where a picture shrinks;
+//! in whole numbers, so that all machines agree to the bit.
+
+use super::decode::Picture;
+use super::size::Size;
+
+/// Fraction bits of weights.
+const BITS: u32 = 22;
+/// Pixels around a place that cubic weights reach, on either side.
+const SUPPORT: f64 = 2.0;
+/// Keys' constant.
+const A: f64 = -0.5;
+
+/// Scales a picture until one of its sides fits, and pastes it into the middle of black: its shape
+/// stays. A picture that has the size already stays as it is.
+pub fn fit(picture: &Picture, to: Size) -> Picture {
+    let from = picture.size();
+    if from == to {
+        return picture.clone();
+    }
+    let scale = (to.width as f32 / from.width as f32).min(to.height as f32 / from.height as f32);
+    let side = |from: usize, to: usize| ((from as f32 * scale).ceil() as usize).clamp(1, to);
+    let scaled = resample(
+        picture,
+        Size {
+            width: side(from.width, to.width),
+            height: side(from.height, to.height),
+        },
+    );
+    let mut rgb = vec![0; 3 * to.width * to.height];
+    let (left, top) = (
+        (to.width - scaled.width) / 2,
+        (to.height - scaled.height) / 2,
+    );
+    for (y, line) in scaled.rgb.chunks_exact(3 * scaled.width).enumerate() {
+        let at = 3 * ((top + y) * to.width + left);
+        rgb[at..at + line.len()].copy_from_slice(line);
+    }
+    Picture {
+        width: to.width,
+        height: to.height,
+        rgb,
+    }
+}
+
+/// First across, then down; a side that stays is left alone. Between the two, values are bytes
+/// again.
+fn resample(picture: &Picture, to: Size) -> Picture {
+    let Picture { width, height, .. } = *picture;
+    let mut rgb = picture.rgb.clone();
+    if to.width != width {
+        let taps = Taps::all(width, to.width);
+        let mut out = Vec::with_capacity(3 * to.width * height);
+        for line in rgb.chunks_exact(3 * width) {
+            for taps in &taps {
+                out.extend((0..3).map(|c| taps.apply(|i| line[3 * i + c])));
+            }
+        }
+        rgb = out;
+    }
+    if to.height != height {
+        let (taps, stride) = (Taps::all(height, to.height), 3 * to.width);
+        let mut out = Vec::with_capacity(stride * to.height);
+        let mut sums = vec![0i32; stride];
+        for taps in &taps {
+            // line by line, so that memory is read in order
+            sums.fill(1 << (BITS - 1));
+            for (i, weight) in taps.weights.iter().enumerate() {
+                let line = &rgb[(taps.first + i) * stride..][..stride];
+                let add = |(sum, x): (&mut i32, &u8)| *sum += i32::from(*x) * weight;
+                sums.iter_mut().zip(line).for_each(add);
+            }
+            out.extend(sums.iter().map(|sum| clamped(*sum)));
+        }
+        rgb = out;
+    }
+    Picture {
+        width: to.width,
+        height: to.height,
+        rgb,
+    }
+}
+
+fn clamped(sum: i32) -> u8 {
+    (sum >> BITS).clamp(0, 255) as u8
+}
+
+/// The pixels that one becomes of, and how much of each.
+struct Taps {
+    first: usize,
+    weights: Vec<i32>,
+}
+
+impl Taps {
+    /// Those of every pixel of a line of `to` that has been one of `from`.
+    fn all(from: usize, to: usize) -> Vec<Taps> {
+        let scale = from as f64 / to as f64;
+        // where a picture shrinks, weights reach over all pixels that become one
+        let stretch = scale.max(1.0);
+        let reach = SUPPORT * stretch;
+        let tap = |out: usize| {
+            let centre = (out as f64 + 0.5) * scale;
+            // towards zero
+            let first = ((centre - reach + 0.5) as i64).max(0) as usize;
+            let end = ((centre + reach + 0.5) as i64).min(from as i64) as usize;
+            let weight = |i: usize| cubic((i as f64 - centre + 0.5) / stretch);
+            let weights: Vec<f64> = (first..end).map(weight).collect();
+            let sum: f64 = weights.iter().sum();
+            let fixed = |w: &f64| {
+                let w = if sum == 0.0 { *w } else { w / sum };
+                let half = if w < 0.0 { -0.5 } else { 0.5 };
+                (w * f64::from(1u32 << BITS) + half) as i32
+            };
+            Taps {
+                first,
+                weights: weights.iter().map(fixed).collect(),
+            }
+        };
+        (0..to).map(tap).collect()
+    }
+
+    fn apply(&self, pixel: impl Fn(usize) -> u8) -> u8 {
+        let terms = self.weights.iter().enumerate();
+        let sum = terms.fold(1 << (BITS - 1), |sum, (i, weight)| {
+            sum + i32::from(pixel(self.first + i)) * weight
+        });
+        clamped(sum)
+    }
+}
+
+/// Keys' cubic.
+fn cubic(x: f64) -> f64 {
+    let x = x.abs();
+    if x < 1.0 {
+        ((A + 2.0) * x - (A + 3.0)) * x * x + 1.0
+    } else if x < 2.0 {
+        (((x - 5.0) * x + 8.0) * x - 4.0) * A
+    } else {
+        0.0
+    }
+}

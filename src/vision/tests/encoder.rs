@@ -1,0 +1,214 @@
+//! Towers against llama.cpp's goldens and against the oracle.
+
+use std::collections::HashMap;
+
+use octavo_engine::backend::TapView;
+use octavo_kernels::Isa;
+use octavo_reference::{Pixels as OraclePixels, VisionOracle};
+use octavo_vision::encoder::Pixels;
+use octavo_vision::pixels::Prepared;
+use octavo_vision::{Encoder, EncoderOptions};
+
+use crate::support::{Family, nmse};
+
+/// llama.cpp rounds pixels and kernels to f16 and looks GELU up in a table of f16.
+const LLAMA_CPP: f64 = 2e-6;
+/// What f32 makes of these towers: some thousand roundings, each of 2^-24.
+const EXACT: f64 = 1e-11;
+
+fn encoder(gguf: &std::sync::Arc<gguf_rs_lite::Gguf>, isa: Isa, threads: usize) -> Encoder {
+    let options = EncoderOptions {
+        isa,
+        threads,
+        most_cells: 128,
+    };
+    Encoder::cpu(gguf, &options, &mut |_| {}).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn pixels(prepared: &Prepared) -> Pixels<'_> {
+    let size = prepared.picture.size();
+    Pixels {
+        width: size.width,
+        height: size.height,
+        planes: &prepared.planes,
+    }
+}
+
+#[test]
+fn pixels_and_sizes_are_llama_cpps_to_the_bit() {
+    let Some(families) = Family::all() else {
+        return;
+    };
+    let mut compared = 0;
+    for family in &families {
+        for golden in &family.goldens {
+            let gguf = family.tower(golden);
+            let h = octavo_vision::Tower::load(&gguf).expect("a tower").hparams;
+            for (i, prepared) in golden.pictures(&h).iter().enumerate() {
+                let what = format!("{} {} picture {i}", family.model, golden.name);
+                let chunks = golden.facts["chunks"].as_array().expect("a list");
+                let chunk = chunks.iter().filter(|c| c["image"].is_u64()).nth(i);
+                let size = prepared.picture.size();
+                let resized = &chunk.expect("a chunk for each picture")["resized"];
+                assert_eq!(resized[0], size.width, "{what}");
+                assert_eq!(resized[1], size.height, "{what}");
+                if let Some(planes) = golden.floats(&format!("image{i}.pixels")) {
+                    assert!(planes == prepared.planes, "{what}: normalised pixels");
+                    compared += 1;
+                }
+                if let Some(bytes) = golden.bytes(&format!("image{i}.pixels_u8")) {
+                    let plane = |c: usize| prepared.picture.rgb.iter().skip(c).step_by(3);
+                    let planes: Vec<u8> = (0..3).flat_map(plane).copied().collect();
+                    assert!(planes == bytes, "{what}: pixels");
+                    compared += 1;
+                }
+            }
+        }
+    }
+    assert_eq!(compared, 7, "goldens with pixels");
+}
+
+#[test]
+fn rows_are_llama_cpps_and_nearer_to_the_oracles() {
+    let Some(families) = Family::all() else {
+        return;
+    };
+    for family in &families {
+        for golden in &family.goldens {
+            let gguf = family.tower(golden);
+            let oracle = VisionOracle::open(&gguf).expect("a tower");
+            for isa in Isa::available() {
+                let mut encoder = encoder(&gguf, isa, 2);
+                let width = encoder.tower().width();
+                let pictures = golden.pictures(&encoder.tower().hparams);
+                for (i, prepared) in pictures.iter().enumerate() {
+                    let what = format!("{} {} picture {i}, {isa}", family.model, golden.name);
+                    let cells = encoder.encode(pixels(prepared), None).expect("it runs");
+                    let rows = golden.floats(&format!("image{i}.embd"));
+                    let rows = rows.expect("rows of each picture");
+                    assert_eq!(cells.nx * cells.ny * width, rows.len(), "{what}");
+                    let off = nmse(&cells.rows, rows.iter().map(|x| f64::from(*x)));
+                    assert!(off <= LLAMA_CPP, "{what}: {off:e} from llama.cpp");
+                    let size = prepared.picture.size();
+                    let exact = oracle.encode(OraclePixels {
+                        width: size.width,
+                        height: size.height,
+                        values: &prepared.planes,
+                    });
+                    let exact = exact.expect("the same picture");
+                    assert_eq!((exact.nx(), exact.ny()), (cells.nx, cells.ny), "{what}");
+                    let off = nmse(&cells.rows, exact.rows().iter().copied());
+                    println!("{what}: {off:e} from the oracle");
+                    assert!(off <= EXACT, "{what}: {off:e} from the oracle");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_named_value_is_the_oracles() {
+    let Some(families) = Family::all() else {
+        return;
+    };
+    for family in &families {
+        let golden = family.goldens.iter().find(|g| g.name == "two");
+        let golden = golden.expect("both have it");
+        let gguf = family.tower(golden);
+        let oracle = VisionOracle::open(&gguf).expect("a tower");
+        let mut encoder = encoder(&gguf, Isa::best(), 2);
+        let prepared = &golden.pictures(&encoder.tower().hparams)[0];
+        let (mut exact, mut counts) = (HashMap::new(), HashMap::new());
+        let size = prepared.picture.size();
+        let values = OraclePixels {
+            width: size.width,
+            height: size.height,
+            values: &prepared.planes,
+        };
+        let mut see = |name: &str, layer: Option<usize>, _: usize, values: &mut [f64]| {
+            let nth: &mut usize = counts.entry((name.to_owned(), layer)).or_default();
+            exact.insert((name.to_owned(), layer, *nth), values.to_vec());
+            *nth += 1;
+        };
+        oracle.encode_tapped(values, &mut see).expect("it runs");
+        let mut seen = 0;
+        let mut look = |view: &TapView<'_>| {
+            let key = (view.tap.name.to_owned(), view.tap.layer, view.tap.nth);
+            let exact = exact.get(&key);
+            let exact = exact.unwrap_or_else(|| panic!("the oracle has no {key:?}"));
+            let off = nmse(view.data, exact.iter().copied());
+            assert!(off <= EXACT, "{} {key:?}: {off:e}", family.model);
+            seen += 1;
+        };
+        encoder
+            .encode(pixels(prepared), Some(&mut look))
+            .expect("it runs");
+        assert_eq!(seen, exact.len(), "{}: named values", family.model);
+    }
+}
+
+#[test]
+fn values_inside_of_towers_are_llama_cpps() {
+    let Some(families) = Family::all() else {
+        return;
+    };
+    let mut compared = 0;
+    for family in &families {
+        for golden in &family.goldens {
+            let taps = golden.names().into_iter().filter_map(|name| {
+                let tap = name.strip_prefix("image0.")?.to_owned();
+                let is_tap = !["embd", "pixels", "pixels_u8"].contains(&&*tap);
+                is_tap.then(|| golden.floats(&name).map(|values| (tap, values)))?
+            });
+            let mut taps: HashMap<String, Vec<f32>> = taps.collect();
+            if taps.is_empty() {
+                continue;
+            }
+            let gguf = family.tower(golden);
+            let mut encoder = encoder(&gguf, Isa::best(), 2);
+            let prepared = &golden.pictures(&encoder.tower().hparams)[0];
+            let mut look = |view: &TapView<'_>| {
+                if view.tap.nth > 0 {
+                    return;
+                }
+                if let Some(expected) = taps.remove(&view.tap.to_string()) {
+                    let off = nmse(view.data, expected.iter().map(|x| f64::from(*x)));
+                    let what = format!("{} {} {}", family.model, golden.name, view.tap);
+                    assert!(off <= LLAMA_CPP, "{what}: {off:e} from llama.cpp");
+                    compared += 1;
+                }
+            };
+            encoder
+                .encode(pixels(prepared), Some(&mut look))
+                .expect("it runs");
+            assert!(taps.is_empty(), "{}: not seen: {taps:?}", golden.name);
+        }
+    }
+    assert_eq!(compared, 12, "named values of goldens");
+}
+
+#[test]
+fn rows_do_not_depend_on_threads_or_on_pictures_before() {
+    let Some(families) = Family::all() else {
+        return;
+    };
+    for family in &families {
+        let golden = family.goldens.iter().find(|g| g.name == "two");
+        let golden = golden.expect("both have it");
+        let gguf = family.tower(golden);
+        for isa in Isa::available() {
+            let mut one = encoder(&gguf, isa, 1);
+            let pictures = golden.pictures(&one.tower().hparams);
+            let mut rows = |i: usize| one.encode(pixels(&pictures[i]), None).expect("it runs");
+            let expected = [rows(0), rows(1)];
+            assert!(rows(0) == expected[0], "{isa}: again, after another");
+            for threads in [2, 3] {
+                let mut several = encoder(&gguf, isa, threads);
+                for (picture, expected) in pictures.iter().zip(&expected) {
+                    let got = several.encode(pixels(picture), None).expect("it runs");
+                    assert!(got == *expected, "{isa}, {threads} threads");
+                }
+            }
+        }
+    }
+}

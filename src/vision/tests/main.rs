@@ -1,0 +1,5 @@
+//! Pictures from outside.
+
+mod encoder;
+mod pixels;
+mod support;

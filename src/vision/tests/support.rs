@@ -1,0 +1,143 @@
+//! The shared folder's models, pictures and goldens.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use gguf_rs_lite::{Gguf, OpenOptions};
+use octavo_fixtures::shared;
+use octavo_vision::pixels::{Limits, Picture, Prepared, TokenLimits, decode};
+use octavo_vision::tower::Hparams;
+use safetensors::{Dtype, SafeTensors};
+
+/// A recorded case: its arrays, and how it was recorded.
+pub(crate) struct Golden {
+    pub(crate) name: String,
+    bytes: Vec<u8>,
+    pub(crate) facts: serde_json::Value,
+}
+
+impl Golden {
+    fn open(folder: &Path, name: &str) -> Golden {
+        let read = |end: &str| {
+            let path = folder.join(format!("{name}.{end}"));
+            std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+        };
+        Golden {
+            name: name.to_owned(),
+            bytes: read("safetensors"),
+            facts: serde_json::from_slice(&read("json")).expect("JSON"),
+        }
+    }
+
+    fn file(&self) -> SafeTensors<'_> {
+        SafeTensors::deserialize(&self.bytes).expect("safetensors")
+    }
+
+    /// Names of all arrays.
+    pub(crate) fn names(&self) -> Vec<String> {
+        let mut names: Vec<_> = self.file().names().into_iter().map(str::to_owned).collect();
+        names.sort();
+        names
+    }
+
+    /// Values of an array of floats.
+    pub(crate) fn floats(&self, name: &str) -> Option<Vec<f32>> {
+        let file = self.file();
+        let array = file.tensor(name).ok()?;
+        assert_eq!(array.dtype(), Dtype::F32, "{name}");
+        let values = array.data().chunks_exact(4);
+        let value = |b: &[u8]| f32::from_le_bytes(b.try_into().expect("four bytes"));
+        Some(values.map(value).collect())
+    }
+
+    /// Values of an array of bytes.
+    pub(crate) fn bytes(&self, name: &str) -> Option<Vec<u8>> {
+        let file = self.file();
+        let array = file.tensor(name).ok()?;
+        assert_eq!(array.dtype(), Dtype::U8, "{name}");
+        Some(array.data().to_vec())
+    }
+
+    /// The pictures, as this case has them scaled for a tower.
+    pub(crate) fn pictures(&self, h: &Hparams) -> Vec<Prepared> {
+        let limit = |key: &str, usual: usize| {
+            let n = self.facts[key].as_i64().filter(|n| *n > 0);
+            n.map_or(usual, |n| n as usize)
+        };
+        let usual = TokenLimits::default();
+        let limits = TokenLimits {
+            min: limit("min_tokens", usual.min),
+            max: limit("max_tokens", usual.max),
+        };
+        let images = self.facts["images"].as_array().expect("a list");
+        let names = images.iter().map(|name| name.as_str().expect("a name"));
+        let prepare = |name| Prepared::new(&picture(name), h, limits).expect("a usual picture");
+        names.map(prepare).collect()
+    }
+}
+
+/// A picture of the shared folder.
+pub(crate) fn picture(name: &str) -> Picture {
+    let path = shared(&format!("vision/images/{name}.png")).expect("its goldens are there");
+    let bytes = std::fs::read(path).expect("a file");
+    decode(&bytes, &Limits::default()).expect("a picture")
+}
+
+/// A file of the shared folder's.
+pub(crate) fn open(path: &Path) -> Arc<Gguf> {
+    let gguf = Gguf::open(path, &OpenOptions::default());
+    Arc::new(gguf.unwrap_or_else(|e| panic!("{e}")))
+}
+
+/// All cases of one of the shared folder's models.
+pub(crate) struct Family {
+    pub(crate) folder: PathBuf,
+    pub(crate) goldens: Vec<Golden>,
+    /// What the files are called before `-mmproj-` and `-text-`.
+    pub(crate) model: &'static str,
+}
+
+impl Family {
+    /// Both: `None` where the shared folder is absent.
+    pub(crate) fn all() -> Option<[Family; 2]> {
+        Some([
+            Family::new(shared("vision")?, "vl-a"),
+            Family::new(shared("vision/q25")?, "vl-q25"),
+        ])
+    }
+
+    fn new(folder: PathBuf, model: &'static str) -> Family {
+        let goldens = folder.join("goldens");
+        let entries = std::fs::read_dir(&goldens).expect("a folder");
+        let path = |entry: std::io::Result<std::fs::DirEntry>| entry.expect("an entry").path();
+        let mut names: Vec<String> = entries
+            .map(path)
+            .filter(|path| path.extension().is_some_and(|end| end == "safetensors"))
+            .map(|path| path.file_stem().expect("a name").to_string_lossy().into())
+            .collect();
+        names.sort();
+        assert!(!names.is_empty(), "no goldens in {}", goldens.display());
+        Family {
+            goldens: names.iter().map(|n| Golden::open(&goldens, n)).collect(),
+            folder,
+            model,
+        }
+    }
+
+    /// The tower of a case.
+    pub(crate) fn tower(&self, golden: &Golden) -> Arc<Gguf> {
+        let ty = golden.facts["mmproj"].as_str().expect("a type");
+        open(&self.folder.join(format!("{}-mmproj-{ty}.gguf", self.model)))
+    }
+}
+
+/// Sum of the squared differences as a part of the squares of what is expected.
+pub(crate) fn nmse(got: &[f32], expected: impl ExactSizeIterator<Item = f64>) -> f64 {
+    assert_eq!(got.len(), expected.len(), "values");
+    let (mut off, mut all) = (0.0, 0.0);
+    for (got, expected) in got.iter().zip(expected) {
+        off += (f64::from(*got) - expected).powi(2);
+        all += expected * expected;
+    }
+    off / all
+}

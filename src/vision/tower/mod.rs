@@ -1,0 +1,83 @@
+//! A vision tower and its projector: what the file says, checked, and the graph that computes its
+//! rows.
+
+mod graph;
+mod hparams;
+mod layout;
+mod positions;
+mod weights;
+
+use gguf_rs_lite::Gguf;
+use octavo_model::{CacheGroup, Error, Graph, Network, Rope, Tensors};
+
+pub use hparams::{Feature, Hparams, Projector, Windows};
+pub use layout::Layout;
+pub use positions::PositionTable;
+
+/// What `general.architecture` says of files of towers.
+pub const ARCHITECTURE: &str = "clip";
+
+/// A tower ready for a backend.
+#[derive(Clone, Debug)]
+pub struct Tower {
+    /// The checked hyperparameters.
+    pub hparams: Hparams,
+    /// From rows of patches to rows of the text model.
+    pub graph: Graph,
+    /// What patches gain by their places, where the tower has a table of that.
+    pub positions: Option<PositionTable>,
+    tensors: Tensors,
+    ropes: Vec<Rope>,
+    caches: Vec<CacheGroup>,
+}
+
+impl Tower {
+    /// Reads, checks and binds everything; the weights' data stays in the file.
+    ///
+    /// # Errors
+    /// Which key or tensor is missing, misshapen, unknown or asks for what is not implemented.
+    pub fn load(gguf: &Gguf) -> Result<Tower, Error> {
+        let hparams = Hparams::from_gguf(gguf)?;
+        let (weights, tensors) = weights::bind(gguf, &hparams)?;
+        let (ropes, caches) = (vec![graph::rope(&hparams)], vec![graph::cache(&hparams)]);
+        let graph = graph::build(&hparams, &weights, &tensors);
+        graph
+            .validate(&tensors, &ropes, &caches)
+            .map_err(|source| Error::Graph {
+                file: gguf.name().to_owned(),
+                arch: hparams.projector.name(),
+                source,
+            })?;
+        Ok(Tower {
+            positions: weights.positions,
+            hparams,
+            graph,
+            tensors,
+            ropes,
+            caches,
+        })
+    }
+
+    /// Values of a row that it gives.
+    pub fn width(&self) -> usize {
+        (1 + self.hparams.deepstack.len()) * self.hparams.n_projected
+    }
+}
+
+impl Network for Tower {
+    fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    fn tensors(&self) -> &Tensors {
+        &self.tensors
+    }
+
+    fn ropes(&self) -> &[Rope] {
+        &self.ropes
+    }
+
+    fn caches(&self) -> &[CacheGroup] {
+        &self.caches
+    }
+}
