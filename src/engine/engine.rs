@@ -14,6 +14,7 @@ use crate::backend::{Executable, Loading, LoadingSink, TapSink, cpu, cuda, split
 use crate::demo::demo_model;
 use crate::hf;
 use crate::kv::{CHECKPOINTS, WRITES};
+use crate::pictures::{Picture, Pictures, Shown};
 use crate::runtime::Runtime;
 use crate::session::Session;
 use octavo_model::{Hparams, Model, Pooling};
@@ -144,6 +145,7 @@ struct Loaded {
     model: Model,
     tokenizer: Tokenizer,
     runtime: Mutex<Runtime>,
+    pictures: Arc<Pictures>,
     n_ctx: usize,
     limits: Limits,
     memory: MemoryReport,
@@ -228,12 +230,14 @@ impl Engine {
         let groups = model.hparams.caches.iter();
         let windows: Vec<Option<usize>> = groups.map(|group| group.window).collect();
         let width = model.graph.output_width();
-        let runtime = Runtime::new(executable, capacity, &windows, width);
+        let pictures = Arc::new(Pictures::default());
+        let runtime = Runtime::new(executable, capacity, &windows, width, pictures.clone());
         Ok(Engine(Arc::new(Loaded {
             gguf,
             model,
             tokenizer,
             runtime: Mutex::new(runtime),
+            pictures,
             n_ctx,
             limits,
             memory,
@@ -246,6 +250,24 @@ impl Engine {
     /// Starts a timeline.
     pub fn session(&self) -> Session {
         Session::new(self)
+    }
+
+    /// Makes a picture known, so that its cells can be tokens of prompts.
+    ///
+    /// # Errors
+    /// If its rows are for another model, or no ids are left.
+    pub fn show(&self, picture: Picture) -> Result<Shown, Error> {
+        let (expected, cells) = (self.hparams().picture_width(), picture.cells());
+        let got = picture.rows.len();
+        if expected == 0 || cells == 0 || cells.checked_mul(expected) != Some(got) {
+            return Err(Error::PictureWidth {
+                arch: self.hparams().arch.name(),
+                cells,
+                expected,
+                got,
+            });
+        }
+        self.0.pictures.show(picture).ok_or(Error::TooManyPictures)
     }
 
     /// The file.

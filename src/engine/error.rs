@@ -77,6 +77,30 @@ pub enum Error {
         /// Size of the vocabulary.
         n_vocab: usize,
     },
+    /// A picture's cell without the picture.
+    #[error("token id {id}: expected a cell of a picture that was shown and is still held")]
+    NotShown {
+        /// The id.
+        id: u32,
+    },
+    /// A picture for another model, or for one that reads text alone.
+    #[error(
+        "a picture of {cells} cells in {got} values: expected {expected} for each cell, which is \
+         what architecture {arch} takes"
+    )]
+    PictureWidth {
+        /// The model's architecture.
+        arch: &'static str,
+        /// Cells of the picture.
+        cells: usize,
+        /// Values of one; 0 if the model takes none.
+        expected: usize,
+        /// Values of all.
+        got: usize,
+    },
+    /// More pictures than there are ids for.
+    #[error("too many pictures were shown: no ids are left for their cells")]
+    TooManyPictures,
     /// Other sessions hold the cache.
     #[error(transparent)]
     KvPages(#[from] crate::kv::OutOfPages),

@@ -15,6 +15,7 @@ mod front;
 pub mod generate;
 pub mod hf;
 pub mod kv;
+mod pictures;
 mod runtime;
 pub mod sample;
 pub mod schedule;
@@ -35,4 +36,5 @@ pub use engine::{
 pub use error::Error;
 pub use front::{EventStream, Front, Health, Unavailable};
 pub use octavo_model::Pooling;
+pub use pictures::{Picture, Shown, is_cell};
 pub use session::{Logits, Session, Wanted};

@@ -1,18 +1,22 @@
 //! The one owner of a device and its pages: takes steps over many timelines.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use octavo_kernels::{Role, Sequence, StateUse, StateWrite, Step};
+use octavo_kernels::{GivenRows, Role, Sequence, StateUse, StateWrite, Step};
 
 use crate::Error;
 use crate::backend::{Executable, TapSink, TapView};
 use crate::kv::{BlockTable, Checkpoint, GroupCopy, Ledger, NO_PAGE, Timeline};
+use crate::pictures::{Pictures, Scene};
 use crate::sample::{are_finite, argmax};
 
 /// New tokens of a timeline.
 pub(crate) struct Entry<'a> {
     pub(crate) timeline: &'a mut Timeline,
-    /// In order, at least one.
+    /// All tokens that the timeline holds.
+    pub(crate) before: &'a [u32],
+    /// Those that follow, at least one.
     pub(crate) tokens: &'a [u32],
     /// Which of `tokens` need outputs.
     pub(crate) wanted: Range<usize>,
@@ -24,9 +28,14 @@ pub(crate) struct Entry<'a> {
 
 impl<'a> Entry<'a> {
     /// Tokens of which nothing is wanted yet.
-    pub(crate) fn new(timeline: &'a mut Timeline, tokens: &'a [u32]) -> Entry<'a> {
+    pub(crate) fn new(
+        timeline: &'a mut Timeline,
+        before: &'a [u32],
+        tokens: &'a [u32],
+    ) -> Entry<'a> {
         Entry {
             timeline,
+            before,
             tokens,
             wanted: 0..0,
             only_argmax: false,
@@ -61,6 +70,7 @@ pub(crate) struct Runtime {
     executable: Box<dyn Executable>,
     pub(crate) ledger: Ledger,
     n_vocab: usize,
+    pictures: Arc<Pictures>,
     /// The page numbers of a step's tables, one after the other.
     pages: Vec<u32>,
 }
@@ -72,6 +82,7 @@ impl Runtime {
         n_pages: u32,
         windows: &[Option<usize>],
         n_vocab: usize,
+        pictures: Arc<Pictures>,
     ) -> Runtime {
         let groups = executable.cache_groups();
         assert_eq!(
@@ -85,6 +96,7 @@ impl Runtime {
             executable,
             ledger,
             n_vocab,
+            pictures,
             pages: Vec::new(),
         }
     }
@@ -124,6 +136,8 @@ impl Runtime {
             .iter()
             .map(|ranges| ranges.iter().map(table).collect())
             .collect();
+        let scenes = self.scenes(entries);
+        let given: Vec<Vec<GivenRows<'_>>> = scenes.iter().map(Scene::given).collect();
         let live: Vec<usize> = (0..entries.len())
             .filter(|i| entries[*i].failed.is_none())
             .collect();
@@ -139,6 +153,8 @@ impl Runtime {
                     from: states[i].from,
                     to: &states[i].to,
                 },
+                turns: &scenes[i].turns,
+                given: &given[i],
                 ..Sequence::default()
             })
             .collect();
@@ -170,6 +186,19 @@ impl Runtime {
             entry.timeline.advance(entry.end());
         }
         Ok(())
+    }
+
+    /// What the step needs to know of pictures among each entry's tokens. An entry with a picture
+    /// that nobody holds has failed.
+    fn scenes(&self, entries: &mut [Entry<'_>]) -> Vec<Scene> {
+        let scene = |entry: &mut Entry<'_>| {
+            let scene = self.pictures.scene(entry.before, entry.tokens);
+            scene.unwrap_or_else(|id| {
+                entry.failed.get_or_insert(Error::NotShown { id });
+                Scene::default()
+            })
+        };
+        entries.iter_mut().map(scene).collect()
     }
 
     /// Makes room for the new tokens; answers where each entry's page numbers stand, for each group

@@ -9,6 +9,7 @@ use octavo_text::stop::{EmptyStop, StopMatcher};
 use octavo_text::tokenizer::{Tokenizer, Utf8Stream};
 use serde::Serialize;
 
+use crate::pictures::is_cell;
 use crate::sample::{ConfigError, Constraint, Logprobs, SampleError, Sampler, SamplerConfig};
 
 pub(crate) use candidates::Candidate;
@@ -253,7 +254,8 @@ impl Sequence {
                 .extend(ends.map(|&id| (id, f32::NEG_INFINITY)));
         }
         let mut sampler = Sampler::new(config, bounds.n_vocab)?;
-        prompt.iter().for_each(|&id| sampler.accept(id));
+        let words = prompt.iter().filter(|id| !is_cell(**id));
+        words.for_each(|&id| sampler.accept(id));
         Ok(Sequence {
             stops: StopMatcher::new(&options.stop)?,
             greedy_on_device: sampler.takes_the_largest() && options.logprobs.is_none(),
@@ -467,7 +469,9 @@ fn check_prompt(prompt: &[u32], options: &Options, bounds: Bounds) -> Result<(),
         let prompt = prompt.len();
         return Err(SequenceError::PromptTooLong { prompt, n_ctx });
     }
-    let mut ids = prompt.iter().chain(&options.stop_ids);
+    // whoever computes them knows which pictures are held
+    let words = prompt.iter().filter(|id| !is_cell(**id));
+    let mut ids = words.chain(&options.stop_ids);
     match ids.find(|&&id| id as usize >= n_vocab) {
         Some(&id) => Err(SequenceError::UnknownToken { id, n_vocab }),
         None => Ok(()),

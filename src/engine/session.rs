@@ -7,6 +7,7 @@ use crate::Engine;
 use crate::Error;
 use crate::backend::TapSink;
 use crate::kv::Timeline;
+use crate::pictures::{Shown, cells_before, is_cell};
 use crate::runtime::{Entry, Output, Value};
 
 /// Of which of the given tokens logits are wanted.
@@ -53,6 +54,8 @@ pub struct Session {
     /// Those whose keys and values are cached.
     tokens: Vec<u32>,
     timeline: Timeline,
+    /// Pictures whose cells may be among the tokens.
+    pictures: Vec<Shown>,
 }
 
 impl Session {
@@ -61,6 +64,7 @@ impl Session {
             engine: engine.clone(),
             tokens: Vec::new(),
             timeline: Timeline::default(),
+            pictures: Vec::new(),
         }
     }
 
@@ -85,15 +89,26 @@ impl Session {
         tables.map(|table| table.pages().len()).collect()
     }
 
-    /// Forgets all but the first `n` tokens; answers how many are left. Of models with recurrent
+    /// Lets a picture's cells be among the tokens.
+    pub fn hold(&mut self, picture: &Shown) {
+        self.pictures.push(picture.clone());
+    }
+
+    /// Forgets all but the first `n` tokens; answers how many are left. A picture goes whole. Of models with recurrent
     /// layers these may be fewer, because such a layer goes back only to where its state was kept.
     /// Of models with windows there may be none, if `n` is far behind: what a window has passed is
     /// gone.
     pub fn truncate(&mut self, n: usize) -> usize {
-        let ledger = &mut self.engine.runtime().ledger;
-        let left = ledger.truncate(&mut self.timeline, n);
-        self.tokens.truncate(left);
-        left
+        let mut left = n.min(self.tokens.len());
+        loop {
+            left -= cells_before(&self.tokens, left);
+            let engine = self.engine.clone();
+            left = engine.runtime().ledger.truncate(&mut self.timeline, left);
+            if cells_before(&self.tokens, left) == 0 {
+                self.tokens.truncate(left);
+                return left;
+            }
+        }
     }
 
     /// Appends tokens and returns the logits wanted. A prompt is cut into batches; that changes no
@@ -188,7 +203,7 @@ impl Session {
                     _ => 0..0,
                 },
                 only_argmax,
-                ..Entry::new(&mut self.timeline, part)
+                ..Entry::new(&mut self.timeline, &self.tokens, part)
             }];
             let tap = tap.as_mut().map(|tap| &mut **tap as &mut TapSink<'_>);
             let mut each = |outputs: Vec<Output<'_>>| outputs.into_iter().for_each(&mut *sink);
@@ -213,7 +228,12 @@ impl Session {
             return Err(Error::Context { have, new, n_ctx });
         }
         let n_vocab = self.engine.hparams().n_vocab();
-        match tokens.iter().find(|t| **t as usize >= n_vocab) {
+        let is_held = |id: u32| self.pictures.iter().any(|p| p.tokens().contains(&id));
+        match tokens
+            .iter()
+            .find(|t| **t as usize >= n_vocab && !is_held(**t))
+        {
+            Some(&id) if is_cell(id) => Err(Error::NotShown { id }),
             Some(&id) => Err(Error::Token { id, n_vocab }),
             None => Ok(()),
         }

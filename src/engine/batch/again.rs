@@ -87,7 +87,7 @@ impl Finished {
             return Ok(all);
         }
         let tokens = &self.tokens[start..all.min(start + n)];
-        let mut entries = [Entry::new(timeline, tokens)];
+        let mut entries = [Entry::new(timeline, &self.tokens[..start], tokens)];
         runtime.step(Role::Prompt, &mut entries, None, &mut |_| {})?;
         let [entry] = entries;
         if entry.failed.is_some() {

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use crate::pictures::Shown;
 use crate::sample::{Logprobs, SampleError, logprobs};
 use crate::sequence::{Bounds, Computed, Options, Sequence, SequenceError, Text, Vocabulary, Want};
 
@@ -23,6 +24,8 @@ pub(super) struct Branch {
     fed: Option<Fed>,
     /// Other texts of the request, which begin where this one's prompt ends.
     siblings: Option<Siblings>,
+    /// Held as long as its prompt may have to be computed.
+    pictures: Vec<Shown>,
 }
 
 enum Work {
@@ -98,6 +101,7 @@ impl Branch {
             },
             Goal::Text => Work::Text(Box::new(sequence)),
         };
+        let pictures = request.pictures.clone();
         let has_siblings = request.n > 1 && matches!(work, Work::Text(_));
         let siblings = has_siblings.then_some(Siblings {
             request,
@@ -113,6 +117,7 @@ impl Branch {
             clock: Clock::new(),
             fed: None,
             siblings,
+            pictures,
         })
     }
 
@@ -292,6 +297,7 @@ impl Branch {
             },
             fed: None,
             siblings: None,
+            pictures: self.pictures.clone(),
         };
         match &of.first {
             Some(First::Argmax(id)) => branch.feed(Computed::Argmax(*id), vocabulary),

@@ -14,6 +14,7 @@ use std::time::Instant;
 use octavo_kernels::Role;
 
 use crate::backend::{TapSink, TapView};
+use crate::pictures::is_cell;
 use crate::runtime::{Entry, Runtime};
 use crate::schedule::{Job, Plan, Scheduler, Settings, Share};
 use crate::sequence::Bounds;
@@ -110,6 +111,7 @@ impl Batch {
             n_vocab: self.engine.hparams().n_vocab(),
         };
         let id = self.next_id;
+        self.check_cells(&request)?;
         let (prompt, salt) = (request.prompt.clone(), request.salt.clone());
         let branch = Branch::new(id, request, bounds, self.engine.tokenizer())?;
         self.engine.check_whole(prompt.len())?;
@@ -118,6 +120,21 @@ impl Batch {
         self.branches.insert(id, branch);
         self.next_id += width as u64;
         Ok(id)
+    }
+
+    /// An error if a cell of the prompt is of no picture that the request holds, or its tokens'
+    /// probabilities are asked for, which cells have none of.
+    fn check_cells(&self, request: &Request) -> Result<(), BatchError> {
+        let pictures = &request.pictures;
+        let is_held = |id: u32| pictures.iter().any(|p| p.tokens().contains(&id));
+        let mut cells = request.prompt.iter().filter(|id| is_cell(**id)).peekable();
+        if cells.peek().is_some() && request.prompt_logprobs.is_some() {
+            return Err(BatchError::PictureLogprobs);
+        }
+        match cells.find(|id| !is_held(**id)) {
+            Some(&id) => Err(Error::NotShown { id }.into()),
+            None => Ok(()),
+        }
     }
 
     /// An error if so many texts, or so many beams, cannot be.
@@ -308,12 +325,12 @@ impl Batch {
             ..
         } = self;
         let graph = &engine.model().graph;
-        let entries = scheduler.entries(plan).into_iter().zip(&plan.shares);
-        let mut entries: Vec<Entry<'_>> = entries
-            .map(|((tokens, timeline), share)| Entry {
+        let due = scheduler.due(plan).into_iter().zip(&plan.shares);
+        let mut entries: Vec<Entry<'_>> = due
+            .map(|(due, share)| Entry {
                 wanted: share.n - share.wanted..share.n,
                 only_argmax: graph.has_logits() && branches[&share.group].wants_argmax(),
-                ..Entry::new(timeline, tokens)
+                ..Entry::new(due.timeline, due.before, due.tokens)
             })
             .collect();
         let embeds = |share: &Share| share.wanted > 0 && branches[&share.group].embeds();
@@ -474,7 +491,9 @@ impl Batch {
 
     /// A text has ended: it is read again some time, where prompts may begin with it.
     fn note_finished(&mut self, asked: Option<(Vec<u32>, Option<String>)>, answer: &[u32]) {
-        if let Some((mut tokens, salt)) = asked
+        // who goes on with a picture shows it again, and until then nobody may hold it
+        let is_text = |(tokens, _): &(Vec<u32>, _)| !tokens.iter().any(|id| is_cell(*id));
+        if let Some((mut tokens, salt)) = asked.filter(is_text)
             && self.options.prefixes
             && !self.options.reuse_generated
         {

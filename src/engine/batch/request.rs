@@ -6,6 +6,7 @@ use octavo_model::Pooling;
 
 use crate::Error;
 use crate::kv::PageCounts;
+use crate::pictures::Shown;
 use crate::sample::{Constraint, Logprobs};
 use crate::sequence::{Finish, Options, SequenceError, Text};
 
@@ -66,6 +67,8 @@ pub struct Found {
 pub struct Request {
     /// The tokens to continue.
     pub prompt: Vec<u32>,
+    /// Pictures whose cells are among the prompt's tokens.
+    pub pictures: Vec<Shown>,
     /// How to generate.
     pub options: Options,
     /// Texts to generate, each with a seed one above the last's; of a beam search, the best so many.
@@ -220,6 +223,9 @@ pub enum BatchError {
         /// At most.
         most: usize,
     },
+    /// Probabilities of what is no token of the vocabulary.
+    #[error("log-probabilities of a prompt's tokens: expected a prompt without pictures")]
+    PictureLogprobs,
     /// Beams of a search.
     #[error("{width} beams: expected 1 to {most}, which is how many texts run at a time")]
     Beams {

@@ -226,6 +226,17 @@ pub struct Share {
     pub wanted: usize,
 }
 
+/// What a share of a plan is to compute.
+#[derive(Debug)]
+pub struct Due<'a> {
+    /// What its timeline holds.
+    pub before: &'a [u32],
+    /// What follows.
+    pub tokens: &'a [u32],
+    /// Where it goes.
+    pub timeline: &'a mut Timeline,
+}
+
 /// A step: its pages are reserved.
 #[derive(Debug, Default)]
 pub struct Plan {

@@ -14,9 +14,9 @@ use std::time::Duration;
 
 use octavo_kernels::Role;
 
-use crate::kv::{Ledger, PAGE, Timeline};
+use crate::kv::{Ledger, PAGE};
 use job::State;
-pub use job::{Job, Plan, RequestId, Reused, Settings, Share};
+pub use job::{Due, Job, Plan, RequestId, Reused, Settings, Share};
 
 /// Tokens of prompts taken at a time at least, whatever others wait for: a prompt must end too.
 pub const MIN_CHUNK: usize = 64;
@@ -155,14 +155,18 @@ impl Scheduler {
         plan
     }
 
-    /// Tokens and timelines of a plan's shares, in its order.
-    pub fn entries(&mut self, plan: &Plan) -> Vec<(&[u32], &mut Timeline)> {
+    /// What a plan's shares are to compute, in its order.
+    pub fn due(&mut self, plan: &Plan) -> Vec<Due<'_>> {
         let mut shares = plan.shares.iter().peekable();
         let mut entries = Vec::with_capacity(plan.shares.len());
         for job in &mut self.jobs {
             if let Some(share) = shares.next_if(|share| share.id == job.id) {
-                let start = job.timeline.len();
-                entries.push((&job.tokens[start..start + share.n], &mut job.timeline));
+                let (before, rest) = job.tokens.split_at(job.timeline.len());
+                entries.push(Due {
+                    before,
+                    tokens: &rest[..share.n],
+                    timeline: &mut job.timeline,
+                });
             }
         }
         entries

@@ -294,13 +294,14 @@ impl World {
                 .insert((copy.group, copy.copy.to), page.unwrap_or_default());
         }
         let mut outputs = Vec::new();
-        let entries = self.scheduler.entries(plan);
+        let entries = self.scheduler.due(plan);
         assert_eq!(
             entries.len(),
             plan.shares.len(),
             "each request once, in order"
         );
-        for ((tokens, timeline), share) in entries.into_iter().zip(&plan.shares) {
+        for (due, share) in entries.into_iter().zip(&plan.shares) {
+            let (tokens, timeline) = (due.tokens, due.timeline);
             let salt = self.asked[&share.group].salt.as_deref();
             let mut value = last_value(&self.store, timeline, self.windows, salt);
             let (from, to) = timeline.states();

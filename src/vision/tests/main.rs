@@ -3,3 +3,4 @@
 mod encoder;
 mod pixels;
 mod support;
+mod text;

@@ -50,6 +50,18 @@ impl Golden {
         Some(values.map(value).collect())
     }
 
+    /// Values of an array of integers; none where there is no such array.
+    pub(crate) fn integers(&self, name: &str) -> Vec<i32> {
+        let file = self.file();
+        let Ok(array) = file.tensor(name) else {
+            return Vec::new();
+        };
+        assert_eq!(array.dtype(), Dtype::I32, "{name}");
+        let values = array.data().chunks_exact(4);
+        let value = |b: &[u8]| i32::from_le_bytes(b.try_into().expect("four bytes"));
+        values.map(value).collect()
+    }
+
     /// Values of an array of bytes.
     pub(crate) fn bytes(&self, name: &str) -> Option<Vec<u8>> {
         let file = self.file();

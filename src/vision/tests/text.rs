@@ -1,0 +1,244 @@
+//! Text models that see pictures, against llama.cpp's goldens.
+
+use octavo_engine::backend::Role;
+use octavo_engine::backend::TapView;
+use octavo_engine::{Engine, EngineOptions, ModelSource, Picture, Session, Shown, Wanted};
+use octavo_kernels::{Isa, IsaChoice, KvType};
+use octavo_vision::encoder::Pixels;
+use octavo_vision::{Encoder, EncoderOptions};
+
+use crate::support::{Family, Golden, nmse};
+
+/// As for the rows that pictures become.
+const LLAMA_CPP: f64 = 2e-6;
+/// llama.cpp's own error on a text without pictures, which only f32 rounds, is 3e-13.
+const TEXT: f64 = 1e-11;
+
+fn engine(family: &Family, golden: &Golden, isa: Isa, threads: usize, batch: usize) -> Engine {
+    let ty = golden.facts["text"].as_str().expect("a type");
+    let path = family
+        .folder
+        .join(format!("{}-text-{ty}.gguf", family.model));
+    let options = EngineOptions {
+        isa: IsaChoice::Only(isa),
+        threads: Some(threads),
+        kv_type: KvType::F32,
+        ctx: Some(256),
+        batch,
+        ..EngineOptions::default()
+    };
+    Engine::load(&ModelSource::Path(path), &options, &mut |_| {}).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// The pictures of a case, as its tower gives them.
+fn pictures(family: &Family, golden: &Golden, isa: Isa) -> Vec<Picture> {
+    let options = EncoderOptions {
+        isa,
+        threads: 2,
+        most_cells: 128,
+    };
+    let gguf = family.tower(golden);
+    let mut encoder = Encoder::cpu(&gguf, &options, &mut |_| {}).unwrap_or_else(|e| panic!("{e}"));
+    let prepared = golden.pictures(&encoder.tower().hparams);
+    let mut digest = 0;
+    let mut picture = |prepared: &octavo_vision::pixels::Prepared| {
+        let size = prepared.picture.size();
+        let pixels = Pixels {
+            width: size.width,
+            height: size.height,
+            planes: &prepared.planes,
+        };
+        let cells = encoder.encode(pixels, None).expect("it runs");
+        digest += 1;
+        Picture {
+            nx: cells.nx,
+            ny: cells.ny,
+            rows: cells.rows,
+            digest: [digest; 32],
+        }
+    };
+    prepared.iter().map(&mut picture).collect()
+}
+
+/// A session that holds the pictures, and the golden's prompt with their cells in it.
+fn prompt(engine: &Engine, golden: &Golden, pictures: &[Picture]) -> (Session, Vec<u32>) {
+    let mut session = engine.session();
+    let show = |p: &Picture| engine.show(p.clone()).expect("it is for this model");
+    let shown: Vec<Shown> = pictures.iter().map(show).collect();
+    shown.iter().for_each(|shown| session.hold(shown));
+    let mut cells = shown.iter().flat_map(Shown::tokens);
+    let ids = golden.integers("tokens").into_iter();
+    let id = |id: i32| u32::try_from(id).unwrap_or_else(|_| cells.next().expect("as many cells"));
+    let ids: Vec<u32> = ids.map(id).collect();
+    assert_eq!(cells.next(), None, "cells left");
+    (session, ids)
+}
+
+#[test]
+fn logits_and_greedy_tokens_are_llama_cpps() {
+    let Some(families) = Family::all() else {
+        return;
+    };
+    let mut generated = 0;
+    for family in &families {
+        for golden in &family.goldens {
+            let Some(theirs) = golden.floats("logits") else {
+                continue;
+            };
+            for isa in Isa::available() {
+                let what = format!("{} {}, {isa}", family.model, golden.name);
+                let engine = engine(family, golden, isa, 2, 512);
+                let pictures = pictures(family, golden, isa);
+                let (mut session, ids) = prompt(&engine, golden, &pictures);
+                let logits = session.eval(&ids, Role::Prompt, Wanted::All);
+                let logits = logits.unwrap_or_else(|e| panic!("{what}: {e}"));
+                let floats = |x: &[f32]| x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
+                let own = nmse(&logits.data, floats(&theirs).into_iter());
+                let bound = match (&*golden.name, golden.facts["text"].as_str()) {
+                    ("text", _) => TEXT,
+                    (_, Some("Q4_K_M")) => {
+                        // against the exact model, as near as llama.cpp to a tenth
+                        let exact = floats(&golden.floats("exact").expect("quantized"));
+                        let ours = nmse(&logits.data, exact.iter().copied());
+                        let theirs = nmse(&theirs, exact.iter().copied());
+                        println!("{what}: {ours:e} from exact, llama.cpp {theirs:e}");
+                        assert!(ours <= theirs / 10.0, "{what}: {ours:e}, theirs {theirs:e}");
+                        f64::INFINITY
+                    }
+                    _ => LLAMA_CPP,
+                };
+                println!("{what}: {own:e}");
+                assert!(own <= bound, "{what}: {own:e}");
+                generated += greedy(&mut session, golden, &logits.data, &what);
+            }
+        }
+    }
+    assert_eq!(
+        generated,
+        4 * 8 * Isa::available().len(),
+        "generated tokens"
+    );
+}
+
+/// Goes on as the golden did; how many tokens it has.
+fn greedy(session: &mut Session, golden: &Golden, logits: &[f32], what: &str) -> usize {
+    let n_vocab = session.engine().hparams().n_vocab();
+    let largest = |row: &[f32]| {
+        let at = (0..row.len()).max_by(|a, b| row[*a].total_cmp(&row[*b]));
+        at.expect("a vocabulary") as i32
+    };
+    let mut next = largest(&logits[logits.len() - n_vocab..]);
+    let generated = golden.integers("generated");
+    for (i, expected) in generated.iter().copied().enumerate() {
+        assert_eq!(next, expected, "{what}: generated token {i}");
+        let row = session.eval(&[next as u32], Role::Generated, Wanted::Last);
+        next = largest(&row.expect("there is room").data);
+    }
+    generated.len()
+}
+
+#[test]
+fn cuts_batches_and_threads_change_no_bit() {
+    let Some(families) = Family::all() else {
+        return;
+    };
+    for family in &families {
+        let golden = family.goldens.iter().find(|g| g.name == "two");
+        let golden = golden.expect("both have it");
+        let pictures = pictures(family, golden, Isa::best());
+        for isa in Isa::available() {
+            let mut expected: Option<Vec<f32>> = None;
+            for (threads, batch) in [(1, 512), (2, 5), (3, 17), (2, 1)] {
+                let engine = engine(family, golden, isa, threads, batch);
+                let (mut session, ids) = prompt(&engine, golden, &pictures);
+                let got = session.eval(&ids, Role::Prompt, Wanted::All);
+                let got = got.expect("it runs").data;
+                let expected = expected.get_or_insert_with(|| got.clone());
+                assert!(
+                    got == *expected,
+                    "{isa}: {threads} threads, {batch} at a time"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn pictures_go_whole_and_come_back() {
+    let Some([family, _]) = Family::all() else {
+        return;
+    };
+    let golden = family.goldens.iter().find(|g| g.name == "two");
+    let golden = golden.expect("it is there");
+    let pictures = pictures(&family, golden, Isa::best());
+    let engine = engine(&family, golden, Isa::best(), 2, 16);
+    let (mut session, ids) = prompt(&engine, golden, &pictures);
+    let expected = session
+        .eval(&ids, Role::Prompt, Wanted::Last)
+        .expect("it runs");
+    // 11 tokens of text, 24 cells, 6 tokens, 8 cells, 21 tokens
+    for (to, left) in [
+        (60, 60),
+        (49, 49),
+        (48, 41),
+        (42, 41),
+        (41, 41),
+        (35, 35),
+        (20, 11),
+        (11, 11),
+    ] {
+        assert_eq!(session.truncate(to), left, "to {to}");
+        let got = session.eval(&ids[left..], Role::Prompt, Wanted::Last);
+        assert_eq!(got.expect("it runs"), expected, "from {left} on");
+    }
+    // whoever does not hold a picture cannot name its cells
+    let mut other = engine.session();
+    let error = other
+        .eval(&ids, Role::Prompt, Wanted::Last)
+        .expect_err("not its picture");
+    assert!(
+        error.to_string().contains("expected a cell of a picture"),
+        "{error}"
+    );
+}
+
+#[test]
+fn rows_that_layers_gain_are_llama_cpps() {
+    let Some([family, _]) = Family::all() else {
+        return;
+    };
+    let golden = family.goldens.iter().find(|g| g.name == "one");
+    let golden = golden.expect("it is there");
+    let pictures = pictures(&family, golden, Isa::best());
+    let engine = engine(&family, golden, Isa::best(), 2, 512);
+    let (mut session, ids) = prompt(&engine, golden, &pictures);
+    let mut compared = 0;
+    let mut look = |view: &TapView<'_>| {
+        if let Some(expected) = golden.floats(&format!("text.{}", view.tap)) {
+            let off = nmse(view.data, expected.iter().map(|x| f64::from(*x)));
+            assert!(off <= LLAMA_CPP, "{}: {off:e}", view.tap);
+            compared += 1;
+        }
+    };
+    let (role, wanted) = (Role::Prompt, Wanted::All);
+    session
+        .eval_with(&ids, role, wanted, Some(&mut look), &mut |_, _| {})
+        .expect("it runs");
+    assert_eq!(compared, 6, "named values of the golden");
+}
+
+#[test]
+fn pictures_for_other_models_are_refused() {
+    let Some([family, other]) = Family::all() else {
+        return;
+    };
+    let golden = family.goldens.iter().find(|g| g.name == "one");
+    let golden = golden.expect("it is there");
+    let engine = engine(&other, &other.goldens[0], Isa::best(), 1, 64);
+    let picture = pictures(&family, golden, Isa::best()).remove(0);
+    let error = engine
+        .show(picture)
+        .expect_err("rows are wider")
+        .to_string();
+    assert!(error.contains("expected 256 for each cell"), "{error}");
+}
