@@ -6,9 +6,11 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use octavo_engine::generate::Observer;
 use octavo_engine::generate::{Finish, Options, generate};
-use octavo_engine::{Engine, Session};
+use octavo_engine::{Engine, Session, Shown};
 use octavo_text::chat::answer::{AnswerParser, Piece, Wants};
 use octavo_text::chat::{self, ChatTemplate, Message};
+use octavo_vision::Sight;
+use octavo_vision::prompt::{private_marker, tokens};
 use rustyline::error::ReadlineError;
 use rustyline::{Config, DefaultEditor};
 
@@ -18,11 +20,13 @@ use super::metrics::{Metrics, note_full};
 use super::prompt;
 use super::run::Output;
 use super::signal::{self, Generating};
+use super::vision::{self, SightArgs};
 use super::{load, terminal};
 
 const COMMANDS: &str = "\
 /reset  forget the conversation
 /stats  speeds and memory of the last answer, and how full the context is
+/image FILE  show a picture with the next message (with --mmproj)
 /exit   leave (also: Ctrl-D)
 /help   this list
 Ctrl-C ends an answer that is under way; it stays part of the conversation.";
@@ -37,10 +41,11 @@ Ctrl-C ends an answer that is under way; it stays part of the conversation.";
 Examples:
   octavo chat model.gguf
   octavo chat model.gguf --system \"Answer in one sentence.\" --temp 0.7
+  octavo chat model.gguf --mmproj mmproj.gguf
   printf 'Hi!\\nAnd again?\\n' | octavo chat model.gguf
 
-Commands: /reset forgets the conversation, /stats shows speeds and memory, /help lists all,
-/exit leaves.")]
+Commands: /image FILE shows a picture, /reset forgets the conversation, /stats shows speeds and
+memory, /help lists all, /exit leaves.")]
 pub(super) struct ChatArgs {
     #[command(flatten)]
     model: ModelArgs,
@@ -53,6 +58,8 @@ pub(super) struct ChatArgs {
     /// Do not read or write the file of earlier lines
     #[arg(long)]
     no_history: bool,
+    #[command(flatten)]
+    sight: SightArgs,
     #[command(flatten)]
     generate: GenerateArgs,
     #[command(flatten)]
@@ -79,7 +86,9 @@ pub(super) fn run(args: &ChatArgs) -> Result<Exit, Failure> {
     signal::install()?;
     let engine = load::engine(&args.model, &args.compute)?;
     let template = template(&engine)?;
-    converse(&engine, &template, args.system.as_deref(), options, input)
+    let sight = args.sight.load(&engine, &args.compute)?;
+    let talk = Conversation::new(&engine, &template, args.system.as_deref(), options);
+    converse(talk.seeing(sight.as_ref()), input)
 }
 
 /// Opens a conversation where a command was given no text, and people are there to give it one.
@@ -98,22 +107,17 @@ pub(super) fn open(
             prompt::NO_TEXT
         )));
     };
-    converse(&engine, &template, system, options, input)
+    converse(
+        Conversation::new(&engine, &template, system, options),
+        input,
+    )
 }
 
 /// Takes turns until the input ends.
-fn converse(
-    engine: &Engine,
-    template: &ChatTemplate,
-    system: Option<&str>,
-    mut options: Options,
-    mut input: Input,
-) -> Result<Exit, Failure> {
-    options.chunk = engine.batch();
+fn converse(mut talk: Conversation<'_>, mut input: Input) -> Result<Exit, Failure> {
     if input.is_terminal() {
         terminal::note("/help lists the commands; Ctrl-D leaves.");
     }
-    let mut talk = Conversation::new(engine, template, system, options);
     loop {
         let line = match input.line()? {
             Line::Text(line) => line,
@@ -126,6 +130,16 @@ fn converse(
             "/help" => terminal::note(COMMANDS),
             "/reset" => talk.reset(),
             "/stats" => talk.stats(),
+            other if other.starts_with("/image ") => {
+                let path = Path::new(other["/image ".len()..].trim());
+                match talk.look(path) {
+                    Err(failure) if input.is_terminal() => terminal::note(&format!(
+                        "octavo: error: {}",
+                        super::failure::one_line(&failure.message())
+                    )),
+                    looked => looked?,
+                }
+            }
             other if other.starts_with('/') && !other.contains(' ') => {
                 terminal::note(&format!("{other} is not a command: /help lists them"));
             }
@@ -153,6 +167,13 @@ struct Conversation<'e> {
     messages: Vec<Message>,
     options: Options,
     last: Option<String>,
+    sight: Option<&'e Sight>,
+    /// What stands for pictures in messages.
+    marker: String,
+    /// The pictures of all messages, in order.
+    pictures: Vec<Shown>,
+    /// Those of the next message.
+    next: Vec<Shown>,
 }
 
 impl<'e> Conversation<'e> {
@@ -160,8 +181,9 @@ impl<'e> Conversation<'e> {
         engine: &'e Engine,
         template: &'e ChatTemplate,
         system: Option<&str>,
-        options: Options,
+        mut options: Options,
     ) -> Conversation<'e> {
+        options.chunk = engine.batch();
         let system: Vec<Message> = system
             .into_iter()
             .map(|s| Message::new("system", s))
@@ -174,11 +196,46 @@ impl<'e> Conversation<'e> {
             system,
             options,
             last: None,
+            sight: None,
+            marker: private_marker(),
+            pictures: Vec::new(),
+            next: Vec::new(),
         }
+    }
+
+    /// With a tower for pictures.
+    fn seeing(self, sight: Option<&'e Sight>) -> Conversation<'e> {
+        Conversation { sight, ..self }
+    }
+
+    /// Shows a picture with the next message.
+    fn look(&mut self, path: &Path) -> Result<(), Failure> {
+        let Some(sight) = self.sight else {
+            return Err(Failure::Input(
+                "this model sees nothing: expected --mmproj FILE, its vision tower".to_owned(),
+            ));
+        };
+        let shown = vision::see(sight, path)?;
+        let picture = shown.picture();
+        terminal::note(&format!(
+            "{}: {} x {} cells, shown with the next message.",
+            path.display(),
+            picture.nx,
+            picture.ny
+        ));
+        self.session.hold(&shown);
+        self.next.push(shown);
+        Ok(())
     }
 
     fn reset(&mut self) {
         self.messages.clone_from(&self.system);
+        if !(self.pictures.is_empty() && self.next.is_empty()) {
+            // it holds them
+            self.session = self.engine.session();
+            self.pictures.clear();
+            self.next.clear();
+        }
         self.last = None;
         terminal::note("The conversation is forgotten.");
     }
@@ -199,17 +256,26 @@ impl<'e> Conversation<'e> {
 
     /// Answers one message. A message that cannot be answered is taken back.
     fn turn(&mut self, text: &str) -> Result<Finish, Failure> {
-        self.messages.push(Message::new("user", text));
+        let places = self.marker.repeat(self.next.len());
+        self.messages
+            .push(Message::new("user", format!("{places}{text}")));
+        let before = self.pictures.len();
+        self.pictures.append(&mut self.next);
         let answer = self.answer();
         if answer.is_err() {
             self.messages.pop();
+            self.pictures.truncate(before);
         }
         answer
     }
 
     fn answer(&mut self) -> Result<Finish, Failure> {
         let rendered = self.template.render(&self.messages, true)?;
-        let ids = chat::encode(self.engine.tokenizer(), &rendered)?;
+        let tokenizer = self.engine.tokenizer();
+        let ids = match &self.pictures[..] {
+            [] => chat::encode(tokenizer, &rendered)?,
+            all => tokens(tokenizer, rendered.as_bytes(), &self.marker, all)?,
+        };
         let generating = Generating::begin();
         let mut answer = Answer::new(&generating, self.template.source(), &rendered);
         self.options.show_special = answer.parser.has_control_words();

@@ -8,7 +8,7 @@ use octavo_engine::generate::Options;
 use octavo_engine::sample::mean_logprob;
 use octavo_engine::sequence::Text;
 use octavo_engine::{
-    Batch, BatchOptions, BeamSearch, Engine, Event, Found, Goal, Request, RequestId,
+    Batch, BatchOptions, BeamSearch, Engine, Event, Found, Goal, Request, RequestId, Shown,
 };
 use serde_json::{Value, json};
 
@@ -108,6 +108,8 @@ impl SeveralArgs {
 /// How the texts are made and shown.
 pub(super) struct Several<'a> {
     pub(super) args: &'a SeveralArgs,
+    /// Beside every prompt.
+    pub(super) pictures: &'a [Shown],
     pub(super) options: Options,
     /// As JSON objects; always so for lines.
     pub(super) json: bool,
@@ -219,6 +221,7 @@ fn add(batch: &mut Batch, several: &Several<'_>, prompt: &[u32]) -> Result<Reque
     Ok(batch.add(Request {
         n: several.args.generated(),
         goal: several.args.goal(),
+        pictures: several.pictures.to_vec(),
         ..Request::new(prompt, &options)
     })?)
 }

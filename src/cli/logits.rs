@@ -7,10 +7,11 @@ use std::path::PathBuf;
 use clap::Args;
 use octavo_engine::backend::{Role, TapView};
 use octavo_engine::sample::top_logits;
-use octavo_engine::{Engine, Wanted};
+use octavo_engine::{Engine, Shown, Wanted, is_cell};
 use octavo_model::Tap;
 use octavo_reference::results::Results;
 use octavo_text::tokenizer::EncodeOptions;
+use octavo_vision::prompt;
 use regex::Regex;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -19,7 +20,8 @@ use super::args::{ComputeArgs, ModelArgs};
 use super::failure::{Exit, Failure};
 use super::output::{Inputs, Kind, Output};
 use super::prompt::TextArgs;
-use super::run::piece;
+use super::run::{piece, shown_id};
+use super::vision::PictureArgs;
 use super::{load, signal, terminal};
 
 /// Show the logits that follow a text, raw and in full precision
@@ -30,9 +32,11 @@ Examples:
   octavo logits model.gguf -f text.txt --all --top 3 --json
   octavo logits model.gguf --tokens 1,2,3 --kv-type f32 --dump out.gguf
   octavo logits model.gguf -p \"Hello\" --taps '^(attn_norm|l_out)-0$'
+  octavo logits model.gguf --mmproj mmproj.gguf --image photo.png -p \"In <__media__> is\" --all
 
 --json prints {tokens, positions: [{pos, top: [{id, piece, logit}]}], taps?}.
 --dump writes the file of llama.cpp's llama-results: `tokens` and `logits` of all positions.
+A cell of a picture is token -1.
 --taps prints, for named tensors of the computation (llama.cpp's names; #2 is the second of a name),
 [rows, width], the minimum, maximum, mean and Euclidean norm, and how many values are NaN.")]
 pub(super) struct LogitsArgs {
@@ -41,7 +45,8 @@ pub(super) struct LogitsArgs {
     #[command(flatten)]
     text: TextArgs,
     /// Token ids instead of a text, separated by commas
-    #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with_all = ["prompt", "file"])]
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    #[arg(conflicts_with_all = ["prompt", "file", "image"])]
     tokens: Option<Vec<u32>>,
     /// Neither add special tokens nor recognize them in the text
     #[arg(long, conflicts_with = "tokens")]
@@ -64,6 +69,8 @@ pub(super) struct LogitsArgs {
     /// Show statistics of the tensors whose name this regular expression finds
     #[arg(long, value_name = "REGEX")]
     taps: Option<Regex>,
+    #[command(flatten)]
+    pictures: PictureArgs,
     #[command(flatten)]
     compute: ComputeArgs,
 }
@@ -97,8 +104,13 @@ pub(super) fn run(args: &LogitsArgs) -> Result<Exit, Failure> {
         })?),
     };
     let engine = load::engine(&args.model, &args.compute)?;
+    let pictures = args.pictures.see(&engine, &args.compute)?;
     let tokens = match (&args.tokens, text) {
         (Some(ids), _) => ids.clone(),
+        (None, text) if !pictures.is_empty() => {
+            let text = args.pictures.place(text.unwrap_or_default());
+            prompt::tokens(engine.tokenizer(), &text, prompt::MARKER, &pictures)?
+        }
         (None, text) => {
             let special = !args.no_special;
             let options = EncodeOptions {
@@ -127,13 +139,13 @@ pub(super) fn run(args: &LogitsArgs) -> Result<Exit, Failure> {
         .as_ref()
         .map(|pattern| Taps::new(pattern, &engine))
         .transpose()?;
-    compute(args, &engine, tokens, (taps, dump))
+    compute(args, &engine, (tokens, pictures), (taps, dump))
 }
 
 fn compute(
     args: &LogitsArgs,
     engine: &Engine,
-    tokens: Vec<u32>,
+    (tokens, pictures): (Vec<u32>, Vec<Shown>),
     (mut taps, dump): (Option<Taps>, Option<Output<'_>>),
 ) -> Result<Exit, Failure> {
     let wanted = if args.all || dump.is_some() {
@@ -153,6 +165,7 @@ fn compute(
         }
     };
     let mut session = engine.session();
+    pictures.iter().for_each(|picture| session.hold(picture));
     match &mut taps {
         Some(taps) => {
             let mut look = |view: &TapView<'_>| taps.add(view);
@@ -168,7 +181,8 @@ fn compute(
         let n_vocab = engine.hparams().n_vocab();
         let results = Results {
             path_model: path_model.into_owned(),
-            tokens: tokens.clone(),
+            // a picture's cells are -1
+            tokens: tokens.iter().map(|id| shown_id(*id) as u32).collect(),
             n_vocab,
             logits: dumped,
         };
@@ -198,7 +212,8 @@ fn to_json(
         .iter()
         .map(|(pos, t)| json!({"pos": pos, "top": t.iter().map(top).collect::<Vec<_>>()}))
         .collect();
-    let mut object = json!({"tokens": tokens, "positions": positions});
+    let ids: Vec<i32> = tokens.iter().map(|id| shown_id(*id)).collect();
+    let mut object = json!({"tokens": ids, "positions": positions});
     if let Some(taps) = taps {
         object["taps"] = serde_json::to_value(taps)?;
     }
@@ -213,10 +228,11 @@ fn to_text(engine: &Engine, tokens: &[u32], tops: &[Top], taps: &[TapStats]) -> 
     }
     for (pos, top) in tops {
         // a position is always one of the text's
-        let of = tokens
-            .get(*pos)
-            .map_or(String::new(), |&id| format!("{id} {}", quoted(id)));
-        let _ = writeln!(out, "position {pos}, after token {of}:");
+        let of = match tokens.get(*pos) {
+            Some(&id) if is_cell(id) => "a cell of a picture".to_owned(),
+            id => id.map_or(String::new(), |&id| format!("token {id} {}", quoted(id))),
+        };
+        let _ = writeln!(out, "position {pos}, after {of}:");
         for (id, logit) in top {
             let _ = writeln!(out, "  {id:>8} {:<20} {logit:?}", quoted(*id));
         }

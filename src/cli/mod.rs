@@ -31,6 +31,7 @@ mod terminal;
 mod threads;
 mod tokenize;
 mod values;
+mod vision;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

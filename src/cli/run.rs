@@ -4,11 +4,12 @@ use std::cell::Cell;
 use std::io::{self, Write};
 
 use clap::Args;
-use octavo_engine::Engine;
 use octavo_engine::generate::{Finish, Generation, Observer, Options, generate};
 use octavo_engine::sample::Logprobs;
+use octavo_engine::{Engine, Shown, is_cell};
 use octavo_text::chat::Message;
 use octavo_text::tokenizer::{EncodeOptions, Tokenizer};
+use octavo_vision::prompt;
 use serde_json::{Value, json};
 
 use super::args::{ComputeArgs, GenerateArgs, ModelArgs};
@@ -18,6 +19,7 @@ use super::metrics::{Metrics, note_full};
 use super::prompt::TextArgs;
 use super::signal::{self, Generating};
 use super::terminal::{self, Progress};
+use super::vision::PictureArgs;
 use super::{chat, load};
 
 /// Continue a text (or answer one message, with --chat)
@@ -39,6 +41,7 @@ Examples:
   cat prompt.txt | octavo run model.gguf -f -
   octavo run model.gguf -f prompts.txt --lines -n 32 > answers.jsonl
   octavo run model.gguf -p \"Once upon a time\" -n 32 --beams 4 --n 2 --json
+  octavo run model.gguf --mmproj mmproj.gguf --image photo.jpg --chat -p \"What is this?\"
 
 --json prints one object:
   {text, prompt_tokens: ids, tokens: ids, finish_reason: stop|length|cancelled, \
@@ -79,6 +82,8 @@ pub(super) struct RunArgs {
     #[command(flatten)]
     several: SeveralArgs,
     #[command(flatten)]
+    pictures: PictureArgs,
+    #[command(flatten)]
     generate: GenerateArgs,
     #[command(flatten)]
     compute: ComputeArgs,
@@ -91,6 +96,7 @@ impl RunArgs {
             || self.text.escape
             || self.echo
             || self.json
+            || self.pictures.sight.mmproj.is_some()
             || self.several.is_several();
         !wants_text && terminal::stdin_is_terminal() && terminal::stdout_is_terminal()
     }
@@ -112,8 +118,10 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Failure> {
     }
     let engine = load::engine(&args.model, &args.compute)?;
     options.chunk = engine.batch();
-    let (text, ids) = prepare(args, &engine, text)?;
+    let pictures = args.pictures.see(&engine, &args.compute)?;
+    let (text, ids) = prepare(args, &engine, text, &pictures)?;
     let mut session = engine.session();
+    pictures.iter().for_each(|picture| session.hold(picture));
     let generating = Generating::begin();
     let mut output = Output::new(&generating, !args.json, "reading the prompt");
     if args.echo && !args.json {
@@ -162,8 +170,10 @@ fn several(args: &RunArgs, options: Options, text: &[u8]) -> Result<Exit, Failur
     let mut engine_options = args.compute.options()?;
     engine_options.sessions = args.several.sequences();
     let engine = load::engine_with(&args.model, engine_options)?;
+    let pictures = args.pictures.see(&engine, &args.compute)?;
     let several = Several {
         args: &args.several,
+        pictures: &pictures,
         options,
         json: args.json,
     };
@@ -172,7 +182,7 @@ fn several(args: &RunArgs, options: Options, text: &[u8]) -> Result<Exit, Failur
         false => vec![text],
     };
     let prompts = lines.into_iter();
-    let prompts = prompts.map(|line| Ok(prepare(args, &engine, line.to_vec())?.1));
+    let prompts = prompts.map(|line| Ok(prepare(args, &engine, line.to_vec(), &pictures)?.1));
     let generating = Generating::begin();
     lines::generate(&engine, &several, prompts, &generating)
 }
@@ -187,8 +197,20 @@ fn lines_of(text: &[u8]) -> Vec<&[u8]> {
 }
 
 /// The prompt's text, templated if asked for, and its tokens.
-fn prepare(args: &RunArgs, engine: &Engine, text: Vec<u8>) -> Result<(Vec<u8>, Vec<u32>), Failure> {
+fn prepare(
+    args: &RunArgs,
+    engine: &Engine,
+    text: Vec<u8>,
+    pictures: &[Shown],
+) -> Result<(Vec<u8>, Vec<u32>), Failure> {
+    let text = args.pictures.place(text);
+    let with_pictures =
+        |text: &[u8]| prompt::tokens(engine.tokenizer(), text, prompt::MARKER, pictures);
     if !args.chat {
+        if !pictures.is_empty() {
+            let ids = with_pictures(&text)?;
+            return Ok((text, ids));
+        }
         let options = EncodeOptions::PROMPT;
         let ids = engine.tokenizer().encode(&text, options)?;
         return Ok((text, ids));
@@ -206,7 +228,10 @@ fn prepare(args: &RunArgs, engine: &Engine, text: Vec<u8>) -> Result<(Vec<u8>, V
         .collect();
     messages.push(Message::new("user", content));
     let rendered = chat::template(engine)?.render(&messages, true)?;
-    let ids = octavo_text::chat::encode(engine.tokenizer(), &rendered)?;
+    let ids = match pictures {
+        [] => octavo_text::chat::encode(engine.tokenizer(), &rendered)?,
+        _ => with_pictures(rendered.as_bytes())?,
+    };
     Ok((rendered.into_bytes(), ids))
 }
 
@@ -217,9 +242,10 @@ fn report(
     metrics: &Metrics,
     tokenizer: &Tokenizer,
 ) -> Result<Value, serde_json::Error> {
+    let ids: Vec<i32> = prompt.iter().map(|id| shown_id(*id)).collect();
     let mut object = json!({
         "text": format!("{echo}{}", out.text),
-        "prompt_tokens": prompt,
+        "prompt_tokens": ids,
         "tokens": out.tokens,
         "finish_reason": out.finish.name(),
     });
@@ -249,6 +275,14 @@ pub(super) fn logprobs(l: &Logprobs, tokenizer: &Tokenizer) -> Value {
         .map(|&(id, logprob)| one(id, logprob))
         .collect();
     object
+}
+
+/// A token's id; -1 for a cell of a picture.
+pub(super) fn shown_id(id: u32) -> i32 {
+    match is_cell(id) {
+        true => -1,
+        false => id as i32,
+    }
 }
 
 /// A token as text; what is not UTF-8 by itself is shown as U+FFFD.

@@ -47,6 +47,7 @@ pub struct Cells {
 /// A tower, prepared.
 pub struct Encoder {
     tower: Tower,
+    file: String,
     executable: Box<dyn Executable>,
     most_cells: usize,
 }
@@ -76,9 +77,15 @@ impl Encoder {
         let cpu = cpu.map_err(octavo_engine::Error::from)?;
         Ok(Encoder {
             tower,
+            file: gguf.name().to_owned(),
             executable: Box::new(cpu),
             most_cells,
         })
+    }
+
+    /// The tower's file.
+    pub fn file(&self) -> &str {
+        &self.file
     }
 
     /// What is run.

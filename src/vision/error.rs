@@ -32,6 +32,14 @@ pub enum Error {
         height: usize,
         unit: usize,
     },
+    /// A text model that sees nothing.
+    #[error("{file}: architecture {arch} reads text alone: expected a model that sees pictures")]
+    ReadsText { file: String, arch: &'static str },
+    /// Places for pictures.
+    #[error(
+        "the text has {markers} places for pictures: expected {pictures}, one for each picture"
+    )]
+    Markers { markers: usize, pictures: usize },
     /// No picture that can be read.
     #[error("expected a PNG, JPEG or WebP file, got {got}")]
     Format { got: String },

@@ -1,0 +1,97 @@
+//! Prompts with pictures: text with a marker in the place of each.
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+
+use octavo_engine::Shown;
+use octavo_text::tokenizer::{EncodeOptions, Tokenizer};
+
+use crate::Error;
+
+/// What stands for a picture in a text, as in llama.cpp.
+pub const MARKER: &str = "<__media__>";
+
+/// A marker that nobody can have written into a text: another for each run of the program.
+pub fn private_marker() -> String {
+    let random = RandomState::new().build_hasher().finish();
+    format!("<__media_{random:016x}__>")
+}
+
+/// What these models have around a picture's cells.
+const AROUND: [&str; 2] = ["<|vision_start|>", "<|vision_end|>"];
+
+/// How many pictures a text has places for.
+pub fn places(text: &[u8], marker: &str) -> usize {
+    pieces(text, marker).count() - 1
+}
+
+/// The tokens of a text with pictures in the places of its markers, in order. Each piece between is
+/// encoded alone, control tokens recognized, so that nothing crosses a picture; the model's BOS token
+/// is added where it asks for one and there is none.
+///
+/// # Errors
+/// If there are more or fewer pictures than markers, or the text cannot be encoded.
+pub fn tokens(
+    tokenizer: &Tokenizer,
+    text: &[u8],
+    marker: &str,
+    pictures: &[Shown],
+) -> Result<Vec<u32>, Error> {
+    let markers = places(text, marker);
+    if markers != pictures.len() {
+        return Err(Error::Markers {
+            markers,
+            pictures: pictures.len(),
+        });
+    }
+    let options = EncodeOptions {
+        add_special: false,
+        parse_special: true,
+    };
+    let encode = |text: &[u8]| {
+        let ids = tokenizer.encode(text, options);
+        ids.map_err(|error| Error::Engine(error.into()))
+    };
+    let mut ids = Vec::new();
+    let mut pictures = pictures.iter();
+    for piece in pieces(text, marker) {
+        ids.extend(encode(piece)?);
+        if let Some(picture) = pictures.next() {
+            ids.extend(encode(AROUND[0].as_bytes())?);
+            ids.extend(picture.tokens());
+            ids.extend(encode(AROUND[1].as_bytes())?);
+        }
+    }
+    let bos = tokenizer.bos().filter(|_| tokenizer.add_bos());
+    if let Some(bos) = bos.filter(|bos| ids.first() != Some(bos)) {
+        ids.insert(0, bos);
+    }
+    Ok(ids)
+}
+
+/// What is between the markers of a text: one piece more than there are markers.
+fn pieces<'a>(text: &'a [u8], marker: &'a str) -> impl Iterator<Item = &'a [u8]> {
+    let marker = marker.as_bytes();
+    let mut rest = Some(text);
+    std::iter::from_fn(move || {
+        let text = rest?;
+        let at = text.windows(marker.len()).position(|part| part == marker);
+        rest = at.map(|at| &text[at + marker.len()..]);
+        Some(&text[..at.unwrap_or(text.len())])
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_fall_apart_at_markers() {
+        let cut = |text: &'static str| -> Vec<&[u8]> { pieces(text.as_bytes(), "<m>").collect() };
+        assert_eq!(cut("a"), [b"a"]);
+        assert_eq!(cut(""), [b""]);
+        assert_eq!(cut("a<m>b<m>"), [&b"a"[..], b"b", b""]);
+        assert_eq!(cut("<m><m"), [&b""[..], b"<m"]);
+        assert_eq!(places(b"x<m>y<m><m>", "<m>"), 3);
+    }
+}

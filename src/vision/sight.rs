@@ -1,0 +1,124 @@
+//! What a text model sees with: from the bytes of an image file to cells of its prompts.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError};
+
+use octavo_engine::{Engine, Picture, Shown};
+use sha2::{Digest, Sha256};
+
+use crate::Error;
+use crate::encoder::{Encoder, Pixels};
+use crate::pixels::{Limits, Prepared, TokenLimits, decode};
+
+/// Pictures seen lately are kept as long as their rows take no more bytes than this.
+const KEPT_BYTES: usize = 256 << 20;
+
+/// A tower for a text model, and the pictures that it has seen lately.
+pub struct Sight {
+    engine: Engine,
+    encoder: Mutex<Encoder>,
+    decoding: Limits,
+    cells: TokenLimits,
+    /// The last one seen is the last.
+    seen: Mutex<VecDeque<Seen>>,
+}
+
+struct Seen {
+    digest: [u8; 32],
+    shown: Shown,
+}
+
+impl Sight {
+    /// Of a text model, with a tower made for it.
+    ///
+    /// # Errors
+    /// If the tower is for another model.
+    pub fn new(
+        engine: &Engine,
+        encoder: Encoder,
+        decoding: Limits,
+        cells: TokenLimits,
+    ) -> Result<Sight, Error> {
+        let (expected, got) = (engine.hparams().picture_width(), encoder.tower().width());
+        if expected == 0 {
+            return Err(Error::ReadsText {
+                file: engine.gguf().name().to_owned(),
+                arch: engine.hparams().arch.name(),
+            });
+        }
+        if expected != got {
+            return Err(Error::OtherModel {
+                file: encoder.file().to_owned(),
+                n_embd: engine.hparams().n_embd(),
+                deepstack: engine.hparams().n_deepstack,
+                expected,
+                got,
+            });
+        }
+        Ok(Sight {
+            engine: engine.clone(),
+            encoder: Mutex::new(encoder),
+            decoding,
+            cells,
+            seen: Mutex::default(),
+        })
+    }
+
+    /// The model whose prompts take what is seen.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Shows the model an image file's picture.
+    ///
+    /// # Errors
+    /// If it cannot be decoded within the bounds, or not be computed.
+    pub fn see(&self, file: &[u8]) -> Result<Shown, Error> {
+        let digest: [u8; 32] = Sha256::digest(file).into();
+        if let Some(shown) = self.seen_before(&digest) {
+            return Ok(shown);
+        }
+        let picture = decode(file, &self.decoding)?;
+        let mut encoder = self.encoder.lock().unwrap_or_else(PoisonError::into_inner);
+        let prepared = Prepared::new(&picture, &encoder.tower().hparams, self.cells)?;
+        drop(picture);
+        let size = prepared.picture.size();
+        let pixels = Pixels {
+            width: size.width,
+            height: size.height,
+            planes: &prepared.planes,
+        };
+        let cells = encoder.encode(pixels, None)?;
+        drop(encoder);
+        let shown = self.engine.show(Picture {
+            nx: cells.nx,
+            ny: cells.ny,
+            rows: cells.rows,
+            digest,
+        })?;
+        self.keep(digest, &shown);
+        Ok(shown)
+    }
+
+    fn seen_before(&self, digest: &[u8; 32]) -> Option<Shown> {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = seen.iter().position(|seen| seen.digest == *digest)?;
+        let again = seen.remove(at)?;
+        let shown = again.shown.clone();
+        seen.push_back(again);
+        Some(shown)
+    }
+
+    fn keep(&self, digest: [u8; 32], shown: &Shown) {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let shown = shown.clone();
+        seen.push_back(Seen { digest, shown });
+        let bytes = |seen: &Seen| size_of_val(&seen.shown.picture().rows[..]);
+        let mut all: usize = seen.iter().map(bytes).sum();
+        while all > KEPT_BYTES
+            && let Some(oldest) = seen.pop_front()
+        {
+            all -= bytes(&oldest);
+        }
+    }
+}
