@@ -1,6 +1,7 @@
 //! `octavo serve`: answer many at once over HTTP.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
@@ -8,9 +9,11 @@ use octavo_engine::{BatchOptions, EngineOptions, kv_bytes};
 use octavo_kernels::PAGE_POSITIONS;
 use octavo_model::Hparams;
 use octavo_server::{Options, Stop};
+use octavo_vision::Sight;
 
 use super::args::{ComputeArgs, ModelArgs};
 use super::failure::{Exit, Failure};
+use super::vision::SightArgs;
 use super::{load, signal, terminal, values};
 
 /// What the built-in model is called.
@@ -18,6 +21,9 @@ const DEMO_NAME: &str = "tiny-qwen3";
 
 /// Part of the free memory that the cache may take unless told otherwise: 1 of so many.
 const MEMORY_PART: u64 = 4;
+
+/// Bytes of a request's body with pictures.
+const PICTURES_BODY: usize = 48 << 20;
 
 /// Taken as free memory where the system does not say.
 const MEMORY_UNKNOWN: u64 = 8 << 30;
@@ -31,6 +37,7 @@ const MEMORY_UNKNOWN: u64 = 8 << 30;
 Examples:
   octavo serve                                   the built-in demo model on 127.0.0.1:8080
   octavo serve model.gguf --port 8000 --parallel 32
+  octavo serve model.gguf --mmproj mmproj.gguf
   octavo serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
   curl http://127.0.0.1:8080/v1/chat/completions -d \
 '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'
@@ -43,6 +50,8 @@ pub(super) struct ServeArgs {
     listen: ListenArgs,
     #[command(flatten)]
     share: ShareArgs,
+    #[command(flatten)]
+    sight: SightArgs,
     #[command(flatten)]
     compute: ComputeArgs,
 }
@@ -118,6 +127,8 @@ pub(super) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
     })?;
     let options = options(args)?;
     let engine = load::any_engine(&args.model, engine_options(args)?)?;
+    let sight = args.sight.load(&engine, &args.compute)?;
+    let options = with_sight(options, sight);
     serving.begin();
     let ready = |address: std::net::SocketAddr| {
         let name = options.names.first().map_or("", String::as_str);
@@ -129,6 +140,15 @@ pub(super) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
     let mut warn = |line: &str| terminal::warn([line.to_owned()]);
     octavo_server::serve(&engine, options.clone(), &stop, ready, &mut warn)?;
     Ok(Exit::Done)
+}
+
+/// Options of a server that takes pictures, if there is something to see them with.
+fn with_sight(mut options: Options, sight: Option<Sight>) -> Options {
+    if let Some(sight) = sight {
+        options.max_body = options.max_body.max(PICTURES_BODY);
+        options.sight = Some(Arc::new(sight));
+    }
+    options
 }
 
 fn options(args: &ServeArgs) -> Result<Options, Failure> {

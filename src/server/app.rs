@@ -19,12 +19,15 @@ use crate::metrics::Recorder;
 /// but must not keep a core from steps or all threads from other requests.
 const WORKERS: usize = 2;
 
-/// Threads for that: one for each of them, one for whoever compiles a rule, and one for the address
+/// Threads for that: one for each of them, one for whoever compiles a rule, one for whoever looks at pictures, and one for the address
 /// that is looked up in the beginning.
-pub(crate) const THREADS: usize = WORKERS + 2;
+pub(crate) const THREADS: usize = WORKERS + 3;
 
 /// How long a request may wait for such work before it is turned away.
 const WORK_PATIENCE: Duration = Duration::from_secs(8);
+
+/// And how long one with pictures may wait until others' have been seen.
+const LOOK_PATIENCE: Duration = Duration::from_secs(60);
 
 /// What all routes share.
 pub(crate) struct App {
@@ -41,6 +44,10 @@ pub(crate) struct App {
     workers: Arc<Semaphore>,
     /// Who compiles a rule for a text: that can take longer, and one at a time is enough.
     compiler: Arc<Semaphore>,
+    /// Who looks at pictures: one at a time, for it takes all cores.
+    viewer: Arc<Semaphore>,
+    /// What stands for pictures in texts while they are put together.
+    marker: String,
     /// Requests that run or wait.
     admitted: Arc<AtomicUsize>,
     ids: AtomicU64,
@@ -67,6 +74,8 @@ impl App {
             started: Instant::now(),
             workers: Arc::new(Semaphore::new(WORKERS)),
             compiler: Arc::new(Semaphore::new(1)),
+            viewer: Arc::new(Semaphore::new(1)),
+            marker: octavo_vision::prompt::private_marker(),
             admitted: Arc::default(),
             ids: AtomicU64::new(0),
         }
@@ -146,7 +155,20 @@ impl App {
             return Ok(None);
         };
         let compile = move |app: &App| app.grammars.compile(&rule, param).map(Some);
-        self.work_as(&self.compiler, compile).await
+        self.work_as(&self.compiler, WORK_PATIENCE, compile).await
+    }
+
+    /// What stands for pictures in texts, if pictures are taken.
+    pub(crate) fn marker(&self) -> Option<&str> {
+        self.options.sight.as_ref().map(|_| self.marker.as_str())
+    }
+
+    /// Runs what looks at pictures.
+    pub(crate) async fn look<T: Send + 'static>(
+        self: &Arc<App>,
+        work: impl FnOnce(&App) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        self.work_as(&self.viewer, LOOK_PATIENCE, work).await
     }
 
     /// Runs work that takes a while, away from the threads that talk to clients.
@@ -154,16 +176,17 @@ impl App {
         self: &Arc<App>,
         work: impl FnOnce(&App) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        self.work_as(&self.workers, work).await
+        self.work_as(&self.workers, WORK_PATIENCE, work).await
     }
 
     async fn work_as<T: Send + 'static>(
         self: &Arc<App>,
         workers: &Arc<Semaphore>,
+        patience: Duration,
         work: impl FnOnce(&App) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let workers = Arc::clone(workers);
-        let Ok(permit) = tokio::time::timeout(WORK_PATIENCE, workers.acquire_owned()).await else {
+        let Ok(permit) = tokio::time::timeout(patience, workers.acquire_owned()).await else {
             return Err(ApiError::busy("too many requests are being read"));
         };
         let app = Arc::clone(self);

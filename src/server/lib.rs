@@ -8,6 +8,7 @@ mod error;
 mod fields;
 mod grammar;
 mod http;
+mod images;
 mod limits;
 mod metrics;
 mod page;
@@ -24,6 +25,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use octavo_engine::{Batch, BatchOptions, Engine, Front};
+use octavo_vision::Sight;
 use tokio::sync::watch;
 
 use app::App;
@@ -60,6 +62,8 @@ pub struct Options {
     pub batch: BatchOptions,
     /// Whether it listens to this machine alone. Set when it begins.
     pub is_local: bool,
+    /// What pictures are seen with; without it, none are taken.
+    pub sight: Option<Arc<Sight>>,
     /// What identifiers are made from, so that nobody guesses another's.
     pub secret: [u8; 16],
 }
@@ -82,6 +86,7 @@ impl Default for Options {
                 ..BatchOptions::default()
             },
             is_local: true,
+            sight: None,
             secret: random(),
         }
     }

@@ -28,6 +28,15 @@ struct Seen {
     shown: Shown,
 }
 
+impl std::fmt::Debug for Sight {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let cells = &self.cells;
+        f.debug_struct("Sight")
+            .field("cells", cells)
+            .finish_non_exhaustive()
+    }
+}
+
 impl Sight {
     /// Of a text model, with a tower made for it.
     ///

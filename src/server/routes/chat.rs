@@ -6,18 +6,19 @@ use axum::body::Body;
 use axum::http::Response;
 use axum::response::IntoResponse;
 use octavo_engine::sequence::Finish;
-use octavo_engine::{Event, Request, Timing};
+use octavo_engine::{Event, Request, Shown, Timing};
 use octavo_text::chat::answer::{AnswerParser, CallFormat, Piece, Wants};
 use octavo_text::chat::{ChatTemplate, Content, Conversation};
 use serde_json::{Value, json};
 
-use super::conversation::{self, ToolChoice, tool_name};
+use super::conversation::{self, Asked, ToolChoice, tool_name};
 use crate::app::{App, now};
 use crate::auth::Caller;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::grammar::Rule;
 use crate::http::json_response;
+use crate::images;
 use crate::params::{self, Dialect, MAX_N, MAX_TOP};
 use crate::prompt::{check_length, salt};
 use crate::sse::{self, Message, Writer};
@@ -60,7 +61,10 @@ pub(crate) async fn handle(
     caller: Caller,
     body: Value,
 ) -> Result<Response<Body>, ApiError> {
-    let prepared = app.work(move |app| prepare(app, &caller, &body)).await?;
+    let body = Arc::new(body);
+    let pictures = images::see(&app, &body).await?;
+    let prepared = app.work(move |app| prepare(app, &caller, &body, pictures));
+    let prepared = prepared.await?;
     let Prepared {
         mut request,
         rule,
@@ -95,10 +99,19 @@ pub(crate) fn template(app: &App) -> Result<&ChatTemplate, ApiError> {
 }
 
 /// Reads a request, renders its conversation and makes tokens of it.
-pub(crate) fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiError> {
+pub(crate) fn prepare(
+    app: &App,
+    caller: &Caller,
+    body: &Value,
+    pictures: Vec<Shown>,
+) -> Result<Prepared, ApiError> {
     let fields = Fields::of(body)?;
     app.check_model(fields.str("model")?)?;
-    let (conversation, choice) = conversation::read(&fields)?;
+    let Asked {
+        conversation,
+        choice,
+        ..
+    } = conversation::read(&fields, app.marker())?;
     let mut options = params::options(app, &fields, Dialect::OpenAi)?;
     options.max_tokens = match fields.count("max_completion_tokens", 1, 1 << 30)? {
         Some(n) => Some(n),
@@ -115,7 +128,7 @@ pub(crate) fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepar
     let continues = fields.bool("continue_final_message")?.unwrap_or(false);
     let template = template(app)?;
     let rendered = render(template, &conversation, continues)?;
-    let prompt = octavo_text::chat::encode(app.tokenizer(), &rendered)?;
+    let prompt = tokens(app, &rendered, &pictures)?;
     check_length(app, &prompt)?;
     let rule = rule(app, &fields, &conversation, &choice)?;
     let wants = Wants {
@@ -130,6 +143,7 @@ pub(crate) fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepar
             n,
             goal,
             salt: salt(&fields, caller.salt())?,
+            pictures,
             ..Request::new(&prompt, &options)
         },
         rule,
@@ -145,6 +159,22 @@ pub(crate) fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepar
             n,
         },
     })
+}
+
+/// The tokens of a rendered conversation, with its pictures in the places of their markers.
+fn tokens(app: &App, rendered: &str, pictures: &[Shown]) -> Result<Vec<u32>, ApiError> {
+    match app.marker() {
+        Some(marker) if !pictures.is_empty() => {
+            let tokens = octavo_vision::prompt::tokens(
+                app.tokenizer(),
+                rendered.as_bytes(),
+                marker,
+                pictures,
+            );
+            tokens.map_err(|error| ApiError::bad_field("messages", error.to_string()))
+        }
+        _ => Ok(octavo_text::chat::encode(app.tokenizer(), rendered)?),
+    }
 }
 
 /// Stands for a message that is to be continued while a template is rendered: what no one writes.
@@ -493,7 +523,7 @@ pub(crate) async fn apply_template(
     let prompt = app
         .work(move |app| {
             let fields = Fields::of(&body)?;
-            let (conversation, _) = conversation::read(&fields)?;
+            let Asked { conversation, .. } = conversation::read(&fields, app.marker())?;
             let continues = fields.bool("continue_final_message")?.unwrap_or(false);
             render(template(app)?, &conversation, continues)
         })

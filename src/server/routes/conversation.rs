@@ -25,13 +25,35 @@ pub(crate) enum ToolChoice {
     Named(String),
 }
 
-/// Reads `messages`, `tools` and what else the template sees.
-pub(crate) fn read(fields: &Fields<'_>) -> Result<(Conversation, ToolChoice), ApiError> {
+/// What a request asks for.
+pub(crate) struct Asked<'a> {
+    pub(crate) conversation: Conversation,
+    pub(crate) choice: ToolChoice,
+    /// The pictures of all messages, in order; markers stand for them in the conversation.
+    pub(crate) images: Vec<Image<'a>>,
+}
+
+/// A picture of a request.
+pub(crate) struct Image<'a> {
+    /// The field that it is in.
+    pub(crate) field: String,
+    /// A data URL, or bytes in base64 alone.
+    pub(crate) url: &'a str,
+}
+
+/// Reads `messages`, `tools` and what else the template sees. With a `marker`, messages may have
+/// pictures, which it stands for.
+pub(crate) fn read<'a>(fields: &Fields<'a>, marker: Option<&str>) -> Result<Asked<'a>, ApiError> {
     let messages = fields.need("messages", fields.list("messages", MAX_MESSAGES)?)?;
     if messages.is_empty() {
         return Err(fields.wrong("messages", "at least one message"));
     }
-    let read = |(i, value): (usize, &Value)| message(value, &format!("messages[{i}]."));
+    let mut parts = Parts {
+        marker,
+        images: Vec::new(),
+    };
+    let read =
+        |(i, value): (usize, &'a Value)| message(value, &format!("messages[{i}]."), &mut parts);
     let messages = messages
         .iter()
         .enumerate()
@@ -56,10 +78,18 @@ pub(crate) fn read(fields: &Fields<'_>) -> Result<(Conversation, ToolChoice), Ap
         add_generation_prompt: fields.bool("add_generation_prompt")?.unwrap_or(true),
         kwargs,
     };
-    Ok((conversation, choice))
+    Ok(Asked {
+        conversation,
+        choice,
+        images: parts.images,
+    })
 }
 
-fn message(value: &Value, path: &str) -> Result<Message, ApiError> {
+fn message<'a>(
+    value: &'a Value,
+    path: &str,
+    parts: &mut Parts<'a, '_>,
+) -> Result<Message, ApiError> {
     let fields = Fields::at(value, path)?;
     let role = match fields.need("role", fields.str("role")?)? {
         // the newer name for the same thing, which few templates know
@@ -71,7 +101,7 @@ fn message(value: &Value, path: &str) -> Result<Message, ApiError> {
         }
     };
     let tool_calls = tool_calls(&fields, path)?;
-    let content = content(&fields, path)?;
+    let content = parts.content(value, path)?;
     if content == Content::None && role != "assistant" {
         return Err(fields.wrong("content", "a string or a list of parts"));
     }
@@ -89,38 +119,112 @@ fn message(value: &Value, path: &str) -> Result<Message, ApiError> {
     })
 }
 
-fn content(fields: &Fields<'_>, path: &str) -> Result<Content, ApiError> {
-    match fields.get("content") {
-        None => Ok(Content::None),
-        Some(Value::String(text)) => Ok(Content::Text(text.clone())),
-        Some(_) => {
-            let parts = fields.list("content", MAX_PARTS)?.unwrap_or_default();
-            let read = |(i, value): (usize, &Value)| part(value, &format!("{path}content[{i}]."));
-            let parts = parts.iter().enumerate().map(read);
-            Ok(Content::Parts(parts.collect::<Result<_, _>>()?))
+/// Reads the parts of messages.
+struct Parts<'a, 'm> {
+    /// What stands for a picture in a text, where pictures are taken.
+    marker: Option<&'m str>,
+    images: Vec<Image<'a>>,
+}
+
+/// One part of a message.
+enum Part<'a> {
+    Text(&'a str),
+    Image(Image<'a>),
+}
+
+impl<'a> Parts<'a, '_> {
+    fn content(&mut self, message: &'a Value, path: &str) -> Result<Content, ApiError> {
+        match &message["content"] {
+            Value::Null => Ok(Content::None),
+            Value::String(text) => Ok(Content::Text(text.clone())),
+            content => {
+                // says what is wrong with a list
+                Fields::at(message, path)?.list("content", MAX_PARTS)?;
+                let parts = content.as_array().map_or(&[][..], Vec::as_slice);
+                let read = |(i, value): (usize, &'a Value)| {
+                    self.part(value, &format!("{path}content[{i}]."))
+                };
+                let parts: Vec<Part<'a>> = parts
+                    .iter()
+                    .enumerate()
+                    .map(read)
+                    .collect::<Result<_, _>>()?;
+                Ok(self.join(parts))
+            }
+        }
+    }
+
+    /// Texts stay parts. Beside a picture they become one text, as llama-server joins them: lines of
+    /// their own, and pictures where they stand.
+    fn join(&mut self, parts: Vec<Part<'a>>) -> Content {
+        let has_image = parts.iter().any(|part| matches!(part, Part::Image(_)));
+        let marker = self.marker.filter(|_| has_image);
+        let Some(marker) = marker else {
+            let texts = parts.iter().filter_map(|part| match part {
+                Part::Text(text) => Some(json!({ "type": "text", "text": text })),
+                Part::Image(_) => None,
+            });
+            return Content::Parts(texts.collect());
+        };
+        let (mut all, mut after_text) = (String::new(), false);
+        for part in parts {
+            match part {
+                Part::Text(text) => {
+                    if after_text {
+                        all.push('\n');
+                    }
+                    all.push_str(text);
+                    after_text = true;
+                }
+                Part::Image(image) => {
+                    all.push_str(marker);
+                    self.images.push(image);
+                    after_text = false;
+                }
+            }
+        }
+        Content::Text(all)
+    }
+
+    fn part(&self, value: &'a Value, path: &str) -> Result<Part<'a>, ApiError> {
+        let fields = Fields::at(value, path)?;
+        match fields.need("type", fields.str("type")?)? {
+            "text" | "input_text" | "output_text" => text(value, &fields, "text"),
+            "refusal" => text(value, &fields, "refusal"),
+            "image_url" | "image" | "input_image" if self.marker.is_some() => {
+                image(value, &fields, path).map(Part::Image)
+            }
+            "image_url" | "image" | "input_image" => {
+                Err(fields.wrong("type", "text: this model takes no images"))
+            }
+            "input_audio" | "audio" | "video" | "video_url" | "file" => {
+                Err(fields.wrong("type", "text: this model takes nothing else"))
+            }
+            _ => Err(fields.wrong("type", "text")),
         }
     }
 }
 
-fn part(value: &Value, path: &str) -> Result<Value, ApiError> {
-    let fields = Fields::at(value, path)?;
-    match fields.need("type", fields.str("type")?)? {
-        "text" | "input_text" | "output_text" => {
-            let text = fields.need("text", fields.str("text")?)?;
-            Ok(json!({ "type": "text", "text": text }))
+fn text<'a>(part: &'a Value, fields: &Fields<'_>, name: &str) -> Result<Part<'a>, ApiError> {
+    fields.need(name, fields.str(name)?)?;
+    Ok(Part::Text(part[name].as_str().unwrap_or_default()))
+}
+
+/// A picture: `image_url` is an object with its `url`, or the URL.
+fn image<'a>(part: &'a Value, fields: &Fields<'_>, path: &str) -> Result<Image<'a>, ApiError> {
+    let field = format!("{path}image_url");
+    fields.need("image_url", fields.get("image_url"))?;
+    let (field, url) = match &part["image_url"] {
+        Value::String(url) => (field, url.as_str()),
+        value => {
+            let inner_path = format!("{field}.");
+            let Some(url) = value.get("url").and_then(Value::as_str) else {
+                return Err(ApiError::bad_field(field, "expected an object with a url"));
+            };
+            (format!("{inner_path}url"), url)
         }
-        "refusal" => {
-            let text = fields.need("refusal", fields.str("refusal")?)?;
-            Ok(json!({ "type": "text", "text": text }))
-        }
-        "image_url" | "image" | "input_image" => {
-            Err(fields.wrong("type", "text: this model takes no images"))
-        }
-        "input_audio" | "audio" | "video" | "video_url" | "file" => {
-            Err(fields.wrong("type", "text: this model takes nothing else"))
-        }
-        _ => Err(fields.wrong("type", "text")),
-    }
+    };
+    Ok(Image { field, url })
 }
 
 fn tool_calls(fields: &Fields<'_>, path: &str) -> Result<Vec<ToolCall>, ApiError> {

@@ -225,7 +225,8 @@ pub(crate) async fn tokenize(
         let (text, is_vllm) = match fields.str("content")? {
             Some(text) => (text.to_owned(), false),
             None if fields.get("messages").is_some() => {
-                let (conversation, _) = super::conversation::read(&fields)?;
+                let asked = super::conversation::read(&fields, app.marker())?;
+                let conversation = asked.conversation;
                 let template = super::chat::template(app)?;
                 (super::chat::render(template, &conversation, false)?, true)
             }
@@ -308,7 +309,7 @@ pub(crate) async fn props(app: Arc<App>) -> Result<Response<Body>, ApiError> {
         "chat_template": app.template.as_ref().map(|template| template.source()),
         "bos_token": app.tokenizer().bos().map(|id| wire::text(app.tokenizer(), id)),
         "eos_token": app.tokenizer().eos().map(|id| wire::text(app.tokenizer(), id)),
-        "modalities": { "vision": false, "audio": false },
+        "modalities": { "vision": app.options.sight.is_some(), "audio": false },
         "build_info": crate::FINGERPRINT,
     })))
 }

@@ -16,6 +16,7 @@ use crate::auth::Caller;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::http::json_response;
+use crate::images;
 use crate::sse::{self, Message, Writer};
 use crate::work::{Update, Work};
 
@@ -27,10 +28,9 @@ pub(crate) async fn handle(
     caller: Caller,
     body: Value,
 ) -> Result<Response<Body>, ApiError> {
-    let prepared = app.work(move |app| {
-        let chat = chat_request(&Fields::of(&body)?)?;
-        chat::prepare(app, &caller, &chat)
-    });
+    let chat = Arc::new(chat_request(&Fields::of(&body)?)?);
+    let pictures = images::see(&app, &chat).await?;
+    let prepared = app.work(move |app| chat::prepare(app, &caller, &chat, pictures));
     let Prepared {
         mut request,
         rule,

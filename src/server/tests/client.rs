@@ -43,6 +43,11 @@ impl Server {
     /// A server of another model.
     pub(crate) fn of(source: &ModelSource, engine: EngineOptions, options: Options) -> Server {
         let engine = Engine::load(source, &engine, &mut |_| {}).expect("it loads");
+        Server::with(engine, options)
+    }
+
+    /// A server of a loaded model.
+    pub(crate) fn with(engine: Engine, options: Options) -> Server {
         let stop = Stop::default();
         let (sender, receiver) = mpsc::channel();
         let options = Options { port: 0, ..options };

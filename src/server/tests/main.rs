@@ -6,4 +6,5 @@ mod client;
 mod constraints;
 mod hostile;
 mod page;
+mod pictures;
 mod sharing;

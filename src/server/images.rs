@@ -1,0 +1,97 @@
+//! Pictures of requests: from data URLs to cells that a model is shown.
+
+use std::sync::Arc;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE};
+use octavo_engine::Shown;
+use serde_json::Value;
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::routes::conversation::{self, Image};
+
+/// Pictures of one request.
+const MAX_IMAGES: usize = 64;
+
+/// Shows the model the pictures of a conversation, if there are any and it sees.
+pub(crate) async fn see(app: &Arc<App>, body: &Arc<Value>) -> Result<Vec<Shown>, ApiError> {
+    if app.options.sight.is_none() || !has_images(body) {
+        return Ok(Vec::new());
+    }
+    let body = Arc::clone(body);
+    app.look(move |app| {
+        let asked = conversation::read(&Fields::of(&body)?, app.marker())?;
+        if asked.images.len() > MAX_IMAGES {
+            let message = format!("expected at most {MAX_IMAGES} pictures");
+            return Err(ApiError::bad_field("messages", message));
+        }
+        asked
+            .images
+            .iter()
+            .map(|image| see_one(app, image))
+            .collect()
+    })
+    .await
+}
+
+/// Whether messages may have pictures; cheap, and wrong only where there are none.
+fn has_images(body: &Value) -> bool {
+    let messages = body["messages"].as_array();
+    let parts = messages.into_iter().flatten();
+    let mut parts = parts
+        .filter_map(|message| message["content"].as_array())
+        .flatten();
+    parts.any(|part| part["type"] != "text")
+}
+
+fn see_one(app: &App, image: &Image<'_>) -> Result<Shown, ApiError> {
+    let wrong = |why: String| ApiError::bad_field(image.field.clone(), why);
+    let bytes = bytes(image.url).map_err(|why| wrong(why.to_owned()))?;
+    let sight = app.options.sight.as_ref().expect("pictures are taken");
+    sight.see(&bytes).map_err(|error| wrong(error.to_string()))
+}
+
+/// The bytes of a data URL, or of base64 alone.
+fn bytes(url: &str) -> Result<Vec<u8>, &'static str> {
+    const EXPECTED: &str = "expected a data URL with the picture in base64; nothing is fetched";
+    let data = match url.split_once(',') {
+        Some((head, data)) if head.starts_with("data:") => {
+            if !head.ends_with(";base64") {
+                return Err(EXPECTED);
+            }
+            data
+        }
+        _ if url.contains(':') => return Err(EXPECTED),
+        _ => url,
+    };
+    let data = data.trim();
+    let decoded = STANDARD
+        .decode(data)
+        .or_else(|_| STANDARD_NO_PAD.decode(data))
+        .or_else(|_| URL_SAFE.decode(data));
+    decoded.map_err(|_| "expected base64")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_have_bytes() {
+        for url in ["data:image/png;base64,AQID", "AQID", "data:;base64,AQID"] {
+            assert_eq!(bytes(url), Ok(vec![1, 2, 3]), "{url}");
+        }
+        assert_eq!(bytes("data:image/png;base64,AQ"), Ok(vec![1]));
+        for url in [
+            "https://example.org/a.png",
+            "file:///etc/passwd",
+            "data:image/png,abc",
+            "data:image/png;base64,%",
+            "no base64!",
+        ] {
+            assert!(bytes(url).is_err(), "{url}");
+        }
+    }
+}

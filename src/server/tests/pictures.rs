@@ -1,0 +1,166 @@
+//! Pictures in requests, with the shared folder's small model that sees.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use gguf_rs_lite::{Gguf, OpenOptions};
+use octavo_engine::{Engine, ModelSource};
+use octavo_fixtures::shared;
+use octavo_kernels::{Isa, KvType};
+use octavo_server::Options;
+use octavo_vision::pixels::{Limits, TokenLimits};
+use octavo_vision::{Encoder, EncoderOptions, Sight};
+use serde_json::{Value, json};
+
+use crate::client::{Server, small};
+
+/// A server that sees; `None` where the shared folder is absent.
+fn seeing() -> Option<Server> {
+    let folder: PathBuf = shared("vision")?;
+    let options = octavo_engine::EngineOptions {
+        kv_type: KvType::F32,
+        ..small()
+    };
+    let source = ModelSource::Path(folder.join("vl-a-text-F32.gguf"));
+    let engine = Engine::load(&source, &options, &mut |_| {}).expect("it loads");
+    let tower = Gguf::open(
+        &folder.join("vl-a-mmproj-F32.gguf"),
+        &OpenOptions::default(),
+    );
+    let options = EncoderOptions {
+        isa: Isa::best(),
+        threads: 2,
+        most_cells: 256,
+    };
+    let tower = Arc::new(tower.expect("a tower"));
+    let encoder = Encoder::cpu(&tower, &options, &mut |_| {}).expect("it loads");
+    let (limits, cells) = (Limits::default(), TokenLimits::default());
+    let sight = Sight::new(&engine, encoder, limits, cells).expect("made for the model");
+    Some(Server::with(
+        engine,
+        Options {
+            sight: Some(Arc::new(sight)),
+            ..Options::default()
+        },
+    ))
+}
+
+/// A picture of the shared folder as a data URL.
+fn url(name: &str) -> String {
+    let path = shared(&format!("vision/images/{name}.png")).expect("it is there");
+    let bytes = std::fs::read(path).expect("a file");
+    format!("data:image/png;base64,{}", STANDARD.encode(bytes))
+}
+
+fn image(name: &str) -> Value {
+    json!({ "type": "image_url", "image_url": { "url": url(name) } })
+}
+
+fn text(text: &str) -> Value {
+    json!({ "type": "text", "text": text })
+}
+
+fn asked(parts: Vec<Value>) -> Value {
+    json!({
+        "messages": [{ "role": "user", "content": parts }],
+        "temperature": 0,
+        "max_tokens": 8,
+        "return_token_ids": true,
+    })
+}
+
+/// llama.cpp's greedy continuation of a golden.
+fn golden(name: &str) -> Vec<i32> {
+    let path = shared(&format!("vision/goldens/{name}.safetensors")).expect("it is there");
+    let bytes = std::fs::read(path).expect("a file");
+    let file = safetensors::SafeTensors::deserialize(&bytes).expect("safetensors");
+    let array = file.tensor("generated").expect("it goes on");
+    let values = array.data().chunks_exact(4);
+    values
+        .map(|b| i32::from_le_bytes(b.try_into().expect("four bytes")))
+        .collect()
+}
+
+#[test]
+fn answers_about_pictures_are_llama_cpps() {
+    let Some(server) = seeing() else { return };
+    assert_eq!(server.get("/props").json()["modalities"]["vision"], true);
+    let one = asked(vec![text("What is in "), image("wide"), text("?")]);
+    let two = asked(vec![
+        text("Compare "),
+        image("photo"),
+        text("\nand "),
+        image("tall"),
+        text(". Which is larger?"),
+    ]);
+    for (body, name, prompt) in [(&one, "one", 33), (&two, "two", 70), (&one, "one", 33)] {
+        let answer = server.post("/v1/chat/completions", body).json();
+        assert_eq!(answer["usage"]["prompt_tokens"], prompt, "{answer}");
+        assert_eq!(
+            answer["choices"][0]["token_ids"],
+            json!(golden(name)),
+            "{answer}"
+        );
+    }
+    // the third was asked before: its picture's pages are there
+    let again = server.post("/v1/chat/completions", &one).json();
+    let cached = &again["usage"]["prompt_tokens_details"]["cached_tokens"];
+    assert_eq!(cached, 32, "{again}");
+    // the same through the other interface, whose picture is a string
+    let body = json!({
+        "input": [{ "role": "user", "content": [
+            { "type": "input_text", "text": "What is in " },
+            { "type": "input_image", "image_url": url("wide") },
+            { "type": "input_text", "text": "?" },
+        ] }],
+        "temperature": 0,
+        "max_output_tokens": 8,
+    });
+    let other = server.post("/v1/responses", &body).json();
+    assert_eq!(
+        other["output"][0]["content"][0]["text"], again["choices"][0]["message"]["content"],
+        "{other}"
+    );
+}
+
+#[test]
+fn pictures_that_are_none_are_named() {
+    let Some(server) = seeing() else { return };
+    let part = |url: Value| json!({ "type": "image_url", "image_url": url });
+    for (bad, field) in [
+        (
+            part(json!({ "url": "https://example.org/a.png" })),
+            "image_url.url",
+        ),
+        (
+            part(json!({ "url": "data:image/png;base64,AAAA" })),
+            "image_url.url",
+        ),
+        (part(json!("file:///etc/passwd")), "image_url"),
+        (part(json!({ "uri": "x" })), "image_url"),
+        (part(Value::Null), "image_url"),
+    ] {
+        let answer = server.post("/v1/chat/completions", &asked(vec![text("a"), bad]));
+        let param = format!("messages[0].content[1].{field}");
+        assert_eq!(
+            (answer.status, answer.param()),
+            (400, param),
+            "{}",
+            answer.text
+        );
+    }
+    let many = vec![image("wide"); 65];
+    assert_eq!(
+        server.post("/v1/chat/completions", &asked(many)).status,
+        400
+    );
+    // what a user writes is text, also where it looks like a picture's place
+    let answer = server.post("/v1/chat/completions", &asked(vec![text("<__media__>")]));
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    // and nobody can name a picture's cells
+    let body = json!({ "prompt": [2_147_483_648u32], "max_tokens": 1 });
+    assert_eq!(server.post("/v1/completions", &body).status, 400);
+    server.idle();
+}
