@@ -11,6 +11,7 @@ use octavo_text::tokenizer::EncodeOptions;
 use serde_json::{Value, json};
 
 use super::args::{ComputeArgs, ModelArgs};
+use super::arrays::{self, Array};
 use super::failure::{Exit, Failure};
 use super::output::{Inputs, Kind, Output};
 use super::prompt::TextArgs;
@@ -234,39 +235,19 @@ fn write(
     };
     let rows = of(Pooling::None)?;
     let width = rows.len() / tokens.len();
-    let ids: Vec<u8> = tokens.iter().flat_map(|id| id.to_le_bytes()).collect();
-    let bytes = |x: &[f32]| x.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
-    let mut tensors = vec![
-        ("tokens", "I32", vec![tokens.len()], ids),
-        ("embd", "F32", vec![tokens.len(), width], bytes(&rows)),
+    let mut arrays = vec![
+        Array::ids("tokens", tokens),
+        Array::floats("embd", &[tokens.len(), width], &rows),
     ];
     if embed.pooling != Pooling::None {
-        tensors.push(("pooled", "F32", vec![width], bytes(&of(embed.pooling)?)));
+        arrays.push(Array::floats("pooled", &[width], &of(embed.pooling)?));
     }
-    dump.write(&safetensors(&tensors))?;
+    dump.write(&arrays::file(PRODUCER, &arrays))?;
     Ok(Exit::Done)
 }
 
 /// What tells these files from others: see [`Kind::Embeddings`].
 pub(super) const PRODUCER: &str = "octavo embed";
-
-/// A safetensors file: the length of a header, the header, and the tensors one after the other.
-fn safetensors(tensors: &[(&str, &str, Vec<usize>, Vec<u8>)]) -> Vec<u8> {
-    let mut header = json!({ "__metadata__": { "producer": PRODUCER } });
-    let mut end = 0;
-    for (name, ty, shape, data) in tensors {
-        let start = end;
-        end += data.len();
-        header[name] = json!({ "dtype": ty, "shape": shape, "data_offsets": [start, end] });
-    }
-    let mut header = header.to_string();
-    // tensors begin at a multiple of 8
-    header.push_str(&" ".repeat(header.len().next_multiple_of(8) - header.len()));
-    let mut file = (header.len() as u64).to_le_bytes().to_vec();
-    file.extend(header.bytes());
-    tensors.iter().for_each(|(.., data)| file.extend(data));
-    file
-}
 
 #[cfg(test)]
 mod tests {

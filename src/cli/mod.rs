@@ -7,6 +7,7 @@
 
 mod args;
 mod argv;
+mod arrays;
 mod bench;
 mod chat;
 mod convert;

@@ -31,6 +31,8 @@ pub(super) enum Kind {
     Logits,
     /// What `octavo embed` writes.
     Embeddings,
+    /// What `octavo inspect` writes of a picture.
+    Picture,
     /// A base of log-probabilities.
     Base,
     /// A page with this title.
@@ -50,6 +52,7 @@ impl Kind {
             Kind::Imatrix => "importance matrix".to_owned(),
             Kind::Logits => "file of logits".to_owned(),
             Kind::Embeddings => "file of embeddings".to_owned(),
+            Kind::Picture => "picture's file".to_owned(),
             Kind::Base => "file of log-probabilities".to_owned(),
             Kind::Page(title) => format!("page of {title}"),
             Kind::Kept => "comparison with llama.cpp".to_owned(),
@@ -73,6 +76,7 @@ impl Kind {
                         .all(|name| g.tensor(name).is_some())
             }),
             Kind::Embeddings => says(path, PRODUCER),
+            Kind::Picture => says(path, super::inspect::PRODUCER),
             Kind::Base => beginning(path).starts_with(&base::MAGIC),
             Kind::Page(title) => Page::is_beginning(title, &beginning(path)),
             // they lie beside the command line that they came from

@@ -1,5 +1,7 @@
 //! Pictures beside a text: the tower's file, and the images.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,21 +15,31 @@ use super::args::ComputeArgs;
 use super::failure::Failure;
 use super::load;
 
+/// How many cells pictures have.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Pictures")]
+pub(super) struct CellsArgs {
+    /// Cells that a picture has at least; smaller ones are enlarged [default: 8]
+    #[arg(long, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=65536))]
+    image_min_tokens: Option<u32>,
+    /// Cells that a picture has at most; larger ones are shrunk [default: 4096]
+    #[arg(long, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=65536))]
+    image_max_tokens: Option<u32>,
+}
+
 /// The tower, and how many cells pictures have.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Pictures")]
+#[command(mut_arg("image_min_tokens", |a| a.requires("mmproj")))]
+#[command(mut_arg("image_max_tokens", |a| a.requires("mmproj")))]
 pub(super) struct SightArgs {
     /// The model's vision tower: a GGUF file (mmproj)
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub(super) mmproj: Option<PathBuf>,
-    /// Cells that a picture has at least; smaller ones are enlarged [default: 8]
-    #[arg(long, value_name = "N", requires = "mmproj")]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=65536))]
-    image_min_tokens: Option<u32>,
-    /// Cells that a picture has at most; larger ones are shrunk [default: 4096]
-    #[arg(long, value_name = "N", requires = "mmproj")]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=65536))]
-    image_max_tokens: Option<u32>,
+    #[command(flatten)]
+    cells: CellsArgs,
 }
 
 /// Pictures beside a text.
@@ -42,6 +54,27 @@ pub(super) struct PictureArgs {
     pub(super) image: Vec<PathBuf>,
 }
 
+impl CellsArgs {
+    /// What was asked for, or what is usual. Who bounds one side need not bound the other.
+    pub(super) fn limits(&self) -> Result<TokenLimits, Failure> {
+        let usual = TokenLimits::default();
+        let number = |n: u32| n as usize;
+        match (self.image_min_tokens, self.image_max_tokens) {
+            (Some(min), Some(max)) if min > max => Err(Failure::Usage(format!(
+                "--image-min-tokens {min}: expected at most --image-max-tokens, {max}"
+            ))),
+            (min, max) => {
+                let given = (min.map(number), max.map(number));
+                let min = given
+                    .0
+                    .unwrap_or(usual.min.min(given.1.unwrap_or(usual.min)));
+                let max = given.1.unwrap_or(usual.max.max(min));
+                Ok(TokenLimits { min, max })
+            }
+        }
+    }
+}
+
 impl SightArgs {
     /// Loads the tower, if there is one, for a model.
     pub(super) fn load(
@@ -52,50 +85,10 @@ impl SightArgs {
         let Some(path) = &self.mmproj else {
             return Ok(None);
         };
-        let usual = TokenLimits::default();
-        let cells = TokenLimits {
-            min: self.image_min_tokens.map_or(usual.min, |n| n as usize),
-            max: self.image_max_tokens.map_or(usual.max, |n| n as usize),
-        };
-        if cells.min > cells.max {
-            let TokenLimits { min, max } = cells;
-            return Err(Failure::Usage(format!(
-                "--image-min-tokens {min}: expected at most --image-max-tokens, {max}"
-            )));
-        }
-        let options = EncoderOptions {
-            isa: compute.isa.resolve().map_err(octavo_engine::Error::from)?,
-            threads: compute.threads.count(),
-            // long and narrow ones gain more than asked for where they are enlarged
-            most_cells: cells.max.max(1024) + cells.max / 4,
-        };
-        let mapped = OpenOptions {
-            mmap: compute.mmap(),
-            ..OpenOptions::default()
-        };
-        let gguf = Arc::new(Gguf::open(path, &mapped)?);
-        let encoder = load::shown(|sink| Encoder::cpu(&gguf, &options, sink))?;
+        let cells = self.cells.limits()?;
+        let encoder = encoder(path, cells, compute)?;
         Ok(Some(Sight::new(engine, encoder, Limits::default(), cells)?))
     }
-}
-
-/// Shows a model the picture of a file.
-pub(super) fn see(sight: &Sight, path: &Path) -> Result<Shown, Failure> {
-    let failed =
-        |error: &dyn std::fmt::Display| Failure::Input(format!("{}: {error}", path.display()));
-    let bytes = read(path).map_err(|error| failed(&error))?;
-    sight.see(&bytes).map_err(|error| failed(&error))
-}
-
-/// The file's bytes, one more than may be if there are more.
-fn read(path: &Path) -> std::io::Result<Vec<u8>> {
-    use std::io::Read;
-    let most = Limits::default().bytes as u64 + 1;
-    let mut bytes = Vec::new();
-    std::fs::File::open(path)?
-        .take(most)
-        .read_to_end(&mut bytes)?;
-    Ok(bytes)
 }
 
 impl PictureArgs {
@@ -113,19 +106,49 @@ impl PictureArgs {
 
     /// The text with places for the pictures; as it is, where there are none.
     pub(super) fn place(&self, text: Vec<u8>) -> Vec<u8> {
-        match self.image.len() {
-            0 => text,
-            n => with_places(text, n),
+        if self.image.is_empty() || prompt::places(&text, prompt::MARKER) > 0 {
+            return text;
         }
+        let mut all = prompt::MARKER.repeat(self.image.len()).into_bytes();
+        all.extend(text);
+        all
     }
 }
 
-/// Puts a place before a text for each picture, unless it has places.
-fn with_places(text: Vec<u8>, pictures: usize) -> Vec<u8> {
-    if prompt::places(&text, prompt::MARKER) > 0 {
-        return text;
+/// Loads a tower for pictures of so many cells.
+pub(super) fn encoder(
+    path: &Path,
+    cells: TokenLimits,
+    compute: &ComputeArgs,
+) -> Result<Encoder, Failure> {
+    let options = EncoderOptions {
+        isa: compute.isa.resolve().map_err(octavo_engine::Error::from)?,
+        threads: compute.threads.count(),
+        // long and narrow ones gain more than asked for where they are enlarged
+        most_cells: cells.max.max(1024) + cells.max / 4,
+    };
+    let mapped = OpenOptions {
+        mmap: compute.mmap(),
+        ..OpenOptions::default()
+    };
+    let gguf = Arc::new(Gguf::open(path, &mapped)?);
+    Ok(load::shown(|sink| Encoder::cpu(&gguf, &options, sink))?)
+}
+
+/// Shows a model the picture of a file.
+pub(super) fn see(sight: &Sight, path: &Path) -> Result<Shown, Failure> {
+    let bytes = read(path)?;
+    let shown = sight.see(&bytes);
+    shown.map_err(|error| Failure::Input(format!("{}: {error}", path.display())))
+}
+
+/// The file's bytes, one more than may be if there are more.
+pub(super) fn read(path: &Path) -> Result<Vec<u8>, Failure> {
+    let most = Limits::default().bytes as u64 + 1;
+    let mut bytes = Vec::new();
+    let file = File::open(path).and_then(|file| file.take(most).read_to_end(&mut bytes));
+    match file {
+        Ok(_) => Ok(bytes),
+        Err(error) => Err(Failure::Input(format!("{}: {error}", path.display()))),
     }
-    let mut all = prompt::MARKER.repeat(pictures).into_bytes();
-    all.extend(text);
-    all
 }

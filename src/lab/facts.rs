@@ -10,6 +10,7 @@ use octavo_model::weights::WeightId;
 use octavo_model::{Hparams, LayerHparams, Model, Op, Source, hparams};
 use octavo_text::chat::ChatTemplate;
 use octavo_text::tokenizer::Tokenizer;
+use octavo_vision::tower::{self, Tower};
 use serde::Serialize;
 
 /// Arrays up to this length are shown in full.
@@ -89,6 +90,8 @@ pub struct Facts<'g> {
     pub hparams: Option<Hparams>,
     /// None if it is refused.
     pub model: Option<Model>,
+    /// Of a file that is a vision tower; None if it is refused.
+    pub tower: Option<Tower>,
     /// None if it is refused.
     pub tokenizer: Option<Tokenizer>,
     /// Whether there is a sound one.
@@ -107,6 +110,18 @@ impl<'g> Facts<'g> {
     /// Looks at a file as it would be loaded with these options.
     pub fn new(gguf: &'g Gguf, options: &EngineOptions, isa: Isa, threads: Threads) -> Facts<'g> {
         let mut refusals = Vec::new();
+        let is_tower = matches!(
+            gguf.get("general.architecture"),
+            Some(Value::Str(name)) if name == tower::ARCHITECTURE.as_bytes()
+        );
+        if is_tower {
+            let tower = keep("tower", Tower::load(gguf), &mut refusals);
+            return Facts {
+                tower,
+                refusals,
+                ..Facts::bare(gguf, options, isa, threads)
+            };
+        }
         let hparams = keep("hyperparameters", Hparams::from_gguf(gguf), &mut refusals);
         // without hyperparameters the model fails for the same reason
         let model = hparams
@@ -128,19 +143,35 @@ impl<'g> Facts<'g> {
             .collect();
         warnings.extend(tokenizer.iter().flat_map(Tokenizer::warnings).cloned());
         Facts {
-            gguf,
-            isa,
-            threads,
-            repack: options.repack,
             keys: keys(gguf, hparams.as_ref()),
             memory: hparams.as_ref().map(|h| memory(gguf, h, options)),
-            types: types(gguf, isa, options.repack),
             chat_template: template.is_some(),
             hparams,
             model,
             tokenizer,
             warnings,
             refusals,
+            ..Facts::bare(gguf, options, isa, threads)
+        }
+    }
+
+    /// What is known of any file.
+    fn bare(gguf: &'g Gguf, options: &EngineOptions, isa: Isa, threads: Threads) -> Facts<'g> {
+        Facts {
+            gguf,
+            isa,
+            threads,
+            repack: options.repack,
+            keys: keys(gguf, None),
+            memory: None,
+            types: types(gguf, isa, options.repack),
+            chat_template: false,
+            hparams: None,
+            model: None,
+            tower: None,
+            tokenizer: None,
+            warnings: Vec::new(),
+            refusals: Vec::new(),
         }
     }
 

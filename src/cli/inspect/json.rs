@@ -38,6 +38,24 @@ pub(super) fn render(report: &Facts<'_>, tensors: bool) -> Result<Value, serde_j
     if let Some(model) = &report.model {
         octavo["structure"] = serde_json::to_value(model.structure())?;
     }
+    if let Some(tower) = &report.tower {
+        let h = &tower.hparams;
+        octavo["structure"] = json!({
+            "architecture": h.projector.name(),
+            "layers": h.n_block,
+            "width": h.n_embd,
+            "feed_forward": h.n_ff,
+            "heads": h.n_head,
+            "head_dim": h.head_dim(),
+            "activation": h.feature.name(),
+            "patch": h.patch,
+            "cell": h.unit(),
+            "window_cells": h.windows.map(|windows| windows.side),
+            "deepstack_blocks": h.deepstack,
+            "text_width": h.n_projected,
+            "row_width": tower.width(),
+        });
+    }
     if let Some(t) = &report.tokenizer {
         octavo["tokenizer"] = json!({
             "model": t.model_name(), "pre": t.pre_name(), "tokens": t.n_vocab(),

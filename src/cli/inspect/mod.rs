@@ -4,6 +4,9 @@ mod devices;
 mod json;
 mod structure;
 mod text;
+mod tower;
+
+use std::path::PathBuf;
 
 use clap::Args;
 use octavo_engine::DeviceChoice;
@@ -11,7 +14,10 @@ use octavo_lab::facts::Facts;
 
 use super::args::{ComputeArgs, ModelArgs};
 use super::failure::{Exit, Failure};
+use super::vision::CellsArgs;
 use super::{load, terminal};
+
+pub(super) use tower::PRODUCER;
 
 /// Show a model's hyperparameters, structure, types, memory and kernels
 ///
@@ -23,13 +29,16 @@ Examples:
   octavo inspect model.gguf
   octavo inspect model.gguf --tensors --isa avx2 -c 8192
   octavo inspect --devices
+  octavo inspect mmproj.gguf --image photo.png --dump out.safetensors
   octavo inspect model.gguf --json | jq '.\"qwen3.rope.freq_base\".value'
 
 --json prints one object: every GGUF key => {value, source}, where source is `file`, or `default`
 for what the file lacks; an array of more than 32 values is {array: element type, len}.
 One more member, `octavo`, holds the rest: {file, isa, threads, threads_reason, structure?, \
 types, memory, tokenizer?,
-chat_template, tensors?, warnings, refusals: [{what, why}]}.")]
+chat_template, tensors?, warnings, refusals: [{what, why}]}.
+--dump writes `pixels` [3, height, width], scaled and normalised, and `embeddings` [cells, width], what
+stands for the picture in a text.")]
 pub(super) struct InspectArgs {
     #[command(flatten)]
     model: ModelArgs,
@@ -39,6 +48,19 @@ pub(super) struct InspectArgs {
     /// Show what could compute here instead of a model
     #[arg(long, conflicts_with_all = ["positional", "flag", "tensors"])]
     devices: bool,
+    /// Of a vision tower: a picture that it is to see
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    #[arg(requires = "dump", conflicts_with = "devices")]
+    image: Option<PathBuf>,
+    /// Write what the tower makes of the picture to a safetensors file, in place of the report
+    #[arg(long, value_name = "OUT.safetensors", value_hint = clap::ValueHint::FilePath)]
+    #[arg(requires = "image")]
+    dump: Option<PathBuf>,
+    /// Replace --dump's file whatever it is, unless it is an input
+    #[arg(long, requires = "dump")]
+    force: bool,
+    #[command(flatten)]
+    cells: CellsArgs,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -61,6 +83,9 @@ pub(super) fn run(args: &InspectArgs) -> Result<Exit, Failure> {
         return Err(Failure::Usage(message.to_owned()));
     }
     let isa = options.isa.resolve()?;
+    if let (Some(image), Some(dump)) = (&args.image, &args.dump) {
+        return tower::dump(args, image, dump);
+    }
     let gguf = load::source(&args.model).open(options.mmap)?;
     let report = Facts::new(&gguf, &options, isa, args.compute.threads.decide());
     let out = match args.json {

@@ -6,7 +6,7 @@ use octavo_model::Source;
 
 use super::super::failure::one_line;
 use super::super::metrics::size;
-use super::structure;
+use super::{structure, tower};
 use octavo_lab::facts::{Facts, Key};
 
 /// Longest value shown on a line.
@@ -36,6 +36,10 @@ fn sections(out: &mut String, report: &Facts<'_>, tensors: bool) -> std::fmt::Re
     )?;
     if let Some(h) = &report.hparams {
         structure::write(out, report, h)?;
+    }
+    if let Some(tower) = &report.tower {
+        writeln!(out, "\nStructure")?;
+        tower::write(out, tower)?;
     }
     writeln!(out, "\nKeys (* = not in the file: the default in use)")?;
     for key in &report.keys {
@@ -178,6 +182,14 @@ fn tensor_list(out: &mut String, report: &Facts<'_>) -> std::fmt::Result {
 fn verdict(out: &mut String, report: &Facts<'_>) -> std::fmt::Result {
     if report.refusals.is_empty() {
         let threads = report.threads.in_brackets();
+        if report.tower.is_some() {
+            return writeln!(
+                out,
+                "\nThis file is the vision tower of a text model, which takes it as --mmproj; it runs \
+                 on {} with {threads}.",
+                report.isa
+            );
+        }
         return writeln!(
             out,
             "\nThis file loads and runs on {} with {threads}.",

@@ -1,0 +1,121 @@
+//! A vision tower: what it is, and what it makes of a picture.
+
+use std::fmt::{Result, Write};
+use std::path::Path;
+
+use octavo_vision::Tower;
+use octavo_vision::encoder::Pixels;
+use octavo_vision::pixels::{Limits, Prepared, decode};
+
+use super::super::arrays::{self, Array};
+use super::super::failure::{Exit, Failure};
+use super::super::output::{Inputs, Kind, Output};
+use super::super::signal;
+use super::super::vision::{self, encoder};
+use super::InspectArgs;
+
+/// What tells these files from others: see [`Kind::Picture`].
+pub(in super::super) const PRODUCER: &str = "octavo inspect";
+
+/// The section.
+pub(super) fn write(out: &mut String, tower: &Tower) -> Result {
+    let h = &tower.hparams;
+    let mut line = |name: &str, text: String| writeln!(out, "  {name:<10} {text}");
+    let gated = if h.windows.is_some() {
+        "gated by"
+    } else {
+        "with"
+    };
+    line(
+        "tower",
+        format!(
+            "{}, {} blocks, width {}, feed-forward {} ({gated} {})",
+            h.projector.name(),
+            h.n_block,
+            h.n_embd,
+            h.n_ff,
+            h.feature.name()
+        ),
+    )?;
+    let (heads, head_dim) = (h.n_head, h.head_dim());
+    let seen = match h.windows {
+        None => "every patch sees the whole picture".to_owned(),
+        Some(windows) => format!(
+            "in windows of {side} x {side} cells, but in every {}. block",
+            windows.whole_every,
+            side = windows.side
+        ),
+    };
+    line(
+        "attention",
+        format!("heads {heads}, head_dim {head_dim}, {seen}"),
+    )?;
+    line(
+        "pixels",
+        format!(
+            "patches of {patch} x {patch}, cells of {unit} x {unit}, mean {:?}, deviation {:?}",
+            h.mean,
+            h.std,
+            patch = h.patch,
+            unit = h.unit()
+        ),
+    )?;
+    let deep = match &h.deepstack[..] {
+        [] => String::new(),
+        blocks => format!(", and as many behind each of blocks {blocks:?}"),
+    };
+    line(
+        "rows",
+        format!(
+            "one for each cell: {} values for the text model{deep}",
+            h.n_projected
+        ),
+    )
+}
+
+/// Writes what the tower makes of a picture.
+pub(super) fn dump(
+    args: &InspectArgs,
+    image: &Path,
+    dump: &Path,
+) -> std::result::Result<Exit, Failure> {
+    let Some(path) = args.model.path() else {
+        return Err(Failure::Usage(
+            "--image: expected MODEL, the file of a vision tower".to_owned(),
+        ));
+    };
+    let cells = args.cells.limits()?;
+    let inputs = Inputs::default().file(Some(path)).file(Some(image));
+    let output = Output {
+        path: dump,
+        kind: Kind::Picture,
+        force: args.force,
+        inputs: &inputs,
+    };
+    output.check()?;
+    signal::install()?;
+    let mut encoder = encoder(path, cells, &args.compute)?;
+    let of_image =
+        |error: &dyn std::fmt::Display| Failure::Input(format!("{}: {error}", image.display()));
+    let bytes = vision::read(image)?;
+    let picture = decode(&bytes, &Limits::default()).map_err(|error| of_image(&error))?;
+    let prepared = Prepared::new(&picture, &encoder.tower().hparams, cells);
+    let prepared = prepared.map_err(|error| of_image(&error))?;
+    let size = prepared.picture.size();
+    let (width, height, planes) = (size.width, size.height, &prepared.planes[..]);
+    let pixels = Pixels {
+        width,
+        height,
+        planes,
+    };
+    let cells = encoder
+        .encode(pixels, None)
+        .map_err(|error| of_image(&error))?;
+    let shape = [cells.nx * cells.ny, encoder.tower().width()];
+    let arrays = [
+        Array::floats("pixels", &[3, height, width], planes),
+        Array::floats("embeddings", &shape, &cells.rows),
+    ];
+    output.write(&arrays::file(PRODUCER, &arrays))?;
+    Ok(Exit::Done)
+}
