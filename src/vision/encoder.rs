@@ -44,6 +44,11 @@ pub struct Cells {
     pub rows: Vec<f32>,
 }
 
+/// Pages of the cache that a picture of so many cells takes.
+pub fn pages(cells: usize) -> usize {
+    (cells * MERGED_ROWS).div_ceil(PAGE_POSITIONS)
+}
+
 /// A tower, prepared.
 pub struct Encoder {
     tower: Tower,
@@ -62,23 +67,38 @@ impl Encoder {
         options: &EncoderOptions,
         progress: &mut dyn FnMut(Loading<'_>),
     ) -> Result<Encoder, Error> {
-        let tower = Tower::load(gguf)?;
         let most_cells = options.most_cells;
+        let n_pages = pages(options.most_cells);
         let options = cpu::Options {
             isa: options.isa,
             threads: options.threads,
             kv_type: KvType::F32,
-            n_pages: (most_cells * MERGED_ROWS).div_ceil(PAGE_POSITIONS),
+            n_pages,
             n_states: 0,
             repack: true,
         };
-        let mut weights = |done, total| progress(Loading::Weights { done, total });
-        let cpu = Cpu::prepare(gguf, &tower, &options, &mut weights);
-        let cpu = cpu.map_err(octavo_engine::Error::from)?;
+        Encoder::load_on(gguf, most_cells, |tower| {
+            let mut weights = |done, total| progress(Loading::Weights { done, total });
+            let cpu = Cpu::prepare(gguf, tower, &options, &mut weights)?;
+            Ok(Box::new(cpu))
+        })
+    }
+
+    /// On whatever `prepare` makes of the tower, with a cache of [`pages`] pages.
+    ///
+    /// # Errors
+    /// If the file is no tower that is known, and what `prepare` says.
+    pub fn load_on(
+        gguf: &Gguf,
+        most_cells: usize,
+        prepare: impl FnOnce(&Tower) -> Result<Box<dyn Executable>, octavo_engine::Error>,
+    ) -> Result<Encoder, Error> {
+        let tower = Tower::load(gguf)?;
+        let executable = prepare(&tower)?;
         Ok(Encoder {
             tower,
             file: gguf.name().to_owned(),
-            executable: Box::new(cpu),
+            executable,
             most_cells,
         })
     }

@@ -7,6 +7,7 @@ mod machine;
 
 mod engine;
 mod goldens;
+mod pictures;
 mod steps;
 mod two_devices;
 mod watched;

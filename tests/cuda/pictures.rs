@@ -1,0 +1,162 @@
+//! Pictures on the CUDA backend: the tower's rows and the text model's logits against llama.cpp's
+//! goldens.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use gguf_rs_lite::{Gguf, OpenOptions};
+use octavo_engine::backend::Role;
+use octavo_engine::backend::cuda::{Cuda, Limits, Options};
+use octavo_engine::{Engine, EngineOptions, ModelSource, Picture, Shown, Wanted};
+use octavo_fixtures::shared;
+use octavo_kernels::KvType;
+use octavo_vision::encoder::{Pixels, pages};
+use octavo_vision::pixels::{Limits as Decoding, Prepared, TokenLimits, decode};
+use octavo_vision::{Encoder, Tower};
+use safetensors::SafeTensors;
+
+use super::device;
+
+/// As on CPUs, though inputs of a device's products are halves: each is off by 2.8e-4 on average,
+/// which squared is less than llama.cpp's own distance from exact numbers.
+const BOUND: f64 = 2e-6;
+
+/// Cells of a picture, at most.
+const CELLS: usize = 128;
+
+fn options(limits: Limits) -> Options {
+    Options {
+        kv_type: KvType::F32,
+        limits,
+        graphs: true,
+        check_pages: true,
+        threads: 2,
+    }
+}
+
+fn encoder(folder: &Path, model: &str) -> Option<Encoder> {
+    let device = device()?;
+    let path = folder.join(format!("{model}-mmproj-F32.gguf"));
+    let gguf = Arc::new(Gguf::open(&path, &OpenOptions::default()).expect("a tower"));
+    let limits = Limits {
+        rows: 4 * CELLS,
+        wanted: 4 * CELLS,
+        sequences: 1,
+        positions: 4 * CELLS,
+        n_pages: pages(CELLS),
+        states: 0,
+    };
+    let encoder = Encoder::load_on(&gguf, CELLS, |tower: &Tower| {
+        let cuda = Cuda::prepare(device, &gguf, tower, &options(limits), &mut |_| {})?;
+        Ok(Box::new(cuda))
+    });
+    Some(encoder.expect("it is prepared"))
+}
+
+fn engine(path: &Path) -> Option<Engine> {
+    let device = device()?;
+    let settings = EngineOptions {
+        kv_type: KvType::F32,
+        ctx: Some(128),
+        batch: 24,
+        ..EngineOptions::default()
+    };
+    let source = ModelSource::Path(path.to_owned());
+    let engine = Engine::load_on(&source, &settings, |gguf, model, limits| {
+        let cuda = Cuda::prepare(device, gguf, model, &options(*limits), &mut |_| {})?;
+        Ok(Box::new(cuda))
+    });
+    Some(engine.expect("it is prepared"))
+}
+
+fn floats(file: &SafeTensors<'_>, name: &str) -> Vec<f64> {
+    let array = file.tensor(name).expect("the golden has it");
+    let values = array.data().chunks_exact(4);
+    let value = |b: &[u8]| f32::from_le_bytes(b.try_into().expect("four bytes"));
+    values.map(|b| f64::from(value(b))).collect()
+}
+
+fn nmse(got: &[f32], expected: &[f64]) -> f64 {
+    assert_eq!(got.len(), expected.len());
+    let off = got
+        .iter()
+        .zip(expected)
+        .map(|(a, b)| (f64::from(*a) - b).powi(2));
+    off.sum::<f64>() / expected.iter().map(|x| x * x).sum::<f64>()
+}
+
+#[test]
+fn pictures_are_llama_cpps_on_a_device() {
+    let Some(folder) = shared("vision") else {
+        return;
+    };
+    let q25 = folder.join("q25");
+    for (own, model, text) in [(&folder, "vl-a", "F32"), (&q25, "vl-q25", "F16")] {
+        let Some(mut encoder) = encoder(own, model) else {
+            return;
+        };
+        let Some(engine) = engine(&own.join(format!("{model}-text-{text}.gguf"))) else {
+            return;
+        };
+        let bytes = std::fs::read(own.join("goldens/two.safetensors")).expect("a golden");
+        let golden = SafeTensors::deserialize(&bytes).expect("safetensors");
+        let mut session = engine.session();
+        let mut cells = Vec::new();
+        for (i, name) in ["photo", "tall"].into_iter().enumerate() {
+            let path = folder.join(format!("images/{name}.png"));
+            let bytes = std::fs::read(path).expect("a picture");
+            let picture = decode(&bytes, &Decoding::default()).expect("a picture");
+            let h = &encoder.tower().hparams;
+            let prepared = Prepared::new(&picture, h, TokenLimits::default()).expect("usual");
+            let size = prepared.picture.size();
+            let pixels = Pixels {
+                width: size.width,
+                height: size.height,
+                planes: &prepared.planes,
+            };
+            let got = encoder.encode(pixels, None).expect("it runs");
+            let off = nmse(&got.rows, &floats(&golden, &format!("image{i}.embd")));
+            println!("{model} {name}: rows {off:e}");
+            assert!(off <= BOUND, "{model} {name}: rows {off:e}");
+            let shown: Shown = engine
+                .show(Picture {
+                    nx: got.nx,
+                    ny: got.ny,
+                    rows: got.rows,
+                    digest: [i as u8; 32],
+                })
+                .expect("made for the model");
+            session.hold(&shown);
+            cells.extend(shown.tokens());
+        }
+        let mut cells = cells.into_iter();
+        let ids = golden.tensor("tokens").expect("tokens").data().to_vec();
+        let id = |b: &[u8]| i32::from_le_bytes(b.try_into().expect("four bytes"));
+        let ids: Vec<u32> = ids
+            .chunks_exact(4)
+            .map(id)
+            .map(|id| u32::try_from(id).unwrap_or_else(|_| cells.next().expect("as many")))
+            .collect();
+        let got = session.eval(&ids, Role::Prompt, Wanted::All);
+        let got = got.expect("it runs").data;
+        let off = nmse(&got, &floats(&golden, "logits"));
+        println!("{model}: logits {off:e}");
+        assert!(off <= BOUND, "{model}: logits {off:e}");
+        // generated tokens turn by other positions than their cells': replayed launches read both
+        let expected = golden
+            .tensor("generated")
+            .expect("it goes on")
+            .data()
+            .to_vec();
+        let n_vocab = engine.hparams().n_vocab();
+        let largest = |row: &[f32]| {
+            let at = (0..row.len()).max_by(|a, b| row[*a].total_cmp(&row[*b]));
+            at.expect("a vocabulary") as u32
+        };
+        let mut next = largest(&got[got.len() - n_vocab..]);
+        for expected in expected.chunks_exact(4).map(id) {
+            assert_eq!(next as i32, expected, "{model}: generated");
+            next = session.eval_best(&[next], Role::Generated).expect("room");
+        }
+    }
+}
