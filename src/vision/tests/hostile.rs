@@ -1,0 +1,209 @@
+//! Files of towers that are damaged, or ask for what cannot be: an error in a line, or a tower.
+
+use std::sync::Arc;
+
+use gguf_rs_lite::{Gguf, OpenOptions};
+use octavo_fixtures::breaking::{Rng, damage};
+use octavo_fixtures::shared;
+use octavo_kernels::Isa;
+use octavo_vision::encoder::Pixels;
+use octavo_vision::{Encoder, EncoderOptions, Tower};
+
+fn bytes(path: &str) -> Option<Vec<u8>> {
+    Some(std::fs::read(shared(&format!("vision/{path}"))?).expect("a file"))
+}
+
+fn open(bytes: &[u8]) -> Result<Gguf, String> {
+    let gguf = Gguf::from_bytes(bytes.to_vec(), "tower", &OpenOptions::default());
+    gguf.map_err(|error| error.to_string())
+}
+
+/// Where what follows a name in the file is.
+fn behind(bytes: &[u8], name: &str) -> usize {
+    let mut named = (name.len() as u64).to_le_bytes().to_vec();
+    named.extend(name.as_bytes());
+    let at = bytes.windows(named.len()).position(|part| part == named);
+    at.unwrap_or_else(|| panic!("{name} is in the file")) + named.len()
+}
+
+/// A key of four bytes with another value: its type stands before it.
+fn set(bytes: &mut [u8], key: &str, value: [u8; 4]) {
+    let at = behind(bytes, key) + 4;
+    bytes[at..at + 4].copy_from_slice(&value);
+}
+
+fn rename(bytes: &mut [u8], name: &str) {
+    let at = behind(bytes, name);
+    bytes[at - 1] ^= 1;
+}
+
+fn refusal(bytes: &[u8]) -> String {
+    let gguf = open(bytes).expect("the container is sound");
+    let error = Tower::load(&gguf).expect_err("it is refused").to_string();
+    assert!(!error.contains('\n'), "{error}");
+    error
+}
+
+#[test]
+fn every_key_is_needed_and_bounded() {
+    let Some(whole) = bytes("vl-a-mmproj-F32.gguf") else {
+        return;
+    };
+    let numbers = [
+        "embedding_length",
+        "feed_forward_length",
+        "block_count",
+        "projection_dim",
+        "patch_size",
+        "attention.head_count",
+    ];
+    for name in numbers {
+        let key = format!("clip.vision.{name}");
+        for value in [0, 3, 7, 1 << 20, u32::MAX] {
+            let mut bytes = whole.clone();
+            set(&mut bytes, &key, value.to_le_bytes());
+            refusal(&bytes);
+        }
+        let mut bytes = whole.clone();
+        rename(&mut bytes, &key);
+        let error = refusal(&bytes);
+        assert!(error.contains(&format!("missing key {key}")), "{error}");
+    }
+    for merge in [0, 1, 3, 4] {
+        let mut bytes = whole.clone();
+        set(
+            &mut bytes,
+            "clip.vision.spatial_merge_size",
+            u32::to_le_bytes(merge),
+        );
+        let error = refusal(&bytes);
+        assert!(error.contains("spatial_merge_size"), "{error}");
+    }
+    const EPSILON: &str = "clip.vision.attention.layer_norm_epsilon";
+    for epsilon in [0.0, -1.0, 1.0, f32::NAN, f32::INFINITY] {
+        let mut bytes = whole.clone();
+        set(&mut bytes, EPSILON, epsilon.to_le_bytes());
+        let error = refusal(&bytes);
+        assert!(error.contains("layer_norm_epsilon"), "{error}");
+    }
+    for (name, says) in [
+        ("clip.projector_type", "missing key clip.projector_type"),
+        (
+            "clip.has_vision_encoder",
+            "missing key clip.has_vision_encoder",
+        ),
+        (
+            "clip.vision.image_mean",
+            "missing key clip.vision.image_mean",
+        ),
+        ("clip.vision.image_std", "missing key clip.vision.image_std"),
+        (EPSILON, "missing key"),
+        ("v.patch_embd.weight", "missing tensor v.patch_embd.weight"),
+        (
+            "v.patch_embd.weight.1",
+            "missing tensor v.patch_embd.weight.1",
+        ),
+        (
+            "v.position_embd.weight",
+            "missing tensor v.position_embd.weight",
+        ),
+        ("v.blk.3.ln2.bias", "missing tensor v.blk.3.ln2.bias"),
+        (
+            "v.blk.0.attn_qkv.bias",
+            "missing tensor v.blk.0.attn_qkv.bias",
+        ),
+        (
+            "v.deepstack.1.fc2.weight",
+            "missing tensor v.deepstack.1.fc2.weight",
+        ),
+        // then nothing needs its norm
+        ("v.deepstack.2.fc1.weight", "unexpected tensor"),
+        ("mm.2.weight", "missing tensor mm.2.weight"),
+        ("v.post_ln.weight", "missing tensor v.post_ln.weight"),
+    ] {
+        let mut bytes = whole.clone();
+        rename(&mut bytes, name);
+        let error = refusal(&bytes);
+        assert!(error.contains(says), "{name}: {error}");
+    }
+    // another projector of the same length
+    let mut bytes = whole.clone();
+    let at = behind(&bytes, "clip.projector_type") + 12;
+    bytes[at..at + 4].copy_from_slice(b"gem3");
+    let error = refusal(&bytes);
+    assert!(
+        error.contains("qwen3vl_merger, qwen2.5vl_merger"),
+        "{error}"
+    );
+}
+
+#[test]
+fn windows_are_whole() {
+    let Some(whole) = bytes("q25/vl-q25-mmproj-F32.gguf") else {
+        return;
+    };
+    for (key, value) in [("n_wa_pattern", 0), ("patch_size", 57), ("patch_size", 200)] {
+        let mut bytes = whole.clone();
+        set(
+            &mut bytes,
+            &format!("clip.vision.{key}"),
+            u32::to_le_bytes(value),
+        );
+        refusal(&bytes);
+    }
+}
+
+/// Bytes of the header changed at random; what still loads also runs.
+#[test]
+fn damaged_towers_are_refused_or_run() {
+    let (mut refused, mut ran) = (0, 0);
+    for path in ["vl-a-mmproj-F16.gguf", "q25/vl-q25-mmproj-F32.gguf"] {
+        let Some(whole) = bytes(path) else { return };
+        // keys and the list of tensors
+        let header = whole.windows(10).rposition(|part| part == b"mm.2.weigh");
+        let header = header.expect("the last tensors") + 64;
+        let mut rng = Rng(7);
+        for round in 0..120 {
+            let mut bytes = whole.clone();
+            match round % 3 {
+                0 => bytes.truncate(rng.below(whole.len())),
+                1 => {
+                    let at = rng.below(header);
+                    damage(&mut rng, &mut bytes, at);
+                }
+                _ => {
+                    let at = rng.below(header);
+                    bytes[at] ^= 1 << rng.below(8);
+                }
+            }
+            match run(&bytes) {
+                Ok(()) => ran += 1,
+                Err(error) => {
+                    assert!(!error.contains('\n') && error.len() < 2000, "{error}");
+                    refused += 1;
+                }
+            }
+        }
+    }
+    assert!(refused > 100 && ran > 0, "{refused} refused, {ran} ran");
+}
+
+fn run(bytes: &[u8]) -> Result<(), String> {
+    let gguf = Arc::new(open(bytes)?);
+    let options = EncoderOptions {
+        isa: Isa::best(),
+        threads: 1,
+        most_cells: 16,
+    };
+    let encoder = Encoder::cpu(&gguf, &options, &mut |_| {});
+    let mut encoder = encoder.map_err(|error| error.to_string())?;
+    let side = 2 * encoder.tower().hparams.unit();
+    let planes = vec![0.25; 3 * side * side];
+    let pixels = Pixels {
+        width: side,
+        height: side,
+        planes: &planes,
+    };
+    let cells = encoder.encode(pixels, None);
+    cells.map(|_| ()).map_err(|error| error.to_string())
+}
