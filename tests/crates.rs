@@ -57,6 +57,8 @@ fn nothing_flows_backwards() {
     );
     assert!(!ours("octavo-model").contains("octavo-engine"));
     assert!(!ours("octavo-engine").contains("octavo-lab"));
+    // the engine knows rows in the place of tokens, and no pixel
+    assert!(!ours("octavo-engine").contains("octavo-vision"));
     assert!(!ours("octavo-server").contains("octavo-lab"));
     assert!(!needs("octavo-server").contains("clap"));
     assert!(
