@@ -54,6 +54,15 @@ node tests/clients/openai_client.cjs "$modules" "$url/v1"
 "$python" tests/clients/lm_eval_client.py "$octavo" "$url"
 end
 
+# a model that sees, where the shared folder is
+seeing=${OCTAVO_SHARED:-../shared}/vision
+if [[ -d $seeing ]]; then
+  model=$seeing/vl-a-text-F32.gguf tower=$seeing/vl-a-mmproj-F32.gguf
+  begin "$model" --mmproj "$tower"
+  "$python" tests/clients/openai_pictures.py "$octavo" "$url/v1" "$model" "$tower" "$seeing/images/photo.png"
+  end
+fi
+
 # few pages: requests wait, and give their place back
 begin --kv-pages 40 --parallel 8 --queue 64
 "$python" tests/clients/soak.py "$url" --requests 2000 --seed 1 --pid "$server"

@@ -753,7 +753,7 @@ fn every_position_is_seen() {
             (Some(1), None, false),
             (None, None, true),
         ] {
-            for (heads, heads_kv, head_dim) in [(4, 2, 16), (3, 3, 64)] {
+            for (heads, heads_kv, head_dim) in [(4, 2, 16), (3, 3, 64), (2, 2, 72)] {
                 let scores = Scores {
                     scale: SCALE,
                     cap,

@@ -40,7 +40,7 @@ pub static FORMATS: LazyLock<Vec<TensorType>> = LazyLock::new(|| {
 });
 
 /// Head sizes that are compiled in tests; any multiple of 8 up to 256 can be asked for.
-pub const HEAD_DIMS: [usize; 9] = [8, 16, 32, 64, 80, 96, 128, 192, 256];
+pub const HEAD_DIMS: [usize; 10] = [8, 16, 32, 64, 72, 80, 96, 128, 192, 256];
 
 /// What the kernels include: name, text.
 pub const HEADERS: [(&str, &str); 14] = [
