@@ -76,7 +76,6 @@ fn values_are_those_of_llama_cpp_s_graph_in_its_order() {
         let Some(folder) = fixtures::shared(folder) else {
             return;
         };
-        let theirs = printed(&program, &folder, files, image);
         let case = Case::read(&folder, name);
         let [_, mmproj] = case.models();
         let mut ours: Vec<(String, Vec<f64>)> = Vec::new();
@@ -89,6 +88,10 @@ fn values_are_those_of_llama_cpp_s_graph_in_its_order() {
                 }
             })
             .unwrap();
+        // the program may end before all that it printed is written
+        let mut runs = (0..5).map(|_| printed(&program, &folder, files, image));
+        let theirs = runs.find(|all| all.len() >= ours.len());
+        let theirs = theirs.unwrap_or_else(|| printed(&program, &folder, files, image));
         let our_names: Vec<&str> = ours.iter().map(|(name, _)| &**name).collect();
         let names: Vec<&str> = theirs.iter().map(|tensor| &*tensor.name).collect();
         assert_eq!(our_names, names, "{name}");
