@@ -32,7 +32,9 @@ struct AttentionParams {
     const u32* tiles;  // (tiles, 2): first row and number of rows, of prompts only
     const float* sinks;  // (heads), or null: scores that count in the sum of weights alone
     const u32* firsts;  // (rows), or null: the first position of what the row sees
-    const u32* ends;  // (rows): behind it, then; else positions of the row's sequence, with this step's; 0 of padding
+    // (rows): what is behind that, then; else the positions of the row's sequence, this step's with
+    // them; 0 of padding
+    const u32* ends;
     Paging paging;
     u32 heads;     // of queries
     u32 heads_kv;

@@ -36,5 +36,5 @@ pub use engine::{
 pub use error::Error;
 pub use front::{EventStream, Front, Health, Unavailable};
 pub use octavo_model::Pooling;
-pub use pictures::{Picture, Shown, is_cell};
+pub use pictures::{Picture, Pictures, Scene, Shown, is_cell};
 pub use session::{Logits, Session, Wanted};

@@ -68,6 +68,11 @@ impl Picture {
     }
 }
 
+/// Whether an id is a cell of one of these pictures.
+pub(crate) fn holds(pictures: &[Shown], id: u32) -> bool {
+    pictures.iter().any(|shown| shown.tokens().contains(&id))
+}
+
 /// How many of the tokens right before `at` are cells of the picture that token `at` is of: not 0 if a
 /// cut there would leave a part of a picture.
 pub(crate) fn cells_before(tokens: &[u32], at: usize) -> usize {
@@ -76,9 +81,9 @@ pub(crate) fn cells_before(tokens: &[u32], at: usize) -> usize {
     (1..end).rev().take_while(goes_on).count()
 }
 
-/// All pictures that an engine was shown.
+/// All pictures that somebody was shown: an engine, or who computes without one.
 #[derive(Debug, Default)]
-pub(crate) struct Pictures(Mutex<Album>);
+pub struct Pictures(Mutex<Album>);
 
 #[derive(Debug, Default)]
 struct Album {
@@ -91,9 +96,9 @@ struct Album {
 
 /// What a step needs to know of new tokens beside their ids.
 #[derive(Debug, Default)]
-pub(crate) struct Scene {
+pub struct Scene {
     /// By what each token's pairs turn; empty where that is its place in the timeline.
-    pub(crate) turns: Vec<Turns>,
+    pub turns: Vec<Turns>,
     given: Vec<Given>,
 }
 
@@ -107,7 +112,7 @@ struct Given {
 
 impl Scene {
     /// Rows in the place of embeddings.
-    pub(crate) fn given(&self) -> Vec<GivenRows<'_>> {
+    pub fn given(&self) -> Vec<GivenRows<'_>> {
         self.given.iter().map(Given::rows).collect()
     }
 }
@@ -129,7 +134,7 @@ impl Pictures {
     }
 
     /// Gives a picture's cells their ids; `None` if there are none left.
-    pub(crate) fn show(&self, picture: Picture) -> Option<Shown> {
+    pub fn show(&self, picture: Picture) -> Option<Shown> {
         let mut album = self.album();
         let Album {
             ids,
@@ -156,12 +161,16 @@ impl Pictures {
         Some(Shown(shown))
     }
 
-    /// What a step needs to know of `tokens`, which follow `before` in a timeline; an id whose
-    /// picture nobody holds is an error.
-    pub(crate) fn scene(&self, before: &[u32], tokens: &[u32]) -> Result<Scene, u32> {
+    /// What a step needs to know of `tokens`, which follow `before` in a timeline.
+    ///
+    /// # Errors
+    /// The id of a cell whose picture nobody holds.
+    pub fn scene(&self, before: &[u32], tokens: &[u32]) -> Result<Scene, u32> {
         let mut scene = Scene::default();
+        // who was never shown a picture need not look for one in all that came before
+        let can_have_cells = self.album().n_cells > 0 || tokens.iter().copied().any(is_cell);
         let all = || before.iter().chain(tokens).copied();
-        if !all().any(is_cell) {
+        if !can_have_cells || !all().any(is_cell) {
             return Ok(scene);
         }
         let mut walk = Walk::default();
@@ -183,6 +192,10 @@ impl Pictures {
     }
 
     /// The picture of a cell, if somebody holds it.
+    pub fn picture_of(&self, id: u32) -> Option<Shown> {
+        self.find(id).map(Shown)
+    }
+
     fn find(&self, id: u32) -> Option<Arc<Known>> {
         let album = self.album();
         let (_, known) = album.known.range(..=id).next_back()?;

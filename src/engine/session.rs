@@ -7,7 +7,7 @@ use crate::Engine;
 use crate::Error;
 use crate::backend::TapSink;
 use crate::kv::Timeline;
-use crate::pictures::{Shown, cells_before, is_cell};
+use crate::pictures::{Shown, cells_before, holds, is_cell};
 use crate::runtime::{Entry, Output, Value};
 
 /// Of which of the given tokens logits are wanted.
@@ -91,13 +91,15 @@ impl Session {
 
     /// Lets a picture's cells be among the tokens.
     pub fn hold(&mut self, picture: &Shown) {
-        self.pictures.push(picture.clone());
+        if !holds(&self.pictures, picture.tokens().start) {
+            self.pictures.push(picture.clone());
+        }
     }
 
-    /// Forgets all but the first `n` tokens; answers how many are left. A picture goes whole. Of models with recurrent
-    /// layers these may be fewer, because such a layer goes back only to where its state was kept.
-    /// Of models with windows there may be none, if `n` is far behind: what a window has passed is
-    /// gone.
+    /// Forgets all but the first `n` tokens; answers how many are left. A picture goes whole. Of
+    /// models with recurrent layers these may be fewer, because such a layer goes back only to where
+    /// its state was kept. Of models with windows there may be none, if `n` is far behind: what a
+    /// window has passed is gone.
     pub fn truncate(&mut self, n: usize) -> usize {
         let mut left = n.min(self.tokens.len());
         loop {
@@ -228,11 +230,8 @@ impl Session {
             return Err(Error::Context { have, new, n_ctx });
         }
         let n_vocab = self.engine.hparams().n_vocab();
-        let is_held = |id: u32| self.pictures.iter().any(|p| p.tokens().contains(&id));
-        match tokens
-            .iter()
-            .find(|t| **t as usize >= n_vocab && !is_held(**t))
-        {
+        let is_known = |id: u32| (id as usize) < n_vocab || holds(&self.pictures, id);
+        match tokens.iter().find(|id| !is_known(**id)) {
             Some(&id) if is_cell(id) => Err(Error::NotShown { id }),
             Some(&id) => Err(Error::Token { id, n_vocab }),
             None => Ok(()),

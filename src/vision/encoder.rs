@@ -9,6 +9,7 @@ use octavo_engine::backend::{Executable, Role, Sequence, Step, TapSink};
 use octavo_kernels::{GivenRows, Isa, KvType, MERGED_ROWS, PAGE_POSITIONS};
 
 use crate::Error;
+use crate::pixels::Pixels;
 use crate::tower::{Layout, Tower};
 
 /// How to run a tower.
@@ -20,17 +21,6 @@ pub struct EncoderOptions {
     pub threads: usize,
     /// Cells of a picture, at most.
     pub most_cells: usize,
-}
-
-/// Normalised pixels.
-#[derive(Clone, Copy, Debug)]
-pub struct Pixels<'a> {
-    /// Of a row.
-    pub width: usize,
-    /// Rows.
-    pub height: usize,
-    /// Planes of red, green and blue, `[3][height][width]`.
-    pub planes: &'a [f32],
 }
 
 /// What stands for a picture's cells.

@@ -7,7 +7,7 @@ use octavo_engine::{Engine, Picture, Shown};
 use sha2::{Digest, Sha256};
 
 use crate::Error;
-use crate::encoder::{Encoder, Pixels};
+use crate::encoder::Encoder;
 use crate::pixels::{Limits, Prepared, TokenLimits, decode};
 
 /// Pictures seen lately are kept as long as their rows take no more bytes than this.
@@ -91,13 +91,7 @@ impl Sight {
         let mut encoder = self.encoder.lock().unwrap_or_else(PoisonError::into_inner);
         let prepared = Prepared::new(&picture, &encoder.tower().hparams, self.cells)?;
         drop(picture);
-        let size = prepared.picture.size();
-        let pixels = Pixels {
-            width: size.width,
-            height: size.height,
-            planes: &prepared.planes,
-        };
-        let cells = encoder.encode(pixels, None)?;
+        let cells = encoder.encode(prepared.pixels(), None)?;
         drop(encoder);
         let shown = self.engine.show(Picture {
             nx: cells.nx,

@@ -10,7 +10,8 @@ use octavo_engine::backend::cuda::{Cuda, Limits, Options};
 use octavo_engine::{Engine, EngineOptions, ModelSource, Picture, Shown, Wanted};
 use octavo_fixtures::shared;
 use octavo_kernels::KvType;
-use octavo_vision::encoder::{Pixels, pages};
+use octavo_reference::metrics::nmse;
+use octavo_vision::encoder::pages;
 use octavo_vision::pixels::{Limits as Decoding, Prepared, TokenLimits, decode};
 use octavo_vision::{Encoder, Tower};
 use safetensors::SafeTensors;
@@ -69,20 +70,11 @@ fn engine(path: &Path) -> Option<Engine> {
     Some(engine.expect("it is prepared"))
 }
 
-fn floats(file: &SafeTensors<'_>, name: &str) -> Vec<f64> {
+fn floats(file: &SafeTensors<'_>, name: &str) -> Vec<f32> {
     let array = file.tensor(name).expect("the golden has it");
     let values = array.data().chunks_exact(4);
     let value = |b: &[u8]| f32::from_le_bytes(b.try_into().expect("four bytes"));
-    values.map(|b| f64::from(value(b))).collect()
-}
-
-fn nmse(got: &[f32], expected: &[f64]) -> f64 {
-    assert_eq!(got.len(), expected.len());
-    let off = got
-        .iter()
-        .zip(expected)
-        .map(|(a, b)| (f64::from(*a) - b).powi(2));
-    off.sum::<f64>() / expected.iter().map(|x| x * x).sum::<f64>()
+    values.map(value).collect()
 }
 
 #[test]
@@ -108,14 +100,9 @@ fn pictures_are_llama_cpps_on_a_device() {
             let picture = decode(&bytes, &Decoding::default()).expect("a picture");
             let h = &encoder.tower().hparams;
             let prepared = Prepared::new(&picture, h, TokenLimits::default()).expect("usual");
-            let size = prepared.picture.size();
-            let pixels = Pixels {
-                width: size.width,
-                height: size.height,
-                planes: &prepared.planes,
-            };
-            let got = encoder.encode(pixels, None).expect("it runs");
+            let got = encoder.encode(prepared.pixels(), None).expect("it runs");
             let off = nmse(&got.rows, &floats(&golden, &format!("image{i}.embd")));
+            let off = off.expect("as many rows");
             println!("{model} {name}: rows {off:e}");
             assert!(off <= BOUND, "{model} {name}: rows {off:e}");
             let shown: Shown = engine
@@ -139,7 +126,7 @@ fn pictures_are_llama_cpps_on_a_device() {
             .collect();
         let got = session.eval(&ids, Role::Prompt, Wanted::All);
         let got = got.expect("it runs").data;
-        let off = nmse(&got, &floats(&golden, "logits"));
+        let off = nmse(&got, &floats(&golden, "logits")).expect("as many logits");
         println!("{model}: logits {off:e}");
         assert!(off <= BOUND, "{model}: logits {off:e}");
         // generated tokens turn by other positions than their cells': replayed launches read both

@@ -4,7 +4,6 @@ use std::fmt::{Result, Write};
 use std::path::Path;
 
 use octavo_vision::Tower;
-use octavo_vision::encoder::Pixels;
 use octavo_vision::pixels::{Limits, Prepared, decode};
 
 use super::super::arrays::{self, Array};
@@ -101,19 +100,13 @@ pub(super) fn dump(
     let picture = decode(&bytes, &Limits::default()).map_err(|error| of_image(&error))?;
     let prepared = Prepared::new(&picture, &encoder.tower().hparams, cells);
     let prepared = prepared.map_err(|error| of_image(&error))?;
-    let size = prepared.picture.size();
-    let (width, height, planes) = (size.width, size.height, &prepared.planes[..]);
-    let pixels = Pixels {
-        width,
-        height,
-        planes,
-    };
+    let pixels = prepared.pixels();
     let cells = encoder
         .encode(pixels, None)
         .map_err(|error| of_image(&error))?;
     let shape = [cells.nx * cells.ny, encoder.tower().width()];
     let arrays = [
-        Array::floats("pixels", &[3, height, width], planes),
+        Array::floats("pixels", &[3, pixels.height, pixels.width], pixels.planes),
         Array::floats("embeddings", &shape, &cells.rows),
     ];
     output.write(&arrays::file(PRODUCER, &arrays))?;

@@ -14,7 +14,7 @@ use std::time::Instant;
 use octavo_kernels::Role;
 
 use crate::backend::{TapSink, TapView};
-use crate::pictures::is_cell;
+use crate::pictures::{holds, is_cell};
 use crate::runtime::{Entry, Runtime};
 use crate::schedule::{Job, Plan, Scheduler, Settings, Share};
 use crate::sequence::Bounds;
@@ -125,13 +125,11 @@ impl Batch {
     /// An error if a cell of the prompt is of no picture that the request holds, or its tokens'
     /// probabilities are asked for, which cells have none of.
     fn check_cells(&self, request: &Request) -> Result<(), BatchError> {
-        let pictures = &request.pictures;
-        let is_held = |id: u32| pictures.iter().any(|p| p.tokens().contains(&id));
         let mut cells = request.prompt.iter().filter(|id| is_cell(**id)).peekable();
         if cells.peek().is_some() && request.prompt_logprobs.is_some() {
             return Err(BatchError::PictureLogprobs);
         }
-        match cells.find(|id| !is_held(**id)) {
+        match cells.find(|id| !holds(&request.pictures, **id)) {
             Some(&id) => Err(Error::NotShown { id }.into()),
             None => Ok(()),
         }

@@ -78,14 +78,7 @@ pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Picture, Error> {
         return Err(Error::Damaged { why });
     }
     let pixels = width.checked_mul(height);
-    if pixels.is_none_or(|n| n > limits.pixels) {
-        return Err(Error::TooManyPixels {
-            width,
-            height,
-            most: limits.pixels,
-        });
-    }
-    if decoder.total_bytes() > limits.memory {
+    if pixels.is_none_or(|n| n > limits.pixels) || decoder.total_bytes() > limits.memory {
         return Err(Error::TooManyPixels {
             width,
             height,

@@ -22,6 +22,17 @@ pub struct Prepared {
     pub planes: Vec<f32>,
 }
 
+/// Normalised pixels, as an encoder takes them.
+#[derive(Clone, Copy, Debug)]
+pub struct Pixels<'a> {
+    /// Of a row.
+    pub width: usize,
+    /// Rows.
+    pub height: usize,
+    /// Planes of red, green and blue, `[3][height][width]`.
+    pub planes: &'a [f32],
+}
+
 impl Prepared {
     /// Scales and normalises a picture for a tower.
     ///
@@ -40,6 +51,15 @@ impl Prepared {
             planes: picture.normalised(h.mean, h.std),
             picture,
         })
+    }
+
+    /// What an encoder takes.
+    pub fn pixels(&self) -> Pixels<'_> {
+        Pixels {
+            width: self.picture.width,
+            height: self.picture.height,
+            planes: &self.planes,
+        }
     }
 }
 

@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use octavo_engine::backend::TapView;
 use octavo_kernels::Isa;
 use octavo_reference::{Pixels as OraclePixels, VisionOracle};
-use octavo_vision::encoder::Pixels;
 use octavo_vision::pixels::Prepared;
 use octavo_vision::{Encoder, EncoderOptions};
 
@@ -25,12 +24,11 @@ fn encoder(gguf: &std::sync::Arc<gguf_rs_lite::Gguf>, isa: Isa, threads: usize) 
     Encoder::cpu(gguf, &options, &mut |_| {}).unwrap_or_else(|e| panic!("{e}"))
 }
 
-fn pixels(prepared: &Prepared) -> Pixels<'_> {
-    let size = prepared.picture.size();
-    Pixels {
-        width: size.width,
-        height: size.height,
-        planes: &prepared.planes,
+fn for_oracle(prepared: &Prepared) -> OraclePixels<'_> {
+    OraclePixels {
+        width: prepared.picture.width,
+        height: prepared.picture.height,
+        values: &prepared.planes,
     }
 }
 
@@ -83,21 +81,16 @@ fn rows_are_llama_cpps_and_nearer_to_the_oracles() {
                 let pictures = golden.pictures(&encoder.tower().hparams);
                 for (i, prepared) in pictures.iter().enumerate() {
                     let what = format!("{} {} picture {i}, {isa}", family.model, golden.name);
-                    let cells = encoder.encode(pixels(prepared), None).expect("it runs");
+                    let cells = encoder.encode(prepared.pixels(), None).expect("it runs");
                     let rows = golden.floats(&format!("image{i}.embd"));
                     let rows = rows.expect("rows of each picture");
                     assert_eq!(cells.nx * cells.ny * width, rows.len(), "{what}");
-                    let off = nmse(&cells.rows, rows.iter().map(|x| f64::from(*x)));
+                    let off = nmse(&cells.rows, &rows);
                     assert!(off <= LLAMA_CPP, "{what}: {off:e} from llama.cpp");
-                    let size = prepared.picture.size();
-                    let exact = oracle.encode(OraclePixels {
-                        width: size.width,
-                        height: size.height,
-                        values: &prepared.planes,
-                    });
+                    let exact = oracle.encode(for_oracle(prepared));
                     let exact = exact.expect("the same picture");
                     assert_eq!((exact.nx(), exact.ny()), (cells.nx, cells.ny), "{what}");
-                    let off = nmse(&cells.rows, exact.rows().iter().copied());
+                    let off = nmse(&cells.rows, exact.rows());
                     println!("{what}: {off:e} from the oracle");
                     assert!(off <= EXACT, "{what}: {off:e} from the oracle");
                 }
@@ -119,29 +112,25 @@ fn every_named_value_is_the_oracles() {
         let mut encoder = encoder(&gguf, Isa::best(), 2);
         let prepared = &golden.pictures(&encoder.tower().hparams)[0];
         let (mut exact, mut counts) = (HashMap::new(), HashMap::new());
-        let size = prepared.picture.size();
-        let values = OraclePixels {
-            width: size.width,
-            height: size.height,
-            values: &prepared.planes,
-        };
         let mut see = |name: &str, layer: Option<usize>, _: usize, values: &mut [f64]| {
             let nth: &mut usize = counts.entry((name.to_owned(), layer)).or_default();
             exact.insert((name.to_owned(), layer, *nth), values.to_vec());
             *nth += 1;
         };
-        oracle.encode_tapped(values, &mut see).expect("it runs");
+        oracle
+            .encode_tapped(for_oracle(prepared), &mut see)
+            .expect("it runs");
         let mut seen = 0;
         let mut look = |view: &TapView<'_>| {
             let key = (view.tap.name.to_owned(), view.tap.layer, view.tap.nth);
             let exact = exact.get(&key);
             let exact = exact.unwrap_or_else(|| panic!("the oracle has no {key:?}"));
-            let off = nmse(view.data, exact.iter().copied());
+            let off = nmse(view.data, exact);
             assert!(off <= EXACT, "{} {key:?}: {off:e}", family.model);
             seen += 1;
         };
         encoder
-            .encode(pixels(prepared), Some(&mut look))
+            .encode(prepared.pixels(), Some(&mut look))
             .expect("it runs");
         assert_eq!(seen, exact.len(), "{}: named values", family.model);
     }
@@ -172,14 +161,14 @@ fn values_inside_of_towers_are_llama_cpps() {
                     return;
                 }
                 if let Some(expected) = taps.remove(&view.tap.to_string()) {
-                    let off = nmse(view.data, expected.iter().map(|x| f64::from(*x)));
+                    let off = nmse(view.data, &expected);
                     let what = format!("{} {} {}", family.model, golden.name, view.tap);
                     assert!(off <= LLAMA_CPP, "{what}: {off:e} from llama.cpp");
                     compared += 1;
                 }
             };
             encoder
-                .encode(pixels(prepared), Some(&mut look))
+                .encode(prepared.pixels(), Some(&mut look))
                 .expect("it runs");
             assert!(taps.is_empty(), "{}: not seen: {taps:?}", golden.name);
         }
@@ -199,13 +188,13 @@ fn rows_do_not_depend_on_threads_or_on_pictures_before() {
         for isa in Isa::available() {
             let mut one = encoder(&gguf, isa, 1);
             let pictures = golden.pictures(&one.tower().hparams);
-            let mut rows = |i: usize| one.encode(pixels(&pictures[i]), None).expect("it runs");
+            let mut rows = |i: usize| one.encode(pictures[i].pixels(), None).expect("it runs");
             let expected = [rows(0), rows(1)];
             assert!(rows(0) == expected[0], "{isa}: again, after another");
             for threads in [2, 3] {
                 let mut several = encoder(&gguf, isa, threads);
                 for (picture, expected) in pictures.iter().zip(&expected) {
-                    let got = several.encode(pixels(picture), None).expect("it runs");
+                    let got = several.encode(picture.pixels(), None).expect("it runs");
                     assert!(got == *expected, "{isa}, {threads} threads");
                 }
             }

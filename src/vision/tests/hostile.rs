@@ -6,7 +6,7 @@ use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_fixtures::breaking::{Rng, damage};
 use octavo_fixtures::shared;
 use octavo_kernels::Isa;
-use octavo_vision::encoder::Pixels;
+use octavo_vision::pixels::Pixels;
 use octavo_vision::{Encoder, EncoderOptions, Tower};
 
 fn bytes(path: &str) -> Option<Vec<u8>> {

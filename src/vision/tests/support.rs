@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_fixtures::shared;
+use octavo_reference::metrics::{self, Logit};
 use octavo_vision::pixels::{Limits, Picture, Prepared, TokenLimits, decode};
 use octavo_vision::tower::Hparams;
 use safetensors::{Dtype, SafeTensors};
@@ -143,13 +144,7 @@ impl Family {
     }
 }
 
-/// Sum of the squared differences as a part of the squares of what is expected.
-pub(crate) fn nmse(got: &[f32], expected: impl ExactSizeIterator<Item = f64>) -> f64 {
-    assert_eq!(got.len(), expected.len(), "values");
-    let (mut off, mut all) = (0.0, 0.0);
-    for (got, expected) in got.iter().zip(expected) {
-        off += (f64::from(*got) - expected).powi(2);
-        all += expected * expected;
-    }
-    off / all
+/// How far what was computed is from what is expected.
+pub(crate) fn nmse<T: Logit>(got: &[f32], expected: &[T]) -> f64 {
+    metrics::nmse(got, expected).expect("as many values")
 }

@@ -4,7 +4,6 @@ use octavo_engine::backend::Role;
 use octavo_engine::backend::TapView;
 use octavo_engine::{Engine, EngineOptions, ModelSource, Picture, Session, Shown, Wanted};
 use octavo_kernels::{Isa, IsaChoice, KvType};
-use octavo_vision::encoder::Pixels;
 use octavo_vision::{Encoder, EncoderOptions};
 
 use crate::support::{Family, Golden, nmse};
@@ -42,13 +41,7 @@ fn pictures(family: &Family, golden: &Golden, isa: Isa) -> Vec<Picture> {
     let prepared = golden.pictures(&encoder.tower().hparams);
     let mut digest = 0;
     let mut picture = |prepared: &octavo_vision::pixels::Prepared| {
-        let size = prepared.picture.size();
-        let pixels = Pixels {
-            width: size.width,
-            height: size.height,
-            planes: &prepared.planes,
-        };
-        let cells = encoder.encode(pixels, None).expect("it runs");
+        let cells = encoder.encode(prepared.pixels(), None).expect("it runs");
         digest += 1;
         Picture {
             nx: cells.nx,
@@ -92,15 +85,14 @@ fn logits_and_greedy_tokens_are_llama_cpps() {
                 let (mut session, ids) = prompt(&engine, golden, &pictures);
                 let logits = session.eval(&ids, Role::Prompt, Wanted::All);
                 let logits = logits.unwrap_or_else(|e| panic!("{what}: {e}"));
-                let floats = |x: &[f32]| x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
-                let own = nmse(&logits.data, floats(&theirs).into_iter());
+                let own = nmse(&logits.data, &theirs);
                 let bound = match (&*golden.name, golden.facts["text"].as_str()) {
                     ("text", _) => TEXT,
                     (_, Some("Q4_K_M")) => {
                         // against the exact model, as near as llama.cpp to a tenth
-                        let exact = floats(&golden.floats("exact").expect("quantized"));
-                        let ours = nmse(&logits.data, exact.iter().copied());
-                        let theirs = nmse(&theirs, exact.iter().copied());
+                        let exact = golden.floats("exact").expect("quantized");
+                        let ours = nmse(&logits.data, &exact);
+                        let theirs = nmse(&theirs, &exact);
                         println!("{what}: {ours:e} from exact, llama.cpp {theirs:e}");
                         assert!(ours <= theirs / 10.0, "{what}: {ours:e}, theirs {theirs:e}");
                         f64::INFINITY
@@ -215,7 +207,7 @@ fn rows_that_layers_gain_are_llama_cpps() {
     let mut compared = 0;
     let mut look = |view: &TapView<'_>| {
         if let Some(expected) = golden.floats(&format!("text.{}", view.tap)) {
-            let off = nmse(view.data, expected.iter().map(|x| f64::from(*x)));
+            let off = nmse(view.data, &expected);
             assert!(off <= LLAMA_CPP, "{}: {off:e}", view.tap);
             compared += 1;
         }
