@@ -3,10 +3,7 @@
 use crate::bytes::Bytes;
 use crate::generic::attention::PAGE;
 use crate::kv::KvShape;
-use crate::op::{
-    CacheLayer, CacheShape, MERGED_ROWS, MatrixShape, Op, Recurrence, RowSet, Scores, Shapes,
-    ValueShape,
-};
+use crate::op::{CacheLayer, CacheShape, MatrixShape, Op, Recurrence, Scores, Shapes, ValueShape};
 use crate::rope::{Rope, Turns};
 use octavo_quant::TensorType;
 use std::ops::Range;
@@ -296,11 +293,7 @@ impl Program {
 
     /// Rows that a step of so many has in a slot, of which so many are wanted.
     pub(crate) fn rows_of(&self, slot: Slot, rows: usize, wanted: usize) -> usize {
-        match self.slots[slot].rows {
-            RowSet::All => rows,
-            RowSet::Wanted => wanted,
-            RowSet::Merged => rows / MERGED_ROWS,
-        }
+        self.slots[slot].rows.count(rows, wanted)
     }
 
     /// Where a step's own rows go, if this program begins with them.

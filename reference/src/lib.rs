@@ -21,4 +21,4 @@ mod oracle;
 pub mod results;
 
 pub use error::Error;
-pub use oracle::{ImageRows, Oracle, Piece, Pixels, Position, Tap, VisionOracle};
+pub use oracle::{ImageRows, Oracle, Piece, Pixels, Position, Prepared, Rgb, Tap, VisionOracle};

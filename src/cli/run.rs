@@ -287,7 +287,10 @@ pub(super) fn shown_id(id: u32) -> i32 {
 
 /// A token as text; what is not UTF-8 by itself is shown as U+FFFD.
 pub(super) fn piece(tokenizer: &Tokenizer, id: u32) -> String {
-    String::from_utf8_lossy(tokenizer.piece(id).unwrap_or_default()).into_owned()
+    match is_cell(id) {
+        true => "<picture>".to_owned(),
+        false => String::from_utf8_lossy(tokenizer.piece(id).unwrap_or_default()).into_owned(),
+    }
 }
 
 /// Streams text to stdout and listens to Ctrl-C.

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use clap::Args;
 use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_engine::{Engine, Shown};
-use octavo_vision::pixels::{Limits, TokenLimits};
+use octavo_kernels::IsaChoice;
+use octavo_vision::pixels::{Limits, Picture, TokenLimits, decode};
 use octavo_vision::{Encoder, EncoderOptions, Sight, prompt};
 
 use super::args::ComputeArgs;
@@ -106,13 +107,32 @@ impl PictureArgs {
 
     /// The text with places for the pictures; as it is, where there are none.
     pub(super) fn place(&self, text: Vec<u8>) -> Vec<u8> {
-        if self.image.is_empty() || prompt::places(&text, prompt::MARKER) > 0 {
-            return text;
-        }
-        let mut all = prompt::MARKER.repeat(self.image.len()).into_bytes();
-        all.extend(text);
-        all
+        place(self.image.len(), text)
     }
+}
+
+/// A text with places for so many pictures: before it, if it has none of its own.
+pub(super) fn place(pictures: usize, text: Vec<u8>) -> Vec<u8> {
+    if pictures == 0 || prompt::places(&text, prompt::MARKER) > 0 {
+        return text;
+    }
+    let mut all = prompt::MARKER.repeat(pictures).into_bytes();
+    all.extend(text);
+    all
+}
+
+/// A tower for pictures of so many cells.
+pub(super) fn encoder_options(
+    cells: TokenLimits,
+    compute: &ComputeArgs,
+    isa: IsaChoice,
+) -> Result<EncoderOptions, Failure> {
+    Ok(EncoderOptions {
+        isa: isa.resolve().map_err(octavo_engine::Error::from)?,
+        threads: compute.threads.count(),
+        // long and narrow ones gain more than asked for where they are enlarged
+        most_cells: cells.max.max(1024) + cells.max / 4,
+    })
 }
 
 /// Loads a tower for pictures of so many cells.
@@ -121,12 +141,7 @@ pub(super) fn encoder(
     cells: TokenLimits,
     compute: &ComputeArgs,
 ) -> Result<Encoder, Failure> {
-    let options = EncoderOptions {
-        isa: compute.isa.resolve().map_err(octavo_engine::Error::from)?,
-        threads: compute.threads.count(),
-        // long and narrow ones gain more than asked for where they are enlarged
-        most_cells: cells.max.max(1024) + cells.max / 4,
-    };
+    let options = encoder_options(cells, compute, compute.isa)?;
     let mapped = OpenOptions {
         mmap: compute.mmap(),
         ..OpenOptions::default()
@@ -139,16 +154,27 @@ pub(super) fn encoder(
 pub(super) fn see(sight: &Sight, path: &Path) -> Result<Shown, Failure> {
     let bytes = read(path)?;
     let shown = sight.see(&bytes);
-    shown.map_err(|error| Failure::Input(format!("{}: {error}", path.display())))
+    shown.map_err(|error| of_image(path, &error))
+}
+
+/// The picture of a file.
+pub(super) fn picture(path: &Path) -> Result<Picture, Failure> {
+    let picture = decode(&read(path)?, &Limits::default());
+    picture.map_err(|error| of_image(path, &error))
+}
+
+/// Why an image cannot be used.
+pub(super) fn of_image(path: &Path, error: &dyn std::fmt::Display) -> Failure {
+    Failure::Input(format!("{}: {error}", path.display()))
 }
 
 /// The file's bytes, one more than may be if there are more.
-pub(super) fn read(path: &Path) -> Result<Vec<u8>, Failure> {
+fn read(path: &Path) -> Result<Vec<u8>, Failure> {
     let most = Limits::default().bytes as u64 + 1;
     let mut bytes = Vec::new();
     let file = File::open(path).and_then(|file| file.take(most).read_to_end(&mut bytes));
     match file {
         Ok(_) => Ok(bytes),
-        Err(error) => Err(Failure::Input(format!("{}: {error}", path.display()))),
+        Err(error) => Err(of_image(path, &error)),
     }
 }

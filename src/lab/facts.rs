@@ -10,7 +10,7 @@ use octavo_model::weights::WeightId;
 use octavo_model::{Hparams, LayerHparams, Model, Op, Source, hparams};
 use octavo_text::chat::ChatTemplate;
 use octavo_text::tokenizer::Tokenizer;
-use octavo_vision::tower::{self, Tower};
+use octavo_vision::Tower;
 use serde::Serialize;
 
 /// Arrays up to this length are shown in full.
@@ -110,11 +110,7 @@ impl<'g> Facts<'g> {
     /// Looks at a file as it would be loaded with these options.
     pub fn new(gguf: &'g Gguf, options: &EngineOptions, isa: Isa, threads: Threads) -> Facts<'g> {
         let mut refusals = Vec::new();
-        let is_tower = matches!(
-            gguf.get("general.architecture"),
-            Some(Value::Str(name)) if name == tower::ARCHITECTURE.as_bytes()
-        );
-        if is_tower {
+        if Tower::is_in(gguf) {
             let tower = keep("tower", Tower::load(gguf), &mut refusals);
             return Facts {
                 tower,

@@ -98,6 +98,11 @@ impl Encoder {
         &self.file
     }
 
+    /// What it runs on, for people.
+    pub fn describe(&self) -> String {
+        self.executable.describe()
+    }
+
     /// What is run.
     pub fn tower(&self) -> &Tower {
         &self.tower

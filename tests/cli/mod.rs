@@ -13,6 +13,7 @@ mod lacking;
 mod options;
 mod outputs;
 mod perplexity;
+mod pictures;
 mod quant_report;
 mod quantize;
 #[path = "../../tools/xtask/src/busy/quota.rs"]

@@ -103,7 +103,8 @@ fn every_tensor_is_within_its_bound_of_the_cpus() {
         let options = both(usize::MAX, KvType::F32, limits(7, 1, 7), true);
         let mut b =
             Backend::cuda(device, gguf, model, &options, &mut |_| {}).expect("it is prepared");
-        let comparison = compare(&mut a, &mut b, &tokens, &mut |_, _| {}).expect("both run");
+        let comparison =
+            compare(&mut a, &mut b, (&tokens[..]).into(), &mut |_, _| {}).expect("both run");
         let worst = comparison
             .taps
             .iter()
@@ -149,7 +150,8 @@ fn a_mixture_goes_on_with_the_experts_that_another_chose() {
         let mut b =
             Backend::cuda(device, gguf, model, &options, &mut |_| {}).expect("it is prepared");
         let with = DiffOptions { same_routing: true };
-        let c = compare_with(&mut a, &mut b, &tokens, with, &mut |_, _| {}).expect("both run");
+        let c = compare_with(&mut a, &mut b, (&tokens[..]).into(), with, &mut |_, _| {})
+            .expect("both run");
         let outside = c.taps.iter().filter(|tap| tap.outside);
         let outside: Vec<&str> = outside.map(|tap| tap.name.as_str()).collect();
         assert_eq!(

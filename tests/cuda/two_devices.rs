@@ -50,7 +50,8 @@ fn every_tensor_is_within_its_bound_wherever_a_model_is_cut() {
             let mut b =
                 Backend::cuda(device, gguf, second, &options, &mut |_| {}).expect("it is prepared");
             let tokens = [11, 502, 33, 4, 905, 66, 7];
-            let comparison = compare(&mut a, &mut b, &tokens, &mut |_, _| {}).expect("both run");
+            let comparison =
+                compare(&mut a, &mut b, (&tokens[..]).into(), &mut |_, _| {}).expect("both run");
             let what = format!("{name}, {gpu_layers} layers");
             assert_eq!(
                 comparison.verdict,

@@ -287,6 +287,17 @@ pub enum RowSet {
     Merged,
 }
 
+impl RowSet {
+    /// How many rows that are, of so many tokens, so many of them wanted.
+    pub fn count(self, tokens: usize, wanted: usize) -> usize {
+        match self {
+            RowSet::All => tokens,
+            RowSet::Wanted => wanted,
+            RowSet::Merged => tokens / MERGED_ROWS,
+        }
+    }
+}
+
 /// A value's shape: (rows, width) f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ValueShape {

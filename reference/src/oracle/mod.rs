@@ -32,7 +32,7 @@ use math::{add_bias, add_into, cap, scale};
 use prompt::Start;
 pub use prompt::{ImageRows, Piece};
 pub use rope::Position;
-pub use vision::{Pixels, VisionOracle};
+pub use vision::{Pixels, Prepared, Rgb, VisionOracle};
 use weights::Weights;
 
 const EMBEDDING: &str = "token_embd.weight";

@@ -8,18 +8,22 @@ use octavo_engine::backend::{cpu, cuda, split};
 use octavo_engine::{DeviceChoice, EngineOptions, Loading, default_threads};
 use octavo_kernels::{IsaChoice, PAGE_POSITIONS};
 use octavo_lab::diff::{
-    Backend, Comparison, Execution, Options, OracleExecution, Verdict, compare_with,
+    Backend, Comparison, Execution, Input, Options, OracleExecution, Seen, Text, TowerBackend,
+    Verdict, compare_with,
 };
 use octavo_model::Model;
 use octavo_model::taps::FFN_MOE_TOPK;
 use octavo_text::tokenizer::Tokenizer;
+use octavo_vision::Tower;
 
+use super::pictures::{self, Prompt};
 use super::{DiffArgs, Exec, encoding, print};
 use crate::cli::args::Device;
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::load::{self, shown};
 use crate::cli::output::Output;
 use crate::cli::terminal::{self, Progress};
+use crate::cli::vision;
 
 /// Compares two files, instruction sets or executors.
 pub(super) fn diff(args: &DiffArgs, page: Option<&Output<'_>>) -> Result<Exit, Failure> {
@@ -28,9 +32,6 @@ pub(super) fn diff(args: &DiffArgs, page: Option<&Output<'_>>) -> Result<Exit, F
         Some(path) => open(Some(path), args.compute.mmap())?,
         None => a.clone(),
     };
-    let tokenizer = Tokenizer::from_gguf(&a)?;
-    let tokens = tokens(args, &tokenizer)?;
-    same_tokens(args, &tokens, &b)?;
     let of_a = Side {
         exec: args.a_exec,
         isa: args.isa(args.a_isa),
@@ -41,24 +42,57 @@ pub(super) fn diff(args: &DiffArgs, page: Option<&Output<'_>>) -> Result<Exit, F
         isa: args.isa(args.b_isa),
         device: args.device(args.b_device),
     };
-    let mut first = execution(args, a, &of_a, tokens.len())?;
-    let mut second = execution(args, b, &of_b, tokens.len())?;
+    if Tower::is_in(&a) {
+        let picture = pictures::only(args)?;
+        let cells = args.cells.limits()?;
+        let mut pair = [tower(args, a, &of_a)?, tower(args, b, &of_b)?];
+        let picture = &picture;
+        let input = Input::Picture(Seen { picture, cells });
+        return compare(args, &mut pair, input, None, page);
+    }
+    if !args.image.is_empty() && args.mmproj.is_none() {
+        return Err(Failure::Usage(format!(
+            "{}: reads text: expected --mmproj FILE, its vision tower, beside --image",
+            a.name()
+        )));
+    }
+    let tokenizer = Tokenizer::from_gguf(&a)?;
+    let prompt = Prompt::see(args, of_a.isa)?;
+    let tokens = tokens(args, &prompt, &tokenizer)?;
+    same_tokens(args, &prompt, &tokens, &b)?;
+    let n = tokens.len();
+    let mut pair = [execution(args, a, &of_a, n)?, execution(args, b, &of_b, n)?];
+    let input = Input::Text(Text {
+        tokens: &tokens,
+        pictures: &prompt.pictures,
+    });
+    compare(args, &mut pair, input, Some(&tokenizer), page)
+}
+
+/// Compares, and prints what came of it.
+fn compare(
+    args: &DiffArgs,
+    [first, second]: &mut [Box<dyn Execution>; 2],
+    input: Input<'_>,
+    tokenizer: Option<&Tokenizer>,
+    page: Option<&Output<'_>>,
+) -> Result<Exit, Failure> {
     if args.same_routing {
-        routes(&*first)?;
+        routes(&**first)?;
     }
     let options = Options {
         same_routing: args.same_routing,
     };
     let bar = Progress::tensors("comparing");
     let mut progress = |done, total| bar.at(done, total);
-    let comparison = compare_with(&mut *first, &mut *second, &tokens, options, &mut progress);
+    let comparison = compare_with(&mut **first, &mut **second, input, options, &mut progress);
     bar.clear();
     let comparison = comparison?;
     let report = print::Report {
         a: first.describe(),
         b: second.describe(),
-        tokenizer: &tokenizer,
-        tokens: &tokens,
+        tokenizer,
+        tokens: input.tokens(),
         comparison,
     };
     if let Some(page) = page {
@@ -84,7 +118,10 @@ fn open(path: Option<&Path>, mmap: bool) -> Result<Arc<Gguf>, Failure> {
     Ok(Arc::new(load::source_at(path).open(mmap)?))
 }
 
-fn tokens(args: &DiffArgs, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failure> {
+fn tokens(args: &DiffArgs, prompt: &Prompt, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failure> {
+    if prompt.has_pictures() {
+        return prompt.tokens(tokenizer);
+    }
     let tokens = match (&args.tokens, args.text.read()?) {
         (Some(ids), _) => ids.clone(),
         (None, Some(text)) => tokenizer.encode(&text, encoding(args))?,
@@ -99,14 +136,18 @@ fn tokens(args: &DiffArgs, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failure> {
 }
 
 /// Another file must cut a text the same way, or the comparison would be of two texts.
-fn same_tokens(args: &DiffArgs, tokens: &[u32], b: &Gguf) -> Result<(), Failure> {
+fn same_tokens(args: &DiffArgs, prompt: &Prompt, tokens: &[u32], b: &Gguf) -> Result<(), Failure> {
     let (Some(path), Some(text)) = (&args.b, &args.text.prompt) else {
         return Ok(());
     };
     if args.text.escape {
         return Ok(());
     }
-    let theirs = Tokenizer::from_gguf(b)?.encode(text.as_encoded_bytes(), encoding(args))?;
+    let theirs = Tokenizer::from_gguf(b)?;
+    let theirs = match prompt.has_pictures() {
+        true => prompt.tokens(&theirs)?,
+        false => theirs.encode(text.as_encoded_bytes(), encoding(args))?,
+    };
     if theirs == tokens {
         return Ok(());
     }
@@ -122,7 +163,7 @@ fn same_tokens(args: &DiffArgs, tokens: &[u32], b: &Gguf) -> Result<(), Failure>
 
 /// Without a choice there is none to keep the same.
 fn routes(execution: &dyn Execution) -> Result<(), Failure> {
-    let mut taps = execution.model().graph.taps();
+    let mut taps = execution.subject().network().graph().taps();
     if taps.any(|(tap, _)| tap.name == FFN_MOE_TOPK) {
         return Ok(());
     }
@@ -137,6 +178,21 @@ struct Side {
     exec: Exec,
     isa: IsaChoice,
     device: Device,
+}
+
+fn tower(args: &DiffArgs, gguf: Arc<Gguf>, side: &Side) -> Result<Box<dyn Execution>, Failure> {
+    if side.exec == Exec::Oracle {
+        return Ok(Box::new(OracleExecution::new(gguf)?));
+    }
+    if side.device == Device::Cuda {
+        return Err(Failure::Usage(format!(
+            "{}: a vision tower runs on the CPU: expected no other device",
+            gguf.name()
+        )));
+    }
+    let options = vision::encoder_options(args.cells.limits()?, &args.compute, side.isa)?;
+    let tower = shown(|sink| TowerBackend::cpu(gguf, &options, sink))?;
+    Ok(Box::new(tower))
 }
 
 fn execution(

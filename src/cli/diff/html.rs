@@ -5,9 +5,8 @@ use octavo_lab::report::{Axes, Chart, ChartError, Page, line_chart};
 use octavo_model::taps;
 use octavo_text::tokenizer::Tokenizer;
 
-use super::print::{Columns, EXECUTIONS, Report, title};
+use super::print::{Columns, EXECUTIONS, Report, quoted, title};
 use super::routing;
-use crate::cli::run::piece;
 
 /// Positions whose tables are shown: the first of a long text say no more.
 const MAX_TABLES: usize = 200;
@@ -85,6 +84,7 @@ fn by_layer(c: &Comparison) -> Result<Chart, ChartError> {
         taps::FFN_INP,
         taps::FFN_SWIGLU,
         taps::L_OUT,
+        taps::LAYER_OUT,
     ];
     let series = shown.map(|name| {
         let of_name = c.taps.iter().filter(|tap| {
@@ -147,7 +147,7 @@ pub(super) fn by_position(c: &LogitComparison) -> Result<Chart, ChartError> {
 pub(super) fn logits(
     page: &mut Page,
     c: &LogitComparison,
-    tokenizer: &Tokenizer,
+    tokenizer: Option<&Tokenizer>,
     columns: &Columns,
 ) {
     page.heading("Logits");
@@ -174,7 +174,7 @@ pub(super) fn logits(
             ],
         )],
     );
-    let quoted = |id: u32| format!("{:?}", piece(tokenizer, id));
+    let quoted = |id: u32| quoted(tokenizer, id);
     let (left, right) = columns.order(columns.ours, columns.theirs);
     for (i, position) in c.by_position.iter().rev().take(MAX_TABLES).enumerate() {
         if i == 1 {

@@ -2,6 +2,7 @@
 
 mod executions;
 mod html;
+mod pictures;
 mod print;
 mod recorded;
 mod routing;
@@ -20,6 +21,7 @@ use super::output::{Inputs, Kind, Output, all_different};
 use super::prompt::TextArgs;
 use super::signal;
 use super::values;
+use super::vision::CellsArgs;
 
 /// Compare with llama.cpp, or find the first tensor in which two computations differ
 ///
@@ -40,6 +42,11 @@ Examples:
   octavo diff moe.gguf moe-q4.gguf -p \"Hello\" --same-routing
                                                            B with the experts that A chose
   octavo diff moe.gguf -p \"Hello\" --same-routing --reference eval-callback.txt
+  octavo diff mmproj.gguf --image photo.png --b-exec oracle  a vision tower
+  octavo diff mmproj.gguf --image photo.png --reference graph.txt
+                                                           what MTMD_DEBUG_GRAPH=1 llama-mtmd-cli \
+printed
+  octavo diff model.gguf --mmproj mmproj.gguf --image photo.png -p \"What is this?\" --b-exec oracle
   octavo diff --suite reference/suite.toml                 models x prompts x instruction sets \
 against goldens
 
@@ -76,6 +83,17 @@ pub(super) struct DiffArgs {
     /// its own
     #[arg(long, value_name = "DIR", conflicts_with = "b", value_hint = clap::ValueHint::DirPath)]
     llama_cpp: Option<PathBuf>,
+    /// The model's vision tower, which gives both computations the same rows of the pictures
+    #[arg(long, value_name = "FILE", requires = "image", conflicts_with_all = ["reference", "suite"])]
+    #[arg(value_hint = clap::ValueHint::FilePath)]
+    mmproj: Option<PathBuf>,
+    /// A PNG, JPEG or WebP file: what a vision tower sees, or with --mmproj what stands in the text;
+    /// again for several, where the text says <__media__>, or else before it
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["suite", "tokens", "no_special"])]
+    #[arg(value_hint = clap::ValueHint::FilePath)]
+    image: Vec<PathBuf>,
+    #[command(flatten)]
+    cells: CellsArgs,
     /// Run a suite: models, prompts and instruction sets against stored goldens; prints what
     /// changed
     #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["a", "b", "reference"])]
@@ -219,6 +237,8 @@ impl DiffArgs {
             .model(self.a.as_deref())
             .model(self.b.as_deref())
             .file(self.text.file.as_deref())
+            .file(self.mmproj.as_deref())
+            .files(&self.image)
             .file(self.suite.as_deref())
             .files(&self.reference)
             .files(&self.reference.iter().map(beside).collect::<Vec<_>>())

@@ -3,18 +3,19 @@
 use std::fmt::Write;
 
 use octavo_lab::diff::{Comparison, LogitComparison, PositionTop, TapReport, Verdict};
-use octavo_model::taps::L_OUT;
+use octavo_model::taps::{L_OUT, LAYER_OUT};
 use octavo_text::tokenizer::Tokenizer;
 use serde_json::json;
 
 use super::routing;
-use crate::cli::run::piece;
+use crate::cli::run::{piece, shown_id};
 
 /// What was compared, and what came of it.
 pub(super) struct Report<'a> {
     pub(super) a: String,
     pub(super) b: String,
-    pub(super) tokenizer: &'a Tokenizer,
+    /// Of a text; a tower has none.
+    pub(super) tokenizer: Option<&'a Tokenizer>,
     pub(super) tokens: &'a [u32],
     pub(super) comparison: Comparison,
 }
@@ -25,7 +26,8 @@ impl Report<'_> {
         let mut object = serde_json::to_value(&self.comparison)?;
         object["a"] = json!(self.a);
         object["b"] = json!(self.b);
-        object["tokens"] = json!(self.tokens);
+        let ids: Vec<i32> = self.tokens.iter().map(|id| shown_id(*id)).collect();
+        object["tokens"] = json!(ids);
         Ok(format!("{object}\n"))
     }
 
@@ -66,7 +68,7 @@ impl Report<'_> {
         let tensors: Vec<&str> = self.comparison.taps.iter().map(|tap| &*tap.name).collect();
         let token = |position: usize| {
             let id = self.tokens.get(position)?;
-            Some(format!("{:?}", piece(self.tokenizer, *id)))
+            Some(quoted(self.tokenizer, *id))
         };
         routing::lines(routing, &routing::EXECUTIONS, &tensors, &token)
     }
@@ -107,7 +109,9 @@ pub(super) fn title(tap: &TapReport) -> String {
 fn tensors(out: &mut String, c: &Comparison, all: bool) {
     let first = c.taps.iter().position(|tap| tap.outside);
     let matters = |i: usize, tap: &TapReport| {
-        all || tap.name.starts_with(L_OUT)
+        all || [L_OUT, LAYER_OUT]
+            .iter()
+            .any(|end| tap.name.starts_with(end))
             || tap.layer.is_none()
             || first.is_some_and(|first| (first.saturating_sub(3)..first + 2).contains(&i))
     };
@@ -143,7 +147,7 @@ fn tensors(out: &mut String, c: &Comparison, all: bool) {
 pub(super) fn logits(
     out: &mut String,
     c: &LogitComparison,
-    tokenizer: &Tokenizer,
+    tokenizer: Option<&Tokenizer>,
     columns: &Columns,
     all: bool,
 ) {
@@ -171,6 +175,13 @@ pub(super) fn logits(
     );
 }
 
+/// A token's text in quotes; nothing where there is no vocabulary.
+pub(super) fn quoted(tokenizer: Option<&Tokenizer>, id: u32) -> String {
+    tokenizer.map_or(String::new(), |tokenizer| {
+        format!("{:?}", piece(tokenizer, id))
+    })
+}
+
 /// What the two sides of a table of logits are called.
 pub(super) struct Columns {
     pub(super) ours: &'static str,
@@ -196,14 +207,14 @@ impl Columns {
     }
 }
 
-fn top(out: &mut String, position: &PositionTop, tokenizer: &Tokenizer, columns: &Columns) {
+fn top(out: &mut String, position: &PositionTop, tokenizer: Option<&Tokenizer>, columns: &Columns) {
     let (left, right) = columns.order(columns.ours, columns.theirs);
-    let quoted = |id: u32| format!("{:?}", piece(tokenizer, id));
+    let quoted = |id: u32| quoted(tokenizer, id);
     let _ = writeln!(
         out,
         "position {}, after token {} {}:",
         position.position,
-        position.token,
+        shown_id(position.token),
         quoted(position.token)
     );
     let _ = writeln!(

@@ -4,13 +4,13 @@ use std::fmt::{Result, Write};
 use std::path::Path;
 
 use octavo_vision::Tower;
-use octavo_vision::pixels::{Limits, Prepared, decode};
+use octavo_vision::pixels::Prepared;
 
 use super::super::arrays::{self, Array};
 use super::super::failure::{Exit, Failure};
 use super::super::output::{Inputs, Kind, Output};
 use super::super::signal;
-use super::super::vision::{self, encoder};
+use super::super::vision::{self, encoder, of_image};
 use super::InspectArgs;
 
 /// What tells these files from others: see [`Kind::Picture`].
@@ -94,16 +94,13 @@ pub(super) fn dump(
     output.check()?;
     signal::install()?;
     let mut encoder = encoder(path, cells, &args.compute)?;
-    let of_image =
-        |error: &dyn std::fmt::Display| Failure::Input(format!("{}: {error}", image.display()));
-    let bytes = vision::read(image)?;
-    let picture = decode(&bytes, &Limits::default()).map_err(|error| of_image(&error))?;
+    let picture = vision::picture(image)?;
     let prepared = Prepared::new(&picture, &encoder.tower().hparams, cells);
-    let prepared = prepared.map_err(|error| of_image(&error))?;
+    let prepared = prepared.map_err(|error| of_image(image, &error))?;
     let pixels = prepared.pixels();
     let cells = encoder
         .encode(pixels, None)
-        .map_err(|error| of_image(&error))?;
+        .map_err(|error| of_image(image, &error))?;
     let shape = [cells.nx * cells.ny, encoder.tower().width()];
     let arrays = [
         Array::floats("pixels", &[3, pixels.height, pixels.width], pixels.planes),

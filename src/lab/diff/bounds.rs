@@ -34,12 +34,15 @@
 use std::collections::HashMap;
 
 use gguf_rs_lite::{Gguf, TensorType};
-use octavo_kernels::{Activation, CacheLayer, Function, Recurrence, Scores, TopGroups};
+use octavo_kernels::{
+    Activation, CacheLayer, Function, MERGED_ROWS, Recurrence, Scores, TopGroups,
+};
 
 use super::Error;
-use super::execution::Rounding;
+use super::execution::{PIXELS, Rounding};
 use super::near_tie::{Tie, tie};
-use octavo_model::{Model, Op, OwnedTap, ValueId, VecId, WeightId};
+use super::subject::Entering;
+use octavo_model::{Network, Op, OwnedTap, ValueId, VecId, WeightId};
 
 /// What is allowed, as a multiple of what is explained. Errors of a trained model point in
 /// directions that matter (outlier channels, sink tokens): over all models, types and instruction
@@ -72,46 +75,48 @@ struct Explained {
 
 /// Walks a graph with the tensors of two executions of it.
 pub struct Bounds<'a> {
-    model: &'a Model,
-    other: &'a Model,
+    model: &'a dyn Network,
+    other: &'a dyn Network,
     gguf: &'a Gguf,
     rounding: Rounding,
-    n_tokens: usize,
+    entering: &'a Entering,
     nodes: HashMap<OwnedTap, usize>,
     stats: Vec<Stats>,
     /// The values written to each layer's cache.
     cache: HashMap<CacheLayer, (ValueId, ValueId)>,
     gains: HashMap<WeightId, f64>,
+    /// rms of the difference of pixels, where there are any.
+    pixels: f64,
     /// The first execution's values where experts are chosen by them.
     chosen_by: HashMap<ValueId, Vec<f32>>,
     next: usize,
 }
 
 impl<'a> Bounds<'a> {
-    /// For two executions of `model` and `other` (the second's) over `n_tokens` positions.
-    pub fn new(
+    /// For two executions of `model` and `other` (the second's), into which the same enters.
+    pub(super) fn new(
         gguf: &'a Gguf,
-        model: &'a Model,
-        other: &'a Model,
+        [model, other]: [&'a dyn Network; 2],
         rounding: Rounding,
-        n_tokens: usize,
+        entering: &'a Entering,
     ) -> Bounds<'a> {
-        let all = model.graph.nodes.iter().enumerate();
+        let all = model.graph().nodes.iter().enumerate();
         let nodes = all
             .filter_map(|(i, node)| Some((node.tap?.owned(), i)))
             .collect();
-        let stats = vec![Stats::default(); model.graph.values.len()];
+        let stats = vec![Stats::default(); model.graph().values.len()];
         let (cache, gains) = (HashMap::new(), HashMap::new());
         Bounds {
             model,
             other,
             gguf,
             rounding,
-            n_tokens,
+            entering,
             nodes,
             stats,
             cache,
             gains,
+            pixels: 0.0,
             chosen_by: HashMap::new(),
             next: 0,
         }
@@ -129,12 +134,18 @@ impl<'a> Bounds<'a> {
         a: &[f32],
         b: &[f32],
     ) -> Result<Option<Vec<f64>>, Error> {
+        if tap.name == PIXELS {
+            // whole numbers of steps of a byte: there is nothing to round differently
+            let off = a.iter().zip(b).map(|(a, b)| f64::from(*a) - f64::from(*b));
+            self.pixels = rms_of(&off.collect::<Vec<_>>());
+            return Ok(Some(vec![0.0; a.len() / width.max(1)]));
+        }
         let Some(&at) = self.nodes.get(tap) else {
             return Ok(None);
         };
         // tensors without a name have the error and size that their inputs explain
         while self.next < at {
-            let out = self.model.graph.nodes[self.next].out;
+            let out = self.model.graph().nodes[self.next].out;
             let Explained { error, size } = self.explain(self.next)?;
             self.stats[out.index()] = Stats {
                 error,
@@ -145,7 +156,7 @@ impl<'a> Bounds<'a> {
         }
         self.next = self.next.max(at + 1);
         let mut explained = self.explain(at)?.error;
-        if let Op::TopK { x, groups, .. } = self.model.graph.nodes[at].op {
+        if let Op::TopK { x, groups, .. } = self.model.graph().nodes[at].op {
             let rows = a.chunks_exact(width).zip(b.chunks_exact(width));
             for (r, (error, (a, b))) in explained.iter_mut().zip(rows).enumerate() {
                 let tie = self.tie_in((x, groups), r, [a, b]);
@@ -154,8 +165,8 @@ impl<'a> Bounds<'a> {
                 }
             }
         }
-        let layer = tap.layer.unwrap_or(0);
-        let head_dim = self.model.hparams.layers[layer].head_dim;
+        let out = self.model.graph().nodes[at].out;
+        let head_dim = self.normed_together(out);
         let mut stats = Stats::default();
         for (a, b) in a.chunks_exact(width).zip(b.chunks_exact(width)) {
             let squares: f64 = a
@@ -169,9 +180,8 @@ impl<'a> Bounds<'a> {
                 .smallest_head
                 .push(a.chunks(head_dim).map(rms).fold(f64::INFINITY, f64::min));
         }
-        let out = self.model.graph.nodes[at].out;
         self.stats[out.index()] = stats;
-        let mut behind = self.model.graph.nodes[at..].iter();
+        let mut behind = self.model.graph().nodes[at..].iter();
         if behind.any(|node| matches!(node.op, Op::TopK { x, .. } if x == out)) {
             self.chosen_by.insert(out, a.to_vec());
         }
@@ -180,7 +190,7 @@ impl<'a> Bounds<'a> {
 
     /// What changed places in two choices of one position, of a tensor of choices that was observed.
     pub fn tie(&self, tap: &OwnedTap, position: usize, choices: [&[f32]; 2]) -> Option<Tie> {
-        let node = &self.model.graph.nodes[*self.nodes.get(tap)?];
+        let node = &self.model.graph().nodes[*self.nodes.get(tap)?];
         let Op::TopK { x, groups, .. } = node.op else {
             return None;
         };
@@ -190,7 +200,7 @@ impl<'a> Bounds<'a> {
     /// Both go on with the first's values of a tensor that was observed.
     pub fn agree(&mut self, tap: &OwnedTap) {
         if let Some(&at) = self.nodes.get(tap) {
-            let out = self.model.graph.nodes[at].out;
+            let out = self.model.graph().nodes[at].out;
             self.stats[out.index()].error.fill(0.0);
         }
     }
@@ -198,48 +208,71 @@ impl<'a> Bounds<'a> {
     /// Error and size of a node's result, as its inputs explain them.
     fn explain(&mut self, at: usize) -> Result<Explained, Error> {
         let model = self.model;
-        Ok(match model.graph.nodes[at].op {
+        let count = self.count(model.graph().nodes[at].out);
+        Ok(match model.graph().nodes[at].op {
             Op::Embed { table } | Op::EmbedPositions { table } => {
-                let size = self.gain(table)? / (model.weights.matrix(table).cols as f64).sqrt();
+                let size = self.gain(table)? / (model.tensors().matrix(table).cols as f64).sqrt();
                 let error = size * (self.other_type(table) + U);
-                self.each_row(|_| (error, size))
+                let width = model.graph().values[model.graph().nodes[at].out.index()].width;
+                each_row(count, |r| match self.given(r, 0, width) {
+                    Some(given) => (U * given, given),
+                    None => (error, size),
+                })
             }
-            Op::Input | Op::Merge { .. } => unreachable!("a text is token ids, and no picture"),
+            // the same for both, as far as the pixels are
+            Op::Input => {
+                let rows = self.entering.rows.chunks_exact(model.graph().input.max(1));
+                let sizes: Vec<f64> = rows.map(rms).collect();
+                each_row(count, |r| (self.pixels, sizes[r]))
+            }
+            Op::Merge { x } => {
+                let x = &self.stats[x.index()];
+                let together = |of: &[f64], r: usize| rms_of(&of[MERGED_ROWS * r..][..MERGED_ROWS]);
+                each_row(count, |r| (together(&x.error, r), together(&x.size, r)))
+            }
             Op::Constant { values } => {
-                let size = rms(model.weights.vector(values));
-                self.each_row(|_| (0.0, size))
+                let size = rms(model.tensors().vector(values));
+                each_row(count, |_| (0.0, size))
             }
             Op::Concat { a, b, each } => {
                 let (a, b) = (&self.stats[a.index()], &self.stats[b.index()]);
-                let [m, n] = each.map(|n| n as f64);
-                let both = |a: f64, b: f64| ((m * a * a + n * b * b) / (m + n)).sqrt();
-                self.each_row(|r| (both(a.error[r], b.error[r]), both(a.size[r], b.size[r])))
+                let each = each.map(|part| part as f64);
+                let both = |a: f64, b: f64| {
+                    ((each[0] * a * a + each[1] * b * b) / (each[0] + each[1])).sqrt()
+                };
+                each_row(count, |r| {
+                    (both(a.error[r], b.error[r]), both(a.size[r], b.size[r]))
+                })
             }
             Op::RmsNorm { x, weight, .. } | Op::LayerNorm { x, weight, .. } => self.norm(x, weight),
             Op::MatMul { x, w } => self.product(x, w, 1)?,
             Op::AddBias { x, bias } => {
-                let bias = rms(model.weights.vector(bias));
+                let bias = rms(model.tensors().vector(bias));
                 let x = &self.stats[x.index()];
-                self.each_row(|r| {
+                each_row(count, |r| {
                     let size = x.size[r] + bias;
                     (x.error[r] + U * size, size)
                 })
             }
-            // a text has no rows that are given: nothing is added
-            Op::AddGiven { x, .. } => {
+            Op::AddGiven { x, from } => {
+                let width = model.graph().values[x.index()].width;
                 let x = &self.stats[x.index()];
-                self.each_row(|r| (x.error[r], x.size[r]))
+                each_row(count, |r| {
+                    let given = self.given(r, from, width).unwrap_or(0.0);
+                    let size = x.size[r] + given;
+                    (x.error[r] + 2.0 * U * size, size)
+                })
             }
             Op::Rope { x, rope, .. } => {
-                let (x, magnitude) = (&self.stats[x.index()], model.ropes[rope].magnitude);
-                self.each_row(|r| {
+                let (x, magnitude) = (&self.stats[x.index()], model.ropes()[rope].magnitude);
+                each_row(count, |r| {
                     let error = x.error[r] + 8.0 * U * x.size[r];
                     (magnitude * error, magnitude * x.size[r])
                 })
             }
             Op::KvWrite { k, v, cache } => {
                 self.cache.insert(cache, (k, v));
-                self.each_row(|_| (0.0, 0.0))
+                each_row(count, |_| (0.0, 0.0))
             }
             Op::Attention {
                 q, cache, scores, ..
@@ -248,7 +281,7 @@ impl<'a> Bounds<'a> {
                 let (g, u) = (&self.stats[gate.index()], &self.stats[up.index()]);
                 // gpt-oss adds 1 to what is gated
                 let more = f64::from(u8::from(act == Activation::SwigluOai));
-                self.each_row(|r| {
+                each_row(count, |r| {
                     let up = u.size[r] + more;
                     let error = 1.13 * g.error[r] * up + g.size[r] * u.error[r];
                     let size = g.size[r] * up;
@@ -257,11 +290,11 @@ impl<'a> Bounds<'a> {
             }
             Op::Unary { x, f } => {
                 let x = &self.stats[x.index()];
-                self.each_row(|r| unary(f, x.error[r], x.size[r]))
+                each_row(count, |r| unary(f, x.error[r], x.size[r]))
             }
             Op::ScaleByPosition { x, rate, step } => {
                 let x = &self.stats[x.index()];
-                self.each_row(|r| {
+                each_row(count, |r| {
                     let factor = 1.0 + f64::from(rate) * ((1 + r / step) as f64).ln();
                     let size = factor * x.size[r];
                     (factor * x.error[r] + 2.0 * U * size, size)
@@ -269,23 +302,23 @@ impl<'a> Bounds<'a> {
             }
             Op::Add { a, b } => {
                 let (a, b) = (&self.stats[a.index()], &self.stats[b.index()]);
-                self.each_row(|r| {
+                each_row(count, |r| {
                     let size = a.size[r] + b.size[r];
                     (a.error[r] + b.error[r] + U * size, size)
                 })
             }
             Op::Mul { a, b } => {
                 let (a, b) = (&self.stats[a.index()], &self.stats[b.index()]);
-                self.each_row(|r| {
+                each_row(count, |r| {
                     let size = a.size[r] * b.size[r];
                     let error = a.error[r] * b.size[r] + a.size[r] * b.error[r];
                     (4.0 * error + 4.0 * U * size, size)
                 })
             }
             Op::MulVector { x, by } => {
-                let by = largest(model.weights.vector(by));
+                let by = largest(model.tensors().vector(by));
                 let x = &self.stats[x.index()];
-                self.each_row(|r| {
+                each_row(count, |r| {
                     let size = by * x.size[r];
                     (by * x.error[r] + U * size, size)
                 })
@@ -304,16 +337,16 @@ impl<'a> Bounds<'a> {
             Op::Slice { x, each, width, .. } => {
                 let x = &self.stats[x.index()];
                 let share = (each as f64 / width as f64).sqrt();
-                self.each_row(|r| (share * x.error[r], share * x.size[r]))
+                each_row(count, |r| (share * x.error[r], share * x.size[r]))
             }
             Op::SelectRows { x } => {
                 let x = &self.stats[x.index()];
-                self.each_row(|r| (x.error[r], x.size[r]))
+                each_row(count, |r| (x.error[r], x.size[r]))
             }
             Op::Softmax { x } => {
                 let width = self.width(x);
                 let x = &self.stats[x.index()];
-                self.each_row(|r| {
+                each_row(count, |r| {
                     let size = 1.0 / width.sqrt();
                     // arguments are rounded too, the largest by as much as it is
                     let own = U * (16.0 + width.sqrt() * (1.0 + x.size[r])) * size;
@@ -321,24 +354,24 @@ impl<'a> Bounds<'a> {
                 })
             }
             // any, until both choices are known
-            Op::TopK { x, .. } => self.each_row(|_| (self.width(x), self.width(x))),
+            Op::TopK { x, .. } => each_row(count, |_| (self.width(x), self.width(x))),
             Op::Gather { x, ids } => {
                 // the largest may be among them, with all of the error
                 let few = (self.width(x) / self.width(ids)).max(1.0).sqrt();
                 let (x, ids) = (&self.stats[x.index()], &self.stats[ids.index()]);
-                self.each_row(|r| {
+                each_row(count, |r| {
                     let size = few * x.size[r];
                     (few * x.error[r] + others(ids, r, size), size)
                 })
             }
             Op::Normalize { x, least } => {
-                let n = self.width(x);
+                let width = self.width(x);
                 let x = &self.stats[x.index()];
-                self.each_row(|r| {
-                    let sum = (n.sqrt() * x.size[r]).max(least.into());
+                each_row(count, |r| {
+                    let sum = (width.sqrt() * x.size[r]).max(least.into());
                     let size = x.size[r] / sum;
-                    let error = x.error[r] / sum * (1.0 + n.sqrt());
-                    (error + U * (n + 1.0) * size, size)
+                    let error = x.error[r] / sum * (1.0 + width.sqrt());
+                    (error + U * (width + 1.0) * size, size)
                 })
             }
             Op::ScaleRows { x, by } => self.weighted(x, by),
@@ -352,11 +385,12 @@ impl<'a> Bounds<'a> {
                 explained
             }
             Op::ExpertBias { x, bias, ids } => {
-                let n = model.graph.values[x.index()].width / model.graph.values[ids.index()].width;
-                let biases = model.weights.vector(bias).chunks(n);
+                let n =
+                    model.graph().values[x.index()].width / model.graph().values[ids.index()].width;
+                let biases = model.tensors().vector(bias).chunks(n);
                 let bias = biases.map(rms).fold(0.0, f64::max);
                 let (x, ids) = (&self.stats[x.index()], &self.stats[ids.index()]);
-                self.each_row(|r| {
+                each_row(count, |r| {
                     let size = x.size[r] + bias;
                     (x.error[r] + U * size + others(ids, r, bias), size)
                 })
@@ -365,7 +399,7 @@ impl<'a> Bounds<'a> {
     }
 
     fn width(&self, value: ValueId) -> f64 {
-        self.model.graph.values[value.index()].width as f64
+        self.model.graph().values[value.index()].width as f64
     }
 
     /// What changed places in a choice from row `r` of `x`, of two such choices the one that is
@@ -378,7 +412,7 @@ impl<'a> Bounds<'a> {
     ) -> Option<Tie> {
         // that of one value, at most
         let error = self.width(x).sqrt() * self.stats[x.index()].error[r];
-        let width = self.model.graph.values[x.index()].width;
+        let width = self.model.graph().values[x.index()].width;
         let values = self.chosen_by.get(&x);
         let Some(row) = values.and_then(|values| values.chunks_exact(width).nth(r)) else {
             return Some(Tie::UNSEEN);
@@ -391,25 +425,44 @@ impl<'a> Bounds<'a> {
     fn weighted(&self, x: ValueId, weights: ValueId) -> Explained {
         let count = self.width(weights);
         let (x, w) = (&self.stats[x.index()], &self.stats[weights.index()]);
-        self.each_row(|r| {
+        each_row(x.error.len(), |r| {
             let size = count * w.size[r] * x.size[r];
             let error = count * (w.size[r] * x.error[r] + w.error[r] * x.size[r]);
             (error + U * (count + 1.0) * size, size)
         })
     }
 
-    /// What a function of the position says of error and size.
-    fn each_row(&self, one: impl Fn(usize) -> (f64, f64)) -> Explained {
-        let (error, size) = (0..self.n_tokens).map(one).unzip();
-        Explained { error, size }
+    /// How many rows a value has; outputs are wanted of all.
+    fn count(&self, value: ValueId) -> usize {
+        let n = self.entering.n;
+        self.model.graph().values[value.index()].rows.count(n, n)
+    }
+
+    /// rms of the values from `from` on that are given in the place of row `r`.
+    fn given(&self, r: usize, from: usize, width: usize) -> Option<f64> {
+        let row = self.entering.given.get(r)?.as_ref()?;
+        Some(rms(&row[from..from + width]))
+    }
+
+    /// How many neighbours of a value's row are normed together, the fewest if they are several
+    /// times.
+    fn normed_together(&self, value: ValueId) -> usize {
+        let width = self.model.graph().values[value.index()].width;
+        let norms = self.model.graph().nodes.iter();
+        let groups = norms.filter_map(|node| match node.op {
+            Op::RmsNorm { x, weight, .. } if x == value => Some(weight),
+            _ => None,
+        });
+        let groups = groups.map(|weight| self.model.tensors().vector(weight).len());
+        groups.fold(width, usize::min).max(1)
     }
 
     fn norm(&self, x: ValueId, weight: VecId) -> Explained {
-        let weight = self.model.weights.vector(weight);
+        let weight = self.model.tensors().vector(weight);
         let largest = largest(weight);
-        let of_heads = weight.len() < self.model.graph.values[x.index()].width;
+        let of_heads = weight.len() < self.model.graph().values[x.index()].width;
         let x = &self.stats[x.index()];
-        self.each_row(|r| {
+        each_row(x.error.len(), |r| {
             let norm = if of_heads {
                 x.smallest_head[r]
             } else {
@@ -421,7 +474,7 @@ impl<'a> Bounds<'a> {
     }
 
     fn product(&mut self, x: ValueId, w: WeightId, experts: usize) -> Result<Explained, Error> {
-        let matrix = self.model.weights.matrix(w);
+        let matrix = self.model.tensors().matrix(w);
         let (gain, cols) = (self.gain_of(w, experts)?, matrix.cols as f64);
         let kernels = self.rounding.kernels;
         let rounded = if matrix.ty.block_len() > 1 {
@@ -431,12 +484,14 @@ impl<'a> Bounds<'a> {
         };
         let own = (2.0 * cols.sqrt() + 8.0) * U + rounded + self.other_type(w);
         let x = &self.stats[x.index()];
-        Ok(self.each_row(|r| (gain * (x.error[r] + own * x.size[r]), gain * x.size[r])))
+        Ok(each_row(x.error.len(), |r| {
+            (gain * (x.error[r] + own * x.size[r]), gain * x.size[r])
+        }))
     }
 
     /// A few rows, each weighed.
     fn convolution(&self, x: ValueId, weight: VecId) -> Explained {
-        let weight = self.model.weights.vector(weight);
+        let weight = self.model.tensors().vector(weight);
         let kernel = (weight.len() as f64 / self.width(x)).max(1.0);
         let gain = kernel.sqrt() * rms(weight);
         let x = &self.stats[x.index()];
@@ -444,7 +499,7 @@ impl<'a> Bounds<'a> {
             let first = (r + 1).saturating_sub(kernel as usize);
             of[first..=r].iter().copied().fold(0.0, f64::max)
         };
-        self.each_row(|r| {
+        each_row(x.error.len(), |r| {
             let size = gain * latest(&x.size, r);
             let own = (kernel + 2.0) * U * size;
             (gain * latest(&x.error, r) + own, size)
@@ -458,7 +513,7 @@ impl<'a> Bounds<'a> {
         let relative = |of: &Stats, r: usize| of.error[r] / of.size[r].max(f64::MIN_POSITIVE);
         let (mut written, mut left, mut size) = (0.0f64, 0.0f64, 0.0f64);
         let mut explained = Explained::default();
-        for r in 0..self.n_tokens {
+        for r in 0..self.entering.n {
             let now = relative(v, r) + 2.0 * relative(k, r) + relative(rate, r);
             written = written.max(now);
             left = left.max(decay.error[r]);
@@ -480,13 +535,17 @@ impl<'a> Bounds<'a> {
             &self.stats[k.index()],
             &self.stats[v.index()],
         );
-        let head_dim = self.model.hparams.caches[cache.group].head_dim as f64;
+        let head_dim = self.model.caches()[cache.group].head_dim as f64;
         let (mut k_size, mut k_error, mut v_size, mut v_error) = (0.0f64, 0.0f64, 0.0f64, 0.0f64);
         let mut explained = Explained::default();
         let mut read = 0;
-        for r in 0..self.n_tokens {
+        for r in 0..self.entering.n {
             // a position attends to all before it, or to all there are: the worst of them
-            let seen = if scores.causal { r + 1 } else { self.n_tokens };
+            let seen = if scores.causal {
+                r + 1
+            } else {
+                self.entering.n
+            };
             for r in std::mem::replace(&mut read, seen)..seen {
                 (k_size, v_size) = (k_size.max(k.size[r]), v_size.max(v.size[r]));
                 k_error = k_error.max(k.error[r] + self.rounding.kv * k.size[r]);
@@ -515,7 +574,7 @@ impl<'a> Bounds<'a> {
         if let Some(gain) = self.gains.get(&id) {
             return Ok(*gain);
         }
-        let w = self.model.weights.matrix(id);
+        let w = self.model.tensors().matrix(id);
         let mut row = vec![0.0f32; w.cols as usize];
         let expert_rows = (w.rows as usize / experts).max(1);
         let mut squares = vec![0.0; experts];
@@ -535,11 +594,10 @@ impl<'a> Bounds<'a> {
 
     /// What two types of one weight differ by, relatively; nothing for equal types.
     fn other_type(&self, id: WeightId) -> f64 {
-        let a = self.model.weights.matrix(id).ty;
+        let a = self.model.tensors().matrix(id).ty;
         let b = self
             .other
-            .weights
-            .tensors
+            .tensors()
             .matrices
             .get(id.0 as usize)
             .map_or(a, |w| w.ty);
@@ -601,6 +659,17 @@ pub fn step(ty: TensorType) -> f64 {
             6.0 / (bits.exp2() - 1.0) / 12f64.sqrt()
         }
     }
+}
+
+/// What a function of the row says of error and size.
+fn each_row(n: usize, one: impl Fn(usize) -> (f64, f64)) -> Explained {
+    let (error, size) = (0..n).map(one).unzip();
+    Explained { error, size }
+}
+
+/// Of what is one of several errors or sizes, each of as many values.
+fn rms_of(x: &[f64]) -> f64 {
+    (x.iter().map(|x| x * x).sum::<f64>() / x.len().max(1) as f64).sqrt()
 }
 
 fn rms(x: &[f32]) -> f64 {

@@ -4,15 +4,19 @@ use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
 use octavo_kernels::cuda::Device;
-use octavo_kernels::{KvType, PAGE_POSITIONS, StateUse, StateWrite};
-use octavo_reference::Oracle;
+use octavo_kernels::{Isa, KvType, PAGE_POSITIONS, StateUse, StateWrite};
+use octavo_reference::{ImageRows, Oracle, Piece, Rgb, VisionOracle};
 
 use super::Error;
+use super::subject::{Input, Seen, Subject, Text};
 use octavo_engine::backend::{
     Executable, LoadingSink, Role, Sequence, Step, TapView, cpu, cuda, split,
 };
+use octavo_engine::{Loading, is_cell};
 use octavo_model::taps::Numbering;
 use octavo_model::{Model, OwnedTap};
+use octavo_vision::pixels::Prepared;
+use octavo_vision::{Encoder, EncoderOptions, Tower};
 
 /// A tensor, handed out: `[rows][width]`.
 #[derive(Clone, Debug)]
@@ -45,10 +49,14 @@ pub enum After {
     Unseen,
 }
 
+/// What normalised pixels are called, `[3 * height][width]`: no tensor of a graph, but what it begins
+/// with.
+pub const PIXELS: &str = "pixels";
+
 /// Receives the tensors of a pass, each before the next is computed.
 pub type TapOutSink<'a> = dyn FnMut(TapOut) -> After + Send + 'a;
 
-/// A model ready to compute all positions of a text in one pass.
+/// A model ready to compute all positions of a text in one pass, or a tower all of a picture.
 pub trait Execution: Send {
     /// For people: which file, on what.
     fn describe(&self) -> String;
@@ -56,24 +64,25 @@ pub trait Execution: Send {
     /// The file.
     fn gguf(&self) -> &Arc<Gguf>;
 
-    /// Its graph, weights and hyperparameters.
-    fn model(&self) -> &Model;
+    /// What it computes.
+    fn subject(&self) -> &Subject;
 
     /// What it rounds beyond f32.
     fn rounding(&self) -> Rounding;
 
-    /// Computes logits of all positions; shows every named tensor, in graph order. `sink` says how
-    /// to go on.
+    /// Computes all rows; shows every named tensor, in graph order, and before it [`PIXELS`] if it
+    /// sees. `sink` says how to go on.
     ///
     /// # Errors
-    /// If the pass fails.
-    fn run(&mut self, tokens: &[u32], sink: &mut TapOutSink<'_>) -> Result<(), Error>;
+    /// If the pass fails, or is of something else.
+    fn run(&mut self, input: Input<'_>, sink: &mut TapOutSink<'_>) -> Result<(), Error>;
 }
 
 /// A model on one of the engine's backends.
 pub struct Backend {
     gguf: Arc<Gguf>,
-    model: Model,
+    subject: Subject,
+    n_vocab: usize,
     executable: Box<dyn Executable>,
     kv_type: KvType,
     kernels: octavo_kernels::Rounding,
@@ -93,7 +102,8 @@ impl Backend {
         let executable = Box::new(cpu::Cpu::prepare(&gguf, &model, options, progress)?);
         Ok(Backend {
             gguf,
-            model,
+            n_vocab: model.hparams.n_vocab(),
+            subject: Subject::Model(Arc::new(model)),
             executable,
             kv_type: options.kv_type,
             kernels: options.isa.prompt_rounding(),
@@ -121,7 +131,8 @@ impl Backend {
         };
         Ok(Backend {
             gguf,
-            model,
+            n_vocab: model.hparams.n_vocab(),
+            subject: Subject::Model(Arc::new(model)),
             executable,
             kv_type: options.cuda.kv_type,
             kernels,
@@ -138,8 +149,8 @@ impl Execution for Backend {
         &self.gguf
     }
 
-    fn model(&self) -> &Model {
-        &self.model
+    fn subject(&self) -> &Subject {
+        &self.subject
     }
 
     fn rounding(&self) -> Rounding {
@@ -149,11 +160,15 @@ impl Execution for Backend {
         }
     }
 
-    fn run(&mut self, tokens: &[u32], sink: &mut TapOutSink<'_>) -> Result<(), Error> {
-        let n_vocab = self.model.hparams.n_vocab();
-        if let Some(&id) = tokens.iter().find(|id| **id as usize >= n_vocab) {
+    fn run(&mut self, input: Input<'_>, sink: &mut TapOutSink<'_>) -> Result<(), Error> {
+        let Text { tokens, pictures } = input.text(self.gguf.name())?;
+        let n_vocab = self.n_vocab;
+        let is_known = |id: u32| is_cell(id) || (id as usize) < n_vocab;
+        if let Some(&id) = tokens.iter().find(|id| !is_known(**id)) {
             return Err(octavo_engine::Error::Token { id, n_vocab }.into());
         }
+        let scene = pictures.scene(&[], tokens);
+        let scene = scene.map_err(|id| octavo_engine::Error::NotShown { id })?;
         let n_pages = tokens.len().div_ceil(PAGE_POSITIONS);
         if n_pages > self.executable.n_pages() {
             let n_ctx = self.executable.n_pages() * PAGE_POSITIONS;
@@ -178,6 +193,8 @@ impl Execution for Backend {
                     slot: 0,
                 }],
             },
+            turns: &scene.turns,
+            given: &scene.given(),
             ..Sequence::default()
         }];
         let step = Step {
@@ -185,47 +202,59 @@ impl Execution for Backend {
             seqs: &seqs,
             input: &[],
         };
-        let mut more = true;
-        let mut look = |view: &TapView<'_>| {
-            if more {
-                let shown = TapOut {
-                    tap: view.tap.owned(),
-                    width: view.width,
-                    data: view.data.to_vec(),
-                };
-                match sink(shown) {
-                    After::GoOn => {}
-                    After::GoOnWith(values) => view.go_on_with(values),
-                    After::Unseen => more = false,
-                }
-            }
-        };
+        let mut look = look_for(sink);
         self.executable.step(&step, Some(&mut look))?;
         Ok(())
+    }
+}
+
+/// Shows a backend's tensors to a sink, as long as it looks.
+fn look_for<'a>(sink: &'a mut TapOutSink<'_>) -> impl FnMut(&TapView<'_>) + Send + 'a {
+    let mut more = true;
+    move |view| {
+        if more {
+            let shown = TapOut {
+                tap: view.tap.owned(),
+                width: view.width,
+                data: view.data.to_vec(),
+            };
+            match sink(shown) {
+                After::GoOn => {}
+                After::GoOnWith(values) => view.go_on_with(values),
+                After::Unseen => more = false,
+            }
+        }
     }
 }
 
 /// Changes a tensor of the oracle's pass: which, width of a row, values.
 pub type Fault = dyn FnMut(&OwnedTap, usize, &mut [f64]) + Send;
 
-/// A model under the plain f64 forward pass; slow.
+/// A model or a tower under the plain f64 forward pass; slow.
 pub struct OracleExecution {
     gguf: Arc<Gguf>,
-    model: Model,
+    subject: Subject,
     fault: Option<Box<Fault>>,
 }
 
 impl OracleExecution {
-    /// Takes an open model.
+    /// Takes an open model, or a tower.
     ///
     /// # Errors
     /// If it is not one that the oracle computes.
     pub fn new(gguf: Arc<Gguf>) -> Result<OracleExecution, Error> {
-        let model = Model::load(&gguf).map_err(octavo_engine::Error::from)?;
-        Oracle::open(&gguf)?;
+        let subject = if Tower::is_in(&gguf) {
+            VisionOracle::open(&gguf)?;
+            let tower = Tower::load(&gguf).map_err(octavo_vision::Error::from)?;
+            Subject::Tower(Arc::new(tower))
+        } else {
+            Oracle::open(&gguf)?;
+            let model = Model::load(&gguf).map_err(octavo_engine::Error::from)?;
+            Subject::Model(Arc::new(model))
+        };
         Ok(OracleExecution {
             gguf,
-            model,
+            subject,
             fault: None,
         })
     }
@@ -252,8 +281,8 @@ impl Execution for OracleExecution {
         &self.gguf
     }
 
-    fn model(&self) -> &Model {
-        &self.model
+    fn subject(&self) -> &Subject {
+        &self.subject
     }
 
     fn rounding(&self) -> Rounding {
@@ -263,33 +292,178 @@ impl Execution for OracleExecution {
         }
     }
 
-    fn run(&mut self, tokens: &[u32], sink: &mut TapOutSink<'_>) -> Result<(), Error> {
-        let oracle = Oracle::open(&self.gguf)?;
-        let mut taps = Numbering::default();
-        let mut more = true;
-        oracle.forward_tapped(tokens, &mut |name, layer, width, data| {
-            let tap = taps.next(name.to_owned(), layer);
-            if let Some(fault) = &mut self.fault {
-                fault(&tap, width, data);
+    fn run(&mut self, input: Input<'_>, sink: &mut TapOutSink<'_>) -> Result<(), Error> {
+        let mut shown = Shown {
+            fault: self.fault.as_deref_mut(),
+            sink,
+            taps: Numbering::default(),
+            more: true,
+        };
+        let mut tap = |name: &str, layer, width, data: &mut [f64]| {
+            shown.show(name, layer, width, data);
+        };
+        match input {
+            Input::Text(text) => {
+                let images = Images::of(text)?;
+                let oracle = Oracle::open(&self.gguf)?;
+                oracle.forward_pieces(&images.pieces(text.tokens), &mut tap)?;
             }
-            if more {
-                let shown = TapOut {
-                    tap,
-                    width,
-                    data: data.iter().map(|x| *x as f32).collect(),
-                };
-                match sink(shown) {
-                    After::GoOn => {}
-                    After::GoOnWith(values) => {
-                        assert_eq!(values.len(), data.len(), "values in place of others");
-                        for (x, value) in data.iter_mut().zip(values) {
-                            *x = f64::from(value);
-                        }
-                    }
-                    After::Unseen => more = false,
+            Input::Picture(seen) => {
+                let oracle = VisionOracle::open(&self.gguf)?;
+                let image = oracle.prepare(
+                    Rgb {
+                        width: seen.picture.width,
+                        height: seen.picture.height,
+                        bytes: &seen.picture.rgb,
+                    },
+                    [seen.cells.min, seen.cells.max],
+                )?;
+                let mut pixels = image
+                    .values
+                    .iter()
+                    .map(|x| f64::from(*x))
+                    .collect::<Vec<_>>();
+                tap(PIXELS, None, image.width, &mut pixels);
+                oracle.encode_tapped(image.pixels(), &mut tap)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Hands the oracle's tensors to a sink, as long as it looks.
+struct Shown<'a, 's> {
+    fault: Option<&'a mut Fault>,
+    sink: &'a mut TapOutSink<'s>,
+    taps: Numbering<String>,
+    more: bool,
+}
+
+impl Shown<'_, '_> {
+    fn show(&mut self, name: &str, layer: Option<usize>, width: usize, data: &mut [f64]) {
+        let tap = self.taps.next(name.to_owned(), layer);
+        if let Some(fault) = &mut self.fault {
+            fault(&tap, width, data);
+        }
+        if !self.more {
+            return;
+        }
+        let shown = TapOut {
+            tap,
+            width,
+            data: data.iter().map(|x| *x as f32).collect(),
+        };
+        match (self.sink)(shown) {
+            After::GoOn => {}
+            After::GoOnWith(values) => {
+                assert_eq!(values.len(), data.len(), "values in place of others");
+                for (x, value) in data.iter_mut().zip(values) {
+                    *x = f64::from(value);
                 }
             }
-        })?;
+            After::Unseen => self.more = false,
+        }
+    }
+}
+
+/// The pictures of a text, as the oracle takes them: where each begins, and its rows.
+pub struct Images(Vec<(usize, ImageRows)>);
+
+impl Images {
+    /// In the order in which they come.
+    ///
+    /// # Errors
+    /// If nobody holds one of them.
+    pub fn of(text: Text<'_>) -> Result<Images, Error> {
+        let (mut images, mut at) = (Vec::new(), 0);
+        while let Some(&id) = text.tokens.get(at) {
+            if !is_cell(id) {
+                at += 1;
+                continue;
+            }
+            let shown = text.pictures.picture_of(id);
+            let shown = shown.ok_or(octavo_engine::Error::NotShown { id })?;
+            let picture = shown.picture();
+            let rows = picture.rows.iter().map(|x| f64::from(*x)).collect();
+            images.push((at, ImageRows::new(picture.nx, picture.ny, rows)?));
+            at += picture.cells();
+        }
+        Ok(Images(images))
+    }
+
+    /// Tokens and pictures in turn.
+    pub fn pieces<'a>(&'a self, tokens: &'a [u32]) -> Vec<Piece<'a>> {
+        let (mut pieces, mut behind) = (Vec::new(), 0);
+        for (at, rows) in &self.0 {
+            pieces.push(Piece::Tokens(&tokens[behind..*at]));
+            pieces.push(Piece::Image(rows));
+            behind = at + rows.nx() * rows.ny();
+        }
+        pieces.push(Piece::Tokens(&tokens[behind..]));
+        pieces
+    }
+}
+
+/// A tower on one of the engine's backends.
+pub struct TowerBackend {
+    gguf: Arc<Gguf>,
+    subject: Subject,
+    encoder: Encoder,
+    isa: Isa,
+}
+
+impl TowerBackend {
+    /// Prepares the tower of `gguf` on the CPU.
+    ///
+    /// # Errors
+    /// As [`Encoder::cpu`].
+    pub fn cpu(
+        gguf: Arc<Gguf>,
+        options: &EncoderOptions,
+        progress: &mut dyn FnMut(Loading<'_>),
+    ) -> Result<TowerBackend, Error> {
+        let encoder = Encoder::cpu(&gguf, options, progress)?;
+        Ok(TowerBackend {
+            subject: Subject::Tower(Arc::new(encoder.tower().clone())),
+            encoder,
+            gguf,
+            isa: options.isa,
+        })
+    }
+}
+
+impl Execution for TowerBackend {
+    fn describe(&self) -> String {
+        format!("{} on {}", self.gguf.name(), self.encoder.describe())
+    }
+
+    fn gguf(&self) -> &Arc<Gguf> {
+        &self.gguf
+    }
+
+    fn subject(&self) -> &Subject {
+        &self.subject
+    }
+
+    fn rounding(&self) -> Rounding {
+        Rounding {
+            kv: KvType::F32.rounding(),
+            kernels: self.isa.prompt_rounding(),
+        }
+    }
+
+    fn run(&mut self, input: Input<'_>, sink: &mut TapOutSink<'_>) -> Result<(), Error> {
+        let Seen { picture, cells } = input.picture(self.gguf.name())?;
+        let prepared = Prepared::new(picture, &self.encoder.tower().hparams, cells)?;
+        let shown = TapOut {
+            tap: Numbering::default().next(PIXELS.to_owned(), None),
+            width: prepared.picture.width,
+            data: prepared.planes.clone(),
+        };
+        if sink(shown) != After::Unseen {
+            let mut look = look_for(sink);
+            self.encoder.encode(prepared.pixels(), Some(&mut look))?;
+        }
         Ok(())
     }
 }

@@ -12,8 +12,9 @@ use super::bounds::Bounds;
 use super::execution::{After, Execution, Rounding, TapOut};
 use super::logits::LogitComparison;
 use super::routing::{Cause, Pair, Routing, is_choice};
+use super::subject::{Entering, Input, Subject};
+use octavo_model::OwnedTap;
 use octavo_model::taps::RESULT_OUTPUT;
-use octavo_model::{Model, OwnedTap};
 
 /// What came of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -93,7 +94,7 @@ pub struct Options {
 /// Tensors that one side may be ahead of the other: more than a layer has.
 const AHEAD: usize = 64;
 
-/// Runs both over the same tokens and compares all named tensors, with bounds from the first's
+/// Runs both over the same text or picture and compares all named tensors, with bounds from the first's
 /// graph. `progress` is told (tensors compared, tensors in all).
 ///
 /// # Errors
@@ -101,10 +102,10 @@ const AHEAD: usize = 64;
 pub fn compare(
     a: &mut dyn Execution,
     b: &mut dyn Execution,
-    tokens: &[u32],
+    input: Input<'_>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Comparison, Error> {
-    compare_with(a, b, tokens, Options::default(), progress)
+    compare_with(a, b, input, Options::default(), progress)
 }
 
 /// As [`compare`], in a way of one's own.
@@ -114,28 +115,31 @@ pub fn compare(
 pub fn compare_with(
     a: &mut dyn Execution,
     b: &mut dyn Execution,
-    tokens: &[u32],
+    input: Input<'_>,
     options: Options,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Comparison, Error> {
     same_shape(a, b)?;
-    let (gguf_a, model_a, model_b) = (a.gguf().clone(), a.model().clone(), b.model().clone());
+    let (gguf, subjects) = (a.gguf().clone(), [a.subject().clone(), b.subject().clone()]);
+    let [of_a, of_b] = &subjects;
     let rounding = sum(a.rounding(), b.rounding());
-    let bounds = Bounds::new(&gguf_a, &model_a, &model_b, rounding, tokens.len());
-    let total = model_a.graph.taps().count() as u64;
+    let entering = of_a.entering(gguf.name(), input)?;
+    let networks = [of_a.network(), of_b.network()];
+    let bounds = Bounds::new(&gguf, networks, rounding, &entering);
+    let total = networks[0].graph().taps().count() as u64;
     let (send_a, receive_a) = sync_channel::<TapOut>(1);
     let (send_b, receive_b) = sync_channel::<TapOut>(1);
     let (choices, of_first) = options.same_routing.then(channel::<TapOut>).unzip();
     std::thread::scope(|scope| {
-        let first = scope.spawn(move || a.run(tokens, &mut |tap| shown(&send_a, tap)));
+        let first = scope.spawn(move || a.run(input, &mut |tap| shown(&send_a, tap)));
         let second = scope.spawn(move || {
             let mut sink = move |tap| match &of_first {
                 Some(choices) => routed(&send_b, tap, choices),
                 None => shown(&send_b, tap),
             };
-            b.run(tokens, &mut sink)
+            b.run(input, &mut sink)
         });
-        let mut pairing = Pairing::new(bounds, tokens, &model_a, options);
+        let mut pairing = Pairing::new(bounds, of_a, (input, &entering), options);
         let streams = Streams::new(receive_a, receive_b, choices);
         let compared = pairing.pair(streams, &mut |done| progress(done, total));
         for thread in [first, second] {
@@ -249,18 +253,10 @@ fn same_shape(a: &dyn Execution, b: &dyn Execution) -> Result<(), Error> {
             Err(Error::Differ { what, a, b })
         }
     };
-    let (x, y) = (&a.model().hparams, &b.model().hparams);
-    differ(
-        "architecture",
-        x.arch.name().to_owned(),
-        y.arch.name().to_owned(),
-    )?;
-    for (what, x, y) in [
-        ("layers", x.n_layer(), y.n_layer()),
-        ("embedding width", x.n_embd(), y.n_embd()),
-        ("vocabulary", x.n_vocab(), y.n_vocab()),
-    ] {
-        differ(what, x.to_string(), y.to_string())?;
+    let (x, y) = (a.subject().shape(), b.subject().shape());
+    for ((what, x), (other, y)) in x.into_iter().zip(y) {
+        let what = if what == other { what } else { "kind" };
+        differ(what, x, y)?;
     }
     Ok(())
 }
@@ -280,9 +276,14 @@ struct Pairing<'a> {
 }
 
 impl<'a> Pairing<'a> {
-    fn new(bounds: Bounds<'a>, tokens: &[u32], model: &Model, options: Options) -> Self {
-        let logits = LogitComparison::new(tokens, model.hparams.n_vocab());
-        let logits = model.graph.has_logits().then_some(logits);
+    fn new(
+        bounds: Bounds<'a>,
+        subject: &Subject,
+        (input, entering): (Input<'_>, &Entering),
+        options: Options,
+    ) -> Self {
+        let n_vocab = subject.n_vocab();
+        let logits = n_vocab.map(|n_vocab| LogitComparison::new(input.tokens(), n_vocab));
         let report = Comparison {
             verdict: Verdict::Identical,
             first_divergence: None,
@@ -293,11 +294,11 @@ impl<'a> Pairing<'a> {
         };
         Pairing {
             bounds,
-            n_tokens: tokens.len(),
+            n_tokens: entering.n,
             options,
             report,
             identical: true,
-            causal: model.hparams.is_causal(),
+            causal: subject.is_causal(),
             differs_from: None,
         }
     }

@@ -16,12 +16,14 @@ mod probabilities;
 mod recorded_routing;
 mod reference;
 mod routing;
+mod subject;
 pub mod suite;
 mod tensors;
 mod tolerance;
 
 pub use execution::{
-    After, Backend, Execution, Fault, OracleExecution, Rounding, TapOut, TapOutSink,
+    After, Backend, Execution, Fault, Images, OracleExecution, PIXELS, Rounding, TapOut,
+    TapOutSink, TowerBackend,
 };
 pub use llama_cpp::{LlamaCpp, stop_llama_cpp};
 pub use lockstep::{Absent, Comparison, Options, TapReport, Verdict, compare, compare_with};
@@ -30,6 +32,7 @@ pub use near_tie::Tie;
 pub use probabilities::TokenComparison;
 pub use reference::{Against, Measured, Reference, mean_kl};
 pub use routing::{Cause, Choice, LayerRouting, Routing};
+pub use subject::{Input, Seen, Subject, Text};
 pub use tensors::{TensorComparison, Tensors};
 pub use tolerance::Tolerance;
 
@@ -39,6 +42,17 @@ pub enum Error {
     /// One of the two failed.
     #[error(transparent)]
     Engine(#[from] octavo_engine::Error),
+    /// A tower failed, or the picture is none for it.
+    #[error(transparent)]
+    Vision(#[from] octavo_vision::Error),
+    /// A picture for what reads text, or the other way round.
+    #[error("{file}: expected {expected}")]
+    Input {
+        /// The model's file.
+        file: String,
+        /// What it takes.
+        expected: &'static str,
+    },
     /// The oracle failed.
     #[error(transparent)]
     Oracle(#[from] octavo_reference::Error),
@@ -77,6 +91,15 @@ pub enum Error {
     /// A reference without its text.
     #[error("the file of {kind} has no text: expected the one that it was made from")]
     NoText {
+        /// The program that wrote it.
+        kind: &'static str,
+    },
+    /// A reference of a text, for a tower.
+    #[error(
+        "a file of {kind}: expected what llama-mtmd-cli prints of a tower's tensors \
+         (MTMD_DEBUG_GRAPH=1)"
+    )]
+    NoPicture {
         /// The program that wrote it.
         kind: &'static str,
     },

@@ -16,6 +16,7 @@ use super::lockstep::Options;
 use super::logits::LogitComparison;
 use super::probabilities::{TokenComparison, generated};
 use super::recorded_routing::is_printed_choice;
+use super::subject::Seen;
 use super::tensors::{self, TensorComparison, Tensors};
 use super::tolerance::Tolerance;
 use crate::eval;
@@ -23,6 +24,8 @@ use crate::imatrix::{Collector, Importance, Options as ImatrixOptions};
 use octavo_engine::backend::Role;
 use octavo_engine::{Engine, Wanted};
 use octavo_text::tokenizer::EncodeOptions;
+use octavo_vision::Encoder;
+use octavo_vision::pixels::Prepared;
 
 /// Which of a golden's two computations is meant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -311,6 +314,24 @@ impl Reference {
                 Measured::Tensors(all.into())
             }
         })
+    }
+
+    /// Computes the picture that `llama-mtmd-cli` has printed the tower's tensors of, and compares.
+    ///
+    /// # Errors
+    /// If the file holds something else, or the picture cannot be computed.
+    pub fn compare_picture(
+        &self,
+        encoder: &mut Encoder,
+        seen: Seen<'_>,
+        tolerance: &Tolerance,
+    ) -> Result<Measured, Error> {
+        let Recorded::Printed(all) = &self.recorded else {
+            return Err(Error::NoPicture { kind: self.kind });
+        };
+        let prepared = Prepared::new(seen.picture, &encoder.tower().hparams, seen.cells)?;
+        let all = tensors::printed_of_picture(encoder, &prepared, all, tolerance.nmse)?;
+        Ok(Measured::Tensors(all))
     }
 }
 

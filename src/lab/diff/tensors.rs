@@ -12,9 +12,12 @@ use super::lockstep::Options;
 use super::recorded_routing::RecordedRouting;
 use super::routing::Routing;
 use octavo_engine::Engine;
-use octavo_engine::backend::TapView;
+use octavo_engine::backend::{TapSink, TapView};
+use octavo_kernels::{MERGED_ROWS, ValueShape};
 use octavo_model::taps::{self, Tap};
-use octavo_model::{LayerHparams, ValueId};
+use octavo_model::{Graph, LayerHparams, ValueId};
+use octavo_vision::Encoder;
+use octavo_vision::pixels::Prepared;
 
 /// Tensors of a reference that the engine has too, in graph order.
 #[derive(Debug, Default, Serialize)]
@@ -68,6 +71,8 @@ struct Known {
     rounding: f64,
     /// Values of a row.
     width: usize,
+    /// All that are computed, of which not all need be known.
+    rows: usize,
     sum: Option<f64>,
 }
 
@@ -89,7 +94,7 @@ impl Comparing<'_> {
         let Some(known) = self.known.remove(&view.tap) else {
             return;
         };
-        if known.width != view.width || view.rows != self.n_tokens {
+        if (known.width, known.rows) != (view.width, view.rows) {
             return;
         }
         let (mut nmse, mut worst, mut at) = (Nmse::default(), -1.0, (0, 0, 0.0));
@@ -151,12 +156,58 @@ pub(super) fn printed(
     nmse: f64,
     options: Options,
 ) -> Result<Tensors, Error> {
+    let routing = RecordedRouting::new(options.same_routing, nmse);
     let graph = &engine.model().graph;
+    compare_printed(graph, tokens.len(), all, routing, |tap| {
+        Ok(engine.look(tokens, tap)?)
+    })
+}
+
+/// Compares what `llama-mtmd-cli` printed of a picture's way through a tower with the encoder's
+/// tensors of the same picture, in graph order.
+///
+/// # Errors
+/// If the picture cannot be computed.
+pub(super) fn printed_of_picture(
+    encoder: &mut Encoder,
+    prepared: &Prepared,
+    all: &[Printed],
+    nmse: f64,
+) -> Result<Tensors, Error> {
+    let graph = encoder.tower().graph.clone();
+    let unit = encoder.tower().hparams.unit();
+    let cells = prepared.picture.width / unit * (prepared.picture.height / unit);
+    let (n, width) = (cells * MERGED_ROWS, encoder.tower().hparams.n_embd);
+    let of_patches = |t: &&Printed| t.name.starts_with(taps::LAYER_OUT);
+    if let Some(t) = all.iter().find(of_patches) {
+        let theirs = t.dims.iter().product::<usize>() / width;
+        if theirs != n {
+            return Err(Error::Differ {
+                what: "patches of the picture, here and in the reference",
+                a: n.to_string(),
+                b: theirs.to_string(),
+            });
+        }
+    }
+    let routing = RecordedRouting::new(false, nmse);
+    compare_printed(&graph, n, all, routing, |tap| {
+        encoder.encode(prepared.pixels(), Some(tap))?;
+        Ok(())
+    })
+}
+
+/// Compares what was printed with the tensors of `n` rows that `look` shows.
+fn compare_printed(
+    graph: &Graph,
+    n: usize,
+    all: &[Printed],
+    mut routing: RecordedRouting,
+    look: impl FnOnce(&mut TapSink<'_>) -> Result<(), Error>,
+) -> Result<Tensors, Error> {
     let ours: HashMap<(String, usize), (Tap, ValueId)> = graph
         .taps()
         .map(|(tap, node)| ((tap.to_string(), tap.nth), (tap, node.out)))
         .collect();
-    let mut routing = RecordedRouting::new(options.same_routing, nmse);
     let mut known = HashMap::new();
     for t in all {
         // older and newer versions call the same tensor differently
@@ -168,10 +219,13 @@ pub(super) fn printed(
         let Some(&(tap, value)) = ours.get(&(name.to_owned(), t.occurrence)) else {
             continue;
         };
-        let width = graph.values[value.index()].width;
-        let rows = t.dims.iter().product::<usize>() / width.max(1);
+        let ValueShape { width, rows } = graph.values[value.index()];
+        let (computed, rows) = (
+            rows.count(n, n),
+            t.dims.iter().product::<usize>() / width.max(1),
+        );
         // after the last layer's attention llama.cpp keeps the last position alone
-        let first = if rows == 1 { tokens.len() - 1 } else { 0 };
+        let first = if rows == 1 { computed - 1 } else { 0 };
         // a product for each head has the heads outermost, everything else the positions
         let by_head = t.op == "MUL_MAT" && t.dims[2] > 1;
         let place = |&[i, j, k, l]: &[usize; 4]| {
@@ -188,18 +242,19 @@ pub(super) fn printed(
             let (position, channel) = place(index);
             (position, channel, *value)
         });
-        let sum = if rows == tokens.len() { t.sum } else { None };
+        let sum = if rows == computed { t.sum } else { None };
         known.insert(
             tap,
             Known {
                 values: values.collect(),
                 rounding: PRINTED,
                 width,
+                rows: computed,
                 sum,
             },
         );
     }
-    run(engine, tokens, known, routing)
+    run(n, known, routing, look)
 }
 
 /// Compares a prompt cache's keys and values with the engine's.
@@ -266,17 +321,16 @@ pub(super) fn cached(engine: &Engine, cache: &Cache, nmse: f64) -> Result<Tensor
                     values,
                     rounding: 0.0,
                     width,
+                    rows: cache.tokens.len(),
                     sum: None,
                 },
             );
         }
     }
-    run(
-        engine,
-        &cache.tokens,
-        known,
-        RecordedRouting::new(false, nmse),
-    )
+    let routing = RecordedRouting::new(false, nmse);
+    run(cache.tokens.len(), known, routing, |tap| {
+        Ok(engine.look(&cache.tokens, tap)?)
+    })
 }
 
 /// Compares rows of `result_norm` of all positions.
@@ -305,6 +359,7 @@ pub(super) fn hidden(
         values,
         rounding: 0.0,
         width,
+        rows: tokens.len(),
         sum: None,
     };
     let tap = Tap {
@@ -313,24 +368,28 @@ pub(super) fn hidden(
         nth: 0,
     };
     let known = HashMap::from([(tap, known)]);
-    run(engine, tokens, known, RecordedRouting::new(false, nmse))
+    let routing = RecordedRouting::new(false, nmse);
+    run(tokens.len(), known, routing, |tap| {
+        Ok(engine.look(tokens, tap)?)
+    })
 }
 
+/// Compares what is known with the tensors of `n` rows that `look` shows.
 fn run(
-    engine: &Engine,
-    tokens: &[u32],
+    n: usize,
     known: HashMap<Tap, Known>,
     routing: RecordedRouting,
+    look: impl FnOnce(&mut TapSink<'_>) -> Result<(), Error>,
 ) -> Result<Tensors, Error> {
     let mut found = Vec::new();
     let mut comparing = Comparing {
         known,
         nmse: routing.nmse(),
         routing,
-        n_tokens: tokens.len(),
+        n_tokens: n,
         found: &mut found,
     };
-    engine.look(tokens, &mut |view| comparing.look(view))?;
+    look(&mut |view| comparing.look(view))?;
     let routing = comparing.routing.finish();
     Ok(Tensors {
         all: found,

@@ -6,7 +6,8 @@ use serde::Serialize;
 use super::logits::LogitComparison;
 use super::reference::{Measured, mean_kl};
 use super::tensors::Tensors;
-use octavo_model::Model;
+use octavo_model::{Model, Network};
+use octavo_vision::Tower;
 
 /// What is allowed between two computations of the same file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -29,6 +30,9 @@ const F32_SUMS: f64 = 1e-9;
 /// Allowed where llama.cpp takes GELU from a table whose arguments and values are halves: against
 /// an exact one, logits of small models differ by 2e-8 to 4e-7, and tensors inside by up to 1.1e-6.
 const GELU_OF_HALVES: f64 = 3e-6;
+
+/// Allowed where pixels are rounded to halves.
+const HALVES_OF_PICTURES: f64 = 1e-5;
 
 /// What llama.cpp rounds the activations to that meet weights of a type (`vec_dot_type` in its
 /// table of types), as the NMSE that this adds to one product.
@@ -87,6 +91,20 @@ impl Tolerance {
             nmse: two_digits(nmse),
             kl: None,
             reason,
+        }
+    }
+
+    /// What llama.cpp rounds of a picture: its pixels and the kernels of patches to f16, and GELU's
+    /// arguments and values. Rows of pictures differ by an NMSE of 2e-7 to 2e-6, and tensors inside
+    /// by up to 2.2e-6 of the few values that are printed; what blocks add to the stream is smaller
+    /// than the stream, whose errors it carries. Faults are at 5e-5 and above.
+    pub fn of_tower(tower: &Tower) -> Tolerance {
+        let types = tower.tensors().matrices.iter().map(|w| w.ty);
+        let rounded = types.map(rounding).fold(0.0, f64::max);
+        Tolerance {
+            nmse: two_digits((ROUNDINGS * rounded).max(HALVES_OF_PICTURES)),
+            kl: None,
+            reason: "the default for towers, whose pixels llama.cpp rounds to halves".to_owned(),
         }
     }
 

@@ -81,7 +81,12 @@ fn every_architecture_is_within_its_bounds_of_the_oracle() {
         for isa in Isa::available() {
             let mut oracle = OracleExecution::new(gguf.clone()).expect("a model");
             let mut engine = backend(&gguf, isa);
-            let c = compare(&mut oracle, &mut engine, &tokens, &mut |_, _| {});
+            let c = compare(
+                &mut oracle,
+                &mut engine,
+                (&tokens[..]).into(),
+                &mut |_, _| {},
+            );
             let c = c.unwrap_or_else(|e| panic!("{name}: {e}"));
             assert_eq!(
                 c.verdict,
@@ -89,7 +94,7 @@ fn every_architecture_is_within_its_bounds_of_the_oracle() {
                 "{name} {isa}: {:?}",
                 c.first_divergence
             );
-            let has_logits = engine.model().graph.has_logits();
+            let has_logits = engine.subject().network().graph().has_logits();
             assert_eq!(c.logits.is_some(), has_logits, "{name}");
             if !has_logits {
                 // no list of llama.cpp's names has these: the two must agree, but for what a norm
@@ -143,7 +148,7 @@ fn parts(case: &Case, keys: &[(&str, u32)], change: impl Fn(&str, &mut [f32])) -
         backend(&case.gguf, Isa::best()),
         backend(&other, Isa::best()),
     );
-    let c = compare(&mut a, &mut b, &case.tokens, &mut |_, _| {}).expect("both run");
+    let c = compare(&mut a, &mut b, (&case.tokens[..]).into(), &mut |_, _| {}).expect("both run");
     first(&c).to_owned()
 }
 
@@ -155,7 +160,13 @@ fn parts_from_oracle(
     let mut oracle =
         OracleExecution::with_fault(case.gguf.clone(), Box::new(fault)).expect("a model");
     let mut engine = backend(&case.gguf, Isa::best());
-    let c = compare(&mut engine, &mut oracle, &case.tokens, &mut |_, _| {}).expect("both run");
+    let c = compare(
+        &mut engine,
+        &mut oracle,
+        (&case.tokens[..]).into(),
+        &mut |_, _| {},
+    )
+    .expect("both run");
     first(&c).to_owned()
 }
 
@@ -452,7 +463,12 @@ fn other_forms_are_within_their_bounds_of_the_oracle() {
         for isa in Isa::available() {
             let mut oracle = OracleExecution::new(gguf.clone()).expect("a model");
             let mut engine = backend(&gguf, isa);
-            let c = compare(&mut oracle, &mut engine, &case.tokens, &mut |_, _| {});
+            let c = compare(
+                &mut oracle,
+                &mut engine,
+                (&case.tokens[..]).into(),
+                &mut |_, _| {},
+            );
             let c = c.unwrap_or_else(|e| panic!("{name}: {e}"));
             let first = &c.first_divergence;
             assert_eq!(c.verdict, Verdict::Within, "{name} {isa}: {first:?}");

@@ -39,7 +39,7 @@ fn backend(gguf: &Arc<Gguf>, isa: Isa, kv_type: KvType) -> Backend {
 }
 
 fn run(a: &mut dyn Execution, b: &mut dyn Execution) -> Comparison {
-    compare(a, b, &TOKENS, &mut |_, _| {}).expect("both run")
+    compare(a, b, (&TOKENS[..]).into(), &mut |_, _| {}).expect("both run")
 }
 
 fn worst(comparison: &Comparison) -> (f64, String) {
@@ -352,7 +352,7 @@ fn models_of_another_shape_are_refused() {
         backend(&a, Isa::best(), KvType::F32),
         backend(&b, Isa::best(), KvType::F32),
     );
-    let error = compare(&mut a, &mut b, &TOKENS, &mut |_, _| {})
+    let error = compare(&mut a, &mut b, (&TOKENS[..]).into(), &mut |_, _| {})
         .expect_err("they differ")
         .to_string();
     assert_eq!(

@@ -4,6 +4,7 @@ mod architectures;
 mod diff;
 mod imatrix;
 mod perplexity;
+mod pictures;
 mod quantize;
 mod quantize_arch;
 mod quantize_mix;

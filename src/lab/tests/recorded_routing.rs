@@ -91,7 +91,7 @@ impl Tied {
             After::GoOn
         };
         oracle
-            .run(&tokens.expect("tokens"), &mut sink)
+            .run((&tokens.expect("tokens")[..]).into(), &mut sink)
             .expect("it runs");
         let path = self.dir.path().join("printed.txt");
         std::fs::write(&path, printed).expect("it is written");

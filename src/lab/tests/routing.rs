@@ -8,8 +8,8 @@ use octavo_engine::backend::cpu;
 use octavo_fixtures::shared;
 use octavo_kernels::{Isa, KvType, TopGroups};
 use octavo_lab::diff::{
-    After, Backend, Cause, Comparison, Error, Execution, Fault, Options, OracleExecution, Rounding,
-    Routing, TapOut, TapOutSink, Verdict, compare, compare_with,
+    After, Backend, Cause, Comparison, Error, Execution, Fault, Input, Options, OracleExecution,
+    Rounding, Routing, Subject, TapOut, TapOutSink, Verdict, compare, compare_with,
 };
 use octavo_model::{Model, Op, OwnedTap};
 
@@ -71,17 +71,17 @@ impl Execution for Changed {
         self.of.gguf()
     }
 
-    fn model(&self) -> &Model {
-        self.of.model()
+    fn subject(&self) -> &Subject {
+        self.of.subject()
     }
 
     fn rounding(&self) -> Rounding {
         self.of.rounding()
     }
 
-    fn run(&mut self, tokens: &[u32], sink: &mut TapOutSink<'_>) -> Result<(), Error> {
+    fn run(&mut self, input: Input<'_>, sink: &mut TapOutSink<'_>) -> Result<(), Error> {
         let change = &mut self.change;
-        self.of.run(tokens, &mut |mut shown: TapOut| {
+        self.of.run(input, &mut |mut shown: TapOut| {
             let mut values: Vec<f64> = shown.data.iter().map(|x| f64::from(*x)).collect();
             change(&shown.tap, shown.width, &mut values);
             shown.data = values.iter().map(|x| *x as f32).collect();
@@ -96,7 +96,7 @@ impl Execution for Changed {
 
 fn run(a: &mut dyn Execution, b: &mut dyn Execution, same_routing: bool) -> Comparison {
     let options = Options { same_routing };
-    compare_with(a, b, &TOKENS, options, &mut |_, _| {}).expect("both run")
+    compare_with(a, b, (&TOKENS[..]).into(), options, &mut |_, _| {}).expect("both run")
 }
 
 fn routing(c: &Comparison) -> &Routing {
@@ -365,11 +365,24 @@ fn an_execution_that_fails_holds_nobody_up() {
         oracle(&gguf, nowhere()),
         oracle(&gguf, Box::new(|_, _, _| {})),
     );
-    let failed = compare_with(&mut a, &mut b, &TOKENS, options, &mut |_, _| {});
+    let failed = compare_with(
+        &mut a,
+        &mut b,
+        (&TOKENS[..]).into(),
+        options,
+        &mut |_, _| {},
+    );
     assert!(failed.is_err(), "experts that do not exist");
-    let failed = compare(&mut b, &mut a, &TOKENS, &mut |_, _| {});
+    let failed = compare(&mut b, &mut a, (&TOKENS[..]).into(), &mut |_, _| {});
     assert!(failed.is_err(), "experts that do not exist");
     // the second's are not used where the first's are
-    let c = compare_with(&mut b, &mut a, &TOKENS, options, &mut |_, _| {}).expect("it runs");
+    let c = compare_with(
+        &mut b,
+        &mut a,
+        (&TOKENS[..]).into(),
+        options,
+        &mut |_, _| {},
+    )
+    .expect("it runs");
     assert_eq!(outside(&c), [format!("ffn_moe_topk-{LAYER}")]);
 }

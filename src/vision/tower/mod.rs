@@ -7,7 +7,7 @@ mod layout;
 mod positions;
 mod weights;
 
-use gguf_rs_lite::Gguf;
+use gguf_rs_lite::{Gguf, Value};
 use octavo_model::{CacheGroup, Error, Graph, Network, Rope, Tensors};
 
 pub use hparams::{Feature, Hparams, Projector, Windows};
@@ -56,6 +56,14 @@ impl Tower {
             ropes,
             caches,
         })
+    }
+
+    /// Whether a file says that it is one.
+    pub fn is_in(gguf: &Gguf) -> bool {
+        matches!(
+            gguf.get("general.architecture"),
+            Some(Value::Str(name)) if name == ARCHITECTURE.as_bytes()
+        )
     }
 
     /// Values of a row that it gives.

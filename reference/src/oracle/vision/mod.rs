@@ -9,6 +9,7 @@ mod blocks;
 mod hparams;
 mod layout;
 mod patches;
+mod prepare;
 mod projector;
 
 use super::weights::Weights;
@@ -17,6 +18,7 @@ use crate::Error;
 use gguf_rs_lite::{Gguf, TensorInfo};
 use hparams::Hparams;
 use layout::Layout;
+pub use prepare::{Prepared, Rgb};
 
 /// A file of a vision tower (llama.cpp's `mmproj`), opened for the plain f64 forward pass.
 #[derive(Debug)]

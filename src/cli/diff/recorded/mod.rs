@@ -3,17 +3,20 @@
 mod report;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use gguf_rs_lite::Gguf;
 use octavo_engine::{Engine, ModelSource, default_threads};
-use octavo_lab::diff::{LlamaCpp, Measured, Options, Reference, Tensors, Tolerance};
+use octavo_lab::diff::{LlamaCpp, Measured, Options, Reference, Seen, Tensors, Tolerance};
 use octavo_text::tokenizer::{EncodeOptions, Tokenizer};
+use octavo_vision::{Encoder, Tower};
 use report::{to_html, to_json, to_text};
 
-use super::DiffArgs;
+use super::{DiffArgs, pictures};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::load::{self, in_trained_context, shown};
 use crate::cli::output::{Inputs, Kind, Output};
-use crate::cli::terminal;
+use crate::cli::{terminal, vision};
 
 /// One reference, compared.
 struct Compared {
@@ -22,12 +25,32 @@ struct Compared {
     measured: Measured,
 }
 
+/// What computes, for people.
+struct Computed<'a> {
+    file: &'a str,
+    device: String,
+    /// Of a text model.
+    tokenizer: Option<&'a Tokenizer>,
+}
+
 /// Compares the model with each reference.
 pub(super) fn diff(
     args: &DiffArgs,
     page: Option<&Output<'_>>,
     inputs: &Inputs,
 ) -> Result<Exit, Failure> {
+    let source = load::source_at(args.a.as_deref());
+    let model = Arc::new(source.open(args.compute.mmap())?);
+    if Tower::is_in(&model) {
+        return tower(args, &model, page);
+    }
+    if !args.image.is_empty() {
+        return Err(Failure::Usage(format!(
+            "{}: reads text: expected a vision tower for --image with --reference",
+            model.name()
+        )));
+    }
+    drop(model);
     let name = if args.json {
         "report.json"
     } else {
@@ -41,7 +64,6 @@ pub(super) fn diff(
     if report.is_some() {
         args.check_kept(Some(name), inputs)?;
     }
-    let source = load::source_at(args.a.as_deref());
     let text = text(args)?;
     let mut paths = args.reference.clone();
     if let Some(folder) = &args.llama_cpp {
@@ -71,15 +93,32 @@ pub(super) fn diff(
             compared(args, path, reference, &engine, text.as_deref(), &tolerance)
         })
         .collect::<Result<Vec<_>, _>>()?;
-    let out = match args.json {
-        true => to_json(&engine, &tolerance, &all)?,
-        false => to_text(args, &engine, &tolerance, &all),
+    let computed = Computed {
+        file: engine.gguf().name(),
+        device: engine.describe().to_owned(),
+        tokenizer: Some(engine.tokenizer()),
     };
-    if let Some(report) = &report {
+    let report = report.as_ref();
+    finish(args, &computed, &tolerance, &all, [report, page])
+}
+
+/// Prints the report, and writes it where it is kept and as a page.
+fn finish(
+    args: &DiffArgs,
+    computed: &Computed<'_>,
+    tolerance: &Tolerance,
+    all: &[Compared],
+    [report, page]: [Option<&Output<'_>>; 2],
+) -> Result<Exit, Failure> {
+    let out = match args.json {
+        true => to_json(computed, tolerance, all)?,
+        false => to_text(args, computed, tolerance, all),
+    };
+    if let Some(report) = report {
         report.write(out.as_bytes())?;
     }
     if let Some(page) = page {
-        page.write(to_html(&engine, &tolerance, &all)?.as_bytes())?;
+        page.write(to_html(computed, tolerance, all)?.as_bytes())?;
     }
     terminal::print(out.as_bytes())?;
     Ok(if all.iter().all(|c| tolerance.holds(&c.measured)) {
@@ -87,6 +126,37 @@ pub(super) fn diff(
     } else {
         Exit::Outside
     })
+}
+
+/// Compares a tower with each reference.
+fn tower(args: &DiffArgs, gguf: &Arc<Gguf>, page: Option<&Output<'_>>) -> Result<Exit, Failure> {
+    let picture = pictures::only(args)?;
+    let cells = args.cells.limits()?;
+    let read = |path: &PathBuf| Reference::read(path, args.against.into());
+    let references = args
+        .reference
+        .iter()
+        .map(read)
+        .collect::<Result<Vec<_>, _>>()?;
+    terminal::warn(references.iter().filter_map(|r| r.warning.as_ref()));
+    let options = vision::encoder_options(cells, &args.compute, args.compute.isa)?;
+    let mut encoder = shown(|sink| Encoder::cpu(gguf, &options, sink))?;
+    let tolerance = given_or(args, Tolerance::of_tower(encoder.tower()));
+    let seen = Seen {
+        picture: &picture,
+        cells,
+    };
+    let mut all = Vec::new();
+    for (path, reference) in args.reference.iter().zip(references) {
+        let measured = reference.compare_picture(&mut encoder, seen, &tolerance);
+        all.push(checked(path.clone(), reference, measured)?);
+    }
+    let computed = Computed {
+        file: gguf.name(),
+        device: encoder.describe(),
+        tokenizer: None,
+    };
+    finish(args, &computed, &tolerance, &all, [None, page])
 }
 
 /// Refuses references without a text of their own, for when none is given either.
@@ -128,14 +198,20 @@ fn compared(
     let options = Options {
         same_routing: args.same_routing,
     };
-    let measured = reference
-        .compare_with(engine, text, tolerance, options)
-        .map_err(|error| Failure::Input(format!("{}: {error}", path.display())))?;
+    let measured = reference.compare_with(engine, text, tolerance, options);
+    checked(path, reference, measured)
+}
+
+/// A comparison that compared something.
+fn checked(
+    path: PathBuf,
+    reference: Reference,
+    measured: Result<Measured, octavo_lab::diff::Error>,
+) -> Result<Compared, Failure> {
+    let measured =
+        measured.map_err(|error| Failure::Input(format!("{}: {error}", path.display())))?;
     if matches!(&measured, Measured::Tensors(Tensors { all, .. }) if all.is_empty()) {
-        let message = format!(
-            "{}: no tensor that this model and text have too",
-            path.display()
-        );
+        let message = format!("{}: no tensor that is computed here too", path.display());
         return Err(Failure::Input(message));
     }
     Ok(Compared {
@@ -266,7 +342,11 @@ fn check_tokens(
 }
 
 fn tolerance(args: &DiffArgs, engine: &Engine) -> Tolerance {
-    let default = Tolerance::of(engine.model());
+    given_or(args, Tolerance::of(engine.model()))
+}
+
+/// What was asked for, or else what is usual.
+fn given_or(args: &DiffArgs, default: Tolerance) -> Tolerance {
     match args.tol_nmse {
         Some(nmse) => Tolerance {
             nmse,

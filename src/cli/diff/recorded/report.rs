@@ -2,15 +2,13 @@
 
 use std::fmt::Write;
 
-use octavo_engine::Engine;
 use octavo_lab::diff::{LogitComparison, Measured, TensorComparison, Tensors, Tolerance, mean_kl};
 use octavo_lab::report::{ChartError, Page};
 use octavo_model::taps::{L_OUT, RESULT_OUTPUT};
 use serde_json::{Value, json};
 
 use super::super::{DiffArgs, html, print, routing};
-use super::Compared;
-use crate::cli::run::piece;
+use super::{Compared, Computed};
 
 const COLUMNS: print::Columns = print::Columns {
     ours: "ours",
@@ -19,7 +17,7 @@ const COLUMNS: print::Columns = print::Columns {
 };
 
 pub(super) fn to_json(
-    engine: &Engine,
+    of: &Computed<'_>,
     tolerance: &Tolerance,
     all: &[Compared],
 ) -> Result<String, serde_json::Error> {
@@ -51,8 +49,8 @@ pub(super) fn to_json(
     };
     let object = json!({
         "verdict": word(all.iter().all(|c| tolerance.holds(&c.measured))),
-        "model": engine.gguf().name(),
-        "device": engine.describe(),
+        "model": of.file,
+        "device": of.device,
         "tolerance": serde_json::to_value(tolerance)?,
         "references": all.iter().map(one).collect::<Result<Vec<_>, _>>()?,
     });
@@ -89,11 +87,11 @@ fn first_outside(tolerance: &Tolerance, measured: &Measured) -> Value {
 
 pub(super) fn to_text(
     args: &DiffArgs,
-    engine: &Engine,
+    of: &Computed<'_>,
     tolerance: &Tolerance,
     all: &[Compared],
 ) -> String {
-    let mut out = format!("{} on {}\n", engine.gguf().name(), engine.describe());
+    let mut out = format!("{} on {}\n", of.file, of.device);
     for c in all {
         let _ = write!(out, "\n{} ({}", c.path.display(), c.reference.kind);
         let _ = match &c.reference.tokens {
@@ -102,7 +100,7 @@ pub(super) fn to_text(
         };
         match &c.measured {
             Measured::Logits(logits) => {
-                print::logits(&mut out, logits, engine.tokenizer(), &COLUMNS, args.all)
+                print::logits(&mut out, logits, of.tokenizer, &COLUMNS, args.all)
             }
             Measured::Tensors(tensors) => {
                 print_tensors(&mut out, &tensors.all, args.all);
@@ -117,7 +115,7 @@ pub(super) fn to_text(
                     "id", "piece", "ours", "theirs", "Δ"
                 );
                 for t in tokens {
-                    let piece = format!("{:?}", piece(engine.tokenizer(), t.id));
+                    let piece = print::quoted(of.tokenizer, t.id);
                     let mark = if t.our_top == t.id {
                         ""
                     } else {
@@ -232,15 +230,12 @@ fn verdict(tolerance: &Tolerance, measured: &Measured) -> String {
 }
 
 pub(super) fn to_html(
-    engine: &Engine,
+    of: &Computed<'_>,
     tolerance: &Tolerance,
     all: &[Compared],
 ) -> Result<String, ChartError> {
     let mut page = Page::new(super::super::TITLE);
-    page.paragraph(
-        &format!("{} on {}", engine.gguf().name(), engine.describe()),
-        None,
-    );
+    page.paragraph(&format!("{} on {}", of.file, of.device), None);
     for c in all {
         page.heading(&format!("{} ({})", c.path.display(), c.reference.kind));
         page.paragraph(
@@ -248,7 +243,7 @@ pub(super) fn to_html(
             Some(tolerance.holds(&c.measured)),
         );
         match &c.measured {
-            Measured::Logits(logits) => logits_html(&mut page, engine, logits)?,
+            Measured::Logits(logits) => logits_html(&mut page, of, logits)?,
             Measured::Tensors(tensors) => {
                 for line in choices(tensors) {
                     page.paragraph(&line, None);
@@ -280,7 +275,7 @@ pub(super) fn to_html(
             }
             Measured::Generated(tokens) => {
                 let row = |t: &octavo_lab::diff::TokenComparison| {
-                    let piece = format!("{:?}", piece(engine.tokenizer(), t.id));
+                    let piece = print::quoted(of.tokenizer, t.id);
                     (
                         t.our_top != t.id,
                         vec![piece, format!("{:.6}", t.ours), format!("{:.6}", t.theirs)],
@@ -296,10 +291,10 @@ pub(super) fn to_html(
 
 fn logits_html(
     page: &mut Page,
-    engine: &Engine,
+    of: &Computed<'_>,
     logits: &LogitComparison,
 ) -> Result<(), ChartError> {
     page.chart(&html::by_position(logits)?);
-    html::logits(page, logits, engine.tokenizer(), &COLUMNS);
+    html::logits(page, logits, of.tokenizer, &COLUMNS);
     Ok(())
 }

@@ -1,0 +1,214 @@
+//! From an image's bytes to normalised pixels: its size, scaling as Pillow does, and black around
+//! it. What is not computed in f32 or in whole numbers here is not in llama.cpp either, so that the
+//! pixels of both have the same bits.
+
+use super::super::hparams::Keys;
+use super::{Pixels, VisionOracle};
+use crate::Error;
+
+/// An image as it was decoded.
+#[derive(Debug, Clone, Copy)]
+pub struct Rgb<'p> {
+    /// Of a row.
+    pub width: usize,
+    /// Rows.
+    pub height: usize,
+    /// `(height, width, 3)`: red, green and blue.
+    pub bytes: &'p [u8],
+}
+
+/// An image in the size that it gets, normalised.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Prepared {
+    /// Of a row.
+    pub width: usize,
+    /// Rows.
+    pub height: usize,
+    /// `(3, height, width)`: planes of red, green and blue.
+    pub values: Vec<f32>,
+}
+
+impl Prepared {
+    /// What the tower takes.
+    pub fn pixels(&self) -> Pixels<'_> {
+        Pixels {
+            width: self.width,
+            height: self.height,
+            values: &self.values,
+        }
+    }
+}
+
+/// One plane of bytes.
+struct Plane {
+    width: usize,
+    height: usize,
+    bytes: Vec<u8>,
+}
+
+impl VisionOracle<'_> {
+    /// Scales an image to whole squares of patches, of which there are at least and at most so
+    /// many, and normalises it by the mean and the deviation of the file.
+    ///
+    /// # Errors
+    /// There are not as many bytes as the sides say, or the file lacks one of the two.
+    pub fn prepare(&self, image: Rgb<'_>, limits: [usize; 2]) -> Result<Prepared, Error> {
+        let expected = image.width.saturating_mul(image.height).saturating_mul(3);
+        if image.bytes.len() != expected || expected == 0 {
+            return Err(Error::Length {
+                what: "bytes of an image",
+                expected,
+                got: image.bytes.len(),
+            });
+        }
+        let mean = self.of_colours("image_mean")?;
+        let deviation = self.of_colours("image_std")?;
+        let [width, height] = size([image.width, image.height], self.side_unit(), limits);
+        let mut values = Vec::with_capacity(3 * width * height);
+        for colour in 0..3 {
+            let plane = Plane {
+                width: image.width,
+                height: image.height,
+                bytes: image
+                    .bytes
+                    .iter()
+                    .skip(colour)
+                    .step_by(3)
+                    .copied()
+                    .collect(),
+            };
+            let plane = plane.fitted(width, height);
+            let normalised =
+                |byte: &u8| (f32::from(*byte) / 255.0 - mean[colour]) / deviation[colour];
+            values.extend(plane.bytes.iter().map(normalised));
+        }
+        Ok(Prepared {
+            width,
+            height,
+            values,
+        })
+    }
+
+    fn of_colours(&self, key: &str) -> Result<[f32; 3], Error> {
+        let keys = Keys {
+            gguf: self.gguf,
+            prefix: "clip.vision",
+        };
+        let name = keys.name(key);
+        let values = match self.gguf.get(&name) {
+            Some(gguf_rs_lite::Value::Array(array)) => array.f32s(),
+            _ => None,
+        };
+        let three = values.and_then(|values| values.collect::<Vec<_>>().try_into().ok());
+        three.ok_or_else(|| keys.missing(key))
+    }
+}
+
+/// The sides that an image gets, both whole `unit`s.
+fn size(sides: [usize; 2], unit: usize, [least, most]: [usize; 2]) -> [usize; 2] {
+    let unit = unit as f32;
+    let [w, h] = sides.map(|side| side as f32);
+    let rounded = sides.map(|side| ((side as f32 / unit).round() * unit).max(unit));
+    let pixels = |cells: usize| cells as f64 * f64::from(unit).powi(2);
+    let area = f64::from(rounded[0]) * f64::from(rounded[1]);
+    let [width, height] = if area > pixels(most) {
+        let beta = (h * w / pixels(most) as f32).sqrt();
+        [w, h].map(|side| ((side / beta / unit).floor() * unit).max(unit))
+    } else if area < pixels(least) {
+        let beta = (pixels(least) as f32 / (h * w)).sqrt();
+        [w, h].map(|side| (side * beta / unit).ceil() * unit)
+    } else {
+        rounded
+    };
+    [width as usize, height as usize]
+}
+
+impl Plane {
+    /// Scaled by one factor until it fits, in the middle of black.
+    fn fitted(self, width: usize, height: usize) -> Plane {
+        if (self.width, self.height) == (width, height) {
+            return self;
+        }
+        let across = width as f32 / self.width as f32;
+        let factor = across.min(height as f32 / self.height as f32);
+        let scaled =
+            |side: usize, most: usize| (((side as f32) * factor).ceil() as usize).min(most);
+        let inner = [scaled(self.width, width), scaled(self.height, height)];
+        let inner = inner.map(|side| side.max(1));
+        let image = self.across(inner[0]).turned().across(inner[1]).turned();
+        let (left, top) = ((width - inner[0]) / 2, (height - inner[1]) / 2);
+        let mut bytes = vec![0; width * height];
+        for (y, row) in image.bytes.chunks(inner[0]).enumerate() {
+            bytes[(top + y) * width + left..][..inner[0]].copy_from_slice(row);
+        }
+        Plane {
+            width,
+            height,
+            bytes,
+        }
+    }
+
+    /// Rows and columns exchanged.
+    fn turned(&self) -> Plane {
+        let (width, height) = (self.height, self.width);
+        let at = |i: usize| self.bytes[i % width * self.width + i / width];
+        Plane {
+            width,
+            height,
+            bytes: (0..width * height).map(at).collect(),
+        }
+    }
+
+    /// Its rows scaled to so many pixels.
+    fn across(self, to: usize) -> Plane {
+        if to == self.width {
+            return self;
+        }
+        let kernels: Vec<_> = (0..to).map(|out| kernel(out, self.width, to)).collect();
+        let mut bytes = Vec::with_capacity(to * self.height);
+        for row in self.bytes.chunks(self.width) {
+            bytes.extend(kernels.iter().map(|(first, weights)| {
+                let terms = weights.iter().zip(&row[*first..]);
+                let sum: i64 = terms.map(|(weight, x)| weight * i64::from(*x)).sum();
+                ((sum + (ONE >> 1)) >> FRACTION).clamp(0, 255) as u8
+            }));
+        }
+        Plane {
+            width: to,
+            height: self.height,
+            bytes,
+        }
+    }
+}
+
+/// Bits behind the point of a weight.
+const FRACTION: u32 = 22;
+const ONE: i64 = 1 << FRACTION;
+
+/// The first pixel that becomes part of pixel `out`, and the weights of it and those that follow.
+fn kernel(out: usize, from: usize, to: usize) -> (usize, Vec<i64>) {
+    let scale = from as f64 / to as f64;
+    let stretch = scale.max(1.0);
+    let centre = (out as f64 + 0.5) * scale;
+    let first = (centre - 2.0 * stretch + 0.5).trunc().max(0.0) as usize;
+    let end = ((centre + 2.0 * stretch + 0.5).trunc() as usize).min(from);
+    let weights: Vec<f64> = (first..end)
+        .map(|i| bicubic((i as f64 - centre + 0.5) / stretch))
+        .collect();
+    let sum: f64 = weights.iter().sum();
+    let fixed = |w: &f64| {
+        let w = if sum == 0.0 { *w } else { w / sum } * ONE as f64;
+        (w + 0.5f64.copysign(w)).trunc() as i64
+    };
+    (first, weights.iter().map(fixed).collect())
+}
+
+/// Keys' polynomials with a = -1/2.
+fn bicubic(x: f64) -> f64 {
+    const A: f64 = -0.5;
+    match x.abs() {
+        x if x < 1.0 => ((A + 2.0) * x - (A + 3.0)) * x * x + 1.0,
+        x if x < 2.0 => (((x - 5.0) * x + 8.0) * x - 4.0) * A,
+        _ => 0.0,
+    }
+}
