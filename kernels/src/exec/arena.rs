@@ -64,9 +64,34 @@ pub(super) struct Extent {
     pub(super) wanted: usize,
     /// Pieces that attention of generated tokens is cut into, at most.
     pub(super) pieces: usize,
+    /// Where these rows are some of a step's.
+    pub(super) part: Option<PartOfStep>,
+}
+
+/// Some rows of a step that is run in stages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PartOfStep {
+    /// Rows before these.
+    pub(super) first: usize,
+    /// And how many of them have outputs.
+    pub(super) first_wanted: usize,
+    /// Rows of the step.
+    pub(super) rows: usize,
+    /// Those with outputs.
+    pub(super) wanted: usize,
 }
 
 impl Extent {
+    /// Rows for which a slot that is kept has room: all of a step.
+    fn kept(&self) -> PartOfStep {
+        self.part.unwrap_or(PartOfStep {
+            first: 0,
+            first_wanted: 0,
+            rows: self.rows,
+            wanted: self.wanted,
+        })
+    }
+
     pub(super) fn most_rows(&self) -> usize {
         self.rows.max(self.wanted)
     }
@@ -212,8 +237,13 @@ impl Arena {
         let program = &model.program;
         self.buffers
             .resize_with(program.slots.len(), Floats::default);
+        let whole = extent.kept();
+        let is_kept = |slot: usize| extent.part.is_some() && model.is_kept(slot);
         for (slot, buffer) in self.buffers.iter_mut().enumerate() {
-            let rows = program.rows_of(slot, extent.rows, extent.wanted);
+            let rows = match is_kept(slot) {
+                true => program.rows_of(slot, whole.rows, whole.wanted),
+                false => program.rows_of(slot, extent.rows, extent.wanted),
+            };
             buffer.grow(rows * program.slots[slot].width);
         }
         let (most, widest) = (extent.most_rows(), model.widest_input());
@@ -231,17 +261,25 @@ impl Arena {
             extent.rows * model.most_heads_kv(),
         );
         self.tiles.grow(model.tile_floats(extent));
-        grow(&mut self.angles, extent.rows * 2 * program.angles());
+        let angles = 2 * program.angles();
+        grow(&mut self.angles, whole.rows * angles);
+        // where these rows are, of slots that have room for all
+        let first = |slot: usize| match is_kept(slot) {
+            true => {
+                let before = program.rows_of(slot, whole.first, whole.first_wanted);
+                before * program.slots[slot].width
+            }
+            false => 0,
+        };
+        let buffers = self.buffers.iter_mut().enumerate();
         self.view = View {
-            buffers: self
-                .buffers
-                .iter_mut()
-                .map(|b| Shared(b.as_mut_ptr()))
+            buffers: buffers
+                .map(|(slot, b)| Shared(b[first(slot)..].as_mut_ptr()))
                 .collect(),
             codes: self.codes.each_mut().map(Codes::view),
             tiles: Shared(self.tiles.as_mut_ptr()),
             pieces: Shared(self.pieces.as_mut_ptr()),
-            angles: Shared(self.angles.as_mut_ptr()),
+            angles: Shared(self.angles[whole.first * angles..].as_mut_ptr()),
         };
         self.extent = Some(*extent);
     }

@@ -1,5 +1,6 @@
 //! One step as the pool's threads see it: what it is about, and what the pool asks of it.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,9 +18,11 @@ pub(super) struct Frame {
     pub(super) model: Arc<Model>,
     pub(super) arenas: Arc<Arenas>,
     pub(super) scratches: Arc<Scratches>,
-    pub(super) kv: KvPages,
+    pub(super) kv: Arc<KvPages>,
     pub(super) extent: Extent,
     pub(super) tapped: bool,
+    /// Those of the plan's that are run: all, or a stage.
+    pub(super) sections: Range<usize>,
     pub(super) rows: Vec<Row>,
     /// Rows with outputs.
     pub(super) wanted: Vec<usize>,
@@ -64,7 +67,8 @@ impl Span {
 
 impl Frame {
     pub(super) fn section(&self, section: usize) -> &Section {
-        &self.model.plan(self.extent.role, self.tapped).sections[section]
+        let plan = self.model.plan(self.extent.role, self.tapped);
+        &plan.sections[self.sections.start + section]
     }
 
     /// Whether this step writes keys and values where another one may read them.
@@ -121,10 +125,7 @@ impl Frame {
 
 impl Work for Frame {
     fn sections(&self) -> usize {
-        self.model
-            .plan(self.extent.role, self.tapped)
-            .sections
-            .len()
+        self.sections.len()
     }
 
     fn run(&self, member: &Member<'_>) {
@@ -172,7 +173,8 @@ impl Work for Frame {
     }
 
     fn can_repeat(&self, section: usize) -> bool {
-        self.section(section).can_repeat
+        // what a stage hands on of other rows is in one place
+        self.extent.part.is_none() && self.section(section).can_repeat
     }
 
     fn patience(&self, section: usize) -> Duration {

@@ -36,6 +36,7 @@ mod recurrent;
 mod rows;
 mod scratch;
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -51,7 +52,7 @@ use crate::op::{CacheLayer, MatrixShape, Op};
 use crate::pool::{Member, Pool, Work};
 use crate::program::{Instruction, Program, Resource, Role, Row, Sequence, Slot, Step};
 use crate::table::{ActivationForm, Gemv, MAX_R, MatrixUnit, Table};
-use arena::{Arenas, Extent, MAX_TILE};
+use arena::{Arenas, Extent, MAX_TILE, PartOfStep};
 use epilogue::Epilogue;
 use experts::Experts;
 use frame::{Frame, Span};
@@ -82,12 +83,80 @@ const PANEL_FLOATS: usize = gemm::KC * MAX_R;
 /// `8 * head_dim * QUERY_BLOCK` bytes for each head of a group, stay in the second cache while the
 /// pages pass by: 128 KiB for 8 heads of 128.
 const QUERY_BLOCK: usize = 16;
+/// Rows that go through a stage at a time, see [`Stages`](plan::Stages): enough that weights are
+/// seldom read again, and so few that what a block makes of them, some 100 KB a row of a large
+/// vision tower, is far less than what is kept of all rows. Whole windows and cells of four rows.
+const STAGE_ROWS: usize = 512;
 /// Query rows handled at once, at most.
 const MAX_QUERIES: usize = 8;
 
 /// What a tap sees: number of the operation, rows, width, values `[rows][width]`. What it gives, if
 /// anything, are as many values that stand in their place from there on.
 pub type TapFn<'a> = dyn FnMut(usize, usize, usize, &[f32]) -> Option<Vec<f32>> + Send + 'a;
+
+/// A step, all of its rows.
+struct Whole<'a> {
+    step: &'a Step<'a>,
+    rows: Vec<Row>,
+    wanted: Vec<usize>,
+    /// Rows in the place of embeddings, one after the other.
+    given: Vec<f32>,
+    kv: Arc<KvPages>,
+}
+
+impl<'a> Whole<'a> {
+    fn new(step: &'a Step<'a>, rows: Vec<Row>, wanted: Vec<usize>, kv: KvPages) -> Whole<'a> {
+        Whole {
+            given: step.given().collect::<Vec<_>>().concat(),
+            step,
+            rows,
+            wanted,
+            kv: Arc::new(kv),
+        }
+    }
+
+    fn all(&self) -> Range<usize> {
+        0..self.rows.len()
+    }
+
+    /// All rows, so many at a time as stages take.
+    fn parts(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let n = self.rows.len();
+        (0..n.div_ceil(STAGE_ROWS)).map(move |i| i * STAGE_ROWS..n.min((i + 1) * STAGE_ROWS))
+    }
+
+    /// How much some rows need.
+    fn extent(&self, part: &Range<usize>) -> Extent {
+        let before = |row: usize| self.wanted.partition_point(|wanted| *wanted < row);
+        let (first_wanted, wanted) = (before(part.start), before(part.end));
+        let of_step = PartOfStep {
+            first: part.start,
+            first_wanted,
+            rows: self.rows.len(),
+            wanted: self.wanted.len(),
+        };
+        let pieces = self.ends().into_iter().map(|end| end.div_ceil(PIECE));
+        Extent {
+            role: self.step.role,
+            rows: part.len(),
+            wanted: wanted - first_wanted,
+            pieces: pieces.max().unwrap_or(0),
+            part: (part.len() < self.rows.len()).then_some(of_step),
+        }
+    }
+
+    /// Positions of the sequences at the end of the step.
+    fn ends(&self) -> Vec<usize> {
+        let end = |s: &Sequence<'_>| s.start + s.tokens.len();
+        self.step.seqs.iter().map(end).collect()
+    }
+
+    /// Block tables of the sequences.
+    fn tables(&self) -> Vec<Vec<Vec<u32>>> {
+        let tables = |s: &Sequence<'_>| s.tables.iter().map(|table| table.to_vec()).collect();
+        self.step.seqs.iter().map(tables).collect()
+    }
+}
 
 /// Runs one program. Buffers are kept and grow with the largest step so far, never inside one.
 pub struct Executor {
@@ -190,37 +259,89 @@ impl Executor {
             "the cache belongs to another program"
         );
         let (rows, wanted) = self.model.program.rows(step, kv.n_pages);
-        let pieces = step
-            .seqs
-            .iter()
-            .map(|s| (s.start + s.tokens.len()).div_ceil(PIECE))
-            .max()
-            .unwrap_or(0);
-        let tables = |s: &Sequence<'_>| s.tables.iter().map(|table| table.to_vec()).collect();
-        let extent = Extent {
-            role: step.role,
-            rows: rows.len(),
-            wanted: wanted.len(),
-            pieces,
-        };
-        let frame = Arc::new(Frame {
+        let whole = Whole::new(step, rows, wanted, kv.pages());
+        let plan = self.model.plan(step.role, tap.is_some());
+        let staged = plan
+            .stages
+            .as_ref()
+            .filter(|_| whole.rows.len() > STAGE_ROWS);
+        match staged.map(|stages| stages.sections.clone()) {
+            None => {
+                let all = 0..plan.sections.len();
+                let frame = self.frame(&whole, whole.all(), tap.is_some(), all);
+                self.run(frame, &mut tap);
+            }
+            Some(stages) => {
+                for sections in stages {
+                    for part in whole.parts() {
+                        let frame = self.frame(&whole, part, false, sections.clone());
+                        self.run(frame, &mut None);
+                    }
+                }
+                // where the output begins
+                let first = whole.parts().next().expect("more rows than a part has");
+                let extent = whole.extent(&first);
+                // SAFETY: between steps nobody is in the pool's place.
+                unsafe { self.arenas.reserve(self.pool.place(), &self.model, &extent) };
+            }
+        }
+        let output = self.model.program.output;
+        let program = &self.model.program;
+        let n = program.rows_of(output, whole.rows.len(), whole.wanted.len());
+        let len = n * program.slots[output].width;
+        // SAFETY: the step has ended in this place, where nobody is at work before the next one.
+        unsafe { self.arenas.view(self.pool.place()).buffers[output].read(0, len) }
+    }
+
+    /// Some rows of a step, for some of the plan's sections.
+    fn frame(
+        &self,
+        whole: &Whole<'_>,
+        part: Range<usize>,
+        tapped: bool,
+        sections: Range<usize>,
+    ) -> Frame {
+        let extent = whole.extent(&part);
+        let given = self.model.program.given.max(1);
+        let all_given = |at: usize| &whole.given[at * given..(at + 1) * given];
+        let mut rows = whole.rows[part.clone()].to_vec();
+        let mut own_given = Vec::new();
+        for row in &mut rows {
+            if let Some(at) = row.given {
+                row.given = Some(own_given.len() / given);
+                own_given.extend_from_slice(all_given(at));
+            }
+        }
+        let first_wanted = extent.part.map_or(0, |part| part.first_wanted);
+        let wanted = &whole.wanted[first_wanted..][..extent.wanted];
+        let width = whole.step.input.len() / whole.rows.len().max(1);
+        Frame {
             model: self.model.clone(),
             arenas: self.arenas.clone(),
             scratches: self.scratches.clone(),
-            kv: kv.pages(),
+            kv: whole.kv.clone(),
             extent,
-            tapped: tap.is_some(),
+            tapped,
+            sections,
             rows,
-            wanted,
-            tables: step.seqs.iter().map(tables).collect(),
-            ends: step.seqs.iter().map(|s| s.start + s.tokens.len()).collect(),
-            spans: Span::all(step),
-            input: step.input.to_vec(),
-            given: step.given().collect::<Vec<_>>().concat(),
-        });
+            wanted: wanted.iter().map(|r| r - part.start).collect(),
+            tables: whole.tables(),
+            ends: whole.ends(),
+            spans: Span::all(whole.step),
+            input: whole.step.input[part.start * width..part.end * width].to_vec(),
+            given: own_given,
+        }
+    }
+
+    /// Runs the sections of a frame.
+    fn run(&mut self, frame: Frame, tap: &mut Option<&mut TapFn<'_>>) {
+        let frame = Arc::new(frame);
         self.keep_clear_of(&frame);
         // SAFETY: between steps nobody is in the pool's place.
-        unsafe { self.arenas.reserve(self.pool.place(), &self.model, &extent) };
+        unsafe {
+            self.arenas
+                .reserve(self.pool.place(), &self.model, &frame.extent)
+        };
         let (shown, place) = (frame.clone(), self.pool.place());
         let mut after = |section: usize| {
             let (Some(tap), [task]) = (tap.as_mut(), &shown.section(section).tasks[..]) else {
@@ -234,10 +355,6 @@ impl Executor {
         };
         self.pool.run(frame.clone(), &mut after);
         self.unfinished.push(Arc::downgrade(&frame));
-        let output = self.model.program.output;
-        let len = frame.n_rows(output) * frame.width(output);
-        // SAFETY: the step has ended in this place, where nobody is at work before the next one.
-        unsafe { self.arenas.view(self.pool.place()).buffers[output].read(0, len) }
     }
 
     /// As [`Executor::step`], but what `of` makes of the outputs of each wanted row: the threads

@@ -29,6 +29,12 @@ impl Model {
         &self.plans[usize::from(role == Role::Generated) + 2 * usize::from(tapped)]
     }
 
+    /// Whether a slot is handed from stage to stage; see [`Stages`](super::plan::Stages).
+    pub(super) fn is_kept(&self, slot: Slot) -> bool {
+        let stages = self.plan(Role::Prompt, false).stages.as_ref();
+        stages.is_some_and(|stages| stages.kept[slot])
+    }
+
     /// Columns of the widest matrix.
     pub(super) fn widest(&self) -> usize {
         self.matrices.iter().map(|m| m.cols).max().unwrap_or(0)

@@ -4,6 +4,8 @@
 //! or writes. It does not end between operations that divide their rows in the same way: there each
 //! thread goes on with its own.
 
+use std::ops::Range;
+
 use super::epilogue::{Epilogue, epilogue};
 use super::experts::ByExpert;
 use super::{ACT_GROUP, Form, Matrix, Op, Program, Resource, Role, STRIP_PAIR, Slot, Table};
@@ -15,6 +17,17 @@ pub(super) const CODES: usize = 2;
 /// All sections of a step.
 pub(super) struct Plan {
     pub(super) sections: Vec<Section>,
+    /// Where rows see later ones: parts of the sections, each of which can be run for some rows
+    /// after the others. All rows have written their keys and values in the stages before.
+    pub(super) stages: Option<Stages>,
+}
+
+/// A plan's sections in stages.
+pub(super) struct Stages {
+    pub(super) sections: Vec<Range<usize>>,
+    /// By slot: whether it is handed from stage to stage, or is the output, so that all rows have
+    /// room in it.
+    pub(super) kept: Vec<bool>,
 }
 
 /// What is done between two barriers.
@@ -169,8 +182,63 @@ impl Plan {
             live.extend(news);
             section.carried = live.iter().copied().filter(|r| !r.is_kept()).collect();
         }
-        Plan { sections }
+        let stages = stages(program, &sections).filter(|_| role == Role::Prompt && !tapped);
+        Plan { sections, stages }
     }
+}
+
+/// The stages of a program in which rows see later ones: each begins with such an attention. `None`
+/// if there is no such attention, or more is handed on than rows of slots.
+fn stages(program: &Program, sections: &[Section]) -> Option<Stages> {
+    let sees_later = |task: &Task| {
+        let op = &program.ops[task.op].op;
+        matches!(op, Op::Attention { scores, .. } if !scores.causal)
+    };
+    let begins = |section: &Section| section.tasks.first().is_some_and(sees_later);
+    let elsewhere = |section: &Section| section.tasks.iter().skip(1).any(sees_later);
+    if !program.states.is_empty() || sections.iter().any(elsewhere) {
+        return None;
+    }
+    let starts = (0..sections.len()).filter(|i| begins(&sections[*i]));
+    let starts: Vec<usize> = std::iter::once(0).chain(starts).collect();
+    let ends = starts[1..].iter().copied().chain([sections.len()]);
+    let stages: Vec<Range<usize>> = starts.iter().zip(ends).map(|(a, b)| *a..b).collect();
+    if stages.len() == 1
+        || stages
+            .iter()
+            .any(|s| overwrites_keys(program, &sections[s.clone()]))
+    {
+        return None;
+    }
+    let mut kept = vec![false; program.slots.len()];
+    kept[program.output] = true;
+    for start in &starts[1..] {
+        for resource in &sections[*start].carried {
+            match resource {
+                Resource::Slot(slot) => kept[*slot] = true,
+                Resource::Angles => {}
+                _ => return None,
+            }
+        }
+    }
+    Some(Stages {
+        sections: stages,
+        kept,
+    })
+}
+
+/// Whether some rows could write keys where other rows still read those of a layer before.
+fn overwrites_keys(program: &Program, sections: &[Section]) -> bool {
+    let tasks = sections.iter().flat_map(|section| &section.tasks);
+    let (mut read, mut written) = (Vec::new(), Vec::new());
+    for task in tasks {
+        match program.ops[task.op].op {
+            Op::Attention { cache, .. } => read.push(cache),
+            Op::KvWrite { cache, .. } => written.push(cache),
+            _ => {}
+        }
+    }
+    read.iter().any(|cache| written.contains(cache))
 }
 
 /// All tasks in order.

@@ -139,6 +139,24 @@ pub(super) fn lower(
     }
 }
 
+/// Which values are written before an attention in which rows see later ones, and read by it or
+/// behind it.
+fn outlives(graph: &Graph) -> Vec<bool> {
+    let sees_later = |op: &Op| matches!(op, Op::Attention { scores, .. } if !scores.causal);
+    let nodes = || graph.nodes.iter().enumerate();
+    let at = nodes().filter(|(_, node)| sees_later(&node.op));
+    let attentions: Vec<usize> = at.map(|(at, _)| at).collect();
+    let mut outlives = vec![false; graph.values.len()];
+    let last_use = graph.liveness();
+    for (written, node) in nodes() {
+        let last = last_use[node.out.index()];
+        let next = attentions.partition_point(|at| *at <= written);
+        let next = attentions.get(next);
+        outlives[node.out.index()] = next.is_some_and(|attention| *attention <= last);
+    }
+    outlives
+}
+
 /// A weight's bytes, kept alive by the file.
 pub(super) struct FileBytes {
     pub(super) gguf: Arc<Gguf>,
@@ -168,6 +186,11 @@ struct Compiler<'a> {
     slots: Vec<ValueShape>,
     /// Slots whose value nobody reads any more.
     free: Vec<Slot>,
+    /// By slot: whether its values outlive an attention in which rows see later ones. All rows have
+    /// room there, so that other values go elsewhere.
+    outliving: Vec<bool>,
+    /// Values that do.
+    outlives: Vec<bool>,
     slot_of: Vec<Option<Slot>>,
     matrices: Vec<WeightId>,
     /// Parts of a sequence's state.
@@ -186,6 +209,8 @@ impl<'a> Compiler<'a> {
             taps: Vec::new(),
             slots: Vec::new(),
             free: Vec::new(),
+            outliving: Vec::new(),
+            outlives: outlives(network.graph()),
             slot_of: vec![None; network.graph().values.len()],
             matrices: Vec::new(),
             states: Vec::new(),
@@ -240,10 +265,13 @@ impl<'a> Compiler<'a> {
     /// still alive here, so its result never overwrites them.
     fn allocate(&mut self, value: ValueId) -> Slot {
         let info = self.network.graph().values[value.index()];
-        let slot = match self.free.iter().position(|s| self.slots[*s] == info) {
+        let outlives = self.outlives[value.index()];
+        let fits = |s: &Slot| self.slots[*s] == info && self.outliving[*s] == outlives;
+        let slot = match self.free.iter().position(fits) {
             Some(at) => self.free.swap_remove(at),
             None => {
                 self.slots.push(info);
+                self.outliving.push(outlives);
                 self.slots.len() - 1
             }
         };

@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use octavo_engine::backend::TapView;
 use octavo_kernels::Isa;
 use octavo_reference::{Pixels as OraclePixels, VisionOracle};
-use octavo_vision::pixels::Prepared;
+use octavo_vision::pixels::{Prepared, TokenLimits};
 use octavo_vision::{Encoder, EncoderOptions};
 
-use crate::support::{Family, nmse};
+use crate::support::{Family, nmse, picture};
 
 /// llama.cpp rounds pixels and kernels to f16 and looks GELU up in a table of f16.
 const LLAMA_CPP: f64 = 2e-6;
@@ -19,7 +19,7 @@ fn encoder(gguf: &std::sync::Arc<gguf_rs_lite::Gguf>, isa: Isa, threads: usize) 
     let options = EncoderOptions {
         isa,
         threads,
-        most_cells: 128,
+        most_cells: 512,
     };
     Encoder::cpu(gguf, &options, &mut |_| {}).unwrap_or_else(|e| panic!("{e}"))
 }
@@ -198,6 +198,36 @@ fn rows_do_not_depend_on_threads_or_on_pictures_before() {
                     assert!(got == *expected, "{isa}, {threads} threads");
                 }
             }
+        }
+    }
+}
+
+/// A large picture goes through the blocks some rows at a time, but for one whose values are shown.
+#[test]
+fn rows_of_large_pictures_are_those_of_all_at_once() {
+    let Some(families) = Family::all() else {
+        return;
+    };
+    let enlarged = TokenLimits { min: 400, max: 500 };
+    for family in &families {
+        let gguf = family.tower(&family.goldens[0]);
+        let oracle = VisionOracle::open(&gguf).expect("a tower");
+        for isa in Isa::available() {
+            let mut one = encoder(&gguf, isa, 1);
+            let h = &one.tower().hparams;
+            let large = Prepared::new(&picture("photo"), h, enlarged).expect("a usual picture");
+            let parts = one.encode(large.pixels(), None).expect("it runs");
+            assert!(parts.nx * parts.ny > 400, "several parts of 512 patches");
+            let whole = one.encode(large.pixels(), Some(&mut |_| {}));
+            let what = format!("{} {isa}", family.model);
+            assert!(parts == whole.expect("it runs"), "{what}: all at once");
+            let mut three = encoder(&gguf, isa, 3);
+            let again = three.encode(large.pixels(), None).expect("it runs");
+            assert!(parts == again, "{what}: three threads");
+            let exact = oracle.encode(for_oracle(&large)).expect("the same picture");
+            let off = nmse(&parts.rows, exact.rows());
+            println!("{what}: {off:e} from the oracle");
+            assert!(off <= EXACT, "{what}: {off:e} from the oracle");
         }
     }
 }

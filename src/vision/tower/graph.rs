@@ -15,8 +15,9 @@ const ROPE_BASE: f64 = 10_000.0;
 /// What patches turn by: the axes of [`octavo_kernels::Turns`].
 const ROW: usize = 1;
 const COLUMN: usize = 2;
-/// Keys and values of one block after the other.
-const CACHE: CacheLayer = CacheLayer { group: 0, layer: 0 };
+/// Keys and values of two blocks: some patches may be in the next one already while others still
+/// look at those of this.
+const CACHE_LAYERS: usize = 2;
 /// What quick GELU multiplies its argument with.
 const QUICK: f32 = 1.702;
 
@@ -34,10 +35,10 @@ pub(super) fn rope(h: &Hparams) -> Rope {
     }
 }
 
-/// One layer for all blocks.
+/// Layers that blocks use in turn.
 pub(super) fn cache(h: &Hparams) -> CacheGroup {
     CacheGroup {
-        n_layer: 1,
+        n_layer: CACHE_LAYERS.min(h.n_block),
         n_head_kv: h.n_head,
         head_dim: h.head_dim(),
         window: None,
@@ -124,11 +125,15 @@ impl Builder<'_> {
         let v = self.affine(x, v, at("Vcur", l));
         let shape = self.nodes.info(q);
         let nothing = ValueShape { width: 0, ..shape };
-        let write = Op::KvWrite { k, v, cache: CACHE };
+        let cache = CacheLayer {
+            group: 0,
+            layer: l % CACHE_LAYERS,
+        };
+        let write = Op::KvWrite { k, v, cache };
         self.nodes.push(write, nothing, None);
         let attention = Op::Attention {
             q,
-            cache: CACHE,
+            cache,
             scores: Scores {
                 causal: false,
                 blocks: !self.h.sees_all(l),
