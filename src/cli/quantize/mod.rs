@@ -30,6 +30,7 @@ Examples:
   octavo quantize model-f16.gguf --dry-run Q3_K_M
   octavo quantize model-f16.gguf mine.gguf Q4_K_M --tensor-type 'ffn_down=Q6_K' \
 --output-tensor-type Q8_0
+  octavo quantize mmproj-f16.gguf mmproj-q8.gguf Q8_0
   octavo quantize model-f16.gguf model-awq awq -f calibration.txt --group 64
 
 TYPE is one of F32 F16 BF16 Q8_0 Q6_K Q5_K_M Q5_K_S Q5_1 Q5_0 Q4_K_M Q4_K_S Q4_1 Q4_0 IQ4_NL IQ4_XS
@@ -37,7 +38,8 @@ Q3_K_L Q3_K_M Q3_K_S IQ3_M IQ3_S IQ3_XS IQ3_XXS Q2_K Q2_K_S IQ2_M IQ2_S IQ2_XS I
 Q2_0 Q1_0 TQ2_0 TQ1_0 MXFP4_MOE, or COPY; or awq, which writes a Hugging Face folder. \
 Q2_K_S, IQ1_*, IQ2_* and IQ3_XXS need --imatrix.")]
 pub(super) struct QuantizeArgs {
-    /// The model: a GGUF file (of a split model, its first part) or a Hugging Face folder
+    /// The model: a GGUF file (of a split model, its first part; or of a vision tower) or a Hugging
+    /// Face folder
     #[arg(value_name = "IN", value_hint = clap::ValueHint::FilePath)]
     input: PathBuf,
     /// The new file; left out with --dry-run

@@ -12,6 +12,7 @@ use super::mix::{self, Choices, Facts, Mix};
 use super::{Change, Error, Options, Progress, Target, Totals, convert};
 use crate::imatrix::Importance;
 use octavo_model::Arch;
+use octavo_vision::Tower;
 
 /// The version of the quantized formats that these files have (`general.quantization_version`).
 const QUANTIZATION_VERSION: u32 = 2;
@@ -331,6 +332,14 @@ fn facts(gguf: &Gguf) -> Result<Facts, Error> {
         .str("general.architecture")?
         .ok_or_else(|| missing("general.architecture"))?
         .to_owned();
+    // llama-quantize reads no number of a tower, so that its rules take all blocks for the last
+    // ones, which get more bits
+    if Tower::is_in(gguf) {
+        return Ok(Facts {
+            architecture,
+            ..Facts::default()
+        });
+    }
     // a number for all layers, or one for each: then the first
     let number = |name: &str| {
         let first = match gguf.get(&format!("{architecture}.{name}")) {

@@ -8,5 +8,6 @@ mod pictures;
 mod quantize;
 mod quantize_arch;
 mod quantize_mix;
+mod quantize_towers;
 mod recorded_routing;
 mod routing;
