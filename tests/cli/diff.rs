@@ -54,6 +54,18 @@ fn every_type_of_cache_keeps_to_its_bounds() {
     );
 }
 
+/// A pipe can be read once.
+#[test]
+fn a_text_from_a_pipe_is_the_same_text() {
+    let args = ["diff", &path(DEMO), "--b-exec", "oracle"];
+    let given = compared(&[&args[..], &["-p", "The capital of France"]].concat(), 0);
+    let mut command = octavo(&[&args[..], &["-f", "-"]].concat());
+    let output = command.write_stdin("The capital of France").output();
+    let output = output.expect("the program runs");
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!(stdout(&output), given);
+}
+
 #[test]
 fn committed_goldens_are_within_tolerance_and_exact_is_closer() {
     for model in [

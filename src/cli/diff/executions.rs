@@ -17,7 +17,7 @@ use octavo_text::tokenizer::Tokenizer;
 use octavo_vision::Tower;
 
 use super::pictures::{self, Prompt};
-use super::{DiffArgs, Exec, encoding, print};
+use super::{DiffArgs, Exec, print};
 use crate::cli::args::Device;
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::load::{self, shown};
@@ -58,7 +58,7 @@ pub(super) fn diff(args: &DiffArgs, page: Option<&Output<'_>>) -> Result<Exit, F
     }
     let tokenizer = Tokenizer::from_gguf(&a)?;
     let prompt = Prompt::see(args, of_a.isa)?;
-    let tokens = tokens(args, &prompt, &tokenizer)?;
+    let tokens = prompt.tokens(args, &tokenizer)?;
     same_tokens(args, &prompt, &tokens, &b)?;
     let n = tokens.len();
     let mut pair = [execution(args, a, &of_a, n)?, execution(args, b, &of_b, n)?];
@@ -118,36 +118,15 @@ fn open(path: Option<&Path>, mmap: bool) -> Result<Arc<Gguf>, Failure> {
     Ok(Arc::new(load::source_at(path).open(mmap)?))
 }
 
-fn tokens(args: &DiffArgs, prompt: &Prompt, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failure> {
-    if prompt.has_pictures() {
-        return prompt.tokens(tokenizer);
-    }
-    let tokens = match (&args.tokens, args.text.read()?) {
-        (Some(ids), _) => ids.clone(),
-        (None, Some(text)) => tokenizer.encode(&text, encoding(args))?,
-        (None, None) => return Err(Failure::Usage(super::NO_TEXT.to_owned())),
-    };
-    match tokens.is_empty() {
-        true => Err(Failure::Input(
-            "the text has no tokens: expected at least one".to_owned(),
-        )),
-        false => Ok(tokens),
-    }
-}
-
 /// Another file must cut a text the same way, or the comparison would be of two texts.
 fn same_tokens(args: &DiffArgs, prompt: &Prompt, tokens: &[u32], b: &Gguf) -> Result<(), Failure> {
-    let (Some(path), Some(text)) = (&args.b, &args.text.prompt) else {
+    let Some(path) = args.b.as_ref().filter(|_| args.text.prompt.is_some()) else {
         return Ok(());
     };
     if args.text.escape {
         return Ok(());
     }
-    let theirs = Tokenizer::from_gguf(b)?;
-    let theirs = match prompt.has_pictures() {
-        true => prompt.tokens(&theirs)?,
-        false => theirs.encode(text.as_encoded_bytes(), encoding(args))?,
-    };
+    let theirs = prompt.tokens(args, &Tokenizer::from_gguf(b)?)?;
     if theirs == tokens {
         return Ok(());
     }

@@ -10,7 +10,7 @@ use octavo_text::tokenizer::Tokenizer;
 use octavo_vision::pixels::{Picture, Prepared};
 use octavo_vision::{Encoder, prompt};
 
-use super::DiffArgs;
+use super::{DiffArgs, encoding};
 use crate::cli::failure::Failure;
 use crate::cli::load::{self, shown};
 use crate::cli::vision::{self, of_image, place};
@@ -34,33 +34,31 @@ pub(super) fn only(args: &DiffArgs) -> Result<Picture, Failure> {
     }
 }
 
-/// A text's tokens with those of pictures among them.
+/// A text, and the pictures in it.
 pub(super) struct Prompt {
     pub(super) pictures: Pictures,
     /// Held as long as their cells are among the tokens.
     shown: Vec<Shown>,
-    text: Vec<u8>,
+    /// Read once: it may come from a pipe.
+    text: Option<Vec<u8>>,
 }
 
 impl Prompt {
     /// Computes the pictures' rows, with one instruction set for both computations: towers are
     /// compared by themselves.
     pub(super) fn see(args: &DiffArgs, isa: IsaChoice) -> Result<Prompt, Failure> {
-        let pictures = Pictures::default();
-        let text = args.text.read()?.unwrap_or_default();
+        let mut prompt = Prompt {
+            pictures: Pictures::default(),
+            shown: Vec::new(),
+            text: args.text.read()?,
+        };
         let Some(path) = &args.mmproj else {
-            let shown = Vec::new();
-            return Ok(Prompt {
-                pictures,
-                shown,
-                text,
-            });
+            return Ok(prompt);
         };
         let cells = args.cells.limits()?;
         let options = vision::encoder_options(cells, &args.compute, isa)?;
         let gguf: Arc<Gguf> = Arc::new(load::source_at(Some(path)).open(args.compute.mmap())?);
         let mut encoder = shown(|sink| Encoder::cpu(&gguf, &options, sink))?;
-        let mut all = Vec::new();
         for (number, path) in args.image.iter().enumerate() {
             let picture = vision::picture(path)?;
             let prepared = Prepared::new(&picture, &encoder.tower().hparams, cells);
@@ -75,27 +73,35 @@ impl Prompt {
                 rows: cells.rows,
                 digest,
             };
-            let shown = pictures.show(rows);
-            all.push(shown.ok_or(octavo_engine::Error::TooManyPictures)?);
+            let shown = prompt.pictures.show(rows);
+            let shown = shown.ok_or(octavo_engine::Error::TooManyPictures)?;
+            prompt.shown.push(shown);
         }
-        Ok(Prompt {
-            pictures,
-            shown: all,
-            text: place(args.image.len(), text),
-        })
+        let text = prompt.text.unwrap_or_default();
+        prompt.text = Some(place(args.image.len(), text));
+        Ok(prompt)
     }
 
-    pub(super) fn has_pictures(&self) -> bool {
-        !self.shown.is_empty()
-    }
-
-    /// What a model's vocabulary makes of the text around the pictures.
-    pub(super) fn tokens(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failure> {
-        Ok(prompt::tokens(
-            tokenizer,
-            &self.text,
-            prompt::MARKER,
-            &self.shown,
-        )?)
+    /// What a model's vocabulary makes of the text, around the pictures if there are any; or the ids
+    /// that were given.
+    pub(super) fn tokens(
+        &self,
+        args: &DiffArgs,
+        tokenizer: &Tokenizer,
+    ) -> Result<Vec<u32>, Failure> {
+        let tokens = match (&args.tokens, &self.text) {
+            (Some(ids), _) => ids.clone(),
+            (None, Some(text)) if self.shown.is_empty() => {
+                tokenizer.encode(text, encoding(args))?
+            }
+            (None, Some(text)) => prompt::tokens(tokenizer, text, prompt::MARKER, &self.shown)?,
+            (None, None) => return Err(Failure::Usage(super::NO_TEXT.to_owned())),
+        };
+        match tokens.is_empty() {
+            true => Err(Failure::Input(
+                "the text has no tokens: expected at least one".to_owned(),
+            )),
+            false => Ok(tokens),
+        }
     }
 }

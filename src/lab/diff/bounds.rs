@@ -450,7 +450,9 @@ impl<'a> Bounds<'a> {
         let width = self.model.graph().values[value.index()].width;
         let norms = self.model.graph().nodes.iter();
         let groups = norms.filter_map(|node| match node.op {
-            Op::RmsNorm { x, weight, .. } if x == value => Some(weight),
+            Op::RmsNorm { x, weight, .. } | Op::LayerNorm { x, weight, .. } if x == value => {
+                Some(weight)
+            }
             _ => None,
         });
         let groups = groups.map(|weight| self.model.tensors().vector(weight).len());
