@@ -262,9 +262,7 @@ impl Program {
 
     /// Whether no token sees a later one, so that a sequence may come in parts.
     pub(crate) fn is_causal(&self) -> bool {
-        let sees_later =
-            |i: &Instruction| matches!(&i.op, Op::Attention { scores, .. } if !scores.causal);
-        !self.ops.iter().any(sees_later)
+        !self.ops.iter().any(|i| i.op.sees_later())
     }
 
     /// For each group of the cache's layers, how many positions a token looks at, at most: its own,

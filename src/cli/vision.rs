@@ -87,7 +87,7 @@ impl SightArgs {
             return Ok(None);
         };
         let cells = self.cells.limits()?;
-        let encoder = encoder(path, cells, compute)?;
+        let encoder = encoder(path, cells, compute, compute.isa)?;
         Ok(Some(Sight::new(engine, encoder, Limits::default(), cells)?))
     }
 }
@@ -140,8 +140,9 @@ pub(super) fn encoder(
     path: &Path,
     cells: TokenLimits,
     compute: &ComputeArgs,
+    isa: IsaChoice,
 ) -> Result<Encoder, Failure> {
-    let options = encoder_options(cells, compute, compute.isa)?;
+    let options = encoder_options(cells, compute, isa)?;
     let mapped = OpenOptions {
         mmap: compute.mmap(),
         ..OpenOptions::default()

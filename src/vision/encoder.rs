@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
-use octavo_engine::Loading;
 use octavo_engine::backend::cpu::{self, Cpu};
 use octavo_engine::backend::{Executable, Role, Sequence, Step, TapSink};
+use octavo_engine::{Loading, Picture};
 use octavo_kernels::{GivenRows, Isa, KvType, MERGED_ROWS, PAGE_POSITIONS};
 
 use crate::Error;
@@ -32,6 +32,18 @@ pub struct Cells {
     pub ny: usize,
     /// `[ny][nx][width]`, of the tower's width.
     pub rows: Vec<f32>,
+}
+
+impl Cells {
+    /// What an engine is shown, with what tells the picture from others.
+    pub fn picture(self, digest: [u8; 32]) -> Picture {
+        Picture {
+            nx: self.nx,
+            ny: self.ny,
+            rows: self.rows,
+            digest,
+        }
+    }
 }
 
 /// Pages of the cache that a picture of so many cells takes.
@@ -145,7 +157,7 @@ impl Encoder {
                 most: self.most_cells,
             });
         }
-        let layout = Layout::new(nx, ny, h.windows.map(|windows| windows.side));
+        let layout = self.tower.layout(nx, ny);
         let rows = self.run(&layout, planes, tap)?;
         Ok(Cells { nx, ny, rows })
     }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 
-use octavo_engine::{Engine, Picture, Shown};
+use octavo_engine::{Engine, Shown};
 use sha2::{Digest, Sha256};
 
 use crate::Error;
@@ -93,12 +93,7 @@ impl Sight {
         drop(picture);
         let cells = encoder.encode(prepared.pixels(), None)?;
         drop(encoder);
-        let shown = self.engine.show(Picture {
-            nx: cells.nx,
-            ny: cells.ny,
-            rows: cells.rows,
-            digest,
-        })?;
+        let shown = self.engine.show(cells.picture(digest))?;
         self.keep(digest, &shown);
         Ok(shown)
     }

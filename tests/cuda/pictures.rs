@@ -7,7 +7,7 @@ use std::sync::Arc;
 use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_engine::backend::Role;
 use octavo_engine::backend::cuda::{Cuda, Limits, Options};
-use octavo_engine::{Engine, EngineOptions, ModelSource, Picture, Shown, Wanted};
+use octavo_engine::{Engine, EngineOptions, ModelSource, Shown, Wanted};
 use octavo_fixtures::shared;
 use octavo_kernels::KvType;
 use octavo_reference::metrics::nmse;
@@ -105,14 +105,8 @@ fn pictures_are_llama_cpps_on_a_device() {
             let off = off.expect("as many rows");
             println!("{model} {name}: rows {off:e}");
             assert!(off <= BOUND, "{model} {name}: rows {off:e}");
-            let shown: Shown = engine
-                .show(Picture {
-                    nx: got.nx,
-                    ny: got.ny,
-                    rows: got.rows,
-                    digest: [i as u8; 32],
-                })
-                .expect("made for the model");
+            let shown = engine.show(got.picture([i as u8; 32]));
+            let shown: Shown = shown.expect("made for the model");
             session.hold(&shown);
             cells.extend(shown.tokens());
         }

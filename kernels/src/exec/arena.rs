@@ -64,32 +64,26 @@ pub(super) struct Extent {
     pub(super) wanted: usize,
     /// Pieces that attention of generated tokens is cut into, at most.
     pub(super) pieces: usize,
-    /// Where these rows are some of a step's.
-    pub(super) part: Option<PartOfStep>,
+    /// The step that these rows are of.
+    pub(super) step: WholeExtent,
 }
 
-/// Some rows of a step that is run in stages.
+/// A step, of which an [`Extent`] is all or some rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct PartOfStep {
-    /// Rows before these.
-    pub(super) first: usize,
-    /// And how many of them have outputs.
-    pub(super) first_wanted: usize,
-    /// Rows of the step.
+pub(super) struct WholeExtent {
     pub(super) rows: usize,
-    /// Those with outputs.
+    /// Rows with outputs.
     pub(super) wanted: usize,
+    /// Rows before those of the extent.
+    pub(super) before: usize,
+    /// And how many of them have outputs.
+    pub(super) wanted_before: usize,
 }
 
 impl Extent {
-    /// Rows for which a slot that is kept has room: all of a step.
-    fn kept(&self) -> PartOfStep {
-        self.part.unwrap_or(PartOfStep {
-            first: 0,
-            first_wanted: 0,
-            rows: self.rows,
-            wanted: self.wanted,
-        })
+    /// Whether the step has other rows than these.
+    pub(super) fn is_part(&self) -> bool {
+        self.rows < self.step.rows
     }
 
     pub(super) fn most_rows(&self) -> usize {
@@ -237,11 +231,11 @@ impl Arena {
         let program = &model.program;
         self.buffers
             .resize_with(program.slots.len(), Floats::default);
-        let whole = extent.kept();
-        let is_kept = |slot: usize| extent.part.is_some() && model.is_kept(slot);
+        let step = extent.step;
+        let is_kept = |slot: usize| extent.is_part() && model.is_kept(slot);
         for (slot, buffer) in self.buffers.iter_mut().enumerate() {
             let rows = match is_kept(slot) {
-                true => program.rows_of(slot, whole.rows, whole.wanted),
+                true => program.rows_of(slot, step.rows, step.wanted),
                 false => program.rows_of(slot, extent.rows, extent.wanted),
             };
             buffer.grow(rows * program.slots[slot].width);
@@ -262,11 +256,11 @@ impl Arena {
         );
         self.tiles.grow(model.tile_floats(extent));
         let angles = 2 * program.angles();
-        grow(&mut self.angles, whole.rows * angles);
+        grow(&mut self.angles, step.rows * angles);
         // where these rows are, of slots that have room for all
         let first = |slot: usize| match is_kept(slot) {
             true => {
-                let before = program.rows_of(slot, whole.first, whole.first_wanted);
+                let before = program.rows_of(slot, step.before, step.wanted_before);
                 before * program.slots[slot].width
             }
             false => 0,
@@ -279,7 +273,7 @@ impl Arena {
             codes: self.codes.each_mut().map(Codes::view),
             tiles: Shared(self.tiles.as_mut_ptr()),
             pieces: Shared(self.pieces.as_mut_ptr()),
-            angles: Shared(self.angles[whole.first * angles..].as_mut_ptr()),
+            angles: Shared(self.angles[step.before * angles..].as_mut_ptr()),
         };
         self.extent = Some(*extent);
     }

@@ -174,7 +174,7 @@ impl Work for Frame {
 
     fn can_repeat(&self, section: usize) -> bool {
         // what a stage hands on of other rows is in one place
-        self.extent.part.is_none() && self.section(section).can_repeat
+        !self.extent.is_part() && self.section(section).can_repeat
     }
 
     fn patience(&self, section: usize) -> Duration {

@@ -52,7 +52,7 @@ use crate::op::{CacheLayer, MatrixShape, Op};
 use crate::pool::{Member, Pool, Work};
 use crate::program::{Instruction, Program, Resource, Role, Row, Sequence, Slot, Step};
 use crate::table::{ActivationForm, Gemv, MAX_R, MatrixUnit, Table};
-use arena::{Arenas, Extent, MAX_TILE, PartOfStep};
+use arena::{Arenas, Extent, MAX_TILE, WholeExtent};
 use epilogue::Epilogue;
 use experts::Experts;
 use frame::{Frame, Span};
@@ -99,15 +99,22 @@ struct Whole<'a> {
     step: &'a Step<'a>,
     rows: Vec<Row>,
     wanted: Vec<usize>,
-    /// Rows in the place of embeddings, one after the other.
-    given: Vec<f32>,
+    /// Rows in the place of embeddings, in order.
+    given: Vec<&'a [f32]>,
     kv: Arc<KvPages>,
 }
 
 impl<'a> Whole<'a> {
-    fn new(step: &'a Step<'a>, rows: Vec<Row>, wanted: Vec<usize>, kv: KvPages) -> Whole<'a> {
+    /// Of a program that takes given rows of such a width.
+    fn new(
+        step: &'a Step<'a>,
+        (rows, wanted): (Vec<Row>, Vec<usize>),
+        given_width: usize,
+        kv: KvPages,
+    ) -> Whole<'a> {
+        let each = |given: &'a [f32]| given.chunks_exact(given_width.max(1));
         Whole {
-            given: step.given().collect::<Vec<_>>().concat(),
+            given: step.given().flat_map(each).collect(),
             step,
             rows,
             wanted,
@@ -115,33 +122,29 @@ impl<'a> Whole<'a> {
         }
     }
 
-    fn all(&self) -> Range<usize> {
-        0..self.rows.len()
-    }
-
-    /// All rows, so many at a time as stages take.
-    fn parts(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+    /// All rows, so many at a time.
+    fn parts(&self, at_once: usize) -> impl Iterator<Item = Range<usize>> + use<> {
         let n = self.rows.len();
-        (0..n.div_ceil(STAGE_ROWS)).map(move |i| i * STAGE_ROWS..n.min((i + 1) * STAGE_ROWS))
+        let starts = (0..n).step_by(at_once.max(1));
+        starts.map(move |start| start..n.min(start + at_once))
     }
 
     /// How much some rows need.
     fn extent(&self, part: &Range<usize>) -> Extent {
         let before = |row: usize| self.wanted.partition_point(|wanted| *wanted < row);
-        let (first_wanted, wanted) = (before(part.start), before(part.end));
-        let of_step = PartOfStep {
-            first: part.start,
-            first_wanted,
-            rows: self.rows.len(),
-            wanted: self.wanted.len(),
-        };
+        let (wanted_before, wanted) = (before(part.start), before(part.end));
         let pieces = self.ends().into_iter().map(|end| end.div_ceil(PIECE));
         Extent {
             role: self.step.role,
             rows: part.len(),
-            wanted: wanted - first_wanted,
+            wanted: wanted - wanted_before,
             pieces: pieces.max().unwrap_or(0),
-            part: (part.len() < self.rows.len()).then_some(of_step),
+            step: WholeExtent {
+                rows: self.rows.len(),
+                wanted: self.wanted.len(),
+                before: part.start,
+                wanted_before,
+            },
         }
     }
 
@@ -258,32 +261,30 @@ impl Executor {
             kv.is_of(&self.model.program.caches, &self.model.program.states),
             "the cache belongs to another program"
         );
-        let (rows, wanted) = self.model.program.rows(step, kv.n_pages);
-        let whole = Whole::new(step, rows, wanted, kv.pages());
+        let program = &self.model.program;
+        let rows = program.rows(step, kv.n_pages);
+        let whole = Whole::new(step, rows, program.given, kv.pages());
         let plan = self.model.plan(step.role, tap.is_some());
         let staged = plan
             .stages
             .as_ref()
             .filter(|_| whole.rows.len() > STAGE_ROWS);
-        match staged.map(|stages| stages.sections.clone()) {
-            None => {
-                let all = 0..plan.sections.len();
-                let frame = self.frame(&whole, whole.all(), tap.is_some(), all);
+        let all = 0..plan.sections.len();
+        let (stages, at_once) = match staged {
+            None => (Vec::from([all]), whole.rows.len()),
+            Some(stages) => (stages.sections.clone(), STAGE_ROWS),
+        };
+        for sections in stages {
+            for part in whole.parts(at_once) {
+                let frame = self.frame(&whole, part, tap.is_some(), sections.clone());
                 self.run(frame, &mut tap);
             }
-            Some(stages) => {
-                for sections in stages {
-                    for part in whole.parts() {
-                        let frame = self.frame(&whole, part, false, sections.clone());
-                        self.run(frame, &mut None);
-                    }
-                }
-                // where the output begins
-                let first = whole.parts().next().expect("more rows than a part has");
-                let extent = whole.extent(&first);
-                // SAFETY: between steps nobody is in the pool's place.
-                unsafe { self.arenas.reserve(self.pool.place(), &self.model, &extent) };
-            }
+        }
+        let first = whole.parts(at_once).next().map(|part| whole.extent(&part));
+        if let Some(extent) = first.filter(Extent::is_part) {
+            // the output begins where the first part's does
+            // SAFETY: between steps nobody is in the pool's place.
+            unsafe { self.arenas.reserve(self.pool.place(), &self.model, &extent) };
         }
         let output = self.model.program.output;
         let program = &self.model.program;
@@ -302,18 +303,15 @@ impl Executor {
         sections: Range<usize>,
     ) -> Frame {
         let extent = whole.extent(&part);
-        let given = self.model.program.given.max(1);
-        let all_given = |at: usize| &whole.given[at * given..(at + 1) * given];
         let mut rows = whole.rows[part.clone()].to_vec();
-        let mut own_given = Vec::new();
+        let mut given = Vec::new();
         for row in &mut rows {
             if let Some(at) = row.given {
-                row.given = Some(own_given.len() / given);
-                own_given.extend_from_slice(all_given(at));
+                row.given = Some(given.len());
+                given.push(whole.given[at]);
             }
         }
-        let first_wanted = extent.part.map_or(0, |part| part.first_wanted);
-        let wanted = &whole.wanted[first_wanted..][..extent.wanted];
+        let wanted = &whole.wanted[extent.step.wanted_before..][..extent.wanted];
         let width = whole.step.input.len() / whole.rows.len().max(1);
         Frame {
             model: self.model.clone(),
@@ -329,7 +327,7 @@ impl Executor {
             ends: whole.ends(),
             spans: Span::all(whole.step),
             input: whole.step.input[part.start * width..part.end * width].to_vec(),
-            given: own_given,
+            given: given.concat(),
         }
     }
 

@@ -190,10 +190,7 @@ impl Plan {
 /// The stages of a program in which rows see later ones: each begins with such an attention. `None`
 /// if there is no such attention, or more is handed on than rows of slots.
 fn stages(program: &Program, sections: &[Section]) -> Option<Stages> {
-    let sees_later = |task: &Task| {
-        let op = &program.ops[task.op].op;
-        matches!(op, Op::Attention { scores, .. } if !scores.causal)
-    };
+    let sees_later = |task: &Task| program.ops[task.op].op.sees_later();
     let begins = |section: &Section| section.tasks.first().is_some_and(sees_later);
     let elsewhere = |section: &Section| section.tasks.iter().skip(1).any(sees_later);
     if !program.states.is_empty() || sections.iter().any(elsewhere) {
@@ -216,8 +213,13 @@ fn stages(program: &Program, sections: &[Section]) -> Option<Stages> {
         for resource in &sections[*start].carried {
             match resource {
                 Resource::Slot(slot) => kept[*slot] = true,
+                // those of all rows have room
                 Resource::Angles => {}
-                _ => return None,
+                Resource::Codes(_)
+                | Resource::Tiles
+                | Resource::Pieces
+                | Resource::Kv(_)
+                | Resource::State(_) => return None,
             }
         }
     }

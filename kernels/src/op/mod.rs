@@ -406,6 +406,11 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
         inputs.into_iter().flatten()
     }
 
+    /// Whether it lets rows see later ones.
+    pub fn sees_later(&self) -> bool {
+        matches!(self, Op::Attention { scores, .. } if !scores.causal)
+    }
+
     /// The vector read, if there is one.
     pub fn vector(&self) -> Option<&C> {
         match self {

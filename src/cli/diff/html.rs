@@ -1,6 +1,8 @@
 //! A comparison as one HTML page.
 
-use octavo_lab::diff::{Comparison, LogitComparison, PositionTop, TensorComparison, Verdict};
+use octavo_lab::diff::{
+    Comparison, LogitComparison, PositionTop, TapReport, TensorComparison, Verdict,
+};
 use octavo_lab::report::{Axes, Chart, ChartError, Page, line_chart};
 use octavo_model::taps;
 use octavo_text::tokenizer::Tokenizer;
@@ -86,19 +88,18 @@ fn by_layer(c: &Comparison) -> Result<Chart, ChartError> {
         taps::L_OUT,
         taps::LAYER_OUT,
     ];
-    let series = shown.map(|name| {
+    let points = |name| -> Vec<(f64, f64)> {
         let of_name = c.taps.iter().filter(|tap| {
             tap.name
                 .strip_prefix(name)
                 .is_some_and(|rest| rest.starts_with('-'))
         });
-        (
-            name,
-            of_name
-                .filter_map(|tap| tap.layer.map(|layer| (layer as f64, tap.nmse)))
-                .collect(),
-        )
-    });
+        let point = |tap: &TapReport| tap.layer.map(|layer| (layer as f64, tap.nmse));
+        of_name.filter_map(point).collect()
+    };
+    // a text model and a tower have not all the same
+    let series = shown.map(|name: &str| (name, points(name))).into_iter();
+    let series: Vec<_> = series.filter(|(_, points)| !points.is_empty()).collect();
     line_chart(
         Axes {
             title: "NMSE of named tensors",

@@ -84,7 +84,8 @@ pub(super) struct DiffArgs {
     #[arg(long, value_name = "DIR", conflicts_with = "b", value_hint = clap::ValueHint::DirPath)]
     llama_cpp: Option<PathBuf>,
     /// The model's vision tower, which gives both computations the same rows of the pictures
-    #[arg(long, value_name = "FILE", requires = "image", conflicts_with_all = ["reference", "suite"])]
+    #[arg(long, value_name = "FILE", requires = "image")]
+    #[arg(conflicts_with_all = ["reference", "suite"])]
     #[arg(value_hint = clap::ValueHint::FilePath)]
     mmproj: Option<PathBuf>,
     /// A PNG, JPEG or WebP file: what a vision tower sees, or with --mmproj what stands in the text;

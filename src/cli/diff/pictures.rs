@@ -1,18 +1,14 @@
 //! Pictures of a comparison: of a tower the only thing that it sees, of a text model what stands
 //! among its tokens.
 
-use std::sync::Arc;
-
-use gguf_rs_lite::Gguf;
-use octavo_engine::{Picture as Rows, Pictures, Shown};
+use octavo_engine::{Pictures, Shown};
 use octavo_kernels::IsaChoice;
 use octavo_text::tokenizer::Tokenizer;
 use octavo_vision::pixels::{Picture, Prepared};
-use octavo_vision::{Encoder, prompt};
+use octavo_vision::prompt;
 
 use super::{DiffArgs, encoding};
 use crate::cli::failure::Failure;
-use crate::cli::load::{self, shown};
 use crate::cli::vision::{self, of_image, place};
 
 /// The picture that a tower is to see.
@@ -56,9 +52,7 @@ impl Prompt {
             return Ok(prompt);
         };
         let cells = args.cells.limits()?;
-        let options = vision::encoder_options(cells, &args.compute, isa)?;
-        let gguf: Arc<Gguf> = Arc::new(load::source_at(Some(path)).open(args.compute.mmap())?);
-        let mut encoder = shown(|sink| Encoder::cpu(&gguf, &options, sink))?;
+        let mut encoder = vision::encoder(path, cells, &args.compute, isa)?;
         for (number, path) in args.image.iter().enumerate() {
             let picture = vision::picture(path)?;
             let prepared = Prepared::new(&picture, &encoder.tower().hparams, cells);
@@ -67,13 +61,7 @@ impl Prompt {
             let cells = cells.map_err(|error| of_image(path, &error))?;
             let mut digest = [0; 32];
             digest[..8].copy_from_slice(&(number as u64).to_le_bytes());
-            let rows = Rows {
-                nx: cells.nx,
-                ny: cells.ny,
-                rows: cells.rows,
-                digest,
-            };
-            let shown = prompt.pictures.show(rows);
+            let shown = prompt.pictures.show(cells.picture(digest));
             let shown = shown.ok_or(octavo_engine::Error::TooManyPictures)?;
             prompt.shown.push(shown);
         }

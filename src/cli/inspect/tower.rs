@@ -93,7 +93,7 @@ pub(super) fn dump(
     };
     output.check()?;
     signal::install()?;
-    let mut encoder = encoder(path, cells, &args.compute)?;
+    let mut encoder = encoder(path, cells, &args.compute, args.compute.isa)?;
     let picture = vision::picture(image)?;
     let prepared = Prepared::new(&picture, &encoder.tower().hparams, cells);
     let prepared = prepared.map_err(|error| of_image(image, &error))?;

@@ -142,17 +142,15 @@ pub(super) fn lower(
 /// Which values are written before an attention in which rows see later ones, and read by it or
 /// behind it.
 fn outlives(graph: &Graph) -> Vec<bool> {
-    let sees_later = |op: &Op| matches!(op, Op::Attention { scores, .. } if !scores.causal);
     let nodes = || graph.nodes.iter().enumerate();
-    let at = nodes().filter(|(_, node)| sees_later(&node.op));
+    let at = nodes().filter(|(_, node)| node.op.sees_later());
     let attentions: Vec<usize> = at.map(|(at, _)| at).collect();
     let mut outlives = vec![false; graph.values.len()];
     let last_use = graph.liveness();
     for (written, node) in nodes() {
-        let last = last_use[node.out.index()];
-        let next = attentions.partition_point(|at| *at <= written);
-        let next = attentions.get(next);
-        outlives[node.out.index()] = next.is_some_and(|attention| *attention <= last);
+        let value = node.out.index();
+        let mut next = attentions.iter().filter(|at| **at > written);
+        outlives[value] = next.next().is_some_and(|at| *at <= last_use[value]);
     }
     outlives
 }

@@ -38,6 +38,14 @@ pub struct Rounding {
     pub kernels: octavo_kernels::Rounding,
 }
 
+impl Rounding {
+    /// Nothing.
+    pub const NONE: Rounding = Rounding {
+        kv: 0.0,
+        kernels: octavo_kernels::Rounding::NONE,
+    };
+}
+
 /// How a pass goes on after it has shown a tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub enum After {
@@ -49,8 +57,8 @@ pub enum After {
     Unseen,
 }
 
-/// What normalised pixels are called, `[3 * height][width]`: no tensor of a graph, but what it begins
-/// with.
+/// What normalised pixels are called, `[3 * height][width]`: no tensor of a graph, but what one
+/// begins with.
 pub const PIXELS: &str = "pixels";
 
 /// Receives the tensors of a pass, each before the next is computed.
@@ -286,10 +294,7 @@ impl Execution for OracleExecution {
     }
 
     fn rounding(&self) -> Rounding {
-        Rounding {
-            kv: 0.0,
-            kernels: octavo_kernels::Rounding::NONE,
-        }
+        Rounding::NONE
     }
 
     fn run(&mut self, input: Input<'_>, sink: &mut TapOutSink<'_>) -> Result<(), Error> {

@@ -94,8 +94,8 @@ pub struct Options {
 /// Tensors that one side may be ahead of the other: more than a layer has.
 const AHEAD: usize = 64;
 
-/// Runs both over the same text or picture and compares all named tensors, with bounds from the first's
-/// graph. `progress` is told (tensors compared, tensors in all).
+/// Runs both over the same text or picture and compares all named tensors, with bounds from the
+/// first's graph. `progress` is told (tensors compared, tensors in all).
 ///
 /// # Errors
 /// If one of the two fails, or they are models of different shape.

@@ -6,7 +6,6 @@ use octavo_engine::{Error as EngineError, Pictures};
 use octavo_model::{Model, Network};
 use octavo_vision::Tower;
 use octavo_vision::pixels::{Picture, Prepared, TokenLimits};
-use octavo_vision::tower::Layout;
 
 use super::Error;
 
@@ -186,7 +185,7 @@ impl Entering {
         let prepared = Prepared::new(seen.picture, h, seen.cells)?;
         let pixels = prepared.pixels();
         let cells = [pixels.width, pixels.height].map(|side| side / h.unit());
-        let layout = Layout::new(cells[0], cells[1], h.windows.map(|windows| windows.side));
+        let layout = tower.layout(cells[0], cells[1]);
         let n = layout.places.len();
         let mut given = vec![None; n];
         if let Some(table) = &tower.positions {

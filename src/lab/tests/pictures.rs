@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use gguf_rs_lite::{Gguf, OpenOptions, Writer};
 use octavo_engine::backend::cpu;
-use octavo_engine::{Picture as Rows, Pictures, Shown};
+use octavo_engine::{Pictures, Shown};
 use octavo_fixtures::shared;
 use octavo_kernels::{Isa, KvType};
 use octavo_lab::diff::{
@@ -114,13 +114,8 @@ impl Asked {
             let prepared = Prepared::new(&picture(name)?, h, TokenLimits::default());
             let prepared = prepared.expect("a usual picture");
             let cells = encoder.encode(prepared.pixels(), None).expect("it runs");
-            let rows = Rows {
-                nx: cells.nx,
-                ny: cells.ny,
-                rows: cells.rows,
-                digest: [name.as_bytes()[0]; 32],
-            };
-            Some(pictures.show(rows).expect("ids are left"))
+            let picture = cells.picture([name.as_bytes()[0]; 32]);
+            Some(pictures.show(picture).expect("ids are left"))
         };
         let shown: Vec<Shown> = NAMES[..2].iter().map(&mut show).collect::<Option<_>>()?;
         let tokenizer = Tokenizer::from_gguf(&gguf).expect("a vocabulary");
@@ -235,10 +230,7 @@ impl Execution for OtherInput<'_> {
     }
 
     fn rounding(&self) -> Rounding {
-        Rounding {
-            kv: 0.0,
-            kernels: octavo_kernels::Rounding::NONE,
-        }
+        Rounding::NONE
     }
 
     fn run(&mut self, _: Input<'_>, sink: &mut TapOutSink<'_>) -> Result<(), Error> {

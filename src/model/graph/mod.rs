@@ -163,8 +163,7 @@ impl Graph {
 
     /// Whether no row sees a later one.
     pub fn is_causal(&self) -> bool {
-        let sees_later = |op: &Op| matches!(op, Op::Attention { scores, .. } if !scores.causal);
-        !self.nodes.iter().any(|node| sees_later(&node.op))
+        !self.nodes.iter().any(|node| node.op.sees_later())
     }
 
     /// Checks that every value is written once and before it is read, that widths and rows fit the

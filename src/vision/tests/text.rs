@@ -43,12 +43,7 @@ fn pictures(family: &Family, golden: &Golden, isa: Isa) -> Vec<Picture> {
     let mut picture = |prepared: &octavo_vision::pixels::Prepared| {
         let cells = encoder.encode(prepared.pixels(), None).expect("it runs");
         digest += 1;
-        Picture {
-            nx: cells.nx,
-            ny: cells.ny,
-            rows: cells.rows,
-            digest: [digest; 32],
-        }
+        cells.picture([digest; 32])
     };
     prepared.iter().map(&mut picture).collect()
 }

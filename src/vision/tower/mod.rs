@@ -66,6 +66,12 @@ impl Tower {
         )
     }
 
+    /// The order of its rows for a picture of so many cells across and down.
+    pub fn layout(&self, nx: usize, ny: usize) -> Layout {
+        let side = self.hparams.windows.map(|windows| windows.side);
+        Layout::new(nx, ny, side)
+    }
+
     /// Values of a row that it gives.
     pub fn width(&self) -> usize {
         (1 + self.hparams.deepstack.len()) * self.hparams.n_projected
