@@ -13,7 +13,7 @@ use crate::fields::Fields;
 use crate::routes::conversation::{self, Image};
 
 /// Pictures of one request.
-const MAX_IMAGES: usize = 64;
+pub(crate) const MAX_IMAGES: usize = 64;
 
 /// Shows the model the pictures of a conversation, if there are any and it sees.
 pub(crate) async fn see(app: &Arc<App>, body: &Arc<Value>) -> Result<Vec<Shown>, ApiError> {

@@ -16,6 +16,7 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::grammar::Rule;
 use crate::http::json_response;
+use crate::images::MAX_IMAGES;
 use crate::params::{self, Dialect};
 use crate::prompt::{check_length, prompts, salt};
 use crate::sse::{self, Message, Writer};
@@ -310,6 +311,7 @@ pub(crate) async fn props(app: Arc<App>) -> Result<Response<Body>, ApiError> {
         "bos_token": app.tokenizer().bos().map(|id| wire::text(app.tokenizer(), id)),
         "eos_token": app.tokenizer().eos().map(|id| wire::text(app.tokenizer(), id)),
         "modalities": { "vision": app.options.sight.is_some(), "audio": false },
+        "limits": { "body_bytes": app.options.max_body, "images": MAX_IMAGES },
         "build_info": crate::FINGERPRINT,
     })))
 }

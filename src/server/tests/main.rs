@@ -2,6 +2,7 @@
 
 mod access;
 mod answers;
+mod browser;
 mod client;
 mod constraints;
 mod hostile;

@@ -1,173 +1,14 @@
-//! The page in a browser: Chromium without a window, driven by its own driver over HTTP.
+//! The page in a browser.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
-
-use octavo_fixtures::{Lacks, skip};
+use octavo_server::Options;
 use serde_json::{Value, json};
 
+use crate::browser::Browser;
 use crate::client::Server;
-
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// The key by which drivers name elements, fixed by the standard.
-const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
+use crate::pictures::{asked, image, picture, seeing, text};
 
 /// The Enter key.
 const ENTER: &str = "\u{e007}";
-
-/// A browser with one window.
-struct Browser {
-    driver: Child,
-    port: u16,
-    session: String,
-}
-
-impl Browser {
-    /// Starts one; `None` where there is no driver.
-    fn start() -> Option<Browser> {
-        let mut command = Command::new("chromedriver");
-        command
-            .arg("--port=0")
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null());
-        let Ok(mut driver) = command.spawn() else {
-            skip(Lacks::Browser, "chromedriver is not installed");
-            return None;
-        };
-        let lines = BufReader::new(driver.stdout.take().expect("stdout")).lines();
-        let port = lines.map_while(Result::ok).find_map(|line| {
-            let (_, rest) = line.split_once("started successfully on port ")?;
-            rest.trim_end_matches('.').parse().ok()
-        });
-        let mut browser = Browser {
-            driver,
-            port: port.expect("the driver says its port"),
-            session: String::new(),
-        };
-        let args = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage"];
-        let capabilities = json!({ "capabilities": { "alwaysMatch": {
-            "goog:loggingPrefs": { "browser": "ALL" },
-            "goog:chromeOptions": { "args": args },
-        } } });
-        let session = browser.ask("POST", "/session", &capabilities);
-        let id = session["sessionId"].as_str().expect("a session");
-        browser.session = format!("/session/{id}");
-        Some(browser)
-    }
-
-    /// Asks the driver; answers the `value`.
-    fn ask(&self, method: &str, path: &str, body: &Value) -> Value {
-        let path = format!("{}{path}", self.session);
-        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).expect("the driver listens");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
-        let body = if body.is_null() {
-            String::new()
-        } else {
-            body.to_string()
-        };
-        let request = format!(
-            "{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\
-             content-length: {}\r\n\r\n{body}",
-            body.len()
-        );
-        stream.write_all(request.as_bytes()).expect("it reads");
-        let text = body_of(stream);
-        let value: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"));
-        assert!(
-            value["value"]["error"].is_null(),
-            "{method} {path}: {value}"
-        );
-        value["value"].clone()
-    }
-
-    fn post(&self, path: &str, body: &Value) -> Value {
-        self.ask("POST", path, body)
-    }
-
-    fn open(&self, server: &Server) {
-        let url = format!("http://{}/", server.address);
-        self.post("/url", &json!({ "url": url }));
-    }
-
-    fn run(&self, script: &str) -> Value {
-        self.post("/execute/sync", &json!({ "script": script, "args": [] }))
-    }
-
-    /// Waits until a script answers true.
-    fn wait(&self, script: &str) {
-        let start = Instant::now();
-        while self.run(script) != json!(true) {
-            assert!(
-                start.elapsed() < PATIENCE,
-                "{script}: {}",
-                self.run("return document.body.innerText")
-            );
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-
-    fn element(&self, selector: &str) -> String {
-        let query = json!({ "using": "css selector", "value": selector });
-        let found = self.post("/element", &query);
-        found[ELEMENT].as_str().expect("an element").to_owned()
-    }
-
-    fn write(&self, selector: &str, text: &str) {
-        let element = self.element(selector);
-        self.post(
-            &format!("/element/{element}/value"),
-            &json!({ "text": text }),
-        );
-    }
-
-    fn click(&self, selector: &str) {
-        let element = self.element(selector);
-        self.post(&format!("/element/{element}/click"), &json!({}));
-    }
-
-    fn resize(&self, width: u32) {
-        self.post("/window/rect", &json!({ "width": width, "height": 800 }));
-    }
-}
-
-impl Drop for Browser {
-    fn drop(&mut self) {
-        // the driver takes the browser with it, unless it is gone already
-        if let Ok(mut stream) = TcpStream::connect(("127.0.0.1", self.port)) {
-            let end = format!(
-                "DELETE {} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n",
-                self.session
-            );
-            let _ = stream.write_all(end.as_bytes());
-            let _ = stream.set_read_timeout(Some(Duration::from_secs(5)));
-            let _ = stream.read(&mut [0; 64]);
-        }
-        let _ = self.driver.kill();
-        let _ = self.driver.wait();
-    }
-}
-
-/// The body of an answer, after which the driver keeps the connection open.
-fn body_of(stream: TcpStream) -> String {
-    let mut reader = BufReader::new(stream);
-    let mut length = 0;
-    loop {
-        let mut line = String::new();
-        reader.read_line(&mut line).expect("an answer");
-        if let Some(n) = line.to_ascii_lowercase().strip_prefix("content-length:") {
-            length = n.trim().parse().expect("a number");
-        }
-        if line.trim().is_empty() {
-            break;
-        }
-    }
-    let mut body = vec![0; length];
-    reader.read_exact(&mut body).expect("the body");
-    String::from_utf8(body).expect("text")
-}
 
 const ENDED: &str = "const stop = document.querySelector('#stop'); \
     return stop.hidden || getComputedStyle(stop).display === 'none';";
@@ -261,4 +102,206 @@ fn nothing_is_wider_than_the_window_and_nothing_is_complained_of() {
     }
     let log = browser.post("/se/log", &json!({ "type": "browser" }));
     assert_eq!(log, json!([]));
+}
+
+/// Keeps what the page asks for in `window.asked`.
+const LISTEN: &str = "window.asked = []; \
+    window.fetch = new Proxy(window.fetch, { apply(fetch, self, [url, init]) { \
+      if (init && init.body) window.asked.push(JSON.parse(init.body)); \
+      return fetch.call(self, url, init); } });";
+
+/// The last message of a person that the page has sent.
+fn sent(browser: &Browser) -> Value {
+    browser.run(
+        "const users = window.asked.at(-1).messages.filter(({ role }) => role === 'user'); \
+         return users.at(-1).content;",
+    )
+}
+
+fn choose(browser: &Browser, name: &str) {
+    let before = browser.count("#drafts .picture");
+    let path = picture(name).display().to_string();
+    browser.write("#files", &path);
+    browser.wait(&format!(
+        "return document.querySelectorAll('#drafts .picture').length === {};",
+        before + 1
+    ));
+}
+
+/// Hands files to the page as a drop or as a paste does.
+fn hand(browser: &Browser, event: &str, files: &str) {
+    let made = match event {
+        "drop" => "new DragEvent('drop', { dataTransfer: data, bubbles: true, cancelable: true })",
+        _ => {
+            "new ClipboardEvent('paste', { clipboardData: data, bubbles: true, cancelable: true })"
+        }
+    };
+    browser.run(&format!(
+        "const data = new DataTransfer(); \
+         for (const [name, type, bytes] of {files}) {{ \
+           data.items.add(new File([Uint8Array.from(bytes)], name, {{ type }})); }} \
+         document.querySelector('#input').dispatchEvent({made});"
+    ));
+}
+
+fn notice(browser: &Browser, expected: &str) {
+    browser.wait(&format!(
+        "return document.querySelector('#notice').innerText.includes('{expected}');"
+    ));
+}
+
+#[test]
+fn pictures_are_sent_kept_and_removed() {
+    let Some(browser) = Browser::start() else {
+        return;
+    };
+    let Some(server) = seeing(Options::default()) else {
+        return;
+    };
+    browser.open(&server);
+    browser.wait("return !document.querySelector('#add').hidden;");
+    browser.run(LISTEN);
+    browser.run(
+        "const set = (name, value) => { const input = document.querySelector( \
+           `[data-field=${name}]`); input.value = value; \
+           input.dispatchEvent(new Event('input', { bubbles: true })); }; \
+         set('temperature', 0); set('max_tokens', 8);",
+    );
+    for name in ["wide", "photo", "tall"] {
+        choose(&browser, name);
+    }
+    // the second is removed by its button, the first by a key
+    browser.click("#drafts .picture:nth-child(2) .remove");
+    assert_eq!(browser.count("#drafts .picture"), 2);
+    let focus = "return document.activeElement.getAttribute('aria-label');";
+    assert_eq!(browser.run(focus), json!("Remove tall.png"));
+    browser.write("#drafts .picture:nth-child(1) .remove", "\u{e017}");
+    assert_eq!(browser.count("#drafts .picture"), 1);
+    browser.write("#drafts .picture:nth-child(1) .remove", "\u{e017}");
+    assert_eq!(
+        browser.run("return document.activeElement.id;"),
+        json!("input")
+    );
+
+    // what is sent is the file as it is, and the answer is that of anybody else who asks
+    choose(&browser, "wide");
+    let parts = vec![image("wide"), text("What is this?")];
+    browser.write("#input", &format!("What is this?{ENTER}"));
+    browser.wait(ENDED);
+    assert_eq!(sent(&browser), json!(parts));
+    let other = server.post("/v1/chat/completions", &asked(parts.clone()));
+    assert_eq!(
+        browser.run("return state.messages.at(-1).content;"),
+        other.json()["choices"][0]["message"]["content"],
+    );
+    assert_eq!(browser.count("#drafts .picture"), 0);
+
+    // again, and after the page was left: the picture is still there
+    browser.click("[data-action=regenerate]");
+    browser.wait(ENDED);
+    assert_eq!(sent(&browser), json!(parts));
+    browser.open(&server);
+    browser.wait("return document.querySelector('.message .picture img') !== null;");
+    browser.run(LISTEN);
+    browser.click("[data-action=edit]");
+    browser.write(".editor textarea", &format!(" And this?{ENTER}"));
+    browser.wait(ENDED);
+    let edited = vec![image("wide"), text("What is this? And this?")];
+    assert_eq!(sent(&browser), json!(edited));
+
+    // a look at it, which Escape ends
+    browser.click(".message .picture .open");
+    browser.wait("return document.querySelector('#viewer').open;");
+    browser.write("#viewer", "\u{e00c}");
+    browser.wait("return !document.querySelector('#viewer').open;");
+
+    // without it the text alone is sent, as a text
+    browser.click("[data-action=edit]");
+    browser.click(".editor .remove");
+    browser.write(".editor textarea", ENTER);
+    browser.wait(ENDED);
+    assert_eq!(sent(&browser), json!("What is this? And this?"));
+
+    // who begins anew leaves nothing behind
+    browser.click("#new");
+    browser.open(&server);
+    browser.wait("return state.model !== null;");
+    browser.run(
+        "window.left = null; picturesRestored.then(async () => { \
+         window.left = (await askDatabase('readonly', (store) => store.getAllKeys())).length; });",
+    );
+    browser.wait("return window.left === 0;");
+    let log = browser.post("/se/log", &json!({ "type": "browser" }));
+    assert_eq!(log, json!([]));
+}
+
+#[test]
+fn pictures_that_cannot_be_sent_are_refused_in_a_line() {
+    let Some(browser) = Browser::start() else {
+        return;
+    };
+    let options = Options {
+        max_body: 64 << 10,
+        ..Options::default()
+    };
+    let Some(server) = seeing(options) else {
+        return;
+    };
+    browser.open(&server);
+    browser.wait("return !document.querySelector('#add').hidden;");
+    for (event, files, expected) in [
+        (
+            "drop",
+            "[['a.gif', 'image/gif', [1]]]",
+            "a.gif is not a PNG",
+        ),
+        (
+            "drop",
+            "[['a.png', 'image/png', [1, 2]]]",
+            "a.png cannot be read",
+        ),
+        (
+            "paste",
+            "[['b.txt', 'text/plain', [65]]]",
+            "b.txt is not a PNG",
+        ),
+        (
+            "paste",
+            "[['large.png', 'image/png', new Array(50000).fill(1)]]",
+            "large.png is too large",
+        ),
+    ] {
+        hand(&browser, event, files);
+        notice(&browser, expected);
+    }
+    assert_eq!(browser.count("#drafts .picture"), 0);
+    // one that is good goes beside one that is not
+    let good = std::fs::read(picture("wide")).expect("it is there");
+    let files = format!("[['a.gif', 'image/gif', [1]], ['wide.png', 'image/png', {good:?}]]");
+    browser.run("hideNotice();");
+    hand(&browser, "drop", &files);
+    notice(&browser, "a.gif is not a PNG");
+    assert_eq!(browser.count("#drafts .picture"), 1);
+    for width in [1280, 500] {
+        browser.resize(width);
+        let fits = "return document.documentElement.scrollWidth <= window.innerWidth;";
+        assert_eq!(browser.run(fits), json!(true), "{width} pixels");
+    }
+}
+
+#[test]
+fn a_model_of_texts_takes_no_pictures() {
+    let Some(browser) = Browser::start() else {
+        return;
+    };
+    let server = Server::usual();
+    browser.open(&server);
+    browser.wait("return state.model !== null;");
+    assert_eq!(
+        browser.run("return document.querySelector('#add').hidden;"),
+        json!(true)
+    );
+    hand(&browser, "drop", "[['a.png', 'image/png', [1]]]");
+    notice(&browser, "takes text only");
+    assert_eq!(browser.count("#drafts .picture"), 0);
 }

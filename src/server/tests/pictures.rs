@@ -17,52 +17,57 @@ use serde_json::{Value, json};
 use crate::client::{Server, small};
 
 /// A server that sees; `None` where the shared folder is absent.
-fn seeing() -> Option<Server> {
+pub(crate) fn seeing(options: Options) -> Option<Server> {
     let folder: PathBuf = shared("vision")?;
-    let options = octavo_engine::EngineOptions {
+    let of_engine = octavo_engine::EngineOptions {
         kv_type: KvType::F32,
         ..small()
     };
     let source = ModelSource::Path(folder.join("vl-a-text-F32.gguf"));
-    let engine = Engine::load(&source, &options, &mut |_| {}).expect("it loads");
+    let engine = Engine::load(&source, &of_engine, &mut |_| {}).expect("it loads");
     let tower = Gguf::open(
         &folder.join("vl-a-mmproj-F32.gguf"),
         &OpenOptions::default(),
     );
-    let options = EncoderOptions {
+    let of_tower = EncoderOptions {
         isa: Isa::best(),
         threads: 2,
         most_cells: 256,
     };
     let tower = Arc::new(tower.expect("a tower"));
-    let encoder = Encoder::cpu(&tower, &options, &mut |_| {}).expect("it loads");
+    let encoder = Encoder::cpu(&tower, &of_tower, &mut |_| {}).expect("it loads");
     let (limits, cells) = (Limits::default(), TokenLimits::default());
     let sight = Sight::new(&engine, encoder, limits, cells).expect("made for the model");
     Some(Server::with(
         engine,
         Options {
             sight: Some(Arc::new(sight)),
-            ..Options::default()
+            ..options
         },
     ))
 }
 
-/// A picture of the shared folder as a data URL.
-fn url(name: &str) -> String {
+/// The file of a picture of the shared folder.
+pub(crate) fn picture(name: &str) -> PathBuf {
     let path = shared(&format!("vision/images/{name}.png")).expect("it is there");
-    let bytes = std::fs::read(path).expect("a file");
+    path.canonicalize().expect("a file")
+}
+
+/// A picture as a data URL.
+fn url(name: &str) -> String {
+    let bytes = std::fs::read(picture(name)).expect("a file");
     format!("data:image/png;base64,{}", STANDARD.encode(bytes))
 }
 
-fn image(name: &str) -> Value {
+pub(crate) fn image(name: &str) -> Value {
     json!({ "type": "image_url", "image_url": { "url": url(name) } })
 }
 
-fn text(text: &str) -> Value {
+pub(crate) fn text(text: &str) -> Value {
     json!({ "type": "text", "text": text })
 }
 
-fn asked(parts: Vec<Value>) -> Value {
+pub(crate) fn asked(parts: Vec<Value>) -> Value {
     json!({
         "messages": [{ "role": "user", "content": parts }],
         "temperature": 0,
@@ -85,7 +90,9 @@ fn golden(name: &str) -> Vec<i32> {
 
 #[test]
 fn answers_about_pictures_are_llama_cpps() {
-    let Some(server) = seeing() else { return };
+    let Some(server) = seeing(Options::default()) else {
+        return;
+    };
     assert_eq!(server.get("/props").json()["modalities"]["vision"], true);
     let one = asked(vec![text("What is in "), image("wide"), text("?")]);
     let two = asked(vec![
@@ -127,7 +134,9 @@ fn answers_about_pictures_are_llama_cpps() {
 
 #[test]
 fn pictures_that_are_none_are_named() {
-    let Some(server) = seeing() else { return };
+    let Some(server) = seeing(Options::default()) else {
+        return;
+    };
     let part = |url: Value| json!({ "type": "image_url", "image_url": url });
     for (bad, field) in [
         (

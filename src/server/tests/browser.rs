@@ -1,0 +1,173 @@
+//! A browser: Chromium without a window, driven by its own driver over HTTP.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use octavo_fixtures::{Lacks, skip};
+use serde_json::{Value, json};
+
+use crate::client::Server;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The key by which drivers name elements, fixed by the standard.
+const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
+
+/// A browser with one window.
+pub(crate) struct Browser {
+    driver: Child,
+    port: u16,
+    session: String,
+}
+
+impl Browser {
+    /// Starts one; `None` where there is no driver.
+    pub(crate) fn start() -> Option<Browser> {
+        let mut command = Command::new("chromedriver");
+        command
+            .arg("--port=0")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
+        let Ok(mut driver) = command.spawn() else {
+            skip(Lacks::Browser, "chromedriver is not installed");
+            return None;
+        };
+        let lines = BufReader::new(driver.stdout.take().expect("stdout")).lines();
+        let port = lines.map_while(Result::ok).find_map(|line| {
+            let (_, rest) = line.split_once("started successfully on port ")?;
+            rest.trim_end_matches('.').parse().ok()
+        });
+        let mut browser = Browser {
+            driver,
+            port: port.expect("the driver says its port"),
+            session: String::new(),
+        };
+        let args = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage"];
+        let capabilities = json!({ "capabilities": { "alwaysMatch": {
+            "goog:loggingPrefs": { "browser": "ALL" },
+            "goog:chromeOptions": { "args": args },
+        } } });
+        let session = browser.ask("POST", "/session", &capabilities);
+        let id = session["sessionId"].as_str().expect("a session");
+        browser.session = format!("/session/{id}");
+        Some(browser)
+    }
+
+    /// Asks the driver; answers the `value`.
+    fn ask(&self, method: &str, path: &str, body: &Value) -> Value {
+        let path = format!("{}{path}", self.session);
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).expect("the driver listens");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        let body = if body.is_null() {
+            String::new()
+        } else {
+            body.to_string()
+        };
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\
+             content-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        stream.write_all(request.as_bytes()).expect("it reads");
+        let text = body_of(stream);
+        let value: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"));
+        assert!(
+            value["value"]["error"].is_null(),
+            "{method} {path}: {value}"
+        );
+        value["value"].clone()
+    }
+
+    pub(crate) fn post(&self, path: &str, body: &Value) -> Value {
+        self.ask("POST", path, body)
+    }
+
+    pub(crate) fn open(&self, server: &Server) {
+        let url = format!("http://{}/", server.address);
+        self.post("/url", &json!({ "url": url }));
+    }
+
+    pub(crate) fn run(&self, script: &str) -> Value {
+        self.post("/execute/sync", &json!({ "script": script, "args": [] }))
+    }
+
+    /// Waits until a script answers true.
+    pub(crate) fn wait(&self, script: &str) {
+        let start = Instant::now();
+        while self.run(script) != json!(true) {
+            assert!(
+                start.elapsed() < PATIENCE,
+                "{script}: {}",
+                self.run("return document.body.innerText")
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn element(&self, selector: &str) -> String {
+        let query = json!({ "using": "css selector", "value": selector });
+        let found = self.post("/element", &query);
+        found[ELEMENT].as_str().expect("an element").to_owned()
+    }
+
+    pub(crate) fn write(&self, selector: &str, text: &str) {
+        let element = self.element(selector);
+        self.post(
+            &format!("/element/{element}/value"),
+            &json!({ "text": text }),
+        );
+    }
+
+    pub(crate) fn click(&self, selector: &str) {
+        let element = self.element(selector);
+        self.post(&format!("/element/{element}/click"), &json!({}));
+    }
+
+    pub(crate) fn resize(&self, width: u32) {
+        self.post("/window/rect", &json!({ "width": width, "height": 800 }));
+    }
+
+    /// How many elements there are.
+    pub(crate) fn count(&self, selector: &str) -> u64 {
+        let script = format!("return document.querySelectorAll('{selector}').length;");
+        self.run(&script).as_u64().expect("a number")
+    }
+}
+
+impl Drop for Browser {
+    fn drop(&mut self) {
+        // the driver takes the browser with it, unless it is gone already
+        if let Ok(mut stream) = TcpStream::connect(("127.0.0.1", self.port)) {
+            let end = format!(
+                "DELETE {} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n",
+                self.session
+            );
+            let _ = stream.write_all(end.as_bytes());
+            let _ = stream.set_read_timeout(Some(Duration::from_secs(5)));
+            let _ = stream.read(&mut [0; 64]);
+        }
+        let _ = self.driver.kill();
+        let _ = self.driver.wait();
+    }
+}
+
+/// The body of an answer, after which the driver keeps the connection open.
+fn body_of(stream: TcpStream) -> String {
+    let mut reader = BufReader::new(stream);
+    let mut length = 0;
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).expect("an answer");
+        if let Some(n) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+            length = n.trim().parse().expect("a number");
+        }
+        if line.trim().is_empty() {
+            break;
+        }
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).expect("the body");
+    String::from_utf8(body).expect("text")
+}
