@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use gguf_rs_lite::{OpenOptions, TensorType};
+use gguf_rs_lite::{Gguf, OpenOptions, TensorType, behind_links};
 use octavo_engine::hf;
 use octavo_lab::quantize::{Change, Plan, Progress};
 
@@ -18,12 +18,13 @@ use super::values::Named;
 ///
 /// Weights of AWQ checkpoints become Q4_1: the same codes and scales, and zero points that are
 /// rounded to f16 with their scale, which is reported for each tensor. Plain weights stay as they
-/// are.
+/// are. A folder with a vision tower becomes a pair of files: the model, and with --mmproj the tower.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   octavo convert Qwen3-0.6B-AWQ qwen3-0.6b.gguf
   octavo convert Qwen3-0.6B qwen3-0.6b-f16.gguf --type f16
+  octavo convert Qwen3-VL-2B qwen3-vl-2b.gguf --mmproj mmproj-qwen3-vl-2b.gguf
   octavo quantize qwen3-0.6b-f16.gguf qwen3-0.6b-q4.gguf Q4_K_M
 
 A folder has config.json, safetensors, and tokenizer.json or tokenizer.model. octavo runs folders \
@@ -44,9 +45,12 @@ pub(super) struct ConvertArgs {
         hide_possible_values = true,
     )]
     to: Option<TensorType>,
+    /// Write the folder's vision tower to this file, too
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    mmproj: Option<PathBuf>,
     #[command(flatten)]
     threads: ThreadsArgs,
-    /// Replace OUT if it is there, unless it is an input
+    /// Replace files that are there, unless they are inputs
     #[arg(long)]
     force: bool,
 }
@@ -74,22 +78,51 @@ pub(super) fn run(args: &ConvertArgs) -> Result<Exit, Failure> {
         return Err(Failure::Input(format!("{}: {instead}", shown(&args.input))));
     }
     let inputs = Inputs::default().model(Some(&args.input));
-    let output = Output {
-        path: &args.output,
+    let output = |path| Output {
+        path,
         kind: Kind::Model,
         force: args.force,
         inputs: &inputs,
     };
-    output.check()?;
+    let model = output(&args.output);
+    let tower = args.mmproj.as_deref().map(output);
+    model.check()?;
+    if let Some(tower) = &tower {
+        tower.check()?;
+        if behind_links(tower.path)? == behind_links(model.path)? {
+            let path = shown(tower.path);
+            return Err(Failure::Usage(format!(
+                "--mmproj {path}: expected another file than the model's"
+            )));
+        }
+    }
     signal::install()?;
+    let options = OpenOptions::default();
+    let opened = |gguf: Result<Gguf, hf::Error>| gguf.map_err(octavo_engine::Error::from);
+    let model_of = opened(hf::open(&args.input, &options))?;
+    let tower_of = tower
+        .as_ref()
+        .map(|_| opened(hf::open_tower(&args.input, &options)));
+    let tower_of = tower_of.transpose()?;
+    let plan = |gguf| Plan::of_folder(gguf, args.to, args.threads.count());
+    let model_plan = plan(&model_of)?;
+    let tower_plan = tower_of.as_ref().map(plan).transpose()?;
+    write(&model_plan, &model)?;
+    if let (Some(plan), Some(output)) = (&tower_plan, &tower) {
+        write(plan, output)?;
+    } else if hf::has_tower(&args.input) {
+        note("octavo: the folder's vision tower was left out; --mmproj FILE writes it");
+    }
+    Ok(Exit::Done)
+}
+
+/// Writes a file, and says so.
+fn write(plan: &Plan<'_>, output: &Output<'_>) -> Result<(), Failure> {
     let start = std::time::Instant::now();
-    let gguf =
-        hf::open(&args.input, &OpenOptions::default()).map_err(octavo_engine::Error::from)?;
-    let plan = Plan::of_folder(&gguf, args.to, args.threads.count())?;
     output.check()?;
     let (total, mut done) = (plan.totals().before, 0);
     let bar = terminal::Progress::bytes("converting");
-    let result = plan.write(&args.output, &mut |progress| match progress {
+    let result = plan.write(output.path, &mut |progress| match progress {
         Progress::Tensor { .. } => {}
         Progress::Bytes(bytes) => {
             done += bytes;
@@ -102,10 +135,10 @@ pub(super) fn run(args: &ConvertArgs) -> Result<Exit, Failure> {
     let mib = bytes as f64 / f64::from(1 << 20);
     note(&format!(
         "octavo: wrote {} ({mib:.2} MiB) in {:.1} s",
-        shown(&args.output),
+        output.path.display(),
         start.elapsed().as_secs_f64()
     ));
-    Ok(Exit::Done)
+    Ok(())
 }
 
 /// Name, shape, types, rounding.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use gguf_rs_lite::{Gguf, OpenOptions};
-use octavo_engine::{Engine, Shown};
+use octavo_engine::{Engine, Shown, hf};
 use octavo_kernels::IsaChoice;
 use octavo_vision::pixels::{Limits, Picture, TokenLimits, decode};
 use octavo_vision::{Encoder, EncoderOptions, Sight, prompt};
@@ -36,7 +36,7 @@ pub(super) struct CellsArgs {
 #[command(mut_arg("image_min_tokens", |a| a.requires("mmproj")))]
 #[command(mut_arg("image_max_tokens", |a| a.requires("mmproj")))]
 pub(super) struct SightArgs {
-    /// The model's vision tower: a GGUF file (mmproj)
+    /// The model's vision tower: a GGUF file (mmproj), or a Hugging Face folder that has one
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub(super) mmproj: Option<PathBuf>,
     #[command(flatten)]
@@ -147,7 +147,11 @@ pub(super) fn encoder(
         mmap: compute.mmap(),
         ..OpenOptions::default()
     };
-    let gguf = Arc::new(Gguf::open(path, &mapped)?);
+    let gguf = match path.is_dir() {
+        true => hf::open_tower(path, &mapped).map_err(octavo_engine::Error::from)?,
+        false => Gguf::open(path, &mapped)?,
+    };
+    let gguf = Arc::new(gguf);
     Ok(load::shown(|sink| Encoder::cpu(&gguf, &options, sink))?)
 }
 

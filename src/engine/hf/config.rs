@@ -1,19 +1,19 @@
 //! `config.json`: hyperparameters under their GGUF keys, and how weights are quantized.
 
+use std::ops::Deref;
 use std::path::Path;
 
 use gguf_rs_lite::View;
 use serde_json::Value;
 
+use super::Error;
 use super::quantization::Awq;
+use super::settings::Settings;
 use super::types::{self, Is, Key, Kind, ModelType};
-use super::{Error, MAX_SETTINGS, read_json};
 
-/// A folder's settings.
+/// A folder's settings of its language model, and what follows from them.
 pub(super) struct Config {
-    /// Its path, for messages.
-    pub(super) file: String,
-    root: Value,
+    pub(super) settings: Settings,
     /// What is known of its `model_type`.
     pub(super) row: &'static ModelType,
     /// Query heads.
@@ -30,19 +30,22 @@ pub(super) struct Config {
     pub(super) awq: Option<Awq>,
 }
 
+/// Its settings are read as if they were the folder's own.
+impl Deref for Config {
+    type Target = Settings;
+
+    fn deref(&self) -> &Settings {
+        &self.settings
+    }
+}
+
 impl Config {
     pub(super) fn read(dir: &Path) -> Result<Config, Error> {
-        let file = dir.join("config.json").display().to_string();
-        let expected =
-            "the settings of a Hugging Face model; or give a GGUF file instead of a folder";
-        let root = read_json(dir, "config.json", MAX_SETTINGS)?.ok_or_else(|| Error::Missing {
-            file: file.clone(),
-            expected,
-        })?;
-        let row = row(&file, &root)?;
+        let mut settings = Settings::read(dir)?;
+        let row = row(&settings)?;
+        settings.root = merged(settings.root, row);
         let mut config = Config {
-            file,
-            root: merged(root, row),
+            settings,
             row,
             heads: 0,
             heads_kv: 0,
@@ -75,88 +78,6 @@ impl Config {
     /// A key of the architecture.
     pub(super) fn key(&self, name: &str) -> String {
         format!("{}.{name}", self.row.arch)
-    }
-
-    pub(super) fn bad(&self, key: &str, expected: impl Into<String>, got: impl ToString) -> Error {
-        let got = got.to_string().chars().take(80).collect();
-        Error::Value {
-            file: self.file.clone(),
-            key: key.to_owned(),
-            expected: expected.into(),
-            got,
-        }
-    }
-
-    /// The value at a path with dots; null is as good as nothing.
-    pub(super) fn get(&self, key: &str) -> Option<&Value> {
-        key.split('.')
-            .try_fold(&self.root, |value, part| value.get(part))
-            .filter(|value| !value.is_null())
-    }
-
-    pub(super) fn typed<'a, T>(
-        &'a self,
-        key: &str,
-        expected: &str,
-        read: impl FnOnce(&'a Value) -> Option<T>,
-    ) -> Result<Option<T>, Error> {
-        let Some(value) = self.get(key) else {
-            return Ok(None);
-        };
-        read(value)
-            .map(Some)
-            .ok_or_else(|| self.bad(key, expected, value))
-    }
-
-    pub(super) fn must<T>(&self, key: &str, expected: &str, value: Option<T>) -> Result<T, Error> {
-        value.ok_or_else(|| self.bad(key, expected, "nothing"))
-    }
-
-    pub(super) fn string(&self, key: &str) -> Result<Option<String>, Error> {
-        self.typed(key, "a string", |v| v.as_str().map(str::to_owned))
-    }
-
-    pub(super) fn flag(&self, key: &str) -> Result<Option<bool>, Error> {
-        self.typed(key, "true or false", Value::as_bool)
-    }
-
-    pub(super) fn optional_count(&self, key: &str) -> Result<Option<usize>, Error> {
-        let read = |v: &Value| {
-            v.as_u64()
-                .and_then(|n| u32::try_from(n).ok())
-                .filter(|n| *n > 0)
-                .map(|n| n as usize)
-        };
-        self.typed(key, "a positive number of at most 32 bits", read)
-    }
-
-    /// A number without a fraction, 0 among them.
-    pub(super) fn whole(&self, key: &str) -> Result<Option<usize>, Error> {
-        let read = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
-        let n = self.typed(key, "a number of at most 32 bits", read)?;
-        Ok(n.map(|n| n as usize))
-    }
-
-    pub(super) fn count(&self, key: &str) -> Result<usize, Error> {
-        self.must(key, "a positive number", self.optional_count(key)?)
-    }
-
-    pub(super) fn float(&self, key: &str) -> Result<Option<f32>, Error> {
-        Ok(self.double(key)?.map(|x| x as f32))
-    }
-
-    /// A number from which others are computed: rounding it first would show.
-    pub(super) fn double(&self, key: &str) -> Result<Option<f64>, Error> {
-        self.typed(key, "a number", |v| {
-            v.as_f64().filter(|v| (*v as f32).is_finite())
-        })
-    }
-
-    /// Token ids: one, or a list.
-    pub(super) fn ids(&self, key: &str) -> Result<Vec<u32>, Error> {
-        Ok(self
-            .typed(key, "a token id or a list of them", super::tokenizer::ids)?
-            .unwrap_or_default())
     }
 
     /// The number of entries of the vocabulary, padding included.
@@ -264,19 +185,14 @@ impl Config {
 }
 
 /// What is known of the `model_type` that the settings name.
-fn row(file: &str, root: &Value) -> Result<&'static ModelType, Error> {
-    let model_type = root["model_type"].as_str().unwrap_or_default();
-    types::all()
-        .find(|row| row.name == model_type)
-        .ok_or_else(|| {
-            let names: Vec<&str> = types::all().map(|row| row.name).collect();
-            Error::Value {
-                file: file.to_owned(),
-                key: "model_type".to_owned(),
-                expected: format!("one of {}", names.join(", ")),
-                got: model_type.chars().take(80).collect(),
-            }
-        })
+fn row(settings: &Settings) -> Result<&'static ModelType, Error> {
+    let model_type = settings.model_type();
+    let row = types::all().find(|row| row.name == model_type);
+    row.ok_or_else(|| {
+        let names: Vec<&str> = types::all().map(|row| row.name).collect();
+        let expected = format!("one of {}", names.join(", "));
+        settings.bad("model_type", expected, model_type)
+    })
 }
 
 /// The settings with those of the language model, where others stand around it, and with values

@@ -1,10 +1,15 @@
 //! How a folder's tensor lies in a GGUF file.
 
+use std::sync::Arc;
+
+use gguf_rs_lite::{TensorType, View};
+
 use super::Error;
+use super::awq::Part;
 use super::config::Config;
 use super::files::{Source, bad, show};
 use super::order::{HeadOrder, Order};
-use super::rows::Change;
+use super::rows::{Change, Plain, Reordered, Shuffled, Transposed, Widened};
 use super::types::Cut;
 
 /// What happens to a module's rows.
@@ -69,6 +74,8 @@ impl Rule {
 
 /// How a plain tensor lies in a GGUF file.
 pub(super) struct Layout {
+    /// What its numbers are in the folder.
+    pub(super) plain: Plain,
     /// Its shape there, in ggml's order.
     pub(super) dims: Vec<u64>,
     pub(super) order: Order,
@@ -84,6 +91,8 @@ pub(super) struct Layout {
     pub(super) transposed: Option<[usize; 2]>,
     /// Rows in the folder.
     pub(super) source_rows: usize,
+    /// It is a part of one tensor, of the matrices of all experts.
+    pub(super) stacked: bool,
 }
 
 impl Layout {
@@ -96,6 +105,7 @@ impl Layout {
         config: &Config,
     ) -> Result<Layout, Error> {
         let refuse = |expected: String| bad(from, source, expected, show(source));
+        let plain = Plain::of(from, source)?;
         let is_vector = !name.ends_with(".weight");
         let mut shape = source.shape.clone();
         // ERNIE keeps a vector as a matrix of one row
@@ -140,6 +150,7 @@ impl Layout {
         let (rows, order) = rule.rows(shape[at]).map_err(refuse)?;
         shape[at] = rows;
         Ok(Layout {
+            plain,
             unit: if of_values { 1 } else { shape[at + 1] },
             dims: shape.iter().rev().map(|d| *d as u64).collect(),
             order,
@@ -148,7 +159,87 @@ impl Layout {
             columns,
             transposed,
             source_rows,
+            stacked: matches!(rule, Rule::Stacked),
         })
+    }
+
+    /// Of a tensor whose rows, or values where there are no rows, are some of another's, whose shape
+    /// is `whole`; both shapes in Hugging Face's order.
+    pub(super) fn of_rows(
+        plain: Plain,
+        whole: &[usize],
+        shape: &[usize],
+        order: Order,
+        in_f32: bool,
+    ) -> Layout {
+        let row_len = shape.last().copied().unwrap_or(1);
+        Layout {
+            plain,
+            dims: shape.iter().rev().map(|d| *d as u64).collect(),
+            order,
+            in_f32,
+            unit: if shape.len() == 1 { 1 } else { row_len },
+            change: Change::Nothing,
+            columns: None,
+            transposed: None,
+            source_rows: whole.iter().product::<usize>() / row_len,
+            stacked: false,
+        }
+    }
+
+    /// Adds the tensor under this name, made of several of one shape if experts have one each.
+    pub(super) fn declare(
+        self,
+        view: &mut View,
+        name: &str,
+        sources: &[&Source],
+    ) -> Result<(), Error> {
+        let part = sources[0].part.clone();
+        let file = part.file.name().to_owned();
+        let (plain, order, mut dims) = (self.plain, self.order, self.dims);
+        let (bytes, ty, row_len) = (plain.bytes(), plain.ty(), dims[0] as usize);
+        if self.in_f32 {
+            let rows = Arc::new(Widened {
+                part,
+                plain,
+                order,
+                unit: self.unit,
+                row_len,
+                change: self.change,
+            });
+            view.made(name, &dims, TensorType::F32, &file, rows)?;
+        } else if let Some(order) = self.columns {
+            let rows = Arc::new(Shuffled {
+                part,
+                bytes,
+                row_len,
+                order,
+            });
+            view.made(name, &dims, ty, &file, rows)?;
+        } else if let Some(shape) = self.transposed {
+            let rows = Arc::new(Transposed {
+                part,
+                bytes,
+                shape,
+                order,
+            });
+            view.made(name, &dims, ty, &file, rows)?;
+        } else if matches!(order, Order::Same) && !self.stacked {
+            let Part { file, range } = part;
+            view.tensor(name, &dims, ty, &file, range)?;
+        } else {
+            if self.stacked {
+                dims.push(sources.len() as u64);
+            }
+            let rows = Arc::new(Reordered {
+                parts: sources.iter().map(|s| s.part.clone()).collect(),
+                part_rows: self.source_rows,
+                row_bytes: row_len * bytes,
+                order,
+            });
+            view.made(name, &dims, ty, &file, rows)?;
+        }
+        Ok(())
     }
 }
 
@@ -156,9 +247,10 @@ impl Layout {
 const CONVOLUTION: &str = ".ssm_conv1d.weight";
 
 /// Whether llama.cpp's converter keeps a tensor in F32 whatever the type of matrices: vectors,
-/// norms, biases, routers and convolutions.
+/// norms, biases, routers, convolutions and positions of patches.
 pub fn stays_f32(name: &str, dimensions: usize) -> bool {
     let ends = [
+        "v.position_embd.weight",
         "_norm.weight",
         ".ffn_gate_inp.weight",
         ".ffn_gate_inp_shexp.weight",

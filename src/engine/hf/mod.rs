@@ -18,8 +18,10 @@ mod order;
 mod quantization;
 mod rope;
 mod rows;
+mod settings;
 mod tensors;
 mod tokenizer;
+mod tower;
 mod types;
 mod windows;
 mod write;
@@ -34,6 +36,7 @@ use octavo_text::tokenizer::Tokenizer;
 
 pub use error::Error;
 pub use layout::stays_f32;
+pub use tower::{has_tower, is_patches, open_tower};
 pub use write::{check_writable, write};
 
 /// The largest `config.json`, and other files of settings.
@@ -49,17 +52,19 @@ const MAX_TOKENIZER: u64 = 512 << 20;
 pub fn open(dir: &Path, options: &OpenOptions) -> Result<Gguf, Error> {
     let config = config::Config::read(dir)?;
     let mut view = View::new(dir);
-    let name = dir
-        .canonicalize()
-        .ok()
-        .and_then(|d| d.file_name().map(|n| n.to_string_lossy().into_owned()));
-    if let Some(name) = name {
+    if let Some(name) = name(dir) {
         view.set("general.name", name.as_str());
     }
     config.declare(&mut view)?;
     tokenizer::declare(dir, &config, &mut view)?;
     tensors::declare(dir, &config, options, &mut view)?;
     Ok(view.open()?)
+}
+
+/// The folder's own name.
+fn name(dir: &Path) -> Option<String> {
+    let dir = dir.canonicalize().ok()?;
+    Some(dir.file_name()?.to_string_lossy().into_owned())
 }
 
 /// Holds an opened folder against what loading a model asks of it: every setting, tensor and token.

@@ -122,6 +122,24 @@ impl Config {
         Ok(None)
     }
 
+    /// How many pairs of a head turn by each of four axes, the last of which nothing has.
+    pub(super) fn axes(&self) -> Result<Option<Vec<i32>>, Error> {
+        let expected = "at most four numbers of pairs";
+        for group in GROUPS {
+            let read = |v: &Value| {
+                let number = |v: &Value| i32::try_from(v.as_u64()?).ok();
+                let all: Vec<i32> = v.as_array()?.iter().map(number).collect::<Option<_>>()?;
+                (all.len() <= 4).then_some(all)
+            };
+            let listed = self.typed(&format!("{group}.mrope_section"), expected, read)?;
+            if let Some(mut axes) = listed {
+                axes.resize(4, 0);
+                return Ok(Some(axes));
+            }
+        }
+        Ok(None)
+    }
+
     /// The context of the training, before it was extended.
     pub(super) fn original_context(&self) -> Result<Option<usize>, Error> {
         const NAME: &str = "original_max_position_embeddings";

@@ -1,9 +1,11 @@
 //! Rows of plain numbers that do not lie in the file as GGUF has them.
 
-use gguf_rs_lite::{Error, RowSource};
+use gguf_rs_lite::{Error, RowSource, TensorType};
 use half::{bf16, f16};
+use safetensors::Dtype;
 
 use super::awq::Part;
+use super::files::{Source, bad, show};
 use super::order::Order;
 
 /// What a plain tensor's numbers are.
@@ -15,6 +17,24 @@ pub(super) enum Plain {
 }
 
 impl Plain {
+    /// What the numbers of a tensor are.
+    pub(super) fn of(name: &str, source: &Source) -> Result<Plain, super::Error> {
+        match source.dtype {
+            Dtype::F32 => Ok(Plain::F32),
+            Dtype::F16 => Ok(Plain::F16),
+            Dtype::BF16 => Ok(Plain::Bf16),
+            _ => Err(bad(name, source, "F16, BF16 or F32", show(source))),
+        }
+    }
+
+    pub(super) fn ty(self) -> TensorType {
+        match self {
+            Plain::F32 => TensorType::F32,
+            Plain::F16 => TensorType::F16,
+            Plain::Bf16 => TensorType::BF16,
+        }
+    }
+
     pub(super) fn bytes(self) -> usize {
         if self == Plain::F32 { 4 } else { 2 }
     }

@@ -14,7 +14,7 @@ use super::files::{Source, Sources, bad, read, show};
 use super::layout::{Layout, Rule};
 use super::names::{gguf_name, in_layer, named, place, which_expert};
 use super::order::HeadOrder;
-use super::rows::{Computed, Mxfp4, Plain, Reordered, Shuffled, Transposed, Widened};
+use super::rows::{Computed, Mxfp4};
 use super::types::{Biases, Cut, Expert};
 
 /// Adds every tensor of the folder.
@@ -217,58 +217,8 @@ impl Folder<'_> {
             let expected = format!("{} for every expert", show(source));
             return Err(bad(from, other, expected, show(other)));
         }
-        let (plain, ty) = match source.dtype {
-            Dtype::F32 => (Plain::F32, TensorType::F32),
-            Dtype::F16 => (Plain::F16, TensorType::F16),
-            Dtype::BF16 => (Plain::Bf16, TensorType::BF16),
-            _ => return Err(bad(from, source, "F16, BF16 or F32", show(source))),
-        };
         let layout = Layout::of(from, source, name, rule, self.config)?;
-        let (bytes, order, mut dims) = (plain.bytes(), layout.order, layout.dims);
-        let (part, row_len) = (source.part.clone(), dims[0] as usize);
-        let file = part.file.name().to_owned();
-        if layout.in_f32 {
-            let rows = Arc::new(Widened {
-                part,
-                plain,
-                order,
-                unit: layout.unit,
-                row_len,
-                change: layout.change,
-            });
-            self.view.made(name, &dims, TensorType::F32, &file, rows)?;
-        } else if let Some(order) = layout.columns {
-            let rows = Arc::new(Shuffled {
-                part,
-                bytes,
-                row_len,
-                order,
-            });
-            self.view.made(name, &dims, ty, &file, rows)?;
-        } else if let Some(shape) = layout.transposed {
-            let rows = Arc::new(Transposed {
-                part,
-                bytes,
-                shape,
-                order,
-            });
-            self.view.made(name, &dims, ty, &file, rows)?;
-        } else if matches!((rule, order), (Rule::Same, _)) {
-            let Part { file, range } = part;
-            self.view.tensor(name, &dims, ty, &file, range)?;
-        } else {
-            if matches!(rule, Rule::Stacked) {
-                dims.push(sources.len() as u64);
-            }
-            let rows = Arc::new(Reordered {
-                parts: sources.iter().map(|s| s.part.clone()).collect(),
-                part_rows: layout.source_rows,
-                row_bytes: row_len * bytes,
-                order,
-            });
-            self.view.made(name, &dims, ty, &file, rows)?;
-        }
-        Ok(())
+        layout.declare(self.view, name, sources)
     }
 
     /// Adds a weight of MXFP4 blocks, if the module has one.

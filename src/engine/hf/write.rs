@@ -57,7 +57,7 @@ pub fn write(gguf: &Gguf, dir: &Path) -> Result<(), Error> {
     put("config.json", &pretty(&config(gguf, &h)?))?;
     // what such folders cannot say of biases is known now, and not when somebody opens it
     let mut settings = Config::read(new.path())?;
-    settings.file = gguf.name().to_owned();
+    settings.settings.file = gguf.name().to_owned();
     tensors::promised(&settings, |name| {
         weights.iter().any(|weight| weight.0 == name)
     })?;

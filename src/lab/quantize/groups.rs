@@ -8,6 +8,7 @@ use super::mix::Choices;
 use super::plan::change_to;
 use super::{Error, Options, Plan, Target};
 use octavo_engine::hf;
+use octavo_vision::Tower;
 
 /// Whether [`q4_1`] makes the one of the other.
 pub(super) fn become_blocks(from: TensorType, to: TensorType) -> bool {
@@ -39,6 +40,13 @@ pub(super) fn q4_1(ty: TensorType, groups: &[u8]) -> (Vec<u8>, f32) {
 /// converter keeps so. Q4_1 is for AWQ groups; other matrices stay as they are then, and without a
 /// `to`. MXFP4 blocks stay always.
 fn wanted(tensor: &TensorInfo, to: Option<TensorType>) -> TensorType {
+    if hf::is_patches(&tensor.name) {
+        return match to {
+            None | Some(TensorType::Q4_1) => tensor.ty,
+            Some(TensorType::F16) => TensorType::F16,
+            Some(_) => TensorType::F32,
+        };
+    }
     match to.unwrap_or(TensorType::Q4_1) {
         _ if hf::stays_f32(&tensor.name, tensor.dims.len()) => TensorType::F32,
         _ if tensor.ty == TensorType::MXFP4 => tensor.ty,
@@ -52,22 +60,32 @@ impl<'a> Plan<'a> {
     /// says F16, BF16 or F32, which all matrices get then. All else stays as it is.
     ///
     /// # Errors
-    /// What would keep the file from being loaded ([`hf::check`]), and rows that do not fit the
-    /// type.
+    /// What would keep the file from being loaded ([`hf::check`], [`Tower::load`]), and rows that do
+    /// not fit the type.
     pub fn of_folder(
         gguf: &'a Gguf,
         to: Option<TensorType>,
         threads: usize,
     ) -> Result<Plan<'a>, Error> {
-        hf::check(gguf)?;
+        if Tower::is_in(gguf) {
+            Tower::load(gguf).map_err(|error| hf::Error::Model {
+                error: error.to_string(),
+            })?;
+        } else {
+            hf::check(gguf)?;
+        }
         let changes = gguf
             .tensors()
             .iter()
             .map(|t| change_to(t, wanted(t, to), |_| false))
             .collect::<Result<Vec<_>, _>>()?;
         let groups = changes.iter().any(|c| c.to == TensorType::Q4_1);
+        // those that are of one type in every file say nothing
+        let says =
+            |t: &TensorInfo| !hf::is_patches(&t.name) && !hf::stays_f32(&t.name, t.dims.len());
         let most = changes
             .iter()
+            .filter(|c| says(&c.tensor))
             .max_by_key(|c| c.tensor.bytes)
             .map_or(TensorType::F32, |c| c.to);
         let ty = if groups { TensorType::Q4_1 } else { most };

@@ -7,6 +7,8 @@ use super::*;
 pub(super) struct Case {
     /// Its name, and F32 if that says no type.
     pub(super) file: &'static str,
+    /// What else becomes of the file first.
+    pub(super) made: Option<fn(&Gguf) -> Gguf>,
     pub(super) model_type: &'static str,
     pub(super) config: fn() -> Value,
     /// GGUF's names and Hugging Face's; a dash stands before tensors that are no modules'.
@@ -33,6 +35,7 @@ pub(super) struct Case {
 
 pub(super) const LLAMA: Case = Case {
     file: "",
+    made: None,
     model_type: "",
     config: base,
     names: &[names::LLAMA],
@@ -77,9 +80,14 @@ pub(super) const GRANITE: fn() -> Value = || {
 
 impl Case {
     pub(super) fn model(&self, models: &Path) -> Gguf {
-        let ty = if self.file.contains("-Q") { "" } else { "-F32" };
+        let says_type = ["-Q", "-F16"].iter().any(|ty| self.file.contains(ty));
+        let ty = if says_type { "" } else { "-F32" };
         let file = self.file.strip_suffix("-F32").unwrap_or(self.file);
-        open(&models.join(format!("{file}{ty}.gguf")))
+        let model = open(&models.join(format!("{file}{ty}.gguf")));
+        match self.made {
+            Some(made) => made(&model),
+            None => model,
+        }
     }
 
     /// Whether transformers adds one to the weights of this tensor.

@@ -131,7 +131,7 @@ fn join(case: &Case, file: &mut Tensors) {
             }
         }
     }
-    if case.model_type == "gpt_oss" {
+    if matches!(case.model_type, "gpt_oss" | "qwen3_vl_moe") {
         for (_, t) in file.iter_mut().filter(|(_, t)| t.shape.len() == 3) {
             *t = transposed(t);
         }

@@ -11,6 +11,8 @@ mod inverse;
 mod mixtures;
 mod names;
 mod refused;
+mod seeing;
+mod towers;
 mod uses;
 
 use std::collections::BTreeMap;
@@ -25,9 +27,14 @@ use cases::{CASES, Case};
 
 /// All of them.
 fn all() -> impl Iterator<Item = &'static Case> {
-    [CASES, mixtures::CASES, gemma4::CASES, delta::CASES]
-        .into_iter()
-        .flatten()
+    let all = [
+        CASES,
+        mixtures::CASES,
+        gemma4::CASES,
+        delta::CASES,
+        seeing::CASES,
+    ];
+    all.into_iter().flatten()
 }
 
 /// The first of a `model_type`.
@@ -123,12 +130,26 @@ fn folder(case: &Case, model: &Gguf, dir: &TempDir) -> PathBuf {
 }
 
 fn save(tensors: &BTreeMap<String, Tensor>, folder: &Path) {
+    save_as(safetensors::Dtype::F32, tensors, folder);
+}
+
+/// Writes the numbers as F32, F16 or BF16.
+fn save_as(dtype: safetensors::Dtype, tensors: &BTreeMap<String, Tensor>, folder: &Path) {
+    let ty = match dtype {
+        safetensors::Dtype::F16 => TensorType::F16,
+        safetensors::Dtype::BF16 => TensorType::BF16,
+        _ => TensorType::F32,
+    };
+    let bytes = |t: &Tensor| {
+        let mut out = Vec::new();
+        octavo_quant::quantize(ty, &t.values, t.values.len(), None, &mut out).expect("numbers");
+        out
+    };
     let data: Vec<(&String, &Tensor, Vec<u8>)> = tensors
         .iter()
-        .map(|(name, t)| (name, t, bytes(&t.values)))
+        .map(|(name, t)| (name, t, bytes(t)))
         .collect();
     let views = data.iter().map(|(name, t, bytes)| {
-        let dtype = safetensors::Dtype::F32;
         let view = safetensors::tensor::TensorView::new(dtype, t.shape.clone(), bytes);
         (name.as_str(), view.expect("as many bytes"))
     });

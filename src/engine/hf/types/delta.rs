@@ -263,15 +263,7 @@ fn keys(config: &Config, view: &mut View) -> Result<(), Error> {
 /// the last predict further tokens.
 fn qwen35_keys(config: &Config, view: &mut View) -> Result<(), Error> {
     keys(config, view)?;
-    const SECTIONS: &str = "rope_parameters.mrope_section";
-    let expected = "at most four numbers of pairs";
-    let sections = config.typed(SECTIONS, expected, |v| {
-        let number = |v: &serde_json::Value| i32::try_from(v.as_u64()?).ok();
-        let all: Vec<i32> = v.as_array()?.iter().map(number).collect::<Option<_>>()?;
-        (all.len() <= 4).then_some(all)
-    })?;
-    let mut sections = sections.unwrap_or(vec![11, 11, 10]);
-    sections.resize(4, 0);
+    let sections = config.axes()?.unwrap_or(vec![11, 11, 10, 0]);
     let ahead = config.whole("mtp_num_hidden_layers")?.unwrap_or(0);
     let layers = config.count("num_hidden_layers")?.saturating_add(ahead);
     let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);

@@ -23,20 +23,7 @@ pub(super) const ALL: &[ModelType] = &[
         biases: &[],
         ..MIXTURE
     },
-    ModelType {
-        name: "qwen3_moe",
-        arch: "qwen3moe",
-        keys: &[RMS_EPS, COUNT, USED, WIDTH],
-        only: &[
-            only("norm_topk_prob", Is::True(false)),
-            only("decoder_sparse_step", Is::Number(1.0)),
-            only("mlp_only_layers", Is::Nothing),
-        ],
-        windows: Windows::Refused(Some("use_sliding_window")),
-        modules: QWEN_MOE,
-        biases: &[names::ATTENTION_BIAS],
-        ..MIXTURE
-    },
+    QWEN3_MOE,
     ModelType {
         name: "qwen2_moe",
         arch: "qwen2moe",
@@ -181,6 +168,21 @@ pub(super) const ALL: &[ModelType] = &[
         ..MIXTURE
     },
 ];
+
+pub(super) const QWEN3_MOE: ModelType = ModelType {
+    name: "qwen3_moe",
+    arch: "qwen3moe",
+    keys: &[RMS_EPS, COUNT, USED, WIDTH],
+    only: &[
+        only("norm_topk_prob", Is::True(false)),
+        only("decoder_sparse_step", Is::Number(1.0)),
+        only("mlp_only_layers", Is::Nothing),
+    ],
+    windows: Windows::Refused(Some("use_sliding_window")),
+    modules: QWEN_MOE,
+    biases: &[names::ATTENTION_BIAS],
+    ..MIXTURE
+};
 
 const MIXTURE: ModelType = ModelType {
     awq: false,

@@ -10,6 +10,7 @@ mod gemma4;
 mod mixtures;
 mod names;
 mod rules;
+mod seeing;
 
 use gguf_rs_lite::View;
 
@@ -208,7 +209,13 @@ pub(super) struct Biases {
 }
 
 /// Every `model_type`, of an architecture the one first that folders are written as.
-const ALL: [&[ModelType]; 4] = [dense::ALL, mixtures::ALL, gemma4::ALL, delta::ALL];
+const ALL: [&[ModelType]; 5] = [
+    dense::ALL,
+    mixtures::ALL,
+    gemma4::ALL,
+    delta::ALL,
+    seeing::ALL,
+];
 
 /// All of them.
 pub(super) fn all() -> impl Iterator<Item = &'static ModelType> {

@@ -1,0 +1,74 @@
+//! The text models of those that see pictures: heads turn by the axes of a picture. Their towers are
+//! files of their own ([`super::super::tower`]).
+
+use gguf_rs_lite::View;
+use serde_json::Value;
+
+use super::super::Error;
+use super::super::config::Config;
+use super::mixtures::QWEN3_MOE;
+use super::{LLAMA, ModelType, Windows, names};
+
+pub(super) const ALL: &[ModelType] = &[
+    ModelType {
+        name: "qwen2_vl",
+        ..QWEN2_VL
+    },
+    QWEN2_VL,
+    ModelType {
+        name: "qwen3_vl",
+        arch: "qwen3vl",
+        scalings: SCALINGS,
+        windows: Windows::Refused(Some("use_sliding_window")),
+        extra: axes_and_layers,
+        skipped: TOWER,
+        ..LLAMA
+    },
+    ModelType {
+        name: "qwen3_vl_moe",
+        arch: "qwen3vlmoe",
+        scalings: SCALINGS,
+        extra: axes_and_layers,
+        skipped: TOWER,
+        // the inputs of experts that are one tensor are its rows
+        transposed: true,
+        ..QWEN3_MOE
+    },
+];
+
+const QWEN2_VL: ModelType = ModelType {
+    name: "qwen2_5_vl",
+    arch: "qwen2vl",
+    scalings: SCALINGS,
+    windows: Windows::Refused(Some("use_sliding_window")),
+    extra: axes,
+    skipped: TOWER,
+    biases: &[names::QWEN2_BIAS],
+    ..LLAMA
+};
+
+/// The first is none: it says that heads turn by axes.
+const SCALINGS: &[&str] = &["mrope", "yarn"];
+
+const TOWER: &[&str] = &["model.visual.", "visual."];
+
+fn axes(config: &Config, view: &mut View) -> Result<(), Error> {
+    let expected = "at most four numbers of pairs";
+    let axes = config.must("rope_scaling.mrope_section", expected, config.axes()?)?;
+    view.set(&config.key("rope.dimension_sections"), axes);
+    Ok(())
+}
+
+/// Axes, and how many of the first layers gain a part of a picture's row.
+fn axes_and_layers(config: &Config, view: &mut View) -> Result<(), Error> {
+    axes(config, view)?;
+    let listed = config.typed(
+        "vision_config.deepstack_visual_indexes",
+        "a list",
+        Value::as_array,
+    )?;
+    let layers = listed.map_or(0, Vec::len);
+    let layers = u32::try_from(layers).unwrap_or(u32::MAX);
+    view.set(&config.key("n_deepstack_layers"), layers);
+    Ok(())
+}
