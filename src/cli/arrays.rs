@@ -21,8 +21,8 @@ impl Array {
         }
     }
 
-    /// Of token ids.
-    pub(super) fn ids(name: &'static str, ids: &[u32]) -> Array {
+    /// Of token ids; -1 is a cell of a picture.
+    pub(super) fn ids(name: &'static str, ids: &[i32]) -> Array {
         Array {
             name,
             ty: "I32",

@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use octavo_engine::{
-    Batch, BatchOptions, Embed, Engine, EngineOptions, Event, Goal, Pooling, Request,
+    Batch, BatchOptions, Embed, Engine, EngineOptions, Event, Goal, Pooling, Request, Shown,
 };
 use octavo_model::Hparams;
 use octavo_text::tokenizer::EncodeOptions;
+use octavo_vision::prompt;
 use serde_json::{Value, json};
 
 use super::args::{ComputeArgs, ModelArgs};
@@ -15,6 +16,8 @@ use super::arrays::{self, Array};
 use super::failure::{Exit, Failure};
 use super::output::{Inputs, Kind, Output};
 use super::prompt::TextArgs;
+use super::run::shown_id;
+use super::vision::PictureArgs;
 use super::{load, signal, terminal};
 
 /// Turn texts into vectors (embeddings)
@@ -28,17 +31,19 @@ Examples:
   octavo embed bge-small.gguf -f questions.txt --lines --json
   octavo embed qwen3-embedding.gguf -p \"Hello\" --pooling mean --no-normalize
   octavo embed nomic.gguf -p \"Hello\" --dump out.safetensors
+  octavo embed model.gguf --mmproj mmproj.gguf --image photo.png --pooling last
 
 A vector is one line of numbers; with --pooling none there is one for each token.
 --json prints {pooling, normalized, embeddings: [{tokens, vectors: [[number]]}]}.
---dump writes `tokens` [n], `embd` [n, width], one vector for each token, and `pooled` [width].")]
+--dump writes `tokens` [n], `embd` [n, width], one vector for each token, and `pooled` [width].
+A cell of a picture is token -1.")]
 pub(super) struct EmbedArgs {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
     text: TextArgs,
     /// Every line of the text is a text of its own; empty ones are left out
-    #[arg(long)]
+    #[arg(long, conflicts_with = "image")]
     lines: bool,
     /// How the vectors of a text's tokens become one: none, mean, cls (the first) or last [default:
     /// what the file says, or else mean]
@@ -48,7 +53,7 @@ pub(super) struct EmbedArgs {
     #[arg(long)]
     no_normalize: bool,
     /// Neither add special tokens nor recognize them in the text
-    #[arg(long)]
+    #[arg(long, conflicts_with = "image")]
     no_special: bool,
     /// Print one JSON object
     #[arg(long)]
@@ -60,6 +65,8 @@ pub(super) struct EmbedArgs {
     /// Replace --dump's file whatever it is, unless it is an input
     #[arg(long, requires = "dump")]
     force: bool,
+    #[command(flatten)]
+    pictures: PictureArgs,
     #[command(flatten)]
     compute: ComputeArgs,
 }
@@ -102,34 +109,68 @@ pub(super) fn run(args: &EmbedArgs) -> Result<Exit, Failure> {
         dump.check()?;
     }
     signal::install()?;
-    let text = args.text.require()?;
+    let text = match args.pictures.image[..] {
+        [] => args.text.require()?,
+        // one may want nothing but the picture
+        _ => args.text.read()?.unwrap_or_default(),
+    };
     let texts: Vec<&[u8]> = match args.lines {
         true => lines(&text),
         false => vec![&text],
     };
     let engine = load::any_engine(&args.model, options(args, texts.len())?)?;
-    let special = !args.no_special;
-    let encoding = EncodeOptions {
-        add_special: special,
-        parse_special: special,
-    };
-    let encode = |text: &&[u8]| engine.tokenizer().encode(text, encoding);
-    let tokens = texts.iter().map(encode).collect::<Result<Vec<_>, _>>()?;
+    let pictures = args.pictures.see(&engine, &args.compute)?;
+    let tokens = texts
+        .iter()
+        .map(|text| tokens_of(args, &engine, text, &pictures));
+    let tokens = tokens.collect::<Result<Vec<_>, _>>()?;
+    let read = Read { tokens, pictures };
     let embed = Embed {
         pooling: args.pooling.map_or(engine.pooling(), How::pooling),
         normalize: !args.no_normalize,
     };
     if let Some(dump) = &dump {
-        return write(dump, &engine, &tokens[0], embed);
+        return write(dump, &engine, &read, embed);
     }
-    let vectors = embed_all(&engine, &tokens, embed, args.lines)?;
+    let vectors = embed_all(&engine, &read, embed, args.lines)?;
     let width = engine.model().graph.values[engine.model().graph.hidden.index()].width;
     let out = match args.json {
-        true => format!("{}\n", to_json(&tokens, &vectors, width, embed)),
+        true => format!("{}\n", to_json(&read.tokens, &vectors, width, embed)),
         false => to_text(&vectors, width),
     };
     terminal::print(out.as_bytes())?;
     Ok(Exit::Done)
+}
+
+/// Texts as the model reads them.
+struct Read {
+    /// Of each text.
+    tokens: Vec<Vec<u32>>,
+    /// The pictures among them.
+    pictures: Vec<Shown>,
+}
+
+fn tokens_of(
+    args: &EmbedArgs,
+    engine: &Engine,
+    text: &[u8],
+    pictures: &[Shown],
+) -> Result<Vec<u32>, Failure> {
+    if !pictures.is_empty() {
+        let text = args.pictures.place(text.to_vec());
+        return Ok(prompt::tokens(
+            engine.tokenizer(),
+            &text,
+            prompt::MARKER,
+            pictures,
+        )?);
+    }
+    let special = !args.no_special;
+    let options = EncodeOptions {
+        add_special: special,
+        parse_special: special,
+    };
+    Ok(engine.tokenizer().encode(text, options)?)
 }
 
 /// The lines of a text, without their ends, but for empty ones.
@@ -160,10 +201,11 @@ fn options(args: &EmbedArgs, texts: usize) -> Result<EngineOptions, Failure> {
 /// The vectors of every text; `numbered` says that errors name its number.
 fn embed_all(
     engine: &Engine,
-    texts: &[Vec<u32>],
+    read: &Read,
     embed: Embed,
     numbered: bool,
 ) -> Result<Vec<Vec<f32>>, Failure> {
+    let texts = &read.tokens;
     let options = BatchOptions {
         queue: texts.len(),
         prefixes: false,
@@ -175,6 +217,7 @@ fn embed_all(
         let request = Request {
             goal: Goal::Embedding(embed),
             prompt: tokens.clone(),
+            pictures: read.pictures.clone(),
             n: 1,
             ..Request::default()
         };
@@ -212,7 +255,8 @@ fn to_text(texts: &[Vec<f32>], width: usize) -> String {
 fn to_json(tokens: &[Vec<u32>], texts: &[Vec<f32>], width: usize, embed: Embed) -> Value {
     let one = |(tokens, vectors): (&Vec<u32>, &Vec<f32>)| {
         let vectors: Vec<&[f32]> = vectors.chunks(width).collect();
-        json!({ "tokens": tokens, "vectors": vectors })
+        let ids: Vec<i32> = tokens.iter().map(|id| shown_id(*id)).collect();
+        json!({ "tokens": ids, "vectors": vectors })
     };
     json!({
         "pooling": embed.pooling.name(),
@@ -222,21 +266,18 @@ fn to_json(tokens: &[Vec<u32>], texts: &[Vec<f32>], width: usize, embed: Embed) 
 }
 
 /// Writes the vectors of one text: of all tokens, and what they become.
-fn write(
-    dump: &Output<'_>,
-    engine: &Engine,
-    tokens: &Vec<u32>,
-    embed: Embed,
-) -> Result<Exit, Failure> {
+fn write(dump: &Output<'_>, engine: &Engine, read: &Read, embed: Embed) -> Result<Exit, Failure> {
+    let tokens = &read.tokens[0];
     let of = |pooling| {
         let embed = Embed { pooling, ..embed };
-        let mut all = embed_all(engine, std::slice::from_ref(tokens), embed, false)?;
+        let mut all = embed_all(engine, read, embed, false)?;
         Ok::<_, Failure>(all.swap_remove(0))
     };
     let rows = of(Pooling::None)?;
     let width = rows.len() / tokens.len();
+    let ids: Vec<i32> = tokens.iter().map(|id| shown_id(*id)).collect();
     let mut arrays = vec![
-        Array::ids("tokens", tokens),
+        Array::ids("tokens", &ids),
         Array::floats("embd", &[tokens.len(), width], &rows),
     ];
     if embed.pooling != Pooling::None {

@@ -49,7 +49,7 @@ pub(super) struct LogitsArgs {
     #[arg(conflicts_with_all = ["prompt", "file", "image"])]
     tokens: Option<Vec<u32>>,
     /// Neither add special tokens nor recognize them in the text
-    #[arg(long, conflicts_with = "tokens")]
+    #[arg(long, conflicts_with_all = ["tokens", "image"])]
     no_special: bool,
     /// How many of the highest logits to show
     #[arg(long, value_name = "K", default_value_t = 5)]

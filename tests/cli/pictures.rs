@@ -1,10 +1,12 @@
-//! `octavo diff` with pictures.
+//! Pictures beside texts: `octavo diff` and `octavo embed`.
 
 use std::process::{Command, Stdio};
 
+use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_fixtures::{llama_cpp, shared};
+use octavo_reference::metrics::nmse;
 
-use super::{folder, octavo, stderr, stdout};
+use super::{bad, folder, good, octavo, stderr, stdout};
 
 /// A file of the shared folder's models that see.
 fn file(name: &str) -> Option<String> {
@@ -128,4 +130,83 @@ fn towers_are_compared_with_what_llama_cpp_prints() {
     let args = [&*mmproj, "--image", &photo, "--reference", graph];
     let (code, out) = diff(&[&args[..], &limits].concat());
     assert_eq!(code, Some(2), "{out}");
+}
+
+/// F32 numbers as they lie in files.
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    let (values, rest) = bytes.as_chunks::<4>();
+    assert!(rest.is_empty());
+    values.iter().map(|b| f32::from_le_bytes(*b)).collect()
+}
+
+/// The vectors of a text with a picture are the rows that become its logits.
+#[test]
+fn vectors_of_pictures_become_logits() {
+    let (Some(mmproj), Some(text), Some(image)) = (
+        file("vl-a-mmproj-F32.gguf"),
+        file("vl-a-text-F32.gguf"),
+        file("images/wide.png"),
+    ) else {
+        return;
+    };
+    let dir = folder();
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    let see = ["--mmproj", &mmproj, "--image", &image];
+    let (vectors, logits) = (at("vectors.safetensors"), at("logits.gguf"));
+    let embed = [
+        "embed",
+        &text,
+        "--pooling",
+        "none",
+        "--no-normalize",
+        "--dump",
+        &vectors,
+    ];
+    good(&[&embed[..], &see[..], &["-p", "What?"]].concat());
+    let ask = ["logits", &text, "--kv-type", "f32", "--dump", &logits];
+    good(&[&ask[..], &see[..], &["-p", "What?"]].concat());
+
+    let open = |path: &str| Gguf::open(path.as_ref(), &OpenOptions::default()).expect("sound");
+    let (model, logits) = (open(&text), open(&logits));
+    let tensor = |gguf: &Gguf, name: &str| floats(gguf.data(gguf.tensor(name).expect("there")));
+    let vectors = std::fs::read(&vectors).expect("written");
+    let vectors = safetensors::SafeTensors::deserialize(&vectors).expect("sound");
+    let ids = vectors.tensor("tokens").expect("there");
+    let tokens = ids.shape()[0];
+    let cells = ids.data().as_chunks::<4>().0;
+    let cells = cells.iter().filter(|id| i32::from_le_bytes(**id) == -1);
+    assert_eq!(cells.count(), 12);
+    let rows = floats(vectors.tensor("embd").expect("there").data());
+    // this model's output is its embedding
+    let output = tensor(&model, "token_embd.weight");
+    let width = rows.len() / tokens;
+    let product = |row: &[f32], of: &[f32]| -> f64 {
+        let products = row
+            .iter()
+            .zip(of)
+            .map(|(a, b)| f64::from(*a) * f64::from(*b));
+        products.sum()
+    };
+    let ours = rows.chunks(width);
+    let ours = ours.flat_map(|row| output.chunks(width).map(|of| product(row, of) as f32));
+    let ours: Vec<f32> = ours.collect();
+    let theirs = tensor(&logits, "logits");
+    assert_eq!(ours.len(), theirs.len());
+    let error = nmse(&ours, &theirs).expect("as many");
+    assert!(error < 1e-10, "{error:e}");
+
+    // the picture alone, and with it as lines
+    let alone = ["embed", &text, "--pooling", "last", "--json"];
+    let alone = good(&[&alone[..], &see[..]].concat());
+    let alone: serde_json::Value = serde_json::from_str(&alone).expect("JSON");
+    let tokens = alone["embeddings"][0]["tokens"].as_array().expect("ids");
+    assert_eq!(tokens.iter().filter(|id| **id == -1).count(), 12);
+    let error = bad(
+        &[&["embed", &text, "--lines", "-p", "a"], &see[..]].concat(),
+        2,
+    );
+    assert!(
+        error.contains("--lines") && error.contains("--image"),
+        "{error}"
+    );
 }
