@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use super::items::block_tokens;
 use super::{
-    ACT_GROUP, CacheLayer, KvShape, MAX_QUERIES, MatrixUnit, Ordering, PAGE, PIECE, Part, Scratch,
-    Slot, Task, piece_len,
+    ACT_GROUP, CacheLayer, KvShape, MatrixUnit, Ordering, PAGE, PIECE, Part, Scratch, Slot, Task,
+    piece_len,
 };
-use crate::generic::attention::{self, Block, Pages, Query, ROWS, Seen};
+use crate::generic::attention::{self, Block, Pages, QUERY_ROWS, Query, ROWS, Seen};
 use crate::op::Scores;
 use crate::program::Attend;
 
@@ -54,71 +54,68 @@ impl Part<'_> {
         Seen { first: start, end }
     }
 
-    /// Runs `group` (at most as many rows as the kernel takes) and leaves sums and states in the
-    /// scratch.
+    /// Attends for `rows` and hands what becomes of them to `done`, some at a time.
     ///
     /// # Safety
-    /// As [`Part::run`]: the queries are finished, and the scratch is this thread's.
-    unsafe fn attend(
+    /// As [`Part::run`]: the queries are finished.
+    unsafe fn attend_all(&self, q: Slot, group: Group<'_>, done: &mut Done<'_>) {
+        for rows in group.rows.chunks(QUERY_ROWS) {
+            // SAFETY: some of the same rows; the scratch at this thread's number is its own.
+            unsafe {
+                let scratch = self.scratches.of(self.w.thread);
+                let states = self.attend_together(q, &Group { rows, ..group }, scratch);
+                done(rows, &scratch.out, &states[..rows.len()]);
+            }
+        }
+    }
+
+    /// Runs at most [`QUERY_ROWS`] rows; leaves their sums in the scratch, and answers their states.
+    ///
+    /// # Safety
+    /// As [`Part::attend_all`]; the scratch is this thread's.
+    unsafe fn attend_together(
         &self,
         q: Slot,
         group: &Group<'_>,
         scratch: &mut Scratch,
-        states: &mut [(f32, f32); MAX_QUERIES],
-    ) {
+    ) -> [(f32, f32); QUERY_ROWS] {
         let (n, d) = (group.rows.len(), group.kv.head_dim);
-        let mut seen = [Seen { first: 0, end: 0 }; MAX_QUERIES];
-        for (j, (row, head)) in group.rows.iter().enumerate() {
-            seen[j] = self.seen(group.scores, *row);
-            // SAFETY: the query buffer was finished before the last barrier.
-            let q = unsafe { self.row(q, *row, head * d..(head + 1) * d) };
-            for (i, x) in q.iter().enumerate() {
-                scratch.q[i * n + j] = x * group.scores.scale;
+        let stride = attention::padded(d);
+        let mut states = [(0.0, 0.0); QUERY_ROWS];
+        attention::start(&mut scratch.out[..n * stride], &mut states[..n]);
+        let mut start = 0;
+        for size in self.model.table.queries {
+            // as many of the rest as this kernel takes
+            let rows = start..start + (n - start) / size * size;
+            start = rows.end;
+            if rows.is_empty() {
+                continue;
             }
+            let mut seen = [Seen { first: 0, end: 0 }; QUERY_ROWS];
+            for (j, (row, head)) in group.rows[rows.clone()].iter().enumerate() {
+                seen[j] = self.seen(group.scores, *row);
+                // SAFETY: the query buffer was finished before the last barrier.
+                let q = unsafe { self.row(q, *row, head * d..(head + 1) * d) };
+                for (i, x) in q.iter().enumerate() {
+                    let at = (j / size * d + i) * size + j % size;
+                    scratch.q[at] = x * group.scores.scale;
+                }
+            }
+            let mut run = attention::QueryRows {
+                pages: self.pages(group),
+                q: scratch.q.as_ptr(),
+                seen: &seen[..rows.len()],
+                cap: group.scores.cap,
+                first: group.from,
+                scores: scratch.span.as_mut_ptr(),
+                out: scratch.out[rows.start * stride..].as_mut_ptr(),
+                state: &mut states[rows],
+            };
+            // SAFETY: the table covers all visible positions (`Program::rows`), the scratch holds
+            // the rows, and pages written in this step were finished before the last barrier.
+            unsafe { (self.model.table.attention)(*size, group.kv.ty)(&mut run, group.to) }
         }
-        attention::start(
-            &mut scratch.out[..n * attention::padded(d)],
-            &mut states[..n],
-        );
-        let mut rows = attention::QueryRows {
-            pages: self.pages(group),
-            q: scratch.q.as_ptr(),
-            seen: &seen[..n],
-            cap: group.scores.cap,
-            first: group.from,
-            out: scratch.out.as_mut_ptr(),
-            state: &mut states[..n],
-        };
-        // SAFETY: the table covers all visible positions (`Program::rows`), the scratch holds n
-        // rows, and pages written in this step were finished before the last barrier.
-        unsafe { (self.model.table.attention)(n, group.kv.ty)(&mut rows, group.to) }
-    }
-
-    /// Cuts `rows` to the sizes that kernels exist for and runs each piece, handing its results to
-    /// `done`.
-    ///
-    /// # Safety
-    /// As [`Part::attend`].
-    unsafe fn attend_all(&self, q: Slot, mut group: Group<'_>, done: &mut Done<'_>) {
-        // SAFETY: the scratch at this thread's number is its own.
-        let scratch = unsafe { self.scratches.of(self.w.thread) };
-        let mut states = [(0.0, 0.0); MAX_QUERIES];
-        let mut rest = group.rows;
-        while !rest.is_empty() {
-            let n = self
-                .model
-                .table
-                .queries
-                .iter()
-                .find(|n| **n <= rest.len())
-                .expect("there is one for one row");
-            let (now, later) = rest.split_at(*n);
-            group.rows = now;
-            // SAFETY: some of the same rows, and the scratch is this thread's.
-            unsafe { self.attend(q, &group, scratch, &mut states) };
-            done(now, &scratch.out, &states[..now.len()]);
-            rest = later;
-        }
+        states
     }
 
     /// # Safety

@@ -79,16 +79,12 @@ const UNITS: usize = 8;
 const GENERATED_ROWS: usize = 64;
 /// Floats of a strip's panel, in any form: see [`gemm::KC`] for the cache that two of them fit.
 const PANEL_FLOATS: usize = gemm::KC * MAX_R;
-/// Tokens of a prompt whose attention one thread takes at a time. Their queries and sums,
-/// `8 * head_dim * QUERY_BLOCK` bytes for each head of a group, stay in the second cache while the
-/// pages pass by: 128 KiB for 8 heads of 128.
-const QUERY_BLOCK: usize = 16;
+/// Tokens of a prompt whose attention one thread takes at a time.
+const QUERY_BLOCK: usize = 32;
 /// Rows that go through a stage at a time, see [`Stages`](plan::Stages): enough that weights are
 /// seldom read again, and so few that what a block makes of them, some 100 KB a row of a large
 /// vision tower, is far less than what is kept of all rows. Whole windows and cells of four rows.
 const STAGE_ROWS: usize = 512;
-/// Query rows handled at once, at most.
-const MAX_QUERIES: usize = 8;
 
 /// What a tap sees: number of the operation, rows, width, values `[rows][width]`. What it gives, if
 /// anything, are as many values that stand in their place from there on.

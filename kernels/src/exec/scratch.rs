@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use super::arena::{Codes, Extent, MAX_TILE};
 use super::experts::{EXPERT_ROWS, Grouping};
-use super::{GENERATED_ROWS, MAX_QUERIES, Model, PANEL_FLOATS, Role, STRIP_PAIR, UNITS, sums_len};
+use super::{GENERATED_ROWS, Model, PANEL_FLOATS, Role, STRIP_PAIR, UNITS, sums_len};
 use crate::act::{ACT_GROUP, ActRow};
-use crate::generic::attention::{MAX_HEAD_DIM, padded};
+use crate::generic::attention::{QUERY_ROWS, SPAN_POSITIONS, padded};
 use crate::memory::Floats;
 use crate::table::{MAX_R, TiledKernels};
 
@@ -16,7 +16,9 @@ use crate::table::{MAX_R, TiledKernels};
 pub(super) struct Scratch {
     pub(super) panel: Floats,
     pub(super) sums: Floats,
+    /// Query values, scores of a span of positions, and weighted sums of values.
     pub(super) q: Floats,
+    pub(super) span: Floats,
     pub(super) out: Floats,
     pub(super) strip: Floats,
     /// Activations of generated tokens in tiles.
@@ -142,8 +144,11 @@ impl Scratch {
     pub(super) fn reserve(&mut self, model: &Model, extent: &Extent) {
         self.panel.grow(STRIP_PAIR * PANEL_FLOATS);
         self.sums.grow(UNITS * sums_len(extent.most_rows()));
-        self.q.grow(MAX_QUERIES * MAX_HEAD_DIM);
-        self.out.grow(MAX_QUERIES * padded(MAX_HEAD_DIM));
+        let head_dims = model.program.caches.iter().map(|kv| kv.head_dim);
+        let head_dim = head_dims.max().unwrap_or(0);
+        self.q.grow(QUERY_ROWS * head_dim);
+        self.span.grow(QUERY_ROWS * SPAN_POSITIONS);
+        self.out.grow(QUERY_ROWS * padded(head_dim));
         let rows = extent.most_rows().min(GENERATED_ROWS);
         self.strip.grow(2 * STRIP_PAIR * MAX_R * rows);
         if extent.role == Role::Generated {

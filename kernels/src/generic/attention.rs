@@ -163,21 +163,46 @@ pub(crate) fn last_factors((max, sum): (f32, f32), sink: f32) -> (f32, f32) {
     (weight, sum * weight + (sink - top).exp())
 }
 
+/// Query rows that pages pass by together, at most. Their scores of a span, `512 * QUERY_ROWS`
+/// bytes, stay in the first cache (32 KiB) with a page, or with some values of all of a span.
+pub(crate) const QUERY_ROWS: usize = 32;
+
 /// Query rows against a run of pages.
 pub(crate) struct QueryRows<'a> {
     pub(crate) pages: Pages<'a>,
-    /// Scaled query values, `[head_dim][NQ]`.
+    /// Scaled query values, of every `NQ` rows `[head_dim][NQ]`.
     pub(crate) q: *const f32,
-    /// Positions that each row sees; those before `first` are not looked at.
+    /// Positions that each row sees; those before `first` are not looked at. A multiple of `NQ`, at
+    /// most [`QUERY_ROWS`].
     pub(crate) seen: &'a [Seen],
     /// See [`Scores::cap`](crate::Scores::cap).
     pub(crate) cap: Option<f32>,
-    /// First position of the run; a multiple of 16.
+    /// First position of the run; a multiple of [`SPAN_POSITIONS`].
     pub(crate) first: usize,
-    /// Weighted sums, `[NQ][head_dim rounded up to 16]`, not divided yet.
+    /// Room for the scores of a span, `[rows][SPAN_POSITIONS]`.
+    pub(crate) scores: *mut f32,
+    /// Weighted sums, `[rows][head_dim rounded up to 16]`, not divided yet.
     pub(crate) out: *mut f32,
     /// Maximum and sum of the softmax so far, per row.
     pub(crate) state: &'a mut [(f32, f32)],
+}
+
+impl QueryRows<'_> {
+    /// Positions that any of the `n` rows from `row` on sees.
+    #[inline(always)]
+    fn seen_by(&self, row: usize, n: usize) -> Seen {
+        Seen::of_all(self.seen[row..row + n].iter().copied())
+    }
+
+    /// The scores, then weights, of a row.
+    ///
+    /// # Safety
+    /// There is the row, and nobody else has its scores.
+    #[inline(always)]
+    unsafe fn scores(&self, row: usize) -> *mut f32 {
+        // SAFETY: the caller's promise.
+        unsafe { self.scores.add(row * SPAN_POSITIONS) }
+    }
 }
 
 /// Query rows of a [`Block`], at most.
@@ -218,42 +243,81 @@ pub(crate) const fn padded(head_dim: usize) -> usize {
 /// Pages whose scores are made together: one softmax for all of them.
 const SPAN: usize = 8;
 
-/// Scores, then weights, of a span for each row.
-type Span<const NQ: usize> = [[f32; SPAN * PAGE]; NQ];
+/// Its positions. Runs of pages begin at a multiple of them, so that spans are those of the whole.
+pub(crate) const SPAN_POSITIONS: usize = SPAN * PAGE;
 
-/// Runs `NQ` rows over the pages of positions that any of them sees, between `first` and `end`.
+/// Runs rows, `NQ` at a time, over the pages of positions that any of them sees, between `first` and
+/// `end`. A page of keys passes by all rows before the next one, and so do some values of a span.
 ///
 /// # Safety
 /// As the fields of [`QueryRows`] say; `out` and `state` are initialised by [`start`] and
 /// belong to the caller alone.
 #[inline(always)]
 pub(crate) unsafe fn run<S: Simd, E: Stored, const NQ: usize>(a: &mut QueryRows<'_>, end: usize) {
-    let all = Seen::of_all(a.seen[..NQ].iter().copied());
+    let rows = a.seen.len();
+    let all = a.seen_by(0, rows);
     let last = all.end.min(end);
-    let mut p = [[0f32; SPAN * PAGE]; NQ];
+    let mut corrections = [1.0; QUERY_ROWS];
     // spans begin at fixed positions, wherever a window does
-    let mut at = a.first.max(all.first / (SPAN * PAGE) * (SPAN * PAGE));
+    let mut at = a.first.max(all.first / SPAN_POSITIONS * SPAN_POSITIONS);
     while at < last {
-        let span = all.in_span(at, (last - at).min(SPAN * PAGE));
+        let len = (last - at).min(SPAN_POSITIONS);
         // SAFETY: the table covers every position that is seen, and pages are whole.
         unsafe {
+            let span = all.in_span(at, len);
             for i in span.first / PAGE..span.end.div_ceil(PAGE) {
-                let (page, next) = (a.pages.at(at / PAGE + i), a.pages.at(at / PAGE + i + 1));
-                // the values of this page are read when the span's scores are complete
-                let soon = [a.pages.k.wrapping_add(next), a.pages.v.wrapping_add(page)];
-                scores::<S, E, NQ>(a, a.pages.k.add(page), soon, i * PAGE, &mut p);
+                span_page::<S, E, NQ>(a, at / PAGE + i, i * PAGE);
             }
-            let correction = softmax::<S, NQ>(a, at, span, &mut p);
+            for row in (0..rows).step_by(NQ) {
+                let span = a.seen_by(row, NQ).in_span(at, len);
+                let correction = softmax::<S, NQ>(a, row, at, span);
+                corrections[row..row + NQ].copy_from_slice(&correction);
+            }
+            let head_dim = a.pages.head_dim;
             let mut d = 0;
-            // as many of the head's vectors at once as there are registers for
-            if NQ <= 2 {
-                d = weigh::<S, E, NQ, 4>(a, d, at, span, &p, &correction);
-            } else if NQ <= 4 {
-                d = weigh::<S, E, NQ, 2>(a, d, at, span, &p, &correction);
+            while d < head_dim {
+                // as many of the head's vectors at once as there are registers for
+                let vectors = match NQ {
+                    1 | 2 => 4,
+                    _ => 2,
+                };
+                let many = d + (vectors - 1) * S::R < head_dim;
+                for row in (0..rows).step_by(NQ) {
+                    let span = a.seen_by(row, NQ).in_span(at, len);
+                    let correction = &corrections[row..row + NQ];
+                    match (many, vectors) {
+                        (true, 4) => weigh::<S, E, NQ, 4>(a, row, d, at, span, correction),
+                        (true, _) => weigh::<S, E, NQ, 2>(a, row, d, at, span, correction),
+                        (false, _) => weigh::<S, E, NQ, 1>(a, row, d, at, span, correction),
+                    }
+                }
+                d += if many { vectors * S::R } else { S::R };
             }
-            weigh::<S, E, NQ, 1>(a, d, at, span, &p, &correction);
         }
-        at += SPAN * PAGE;
+        at += SPAN_POSITIONS;
+    }
+}
+
+/// Scores of the `i`th page of the sequence, whose first position is `at` in the span.
+#[inline(always)]
+unsafe fn span_page<S: Simd, E: Stored, const NQ: usize>(a: &QueryRows<'_>, i: usize, at: usize) {
+    let (page, next) = (a.pages.at(i), a.pages.at(i + 1));
+    // the values of this page are read when the span's scores are complete
+    let mut soon = Some([a.pages.k.wrapping_add(next), a.pages.v.wrapping_add(page)]);
+    for row in (0..a.seen.len()).step_by(NQ) {
+        let seen = a.seen_by(row, NQ);
+        if seen.in_span(i * PAGE, PAGE).is_empty() {
+            continue;
+        }
+        // SAFETY: the page is one that is seen.
+        unsafe {
+            let k = a.pages.k.add(page);
+            // a query's value is read once for several vectors of positions, if there are some
+            match S::R < PAGE {
+                true => scores::<S, E, NQ, 2>(a, row, k, soon.take(), at),
+                false => scores::<S, E, NQ, 1>(a, row, k, soon.take(), at),
+            }
+        }
     }
 }
 
@@ -271,75 +335,127 @@ pub(crate) fn start(out: &mut [f32], state: &mut [(f32, f32)]) {
     state.fill((f32::NEG_INFINITY, 0.0));
 }
 
+/// Scores of a page's positions for the rows from `row` on, `H` vectors of positions at a time; asks
+/// for what is read soon.
 #[inline(always)]
-#[allow(clippy::needless_range_loop)] // an index keeps the sums in registers
-unsafe fn scores<S: Simd, E: Stored, const NQ: usize>(
+unsafe fn scores<S: Simd, E: Stored, const NQ: usize, const H: usize>(
     a: &QueryRows<'_>,
+    row: usize,
     k: *const u8,
-    soon: [*const u8; 2],
+    soon: Option<[*const u8; 2]>,
     at: usize,
-    p: &mut Span<NQ>,
 ) {
     let head_dim = a.pages.head_dim;
     let ahead = Ahead::here();
     // elements that share a scale are summed before it counts
     let group = E::GROUP.unwrap_or(head_dim);
-    // SAFETY: a K page is head_dim * 16 elements, `q` head_dim * NQ floats.
+    // SAFETY: a K page is head_dim * 16 elements, `q` head_dim floats for each row.
     unsafe {
-        for half in 0..PAGE / S::R {
-            let mut scaled = [S::zero(); NQ];
+        let q = a.q.add(row * head_dim);
+        let ask = |soon: [*const u8; 2], d: usize| {
+            // two rows of a page at a time, never many at once: those that wait would hold up
+            // everything else
+            for line in (0..2 * PAGE * E::BYTES).step_by(64) {
+                ahead.ask::<S>(soon[0].wrapping_add(d * PAGE * E::BYTES + line));
+                ahead.ask::<S>(soon[1].wrapping_add(d * PAGE * E::BYTES + line));
+            }
+        };
+        for first in (0..PAGE).step_by(H * S::R) {
+            let mut scaled = [[S::zero(); NQ]; H];
             for g in (0..head_dim).step_by(group) {
                 // even and odd positions of the head apart: one chain of sums would wait for each
                 // multiply-add
-                let mut sums = [[S::zero(); NQ]; 2];
-                for d in (g..g + group).step_by(2) {
-                    if half == 0 {
-                        // two rows of a page at a time, never many at once: those that wait would
-                        // hold up everything else
-                        for line in (0..2 * PAGE * E::BYTES).step_by(64) {
-                            ahead.ask::<S>(soon[0].wrapping_add(d * PAGE * E::BYTES + line));
-                            ahead.ask::<S>(soon[1].wrapping_add(d * PAGE * E::BYTES + line));
+                let mut sums = [[[S::zero(); NQ]; H]; 2];
+                if NQ * H >= 8 && H > 1 {
+                    // one after the other: there are registers for one of them
+                    for d in (g..g + group).step_by(2) {
+                        if let Some(soon) = soon.filter(|_| first == 0) {
+                            ask(soon, d);
                         }
+                        add_products::<S, E, NQ, H>(q, k, d, first, &mut sums[0]);
                     }
-                    for odd in 0..2 {
-                        let kv = E::keys::<S>(k, d + odd, half * S::R);
-                        for (r, sum) in sums[odd].iter_mut().enumerate() {
-                            *sum = S::fma(kv, S::set1(a.q.add((d + odd) * NQ + r).read()), *sum);
+                    for d in (g..g + group).step_by(2) {
+                        add_products::<S, E, NQ, H>(q, k, d + 1, first, &mut sums[1]);
+                    }
+                } else {
+                    for d in (g..g + group).step_by(2) {
+                        if let Some(soon) = soon.filter(|_| first == 0) {
+                            ask(soon, d);
+                        }
+                        for (odd, sums) in sums.iter_mut().enumerate() {
+                            add_products::<S, E, NQ, H>(q, k, d + odd, first, sums);
                         }
                     }
                 }
-                for (r, scaled) in scaled.iter_mut().enumerate() {
-                    let sum = S::add(sums[0][r], sums[1][r]);
-                    *scaled = match E::GROUP {
-                        Some(_) => {
-                            S::fma(E::scales::<S>(k, head_dim, g, half * S::R), sum, *scaled)
-                        }
-                        None => sum,
-                    };
+                for (h, scaled) in scaled.iter_mut().enumerate() {
+                    for (r, scaled) in scaled.iter_mut().enumerate() {
+                        let sum = S::add(sums[0][h][r], sums[1][h][r]);
+                        *scaled = match E::GROUP {
+                            Some(_) => {
+                                let scales = E::scales::<S>(k, head_dim, g, first + h * S::R);
+                                S::fma(scales, sum, *scaled)
+                            }
+                            None => sum,
+                        };
+                    }
                 }
             }
-            for (r, p) in p.iter_mut().enumerate() {
-                S::store(p.as_mut_ptr().add(at + half * S::R), scaled[r]);
+            for (h, scaled) in scaled.iter().enumerate() {
+                for (r, scaled) in scaled.iter().enumerate() {
+                    S::store(a.scores(row + r).add(at + first + h * S::R), *scaled);
+                }
             }
         }
     }
 }
 
-/// Scores of the positions `span` from `at` on to weights in place; returns what each row's earlier
-/// sums are multiplied with.
+/// Adds the products of queries' and keys' value `d`, for `H` vectors of positions of a page from
+/// `first` on.
+///
+/// # Safety
+/// As [`scores`]; `q` are the queries, `k` is the page.
+#[inline(always)]
+#[allow(clippy::needless_range_loop)] // an index keeps the sums in registers
+unsafe fn add_products<S: Simd, E: Stored, const NQ: usize, const H: usize>(
+    q: *const f32,
+    k: *const u8,
+    d: usize,
+    first: usize,
+    sums: &mut [[S::F; NQ]; H],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut keys = [S::zero(); H];
+        for h in 0..H {
+            keys[h] = E::keys::<S>(k, d, first + h * S::R);
+        }
+        for r in 0..NQ {
+            let q = S::set1(q.add(d * NQ + r).read());
+            for h in 0..H {
+                sums[h][r] = S::fma(keys[h], q, sums[h][r]);
+            }
+        }
+    }
+}
+
+/// Scores of the positions `span` from `at` on to weights in place, for the rows from `row` on;
+/// returns what each row's earlier sums are multiplied with.
 #[inline(always)]
 unsafe fn softmax<S: Simd, const NQ: usize>(
     a: &mut QueryRows<'_>,
+    row: usize,
     at: usize,
     span: Seen,
-    p: &mut Span<NQ>,
 ) -> [f32; NQ] {
-    let mut correction = [1.0; NQ];
-    // SAFETY: every pointer is to one of the rows of `p`, which are whole vectors, or a local
-    // array.
+    let mut corrections = [1.0; NQ];
+    if span.is_empty() {
+        return corrections;
+    }
+    // SAFETY: every pointer is to the scores of a row, which are whole vectors, or to a local array.
     unsafe {
-        for (r, p) in p.iter_mut().enumerate() {
-            let seen = a.seen[r].in_span(at, span.end);
+        for (r, correction) in corrections.iter_mut().enumerate() {
+            let p = std::slice::from_raw_parts_mut(a.scores(row + r), SPAN_POSITIONS);
+            let seen = a.seen[row + r].in_span(at, span.end);
             if seen.is_empty() {
                 p[span.first..span.end].fill(0.0);
                 continue;
@@ -353,7 +469,7 @@ unsafe fn softmax<S: Simd, const NQ: usize>(
                     S::store(p.as_mut_ptr().add(i), v);
                 }
             }
-            let (max, sum) = a.state[r];
+            let (max, sum) = a.state[row + r];
             let mut top = S::set1(max);
             for i in (from..seen.end).step_by(S::R) {
                 let v = S::load(p.as_ptr().add(i));
@@ -370,71 +486,76 @@ unsafe fn softmax<S: Simd, const NQ: usize>(
             if new > max {
                 let mut e = [0f32; 16];
                 S::store(e.as_mut_ptr(), exp::<S>(S::set1(max - new)));
-                correction[r] = if max == f32::NEG_INFINITY { 0.0 } else { e[0] };
+                *correction = if max == f32::NEG_INFINITY { 0.0 } else { e[0] };
             }
-            a.state[r] = (new, sum * correction[r] + S::sum(total));
+            a.state[row + r] = (new, sum * *correction + S::sum(total));
         }
     }
-    correction
+    corrections
 }
 
-/// Adds the weighted values of a span, `DV` vectors of the head at once from value `d` on; returns
-/// where it ended.
+/// Adds the weighted values of a span, `DV` vectors of the head from value `d` on, to the sums of the
+/// rows from `row` on.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // one position of every row at a time
 unsafe fn weigh<S: Simd, E: Stored, const NQ: usize, const DV: usize>(
     a: &QueryRows<'_>,
-    mut d: usize,
+    row: usize,
+    d: usize,
     at: usize,
     span: Seen,
-    p: &Span<NQ>,
-    correction: &[f32; NQ],
-) -> usize {
+    correction: &[f32],
+) {
+    if span.is_empty() {
+        return;
+    }
     let stride = padded(a.pages.head_dim);
     // SAFETY: a V page is 16 rows of head_dim elements, padded at the end of the store so that a
     // whole vector can be read; rows of `out` are padded to a multiple of 16.
     unsafe {
-        while d + (DV - 1) * S::R < a.pages.head_dim {
-            // not `from_fn`: for wide arrays it is a call, compiled without the caller's target
-            // features
-            let mut sums = [[S::zero(); DV]; NQ];
-            for r in 0..NQ {
-                for i in 0..DV {
-                    let so_far = S::load(a.out.add(r * stride + d + i * S::R));
-                    sums[r][i] = S::mul(so_far, S::set1(correction[r]));
-                }
+        let out = a.out.add(row * stride + d);
+        let p = a.scores(row);
+        // not `from_fn`: for wide arrays it is a call, compiled without the caller's target
+        // features
+        let mut sums = [[S::zero(); DV]; NQ];
+        for (r, correction) in correction.iter().enumerate() {
+            for i in 0..DV {
+                let so_far = S::load(out.add(r * stride + i * S::R));
+                sums[r][i] = S::mul(so_far, S::set1(*correction));
             }
-            for page in span.first / PAGE..span.end.div_ceil(PAGE) {
-                let v = a.pages.v.add(a.pages.at(at / PAGE + page));
-                let mut scales = [[1f32; PAGE]; DV];
-                if E::GROUP.is_some() {
-                    for i in 0..DV {
-                        for half in (0..PAGE).step_by(S::R) {
-                            let scale = E::scales::<S>(v, a.pages.head_dim, d + i * S::R, half);
-                            S::store(scales[i].as_mut_ptr().add(half), scale);
-                        }
-                    }
-                }
-                let seen = span.in_span(page * PAGE, PAGE);
-                for j in seen.first..seen.end {
-                    for i in 0..DV {
-                        let mut value = E::values::<S>(v, a.pages.head_dim, j, d + i * S::R);
-                        if E::GROUP.is_some() {
-                            value = S::mul(value, S::set1(scales[i][j]));
-                        }
-                        for r in 0..NQ {
-                            sums[r][i] = S::fma(value, S::set1(p[r][page * PAGE + j]), sums[r][i]);
-                        }
+        }
+        for page in span.first / PAGE..span.end.div_ceil(PAGE) {
+            let v = a.pages.v.add(a.pages.at(at / PAGE + page));
+            let mut scales = [[1f32; PAGE]; DV];
+            if E::GROUP.is_some() {
+                for i in 0..DV {
+                    for half in (0..PAGE).step_by(S::R) {
+                        let scale = E::scales::<S>(v, a.pages.head_dim, d + i * S::R, half);
+                        S::store(scales[i].as_mut_ptr().add(half), scale);
                     }
                 }
             }
-            for r in 0..NQ {
+            let seen = span.in_span(page * PAGE, PAGE);
+            for j in seen.first..seen.end {
+                let mut values = [S::zero(); DV];
                 for i in 0..DV {
-                    S::store(a.out.add(r * stride + d + i * S::R), sums[r][i]);
+                    values[i] = E::values::<S>(v, a.pages.head_dim, j, d + i * S::R);
+                    if E::GROUP.is_some() {
+                        values[i] = S::mul(values[i], S::set1(scales[i][j]));
+                    }
+                }
+                for r in 0..NQ {
+                    let weight = S::set1(p.add(r * SPAN_POSITIONS + page * PAGE + j).read());
+                    for i in 0..DV {
+                        sums[r][i] = S::fma(values[i], weight, sums[r][i]);
+                    }
                 }
             }
-            d += DV * S::R;
+        }
+        for r in 0..NQ {
+            for i in 0..DV {
+                S::store(out.add(r * stride + i * S::R), sums[r][i]);
+            }
         }
     }
-    d
 }
