@@ -2,6 +2,7 @@
 
 use std::fmt::{Result, Write};
 use std::path::Path;
+use std::time::Instant;
 
 use octavo_vision::Tower;
 use octavo_vision::pixels::Prepared;
@@ -9,8 +10,8 @@ use octavo_vision::pixels::Prepared;
 use super::super::arrays::{self, Array};
 use super::super::failure::{Exit, Failure};
 use super::super::output::{Inputs, Kind, Output};
-use super::super::signal;
 use super::super::vision::{self, encoder, of_image};
+use super::super::{signal, terminal};
 use super::InspectArgs;
 
 /// What tells these files from others: see [`Kind::Picture`].
@@ -84,7 +85,7 @@ pub(super) fn dump(
         ));
     };
     let cells = args.cells.limits()?;
-    let inputs = Inputs::default().file(Some(path)).file(Some(image));
+    let inputs = Inputs::default().model(Some(path)).file(Some(image));
     let output = Output {
         path: dump,
         kind: Kind::Picture,
@@ -98,14 +99,24 @@ pub(super) fn dump(
     let prepared = Prepared::new(&picture, &encoder.tower().hparams, cells);
     let prepared = prepared.map_err(|error| of_image(image, &error))?;
     let pixels = prepared.pixels();
+    let start = Instant::now();
     let cells = encoder
         .encode(pixels, None)
         .map_err(|error| of_image(image, &error))?;
+    let took = start.elapsed().as_secs_f64();
     let shape = [cells.nx * cells.ny, encoder.tower().width()];
     let arrays = [
         Array::floats("pixels", &[3, pixels.height, pixels.width], pixels.planes),
         Array::floats("embeddings", &shape, &cells.rows),
     ];
     output.write(&arrays::file(PRODUCER, &arrays))?;
+    terminal::note(&format!(
+        "octavo: wrote {}: {} x {} pixels, {} x {} cells, encoded in {took:.2} s",
+        dump.display(),
+        pixels.width,
+        pixels.height,
+        cells.nx,
+        cells.ny
+    ));
     Ok(Exit::Done)
 }
