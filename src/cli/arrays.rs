@@ -1,52 +1,85 @@
 //! Arrays for other programs: safetensors files.
 
+use std::io::{self, Write};
+
 use serde_json::json;
 
 /// An array of a file.
-pub(super) struct Array {
+pub(super) struct Array<'a> {
     name: &'static str,
-    ty: &'static str,
     shape: Vec<usize>,
-    data: Vec<u8>,
+    values: Values<'a>,
 }
 
-impl Array {
+/// What an array has, 4 bytes each.
+enum Values<'a> {
+    Floats(&'a [f32]),
+    Ids(&'a [i32]),
+}
+
+impl Array<'_> {
     /// Of floats, the last dimension's neighbours side by side.
-    pub(super) fn floats(name: &'static str, shape: &[usize], values: &[f32]) -> Array {
+    pub(super) fn floats<'a>(name: &'static str, shape: &[usize], values: &'a [f32]) -> Array<'a> {
         Array {
             name,
-            ty: "F32",
             shape: shape.to_vec(),
-            data: values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            values: Values::Floats(values),
         }
     }
 
     /// Of token ids; -1 is a cell of a picture.
-    pub(super) fn ids(name: &'static str, ids: &[i32]) -> Array {
+    pub(super) fn ids<'a>(name: &'static str, ids: &'a [i32]) -> Array<'a> {
         Array {
             name,
-            ty: "I32",
             shape: vec![ids.len()],
-            data: ids.iter().flat_map(|id| id.to_le_bytes()).collect(),
+            values: Values::Ids(ids),
+        }
+    }
+
+    fn ty(&self) -> &'static str {
+        match self.values {
+            Values::Floats(_) => "F32",
+            Values::Ids(_) => "I32",
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        4 * match self.values {
+            Values::Floats(values) => values.len(),
+            Values::Ids(ids) => ids.len(),
+        }
+    }
+
+    fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        match self.values {
+            Values::Floats(values) => pieces(values, |x| x.to_le_bytes(), out),
+            Values::Ids(ids) => pieces(ids, |id| id.to_le_bytes(), out),
         }
     }
 }
 
-/// A safetensors file: the length of a header, the header, and the arrays one after the other.
-pub(super) fn file(producer: &str, arrays: &[Array]) -> Vec<u8> {
+/// Writes values a few at a time: an array may be a good part of what memory there is.
+fn pieces<T: Copy>(values: &[T], bytes: fn(T) -> [u8; 4], out: &mut dyn Write) -> io::Result<()> {
+    values.chunks(16 << 10).try_for_each(|piece| {
+        let piece: Vec<u8> = piece.iter().flat_map(|x| bytes(*x)).collect();
+        out.write_all(&piece)
+    })
+}
+
+/// Writes a safetensors file: the length of a header, the header, and the arrays one after the other.
+pub(super) fn write(producer: &str, arrays: &[Array<'_>], out: &mut dyn Write) -> io::Result<()> {
     let mut header = json!({ "__metadata__": { "producer": producer } });
     let mut end = 0;
     for array in arrays {
         let start = end;
-        end += array.data.len();
-        let (ty, shape) = (array.ty, &array.shape);
+        end += array.bytes();
+        let (ty, shape) = (array.ty(), &array.shape);
         header[array.name] = json!({ "dtype": ty, "shape": shape, "data_offsets": [start, end] });
     }
     let mut header = header.to_string();
     // arrays begin at a multiple of 8
     header.push_str(&" ".repeat(header.len().next_multiple_of(8) - header.len()));
-    let mut file = (header.len() as u64).to_le_bytes().to_vec();
-    file.extend(header.bytes());
-    arrays.iter().for_each(|array| file.extend(&array.data));
-    file
+    out.write_all(&(header.len() as u64).to_le_bytes())?;
+    out.write_all(header.as_bytes())?;
+    arrays.iter().try_for_each(|array| array.write(out))
 }

@@ -276,14 +276,20 @@ fn write(dump: &Output<'_>, engine: &Engine, read: &Read, embed: Embed) -> Resul
     let rows = of(Pooling::None)?;
     let width = rows.len() / tokens.len();
     let ids: Vec<i32> = tokens.iter().map(|id| shown_id(*id)).collect();
+    let pooled = match embed.pooling {
+        Pooling::None => None,
+        pooling => Some(of(pooling)?),
+    };
     let mut arrays = vec![
         Array::ids("tokens", &ids),
         Array::floats("embd", &[tokens.len(), width], &rows),
     ];
-    if embed.pooling != Pooling::None {
-        arrays.push(Array::floats("pooled", &[width], &of(embed.pooling)?));
-    }
-    dump.write(&arrays::file(PRODUCER, &arrays))?;
+    arrays.extend(
+        pooled
+            .iter()
+            .map(|row| Array::floats("pooled", &[width], row)),
+    );
+    dump.write_with(|out| arrays::write(PRODUCER, &arrays, out))?;
     Ok(Exit::Done)
 }
 

@@ -6,7 +6,7 @@
 //! are followed, pipes and devices written to, never replaced.
 
 use std::fs::{self, File, Metadata};
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use gguf_rs_lite::{Gguf, OpenOptions, Value, behind_links, check_replaceable};
@@ -265,15 +265,22 @@ impl Output<'_> {
 
     /// Checks once more and writes all of it.
     pub(super) fn write(&self, bytes: &[u8]) -> Result<(), Failure> {
+        self.write_with(|out| out.write_all(bytes))
+    }
+
+    /// Checks once more and has all of it written.
+    pub(super) fn write_with(
+        &self,
+        write: impl FnOnce(&mut dyn io::Write) -> io::Result<()>,
+    ) -> Result<(), Failure> {
         self.check()?;
         let file = || self.path.display().to_string();
         gguf_rs_lite::replace_file(self.path, |out| {
-            out.write_all(bytes)
-                .map_err(|source| gguf_rs_lite::Error::Io {
-                    file: file(),
-                    action: "write it",
-                    source,
-                })
+            write(out).map_err(|source| gguf_rs_lite::Error::Io {
+                file: file(),
+                action: "write it",
+                source,
+            })
         })?;
         Ok(())
     }

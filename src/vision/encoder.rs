@@ -168,6 +168,21 @@ impl Encoder {
         planes: &[f32],
         tap: Option<&mut TapSink<'_>>,
     ) -> Result<Vec<f32>, Error> {
+        let width = self.tower.width();
+        let rows = self.rows(layout, planes, tap)?;
+        let rows = layout.in_raster_order(rows, width);
+        self.executable.rest();
+        Ok(rows)
+    }
+
+    /// The tower's rows in its own order. What the step was given is gone before they are copied: of
+    /// a large picture it is 100 MB and more.
+    fn rows(
+        &mut self,
+        layout: &Layout,
+        planes: &[f32],
+        tap: Option<&mut TapSink<'_>>,
+    ) -> Result<&[f32], Error> {
         let n = layout.places.len();
         let positions = self.tower.positions.as_ref();
         let positions = positions.map(|table| table.rows(layout));
@@ -191,9 +206,6 @@ impl Encoder {
             seqs: &seqs,
             input: &layout.pixels(planes, self.tower.hparams.patch),
         };
-        let rows = self.executable.step(&step, tap)?;
-        let rows = layout.in_raster_order(rows, self.tower.width());
-        self.executable.rest();
-        Ok(rows)
+        Ok(self.executable.step(&step, tap)?)
     }
 }

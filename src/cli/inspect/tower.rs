@@ -109,7 +109,7 @@ pub(super) fn dump(
         Array::floats("pixels", &[3, pixels.height, pixels.width], pixels.planes),
         Array::floats("embeddings", &shape, &cells.rows),
     ];
-    output.write(&arrays::file(PRODUCER, &arrays))?;
+    output.write_with(|out| arrays::write(PRODUCER, &arrays, out))?;
     terminal::note(&format!(
         "octavo: wrote {}: {} x {} pixels, {} x {} cells, encoded in {took:.2} s",
         dump.display(),

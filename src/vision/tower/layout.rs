@@ -88,8 +88,12 @@ impl Layout {
 
     /// The tower's rows of `width` values, one for each cell, from the left, then from the top.
     pub fn in_raster_order(&self, rows: &[f32], width: usize) -> Vec<f32> {
-        let cell = |at: &usize| &rows[at * width..(at + 1) * width];
-        self.raster.iter().flat_map(cell).copied().collect()
+        // with all the room at once: of a large picture this is 100 MB and more
+        let mut ordered = Vec::with_capacity(rows.len());
+        for at in &self.raster {
+            ordered.extend_from_slice(&rows[at * width..(at + 1) * width]);
+        }
+        ordered
     }
 }
 
