@@ -66,7 +66,8 @@ fn pieces<T: Copy>(values: &[T], bytes: fn(T) -> [u8; 4], out: &mut dyn Write) -
     })
 }
 
-/// Writes a safetensors file: the length of a header, the header, and the arrays one after the other.
+/// Writes a safetensors file: the length of a header, the header, and the arrays one after the
+/// other.
 pub(super) fn write(producer: &str, arrays: &[Array<'_>], out: &mut dyn Write) -> io::Result<()> {
     let mut header = json!({ "__metadata__": { "producer": producer } });
     let mut end = 0;

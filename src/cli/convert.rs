@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use gguf_rs_lite::{Gguf, OpenOptions, TensorType, behind_links};
+use gguf_rs_lite::{Gguf, OpenOptions, TensorType};
 use octavo_engine::hf;
 use octavo_lab::quantize::{Change, Plan, Progress};
 
 use super::failure::{Exit, Failure};
-use super::output::{Inputs, Kind, Output};
+use super::output::{Inputs, Kind, Output, place};
 use super::signal;
 use super::terminal::{self, note};
 use super::threads::ThreadsArgs;
@@ -18,7 +18,8 @@ use super::values::Named;
 ///
 /// Weights of AWQ checkpoints become Q4_1: the same codes and scales, and zero points that are
 /// rounded to f16 with their scale, which is reported for each tensor. Plain weights stay as they
-/// are. A folder with a vision tower becomes a pair of files: the model, and with --mmproj the tower.
+/// are. A folder with a vision tower becomes a pair of files: the model, and with --mmproj the
+/// tower.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -89,7 +90,7 @@ pub(super) fn run(args: &ConvertArgs) -> Result<Exit, Failure> {
     model.check()?;
     if let Some(tower) = &tower {
         tower.check()?;
-        if behind_links(tower.path)? == behind_links(model.path)? {
+        if place(tower.path)? == place(model.path)? {
             let path = shown(tower.path);
             return Err(Failure::Usage(format!(
                 "--mmproj {path}: expected another file than the model's"

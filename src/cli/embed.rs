@@ -8,7 +8,6 @@ use octavo_engine::{
 };
 use octavo_model::Hparams;
 use octavo_text::tokenizer::EncodeOptions;
-use octavo_vision::prompt;
 use serde_json::{Value, json};
 
 use super::args::{ComputeArgs, ModelArgs};
@@ -16,8 +15,8 @@ use super::arrays::{self, Array};
 use super::failure::{Exit, Failure};
 use super::output::{Inputs, Kind, Output};
 use super::prompt::TextArgs;
-use super::run::shown_id;
-use super::vision::PictureArgs;
+use super::run::shown_ids;
+use super::vision::{self, PictureArgs};
 use super::{load, signal, terminal};
 
 /// Turn texts into vectors (embeddings)
@@ -156,21 +155,13 @@ fn tokens_of(
     text: &[u8],
     pictures: &[Shown],
 ) -> Result<Vec<u32>, Failure> {
-    if !pictures.is_empty() {
-        let text = args.pictures.place(text.to_vec());
-        return Ok(prompt::tokens(
-            engine.tokenizer(),
-            &text,
-            prompt::MARKER,
-            pictures,
-        )?);
-    }
+    let text = args.pictures.place(text.to_vec());
     let special = !args.no_special;
     let options = EncodeOptions {
         add_special: special,
         parse_special: special,
     };
-    Ok(engine.tokenizer().encode(text, options)?)
+    vision::tokens(engine.tokenizer(), &text, options, pictures)
 }
 
 /// The lines of a text, without their ends, but for empty ones.
@@ -255,8 +246,7 @@ fn to_text(texts: &[Vec<f32>], width: usize) -> String {
 fn to_json(tokens: &[Vec<u32>], texts: &[Vec<f32>], width: usize, embed: Embed) -> Value {
     let one = |(tokens, vectors): (&Vec<u32>, &Vec<f32>)| {
         let vectors: Vec<&[f32]> = vectors.chunks(width).collect();
-        let ids: Vec<i32> = tokens.iter().map(|id| shown_id(*id)).collect();
-        json!({ "tokens": ids, "vectors": vectors })
+        json!({ "tokens": shown_ids(tokens), "vectors": vectors })
     };
     json!({
         "pooling": embed.pooling.name(),
@@ -275,7 +265,7 @@ fn write(dump: &Output<'_>, engine: &Engine, read: &Read, embed: Embed) -> Resul
     };
     let rows = of(Pooling::None)?;
     let width = rows.len() / tokens.len();
-    let ids: Vec<i32> = tokens.iter().map(|id| shown_id(*id)).collect();
+    let ids = shown_ids(tokens);
     let pooled = match embed.pooling {
         Pooling::None => None,
         pooling => Some(of(pooling)?),

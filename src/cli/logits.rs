@@ -11,7 +11,6 @@ use octavo_engine::{Engine, Shown, Wanted, is_cell};
 use octavo_model::Tap;
 use octavo_reference::results::Results;
 use octavo_text::tokenizer::EncodeOptions;
-use octavo_vision::prompt;
 use regex::Regex;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -20,8 +19,8 @@ use super::args::{ComputeArgs, ModelArgs};
 use super::failure::{Exit, Failure};
 use super::output::{Inputs, Kind, Output};
 use super::prompt::TextArgs;
-use super::run::{piece, shown_id};
-use super::vision::PictureArgs;
+use super::run::{piece, shown_id, shown_ids};
+use super::vision::{self, PictureArgs};
 use super::{load, signal, terminal};
 
 /// Show the logits that follow a text, raw and in full precision
@@ -107,19 +106,14 @@ pub(super) fn run(args: &LogitsArgs) -> Result<Exit, Failure> {
     let pictures = args.pictures.see(&engine, &args.compute)?;
     let tokens = match (&args.tokens, text) {
         (Some(ids), _) => ids.clone(),
-        (None, text) if !pictures.is_empty() => {
-            let text = args.pictures.place(text.unwrap_or_default());
-            prompt::tokens(engine.tokenizer(), &text, prompt::MARKER, &pictures)?
-        }
         (None, text) => {
             let special = !args.no_special;
             let options = EncodeOptions {
                 add_special: special,
                 parse_special: special,
             };
-            engine
-                .tokenizer()
-                .encode(&text.unwrap_or_default(), options)?
+            let text = args.pictures.place(text.unwrap_or_default());
+            vision::tokens(engine.tokenizer(), &text, options, &pictures)?
         }
     };
     if tokens.is_empty() {
@@ -212,7 +206,7 @@ fn to_json(
         .iter()
         .map(|(pos, t)| json!({"pos": pos, "top": t.iter().map(top).collect::<Vec<_>>()}))
         .collect();
-    let ids: Vec<i32> = tokens.iter().map(|id| shown_id(*id)).collect();
+    let ids = shown_ids(tokens);
     let mut object = json!({"tokens": ids, "positions": positions});
     if let Some(taps) = taps {
         object["taps"] = serde_json::to_value(taps)?;

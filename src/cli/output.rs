@@ -286,20 +286,22 @@ impl Output<'_> {
     }
 }
 
+/// Where a path leads, however it is written.
+pub(super) fn place(path: &Path) -> Result<PathBuf, Failure> {
+    let path = behind_links(path)?;
+    let folder = path
+        .parent()
+        .filter(|p| !p.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
+    // a folder that is not there yet holds no links
+    let folder = folder
+        .canonicalize()
+        .or_else(|_| std::path::absolute(folder))?;
+    Ok(folder.join(path.file_name().unwrap_or_default()))
+}
+
 /// Refuses outputs that would take each other's place.
 pub(super) fn all_different(paths: &[&Path]) -> Result<(), Failure> {
-    let place = |path: &Path| -> Result<PathBuf, Failure> {
-        let path = behind_links(path)?;
-        let folder = path
-            .parent()
-            .filter(|p| !p.as_os_str().is_empty())
-            .unwrap_or(Path::new("."));
-        // a folder that is not there yet holds no links
-        let folder = folder
-            .canonicalize()
-            .or_else(|_| std::path::absolute(folder))?;
-        Ok(folder.join(path.file_name().unwrap_or_default()))
-    };
     let places = paths
         .iter()
         .map(|path| place(path))

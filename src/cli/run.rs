@@ -19,7 +19,7 @@ use super::metrics::{Metrics, note_full};
 use super::prompt::TextArgs;
 use super::signal::{self, Generating};
 use super::terminal::{self, Progress};
-use super::vision::PictureArgs;
+use super::vision::{self, PictureArgs};
 use super::{chat, load};
 
 /// Continue a text (or answer one message, with --chat)
@@ -204,15 +204,9 @@ fn prepare(
     pictures: &[Shown],
 ) -> Result<(Vec<u8>, Vec<u32>), Failure> {
     let text = args.pictures.place(text);
-    let with_pictures =
-        |text: &[u8]| prompt::tokens(engine.tokenizer(), text, prompt::MARKER, pictures);
     if !args.chat {
-        if !pictures.is_empty() {
-            let ids = with_pictures(&text)?;
-            return Ok((text, ids));
-        }
         let options = EncodeOptions::PROMPT;
-        let ids = engine.tokenizer().encode(&text, options)?;
+        let ids = vision::tokens(engine.tokenizer(), &text, options, pictures)?;
         return Ok((text, ids));
     }
     let content = String::from_utf8(text).map_err(|e| {
@@ -230,7 +224,12 @@ fn prepare(
     let rendered = chat::template(engine)?.render(&messages, true)?;
     let ids = match pictures {
         [] => octavo_text::chat::encode(engine.tokenizer(), &rendered)?,
-        _ => with_pictures(rendered.as_bytes())?,
+        _ => prompt::tokens(
+            engine.tokenizer(),
+            rendered.as_bytes(),
+            prompt::MARKER,
+            pictures,
+        )?,
     };
     Ok((rendered.into_bytes(), ids))
 }
@@ -242,10 +241,9 @@ fn report(
     metrics: &Metrics,
     tokenizer: &Tokenizer,
 ) -> Result<Value, serde_json::Error> {
-    let ids: Vec<i32> = prompt.iter().map(|id| shown_id(*id)).collect();
     let mut object = json!({
         "text": format!("{echo}{}", out.text),
-        "prompt_tokens": ids,
+        "prompt_tokens": shown_ids(prompt),
         "tokens": out.tokens,
         "finish_reason": out.finish.name(),
     });
@@ -283,6 +281,11 @@ pub(super) fn shown_id(id: u32) -> i32 {
         true => -1,
         false => id as i32,
     }
+}
+
+/// Ids of tokens as they are shown; see [`shown_id`].
+pub(super) fn shown_ids(ids: &[u32]) -> Vec<i32> {
+    ids.iter().map(|id| shown_id(*id)).collect()
 }
 
 /// A token as text; what is not UTF-8 by itself is shown as U+FFFD.

@@ -9,6 +9,7 @@ use clap::Args;
 use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_engine::{Engine, Shown, hf};
 use octavo_kernels::IsaChoice;
+use octavo_text::tokenizer::{EncodeOptions, Tokenizer};
 use octavo_vision::pixels::{Limits, Picture, TokenLimits, decode};
 use octavo_vision::{Encoder, EncoderOptions, Sight, prompt};
 
@@ -119,6 +120,19 @@ pub(super) fn place(pictures: usize, text: Vec<u8>) -> Vec<u8> {
     let mut all = prompt::MARKER.repeat(pictures).into_bytes();
     all.extend(text);
     all
+}
+
+/// The tokens of a text, with pictures in the places of its markers if there are any.
+pub(super) fn tokens(
+    tokenizer: &Tokenizer,
+    text: &[u8],
+    options: EncodeOptions,
+    pictures: &[Shown],
+) -> Result<Vec<u32>, Failure> {
+    match pictures {
+        [] => Ok(tokenizer.encode(text, options)?),
+        _ => Ok(prompt::tokens(tokenizer, text, prompt::MARKER, pictures)?),
+    }
 }
 
 /// A tower for pictures of so many cells.

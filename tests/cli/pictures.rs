@@ -14,6 +14,13 @@ fn file(name: &str) -> Option<String> {
     Some(path.to_str().expect("UTF-8").to_owned())
 }
 
+/// A tower, its text model and an image; `None` where the shared folder is absent.
+fn files(image: &str) -> Option<[String; 3]> {
+    let names = ["vl-a-mmproj-F32.gguf", "vl-a-text-F32.gguf", image];
+    let [mmproj, text, image] = names.map(file);
+    Some([mmproj?, text?, image?])
+}
+
 /// Runs `octavo diff`; its exit code, and what it printed to both.
 fn diff(args: &[&str]) -> (Option<i32>, String) {
     let output = octavo(&[&["diff"], args].concat()).output();
@@ -24,11 +31,7 @@ fn diff(args: &[&str]) -> (Option<i32>, String) {
 
 #[test]
 fn towers_and_texts_with_pictures_are_compared_with_the_oracle() {
-    let (Some(mmproj), Some(text), Some(image)) = (
-        file("vl-a-mmproj-F32.gguf"),
-        file("vl-a-text-F32.gguf"),
-        file("images/photo.png"),
-    ) else {
+    let Some([mmproj, text, image]) = files("images/photo.png") else {
         return;
     };
     let tower = [&*mmproj, "--image", &image, "--b-exec", "oracle"];
@@ -48,11 +51,7 @@ fn towers_and_texts_with_pictures_are_compared_with_the_oracle() {
 
 #[test]
 fn what_does_not_go_together_is_refused() {
-    let (Some(mmproj), Some(text), Some(image)) = (
-        file("vl-a-mmproj-F32.gguf"),
-        file("vl-a-text-F32.gguf"),
-        file("images/wide.png"),
-    ) else {
+    let Some([mmproj, text, image]) = files("images/wide.png") else {
         return;
     };
     let cases: &[(&[&str], &str)] = &[
@@ -142,11 +141,7 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
 /// The vectors of a text with a picture are the rows that become its logits.
 #[test]
 fn vectors_of_pictures_become_logits() {
-    let (Some(mmproj), Some(text), Some(image)) = (
-        file("vl-a-mmproj-F32.gguf"),
-        file("vl-a-text-F32.gguf"),
-        file("images/wide.png"),
-    ) else {
+    let Some([mmproj, text, image]) = files("images/wide.png") else {
         return;
     };
     let dir = folder();

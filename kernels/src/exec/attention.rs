@@ -69,7 +69,8 @@ impl Part<'_> {
         }
     }
 
-    /// Runs at most [`QUERY_ROWS`] rows; leaves their sums in the scratch, and answers their states.
+    /// Runs at most [`QUERY_ROWS`] rows; leaves their sums in the scratch, and answers their
+    /// states.
     ///
     /// # Safety
     /// As [`Part::attend_all`]; the scratch is this thread's.

@@ -246,8 +246,9 @@ const SPAN: usize = 8;
 /// Its positions. Runs of pages begin at a multiple of them, so that spans are those of the whole.
 pub(crate) const SPAN_POSITIONS: usize = SPAN * PAGE;
 
-/// Runs rows, `NQ` at a time, over the pages of positions that any of them sees, between `first` and
-/// `end`. A page of keys passes by all rows before the next one, and so do some values of a span.
+/// Runs rows, `NQ` at a time, over the pages of positions that any of them sees, between `first`
+/// and `end`. A page of keys passes by all rows before the next one, and so do some values of a
+/// span.
 ///
 /// # Safety
 /// As the fields of [`QueryRows`] say; `out` and `state` are initialised by [`start`] and
@@ -274,13 +275,10 @@ pub(crate) unsafe fn run<S: Simd, E: Stored, const NQ: usize>(a: &mut QueryRows<
                 corrections[row..row + NQ].copy_from_slice(&correction);
             }
             let head_dim = a.pages.head_dim;
+            // as many of the head's vectors at once as there are registers for
+            let vectors = if NQ <= 2 { 4 } else { 2 };
             let mut d = 0;
             while d < head_dim {
-                // as many of the head's vectors at once as there are registers for
-                let vectors = match NQ {
-                    1 | 2 => 4,
-                    _ => 2,
-                };
                 let many = d + (vectors - 1) * S::R < head_dim;
                 for row in (0..rows).step_by(NQ) {
                     let span = a.seen_by(row, NQ).in_span(at, len);
@@ -335,8 +333,8 @@ pub(crate) fn start(out: &mut [f32], state: &mut [(f32, f32)]) {
     state.fill((f32::NEG_INFINITY, 0.0));
 }
 
-/// Scores of a page's positions for the rows from `row` on, `H` vectors of positions at a time; asks
-/// for what is read soon.
+/// Scores of a page's positions for the rows from `row` on, `H` vectors of positions at a time;
+/// asks for what is read soon.
 #[inline(always)]
 unsafe fn scores<S: Simd, E: Stored, const NQ: usize, const H: usize>(
     a: &QueryRows<'_>,
@@ -451,7 +449,8 @@ unsafe fn softmax<S: Simd, const NQ: usize>(
     if span.is_empty() {
         return corrections;
     }
-    // SAFETY: every pointer is to the scores of a row, which are whole vectors, or to a local array.
+    // SAFETY: every pointer is to the scores of a row, which are whole vectors, or to a local
+    // array.
     unsafe {
         for (r, correction) in corrections.iter_mut().enumerate() {
             let p = std::slice::from_raw_parts_mut(a.scores(row + r), SPAN_POSITIONS);
@@ -494,8 +493,8 @@ unsafe fn softmax<S: Simd, const NQ: usize>(
     corrections
 }
 
-/// Adds the weighted values of a span, `DV` vectors of the head from value `d` on, to the sums of the
-/// rows from `row` on.
+/// Adds the weighted values of a span, `DV` vectors of the head from value `d` on, to the sums of
+/// the rows from `row` on.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // one position of every row at a time
 unsafe fn weigh<S: Simd, E: Stored, const NQ: usize, const DV: usize>(

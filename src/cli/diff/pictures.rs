@@ -5,7 +5,6 @@ use octavo_engine::{Pictures, Shown};
 use octavo_kernels::IsaChoice;
 use octavo_text::tokenizer::Tokenizer;
 use octavo_vision::pixels::{Picture, Prepared};
-use octavo_vision::prompt;
 
 use super::{DiffArgs, encoding};
 use crate::cli::failure::Failure;
@@ -79,10 +78,7 @@ impl Prompt {
     ) -> Result<Vec<u32>, Failure> {
         let tokens = match (&args.tokens, &self.text) {
             (Some(ids), _) => ids.clone(),
-            (None, Some(text)) if self.shown.is_empty() => {
-                tokenizer.encode(text, encoding(args))?
-            }
-            (None, Some(text)) => prompt::tokens(tokenizer, text, prompt::MARKER, &self.shown)?,
+            (None, Some(text)) => vision::tokens(tokenizer, text, encoding(args), &self.shown)?,
             (None, None) => return Err(Failure::Usage(super::NO_TEXT.to_owned())),
         };
         match tokens.is_empty() {

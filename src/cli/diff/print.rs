@@ -8,7 +8,7 @@ use octavo_text::tokenizer::Tokenizer;
 use serde_json::json;
 
 use super::routing;
-use crate::cli::run::{piece, shown_id};
+use crate::cli::run::{piece, shown_id, shown_ids};
 
 /// What was compared, and what came of it.
 pub(super) struct Report<'a> {
@@ -26,7 +26,7 @@ impl Report<'_> {
         let mut object = serde_json::to_value(&self.comparison)?;
         object["a"] = json!(self.a);
         object["b"] = json!(self.b);
-        let ids: Vec<i32> = self.tokens.iter().map(|id| shown_id(*id)).collect();
+        let ids = shown_ids(self.tokens);
         object["tokens"] = json!(ids);
         Ok(format!("{object}\n"))
     }

@@ -1,4 +1,5 @@
-//! A file of settings, read by name: every value is what it must be, or an error says where it is not.
+//! A file of settings, read by name: every value is what it must be, or an error says where it is
+//! not.
 
 use std::path::Path;
 

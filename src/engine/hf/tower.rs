@@ -12,7 +12,7 @@ use super::rows::Plain;
 use super::settings::Settings;
 use super::{Error, MAX_SETTINGS, read_json};
 
-/// The sections of `config.json`.
+/// The section of `config.json`.
 const VISION: &str = "vision_config";
 /// What the names of a tower's tensors begin with.
 const STARTS: [&str; 2] = ["model.visual.", "visual."];
@@ -95,7 +95,8 @@ impl Kind {
 /// Opens a folder's vision tower.
 ///
 /// # Errors
-/// [`enum@Error`] for a folder without a tower, one of another kind, and anything missing or unsound.
+/// [`enum@Error`] for a folder without a tower, one of another kind, and anything missing or
+/// unsound.
 pub fn open_tower(dir: &Path, options: &OpenOptions) -> Result<Gguf, Error> {
     let settings = Settings::read(dir)?;
     let kind = Kind::of(&settings)?;
@@ -110,6 +111,8 @@ pub fn open_tower(dir: &Path, options: &OpenOptions) -> Result<Gguf, Error> {
         sources: sources.collect(),
         view: View::new(dir),
         settings,
+        blocks: 0,
+        deepstack: Vec::new(),
     };
     tower.keys(dir)?;
     tower.tensors()?;
@@ -129,16 +132,25 @@ struct Tower {
     /// Its tensors, by names inside of the tower.
     sources: Sources,
     view: View,
+    /// The number of blocks.
+    blocks: usize,
+    /// Blocks whose results are projected too.
+    deepstack: Vec<usize>,
+}
+
+/// The path of a tower's setting.
+fn key(name: &str) -> String {
+    format!("{VISION}.{name}")
 }
 
 impl Tower {
     fn count(&self, name: &str) -> Result<usize, Error> {
-        self.settings.count(&format!("{VISION}.{name}"))
+        self.settings.count(&key(name))
     }
 
     /// Refuses a setting that is there and another number.
     fn only(&self, name: &str, expected: usize) -> Result<(), Error> {
-        let key = format!("{VISION}.{name}");
+        let key = key(name);
         match self.settings.optional_count(&key)? {
             Some(n) if n != expected => {
                 let expected = format!("nothing, or {expected}");
@@ -185,6 +197,7 @@ impl Tower {
             let n = self.count(from)?;
             self.put(&format!("vision.{key}"), narrow(n));
         }
+        self.blocks = self.count_blocks()?;
         let colours = colours(dir)?;
         self.put("vision.image_mean", colours.mean);
         self.put("vision.image_std", colours.std);
@@ -196,7 +209,6 @@ impl Tower {
 
     /// Pixels along a side of the square that has all positions; nobody goes by it.
     fn image_size(&self) -> Result<usize, Error> {
-        let key = |name: &str| format!("{VISION}.{name}");
         if let Some(side) = self.settings.optional_count(&key("image_size"))? {
             return Ok(side);
         }
@@ -216,22 +228,14 @@ impl Tower {
         self.activation("gelu_pytorch_tanh")?;
         self.put("projector_type", "qwen3vl_merger");
         self.put("use_gelu", true);
-        if let Some(merge) = self
-            .settings
-            .optional_count(&format!("{VISION}.spatial_merge_size"))?
-        {
+        if let Some(merge) = self.settings.optional_count(&key("spatial_merge_size"))? {
             self.put("vision.spatial_merge_size", narrow(merge));
         }
-        let eps = self.settings.float("text_config.rms_norm_eps")?;
-        self.put(
-            "vision.attention.layer_norm_epsilon",
-            eps.unwrap_or(USUAL_EPS),
-        );
-        let blocks = self.blocks()?;
-        let deepstack = self.deepstack()?;
-        let marks: Vec<bool> = (0..blocks)
-            .map(|block| deepstack.contains(&block))
-            .collect();
+        self.put_eps("text_config.rms_norm_eps")?;
+        let listed = self.list_of_blocks("deepstack_visual_indexes")?;
+        self.deepstack = listed.unwrap_or_default();
+        let is_listed = |block| self.deepstack.contains(&block);
+        let marks: Vec<bool> = (0..self.blocks).map(is_listed).collect();
         self.put("vision.is_deepstack_layers", marks);
         Ok(())
     }
@@ -244,16 +248,18 @@ impl Tower {
         self.put("use_silu", true);
         let every = self.whole_every()?;
         self.put("vision.n_wa_pattern", narrow(every));
-        let eps = self.settings.float("rms_norm_eps")?;
-        self.put(
-            "vision.attention.layer_norm_epsilon",
-            eps.unwrap_or(USUAL_EPS),
-        );
+        self.put_eps("rms_norm_eps")
+    }
+
+    /// The epsilon of all norms is a setting of the text model's.
+    fn put_eps(&mut self, from: &str) -> Result<(), Error> {
+        let eps = self.settings.float(from)?.unwrap_or(USUAL_EPS);
+        self.put("vision.attention.layer_norm_epsilon", eps);
         Ok(())
     }
 
     fn activation(&self, known: &str) -> Result<(), Error> {
-        let key = format!("{VISION}.hidden_act");
+        let key = key("hidden_act");
         match self.settings.string(&key)? {
             Some(other) if other != known => Err(self.settings.bad(&key, known, other)),
             _ => Ok(()),
@@ -261,20 +267,20 @@ impl Tower {
     }
 
     /// The number of blocks: not more than the folder has tensors, for it comes from outside.
-    fn blocks(&self) -> Result<usize, Error> {
+    fn count_blocks(&self) -> Result<usize, Error> {
         let (n, most) = (self.count("depth")?, self.sources.len());
         match n <= most {
             true => Ok(n),
             false => {
                 let expected = format!("at most {most}, the tensors of the tower");
-                Err(self.settings.bad(&format!("{VISION}.depth"), expected, n))
+                Err(self.settings.bad(&key("depth"), expected, n))
             }
         }
     }
 
     /// A list of blocks, each once and in order.
     fn list_of_blocks(&self, name: &str) -> Result<Option<Vec<usize>>, Error> {
-        let blocks = self.blocks()?;
+        let blocks = self.blocks;
         let expected = format!("numbers below {blocks}, each larger than the one before");
         let read = |v: &Value| {
             let number = |v: &Value| v.as_u64().and_then(|n| usize::try_from(n).ok());
@@ -282,27 +288,20 @@ impl Tower {
             let is_sound = all.is_sorted_by(|a, b| a < b) && all.iter().all(|n| *n < blocks);
             is_sound.then_some(all)
         };
-        let key = format!("{VISION}.{name}");
-        self.settings.typed(&key, &expected, read)
-    }
-
-    /// Blocks whose results are projected too.
-    fn deepstack(&self) -> Result<Vec<usize>, Error> {
-        let listed = self.list_of_blocks("deepstack_visual_indexes")?;
-        Ok(listed.unwrap_or_default())
+        self.settings.typed(&key(name), &expected, read)
     }
 
     /// Of how many blocks the last sees the whole picture.
     fn whole_every(&self) -> Result<usize, Error> {
         const NAME: &str = "fullatt_block_indexes";
-        let key = format!("{VISION}.{NAME}");
+        let key = key(NAME);
         let expected = "the last of every so many blocks";
         let listed = self.list_of_blocks(NAME)?.unwrap_or_default();
         let Some(first) = listed.first() else {
             return Err(self.settings.bad(&key, expected, "nothing"));
         };
         let every = first + 1;
-        let regular = (0..self.blocks()?).filter(|block| (block + 1).is_multiple_of(every));
+        let regular = (0..self.blocks).filter(|block| (block + 1).is_multiple_of(every));
         match regular.eq(listed.iter().copied()) {
             true => Ok(every),
             false => Err(self.settings.bad(&key, expected, format!("{listed:?}"))),
@@ -314,8 +313,7 @@ impl Tower {
         self.sources.retain(|name, _| !spare(name));
         self.patches()?;
         self.module("pos_embed", "v.position_embd")?;
-        let deepstack = self.deepstack()?;
-        for block in 0..self.blocks()? {
+        for block in 0..self.blocks {
             let (from, to) = (format!("blocks.{block}"), format!("v.blk.{block}"));
             if self.kind == Kind::Qwen25Vl {
                 self.thirds(&format!("{from}.attn.qkv"), &to)?;
@@ -323,7 +321,7 @@ impl Tower {
             for (module, name) in self.kind.block() {
                 self.module(&format!("{from}.{module}"), &format!("{to}.{name}"))?;
             }
-            if let Some(i) = deepstack.iter().position(|b| *b == block) {
+            if let Some(i) = self.deepstack.iter().position(|b| *b == block) {
                 for (module, name) in [
                     ("norm", "norm"),
                     ("linear_fc1", "fc1"),

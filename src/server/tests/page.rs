@@ -95,13 +95,18 @@ fn nothing_is_wider_than_the_window_and_nothing_is_complained_of() {
         &format!("What is 3+4? What is 3+4? What is 3+4?{ENTER}"),
     );
     browser.wait(ENDED);
-    for width in [1280, 768, 500] {
-        browser.resize(width);
+    fits(&browser, &[1280, 768, 500]);
+    let log = browser.post("/se/log", &json!({ "type": "browser" }));
+    assert_eq!(log, json!([]));
+}
+
+/// Nothing is wider than a window of any of these widths.
+fn fits(browser: &Browser, widths: &[u32]) {
+    for width in widths {
+        browser.resize(*width);
         let fits = "return document.documentElement.scrollWidth <= window.innerWidth;";
         assert_eq!(browser.run(fits), json!(true), "{width} pixels");
     }
-    let log = browser.post("/se/log", &json!({ "type": "browser" }));
-    assert_eq!(log, json!([]));
 }
 
 /// Keeps what the page asks for in `window.asked`.
@@ -282,11 +287,7 @@ fn pictures_that_cannot_be_sent_are_refused_in_a_line() {
     hand(&browser, "drop", &files);
     notice(&browser, "a.gif is not a PNG");
     assert_eq!(browser.count("#drafts .picture"), 1);
-    for width in [1280, 500] {
-        browser.resize(width);
-        let fits = "return document.documentElement.scrollWidth <= window.innerWidth;";
-        assert_eq!(browser.run(fits), json!(true), "{width} pixels");
-    }
+    fits(&browser, &[1280, 500]);
 }
 
 #[test]

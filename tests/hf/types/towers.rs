@@ -231,6 +231,16 @@ fn a_folder_becomes_a_pair_of_files() {
         error.contains("expected another file than the model's"),
         "{error}"
     );
+    // however it is written
+    let other = at("model/../model.gguf");
+    let error = bad(
+        &["convert", &folder, &model, "--mmproj", &other, "--force"],
+        2,
+    );
+    assert!(
+        error.contains("expected another file than the model's"),
+        "{error}"
+    );
     good(&["convert", &folder, &model, "--mmproj", &tower]);
     same_tensors(&open(Path::new(&tower)), &both.tower, "converted");
     let error = bad(
