@@ -7,11 +7,10 @@ use std::sync::Arc;
 
 use clap::Args;
 use gguf_rs_lite::{Gguf, OpenOptions};
-use octavo_engine::{Engine, Shown, hf};
-use octavo_kernels::IsaChoice;
+use octavo_engine::{DeviceChoice, Engine, EngineOptions, Shown, hf};
 use octavo_text::tokenizer::{EncodeOptions, Tokenizer};
 use octavo_vision::pixels::{Limits, Picture, TokenLimits, decode};
-use octavo_vision::{Encoder, EncoderOptions, Sight, prompt};
+use octavo_vision::{Encoder, Sight, prompt};
 
 use super::args::ComputeArgs;
 use super::failure::Failure;
@@ -88,7 +87,12 @@ impl SightArgs {
             return Ok(None);
         };
         let cells = self.cells.limits()?;
-        let encoder = encoder(path, cells, compute, compute.isa)?;
+        let mut options = compute.options()?;
+        // that there is no GPU was said when the text model was loaded
+        if let DeviceChoice::Auto { asked, .. } = &mut options.device {
+            *asked = false;
+        }
+        let encoder = encoder(path, cells, &options)?;
         Ok(Some(Sight::new(engine, encoder, Limits::default(), cells)?))
     }
 }
@@ -135,30 +139,20 @@ pub(super) fn tokens(
     }
 }
 
-/// A tower for pictures of so many cells.
-pub(super) fn encoder_options(
-    cells: TokenLimits,
-    compute: &ComputeArgs,
-    isa: IsaChoice,
-) -> Result<EncoderOptions, Failure> {
-    Ok(EncoderOptions {
-        isa: isa.resolve().map_err(octavo_engine::Error::from)?,
-        threads: compute.threads.count(),
-        // long and narrow ones gain more than asked for where they are enlarged
-        most_cells: cells.max.max(1024) + cells.max / 4,
-    })
+/// Cells that a picture may come to have: long and narrow ones gain more than asked for where they
+/// are enlarged.
+pub(super) fn most_cells(cells: TokenLimits) -> usize {
+    cells.max.max(1024) + cells.max / 4
 }
 
 /// Loads a tower for pictures of so many cells.
 pub(super) fn encoder(
     path: &Path,
     cells: TokenLimits,
-    compute: &ComputeArgs,
-    isa: IsaChoice,
+    options: &EngineOptions,
 ) -> Result<Encoder, Failure> {
-    let options = encoder_options(cells, compute, isa)?;
     let mapped = OpenOptions {
-        mmap: compute.mmap(),
+        mmap: options.mmap,
         ..OpenOptions::default()
     };
     let gguf = match path.is_dir() {
@@ -166,7 +160,10 @@ pub(super) fn encoder(
         false => Gguf::open(path, &mapped)?,
     };
     let gguf = Arc::new(gguf);
-    Ok(load::shown(|sink| Encoder::cpu(&gguf, &options, sink))?)
+    let most_cells = most_cells(cells);
+    Ok(load::shown(|sink| {
+        Encoder::load(&gguf, options, most_cells, sink)
+    })?)
 }
 
 /// Shows a model the picture of a file.

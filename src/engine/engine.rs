@@ -10,8 +10,9 @@ use octavo_kernels::{IsaChoice, KvType, PAGE_POSITIONS};
 
 use crate::Error;
 use crate::backend::cuda::Limits;
-use crate::backend::{Executable, Loading, LoadingSink, TapSink, cpu, cuda, split};
+use crate::backend::{Executable, LoadingSink, TapSink};
 use crate::demo::demo_model;
+use crate::device::{DeviceChoice, Placement, threads};
 use crate::hf;
 use crate::kv::{CHECKPOINTS, WRITES};
 use crate::pictures::{Picture, Pictures, Shown};
@@ -49,24 +50,6 @@ impl ModelSource {
             ModelSource::Demo => Gguf::from_bytes(demo_model(), "built-in demo model", &options)?,
         })
     }
-}
-
-/// What computes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum DeviceChoice {
-    /// A GPU where it works and has room for the model, otherwise the CPU.
-    Auto {
-        /// Its number.
-        gpu: usize,
-        /// Somebody asked for this, and is told even where there is no driver: most machines have
-        /// none, and need not be told so each time.
-        asked: bool,
-    },
-    /// The CPU.
-    #[default]
-    Cpu,
-    /// The GPU of this number, or an error.
-    Cuda(usize),
 }
 
 /// Logits of a step are held at once: at most this many bytes of them.
@@ -167,7 +150,7 @@ impl Engine {
         // before anything takes time
         options.isa.resolve()?;
         Engine::load_on(source, options, |gguf, model, limits| {
-            prepare(gguf, model, options, limits, sink)
+            Placement::new(options, limits)?.prepare_model(gguf, model, sink)
         })
     }
 
@@ -391,89 +374,6 @@ impl Engine {
     }
 }
 
-/// Threads of the options, one at least.
-fn threads(options: &EngineOptions) -> NonZeroUsize {
-    let threads = options.threads.unwrap_or_else(default_threads);
-    NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN)
-}
-
-/// Prepares a model on the device of the options.
-fn prepare(
-    gguf: &Arc<Gguf>,
-    model: &Model,
-    options: &EngineOptions,
-    limits: &Limits,
-    sink: &mut LoadingSink<'_>,
-) -> Result<Box<dyn Executable>, Error> {
-    let threads = threads(options).get();
-    let gpu_layers = options.gpu_layers.unwrap_or(usize::MAX);
-    let (ordinal, demanded, asked) = match options.device {
-        DeviceChoice::Cpu => (None, false, false),
-        _ if gpu_layers == 0 => (None, false, false),
-        DeviceChoice::Auto { gpu, asked } => (Some(gpu), false, asked),
-        DeviceChoice::Cuda(gpu) => (Some(gpu), true, true),
-    };
-    let isa = options.isa.resolve()?;
-    let EngineOptions {
-        kv_type,
-        repack,
-        graphs,
-        check_pages,
-        ..
-    } = *options;
-    let cpu = cpu::Options {
-        isa,
-        threads,
-        kv_type,
-        n_pages: limits.n_pages,
-        n_states: limits.states,
-        repack,
-    };
-    if let Some(ordinal) = ordinal {
-        let cuda = cuda::Options {
-            kv_type,
-            limits: *limits,
-            graphs,
-            check_pages,
-            threads,
-        };
-        match on_gpu(
-            ordinal,
-            gguf,
-            model,
-            &split::Options {
-                gpu_layers,
-                cpu,
-                cuda,
-            },
-            sink,
-        ) {
-            Ok(executable) => return Ok(executable),
-            Err(error) if demanded => return Err(error),
-            Err(Error::Cuda(cuda::Error::NoDriver)) if !asked => {}
-            Err(Error::Cuda(error)) => sink(Loading::Note(&format!("on the CPU: {error}"))),
-            Err(error) => return Err(error),
-        }
-    }
-    let mut progress = |done: u64, total: u64| sink(Loading::Weights { done, total });
-    Ok(Box::new(cpu::Cpu::prepare(
-        gguf,
-        model,
-        &cpu,
-        &mut progress,
-    )?))
-}
-
-fn on_gpu(
-    ordinal: usize,
-    gguf: &Arc<Gguf>,
-    model: &Model,
-    options: &split::Options,
-    sink: &mut LoadingSink<'_>,
-) -> Result<Box<dyn Executable>, Error> {
-    split::prepare(cuda::open(ordinal)?, gguf, model, options, sink)
-}
-
 /// States of recurrent layers that so many timelines need, if the model has such layers: each reads
 /// one while it writes others, and keeps some to go back to; where there are several, as many again
 /// for texts that begin alike.
@@ -483,21 +383,6 @@ fn states(model: &Model, timelines: usize) -> usize {
     }
     let own = timelines.saturating_mul(1 + WRITES + CHECKPOINTS);
     own + if timelines > 1 { own } else { 1 }
-}
-
-/// Prompt tokens taken at a time unless asked for otherwise: as many as keep the device busy.
-pub fn default_batch(device: DeviceChoice) -> usize {
-    let on_gpu = match device {
-        DeviceChoice::Cpu => false,
-        DeviceChoice::Auto { .. } => octavo_kernels::cuda::gpus().is_ok(),
-        DeviceChoice::Cuda(_) => true,
-    };
-    if on_gpu { 2048 } else { 512 }
-}
-
-/// Threads used unless asked for otherwise: see [`crate::threads`], which also says what decided.
-pub fn default_threads() -> usize {
-    crate::threads::Machine::here().threads().count
 }
 
 /// Bytes of a KV cache of this many positions.

@@ -9,6 +9,7 @@
 pub mod backend;
 mod batch;
 mod demo;
+mod device;
 mod engine;
 mod error;
 mod front;
@@ -29,10 +30,8 @@ pub use batch::{
     Request, RequestId, RequestView, Snapshot, Timing, Totals,
 };
 pub use demo::demo_model;
-pub use engine::{
-    DEFAULT_CONTEXT, DeviceChoice, Engine, EngineOptions, MemoryReport, ModelSource, default_batch,
-    default_threads, kv_bytes,
-};
+pub use device::{DeviceChoice, Placement, default_batch, default_threads};
+pub use engine::{DEFAULT_CONTEXT, Engine, EngineOptions, MemoryReport, ModelSource, kv_bytes};
 pub use error::Error;
 pub use front::{EventStream, Front, Health, Unavailable};
 pub use octavo_model::Pooling;

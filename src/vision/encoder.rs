@@ -3,25 +3,14 @@
 use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
-use octavo_engine::backend::cpu::{self, Cpu};
+use octavo_engine::backend::cuda::Limits;
 use octavo_engine::backend::{Executable, Role, Sequence, Step, TapSink};
-use octavo_engine::{Loading, Picture};
-use octavo_kernels::{GivenRows, Isa, KvType, MERGED_ROWS, PAGE_POSITIONS};
+use octavo_engine::{EngineOptions, LoadingSink, Picture, Placement};
+use octavo_kernels::{GivenRows, KvType, MERGED_ROWS, PAGE_POSITIONS};
 
 use crate::Error;
 use crate::pixels::Pixels;
 use crate::tower::{Layout, Tower};
-
-/// How to run a tower.
-#[derive(Clone, Copy, Debug)]
-pub struct EncoderOptions {
-    /// Whose kernels.
-    pub isa: Isa,
-    /// Threads.
-    pub threads: usize,
-    /// Cells of a picture, at most.
-    pub most_cells: usize,
-}
 
 /// What stands for a picture's cells.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,9 +35,17 @@ impl Cells {
     }
 }
 
-/// Pages of the cache that a picture of so many cells takes.
-pub fn pages(cells: usize) -> usize {
-    (cells * MERGED_ROWS).div_ceil(PAGE_POSITIONS)
+/// What a tower is prepared for: one step, of a picture of at most so many cells.
+pub fn limits(most_cells: usize) -> Limits {
+    let patches = most_cells * MERGED_ROWS;
+    Limits {
+        rows: patches,
+        wanted: patches,
+        sequences: 1,
+        positions: patches,
+        n_pages: patches.div_ceil(PAGE_POSITIONS),
+        states: 0,
+    }
 }
 
 /// A tower, prepared.
@@ -60,33 +57,27 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// Packs the tower's weights for the CPU.
+    /// Prepares a tower for pictures of so many cells, on the device of the options.
     ///
     /// # Errors
     /// If the file is no tower that is known, or what it takes cannot be had.
-    pub fn cpu(
+    pub fn load(
         gguf: &Arc<Gguf>,
-        options: &EncoderOptions,
-        progress: &mut dyn FnMut(Loading<'_>),
+        options: &EngineOptions,
+        most_cells: usize,
+        sink: &mut LoadingSink<'_>,
     ) -> Result<Encoder, Error> {
-        let most_cells = options.most_cells;
-        let n_pages = pages(options.most_cells);
-        let options = cpu::Options {
-            isa: options.isa,
-            threads: options.threads,
+        let options = EngineOptions {
             kv_type: KvType::F32,
-            n_pages,
-            n_states: 0,
-            repack: true,
+            ..*options
         };
         Encoder::load_on(gguf, most_cells, |tower| {
-            let mut weights = |done, total| progress(Loading::Weights { done, total });
-            let cpu = Cpu::prepare(gguf, tower, &options, &mut weights)?;
-            Ok(Box::new(cpu))
+            let placement = Placement::new(&options, &limits(most_cells))?;
+            placement.prepare(gguf, tower, sink)
         })
     }
 
-    /// On whatever `prepare` makes of the tower, with a cache of [`pages`] pages.
+    /// On whatever `prepare` makes of the tower, for the steps and the cache of [`limits`].
     ///
     /// # Errors
     /// If the file is no tower that is known, and what `prepare` says.

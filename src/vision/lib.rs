@@ -13,7 +13,7 @@ pub mod prompt;
 mod sight;
 pub mod tower;
 
-pub use encoder::{Encoder, EncoderOptions};
+pub use encoder::Encoder;
 pub use error::Error;
 pub use sight::Sight;
 pub use tower::Tower;

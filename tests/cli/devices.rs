@@ -1,6 +1,6 @@
 //! `--device`, `--gpu` and `inspect --devices`, with and without a GPU.
 
-use octavo_fixtures::{Lacks, skip};
+use octavo_fixtures::{Lacks, shared, skip};
 
 use super::{bad, good, json, octavo, stderr};
 
@@ -52,6 +52,17 @@ fn a_gpu_that_is_demanded_and_missing_is_one_line() {
         bad(&["diff", "-p", "1", "--b-device", "cuda"], 2),
         format!("octavo: error: CUDA: {why}")
     );
+    if let Some(folder) = shared("vision") {
+        let [tower, image] = ["vl-a-mmproj-F16.gguf", "images/wide.png"]
+            .map(|name| folder.join(name).display().to_string());
+        let out = std::env::temp_dir().join("octavo-tower-without-a-gpu.safetensors");
+        let out = out.display().to_string();
+        let line = format!("octavo: error: CUDA: {why}");
+        let dump = ["inspect", &tower, "--image", &image, "--dump", &out];
+        assert_eq!(bad(&[&dump[..], &["--device", "cuda"]].concat(), 1), line);
+        let diff = ["diff", &tower, "--image", &image, "--b-device", "cuda"];
+        assert_eq!(bad(&diff, 2), line);
+    }
     // who leaves the choice is told if asked for it in words, and not each time
     let line = format!("octavo: on the CPU: {why}");
     let driver = !why.contains("libcuda");

@@ -11,7 +11,7 @@ use octavo_engine::{Engine, EngineOptions, ModelSource, Shown, Wanted};
 use octavo_fixtures::shared;
 use octavo_kernels::KvType;
 use octavo_reference::metrics::nmse;
-use octavo_vision::encoder::pages;
+use octavo_vision::encoder::limits;
 use octavo_vision::pixels::{Limits as Decoding, Prepared, TokenLimits, decode};
 use octavo_vision::{Encoder, Tower};
 use safetensors::SafeTensors;
@@ -39,14 +39,7 @@ fn encoder(folder: &Path, model: &str) -> Option<Encoder> {
     let device = device()?;
     let path = folder.join(format!("{model}-mmproj-F32.gguf"));
     let gguf = Arc::new(Gguf::open(&path, &OpenOptions::default()).expect("a tower"));
-    let limits = Limits {
-        rows: 4 * CELLS,
-        wanted: 4 * CELLS,
-        sequences: 1,
-        positions: 4 * CELLS,
-        n_pages: pages(CELLS),
-        states: 0,
-    };
+    let limits = limits(CELLS);
     let encoder = Encoder::load_on(&gguf, CELLS, |tower: &Tower| {
         let cuda = Cuda::prepare(device, &gguf, tower, &options(limits), &mut |_| {})?;
         Ok(Box::new(cuda))

@@ -163,14 +163,17 @@ fn tower(args: &DiffArgs, gguf: Arc<Gguf>, side: &Side) -> Result<Box<dyn Execut
     if side.exec == Exec::Oracle {
         return Ok(Box::new(OracleExecution::new(gguf)?));
     }
-    if side.device == Device::Cuda {
-        return Err(Failure::Usage(format!(
-            "{}: a vision tower runs on the CPU: expected no other device",
-            gguf.name()
-        )));
-    }
-    let options = vision::encoder_options(args.cells.limits()?, &args.compute, side.isa)?;
-    let tower = shown(|sink| TowerBackend::cpu(gguf, &options, sink))?;
+    let device = match side.device {
+        Device::Cuda => args.compute.device.choice_of(side.device, side.isa)?,
+        Device::Auto | Device::Cpu => DeviceChoice::Cpu,
+    };
+    let options = EngineOptions {
+        device,
+        isa: side.isa,
+        ..args.compute.options()?
+    };
+    let most_cells = vision::most_cells(args.cells.limits()?);
+    let tower = shown(|sink| TowerBackend::load(gguf, &options, most_cells, sink))?;
     Ok(Box::new(tower))
 }
 

@@ -1,7 +1,7 @@
 //! Pictures of a comparison: of a tower the only thing that it sees, of a text model what stands
 //! among its tokens.
 
-use octavo_engine::{Pictures, Shown};
+use octavo_engine::{DeviceChoice, EngineOptions, Pictures, Shown};
 use octavo_kernels::IsaChoice;
 use octavo_text::tokenizer::Tokenizer;
 use octavo_vision::pixels::{Picture, Prepared};
@@ -51,7 +51,12 @@ impl Prompt {
             return Ok(prompt);
         };
         let cells = args.cells.limits()?;
-        let mut encoder = vision::encoder(path, cells, &args.compute, isa)?;
+        let options = EngineOptions {
+            device: DeviceChoice::Cpu,
+            isa,
+            ..args.compute.options()?
+        };
+        let mut encoder = vision::encoder(path, cells, &options)?;
         for (number, path) in args.image.iter().enumerate() {
             let picture = vision::picture(path)?;
             let prepared = Prepared::new(&picture, &encoder.tower().hparams, cells);

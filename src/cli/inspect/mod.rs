@@ -77,15 +77,15 @@ pub(super) fn run(args: &InspectArgs) -> Result<Exit, Failure> {
         )?;
         return Ok(Exit::Done);
     }
+    if let (Some(image), Some(dump)) = (&args.image, &args.dump) {
+        return tower::dump(args, &options, image, dump);
+    }
     if let DeviceChoice::Cuda(_) = options.device {
         let message =
             "--device cuda: a file is described as the CPU runs it; expected --devices to see GPUs";
         return Err(Failure::Usage(message.to_owned()));
     }
     let isa = options.isa.resolve()?;
-    if let (Some(image), Some(dump)) = (&args.image, &args.dump) {
-        return tower::dump(args, image, dump);
-    }
     let gguf = load::source(&args.model).open(options.mmap)?;
     let report = Facts::new(&gguf, &options, isa, args.compute.threads.decide());
     let out = match args.json {

@@ -4,6 +4,7 @@ use std::fmt::{Result, Write};
 use std::path::Path;
 use std::time::Instant;
 
+use octavo_engine::EngineOptions;
 use octavo_vision::Tower;
 use octavo_vision::pixels::Prepared;
 
@@ -76,6 +77,7 @@ pub(super) fn write(out: &mut String, tower: &Tower) -> Result {
 /// Writes what the tower makes of a picture.
 pub(super) fn dump(
     args: &InspectArgs,
+    options: &EngineOptions,
     image: &Path,
     dump: &Path,
 ) -> std::result::Result<Exit, Failure> {
@@ -94,7 +96,7 @@ pub(super) fn dump(
     };
     output.check()?;
     signal::install()?;
-    let mut encoder = encoder(path, cells, &args.compute, args.compute.isa)?;
+    let mut encoder = encoder(path, cells, options)?;
     let picture = vision::picture(image)?;
     let prepared = Prepared::new(&picture, &encoder.tower().hparams, cells);
     let prepared = prepared.map_err(|error| of_image(image, &error))?;
@@ -111,12 +113,13 @@ pub(super) fn dump(
     ];
     output.write_with(|out| arrays::write(PRODUCER, &arrays, out))?;
     terminal::note(&format!(
-        "octavo: wrote {}: {} x {} pixels, {} x {} cells, encoded in {took:.2} s",
+        "octavo: wrote {}: {} x {} pixels, {} x {} cells, encoded in {took:.2} s on {}",
         dump.display(),
         pixels.width,
         pixels.height,
         cells.nx,
-        cells.ny
+        cells.ny,
+        encoder.describe()
     ));
     Ok(Exit::Done)
 }

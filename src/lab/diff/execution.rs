@@ -12,11 +12,11 @@ use super::subject::{Input, Seen, Subject, Text};
 use octavo_engine::backend::{
     Executable, LoadingSink, Role, Sequence, Step, TapView, cpu, cuda, split,
 };
-use octavo_engine::{Loading, is_cell};
+use octavo_engine::{DeviceChoice, EngineOptions, is_cell};
 use octavo_model::taps::Numbering;
 use octavo_model::{Model, OwnedTap};
 use octavo_vision::pixels::Prepared;
-use octavo_vision::{Encoder, EncoderOptions, Tower};
+use octavo_vision::{Encoder, Tower};
 
 /// A tensor, handed out: `[rows][width]`.
 #[derive(Clone, Debug)]
@@ -414,25 +414,30 @@ pub struct TowerBackend {
     gguf: Arc<Gguf>,
     subject: Subject,
     encoder: Encoder,
-    isa: Isa,
+    kernels: octavo_kernels::Rounding,
 }
 
 impl TowerBackend {
-    /// Prepares the tower of `gguf` on the CPU.
+    /// Prepares the tower of `gguf` for pictures of so many cells, on the device of the options.
     ///
     /// # Errors
-    /// As [`Encoder::cpu`].
-    pub fn cpu(
+    /// As [`Encoder::load`].
+    pub fn load(
         gguf: Arc<Gguf>,
-        options: &EncoderOptions,
-        progress: &mut dyn FnMut(Loading<'_>),
+        options: &EngineOptions,
+        most_cells: usize,
+        sink: &mut LoadingSink<'_>,
     ) -> Result<TowerBackend, Error> {
-        let encoder = Encoder::cpu(&gguf, options, progress)?;
+        let encoder = Encoder::load(&gguf, options, most_cells, sink)?;
+        let kernels = match options.device {
+            DeviceChoice::Cpu => options.isa.resolve().map(Isa::prompt_rounding),
+            DeviceChoice::Auto { .. } | DeviceChoice::Cuda(_) => Ok(cuda::prompt_rounding()),
+        };
         Ok(TowerBackend {
             subject: Subject::Tower(Arc::new(encoder.tower().clone())),
             encoder,
             gguf,
-            isa: options.isa,
+            kernels: kernels.map_err(octavo_engine::Error::from)?,
         })
     }
 }
@@ -453,7 +458,7 @@ impl Execution for TowerBackend {
     fn rounding(&self) -> Rounding {
         Rounding {
             kv: KvType::F32.rounding(),
-            kernels: self.isa.prompt_rounding(),
+            kernels: self.kernels,
         }
     }
 

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use gguf_rs_lite::{Gguf, OpenOptions, Writer};
 use octavo_engine::backend::cpu;
-use octavo_engine::{Pictures, Shown};
+use octavo_engine::{EngineOptions, Pictures, Shown};
 use octavo_fixtures::shared;
-use octavo_kernels::{Isa, KvType};
+use octavo_kernels::{Isa, IsaChoice, KvType};
 use octavo_lab::diff::{
     Backend, Comparison, Error, Execution, Fault, Images, Input, OracleExecution, PIXELS, Rounding,
     Seen, Subject, TapOut, TapOutSink, Text, TowerBackend, Verdict, compare,
@@ -20,7 +20,7 @@ use octavo_reference::{ImageRows, Oracle, Piece, Position};
 use octavo_text::tokenizer::Tokenizer;
 use octavo_vision::pixels::{Limits, Picture, Prepared, TokenLimits, decode};
 use octavo_vision::tower::Layout;
-use octavo_vision::{Encoder, EncoderOptions, Tower, prompt};
+use octavo_vision::{Encoder, Tower, prompt};
 
 const PROMPT: &str = "What is in <__media__> and in <__media__>? It is";
 const NAMES: [&str; 3] = ["photo", "tall", "wide"];
@@ -34,16 +34,20 @@ fn picture(name: &str) -> Option<Picture> {
     Some(decode(&bytes, &Limits::default()).expect("a picture"))
 }
 
-fn options(isa: Isa) -> EncoderOptions {
-    EncoderOptions {
-        isa,
-        threads: 2,
-        most_cells: 128,
+/// Cells of a picture, at most.
+const MOST_CELLS: usize = 128;
+
+fn options(isa: Isa) -> EngineOptions {
+    EngineOptions {
+        isa: IsaChoice::Only(isa),
+        threads: Some(2),
+        ..EngineOptions::default()
     }
 }
 
 fn tower(gguf: &Arc<Gguf>, isa: Isa) -> TowerBackend {
-    TowerBackend::cpu(gguf.clone(), &options(isa), &mut |_| {}).expect("it is prepared")
+    TowerBackend::load(gguf.clone(), &options(isa), MOST_CELLS, &mut |_| {})
+        .expect("it is prepared")
 }
 
 fn seen(picture: &Picture) -> Input<'_> {
@@ -107,7 +111,7 @@ impl Asked {
         let gguf = open(&shared(&format!("vision/{text}.gguf"))?);
         let tower = open(&shared(&format!("vision/{mmproj}.gguf"))?);
         let mut encoder =
-            Encoder::cpu(&tower, &options(Isa::best()), &mut |_| {}).expect("a tower");
+            Encoder::load(&tower, &options(Isa::best()), MOST_CELLS, &mut |_| {}).expect("a tower");
         let pictures = Pictures::default();
         let mut show = |name: &&str| {
             let h = &encoder.tower().hparams;

@@ -4,12 +4,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use gguf_rs_lite::{Gguf, OpenOptions};
+use octavo_engine::EngineOptions;
 use octavo_fixtures::shared;
-use octavo_kernels::Isa;
 use octavo_lab::quantize::{Options, Plan, Target};
 use octavo_reference::metrics::nmse;
+use octavo_vision::Encoder;
 use octavo_vision::pixels::{Limits, Prepared, TokenLimits, decode};
-use octavo_vision::{Encoder, EncoderOptions};
 use sha2::{Digest, Sha256};
 
 /// What llama-quantize made of the shared towers: file, target, SHA-256. It aborts at the
@@ -83,12 +83,12 @@ fn files_are_llama_quantizes() {
 
 /// The rows of a picture.
 fn rows(gguf: &Arc<Gguf>) -> Vec<f32> {
-    let options = EncoderOptions {
-        isa: Isa::best(),
-        threads: 2,
-        most_cells: 128,
+    let options = EngineOptions {
+        threads: Some(2),
+        ..EngineOptions::default()
     };
-    let mut encoder = Encoder::cpu(gguf, &options, &mut |_| {}).unwrap_or_else(|e| panic!("{e}"));
+    let encoder = Encoder::load(gguf, &options, 128, &mut |_| {});
+    let mut encoder = encoder.unwrap_or_else(|e| panic!("{e}"));
     let image = shared("vision/images/photo.png").expect("its towers are there");
     let picture = decode(&std::fs::read(image).unwrap(), &Limits::default()).unwrap();
     let prepared =

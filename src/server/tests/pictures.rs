@@ -6,12 +6,12 @@ use std::sync::Arc;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use gguf_rs_lite::{Gguf, OpenOptions};
-use octavo_engine::{Engine, ModelSource};
+use octavo_engine::{Engine, EngineOptions, ModelSource};
 use octavo_fixtures::shared;
-use octavo_kernels::{Isa, KvType};
+use octavo_kernels::KvType;
 use octavo_server::Options;
 use octavo_vision::pixels::{Limits, TokenLimits};
-use octavo_vision::{Encoder, EncoderOptions, Sight};
+use octavo_vision::{Encoder, Sight};
 use serde_json::{Value, json};
 
 use crate::client::{Server, small};
@@ -29,13 +29,12 @@ pub(crate) fn seeing(options: Options) -> Option<Server> {
         &folder.join("vl-a-mmproj-F32.gguf"),
         &OpenOptions::default(),
     );
-    let of_tower = EncoderOptions {
-        isa: Isa::best(),
-        threads: 2,
-        most_cells: 256,
+    let of_tower = EngineOptions {
+        threads: Some(2),
+        ..EngineOptions::default()
     };
     let tower = Arc::new(tower.expect("a tower"));
-    let encoder = Encoder::cpu(&tower, &of_tower, &mut |_| {}).expect("it loads");
+    let encoder = Encoder::load(&tower, &of_tower, 256, &mut |_| {}).expect("it loads");
     let (limits, cells) = (Limits::default(), TokenLimits::default());
     let sight = Sight::new(&engine, encoder, limits, cells).expect("made for the model");
     Some(Server::with(

@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 
+use octavo_engine::EngineOptions;
 use octavo_engine::backend::TapView;
-use octavo_kernels::Isa;
+use octavo_kernels::{Isa, IsaChoice};
 use octavo_reference::{Pixels as OraclePixels, VisionOracle};
+use octavo_vision::Encoder;
 use octavo_vision::pixels::{Prepared, TokenLimits};
-use octavo_vision::{Encoder, EncoderOptions};
 
 use crate::support::{Family, nmse, picture};
 
@@ -16,12 +17,12 @@ const LLAMA_CPP: f64 = 2e-6;
 const EXACT: f64 = 1e-11;
 
 fn encoder(gguf: &std::sync::Arc<gguf_rs_lite::Gguf>, isa: Isa, threads: usize) -> Encoder {
-    let options = EncoderOptions {
-        isa,
-        threads,
-        most_cells: 512,
+    let options = EngineOptions {
+        isa: IsaChoice::Only(isa),
+        threads: Some(threads),
+        ..EngineOptions::default()
     };
-    Encoder::cpu(gguf, &options, &mut |_| {}).unwrap_or_else(|e| panic!("{e}"))
+    Encoder::load(gguf, &options, 512, &mut |_| {}).unwrap_or_else(|e| panic!("{e}"))
 }
 
 fn for_oracle(prepared: &Prepared) -> OraclePixels<'_> {

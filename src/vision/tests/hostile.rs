@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use gguf_rs_lite::{Gguf, OpenOptions};
+use octavo_engine::EngineOptions;
 use octavo_fixtures::breaking::{Rng, damage};
 use octavo_fixtures::shared;
-use octavo_kernels::Isa;
 use octavo_vision::pixels::Pixels;
-use octavo_vision::{Encoder, EncoderOptions, Tower};
+use octavo_vision::{Encoder, Tower};
 
 fn bytes(path: &str) -> Option<Vec<u8>> {
     Some(std::fs::read(shared(&format!("vision/{path}"))?).expect("a file"))
@@ -190,12 +190,11 @@ fn damaged_towers_are_refused_or_run() {
 
 fn run(bytes: &[u8]) -> Result<(), String> {
     let gguf = Arc::new(open(bytes)?);
-    let options = EncoderOptions {
-        isa: Isa::best(),
-        threads: 1,
-        most_cells: 16,
+    let options = EngineOptions {
+        threads: Some(1),
+        ..EngineOptions::default()
     };
-    let encoder = Encoder::cpu(&gguf, &options, &mut |_| {});
+    let encoder = Encoder::load(&gguf, &options, 16, &mut |_| {});
     let mut encoder = encoder.map_err(|error| error.to_string())?;
     let side = 2 * encoder.tower().hparams.unit();
     let planes = vec![0.25; 3 * side * side];

@@ -4,7 +4,7 @@ use octavo_engine::backend::Role;
 use octavo_engine::backend::TapView;
 use octavo_engine::{Engine, EngineOptions, ModelSource, Picture, Session, Shown, Wanted};
 use octavo_kernels::{Isa, IsaChoice, KvType};
-use octavo_vision::{Encoder, EncoderOptions};
+use octavo_vision::Encoder;
 
 use crate::support::{Family, Golden, nmse};
 
@@ -31,13 +31,14 @@ fn engine(family: &Family, golden: &Golden, isa: Isa, threads: usize, batch: usi
 
 /// The pictures of a case, as its tower gives them.
 fn pictures(family: &Family, golden: &Golden, isa: Isa) -> Vec<Picture> {
-    let options = EncoderOptions {
-        isa,
-        threads: 2,
-        most_cells: 128,
+    let options = EngineOptions {
+        isa: IsaChoice::Only(isa),
+        threads: Some(2),
+        ..EngineOptions::default()
     };
     let gguf = family.tower(golden);
-    let mut encoder = Encoder::cpu(&gguf, &options, &mut |_| {}).unwrap_or_else(|e| panic!("{e}"));
+    let encoder = Encoder::load(&gguf, &options, 128, &mut |_| {});
+    let mut encoder = encoder.unwrap_or_else(|e| panic!("{e}"));
     let prepared = golden.pictures(&encoder.tower().hparams);
     let mut digest = 0;
     let mut picture = |prepared: &octavo_vision::pixels::Prepared| {

@@ -139,8 +139,8 @@ fn tower(args: &DiffArgs, gguf: &Arc<Gguf>, page: Option<&Output<'_>>) -> Result
         .map(read)
         .collect::<Result<Vec<_>, _>>()?;
     terminal::warn(references.iter().filter_map(|r| r.warning.as_ref()));
-    let options = vision::encoder_options(cells, &args.compute, args.compute.isa)?;
-    let mut encoder = shown(|sink| Encoder::cpu(gguf, &options, sink))?;
+    let (options, most_cells) = (args.compute.options()?, vision::most_cells(cells));
+    let mut encoder = shown(|sink| Encoder::load(gguf, &options, most_cells, sink))?;
     let tolerance = given_or(args, Tolerance::of_tower(encoder.tower()));
     let seen = Seen {
         picture: &picture,

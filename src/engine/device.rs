@@ -1,0 +1,154 @@
+//! Which device computes: the GPU or the CPU, and what a network is prepared with there.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use gguf_rs_lite::Gguf;
+
+use crate::backend::cpu::{self, Cpu};
+use crate::backend::cuda::{self, Cuda, Limits};
+use crate::backend::{Executable, Loading, LoadingSink, split};
+use crate::{EngineOptions, Error};
+use octavo_kernels::cuda::Gpu;
+use octavo_model::{Model, Network};
+
+/// What computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// A GPU where it works and has room for the model, otherwise the CPU.
+    Auto {
+        /// Its number.
+        gpu: usize,
+        /// Somebody asked for this, and is told even where there is no driver: most machines have
+        /// none, and need not be told so each time.
+        asked: bool,
+    },
+    /// The CPU.
+    #[default]
+    Cpu,
+    /// The GPU of this number, or an error.
+    Cuda(usize),
+}
+
+/// Where a network runs, and how.
+pub struct Placement {
+    choice: DeviceChoice,
+    how: split::Options,
+}
+
+impl Placement {
+    /// As the options say, for steps and a cache of these limits.
+    ///
+    /// # Errors
+    /// If the CPU lacks the instruction set that was asked for.
+    pub fn new(options: &EngineOptions, limits: &Limits) -> Result<Placement, Error> {
+        let EngineOptions {
+            kv_type,
+            repack,
+            graphs,
+            check_pages,
+            ..
+        } = *options;
+        let threads = threads(options).get();
+        let gpu_layers = options.gpu_layers.unwrap_or(usize::MAX);
+        let choice = match gpu_layers {
+            0 => DeviceChoice::Cpu,
+            _ => options.device,
+        };
+        let cpu = cpu::Options {
+            isa: options.isa.resolve()?,
+            threads,
+            kv_type,
+            n_pages: limits.n_pages,
+            n_states: limits.states,
+            repack,
+        };
+        let cuda = cuda::Options {
+            kv_type,
+            limits: *limits,
+            graphs,
+            check_pages,
+            threads,
+        };
+        let how = split::Options {
+            gpu_layers,
+            cpu,
+            cuda,
+        };
+        Ok(Placement { choice, how })
+    }
+
+    /// Prepares a network on one device.
+    ///
+    /// # Errors
+    /// As [`Cpu::prepare`] says, or [`Cuda::prepare`] of a GPU that nothing may stand in for.
+    pub fn prepare(
+        &self,
+        gguf: &Arc<Gguf>,
+        network: &dyn Network,
+        sink: &mut LoadingSink<'_>,
+    ) -> Result<Box<dyn Executable>, Error> {
+        self.place(gguf, network, sink, |gpu, sink| {
+            let cuda = Cuda::prepare(gpu, gguf, network, &self.how.cuda, sink)?;
+            Ok(Box::new(cuda))
+        })
+    }
+
+    /// Prepares a model, whose last layers may be all that the GPU takes.
+    pub(crate) fn prepare_model(
+        &self,
+        gguf: &Arc<Gguf>,
+        model: &Model,
+        sink: &mut LoadingSink<'_>,
+    ) -> Result<Box<dyn Executable>, Error> {
+        self.place(gguf, model, sink, |gpu, sink| {
+            split::prepare(gpu, gguf, model, &self.how, sink)
+        })
+    }
+
+    /// On the chosen GPU as `on_gpu` does it, or else on the CPU.
+    fn place(
+        &self,
+        gguf: &Arc<Gguf>,
+        network: &dyn Network,
+        sink: &mut LoadingSink<'_>,
+        on_gpu: impl FnOnce(Gpu, &mut LoadingSink<'_>) -> Result<Box<dyn Executable>, Error>,
+    ) -> Result<Box<dyn Executable>, Error> {
+        let open = |ordinal| cuda::open(ordinal).map_err(Error::from);
+        match self.choice {
+            DeviceChoice::Cpu => {}
+            DeviceChoice::Cuda(gpu) => return on_gpu(open(gpu)?, sink),
+            DeviceChoice::Auto { gpu, asked } => {
+                match open(gpu).and_then(|gpu| on_gpu(gpu, sink)) {
+                    Err(Error::Cuda(cuda::Error::NoDriver)) if !asked => {}
+                    Err(Error::Cuda(error)) => sink(Loading::Note(&format!("on the CPU: {error}"))),
+                    prepared => return prepared,
+                }
+            }
+        }
+        let mut progress = |done: u64, total: u64| sink(Loading::Weights { done, total });
+        let cpu = Cpu::prepare(gguf, network, &self.how.cpu, &mut progress)?;
+        Ok(Box::new(cpu))
+    }
+}
+
+/// Threads of the options, one at least.
+pub(crate) fn threads(options: &EngineOptions) -> NonZeroUsize {
+    let threads = options.threads.unwrap_or_else(default_threads);
+    NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN)
+}
+
+/// Prompt tokens taken at a time unless asked for otherwise: as many as keep the device busy.
+pub fn default_batch(device: DeviceChoice) -> usize {
+    let on_gpu = match device {
+        DeviceChoice::Cpu => false,
+        DeviceChoice::Auto { .. } => octavo_kernels::cuda::gpus().is_ok(),
+        DeviceChoice::Cuda(_) => true,
+    };
+    if on_gpu { 2048 } else { 512 }
+}
+
+/// Threads used unless asked for otherwise: see [`crate::threads`], which also says what decided.
+pub fn default_threads() -> usize {
+    crate::threads::Machine::here().threads().count
+}
