@@ -115,15 +115,15 @@ macro_rules! instantiate {
             use $crate::stamp::prelude::*;
 
             $(#[target_feature($(enable = $feature),+)])?
-            unsafe fn gemv<F: Format, const N: usize>(
+            unsafe fn gemv<F: Format, const N: usize, const M: usize>(
                 strips: *const u8,
                 k: usize,
                 x: &ActRow,
-                out: *mut f32,
+                out: (*mut f32, usize),
             ) {
                 // SAFETY: passed on from the caller, who took this function from the table of a CPU
                 // that has it.
-                unsafe { gemv::strips::<$simd, F, N>(strips, k, x, out) }
+                unsafe { gemv::strips::<$simd, F, N, M>(strips, k, x, out) }
             }
             $(#[target_feature($(enable = $feature),+)])?
             unsafe fn unpack<F: Format>(
@@ -290,8 +290,9 @@ macro_rules! instantiate {
                     Packed {
                         blocks: Some(const { &Blocks::of::<F>() }),
                         gemv: Gemv::Codes(CodeKernels {
-                            row: [gemv::<F, 1>, gemv::<F, 2>],
+                            row: [gemv::<F, 1, 1>, gemv::<F, 2, 1>],
                             batch: batch::BatchKernels {
+                                few: [gemv::<F, 2, 2>, gemv::<F, 2, 3>],
                                 unpack: unpack::<F>,
                                 multiply: match (F::GROUP, F::MIN) {
                                     (16, false) => multiply_rows::<16, false>,

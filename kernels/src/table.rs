@@ -76,11 +76,15 @@ pub(crate) struct FloatKernels {
     pub(crate) at_once: usize,
 }
 
+/// Strips of so many weights a row times rows of activations, the first of which is given and
+/// which follow each other; results in rows, and floats from one to the next.
+pub(crate) type CodeKernel = unsafe fn(*const u8, usize, &ActRow, (*mut f32, usize));
+
 /// How integer activations are multiplied with one weight format.
 #[derive(Clone, Copy)]
 pub(crate) struct CodeKernels {
     /// One strip, and a pair of them, times one row.
-    pub(crate) row: [unsafe fn(*const u8, usize, &ActRow, *mut f32); 2],
+    pub(crate) row: [CodeKernel; 2],
     /// A pair of strips times several rows.
     pub(crate) batch: BatchKernels,
     /// A pair of strips times many rows, on a matrix unit.

@@ -580,7 +580,8 @@ impl Part<'_> {
             }
             for (i, choice) in choices.iter().enumerate() {
                 let kernel = kernels.row[strips.len() - 1];
-                kernel(weights, cols, &input(*choice), near.at.add(i * near.width));
+                let to = near.at.add(i * near.width);
+                kernel(weights, cols, &input(*choice), (to, near.width));
             }
         }
     }

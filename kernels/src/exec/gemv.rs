@@ -166,7 +166,7 @@ impl Part<'_> {
                 Gemv::Codes(kernels) => {
                     for (i, row) in rows.clone().enumerate() {
                         let kernel = kernels.row[strips.len() - 1];
-                        kernel(weights, cols, &codes(row), to.0.add(i * to.1));
+                        kernel(weights, cols, &codes(row), (to.0.add(i * to.1), to.1));
                     }
                 }
                 Gemv::Float(kernels) => {

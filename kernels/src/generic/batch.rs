@@ -1,14 +1,14 @@
-//! Several generated tokens against packed weights: what is unpacked serves all of them.
-//!
-//! A chunk of two strips is unpacked into a [`Panel`], which stays in the first cache while rows of
-//! activations pass by, up to [`ROWS`] at a time. Per row and output every addition of floats is
-//! that of [`gemv`](super::gemv), in its order, so that a token's results do not depend on how many
-//! others there are.
+//! Several generated tokens against packed weights: what is unpacked serves all of them. Two or three
+//! go through [`gemv`](super::gemv) together. For more, a chunk of two strips is unpacked into a
+//! [`Panel`], which stays in the first cache while rows of activations pass by, up to [`ROWS`] at a
+//! time. Per row and output every addition of floats is that of [`gemv`](super::gemv), in its order,
+//! so that a token's results do not depend on how many others there are.
 
-use super::gemv::dot_to_sum;
+use super::gemv::{FEW, dot_to_sum};
 use crate::act::{ACT_GROUP, Act4, ActRow};
 use crate::formats::Format;
 use crate::simd::Simd;
+use crate::table::CodeKernel;
 use std::mem::MaybeUninit;
 
 /// k of a panel, if there are so many: a multiple of every block length.
@@ -40,6 +40,8 @@ pub(crate) type Unpack = unsafe fn(*const u8, usize, *mut Panel, usize);
 /// How the codes of one format are multiplied with several rows.
 #[derive(Clone, Copy)]
 pub(crate) struct BatchKernels {
+    /// A pair of strips times 2 rows, and 3.
+    pub(crate) few: [CodeKernel; FEW - 1],
     pub(crate) unpack: Unpack,
     pub(crate) multiply: unsafe fn(&Chunk),
     /// Weights and bytes of a block of one strip.
@@ -270,6 +272,10 @@ pub(crate) unsafe fn strips(
     (x, m): (&ActRow, usize),
     out: (*mut f32, usize),
 ) {
+    if let Some(few) = m.checked_sub(2).and_then(|at| kernels.few.get(at)) {
+        // SAFETY: passed on.
+        return unsafe { few(strips, k, x, out) };
+    }
     let (block_len, block_bytes) = kernels.block;
     let mut panel = MaybeUninit::<Panel>::uninit();
     for row in 0..m {

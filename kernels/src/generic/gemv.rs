@@ -1,4 +1,5 @@
-//! One generated token against packed weights: every weight is read once, so memory is the limit.
+//! One generated token, or a few, against packed weights: every weight is read once, so memory is
+//! the limit.
 //!
 //! A strip of R rows is one contiguous stream, walked in address order; what comes soon is asked
 //! for ahead. Codes are multiplied as integers with the two-plane activations; each group of 16 or
@@ -9,22 +10,27 @@ use crate::ahead::Ahead;
 use crate::formats::{Float, Format};
 use crate::simd::Simd;
 
-/// `N` neighbouring strips times one row of activations -> N R outputs.
+/// Rows of activations that [`strips`] takes at a time, at most. From four on registers run out, and
+/// a [`Panel`](super::batch::Panel) is faster.
+pub(crate) const FEW: usize = 3;
+
+/// `N` neighbouring strips times `M` rows of activations -> N R outputs of each. What is unpacked
+/// serves all rows, and stays in registers; no row's results depend on the others.
 ///
 /// Two strips are two streams for the memory to bring, and more of them in flight is what a thread
 /// is limited by.
 ///
 /// # Safety
-/// `strips` holds `N * k / F::K` packed blocks, `x` a row of `k` activations, `out` N R writable
-/// floats.
+/// `strips` holds `N * k / F::K` packed blocks, `x` is the first of `M` rows of `k` activations, one
+/// after the other, `out` has N R writable floats for each, so many floats apart.
 #[inline(always)]
 // an index keeps the sums in registers, an iterator passes them by memory
 #[allow(clippy::needless_range_loop)]
-pub(crate) unsafe fn strips<S: Simd, F: Format, const N: usize>(
+pub(crate) unsafe fn strips<S: Simd, F: Format, const N: usize, const M: usize>(
     strips: *const u8,
     k: usize,
     x: &ActRow,
-    out: *mut f32,
+    out: (*mut f32, usize),
 ) {
     let block_bytes = F::BLOCK_BYTES * S::R;
     let groups = F::K / ACT_GROUP;
@@ -35,7 +41,8 @@ pub(crate) unsafe fn strips<S: Simd, F: Format, const N: usize>(
     unsafe {
         let ahead = Ahead::here();
         let blocks_ahead = ahead.bytes.div_ceil(block_bytes);
-        let mut sums = [S::zero(); N];
+        let rows: [ActRow; M] = std::array::from_fn(|m| x.at_group(m * (k / ACT_GROUP)));
+        let mut sums = [[S::zero(); N]; M];
         for b in 0..blocks {
             let block = strips.add(b * block_bytes);
             // what will be read so many bytes from now: after a strip's end comes the next one that
@@ -56,46 +63,64 @@ pub(crate) unsafe fn strips<S: Simd, F: Format, const N: usize>(
                     asked += 64;
                 }
                 let at = b * groups + g;
-                let xq = x.q.add(at * (ACT_GROUP / 4));
+                let xq = at * (ACT_GROUP / 4);
                 for n in 0..N {
                     let (block, of_block) = (block.add(n * strip_bytes), block_scales[n]);
+                    let mut accs = [S::acc_zero(); M];
+                    half::<S, F, 0, M>(&mut accs, block, g, &rows, xq);
                     if F::GROUP == 32 {
-                        let acc = half::<S, F, 0>(S::acc_zero(), block, g, xq);
-                        let acc = half::<S, F, 1>(acc, block, g, xq.add(4));
+                        half::<S, F, 1, M>(&mut accs, block, g, &rows, xq + 4);
                         let scales = F::scales::<S>(of_block, block, g);
-                        sums[n] = group::<S, F>(sums[n], acc, scales, x.group::<32>(at));
+                        for m in 0..M {
+                            let x = rows[m].group::<32>(at);
+                            sums[m][n] = group::<S, F>(sums[m][n], accs[m], scales, x);
+                        }
                     } else {
-                        let acc = half::<S, F, 0>(S::acc_zero(), block, g, xq);
                         let scales = F::scales::<S>(of_block, block, 2 * g);
-                        sums[n] = group::<S, F>(sums[n], acc, scales, x.group::<16>(2 * at));
-                        let acc = half::<S, F, 1>(S::acc_zero(), block, g, xq.add(4));
+                        for m in 0..M {
+                            let x = rows[m].group::<16>(2 * at);
+                            sums[m][n] = group::<S, F>(sums[m][n], accs[m], scales, x);
+                        }
+                        let mut accs = [S::acc_zero(); M];
+                        half::<S, F, 1, M>(&mut accs, block, g, &rows, xq + 4);
                         let scales = F::scales::<S>(of_block, block, 2 * g + 1);
-                        sums[n] = group::<S, F>(sums[n], acc, scales, x.group::<16>(2 * at + 1));
+                        for m in 0..M {
+                            let x = rows[m].group::<16>(2 * at + 1);
+                            sums[m][n] = group::<S, F>(sums[m][n], accs[m], scales, x);
+                        }
                     }
                 }
             }
         }
-        for n in 0..N {
-            S::store(out.add(n * S::R), sums[n]);
+        for m in 0..M {
+            for n in 0..N {
+                S::store(out.0.add(m * out.1 + n * S::R), sums[m][n]);
+            }
         }
     }
 }
 
-/// Adds 16 codes times 16 activations to the running integers.
+/// Adds 16 codes times 16 activations of each row, from so many fours on, to its running integers.
 #[inline(always)]
-unsafe fn half<S: Simd, F: Format, const H: usize>(
-    mut acc: S::Acc,
+#[allow(clippy::needless_range_loop)] // see `strips`
+unsafe fn half<S: Simd, F: Format, const H: usize, const M: usize>(
+    accs: &mut [S::Acc; M],
     block: *const u8,
     g: usize,
-    x: *const Act4,
-) -> S::Acc {
-    // SAFETY: the caller's group lies inside the block and the activation row.
+    rows: &[ActRow; M],
+    at: usize,
+) {
+    // SAFETY: the caller's group lies inside the block and the activation rows.
     unsafe {
         let c = F::codes::<S, H>(block, g);
-        acc = dot4::<S, F>(acc, c[0], x);
-        acc = dot4::<S, F>(acc, c[1], x.add(1));
-        acc = dot4::<S, F>(acc, c[2], x.add(2));
-        dot4::<S, F>(acc, c[3], x.add(3))
+        for m in 0..M {
+            let x = rows[m].q.add(at);
+            let mut acc = accs[m];
+            acc = dot4::<S, F>(acc, c[0], x);
+            acc = dot4::<S, F>(acc, c[1], x.add(1));
+            acc = dot4::<S, F>(acc, c[2], x.add(2));
+            accs[m] = dot4::<S, F>(acc, c[3], x.add(3));
+        }
     }
 }
 
