@@ -14,7 +14,7 @@ use octavo_vision::prompt::{private_marker, tokens};
 use rustyline::error::ReadlineError;
 use rustyline::{Config, DefaultEditor};
 
-use super::args::{ComputeArgs, GenerateArgs, ModelArgs};
+use super::args::{ComputeArgs, GenerateArgs, GuessArgs, ModelArgs};
 use super::failure::{Exit, Failure};
 use super::metrics::{Metrics, note_full};
 use super::prompt;
@@ -84,7 +84,7 @@ pub(super) fn run(args: &ChatArgs) -> Result<Exit, Failure> {
     // in this order: the line editor takes Ctrl-C for itself when it is made, and would keep it
     let input = Input::new(args.no_history)?;
     signal::install()?;
-    let engine = load::engine(&args.model, &args.compute)?;
+    let engine = load::engine_with_draft(&args.model, &args.compute, &args.generate.guess)?;
     let template = template(&engine)?;
     let sight = args.sight.load(&engine, &args.compute)?;
     let talk = Conversation::new(&engine, &template, args.system.as_deref(), options);
@@ -95,12 +95,13 @@ pub(super) fn run(args: &ChatArgs) -> Result<Exit, Failure> {
 pub(super) fn open(
     model: &ModelArgs,
     compute: &ComputeArgs,
+    guess: &GuessArgs,
     system: Option<&str>,
     options: Options,
 ) -> Result<Exit, Failure> {
     let input = Input::new(false)?;
     signal::install()?;
-    let engine = load::engine(model, compute)?;
+    let engine = load::engine_with_draft(model, compute, guess)?;
     let Some(template) = engine.chat_template()? else {
         return Err(Failure::Usage(format!(
             "{}, and this model has no chat template to talk with it",

@@ -5,7 +5,7 @@ use std::path::Path;
 use octavo_engine::{DEFAULT_CONTEXT, Engine, EngineOptions, Loading, LoadingSink, ModelSource};
 use octavo_model::Hparams;
 
-use super::args::{ComputeArgs, ModelArgs};
+use super::args::{ComputeArgs, GuessArgs, ModelArgs};
 use super::failure::Failure;
 use super::terminal::{self, Progress};
 
@@ -50,6 +50,17 @@ pub(super) fn engine(model: &ModelArgs, compute: &ComputeArgs) -> Result<Engine,
     engine_with(model, compute.options()?)
 }
 
+/// As [`engine`], with the model that guesses for it, if there is one.
+pub(super) fn engine_with_draft(
+    model: &ModelArgs,
+    compute: &ComputeArgs,
+    guess: &GuessArgs,
+) -> Result<Engine, Failure> {
+    let engine = engine(model, compute)?;
+    guess.load_draft(&engine, compute)?;
+    Ok(engine)
+}
+
 /// As [`engine`], with options made from the arguments.
 pub(super) fn engine_with(model: &ModelArgs, options: EngineOptions) -> Result<Engine, Failure> {
     let engine = any_engine(model, options)?;
@@ -62,11 +73,16 @@ pub(super) fn engine_with(model: &ModelArgs, options: EngineOptions) -> Result<E
 pub(super) fn any_engine(model: &ModelArgs, mut options: EngineOptions) -> Result<Engine, Failure> {
     let source = source(model);
     if options.ctx == Some(0) {
-        options.ctx = Some(Hparams::from_gguf(&source.open(true)?)?.n_ctx_train());
+        options.ctx = Some(n_ctx_train(&source)?);
     }
     let engine = shown(|sink| Engine::load(&source, &options, sink))?;
     terminal::warn(engine.warnings());
     Ok(engine)
+}
+
+/// The context that a model was trained with.
+pub(super) fn n_ctx_train(source: &ModelSource) -> Result<usize, Failure> {
+    Ok(Hparams::from_gguf(&source.open(true)?)?.n_ctx_train())
 }
 
 /// Makes the options those of a model that computes as in the context that it was trained with,

@@ -11,6 +11,8 @@ pub(super) struct Metrics {
     prompt_tokens: usize,
     cached_tokens: usize,
     generated_tokens: usize,
+    guessed_tokens: usize,
+    accepted_tokens: usize,
     prompt_seconds: f64,
     generation_seconds: f64,
     prompt_tokens_per_second: Option<f64>,
@@ -30,6 +32,8 @@ impl Metrics {
             prompt_tokens: stats.prompt_tokens,
             cached_tokens: stats.cached_tokens,
             generated_tokens: stats.generated_tokens,
+            guessed_tokens: stats.guessed.tokens,
+            accepted_tokens: stats.guessed.accepted,
             prompt_seconds: stats.prompt.as_secs_f64(),
             generation_seconds: stats.generation.as_secs_f64(),
             prompt_tokens_per_second: stats.prompt_rate(),
@@ -50,8 +54,12 @@ impl Metrics {
             0 => String::new(),
             n => format!(" ({n} cached)"),
         };
+        let guessed = match self.guessed_tokens {
+            0 => String::new(),
+            n => format!(" ({} of {n} guesses right)", self.accepted_tokens),
+        };
         format!(
-            "prompt {} tokens{cached}, {} tokens/s | generated {} tokens, {} tokens/s | TTFT {} | \
+            "prompt {} tokens{cached}, {} tokens/s | generated {} tokens{guessed}, {} tokens/s | TTFT {} | \
              TPOT {} | memory {} | {}",
             self.prompt_tokens,
             rate(self.prompt_tokens_per_second),
@@ -112,6 +120,7 @@ fn peak_memory() -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use octavo_engine::speculate::Guessed;
     use std::time::Duration;
 
     #[test]
@@ -128,6 +137,10 @@ mod tests {
             prompt: Duration::from_millis(100),
             first_token: Some(Duration::from_millis(101)),
             generation: Duration::from_millis(400),
+            guessed: Guessed {
+                tokens: 7,
+                accepted: 3,
+            },
         };
         let line = Metrics {
             peak_memory_bytes: Some(1 << 20),
@@ -136,7 +149,7 @@ mod tests {
         .line(Finish::Stop);
         assert_eq!(
             line,
-            "prompt 12 tokens (2 cached), 100.0 tokens/s | generated 5 tokens, 10.0 tokens/s | \
+            "prompt 12 tokens (2 cached), 100.0 tokens/s | generated 5 tokens (3 of 7 guesses right), 10.0 tokens/s | \
              TTFT 101.0 ms | TPOT 100.0 ms | memory 1.0 MiB peak | stop"
         );
         let none = Metrics {

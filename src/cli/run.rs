@@ -108,7 +108,13 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Failure> {
     args.compute.kv_type()?;
     options.logprobs = args.logprobs.map(usize::from);
     if args.opens_chat() {
-        return chat::open(&args.model, &args.compute, args.system.as_deref(), options);
+        return chat::open(
+            &args.model,
+            &args.compute,
+            &args.generate.guess,
+            args.system.as_deref(),
+            options,
+        );
     }
     args.several.check()?;
     let text = args.text.require_beside(args.generate.has_stops())?;
@@ -116,7 +122,7 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Failure> {
     if args.several.is_several() {
         return several(args, options, &text);
     }
-    let engine = load::engine(&args.model, &args.compute)?;
+    let engine = load::engine_with_draft(&args.model, &args.compute, &args.generate.guess)?;
     options.chunk = engine.batch();
     let pictures = args.pictures.see(&engine, &args.compute)?;
     let (text, ids) = prepare(args, &engine, text, &pictures)?;
@@ -170,6 +176,7 @@ fn several(args: &RunArgs, options: Options, text: &[u8]) -> Result<Exit, Failur
     let mut engine_options = args.compute.options()?;
     engine_options.sessions = args.several.sequences();
     let engine = load::engine_with(&args.model, engine_options)?;
+    args.generate.guess.load_draft(&engine, &args.compute)?;
     let pictures = args.pictures.see(&engine, &args.compute)?;
     let several = Several {
         args: &args.several,

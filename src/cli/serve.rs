@@ -11,7 +11,7 @@ use octavo_model::Hparams;
 use octavo_server::{Options, Stop};
 use octavo_vision::Sight;
 
-use super::args::{ComputeArgs, ModelArgs};
+use super::args::{ComputeArgs, GuessArgs, ModelArgs};
 use super::failure::{Exit, Failure};
 use super::vision::SightArgs;
 use super::{load, signal, terminal, values};
@@ -52,6 +52,8 @@ pub(super) struct ServeArgs {
     share: ShareArgs,
     #[command(flatten)]
     sight: SightArgs,
+    #[command(flatten)]
+    guess: GuessArgs,
     #[command(flatten)]
     compute: ComputeArgs,
 }
@@ -127,6 +129,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
     })?;
     let options = options(args)?;
     let engine = load::any_engine(&args.model, engine_options(args)?)?;
+    args.guess.load_draft(&engine, &args.compute)?;
     let sight = args.sight.load(&engine, &args.compute)?;
     let options = with_sight(options, sight);
     serving.begin();
@@ -168,6 +171,7 @@ fn options(args: &ServeArgs) -> Result<Options, Failure> {
             ..Options::default().batch
         },
         queue: share.queue.into(),
+        lookup: args.guess.lookup(),
         ..Options::default()
     })
 }

@@ -3,7 +3,7 @@
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_kernels::{IsaChoice, KvType, PAGE_POSITIONS};
@@ -18,6 +18,7 @@ use crate::kv::{CHECKPOINTS, WRITES};
 use crate::pictures::{Picture, Pictures, Shown};
 use crate::runtime::Runtime;
 use crate::session::Session;
+use crate::speculate::Draft;
 use octavo_model::{Hparams, Model, Pooling};
 use octavo_text::chat::ChatTemplate;
 use octavo_text::tokenizer::Tokenizer;
@@ -135,6 +136,7 @@ struct Loaded {
     description: String,
     threads: NonZeroUsize,
     warnings: Vec<String>,
+    draft: OnceLock<Draft>,
 }
 
 impl Engine {
@@ -227,7 +229,34 @@ impl Engine {
             description,
             threads: threads(options),
             warnings,
+            draft: OnceLock::new(),
         })))
+    }
+
+    /// Has a smaller model of the same vocabulary guess how texts go on, for all that generate from
+    /// now on. That changes no token. The first that is given stays.
+    ///
+    /// # Errors
+    /// As [`Draft::new`].
+    pub fn guess_with(&self, draft: Engine) -> Result<(), Error> {
+        let draft = Draft::new(draft, self)?;
+        self.0.draft.get_or_init(|| draft);
+        Ok(())
+    }
+
+    /// Timelines that it has room for.
+    pub fn sessions(&self) -> usize {
+        self.0.limits.sequences
+    }
+
+    /// Positions of the KV cache, for all timelines together.
+    pub fn positions(&self) -> usize {
+        self.0.limits.n_pages * PAGE_POSITIONS
+    }
+
+    /// The model that guesses for this one, if there is one.
+    pub fn draft(&self) -> Option<&Draft> {
+        self.0.draft.get()
     }
 
     /// Starts a timeline.

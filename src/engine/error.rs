@@ -28,6 +28,16 @@ pub enum Error {
     /// A GPU was demanded, or failed.
     #[error("CUDA: {0}")]
     Cuda(#[from] crate::backend::cuda::Error),
+    /// A model that cannot guess for another.
+    #[error("{draft}: token {id} is another one than in {file}: expected the same vocabulary")]
+    OtherVocabulary {
+        /// The file of the model that should guess.
+        draft: String,
+        /// The other's.
+        file: String,
+        /// The first token that differs.
+        id: u32,
+    },
     /// More tokens than positions.
     #[error("context full: {have} tokens there, {new} more do not fit {n_ctx} positions")]
     Context {

@@ -8,6 +8,7 @@ use octavo_kernels::Role;
 
 use crate::sample::Logprobs;
 use crate::sequence::{Bounds, Computed, Sequence, SequenceError, Want};
+use crate::speculate::{Draft, Guessed, Guesser, Pace, Room};
 
 pub use crate::sequence::{Finish, Options, Vocabulary};
 
@@ -25,10 +26,20 @@ pub trait Lm {
     /// Tokens that the cache holds.
     fn tokens(&self) -> &[u32];
 
-    /// Forgets all but the first `n` tokens.
+    /// Tokens of a step, at most, if each is to have outputs.
+    fn most_outputs(&self) -> usize {
+        usize::MAX
+    }
+
+    /// A smaller model that may guess for it.
+    fn draft(&self) -> Option<&Draft> {
+        None
+    }
+
+    /// Forgets all but the first `n` tokens, or as many of them as it can go back to.
     fn truncate(&mut self, n: usize);
 
-    /// Appends tokens, and says what is wanted of the last one.
+    /// Appends tokens, and says what is wanted of the last ones.
     ///
     /// # Errors
     /// If a step fails; the tokens before it stay.
@@ -41,9 +52,19 @@ pub enum Next<'a> {
     /// Nothing: more tokens follow.
     Nothing,
     /// Every token's logit.
-    Logits(&'a mut Vec<f32>),
+    Logits {
+        /// Of how many of the tokens, from the last.
+        rows: usize,
+        /// `[rows][n_vocab]`
+        into: &'a mut Vec<f32>,
+    },
     /// The most likely token, the lowest id of equals.
-    Best(&'a mut u32),
+    Best {
+        /// Of how many of the tokens, from the last.
+        rows: usize,
+        /// One for each.
+        into: &'a mut Vec<u32>,
+    },
 }
 
 impl Lm for crate::Session {
@@ -61,6 +82,14 @@ impl Lm for crate::Session {
         self.tokens()
     }
 
+    fn most_outputs(&self) -> usize {
+        self.most_outputs()
+    }
+
+    fn draft(&self) -> Option<&Draft> {
+        self.engine().draft()
+    }
+
     fn truncate(&mut self, n: usize) {
         self.truncate(n);
     }
@@ -69,14 +98,14 @@ impl Lm for crate::Session {
         use crate::Wanted;
         match next {
             Next::Nothing => self.eval_with(tokens, role, Wanted::None, None, &mut |_, _| {}),
-            Next::Logits(logits) => {
-                self.eval_with(tokens, role, Wanted::Last, None, &mut |_, row| {
-                    logits.clear();
-                    logits.extend_from_slice(row);
+            Next::Logits { rows, into } => {
+                into.clear();
+                self.eval_with(tokens, role, Wanted::Tail(rows), None, &mut |_, row| {
+                    into.extend_from_slice(row);
                 })
             }
-            Next::Best(best) => {
-                *best = self.eval_best(tokens, role)?;
+            Next::Best { rows, into } => {
+                *into = self.eval_best_of(tokens, role, Wanted::Tail(rows))?;
                 Ok(())
             }
         }
@@ -123,6 +152,8 @@ pub struct Stats {
     pub first_token: Option<Duration>,
     /// From the first token to the last.
     pub generation: Duration,
+    /// Tokens that were computed before it was certain that they are chosen.
+    pub guessed: Guessed,
 }
 
 impl Stats {
@@ -131,7 +162,7 @@ impl Stats {
         rate(self.prompt_tokens - self.cached_tokens, self.prompt)
     }
 
-    /// Tokens per second after the first one, each of which took one step.
+    /// Tokens per second after the first one.
     pub fn generation_rate(&self) -> Option<f64> {
         rate(self.generated_tokens.saturating_sub(1), self.generation)
     }
@@ -173,6 +204,9 @@ pub enum Error<E: std::error::Error + 'static> {
     /// A step failed.
     #[error(transparent)]
     Model(E),
+    /// A step of the model that guesses failed.
+    #[error("the draft model: {0}")]
+    Draft(#[source] crate::Error),
 }
 
 /// Continues a prompt. What the timeline already holds of it is not read again.
@@ -191,6 +225,7 @@ pub fn generate<L: Lm>(
         n_vocab: lm.n_vocab(),
     };
     let mut sequence = Sequence::new(prompt, options, bounds, vocabulary)?;
+    let guesser = Guesser::new(options.lookup, lm.draft());
     let alike = sequence.reuse(lm.tokens());
     lm.truncate(alike);
     let cached = sequence.reuse(lm.tokens());
@@ -199,6 +234,8 @@ pub fn generate<L: Lm>(
         vocabulary,
         observer,
         sequence,
+        guesser,
+        pace: Pace::default(),
         start: Instant::now(),
         stats: Stats {
             prompt_tokens: prompt.len(),
@@ -215,16 +252,40 @@ struct Run<'a, L: Lm> {
     vocabulary: &'a dyn Vocabulary,
     observer: &'a mut dyn Observer,
     sequence: Sequence,
+    guesser: Guesser,
+    pace: Pace,
     start: Instant,
     stats: Stats,
 }
 
+/// What a step gave.
+#[derive(Default)]
+struct Outputs {
+    /// `[rows][n_vocab]`, or nothing.
+    logits: Vec<f32>,
+    /// One for each row, or nothing.
+    best: Vec<u32>,
+}
+
+impl Outputs {
+    fn row(&self, want: Want, row: usize, n_vocab: usize) -> Computed<'_> {
+        match want {
+            Want::Argmax => Computed::Argmax(self.best[row]),
+            Want::Logits => Computed::Logits(&self.logits[row * n_vocab..(row + 1) * n_vocab]),
+        }
+    }
+}
+
 impl<L: Lm> Run<'_, L> {
     fn generate(mut self, chunk: usize) -> Result<Generation, Error<L::Error>> {
-        let (mut logits, mut best) = (Vec::new(), 0);
+        let mut outputs = Outputs::default();
         let total = self.stats.prompt_tokens - self.stats.cached_tokens;
         let mut read = 0;
-        while let Some(work) = self.sequence.work() {
+        loop {
+            self.guess(chunk)?;
+            let Some(work) = self.sequence.work() else {
+                return Ok(self.done());
+            };
             let reads = work.role == Role::Prompt;
             if reads {
                 self.observer.prompt(read, total);
@@ -233,16 +294,31 @@ impl<L: Lm> Run<'_, L> {
                 }
             }
             let n = work.tokens.len().min(chunk);
-            let (tokens, want) = (&work.tokens[..n], work.want);
+            let (tokens, want, rows) = (&work.tokens[..n], work.want, work.outputs);
             let is_last = n == work.tokens.len();
             let next = match want {
                 _ if !is_last => Next::Nothing,
-                Want::Argmax => Next::Best(&mut best),
-                Want::Logits => Next::Logits(&mut logits),
+                Want::Argmax => Next::Best {
+                    rows,
+                    into: &mut outputs.best,
+                },
+                Want::Logits => Next::Logits {
+                    rows,
+                    into: &mut outputs.logits,
+                },
             };
-            self.lm
-                .eval(tokens, work.role, next)
-                .map_err(Error::Model)?;
+            let start = Instant::now();
+            match self.lm.eval(tokens, work.role, next) {
+                Ok(()) => {}
+                // a token that is not chosen may be one that the model cannot compute
+                Err(_) if rows > 1 => {
+                    self.guesser.stop();
+                    self.sequence.guess(&[]);
+                    continue;
+                }
+                Err(error) => return Err(Error::Model(error)),
+            }
+            let took = start.elapsed();
             if reads {
                 read += n;
             }
@@ -257,15 +333,52 @@ impl<L: Lm> Run<'_, L> {
             if self.observer.cancelled() {
                 return self.cancel();
             }
-            let computed = match want {
-                Want::Argmax => Computed::Argmax(best),
-                Want::Logits => Computed::Logits(&logits),
-            };
+            let accepted = self.feed(&outputs, want)?;
+            if !reads {
+                self.pace.took(n + 1 - rows, rows - 1, accepted, took);
+                self.guesser.learn(accepted);
+            }
+        }
+    }
+
+    /// Adds guesses to what must be computed next, as far as they fit a step.
+    fn guess(&mut self, chunk: usize) -> Result<(), Error<L::Error>> {
+        let text = self.sequence.tokens();
+        let pending = text.len() - self.sequence.n_cached();
+        let in_step = chunk.min(self.lm.most_outputs()).saturating_sub(pending);
+        let room = Room {
+            texts: 1,
+            rows: pending,
+            most: self.sequence.room().min(in_step),
+        };
+        if room.most > 0 {
+            let guesses = self.guesser.guess(text, room, &mut self.pace);
+            self.sequence.guess(&guesses.map_err(Error::Draft)?);
+        }
+        Ok(())
+    }
+
+    /// Takes the outputs of a step, as far as what was guessed is chosen; answers how many guesses
+    /// were.
+    fn feed(&mut self, outputs: &Outputs, want: Want) -> Result<usize, Error<L::Error>> {
+        let n_vocab = self.lm.n_vocab();
+        let mut row = 0;
+        loop {
+            let computed = outputs.row(want, row, n_vocab);
             let text = self.sequence.feed(computed, self.vocabulary)?;
             self.show(&text)?;
             self.clock();
+            if !self.sequence.is_fed_more() {
+                break;
+            }
+            row += 1;
         }
-        Ok(self.done())
+        let n_cached = self.sequence.n_cached();
+        if self.lm.tokens().len() > n_cached {
+            self.lm.truncate(n_cached);
+            self.sequence.forget(self.lm.tokens().len());
+        }
+        Ok(row)
     }
 
     fn cancel(mut self) -> Result<Generation, Error<L::Error>> {
@@ -292,13 +405,17 @@ impl<L: Lm> Run<'_, L> {
     }
 
     fn done(self) -> Generation {
+        let stats = Stats {
+            guessed: self.guesser.guessed(),
+            ..self.stats
+        };
         let text = self.sequence.into_text();
         Generation {
             text: text.text,
             tokens: text.tokens,
             finish: text.finish,
             logprobs: text.logprobs,
-            stats: self.stats,
+            stats,
         }
     }
 }

@@ -22,6 +22,7 @@ pub mod sample;
 pub mod schedule;
 pub mod sequence;
 mod session;
+pub mod speculate;
 pub mod threads;
 
 pub use backend::{Loading, LoadingSink};

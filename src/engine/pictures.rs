@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use octavo_kernels::{GivenRows, Turns};
 
 /// Ids from here on are cells of pictures.
-const FIRST_CELL: u32 = 1 << 31;
+pub(crate) const FIRST_CELL: u32 = 1 << 31;
 
 /// Whether an id is a picture's cell, and no token of a vocabulary.
 pub fn is_cell(id: u32) -> bool {

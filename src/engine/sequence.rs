@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use crate::pictures::is_cell;
 use crate::sample::{ConfigError, Constraint, Logprobs, SampleError, Sampler, SamplerConfig};
+use crate::speculate::Lookup;
 
 pub(crate) use candidates::Candidate;
 
@@ -61,6 +62,8 @@ pub struct Options {
     pub logprobs: Option<usize>,
     /// Write control tokens as their text instead of nothing.
     pub show_special: bool,
+    /// Whether what the text said before is a guess of what follows. That changes no token.
+    pub lookup: Lookup,
     /// Prompt tokens given to a model at a time, at most; between them a generation can be
     /// cancelled.
     pub chunk: usize,
@@ -77,6 +80,7 @@ impl Default for Options {
             min_tokens: 0,
             logprobs: None,
             show_special: false,
+            lookup: Lookup::Auto,
             chunk: 512,
         }
     }
@@ -171,6 +175,8 @@ pub struct Work<'a> {
     pub role: Role,
     /// What is wanted once all are computed.
     pub want: Want,
+    /// Of how many of the tokens, from the last: one, and one for each guess.
+    pub outputs: usize,
 }
 
 /// What came of some [`Work`].
@@ -215,8 +221,12 @@ pub struct Text {
 pub struct Sequence {
     options: Options,
     bounds: Bounds,
-    /// The prompt, then every token chosen that is, or will be, computed.
+    /// The prompt, then every token chosen that is, or will be, computed, then guesses of what will
+    /// be chosen.
     tokens: Vec<u32>,
+    n_guessed: usize,
+    /// The token chosen last was guessed.
+    is_ahead: bool,
     n_prompt: usize,
     n_cached_before: usize,
     /// Tokens whose keys and values are cached.
@@ -262,6 +272,8 @@ impl Sequence {
             options: options.clone(),
             bounds,
             tokens: prompt.to_vec(),
+            n_guessed: 0,
+            is_ahead: false,
             n_prompt: prompt.len(),
             n_cached_before: 0,
             n_cached: 0,
@@ -318,11 +330,71 @@ impl Sequence {
             tokens: &self.tokens[self.n_cached..],
             role,
             want: self.want(),
+            outputs: 1 + self.n_guessed,
         })
     }
 
-    /// Takes what came of the tokens that [`Sequence::work`] named; answers the text that is
-    /// certain now, which never holds half a character nor any of a stop string.
+    /// The prompt and what was chosen, without a token that ended the text.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens[..self.tokens.len() - self.n_guessed]
+    }
+
+    /// How many guesses may be of use at all: for none there is room behind the last token that can
+    /// be chosen.
+    pub fn room(&self) -> usize {
+        let chosen = self.generated.len() + 1;
+        let to_choose = match self.options.max_tokens {
+            Some(most) => most.saturating_sub(chosen),
+            None => usize::MAX,
+        };
+        let positions = self.bounds.n_ctx.saturating_sub(self.tokens().len());
+        match self.has_read_its_prompt() && self.finish.is_none() {
+            true => positions.min(to_choose),
+            false => 0,
+        }
+    }
+
+    /// Has tokens computed that may be chosen next, along with those that must be: outputs of all of
+    /// them are fed one by one then, as long as [`Sequence::is_fed_more`] says so. They change no
+    /// token that is chosen.
+    ///
+    /// # Panics
+    /// If there are more than [`Sequence::room`].
+    pub fn guess(&mut self, tokens: &[u32]) {
+        assert!(tokens.len() <= self.room(), "guesses without room");
+        self.drop_guesses();
+        self.tokens.extend_from_slice(tokens);
+        self.n_guessed = tokens.len();
+    }
+
+    /// Whether the token chosen last was guessed, so that what follows it is computed already: the
+    /// next output is to be fed.
+    pub fn is_fed_more(&self) -> bool {
+        self.finish.is_none() && self.is_ahead
+    }
+
+    /// Says that a cache holds so many of its tokens only. What was computed of guesses that were
+    /// wrong is to be forgotten, and a cache may forget more with it.
+    ///
+    /// # Panics
+    /// If it is a part of the prompt that was forgotten.
+    pub fn forget(&mut self, n_cached: usize) {
+        let read = self.n_prompt.min(self.n_cached);
+        assert!(
+            (read..=self.n_cached).contains(&n_cached),
+            "{n_cached} are cached"
+        );
+        self.n_cached = n_cached;
+    }
+
+    /// Tokens whose keys and values are of use.
+    pub fn n_cached(&self) -> usize {
+        self.n_cached
+    }
+
+    /// Takes what came of the tokens that [`Sequence::work`] named, of several outputs one, in their
+    /// order; answers the text that is certain now, which never holds half a character nor any of a
+    /// stop string.
     ///
     /// # Errors
     /// If no token can be chosen.
@@ -335,13 +407,13 @@ impl Sequence {
         vocabulary: &dyn Vocabulary,
     ) -> Result<String, SequenceError> {
         assert!(self.finish.is_none(), "a sequence that has ended is fed");
-        let left = self.tokens.len() - self.n_cached;
+        let left = self.tokens().len() - self.n_cached;
         if let Computed::Cached(n) = computed {
             assert!(n < left, "{n} tokens are computed of {left}, and no output");
             self.n_cached += n;
             return Ok(String::new());
         }
-        self.n_cached = self.tokens.len();
+        self.n_cached = self.tokens().len();
         if self.options.max_tokens == Some(0) {
             return Ok(self.end(Finish::Length));
         }
@@ -366,7 +438,7 @@ impl Sequence {
         self.logprobs.extend(recorded);
         self.sampler.accept(id);
         self.generated.push(id);
-        let (mut text, stopped) = self.append(id, vocabulary);
+        let (mut text, stopped) = self.say(id, vocabulary);
         let finish = if stopped {
             Some(Finish::Stop)
         } else if Some(self.generated.len()) == self.options.max_tokens {
@@ -378,9 +450,25 @@ impl Sequence {
         };
         match finish {
             Some(finish) => text.push_str(&self.end(finish)),
-            None => self.tokens.push(id),
+            None => self.append(id),
         }
         Ok(text)
+    }
+
+    /// Makes a token the last one. Guesses stay if it is the first of them.
+    fn append(&mut self, id: u32) {
+        self.is_ahead = self.tokens.get(self.n_cached) == Some(&id);
+        if self.is_ahead {
+            self.n_guessed -= 1;
+        } else {
+            self.drop_guesses();
+            self.tokens.push(id);
+        }
+    }
+
+    fn drop_guesses(&mut self) {
+        self.tokens.truncate(self.tokens.len() - self.n_guessed);
+        self.n_guessed = 0;
     }
 
     /// Ends it with what there is; answers the text that was held back.
@@ -434,7 +522,7 @@ impl Sequence {
     }
 
     /// Adds a token's text; answers what is certain of it, and whether it ends the generation.
-    fn append(&mut self, id: u32, vocabulary: &dyn Vocabulary) -> (String, bool) {
+    fn say(&mut self, id: u32, vocabulary: &dyn Vocabulary) -> (String, bool) {
         if self.ends(id, vocabulary) {
             return (String::new(), true);
         }
@@ -449,6 +537,7 @@ impl Sequence {
 
     /// Ends it; answers the text that was held back.
     fn end(&mut self, finish: Finish) -> String {
+        self.drop_guesses();
         let tail = self.utf8.finish();
         let pushed = self.stops.push(&tail);
         let ended = pushed.stop.is_some();

@@ -17,6 +17,8 @@ pub enum Wanted {
     None,
     /// The last.
     Last,
+    /// The last so many.
+    Tail(usize),
     /// Every one.
     All,
 }
@@ -81,6 +83,11 @@ impl Session {
     /// Positions there are.
     pub fn n_ctx(&self) -> usize {
         self.engine.n_ctx()
+    }
+
+    /// Tokens of a step, at most, if each is to have outputs.
+    pub fn most_outputs(&self) -> usize {
+        self.engine.limits().wanted
     }
 
     /// Pages of the cache that it has in each group of layers.
@@ -162,14 +169,28 @@ impl Session {
     /// # Panics
     /// If there are no tokens.
     pub fn eval_best(&mut self, tokens: &[u32], role: Role) -> Result<u32, Error> {
-        let mut best = None;
+        let best = self.eval_best_of(tokens, role, Wanted::Last)?;
+        Ok(*best.first().expect("expected at least one token"))
+    }
+
+    /// As [`Session::eval_best`], of every wanted token.
+    ///
+    /// # Errors
+    /// As [`Session::eval`].
+    pub fn eval_best_of(
+        &mut self,
+        tokens: &[u32],
+        role: Role,
+        wanted: Wanted,
+    ) -> Result<Vec<u32>, Error> {
+        let mut best = Vec::new();
         self.engine.check_logits()?;
-        self.run(tokens, role, Wanted::Last, None, true, &mut |output| {
+        self.run(tokens, role, wanted, None, true, &mut |output| {
             if let Value::Argmax(id) = output.value {
-                best = Some(id);
+                best.push(id);
             }
         })?;
-        Ok(best.expect("expected at least one token"))
+        Ok(best)
     }
 
     /// As [`Engine::look`], from where the session stands.
@@ -190,20 +211,22 @@ impl Session {
         let have = self.tokens.len();
         self.check(tokens)?;
         let limits = self.engine.limits();
-        let batch = if wanted == Wanted::All {
-            limits.wanted
-        } else {
-            limits.rows
+        let outputs = match wanted {
+            Wanted::None => 0,
+            Wanted::Last => 1,
+            Wanted::Tail(n) => n.min(tokens.len()),
+            Wanted::All => tokens.len(),
+        };
+        let batch = match outputs {
+            0 | 1 => limits.rows,
+            _ => limits.wanted,
         };
         let mut left = tokens.len();
         for part in tokens.chunks(batch) {
+            let without = left.saturating_sub(outputs).min(part.len());
             left -= part.len();
             let mut entries = [Entry {
-                wanted: match wanted {
-                    Wanted::All => 0..part.len(),
-                    Wanted::Last if left == 0 => part.len() - 1..part.len(),
-                    _ => 0..0,
-                },
+                wanted: without..part.len(),
                 only_argmax,
                 ..Entry::new(&mut self.timeline, &self.tokens, part)
             }];

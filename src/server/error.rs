@@ -196,7 +196,7 @@ impl From<BatchError> for ApiError {
             BatchError::Engine(
                 octavo_engine::Error::NoLogits { .. } | octavo_engine::Error::Whole { .. },
             ) => ApiError::bad_request(error.to_string()),
-            BatchError::Engine(error) => ApiError::server(error.to_string()),
+            BatchError::Engine(_) | BatchError::Draft(_) => ApiError::server(error.to_string()),
         }
     }
 }

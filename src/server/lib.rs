@@ -24,6 +24,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use octavo_engine::speculate::Lookup;
 use octavo_engine::{Batch, BatchOptions, Engine, Front};
 use octavo_vision::Sight;
 use tokio::sync::watch;
@@ -60,6 +61,8 @@ pub struct Options {
     pub queue: usize,
     /// How requests are worked on together.
     pub batch: BatchOptions,
+    /// Whether what a text said before is a guess of how it goes on.
+    pub lookup: Lookup,
     /// Whether it listens to this machine alone. Set when it begins.
     pub is_local: bool,
     /// What pictures are seen with; without it, none are taken.
@@ -85,6 +88,7 @@ impl Default for Options {
                 queue: usize::MAX,
                 ..BatchOptions::default()
             },
+            lookup: Lookup::Auto,
             is_local: true,
             sight: None,
             secret: random(),

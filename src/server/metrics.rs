@@ -230,11 +230,21 @@ fn counters(registry: &mut Registry, snapshot: &Snapshot) {
             registry.register(format!("{prefix}{name}"), help, count(value));
         }
     }
-    let own: [(&str, &str, u64); 4] = [
+    let own: [(&str, &str, u64); 6] = [
         (
             "octavo_recomputed_tokens",
             "Tokens computed more than once",
             totals.recomputed_tokens,
+        ),
+        (
+            "octavo_guessed_tokens",
+            "Tokens computed before it was certain that they are chosen",
+            totals.guessed_tokens,
+        ),
+        (
+            "octavo_accepted_tokens",
+            "Guessed tokens that were chosen",
+            totals.accepted_tokens,
         ),
         (
             "octavo_evicted_pages",

@@ -56,6 +56,7 @@ pub(crate) fn options(
             .unwrap_or_default(),
         ignore_eos: fields.bool("ignore_eos")?.unwrap_or(false),
         min_tokens: fields.count("min_tokens", 0, 1 << 20)?.unwrap_or(0),
+        lookup: app.options.lookup,
         ..Options::default()
     })
 }

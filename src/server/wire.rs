@@ -150,7 +150,7 @@ pub(crate) fn timings(timing: &Timing) -> Value {
     };
     let read = timing.prompt_tokens - timing.cached.min(timing.prompt_tokens);
     let after_first = timing.generated_tokens.saturating_sub(1);
-    json!({
+    let mut timings = json!({
         "cache_n": timing.cached,
         "prompt_n": read,
         "prompt_ms": ms(timing.prompt),
@@ -161,7 +161,13 @@ pub(crate) fn timings(timing: &Timing) -> Value {
         "queue_ms": ms(timing.queued),
         "first_token_ms": timing.first_token.map(ms),
         "recomputed_n": timing.recomputed,
-    })
+    });
+    // llama-server's names, which it leaves out as well where nothing was guessed
+    if timing.guessed.tokens > 0 {
+        timings["draft_n"] = timing.guessed.tokens.into();
+        timings["draft_n_accepted"] = timing.guessed.accepted.into();
+    }
+    timings
 }
 
 /// Why a text ended, as OpenAI's interface says it.

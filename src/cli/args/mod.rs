@@ -1,10 +1,12 @@
 //! Groups of arguments that several commands share, and from them validated settings.
 
+mod guess;
 mod sample;
 
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+pub(super) use guess::GuessArgs;
 use octavo_engine::generate;
 use octavo_engine::{DeviceChoice, EngineOptions, default_batch};
 use octavo_kernels::{IsaChoice, KvType};
@@ -267,6 +269,8 @@ pub(super) struct GenerateArgs {
     special: bool,
     #[command(flatten)]
     sample: SampleArgs,
+    #[command(flatten)]
+    pub(super) guess: GuessArgs,
 }
 
 impl GenerateArgs {
@@ -302,6 +306,7 @@ impl GenerateArgs {
             stop_ids: self.stop_id.clone(),
             ignore_eos: self.ignore_eos,
             show_special: self.special,
+            lookup: self.guess.lookup(),
             ..generate::Options::default()
         })
     }

@@ -2,9 +2,11 @@
 
 use std::time::Instant;
 
+use crate::Error;
 use crate::pictures::Shown;
 use crate::sample::{Logprobs, SampleError, logprobs};
 use crate::sequence::{Bounds, Computed, Options, Sequence, SequenceError, Text, Vocabulary, Want};
+use crate::speculate::{Draft, Guessed, Guesser, Pace, Room};
 
 use super::beams::Search;
 use super::pool::Pool;
@@ -29,7 +31,7 @@ pub(super) struct Branch {
 }
 
 enum Work {
-    Text(Box<Sequence>),
+    Text(Box<Sequence>, Box<Guesser>),
     Beams {
         search: Box<Search>,
         /// Texts that are wanted.
@@ -81,6 +83,7 @@ impl Branch {
         request: Request,
         bounds: Bounds,
         vocabulary: &dyn Vocabulary,
+        draft: Option<&Draft>,
     ) -> Result<Branch, SequenceError> {
         let n_prompt = request.prompt.len();
         // also for an embedding: it checks the prompt
@@ -99,10 +102,13 @@ impl Branch {
                 search: Box::new(Search::new(how, sequence)?),
                 n: request.n,
             },
-            Goal::Text => Work::Text(Box::new(sequence)),
+            Goal::Text => {
+                let guesser = Guesser::new(request.options.lookup, draft);
+                Work::Text(Box::new(sequence), Box::new(guesser))
+            }
         };
         let pictures = request.pictures.clone();
-        let has_siblings = request.n > 1 && matches!(work, Work::Text(_));
+        let has_siblings = request.n > 1 && matches!(work, Work::Text(..));
         let siblings = has_siblings.then_some(Siblings {
             request,
             bounds,
@@ -124,14 +130,14 @@ impl Branch {
     /// Whether outputs of every token of the prompt are wanted.
     pub(super) fn wants_all(&self) -> bool {
         match &self.work {
-            Work::Text(_) | Work::Beams { .. } => self.prompt.is_some(),
+            Work::Text(..) | Work::Beams { .. } => self.prompt.is_some(),
             Work::Embedding(pool) => pool.wants_all(),
         }
     }
 
     pub(super) fn wants_argmax(&self) -> bool {
         match &self.work {
-            Work::Text(sequence) => self.prompt.is_none() && sequence.want() == Want::Argmax,
+            Work::Text(sequence, _) => self.prompt.is_none() && sequence.want() == Want::Argmax,
             Work::Beams { .. } => false,
             Work::Embedding(_) => true,
         }
@@ -144,7 +150,7 @@ impl Branch {
     /// Tokens chosen, of beams those of each.
     pub(super) fn generated(&self) -> usize {
         match &self.work {
-            Work::Text(sequence) => sequence.generated().len(),
+            Work::Text(sequence, _) => sequence.generated().len(),
             Work::Beams { search, .. } => search.generated(),
             Work::Embedding(_) => 0,
         }
@@ -153,11 +159,48 @@ impl Branch {
     /// The last token chosen, if the text goes on after it.
     pub(super) fn next_token(&self) -> Option<u32> {
         match &self.work {
-            Work::Text(sequence) if sequence.finish().is_none() => {
+            Work::Text(sequence, _) if sequence.finish().is_none() => {
                 sequence.generated().last().copied()
             }
             _ => None,
         }
+    }
+
+    /// Guesses how the text goes on, for the next step; nothing for what is no text.
+    pub(super) fn guess(&mut self, room: Room, pace: &mut Pace) -> Result<Vec<u32>, Error> {
+        let Work::Text(sequence, guesser) = &mut self.work else {
+            return Ok(Vec::new());
+        };
+        let room = Room {
+            most: room.most.min(sequence.room()),
+            ..room
+        };
+        // also without room: it may have guessed for a step that had none in the end
+        let guesses = match room.most {
+            0 => Vec::new(),
+            _ => guesser.guess(sequence.tokens(), room, pace)?,
+        };
+        sequence.guess(&guesses);
+        Ok(guesses)
+    }
+
+    /// Guesses nothing any more.
+    pub(super) fn stop_guessing(&mut self) {
+        if let Work::Text(_, guesser) = &mut self.work {
+            guesser.stop();
+        }
+    }
+
+    /// How many of so many guesses were right that the last step computed.
+    pub(super) fn settle(&mut self, guessed: usize) -> usize {
+        let (Some(Ok(delta)), Work::Text(_, guesser)) = (&self.fed, &mut self.work) else {
+            return 0;
+        };
+        let right = guessed.min(delta.tokens.len().saturating_sub(1));
+        if guessed > 0 {
+            guesser.learn(right);
+        }
+        right
     }
 
     /// Notes when its first tokens are computed; whether these are the first.
@@ -266,16 +309,26 @@ impl Branch {
     }
 
     /// The request's other texts, fed with what may follow the prompt, as soon as it is known.
-    pub(super) fn siblings(&mut self, vocabulary: &dyn Vocabulary) -> Vec<Branch> {
+    pub(super) fn siblings(
+        &mut self,
+        vocabulary: &dyn Vocabulary,
+        draft: Option<&Draft>,
+    ) -> Vec<Branch> {
         let Some(siblings) = self.siblings.take_if(|siblings| siblings.first.is_some()) else {
             return Vec::new();
         };
         let choices = 1..siblings.request.n;
-        let make = |choice| self.sibling(choice, &siblings, vocabulary);
+        let make = |choice| self.sibling(choice, &siblings, vocabulary, draft);
         choices.map(make).collect()
     }
 
-    fn sibling(&self, choice: usize, of: &Siblings, vocabulary: &dyn Vocabulary) -> Branch {
+    fn sibling(
+        &self,
+        choice: usize,
+        of: &Siblings,
+        vocabulary: &dyn Vocabulary,
+        draft: Option<&Draft>,
+    ) -> Branch {
         let request = &of.request;
         let mut options: Options = request.options.clone();
         options.sampler.seed = options.sampler.seed.wrapping_add(choice as u64);
@@ -289,7 +342,7 @@ impl Branch {
             choice,
             n_prompt: self.n_prompt,
             prompt: None,
-            work: Work::Text(sequence),
+            work: Work::Text(sequence, Box::new(Guesser::new(options.lookup, draft))),
             clock: Clock {
                 first: None,
                 last: None,
@@ -326,21 +379,29 @@ impl Branch {
             generated_tokens: self.generated(),
             cached: 0,
             recomputed: 0,
+            guessed: match &self.work {
+                Work::Text(_, guesser) => guesser.guessed(),
+                Work::Beams { .. } | Work::Embedding(_) => Guessed::default(),
+            },
         }
     }
 
     /// What it has brought forth; `None` if that is no text of its own.
     pub(super) fn into_text(self) -> Option<Text> {
         match self.work {
-            Work::Text(sequence) => Some(sequence.into_text()),
+            Work::Text(sequence, _) => Some(sequence.into_text()),
             Work::Beams { .. } | Work::Embedding(_) => None,
         }
     }
 
     /// Whether what follows this position is not chosen yet. Tokens that are computed again after
-    /// their pages were given up have followers already.
+    /// their pages were given up have followers already, and a guess is of use only if it was right.
     fn is_next(&self, position: usize) -> bool {
-        !self.embeds() && position + 1 == self.n_prompt + self.generated()
+        let is_right = match (&self.fed, &self.work) {
+            (Some(_), Work::Text(sequence, _)) => sequence.is_fed_more(),
+            _ => true,
+        };
+        is_right && !self.embeds() && position + 1 == self.n_prompt + self.generated()
     }
 
     fn note_prompt(&mut self, position: usize, row: &[f32]) -> Result<(), SampleError> {
@@ -354,7 +415,7 @@ impl Branch {
     }
 
     fn feed(&mut self, computed: Computed<'_>, vocabulary: &dyn Vocabulary) {
-        let Work::Text(sequence) = &mut self.work else {
+        let Work::Text(sequence, _) = &mut self.work else {
             return;
         };
         let before = sequence.generated().len();
@@ -367,7 +428,14 @@ impl Branch {
                 .unwrap_or_default()
                 .to_vec(),
         });
-        self.fed = Some(fed);
+        // after other tokens of the same step
+        self.fed = Some(match (self.fed.take(), fed) {
+            (Some(Ok(mut earlier)), Ok(later)) => {
+                earlier.append(later);
+                Ok(earlier)
+            }
+            (_, fed) => fed,
+        });
         let now = Instant::now();
         self.clock.first.get_or_insert(now);
         self.clock.last = Some(now);

@@ -9,7 +9,7 @@ mod pool;
 mod request;
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use octavo_kernels::Role;
 
@@ -18,6 +18,7 @@ use crate::pictures::{holds, is_cell};
 use crate::runtime::{Entry, Runtime};
 use crate::schedule::{Job, Plan, Scheduler, Settings, Share};
 use crate::sequence::Bounds;
+use crate::speculate::{MOST_GUESSES, Pace, Room};
 use crate::{Engine, Error};
 use again::Again;
 use branch::{Branch, Turn};
@@ -47,6 +48,7 @@ pub struct Batch {
     next_id: RequestId,
     totals: Totals,
     again: Again,
+    pace: Pace,
 }
 
 impl Batch {
@@ -72,6 +74,7 @@ impl Batch {
             next_id: 0,
             totals: Totals::default(),
             again: Again::default(),
+            pace: Pace::default(),
         }
     }
 
@@ -113,7 +116,13 @@ impl Batch {
         let id = self.next_id;
         self.check_cells(&request)?;
         let (prompt, salt) = (request.prompt.clone(), request.salt.clone());
-        let branch = Branch::new(id, request, bounds, self.engine.tokenizer())?;
+        let branch = Branch::new(
+            id,
+            request,
+            bounds,
+            self.engine.tokenizer(),
+            self.engine.draft(),
+        )?;
         self.engine.check_whole(prompt.len())?;
         let job = Job::new(id, prompt, salt, branch.wants_all());
         self.scheduler.add(job.with_beams(width));
@@ -235,6 +244,7 @@ impl Batch {
     /// If the device fails. Requests stay as they were before the step that failed.
     pub fn step(&mut self, sink: &mut dyn FnMut(RequestId, Event)) -> Result<(), Error> {
         let mut events = Vec::new();
+        self.guess(&mut events);
         let result = self.both_roles(&mut events);
         // the device is free again: who is told may use the engine
         for (id, event) in events {
@@ -261,10 +271,51 @@ impl Batch {
         }
     }
 
+    /// Lets texts guess how they go on, as far as the step has room for it.
+    fn guess(&mut self, events: &mut Events) {
+        let generating = self.scheduler.jobs().iter().filter(|job| job.generates());
+        let due: Vec<(RequestId, usize)> =
+            generating.map(|job| (job.id(), job.pending())).collect();
+        let texts: usize = due.iter().map(|(_, pending)| pending).sum();
+        let limits = self.engine.limits();
+        let (mut rows, most) = (texts, limits.rows.min(limits.wanted));
+        let mut failed = Vec::new();
+        for (id, pending) in due {
+            let Some(branch) = self.branches.get_mut(&id) else {
+                // a beam
+                continue;
+            };
+            let room = Room {
+                texts,
+                rows,
+                most: match pending {
+                    0..=MOST_GUESSES => most.saturating_sub(rows),
+                    // it is computed again
+                    _ => 0,
+                },
+            };
+            match branch.guess(room, &mut self.pace) {
+                Ok(guesses) => {
+                    rows += guesses.len();
+                    self.scheduler.guess(id, &guesses);
+                }
+                Err(error) => failed.push((id, error)),
+            }
+        }
+        let engine = self.engine.clone();
+        for (id, error) in failed {
+            self.fail(id, BatchError::Draft(error), &mut engine.runtime(), events);
+        }
+    }
+
     fn both_roles(&mut self, events: &mut Events) -> Result<(), Error> {
         let engine = self.engine.clone();
         let mut runtime = engine.runtime();
         for role in [Role::Generated, Role::Prompt] {
+            if role == Role::Prompt {
+                // those that found no room in the step are gone
+                self.scheduler.drop_guesses();
+            }
             let ledger = &mut runtime.ledger;
             let mut plan = match role {
                 Role::Generated => self.scheduler.generated(ledger),
@@ -299,14 +350,39 @@ impl Batch {
         let took = start.elapsed();
         self.totals.steps += 1;
         self.totals.busy += took;
+        if role == Role::Generated {
+            self.settle(plan, runtime, took);
+        }
         self.scheduler.took(&mut runtime.ledger, role, plan, took);
         for (share, failure) in plan.shares.iter().zip(failures) {
             match failure {
+                // a token that is not chosen may be one that the model cannot compute
+                Some(_) if share.guessed > 0 => {
+                    let branch = self.branches.get_mut(&share.group);
+                    branch.into_iter().for_each(Branch::stop_guessing);
+                }
                 Some(error) => self.fail(share.id, error.into(), runtime, events),
                 None => self.advance(role, share, runtime, events),
             }
         }
         Ok(())
+    }
+
+    /// Keeps what was computed of guesses that were right, and learns what guesses bring.
+    fn settle(&mut self, plan: &Plan, runtime: &mut Runtime, took: Duration) {
+        let (mut right, mut guessed) = (0, 0);
+        for share in &plan.shares {
+            let branch = self.branches.get_mut(&share.group);
+            let accepted = branch.map_or(0, |branch| branch.settle(share.guessed));
+            self.scheduler
+                .settle(&mut runtime.ledger, share.id, accepted);
+            right += accepted;
+            guessed += share.guessed;
+        }
+        let rows: usize = plan.shares.iter().map(|share| share.n).sum();
+        self.pace.took(rows - guessed, guessed, right, took);
+        self.totals.guessed_tokens += guessed as u64;
+        self.totals.accepted_tokens += right as u64;
     }
 
     /// Runs the tokens of a plan; answers why an entry failed that did so alone.
@@ -410,7 +486,7 @@ impl Batch {
         if branch.searches() {
             return self.search(share.group, runtime, events);
         }
-        let siblings = branch.siblings(self.engine.tokenizer());
+        let siblings = branch.siblings(self.engine.tokenizer(), self.engine.draft());
         for sibling in siblings {
             let id = self.next_id;
             self.next_id += 1;

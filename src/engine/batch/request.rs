@@ -9,6 +9,7 @@ use crate::kv::PageCounts;
 use crate::pictures::Shown;
 use crate::sample::{Constraint, Logprobs};
 use crate::sequence::{Finish, Options, SequenceError, Text};
+use crate::speculate::Guessed;
 
 pub use crate::schedule::RequestId;
 
@@ -190,6 +191,8 @@ pub struct Timing {
     pub cached: usize,
     /// Tokens computed more than once because pages were short.
     pub recomputed: usize,
+    /// Tokens computed before it was certain that they are chosen.
+    pub guessed: Guessed,
 }
 
 impl Timing {
@@ -234,6 +237,9 @@ pub enum BatchError {
         /// At most.
         most: usize,
     },
+    /// A step of the model that guesses failed.
+    #[error("the draft model: {0}")]
+    Draft(#[source] Error),
     /// The device failed in a step that it was part of, or nobody works any more.
     #[error("{0}")]
     Step(String),
@@ -308,6 +314,10 @@ pub struct Totals {
     pub generated_tokens: u64,
     /// Tokens computed more than once.
     pub recomputed_tokens: u64,
+    /// Tokens computed before it was certain that they are chosen.
+    pub guessed_tokens: u64,
+    /// Those of them that were.
+    pub accepted_tokens: u64,
     /// How often a request had to give its pages back.
     pub preemptions: u64,
     /// Cached pages given up.

@@ -52,8 +52,9 @@ pub struct Job {
     /// Beams that its group may have. Their numbers follow each other, so that they are as old as
     /// their request.
     pub(super) width: usize,
-    /// The prompt, then what was generated.
+    /// The prompt, then what was generated, then guesses of what will be.
     pub(super) tokens: Vec<u32>,
+    pub(super) n_guessed: usize,
     pub(super) n_prompt: usize,
     pub(super) salt: Option<String>,
     /// Outputs of every token of the prompt are wanted, so none may come from the cache.
@@ -72,6 +73,7 @@ impl Job {
             width: 1,
             n_prompt: prompt.len(),
             tokens: prompt,
+            n_guessed: 0,
             salt,
             wants_all,
             timeline: Timeline::default(),
@@ -138,6 +140,11 @@ impl Job {
         self.reused
     }
 
+    /// Tokens that must be computed before it can go on.
+    pub fn pending(&self) -> usize {
+        self.tokens.len() - self.n_guessed - self.timeline.len()
+    }
+
     /// Its pages.
     pub fn timeline(&self) -> &Timeline {
         &self.timeline
@@ -147,7 +154,8 @@ impl Job {
         self.timeline.len() < self.n_prompt
     }
 
-    pub(super) fn generates(&self) -> bool {
+    /// Whether it runs and has read its prompt.
+    pub fn generates(&self) -> bool {
         self.state == State::Running && !self.reads()
     }
 }
@@ -224,6 +232,8 @@ pub struct Share {
     pub n: usize,
     /// How many of them, from the last, need outputs.
     pub wanted: usize,
+    /// How many of them, from the last, are guesses.
+    pub guessed: usize,
 }
 
 /// What a share of a plan is to compute.
@@ -256,7 +266,16 @@ impl Plan {
             group: job.group,
             n,
             wanted,
+            guessed: 0,
         });
+    }
+
+    /// Adds all that is left of a request with its guesses, whose outputs are wanted too.
+    pub(super) fn push_guessed(&mut self, job: &Job) {
+        self.push(job, job.pending() + job.n_guessed, 1 + job.n_guessed);
+        if let Some(share) = self.shares.last_mut() {
+            share.guessed = job.n_guessed;
+        }
     }
 
     /// Takes the tokens of a group out again: its pages are gone. What was to be copied for it still

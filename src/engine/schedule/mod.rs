@@ -95,6 +95,40 @@ impl Scheduler {
         }
     }
 
+    /// Has tokens computed that may follow those of a request in its next step, if there is room.
+    pub fn guess(&mut self, id: RequestId, guesses: &[u32]) {
+        if let Some(at) = self.place(id) {
+            let job = &mut self.jobs[at];
+            job.tokens.extend_from_slice(guesses);
+            job.n_guessed += guesses.len();
+        }
+    }
+
+    /// Keeps the first so many of a request's guesses, which were right, and what was computed up to
+    /// them; forgets the others.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    pub fn settle(&mut self, ledger: &mut Ledger, id: RequestId, right: usize) {
+        let Some(at) = self.place(id) else { return };
+        let job = &mut self.jobs[at];
+        assert!(right <= job.n_guessed, "{right} guesses are right");
+        job.tokens
+            .truncate(job.tokens.len() - job.n_guessed + right);
+        job.n_guessed = 0;
+        if job.timeline.len() > job.tokens.len() {
+            ledger.truncate(&mut job.timeline, job.tokens.len());
+        }
+    }
+
+    /// Forgets all guesses that were not settled: no step had room for them.
+    pub fn drop_guesses(&mut self) {
+        for job in &mut self.jobs {
+            job.tokens.truncate(job.tokens.len() - job.n_guessed);
+            job.n_guessed = 0;
+        }
+    }
+
     /// The step of all requests that generate.
     pub fn generated(&mut self, ledger: &mut Ledger) -> Plan {
         self.has_preempted = false;
@@ -105,15 +139,36 @@ impl Scheduler {
         };
         for at in 0..self.jobs.len() {
             let job = &self.jobs[at];
-            let left = job.tokens.len() - job.timeline.len();
+            let left = job.pending();
             let n = left.min(1 + replays);
-            if n > 0 && job.generates() && self.reserve(ledger, at, n, &mut plan) {
-                let wanted = usize::from(n == left);
-                plan.push(&self.jobs[at], n, wanted);
-                replays -= n - 1;
+            if n == 0 || !job.generates() {
+                continue;
             }
+            let has_guesses = n == left && self.has_room_for_guesses(ledger, at, &mut plan);
+            if !has_guesses && !self.reserve(ledger, at, n, &mut plan) {
+                continue;
+            }
+            let job = &self.jobs[at];
+            match has_guesses {
+                true => plan.push_guessed(job),
+                false => plan.push(job, n, usize::from(n == left)),
+            }
+            replays -= n - 1;
         }
         plan
+    }
+
+    /// Makes room for what is left of a request and its guesses, if there is room without taking
+    /// anybody's pages; false if it has no guesses.
+    fn has_room_for_guesses(&mut self, ledger: &mut Ledger, at: usize, plan: &mut Plan) -> bool {
+        let job = &mut self.jobs[at];
+        if job.n_guessed == 0 {
+            return false;
+        }
+        let copies = ledger.reserve(&mut job.timeline, job.tokens.len());
+        let is_there = copies.is_ok();
+        plan.copies.extend(copies.unwrap_or_default());
+        is_there
     }
 
     /// The step of prompts, to be taken after that of those that generate. Requests that wait begin

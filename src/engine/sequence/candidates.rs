@@ -121,7 +121,9 @@ impl Sequence {
     fn fork(&self) -> Sequence {
         Sequence {
             options: self.options.clone(),
-            tokens: self.tokens.clone(),
+            tokens: self.tokens().to_vec(),
+            n_guessed: 0,
+            is_ahead: false,
             sampler: self.sampler.clone(),
             constraint: self.constraint.as_ref().map(|own| own.fork()),
             utf8: self.utf8.clone(),

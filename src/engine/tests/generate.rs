@@ -77,14 +77,20 @@ impl Lm for Script {
         if role == Role::Prompt {
             self.prompt_len = self.tokens.len();
         }
-        let at = (self.tokens.len() - self.prompt_len).min(self.script.len() - 1);
+        let end = self.tokens.len() - self.prompt_len;
+        let says = |at: usize| self.script[at.min(self.script.len() - 1)];
+        let last = |rows: usize| (end + 1 - rows..=end).map(says);
         match next {
             Next::Nothing => {}
-            Next::Logits(logits) => {
-                *logits = vec![0.0; self.n_vocab];
-                logits[self.script[at] as usize] = 5.0;
+            Next::Logits { rows, into } => {
+                into.clear();
+                for token in last(rows) {
+                    let start = into.len();
+                    into.resize(start + self.n_vocab, 0.0);
+                    into[start + token as usize] = 5.0;
+                }
             }
-            Next::Best(best) => *best = self.script[at],
+            Next::Best { rows, into } => *into = last(rows).collect(),
         }
         Ok(())
     }

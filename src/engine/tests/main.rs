@@ -6,3 +6,4 @@ mod kv;
 mod sampler;
 mod scheduler;
 mod sequence;
+mod speculate;

@@ -1,0 +1,69 @@
+//! Guesses of how a text goes on.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use octavo_engine::speculate::Lookup;
+use octavo_engine::{Engine, EngineOptions, ModelSource};
+
+use super::super::failure::Failure;
+use super::super::{load, terminal};
+use super::ComputeArgs;
+
+/// Tokens that are guessed are computed several at a time, and kept where they are what would have
+/// been chosen: faster, and the same text.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Guessing ahead (the same text, sooner)")]
+pub(in super::super) struct GuessArgs {
+    /// Guess that a text goes on as it did before: auto (as far as that saves time), on or off
+    #[arg(
+        long,
+        value_name = "WHEN",
+        default_value = "auto",
+        hide_possible_values = true
+    )]
+    lookup: When,
+    /// Let a smaller model with the same vocabulary guess: a GGUF file or folder
+    #[arg(long, value_name = "MODEL", value_hint = clap::ValueHint::FilePath)]
+    draft: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum When {
+    Auto,
+    On,
+    Off,
+}
+
+impl GuessArgs {
+    /// Whether what was said before is a guess.
+    pub(in super::super) fn lookup(&self) -> Lookup {
+        match self.lookup {
+            When::Auto => Lookup::Auto,
+            When::On => Lookup::On,
+            When::Off => Lookup::Off,
+        }
+    }
+
+    /// Loads the model that guesses for another, if there is one, for as many texts at a time.
+    pub(in super::super) fn load_draft(
+        &self,
+        engine: &Engine,
+        compute: &ComputeArgs,
+    ) -> Result<(), Failure> {
+        let Some(path) = &self.draft else {
+            return Ok(());
+        };
+        let source = ModelSource::Path(path.clone());
+        let trained = load::n_ctx_train(&source)?;
+        let options = EngineOptions {
+            ctx: Some(trained.min(engine.n_ctx())),
+            sessions: engine.sessions(),
+            kv_positions: Some(engine.positions()),
+            ..compute.options()?
+        };
+        let draft = load::shown(|sink| Engine::load(&source, &options, sink))?;
+        terminal::warn(draft.warnings());
+        Ok(engine.guess_with(draft)?)
+    }
+}

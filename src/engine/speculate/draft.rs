@@ -1,0 +1,103 @@
+//! A smaller model of the same vocabulary that says how a text may go on.
+
+use std::time::Instant;
+
+use octavo_kernels::Role;
+
+use super::MOST_GUESSES;
+use crate::{Engine, Error, Session, Wanted};
+
+/// A model that guesses for another.
+#[derive(Clone)]
+pub struct Draft(Engine);
+
+impl std::fmt::Debug for Draft {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Draft").field(&self.0.gguf().name()).finish()
+    }
+}
+
+impl Draft {
+    /// A model that guesses for `engine`.
+    ///
+    /// # Errors
+    /// [`Error::OtherVocabulary`] if the two do not have the same tokens, [`Error::NoLogits`] if it
+    /// is no model that goes on with texts.
+    pub fn new(draft: Engine, engine: &Engine) -> Result<Draft, Error> {
+        draft.check_logits()?;
+        let (own, other) = (draft.tokenizer(), engine.tokenizer());
+        let n = own.n_vocab().max(other.n_vocab());
+        let differs = |id: &u32| own.piece(*id) != other.piece(*id);
+        match (0..n as u32).find(differs) {
+            None => Ok(Draft(draft)),
+            Some(id) => Err(Error::OtherVocabulary {
+                draft: draft.gguf().name().to_owned(),
+                file: engine.gguf().name().to_owned(),
+                id,
+            }),
+        }
+    }
+
+    /// The model.
+    pub fn engine(&self) -> &Engine {
+        &self.0
+    }
+
+    /// Guesses for one text.
+    pub(super) fn begin(&self) -> Drafter {
+        Drafter {
+            session: self.0.session(),
+            each: None,
+        }
+    }
+}
+
+/// Guesses for one text.
+pub(super) struct Drafter {
+    session: Session,
+    /// Seconds that a guessed token takes; none before there was one.
+    each: Option<f64>,
+}
+
+/// What a new measurement makes up of a mean.
+const NEWS: f64 = 0.2;
+
+impl Drafter {
+    /// Seconds that a guessed token takes.
+    pub(super) fn each(&self) -> f64 {
+        self.each.unwrap_or(0.0)
+    }
+
+    /// Guesses how a text goes on: the likeliest token, so many times.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub(super) fn guess(&mut self, text: &[u32], n: usize) -> Result<Vec<u32>, Error> {
+        let n = n.min(self.session.n_ctx().saturating_sub(text.len()));
+        let mut guesses = Vec::with_capacity(n);
+        if n == 0 {
+            return Ok(guesses);
+        }
+        let held = self.session.tokens();
+        let alike = held.iter().zip(text).take_while(|(a, b)| a == b).count();
+        // the last token is always computed: what follows comes of it
+        let held = self.session.truncate(alike.min(text.len() - 1));
+        let (new, last) = text[held..].split_at(text.len() - held - 1);
+        if !new.is_empty() {
+            let role = match new.len() {
+                1..=MOST_GUESSES => Role::Generated,
+                _ => Role::Prompt,
+            };
+            self.session.eval(new, role, Wanted::None)?;
+        }
+        let start = Instant::now();
+        let mut next = last[0];
+        for _ in 0..n {
+            next = self.session.eval_best(&[next], Role::Generated)?;
+            guesses.push(next);
+        }
+        let each = start.elapsed().as_secs_f64() / n as f64;
+        self.each = Some(self.each.map_or(each, |old| old + NEWS * (each - old)));
+        Ok(guesses)
+    }
+}

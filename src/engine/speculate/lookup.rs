@@ -1,0 +1,158 @@
+//! What a text has said before: where its last tokens stood already, and what followed there.
+
+use std::collections::HashMap;
+
+use crate::pictures::is_cell;
+
+/// Whether a text's own words are guesses of what follows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Lookup {
+    /// Where it has been worth it.
+    #[default]
+    Auto,
+    /// Wherever there is something to guess.
+    On,
+    /// Never.
+    Off,
+}
+
+/// Places where the last tokens stood before that are looked at, from the latest on.
+const PLACES: usize = 32;
+/// Tokens that are compared at such a place, at most.
+const LONGEST: usize = 32;
+
+/// A text's tokens, and where each pair of them stood.
+#[derive(Debug, Default)]
+pub(super) struct History {
+    tokens: Vec<u32>,
+    /// Where each pair of tokens ended last.
+    last: HashMap<[u32; 2], usize>,
+    /// For each token, where the pair that ends with it ended before.
+    before: Vec<Option<usize>>,
+}
+
+/// Where the last tokens stood before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    /// What followed there begins at this token.
+    at: usize,
+    /// How many tokens before it are as the last ones.
+    pub(super) length: usize,
+}
+
+impl History {
+    /// Tokens there are.
+    pub(super) fn len(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Adds a token.
+    pub(super) fn push(&mut self, token: u32) {
+        let at = self.tokens.len();
+        let pair = self.tokens.last().map(|&last| [last, token]);
+        self.tokens.push(token);
+        self.before
+            .push(pair.and_then(|pair| self.last.insert(pair, at)));
+    }
+
+    /// Where the most of the last tokens stood before, the latest of such places; nowhere if no two
+    /// of them did.
+    pub(super) fn find(&self) -> Option<Found> {
+        let end = self.tokens.len().checked_sub(1)?;
+        let mut best: Option<Found> = None;
+        let mut place = self.before[end];
+        for _ in 0..PLACES {
+            let Some(at) = place else { break };
+            let length = self.alike(at, end);
+            if best.is_none_or(|best| length > best.length) {
+                best = Some(Found { at: at + 1, length });
+            }
+            if length == LONGEST {
+                break;
+            }
+            place = self.before[at];
+        }
+        best.filter(|found| !is_cell(self.tokens[found.at]))
+    }
+
+    /// The token that followed there.
+    pub(super) fn next(&self, found: Found) -> u32 {
+        self.tokens[found.at]
+    }
+
+    /// So many tokens that followed there, fewer if a picture did. Where that is up to the end of the
+    /// text, it goes on as if they had been said.
+    pub(super) fn copy(&self, found: Found, n: usize) -> Vec<u32> {
+        let mut copied: Vec<u32> = Vec::with_capacity(n);
+        for at in found.at..found.at + n {
+            let token = match self.tokens.get(at) {
+                Some(&token) => token,
+                None => copied[at - self.tokens.len()],
+            };
+            if is_cell(token) {
+                break;
+            }
+            copied.push(token);
+        }
+        copied
+    }
+
+    /// How many tokens up to these two places are equal.
+    fn alike(&self, at: usize, end: usize) -> usize {
+        let (one, other) = (self.tokens[..=at].iter(), self.tokens[..=end].iter());
+        let both = one.rev().zip(other.rev()).take(LONGEST);
+        both.take_while(|(a, b)| a == b).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn history(tokens: &[u32]) -> History {
+        let mut history = History::default();
+        tokens.iter().for_each(|&token| history.push(token));
+        history
+    }
+
+    #[test]
+    fn the_longest_match_wins_and_of_equal_ones_the_latest() {
+        // "2 3" stood three times; "1 2 3" once
+        let text = history(&[1, 2, 3, 4, 9, 2, 3, 5, 2, 3, 6, 1, 2, 3]);
+        let found = text.find().expect("it stood there");
+        assert_eq!((found.length, text.next(found)), (3, 4));
+        assert_eq!(text.copy(found, 4), [4, 9, 2, 3]);
+        let text = history(&[7, 2, 3, 4, 8, 2, 3, 5, 9, 2, 3]);
+        let found = text.find().expect("it stood there");
+        assert_eq!((found.length, text.next(found)), (2, 5));
+    }
+
+    #[test]
+    fn what_repeats_goes_on_repeating() {
+        let text = history(&[5, 6, 7, 5, 6]);
+        let found = text.find().expect("it stood there");
+        assert_eq!(text.copy(found, 8), [7, 5, 6, 7, 5, 6, 7, 5]);
+        let same = history(&[4, 4, 4]);
+        assert_eq!(
+            same.copy(same.find().expect("it stood there"), 3),
+            [4, 4, 4]
+        );
+    }
+
+    #[test]
+    fn nothing_is_found_where_nothing_stood() {
+        for text in [&[][..], &[1], &[1, 2], &[1, 2, 1], &[3, 1, 2, 2, 1]] {
+            assert_eq!(history(text).find(), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn pictures_are_not_guessed() {
+        let cell = crate::pictures::FIRST_CELL;
+        let text = history(&[1, 2, cell, 1, 2]);
+        assert_eq!(text.find(), None);
+        let text = history(&[1, 2, 3, cell, 1, 2]);
+        let found = text.find().expect("it stood there");
+        assert_eq!(text.copy(found, 5), [3]);
+    }
+}

@@ -1,0 +1,243 @@
+//! How long a guess should be: what its tokens cost is measured, and how often such guesses are right
+//! is counted. Times decide only how much is guessed, which changes no text.
+
+use std::time::Duration;
+
+/// Tokens guessed at a time, at most.
+pub const MOST_GUESSES: usize = 15;
+
+/// Rows of a step whose times are told apart.
+const ROWS: usize = 64;
+/// What another row adds to the time of a step, as long as nothing is known, as a part of one row's.
+const ROW: f64 = 0.3;
+/// What a new measurement makes up of a mean.
+const NEWS: f64 = 0.2;
+/// What guesses may lose of all the time.
+const LOSS: f64 = 0.02;
+/// Steps without guesses that may be lost before anything was gained, and at most.
+const FIRST_LOSS: f64 = 1.0;
+const MOST_LOSS: f64 = 16.0;
+
+/// What steps cost, and what guesses have brought so far.
+#[derive(Clone, Debug)]
+pub struct Pace {
+    /// Seconds of a step of so many rows.
+    steps: [Option<f64>; ROWS + 1],
+    /// Seconds of all steps.
+    spent: f64,
+    /// Seconds that guesses have gained.
+    gained: f64,
+}
+
+/// How much of a guess is worth its time.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Worth {
+    /// Tokens.
+    pub(super) n: usize,
+    /// Seconds that it gains on average.
+    pub(super) gain: f64,
+}
+
+/// What is to be guessed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Offer {
+    /// Tokens that the step computes in any case: one for each text.
+    pub(super) texts: usize,
+    /// Rows that it has already: those, and others' guesses.
+    pub(super) rows: usize,
+    /// Tokens that may be guessed.
+    pub(super) most: usize,
+    /// Seconds that each takes to guess.
+    pub(super) each: f64,
+    /// It is wanted whatever it costs.
+    pub(super) is_wanted: bool,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Pace {
+            steps: [None; ROWS + 1],
+            spent: 0.0,
+            gained: 0.0,
+        }
+    }
+}
+
+impl Pace {
+    /// A step of generated tokens took so long: `texts` rows without guesses, and `guessed` with, of
+    /// which so many were right.
+    pub fn took(&mut self, texts: usize, guessed: usize, accepted: usize, time: Duration) {
+        let time = time.as_secs_f64();
+        self.spent += time;
+        if guessed > 0
+            && let Some(plain) = self.step(texts)
+        {
+            let value = plain / texts as f64;
+            self.gained += accepted as f64 * value - (time - plain);
+        }
+        let Some(mean) = self.steps.get_mut(texts + guessed) else {
+            return;
+        };
+        // whatever else the machine had to do once is not what a step costs
+        *mean = Some(mean.map_or(time, |old| old + NEWS * (time.min(2.0 * old) - old)));
+    }
+
+    /// So long was a guess thought about.
+    pub(super) fn thought(&mut self, time: Duration) {
+        self.spent += time.as_secs_f64();
+        self.gained -= time.as_secs_f64();
+    }
+
+    /// How much of a guess is worth it, whose tokens are right with these probabilities, each if
+    /// those before it are.
+    pub(super) fn worth(&self, offer: Offer, chance: impl Fn(usize) -> f64) -> Worth {
+        let Offer {
+            texts,
+            rows,
+            most,
+            each,
+            is_wanted,
+        } = offer;
+        let (Some(plain), Some(before)) = (self.step(texts), self.step(rows)) else {
+            return Worth::default();
+        };
+        let value = plain / texts as f64;
+        let allowed = self.gained + (LOSS * self.spent).min(MOST_LOSS * plain) + FIRST_LOSS * plain;
+        let mut best = Worth::default();
+        let (mut right, mut expected) = (1.0, 0.0);
+        for n in 1..=most {
+            right *= chance(n - 1);
+            expected += right;
+            let cost = self.step(rows + n).unwrap_or(before) - before + n as f64 * each;
+            let gain = expected * value - cost;
+            let is_first = is_wanted && best.n == 0;
+            if is_first || (gain > best.gain && (is_wanted || cost <= allowed)) {
+                best = Worth { n, gain };
+            }
+        }
+        best
+    }
+
+    /// Seconds that a step of so many rows will take; none as long as there was none.
+    fn step(&self, rows: usize) -> Option<f64> {
+        if let Some(known) = self.steps.get(rows).copied().flatten() {
+            return Some(known);
+        }
+        let known = |at: usize| Some((at, self.steps[at]?));
+        let (at, below) = (1..=rows.min(ROWS)).rev().find_map(known)?;
+        let above = (rows + 1..=ROWS).find_map(known);
+        Some(match above {
+            Some((end, above)) => below + (above - below) * (rows - at) as f64 / (end - at) as f64,
+            None => {
+                let (first, one) = (1..=ROWS).find_map(known)?;
+                let row = match at > first {
+                    true => (below - one) / (at - first) as f64,
+                    false => ROW * one / first as f64,
+                };
+                below + row.max(0.0) * (rows - at) as f64
+            }
+        })
+    }
+}
+
+/// How often guesses were right, by how sure they were.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Odds<const N: usize>([f64; N]);
+
+impl<const N: usize> Odds<N> {
+    /// As long as nothing is known.
+    pub(super) fn new(chances: [f64; N]) -> Odds<N> {
+        Odds(chances)
+    }
+
+    /// A guess of such a kind was right or not.
+    pub(super) fn see(&mut self, kind: usize, was_right: bool) {
+        let chance = &mut self.0[kind];
+        *chance += ODDS_NEWS * (f64::from(u8::from(was_right)) - *chance);
+    }
+
+    /// The probability that one is.
+    pub(super) fn of(&self, kind: usize) -> f64 {
+        self.0[kind]
+    }
+}
+
+/// What another guess makes up of its kind's odds.
+const ODDS_NEWS: f64 = 0.06;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A machine on which a row takes `row` beside the 10 ms of every step.
+    fn measured(row: f64) -> Pace {
+        let mut pace = Pace::default();
+        for rows in 1..=16 {
+            let time = Duration::from_secs_f64(0.01 + row * (rows - 1) as f64);
+            pace.took(rows, 0, 0, time);
+        }
+        pace.spent = 100.0;
+        pace
+    }
+
+    fn offer(most: usize) -> Offer {
+        Offer {
+            texts: 1,
+            rows: 1,
+            most,
+            each: 0.0,
+            is_wanted: false,
+        }
+    }
+
+    #[test]
+    fn what_is_sure_and_cheap_is_guessed_far() {
+        let n = |row: f64, chance: f64| measured(row).worth(offer(15), |_| chance).n;
+        assert_eq!(n(0.001, 0.99), 15);
+        assert_eq!(n(0.001, 0.05), 0);
+        assert_eq!(n(0.012, 0.99), 0);
+        let (some, more) = (n(0.003, 0.6), n(0.001, 0.6));
+        assert!(0 < some && some < more && more < 15, "{some} {more}");
+    }
+
+    #[test]
+    fn nothing_is_guessed_before_a_step_was_measured_unless_it_is_wanted() {
+        let pace = Pace::default();
+        assert_eq!(pace.worth(offer(15), |_| 0.99).n, 0);
+        let wanted = Offer {
+            is_wanted: true,
+            ..offer(15)
+        };
+        assert!(measured(0.012).worth(wanted, |_| 0.01).n == 1);
+    }
+
+    #[test]
+    fn what_guesses_may_lose_is_a_small_part_of_the_time() {
+        // guesses look good and are never right
+        let mut pace = Pace::default();
+        let (step, row) = (0.01, 0.004);
+        let mut lost = 0.0;
+        for _ in 0..1000 {
+            let n = pace.worth(offer(15), |_| 0.95).n;
+            let time = step + row * n as f64;
+            lost += time - step;
+            pace.took(1, n, 0, Duration::from_secs_f64(time));
+        }
+        let part = lost / (1000.0 * step);
+        assert!(0.0 < part && part < 0.03, "{part}");
+    }
+
+    #[test]
+    fn other_texts_make_guesses_dearer() {
+        let pace = measured(0.002);
+        let n = |texts: usize| {
+            let offer = Offer {
+                texts,
+                rows: texts,
+                ..offer(8)
+            };
+            pace.worth(offer, |_| 0.7).n
+        };
+        assert!(n(1) > n(8), "{} {}", n(1), n(8));
+    }
+}
