@@ -2,14 +2,16 @@
 //! reads more of the prompts of the others. What a request says does not depend on its neighbours.
 
 mod again;
+mod ahead;
 mod beams;
 mod branch;
+mod hand_out;
 mod outputs;
 mod pool;
 mod request;
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use octavo_kernels::Role;
 
@@ -18,10 +20,10 @@ use crate::pictures::{holds, is_cell};
 use crate::runtime::{Entry, Runtime};
 use crate::schedule::{Job, Plan, Scheduler, Settings, Share};
 use crate::sequence::Bounds;
-use crate::speculate::{MOST_GUESSES, Pace, Room};
+use crate::speculate::Pace;
 use crate::{Engine, Error};
 use again::Again;
-use branch::{Branch, Turn};
+use branch::Branch;
 use outputs::{BeamOutput, ByBranch, hand_out};
 use pool::Vectors;
 
@@ -271,43 +273,6 @@ impl Batch {
         }
     }
 
-    /// Lets texts guess how they go on, as far as the step has room for it.
-    fn guess(&mut self, events: &mut Events) {
-        let generating = self.scheduler.jobs().iter().filter(|job| job.generates());
-        let due: Vec<(RequestId, usize)> =
-            generating.map(|job| (job.id(), job.pending())).collect();
-        let texts: usize = due.iter().map(|(_, pending)| pending).sum();
-        let limits = self.engine.limits();
-        let (mut rows, most) = (texts, limits.rows.min(limits.wanted));
-        let mut failed = Vec::new();
-        for (id, pending) in due {
-            let Some(branch) = self.branches.get_mut(&id) else {
-                // a beam
-                continue;
-            };
-            let room = Room {
-                texts,
-                rows,
-                most: match pending {
-                    0..=MOST_GUESSES => most.saturating_sub(rows),
-                    // it is computed again
-                    _ => 0,
-                },
-            };
-            match branch.guess(room, &mut self.pace) {
-                Ok(guesses) => {
-                    rows += guesses.len();
-                    self.scheduler.guess(id, &guesses);
-                }
-                Err(error) => failed.push((id, error)),
-            }
-        }
-        let engine = self.engine.clone();
-        for (id, error) in failed {
-            self.fail(id, BatchError::Draft(error), &mut engine.runtime(), events);
-        }
-    }
-
     fn both_roles(&mut self, events: &mut Events) -> Result<(), Error> {
         let engine = self.engine.clone();
         let mut runtime = engine.runtime();
@@ -366,23 +331,6 @@ impl Batch {
             }
         }
         Ok(())
-    }
-
-    /// Keeps what was computed of guesses that were right, and learns what guesses bring.
-    fn settle(&mut self, plan: &Plan, runtime: &mut Runtime, took: Duration) {
-        let (mut right, mut guessed) = (0, 0);
-        for share in &plan.shares {
-            let branch = self.branches.get_mut(&share.group);
-            let accepted = branch.map_or(0, |branch| branch.settle(share.guessed));
-            self.scheduler
-                .settle(&mut runtime.ledger, share.id, accepted);
-            right += accepted;
-            guessed += share.guessed;
-        }
-        let rows: usize = plan.shares.iter().map(|share| share.n).sum();
-        self.pace.took(rows - guessed, guessed, right, took);
-        self.totals.guessed_tokens += guessed as u64;
-        self.totals.accepted_tokens += right as u64;
     }
 
     /// Runs the tokens of a plan; answers why an entry failed that did so alone.
@@ -456,123 +404,6 @@ impl Batch {
                 self.totals.cached_tokens += cached as u64;
                 events.push((branch.request, Event::Started { prompt, cached }));
             }
-        }
-    }
-
-    /// A request's tokens of a step are computed: hands out what came of them.
-    fn advance(&mut self, role: Role, share: &Share, runtime: &mut Runtime, events: &mut Events) {
-        let Some(branch) = self.branches.get_mut(&share.group) else {
-            // another text of the request has failed, or its last beam has just been computed
-            return;
-        };
-        let Some(job) = self.scheduler.job(share.id) else {
-            // a beam that nothing follows
-            return;
-        };
-        if role == Role::Prompt {
-            let done = job.timeline().len();
-            events.push((branch.request, Event::Read { done }));
-        }
-        let read = (role == Role::Prompt).then(|| job.timeline().len());
-        if let Some(vector) = read.and_then(|n| branch.take_vector(n)) {
-            let timing = branch.timing();
-            events.push((branch.request, Event::Embedded { vector, timing }));
-            self.forget(share.id, runtime);
-            return;
-        }
-        if let Some(all) = branch.take_prompt() {
-            events.push((branch.request, Event::Prompt(all)));
-        }
-        if branch.searches() {
-            return self.search(share.group, runtime, events);
-        }
-        let siblings = branch.siblings(self.engine.tokenizer(), self.engine.draft());
-        for sibling in siblings {
-            let id = self.next_id;
-            self.next_id += 1;
-            self.scheduler.fork(&mut runtime.ledger, share.id, id);
-            self.branches.insert(id, sibling);
-            self.hand_out(id, runtime, events);
-        }
-        self.hand_out(share.id, runtime, events);
-    }
-
-    /// Takes the beams of a request a token further as soon as all are computed, or ends it.
-    fn search(&mut self, at: RequestId, runtime: &mut Runtime, events: &mut Events) {
-        if !self.scheduler.is_level(at) {
-            return;
-        }
-        let branch = self.branches.get_mut(&at).expect("a branch of the batch");
-        match branch.advance(self.engine.tokenizer()) {
-            Err(error) => self.fail(at, error.into(), runtime, events),
-            Ok(Turn::On(next)) => {
-                self.totals.generated_tokens += next.len() as u64;
-                self.scheduler.regroup(&mut runtime.ledger, at, &next);
-            }
-            Ok(Turn::Over(texts)) => {
-                let timing = self.timing(at);
-                self.forget(at, runtime);
-                texts
-                    .iter()
-                    .for_each(|found| self.totals.count(found.text.finish));
-                events.push((at, Event::Found { texts, timing }));
-            }
-        }
-    }
-
-    /// The times of a branch so far, and what it did not need to compute.
-    fn timing(&self, at: RequestId) -> Timing {
-        let reused = self.scheduler.job(at).map(Job::reused).unwrap_or_default();
-        Timing {
-            cached: reused.cached,
-            recomputed: reused.recomputed,
-            ..self.branches[&at].timing()
-        }
-    }
-
-    /// Tells what a text was fed, and goes on with its next token or ends it.
-    fn hand_out(&mut self, at: RequestId, runtime: &mut Runtime, events: &mut Events) {
-        let branch = self.branches.get_mut(&at).expect("a branch of the batch");
-        let (request, choice) = (branch.request, branch.choice);
-        match branch.take_fed() {
-            None => return,
-            Some(Err(error)) => return self.fail(at, error.into(), runtime, events),
-            Some(Ok(delta)) => {
-                self.totals.generated_tokens += delta.tokens.len() as u64;
-                if delta != Delta::default() {
-                    events.push((request, Event::Delta { choice, delta }));
-                }
-            }
-        }
-        if let Some(token) = branch.next_token() {
-            self.scheduler.push(at, token);
-            return;
-        }
-        let timing = self.timing(at);
-        let prompt = self.scheduler.job(at).map(Job::asked);
-        let text = self.forget(at, runtime).and_then(Branch::into_text);
-        if let Some(text) = text {
-            self.totals.count(text.finish);
-            self.note_finished(prompt, &text.tokens);
-            let finished = Event::Finished {
-                choice,
-                text,
-                timing,
-            };
-            events.push((request, finished));
-        }
-    }
-
-    /// A text has ended: it is read again some time, where prompts may begin with it.
-    fn note_finished(&mut self, asked: Option<(Vec<u32>, Option<String>)>, answer: &[u32]) {
-        // who goes on with a picture shows it again, and until then nobody may hold it
-        let is_text = |(tokens, _): &(Vec<u32>, _)| !tokens.iter().any(|id| is_cell(*id));
-        if let Some((mut tokens, salt)) = asked.filter(is_text)
-            && self.options.prefixes
-            && !self.options.reuse_generated
-        {
-            tokens.extend(answer);
-            self.again.add(tokens, salt);
         }
     }
 

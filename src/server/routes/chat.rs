@@ -1,12 +1,14 @@
 //! `/v1/chat/completions`: a conversation and the assistant's next message.
 
+mod stream;
+
 use std::sync::Arc;
 
 use axum::body::Body;
 use axum::http::Response;
 use axum::response::IntoResponse;
 use octavo_engine::sequence::Finish;
-use octavo_engine::{Event, Request, Shown, Timing};
+use octavo_engine::{Request, Shown};
 use octavo_text::chat::answer::{AnswerParser, CallFormat, Piece, Wants};
 use octavo_text::chat::{ChatTemplate, Content, Conversation};
 use serde_json::{Value, json};
@@ -21,10 +23,11 @@ use crate::http::json_response;
 use crate::images;
 use crate::params::{self, Dialect, MAX_N, MAX_TOP};
 use crate::prompt::{check_length, salt};
-use crate::sse::{self, Message, Writer};
+use crate::sse;
 use crate::tools;
 use crate::wire::{self, Usage};
-use crate::work::{Answer, Update, Work};
+use crate::work::{Answer, Work};
+use stream::ChatWriter;
 
 /// A request that is ready to run, and how its answer is written.
 pub(crate) struct Prepared {
@@ -338,180 +341,6 @@ fn whole(app: &App, head: &Head, style: &Style, answers: Vec<Answer>) -> Value {
         "usage": usage.to_json(),
         "timings": timings,
     })
-}
-
-/// Writes an answer while it is made.
-struct ChatWriter {
-    app: Arc<App>,
-    work: Work,
-    head: Head,
-    style: Style,
-    choices: Vec<ChoiceWriter>,
-    usage: Usage,
-    timings: Value,
-    has_ended: bool,
-}
-
-struct ChoiceWriter {
-    parser: AnswerParser,
-    has_begun: bool,
-    has_called: bool,
-}
-
-impl ChatWriter {
-    fn new(app: Arc<App>, work: Work, head: Head, style: Style) -> ChatWriter {
-        let choice = || ChoiceWriter {
-            parser: style.parser(),
-            has_begun: false,
-            has_called: false,
-        };
-        ChatWriter {
-            choices: (0..style.n).map(|_| choice()).collect(),
-            app,
-            work,
-            head,
-            style,
-            usage: Usage::default(),
-            timings: Value::Null,
-            has_ended: false,
-        }
-    }
-
-    fn chunk(&self, choices: Value) -> Value {
-        let mut chunk = json!({
-            "id": self.head.id,
-            "object": "chat.completion.chunk",
-            "created": self.head.created,
-            "model": self.app.name(),
-            "system_fingerprint": crate::FINGERPRINT,
-            "choices": choices,
-        });
-        if self.style.include_usage {
-            chunk["usage"] = Value::Null;
-        }
-        chunk
-    }
-
-    fn delta(&self, index: usize, delta: Value) -> Value {
-        self.chunk(json!([{ "index": index, "delta": delta, "finish_reason": null }]))
-    }
-
-    /// The first piece of a text, if nothing of it was told yet.
-    fn begin(&mut self, index: usize, messages: &mut Vec<Message>) {
-        if !std::mem::replace(&mut self.choices[index].has_begun, true) {
-            let delta = json!({ "role": "assistant", "content": "" });
-            messages.push(Message::Data(self.delta(index, delta)));
-        }
-    }
-
-    fn pieces(&mut self, index: usize, pieces: Vec<Piece>) -> Vec<Value> {
-        let mut deltas = Vec::new();
-        for piece in pieces {
-            deltas.push(match piece {
-                Piece::Content(text) => json!({ "content": text }),
-                Piece::Reasoning(text) => json!({ "reasoning_content": text }),
-                Piece::CallBegins { index: call, name } => {
-                    self.choices[index].has_called = true;
-                    json!({ "tool_calls": [{
-                        "index": call,
-                        "id": self.app.new_id("call_"),
-                        "type": "function",
-                        "function": { "name": name, "arguments": "" },
-                    }] })
-                }
-                Piece::CallArguments { index: call, text } => {
-                    json!({ "tool_calls": [{
-                        "index": call,
-                        "function": { "arguments": text },
-                    }] })
-                }
-            });
-        }
-        deltas
-    }
-
-    fn grow(&mut self, index: usize, delta: &octavo_engine::Delta, messages: &mut Vec<Message>) {
-        self.begin(index, messages);
-        let pieces = self.choices[index].parser.push(&delta.text);
-        let mut deltas = self.pieces(index, pieces);
-        let has_more = self.style.logprobs || self.style.return_token_ids;
-        if deltas.is_empty() && has_more && !delta.tokens.is_empty() {
-            deltas.push(json!({ "content": "" }));
-        }
-        for (i, value) in deltas.into_iter().enumerate() {
-            let mut chunk = self.delta(index, value);
-            // what belongs to tokens goes with the first piece
-            if i == 0 && self.style.logprobs {
-                let logprobs = wire::chat_logprobs(self.app.tokenizer(), &delta.logprobs);
-                chunk["choices"][0]["logprobs"] = logprobs;
-            }
-            if i == 0 && self.style.return_token_ids {
-                chunk["choices"][0]["token_ids"] = json!(delta.tokens);
-            }
-            messages.push(Message::Data(chunk));
-        }
-    }
-
-    fn end(&mut self, index: usize, finish: Finish, timing: &Timing, messages: &mut Vec<Message>) {
-        self.begin(index, messages);
-        let pieces = self.choices[index].parser.finish();
-        for value in self.pieces(index, pieces) {
-            messages.push(Message::Data(self.delta(index, value)));
-        }
-        self.usage.prompt = timing.prompt_tokens;
-        self.usage.completion += timing.generated_tokens;
-        if index == 0 {
-            self.usage.cached = timing.cached;
-            self.timings = wire::timings(timing);
-        }
-        let reason = finish_reason(finish, self.choices[index].has_called);
-        let mut chunk = self.chunk(json!([{
-            "index": index,
-            "delta": {},
-            "finish_reason": reason,
-        }]));
-        chunk["timings"] = wire::timings(timing);
-        messages.push(Message::Data(chunk));
-    }
-}
-
-impl Writer for ChatWriter {
-    async fn next(&mut self) -> Option<Vec<Message>> {
-        if self.has_ended {
-            return None;
-        }
-        let mut messages = Vec::new();
-        match self.work.next().await {
-            None => {
-                self.has_ended = true;
-                if self.style.include_usage {
-                    let mut chunk = self.chunk(json!([]));
-                    chunk["usage"] = self.usage.to_json();
-                    chunk["timings"] = self.timings.take();
-                    messages.push(Message::Data(chunk));
-                }
-                messages.push(Message::Done);
-            }
-            Some(Update { event, .. }) => match event {
-                Event::Started { .. } => self.begin(0, &mut messages),
-                Event::Delta { choice, delta } => self.grow(choice, &delta, &mut messages),
-                Event::Finished {
-                    choice,
-                    text,
-                    timing,
-                } => self.end(choice, text.finish, &timing, &mut messages),
-                Event::Failed(error) => {
-                    self.has_ended = true;
-                    messages.push(Message::Data(ApiError::from(error).to_json()));
-                }
-                Event::Read { .. }
-                | Event::Prompt(_)
-                | Event::Found { .. }
-                | Event::Embedded { .. } => {}
-            },
-        }
-        Some(messages)
-    }
 }
 
 /// `/apply-template`: the prompt of a conversation.
