@@ -7,6 +7,7 @@ mod diff;
 mod embed;
 mod facts;
 mod folders;
+mod guesses;
 mod hostile;
 mod kept;
 mod lacking;
@@ -119,6 +120,26 @@ fn variant(
     change(&mut writer);
     writer.write_file(&path).expect("written");
     path
+}
+
+/// The demo model with two tokens in each other's place.
+fn with_other_tokens(dir: &TempDir, name: &str) -> PathBuf {
+    variant(dir, name, true, |writer| {
+        let demo = octavo_engine::demo_model();
+        let demo = Gguf::from_bytes(demo, "demo", &OpenOptions::default()).expect("sound");
+        let tokens = demo
+            .array("tokenizer.ggml.tokens")
+            .expect("an array")
+            .expect("tokens");
+        let mut tokens: Vec<String> = tokens
+            .strings()
+            .into_iter()
+            .flatten()
+            .map(|t| String::from_utf8_lossy(t).into_owned())
+            .collect();
+        tokens.swap(20, 21);
+        writer.set("tokenizer.ggml.tokens", tokens);
+    })
 }
 
 fn folder() -> TempDir {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use gguf_rs_lite::{Gguf, OpenOptions, TensorType, Writer};
 use serde_json::{Value, json};
 
-use super::{bad, folder, good, octavo, stderr, stdout, variant};
+use super::{bad, folder, good, octavo, stderr, stdout, with_other_tokens};
 
 fn path(p: &Path) -> &str {
     p.to_str().expect("a temporary path is text")
@@ -439,22 +439,7 @@ fn a_report_knows_what_stands_against_it_before_it_scores() {
         "{text}"
     );
 
-    let changed = variant(&dir, "changed.gguf", true, |writer| {
-        let demo = octavo_engine::demo_model();
-        let demo = Gguf::from_bytes(demo, "demo", &OpenOptions::default()).expect("sound");
-        let tokens = demo
-            .array("tokenizer.ggml.tokens")
-            .expect("an array")
-            .expect("tokens");
-        let mut tokens: Vec<String> = tokens
-            .strings()
-            .into_iter()
-            .flatten()
-            .map(|t| String::from_utf8_lossy(t).into_owned())
-            .collect();
-        tokens.swap(20, 21);
-        writer.set("tokenizer.ggml.tokens", tokens);
-    });
+    let changed = with_other_tokens(&dir, "changed.gguf");
     let line = refused(&[m, "--types", "Q8_0", "--also", path(&changed)]);
     assert!(line.contains("changed.gguf: token 20: expected "), "{line}");
     let line = refused(&[m, "--types", "Q8_0", "--also", "/nonexistent"]);

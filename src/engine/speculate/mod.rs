@@ -147,10 +147,12 @@ impl Guesser {
     }
 
     /// Takes in what is new of the text, counting how often what it said before was right; answers
-    /// where it stands now.
+    /// where it stands now. What a prompt repeats of itself says little of what an answer will
+    /// repeat of it, so that nothing is learned of what is there at first.
     fn look_up(&mut self, text: &[u32]) -> Option<lookup::Found> {
+        let is_first = self.history.len() == 0;
         for &token in text.get(self.history.len()..).unwrap_or_default() {
-            if let Some(found) = self.history.find() {
+            if let Some(found) = self.history.find().filter(|_| !is_first) {
                 let was_right = self.history.next(found) == token;
                 self.said.see(kind(found.length), was_right);
             }

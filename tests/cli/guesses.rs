@@ -1,0 +1,70 @@
+//! Guesses of how a text goes on: the same text, told of beside it, and drafts that cannot be.
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use super::{bad, folder, json, with_other_tokens};
+
+fn own(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(name)
+}
+
+fn count(object: &Value, key: &str) -> u64 {
+    object["metrics"][key].as_u64().expect("a number")
+}
+
+/// A text that repeats itself, so that there is something to look up.
+const PROMPT: &str = "1+1=2\n2+2=4\n1+1=2\n2+2=4\n1+1=2\n2+2=4\n1+1=";
+
+#[test]
+fn guesses_change_no_text_and_are_counted() {
+    let draft = own("src/engine/demo/tiny-qwen3-Q4_K_M.gguf");
+    let draft = draft.to_str().expect("text");
+    for sampling in [&["--temp", "0"][..], &["--temp", "0.7", "--seed", "3"]] {
+        let run = |more: &[&str]| {
+            let common = ["run", "-p", PROMPT, "-n", "48", "--ignore-eos", "--json"];
+            json(&[&common[..], sampling, more].concat())
+        };
+        let plain = run(&["--lookup", "off"]);
+        assert_eq!(count(&plain, "guessed_tokens"), 0);
+        assert_eq!(plain["tokens"].as_array().map(Vec::len), Some(48));
+        for more in [
+            &["--lookup", "on"][..],
+            &["--lookup", "auto"],
+            &["--lookup", "off", "--draft", draft],
+            &["--draft", draft],
+        ] {
+            let guessed = run(more);
+            assert_eq!(guessed["tokens"], plain["tokens"], "{more:?}");
+            assert_eq!(guessed["text"], plain["text"], "{more:?}");
+            let accepted = count(&guessed, "accepted_tokens");
+            assert!(accepted <= count(&guessed, "guessed_tokens"), "{more:?}");
+            // the draft is the model itself, but for tokens that may not end the text
+            if more.len() == 4 && sampling[1] == "0" {
+                assert!(accepted > 8, "{accepted} of 48 tokens were guessed");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_draft_of_another_vocabulary_is_refused_by_its_first_other_token() {
+    let dir = folder();
+    let other = with_other_tokens(&dir, "other.gguf");
+    let other = other.to_str().expect("text");
+    for command in [
+        &["run", "-p", "1+1=", "-n", "2"][..],
+        &["serve", "--port", "0"],
+    ] {
+        let line = bad(&[command, &["--draft", other]].concat(), 1);
+        assert!(
+            line.contains("other.gguf: token 20 is another one"),
+            "{line}"
+        );
+    }
+    let line = bad(&["run", "-p", "1", "--draft", "/nowhere/draft.gguf"], 1);
+    assert!(line.contains("/nowhere/draft.gguf"), "{line}");
+    let line = bad(&["run", "-p", "1", "--lookup", "often"], 2);
+    assert!(line.contains("often"), "{line}");
+}
