@@ -82,17 +82,19 @@ impl Drafter {
         let alike = held.iter().zip(text).take_while(|(a, b)| a == b).count();
         // the last token is always computed: what follows comes of it
         let held = self.session.truncate(alike.min(text.len() - 1));
-        let (new, last) = text[held..].split_at(text.len() - held - 1);
-        if !new.is_empty() {
-            let role = match new.len() {
-                1..=MOST_GUESSES => Role::Generated,
-                _ => Role::Prompt,
-            };
-            self.session.eval(new, role, Wanted::None)?;
+        // what is new beside the last token is mostly the guess before: one step computes both
+        let new = &text[held..];
+        let (read, new) = match new.len() {
+            0..=MOST_GUESSES => (&new[..0], new),
+            n => new.split_at(n - 1),
+        };
+        if !read.is_empty() {
+            self.session.eval(read, Role::Prompt, Wanted::None)?;
         }
         let start = Instant::now();
-        let mut next = last[0];
-        for _ in 0..n {
+        let mut next = self.session.eval_best(new, Role::Generated)?;
+        guesses.push(next);
+        while guesses.len() < n {
             next = self.session.eval_best(&[next], Role::Generated)?;
             guesses.push(next);
         }
