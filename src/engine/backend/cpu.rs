@@ -187,8 +187,8 @@ impl Cpu {
     }
 }
 
-/// Brings every matrix, of so many experts, into its kernel's layout and lets go of the file's
-/// pages behind it. Also gives a tensor of each file that is read from then on.
+/// Brings every matrix, of so many experts, into its kernel's layout, in the file's order, and lets
+/// go of the file's pages behind it. Also gives a tensor of each file that is read from then on.
 fn pack(
     gguf: &Arc<Gguf>,
     model: &dyn Network,
@@ -204,9 +204,15 @@ fn pack(
     let total: u64 = weights.iter().map(|(w, _)| w.n_bytes() as u64).sum();
     let mut done = 0;
     progress(0, total);
-    let mut matrices = Vec::with_capacity(weights.len());
+    let mut matrices: Vec<Option<Matrix>> = weights.iter().map(|_| None).collect();
     let mut watched: Vec<usize> = Vec::new();
-    for (weight, experts) in weights {
+    let mut order: Vec<usize> = (0..weights.len()).collect();
+    order.sort_by_key(|i| {
+        let tensor = &gguf.tensors()[weights[*i].0.tensor];
+        (tensor.part, gguf.file_offset(tensor))
+    });
+    for i in order {
+        let (weight, experts) = weights[i];
         let tensor = &gguf.tensors()[weight.tensor];
         gguf.check(tensor)?;
         let source = Arc::new(FileBytes {
@@ -235,10 +241,11 @@ fn pack(
         {
             watched.push(weight.tensor);
         }
-        matrices.push(matrix);
+        matrices[i] = Some(matrix);
         done += weight.n_bytes() as u64;
         progress(done, total);
     }
+    let matrices = matrices.into_iter().flatten().collect();
     Ok((matrices, watched))
 }
 
