@@ -170,6 +170,18 @@ impl Matrix {
         matches!(self.data, Data::Packed(_))
     }
 
+    /// Has the system keep what is packed in memory; rows in a file stay as they are.
+    ///
+    /// # Errors
+    /// If the system refuses: more than it lets the process lock ([`lock_limit`](crate::lock_limit)),
+    /// usually.
+    pub fn lock(&self) -> std::io::Result<()> {
+        match &self.data {
+            Data::Packed(memory) => memory.lock(),
+            Data::Rows(_) => Ok(()),
+        }
+    }
+
     /// Bytes held apart from the source.
     pub fn packed_bytes(&self) -> usize {
         match &self.data {

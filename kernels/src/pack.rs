@@ -59,8 +59,14 @@ fn lanes<const N: usize>(
 ) {
     let (lanes, _) = plane.as_chunks_mut::<4>();
     let (codes, _) = codes.as_chunks::<N>();
-    for (to, c) in lanes.iter_mut().skip(i).step_by(r).zip(codes) {
-        *to = lane(*c).to_le_bytes();
+    // all words first: these are neighbours, and become vectors
+    let mut words = [0u32; 64];
+    for (word, c) in words.iter_mut().zip(codes) {
+        *word = lane(*c);
+    }
+    let vectors = lanes.iter_mut().skip(i).step_by(r);
+    for (to, word) in vectors.zip(&words[..codes.len()]) {
+        *to = word.to_le_bytes();
     }
 }
 

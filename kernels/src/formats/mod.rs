@@ -439,9 +439,9 @@ unsafe fn six_bits<S: Simd>(low: S::I, high: S::I) -> S::F {
 #[inline(always)]
 fn nibbles(q: &[u8], codes: &mut [u8]) {
     let (first, second) = codes.split_at_mut(codes.len() / 2);
-    for ((a, b), q) in first.iter_mut().zip(second).zip(q) {
-        (*a, *b) = (q & 15, q >> 4);
-    }
+    // two loops, of which each becomes vectors
+    first.iter_mut().zip(q).for_each(|(c, q)| *c = q & 15);
+    second.iter_mut().zip(q).for_each(|(c, q)| *c = q >> 4);
 }
 
 /// [`nibbles`] of 16 bytes for each 32 codes.
