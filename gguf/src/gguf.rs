@@ -5,6 +5,7 @@ use crate::parse::{Directory, Keys, limit, parse};
 use crate::{Array, Error, TensorType, Value, error, layout, split};
 use std::borrow::Cow;
 use std::collections::HashSet;
+use std::ops::Range;
 use std::path::Path;
 
 /// How to open a file.
@@ -369,6 +370,22 @@ impl Gguf {
     pub fn release(&self, tensor: &TensorInfo) {
         if let Some((part, start, end)) = self.place(tensor) {
             part.bytes.release(start, end);
+        }
+    }
+
+    /// As [`Gguf::release`], of a part of the tensor's bytes.
+    pub fn release_part(&self, tensor: &TensorInfo, range: Range<usize>) {
+        if let Some((part, start, end)) = self.place(tensor).filter(|_| !self.is_made(tensor)) {
+            let at = |i: usize| start.saturating_add(i).min(end);
+            part.bytes.release(at(range.start), at(range.end));
+        }
+    }
+
+    /// Tells the system that the file is going to be read once, in order, from byte `at` of this
+    /// tensor on, so that the disk works ahead. Does nothing for a file in memory.
+    pub fn ahead(&self, tensor: &TensorInfo, at: usize) {
+        if let Some((part, start, _)) = self.place(tensor) {
+            part.bytes.ahead(start.saturating_add(at));
         }
     }
 }

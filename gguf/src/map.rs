@@ -12,6 +12,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
@@ -23,7 +24,15 @@ pub(crate) struct Mapped {
     map: Mmap,
     path: PathBuf,
     was: State,
+    /// How far the system was asked to read ahead.
+    asked: AtomicUsize,
 }
+
+/// How far ahead of whoever reads a file in order the system is asked to read: enough to keep a fast
+/// disk busy, and little beside what the system may keep of files.
+const AHEAD: usize = 64 << 20;
+/// So much is asked for at a time.
+const ASKED: usize = 4 << 20;
 
 /// What a file looks like from outside.
 #[derive(PartialEq, Eq)]
@@ -118,6 +127,7 @@ impl Bytes {
             map,
             path: path.to_owned(),
             was,
+            asked: AtomicUsize::new(0),
         }))
     }
 
@@ -144,6 +154,38 @@ impl Bytes {
                 })
             }
         }
+    }
+
+    /// Tells the system that all from `at` on is going to be read, in order, so that the disk works
+    /// while what comes before is worked on. Does nothing for bytes in memory.
+    pub(crate) fn ahead(&self, at: usize) {
+        #[cfg(unix)]
+        match self {
+            Bytes::Shared(whole, range) => whole.ahead(range.start.saturating_add(at)),
+            Bytes::Mapped(mapped) => {
+                let until = at.saturating_add(AHEAD).min(mapped.map.len());
+                let asked = mapped.asked.load(Ordering::Relaxed);
+                let start = asked.max(at);
+                let len = until.saturating_sub(start);
+                let enough = len >= ASKED || len > 0 && until == mapped.map.len();
+                // what another thread asks for need not be asked for twice
+                let (set, same) = (Ordering::Relaxed, Ordering::Relaxed);
+                if enough
+                    && mapped
+                        .asked
+                        .compare_exchange(asked, until, set, same)
+                        .is_ok()
+                {
+                    // only a wish
+                    let _ = mapped
+                        .map
+                        .advise_range(memmap2::Advice::WillNeed, start, len);
+                }
+            }
+            Bytes::Made { .. } | Bytes::Held(_) => {}
+        }
+        #[cfg(not(unix))]
+        let _ = at;
     }
 
     /// Tells the system that the whole pages inside `start..end` are not needed soon. Does nothing

@@ -17,6 +17,12 @@ pub trait Bytes: Send + Sync {
     fn rows<'a>(&'a self, range: Range<usize>, _room: &'a mut Vec<u8>) -> &'a [u8] {
         &self.bytes()[range]
     }
+
+    /// Says that all from `at` on is going to be read once, in this order.
+    fn ahead(&self, _at: usize) {}
+
+    /// Says that these bytes are not needed soon.
+    fn passed(&self, _range: Range<usize>) {}
 }
 
 impl Bytes for Vec<u8> {

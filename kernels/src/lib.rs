@@ -45,7 +45,9 @@ pub use formats::{has_minimum, packed_types};
 pub use isa::{Isa, IsaChoice, IsaError, Rounding};
 pub use kv::{KvShape, KvStore, KvTooLarge, KvType, PAGE_POSITIONS};
 pub use matrix::{Matrix, MatrixError, kernel_name};
-pub use memory::{NoMemory, room, share_heap, trim, with_memory};
+pub use memory::{
+    LargePages, NoMemory, large_pages, lock_limit, room, share_heap, trim, with_memory,
+};
 pub use op::{
     Activation, CacheLayer, CacheShape, Function, KeyHeads, MERGED_ROWS, MatrixShape, Op,
     Recurrence, RowSet, STATE_LANES, Scores, ShapeError, Shapes, TopGroups, Translate, Translated,

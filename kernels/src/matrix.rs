@@ -5,7 +5,6 @@ use crate::bytes::Bytes;
 use crate::generic::gemm::{KC, Tiles};
 use crate::isa::Isa;
 use crate::memory::{Memory, Size};
-use crate::pack;
 use crate::pool::Pool;
 use crate::program::Role;
 use crate::table::{ActivationForm, Gemv, MAX_R, Packed, Table, TiledKernels, UnpackedKernels};
@@ -144,7 +143,7 @@ impl Matrix {
                 })?;
                 Data::Packed(pack_strips(
                     &kernels,
-                    (ty, row_bytes, rows / experts),
+                    (row_bytes, rows / experts),
                     &*source,
                     table.strip,
                     memory,
@@ -169,6 +168,18 @@ impl Matrix {
     /// Whether the weights were copied, so that the source's pages may be released.
     pub fn is_packed(&self) -> bool {
         matches!(self.data, Data::Packed(_))
+    }
+
+    /// Has the system keep what is packed in memory; rows in a file stay as they are.
+    ///
+    /// # Errors
+    /// If the system refuses: more than it lets the process lock ([`lock_limit`](crate::lock_limit)),
+    /// usually.
+    pub fn lock(&self) -> std::io::Result<()> {
+        match &self.data {
+            Data::Packed(memory) => memory.lock(),
+            Data::Rows(_) => Ok(()),
+        }
     }
 
     /// Bytes held apart from the source.
@@ -379,11 +390,15 @@ pub fn kernel_name(isa: Isa, ty: TensorType, packed: bool) -> String {
     }
 }
 
+/// Bytes of a source that a thread packs, and lets go of, at a time: few enough that all have work
+/// to the end, and so many that letting go, which interrupts every other thread, is rare.
+const PIECE: std::ops::Range<usize> = 128 << 10..2 << 20;
+
 /// Fills `memory`, which has room for all strips of `r` rows; every `expert_rows` rows begin with a
 /// new one.
 fn pack_strips(
     kernels: &Packed,
-    (ty, row_bytes, expert_rows): (TensorType, usize, usize),
+    (row_bytes, expert_rows): (usize, usize),
     source: &dyn Bytes,
     r: usize,
     mut memory: Memory,
@@ -391,31 +406,42 @@ fn pack_strips(
 ) -> Memory {
     let n = source.n_bytes();
     let (strip_bytes, expert_bytes) = (row_bytes * r, row_bytes * expert_rows);
-    if strip_bytes > 0 && expert_bytes > 0 {
-        // where the rows of each strip begin and end
-        let strips = (0..n).step_by(expert_bytes).flat_map(|expert| {
-            let end = expert + expert_bytes;
-            (expert..end)
-                .step_by(strip_bytes)
-                .map(move |at| at..end.min(at + strip_bytes))
-        });
-        let work = Mutex::new(strips.zip(memory.bytes_mut().chunks_exact_mut(strip_bytes)));
-        pool.run_tasks(&|_| {
-            let mut room = Vec::new();
-            loop {
-                // a panic in `pack` is a broken invariant that the pool passes on; the lock is not
-                // held then
-                let Some((at, to)) = work.lock().expect("no panic under the lock").next() else {
-                    break;
-                };
+    if strip_bytes == 0 || expert_bytes == 0 {
+        return memory;
+    }
+    let expert_strips = expert_rows.div_ceil(r);
+    // where the rows of a strip begin and end
+    let rows_of = |strip: usize| {
+        let expert = strip / expert_strips * expert_bytes;
+        let at = expert + strip % expert_strips * strip_bytes;
+        at..(at + strip_bytes).min(expert + expert_bytes)
+    };
+    let piece = (n / 32).clamp(PIECE.start, PIECE.end).div_ceil(strip_bytes);
+    let pieces = memory.bytes_mut().chunks_mut(piece * strip_bytes);
+    let work = Mutex::new(pieces.enumerate());
+    pool.run_tasks(&|_| {
+        let mut room = Vec::new();
+        loop {
+            // a panic in `pack` is a broken invariant that the pool passes on; the lock is not
+            // held then
+            let Some((i, to)) = work.lock().expect("no panic under the lock").next() else {
+                break;
+            };
+            let first = i * piece;
+            let start = rows_of(first).start;
+            source.ahead(start);
+            let mut end = start;
+            for (strip, to) in to.chunks_exact_mut(strip_bytes).enumerate() {
+                let at = rows_of(first + strip);
+                end = at.end;
                 let from = source.rows(at, &mut room);
                 let rows: Vec<&[u8]> = from.chunks_exact(row_bytes).collect();
-                match kernels.blocks {
-                    Some(format) => pack::strip(format, &rows, r, to),
-                    None => pack::strip_float(ty.block_bytes(), &rows, r, to),
-                }
+                // SAFETY: the kernels are those of a CPU that has the instruction set: whoever
+                // asked for the matrix has an `Isa`, which is one that was detected.
+                unsafe { (kernels.pack)(&rows, to) };
             }
-        });
-    }
+            source.passed(start..end);
+        }
+    });
     memory
 }

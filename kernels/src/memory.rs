@@ -78,6 +78,71 @@ pub fn trim() {
     }
 }
 
+/// How many bytes the process may lock in memory; `None` if the system sets no limit or tells none.
+pub fn lock_limit() -> Option<u64> {
+    #[cfg(all(unix, not(miri)))]
+    {
+        let mut limit = libc::rlimit {
+            rlim_cur: 0,
+            rlim_max: 0,
+        };
+        // SAFETY: `limit` is ours to write.
+        let told = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) } == 0;
+        (told && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+    }
+    #[cfg(any(not(unix), miri))]
+    None
+}
+
+/// What the system says of large pages, and what it gives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LargePages {
+    /// Its setting: `always`, `madvise` or `never`.
+    pub setting: Option<String>,
+    /// Whether memory as weights have it lay in one when it was tried.
+    pub given: bool,
+}
+
+/// Asks the system for a large page as weights do, and looks whether it came.
+pub fn large_pages() -> LargePages {
+    let setting = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").ok();
+    let chosen = setting.as_deref().and_then(|all| {
+        let (_, chosen) = all.split_once('[')?;
+        Some(chosen.split_once(']')?.0.to_owned())
+    });
+    LargePages {
+        setting: chosen,
+        given: trial().is_some(),
+    }
+}
+
+/// Bytes of the first large page of a mapping, if it is one.
+fn trial() -> Option<u64> {
+    let mut memory = Memory::zeroed(LARGE)?;
+    memory.bytes_mut()[0] = 1;
+    in_large_pages(memory.as_ptr().addr())
+}
+
+/// Bytes in large pages of the mapping that an address lies in, if there are some.
+fn in_large_pages(address: usize) -> Option<u64> {
+    let maps = std::fs::read_to_string("/proc/self/smaps").ok()?;
+    let mut inside = false;
+    for line in maps.lines() {
+        let range = line.split_once(' ').and_then(|(range, _)| {
+            let (start, end) = range.split_once('-')?;
+            let number = |hex| usize::from_str_radix(hex, 16).ok();
+            Some(number(start)?..number(end)?)
+        });
+        if let Some(range) = range {
+            inside = range.contains(&address);
+        } else if let Some(bytes) = line.strip_prefix("AnonHugePages:").filter(|_| inside) {
+            let kib: u64 = bytes.split_whitespace().next()?.parse().ok()?;
+            return (kib > 0).then_some(kib << 10);
+        }
+    }
+    None
+}
+
 /// Bytes as an error shows them; `None` are more than can be counted.
 pub(crate) struct Size(pub(crate) Option<usize>);
 
@@ -148,6 +213,24 @@ impl Memory {
 
     pub(crate) fn len(&self) -> usize {
         self.len
+    }
+
+    /// Has the system keep it in memory: none of it goes to a swap file.
+    pub(crate) fn lock(&self) -> std::io::Result<()> {
+        if self.len == 0 {
+            return Ok(());
+        }
+        #[cfg(all(unix, not(miri)))]
+        {
+            // SAFETY: these bytes are in the map, which unlocks what it gives back.
+            let refused = unsafe { libc::mlock(self.as_ptr().cast(), self.len) } != 0;
+            if refused {
+                return Err(std::io::Error::last_os_error());
+            }
+            Ok(())
+        }
+        #[cfg(any(not(unix), miri))]
+        Err(std::io::ErrorKind::Unsupported.into())
     }
 
     /// What keeps the memory there.
@@ -265,6 +348,33 @@ mod tests {
         }
         assert!(
             Memory::zeroed(usize::MAX).is_none() && Memory::zeroed(isize::MAX as usize).is_none()
+        );
+    }
+
+    #[test]
+    fn a_large_page_is_seen_where_the_system_gives_it() {
+        let pages = large_pages();
+        if pages.setting.as_deref() == Some("never") {
+            assert!(!pages.given, "{pages:?}");
+        }
+        let small = [0u8; 64];
+        assert_eq!(
+            in_large_pages(small.as_ptr().addr()),
+            None,
+            "a stack has none"
+        );
+    }
+
+    #[cfg(all(unix, not(miri)))]
+    #[test]
+    fn memory_is_locked_or_refused_by_the_limit() {
+        assert!(Memory::zeroed(0).is_some_and(|m| m.lock().is_ok()));
+        let memory = Memory::in_shared_mapping(100_000).expect("memory");
+        let refused = memory.lock().is_err();
+        let limit = lock_limit();
+        assert!(
+            !refused || limit.is_some_and(|limit| limit < 1 << 30),
+            "{limit:?}"
         );
     }
 

@@ -1,83 +1,179 @@
 //! From rows as they lie in a file to strips as the kernels read them (layout: `formats`).
 //!
-//! Plain integer shuffling, done once at load; no value changes and no byte is added.
+//! Plain integer shuffling, done once at load; no value changes and no byte is added. Block by
+//! block, so that a block of all rows is written while it is in the first cache, and in words of
+//! four codes, which is what a lane of a bit plane holds. Stamped for each instruction set like the
+//! kernels are: the compiler makes vectors of it.
 
-use crate::formats::{Blocks, Transposed};
+use crate::formats::{Float, Format, Transposed};
 
 /// Packs `rows` (at most `r`, each a whole number of blocks) into one strip. Rows that are missing
 /// are zero.
-pub(crate) fn strip(format: &Blocks, rows: &[&[u8]], r: usize, out: &mut [u8]) {
-    let bytes = format.ty.block_bytes();
-    out.fill(0);
-    let mut codes = [0u8; 256];
-    let codes = &mut codes[..format.k];
-    for (i, row) in rows.iter().enumerate() {
-        for (raw, block) in row.chunks_exact(bytes).zip(out.chunks_exact_mut(bytes * r)) {
-            let (meta, planes) = block.split_at_mut(format.meta * r);
-            (format.transpose)(raw, &mut Transposed { meta, i, r });
-            (format.unpack)(raw, codes);
-            let (low, planes) = planes.split_at_mut(format.k * format.low / 8 * r);
-            let (high, top) = planes.split_at_mut(format.k * format.high / 8 * r);
-            pack_planes(codes, format, i, r, [low, high, top]);
+#[inline(always)]
+pub(crate) fn strip<F: Format>(rows: &[&[u8]], r: usize, out: &mut [u8]) {
+    let bytes = F::BLOCK_BYTES;
+    let mut room = [0u8; 256];
+    let codes = &mut room[..F::K];
+    for (b, block) in out.chunks_exact_mut(bytes * r).enumerate() {
+        let (meta, planes) = block.split_at_mut(F::META * r);
+        // scales are put together from parts
+        meta.fill(0);
+        if rows.len() < r {
+            planes.fill(0);
+        }
+        let (low, planes) = planes.split_at_mut(F::K * F::LOW / 8 * r);
+        let (high, top) = planes.split_at_mut(F::K * F::HIGH / 8 * r);
+        for (i, row) in rows.iter().enumerate() {
+            let raw = &row[b * bytes..(b + 1) * bytes];
+            F::transpose(raw, &mut Transposed { meta, i, r });
+            F::unpack(raw, codes);
+            match F::LOW {
+                0 => {}
+                8 => lanes(low, (i, r), codes, |c: [u8; 4]| u32::from_le_bytes(c)),
+                _ => lanes(low, (i, r), codes, |c: [u8; 8]| {
+                    let c = u64::from_le_bytes(c);
+                    (c as u32 & 0x0f0f_0f0f) | ((c >> 32) as u32 & 0x0f0f_0f0f) << 4
+                }),
+            }
+            match F::HIGH {
+                0 => {}
+                1 => lanes(high, (i, r), codes, |c: [u8; 32]| words(c, 1, F::LOW)),
+                _ => lanes(high, (i, r), codes, |c: [u8; 16]| words(c, 2, F::LOW)),
+            }
+            if F::TOP == 1 {
+                lanes(top, (i, r), codes, |c: [u8; 32]| {
+                    words(c, 1, F::LOW + F::HIGH)
+                });
+            }
         }
     }
 }
 
-fn pack_planes(
+/// Writes lane `i` of all vectors of a plane, each made of `N` codes.
+#[inline(always)]
+fn lanes<const N: usize>(
+    plane: &mut [u8],
+    (i, r): (usize, usize),
     codes: &[u8],
-    format: &Blocks,
-    i: usize,
-    r: usize,
-    [low, high, top]: [&mut [u8]; 3],
+    lane: impl Fn([u8; N]) -> u32,
 ) {
-    // vectors of 4 r bytes; row i has bytes 4 i .. 4 i + 4 of each
-    let lane = |plane: &mut [u8], j: usize, bytes: [u8; 4]| {
-        plane[(j * r + i) * 4..(j * r + i) * 4 + 4].copy_from_slice(&bytes);
-    };
-    match format.low {
-        0 => {}
-        8 => {
-            for (j, c) in codes.chunks_exact(4).enumerate() {
-                lane(low, j, [c[0], c[1], c[2], c[3]]);
-            }
-        }
-        _ => {
-            for (j, c) in codes.chunks_exact(8).enumerate() {
-                lane(
-                    low,
-                    j,
-                    std::array::from_fn(|b| (c[b] & 15) | (c[4 + b] & 15) << 4),
-                );
-            }
+    let (lanes, _) = plane.as_chunks_mut::<4>();
+    let (codes, _) = codes.as_chunks::<N>();
+    // all words first: these are neighbours, and become vectors
+    let mut words = [0u32; 64];
+    for (word, c) in words.iter_mut().zip(codes) {
+        *word = lane(*c);
+    }
+    let vectors = lanes.iter_mut().skip(i).step_by(r);
+    for (to, word) in vectors.zip(&words[..codes.len()]) {
+        *to = word.to_le_bytes();
+    }
+}
+
+/// The `bits` bits from `from` on of every code: those of each four further up in the same bytes.
+#[inline(always)]
+fn words<const N: usize>(codes: [u8; N], bits: usize, from: usize) -> u32 {
+    let mask = 0x0101_0101 * ((1 << bits) - 1);
+    let (words, _) = codes.as_chunks::<4>();
+    words.iter().enumerate().fold(0, |all, (at, c)| {
+        all | ((u32::from_le_bytes(*c) >> from) & mask) << (at * bits)
+    })
+}
+
+/// Float rows to `[k][r]`.
+#[inline(always)]
+pub(crate) fn strip_float<E: Float>(rows: &[&[u8]], r: usize, out: &mut [u8]) {
+    if rows.len() < r {
+        out.fill(0);
+    }
+    for (i, row) in rows.iter().enumerate() {
+        for (e, to) in row
+            .chunks_exact(E::BYTES)
+            .zip(out.chunks_exact_mut(E::BYTES * r))
+        {
+            to[i * E::BYTES..(i + 1) * E::BYTES].copy_from_slice(e);
         }
     }
-    for (plane, bits, from) in [
-        (high, format.high, format.low),
-        (top, format.top, format.low + format.high),
-    ] {
-        // k-groups of four in one vector of the plane, if there is one
-        let Some(groups) = 8usize.checked_div(bits) else {
-            continue;
-        };
-        let mask = (1u8 << bits) - 1;
-        for (j, c) in codes.chunks_exact(4 * groups).enumerate() {
-            let mut bytes = [0; 4];
-            for (at, c) in c.chunks_exact(4).enumerate() {
-                for (byte, c) in bytes.iter_mut().zip(c) {
-                    *byte |= ((c >> from) & mask) << (at * bits);
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::formats::{Blocks, Row, Transposed, rows};
+    use crate::isa::Isa;
+
+    /// As the layout is described, code by code.
+    fn plain(format: &Blocks, rows: &[Vec<u8>], r: usize) -> Vec<u8> {
+        let (bytes, k) = (format.ty.block_bytes(), format.k);
+        let blocks = rows[0].len() / bytes;
+        let mut out = vec![0; blocks * bytes * r];
+        for (i, row) in rows.iter().enumerate() {
+            for (raw, block) in row.chunks(bytes).zip(out.chunks_mut(bytes * r)) {
+                let (meta, planes) = block.split_at_mut(format.meta * r);
+                (format.transpose)(raw, &mut Transposed { meta, i, r });
+                let mut codes = vec![0; k];
+                (format.unpack)(raw, &mut codes);
+                let (mut start, mut from) = (0, 0);
+                for bits in [format.low, format.high, format.top] {
+                    for (at, code) in codes.iter().enumerate() {
+                        let Some(groups) = 8usize.checked_div(bits) else {
+                            break;
+                        };
+                        let (group, byte) = (at / 4, at % 4);
+                        let vector = start + group / groups * 4 * r;
+                        let code = u32::from(code >> from) & ((1 << bits) - 1);
+                        planes[vector + 4 * i + byte] |= (code << (group % groups * bits)) as u8;
+                    }
+                    start += k * bits / 8 * r;
+                    from += bits;
                 }
             }
-            lane(plane, j, bytes);
         }
+        out
     }
-}
 
-/// Float rows of `bytes` per element to `[k][r]`.
-pub(crate) fn strip_float(bytes: usize, rows: &[&[u8]], r: usize, out: &mut [u8]) {
-    out.fill(0);
-    for (i, row) in rows.iter().enumerate() {
-        for (e, to) in row.chunks_exact(bytes).zip(out.chunks_exact_mut(bytes * r)) {
-            to[i * bytes..(i + 1) * bytes].copy_from_slice(e);
+    #[test]
+    fn strips_have_every_code_in_its_place() {
+        let mut state = 1u64;
+        let mut random = || {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            (state >> 56) as u8
+        };
+        for isa in Isa::available() {
+            let table = isa.table();
+            let r = table.strip;
+            for Row { ty, blocks } in rows() {
+                let Some(kernels) = (table.packed)(*ty) else {
+                    continue;
+                };
+                for (n, blocks_a_row) in [(r, 1), (r, 3), (r - 1, 2), (1, 1)] {
+                    let row_bytes = blocks_a_row * ty.block_bytes();
+                    let given: Vec<Vec<u8>> = (0..n)
+                        .map(|_| (0..row_bytes).map(|_| random()).collect())
+                        .collect();
+                    let expected = match blocks {
+                        Some(format) => plain(format, &given, r),
+                        None => (0..row_bytes * r)
+                            .map(|at| {
+                                let (e, b) = (ty.block_bytes(), at % ty.block_bytes());
+                                given
+                                    .get(at / e % r)
+                                    .map_or(0, |row| row[at / (e * r) * e + b])
+                            })
+                            .collect(),
+                    };
+                    // what was there before must not show
+                    let mut got = vec![0xff; expected.len()];
+                    let given: Vec<&[u8]> = given.iter().map(Vec::as_slice).collect();
+                    // SAFETY: the CPU has the instruction set.
+                    unsafe { (kernels.pack)(&given, &mut got) };
+                    assert!(
+                        got == expected,
+                        "{isa} {ty}: {n} rows of {blocks_a_row} blocks"
+                    );
+                }
+            }
         }
     }
 }

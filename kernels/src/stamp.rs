@@ -8,13 +8,14 @@
 pub(crate) mod prelude {
     pub(crate) use crate::act::{ActRow, Form};
     pub(crate) use crate::formats::floats::{BF16, F16, F32};
-    pub(crate) use crate::formats::{self, Blocks, Float, Format, Visitor};
+    pub(crate) use crate::formats::{self, Float, Format, Visitor};
     pub(crate) use crate::generic::elementwise::{Activate, Combine};
     pub(crate) use crate::generic::{
         attention, batch, elementwise, gemm, gemv, pairs, probe, recurrence, routing,
     };
     pub(crate) use crate::kv::KvType;
     pub(crate) use crate::op::{Activation, Function};
+    pub(crate) use crate::pack;
     pub(crate) use crate::stamp::{by_pairs, nothing};
     pub(crate) use crate::table::{
         ActivationForm, CodeKernels, FloatKernels, Gemv, Packed, PromptKernels, Table,
@@ -114,6 +115,14 @@ macro_rules! instantiate {
             use super::*;
             use $crate::stamp::prelude::*;
 
+            $(#[target_feature($(enable = $feature),+)])?
+            unsafe fn pack_strip<F: Format>(rows: &[&[u8]], out: &mut [u8]) {
+                pack::strip::<F>(rows, <$simd as Simd>::R, out);
+            }
+            $(#[target_feature($(enable = $feature),+)])?
+            unsafe fn pack_float_strip<E: Float>(rows: &[&[u8]], out: &mut [u8]) {
+                pack::strip_float::<E>(rows, <$simd as Simd>::R, out);
+            }
             $(#[target_feature($(enable = $feature),+)])?
             unsafe fn gemv<F: Format, const N: usize, const M: usize>(
                 strips: *const u8,
@@ -288,7 +297,7 @@ macro_rules! instantiate {
                 type Out = Packed;
                 fn blocks<F: Format>(&self) -> Packed {
                     Packed {
-                        blocks: Some(const { &Blocks::of::<F>() }),
+                        pack: pack_strip::<F>,
                         gemv: Gemv::Codes(CodeKernels {
                             row: [gemv::<F, 1, 1>, gemv::<F, 2, 1>],
                             batch: batch::BatchKernels {
@@ -310,7 +319,7 @@ macro_rules! instantiate {
                 }
                 fn floats<E: Float>(&self) -> Packed {
                     Packed {
-                        blocks: None,
+                        pack: pack_float_strip::<E>,
                         gemv: Gemv::Float(FloatKernels {
                             row: gemv_float::<E, 1>,
                             rows: gemv_float::<E, { gemv::float_rows::<$simd>() }>,

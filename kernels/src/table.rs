@@ -2,7 +2,6 @@
 //! has one (`stamp.rs` makes it, `isa.rs` lists them).
 
 use crate::act::{ActRow, Form};
-use crate::formats::Blocks;
 use crate::generic::batch::BatchKernels;
 use crate::generic::{attention, elementwise, gemm, recurrence, routing};
 use crate::kv::KvType;
@@ -12,8 +11,8 @@ use octavo_quant::TensorType;
 /// The kernels of one packed weight format.
 #[derive(Clone, Copy)]
 pub(crate) struct Packed {
-    /// `None`: float weights, `[k][R]`.
-    pub(crate) blocks: Option<&'static Blocks>,
+    /// Brings rows of the file, at most a strip's, into a strip.
+    pub(crate) pack: unsafe fn(&[&[u8]], &mut [u8]),
     /// Rows of activations of generated tokens.
     pub(crate) gemv: Gemv,
     /// Many rows of activations.

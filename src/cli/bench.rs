@@ -226,6 +226,7 @@ fn measure(
         batch: setting.batch,
         mmap: !args.no_mmap,
         repack: setting.repack,
+        lock: false,
     };
     let engine = load::shown(|sink| Engine::load(source, &options, sink))?;
     terminal::warn(engine.warnings());

@@ -101,6 +101,8 @@ fn advise(error: &(dyn Error + 'static)) -> Option<String> {
     let advice = if let Some(MatrixError::NoMemory { .. }) = error.downcast_ref() {
         "--no-repack runs from the file's own rows, and a smaller -c N or --kv-type q8_0 makes the \
          KV cache smaller"
+    } else if let Some(engine::Error::Cpu(cpu::Error::Lock { .. })) = error.downcast_ref() {
+        "without --mlock the system may move them to a swap file"
     } else if let Some(engine::Error::NoLogits { .. }) = error.downcast_ref() {
         "octavo embed gives what it computes"
     } else if error.is::<KvTooLarge>() {

@@ -45,6 +45,7 @@ impl Placement {
         let EngineOptions {
             kv_type,
             repack,
+            lock,
             graphs,
             check_pages,
             ..
@@ -62,6 +63,7 @@ impl Placement {
             n_pages: limits.n_pages,
             n_states: limits.states,
             repack,
+            lock,
         };
         let cuda = cuda::Options {
             kv_type,

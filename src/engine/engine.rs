@@ -78,6 +78,8 @@ pub struct EngineOptions {
     pub mmap: bool,
     /// Copy weights into the kernels' layout.
     pub repack: bool,
+    /// Have the system keep these copies in memory, and never in a swap file.
+    pub lock: bool,
     /// Sequences that run at a time.
     pub sessions: usize,
     /// Positions that the cache has pages for; enough for as many sessions of full length unless
@@ -101,6 +103,7 @@ impl Default for EngineOptions {
             batch: 512,
             mmap: true,
             repack: true,
+            lock: false,
             sessions: 1,
             kv_positions: None,
             graphs: true,

@@ -14,6 +14,12 @@ fn missing() -> Option<String> {
             && line.ends_with(')')),
         "{text}"
     );
+    let memory = lines.next().expect("a line about memory");
+    assert!(
+        memory.starts_with("memory weights get ")
+            && memory.contains(" pages (the system's setting"),
+        "{text}"
+    );
     let why = lines
         .next()
         .expect("a line about GPUs")

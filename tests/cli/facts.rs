@@ -333,6 +333,7 @@ fn completions_and_help_can_be_read() {
         "--ctx-size",
         "--no-mmap",
         "--no-repack",
+        "--mlock",
         "-ctk",
         "-ctv",
     ] {

@@ -184,6 +184,38 @@ fn too_little_memory_is_one_line_that_says_what_would_help() {
     );
 }
 
+#[cfg(unix)]
+#[test]
+fn weights_that_cannot_be_locked_are_one_line() {
+    let run = |lock: &str| {
+        Command::new("sh")
+            .args([
+                "-c",
+                "ulimit -l 64; exec \"$0\" \"$@\"",
+                env!("CARGO_BIN_EXE_octavo"),
+                "run",
+                lock,
+            ])
+            .args(["-p", "1+1=", "-n", "2", "--device", "cpu"])
+            .output()
+            .expect("runs")
+    };
+    let (plain, locked) = (run("--temp=0"), run("--mlock"));
+    if locked.status.success() {
+        // whoever may lock anything is asked for no limit
+        assert_eq!(stdout(&locked), stdout(&plain));
+        return;
+    }
+    let line = stderr(&locked);
+    let line = line.lines().last().expect("a line");
+    assert!(
+        line.starts_with("octavo: error: locking ")
+            && line.contains(" MiB of weights in memory: ")
+            && line.contains("; the limit (ulimit -l) is 64 KiB (without --mlock "),
+        "{line}"
+    );
+}
+
 /// What happens to a file.
 type Change = fn(&Path);
 

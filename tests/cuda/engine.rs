@@ -97,6 +97,7 @@ fn every_tensor_is_within_its_bound_of_the_cpus() {
             n_pages: 1,
             n_states: 1,
             repack: true,
+            lock: false,
         };
         let mut a =
             Backend::cpu(gguf.clone(), same, &options, &mut |_, _| {}).expect("it is prepared");

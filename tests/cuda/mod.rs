@@ -74,6 +74,7 @@ fn both(gpu_layers: usize, kv_type: KvType, limits: Limits, graphs: bool) -> spl
         n_pages: limits.n_pages,
         n_states: limits.states,
         repack: true,
+        lock: false,
     };
     split::Options {
         gpu_layers,

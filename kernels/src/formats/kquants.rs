@@ -63,6 +63,7 @@ k45!(Q5_K, high 1, unpack(raw, codes) {
 });
 
 /// Group `g`'s 6-bit scale and minimum out of the 12 bytes of Q4_K and Q5_K.
+#[inline(always)]
 fn scale_min(s: &[u8], g: usize) -> (u8, u8) {
     if g < 4 {
         (s[g] & 63, s[g + 4] & 63)
@@ -164,6 +165,7 @@ format! {
 }
 
 /// 32 bytes for 128 codes: bits 0 and 1 are the first 32.
+#[inline(always)]
 fn two_bits(q: &[u8], codes: &mut [u8]) {
     for (c, q) in codes.chunks_exact_mut(128).zip(q.chunks_exact(32)) {
         for (j, c) in c.chunks_exact_mut(32).enumerate() {

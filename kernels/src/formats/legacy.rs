@@ -53,6 +53,7 @@ legacy!(Q8_0, low 8, high 0, offset 128, unpack(raw, codes) {
 });
 
 /// Nibbles, and a fifth bit for each in the order of k.
+#[inline(always)]
 fn fifth_bits(qh: &[u8], q: &[u8], codes: &mut [u8]) {
     nibbles(q, codes);
     for (k, c) in codes.iter_mut().enumerate() {

@@ -209,8 +209,10 @@ macro_rules! format {
             const GPU: Option<GpuScales> = $gpu;
             type BlockScales<S: Simd> = [S::F; <[usize]>::len(&[$($half),*])];
 
+            #[inline(always)]
             fn unpack($raw: &[u8], $codes: &mut [u8]) $unpack
 
+            #[inline(always)]
             fn transpose($block: &[u8], $to: &mut Transposed<'_>) $transpose
 
             #[inline(always)]
@@ -291,6 +293,7 @@ pub(crate) struct Row {
 pub(crate) struct Blocks {
     pub(crate) ty: TensorType,
     pub(crate) k: usize,
+    #[cfg(test)]
     pub(crate) meta: usize,
     pub(crate) low: usize,
     pub(crate) high: usize,
@@ -298,6 +301,7 @@ pub(crate) struct Blocks {
     pub(crate) offset: i32,
     pub(crate) min: bool,
     pub(crate) unpack: fn(&[u8], &mut [u8]),
+    #[cfg(test)]
     pub(crate) transpose: fn(&[u8], &mut Transposed<'_>),
     pub(crate) gpu: Option<GpuScales>,
 }
@@ -323,6 +327,7 @@ impl Blocks {
         Blocks {
             ty: F::TYPE,
             k: F::K,
+            #[cfg(test)]
             meta: F::META,
             low: F::LOW,
             high: F::HIGH,
@@ -330,6 +335,7 @@ impl Blocks {
             offset: F::OFFSET,
             min: F::MIN,
             unpack: F::unpack,
+            #[cfg(test)]
             transpose: F::transpose,
             gpu: F::GPU,
         }
@@ -395,12 +401,14 @@ pub(crate) struct Transposed<'a> {
 
 impl Transposed<'_> {
     /// The half float that `at` rows of halves come before.
+    #[inline(always)]
     fn half(&mut self, at: usize, half: &[u8]) {
         let place = (at * self.r + self.i) * 2;
         self.meta[place..place + 2].copy_from_slice(half);
     }
 
     /// Bytes, the first of which `at` rows of bytes come before.
+    #[inline(always)]
     fn bytes(&mut self, at: usize, bytes: &[u8]) {
         for (g, byte) in bytes.iter().enumerate() {
             *self.byte(at + g) = *byte;
@@ -408,6 +416,7 @@ impl Transposed<'_> {
     }
 
     /// The byte that `at` rows of bytes come before.
+    #[inline(always)]
     fn byte(&mut self, at: usize) -> &mut u8 {
         &mut self.meta[at * self.r + self.i]
     }
@@ -427,14 +436,16 @@ unsafe fn six_bits<S: Simd>(low: S::I, high: S::I) -> S::F {
 }
 
 /// Low nibbles are the first half, high nibbles the second.
+#[inline(always)]
 fn nibbles(q: &[u8], codes: &mut [u8]) {
     let (first, second) = codes.split_at_mut(codes.len() / 2);
-    for ((a, b), q) in first.iter_mut().zip(second).zip(q) {
-        (*a, *b) = (q & 15, q >> 4);
-    }
+    // two loops, of which each becomes vectors
+    first.iter_mut().zip(q).for_each(|(c, q)| *c = q & 15);
+    second.iter_mut().zip(q).for_each(|(c, q)| *c = q >> 4);
 }
 
 /// [`nibbles`] of 16 bytes for each 32 codes.
+#[inline(always)]
 fn nibbles_of_32(q: &[u8], codes: &mut [u8]) {
     for (c, q) in codes.chunks_exact_mut(32).zip(q.chunks_exact(16)) {
         nibbles(q, c);

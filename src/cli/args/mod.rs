@@ -180,6 +180,9 @@ pub(super) struct ComputeArgs {
     /// Run from the file's own rows instead of copying weights into the kernels' layout
     #[arg(long)]
     no_repack: bool,
+    /// Keep the CPU's copies of weights in memory: none of them goes to a swap file
+    #[arg(long, conflicts_with = "no_repack")]
+    mlock: bool,
 }
 
 impl ComputeArgs {
@@ -240,6 +243,7 @@ impl ComputeArgs {
                 .map_or_else(|| default_batch(device), |n| n as usize),
             mmap: !self.no_mmap,
             repack: !self.no_repack,
+            lock: self.mlock,
             graphs: self.device.graphs(),
             check_pages: self.device.check_pages(),
             ..EngineOptions::default()

@@ -198,6 +198,7 @@ fn execution(
         n_pages,
         n_states: 1,
         repack: compute.repack,
+        lock: compute.lock,
     };
     if side.device == Device::Cuda
         && let DeviceChoice::Cuda(gpu) = args.compute.device.choice_of(side.device, side.isa)?

@@ -2,7 +2,7 @@
 
 use octavo_engine::backend::cuda;
 use octavo_engine::threads::Threads;
-use octavo_kernels::IsaChoice;
+use octavo_kernels::{IsaChoice, LargePages, large_pages};
 use serde_json::{Value, json};
 
 use crate::cli::failure::Failure;
@@ -14,7 +14,11 @@ pub(super) fn render(isa: IsaChoice, threads: &Threads, as_json: bool) -> Result
     if as_json {
         return Ok(format!("{}\n", object(isa.name(), threads, &gpus)));
     }
-    let mut text = format!("cpu    {isa}, {}\n", threads.in_brackets());
+    let mut text = format!(
+        "cpu    {isa}, {}\nmemory {}\n",
+        threads.in_brackets(),
+        of_pages(&large_pages())
+    );
     match &gpus {
         Err(error) => text += &format!("cuda   none: {error}\n"),
         Ok(all) => {
@@ -36,6 +40,13 @@ pub(super) fn render(isa: IsaChoice, threads: &Threads, as_json: bool) -> Result
     Ok(text)
 }
 
+/// What weights lie in.
+fn of_pages(pages: &LargePages) -> String {
+    let given = if pages.given { "large" } else { "small" };
+    let setting = pages.setting.as_deref().unwrap_or("unknown");
+    format!("weights get {given} pages (the system's setting: {setting})")
+}
+
 fn object(
     isa: &str,
     threads: &Threads,
@@ -44,7 +55,9 @@ fn object(
     let version = |(major, minor): (i32, i32)| format!("{major}.{minor}");
     let cpu =
         json!({"isa": isa, "threads": threads.count, "threads_reason": threads.reason.to_string()});
-    let mut object = json!({"cpu": cpu, "gpus": []});
+    let pages = large_pages();
+    let memory = json!({"large_pages": pages.given, "large_pages_setting": pages.setting});
+    let mut object = json!({"cpu": cpu, "memory": memory, "gpus": []});
     match gpus {
         Err(error) => object["cuda"] = json!({"why": error.to_string()}),
         Ok(all) => {

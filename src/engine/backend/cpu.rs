@@ -1,13 +1,14 @@
 //! The CPU backend: packs weights for an instruction set and runs the graph's operations on
 //! threads.
 
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
 use octavo_kernels::{
-    Executor, Isa, KvStore, KvTooLarge, KvType, Matrix, MatrixError, NoMemory, Pool, Step, room,
-    with_memory,
+    Executor, Isa, KvStore, KvTooLarge, KvType, Matrix, MatrixError, NoMemory, Pool, Step,
+    lock_limit, room, with_memory,
 };
 
 use super::lower::{FileBytes, Lowered, Taps, lower};
@@ -29,6 +30,8 @@ pub struct Options {
     pub n_states: usize,
     /// Copy weights into the kernels' layout; otherwise run from the file's rows.
     pub repack: bool,
+    /// Have the system keep those copies in memory.
+    pub lock: bool,
 }
 
 /// Why a model cannot be prepared.
@@ -57,6 +60,16 @@ pub enum Error {
         done: u64,
         /// Bytes of all weights.
         total: u64,
+    },
+    /// The system does not let the process keep so much in memory.
+    #[error("locking {} MiB of weights in memory: {source}{}", bytes >> 20, Limit(*limit))]
+    Lock {
+        /// Bytes of all packed weights.
+        bytes: u64,
+        /// Bytes that the process may lock, if there is a limit.
+        limit: Option<u64>,
+        /// The system's answer.
+        source: std::io::Error,
     },
     /// No memory for the threads' own.
     #[error("{threads} threads: {source}")]
@@ -102,6 +115,18 @@ pub enum Error {
         /// Values of the model's heads.
         head_dim: usize,
     },
+}
+
+/// How much may be locked, for a message.
+struct Limit(Option<u64>);
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(limit) => write!(f, "; the limit (ulimit -l) is {} KiB", limit >> 10),
+            None => Ok(()),
+        }
+    }
 }
 
 /// What a thread takes at most: its stack, the one for signals, and what keeps them apart.
@@ -167,6 +192,9 @@ impl Cpu {
         let experts = program.experts(weights.len());
         let weights: Vec<_> = weights.into_iter().zip(experts).collect();
         let (matrices, watched) = pack(gguf, model, &weights, options, &mut pool, progress)?;
+        if options.lock {
+            lock(&matrices)?;
+        }
         let executor = with_memory(|| Executor::new(options.isa, program, matrices, pool))?;
         Ok(Cpu {
             executor,
@@ -187,8 +215,8 @@ impl Cpu {
     }
 }
 
-/// Brings every matrix, of so many experts, into its kernel's layout and lets go of the file's
-/// pages behind it. Also gives a tensor of each file that is read from then on.
+/// Brings every matrix, of so many experts, into its kernel's layout, in the file's order, and lets
+/// go of the file's pages behind it. Also gives a tensor of each file that is read from then on.
 fn pack(
     gguf: &Arc<Gguf>,
     model: &dyn Network,
@@ -204,9 +232,15 @@ fn pack(
     let total: u64 = weights.iter().map(|(w, _)| w.n_bytes() as u64).sum();
     let mut done = 0;
     progress(0, total);
-    let mut matrices = Vec::with_capacity(weights.len());
+    let mut matrices: Vec<Option<Matrix>> = weights.iter().map(|_| None).collect();
     let mut watched: Vec<usize> = Vec::new();
-    for (weight, experts) in weights {
+    let mut order: Vec<usize> = (0..weights.len()).collect();
+    order.sort_by_key(|i| {
+        let tensor = &gguf.tensors()[weights[*i].0.tensor];
+        (tensor.part, gguf.file_offset(tensor))
+    });
+    for i in order {
+        let (weight, experts) = weights[i];
         let tensor = &gguf.tensors()[weight.tensor];
         gguf.check(tensor)?;
         let source = Arc::new(FileBytes {
@@ -235,11 +269,24 @@ fn pack(
         {
             watched.push(weight.tensor);
         }
-        matrices.push(matrix);
+        matrices[i] = Some(matrix);
         done += weight.n_bytes() as u64;
         progress(done, total);
     }
+    let matrices = matrices.into_iter().flatten().collect();
     Ok((matrices, watched))
+}
+
+/// Has the system keep all packed weights in memory.
+fn lock(matrices: &[Matrix]) -> Result<(), Error> {
+    matrices
+        .iter()
+        .try_for_each(Matrix::lock)
+        .map_err(|source| Error::Lock {
+            bytes: matrices.iter().map(|m| m.packed_bytes() as u64).sum(),
+            limit: lock_limit(),
+            source,
+        })
 }
 
 impl Executable for Cpu {

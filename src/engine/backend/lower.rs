@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 
-use gguf_rs_lite::Gguf;
+use gguf_rs_lite::{Gguf, TensorInfo};
 use octavo_kernels::{
     Bytes, CacheLayer, Instruction, KvShape, KvType, Program, ProgramOp, RowTable, Slot, Translate,
     ValueShape,
@@ -172,6 +172,22 @@ impl Bytes for FileBytes {
 
     fn rows<'a>(&'a self, range: Range<usize>, room: &'a mut Vec<u8>) -> &'a [u8] {
         self.weight.read(&self.gguf, range, room)
+    }
+
+    fn ahead(&self, at: usize) {
+        self.gguf.ahead(self.tensor(), self.weight.offset() + at);
+    }
+
+    fn passed(&self, range: Range<usize>) {
+        let start = self.weight.offset();
+        let range = start + range.start..start + range.end;
+        self.gguf.release_part(self.tensor(), range);
+    }
+}
+
+impl FileBytes {
+    fn tensor(&self) -> &TensorInfo {
+        &self.gguf.tensors()[self.weight.tensor]
     }
 }
 

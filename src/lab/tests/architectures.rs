@@ -60,6 +60,7 @@ fn backend(gguf: &Arc<Gguf>, isa: Isa) -> Backend {
         n_pages: 8,
         n_states: 1,
         repack: true,
+        lock: false,
     };
     let model = Model::load(gguf).expect("a model");
     Backend::cpu(gguf.clone(), model, &options, &mut |_, _| {}).expect("it is prepared")

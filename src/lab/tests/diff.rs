@@ -33,6 +33,7 @@ fn backend(gguf: &Arc<Gguf>, isa: Isa, kv_type: KvType) -> Backend {
         n_pages: 8,
         n_states: 1,
         repack: true,
+        lock: false,
     };
     let model = Model::load(gguf).expect("a model");
     Backend::cpu(gguf.clone(), model, &options, &mut |_, _| {}).expect("it is prepared")
@@ -245,6 +246,7 @@ fn a_wrong_rope_pairing_is_found_at_the_first_rotation() {
         n_pages: 8,
         n_states: 1,
         repack: true,
+        lock: false,
     };
     let mut other = Backend::cpu(gguf, model, &options, &mut |_, _| {}).expect("it is prepared");
     assert_eq!(address(&mut other), ("Qcur-0".to_owned(), 1));

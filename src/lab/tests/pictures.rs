@@ -151,6 +151,7 @@ impl Asked {
             n_pages: 16,
             n_states: 0,
             repack: true,
+            lock: false,
         };
         let model = Model::load(&self.gguf).expect("a model");
         Backend::cpu(self.gguf.clone(), model, &options, &mut |_, _| {}).expect("it is prepared")

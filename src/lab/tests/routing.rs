@@ -47,6 +47,7 @@ fn engine(gguf: &Arc<Gguf>, isa: Isa) -> Backend {
         n_pages: 1,
         n_states: 1,
         repack: true,
+        lock: false,
     };
     let model = Model::load(gguf).expect("a model");
     Backend::cpu(gguf.clone(), model, &options, &mut |_, _| {}).expect("it is prepared")

@@ -41,12 +41,17 @@ impl WeightRef {
         self.rows as usize * self.row_bytes()
     }
 
+    /// Where its rows begin in the tensor, in bytes.
+    pub fn offset(&self) -> usize {
+        self.row_start as usize * self.row_bytes()
+    }
+
     /// The rows' bytes, all [`WeightRef::n_bytes`].
     ///
     /// # Panics
     /// If `gguf` is not the file the weight was bound from.
     pub fn bytes<'a>(&self, gguf: &'a Gguf) -> &'a [u8] {
-        let start = self.row_start as usize * self.row_bytes();
+        let start = self.offset();
         &gguf.data(self.info(gguf))[start..start + self.n_bytes()]
     }
 
@@ -61,11 +66,7 @@ impl WeightRef {
             return &self.bytes(gguf)[range];
         }
         room.resize(range.len(), 0);
-        gguf.read(
-            info,
-            self.row_start as usize * self.row_bytes() + range.start,
-            room,
-        );
+        gguf.read(info, self.offset() + range.start, room);
         room
     }
 
