@@ -44,6 +44,7 @@ impl Placement {
     pub fn new(options: &EngineOptions, limits: &Limits) -> Result<Placement, Error> {
         let EngineOptions {
             kv_type,
+            prompt_bits,
             repack,
             graphs,
             check_pages,
@@ -61,6 +62,7 @@ impl Placement {
             kv_type,
             n_pages: limits.n_pages,
             n_states: limits.states,
+            prompt_bits,
             repack,
         };
         let cuda = cuda::Options {
