@@ -14,7 +14,7 @@ use octavo_engine::{
 };
 use octavo_fixtures::tiny::File;
 use octavo_fixtures::{shared, workspace_root};
-use octavo_kernels::{Isa, IsaChoice, KvType, PAGE_POSITIONS as PAGE};
+use octavo_kernels::{Isa, IsaChoice, KvType, PAGE_POSITIONS as PAGE, PromptBits};
 
 /// 37 positions: more than two pages, and no multiple of 7, 16 or a kernel's tile.
 const PROMPT: usize = 37;
@@ -123,9 +123,18 @@ fn threads_and_batches_change_nothing_in_other_architectures() {
     ];
     let paths = names.map(|name| shared(&format!("arch/models/{name}.gguf")));
     for source in paths.into_iter().flatten().map(ModelSource::Path) {
-        for isa in Isa::available() {
+        let bits = |isa: Isa| {
+            let all = PromptBits::ALL.into_iter();
+            all.filter(move |bits| *bits == PromptBits::Sixteen || isa.has_byte_prompts())
+                .map(move |bits| (isa, bits))
+        };
+        for (isa, prompt_bits) in Isa::available().into_iter().flat_map(bits) {
             let run = |threads, batch| {
-                let engine = load(&source, &options(isa, threads, batch));
+                let options = EngineOptions {
+                    prompt_bits,
+                    ..options(isa, threads, batch)
+                };
+                let engine = load(&source, &options);
                 let prompt = prompt(&engine);
                 timeline(&mut engine.session(), &prompt, GENERATED)
             };
@@ -133,7 +142,7 @@ fn threads_and_batches_change_nothing_in_other_architectures() {
             for (threads, batch) in GRID.into_iter().step_by(2) {
                 assert!(
                     run(threads, batch) == expected,
-                    "{source:?} {isa}: {threads} threads, batch {batch}"
+                    "{source:?} {isa}, {prompt_bits} bits: {threads} threads, batch {batch}"
                 );
             }
         }
@@ -144,10 +153,11 @@ fn threads_and_batches_change_nothing_in_other_architectures() {
 fn threads_and_batches_change_nothing() {
     for source in models() {
         for isa in Isa::available() {
-            for (kv_type, repack) in [
-                (KvType::F16, true),
-                (KvType::F32, true),
-                (KvType::F16, false),
+            for (kv_type, repack, prompt_bits) in [
+                (KvType::F16, true, PromptBits::Sixteen),
+                (KvType::F16, true, PromptBits::Eight),
+                (KvType::F32, true, PromptBits::Sixteen),
+                (KvType::F16, false, PromptBits::Sixteen),
             ] {
                 let run = |threads, batch| {
                     let engine = load(
@@ -155,6 +165,7 @@ fn threads_and_batches_change_nothing() {
                         &EngineOptions {
                             kv_type,
                             repack,
+                            prompt_bits,
                             ..options(isa, threads, batch)
                         },
                     );
@@ -171,8 +182,8 @@ fn threads_and_batches_change_nothing() {
                 for (threads, batch) in GRID.into_iter().step_by(every) {
                     let what = || {
                         format!(
-                            "{source:?} {isa} {kv_type} repack {repack}: {threads} threads, batch \
-                             {batch}"
+                            "{source:?} {isa} {kv_type} repack {repack}, {prompt_bits} bits: \
+                             {threads} threads, batch {batch}"
                         )
                     };
                     let (tokens, bits) = run(threads, batch);

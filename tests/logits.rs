@@ -4,14 +4,20 @@ use std::path::Path;
 
 use octavo_engine::backend::Role;
 use octavo_engine::{Engine, EngineOptions, ModelSource, Wanted};
-use octavo_kernels::{Isa, IsaChoice, KvType};
+use octavo_kernels::{Isa, IsaChoice, KvType, PromptBits};
 
 pub(crate) fn load(model: &Path, isa: Isa, repack: bool) -> Engine {
+    load_in(PromptBits::default(), model, isa, repack)
+}
+
+/// The same with prompts in so many bits.
+pub(crate) fn load_in(prompt_bits: PromptBits, model: &Path, isa: Isa, repack: bool) -> Engine {
     let options = EngineOptions {
         isa: IsaChoice::Only(isa),
         kv_type: KvType::F32,
         threads: Some(2),
         repack,
+        prompt_bits,
         ..EngineOptions::default()
     };
     Engine::load(&ModelSource::Path(model.to_owned()), &options, &mut |_| {})

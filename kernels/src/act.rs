@@ -143,6 +143,8 @@ pub(crate) enum Form {
     Tiles,
     /// Tiles of tokens in pairs of 16-bit integers.
     Pairs,
+    /// Tiles of tokens in bytes.
+    Bytes,
     /// Tiles of tokens in bf16.
     #[cfg_attr(
         not(target_arch = "x86_64"),

@@ -1,5 +1,6 @@
 //! What this CPU can do, as a value: detected once or demanded, printed, passed down.
 
+use crate::prompt_bits::PromptBits;
 use crate::table::Table;
 use std::f64::consts::SQRT_2;
 use std::fmt;
@@ -42,6 +43,7 @@ struct Spec {
     /// What its fastest multiply-adds work on.
     arithmetic: &'static str,
     prompt_rounding: Rounding,
+    byte_prompts: bool,
     /// Its kernels, in builds for its architecture.
     table: Option<&'static Table>,
 }
@@ -49,7 +51,8 @@ struct Spec {
 /// Makes [`Isa`] and the list of [`Spec`]s from one row each.
 macro_rules! instruction_sets {
     ($($(#[$doc:meta])* $isa:ident: $name:literal, on $architecture:meta,
-        kernels $($table:ident)::+, arithmetic $arithmetic:literal, rounding $rounding:expr;)*) => {
+        kernels $($table:ident)::+, arithmetic $arithmetic:literal, rounding $rounding:expr,
+        bytes $bytes:literal;)*) => {
         /// An instruction set that has kernels, in this build or in one for its architecture.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Isa {
@@ -71,6 +74,7 @@ macro_rules! instruction_sets {
                 name: $name,
                 arithmetic: $arithmetic,
                 prompt_rounding: $rounding,
+                byte_prompts: $bytes,
                 table: TABLE,
             }
         }),*];
@@ -80,28 +84,28 @@ macro_rules! instruction_sets {
 instruction_sets! {
     /// Portable Rust, whatever the compiler makes of it.
     Scalar: "scalar", on all(), kernels portable::kernels::TABLE,
-        arithmetic "f32", rounding INT16;
+        arithmetic "f32", rounding INT16, bytes true;
     /// AVX2 with FMA and F16C.
     Avx2: "avx2", on target_arch = "x86_64", kernels x86::avx2::kernels::TABLE,
-        arithmetic "f32", rounding INT16;
+        arithmetic "f32", rounding INT16, bytes true;
     /// The same with AVX-VNNI, which CPUs without AVX-512 have.
     AvxVnni: "avxvnni", on target_arch = "x86_64", kernels x86::avx2::vnni_kernels::TABLE,
-        arithmetic "f32", rounding INT16;
+        arithmetic "f32", rounding INT16, bytes true;
     /// AVX-512 F, BW, VL, DQ and VNNI.
     Avx512: "avx512", on target_arch = "x86_64", kernels x86::avx512::kernels::TABLE,
-        arithmetic "f32", rounding INT16;
+        arithmetic "f32", rounding INT16, bytes true;
     /// AVX-512 as above, and AMX with bf16 for prompts.
     Amx: "amx", on target_arch = "x86_64", kernels x86::amx::kernels::TABLE,
-        arithmetic "bf16 tiles", rounding BF16;
+        arithmetic "bf16 tiles", rounding BF16, bytes false;
     /// NEON as in every 64-bit Arm CPU.
     Neon: "neon", on target_arch = "aarch64", kernels aarch64::neon::kernels::TABLE,
-        arithmetic "f32", rounding INT16;
+        arithmetic "f32", rounding INT16, bytes false;
     /// NEON with `sdot` (Armv8.2 `dotprod`).
     NeonDot: "dotprod", on target_arch = "aarch64", kernels aarch64::neon::dot_kernels::TABLE,
-        arithmetic "f32", rounding INT16;
+        arithmetic "f32", rounding INT16, bytes false;
     /// NEON with `usdot` (Armv8.6 `i8mm`).
     NeonI8mm: "i8mm", on target_arch = "aarch64", kernels aarch64::neon::i8mm_kernels::TABLE,
-        arithmetic "f32", rounding INT16;
+        arithmetic "f32", rounding INT16, bytes false;
 }
 
 /// Prompts against quantized weights in 16-bit integers: half a step of 15 bits below the largest
@@ -111,6 +115,10 @@ const INT16: Rounding = Rounding {
     floats: 0.0,
     attention: 0.0,
 };
+
+/// The same in 8-bit integers: half a step of 7 bits below the largest of 32, which is at most
+/// sqrt(32) times their rms.
+const INT8: f64 = 5.656_854_249_492_38 / 127.0 / ROOT_12;
 
 /// In bf16, which rounds both factors: half a step of 8 bits, evenly spread.
 const BF16: Rounding = Rounding {
@@ -145,6 +153,24 @@ impl Isa {
     /// What its prompt kernels round beyond f32, for models of quantized weights.
     pub fn prompt_rounding(self) -> Rounding {
         self.spec().prompt_rounding
+    }
+
+    /// The same of kernels that round to so many bits where they can.
+    pub fn prompt_rounding_in(self, bits: PromptBits) -> Rounding {
+        let sixteen = self.prompt_rounding();
+        if bits == PromptBits::Eight && self.has_byte_prompts() {
+            Rounding {
+                products: INT8.max(sixteen.products),
+                ..sixteen
+            }
+        } else {
+            sixteen
+        }
+    }
+
+    /// Whether it has prompt kernels in 8 bits, for some formats at least.
+    pub fn has_byte_prompts(self) -> bool {
+        self.spec().byte_prompts
     }
 
     /// Whether this CPU runs it.

@@ -31,6 +31,7 @@ mod pool;
 mod portable;
 pub mod probe;
 mod program;
+mod prompt_bits;
 mod rope;
 mod simd;
 mod stamp;
@@ -58,4 +59,5 @@ pub use program::{
     GivenRows, Instruction, Program, ProgramOp, Role, RowTable, Sequence, Slot, StateUse,
     StateWrite, Step,
 };
+pub use prompt_bits::PromptBits;
 pub use rope::{Pairing, Rope, Turns};

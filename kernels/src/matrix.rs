@@ -7,6 +7,7 @@ use crate::isa::Isa;
 use crate::memory::{Memory, Size};
 use crate::pool::Pool;
 use crate::program::Role;
+use crate::prompt_bits::PromptBits;
 use crate::table::{ActivationForm, Gemv, MAX_R, Packed, Table, TiledKernels, UnpackedKernels};
 use octavo_quant::TensorType;
 use std::sync::{Arc, Mutex};
@@ -67,6 +68,7 @@ pub struct Matrix {
     table: &'static Table,
     data: Data,
     kernels: Option<Packed>,
+    prompt_bits: PromptBits,
     strip_bytes: usize,
 }
 
@@ -161,8 +163,18 @@ impl Matrix {
             table,
             data,
             kernels,
+            prompt_bits: PromptBits::default(),
             strip_bytes,
         })
+    }
+
+    /// The same matrix with kernels that round prompts to so many bits, where there are any.
+    #[must_use]
+    pub fn with_prompt_bits(mut self, bits: PromptBits) -> Matrix {
+        let packed = self.kernels.and_then(|_| (self.table.packed)(self.ty));
+        self.kernels = packed.map(|kernels| of_bits(kernels, bits));
+        self.prompt_bits = bits;
+        self
     }
 
     /// Whether the weights were copied, so that the source's pages may be released.
@@ -192,7 +204,7 @@ impl Matrix {
 
     /// The kernels that run for generated and for prompt tokens, for people and tests.
     pub fn kernel(&self) -> String {
-        kernel_name(self.isa, self.ty, self.is_packed())
+        kernel_name(self.isa, self.ty, self.is_packed(), self.prompt_bits)
     }
 
     pub(crate) fn reads(&self, role: Role) -> Form {
@@ -222,6 +234,11 @@ impl Matrix {
                 (rows.activations, rows.tiles)
             }
         }
+    }
+
+    /// What the kernels for prompts subtract from every code of a panel.
+    pub(crate) fn panel_offset(&self) -> i32 {
+        self.kernels.map_or(0, |kernels| kernels.prompt.offset)
     }
 
     fn rows_kernels(&self, role: Role) -> &'static UnpackedKernels {
@@ -353,15 +370,26 @@ impl Matrix {
     }
 }
 
-/// The kernels that run for a tensor of type `ty` on `isa`.
-pub fn kernel_name(isa: Isa, ty: TensorType, packed: bool) -> String {
+/// Kernels that round prompts to so many bits, where there are any.
+fn of_bits(kernels: Packed, bits: PromptBits) -> Packed {
+    let prompt = match bits {
+        PromptBits::Eight => kernels.prompt_bytes.unwrap_or(kernels.prompt),
+        PromptBits::Sixteen => kernels.prompt,
+    };
+    Packed { prompt, ..kernels }
+}
+
+/// The kernels that run for a tensor of type `ty` on `isa`, with prompts in so many bits.
+pub fn kernel_name(isa: Isa, ty: TensorType, packed: bool, bits: PromptBits) -> String {
     let table = isa.table();
     let form = |tokens: &ActivationForm| match tokens.form {
         Form::Pairs => "int16 panels",
+        Form::Bytes => "int8 panels",
         Form::Bf16 => "bf16 tiles",
         _ => "f32 panels",
     };
-    match (table.packed)(ty).filter(|_| packed) {
+    let kernels = (table.packed)(ty).filter(|_| packed);
+    match kernels.map(|kernels| of_bits(kernels, bits)) {
         Some(Packed { gemv, prompt, .. }) => {
             let activations = if matches!(gemv, Gemv::Codes(_)) {
                 "int16"

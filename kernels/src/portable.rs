@@ -2,7 +2,7 @@
 //! all others' vectors.
 
 use crate::act::Act4;
-use crate::simd::Simd;
+use crate::simd::{ByteDots, Simd};
 use crate::stamp::instantiate;
 
 #[derive(Clone, Copy)]
@@ -235,6 +235,33 @@ impl Simd for Portable {
     unsafe fn prefetch_far(_: *const u8) {}
 }
 
+impl ByteDots for Portable {
+    const MOST: i32 = i32::MAX;
+    type Narrow = I8;
+
+    #[inline(always)]
+    unsafe fn begin(so_far: I8) -> I8 {
+        so_far
+    }
+    #[inline(always)]
+    unsafe fn dot_bytes(sums: I8, codes: I8, x: *const i32) -> I8 {
+        // SAFETY: the caller has one readable word at `x`.
+        let x = unsafe { x.read_unaligned() }.to_le_bytes();
+        lanes!(I8, |i| {
+            let c = codes.0[i].to_le_bytes();
+            sums.0[i]
+                + i32::from(c[0]) * i32::from(x[0] as i8)
+                + i32::from(c[1]) * i32::from(x[1] as i8)
+                + i32::from(c[2]) * i32::from(x[2] as i8)
+                + i32::from(c[3]) * i32::from(x[3] as i8)
+        })
+    }
+    #[inline(always)]
+    unsafe fn end(_: I8, sums: I8) -> I8 {
+        sums
+    }
+}
+
 /// Exact, and short enough to vectorise: shifts the exponent into place and lets one multiply do
 /// the rest.
 #[inline(always)]
@@ -252,7 +279,8 @@ fn f16_to_f32(h: u16) -> f32 {
     f32::from_bits(sign | bits)
 }
 
-instantiate!(kernels, Portable, floats 2, queries [2, 1], prompts by_pairs 2);
+instantiate!(kernels, Portable, floats 2, queries [2, 1], prompts by_pairs 2,
+    bytes 2);
 
 #[cfg(test)]
 mod tests {

@@ -113,6 +113,22 @@ pub(crate) trait Simd: Copy {
     unsafe fn prefetch_far(p: *const u8);
 }
 
+/// Vectors that multiply bytes with signed bytes, for prompts in 8 bits.
+#[allow(clippy::missing_safety_doc)] // as `Simd`
+pub(crate) trait ByteDots: Simd {
+    /// The largest sum of a pair of products that [`ByteDots::Narrow`] holds.
+    const MOST: i32;
+    /// Sums of products: of pairs of them in 16 bits, or all that a lane has in 32.
+    type Narrow: Copy;
+
+    /// Begins sums that go on from `so_far`, unless [`ByteDots::end`] adds it.
+    unsafe fn begin(so_far: Self::I) -> Self::Narrow;
+    /// Adds to every lane the products of its four unsigned codes with four signed bytes, not -128.
+    unsafe fn dot_bytes(sums: Self::Narrow, codes: Self::I, x: *const i32) -> Self::Narrow;
+    /// One sum for each lane, together with what was begun from.
+    unsafe fn end(so_far: Self::I, sums: Self::Narrow) -> Self::I;
+}
+
 /// Stamps trait operations whose bodies are intrinsics. The one SAFETY text for all of them is
 /// inside.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]

@@ -11,12 +11,12 @@ pub(crate) mod prelude {
     pub(crate) use crate::formats::{self, Float, Format, Visitor};
     pub(crate) use crate::generic::elementwise::{Activate, Combine};
     pub(crate) use crate::generic::{
-        attention, batch, elementwise, gemm, gemv, pairs, probe, recurrence, routing,
+        attention, batch, bytes, elementwise, gemm, gemv, pairs, probe, recurrence, routing,
     };
     pub(crate) use crate::kv::KvType;
     pub(crate) use crate::op::{Activation, Function};
     pub(crate) use crate::pack;
-    pub(crate) use crate::stamp::{by_pairs, nothing};
+    pub(crate) use crate::stamp::{by_bytes, by_pairs, nothing};
     pub(crate) use crate::table::{
         ActivationForm, CodeKernels, FloatKernels, Gemv, Packed, PromptKernels, Table,
         UnpackedKernels,
@@ -89,6 +89,7 @@ macro_rules! by_pairs {
                 (_, false) => [pair_tiles::<32, false, 1>, pair_tiles::<32, false, 2>],
                 (_, true) => [pair_tiles::<32, true, 1>, pair_tiles::<32, true, 2>],
             },
+            offset: 0,
         }
     };
     (generated $format:ident) => {
@@ -106,10 +107,84 @@ macro_rules! by_pairs {
 }
 pub(crate) use by_pairs;
 
+/// Quantized prompts in 8-bit integers, where vectors have [`ByteDots`](crate::simd::ByteDots):
+/// tiles of so many tokens.
+macro_rules! by_bytes {
+    ($simd:ty, [] $(, [$($feature:tt),+])?) => {
+        fn prompt_bytes<F: Format>() -> Option<PromptKernels> {
+            None
+        }
+    };
+    ($simd:ty, [$width:literal] $(, [$($feature:tt),+])?) => {
+        $(#[target_feature($(enable = $feature),+)])?
+        unsafe fn pack_bytes(
+            x: *const f32,
+            m: usize,
+            k: usize,
+            t: usize,
+            width: usize,
+            tile: *mut f32,
+        ) {
+            // SAFETY: as gemv.
+            unsafe { bytes::pack_tokens::<$simd>(x, m, k, t, width, tile) }
+        }
+        $(#[target_feature($(enable = $feature),+)])?
+        unsafe fn byte_panel<F: Format>(strip: *const u8, k0: usize, k1: usize, out: *mut f32) {
+            // SAFETY: as gemv.
+            unsafe { bytes::panel::<$simd, F>(strip, k0, k1, out) }
+        }
+        $(#[target_feature($(enable = $feature),+)])?
+        unsafe fn byte_tiles<
+            const GROUP: usize,
+            const MIN: bool,
+            const DOTS: usize,
+            const MS: usize,
+        >(
+            a: &gemm::Tiles<'_>,
+        ) {
+            // SAFETY: as gemv.
+            unsafe { bytes::tiles::<$simd, GROUP, MIN, DOTS, MS, $width>(a) }
+        }
+        static BYTES: ActivationForm =
+            ActivationForm {
+                form: Form::Bytes,
+                tile: $width,
+                slice: gemm::KC,
+                bytes: 2,
+                narrow: true,
+                pack: pack_bytes,
+            };
+        fn prompt_bytes<F: Format>() -> Option<PromptKernels> {
+            macro_rules! tiles {
+                ($group:literal, $min:literal, $dots:literal) => {
+                    [byte_tiles::<$group, $min, $dots, 1>, byte_tiles::<$group, $min, $dots, 2>]
+                };
+            }
+            let dots = const { bytes::pairs_at_once::<$simd>(F::LARGEST, F::GROUP) };
+            Some(PromptKernels {
+                activations: &BYTES,
+                panel: byte_panel::<F>,
+                tiles: match (F::GROUP, F::MIN, dots) {
+                    (16, false, 4) => tiles!(16, false, 4),
+                    (16, false, 2) => tiles!(16, false, 2),
+                    (16, true, 4) => tiles!(16, true, 4),
+                    (32, false, 8) => tiles!(32, false, 8),
+                    (32, false, 4) => tiles!(32, false, 4),
+                    (32, true, 8) => tiles!(32, true, 8),
+                    (32, true, 4) => tiles!(32, true, 4),
+                    _ => return None,
+                },
+                offset: F::OFFSET,
+            })
+        }
+    };
+}
+pub(crate) use by_bytes;
+
 /// Stamps the outermost functions of one instruction set. They alone carry target features.
 macro_rules! instantiate {
     ($module:ident, $simd:ty, floats $nt:literal, queries [$($nq:literal),*],
-        prompts $prompts:ident $($width:literal)?
+        prompts $prompts:ident $($width:literal)? $(, bytes $bytes:literal)?
         $(, features [$($feature:tt),+])? $(, and $detect:path)?) => {
         pub(crate) mod $module {
             use super::*;
@@ -182,6 +257,7 @@ macro_rules! instantiate {
                 unsafe { gemm::pack_tokens(x, m, k, t, width, tile) }
             }
             $prompts!(kernels $simd, $($width)? $(, [$($feature),+])?);
+            by_bytes!($simd, [$($bytes)?] $(, [$($feature),+])?);
             $(#[target_feature($(enable = $feature),+)])?
             unsafe fn tiles<const MS: usize>(a: &gemm::Tiles<'_>) {
                 // SAFETY: as gemv.
@@ -315,6 +391,7 @@ macro_rules! instantiate {
                             tiled: $prompts!(generated F),
                         }),
                         prompt: $prompts!(prompt F),
+                        prompt_bytes: prompt_bytes::<F>(),
                     }
                 }
                 fn floats<E: Float>(&self) -> Packed {
@@ -329,7 +406,9 @@ macro_rules! instantiate {
                             activations: &FLOATS,
                             panel: panel_float::<E>,
                             tiles: [tiles::<1>, tiles::<2>],
+                            offset: 0,
                         },
+                        prompt_bytes: None,
                     }
                 }
             }

@@ -17,6 +17,8 @@ pub(crate) struct Packed {
     pub(crate) gemv: Gemv,
     /// Many rows of activations.
     pub(crate) prompt: PromptKernels,
+    /// The same in 8 bits, if there are kernels for that.
+    pub(crate) prompt_bytes: Option<PromptKernels>,
 }
 
 /// How prompts are multiplied with one weight format.
@@ -28,6 +30,8 @@ pub(crate) struct PromptKernels {
     pub(crate) panel: unsafe fn(*const u8, usize, usize, *mut f32),
     /// One strip, and a pair of them, against all tokens.
     pub(crate) tiles: [unsafe fn(&gemm::Tiles<'_>); 2],
+    /// Subtracted by these from every code of the panel.
+    pub(crate) offset: i32,
 }
 
 /// A form of prompt activations.

@@ -2,11 +2,13 @@
 //! at the edges of every block, strip and tile, within bounds that are derived, not tuned.
 
 use crate::common::{
-    Form, KV, Rng, embed, exact, f32_bytes, product, program, random_blocks, run, weight_types,
+    Form, KV, Rng, embed, exact, f32_bytes, product, product_in, program, random_blocks, run,
+    weight_types,
 };
 use octavo_fixtures::{Lacks, skip};
 use octavo_kernels::{
-    Executor, Isa, KvStore, Matrix, Op, Pool, Role, Sequence, Step, has_minimum, packed_types,
+    Executor, Isa, KvStore, Matrix, Op, Pool, PromptBits, Role, Sequence, Step, has_minimum,
+    packed_types,
 };
 use octavo_quant::TensorType as T;
 use std::sync::Arc;
@@ -106,6 +108,7 @@ struct Cell {
     tokens: usize,
     role: Role,
     repack: bool,
+    bits: PromptBits,
 }
 
 fn check(cell: &Cell, raw: &[u8], exact: &mut Exact<'_>) -> String {
@@ -117,11 +120,13 @@ fn check(cell: &Cell, raw: &[u8], exact: &mut Exact<'_>) -> String {
         tokens,
         role,
         repack,
+        bits,
     } = cell;
     // two threads at every shape, but not with every number of tokens: to wait for each other takes
     // them long
     let threads = if tokens == 3 { 2 } else { 1 };
-    let (y, kernel) = product(isa, (ty, rows, cols), raw, exact.x, role, repack, threads);
+    let shape = (ty, rows, cols);
+    let (y, kernel) = product_in(bits, isa, shape, raw, exact.x, role, repack, threads);
     assert_eq!(y.len(), rows * tokens);
     let exact = exact.of(Form::of(&kernel, role));
     let (mut outside, mut worst) = (0, (0.0, String::new()));
@@ -150,7 +155,7 @@ fn check(cell: &Cell, raw: &[u8], exact: &mut Exact<'_>) -> String {
 }
 
 /// Runs a type over edge shapes on every instruction set, and returns the kernels that ran.
-fn edges(ty: T, repack: bool) -> Vec<String> {
+fn edges(ty: T, repack: bool, bits: PromptBits) -> Vec<String> {
     let block = ty.block_len();
     let mut kernels = Vec::new();
     let isas = instruction_sets();
@@ -179,6 +184,7 @@ fn edges(ty: T, repack: bool) -> Vec<String> {
                             tokens,
                             role,
                             repack,
+                            bits,
                         },
                         &raw,
                         &mut exact,
@@ -195,7 +201,7 @@ fn edges(ty: T, repack: bool) -> Vec<String> {
 #[test]
 fn packed_formats_match_the_oracle() {
     for ty in packed_types() {
-        let kernels = edges(ty, true);
+        let kernels = edges(ty, true, PromptBits::Sixteen);
         assert!(
             kernels.iter().all(|k| k.contains("strips")),
             "{ty}: {kernels:?}"
@@ -203,10 +209,27 @@ fn packed_formats_match_the_oracle() {
     }
 }
 
+/// Which formats have kernels for prompts in 8 bits follows from their largest code: without VNNI
+/// one of 8 bits does not fit.
+#[test]
+fn prompts_in_eight_bits_match_the_oracle() {
+    let wide = |kernel: &str| ["Q8_0", "IQ4"].iter().any(|ty| kernel.contains(ty));
+    for ty in packed_types() {
+        let quantized = ty.block_len() > 1;
+        for kernel in edges(ty, true, PromptBits::Eight) {
+            let narrow = ["avx2: ", "amx: ", "neon: ", "dotprod: ", "i8mm: "];
+            let lacks = narrow.iter().any(|isa| kernel.starts_with(isa))
+                && (!kernel.starts_with("avx2: ") || wide(&kernel));
+            let expected = quantized && !lacks;
+            assert_eq!(kernel.contains("int8 panels"), expected, "{kernel}");
+        }
+    }
+}
+
 #[test]
 fn other_formats_match_the_oracle_through_panels() {
     for ty in weight_types().filter(|ty| packed_types().all(|packed| packed != *ty)) {
-        let kernels = edges(ty, true);
+        let kernels = edges(ty, true, PromptBits::Sixteen);
         assert!(
             kernels.iter().all(|k| k.contains("panels from")),
             "{ty}: {kernels:?}"
@@ -217,7 +240,7 @@ fn other_formats_match_the_oracle_through_panels() {
 #[test]
 fn without_repacking_rows_are_read_as_they_are() {
     for ty in packed_types() {
-        let kernels = edges(ty, false);
+        let kernels = edges(ty, false, PromptBits::Sixteen);
         assert!(
             kernels.iter().all(|k| k.contains("panels from")),
             "{ty}: {kernels:?}"
@@ -244,6 +267,7 @@ fn float_weights_take_any_width() {
                         tokens,
                         role,
                         repack: true,
+                        bits: PromptBits::Sixteen,
                     },
                     &raw,
                     &mut exact,
@@ -255,36 +279,73 @@ fn float_weights_take_any_width() {
 
 #[test]
 fn results_do_not_depend_on_threads_or_batch() {
-    for isa in instruction_sets() {
-        let mut rng = Rng(9);
-        for ty in [T::Q4_K, T::Q6_K, T::Q8_0, T::F16, T::Q2_K] {
-            let (rows, cols, tokens) = (70, 512, 29);
-            let raw = random_blocks(&mut rng, ty, rows * cols);
-            let x = rng.floats(tokens * cols);
-            for role in [Role::Prompt, Role::Generated] {
-                let (all, _) = product(isa, (ty, rows, cols), &raw, &x, role, true, 1);
+    for (role, bits) in [
+        (Role::Prompt, PromptBits::Sixteen),
+        (Role::Prompt, PromptBits::Eight),
+        (Role::Generated, PromptBits::Sixteen),
+    ] {
+        for isa in instruction_sets() {
+            let mut rng = Rng(9);
+            for ty in [T::Q4_K, T::Q5_K, T::Q6_K, T::Q8_0, T::F16, T::Q2_K] {
+                let (rows, cols, tokens) = (70, 512, 29);
+                let raw = random_blocks(&mut rng, ty, rows * cols);
+                let x = rng.floats(tokens * cols);
+                let of = |x: &[f32], threads| {
+                    let shape = (ty, rows, cols);
+                    product_in(bits, isa, shape, &raw, x, role, true, threads).0
+                };
+                let all = of(&x, 1);
+                let what = format!("{isa} {ty} {role:?} in {bits} bits");
                 for threads in [2, 3] {
-                    let (other, _) = product(isa, (ty, rows, cols), &raw, &x, role, true, threads);
-                    assert!(
-                        all == other,
-                        "{isa} {ty} {role:?}: {threads} threads differ from one"
-                    );
+                    assert!(all == of(&x, threads), "{what}: {threads} threads");
                 }
-                for t in 0..tokens {
-                    let (one, _) = product(
-                        isa,
-                        (ty, rows, cols),
-                        &raw,
-                        &x[t * cols..(t + 1) * cols],
-                        role,
-                        true,
-                        1,
-                    );
-                    assert!(
-                        one == all[t * rows..(t + 1) * rows],
-                        "{isa} {ty} {role:?}: token {t} alone differs"
-                    );
+                for (t, x) in x.chunks_exact(cols).enumerate() {
+                    let one = &all[t * rows..(t + 1) * rows];
+                    assert!(of(x, 1) == one, "{what}: token {t} alone differs");
                 }
+            }
+        }
+    }
+}
+
+/// Bytes of prompts are bit-equal over instruction sets where every float step is exact: scales are
+/// powers of two, and the largest of each 32 activations is the largest integer, so that the others
+/// are what they are. All of them at the ends of their range with all codes at theirs is what
+/// sums of 16 bits must hold.
+#[test]
+fn bytes_of_prompts_are_multiplied_exactly_on_every_instruction_set() {
+    let (rows, cols) = (33, 512);
+    let mut rng = Rng(22);
+    for ty in [T::Q4_0, T::Q5_0, T::Q8_0, T::IQ4_NL] {
+        let mut raw = random_blocks(&mut rng, ty, rows * cols);
+        for (b, block) in raw.chunks_exact_mut(ty.block_bytes()).enumerate() {
+            block[..2].copy_from_slice(&half_one().to_le_bytes());
+            // the first rows have the largest and the smallest codes only
+            match b / (cols / 32) {
+                0 => block[2..].fill(0xff),
+                1 => block[2..].fill(0x00),
+                2 => block[2..].fill(0x7f),
+                3 => block[2..].fill(0x80),
+                _ => {}
+            }
+        }
+        let mut x = vec![127.0; cols];
+        x.extend(vec![-127.0; cols]);
+        x.extend((0..cols).map(|i| [127.0, (rng.bits() % 255) as f32 - 127.0][(i % 32).min(1)]));
+        let mut w = vec![0.0; rows * cols];
+        octavo_quant::dequantize(ty, &raw, &mut w).expect("whole rows");
+        for isa in instruction_sets() {
+            let (bits, shape) = (PromptBits::Eight, (ty, rows, cols));
+            let (y, kernel) = product_in(bits, isa, shape, &raw, &x, Role::Prompt, true, 1);
+            if !kernel.contains("int8 panels") {
+                continue;
+            }
+            let pairs = x
+                .chunks_exact(cols)
+                .flat_map(|x| w.chunks_exact(cols).map(move |w| (w, x)));
+            for (i, (y, (w, x))) in y.iter().zip(pairs).enumerate() {
+                let dot: f64 = w.iter().zip(x).map(|(w, x)| f64::from(*w * *x)).sum();
+                assert_eq!(f64::from(*y), dot, "{kernel}: {i}");
             }
         }
     }

@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 use octavo_engine::backend::cuda;
 use octavo_engine::threads::Machine;
 use octavo_engine::{DeviceChoice, Engine, EngineOptions, ModelSource, default_batch};
-use octavo_kernels::{IsaChoice, KvType};
+use octavo_kernels::{IsaChoice, KvType, PromptBits};
 use octavo_lab::bench::{self, Build, Limits, Processor, Record, Setting, Test};
 use serde_json::Value;
 
@@ -109,6 +109,10 @@ pub(super) struct BenchArgs {
         hide_possible_values = true,
     )]
     kv_type: KvType,
+    #[arg(help = values::prompt_bits_help())]
+    #[arg(long, value_name = "BITS", default_value_t)]
+    #[arg(value_parser = values::prompt_bits(), hide_possible_values = true)]
+    prompt_bits: PromptBits,
     /// Read the file into memory instead of mapping it
     #[arg(long)]
     no_mmap: bool,
@@ -173,6 +177,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<Exit, Failure> {
                 .batch_size
                 .map_or_else(|| default_batch(choice(&processor)), |n| n as usize),
             kv_type: args.kv_type,
+            prompt_bits: args.prompt_bits,
             repack: !args.no_repack,
             limits,
         };
@@ -220,6 +225,7 @@ fn measure(
         threads: Some(setting.threads.count),
         isa: args.isa,
         kv_type: setting.kv_type,
+        prompt_bits: setting.prompt_bits,
         ctx: tests.iter().map(|test| test.positions(setting.batch)).max(),
         kv_positions: None,
         sessions: tests.iter().map(|test| test.sequences).max().unwrap_or(1),
@@ -298,7 +304,11 @@ impl Printer {
                     }
                     None => format!("{threads}: not measured"),
                 };
-                let limits = format!("{}, {limits}", record.isa);
+                let bits = match setting.prompt_bits {
+                    PromptBits::Sixteen => "",
+                    PromptBits::Eight => ", prompts in 8 bits where kernels have them",
+                };
+                let limits = format!("{}{bits}, {limits}", record.isa);
                 if !self.limits.contains(&limits) {
                     self.limits.push(limits);
                 }

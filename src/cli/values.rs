@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 
 use clap::builder::{PossibleValue, TypedValueParser};
 use clap::{Arg, Command};
-use octavo_kernels::{Isa, IsaChoice, KvType};
+use octavo_kernels::{Isa, IsaChoice, KvType, PromptBits};
 use octavo_lab::quantize::Target;
 
 /// Reads a value with `parse`; `names` are what completions offer. What else `parse` knows is taken
@@ -66,6 +66,19 @@ pub(super) fn isa_help() -> String {
 /// A type of the KV cache.
 pub(super) fn kv_type() -> Named<KvType> {
     Named::new(|| vec!["f16", "f32", "bf16", "q8_0"], str::parse)
+}
+
+/// Bits of prompts.
+pub(super) fn prompt_bits() -> Named<PromptBits> {
+    Named::new(|| vec!["8", "16"], str::parse)
+}
+
+/// What `--prompt-bits` says of itself.
+pub(super) fn prompt_bits_help() -> &'static str {
+    "Bits to which prompts are rounded where they are multiplied with quantized weights on a CPU: \
+     16, or 8, which is faster and about as far from exact results as llama.cpp. AMX, Arm and GPUs \
+     have one way only, and so have IQ1 to IQ3 and --no-repack (on AVX2 without VNNI Q8_0 and IQ4 \
+     too): for them it changes nothing"
 }
 
 fn target_names() -> Vec<&'static str> {

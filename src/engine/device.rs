@@ -44,6 +44,7 @@ impl Placement {
     pub fn new(options: &EngineOptions, limits: &Limits) -> Result<Placement, Error> {
         let EngineOptions {
             kv_type,
+            prompt_bits,
             repack,
             lock,
             graphs,
@@ -62,6 +63,7 @@ impl Placement {
             kv_type,
             n_pages: limits.n_pages,
             n_states: limits.states,
+            prompt_bits,
             repack,
             lock,
         };

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use gguf_rs_lite::{Gguf, OpenOptions};
-use octavo_kernels::{IsaChoice, KvType, PAGE_POSITIONS};
+use octavo_kernels::{IsaChoice, KvType, PAGE_POSITIONS, PromptBits};
 
 use crate::Error;
 use crate::backend::cuda::Limits;
@@ -70,6 +70,8 @@ pub struct EngineOptions {
     pub isa: IsaChoice,
     /// Element type of the KV cache.
     pub kv_type: KvType,
+    /// To what CPUs round prompts where they multiply them with quantized weights.
+    pub prompt_bits: PromptBits,
     /// Positions of a session; the smaller of the file's own and 4096 unless given.
     pub ctx: Option<usize>,
     /// Prompt tokens taken at a time.
@@ -99,6 +101,7 @@ impl Default for EngineOptions {
             threads: None,
             isa: IsaChoice::Auto,
             kv_type: KvType::F16,
+            prompt_bits: PromptBits::default(),
             ctx: None,
             batch: 512,
             mmap: true,

@@ -5,7 +5,7 @@
 use gguf_rs_lite::{Array, Gguf, TensorInfo, TensorType, Value};
 use octavo_engine::threads::Threads;
 use octavo_engine::{DEFAULT_CONTEXT, EngineOptions, kv_bytes};
-use octavo_kernels::{Isa, KvType, kernel_name};
+use octavo_kernels::{Isa, KvType, PromptBits, kernel_name};
 use octavo_model::weights::WeightId;
 use octavo_model::{Hparams, LayerHparams, Model, Op, Source, hparams};
 use octavo_text::chat::ChatTemplate;
@@ -84,6 +84,8 @@ pub struct Facts<'g> {
     pub threads: Threads,
     /// Whether weights would be brought into the kernels' layout.
     pub repack: bool,
+    /// To what prompts are rounded in products with quantized weights.
+    pub prompt_bits: PromptBits,
     /// In the order of the file, then what is assumed.
     pub keys: Vec<Key>,
     /// None if they are refused.
@@ -158,9 +160,10 @@ impl<'g> Facts<'g> {
             isa,
             threads,
             repack: options.repack,
+            prompt_bits: options.prompt_bits,
             keys: keys(gguf, None),
             memory: None,
-            types: types(gguf, isa, options.repack),
+            types: types(gguf, isa, options),
             chat_template: false,
             hparams: None,
             model: None,
@@ -171,10 +174,14 @@ impl<'g> Facts<'g> {
         }
     }
 
+    fn kernel_of(&self, ty: TensorType) -> String {
+        kernel_name(self.isa, ty, self.repack, self.prompt_bits)
+    }
+
     /// The kernel that runs for a tensor; `None` for what is no matrix.
     pub fn kernel(&self, tensor: &TensorInfo) -> Option<String> {
         let Some(model) = &self.model else {
-            return is_matrix(tensor).then(|| kernel(self.isa, tensor.ty, self.repack));
+            return is_matrix(tensor).then(|| self.kernel_of(tensor.ty));
         };
         let at = self
             .gguf
@@ -192,7 +199,7 @@ impl<'g> Facts<'g> {
             }
         }
         let rows = looked_up.then(|| "row look-up".to_owned());
-        let kernel = multiplied.then(|| kernel(self.isa, tensor.ty, self.repack));
+        let kernel = multiplied.then(|| self.kernel_of(tensor.ty));
         match (rows, kernel) {
             (Some(rows), Some(kernel)) => Some(format!("{rows}; {kernel}")),
             (rows, kernel) => rows.or(kernel),
@@ -232,11 +239,7 @@ fn is_matrix(tensor: &TensorInfo) -> bool {
         && octavo_quant::can_dequantize(tensor.ty)
 }
 
-fn kernel(isa: Isa, ty: TensorType, repack: bool) -> String {
-    kernel_name(isa, ty, repack)
-}
-
-fn types(gguf: &Gguf, isa: Isa, repack: bool) -> Vec<TypeShare> {
+fn types(gguf: &Gguf, isa: Isa, options: &EngineOptions) -> Vec<TypeShare> {
     let mut shares: Vec<TypeShare> = Vec::new();
     for ty in TensorType::all().chain(TensorType::AWQ) {
         let of_type: Vec<&TensorInfo> = gguf.tensors().iter().filter(|t| t.ty == ty).collect();
@@ -259,7 +262,7 @@ fn types(gguf: &Gguf, isa: Isa, repack: bool) -> Vec<TypeShare> {
             kernel: of_type
                 .iter()
                 .any(|t| is_matrix(t))
-                .then(|| kernel(isa, ty, repack)),
+                .then(|| kernel_name(isa, ty, options.repack, options.prompt_bits)),
         });
     }
     shares.sort_by_key(|share| std::cmp::Reverse(share.bytes));

@@ -6,7 +6,7 @@ use gguf_rs_lite::Gguf;
 use octavo_engine::backend::cuda::Limits;
 use octavo_engine::backend::{Executable, Role, Sequence, Step, TapSink};
 use octavo_engine::{EngineOptions, LoadingSink, Picture, Placement};
-use octavo_kernels::{GivenRows, KvType, MERGED_ROWS, PAGE_POSITIONS};
+use octavo_kernels::{GivenRows, KvType, MERGED_ROWS, PAGE_POSITIONS, PromptBits};
 
 use crate::Error;
 use crate::pixels::Pixels;
@@ -69,6 +69,7 @@ impl Encoder {
     ) -> Result<Encoder, Error> {
         let options = EngineOptions {
             kv_type: KvType::F32,
+            prompt_bits: PromptBits::default(),
             ..*options
         };
         Encoder::load_on(gguf, most_cells, |tower| {

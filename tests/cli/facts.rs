@@ -36,6 +36,22 @@ fn inspect_shows_the_numbers_of_the_demo_model() {
     );
 }
 
+/// What prompts are rounded to follows the option where there are kernels for it.
+#[test]
+fn kernels_follow_the_bits_of_prompts() {
+    for (bits, panels) in [("8", "int8 panels"), ("16", "int16 panels")] {
+        let ask = ["--isa", "scalar", "--prompt-bits", bits];
+        let facts = json(&[&["inspect", "--json"], &ask[..]].concat());
+        let kernels = facts["types"].to_string();
+        assert!(kernels.contains(panels), "{kernels}");
+        let ask = [&ask[..], &["-p", "16", "-n", "0", "-r", "1", "--no-limits"]].concat();
+        let records = json(&[&["bench", "-o", "json"], &ask[..]].concat());
+        let kernels = records[0]["kernels"].to_string();
+        assert!(kernels.contains(panels), "{kernels}");
+        assert_eq!(records[0]["prompt_bits"].to_string(), bits);
+    }
+}
+
 #[test]
 fn inspect_json_maps_keys_to_values_and_sources() {
     let object = json(&[

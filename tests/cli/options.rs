@@ -198,6 +198,7 @@ fn completions_offer_values() {
     let values = [
         ("--isa", "avx2"),
         ("--kv-type", "q8_0"),
+        ("--prompt-bits", "16"),
         ("--cache-type-k", "bf16"),
         ("--device", "cuda"),
         ("--output-tensor-type", "Q6_K"),

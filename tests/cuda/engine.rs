@@ -96,6 +96,7 @@ fn every_tensor_is_within_its_bound_of_the_cpus() {
             kv_type: KvType::F32,
             n_pages: 1,
             n_states: 1,
+            prompt_bits: octavo_kernels::PromptBits::default(),
             repack: true,
             lock: false,
         };

@@ -73,6 +73,7 @@ fn both(gpu_layers: usize, kv_type: KvType, limits: Limits, graphs: bool) -> spl
         kv_type,
         n_pages: limits.n_pages,
         n_states: limits.states,
+        prompt_bits: octavo_kernels::PromptBits::default(),
         repack: true,
         lock: false,
     };

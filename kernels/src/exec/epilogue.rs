@@ -34,7 +34,12 @@ pub(super) fn epilogue(group: &Group, matrices: &[Matrix], role: Role) -> Option
     // both go through one kernel
     let like = |w: usize| {
         let matrix = &matrices[w];
-        (matrix.ty, matrix.rows, matrix.is_packed())
+        (
+            matrix.ty,
+            matrix.rows,
+            matrix.is_packed(),
+            matrix.reads(role),
+        )
     };
     match group.kind {
         Kind::Gated {

@@ -306,7 +306,9 @@ impl Part<'_> {
             match form {
                 Form::Codes => self.quantize(product.x, product.task),
                 Form::Floats => {}
-                Form::Tiles | Form::Pairs | Form::Bf16 => self.tile_by_expert(product),
+                Form::Tiles | Form::Pairs | Form::Bytes | Form::Bf16 => {
+                    self.tile_by_expert(product)
+                }
             }
         }
     }
@@ -324,7 +326,7 @@ impl Part<'_> {
         unsafe {
             match product.matrix.reads(self.extent.role) {
                 Form::Codes | Form::Floats => self.expert_gemv(product),
-                Form::Tiles | Form::Pairs | Form::Bf16 => self.expert_gemm(product),
+                Form::Tiles | Form::Pairs | Form::Bytes | Form::Bf16 => self.expert_gemm(product),
             }
         }
     }

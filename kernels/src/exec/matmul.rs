@@ -114,7 +114,7 @@ impl Part<'_> {
             match form {
                 Form::Codes => self.quantize(x, task),
                 Form::Floats => {}
-                Form::Tiles | Form::Pairs | Form::Bf16 => {
+                Form::Tiles | Form::Pairs | Form::Bytes | Form::Bf16 => {
                     self.tile(x, matrix.prompt(self.extent.role).0)
                 }
             }
@@ -134,7 +134,7 @@ impl Part<'_> {
         unsafe {
             match product.matrix.reads(self.extent.role) {
                 Form::Codes | Form::Floats => self.gemv(product, m),
-                Form::Tiles | Form::Pairs | Form::Bf16 => self.gemm(product, m),
+                Form::Tiles | Form::Pairs | Form::Bytes | Form::Bf16 => self.gemm(product, m),
             }
         }
     }
@@ -282,6 +282,7 @@ impl Part<'_> {
         let &Tokens { x, m, y } = tokens;
         let (role, cols) = (self.extent.role, pairs.matrix.cols);
         let (activations, kernels) = pairs.matrix.prompt(role);
+        let offset = pairs.matrix.panel_offset();
         for k0 in (0..cols).step_by(activations.slice) {
             let kc = activations.slice.min(cols - k0);
             for (i, (pair, sums)) in turn
@@ -302,6 +303,7 @@ impl Part<'_> {
                     kc,
                     k0,
                     k: cols,
+                    offset,
                     x,
                     m,
                     sums: sums.as_mut_ptr(),

@@ -378,7 +378,7 @@ impl Steps<'_> {
             // as they are: each expert finds its rows
             Form::Codes => self.prepared(at, x, w, None),
             // a tile's rows are those of one expert
-            Form::Tiles | Form::Pairs | Form::Bf16 => {
+            Form::Tiles | Form::Pairs | Form::Bytes | Form::Bf16 => {
                 let by = ByExpert::new(ids, &self.matrices[w]);
                 self.prepared(at, x, w, Some(by))
             }
@@ -506,7 +506,7 @@ impl Steps<'_> {
         match self.matrices[w].reads(self.role) {
             Form::Floats => Division::Own,
             Form::Codes => Division::Rows { grain: 1 },
-            Form::Tiles | Form::Pairs | Form::Bf16 => Division::Rows {
+            Form::Tiles | Form::Pairs | Form::Bytes | Form::Bf16 => Division::Rows {
                 grain: self.matrices[w].prompt(self.role).0.tile,
             },
         }

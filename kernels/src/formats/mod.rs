@@ -72,7 +72,10 @@ pub(crate) trait Format {
     ) -> (S::F, S::F);
 
     /// Whether a signed byte holds every code: none is above 127.
-    const FITS_I8: bool = all_fit_i8(Self::TABLE, Self::LOW + Self::HIGH + Self::TOP);
+    const FITS_I8: bool = Self::LARGEST < 128;
+
+    /// The largest code.
+    const LARGEST: u8 = largest(Self::TABLE, Self::LOW + Self::HIGH + Self::TOP);
 
     /// Bytes of one block of one row, packed or not.
     const BLOCK_BYTES: usize = Self::META + Self::K * (Self::LOW + Self::HIGH + Self::TOP) / 8;
@@ -145,16 +148,18 @@ pub(crate) trait Format {
     }
 }
 
-const fn all_fit_i8(table: Option<[u8; 16]>, bits: usize) -> bool {
-    let mut fit = bits < 8;
-    if let Some(table) = table {
-        let mut i = 0;
-        while i < 16 {
-            fit &= table[i] < 128;
-            i += 1;
+const fn largest(table: Option<[u8; 16]>, bits: usize) -> u8 {
+    let Some(table) = table else {
+        return ((1 << bits) - 1) as u8;
+    };
+    let (mut most, mut i) = (0, 0);
+    while i < 16 {
+        if table[i] > most {
+            most = table[i];
         }
+        i += 1;
     }
-    fit
+    most
 }
 
 /// Puts bit `4 H + j` of each byte at `plane` to bit `to` of codes `j`.

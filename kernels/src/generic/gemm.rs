@@ -30,6 +30,8 @@ pub(crate) struct Tiles<'a> {
     pub(crate) k0: usize,
     /// All k.
     pub(crate) k: usize,
+    /// Subtracted from every code of the panel, if it is not done yet.
+    pub(crate) offset: i32,
     /// Activations in tiles, see [`pack_tokens`].
     pub(crate) x: *const f32,
     /// Tokens.

@@ -243,7 +243,7 @@ pub(crate) unsafe fn quantize<S: Simd>(x: *const f32, k: usize, out: &ActRow) {
     unsafe {
         for g in 0..k / ACT_GROUP {
             let mut q = [0i32; ACT_GROUP];
-            let scale = integers::<S>(x.add(g * ACT_GROUP), &mut q);
+            let scale = integers::<S>(x.add(g * ACT_GROUP), &mut q, ACT_MAX);
             out.scale.cast_mut().add(g).write(scale);
             let (mut isum32, mut fsum32) = (0, 0.0);
             for h in 0..2 {
@@ -263,14 +263,13 @@ pub(crate) unsafe fn quantize<S: Simd>(x: *const f32, k: usize, out: &ActRow) {
     }
 }
 
-/// Rounds values to integers up to [`ACT_MAX`] and returns their scale. If the scale
-/// underflows, all integers are 0; a value that is not finite makes the scale NaN, so that it
+/// Rounds values to integers up to `most` and returns their scale. If the scale underflows, all integers are 0; a value that is not finite makes the scale NaN, so that it
 /// reaches the logits.
 ///
 /// # Safety
 /// `x` is as many floats as `q` is long, a multiple of 16.
 #[inline(always)]
-pub(crate) unsafe fn integers<S: Simd>(x: *const f32, q: &mut [i32]) -> f32 {
+pub(crate) unsafe fn integers<S: Simd>(x: *const f32, q: &mut [i32], most: f32) -> f32 {
     // SAFETY: all offsets are below the length of `q`.
     unsafe {
         let mut largest = S::zero();
@@ -281,7 +280,7 @@ pub(crate) unsafe fn integers<S: Simd>(x: *const f32, q: &mut [i32]) -> f32 {
             largest = S::max(largest, S::max(v, S::sub(S::zero(), v)));
             nan_if_not_finite = S::add(nan_if_not_finite, S::sub(v, v));
         }
-        let scale = S::largest(largest) / ACT_MAX;
+        let scale = S::largest(largest) / most;
         let finite = S::sum(nan_if_not_finite) == 0.0;
         let inverse = if finite && scale >= f32::MIN_POSITIVE {
             1.0 / scale

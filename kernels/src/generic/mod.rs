@@ -4,6 +4,7 @@
 
 pub(crate) mod attention;
 pub(crate) mod batch;
+pub(crate) mod bytes;
 pub(crate) mod elementwise;
 pub(crate) mod gemm;
 pub(crate) mod gemv;

@@ -16,6 +16,7 @@
 
 use super::gemm::{KC, Tiles, store, tile_width};
 use super::gemv::integers;
+use crate::act::ACT_MAX;
 use crate::formats::Format;
 use crate::simd::Simd;
 
@@ -58,7 +59,7 @@ pub(crate) unsafe fn pack_tokens<S: Simd>(
                 let mut q = [0i32; KC];
                 let mut scale = 0.0;
                 if t + j < m {
-                    scale = integers::<S>(x.add((t + j) * k + k0), &mut q[..kc]);
+                    scale = integers::<S>(x.add((t + j) * k + k0), &mut q[..kc], ACT_MAX);
                 }
                 for (i, q) in q[..kc].chunks_exact(4).enumerate() {
                     pairs

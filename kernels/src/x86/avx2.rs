@@ -3,7 +3,7 @@
 
 use super::ops;
 use crate::act::Act4;
-use crate::simd::Simd;
+use crate::simd::{ByteDots, Simd};
 use crate::stamp::instantiate;
 use std::arch::x86_64::*;
 
@@ -116,7 +116,34 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 }
 
+impl<const VNNI: bool> ByteDots for Avx2<VNNI> {
+    // without VNNI pairs are added in 16 bits, where `maddubs` would saturate
+    const MOST: i32 = if VNNI { i32::MAX } else { i16::MAX as i32 };
+    type Narrow = __m256i;
+
+    ops! {
+        begin(so_far: __m256i) -> __m256i {
+            if VNNI { so_far } else { _mm256_setzero_si256() }
+        }
+        dot_bytes(sums: __m256i, codes: __m256i, x: *const i32) -> __m256i {
+            let x = _mm256_set1_epi32(x.read_unaligned());
+            if VNNI {
+                _mm256_dpbusd_avx_epi32(sums, codes, x)
+            } else {
+                _mm256_add_epi16(sums, _mm256_maddubs_epi16(codes, x))
+            }
+        }
+        end(so_far: __m256i, sums: __m256i) -> __m256i {
+            if VNNI {
+                sums
+            } else {
+                _mm256_add_epi32(so_far, _mm256_madd_epi16(sums, _mm256_set1_epi16(1)))
+            }
+        }
+    }
+}
+
 instantiate!(kernels, Avx2<false>, floats 6, queries [4, 2, 1], prompts by_pairs 4,
-    features ["avx2", "fma", "f16c"]);
+    bytes 4, features ["avx2", "fma", "f16c"]);
 instantiate!(vnni_kernels, Avx2<true>, floats 6, queries [4, 2, 1], prompts by_pairs 5,
-    features ["avx2", "fma", "f16c", "avxvnni"]);
+    bytes 6, features ["avx2", "fma", "f16c", "avxvnni"]);

@@ -2,7 +2,7 @@
 
 use super::ops;
 use crate::act::Act4;
-use crate::simd::Simd;
+use crate::simd::{ByteDots, Simd};
 use crate::stamp::instantiate;
 use std::arch::x86_64::*;
 
@@ -92,5 +92,18 @@ impl Simd for Avx512 {
     }
 }
 
+impl ByteDots for Avx512 {
+    const MOST: i32 = i32::MAX;
+    type Narrow = __m512i;
+
+    ops! {
+        begin(so_far: __m512i) -> __m512i { so_far }
+        dot_bytes(sums: __m512i, codes: __m512i, x: *const i32) -> __m512i {
+            _mm512_dpbusd_epi32(sums, codes, _mm512_set1_epi32(x.read_unaligned()))
+        }
+        end(_so_far: __m512i, sums: __m512i) -> __m512i { sums }
+    }
+}
+
 instantiate!(kernels, Avx512, floats 12, queries [8, 4, 2, 1], prompts by_pairs 6,
-    features ["avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni"]);
+    bytes 6, features ["avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni"]);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use octavo_kernels::{
     Activation, CacheLayer, Executor, Function, Instruction, Isa, KvShape, Matrix, Op, Pairing,
-    Pool, Program, Rope, RowSet, Scores, ValueShape,
+    Pool, Program, PromptBits, Rope, RowSet, Scores, ValueShape,
 };
 use octavo_quant::TensorType;
 
@@ -157,9 +157,14 @@ impl Layers {
             .flat_map(|types| types.iter().copied().zip(self.shapes()));
         let matrices = of_layers
             .chain([(self.out_type, (self.out, self.d))])
-            .map(|(ty, (rows, cols))| {
+            .enumerate()
+            .map(|(at, (ty, (rows, cols)))| {
                 let raw = Arc::new(random_blocks(&mut rng, ty, rows * cols));
-                Matrix::new(isa, (ty, rows, cols), raw, repack, &mut pool).expect("a matrix")
+                // some in each form; gate and up are of one
+                let bits = PromptBits::ALL[usize::from(at % 7 > 1)];
+                Matrix::new(isa, (ty, rows, cols), raw, repack, &mut pool)
+                    .expect("a matrix")
+                    .with_prompt_bits(bits)
             })
             .collect();
 

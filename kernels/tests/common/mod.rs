@@ -7,8 +7,8 @@ pub(crate) mod recurrent;
 use std::sync::Arc;
 
 use octavo_kernels::{
-    Executor, Instruction, Isa, KvShape, KvStore, KvType, Matrix, Op, Pairing, Pool, Program, Role,
-    Rope, RowSet, RowTable, Sequence, Step, ValueShape,
+    Executor, Instruction, Isa, KvShape, KvStore, KvType, Matrix, Op, Pairing, Pool, Program,
+    PromptBits, Role, Rope, RowSet, RowTable, Sequence, Step, ValueShape,
 };
 use octavo_quant::TensorType;
 
@@ -70,8 +70,8 @@ pub(crate) fn random_blocks(rng: &mut Rng, ty: TensorType, n: usize) -> Vec<u8> 
 /// leaves room for the longest of all walks here: `(2 sqrt(k) + 8) eps sum|w x|`. Formats with a
 /// minimum subtract it apart from `scale * code`, and both parts are larger than their difference:
 /// by what the codes of a group tell about its scale, at most four times the largest weight of the
-/// group. Integer kernels also round activations to 1/32639 of the largest that share a scale: half
-/// a step each. In bf16, weights and activations are both rounded to 8 bits, half of the last one
+/// group. Integer kernels also round activations to 1/32639, or in bytes to 1/127, of the largest
+/// that share a scale: half a step each. In bf16, weights and activations are both rounded to 8 bits, half of the last one
 /// at most, and factors and products below the smallest normal number are zero. In halves they are
 /// rounded to 11 bits, or to multiples of 2^-24 where they are small: weights as they are,
 /// activations brought to 2^13 and more for the largest of the row.
@@ -83,6 +83,11 @@ pub(crate) fn exact(w: &[f32], x: &[f32], has_minimum: bool, form: Form) -> (f64
         _ => 0.0,
     };
     let shared = if let Form::Integers(n) = form { n } else { 32 };
+    let half_a_step = match form {
+        Form::Integers(_) => 0.5 / 32639.0 + 2.0 * eps,
+        Form::Bytes => 0.5 / 127.0 + 2.0 * eps,
+        _ => 0.0,
+    };
     let scale = |at: usize| {
         x[at / shared * shared..]
             .iter()
@@ -100,11 +105,7 @@ pub(crate) fn exact(w: &[f32], x: &[f32], has_minimum: bool, form: Form) -> (f64
     let mut bound = 0.0;
     for (g, (w, x)) in w.chunks(32).zip(x.chunks(32)).enumerate() {
         let apart = if has_minimum { 4.0 * largest(w) } else { 0.0 };
-        let step = if form.is_integers() {
-            scale(32 * g) * (0.5 / 32639.0 + 2.0 * eps)
-        } else {
-            0.0
-        };
+        let step = scale(32 * g) * half_a_step;
         for (w, x) in w.iter().zip(x) {
             let (w, x) = (f64::from(w.abs()), f64::from(x.abs()));
             bound += (w + apart) * x * eps * roundings + w * step + w * x * narrow;
@@ -125,21 +126,20 @@ pub(crate) enum Form {
     Floats,
     /// Integers with one scale for so many.
     Integers(usize),
+    /// Bytes with a scale for every 32.
+    Bytes,
     Bf16,
     /// The GPU's prompts.
     Halves,
 }
 
 impl Form {
-    pub(crate) fn is_integers(self) -> bool {
-        matches!(self, Form::Integers(_))
-    }
-
     /// From the name of the kernel that ran.
     pub(crate) fn of(kernel: &str, role: Role) -> Form {
         match role {
             Role::Generated if kernel.contains("x int16 strips") => Form::Integers(32),
             Role::Prompt if kernel.contains("int16 panels") => Form::Integers(256),
+            Role::Prompt if kernel.contains("int8 panels") => Form::Bytes,
             Role::Prompt if kernel.contains("bf16 tiles") => Form::Bf16,
             _ => Form::Floats,
         }
@@ -225,9 +225,25 @@ pub(crate) fn run(executor: &mut Executor, kv: KvShape, role: Role, m: usize) ->
         .to_vec()
 }
 
-/// `y = W x` for rows 0..m of `x`, by the kernels of `isa`.
+/// [`product_in`] of the bits that prompts have unless told otherwise.
 #[allow(clippy::too_many_arguments)] // a test's cell is exactly these
 pub(crate) fn product(
+    isa: Isa,
+    shape: (TensorType, usize, usize),
+    raw: &[u8],
+    x: &[f32],
+    role: Role,
+    repack: bool,
+    threads: usize,
+) -> (Vec<f32>, String) {
+    let bits = PromptBits::default();
+    product_in(bits, isa, shape, raw, x, role, repack, threads)
+}
+
+/// `y = W x` for rows 0..m of `x`, by the kernels of `isa`.
+#[allow(clippy::too_many_arguments)] // a test's cell is exactly these
+pub(crate) fn product_in(
+    bits: PromptBits,
     isa: Isa,
     (ty, rows, cols): (TensorType, usize, usize),
     raw: &[u8],
@@ -244,7 +260,8 @@ pub(crate) fn product(
         repack,
         &mut pool,
     )
-    .expect("matrix");
+    .expect("matrix")
+    .with_prompt_bits(bits);
     let kernel = matrix.kernel();
     let m = x.len() / cols;
     let ops = vec![embed(m, cols, x, 0), Op::MatMul { x: 0, w: 0 }.to(1)];

@@ -9,7 +9,7 @@ use clap::Args;
 pub(super) use guess::GuessArgs;
 use octavo_engine::generate;
 use octavo_engine::{DeviceChoice, EngineOptions, default_batch};
-use octavo_kernels::{IsaChoice, KvType};
+use octavo_kernels::{IsaChoice, KvType, PromptBits};
 use sample::SampleArgs;
 
 use super::failure::Failure;
@@ -163,6 +163,10 @@ pub(super) struct ComputeArgs {
     /// Type of the V cache; must equal -ctk (also: -ctv TYPE)
     #[arg(long, value_name = "TYPE", value_parser = values::kv_type(), hide_possible_values = true)]
     cache_type_v: Option<KvType>,
+    #[arg(help = values::prompt_bits_help())]
+    #[arg(long, value_name = "BITS", default_value_t)]
+    #[arg(value_parser = values::prompt_bits(), hide_possible_values = true)]
+    prompt_bits: PromptBits,
     /// Context in tokens; 0 is what the model was trained with [default: that, but at most 4096]
     #[arg(
         short,
@@ -237,6 +241,7 @@ impl ComputeArgs {
             threads: Some(self.threads.count()),
             isa: self.isa,
             kv_type: self.kv_type()?,
+            prompt_bits: self.prompt_bits,
             ctx: self.ctx_size.map(|n| n as usize),
             batch: self
                 .batch_size

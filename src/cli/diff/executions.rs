@@ -197,6 +197,7 @@ fn execution(
         kv_type,
         n_pages,
         n_states: 1,
+        prompt_bits: compute.prompt_bits,
         repack: compute.repack,
         lock: compute.lock,
     };

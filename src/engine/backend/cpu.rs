@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
 use octavo_kernels::{
-    Executor, Isa, KvStore, KvTooLarge, KvType, Matrix, MatrixError, NoMemory, Pool, Step,
-    lock_limit, room, with_memory,
+    Executor, Isa, KvStore, KvTooLarge, KvType, Matrix, MatrixError, NoMemory, Pool, PromptBits,
+    Step, lock_limit, room, with_memory,
 };
 
 use super::lower::{FileBytes, Lowered, Taps, lower};
@@ -28,6 +28,8 @@ pub struct Options {
     pub n_pages: usize,
     /// Room for states, of models with recurrent layers.
     pub n_states: usize,
+    /// To what prompts are rounded where they are multiplied with quantized weights.
+    pub prompt_bits: PromptBits,
     /// Copy weights into the kernels' layout; otherwise run from the file's rows.
     pub repack: bool,
     /// Have the system keep those copies in memory.
@@ -261,6 +263,7 @@ fn pack(
                 source,
             },
         })?;
+        let matrix = matrix.with_prompt_bits(options.prompt_bits);
         if matrix.is_packed() {
             gguf.release(tensor);
         } else if watched

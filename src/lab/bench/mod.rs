@@ -13,7 +13,7 @@ mod work;
 use std::time::{Duration, Instant};
 
 use octavo_kernels::cuda::{self, GpuInfo, launch};
-use octavo_kernels::{Isa, Pool, kernel_name, probe};
+use octavo_kernels::{Isa, Pool, PromptBits, kernel_name, probe};
 use octavo_quant::TensorType;
 
 use octavo_engine::Error as EngineError;
@@ -57,10 +57,11 @@ impl Processor {
         }
     }
 
-    /// The kernels that multiply weights of type `ty`, in their own layout if `repack`.
-    pub fn kernel(&self, ty: TensorType, repack: bool) -> String {
+    /// The kernels that multiply weights of type `ty`, in their own layout if `repack`, with prompts
+    /// in so many bits.
+    pub fn kernel(&self, ty: TensorType, repack: bool, bits: PromptBits) -> String {
         match self {
-            Processor::Cpu(isa) => kernel_name(*isa, ty, repack),
+            Processor::Cpu(isa) => kernel_name(*isa, ty, repack, bits),
             Processor::Gpu(_) => launch::kernel_names(ty),
         }
     }

@@ -1,7 +1,7 @@
 //! A measurement with all that it depends on, under llama-bench's names.
 
 use gguf_rs_lite::TensorType;
-use octavo_kernels::KvType;
+use octavo_kernels::{KvType, PromptBits};
 use serde::Serialize;
 
 use super::{Limits, Processor, Samples, Test, Work};
@@ -37,6 +37,8 @@ pub struct Setting {
     pub batch: usize,
     /// Element type of the cache.
     pub kv_type: KvType,
+    /// To what CPUs round prompts.
+    pub prompt_bits: PromptBits,
     /// Weights are in the kernels' layout.
     pub repack: bool,
     /// Measured with the same kernels and threads, if they were.
@@ -84,6 +86,8 @@ pub struct Record {
     pub kernels: String,
     /// Weights are in the kernels' layout.
     pub repack: bool,
+    /// Bits of prompts in products with quantized weights, where kernels have the choice.
+    pub prompt_bits: u8,
     /// Read by a generation (weights, keys, values), from the average rate.
     pub read_gb_s: Option<f64>,
     /// What the threads can read, where it was measured.
@@ -174,6 +178,7 @@ impl Record {
             isa: setting.processor.name(),
             kernels: kernels(engine, setting),
             repack: setting.repack,
+            prompt_bits: setting.prompt_bits.count(),
             read_gb_s: read,
             read_gb_s_best: read_best,
             read_percent: percent(read, read_best),
@@ -244,7 +249,13 @@ fn kernels(engine: &Engine, setting: &Setting) -> String {
         }
     }
     types.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
-    let name = |&(ty, _): &(_, usize)| setting.processor.kernel(ty, setting.repack);
+    let Setting {
+        processor,
+        repack,
+        prompt_bits,
+        ..
+    } = setting;
+    let name = |&(ty, _): &(_, usize)| processor.kernel(ty, *repack, *prompt_bits);
     types.iter().map(name).collect::<Vec<_>>().join("; ")
 }
 

@@ -114,7 +114,7 @@ impl Backend {
             subject: Subject::Model(Arc::new(model)),
             executable,
             kv_type: options.kv_type,
-            kernels: options.isa.prompt_rounding(),
+            kernels: options.isa.prompt_rounding_in(options.prompt_bits),
         })
     }
 
@@ -130,7 +130,8 @@ impl Backend {
         sink: &mut LoadingSink<'_>,
     ) -> Result<Backend, octavo_engine::Error> {
         let executable = split::prepare(device, &gguf, &model, options, sink)?;
-        let (cpu, gpu) = (options.cpu.isa.prompt_rounding(), cuda::prompt_rounding());
+        let cpu = options.cpu.isa.prompt_rounding_in(options.cpu.prompt_bits);
+        let gpu = cuda::prompt_rounding();
         // a part's rounding is allowed to both: bounds follow a tensor's inputs, and know no parts
         let kernels = if options.gpu_layers < model.hparams.n_layer() {
             cpu.with(gpu, f64::max)

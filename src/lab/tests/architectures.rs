@@ -59,6 +59,7 @@ fn backend(gguf: &Arc<Gguf>, isa: Isa) -> Backend {
         kv_type: KvType::F32,
         n_pages: 8,
         n_states: 1,
+        prompt_bits: octavo_kernels::PromptBits::default(),
         repack: true,
         lock: false,
     };

@@ -32,6 +32,7 @@ fn backend(gguf: &Arc<Gguf>, isa: Isa, kv_type: KvType) -> Backend {
         kv_type,
         n_pages: 8,
         n_states: 1,
+        prompt_bits: octavo_kernels::PromptBits::default(),
         repack: true,
         lock: false,
     };
@@ -245,6 +246,7 @@ fn a_wrong_rope_pairing_is_found_at_the_first_rotation() {
         kv_type: KvType::F32,
         n_pages: 8,
         n_states: 1,
+        prompt_bits: octavo_kernels::PromptBits::default(),
         repack: true,
         lock: false,
     };

@@ -150,6 +150,7 @@ impl Asked {
             kv_type: KvType::F32,
             n_pages: 16,
             n_states: 0,
+            prompt_bits: octavo_kernels::PromptBits::default(),
             repack: true,
             lock: false,
         };

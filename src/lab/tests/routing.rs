@@ -46,6 +46,7 @@ fn engine(gguf: &Arc<Gguf>, isa: Isa) -> Backend {
         kv_type: KvType::F32,
         n_pages: 1,
         n_states: 1,
+        prompt_bits: octavo_kernels::PromptBits::default(),
         repack: true,
         lock: false,
     };

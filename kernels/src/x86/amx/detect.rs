@@ -70,6 +70,7 @@ fn works() -> bool {
         kc: K,
         k0: 0,
         k: K,
+        offset: 0,
         x: a.as_ptr().cast(),
         m: 16,
         sums: sums.as_mut_ptr(),

@@ -30,6 +30,7 @@ macro_rules! by_tiles {
             activations: &products::BF16_TILES,
             panel: products::panel::<$format>,
             tiles: [products::tiles_bf16::<1>, products::tiles_bf16::<2>],
+            offset: 0,
         }
     };
     (generated $format:ident) => {

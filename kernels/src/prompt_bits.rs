@@ -1,0 +1,47 @@
+//! To how many bits prompts round what they multiply with quantized weights.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Bits of the integers that vector kernels make of a prompt's activations, where they multiply
+/// them with quantized weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PromptBits {
+    /// Eight, with a scale for every 32 values: faster, and about as far from exact results as
+    /// llama.cpp. A weight format or an instruction set without such kernels keeps its own.
+    Eight,
+    /// Sixteen, of which fifteen count.
+    #[default]
+    Sixteen,
+}
+
+impl PromptBits {
+    /// All of them.
+    pub const ALL: [PromptBits; 2] = [PromptBits::Eight, PromptBits::Sixteen];
+
+    /// How many.
+    pub fn count(self) -> u8 {
+        match self {
+            PromptBits::Eight => 8,
+            PromptBits::Sixteen => 16,
+        }
+    }
+}
+
+impl fmt::Display for PromptBits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.count().fmt(f)
+    }
+}
+
+impl FromStr for PromptBits {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        let known = PromptBits::ALL.into_iter();
+        let mut named = known.filter(|bits| bits.to_string() == s);
+        named
+            .next()
+            .ok_or_else(|| format!("{s} bits for prompts: expected 8 or 16"))
+    }
+}
