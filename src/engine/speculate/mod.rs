@@ -122,7 +122,6 @@ impl Guesser {
         if let Some(drafter) = drafter {
             let offer = Offer {
                 each: drafter.each(),
-                is_wanted: true,
                 ..offer
             };
             let worth = pace.worth(offer, |_| self.drafted.of(0));

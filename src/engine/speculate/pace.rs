@@ -14,6 +14,11 @@ const ROW: f64 = 0.3;
 const NEWS: f64 = 0.2;
 /// What guesses may lose of all the time.
 const LOSS: f64 = 0.02;
+/// Steps without guesses that are measured before there are any: the first after a prompt is slow.
+const PLAIN: usize = 3;
+/// After so many steps with guesses one without is measured again: what all is held against may have
+/// changed since, and was slower than usual if the machine had other work then.
+const AGAIN: usize = 24;
 /// Steps without guesses that may be lost before anything was gained, and at most.
 const FIRST_LOSS: f64 = 1.0;
 const MOST_LOSS: f64 = 16.0;
@@ -21,8 +26,11 @@ const MOST_LOSS: f64 = 16.0;
 /// What steps cost, and what guesses have brought so far.
 #[derive(Clone, Debug)]
 pub struct Pace {
-    /// Seconds of a step of so many rows.
+    /// Seconds of a step of so many rows, and how many were measured.
     steps: [Option<f64>; ROWS + 1],
+    measured: [usize; ROWS + 1],
+    /// Steps with guesses since the last one without.
+    since_plain: usize,
     /// Seconds of all steps.
     spent: f64,
     /// Seconds that guesses have gained.
@@ -57,6 +65,8 @@ impl Default for Pace {
     fn default() -> Self {
         Pace {
             steps: [None; ROWS + 1],
+            measured: [0; ROWS + 1],
+            since_plain: 0,
             spent: 0.0,
             gained: 0.0,
         }
@@ -75,11 +85,22 @@ impl Pace {
             let value = plain / texts as f64;
             self.gained += accepted as f64 * value - (time - plain);
         }
-        let Some(mean) = self.steps.get_mut(texts + guessed) else {
+        self.since_plain = match guessed {
+            0 => 0,
+            _ => self.since_plain + 1,
+        };
+        let rows = texts + guessed;
+        let Some(mean) = self.steps.get_mut(rows) else {
             return;
         };
-        // whatever else the machine had to do once is not what a step costs
-        *mean = Some(mean.map_or(time, |old| old + NEWS * (time.min(2.0 * old) - old)));
+        let earlier = self.measured[rows];
+        self.measured[rows] += 1;
+        // the first is forgotten; after it whatever else the machine had to do once is not what a
+        // step costs
+        *mean = Some(match *mean {
+            Some(old) if earlier > 1 => old + NEWS * (time.min(2.0 * old) - old),
+            _ => time,
+        });
     }
 
     /// So long was a guess thought about.
@@ -101,6 +122,11 @@ impl Pace {
         let (Some(plain), Some(before)) = (self.step(texts), self.step(rows)) else {
             return Worth::default();
         };
+        if self.since_plain >= AGAIN
+            || self.measured.get(texts).is_some_and(|n| *n < PLAIN) && !is_wanted
+        {
+            return Worth::default();
+        }
         let value = plain / texts as f64;
         let allowed = self.gained + (LOSS * self.spent).min(MOST_LOSS * plain) + FIRST_LOSS * plain;
         let mut best = Worth::default();
@@ -172,9 +198,11 @@ mod tests {
     /// A machine on which a row takes `row` beside the 10 ms of every step.
     fn measured(row: f64) -> Pace {
         let mut pace = Pace::default();
-        for rows in 1..=16 {
-            let time = Duration::from_secs_f64(0.01 + row * (rows - 1) as f64);
-            pace.took(rows, 0, 0, time);
+        for _ in 0..PLAIN {
+            for rows in 1..=16 {
+                let time = Duration::from_secs_f64(0.01 + row * (rows - 1) as f64);
+                pace.took(rows, 0, 0, time);
+            }
         }
         pace.spent = 100.0;
         pace
@@ -225,6 +253,34 @@ mod tests {
         }
         let part = lost / (1000.0 * step);
         assert!(0.0 < part && part < 0.03, "{part}");
+    }
+
+    #[test]
+    fn a_slow_first_step_makes_no_guess_look_better_than_it_is() {
+        // guesses are always right and cost more than they save; the first step took ten times as
+        // long as others do
+        let mut pace = Pace::default();
+        let (step, row) = (0.01, 0.012);
+        let mut spent = 0.0;
+        for i in 0..300 {
+            let n = pace.worth(offer(7), |_| 0.99).n;
+            let time = if i == 0 { 0.1 } else { step + row * n as f64 };
+            spent += time - n as f64 * step;
+            pace.took(1, n, n, Duration::from_secs_f64(time));
+        }
+        assert!(spent < 0.09 + 300.0 * step * 1.03, "{spent}");
+    }
+
+    #[test]
+    fn what_all_is_held_against_is_measured_again() {
+        let mut pace = measured(0.001);
+        let mut plain = 0;
+        for _ in 0..100 {
+            let n = pace.worth(offer(7), |_| 0.9).n;
+            plain += usize::from(n == 0);
+            pace.took(1, n, n, Duration::from_secs_f64(0.01 + 0.001 * n as f64));
+        }
+        assert_eq!(plain, 100 / (AGAIN + 1));
     }
 
     #[test]
