@@ -40,9 +40,9 @@ fn guesses_change_no_text_and_are_counted() {
             assert_eq!(guessed["text"], plain["text"], "{more:?}");
             let accepted = count(&guessed, "accepted_tokens");
             assert!(accepted <= count(&guessed, "guessed_tokens"), "{more:?}");
-            // the draft is the model itself, but for tokens that may not end the text
-            if more.len() == 4 && sampling[1] == "0" {
-                assert!(accepted > 8, "{accepted} of 48 tokens were guessed");
+            // how many follows from times; some are tried in any case
+            if more != ["--lookup", "auto"] {
+                assert!(count(&guessed, "guessed_tokens") > 0, "{more:?}");
             }
         }
     }
