@@ -457,17 +457,26 @@ pub(super) fn mark_of(section: usize) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Barrier;
 
-    /// Runs `one` and `other` on a row of eight values at the same time.
+    /// Runs `one` and `other` on a row of eight values at the same time: both threads are there
+    /// before either begins, so that nothing orders what they do.
     fn at_once(
         one: impl FnOnce(Shared<f32>) + Send,
         other: impl FnOnce(Shared<f32>) + Send,
     ) -> Vec<f32> {
         let mut row = vec![0.0; 8];
         let shared = Shared(row.as_mut_ptr());
+        let both = Barrier::new(2);
         std::thread::scope(|scope| {
-            scope.spawn(move || one(shared));
-            scope.spawn(move || other(shared));
+            scope.spawn(|| {
+                both.wait();
+                one(shared);
+            });
+            scope.spawn(|| {
+                both.wait();
+                other(shared);
+            });
         });
         row
     }
