@@ -54,7 +54,7 @@ pub use op::{
     Recurrence, RowSet, STATE_LANES, Scores, ShapeError, Shapes, TopGroups, Translate, Translated,
     ValueShape, matrix_state,
 };
-pub use pool::Pool;
+pub use pool::{Pool, SharedPool};
 pub use program::{
     GivenRows, Instruction, Program, ProgramOp, Role, RowTable, Sequence, Slot, StateUse,
     StateWrite, Step,

@@ -585,7 +585,7 @@ fn a_mixture_depends_on_the_token_alone() {
                                 "{how}: {threads} threads, round {round}"
                             );
                         }
-                        taken_over += executor.pool().taken_over();
+                        taken_over += executor.pool().lock().taken_over();
                     }
                 }
             }

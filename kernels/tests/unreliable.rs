@@ -2,7 +2,9 @@
 //! result: two layers of a model, prompts and generated tokens, every instruction set.
 
 use crate::common::layers::Layers;
-use octavo_kernels::{Executor, Isa, KvShape, KvStore, KvType, Pool, Role, Sequence, Step};
+use octavo_kernels::{
+    Executor, Isa, KvShape, KvStore, KvType, Pool, Role, Sequence, SharedPool, Step,
+};
 use octavo_quant::TensorType as T;
 
 const TOKENS: usize = 64;
@@ -115,8 +117,8 @@ fn missing_threads_change_no_bit() {
                         "{isa} repack {repack} {threads} threads, round {round}"
                     );
                 }
-                taken_over += executor.pool().taken_over();
-                divided_again += executor.pool().divided_again();
+                taken_over += executor.pool().lock().taken_over();
+                divided_again += executor.pool().lock().divided_again();
             }
         }
     }
@@ -130,4 +132,33 @@ fn missing_threads_change_no_bit() {
         "nobody ever shared the rest of a section with one who came back"
     );
     println!("taken over {taken_over} times, divided again {divided_again} times");
+}
+
+/// Two models of other widths, one of which is a draft of the other, say, and which take turns in
+/// whatever order.
+#[test]
+fn executors_that_share_threads_change_no_bit_of_each_other() {
+    let small = Layers {
+        ff: 256,
+        out: 512,
+        ..layers()
+    };
+    let isa = Isa::best();
+    for (threads, one_of) in [(1, 30), (2, 20), (3, 40)] {
+        let pool = SharedPool::from(Pool::unreliable(threads, 5, one_of).expect("threads"));
+        std::thread::scope(|scope| {
+            for (name, layers) in [("large", layers()), ("small", small.clone())] {
+                let pool = pool.clone();
+                scope.spawn(move || {
+                    let alone = Pool::new(1).expect("a thread");
+                    let expected = timeline(&mut layers.executor(isa, true, alone));
+                    let mut executor = layers.executor(isa, true, pool);
+                    for round in 0..3 {
+                        let got = timeline(&mut executor);
+                        assert!(got == expected, "{name}, {threads} threads, round {round}");
+                    }
+                });
+            }
+        });
+    }
 }

@@ -87,7 +87,10 @@ impl SightArgs {
             return Ok(None);
         };
         let cells = self.cells.limits()?;
-        let mut options = compute.options()?;
+        let mut options = EngineOptions {
+            pool: engine.pool(),
+            ..compute.options()?
+        };
         // that there is no GPU was said when the text model was loaded
         if let DeviceChoice::Auto { asked, .. } = &mut options.device {
             *asked = false;

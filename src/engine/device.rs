@@ -60,6 +60,7 @@ impl Placement {
         let cpu = cpu::Options {
             isa: options.isa.resolve()?,
             threads,
+            pool: options.pool.clone(),
             kv_type,
             n_pages: limits.n_pages,
             n_states: limits.states,

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use gguf_rs_lite::{Gguf, OpenOptions};
-use octavo_kernels::{IsaChoice, KvType, PAGE_POSITIONS, PromptBits};
+use octavo_kernels::{IsaChoice, KvType, PAGE_POSITIONS, PromptBits, SharedPool};
 
 use crate::Error;
 use crate::backend::cuda::Limits;
@@ -66,6 +66,9 @@ pub struct EngineOptions {
     pub gpu_layers: Option<usize>,
     /// Threads; [`default_threads`] unless given. More than the CPUs run as well, but slower.
     pub threads: Option<usize>,
+    /// The threads of another engine ([`Engine::pool`]), which the two then use in turn, in place of
+    /// new ones.
+    pub pool: Option<SharedPool>,
     /// Whose kernels.
     pub isa: IsaChoice,
     /// Element type of the KV cache.
@@ -99,6 +102,7 @@ impl Default for EngineOptions {
             device: DeviceChoice::default(),
             gpu_layers: None,
             threads: None,
+            pool: None,
             isa: IsaChoice::Auto,
             kv_type: KvType::F16,
             prompt_bits: PromptBits::default(),
@@ -141,6 +145,7 @@ struct Loaded {
     memory: MemoryReport,
     description: String,
     threads: NonZeroUsize,
+    pool: Option<SharedPool>,
     warnings: Vec<String>,
     draft: OnceLock<Draft>,
 }
@@ -218,6 +223,7 @@ impl Engine {
             kv: kv_bytes(&model.hparams, options.kv_type, n_pages * PAGE_POSITIONS),
         };
         let description = executable.describe();
+        let pool = executable.pool();
         let groups = model.hparams.caches.iter();
         let windows: Vec<Option<usize>> = groups.map(|group| group.window).collect();
         let width = model.graph.output_width();
@@ -234,6 +240,7 @@ impl Engine {
             memory,
             description,
             threads: threads(options),
+            pool,
             warnings,
             draft: OnceLock::new(),
         })))
@@ -258,6 +265,12 @@ impl Engine {
     /// Positions of the KV cache, for all timelines together.
     pub fn positions(&self) -> usize {
         self.0.limits.n_pages * PAGE_POSITIONS
+    }
+
+    /// The CPU's threads, if it computes: for the options of an engine that takes turns with this
+    /// one.
+    pub fn pool(&self) -> Option<SharedPool> {
+        self.0.pool.clone()
     }
 
     /// The model that guesses for this one, if there is one.

@@ -70,7 +70,7 @@ impl Encoder {
         let options = EngineOptions {
             kv_type: KvType::F32,
             prompt_bits: PromptBits::default(),
-            ..*options
+            ..options.clone()
         };
         Encoder::load_on(gguf, most_cells, |tower| {
             let placement = Placement::new(&options, &limits(most_cells))?;

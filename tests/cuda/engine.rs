@@ -93,6 +93,7 @@ fn every_tensor_is_within_its_bound_of_the_cpus() {
         let options = cpu::Options {
             isa: Isa::best(),
             threads: 2,
+            pool: None,
             kv_type: KvType::F32,
             n_pages: 1,
             n_states: 1,

@@ -70,6 +70,7 @@ fn both(gpu_layers: usize, kv_type: KvType, limits: Limits, graphs: bool) -> spl
     let cpu = cpu::Options {
         isa: isa(),
         threads: 2,
+        pool: None,
         kv_type,
         n_pages: limits.n_pages,
         n_states: limits.states,

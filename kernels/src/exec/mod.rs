@@ -49,7 +49,7 @@ use crate::isa::Isa;
 use crate::kv::{Cell, KvPages, KvShape, KvStore};
 use crate::matrix::Matrix;
 use crate::op::{CacheLayer, MatrixShape, Op};
-use crate::pool::{Member, Pool, Work};
+use crate::pool::{Member, Pool, SharedPool, Work};
 use crate::program::{Instruction, Program, Resource, Role, Row, Sequence, Slot, Step};
 use crate::table::{ActivationForm, Gemv, MAX_R, MatrixUnit, Table};
 use arena::{Arenas, Extent, MAX_TILE, WholeExtent};
@@ -160,7 +160,9 @@ impl<'a> Whole<'a> {
 /// Runs one program. Buffers are kept and grow with the largest step so far, never inside one.
 pub struct Executor {
     model: Arc<Model>,
-    pool: Pool,
+    pool: SharedPool,
+    /// The pool's place where the last step ended. Others' steps may have moved the pool since.
+    place: usize,
     arenas: Arc<Arenas>,
     scratches: Arc<Scratches>,
     /// Steps in which a thread was left behind that may still be reading.
@@ -168,11 +170,22 @@ pub struct Executor {
 }
 
 impl Executor {
-    /// Takes a program and the matrices that its products name by number.
+    /// Takes a program, the matrices that its products name by number, and threads that it may have
+    /// to itself or share with others.
     ///
     /// # Panics
     /// If the program's numbers contradict each other: a bug in whoever compiled it.
-    pub fn new(isa: Isa, program: Program, matrices: Vec<Matrix>, pool: Pool) -> Executor {
+    pub fn new(
+        isa: Isa,
+        program: Program,
+        matrices: Vec<Matrix>,
+        pool: impl Into<SharedPool>,
+    ) -> Executor {
+        let pool: SharedPool = pool.into();
+        let (threads, place) = {
+            let pool = pool.lock();
+            (pool.threads(), pool.place())
+        };
         let shape = |m: &Matrix| MatrixShape {
             rows: m.rows,
             cols: m.cols,
@@ -209,7 +222,8 @@ impl Executor {
         ];
         Executor {
             arenas: Arc::new(Arenas::new(program.ops.len())),
-            scratches: Arc::new(Scratches::new(pool.threads())),
+            scratches: Arc::new(Scratches::new(threads)),
+            place,
             model: Arc::new(Model {
                 isa,
                 table,
@@ -235,7 +249,7 @@ impl Executor {
     }
 
     /// The threads that it runs on.
-    pub fn pool(&self) -> &Pool {
+    pub fn pool(&self) -> &SharedPool {
         &self.pool
     }
 
@@ -270,24 +284,30 @@ impl Executor {
             None => (Vec::from([all]), whole.rows.len()),
             Some(stages) => (stages.sections.clone(), STAGE_ROWS),
         };
+        // nobody else's step comes between the parts of this one
+        let shared = self.pool.clone();
+        let mut pool = shared.lock();
         for sections in stages {
             for part in whole.parts(at_once) {
                 let frame = self.frame(&whole, part, tap.is_some(), sections.clone());
-                self.run(frame, &mut tap);
+                self.run(frame, &mut pool, &mut tap);
             }
         }
+        self.place = pool.place();
+        drop(pool);
         let first = whole.parts(at_once).next().map(|part| whole.extent(&part));
         if let Some(extent) = first.filter(Extent::is_part) {
             // the output begins where the first part's does
-            // SAFETY: between steps nobody is in the pool's place.
-            unsafe { self.arenas.reserve(self.pool.place(), &self.model, &extent) };
+            // SAFETY: the step has ended in this place, and nobody is at work in this executor's
+            // buffers there before its next one.
+            unsafe { self.arenas.reserve(self.place, &self.model, &extent) };
         }
         let output = self.model.program.output;
         let program = &self.model.program;
         let n = program.rows_of(output, whole.rows.len(), whole.wanted.len());
         let len = n * program.slots[output].width;
-        // SAFETY: the step has ended in this place, where nobody is at work before the next one.
-        unsafe { self.arenas.view(self.pool.place()).buffers[output].read(0, len) }
+        // SAFETY: as before; who was left behind is in other places.
+        unsafe { self.arenas.view(self.place).buffers[output].read(0, len) }
     }
 
     /// Some rows of a step, for some of the plan's sections.
@@ -328,15 +348,13 @@ impl Executor {
     }
 
     /// Runs the sections of a frame.
-    fn run(&mut self, frame: Frame, tap: &mut Option<&mut TapFn<'_>>) {
+    fn run(&mut self, frame: Frame, pool: &mut Pool, tap: &mut Option<&mut TapFn<'_>>) {
         let frame = Arc::new(frame);
-        self.keep_clear_of(&frame);
+        self.keep_clear_of(&frame, pool);
+        let place = pool.place();
         // SAFETY: between steps nobody is in the pool's place.
-        unsafe {
-            self.arenas
-                .reserve(self.pool.place(), &self.model, &frame.extent)
-        };
-        let (shown, place) = (frame.clone(), self.pool.place());
+        unsafe { self.arenas.reserve(place, &self.model, &frame.extent) };
+        let shown = frame.clone();
         let mut after = |section: usize| {
             let (Some(tap), [task]) = (tap.as_mut(), &shown.section(section).tasks[..]) else {
                 return;
@@ -347,7 +365,7 @@ impl Executor {
                 unsafe { shown.show(task.op, place, *tap) }
             }
         };
-        self.pool.run(frame.clone(), &mut after);
+        pool.run(frame.clone(), &mut after);
         self.unfinished.push(Arc::downgrade(&frame));
     }
 
@@ -364,7 +382,7 @@ impl Executor {
     ) -> Vec<T> {
         let width = self.model.program.slots[self.model.program.output].width;
         let outputs = self.step(step, kv, None);
-        // SAFETY: they lie in the pool's place, where nobody is at work before the next step.
+        // SAFETY: they lie where the step ended, and nobody is at work there before the next one.
         let outputs = unsafe { std::slice::from_raw_parts(outputs.as_ptr(), outputs.len()) };
         let rows = outputs.len() / width;
         let row = |i: usize| of(&outputs[i * width..(i + 1) * width]);
@@ -373,7 +391,7 @@ impl Executor {
         }
         let results: Vec<OnceLock<T>> = (0..rows).map(|_| OnceLock::new()).collect();
         let next = AtomicUsize::new(0);
-        self.pool.run_tasks(&|_| {
+        self.pool.lock().run_tasks(&|_| {
             loop {
                 let i = next.fetch_add(1, Ordering::Relaxed);
                 let Some(result) = results.get(i) else { return };
@@ -391,12 +409,12 @@ impl Executor {
     /// keeps those that it uses until it is done.
     pub fn rest(&mut self) {
         self.arenas = Arc::new(Arenas::new(self.model.program.ops.len()));
-        self.scratches = Arc::new(Scratches::new(self.pool.threads()));
+        self.scratches = Arc::new(Scratches::new(self.pool.lock().threads()));
     }
 
     /// Lets no thread that was left behind in an earlier step read what this one writes.
-    fn keep_clear_of(&mut self, frame: &Frame) {
-        if self.pool.is_together() {
+    fn keep_clear_of(&mut self, frame: &Frame, pool: &mut Pool) {
+        if pool.is_together() {
             self.unfinished.clear();
         } else if self
             .unfinished
@@ -404,7 +422,7 @@ impl Executor {
             .filter_map(Weak::upgrade)
             .any(|old| frame.writes_what_is_read_by(&old))
         {
-            self.pool.settle();
+            pool.settle();
             self.unfinished.clear();
         }
     }

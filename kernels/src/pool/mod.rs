@@ -13,6 +13,7 @@
 mod bell;
 mod borrowed;
 mod gate;
+mod shared;
 mod team;
 mod wait;
 
@@ -36,6 +37,7 @@ use crate::clock::{LastCpu, ThreadClock};
 use bell::Bell;
 use borrowed::Borrowed;
 use gate::Membership;
+pub use shared::SharedPool;
 pub(crate) use team::PLACES;
 use team::{MOST_SECTIONS, MOST_THREADS, Next, Team};
 

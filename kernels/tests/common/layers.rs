@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use octavo_kernels::{
     Activation, CacheLayer, Executor, Function, Instruction, Isa, KvShape, Matrix, Op, Pairing,
-    Pool, Program, PromptBits, Rope, RowSet, Scores, ValueShape,
+    Program, PromptBits, Rope, RowSet, Scores, SharedPool, ValueShape,
 };
 use octavo_quant::TensorType;
 
@@ -16,6 +16,7 @@ use super::{Rng, embed, random_blocks};
 const WINDOW: usize = 20;
 
 /// Sizes and weight types of a small model.
+#[derive(Clone)]
 pub(crate) struct Layers {
     /// Width of the residual, and of all query heads together.
     pub(crate) d: usize,
@@ -142,7 +143,8 @@ impl Layers {
     }
 
     /// Makes the model; the same numbers every time.
-    pub(crate) fn executor(&self, isa: Isa, repack: bool, mut pool: Pool) -> Executor {
+    pub(crate) fn executor(&self, isa: Isa, repack: bool, pool: impl Into<SharedPool>) -> Executor {
+        let pool = pool.into();
         let mut rng = Rng(11);
         let mut ops = vec![embed(
             self.tokens,
@@ -162,7 +164,7 @@ impl Layers {
                 let raw = Arc::new(random_blocks(&mut rng, ty, rows * cols));
                 // some in each form; gate and up are of one
                 let bits = PromptBits::ALL[usize::from(at % 7 > 1)];
-                Matrix::new(isa, (ty, rows, cols), raw, repack, &mut pool)
+                Matrix::new(isa, (ty, rows, cols), raw, repack, &mut pool.lock())
                     .expect("a matrix")
                     .with_prompt_bits(bits)
             })

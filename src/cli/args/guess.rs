@@ -60,6 +60,7 @@ impl GuessArgs {
             ctx: Some(trained.min(engine.n_ctx())),
             sessions: engine.sessions(),
             kv_positions: Some(engine.positions()),
+            pool: engine.pool(),
             ..compute.options()?
         };
         let draft = load::shown(|sink| Engine::load(&source, &options, sink))?;

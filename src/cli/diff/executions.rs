@@ -194,6 +194,7 @@ fn execution(
     let on_cpu = cpu::Options {
         isa: side.isa.resolve()?,
         threads,
+        pool: None,
         kv_type,
         n_pages,
         n_states: 1,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use gguf_rs_lite::Gguf;
 use octavo_kernels::{
     Executor, Isa, KvStore, KvTooLarge, KvType, Matrix, MatrixError, NoMemory, Pool, PromptBits,
-    Step, lock_limit, room, with_memory,
+    SharedPool, Step, lock_limit, room, with_memory,
 };
 
 use super::lower::{FileBytes, Lowered, Taps, lower};
@@ -16,12 +16,14 @@ use super::{Executable, TapSink, best_of};
 use octavo_model::{Network, WeightId, WeightRef};
 
 /// How to run on the CPU.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Options {
     /// Whose kernels.
     pub isa: Isa,
-    /// Threads.
+    /// Threads, where none are shared.
     pub threads: usize,
+    /// Threads that another network has already: the two take turns.
+    pub pool: Option<SharedPool>,
     /// Element type of the cache.
     pub kv_type: KvType,
     /// Pages of the cache.
@@ -166,12 +168,10 @@ impl Cpu {
         options: &Options,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Cpu, Error> {
-        let threads = options.threads;
-        // a thread takes memory as it starts, and ends the program if there is none
-        room(threads.saturating_mul(STACK)).map_err(|source| Error::Stacks { threads, source })?;
-        let mut pool = Pool::new(threads).map_err(|source| Error::Threads { threads, source })?;
-        // every one is up before the rest is asked
-        pool.meet();
+        let pool = match &options.pool {
+            Some(pool) => pool.clone(),
+            None => start(options.threads)?.into(),
+        };
         let Lowered {
             program,
             weights,
@@ -193,7 +193,7 @@ impl Cpu {
             .map_err(|source| Error::States { n_states, source })?;
         let experts = program.experts(weights.len());
         let weights: Vec<_> = weights.into_iter().zip(experts).collect();
-        let (matrices, watched) = pack(gguf, model, &weights, options, &mut pool, progress)?;
+        let (matrices, watched) = pack(gguf, model, &weights, options, &mut pool.lock(), progress)?;
         if options.lock {
             lock(&matrices)?;
         }
@@ -215,6 +215,16 @@ impl Cpu {
             .iter()
             .try_for_each(|tensor| self.gguf.check(&self.gguf.tensors()[*tensor]))?)
     }
+}
+
+/// Starts threads.
+fn start(threads: usize) -> Result<Pool, Error> {
+    // a thread takes memory as it starts, and ends the program if there is none
+    room(threads.saturating_mul(STACK)).map_err(|source| Error::Stacks { threads, source })?;
+    let mut pool = Pool::new(threads).map_err(|source| Error::Threads { threads, source })?;
+    // every one is up before the rest is asked
+    pool.meet();
+    Ok(pool)
 }
 
 /// Brings every matrix, of so many experts, into its kernel's layout, in the file's order, and lets
@@ -350,11 +360,15 @@ impl Executable for Cpu {
             .sum()
     }
 
+    fn pool(&self) -> Option<SharedPool> {
+        Some(self.executor.pool().clone())
+    }
+
     fn describe(&self) -> String {
         format!(
             "cpu, {}, {} threads",
             self.executor.isa(),
-            self.executor.pool().threads()
+            self.executor.pool().lock().threads()
         )
     }
 }

@@ -8,7 +8,7 @@ pub mod split;
 
 use std::cell::RefCell;
 
-pub use octavo_kernels::{Role, Sequence, Step};
+pub use octavo_kernels::{Role, Sequence, SharedPool, Step};
 
 use crate::Error;
 use crate::sample::{are_finite, argmax};
@@ -110,6 +110,11 @@ pub trait Executable: Send {
 
     /// Bytes of weights in the device's own layout.
     fn weight_bytes(&self) -> u64;
+
+    /// The CPU's threads, where it computes.
+    fn pool(&self) -> Option<SharedPool> {
+        None
+    }
 
     /// What runs where, for people: device, instruction set, threads.
     fn describe(&self) -> String;

@@ -14,7 +14,7 @@ use crate::Error;
 use octavo_model::Model;
 
 /// How to run on two devices.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Options {
     /// How many of the last layers run on the GPU.
     pub gpu_layers: usize,

@@ -68,7 +68,30 @@ impl Drafter {
         self.each.unwrap_or(0.0)
     }
 
-    /// Guesses how a text goes on: the likeliest token, so many times.
+    /// Reads a text, but for a few last tokens of it that [`Drafter::guess`] takes along. That is
+    /// long for a prompt, once.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub(super) fn read(&mut self, text: &[u32]) -> Result<(), Error> {
+        if text.len() >= self.session.n_ctx() {
+            return Ok(());
+        }
+        let held = self.session.tokens();
+        let alike = held.iter().zip(text).take_while(|(a, b)| a == b).count();
+        // the last token is always computed: what follows comes of it
+        let last = text.len().saturating_sub(1);
+        let held = self.session.truncate(alike.min(last));
+        // what is new beside the last token is mostly the guess before: one step computes both
+        if text.len() - held > MOST_GUESSES {
+            self.session
+                .eval(&text[held..last], Role::Prompt, Wanted::None)?;
+        }
+        Ok(())
+    }
+
+    /// Guesses how a text that was [read](Drafter::read) goes on: the likeliest token, so many
+    /// times.
     ///
     /// # Errors
     /// If the device fails.
@@ -78,19 +101,7 @@ impl Drafter {
         if n == 0 {
             return Ok(guesses);
         }
-        let held = self.session.tokens();
-        let alike = held.iter().zip(text).take_while(|(a, b)| a == b).count();
-        // the last token is always computed: what follows comes of it
-        let held = self.session.truncate(alike.min(text.len() - 1));
-        // what is new beside the last token is mostly the guess before: one step computes both
-        let new = &text[held..];
-        let (read, new) = match new.len() {
-            0..=MOST_GUESSES => (&new[..0], new),
-            n => new.split_at(n - 1),
-        };
-        if !read.is_empty() {
-            self.session.eval(read, Role::Prompt, Wanted::None)?;
-        }
+        let new = &text[self.session.tokens().len()..];
         let start = Instant::now();
         let mut next = self.session.eval_best(new, Role::Generated)?;
         guesses.push(next);

@@ -127,9 +127,13 @@ impl Guesser {
             let worth = pace.worth(offer, |_| self.drafted.of(0));
             let other = by_text.map_or(Worth::default(), |(_, worth)| worth);
             if worth.n > 0 && (other.n == 0 || worth.gain > other.gain) {
-                let start = Instant::now();
-                let guesses = drafter.guess(text, worth.n);
-                pace.thought(start.elapsed());
+                // that the draft reads a prompt is what having one costs, whatever is guessed then
+                let guesses = drafter.read(text).and_then(|()| {
+                    let start = Instant::now();
+                    let guesses = drafter.guess(text, worth.n);
+                    pace.thought(start.elapsed());
+                    guesses
+                });
                 match guesses {
                     // others' texts have the draft's pages: this one goes on without guesses
                     Err(Error::KvPages(_)) => self.drafter = None,

@@ -56,6 +56,7 @@ fn backend(gguf: &Arc<Gguf>, isa: Isa) -> Backend {
     let options = cpu::Options {
         isa,
         threads: 2,
+        pool: None,
         kv_type: KvType::F32,
         n_pages: 8,
         n_states: 1,

@@ -29,6 +29,7 @@ fn backend(gguf: &Arc<Gguf>, isa: Isa, kv_type: KvType) -> Backend {
     let options = cpu::Options {
         isa,
         threads: 2,
+        pool: None,
         kv_type,
         n_pages: 8,
         n_states: 1,
@@ -243,6 +244,7 @@ fn a_wrong_rope_pairing_is_found_at_the_first_rotation() {
     let options = cpu::Options {
         isa: Isa::best(),
         threads: 2,
+        pool: None,
         kv_type: KvType::F32,
         n_pages: 8,
         n_states: 1,

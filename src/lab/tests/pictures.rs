@@ -147,6 +147,7 @@ impl Asked {
         let options = cpu::Options {
             isa,
             threads: 2,
+            pool: None,
             kv_type: KvType::F32,
             n_pages: 16,
             n_states: 0,

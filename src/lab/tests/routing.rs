@@ -43,6 +43,7 @@ fn engine(gguf: &Arc<Gguf>, isa: Isa) -> Backend {
     let options = cpu::Options {
         isa,
         threads: 2,
+        pool: None,
         kv_type: KvType::F32,
         n_pages: 1,
         n_states: 1,
