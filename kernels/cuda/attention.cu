@@ -11,6 +11,8 @@ KERNEL(JOIN(attend_F32, HEAD_DIM, 4), AttentionParams, ATTEND_THREADS) { attend_
 #if HEAD_DIM % 32 == 0
 KERNEL(JOIN(attend_Q8_0, HEAD_DIM, 1), AttentionParams, ATTEND_THREADS) { attend_split<KvQ8_0, HEAD_DIM, 1>(p); }
 KERNEL(JOIN(attend_Q8_0, HEAD_DIM, 4), AttentionParams, ATTEND_THREADS) { attend_split<KvQ8_0, HEAD_DIM, 4>(p); }
+KERNEL(JOIN(attend_Q4_0, HEAD_DIM, 1), AttentionParams, ATTEND_THREADS) { attend_split<KvQ4_0, HEAD_DIM, 1>(p); }
+KERNEL(JOIN(attend_Q4_0, HEAD_DIM, 4), AttentionParams, ATTEND_THREADS) { attend_split<KvQ4_0, HEAD_DIM, 4>(p); }
 #endif
 KERNEL(JOIN(attend, HEAD_DIM, merge), AttentionParams, ATTEND_THREADS) { attend_merge<HEAD_DIM>(p); }
 #if HEAD_DIM % 16 == 0 && HEAD_DIM <= 128

@@ -132,4 +132,45 @@ struct KvQ8_0 {
     }
 };
 
+// ggml's Q4_0: a byte has values i and i + 16 of 32, whose halves lie as those of Q8_0.
+struct KvQ4_0 {
+    DEVICE static u64 page_bytes(u32 head_dim) { return static_cast<u64>(PAGE) * (head_dim / 2 + head_dim / 32 * 2); }
+    DEVICE static u32 code_at(u32 position, u32 d, u32 head_dim) {
+        return position * (head_dim / 2) + d / 32 * 16 + d % 16;
+    }
+    DEVICE static u32 scale_at(u32 position, u32 d, u32 head_dim) {
+        return PAGE * (head_dim / 2) + 2 * (position * (head_dim / 32) + d / 32);
+    }
+    struct Eight {
+        u64 codes;
+        u32 scale;
+    };
+    DEVICE static Eight fetch(const u8* page, u32 position, u32 d, u32 head_dim) {
+        const u64 both = load_vector<u64>(page + code_at(position, d, head_dim));
+        return {both >> (d % 32 / 16 * 4), load_vector<u16>(page + scale_at(position, d, head_dim))};
+    }
+    DEVICE static void decode(float (&v)[8], const Eight& eight) {
+        const float scale = low_half(eight.scale);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            v[i] = scale * static_cast<float>(static_cast<i32>(eight.codes >> (8 * i) & 15) - 8);
+        }
+    }
+    // The value that is farthest from 0, the positive one of two, is -8 of a scale. What is not
+    // finite makes the scale so.
+    DEVICE static void store(u8* page, u32 position, u32 d, u32 head_dim, float x) {
+        const bool finite = lanes_sum<32>(x - x) == 0.0f;
+        const float largest = lanes_max<32>(fabsf(x));
+        const float farthest = lanes_max<32>(x) == largest ? largest : -largest;
+        const float scale = farthest / -8.0f;
+        const float inverse = finite && scale != 0.0f ? 1.0f / scale : 0.0f;
+        const float from_lowest = (finite ? x : 0.0f) * inverse + 8.5f;
+        const i32 code = static_cast<i32>(fminf(fmaxf(from_lowest, 0.0f), 15.0f));
+        const i32 other = __shfl_xor_sync(ALL_LANES, code, 16);
+        if (d % 32 < 16) page[code_at(position, d, head_dim)] = static_cast<u8>(code | other << 4);
+        const float stored = finite ? scale : as_float(0x7fc00000u);
+        if (d % 32 == 0) store_vector<u16>(page + scale_at(position, d, head_dim), float_to_half(stored));
+    }
+};
+
 #endif

@@ -1,16 +1,19 @@
 //! Storage of keys and values in pages of 16 positions, and of what recurrent layers keep. Who owns
 //! which page or state is decided elsewhere.
 
+mod codes;
+
 use crate::memory::{Memory, NoMemory, Size};
 use crate::state::{StateStore, States};
+use codes::{q4_0, q8_0};
 use memmap2::MmapRaw;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Values of a head that share a scale.
-pub(crate) const Q8_GROUP: usize = 32;
+/// Values of a head that share a scale, in types that have scales.
+pub(crate) const SCALE_GROUP: usize = 32;
 
 /// Positions in a page.
 pub const PAGE_POSITIONS: usize = 16;
@@ -31,35 +34,57 @@ pub enum KvType {
     Bf16,
     /// Bytes, with an f16 scale for every 32 values of a head: ggml's Q8_0.
     Q8_0,
+    /// Four bits, with an f16 scale for every 32 values of a head: ggml's Q4_0.
+    Q4_0,
 }
 
 impl KvType {
     /// All of them.
-    pub const ALL: [KvType; 4] = [KvType::F16, KvType::F32, KvType::Bf16, KvType::Q8_0];
+    pub const ALL: [KvType; 5] = [
+        KvType::F16,
+        KvType::F32,
+        KvType::Bf16,
+        KvType::Q8_0,
+        KvType::Q4_0,
+    ];
 
     /// Bytes of so many values, whole heads that the type [takes](KvType::takes).
     pub fn bytes(self, values: usize) -> Option<usize> {
         match self {
             KvType::F16 | KvType::Bf16 => values.checked_mul(2),
             KvType::F32 => values.checked_mul(4),
-            KvType::Q8_0 => (values / Q8_GROUP).checked_mul(Q8_GROUP + 2),
+            KvType::Q8_0 | KvType::Q4_0 => {
+                let codes = self.group_bytes().unwrap_or(0);
+                (values / SCALE_GROUP).checked_mul(codes + size_of::<u16>())
+            }
+        }
+    }
+
+    /// Bytes of the codes of values that share a scale, if values do.
+    fn group_bytes(self) -> Option<usize> {
+        match self {
+            KvType::F16 | KvType::F32 | KvType::Bf16 => None,
+            KvType::Q8_0 => Some(SCALE_GROUP),
+            KvType::Q4_0 => Some(SCALE_GROUP / 2),
         }
     }
 
     /// Whether heads of so many values can be stored.
     pub fn takes(self, head_dim: usize) -> bool {
-        self != KvType::Q8_0 || head_dim.is_multiple_of(Q8_GROUP)
+        self.group_bytes().is_none() || head_dim.is_multiple_of(SCALE_GROUP)
     }
 
     /// What storing changes, as a part of the root mean square of a head's values: half a unit in
-    /// the last place; for bytes, the rms of a uniform error of up to 1 / 254 of a largest value
-    /// that is the square root of 32 times the rms at most.
+    /// the last place; for codes, the rms of a uniform error of up to half of what lies between two
+    /// of them, for a largest value that is the square root of 32 times the rms at most. (Of four
+    /// bits, what is as large as that value and of the other sign is off by a whole step.)
     pub fn rounding(self) -> f64 {
         match self {
             KvType::F16 => 1.0 / 2048.0,
             KvType::F32 => 0.0,
             KvType::Bf16 => 1.0 / 512.0,
             KvType::Q8_0 => 32f64.sqrt() / 254.0 / 3f64.sqrt() + 1.0 / 2048.0,
+            KvType::Q4_0 => 32f64.sqrt() / 16.0 / 3f64.sqrt() + 1.0 / 2048.0,
         }
     }
 
@@ -69,6 +94,7 @@ impl KvType {
             KvType::F32 => "f32",
             KvType::Bf16 => "bf16",
             KvType::Q8_0 => "q8_0",
+            KvType::Q4_0 => "q4_0",
         }
     }
 }
@@ -84,7 +110,7 @@ impl FromStr for KvType {
 
     fn from_str(s: &str) -> Result<Self, String> {
         let known = KvType::ALL.into_iter().find(|ty| ty.name() == s);
-        known.ok_or_else(|| format!("KV type {s}: unknown; expected f16, f32, bf16 or q8_0"))
+        known.ok_or_else(|| format!("KV type {s}: unknown; expected f16, f32, bf16, q8_0 or q4_0"))
     }
 }
 
@@ -137,7 +163,8 @@ pub struct KvStore {
 /// The pages of a group's layers.
 ///
 /// `[layer][page][KV head]`, and in each 16 positions: keys `[head_dim][16]`, values
-/// `[16][head_dim]`; of bytes, scales follow in f16, `[head_dim / 32][16]`.
+/// `[16][head_dim]`; of codes, scales follow in f16, `[head_dim / 32][16]`. Of four bits, a byte
+/// holds values `i` and `i + 16` of those that share a scale, so that rows have half as many bytes.
 pub(crate) struct KvGroup {
     pub(crate) shape: KvShape,
     k: Memory,
@@ -152,20 +179,6 @@ pub struct KvTooLarge {
     pub positions: usize,
     /// Bytes that takes, if that can be counted.
     pub bytes: Option<usize>,
-}
-
-/// ggml's Q8_0: an f16 scale, 127 of which are the largest value, and codes. What is not finite
-/// makes the scale so.
-fn q8_0(x: &[f32]) -> (u16, [i8; Q8_GROUP]) {
-    let largest = x.iter().fold(0f32, |m, v| m.max(v.abs()));
-    let finite = x.iter().all(|v| v.is_finite());
-    let scale = if finite { largest / 127.0 } else { f32::NAN };
-    let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
-    let mut codes = [0; Q8_GROUP];
-    for (code, v) in codes.iter_mut().zip(x) {
-        *code = (v * inverse).round() as i8;
-    }
-    (half::f16::from_f32(scale).to_bits(), codes)
 }
 
 /// Room behind the last page for kernels that read a whole vector.
@@ -361,8 +374,8 @@ impl GroupPages {
         let of = (layer * self.n_pages + page) * s.n_head_kv + head;
         let base = of * PAGE * d;
         // SAFETY: keys go to elements `base + i * PAGE + slot`, values to those from
-        // `base + slot * d` on (of bytes, in a part of the store that is as long as codes and
-        // scales), all inside the stores by the asserts; the elements belong to the caller.
+        // `base + slot * d` on, all inside the stores by the asserts; codes are these too; the
+        // elements belong to the caller.
         unsafe {
             match s.ty {
                 KvType::Bf16 => {
@@ -375,33 +388,8 @@ impl GroupPages {
                         to_v.add(i).write(half::bf16::from_f32(*v).to_bits());
                     }
                 }
-                KvType::Q8_0 => {
-                    let groups = d / Q8_GROUP;
-                    let part = of * PAGE * groups * (Q8_GROUP + 2);
-                    let (to_k, to_v) = (self.k.add(part), self.v.add(part));
-                    let scales = PAGE * d;
-                    for g in 0..groups {
-                        let values = g * Q8_GROUP..(g + 1) * Q8_GROUP;
-                        let (scale, codes) = q8_0(&k[values.clone()]);
-                        to_k.add(scales)
-                            .cast::<u16>()
-                            .add(g * PAGE + slot)
-                            .write(scale);
-                        for (i, code) in codes.into_iter().enumerate() {
-                            to_k.cast::<i8>()
-                                .add((g * Q8_GROUP + i) * PAGE + slot)
-                                .write(code);
-                        }
-                        let (scale, codes) = q8_0(&v[values]);
-                        to_v.add(scales)
-                            .cast::<u16>()
-                            .add(g * PAGE + slot)
-                            .write(scale);
-                        to_v.cast::<[i8; Q8_GROUP]>()
-                            .byte_add(slot * d + g * Q8_GROUP)
-                            .write(codes);
-                    }
-                }
+                KvType::Q8_0 => self.write_codes(of, slot, (k, v), q8_0),
+                KvType::Q4_0 => self.write_codes(of, slot, (k, v), q4_0),
                 KvType::F16 => {
                     let mut halves = [0u16; MAX_HEAD_DIM];
                     to_f16(k.as_ptr(), d, halves.as_mut_ptr());
@@ -422,6 +410,42 @@ impl GroupPages {
                         d,
                     );
                 }
+            }
+        }
+    }
+
+    /// Stores one head's key and value, coded with scales, at a position of the `of`th part of the
+    /// store.
+    ///
+    /// # Safety
+    /// As [`GroupPages::write`], whose asserts hold.
+    unsafe fn write_codes(
+        &self,
+        of: usize,
+        slot: usize,
+        (k, v): (&[f32], &[f32]),
+        encode: fn(&[f32], &mut [u8; SCALE_GROUP]) -> u16,
+    ) {
+        let bytes = self.shape.ty.group_bytes().expect("a type of codes");
+        let groups = self.shape.head_dim / SCALE_GROUP;
+        let part = of * self.shape.head_bytes();
+        let scales = PAGE * groups * bytes;
+        let mut codes = [0; SCALE_GROUP];
+        // SAFETY: a part is as long as the codes and scales of a page's positions; those of this
+        // one belong to the caller.
+        unsafe {
+            let (to_k, to_v) = (self.k.add(part), self.v.add(part));
+            let scale_at =
+                |to: *mut u8, g: usize| to.add(scales).cast::<u16>().add(g * PAGE + slot);
+            for g in 0..groups {
+                let values = g * SCALE_GROUP..(g + 1) * SCALE_GROUP;
+                scale_at(to_k, g).write(encode(&k[values.clone()], &mut codes));
+                for (i, code) in codes[..bytes].iter().enumerate() {
+                    to_k.add((g * bytes + i) * PAGE + slot).write(*code);
+                }
+                scale_at(to_v, g).write(encode(&v[values], &mut codes));
+                let to = to_v.add((slot * groups + g) * bytes);
+                std::ptr::copy_nonoverlapping(codes.as_ptr(), to, bytes);
             }
         }
     }

@@ -431,7 +431,8 @@ macro_rules! instantiate {
                     $(($nq, KvType::F16) => attend::<F16, $nq>,
                     ($nq, KvType::F32) => attend::<F32, $nq>,
                     ($nq, KvType::Bf16) => attend::<BF16, $nq>,
-                    ($nq, KvType::Q8_0) => attend::<attention::Q8, $nq>,)*
+                    ($nq, KvType::Q8_0) => attend::<attention::Q8, $nq>,
+                    ($nq, KvType::Q4_0) => attend::<attention::Q4, $nq>,)*
                     _ => unreachable!("{rows} query rows: not one of `queries`"),
                 },
                 unit: $prompts!(attention),

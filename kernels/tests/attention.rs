@@ -174,24 +174,26 @@ fn block_ends(n: usize) -> Vec<usize> {
     inside.chain([n]).collect()
 }
 
+/// Values that codes stand for, the first of every 32 being the one that fixes the scale.
+fn codes(x: &mut [f32], code: impl Fn(f32) -> f32, farthest: f32) {
+    for (i, v) in x.iter_mut().enumerate() {
+        *v = if i % 32 == 0 { farthest } else { code(*v) };
+    }
+}
+
 fn data(c: Case, n: usize) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
     let mut rng = Rng(3);
     let mut make = |heads: usize| -> Vec<f32> {
         let mut x = rng.floats(n * heads * c.head_dim);
-        if c.ty == KvType::Q8_0 {
+        match c.ty {
             // 64ths, with the largest code in every group: what bytes and their scale hold
-            let code = |(i, v): (usize, &mut f32)| {
-                *v = if i % 32 == 0 {
-                    127.0
-                } else {
-                    (127.0 * *v).round()
-                } / 64.0
-            };
-            x.iter_mut().enumerate().for_each(code);
-        } else {
+            KvType::Q8_0 => codes(&mut x, |v| (127.0 * v).round() / 64.0, 127.0 / 64.0),
+            // quarters, with the lowest code in every group
+            KvType::Q4_0 => codes(&mut x, |v| (7.0 * v).round() / 4.0, -8.0 / 4.0),
             // values that all other types hold, so that they see the same numbers
-            x.iter_mut()
-                .for_each(|v| *v = half::bf16::from_f32(2.0 * *v).to_f32());
+            KvType::F16 | KvType::F32 | KvType::Bf16 => x
+                .iter_mut()
+                .for_each(|v| *v = half::bf16::from_f32(2.0 * *v).to_f32()),
         }
         x
     };
@@ -566,7 +568,7 @@ fn scores_and_sinks() -> Vec<(Scores, bool)> {
 /// Heads of many sizes that share keys or do not, of all types that differ in how they are read.
 fn shapes() -> Vec<(usize, usize, usize, KvType)> {
     let heads = [(4, 2, 32), (6, 2, 64), (3, 1, 80), (2, 2, 128), (2, 1, 256)];
-    let types = [KvType::F16, KvType::F32, KvType::Q8_0];
+    let types = [KvType::F16, KvType::F32, KvType::Q8_0, KvType::Q4_0];
     let all = heads
         .into_iter()
         .flat_map(|(heads, heads_kv, dim)| types.map(|ty| (heads, heads_kv, dim, ty)));

@@ -223,6 +223,7 @@ fn measure(
         graphs: args.device.graphs(),
         check_pages: args.device.check_pages(),
         threads: Some(setting.threads.count),
+        pool: None,
         isa: args.isa,
         kv_type: setting.kv_type,
         prompt_bits: setting.prompt_bits,

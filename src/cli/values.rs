@@ -65,7 +65,7 @@ pub(super) fn isa_help() -> String {
 
 /// A type of the KV cache.
 pub(super) fn kv_type() -> Named<KvType> {
-    Named::new(|| vec!["f16", "f32", "bf16", "q8_0"], str::parse)
+    Named::new(|| vec!["f16", "f32", "bf16", "q8_0", "q4_0"], str::parse)
 }
 
 /// Bits of prompts.

@@ -494,5 +494,6 @@ fn kv_name(kv: KvType) -> &'static str {
         KvType::F32 => "F32",
         KvType::Bf16 => "BF16",
         KvType::Q8_0 => "Q8_0",
+        KvType::Q4_0 => "Q4_0",
     }
 }

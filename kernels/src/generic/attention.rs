@@ -13,7 +13,7 @@
 use super::elementwise::soft_cap;
 use crate::ahead::Ahead;
 use crate::formats::Float;
-use crate::kv::Q8_GROUP;
+use crate::kv::SCALE_GROUP;
 pub(crate) use crate::kv::{MAX_HEAD_DIM, PAGE};
 use crate::simd::{Simd, exp};
 
@@ -34,8 +34,8 @@ pub(crate) struct Pages<'a> {
 
 /// How keys and values lie in a page of one head; see [`crate::KvStore`].
 pub(crate) trait Stored {
-    /// Bytes of an element, scales left out.
-    const BYTES: usize;
+    /// Bits of an element, scales left out.
+    const BITS: usize;
     /// Values of a position that share a scale, if elements are to be multiplied with one.
     const GROUP: Option<usize>;
     /// Element `d` of `S::R` keys from position `at` of the page on.
@@ -53,11 +53,26 @@ pub(crate) trait Stored {
     ///
     /// # Safety
     /// As [`Stored::keys`]; there is a [`Stored::GROUP`].
-    unsafe fn scales<S: Simd>(page: *const u8, head_dim: usize, d: usize, at: usize) -> S::F;
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(page: *const u8, head_dim: usize, d: usize, at: usize) -> S::F {
+        // SAFETY: the caller's promise; scales `[head_dim / 32][PAGE]` follow the codes.
+        unsafe {
+            S::load_f16(
+                page.add(row_bytes::<Self>() * head_dim)
+                    .cast::<u16>()
+                    .add(d / SCALE_GROUP * PAGE + at),
+            )
+        }
+    }
+}
+
+/// Bytes of an element of all of a page's positions, on average.
+const fn row_bytes<E: Stored + ?Sized>() -> usize {
+    PAGE * E::BITS / 8
 }
 
 impl<E: Float> Stored for E {
-    const BYTES: usize = E::BYTES;
+    const BITS: usize = 8 * E::BYTES;
     const GROUP: Option<usize> = None;
     #[inline(always)]
     unsafe fn keys<S: Simd>(page: *const u8, d: usize, at: usize) -> S::F {
@@ -75,12 +90,12 @@ impl<E: Float> Stored for E {
     }
 }
 
-/// Bytes with scales.
+/// Bytes with scales: ggml's Q8_0.
 pub(crate) struct Q8;
 
 impl Stored for Q8 {
-    const BYTES: usize = 1;
-    const GROUP: Option<usize> = Some(Q8_GROUP);
+    const BITS: usize = 8;
+    const GROUP: Option<usize> = Some(SCALE_GROUP);
     #[inline(always)]
     unsafe fn keys<S: Simd>(page: *const u8, d: usize, at: usize) -> S::F {
         // SAFETY: the caller's promise.
@@ -91,16 +106,56 @@ impl Stored for Q8 {
         // SAFETY: the caller's promise.
         unsafe { S::to_f(S::load_i8(page.add(at * head_dim + d))) }
     }
+}
+
+/// Codes of four bits with scales: ggml's Q4_0. A byte has values `i` and `i + 16` of those that
+/// share a scale.
+pub(crate) struct Q4;
+
+impl Q4 {
+    /// Codes that stand for value `d` of a head, or values from there on, in `S::R` bytes.
+    ///
+    /// # Safety
+    /// So many bytes can be read.
     #[inline(always)]
-    unsafe fn scales<S: Simd>(page: *const u8, head_dim: usize, d: usize, at: usize) -> S::F {
-        // SAFETY: the caller's promise; scales `[head_dim / 32][PAGE]` follow the codes.
+    unsafe fn codes<S: Simd>(bytes: *const u8, d: usize) -> S::F {
+        // SAFETY: the caller's promise.
         unsafe {
-            S::load_f16(
-                page.add(PAGE * head_dim)
-                    .cast::<u16>()
-                    .add(d / Q8_GROUP * PAGE + at),
-            )
+            let both = S::load_u8(bytes);
+            let code = match d % SCALE_GROUP < SCALE_GROUP / 2 {
+                true => S::and(both, S::iset1(15)),
+                false => S::shr(both, 4),
+            };
+            S::to_f(S::isub(code, S::iset1(8)))
         }
+    }
+
+    /// Bytes before that of value `d` in a row of a byte each.
+    #[inline(always)]
+    fn byte(d: usize) -> usize {
+        const HALF: usize = SCALE_GROUP / 2;
+        d / SCALE_GROUP * HALF + d % HALF
+    }
+}
+
+impl Stored for Q4 {
+    const BITS: usize = 4;
+    const GROUP: Option<usize> = Some(SCALE_GROUP);
+    #[inline(always)]
+    unsafe fn keys<S: Simd>(page: *const u8, d: usize, at: usize) -> S::F {
+        // SAFETY: the caller's promise.
+        unsafe { Q4::codes::<S>(page.add(Q4::byte(d) * PAGE + at), d) }
+    }
+    #[inline(always)]
+    unsafe fn values<S: Simd>(page: *const u8, head_dim: usize, at: usize, d: usize) -> S::F {
+        const {
+            assert!(
+                S::R <= SCALE_GROUP / 2,
+                "a vector is of one half of the bytes"
+            )
+        };
+        // SAFETY: the caller's promise.
+        unsafe { Q4::codes::<S>(page.add(at * head_dim / 2 + Q4::byte(d)), d) }
     }
 }
 
@@ -353,9 +408,9 @@ unsafe fn scores<S: Simd, E: Stored, const NQ: usize, const H: usize>(
         let ask = |soon: [*const u8; 2], d: usize| {
             // two rows of a page at a time, never many at once: those that wait would hold up
             // everything else
-            for line in (0..2 * PAGE * E::BYTES).step_by(64) {
-                ahead.ask::<S>(soon[0].wrapping_add(d * PAGE * E::BYTES + line));
-                ahead.ask::<S>(soon[1].wrapping_add(d * PAGE * E::BYTES + line));
+            for line in (0..2 * row_bytes::<E>()).step_by(64) {
+                ahead.ask::<S>(soon[0].wrapping_add(d * row_bytes::<E>() + line));
+                ahead.ask::<S>(soon[1].wrapping_add(d * row_bytes::<E>() + line));
             }
         };
         for first in (0..PAGE).step_by(H * S::R) {

@@ -44,14 +44,17 @@ fn rounded(kv: KvType, mut x: Vec<f32>) -> Vec<f32> {
         KvType::F32 => {}
         KvType::F16 => x.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32()),
         KvType::Bf16 => x.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32()),
-        KvType::Q8_0 => {
-            let mut bytes = Vec::new();
-            octavo_quant::quantize(TensorType::Q8_0, &x, x.len(), None, &mut bytes)
-                .expect("whole blocks");
-            octavo_quant::dequantize(TensorType::Q8_0, &bytes, &mut x).expect("as many");
-        }
+        KvType::Q8_0 => through(TensorType::Q8_0, &mut x),
+        KvType::Q4_0 => through(TensorType::Q4_0, &mut x),
     }
     x
+}
+
+/// What is left of values as such a type holds them.
+fn through(ty: TensorType, x: &mut [f32]) {
+    let mut bytes = Vec::new();
+    octavo_quant::quantize(ty, x, x.len(), None, &mut bytes).expect("whole blocks");
+    octavo_quant::dequantize(ty, &bytes, x).expect("as many");
 }
 
 impl Scene {

@@ -52,6 +52,7 @@ macro_rules! by_tiles {
                 KvType::F32 => prompt_attention::attend::<F32>,
                 KvType::Bf16 => prompt_attention::attend::<BF16>,
                 KvType::Q8_0 => prompt_attention::attend::<attention::Q8>,
+                KvType::Q4_0 => prompt_attention::attend::<attention::Q4>,
             },
             busy: (tile::busy, tile::BUSY),
         })
