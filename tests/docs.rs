@@ -20,15 +20,15 @@ const PLACEHOLDERS: [&str; 5] = ["NAME", "NAME.rs", "DIR", "MODEL", "shared"];
 
 /// Files and folders of the repository, by their paths from its root, and what they say.
 #[derive(Default)]
-struct Tree {
-    files: BTreeSet<String>,
+pub(super) struct Tree {
+    pub(super) files: BTreeSet<String>,
     folders: BTreeSet<String>,
     /// Every word of Rust code, without comments.
     words: BTreeSet<String>,
 }
 
 impl Tree {
-    fn read(root: &Path) -> Tree {
+    pub(super) fn read(root: &Path) -> Tree {
         let mut tree = Tree::default();
         tree.add_folder(root, "");
         let code = tree.files.iter().filter(|path| path.ends_with(".rs"));
@@ -72,9 +72,9 @@ impl Tree {
             .unwrap_or("")
     }
 
-    /// Whether `named` is there, seen from `file`: from the root, from its folder or one above it in
-    /// its crate, or from the crate's sources. A name without a folder may be anywhere in the crate;
-    /// a text that belongs to no crate but the root's may name any file.
+    /// Whether `named` is there, seen from `file`: from the root, from its folder or one above it
+    /// in its crate, or from the crate's sources. A name without a folder may be anywhere in the
+    /// crate; a text that belongs to no crate but the root's may name any file.
     fn finds(&self, named: &str, file: &str) -> bool {
         let own = self.crate_of(file);
         let sources = join(own, "src");

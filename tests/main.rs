@@ -13,3 +13,4 @@ mod goldens;
 mod hf;
 mod hostile;
 mod logits;
+mod sizes;

@@ -27,7 +27,10 @@ pub enum Error {
     NameTaken { file: String },
     #[error("{file}: {bytes} bytes of memory are not to be had; open it memory-mapped")]
     NoMemory { file: String, bytes: u64 },
-    #[error("{file}: changed while it was in use: expected {expected} bytes{}", if got == expected { ", found others in their place".to_owned() } else { format!(", found {got}") })]
+    #[error(
+        "{file}: changed while it was in use: expected {expected} bytes{}",
+        found(*expected, *got)
+    )]
     Changed {
         file: String,
         expected: u64,
@@ -43,13 +46,16 @@ pub enum Error {
         left: u64,
         at: u64,
     },
-    #[error("{file}: not a GGUF file: it starts with \"{}\", expected \"GGUF\"", got.escape_ascii())]
+    #[error(
+        "{file}: not a GGUF file: it starts with \"{}\", expected \"GGUF\"",
+        got.escape_ascii()
+    )]
     Magic { file: String, got: [u8; 4] },
     #[error(
         "{file}: a big-endian GGUF file (version {version}); only little-endian files are supported"
     )]
     BigEndian { file: String, version: u32 },
-    #[error("{file}: GGUF version {got}{}; expected version 2 or 3", if *got == 1 { " (GGUFv1 is no longer supported)" } else { "" })]
+    #[error("{file}: GGUF version {got}{}; expected version 2 or 3", no_longer(*got))]
     Version { file: String, got: u32 },
     #[error("{file}: the header claims {got} {what}, expected at most {max}")]
     Count {
@@ -123,7 +129,11 @@ pub enum Error {
         tensor: String,
         got: u32,
     },
-    #[error("{file}: tensor {}: rows of {got} elements, expected a multiple of {ty}'s block of {}", Quoted(tensor), ty.block_len())]
+    #[error(
+        "{file}: tensor {}: rows of {got} elements, expected a multiple of {ty}'s block of {}",
+        Quoted(tensor),
+        ty.block_len()
+    )]
     TensorRow {
         file: String,
         tensor: String,
@@ -229,6 +239,22 @@ impl fmt::Display for Also<'_> {
             Some(file) => write!(f, ", also in {file}"),
             None => Ok(()),
         }
+    }
+}
+
+/// What a file has in place of as many bytes.
+fn found(expected: u64, got: u64) -> String {
+    match got == expected {
+        true => ", found others in their place".to_owned(),
+        false => format!(", found {got}"),
+    }
+}
+
+/// Why a version that once was one is refused.
+fn no_longer(version: u32) -> &'static str {
+    match version {
+        1 => " (GGUFv1 is no longer supported)",
+        _ => "",
     }
 }
 

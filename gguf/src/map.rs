@@ -5,8 +5,11 @@
 //! and [`Bytes::check`] looks whether the file is still what it was.
 #![allow(unsafe_code)] // a memory map cannot be made without it
 
+mod state;
+
 use crate::{Error, RowSource, error::label};
 use memmap2::{Mmap, MmapOptions};
+use state::State;
 use std::borrow::Cow;
 use std::fs::{self, File};
 use std::io::Read;
@@ -14,7 +17,6 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::SystemTime;
 
 /// A mapped file.
 pub(crate) struct Mapped {
@@ -28,42 +30,11 @@ pub(crate) struct Mapped {
     asked: AtomicUsize,
 }
 
-/// How far ahead of whoever reads a file in order the system is asked to read: enough to keep a fast
-/// disk busy, and little beside what the system may keep of files.
+/// How far ahead of whoever reads a file in order the system is asked to read: enough to keep a
+/// fast disk busy, and little beside what the system may keep of files.
 const AHEAD: usize = 64 << 20;
 /// So much is asked for at a time.
 const ASKED: usize = 4 << 20;
-
-/// What a file looks like from outside.
-#[derive(PartialEq, Eq)]
-struct State {
-    len: u64,
-    modified: Option<SystemTime>,
-    /// Which file it is: device and number. Another one of the same name is not the one that is
-    /// mapped.
-    #[cfg(unix)]
-    id: (u64, u64),
-}
-
-impl State {
-    fn of(meta: &fs::Metadata) -> State {
-        #[cfg(unix)]
-        use std::os::unix::fs::MetadataExt;
-        State {
-            len: meta.len(),
-            modified: meta.modified().ok(),
-            #[cfg(unix)]
-            id: (meta.dev(), meta.ino()),
-        }
-    }
-
-    fn same_file(&self, other: &State) -> bool {
-        #[cfg(unix)]
-        return self.id == other.id;
-        #[cfg(not(unix))]
-        return self.len == other.len || self.modified == other.modified;
-    }
-}
 
 /// Bytes that do not move while this lives.
 pub(crate) enum Bytes {

@@ -56,7 +56,10 @@ macro_rules! from {
 }
 
 // bytes alone are left out: `Vec<u8>` could be a string or an array
-from! { I8: i8; U16: u16; I16: i16; U32: u32; I32: i32; F32: f32; Bool: bool; U64: u64; I64: i64; F64: f64; }
+from! {
+    I8: i8; U16: u16; I16: i16; U32: u32; I32: i32; F32: f32; Bool: bool;
+    U64: u64; I64: i64; F64: f64;
+}
 
 impl From<u8> for OwnedValue {
     fn from(v: u8) -> OwnedValue {

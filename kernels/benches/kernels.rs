@@ -32,6 +32,8 @@ const BYTES: usize = 256 << 20;
 const TOKENS: usize = 512;
 /// Positions that a generated token sees where it does not see all.
 const WINDOW: usize = 512;
+/// Query heads of attention.
+const ATTENDING_HEADS: usize = 16;
 
 /// What a result is held against: its name, and its value in 1e9 a second.
 #[derive(Clone, Copy)]
@@ -227,7 +229,7 @@ fn experts(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
 }
 
 fn attention(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
-    let (heads, heads_kv, d) = (16, 8, 128);
+    let (heads, heads_kv, d) = (ATTENDING_HEADS, 8, 128);
     for ty in KvType::ALL {
         let position = 2 * ty.bytes(heads_kv * d).expect("small");
         let deep = BYTES / (4096 * position);
@@ -246,53 +248,18 @@ fn attention(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
                 head_dim: d,
                 ty,
             };
-            let x = Rng(3).floats(TOKENS * heads * d);
-            let executor = |attend: bool| {
-                let mut pool = Pool::new(bench.threads).expect("threads");
-                let mut ops = vec![
-                    embed(TOKENS, heads * d, &x, 0),
-                    embed(TOKENS, heads_kv * d, &x, 1),
-                ];
-                for layer in 0..layers {
-                    ops.push(
-                        Op::KvWrite {
-                            k: 1,
-                            v: 1,
-                            cache: CacheLayer { group: 0, layer },
-                        }
-                        .without_result(),
-                    );
-                    if attend {
-                        ops.push(
-                            Op::Attention {
-                                q: 0,
-                                cache: CacheLayer { group: 0, layer },
-                                scores,
-                                sinks: None,
-                            }
-                            .to(2),
-                        );
-                    }
-                }
-                // a matrix unit attends for models with quantized weights
-                let raw = Arc::new(weights(T::Q8_0, 32 * 32));
-                let matrix = Matrix::new(bench.isa, (T::Q8_0, 32, 32), raw, true, &mut pool)
-                    .expect("a matrix");
-                let program = program(ops, &[heads * d, heads_kv * d, heads * d], kv);
-                Executor::new(bench.isa, program, vec![matrix], pool)
-            };
             // pages never written would all be one page of zeros
             let mut store = KvStore::new(&[kv], (start + m).div_ceil(16)).expect("memory");
             for at in (0..start).step_by(TOKENS) {
                 step(
-                    &mut executor(false),
+                    &mut attending(bench, kv, None),
                     &mut store,
                     Role::Prompt,
                     at,
                     TOKENS.min(start - at),
                 );
             }
-            let run = repeat(executor(true), store, role, start, m);
+            let run = repeat(attending(bench, kv, Some(scores)), store, role, start, m);
             match role {
                 Role::Generated => {
                     let bytes = layers * window.unwrap_or(start + m) * position;
@@ -313,6 +280,35 @@ fn attention(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
             }
         }
     }
+}
+
+/// Writes keys and values of all layers, and attends to them where `scores` says how.
+fn attending(bench: &Bench<'_>, kv: KvShape, scores: Option<Scores>) -> Executor {
+    let (q_width, kv_width) = (ATTENDING_HEADS * kv.head_dim, kv.n_head_kv * kv.head_dim);
+    let x = Rng(3).floats(TOKENS * q_width);
+    let mut pool = Pool::new(bench.threads).expect("threads");
+    let mut ops = vec![
+        embed(TOKENS, q_width, &x, 0),
+        embed(TOKENS, kv_width, &x, 1),
+    ];
+    for layer in 0..kv.n_layer {
+        let cache = CacheLayer { group: 0, layer };
+        ops.push(Op::KvWrite { k: 1, v: 1, cache }.without_result());
+        if let Some(scores) = scores {
+            let attend = Op::Attention {
+                q: 0,
+                cache,
+                scores,
+                sinks: None,
+            };
+            ops.push(attend.to(2));
+        }
+    }
+    // a matrix unit attends for models with quantized weights
+    let raw = Arc::new(weights(T::Q8_0, 32 * 32));
+    let matrix = Matrix::new(bench.isa, (T::Q8_0, 32, 32), raw, true, &mut pool).expect("a matrix");
+    let program = program(ops, &[q_width, kv_width, q_width], kv);
+    Executor::new(bench.isa, program, vec![matrix], pool)
 }
 
 fn elementwise(bench: &mut Bench<'_>) {

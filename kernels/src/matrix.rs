@@ -185,8 +185,8 @@ impl Matrix {
     /// Has the system keep what is packed in memory; rows in a file stay as they are.
     ///
     /// # Errors
-    /// If the system refuses: more than it lets the process lock ([`lock_limit`](crate::lock_limit)),
-    /// usually.
+    /// If the system refuses: more than it lets the process lock
+    /// ([`lock_limit`](crate::lock_limit)), usually.
     pub fn lock(&self) -> std::io::Result<()> {
         match &self.data {
             Data::Packed(memory) => memory.lock(),

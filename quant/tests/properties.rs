@@ -228,12 +228,19 @@ fn bad_blocks_are_found_where_they_are() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 64,
+        failure_persistence: None,
+        ..Default::default()
+    })]
 
     /// Random blocks: no panic, each block is decoded alone, and `dot` is the f64 sum of the
     /// decoded products.
     #[test]
-    fn dot_is_the_sum_of_decoded_products(seed in prop::collection::vec(any::<u8>(), 3 * 292), x in prop::collection::vec(-8.0f32..8.0, 768)) {
+    fn dot_is_the_sum_of_decoded_products(
+        seed in prop::collection::vec(any::<u8>(), 3 * 292),
+        x in prop::collection::vec(-8.0f32..8.0, 768),
+    ) {
         for ty in formats() {
             let (raw, x) = (&seed[..3 * ty.block_bytes()], &x[..3 * ty.block_len()]);
             let mut y = vec![0.0; x.len()];
@@ -241,21 +248,29 @@ proptest! {
             let mut alone = vec![0.0; ty.block_len()];
             for (block, y) in raw.chunks(ty.block_bytes()).zip(y.chunks(ty.block_len())) {
                 dequantize(ty, block, &mut alone).unwrap();
-                prop_assert!(alone.iter().zip(y).all(|(a, b)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()), "{}", ty);
+                let same = |(a, b): (&f32, &f32)| {
+                    a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
+                };
+                prop_assert!(alone.iter().zip(y).all(same), "{}", ty);
             }
             let mut want = 0.0;
             for (w, x) in y.iter().zip(x) {
                 want += f64::from(*w) * f64::from(*x);
             }
             let got = dot(ty, raw, x).unwrap();
-            prop_assert!(got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(), "{}: {} and {}", ty, got, want);
+            let same = got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan();
+            prop_assert!(same, "{}: {} and {}", ty, got, want);
         }
     }
 
     /// Any float bits, NaNs and infinities among them, with any weights: no panic, whole blocks
     /// out.
     #[test]
-    fn any_floats_quantize(bits in prop::collection::vec(any::<u32>(), 512), weights in prop::collection::vec(any::<u32>(), 256), keep in 0..4u32) {
+    fn any_floats_quantize(
+        bits in prop::collection::vec(any::<u32>(), 512),
+        weights in prop::collection::vec(any::<u32>(), 256),
+        keep in 0..4u32,
+    ) {
         // three times out of four the exponents are held in a middle range, so that the searches
         // get past their sums
         let mask = if keep == 0 { u32::MAX } else { 0xa3ff_ffff };
@@ -301,7 +316,8 @@ fn round_trip_error_is_that_of_uniform_rounding() {
         (T::IQ2_XS, 0.0075, 4.0 * 2.1 * 2.0 / 5.0),
         (T::IQ2_XXS, 0.0075, 4.0 * 2.1 * 2.0 / 5.0),
         (T::IQ1_S, 0.01, 4.0 * 2.1),
-        (T::IQ1_M, 0.0125, 4.0 * 2.1), // llama.cpp's 0.01 is for weighted fits: without weights it misses it too
+        // llama.cpp's 0.01 is for weighted fits: without weights it misses it too
+        (T::IQ1_M, 0.0125, 4.0 * 2.1),
         (T::MXFP4, 0.003, 1.0),
         (T::NVFP4, 0.003, 0.7),
         (T::TQ1_0, 0.01, 2.1),

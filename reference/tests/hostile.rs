@@ -61,7 +61,8 @@ const CASES: &[Case] = &[
     (
         "gemma4",
         |m| m.set("gemma4.attention.sliding_window_pattern", 3u32),
-        r#"key "gemma4.attention.sliding_window_pattern": expected an array of flags, got no array"#,
+        "key \"gemma4.attention.sliding_window_pattern\": \
+         expected an array of flags, got no array",
     ),
     (
         "gemma4",
@@ -91,7 +92,8 @@ const CASES: &[Case] = &[
     (
         "nomic-bert",
         |m| m.add_bias("position_embd.weight", 64),
-        r#"tensor "position_embd.weight": expected only tensors that the nomic-bert oracle applies"#,
+        "tensor \"position_embd.weight\": \
+         expected only tensors that the nomic-bert oracle applies",
     ),
     (
         "gemma-embedding",
@@ -110,7 +112,8 @@ const CASES: &[Case] = &[
     (
         "falcon",
         |m| m.set("falcon.rope.dimension_count", 8u32),
-        r#"key "falcon.rope.dimension_count": expected an even count within the head width 16, got 8"#,
+        "key \"falcon.rope.dimension_count\": \
+         expected an even count within the head width 16, got 8",
     ),
     (
         "hunyuan-dense",
@@ -155,7 +158,8 @@ const CASES: &[Case] = &[
     (
         "smollm3",
         |m| m.add_bias("rope_factors_long.weight", 8),
-        r#"tensor "rope_factors_long.weight": expected only tensors that the smollm3 oracle applies"#,
+        "tensor \"rope_factors_long.weight\": \
+         expected only tensors that the smollm3 oracle applies",
     ),
     (
         "qwen3moe",

@@ -177,8 +177,8 @@ fn error_of(program: &Path, name: &str, base: &str, change: fn(&mut Model)) -> f
     let mut model = Model::read(base);
     change(&mut model);
     model.write(&model_path);
-    let text = "What is the capital of France? The capital of France is Paris. Once there was a red \
-                fox.";
+    let text = "What is the capital of France? The capital of France is Paris. Once there was a \
+                red fox.";
     let mut command = Command::new(program);
     command
         .arg("-m")

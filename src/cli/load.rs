@@ -68,8 +68,8 @@ pub(super) fn engine_with(model: &ModelArgs, options: EngineOptions) -> Result<E
     Ok(engine)
 }
 
-/// Loads a model, also one that gives rows and no logits, and prints its warnings; a context of 0 is
-/// what the model was trained with.
+/// Loads a model, also one that gives rows and no logits, and prints its warnings; a context of 0
+/// is what the model was trained with.
 pub(super) fn any_engine(model: &ModelArgs, mut options: EngineOptions) -> Result<Engine, Failure> {
     let source = source(model);
     if options.ctx == Some(0) {

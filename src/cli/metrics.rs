@@ -59,8 +59,8 @@ impl Metrics {
             n => format!(" ({} of {n} guesses right)", self.accepted_tokens),
         };
         format!(
-            "prompt {} tokens{cached}, {} tokens/s | generated {} tokens{guessed}, {} tokens/s | TTFT {} | \
-             TPOT {} | memory {} | {}",
+            "prompt {} tokens{cached}, {} tokens/s | generated {} tokens{guessed}, {} tokens/s | \
+             TTFT {} | TPOT {} | memory {} | {}",
             self.prompt_tokens,
             rate(self.prompt_tokens_per_second),
             self.generated_tokens,
@@ -149,8 +149,8 @@ mod tests {
         .line(Finish::Stop);
         assert_eq!(
             line,
-            "prompt 12 tokens (2 cached), 100.0 tokens/s | generated 5 tokens (3 of 7 guesses right), 10.0 tokens/s | \
-             TTFT 101.0 ms | TPOT 100.0 ms | memory 1.0 MiB peak | stop"
+            "prompt 12 tokens (2 cached), 100.0 tokens/s | generated 5 tokens (3 of 7 guesses \
+             right), 10.0 tokens/s | TTFT 101.0 ms | TPOT 100.0 ms | memory 1.0 MiB peak | stop"
         );
         let none = Metrics {
             peak_memory_bytes: None,

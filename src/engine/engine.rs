@@ -66,8 +66,8 @@ pub struct EngineOptions {
     pub gpu_layers: Option<usize>,
     /// Threads; [`default_threads`] unless given. More than the CPUs run as well, but slower.
     pub threads: Option<usize>,
-    /// The threads of another engine ([`Engine::pool`]), which the two then use in turn, in place of
-    /// new ones.
+    /// The threads of another engine ([`Engine::pool`]), which the two then use in turn, in place
+    /// of new ones.
     pub pool: Option<SharedPool>,
     /// Whose kernels.
     pub isa: IsaChoice,

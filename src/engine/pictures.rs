@@ -1,6 +1,6 @@
-//! Pictures that timelines hold. A picture's cells are tokens whose ids lie beyond every vocabulary:
-//! equal pictures have equal ids, so that whatever compares, shares or forgets tokens does the same
-//! with pictures, and only a step needs to know what stands for them.
+//! Pictures that timelines hold. A picture's cells are tokens whose ids lie beyond every
+//! vocabulary: equal pictures have equal ids, so that whatever compares, shares or forgets tokens
+//! does the same with pictures, and only a step needs to know what stands for them.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -73,8 +73,8 @@ pub(crate) fn holds(pictures: &[Shown], id: u32) -> bool {
     pictures.iter().any(|shown| shown.tokens().contains(&id))
 }
 
-/// How many of the tokens right before `at` are cells of the picture that token `at` is of: not 0 if a
-/// cut there would leave a part of a picture.
+/// How many of the tokens right before `at` are cells of the picture that token `at` is of: not 0
+/// if a cut there would leave a part of a picture.
 pub(crate) fn cells_before(tokens: &[u32], at: usize) -> usize {
     let goes_on = |i: &usize| is_cell(tokens[*i]) && tokens[i - 1] + 1 == tokens[*i];
     let end = (at + 1).min(tokens.len());

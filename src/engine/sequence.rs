@@ -153,9 +153,9 @@ impl Sequence {
         }
     }
 
-    /// Has tokens computed that may be chosen next, along with those that must be: outputs of all of
-    /// them are fed one by one then, as long as [`Sequence::is_fed_more`] says so. They change no
-    /// token that is chosen.
+    /// Has tokens computed that may be chosen next, along with those that must be: outputs of all
+    /// of them are fed one by one then, as long as [`Sequence::is_fed_more`] says so. They change
+    /// no token that is chosen.
     ///
     /// # Panics
     /// If there are more than [`Sequence::room`].
@@ -191,9 +191,9 @@ impl Sequence {
         self.n_cached
     }
 
-    /// Takes what came of the tokens that [`Sequence::work`] named, of several outputs one, in their
-    /// order; answers the text that is certain now, which never holds half a character nor any of a
-    /// stop string.
+    /// Takes what came of the tokens that [`Sequence::work`] named, of several outputs one, in
+    /// their order; answers the text that is certain now, which never holds half a character nor
+    /// any of a stop string.
     ///
     /// # Errors
     /// If no token can be chosen.

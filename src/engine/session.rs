@@ -104,9 +104,9 @@ impl Session {
     }
 
     /// Forgets all but the first `n` tokens; answers how many are left. A picture goes whole. Of
-    /// models with recurrent layers these may be fewer, because such a layer goes back only to where
-    /// its state was kept. Of models with windows there may be none, if `n` is far behind: what a
-    /// window has passed is gone.
+    /// models with recurrent layers these may be fewer, because such a layer goes back only to
+    /// where its state was kept. Of models with windows there may be none, if `n` is far behind:
+    /// what a window has passed is gone.
     pub fn truncate(&mut self, n: usize) -> usize {
         let mut left = n.min(self.tokens.len());
         loop {

@@ -28,7 +28,8 @@ pub use structure::{Active, ExpertStructure, RecurrentStructure, Structure, Wind
 pub use taps::{OwnedTap, Tap};
 pub use weights::{Layer, TensorBinder, Tensors, VecId, WeightId, WeightRef, Weights};
 
-/// What a backend executes: a graph, what it computes with, and the tables and caches that it names.
+/// What a backend executes: a graph, what it computes with, and the tables and caches that it
+/// names.
 pub trait Network {
     /// The operations.
     fn graph(&self) -> &Graph;

@@ -17,8 +17,8 @@ pub struct Structure {
     pub architecture: &'static str,
     /// Layers.
     pub layers: usize,
-    /// Tokens see those before them alone. Otherwise they see all of their text, and the model gives
-    /// a row for each token in place of logits.
+    /// Tokens see those before them alone. Otherwise they see all of their text, and the model
+    /// gives a row for each token in place of logits.
     pub causal: bool,
     /// Positions have embeddings.
     pub embedded_positions: bool,

@@ -19,8 +19,8 @@ use crate::metrics::Recorder;
 /// but must not keep a core from steps or all threads from other requests.
 const WORKERS: usize = 2;
 
-/// Threads for that: one for each of them, one for whoever compiles a rule, one for whoever looks at
-/// pictures, and one for the address that is looked up in the beginning.
+/// Threads for that: one for each of them, one for whoever compiles a rule, one for whoever looks
+/// at pictures, and one for the address that is looked up in the beginning.
 pub(crate) const THREADS: usize = WORKERS + 3;
 
 /// How long a request may wait for such work before it is turned away.

@@ -167,8 +167,8 @@ impl Encoder {
         Ok(rows)
     }
 
-    /// The tower's rows in its own order. What the step was given is gone before they are copied: of
-    /// a large picture it is 100 MB and more.
+    /// The tower's rows in its own order. What the step was given is gone before they are copied:
+    /// of a large picture it is 100 MB and more.
     fn rows(
         &mut self,
         layout: &Layout,

@@ -26,8 +26,8 @@ pub fn places(text: &[u8], marker: &str) -> usize {
 }
 
 /// The tokens of a text with pictures in the places of its markers, in order. Each piece between is
-/// encoded alone, control tokens recognized, so that nothing crosses a picture; the model's BOS token
-/// is added where it asks for one and there is none.
+/// encoded alone, control tokens recognized, so that nothing crosses a picture; the model's BOS
+/// token is added where it asks for one and there is none.
 ///
 /// # Errors
 /// If there are more or fewer pictures than markers, or the text cannot be encoded.

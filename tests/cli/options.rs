@@ -111,69 +111,33 @@ fn numbers_below_0_are_values() {
     // all of a context that is shorter than any of these
     assert_eq!(with("-1"), with("4096"));
     assert_ne!(with("-1"), with("0"));
-    for (args, says) in [
+    for (line, says) in [
         (
-            &["run", "-p", "x", "--repeat-last-n", "-2"][..],
+            "run -p x --repeat-last-n -2",
             "--repeat-last-n <N>': -2 is not in -1..",
         ),
+        ("run -p x -t -1", "--threads <N>': -1 is not in 1..=1024"),
+        ("run -p x -c -5", "--ctx-size <N>': -5 is not in 0.."),
+        ("run -p x -b -5", "--batch-size <N>': -5 is not in 1.."),
+        ("run -p x --gpu -1", "--gpu <N>': -1 is not in 0.."),
+        ("run -p x -ngl -1", "--gpu-layers <N>': -1 is not in 0.."),
+        ("run -p x --stop-id -1", "--stop-id <ID>': -1 is not in 0.."),
+        ("run -p x -l -5", "expected a token id"),
+        ("logits -p x --top -1", "--top <K>': -1 is not in 0.."),
+        ("logits --tokens -1", "--tokens <IDS>': -1 is not in 0.."),
+        ("bench -r -1", "--repetitions <N>': -1 is not in 1..=1000"),
+        ("bench -p -1", "--n-prompt <N>': -1 is not in 0.."),
+        ("diff --tol-nmse -1", "--tol-nmse <X>': expected "),
         (
-            &["run", "-p", "x", "-t", "-1"],
-            "--threads <N>': -1 is not in 1..=1024",
-        ),
-        (
-            &["run", "-p", "x", "-c", "-5"],
-            "--ctx-size <N>': -5 is not in 0..",
-        ),
-        (
-            &["run", "-p", "x", "-b", "-5"],
-            "--batch-size <N>': -5 is not in 1..",
-        ),
-        (
-            &["run", "-p", "x", "--gpu", "-1"],
-            "--gpu <N>': -1 is not in 0..",
-        ),
-        (
-            &["run", "-p", "x", "-ngl", "-1"],
-            "--gpu-layers <N>': -1 is not in 0..",
-        ),
-        (
-            &["run", "-p", "x", "--stop-id", "-1"],
-            "--stop-id <ID>': -1 is not in 0..",
-        ),
-        (&["run", "-p", "x", "-l", "-5"], "expected a token id"),
-        (
-            &["logits", "-p", "x", "--top", "-1"],
-            "--top <K>': -1 is not in 0..",
-        ),
-        (
-            &["logits", "--tokens", "-1"],
-            "--tokens <IDS>': -1 is not in 0..",
-        ),
-        (
-            &["bench", "-r", "-1"],
-            "--repetitions <N>': -1 is not in 1..=1000",
-        ),
-        (&["bench", "-p", "-1"], "--n-prompt <N>': -1 is not in 0.."),
-        (&["diff", "--tol-nmse", "-1"], "--tol-nmse <X>': expected "),
-        (
-            &["quantize", "a", "b", "awq", "--group", "-1"],
+            "quantize a b awq --group -1",
             "--group <N>': -1 is not in 0..",
         ),
-        (
-            &["perplexity", "-f", "x", "--chunks", "-2"],
-            "or -1 for all",
-        ),
-        (
-            &["imatrix", "-f", "x", "-o", "y", "--chunks", "-2"],
-            "or -1 for all",
-        ),
-        (
-            &["quant-report", "m", "-f", "x", "--chunks", "-2"],
-            "or -1 for all",
-        ),
+        ("perplexity -f x --chunks -2", "or -1 for all"),
+        ("imatrix -f x -o y --chunks -2", "or -1 for all"),
+        ("quant-report m -f x --chunks -2", "or -1 for all"),
     ] {
-        let line = bad(args, 2);
-        assert!(line.contains(says), "{args:?}: {line}");
+        let error = bad(&line.split(' ').collect::<Vec<_>>(), 2);
+        assert!(error.contains(says), "{line}: {error}");
     }
     // all chunks, as for llama-imatrix
     let dir = folder();

@@ -26,6 +26,51 @@ fn path(p: &Path) -> &str {
     p.to_str().unwrap()
 }
 
+/// Refusals of a sound input, and of an older output of type Q8_0.
+fn refuses_what_must_not_be(folder: &Path, i: &str, o: &str) {
+    assert!(
+        refused(&["quantize", i, i, "Q8_0", "--force"], 1)
+            .ends_with("is the input itself: expected another file")
+    );
+    let dotted = folder.join(".").join("in.gguf");
+    assert!(
+        refused(&["quantize", i, path(&dotted), "Q8_0", "--force"], 1)
+            .contains("is the input itself")
+    );
+    let none = folder.join("none.gguf");
+    let error = refused(&["quantize", i, path(&none), "IQ2_XXS"], 1);
+    assert!(
+        error.starts_with("tensor blk.0.attn_k.weight: IQ2_XXS needs an importance matrix"),
+        "{error}"
+    );
+    let error = refused(&["quantize", o, path(&none), "Q4_0"], 1);
+    assert!(
+        error.ends_with("is Q8_0 already: quantizing it again needs --allow-requantize"),
+        "{error}"
+    );
+    assert!(!none.exists());
+    assert!(
+        refused(&["quantize", i, path(&none), "Q9"], 2)
+            .starts_with("type \"Q9\": expected one of F32, F16")
+    );
+    assert!(refused(&["quantize", i, path(&none)], 2).starts_with("no TYPE: expected IN OUT TYPE"));
+    assert!(
+        refused(&["quantize", i, o, "Q4_0", "--tensor-type", "ffn"], 2)
+            .contains("expected NAME=TYPE")
+    );
+    assert!(
+        refused(&["quantize", i, o, "Q4_0", "--tensor-type", "(=Q4_0"], 2)
+            .contains("unclosed group")
+    );
+    assert!(
+        refused(&["quantize", i, o, "Q4_0", "--output-tensor-type", "x"], 2)
+            .contains("expected one of F32")
+    );
+    assert!(
+        refused(&["quantize", "/nonexistent.gguf", o, "Q4_0"], 1).contains("/nonexistent.gguf")
+    );
+}
+
 #[test]
 fn a_model_is_quantized_and_refused_where_it_must_be() {
     let Some(models) = shared("models") else {
@@ -67,47 +112,7 @@ fn a_model_is_quantized_and_refused_where_it_must_be() {
         std::fs::read(&out).unwrap(),
         std::fs::read(models.join("tiny-qwen3-Q8_0.gguf")).unwrap()
     );
-    assert!(
-        refused(&["quantize", i, i, "Q8_0", "--force"], 1)
-            .ends_with("is the input itself: expected another file")
-    );
-    let dotted = folder.path().join(".").join("in.gguf");
-    assert!(
-        refused(&["quantize", i, path(&dotted), "Q8_0", "--force"], 1)
-            .contains("is the input itself")
-    );
-    let none = folder.path().join("none.gguf");
-    let error = refused(&["quantize", i, path(&none), "IQ2_XXS"], 1);
-    assert!(
-        error.starts_with("tensor blk.0.attn_k.weight: IQ2_XXS needs an importance matrix"),
-        "{error}"
-    );
-    let error = refused(&["quantize", o, path(&none), "Q4_0"], 1);
-    assert!(
-        error.ends_with("is Q8_0 already: quantizing it again needs --allow-requantize"),
-        "{error}"
-    );
-    assert!(!none.exists());
-    assert!(
-        refused(&["quantize", i, path(&none), "Q9"], 2)
-            .starts_with("type \"Q9\": expected one of F32, F16")
-    );
-    assert!(refused(&["quantize", i, path(&none)], 2).starts_with("no TYPE: expected IN OUT TYPE"));
-    assert!(
-        refused(&["quantize", i, o, "Q4_0", "--tensor-type", "ffn"], 2)
-            .contains("expected NAME=TYPE")
-    );
-    assert!(
-        refused(&["quantize", i, o, "Q4_0", "--tensor-type", "(=Q4_0"], 2)
-            .contains("unclosed group")
-    );
-    assert!(
-        refused(&["quantize", i, o, "Q4_0", "--output-tensor-type", "x"], 2)
-            .contains("expected one of F32")
-    );
-    assert!(
-        refused(&["quantize", "/nonexistent.gguf", o, "Q4_0"], 1).contains("/nonexistent.gguf")
-    );
+    refuses_what_must_not_be(folder.path(), i, o);
     assert_eq!(
         std::fs::read_dir(folder.path()).unwrap().count(),
         2,

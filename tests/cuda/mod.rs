@@ -137,7 +137,8 @@ fn text(n: usize) -> Vec<u32> {
 struct Sequences {
     lengths: Vec<usize>,
     tables: Vec<Vec<u32>>,
-    /// Where the state of each is: one of two slots, of which a step reads one and writes the other.
+    /// Where the state of each is: one of two slots, of which a step reads one and writes the
+    /// other.
     states: Vec<u32>,
 }
 

@@ -215,8 +215,13 @@ fn frequencies_come_back() {
     let mut config: serde_json::Value =
         serde_json::from_slice(&std::fs::read(&path).expect("there")).expect("JSON");
     config["rope_theta"] = 500_000.into();
-    config["rope_scaling"] = serde_json::json!({ "rope_type": "llama3", "factor": 32, "low_freq_factor": 1,
-        "high_freq_factor": 4, "original_max_position_embeddings": 8192 });
+    config["rope_scaling"] = serde_json::json!({
+        "rope_type": "llama3",
+        "factor": 32,
+        "low_freq_factor": 1,
+        "high_freq_factor": 4,
+        "original_max_position_embeddings": 8192,
+    });
     std::fs::write(&path, config.to_string()).expect("written");
     let read = |folder: &Path| {
         let gguf = hf::open(folder, &OpenOptions::default()).expect("read");

@@ -133,7 +133,8 @@ pub enum Error {
     KeyDim(usize),
     /// A block table without a page that a step needs, as kernels saw it: a bug.
     #[error(
-        "sequence {sequence}, position {position}: the block table on the GPU lacks one of its pages"
+        "sequence {sequence}, position {position}: the block table on the GPU lacks one of its \
+         pages"
     )]
     MissingPage {
         /// Which of the step's sequences.

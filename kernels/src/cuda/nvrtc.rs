@@ -126,12 +126,16 @@ impl Nvrtc {
     /// [`Error::Unavailable`] if there is none.
     pub fn find(newest: i32) -> Result<Nvrtc, Error> {
         let usable = |path: &PathBuf| Nvrtc::open(path).ok().filter(|n| n.version.0 <= newest);
-        Places::of_process().candidates().iter().find_map(usable).ok_or_else(|| {
-            Error::Unavailable(format!(
-                "NVRTC (libnvrtc.so, part of CUDA; also in the Python package nvidia-cuda-nvrtc) of version {newest} or \
-                 older was not found"
-            ))
-        })
+        Places::of_process()
+            .candidates()
+            .iter()
+            .find_map(usable)
+            .ok_or_else(|| {
+                Error::Unavailable(format!(
+                    "NVRTC (libnvrtc.so, part of CUDA; also in the Python package \
+                 nvidia-cuda-nvrtc) of version {newest} or older was not found"
+                ))
+            })
     }
 
     /// Major and minor.

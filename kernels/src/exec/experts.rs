@@ -7,26 +7,26 @@
 //! an expert go through the kernels that [`Op::MatMul`](super::Op::MatMul) has for their role,
 //! which give a row the same bits whatever other rows there are.
 
+mod choosing;
+mod grouping;
+
 use std::ops::Range;
 
 use super::arena::{Codes, MAX_TILE};
 use super::matmul::{StripPairs, Tokens, pairs_at_once};
 use super::scratch::Scratch;
-use super::{ACT_GROUP, Form, Gemv, Matrix, Op, Operands, Part, Program, STRIP_PAIR, Slot, Task};
+use super::{ACT_GROUP, Form, Gemv, Matrix, Op, Part, Program, STRIP_PAIR, Slot, Task};
 use super::{Role, UNITS, gemm, sums_len};
 use crate::act::ActRow;
 use crate::generic::batch;
-use crate::generic::routing::{self, Parts, place};
 use crate::memory::Floats;
-use crate::op::TopGroups;
 use crate::table::{CodeKernels, FloatKernels};
+pub(super) use grouping::Grouping;
+use grouping::Run;
 
 /// Generated rows of an expert multiplied at a time: as integers they stay in the first cache
 /// (some 2.4 bytes a value, 78 KiB for 2048) or close to it, while the weights come apart once.
 pub(super) const EXPERT_ROWS: usize = 16;
-
-/// Columns of sums that a thread takes at a time: a few lines of each part.
-const SUM_COLUMNS: usize = 64;
 
 /// The most that a program's products with experts need.
 #[derive(Clone, Copy, Default)]
@@ -106,83 +106,6 @@ pub(super) struct ExpertProduct<'a> {
     pub(super) out: Slot,
 }
 
-/// Choices of one expert that are multiplied together.
-#[derive(Clone, Copy)]
-struct Run {
-    expert: usize,
-    /// Where they begin among the sorted ones, and how many there are.
-    first: usize,
-    len: usize,
-    /// Where their tiles begin, in rows.
-    tiled: usize,
-}
-
-/// Choices sorted by expert.
-#[derive(Default)]
-pub(super) struct Grouping {
-    /// Of each expert in order.
-    choices: Vec<u32>,
-    runs: Vec<Run>,
-    /// By expert: where its choices end.
-    ends: Vec<usize>,
-    /// Room for those of a run that are not done yet.
-    mine: Vec<u32>,
-}
-
-impl Grouping {
-    /// Makes room.
-    pub(super) fn reserve(&mut self, choices: usize, experts: usize) {
-        let more = |have: usize, want: usize| want.saturating_sub(have);
-        self.choices.reserve(more(self.choices.len(), choices));
-        self.mine.reserve(more(self.mine.len(), choices));
-        self.runs.reserve(more(self.runs.len(), choices));
-        self.ends.reserve(more(self.ends.len(), experts));
-    }
-
-    /// Sorts the choices by expert, and those of one expert into runs of `most`; tiles are so many
-    /// rows.
-    fn sort(&mut self, ids: &[f32], experts: usize, most: usize, tile: usize) {
-        let Grouping {
-            choices,
-            runs,
-            ends,
-            ..
-        } = self;
-        ends.clear();
-        ends.resize(experts, 0);
-        for id in ids {
-            ends[place(*id, experts)] += 1;
-        }
-        let mut before = 0;
-        for end in ends.iter_mut() {
-            // where its choices begin, for now
-            (before, *end) = (before + *end, before);
-        }
-        choices.clear();
-        choices.resize(ids.len(), 0);
-        for (choice, id) in ids.iter().enumerate() {
-            let at = &mut ends[place(*id, experts)];
-            choices[*at] = choice as u32;
-            *at += 1;
-        }
-        runs.clear();
-        let (mut start, mut tiled) = (0, 0);
-        for (expert, end) in ends.iter().enumerate() {
-            for first in (start..*end).step_by(most) {
-                let len = most.min(end - first);
-                runs.push(Run {
-                    expert,
-                    first,
-                    len,
-                    tiled,
-                });
-                tiled += len.next_multiple_of(tile);
-            }
-            start = *end;
-        }
-    }
-}
-
 /// Where results go before they are in their rows: whole strips of so many rows.
 #[derive(Clone, Copy)]
 struct Near {
@@ -191,111 +114,6 @@ struct Near {
 }
 
 impl Part<'_> {
-    /// # Safety
-    /// As [`Part::run`]. *Shares* of rows.
-    pub(super) unsafe fn softmax(&self, x: Slot, out: Slot) {
-        let width = self.width(x);
-        for r in self.w.share(self.n_rows(x), 1) {
-            // SAFETY: this row is of this member's share, and its input is finished.
-            unsafe {
-                let from = self.row(x, r, 0..width);
-                let to = self.row_mut(out, r, 0..width);
-                (self.model.table.softmax)(from.as_ptr(), width, to.as_mut_ptr());
-            }
-        }
-    }
-
-    /// # Safety
-    /// As [`Part::run`]. *Shares* of rows.
-    pub(super) unsafe fn top_k(&self, x: Slot, groups: Option<TopGroups>, out: Slot) {
-        // SAFETY: the scratch at this thread's number is its own, and nobody has borrowed it.
-        let Scratch { scores, .. } = unsafe { self.scratches.of(self.w.thread) };
-        for r in self.w.share(self.n_rows(x), 1) {
-            // SAFETY: this row is of this member's share, and its input is finished.
-            unsafe {
-                let from = self.row(x, r, 0..self.width(x));
-                let to = self.row_mut(out, r, 0..self.width(out));
-                routing::top_k(from, groups, scores, to);
-            }
-        }
-    }
-
-    /// # Safety
-    /// As [`Part::run`]. *Shares* of rows.
-    pub(super) unsafe fn gather(&self, x: Slot, ids: Slot, out: Slot) {
-        for r in self.w.share(self.n_rows(x), 1) {
-            // SAFETY: this row is of this member's share, and its inputs are finished.
-            unsafe {
-                let from = self.row(x, r, 0..self.width(x));
-                let ids = self.row(ids, r, 0..self.width(ids));
-                let to = self.row_mut(out, r, 0..self.width(out));
-                for (to, id) in to.iter_mut().zip(ids) {
-                    *to = from[place(*id, from.len())];
-                }
-            }
-        }
-    }
-
-    /// # Safety
-    /// As [`Part::run`]. *Shares* of rows.
-    pub(super) unsafe fn normalize(&self, x: Slot, least: f32, out: Slot) {
-        let width = self.width(x);
-        for r in self.w.share(self.n_rows(x), 1) {
-            // SAFETY: this row is of this member's share, and its input is finished.
-            unsafe {
-                let to = self.row_mut(out, r, 0..width);
-                routing::normalize(self.row(x, r, 0..width), least, to);
-            }
-        }
-    }
-
-    /// The parts of `x`, as many as there are weights, each times its own.
-    ///
-    /// # Safety
-    /// As [`Part::run`]. *Shares* of [`SUM_COLUMNS`] columns of rows of the result.
-    pub(super) unsafe fn weighted_sum(&self, x: Slot, weights: Slot, out: Slot) {
-        let (n, count) = (self.width(out), self.width(weights));
-        let blocks = n.div_ceil(SUM_COLUMNS);
-        for i in self.w.share(self.n_rows(out) * blocks, 1) {
-            let (r, first) = (i / blocks, i % blocks * SUM_COLUMNS);
-            // SAFETY: these columns are of this member's share, and the inputs are finished:
-            // `count` parts of n values in each row.
-            unsafe {
-                let at = |slot: Slot, at: usize| self.view.buffers[slot].0.add(at);
-                (self.model.table.weighted_sum)(&Parts {
-                    x: (at(x, r * count * n + first).cast_const(), n),
-                    weights: at(weights, r * count).cast_const(),
-                    count,
-                    n: SUM_COLUMNS.min(n - first),
-                    y: at(out, r * n + first),
-                });
-            }
-        }
-    }
-
-    /// # Safety
-    /// As [`Part::run`]. *Shares* of the parts of rows.
-    pub(super) unsafe fn expert_bias(&self, x: Slot, bias: &[f32], ids: Slot, out: Slot) {
-        let used = self.width(ids);
-        let n = self.width(x) / used;
-        for choice in self.w.share(self.n_rows(x) * used, 1) {
-            // SAFETY: this part is of this member's share, and its inputs are finished. The bias
-            // has whole parts, of which `place` names one.
-            unsafe {
-                let id = self.row(ids, choice / used, choice % used..choice % used + 1);
-                let bias = &bias[place(id[0], bias.len() / n) * n..][..n];
-                let at = |slot: Slot| self.view.buffers[slot].0.add(choice * n);
-                (self.model.table.add)(&Operands {
-                    a: (at(x).cast_const(), 0),
-                    b: (bias.as_ptr(), 0),
-                    y: (at(out), 0),
-                    rows: 1,
-                    n,
-                });
-            }
-        }
-    }
-
     /// Brings the input of a product with experts into the form that its kernel reads.
     ///
     /// # Safety

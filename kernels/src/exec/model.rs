@@ -90,8 +90,8 @@ impl Model {
                 None => (rows(ready.slot) + MAX_TILE) * width(ready.slot),
             },
             (Resource::Angles, _) => extent.rows * 2 * self.program.angles(),
-            // pieces are joined in the section that makes them; the cache and states are the same in
-            // all places
+            // pieces are joined in the section that makes them; the cache and states are the same
+            // in all places
             (Resource::Pieces | Resource::Kv(_) | Resource::State(_), _)
             | (Resource::Codes(_) | Resource::Tiles, None) => 0,
         }

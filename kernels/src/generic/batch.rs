@@ -1,8 +1,9 @@
-//! Several generated tokens against packed weights: what is unpacked serves all of them. Two or three
-//! go through [`gemv`](super::gemv) together. For more, a chunk of two strips is unpacked into a
-//! [`Panel`], which stays in the first cache while rows of activations pass by, up to [`ROWS`] at a
-//! time. Per row and output every addition of floats is that of [`gemv`](super::gemv), in its order,
-//! so that a token's results do not depend on how many others there are.
+//! Several generated tokens against packed weights: what is unpacked serves all of them. Two or
+//! three go through [`gemv`](super::gemv) together. For more, a chunk of two strips is unpacked
+//! into a [`Panel`], which stays in the first cache while rows of activations pass by, up to
+//! [`ROWS`] at a time. Per row and output every addition of floats is that of
+//! [`gemv`](super::gemv), in its order, so that a token's results do not depend on how many others
+//! there are.
 
 use super::gemv::{FEW, dot_to_sum};
 use crate::act::{ACT_GROUP, Act4, ActRow};

@@ -221,6 +221,17 @@ unsafe fn tile<
     }
 }
 
+/// So many turns of a loop; longer ones are known to the processor, not to the compiler, which
+/// would unroll them until registers run out.
+#[inline(always)]
+fn not_unrolled(turns: usize) -> usize {
+    if turns > 2 {
+        std::hint::black_box(turns)
+    } else {
+        turns
+    }
+}
+
 /// Adds a group's products with tokens `from..from + N` of a tile.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // an index keeps the sums in registers
@@ -242,13 +253,7 @@ unsafe fn group<
     // vectors of one group's scale and minimum, and from one strip's panel to the next
     let per_group = 1 + MIN as usize;
     let strip = a.kc / 2;
-    // known to the processor, not to the compiler, which would unroll a longer loop until registers
-    // run out
-    let dots = if DOTS > 2 {
-        std::hint::black_box(DOTS)
-    } else {
-        DOTS
-    };
+    let dots = not_unrolled(DOTS);
     // SAFETY: as `tile`.
     unsafe {
         let (at, values) = (sums_at(a.kc, GROUP, false), sums_at(a.kc, GROUP, true));

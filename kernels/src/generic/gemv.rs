@@ -10,8 +10,8 @@ use crate::ahead::Ahead;
 use crate::formats::{Float, Format};
 use crate::simd::Simd;
 
-/// Rows of activations that [`strips`] takes at a time, at most. From four on registers run out, and
-/// a [`Panel`](super::batch::Panel) is faster.
+/// Rows of activations that [`strips`] takes at a time, at most. From four on registers run out,
+/// and a [`Panel`](super::batch::Panel) is faster.
 pub(crate) const FEW: usize = 3;
 
 /// `N` neighbouring strips times `M` rows of activations -> N R outputs of each. What is unpacked
@@ -21,8 +21,8 @@ pub(crate) const FEW: usize = 3;
 /// is limited by.
 ///
 /// # Safety
-/// `strips` holds `N * k / F::K` packed blocks, `x` is the first of `M` rows of `k` activations, one
-/// after the other, `out` has N R writable floats for each, so many floats apart.
+/// `strips` holds `N * k / F::K` packed blocks, `x` is the first of `M` rows of `k` activations,
+/// one after the other, `out` has N R writable floats for each, so many floats apart.
 #[inline(always)]
 // an index keeps the sums in registers, an iterator passes them by memory
 #[allow(clippy::needless_range_loop)]
@@ -263,8 +263,8 @@ pub(crate) unsafe fn quantize<S: Simd>(x: *const f32, k: usize, out: &ActRow) {
     }
 }
 
-/// Rounds values to integers up to `most` and returns their scale. If the scale underflows, all integers are 0; a value that is not finite makes the scale NaN, so that it
-/// reaches the logits.
+/// Rounds values to integers up to `most` and returns their scale. If the scale underflows, all
+/// integers are 0; a value that is not finite makes the scale NaN, so that it reaches the logits.
 ///
 /// # Safety
 /// `x` is as many floats as `q` is long, a multiple of 16.

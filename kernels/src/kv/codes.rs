@@ -15,8 +15,8 @@ pub(super) fn q8_0(x: &[f32], codes: &mut [u8; SCALE_GROUP]) -> u16 {
     half::f16::from_f32(scale).to_bits()
 }
 
-/// ggml's Q4_0: an f16 scale, -8 of which are the value that is farthest from 0, the positive one of
-/// two, and codes that count from there, two in a byte. What is not finite makes the scale so.
+/// ggml's Q4_0: an f16 scale, -8 of which are the value that is farthest from 0, the positive one
+/// of two, and codes that count from there, two in a byte. What is not finite makes the scale so.
 pub(super) fn q4_0(x: &[f32], codes: &mut [u8; SCALE_GROUP]) -> u16 {
     let most = |of: fn(f32) -> f32| x.iter().fold(0f32, |m, v| m.max(of(*v)));
     let (largest, positive) = (most(f32::abs), most(|v| v));

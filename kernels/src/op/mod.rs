@@ -64,7 +64,8 @@ pub enum Op<V, M, C, T> {
     Add { a: V, b: V },
     /// `a * b`, value by value.
     Mul { a: V, b: V },
-    /// `x * by` in every row; where `x` is wider, each value of `by` is for equally many neighbours.
+    /// `x * by` in every row; where `x` is wider, each value of `by` is for equally many
+    /// neighbours.
     MulVector { x: V, by: C },
     /// The rows whose outputs are wanted.
     SelectRows { x: V },
@@ -77,8 +78,8 @@ pub enum Op<V, M, C, T> {
         from: usize,
         width: usize,
     },
-    /// Pieces of `a` and of `b` in turn, so many values of each: `a` is whole pieces, and `b` has as
-    /// many, or one that follows each of them.
+    /// Pieces of `a` and of `b` in turn, so many values of each: `a` is whole pieces, and `b` has
+    /// as many, or one that follows each of them.
     Concat { a: V, b: V, each: [usize; 2] },
     /// Every value with those at its place in the rows of the sequence's tokens before it, weighed
     /// and added. `weight` has a row for each token that counts, the oldest first and the value's

@@ -35,159 +35,68 @@ pub type Translated<X, V, M, C, T> = Op<
     <X as Translate<V, M, C, T>>::Table,
 >;
 
+/// What a field says in the other words, by what it names.
+macro_rules! word {
+    ($to:ident, as_is, $field:expr) => {
+        $field
+    };
+    ($to:ident, any_vector, $field:expr) => {
+        $field.map(|vector| $to.vector(vector))
+    };
+    ($to:ident, $kind:ident, $field:expr) => {
+        $to.$kind($field)
+    };
+}
+
+/// A `match` with an arm for each operation, from a list of their fields and what each names.
+macro_rules! translate {
+    ($op:expr, $to:ident, $($name:ident { $($field:ident: $kind:ident),* })*) => {
+        match $op {
+            $(Op::$name { $($field),* } => Op::$name {
+                $($field: word!($to, $kind, $field)),*
+            },)*
+        }
+    };
+}
+
 impl<V: Copy, M, C, T> Op<V, M, C, T> {
     /// The same operation in another vocabulary.
     pub fn map<X: Translate<V, M, C, T>>(self, to: &mut X) -> Translated<X, V, M, C, T> {
-        match self {
-            Op::Embed { table } => Op::Embed {
-                table: to.table(table),
-            },
-            Op::Constant { values } => Op::Constant {
-                values: to.vector(values),
-            },
-            Op::EmbedPositions { table } => Op::EmbedPositions {
-                table: to.table(table),
-            },
-            Op::AddGiven { x, from } => Op::AddGiven {
-                x: to.value(x),
-                from,
-            },
-            Op::Input => Op::Input,
-            Op::RmsNorm { x, weight, eps } => Op::RmsNorm {
-                x: to.value(x),
-                weight: to.vector(weight),
-                eps,
-            },
-            Op::LayerNorm { x, weight, eps } => Op::LayerNorm {
-                x: to.value(x),
-                weight: to.vector(weight),
-                eps,
-            },
-            Op::MatMul { x, w } => Op::MatMul {
-                x: to.value(x),
-                w: to.matrix(w),
-            },
-            Op::AddBias { x, bias } => Op::AddBias {
-                x: to.value(x),
-                bias: to.vector(bias),
-            },
-            Op::Rope { x, head_dim, rope } => Op::Rope {
-                x: to.value(x),
-                head_dim,
-                rope,
-            },
-            Op::KvWrite { k, v, cache } => Op::KvWrite {
-                k: to.value(k),
-                v: to.value(v),
-                cache: to.cache(cache),
-            },
-            Op::Attention {
-                q,
-                cache,
-                scores,
-                sinks,
-            } => Op::Attention {
-                q: to.value(q),
-                cache: to.cache(cache),
-                scores,
-                sinks: sinks.map(|sinks| to.vector(sinks)),
-            },
-            Op::Gate { gate, up, act } => Op::Gate {
-                gate: to.value(gate),
-                up: to.value(up),
-                act,
-            },
-            Op::Unary { x, f } => Op::Unary { x: to.value(x), f },
-            Op::ScaleByPosition { x, rate, step } => Op::ScaleByPosition {
-                x: to.value(x),
-                rate,
-                step,
-            },
-            Op::Add { a, b } => Op::Add {
-                a: to.value(a),
-                b: to.value(b),
-            },
-            Op::Mul { a, b } => Op::Mul {
-                a: to.value(a),
-                b: to.value(b),
-            },
-            Op::MulVector { x, by } => Op::MulVector {
-                x: to.value(x),
-                by: to.vector(by),
-            },
-            Op::SelectRows { x } => Op::SelectRows { x: to.value(x) },
-            Op::Merge { x } => Op::Merge { x: to.value(x) },
-            Op::Slice {
-                x,
-                each,
-                from,
-                width,
-            } => Op::Slice {
-                x: to.value(x),
-                each,
-                from,
-                width,
-            },
-            Op::Concat { a, b, each } => Op::Concat {
-                a: to.value(a),
-                b: to.value(b),
-                each,
-            },
-            Op::CausalConv { x, weight, state } => Op::CausalConv {
-                x: to.value(x),
-                weight: to.vector(weight),
-                state: to.state(state),
-            },
-            Op::LinearAttention {
-                q,
-                k,
-                v,
-                decay,
-                rate,
-                how,
-                state,
-            } => Op::LinearAttention {
-                q: to.value(q),
-                k: to.value(k),
-                v: to.value(v),
-                decay: to.value(decay),
-                rate: to.value(rate),
-                how,
-                state: to.state(state),
-            },
-            Op::Softmax { x } => Op::Softmax { x: to.value(x) },
-            Op::TopK { x, n, groups } => Op::TopK {
-                x: to.value(x),
-                n,
-                groups,
-            },
-            Op::Gather { x, ids } => Op::Gather {
-                x: to.value(x),
-                ids: to.value(ids),
-            },
-            Op::Normalize { x, least } => Op::Normalize {
-                x: to.value(x),
-                least,
-            },
-            Op::ScaleRows { x, by } => Op::ScaleRows {
-                x: to.value(x),
-                by: to.value(by),
-            },
-            Op::ExpertMatMul { x, w, ids, experts } => Op::ExpertMatMul {
-                x: to.value(x),
-                w: to.matrix(w),
-                ids: to.value(ids),
-                experts,
-            },
-            Op::ExpertBias { x, bias, ids } => Op::ExpertBias {
-                x: to.value(x),
-                bias: to.vector(bias),
-                ids: to.value(ids),
-            },
-            Op::ExpertSum { x, weights } => Op::ExpertSum {
-                x: to.value(x),
-                weights: to.value(weights),
-            },
+        translate! { self, to,
+            Embed { table: table }
+            Constant { values: vector }
+            EmbedPositions { table: table }
+            AddGiven { x: value, from: as_is }
+            Input {}
+            RmsNorm { x: value, weight: vector, eps: as_is }
+            LayerNorm { x: value, weight: vector, eps: as_is }
+            MatMul { x: value, w: matrix }
+            AddBias { x: value, bias: vector }
+            Rope { x: value, head_dim: as_is, rope: as_is }
+            KvWrite { k: value, v: value, cache: cache }
+            Attention { q: value, cache: cache, scores: as_is, sinks: any_vector }
+            Gate { gate: value, up: value, act: as_is }
+            Unary { x: value, f: as_is }
+            ScaleByPosition { x: value, rate: as_is, step: as_is }
+            Add { a: value, b: value }
+            Mul { a: value, b: value }
+            MulVector { x: value, by: vector }
+            SelectRows { x: value }
+            Merge { x: value }
+            Slice { x: value, each: as_is, from: as_is, width: as_is }
+            Concat { a: value, b: value, each: as_is }
+            CausalConv { x: value, weight: vector, state: state }
+            LinearAttention {
+                q: value, k: value, v: value, decay: value, rate: value, how: as_is, state: state
+            }
+            Softmax { x: value }
+            TopK { x: value, n: as_is, groups: as_is }
+            Gather { x: value, ids: value }
+            Normalize { x: value, least: as_is }
+            ScaleRows { x: value, by: value }
+            ExpertMatMul { x: value, w: matrix, ids: value, experts: as_is }
+            ExpertBias { x: value, bias: vector, ids: value }
+            ExpertSum { x: value, weights: value }
         }
     }
 }

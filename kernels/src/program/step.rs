@@ -28,7 +28,8 @@ pub struct Sequence<'a> {
     pub wanted: Range<usize>,
     /// Where its state is, for programs that keep one.
     pub states: StateUse<'a>,
-    /// By what the pairs of each of `tokens` turn; empty where that is its position, along all axes.
+    /// By what the pairs of each of `tokens` turn; empty where that is its position, along all
+    /// axes.
     pub turns: &'a [Turns],
     /// Rows in the place of embeddings, in order.
     pub given: &'a [GivenRows<'a>],

@@ -9,84 +9,137 @@ fn results<S: Simd>(
     x: &[f32; 16],
 ) -> BTreeMap<&'static str, [i32; 16]> {
     let mut all = BTreeMap::new();
-    let table = std::array::from_fn(|i| (a[i] >> 9) as u8);
-    let act = S::act4([b[0], b[1], b[2], b[3]].map(|b| (b % 32_640) as i16));
     for at in (0..16).step_by(S::R) {
-        // SAFETY: the caller asks only for what this CPU has; every pointer has R elements
-        // behind it.
+        let mut is = |name, v: S::I| {
+            let y: &mut [i32; 16] = all.entry(name).or_insert([0; 16]);
+            // SAFETY: the caller asks only for what this CPU has; R lanes have room from `at` on.
+            unsafe { S::store_bytes(y[at..].as_mut_ptr().cast(), v) };
+        };
+        // SAFETY: the caller asks only for what this CPU has, and `at + R` is at most 16.
         unsafe {
-            let mut is = |name, v: S::I| {
-                let y: &mut [i32; 16] = all.entry(name).or_insert([0; 16]);
-                S::store_bytes(y[at..].as_mut_ptr().cast(), v);
-            };
-            let bytes = a.as_ptr().cast::<u8>().add(at);
-            let (v, w) = (
-                S::load_bytes(a[at..].as_ptr().cast()),
-                S::load_bytes(b[at..].as_ptr().cast()),
-            );
-            let f = S::load(x[at..].as_ptr());
-            is("load_u8", S::load_u8(bytes));
-            is("load_i8", S::load_i8(bytes));
-            is("iadd", S::iadd(v, w));
-            is("isub", S::isub(v, w));
-            is("sub16", S::sub16(v, w));
-            is("and, or", S::or(S::and(v, w), S::iset1(b[1] & 0xff)));
-            is(
-                "lookup",
-                S::lookup(S::and(v, S::iset1(0x0f0f_0f0f)), &table),
-            );
-            for (n, name) in [
-                (0, "shift by 0"),
-                (4, "shift by 4"),
-                (23, "shift by 23"),
-                (31, "shift by 31"),
-            ] {
-                is(name, S::isub(S::shr(v, n), S::shl(v, n)));
-            }
-            is("dot2", S::dot2(v, w, &b[5]));
-            is(
-                "dot4",
-                S::acc_sum(S::dot4(S::dot4(S::acc_zero(), v, &act), w, &act)),
-            );
-            let small = S::iset1(0x7f7f_7f7f);
-            let acc = S::dot4_i8(S::dot4(S::acc_zero(), v, &act), S::and(w, small), &act);
-            is("dot4_i8", S::acc_sum(acc));
-            let spread = S::spread(S::and(v, small));
-            is(
-                "dot_spread",
-                S::acc_sum(S::dot_spread(S::acc_zero(), spread, &act)),
-            );
-            is("to_i", S::to_i(f));
-            let mut half = [0u16; 16];
-            S::store_f16(half.as_mut_ptr(), f);
-            let back = |v: S::F| {
-                let mut y = [0f32; 16];
-                S::store(y.as_mut_ptr(), v);
-                S::load_bytes(y.as_ptr().cast())
-            };
-            is("store_f16, load_f16", back(S::load_f16(half.as_ptr())));
-            is(
-                "load_bf16",
-                back(S::load_bf16(a.as_ptr().cast::<u16>().add(at))),
-            );
-            is("to_f", back(S::to_f(v)));
-            is("bits_f", back(S::bits_f(v)));
-            is(
-                "min, max",
-                back(S::max(S::set1(-3.0), S::min(f, S::set1(2.5)))),
-            );
-            is(
-                "first",
-                back(S::first(5usize.saturating_sub(at), f, S::zero())),
-            );
-            is("fma", back(S::fma(f, f, S::set1(1.0))));
-            is(
-                "add to div",
-                back(S::div(S::sub(S::add(f, f), S::set1(1.0)), S::mul(f, f))),
-            );
+            of_integers::<S>(a, b, at, &mut is);
+            of_dots::<S>(a, b, at, &mut is);
+            of_floats::<S>(a, x, at, &mut is);
         }
     }
     all
+}
+
+/// Loads of the lanes from `at` on, and what is done with them lane by lane.
+///
+/// # Safety
+/// This CPU has the instruction set, and `at + R` is at most 16.
+unsafe fn of_integers<S: Simd>(
+    a: &[i32; 16],
+    b: &[i32; 16],
+    at: usize,
+    is: &mut impl FnMut(&'static str, S::I),
+) {
+    let table = std::array::from_fn(|i| (a[i] >> 9) as u8);
+    // SAFETY: the caller's promise; every pointer has R elements behind it.
+    unsafe {
+        let bytes = a.as_ptr().cast::<u8>().add(at);
+        let (v, w) = (
+            S::load_bytes(a[at..].as_ptr().cast()),
+            S::load_bytes(b[at..].as_ptr().cast()),
+        );
+        is("load_u8", S::load_u8(bytes));
+        is("load_i8", S::load_i8(bytes));
+        is("iadd", S::iadd(v, w));
+        is("isub", S::isub(v, w));
+        is("sub16", S::sub16(v, w));
+        is("and, or", S::or(S::and(v, w), S::iset1(b[1] & 0xff)));
+        is(
+            "lookup",
+            S::lookup(S::and(v, S::iset1(0x0f0f_0f0f)), &table),
+        );
+        for (n, name) in [
+            (0, "shift by 0"),
+            (4, "shift by 4"),
+            (23, "shift by 23"),
+            (31, "shift by 31"),
+        ] {
+            is(name, S::isub(S::shr(v, n), S::shl(v, n)));
+        }
+    }
+}
+
+/// Sums of products of the lanes from `at` on.
+///
+/// # Safety
+/// As [`of_integers`].
+unsafe fn of_dots<S: Simd>(
+    a: &[i32; 16],
+    b: &[i32; 16],
+    at: usize,
+    is: &mut impl FnMut(&'static str, S::I),
+) {
+    let act = S::act4([b[0], b[1], b[2], b[3]].map(|b| (b % 32_640) as i16));
+    // SAFETY: the caller's promise; every pointer has R elements behind it.
+    unsafe {
+        let (v, w) = (
+            S::load_bytes(a[at..].as_ptr().cast()),
+            S::load_bytes(b[at..].as_ptr().cast()),
+        );
+        is("dot2", S::dot2(v, w, &b[5]));
+        is(
+            "dot4",
+            S::acc_sum(S::dot4(S::dot4(S::acc_zero(), v, &act), w, &act)),
+        );
+        let small = S::iset1(0x7f7f_7f7f);
+        let acc = S::dot4_i8(S::dot4(S::acc_zero(), v, &act), S::and(w, small), &act);
+        is("dot4_i8", S::acc_sum(acc));
+        let spread = S::spread(S::and(v, small));
+        is(
+            "dot_spread",
+            S::acc_sum(S::dot_spread(S::acc_zero(), spread, &act)),
+        );
+    }
+}
+
+/// Conversions of the lanes from `at` on, and arithmetic with floats.
+///
+/// # Safety
+/// As [`of_integers`].
+unsafe fn of_floats<S: Simd>(
+    a: &[i32; 16],
+    x: &[f32; 16],
+    at: usize,
+    is: &mut impl FnMut(&'static str, S::I),
+) {
+    // SAFETY: the caller's promise; every pointer has R elements behind it.
+    unsafe {
+        let v = S::load_bytes(a[at..].as_ptr().cast());
+        let f = S::load(x[at..].as_ptr());
+        is("to_i", S::to_i(f));
+        let mut half = [0u16; 16];
+        S::store_f16(half.as_mut_ptr(), f);
+        let back = |v: S::F| {
+            let mut y = [0f32; 16];
+            S::store(y.as_mut_ptr(), v);
+            S::load_bytes(y.as_ptr().cast())
+        };
+        is("store_f16, load_f16", back(S::load_f16(half.as_ptr())));
+        is(
+            "load_bf16",
+            back(S::load_bf16(a.as_ptr().cast::<u16>().add(at))),
+        );
+        is("to_f", back(S::to_f(v)));
+        is("bits_f", back(S::bits_f(v)));
+        is(
+            "min, max",
+            back(S::max(S::set1(-3.0), S::min(f, S::set1(2.5)))),
+        );
+        is(
+            "first",
+            back(S::first(5usize.saturating_sub(at), f, S::zero())),
+        );
+        is("fma", back(S::fma(f, f, S::set1(1.0))));
+        is(
+            "add to div",
+            back(S::div(S::sub(S::add(f, f), S::set1(1.0)), S::mul(f, f))),
+        );
+    }
 }
 
 /// Every operation gives the bits that it gives in plain Rust.

@@ -106,4 +106,6 @@ impl ByteDots for Avx512 {
 }
 
 instantiate!(kernels, Avx512, floats 12, queries [8, 4, 2, 1], prompts by_pairs 6,
-    bytes 6, features ["avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni"]);
+bytes 6, features [
+    "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni"
+]);

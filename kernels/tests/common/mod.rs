@@ -71,10 +71,10 @@ pub(crate) fn random_blocks(rng: &mut Rng, ty: TensorType, n: usize) -> Vec<u8> 
 /// minimum subtract it apart from `scale * code`, and both parts are larger than their difference:
 /// by what the codes of a group tell about its scale, at most four times the largest weight of the
 /// group. Integer kernels also round activations to 1/32639, or in bytes to 1/127, of the largest
-/// that share a scale: half a step each. In bf16, weights and activations are both rounded to 8 bits, half of the last one
-/// at most, and factors and products below the smallest normal number are zero. In halves they are
-/// rounded to 11 bits, or to multiples of 2^-24 where they are small: weights as they are,
-/// activations brought to 2^13 and more for the largest of the row.
+/// that share a scale: half a step each. In bf16, weights and activations are both rounded to 8
+/// bits, half of the last one at most, and factors and products below the smallest normal number
+/// are zero. In halves they are rounded to 11 bits, or to multiples of 2^-24 where they are small:
+/// weights as they are, activations brought to 2^13 and more for the largest of the row.
 pub(crate) fn exact(w: &[f32], x: &[f32], has_minimum: bool, form: Form) -> (f64, f64) {
     let eps = f64::from(f32::EPSILON);
     let narrow = match form {

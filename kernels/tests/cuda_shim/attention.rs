@@ -1,5 +1,8 @@
 //! Writing the cache, and attention over it.
 
+mod programs;
+mod windows;
+
 use std::sync::Arc;
 
 use half::{bf16, f16};
@@ -36,6 +39,37 @@ struct Scene {
     after: usize,
     /// One for each head, or none.
     sinks: Vec<f32>,
+}
+
+/// Where the keys and values of a scene lie.
+struct Pages {
+    tables: Ptr,
+    k: Ptr,
+    v: Ptr,
+    /// Those of all sequences, one after the other.
+    all: Vec<u32>,
+    /// Of a sequence.
+    most: usize,
+    /// Used or not.
+    n: usize,
+}
+
+impl Pages {
+    /// Of rows at positions of sequences.
+    fn paging(&self, bench: &mut Bench, rows: &[Option<(usize, usize)>]) -> Paging {
+        let positions = rows.iter().map(|r| r.map_or(-1i32, |r| r.1 as i32) as u32);
+        let sequences = rows.iter().map(|r| r.map_or(0, |r| r.0 as u32));
+        Paging {
+            positions: bench.integers(&positions.collect::<Vec<_>>()),
+            sequences: bench.integers(&sequences.collect::<Vec<_>>()),
+            tables: self.tables,
+            missing: bench.integers(&[0]),
+            max_pages: self.most as u32,
+            rows: rows.len() as u32,
+            n_pages: self.n as u32,
+            first_row: 0,
+        }
+    }
 }
 
 /// Whole heads, as the cache stores them.
@@ -128,50 +162,31 @@ impl Scene {
         tables
     }
 
-    /// Writes the cache with the kernel under test, all positions of all sequences in one launch,
-    /// to pages in an order that `seed` shuffles. Returns the parameters of attention.
-    fn prepare(&self, bench: &mut Bench, seed: u64, splits: usize) -> Attention {
+    /// Pages of all sequences, in an order that `seed` shuffles.
+    fn pages(&self, bench: &mut Bench, seed: u64) -> Pages {
         let mut rng = Rng(seed);
-        let width = self.heads_kv * self.dim;
-        let max_pages = self
-            .lengths
-            .iter()
-            .map(|n| n.div_ceil(16))
-            .max()
-            .unwrap_or(0)
-            + 1;
-        let n_pages = self.lengths.len() * max_pages + 3;
-        let mut pages: Vec<u32> = (0..n_pages as u32).collect();
-        (1..n_pages)
+        let longest = self.lengths.iter().map(|n| n.div_ceil(16)).max();
+        let most = longest.unwrap_or(0) + 1;
+        let n = self.lengths.len() * most + 3;
+        let mut all: Vec<u32> = (0..n as u32).collect();
+        (1..n)
             .rev()
-            .for_each(|i| pages.swap(i, rng.bits() as usize % (i + 1)));
-        let pages = &pages[..self.lengths.len() * max_pages];
-        let tables = bench.integers(pages);
-        let page_bytes = self.kv.bytes(16 * width).expect("few");
-        let (pages_k, pages_v) = (
-            bench.alloc(n_pages * page_bytes),
-            bench.alloc(n_pages * page_bytes),
-        );
-        let paging = |bench: &mut Bench, rows: &[Option<(usize, usize)>]| Paging {
-            positions: bench.integers(
-                &rows
-                    .iter()
-                    .map(|r| r.map_or(-1i32, |r| r.1 as i32) as u32)
-                    .collect::<Vec<_>>(),
-            ),
-            sequences: bench.integers(
-                &rows
-                    .iter()
-                    .map(|r| r.map_or(0, |r| r.0 as u32))
-                    .collect::<Vec<_>>(),
-            ),
-            tables,
-            missing: bench.integers(&[0]),
-            max_pages: max_pages as u32,
-            rows: rows.len() as u32,
-            n_pages: n_pages as u32,
-            first_row: 0,
-        };
+            .for_each(|i| all.swap(i, rng.bits() as usize % (i + 1)));
+        all.truncate(self.lengths.len() * most);
+        let bytes = self.kv.bytes(16 * self.heads_kv * self.dim).expect("few");
+        Pages {
+            tables: bench.integers(&all),
+            k: bench.alloc(n * bytes),
+            v: bench.alloc(n * bytes),
+            all,
+            most,
+            n,
+        }
+    }
+
+    /// Writes the cache with the kernel under test, all positions of all sequences in one launch.
+    fn write(&self, bench: &mut Bench, pages: &Pages) {
+        let width = self.heads_kv * self.dim;
         let mut all: Vec<Option<(usize, usize)>> = self
             .lengths
             .iter()
@@ -194,22 +209,33 @@ impl Scene {
         let write = KvWrite {
             k,
             v,
-            pages_k,
-            pages_v,
-            paging: paging(bench, &all),
+            pages_k: pages.k,
+            pages_v: pages.v,
+            paging: pages.paging(bench, &all),
             heads,
             head_dim,
         };
         bench.run(&launch::kv_write(self.kv, &write));
+    }
+
+    /// Writes the cache, to pages in an order that `seed` shuffles. Returns the parameters of
+    /// attention.
+    fn prepare(&self, bench: &mut Bench, seed: u64, splits: usize) -> Attention {
+        let pages = self.pages(bench, seed);
+        self.write(bench, &pages);
         let states = self.rows.len() * self.heads * splits;
         let sinks = match self.sinks.is_empty() {
             true => Ptr::NULL,
             false => bench.floats(&self.sinks),
         };
+        let ends = self.rows.iter();
+        let ends: Vec<u32> = ends
+            .map(|r| r.map_or(0, |r| self.lengths[r.0] as u32))
+            .collect();
         Attention {
             q: bench.floats(&self.q),
-            pages_k,
-            pages_v,
+            pages_k: pages.k,
+            pages_v: pages.v,
             sums: bench.alloc(4 * states * self.dim),
             states: bench.alloc(8 * states),
             out: bench.alloc(4 * self.q.len()),
@@ -217,16 +243,10 @@ impl Scene {
             tiles: Ptr::NULL,
             sinks,
             firsts: Ptr::NULL,
-            ends: bench.integers(
-                &self
-                    .rows
-                    .iter()
-                    .map(|r| r.map_or(0, |r| self.lengths[r.0] as u32))
-                    .collect::<Vec<_>>(),
-            ),
+            ends: bench.integers(&ends),
             paging: Paging {
-                tables: bench.integers(&self.without_passed(pages, max_pages)),
-                ..paging(bench, &self.rows)
+                tables: bench.integers(&self.without_passed(&pages.all, pages.most)),
+                ..pages.paging(bench, &self.rows)
             },
             heads: self.heads as u32,
             heads_kv: self.heads_kv as u32,
@@ -340,7 +360,8 @@ impl Scene {
             }
         }
         worst.check(&format!(
-            "attention of {:?}, heads of {}, prompt: {prompt}, window {:?}, {} after, cap {:?}, sinks {:?}",
+            "attention of {:?}, heads of {}, prompt: {prompt}, window {:?}, {} after, cap {:?}, \
+             sinks {:?}",
             self.kv, self.dim, self.window, self.after, self.cap, self.sinks
         ));
     }
@@ -433,255 +454,5 @@ fn attention_depends_on_no_page_order_and_no_neighbour() {
             prompt[first * width..(first + 3) * width],
             "sequence {s} alone"
         );
-    }
-}
-
-/// Windows, caps and sinks: alone and together.
-const SCORES: [(Option<usize>, Option<f32>, bool); 9] = [
-    (Some(1), None, false),
-    (Some(16), None, false),
-    (Some(17), None, false),
-    (Some(100), None, false),
-    (Some(1000), None, false),
-    (None, Some(2.0), false),
-    (None, None, true),
-    (Some(100), Some(2.0), true),
-    (Some(17), Some(30.0), true),
-];
-
-impl Scene {
-    /// With some of [`SCORES`]; sinks lie below the scores, among them and above them.
-    fn with(self, (window, cap, sinks): (Option<usize>, Option<f32>, bool)) -> Scene {
-        let sink = |h: usize| [0.5, 4.0, -1.0, 9.0][h % 4];
-        let heads = if sinks { self.heads } else { 0 };
-        Scene {
-            window,
-            cap,
-            sinks: (0..heads).map(sink).collect(),
-            ..self
-        }
-    }
-}
-
-#[test]
-fn windows_caps_and_sinks_match_f64() {
-    let Some(mut bench) = device() else { return };
-    for (i, dim) in HEAD_DIMS.into_iter().enumerate() {
-        let types = KvType::ALL.into_iter().enumerate();
-        for (j, kv) in types.filter(|(_, kv)| kv.takes(dim)) {
-            for (n, scores) in SCORES.into_iter().enumerate() {
-                // a sixth of all, another one for each size and type
-                if !(i + j + n).is_multiple_of(6) {
-                    continue;
-                }
-                bench.0.schedule(Schedule::ALL[(i + n) % 3]);
-                let heads = [(2, 2), (4, 1), (10, 2), (3, 1)][(j + n) % 4];
-                let lengths = [[1, 17, 100], [16, 15, 300], [33, 130, 64]][(i + n / 3) % 3];
-                let splits = [1, 3, 16][(j + n / 3) % 3];
-                let one = Scene::new(kv, dim, heads, &lengths, 1).with(scores);
-                one.check(&one.attend(&mut bench, 5, splits), false);
-                bench.0.clear();
-                let some = Scene::new(kv, dim, heads, &[70, 5, 230], 23).with(scores);
-                some.check(&some.attend(&mut bench, 9, splits), false);
-                if launch::takes_prompt(kv, dim, heads.0 / heads.1) {
-                    some.check(&some.attend_prompt(&mut bench, 9), true);
-                }
-                bench.0.clear();
-            }
-        }
-    }
-}
-
-/// Positions behind a row's own: some, all, and more than there are.
-#[test]
-fn what_lies_behind_matches_f64() {
-    let Some(mut bench) = device() else { return };
-    let everything = i32::MAX as usize;
-    for (n, (window, after)) in [
-        (None, everything),
-        (Some(13), 12),
-        (Some(1), 0),
-        (Some(2), 1),
-        (Some(101), 100),
-        (Some(1000), 999),
-    ]
-    .into_iter()
-    .enumerate()
-    {
-        for (i, dim) in [8, 32, 64, 80, 128, 256].into_iter().enumerate() {
-            bench.0.schedule(Schedule::ALL[(i + n) % 3]);
-            let kv = KvType::ALL[(i + n) % KvType::ALL.len()];
-            let kv = if kv.takes(dim) { kv } else { KvType::F16 };
-            for kv in [kv, KvType::F16] {
-                let heads = [(2, 2), (4, 1), (10, 2), (3, 1)][(i + n) % 4];
-                let scene = Scene {
-                    window,
-                    after,
-                    ..Scene::new(kv, dim, heads, &[70, 5, 130], usize::MAX)
-                };
-                scene.check(&scene.attend(&mut bench, 5, [1, 3, 16][n % 3]), false);
-                if launch::takes_prompt(kv, dim, heads.0 / heads.1) {
-                    scene.check(&scene.attend_prompt(&mut bench, 9), true);
-                }
-                bench.0.clear();
-            }
-        }
-    }
-}
-
-/// A row beside others, whose windows begin elsewhere, and alone.
-#[test]
-fn windows_depend_on_no_neighbour() {
-    let Some(mut bench) = device() else { return };
-    for scores in SCORES {
-        let (heads, dim, length) = (4, 64, 210);
-        let all = Scene::new(KvType::F16, dim, (heads, 2), &[length], 100).with(scores);
-        let (out, prompt) = (
-            all.attend(&mut bench, 1, 8),
-            all.attend_prompt(&mut bench, 1),
-        );
-        for rows in [0..1, 37..38, 60..75, 99..100] {
-            let values = rows.start * heads * dim..rows.end * heads * dim;
-            let some = Scene {
-                q: all.q[values.clone()].to_vec(),
-                rows: all.rows[rows.clone()].to_vec(),
-                ..all.clone()
-            };
-            assert_eq!(
-                some.attend(&mut bench, 7, 8),
-                out[values.clone()],
-                "{scores:?}, {rows:?}"
-            );
-            assert_eq!(
-                some.attend_prompt(&mut bench, 7),
-                prompt[values],
-                "{scores:?}, {rows:?}, prompt"
-            );
-        }
-        bench.0.clear();
-    }
-}
-
-/// Attention of four heads and a product that reads it, so that generated tokens' attention leaves
-/// integers: from tables of queries, keys and values, the last one by position.
-fn attention_and_product(tokens: usize, scores: Scores, sinks: bool) -> Vec<Instruction> {
-    let mut rng = Rng(23);
-    let mut table =
-        |width: usize, out: usize| embed(tokens, width, &rng.floats(tokens * width), out);
-    let cache = CacheLayer { group: 0, layer: 0 };
-    let (q, k) = (table(128, 0), table(64, 1));
-    let Op::Embed { table } = table(64, 2).op else {
-        unreachable!("rows of a table");
-    };
-    let v = Op::EmbedPositions { table }.to(2);
-    vec![
-        q,
-        k,
-        v,
-        Op::KvWrite { k: 1, v: 2, cache }.without_result(),
-        Op::Attention {
-            q: 0,
-            cache,
-            scores,
-            sinks: sinks.then(|| vec![0.5, 2.0, -1.0, 1.0].into()),
-        }
-        .to(3),
-        Op::MatMul { x: 3, w: 0 }.to(4),
-    ]
-}
-
-/// What an executor passes to the kernels: programs on this device and on the CPU.
-#[test]
-fn programs_take_windows_caps_and_sinks() {
-    const TOKENS: usize = 60;
-    let kv = KvShape {
-        n_layer: 1,
-        n_head_kv: 2,
-        head_dim: 32,
-        ty: KvType::F16,
-    };
-    let widths = [128, 64, 64, 128, 64];
-    let shape = (TensorType::Q8_0, 64, 128);
-    let raw = Arc::new(random_blocks(&mut Rng(24), shape.0, 64 * 128));
-    for (window, cap, sinks, causal, blocks) in [
-        (None, None, false, true, false),
-        (Some(5), None, false, true, false),
-        (None, Some(0.5), false, true, false),
-        (None, None, true, true, false),
-        (Some(20), Some(0.5), true, true, false),
-        (None, None, false, false, false),
-        (Some(20), None, false, false, false),
-        (None, None, false, false, true),
-    ] {
-        let Some(Bench(machine)) = device() else {
-            return;
-        };
-        let scores = Scores {
-            scale: 0.4,
-            cap,
-            window,
-            causal,
-            blocks,
-        };
-        let ops = || program(attention_and_product(TOKENS, scores, sinks), &widths, kv);
-        let source = Source {
-            name: "the product's".to_owned(),
-            ty: shape.0,
-            rows: shape.1,
-            cols: shape.2,
-            bytes: raw.clone(),
-        };
-        let limits = Limits {
-            rows: TOKENS,
-            wanted: TOKENS,
-            sequences: 1,
-            positions: 64,
-            n_pages: 4,
-            states: 0,
-        };
-        let setup = Setup {
-            limits,
-            capture: true,
-            check_pages: true,
-            threads: 1,
-        };
-        let mut here = Executor::new(machine.boxed(), ops(), &[source], setup, &mut |_, _, _| {})
-            .expect("a program that fits");
-        let mut pool = Pool::new(1).expect("a thread");
-        let matrix =
-            Matrix::new(Isa::Scalar, shape, raw.clone(), true, &mut pool).expect("a matrix");
-        let mut there = octavo_kernels::Executor::new(Isa::Scalar, ops(), vec![matrix], pool);
-        let mut store = KvStore::new(&[kv], 4).expect("memory");
-        let prompt = if causal { 50 } else { TOKENS };
-        let steps = [(Role::Prompt, 0..prompt)]
-            .into_iter()
-            .chain((prompt..TOKENS).map(|at| (Role::Generated, at..at + 1)));
-        for (role, tokens) in steps {
-            let ids: Vec<u32> = tokens.clone().map(|t| (7 * t % TOKENS) as u32).collect();
-            let seqs = [Sequence {
-                tokens: &ids,
-                start: tokens.start,
-                tables: &[&[2, 0, 3, 1]],
-                wanted: 0..ids.len(),
-                blocks: if blocks { &[3, 4, 37, TOKENS] } else { &[] },
-                ..Sequence::default()
-            }];
-            let step = Step {
-                role,
-                seqs: &seqs,
-                input: &[],
-            };
-            let got = here.step(&step, None).expect("it runs").to_vec();
-            let expected = there.step(&step, &mut store, None);
-            let largest = expected.iter().fold(0.0f32, |a, x| a.max(x.abs()));
-            // halves, of weights and of products' inputs, are right to 2^-11: whatever is left out
-            // makes a hundred times that
-            for (at, (got, expected)) in got.iter().zip(expected).enumerate() {
-                assert!(
-                    (got - expected).abs() <= 2e-3 * largest,
-                    "{scores:?} sinks {sinks} {role:?} {tokens:?} value {at}: {got}, not {expected}"
-                );
-            }
-        }
     }
 }

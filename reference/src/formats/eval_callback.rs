@@ -36,9 +36,9 @@ const VIEWS: [&str; 6] = ["RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE", "CONT", "NO
 /// What has a view's name and is not what is viewed: of an order of all experts the first ones.
 const CHOICE: &str = "ffn_moe_topk-";
 
-/// Whether a tensor is another one in another shape. What puts the heads of a permuted tensor beside
-/// each other is not: its values have an order of their own, in which they are printed for the first
-/// time.
+/// Whether a tensor is another one in another shape. What puts the heads of a permuted tensor
+/// beside each other is not: its values have an order of their own, in which they are printed for
+/// the first time.
 fn is_view(head: &Header<'_>) -> bool {
     let is_new = head.op == "CONT" && head.first.ends_with(" (permuted)");
     VIEWS.contains(&head.op) && !is_new && !head.name.starts_with(CHOICE)

@@ -1,8 +1,8 @@
 //! Rotary position embedding: plain, linearly scaled, YaRN, and with per-frequency divisors
 //! (`rope_freqs.weight`).
 
-/// Where a row stands: in time, height and width, and a fourth number. In a text the first three are
-/// the number of positions before the row, the fourth is always 0.
+/// Where a row stands: in time, height and width, and a fourth number. In a text the first three
+/// are the number of positions before the row, the fourth is always 0.
 pub type Position = [usize; 4];
 
 /// Which two elements of a head form the pair that is rotated.

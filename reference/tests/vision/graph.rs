@@ -12,8 +12,8 @@ use std::process::{Command, Stdio};
 /// Parts of other values have names, but no numbers of their own in what is printed.
 const VIEWS: &[&str] = &["Qcur", "Kcur", "Vcur"];
 
-/// What a block adds to the stream may be smaller than the stream, whose errors it carries: measured
-/// up to 2.2e-6 of the few values that are printed.
+/// What a block adds to the stream may be smaller than the stream, whose errors it carries:
+/// measured up to 2.2e-6 of the few values that are printed.
 const BRANCH: f64 = 1e-5;
 
 /// What llama.cpp prints of an image's way through the tower: values with a name.

@@ -34,12 +34,14 @@ const CONTRADICTIONS: &[Contradiction] = &[
     (
         QWEN3,
         |m| m.set("clip.projector_type", "qwen2vl_merger"),
-        r#"key "clip.projector_type": expected qwen3vl_merger, qwen2.5vl_merger or qwen2.5o, got qwen2vl_merger"#,
+        "key \"clip.projector_type\": \
+         expected qwen3vl_merger, qwen2.5vl_merger or qwen2.5o, got qwen2vl_merger",
     ),
     (
         QWEN3,
         |m| unset(m, "clip.projector_type"),
-        r#"key "clip.vision.projector_type": expected qwen3vl_merger, qwen2.5vl_merger or qwen2.5o, got nothing"#,
+        "key \"clip.vision.projector_type\": \
+         expected qwen3vl_merger, qwen2.5vl_merger or qwen2.5o, got nothing",
     ),
     (
         QWEN3,

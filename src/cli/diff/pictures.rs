@@ -74,8 +74,8 @@ impl Prompt {
         Ok(prompt)
     }
 
-    /// What a model's vocabulary makes of the text, around the pictures if there are any; or the ids
-    /// that were given.
+    /// What a model's vocabulary makes of the text, around the pictures if there are any; or the
+    /// ids that were given.
     pub(super) fn tokens(
         &self,
         args: &DiffArgs,

@@ -37,7 +37,8 @@ for what the file lacks; an array of more than 32 values is {array: element type
 One more member, `octavo`, holds the rest: {file, isa, threads, threads_reason, structure?, \
 types, memory, tokenizer?,
 chat_template, tensors?, warnings, refusals: [{what, why}]}.
---dump writes `pixels` [3, height, width], scaled and normalised, and `embeddings` [cells, width], what
+--dump writes `pixels` [3, height, width], scaled and normalised, and `embeddings` [cells, \
+width], what
 stands for the picture in a text.")]
 pub(super) struct InspectArgs {
     #[command(flatten)]

@@ -185,8 +185,8 @@ fn verdict(out: &mut String, report: &Facts<'_>) -> std::fmt::Result {
         if report.tower.is_some() {
             return writeln!(
                 out,
-                "\nThis file is the vision tower of a text model, which takes it as --mmproj; it runs \
-                 on {} with {threads}.",
+                "\nThis file is the vision tower of a text model, which takes it as --mmproj; it \
+                 runs on {} with {threads}.",
                 report.isa
             );
         }

@@ -32,8 +32,8 @@ pub(super) struct Lowered {
 pub(super) struct Taps(Vec<Option<Tap>>);
 
 impl Taps {
-    /// Shows the result of operation `op` to `sink`, if it has a name; what is to stand in its place
-    /// from there on, if anything.
+    /// Shows the result of operation `op` to `sink`, if it has a name; what is to stand in its
+    /// place from there on, if anything.
     pub(super) fn show(
         &self,
         sink: &mut TapSink<'_>,

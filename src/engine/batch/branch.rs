@@ -395,7 +395,8 @@ impl Branch {
     }
 
     /// Whether what follows this position is not chosen yet. Tokens that are computed again after
-    /// their pages were given up have followers already, and a guess is of use only if it was right.
+    /// their pages were given up have followers already, and a guess is of use only if it was
+    /// right.
     fn is_next(&self, position: usize) -> bool {
         let is_right = match (&self.fed, &self.work) {
             (Some(_), Work::Text(sequence, _)) => sequence.is_fed_more(),

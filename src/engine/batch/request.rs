@@ -40,9 +40,9 @@ pub struct Embed {
 /// At each step every beam proposes its `2 * width` likeliest tokens, by their natural
 /// log-probabilities among what bias, penalties and the constraint leave. All are ranked by the sum
 /// over their text, equal ones by beam and then by token. Those that end a text are found if they
-/// are among the best `width`, and the best `width` others go on. The search is over when `width` texts have been found and the best
-/// that goes on would not be better than the worst of them if it ended there, or when the texts may
-/// not become longer: then those that go on are found too.
+/// are among the best `width`, and the best `width` others go on. The search is over when `width`
+/// texts have been found and the best that goes on would not be better than the worst of them if it
+/// ended there, or when the texts may not become longer: then those that go on are found too.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BeamSearch {
     /// Texts that go on at a time, and texts that are found before the search ends.
@@ -72,7 +72,8 @@ pub struct Request {
     pub pictures: Vec<Shown>,
     /// How to generate.
     pub options: Options,
-    /// Texts to generate, each with a seed one above the last's; of a beam search, the best so many.
+    /// Texts to generate, each with a seed one above the last's; of a beam search, the best so
+    /// many.
     pub n: usize,
     /// Log-probabilities of the prompt's own tokens, with so many alternatives. Nothing of the
     /// prompt then comes from the cache.

@@ -163,8 +163,8 @@ impl Layout {
         })
     }
 
-    /// Of a tensor whose rows, or values where there are no rows, are some of another's, whose shape
-    /// is `whole`; both shapes in Hugging Face's order.
+    /// Of a tensor whose rows, or values where there are no rows, are some of another's, whose
+    /// shape is `whole`; both shapes in Hugging Face's order.
     pub(super) fn of_rows(
         plain: Plain,
         whole: &[usize],

@@ -173,8 +173,9 @@ impl Config {
         Ok(all)
     }
 
-    /// Gemma 4's heads without a window, of which the first pairs of either half turn. Those that do
-    /// not are divided away, as in llama.cpp's files, for their places stay between the two halves.
+    /// Gemma 4's heads without a window, of which the first pairs of either half turn. Those that
+    /// do not are divided away, as in llama.cpp's files, for their places stay between the two
+    /// halves.
     fn proportional(&self) -> Result<Option<Vec<f32>>, Error> {
         let Some((group, _)) = self.scaling()?.filter(|s| s.1 == "proportional") else {
             return Ok(None);

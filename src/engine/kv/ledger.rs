@@ -252,8 +252,8 @@ impl Ledger {
 
     /// Takes over kept pages that hold what follows in a history, up to position `end` at most;
     /// answers how many positions that are. Only for a timeline all of whose pages are full and
-    /// kept. With recurrent layers, it ends at a page after which their state is kept; with windows,
-    /// where their pages are. Those that are behind a window are not taken.
+    /// kept. With recurrent layers, it ends at a page after which their state is kept; with
+    /// windows, where their pages are. Those that are behind a window are not taken.
     pub fn adopt(&mut self, timeline: &mut Timeline, history: &History<'_>, end: usize) -> usize {
         let before = timeline.len;
         let nodes = self.adoptable(timeline, history, end);

@@ -161,9 +161,9 @@ impl Job {
 }
 
 /// Pages that a group will need before its next tokens, beyond those it has: the full pages of the
-/// prompt once, and what follows for each beam that there may be. A page that beams share until they
-/// write counts as the copies that they will make. A page that was given back counts as one that
-/// they have: it is not needed again.
+/// prompt once, and what follows for each beam that there may be. A page that beams share until
+/// they write counts as the copies that they will make. A page that was given back counts as one
+/// that they have: it is not needed again.
 pub(super) fn pages_to_come(group: &[Job]) -> usize {
     let first = &group[0];
     let end = (first.tokens.len() + 1).div_ceil(PAGE);
@@ -278,8 +278,8 @@ impl Plan {
         }
     }
 
-    /// Takes the tokens of a group out again: its pages are gone. What was to be copied for it still
-    /// is, before everything that is copied to the same pages for others.
+    /// Takes the tokens of a group out again: its pages are gone. What was to be copied for it
+    /// still is, before everything that is copied to the same pages for others.
     pub(super) fn retract(&mut self, group: RequestId) {
         self.shares.retain(|share| share.group != group);
     }

@@ -104,8 +104,8 @@ impl Scheduler {
         }
     }
 
-    /// Keeps the first so many of a request's guesses, which were right, and what was computed up to
-    /// them; forgets the others.
+    /// Keeps the first so many of a request's guesses, which were right, and what was computed up
+    /// to them; forgets the others.
     ///
     /// # Panics
     /// If there are not so many.
@@ -227,8 +227,8 @@ impl Scheduler {
         entries
     }
 
-    /// A step was taken, in so much time: pages that it filled are kept, and those that windows have
-    /// passed are given back.
+    /// A step was taken, in so much time: pages that it filled are kept, and those that windows
+    /// have passed are given back.
     pub fn took(&mut self, ledger: &mut Ledger, role: Role, plan: &Plan, time: Duration) {
         let rows: usize = plan.shares.iter().map(|share| share.n).sum();
         if role == Role::Prompt && rows >= MIN_CHUNK.min(self.settings.rows) {

@@ -1,5 +1,5 @@
-//! Which tokens may be next: the one that is chosen, or several, each of which a sequence of its own
-//! can go on with.
+//! Which tokens may be next: the one that is chosen, or several, each of which a sequence of its
+//! own can go on with.
 
 use super::{Finish, Sequence, SequenceError, Vocabulary};
 use crate::sample::{Among, Logprobs, SampleError, TokenSet, all_logprobs, logprobs};

@@ -80,8 +80,8 @@ impl History {
         self.tokens[found.at]
     }
 
-    /// So many tokens that followed there, fewer if a picture did. Where that is up to the end of the
-    /// text, it goes on as if they had been said.
+    /// So many tokens that followed there, fewer if a picture did. Where that is up to the end of
+    /// the text, it goes on as if they had been said.
     pub(super) fn copy(&self, found: Found, n: usize) -> Vec<u32> {
         let mut copied: Vec<u32> = Vec::with_capacity(n);
         for at in found.at..found.at + n {

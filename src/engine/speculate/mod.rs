@@ -1,9 +1,9 @@
-//! Guesses of how a text goes on. Guessed tokens are computed along with the one that is certain, as
-//! generated rows of one text, and kept as far as they are what is chosen there: weights are read
-//! once for several tokens. No bit of a text depends on it, only how long it takes.
+//! Guesses of how a text goes on. Guessed tokens are computed along with the one that is certain,
+//! as generated rows of one text, and kept as far as they are what is chosen there: weights are
+//! read once for several tokens. No bit of a text depends on it, only how long it takes.
 //!
-//! A guess comes of the text itself ([`lookup`]) or of a smaller model ([`draft`]), and is as long as
-//! it is worth ([`pace`]).
+//! A guess comes of the text itself ([`lookup`]) or of a smaller model ([`draft`]), and is as long
+//! as it is worth ([`pace`]).
 
 mod draft;
 mod lookup;

@@ -1,5 +1,5 @@
-//! How long a guess should be: what its tokens cost is measured, and how often such guesses are right
-//! is counted. Times decide only how much is guessed, which changes no text.
+//! How long a guess should be: what its tokens cost is measured, and how often such guesses are
+//! right is counted. Times decide only how much is guessed, which changes no text.
 
 use std::time::Duration;
 
@@ -8,7 +8,8 @@ pub const MOST_GUESSES: usize = 15;
 
 /// Rows of a step whose times are told apart.
 const ROWS: usize = 64;
-/// What another row adds to the time of a step, as long as nothing is known, as a part of one row's.
+/// What another row adds to the time of a step, as long as nothing is known, as a part of one
+/// row's.
 const ROW: f64 = 0.3;
 /// What a new measurement makes up of a mean.
 const NEWS: f64 = 0.2;
@@ -16,8 +17,8 @@ const NEWS: f64 = 0.2;
 const LOSS: f64 = 0.02;
 /// Steps without guesses that are measured before there are any: the first after a prompt is slow.
 const PLAIN: usize = 3;
-/// After so many steps with guesses one without is measured again: what all is held against may have
-/// changed since, and was slower than usual if the machine had other work then.
+/// After so many steps with guesses one without is measured again: what all is held against may
+/// have changed since, and was slower than usual if the machine had other work then.
 const AGAIN: usize = 24;
 /// Steps without guesses that may be lost before anything was gained, and at most.
 const FIRST_LOSS: f64 = 1.0;
@@ -74,8 +75,8 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// A step of generated tokens took so long: `texts` rows without guesses, and `guessed` with, of
-    /// which so many were right.
+    /// A step of generated tokens took so long: `texts` rows without guesses, and `guessed` with,
+    /// of which so many were right.
     pub fn took(&mut self, texts: usize, guessed: usize, accepted: usize, time: Duration) {
         let time = time.as_secs_f64();
         self.spent += time;

@@ -1,5 +1,7 @@
 //! The sampler against its definition, written out naively, and the properties that users rely on.
 
+mod properties;
+
 use octavo_engine::sample::{
     SampleError, Sampler, SamplerConfig, Stage, argmax, logprobs, top_logits,
 };
@@ -302,84 +304,34 @@ fn orders_parse_and_bad_ones_are_refused() {
 fn filters_keep_what_their_definitions_say() {
     // probabilities 0.5, 0.25, 0.125, 0.125
     let logits = [0.5f32, 0.25, 0.125, 0.125].map(f32::ln);
+    let top_k = |top_k| SamplerConfig {
+        top_k,
+        ..sampling()
+    };
+    let top_p = |top_p| SamplerConfig {
+        top_p,
+        ..sampling()
+    };
+    let min_p = |min_p| SamplerConfig {
+        min_p,
+        ..sampling()
+    };
+    let temperature = |temperature| SamplerConfig {
+        temperature,
+        ..sampling()
+    };
     let cases = [
-        (
-            SamplerConfig {
-                top_k: 1,
-                ..sampling()
-            },
-            vec![0],
-        ),
-        (
-            SamplerConfig {
-                top_k: 3,
-                ..sampling()
-            },
-            vec![0, 1, 2],
-        ),
-        (
-            SamplerConfig {
-                top_k: 9,
-                ..sampling()
-            },
-            vec![0, 1, 2, 3],
-        ),
-        (
-            SamplerConfig {
-                top_p: 0.4,
-                ..sampling()
-            },
-            vec![0],
-        ),
-        (
-            SamplerConfig {
-                top_p: 0.6,
-                ..sampling()
-            },
-            vec![0, 1],
-        ),
-        (
-            SamplerConfig {
-                top_p: 0.8,
-                ..sampling()
-            },
-            vec![0, 1, 2],
-        ),
-        (
-            SamplerConfig {
-                top_p: 1e-9,
-                ..sampling()
-            },
-            vec![0],
-        ),
-        (
-            SamplerConfig {
-                min_p: 1.0,
-                ..sampling()
-            },
-            vec![0],
-        ),
-        (
-            SamplerConfig {
-                min_p: 0.4,
-                ..sampling()
-            },
-            vec![0, 1],
-        ),
-        (
-            SamplerConfig {
-                min_p: 0.2,
-                ..sampling()
-            },
-            vec![0, 1, 2, 3],
-        ),
-        (
-            SamplerConfig {
-                temperature: 1e-40,
-                ..sampling()
-            },
-            vec![0],
-        ),
+        (top_k(1), vec![0]),
+        (top_k(3), vec![0, 1, 2]),
+        (top_k(9), vec![0, 1, 2, 3]),
+        (top_p(0.4), vec![0]),
+        (top_p(0.6), vec![0, 1]),
+        (top_p(0.8), vec![0, 1, 2]),
+        (top_p(1e-9), vec![0]),
+        (min_p(1.0), vec![0]),
+        (min_p(0.4), vec![0, 1]),
+        (min_p(0.2), vec![0, 1, 2, 3]),
+        (temperature(1e-40), vec![0]),
     ];
     for (config, expected) in cases {
         assert_eq!(support(&config, &logits, 500), expected, "{config:?}");
@@ -458,101 +410,6 @@ fn a_seed_means_the_same_draws_for_ever() {
         .map(|&x| ((u128::from(x) * 1000) >> 64) as u32)
         .collect();
     assert_eq!(drawn, expected);
-}
-
-fn any_logits() -> impl Strategy<Value = Vec<f32>> {
-    // eighths give many exact ties; the long case passes the sorted front of top-p
-    prop_oneof![
-        prop::collection::vec((-40i32..40).prop_map(|i| i as f32 / 8.0), 1..40),
-        prop::collection::vec(-20.0f32..20.0, 1..40),
-        prop::collection::vec((-16i32..16).prop_map(|i| i as f32 / 8.0), 100..1500),
-    ]
-}
-
-fn any_config() -> impl Strategy<Value = SamplerConfig> {
-    let cutoffs = (0.1f32..3.0, 0usize..30, 0.01f32..=1.0, 0.0f32..=1.0);
-    let penalties = (0.5f32..2.0, -1.0f32..1.0, -1.0f32..1.0, 0usize..12);
-    (
-        cutoffs,
-        penalties,
-        any::<u64>(),
-        Just(Stage::DEFAULT_ORDER.to_vec()).prop_shuffle(),
-        0usize..=5,
-    )
-        .prop_map(
-            |(
-                (temperature, top_k, top_p, min_p),
-                (repeat, presence, frequency, window),
-                seed,
-                mut order,
-                n,
-            )| {
-                order.truncate(n);
-                SamplerConfig {
-                    temperature,
-                    top_k,
-                    top_p,
-                    min_p,
-                    repeat_penalty: repeat,
-                    presence_penalty: presence,
-                    frequency_penalty: frequency,
-                    penalty_window: window,
-                    logit_bias: Vec::new(),
-                    seed,
-                    order,
-                }
-            },
-        )
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
-
-    #[test]
-    fn a_draw_is_possible_under_the_naive_chain(
-        logits in any_logits(),
-        config in any_config(),
-        recent in prop::collection::vec(0u32..40, 0..20),
-    ) {
-        let recent: Vec<u32> = recent.into_iter().map(|id| id % logits.len() as u32).collect();
-        let p = oracle(&config, &logits, &recent, 1e-9);
-        let mut s = sampler(config, logits.len());
-        recent.iter().for_each(|&id| s.accept(id));
-        let mut again = s.clone();
-        for _ in 0..8 {
-            let id = s.sample(&logits).expect("finite logits");
-            prop_assert!(p[id as usize] > 0.0, "token {} was cut off; {:?}", id, p);
-            prop_assert_eq!(again.sample(&logits), Ok(id), "the same state draws the same");
-        }
-    }
-
-    #[test]
-    fn temperature_zero_is_argmax_whatever_the_cut_offs(logits in any_logits(), config in any_config()) {
-        let config = SamplerConfig { temperature: 0.0, penalty_window: 0, ..config };
-        let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let first = logits.iter().position(|&l| l == best).expect("not empty") as u32;
-        prop_assert_eq!(sampler(config, logits.len()).sample(&logits), Ok(first));
-    }
-
-    #[test]
-    fn logprobs_are_log_softmax_of_the_raw_logits(
-        logits in any_logits(),
-        n in 0usize..12,
-        pick in any::<prop::sample::Index>(),
-    ) {
-        let id = pick.index(logits.len()) as u32;
-        let got = logprobs(&logits, id, n).expect("finite");
-        let p = softmax(&logits.iter().map(|&l| f64::from(l)).collect::<Vec<_>>());
-        prop_assert!((got.logprob - p[id as usize].ln()).abs() < 1e-9);
-        prop_assert_eq!(got.top.len(), n.min(logits.len()));
-        for (rank, &(id, lp)) in got.top.iter().enumerate() {
-            prop_assert!((lp - p[id as usize].ln()).abs() < 1e-9);
-            let before = logits.iter().enumerate().filter(|&(j, &l)| {
-                l > logits[id as usize] || (l == logits[id as usize] && (j as u32) < id)
-            }).count();
-            prop_assert_eq!(before, rank, "token {} stands at the wrong place", id);
-        }
-    }
 }
 
 #[test]

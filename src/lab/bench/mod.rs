@@ -57,8 +57,8 @@ impl Processor {
         }
     }
 
-    /// The kernels that multiply weights of type `ty`, in their own layout if `repack`, with prompts
-    /// in so many bits.
+    /// The kernels that multiply weights of type `ty`, in their own layout if `repack`, with
+    /// prompts in so many bits.
     pub fn kernel(&self, ty: TensorType, repack: bool, bits: PromptBits) -> String {
         match self {
             Processor::Cpu(isa) => kernel_name(*isa, ty, repack, bits),

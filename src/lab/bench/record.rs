@@ -1,5 +1,7 @@
 //! A measurement with all that it depends on, under llama-bench's names.
 
+use std::time::Duration;
+
 use gguf_rs_lite::TensorType;
 use octavo_kernels::{KvType, PromptBits};
 use serde::Serialize;
@@ -166,11 +168,7 @@ impl Record {
             stddev_ns: stddev_ns as u64,
             avg_ts,
             stddev_ts,
-            samples_ns: samples
-                .times
-                .iter()
-                .map(|t| u64::try_from(t.as_nanos()).unwrap_or(u64::MAX))
-                .collect(),
+            samples_ns: samples.times.iter().map(whole_nanoseconds).collect(),
             samples_ts,
             version: env!("CARGO_PKG_VERSION"),
             n_sequences: test.sequences,
@@ -189,6 +187,10 @@ impl Record {
             token_hash: samples.token_hash.clone(),
         }
     }
+}
+
+fn whole_nanoseconds(time: &Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Mean and standard deviation of a sample.

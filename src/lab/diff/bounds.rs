@@ -31,18 +31,20 @@
 //! is explained. Being held against the *measured* error of its inputs, an op is never blamed for
 //! what came before it.
 
+mod explain;
+mod rules;
+
 use std::collections::HashMap;
 
 use gguf_rs_lite::{Gguf, TensorType};
-use octavo_kernels::{
-    Activation, CacheLayer, Function, MERGED_ROWS, Recurrence, Scores, TopGroups,
-};
+use octavo_kernels::{CacheLayer, TopGroups};
 
 use super::Error;
 use super::execution::{PIXELS, Rounding};
 use super::near_tie::{Tie, tie};
 use super::subject::Entering;
-use octavo_model::{Network, Op, OwnedTap, ValueId, VecId, WeightId};
+use octavo_model::{Network, Op, OwnedTap, ValueId, WeightId};
+use rules::{rms, rms_of};
 
 /// What is allowed, as a multiple of what is explained. Errors of a trained model point in
 /// directions that matter (outlier channels, sink tokens): over all models, types and instruction
@@ -188,7 +190,8 @@ impl<'a> Bounds<'a> {
         Ok(Some(explained.into_iter().map(|e| MARGIN * e).collect()))
     }
 
-    /// What changed places in two choices of one position, of a tensor of choices that was observed.
+    /// What changed places in two choices of one position, of a tensor of choices that was
+    /// observed.
     pub fn tie(&self, tap: &OwnedTap, position: usize, choices: [&[f32]; 2]) -> Option<Tie> {
         let node = &self.model.graph().nodes[*self.nodes.get(tap)?];
         let Op::TopK { x, groups, .. } = node.op else {
@@ -203,199 +206,6 @@ impl<'a> Bounds<'a> {
             let out = self.model.graph().nodes[at].out;
             self.stats[out.index()].error.fill(0.0);
         }
-    }
-
-    /// Error and size of a node's result, as its inputs explain them.
-    fn explain(&mut self, at: usize) -> Result<Explained, Error> {
-        let model = self.model;
-        let count = self.count(model.graph().nodes[at].out);
-        Ok(match model.graph().nodes[at].op {
-            Op::Embed { table } | Op::EmbedPositions { table } => {
-                let size = self.gain(table)? / (model.tensors().matrix(table).cols as f64).sqrt();
-                let error = size * (self.other_type(table) + U);
-                let width = model.graph().values[model.graph().nodes[at].out.index()].width;
-                each_row(count, |r| match self.given(r, 0, width) {
-                    Some(given) => (U * given, given),
-                    None => (error, size),
-                })
-            }
-            // the same for both, as far as the pixels are
-            Op::Input => {
-                let rows = self.entering.rows.chunks_exact(model.graph().input.max(1));
-                let sizes: Vec<f64> = rows.map(rms).collect();
-                each_row(count, |r| (self.pixels, sizes[r]))
-            }
-            Op::Merge { x } => {
-                let x = &self.stats[x.index()];
-                let together = |of: &[f64], r: usize| rms_of(&of[MERGED_ROWS * r..][..MERGED_ROWS]);
-                each_row(count, |r| (together(&x.error, r), together(&x.size, r)))
-            }
-            Op::Constant { values } => {
-                let size = rms(model.tensors().vector(values));
-                each_row(count, |_| (0.0, size))
-            }
-            Op::Concat { a, b, each } => {
-                let (a, b) = (&self.stats[a.index()], &self.stats[b.index()]);
-                let each = each.map(|part| part as f64);
-                let both = |a: f64, b: f64| {
-                    ((each[0] * a * a + each[1] * b * b) / (each[0] + each[1])).sqrt()
-                };
-                each_row(count, |r| {
-                    (both(a.error[r], b.error[r]), both(a.size[r], b.size[r]))
-                })
-            }
-            Op::RmsNorm { x, weight, .. } | Op::LayerNorm { x, weight, .. } => self.norm(x, weight),
-            Op::MatMul { x, w } => self.product(x, w, 1)?,
-            Op::AddBias { x, bias } => {
-                let bias = rms(model.tensors().vector(bias));
-                let x = &self.stats[x.index()];
-                each_row(count, |r| {
-                    let size = x.size[r] + bias;
-                    (x.error[r] + U * size, size)
-                })
-            }
-            Op::AddGiven { x, from } => {
-                let width = model.graph().values[x.index()].width;
-                let x = &self.stats[x.index()];
-                each_row(count, |r| {
-                    let given = self.given(r, from, width).unwrap_or(0.0);
-                    let size = x.size[r] + given;
-                    (x.error[r] + 2.0 * U * size, size)
-                })
-            }
-            Op::Rope { x, rope, .. } => {
-                let (x, magnitude) = (&self.stats[x.index()], model.ropes()[rope].magnitude);
-                each_row(count, |r| {
-                    let error = x.error[r] + 8.0 * U * x.size[r];
-                    (magnitude * error, magnitude * x.size[r])
-                })
-            }
-            Op::KvWrite { k, v, cache } => {
-                self.cache.insert(cache, (k, v));
-                each_row(count, |_| (0.0, 0.0))
-            }
-            Op::Attention {
-                q, cache, scores, ..
-            } => self.attention(q, cache, scores),
-            Op::Gate { gate, up, act } => {
-                let (g, u) = (&self.stats[gate.index()], &self.stats[up.index()]);
-                // gpt-oss adds 1 to what is gated
-                let more = f64::from(u8::from(act == Activation::SwigluOai));
-                each_row(count, |r| {
-                    let up = u.size[r] + more;
-                    let error = 1.13 * g.error[r] * up + g.size[r] * u.error[r];
-                    let size = g.size[r] * up;
-                    (4.0 * error + 16.0 * U * size, size)
-                })
-            }
-            Op::Unary { x, f } => {
-                let x = &self.stats[x.index()];
-                each_row(count, |r| unary(f, x.error[r], x.size[r]))
-            }
-            Op::ScaleByPosition { x, rate, step } => {
-                let x = &self.stats[x.index()];
-                each_row(count, |r| {
-                    let factor = 1.0 + f64::from(rate) * ((1 + r / step) as f64).ln();
-                    let size = factor * x.size[r];
-                    (factor * x.error[r] + 2.0 * U * size, size)
-                })
-            }
-            Op::Add { a, b } => {
-                let (a, b) = (&self.stats[a.index()], &self.stats[b.index()]);
-                each_row(count, |r| {
-                    let size = a.size[r] + b.size[r];
-                    (a.error[r] + b.error[r] + U * size, size)
-                })
-            }
-            Op::Mul { a, b } => {
-                let (a, b) = (&self.stats[a.index()], &self.stats[b.index()]);
-                each_row(count, |r| {
-                    let size = a.size[r] * b.size[r];
-                    let error = a.error[r] * b.size[r] + a.size[r] * b.error[r];
-                    (4.0 * error + 4.0 * U * size, size)
-                })
-            }
-            Op::MulVector { x, by } => {
-                let by = largest(model.tensors().vector(by));
-                let x = &self.stats[x.index()];
-                each_row(count, |r| {
-                    let size = by * x.size[r];
-                    (by * x.error[r] + U * size, size)
-                })
-            }
-            Op::CausalConv { x, weight, .. } => self.convolution(x, weight),
-            Op::LinearAttention {
-                q,
-                k,
-                v,
-                decay,
-                rate,
-                how,
-                ..
-            } => self.linear_attention([q, k, v, decay, rate], how),
-            // a part of a row may have all of its error, and all of its size
-            Op::Slice { x, each, width, .. } => {
-                let x = &self.stats[x.index()];
-                let share = (each as f64 / width as f64).sqrt();
-                each_row(count, |r| (share * x.error[r], share * x.size[r]))
-            }
-            Op::SelectRows { x } => {
-                let x = &self.stats[x.index()];
-                each_row(count, |r| (x.error[r], x.size[r]))
-            }
-            Op::Softmax { x } => {
-                let width = self.width(x);
-                let x = &self.stats[x.index()];
-                each_row(count, |r| {
-                    let size = 1.0 / width.sqrt();
-                    // arguments are rounded too, the largest by as much as it is
-                    let own = U * (16.0 + width.sqrt() * (1.0 + x.size[r])) * size;
-                    (0.5 * x.error[r] + own, size)
-                })
-            }
-            // any, until both choices are known
-            Op::TopK { x, .. } => each_row(count, |_| (self.width(x), self.width(x))),
-            Op::Gather { x, ids } => {
-                // the largest may be among them, with all of the error
-                let few = (self.width(x) / self.width(ids)).max(1.0).sqrt();
-                let (x, ids) = (&self.stats[x.index()], &self.stats[ids.index()]);
-                each_row(count, |r| {
-                    let size = few * x.size[r];
-                    (few * x.error[r] + others(ids, r, size), size)
-                })
-            }
-            Op::Normalize { x, least } => {
-                let width = self.width(x);
-                let x = &self.stats[x.index()];
-                each_row(count, |r| {
-                    let sum = (width.sqrt() * x.size[r]).max(least.into());
-                    let size = x.size[r] / sum;
-                    let error = x.error[r] / sum * (1.0 + width.sqrt());
-                    (error + U * (width + 1.0) * size, size)
-                })
-            }
-            Op::ScaleRows { x, by } => self.weighted(x, by),
-            Op::ExpertSum { x, weights } => self.weighted(x, weights),
-            Op::ExpertMatMul { x, w, ids, experts } => {
-                let mut explained = self.product(x, w, experts)?;
-                let ids = &self.stats[ids.index()];
-                for (r, error) in explained.error.iter_mut().enumerate() {
-                    *error += others(ids, r, explained.size[r]);
-                }
-                explained
-            }
-            Op::ExpertBias { x, bias, ids } => {
-                let n =
-                    model.graph().values[x.index()].width / model.graph().values[ids.index()].width;
-                let biases = model.tensors().vector(bias).chunks(n);
-                let bias = biases.map(rms).fold(0.0, f64::max);
-                let (x, ids) = (&self.stats[x.index()], &self.stats[ids.index()]);
-                each_row(count, |r| {
-                    let size = x.size[r] + bias;
-                    (x.error[r] + U * size + others(ids, r, bias), size)
-                })
-            }
-        })
     }
 
     fn width(&self, value: ValueId) -> f64 {
@@ -421,27 +231,10 @@ impl<'a> Bounds<'a> {
         Some(a?.harder(b?))
     }
 
-    /// The parts of `x`, each times its weight, added up: no more than there are parts.
-    fn weighted(&self, x: ValueId, weights: ValueId) -> Explained {
-        let count = self.width(weights);
-        let (x, w) = (&self.stats[x.index()], &self.stats[weights.index()]);
-        each_row(x.error.len(), |r| {
-            let size = count * w.size[r] * x.size[r];
-            let error = count * (w.size[r] * x.error[r] + w.error[r] * x.size[r]);
-            (error + U * (count + 1.0) * size, size)
-        })
-    }
-
     /// How many rows a value has; outputs are wanted of all.
     fn count(&self, value: ValueId) -> usize {
         let n = self.entering.n;
         self.model.graph().values[value.index()].rows.count(n, n)
-    }
-
-    /// rms of the values from `from` on that are given in the place of row `r`.
-    fn given(&self, r: usize, from: usize, width: usize) -> Option<f64> {
-        let row = self.entering.given.get(r)?.as_ref()?;
-        Some(rms(&row[from..from + width]))
     }
 
     /// How many neighbours of a value's row are normed together, the fewest if they are several
@@ -458,195 +251,6 @@ impl<'a> Bounds<'a> {
         let groups = groups.map(|weight| self.model.tensors().vector(weight).len());
         groups.fold(width, usize::min).max(1)
     }
-
-    fn norm(&self, x: ValueId, weight: VecId) -> Explained {
-        let weight = self.model.tensors().vector(weight);
-        let largest = largest(weight);
-        let of_heads = weight.len() < self.model.graph().values[x.index()].width;
-        let x = &self.stats[x.index()];
-        each_row(x.error.len(), |r| {
-            let norm = if of_heads {
-                x.smallest_head[r]
-            } else {
-                x.size[r]
-            };
-            let relative = 2.0 * x.error[r] / norm.max(f64::MIN_POSITIVE);
-            (largest * (relative + 4.0 * U), largest)
-        })
-    }
-
-    fn product(&mut self, x: ValueId, w: WeightId, experts: usize) -> Result<Explained, Error> {
-        let matrix = self.model.tensors().matrix(w);
-        let (gain, cols) = (self.gain_of(w, experts)?, matrix.cols as f64);
-        let kernels = self.rounding.kernels;
-        let rounded = if matrix.ty.block_len() > 1 {
-            kernels.products
-        } else {
-            kernels.floats
-        };
-        let own = (2.0 * cols.sqrt() + 8.0) * U + rounded + self.other_type(w);
-        let x = &self.stats[x.index()];
-        Ok(each_row(x.error.len(), |r| {
-            (gain * (x.error[r] + own * x.size[r]), gain * x.size[r])
-        }))
-    }
-
-    /// A few rows, each weighed.
-    fn convolution(&self, x: ValueId, weight: VecId) -> Explained {
-        let weight = self.model.tensors().vector(weight);
-        let kernel = (weight.len() as f64 / self.width(x)).max(1.0);
-        let gain = kernel.sqrt() * rms(weight);
-        let x = &self.stats[x.index()];
-        let latest = |of: &[f64], r: usize| {
-            let first = (r + 1).saturating_sub(kernel as usize);
-            of[first..=r].iter().copied().fold(0.0, f64::max)
-        };
-        each_row(x.error.len(), |r| {
-            let size = gain * latest(&x.size, r);
-            let own = (kernel + 2.0) * U * size;
-            (gain * latest(&x.error, r) + own, size)
-        })
-    }
-
-    /// The largest relative errors of queries, keys, values and rates so far, and of what is left
-    /// of the state.
-    fn linear_attention(&self, inputs: [ValueId; 5], how: Recurrence) -> Explained {
-        let [q, k, v, decay, rate] = inputs.map(|value| &self.stats[value.index()]);
-        let relative = |of: &Stats, r: usize| of.error[r] / of.size[r].max(f64::MIN_POSITIVE);
-        let (mut written, mut left, mut size) = (0.0f64, 0.0f64, 0.0f64);
-        let mut explained = Explained::default();
-        for r in 0..self.entering.n {
-            let now = relative(v, r) + 2.0 * relative(k, r) + relative(rate, r);
-            written = written.max(now);
-            left = left.max(decay.error[r]);
-            size = size.max(v.size[r] * rate.size[r]);
-            let roundings = 8.0 + 4.0 * (how.key_dim as f64).sqrt() + 4.0 * (r as f64).sqrt();
-            let own = roundings * U;
-            let sum = written + left + relative(q, r) + own;
-            explained.error.push(size * sum);
-            explained.size.push(size);
-        }
-        explained
-    }
-
-    fn attention(&self, q: ValueId, cache: CacheLayer, scores: Scores) -> Explained {
-        let scale = f64::from(scores.scale);
-        let (k, v) = self.cache[&cache];
-        let (q, k, v) = (
-            &self.stats[q.index()],
-            &self.stats[k.index()],
-            &self.stats[v.index()],
-        );
-        let head_dim = self.model.caches()[cache.group].head_dim as f64;
-        let (mut k_size, mut k_error, mut v_size, mut v_error) = (0.0f64, 0.0f64, 0.0f64, 0.0f64);
-        let mut explained = Explained::default();
-        let mut read = 0;
-        for r in 0..self.entering.n {
-            // a position attends to all before it, or to all there are: the worst of them
-            let seen = if scores.causal {
-                r + 1
-            } else {
-                self.entering.n
-            };
-            for r in std::mem::replace(&mut read, seen)..seen {
-                (k_size, v_size) = (k_size.max(k.size[r]), v_size.max(v.size[r]));
-                k_error = k_error.max(k.error[r] + self.rounding.kv * k.size[r]);
-                v_error = v_error.max(v.error[r] + self.rounding.kv * v.size[r]);
-            }
-            let own = 4.0 * U * (seen as f64).sqrt() + self.rounding.kernels.attention;
-            let logit = scale * head_dim.sqrt() * (q.error[r] * k_size + q.size[r] * k_error);
-            let largest = scale * head_dim * q.size[r] * k_size;
-            let capped = scores.cap.map_or(0.0, |cap| largest.min(cap.into()));
-            let logit_own = 4.0 * U * largest + 16.0 * U * capped;
-            let error = v_error + (2.0 * (logit + logit_own) + own) * v_size;
-            explained.error.push(error);
-            explained.size.push(v_size);
-        }
-        explained
-    }
-
-    /// `|W|_F / sqrt(rows)`: the rms of `W e` for an `e` of rms 1 that points nowhere in
-    /// particular.
-    fn gain(&mut self, id: WeightId) -> Result<f64, Error> {
-        self.gain_of(id, 1)
-    }
-
-    /// The largest of those of so many experts, one below the other.
-    fn gain_of(&mut self, id: WeightId, experts: usize) -> Result<f64, Error> {
-        if let Some(gain) = self.gains.get(&id) {
-            return Ok(*gain);
-        }
-        let w = self.model.tensors().matrix(id);
-        let mut row = vec![0.0f32; w.cols as usize];
-        let expert_rows = (w.rows as usize / experts).max(1);
-        let mut squares = vec![0.0; experts];
-        let rows = w.bytes(self.gguf).chunks_exact(w.row_bytes().max(1));
-        for (r, bytes) in rows.enumerate() {
-            octavo_quant::dequantize(w.ty, bytes, &mut row).map_err(|source| Error::Weight {
-                name: w.name.clone(),
-                source,
-            })?;
-            squares[r / expert_rows] += row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
-        }
-        let most = squares.into_iter().fold(0.0, f64::max);
-        let gain = (most / expert_rows as f64).sqrt();
-        self.gains.insert(id, gain);
-        Ok(gain)
-    }
-
-    /// What two types of one weight differ by, relatively; nothing for equal types.
-    fn other_type(&self, id: WeightId) -> f64 {
-        let a = self.model.tensors().matrix(id).ty;
-        let b = self
-            .other
-            .tensors()
-            .matrices
-            .get(id.0 as usize)
-            .map_or(a, |w| w.ty);
-        if a == b { 0.0 } else { step(a).hypot(step(b)) }
-    }
-}
-
-/// Error and size of a function's values, of those of its argument. Of the size no more is known
-/// than the largest that it can be, so that a few roundings of it are allowed for.
-fn unary(f: Function, error: f64, size: f64) -> (f64, f64) {
-    match f {
-        Function::SoftCap(cap) => {
-            let size = size.min(cap.into());
-            (error + 16.0 * U * size, size)
-        }
-        Function::Scale(factor) => {
-            let factor = f64::from(factor.abs());
-            (factor * (error + U * size), factor * size)
-        }
-        Function::Gelu => (1.13 * error + 16.0 * U * size, size),
-        // values are not all alike: the square of a row's rms is less than the rms of the squares
-        Function::SquaredRelu => (
-            4.0 * (2.0 * size * error + U * size * size),
-            4.0 * size * size,
-        ),
-        Function::Sigmoid => (error + 16.0 * U, 1.0),
-        Function::Silu => (1.13 * error + 16.0 * U * size, size),
-        Function::Softplus => {
-            let size = size + std::f64::consts::LN_2;
-            (error + 16.0 * U * size, size)
-        }
-        // of what is not above 0: a change of x by a part of it changes e^x by no more than that
-        // part of 1 / e, however large x is
-        Function::Exp => {
-            let part = error / size.max(f64::MIN_POSITIVE);
-            (error.min(0.4 * part) + 16.0 * U, 1.0)
-        }
-    }
-}
-
-/// What other choices of experts may change of a value of such a size: all of it, twice.
-fn others(ids: &Stats, row: usize, size: f64) -> f64 {
-    if ids.error[row] > 0.0 {
-        2.0 * size
-    } else {
-        0.0
-    }
 }
 
 /// The relative rms error of a weight in a type: codes of b bits spread over three standard
@@ -661,23 +265,4 @@ pub fn step(ty: TensorType) -> f64 {
             6.0 / (bits.exp2() - 1.0) / 12f64.sqrt()
         }
     }
-}
-
-/// What a function of the row says of error and size.
-fn each_row(n: usize, one: impl Fn(usize) -> (f64, f64)) -> Explained {
-    let (error, size) = (0..n).map(one).unzip();
-    Explained { error, size }
-}
-
-/// Of what is one of several errors or sizes, each of as many values.
-fn rms_of(x: &[f64]) -> f64 {
-    (x.iter().map(|x| x * x).sum::<f64>() / x.len().max(1) as f64).sqrt()
-}
-
-fn rms(x: &[f32]) -> f64 {
-    (x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / x.len().max(1) as f64).sqrt()
-}
-
-fn largest(x: &[f32]) -> f64 {
-    x.iter().fold(0.0, |m, x| m.max(f64::from(x.abs())))
 }

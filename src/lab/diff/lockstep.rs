@@ -153,8 +153,8 @@ pub fn compare_with(
     })
 }
 
-/// Hands a tensor over. The other end hangs up when the comparison has failed: then there is no more
-/// to show.
+/// Hands a tensor over. The other end hangs up when the comparison has failed: then there is no
+/// more to show.
 fn shown(to: &SyncSender<TapOut>, tap: TapOut) -> After {
     match to.send(tap) {
         Ok(()) => After::GoOn,
@@ -431,8 +431,8 @@ impl<'a> Pairing<'a> {
     }
 }
 
-/// Compares one tensor, and finds the first position that is outside its bound; `allowed` is the rms
-/// error allowed at each position.
+/// Compares one tensor, and finds the first position that is outside its bound; `allowed` is the
+/// rms error allowed at each position.
 fn report(a: &TapOut, b: &TapOut, allowed: Option<&[f64]>) -> (TapReport, Option<usize>) {
     let width = a.width.max(1);
     let (mut nmse, mut max_abs) = (Nmse::default(), 0.0f64);

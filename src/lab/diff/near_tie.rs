@@ -50,8 +50,8 @@ impl Tie {
 }
 
 /// What `ids` say of the largest values of a row, the largest first, when each value changes by up
-/// to `error`. `None` if they are no choice at all: of a value that is not there or not to be chosen
-/// from, or twice of one.
+/// to `error`. `None` if they are no choice at all: of a value that is not there or not to be
+/// chosen from, or twice of one.
 pub(super) fn tie(row: &[f32], groups: Option<TopGroups>, ids: &[f32], error: f64) -> Option<Tie> {
     let error = if error.is_nan() { f64::INFINITY } else { error };
     let find = |id: &f32| (0..row.len()).find(|place| *place as f32 == *id);
@@ -84,8 +84,9 @@ pub(super) fn tie(row: &[f32], groups: Option<TopGroups>, ids: &[f32], error: f6
     Some(of_values.harder(of_groups))
 }
 
-/// The places that such a choice is from, and how much less than the last of the best groups a group
-/// has that counts all the same. `None` if it is of more groups than count, or of one that cannot.
+/// The places that such a choice is from, and how much less than the last of the best groups a
+/// group has that counts all the same. `None` if it is of more groups than count, or of one that
+/// cannot.
 fn candidates(
     row: &[f32],
     TopGroups { count, used }: TopGroups,

@@ -105,14 +105,6 @@ impl Reference {
     /// # Errors
     /// Names the file, what is wrong, and what was expected.
     pub fn read(path: &Path, against: Against) -> Result<Reference, Error> {
-        let plain = |kind, recorded| Reference {
-            kind,
-            warning: None,
-            tokens: None,
-            text: None,
-            n_vocab: None,
-            recorded,
-        };
         Ok(match recognize(path)? {
             Kind::Results => {
                 let r = Results::read(path)?;
@@ -120,22 +112,11 @@ impl Reference {
                 Reference {
                     tokens,
                     n_vocab,
-                    ..plain("llama-results", Recorded::All(r.logits))
+                    ..Reference::of("llama-results", Recorded::All(r.logits))
                 }
             }
             Kind::Golden => Reference::golden(Golden::read(path)?, against),
-            Kind::Debug => {
-                let d = debug::read(path)?;
-                let recorded = if d.embeddings {
-                    Recorded::Hidden(d.values)
-                } else {
-                    Recorded::Last(d.values)
-                };
-                Reference {
-                    tokens: d.tokens,
-                    ..plain("llama-debug", recorded)
-                }
-            }
+            Kind::Debug => Reference::debug(debug::read(path)?),
             Kind::EvalCallback => {
                 let Recording { tensors, cut_off } = eval_callback::read(path)?;
                 let warning = cut_off.map(|tensor| {
@@ -144,29 +125,16 @@ impl Reference {
                 });
                 Reference {
                     warning,
-                    ..plain("llama-eval-callback", Recorded::Printed(tensors))
+                    ..Reference::of("llama-eval-callback", Recorded::Printed(tensors))
                 }
             }
-            Kind::Session => {
-                let cache = session::read(path)?;
-                // the last token was not yet computed
-                let mut tokens = cache.tokens.clone();
-                tokens.truncate(cache.n_cells);
-                let recorded = Recorded::Cache(Session {
-                    tokens: tokens.clone(),
-                    ..cache
-                });
-                Reference {
-                    tokens: Some(tokens),
-                    ..plain("prompt cache", recorded)
-                }
-            }
+            Kind::Session => Reference::session(session::read(path)?),
             Kind::Server => {
                 let completion = server::read(path)?;
                 let text = completion.prompt.clone();
                 Reference {
                     text,
-                    ..plain("llama-server", Recorded::Generated(completion))
+                    ..Reference::of("llama-server", Recorded::Generated(completion))
                 }
             }
             Kind::KldBase => {
@@ -176,15 +144,53 @@ impl Reference {
                 let n_vocab = Some(shape.n_vocab);
                 Reference {
                     n_vocab,
-                    ..plain("llama-perplexity base", Recorded::Base(path.to_owned()))
+                    ..Reference::of("llama-perplexity base", Recorded::Base(path.to_owned()))
                 }
             }
             Kind::Imatrix => {
                 let importance = Importance::open(path)?;
                 let chunk = importance.chunk_size().max(2);
-                plain("llama-imatrix", Recorded::Energies(importance, chunk))
+                Reference::of("llama-imatrix", Recorded::Energies(importance, chunk))
             }
         })
+    }
+
+    /// What was recorded, without a text.
+    fn of(kind: &'static str, recorded: Recorded) -> Reference {
+        Reference {
+            kind,
+            warning: None,
+            tokens: None,
+            text: None,
+            n_vocab: None,
+            recorded,
+        }
+    }
+
+    fn debug(debug: debug::Debug) -> Reference {
+        let recorded = if debug.embeddings {
+            Recorded::Hidden(debug.values)
+        } else {
+            Recorded::Last(debug.values)
+        };
+        Reference {
+            tokens: debug.tokens,
+            ..Reference::of("llama-debug", recorded)
+        }
+    }
+
+    fn session(cache: Session) -> Reference {
+        // the last token was not yet computed
+        let mut tokens = cache.tokens.clone();
+        tokens.truncate(cache.n_cells);
+        let recorded = Recorded::Cache(Session {
+            tokens: tokens.clone(),
+            ..cache
+        });
+        Reference {
+            tokens: Some(tokens),
+            ..Reference::of("prompt cache", recorded)
+        }
     }
 
     fn golden(golden: Golden, against: Against) -> Reference {
@@ -196,12 +202,9 @@ impl Reference {
         };
         let kind = if exact { "golden, exact" } else { "golden" };
         Reference {
-            kind,
-            warning: None,
             tokens: Some(tokens),
-            text: None,
             n_vocab: Some(n_vocab),
-            recorded,
+            ..Reference::of(kind, recorded)
         }
     }
 

@@ -60,8 +60,8 @@ impl<'a> Plan<'a> {
     /// says F16, BF16 or F32, which all matrices get then. All else stays as it is.
     ///
     /// # Errors
-    /// What would keep the file from being loaded ([`hf::check`], [`Tower::load`]), and rows that do
-    /// not fit the type.
+    /// What would keep the file from being loaded ([`hf::check`], [`Tower::load`]), and rows that
+    /// do not fit the type.
     pub fn of_folder(
         gguf: &'a Gguf,
         to: Option<TensorType>,

@@ -1,6 +1,9 @@
 //! Perplexity and divergence: against figures that llama-perplexity printed, and against
 //! definitions written out.
 
+mod definitions;
+mod refused;
+
 use std::io::Cursor;
 use std::path::{Path, PathBuf};
 
@@ -185,100 +188,6 @@ fn stored(bytes: &[u8], shape: Shape) -> Vec<Vec<f64>> {
         .collect()
 }
 
-#[test]
-fn divergence_is_what_the_definitions_say() {
-    let engine = engine(&ModelSource::Demo, 16);
-    let text = text(&engine, 16, None);
-    let bytes = base_of(&text, &foreign_rows(&engine, &text));
-    let (mut nll, mut nll_base, mut kld, mut dp, mut same) = (vec![], vec![], vec![], vec![], 0);
-    for ((row, target), base) in scored(&engine, &text)
-        .iter()
-        .zip(stored(&bytes, text.shape()))
-    {
-        let lse = log_sum_exp(row);
-        let ln_q = |id: usize| f64::from(row[id]) - lse;
-        nll.push(-ln_q(*target));
-        nll_base.push(-base[*target]);
-        let terms = base.iter().enumerate().filter(|(_, ln_p)| **ln_p > -16.0);
-        kld.push(
-            terms
-                .map(|(id, ln_p)| ln_p.exp() * (ln_p - ln_q(id)))
-                .sum::<f64>(),
-        );
-        dp.push(ln_q(*target).exp() - base[*target].exp());
-        let top = |values: &dyn Fn(usize) -> f64| {
-            (1..row.len()).fold(0, |top, id| if values(id) > values(top) { id } else { top })
-        };
-        same += usize::from(top(&ln_q) == top(&|id| base[id]));
-    }
-    let mut reader = Reader::new(Cursor::new(bytes), "base").expect("sound");
-    let got = divergence(&engine, &mut reader, None, &Options::default(), &mut ()).expect("scores");
-    let n = nll.len();
-    assert!(
-        n > 20 && same > 0 && same < n,
-        "{n} tokens, {same} with the same top"
-    );
-    assert_eq!((got.scored(), got.chunks()), (n, text.shape().n_chunks));
-    let check = |what, got: octavo_lab::eval::Estimate, values: &[f64]| {
-        let (mean, error) = mean_and_error(values);
-        close(what, got.value, mean, 1e-5);
-        close(what, got.uncertainty, error, 1e-4);
-    };
-    let ratio: Vec<f64> = nll.iter().zip(&nll_base).map(|(a, b)| a - b).collect();
-    check("KLD", got.kld(), &kld);
-    check("dp", got.dp(), &dp);
-    check("ln ratio", got.ln_ratio(), &ratio);
-    let (mean, error) = mean_and_error(&nll_base);
-    close("PPL(base)", got.ppl_base().value, mean.exp(), 1e-5);
-    close(
-        "its uncertainty",
-        got.ppl_base().uncertainty,
-        mean.exp() * error,
-        1e-4,
-    );
-    close("PPL", got.ppl().value, mean_and_error(&nll).0.exp(), 1e-5);
-    close(
-        "PPL ratio",
-        got.ratio().value,
-        mean_and_error(&ratio).0.exp(),
-        1e-5,
-    );
-    close(
-        "PPL difference",
-        got.difference().value,
-        got.ppl().value - got.ppl_base().value,
-        1e-9,
-    );
-    let (mean_a, mean_b) = (mean_and_error(&nll).0, mean);
-    let products: f64 = nll
-        .iter()
-        .zip(&nll_base)
-        .map(|(a, b)| (a - mean_a) * (b - mean_b))
-        .sum();
-    let squares = |v: &[f64], mean: f64| v.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>();
-    let pearson = products / (squares(&nll, mean_a) * squares(&nll_base, mean_b)).sqrt();
-    close("correlation", got.correlation(), pearson, 1e-5);
-    let rms = (dp.iter().map(|x| x * x).sum::<f64>() / n as f64).sqrt();
-    close("RMS", got.rms_dp().value, rms, 1e-5);
-    close(
-        "same top",
-        got.same_top().value,
-        same as f64 / n as f64,
-        1e-12,
-    );
-    kld.sort_by(f64::total_cmp);
-    dp.sort_by(f64::total_cmp);
-    close("maximum", got.klds().maximum().into(), kld[n - 1], 1e-5);
-    close("minimum", got.klds().minimum().into(), kld[0], 1e-4);
-    close("minimum", got.dps().minimum().into(), dp[0], 1e-4);
-    close(
-        "median",
-        got.klds().median().into(),
-        (kld[(n - 1) / 2] + kld[n / 2]) / 2.0,
-        1e-4,
-    );
-}
-
 fn in_memory(engine: &Engine, text: &Text, options: &Options) -> Vec<u8> {
     let mut writer =
         Writer::new(Vec::new(), "base", text.shape(), text.tokens()).expect("a header");
@@ -385,108 +294,6 @@ fn work_can_be_cancelled_and_leaves_no_file() {
     let result: Result<Divergence, Error> =
         divergence(&engine, &mut reader, None, &options, &mut After(1));
     assert!(matches!(result, Err(Error::Cancelled)));
-}
-
-#[test]
-fn texts_and_bases_that_do_not_fit_are_refused() {
-    let engine = engine(&ModelSource::Demo, 16);
-    let tokens = |n: usize| vec![1; n];
-    let cut = |n, n_ctx, chunks| {
-        Text::new(tokens(n), 1024, n_ctx, chunks).map(|text| text.shape().n_chunks)
-    };
-    assert!(matches!(
-        cut(31, 16, None),
-        Err(Error::TooShort {
-            expected: 32,
-            n_ctx: 16,
-            got: 31
-        })
-    ));
-    assert!(matches!(
-        cut(usize::from(u16::MAX), usize::MAX, None),
-        Err(Error::TooShort { .. })
-    ));
-    assert!(matches!(
-        (cut(32, 16, None), cut(47, 16, None), cut(48, 16, Some(9))),
-        (Ok(2), Ok(2), Ok(3))
-    ));
-    assert!(matches!(
-        (cut(48, 16, Some(1)), cut(48, 16, Some(0))),
-        (Ok(1), Err(Error::NoChunks))
-    ));
-    assert!(matches!(
-        (cut(48, 2, None), cut(48, 0, None)),
-        (Err(Error::Chunk(2)), Err(Error::Chunk(0)))
-    ));
-    let outside = Text::new(vec![1024; 32], 1024, 16, None);
-    assert!(matches!(
-        outside,
-        Err(Error::Engine(octavo_engine::Error::Token {
-            id: 1024,
-            n_vocab: 1024
-        }))
-    ));
-    let long = Text::new(tokens(64), 1024, 17, None).expect("cut");
-    let error = perplexity(&engine, &long, &Options::default(), &mut ()).expect_err("no room");
-    assert!(matches!(
-        error,
-        Error::Context {
-            n_ctx: 17,
-            limit: 16
-        }
-    ));
-    let foreign = Text::new(tokens(64), 1000, 16, None).expect("cut");
-    let error = perplexity(&engine, &foreign, &Options::default(), &mut ())
-        .expect_err("another vocabulary");
-    assert!(matches!(
-        error,
-        Error::Vocabulary {
-            expected: 1024,
-            got: 1000,
-            ..
-        }
-    ));
-
-    let shape = Shape {
-        n_ctx: 4,
-        n_vocab: 6,
-        n_chunks: 2,
-    };
-    let mut writer =
-        Writer::new(Vec::new(), "f", shape, &[0, 1, 2, 3, 4, 5, 0, 1]).expect("a header");
-    writer.rows(&vec![0; 2 * shape.row_bytes()]).expect("rows");
-    let mut reader =
-        Reader::new(Cursor::new(writer.finish().expect("complete")), "f").expect("sound");
-    let error = divergence(&engine, &mut reader, None, &Options::default(), &mut ())
-        .expect_err("refused")
-        .to_string();
-    assert_eq!(
-        error,
-        "f: made with another vocabulary: expected 1024 tokens as the model has, got 6"
-    );
-    check_text(&mut reader, &[0, 1, 2, 3, 4, 5, 0, 1, 9, 9]).expect("the same text");
-    let error = check_text(&mut reader, &[0, 1, 2, 3, 4, 5, 1, 1])
-        .expect_err("refused")
-        .to_string();
-    assert_eq!(
-        error,
-        "f: made from another text: token 6: expected 1 as in the text given, got 0"
-    );
-    let error = check_text(&mut reader, &[0, 1, 2, 3, 4, 5, 0])
-        .expect_err("refused")
-        .to_string();
-    assert_eq!(
-        error,
-        "f: made from another text: it has 8 tokens, the text given only 7"
-    );
-    assert!(matches!(
-        check_text(&mut reader, &[]),
-        Err(Error::LongerText {
-            expected: 0,
-            got: 8,
-            ..
-        })
-    ));
 }
 
 /// What `llama-perplexity -c 64 -fa off -ctk f32 -ctv f32` printed for the demo model, dequantized

@@ -5,8 +5,8 @@
 //! type, and a digest of which. It is what `llama-quantize --dry-run` (llama.cpp of October 2026)
 //! printed for these models. To make it again:
 //! `OCTAVO_LLAMA_CPP=FOLDER OCTAVO_BLESS=1 cargo test --release -p octavo-lab quantize_mix`, FOLDER
-//! being where llama-quantize is. Wherever the reference llama.cpp is built, its output is compared with
-//! the file.
+//! being where llama-quantize is. Wherever the reference llama.cpp is built, its output is compared
+//! with the file.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -173,8 +173,9 @@ fn ours(model: &Gguf, importance: Option<&Importance>, target: Target) -> Vec<(S
         .collect()
 }
 
-/// From lines `[   1/  45]  name - [ 256, 2, 1, 1], type =  f16, size = 0.001 MiB -> 0.001 MiB (q4_K)`; a tensor that
-/// stays has no type at the end.
+/// From lines
+/// `[   1/  45]  name - [ 256, 2, 1, 1], type =  f16, size = 0.001 MiB -> 0.001 MiB (q4_K)`; a
+/// tensor that stays has no type at the end.
 fn theirs(
     program: &Path,
     model: &Path,

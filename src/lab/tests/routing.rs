@@ -1,5 +1,5 @@
-//! Choices of experts under `diff`: a near tie is told apart from a fault, and with the same routing
-//! nothing that follows from it hides one.
+//! Choices of experts under `diff`: a near tie is told apart from a fault, and with the same
+//! routing nothing that follows from it hides one.
 
 use std::sync::Arc;
 

@@ -91,10 +91,11 @@ pub enum GraphError {
     /// A table of angles that the model does not have.
     #[error("node {node}: no table {rope} of angles")]
     Rope { node: usize, rope: usize },
-    /// Keys and values of a layer of the cache are read before they are written, or they are written
-    /// twice or never.
+    /// Keys and values of a layer of the cache are read before they are written, or they are
+    /// written twice or never.
     #[error(
-        "node {node}: layer {layer} of the cache: keys and values must be written once, before they are read"
+        "node {node}: layer {layer} of the cache: keys and values must be written once, before \
+         they are read"
     )]
     Cache { node: usize, layer: usize },
     /// A part of the state that does not exist, that two nodes have, or none.
@@ -167,8 +168,8 @@ impl Graph {
     }
 
     /// Checks that every value is written once and before it is read, that widths and rows fit the
-    /// ops and weights, and that each layer's keys and values are written before they are read: once,
-    /// or again where a whole sequence is one step, so that what was read is over.
+    /// ops and weights, and that each layer's keys and values are written before they are read:
+    /// once, or again where a whole sequence is one step, so that what was read is over.
     ///
     /// # Errors
     /// What is wrong with which node.

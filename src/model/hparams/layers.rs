@@ -92,8 +92,8 @@ pub(super) fn place_in_caches(layers: &mut [LayerHparams]) -> Vec<CacheGroup> {
         layers[l].cache = CacheLayer { group, layer };
     }
     if groups.is_empty() {
-        // positions are counted in pages also where no page holds anything; of heads that every type
-        // of cache and every device takes
+        // positions are counted in pages also where no page holds anything; of heads that every
+        // type of cache and every device takes
         groups.push(CacheGroup {
             n_layer: 0,
             n_head_kv: 1,

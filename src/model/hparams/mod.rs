@@ -150,17 +150,8 @@ impl Hparams {
 
         let context_length = k.count("context_length", 1..=i32::MAX as usize, None)?;
         let n_embd = k.count("embedding_length", 1..=MAX_WIDTH, None)?;
-        let mut n_layer = k.count("block_count", 1..=MAX_LAYERS, None)?;
+        let mut n_layer = block_count(&mut k, gguf.tensors().len())?;
         let n_block = n_layer.value;
-        let most = gguf.tensors().len() / MIN_TENSORS_PER_LAYER;
-        if n_layer.value > most {
-            let expected = match gguf.tensors().len() {
-                0 => "layers with tensors, but the file has no tensors (a vocabulary only)"
-                    .to_owned(),
-                n => format!("at most {most} layers in a file of {n} tensors"),
-            };
-            return Err(k.bad(k.full("block_count"), expected, n_layer.value.to_string()));
-        }
         if spec.reads.contains(&experts::PREDICTION_LAYERS) {
             n_layer.value -= experts::prediction_layers(&mut k, n_block)?;
         }
@@ -219,15 +210,7 @@ impl Hparams {
         };
         (spec.numbers)(&mut k, &mut h)?;
         h.caches = layers::place_in_caches(&mut h.layers);
-        let is_fed = h.experts.is_some() || !spec.feeds_forward;
-        if !is_fed && h.layers.iter().any(|layer| layer.n_ff == 0) {
-            let key = k.full("feed_forward_length");
-            let expected = format!("an integer from 1 to {MAX_WIDTH}, as there are no experts");
-            return Err(match k.get("feed_forward_length") {
-                Some(_) => k.bad(key, expected, "0"),
-                None => k.missing(key, expected),
-            });
-        }
+        check_feed_forward(&k, &h)?;
         (h.entries, h.warnings) = (k.entries, k.warnings);
         Ok(h)
     }
@@ -342,6 +325,34 @@ impl Hparams {
         all.filter(|(l, layer)| layer.attends() && layer.kv_layer == *l)
             .map(|(_, layer)| layer)
     }
+}
+
+/// How many layers a file of so many tensors says that it has: no more than it can have.
+fn block_count(k: &mut Keys<'_>, n_tensors: usize) -> Result<Sourced<usize>, Error> {
+    let n_layer = k.count("block_count", 1..=MAX_LAYERS, None)?;
+    let most = n_tensors / MIN_TENSORS_PER_LAYER;
+    if n_layer.value > most {
+        let expected = match n_tensors {
+            0 => "layers with tensors, but the file has no tensors (a vocabulary only)".to_owned(),
+            n => format!("at most {most} layers in a file of {n} tensors"),
+        };
+        return Err(k.bad(k.full("block_count"), expected, n_layer.value.to_string()));
+    }
+    Ok(n_layer)
+}
+
+/// Layers without experts need a width of their own, where an architecture has these blocks.
+fn check_feed_forward(k: &Keys<'_>, h: &Hparams) -> Result<(), Error> {
+    let is_fed = h.experts.is_some() || !h.arch.spec().feeds_forward;
+    if is_fed || h.layers.iter().all(|layer| layer.n_ff > 0) {
+        return Ok(());
+    }
+    let key = k.full("feed_forward_length");
+    let expected = format!("an integer from 1 to {MAX_WIDTH}, as there are no experts");
+    Err(match k.get("feed_forward_length") {
+        Some(_) => k.bad(key, expected, "0"),
+        None => k.missing(key, expected),
+    })
 }
 
 /// How many of the first layers gain a part of what stands for a cell of a picture: never the last,

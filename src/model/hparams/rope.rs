@@ -57,8 +57,8 @@ pub struct RopeHparams {
     pub log_multiplier: f32,
     /// Whether `rope_freqs` and the like divide its angles.
     pub divided: bool,
-    /// Along which axis of a picture each pair turns, or that it does not; empty where all turn by a
-    /// token's position.
+    /// Along which axis of a picture each pair turns, or that it does not; empty where all turn by
+    /// a token's position.
     pub axes: Vec<Option<usize>>,
     /// How dimensions pair up (a property of the architecture).
     pub pairing: Pairing,
@@ -160,8 +160,8 @@ pub(super) fn unused(spec: &Spec, context: usize) -> RopeHparams {
 }
 
 /// How the sections of a head share out its pairs among the axes of a picture: time, height and
-/// width. In a text all of these turn by the token's position, and what belongs to none of the three
-/// does not turn.
+/// width. In a text all of these turn by the token's position, and what belongs to none of the
+/// three does not turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sections {
     /// To each axis in turn, as far as its section has pairs left.

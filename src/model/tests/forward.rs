@@ -2,9 +2,11 @@
 //! models: weights are bound to the right fields, ops stand in the right order, and the rotary
 //! table is right up to the longest golden prompt.
 
+mod ops;
+
 use crate::support::{open_shared, shared};
 use gguf_rs_lite::{Gguf, OpenOptions, TensorType};
-use octavo_kernels::{Activation, CacheLayer, Function, Recurrence, Scores, TopGroups};
+use octavo_kernels::{CacheLayer, Scores};
 use octavo_model::{Arch, Model, Op, ValueId, VecId, WeightId};
 use safetensors::SafeTensors;
 use std::collections::BTreeSet;
@@ -14,11 +16,6 @@ type Matrix = Vec<Vec<f64>>;
 
 fn mean(x: &[f64]) -> f64 {
     x.iter().sum::<f64>() / x.len() as f64
-}
-
-fn gelu(x: f64) -> f64 {
-    let z = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
-    x / 2.0 * (1.0 + z.tanh())
 }
 
 /// Every row of every value; all rows are wanted.
@@ -121,64 +118,54 @@ impl Run<'_> {
         x.iter().enumerate().map(turn).collect()
     }
 
+    fn value(&self, v: ValueId) -> &Matrix {
+        &self.values[v.index()]
+    }
+
+    /// What `f` makes of each row of a value.
+    fn rows(&self, x: ValueId, f: impl Fn(&[f64]) -> Vec<f64>) -> Matrix {
+        self.value(x).iter().map(|row| f(row)).collect()
+    }
+
+    /// What `f` makes of each two rows of two values.
+    fn both(&self, a: ValueId, b: ValueId, f: impl Fn(&[f64], &[f64]) -> Vec<f64>) -> Matrix {
+        let rows = self.value(a).iter().zip(self.value(b));
+        rows.map(|(a, b)| f(a, b)).collect()
+    }
+
+    fn zip(&self, a: ValueId, b: ValueId, f: impl Fn(f64, f64) -> f64) -> Matrix {
+        self.both(a, b, |a, b| {
+            a.iter().zip(b).map(|(a, b)| f(*a, *b)).collect()
+        })
+    }
+
     fn op(&mut self, op: Op, tokens: &[usize]) -> Matrix {
-        let value = |v: ValueId| &self.values[v.index()];
-        let zip = |a: ValueId, b: ValueId, f: &dyn Fn(f64, f64) -> f64| {
-            let row =
-                |(a, b): (&Vec<f64>, &Vec<f64>)| a.iter().zip(b).map(|(a, b)| f(*a, *b)).collect();
-            value(a).iter().zip(value(b)).map(row).collect()
-        };
+        let vector = |id: VecId| self.m.weights.vector(id);
         match op {
             Op::Embed { table } => {
                 let table = self.weight(table);
                 tokens.iter().map(|&t| table[t].clone()).collect()
             }
-            Op::EmbedPositions { table } => {
-                let table = self.weight(table);
-                table[..tokens.len()].to_vec()
-            }
+            Op::EmbedPositions { table } => self.weight(table)[..tokens.len()].to_vec(),
             Op::Input => unreachable!("a graph begins with token ids"),
             Op::Constant { values } => {
-                let values = self.m.weights.vector(values).iter();
-                let row: Vec<f64> = values.map(|x| f64::from(*x)).collect();
+                let row: Vec<f64> = vector(values).iter().map(|x| f64::from(*x)).collect();
                 vec![row; tokens.len()]
             }
-            Op::Concat { a, b, each } => {
-                let join = |(a, b): (&Vec<f64>, &Vec<f64>)| {
-                    let pieces = a.chunks(each[0]).zip(b.chunks(each[1]).cycle());
-                    pieces.flat_map(|(a, b)| [a, b].concat()).collect()
-                };
-                value(a).iter().zip(value(b)).map(join).collect()
-            }
-            Op::RmsNorm { x, weight, eps } => self.norm(value(x), weight, eps, |_| 0.0),
-            Op::LayerNorm { x, weight, eps } => self.norm(value(x), weight, eps, mean),
+            Op::Concat { a, b, each } => self.both(a, b, |a, b| ops::concat(a, b, each)),
+            Op::RmsNorm { x, weight, eps } => self.norm(self.value(x), weight, eps, |_| 0.0),
+            Op::LayerNorm { x, weight, eps } => self.norm(self.value(x), weight, eps, mean),
             Op::MatMul { x, w } => {
                 let w = self.weight(w);
-                let dot =
-                    |row: &[f64], w: &[f64]| row.iter().zip(w).map(|(a, b)| a * b).sum::<f64>();
-                value(x)
-                    .iter()
-                    .map(|row| w.iter().map(|w| dot(row, w)).collect())
-                    .collect()
+                self.rows(x, |row| w.iter().map(|w| ops::dot(row, w)).collect())
             }
             // a text has no rows that are given
-            Op::AddGiven { x, .. } => value(x).clone(),
-            Op::AddBias { x, bias } => {
-                let bias = self.m.weights.vector(bias);
-                value(x)
-                    .iter()
-                    .map(|row| {
-                        row.iter()
-                            .zip(bias)
-                            .map(|(x, b)| x + f64::from(*b))
-                            .collect()
-                    })
-                    .collect()
-            }
-            Op::Rope { x, head_dim, rope } => self.rope(value(x), head_dim, rope),
+            Op::AddGiven { x, .. } | Op::SelectRows { x } => self.value(x).clone(),
+            Op::AddBias { x, bias } => self.rows(x, |row| ops::add_bias(row, vector(bias))),
+            Op::Rope { x, head_dim, rope } => self.rope(self.value(x), head_dim, rope),
             Op::KvWrite { k, v, cache } => {
                 let layer = self.layer_of(cache);
-                self.cache[layer] = (value(k).clone(), value(v).clone());
+                self.cache[layer] = (self.value(k).clone(), self.value(v).clone());
                 Vec::new()
             }
             Op::Attention {
@@ -187,59 +174,22 @@ impl Run<'_> {
                 scores,
                 sinks,
             } => self.attention(q, self.layer_of(cache), scores, sinks),
-            Op::Gate { gate, up, act } => zip(gate, up, &|g, u| match act {
-                Activation::Silu => g / (1.0 + (-g).exp()) * u,
-                Activation::Gelu => gelu(g) * u,
-                Activation::SwigluOai => {
-                    let (g, u) = (g.min(7.0), u.clamp(-7.0, 7.0));
-                    g / (1.0 + (-1.702 * g).exp()) * (u + 1.0)
-                }
-            }),
-            Op::Unary { x, f } => zip(x, x, &|x, _| match f {
-                Function::SoftCap(cap) => f64::from(cap) * (x / f64::from(cap)).tanh(),
-                Function::Scale(factor) => f64::from(factor) * x,
-                Function::Gelu => gelu(x),
-                Function::SquaredRelu => x.max(0.0).powi(2),
-                Function::Sigmoid => 1.0 / (1.0 + (-x).exp()),
-                Function::Silu => x / (1.0 + (-x).exp()),
-                Function::Softplus => x.exp().ln_1p(),
-                Function::Exp => x.exp(),
-            }),
+            Op::Gate { gate, up, act } => self.zip(gate, up, |g, u| ops::gate(act, g, u)),
+            Op::Unary { x, f } => self.zip(x, x, |x, _| ops::function(f, x)),
             Op::ScaleByPosition { x, rate, step } => {
-                let scaled = |(t, row): (usize, &Vec<f64>)| {
-                    let factor = 1.0 + f64::from(rate) * ((1 + t / step) as f64).ln();
-                    row.iter().map(|x| factor * x).collect()
-                };
-                value(x).iter().enumerate().map(scaled).collect()
+                ops::scale_by_position(self.value(x), rate, step)
             }
-            Op::Add { a, b } => zip(a, b, &|a, b| a + b),
-            Op::SelectRows { x } => value(x).clone(),
+            Op::Add { a, b } => self.zip(a, b, |a, b| a + b),
             Op::Merge { .. } => unreachable!("no text model merges rows"),
-            Op::Mul { a, b } => zip(a, b, &|a, b| a * b),
-            Op::MulVector { x, by } => {
-                let by = self.m.weights.vector(by);
-                let times = |row: &Vec<f64>| {
-                    let each = row.len() / by.len();
-                    let one = |(i, x): (usize, &f64)| x * f64::from(by[i / each]);
-                    row.iter().enumerate().map(one).collect()
-                };
-                value(x).iter().map(times).collect()
-            }
+            Op::Mul { a, b } => self.zip(a, b, |a, b| a * b),
+            Op::MulVector { x, by } => self.rows(x, |row| ops::mul_vector(row, vector(by))),
             Op::Slice {
                 x,
                 each,
                 from,
                 width,
-            } => {
-                let part = |row: &Vec<f64>| {
-                    let pieces = row.chunks_exact(each);
-                    pieces
-                        .flat_map(|piece| piece[from..from + width].to_vec())
-                        .collect()
-                };
-                value(x).iter().map(part).collect()
-            }
-            Op::CausalConv { x, weight, .. } => convolve(value(x), self.m.weights.vector(weight)),
+            } => self.rows(x, |row| ops::slice(row, each, from..from + width)),
+            Op::CausalConv { x, weight, .. } => ops::convolve(self.value(x), vector(weight)),
             Op::LinearAttention {
                 q,
                 k,
@@ -248,135 +198,26 @@ impl Run<'_> {
                 rate,
                 how,
                 ..
-            } => linear_attention([q, k, v, decay, rate].map(value), how),
-            Op::Softmax { x } => {
-                let softmax = |row: &Vec<f64>| {
-                    let max = row.iter().copied().fold(f64::MIN, f64::max);
-                    let e: Vec<f64> = row.iter().map(|x| (x - max).exp()).collect();
-                    let sum: f64 = e.iter().sum();
-                    e.iter().map(|e| e / sum).collect()
-                };
-                value(x).iter().map(softmax).collect()
-            }
-            Op::TopK { x, n, groups } => value(x).iter().map(|row| top_k(row, n, groups)).collect(),
-            Op::Gather { x, ids } => {
-                let gather = |(row, ids): (&Vec<f64>, &Vec<f64>)| {
-                    ids.iter().map(|id| row[*id as usize]).collect()
-                };
-                value(x).iter().zip(value(ids)).map(gather).collect()
-            }
-            Op::Normalize { x, least } => {
-                let normalize = |row: &Vec<f64>| {
-                    let sum = row.iter().sum::<f64>().max(least.into());
-                    row.iter().map(|x| x / sum).collect()
-                };
-                value(x).iter().map(normalize).collect()
-            }
+            } => ops::linear_attention([q, k, v, decay, rate].map(|x| self.value(x)), how),
+            Op::Softmax { x } => self.rows(x, ops::softmax),
+            Op::TopK { x, n, groups } => self.rows(x, |row| ops::top_k(row, n, groups)),
+            Op::Gather { x, ids } => self.both(x, ids, ops::gather),
+            Op::Normalize { x, least } => self.rows(x, |row| ops::normalize(row, least)),
             Op::ScaleRows { x, by } => {
-                let scale =
-                    |(row, by): (&Vec<f64>, &Vec<f64>)| row.iter().map(|x| x * by[0]).collect();
-                value(x).iter().zip(value(by)).map(scale).collect()
+                self.both(x, by, |row, by| row.iter().map(|x| x * by[0]).collect())
             }
             Op::ExpertMatMul { x, w, ids, experts } => {
                 let w = self.weight(w);
-                let (n, cols) = (w.len() / experts, w[0].len());
-                let dot =
-                    |row: &[f64], w: &[f64]| row.iter().zip(w).map(|(a, b)| a * b).sum::<f64>();
-                let product = |(row, ids): (&Vec<f64>, &Vec<f64>)| {
-                    let mut out = Vec::new();
-                    for (i, id) in ids.iter().enumerate() {
-                        // one input for all, or one for each
-                        let at = if row.len() == cols { 0 } else { i * cols };
-                        let expert = &w[*id as usize * n..(*id as usize + 1) * n];
-                        out.extend(expert.iter().map(|w| dot(&row[at..at + cols], w)));
-                    }
-                    out
-                };
-                value(x).iter().zip(value(ids)).map(product).collect()
+                self.both(x, ids, |row, ids| {
+                    ops::expert_product(row, ids, &w, experts)
+                })
             }
             Op::ExpertBias { x, bias, ids } => {
-                let bias = self.m.weights.vector(bias);
-                let add = |(row, ids): (&Vec<f64>, &Vec<f64>)| {
-                    let n = row.len() / ids.len();
-                    let biased = |(i, x): (usize, &f64)| {
-                        x + f64::from(bias[ids[i / n] as usize * n + i % n])
-                    };
-                    row.iter().enumerate().map(biased).collect()
-                };
-                value(x).iter().zip(value(ids)).map(add).collect()
+                self.both(x, ids, |row, ids| ops::expert_bias(row, ids, vector(bias)))
             }
-            Op::ExpertSum { x, weights } => {
-                let sum = |(row, weights): (&Vec<f64>, &Vec<f64>)| {
-                    let n = row.len() / weights.len();
-                    let parts = || weights.iter().enumerate();
-                    (0..n)
-                        .map(|i| parts().map(|(p, w)| w * row[p * n + i]).sum())
-                        .collect()
-                };
-                value(x).iter().zip(value(weights)).map(sum).collect()
-            }
+            Op::ExpertSum { x, weights } => self.both(x, weights, ops::expert_sum),
         }
     }
-}
-
-/// Every value with those above it, the last row of weights for its own.
-fn convolve(x: &Matrix, weight: &[f32]) -> Matrix {
-    let width = x[0].len();
-    let kernel = weight.len() / width;
-    let at = |t: usize, c: usize| {
-        let rows = (0..kernel).filter(|j| t + j + 1 >= kernel);
-        rows.map(|j| x[t + j + 1 - kernel][c] * f64::from(weight[j * width + c]))
-            .sum()
-    };
-    (0..x.len())
-        .map(|t| (0..width).map(|c| at(t, c)).collect())
-        .collect()
-}
-
-/// Each value of a head has a row of the state.
-fn linear_attention([q, k, v, decay, rate]: [&Matrix; 5], how: Recurrence) -> Matrix {
-    let (heads, d) = (decay[0].len(), how.key_dim);
-    let n = v[0].len() / heads;
-    let mut out = vec![vec![0.0; heads * n]; v.len()];
-    for at in 0..heads * n {
-        let head = at / n;
-        let key = how.heads.key_of(head, heads, q[0].len() / d) * d;
-        let mut row = vec![0.0; d];
-        for t in 0..v.len() {
-            let (q, k) = (&q[t][key..key + d], &k[t][key..key + d]);
-            let dot = |row: &[f64], with: &[f64]| -> f64 {
-                row.iter().zip(with).map(|(a, b)| a * b).sum()
-            };
-            row.iter_mut().for_each(|m| *m *= decay[t][head]);
-            let known = if how.delta { dot(&row, k) } else { 0.0 };
-            let change = rate[t][head] * (v[t][at] - known);
-            row.iter_mut().zip(k).for_each(|(m, k)| *m += change * k);
-            out[t][at] = f64::from(how.scale) * dot(&row, q);
-        }
-    }
-    out
-}
-
-/// Places of the largest values, of the best groups where there are any.
-fn top_k(row: &[f64], n: usize, groups: Option<TopGroups>) -> Vec<f64> {
-    let descending = |values: &[f64]| {
-        let mut order: Vec<usize> = (0..values.len()).collect();
-        order.sort_by(|a, b| values[*b].total_cmp(&values[*a]));
-        order
-    };
-    let mut row = row.to_vec();
-    if let Some(TopGroups { count, used }) = groups {
-        let len = row.len() / count;
-        let score = |group: &[f64]| {
-            let order = descending(group);
-            group[order[0]] + group[order[1]]
-        };
-        let scores: Vec<f64> = row.chunks_exact(len).map(score).collect();
-        for group in &descending(&scores)[used..] {
-            row[group * len..(group + 1) * len].fill(f64::NEG_INFINITY);
-        }
-    }
-    descending(&row)[..n].iter().map(|at| *at as f64).collect()
 }
 
 fn forward(m: &Model, gguf: &Gguf, tokens: &[usize]) -> Matrix {
@@ -402,7 +243,8 @@ fn numbers<T>(golden: &SafeTensors<'_>, name: &str, number: fn([u8; 4]) -> T) ->
     data.map(|b| number(four(b))).collect()
 }
 
-/// Where a model's logits, or its rows where it has none, are not llama.cpp's on its prompts, of which there are at least so many.
+/// Where a model's logits, or its rows where it has none, are not llama.cpp's on its prompts, of
+/// which there are at least so many.
 fn faults(model: &str, gguf: &Gguf, goldens: &Path, fewest: usize) -> Vec<String> {
     let mut m = Model::load(gguf).unwrap_or_else(|e| panic!("{e}"));
     // llama.cpp's context when the goldens were made

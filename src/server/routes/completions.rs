@@ -100,20 +100,7 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiErro
         true => Some(top.unwrap_or(0)),
         false => top,
     };
-    let add_special = fields.bool("add_special_tokens")?.unwrap_or(true);
-    let encode = EncodeOptions {
-        add_special,
-        ..EncodeOptions::PROMPT
-    };
-    let mut prompts = prompts(app, &fields, "prompt", encode)?;
-    if let Some(suffix) = fields.str("suffix")?.filter(|suffix| !suffix.is_empty()) {
-        for prompt in &mut prompts {
-            *prompt = super::native::infill(app, prompt, suffix)?;
-        }
-    }
-    if prompts.len() * best_of > crate::prompt::MAX_PROMPTS * 4 {
-        return Err(fields.wrong("n", "fewer texts over all prompts"));
-    }
+    let prompts = all_prompts(app, &fields, best_of)?;
     check_size(
         app,
         &fields,
@@ -153,6 +140,25 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiErro
             return_token_ids: fields.bool("return_token_ids")?.unwrap_or(false),
         },
     })
+}
+
+/// The prompts, each with what is to follow the text, of which there may be so many for each.
+fn all_prompts(app: &App, fields: &Fields<'_>, best_of: usize) -> Result<Vec<Vec<u32>>, ApiError> {
+    let add_special = fields.bool("add_special_tokens")?.unwrap_or(true);
+    let encode = EncodeOptions {
+        add_special,
+        ..EncodeOptions::PROMPT
+    };
+    let mut prompts = prompts(app, fields, "prompt", encode)?;
+    if let Some(suffix) = fields.str("suffix")?.filter(|suffix| !suffix.is_empty()) {
+        for prompt in &mut prompts {
+            *prompt = super::native::infill(app, prompt, suffix)?;
+        }
+    }
+    if prompts.len() * best_of > crate::prompt::MAX_PROMPTS * 4 {
+        return Err(fields.wrong("n", "fewer texts over all prompts"));
+    }
+    Ok(prompts)
 }
 
 /// What decides how long an answer can become.

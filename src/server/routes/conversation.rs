@@ -154,8 +154,8 @@ impl<'a> Parts<'a, '_> {
         }
     }
 
-    /// Texts stay parts. Beside a picture they become one text, as llama-server joins them: lines of
-    /// their own, and pictures where they stand.
+    /// Texts stay parts. Beside a picture they become one text, as llama-server joins them: lines
+    /// of their own, and pictures where they stand.
     fn join(&mut self, parts: Vec<Part<'a>>) -> Content {
         let has_image = parts.iter().any(|part| matches!(part, Part::Image(_)));
         let marker = self.marker.filter(|_| has_image);

@@ -26,7 +26,9 @@ fn json_is_what_its_schema_says() {
             "n": { "type": "integer", "minimum": 10, "maximum": 99 },
             "word": { "type": "string", "pattern": "^[a-c]{2,4}$" },
             "kind": { "enum": ["left", "right", 3] },
-            "list": { "type": "array", "items": { "type": "boolean" }, "minItems": 1, "maxItems": 3 },
+            "list": {
+                "type": "array", "items": { "type": "boolean" }, "minItems": 1, "maxItems": 3
+            },
             "tree": { "$ref": "#/$defs/tree" },
         },
         "required": ["n", "word", "kind", "list", "tree"],

@@ -155,6 +155,25 @@ fn notice(browser: &Browser, expected: &str) {
     ));
 }
 
+/// Chooses three pictures, and removes them again.
+fn choose_and_remove(browser: &Browser) {
+    for name in ["wide", "photo", "tall"] {
+        choose(browser, name);
+    }
+    // the second is removed by its button, the first by a key
+    browser.click("#drafts .picture:nth-child(2) .remove");
+    assert_eq!(browser.count("#drafts .picture"), 2);
+    let focus = "return document.activeElement.getAttribute('aria-label');";
+    assert_eq!(browser.run(focus), json!("Remove tall.png"));
+    browser.write("#drafts .picture:nth-child(1) .remove", "\u{e017}");
+    assert_eq!(browser.count("#drafts .picture"), 1);
+    browser.write("#drafts .picture:nth-child(1) .remove", "\u{e017}");
+    assert_eq!(
+        browser.run("return document.activeElement.id;"),
+        json!("input")
+    );
+}
+
 #[test]
 fn pictures_are_sent_kept_and_removed() {
     let Some(browser) = Browser::start() else {
@@ -172,21 +191,7 @@ fn pictures_are_sent_kept_and_removed() {
            input.dispatchEvent(new Event('input', { bubbles: true })); }; \
          set('temperature', 0); set('max_tokens', 8);",
     );
-    for name in ["wide", "photo", "tall"] {
-        choose(&browser, name);
-    }
-    // the second is removed by its button, the first by a key
-    browser.click("#drafts .picture:nth-child(2) .remove");
-    assert_eq!(browser.count("#drafts .picture"), 2);
-    let focus = "return document.activeElement.getAttribute('aria-label');";
-    assert_eq!(browser.run(focus), json!("Remove tall.png"));
-    browser.write("#drafts .picture:nth-child(1) .remove", "\u{e017}");
-    assert_eq!(browser.count("#drafts .picture"), 1);
-    browser.write("#drafts .picture:nth-child(1) .remove", "\u{e017}");
-    assert_eq!(
-        browser.run("return document.activeElement.id;"),
-        json!("input")
-    );
+    choose_and_remove(&browser);
 
     // what is sent is the file as it is, and the answer is that of anybody else who asks
     choose(&browser, "wide");

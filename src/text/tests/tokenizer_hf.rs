@@ -9,7 +9,10 @@ use proptest::test_runner::{Config, TestRunner};
 use regex::Regex;
 
 const GPT_2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
-const LLAMA_3: &str = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const LLAMA_3: &str = concat!(
+    r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+",
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+);
 
 fn strings(gguf: &Gguf, key: &str) -> Vec<String> {
     let array = gguf.array(key).expect("an array").expect("it is there");
@@ -33,8 +36,18 @@ fn witness(gguf: &Gguf, regex: &str, ignore_merges: bool) -> tokenizers::Tokeniz
         "pre_tokenizer": {
             "type": "Sequence",
             "pretokenizers": [
-                { "type": "Split", "pattern": { "Regex": regex }, "behavior": "Isolated", "invert": false },
-                { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false },
+                {
+                    "type": "Split",
+                    "pattern": { "Regex": regex },
+                    "behavior": "Isolated",
+                    "invert": false,
+                },
+                {
+                    "type": "ByteLevel",
+                    "add_prefix_space": false,
+                    "trim_offsets": false,
+                    "use_regex": false,
+                },
             ],
         },
     });

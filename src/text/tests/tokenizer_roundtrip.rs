@@ -153,12 +153,18 @@ fn a_megabyte_of_anything_takes_less_than_a_second() {
 
 proptest! {
     #[test]
-    fn a_stream_gives_whole_characters(bytes in prop::collection::vec(any::<u8>(), 0..60), cuts in prop::collection::vec(1_usize..5, 1..60)) {
+    fn a_stream_gives_whole_characters(
+        bytes in prop::collection::vec(any::<u8>(), 0..60),
+        cuts in prop::collection::vec(1_usize..5, 1..60),
+    ) {
         check_stream(&bytes, &cuts)?;
     }
 
     #[test]
-    fn a_stream_of_text_is_that_text(text in "\\PC{0,30}", cuts in prop::collection::vec(1_usize..4, 1..40)) {
+    fn a_stream_of_text_is_that_text(
+        text in "\\PC{0,30}",
+        cuts in prop::collection::vec(1_usize..4, 1..40),
+    ) {
         check_stream(text.as_bytes(), &cuts)?;
     }
 }

@@ -44,6 +44,45 @@ fn refusal(bytes: &[u8]) -> String {
     error
 }
 
+const EPSILON: &str = "clip.vision.attention.layer_norm_epsilon";
+
+/// Keys and tensors, and what is said where they have another name.
+const NEEDED: [(&str, &str); 14] = [
+    ("clip.projector_type", "missing key clip.projector_type"),
+    (
+        "clip.has_vision_encoder",
+        "missing key clip.has_vision_encoder",
+    ),
+    (
+        "clip.vision.image_mean",
+        "missing key clip.vision.image_mean",
+    ),
+    ("clip.vision.image_std", "missing key clip.vision.image_std"),
+    (EPSILON, "missing key"),
+    ("v.patch_embd.weight", "missing tensor v.patch_embd.weight"),
+    (
+        "v.patch_embd.weight.1",
+        "missing tensor v.patch_embd.weight.1",
+    ),
+    (
+        "v.position_embd.weight",
+        "missing tensor v.position_embd.weight",
+    ),
+    ("v.blk.3.ln2.bias", "missing tensor v.blk.3.ln2.bias"),
+    (
+        "v.blk.0.attn_qkv.bias",
+        "missing tensor v.blk.0.attn_qkv.bias",
+    ),
+    (
+        "v.deepstack.1.fc2.weight",
+        "missing tensor v.deepstack.1.fc2.weight",
+    ),
+    // then nothing needs its norm
+    ("v.deepstack.2.fc1.weight", "unexpected tensor"),
+    ("mm.2.weight", "missing tensor mm.2.weight"),
+    ("v.post_ln.weight", "missing tensor v.post_ln.weight"),
+];
+
 #[test]
 fn every_key_is_needed_and_bounded() {
     let Some(whole) = bytes("vl-a-mmproj-F32.gguf") else {
@@ -79,48 +118,13 @@ fn every_key_is_needed_and_bounded() {
         let error = refusal(&bytes);
         assert!(error.contains("spatial_merge_size"), "{error}");
     }
-    const EPSILON: &str = "clip.vision.attention.layer_norm_epsilon";
     for epsilon in [0.0, -1.0, 1.0, f32::NAN, f32::INFINITY] {
         let mut bytes = whole.clone();
         set(&mut bytes, EPSILON, epsilon.to_le_bytes());
         let error = refusal(&bytes);
         assert!(error.contains("layer_norm_epsilon"), "{error}");
     }
-    for (name, says) in [
-        ("clip.projector_type", "missing key clip.projector_type"),
-        (
-            "clip.has_vision_encoder",
-            "missing key clip.has_vision_encoder",
-        ),
-        (
-            "clip.vision.image_mean",
-            "missing key clip.vision.image_mean",
-        ),
-        ("clip.vision.image_std", "missing key clip.vision.image_std"),
-        (EPSILON, "missing key"),
-        ("v.patch_embd.weight", "missing tensor v.patch_embd.weight"),
-        (
-            "v.patch_embd.weight.1",
-            "missing tensor v.patch_embd.weight.1",
-        ),
-        (
-            "v.position_embd.weight",
-            "missing tensor v.position_embd.weight",
-        ),
-        ("v.blk.3.ln2.bias", "missing tensor v.blk.3.ln2.bias"),
-        (
-            "v.blk.0.attn_qkv.bias",
-            "missing tensor v.blk.0.attn_qkv.bias",
-        ),
-        (
-            "v.deepstack.1.fc2.weight",
-            "missing tensor v.deepstack.1.fc2.weight",
-        ),
-        // then nothing needs its norm
-        ("v.deepstack.2.fc1.weight", "unexpected tensor"),
-        ("mm.2.weight", "missing tensor mm.2.weight"),
-        ("v.post_ln.weight", "missing tensor v.post_ln.weight"),
-    ] {
+    for (name, says) in NEEDED {
         let mut bytes = whole.clone();
         rename(&mut bytes, name);
         let error = refusal(&bytes);

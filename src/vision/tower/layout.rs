@@ -7,8 +7,8 @@ use octavo_kernels::{MERGED_ROWS, Turns};
 use super::hparams::MERGE;
 
 /// The order of a tower's rows. Two by two patches, which become one cell, follow each other: upper
-/// left, upper right, lower left, lower right. Cells go from the left, then from the top; where there
-/// are windows, first all those of a window.
+/// left, upper right, lower left, lower right. Cells go from the left, then from the top; where
+/// there are windows, first all those of a window.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Cells across.
@@ -24,8 +24,8 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Of so many cells. Windows have `side` cells along a side; those at the right and below may be
-    /// smaller.
+    /// Of so many cells. Windows have `side` cells along a side; those at the right and below may
+    /// be smaller.
     pub fn new(nx: usize, ny: usize, side: Option<usize>) -> Layout {
         let side = side.unwrap_or(nx.max(ny)).max(1);
         let mut layout = Layout {

@@ -20,106 +20,109 @@ fn refusal(model_type: &str, change: fn(&mut Value)) -> Option<String> {
     Some(error)
 }
 
+type Change = fn(&mut Value);
+
+/// Types, what is said of them, and the settings that it is said of.
+const SETTINGS: &[(&str, &[&str], Change)] = &[
+    ("smollm3", &["no_rope_layers", "layer 0"], |c| {
+        c["no_rope_layers"] = json!([0, 1, 1, 1, 1]);
+    }),
+    ("olmo2", &["partial_rotary_factor", "got 0.5"], |c| {
+        c["partial_rotary_factor"] = json!(0.5);
+    }),
+    ("gemma2", &["query_pre_attn_scalar", "or 16", "144"], |c| {
+        c["query_pre_attn_scalar"] = json!(144);
+    }),
+    ("gemma3_text", &["layer_types", "layer 0"], |c| {
+        c["layer_types"] = json!(["full_attention"]);
+    }),
+    ("falcon", &["alibi", "false", "true"], |c| {
+        c["alibi"] = json!(true)
+    }),
+    ("cohere", &["use_qk_norm"], |c| {
+        c["use_qk_norm"] = json!(true)
+    }),
+    ("cohere2", &["sliding_window_pattern", "4", "3"], |c| {
+        c["sliding_window_pattern"] = json!(3);
+    }),
+    ("nemotron", &["hidden_act", "relu2", "silu"], |c| {
+        c["hidden_act"] = json!("silu")
+    }),
+    ("granite", &["logits_scaling"], |c| {
+        c["logits_scaling"] = Value::Null
+    }),
+    ("glm4", &["quantization_config", "unquantized"], |c| {
+        c["model_type"] = json!("glm4_moe");
+        c["quantization_config"] = json!({ "quant_method": "awq" });
+    }),
+    ("phi3", &["long_factor", "8 positive numbers"], |c| {
+        c["rope_scaling"]["long_factor"] = json!([1.0]);
+    }),
+    ("qwen3_moe", &["norm_topk_prob", "true", "false"], |c| {
+        c["norm_topk_prob"] = json!(false);
+    }),
+    ("mixtral", &["sliding_window", "16"], |c| {
+        c["sliding_window"] = json!(16)
+    }),
+    ("gpt_oss", &["swiglu_limit", "7", "5"], |c| {
+        c["swiglu_limit"] = json!(5)
+    }),
+    ("ernie4_5_moe", &["moe_layer_end_index"], |c| {
+        c["moe_layer_end_index"] = json!(0)
+    }),
+    (
+        "qwen3_5_text",
+        &["layer_types", "every 4th", "layer 1"],
+        |c| {
+            c["layer_types"][1] = json!("full_attention");
+        },
+    ),
+    ("qwen3_5_text", &["attn_output_gate", "true"], |c| {
+        c["attn_output_gate"] = json!(false);
+    }),
+    (
+        "qwen3_next",
+        &["linear_num_value_heads", "multiple", "3"],
+        |c| {
+            c["linear_num_value_heads"] = json!(3);
+        },
+    ),
+    (
+        "gemma4_text",
+        &["layer_types", "each layer", "nothing"],
+        |c| {
+            c["layer_types"] = Value::Null;
+        },
+    ),
+    (
+        "gemma4_text",
+        &["layer_types", "each of 4 layers", "got 1"],
+        |c| {
+            c["layer_types"] = json!(["full_attention"]);
+        },
+    ),
+    (
+        "gemma4_text",
+        &["use_bidirectional_attention", "vision", "all"],
+        |c| {
+            c["use_bidirectional_attention"] = json!("all");
+        },
+    ),
+    (
+        "gemma4_text",
+        &["partial_rotary_factor", "a part of 1", "got 2"],
+        |c| {
+            c["rope_parameters"]["full_attention"]["partial_rotary_factor"] = json!(2);
+        },
+    ),
+    ("ministral3", &["rope_parameters.mscale"], |c| {
+        c["rope_parameters"]["mscale"] = json!(0.7);
+    }),
+];
+
 #[test]
 fn settings_that_nothing_computes_are_refused_by_name() {
-    type Change = fn(&mut Value);
-    let all: &[(&str, &[&str], Change)] = &[
-        ("smollm3", &["no_rope_layers", "layer 0"], |c| {
-            c["no_rope_layers"] = json!([0, 1, 1, 1, 1]);
-        }),
-        ("olmo2", &["partial_rotary_factor", "got 0.5"], |c| {
-            c["partial_rotary_factor"] = json!(0.5);
-        }),
-        ("gemma2", &["query_pre_attn_scalar", "or 16", "144"], |c| {
-            c["query_pre_attn_scalar"] = json!(144);
-        }),
-        ("gemma3_text", &["layer_types", "layer 0"], |c| {
-            c["layer_types"] = json!(["full_attention"]);
-        }),
-        ("falcon", &["alibi", "false", "true"], |c| {
-            c["alibi"] = json!(true)
-        }),
-        ("cohere", &["use_qk_norm"], |c| {
-            c["use_qk_norm"] = json!(true)
-        }),
-        ("cohere2", &["sliding_window_pattern", "4", "3"], |c| {
-            c["sliding_window_pattern"] = json!(3);
-        }),
-        ("nemotron", &["hidden_act", "relu2", "silu"], |c| {
-            c["hidden_act"] = json!("silu")
-        }),
-        ("granite", &["logits_scaling"], |c| {
-            c["logits_scaling"] = Value::Null
-        }),
-        ("glm4", &["quantization_config", "unquantized"], |c| {
-            c["model_type"] = json!("glm4_moe");
-            c["quantization_config"] = json!({ "quant_method": "awq" });
-        }),
-        ("phi3", &["long_factor", "8 positive numbers"], |c| {
-            c["rope_scaling"]["long_factor"] = json!([1.0]);
-        }),
-        ("qwen3_moe", &["norm_topk_prob", "true", "false"], |c| {
-            c["norm_topk_prob"] = json!(false);
-        }),
-        ("mixtral", &["sliding_window", "16"], |c| {
-            c["sliding_window"] = json!(16)
-        }),
-        ("gpt_oss", &["swiglu_limit", "7", "5"], |c| {
-            c["swiglu_limit"] = json!(5)
-        }),
-        ("ernie4_5_moe", &["moe_layer_end_index"], |c| {
-            c["moe_layer_end_index"] = json!(0)
-        }),
-        (
-            "qwen3_5_text",
-            &["layer_types", "every 4th", "layer 1"],
-            |c| {
-                c["layer_types"][1] = json!("full_attention");
-            },
-        ),
-        ("qwen3_5_text", &["attn_output_gate", "true"], |c| {
-            c["attn_output_gate"] = json!(false);
-        }),
-        (
-            "qwen3_next",
-            &["linear_num_value_heads", "multiple", "3"],
-            |c| {
-                c["linear_num_value_heads"] = json!(3);
-            },
-        ),
-        (
-            "gemma4_text",
-            &["layer_types", "each layer", "nothing"],
-            |c| {
-                c["layer_types"] = Value::Null;
-            },
-        ),
-        (
-            "gemma4_text",
-            &["layer_types", "each of 4 layers", "got 1"],
-            |c| {
-                c["layer_types"] = json!(["full_attention"]);
-            },
-        ),
-        (
-            "gemma4_text",
-            &["use_bidirectional_attention", "vision", "all"],
-            |c| {
-                c["use_bidirectional_attention"] = json!("all");
-            },
-        ),
-        (
-            "gemma4_text",
-            &["partial_rotary_factor", "a part of 1", "got 2"],
-            |c| {
-                c["rope_parameters"]["full_attention"]["partial_rotary_factor"] = json!(2);
-            },
-        ),
-        ("ministral3", &["rope_parameters.mscale"], |c| {
-            c["rope_parameters"]["mscale"] = json!(0.7);
-        }),
-    ];
-    for (model_type, says, change) in all {
+    for (model_type, says, change) in SETTINGS {
         let Some(error) = refusal(model_type, *change) else {
             return;
         };

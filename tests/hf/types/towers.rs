@@ -180,8 +180,8 @@ fn towers_of_folders_are_their_files() {
     }
 }
 
-/// Types as llama.cpp's converter chooses them: vectors and positions in F32, and kernels of patches
-/// in F16 or F32.
+/// Types as llama.cpp's converter chooses them: vectors and positions in F32, and kernels of
+/// patches in F16 or F32.
 #[test]
 fn towers_have_the_converters_types() {
     use safetensors::Dtype;
@@ -268,60 +268,63 @@ fn a_folder_becomes_a_pair_of_files() {
     );
 }
 
+type Change = fn(&mut Value);
+
+/// Types, what is named and expected, and the settings of which this is said.
+const SETTINGS: &[(&str, &str, &str, Change)] = &[
+    ("qwen3_vl", "model_type", "one of qwen2_5_vl", |c| {
+        c["model_type"] = json!("qwen2_vl");
+    }),
+    ("qwen3_vl", "vision_config", "nothing", |c| {
+        c["vision_config"] = Value::Null;
+    }),
+    ("qwen3_vl", "vision_config.depth", "at most 69", |c| {
+        c["vision_config"]["depth"] = json!(4_000_000_000_u32);
+    }),
+    ("qwen3_vl", "vision_config.num_heads", "nothing", |c| {
+        c["vision_config"]["num_heads"] = Value::Null;
+    }),
+    ("qwen3_vl", "vision_config.in_channels", "3", |c| {
+        c["vision_config"]["in_channels"] = json!(1);
+    }),
+    ("qwen3_vl", "temporal_patch_size", "2", |c| {
+        c["vision_config"]["temporal_patch_size"] = json!(1);
+    }),
+    ("qwen3_vl", "vision_config.hidden_act", "quick_gelu", |c| {
+        c["vision_config"]["hidden_act"] = json!("quick_gelu");
+    }),
+    ("qwen3_vl", "deepstack_visual_indexes", "below 4", |c| {
+        c["vision_config"]["deepstack_visual_indexes"] = json!([1, 4]);
+    }),
+    ("qwen3_vl", "deepstack_visual_indexes", "each larger", |c| {
+        c["vision_config"]["deepstack_visual_indexes"] = json!([2, 1]);
+    }),
+    // nothing says where the second list of tensors belongs
+    (
+        "qwen3_vl",
+        "deepstack_merger_list.1",
+        "a name that is none's",
+        |c| {
+            c["vision_config"]["deepstack_visual_indexes"] = json!([1]);
+        },
+    ),
+    ("qwen2_5_vl", "fullatt_block_indexes", "nothing", |c| {
+        c["vision_config"]["fullatt_block_indexes"] = Value::Null;
+    }),
+    ("qwen2_5_vl", "fullatt_block_indexes", "[1, 2]", |c| {
+        c["vision_config"]["fullatt_block_indexes"] = json!([1, 2]);
+    }),
+    ("qwen2_5_vl", "vision_config.window_size", "112", |c| {
+        c["vision_config"]["window_size"] = json!(56);
+    }),
+    ("qwen2_5_vl", "spatial_merge_size", "2", |c| {
+        c["vision_config"]["spatial_merge_size"] = json!(4);
+    }),
+];
+
 #[test]
 fn towers_that_cannot_be_read_are_refused_by_name() {
-    type Change = fn(&mut Value);
-    let vision: &[(&str, &str, &str, Change)] = &[
-        ("qwen3_vl", "model_type", "one of qwen2_5_vl", |c| {
-            c["model_type"] = json!("qwen2_vl");
-        }),
-        ("qwen3_vl", "vision_config", "nothing", |c| {
-            c["vision_config"] = Value::Null;
-        }),
-        ("qwen3_vl", "vision_config.depth", "at most 69", |c| {
-            c["vision_config"]["depth"] = json!(4_000_000_000_u32);
-        }),
-        ("qwen3_vl", "vision_config.num_heads", "nothing", |c| {
-            c["vision_config"]["num_heads"] = Value::Null;
-        }),
-        ("qwen3_vl", "vision_config.in_channels", "3", |c| {
-            c["vision_config"]["in_channels"] = json!(1);
-        }),
-        ("qwen3_vl", "temporal_patch_size", "2", |c| {
-            c["vision_config"]["temporal_patch_size"] = json!(1);
-        }),
-        ("qwen3_vl", "vision_config.hidden_act", "quick_gelu", |c| {
-            c["vision_config"]["hidden_act"] = json!("quick_gelu");
-        }),
-        ("qwen3_vl", "deepstack_visual_indexes", "below 4", |c| {
-            c["vision_config"]["deepstack_visual_indexes"] = json!([1, 4]);
-        }),
-        ("qwen3_vl", "deepstack_visual_indexes", "each larger", |c| {
-            c["vision_config"]["deepstack_visual_indexes"] = json!([2, 1]);
-        }),
-        // nothing says where the second list of tensors belongs
-        (
-            "qwen3_vl",
-            "deepstack_merger_list.1",
-            "a name that is none's",
-            |c| {
-                c["vision_config"]["deepstack_visual_indexes"] = json!([1]);
-            },
-        ),
-        ("qwen2_5_vl", "fullatt_block_indexes", "nothing", |c| {
-            c["vision_config"]["fullatt_block_indexes"] = Value::Null;
-        }),
-        ("qwen2_5_vl", "fullatt_block_indexes", "[1, 2]", |c| {
-            c["vision_config"]["fullatt_block_indexes"] = json!([1, 2]);
-        }),
-        ("qwen2_5_vl", "vision_config.window_size", "112", |c| {
-            c["vision_config"]["window_size"] = json!(56);
-        }),
-        ("qwen2_5_vl", "spatial_merge_size", "2", |c| {
-            c["vision_config"]["spatial_merge_size"] = json!(4);
-        }),
-    ];
-    for (model_type, named, expected, change) in vision {
+    for (model_type, named, expected, change) in SETTINGS {
         let Some(both) = Both::new(model_type, safetensors::Dtype::F32) else {
             return;
         };

@@ -235,21 +235,7 @@ impl Plan {
         sources: &[Source],
         limits: &Limits,
     ) -> Result<Plan, Error> {
-        for &KvShape { ty, head_dim, .. } in &program.caches {
-            if !ty.takes(head_dim) {
-                return Err(Error::KvType { ty, head_dim });
-            }
-            if !launch::takes_head_dim(head_dim) {
-                return Err(Error::HeadDim(head_dim));
-            }
-        }
-        for instruction in &program.ops {
-            if let Op::LinearAttention { how, .. } = &instruction.op
-                && how.key_dim > launch::MOST_KEY_DIM
-            {
-                return Err(Error::KeyDim(how.key_dim));
-            }
-        }
+        check(program)?;
         let mut arena = Arena::default();
         let Constants {
             placed,
@@ -324,6 +310,26 @@ impl Plan {
             needs,
         })
     }
+}
+
+/// Whether kernels take the cache's types, and the sizes of heads and keys.
+fn check(program: &Program) -> Result<(), Error> {
+    for &KvShape { ty, head_dim, .. } in &program.caches {
+        if !ty.takes(head_dim) {
+            return Err(Error::KvType { ty, head_dim });
+        }
+        if !launch::takes_head_dim(head_dim) {
+            return Err(Error::HeadDim(head_dim));
+        }
+    }
+    for instruction in &program.ops {
+        if let Op::LinearAttention { how, .. } = &instruction.op
+            && how.key_dim > launch::MOST_KEY_DIM
+        {
+            return Err(Error::KeyDim(how.key_dim));
+        }
+    }
+    Ok(())
 }
 
 /// Takes room for all slots of states; answers where the parts of the first one are.

@@ -9,7 +9,7 @@ use crate::cuda::params::{
     ScaleByPosition, Select, Slice,
 };
 use crate::cuda::{Launch, Ptr, launch};
-use crate::op::{CacheLayer, Op};
+use crate::op::{CacheLayer, Function, Op, Recurrence, Scores};
 use crate::program::{Attend, Recurrent, Slot};
 
 /// Positions behind a row's own, where it sees all of them: kernels add them to a position.
@@ -29,44 +29,14 @@ impl Scene<'_> {
             }
             Op::Attention {
                 q, cache, scores, ..
-            } => {
-                let attend = Attend {
-                    q,
-                    cache,
-                    scores,
-                    out: result(),
-                };
-                return list.launches.extend(self.attention(at, &attend, None));
-            }
+            } => return self.attention_alone(at, (q, cache, scores), list),
             // written before the launches
             Op::Input => return,
-            Op::Embed { .. } => {
-                list.launches
-                    .push(self.embed(at, self.record.tokens, result()));
-                if self.program.given == 0 || self.shape.generated {
-                    return;
-                }
-                self.given(Ptr::NULL, 0, result())
-            }
+            Op::Embed { .. } => return self.embeddings(at, result(), list),
             Op::AddGiven { x, from } => self.given(self.slot(x), from, result()),
             Op::EmbedPositions { .. } => self.embed(at, self.record.positions(), result()),
-            Op::Constant { ref values } => launch::constant(&Constant {
-                values: self.at(self.plan.vectors[&at]),
-                out: self.slot(result()),
-                n: self.elements(result()) as u64,
-                width: small(values.len()),
-                unused: 0,
-            }),
-            Op::Concat { a, b, each } => launch::concat(&Concat {
-                a: self.slot(a),
-                b: self.slot(b),
-                out: self.slot(result()),
-                n: self.elements(result()) as u64,
-                first: small(each[0]),
-                second: small(each[1]),
-                pieces: small(self.width(a) / each[0]),
-                each: u32::from(self.width(b) > each[1]),
-            }),
+            Op::Constant { ref values } => self.constant(at, values.len(), result()),
+            Op::Concat { a, b, each } => self.concat(a, b, each, result()),
             Op::RmsNorm { x, ref weight, eps } => {
                 let (norm, groups) = self.norm(at, x, weight.len(), eps, result());
                 launch::rms_norm(&norm, groups)
@@ -75,70 +45,24 @@ impl Scene<'_> {
                 let (norm, groups) = self.norm(at, x, weight.len(), eps, result());
                 launch::layer_norm(&norm, groups)
             }
-            Op::AddBias { x, .. } => {
-                let bias = self.at(self.plan.vectors[&at]);
-                launch::add(&self.pair(self.slot(x), bias, self.width(x), result()))
-            }
+            Op::AddBias { x, .. } => self.add_bias(at, x, result()),
             Op::Rope { x, head_dim, rope } => self.rope(x, head_dim, rope, result()),
             Op::KvWrite { k, v, cache } => self.kv_write(k, v, cache),
-            Op::Gate { gate, up, act } => {
-                let period = self.elements(result());
-                let p = self.pair(self.slot(gate), self.slot(up), period, result());
-                launch::gate(act, &p)
-            }
-            Op::Unary { x, f } => {
-                let (x, out) = (self.slot(x), result());
-                launch::unary(f, x, self.slot(out), self.elements(out) as u64)
-            }
-            Op::ScaleByPosition { x, .. } => launch::scale_by_position(&ScaleByPosition {
-                x: self.slot(x),
-                factors: self.at(self.plan.vectors[&at]),
-                positions: self.record.positions(),
-                out: self.slot(result()),
-                rows: small(self.shape.rows),
-                width: small(self.width(x)),
-            }),
-            Op::Add { a, b } => {
-                let period = self.elements(result());
-                launch::add(&self.pair(self.slot(a), self.slot(b), period, result()))
-            }
+            Op::Gate { gate, up, act } => launch::gate(act, &self.both(gate, up, result())),
+            Op::Unary { x, f } => self.unary(f, x, result()),
+            Op::ScaleByPosition { x, .. } => self.scale_by_position(at, x, result()),
+            Op::Add { a, b } => launch::add(&self.both(a, b, result())),
             Op::SelectRows { x } => self.select(x, result()),
             // the same values in the same order: all of one row
-            Op::Merge { x } => launch::slice(&Slice {
-                x: self.slot(x),
-                out: self.slot(result()),
-                n: self.elements(result()) as u64,
-                each: small(self.width(x)),
-                from: 0,
-                part: small(self.width(x)),
-                unused: 0,
-            }),
-            Op::Mul { a, b } => {
-                let period = self.elements(result());
-                launch::mul(&self.pair(self.slot(a), self.slot(b), period, result()))
-            }
-            Op::MulVector { x, ref by } => launch::mul_vector(&MulVector {
-                a: self.slot(x),
-                b: self.at(self.plan.vectors[&at]),
-                out: self.slot(result()),
-                n: self.elements(result()) as u64,
-                neighbours: small(self.width(x) / by.len()),
-                period: small(by.len()),
-            }),
+            Op::Merge { x } => self.slice(x, self.width(x), 0, self.width(x), result()),
+            Op::Mul { a, b } => launch::mul(&self.both(a, b, result())),
+            Op::MulVector { x, ref by } => self.mul_vector(at, x, by.len(), result()),
             Op::Slice {
                 x,
                 each,
                 from,
                 width,
-            } => launch::slice(&Slice {
-                x: self.slot(x),
-                out: self.slot(result()),
-                n: self.elements(result()) as u64,
-                each: small(each),
-                from: small(from),
-                part: small(width),
-                unused: 0,
-            }),
+            } => self.slice(x, each, from, width, result()),
             Op::CausalConv {
                 x,
                 ref weight,
@@ -152,16 +76,7 @@ impl Scene<'_> {
                 rate,
                 how,
                 state,
-            } => self.linear_attention(&Recurrent {
-                q,
-                k,
-                v,
-                decay,
-                rate,
-                how,
-                state,
-                out: result(),
-            }),
+            } => self.recurrent([q, k, v, decay, rate], how, state, result()),
             Op::ExpertMatMul { x, w, ids, .. } => {
                 return self.expert_product(x, w, ids, result(), list);
             }
@@ -179,6 +94,39 @@ impl Scene<'_> {
         list.launches.push(launch);
     }
 
+    fn attention_alone(&self, at: usize, of: (Slot, CacheLayer, Scores), list: &mut List) {
+        let (q, cache, scores) = of;
+        let attend = Attend {
+            q,
+            cache,
+            scores,
+            out: self.program.ops[at].result(),
+        };
+        list.launches.extend(self.attention(at, &attend, None));
+    }
+
+    fn recurrent(&self, inputs: [Slot; 5], how: Recurrence, state: usize, out: Slot) -> Launch {
+        let [q, k, v, decay, rate] = inputs;
+        self.linear_attention(&Recurrent {
+            q,
+            k,
+            v,
+            decay,
+            rate,
+            how,
+            state,
+            out,
+        })
+    }
+
+    /// Embeddings of tokens, and then what is given in their place, where there can be any.
+    fn embeddings(&self, at: usize, out: Slot, list: &mut List) {
+        list.launches.push(self.embed(at, self.record.tokens, out));
+        if self.program.given > 0 && !self.shape.generated {
+            list.launches.push(self.given(Ptr::NULL, 0, out));
+        }
+    }
+
     pub(super) fn elements(&self, slot: Slot) -> usize {
         self.rows(slot) * self.width(slot)
     }
@@ -192,6 +140,80 @@ impl Scene<'_> {
             n: self.elements(out) as u64,
             period: period as u64,
         }
+    }
+
+    /// Two operands of as many values.
+    fn both(&self, a: Slot, b: Slot, out: Slot) -> Pair {
+        self.pair(self.slot(a), self.slot(b), self.elements(out), out)
+    }
+
+    fn add_bias(&self, at: usize, x: Slot, out: Slot) -> Launch {
+        let bias = self.at(self.plan.vectors[&at]);
+        launch::add(&self.pair(self.slot(x), bias, self.width(x), out))
+    }
+
+    fn unary(&self, f: Function, x: Slot, out: Slot) -> Launch {
+        let n = self.elements(out) as u64;
+        launch::unary(f, self.slot(x), self.slot(out), n)
+    }
+
+    fn constant(&self, at: usize, width: usize, out: Slot) -> Launch {
+        launch::constant(&Constant {
+            values: self.at(self.plan.vectors[&at]),
+            out: self.slot(out),
+            n: self.elements(out) as u64,
+            width: small(width),
+            unused: 0,
+        })
+    }
+
+    fn concat(&self, a: Slot, b: Slot, each: [usize; 2], out: Slot) -> Launch {
+        launch::concat(&Concat {
+            a: self.slot(a),
+            b: self.slot(b),
+            out: self.slot(out),
+            n: self.elements(out) as u64,
+            first: small(each[0]),
+            second: small(each[1]),
+            pieces: small(self.width(a) / each[0]),
+            each: u32::from(self.width(b) > each[1]),
+        })
+    }
+
+    /// Of every `each` values, `part` of them from `from` on.
+    fn slice(&self, x: Slot, each: usize, from: usize, part: usize, out: Slot) -> Launch {
+        launch::slice(&Slice {
+            x: self.slot(x),
+            out: self.slot(out),
+            n: self.elements(out) as u64,
+            each: small(each),
+            from: small(from),
+            part: small(part),
+            unused: 0,
+        })
+    }
+
+    fn scale_by_position(&self, at: usize, x: Slot, out: Slot) -> Launch {
+        launch::scale_by_position(&ScaleByPosition {
+            x: self.slot(x),
+            factors: self.at(self.plan.vectors[&at]),
+            positions: self.record.positions(),
+            out: self.slot(out),
+            rows: small(self.shape.rows),
+            width: small(self.width(x)),
+        })
+    }
+
+    /// Times a vector of `n` values.
+    fn mul_vector(&self, at: usize, x: Slot, n: usize, out: Slot) -> Launch {
+        launch::mul_vector(&MulVector {
+            a: self.slot(x),
+            b: self.at(self.plan.vectors[&at]),
+            out: self.slot(out),
+            n: self.elements(out) as u64,
+            neighbours: small(self.width(x) / n),
+            period: small(n),
+        })
     }
 
     fn embed(&self, at: usize, tokens: Ptr, out: Slot) -> Launch {

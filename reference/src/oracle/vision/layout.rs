@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 /// The order of a tower's rows. Two by two patches become one row of the text model, and follow
-/// each other: upper left, upper right, lower left, lower right. Such squares go from the left, then
-/// from the top; where there are windows, first all those of a window.
+/// each other: upper left, upper right, lower left, lower right. Such squares go from the left,
+/// then from the top; where there are windows, first all those of a window.
 #[derive(Debug, Clone)]
 pub(super) struct Layout {
     /// Squares of two by two patches across.

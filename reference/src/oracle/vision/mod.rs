@@ -159,7 +159,8 @@ impl<'a> VisionOracle<'a> {
         Ok(Layout::new(width / unit, height / unit, side))
     }
 
-    /// The pass, from pixels to rows of the text model, `(ny * nx, text_width * (1 + n_deepstack))`.
+    /// The pass, from pixels to rows of the text model,
+    /// `(ny * nx, text_width * (1 + n_deepstack))`.
     fn pass(
         &self,
         weights: &Weights<'_>,

@@ -6,10 +6,10 @@ use super::blocks::FeedForward;
 use crate::Error;
 
 impl Tower<'_, '_> {
-    /// The rows of the text model, `(n_squares, n_projected * (1 + n_deepstack))`: what the last block
-    /// made, and then what the blocks in `kept` did. Rows of two by two patches are one row, which
-    /// is the same values in the same order: those of the last block after they are normed, the
-    /// others before.
+    /// The rows of the text model, `(n_squares, n_projected * (1 + n_deepstack))`: what the last
+    /// block made, and then what the blocks in `kept` did. Rows of two by two patches are one row,
+    /// which is the same values in the same order: those of the last block after they are normed,
+    /// the others before.
     pub(super) fn project(
         &mut self,
         x: &[f64],

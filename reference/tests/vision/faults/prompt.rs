@@ -14,7 +14,8 @@ struct Input {
 }
 
 impl Input {
-    /// Changes the rows of each image: numbers of rows across and down, the values, and their width.
+    /// Changes the rows of each image: numbers of rows across and down, the values, and their
+    /// width.
     fn change_rows(&mut self, change: impl Fn(&mut [f64], usize)) {
         for image in &mut self.images {
             let (nx, ny, width) = (image.nx(), image.ny(), image.width());

@@ -1,8 +1,9 @@
 //! `tokenizer.json`, `tokenizer.model` and what stands beside them, under GGUF's keys.
 //!
 //! Byte-level BPE, whose way to cut text into words (GGUF's `pre`) is recognised by its patterns
-//! and flags, and SentencePiece's BPE, from either file; Gemma 4's, which merges characters. A tokenizer that works in a way of its own
-//! is refused, because a wrong guess changes tokens without a word.
+//! and flags, and SentencePiece's BPE, from either file; Gemma 4's, which merges characters. A
+//! tokenizer that works in a way of its own is refused, because a wrong guess changes tokens
+//! without a word.
 
 mod bpe;
 mod files;

@@ -1,5 +1,5 @@
-//! The text models of those that see pictures: heads turn by the axes of a picture. Their towers are
-//! files of their own ([`super::super::tower`]).
+//! The text models of those that see pictures: heads turn by the axes of a picture. Their towers
+//! are files of their own ([`super::super::tower`]).
 
 use gguf_rs_lite::View;
 use serde_json::Value;

@@ -1,128 +1,10 @@
 //! What only some architectures have: windows, factors, experts, sinks, other norms.
 
+mod files;
+
 use super::{Row, broken};
-use crate::support::{File, Load, Val};
-
-/// Experts in place of every layer's feed-forward block.
-fn with_experts(f: &mut File) {
-    f.set("expert_count", Val::U32(6));
-    f.set("expert_used_count", Val::U32(2));
-    f.set("expert_feed_forward_length", Val::U32(24));
-    for l in 0..2 {
-        for name in ["ffn_gate", "ffn_up", "ffn_down"] {
-            f.remove(&format!("blk.{l}.{name}.weight"));
-        }
-        f.add(&format!("blk.{l}.ffn_gate_inp.weight"), &[64, 6]);
-        f.add(&format!("blk.{l}.ffn_gate_exps.weight"), &[64, 24, 6]);
-        f.add(&format!("blk.{l}.ffn_up_exps.weight"), &[64, 24, 6]);
-        f.add(&format!("blk.{l}.ffn_down_exps.weight"), &[24, 64, 6]);
-    }
-}
-
-/// A valid file of an architecture.
-fn valid(arch: &'static str) -> File {
-    let mut f = File::new(arch, 2);
-    let mut norms = |names: &[(&str, u32)]| {
-        for l in 0..2 {
-            for (name, n) in names {
-                f.add(&format!("blk.{l}.{name}"), &[*n]);
-            }
-        }
-    };
-    match arch {
-        "gemma2" => norms(&[
-            ("post_attention_norm.weight", 64),
-            ("post_ffw_norm.weight", 64),
-        ]),
-        "gemma4" => {
-            norms(&[
-                ("attn_q_norm.weight", 16),
-                ("attn_k_norm.weight", 16),
-                ("post_attention_norm.weight", 64),
-                ("post_ffw_norm.weight", 64),
-            ]);
-            f.set("attention.sliding_window", Val::U32(16));
-            f.set("attention.sliding_window_pattern", vec![true, false]);
-        }
-        "qwen3moe" => {
-            norms(&[("attn_q_norm.weight", 16), ("attn_k_norm.weight", 16)]);
-            with_experts(&mut f);
-        }
-        "gpt-oss" => {
-            norms(&[
-                ("post_attention_norm.weight", 64),
-                ("attn_output.bias", 64),
-                ("attn_sinks.weight", 4),
-            ]);
-            with_experts(&mut f);
-            f.set("attention.sliding_window", Val::U32(16));
-            for l in 0..2 {
-                f.remove(&format!("blk.{l}.ffn_norm.weight"));
-            }
-        }
-        "bert" => {
-            norms(&[
-                ("attn_output_norm.weight", 64),
-                ("attn_output_norm.bias", 64),
-                ("layer_output_norm.weight", 64),
-                ("layer_output_norm.bias", 64),
-            ]);
-            for name in ["output_norm.weight", "output.weight"] {
-                f.remove(name);
-            }
-            for l in 0..2 {
-                for name in ["attn_norm", "ffn_norm", "ffn_gate"] {
-                    f.remove(&format!("blk.{l}.{name}.weight"));
-                }
-            }
-            f.add("position_embd.weight", &[64, 512]);
-            f.add("token_types.weight", &[64, 2]);
-            f.add("token_embd_norm.weight", &[64]);
-            f.add("token_embd_norm.bias", &[64]);
-            f.set("tokenizer.ggml.token_type_count", Val::U32(2));
-            f.set("attention.causal", Val::Bool(false));
-            f.set("pooling_type", Val::U32(2));
-            f.unset("attention.layer_norm_rms_epsilon");
-            f.set("attention.layer_norm_epsilon", Val::F32(1e-12));
-        }
-        "gemma-embedding" => {
-            norms(&[
-                ("attn_q_norm.weight", 16),
-                ("attn_k_norm.weight", 16),
-                ("post_attention_norm.weight", 64),
-                ("post_ffw_norm.weight", 64),
-            ]);
-            f.set("attention.sliding_window", Val::U32(16));
-            f.set("pooling_type", Val::U32(1));
-            for (key, n) in [("2_feat_in", 64), ("2_feat_out", 96), ("3_feat_in", 96)] {
-                f.set(&format!("dense_{key}"), Val::U32(n));
-            }
-            f.set("dense_3_feat_out", Val::U32(64));
-            f.add("dense_2.weight", &[64, 96]);
-            f.add("dense_3.weight", &[96, 64]);
-        }
-        "granite" => f.set("logit_scale", Val::F32(3.0)),
-        "starcoder2" => {
-            norms(&[("attn_norm.bias", 64), ("ffn_norm.bias", 64)]);
-            f.unset("attention.layer_norm_rms_epsilon");
-            f.set("attention.layer_norm_epsilon", Val::F32(1e-5));
-            for l in 0..2 {
-                f.remove(&format!("blk.{l}.ffn_gate.weight"));
-            }
-        }
-        "phi3" => {
-            for l in 0..2 {
-                f.remove(&format!("blk.{l}.ffn_gate.weight"));
-                f.remove(&format!("blk.{l}.ffn_up.weight"));
-                f.add(&format!("blk.{l}.ffn_up.weight"), &[64, 192]);
-            }
-            f.add("rope_factors_short.weight", &[8]);
-            f.add("rope_factors_long.weight", &[8]);
-        }
-        other => panic!("{other}"),
-    }
-    f
-}
+use crate::support::{Load, Val};
+use files::valid;
 
 const ARCHITECTURES: [&str; 9] = [
     "bert",
@@ -329,6 +211,15 @@ fn experts() {
                 |f| f.set("expert_shared_count", Val::U32(1024)),
                 &["missing tensor blk.0.ffn_gate_shexp.weight"],
             ),
+        ],
+    );
+}
+
+#[test]
+fn tensors_of_experts() {
+    check(
+        "qwen3moe",
+        &[
             (
                 "an expert too few",
                 |f| f.tensor("blk.1.ffn_up_exps.weight").dims = vec![64, 24, 5],
@@ -486,6 +377,10 @@ fn rows_without_logits() {
             ),
         ],
     );
+}
+
+#[test]
+fn rows_that_are_multiplied_in_the_end() {
     check(
         "gemma-embedding",
         &[

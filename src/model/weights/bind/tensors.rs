@@ -357,7 +357,8 @@ impl<'a> TensorBinder<'a> {
         }
     }
 
-    /// All that was found, if every tensor of the file was, but those that `may_stay` by their name.
+    /// All that was found, if every tensor of the file was, but those that `may_stay` by their
+    /// name.
     pub fn finish(
         self,
         arch: &'static str,

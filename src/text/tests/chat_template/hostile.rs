@@ -239,8 +239,8 @@ const FORMATS: &Hostile = &[
     ("mutation of a dictionary", "{{ messages[0].update({}) }}"),
 ];
 
-/// The template must end in one line of error text soon, however it is built. It runs on a thread of
-/// its own, so what is measured is time on the clock: most take a tenth of a second at most.
+/// The template must end in one line of error text soon, however it is built. It runs on a thread
+/// of its own, so what is measured is time on the clock: most take a tenth of a second at most.
 fn refused(name: &str, source: &str) -> String {
     let start = Instant::now();
     let result = template(source).and_then(|t| t.render(&conversation(), true));

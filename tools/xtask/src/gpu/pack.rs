@@ -190,7 +190,8 @@ fn readme() -> String {
          \n\
          \x20   ./xtask gpu --packed .\n\
          \n\
-         runs all that only a GPU can show, and `./xtask gpu --help` says how to run a part. Models\n\
+         runs all that only a GPU can show, and `./xtask gpu --help` says how to run a part. \
+         Models\n\
          and code go to `target/gpu` (17 GiB; `--presets 0.6b` 1 GiB). NVIDIA's driver is needed,\n\
          and NVRTC of CUDA 12 or 13, which is looked for beside these programs, in toolkits, and\n\
          near `nvcc` and `python3`.\n"

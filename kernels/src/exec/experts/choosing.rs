@@ -1,0 +1,117 @@
+//! Which experts a row is given to, and what becomes of their results: all that is done row by row,
+//! before the products and after them.
+
+use super::super::{Operands, Part, Slot};
+use crate::exec::scratch::Scratch;
+use crate::generic::routing::{self, Parts, place};
+use crate::op::TopGroups;
+
+/// Columns of sums that a thread takes at a time: a few lines of each part.
+const SUM_COLUMNS: usize = 64;
+
+impl Part<'_> {
+    /// # Safety
+    /// As [`Part::run`]. *Shares* of rows.
+    pub(in crate::exec) unsafe fn softmax(&self, x: Slot, out: Slot) {
+        let width = self.width(x);
+        for r in self.w.share(self.n_rows(x), 1) {
+            // SAFETY: this row is of this member's share, and its input is finished.
+            unsafe {
+                let from = self.row(x, r, 0..width);
+                let to = self.row_mut(out, r, 0..width);
+                (self.model.table.softmax)(from.as_ptr(), width, to.as_mut_ptr());
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Part::run`]. *Shares* of rows.
+    pub(in crate::exec) unsafe fn top_k(&self, x: Slot, groups: Option<TopGroups>, out: Slot) {
+        // SAFETY: the scratch at this thread's number is its own, and nobody has borrowed it.
+        let Scratch { scores, .. } = unsafe { self.scratches.of(self.w.thread) };
+        for r in self.w.share(self.n_rows(x), 1) {
+            // SAFETY: this row is of this member's share, and its input is finished.
+            unsafe {
+                let from = self.row(x, r, 0..self.width(x));
+                let to = self.row_mut(out, r, 0..self.width(out));
+                routing::top_k(from, groups, scores, to);
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Part::run`]. *Shares* of rows.
+    pub(in crate::exec) unsafe fn gather(&self, x: Slot, ids: Slot, out: Slot) {
+        for r in self.w.share(self.n_rows(x), 1) {
+            // SAFETY: this row is of this member's share, and its inputs are finished.
+            unsafe {
+                let from = self.row(x, r, 0..self.width(x));
+                let ids = self.row(ids, r, 0..self.width(ids));
+                let to = self.row_mut(out, r, 0..self.width(out));
+                for (to, id) in to.iter_mut().zip(ids) {
+                    *to = from[place(*id, from.len())];
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Part::run`]. *Shares* of rows.
+    pub(in crate::exec) unsafe fn normalize(&self, x: Slot, least: f32, out: Slot) {
+        let width = self.width(x);
+        for r in self.w.share(self.n_rows(x), 1) {
+            // SAFETY: this row is of this member's share, and its input is finished.
+            unsafe {
+                let to = self.row_mut(out, r, 0..width);
+                routing::normalize(self.row(x, r, 0..width), least, to);
+            }
+        }
+    }
+
+    /// The parts of `x`, as many as there are weights, each times its own.
+    ///
+    /// # Safety
+    /// As [`Part::run`]. *Shares* of [`SUM_COLUMNS`] columns of rows of the result.
+    pub(in crate::exec) unsafe fn weighted_sum(&self, x: Slot, weights: Slot, out: Slot) {
+        let (n, count) = (self.width(out), self.width(weights));
+        let blocks = n.div_ceil(SUM_COLUMNS);
+        for i in self.w.share(self.n_rows(out) * blocks, 1) {
+            let (r, first) = (i / blocks, i % blocks * SUM_COLUMNS);
+            // SAFETY: these columns are of this member's share, and the inputs are finished:
+            // `count` parts of n values in each row.
+            unsafe {
+                let at = |slot: Slot, at: usize| self.view.buffers[slot].0.add(at);
+                (self.model.table.weighted_sum)(&Parts {
+                    x: (at(x, r * count * n + first).cast_const(), n),
+                    weights: at(weights, r * count).cast_const(),
+                    count,
+                    n: SUM_COLUMNS.min(n - first),
+                    y: at(out, r * n + first),
+                });
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Part::run`]. *Shares* of the parts of rows.
+    pub(in crate::exec) unsafe fn expert_bias(&self, x: Slot, bias: &[f32], ids: Slot, out: Slot) {
+        let used = self.width(ids);
+        let n = self.width(x) / used;
+        for choice in self.w.share(self.n_rows(x) * used, 1) {
+            // SAFETY: this part is of this member's share, and its inputs are finished. The bias
+            // has whole parts, of which `place` names one.
+            unsafe {
+                let id = self.row(ids, choice / used, choice % used..choice % used + 1);
+                let bias = &bias[place(id[0], bias.len() / n) * n..][..n];
+                let at = |slot: Slot| self.view.buffers[slot].0.add(choice * n);
+                (self.model.table.add)(&Operands {
+                    a: (at(x).cast_const(), 0),
+                    b: (bias.as_ptr(), 0),
+                    y: (at(out), 0),
+                    rows: 1,
+                    n,
+                });
+            }
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! The tasks of a program in order, each with what it reads and writes and how its values are
+//! divided.
+
+use super::super::epilogue::{Epilogue, epilogue};
+use super::super::experts::ByExpert;
+use super::super::{ACT_GROUP, Form, Matrix, Op, Program, Resource, Role, STRIP_PAIR, Slot, Table};
+use super::{CODES, Division, Phase, Ready, Task};
+use crate::fuse::Group;
+
+/// A task with what it reads and writes.
+pub(super) struct Step {
+    pub(super) task: Task,
+    pub(super) reads: Vec<Resource>,
+    pub(super) writes: Vec<Resource>,
+    /// What stands ready before it.
+    pub(super) ready: Vec<Ready>,
+}
+
+/// All tasks in order.
+pub(super) fn steps(
+    table: &Table,
+    program: &Program,
+    matrices: &[Matrix],
+    groups: &[Option<Group>],
+    role: Role,
+    tapped: bool,
+) -> Vec<Step> {
+    let mut steps = Steps {
+        program,
+        matrices,
+        table,
+        role,
+        ready: Vec::new(),
+        list: Vec::new(),
+    };
+    steps.push(
+        0,
+        Phase::Angles,
+        vec![],
+        vec![Resource::Angles],
+        Division::Own,
+    );
+    let mut at = 0;
+    while let Some(instruction) = program.ops.get(at) {
+        let fused = groups[at].as_ref().filter(|_| !tapped);
+        let then = fused.and_then(|group| epilogue(group, matrices, role));
+        match instruction.op {
+            Op::MatMul { x, w } => steps.product(at, x, w, instruction.result(), then),
+            Op::ExpertMatMul { x, w, ids, .. } => {
+                steps.expert_product(at, x, w, ids, instruction.result());
+            }
+            Op::Attention { .. } if role == Role::Generated => {
+                steps.push(
+                    at,
+                    Phase::Pieces,
+                    instruction.reads(),
+                    vec![Resource::Slot(instruction.result()), Resource::Pieces],
+                    Division::Own,
+                );
+            }
+            _ => steps.push(
+                at,
+                Phase::Whole(None),
+                instruction.reads(),
+                instruction.writes(),
+                steps.division(at),
+            ),
+        }
+        if tapped && instruction.out.is_some() {
+            steps.push(at, Phase::Tap, vec![], vec![], Division::Own);
+        }
+        at = 1 + fused
+            .filter(|_| then.is_some())
+            .map_or(at, |group| group.last);
+    }
+    steps.list
+}
+
+/// A list of steps that grows.
+struct Steps<'a> {
+    program: &'a Program,
+    matrices: &'a [Matrix],
+    table: &'a Table,
+    role: Role,
+    /// What stands ready after the last step.
+    ready: Vec<Ready>,
+    list: Vec<Step>,
+}
+
+impl Steps<'_> {
+    fn push(
+        &mut self,
+        op: usize,
+        phase: Phase,
+        reads: Vec<Resource>,
+        writes: Vec<Resource>,
+        division: Division,
+    ) {
+        let task = Task {
+            op,
+            phase,
+            division,
+            reads_codes: 0,
+            codes: None,
+        };
+        let ready = self.ready.clone();
+        let overwritten = |slot: Slot| writes.contains(&Resource::Slot(slot));
+        self.ready
+            .retain(|r| !overwritten(r.slot) && !r.by.is_some_and(|by| overwritten(by.ids)));
+        self.list.push(Step {
+            task,
+            reads,
+            writes,
+            ready,
+        });
+    }
+
+    fn last(&mut self) -> &mut Step {
+        self.list
+            .last_mut()
+            .expect("the first step is pushed before all others")
+    }
+
+    fn product(&mut self, at: usize, x: Slot, w: usize, out: Slot, then: Option<Epilogue>) {
+        let form = self.matrices[w].reads(self.role);
+        let mut input = Resource::Slot(x);
+        if form != Form::Floats {
+            input = self.prepared(at, x, w, None);
+        }
+        let mut reads = vec![input];
+        if let Some(Epilogue::Add { to, .. }) = then {
+            reads.push(Resource::Slot(to));
+        }
+        let out = then.map_or(out, Epilogue::out);
+        self.push(
+            at,
+            Phase::Whole(then),
+            reads,
+            vec![Resource::Slot(out)],
+            Division::Own,
+        );
+        if let Resource::Codes(i) = input {
+            self.last().task.reads_codes = i;
+        }
+    }
+
+    /// A product with the experts that `ids` names.
+    fn expert_product(&mut self, at: usize, x: Slot, w: usize, ids: Slot, out: Slot) {
+        let input = match self.matrices[w].reads(self.role) {
+            Form::Floats => Resource::Slot(x),
+            // as they are: each expert finds its rows
+            Form::Codes => self.prepared(at, x, w, None),
+            // a tile's rows are those of one expert
+            Form::Tiles | Form::Pairs | Form::Bytes | Form::Bf16 => {
+                let by = ByExpert::new(ids, &self.matrices[w]);
+                self.prepared(at, x, w, Some(by))
+            }
+        };
+        self.push(
+            at,
+            Phase::Whole(None),
+            vec![input, Resource::Slot(ids)],
+            vec![Resource::Slot(out)],
+            Division::Own,
+        );
+        if let Resource::Codes(i) = input {
+            self.last().task.reads_codes = i;
+        }
+    }
+
+    /// Where the input of the product at `at` stands in the form that it reads, perhaps arranged by
+    /// experts, after a step for that if necessary.
+    fn prepared(&mut self, at: usize, x: Slot, w: usize, by: Option<ByExpert>) -> Resource {
+        let form = self.matrices[w].reads(self.role);
+        if let Some(ready) = self
+            .ready
+            .iter()
+            .find(|ready| (ready.slot, ready.form, ready.by) == (x, form, by))
+        {
+            return ready.at;
+        }
+        let by_last_step = form == Form::Codes && self.last_step_makes_groups_of(x);
+        let place = self.free_place(form, by_last_step);
+        if !by_last_step {
+            let division = match by {
+                Some(_) => Division::Own,
+                None => self.division_of_preparation(x, w),
+            };
+            let ids = by.map(|by| Resource::Slot(by.ids));
+            self.push(
+                at,
+                Phase::Prepare(form),
+                [Resource::Slot(x)].into_iter().chain(ids).collect(),
+                Vec::new(),
+                division,
+            );
+        }
+        self.last().writes.push(place);
+        if let Resource::Codes(i) = place {
+            self.last().task.codes = Some(i);
+        }
+        self.ready.retain(|ready| ready.at != place);
+        self.ready.push(Ready {
+            slot: x,
+            form,
+            by,
+            at: place,
+        });
+        place
+    }
+
+    /// Where there is room for an input in such a form. Integers go from one place to the other, so
+    /// that a product can read the ones while it makes the others: a step that makes them must not
+    /// put them where its own input is, whichever was made last.
+    fn free_place(&self, form: Form, by_last_step: bool) -> Resource {
+        if form != Form::Codes {
+            return Resource::Tiles;
+        }
+        let read = self.list.last().filter(|_| by_last_step);
+        let read = read.and_then(|step| {
+            let is_place = |r: &&Resource| matches!(r, Resource::Codes(_));
+            step.reads.iter().find(is_place).copied()
+        });
+        if let Some(Resource::Codes(i)) = read {
+            return Resource::Codes((i + 1) % CODES);
+        }
+        let last = self.ready.iter().rev().find_map(|ready| {
+            if let Resource::Codes(i) = ready.at {
+                Some(i)
+            } else {
+                None
+            }
+        });
+        Resource::Codes(last.map_or(0, |i| (i + 1) % CODES))
+    }
+
+    /// Whether whoever writes values of `x` in the last step writes all the values that share a
+    /// scale.
+    fn last_step_makes_groups_of(&self, x: Slot) -> bool {
+        let step = self
+            .list
+            .last()
+            .expect("the first step is pushed before all others");
+        let together = match (step.task.phase, &self.program.ops[step.task.op].op) {
+            (Phase::Pieces, &Op::Attention { cache, .. }) => {
+                self.program.slots[x].width / self.program.cache(cache).n_head_kv
+            }
+            // strips go in pairs there
+            (Phase::Whole(Some(Epilogue::Gate { .. })), &Op::MatMul { w, .. })
+                if self.matrices[w].reads(self.role) == Form::Codes =>
+            {
+                STRIP_PAIR * self.table.strip
+            }
+            _ => return false,
+        };
+        step.writes.first() == Some(&Resource::Slot(x)) && together.is_multiple_of(ACT_GROUP)
+    }
+
+    /// How a product's input is divided while it is brought into its form.
+    fn division_of_preparation(&self, x: Slot, w: usize) -> Division {
+        let own_rows = self.rows_of_preparation(w);
+        let writer = self
+            .list
+            .iter()
+            .rfind(|step| step.writes.contains(&Resource::Slot(x)));
+        let by_rows = writer.is_some_and(|step| step.task.division == own_rows);
+        // integers are made of groups of values, so that one row keeps several threads busy where
+        // none has it already
+        let in_groups = self.matrices[w].reads(self.role) == Form::Codes;
+        if by_rows || !in_groups {
+            own_rows
+        } else {
+            Division::Own
+        }
+    }
+
+    /// How rows are divided by whoever makes a product's input, so that they can go on with them.
+    fn rows_of_preparation(&self, w: usize) -> Division {
+        match self.matrices[w].reads(self.role) {
+            Form::Floats => Division::Own,
+            Form::Codes => Division::Rows { grain: 1 },
+            Form::Tiles | Form::Pairs | Form::Bytes | Form::Bf16 => Division::Rows {
+                grain: self.matrices[w].prompt(self.role).0.tile,
+            },
+        }
+    }
+
+    fn division(&self, at: usize) -> Division {
+        let width = |slot: Slot| self.program.slots[slot].width;
+        let heads = |head_dim: usize, width: usize| Division::Heads { head_dim, width };
+        let instruction = &self.program.ops[at];
+        match &instruction.op {
+            Op::RmsNorm { x, weight, .. } | Op::LayerNorm { x, weight, .. }
+                if weight.len() < width(*x) =>
+            {
+                heads(weight.len(), width(*x))
+            }
+            // as the next product's input is divided, so that whoever has normed rows goes on with
+            // them
+            Op::RmsNorm { x, weight, .. } | Op::LayerNorm { x, weight, .. }
+                if weight.len() == width(*x) =>
+            {
+                let out = instruction.out;
+                let mut behind = self.program.ops[at + 1..].iter();
+                let next = behind.find_map(|next| match next.op {
+                    Op::MatMul { x, w } if Some(x) == out => Some(w),
+                    _ => None,
+                });
+                next.map_or(Division::Own, |w| self.rows_of_preparation(w))
+            }
+            Op::AddBias { x, .. } => match self.program.head_dim_of(width(*x)) {
+                Some(head_dim) => heads(head_dim, width(*x)),
+                None => Division::Own,
+            },
+            Op::Rope { x, head_dim, .. } => heads(*head_dim, width(*x)),
+            // few values a row, so that it is better not to wait for each other
+            Op::Softmax { .. }
+            | Op::TopK { .. }
+            | Op::Gather { .. }
+            | Op::Normalize { .. }
+            | Op::MulVector { .. }
+            | Op::Constant { .. }
+            | Op::Concat { .. }
+            | Op::Slice { .. } => Division::Rows { grain: 1 },
+            Op::KvWrite { k, cache, .. } => heads(self.program.cache(*cache).head_dim, width(*k)),
+            _ => Division::Own,
+        }
+    }
+}

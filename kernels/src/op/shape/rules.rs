@@ -1,0 +1,331 @@
+//! What each operation demands of its operands' shapes, and the shape that follows from them.
+
+use super::super::{
+    CacheShape, MERGED_ROWS, MatrixShape, Recurrence, RowSet, TopGroups, ValueShape, matrix_state,
+};
+use super::ShapeError;
+
+/// A value of all rows, which has no operands.
+pub(super) fn rows_of(width: usize) -> ValueShape {
+    ValueShape {
+        width,
+        rows: RowSet::All,
+    }
+}
+
+pub(super) fn norm(x: ValueShape, group: usize) -> Result<ValueShape, ShapeError> {
+    whole("normalised width", group, x.width)?;
+    Ok(x)
+}
+
+pub(super) fn product(x: ValueShape, matrix: MatrixShape) -> Result<ValueShape, ShapeError> {
+    same("matrix input", matrix.cols, x.width)?;
+    Ok(ValueShape {
+        width: matrix.rows,
+        ..x
+    })
+}
+
+pub(super) fn bias(x: ValueShape, bias: usize) -> Result<ValueShape, ShapeError> {
+    same("bias", x.width, bias)?;
+    Ok(x)
+}
+
+/// Of a row that is given, of so many values, those from `from` on are added.
+pub(super) fn given(x: ValueShape, from: usize, given: usize) -> Result<ValueShape, ShapeError> {
+    at_most("given values of a row", given, from + x.width)?;
+    of_all(x)
+}
+
+pub(super) fn rotation(
+    x: ValueShape,
+    head_dim: usize,
+    pairs: usize,
+) -> Result<ValueShape, ShapeError> {
+    if 2 * pairs > head_dim {
+        return Err(ShapeError::Width {
+            what: "pairs of a head that turn",
+            expected: head_dim / 2,
+            got: pairs,
+        });
+    }
+    whole("heads", head_dim, x.width)?;
+    Ok(x)
+}
+
+pub(super) fn kv_write(
+    k: ValueShape,
+    v: ValueShape,
+    cache: CacheShape,
+) -> Result<ValueShape, ShapeError> {
+    same("keys", cache.width, k.width)?;
+    same("values", cache.width, v.width)?;
+    Ok(ValueShape {
+        width: 0,
+        rows: same_rows(k, v)?,
+    })
+}
+
+pub(super) fn attention(
+    q: ValueShape,
+    cache: CacheShape,
+    sinks: Option<Result<usize, ShapeError>>,
+) -> Result<ValueShape, ShapeError> {
+    whole("queries", cache.width, q.width)?;
+    if let Some(sinks) = sinks {
+        whole("query heads", cache.head_dim, q.width)?;
+        same("sinks", q.width / cache.head_dim, sinks?)?;
+    }
+    Ok(q)
+}
+
+/// Element by element.
+pub(super) fn pair(a: ValueShape, b: ValueShape) -> Result<ValueShape, ShapeError> {
+    same("second operand", a.width, b.width)?;
+    Ok(ValueShape {
+        rows: same_rows(a, b)?,
+        ..a
+    })
+}
+
+pub(super) fn scale_by_position(x: ValueShape, step: usize) -> Result<ValueShape, ShapeError> {
+    of_all(x)?;
+    whole("positions of a step of the scale", step, step)?;
+    Ok(x)
+}
+
+pub(super) fn select_rows(x: ValueShape) -> Result<ValueShape, ShapeError> {
+    Ok(ValueShape {
+        rows: RowSet::Wanted,
+        ..of_all(x)?
+    })
+}
+
+pub(super) fn merge(x: ValueShape) -> Result<ValueShape, ShapeError> {
+    Ok(ValueShape {
+        width: MERGED_ROWS * of_all(x)?.width,
+        rows: RowSet::Merged,
+    })
+}
+
+pub(super) fn mul_vector(x: ValueShape, by: usize) -> Result<ValueShape, ShapeError> {
+    whole("factors", by, x.width)?;
+    Ok(x)
+}
+
+/// Of every `each` values, `width` of them from `from` on.
+pub(super) fn slice(
+    x: ValueShape,
+    each: usize,
+    from: usize,
+    width: usize,
+) -> Result<ValueShape, ShapeError> {
+    some("values of a part", width)?;
+    whole("values that are cut", each, x.width)?;
+    at_most("values of a row", each, from.saturating_add(width))?;
+    Ok(ValueShape {
+        width: x.width / each * width,
+        ..x
+    })
+}
+
+pub(super) fn concat(
+    a: ValueShape,
+    b: ValueShape,
+    each: [usize; 2],
+) -> Result<ValueShape, ShapeError> {
+    whole("pieces of a row", each[0], a.width)?;
+    let pieces = a.width / each[0];
+    if b.width != each[1] {
+        let all = pieces.saturating_mul(each[1]);
+        same("pieces of the second row", all, b.width)?;
+    }
+    some("values of a piece", each[1])?;
+    Ok(ValueShape {
+        width: pieces * (each[0] + each[1]),
+        rows: same_rows(a, b)?,
+    })
+}
+
+pub(super) fn convolution(
+    x: ValueShape,
+    weight: usize,
+    kept: Result<usize, ShapeError>,
+) -> Result<ValueShape, ShapeError> {
+    whole("weights of a convolution", x.width, weight)?;
+    let before = weight - x.width;
+    same("values of the state", before, kept?)?;
+    of_all(x)
+}
+
+/// Whether queries, keys, values, decays and rates fit each other and a state of so many values.
+pub(super) fn linear_attention(
+    how: &Recurrence,
+    [q, k, v, decay, rate]: [ValueShape; 5],
+    kept: usize,
+) -> Result<ValueShape, ShapeError> {
+    let heads = decay.width;
+    same("rates", heads, rate.width)?;
+    whole("heads of values", heads, v.width)?;
+    whole("queries", how.key_dim, q.width)?;
+    same("keys", q.width, k.width)?;
+    whole("heads of keys", q.width / how.key_dim, heads)?;
+    let state = matrix_state(heads, how.key_dim, v.width / heads).unwrap_or(usize::MAX);
+    same("values of the state", state, kept)?;
+    for other in [q, k, decay, rate] {
+        same_rows(v, other)?;
+    }
+    of_all(v)
+}
+
+/// Rows of values that are weighed against each other.
+pub(super) fn distribution(x: ValueShape) -> Result<ValueShape, ShapeError> {
+    some("values of a row", x.width)?;
+    Ok(x)
+}
+
+pub(super) fn top(
+    x: ValueShape,
+    n: usize,
+    groups: Option<TopGroups>,
+) -> Result<ValueShape, ShapeError> {
+    let width = x.width;
+    // places are told as floats
+    at_most("values of a row", 1 << f32::MANTISSA_DIGITS, width)?;
+    let mut candidates = width;
+    if let Some(TopGroups { count, used }) = groups {
+        whole("groups of a row", count, width)?;
+        if width / count < 2 {
+            return Err(ShapeError::Width {
+                what: "values of a group",
+                expected: 2,
+                got: width / count,
+            });
+        }
+        at_most("groups used", count, used)?;
+        candidates = width / count * used;
+    }
+    at_most("places", candidates, n)?;
+    Ok(ValueShape { width: n, ..x })
+}
+
+pub(super) fn gather(x: ValueShape, ids: ValueShape) -> Result<ValueShape, ShapeError> {
+    some("values of a row", x.width)?;
+    some("places", ids.width)?;
+    Ok(ValueShape {
+        rows: same_rows(x, ids)?,
+        ..ids
+    })
+}
+
+pub(super) fn scale_rows(x: ValueShape, by: ValueShape) -> Result<ValueShape, ShapeError> {
+    same("factors of a row", 1, by.width)?;
+    Ok(ValueShape {
+        rows: same_rows(x, by)?,
+        ..x
+    })
+}
+
+pub(super) fn expert_product(
+    x: ValueShape,
+    matrix: MatrixShape,
+    ids: ValueShape,
+    experts: usize,
+) -> Result<ValueShape, ShapeError> {
+    whole("rows of an expert", experts, matrix.rows)?;
+    let used = ids.width;
+    at_most("experts of a row", experts, used)?;
+    if x.width != matrix.cols {
+        let all = used.saturating_mul(matrix.cols);
+        same("inputs of experts", all, x.width)?;
+    }
+    Ok(ValueShape {
+        width: used.saturating_mul(matrix.rows / experts),
+        rows: same_rows(x, ids)?,
+    })
+}
+
+pub(super) fn expert_bias(
+    x: ValueShape,
+    bias: usize,
+    ids: ValueShape,
+) -> Result<ValueShape, ShapeError> {
+    let used = ids.width;
+    whole("results of experts", used, x.width)?;
+    let n = x.width / used;
+    whole("biases of experts", n, bias)?;
+    at_most("experts of a row", bias / n, used)?;
+    Ok(ValueShape {
+        rows: same_rows(x, ids)?,
+        ..x
+    })
+}
+
+pub(super) fn expert_sum(x: ValueShape, weights: ValueShape) -> Result<ValueShape, ShapeError> {
+    let used = weights.width;
+    whole("results of experts", used, x.width)?;
+    Ok(ValueShape {
+        width: x.width / used,
+        rows: same_rows(x, weights)?,
+    })
+}
+
+/// What follows only from rows of all tokens.
+fn of_all(x: ValueShape) -> Result<ValueShape, ShapeError> {
+    match x.rows {
+        RowSet::All => Ok(x),
+        RowSet::Wanted | RowSet::Merged => Err(ShapeError::RowsDiffer),
+    }
+}
+
+pub(super) fn same_rows(a: ValueShape, b: ValueShape) -> Result<RowSet, ShapeError> {
+    if a.rows == b.rows {
+        Ok(a.rows)
+    } else {
+        Err(ShapeError::RowsDiffer)
+    }
+}
+
+pub(super) fn same(what: &'static str, expected: usize, got: usize) -> Result<(), ShapeError> {
+    if expected == got {
+        Ok(())
+    } else {
+        Err(ShapeError::Width {
+            what,
+            expected,
+            got,
+        })
+    }
+}
+
+/// There must be some.
+fn some(what: &'static str, got: usize) -> Result<(), ShapeError> {
+    at_most(what, usize::MAX, got)
+}
+
+/// There must be some, and no more than there are.
+fn at_most(what: &'static str, expected: usize, got: usize) -> Result<(), ShapeError> {
+    if (1..=expected).contains(&got) {
+        Ok(())
+    } else {
+        Err(ShapeError::Width {
+            what,
+            // of none, one is the least that was expected
+            expected: if got == 0 { 1 } else { expected },
+            got,
+        })
+    }
+}
+
+/// `got` must be a whole number of groups.
+fn whole(what: &'static str, group: usize, got: usize) -> Result<(), ShapeError> {
+    if group > 0 && got > 0 && got.is_multiple_of(group) {
+        Ok(())
+    } else {
+        Err(ShapeError::Width {
+            what,
+            expected: group,
+            got,
+        })
+    }
+}

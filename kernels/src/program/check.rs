@@ -1,0 +1,100 @@
+//! Whether a program's numbers fit each other.
+
+use super::{Instruction, Program, RowTable, Slot};
+use crate::kv::KvShape;
+use crate::op::{CacheShape, MatrixShape, Op, Shapes, ValueShape};
+use std::sync::Arc;
+
+impl Program {
+    /// Whether its numbers fit each other and matrices of these shapes.
+    ///
+    /// # Panics
+    /// If they do not: a bug in whoever compiled it.
+    pub(crate) fn check(&self, matrices: &[MatrixShape]) {
+        let sound = |kv: &KvShape| kv.head_dim > 0 && kv.head_dim.is_multiple_of(2);
+        assert!(self.caches.iter().all(sound), "heads of an even width");
+        for (at, Instruction { op, out }) in self.ops.iter().enumerate() {
+            let shapes = Operands {
+                program: self,
+                matrices,
+                out: *out,
+            };
+            let fits = op.shape(&shapes).and_then(|shape| match out {
+                Some(out) => shape.expect(self.slots[*out]),
+                None => Ok(()),
+            });
+            if let Err(error) = fits {
+                panic!("operation {at}: {error}");
+            }
+            assert_eq!(
+                out.is_none(),
+                matches!(op, Op::KvWrite { .. }),
+                "operation {at}: everything but what goes to the cache has a result"
+            );
+            if let Op::Attention { scores, .. } = op {
+                assert!(
+                    scores.window != Some(0) && scores.cap.is_none_or(|cap| cap > 0.0),
+                    "operation {at}: a window of no positions, or a cap that is not positive"
+                );
+            }
+            assert!(
+                op.is_by_element() || op.inputs().all(|input| Some(input) != *out),
+                "operation {at} writes over its input"
+            );
+        }
+    }
+}
+
+/// What an operation's shape follows from in a program.
+struct Operands<'a> {
+    program: &'a Program,
+    matrices: &'a [MatrixShape],
+    /// Where the result goes.
+    out: Option<Slot>,
+}
+
+impl Shapes<Slot, usize, Arc<[f32]>, RowTable> for Operands<'_> {
+    fn value(&self, slot: Slot) -> ValueShape {
+        self.program.slots[slot]
+    }
+
+    fn matrix(&self, w: &usize) -> Option<MatrixShape> {
+        self.matrices.get(*w).copied()
+    }
+
+    fn vector(&self, values: &Arc<[f32]>) -> Option<usize> {
+        Some(values.len())
+    }
+
+    fn table(&self, table: &RowTable) -> Option<MatrixShape> {
+        let RowTable { rows, cols, .. } = *table;
+        Some(MatrixShape { rows, cols })
+    }
+
+    fn input(&self) -> Option<usize> {
+        // a step brings whatever the slot takes
+        self.out.map(|out| self.program.slots[out].width)
+    }
+
+    fn given(&self) -> usize {
+        self.program.given
+    }
+
+    fn rope(&self, rope: usize) -> Option<usize> {
+        let rope = self.program.ropes.get(rope)?;
+        Some(rope.frequencies.len())
+    }
+
+    fn state(&self, state: usize) -> Option<usize> {
+        self.program.states.get(state).copied()
+    }
+
+    fn cache(&self, group: usize) -> Option<CacheShape> {
+        let kv = self.program.caches.get(group)?;
+        Some(CacheShape {
+            layers: kv.n_layer,
+            head_dim: kv.head_dim,
+            width: kv.n_head_kv * kv.head_dim,
+        })
+    }
+}

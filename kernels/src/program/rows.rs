@@ -1,0 +1,238 @@
+//! The tokens of a step as rows, once they are known to fit.
+
+use super::{Program, Role, Sequence, StateUse, Step};
+use crate::generic::attention::PAGE;
+use crate::op::Op;
+use crate::rope::Turns;
+
+/// One token of a step.
+#[derive(Clone, Copy)]
+pub(crate) struct Row {
+    /// Which of the step's sequences.
+    pub(crate) seq: usize,
+    pub(crate) token: u32,
+    pub(crate) pos: usize,
+    /// By what its pairs turn.
+    pub(crate) turns: Turns,
+    /// Which of the step's given rows stands in the place of its embedding.
+    pub(crate) given: Option<usize>,
+    /// Positions of its sequence at the end of the step.
+    pub(crate) end: usize,
+    /// The positions of its block: where nothing attends by blocks, all of its sequence.
+    pub(crate) block: [usize; 2],
+}
+
+impl Row {
+    /// The largest of what its pairs turn by.
+    pub(crate) fn furthest_turn(&self) -> usize {
+        self.turns.into_iter().max().unwrap_or(0) as usize
+    }
+}
+
+impl Program {
+    /// The tokens of a step on a cache of `n_pages`, and the rows with outputs.
+    ///
+    /// # Panics
+    /// If the step does not fit: tokens beyond the table (where there is one), tables that do not
+    /// cover the positions, page numbers that do not exist, an input of another size, a part of a
+    /// sequence whose tokens see later ones.
+    pub(crate) fn rows(&self, step: &Step<'_>, n_pages: usize) -> (Vec<Row>, Vec<usize>) {
+        let limits = Limits::of(self, n_pages);
+        if !self.states.is_empty() {
+            check_states(step);
+        }
+        let (mut rows, mut wanted, mut n_given) = (Vec::new(), Vec::new(), 0);
+        for (seq, s) in step.seqs.iter().enumerate() {
+            assert!(
+                limits.is_causal || (s.start == 0 && step.role == Role::Prompt),
+                "a part of a sequence whose tokens see later ones"
+            );
+            limits.check(s);
+            wanted.extend(s.wanted.clone().map(|i| rows.len() + i));
+            check_blocks(s);
+            let first = rows.len();
+            add_rows(seq, s, &mut rows);
+            n_given = self.place_given(s, n_given, &mut rows[first..]);
+            limits.check_embeddings(&rows[first..]);
+        }
+        let width = self.input().map_or(0, |slot| self.slots[slot].width);
+        assert_eq!(
+            step.input.len(),
+            rows.len() * width,
+            "an input of other rows, or for another program"
+        );
+        (rows, wanted)
+    }
+
+    /// For each group of the cache's layers, how many positions a token looks at, at most: its own,
+    /// where nothing attends.
+    fn widest_windows(&self) -> Vec<usize> {
+        let mut widest = vec![1; self.caches.len()];
+        for instruction in &self.ops {
+            if let Op::Attention { cache, scores, .. } = instruction.op {
+                let window = scores.window.unwrap_or(usize::MAX);
+                widest[cache.group] = window.max(widest[cache.group]);
+            }
+        }
+        widest
+    }
+
+    /// Notes in a sequence's rows which of them are given, there being so many in the step before;
+    /// how many there are with these.
+    ///
+    /// # Panics
+    /// If they are not whole rows for this program, or of tokens that are not there.
+    fn place_given(&self, s: &Sequence<'_>, before: usize, rows: &mut [Row]) -> usize {
+        let mut next = before;
+        for given in s.given {
+            assert!(
+                self.given > 0 && given.rows.len().is_multiple_of(self.given),
+                "given rows of another width"
+            );
+            for row in &mut rows[given.first..][..given.rows.len() / self.given] {
+                assert!(row.given.is_none(), "two rows for one token");
+                row.given = Some(next);
+                next += 1;
+            }
+        }
+        next
+    }
+}
+
+/// What a program and its cache have room for.
+struct Limits {
+    /// Rows of the table of embeddings, and of that of positions.
+    vocabulary: Option<usize>,
+    positions: Option<usize>,
+    is_causal: bool,
+    /// For each group of the cache's layers.
+    windows: Vec<usize>,
+    n_pages: usize,
+}
+
+impl Limits {
+    fn of(program: &Program, n_pages: usize) -> Limits {
+        let vocabulary = program.ops.iter().find_map(|i| match &i.op {
+            Op::Embed { table } => Some(table.rows),
+            _ => None,
+        });
+        let positions = program.ops.iter().find_map(|i| match &i.op {
+            Op::EmbedPositions { table } => Some(table.rows),
+            _ => None,
+        });
+        Limits {
+            vocabulary,
+            positions,
+            is_causal: program.is_causal(),
+            windows: program.widest_windows(),
+            n_pages,
+        }
+    }
+
+    /// Whether a sequence's positions and pages are there, and the tokens that outputs are wanted
+    /// of.
+    fn check(&self, s: &Sequence<'_>) {
+        let end = s.start + s.tokens.len();
+        assert!(
+            self.positions.is_none_or(|n| end <= n),
+            "position {end} has no embedding"
+        );
+        assert_eq!(
+            s.tables.len(),
+            self.windows.len(),
+            "block tables for other groups of layers"
+        );
+        for (table, window) in s.tables.iter().zip(&self.windows) {
+            assert!(
+                table.len() * PAGE >= end,
+                "the block table ends before position {end}"
+            );
+            let first = (s.start + 1).saturating_sub(*window);
+            let mut read = table.iter().skip(first / PAGE);
+            assert!(
+                read.all(|p| (*p as usize) < self.n_pages),
+                "a page that does not exist"
+            );
+        }
+        assert!(
+            s.wanted.end <= s.tokens.len(),
+            "outputs wanted of tokens that are not there"
+        );
+    }
+
+    /// Whether all tokens have an embedding for which no row is given.
+    fn check_embeddings(&self, rows: &[Row]) {
+        let known = |row: &Row| self.vocabulary.is_none_or(|n| (row.token as usize) < n);
+        if let Some(row) = rows.iter().find(|r| r.given.is_none() && !known(r)) {
+            panic!("token {} has no embedding", row.token);
+        }
+    }
+}
+
+/// Whether a sequence's turns and blocks are of its tokens.
+fn check_blocks(s: &Sequence<'_>) {
+    assert!(
+        s.turns.is_empty() || s.turns.len() == s.tokens.len(),
+        "turns of other tokens"
+    );
+    let is_rising = s.blocks.is_sorted_by(|a, b| a < b);
+    assert!(
+        s.blocks.is_empty() || (is_rising && s.blocks.last() == Some(&s.tokens.len())),
+        "blocks of other tokens"
+    );
+}
+
+/// Adds a row for each of a sequence's tokens, none of them given yet.
+fn add_rows(seq: usize, s: &Sequence<'_>, rows: &mut Vec<Row>) {
+    let end = s.start + s.tokens.len();
+    let mut blocks = s.blocks.iter().map(|end| s.start + end).peekable();
+    let mut block = [s.start, end];
+    for (i, token) in s.tokens.iter().enumerate() {
+        let pos = s.start + i;
+        if blocks.peek() == Some(&pos) {
+            block[0] = pos;
+            blocks.next();
+        }
+        block[1] = blocks.peek().copied().unwrap_or(end);
+        rows.push(Row {
+            seq,
+            token: *token,
+            pos,
+            turns: s.turns.get(i).copied().unwrap_or([pos as u32; 3]),
+            given: None,
+            end,
+            block,
+        });
+    }
+}
+
+/// Whether the states of a step are in order.
+///
+/// # Panics
+/// If they are not: a bug in whoever made the step.
+fn check_states(step: &Step<'_>) {
+    let (mut read, mut written) = (Vec::new(), Vec::new());
+    for s in step.seqs {
+        let StateUse { from, to } = s.states;
+        assert_eq!(
+            from.is_some(),
+            s.start > 0,
+            "there is a state exactly where there are tokens"
+        );
+        assert!(
+            to.windows(2).all(|w| w[0].after < w[1].after)
+                && to.first().is_some_and(|first| first.after > 0)
+                && to.last().is_some_and(|last| last.after == s.tokens.len()),
+            "states in order, the last after all tokens"
+        );
+        read.extend(from);
+        written.extend(to.iter().map(|write| write.slot));
+    }
+    let all = written.len();
+    written.sort_unstable();
+    written.dedup();
+    assert!(
+        written.len() == all && read.iter().all(|slot| written.binary_search(slot).is_err()),
+        "a state written over another of the step"
+    );
+}

@@ -1,0 +1,261 @@
+//! Which positions are seen: windows, blocks, and those behind a token; with caps and sinks.
+
+use super::exact::{SCALE, exact, hold};
+use super::{Case, data, identity, run, run_together};
+use octavo_kernels::{Isa, KvType, Scores};
+
+/// Windows (one position, about a page, within a span, over the ends of spans, more than there is),
+/// caps, sinks, and all of them.
+fn scores_and_sinks() -> Vec<(Scores, bool)> {
+    let of = |window, cap| Scores {
+        scale: SCALE,
+        cap,
+        window,
+        causal: true,
+        blocks: false,
+    };
+    vec![
+        (of(Some(1), None), false),
+        (of(Some(16), None), false),
+        (of(Some(17), None), false),
+        (of(Some(100), None), false),
+        (of(Some(1000), None), false),
+        (of(None, Some(5.0)), false),
+        (of(None, None), true),
+        (of(Some(100), Some(5.0)), true),
+        (of(Some(17), Some(30.0)), true),
+        (of(Some(1), Some(5.0)), true),
+        (of(Some(150), None), true),
+    ]
+}
+
+/// Heads of many sizes that share keys or do not, of all types that differ in how they are read.
+fn shapes() -> Vec<(usize, usize, usize, KvType)> {
+    let heads = [(4, 2, 32), (6, 2, 64), (3, 1, 80), (2, 2, 128), (2, 1, 256)];
+    let types = [KvType::F16, KvType::F32, KvType::Q8_0, KvType::Q4_0];
+    let all = heads
+        .into_iter()
+        .flat_map(|(heads, heads_kv, dim)| types.map(|ty| (heads, heads_kv, dim, ty)));
+    all.filter(|(_, _, dim, ty)| ty.takes(*dim)).collect()
+}
+
+#[test]
+fn windows_caps_and_sinks_match_f64() {
+    let n = 300;
+    // where pages, spans and windows end
+    let positions = [
+        0, 1, 15, 16, 17, 39, 40, 99, 100, 101, 127, 128, 143, 144, 145, 227, 228, 255, 256, 299,
+    ];
+    let mut worst = [0.0f64; 2];
+    for (i, isa) in Isa::available().into_iter().enumerate() {
+        for (j, (heads, heads_kv, head_dim, ty)) in shapes().into_iter().enumerate() {
+            for (k, (scores, sinks)) in scores_and_sinks().into_iter().enumerate() {
+                // a third of all, another one for each shape
+                if !(i + j + k).is_multiple_of(3) {
+                    continue;
+                }
+                let c = Case {
+                    isa,
+                    heads,
+                    heads_kv,
+                    head_dim,
+                    ty,
+                    threads: 2,
+                    scores,
+                    sinks,
+                    before: None,
+                };
+                let data = data(c, n);
+                let has_unit = isa.prompt_rounding().attention > 0.0 && head_dim % 32 == 0;
+                for prompt in [40, n] {
+                    let y = run(c, &data, n, prompt, 512, &identity(n));
+                    for (t, h) in positions
+                        .into_iter()
+                        .flat_map(|t| (0..heads).map(move |h| (t, h)))
+                    {
+                        let unit = has_unit && t < prompt;
+                        let exact = exact(c, &data, t, h, unit);
+                        let got = &y[(t * heads + h) * head_dim..][..head_dim];
+                        let what =
+                            format!("{scores:?} sinks {sinks} {ty:?} d {head_dim} t {t} h {h}");
+                        let part = hold(c, &exact, got, &what);
+                        worst[usize::from(unit)] = worst[usize::from(unit)].max(part);
+                    }
+                }
+            }
+        }
+    }
+    // measured: 0.33 and 0.54
+    let [vectors, unit] = worst;
+    println!("worst part of a bound: {vectors:.3} of vectors, {unit:.3} of a matrix unit");
+}
+
+/// As [`identity`], and no pages where nothing is seen from a position on.
+fn without_passed(c: Case, n: usize, start: usize) -> Vec<u32> {
+    let mut table = identity(n);
+    let first = c
+        .scores
+        .window
+        .map_or(0, |window| (start + 1).saturating_sub(window));
+    table[..first / 16].fill(u32::MAX);
+    table
+}
+
+#[test]
+fn windows_depend_on_no_neighbour_and_pages_before_them_are_not_read() {
+    for isa in Isa::available() {
+        for (i, (heads, heads_kv, head_dim, ty)) in shapes().into_iter().enumerate() {
+            let all = scores_and_sinks();
+            for k in [i % all.len(), 7, 10] {
+                let (scores, sinks) = all[k];
+                let c = Case {
+                    isa,
+                    heads,
+                    heads_kv,
+                    head_dim,
+                    ty,
+                    threads: 1,
+                    scores,
+                    sinks,
+                    before: None,
+                };
+                let what = format!("{isa} {scores:?} sinks {sinks} {ty:?} d {head_dim}");
+                let (n, prompt) = (400, 340);
+                let data = data(c, n);
+                let expected = run(c, &data, n, prompt, 512, &identity(n));
+                for (batch, together, threads) in [(1, 1, 2), (7, 9, 1), (50, 3, 3), (129, 40, 2)] {
+                    let c = Case { threads, ..c };
+                    let passed = |start| without_passed(c, n, start);
+                    let got = run_together(c, &data, n, (prompt, batch), together, passed);
+                    assert!(
+                        got == expected,
+                        "{what}: batches of {batch} and {together}, {threads} threads"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// A context of several pieces, of which windows leave some out, behind another attention that
+/// leaves out others.
+#[test]
+fn windows_leave_pieces_out() {
+    for isa in Isa::available() {
+        for (window, cap, sinks) in [
+            (Some(100), None, true),
+            (Some(600), Some(5.0), false),
+            (Some(13), None, false),
+            (None, None, true),
+        ] {
+            let scores = Scores {
+                scale: SCALE,
+                cap,
+                window,
+                causal: true,
+                blocks: false,
+            };
+            let c = Case {
+                isa,
+                heads: 2,
+                heads_kv: 1,
+                head_dim: 16,
+                ty: KvType::F32,
+                threads: 2,
+                scores,
+                sinks,
+                before: None,
+            };
+            let n = 1140;
+            let data = data(c, n);
+            let y = run(c, &data, n, 1020, 512, &identity(n));
+            for t in [
+                511, 512, 611, 612, 1019, 1020, 1023, 1024, 1036, 1037, 1123, 1124, 1139,
+            ] {
+                for h in 0..2 {
+                    let exact = exact(c, &data, t, h, false);
+                    let got = &y[(t * 2 + h) * 16..][..16];
+                    hold(
+                        c,
+                        &exact,
+                        got,
+                        &format!("{scores:?} sinks {sinks} t {t} h {h}"),
+                    );
+                }
+            }
+            for before in [Some(100), Some(600), None] {
+                let before = Some(Scores {
+                    window: before,
+                    ..Scores::plain(SCALE)
+                });
+                for (threads, together) in [(1, 1), (2, 7), (3, 50)] {
+                    let c = Case {
+                        threads,
+                        before,
+                        ..c
+                    };
+                    let table = |_| identity(n);
+                    let got = run_together(c, &data, n, (1020, 512), together, table);
+                    assert!(
+                        got == y,
+                        "{isa} {scores:?} behind {before:?}: {threads} threads, {together} together"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Attention that is not causal, over several spans, in windows that reach as far behind a token as
+/// before it, and in blocks; with neighbours in the step that have nothing to do with it.
+#[test]
+fn every_position_is_seen() {
+    const N: usize = 300;
+    for isa in Isa::available() {
+        for (window, cap, blocks) in [
+            (None, None, false),
+            (Some(24), None, false),
+            (Some(301), Some(5.0), false),
+            (Some(1), None, false),
+            (None, None, true),
+        ] {
+            for (heads, heads_kv, head_dim) in [(4, 2, 16), (3, 3, 64), (2, 2, 72)] {
+                let scores = Scores {
+                    scale: SCALE,
+                    cap,
+                    window,
+                    causal: false,
+                    blocks,
+                };
+                let c = Case {
+                    isa,
+                    heads,
+                    heads_kv,
+                    head_dim,
+                    ty: KvType::F32,
+                    threads: 2,
+                    scores,
+                    sinks: false,
+                    before: None,
+                };
+                let data = data(c, N);
+                let y = run(c, &data, N, N, N, &identity(N));
+                let unit = isa.prompt_rounding().attention > 0.0 && head_dim % 32 == 0;
+                for t in [
+                    0, 1, 11, 12, 13, 19, 20, 21, 127, 128, 150, 287, 288, 298, 299,
+                ] {
+                    for h in 0..heads {
+                        let exact = exact(c, &data, t, h, unit);
+                        let got = &y[(t * heads + h) * head_dim..][..head_dim];
+                        hold(c, &exact, got, &format!("{scores:?} t {t} h {h}"));
+                    }
+                }
+                let c = Case { threads: 1, ..c };
+                assert!(
+                    run(c, &data, N, N, N, &identity(N)) == y,
+                    "{isa} one thread"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! What an executor passes to the kernels of attention.
+
+use super::*;
+use octavo_kernels::cuda::Device;
+
+/// Attention of four heads and a product that reads it, so that generated tokens' attention leaves
+/// integers: from tables of queries, keys and values, the last one by position.
+fn attention_and_product(tokens: usize, scores: Scores, sinks: bool) -> Vec<Instruction> {
+    let mut rng = Rng(23);
+    let mut table =
+        |width: usize, out: usize| embed(tokens, width, &rng.floats(tokens * width), out);
+    let cache = CacheLayer { group: 0, layer: 0 };
+    let (q, k) = (table(128, 0), table(64, 1));
+    let Op::Embed { table } = table(64, 2).op else {
+        unreachable!("rows of a table");
+    };
+    let v = Op::EmbedPositions { table }.to(2);
+    vec![
+        q,
+        k,
+        v,
+        Op::KvWrite { k: 1, v: 2, cache }.without_result(),
+        Op::Attention {
+            q: 0,
+            cache,
+            scores,
+            sinks: sinks.then(|| vec![0.5, 2.0, -1.0, 1.0].into()),
+        }
+        .to(3),
+        Op::MatMul { x: 3, w: 0 }.to(4),
+    ]
+}
+
+/// A program on this device and on the CPU.
+struct Both {
+    here: Executor<Box<dyn Device>>,
+    there: octavo_kernels::Executor,
+    store: KvStore,
+}
+
+const TOKENS: usize = 60;
+
+impl Both {
+    fn new(Bench(machine): Bench, scores: Scores, sinks: bool) -> Both {
+        let kv = KvShape {
+            n_layer: 1,
+            n_head_kv: 2,
+            head_dim: 32,
+            ty: KvType::F16,
+        };
+        let widths = [128, 64, 64, 128, 64];
+        let shape = (TensorType::Q8_0, 64, 128);
+        let raw = Arc::new(random_blocks(&mut Rng(24), shape.0, 64 * 128));
+        let ops = || program(attention_and_product(TOKENS, scores, sinks), &widths, kv);
+        let source = Source {
+            name: "the product's".to_owned(),
+            ty: shape.0,
+            rows: shape.1,
+            cols: shape.2,
+            bytes: raw.clone(),
+        };
+        let limits = Limits {
+            rows: TOKENS,
+            wanted: TOKENS,
+            sequences: 1,
+            positions: 64,
+            n_pages: 4,
+            states: 0,
+        };
+        let setup = Setup {
+            limits,
+            capture: true,
+            check_pages: true,
+            threads: 1,
+        };
+        let here = Executor::new(machine.boxed(), ops(), &[source], setup, &mut |_, _, _| {})
+            .expect("a program that fits");
+        let mut pool = Pool::new(1).expect("a thread");
+        let matrix = Matrix::new(Isa::Scalar, shape, raw, true, &mut pool).expect("a matrix");
+        Both {
+            here,
+            there: octavo_kernels::Executor::new(Isa::Scalar, ops(), vec![matrix], pool),
+            store: KvStore::new(&[kv], 4).expect("memory"),
+        }
+    }
+
+    /// Halves, of weights and of products' inputs, are right to 2^-11: whatever is left out makes a
+    /// hundred times that.
+    fn agree_on(&mut self, step: &Step<'_>, what: &str) {
+        let got = self.here.step(step, None).expect("it runs").to_vec();
+        let expected = self.there.step(step, &mut self.store, None);
+        let largest = expected.iter().fold(0.0f32, |a, x| a.max(x.abs()));
+        for (at, (got, expected)) in got.iter().zip(expected).enumerate() {
+            assert!(
+                (got - expected).abs() <= 2e-3 * largest,
+                "{what} value {at}: {got}, not {expected}"
+            );
+        }
+    }
+}
+
+/// What an executor passes to the kernels: programs on this device and on the CPU.
+#[test]
+fn programs_take_windows_caps_and_sinks() {
+    for (window, cap, sinks, causal, blocks) in [
+        (None, None, false, true, false),
+        (Some(5), None, false, true, false),
+        (None, Some(0.5), false, true, false),
+        (None, None, true, true, false),
+        (Some(20), Some(0.5), true, true, false),
+        (None, None, false, false, false),
+        (Some(20), None, false, false, false),
+        (None, None, false, false, true),
+    ] {
+        let Some(bench) = device() else {
+            return;
+        };
+        let scores = Scores {
+            scale: 0.4,
+            cap,
+            window,
+            causal,
+            blocks,
+        };
+        let mut both = Both::new(bench, scores, sinks);
+        let prompt = if causal { 50 } else { TOKENS };
+        let steps = [(Role::Prompt, 0..prompt)]
+            .into_iter()
+            .chain((prompt..TOKENS).map(|at| (Role::Generated, at..at + 1)));
+        for (role, tokens) in steps {
+            let ids: Vec<u32> = tokens.clone().map(|t| (7 * t % TOKENS) as u32).collect();
+            let seqs = [Sequence {
+                tokens: &ids,
+                start: tokens.start,
+                tables: &[&[2, 0, 3, 1]],
+                wanted: 0..ids.len(),
+                blocks: if blocks { &[3, 4, 37, TOKENS] } else { &[] },
+                ..Sequence::default()
+            }];
+            let step = Step {
+                role,
+                seqs: &seqs,
+                input: &[],
+            };
+            both.agree_on(
+                &step,
+                &format!("{scores:?} sinks {sinks} {role:?} {tokens:?}"),
+            );
+        }
+    }
+}

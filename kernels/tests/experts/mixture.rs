@@ -1,0 +1,270 @@
+//! Everything that belongs to a mixture, together: whatever is in a step, however it is divided.
+
+use std::sync::Arc;
+
+use super::{all, bits, run, run_tapped};
+use crate::common::{KV, Rng, embed, program, random_blocks};
+use octavo_kernels::{Activation, Executor, Instruction, Isa, Matrix, Op, Pool, Role, TopGroups};
+use octavo_quant::TensorType as T;
+
+/// A mixture with everything that belongs to one. Slots: 0 x, 1 logits, 2 probabilities, 3 experts,
+/// 4 their probabilities, 5 their weights, 6 gates, 7 biased, 8 up, 9 gated, 10 down, 11 the sum,
+/// 12 what that is scaled by, 13 scaled, 14 the output.
+pub(crate) struct Mixture {
+    /// Of the gates' weights, those of `up` and those of `down`.
+    pub(crate) types: [T; 3],
+    pub(crate) d: usize,
+    pub(crate) ff: usize,
+    pub(crate) experts: usize,
+    pub(crate) used: usize,
+    pub(crate) tokens: usize,
+}
+
+impl Mixture {
+    /// What it computes, from these rows (`[tokens, d]`) and with this bias (`[experts, ff]`) on
+    /// its gates.
+    pub(crate) fn ops(&self, x: &[f32], bias: &[f32]) -> Vec<Instruction> {
+        let &Mixture {
+            d,
+            experts,
+            used,
+            tokens,
+            ..
+        } = self;
+        let experts_of = |x, w| Op::ExpertMatMul {
+            x,
+            w,
+            ids: 3,
+            experts,
+        };
+        vec![
+            embed(tokens, d, x, 0),
+            Op::MatMul { x: 0, w: 0 }.to(1),
+            Op::Softmax { x: 1 }.to(2),
+            Op::TopK {
+                x: 2,
+                n: used,
+                groups: Some(TopGroups { count: 4, used: 2 }),
+            }
+            .to(3),
+            Op::Gather { x: 2, ids: 3 }.to(4),
+            Op::Normalize { x: 4, least: 1e-5 }.to(5),
+            experts_of(0, 1).to(6),
+            Op::ExpertBias {
+                x: 6,
+                bias: bias.into(),
+                ids: 3,
+            }
+            .to(7),
+            experts_of(0, 2).to(8),
+            Op::Gate {
+                gate: 7,
+                up: 8,
+                act: Activation::Silu,
+            }
+            .to(9),
+            experts_of(9, 3).to(10),
+            Op::ExpertSum { x: 10, weights: 5 }.to(11),
+            Op::MatMul { x: 0, w: 4 }.to(12),
+            Op::ScaleRows { x: 11, by: 12 }.to(13),
+            Op::Add { a: 0, b: 13 }.to(14),
+        ]
+    }
+
+    /// Values of a token in each slot.
+    pub(crate) fn widths(&self) -> [usize; 15] {
+        let &Mixture {
+            d,
+            ff,
+            experts,
+            used,
+            ..
+        } = self;
+        let (inner, outer) = (used * ff, used * d);
+        [
+            d, experts, experts, used, used, used, inner, inner, inner, inner, outer, d, 1, d, d,
+        ]
+    }
+
+    /// The type, rows and columns of each matrix, and how many experts the rows belong to.
+    pub(crate) fn matrices(&self) -> [((T, usize, usize), usize); 5] {
+        let &Mixture {
+            types: [gate, up, down],
+            d,
+            ff,
+            experts,
+            ..
+        } = self;
+        [
+            ((T::F32, experts, d), 1),
+            ((gate, experts * ff, d), experts),
+            ((up, experts * ff, d), experts),
+            ((down, experts * d, ff), experts),
+            ((T::F32, 1, d), 1),
+        ]
+    }
+
+    /// What each operation may be thought to have given instead: experts where experts are chosen,
+    /// and otherwise numbers above zero.
+    pub(crate) fn others(&self, rng: &mut Rng) -> Vec<Vec<f32>> {
+        let one = |(op, width): (usize, usize)| {
+            let value = |i: usize| match op {
+                // neighbours, the first of them at random
+                3 => ((rng.bits() as usize % 2 + i % width) % self.experts) as f32,
+                _ => rng.floats(1)[0].abs() + 0.1,
+            };
+            (0..self.tokens * width).map(value).collect()
+        };
+        self.widths().into_iter().enumerate().map(one).collect()
+    }
+
+    fn executor(&self, isa: Isa, repack: bool, pool: Pool) -> Executor {
+        self.executor_with(isa, repack, pool, None)
+    }
+
+    /// With an operation that gives known values in place of its own.
+    fn executor_with(
+        &self,
+        isa: Isa,
+        repack: bool,
+        mut pool: Pool,
+        known: Option<(usize, &[f32])>,
+    ) -> Executor {
+        let mut rng = Rng(77);
+        let x = rng.floats(self.tokens * self.d);
+        let bias = rng.floats(self.experts * self.ff);
+        let matrices = self.matrices().map(|(shape, experts)| {
+            let (ty, rows, cols) = shape;
+            let raw = Arc::new(random_blocks(&mut rng, ty, rows * cols));
+            Matrix::of_experts(isa, shape, experts, raw, repack, &mut pool).expect("a matrix")
+        });
+        let mut ops = self.ops(&x, &bias);
+        if let Some((op, values)) = known {
+            ops[op] = embed(self.tokens, self.widths()[op], values, op);
+        }
+        let program = program(ops, &self.widths(), KV);
+        Executor::new(isa, program, matrices.into(), pool)
+    }
+}
+
+fn mixtures() -> [Mixture; 2] {
+    let first = Mixture {
+        types: [T::Q4_K, T::Q4_K, T::Q5_0],
+        d: 256,
+        ff: 96,
+        experts: 16,
+        used: 4,
+        tokens: 40,
+    };
+    let second = Mixture {
+        types: [T::Q8_0, T::BF16, T::F16],
+        d: 96,
+        ff: 67,
+        experts: 8,
+        used: 3,
+        tokens: 23,
+    };
+    [first, second]
+}
+
+/// The outputs where a tap gives known values in place of an operation's own have the bits of a
+/// program in which the operation gives these itself: every operation of a mixture is read from
+/// what the tap gave, by whatever reads it next.
+#[test]
+fn what_a_tap_gives_is_what_the_next_operation_reads() {
+    let mixture = Mixture {
+        types: [T::Q4_0, T::Q8_0, T::F16],
+        d: 64,
+        ff: 96,
+        experts: 8,
+        used: 3,
+        tokens: 7,
+    };
+    let tokens = all(mixture.tokens);
+    let others = mixture.others(&mut Rng(31));
+    for isa in Isa::available() {
+        let pool = |threads| Pool::new(threads).expect("threads");
+        let mut executors = [1, 3].map(|threads| mixture.executor(isa, true, pool(threads)));
+        for (op, values) in others.iter().enumerate() {
+            let mut known = mixture.executor_with(isa, true, pool(1), Some((op, values)));
+            for role in [Role::Prompt, Role::Generated] {
+                let expected = run(&mut known, role, &tokens, None);
+                for executor in &mut executors {
+                    let how = format!("{isa}, {role:?}, operation {op}");
+                    let own = run(executor, role, &tokens, None);
+                    assert!(bits(&own) != bits(&expected), "{how}: nothing changed");
+                    let mut tap = |at: usize, _: usize, _: usize, seen: &[f32]| {
+                        assert!(at != op || seen != values, "{how}");
+                        (at == op).then(|| values.clone())
+                    };
+                    let got = run_tapped(executor, role, &tokens, Some(&mut tap));
+                    assert!(bits(&got) == bits(&expected), "{how}");
+                    // and nothing of it is left for the next step
+                    assert!(
+                        bits(&run(executor, role, &tokens, None)) == bits(&own),
+                        "{how}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Values of another number are a fault of the tap, and not of memory.
+#[test]
+#[should_panic(expected = "values in place of others")]
+fn a_tap_that_gives_too_few_values_is_refused() {
+    let [mixture, _] = mixtures();
+    let isa = Isa::Scalar;
+    let mut executor = mixture.executor(isa, true, Pool::new(2).expect("threads"));
+    let mut tap = |_: usize, _: usize, _: usize, seen: &[f32]| Some(seen[1..].to_vec());
+    run_tapped(&mut executor, Role::Prompt, &all(2), Some(&mut tap));
+}
+
+/// Tokens together, each alone, with taps, and with threads that go missing.
+#[test]
+fn a_mixture_depends_on_the_token_alone() {
+    let mut taken_over = 0;
+    for mixture in mixtures() {
+        let tokens = all(mixture.tokens);
+        for isa in Isa::available() {
+            for repack in [true, false] {
+                let mut one = mixture.executor(isa, repack, Pool::new(1).expect("a thread"));
+                for role in [Role::Prompt, Role::Generated] {
+                    let how = format!("{isa}, repacked {repack}, {role:?}");
+                    let expected = run(&mut one, role, &tokens, None);
+                    assert!(
+                        expected.iter().all(|y| y.is_finite())
+                            && expected.iter().any(|y| *y != 0.0),
+                        "{how}"
+                    );
+                    for (token, expected) in tokens.iter().zip(expected.chunks_exact(mixture.d)) {
+                        let alone = run(&mut one, role, &[*token], None);
+                        assert!(bits(&alone) == bits(expected), "{how}: token {token}");
+                    }
+                    let mut seen = 0;
+                    let tapped = run(&mut one, role, &tokens, Some(&mut seen));
+                    assert_eq!(seen, 15, "every operation is seen");
+                    assert!(bits(&tapped) == bits(&expected), "{how}: with taps");
+                    for (threads, one_of) in [(2, 10), (3, 20)] {
+                        let pool = Pool::unreliable(threads, 5, one_of).expect("threads");
+                        let mut executor = mixture.executor(isa, repack, pool);
+                        for round in 0..6 {
+                            let got = run(&mut executor, role, &tokens, None);
+                            assert!(
+                                bits(&got) == bits(&expected),
+                                "{how}: {threads} threads, round {round}"
+                            );
+                        }
+                        taken_over += executor.pool().lock().taken_over();
+                    }
+                }
+            }
+        }
+    }
+    assert!(
+        taken_over > 0,
+        "nobody ever went on without a missing thread"
+    );
+    println!("taken over {taken_over} times");
+}

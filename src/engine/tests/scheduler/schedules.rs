@@ -1,0 +1,202 @@
+//! Random schedules, the faults that they see, and a long one.
+
+use super::*;
+
+fn asked() -> impl Strategy<Value = Asked> {
+    // long common beginnings, some of them of what a model says
+    let stem = (0..3usize, 0..70usize).prop_map(|(stem, n)| -> Vec<u32> {
+        let first = Asked {
+            prompt: vec![1; 16 * stem + 1],
+            n: 60,
+            salt: None,
+            wants_all: false,
+            beams: 1,
+        };
+        let all = first.prompt.iter().copied().chain(first.alone());
+        all.take(n).collect()
+    });
+    let rest = prop::collection::vec(0..3u32, 1..20);
+    let salt = prop_oneof![3 => Just(None), 1 => Just(Some("a".to_owned()))];
+    let wants_all = prop_oneof![5 => Just(false), 1 => Just(true)];
+    let beams = prop_oneof![2 => Just(1), 1 => 2..5usize];
+    (stem, rest, 1..50usize, salt, wants_all, beams).prop_map(
+        |(stem, rest, n, salt, wants_all, beams)| Asked {
+            prompt: stem.into_iter().chain(rest).collect(),
+            n,
+            salt,
+            wants_all,
+            beams,
+        },
+    )
+}
+
+fn acts() -> impl Strategy<Value = Vec<Act>> {
+    let act = prop_oneof![
+        4 => asked().prop_map(Act::Add),
+        1 => (0..16usize).prop_map(Act::Abort),
+        1 => (0..16usize).prop_map(Act::Fork),
+        12 => Just(Act::Round),
+    ];
+    prop::collection::vec(act, 1..120)
+}
+
+fn settings() -> impl Strategy<Value = Settings> {
+    (1..6usize, 8..100usize, any::<bool>()).prop_map(|(sequences, rows, prefixes)| Settings {
+        sequences,
+        rows,
+        wanted: rows.min(20),
+        stall: Duration::from_millis(5),
+        prefixes,
+        reuse_generated: false,
+        whole: false,
+    })
+}
+
+fn play(pages: u32, settings: Settings, acts: &[Act], fault: Fault) {
+    let mut world = World::new(pages, settings, fault);
+    for act in acts {
+        match act {
+            Act::Add(asked) => world.add(asked.clone()),
+            Act::Abort(n) => {
+                if let Some(id) = world.pick(*n) {
+                    world.end(id);
+                }
+            }
+            Act::Fork(n) => {
+                if let Some(id) = world.pick(*n) {
+                    world.fork(id);
+                }
+            }
+            Act::Round => {
+                let is_idle = world.asked.is_empty();
+                assert!(world.round() || is_idle, "every round computes something");
+            }
+        }
+        world.check();
+    }
+    while !world.asked.is_empty() {
+        assert!(world.round(), "every round computes something");
+    }
+    assert_eq!(world.ledger.counts().used, 0, "all pages are free or kept");
+    world.ledger.clear();
+    assert_eq!(world.ledger.counts().free, world.ledger.capacity());
+    let states = (world.n_states > 0).then_some(world.n_states as usize);
+    assert_eq!(world.ledger.free_states(), states, "all states are free");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+    #[test]
+    fn any_schedule_says_what_each_request_says_alone(
+        pages in 3u32..24,
+        settings in settings(),
+        acts in acts(),
+    ) {
+        play(pages, settings, &acts, Fault::None);
+    }
+}
+
+#[test]
+fn faults_are_seen() {
+    let settings = Settings {
+        sequences: 4,
+        rows: 64,
+        wanted: 20,
+        stall: Duration::from_millis(5),
+        prefixes: true,
+        reuse_generated: false,
+        whole: false,
+    };
+    let first = Asked {
+        prompt: vec![1; 20],
+        n: 60,
+        salt: None,
+        wants_all: false,
+        beams: 1,
+    };
+    // goes on from what the first one said
+    let said = first.alone().into_iter().take(50);
+    let second = Asked {
+        prompt: first.prompt.iter().copied().chain(said).collect(),
+        ..first.clone()
+    };
+    let rounds = |n: usize| vec![Act::Round; n];
+    let forks = [
+        vec![Act::Add(first.clone()), Act::Round, Act::Fork(0)],
+        rounds(20),
+    ]
+    .concat();
+    let again = [
+        vec![Act::Add(first.clone())],
+        rounds(70),
+        vec![Act::Add(second)],
+        rounds(3),
+    ]
+    .concat();
+    let beams = [
+        vec![Act::Add(Asked {
+            beams: 3,
+            ..first.clone()
+        })],
+        rounds(20),
+    ]
+    .concat();
+    let all = [
+        (Fault::NoCopies, forks),
+        (Fault::NoCopies, beams.clone()),
+        (Fault::KeepLosers, beams),
+        (Fault::AnyRole, again.clone()),
+        (Fault::LateStates, again.clone()),
+        (Fault::ShortWindow, again),
+    ];
+    for (fault, acts) in all {
+        play(24, settings.clone(), &acts, Fault::None);
+        let play = || play(24, settings.clone(), &acts, fault);
+        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(play));
+        assert!(caught.is_err(), "{fault:?}");
+    }
+}
+
+/// 64 requests that generate and some that are read, on 4,096 pages.
+#[test]
+fn a_round_of_many_takes_little_time() {
+    let settings = Settings {
+        sequences: 64,
+        rows: 512,
+        wanted: 100,
+        stall: Duration::from_millis(100),
+        prefixes: true,
+        reuse_generated: false,
+        whole: false,
+    };
+    let mut world = World::new(4096, settings, Fault::None);
+    for i in 0..80 {
+        let prompt = (0..500).map(|p| (p * (i + 1)) % 7).collect();
+        world.add(Asked {
+            prompt,
+            n: 400,
+            salt: None,
+            wants_all: false,
+            beams: 1,
+        });
+    }
+    for _ in 0..200 {
+        world.round();
+    }
+    let (mut total, mut rounds) = (Duration::ZERO, 0u32);
+    for _ in 0..50 {
+        let start = Instant::now();
+        let generated = world.scheduler.generated(&mut world.ledger);
+        total += start.elapsed();
+        world.compute(Role::Generated, &generated);
+        let start = Instant::now();
+        let prompts = world.scheduler.prompts(&mut world.ledger);
+        total += start.elapsed();
+        world.compute(Role::Prompt, &prompts);
+        rounds += 1;
+    }
+    let each = total / rounds;
+    println!("{each:?} a round");
+    // the aim is 50 microseconds on an idle machine; this only catches another order of growth
+    assert!(each < Duration::from_millis(2), "{each:?} a round");
+}

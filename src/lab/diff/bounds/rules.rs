@@ -1,0 +1,197 @@
+//! What an operation makes of the errors and sizes of its inputs, where these are all that it takes
+//! to know.
+
+use octavo_kernels::{Activation, Function, MERGED_ROWS};
+
+use super::{Explained, Stats, U};
+
+/// What a function of the row says of error and size.
+pub(super) fn each_row(n: usize, one: impl Fn(usize) -> (f64, f64)) -> Explained {
+    let (error, size) = (0..n).map(one).unzip();
+    Explained { error, size }
+}
+
+pub(super) fn same(n: usize, x: &Stats) -> Explained {
+    each_row(n, |r| (x.error[r], x.size[r]))
+}
+
+/// The same for both.
+pub(super) fn constant(n: usize, size: f64) -> Explained {
+    each_row(n, |_| (0.0, size))
+}
+
+pub(super) fn merge(n: usize, x: &Stats) -> Explained {
+    let together = |of: &[f64], r: usize| rms_of(&of[MERGED_ROWS * r..][..MERGED_ROWS]);
+    each_row(n, |r| (together(&x.error, r), together(&x.size, r)))
+}
+
+pub(super) fn concat(n: usize, a: &Stats, b: &Stats, each: [usize; 2]) -> Explained {
+    let each = each.map(|part| part as f64);
+    let both = |a: f64, b: f64| ((each[0] * a * a + each[1] * b * b) / (each[0] + each[1])).sqrt();
+    each_row(n, |r| {
+        (both(a.error[r], b.error[r]), both(a.size[r], b.size[r]))
+    })
+}
+
+/// A part of a row may have all of its error, and all of its size.
+pub(super) fn slice(n: usize, x: &Stats, each: usize, width: usize) -> Explained {
+    let share = (each as f64 / width as f64).sqrt();
+    each_row(n, |r| (share * x.error[r], share * x.size[r]))
+}
+
+pub(super) fn bias(n: usize, x: &Stats, bias: f64) -> Explained {
+    each_row(n, |r| {
+        let size = x.size[r] + bias;
+        (x.error[r] + U * size, size)
+    })
+}
+
+pub(super) fn rotation(n: usize, x: &Stats, magnitude: f64) -> Explained {
+    each_row(n, |r| {
+        let error = x.error[r] + 8.0 * U * x.size[r];
+        (magnitude * error, magnitude * x.size[r])
+    })
+}
+
+pub(super) fn gate(n: usize, gate: &Stats, up: &Stats, act: Activation) -> Explained {
+    // gpt-oss adds 1 to what is gated
+    let more = f64::from(u8::from(act == Activation::SwigluOai));
+    each_row(n, |r| {
+        let factor = up.size[r] + more;
+        let error = 1.13 * gate.error[r] * factor + gate.size[r] * up.error[r];
+        let size = gate.size[r] * factor;
+        (4.0 * error + 16.0 * U * size, size)
+    })
+}
+
+pub(super) fn scale_by_position(n: usize, x: &Stats, rate: f32, step: usize) -> Explained {
+    each_row(n, |r| {
+        let factor = 1.0 + f64::from(rate) * ((1 + r / step) as f64).ln();
+        let size = factor * x.size[r];
+        (factor * x.error[r] + 2.0 * U * size, size)
+    })
+}
+
+pub(super) fn sum(n: usize, a: &Stats, b: &Stats) -> Explained {
+    each_row(n, |r| {
+        let size = a.size[r] + b.size[r];
+        (a.error[r] + b.error[r] + U * size, size)
+    })
+}
+
+pub(super) fn elementwise_product(n: usize, a: &Stats, b: &Stats) -> Explained {
+    each_row(n, |r| {
+        let size = a.size[r] * b.size[r];
+        let error = a.error[r] * b.size[r] + a.size[r] * b.error[r];
+        (4.0 * error + 4.0 * U * size, size)
+    })
+}
+
+/// Times factors of which `by` is the largest.
+pub(super) fn factors(n: usize, x: &Stats, by: f64) -> Explained {
+    each_row(n, |r| {
+        let size = by * x.size[r];
+        (by * x.error[r] + U * size, size)
+    })
+}
+
+pub(super) fn softmax(n: usize, x: &Stats, width: f64) -> Explained {
+    each_row(n, |r| {
+        let size = 1.0 / width.sqrt();
+        // arguments are rounded too, the largest by as much as it is
+        let own = U * (16.0 + width.sqrt() * (1.0 + x.size[r])) * size;
+        (0.5 * x.error[r] + own, size)
+    })
+}
+
+/// One of so many values each: the largest may be among them, with all of the error.
+pub(super) fn gather(n: usize, x: &Stats, ids: &Stats, of: f64) -> Explained {
+    let few = of.max(1.0).sqrt();
+    each_row(n, |r| {
+        let size = few * x.size[r];
+        (few * x.error[r] + others(ids, r, size), size)
+    })
+}
+
+pub(super) fn normalize(n: usize, x: &Stats, width: f64, least: f32) -> Explained {
+    each_row(n, |r| {
+        let sum = (width.sqrt() * x.size[r]).max(least.into());
+        let size = x.size[r] / sum;
+        let error = x.error[r] / sum * (1.0 + width.sqrt());
+        (error + U * (width + 1.0) * size, size)
+    })
+}
+
+/// What follows from choices of experts is off by as much more as other choices may change.
+pub(super) fn of_choices(mut explained: Explained, ids: &Stats) -> Explained {
+    for (r, error) in explained.error.iter_mut().enumerate() {
+        *error += others(ids, r, explained.size[r]);
+    }
+    explained
+}
+
+pub(super) fn expert_bias(n: usize, x: &Stats, ids: &Stats, bias: f64) -> Explained {
+    each_row(n, |r| {
+        let size = x.size[r] + bias;
+        (x.error[r] + U * size + others(ids, r, bias), size)
+    })
+}
+
+pub(super) fn of_function(n: usize, x: &Stats, f: Function) -> Explained {
+    each_row(n, |r| unary(f, x.error[r], x.size[r]))
+}
+
+/// Error and size of a function's values, of those of its argument. Of the size no more is known
+/// than the largest that it can be, so that a few roundings of it are allowed for.
+fn unary(f: Function, error: f64, size: f64) -> (f64, f64) {
+    match f {
+        Function::SoftCap(cap) => {
+            let size = size.min(cap.into());
+            (error + 16.0 * U * size, size)
+        }
+        Function::Scale(factor) => {
+            let factor = f64::from(factor.abs());
+            (factor * (error + U * size), factor * size)
+        }
+        Function::Gelu => (1.13 * error + 16.0 * U * size, size),
+        // values are not all alike: the square of a row's rms is less than the rms of the squares
+        Function::SquaredRelu => (
+            4.0 * (2.0 * size * error + U * size * size),
+            4.0 * size * size,
+        ),
+        Function::Sigmoid => (error + 16.0 * U, 1.0),
+        Function::Silu => (1.13 * error + 16.0 * U * size, size),
+        Function::Softplus => {
+            let size = size + std::f64::consts::LN_2;
+            (error + 16.0 * U * size, size)
+        }
+        // of what is not above 0: a change of x by a part of it changes e^x by no more than that
+        // part of 1 / e, however large x is
+        Function::Exp => {
+            let part = error / size.max(f64::MIN_POSITIVE);
+            (error.min(0.4 * part) + 16.0 * U, 1.0)
+        }
+    }
+}
+
+/// What other choices of experts may change of a value of such a size: all of it, twice.
+fn others(ids: &Stats, row: usize, size: f64) -> f64 {
+    if ids.error[row] > 0.0 {
+        2.0 * size
+    } else {
+        0.0
+    }
+}
+
+/// Of what is one of several errors or sizes, each of as many values.
+pub(super) fn rms_of(x: &[f64]) -> f64 {
+    (x.iter().map(|x| x * x).sum::<f64>() / x.len().max(1) as f64).sqrt()
+}
+
+pub(super) fn rms(x: &[f32]) -> f64 {
+    (x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / x.len().max(1) as f64).sqrt()
+}
+
+pub(super) fn largest(x: &[f32]) -> f64 {
+    x.iter().fold(0.0, |m, x| m.max(f64::from(x.abs())))
+}

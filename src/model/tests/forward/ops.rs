@@ -1,0 +1,171 @@
+//! What operations do, row by row.
+
+use super::Matrix;
+use octavo_kernels::{Activation, Function, Recurrence, TopGroups};
+use std::ops::Range;
+
+pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+pub(super) fn concat(a: &[f64], b: &[f64], each: [usize; 2]) -> Vec<f64> {
+    let pieces = a.chunks(each[0]).zip(b.chunks(each[1]).cycle());
+    pieces.flat_map(|(a, b)| [a, b].concat()).collect()
+}
+
+pub(super) fn slice(row: &[f64], each: usize, part: Range<usize>) -> Vec<f64> {
+    let pieces = row.chunks_exact(each);
+    pieces
+        .flat_map(|piece| piece[part.clone()].to_vec())
+        .collect()
+}
+
+pub(super) fn add_bias(row: &[f64], bias: &[f32]) -> Vec<f64> {
+    let both = row.iter().zip(bias);
+    both.map(|(x, b)| x + f64::from(*b)).collect()
+}
+
+pub(super) fn mul_vector(row: &[f64], by: &[f32]) -> Vec<f64> {
+    let each = row.len() / by.len();
+    let one = |(i, x): (usize, &f64)| x * f64::from(by[i / each]);
+    row.iter().enumerate().map(one).collect()
+}
+
+pub(super) fn gate(act: Activation, g: f64, u: f64) -> f64 {
+    match act {
+        Activation::Silu => g / (1.0 + (-g).exp()) * u,
+        Activation::Gelu => gelu(g) * u,
+        Activation::SwigluOai => {
+            let (g, u) = (g.min(7.0), u.clamp(-7.0, 7.0));
+            g / (1.0 + (-1.702 * g).exp()) * (u + 1.0)
+        }
+    }
+}
+
+pub(super) fn function(f: Function, x: f64) -> f64 {
+    match f {
+        Function::SoftCap(cap) => f64::from(cap) * (x / f64::from(cap)).tanh(),
+        Function::Scale(factor) => f64::from(factor) * x,
+        Function::Gelu => gelu(x),
+        Function::SquaredRelu => x.max(0.0).powi(2),
+        Function::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+        Function::Silu => x / (1.0 + (-x).exp()),
+        Function::Softplus => x.exp().ln_1p(),
+        Function::Exp => x.exp(),
+    }
+}
+
+pub(super) fn scale_by_position(x: &Matrix, rate: f32, step: usize) -> Matrix {
+    let scaled = |(t, row): (usize, &Vec<f64>)| {
+        let factor = 1.0 + f64::from(rate) * ((1 + t / step) as f64).ln();
+        row.iter().map(|x| factor * x).collect()
+    };
+    x.iter().enumerate().map(scaled).collect()
+}
+
+pub(super) fn softmax(row: &[f64]) -> Vec<f64> {
+    let max = row.iter().copied().fold(f64::MIN, f64::max);
+    let e: Vec<f64> = row.iter().map(|x| (x - max).exp()).collect();
+    let sum: f64 = e.iter().sum();
+    e.iter().map(|e| e / sum).collect()
+}
+
+pub(super) fn gather(row: &[f64], ids: &[f64]) -> Vec<f64> {
+    ids.iter().map(|id| row[*id as usize]).collect()
+}
+
+pub(super) fn normalize(row: &[f64], least: f32) -> Vec<f64> {
+    let sum = row.iter().sum::<f64>().max(least.into());
+    row.iter().map(|x| x / sum).collect()
+}
+
+/// One input for all experts of a row, or one for each.
+pub(super) fn expert_product(row: &[f64], ids: &[f64], w: &Matrix, experts: usize) -> Vec<f64> {
+    let (n, cols) = (w.len() / experts, w[0].len());
+    let mut out = Vec::new();
+    for (i, id) in ids.iter().enumerate() {
+        let at = if row.len() == cols { 0 } else { i * cols };
+        let expert = &w[*id as usize * n..(*id as usize + 1) * n];
+        out.extend(expert.iter().map(|w| dot(&row[at..at + cols], w)));
+    }
+    out
+}
+
+pub(super) fn expert_bias(row: &[f64], ids: &[f64], bias: &[f32]) -> Vec<f64> {
+    let n = row.len() / ids.len();
+    let biased = |(i, x): (usize, &f64)| x + f64::from(bias[ids[i / n] as usize * n + i % n]);
+    row.iter().enumerate().map(biased).collect()
+}
+
+pub(super) fn expert_sum(row: &[f64], weights: &[f64]) -> Vec<f64> {
+    let n = row.len() / weights.len();
+    let parts = || weights.iter().enumerate();
+    (0..n)
+        .map(|i| parts().map(|(p, w)| w * row[p * n + i]).sum())
+        .collect()
+}
+
+fn gelu(x: f64) -> f64 {
+    let z = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+    x / 2.0 * (1.0 + z.tanh())
+}
+
+/// Every value with those above it, the last row of weights for its own.
+pub(super) fn convolve(x: &Matrix, weight: &[f32]) -> Matrix {
+    let width = x[0].len();
+    let kernel = weight.len() / width;
+    let at = |t: usize, c: usize| {
+        let rows = (0..kernel).filter(|j| t + j + 1 >= kernel);
+        rows.map(|j| x[t + j + 1 - kernel][c] * f64::from(weight[j * width + c]))
+            .sum()
+    };
+    (0..x.len())
+        .map(|t| (0..width).map(|c| at(t, c)).collect())
+        .collect()
+}
+
+/// Each value of a head has a row of the state.
+pub(super) fn linear_attention([q, k, v, decay, rate]: [&Matrix; 5], how: Recurrence) -> Matrix {
+    let (heads, d) = (decay[0].len(), how.key_dim);
+    let n = v[0].len() / heads;
+    let mut out = vec![vec![0.0; heads * n]; v.len()];
+    for at in 0..heads * n {
+        let head = at / n;
+        let key = how.heads.key_of(head, heads, q[0].len() / d) * d;
+        let mut row = vec![0.0; d];
+        for t in 0..v.len() {
+            let (q, k) = (&q[t][key..key + d], &k[t][key..key + d]);
+            let dot = |row: &[f64], with: &[f64]| -> f64 {
+                row.iter().zip(with).map(|(a, b)| a * b).sum()
+            };
+            row.iter_mut().for_each(|m| *m *= decay[t][head]);
+            let known = if how.delta { dot(&row, k) } else { 0.0 };
+            let change = rate[t][head] * (v[t][at] - known);
+            row.iter_mut().zip(k).for_each(|(m, k)| *m += change * k);
+            out[t][at] = f64::from(how.scale) * dot(&row, q);
+        }
+    }
+    out
+}
+
+/// Places of the largest values, of the best groups where there are any.
+pub(super) fn top_k(row: &[f64], n: usize, groups: Option<TopGroups>) -> Vec<f64> {
+    let descending = |values: &[f64]| {
+        let mut order: Vec<usize> = (0..values.len()).collect();
+        order.sort_by(|a, b| values[*b].total_cmp(&values[*a]));
+        order
+    };
+    let mut row = row.to_vec();
+    if let Some(TopGroups { count, used }) = groups {
+        let len = row.len() / count;
+        let score = |group: &[f64]| {
+            let order = descending(group);
+            group[order[0]] + group[order[1]]
+        };
+        let scores: Vec<f64> = row.chunks_exact(len).map(score).collect();
+        for group in &descending(&scores)[used..] {
+            row[group * len..(group + 1) * len].fill(f64::NEG_INFINITY);
+        }
+    }
+    descending(&row)[..n].iter().map(|at| *at as f64).collect()
+}
