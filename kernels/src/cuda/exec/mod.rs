@@ -65,6 +65,8 @@ pub struct Executor<D: Device> {
     tile_rows: usize,
     /// Whether generation is captured.
     capture: bool,
+    /// Why it is not, although it was asked for.
+    refused: Option<Error>,
     check_pages: bool,
     seen: HashMap<Work, Seen>,
     /// The outputs of the last step, or what a tap sees. It has room for generated tokens from the
@@ -143,6 +145,7 @@ impl<D: Device> Executor<D> {
             plan,
             base,
             capture,
+            refused: None,
             check_pages,
             seen: HashMap::new(),
             values,
@@ -178,6 +181,14 @@ impl<D: Device> Executor<D> {
     /// The device.
     pub fn device(&self) -> &D {
         &self.device
+    }
+
+    /// Whether generation is captured; why it is not although it was asked for, once that is known.
+    ///
+    /// # Errors
+    /// What the device said when it was to keep launches.
+    pub fn captures(&self) -> Result<bool, &Error> {
+        self.refused.as_ref().map_or(Ok(self.capture), Err)
     }
 
     /// What it takes of the device's memory.
@@ -403,25 +414,32 @@ impl<D: Device> Executor<D> {
     }
 
     fn replay(&mut self, work: Work) -> Result<(), Error> {
-        match self.seen.get(&work) {
+        let recording = match self.seen.get(&work) {
             None => {
+                self.run(work)?;
                 self.seen.insert(work, Seen::Once);
-                return self.run(work);
+                return Ok(());
             }
+            Some(Seen::Recorded(recording)) => *recording,
             Some(Seen::Once) => {
                 let launches = self.list(work);
                 // SAFETY: as in `run`, for every replay: the arena stays where it is as long as the
                 // device.
-                let recording = unsafe { self.device.record(launches)? };
-                self.seen.insert(work, Seen::Recorded(recording));
+                match unsafe { self.device.record(launches) } {
+                    Ok(recording) => {
+                        self.seen.insert(work, Seen::Recorded(recording));
+                        recording
+                    }
+                    // captures are for speed alone: the launches run without, from now on
+                    Err(error) => {
+                        (self.capture, self.refused) = (false, Some(error));
+                        return self.run(work);
+                    }
+                }
             }
-            Some(Seen::Recorded(_)) => {}
-        }
-        let Some(Seen::Recorded(recording)) = self.seen.get(&work) else {
-            unreachable!("just recorded")
         };
         // SAFETY: as above; the step record was written.
-        unsafe { self.device.replay(*recording) }
+        unsafe { self.device.replay(recording) }
     }
 
     fn run_tapped(&mut self, shape: Shape, tap: &mut TapFn<'_>) -> Result<(), Error> {
