@@ -214,6 +214,10 @@ impl<D: Device> Cuda<D> {
 }
 
 impl<D: Device> Executable for Cuda<D> {
+    fn batch(&self) -> usize {
+        super::BATCH_OF_GPUS
+    }
+
     fn step(
         &mut self,
         step: &Step<'_>,
