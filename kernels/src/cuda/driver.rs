@@ -105,9 +105,7 @@ impl Gpu {
     /// If the device fails.
     pub fn clear(&mut self) -> Result<(), Error> {
         self.bind()?;
-        self.stream
-            .synchronize()
-            .map_err(driver_error("cuStreamSynchronize"))?;
+        self.wait()?;
         self.free().map_err(driver_error("cuMemFree"))
     }
 
@@ -201,6 +199,17 @@ impl Gpu {
         // been read when this returns.
         unsafe { result::memcpy_htod_async(to.0, bytes, self.stream.cu_stream()) }
             .map_err(driver_error("cuMemcpyHtoDAsync"))
+    }
+
+    /// Waits for everything, and once more where that failed: cudarc asks other things first. Only a
+    /// device that failed has not stopped to read and write then, and it does so no more.
+    fn wait(&self) -> Result<(), Error> {
+        let waited = self.stream.synchronize();
+        if waited.is_err() {
+            // SAFETY: the stream lives. The first error is the one that is told.
+            let _ = unsafe { result::stream::synchronize(self.stream.cu_stream()) };
+        }
+        waited.map_err(driver_error("cuStreamSynchronize"))
     }
 
     /// Ends a capture that may not have ended: cudarc asks other things first.
@@ -297,11 +306,7 @@ impl Device for Gpu {
             copied = copied.and(copy.map_err(driver_error("cuMemcpyDtoHAsync")));
         }
         // whatever happened: copies that were begun write to the caller's memory
-        let waited = self
-            .stream
-            .synchronize()
-            .map_err(driver_error("cuStreamSynchronize"));
-        copied.and(waited)
+        copied.and(self.wait())
     }
 
     fn host_buffer(&mut self, floats: usize) -> Result<HostBuffer, Error> {
@@ -392,7 +397,7 @@ impl Drop for Gpu {
         if !bind_in_the_end(&self.context) {
             return;
         }
-        let _ = self.stream.synchronize();
+        let _ = self.wait();
         bind_in_the_end(&self.context);
         let _ = self.free();
         bind_in_the_end(&self.context);
