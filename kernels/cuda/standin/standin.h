@@ -1,5 +1,5 @@
 // A stand-in for NVIDIA's driver (libcuda.so.1), for tests: the functions that the CUDA backend calls, as strict as
-// their documentation allows. Kernels are found in real cubins and run by the CPU shim (../host), on the same addresses.
+// their documentation allows. Kernels are found in real cubins and run by the CPU shim (../host) on the same addresses.
 //
 // Work is queued for each stream and runs at once, as late as it may, or whenever a seed says so. Memory of a device
 // can be touched while work runs and at no other time; it is NaN at first and lies between pages that nobody may touch.
