@@ -51,7 +51,7 @@ fn options(isa: Isa, threads: usize, batch: usize) -> EngineOptions {
     EngineOptions {
         isa: IsaChoice::Only(isa),
         threads: Some(threads),
-        batch,
+        batch: Some(batch),
         ctx,
         ..EngineOptions::default()
     }

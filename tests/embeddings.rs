@@ -201,7 +201,7 @@ fn what_is_not_read_whole_is_refused_and_so_is_what_needs_logits() {
     let load = |ctx: usize, batch: usize| {
         let options = EngineOptions {
             ctx: Some(ctx),
-            batch,
+            batch: Some(batch),
             ..EngineOptions::default()
         };
         Engine::load(&ModelSource::Path(path.clone()), &options, &mut |_| {})

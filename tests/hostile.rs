@@ -111,7 +111,7 @@ fn examine(path: &Path, turn: usize) -> Vec<String> {
             KvType::F16
         },
         ctx: Some(48),
-        batch: 5,
+        batch: Some(5),
         mmap: turn.is_multiple_of(2),
         repack: !turn.is_multiple_of(4),
         ..EngineOptions::default()

@@ -14,7 +14,8 @@ constexpr u32 UNIT = 32;
 constexpr int INTEGER_PIECES = 5;
 constexpr int FLOAT_PIECES = 8;
 
-struct UnitSums {
+// Aligned as a piece is, so that it is stored by one instruction.
+struct alignas(16) UnitSums {
     float scale;
     i32 first;
     i32 second;

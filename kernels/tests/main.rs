@@ -12,5 +12,6 @@ mod given;
 mod layer;
 mod matmul;
 mod recurrence;
+mod standin;
 mod team_model;
 mod unreliable;

@@ -230,7 +230,7 @@ fn measure(
         ctx: tests.iter().map(|test| test.positions(setting.batch)).max(),
         kv_positions: None,
         sessions: tests.iter().map(|test| test.sequences).max().unwrap_or(1),
-        batch: setting.batch,
+        batch: Some(setting.batch),
         mmap: !args.no_mmap,
         repack: setting.repack,
         lock: false,

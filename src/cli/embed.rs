@@ -184,7 +184,7 @@ fn options(args: &EmbedArgs, texts: usize) -> Result<EngineOptions, Failure> {
     options.kv_positions = Some(context.saturating_mul(texts.clamp(1, 2)));
     if !hparams.is_causal() && !args.compute.has_batch() {
         // a text is read whole
-        options.batch = options.batch.max(context);
+        options.batch = Some(options.batch().max(context));
     }
     Ok(options)
 }

@@ -225,7 +225,7 @@ fn engine_options(args: &ServeArgs) -> Result<EngineOptions, Failure> {
     let context = load::context(&hparams, options.ctx);
     if !hparams.is_causal() && !args.compute.has_batch() {
         // a text is read whole
-        options.batch = options.batch.max(context);
+        options.batch = Some(options.batch().max(context));
     }
     if let Some(pages) = share.kv_pages {
         options.kv_positions = Some(pages as usize * PAGE_POSITIONS);

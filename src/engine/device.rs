@@ -7,7 +7,7 @@ use gguf_rs_lite::Gguf;
 
 use crate::backend::cpu::{self, Cpu};
 use crate::backend::cuda::{self, Cuda, Limits};
-use crate::backend::{Executable, Loading, LoadingSink, split};
+use crate::backend::{BATCH_OF_CPUS, BATCH_OF_GPUS, Executable, Loading, LoadingSink, split};
 use crate::{EngineOptions, Error};
 use octavo_kernels::cuda::Gpu;
 use octavo_model::{Model, Network};
@@ -143,14 +143,15 @@ pub(crate) fn threads(options: &EngineOptions) -> NonZeroUsize {
     NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN)
 }
 
-/// Prompt tokens taken at a time unless asked for otherwise: as many as keep the device busy.
+/// Prompt tokens taken at a time unless asked for otherwise, as far as that is known before a model
+/// is loaded: a GPU that is there may turn out not to be usable.
 pub fn default_batch(device: DeviceChoice) -> usize {
     let on_gpu = match device {
         DeviceChoice::Cpu => false,
         DeviceChoice::Auto { .. } => octavo_kernels::cuda::gpus().is_ok(),
         DeviceChoice::Cuda(_) => true,
     };
-    if on_gpu { 2048 } else { 512 }
+    if on_gpu { BATCH_OF_GPUS } else { BATCH_OF_CPUS }
 }
 
 /// Threads used unless asked for otherwise: see [`crate::threads`], which also says what decided.

@@ -12,7 +12,7 @@ use crate::Error;
 use crate::backend::cuda::Limits;
 use crate::backend::{Executable, LoadingSink, TapSink};
 use crate::demo::demo_model;
-use crate::device::{DeviceChoice, Placement, threads};
+use crate::device::{DeviceChoice, Placement, default_batch, threads};
 use crate::hf;
 use crate::kv::{CHECKPOINTS, WRITES};
 use crate::pictures::{Picture, Pictures, Shown};
@@ -77,8 +77,8 @@ pub struct EngineOptions {
     pub prompt_bits: PromptBits,
     /// Positions of a session; the smaller of the file's own and 4096 unless given.
     pub ctx: Option<usize>,
-    /// Prompt tokens taken at a time.
-    pub batch: usize,
+    /// Prompt tokens taken at a time; as many as keep the device busy unless given.
+    pub batch: Option<usize>,
     /// Map the file instead of reading it.
     pub mmap: bool,
     /// Copy weights into the kernels' layout.
@@ -107,7 +107,7 @@ impl Default for EngineOptions {
             kv_type: KvType::F16,
             prompt_bits: PromptBits::default(),
             ctx: None,
-            batch: 512,
+            batch: None,
             mmap: true,
             repack: true,
             lock: false,
@@ -116,6 +116,13 @@ impl Default for EngineOptions {
             graphs: true,
             check_pages: true,
         }
+    }
+}
+
+impl EngineOptions {
+    /// Prompt tokens taken at a time, as far as that is known before a model is loaded.
+    pub fn batch(&self) -> usize {
+        self.batch.unwrap_or_else(|| default_batch(self.device))
     }
 }
 
@@ -206,9 +213,9 @@ impl Engine {
         };
         let capacity = u32::try_from(n_pages).map_err(|_| Error::TooLong(n_ctx))?;
         // no step is longer than a context
-        let rows = options.batch.clamp(1, n_ctx.max(sessions));
+        let rows = options.batch().clamp(1, n_ctx.max(sessions));
         let wanted = rows.min((MAX_LOGIT_BYTES / 4 / model.graph.output_width()).max(1));
-        let limits = Limits {
+        let mut limits = Limits {
             rows,
             wanted,
             sequences: sessions,
@@ -217,6 +224,11 @@ impl Engine {
             states: states(&model, sessions),
         };
         let executable = prepare(&gguf, &model, &limits)?;
+        if options.batch.is_none() {
+            // a CPU may compute instead of the GPU that this was for
+            limits.rows = limits.rows.min(executable.batch());
+            limits.wanted = limits.wanted.min(limits.rows);
+        }
         let memory = MemoryReport {
             file: gguf.file_bytes(),
             packed: executable.weight_bytes(),

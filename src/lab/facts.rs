@@ -285,7 +285,7 @@ fn memory(gguf: &Gguf, h: &Hparams, options: &EngineOptions) -> Memory {
     let experts = h.experts.map_or(0, experts);
     let of = |l: &LayerHparams| 2 * l.q_width() + 2 * l.kv_width() + (2 * l.n_ff).max(experts);
     let width = 3 * h.n_embd() + h.layers.iter().map(of).max().unwrap_or(0);
-    let rows = options.batch.min(context) as u64;
+    let rows = options.batch().min(context) as u64;
     let buffers = (rows.saturating_mul(width as u64))
         .saturating_add(h.n_vocab() as u64)
         .saturating_mul(4);
@@ -297,7 +297,7 @@ fn memory(gguf: &Gguf, h: &Hparams, options: &EngineOptions) -> Memory {
         kv_type: kv_type.to_string(),
         kv_cache,
         state,
-        batch: options.batch,
+        batch: options.batch(),
         buffers,
         total: weights.saturating_add(caches).saturating_add(buffers),
     }

@@ -5,9 +5,13 @@
 #[path = "../../kernels/tests/common/device.rs"]
 mod machine;
 
+#[path = "../../kernels/tests/common/standin.rs"]
+mod on_standin;
+
 mod engine;
 mod goldens;
 mod pictures;
+mod standin;
 mod steps;
 mod two_devices;
 mod watched;

@@ -52,7 +52,7 @@ fn engine(path: &Path) -> Option<Engine> {
     let settings = EngineOptions {
         kv_type: KvType::F32,
         ctx: Some(128),
-        batch: 24,
+        batch: Some(24),
         ..EngineOptions::default()
     };
     let source = ModelSource::Path(path.to_owned());

@@ -4,17 +4,20 @@ use std::collections::HashMap;
 use std::ffi::CString;
 use std::sync::Arc;
 
-use cudarc::driver::result;
+use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::{CudaContext, CudaGraph, CudaStream, sys};
 
-use super::gpus::{GpuInfo, driver_error, gpus, guarded};
+use super::gpus::{self, GpuInfo, driver_error, guarded};
 use super::nvrtc::Nvrtc;
 use super::params::Pair;
-use super::pinned::{Ring, Staged};
+use super::pinned::{Ring, Staged, bind_in_the_end};
 use super::{Cache, Device, Error, HostBuffer, Launch, Module, Ptr, Recording, launch};
 
 /// Bytes that are not given to models: code, captured launches, and what the driver wants later.
 const RESERVED: u64 = 256 << 20;
+/// What share of the machine's memory is not given to models where a GPU has no other: everything
+/// else that runs there lives in it.
+const RESERVED_SHARE: u64 = 16;
 /// Buffers that small uploads pass through, step records above all, and their bytes: a step may be
 /// written down while those before it wait for their turn.
 const SMALL: (usize, usize) = (4, 256 << 10);
@@ -27,7 +30,7 @@ const MOST_PINNED: usize = 256 << 20;
 /// A GPU that passed its self-test.
 pub struct Gpu {
     info: GpuInfo,
-    nvrtc: Nvrtc,
+    nvrtc: &'static Nvrtc,
     cache: Option<Cache>,
     modules: HashMap<Module, sys::CUmodule>,
     functions: HashMap<String, sys::CUfunction>,
@@ -37,6 +40,8 @@ pub struct Gpu {
     /// What uploads pass through, from the first of each kind on.
     small: Option<Ring<Staged>>,
     large: Option<Ring<Staged>>,
+    /// The driver has no page-locked memory for uploads to pass through.
+    unstaged: bool,
     stream: Arc<CudaStream>,
     context: Arc<CudaContext>,
 }
@@ -51,13 +56,13 @@ impl Gpu {
     /// # Errors
     /// One line that says what is missing.
     pub fn open(ordinal: usize, cache: Option<Cache>) -> Result<Gpu, Error> {
-        let all = gpus()?;
+        let all = gpus::gpus()?;
         let n = all.len();
         let info = all.into_iter().nth(ordinal).ok_or_else(|| {
             Error::Unavailable(format!("GPU {ordinal}: expected a number below {n}"))
         })?;
         info.check()?;
-        let nvrtc = Nvrtc::find(info.driver.0)?;
+        let nvrtc = Nvrtc::find(info.driver.0, info.capability)?;
         guarded(|| {
             let context =
                 CudaContext::new(ordinal).map_err(driver_error("cuDevicePrimaryCtxRetain"))?;
@@ -80,6 +85,7 @@ impl Gpu {
                 recordings,
                 small,
                 large,
+                unstaged: false,
                 stream,
                 context,
             };
@@ -99,15 +105,19 @@ impl Gpu {
     /// If the device fails.
     pub fn clear(&mut self) -> Result<(), Error> {
         self.bind()?;
-        self.stream
-            .synchronize()
-            .map_err(driver_error("cuStreamSynchronize"))?;
+        self.wait()?;
+        self.free().map_err(driver_error("cuMemFree"))
+    }
+
+    /// Frees everything, whatever fails; nothing runs any more. The context must be bound.
+    fn free(&mut self) -> Result<(), DriverError> {
         self.recordings.clear();
+        let mut freed = Ok(());
         for (at, _) in self.memory.drain(..) {
             // SAFETY: allocated here, freed once, and nothing uses it: the stream is idle.
-            unsafe { result::free_sync(at.0) }.map_err(driver_error("cuMemFree"))?;
+            freed = freed.and(unsafe { result::free_sync(at.0) });
         }
-        Ok(())
+        freed
     }
 
     fn self_test(&mut self) -> Result<(), Error> {
@@ -180,6 +190,38 @@ impl Gpu {
         Ok(function)
     }
 
+    /// Copies at the call, for lack of page-locked memory.
+    fn upload_unstaged(&mut self, to: Ptr, bytes: &[u8]) -> Result<(), Error> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the caller checked the range on the device. Memory that is not page-locked has
+        // been read when this returns.
+        unsafe { result::memcpy_htod_async(to.0, bytes, self.stream.cu_stream()) }
+            .map_err(driver_error("cuMemcpyHtoDAsync"))
+    }
+
+    /// Waits for everything, and once more where that failed: cudarc asks other things first. Only
+    /// a device that failed has not stopped to read and write then, and it does so no more.
+    fn wait(&self) -> Result<(), Error> {
+        let waited = self.stream.synchronize();
+        if waited.is_err() {
+            // SAFETY: the stream lives. The first error is the one that is told.
+            let _ = unsafe { result::stream::synchronize(self.stream.cu_stream()) };
+        }
+        waited.map_err(driver_error("cuStreamSynchronize"))
+    }
+
+    /// Ends a capture that may not have ended: cudarc asks other things first.
+    fn abandon_capture(&self) {
+        // SAFETY: the stream lives. Where nothing is captured any more this is an error, which says
+        // what is known.
+        if let Ok(graph) = unsafe { result::stream::end_capture(self.stream.cu_stream()) } {
+            // SAFETY: just made, and nobody else has it; where it stays, that is a few bytes.
+            let _ = unsafe { result::graph::destroy(graph) };
+        }
+    }
+
     fn inside(&self, at: Ptr, len: usize) -> Result<(), Error> {
         let inside =
             |(base, n): &(Ptr, usize)| at.0 >= base.0 && at.0 + len as u64 <= base.0 + *n as u64;
@@ -204,8 +246,14 @@ impl Device for Gpu {
 
     fn free_bytes(&self) -> Result<u64, Error> {
         self.bind()?;
-        let (free, _) = result::mem_get_info().map_err(driver_error("cuMemGetInfo"))?;
-        Ok((free as u64).saturating_sub(RESERVED))
+        let (free, all) = result::mem_get_info().map_err(driver_error("cuMemGetInfo"))?;
+        if !self.info.integrated {
+            return Ok((free as u64).saturating_sub(RESERVED));
+        }
+        // what files fill is not free there, and files give way
+        let available = gpus::available().unwrap_or(0).max(free as u64);
+        let reserved = RESERVED.max(all as u64 / RESERVED_SHARE);
+        Ok(available.min(all as u64).saturating_sub(reserved))
     }
 
     fn alloc(&mut self, bytes: usize) -> Result<Ptr, Error> {
@@ -220,6 +268,9 @@ impl Device for Gpu {
     fn upload(&mut self, to: Ptr, bytes: &[u8]) -> Result<(), Error> {
         self.inside(to, bytes.len())?;
         self.bind()?;
+        if self.unstaged {
+            return self.upload_unstaged(to, bytes);
+        }
         // never inside of a capture: `record` captures launches and nothing else
         let (ring, (n, size)) = match bytes.len() <= SMALL.1 {
             true => (&mut self.small, SMALL),
@@ -229,7 +280,14 @@ impl Device for Gpu {
             Some(ring) => ring,
             None => {
                 let buffers = (0..n).map(|_| Staged::new(&self.context, &self.stream, size));
-                ring.insert(Ring::new(buffers.collect::<Result<_, _>>()?))
+                match buffers.collect::<Result<_, _>>() {
+                    Ok(buffers) => ring.insert(Ring::new(buffers)),
+                    // page-locked memory is for speed alone
+                    Err(_) => {
+                        self.unstaged = true;
+                        return self.upload_unstaged(to, bytes);
+                    }
+                }
             }
         };
         ring.upload(to, bytes)
@@ -248,18 +306,15 @@ impl Device for Gpu {
             copied = copied.and(copy.map_err(driver_error("cuMemcpyDtoHAsync")));
         }
         // whatever happened: copies that were begun write to the caller's memory
-        let waited = self
-            .stream
-            .synchronize()
-            .map_err(driver_error("cuStreamSynchronize"));
-        copied.and(waited)
+        copied.and(self.wait())
     }
 
     fn host_buffer(&mut self, floats: usize) -> Result<HostBuffer, Error> {
         if floats > MOST_PINNED / 4 {
             return Ok(HostBuffer::plain(floats));
         }
-        HostBuffer::pinned(&self.context, floats)
+        // page-locked memory is for speed alone
+        Ok(HostBuffer::pinned(&self.context, floats).unwrap_or_else(|_| HostBuffer::plain(floats)))
     }
 
     fn copy(&mut self, from: Ptr, to: Ptr, bytes: usize) -> Result<(), Error> {
@@ -313,6 +368,9 @@ impl Device for Gpu {
             .try_for_each(|launch| unsafe { self.launch(launch) });
         // whatever happened: a stream that goes on capturing refuses everything else
         let graph = self.stream.end_capture(sys::CUgraphInstantiate_flags(0));
+        if graph.is_err() {
+            self.abandon_capture();
+        }
         launched?;
         let graph = graph
             .map_err(driver_error("cuStreamEndCapture"))?
@@ -334,12 +392,15 @@ impl Device for Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // an error cannot be told to anybody any more, and the driver frees everything with the
-        // context
-        let _ = self.clear();
-        if self.bind().is_err() {
+        // Errors cannot be told to anybody any more. None keeps the rest from being freed: others
+        // may use the context, and then it stays.
+        if !bind_in_the_end(&self.context) {
             return;
         }
+        let _ = self.wait();
+        bind_in_the_end(&self.context);
+        let _ = self.free();
+        bind_in_the_end(&self.context);
         for (_, module) in self.modules.drain() {
             // SAFETY: loaded here, unloaded once; its functions go with this struct.
             let _ = unsafe { result::module::unload(module) };

@@ -28,6 +28,10 @@ pub struct GpuInfo {
     pub multiprocessors: u32,
     /// CUDA version of the driver.
     pub driver: (i32, i32),
+    /// It has no memory of its own, but the machine's.
+    pub integrated: bool,
+    /// What the driver answered where it does not say what this is; everything else is empty then.
+    pub fault: Option<String>,
 }
 
 impl GpuInfo {
@@ -38,6 +42,10 @@ impl GpuInfo {
 
     /// Whether the kernels run on it at all.
     pub(super) fn check(&self) -> Result<(), Error> {
+        if let Some(fault) = &self.fault {
+            let message = format!("GPU {}: {fault}", self.ordinal);
+            return Err(Error::Unavailable(message));
+        }
         if self.capability < OLDEST {
             let ((major, minor), (needed, _)) = (self.capability, OLDEST);
             return Err(Error::Unavailable(format!(
@@ -51,10 +59,13 @@ impl GpuInfo {
 
 pub(super) fn driver_error(call: &'static str) -> impl Fn(DriverError) -> Error {
     move |error| {
-        let message = error.error_string().map_or_else(
+        let mut message = error.error_string().map_or_else(
             |_| format!("{error:?}"),
             |s| s.to_string_lossy().into_owned(),
         );
+        if error.0 == sys::CUresult::CUDA_ERROR_STUB_LIBRARY {
+            message += ": the loader found libcuda.so of a toolkit, expected that of the driver";
+        }
         Error::Driver { call, message }
     }
 }
@@ -91,10 +102,30 @@ pub fn gpus() -> Result<Vec<GpuInfo>, Error> {
             .result()
             .map_err(driver_error("cuDriverGetVersion"))?;
         let driver = (version / 1000, version % 1000 / 10);
-        (0..count as usize)
-            .map(|ordinal| info(ordinal, driver).map_err(driver_error("cuDeviceGet")))
-            .collect()
+        let one = |ordinal| {
+            info(ordinal, driver).unwrap_or_else(|error| GpuInfo {
+                ordinal,
+                name: "unknown".to_owned(),
+                capability: (0, 0),
+                memory: 0,
+                multiprocessors: 1,
+                driver,
+                integrated: false,
+                fault: Some(driver_error("cuDeviceGet")(error).to_string()),
+            })
+        };
+        Ok((0..count as usize).map(one).collect())
     })
+}
+
+/// Bytes that the machine has for programs that ask for them, with what files give back.
+pub(super) fn available() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib << 10)
 }
 
 fn info(ordinal: usize, driver: (i32, i32)) -> Result<GpuInfo, DriverError> {
@@ -108,6 +139,7 @@ fn info(ordinal: usize, driver: (i32, i32)) -> Result<GpuInfo, DriverError> {
     );
     let multiprocessors =
         attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1) as u32;
+    let integrated = attribute(Attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED)? != 0;
     // SAFETY: as above.
     let memory = unsafe { result::device::total_mem(device)? } as u64;
     let name = result::device::get_name(device)?;
@@ -118,6 +150,8 @@ fn info(ordinal: usize, driver: (i32, i32)) -> Result<GpuInfo, DriverError> {
         memory,
         multiprocessors,
         driver,
+        integrated,
+        fault: None,
     })
 }
 
@@ -146,6 +180,8 @@ mod tests {
             memory: 0,
             multiprocessors: 1,
             driver: (12, 0),
+            integrated: false,
+            fault: None,
         };
         assert!(
             info((8, 0)).check().is_ok()

@@ -14,6 +14,7 @@ mod cache;
 mod driver;
 mod exec;
 mod gpus;
+mod host_compiler;
 pub mod launch;
 mod modules;
 pub mod nvrtc;
@@ -22,6 +23,7 @@ pub mod params;
 mod pinned;
 pub mod probe;
 pub mod shim;
+pub mod standin;
 mod toolkits;
 
 pub use cache::{Cache, Delivered};

@@ -1,13 +1,15 @@
 //! NVRTC, NVIDIA's compiler as a library: found, opened and called when there is a kernel to build,
 //! never before.
 //!
-//! Our own binding of eight functions, and not cudarc's, because NVRTC lies in many places (a
+//! Our own binding of ten functions, and not cudarc's, because NVRTC lies in many places (a
 //! toolkit, a wheel of a Python environment, beside the program) of which cudarc looks in none, and
 //! because cubins are wanted: code for the very device, which no driver has to translate or can be
 //! too old for.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
+
+use std::sync::{Mutex, PoisonError};
 
 use libloading::Library;
 
@@ -38,14 +40,21 @@ struct Functions {
     cubin: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
 }
 
-/// An opened NVRTC.
+/// Oldest major version that the kernels are compiled with in tests.
+const OLDEST: i32 = 12;
+
+/// An opened NVRTC. It stays open: what unloading a compiler with threads and handlers of its own
+/// does, nobody tests.
 pub struct Nvrtc {
     functions: Functions,
     version: (i32, i32),
+    /// Architectures that it compiles for: 90.
+    archs: Vec<i32>,
     path: PathBuf,
-    /// Kept open: the compiler, and its library of built-in functions.
-    _libraries: Vec<Library>,
 }
+
+/// What [`Nvrtc::find`] found in this process, for a driver's version and an architecture.
+static FOUND: Mutex<Vec<((i32, i32), &'static Nvrtc)>> = Mutex::new(Vec::new());
 
 /// What came out of a compilation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,7 +71,6 @@ impl Nvrtc {
     /// # Errors
     /// [`Error::Library`] if it is not an NVRTC.
     pub fn open(path: &Path) -> Result<Nvrtc, Error> {
-        let mut libraries = Vec::new();
         // NVRTC 13.0 looks for its built-in functions by name alone, and finds them only if they
         // are loaded already
         for entry in path
@@ -75,7 +83,8 @@ impl Nvrtc {
             let name = entry.file_name();
             let name = name.to_string_lossy();
             if name.starts_with("libnvrtc-builtins.so") && !name.contains("alt") {
-                libraries.extend(load(&entry.path()).ok());
+                // one that does not open is missed when something is compiled
+                load(&entry.path()).ok();
             }
         }
         let library = load(path)?;
@@ -109,33 +118,61 @@ impl Nvrtc {
             }
             (functions, (major, minor))
         };
-        libraries.push(library);
         Ok(Nvrtc {
             functions,
             version,
+            archs: architectures(library),
             path: path.to_owned(),
-            _libraries: libraries,
         })
     }
 
     /// Opens the first one that is found beside the program, in a toolkit or a Python environment
     /// that the environment names, under `/usr/local`, near `nvcc` or `python3`, or where the
-    /// loader looks. A driver of CUDA `newest` runs code of that major version and of older ones.
+    /// loader looks, and that compiles for this capability. A driver of CUDA `newest` runs code of
+    /// that major version and of older ones.
     ///
     /// # Errors
     /// [`Error::Unavailable`] if there is none.
-    pub fn find(newest: i32) -> Result<Nvrtc, Error> {
-        let usable = |path: &PathBuf| Nvrtc::open(path).ok().filter(|n| n.version.0 <= newest);
-        Places::of_process()
-            .candidates()
-            .iter()
-            .find_map(usable)
-            .ok_or_else(|| {
-                Error::Unavailable(format!(
-                    "NVRTC (libnvrtc.so, part of CUDA; also in the Python package \
-                 nvidia-cuda-nvrtc) of version {newest} or older was not found"
-                ))
-            })
+    pub fn find(newest: i32, (major, minor): (i32, i32)) -> Result<&'static Nvrtc, Error> {
+        let arch = 10 * major + minor;
+        let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, nvrtc)) = found.iter().find(|(key, _)| *key == (newest, arch)) {
+            return Ok(nvrtc);
+        }
+        let mut others = Vec::new();
+        for path in Places::of_process().candidates() {
+            let Ok(nvrtc) = Nvrtc::open(&path) else {
+                continue;
+            };
+            match nvrtc.unfit(newest, arch) {
+                None => {
+                    let nvrtc: &'static Nvrtc = Box::leak(Box::new(nvrtc));
+                    found.push(((newest, arch), nvrtc));
+                    return Ok(nvrtc);
+                }
+                // one may be found by several names
+                Some(why) if others.iter().any(|other: &String| other.ends_with(&why)) => {}
+                Some(why) => others.push(format!("{}: {why}", path.display())),
+            }
+        }
+        let others = match others.is_empty() {
+            true => String::new(),
+            false => format!(" ({})", others.join("; ")),
+        };
+        Err(Error::Unavailable(format!(
+            "NVRTC (libnvrtc.so, part of CUDA; also in the Python package nvidia-cuda-nvrtc) of \
+             version {OLDEST} to {newest} that compiles for sm_{arch} was not found{others}"
+        )))
+    }
+
+    /// Why its code is of no use to a driver of CUDA `newest` with a GPU of this architecture.
+    fn unfit(&self, newest: i32, arch: i32) -> Option<String> {
+        let (major, minor) = self.version;
+        if !(OLDEST..=newest).contains(&major) {
+            return Some(format!("version {major}.{minor}"));
+        }
+        let knows = self.archs.contains(&arch);
+        (!knows).then(|| format!("version {major}.{minor} does not compile for sm_{arch}"))
     }
 
     /// Major and minor.
@@ -287,10 +324,36 @@ impl Drop for Owned {
     }
 }
 
-fn load(path: &Path) -> Result<Library, Error> {
+/// Opens a library for good.
+fn load(path: &Path) -> Result<&'static Library, Error> {
     // SAFETY: what runs when NVIDIA's library is opened is NVIDIA's; the caller named it, or a
     // system's path does.
-    unsafe { Library::new(path) }.map_err(|error| library_error(path, &error))
+    let library = unsafe { Library::new(path) }.map_err(|error| library_error(path, &error))?;
+    Ok(Box::leak(Box::new(library)))
+}
+
+/// The architectures that a compiler knows; none before CUDA 11.2, which is too old in any case.
+fn architectures(library: &Library) -> Vec<i32> {
+    type Ask = unsafe extern "C" fn(*mut c_int) -> c_int;
+    // SAFETY: the types are those of nvrtc.h, unchanged since CUDA 11.2.
+    let both = unsafe {
+        let count = library.get::<Ask>(b"nvrtcGetNumSupportedArchs\0");
+        count.and_then(|count| Ok((*count, *library.get::<Ask>(b"nvrtcGetSupportedArchs\0")?)))
+    };
+    let Ok((count, list)) = both else {
+        return Vec::new();
+    };
+    let mut n = 0;
+    // SAFETY: the address of an integer, as nvrtc.h wants.
+    if unsafe { count(&raw mut n) } != 0 {
+        return Vec::new();
+    }
+    let mut all = vec![0; usize::try_from(n).unwrap_or(0)];
+    // SAFETY: room for as many as were announced.
+    match unsafe { list(all.as_mut_ptr()) } {
+        0 => all,
+        _ => Vec::new(),
+    }
 }
 
 fn library_error(path: &Path, error: &libloading::Error) -> Error {

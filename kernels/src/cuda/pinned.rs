@@ -59,6 +59,12 @@ impl<S: Staging> Ring<S> {
     }
 }
 
+/// Binds a context for what is freed in the end. What went wrong in a drop before, cudarc tells
+/// whoever binds next, and does not bind: once.
+pub(super) fn bind_in_the_end(context: &CudaContext) -> bool {
+    (0..2).any(|_| context.bind_to_thread().is_ok())
+}
+
 /// Page-locked memory of the host, zero at first.
 struct Pinned {
     at: NonNull<u8>,
@@ -91,7 +97,7 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        if self.context.bind_to_thread().is_ok() {
+        if bind_in_the_end(&self.context) {
             // an error cannot be told to anybody any more SAFETY: allocated by `new`, freed once.
             // No copy is under way: `Staged` waits for its own before this is dropped, and
             // downloads end before they return.
@@ -194,7 +200,7 @@ impl Drop for Staged {
     fn drop(&mut self) {
         // errors cannot be told to anybody any more; a device that fails reads nothing
         let _ = self.wait();
-        if self.memory.context.bind_to_thread().is_ok() {
+        if bind_in_the_end(&self.memory.context) {
             // SAFETY: created by `new`, destroyed once.
             let _ = unsafe { result::event::destroy(self.event) };
         }

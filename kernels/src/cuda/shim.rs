@@ -4,15 +4,13 @@
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};
-use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
 use libloading::Library;
 use octavo_quant::TensorType;
-use sha2::{Digest, Sha256};
 
+use super::host_compiler::{HostCompiler, Unit, running};
 use super::{Device, Error, FORMATS, HEAD_DIMS, HEADERS, Launch, Module, Ptr, Recording};
 
 /// In which order the threads of a block run, and the lanes of a warp.
@@ -30,22 +28,6 @@ impl Schedule {
     /// One of each.
     pub const ALL: [Schedule; 3] = [Schedule::Forward, Schedule::Backward, Schedule::Random(1)];
 }
-
-/// Compilers in the order in which they are tried.
-const COMPILERS: [&str; 3] = ["c++", "g++", "clang++"];
-const TRIED: &str = "c++, g++, clang++";
-/// Contraction off as on the device; every warning but the one about pragmas, which are NVRTC's.
-const FLAGS: [&str; 9] = [
-    "-std=c++17",
-    "-O2",
-    "-ffp-contract=off",
-    "-fPIC",
-    "-shared",
-    "-Wall",
-    "-Wextra",
-    "-Werror",
-    "-Wno-unknown-pragmas",
-];
 
 /// The kernels' sources and the shim's, which a test may change before they are compiled.
 #[derive(Clone, Debug)]
@@ -124,24 +106,9 @@ struct Built {
     ) -> *const c_char,
 }
 
-/// One library is built once, and runs one launch at a time: the threads of a block are its
-/// globals. A library is opened once, however many devices there are.
-static RUNNING: Mutex<Vec<(PathBuf, &'static Mutex<()>)>> = Mutex::new(Vec::new());
-
-fn running(path: &Path) -> &'static Mutex<()> {
-    let mut all = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((_, one)) = all.iter().find(|(p, _)| p == path) {
-        return one;
-    }
-    // as long-lived as the library, of which there are a handful
-    let one: &'static Mutex<()> = Box::leak(Box::default());
-    all.push((path.to_owned(), one));
-    one
-}
-
 /// A device that is the CPU.
 pub struct Shim {
-    compiler: &'static str,
+    compiler: HostCompiler,
     sources: Sources,
     dir: PathBuf,
     built: HashMap<&'static str, Built>,
@@ -176,18 +143,8 @@ impl Shim {
     /// # Errors
     /// [`Error::NoCompiler`] if there is no C++ compiler.
     pub fn new(dir: &Path, sources: Sources) -> Result<Shim, Error> {
-        let runs = |name: &&str| {
-            Command::new(name)
-                .arg("--version")
-                .output()
-                .is_ok_and(|o| o.status.success())
-        };
-        let compiler = COMPILERS
-            .into_iter()
-            .find(runs)
-            .ok_or(Error::NoCompiler { tried: TRIED })?;
         Ok(Shim {
-            compiler,
+            compiler: HostCompiler::find()?,
             sources,
             dir: dir.to_owned(),
             built: HashMap::new(),
@@ -245,60 +202,24 @@ impl Shim {
                 None => unit += &format!("#include \"{file}\"\n"),
             }
         }
-        let mut hash = Sha256::new();
-        hash.update(self.compiler);
-        hash.update(&unit);
-        for (name, text) in &self.sources.files {
-            hash.update(name);
-            hash.update(text);
-        }
-        let name: String = hash
-            .finalize()
-            .iter()
-            .take(16)
-            .map(|b| format!("{b:02x}"))
-            .collect();
-        let path = self.dir.join(format!("{name}.so"));
-        let _one = running(&path)
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if path.exists() {
-            return Ok(path);
-        }
-        let io = |path: &Path| {
-            let path = path.to_owned();
-            move |source| Error::Io { path, source }
+        let unit = Unit {
+            name: file,
+            text: unit,
+            files: &self.sources.files,
+            flags: &[],
         };
-        fs::create_dir_all(&self.dir).map_err(io(&self.dir))?;
-        let work = tempfile::tempdir_in(&self.dir).map_err(io(&self.dir))?;
-        for (name, text) in &self.sources.files {
-            let to = work.path().join(name);
-            if let Some(parent) = to.parent() {
-                fs::create_dir_all(parent).map_err(io(parent))?;
-            }
-            fs::write(&to, text).map_err(io(&to))?;
-        }
-        let (source, out) = (work.path().join("unit.cpp"), work.path().join("unit.so"));
-        fs::write(&source, unit).map_err(io(&source))?;
-        let mut command = Command::new(self.compiler);
-        command.args(FLAGS).arg("-o").arg(&out).arg(&source);
-        // or every `fmaf` is a call
-        #[cfg(target_arch = "x86_64")]
-        if std::arch::is_x86_feature_detected!("fma") {
-            command.arg("-mfma");
-        }
-        let output = command.output().map_err(io(Path::new(self.compiler)))?;
-        if !output.status.success() {
-            let log = String::from_utf8_lossy(&output.stderr).into_owned();
-            return Err(Error::Compile {
-                module: file.to_owned(),
-                compiler: self.compiler.to_owned(),
-                log,
-            });
-        }
-        // renamed, so that tests that run beside this one see all of it or nothing
-        fs::rename(&out, &path).map_err(io(&path))?;
-        Ok(path)
+        self.compiler.library(&self.dir, &unit)
+    }
+
+    /// The libraries of all modules, for others to open.
+    ///
+    /// # Errors
+    /// If one does not compile.
+    pub fn libraries(&self) -> Result<Vec<PathBuf>, Error> {
+        let mut files: Vec<&str> = Module::all().into_iter().map(|m| m.file().0).collect();
+        files.sort_unstable();
+        files.dedup();
+        files.into_iter().map(|file| self.compile(file)).collect()
     }
 
     /// The allocation that has this range.
@@ -324,7 +245,7 @@ impl Shim {
 
 impl Device for Shim {
     fn describe(&self) -> String {
-        format!("the CPU as a GPU ({})", self.compiler)
+        format!("the CPU as a GPU ({})", self.compiler.name())
     }
 
     fn multiprocessors(&self) -> u32 {

@@ -1,8 +1,10 @@
 //! What the kernel tests share: seeded numbers, random weights of any type, one-operation programs.
 
 pub(crate) mod device;
+pub(crate) use device as machine;
 pub(crate) mod layers;
 pub(crate) mod recurrent;
+pub(crate) mod standin;
 
 use std::sync::Arc;
 

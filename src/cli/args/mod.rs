@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 pub(super) use device::{Device, DeviceArgs};
 pub(super) use guess::GuessArgs;
+use octavo_engine::EngineOptions;
 use octavo_engine::generate;
-use octavo_engine::{EngineOptions, default_batch};
 use octavo_kernels::{IsaChoice, KvType, PromptBits};
 use sample::SampleArgs;
 
@@ -146,9 +146,7 @@ impl ComputeArgs {
             kv_type: self.kv_type()?,
             prompt_bits: self.prompt_bits,
             ctx: self.ctx_size.map(|n| n as usize),
-            batch: self
-                .batch_size
-                .map_or_else(|| default_batch(device), |n| n as usize),
+            batch: self.batch_size.map(|n| n as usize),
             mmap: !self.no_mmap,
             repack: !self.no_repack,
             lock: self.mlock,

@@ -199,7 +199,7 @@ fn compare(
 fn scoring(options: &EngineOptions) -> Options {
     Options {
         threads: options.threads.unwrap_or_else(default_threads),
-        batch: options.batch,
+        batch: options.batch(),
     }
 }
 

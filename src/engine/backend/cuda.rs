@@ -113,7 +113,6 @@ fn needs_of_last(
 pub struct Cuda<D: Device> {
     executor: Executor<D>,
     taps: Taps,
-    graphs: bool,
 }
 
 impl<D: Device> Cuda<D> {
@@ -205,11 +204,7 @@ impl<D: Device> Cuda<D> {
                     other => other,
                 }
             })?;
-        Ok(Cuda {
-            executor,
-            taps,
-            graphs,
-        })
+        Ok(Cuda { executor, taps })
     }
 
     /// The device.
@@ -219,6 +214,10 @@ impl<D: Device> Cuda<D> {
 }
 
 impl<D: Device> Executable for Cuda<D> {
+    fn batch(&self) -> usize {
+        super::BATCH_OF_GPUS
+    }
+
     fn step(
         &mut self,
         step: &Step<'_>,
@@ -258,7 +257,11 @@ impl<D: Device> Executable for Cuda<D> {
     }
 
     fn describe(&self) -> String {
-        let graphs = if self.graphs { "" } else { ", no graphs" };
+        let graphs = match self.executor.captures() {
+            Ok(true) => String::new(),
+            Ok(false) => ", no graphs".to_owned(),
+            Err(error) => format!(", no graphs ({error})"),
+        };
         format!("cuda, {}{graphs}", self.executor.device().describe())
     }
 }

@@ -65,8 +65,18 @@ fn best_of(row: &[f32]) -> Option<u32> {
     argmax(row).filter(|_| are_finite(row))
 }
 
+/// Prompt tokens that keep a CPU busy.
+pub(crate) const BATCH_OF_CPUS: usize = 512;
+/// Prompt tokens that keep a GPU busy.
+pub(crate) const BATCH_OF_GPUS: usize = 2048;
+
 /// A model prepared for one device, with its KV pages.
 pub trait Executable: Send {
+    /// Prompt tokens at a time that keep its device busy.
+    fn batch(&self) -> usize {
+        BATCH_OF_CPUS
+    }
+
     /// Runs new tokens and returns the logits of the wanted rows, `[wanted][n_vocab]`.
     ///
     /// The caller has allocated every page that the tables name; nothing is allocated for the cache

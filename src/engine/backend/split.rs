@@ -128,6 +128,10 @@ impl<D: Device> Split<D> {
 }
 
 impl<D: Device> Executable for Split<D> {
+    fn batch(&self) -> usize {
+        super::BATCH_OF_GPUS
+    }
+
     fn step(
         &mut self,
         step: &Step<'_>,

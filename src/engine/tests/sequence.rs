@@ -130,7 +130,7 @@ impl Observer for Silent {
 fn engine(sessions: usize, batch: usize) -> Engine {
     let options = EngineOptions {
         sessions,
-        batch,
+        batch: Some(batch),
         ctx: Some(96),
         threads: Some(2),
         ..EngineOptions::default()

@@ -220,7 +220,7 @@ impl Setup<'_> {
         let defaults = eval::Options::default();
         eval::Options {
             threads: self.engine.threads.unwrap_or(defaults.threads),
-            batch: self.engine.batch,
+            batch: self.engine.batch(),
         }
     }
 }

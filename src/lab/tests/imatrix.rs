@@ -245,7 +245,7 @@ fn chunks_add_up_whatever_the_batches() {
         let options = EngineOptions {
             ctx: Some(64),
             threads: Some(2),
-            batch,
+            batch: Some(batch),
             ..EngineOptions::default()
         };
         let engine = Engine::load(&ModelSource::Demo, &options, &mut |_| {}).unwrap();

@@ -228,7 +228,7 @@ fn embedding_models_answer_nothing_else() {
     };
     let source = octavo_engine::ModelSource::Path(path);
     let options = octavo_engine::EngineOptions {
-        batch: 64,
+        batch: Some(64),
         ..crate::client::small()
     };
     let server = Server::of(&source, options, octavo_server::Options::default());

@@ -23,7 +23,7 @@ fn engine(family: &Family, golden: &Golden, isa: Isa, threads: usize, batch: usi
         threads: Some(threads),
         kv_type: KvType::F32,
         ctx: Some(256),
-        batch,
+        batch: Some(batch),
         ..EngineOptions::default()
     };
     Engine::load(&ModelSource::Path(path), &options, &mut |_| {}).unwrap_or_else(|e| panic!("{e}"))

@@ -15,6 +15,7 @@ mod products;
 mod record;
 mod recurrent;
 mod single;
+mod transfer;
 
 use std::collections::HashMap;
 
@@ -65,6 +66,8 @@ pub struct Executor<D: Device> {
     tile_rows: usize,
     /// Whether generation is captured.
     capture: bool,
+    /// Why it is not, although it was asked for.
+    refused: Option<Error>,
     check_pages: bool,
     seen: HashMap<Work, Seen>,
     /// The outputs of the last step, or what a tap sees. It has room for generated tokens from the
@@ -143,6 +146,7 @@ impl<D: Device> Executor<D> {
             plan,
             base,
             capture,
+            refused: None,
             check_pages,
             seen: HashMap::new(),
             values,
@@ -178,6 +182,14 @@ impl<D: Device> Executor<D> {
     /// The device.
     pub fn device(&self) -> &D {
         &self.device
+    }
+
+    /// Whether generation is captured; why it is not although it was asked for, once that is known.
+    ///
+    /// # Errors
+    /// What the device said when it was to keep launches.
+    pub fn captures(&self) -> Result<bool, &Error> {
+        self.refused.as_ref().map_or(Ok(self.capture), Err)
     }
 
     /// What it takes of the device's memory.
@@ -403,25 +415,32 @@ impl<D: Device> Executor<D> {
     }
 
     fn replay(&mut self, work: Work) -> Result<(), Error> {
-        match self.seen.get(&work) {
+        let recording = match self.seen.get(&work) {
             None => {
+                self.run(work)?;
                 self.seen.insert(work, Seen::Once);
-                return self.run(work);
+                return Ok(());
             }
+            Some(Seen::Recorded(recording)) => *recording,
             Some(Seen::Once) => {
                 let launches = self.list(work);
                 // SAFETY: as in `run`, for every replay: the arena stays where it is as long as the
                 // device.
-                let recording = unsafe { self.device.record(launches)? };
-                self.seen.insert(work, Seen::Recorded(recording));
+                match unsafe { self.device.record(launches) } {
+                    Ok(recording) => {
+                        self.seen.insert(work, Seen::Recorded(recording));
+                        recording
+                    }
+                    // captures are for speed alone: the launches run without, from now on
+                    Err(error) => {
+                        (self.capture, self.refused) = (false, Some(error));
+                        return self.run(work);
+                    }
+                }
             }
-            Some(Seen::Recorded(_)) => {}
-        }
-        let Some(Seen::Recorded(recording)) = self.seen.get(&work) else {
-            unreachable!("just recorded")
         };
         // SAFETY: as above; the step record was written.
-        unsafe { self.device.replay(*recording) }
+        unsafe { self.device.replay(recording) }
     }
 
     fn run_tapped(&mut self, shape: Shape, tap: &mut TapFn<'_>) -> Result<(), Error> {
@@ -443,49 +462,5 @@ impl<D: Device> Executor<D> {
             }
         }
         Ok(())
-    }
-
-    /// Writes rows to a slot, and zeros to those behind them, of `rows` in all: what a bucket has
-    /// too many is computed like the others, and must be numbers. Not a launch, so that captured
-    /// ones find new rows there.
-    fn put(&mut self, slot: usize, input: &[f32], rows: usize) -> Result<(), Error> {
-        let mut padded = Vec::new();
-        let n = rows * self.program.slots[slot].width;
-        let input = if input.len() == n {
-            input
-        } else {
-            padded.extend_from_slice(input);
-            padded.resize(n, 0.0);
-            &padded
-        };
-        self.upload_floats(self.base.offset(self.plan.slots[slot]), input)
-    }
-
-    fn upload_floats(&mut self, to: Ptr, floats: &[f32]) -> Result<(), Error> {
-        let (start, len) = (floats.as_ptr().cast::<u8>(), size_of_val(floats));
-        // SAFETY: the bytes of these floats; bytes have no alignment.
-        let bytes = unsafe { std::slice::from_raw_parts(start, len) };
-        self.device.upload(to, bytes)
-    }
-
-    /// Reads the first rows of a slot, and the first words of the step record, in which kernels say
-    /// something.
-    fn read(&mut self, slot: usize, rows: usize, words: usize) -> Result<(), Error> {
-        let n = rows * self.program.slots[slot].width;
-        if n > self.values.len() {
-            self.values = self.device.host_buffer(n)?;
-        }
-        let slot = self.base.offset(self.plan.slots[slot]);
-        let record = self.base.offset(self.plan.record);
-        let mut copies = [
-            (slot, self.values.bytes_mut(n)),
-            (record, self.told.bytes_mut(words)),
-        ];
-        match (n, words) {
-            (0, 0) => Ok(()),
-            (0, _) => self.device.download_all(&mut copies[1..]),
-            (_, 0) => self.device.download_all(&mut copies[..1]),
-            _ => self.device.download_all(&mut copies),
-        }
     }
 }

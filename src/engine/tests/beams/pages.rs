@@ -42,7 +42,7 @@ fn it_finds_the_same_beside_any_others_and_with_few_pages() {
         (16, 16, 3, 0, false),
     ] {
         let engine = engine(EngineOptions {
-            batch: batch.max(8),
+            batch: Some(batch.max(8)),
             threads: Some(threads),
             kv_positions: Some(pages * PAGE),
             ..usual()

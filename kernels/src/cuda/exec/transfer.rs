@@ -1,0 +1,50 @@
+//! Values to a device and back.
+
+use super::Executor;
+use crate::cuda::{Device, Error, Ptr};
+
+impl<D: Device> Executor<D> {
+    /// Writes rows to a slot, and zeros to those behind them, of `rows` in all: what a bucket has
+    /// too many is computed like the others, and must be numbers. Not a launch, so that captured
+    /// ones find new rows there.
+    pub(super) fn put(&mut self, slot: usize, input: &[f32], rows: usize) -> Result<(), Error> {
+        let mut padded = Vec::new();
+        let n = rows * self.program.slots[slot].width;
+        let input = if input.len() == n {
+            input
+        } else {
+            padded.extend_from_slice(input);
+            padded.resize(n, 0.0);
+            &padded
+        };
+        self.upload_floats(self.base.offset(self.plan.slots[slot]), input)
+    }
+
+    pub(super) fn upload_floats(&mut self, to: Ptr, floats: &[f32]) -> Result<(), Error> {
+        let (start, len) = (floats.as_ptr().cast::<u8>(), size_of_val(floats));
+        // SAFETY: the bytes of these floats; bytes have no alignment.
+        let bytes = unsafe { std::slice::from_raw_parts(start, len) };
+        self.device.upload(to, bytes)
+    }
+
+    /// Reads the first rows of a slot, and the first words of the step record, in which kernels say
+    /// something.
+    pub(super) fn read(&mut self, slot: usize, rows: usize, words: usize) -> Result<(), Error> {
+        let n = rows * self.program.slots[slot].width;
+        if n > self.values.len() {
+            self.values = self.device.host_buffer(n)?;
+        }
+        let slot = self.base.offset(self.plan.slots[slot]);
+        let record = self.base.offset(self.plan.record);
+        let mut copies = [
+            (slot, self.values.bytes_mut(n)),
+            (record, self.told.bytes_mut(words)),
+        ];
+        match (n, words) {
+            (0, 0) => Ok(()),
+            (0, _) => self.device.download_all(&mut copies[1..]),
+            (_, 0) => self.device.download_all(&mut copies[..1]),
+            _ => self.device.download_all(&mut copies),
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! A stand-in for NVIDIA's driver (`libcuda.so.1`), for tests: what calls the driver runs without a
+//! GPU, in a process that finds this library in its place. `cuda/standin/standin.h` says what it
+//! checks and what it cannot show.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::Error;
+use super::host_compiler::{HostCompiler, Unit, running};
+use super::shim::{Shim, Sources};
+
+/// Its sources: file name, relative to `cuda/`, and text.
+const FILES: [(&str, &str); 9] = [
+    (
+        "standin/standin.h",
+        include_str!("../../cuda/standin/standin.h"),
+    ),
+    (
+        "standin/standin.cpp",
+        include_str!("../../cuda/standin/standin.cpp"),
+    ),
+    (
+        "standin/cubin.cpp",
+        include_str!("../../cuda/standin/cubin.cpp"),
+    ),
+    (
+        "standin/device.cpp",
+        include_str!("../../cuda/standin/device.cpp"),
+    ),
+    (
+        "standin/memory.cpp",
+        include_str!("../../cuda/standin/memory.cpp"),
+    ),
+    (
+        "standin/objects.cpp",
+        include_str!("../../cuda/standin/objects.cpp"),
+    ),
+    (
+        "standin/queue.cpp",
+        include_str!("../../cuda/standin/queue.cpp"),
+    ),
+    (
+        "standin/settings.cpp",
+        include_str!("../../cuda/standin/settings.cpp"),
+    ),
+    (
+        "standin/stream.cpp",
+        include_str!("../../cuda/standin/stream.cpp"),
+    ),
+];
+
+/// It stays once it was opened: whoever only looks whether it is there closes it again.
+const FLAGS: [&str; 5] = [
+    "-fvisibility=hidden",
+    "-Wl,-soname,libcuda.so.1",
+    "-Wl,-z,nodelete",
+    "-pthread",
+    "-ldl",
+];
+
+/// A stand-in that was built, and the kernels that it runs.
+pub struct StandIn {
+    dir: PathBuf,
+    kernels: Vec<PathBuf>,
+}
+
+impl StandIn {
+    /// Builds it and every kernel, unless they are in `dir` already.
+    ///
+    /// # Errors
+    /// [`Error::NoCompiler`] if there is no C++ compiler.
+    pub fn build(dir: &Path) -> Result<StandIn, Error> {
+        let compiler = HostCompiler::find()?;
+        let files = FILES.map(|(name, text)| (name.to_owned(), text.to_owned()));
+        let library = compiler.library(
+            dir,
+            &Unit {
+                name: "standin.cpp",
+                text: "#include \"standin/standin.cpp\"\n".to_owned(),
+                files: &files,
+                flags: &FLAGS,
+            },
+        )?;
+        let own = library.with_extension("driver");
+        named(&library, &own)?;
+        let kernels = Shim::new(dir, Sources::default())?.libraries()?;
+        Ok(StandIn { dir: own, kernels })
+    }
+
+    /// The folder in which a loader finds it.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Variables of a process that is to find it.
+    ///
+    /// # Panics
+    /// If a path has a colon in it.
+    pub fn environment(&self) -> [(&'static str, OsString); 2] {
+        let listed = |paths: &mut dyn Iterator<Item = PathBuf>| {
+            std::env::join_paths(paths).expect("a path without a colon")
+        };
+        let others = std::env::var_os("LD_LIBRARY_PATH");
+        let others = others.iter().flat_map(std::env::split_paths);
+        let mut all = std::iter::once(self.dir.clone()).chain(others);
+        [
+            ("LD_LIBRARY_PATH", listed(&mut all)),
+            (
+                "OCTAVO_STANDIN_KERNELS",
+                listed(&mut self.kernels.iter().cloned()),
+            ),
+        ]
+    }
+}
+
+/// Gives a library the driver's name, in a folder of its own.
+fn named(library: &Path, dir: &Path) -> Result<(), Error> {
+    let io = |path: &Path| {
+        let path = path.to_owned();
+        move |source| Error::Io { path, source }
+    };
+    let _one = running(dir)
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    let path = dir.join("libcuda.so.1");
+    if path.exists() {
+        return Ok(());
+    }
+    fs::create_dir_all(dir).map_err(io(dir))?;
+    // under another name first, for processes that look at the same time
+    let part = dir.join(format!("part-{}", std::process::id()));
+    fs::copy(library, &part).map_err(io(&part))?;
+    fs::rename(&part, &path).map_err(io(&path))
+}

@@ -1,0 +1,121 @@
+//! Models through the driver's real caller, on a stand-in for the driver: the tests of this folder
+//! again, and what only a driver can do to them.
+
+mod failures;
+mod machines;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use octavo_kernels::KvType;
+use octavo_kernels::cuda::Gpu;
+
+use super::machine::kept;
+use super::on_standin::{Driver, run};
+use super::{Sequences, limits, prepare, small, text};
+use octavo_engine::backend::Role;
+
+/// A stand-in, if there are the compilers that it takes.
+fn driver() -> Option<Driver> {
+    Driver::new(env!("CARGO_TARGET_TMPDIR"))
+}
+
+/// The program, on the stand-in.
+fn octavo(driver: &Driver, settings: &str) -> Command {
+    driver.command(Path::new(env!("CARGO_BIN_EXE_octavo")), settings)
+}
+
+/// Opens a GPU, with the code that other tests left.
+fn gpu(ordinal: usize) -> Gpu {
+    Gpu::open(ordinal, Some(cache())).expect("a stand-in")
+}
+
+fn cache() -> octavo_kernels::cuda::Cache {
+    let dir: PathBuf = kept(env!("CARGO_TARGET_TMPDIR")).join("cubins");
+    octavo_kernels::cuda::Cache::new(dir)
+}
+
+/// Goldens, devices that share a model, captures, pages, neighbours: whenever work runs.
+#[test]
+fn models_run_through_the_driver() {
+    let Some(driver) = driver() else { return };
+    let runs = [
+        (
+            "late",
+            &["cuda::goldens::the_committed", "cuda::engine"][..],
+        ),
+        ("random:3", &["cuda::steps", "cuda::two_devices"]),
+    ];
+    std::thread::scope(|scope| {
+        for (execute, tests) in runs {
+            let driver = &driver;
+            scope.spawn(move || {
+                let arguments = [tests, &["--test-threads", "1"]].concat();
+                let ended = driver.tests(&arguments, &format!("execute={execute}"));
+                let text = ended.text(&tests.join(", "));
+                assert!(text.contains(" 0 failed; 0 ignored"), "{text}");
+                let passed = text.matches(" ... ok").count();
+                assert!(passed >= 3, "{text}");
+                println!("{}: {passed} tests, work runs {execute}", tests.join(", "));
+            });
+        }
+    });
+}
+
+/// Tokens of the long generation.
+const TOKENS: usize = 1000;
+
+#[test]
+fn a_thousand_tokens_are_the_same_captured_and_not() {
+    let Some(driver) = driver() else { return };
+    let ended = driver.inside("cuda::standin::long_generation", "execute=late");
+    let text = ended.text("a long generation");
+    assert!(text.contains("1000 tokens, all alike"), "{text}");
+}
+
+#[test]
+#[ignore = "runs on the stand-in"]
+fn long_generation() {
+    let model = small("llama");
+    let limits = || limits(1, 1, TOKENS);
+    let mut plain = prepare(gpu(0), &model, KvType::F16, limits(), false);
+    let mut captured = prepare(gpu(0), &model, KvType::F16, limits(), true);
+    let (mut one, mut other) = (Sequences::new(1, TOKENS), Sequences::new(1, TOKENS));
+    for (i, token) in text(TOKENS).into_iter().enumerate() {
+        let expected = one.run(&mut plain, Role::Generated, &[&[token]]);
+        let got = other.run(&mut captured, Role::Generated, &[&[token]]);
+        assert!(got == expected, "token {i}");
+    }
+    println!("{TOKENS} tokens, all alike");
+}
+
+/// Two GPUs of one process, each with its own context and its own thread.
+#[test]
+fn two_gpus_do_not_meet() {
+    let Some(driver) = driver() else { return };
+    let ended = driver.inside("cuda::standin::on_two_gpus", "devices=2 execute=random:5");
+    let text = ended.text("two GPUs");
+    assert!(text.contains("both alike"), "{text}");
+}
+
+#[test]
+#[ignore = "runs on the stand-in"]
+fn on_two_gpus() {
+    let model = small("qwen3");
+    let generate = |gpu: Gpu| {
+        let mut cuda = prepare(gpu, &model, KvType::F16, limits(9, 1, 32), true);
+        let mut sequence = Sequences::new(1, 32);
+        let mut all = sequence.run(&mut cuda, Role::Prompt, &[&text(9)]);
+        for token in text(12) {
+            all.extend(sequence.run(&mut cuda, Role::Generated, &[&[token]]));
+        }
+        all
+    };
+    let (first, second) = (gpu(0), gpu(1));
+    let (first, second) = std::thread::scope(|scope| {
+        let other = scope.spawn(|| generate(second));
+        (generate(first), other.join().expect("it runs"))
+    });
+    assert!(first == second);
+    println!("both alike");
+}
