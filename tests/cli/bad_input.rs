@@ -37,7 +37,7 @@ fn mistakes_in_the_arguments_exit_with_2() {
         (&["run", "-p", "x", "-n", "-7"], "-n"),
         (&["run", "-p", "x", "-t", "0"], "-t"),
         (&["run", "-p", "x", "--isa", "mmx"], "mmx"),
-        (&["run", "-p", "x", "--kv-type", "q4_0"], "q4_0"),
+        (&["run", "-p", "x", "--kv-type", "q5_1"], "q5_1"),
         (&["run", "-p", "x", "--prompt-bits", "4"], "8 or 16"),
         (&["run", "-p", "x", "-ctk", "f32"], "-ctv"),
         (&["run", "-p", "x", "-ctk", "f32", "-ctv", "f16"], "f16"),
