@@ -5,7 +5,7 @@ mod codes;
 
 use crate::memory::{Memory, NoMemory, Size};
 use crate::state::{StateStore, States};
-use codes::{q4_0, q8_0};
+use codes::{Encode, q4_0, q8_0};
 use memmap2::MmapRaw;
 use std::fmt;
 use std::str::FromStr;
@@ -88,7 +88,8 @@ impl KvType {
         }
     }
 
-    fn name(self) -> &'static str {
+    /// As people and files write it.
+    pub fn name(self) -> &'static str {
         match self {
             KvType::F16 => "f16",
             KvType::F32 => "f32",
@@ -96,6 +97,12 @@ impl KvType {
             KvType::Q8_0 => "q8_0",
             KvType::Q4_0 => "q4_0",
         }
+    }
+
+    /// The names of all, for people.
+    pub fn names() -> String {
+        let [others @ .., last] = KvType::ALL.map(KvType::name);
+        format!("{} or {last}", others.join(", "))
     }
 }
 
@@ -110,7 +117,7 @@ impl FromStr for KvType {
 
     fn from_str(s: &str) -> Result<Self, String> {
         let known = KvType::ALL.into_iter().find(|ty| ty.name() == s);
-        known.ok_or_else(|| format!("KV type {s}: unknown; expected f16, f32, bf16, q8_0 or q4_0"))
+        known.ok_or_else(|| format!("KV type {s}: unknown; expected {}", KvType::names()))
     }
 }
 
@@ -419,13 +426,7 @@ impl GroupPages {
     ///
     /// # Safety
     /// As [`GroupPages::write`], whose asserts hold.
-    unsafe fn write_codes(
-        &self,
-        of: usize,
-        slot: usize,
-        (k, v): (&[f32], &[f32]),
-        encode: fn(&[f32], &mut [u8; SCALE_GROUP]) -> u16,
-    ) {
+    unsafe fn write_codes(&self, of: usize, slot: usize, (k, v): (&[f32], &[f32]), encode: Encode) {
         let bytes = self.shape.ty.group_bytes().expect("a type of codes");
         let groups = self.shape.head_dim / SCALE_GROUP;
         let part = of * self.shape.head_bytes();

@@ -100,7 +100,7 @@ pub(super) struct BenchArgs {
     #[arg(long, value_name = "ISA", default_value = "auto")]
     #[arg(value_parser = values::isa(), hide_possible_values = true)]
     isa: IsaChoice,
-    /// Type of the KV cache: f16, f32, bf16, q8_0 or q4_0
+    #[arg(help = values::kv_type_help())]
     #[arg(
         long,
         value_name = "TYPE",

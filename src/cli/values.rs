@@ -65,7 +65,12 @@ pub(super) fn isa_help() -> String {
 
 /// A type of the KV cache.
 pub(super) fn kv_type() -> Named<KvType> {
-    Named::new(|| vec!["f16", "f32", "bf16", "q8_0", "q4_0"], str::parse)
+    Named::new(|| KvType::ALL.map(KvType::name).to_vec(), str::parse)
+}
+
+/// What `--kv-type` says of itself.
+pub(super) fn kv_type_help() -> String {
+    format!("Type of the KV cache: {}", KvType::names())
 }
 
 /// Bits of prompts.

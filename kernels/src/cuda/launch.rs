@@ -488,12 +488,7 @@ pub fn kernel_names(ty: TensorType) -> String {
     }
 }
 
-fn kv_name(kv: KvType) -> &'static str {
-    match kv {
-        KvType::F16 => "F16",
-        KvType::F32 => "F32",
-        KvType::Bf16 => "BF16",
-        KvType::Q8_0 => "Q8_0",
-        KvType::Q4_0 => "Q4_0",
-    }
+/// A type as the names of kernels have it.
+fn kv_name(kv: KvType) -> String {
+    kv.name().to_ascii_uppercase()
 }

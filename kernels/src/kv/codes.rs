@@ -2,6 +2,9 @@
 
 use super::SCALE_GROUP;
 
+/// Makes codes of values, and gives their scale in f16.
+pub(super) type Encode = fn(&[f32], &mut [u8; SCALE_GROUP]) -> u16;
+
 /// ggml's Q8_0: an f16 scale, 127 of which are the largest value, and codes. What is not finite
 /// makes the scale so.
 pub(super) fn q8_0(x: &[f32], codes: &mut [u8; SCALE_GROUP]) -> u16 {
@@ -43,7 +46,6 @@ pub(super) fn q4_0(x: &[f32], codes: &mut [u8; SCALE_GROUP]) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::KvType;
     use octavo_quant::TensorType;
 
     #[test]
@@ -56,19 +58,13 @@ mod tests {
         for round in 0..200 {
             let scale = [1.0, 1e-4, 300.0, 0.0][round % 4];
             let x: Vec<f32> = (0..SCALE_GROUP).map(|_| scale * random()).collect();
-            let types = [
-                (TensorType::Q8_0, KvType::Q8_0),
-                (TensorType::Q4_0, KvType::Q4_0),
-            ];
-            for (of_weights, ty) in types {
+            let types: [(TensorType, Encode); 2] =
+                [(TensorType::Q8_0, q8_0), (TensorType::Q4_0, q4_0)];
+            for (ty, encode) in types {
                 let mut expected = Vec::new();
-                octavo_quant::quantize(of_weights, &x, SCALE_GROUP, None, &mut expected)
-                    .expect("a block");
+                octavo_quant::quantize(ty, &x, SCALE_GROUP, None, &mut expected).expect("a block");
                 let mut codes = [0; SCALE_GROUP];
-                let scale = match ty {
-                    KvType::Q8_0 => q8_0(&x, &mut codes),
-                    _ => q4_0(&x, &mut codes),
-                };
+                let scale = encode(&x, &mut codes);
                 let mut got = scale.to_le_bytes().to_vec();
                 got.extend(&codes[..expected.len() - 2]);
                 assert_eq!(got, expected, "{ty}, round {round}: {x:?}");
@@ -81,7 +77,7 @@ mod tests {
         for wrong in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut x = [0.5; SCALE_GROUP];
             x[9] = wrong;
-            for encode in [q8_0, q4_0] {
+            for encode in [q8_0 as Encode, q4_0] {
                 let scale = encode(&x, &mut [0; SCALE_GROUP]);
                 assert!(half::f16::from_bits(scale).is_nan(), "{wrong}");
             }

@@ -56,7 +56,7 @@ pub(super) struct ComputeArgs {
     #[arg(long, value_name = "ISA", default_value = "auto")]
     #[arg(value_parser = values::isa(), hide_possible_values = true)]
     pub(super) isa: IsaChoice,
-    /// Type of the KV cache: f16, f32, bf16, q8_0 or q4_0 [default: f16]
+    #[arg(help = format!("{} [default: f16]", values::kv_type_help()))]
     #[arg(long, value_name = "TYPE", value_parser = values::kv_type(), hide_possible_values = true)]
     #[arg(conflicts_with_all = ["cache_type_k", "cache_type_v"])]
     kv_type: Option<KvType>,
