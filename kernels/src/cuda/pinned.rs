@@ -98,9 +98,9 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         if bind_in_the_end(&self.context) {
-            // an error cannot be told to anybody any more SAFETY: allocated by `new`, freed once.
-            // No copy is under way: `Staged` waits for its own before this is dropped, and
-            // downloads end before they return.
+            // SAFETY: allocated by `new`, freed once. No copy is under way: `Staged` waits for its
+            // own before this is dropped, and downloads end before they return. An error cannot be
+            // told to anybody any more.
             let _ = unsafe { result::free_host(self.at.as_ptr().cast::<c_void>()) };
         }
     }
