@@ -64,7 +64,7 @@ pub struct EngineOptions {
     /// On a GPU, how many of the last layers run there, the output with them; all that there are
     /// unless given.
     pub gpu_layers: Option<usize>,
-    /// Threads; [`default_threads`] unless given. More than the CPUs run as well, but slower.
+    /// Threads; [`crate::default_threads`] unless given. More than the CPUs run as well, but slower.
     pub threads: Option<usize>,
     /// The threads of another engine ([`Engine::pool`]), which the two then use in turn, in place
     /// of new ones.

@@ -44,7 +44,8 @@ pub struct Sequence<'a> {
 pub struct GivenRows<'a> {
     /// The first of the tokens, counted from the sequence's first of the step.
     pub first: usize,
-    /// `[tokens][Program::given]`: the embedding, and behind it what [`Op::AddGiven`] adds.
+    /// `[tokens][Program::given]`: the embedding, and behind it what [`crate::Op::AddGiven`]
+    /// adds.
     pub rows: &'a [f32],
 }
 

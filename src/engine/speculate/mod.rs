@@ -2,8 +2,8 @@
 //! as generated rows of one text, and kept as far as they are what is chosen there: weights are
 //! read once for several tokens. No bit of a text depends on it, only how long it takes.
 //!
-//! A guess comes of the text itself ([`lookup`]) or of a smaller model ([`draft`]), and is as long
-//! as it is worth ([`pace`]).
+//! A guess comes of the text itself (`lookup`) or of a smaller model (`draft`), and is as long as
+//! it is worth (`pace`).
 
 mod draft;
 mod lookup;
