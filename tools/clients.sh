@@ -31,6 +31,7 @@ trap 'kill "$server" 2>/dev/null; rm -f "$log"' EXIT
 
 # begins a server with these options; its address is in $url
 begin() {
+  : >"$log" # the address of the one before would be taken for this one's
   "$octavo" serve --port 0 "$@" 2>"$log" &
   server=$!
   url=
