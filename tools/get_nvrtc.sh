@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # get_nvrtc.sh DIR: fetches NVIDIA's run-time compiler from PyPI, the oldest and the newest version that the kernels are
-# promised to compile with, into DIR/12.9 and DIR/13.0, and checks the hashes. 180 MB, for x86-64 Linux; no GPU and no
-# driver is needed to compile.
+# promised to compile with, into DIR/12.9 and DIR/13.0, and a disassembler of what comes out into DIR/13.5, and checks
+# the hashes. 185 MB, for x86-64 Linux; no GPU and no driver is needed to compile.
 set -euo pipefail
 dir=${1:?usage: get_nvrtc.sh DIR}
 [[ $(uname -sm) == "Linux x86_64" ]] || { echo "$(uname -sm): expected Linux x86_64" >&2; exit 1; }
@@ -23,3 +23,7 @@ fetch 12.9 nvidia-cuda-nvrtc-cu12==12.9.86 \
 fetch 13.0 nvidia-cuda-nvrtc==13.0.88 \
   nvidia_cuda_nvrtc-13.0.88-py3-none-manylinux2010_x86_64.manylinux_2_12_x86_64.whl \
   ad9b6d2ead2435f11cbb6868809d2adeeee302e9bb94bcf0539c7a40d80e8575
+fetch 13.5 nvidia-cuda-nvdisasm==13.5.37 \
+  nvidia_cuda_nvdisasm-13.5.37-py3-none-manylinux2014_x86_64.manylinux_2_17_x86_64.whl \
+  d3fdbdd49fa53e2e4aacd3db8259d052bd2b049ececdcb69e92e083c6728e7ca
+chmod +x "$dir"/13.5/nvidia/cu13/bin/nvdisasm

@@ -99,6 +99,12 @@ DEVICE void gemm(const GemmParams& p) {
     // this warp's part
     const u32 t0 = warp / along * (16 * t_tiles), r0 = warp % along * (16 * r_tiles);
     const u32 stride = (p.w.units + 1) / 2 * SLICE;
+    // Nothing is there for much of a tile when a prompt is short. Products do not start before a
+    // branch that they are behind is decided, so it is asked as seldom as registers allow: once a
+    // slice in small tiles; in large ones, of which two blocks leave 128 registers, for two of a
+    // warp's four.
+    const auto is_there = [&](u32 i) { return first_token + t0 + 16 * i < p.tokens; };
+    constexpr bool by_slice = t_tiles <= 2;
 
     // what this thread brings: one unit of weights, some pieces of tokens
     const u32 weight_row = threadIdx.x / 2, weight_unit = threadIdx.x % 2;
@@ -126,20 +132,24 @@ DEVICE void gemm(const GemmParams& p) {
         }
         __syncthreads();
         if (unit + 2 < p.w.units) load(unit + 2);
+        if (!by_slice || is_there(0)) {
 #pragma unroll
-        for (u32 k = 0; k < SLICE; k += 16) {
-            u32 b[r_tiles][4];
+            for (u32 k = 0; k < SLICE; k += 16) {
+                u32 b[r_tiles][4];
 #pragma unroll
-            for (u32 j = 0; j < r_tiles; ++j)
-                load_matrices(b[j], &weights[r0 + 16 * j + lane / 16 * 8 + lane % 8][k + lane / 8 % 2 * 8]);
+                for (u32 j = 0; j < r_tiles; ++j)
+                    load_matrices(b[j], &weights[r0 + 16 * j + lane / 16 * 8 + lane % 8][k + lane / 8 % 2 * 8]);
+                bool there = true;
 #pragma unroll
-            for (u32 i = 0; i < t_tiles; ++i) {
-                // nothing is there for most of a tile when a prompt is short
-                if (first_token + t0 + 16 * i >= p.tokens) continue;
-                u32 a[4];
-                load_matrices(a, &tokens[t0 + 16 * i + lane % 16][k + lane / 16 * 8]);
+                for (u32 i = 0; i < t_tiles; ++i) {
+                    if (!by_slice && i % 2 == 0) there = is_there(i);
+                    if (!there) continue;
+                    u32 a[4];
+                    load_matrices(a, &tokens[t0 + 16 * i + lane % 16][k + lane / 16 * 8]);
 #pragma unroll
-                for (u32 j = 0; j < 2 * r_tiles; ++j) mma_f16(acc[i][j], a, b[j / 2][2 * (j % 2)], b[j / 2][2 * (j % 2) + 1]);
+                    for (u32 j = 0; j < 2 * r_tiles; ++j)
+                        mma_f16(acc[i][j], a, b[j / 2][2 * (j % 2)], b[j / 2][2 * (j % 2) + 1]);
+                }
             }
         }
         __syncthreads();

@@ -70,7 +70,11 @@ pub(super) fn kv_type() -> Named<KvType> {
 
 /// What `--kv-type` says of itself.
 pub(super) fn kv_type_help() -> String {
-    format!("Type of the KV cache: {}", KvType::names())
+    format!(
+        "Type of the KV cache: {}; q8_0 costs little accuracy (mean KL divergence 0.0009 with \
+         SmolLM2 135M), q4_0 much (0.2)",
+        KvType::names()
+    )
 }
 
 /// Bits of prompts.

@@ -1,7 +1,7 @@
 //! NVRTC, NVIDIA's compiler as a library: found, opened and called when there is a kernel to build,
 //! never before.
 //!
-//! Our own binding of ten functions, and not cudarc's, because NVRTC lies in many places (a
+//! Our own binding of twelve functions, and not cudarc's, because NVRTC lies in many places (a
 //! toolkit, a wheel of a Python environment, beside the program) of which cudarc looks in none, and
 //! because cubins are wanted: code for the very device, which no driver has to translate or can be
 //! too old for.
@@ -38,6 +38,8 @@ struct Functions {
     log: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
     cubin_size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
     cubin: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
+    ptx_size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
+    ptx: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
 }
 
 /// Oldest major version that the kernels are compiled with in tests.
@@ -61,6 +63,9 @@ static FOUND: Mutex<Vec<((i32, i32), &'static Nvrtc)>> = Mutex::new(Vec::new());
 pub struct Compiled {
     /// Code for one architecture.
     pub cubin: Vec<u8>,
+    /// The assembler text that it was made of, in which a test can see what the compiler did with
+    /// the source.
+    pub ptx: String,
     /// What the compiler said: warnings, and what registers each kernel takes.
     pub log: String,
 }
@@ -104,6 +109,8 @@ impl Nvrtc {
                 log: symbol!("nvrtcGetProgramLog"),
                 cubin_size: symbol!("nvrtcGetCUBINSize"),
                 cubin: symbol!("nvrtcGetCUBIN"),
+                ptx_size: symbol!("nvrtcGetPTXSize"),
+                ptx: symbol!("nvrtcGetPTX"),
             };
             let version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int =
                 symbol!("nvrtcVersion");
@@ -270,10 +277,7 @@ impl Nvrtc {
                 option_pointers.as_ptr(),
             )
         };
-        let log = program.text(f.log_size, f.log).unwrap_or_default();
-        let log = CStr::from_bytes_until_nul(&log)
-            .map(|s| s.to_string_lossy().into_owned())
-            .unwrap_or_default();
+        let log = program.string(f.log_size, f.log);
         if code != 0 {
             return Err(if log.is_empty() {
                 format!("nvrtcCompileProgram: error {code}")
@@ -286,6 +290,7 @@ impl Nvrtc {
             .filter(|c| !c.is_empty());
         Ok(Compiled {
             cubin: cubin.ok_or("no code came out")?,
+            ptx: program.string(f.ptx_size, f.ptx),
             log,
         })
     }
@@ -298,6 +303,18 @@ struct Owned {
 }
 
 impl Owned {
+    /// A text that ends in zero; empty if there is none.
+    fn string(
+        &self,
+        size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
+        text: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
+    ) -> String {
+        let bytes = self.text(size, text).unwrap_or_default();
+        CStr::from_bytes_until_nul(&bytes)
+            .map(|s| s.to_string_lossy().into_owned())
+            .unwrap_or_default()
+    }
+
     /// What a pair of functions of size and contents gives.
     fn text(
         &self,

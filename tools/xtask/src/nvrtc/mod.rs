@@ -1,6 +1,9 @@
 //! `cargo xtask nvrtc`: compiles every CUDA kernel for every architecture, with the oldest and the
 //! newest compiler.
 
+mod ptx;
+mod sass;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,14 +18,15 @@ use octavo_kernels::cuda::nvrtc::Nvrtc;
 
 /// Compile every CUDA kernel with two versions of NVRTC, for every architecture; no GPU needed
 ///
-/// Fails on warnings, and on kernels that need more registers than there are. Fetches the compilers
-/// from PyPI the first time (180 MB).
+/// Fails on warnings, on kernels that need more registers than there are, and on assembler text
+/// with other matrix products or read-only loads than the sources ask for. Fetches the compilers
+/// from PyPI the first time (185 MB).
 #[derive(Debug, Args)]
 pub(crate) struct NvrtcArgs {
     /// Where the compilers are kept
     #[arg(long, value_name = "DIR", default_value = "target/nvrtc")]
     dir: PathBuf,
-    /// List every kernel's registers
+    /// List every kernel's registers, and what its machine code does between two branches
     #[arg(long)]
     list: bool,
     /// Only what has all of these words in its name, such as "13.0 sm_90 gemv.cu Q4_K"
@@ -32,7 +36,8 @@ pub(crate) struct NvrtcArgs {
 
 impl NvrtcArgs {
     fn wants(&self, (compiler, module, arch): Job) -> bool {
-        let name = format!("{} {arch} {module}", VERSIONS[compiler].0).replace([' ', '='], "  ");
+        let name =
+            format!("{} {arch} {module}", COMPILERS[compiler].name).replace([' ', '='], "  ");
         let has = |word: &str| name.split_whitespace().any(|part| part == word);
         self.only
             .as_deref()
@@ -40,12 +45,33 @@ impl NvrtcArgs {
     }
 }
 
-/// Ampere, its small sibling of the Orin boards, Hopper, and Hopper with what only Hopper has.
-const ARCHITECTURES: [&str; 4] = ["sm_80", "sm_87", "sm_90", "sm_90a"];
-/// As `tools/get_nvrtc.sh` names them, and what must be inside.
-const VERSIONS: [(&str, &str, (i32, i32)); 2] = [
-    ("12.9", "nvidia/cuda_nvrtc/lib/libnvrtc.so.12", (12, 9)),
-    ("13.0", "nvidia/cu13/lib/libnvrtc.so.13", (13, 0)),
+/// A compiler as `tools/get_nvrtc.sh` names it, and what must be inside.
+struct Compiler {
+    name: &'static str,
+    library: &'static str,
+    version: (i32, i32),
+    /// What it compiles for: both versions for Hopper, and every other architecture once.
+    architectures: &'static [&'static str],
+    /// For which of them the machine code is looked at, too.
+    looked_at: &'static str,
+}
+
+/// Ampere and Hopper; the small Ampere of the Orin boards, and Blackwell as people have it.
+const COMPILERS: [Compiler; 2] = [
+    Compiler {
+        name: "12.9",
+        library: "nvidia/cuda_nvrtc/lib/libnvrtc.so.12",
+        version: (12, 9),
+        architectures: &["sm_80", "sm_90"],
+        looked_at: "sm_80",
+    },
+    Compiler {
+        name: "13.0",
+        library: "nvidia/cu13/lib/libnvrtc.so.13",
+        version: (13, 0),
+        architectures: &["sm_87", "sm_90", "sm_120"],
+        looked_at: "sm_90",
+    },
 ];
 
 /// What one kernel takes.
@@ -55,16 +81,21 @@ struct Usage {
     registers: u32,
     /// Bytes in memory of what should be in registers.
     local: u32,
+    /// Where it was looked at.
+    code: Option<sass::Code>,
 }
+
+/// NVIDIA's disassembler, as `tools/get_nvrtc.sh` brings it.
+const NVDISASM: &str = "13.5/nvidia/cu13/bin/nvdisasm";
 
 /// One compilation: which compiler (by place), what, for whom.
 type Job = (usize, Module, &'static str);
 
 pub(crate) fn run(args: &NvrtcArgs) -> Result<(), String> {
     crate::must(Command::new("tools/get_nvrtc.sh").arg(&args.dir))?;
-    let compilers = VERSIONS
+    let compilers = COMPILERS
         .iter()
-        .map(|v| open(&args.dir, v))
+        .map(|compiler| open(&args.dir, compiler))
         .collect::<Result<Vec<_>, _>>()?;
     let jobs = wanted(args);
     if jobs.is_empty() {
@@ -74,7 +105,7 @@ pub(crate) fn run(args: &NvrtcArgs) -> Result<(), String> {
         ));
     }
     let started = Instant::now();
-    let results = compile_all(&compilers, &jobs);
+    let results = compile_all(&compilers, &jobs, &args.dir.join(NVDISASM));
     let mut wrong: Vec<String> = Vec::new();
     let mut lanes: BTreeMap<(usize, &str), (usize, u32, usize)> = BTreeMap::new();
     let mut all: Vec<(usize, &str, Usage)> = Vec::new();
@@ -101,7 +132,7 @@ pub(crate) fn run(args: &NvrtcArgs) -> Result<(), String> {
         print_registers(&mut all);
     }
     for ((compiler, arch), (kernels, registers, bytes)) in &lanes {
-        let (version, kib) = (VERSIONS[*compiler].0, bytes >> 10);
+        let (version, kib) = (COMPILERS[*compiler].name, bytes >> 10);
         println!(
             "NVRTC {version} {arch}: {kernels} kernels, at most {registers} registers, no spills, \
              {kib} KiB of code"
@@ -128,8 +159,8 @@ pub(crate) fn run(args: &NvrtcArgs) -> Result<(), String> {
 /// Every module for every compiler and architecture that `--only` leaves.
 fn wanted(args: &NvrtcArgs) -> Vec<Job> {
     let mut jobs: Vec<Job> = Vec::new();
-    for compiler in 0..VERSIONS.len() {
-        for arch in ARCHITECTURES {
+    for (compiler, which) in COMPILERS.iter().enumerate() {
+        for &arch in which.architectures {
             jobs.extend(
                 Module::all()
                     .into_iter()
@@ -145,13 +176,13 @@ fn wanted(args: &NvrtcArgs) -> Vec<Job> {
 type Compiled = Result<(Vec<Usage>, usize), String>;
 
 /// Compiles with a thread for each CPU; results come in the order in which they end.
-fn compile_all(compilers: &[Nvrtc], jobs: &[Job]) -> Vec<(Job, Compiled)> {
+fn compile_all(compilers: &[Nvrtc], jobs: &[Job], nvdisasm: &Path) -> Vec<(Job, Compiled)> {
     let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     thread::scope(|scope| {
         for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
             scope.spawn(|| {
                 while let Some(&job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let result = compile(&compilers[job.0], job);
+                    let result = compile(&compilers[job.0], job, nvdisasm);
                     results
                         .lock()
                         .expect("no panic under the lock")
@@ -166,27 +197,35 @@ fn compile_all(compilers: &[Nvrtc], jobs: &[Job]) -> Vec<(Job, Compiled)> {
 fn print_registers(all: &mut [(usize, &str, Usage)]) {
     all.sort_by(|a, b| (a.0, a.1, &a.2.kernel).cmp(&(b.0, b.1, &b.2.kernel)));
     for (compiler, arch, usage) in all {
+        let looked_at = usage.code.as_ref().map_or_else(String::new, |code| {
+            format!(
+                ", {} matrix products ({} between branches), {} reads between branches",
+                code.mma, code.mma_run, code.loads_run
+            )
+        });
         println!(
-            "{} {arch} {}: {} registers",
-            VERSIONS[*compiler].0, usage.kernel, usage.registers
+            "{} {arch} {}: {} registers{looked_at}",
+            COMPILERS[*compiler].name, usage.kernel, usage.registers
         );
     }
 }
 
-fn open(dir: &Path, (name, library, version): &(&str, &str, (i32, i32))) -> Result<Nvrtc, String> {
-    let nvrtc = Nvrtc::open(&dir.join(name).join(library)).map_err(|error| error.to_string())?;
-    match nvrtc.version() == *version {
+fn open(dir: &Path, wanted: &Compiler) -> Result<Nvrtc, String> {
+    let path = dir.join(wanted.name).join(wanted.library);
+    let nvrtc = Nvrtc::open(&path).map_err(|error| error.to_string())?;
+    match nvrtc.version() == wanted.version {
         true => Ok(nvrtc),
         false => Err(format!(
-            "{}: expected version {version:?}, got {:?}",
+            "{}: expected version {:?}, got {:?}",
             nvrtc.path().display(),
+            wanted.version,
             nvrtc.version()
         )),
     }
 }
 
 /// What every kernel takes, and how large the code is; an error for anything that is not clean.
-fn compile(nvrtc: &Nvrtc, (_, module, arch): Job) -> Result<(Vec<Usage>, usize), String> {
+fn compile(nvrtc: &Nvrtc, (compiler, module, arch): Job, nvdisasm: &Path) -> Compiled {
     let compiled = nvrtc
         .compile(module, arch)
         .map_err(|error| error.to_string())?;
@@ -195,7 +234,7 @@ fn compile(nvrtc: &Nvrtc, (_, module, arch): Job) -> Result<(Vec<Usage>, usize),
     if let Some(line) = compiled.log.lines().find(|line| line.contains("warning")) {
         return Err(named(line.trim().to_owned()));
     }
-    let usages = usages(&compiled.log);
+    let mut usages = usages(&compiled.log);
     if usages.is_empty() {
         return Err(named(
             "the compiler did not say what registers it used".to_owned(),
@@ -212,6 +251,26 @@ fn compile(nvrtc: &Nvrtc, (_, module, arch): Job) -> Result<(Vec<Usage>, usize),
             local.join(", ")
         )));
     }
+    let faults = ptx::faults(&compiled.ptx);
+    if !faults.is_empty() {
+        return Err(named(faults.join("; ")));
+    }
+    if COMPILERS[compiler].looked_at == arch {
+        let codes = sass::disassemble(nvdisasm, &compiled.cubin).map_err(&named)?;
+        let faults: Vec<String> = codes.iter().filter_map(sass::fault).collect();
+        if !faults.is_empty() {
+            return Err(named(faults.join("; ")));
+        }
+        for usage in &mut usages {
+            usage.code = codes
+                .iter()
+                .find(|code| code.kernel == usage.kernel)
+                .cloned();
+            if usage.code.is_none() {
+                return Err(named(format!("{} was not disassembled", usage.kernel)));
+            }
+        }
+    }
     Ok((usages, compiled.cubin.len()))
 }
 
@@ -226,6 +285,7 @@ fn usages(log: &str) -> Vec<Usage> {
                 kernel,
                 registers: 0,
                 local: 0,
+                code: None,
             });
         }
         let Some(usage) = all.last_mut() else {
@@ -270,6 +330,7 @@ ptxas info    : Used 255 registers, used 1 barriers, 424 bytes cmem[0]";
             kernel: kernel.to_owned(),
             registers,
             local,
+            code: None,
         };
         assert_eq!(
             usages(log),

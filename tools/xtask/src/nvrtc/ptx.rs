@@ -1,0 +1,148 @@
+//! What must be true of the assembler text that a kernel becomes, whatever a later change does to
+//! its source: matrix units used where they are meant to be, nothing in local memory, and loads
+//! past the coherent caches only of what no kernel writes.
+
+/// Facts of one kernel's text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Text {
+    pub(super) kernel: String,
+    /// Products on a matrix unit.
+    pub(super) mma: usize,
+    /// Loads by the read-only path that do not pass the first cache by: all that our sources ask
+    /// for do, so that one without is the compiler's own idea that something is never written.
+    pub(super) odd_loads: usize,
+    /// Declarations of local memory.
+    pub(super) local: usize,
+}
+
+/// The kernels of a module, in the text's order.
+pub(super) fn texts(ptx: &str) -> Vec<Text> {
+    let mut all: Vec<Text> = Vec::new();
+    for line in ptx.lines().map(str::trim_start) {
+        if let Some((_, name)) = line.split_once(".entry ") {
+            all.push(Text {
+                kernel: name.split('(').next().unwrap_or_default().to_owned(),
+                ..Text::default()
+            });
+            continue;
+        }
+        let Some(text) = all.last_mut() else {
+            continue;
+        };
+        // an instruction may stand behind a predicate
+        let instruction = match line.strip_prefix('@') {
+            Some(rest) => rest
+                .split_once(' ')
+                .map_or("", |(_, rest)| rest.trim_start()),
+            None => line,
+        };
+        text.mma += usize::from(instruction.starts_with("mma.sync"));
+        text.local += usize::from(instruction.starts_with(".local"));
+        let read_only = instruction.starts_with("ld.global.nc");
+        text.odd_loads += usize::from(read_only && !instruction.contains("L1::no_allocate"));
+    }
+    all
+}
+
+/// How many products on a matrix unit a kernel's text must have: as many as its loops, unrolled,
+/// call for. More would be work done twice, fewer a loop that was rolled up or products that were
+/// taken for equal.
+fn expected_mma(kernel: &str) -> usize {
+    match kernel {
+        // a warp's quarter of a tile by an eighth, or both by a half, over four pieces of a slice
+        _ if kernel.starts_with("gemm_") && kernel.ends_with("_64") => 16,
+        _ if kernel.starts_with("gemm_") && kernel.ends_with("_128") => 64,
+        // 64 keys: queries in two halves are one product for each 8 keys and 16 values of a head,
+        // twice; weights by values one for each 16 keys and 8 values
+        _ if kernel.starts_with("attend_prompt_") => {
+            let dim: Option<usize> = kernel.split('_').nth(2).and_then(|dim| dim.parse().ok());
+            dim.map_or(0, |dim| 2 * 8 * dim / 16 + 4 * dim / 8)
+        }
+        _ => 0,
+    }
+}
+
+/// Whether a kernel has the products that it must have.
+fn mma_fault(text: &Text) -> Option<String> {
+    let (kernel, got) = (&text.kernel, text.mma);
+    if kernel == "mma_peak" {
+        // eight sums, and four times as many in a loop that a compiler may unroll further
+        let whole = got >= 40 && (got - 8).is_multiple_of(32);
+        return (!whole).then(|| format!("{kernel}: expected 8 and 32 mma.sync, got {got}"));
+    }
+    let expected = expected_mma(kernel);
+    (got != expected).then(|| format!("{kernel}: expected {expected} mma.sync, got {got}"))
+}
+
+/// What is wrong with a module's text.
+pub(super) fn faults(ptx: &str) -> Vec<String> {
+    let mut faults = Vec::new();
+    for text in texts(ptx) {
+        let kernel = &text.kernel;
+        faults.extend(mma_fault(&text));
+        if text.odd_loads > 0 {
+            let n = text.odd_loads;
+            faults.push(format!(
+                "{kernel}: {n} read-only loads that no source asks for"
+            ));
+        }
+        if text.local > 0 {
+            faults.push(format!("{kernel}: local memory is declared"));
+        }
+    }
+    faults
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PTX: &str = "
+.visible .entry mma_peak(
+\t.param .align 8 .b8 mma_peak_param_0[32]
+)
+{
+\tld.global.nc.L1::no_allocate.v4.u32 {%r1,%r2,%r3,%r4}, [%rd1];
+\t@%p1 mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f1,%f2,%f3,%f4}, {%r1};
+}
+.visible .entry rows(
+)
+{
+\t.local .align 16 .b8 __local_depot0[64];
+\t@!%p2 ld.global.nc.f32 %f1, [%rd1];
+}
+";
+
+    #[test]
+    fn each_kernel_has_its_own_count() {
+        let [peak, rows] = texts(PTX).try_into().expect("two kernels");
+        assert_eq!(
+            (peak.kernel.as_str(), peak.mma, peak.local, peak.odd_loads),
+            ("mma_peak", 1, 0, 0)
+        );
+        assert_eq!(
+            (rows.kernel.as_str(), rows.mma, rows.local, rows.odd_loads),
+            ("rows", 0, 1, 1)
+        );
+    }
+
+    #[test]
+    fn every_fault_is_named() {
+        let faults = faults(PTX);
+        assert_eq!(
+            faults,
+            [
+                "mma_peak: expected 8 and 32 mma.sync, got 1",
+                "rows: 1 read-only loads that no source asks for",
+                "rows: local memory is declared",
+            ]
+        );
+    }
+
+    #[test]
+    fn prompts_need_half_as_much_again_as_a_head_is_wide() {
+        assert_eq!(expected_mma("attend_prompt_128_F16"), 192);
+        assert_eq!(expected_mma("attend_F16_128_4"), 0);
+        assert_eq!(expected_mma("gemm_Q4_K_128"), 64);
+    }
+}
