@@ -378,7 +378,8 @@ fn only_products(program: &Program, slot: Slot, from: usize) -> Option<Vec<usize
             | Op::Normalize { .. }
             | Op::ScaleRows { .. }
             | Op::ExpertBias { .. }
-            | Op::ExpertSum { .. } => {}
+            | Op::ExpertSum { .. }
+            | Op::AllGather { .. } => {}
         }
         if instruction.out == Some(slot) {
             return Some(readers).filter(|readers| !readers.is_empty());

@@ -32,6 +32,7 @@ mod portable;
 pub mod probe;
 mod program;
 mod prompt_bits;
+mod ranks;
 mod rope;
 mod simd;
 mod stamp;
@@ -60,4 +61,5 @@ pub use program::{
     StateWrite, Step,
 };
 pub use prompt_bits::PromptBits;
+pub use ranks::{Collective, Cut, Threads, gather_rows};
 pub use rope::{Pairing, Rope, Turns};

@@ -137,6 +137,8 @@ pub(crate) enum Resource {
     Pieces,
     /// Cosines and sines.
     Angles,
+    /// Parts of rows that ranks have handed each other.
+    Parts,
 }
 
 impl Resource {

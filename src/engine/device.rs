@@ -7,8 +7,9 @@ use gguf_rs_lite::Gguf;
 
 use crate::backend::cpu::{self, Cpu};
 use crate::backend::cuda::{self, Cuda, Limits};
+use crate::backend::ranks::{self, World};
 use crate::backend::{BATCH_OF_CPUS, BATCH_OF_GPUS, Executable, Loading, LoadingSink, split};
-use crate::{EngineOptions, Error};
+use crate::{EngineOptions, Error, ModelSource};
 use octavo_kernels::cuda::Gpu;
 use octavo_model::{Model, Network};
 
@@ -109,6 +110,34 @@ impl Placement {
         self.place(gguf, model, sink, |gpu, sink| {
             split::prepare(gpu, gguf, model, &self.how, sink)
         })
+    }
+
+    /// Prepares a model on several ranks.
+    pub(crate) fn prepare_shares(
+        &self,
+        world: &World,
+        wanted: (&ModelSource, &EngineOptions),
+        (gguf, model): (&Arc<Gguf>, &Model),
+        sink: &mut LoadingSink<'_>,
+    ) -> Result<Box<dyn Executable>, Error> {
+        let asked = match self.choice {
+            DeviceChoice::Cpu => false,
+            DeviceChoice::Auto { asked, .. } => asked || wanted.1.gpu_layers.is_some(),
+            DeviceChoice::Cuda(_) => true,
+        };
+        if asked {
+            let ranks = world.ranks();
+            return Err(Error::RanksOnGpu { ranks });
+        }
+        let (source, options) = wanted;
+        let wanted = ranks::Wanted {
+            source,
+            mmap: options.mmap,
+            positions: self.how.cuda.limits.positions,
+            threads: options.threads,
+            cpu: &self.how.cpu,
+        };
+        ranks::prepare(world, gguf, model, &wanted, sink)
     }
 
     /// On the chosen GPU as `on_gpu` does it, or else on the CPU.

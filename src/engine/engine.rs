@@ -10,6 +10,7 @@ use octavo_kernels::{IsaChoice, KvType, PAGE_POSITIONS, PromptBits, SharedPool};
 
 use crate::Error;
 use crate::backend::cuda::Limits;
+use crate::backend::ranks::World;
 use crate::backend::{Executable, LoadingSink, TapSink};
 use crate::demo::demo_model;
 use crate::device::{DeviceChoice, Placement, default_batch, threads};
@@ -69,6 +70,8 @@ pub struct EngineOptions {
     /// The threads of another engine ([`Engine::pool`]), which the two then use in turn, in place
     /// of new ones.
     pub pool: Option<SharedPool>,
+    /// The ranks that compute it together, if there are more than this; each has such threads.
+    pub world: Option<World>,
     /// Whose kernels.
     pub isa: IsaChoice,
     /// Element type of the KV cache.
@@ -103,6 +106,7 @@ impl Default for EngineOptions {
             gpu_layers: None,
             threads: None,
             pool: None,
+            world: None,
             isa: IsaChoice::Auto,
             kv_type: KvType::F16,
             prompt_bits: PromptBits::default(),
@@ -170,7 +174,13 @@ impl Engine {
         // before anything takes time
         options.isa.resolve()?;
         Engine::load_on(source, options, |gguf, model, limits| {
-            Placement::new(options, limits)?.prepare_model(gguf, model, sink)
+            let placement = Placement::new(options, limits)?;
+            match &options.world {
+                None => placement.prepare_model(gguf, model, sink),
+                Some(world) => {
+                    placement.prepare_shares(world, (source, options), (gguf, model), sink)
+                }
+            }
         })
     }
 
@@ -229,11 +239,7 @@ impl Engine {
             limits.rows = limits.rows.min(executable.batch());
             limits.wanted = limits.wanted.min(limits.rows);
         }
-        let memory = MemoryReport {
-            file: gguf.file_bytes(),
-            packed: executable.weight_bytes(),
-            kv: kv_bytes(&model.hparams, options.kv_type, n_pages * PAGE_POSITIONS),
-        };
+        let memory = memory(&gguf, &model, options, (&*executable, n_pages));
         let description = executable.describe();
         let pool = executable.pool();
         let groups = model.hparams.caches.iter();
@@ -431,6 +437,23 @@ impl Engine {
             .runtime
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a model takes on a device that has so many pages.
+fn memory(
+    gguf: &Gguf,
+    model: &Model,
+    options: &EngineOptions,
+    (executable, n_pages): (&dyn Executable, usize),
+) -> MemoryReport {
+    let world = options.world.as_ref();
+    let ranks = world.map_or(1, |world| world.ranks() as u64);
+    let positions = n_pages * PAGE_POSITIONS;
+    MemoryReport {
+        file: gguf.file_bytes(),
+        packed: executable.weight_bytes(),
+        kv: kv_bytes(&model.hparams, options.kv_type, positions) / ranks,
     }
 }
 

@@ -1,6 +1,23 @@
 //! Why something could not be done: one line each, with the file, key or tensor, what was expected
 //! and what was found.
 
+use std::fmt;
+
+/// Numbers to choose from, for a message.
+struct Choice<'a>(&'a [usize]);
+
+impl fmt::Display for Choice<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let numbers: Vec<String> = self.0.iter().map(usize::to_string).collect();
+        match &numbers[..] {
+            [others @ .., last] if !others.is_empty() => {
+                write!(f, "{} or {last}", others.join(", "))
+            }
+            _ => f.write_str(&numbers.join("")),
+        }
+    }
+}
+
 /// Any failure of the engine.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -129,6 +146,38 @@ pub enum Error {
         gpu_layers: usize,
         /// All layers.
         n_layer: usize,
+    },
+    /// More or other ranks than the key heads can be divided among.
+    #[error(
+        "{file}: {ranks} ranks: expected {}, which divide its key heads",
+        Choice(possible)
+    )]
+    Ranks {
+        /// The model.
+        file: String,
+        /// Asked for.
+        ranks: usize,
+        /// What could be.
+        possible: Vec<usize>,
+    },
+    /// A second model on the same ranks.
+    #[error("the ranks have a model already: expected one at a time")]
+    RanksTaken,
+    /// Ranks compute on CPUs.
+    #[error("{ranks} ranks and a GPU: expected one or the other")]
+    RanksOnGpu {
+        /// Asked for.
+        ranks: usize,
+    },
+    /// A rank could not do its share.
+    #[error("rank {rank} of {ranks}: {why}")]
+    Rank {
+        /// Which.
+        rank: usize,
+        /// Of how many.
+        ranks: usize,
+        /// What it says.
+        why: String,
     },
     /// A logit that is not a number.
     #[error("position {position}: logits are not finite; the first value that is not is in {tap}")]

@@ -26,7 +26,7 @@ pub use keys::{Entry, Source, Sourced};
 pub use octavo_kernels::{Pairing, Rope};
 pub use structure::{Active, ExpertStructure, RecurrentStructure, Structure, Windows};
 pub use taps::{OwnedTap, Tap};
-pub use weights::{Layer, TensorBinder, Tensors, VecId, WeightId, WeightRef, Weights};
+pub use weights::{Layer, Pieces, TensorBinder, Tensors, VecId, WeightId, WeightRef, Weights};
 
 /// What a backend executes: a graph, what it computes with, and the tables and caches that it
 /// names.

@@ -97,6 +97,8 @@ struct Arena {
     pieces: Vec<f32>,
     /// Cosines, then sines, of each row.
     angles: Vec<f32>,
+    /// Parts of rows from all ranks.
+    parts: Floats,
     progress: Progress,
     /// What there is room for, and where.
     extent: Option<Extent>,
@@ -141,6 +143,8 @@ pub(super) struct View {
     /// Partial results of attention.
     pub(super) pieces: Shared<f32>,
     pub(super) angles: Shared<f32>,
+    /// Parts of rows from all ranks, rank by rank.
+    pub(super) parts: Shared<f32>,
 }
 
 // SAFETY: pointers into an arena, which the executor and all frames keep; every use says which part
@@ -166,6 +170,7 @@ impl Default for View {
             tiles: none,
             pieces: none,
             angles: none,
+            parts: none,
         }
     }
 }
@@ -219,6 +224,7 @@ impl Arena {
             extent.rows * model.most_heads_kv(),
         );
         self.tiles.grow(model.tile_floats(extent));
+        self.parts.grow(model.gathered_floats(extent));
         let angles = 2 * program.angles();
         grow(&mut self.angles, step.rows * angles);
         // where these rows are, of slots that have room for all
@@ -238,6 +244,7 @@ impl Arena {
             tiles: Shared(self.tiles.as_mut_ptr()),
             pieces: Shared(self.pieces.as_mut_ptr()),
             angles: Shared(self.angles[step.before * angles..].as_mut_ptr()),
+            parts: Shared(self.parts.as_mut_ptr()),
         };
         self.extent = Some(*extent);
     }
@@ -354,7 +361,8 @@ impl Arenas {
                     Resource::Tiles => copy(from.tiles, to.tiles, values),
                     // pieces are joined in the section that makes them; the cache and states are
                     // the same in all places
-                    Resource::Pieces | Resource::Kv(_) | Resource::State(_) => {}
+                    // and parts only for one that cannot be done again
+                    Resource::Pieces | Resource::Parts | Resource::Kv(_) | Resource::State(_) => {}
                 }
             }
         }

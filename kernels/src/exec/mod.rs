@@ -14,6 +14,8 @@
 //!   [`Part::take_items`], so that each is one member's; and its part of the output is that of no
 //!   other item (`items.rs`).
 //! - *Scratch*: that of a thread's number is its own.
+//! - *Ranks*: one member calls on the other ranks, in a section that nobody repeats, and what they
+//!   give is its alone until the section ends.
 //! - *Taps*: a result is shown, and other values are put in its place, in a section of its own, in
 //!   which thread 0 alone touches buffers.
 //! - *Places*: a member that was left behind stays in a place where nobody else is; who takes over
@@ -32,6 +34,7 @@ mod matmul;
 mod model;
 mod part;
 mod plan;
+mod ranks;
 mod recurrent;
 mod rows;
 mod scratch;
@@ -51,6 +54,7 @@ use crate::matrix::Matrix;
 use crate::op::{CacheLayer, MatrixShape, Op};
 use crate::pool::{Member, Pool, SharedPool, Work};
 use crate::program::{Instruction, Program, Resource, Role, Row, Sequence, Slot, Step};
+use crate::ranks::{Collective, Cut};
 use crate::table::{ActivationForm, Gemv, MAX_R, MatrixUnit, Table};
 use arena::{Arenas, Extent, MAX_TILE, WholeExtent};
 use epilogue::Epilogue;
@@ -181,6 +185,22 @@ impl Executor {
         matrices: Vec<Matrix>,
         pool: impl Into<SharedPool>,
     ) -> Executor {
+        Executor::of_rank(isa, program, matrices, pool, None)
+    }
+
+    /// As [`Executor::new`], of a program that several ranks compute together: this one with parts
+    /// of their matrices.
+    ///
+    /// # Panics
+    /// As [`Executor::new`], and if the program gathers other parts than those of this rank.
+    pub fn of_rank(
+        isa: Isa,
+        program: Program,
+        matrices: Vec<Matrix>,
+        pool: impl Into<SharedPool>,
+        ranks: Option<Arc<dyn Collective>>,
+    ) -> Executor {
+        ranks::check(&program, ranks.as_deref());
         let pool: SharedPool = pool.into();
         let (threads, place) = {
             let pool = pool.lock();
@@ -232,6 +252,7 @@ impl Executor {
                 experts,
                 plans,
                 unit,
+                ranks,
             }),
             pool,
             unfinished: Vec::new(),

@@ -1,11 +1,14 @@
 //! What an executor knows from the beginning, and what follows from it for a step's size.
 
+use std::sync::Arc;
+
 use super::arena::{Extent, MAX_TILE};
 use super::experts::Experts;
 use super::items::Items;
 use super::plan::{Plan, Section};
 use super::{
-    Instruction, Isa, Matrix, MatrixUnit, Op, Program, Resource, Role, Slot, Table, piece_len,
+    Collective, Instruction, Isa, Matrix, MatrixUnit, Op, Program, Resource, Role, Slot, Table,
+    piece_len,
 };
 
 /// What stays the same in all steps.
@@ -22,6 +25,8 @@ pub(super) struct Model {
     /// What attends for prompts instead of the vector kernels. Models of float weights keep their
     /// accuracy: they get it where products are in bf16 as well.
     pub(super) unit: Option<&'static MatrixUnit>,
+    /// The other ranks, if there are any.
+    pub(super) ranks: Option<Arc<dyn Collective>>,
 }
 
 impl Model {
@@ -92,9 +97,22 @@ impl Model {
             (Resource::Angles, _) => extent.rows * 2 * self.program.angles(),
             // pieces are joined in the section that makes them; the cache and states are the same
             // in all places
-            (Resource::Pieces | Resource::Kv(_) | Resource::State(_), _)
+            (Resource::Pieces | Resource::Parts | Resource::Kv(_) | Resource::State(_), _)
             | (Resource::Codes(_) | Resource::Tiles, None) => 0,
         }
+    }
+
+    /// Floats of all ranks' parts of the widest rows that they gather.
+    pub(super) fn gathered_floats(&self, extent: &Extent) -> usize {
+        let of = |i: &Instruction| match i.op {
+            Op::AllGather { .. } => {
+                let slot = i.result();
+                let rows = self.program.rows_of(slot, extent.rows, extent.wanted);
+                rows * self.program.slots[slot].width
+            }
+            _ => 0,
+        };
+        self.program.ops.iter().map(of).max().unwrap_or(0)
     }
 
     /// Floats of a row's results of one piece of attention, of all heads.

@@ -130,6 +130,9 @@ impl Part<'_> {
                 (Phase::Angles, _) => self.angles(),
                 // thread 0 shows it, see `Executor::step`
                 (Phase::Tap, _) => {}
+                (Phase::Exchange, &Op::AllGather { x, cut }) => {
+                    self.exchange(x, cut, instruction.result());
+                }
                 (Phase::Prepare(form), Op::MatMul { x, w }) => {
                     self.prepare(form, *x, &self.model.matrices[*w], task);
                 }

@@ -83,6 +83,8 @@ pub(super) enum Phase {
     /// Attention of generated tokens, in pieces of the positions; whoever finishes the last of a
     /// head joins them.
     Pieces,
+    /// Ranks hand each other their parts of rows, which one thread does.
+    Exchange,
     /// The result is shown.
     Tap,
 }
@@ -160,7 +162,9 @@ impl Plan {
             reads.extend(step.reads.iter().filter(|r| !writes.contains(r)));
             writes.extend(&step.writes);
             let overwrites = writes.iter().any(|r| reads.contains(r) || r.is_kept());
-            section.can_repeat &= !overwrites;
+            // the other ranks do it once
+            let gathers = matches!(program.ops[step.task.op].op, Op::AllGather { .. });
+            section.can_repeat &= !overwrites && !gathers;
             section.tasks.push(step.task);
             read.extend(step.reads.iter().map(|r| (*r, step.task.division)));
             written.extend(step.writes.iter().map(|r| (*r, step.task.division)));
@@ -212,6 +216,7 @@ fn stages(program: &Program, sections: &[Section]) -> Option<Stages> {
                 Resource::Codes(_)
                 | Resource::Tiles
                 | Resource::Pieces
+                | Resource::Parts
                 | Resource::Kv(_)
                 | Resource::State(_) => return None,
             }

@@ -100,6 +100,7 @@ impl Part<'_> {
                 Op::ScaleRows { x, by } => self.weighted_sum(*x, *by, result()),
                 Op::ExpertSum { x, weights } => self.weighted_sum(*x, *weights, result()),
                 Op::ExpertBias { x, bias, ids } => self.expert_bias(*x, bias, *ids, result()),
+                Op::AllGather { cut, .. } => self.join_parts(*cut, result(), grain),
                 Op::MatMul { .. } | Op::Attention { .. } | Op::ExpertMatMul { .. } => {
                     unreachable!("these have tasks of their own")
                 }

@@ -14,6 +14,8 @@ pub use translate::{Translate, Translated};
 
 use std::ops::Range;
 
+use crate::ranks::Cut;
+
 /// One operation on values `V`, with matrices `M`, vectors `C` and tables of embeddings `T`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[allow(missing_docs)] // the fields are the formulas' letters
@@ -122,6 +124,8 @@ pub enum Op<V, M, C, T> {
     ExpertBias { x: V, bias: C, ids: V },
     /// Sum of the parts of `x`, each times its weight, in order.
     ExpertSum { x: V, weights: V },
+    /// The whole rows of which each rank has a part, this one `x`.
+    AllGather { x: V, cut: Cut },
 }
 
 /// Which values [`Op::TopK`] chooses from: a row is cut into `count` groups of equally many values,
@@ -354,6 +358,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             | Op::CausalConv { x, .. }
             | Op::Softmax { x }
             | Op::TopK { x, .. }
+            | Op::AllGather { x, .. }
             | Op::Normalize { x, .. } => one(x),
             Op::Gather { x, ids }
             | Op::ExpertMatMul { x, ids, .. }
@@ -410,6 +415,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             | Op::ExpertMatMul { .. }
             | Op::ScaleRows { .. }
             | Op::ExpertSum { .. }
+            | Op::AllGather { .. }
             | Op::KvWrite { .. }
             | Op::Gate { .. }
             | Op::Add { .. }

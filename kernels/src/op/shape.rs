@@ -138,6 +138,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
                 rules::expert_bias(value(x), vector(bias)?, value(ids))
             }
             Op::ExpertSum { x, weights } => rules::expert_sum(value(x), value(weights)),
+            Op::AllGather { x, cut } => rules::all_gather(value(x), cut),
         }
     }
 }

@@ -97,6 +97,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             ExpertMatMul { x: value, w: matrix, ids: value, experts: as_is }
             ExpertBias { x: value, bias: vector, ids: value }
             ExpertSum { x: value, weights: value }
+            AllGather { x: value, cut: as_is }
         }
     }
 }

@@ -7,11 +7,12 @@ use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
 use octavo_kernels::{
-    Executor, Isa, KvStore, KvTooLarge, KvType, Matrix, MatrixError, NoMemory, Pool, PromptBits,
-    SharedPool, Step, lock_limit, room, with_memory,
+    Collective, Cut, Executor, Isa, KvStore, KvTooLarge, KvType, Matrix, MatrixError, NoMemory,
+    Pool, PromptBits, SharedPool, Step, gather_rows, lock_limit, room, with_memory,
 };
 
 use super::lower::{FileBytes, Lowered, Taps, lower};
+use super::ranks::Share;
 use super::{Executable, TapSink, best_of};
 use octavo_model::{Network, WeightId, WeightRef};
 
@@ -141,6 +142,8 @@ pub struct Cpu {
     executor: Executor,
     kv: KvStore,
     taps: Taps,
+    /// Where this is one of several ranks.
+    gathered: Option<Gathered>,
     gguf: Arc<Gguf>,
     /// Tensors that are read where they lie, one of each file.
     watched: Vec<usize>,
@@ -160,11 +163,43 @@ impl Cpu {
         Cpu::prepare_part(gguf, model, 0..model.graph().n_layer, options, progress)
     }
 
+    /// As [`Cpu::prepare`], of the share of one of several ranks.
+    pub(super) fn prepare_share(
+        gguf: &Arc<Gguf>,
+        share: Share<'_>,
+        ranks: Arc<dyn Collective>,
+        options: &Options,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Cpu, Error> {
+        let layers = 0..share.graph().n_layer;
+        let gathered = Gathered {
+            ranks: ranks.clone(),
+            cuts: share.cuts.clone(),
+        };
+        let ranks = Some(ranks);
+        let cpu = Cpu::prepare_with(gguf, &share, layers, ranks, options, progress)?;
+        Ok(Cpu {
+            gathered: Some(gathered),
+            ..cpu
+        })
+    }
+
     /// As [`Cpu::prepare`], of some layers.
     pub(super) fn prepare_part(
         gguf: &Arc<Gguf>,
         model: &dyn Network,
         layers: Range<usize>,
+        options: &Options,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Cpu, Error> {
+        Cpu::prepare_with(gguf, model, layers, None, options, progress)
+    }
+
+    fn prepare_with(
+        gguf: &Arc<Gguf>,
+        model: &dyn Network,
+        layers: Range<usize>,
+        ranks: Option<Arc<dyn Collective>>,
         options: &Options,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Cpu, Error> {
@@ -197,11 +232,13 @@ impl Cpu {
         if options.lock {
             lock(&matrices)?;
         }
-        let executor = with_memory(|| Executor::new(options.isa, program, matrices, pool))?;
+        let executor =
+            with_memory(|| Executor::of_rank(options.isa, program, matrices, pool, ranks))?;
         Ok(Cpu {
             executor,
             kv: store,
             taps,
+            gathered: None,
             gguf: gguf.clone(),
             watched,
         })
@@ -214,6 +251,24 @@ impl Cpu {
             .watched
             .iter()
             .try_for_each(|tensor| self.gguf.check(&self.gguf.tensors()[*tensor]))?)
+    }
+}
+
+/// What ranks show together.
+struct Gathered {
+    ranks: Arc<dyn Collective>,
+    /// By operation: how its result is divided, if it is.
+    cuts: Vec<Option<Cut>>,
+}
+
+impl Gathered {
+    /// The whole rows of an operation's result and how wide they are, if these are parts of them.
+    fn rows(&self, op: usize, rows: usize, part: &[f32]) -> Option<(usize, Vec<f32>)> {
+        let cut = self.cuts[op]?;
+        Some((
+            cut.pieces * cut.width,
+            gather_rows(&*self.ranks, cut, rows, part),
+        ))
     }
 }
 
@@ -255,10 +310,7 @@ fn pack(
         let (weight, experts) = weights[i];
         let tensor = &gguf.tensors()[weight.tensor];
         gguf.check(tensor)?;
-        let source = Arc::new(FileBytes {
-            gguf: gguf.clone(),
-            weight: weight.clone(),
-        });
+        let source = Arc::new(FileBytes::new(gguf, weight));
         let shape = (weight.ty, weight.rows as usize, weight.cols as usize);
         let matrix = Matrix::of_experts(options.isa, shape, experts, source, options.repack, pool);
         let matrix = matrix.map_err(|source| match source {
@@ -310,14 +362,28 @@ impl Executable for Cpu {
     ) -> Result<&[f32], crate::Error> {
         self.check()?;
         let Cpu {
-            executor, kv, taps, ..
+            executor,
+            kv,
+            taps,
+            gathered,
+            ..
         } = self;
         let logits = with_memory(|| {
             let Some(sink) = tap else {
                 return executor.step(step, kv, None);
             };
             let mut view = |op: usize, rows: usize, width: usize, data: &[f32]| {
-                taps.show(sink, op, rows, width, data)
+                if !taps.is_named(op) {
+                    return None;
+                }
+                match gathered.as_ref().and_then(|g| g.rows(op, rows, data)) {
+                    None => taps.show(sink, op, rows, width, data),
+                    Some((width, all)) => {
+                        let instead = taps.show(sink, op, rows, width, &all);
+                        assert!(instead.is_none(), "other values for a part of a row");
+                        None
+                    }
+                }
             };
             executor.step(step, kv, Some(&mut view))
         });

@@ -83,10 +83,7 @@ impl Part {
             ty: weight.ty,
             rows: weight.rows as usize,
             cols: weight.cols as usize,
-            bytes: Arc::new(FileBytes {
-                gguf: gguf.clone(),
-                weight: weight.clone(),
-            }),
+            bytes: Arc::new(FileBytes::new(gguf, weight)),
         };
         let sources = lowered
             .weights

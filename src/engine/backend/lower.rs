@@ -5,7 +5,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use gguf_rs_lite::{Gguf, TensorInfo};
 use octavo_kernels::{
@@ -32,6 +32,11 @@ pub(super) struct Lowered {
 pub(super) struct Taps(Vec<Option<Tap>>);
 
 impl Taps {
+    /// Whether the result of an operation has a name.
+    pub(super) fn is_named(&self, op: usize) -> bool {
+        self.0[op].is_some()
+    }
+
     /// Shows the result of operation `op` to `sink`, if it has a name; what is to stand in its
     /// place from there on, if anything.
     pub(super) fn show(
@@ -157,13 +162,18 @@ fn outlives(graph: &Graph) -> Vec<bool> {
 
 /// A weight's bytes, kept alive by the file.
 pub(super) struct FileBytes {
-    pub(super) gguf: Arc<Gguf>,
-    pub(super) weight: WeightRef,
+    gguf: Arc<Gguf>,
+    weight: WeightRef,
+    /// All of them, where rows that are no neighbours are read as they are.
+    joined: OnceLock<Vec<u8>>,
 }
 
 impl Bytes for FileBytes {
     fn bytes(&self) -> &[u8] {
-        self.weight.bytes(&self.gguf)
+        match self.weight.pieces {
+            None => self.weight.bytes(&self.gguf),
+            Some(_) => self.joined.get_or_init(|| self.join()),
+        }
     }
 
     fn n_bytes(&self) -> usize {
@@ -175,17 +185,35 @@ impl Bytes for FileBytes {
     }
 
     fn ahead(&self, at: usize) {
-        self.gguf.ahead(self.tensor(), self.weight.offset() + at);
+        self.gguf.ahead(self.tensor(), self.weight.place(at));
     }
 
     fn passed(&self, range: Range<usize>) {
-        let start = self.weight.offset();
-        let range = start + range.start..start + range.end;
-        self.gguf.release_part(self.tensor(), range);
+        if let Some(last) = range.clone().next_back() {
+            let range = self.weight.place(range.start)..self.weight.place(last) + 1;
+            self.gguf.release_part(self.tensor(), range);
+        }
     }
 }
 
 impl FileBytes {
+    pub(super) fn new(gguf: &Arc<Gguf>, weight: &WeightRef) -> FileBytes {
+        FileBytes {
+            gguf: gguf.clone(),
+            weight: weight.clone(),
+            joined: OnceLock::new(),
+        }
+    }
+
+    fn join(&self) -> Vec<u8> {
+        let (row, mut room) = (self.weight.row_bytes(), Vec::new());
+        let mut all = Vec::with_capacity(self.n_bytes());
+        for at in (0..self.n_bytes()).step_by(row.max(1)) {
+            all.extend_from_slice(self.rows(at..at + row, &mut room));
+        }
+        all
+    }
+
     fn tensor(&self) -> &TensorInfo {
         &self.gguf.tensors()[self.weight.tensor]
     }
@@ -324,10 +352,7 @@ impl Translate<ValueId, WeightId, VecId, WeightId> for Compiler<'_> {
             ty: weight.ty,
             rows: weight.rows as usize,
             cols: weight.cols as usize,
-            source: Arc::new(FileBytes {
-                gguf: self.gguf.clone(),
-                weight,
-            }),
+            source: Arc::new(FileBytes::new(self.gguf, &weight)),
         }
     }
 

@@ -4,6 +4,7 @@
 pub mod cpu;
 pub mod cuda;
 mod lower;
+pub mod ranks;
 pub mod split;
 
 use std::cell::RefCell;

@@ -3,6 +3,7 @@
 mod beams;
 mod generate;
 mod kv;
+mod ranks;
 mod sampler;
 mod scheduler;
 mod sequence;

@@ -9,7 +9,7 @@ mod tensors;
 
 pub use bind::TensorBinder;
 pub(crate) use bind::{Binder, Ends, bind, blk};
-pub use tensors::{Tensors, VecId, Vector, WeightId, WeightRef};
+pub use tensors::{Pieces, Tensors, VecId, Vector, WeightId, WeightRef};
 
 /// A norm's weights, and what llama.cpp calls its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -27,6 +27,18 @@ pub struct WeightRef {
     pub cols: u64,
     /// First row inside the tensor: not 0 for the K and V parts of a fused `attn_qkv.weight`.
     pub row_start: u64,
+    /// Of which rows, unless they are neighbours.
+    pub pieces: Option<Pieces>,
+}
+
+/// Rows of a weight that are some of each of several matrices one below the other: the same part of
+/// every expert.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pieces {
+    /// Rows of such a matrix in the tensor.
+    pub each: u64,
+    /// How many of them the weight has, neighbours.
+    pub rows: u64,
 }
 
 impl WeightRef {
@@ -46,27 +58,38 @@ impl WeightRef {
         self.row_start as usize * self.row_bytes()
     }
 
+    /// Where a byte of the weight is in the tensor.
+    pub fn place(&self, at: usize) -> usize {
+        let Some(Pieces { each, rows }) = self.pieces else {
+            return self.offset() + at;
+        };
+        let piece = (rows as usize * self.row_bytes()).max(1);
+        self.offset() + at / piece * (each as usize * self.row_bytes()) + at % piece
+    }
+
     /// The rows' bytes, all [`WeightRef::n_bytes`].
     ///
     /// # Panics
-    /// If `gguf` is not the file the weight was bound from.
+    /// If `gguf` is not the file the weight was bound from, or the rows are no neighbours.
     pub fn bytes<'a>(&self, gguf: &'a Gguf) -> &'a [u8] {
+        assert!(self.pieces.is_none(), "{}: rows of pieces", self.name);
         let start = self.offset();
         &gguf.data(self.info(gguf))[start..start + self.n_bytes()]
     }
 
-    /// A range of the bytes, which is whole rows; in `room`, if the file does not have them as they
-    /// are.
+    /// A range of the bytes, which is whole rows, of one piece; in `room`, if the file does not
+    /// have them as they are.
     ///
     /// # Panics
-    /// As [`WeightRef::bytes`].
+    /// If `gguf` is not the file the weight was bound from.
     pub fn read<'a>(&self, gguf: &'a Gguf, range: Range<usize>, room: &'a mut Vec<u8>) -> &'a [u8] {
         let info = self.info(gguf);
+        let start = self.place(range.start);
         if !gguf.is_made(info) {
-            return &self.bytes(gguf)[range];
+            return &gguf.data(info)[start..][..range.len()];
         }
         room.resize(range.len(), 0);
-        gguf.read(info, self.offset() + range.start, room);
+        gguf.read(info, start, room);
         room
     }
 

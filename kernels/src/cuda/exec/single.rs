@@ -87,6 +87,7 @@ impl Scene<'_> {
             // a sum of one part
             Op::ScaleRows { x, by } => self.weighted_sum(x, by, result()),
             Op::ExpertSum { x, weights } => self.weighted_sum(x, weights, result()),
+            Op::AllGather { .. } => unreachable!("ranks compute on CPUs"),
             Op::ExpertBias { x, ref bias, ids } => {
                 self.expert_bias(at, x, bias.len(), ids, result())
             }

@@ -58,6 +58,7 @@ pub(super) fn steps(
                     Division::Own,
                 );
             }
+            Op::AllGather { x, .. } => steps.all_gather(at, x, instruction.result()),
             _ => steps.push(
                 at,
                 Phase::Whole(None),
@@ -165,6 +166,19 @@ impl Steps<'_> {
         );
         if let Resource::Codes(i) = input {
             self.last().task.reads_codes = i;
+        }
+    }
+
+    /// Parts of rows come from the other ranks, and then all threads bring them into rows; of few
+    /// rows, whoever has got them.
+    fn all_gather(&mut self, at: usize, x: Slot, out: Slot) {
+        let (parts, out) = (Resource::Parts, Resource::Slot(out));
+        let reads = vec![Resource::Slot(x)];
+        self.push(at, Phase::Exchange, reads, vec![parts, out], Division::Own);
+        if self.role == Role::Prompt {
+            let division = self.division(at);
+            let phase = Phase::Whole(None);
+            self.push(at, phase, vec![parts], vec![out], division);
         }
     }
 
@@ -285,6 +299,17 @@ impl Steps<'_> {
         }
     }
 
+    /// As the input of the next product that reads the result is divided.
+    fn division_for_product(&self, at: usize) -> Division {
+        let out = self.program.ops[at].out;
+        let mut behind = self.program.ops[at + 1..].iter();
+        let next = behind.find_map(|next| match next.op {
+            Op::MatMul { x, w } if Some(x) == out => Some(w),
+            _ => None,
+        });
+        next.map_or(Division::Own, |w| self.rows_of_preparation(w))
+    }
+
     fn division(&self, at: usize) -> Division {
         let width = |slot: Slot| self.program.slots[slot].width;
         let heads = |head_dim: usize, width: usize| Division::Heads { head_dim, width };
@@ -300,14 +325,9 @@ impl Steps<'_> {
             Op::RmsNorm { x, weight, .. } | Op::LayerNorm { x, weight, .. }
                 if weight.len() == width(*x) =>
             {
-                let out = instruction.out;
-                let mut behind = self.program.ops[at + 1..].iter();
-                let next = behind.find_map(|next| match next.op {
-                    Op::MatMul { x, w } if Some(x) == out => Some(w),
-                    _ => None,
-                });
-                next.map_or(Division::Own, |w| self.rows_of_preparation(w))
+                self.division_for_product(at)
             }
+            Op::AllGather { .. } => self.division_for_product(at),
             Op::AddBias { x, .. } => match self.program.head_dim_of(width(*x)) {
                 Some(head_dim) => heads(head_dim, width(*x)),
                 None => Division::Own,

@@ -4,6 +4,7 @@ use super::super::{
     CacheShape, MERGED_ROWS, MatrixShape, Recurrence, RowSet, TopGroups, ValueShape, matrix_state,
 };
 use super::ShapeError;
+use crate::ranks::Cut;
 
 /// A value of all rows, which has no operands.
 pub(super) fn rows_of(width: usize) -> ValueShape {
@@ -267,6 +268,17 @@ pub(super) fn expert_sum(x: ValueShape, weights: ValueShape) -> Result<ValueShap
     Ok(ValueShape {
         width: x.width / used,
         rows: same_rows(x, weights)?,
+    })
+}
+
+/// Which part of them a rank has is for its executor to know.
+pub(super) fn all_gather(x: ValueShape, cut: Cut) -> Result<ValueShape, ShapeError> {
+    some("values that stay together", cut.grain)?;
+    whole("pieces of a row", cut.pieces, x.width)?;
+    at_most("values of a piece", cut.width, x.width / cut.pieces)?;
+    Ok(ValueShape {
+        width: cut.pieces.saturating_mul(cut.width),
+        ..x
     })
 }
 

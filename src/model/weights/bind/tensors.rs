@@ -109,6 +109,7 @@ impl<'a> TensorBinder<'a> {
             rows: shape[1..].iter().product::<usize>() as u64,
             cols: shape[0] as u64,
             row_start: 0,
+            pieces: None,
         });
         Ok(Some(WeightId(self.found.matrices.len() as u32 - 1)))
     }
@@ -140,6 +141,7 @@ impl<'a> TensorBinder<'a> {
             rows: n as u64,
             cols: kernel.iter().product::<usize>() as u64,
             row_start: 0,
+            pieces: None,
         });
         Ok(WeightId(self.found.matrices.len() as u32 - 1))
     }

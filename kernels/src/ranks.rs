@@ -1,0 +1,77 @@
+//! Several executors that compute one program together, each a part of the rows of every matrix.
+//! They hand each other values and never add any up, so that no bit depends on how many there are.
+
+mod threads;
+
+use std::fmt::Debug;
+use std::ops::Range;
+
+pub use threads::Threads;
+
+/// How rows of values are divided among ranks: of each of `pieces` pieces, `width` values wide, a
+/// rank has neighbours, in whole `grain`s but for the last one of a piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Cut {
+    /// Pieces of a row.
+    pub pieces: usize,
+    /// Values of a piece.
+    pub width: usize,
+    /// Values that stay together.
+    pub grain: usize,
+}
+
+impl Cut {
+    /// Which values of a piece one of so many ranks has.
+    pub fn of(self, rank: usize, ranks: usize) -> Range<usize> {
+        let grains = self.grains();
+        let at = |rank: usize| (grains * rank / ranks * self.grain).min(self.width);
+        at(rank)..at(rank + 1)
+    }
+
+    /// What is divided: with fewer of them than ranks, some would have nothing.
+    pub fn grains(self) -> usize {
+        self.width.div_ceil(self.grain)
+    }
+}
+
+/// How the ranks that compute a program together reach each other. All of them call the same
+/// functions in the same order, each from one thread at a time; whoever calls waits for the others.
+///
+/// There are no errors here: where a rank is lost, the others cannot go on, and an implementation
+/// ends the program, or panics.
+pub trait Collective: Debug + Send + Sync {
+    /// How many ranks there are.
+    fn ranks(&self) -> usize;
+
+    /// Which of them this is.
+    fn rank(&self) -> usize;
+
+    /// Puts what each rank gives side by side, in their order: `lens` says how much that is, of
+    /// `mine` this rank's.
+    fn all_gather(&self, mine: &[f32], lens: &[usize], all: &mut [f32]);
+
+    /// What rank 0 says; it may be long before it does.
+    fn broadcast(&self, words: &mut Vec<u32>);
+
+    /// This rank cannot go on, and says why in a line: the others must not wait for it.
+    fn give_up(&self, why: &str) -> !;
+}
+
+/// The whole rows of which all ranks have parts, this one `mine`.
+pub fn gather_rows(ranks: &dyn Collective, cut: Cut, rows: usize, mine: &[f32]) -> Vec<f32> {
+    let parts = (0..ranks.ranks()).map(|rank| cut.of(rank, ranks.ranks()));
+    let lens: Vec<usize> = parts.map(|part| rows * cut.pieces * part.len()).collect();
+    let mut all = vec![0.0; rows * cut.pieces * cut.width];
+    ranks.all_gather(mine, &lens, &mut all);
+    let mut whole = vec![0.0; all.len()];
+    let mut rest = &all[..];
+    for rank in 0..ranks.ranks() {
+        let part = cut.of(rank, ranks.ranks());
+        for piece in whole.chunks_exact_mut(cut.width) {
+            let (from, behind) = rest.split_at(part.len());
+            piece[part.clone()].copy_from_slice(from);
+            rest = behind;
+        }
+    }
+    whole
+}

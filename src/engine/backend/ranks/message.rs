@@ -1,0 +1,221 @@
+//! What rank 0 tells the others to do, as words.
+
+use octavo_kernels::{GivenRows, Role, Sequence, StateUse, StateWrite, Step, Turns};
+
+/// What the others are to do.
+pub(super) enum Message<'a> {
+    /// Computes a step; whether its values are shown.
+    Step(OwnedStep, bool),
+    /// Copies a page of a group of the cache's layers.
+    Copy { group: usize, from: u32, to: u32 },
+    /// Gives back what only steps need.
+    Rest,
+    /// Prepares a model that is described so.
+    Load(&'a [u32]),
+    /// Forgets the model.
+    Unload,
+    /// Ends.
+    Stop,
+}
+
+/// A step with all that it needs.
+pub(super) struct OwnedStep {
+    role: Role,
+    sequences: Vec<OwnedSequence>,
+}
+
+struct OwnedSequence {
+    tokens: Vec<u32>,
+    start: usize,
+    tables: Vec<Vec<u32>>,
+    wanted: [usize; 2],
+    from: Option<u32>,
+    to: Vec<StateWrite>,
+    turns: Vec<Turns>,
+    given: Vec<(usize, Vec<f32>)>,
+    blocks: Vec<usize>,
+}
+
+const STEP: u32 = 0;
+const SHOWN_STEP: u32 = 1;
+const COPY: u32 = 2;
+const REST: u32 = 3;
+const LOAD: u32 = 4;
+const UNLOAD: u32 = 5;
+const STOP: u32 = 6;
+
+/// A step, as words.
+pub(super) fn step(step: &Step<'_>, is_shown: bool, words: &mut Vec<u32>) {
+    words.clear();
+    words.push(if is_shown { SHOWN_STEP } else { STEP });
+    words.push(u32::from(step.role == Role::Generated));
+    let mut list = Writer(words);
+    list.number(step.seqs.len());
+    for s in step.seqs {
+        list.list(s.tokens.iter().copied());
+        list.number(s.start);
+        list.number(s.tables.len());
+        for table in s.tables {
+            list.list(table.iter().copied());
+        }
+        list.number(s.wanted.start);
+        list.number(s.wanted.end);
+        list.list(s.states.from.iter().copied());
+        list.number(s.states.to.len());
+        for write in s.states.to {
+            list.number(write.after);
+            list.0.push(write.slot);
+        }
+        list.list(s.turns.iter().flatten().copied());
+        list.number(s.given.len());
+        for given in s.given {
+            list.number(given.first);
+            list.list(given.rows.iter().map(|x| x.to_bits()));
+        }
+        list.list(s.blocks.iter().map(|end| word(*end)));
+    }
+}
+
+/// Anything but a step, as words.
+pub(super) fn other(message: &Message<'_>) -> Vec<u32> {
+    match *message {
+        Message::Step(..) => unreachable!("steps have words of their own"),
+        Message::Copy { group, from, to } => vec![COPY, word(group), from, to],
+        Message::Rest => vec![REST],
+        Message::Load(described) => [&[LOAD], described].concat(),
+        Message::Unload => vec![UNLOAD],
+        Message::Stop => vec![STOP],
+    }
+}
+
+/// What words say; none if they say nothing.
+pub(super) fn read(words: &[u32]) -> Option<Message<'_>> {
+    let (kind, rest) = words.split_first()?;
+    Some(match (*kind, rest) {
+        (STEP | SHOWN_STEP, _) => {
+            let mut reader = Reader(rest);
+            let role = match reader.word()? {
+                0 => Role::Prompt,
+                _ => Role::Generated,
+            };
+            let sequences = (0..reader.number()?).map(|_| sequence(&mut reader));
+            let sequences = sequences.collect::<Option<_>>()?;
+            Message::Step(OwnedStep { role, sequences }, *kind == SHOWN_STEP)
+        }
+        (COPY, [group, from, to]) => Message::Copy {
+            group: *group as usize,
+            from: *from,
+            to: *to,
+        },
+        (REST, _) => Message::Rest,
+        (LOAD, described) => Message::Load(described),
+        (UNLOAD, _) => Message::Unload,
+        (STOP, _) => Message::Stop,
+        _ => return None,
+    })
+}
+
+fn sequence(reader: &mut Reader<'_>) -> Option<OwnedSequence> {
+    Some(OwnedSequence {
+        tokens: reader.list()?.to_vec(),
+        start: reader.number()?,
+        tables: reader.several(|reader| Some(reader.list()?.to_vec()))?,
+        wanted: [reader.number()?, reader.number()?],
+        from: reader.list()?.first().copied(),
+        to: reader.several(|reader| {
+            Some(StateWrite {
+                after: reader.number()?,
+                slot: reader.word()?,
+            })
+        })?,
+        turns: reader.list()?.as_chunks::<3>().0.to_vec(),
+        given: reader.several(|reader| {
+            let first = reader.number()?;
+            let rows = reader.list()?.iter().map(|x| f32::from_bits(*x));
+            Some((first, rows.collect()))
+        })?,
+        blocks: reader.list()?.iter().map(|end| *end as usize).collect(),
+    })
+}
+
+impl OwnedStep {
+    /// Hands the step on.
+    pub(super) fn with<T>(&self, of: impl FnOnce(&Step<'_>) -> T) -> T {
+        let all = &self.sequences;
+        let tables = all.iter().map(|s| s.tables.iter().map(Vec::as_slice));
+        let tables: Vec<Vec<&[u32]>> = tables.map(Iterator::collect).collect();
+        let given = all.iter().map(|s| {
+            let rows = s.given.iter();
+            rows.map(|(first, rows)| GivenRows {
+                first: *first,
+                rows,
+            })
+        });
+        let given: Vec<Vec<GivenRows<'_>>> = given.map(Iterator::collect).collect();
+        let sequences = all.iter().zip(&tables).zip(&given);
+        let sequences: Vec<Sequence<'_>> = sequences
+            .map(|((s, tables), given)| Sequence {
+                tokens: &s.tokens,
+                start: s.start,
+                tables,
+                wanted: s.wanted[0]..s.wanted[1],
+                states: StateUse {
+                    from: s.from,
+                    to: &s.to,
+                },
+                turns: &s.turns,
+                given,
+                blocks: &s.blocks,
+            })
+            .collect();
+        of(&Step {
+            role: self.role,
+            seqs: &sequences,
+            input: &[],
+        })
+    }
+}
+
+fn word(number: usize) -> u32 {
+    u32::try_from(number).expect("positions and pages are numbered in 32 bits")
+}
+
+struct Writer<'a>(&'a mut Vec<u32>);
+
+impl Writer<'_> {
+    fn number(&mut self, number: usize) {
+        self.0.push(word(number));
+    }
+
+    fn list(&mut self, words: impl Iterator<Item = u32>) {
+        let at = self.0.len();
+        self.0.push(0);
+        self.0.extend(words);
+        self.0[at] = word(self.0.len() - at - 1);
+    }
+}
+
+struct Reader<'a>(&'a [u32]);
+
+impl<'a> Reader<'a> {
+    fn word(&mut self) -> Option<u32> {
+        let (first, rest) = self.0.split_first()?;
+        self.0 = rest;
+        Some(*first)
+    }
+
+    fn number(&mut self) -> Option<usize> {
+        self.word().map(|word| word as usize)
+    }
+
+    fn list(&mut self) -> Option<&'a [u32]> {
+        let len = self.number()?;
+        let (list, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(list)
+    }
+
+    fn several<T>(&mut self, mut one: impl FnMut(&mut Self) -> Option<T>) -> Option<Vec<T>> {
+        (0..self.number()?).map(|_| one(self)).collect()
+    }
+}

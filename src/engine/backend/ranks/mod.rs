@@ -1,0 +1,288 @@
+//! A model on several ranks, each with some rows of every matrix: rank 0 has the engine and says
+//! what is computed, the others do as they are told. How they reach each other is a [`Collective`].
+//!
+//! Nothing but words and parts of rows goes from rank to rank, so that only rank 0 decides
+//! anything: no two of them can come to think differently of what is next.
+
+mod message;
+mod share;
+mod worker;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use gguf_rs_lite::Gguf;
+use octavo_kernels::{Collective, SharedPool, Step};
+use octavo_model::Model;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::cpu::{self, Cpu};
+use super::{Executable, Loading, LoadingSink, TapSink};
+use crate::{Error, ModelSource};
+use message::Message;
+pub(super) use share::Share;
+pub use worker::serve;
+
+/// The ranks that compute a model together, as rank 0 sees them. Clones are the same ranks.
+#[derive(Clone, Debug)]
+pub struct World(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    link: Arc<dyn Collective>,
+    /// They have a model.
+    is_taken: AtomicBool,
+}
+
+impl World {
+    /// Those that this, which is rank 0, reaches so. All others [`serve`] it.
+    ///
+    /// # Panics
+    /// If it is another rank.
+    pub fn new(link: Arc<dyn Collective>) -> World {
+        assert_eq!(link.rank(), 0, "the rank that says what is done");
+        World(Arc::new(Inner {
+            link,
+            is_taken: AtomicBool::new(false),
+        }))
+    }
+
+    /// How many there are.
+    pub fn ranks(&self) -> usize {
+        self.0.link.ranks()
+    }
+
+    /// Lets the others end; nothing can be computed with them after that.
+    pub fn stop(&self) {
+        self.say(&Message::Stop);
+    }
+
+    fn say(&self, message: &Message<'_>) {
+        self.0.link.broadcast(&mut message::other(message));
+    }
+}
+
+/// How rank 0 describes what the others are to prepare.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Described {
+    version: String,
+    /// None: the model inside the program.
+    path: Option<PathBuf>,
+    /// Of keys and tensors.
+    header: String,
+    mmap: bool,
+    positions: usize,
+    isa: String,
+    threads: Option<usize>,
+    kv_type: String,
+    prompt_bits: String,
+    n_pages: usize,
+    n_states: usize,
+    repack: bool,
+    lock: bool,
+}
+
+/// What rank 0 knows of a model beside its file.
+pub(crate) struct Wanted<'a> {
+    pub(crate) source: &'a ModelSource,
+    pub(crate) mmap: bool,
+    /// Of a sequence.
+    pub(crate) positions: usize,
+    /// Asked for; each rank has as many.
+    pub(crate) threads: Option<usize>,
+    pub(crate) cpu: &'a cpu::Options,
+}
+
+impl Described {
+    fn new(wanted: &Wanted<'_>, gguf: &Gguf) -> Described {
+        let cpu::Options {
+            isa,
+            kv_type,
+            n_pages,
+            n_states,
+            prompt_bits,
+            repack,
+            lock,
+            ..
+        } = *wanted.cpu;
+        Described {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            path: match wanted.source {
+                ModelSource::Path(path) => Some(path.clone()),
+                ModelSource::Demo => None,
+            },
+            header: digest(gguf),
+            mmap: wanted.mmap,
+            positions: wanted.positions,
+            isa: isa.to_string(),
+            threads: wanted.threads,
+            kv_type: kv_type.to_string(),
+            prompt_bits: prompt_bits.to_string(),
+            n_pages,
+            n_states,
+            repack,
+            lock,
+        }
+    }
+}
+
+/// SHA-256 of a file's keys and tensors.
+fn digest(gguf: &Gguf) -> String {
+    let mut hash = Sha256::new();
+    for (key, value) in gguf.keys() {
+        hash.update(format!("{key} {value:?}\n"));
+    }
+    for tensor in gguf.tensors() {
+        let (name, ty, dims) = (&tensor.name, tensor.ty, &tensor.dims);
+        let offset = gguf.file_offset(tensor);
+        hash.update(format!("{name} {ty} {dims:?} {offset:?}\n"));
+    }
+    let bytes = hash.finalize();
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Prepares a model on all ranks.
+///
+/// # Errors
+/// If it cannot be divided among so many, or a rank cannot prepare its share.
+pub(crate) fn prepare(
+    world: &World,
+    gguf: &Arc<Gguf>,
+    model: &Model,
+    wanted: &Wanted<'_>,
+    sink: &mut LoadingSink<'_>,
+) -> Result<Box<dyn Executable>, Error> {
+    let (link, ranks) = (&world.0.link, world.ranks());
+    if !share::is_possible(model, ranks) {
+        return Err(Error::Ranks {
+            file: gguf.name().to_owned(),
+            ranks,
+            possible: share::possible(model),
+        });
+    }
+    if world.0.is_taken.swap(true, Ordering::SeqCst) {
+        return Err(Error::RanksTaken);
+    }
+    let described = Described::new(wanted, gguf);
+    let text = serde_json::to_string(&described).expect("text and numbers");
+    let words: Vec<u32> = text.bytes().map(u32::from).collect();
+    world.say(&Message::Load(&words));
+    let mut progress = |done: u64, total: u64| sink(Loading::Weights { done, total });
+    let share = Share::of(model, 0, ranks);
+    let mine = Cpu::prepare_share(gguf, share, link.clone(), wanted.cpu, &mut progress);
+    let failed = agree(&**link, mine.as_ref().err().map(ToString::to_string));
+    let failed = failed.map(|(rank, why)| Error::Rank { rank, ranks, why });
+    match (mine, failed) {
+        (Ok(cpu), None) => Ok(Box::new(Ranks {
+            cpu,
+            world: world.clone(),
+            words: Vec::new(),
+        })),
+        (mine, failed) => {
+            world.0.is_taken.store(false, Ordering::SeqCst);
+            Err(mine.err().map(Error::from).or(failed).expect("one of them"))
+        }
+    }
+}
+
+/// Lets every rank know which of them could not do what it was told, and why: the first of them.
+fn agree(link: &dyn Collective, why: Option<String>) -> Option<(usize, String)> {
+    let mine: Vec<f32> = why
+        .iter()
+        .flat_map(|why| why.bytes())
+        .map(f32::from)
+        .collect();
+    let mut lens = vec![0.0; link.ranks()];
+    link.all_gather(&[mine.len() as f32], &vec![1; link.ranks()], &mut lens);
+    let lens: Vec<usize> = lens.iter().map(|len| *len as usize).collect();
+    if lens.iter().all(|len| *len == 0) {
+        return None;
+    }
+    let mut all = vec![0.0; lens.iter().sum()];
+    link.all_gather(&mine, &lens, &mut all);
+    let rank = lens.iter().position(|len| *len > 0)?;
+    let why: Vec<u8> = all[..lens[rank]].iter().map(|byte| *byte as u8).collect();
+    Some((rank, String::from_utf8_lossy(&why).into_owned()))
+}
+
+/// A model on several ranks, as rank 0 has it.
+struct Ranks {
+    cpu: Cpu,
+    world: World,
+    /// The words of a step.
+    words: Vec<u32>,
+}
+
+impl Ranks {
+    fn tell(&mut self, step: &Step<'_>, is_shown: bool) {
+        message::step(step, is_shown, &mut self.words);
+        self.world.0.link.broadcast(&mut self.words);
+    }
+}
+
+/// Ends a rank that cannot go on in the middle of what all do.
+fn give_up(link: &dyn Collective, error: &impl ToString) -> ! {
+    link.give_up(&error.to_string())
+}
+
+impl Executable for Ranks {
+    fn step(&mut self, step: &Step<'_>, tap: Option<&mut TapSink<'_>>) -> Result<&[f32], Error> {
+        self.tell(step, tap.is_some());
+        let Ranks { cpu, world, .. } = self;
+        let logits = cpu.step(step, tap);
+        logits.map_err(|error| give_up(&*world.0.link, &error))
+    }
+
+    fn best(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, Error> {
+        self.tell(step, false);
+        let best = self.cpu.best(step);
+        best.map_err(|error| give_up(&*self.world.0.link, &error))
+    }
+
+    fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<(), Error> {
+        self.world.say(&Message::Copy { group, from, to });
+        self.cpu.copy_page(group, from, to)
+    }
+
+    fn rest(&mut self) {
+        self.world.say(&Message::Rest);
+        self.cpu.rest();
+    }
+
+    fn cache_groups(&self) -> usize {
+        self.cpu.cache_groups()
+    }
+
+    fn n_pages(&self) -> usize {
+        self.cpu.n_pages()
+    }
+
+    fn n_states(&self) -> usize {
+        self.cpu.n_states()
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        self.cpu.weight_bytes()
+    }
+
+    fn pool(&self) -> Option<SharedPool> {
+        self.cpu.pool()
+    }
+
+    fn describe(&self) -> String {
+        let ranks = self.world.ranks();
+        format!("{ranks} ranks, each: {}", self.cpu.describe())
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        // who panics ends, and the others learn of it
+        if !std::thread::panicking() {
+            self.world.say(&Message::Unload);
+            self.world.0.is_taken.store(false, Ordering::SeqCst);
+        }
+    }
+}

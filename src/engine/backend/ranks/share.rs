@@ -1,0 +1,494 @@
+//! One rank's share of a network: the same graph, with some of the rows of every matrix and some of
+//! the key heads of every cache.
+//!
+//! Rows of a product depend on nothing but their weights and the whole input, and heads of
+//! attention on nothing but their own keys. So a rank computes its rows, and where an operation
+//! wants whole rows, all ranks gather their parts: nothing is added up across ranks, and no bit
+//! depends on how many there are. What is not known to work on parts works on whole rows, on every
+//! rank, so that no architecture needs to be thought of here.
+
+use std::ops::Range;
+
+use octavo_kernels::{CacheLayer, Cut, Rope, Translate, ValueShape};
+use octavo_model::{
+    CacheGroup, Graph, Network, Node, Op, Pieces, Tap, Tensors, ValueId, VecId, WeightId,
+};
+
+/// Rows that stay together, where nothing else says how many: no matrix is cut into less.
+const GRAIN: usize = 16;
+
+/// A rank's share of a network.
+pub(in crate::backend) struct Share<'a> {
+    ropes: &'a [Rope],
+    graph: Graph,
+    tensors: Tensors,
+    caches: Vec<CacheGroup>,
+    /// By node: how its result is divided, if it is.
+    pub(in crate::backend) cuts: Vec<Option<Cut>>,
+}
+
+impl Network for Share<'_> {
+    fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    fn tensors(&self) -> &Tensors {
+        &self.tensors
+    }
+
+    fn ropes(&self) -> &[Rope] {
+        self.ropes
+    }
+
+    fn caches(&self) -> &[CacheGroup] {
+        &self.caches
+    }
+}
+
+/// Whether a network can be divided among so many ranks: each has as many key heads.
+pub(in crate::backend) fn is_possible(network: &dyn Network, ranks: usize) -> bool {
+    let mut heads = network.caches().iter().map(|group| group.n_head_kv);
+    heads.all(|heads| heads.is_multiple_of(ranks))
+}
+
+/// The numbers of ranks that a network with key heads can be divided among.
+pub(in crate::backend) fn possible(network: &dyn Network) -> Vec<usize> {
+    let heads = network.caches().iter().map(|group| group.n_head_kv);
+    let most = heads.min().unwrap_or(1);
+    (1..=most)
+        .filter(|ranks| is_possible(network, *ranks))
+        .collect()
+}
+
+impl<'a> Share<'a> {
+    /// The share of one of so many ranks, which must be [possible](is_possible).
+    pub(in crate::backend) fn of(network: &'a dyn Network, rank: usize, ranks: usize) -> Share<'a> {
+        let whole = network.graph();
+        let mut divider = Divider {
+            network,
+            rank,
+            ranks,
+            heads: heads(network),
+            forms: vec![Form::default(); whole.values.len()],
+            wants: None,
+            tensors: network.tensors().clone(),
+            nodes: Vec::new(),
+            values: Vec::new(),
+            cuts: Vec::new(),
+        };
+        for node in &whole.nodes {
+            divider.node(node);
+        }
+        let layers = whole.layers.iter().map(|v| divider.whole(*v)).collect();
+        let (hidden, logits) = (divider.whole(whole.hidden), divider.whole(whole.logits));
+        let graph = Graph {
+            nodes: divider.nodes,
+            values: divider.values,
+            layers,
+            hidden,
+            logits,
+            ..whole.clone()
+        };
+        let caches = network.caches().iter().map(|group| CacheGroup {
+            n_head_kv: group.n_head_kv / ranks,
+            ..*group
+        });
+        let share = Share {
+            ropes: network.ropes(),
+            graph,
+            tensors: divider.tensors,
+            caches: caches.collect(),
+            cuts: divider.cuts,
+        };
+        let sound = share
+            .graph
+            .validate(&share.tensors, share.ropes, &share.caches);
+        sound.expect("a share of a sound graph is sound");
+        share
+    }
+}
+
+/// Which values are divided by key heads, and into how many, because attention reads or makes them
+/// so, or because they become what it reads.
+fn heads(network: &dyn Network) -> Vec<Option<usize>> {
+    let graph = network.graph();
+    let of = |cache: CacheLayer| network.caches()[cache.group].n_head_kv;
+    let mut heads = vec![None; graph.values.len()];
+    for node in &graph.nodes {
+        let (cache, values) = match node.op {
+            Op::Attention { q, cache, .. } => (cache, [q, node.out]),
+            Op::KvWrite { k, v, cache } => (cache, [k, v]),
+            _ => continue,
+        };
+        for value in values {
+            heads[value.index()] = Some(of(cache));
+        }
+    }
+    for node in graph.nodes.iter().rev() {
+        let values: Vec<ValueId> = match node.op {
+            Op::RmsNorm { x, .. }
+            | Op::LayerNorm { x, .. }
+            | Op::AddBias { x, .. }
+            | Op::MulVector { x, .. }
+            | Op::Unary { x, .. }
+            | Op::ScaleByPosition { x, .. }
+            | Op::Rope { x, .. }
+            | Op::Slice { x, .. } => vec![x, node.out],
+            Op::Mul { a, b } | Op::Gate { gate: a, up: b, .. } => vec![a, b, node.out],
+            _ => continue,
+        };
+        let known = values.iter().find_map(|value| heads[value.index()]);
+        for value in values {
+            let own = &mut heads[value.index()];
+            *own = own.or(known);
+        }
+    }
+    heads
+}
+
+/// What there is of a value of the whole graph: all of its rows, a part of them, or both.
+#[derive(Clone, Copy, Default)]
+struct Form {
+    whole: Option<ValueId>,
+    part: Option<(Cut, ValueId)>,
+}
+
+/// From the whole graph to a share.
+struct Divider<'a> {
+    network: &'a dyn Network,
+    rank: usize,
+    ranks: usize,
+    heads: Vec<Option<usize>>,
+    forms: Vec<Form>,
+    /// How the operation that is being translated wants its operands: divided, or whole.
+    wants: Option<Cut>,
+    tensors: Tensors,
+    nodes: Vec<Node>,
+    values: Vec<ValueShape>,
+    cuts: Vec<Option<Cut>>,
+}
+
+impl Divider<'_> {
+    fn shape(&self, value: ValueId) -> ValueShape {
+        self.network.graph().values[value.index()]
+    }
+
+    /// What this rank has of each piece.
+    fn mine(&self, cut: Cut) -> Range<usize> {
+        cut.of(self.rank, self.ranks)
+    }
+
+    fn push(&mut self, op: Op, shape: ValueShape, tap: Option<Tap>, cut: Option<Cut>) -> ValueId {
+        let out = ValueId(self.values.len() as u32);
+        self.values.push(shape);
+        self.nodes.push(Node { op, out, tap });
+        self.cuts.push(cut);
+        out
+    }
+
+    /// The whole rows of a value, gathered if need be.
+    fn whole(&mut self, value: ValueId) -> ValueId {
+        match self.forms[value.index()] {
+            Form {
+                whole: Some(whole), ..
+            } => whole,
+            Form {
+                part: Some((cut, x)),
+                ..
+            } => {
+                let op = Op::AllGather { x, cut };
+                let whole = self.push(op, self.shape(value), None, None);
+                self.forms[value.index()].whole = Some(whole);
+                whole
+            }
+            Form { .. } => unreachable!("the graph is sound: values are written, then read"),
+        }
+    }
+
+    /// This rank's part of a value.
+    fn part(&mut self, value: ValueId, cut: Cut) -> ValueId {
+        match self.forms[value.index()].part {
+            Some((own, part)) if own == cut => part,
+            _ => {
+                let (x, mine) = (self.whole(value), self.mine(cut));
+                let op = Op::Slice {
+                    x,
+                    each: cut.width,
+                    from: mine.start,
+                    width: mine.len(),
+                };
+                self.push(op, self.shape_of_part(value, cut), None, Some(cut))
+            }
+        }
+    }
+
+    fn shape_of_part(&self, value: ValueId, cut: Cut) -> ValueShape {
+        ValueShape {
+            width: cut.pieces * self.mine(cut).len(),
+            ..self.shape(value)
+        }
+    }
+
+    /// How a value is divided, of which there is nothing but a part yet.
+    fn only_part(&self, value: ValueId) -> Option<Cut> {
+        let form = self.forms[value.index()];
+        form.part
+            .filter(|_| form.whole.is_none())
+            .map(|(cut, _)| cut)
+    }
+
+    fn node(&mut self, node: &Node) {
+        let cut = self.cut(node);
+        let op = self.divided(cut, node.op);
+        let shape = match cut {
+            Some(cut) => self.shape_of_part(node.out, cut),
+            None => self.shape(node.out),
+        };
+        let out = self.push(op, shape, node.tap, cut);
+        let form = &mut self.forms[node.out.index()];
+        match cut {
+            Some(cut) => form.part = Some((cut, out)),
+            None => form.whole = Some(out),
+        }
+    }
+
+    /// An operation that makes a part of its result, or all of it.
+    fn divided(&mut self, cut: Option<Cut>, op: Op) -> Op {
+        self.wants = None;
+        match (cut, op) {
+            (Some(cut), Op::MatMul { x, w }) => Op::MatMul {
+                x: self.whole(x),
+                w: self.rows_of(w, cut),
+            },
+            (Some(cut), Op::ExpertMatMul { x, w, ids, experts }) => Op::ExpertMatMul {
+                x: self.whole(x),
+                w: self.rows_of(w, cut),
+                ids: self.whole(ids),
+                experts,
+            },
+            (Some(cut), Op::ExpertBias { x, bias, ids }) => Op::ExpertBias {
+                x: self.part(x, cut),
+                bias: self.some_of(bias, cut),
+                ids: self.whole(ids),
+            },
+            (Some(cut), Op::ExpertSum { x, weights }) => {
+                let pieces = self.shape(weights).width;
+                Op::ExpertSum {
+                    x: self.part(x, Cut { pieces, ..cut }),
+                    weights: self.whole(weights),
+                }
+            }
+            (Some(cut), Op::ScaleRows { x, by }) => Op::ScaleRows {
+                x: self.part(x, cut),
+                by: self.whole(by),
+            },
+            (
+                Some(cut),
+                Op::Slice {
+                    x,
+                    each,
+                    from,
+                    width,
+                },
+            ) => {
+                let wide = |values: usize| values / width * each;
+                let of = Cut {
+                    width: wide(cut.width),
+                    grain: wide(cut.grain),
+                    ..cut
+                };
+                let x = self.part(x, of);
+                Op::Slice {
+                    x,
+                    each,
+                    from,
+                    width,
+                }
+            }
+            (
+                Some(cut),
+                Op::Attention {
+                    q,
+                    cache,
+                    scores,
+                    sinks,
+                },
+            ) => Op::Attention {
+                q: self.part(q, cut),
+                cache,
+                scores,
+                sinks: sinks.map(|sinks| self.some_of(sinks, self.per_head(cut, cache))),
+            },
+            (None, Op::KvWrite { k, v, cache }) => {
+                let cut = self.by_heads(k, self.network.caches()[cache.group].n_head_kv);
+                Op::KvWrite {
+                    k: self.part(k, cut),
+                    v: self.part(v, cut),
+                    cache,
+                }
+            }
+            (cut, op) => {
+                self.wants = cut;
+                op.map(self)
+            }
+        }
+    }
+
+    /// How the result of a node is divided, if this rank computes a part of it.
+    fn cut(&self, node: &Node) -> Option<Cut> {
+        let width = self.shape(node.out).width;
+        match node.op {
+            Op::MatMul { .. } => match self.heads[node.out.index()] {
+                Some(heads) if width.is_multiple_of(heads) => Some(self.by_heads(node.out, heads)),
+                _ => self.by_rows(1, width),
+            },
+            Op::ExpertMatMul { ids, .. } => {
+                let used = self.shape(ids).width;
+                self.by_rows(used, width / used)
+            }
+            Op::ExpertBias { x, ids, .. } => self
+                .only_part(x)
+                .filter(|cut| cut.pieces == self.shape(ids).width),
+            Op::ExpertSum { x, weights } => {
+                let cut = self.only_part(x)?;
+                let sums = cut.pieces == self.shape(weights).width;
+                sums.then_some(Cut { pieces: 1, ..cut })
+            }
+            Op::Attention { q, cache, .. } => {
+                let heads = self.network.caches()[cache.group].n_head_kv;
+                Some(self.by_heads(q, heads))
+            }
+            Op::Unary { x, .. }
+            | Op::ScaleByPosition { x, .. }
+            | Op::ScaleRows { x, .. }
+            | Op::SelectRows { x } => self.only_part(x),
+            Op::AddBias { x, .. } => self.only_row_part(x, 1),
+            Op::MulVector { x, by } => {
+                let by = self.network.tensors().vector(by).len();
+                self.only_row_part(x, 1).filter(|cut| cut.width == by)
+            }
+            Op::RmsNorm { x, weight, .. } | Op::LayerNorm { x, weight, .. } => {
+                self.only_row_part(x, self.network.tensors().vector(weight).len())
+            }
+            Op::Rope { x, head_dim, .. } => self.only_row_part(x, head_dim),
+            Op::Slice { x, each, width, .. } => {
+                let cut = self.only_row_part(x, each)?;
+                let narrow = |values: usize| values / each * width;
+                Some(Cut {
+                    width: narrow(cut.width),
+                    grain: narrow(cut.grain),
+                    ..cut
+                })
+            }
+            Op::Gate { gate: a, up: b, .. } | Op::Add { a, b } | Op::Mul { a, b } => {
+                let cut = self.only_part(a)?;
+                (self.only_part(b) == Some(cut)).then_some(cut)
+            }
+            _ => None,
+        }
+    }
+
+    /// As [`Divider::only_part`], of rows of one piece that is cut between groups of so many
+    /// values.
+    fn only_row_part(&self, value: ValueId, group: usize) -> Option<Cut> {
+        let cut = self.only_part(value)?;
+        let fits =
+            cut.pieces == 1 && cut.grain.is_multiple_of(group) && cut.width.is_multiple_of(group);
+        fits.then_some(cut)
+    }
+
+    /// Evenly between key heads.
+    fn by_heads(&self, value: ValueId, heads: usize) -> Cut {
+        let width = self.shape(value).width;
+        Cut {
+            pieces: 1,
+            width,
+            grain: width / heads,
+        }
+    }
+
+    /// Of `pieces` pieces of so many rows; none if they are too few to be cut.
+    fn by_rows(&self, pieces: usize, width: usize) -> Option<Cut> {
+        let cut = Cut {
+            pieces,
+            width,
+            grain: GRAIN,
+        };
+        (cut.grains() >= self.ranks).then_some(cut)
+    }
+
+    /// The heads of a row, as the row is divided.
+    fn per_head(&self, cut: Cut, cache: CacheLayer) -> Cut {
+        let head_dim = self.network.caches()[cache.group].head_dim;
+        Cut {
+            width: cut.width / head_dim,
+            grain: cut.grain / head_dim,
+            ..cut
+        }
+    }
+
+    /// This rank's rows of a matrix, or of each of several one below the other.
+    fn rows_of(&mut self, id: WeightId, cut: Cut) -> WeightId {
+        let (mut weight, mine) = (self.tensors.matrix(id).clone(), self.mine(cut));
+        let (each, rows) = (cut.width as u64, mine.len() as u64);
+        weight.row_start += mine.start as u64;
+        if weight.rows > each {
+            weight.pieces = Some(Pieces { each, rows });
+        }
+        weight.rows = weight.rows / each * rows;
+        self.tensors.matrices.push(weight);
+        WeightId(self.tensors.matrices.len() as u32 - 1)
+    }
+
+    /// This rank's values of a vector, or of each of several one behind the other.
+    fn some_of(&mut self, id: VecId, cut: Cut) -> VecId {
+        let mut vector = self.tensors.vectors[id.0 as usize].clone();
+        let mine = self.mine(cut);
+        let pieces = vector.data.chunks_exact(cut.width);
+        vector.data = pieces
+            .flat_map(|piece| &piece[mine.clone()])
+            .copied()
+            .collect();
+        self.tensors.vectors.push(vector);
+        VecId(self.tensors.vectors.len() as u32 - 1)
+    }
+}
+
+/// An operation whose operands are all divided alike, or all whole.
+impl Translate<ValueId, WeightId, VecId, WeightId> for Divider<'_> {
+    type Value = ValueId;
+    type Matrix = WeightId;
+    type Vector = VecId;
+    type Table = WeightId;
+
+    fn value(&mut self, value: ValueId) -> ValueId {
+        match self.wants {
+            Some(cut) => self.part(value, cut),
+            None => self.whole(value),
+        }
+    }
+
+    fn matrix(&mut self, id: WeightId) -> WeightId {
+        id
+    }
+
+    fn vector(&mut self, id: VecId) -> VecId {
+        match self.wants {
+            // what is for every head is whole
+            Some(cut) if self.tensors.vector(id).len() == cut.width => self.some_of(id, cut),
+            _ => id,
+        }
+    }
+
+    fn table(&mut self, id: WeightId) -> WeightId {
+        id
+    }
+
+    fn cache(&mut self, cache: CacheLayer) -> CacheLayer {
+        cache
+    }
+
+    fn state(&mut self, state: usize) -> usize {
+        state
+    }
+}

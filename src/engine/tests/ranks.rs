@@ -1,0 +1,230 @@
+//! Several ranks, here threads of one process, compute the bits that one computes: nothing is added
+//! up across them.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread;
+
+use octavo_engine::backend::ranks::{World, serve};
+use octavo_engine::backend::{Role, TapView};
+use octavo_engine::sample::top_logits;
+use octavo_engine::{DeviceChoice, Engine, EngineOptions, Error, ModelSource, Wanted};
+use octavo_fixtures::{shared, workspace_root};
+use octavo_kernels::{Collective, Isa, IsaChoice, Pool, Threads};
+
+/// More than two pages, and no multiple of a kernel's tile.
+const PROMPT: usize = 37;
+
+fn options(isa: Isa, ctx: usize) -> EngineOptions {
+    EngineOptions {
+        isa: IsaChoice::Only(isa),
+        threads: Some(1),
+        // prompts come in several steps
+        batch: Some(17),
+        ctx: Some(ctx),
+        ..EngineOptions::default()
+    }
+}
+
+/// What `run` makes of an engine that so many ranks compute.
+fn on_ranks<T>(
+    ranks: usize,
+    source: &ModelSource,
+    options: &EngineOptions,
+    run: impl FnOnce(Result<Engine, Error>) -> T,
+) -> T {
+    let mut links = Threads::new(ranks).into_iter();
+    let first = links.next().expect("rank 0");
+    thread::scope(|scope| {
+        for link in links {
+            let link: Arc<dyn Collective> = Arc::new(link);
+            scope.spawn(move || serve(&link));
+        }
+        let world = World::new(Arc::new(first));
+        let options = EngineOptions {
+            world: Some(world.clone()),
+            ..options.clone()
+        };
+        let result = run(Engine::load(source, &options, &mut |_| {}));
+        world.stop();
+        result
+    })
+}
+
+/// All logits of a prompt and of what is generated after it, as bits.
+fn bits(engine: &Engine, generated: usize) -> Vec<u32> {
+    let n = engine.hparams().n_vocab();
+    let prompt = (0..PROMPT).map(|i| u32::try_from((i * i * 7919 + 11) % n).expect("an id"));
+    let prompt: Vec<u32> = prompt.collect();
+    let mut session = engine.session();
+    let mut bits = Vec::new();
+    let (mut tokens, mut role, mut wanted) = (prompt, Role::Prompt, Wanted::All);
+    for _ in 0..=generated {
+        let logits = session.eval(&tokens, role, wanted).expect("logits");
+        bits.extend(logits.data.iter().map(|x| x.to_bits()));
+        let last = logits.last().expect("a row");
+        tokens = vec![top_logits(last, 1)[0].0];
+        (role, wanted) = (Role::Generated, Wanted::Last);
+    }
+    bits
+}
+
+/// Compares one rank with several, for all instruction sets; the numbers of ranks that work.
+fn compare(source: &ModelSource, generated: usize) -> Vec<usize> {
+    let mut possible = Vec::new();
+    for isa in Isa::available() {
+        let options = options(isa, PROMPT + generated);
+        let alone = Engine::load(source, &options, &mut |_| {}).expect("the model loads");
+        let expected = bits(&alone, generated);
+        possible.clear();
+        for ranks in 1..=4 {
+            on_ranks(ranks, source, &options, |engine| match engine {
+                Ok(engine) => {
+                    let what = format!("{source:?} on {ranks} ranks, {isa}");
+                    assert!(bits(&engine, generated) == expected, "{what}: other bits");
+                    possible.push(ranks);
+                }
+                Err(Error::Ranks { .. }) => {}
+                Err(error) => panic!("{source:?}: {error}"),
+            });
+        }
+    }
+    possible
+}
+
+/// All model files of a folder.
+fn models(folder: PathBuf) -> Vec<ModelSource> {
+    let files = std::fs::read_dir(folder).expect("a folder of models");
+    let mut files: Vec<PathBuf> = files.map(|file| file.expect("a file").path()).collect();
+    let is_model = |path: &PathBuf| {
+        let name = path.to_string_lossy();
+        name.ends_with(".gguf") && !name.contains("imatrix")
+    };
+    files.retain(is_model);
+    files.sort();
+    files.into_iter().map(ModelSource::Path).collect()
+}
+
+#[test]
+fn ranks_change_no_bit_of_recorded_models() {
+    let mut all = vec![ModelSource::Demo];
+    all.extend(models(workspace_root().join("reference/models")));
+    all.extend(shared("models").into_iter().flat_map(models));
+    // those of the repository as long as anybody waits for
+    let generated = |i: usize| if i < 3 { 200 } else { 40 };
+    let on_two = |(i, source): &(usize, &ModelSource)| compare(source, generated(*i)).contains(&2);
+    let several = all.iter().enumerate().filter(on_two);
+    let several = several.count();
+    // some have one key head, and so one rank
+    let expected = if all.len() > 3 { 30 } else { 2 };
+    assert!(several >= expected, "{several} of {} on 2 ranks", all.len());
+}
+
+#[test]
+fn ranks_change_no_bit_of_other_architectures() {
+    let Some(folder) = shared("arch/models") else {
+        return;
+    };
+    let mut on = [0; 5];
+    for source in models(folder) {
+        let engine = Engine::load(&source, &options(Isa::available()[0], PROMPT), &mut |_| {});
+        // those that read a text whole have no logits
+        if engine.is_ok_and(|engine| engine.check_logits().is_ok()) {
+            compare(&source, 14)
+                .iter()
+                .for_each(|ranks| on[*ranks] += 1);
+        }
+    }
+    assert!(
+        on[2] >= 40 && on[3] > 0 && on[4] > 0,
+        "models by ranks: {on:?}"
+    );
+}
+
+#[test]
+fn refusals_say_what_would_work() {
+    let isa = Isa::available()[0];
+    let error = |ranks, options: &EngineOptions| {
+        on_ranks(ranks, &ModelSource::Demo, options, |engine| {
+            let error = engine.err().map(|error| error.to_string());
+            error.expect("an error")
+        })
+    };
+    let line = error(3, &options(isa, 64));
+    assert!(
+        line.ends_with("3 ranks: expected 1 or 2, which divide its key heads"),
+        "{line}"
+    );
+    let on_gpu = EngineOptions {
+        device: DeviceChoice::Cuda(0),
+        ..options(isa, 64)
+    };
+    assert_eq!(
+        error(2, &on_gpu),
+        "2 ranks and a GPU: expected one or the other"
+    );
+}
+
+/// A section that gathers is done once, whoever of a rank's threads is late.
+#[test]
+fn late_threads_of_a_rank_change_nothing() {
+    let isa = Isa::available()[0];
+    let one = options(isa, PROMPT + 100);
+    let alone = Engine::load(&ModelSource::Demo, &one, &mut |_| {}).expect("the model loads");
+    let expected = bits(&alone, 100);
+    let pool = Pool::unreliable(3, 7, 20).expect("threads");
+    let several = EngineOptions {
+        threads: Some(2),
+        pool: Some(pool.into()),
+        ..one
+    };
+    on_ranks(2, &ModelSource::Demo, &several, |engine| {
+        let engine = engine.expect("the model loads");
+        assert!(bits(&engine, 100) == expected, "other bits");
+        let pool = engine.pool().expect("a CPU");
+        assert!(pool.lock().taken_over() > 0, "nobody was late");
+    });
+}
+
+/// What is shown of a step on several ranks are whole rows, and one rank's.
+#[test]
+fn taps_show_whole_rows() {
+    let options = options(Isa::available()[0], 64);
+    let shown = |engine: &Engine| {
+        let mut all = Vec::new();
+        let mut tap = |view: &TapView<'_>| {
+            let bits: Vec<u32> = view.data.iter().map(|x| x.to_bits()).collect();
+            all.push((view.tap.to_string(), view.rows, view.width, bits));
+        };
+        engine.look(&[1, 2, 3, 4, 5], &mut tap).expect("a step");
+        all
+    };
+    let alone = Engine::load(&ModelSource::Demo, &options, &mut |_| {}).expect("the model loads");
+    let expected = shown(&alone);
+    on_ranks(2, &ModelSource::Demo, &options, |engine| {
+        let got = shown(&engine.expect("the model loads"));
+        assert_eq!(got.len(), expected.len());
+        for (got, expected) in got.iter().zip(&expected) {
+            assert!(got == expected, "{} against {}", got.0, expected.0);
+        }
+    });
+}
+
+/// Each rank has its part of the weights, and not more.
+#[test]
+fn ranks_divide_the_weights() {
+    let options = options(Isa::available()[0], 64);
+    let whole = Engine::load(&ModelSource::Demo, &options, &mut |_| {}).expect("the model loads");
+    let whole = whole.memory();
+    on_ranks(2, &ModelSource::Demo, &options, |engine| {
+        let part = engine.expect("the model loads").memory();
+        let most = whole.packed / 2 + whole.packed / 20;
+        assert!(
+            part.packed <= most,
+            "{} of {} bytes",
+            part.packed,
+            whole.packed
+        );
+        assert_eq!(part.kv, whole.kv / 2);
+    });
+}
