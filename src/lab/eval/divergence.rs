@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::base::{Norm, Reader, Row};
 use super::pass::{Part, Pass, for_each};
 use super::stats::{Estimate, Moments, Sorted, covariance};
-use super::{Error, Observer, Options};
+use super::{Error, MAX_CHUNK, Observer, Options};
 use octavo_engine::Engine;
 
 /// Sums over scored tokens.
@@ -49,6 +49,25 @@ pub struct ChunkDivergence {
 }
 
 impl ChunkDivergence {
+    /// The same for whoever asks for no percentiles.
+    pub(crate) fn sums_only(&self) -> ChunkDivergence {
+        ChunkDivergence {
+            sums: self.sums,
+            ..ChunkDivergence::default()
+        }
+    }
+
+    /// Whether a chunk of so many tokens can give it: one that was read from a file may be
+    /// anything.
+    pub(crate) fn is_sound(&self, n_ctx: usize) -> bool {
+        let Sums {
+            scored, same_top, ..
+        } = self.sums;
+        let lists = [self.klds.len(), self.dps.len()];
+        let fits = lists == [scored; 2] || lists == [0; 2];
+        scored <= n_ctx && n_ctx <= MAX_CHUNK && same_top <= scored && fits
+    }
+
     fn add(&mut self, token: &Token) {
         let sums = &mut self.sums;
         sums.nll.add(token.nll);

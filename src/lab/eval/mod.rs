@@ -10,8 +10,8 @@
 //! Memory does not grow with the text: chunks are read one after the other, and of a chunk a few
 //! rows of logits at a time. What is kept is the text's tokens (a base's stay in its file) and, for
 //! the percentiles of a divergence, two f32 for each scored token. Sums are f64: of each chunk by
-//! itself, then of the chunks in the text's order, so that no figure depends on the number of threads
-//! or on which chunks were read by one process ([`Text::only`], [`divergence_of`]).
+//! itself, then of the chunks in the text's order, so that no figure depends on the number of
+//! threads, or on which chunks were read by one process ([`Text::only`], [`divergence_of`]).
 
 mod divergence;
 mod error;
@@ -28,6 +28,9 @@ pub use stats::{Estimate, Sorted};
 pub use text::{Text, check_text, encode};
 
 use octavo_engine::default_threads;
+
+/// Tokens of a chunk at most, as a base counts them.
+const MAX_CHUNK: usize = i32::MAX as usize;
 
 /// How to compute; no figure depends on it.
 #[derive(Clone, Copy, Debug)]

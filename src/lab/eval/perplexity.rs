@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::base::{self, Norm, Writer};
 use super::pass::{Part, Pass, for_each};
 use super::stats::{Estimate, Moments};
-use super::{Error, Observer, Options, Text};
+use super::{Error, MAX_CHUNK, Observer, Options, Text};
 use octavo_engine::Engine;
 
 /// What the scored tokens of one chunk give.
@@ -15,6 +15,14 @@ use octavo_engine::Engine;
 pub struct ChunkLikelihood {
     nll: Moments,
     scored: usize,
+}
+
+impl ChunkLikelihood {
+    /// Whether a chunk of so many tokens can give it: one that was read from a file may be
+    /// anything.
+    pub(crate) fn is_sound(&self, n_ctx: usize) -> bool {
+        self.scored <= n_ctx && n_ctx <= MAX_CHUNK
+    }
 }
 
 /// The perplexity of a text, or of what has been read of it.
